@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use flux::engine::Observer;
 use flux::error::{named, shown};
-use flux::pipeline::{Progress, Stage};
+use flux::stage::{Progress, Stage};
 use indicatif::{HumanDuration, ProgressBar, ProgressDrawTarget, ProgressState, ProgressStyle};
 
 pub use self::fit::fits;

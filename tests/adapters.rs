@@ -10,8 +10,9 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use flux::backend::cpu::{Cpu, Precision};
+use flux::files::adapter::AdapterUse;
 use flux::files::{ModelFiles, Safetensors};
-use flux::pipeline::{AdapterUse, Model, Request};
+use flux::pipeline::{Model, Request};
 use safetensors::tensor::{Dtype, TensorView};
 use tempfile::TempDir;
 

@@ -13,7 +13,8 @@ use crate::support::random_model::RandomModel;
 use flux::error::Kind;
 use flux::files::{Container, Format, Role};
 use flux::input::read;
-use flux::pipeline::{CancelFlag, Conversion};
+use flux::model::Conversion;
+use flux::stage::CancelFlag;
 
 /// Formats by their names, and the ending of files that have them.
 const FORMATS: [(&str, &str, Format); 13] = [

@@ -11,8 +11,10 @@ use flux::backend::cpu::{Cpu, Precision};
 use flux::engine::{Engine, Event, Job, Ticket};
 use flux::error::{Field, Kind};
 use flux::files::{Array, ModelFiles};
-use flux::pipeline::{CancelFlag, Image, Latents, Model, OpenModel, Replicas, Request};
+use flux::model::OpenModel;
+use flux::pipeline::{Image, Latents, Model, Replicas, Request};
 use flux::rgb::Rgb;
+use flux::stage::CancelFlag;
 
 use crate::support::preset;
 

@@ -1,7 +1,9 @@
 //! Dependencies point one way: this test reads the imports and paths of src/ and fails when an arrow points up.
 //!
 //! ```text
-//! main, commands -> report, bench, progress -> cli -> engine -> pipeline -> text_encoder, transformer, vae, sampler
+//! main, commands -> report, bench, progress -> cli -> engine -> pipeline -> model
+//! pipeline: devices -> session -> residency -> request -> memory
+//! model -> text_encoder, transformer, vae, sampler
 //! text_encoder, transformer, vae, sampler -> nn, tensor, ops -> backend
 //! backend <- cpu, cuda
 //! files: used by whoever opens or loads tensors, and uses nothing but error, which all use
@@ -18,7 +20,7 @@ use std::sync::LazyLock;
 use paths::{Names, Place, SourceFile, Sources, circles};
 
 /// A part of src/ and the parts of this crate that it may use besides itself and [`COMMON`].
-const LAYERS: [(&str, &[&str]); 33] = [
+const LAYERS: [(&str, &[&str]); 35] = [
     ("main.rs", ANY),
     ("allocator.rs", &[]),
     ("bus_error.rs", &["files"]),
@@ -34,6 +36,8 @@ const LAYERS: [(&str, &[&str]); 33] = [
             "bench",
             "engine",
             "pipeline",
+            "model",
+            "stage",
             "sampler",
             "input",
             "output",
@@ -44,32 +48,37 @@ const LAYERS: [(&str, &[&str]); 33] = [
             "backend",
         ],
     ),
-    ("cli", &["engine", "pipeline", "sampler", "input", "files", "threads"]),
-    ("progress", &["cli", "engine", "pipeline"]),
+    ("cli", &["engine", "pipeline", "model", "sampler", "input", "files", "threads"]),
+    ("progress", &["cli", "engine", "pipeline", "stage"]),
     ("report.rs", &["cli", "engine", "pipeline"]),
-    ("bench", &["engine", "pipeline", "vae", "input", "output", "files", "nn", "tensor", "ops", "backend"]),
+    (
+        "bench",
+        &["engine", "pipeline", "model", "stage", "vae", "input", "output", "files", "nn", "tensor", "ops", "backend"],
+    ),
     ("lib.rs", ANY),
     ("engine/devices.rs", &["engine", "backend", "backend::cpu", "backend::cuda"]),
-    ("engine", &["input", "rgb", "pipeline", "sampler", "files", "backend"]),
-    // Loading checks every tensor on the host, where that costs nothing.
+    ("engine", &["input", "rgb", "pipeline", "model", "stage", "sampler", "files", "backend"]),
     (
         "pipeline",
         &[
             "input",
             "rgb",
+            "model",
+            "stage",
             "text_encoder",
             "transformer",
             "vae",
             "sampler",
-            "nn",
             "files",
             "tensor",
             "token_split",
             "ops",
             "backend",
-            "backend::cpu",
         ],
     ),
+    // Opening checks every tensor on the host, where that costs nothing.
+    ("model", &["stage", "text_encoder", "transformer", "vae", "nn", "files", "backend", "backend::cpu"]),
+    ("stage.rs", &[]),
     ("text_encoder", &["guard", "nn", "files", "tensor", "ops", "backend"]),
     ("transformer", &["nn", "files", "tensor", "ops", "backend"]),
     ("vae", &["nn", "files", "tensor", "token_split", "ops", "backend"]),
@@ -126,6 +135,9 @@ const CRATES: [(&str, &[&str]); 21] = [
     ("lru", &["backend/graph_cache.rs", "backend/cuda/gemm/", "pipeline/"]),
 ];
 
+/// The rooms of the pipeline from top to bottom: each uses those below it, and names them instead of the pipeline.
+const ROOMS: [&str; 5] = ["devices", "session", "residency", "request", "memory"];
+
 /// Names that may carry unsafe code.
 const UNSAFE: [&str; 8] = [
     "allocator.rs",
@@ -156,6 +168,14 @@ fn complaint(file: &str, place: &Place) -> Option<String> {
             return (!fine).then(|| format!("`{name}` may be named in {places:?} only"));
         }
     };
+    if let (Some(room), ["pipeline", used, ..]) =
+        (file.strip_prefix("pipeline/"), &path.iter().map(String::as_str).collect::<Vec<_>>()[..])
+    {
+        let level = |name: &str| ROOMS.iter().position(|room| *room == name);
+        let own = room.split_once('/').and_then(|(room, _)| level(room));
+        let fine = own.is_none_or(|own| level(used).is_some_and(|used| used >= own));
+        return (!fine).then(|| format!("`pipeline::{used}` is no room of the pipeline at or below it"));
+    }
     let Some((own, allowed)) = LAYERS.iter().find(|(layer, _)| file.starts_with(layer)) else {
         return Some("the file is in no layer".to_string());
     };
@@ -250,7 +270,11 @@ fn arrows_that_point_up_are_found() {
         ("backend/cuda/linear.rs", "use crate::backend::cpu::Cpu;"),
         ("pipeline/mod.rs", "use crate::backend::cuda::Cuda;"),
         ("pipeline/mod.rs", "use crate::output::Rgb;"),
-        ("nn.rs", "use crate::pipeline::Stage;"),
+        ("pipeline/residency/mod.rs", "use crate::pipeline::session::model::Model;"),
+        ("pipeline/session/mod.rs", "use crate::pipeline::Plan;"),
+        ("pipeline/memory/plan.rs", "use super::super::request::plan::Plan;"),
+        ("model/open.rs", "use crate::pipeline::request::given::Given;"),
+        ("nn.rs", "use crate::stage::Stage;"),
         ("files/tensor_files.rs", "use crate::backend::Backend;"),
         ("files/tensor_files.rs", "use crate::{Error, Tensor};"),
         ("files/quantised_cache.rs", "use crate::transformer;"),
@@ -284,7 +308,7 @@ fn arrows_that_point_up_are_found() {
         ("vae/mod.rs", "println!(\"{}\", crate::pipeline::VERSION);"),
         ("vae/mod.rs", "macro_rules! m { ($x:expr) => { $crate::pipeline::draw($x) } }"),
         ("vae/mod.rs", "#[serde(with = \"x\")] #[given(crate::pipeline::Plan)] struct X;"),
-        ("vae/mod.rs", "match x { crate::pipeline::Stage::Text => 1, _ => 2 };"),
+        ("vae/mod.rs", "match x { crate::stage::Stage::Text => 1, _ => 2 };"),
         // By another name.
         ("vae/mod.rs", "use crate::backend as place; fn f(x: place::cuda::Cuda) {}"),
         ("vae/mod.rs", "use crate as all; fn f(x: all::pipeline::Plan) {}"),
@@ -320,7 +344,7 @@ fn arrows_that_point_down_are_fine() {
     let good = [
         ("transformer/mod.rs", "use crate::tensor::Tensor;"),
         ("transformer/mod.rs", "use crate::transformer::config::TransformerConfig;"),
-        ("pipeline/mod.rs", "use crate::backend::cpu::{Cpu, Precision};"),
+        ("model/open.rs", "use crate::backend::cpu::{Cpu, Precision};"),
         ("backend/cuda/linear.rs", "use crate::backend::cuda::pool::Buffer;"),
         ("backend/cuda/mod.rs", "use cudarc::driver::sys;"),
         ("ops/mod.rs", "//! the kernels use crate::backend::cuda::Cuda"),

@@ -11,8 +11,10 @@ use flux::backend::cpu::{Cpu, Precision};
 use flux::compare::difference;
 use flux::files::ModelFiles;
 use flux::files::quantise::FORMATS;
+use flux::model::OpenModel;
 use flux::output::Rgb;
-use flux::pipeline::{CancelFlag, Model, OpenModel};
+use flux::pipeline::Model;
+use flux::stage::CancelFlag;
 use score::edits::{Edits, expect_edits, expect_nothing};
 use score::{BOUNDS, Meaning, SIZES, expect_meaning, expect_meaning_at_sizes, expect_most};
 

@@ -17,8 +17,9 @@ use std::sync::{Arc, LazyLock};
 
 use crate::support::random_model::RandomModel;
 use flux::backend::cpu::{Cpu, Precision};
+use flux::files::adapter::AdapterUse;
 use flux::files::{ModelFiles, ModelPaths, Variant};
-use flux::pipeline::{AdapterUse, Model, Request};
+use flux::pipeline::{Model, Request};
 use safetensors::tensor::{Dtype, TensorView};
 
 use renamed::{Tensors, bfl, ldm, llama, read, write, write_gguf};

@@ -8,7 +8,9 @@ use flux::backend::cpu::{Cpu, Precision};
 use flux::error::{Field, Kind};
 use flux::files::ModelFiles;
 use flux::files::quantised_cache::QuantisedCache;
-use flux::pipeline::{CancelFlag, Image, MAX_PROMPT_BYTES, Model, OpenModel, Progress, Request, Session, Stage};
+use flux::model::OpenModel;
+use flux::pipeline::{Image, MAX_PROMPT_BYTES, Model, Request, Session};
+use flux::stage::{CancelFlag, Progress, Stage};
 use safetensors::{Dtype, SafeTensors};
 
 use crate::support::preset;

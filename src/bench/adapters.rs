@@ -7,7 +7,9 @@ use std::time::Instant;
 use flux::Result;
 use flux::backend::Backend;
 use flux::files::ModelFiles;
-use flux::pipeline::{AdapterUse, CancelFlag, Model, Placement, Request, Session, Timings};
+use flux::files::adapter::AdapterUse;
+use flux::pipeline::{Model, Placement, Request, Session, Timings};
+use flux::stage::CancelFlag;
 use serde::Serialize;
 
 use super::weights::{AdapterFiles, adapter_files};

@@ -142,7 +142,7 @@ mod tests {
 
     use flux::backend::cpu::{Cpu, Precision};
     use flux::files::ModelFiles;
-    use flux::pipeline::Quantisation;
+    use flux::model::Quantisation;
 
     use crate::bench::{Effort, Settings, run_over};
 

@@ -25,7 +25,9 @@ use std::time::Duration;
 
 use flux::backend::Backend;
 use flux::files::ModelFiles;
-use flux::pipeline::{CancelFlag, Model, ModelInfo, OpenModel, Parallel, Quantisation};
+use flux::model::{ModelInfo, OpenModel, Quantisation};
+use flux::pipeline::{Model, Parallel};
+use flux::stage::CancelFlag;
 use flux::tensor::Tensor;
 use flux::{Error, Result};
 use serde::Serialize;

@@ -6,7 +6,8 @@ use flux::Result;
 use flux::backend::Backend;
 use flux::engine::Engine;
 use flux::files::ModelFiles;
-use flux::pipeline::{CancelFlag, Image, Replicas, Request};
+use flux::pipeline::{Image, Replicas, Request};
+use flux::stage::CancelFlag;
 use serde::Serialize;
 
 use super::stages::PROMPT;
@@ -86,7 +87,7 @@ fn timed<B: Backend>(bench: &Bench<'_, B>, make: impl FnOnce() -> Result<Vec<Ima
 #[cfg(test)]
 mod tests {
     use flux::backend::cpu::{Cpu, Precision};
-    use flux::pipeline::Quantisation;
+    use flux::model::Quantisation;
 
     use super::*;
     use crate::bench::{Effort, Settings, run};

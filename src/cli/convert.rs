@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
-use flux::pipeline::WeightFormat;
+use flux::model::WeightFormat;
 
 use super::ProgressChoice;
 use super::quantize::{Noted, format};

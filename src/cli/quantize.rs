@@ -1,7 +1,7 @@
 //! `--quantize`: weights in fewer bits.
 
 use clap::Args;
-use flux::pipeline::{Quantisation, WeightFormat, weight_format};
+use flux::model::{Quantisation, WeightFormat, weight_format};
 
 use super::MODEL;
 

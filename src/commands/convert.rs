@@ -4,7 +4,7 @@ use std::time::Instant;
 
 use flux::Result;
 use flux::files::Role;
-use flux::pipeline::{Conversion, Converted};
+use flux::model::{Conversion, Converted};
 
 use super::signals::Signals;
 use super::{claims, console};

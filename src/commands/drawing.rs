@@ -7,9 +7,11 @@ use std::time::Instant;
 use flux::backend::Remark;
 use flux::engine::{Engine, Event, Inputs, Job, OpeningTimes, Recipe};
 use flux::error::named;
+use flux::model::ModelInfo;
 use flux::output::Rgb;
-use flux::pipeline::{CancelFlag, Decoded, ModelInfo, Plan, Request, Timings};
+use flux::pipeline::{Decoded, Plan, Request, Timings};
 use flux::sampler::Rng;
+use flux::stage::CancelFlag;
 use flux::{Error, Result};
 
 use super::destination::Destination;
@@ -226,7 +228,7 @@ mod tests {
     use clap::Parser;
     use flux::backend::cpu::{Cpu, Precision};
     use flux::files::ModelFiles;
-    use flux::pipeline::OpenModel;
+    use flux::model::OpenModel;
 
     use super::*;
     use crate::cli::Cli;

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread;
 
 use flux::files::partial;
-use flux::pipeline::CancelFlag;
+use flux::stage::CancelFlag;
 use flux::{Error, Result};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGXFSZ};
 use signal_hook::iterator::Signals as Received;

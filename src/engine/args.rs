@@ -3,7 +3,8 @@
 use std::path::PathBuf;
 
 use super::choice::{DeviceChoice, ParallelChoice, PrecisionChoice};
-use crate::pipeline::{Progress, Quantisation};
+use crate::model::Quantisation;
+use crate::stage::Progress;
 
 /// How an engine opens a model.
 #[derive(Debug, Clone, Default)]

@@ -10,9 +10,11 @@ use super::schedule::{Batch, Schedule};
 use crate::backend::{Backend, Remark};
 use crate::error::Result;
 use crate::files::adapter::Adapter;
-use crate::pipeline::{
-    MemoryPlan, Model, ModelInfo, Plan, Progress, Replica, Replicas, Request, Session, Shape, SharedText, Timings,
-};
+use crate::model::ModelInfo;
+use crate::pipeline::session::shape::Shape;
+use crate::pipeline::session::shared_text::SharedText;
+use crate::pipeline::{MemoryPlan, Model, Plan, Replica, Replicas, Request, Session, Timings};
+use crate::stage::Progress;
 
 /// A model on all devices of an engine.
 pub(super) trait Pool: Send + Sync {

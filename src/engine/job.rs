@@ -4,7 +4,8 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use crate::error::Result;
-use crate::pipeline::{CancelFlag, Decoded, Embeddings, Latents, Progress, Request, Timings};
+use crate::pipeline::{Decoded, Embeddings, Latents, Request, Timings};
+use crate::stage::{CancelFlag, Progress};
 
 /// Images to make.
 #[derive(Debug, Clone)]

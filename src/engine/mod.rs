@@ -56,9 +56,10 @@ use self::schedule::Schedule;
 use crate::backend::{Backend, Remark};
 use crate::error::Result;
 use crate::files::adapter::Adapter;
-use crate::pipeline::{
-    AdapterUse, CancelFlag, Image, MemoryPlan, ModelInfo, OpenModel, Plan, Progress, Replicas, Request, Timings,
-};
+use crate::files::adapter::AdapterUse;
+use crate::model::{ModelInfo, OpenModel};
+use crate::pipeline::{Image, MemoryPlan, Plan, Replicas, Request, Timings};
+use crate::stage::{CancelFlag, Progress};
 
 /// A model on devices, and the threads that make images with it.
 pub struct Engine {

@@ -13,7 +13,9 @@ use super::executor::Executor;
 use crate::error::{Error, Result};
 use crate::files::ModelFiles;
 use crate::files::adapter::Adapter;
-use crate::pipeline::{CancelFlag, ModelInfo, OpenModel, Replicas, Request};
+use crate::model::{ModelInfo, OpenModel};
+use crate::pipeline::{Replicas, Request};
+use crate::stage::CancelFlag;
 
 /// How long opening took, in seconds.
 #[derive(Debug, Clone, Copy, Default)]

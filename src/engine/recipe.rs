@@ -6,7 +6,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, Field, Result};
 use crate::input::Sides;
-use crate::pipeline::{Embeddings, Latents, Plan, Quantisation, Request};
+use crate::model::Quantisation;
+use crate::pipeline::{Embeddings, Latents, Plan, Request};
 use crate::sampler::{Rng, ScheduleKind};
 
 /// Everything that makes an image again with one model: what is drawn, how, and from which files. Where a field is left

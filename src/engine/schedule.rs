@@ -15,7 +15,10 @@ use std::time::Instant;
 use super::EngineStats;
 use super::job::{Event, Job, Message};
 use crate::error::{Error, Kind, Result};
-use crate::pipeline::{CancelFlag, Reader, Request, Shape, SharedText};
+use crate::pipeline::Request;
+use crate::pipeline::session::shape::Shape;
+use crate::pipeline::session::shared_text::{Reader, SharedText};
+use crate::stage::CancelFlag;
 
 /// Batches of a job that a device may be ahead of those that the caller has, so that what waits for it is bounded.
 const AHEAD: usize = 2;

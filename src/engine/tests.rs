@@ -10,7 +10,8 @@ use super::*;
 use crate::backend::cpu::{Cpu, Precision};
 use crate::error::{Error, Kind};
 use crate::files::ModelFiles;
-use crate::pipeline::{Decoded, Stage};
+use crate::pipeline::Decoded;
+use crate::stage::Stage;
 
 type Make = Box<dyn Fn(&Making) -> Result<()> + Send + Sync>;
 

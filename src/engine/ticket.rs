@@ -9,7 +9,9 @@ use super::job::{Event, Job, Message};
 use super::order::{Order, Output};
 use super::schedule::{JobId, Schedule};
 use crate::error::{Error, Result};
-use crate::pipeline::{CancelFlag, Shape, SharedText};
+use crate::pipeline::session::shape::Shape;
+use crate::pipeline::session::shared_text::SharedText;
+use crate::stage::CancelFlag;
 
 /// How often the flag of a job that says nothing is looked at.
 const POLL: Duration = Duration::from_millis(20);

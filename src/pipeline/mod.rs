@@ -67,86 +67,24 @@
 //! # Ok::<(), flux::Error>(())
 //! ```
 
-mod adapt;
-mod adapted_cache;
-mod adapters;
-mod block_sizes;
-mod convert;
-mod decode;
-mod denoise;
-mod embeddings;
-mod file_sizes;
-mod given;
-mod image_cache;
-mod images;
-mod index;
-mod info;
-mod latents;
-mod left_out;
-mod loader;
-mod loads;
-mod memory;
-mod memory_plan;
-mod model;
-mod opened;
-mod parallel;
-mod placement;
-mod plan;
-mod prefetch;
-mod progress;
-mod prompt_cache;
-mod quantise;
-mod references;
-mod replicas;
-mod residency;
-mod session;
-mod shape;
-mod shared_text;
-mod sharing;
-mod source;
-mod steps;
-mod summary;
-mod text;
-mod timings;
+pub(crate) mod devices;
+pub(crate) mod memory;
+pub(crate) mod request;
+pub(crate) mod residency;
+pub(crate) mod session;
 
-pub use crate::files::Format as WeightFormat;
+pub use devices::parallel::Parallel;
+pub use devices::replicas::{Replica, Replicas};
+pub use memory::block_sizes::BlockSizes;
+pub use memory::plan::{BlockPlan, InBands, MemoryPlan, MemorySizes};
+pub use request::embeddings::Embeddings;
+pub use request::images::{Change, MAX_REFERENCES};
+pub use request::latents::Latents;
+pub use request::plan::{MAX_PROMPT_BYTES, PROMPT_TOO_LONG, Plan, Request};
+pub use request::summary::{ComponentSummary, MemoryLevel, Sizes, Summary};
+pub use residency::placement::Placement;
+pub use residency::timings::Timings;
+pub use session::model::Model;
+pub use session::{Decoded, Image, Session};
+
 pub use crate::files::adapter::{Adapter, AdapterUse};
-pub use crate::files::quantise::format_of_name as weight_format;
-pub use block_sizes::BlockSizes;
-pub use convert::{Conversion, Converted};
-pub use embeddings::Embeddings;
-pub use file_sizes::FileSizes;
-pub use images::{Change, MAX_REFERENCES};
-pub use info::ModelInfo;
-pub use latents::Latents;
-pub use memory_plan::{BlockPlan, InBands, MemoryPlan, MemorySizes};
-pub use model::Model;
-pub use opened::OpenModel;
-pub use parallel::Parallel;
-pub use placement::Placement;
-pub use plan::{MAX_PROMPT_BYTES, PROMPT_TOO_LONG, Plan, Request};
-pub use progress::{CancelFlag, Progress, Stage};
-pub use quantise::{Quantisation, Quantised};
-pub use replicas::{Replica, Replicas};
-pub use session::{Decoded, Session};
-pub(crate) use shape::Shape;
-pub(crate) use shared_text::{Reader, SharedText};
-pub use summary::{ComponentSummary, MemoryLevel, Sizes, Summary};
-pub use timings::Timings;
-
-/// An image and how it was made.
-#[derive(Debug, Clone)]
-pub struct Image {
-    /// RGB bytes, row by row: 3 * width * height.
-    pub rgb: Vec<u8>,
-    /// Size, steps, seed and guidance that were used.
-    pub plan: Plan,
-    /// Where the time of its batch went.
-    pub timings: Timings,
-}
-
-impl Image {
-    pub(crate) fn new(Decoded { rgb, plan }: Decoded, timings: Timings) -> Self {
-        Self { rgb, plan, timings }
-    }
-}

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use flux::pipeline::{Progress, Stage};
+use flux::stage::{Progress, Stage};
 
 use super::{counts_elements, name};
 

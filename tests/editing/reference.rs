@@ -9,9 +9,10 @@ use std::sync::Arc;
 
 use flux::backend::cpu::{Cpu, Precision};
 use flux::compare::{Difference, difference};
+use flux::files::adapter::AdapterUse;
 use flux::input::{Edit, read as read_png, reference};
 use flux::output::Rgb;
-use flux::pipeline::{AdapterUse, Change, Model, Request};
+use flux::pipeline::{Change, Model, Request};
 use image::{GrayImage, Luma};
 
 use crate::program::{Run, flux};

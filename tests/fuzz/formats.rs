@@ -3,7 +3,8 @@
 use std::path::{Path, PathBuf};
 
 use flux::files::{Container, Format, Role};
-use flux::pipeline::{CancelFlag, Conversion};
+use flux::model::Conversion;
+use flux::stage::CancelFlag;
 use serde_json::json;
 
 use super::gguf::{Gguf, KINDS};

@@ -4,8 +4,9 @@ use std::sync::Arc;
 
 use flux::backend::cpu::{Cpu, Precision};
 use flux::files::Array;
-use flux::pipeline::{CancelFlag, Embeddings, Latents, Model, Request};
+use flux::pipeline::{Embeddings, Latents, Model, Request};
 use flux::sampler::{ScheduleKind, noise};
+use flux::stage::CancelFlag;
 
 use crate::support::{golden, preset};
 

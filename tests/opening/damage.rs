@@ -6,7 +6,7 @@ use std::path::Path;
 use std::process::Command;
 
 use flux::files::{Component, ModelFiles, ModelPaths, Role};
-use flux::pipeline::OpenModel;
+use flux::model::OpenModel;
 use flux::text_encoder::Tokenizer;
 use safetensors::tensor::Dtype;
 

@@ -3,7 +3,7 @@
 use std::fs;
 
 use flux::files::{ModelFiles, ModelPaths};
-use flux::pipeline::OpenModel;
+use flux::model::OpenModel;
 use flux::text_encoder::Tokenizer;
 use safetensors::tensor::Dtype;
 

@@ -1,6 +1,6 @@
 //! Tensors that no klein model has are named; what belongs to a layer that is read is refused.
 
-use flux::pipeline::OpenModel;
+use flux::model::OpenModel;
 use safetensors::Dtype;
 
 use super::said::Single;

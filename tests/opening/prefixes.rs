@@ -4,8 +4,10 @@
 use std::path::{Path, PathBuf};
 
 use flux::files::{Component, Format, ModelFiles, ModelPaths, Role, TensorFiles};
-use flux::pipeline::{CancelFlag, Conversion, OpenModel, Quantisation, Summary};
+use flux::model::{Conversion, OpenModel, Quantisation};
+use flux::pipeline::Summary;
 use flux::rgb::Rgb;
+use flux::stage::CancelFlag;
 
 use super::renamed::{
     CONFIG, Tensors, bfl, decoder_only, ldm, llama, prefixed, read, read_with_metadata, write, write_gguf,

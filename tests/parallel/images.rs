@@ -10,8 +10,9 @@ use flux::Error;
 use flux::backend::cpu::{Cpu, Precision};
 use flux::error::Kind;
 use flux::files::ModelFiles;
-use flux::pipeline::{CancelFlag, Change, Image, Model, Parallel, Request, Stage};
+use flux::pipeline::{Change, Image, Model, Parallel, Request};
 use flux::rgb::Rgb;
+use flux::stage::{CancelFlag, Stage};
 
 use crate::support::preset;
 use crate::support::random_model::{self, RandomModel};
@@ -142,7 +143,7 @@ fn latents_and_features_are_those_of_one_device_and_progress_comes_from_the_firs
     let expected = alone(&files).latents(&request).unwrap();
     let parallel = parallel(&files, 2);
     let (mut steps, cancel) = (Vec::new(), CancelFlag::default());
-    let mut report = |progress: flux::pipeline::Progress| {
+    let mut report = |progress: flux::stage::Progress| {
         if progress.stage == Stage::Denoise {
             steps.push(progress.done);
         }
@@ -215,7 +216,7 @@ fn a_flag_that_is_set_within_a_step_ends_all_devices() {
     let (parallel, cancel) = (parallel(&default_model(), 2), CancelFlag::default());
     let request = Request { steps: Some(50), ..sized("a cat", 1, [64, 64]) };
     let mut reports = 0;
-    let mut report = |progress: flux::pipeline::Progress| {
+    let mut report = |progress: flux::stage::Progress| {
         if progress.stage == Stage::Denoise {
             reports += 1;
             cancel.cancel();

@@ -4,8 +4,9 @@ use std::sync::Arc;
 
 use flux::backend::cuda::Cuda;
 use flux::backend::{Backend, Device, Storage, WeightStore};
+use flux::files::adapter::{Adapter, AdapterUse};
 use flux::nn::{Linear, LowRank};
-use flux::pipeline::{Adapter, AdapterUse, Model, Placement, Request};
+use flux::pipeline::{Model, Placement, Request};
 use flux::tensor::Tensor;
 use safetensors::tensor::{Dtype, TensorView};
 

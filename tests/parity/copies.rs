@@ -5,8 +5,10 @@ use flux::backend::cuda::{Cuda, GemmCache, Precision};
 use flux::backend::{Device, Remark, Storage, WeightStore};
 use flux::engine::Engine;
 use flux::files::TensorView;
+use flux::model::OpenModel;
 use flux::nn::Linear;
-use flux::pipeline::{CancelFlag, Model, OpenModel, Replicas, Request};
+use flux::pipeline::{Model, Replicas, Request};
+use flux::stage::CancelFlag;
 use safetensors::Dtype;
 
 use crate::compare::{Weight, values};

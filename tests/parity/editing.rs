@@ -5,7 +5,8 @@ use std::sync::Arc;
 use flux::backend::cpu::{Cpu, Precision};
 use flux::backend::{Backend, Device};
 use flux::input::{Edit, Mask};
-use flux::pipeline::{Change, Model, OpenModel, Request};
+use flux::model::OpenModel;
+use flux::pipeline::{Change, Model, Request};
 use flux::rgb::Rgb;
 
 use crate::pipeline::{default_model, psnr};

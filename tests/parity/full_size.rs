@@ -9,8 +9,10 @@ use flux::backend::cuda::{self, Cuda, GemmCache, GroupOptions};
 use flux::files::ModelFiles;
 use flux::files::quantise::{FORMATS, bits_per_value};
 use flux::input;
+use flux::model::{OpenModel, Quantisation};
 use flux::nn::Weights;
-use flux::pipeline::{CancelFlag, Model, OpenModel, Parallel, Progress, Quantisation, Request, Session};
+use flux::pipeline::{Model, Parallel, Request, Session};
+use flux::stage::{CancelFlag, Progress};
 use flux::vae::{self, Decoder};
 
 use crate::pipeline::relative_error;

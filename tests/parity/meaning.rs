@@ -4,7 +4,9 @@ use std::sync::Arc;
 
 use flux::backend::cuda::Cuda;
 use flux::files::ModelFiles;
-use flux::pipeline::{CancelFlag, Model, OpenModel};
+use flux::model::OpenModel;
+use flux::pipeline::Model;
+use flux::stage::CancelFlag;
 
 use crate::score::edits::{Edits, expect_edits, expect_nothing};
 use crate::score::{Meaning, SIZES, expect_meaning, expect_meaning_at_sizes};

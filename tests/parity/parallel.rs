@@ -10,7 +10,8 @@ use flux::backend::{Device, Group, Memory, Remark};
 use flux::error::Kind;
 use flux::files::ModelFiles;
 use flux::ops::{RowSplit, Sharing, TokenLayout};
-use flux::pipeline::{CancelFlag, Image, Model, Parallel, Request};
+use flux::pipeline::{Image, Model, Parallel, Request};
+use flux::stage::CancelFlag;
 use flux::{Error, Result, Tensor};
 
 use crate::bands::{BandCase, CASES};

@@ -1,0 +1,132 @@
+//! What a GGUF file says of a component, by the keys of llama.cpp and of the programs that read transformers.
+
+use crate::error::{Error, Result};
+use crate::files::writer::{self, TensorWriter, Value};
+use crate::files::{CONFIG_KEY, Format, Role};
+use crate::model::convert::{Conversion, shape};
+use crate::model::quantise::plan::Planned;
+use crate::text_encoder::{TextEncoderConfig, Tokenizer};
+use crate::transformer::TransformerConfig;
+
+/// What ComfyUI's loader takes for a transformer of this family.
+const TRANSFORMER: &str = "flux";
+const TEXT_ENCODER: &str = "qwen3";
+/// The version of the blocks.
+const QUANTISATION_VERSION: u32 = 2;
+/// The prompt that Qwen3 reads at most, where nothing else is said.
+const CONTEXT_LENGTH: usize = 40960;
+/// What ends and pads a text.
+const END: &str = "<|im_end|>";
+const PADDING: &str = "<|endoftext|>";
+/// Axes of a tensor.
+const MOST_AXES: usize = 4;
+/// Any: prompts are not cut while a vocabulary is read.
+const PROMPT_TOKENS: usize = 512;
+
+/// Begins the file.
+pub fn begin(conversion: &Conversion, tensors: &[(Planned, Format)]) -> Result<TensorWriter> {
+    let mut values = Values(Vec::new());
+    let is_transformer = conversion.component.role() == Role::Transformer;
+    values.text("general.architecture", if is_transformer { TRANSFORMER } else { TEXT_ENCODER });
+    values.number("general.quantization_version", QUANTISATION_VERSION);
+    values.number("general.file_type", file_type(conversion.format));
+    values.text(CONFIG_KEY, &conversion.config()?);
+    if is_transformer {
+        transformer(conversion, &mut values)?;
+    } else {
+        text_encoder(conversion, &mut values)?;
+    }
+    let entry = |(tensor, format): &(Planned, Format)| {
+        let shape = shape(tensor);
+        if !(1..=MOST_AXES).contains(&shape.len()) {
+            return Err(Error::new(format!("tensor `{}` is {shape:?}, which GGUF does not hold", tensor.name))
+                .at(tensor.path.as_str())
+                .hint("this is no Qwen3 text encoder: name another one"));
+        }
+        Ok((conversion.name_in_gguf(tensor)?, *format, shape))
+    };
+    let entries = tensors.iter().map(entry).collect::<Result<Vec<_>>>()?;
+    writer::gguf(&conversion.target, &values.0, &entries)
+}
+
+struct Values(Vec<(String, Value)>);
+
+impl Values {
+    fn put(&mut self, key: &str, value: Value) {
+        self.0.push((key.to_string(), value));
+    }
+
+    fn text(&mut self, key: &str, text: &str) {
+        self.put(key, Value::Text(text.to_string()));
+    }
+
+    fn number(&mut self, key: &str, number: u32) {
+        self.put(key, Value::U32(number));
+    }
+
+    fn size(&mut self, key: &str, size: usize) -> Result<()> {
+        let size =
+            u32::try_from(size).map_err(|_| Error::new(format!("`{key}` is {size}, which GGUF does not hold")))?;
+        self.number(key, size);
+        Ok(())
+    }
+}
+
+/// What no shape tells.
+fn transformer(conversion: &Conversion, values: &mut Values) -> Result<()> {
+    let config = TransformerConfig::of(&conversion.component)?;
+    values.put("flux.rope.freq_base", Value::F32(config.rope_theta as f32));
+    values.put("flux.attention.layer_norm_epsilon", Value::F32(config.eps));
+    let axes = config.axes_dims_rope.iter().map(|axis| *axis as i32).collect();
+    values.put("flux.rope.dimension_sections", Value::Ints(axes));
+    Ok(())
+}
+
+/// Sizes and tokenizer.
+fn text_encoder(conversion: &Conversion, values: &mut Values) -> Result<()> {
+    let config = TextEncoderConfig::of(&conversion.component)?;
+    for (key, size) in [
+        ("qwen3.block_count", config.num_hidden_layers),
+        ("qwen3.context_length", config.max_position_embeddings.unwrap_or(CONTEXT_LENGTH)),
+        ("qwen3.embedding_length", config.hidden_size),
+        ("qwen3.feed_forward_length", config.intermediate_size),
+        ("qwen3.attention.head_count", config.num_attention_heads),
+        ("qwen3.attention.head_count_kv", config.num_key_value_heads),
+        ("qwen3.attention.key_length", config.head_dim),
+        ("qwen3.attention.value_length", config.head_dim),
+    ] {
+        values.size(key, size)?;
+    }
+    values.put("qwen3.rope.freq_base", Value::F32(config.rope_theta as f32));
+    values.put("qwen3.attention.layer_norm_rms_epsilon", Value::F32(config.rms_norm_eps));
+    let Some(file) = &conversion.tokenizer else { return Ok(()) };
+    let vocabulary = Tokenizer::load(file, PROMPT_TOKENS)?.vocabulary(config.vocab_size)?;
+    values.text("tokenizer.ggml.model", "gpt2");
+    values.text("tokenizer.ggml.pre", "qwen2");
+    for (key, token) in [("tokenizer.ggml.eos_token_id", END), ("tokenizer.ggml.padding_token_id", PADDING)] {
+        if let Some(id) = vocabulary.id(token) {
+            values.size(key, id)?;
+        }
+    }
+    values.put("tokenizer.ggml.add_bos_token", Value::Bool(false));
+    values.put("tokenizer.ggml.tokens", Value::Texts(vocabulary.tokens));
+    values.put("tokenizer.ggml.token_type", Value::Ints(vocabulary.kinds));
+    values.put("tokenizer.ggml.merges", Value::Texts(vocabulary.merges));
+    Ok(())
+}
+
+/// The number of the format that most weights are in, as llama.cpp counts kinds of files.
+fn file_type(format: Format) -> u32 {
+    match format {
+        Format::Q4_0 => 2,
+        Format::Q4_1 => 3,
+        Format::Q8_0 => 7,
+        Format::Q5_0 => 8,
+        Format::Q5_1 => 9,
+        Format::Q4K => 14,
+        Format::Q5K => 16,
+        Format::Q6K => 18,
+        // bf16, the only other format that these files are written in.
+        _ => 32,
+    }
+}

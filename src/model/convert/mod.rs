@@ -1,0 +1,282 @@
+//! A component as a single file in another format, as other programs read it.
+//!
+//! Transformers have the names of Black Forest Labs, with q, k and v as one matrix; text encoders those of llama.cpp in
+//! GGUF and of Hugging Face in safetensors. Tensors are made and written one by one.
+
+mod gguf;
+mod safetensors;
+
+use std::path::{Path, PathBuf};
+
+use serde::Serialize;
+use serde_json::{Value, json};
+
+use crate::backend::cpu::{Cpu, Precision};
+use crate::error::{Error, Field, Kind as ErrorKind, Result};
+use crate::files::names::llama_cpp_name;
+use crate::files::quantise::name_of_format;
+use crate::files::writer::TensorTarget;
+use crate::files::{Component, FileId, Format, Role, TensorFiles, TensorView, TokenizerFile, check_replaceable};
+use crate::model::index::Index;
+use crate::model::info::default_out_layers;
+use crate::model::left_out;
+use crate::model::quantise::plan::{Planned, check_narrower, plan};
+use crate::nn::Weights;
+use crate::stage::{Caller, CancelFlag, Progress, Stage};
+use crate::text_encoder::{TextEncoder, TextEncoderConfig};
+use crate::transformer::TransformerConfig;
+
+/// What to do where nothing better is known.
+const NAME_ANOTHER: &str = "fetch it again, or name another transformer or text encoder of a klein model";
+
+/// What a file is, by its ending.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    Gguf,
+    Safetensors,
+}
+
+/// A conversion that was checked.
+pub struct Conversion {
+    component: Component,
+    /// Of a text encoder that goes to a GGUF file.
+    tokenizer: Option<TokenizerFile>,
+    files: TensorFiles,
+    kind: Kind,
+    format: Format,
+    target: TensorTarget,
+}
+
+/// What was written.
+#[derive(Debug, Clone)]
+pub struct Converted {
+    /// The file.
+    pub path: PathBuf,
+    /// Its size.
+    pub bytes: u64,
+    /// How many tensors it has, scales not counted.
+    pub tensors: usize,
+    /// What someone should know about it.
+    pub notes: Vec<String>,
+}
+
+impl Conversion {
+    /// The component at `from`, `role` where it has several, to the file `to` in `format`. `tokenizer` goes to the GGUF
+    /// file of a text encoder, in place of its own. With `keeps` a file that is there stays.
+    ///
+    /// Errors when there is no such component, files of the kind of `to` have no such format, or `to` cannot be written
+    /// or is a file of the component or holds weights of another kind.
+    pub fn new(
+        from: &Path,
+        role: Option<Role>,
+        tokenizer: Option<&Path>,
+        format: Format,
+        to: &Path,
+        keeps: bool,
+    ) -> Result<Self> {
+        let checked = Self::checked(from, role, tokenizer, format, to, keeps);
+        checked.map_err(|e| e.at_path(from).hint(NAME_ANOTHER))
+    }
+
+    fn checked(
+        from: &Path,
+        role: Option<Role>,
+        tokenizer: Option<&Path>,
+        format: Format,
+        to: &Path,
+        keeps: bool,
+    ) -> Result<Self> {
+        let kind = Kind::of(to)?;
+        kind.check(format).map_err(|e| e.of(Field::Format))?;
+        let component = Component::at(from, role)?;
+        if component.role() == Role::Vae {
+            return Err(Error::usage("the file is a VAE, which stays in 16 or 32 bits")
+                .at_path(from)
+                .hint("name a transformer or a text encoder"));
+        }
+        let needs_tokenizer = component.role() == Role::TextEncoder && kind == Kind::Gguf;
+        if tokenizer.is_some() && !needs_tokenizer {
+            return Err(Error::usage("a tokenizer goes to the GGUF file of a text encoder alone")
+                .of(Field::Tokenizer)
+                .hint("leave it out"));
+        }
+        let tokenizer = needs_tokenizer.then(|| component.own_tokenizer(tokenizer)).transpose()?;
+        let files = component.tensors()?;
+        let target = TensorTarget::new(to, keeps)?;
+        let written = FileId::of(target.path());
+        if files.files().iter().any(|file| FileId::of(file.path()) == written) {
+            return Err(Error::usage(format!("`{}` is what is read", to.display()))
+                .at_path(to)
+                .hint("name another file to write"));
+        }
+        check_replaceable(to, Some(component.role())).map_err(|e| e.at_path(to))?;
+        Ok(Self { component, tokenizer, files, kind, format, target })
+    }
+
+    /// Writes the file.
+    ///
+    /// Errors when weights would become no smaller, a tensor is missing or holds values that the format does not, the
+    /// file cannot be written, or `cancel` is set. There is no new file then.
+    pub fn write(&self, cancel: &CancelFlag, report: &mut dyn FnMut(Progress)) -> Result<Converted> {
+        let written = self.write_tensors(&Caller::new(report, cancel));
+        written.map_err(|e| match e.kind() {
+            ErrorKind::Cancelled => e,
+            _ => e.at_path(&self.component.path()).hint(NAME_ANOTHER),
+        })
+    }
+
+    fn write_tensors(&self, caller: &Caller<'_>) -> Result<Converted> {
+        let role = self.component.role();
+        let (planned, left_out) = self.planned()?;
+        if self.format != Format::Bf16 {
+            check_narrower(&planned, role, self.format).map_err(|e| e.of(Field::Format))?;
+        }
+        let tensors = self.kind.formats(planned);
+        let mut writer = match self.kind {
+            Kind::Gguf => gguf::begin(self, &tensors)?,
+            Kind::Safetensors => safetensors::begin(self, &tensors)?,
+        };
+        let total: u64 = tensors.iter().map(|(tensor, _)| tensor.elements()).sum();
+        let mut done = 0;
+        caller.report(Stage::Quantise, 0, total);
+        for (tensor, format) in &tensors {
+            caller.check()?;
+            self.files.check_lengths()?;
+            let made = tensor.make(*format)?;
+            match self.kind {
+                Kind::Gguf => writer.put(&self.name_in_gguf(tensor)?, made.bytes())?,
+                Kind::Safetensors => safetensors::put(self, &mut writer, tensor, &made)?,
+            }
+            done += tensor.elements();
+            caller.report(Stage::Quantise, done, total);
+        }
+        caller.check()?;
+        let path = self.target.path().to_path_buf();
+        Ok(Converted { path, bytes: writer.commit()?, tensors: tensors.len(), notes: self.notes(&tensors, left_out) })
+    }
+
+    /// What is written, and a note on what is left out.
+    ///
+    /// Errors when a tensor that models read is missing or of another shape, or one belongs to a layer that has no such
+    /// tensor.
+    fn planned(&self) -> Result<(Vec<Planned>, Option<String>)> {
+        let role = self.component.role();
+        if role == Role::TextEncoder {
+            // All of its tensors are written, so it is asked before that which of them models read.
+            let config = TextEncoderConfig::of(&self.component)?;
+            let out_layers = default_out_layers(config.num_hidden_layers, &self.component.place())?;
+            TextEncoder::load(&Weights::new(&Cpu::new(Precision::F32), &self.files), config, &out_layers)?;
+            left_out::of_text_encoder(&self.files, out_layers[2])?;
+        }
+        let planned = plan(&self.files, role, self.format, |_| true)?;
+        let is_transformer = role == Role::Transformer;
+        let left_out = if is_transformer { left_out::of_transformer(&self.files)? } else { None };
+        Ok((planned, left_out))
+    }
+
+    /// What no tensor tells, as JSON: the config of the component, and what is said of the model as a whole in front of
+    /// it where it is a transformer.
+    fn config(&self) -> Result<String> {
+        let role = self.component.role();
+        let (mut config, class) = match role {
+            Role::Transformer => (as_json(&TransformerConfig::of(&self.component)?)?, "_class_name"),
+            _ => (as_json(&TextEncoderConfig::of(&self.component)?)?, "model_type"),
+        };
+        config[class] = json!(role.classes()[0]);
+        let mut all = match role {
+            Role::Transformer => as_json(&Index::of_transformer(&self.component)?)?,
+            _ => json!({}),
+        };
+        all[role.folder()] = config;
+        Ok(all.to_string())
+    }
+
+    /// The name of a tensor in a GGUF file.
+    fn name_in_gguf(&self, tensor: &Planned) -> Result<String> {
+        if self.component.role() == Role::Transformer {
+            return Ok(tensor.name.clone());
+        }
+        llama_cpp_name(&tensor.name).ok_or_else(|| {
+            Error::new(format!("tensor `{}` has no name in GGUF", tensor.name))
+                .at(tensor.path.as_str())
+                .hint("this is no Qwen3 text encoder: write a safetensors file, or name another text encoder")
+        })
+    }
+
+    fn notes(&self, tensors: &[(Planned, Format)], left_out: Option<String>) -> Vec<String> {
+        let mut notes = Vec::new();
+        let others = tensors.iter().filter(|(tensor, format)| tensor.quantised.is_some() && *format != self.format);
+        if let Some((_, format)) = others.clone().next() {
+            let name = name_of_format(self.format).unwrap_or_default();
+            notes.push(format!(
+                "{} matrices have rows that are no whole blocks of {name}, and are in {format}",
+                others.count()
+            ));
+        }
+        notes.extend(left_out);
+        notes
+    }
+}
+
+impl Kind {
+    fn of(path: &Path) -> Result<Self> {
+        match path.extension().and_then(|ending| ending.to_str()).map(str::to_lowercase).as_deref() {
+            Some("gguf") => Ok(Self::Gguf),
+            Some("safetensors") => Ok(Self::Safetensors),
+            _ => Err(Error::usage(format!("cannot tell what to write from the name `{}`", path.display()))
+                .at_path(path)
+                .hint("name a file that ends with .gguf or .safetensors")),
+        }
+    }
+
+    fn other(self) -> &'static str {
+        match self {
+            Self::Gguf => ".safetensors",
+            Self::Safetensors => ".gguf",
+        }
+    }
+
+    /// Errors when no file of this kind has the format.
+    fn check(self, format: Format) -> Result<()> {
+        let in_safetensors = matches!(format, Format::E4m3 | Format::Int8 | Format::Mxfp8 | Format::Nvfp4);
+        let fits = format == Format::Bf16 || in_safetensors == (self == Self::Safetensors);
+        if fits {
+            return Ok(());
+        }
+        let (name, kind) =
+            (name_of_format(format).unwrap_or_default(), if self == Self::Gguf { "GGUF" } else { "safetensors" });
+        Err(Error::usage(format!("{kind} files have no weights in {name}"))
+            .hint(format!("name a file that ends with {}, or choose another format", self.other())))
+    }
+
+    /// The format of each tensor in the file: what is not quantised stays a float of 16 bits, and in GGUF files vectors
+    /// are float32, as llama.cpp's tools write them.
+    fn formats(self, planned: Vec<Planned>) -> Vec<(Planned, Format)> {
+        let format = |tensor: &Planned| match tensor.quantised {
+            Some(format) => format,
+            None if self == Self::Gguf && tensor.axes() < 2 => Format::F32,
+            None if tensor.all_views().iter().all(|view| view.format() == Format::F16) => Format::F16,
+            None => Format::Bf16,
+        };
+        let pair = |tensor: Planned| {
+            let format = format(&tensor);
+            (tensor, format)
+        };
+        planned.into_iter().map(pair).collect()
+    }
+}
+
+/// As it is in JSON, where floats of 32 bits have the few digits that tell them.
+fn as_json(config: &impl Serialize) -> Result<Value> {
+    let text = serde_json::to_string(config);
+    text.and_then(|text| serde_json::from_str(&text))
+        .map_err(|e| Error::new(format!("the config cannot be written as JSON: {e}")))
+}
+
+/// The shape of a tensor.
+fn shape(tensor: &Planned) -> Vec<usize> {
+    let views: Vec<TensorView> = tensor.all_views();
+    let mut shape = views.first().map(|view| view.shape().to_vec()).unwrap_or_default();
+    shape.iter_mut().take(1).for_each(|rows| *rows = views.iter().map(TensorView::rows).sum());
+    shape
+}

@@ -1,0 +1,135 @@
+//! Text features that a caller gives or gets, in place of prompts.
+
+use std::collections::HashMap;
+use std::path::Path;
+use std::sync::Arc;
+
+use crate::error::{Error, Result};
+use crate::files::{Array, ArrayFile, ArrayTarget};
+use crate::model::info::MAX_TEXT_TOKENS;
+use crate::pipeline::request::source::Source;
+
+/// The names of the tensors, which are those of the reference's arguments.
+const PROMPT: &str = "prompt_embeds";
+const NEGATIVE: &str = "negative_prompt_embeds";
+
+/// What the text encoder makes of a prompt, and with guidance of the negative one: float32 [tokens, features] each. All
+/// rows are read, those of padding too; row i has the text position i. The two may have different numbers of tokens.
+///
+/// A file of them is safetensors with the tensors `prompt_embeds` and, where there are two, `negative_prompt_embeds`,
+/// [tokens, features] or [1, tokens, features].
+#[derive(Debug, Clone, PartialEq)]
+pub struct Embeddings {
+    prompt: Arc<Array>,
+    negative: Option<Arc<Array>>,
+    source: Source,
+}
+
+impl Embeddings {
+    /// Features of a prompt and, for guidance, of the negative one: [tokens, features] or [1, tokens, features].
+    ///
+    /// Errors when a shape is another one, there are more than 65536 tokens, or the two have different features.
+    pub fn new(prompt: Array, negative: Option<Array>) -> Result<Self> {
+        let prompt = matrix(PROMPT, prompt)?;
+        let negative = negative.map(|negative| matrix(NEGATIVE, negative)).transpose()?;
+        if let Some(negative) = negative.as_ref().filter(|negative| negative.shape[1] != prompt.shape[1]) {
+            let features = [negative.shape[1], prompt.shape[1]];
+            return Err(Error::usage(format!("`{NEGATIVE}` has {} features, `{PROMPT}` {}", features[0], features[1]))
+                .hint("make both with the same model"));
+        }
+        Ok(Self { prompt: Arc::new(prompt), negative: negative.map(Arc::new), source: Source::default() })
+    }
+
+    /// Reads a file. Returns with them the prompt that it says they are of.
+    ///
+    /// Errors when it cannot be read, or as [`Embeddings::new`].
+    pub fn read(path: &Path) -> Result<(Self, Option<String>)> {
+        let file = ArrayFile::read(path)?;
+        let negative = file.get(NEGATIVE)?;
+        let embeddings = Self::new(file.get_or_only(PROMPT)?, negative).map_err(|e| e.at_path(path))?;
+        let embeddings = Self { source: path.into(), ..embeddings };
+        Ok((embeddings, file.metadata().remove("prompt")))
+    }
+
+    /// Writes a file.
+    ///
+    /// Errors when it cannot be written.
+    pub fn write(&self, target: &ArrayTarget, metadata: HashMap<String, String>) -> Result<()> {
+        // With the axis of images, as the reference takes them.
+        let batch = |array: &Array| Array { shape: [&[1], &array.shape[..]].concat(), values: array.values.clone() };
+        let (prompt, negative) = (batch(&self.prompt), self.negative.as_deref().map(batch));
+        let mut arrays = vec![(PROMPT, &prompt)];
+        arrays.extend(negative.as_ref().map(|negative| (NEGATIVE, negative)));
+        target.write(&arrays, metadata)
+    }
+
+    /// Where they are from.
+    pub(crate) fn source(&self) -> &Source {
+        &self.source
+    }
+
+    /// Those of the prompt and of the negative one, [tokens, features] each; clones of these share them.
+    pub(crate) fn arrays(&self) -> [Option<&Arc<Array>>; 2] {
+        [Some(&self.prompt), self.negative.as_ref()]
+    }
+
+    /// Those of the prompt [tokens, features].
+    pub fn prompt(&self) -> &Array {
+        &self.prompt
+    }
+
+    /// Those of the negative prompt [tokens, features].
+    pub fn negative(&self) -> Option<&Array> {
+        self.negative.as_deref()
+    }
+}
+
+/// The array as [tokens, features].
+fn matrix(name: &str, array: Array) -> Result<Array> {
+    let Array { shape, values } = array;
+    match shape[..] {
+        [tokens, features] | [1, tokens, features] if tokens * features > 0 && tokens <= MAX_TEXT_TOKENS => {
+            Ok(Array { shape: vec![tokens, features], values })
+        }
+        _ => Err(Error::usage(format!("`{name}` is {shape:?}, expected [1, tokens, features]"))
+            .hint(format!("of 1 to {MAX_TEXT_TOKENS} tokens; features are 7680 in klein 4B, 12288 in 9B"))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn array(shape: &[usize]) -> Array {
+        Array { shape: shape.to_vec(), values: vec![0.5; shape.iter().product()] }
+    }
+
+    #[test]
+    fn the_axis_of_images_may_be_left_out() {
+        let of = |shape: &[usize]| Embeddings::new(array(shape), None);
+        assert_eq!(of(&[3, 8]).unwrap(), of(&[1, 3, 8]).unwrap());
+        for shape in [&[8][..], &[2, 3, 8], &[0, 8], &[1, 3, 0], &[MAX_TEXT_TOKENS + 1, 1]] {
+            let error = of(shape).unwrap_err().to_string();
+            assert!(error.contains("expected [1, tokens, features]") && error.contains("hint: "), "{error}");
+        }
+    }
+
+    #[test]
+    fn the_negative_ones_may_have_other_tokens_but_no_other_features() {
+        assert!(Embeddings::new(array(&[3, 8]), Some(array(&[5, 8]))).is_ok());
+        let error = Embeddings::new(array(&[3, 8]), Some(array(&[3, 9]))).unwrap_err().to_string();
+        assert!(error.contains("9 features") && error.contains("8"), "{error}");
+    }
+
+    #[test]
+    fn what_is_written_is_read() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("e.safetensors");
+        let target = ArrayTarget::new(&path, false).unwrap();
+        for negative in [None, Some(array(&[2, 8]))] {
+            let embeddings = Embeddings::new(array(&[3, 8]), negative).unwrap();
+            embeddings.write(&target, HashMap::from([("prompt".to_string(), "a cat".to_string())])).unwrap();
+            assert_eq!(Embeddings::read(&path).unwrap(), (embeddings, Some("a cat".to_string())));
+        }
+    }
+}

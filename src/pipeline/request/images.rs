@@ -1,0 +1,177 @@
+//! The images that an image is made from: references, and one to change.
+
+use std::sync::Arc;
+
+use crate::error::{Error, Field, Result};
+use crate::model::info::{MAX_SIDE, ModelInfo};
+use crate::rgb::Rgb;
+
+/// The most reference images.
+pub const MAX_REFERENCES: usize = 16;
+
+/// An image to change.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Change {
+    /// The image, in the size in which it is changed; see [`Edit::image`](crate::input::Edit::image).
+    pub image: Arc<Rgb>,
+    /// How much of each packed latent is drawn anew, from 0 to 1, row by row; `None` where that is all of each. See
+    /// [`Edit::cells`](crate::input::Edit::cells), which draws all or nothing of each.
+    pub cells: Option<Arc<[f32]>>,
+    /// How much of the schedule runs, from its end: 1 begins with noise alone, less with the noisy image.
+    pub strength: f64,
+    /// Whether the transformer also sees the image as its first reference.
+    pub is_reference: bool,
+}
+
+/// What a plan says of them. Sizes are [height, width] in pixels.
+pub(crate) struct ImagePlan {
+    /// All reference images in their order, an image to change among them.
+    pub references: Vec<[usize; 2]>,
+    /// Where the request names no size.
+    pub default_size: [usize; 2],
+    pub first_step: usize,
+    pub notes: Vec<String>,
+}
+
+impl ImagePlan {
+    /// Errors when an image does not suit the model, or `change` cannot be done in `steps` steps.
+    pub(crate) fn new(
+        references: &[Arc<Rgb>],
+        change: Option<&Change>,
+        steps: usize,
+        info: &ModelInfo,
+    ) -> Result<Self> {
+        if references.len() > MAX_REFERENCES {
+            let given = references.len();
+            return Err(Error::usage(format!("there are {given} reference images, expected at most {MAX_REFERENCES}"))
+                .of(Field::Inputs)
+                .hint("leave some out"));
+        }
+        let changed = change.map(|change| &change.image);
+        for image in references.iter().chain(changed) {
+            check_image(image, info)?;
+        }
+        let own = changed.filter(|_| change.is_some_and(|change| change.is_reference));
+        let size = |image: &Arc<Rgb>| [image.height, image.width];
+        let references: Vec<_> = own.into_iter().chain(references).map(size).collect();
+        let (first_step, notes) = change.map_or(Ok((0, Vec::new())), |change| begin(change, steps, info))?;
+        let default_size = changed.map(size).or(references.first().copied()).unwrap_or(info.default_image_size);
+        Ok(Self { references, default_size, first_step, notes })
+    }
+}
+
+/// Errors when the image is not made of whole packed latents, or too large.
+fn check_image(image: &Rgb, info: &ModelInfo) -> Result<()> {
+    let patch = info.vae.patch_pixels();
+    let suits = |side: usize| (patch..=MAX_SIDE).contains(&side) && side.is_multiple_of(patch);
+    if suits(image.width) && suits(image.height) && image.bytes.len() == 3 * image.width * image.height {
+        return Ok(());
+    }
+    Err(Error::new(format!(
+        "an image of {} x {} pixels cannot be encoded: this model takes sides of {patch} to {MAX_SIDE} pixels, in \
+         multiples of {patch}",
+        image.width, image.height
+    ))
+    .hint("bring it to such a size first"))
+}
+
+/// The step with which a change begins, and what someone should know of it.
+///
+/// Errors when nothing would be changed, or a value is out of its range.
+fn begin(change: &Change, steps: usize, info: &ModelInfo) -> Result<(usize, Vec<String>)> {
+    let strength = change.strength;
+    if !(0.0..=1.0).contains(&strength) {
+        return Err(Error::usage(format!("the strength is {strength}, expected 0 to 1"))
+            .of(Field::Strength)
+            .hint("1 draws the image anew, less stays nearer to it"));
+    }
+    let patch = info.vae.patch_pixels();
+    let latents = change.image.width / patch * (change.image.height / patch);
+    if let Some(cells) = &change.cells
+        && !(cells.len() == latents && cells.iter().all(|cell| (0.0..=1.0).contains(cell)))
+    {
+        return Err(Error::new(format!("the mask has {} cells, expected {latents} from 0 to 1", cells.len()))
+            .hint("make it with `Edit` of the image"));
+    }
+    let all = steps as f64;
+    if strength == 0.0 {
+        return Err(Error::usage(format!("a strength of 0 leaves none of {steps} steps, so nothing changes"))
+            .of(Field::Strength)
+            .hint("give more than 0: one step runs at least"));
+    }
+    // As the reference rounds: towards fewer steps left out, and one runs at least, however close to 0. Source:
+    // diffusers `Flux2KleinInpaintPipeline`.
+    let first = ((all - (all * strength).min(all)).max(0.0) as usize).min(steps - 1);
+    let same = (steps - first) as f64 / all;
+    let note = (same != strength)
+        .then(|| format!("a strength of {strength} runs {} of {steps} steps, as one of {same} does", steps - first));
+    Ok((first, note.into_iter().collect()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::files::ModelFiles;
+
+    fn info() -> ModelInfo {
+        ModelInfo::read(&ModelFiles::open("models/tiny".as_ref()).unwrap()).unwrap()
+    }
+
+    fn image(width: usize, height: usize) -> Arc<Rgb> {
+        Arc::new(Rgb { width, height, bytes: vec![9; 3 * width * height] })
+    }
+
+    fn change(strength: f64) -> Change {
+        Change { image: image(32, 48), cells: None, strength, is_reference: true }
+    }
+
+    #[test]
+    fn a_strength_begins_where_the_reference_does() {
+        let first =
+            |strength, steps| ImagePlan::new(&[], Some(&change(strength)), steps, &info()).map(|p| p.first_step);
+        for (strength, expected) in [(1.0, 0), (0.8, 0), (0.76, 0), (0.75, 1), (0.6, 1), (0.5, 2), (0.25, 3)] {
+            assert_eq!(first(strength, 4).unwrap(), expected, "{strength}");
+        }
+        assert_eq!(first(0.3, 50).unwrap(), 35);
+        for tiny in [1e-9, 1e-17, f64::MIN_POSITIVE, 5e-324] {
+            assert_eq!(first(tiny, 4).unwrap(), 3, "{tiny}");
+        }
+        for bad in [0.0, -0.0, -0.1, 1.1, f64::NAN] {
+            let error = first(bad, 4).unwrap_err();
+            assert!(error.field() == Some(Field::Strength) && error.to_string().contains("hint"), "{error}");
+        }
+    }
+
+    #[test]
+    fn a_strength_that_is_as_another_one_is_said() {
+        let notes = |strength| ImagePlan::new(&[], Some(&change(strength)), 4, &info()).unwrap().notes;
+        assert_eq!(notes(0.8), ["a strength of 0.8 runs 4 of 4 steps, as one of 1 does"]);
+        assert!(notes(0.75).is_empty() && notes(1.0).is_empty());
+    }
+
+    #[test]
+    fn the_image_to_change_is_the_first_reference_and_gives_the_size() {
+        let others = [image(64, 16), image(16, 16)];
+        let plan = ImagePlan::new(&others, Some(&change(1.0)), 4, &info()).unwrap();
+        assert_eq!((plan.references, plan.default_size), (vec![[48, 32], [16, 64], [16, 16]], [48, 32]));
+        let hidden = Change { is_reference: false, ..change(1.0) };
+        let plan = ImagePlan::new(&others, Some(&hidden), 4, &info()).unwrap();
+        assert_eq!((plan.references, plan.default_size), (vec![[16, 64], [16, 16]], [48, 32]));
+        let plan = ImagePlan::new(&others, None, 4, &info()).unwrap();
+        assert_eq!((plan.references, plan.default_size), (vec![[16, 64], [16, 16]], [16, 64]));
+        assert_eq!(ImagePlan::new(&[], None, 4, &info()).unwrap().default_size, [256, 256]);
+    }
+
+    #[test]
+    fn images_that_do_not_suit_the_model_are_refused() {
+        let refused = |references: &[Arc<Rgb>]| {
+            ImagePlan::new(references, None, 4, &info()).map(|plan| plan.references).unwrap_err().to_string()
+        };
+        assert!(refused(&[image(40, 32)]).contains("40 x 32"));
+        assert!(refused(&vec![image(16, 16); MAX_REFERENCES + 1]).contains("17 reference images"));
+        let cells = Some(Arc::from([0.5; 5]));
+        let change = Change { cells, ..change(1.0) };
+        let error = ImagePlan::new(&[], Some(&change), 4, &info()).map(|plan| plan.references).unwrap_err();
+        assert!(error.to_string().contains("5 cells, expected 6"), "{error}");
+    }
+}

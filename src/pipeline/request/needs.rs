@@ -1,0 +1,427 @@
+//! How much device memory an image needs, and how large its largest tensor is.
+
+use crate::backend::{Bands, Costs, IM2COL_BYTES, Storage};
+use crate::error::{Error, Field, Result};
+use crate::model::file_sizes::FileSizes;
+use crate::model::info::ModelInfo;
+use crate::pipeline::memory::block_sizes::BlockSizes;
+use crate::pipeline::memory::plan::{InBands, MemoryPlan, MemorySizes};
+use crate::pipeline::request::plan::MAX_SAMPLES;
+use crate::pipeline::request::plan::{Plan, Request};
+use crate::token_split::{Sharing, share};
+use crate::vae::{Band, VaeConfig};
+
+/// Images and evaluations form one batch as long as no tensor has more values than this, on every backend: batches with
+/// larger tensors are no faster where they are correct.
+const MAX_BATCH_VALUES: u64 = i32::MAX as u64;
+
+/// What the activations of an image need on the device that needs most: bytes at their peak, and values of the largest.
+/// The same on all devices of a group.
+pub(crate) struct Needs {
+    /// Bytes of one evaluation of the transformer for one image.
+    pub step: u64,
+    /// Values of the largest tensor of one evaluation.
+    pub largest: u64,
+    /// How devices share a step.
+    pub sharing: Sharing,
+    /// Devices that share the tokens of an evaluation.
+    sharers: usize,
+    /// Evaluations of a step that a device takes part in.
+    evaluations: u64,
+    /// Whether the image is made alone: a sequence with references, or an image that is changed, is no part of a batch.
+    pub alone: bool,
+}
+
+impl Needs {
+    pub(crate) fn of(costs: &Costs, info: &ModelInfo, plan: &Plan) -> Self {
+        let (height, width) = info.latent_size(plan);
+        let sharing = sharing(costs.world, plan, info.caches_references);
+        let sharers = sharing.ranks(0, costs.world).len();
+        // Cached keys and values of references are made by a pass of their own.
+        let (image, references) = (own(height * width, sharers), own(info.reference_tokens(plan), sharers));
+        let stream = if info.caches_references { image.max(references) } else { image + references };
+        let tokens = (own(plan.text().into_iter().max().unwrap_or(0), sharers) + stream) as u64;
+        let (dim, mlp) = (info.transformer.dim() as u64, info.transformer.mlp() as u64);
+        // A single block holds the stream, its norm, the projection [3 * dim + 2 * mlp] and the output; with quantised
+        // weights also the input of the last product, [dim + mlp] of half the size. Where tokens are shared, queries,
+        // keys, values and the result of attention exist once more for the own heads of all tokens, and the result
+        // for the own tokens.
+        let exchanged = if sharers > 1 { 5 * dim } else { 0 };
+        let step = tokens * (6 * dim + 5 * mlp / 2 + exchanged);
+        Self {
+            step: step * costs.element_bytes,
+            largest: tokens * widest(info),
+            sharing,
+            sharers,
+            evaluations: if plan.guided() && sharing == Sharing::Group { 2 } else { 1 },
+            alone: !plan.references.is_empty() || plan.strength.is_some(),
+        }
+    }
+
+    /// How many of `count` images are one batch, memory aside; at least one.
+    pub(crate) fn wanted(&self, count: usize) -> usize {
+        let most = if self.alone { 1 } else { self.most_evaluations() / self.evaluations };
+        count.min(most.clamp(1, MAX_SAMPLES as u64) as usize)
+    }
+
+    /// How many of the `wanted` images may be denoised as one batch where `available` bytes are free; at least one.
+    pub(crate) fn samples(&self, available: u64, wanted: usize) -> usize {
+        wanted.min((available / self.batch(1).max(1)).clamp(1, MAX_SAMPLES as u64) as usize)
+    }
+
+    /// Whether both evaluations of guidance of `samples` images may be one batch where `available` bytes are free.
+    pub(crate) fn batched(&self, available: u64, samples: usize) -> bool {
+        let evaluations = 2 * samples as u64;
+        let may = !self.alone && self.sharing == Sharing::Group;
+        may && available > evaluations * self.step && evaluations <= self.most_evaluations()
+    }
+
+    /// Evaluations that may be one batch, whatever the memory.
+    fn most_evaluations(&self) -> u64 {
+        MAX_BATCH_VALUES / self.largest.max(1)
+    }
+
+    /// Bytes of all evaluations of a step of `samples` images at once.
+    pub(crate) fn batch(&self, samples: usize) -> u64 {
+        self.step * self.evaluations * samples as u64
+    }
+
+    /// Errors when the image needs a tensor of more than `limit` values, however much memory there is. Asked before
+    /// minutes are spent on the image.
+    pub(crate) fn check_largest(&self, limit: u64, info: &ModelInfo, plan: &Plan) -> Result<()> {
+        if self.largest <= limit {
+            return Ok(());
+        }
+        let (width, height) = (plan.width, plan.height);
+        let error = Error::new(format!(
+            "a {width} x {height} image needs a tensor of {} values, this device computes with {limit} at most",
+            self.largest
+        ));
+        let beside = own(plan.text_tokens, self.sharers) + own(info.reference_tokens(plan), self.sharers);
+        let tokens = (limit / widest(info)).saturating_sub(beside as u64) * self.sharers as u64;
+        match tokens.isqrt() * info.vae.patch_pixels() as u64 {
+            0 => Err(error),
+            side => Err(error.hint(format!(
+                "the largest square that it can compute is `{} {side} {} {side}`",
+                Field::Width,
+                Field::Height
+            ))),
+        }
+    }
+}
+
+impl ModelInfo {
+    /// What an image of a prompt needs, of this size, [height, width] in pixels, or the model's own.
+    ///
+    /// Errors when the model makes no images of that size.
+    pub fn memory_sizes(&self, costs: &Costs, size: Option<[usize; 2]>) -> Result<MemorySizes> {
+        let [height, width] = [0, 1].map(|side| size.map(|size| size[side]));
+        let plan = Plan::new(&Request { height, width, ..Request::new("", 0) }, self)?;
+        Ok(MemorySizes::of(costs, self, &plan, true))
+    }
+}
+
+impl MemorySizes {
+    /// What an image needs; `text` says whether there may be a prompt to encode.
+    pub(crate) fn of(costs: &Costs, info: &ModelInfo, plan: &Plan, text: bool) -> Self {
+        let needs = Needs::of(costs, info, plan);
+        let native = |elements: u64| costs.weight_bytes(elements, Storage::Native);
+        let (layers, encoder) = (info.layers_to_run(), &info.text_encoder);
+        let tokens = plan.text().into_iter().max().unwrap_or(0) as u64;
+        let changed = plan.strength.map(|_| [plan.height, plan.width]);
+        let pixels = |size| VaePixels::of(&info.vae, costs.world, size);
+        let encoded = plan.references.iter().copied().chain(changed).map(pixels).max_by_key(|pixels| pixels.own);
+        let dequantised = info.file_sizes.iter().map(FileSizes::largest).max().unwrap_or(0);
+        let (channels, decoded) = (info.vae.decoder_channels(), pixels([plan.height, plan.width]));
+        let decode = |bands| decode_bytes(costs, channels, decoded.own, bands) + decoded.whole_bytes(costs);
+        let channels = &info.vae.block_out_channels;
+        let encode = |bands| {
+            encoded.map_or(0, |pixels| encode_bytes(costs, channels, pixels.own, bands) + pixels.whole_bytes(costs))
+        };
+        Self {
+            text_encoder: BlockSizes {
+                blocks: (0..if text { layers } else { 0 })
+                    .map(|layer| info.file_sizes[0].block(layer, encoder.layer_elements(), native))
+                    .collect(),
+                rest: 0,
+            },
+            encode_text: if text { tokens * encoder.activations() * costs.element_bytes } else { 0 },
+            transformer: Self::transformer(costs, info),
+            step: needs.step,
+            decoder: native(info.vae.decoder_elements()),
+            decode: InBands::of(decode),
+            encoder: if encoded.is_some() { native(info.vae.encoder_elements()) } else { 0 },
+            encode: InBands::of(encode),
+            workspace: costs.workspace_bytes + native(dequantised),
+        }
+    }
+
+    /// What the transformer's weights take.
+    pub(crate) fn transformer(costs: &Costs, info: &ModelInfo) -> BlockSizes {
+        let of_floats = |elements: u64| costs.weight_bytes(elements, costs.products);
+        let of_block = |(index, elements): (usize, u64)| match costs.products {
+            Storage::Native => info.file_sizes[1].block(index, elements, of_floats),
+            Storage::Fp8 => of_floats(elements),
+        };
+        BlockSizes {
+            blocks: info.transformer.elements_of_blocks().into_iter().enumerate().map(of_block).collect(),
+            rest: costs.weight_bytes(info.transformer.other_elements(), Storage::Native),
+        }
+    }
+
+    /// The plan within `budget` bytes.
+    ///
+    /// Errors when the image does not fit however much is given up. Asked before minutes are spent on it.
+    pub(crate) fn plan(&self, budget: u64, plan: &Plan) -> Result<MemoryPlan> {
+        MemoryPlan::new(self, budget).ok_or_else(|| {
+            let mib = |bytes: u64| bytes.div_ceil(1 << 20);
+            let what = format!(
+                "a {} x {} image needs {} MiB of memory, {} MiB are free",
+                plan.width,
+                plan.height,
+                mib(self.least()),
+                mib(budget)
+            );
+            Error::new(what).hint(format!(
+                "ask for a smaller image with `{}` and `{}`, or give it more memory",
+                Field::Width,
+                Field::Height
+            ))
+        })
+    }
+}
+
+/// How devices share a step: both evaluations of guidance are made at the same time, because only the velocities of two
+/// evaluations cross between devices, and far more between those that share one.
+fn sharing(world: usize, plan: &Plan, caches_references: bool) -> Sharing {
+    // Cached keys are those of the heads that devices have where all share one evaluation.
+    let halves = plan.guided() && world.is_multiple_of(2) && !caches_references;
+    if halves { Sharing::Half } else { Sharing::Group }
+}
+
+/// The most of `count` tokens that one of `sharers` devices has.
+fn own(count: usize, sharers: usize) -> usize {
+    share(count, 0, sharers).len()
+}
+
+/// What a device has of an image in the VAE.
+#[derive(Clone, Copy)]
+struct VaePixels {
+    /// The most pixels that it computes with: all, or those of its band and the rows around it.
+    own: u64,
+    /// Pixels of the image that devices have beside their band.
+    whole: u64,
+}
+
+impl VaePixels {
+    fn of(config: &VaeConfig, world: usize, [height, width]: [usize; 2]) -> Self {
+        let patch = config.patch_pixels();
+        match Band::new(height / patch, 0, world) {
+            Some(band) => Self { own: ((band.own().len() * patch + 2) * width) as u64, whole: (height * width) as u64 },
+            None => Self { own: (height * width) as u64, whole: 0 },
+        }
+    }
+
+    /// Bytes of the image that is whole on all devices, of three channels.
+    fn whole_bytes(&self, costs: &Costs) -> u64 {
+        3 * self.whole * costs.element_bytes
+    }
+}
+
+/// Columns of the widest tensor of the transformer: the projection in front of a single block.
+fn widest(info: &ModelInfo) -> u64 {
+    (3 * info.transformer.dim() + 2 * info.transformer.mlp()) as u64
+}
+
+/// Bytes of the decoder's largest tensors for an image of `pixels` pixels; `channels` are from the pixels inwards.
+fn decode_bytes(costs: &Costs, channels: &[usize], pixels: u64, bands: Bands) -> u64 {
+    let most = |first: usize, count: usize| channels.iter().skip(first).take(count).max().copied().unwrap_or(0);
+    // The last up block holds at full size: its input, which has the channels of the block before, the norm of that
+    // input, and its output. Before that, the upsampler's input has a quarter of the pixels, in memory that may have
+    // held the channels of one more block.
+    let (widest, beside) = (most(0, 2), most(0, 1).max(most(1, 2) / 4));
+    let bytes = |channels: usize| pixels * channels as u64 * costs.element_bytes;
+    // Beside these is the norm, and later the shortcut, which goes over its input where it is larger than this.
+    let shortcut = bytes(most(0, 1)).min(IM2COL_BYTES as u64);
+    bytes(widest + beside) + costs.norm_conv2d_bytes(bytes(widest), bands).max(shortcut)
+}
+
+/// Bytes of the encoder's largest tensors for an image of `pixels` pixels; `channels` are from the pixels inwards.
+fn encode_bytes(costs: &Costs, channels: &[usize], pixels: u64, bands: Bands) -> u64 {
+    // A residual block of c channels to d holds its input, what its first convolution makes of it, and beside them the
+    // norm that the convolution is reading, or the shortcut. Each block has a quarter of the pixels of the one before.
+    let block = |i: usize| {
+        let (cin, cout) = (channels[i.saturating_sub(1)], channels[i]);
+        let bytes = |channels: usize| (pixels >> (2 * i)) * channels as u64 * costs.element_bytes;
+        let norm = costs.norm_conv2d_bytes(bytes(cin.max(cout)), bands);
+        bytes(cin.max(cout) + cout) + if cin == cout { norm } else { norm.max(bytes(cout)) }
+    };
+    (0..channels.len()).map(block).max().unwrap_or(0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::backend::Device;
+    use crate::backend::cpu::{Cpu, Precision};
+
+    #[test]
+    fn the_decoder_needs_what_its_last_up_block_does() {
+        let need = |channels: &[usize], side: u64| decode_bytes(&Costs::host(1), channels, side * side, Bands::Wide);
+        // The image in 256 channels, its norm, and 128 channels behind.
+        assert_eq!(need(&[128, 256, 512, 512], 1024), (1 << 20) * (256 + 256 + 128) * 4);
+        assert_eq!(need(&[64], 512), (1 << 18) * 3 * 64 * 4);
+        // The upsampler's input is more than what the last block makes.
+        assert_eq!(need(&[16, 256, 1024], 512), (1 << 18) * (256 + 256 + 256) * 4);
+    }
+
+    #[test]
+    fn the_encoder_needs_what_its_largest_block_does() {
+        let need = |channels: &[usize], side: u64| encode_bytes(&Costs::host(1), channels, side * side, Bands::Wide);
+        // The image in 128 channels, what the first convolution makes of it, and a norm.
+        assert_eq!(need(&[128, 256, 512, 512], 1024), (1 << 20) * (128 + 128 + 128) * 4);
+        assert_eq!(need(&[64], 512), (1 << 18) * 3 * 64 * 4);
+        // A quarter of the pixels, in 1024 channels.
+        assert_eq!(need(&[16, 1024], 512), (1 << 16) * (1024 + 1024 + 1024) * 4);
+        assert_eq!(need(&[], 512), 0);
+    }
+
+    const ONE: Needs =
+        Needs { step: 100, largest: 100, alone: false, sharing: Sharing::Group, sharers: 1, evaluations: 1 };
+
+    fn samples_of(needs: &Needs, available: u64, count: usize) -> usize {
+        needs.samples(available, needs.wanted(count))
+    }
+
+    #[test]
+    fn as_many_images_as_fit_but_at_least_one_and_no_more_than_asked_for() {
+        let samples = |available, count| samples_of(&ONE, available, count);
+        assert_eq!([samples(0, 4), samples(350, 4), samples(500, 4), samples(500, 1)], [1, 3, 4, 1]);
+        let guided = Needs { evaluations: 2, ..ONE };
+        assert_eq!(samples_of(&guided, 500, 4), 2, "guidance evaluates twice");
+        assert_eq!(samples(u64::MAX, 1000), MAX_SAMPLES);
+        let large = Needs { largest: 500 << 20, ..ONE };
+        assert_eq!(samples_of(&large, u64::MAX, 1000), 4, "of 2^31 values and more no tensor is made");
+        assert_eq!(samples_of(&Needs { evaluations: 2, ..large }, u64::MAX, 1000), 2, "nor with guidance");
+    }
+
+    #[test]
+    fn devices_that_make_an_image_together_need_less_each() {
+        let info = klein(24, [5, 20], [2560, 9728]);
+        let (plan, guided) = (Plan::of_size(1024, 1024), Plan { guidance: 4.0, ..Plan::of_size(1024, 1024) });
+        let of = |world: usize, plan: &Plan| {
+            let devices = Cpu::group(Precision::F32, world, Cpu::GROUP_LIMIT).unwrap();
+            let all: Vec<_> = devices.iter().map(|device| Needs::of(&device.costs(), &info, plan)).collect();
+            assert!(all.iter().all(|needs| (needs.step, needs.largest) == (all[0].step, all[0].largest)), "all agree");
+            all.into_iter().next().unwrap()
+        };
+        let alone = of(1, &plan);
+        for world in [2, 3, 4, 8] {
+            let needs = of(world, &plan);
+            let parts = |all: u64, own: u64| all as f64 / own as f64 / world as f64;
+            assert!((0.99..=1.0).contains(&parts(alone.largest, needs.largest)), "{world}");
+            assert!((0.5..0.9).contains(&parts(alone.step, needs.step)), "{world}: what crosses is there once more");
+        }
+        // Both evaluations at the same time: on two devices none is shared, on four each by two.
+        let (two, four) = (of(2, &guided), of(4, &guided));
+        assert_eq!((two.sharing, two.step, two.wanted(8)), (Sharing::Half, alone.step, alone.wanted(8)));
+        assert_eq!((four.step, four.largest), (of(2, &plan).step, of(2, &plan).largest));
+        assert!(
+            !two.batched(u64::MAX, 1) && of(1, &guided).batched(u64::MAX, 1) && of(3, &guided).batched(u64::MAX, 1)
+        );
+        // A size that one of them refuses, and the largest that two do not.
+        let limit = alone.largest - 1;
+        assert!(alone.check_largest(limit, &info, &plan).is_err());
+        let (beyond, large) = (Plan::of_size(2048, 2048), of(2, &Plan::of_size(2048, 2048)));
+        let text = large.check_largest(limit, &info, &beyond).unwrap_err().to_string();
+        let side: usize = text.rsplit(' ').next().and_then(|side| side.trim_end_matches('`').parse().ok()).unwrap();
+        let told = Plan::of_size(side, side);
+        assert!(side > 1024 && of(2, &told).check_largest(limit, &info, &told).is_ok(), "{text}");
+    }
+
+    #[test]
+    fn devices_that_share_an_image_have_bands_of_it_in_the_vae() {
+        let info = klein(24, [5, 20], [2560, 9728]);
+        let sizes = |world: usize, side: usize| {
+            let devices = Cpu::group(Precision::F32, world, Cpu::GROUP_LIMIT).unwrap();
+            let plan = Plan { references: vec![[side, side], [16, 16]], ..Plan::of_size(side, side) };
+            let sizes = MemorySizes::of(&devices[0].costs(), &info, &plan, false);
+            [sizes.decode.wide, sizes.encode.wide]
+        };
+        for side in [1024, 2048] {
+            let alone = sizes(1, side);
+            for world in [2, 3, 4, 8] {
+                let parts = [0, 1].map(|i| alone[i] as f64 / sizes(world, side)[i] as f64 / world as f64);
+                assert!(parts.iter().all(|parts| (0.85..1.0).contains(parts)), "{world} of {side}: {parts:?}");
+            }
+        }
+        assert_eq!(sizes(4, 48), sizes(1, 48), "an image of fewer pieces than devices is whole on each");
+    }
+
+    #[test]
+    fn a_size_beyond_the_largest_tensor_is_refused_and_the_largest_square_is_told() {
+        let info = ModelInfo::read(&crate::files::ModelFiles::open("models/tiny".as_ref()).unwrap()).unwrap();
+        let of = |side: usize| {
+            let plan = Plan::of_size(side, side);
+            (Needs::of(&Costs::host(1), &info, &plan), plan)
+        };
+        let (largest, plan) = of(160);
+        assert!(largest.check_largest(largest.largest, &info, &plan).is_ok());
+        let limit = largest.largest - 1;
+        let error = largest.check_largest(limit, &info, &plan).unwrap_err();
+        let text = error.to_string();
+        assert_eq!(error.kind(), crate::error::Kind::Failure);
+        assert!(text.contains("160 x 160") && text.contains(&limit.to_string()), "{text}");
+        assert!(text.contains("`width 144 height 144`"), "{text}");
+        let (smaller, plan) = of(144);
+        assert!(smaller.check_largest(limit, &info, &plan).is_ok(), "what is told works");
+        assert!(!smaller.check_largest(1, &info, &plan).unwrap_err().to_string().contains("hint"), "no size works");
+    }
+
+    #[test]
+    fn guidance_is_one_batch_where_memory_and_libraries_allow_it() {
+        let needs = Needs { largest: 500 << 20, ..ONE };
+        assert_eq!(
+            [needs.batched(200, 1), needs.batched(201, 1), needs.batched(400, 2), needs.batched(401, 2)],
+            [false, true, false, true]
+        );
+        assert!(!needs.batched(u64::MAX, 3), "of 2^31 values and more no tensor is made");
+        assert!(!Needs { largest: 1500 << 20, ..needs }.batched(u64::MAX, 1), "neither of one image");
+    }
+
+    /// The sizes of klein 4B and 9B, with `heads` heads and `blocks` double and single blocks.
+    fn klein(heads: usize, blocks: [usize; 2], [hidden, mlp]: [usize; 2]) -> ModelInfo {
+        let mut info = ModelInfo::read(&crate::files::ModelFiles::open("models/tiny".as_ref()).unwrap()).unwrap();
+        let transformer = &mut info.transformer;
+        (transformer.num_attention_heads, transformer.attention_head_dim) = (heads, 128);
+        [transformer.num_layers, transformer.num_single_layers] = blocks;
+        (transformer.in_channels, transformer.mlp_ratio) = (128, 3.0);
+        transformer.joint_attention_dim = 3 * hidden;
+        let text_encoder = &mut info.text_encoder;
+        [text_encoder.hidden_size, text_encoder.intermediate_size] = [hidden, mlp];
+        (text_encoder.num_attention_heads, text_encoder.num_key_value_heads, text_encoder.head_dim) = (32, 8, 128);
+        info.out_layers = vec![9, 18, 27];
+        info.vae.latent_channels = 32;
+        (info.vae.block_out_channels, info.vae.layers_per_block) = (vec![128, 256, 512, 512], 2);
+        info.max_sequence_length = 512;
+        info
+    }
+
+    #[test]
+    fn klein_fits_in_small_memories() {
+        const GIB: f64 = (1 << 30) as f64;
+        let (small, large) = (klein(24, [5, 20], [2560, 9728]), klein(32, [8, 24], [4096, 12288]));
+        let sizes = small.memory_sizes(&Costs::hopper(), Some([1024, 1024])).unwrap();
+        let gb = |bytes: u64| (bytes as f64 / 1e8).round() / 10.0;
+        assert_eq!(gb(sizes.transformer.all() - sizes.transformer.rest), 7.4);
+        assert_eq!([gb(sizes.transformer.rest), gb(sizes.text_encoder.all())], [0.4, 5.5]);
+        for (info, side, gib) in [(&small, 512, 2.5), (&small, 1024, 3.5), (&large, 1024, 5.0)] {
+            let sizes = info.memory_sizes(&Costs::hopper(), Some([side, side])).unwrap();
+            let plan = MemoryPlan::new(&sizes, (gib * GIB) as u64);
+            assert!(plan.is_some_and(|plan| plan.together), "{side} x {side} in {gib} GiB: {:?}", sizes.levels());
+        }
+        let all = small.memory_sizes(&Costs::hopper(), Some([1024, 1024])).unwrap().levels()[0].1 as f64 / GIB;
+        assert!((13.0..16.0).contains(&all), "{all} GiB hold everything");
+        assert!(small.memory_sizes(&Costs::hopper(), Some([9000, 64])).is_err());
+    }
+}

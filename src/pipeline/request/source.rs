@@ -1,0 +1,25 @@
+//! Where numbers come from that a request gives.
+
+use std::path::{Path, PathBuf};
+
+/// The file that values were read from, if any. It says nothing of the values, so all are equal.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Source(Option<PathBuf>);
+
+impl From<&Path> for Source {
+    fn from(path: &Path) -> Self {
+        Self(Some(path.to_path_buf()))
+    }
+}
+
+impl PartialEq for Source {
+    fn eq(&self, _: &Self) -> bool {
+        true
+    }
+}
+
+impl Source {
+    pub(crate) fn path(&self) -> Option<&Path> {
+        self.0.as_deref()
+    }
+}

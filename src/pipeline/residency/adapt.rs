@@ -1,0 +1,198 @@
+//! Makes the transformer of a session's adapters.
+
+use std::sync::{Arc, MutexGuard, PoisonError};
+
+use crate::backend::{Backend, Storage};
+use crate::error::Result;
+use crate::pipeline::request::adapters::{AdapterSet, SetKey};
+use crate::pipeline::request::needs::Needs;
+use crate::pipeline::residency::Residency;
+use crate::pipeline::residency::adapted_cache::Adapted;
+use crate::pipeline::residency::placement::Placement;
+use crate::pipeline::residency::timings::Clock;
+use crate::stage::Caller;
+use crate::transformer::Transformer;
+
+impl<B: Backend> Residency<B> {
+    /// `base` with a set of adapters, made where it is absent: without reading the weights that no adapter changes.
+    ///
+    /// Errors when memory runs out, a file was changed, or the caller cancels.
+    pub(crate) fn adapted(
+        &self,
+        base: &Arc<Transformer<B>>,
+        set: &AdapterSet,
+        needs: &Needs,
+        caller: &Caller<'_>,
+        clock: &mut Clock<B>,
+    ) -> Result<Arc<Adapted<B>>> {
+        if let Some(found) = self.adapted.get(set.key(), base) {
+            return Ok(found);
+        }
+        let _loading = self.loading();
+        if let Some(found) = self.adapted.get(set.key(), base) {
+            return Ok(found);
+        }
+        caller.check()?;
+        self.files().transformer.check_lengths()?;
+        set.uses().iter().try_for_each(|used| used.adapter.check_length())?;
+        // The new one may have its memory. Afterwards, its graphs would wait for all of the merging before they go.
+        self.forget(self.adapted.pop_if_full().map(|(key, _)| key));
+        let wish = *self.wished_placement();
+        let (of_memory, keeps_originals) = self.placement(base, set, needs);
+        // A copy of a weight that is streamed would take the memory that there is not.
+        let placement = if base.block_weights().are_streamed() { Placement::Beside } else { wish.unwrap_or(of_memory) };
+        let mut layers = base.layers().adapted(set.uses())?;
+        clock.factors_loaded()?;
+        if placement == Placement::Merged {
+            layers = layers.merged(keeps_originals)?;
+            clock.merged()?;
+        }
+        let beside = layers.low_ranks();
+        let remark = placement.remark(beside, wish.is_some());
+        let placement = if beside == 0 { Placement::Merged } else { Placement::Beside };
+        let transformer = Arc::new(base.with_layers(&self.files().transformer, &layers)?);
+        let adapted = Arc::new(Adapted { transformer, base: Arc::downgrade(base), placement, remark });
+        let evicted = self.adapted.push(set.key(), &adapted);
+        self.forget(evicted.map(|(key, _)| key));
+        Ok(adapted)
+    }
+
+    /// Merged where there is memory for a second copy of all weights that change beside the activations of a step, for
+    /// which other sets leave first, and then the originals of quantised weights. The latter are kept for the next set
+    /// where there is memory for them too.
+    fn placement(&self, base: &Transformer<B>, set: &AdapterSet, needs: &Needs) -> (Placement, bool) {
+        if base.block_weights().are_streamed() {
+            return (Placement::Beside, false);
+        }
+        let changed = base.layers().changed_elements(set.uses());
+        let costs = self.backend().costs();
+        let bytes: u64 = changed.iter().map(|(storage, count)| costs.weight_bytes(*count, *storage)).sum();
+        let is_short =
+            |more: u64| self.backend().available_bytes() < bytes.saturating_add(needs.step).saturating_add(more);
+        while bytes > 0 && is_short(0) {
+            match self.adapted.pop() {
+                Some((key, _)) => self.forget(Some(key)),
+                None => break,
+            }
+        }
+        if bytes > 0 && is_short(0) {
+            base.layers().free_originals();
+        }
+        if bytes > 0 && is_short(0) {
+            self.free_shapes();
+            self.free_text_encoder();
+        }
+        let originals =
+            self.backend().costs().weight_bytes(base.layers().absent_originals(set.uses()), Storage::Native);
+        let placement = if bytes > 0 && is_short(0) { Placement::Beside } else { Placement::Merged };
+        (placement, !is_short(originals))
+    }
+
+    fn wished_placement(&self) -> MutexGuard<'_, Option<Placement>> {
+        self.wished_placement.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// See [`Model::place_adapters`](crate::pipeline::Model::place_adapters).
+    pub(crate) fn place_adapters(&self, wish: Option<Placement>) {
+        // No set is made meanwhile.
+        let _loading = self.loading();
+        *self.wished_placement() = wish;
+        while let Some((key, _)) = self.adapted.pop() {
+            self.forget(Some(key));
+        }
+    }
+
+    /// Drops what was kept for a set that is no longer cached, and holds its weights.
+    fn forget(&self, key: Option<SetKey>) {
+        if let Some(gone) = key {
+            self.steps.retain(|(key, _)| *key != gone);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::backend::cpu::{Cpu, Precision};
+    use crate::files::ModelFiles;
+    use crate::files::adapter::{Adapter, AdapterUse};
+    use crate::pipeline::request::plan::Request;
+    use crate::pipeline::residency::loads::Component;
+    use crate::pipeline::session::model::Model;
+    use crate::stage::CancelFlag;
+    use safetensors::tensor::{Dtype, TensorView};
+
+    /// A model, and an adapter that changes one of its layers.
+    fn adapted_model() -> (Arc<Model<Cpu>>, Arc<Adapter>) {
+        let dir = ModelFiles::open("models/tiny".as_ref()).unwrap();
+        let model = Model::load(Cpu::new(Precision::F32), &dir).unwrap();
+        let dim = model.info().transformer.dim();
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("adapter.safetensors");
+        let bytes = 0.01f32.to_le_bytes().repeat(dim);
+        let tensor = |shape| TensorView::new(Dtype::F32, shape, &bytes).unwrap();
+        let name = |half: &str| format!("transformer_blocks.0.attn.to_q.lora_{half}.weight");
+        let pair = [(name("A"), tensor(vec![1, dim])), (name("B"), tensor(vec![dim, 1]))];
+        safetensors::serialize_to_file(pair, None, &path).unwrap();
+        let adapter = model.adapter(&path).unwrap();
+        (model, adapter)
+    }
+
+    fn request(adapter: &Arc<Adapter>, strength: f32) -> Request {
+        let adapters = vec![AdapterUse { adapter: Arc::clone(adapter), strength }];
+        Request { width: Some(32), height: Some(32), steps: Some(1), adapters, ..Request::new("a cat", 1) }
+    }
+
+    #[test]
+    fn factors_are_where_memory_or_the_caller_wants_them_and_their_time_is_told() {
+        let (model, adapter) = adapted_model();
+        let prepared = |strength| {
+            let request = request(&adapter, strength);
+            let mut session = model.session(&request, 1, &CancelFlag::default()).unwrap();
+            session.prepare(&mut |_| {}).unwrap();
+            let (remark, placement) = (session.adapter_remark().map(String::from), session.adapter_placement());
+            (remark, placement, session.finish().unwrap())
+        };
+        let (remark, placement, timings) = prepared(1.0);
+        assert_eq!(remark.unwrap(), "adapters: beside the weights of 1 layers", "the CPU merges no factors");
+        assert_eq!(placement, Some(Placement::Beside));
+        assert!(timings.factors_s > 0.0, "{timings:?}");
+        let (_, _, timings) = prepared(1.0);
+        assert_eq!((timings.factors_s, timings.merge_s), (0.0, 0.0), "the set is cached");
+        model.place_adapters(Some(Placement::Beside));
+        let (remark, _, timings) = prepared(1.0);
+        assert!(remark.unwrap().ends_with(", as was asked for"));
+        assert!(timings.factors_s > 0.0 && timings.merge_s == 0.0, "{timings:?}");
+        assert_eq!(prepared(0.0).1, None);
+    }
+
+    #[test]
+    fn the_last_sets_are_cached_and_their_steps_leave_with_them() {
+        let (model, adapter) = adapted_model();
+        let make = |strength| model.generate(&request(&adapter, strength)).unwrap().rgb;
+        let counts = || (model.residency.adapted.len(), model.residency.steps.len());
+        let base = make(0.0);
+        assert_eq!(counts(), (0, 1), "strength 0 is the model itself");
+        let first = make(1.0);
+        assert_eq!(counts(), (1, 2));
+        make(2.0);
+        make(3.0);
+        assert_eq!(counts(), (3, 4));
+        let least = model.residency.adapted.pop_if_full().expect("one more would be too many").0;
+        assert!(model.residency.adapted.pop_if_full().is_none());
+        model.residency.forget(Some(least));
+        assert_eq!(counts(), (2, 3), "its steps leave with it");
+        make(1.0);
+        make(4.0);
+        assert_eq!(counts().0, 3, "the least recently used leaves");
+        assert!(make(1.0) == first && make(0.0) == base, "neither is changed by others");
+        model.residency.make_room(u64::MAX, Component::Transformer);
+        assert_eq!(counts(), (0, 0));
+        assert!(make(1.0) == first);
+        assert!(
+            model
+                .plan(&Request { adapters: vec![AdapterUse { adapter, strength: f32::NAN }], ..Request::new("a", 1) })
+                .is_err()
+        );
+    }
+}

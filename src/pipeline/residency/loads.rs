@@ -1,0 +1,82 @@
+//! What a device is loading, so that others wait for it and then copy its weights, instead of reading the files as
+//! well.
+
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+
+/// A part of a model that is loaded as a whole.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Component {
+    TextEncoder,
+    Transformer,
+    Decoder,
+    Encoder,
+}
+
+/// The components that a device loads now, or is about to.
+#[derive(Default)]
+pub(crate) struct Loads {
+    under_way: Mutex<Vec<Component>>,
+    changed: Condvar,
+}
+
+/// A component that is being loaded; it no longer is when this is dropped, be it loaded or not.
+pub(crate) struct Loading {
+    loads: Arc<Loads>,
+    component: Component,
+}
+
+impl Loads {
+    fn under_way(&self) -> MutexGuard<'_, Vec<Component>> {
+        self.under_way.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// From here on others wait.
+    pub(crate) fn begin(self: &Arc<Self>, component: Component) -> Loading {
+        self.under_way().push(component);
+        Loading { loads: Arc::clone(self), component }
+    }
+
+    /// Waits until the component is not being loaded.
+    pub(crate) fn wait(&self, component: Component) {
+        let is_under_way = |under_way: &mut Vec<Component>| under_way.contains(&component);
+        drop(self.changed.wait_while(self.under_way(), is_under_way).unwrap_or_else(PoisonError::into_inner));
+    }
+}
+
+impl Drop for Loading {
+    fn drop(&mut self) {
+        let mut under_way = self.loads.under_way();
+        if let Some(place) = under_way.iter().position(|component| *component == self.component) {
+            under_way.swap_remove(place);
+        }
+        self.loads.changed.notify_all();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc;
+    use std::thread;
+    use std::time::Duration;
+
+    use super::*;
+
+    #[test]
+    fn one_waits_for_a_component_as_long_as_it_is_being_loaded() {
+        let loads = Arc::new(Loads::default());
+        loads.wait(Component::Transformer);
+        let (first, second) = (loads.begin(Component::Transformer), loads.begin(Component::Transformer));
+        loads.wait(Component::Decoder);
+        let (sender, waited) = mpsc::channel();
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                loads.wait(Component::Transformer);
+                sender.send(()).unwrap();
+            });
+            drop(first);
+            assert!(waited.recv_timeout(Duration::from_millis(20)).is_err(), "it is still being loaded");
+            drop(second);
+            waited.recv().unwrap();
+        });
+    }
+}

@@ -1,0 +1,103 @@
+//! What the steps of batches of one shape have in common.
+
+use std::sync::Arc;
+
+use crate::backend::Backend;
+use crate::error::Result;
+use crate::ops::{Rope, Sharing, TokenLayout, TokenSplit};
+use crate::pipeline::request::plan::Plan;
+use crate::sampler::{self, Conditioning};
+use crate::tensor::Tensor;
+use crate::transformer::{Modulations, ReferenceCache, Sequence, StepModulation, Transformer};
+
+/// Everything that decides which work a step is. The number of steps does not.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub(crate) struct BatchShape {
+    height: usize,
+    width: usize,
+    text: Vec<usize>,
+    references: Vec<[usize; 2]>,
+    guidance_bits: u32,
+    /// How many images were wanted in one batch, and how many are in it: fewer where memory did not allow more.
+    wanted: usize,
+    samples: usize,
+}
+
+impl BatchShape {
+    pub(crate) fn new(plan: &Plan, wanted: usize, samples: usize) -> Self {
+        let &Plan { height, width, guidance, .. } = plan;
+        let (text, references) = (plan.text(), plan.references.clone());
+        Self { height, width, text, references, guidance_bits: guidance.to_bits(), wanted, samples }
+    }
+
+    /// Whether the first batch of `wanted` images like `plan` has this shape. The work depends on how many images are
+    /// in the batch, not on how many follow it. The batch has as many images as are wanted, or fewer: then memory did
+    /// not allow one more, although room had been made.
+    pub(crate) fn serves(&self, plan: &Plan, wanted: usize) -> bool {
+        *self == Self::new(plan, self.wanted, self.samples)
+            && (self.samples == wanted || (self.samples < self.wanted && self.samples < wanted))
+    }
+}
+
+/// What every step of a shape reads beside its inputs.
+pub(crate) struct Steps<B: Backend> {
+    pub(crate) transformer: Arc<Transformer<B>>,
+    pub(crate) rope: Rope<B>,
+    /// The tokens of one evaluation of all images of the batch.
+    pub(crate) layout: TokenLayout,
+    /// Which devices share them.
+    pub(crate) sharing: Sharing,
+    /// The same of the negative prompt, where it has another number of tokens.
+    pub(crate) negative: Option<(Rope<B>, TokenLayout)>,
+    /// Keys and values of references that are not in the sequence.
+    pub(crate) cached: Option<Arc<ReferenceCache<B>>>,
+    pub(crate) guidance: Option<f32>,
+    /// Whether both evaluations of guidance run as one batch.
+    pub(crate) batched: bool,
+}
+
+impl<B: Backend> Steps<B> {
+    /// Which of the tokens of an evaluation this device has.
+    pub(crate) fn split(&self, backend: &B) -> TokenSplit {
+        TokenSplit::shared(self.layout, self.sharing, backend.rank(), backend.world())
+    }
+
+    /// Latents, context, row of modulations, dt -> latents.
+    pub(crate) fn step(&self, [latents, context, modulation, dt]: [&Tensor<B>; 4]) -> Result<Tensor<B>> {
+        let &Self { layout, sharing, guidance, batched, .. } = self;
+        let negative = self.negative.as_ref().map(|(rope, layout)| Sequence { layout: *layout, sharing, rope });
+        let (sequence, cached) = (Sequence { layout, sharing, rope: &self.rope }, self.cached.as_deref());
+        let conditioning = Conditioning { context, sequence, negative, cached, guidance, batched };
+        let latents = latents.row_view(0..latents.rows());
+        sampler::step(&self.transformer, latents, &conditioning, &StepModulation::of_row(modulation)?, dt)
+    }
+}
+
+/// The modulation and the length of each step of a schedule.
+pub(crate) struct Schedules<B: Backend> {
+    pub(crate) modulations: Modulations<B>,
+    pub(crate) dts: Tensor<B>,    // [steps, 1]
+    pub(crate) sigmas: Tensor<B>, // [steps + 1, 1] in float32
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_shape_serves_every_count_that_begins_with_the_same_batch() {
+        let plan = Plan { guidance: 4.0, ..Plan::of_size(32, 16) };
+        let serves = |made_for, samples, wanted| BatchShape::new(&plan, made_for, samples).serves(&plan, wanted);
+        assert!(serves(8, 8, 8) && serves(3, 3, 3) && serves(1, 1, 1));
+        assert!(!serves(8, 8, 7) && !serves(3, 3, 4) && !serves(1, 1, 8));
+        // Memory allowed five of eight, so it allows five of seven; four are another batch.
+        assert!(serves(8, 5, 8) && serves(8, 5, 7) && serves(8, 5, 5) && !serves(8, 5, 4));
+        // Where memory allowed only five of six, it does not allow eight.
+        assert!(serves(6, 5, 8));
+        let shape = BatchShape::new(&plan, 1, 1);
+        assert!(shape.serves(&Plan { steps: 4, seed: 2, ..plan.clone() }, 1));
+        assert!(!shape.serves(&Plan { height: 32, ..plan.clone() }, 1));
+        assert!(!shape.serves(&Plan { guidance: 3.0, ..plan.clone() }, 1));
+        assert!(!shape.serves(&Plan { text_tokens: 77, ..plan.clone() }, 1));
+    }
+}

@@ -1,0 +1,216 @@
+//! Where the time of a session goes.
+
+use std::time::{Duration, Instant};
+
+use serde::Serialize;
+
+use crate::backend::{Backend, Stats};
+use crate::error::Result;
+
+/// Where the time of a batch went, in seconds, and what the device held. The times are of all its images together.
+#[derive(Debug, Clone, Default, PartialEq, Serialize)]
+pub struct Timings {
+    /// Images of the batch.
+    pub images: usize,
+    /// Loading weights to the device, as far as the device had nothing else to do meanwhile.
+    pub load_s: f64,
+    /// Bringing the factors of adapters to the device, in a session whose set of adapters is not cached.
+    pub factors_s: f64,
+    /// Merging them into copies of the weights that they change.
+    pub merge_s: f64,
+    /// Text encoder.
+    pub text_s: f64,
+    /// How many prompts the text encoder read, the empty one of guidance included. Cached prompts are not read again.
+    pub prompts_encoded: usize,
+    /// The VAE's encoder, for the images that are given. Those that are cached are not encoded again.
+    pub encode_s: f64,
+    /// Keys and values of the references, for models that make them once. Those that are cached are not made again.
+    pub references_s: f64,
+    /// Modulations, positions, text projection and noise.
+    pub prepare_s: f64,
+    /// Each step.
+    pub steps_s: Vec<f64>,
+    /// VAE, to pixels as bytes on the device; with several images also the time in between in which the device had no
+    /// work.
+    pub decode_s: f64,
+    /// Time of the host until the first image was enqueued, without its waits for steps. The device works meanwhile.
+    pub enqueue_s: f64,
+    /// From the session's start until its last image was on the host, including what the caller did meanwhile.
+    pub total_s: f64,
+    /// The backend's counters at the end.
+    pub device: Stats,
+    /// The same of the other devices that made the images together, in the order of ranks from the second on. Only the
+    /// first device has them.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub other_devices: Vec<Timings>,
+}
+
+/// Makes [`Timings`] from events in the device's work. An event costs no wait.
+pub(crate) struct Clock<B: Backend> {
+    backend: B,
+    start: Instant,
+    first: B::Event,
+    /// The event at the end of each span, and what the device did in it. They are read when all work is done.
+    spans: Vec<(B::Event, Span)>,
+    /// The indices of the spans that are steps.
+    steps: Vec<usize>,
+    /// How many steps were seen to be done.
+    steps_done: usize,
+    prompts_encoded: usize,
+    /// How long the host waited for steps.
+    waited: Duration,
+    enqueued: Duration,
+    total: Duration,
+}
+
+#[derive(Clone, Copy)]
+enum Span {
+    Load,
+    Factors,
+    Merge,
+    Text,
+    Encode,
+    References,
+    Prepare,
+    Step,
+    Decode,
+}
+
+impl<B: Backend> Clock<B> {
+    pub(crate) fn new(backend: B) -> Result<Self> {
+        let first = backend.event()?;
+        Ok(Self {
+            backend,
+            start: Instant::now(),
+            first,
+            spans: Vec::new(),
+            steps: Vec::new(),
+            steps_done: 0,
+            prompts_encoded: 0,
+            waited: Duration::ZERO,
+            enqueued: Duration::ZERO,
+            total: Duration::ZERO,
+        })
+    }
+
+    fn end(&mut self, span: Span) -> Result<()> {
+        self.spans.push((self.backend.event()?, span));
+        Ok(())
+    }
+
+    pub(crate) fn loaded(&mut self) -> Result<()> {
+        self.end(Span::Load)
+    }
+
+    /// The factors of adapters are beside the weights.
+    pub(crate) fn factors_loaded(&mut self) -> Result<()> {
+        self.end(Span::Factors)
+    }
+
+    /// They are merged.
+    pub(crate) fn merged(&mut self) -> Result<()> {
+        self.end(Span::Merge)
+    }
+
+    /// The text encoder read so many prompts.
+    pub(crate) fn ran_text_encoder(&mut self, prompts: usize) {
+        self.prompts_encoded += prompts;
+    }
+
+    /// The text features are enqueued.
+    pub(crate) fn encoded(&mut self) -> Result<()> {
+        self.end(Span::Text)
+    }
+
+    /// The latents of the images that are given are enqueued.
+    pub(crate) fn images_encoded(&mut self) -> Result<()> {
+        self.end(Span::Encode)
+    }
+
+    /// Keys and values of the references are enqueued.
+    pub(crate) fn references_cached(&mut self) -> Result<()> {
+        self.end(Span::References)
+    }
+
+    pub(crate) fn prepared(&mut self) -> Result<()> {
+        self.end(Span::Prepare)
+    }
+
+    pub(crate) fn decoded(&mut self) -> Result<()> {
+        self.end(Span::Decode)
+    }
+
+    /// A step was enqueued.
+    pub(crate) fn stepped(&mut self) -> Result<()> {
+        self.steps.push(self.spans.len());
+        self.end(Span::Step)
+    }
+
+    /// How many steps are done; does not wait.
+    pub(crate) fn steps_done(&mut self) -> Result<usize> {
+        while let Some(&span) = self.steps.get(self.steps_done) {
+            if !self.backend.is_done(&self.spans[span].0)? {
+                break;
+            }
+            self.steps_done += 1;
+        }
+        Ok(self.steps_done)
+    }
+
+    /// Waits until step `step`, which was enqueued before, is done.
+    pub(crate) fn wait_step(&mut self, step: usize) -> Result<()> {
+        let start = Instant::now();
+        self.backend.wait(&self.spans[self.steps[step]].0)?;
+        self.waited += start.elapsed();
+        Ok(())
+    }
+
+    /// Whether the device has done all that was enqueued up to the last event; does not wait.
+    pub(crate) fn is_idle(&self) -> Result<bool> {
+        self.spans.last().map_or(Ok(true), |(event, _)| self.backend.is_done(event))
+    }
+
+    /// The first image is enqueued, except its copy to the host.
+    pub(crate) fn enqueued(&mut self) {
+        self.enqueued = self.start.elapsed().saturating_sub(self.waited);
+    }
+
+    /// An image is on the host.
+    pub(crate) fn taken(&mut self) {
+        self.total = self.start.elapsed();
+    }
+
+    /// Waits for the last event and reads all spans.
+    pub(crate) fn finish(self) -> Result<Timings> {
+        let mut timings = Timings {
+            total_s: self.total.as_secs_f64(),
+            prompts_encoded: self.prompts_encoded,
+            enqueue_s: self.enqueued.as_secs_f64(),
+            ..Timings::default()
+        };
+        if let Some((event, _)) = self.spans.last() {
+            self.backend.wait(event)?;
+        }
+        let mut from = &self.first;
+        for (event, span) in &self.spans {
+            let seconds = self.backend.elapsed(from, event)?.as_secs_f64();
+            match span {
+                Span::Load => timings.load_s += seconds,
+                Span::Factors => timings.factors_s += seconds,
+                Span::Merge => timings.merge_s += seconds,
+                Span::Text => timings.text_s += seconds,
+                Span::Encode => timings.encode_s += seconds,
+                Span::References => timings.references_s += seconds,
+                Span::Prepare => timings.prepare_s += seconds,
+                Span::Step => timings.steps_s.push(seconds),
+                Span::Decode => {
+                    timings.images += 1;
+                    timings.decode_s += seconds;
+                }
+            }
+            from = event;
+        }
+        timings.device = self.backend.stats();
+        Ok(timings)
+    }
+}

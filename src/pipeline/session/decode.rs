@@ -1,0 +1,152 @@
+//! Latents to pixels, one image at a time: decoding a whole batch at once would need many times the memory.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use crate::backend::{Backend, RepeatedWork};
+use crate::error::{Error, Result};
+use crate::pipeline::request::plan::Plan;
+use crate::pipeline::residency::Residency;
+use crate::pipeline::residency::timings::Clock;
+use crate::pipeline::session::denoise::STEPS_IN_FLIGHT;
+use crate::stage::Caller;
+use crate::stage::Stage;
+use crate::tensor::Tensor;
+use crate::vae::Decoder;
+
+/// A batch that is being decoded.
+pub(crate) struct Decoding<B: Backend> {
+    work: Arc<RepeatedWork<Decoder<B>, B>>,
+    latents: Tensor<B>,
+    /// The size of one image in packed latents.
+    height: usize,
+    width: usize,
+    steps: usize,
+    samples: usize,
+    enqueued: usize,
+    taken: usize,
+    /// Whether there is memory for a CUDA graph.
+    may_capture: bool,
+    /// Pixels that were enqueued and not taken yet.
+    waiting: VecDeque<B::Rgb8>,
+}
+
+impl<B: Backend> Decoding<B> {
+    /// Does everything before the first image.
+    ///
+    /// Errors when memory runs out, or the caller cancels.
+    pub(crate) fn prepare(
+        residency: &Residency<B>,
+        latents: Tensor<B>,
+        plan: &Plan,
+        caller: &Caller<'_>,
+        clock: &mut Clock<B>,
+    ) -> Result<Self> {
+        let decoder = residency.decoder(plan, caller, clock)?;
+        let (height, width) = residency.info().latent_size(plan);
+        let decodes = &residency.decodes;
+        let found = decodes.find(|size, reads| *size == [height, width] && Arc::ptr_eq(reads, &decoder));
+        let work = found.unwrap_or_else(|| decodes.insert([height, width], decoder));
+        let (samples, steps) = (latents.rows() / (height * width), plan.steps_to_run());
+        let (waiting, may_capture) = (VecDeque::new(), residency.memory_plan(plan)?.graphs);
+        Ok(Self { work, latents, height, width, steps, samples, enqueued: 0, taken: 0, may_capture, waiting })
+    }
+
+    /// RGB bytes of the next image; `None` after the last.
+    ///
+    /// Errors when memory runs out, a pixel is not a number, or the caller cancels.
+    pub(crate) fn next(
+        &mut self,
+        backend: &B,
+        plan: &Plan,
+        caller: &Caller<'_>,
+        clock: &mut Clock<B>,
+    ) -> Result<Option<Vec<u8>>> {
+        if self.taken == self.samples {
+            return Ok(None);
+        }
+        caller.check()?;
+        let is_idle = clock.is_idle()?;
+        let (first, steps_done) = (self.taken == 0, clock.steps_done()?);
+        if first {
+            caller.report(Stage::Denoise, steps_done as u64, self.steps as u64);
+        }
+        if self.enqueued == self.taken {
+            self.enqueue(backend, plan, caller, clock, is_idle)?;
+        }
+        // The next image is enqueued before this one is taken, so that the device has work meanwhile. A backend that
+        // computes while the host enqueues, such as the CPU, is idle here: it has this image ready, and computing the
+        // next one would only delay it.
+        if self.enqueued < self.samples && !clock.is_idle()? {
+            self.enqueue(backend, plan, caller, clock, false)?;
+        }
+        if first {
+            // The host now waits for the last steps anyway, so it reports each of them.
+            for step in self.steps.saturating_sub(STEPS_IN_FLIGHT)..self.steps {
+                clock.wait_step(step)?;
+                if step >= steps_done {
+                    caller.report(Stage::Denoise, step as u64 + 1, self.steps as u64);
+                }
+            }
+        }
+        let rgb = self.waiting.pop_front().expect("enqueued above");
+        let rgb = backend.take_rgb8(rgb)?;
+        clock.taken();
+        self.taken += 1;
+        self.report(self.taken, 0, caller);
+        Ok(Some(rgb))
+    }
+
+    /// How many images were taken.
+    pub(crate) fn taken(&self) -> usize {
+        self.taken
+    }
+
+    fn report(&self, images: usize, stages: usize, caller: &Caller<'_>) {
+        let of_one = self.work.reads().stages();
+        caller.report(Stage::Decode, (images * of_one + stages) as u64, (self.samples * of_one) as u64);
+    }
+
+    /// Enqueues the next image. Where the device is busy, the decoder's stages are enqueued long before they run, so
+    /// they are reported only where `is_idle`.
+    fn enqueue(
+        &mut self,
+        backend: &B,
+        plan: &Plan,
+        caller: &Caller<'_>,
+        clock: &mut Clock<B>,
+        is_idle: bool,
+    ) -> Result<()> {
+        let report = |stages| {
+            if is_idle {
+                self.report(self.enqueued, stages, caller);
+            }
+            caller.check()
+        };
+        report(0)?;
+        // Devices load the decoder, and are told to make an image when its caller has done with the one before it.
+        backend.gather_host("an image to decode", 0)?;
+        let tokens = self.height * self.width;
+        let latents = self.latents.row_view(self.enqueued * tokens..(self.enqueued + 1) * tokens);
+        let work = |decoder: &Decoder<B>, [latents]: [&Tensor<B>; 1]| {
+            let pixels = decoder.forward(decoder.unpack(latents, self.height, self.width)?, report)?;
+            if (pixels.height, pixels.width) == (plan.height, plan.width) {
+                return Ok(pixels.pixels);
+            }
+            Err(Error::new(format!(
+                "the VAE made {} x {} pixels of a {} x {} image",
+                pixels.width, pixels.height, plan.width, plan.height
+            )))
+        };
+        let pixels = self.work.run(backend, self.work.seen_before() && self.may_capture, [&latents], work)?;
+        if self.enqueued == 0 {
+            clock.enqueued();
+            // This takes the host some time, which it has while the device computes.
+            backend.settle()?;
+        }
+        self.waiting.push_back(backend.rgb8(&pixels)?);
+        clock.decoded()?;
+        self.enqueued += 1;
+        Ok(())
+    }
+}

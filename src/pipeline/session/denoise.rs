@@ -1,0 +1,334 @@
+//! Noise to latents: the steps of one batch, one call each.
+
+use std::borrow::Cow;
+use std::mem;
+use std::ops::Range;
+use std::sync::{Arc, PoisonError};
+use std::thread::JoinHandle;
+
+use crate::backend::{Backend, RepeatedWork};
+use crate::error::{Error, Result};
+use crate::ops::{Sharing, TokenLayout};
+use crate::pipeline::request::adapters::{AdapterSet, SetKey};
+use crate::pipeline::request::needs::Needs;
+use crate::pipeline::request::plan::Plan;
+use crate::pipeline::residency::Residency;
+use crate::pipeline::residency::adapted_cache::Adapted;
+use crate::pipeline::residency::loads::Component;
+use crate::pipeline::residency::steps::{BatchShape, Schedules, Steps};
+use crate::pipeline::residency::timings::Clock;
+use crate::pipeline::session::references::{ImageLatents, Images, reference_cache};
+use crate::pipeline::session::text::TextFeatures;
+use crate::sampler::{Noise, Schedule};
+use crate::stage::Caller;
+use crate::stage::Stage;
+use crate::tensor::Tensor;
+use crate::token_split::share;
+use crate::transformer::{ReferenceCache, Transformer};
+
+/// The most steps that are enqueued and not done. With two of them the device has the next step while the host prepares
+/// another, and a session that is cancelled ends within about a step.
+pub(crate) const STEPS_IN_FLIGHT: usize = 2;
+
+/// A batch that is being denoised.
+pub(crate) struct Denoising<B: Backend> {
+    work: Arc<RepeatedWork<Steps<B>, B>>,
+    /// Whether an image of this shape was made before, so that the work may be captured as a CUDA graph.
+    capture: bool,
+    schedule: Arc<Schedules<B>>,
+    context: Tensor<B>,
+    /// What comes back after each step, where not all of an image is drawn anew.
+    kept: Option<Kept<B>>,
+    /// Those of this device; once all steps are enqueued, those of all.
+    latents: Tensor<B>,
+    step: usize,
+    first_step: usize,
+    steps: usize,
+    /// Its transformer, if it has adapters.
+    adapted: Option<Arc<Adapted<B>>>,
+}
+
+/// What [`Tensor::inpaint_blend`] reads: the first noise, the latents of the image to change, and the mask.
+struct Kept<B: Backend> {
+    noise: Tensor<B>,
+    image: Tensor<B>,
+    mask: Tensor<B>,
+}
+
+/// What an image is made from.
+pub(crate) struct Conditions<'a, B: Backend> {
+    pub txt: &'a TextFeatures<B>,
+    pub images: &'a Images,
+    pub latents: ImageLatents<B>,
+    pub adapters: &'a AdapterSet,
+}
+
+impl<B: Backend> Denoising<B> {
+    /// Does everything before the first step, for at most `count` images. `noise` is the thread that draws the noise.
+    ///
+    /// Errors when memory runs out, or the caller cancels.
+    pub(crate) fn prepare(
+        residency: &Residency<B>,
+        Conditions { txt, images, latents, adapters }: Conditions<'_, B>,
+        noise: JoinHandle<Noise>,
+        (plan, count): (&Plan, usize),
+        caller: &Caller<'_>,
+        clock: &mut Clock<B>,
+    ) -> Result<(Self, Noise)> {
+        let (info, backend) = (residency.info(), residency.backend());
+        let (needs, cached_references) = (Needs::of(&backend.costs(), info, plan), info.caches_references);
+        let transformer = residency.transformer((plan, &needs), caller, clock)?;
+        let adapted = (!adapters.is_empty())
+            .then(|| residency.adapted(&transformer, adapters, &needs, caller, clock))
+            .transpose()?;
+        let transformer = adapted.as_ref().map_or(transformer, |adapted| Arc::clone(&adapted.transformer));
+        let ranks = needs.sharing.ranks(backend.rank(), backend.world());
+        let own = |count: usize| share(count, backend.rank() - ranks.start, ranks.len());
+        let embed = |latents: Tensor<B>| transformer.references(&latents.row_view(own(latents.rows())));
+        let mut references = latents.references.map(embed).transpose()?;
+        let mut cached = None;
+        if let Some(embedded) = references.take_if(|_| cached_references) {
+            cached = Some(reference_cache(residency, &transformer, images, &embedded, (plan, &needs))?);
+            clock.references_cached()?;
+        }
+        let work = batch(residency, (&transformer, adapters.key()), cached, &needs, (plan, count))?;
+        let (height, width) = info.latent_size(plan);
+        let levels = plan.schedule.schedule(height * width, plan.steps);
+        let schedule = schedule(residency, &transformer, adapters.key(), &levels)?;
+        let split = work.reads().split(backend);
+        let (samples, [_, _, tokens]) = (split.whole().batch, split.tokens());
+        let (texts, places) = txt.read(evaluated(backend, needs.sharing, plan), samples);
+        let rows: Vec<Range<usize>> = texts.into_iter().map(|text| within(text, own)).collect();
+        let text = transformer.context(&own_text(&txt.rows, &rows)?)?;
+        let lengths: Vec<usize> = rows.iter().map(Range::len).collect();
+        let context = context(text, &lengths, &places, samples, references)?;
+        let drawn = noise.join().map_err(|_| Error::new("the thread that draws the noise panicked"))?;
+        let (rows, channels) = (samples * tokens.len(), info.transformer.in_channels);
+        let noise = &drawn.values()[..samples * height * width * channels];
+        let noise = backend.upload(&own_values(noise, height * width, tokens.clone(), channels), rows, channels)?;
+        let changed = latents.changed.map(|image| image.row_view(tokens.clone()));
+        let cells = images.cells().map(|cells| &cells[tokens]);
+        let sigma = schedule.sigmas.row_view(plan.first_step..plan.first_step + 1);
+        let (latents, kept) = begin(backend, noise, changed, cells, &sigma)?;
+        clock.prepared()?;
+        // No graph holds copies of weights that are streamed.
+        let may_capture = residency.memory_plan(plan)?.graphs && !transformer.block_weights().are_streamed();
+        let capture = work.seen_before() && may_capture;
+        let (step, first_step, steps) = (plan.first_step, plan.first_step, plan.steps);
+        Ok((Self { work, capture, schedule, context, kept, latents, step, first_step, steps, adapted }, drawn))
+    }
+
+    /// The transformer with its adapters, if it has any.
+    pub(crate) fn adapted(&self) -> Option<&Adapted<B>> {
+        self.adapted.as_deref()
+    }
+
+    /// Images of the batch.
+    pub(crate) fn samples(&self) -> usize {
+        self.work.reads().layout.batch
+    }
+
+    /// Whether all steps were enqueued.
+    pub(crate) fn is_done(&self) -> bool {
+        self.step == self.steps
+    }
+
+    /// Once all steps were enqueued, latents [samples * height / patch * width / patch, channels].
+    pub(crate) fn latents(&self) -> &Tensor<B> {
+        &self.latents
+    }
+
+    /// [`Denoising::latents`]; frees everything else.
+    pub(crate) fn into_latents(self) -> Tensor<B> {
+        self.latents
+    }
+
+    /// Enqueues the next step, after waiting until fewer than [`STEPS_IN_FLIGHT`] are in flight.
+    pub(crate) fn step(&mut self, backend: &B, caller: &Caller<'_>, clock: &mut Clock<B>) -> Result<()> {
+        let (done, total) = (self.step - self.first_step, (self.steps - self.first_step) as u64);
+        if done == 0 {
+            caller.report(Stage::Denoise, 0, total);
+        }
+        if let Some(before) = done.checked_sub(STEPS_IN_FLIGHT) {
+            clock.wait_step(before)?;
+        }
+        caller.check()?;
+        let Schedules { modulations, dts, sigmas } = &*self.schedule;
+        let row = |table: &Tensor<B>, row: usize| table.row_view(row..row + 1);
+        let (modulation, dt) = (modulations.row(self.step), row(dts, self.step));
+        let inputs = [&self.latents, &self.context, &modulation, &dt];
+        let stepped = self.work.run(backend, self.capture, inputs, Steps::step)?;
+        self.latents = match &self.kept {
+            Some(Kept { noise, image, mask }) => {
+                stepped.inpaint_blend(noise, image, mask, &row(sigmas, self.step + 1))?
+            }
+            None => stepped,
+        };
+        self.step += 1;
+        if self.is_done() {
+            let split = self.work.reads().split(backend);
+            let own = self.latents.row_view(0..self.latents.rows());
+            self.latents = own.all_gather_rows(&split.image_rows())?;
+        }
+        clock.stepped()?;
+        caller.report(Stage::Denoise, clock.steps_done()? as u64, total);
+        Ok(())
+    }
+}
+
+/// The latents with which the schedule begins at noise level `sigma`, and what is kept of the image to change.
+fn begin<B: Backend>(
+    backend: &B,
+    noise: Tensor<B>,
+    changed: Option<Tensor<B>>,
+    cells: Option<&[f32]>,
+    sigma: &Tensor<B>,
+) -> Result<(Tensor<B>, Option<Kept<B>>)> {
+    let Some(image) = changed else { return Ok((noise, None)) };
+    let rows = noise.rows();
+    let nothing = backend.upload(&vec![0.0; rows], rows, 1)?;
+    let latents = noise.row_view(0..rows).inpaint_blend(&noise, &image, &nothing, sigma)?;
+    let kept = |cells: &[f32]| Ok(Kept { noise, image, mask: backend.upload(cells, rows, 1)? });
+    Ok((latents, cells.map(kept).transpose()?))
+}
+
+/// What the steps of the first batch of `count` images like `plan` read. The batch has as many images as memory allows,
+/// at least one.
+fn batch<B: Backend>(
+    residency: &Residency<B>,
+    (transformer, set): (&Arc<Transformer<B>>, &SetKey),
+    cached: Option<Arc<ReferenceCache<B>>>,
+    needs: &Needs,
+    (plan, count): (&Plan, usize),
+) -> Result<Arc<RepeatedWork<Steps<B>, B>>> {
+    let (backend, info) = (residency.backend(), residency.info());
+    let (wanted, sharing) = (needs.wanted(count), needs.sharing);
+    let fits = |(of, shape): &(SetKey, BatchShape), steps: &Arc<Steps<B>>| {
+        let same_cache = steps.cached.as_ref().map(Arc::as_ptr) == cached.as_ref().map(Arc::as_ptr);
+        of == set && shape.serves(plan, wanted) && Arc::ptr_eq(&steps.transformer, transformer) && same_cache
+    };
+    // Devices may have cached other shapes, and have other memory, but they make the same batch.
+    let found = residency.steps.find(fits);
+    let kind = |steps: &Steps<B>| (2 * steps.layout.batch + usize::from(steps.batched)) as u64;
+    let own = found.as_ref().map_or(0, |found| kind(found.reads()));
+    let same = backend.gather_host("the batch", own)?.iter().all(|other| *other == own);
+    if let Some(found) = found.filter(|_| same) {
+        return Ok(found);
+    }
+    if backend.available_bytes() < needs.batch(wanted) {
+        residency.free_shapes();
+        // The text encoder has done its work for all of them.
+        if count > 1 {
+            residency.free_text_encoder();
+        }
+        // Earlier images may have been smaller.
+        residency.make_room(needs.step, Component::Transformer);
+    }
+    let available = backend.gather_host("the memory of a batch", backend.available_bytes())?;
+    let available = available.into_iter().min().unwrap_or_default();
+    let samples = needs.samples(available, wanted);
+    let (height, width) = info.latent_size(plan);
+    // A half of the devices makes one of the two evaluations, which are those of no batch then.
+    let halved = sharing == Sharing::Half;
+    let txt = plan.text()[evaluated(backend, sharing, plan).start];
+    let own_negative = plan.guided() && !halved && plan.negative_tokens != txt;
+    let references = if cached.is_some() { Vec::new() } else { info.reference_sizes(plan) };
+    let sequence = |txt: usize| {
+        let tokens = references.iter().map(|[height, width]| height * width).sum();
+        let layout = TokenLayout { references: tokens, ..TokenLayout::new(samples, txt, height * width) };
+        Ok::<_, Error>((transformer.rope(txt, &references, [height, width], sharing)?, layout))
+    };
+    let (rope, layout) = sequence(txt)?;
+    let steps = Steps {
+        transformer: Arc::clone(transformer),
+        rope,
+        layout,
+        sharing,
+        negative: own_negative.then(|| sequence(plan.negative_tokens)).transpose()?,
+        cached,
+        guidance: plan.guided().then_some(plan.guidance),
+        batched: !own_negative && needs.batched(available, samples),
+    };
+    Ok(residency.steps.insert((set.clone(), BatchShape::new(plan, wanted, samples)), Arc::new(steps)))
+}
+
+/// The modulations and lengths of all steps of a schedule.
+fn schedule<B: Backend>(
+    residency: &Residency<B>,
+    transformer: &Transformer<B>,
+    set: &SetKey,
+    schedule: &Schedule,
+) -> Result<Arc<Schedules<B>>> {
+    let key = (set.clone(), schedule.sigmas.iter().map(|sigma| sigma.to_bits()).collect());
+    let schedules = || residency.schedules.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some(found) = schedules().get(&key) {
+        return Ok(Arc::clone(found));
+    }
+    let modulations = transformer.modulations(&schedule.timesteps)?;
+    let (backend, dts, sigmas) = (residency.backend(), schedule.dts(), &schedule.sigmas);
+    let made = Arc::new(Schedules {
+        modulations,
+        dts: backend.upload(&dts, dts.len(), 1)?,
+        sigmas: backend.upload_f32(sigmas, sigmas.len(), 1)?,
+    });
+    schedules().put(key, Arc::clone(&made));
+    Ok(made)
+}
+
+/// Which of the evaluations of a step this device takes part in.
+fn evaluated<B: Backend>(backend: &B, sharing: Sharing, plan: &Plan) -> Range<usize> {
+    match sharing {
+        Sharing::Group => 0..plan.text().len(),
+        Sharing::Half => {
+            let half = 2 * backend.rank() / backend.world();
+            half..half + 1
+        }
+    }
+}
+
+/// The rows that this device has of those of a text: `own` of so many.
+fn within(text: Range<usize>, own: impl Fn(usize) -> Range<usize>) -> Range<usize> {
+    let own = own(text.len());
+    text.start + own.start..text.start + own.end
+}
+
+/// These rows of the text features.
+fn own_text<B: Backend>(txt: &Tensor<B>, rows: &[Range<usize>]) -> Result<Tensor<B>> {
+    if rows.iter().cloned().flatten().eq(0..txt.rows()) {
+        return Ok(txt.row_view(0..txt.rows()));
+    }
+    let views: Vec<_> = rows.iter().map(|rows| txt.row_view(rows.clone())).collect();
+    Tensor::concat_rows(&views.iter().collect::<Vec<_>>())
+}
+
+/// Tokens `own` of each image of `tokens` tokens.
+fn own_values(values: &[f32], tokens: usize, own: Range<usize>, channels: usize) -> Cow<'_, [f32]> {
+    if own.len() == tokens {
+        return Cow::Borrowed(values);
+    }
+    let images = values.chunks_exact(tokens * channels);
+    Cow::Owned(images.flat_map(|image| &image[own.start * channels..own.end * channels]).copied().collect())
+}
+
+/// What [`Transformer::forward`] reads of each evaluation, one under the other: the text of each of the `samples`, and
+/// the embedded references. `text` has the rows of each text, which are so many as `lengths` says; `places` names the
+/// text of each evaluation and sample.
+fn context<B: Backend>(
+    text: Tensor<B>,
+    lengths: &[usize],
+    places: &[usize],
+    samples: usize,
+    references: Option<Tensor<B>>,
+) -> Result<Tensor<B>> {
+    if references.is_none() && places.iter().copied().eq(0..lengths.len()) {
+        return Ok(text);
+    }
+    let starts: Vec<usize> = lengths.iter().scan(0, |end, length| Some(mem::replace(end, *end + length))).collect();
+    let view = |rows: &Tensor<B>| rows.row_view(0..rows.rows());
+    let evaluation = |places: &[usize]| {
+        let texts = places.iter().map(|place| text.row_view(starts[*place]..starts[*place] + lengths[*place]));
+        texts.chain(references.as_ref().map(view)).collect::<Vec<_>>()
+    };
+    let parts: Vec<Tensor<B>> = places.chunks(samples).flat_map(evaluation).collect();
+    Tensor::concat_rows(&parts.iter().collect::<Vec<_>>())
+}

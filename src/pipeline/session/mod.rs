@@ -1,0 +1,378 @@
+//! A session makes one batch of images, step by step. Its items have one shape: size, steps, guidance, adapters. Each
+//! has a prompt and a seed of its own.
+
+mod decode;
+mod denoise;
+pub(crate) mod model;
+mod references;
+pub(crate) mod shape;
+pub(crate) mod shared_text;
+mod text;
+
+use std::mem;
+use std::ops::Range;
+use std::sync::Arc;
+use std::thread::{self, JoinHandle};
+
+use crate::backend::Backend;
+use crate::error::{Error, Result};
+use crate::files::Array;
+use crate::pipeline::request::adapters::AdapterSet;
+use crate::pipeline::request::embeddings::Embeddings;
+use crate::pipeline::request::given::Given;
+use crate::pipeline::request::latents::Latents;
+use crate::pipeline::request::plan::{Plan, Request};
+use crate::pipeline::residency::adapted_cache::Adapted;
+use crate::pipeline::residency::placement::Placement;
+use crate::pipeline::residency::timings::{Clock, Timings};
+use crate::pipeline::session::decode::Decoding;
+use crate::pipeline::session::denoise::{Conditions, Denoising};
+use crate::pipeline::session::model::Model;
+use crate::pipeline::session::references::{ImageLatents, Images};
+use crate::pipeline::session::shape::Shape;
+use crate::pipeline::session::shared_text::Reader;
+use crate::pipeline::session::text::{Text, TextFeatures};
+use crate::sampler::{Noise, Start};
+use crate::stage::{Caller, CancelFlag, Progress};
+
+/// Makes the images of one batch, from the prompts to pixels.
+///
+/// [`Session::encode`], [`Session::prepare`], [`Session::step`] and [`Session::decode`] follow each other. Each of them
+/// first does what is still to be done before it, so `decode` alone makes the images too. They report their progress to
+/// the caller, and end as [`Kind::Cancelled`](crate::error::Kind::Cancelled) once the session's flag is set. They
+/// enqueue work: `step` waits until fewer than two steps are in flight, and `decode` waits for the pixels that it
+/// returns. After an error a session is of no more use.
+pub struct Session<B: Backend> {
+    model: Arc<Model<B>>,
+    text: Text,
+    reader: Reader,
+    images: Images,
+    /// Those of the items, at least one.
+    items: Vec<Item>,
+    adapters: AdapterSet,
+    cancel: CancelFlag,
+    clock: Clock<B>,
+    state: State<B>,
+}
+
+/// What an image of the batch has for itself.
+struct Item {
+    plan: Plan,
+    given: Given,
+}
+
+enum State<B: Backend> {
+    /// Nothing is enqueued yet. Another thread draws the noise.
+    New(JoinHandle<Noise>),
+    /// The text features and the latents of images are enqueued.
+    Encoded(JoinHandle<Noise>, TextFeatures<B>, ImageLatents<B>),
+    Denoising(Denoising<B>),
+    Decoding(Decoding<B>),
+    /// An error ended the session.
+    Failed,
+}
+
+/// An image of a session.
+#[derive(Debug, Clone)]
+pub struct Decoded {
+    /// RGB bytes, row by row: 3 * width * height.
+    pub rgb: Vec<u8>,
+    /// Size, steps, seed and guidance that were used.
+    pub plan: Plan,
+}
+
+/// An image and how it was made.
+#[derive(Debug, Clone)]
+pub struct Image {
+    /// RGB bytes, row by row: 3 * width * height.
+    pub rgb: Vec<u8>,
+    /// Size, steps, seed and guidance that were used.
+    pub plan: Plan,
+    /// Where the time of its batch went.
+    pub timings: Timings,
+}
+
+impl Image {
+    pub(crate) fn new(Decoded { rgb, plan }: Decoded, timings: Timings) -> Self {
+        Self { rgb, plan, timings }
+    }
+}
+
+impl<B: Backend> Session<B> {
+    /// See [`Model::session_of`].
+    pub(crate) fn new(
+        model: &Arc<Model<B>>,
+        requests: &[Request],
+        reader: &Reader,
+        cancel: &CancelFlag,
+    ) -> Result<Self> {
+        let Some(first) = requests.first() else { return Err(Error::usage("a batch has no items")) };
+        requests.iter().try_for_each(|request| request.check_count(1))?;
+        let plan = model.plan_without_words(first, reader.is_other())?;
+        cancel.check()?;
+        let shape = Shape::of(model, first, &plan);
+        let requests = &requests[..requests.len().min(shape.most_at_once())];
+        let mut plans = vec![plan];
+        for request in &requests[1..] {
+            let plan = Plan { is_read_elsewhere: plans[0].is_read_elsewhere, ..Plan::new(request, model.info())? };
+            if Shape::of(model, request, &plan) != shape {
+                return Err(Error::usage("the items of a batch have other sizes, steps, guidance or adapters")
+                    .hint("make each shape in a batch of its own"));
+            }
+            plans.push(plan);
+        }
+        let noise = draw(model, requests, &plans)?;
+        let text = model.read(requests, &mut plans)?;
+        let item = |(plan, request)| Item { plan, given: Given::of(request) };
+        Ok(Self {
+            model: Arc::clone(model),
+            text,
+            reader: reader.clone(),
+            images: Images::of(first),
+            items: plans.into_iter().zip(requests).map(item).collect(),
+            adapters: AdapterSet::of(&first.adapters),
+            cancel: cancel.clone(),
+            clock: Clock::new(model.backend().clone())?,
+            state: State::New(noise),
+        })
+    }
+
+    /// Size, steps, guidance and the first image's seed.
+    pub fn plan(&self) -> &Plan {
+        &self.items[0].plan
+    }
+
+    /// Enqueues the text features of the prompt, and the latents of the images that are given.
+    ///
+    /// Errors when memory runs out, or the session is cancelled; so do all of the following.
+    pub fn encode(&mut self, report: &mut dyn FnMut(Progress)) -> Result<()> {
+        match mem::replace(&mut self.state, State::Failed) {
+            State::New(noise) => {
+                let caller = Caller::new(report, &self.cancel);
+                let (residency, clock) = (&self.model.residency, &mut self.clock);
+                let plan = &self.items[0].plan;
+                let txt = self.text.encode(residency, plan, &self.reader, &caller, clock)?;
+                let latents = self.images.encode(residency, plan, &caller, clock)?;
+                self.state = State::Encoded(noise, txt, latents);
+            }
+            State::Failed => return Err(Error::new("the session has ended with an error")),
+            state => self.state = state,
+        }
+        Ok(())
+    }
+
+    /// Does everything before the first step. Returns how many images the batch has: as many as memory allows, at least
+    /// one.
+    pub fn prepare(&mut self, report: &mut dyn FnMut(Progress)) -> Result<usize> {
+        self.encode(report)?;
+        match mem::replace(&mut self.state, State::Failed) {
+            State::Encoded(noise, txt, latents) => {
+                let caller = Caller::new(report, &self.cancel);
+                let (residency, batch) = (&self.model.residency, (&self.items[0].plan, self.items.len()));
+                let read = Conditions { txt: &txt, images: &self.images, latents, adapters: &self.adapters };
+                let (denoising, noise) = Denoising::prepare(residency, read, noise, batch, &caller, &mut self.clock)?;
+                self.model.reuse(noise);
+                self.items.truncate(denoising.samples());
+                self.state = State::Denoising(denoising);
+            }
+            state => self.state = state,
+        }
+        Ok(self.items.len())
+    }
+
+    /// Where the transformer has the adapters of this session, in words, while it is denoising; for the curious.
+    pub fn adapter_remark(&self) -> Option<&str> {
+        self.adapted().map(|adapted| adapted.remark.as_str())
+    }
+
+    /// Where the transformer has the adapters of this session, while it is denoising; none where there are none.
+    pub fn adapter_placement(&self) -> Option<Placement> {
+        self.adapted().map(|adapted| adapted.placement)
+    }
+
+    fn adapted(&self) -> Option<&Adapted<B>> {
+        match &self.state {
+            State::Denoising(denoising) => denoising.adapted(),
+            _ => None,
+        }
+    }
+
+    /// Enqueues one step. Returns whether there was one left.
+    pub fn step(&mut self, report: &mut dyn FnMut(Progress)) -> Result<bool> {
+        self.prepare(report)?;
+        let State::Denoising(denoising) = &mut self.state else { return Ok(false) };
+        if denoising.is_done() {
+            return Ok(false);
+        }
+        let caller = Caller::new(report, &self.cancel);
+        let stepped = denoising.step(self.model.backend(), &caller, &mut self.clock);
+        self.end_on_error(stepped)?;
+        Ok(true)
+    }
+
+    /// The next image; `None` after the last.
+    pub fn decode(&mut self, report: &mut dyn FnMut(Progress)) -> Result<Option<Decoded>> {
+        while self.step(report)? {}
+        let caller = Caller::new(report, &self.cancel);
+        let (model, plan, clock) = (&self.model, &self.items[0].plan, &mut self.clock);
+        match mem::replace(&mut self.state, State::Failed) {
+            State::Denoising(denoising) => {
+                // Drops what the steps read, before room is made for the decoder.
+                let latents = denoising.into_latents();
+                self.state = State::Decoding(Decoding::prepare(&model.residency, latents, plan, &caller, clock)?);
+            }
+            state => self.state = state,
+        }
+        let State::Decoding(decoding) = &mut self.state else { unreachable!("prepared above") };
+        let item = self.items.get(decoding.taken());
+        let decoded = decoding.next(model.backend(), plan, &caller, clock);
+        let decoded = decoded.map_err(|error| match item {
+            Some(item) => model.residency.files().explain(error, |what| item.given.blame(what)),
+            None => error,
+        });
+        let plan = item.map(|item| Plan { is_read_elsewhere: false, ..item.plan.clone() });
+        let rgb = self.end_on_error(decoded)?;
+        Ok(rgb.zip(plan).map(|(rgb, plan)| Decoded { rgb, plan }))
+    }
+
+    /// Where the time of the session went. Waits for all work that was enqueued. Of devices that make an image
+    /// together, all do so.
+    pub fn finish(self) -> Result<Timings> {
+        let backend = self.model.backend();
+        let own = self.clock.finish()?;
+        if backend.world() == 1 {
+            return Ok(own);
+        }
+        let mut all = backend.gather_host("the timings", own)?;
+        let others = all.split_off(1);
+        let first = all.swap_remove(0);
+        Ok(match backend.rank() {
+            0 => Timings { other_devices: others, ..first },
+            rank => others.into_iter().nth(rank - 1).unwrap_or(first),
+        })
+    }
+
+    /// Makes all images that are left.
+    pub fn run(mut self, report: &mut dyn FnMut(Progress)) -> Result<Vec<Image>> {
+        let mut decoded = Vec::new();
+        while let Some(image) = self.decode(report)? {
+            decoded.push(image);
+        }
+        let timings = self.finish()?;
+        let image = |Decoded { rgb, plan }| Image { rgb, plan, timings: timings.clone() };
+        Ok(decoded.into_iter().map(image).collect())
+    }
+
+    /// The text features of the first image's prompt, and with guidance those of its negative one, in float32. Waits
+    /// for them.
+    ///
+    /// Errors also when the steps have begun.
+    pub fn embeddings(&mut self) -> Result<Embeddings> {
+        self.encode(&mut |_| {})?;
+        let State::Encoded(_, txt, _) = &self.state else { return Err(Error::new("the text features were used up")) };
+        let download = |rows: Range<usize>| {
+            let text = txt.rows.row_view(rows);
+            Ok(Array { shape: vec![text.rows(), text.cols()], values: self.model.backend().download(&text)? })
+        };
+        let mut texts = txt.of_item(0).map(download);
+        let prompt = texts.next().unwrap_or_else(|| Err(Error::new("an item has no prompt")))?;
+        Embeddings::new(prompt, texts.next().transpose()?)
+    }
+
+    /// The final latents of each image, as a request takes them. Waits for them.
+    ///
+    /// Errors also when decoding has begun.
+    pub fn final_latents(&mut self, report: &mut dyn FnMut(Progress)) -> Result<Vec<Latents>> {
+        while self.step(report)? {}
+        let (height, width) = self.model.info().latent_size(self.plan());
+        let channels = self.model.info().transformer.in_channels;
+        let tokens = self.latents()?;
+        let images = tokens.chunks_exact(height * width * channels);
+        Ok(images.map(|tokens| Latents::of_tokens(tokens, channels, [height, width])).collect())
+    }
+
+    /// The final latents, in float32 [samples * height / patch * width / patch, channels]. Waits for them. This is for
+    /// tests and tools.
+    ///
+    /// Errors also when decoding has begun.
+    pub fn latents(&mut self) -> Result<Vec<f32>> {
+        while self.step(&mut |_| {})? {}
+        match &self.state {
+            State::Denoising(denoising) => self.model.backend().download(denoising.latents()),
+            _ => Err(Error::new("the latents were given to the decoder")),
+        }
+    }
+
+    fn end_on_error<T>(&mut self, result: Result<T>) -> Result<T> {
+        if result.is_err() {
+            self.state = State::Failed;
+        }
+        result
+    }
+}
+
+/// Draws the noise of each request, or takes what it gives. It does so on another thread, because the noise is not
+/// needed before the first step.
+///
+/// Errors when the system starts no thread.
+fn draw<B: Backend>(model: &Model<B>, requests: &[Request], plans: &[Plan]) -> Result<JoinHandle<Noise>> {
+    let info = model.info();
+    let (channels, (height, width)) = (info.transformer.in_channels, info.latent_size(&plans[0]));
+    let start =
+        |(request, plan): (&Request, &Plan)| (request.start().map(|(start, _)| start.clone()), plan.rng, plan.seed);
+    let starts: Vec<_> = requests.iter().zip(plans).map(start).collect();
+    let mut noise = model.noise();
+    let draw = move || {
+        let starts = starts.iter().map(|(given, rng, seed)| match given {
+            Some(latents) => Start::Given(latents.values()),
+            None => Start::Seed(*rng, *seed),
+        });
+        noise.fill(&starts.collect::<Vec<_>>(), channels, height, width);
+        noise
+    };
+    thread::Builder::new().spawn(draw).map_err(|e| Error::no_thread(&e))
+}
+
+impl<B: Backend> Model<B> {
+    /// A session for the first of `count` images of one prompt: as many as memory allows in one batch, at least one.
+    /// Their seeds are the request's and those that follow it. `cancel` ends the session.
+    ///
+    /// An image of a batch is the image that its seed makes alone, up to the rounding of products of another size.
+    ///
+    /// Errors as [`Model::plan`] does, and when `count` is 0 or the seeds would exceed the largest one.
+    pub fn session(self: &Arc<Self>, request: &Request, count: usize, cancel: &CancelFlag) -> Result<Session<B>> {
+        self.session_of(&request.items(count)?, cancel)
+    }
+
+    /// A session for the first of `requests`: as many as memory allows in one batch, at least one. Each is an item of
+    /// the batch, with a prompt and a seed of its own; all have one shape, which is size, steps, guidance, the numbers
+    /// of text tokens, and adapters. Images that are made from other images are batches by themselves. `cancel` ends
+    /// the session.
+    ///
+    /// Errors as [`Model::plan`] does, when there are no requests, or they have no shape in common.
+    pub fn session_of(self: &Arc<Self>, requests: &[Request], cancel: &CancelFlag) -> Result<Session<B>> {
+        Session::new(self, requests, &Reader::Own, cancel)
+    }
+
+    /// Makes an image.
+    ///
+    /// Errors when the model cannot do what is asked for, or memory runs out.
+    pub fn generate(self: &Arc<Self>, request: &Request) -> Result<Image> {
+        let mut images = self.generate_batch(request, 1)?;
+        Ok(images.pop().expect("one was asked for"))
+    }
+
+    /// Makes the images of one [`Model::session`].
+    ///
+    /// Errors as [`Model::session`] and [`Model::generate`].
+    pub fn generate_batch(self: &Arc<Self>, request: &Request, count: usize) -> Result<Vec<Image>> {
+        self.session(request, count, &CancelFlag::default())?.run(&mut |_| {})
+    }
+
+    /// The latents behind an image, see [`Session::latents`].
+    ///
+    /// Errors as [`Model::generate`].
+    pub fn latents(self: &Arc<Self>, request: &Request) -> Result<Vec<f32>> {
+        self.session(request, 1, &CancelFlag::default())?.latents()
+    }
+}

@@ -1,0 +1,193 @@
+//! A model on a backend: what all of its sessions share.
+
+use std::mem;
+use std::path::Path;
+use std::slice;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use crate::backend::Backend;
+use crate::error::Result;
+use crate::files::adapter::Adapter;
+use crate::files::{Container, ModelFiles};
+use crate::model::info::ModelInfo;
+use crate::model::open::LateTokenizer;
+use crate::model::open::OpenModel;
+use crate::pipeline::memory::plan::MemoryPlan;
+use crate::pipeline::request::needs::Needs;
+use crate::pipeline::request::plan::{Plan, Request};
+use crate::pipeline::residency::Residency;
+use crate::pipeline::residency::placement::Placement;
+use crate::pipeline::session::text::Text;
+use crate::sampler::Noise;
+
+/// A model on a backend, ready to make images; any number of [`Session`](crate::pipeline::Session)s share it, from any threads.
+///
+/// It caches, as far as memory allows, the weights, the text features of the last prompts, and what images of one shape
+/// share.
+pub struct Model<B: Backend> {
+    pub(crate) residency: Residency<B>,
+    tokenizer: Arc<LateTokenizer>,
+    /// The noise of the last batch, whose memory the next one reuses.
+    noise: Mutex<Noise>,
+}
+
+impl<B: Backend> Model<B> {
+    /// [`OpenModel::open`] and [`Model::new`].
+    ///
+    /// Errors as [`OpenModel::open`]. Nothing is copied to the device yet.
+    pub fn load(backend: B, dir: &ModelFiles) -> Result<Arc<Self>> {
+        OpenModel::open(dir).map(|model| Self::new(backend, model))
+    }
+
+    /// A model on a backend. Nothing is copied to the device yet.
+    pub fn new(backend: B, OpenModel { info, tokenizer, files, .. }: OpenModel) -> Arc<Self> {
+        let residency = Residency::new(backend, Arc::new(info), Arc::new(files));
+        Arc::new(Self { residency, tokenizer: Arc::new(tokenizer), noise: Mutex::default() })
+    }
+
+    /// The same model on another backend. It shares the files; its weights are copied from this one's device where that
+    /// has them and both are linked.
+    ///
+    /// Errors as [`WeightStore::copy_weights_from`](crate::backend::WeightStore::copy_weights_from).
+    pub fn on(&self, backend: B) -> Result<Arc<Self>> {
+        let residency = self.residency.on(backend)?;
+        Ok(Arc::new(Self { residency, tokenizer: Arc::clone(&self.tokenizer), noise: Mutex::default() }))
+    }
+
+    /// The model's configs.
+    pub fn info(&self) -> &ModelInfo {
+        self.residency.info()
+    }
+
+    /// The backend on which it runs.
+    pub fn backend(&self) -> &B {
+        self.residency.backend()
+    }
+
+    /// Opens an adapter for this model.
+    ///
+    /// Errors as [`Adapter::open`].
+    pub fn adapter(&self, path: &Path) -> Result<Arc<Adapter>> {
+        let weights = self.residency.files().transformer.files().first().map(Container::path);
+        self.info().adapter_near(path, weights)
+    }
+
+    /// Has the changes of low rank that adapters make `placement`, whatever memory there is; with `None`, the default,
+    /// memory decides. Sets of adapters that are cached leave. This is for tests and tools.
+    pub fn place_adapters(&self, placement: Option<Placement>) {
+        self.residency.place_adapters(placement);
+    }
+
+    /// Starts loading the weights of a first image on other threads, while the caller does something else, such as
+    /// waiting for the tokenizer. Does nothing where the weights do not all fit in memory at once, take no memory, or
+    /// are loaded.
+    ///
+    /// Errors when the model cannot do what is asked for.
+    pub fn prefetch(&self, request: &Request) -> Result<()> {
+        self.prefetch_as(request, false)
+    }
+
+    /// The same where another device may read the prompt.
+    ///
+    /// Errors as [`Model::prefetch`].
+    pub(crate) fn prefetch_as(&self, request: &Request, is_read_elsewhere: bool) -> Result<()> {
+        let plan = Plan { is_read_elsewhere, ..Plan::new(request, self.info())? };
+        self.needs(&plan)?;
+        // One device of a group reads the prompt for all.
+        let reads = request.embeddings.is_none() && self.backend().rank() == 0 && !is_read_elsewhere;
+        self.residency.prefetch(&plan, reads)
+    }
+
+    /// What a session would make of the request. Waits for the tokenizer.
+    ///
+    /// Errors when the model cannot do what is asked for, or its tokenizer cannot be read.
+    pub fn plan(&self, request: &Request) -> Result<Plan> {
+        let mut plan = self.plan_without_words(request, false)?;
+        self.read(slice::from_ref(request), slice::from_mut(&mut plan))?;
+        Ok(plan)
+    }
+
+    /// Which parts of the model are in memory while it makes images like `plan`.
+    ///
+    /// Errors when there is too little memory for one.
+    pub fn memory_plan(&self, plan: &Plan) -> Result<MemoryPlan> {
+        self.residency.checked_memory_plan(plan)
+    }
+
+    /// The plan but for notes on the prompt, which another device may read.
+    ///
+    /// Errors as [`Model::plan`].
+    pub(crate) fn plan_without_words(&self, request: &Request, is_read_elsewhere: bool) -> Result<Plan> {
+        let plan = Plan { is_read_elsewhere, ..Plan::new(request, self.info())? };
+        self.needs(&plan)?;
+        self.memory_plan(&plan)?;
+        if request.images().next().is_some() {
+            self.residency.files().check_encoder(self.info())?;
+        }
+        Ok(plan)
+    }
+
+    /// What an image needs.
+    ///
+    /// Errors when the backend cannot compute so large an image, however much memory there is.
+    fn needs(&self, plan: &Plan) -> Result<Needs> {
+        let needs = Needs::of(&self.backend().costs(), self.info(), plan);
+        needs.check_largest(self.backend().costs().max_tensor_values, self.info(), plan)?;
+        Ok(needs)
+    }
+
+    /// What a session reads. Waits for the tokenizer where it reads prompts.
+    pub(crate) fn read(&self, requests: &[Request], plans: &mut [Plan]) -> Result<Text> {
+        Text::read(requests, plans, |prompt, length| {
+            let tokenizer = self.tokenizer.get()?;
+            let tokens = tokenizer.encode_to(prompt, length)?;
+            tokenizer.check_vocabulary(&tokens, self.info().text_encoder.vocab_size)?;
+            Ok(tokens)
+        })
+    }
+
+    /// Noise of an earlier batch, for its memory.
+    pub(crate) fn noise(&self) -> Noise {
+        mem::take(&mut *self.noise.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// Gives noise back to [`Model::noise`].
+    pub(crate) fn reuse(&self, noise: Noise) {
+        *self.noise.lock().unwrap_or_else(PoisonError::into_inner) = noise;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::backend::cpu::{Cpu, Precision};
+    use crate::backend::cuda::Cuda;
+
+    #[test]
+    fn a_model_may_be_shared_by_threads() {
+        fn shared<T: Send + Sync>() {}
+        shared::<Model<Cpu>>();
+        shared::<Model<Cuda>>();
+    }
+
+    #[test]
+    fn batches_of_the_same_size_have_one_shape_however_many_are_to_come() {
+        let dir = ModelFiles::open("models/tiny".as_ref()).unwrap();
+        let model = Model::load(Cpu::new(Precision::F32), &dir).unwrap();
+        let mut request = Request { width: Some(32), height: Some(32), steps: Some(1), ..Request::new("a cat", 1) };
+        let shapes = || (model.residency.steps.len(), model.residency.decodes.len());
+        let (mut left, mut batches) = (26, Vec::new());
+        while left > 0 {
+            let images = model.generate_batch(&request, left).unwrap().len();
+            (left, request.seed) = (left - images, request.seed + images as u64);
+            batches.push((images, shapes()));
+        }
+        assert_eq!(batches, [(8, (1, 1)), (8, (1, 1)), (8, (1, 1)), (2, (2, 1))]);
+        request.height = Some(16);
+        model.generate_batch(&request, 2).unwrap();
+        assert_eq!(shapes(), (3, 2), "another size is another shape");
+        request.steps = Some(2);
+        model.generate_batch(&request, 2).unwrap();
+        assert_eq!(shapes(), (3, 2), "the number of steps is not");
+    }
+}

@@ -1,0 +1,283 @@
+//! The texts of a batch: from prompts to the features that the transformer reads.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use crate::backend::Backend;
+use crate::error::{Result, escaped};
+use crate::files::Array;
+use crate::pipeline::request::embeddings::Embeddings;
+use crate::pipeline::request::plan::{Plan, Request};
+use crate::pipeline::residency::Residency;
+use crate::pipeline::residency::timings::Clock;
+use crate::pipeline::session::shared_text::Reader;
+use crate::stage::Caller;
+use crate::stage::Stage;
+use crate::tensor::Tensor;
+use crate::text_encoder::PromptTokens;
+
+/// The texts of a batch, each once, and which of them each item reads.
+pub(crate) struct Text {
+    texts: Texts,
+    /// Of each item its prompt and, with guidance, its negative one, as places in the texts.
+    of_items: Vec<Vec<usize>>,
+}
+
+enum Texts {
+    Prompts(Vec<Prompt>),
+    /// Their features [tokens, features].
+    Given(Vec<Arc<Array>>),
+}
+
+struct Prompt {
+    text: String,
+    tokens: PromptTokens,
+}
+
+/// The features of the texts of a batch, one under the other.
+pub(crate) struct TextFeatures<B: Backend> {
+    /// [tokens of all texts, features]
+    pub(crate) rows: Tensor<B>,
+    /// The rows of each text.
+    ranges: Vec<Range<usize>>,
+    /// As in [`Text`].
+    of_items: Vec<Vec<usize>>,
+}
+
+impl<B: Backend> TextFeatures<B> {
+    /// The texts that the first `samples` items read in these of the evaluations of a step, each once; and for each
+    /// evaluation and item the place of its text among them.
+    pub(crate) fn read(&self, evaluations: Range<usize>, samples: usize) -> (Vec<Range<usize>>, Vec<usize>) {
+        let (mut texts, mut places) = (Vec::new(), Vec::new());
+        for evaluation in evaluations {
+            for texts_of_item in &self.of_items[..samples] {
+                let text = texts_of_item[evaluation];
+                let known = texts.iter().position(|known| *known == text);
+                places.push(known.unwrap_or_else(|| {
+                    texts.push(text);
+                    texts.len() - 1
+                }));
+            }
+        }
+        (texts.into_iter().map(|text| self.ranges[text].clone()).collect(), places)
+    }
+
+    /// The rows of the texts of an item.
+    pub(crate) fn of_item(&self, item: usize) -> impl Iterator<Item = Range<usize>> {
+        self.of_items[item].iter().map(|text| self.ranges[*text].clone())
+    }
+}
+
+impl Text {
+    /// Reads what requests of one shape say, whose plans these are; `tokenize` makes a prompt a number of tokens. A
+    /// plan gets a note for each of its prompts that is cut off.
+    ///
+    /// Errors as `tokenize` does.
+    pub(crate) fn read(
+        requests: &[Request],
+        plans: &mut [Plan],
+        tokenize: impl Fn(&str, usize) -> Result<PromptTokens>,
+    ) -> Result<Self> {
+        let given = requests.iter().map(|request| request.embeddings.as_ref()).collect::<Option<Vec<_>>>();
+        if let Some(given) = given {
+            return Ok(Self::given(&given, plans));
+        }
+        let (mut prompts, mut of_items): (Vec<Prompt>, _) = (Vec::new(), Vec::new());
+        for (request, plan) in requests.iter().zip(plans) {
+            let guided = plan.guided();
+            let mut read = |name: &str, text: &str| {
+                let known = prompts.iter().position(|prompt| prompt.text == text);
+                let place = known.map_or_else(
+                    || {
+                        let tokens = tokenize(text, plan.text_tokens)?;
+                        prompts.push(Prompt { text: text.to_string(), tokens });
+                        Ok(prompts.len() - 1)
+                    },
+                    Ok,
+                )?;
+                plan.notes.extend(cut_note(name, text, &prompts[place].tokens));
+                Ok(place)
+            };
+            let mut of_item = vec![read("the prompt", &request.prompt)?];
+            if guided {
+                of_item.push(read("the negative prompt", request.negative.as_deref().unwrap_or_default())?);
+            }
+            of_items.push(of_item);
+        }
+        Ok(Self { texts: Texts::Prompts(prompts), of_items })
+    }
+
+    fn given(given: &[&Embeddings], plans: &[Plan]) -> Self {
+        let mut texts: Vec<Arc<Array>> = Vec::new();
+        let mut place = |features: &Arc<Array>| {
+            let known = texts.iter().position(|known| Arc::ptr_eq(known, features));
+            known.unwrap_or_else(|| {
+                texts.push(Arc::clone(features));
+                texts.len() - 1
+            })
+        };
+        let of_item = |(embeddings, plan): (&&Embeddings, &Plan)| {
+            let evaluations = if plan.guided() { 2 } else { 1 };
+            embeddings.arrays().into_iter().take(evaluations).flatten().map(&mut place).collect()
+        };
+        let of_items = given.iter().zip(plans).map(of_item).collect();
+        Self { texts: Texts::Given(texts), of_items }
+    }
+
+    /// The features of all texts. The text encoder runs only for prompts that are not cached, and on the first device
+    /// of a group only, unless the `reader` says that another group does it.
+    ///
+    /// Errors when memory runs out, or the caller cancels.
+    pub(crate) fn encode<B: Backend>(
+        &self,
+        residency: &Residency<B>,
+        plan: &Plan,
+        reader: &Reader,
+        caller: &Caller<'_>,
+        clock: &mut Clock<B>,
+    ) -> Result<TextFeatures<B>> {
+        caller.check()?;
+        let backend = residency.backend();
+        let (rows, lengths): (_, Vec<usize>) = match &self.texts {
+            Texts::Prompts(prompts) => {
+                let encoded = if backend.rank() == 0 {
+                    let features = read(prompts, residency, plan, reader, caller, clock)?;
+                    Some(Tensor::concat_rows(&features.iter().collect::<Vec<_>>())?)
+                } else {
+                    residency.prefetch(plan, false)?;
+                    None
+                };
+                clock.encoded()?;
+                backend.gather_host("the text", 0)?;
+                let lengths: Vec<usize> = prompts.iter().map(|prompt| prompt.tokens.ids.len()).collect();
+                let shape = [lengths.iter().sum(), residency.info().transformer.joint_attention_dim];
+                (Tensor::broadcast(backend, encoded, shape)?, lengths)
+            }
+            Texts::Given(texts) => {
+                residency.prefetch(plan, false)?;
+                let upload = |array: &Arc<Array>| backend.upload(&array.values, array.shape[0], array.shape[1]);
+                let features = texts.iter().map(upload).collect::<Result<Vec<_>>>()?;
+                let rows = Tensor::concat_rows(&features.iter().collect::<Vec<_>>())?;
+                clock.encoded()?;
+                (rows, texts.iter().map(|array| array.shape[0]).collect())
+            }
+        };
+        let mut end = 0;
+        let ranges = lengths.into_iter().map(|length| {
+            end += length;
+            end - length..end
+        });
+        Ok(TextFeatures { rows, ranges: ranges.collect(), of_items: self.of_items.clone() })
+    }
+}
+
+/// The features of each prompt, made here or by another device.
+fn read<B: Backend>(
+    prompts: &[Prompt],
+    residency: &Residency<B>,
+    plan: &Plan,
+    reader: &Reader,
+    caller: &Caller<'_>,
+    clock: &mut Clock<B>,
+) -> Result<Vec<Tensor<B>>> {
+    let backend = residency.backend();
+    match reader {
+        Reader::Own => encode(prompts, residency, plan, caller, clock),
+        Reader::First(shared) => {
+            let features = encode(prompts, residency, plan, caller, clock)?;
+            let named = prompts.iter().map(|prompt| (prompt.text.as_str(), prompt.tokens.ids.len()));
+            shared.give(named, |place| {
+                let features = &features[place];
+                Ok(Array { shape: vec![features.rows(), features.cols()], values: backend.download(features)? })
+            })?;
+            Ok(features)
+        }
+        Reader::Other(shared) => {
+            residency.prefetch(plan, false)?;
+            let cached: Vec<_> = prompts.iter().filter_map(|prompt| cached(prompt, residency)).collect();
+            if cached.len() == prompts.len() {
+                return Ok(cached);
+            }
+            let Some(made) = shared.wait(caller)? else {
+                let here = Plan { is_read_elsewhere: false, ..plan.clone() };
+                return encode(prompts, residency, &here, caller, clock);
+            };
+            let upload = |(prompt, made): (&Prompt, &Arc<Array>)| {
+                let features = backend.upload(&made.values, made.shape[0], made.shape[1])?;
+                let held = features.row_view(0..features.rows());
+                residency.prompts.insert(&prompt.text, features);
+                Ok(held)
+            };
+            prompts.iter().zip(&made).map(upload).collect()
+        }
+    }
+}
+
+/// The session holds what is cached, so that the cache may drop it for a new prompt or for memory.
+fn cached<B: Backend>(prompt: &Prompt, residency: &Residency<B>) -> Option<Tensor<B>> {
+    residency.prompts.get(&prompt.text, prompt.tokens.ids.len())
+}
+
+/// The features of each prompt, which the text encoder makes where they are not cached.
+fn encode<B: Backend>(
+    prompts: &[Prompt],
+    residency: &Residency<B>,
+    plan: &Plan,
+    caller: &Caller<'_>,
+    clock: &mut Clock<B>,
+) -> Result<Vec<Tensor<B>>> {
+    let mut features: Vec<Option<Tensor<B>>> = prompts.iter().map(|prompt| cached(prompt, residency)).collect();
+    let new = features.iter().filter(|known| known.is_none()).count();
+    residency.prefetch(plan, new > 0)?;
+    if new > 0 {
+        let encoder = residency.text_encoder(plan, caller, clock)?;
+        let (layers, total) = (encoder.layers(), (new * encoder.layers()) as u64);
+        let missing = features.iter_mut().zip(prompts).filter(|(features, _)| features.is_none());
+        for (i, (features, prompt)) in missing.enumerate() {
+            let encoded = encoder.forward(&prompt.tokens, |done| {
+                caller.report(Stage::Text, (i * layers + done) as u64, total);
+                caller.check()
+            })?;
+            *features = Some(encoded.row_view(0..encoded.rows()));
+            residency.prompts.insert(&prompt.text, encoded);
+        }
+    }
+    clock.ran_text_encoder(new);
+    Ok(features.into_iter().flatten().collect())
+}
+
+/// What someone should know of a prompt that is cut off; `name` is what to call it.
+fn cut_note(name: &str, text: &str, tokens: &PromptTokens) -> Option<String> {
+    let truncated = tokens.truncated;
+    // Where there are no words, only the template is cut.
+    if truncated == 0 || text.is_empty() {
+        return None;
+    }
+    let lost = first_words(text.get(tokens.cut_at..)).map_or(String::new(), |words| format!(", from `{words}` on"));
+    Some(format!("{name} is {truncated} tokens longer than the model reads; its end is cut off{lost}"))
+}
+
+/// The beginning of a text for a message, on one line; `None` where there are no words.
+fn first_words(text: Option<&str>) -> Option<String> {
+    const MOST: usize = 60;
+    let text = text?.trim();
+    let mut words = escaped(&text.chars().take(MOST).collect::<String>()).into_owned();
+    if text.chars().nth(MOST).is_some() {
+        words.push_str("...");
+    }
+    (!words.is_empty()).then_some(words)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn words_that_are_cut_off_are_quoted_on_one_line() {
+        assert_eq!(first_words(Some(" a\ncat\t")).as_deref(), Some("a\\ncat"));
+        assert_eq!(first_words(Some(&"ä".repeat(60))), Some("ä".repeat(60)));
+        assert_eq!(first_words(Some(&"ä".repeat(61))), Some("ä".repeat(60) + "..."));
+        assert_eq!(first_words(Some(" ")), None);
+        assert_eq!(first_words(None), None);
+    }
+}
