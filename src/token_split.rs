@@ -156,6 +156,16 @@ impl TokenSplit {
         Self { whole, first: ranks.start, rank: rank - ranks.start, world: ranks.len() }
     }
 
+    /// All tokens of `whole`, on one device.
+    pub fn alone(whole: TokenLayout) -> Self {
+        Self::new(whole, 0, 1)
+    }
+
+    /// The tokens of `batch` samples, on the same devices.
+    pub fn with_batch(self, batch: usize) -> Self {
+        Self { whole: TokenLayout { batch, ..self.whole }, ..self }
+    }
+
     /// The same tokens, of which only those of the image ask queries.
     pub fn image_queries(self) -> Self {
         Self { whole: self.whole.image_queries(), ..self }

@@ -72,10 +72,10 @@ fn an_image_comes_back_from_its_latents() -> flux::Result<()> {
         let image = image::open(golden.join(file)).unwrap().to_rgb8();
         let (height, width, patch) = (image.height() as usize, image.width() as usize, config.patch_pixels());
         let pixels = Grid::new(backend.upload_rgb8(&image, height, width)?, height, width);
-        let latents = encoder.forward(pixels, |_| Ok(()))?;
+        let latents = encoder.forward(pixels, None, |_| Ok(()))?;
         let values = backend.download(&latents)?;
         let rms = (values.iter().map(|v| f64::from(v * v)).sum::<f64>() / values.len() as f64).sqrt();
-        let decoded = decoder.forward(decoder.unpack(&latents, height / patch, width / patch)?, |_| Ok(()))?;
+        let decoded = decoder.forward(decoder.unpack(&latents, height / patch, width / patch, None)?, |_| Ok(()))?;
         let back = backend.take_rgb8(backend.rgb8(&decoded.pixels)?)?;
         let squares: f64 = back.iter().zip(image.as_raw()).map(|(a, b)| f64::from(a.abs_diff(*b)).powi(2)).sum();
         let psnr = 10.0 * (255.0f64.powi(2) * back.len() as f64 / squares).log10();

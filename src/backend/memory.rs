@@ -1,5 +1,8 @@
 //! `trait Memory`: tensors of a backend, and what crosses between it and the host.
 
+use std::sync::Arc;
+
+use super::Reservations;
 use crate::error::Result;
 use crate::tensor::{Dtype, Tensor};
 
@@ -24,6 +27,12 @@ pub trait Memory: Clone + Send + Sync + Sized + 'static {
     fn describe(&self) -> String;
     /// Bytes that may still be allocated; `u64::MAX` where the amount is unknown.
     fn available_bytes(&self) -> u64;
+    /// Bytes that are free on the device, whether this backend may allocate them or not.
+    fn device_bytes(&self) -> u64 {
+        self.available_bytes()
+    }
+    /// What is promised on the device, and a number that tells the backend's pool of memory from others on it.
+    fn reservations(&self) -> (Arc<Reservations>, usize);
     /// Host values as activations, [rows, cols].
     fn upload(&self, values: &[f32], rows: usize, cols: usize) -> Result<Tensor<Self>>;
     /// Host values that stay float32 on every backend: rope tables, latent statistics.

@@ -12,6 +12,7 @@ mod group;
 mod member;
 mod memory;
 mod ops;
+mod reservations;
 mod turns;
 mod weight_store;
 
@@ -21,6 +22,7 @@ pub use graph_cache::{GraphCache, RepeatedWork};
 pub use group::Group;
 pub use memory::Memory;
 pub use ops::Ops;
+pub use reservations::{Claim, Claimant, Promised, Reservation, Reservations};
 pub use turns::{SLABS, Turns, slab_bytes, slab_of};
 pub use weight_store::WeightStore;
 

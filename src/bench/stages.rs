@@ -147,7 +147,7 @@ pub fn measure_encodes<B: Backend>(bench: &mut Bench<'_, B>, dir: &ModelFiles, s
         let rgb: Vec<u8> = (0..3 * size * size).map(|i| ((i * 0x9e37) >> 8) as u8).collect();
         let image = || Ok(Grid::new(backend.upload_rgb8(&rgb, size, size)?, size, size));
         let work = Work::Flops(shapes.encode_flops(size));
-        bench.op(&name, work, image, |image| encoder.forward(image, |_| Ok(())))?;
+        bench.op(&name, work, image, |image| encoder.forward(image, None, |_| Ok(())))?;
     }
     Ok(())
 }

@@ -9,7 +9,6 @@ pub use schedule::{Schedule, ScheduleKind};
 
 use crate::backend::Backend;
 use crate::error::Result;
-use crate::ops::{Sharing, TokenLayout};
 use crate::tensor::Tensor;
 use crate::transformer::{ReferenceCache, Sequence, StepModulation, Transformer};
 
@@ -29,8 +28,22 @@ pub struct Conditioning<'a, B: Backend> {
     pub cached: Option<&'a ReferenceCache<B>>,
     /// Guidance scale; `None` where one evaluation makes a step.
     pub guidance: Option<f32>,
-    /// Whether both evaluations of guidance run as one batch; without references only.
-    pub batched: bool,
+    /// How both evaluations of guidance are made.
+    pub evaluations: Evaluations,
+}
+
+/// How both evaluations of guidance are made.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Evaluations {
+    /// One after the other.
+    InTurn,
+    /// As one batch; without references only.
+    Batched,
+    /// Each by one half of the devices, this one by the half that has the prompt or by the other.
+    Halved {
+        /// Whether it is the half that has the prompt.
+        has_prompt: bool,
+    },
 }
 
 /// One step: latents [samples * tokens of this device, channels] -> latents; dt is [1, 1]. Enqueues work only; waits
@@ -52,28 +65,30 @@ fn velocity<B: Backend>(
     conditioning: &Conditioning<'_, B>,
     modulation: &StepModulation<B>,
 ) -> Result<Tensor<B>> {
-    let Conditioning { context, sequence, negative, cached, guidance, batched } = *conditioning;
+    let Conditioning { context, sequence, negative, cached, guidance, evaluations } = *conditioning;
     let forward = |latents: &Tensor<B>, context: &Tensor<B>, sequence: Sequence<'_, B>| {
         transformer.forward(latents, context, modulation, &sequence, cached)
     };
     let Some(guidance) = guidance else {
         return forward(latents, context, sequence);
     };
-    if sequence.sharing == Sharing::Half {
-        let (rank, world) = (latents.backend().rank(), latents.backend().world());
-        let own = forward(latents, context, sequence)?;
-        let other = own.swap_halves()?;
-        return if rank < world / 2 { own.guide(&other, guidance) } else { other.guide(&own, guidance) };
-    }
-    let (positive, negative) = if batched && negative.is_none() {
-        let layout = TokenLayout { batch: 2 * sequence.layout.batch, ..sequence.layout };
-        let both = forward(&Tensor::concat_rows(&[latents, latents])?, context, Sequence { layout, ..sequence })?;
-        both.split_rows(latents.rows())
-    } else {
-        let rows = sequence.split(latents.backend()).own().context_rows();
-        let (prompt, other) = (context.row_view(0..rows), context.row_view(rows..context.rows()));
-        let positive = forward(latents, &prompt, sequence)?;
-        (positive, forward(latents, &other, negative.unwrap_or(sequence))?)
+    let (positive, negative) = match evaluations {
+        Evaluations::Halved { has_prompt } => {
+            let own = forward(latents, context, sequence)?;
+            let other = own.swap_halves()?;
+            if has_prompt { (own, other) } else { (other, own) }
+        }
+        Evaluations::Batched if negative.is_none() => {
+            let split = sequence.split.with_batch(2 * sequence.split.whole().batch);
+            let both = forward(&Tensor::concat_rows(&[latents, latents])?, context, Sequence { split, ..sequence })?;
+            both.split_rows(latents.rows())
+        }
+        Evaluations::Batched | Evaluations::InTurn => {
+            let rows = sequence.split.own().context_rows();
+            let (prompt, other) = (context.row_view(0..rows), context.row_view(rows..context.rows()));
+            let positive = forward(latents, &prompt, sequence)?;
+            (positive, forward(latents, &other, negative.unwrap_or(sequence))?)
+        }
     };
     positive.guide(&negative, guidance)
 }

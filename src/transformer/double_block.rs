@@ -83,7 +83,7 @@ impl<B: Backend> DoubleBlock<B> {
         sequence: &Sequence<'_, B>,
         keys: Keys<'_, B>,
     ) -> Result<Residual<'a, B>> {
-        let split = sequence.split(residual.x().backend());
+        let split = sequence.split;
         let (txt, img, layout) = (&self.txt, &self.img, split.own());
         let txt_rows = layout.txt_rows();
         let [[txt_msa, txt_mlp], [img_msa, img_mlp]] = modulation;

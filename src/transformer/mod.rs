@@ -33,7 +33,7 @@ use crate::backend::Backend;
 use crate::error::Result;
 use crate::files::{ModelFiles, Role, TensorFiles};
 use crate::nn::{Blocks, Layers, Linear, Operand, Weights};
-use crate::ops::{Pairs, Rope, Sharing, TokenLayout, TokenSplit};
+use crate::ops::{Pairs, Rope, TokenSplit};
 use crate::tensor::Tensor;
 use modulation::ModulationWeights;
 use references::AllKeys;
@@ -127,13 +127,11 @@ impl<B: Backend> Transformer<B> {
         latents.linear(&self.x_embedder, None)
     }
 
-    /// Rotary tables for `txt` text tokens, then reference images and an image, whose sizes are [height, width] in
-    /// tokens. They have a row for each token of this device, where `sharing` tells which devices share them.
-    pub fn rope(&self, txt: usize, references: &[[usize; 2]], image: [usize; 2], sharing: Sharing) -> Result<Rope<B>> {
-        let all = position_ids(txt, references, image);
-        let [references, img] = [tokens(references), tokens(&[image])];
-        let layout = TokenLayout { references, ..TokenLayout::new(1, txt, img) };
-        let split = TokenSplit::shared(layout, sharing, self.backend.rank(), self.backend.world());
+    /// Rotary tables of a sample: a row for each token of `split` that this device has. The sizes of reference images
+    /// and of the image are [height, width] in tokens.
+    pub fn rope(&self, split: &TokenSplit, references: &[[usize; 2]], image: [usize; 2]) -> Result<Rope<B>> {
+        let all = position_ids(split.whole().txt, references, image);
+        let split = split.with_batch(1);
         let ids: Vec<_> = split.rows().runs_of(split.rank()).flat_map(|run| all[run.whole].to_vec()).collect();
         let (cos, sin) = rope_tables(&self.config, &ids);
         let (rows, cols) = (ids.len(), self.config.attention_head_dim / 2);
@@ -146,19 +144,22 @@ impl<B: Backend> Transformer<B> {
 
     /// Keys and values of reference images for [`Transformer::forward`], with which a model must be trained.
     ///
-    /// references [tokens, dim] as [`Transformer::references`] makes them, of images of `sizes` in tokens. All devices
-    /// have the keys and values of all tokens, each of its own heads.
+    /// references [tokens, dim] as [`Transformer::references`] makes them, of images of `sizes` in tokens; `split` says
+    /// which of them this device has. All devices have the keys and values of all tokens, each of its own heads.
     ///
     /// Source: FLUX.2 reference `Flux2KVAttnProcessor` and the first step of `Flux2KleinKVPipeline`; one pass over the
     /// references alone gives the same.
-    pub fn reference_cache(&self, references: &Tensor<B>, sizes: &[[usize; 2]]) -> Result<ReferenceCache<B>> {
+    pub fn reference_cache(
+        &self,
+        references: &Tensor<B>,
+        sizes: &[[usize; 2]],
+        split: TokenSplit,
+    ) -> Result<ReferenceCache<B>> {
         let modulations = self.modulations(&[0.0])?;
-        let sharing = Sharing::Group;
-        let (modulation, rope) = (StepModulation::of_row(&modulations.row(0))?, self.rope(0, sizes, [0, 0], sharing)?);
+        let (modulation, rope) = (StepModulation::of_row(&modulations.row(0))?, self.rope(&split, sizes, [0, 0])?);
         let rows = references.row_view(0..references.rows());
-        let layout = TokenLayout::single(tokens(sizes));
         let mut keys = AllKeys::Recorded(Vec::new());
-        self.blocks(rows, &modulation, &Sequence { layout, sharing, rope: &rope }, &mut keys)?;
+        self.blocks(rows, &modulation, &Sequence { split, rope: &rope }, &mut keys)?;
         let AllKeys::Recorded(blocks) = keys else { unreachable!("made above") };
         Ok(ReferenceCache { blocks })
     }
@@ -181,7 +182,7 @@ impl<B: Backend> Transformer<B> {
         let x = Tensor::concat_rows(&[context, &latents.linear(&self.x_embedder, None)?])?;
         let mut keys = cached.map_or(AllKeys::Rows, AllKeys::Cached);
         let h = self.blocks(x, modulation, sequence, &mut keys)?;
-        let own = sequence.split(&self.backend).own();
+        let own = sequence.split.own();
         let img = if self.single_transformer_blocks.is_empty() { h.split_rows(own.context_rows()).1 } else { h };
         self.final_layer.forward(&img)
     }
@@ -195,7 +196,7 @@ impl<B: Backend> Transformer<B> {
         keys: &mut AllKeys<'_, B>,
     ) -> Result<Operand<B>> {
         let StepModulation { double_txt, double_img, single, norm_out } = modulation;
-        let mut residual = Residual::new(x, sequence.split(&self.backend).own().txt_rows(), self.config.eps);
+        let mut residual = Residual::new(x, sequence.split.own().txt_rows(), self.config.eps);
         let mut pass = self.blocks.begin(&self.backend);
         for (i, block) in self.transformer_blocks.iter().enumerate() {
             pass.enter(i)?;
@@ -207,11 +208,6 @@ impl<B: Backend> Transformer<B> {
         }
         Ok(residual.norm([self.final_layer.norm(norm_out); 2])?.1)
     }
-}
-
-/// Tokens of images of `sizes`.
-fn tokens(sizes: &[[usize; 2]]) -> usize {
-    sizes.iter().map(|[height, width]| height * width).sum()
 }
 
 /// Opens the transformer's files.

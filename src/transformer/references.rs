@@ -6,7 +6,7 @@
 
 use crate::backend::Backend;
 use crate::error::Result;
-use crate::ops::{KeyValues, Mask, Rope, Sharing, TokenLayout, TokenSplit};
+use crate::ops::{KeyValues, Mask, Rope, TokenSplit};
 use crate::tensor::Tensor;
 
 /// Keys and values of the reference tokens in every block, after the norm and the rotation. Of several devices, each
@@ -30,19 +30,10 @@ impl<B: Backend> ReferenceCache<B> {
 
 /// The tokens of a sequence and their positions.
 pub struct Sequence<'a, B: Backend> {
-    /// The tokens of all devices that share them.
-    pub layout: TokenLayout,
-    /// Which devices these are.
-    pub sharing: Sharing,
+    /// The tokens, and which of them this device has.
+    pub split: TokenSplit,
     /// A row for each token of a sample that this device has.
     pub rope: &'a Rope<B>,
-}
-
-impl<B: Backend> Sequence<'_, B> {
-    /// Which of the tokens the device `on` has.
-    pub fn split(&self, on: &B) -> TokenSplit {
-        TokenSplit::shared(self.layout, self.sharing, on.rank(), on.world())
-    }
 }
 
 // A derived implementation would demand a backend that is `Copy`.

@@ -52,7 +52,7 @@ impl<B: Backend> SingleBlock<B> {
         sequence: &Sequence<'_, B>,
         keys: Keys<'_, B>,
     ) -> Result<Residual<'a, B>> {
-        let split = sequence.split(residual.x().backend());
+        let split = sequence.split;
         let split = if self.last { split.image_queries() } else { split };
         let layout = split.own();
 

@@ -76,10 +76,10 @@ impl<B: Backend> Decoder<B> {
     }
 
     /// Packed latents [height * width, 4 * latent_channels] of the sampler -> VAE latents [2 * height * 2 * width,
-    /// latent_channels], or the band of this device of them.
-    pub fn unpack(&self, latents: &Tensor<B>, height: usize, width: usize) -> Result<Grid<B>> {
+    /// latent_channels], or a band of them.
+    pub fn unpack(&self, latents: &Tensor<B>, height: usize, width: usize, band: Option<Band>) -> Result<Grid<B>> {
         let LatentStatistics { mean, std } = &self.statistics;
-        let Some(band) = Band::of(latents.backend(), height) else {
+        let Some(band) = band else {
             return Ok(Grid::new(latents.unpatchify(mean, std, height, width)?, 2 * height, 2 * width));
         };
         let own = band.own();
@@ -88,7 +88,7 @@ impl<B: Backend> Decoder<B> {
         Ok(Grid::of_band(unpacked, 2 * own.len(), 2 * width, Some(band)))
     }
 
-    /// VAE latents, or the band of this device of them -> pixels [.., 3] of the whole in about -1..1; reports each
+    /// VAE latents, or a band of them -> pixels [.., 3] of the whole in about -1..1; reports each
     /// stage to `done(stages so far)`, which may end the work with an error.
     ///
     /// Source: diffusers `AutoencoderKLFlux2.decode` and `Decoder.forward`.

@@ -1,6 +1,6 @@
 //! Pixels to latents.
 
-use super::grid::Grid;
+use super::grid::{Band, Grid};
 use super::layers::{ConvLayer, GroupNorm};
 use super::{DownBlock, LatentStatistics, MidBlock, VaeConfig};
 use crate::backend::Backend;
@@ -56,18 +56,24 @@ impl<B: Backend> Encoder<B> {
 
     /// Pixels [height * width, 3] in -1..1 -> packed latents [height / patch * width / patch, 4 * latent_channels], of
     /// mean 0 and variance 1 as the sampler has them, where patch is [`VaeConfig::patch_pixels`]. Reports each stage to
-    /// `done(stages so far)`, which may end the work with an error.
+    /// `done(stages so far)`, which may end the work with an error. This device computes with the `band` of them that
+    /// it has.
     ///
     /// Errors when height or width is 0 or no multiple of the patch.
     /// Source: diffusers `AutoencoderKLFlux2.encode`, `Encoder.forward` and `Flux2KleinPipeline._encode_vae_image`.
-    pub fn forward(&self, pixels: Grid<B>, mut done: impl FnMut(usize) -> Result<()>) -> Result<Tensor<B>> {
+    pub fn forward(
+        &self,
+        pixels: Grid<B>,
+        band: Option<Band>,
+        mut done: impl FnMut(usize) -> Result<()>,
+    ) -> Result<Tensor<B>> {
         let patch = self.patch_pixels;
         let [height, width] = [pixels.height, pixels.width];
         if [height, width].iter().any(|&side| side == 0 || !side.is_multiple_of(patch)) {
             return Err(Error::new(format!("an image of {width} x {height} pixels is not made of {patch} x {patch}"))
                 .hint(format!("cut its sides to multiples of {patch}")));
         }
-        let pixels = pixels.into_band(height / patch);
+        let pixels = pixels.into_band(band);
         let mut x = self.conv_in.forward(&pixels)?;
         drop(pixels);
         for (i, block) in self.down_blocks.iter().enumerate() {

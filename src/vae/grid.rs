@@ -25,7 +25,7 @@ pub struct Grid<B: Backend> {
 /// How an image is shared: it has `units` pieces of rows, as many as packed latents have rows, and each device has its
 /// share of them. So a band has rows of its own at every size that the image has on its way through the VAE.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Band {
+pub struct Band {
     units: usize,
     rank: usize,
     world: usize,
@@ -34,13 +34,8 @@ pub(crate) struct Band {
 impl Band {
     /// The band of the device `rank` of `world`. None where there is one device, or there are too few pieces for all of
     /// them: then each device has the whole image, because bands of such an image would gain nothing.
-    pub(crate) fn new(units: usize, rank: usize, world: usize) -> Option<Self> {
+    pub fn new(units: usize, rank: usize, world: usize) -> Option<Self> {
         (world > 1 && units >= world).then_some(Self { units, rank, world })
-    }
-
-    /// The band of this device.
-    pub(super) fn of<B: Backend>(backend: &B, units: usize) -> Option<Self> {
-        Self::new(units, backend.rank(), backend.world())
     }
 
     /// The pieces of this device.
@@ -65,10 +60,10 @@ impl<B: Backend> Grid<B> {
         Self { pixels, height, width, statistics, band }
     }
 
-    /// The band of this device of a whole image that has `units` pieces of rows.
-    pub(super) fn into_band(self, units: usize) -> Self {
-        let Some(band) = Band::of(self.pixels.backend(), units) else { return self };
-        let (own, unit) = (band.own(), self.height / units);
+    /// The band of a whole image, or all of it where there is none.
+    pub(super) fn into_band(self, band: Option<Band>) -> Self {
+        let Some(band) = band else { return self };
+        let (own, unit) = (band.own(), self.height / band.units);
         let pixels = self.pixels.row_view(own.start * unit * self.width..own.end * unit * self.width);
         Self::of_band(pixels, own.len() * unit, self.width, Some(band))
     }

@@ -20,8 +20,7 @@ pub use config::VaeConfig;
 pub use decoder::Decoder;
 pub use down_block::DownBlock;
 pub use encoder::Encoder;
-pub(crate) use grid::Band;
-pub use grid::Grid;
+pub use grid::{Band, Grid};
 pub use mid_block::MidBlock;
 pub use resnet_block::ResnetBlock;
 

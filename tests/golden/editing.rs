@@ -8,9 +8,9 @@ use flux::backend::cpu::{Cpu, Precision};
 use flux::input::{self, Edit, Mask};
 use flux::model::ModelInfo;
 use flux::nn::Weights;
-use flux::ops::{Sharing, TokenLayout};
+use flux::ops::{TokenLayout, TokenSplit};
 use flux::rgb::Rgb;
-use flux::sampler::{self, Conditioning, Schedule};
+use flux::sampler::{self, Conditioning, Evaluations, Schedule};
 use flux::text_encoder::{self, TextEncoder, Tokenizer};
 use flux::transformer::{self, Sequence, StepModulation, Transformer, position_ids};
 use flux::vae::{self, Encoder, Grid};
@@ -71,7 +71,7 @@ impl Model {
     /// Packed latents of an image that is prepared.
     fn encode(&self, image: &Rgb) -> Result<Tensor<Cpu>> {
         let pixels = self.cpu.upload_rgb8(&image.bytes, image.height, image.width)?;
-        self.encoder.forward(Grid::new(pixels, image.height, image.width), |_| Ok(()))
+        self.encoder.forward(Grid::new(pixels, image.height, image.width), None, |_| Ok(()))
     }
 
     fn text(&self, prompt: &str) -> Result<Tensor<Cpu>> {
@@ -112,9 +112,9 @@ fn one_evaluation_with_references() -> Result<()> {
         let context = Tensor::concat_rows(&[&transformer.context(&txt)?, &references])?;
         let modulations = transformer.modulations(&tensors(name).get("transformer.timestep").1)?;
         let modulation = StepModulation::of_row(&modulations.row(0))?;
-        let layout = model.layout(txt.rows(), &REFERENCES, [4, 6]);
-        let rope = transformer.rope(txt.rows(), &REFERENCES, [4, 6], Sharing::Group)?;
-        let sequence = Sequence { layout, sharing: Sharing::Group, rope: &rope };
+        let split = TokenSplit::alone(model.layout(txt.rows(), &REFERENCES, [4, 6]));
+        let rope = transformer.rope(&split, &REFERENCES, [4, 6])?;
+        let sequence = Sequence { split, rope: &rope };
         let img = model.upload("transformer.img")?;
         let velocity = transformer.forward(&img, &context, &modulation, &sequence, None)?;
         model.expect("transformer.velocity", &velocity, BOUND)?;
@@ -127,7 +127,7 @@ fn keys_and_values_of_references_and_a_step_that_reads_them() -> Result<()> {
     let model = Model::of("kv")?;
     let (transformer, config) = (&model.transformer, model.transformer.config());
     let references = transformer.references(&model.upload("references.tokens")?)?;
-    let cache = transformer.reference_cache(&references, &REFERENCES)?;
+    let cache = transformer.reference_cache(&references, &REFERENCES, TokenSplit::alone(TokenLayout::single(40)))?;
     assert_eq!(cache.tokens(), 40);
     for (name, block) in [("double_block_1", 1), ("single_block_1", config.num_layers + 1)] {
         let block = cache.block(block).expect("the model has it");
@@ -136,11 +136,8 @@ fn keys_and_values_of_references_and_a_step_that_reads_them() -> Result<()> {
     }
     let txt = model.upload("transformer.txt")?;
     let modulations = transformer.modulations(&tensors("kv").get("transformer.timestep").1)?;
-    let sequence = Sequence {
-        layout: model.layout(txt.rows(), &[], [4, 6]),
-        sharing: Sharing::Group,
-        rope: &transformer.rope(txt.rows(), &[], [4, 6], Sharing::Group)?,
-    };
+    let split = TokenSplit::alone(model.layout(txt.rows(), &[], [4, 6]));
+    let sequence = Sequence { split, rope: &transformer.rope(&split, &[], [4, 6])? };
     let velocity = transformer.forward(
         &model.upload("transformer.img")?,
         &transformer.context(&txt)?,
@@ -182,21 +179,22 @@ fn expect_steps(model: &Model, case: &str, seed: u64, edit: Option<(&Edit, &[f32
     let (tokens, latents) = (size[0] * size[1], model.encode(&image)?);
     let txt = transformer.context(&model.text("a cat on the moon")?)?;
     let references = transformer.references(&latents)?;
-    let cache = model.info.caches_references.then(|| transformer.reference_cache(&references, &[size])).transpose()?;
+    let cache = {
+        let cache =
+            || transformer.reference_cache(&references, &[size], TokenSplit::alone(TokenLayout::single(tokens)));
+        model.info.caches_references.then(cache).transpose()?
+    };
     let in_sequence: &[[usize; 2]] = if cache.is_some() { &[] } else { &[size] };
     let context =
         if cache.is_some() { txt.row_view(0..txt.rows()) } else { Tensor::concat_rows(&[&txt, &references])? };
+    let split = TokenSplit::alone(model.layout(txt.rows(), in_sequence, size));
     let conditioning = Conditioning {
         context: &context,
-        sequence: Sequence {
-            layout: model.layout(txt.rows(), in_sequence, size),
-            sharing: Sharing::Group,
-            rope: &transformer.rope(txt.rows(), in_sequence, size, Sharing::Group)?,
-        },
+        sequence: Sequence { split, rope: &transformer.rope(&split, in_sequence, size)? },
         negative: None,
         cached: cache.as_ref(),
         guidance: None,
-        batched: false,
+        evaluations: Evaluations::InTurn,
     };
     let schedule = Schedule::new(tokens, 4);
     let modulations = transformer.modulations(&schedule.timesteps)?;

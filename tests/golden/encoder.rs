@@ -96,7 +96,7 @@ fn an_image_becomes_packed_latents() -> Result<()> {
     for case in cases() {
         let encoder = Encoder::load(&case.weights(), &case.config)?;
         let mut reported = Vec::new();
-        let latents = encoder.forward(case.image(), |stages| {
+        let latents = encoder.forward(case.image(), None, |stages| {
             reported.push(stages);
             Ok(())
         })?;
@@ -104,7 +104,7 @@ fn an_image_becomes_packed_latents() -> Result<()> {
         assert_eq!(reported, (1..=encoder.stages()).collect::<Vec<_>>());
 
         let config = VaeConfig { use_quant_conv: false, ..case.config.clone() };
-        let without = Encoder::load(&case.weights(), &config)?.forward(case.image(), |_| Ok(()))?;
+        let without = Encoder::load(&case.weights(), &config)?.forward(case.image(), None, |_| Ok(()))?;
         case.expect("latents_without_quant_conv", &without);
     }
     Ok(())
@@ -116,10 +116,10 @@ fn an_image_that_is_not_made_of_patches_is_refused() -> Result<()> {
     let encoder = Encoder::load(&case.weights(), &case.config)?;
     for (height, width) in [(16, 24), (8, 16), (0, 0)] {
         let image = Grid::new(case.backend.upload(&vec![0.0; height * width * 3], height * width, 3)?, height, width);
-        let error = encoder.forward(image, |_| Ok(())).map(drop).unwrap_err().to_string();
+        let error = encoder.forward(image, None, |_| Ok(())).map(drop).unwrap_err().to_string();
         assert!(error.contains(&format!("{width} x {height}")) && error.contains("multiples of 16"), "{error}");
     }
-    let cancelled = encoder.forward(case.image(), |_| Err(flux::Error::new("enough"))).map(drop).unwrap_err();
+    let cancelled = encoder.forward(case.image(), None, |_| Err(flux::Error::new("enough"))).map(drop).unwrap_err();
     assert_eq!(cancelled.what(), "enough");
     Ok(())
 }

@@ -5,8 +5,8 @@ use flux::backend::Memory;
 use flux::backend::cpu::{Cpu, Precision};
 use flux::model::ModelInfo;
 use flux::nn::Weights;
-use flux::ops::{Sharing, TokenLayout};
-use flux::sampler::{self, Conditioning, Schedule};
+use flux::ops::{TokenLayout, TokenSplit};
+use flux::sampler::{self, Conditioning, Evaluations, Schedule};
 use flux::text_encoder::{self, TextEncoder, Tokenizer};
 use flux::transformer::{self, Sequence, StepModulation, Transformer};
 use flux::{Result, Tensor};
@@ -38,17 +38,14 @@ fn noise_and_the_first_step_are_those_of_the_reference() -> Result<()> {
         let files = transformer::open(&dir)?;
         let model = Transformer::load(&Weights::new(&cpu, &files), &info.transformer)?;
         let schedule = Schedule::new(tokens, row.steps);
+        let split = TokenSplit::alone(TokenLayout::new(1, txt, tokens));
         let conditioning = Conditioning {
             context: &model.context(&Tensor::concat_rows(&features.iter().collect::<Vec<_>>())?)?,
-            sequence: Sequence {
-                layout: TokenLayout::new(1, txt, tokens),
-                sharing: Sharing::Group,
-                rope: &model.rope(txt, &[], [height, width], Sharing::Group)?,
-            },
+            sequence: Sequence { split, rope: &model.rope(&split, &[], [height, width])? },
             negative: None,
             cached: None,
             guidance,
-            batched: false,
+            evaluations: Evaluations::InTurn,
         };
         let latents = cpu.upload(&noise, tokens, channels)?;
         let modulations = model.modulations(&schedule.timesteps)?;

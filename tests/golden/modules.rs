@@ -4,7 +4,7 @@ use flux::backend::Memory;
 use flux::backend::cpu::{Cpu, Precision};
 use flux::model::ModelInfo;
 use flux::nn::{Operand, Weights};
-use flux::ops::{Conv, Mask, Norm, Rope, Sharing, TokenLayout};
+use flux::ops::{Conv, Mask, Norm, Rope, TokenLayout, TokenSplit};
 use flux::text_encoder::{self, Layer, PromptTokens, TextEncoder};
 use flux::transformer::{
     self, DoubleBlock, Keys, Residual, Sequence, SingleBlock, StepModulation, Transformer, TransformerConfig,
@@ -137,7 +137,7 @@ impl Step<'_> {
     }
 
     fn sequence(&self) -> Sequence<'_, Cpu> {
-        Sequence { layout: self.layout, sharing: Sharing::Group, rope: &self.rope }
+        Sequence { split: TokenSplit::alone(self.layout), rope: &self.rope }
     }
 }
 
@@ -194,8 +194,9 @@ fn transformer_blocks_and_velocity() -> Result<()> {
         let (_, timestep) = case.golden.get("transformer.timestep");
         let modulation = StepModulation::of_row(&model.modulations(&[timestep[0]])?.row(0))?;
         let (txt, height, width) = (case.info.max_sequence_length, 4, 6);
-        let rope = model.rope(txt, &[], [height, width], Sharing::Group)?;
-        let step = Step { config, modulation, rope, layout: TokenLayout::new(1, txt, height * width) };
+        let layout = TokenLayout::new(1, txt, height * width);
+        let rope = model.rope(&TokenSplit::alone(layout), &[], [height, width])?;
+        let step = Step { config, modulation, rope, layout };
         expect_double_block(&case, &weights, &step)?;
         expect_single_block(&case, &weights, &step)?;
 
@@ -226,7 +227,7 @@ fn vae_blocks_and_decoder() -> Result<()> {
         case.expect_pixels("vae.mid_block.output", &mid.forward(case.pixels("vae.mid_block.input"))?);
 
         let decoder = Decoder::load(&Weights::new(&backend, &files), config)?;
-        case.expect_pixels("vae.decoder.input", &decoder.unpack(&case.input("vae.latents"), 2, 3)?);
+        case.expect_pixels("vae.decoder.input", &decoder.unpack(&case.input("vae.latents"), 2, 3, None)?);
         case.expect_pixels("vae.decoder.output", &decoder.forward(case.pixels("vae.decoder.input"), |_| Ok(()))?);
     }
     Ok(())

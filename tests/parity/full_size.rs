@@ -164,7 +164,7 @@ fn unpacked(dir: &ModelFiles, ranks: &Parallel<Cuda>, request: &Request) -> Vec<
     let latents = |_, mut session: Session<Cuda>, _: &mut dyn FnMut(Progress)| session.latents();
     let packed = ranks.run(request, 1, &CancelFlag::default(), &mut |_| {}, latents).unwrap();
     let packed = host.upload(&packed, tokens, packed.len() / tokens).unwrap();
-    let pixels = host.download(&decoder.unpack(&packed, side, side).unwrap().pixels).unwrap();
+    let pixels = host.download(&decoder.unpack(&packed, side, side, None).unwrap().pixels).unwrap();
     let area = 4 * tokens;
     (0..pixels.len()).map(|i| pixels[i % area * (pixels.len() / area) + i / area]).collect()
 }

@@ -9,10 +9,10 @@ use flux::error::Kind;
 use flux::files::ModelFiles;
 use flux::model::ModelInfo;
 use flux::nn::Weights;
-use flux::ops::{Sharing, TokenLayout};
+use flux::ops::{TokenLayout, TokenSplit};
 use flux::output::Rgb;
 use flux::pipeline::{Model, Request};
-use flux::sampler::{self, Conditioning, Schedule};
+use flux::sampler::{self, Conditioning, Evaluations, Schedule};
 use flux::stage::{CancelFlag, Stage};
 use flux::transformer::{self, Sequence, StepModulation, Transformer, TransformerConfig};
 
@@ -356,16 +356,17 @@ fn step_launches(cuda: &Cuda) -> (TransformerConfig, u64) {
     let (img, config) = (height * width, model.config().clone());
     let schedule = Schedule::new(img, 4);
     let modulations = model.modulations(&schedule.timesteps).unwrap();
-    let rope = model.rope(txt, &[], [height, width], Sharing::Group).unwrap();
+    let split = TokenSplit::alone(TokenLayout::new(1, txt, height * width));
+    let rope = model.rope(&split, &[], [height, width]).unwrap();
     let features = vec![0.1; txt * config.joint_attention_dim];
     let context = model.context(&cuda.upload(&features, txt, config.joint_attention_dim).unwrap()).unwrap();
     let conditioning = Conditioning {
         context: &context,
-        sequence: Sequence { layout: TokenLayout::new(1, txt, height * width), sharing: Sharing::Group, rope: &rope },
+        sequence: Sequence { split, rope: &rope },
         negative: None,
         cached: None,
         guidance: None,
-        batched: false,
+        evaluations: Evaluations::InTurn,
     };
     let dts = cuda.upload(&schedule.dts(), 4, 1).unwrap();
     let noise = sampler::noise(1, config.in_channels, height, width);

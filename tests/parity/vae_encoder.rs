@@ -33,7 +33,7 @@ fn rgb(height: usize, width: usize) -> Vec<u8> {
 
 fn encode<B: Backend>(b: &B, [height, width]: [usize; 2]) -> Vec<f32> {
     let pixels = b.upload_rgb8(&rgb(height, width), height, width).unwrap();
-    b.download(&encoder(b).forward(Grid::new(pixels, height, width), |_| Ok(())).unwrap()).unwrap()
+    b.download(&encoder(b).forward(Grid::new(pixels, height, width), None, |_| Ok(())).unwrap()).unwrap()
 }
 
 #[test]
@@ -64,7 +64,7 @@ fn a_captured_encoder_makes_the_same_latents() {
     let reads = Arc::new(encoder(&cuda));
     let pixels = cuda.upload_rgb8(&rgb(height, width), height, width).unwrap();
     let forward = |encoder: &Encoder<Cuda>, [x]: [&flux::Tensor<Cuda>; 1]| {
-        encoder.forward(Grid::new(x.row_view(0..x.rows()), height, width), |_| Ok(()))
+        encoder.forward(Grid::new(x.row_view(0..x.rows()), height, width), None, |_| Ok(()))
     };
     let direct = cuda.download(&forward(&reads, [&pixels]).unwrap()).unwrap();
     let mut graph = Graph::default();

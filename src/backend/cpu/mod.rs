@@ -29,7 +29,7 @@ pub use pool::Values;
 use rayon::prelude::*;
 
 use super::member::Member;
-use super::{Costs, Device, Group, Memory, Stats, Storage, WeightStore};
+use super::{Costs, Device, Group, Memory, Reservations, Stats, Storage, WeightStore};
 use crate::error::{Error, Result};
 use crate::files::TensorView;
 use crate::tensor::{Dtype, Tensor};
@@ -169,6 +169,11 @@ impl Memory for Cpu {
     fn available_bytes(&self) -> u64 {
         // Memory that one image leaves in the pool is available to the next. The ranks of a group share it.
         memory::available_bytes().saturating_add(pool::pooled_bytes()) / self.world() as u64
+    }
+
+    fn reservations(&self) -> (Arc<Reservations>, usize) {
+        // Each rank of a group may use its share of the memory, and has promises of its own.
+        (Reservations::of(("cpu", self.rank())), 0)
     }
 
     fn upload(&self, values: &[f32], rows: usize, cols: usize) -> Result<Tensor<Self>> {

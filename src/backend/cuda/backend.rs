@@ -10,8 +10,8 @@ use super::transfer::Rgb8;
 use super::upload::Source;
 use super::{BlockStream, Buffer, ChannelStatistics, ConvWeight, Cuda, Event, Graph, Precision, Weight, kernels};
 use crate::backend::{
-    Bands, Costs, Device, Doers, Group, Memory, Ops, Passes, Remark, Stats, Storage, WeightStore, expect_rgb8,
-    wrong_length,
+    Bands, Costs, Device, Doers, Group, Memory, Ops, Passes, Remark, Reservations, Stats, Storage, WeightStore,
+    expect_rgb8, wrong_length,
 };
 use crate::error::{Error, Result};
 use crate::files::TensorView;
@@ -59,6 +59,15 @@ impl Memory for Cuda {
 
     fn available_bytes(&self) -> u64 {
         self.device().budget().available()
+    }
+
+    fn device_bytes(&self) -> u64 {
+        self.device().free_bytes().unwrap_or(u64::MAX)
+    }
+
+    fn reservations(&self) -> (Arc<Reservations>, usize) {
+        let device = self.device();
+        (Reservations::of(("cuda", device.ordinal())), Arc::as_ptr(device).addr())
     }
 
     fn upload(&self, values: &[f32], rows: usize, cols: usize) -> Result<Tensor<Self>> {

@@ -159,6 +159,17 @@ impl Device {
         self.download_stream
     }
 
+    /// Which GPU of the machine it is.
+    pub fn ordinal(&self) -> usize {
+        self.device.unsigned_abs() as usize
+    }
+
+    /// Bytes of the GPU's memory that are free, whoever may use them; `None` where the driver does not say.
+    pub fn free_bytes(&self) -> Option<u64> {
+        self.make_current().ok()?;
+        result::mem_get_info().ok().map(|(free, _)| free as u64)
+    }
+
     /// What may be used of the GPU's memory, and what is.
     pub fn budget(&self) -> &Budget {
         &self.budget

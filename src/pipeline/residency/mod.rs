@@ -12,16 +12,19 @@ mod loader;
 pub(crate) mod loads;
 pub(crate) mod placement;
 pub(crate) mod prefetch;
+pub(crate) mod prepared;
 mod prompt_cache;
+mod slot;
 pub(crate) mod steps;
 pub(crate) mod timings;
 
 use std::num::NonZeroUsize;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use lru::LruCache;
 
-use crate::backend::{Backend, Bands, Doers, GraphCache, Storage};
+use crate::backend::{Backend, Bands, Claimant, Doers, GraphCache, Promised, Reservations, Storage};
 use crate::error::{Kind, Result};
 use crate::model::info::ModelInfo;
 use crate::model::open::Files;
@@ -34,11 +37,13 @@ use crate::pipeline::residency::image_cache::ImageCache;
 use crate::pipeline::residency::loader::Loader;
 use crate::pipeline::residency::loads::Component;
 use crate::pipeline::residency::placement::Placement;
-use crate::pipeline::residency::prefetch::{Prefetch, load};
+use crate::pipeline::residency::prefetch::Prefetch;
+use crate::pipeline::residency::prepared::{Prepared, claim};
 use crate::pipeline::residency::prompt_cache::PromptCache;
+use crate::pipeline::residency::slot::Slot;
 use crate::pipeline::residency::steps::{BatchShape, Schedules, Steps};
 use crate::pipeline::residency::timings::Clock;
-use crate::stage::Caller;
+use crate::stage::{Caller, CancelFlag};
 use crate::text_encoder::TextEncoder;
 use crate::transformer::Transformer;
 use crate::vae::{Decoder, Encoder};
@@ -49,7 +54,10 @@ const MAX_SHAPES: NonZeroUsize = NonZeroUsize::new(4).unwrap();
 /// Everything of a model that takes device memory.
 pub(crate) struct Residency<B: Backend> {
     loader: Loader<B>,
-    components: Mutex<Components<B>>,
+    text_encoder: Slot<TextEncoder<B>>,
+    transformer: Slot<Transformer<B>>,
+    decoder: Slot<Decoder<B>>,
+    encoder: Slot<Encoder<B>>,
     pub(crate) adapted: AdaptedCache<B>,
     /// Where changes of low rank go, where memory does not decide.
     pub(crate) wished_placement: Mutex<Option<Placement>>,
@@ -61,16 +69,18 @@ pub(crate) struct Residency<B: Backend> {
     pub(crate) steps: GraphCache<(SetKey, BatchShape), Steps<B>, B>,
     /// By height and width alone, because the decoder runs on one image at a time.
     pub(crate) decodes: GraphCache<[usize; 2], Decoder<B>, B>,
+    reservations: Arc<Reservations>,
+    claimant: Claimant,
 }
 
 /// By the set of adapters and the bits of the noise levels.
 type ScheduleCache<B> = LruCache<(SetKey, Vec<u32>), Arc<Schedules<B>>>;
 
-struct Components<B: Backend> {
-    text_encoder: Option<Arc<TextEncoder<B>>>,
-    transformer: Option<Arc<Transformer<B>>>,
-    decoder: Option<Arc<Decoder<B>>>,
-    encoder: Option<Arc<Encoder<B>>>,
+/// A component that is wanted in memory: which, its elements, and the bytes that it takes and that are needed beside it.
+struct Wanted {
+    component: Component,
+    elements: u64,
+    bytes: u64,
 }
 
 impl<B: Backend> Residency<B> {
@@ -79,9 +89,16 @@ impl<B: Backend> Residency<B> {
     }
 
     fn of(loader: Loader<B>) -> Self {
+        static MODELS: AtomicUsize = AtomicUsize::new(0);
+        let (reservations, pool) = loader.backend.reservations();
+        let backend = loader.backend.clone();
+        let used = Arc::new(move || backend.stats().memory_bytes);
         Self {
             loader,
-            components: Mutex::new(Components { text_encoder: None, transformer: None, decoder: None, encoder: None }),
+            text_encoder: Slot::default(),
+            transformer: Slot::default(),
+            decoder: Slot::default(),
+            encoder: Slot::default(),
             adapted: AdaptedCache::new(),
             wished_placement: Mutex::default(),
             prefetch: Mutex::new(None),
@@ -90,6 +107,8 @@ impl<B: Backend> Residency<B> {
             schedules: Mutex::new(LruCache::new(MAX_SHAPES)),
             steps: GraphCache::new(MAX_SHAPES, Doers::All),
             decodes: GraphCache::new(MAX_SHAPES, Doers::All),
+            reservations,
+            claimant: Claimant { pool, model: MODELS.fetch_add(1, Ordering::Relaxed), used },
         }
     }
 
@@ -112,214 +131,228 @@ impl<B: Backend> Residency<B> {
         &self.loader.files
     }
 
-    fn components(&self) -> MutexGuard<'_, Components<B>> {
-        self.components.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// The lock that loading holds; waits for a session that loads.
     pub(crate) fn loading(&self) -> MutexGuard<'_, Option<Prefetch<B>>> {
         self.prefetch.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Which parts of the model are in memory while images like `plan` are made.
+    /// What images like `plan` need, and which parts of the model are in memory while they are made. Nothing is
+    /// reserved.
     ///
-    /// Errors when there is too little memory for one.
-    pub(crate) fn checked_memory_plan(&self, plan: &Plan) -> Result<MemoryPlan> {
-        self.memory_sizes(plan).plan(self.budget(), plan)
-    }
-
-    /// The same while an image is made: what was available on the host may be in use by then.
-    pub(crate) fn memory_plan(&self, plan: &Plan) -> Result<MemoryPlan> {
-        let sizes = self.memory_sizes(plan);
-        sizes.plan(self.budget().max(sizes.least()), plan)
-    }
-
-    fn memory_sizes(&self, plan: &Plan) -> MemorySizes {
+    /// Errors when the backend cannot compute so large an image, or there is too little memory for one.
+    pub(crate) fn prepare(&self, plan: Plan) -> Result<Prepared> {
+        let (costs, info) = (self.loader.backend.costs(), &self.loader.info);
+        let needs = Needs::of(&costs, info, &plan);
+        needs.check_largest(costs.max_tensor_values, info, &plan)?;
         // One device of a group reads the prompt for all.
         let reads = self.loader.backend.rank() == 0 && !plan.is_read_elsewhere;
-        let text = self.loader.files.text_encoder.is_some() && reads;
-        MemorySizes::of(&self.loader.backend.costs(), &self.loader.info, plan, text)
+        let sizes = MemorySizes::of(&costs, info, &plan, self.loader.files.text_encoder.is_some() && reads);
+        let memory = sizes.plan(self.budget(Promised::default()), &plan)?;
+        Ok(Prepared { plan, needs, sizes, memory, reservation: None })
     }
 
-    /// Bytes that are in use or available.
-    fn budget(&self) -> u64 {
-        self.loader.backend.available_bytes().saturating_add(self.loader.backend.stats().memory_bytes)
+    /// Reserves memory until the batch ends. Where other batches leave too little, this waits for those of other
+    /// threads. Ranks of a group wait for none, because they would wait for each other.
+    ///
+    /// Errors when `cancel` is set.
+    pub(crate) fn reserve(&self, prepared: Prepared, cancel: &CancelFlag) -> Result<Prepared> {
+        let decide = |promised: Promised| {
+            let memory = match promised {
+                Promised { in_pool: 0, in_others: 0, .. } => prepared.memory.clone(),
+                _ => MemoryPlan::new(&prepared.sizes, self.budget(promised))?,
+            };
+            let claim = claim(&prepared.sizes, &memory);
+            // What others use of the same model stays as it is.
+            (claim.shared >= promised.shared).then_some((memory, claim))
+        };
+        let wait: &dyn Fn() -> Result<()> = &|| cancel.check();
+        let wait = (self.loader.backend.world() == 1).then_some(wait);
+        let Some((memory, reservation)) = self.reservations.reserve(&self.claimant, decide, wait)? else {
+            return Ok(prepared);
+        };
+        Ok(Prepared { memory, reservation: Some(reservation), ..prepared })
+    }
+
+    /// Bytes that are in use or available, and not promised to others.
+    fn budget(&self, promised: Promised) -> u64 {
+        let (backend, in_use) = (&self.loader.backend, self.loader.backend.stats().memory_bytes);
+        let own = backend.available_bytes().saturating_add(in_use).saturating_sub(promised.in_pool);
+        match promised.in_others {
+            0 => own,
+            in_others => own.min(backend.device_bytes().saturating_add(in_use).saturating_sub(in_others)),
+        }
+    }
+
+    /// Bytes that a batch may still allocate, beside what is promised to others.
+    pub(crate) fn available_bytes(&self, prepared: &Prepared) -> u64 {
+        let Promised { in_pool, in_others, .. } = prepared.promised();
+        self.loader.backend.available_bytes().saturating_sub(in_pool.saturating_add(in_others))
     }
 
     /// Starts loading the transformer and the decoder if both are absent, and before them the text encoder if `encodes`
     /// and it is absent; but only where all of that fits beside the activations of an image.
-    pub(crate) fn prefetch(&self, plan: &Plan, encodes: bool) -> Result<()> {
+    pub(crate) fn prefetch(&self, memory: &MemoryPlan, encodes: bool) {
         // A session that loads now does so because memory was short, or waits for what is prefetched already.
-        let Ok(mut prefetch) = self.prefetch.try_lock() else { return Ok(()) };
-        let (text_encoder, rest_is_absent) = {
-            let Components { text_encoder, transformer, decoder, .. } = &*self.components();
-            (encodes && text_encoder.is_none(), transformer.is_none() && decoder.is_none())
-        };
-        let memory = self.memory_plan(plan)?;
+        let Ok(mut prefetch) = self.prefetch.try_lock() else { return };
+        let text_encoder = encodes && self.text_encoder.get().is_none();
+        let rest_is_absent = self.transformer.get().is_none() && self.decoder.get().is_none();
         // Weights that take no memory, on the CPU, take no time to load.
         if prefetch.is_some() || !rest_is_absent || !memory.together || memory.transformer.all == 0 {
-            return Ok(());
+            return;
         }
         // What ops need may be there already, and so may the text encoder.
         let there =
             self.loader.backend.costs().workspace_bytes + if text_encoder { 0 } else { memory.text_encoder.bytes };
         if self.loader.backend.available_bytes() >= memory.peak.saturating_sub(there) {
-            *prefetch = Some(Prefetch::start(&self.loader, memory, text_encoder));
+            *prefetch = Some(Prefetch::start(&self.loader, memory.clone(), text_encoder));
         }
-        Ok(())
     }
 
-    /// The text encoder, loaded where it is absent.
+    /// The component of `slot`, loaded by `load` where it is absent or does not suit.
+    ///
+    /// Errors when it cannot be loaded, or the caller cancels.
+    fn component<M>(
+        &self,
+        slot: &Slot<M>,
+        suits: impl Fn(&M) -> bool,
+        wanted: Wanted,
+        (caller, clock): (&Caller<'_>, &mut Clock<B>),
+        load: impl FnOnce(&Loader<B>, &mut dyn FnMut(u64)) -> Result<M>,
+    ) -> Result<Arc<M>> {
+        let found = || slot.get().filter(|found| suits(found));
+        if let Some(found) = found() {
+            return Ok(found);
+        }
+        let mut prefetch = self.loading();
+        self.take_prefetched(&mut prefetch, wanted.component, caller, clock)?;
+        if let Some(found) = found() {
+            return Ok(found);
+        }
+        if slot.free() {
+            // These hold its weights.
+            self.free_shapes();
+            self.adapted.clear();
+        }
+        self.make_room(wanted.bytes, wanted.component);
+        let loaded = prefetch::load(wanted.elements, caller, |report| load(&self.loader, report))?;
+        let loaded = slot.put(loaded);
+        clock.loaded()?;
+        Ok(loaded)
+    }
+
+    /// The text encoder.
     ///
     /// Errors when it cannot be loaded, or the caller cancels.
     pub(crate) fn text_encoder(
         &self,
-        plan: &Plan,
+        prepared: &Prepared,
         caller: &Caller<'_>,
         clock: &mut Clock<B>,
     ) -> Result<Arc<TextEncoder<B>>> {
-        let resident = || self.components().text_encoder.clone();
-        if let Some(text_encoder) = resident() {
-            return Ok(text_encoder);
-        }
-        let mut prefetch = self.loading();
-        if let Some(text_encoder) = resident() {
-            return Ok(text_encoder);
-        }
-        let text_encoder = match prefetch.as_mut().and_then(|prefetch| prefetch.text_encoder.take(caller)) {
-            Some(prefetched) => prefetched?,
-            None => {
-                let BlockPlan { streamed, bytes, .. } = self.memory_plan(plan)?.text_encoder;
-                self.make_room(bytes + self.memory_sizes(plan).encode_text, Component::TextEncoder);
-                let elements = TextEncoder::<B>::elements(&self.loader.info.text_encoder, &self.loader.info.out_layers);
-                load(elements, caller, |report| self.loader.text_encoder(&streamed, report))?
-            }
-        };
-        let text_encoder = Arc::new(text_encoder);
-        self.components().text_encoder = Some(Arc::clone(&text_encoder));
-        clock.loaded()?;
-        Ok(text_encoder)
+        let BlockPlan { streamed, bytes, .. } = &prepared.memory.text_encoder;
+        let elements = TextEncoder::<B>::elements(&self.loader.info.text_encoder, &self.loader.info.out_layers);
+        let bytes = bytes + prepared.sizes.encode_text;
+        let wanted = Wanted { component: Component::TextEncoder, elements, bytes };
+        let load = |loader: &Loader<B>, report: &mut dyn FnMut(u64)| loader.text_encoder(streamed, report);
+        self.component(&self.text_encoder, |_| true, wanted, (caller, clock), load)
     }
 
-    /// The transformer, loaded where it is absent, or where more of it is in memory than leaves room for images like
-    /// `plan`.
+    /// The transformer. One of which more is in memory than leaves room for the batch is loaded anew.
     ///
     /// Errors as [`Residency::text_encoder`].
     pub(crate) fn transformer(
         &self,
-        (plan, needs): (&Plan, &Needs),
+        prepared: &Prepared,
         caller: &Caller<'_>,
         clock: &mut Clock<B>,
     ) -> Result<Arc<Transformer<B>>> {
-        let memory = self.memory_plan(plan)?;
-        let resident = || self.components().transformer.clone().filter(|found| self.leaves_room(found, &memory));
-        if let Some(transformer) = resident() {
-            return Ok(transformer);
-        }
-        let mut prefetch = self.loading();
-        self.take_prefetched(&mut prefetch, caller, clock)?;
-        if let Some(transformer) = resident() {
-            return Ok(transformer);
-        }
-        self.free_transformer();
-        let BlockPlan { streamed, bytes, .. } = memory.transformer;
-        self.make_room(bytes + needs.step, Component::Transformer);
-        let elements = self.loader.info.transformer.elements();
-        let transformer = load(elements, caller, |report| self.loader.transformer(&streamed, &mut || Ok(()), report))?;
-        let transformer = Arc::new(transformer);
-        self.components().transformer = Some(Arc::clone(&transformer));
-        clock.loaded()?;
-        Ok(transformer)
+        let BlockPlan { streamed, bytes, .. } = &prepared.memory.transformer;
+        let (elements, bytes) = (self.loader.info.transformer.elements(), bytes + prepared.needs.step);
+        let wanted = Wanted { component: Component::Transformer, elements, bytes };
+        let suits = |found: &Transformer<B>| self.leaves_room(found, &prepared.memory);
+        let load =
+            |loader: &Loader<B>, report: &mut dyn FnMut(u64)| loader.transformer(streamed, &mut || Ok(()), report);
+        self.component(&self.transformer, suits, wanted, (caller, clock), load)
     }
 
-    /// The decoder, loaded where it is absent. Makes room for its activations.
+    /// The decoder. Makes room for its activations.
     ///
     /// Errors as [`Residency::text_encoder`].
-    pub(crate) fn decoder(&self, plan: &Plan, caller: &Caller<'_>, clock: &mut Clock<B>) -> Result<Arc<Decoder<B>>> {
-        let activations = self.memory_sizes(plan).decode.bytes(self.choose_bands(plan)?);
-        let resident = || {
-            let decoder = self.components().decoder.clone()?;
-            self.make_room(activations, Component::Decoder);
-            Some(decoder)
-        };
-        if let Some(decoder) = resident() {
-            return Ok(decoder);
-        }
-        let mut prefetch = self.loading();
-        self.take_prefetched(&mut prefetch, caller, clock)?;
-        if let Some(decoder) = resident() {
-            return Ok(decoder);
-        }
+    pub(crate) fn decoder(
+        &self,
+        prepared: &Prepared,
+        caller: &Caller<'_>,
+        clock: &mut Clock<B>,
+    ) -> Result<Arc<Decoder<B>>> {
+        let activations = prepared.sizes.decode.bytes(self.choose_bands(prepared));
         let elements = self.loader.info.vae.decoder_elements();
-        self.make_room(self.weight_bytes(elements) + activations, Component::Decoder);
-        let decoder = Arc::new(load(elements, caller, |report| self.loader.decoder(report))?);
-        self.components().decoder = Some(Arc::clone(&decoder));
-        clock.loaded()?;
+        let wanted =
+            Wanted { component: Component::Decoder, elements, bytes: self.weight_bytes(elements) + activations };
+        let decoder = self.component(&self.decoder, |_| true, wanted, (caller, clock), Loader::decoder)?;
+        self.make_room(activations, Component::Decoder);
         Ok(decoder)
     }
 
-    /// The VAE's encoder, loaded where it is absent. Makes room for its activations.
+    /// The VAE's encoder. Makes room for its activations.
     ///
     /// Errors as [`Residency::text_encoder`].
-    pub(crate) fn encoder(&self, plan: &Plan, caller: &Caller<'_>, clock: &mut Clock<B>) -> Result<Arc<Encoder<B>>> {
-        let activations = self.memory_sizes(plan).encode.bytes(self.choose_bands(plan)?);
-        let resident = || {
-            let encoder = self.components().encoder.clone()?;
-            self.make_room(activations, Component::Encoder);
-            Some(encoder)
-        };
-        if let Some(encoder) = resident() {
-            return Ok(encoder);
-        }
-        let mut prefetch = self.loading();
-        self.take_prefetched(&mut prefetch, caller, clock)?;
-        if let Some(encoder) = resident() {
-            return Ok(encoder);
-        }
+    pub(crate) fn encoder(
+        &self,
+        prepared: &Prepared,
+        caller: &Caller<'_>,
+        clock: &mut Clock<B>,
+    ) -> Result<Arc<Encoder<B>>> {
+        let activations = prepared.sizes.encode.bytes(self.choose_bands(prepared));
         let elements = self.loader.info.vae.encoder_elements();
-        self.make_room(self.weight_bytes(elements) + activations, Component::Encoder);
-        let encoder = Arc::new(load(elements, caller, |report| self.loader.encoder(report))?);
-        self.components().encoder = Some(Arc::clone(&encoder));
-        clock.loaded()?;
+        let wanted =
+            Wanted { component: Component::Encoder, elements, bytes: self.weight_bytes(elements) + activations };
+        let encoder = self.component(&self.encoder, |_| true, wanted, (caller, clock), Loader::encoder)?;
+        self.make_room(activations, Component::Encoder);
         Ok(encoder)
     }
 
-    /// Waits for the transformer and the decoder if they are being prefetched.
+    /// Waits for the component if it is being prefetched.
     ///
     /// Errors when the caller cancels.
     fn take_prefetched(
         &self,
         prefetch: &mut Option<Prefetch<B>>,
+        component: Component,
         caller: &Caller<'_>,
         clock: &mut Clock<B>,
     ) -> Result<()> {
-        match prefetch.as_mut().and_then(|prefetch| prefetch.rest.take(caller)) {
+        let Some(prefetched) = prefetch else { return Ok(()) };
+        let taken = if component == Component::TextEncoder {
+            prefetched.text_encoder.take(caller).map(|taken| taken.map(|found| drop(self.text_encoder.put(found))))
+        } else {
+            let taken = prefetched.rest.take(caller).map(|taken| {
+                taken.map(|(transformer, decoder)| {
+                    self.transformer.put(transformer);
+                    self.decoder.put(decoder);
+                })
+            });
+            if !matches!(&taken, Some(Err(error)) if error.kind() == Kind::Cancelled) {
+                *prefetch = None;
+            }
+            taken
+        };
+        match taken {
+            Some(Ok(())) => clock.loaded(),
             Some(Err(error)) if error.kind() == Kind::Cancelled => Err(error),
-            Some(Ok((transformer, decoder))) => {
-                *prefetch = None;
-                let mut components = self.components();
-                components.transformer = Some(Arc::new(transformer));
-                components.decoder = Some(Arc::new(decoder));
-                drop(components);
-                clock.loaded()
-            }
-            // What did not fit beside the text encoder may fit once room is made. Another error comes again when the
-            // component is loaded.
-            Some(Err(_)) | None => {
-                *prefetch = None;
-                Ok(())
-            }
+            // What did not fit beside the others may fit once room is made. Another error comes again when the component
+            // is loaded.
+            Some(Err(_)) | None => Ok(()),
         }
     }
 
-    /// Has the VAE make images like `plan` in the bands that are planned. Bands that were narrow stay so, because other
-    /// sessions may count on it.
-    fn choose_bands(&self, plan: &Plan) -> Result<Bands> {
-        let bands = self.memory_plan(plan)?.bands;
+    /// Has the VAE make the images in the bands that are planned. Bands that were narrow stay so, because other sessions
+    /// may count on it.
+    fn choose_bands(&self, prepared: &Prepared) -> Bands {
+        let bands = prepared.memory.bands;
         if bands == Bands::Narrow {
             self.loader.backend.use_bands(bands);
         }
-        Ok(bands)
+        bands
     }
 
     /// Whether a transformer that is loaded leaves room for what `memory` was planned for.
@@ -332,15 +365,6 @@ impl<B: Backend> Residency<B> {
         let mut streamed = blocks.streamed();
         streamed.resize(sizes.blocks.len(), false);
         memory.admits(sizes.in_memory(&streamed))
-    }
-
-    /// Frees the transformer if it is there, and what holds its weights.
-    fn free_transformer(&self) {
-        let freed = self.components().transformer.take();
-        if freed.is_some() {
-            self.free_shapes();
-            self.adapted.clear();
-        }
     }
 
     /// Bytes that weights that are not quantised take on the device.
@@ -357,27 +381,21 @@ impl<B: Backend> Residency<B> {
         }
         self.free_shapes();
         if is_short() {
-            let transformer = self.components().transformer.clone();
-            transformer.iter().for_each(|transformer| transformer.layers().free_originals());
+            self.transformer.get().iter().for_each(|transformer| transformer.layers().free_originals());
         }
         if is_short() {
             self.adapted.clear();
         }
-        if is_short() && needed != Component::TextEncoder {
-            self.free_text_encoder();
-        }
-        // Each lock is released before what it guarded is dropped, because dropping a graph waits for the device.
-        if is_short() && needed != Component::Transformer {
-            let freed = self.components().transformer.take();
-            drop(freed);
-        }
-        if is_short() && needed != Component::Decoder {
-            let freed = self.components().decoder.take();
-            drop(freed);
-        }
-        if is_short() && needed != Component::Encoder {
-            let freed = self.components().encoder.take();
-            drop(freed);
+        let free: [(Component, &dyn Fn() -> bool); 4] = [
+            (Component::TextEncoder, &|| self.text_encoder.free()),
+            (Component::Transformer, &|| self.transformer.free()),
+            (Component::Decoder, &|| self.decoder.free()),
+            (Component::Encoder, &|| self.encoder.free()),
+        ];
+        for (_, free) in free.iter().filter(|(component, _)| *component != needed) {
+            if is_short() {
+                free();
+            }
         }
         // The cached prompts and images go last: without them the encoders must be loaded again.
         if is_short() {
@@ -387,8 +405,7 @@ impl<B: Backend> Residency<B> {
     }
 
     pub(crate) fn free_text_encoder(&self) {
-        let freed = self.components().text_encoder.take();
-        drop(freed);
+        self.text_encoder.free();
     }
 
     /// Frees what images share. It must come before freeing a component, because captured work holds references to the

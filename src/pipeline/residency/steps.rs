@@ -4,9 +4,9 @@ use std::sync::Arc;
 
 use crate::backend::Backend;
 use crate::error::Result;
-use crate::ops::{Rope, Sharing, TokenLayout, TokenSplit};
+use crate::ops::{Rope, TokenSplit};
 use crate::pipeline::request::plan::Plan;
-use crate::sampler::{self, Conditioning};
+use crate::sampler::{self, Conditioning, Evaluations};
 use crate::tensor::Tensor;
 use crate::transformer::{Modulations, ReferenceCache, Sequence, StepModulation, Transformer};
 
@@ -44,30 +44,22 @@ pub(crate) struct Steps<B: Backend> {
     pub(crate) transformer: Arc<Transformer<B>>,
     pub(crate) rope: Rope<B>,
     /// The tokens of one evaluation of all images of the batch.
-    pub(crate) layout: TokenLayout,
-    /// Which devices share them.
-    pub(crate) sharing: Sharing,
+    pub(crate) split: TokenSplit,
     /// The same of the negative prompt, where it has another number of tokens.
-    pub(crate) negative: Option<(Rope<B>, TokenLayout)>,
+    pub(crate) negative: Option<(Rope<B>, TokenSplit)>,
     /// Keys and values of references that are not in the sequence.
     pub(crate) cached: Option<Arc<ReferenceCache<B>>>,
     pub(crate) guidance: Option<f32>,
-    /// Whether both evaluations of guidance run as one batch.
-    pub(crate) batched: bool,
+    pub(crate) evaluations: Evaluations,
 }
 
 impl<B: Backend> Steps<B> {
-    /// Which of the tokens of an evaluation this device has.
-    pub(crate) fn split(&self, backend: &B) -> TokenSplit {
-        TokenSplit::shared(self.layout, self.sharing, backend.rank(), backend.world())
-    }
-
     /// Latents, context, row of modulations, dt -> latents.
     pub(crate) fn step(&self, [latents, context, modulation, dt]: [&Tensor<B>; 4]) -> Result<Tensor<B>> {
-        let &Self { layout, sharing, guidance, batched, .. } = self;
-        let negative = self.negative.as_ref().map(|(rope, layout)| Sequence { layout: *layout, sharing, rope });
-        let (sequence, cached) = (Sequence { layout, sharing, rope: &self.rope }, self.cached.as_deref());
-        let conditioning = Conditioning { context, sequence, negative, cached, guidance, batched };
+        let &Self { split, guidance, evaluations, .. } = self;
+        let negative = self.negative.as_ref().map(|(rope, split)| Sequence { split: *split, rope });
+        let (sequence, cached) = (Sequence { split, rope: &self.rope }, self.cached.as_deref());
+        let conditioning = Conditioning { context, sequence, negative, cached, guidance, evaluations };
         let latents = latents.row_view(0..latents.rows());
         sampler::step(&self.transformer, latents, &conditioning, &StepModulation::of_row(modulation)?, dt)
     }

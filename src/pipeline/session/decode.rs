@@ -7,12 +7,14 @@ use crate::backend::{Backend, RepeatedWork};
 use crate::error::{Error, Result};
 use crate::pipeline::request::plan::Plan;
 use crate::pipeline::residency::Residency;
+use crate::pipeline::residency::prepared::Prepared;
 use crate::pipeline::residency::timings::Clock;
+use crate::pipeline::session::agreement;
 use crate::pipeline::session::denoise::STEPS_IN_FLIGHT;
 use crate::stage::Caller;
 use crate::stage::Stage;
 use crate::tensor::Tensor;
-use crate::vae::Decoder;
+use crate::vae::{Band, Decoder};
 
 /// A batch that is being decoded.
 pub(crate) struct Decoding<B: Backend> {
@@ -38,17 +40,17 @@ impl<B: Backend> Decoding<B> {
     pub(crate) fn prepare(
         residency: &Residency<B>,
         latents: Tensor<B>,
-        plan: &Plan,
+        prepared: &Prepared,
         caller: &Caller<'_>,
         clock: &mut Clock<B>,
     ) -> Result<Self> {
-        let decoder = residency.decoder(plan, caller, clock)?;
+        let (decoder, plan) = (residency.decoder(prepared, caller, clock)?, &prepared.plan);
         let (height, width) = residency.info().latent_size(plan);
         let decodes = &residency.decodes;
         let found = decodes.find(|size, reads| *size == [height, width] && Arc::ptr_eq(reads, &decoder));
         let work = found.unwrap_or_else(|| decodes.insert([height, width], decoder));
         let (samples, steps) = (latents.rows() / (height * width), plan.steps_to_run());
-        let (waiting, may_capture) = (VecDeque::new(), residency.memory_plan(plan)?.graphs);
+        let (waiting, may_capture) = (VecDeque::new(), prepared.memory.graphs);
         Ok(Self { work, latents, height, width, steps, samples, enqueued: 0, taken: 0, may_capture, waiting })
     }
 
@@ -124,12 +126,12 @@ impl<B: Backend> Decoding<B> {
             caller.check()
         };
         report(0)?;
-        // Devices load the decoder, and are told to make an image when its caller has done with the one before it.
-        backend.gather_host("an image to decode", 0)?;
+        agreement::decoder(backend)?;
         let tokens = self.height * self.width;
         let latents = self.latents.row_view(self.enqueued * tokens..(self.enqueued + 1) * tokens);
+        let band = Band::new(self.height, backend.rank(), backend.world());
         let work = |decoder: &Decoder<B>, [latents]: [&Tensor<B>; 1]| {
-            let pixels = decoder.forward(decoder.unpack(latents, self.height, self.width)?, report)?;
+            let pixels = decoder.forward(decoder.unpack(latents, self.height, self.width, band)?, report)?;
             if (pixels.height, pixels.width) == (plan.height, plan.width) {
                 return Ok(pixels.pixels);
             }

@@ -8,18 +8,19 @@ use std::thread::JoinHandle;
 
 use crate::backend::{Backend, RepeatedWork};
 use crate::error::{Error, Result};
-use crate::ops::{Sharing, TokenLayout};
+use crate::ops::{Sharing, TokenLayout, TokenSplit};
 use crate::pipeline::request::adapters::{AdapterSet, SetKey};
-use crate::pipeline::request::needs::Needs;
 use crate::pipeline::request::plan::Plan;
 use crate::pipeline::residency::Residency;
 use crate::pipeline::residency::adapted_cache::Adapted;
 use crate::pipeline::residency::loads::Component;
+use crate::pipeline::residency::prepared::Prepared;
 use crate::pipeline::residency::steps::{BatchShape, Schedules, Steps};
 use crate::pipeline::residency::timings::Clock;
-use crate::pipeline::session::references::{ImageLatents, Images, reference_cache};
+use crate::pipeline::session::agreement::{self, BeforeSteps};
+use crate::pipeline::session::references::{ImageLatents, Images, make_reference_cache};
 use crate::pipeline::session::text::TextFeatures;
-use crate::sampler::{Noise, Schedule};
+use crate::sampler::{Evaluations, Noise, Schedule};
 use crate::stage::Caller;
 use crate::stage::Stage;
 use crate::tensor::Tensor;
@@ -71,31 +72,48 @@ impl<B: Backend> Denoising<B> {
         residency: &Residency<B>,
         Conditions { txt, images, latents, adapters }: Conditions<'_, B>,
         noise: JoinHandle<Noise>,
-        (plan, count): (&Plan, usize),
+        (prepared, count): (&Prepared, usize),
         caller: &Caller<'_>,
         clock: &mut Clock<B>,
     ) -> Result<(Self, Noise)> {
         let (info, backend) = (residency.info(), residency.backend());
-        let (needs, cached_references) = (Needs::of(&backend.costs(), info, plan), info.caches_references);
-        let transformer = residency.transformer((plan, &needs), caller, clock)?;
+        let Prepared { plan, needs, .. } = prepared;
+        let transformer = residency.transformer(prepared, caller, clock)?;
         let adapted = (!adapters.is_empty())
-            .then(|| residency.adapted(&transformer, adapters, &needs, caller, clock))
+            .then(|| residency.adapted(&transformer, adapters, needs, caller, clock))
             .transpose()?;
         let transformer = adapted.as_ref().map_or(transformer, |adapted| Arc::clone(&adapted.transformer));
         let ranks = needs.sharing.ranks(backend.rank(), backend.world());
         let own = |count: usize| share(count, backend.rank() - ranks.start, ranks.len());
         let embed = |latents: Tensor<B>| transformer.references(&latents.row_view(own(latents.rows())));
         let mut references = latents.references.map(embed).transpose()?;
-        let mut cached = None;
-        if let Some(embedded) = references.take_if(|_| cached_references) {
-            cached = Some(reference_cache(residency, &transformer, images, &embedded, (plan, &needs))?);
+        let to_cache = references.take_if(|_| info.caches_references);
+        let find = || residency.images.reference_cache(images.references(), &transformer);
+        let mut cached = to_cache.as_ref().and_then(|_| find());
+        let batch =
+            Batch { residency, transformer: &transformer, set: adapters.key(), prepared, wanted: needs.wanted(count) };
+        let found = batch.find(cached.as_ref());
+        let before = BeforeSteps {
+            has_references: to_cache.is_none() || cached.is_some(),
+            batch: found.as_ref().map_or(0, |found| kind(found.reads())),
+            available: batch.make_room(found.as_deref(), count),
+        };
+        let agreed = agreement::steps(backend, before)?;
+        if let Some(embedded) = to_cache {
+            if !agreed.has_references {
+                cached = Some(make_reference_cache(residency, &transformer, images, &embedded, prepared)?);
+            }
             clock.references_cached()?;
         }
-        let work = batch(residency, (&transformer, adapters.key()), cached, &needs, (plan, count))?;
+        let work = match found.filter(|_| agreed.has_batch) {
+            Some(found) => found,
+            None => batch.make(cached, agreed.available)?,
+        };
+        prepared.resize(work.reads().split.whole().batch);
         let (height, width) = info.latent_size(plan);
         let levels = plan.schedule.schedule(height * width, plan.steps);
         let schedule = schedule(residency, &transformer, adapters.key(), &levels)?;
-        let split = work.reads().split(backend);
+        let split = work.reads().split;
         let (samples, [_, _, tokens]) = (split.whole().batch, split.tokens());
         let (texts, places) = txt.read(evaluated(backend, needs.sharing, plan), samples);
         let rows: Vec<Range<usize>> = texts.into_iter().map(|text| within(text, own)).collect();
@@ -112,7 +130,7 @@ impl<B: Backend> Denoising<B> {
         let (latents, kept) = begin(backend, noise, changed, cells, &sigma)?;
         clock.prepared()?;
         // No graph holds copies of weights that are streamed.
-        let may_capture = residency.memory_plan(plan)?.graphs && !transformer.block_weights().are_streamed();
+        let may_capture = prepared.memory.graphs && !transformer.block_weights().are_streamed();
         let capture = work.seen_before() && may_capture;
         let (step, first_step, steps) = (plan.first_step, plan.first_step, plan.steps);
         Ok((Self { work, capture, schedule, context, kept, latents, step, first_step, steps, adapted }, drawn))
@@ -125,7 +143,7 @@ impl<B: Backend> Denoising<B> {
 
     /// Images of the batch.
     pub(crate) fn samples(&self) -> usize {
-        self.work.reads().layout.batch
+        self.work.reads().split.whole().batch
     }
 
     /// Whether all steps were enqueued.
@@ -166,7 +184,7 @@ impl<B: Backend> Denoising<B> {
         };
         self.step += 1;
         if self.is_done() {
-            let split = self.work.reads().split(backend);
+            let split = self.work.reads().split;
             let own = self.latents.row_view(0..self.latents.rows());
             self.latents = own.all_gather_rows(&split.image_rows())?;
         }
@@ -192,64 +210,89 @@ fn begin<B: Backend>(
     Ok((latents, cells.map(kept).transpose()?))
 }
 
-/// What the steps of the first batch of `count` images like `plan` read. The batch has as many images as memory allows,
-/// at least one.
-fn batch<B: Backend>(
-    residency: &Residency<B>,
-    (transformer, set): (&Arc<Transformer<B>>, &SetKey),
-    cached: Option<Arc<ReferenceCache<B>>>,
-    needs: &Needs,
-    (plan, count): (&Plan, usize),
-) -> Result<Arc<RepeatedWork<Steps<B>, B>>> {
-    let (backend, info) = (residency.backend(), residency.info());
-    let (wanted, sharing) = (needs.wanted(count), needs.sharing);
-    let fits = |(of, shape): &(SetKey, BatchShape), steps: &Arc<Steps<B>>| {
-        let same_cache = steps.cached.as_ref().map(Arc::as_ptr) == cached.as_ref().map(Arc::as_ptr);
-        of == set && shape.serves(plan, wanted) && Arc::ptr_eq(&steps.transformer, transformer) && same_cache
-    };
-    // Devices may have cached other shapes, and have other memory, but they make the same batch.
-    let found = residency.steps.find(fits);
-    let kind = |steps: &Steps<B>| (2 * steps.layout.batch + usize::from(steps.batched)) as u64;
-    let own = found.as_ref().map_or(0, |found| kind(found.reads()));
-    let same = backend.gather_host("the batch", own)?.iter().all(|other| *other == own);
-    if let Some(found) = found.filter(|_| same) {
-        return Ok(found);
+/// The first batch of images of a session.
+struct Batch<'a, B: Backend> {
+    residency: &'a Residency<B>,
+    transformer: &'a Arc<Transformer<B>>,
+    /// Its adapters.
+    set: &'a SetKey,
+    prepared: &'a Prepared,
+    /// Images that are wanted in it; it has as many as memory allows, at least one.
+    wanted: usize,
+}
+
+type BatchWork<B> = Arc<RepeatedWork<Steps<B>, B>>;
+
+/// Tells apart batches of one shape.
+fn kind<B: Backend>(steps: &Steps<B>) -> u64 {
+    (2 * steps.split.whole().batch + usize::from(steps.evaluations == Evaluations::Batched)) as u64
+}
+
+impl<B: Backend> Batch<'_, B> {
+    /// What the steps of such a batch read, if there was one.
+    fn find(&self, cached: Option<&Arc<ReferenceCache<B>>>) -> Option<BatchWork<B>> {
+        self.residency.steps.find(|(of, shape): &(SetKey, BatchShape), steps: &Arc<Steps<B>>| {
+            of == self.set
+                && shape.serves(&self.prepared.plan, self.wanted)
+                && Arc::ptr_eq(&steps.transformer, self.transformer)
+                && steps.cached.as_ref().map(Arc::as_ptr) == cached.map(Arc::as_ptr)
+        })
     }
-    if backend.available_bytes() < needs.batch(wanted) {
-        residency.free_shapes();
-        // The text encoder has done its work for all of them.
-        if count > 1 {
-            residency.free_text_encoder();
+
+    /// Bytes that the batch may take. Makes room for it where it was not `found`; of `count` images there may be more
+    /// batches.
+    fn make_room(&self, found: Option<&RepeatedWork<Steps<B>, B>>, count: usize) -> u64 {
+        let Self { residency, prepared, .. } = self;
+        let needs = &prepared.needs;
+        if let Some(found) = found {
+            return needs.batch(found.reads().split.whole().batch).max(residency.available_bytes(prepared));
         }
-        // Earlier images may have been smaller.
-        residency.make_room(needs.step, Component::Transformer);
+        if residency.available_bytes(prepared) < needs.batch(self.wanted) {
+            residency.free_shapes();
+            // The text encoder has done its work for all of them.
+            if count > 1 {
+                residency.free_text_encoder();
+            }
+            // Earlier images may have been smaller.
+            residency.make_room(needs.step, Component::Transformer);
+        }
+        residency.available_bytes(prepared)
     }
-    let available = backend.gather_host("the memory of a batch", backend.available_bytes())?;
-    let available = available.into_iter().min().unwrap_or_default();
-    let samples = needs.samples(available, wanted);
-    let (height, width) = info.latent_size(plan);
-    // A half of the devices makes one of the two evaluations, which are those of no batch then.
-    let halved = sharing == Sharing::Half;
-    let txt = plan.text()[evaluated(backend, sharing, plan).start];
-    let own_negative = plan.guided() && !halved && plan.negative_tokens != txt;
-    let references = if cached.is_some() { Vec::new() } else { info.reference_sizes(plan) };
-    let sequence = |txt: usize| {
-        let tokens = references.iter().map(|[height, width]| height * width).sum();
-        let layout = TokenLayout { references: tokens, ..TokenLayout::new(samples, txt, height * width) };
-        Ok::<_, Error>((transformer.rope(txt, &references, [height, width], sharing)?, layout))
-    };
-    let (rope, layout) = sequence(txt)?;
-    let steps = Steps {
-        transformer: Arc::clone(transformer),
-        rope,
-        layout,
-        sharing,
-        negative: own_negative.then(|| sequence(plan.negative_tokens)).transpose()?,
-        cached,
-        guidance: plan.guided().then_some(plan.guidance),
-        batched: !own_negative && needs.batched(available, samples),
-    };
-    Ok(residency.steps.insert((set.clone(), BatchShape::new(plan, wanted, samples)), Arc::new(steps)))
+
+    /// What the steps of the batch read where so many bytes are available on each device.
+    fn make(&self, cached: Option<Arc<ReferenceCache<B>>>, available: u64) -> Result<BatchWork<B>> {
+        let Self { residency, transformer, set, prepared: Prepared { plan, needs, .. }, wanted } = *self;
+        let (backend, info, sharing) = (residency.backend(), residency.info(), needs.sharing);
+        let samples = needs.samples(available, wanted);
+        let (height, width) = info.latent_size(plan);
+        // A half of the devices makes one of the two evaluations, which are those of no batch then.
+        let evaluated = evaluated(backend, sharing, plan).start;
+        let txt = plan.text()[evaluated];
+        let own_negative = plan.guided() && sharing == Sharing::Group && plan.negative_tokens != txt;
+        let evaluations = match sharing {
+            Sharing::Half => Evaluations::Halved { has_prompt: evaluated == 0 },
+            Sharing::Group if !own_negative && needs.batched(available, samples) => Evaluations::Batched,
+            Sharing::Group => Evaluations::InTurn,
+        };
+        let references = if cached.is_some() { Vec::new() } else { info.reference_sizes(plan) };
+        let sequence = |txt: usize| {
+            let tokens = references.iter().map(|[height, width]| height * width).sum();
+            let layout = TokenLayout { references: tokens, ..TokenLayout::new(samples, txt, height * width) };
+            let split = TokenSplit::shared(layout, sharing, backend.rank(), backend.world());
+            Ok::<_, Error>((transformer.rope(&split, &references, [height, width])?, split))
+        };
+        let (rope, split) = sequence(txt)?;
+        let steps = Steps {
+            transformer: Arc::clone(transformer),
+            rope,
+            split,
+            negative: own_negative.then(|| sequence(plan.negative_tokens)).transpose()?,
+            cached,
+            guidance: plan.guided().then_some(plan.guidance),
+            evaluations,
+        };
+        Ok(residency.steps.insert((set.clone(), BatchShape::new(plan, wanted, samples)), Arc::new(steps)))
+    }
 }
 
 /// The modulations and lengths of all steps of a schedule.

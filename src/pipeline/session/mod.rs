@@ -1,6 +1,7 @@
 //! A session makes one batch of images, step by step. Its items have one shape: size, steps, guidance, adapters. Each
 //! has a prompt and a seed of its own.
 
+mod agreement;
 mod decode;
 mod denoise;
 pub(crate) mod model;
@@ -24,6 +25,7 @@ use crate::pipeline::request::latents::Latents;
 use crate::pipeline::request::plan::{Plan, Request};
 use crate::pipeline::residency::adapted_cache::Adapted;
 use crate::pipeline::residency::placement::Placement;
+use crate::pipeline::residency::prepared::Prepared;
 use crate::pipeline::residency::timings::{Clock, Timings};
 use crate::pipeline::session::decode::Decoding;
 use crate::pipeline::session::denoise::{Conditions, Denoising};
@@ -47,6 +49,7 @@ pub struct Session<B: Backend> {
     text: Text,
     reader: Reader,
     images: Images,
+    prepared: Prepared,
     /// Those of the items, at least one.
     items: Vec<Item>,
     adapters: AdapterSet,
@@ -108,18 +111,18 @@ impl<B: Backend> Session<B> {
     ) -> Result<Self> {
         let Some(first) = requests.first() else { return Err(Error::usage("a batch has no items")) };
         requests.iter().try_for_each(|request| request.check_count(1))?;
-        let plan = model.plan_without_words(first, reader.is_other())?;
+        let prepared = model.prepare(first, reader.is_other())?;
         cancel.check()?;
-        let shape = Shape::of(model, first, &plan);
+        let shape = Shape::of(first, &prepared);
         let requests = &requests[..requests.len().min(shape.most_at_once())];
-        let mut plans = vec![plan];
+        let mut plans = vec![prepared.plan.clone()];
         for request in &requests[1..] {
-            let plan = Plan { is_read_elsewhere: plans[0].is_read_elsewhere, ..Plan::new(request, model.info())? };
-            if Shape::of(model, request, &plan) != shape {
+            let plan = model.prepare(request, reader.is_other())?;
+            if Shape::of(request, &plan) != shape {
                 return Err(Error::usage("the items of a batch have other sizes, steps, guidance or adapters")
                     .hint("make each shape in a batch of its own"));
             }
-            plans.push(plan);
+            plans.push(plan.plan);
         }
         let noise = draw(model, requests, &plans)?;
         let text = model.read(requests, &mut plans)?;
@@ -129,6 +132,7 @@ impl<B: Backend> Session<B> {
             text,
             reader: reader.clone(),
             images: Images::of(first),
+            prepared: model.residency.reserve(prepared, cancel)?,
             items: plans.into_iter().zip(requests).map(item).collect(),
             adapters: AdapterSet::of(&first.adapters),
             cancel: cancel.clone(),
@@ -150,9 +154,13 @@ impl<B: Backend> Session<B> {
             State::New(noise) => {
                 let caller = Caller::new(report, &self.cancel);
                 let (residency, clock) = (&self.model.residency, &mut self.clock);
-                let plan = &self.items[0].plan;
-                let txt = self.text.encode(residency, plan, &self.reader, &caller, clock)?;
-                let latents = self.images.encode(residency, plan, &caller, clock)?;
+                let prepared = &self.prepared;
+                let images = self.images.cached(residency)?;
+                let text = self.text.encode(residency, prepared, &self.reader, &caller, clock)?;
+                let encoder = images.encoder(residency, prepared, &caller, clock)?;
+                agreement::encoders(residency.backend())?;
+                let txt = text.share(residency)?;
+                let latents = images.encode(residency, encoder, &caller, clock)?;
                 self.state = State::Encoded(noise, txt, latents);
             }
             State::Failed => return Err(Error::new("the session has ended with an error")),
@@ -168,7 +176,7 @@ impl<B: Backend> Session<B> {
         match mem::replace(&mut self.state, State::Failed) {
             State::Encoded(noise, txt, latents) => {
                 let caller = Caller::new(report, &self.cancel);
-                let (residency, batch) = (&self.model.residency, (&self.items[0].plan, self.items.len()));
+                let (residency, batch) = (&self.model.residency, (&self.prepared, self.items.len()));
                 let read = Conditions { txt: &txt, images: &self.images, latents, adapters: &self.adapters };
                 let (denoising, noise) = Denoising::prepare(residency, read, noise, batch, &caller, &mut self.clock)?;
                 self.model.reuse(noise);
@@ -214,18 +222,18 @@ impl<B: Backend> Session<B> {
     pub fn decode(&mut self, report: &mut dyn FnMut(Progress)) -> Result<Option<Decoded>> {
         while self.step(report)? {}
         let caller = Caller::new(report, &self.cancel);
-        let (model, plan, clock) = (&self.model, &self.items[0].plan, &mut self.clock);
+        let (model, prepared, clock) = (&self.model, &self.prepared, &mut self.clock);
         match mem::replace(&mut self.state, State::Failed) {
             State::Denoising(denoising) => {
                 // Drops what the steps read, before room is made for the decoder.
                 let latents = denoising.into_latents();
-                self.state = State::Decoding(Decoding::prepare(&model.residency, latents, plan, &caller, clock)?);
+                self.state = State::Decoding(Decoding::prepare(&model.residency, latents, prepared, &caller, clock)?);
             }
             state => self.state = state,
         }
         let State::Decoding(decoding) = &mut self.state else { unreachable!("prepared above") };
         let item = self.items.get(decoding.taken());
-        let decoded = decoding.next(model.backend(), plan, &caller, clock);
+        let decoded = decoding.next(model.backend(), &prepared.plan, &caller, clock);
         let decoded = decoded.map_err(|error| match item {
             Some(item) => model.residency.files().explain(error, |what| item.given.blame(what)),
             None => error,
@@ -238,18 +246,7 @@ impl<B: Backend> Session<B> {
     /// Where the time of the session went. Waits for all work that was enqueued. Of devices that make an image
     /// together, all do so.
     pub fn finish(self) -> Result<Timings> {
-        let backend = self.model.backend();
-        let own = self.clock.finish()?;
-        if backend.world() == 1 {
-            return Ok(own);
-        }
-        let mut all = backend.gather_host("the timings", own)?;
-        let others = all.split_off(1);
-        let first = all.swap_remove(0);
-        Ok(match backend.rank() {
-            0 => Timings { other_devices: others, ..first },
-            rank => others.into_iter().nth(rank - 1).unwrap_or(first),
-        })
+        agreement::timings(self.model.backend(), self.clock.finish()?)
     }
 
     /// Makes all images that are left.

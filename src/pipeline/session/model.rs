@@ -10,17 +10,17 @@ use crate::error::Result;
 use crate::files::adapter::Adapter;
 use crate::files::{Container, ModelFiles};
 use crate::model::info::ModelInfo;
-use crate::model::open::LateTokenizer;
-use crate::model::open::OpenModel;
+use crate::model::open::{LateTokenizer, OpenModel};
 use crate::pipeline::memory::plan::MemoryPlan;
-use crate::pipeline::request::needs::Needs;
 use crate::pipeline::request::plan::{Plan, Request};
 use crate::pipeline::residency::Residency;
 use crate::pipeline::residency::placement::Placement;
+use crate::pipeline::residency::prepared::Prepared;
 use crate::pipeline::session::text::Text;
 use crate::sampler::Noise;
 
-/// A model on a backend, ready to make images; any number of [`Session`](crate::pipeline::Session)s share it, from any threads.
+/// A model on a backend, ready to make images; any number of [`Session`](crate::pipeline::Session)s share it, from any
+/// threads.
 ///
 /// It caches, as far as memory allows, the weights, the text features of the last prompts, and what images of one shape
 /// share.
@@ -92,17 +92,18 @@ impl<B: Backend> Model<B> {
     /// Errors as [`Model::prefetch`].
     pub(crate) fn prefetch_as(&self, request: &Request, is_read_elsewhere: bool) -> Result<()> {
         let plan = Plan { is_read_elsewhere, ..Plan::new(request, self.info())? };
-        self.needs(&plan)?;
+        let prepared = self.residency.prepare(plan)?;
         // One device of a group reads the prompt for all.
         let reads = request.embeddings.is_none() && self.backend().rank() == 0 && !is_read_elsewhere;
-        self.residency.prefetch(&plan, reads)
+        self.residency.prefetch(&prepared.memory, reads);
+        Ok(())
     }
 
     /// What a session would make of the request. Waits for the tokenizer.
     ///
     /// Errors when the model cannot do what is asked for, or its tokenizer cannot be read.
     pub fn plan(&self, request: &Request) -> Result<Plan> {
-        let mut plan = self.plan_without_words(request, false)?;
+        let mut plan = self.prepare(request, false)?.plan;
         self.read(slice::from_ref(request), slice::from_mut(&mut plan))?;
         Ok(plan)
     }
@@ -111,29 +112,19 @@ impl<B: Backend> Model<B> {
     ///
     /// Errors when there is too little memory for one.
     pub fn memory_plan(&self, plan: &Plan) -> Result<MemoryPlan> {
-        self.residency.checked_memory_plan(plan)
+        self.residency.prepare(plan.clone()).map(|prepared| prepared.memory)
     }
 
-    /// The plan but for notes on the prompt, which another device may read.
+    /// The plan but for notes on the prompt, which another device may read, and what it needs.
     ///
     /// Errors as [`Model::plan`].
-    pub(crate) fn plan_without_words(&self, request: &Request, is_read_elsewhere: bool) -> Result<Plan> {
+    pub(crate) fn prepare(&self, request: &Request, is_read_elsewhere: bool) -> Result<Prepared> {
         let plan = Plan { is_read_elsewhere, ..Plan::new(request, self.info())? };
-        self.needs(&plan)?;
-        self.memory_plan(&plan)?;
+        let prepared = self.residency.prepare(plan)?;
         if request.images().next().is_some() {
             self.residency.files().check_encoder(self.info())?;
         }
-        Ok(plan)
-    }
-
-    /// What an image needs.
-    ///
-    /// Errors when the backend cannot compute so large an image, however much memory there is.
-    fn needs(&self, plan: &Plan) -> Result<Needs> {
-        let needs = Needs::of(&self.backend().costs(), self.info(), plan);
-        needs.check_largest(self.backend().costs().max_tensor_values, self.info(), plan)?;
-        Ok(needs)
+        Ok(prepared)
     }
 
     /// What a session reads. Waits for the tokenizer where it reads prompts.

@@ -4,24 +4,36 @@ use std::sync::Arc;
 
 use crate::backend::Backend;
 use crate::error::Result;
+use crate::ops::{TokenLayout, TokenSplit};
 use crate::pipeline::request::images::Change;
-use crate::pipeline::request::needs::Needs;
-use crate::pipeline::request::plan::{Plan, Request};
+use crate::pipeline::request::plan::Request;
 use crate::pipeline::residency::Residency;
 use crate::pipeline::residency::loads::Component;
+use crate::pipeline::residency::prepared::Prepared;
 use crate::pipeline::residency::timings::Clock;
+use crate::pipeline::session::agreement;
 use crate::rgb::Rgb;
 use crate::stage::Caller;
 use crate::stage::Stage;
 use crate::tensor::Tensor;
 use crate::transformer::{ReferenceCache, Transformer};
-use crate::vae::Grid;
+use crate::vae::{Band, Encoder, Grid};
 
 /// The images that a session encodes.
 pub(crate) struct Images {
     /// All references in their order, an image to change among them.
     references: Vec<Arc<Rgb>>,
     change: Option<Change>,
+}
+
+/// The images, and which of them are encoded already.
+pub(crate) struct CachedImages<'a, B: Backend> {
+    images: &'a Images,
+    /// All in their order; an image to change comes first.
+    all: Vec<&'a Arc<Rgb>>,
+    latents: Vec<Option<Tensor<B>>>,
+    /// A bit for each that is to be encoded.
+    missing: u64,
 }
 
 /// Their packed latents.
@@ -47,36 +59,56 @@ impl Images {
         &self.references
     }
 
-    /// The latents of all images. The encoder runs only for those that are not cached.
+    /// The latents of all images that are cached, and which of them are to be encoded: those that any device lacks.
     ///
-    /// Errors when memory runs out, or the caller cancels.
-    pub(crate) fn encode<B: Backend>(
+    /// Errors when another device fails.
+    pub(crate) fn cached<B: Backend>(&self, residency: &Residency<B>) -> Result<CachedImages<'_, B>> {
+        let hidden = self.change.iter().filter(|change| !change.is_reference).map(|change| &change.image);
+        let all: Vec<&Arc<Rgb>> = hidden.chain(&self.references).collect();
+        let latents: Vec<Option<Tensor<B>>> = all.iter().map(|image| residency.images.latents(image)).collect();
+        let lacks = latents.iter().enumerate().filter(|(_, latents)| latents.is_none()).map(|(i, _)| 1 << i).sum();
+        let missing = agreement::images(residency.backend(), lacks)?;
+        Ok(CachedImages { images: self, all, latents, missing })
+    }
+}
+
+impl<B: Backend> CachedImages<'_, B> {
+    /// The encoder, where an image is to be encoded.
+    ///
+    /// Errors when it cannot be loaded, or the caller cancels.
+    pub(crate) fn encoder(
         &self,
         residency: &Residency<B>,
-        plan: &Plan,
+        prepared: &Prepared,
+        caller: &Caller<'_>,
+        clock: &mut Clock<B>,
+    ) -> Result<Option<Arc<Encoder<B>>>> {
+        (self.missing != 0).then(|| residency.encoder(prepared, caller, clock)).transpose()
+    }
+
+    /// The latents of all images.
+    ///
+    /// Errors when memory runs out, or the caller cancels.
+    pub(crate) fn encode(
+        mut self,
+        residency: &Residency<B>,
+        encoder: Option<Arc<Encoder<B>>>,
         caller: &Caller<'_>,
         clock: &mut Clock<B>,
     ) -> Result<ImageLatents<B>> {
-        let hidden = self.change.iter().filter(|change| !change.is_reference).map(|change| &change.image);
-        let images: Vec<&Arc<Rgb>> = hidden.chain(&self.references).collect();
-        if images.is_empty() {
+        if self.all.is_empty() {
             return Ok(ImageLatents { references: None, changed: None });
         }
-        let mut latents: Vec<Option<Tensor<B>>> = images.iter().map(|image| residency.images.latents(image)).collect();
-        // Devices encode together what any of them has not cached.
-        let missing: u64 =
-            latents.iter().enumerate().filter(|(_, latents)| latents.is_none()).map(|(i, _)| 1 << i).sum();
-        let missing = residency.backend().gather_host("the images", missing)?.into_iter().fold(0, |all, own| all | own);
-        if missing != 0 {
-            let encoder = residency.encoder(plan, caller, clock)?;
-            residency.backend().gather_host("the encoder", 0)?;
-            let (stages, total) = (encoder.stages(), (images.len() * encoder.stages()) as u64);
-            for (i, (latents, image)) in latents.iter_mut().zip(&images).enumerate() {
-                if missing & (1 << i) == 0 {
+        if let Some(encoder) = encoder {
+            let (stages, total) = (encoder.stages(), (self.all.len() * encoder.stages()) as u64);
+            for (i, (latents, image)) in self.latents.iter_mut().zip(&self.all).enumerate() {
+                if self.missing & (1 << i) == 0 {
                     continue;
                 }
+                let units = image.height / residency.info().vae.patch_pixels();
+                let band = Band::new(units, residency.backend().rank(), residency.backend().world());
                 let pixels = residency.backend().upload_rgb8(&image.bytes, image.height, image.width)?;
-                let encoded = encoder.forward(Grid::new(pixels, image.height, image.width), |done| {
+                let encoded = encoder.forward(Grid::new(pixels, image.height, image.width), band, |done| {
                     caller.report(Stage::Encode, (i * stages + done) as u64, total);
                     caller.check()
                 })?;
@@ -84,33 +116,27 @@ impl Images {
                 residency.images.insert_latents(image, encoded);
             }
         }
-        let latents: Vec<Tensor<B>> = latents.into_iter().flatten().collect();
-        let references: Vec<&Tensor<B>> = latents[images.len() - self.references.len()..].iter().collect();
+        let latents: Vec<Tensor<B>> = self.latents.into_iter().flatten().collect();
+        let references: Vec<&Tensor<B>> = latents[self.all.len() - self.images.references.len()..].iter().collect();
         let references = if references.is_empty() { None } else { Some(Tensor::concat_rows(&references)?) };
         clock.images_encoded()?;
         // The image to change is the first one, be it a reference or not.
-        let changed = self.change.as_ref().and_then(|_| latents.into_iter().next());
+        let changed = self.images.change.as_ref().and_then(|_| latents.into_iter().next());
         Ok(ImageLatents { references, changed })
     }
 }
 
-/// Keys and values of all references, for models that make them once. `embedded` are the tokens of this device.
+/// Makes the keys and values of all references, for models that make them once. `embedded` are the tokens of this
+/// device.
 ///
 /// Errors when memory runs out.
-pub(crate) fn reference_cache<B: Backend>(
+pub(crate) fn make_reference_cache<B: Backend>(
     residency: &Residency<B>,
     transformer: &Arc<Transformer<B>>,
     images: &Images,
     embedded: &Tensor<B>,
-    (plan, needs): (&Plan, &Needs),
+    Prepared { plan, needs, .. }: &Prepared,
 ) -> Result<Arc<ReferenceCache<B>>> {
-    let found = residency.images.reference_cache(images.references(), transformer);
-    // Devices make together what any of them has not cached.
-    let all_have =
-        residency.backend().gather_host("the references", u64::from(found.is_some()))?.iter().all(|own| *own == 1);
-    if let Some(found) = found.filter(|_| all_have) {
-        return Ok(found);
-    }
     let config = transformer.config();
     let blocks = (config.num_layers + config.num_single_layers) as u64;
     let bytes = 2 * blocks * (embedded.rows() * config.dim()) as u64 * residency.backend().costs().element_bytes;
@@ -120,7 +146,10 @@ pub(crate) fn reference_cache<B: Backend>(
         residency.images.drop_oldest();
     }
     residency.make_room(bytes + needs.step, Component::Transformer);
-    let made = Arc::new(transformer.reference_cache(embedded, &residency.info().reference_sizes(plan))?);
+    let (backend, sizes) = (residency.backend(), residency.info().reference_sizes(plan));
+    let layout = TokenLayout::single(residency.info().reference_tokens(plan));
+    let split = TokenSplit::new(layout, backend.rank(), backend.world());
+    let made = Arc::new(transformer.reference_cache(embedded, &sizes, split)?);
     residency.images.insert_reference_cache(images.references().to_vec(), transformer, &made);
     Ok(made)
 }

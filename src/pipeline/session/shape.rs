@@ -3,8 +3,8 @@
 use crate::backend::Backend;
 use crate::error::Result;
 use crate::pipeline::request::adapters::{AdapterSet, SetKey};
-use crate::pipeline::request::needs::Needs;
 use crate::pipeline::request::plan::{Plan, Request};
+use crate::pipeline::residency::prepared::Prepared;
 use crate::pipeline::session::model::Model;
 use crate::sampler::Rng;
 
@@ -22,13 +22,13 @@ pub(crate) struct Shape {
 }
 
 impl Shape {
-    pub(crate) fn of<B: Backend>(model: &Model<B>, request: &Request, plan: &Plan) -> Self {
+    pub(crate) fn of(request: &Request, Prepared { plan, needs, .. }: &Prepared) -> Self {
         let common = Plan { seed: 0, rng: Rng::default(), negative: None, notes: Vec::new(), ..plan.clone() };
         Self {
             plan: Plan { is_read_elsewhere: false, ..common },
             adapters: AdapterSet::of(&request.adapters).key().clone(),
             has_embeddings: request.embeddings.is_some(),
-            most: Needs::of(&model.backend().costs(), model.info(), plan).wanted(usize::MAX),
+            most: needs.wanted(usize::MAX),
         }
     }
 
@@ -43,6 +43,6 @@ impl<B: Backend> Model<B> {
     ///
     /// Errors as [`Model::plan`], but for the tokenizer.
     pub(crate) fn shape(&self, request: &Request) -> Result<Shape> {
-        Ok(Shape::of(self, request, &self.plan_without_words(request, false)?))
+        Ok(Shape::of(request, &self.prepare(request, false)?))
     }
 }

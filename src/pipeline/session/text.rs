@@ -9,6 +9,7 @@ use crate::files::Array;
 use crate::pipeline::request::embeddings::Embeddings;
 use crate::pipeline::request::plan::{Plan, Request};
 use crate::pipeline::residency::Residency;
+use crate::pipeline::residency::prepared::Prepared;
 use crate::pipeline::residency::timings::Clock;
 use crate::pipeline::session::shared_text::Reader;
 use crate::stage::Caller;
@@ -32,6 +33,14 @@ enum Texts {
 struct Prompt {
     text: String,
     tokens: PromptTokens,
+}
+
+/// The features of the texts of a batch, where this device makes them.
+pub(crate) struct Encoded<'a, B: Backend> {
+    text: &'a Text,
+    /// [tokens of all texts, features]; on the other devices of a group none, unless they are given.
+    rows: Option<Tensor<B>>,
+    lengths: Vec<usize>,
 }
 
 /// The features of the texts of a batch, one under the other.
@@ -131,35 +140,48 @@ impl Text {
     pub(crate) fn encode<B: Backend>(
         &self,
         residency: &Residency<B>,
-        plan: &Plan,
+        prepared: &Prepared,
         reader: &Reader,
         caller: &Caller<'_>,
         clock: &mut Clock<B>,
-    ) -> Result<TextFeatures<B>> {
+    ) -> Result<Encoded<'_, B>> {
         caller.check()?;
         let backend = residency.backend();
-        let (rows, lengths): (_, Vec<usize>) = match &self.texts {
+        let (features, lengths) = match &self.texts {
             Texts::Prompts(prompts) => {
-                let encoded = if backend.rank() == 0 {
-                    let features = read(prompts, residency, plan, reader, caller, clock)?;
-                    Some(Tensor::concat_rows(&features.iter().collect::<Vec<_>>())?)
+                let features = if backend.rank() == 0 {
+                    read(prompts, residency, prepared, reader, caller, clock)?
                 } else {
-                    residency.prefetch(plan, false)?;
-                    None
+                    residency.prefetch(&prepared.memory, false);
+                    Vec::new()
                 };
-                clock.encoded()?;
-                backend.gather_host("the text", 0)?;
-                let lengths: Vec<usize> = prompts.iter().map(|prompt| prompt.tokens.ids.len()).collect();
-                let shape = [lengths.iter().sum(), residency.info().transformer.joint_attention_dim];
-                (Tensor::broadcast(backend, encoded, shape)?, lengths)
+                (features, prompts.iter().map(|prompt| prompt.tokens.ids.len()).collect())
             }
             Texts::Given(texts) => {
-                residency.prefetch(plan, false)?;
+                residency.prefetch(&prepared.memory, false);
                 let upload = |array: &Arc<Array>| backend.upload(&array.values, array.shape[0], array.shape[1]);
                 let features = texts.iter().map(upload).collect::<Result<Vec<_>>>()?;
-                let rows = Tensor::concat_rows(&features.iter().collect::<Vec<_>>())?;
-                clock.encoded()?;
-                (rows, texts.iter().map(|array| array.shape[0]).collect())
+                (features, texts.iter().map(|array| array.shape[0]).collect())
+            }
+        };
+        let concat = || Tensor::concat_rows(&features.iter().collect::<Vec<_>>());
+        let rows = (!features.is_empty()).then(concat).transpose()?;
+        clock.encoded()?;
+        Ok(Encoded { text: self, rows, lengths })
+    }
+}
+
+impl<B: Backend> Encoded<'_, B> {
+    /// The features on all devices.
+    ///
+    /// Errors when memory runs out, or another device fails.
+    pub(crate) fn share(self, residency: &Residency<B>) -> Result<TextFeatures<B>> {
+        let Self { text, rows, lengths } = self;
+        let rows = match (&text.texts, rows) {
+            (Texts::Given(_), Some(rows)) => rows,
+            (_, rows) => {
+                let shape = [lengths.iter().sum(), residency.info().transformer.joint_attention_dim];
+                Tensor::broadcast(residency.backend(), rows, shape)?
             }
         };
         let mut end = 0;
@@ -167,7 +189,7 @@ impl Text {
             end += length;
             end - length..end
         });
-        Ok(TextFeatures { rows, ranges: ranges.collect(), of_items: self.of_items.clone() })
+        Ok(TextFeatures { rows, ranges: ranges.collect(), of_items: text.of_items.clone() })
     }
 }
 
@@ -175,16 +197,16 @@ impl Text {
 fn read<B: Backend>(
     prompts: &[Prompt],
     residency: &Residency<B>,
-    plan: &Plan,
+    prepared: &Prepared,
     reader: &Reader,
     caller: &Caller<'_>,
     clock: &mut Clock<B>,
 ) -> Result<Vec<Tensor<B>>> {
     let backend = residency.backend();
     match reader {
-        Reader::Own => encode(prompts, residency, plan, caller, clock),
+        Reader::Own => encode(prompts, residency, prepared, caller, clock),
         Reader::First(shared) => {
-            let features = encode(prompts, residency, plan, caller, clock)?;
+            let features = encode(prompts, residency, prepared, caller, clock)?;
             let named = prompts.iter().map(|prompt| (prompt.text.as_str(), prompt.tokens.ids.len()));
             shared.give(named, |place| {
                 let features = &features[place];
@@ -193,13 +215,14 @@ fn read<B: Backend>(
             Ok(features)
         }
         Reader::Other(shared) => {
-            residency.prefetch(plan, false)?;
+            residency.prefetch(&prepared.memory, false);
             let cached: Vec<_> = prompts.iter().filter_map(|prompt| cached(prompt, residency)).collect();
             if cached.len() == prompts.len() {
                 return Ok(cached);
             }
             let Some(made) = shared.wait(caller)? else {
-                let here = Plan { is_read_elsewhere: false, ..plan.clone() };
+                let plan = Plan { is_read_elsewhere: false, ..prepared.plan.clone() };
+                let here = residency.prepare(plan)?;
                 return encode(prompts, residency, &here, caller, clock);
             };
             let upload = |(prompt, made): (&Prompt, &Arc<Array>)| {
@@ -222,15 +245,15 @@ fn cached<B: Backend>(prompt: &Prompt, residency: &Residency<B>) -> Option<Tenso
 fn encode<B: Backend>(
     prompts: &[Prompt],
     residency: &Residency<B>,
-    plan: &Plan,
+    prepared: &Prepared,
     caller: &Caller<'_>,
     clock: &mut Clock<B>,
 ) -> Result<Vec<Tensor<B>>> {
     let mut features: Vec<Option<Tensor<B>>> = prompts.iter().map(|prompt| cached(prompt, residency)).collect();
     let new = features.iter().filter(|known| known.is_none()).count();
-    residency.prefetch(plan, new > 0)?;
+    residency.prefetch(&prepared.memory, new > 0);
     if new > 0 {
-        let encoder = residency.text_encoder(plan, caller, clock)?;
+        let encoder = residency.text_encoder(prepared, caller, clock)?;
         let (layers, total) = (encoder.layers(), (new * encoder.layers()) as u64);
         let missing = features.iter_mut().zip(prompts).filter(|(features, _)| features.is_none());
         for (i, (features, prompt)) in missing.enumerate() {

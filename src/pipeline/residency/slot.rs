@@ -1,0 +1,35 @@
+//! Where a component of a model is while it is in the device's memory.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+/// A component that is in memory, or none.
+pub(crate) struct Slot<T>(Mutex<Option<Arc<T>>>);
+
+impl<T> Default for Slot<T> {
+    fn default() -> Self {
+        Self(Mutex::default())
+    }
+}
+
+impl<T> Slot<T> {
+    fn lock(&self) -> MutexGuard<'_, Option<Arc<T>>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn get(&self) -> Option<Arc<T>> {
+        self.lock().clone()
+    }
+
+    pub(crate) fn put(&self, component: T) -> Arc<T> {
+        let component = Arc::new(component);
+        *self.lock() = Some(Arc::clone(&component));
+        component
+    }
+
+    /// Frees the component, once the sessions that use it have ended. Returns whether there was one. The lock is
+    /// released before, because dropping a graph waits for the device.
+    pub(crate) fn free(&self) -> bool {
+        let freed = self.lock().take();
+        freed.is_some()
+    }
+}
