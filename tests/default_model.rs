@@ -7,8 +7,9 @@ use flux::backend::Memory;
 use flux::backend::cpu::{Cpu, Precision};
 use flux::files::ModelFiles;
 use flux::input::read;
+use flux::model::ModelInfo;
 use flux::nn::Weights;
-use flux::pipeline::{Model, ModelInfo, Request};
+use flux::pipeline::{Model, Request};
 use flux::vae::{self, Decoder, Encoder, Grid};
 
 #[derive(serde::Deserialize)]

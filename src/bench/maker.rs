@@ -3,7 +3,8 @@
 use std::sync::Arc;
 
 use flux::backend::Backend;
-use flux::pipeline::{CancelFlag, Image, Model, ModelInfo, Parallel, Request};
+use flux::model::ModelInfo;
+use flux::pipeline::{CancelFlag, Image, Model, Parallel, Request};
 use flux::{Error, Result};
 
 /// A model on one device, or on several that make one image together.

@@ -25,7 +25,8 @@ use std::time::Duration;
 
 use flux::backend::Backend;
 use flux::files::ModelFiles;
-use flux::pipeline::{CancelFlag, Model, ModelInfo, OpenModel, Parallel, Quantisation};
+use flux::model::ModelInfo;
+use flux::pipeline::{CancelFlag, Model, OpenModel, Parallel, Quantisation};
 use flux::tensor::Tensor;
 use flux::{Error, Result};
 use serde::Serialize;

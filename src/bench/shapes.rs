@@ -1,7 +1,7 @@
 //! The shapes of a model's ops, and how much work they are.
 
+use flux::model::ModelInfo;
 use flux::ops::{Conv, TokenLayout};
-use flux::pipeline::ModelInfo;
 
 /// The sizes of a model that decide how long it takes.
 #[derive(Debug, Clone, PartialEq)]

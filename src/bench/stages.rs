@@ -5,9 +5,10 @@ use std::time::Instant;
 use flux::Result;
 use flux::backend::Backend;
 use flux::files::ModelFiles;
+use flux::model::ModelInfo;
 use flux::nn::Weights;
 use flux::output::{ImageFormat, Rgb, encode};
-use flux::pipeline::{ModelInfo, Request, Timings};
+use flux::pipeline::{Request, Timings};
 use flux::vae::{self, Encoder, Grid};
 use serde::Serialize;
 

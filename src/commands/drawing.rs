@@ -7,8 +7,9 @@ use std::time::Instant;
 use flux::backend::Remark;
 use flux::engine::{Engine, Event, Inputs, Job, OpeningTimes, Recipe};
 use flux::error::named;
+use flux::model::ModelInfo;
 use flux::output::Rgb;
-use flux::pipeline::{CancelFlag, Decoded, ModelInfo, Plan, Request, Timings};
+use flux::pipeline::{CancelFlag, Decoded, Plan, Request, Timings};
 use flux::sampler::Rng;
 use flux::{Error, Result};
 

@@ -10,8 +10,9 @@ use super::schedule::{Batch, Schedule};
 use crate::backend::{Backend, Remark};
 use crate::error::Result;
 use crate::files::adapter::Adapter;
+use crate::model::ModelInfo;
 use crate::pipeline::{
-    MemoryPlan, Model, ModelInfo, Plan, Progress, Replica, Replicas, Request, Session, Shape, SharedText, Timings,
+    MemoryPlan, Model, Plan, Progress, Replica, Replicas, Request, Session, Shape, SharedText, Timings,
 };
 
 /// A model on all devices of an engine.

@@ -56,8 +56,9 @@ use self::schedule::Schedule;
 use crate::backend::{Backend, Remark};
 use crate::error::Result;
 use crate::files::adapter::Adapter;
+use crate::model::ModelInfo;
 use crate::pipeline::{
-    AdapterUse, CancelFlag, Image, MemoryPlan, ModelInfo, OpenModel, Plan, Progress, Replicas, Request, Timings,
+    AdapterUse, CancelFlag, Image, MemoryPlan, OpenModel, Plan, Progress, Replicas, Request, Timings,
 };
 
 /// A model on devices, and the threads that make images with it.

@@ -13,7 +13,8 @@ use super::executor::Executor;
 use crate::error::{Error, Result};
 use crate::files::ModelFiles;
 use crate::files::adapter::Adapter;
-use crate::pipeline::{CancelFlag, ModelInfo, OpenModel, Replicas, Request};
+use crate::model::ModelInfo;
+use crate::pipeline::{CancelFlag, OpenModel, Replicas, Request};
 
 /// How long opening took, in seconds.
 #[derive(Debug, Clone, Copy, Default)]

@@ -3,9 +3,9 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use super::ModelInfo;
 use crate::error::{Error, Field, Result};
 use crate::files::adapter::{self, Adapter, AdapterUse};
+use crate::model::ModelInfo;
 
 /// The most adapters of a request, and the strongest: more is a mistake.
 const MAX_ADAPTERS: usize = 64;

@@ -4,10 +4,10 @@ use std::collections::HashMap;
 use std::path::Path;
 use std::sync::Arc;
 
-use super::info::MAX_TEXT_TOKENS;
 use super::source::Source;
 use crate::error::{Error, Result};
 use crate::files::{Array, ArrayFile, ArrayTarget};
+use crate::model::info::MAX_TEXT_TOKENS;
 
 /// The names of the tensors, which are those of the reference's arguments.
 const PROMPT: &str = "prompt_embeds";

@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use super::info::{MAX_SIDE, ModelInfo};
 use crate::error::{Error, Field, Result};
+use crate::model::info::{MAX_SIDE, ModelInfo};
 use crate::rgb::Rgb;
 
 /// The most reference images.

@@ -4,12 +4,12 @@ use std::sync::Arc;
 use std::sync::mpsc::{self, Sender};
 use std::thread;
 
-use super::ModelInfo;
 use super::loads::{Component, Loading, Loads};
 use super::opened::{Files, no_text_encoder};
 use crate::backend::{Backend, Passes};
 use crate::error::{Error, Result};
 use crate::files::TensorFiles;
+use crate::model::ModelInfo;
 use crate::nn::{Blocks, Weights};
 use crate::text_encoder::TextEncoder;
 use crate::transformer::Transformer;

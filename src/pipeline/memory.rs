@@ -1,12 +1,12 @@
 //! How much device memory an image needs, and how large its largest tensor is.
 
 use super::block_sizes::BlockSizes;
-use super::file_sizes::FileSizes;
 use super::memory_plan::{InBands, MemoryPlan, MemorySizes};
 use super::plan::MAX_SAMPLES;
-use super::{ModelInfo, Plan, Request};
+use super::{Plan, Request};
 use crate::backend::{Bands, Costs, IM2COL_BYTES, Storage};
 use crate::error::{Error, Field, Result};
+use crate::model::{FileSizes, ModelInfo};
 use crate::token_split::{Sharing, share};
 use crate::vae::{Band, VaeConfig};
 

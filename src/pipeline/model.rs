@@ -9,11 +9,12 @@ use super::memory::Needs;
 use super::opened::LateTokenizer;
 use super::residency::Residency;
 use super::text::Text;
-use super::{MemoryPlan, ModelInfo, OpenModel, Placement, Plan, Request};
+use super::{MemoryPlan, OpenModel, Placement, Plan, Request};
 use crate::backend::Backend;
 use crate::error::Result;
 use crate::files::adapter::Adapter;
 use crate::files::{Container, ModelFiles};
+use crate::model::ModelInfo;
 use crate::sampler::Noise;
 
 /// A model on a backend, ready to make images; any number of [`Session`](super::Session)s share it, from any threads.

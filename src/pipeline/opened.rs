@@ -4,8 +4,6 @@ use std::path::Path;
 use std::sync::{Arc, LazyLock};
 use std::thread::{self, Scope, ScopedJoinHandle, scope};
 
-use super::ModelInfo;
-use super::file_sizes::FileSizes;
 use super::given::Given;
 use super::left_out;
 use super::progress::{Caller, CancelFlag, Progress, Stage};
@@ -15,6 +13,7 @@ use crate::error::{Error, Result};
 use crate::files::adapter::Adapter;
 use crate::files::quantised_cache::{self, QuantisedCache};
 use crate::files::{Container, ModelFiles, TensorFiles};
+use crate::model::{FileSizes, ModelInfo};
 use crate::nn::{WeightPolicy, Weights};
 use crate::text_encoder::{self, TextEncoder, Tokenizer};
 use crate::transformer::{self, Transformer};

@@ -7,10 +7,10 @@ use serde::Serialize;
 
 use super::adapters;
 use super::images::{Change, ImagePlan};
-use super::info::{MAX_SIDE, MAX_STEPS, ModelInfo};
 use super::{Embeddings, Latents};
 use crate::error::{Error, Field, Result};
 use crate::files::adapter::AdapterUse;
+use crate::model::info::{MAX_SIDE, MAX_STEPS, ModelInfo};
 use crate::rgb::Rgb;
 use crate::sampler::{Rng, ScheduleKind};
 

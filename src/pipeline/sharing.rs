@@ -1,7 +1,8 @@
 //! Whether devices make an image sooner together.
 
-use super::{ModelInfo, Plan, Request};
+use super::{Plan, Request};
 use crate::error::Result;
+use crate::model::ModelInfo;
 use crate::token_split::own_heads;
 
 /// Floating-point operations of an image's steps from which on two GPUs write it sooner than one, from the start of a

@@ -4,10 +4,11 @@ use std::collections::BTreeMap;
 
 use serde::Serialize;
 
-use super::{ModelInfo, Quantisation};
+use super::Quantisation;
 use crate::backend::Costs;
 use crate::error::Result;
 use crate::files::{Component, ModelFiles, Role, TensorFiles, Variant};
+use crate::model::ModelInfo;
 use crate::text_encoder::TextEncoderConfig;
 use crate::transformer::TransformerConfig;
 use crate::vae::VaeConfig;

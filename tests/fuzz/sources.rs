@@ -4,8 +4,9 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use flux::files::{ModelFiles, Role};
+use flux::model::ModelInfo;
 use flux::output::{ImageFormat, Rgb, encode};
-use flux::pipeline::{CancelFlag, ModelInfo, OpenModel};
+use flux::pipeline::{CancelFlag, OpenModel};
 
 use super::folder;
 use super::formats::{self, Quantised};

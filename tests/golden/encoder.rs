@@ -3,9 +3,9 @@
 use flux::backend::Memory;
 use flux::backend::cpu::{Cpu, Precision};
 use flux::files::TensorFiles;
+use flux::model::ModelInfo;
 use flux::nn::Weights;
 use flux::ops::Conv;
-use flux::pipeline::ModelInfo;
 use flux::vae::{self, DownBlock, Encoder, Grid, MidBlock, VaeConfig};
 use flux::{Result, Tensor};
 

@@ -3,9 +3,9 @@
 
 use flux::backend::Memory;
 use flux::backend::cpu::{Cpu, Precision};
+use flux::model::ModelInfo;
 use flux::nn::Weights;
 use flux::ops::{Sharing, TokenLayout};
-use flux::pipeline::ModelInfo;
 use flux::sampler::{self, Conditioning, Schedule};
 use flux::text_encoder::{self, TextEncoder, Tokenizer};
 use flux::transformer::{self, Sequence, StepModulation, Transformer};

@@ -2,9 +2,9 @@
 
 use flux::backend::Memory;
 use flux::backend::cpu::{Cpu, Precision};
+use flux::model::ModelInfo;
 use flux::nn::{Operand, Weights};
 use flux::ops::{Conv, Mask, Norm, Rope, Sharing, TokenLayout};
-use flux::pipeline::ModelInfo;
 use flux::text_encoder::{self, Layer, PromptTokens, TextEncoder};
 use flux::transformer::{
     self, DoubleBlock, Keys, Residual, Sequence, SingleBlock, StepModulation, Transformer, TransformerConfig,

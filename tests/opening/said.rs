@@ -4,7 +4,8 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use flux::files::{Component, ModelPaths};
-use flux::pipeline::{ModelInfo, OpenModel};
+use flux::model::ModelInfo;
+use flux::pipeline::OpenModel;
 use flux::text_encoder::TextEncoderConfig;
 use flux::transformer::TransformerConfig;
 use serde_json::{Value, json};

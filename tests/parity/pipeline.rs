@@ -7,10 +7,11 @@ use flux::backend::{Device, Memory};
 use flux::compare::difference;
 use flux::error::Kind;
 use flux::files::ModelFiles;
+use flux::model::ModelInfo;
 use flux::nn::Weights;
 use flux::ops::{Sharing, TokenLayout};
 use flux::output::Rgb;
-use flux::pipeline::{CancelFlag, Model, ModelInfo, Request, Stage};
+use flux::pipeline::{CancelFlag, Model, Request, Stage};
 use flux::sampler::{self, Conditioning, Schedule};
 use flux::transformer::{self, Sequence, StepModulation, Transformer, TransformerConfig};
 

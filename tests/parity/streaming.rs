@@ -6,7 +6,8 @@ use std::thread;
 use flux::backend::cuda::{Cuda, GemmCache, Precision};
 use flux::backend::{Device, SLABS};
 use flux::files::ModelFiles;
-use flux::pipeline::{CancelFlag, MemoryPlan, Model, ModelInfo, Request, Stage};
+use flux::model::ModelInfo;
+use flux::pipeline::{CancelFlag, MemoryPlan, Model, Request, Stage};
 
 use crate::pipeline::default_model;
 use crate::support::preset;

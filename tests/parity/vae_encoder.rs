@@ -5,8 +5,8 @@ use std::sync::Arc;
 use flux::backend::cpu::{Cpu, Precision};
 use flux::backend::cuda::{Cuda, Graph};
 use flux::backend::{Backend, Device, Doers, Memory};
+use flux::model::ModelInfo;
 use flux::nn::Weights;
-use flux::pipeline::ModelInfo;
 use flux::vae::{self, Encoder, Grid};
 
 use crate::compare::compare;

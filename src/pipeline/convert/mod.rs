@@ -11,8 +11,6 @@ use std::path::{Path, PathBuf};
 use serde::Serialize;
 use serde_json::{Value, json};
 
-use super::index::Index;
-use super::info::default_out_layers;
 use super::left_out;
 use super::progress::{Caller, CancelFlag, Progress, Stage};
 use super::quantise::plan::{Planned, check_narrower, plan};
@@ -22,6 +20,8 @@ use crate::files::names::llama_cpp_name;
 use crate::files::quantise::name_of_format;
 use crate::files::writer::TensorTarget;
 use crate::files::{Component, FileId, Format, Role, TensorFiles, TensorView, TokenizerFile, check_replaceable};
+use crate::model::index::Index;
+use crate::model::info::default_out_layers;
 use crate::nn::Weights;
 use crate::text_encoder::{TextEncoder, TextEncoderConfig};
 use crate::transformer::TransformerConfig;

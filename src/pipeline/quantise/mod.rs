@@ -7,13 +7,12 @@ use std::str::FromStr;
 use std::time::Instant;
 
 use self::plan::{Planned, plan};
-use super::file_sizes::FileSizes;
-use super::info::ModelInfo;
 use super::opened::OpenModel;
 use super::progress::{Caller, CancelFlag, Progress, Stage};
 use crate::error::{Field, Result};
 use crate::files::quantise::{bits_per_value, format_of_name, name_of_format};
 use crate::files::{Format, Role, TensorFiles};
+use crate::model::{FileSizes, ModelInfo};
 use crate::nn::WeightPolicy;
 
 /// What users call the components whose weights are quantised.

@@ -25,12 +25,12 @@ const KLEIN_OUT_LAYERS: [usize; 3] = [9, 18, 27];
 const LEAST_LAYERS: usize = 4;
 
 /// The most pixels on a side: more than any model was trained for, and so few that no size overflows.
-pub(super) const MAX_SIDE: usize = 8192;
+pub(crate) const MAX_SIDE: usize = 8192;
 /// The most steps: more than any schedule distinguishes.
-pub(super) const MAX_STEPS: usize = 1000;
+pub(crate) const MAX_STEPS: usize = 1000;
 
 /// The most text tokens: more than any prompt has, and so few that memory for them can be asked for.
-pub(super) const MAX_TEXT_TOKENS: usize = 1 << 16;
+pub(crate) const MAX_TEXT_TOKENS: usize = 1 << 16;
 
 /// The configs of a model, checked against each other.
 #[derive(Debug, Clone)]
@@ -74,7 +74,7 @@ pub struct TrainedSizes {
 /// The hidden states of klein models, which are as far inside of a smaller text encoder.
 ///
 /// Errors when the encoder at `place` has too few layers.
-pub(super) fn default_out_layers(layers: usize, place: &ConfigPlace) -> Result<[usize; 3]> {
+pub(crate) fn default_out_layers(layers: usize, place: &ConfigPlace) -> Result<[usize; 3]> {
     match layers {
         _ if layers > KLEIN_OUT_LAYERS[2] => Ok(KLEIN_OUT_LAYERS),
         _ if layers >= LEAST_LAYERS => Ok([layers / 4, layers / 2, 3 * layers / 4]),
@@ -216,7 +216,7 @@ impl ModelInfo {
     }
 
     /// Makes it a distilled model, with the defaults of one.
-    pub(super) fn mark_distilled(&mut self) {
+    pub(crate) fn mark_distilled(&mut self) {
         if !self.is_distilled && self.default_steps == BASE_STEPS {
             self.default_steps = DISTILLED_STEPS;
         }
@@ -234,7 +234,7 @@ impl ModelInfo {
     }
 
     /// What someone should know who asks for this size, if anything.
-    pub(super) fn size_note(&self, width: usize, height: usize) -> Option<String> {
+    pub(crate) fn size_note(&self, width: usize, height: usize) -> Option<String> {
         let [made_height, made_width] = self.default_image_size;
         let (is_worse, made_for) = match self.trained_sizes {
             Some(TrainedSizes { sides: [least, most], aspect_ratio }) => {
@@ -252,7 +252,7 @@ impl ModelInfo {
     }
 
     /// Adds a hint to the error of a tensor whose shape is wrong.
-    pub(super) fn explain(&self, error: Error) -> Error {
+    pub(crate) fn explain(&self, error: Error) -> Error {
         error.hint(
             "weights and config.json are of different models (4B and 9B have the same tensor names): \
              fetch the folder again as a whole",

@@ -35,35 +35,35 @@ impl FileSizes {
     }
 
     /// Of the first `layers` layers of a text encoder, as its files have them.
-    pub(super) fn of_text_encoder(files: &TensorFiles, layers: usize) -> Self {
+    pub(crate) fn of_text_encoder(files: &TensorFiles, layers: usize) -> Self {
         Self::of_layers(layers, |prefix| files.quantised_matrices(prefix))
     }
 
     /// Of a transformer's double and single blocks, as its files have them.
-    pub(super) fn of_transformer(files: &TensorFiles, config: &TransformerConfig) -> Self {
+    pub(crate) fn of_transformer(files: &TensorFiles, config: &TransformerConfig) -> Self {
         Self::of_blocks(config, |prefix| files.quantised_matrices(prefix))
     }
 
     /// Of the first `layers` layers of a text encoder, whose matrices take so much.
-    pub(super) fn of_layers(layers: usize, matrices: impl Fn(&str) -> Vec<[u64; 2]>) -> Self {
+    pub(crate) fn of_layers(layers: usize, matrices: impl Fn(&str) -> Vec<[u64; 2]>) -> Self {
         Self::of((0..layers).map(|layer| format!("model.layers.{layer}.")), matrices)
     }
 
     /// Of a transformer's double and single blocks, whose matrices take so much.
-    pub(super) fn of_blocks(config: &TransformerConfig, matrices: impl Fn(&str) -> Vec<[u64; 2]>) -> Self {
+    pub(crate) fn of_blocks(config: &TransformerConfig, matrices: impl Fn(&str) -> Vec<[u64; 2]>) -> Self {
         let double = (0..config.num_layers).map(|block| format!("transformer_blocks.{block}."));
         let single = (0..config.num_single_layers).map(|block| format!("single_transformer_blocks.{block}."));
         Self::of(double.chain(single), matrices)
     }
 
     /// Bytes of block `index` of `elements` elements, those that are plain floats being `floats(number)` bytes.
-    pub(super) fn block(&self, index: usize, elements: u64, floats: impl Fn(u64) -> u64) -> u64 {
+    pub(crate) fn block(&self, index: usize, elements: u64, floats: impl Fn(u64) -> u64) -> u64 {
         let held = self.blocks.get(index).copied().unwrap_or_default();
         held.bytes + floats(elements.saturating_sub(held.values))
     }
 
     /// Values of the largest weight that is dequantised.
-    pub(super) fn largest(&self) -> u64 {
+    pub(crate) fn largest(&self) -> u64 {
         // The largest layer of a model, the projection of a single block, is one tensor of every file.
         self.largest
     }
