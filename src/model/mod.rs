@@ -3,6 +3,8 @@
 pub(crate) mod file_sizes;
 pub(crate) mod index;
 pub(crate) mod info;
+pub mod registry;
 
 pub use file_sizes::FileSizes;
 pub use info::ModelInfo;
+pub use registry::ModelKind;

@@ -92,7 +92,8 @@ impl<B: Backend> Denoising<B> {
         }
         let work = batch(residency, (&transformer, adapters.key()), cached, &needs, (plan, count))?;
         let (height, width) = info.latent_size(plan);
-        let levels = plan.schedule.schedule(height * width, plan.steps);
+        let shift = (info.kind.shift)(height * width, plan.steps);
+        let levels = plan.schedule.schedule(shift, plan.steps);
         let schedule = schedule(residency, &transformer, adapters.key(), &levels)?;
         let split = work.reads().split(backend);
         let (samples, [_, _, tokens]) = (split.whole().batch, split.tokens());

@@ -12,7 +12,7 @@ use flux::nn::Weights;
 use flux::ops::{Sharing, TokenLayout};
 use flux::output::Rgb;
 use flux::pipeline::{CancelFlag, Model, Request, Stage};
-use flux::sampler::{self, Conditioning, Schedule};
+use flux::sampler::{self, Conditioning, Schedule, empirical_shift};
 use flux::transformer::{self, Sequence, StepModulation, Transformer, TransformerConfig};
 
 use crate::support::random_model::PRESETS;
@@ -353,7 +353,7 @@ fn step_launches(cuda: &Cuda) -> (TransformerConfig, u64) {
     let model = Transformer::load(&Weights::new(cuda, &transformer::open(&dir).unwrap()), &info.transformer).unwrap();
     let (txt, height, width) = (64, 16, 16);
     let (img, config) = (height * width, model.config().clone());
-    let schedule = Schedule::new(img, 4);
+    let schedule = Schedule::new(empirical_shift(img, 4), 4);
     let modulations = model.modulations(&schedule.timesteps).unwrap();
     let rope = model.rope(txt, &[], [height, width], Sharing::Group).unwrap();
     let features = vec![0.1; txt * config.joint_attention_dim];
