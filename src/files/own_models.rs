@@ -51,8 +51,8 @@ pub struct OwnPart {
     pub role: Role,
     /// What configs say that it is: the class, and of a text encoder the `model_type`. The first is written.
     pub classes: &'static [&'static str],
-    /// What GGUF files call its architecture, in small letters and digits alone; a `*` stands for any rest. The first is
-    /// written.
+    /// What GGUF files call its architecture, in small letters and digits alone; a `*` stands for any rest. The first
+    /// is written.
     pub architectures: &'static [&'static str],
     /// Names of tensors that no other part has.
     pub signs: &'static [Sign],
