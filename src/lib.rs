@@ -9,13 +9,13 @@
 //! ```
 //!
 //! In reading order: an [`engine`] makes the images of jobs on devices; [`pipeline`] puts the models together, and
-//! shows how an image is made and how one is changed; [`text_encoder`], [`transformer`], [`vae`] and [`sampler`] are
-//! the models, written once for every backend in terms of [`tensor::Tensor`] and its [`ops`]; [`backend`] is where ops
-//! run: [`backend::cpu`], the reference, and [`backend::cuda`]. [`token_layout`] says which tokens lie where in their
-//! tensors, and [`token_split`] which of them each of several devices has. [`files`] maps the files of a model and
-//! names its tensors, which models load through [`nn`]. [`input`] reads image files and masks and lays results over
-//! what was changed, [`output`] writes them; in between they are
-//! [`rgb::Rgb`].
+//! shows how an image is made and how one is changed; [`model`] says what a model is, before anything of it is loaded;
+//! [`text_encoder`], [`transformer`], [`vae`] and [`sampler`] are the models, written once for every backend in terms
+//! of [`tensor::Tensor`] and its [`ops`]; [`backend`] is where ops run: [`backend::cpu`], the reference, and
+//! [`backend::cuda`]. [`token_layout`] says which tokens lie where in their tensors, and [`token_split`] which of them
+//! each of several devices has. [`files`] maps the files of a model and names its tensors, which models load through
+//! [`nn`]. [`input`] reads image files and masks and lays results over what was changed, [`output`] writes them; in
+//! between they are [`rgb::Rgb`].
 
 pub mod backend;
 pub mod compare;

@@ -77,7 +77,7 @@ const LAYERS: [(&str, &[&str]); 35] = [
         ],
     ),
     // Opening checks every tensor on the host, where that costs nothing.
-    ("model", &["stage", "text_encoder", "transformer", "vae", "nn", "files", "backend", "backend::cpu"]),
+    ("model", &["stage", "text_encoder", "transformer", "vae", "sampler", "nn", "files", "backend", "backend::cpu"]),
     ("stage.rs", &[]),
     ("text_encoder", &["guard", "nn", "files", "tensor", "ops", "backend"]),
     ("transformer", &["nn", "files", "tensor", "ops", "backend"]),

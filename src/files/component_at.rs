@@ -66,7 +66,7 @@ impl Component {
     }
 
     /// The tokenizer that belongs to this text encoder: the one that `named` is, else one in its file or beside its
-    /// folder, else Qwen3's.
+    /// folder, else the one that the program carries.
     ///
     /// Errors when the named one is not there.
     pub fn own_tokenizer(&self, named: Option<&Path>) -> Result<TokenizerFile> {
@@ -77,7 +77,7 @@ impl Component {
             Some(file) => tokenizer_inside(file),
             None => places(&self.path()).iter().find_map(|place| place.parent().and_then(ModelFiles::tokenizer_in)),
         };
-        Ok(own.unwrap_or(TokenizerFile::Qwen3))
+        Ok(own.unwrap_or(TokenizerFile::Carried))
     }
 }
 

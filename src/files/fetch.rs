@@ -3,6 +3,8 @@
 use std::path::{Path, PathBuf};
 use std::sync::LazyLock;
 
+use super::own_models::FLUX2_KLEIN;
+
 /// The script that fetches models, in the program's source folder.
 const SCRIPT: &str = "scripts/download_model.sh";
 
@@ -18,10 +20,11 @@ static SOURCE_FOLDER: LazyLock<Option<PathBuf>> = LazyLock::new(|| {
 
 /// How to get a model.
 pub fn fetch_a_model() -> String {
-    const REPOSITORY: &str = "fetch `black-forest-labs/FLUX.2-klein-4B` from Hugging Face";
+    let (repository, size) = FLUX2_KLEIN.repository;
+    let fetch = format!("fetch `{repository}` from Hugging Face");
     match &*SOURCE_FOLDER {
-        Some(folder) => format!("{REPOSITORY}, as with `{SCRIPT} 4b` in `{}`", folder.display()),
-        None => format!("{REPOSITORY}, as with `hf download`"),
+        Some(folder) => format!("{fetch}, as with `{SCRIPT} {size}` in `{}`", folder.display()),
+        None => format!("{fetch}, as with `hf download`"),
     }
 }
 

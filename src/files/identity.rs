@@ -127,7 +127,7 @@ impl ModelFiles {
         let tokenizer = match self.tokenizer() {
             TokenizerFile::Json(folder, name) => Some(folder.path(name)),
             TokenizerFile::Gguf(path) => Some(path.clone()),
-            TokenizerFile::Qwen3 => None,
+            TokenizerFile::Carried => None,
         };
         let index = self.index.as_ref().and_then(|folder| folder.on_disk()).map(Path::to_path_buf);
         parts.iter().chain(&tokenizer).chain(&index).flat_map(|path| files_at(path)).collect()

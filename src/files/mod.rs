@@ -35,6 +35,7 @@ pub mod names;
 pub mod near;
 mod other_models;
 pub mod overwrite;
+pub mod own_models;
 pub mod partial;
 #[cfg(unix)]
 mod partial_paths;

@@ -6,6 +6,7 @@ use serde::de::DeserializeOwned;
 
 use super::component::{Component, ConfigPlace};
 use super::folder::{EmbeddedFile, Folder};
+use super::own_models::FLUX2_KLEIN;
 use super::role::Role;
 use super::variant::Variant;
 use crate::error::Result;
@@ -21,8 +22,8 @@ pub enum TokenizerFile {
     Json(Folder, String),
     /// In a GGUF file of a text encoder.
     Gguf(PathBuf),
-    /// Qwen3's, which the program carries.
-    Qwen3,
+    /// The one that the program carries.
+    Carried,
 }
 
 /// The files of a model, each found, but not yet opened.
@@ -123,7 +124,7 @@ impl TokenizerFile {
         match self {
             Self::Json(folder, name) => folder.display(name),
             Self::Gguf(path) => path.display().to_string(),
-            Self::Qwen3 => "<Qwen3's tokenizer>".to_string(),
+            Self::Carried => format!("<{}'s tokenizer>", FLUX2_KLEIN.text_encoder),
         }
     }
 }

@@ -8,6 +8,7 @@ use super::container::Container;
 use super::fetch::fetch_a_model;
 use super::folder::Folder;
 use super::model_files::{INDEX, ModelFiles, TOKENIZER, TokenizerFile};
+use super::own_models::{FLUX2_KLEIN, OWN_MODELS, OwnModel, PublishedSize};
 use super::recognise::Kind;
 use super::role::Role;
 use super::search::{Candidate, Candidates, around, candidates, expect_role, is_comfy, needs, only, places};
@@ -80,7 +81,7 @@ impl ModelPaths {
         let tokenizer = own.unwrap_or_else(|| match &model.tokenizer {
             // The tokenizer of the model's own folder, unless it has none.
             TokenizerFile::Json(folder, name) if folder.exists(name) => model.tokenizer.clone(),
-            _ => TokenizerFile::Qwen3,
+            _ => TokenizerFile::Carried,
         });
         Ok((component, tokenizer))
     }
@@ -112,10 +113,11 @@ impl ModelPaths {
         }
         let name = model.text_encoder.single_file().and_then(|file| file.file_name()).unwrap_or_default();
         let name = name.to_string_lossy().to_lowercase();
-        if ["instruct", "thinking", "2507"].iter().any(|word| name.contains(word)) {
+        if FLUX2_KLEIN.other_text_encoders.iter().any(|word| name.contains(word)) {
             model.notes.push(format!(
-                "the text encoder `{name}` is not the Qwen3 that klein models were trained with, by its name: images \
-                 will differ"
+                "the text encoder `{name}` is not the {} that klein models were trained with, by its name: images \
+                 will differ",
+                FLUX2_KLEIN.text_encoder
             ));
         }
     }
@@ -175,7 +177,10 @@ fn model_at(path: &Path) -> Result<ModelFiles> {
             let found = candidates(std::slice::from_ref(&root), Role::Transformer);
             let missing = || {
                 let what = if is_comfy(&root) {
-                    "there is no file of a FLUX.2-klein transformer in `diffusion_models`, `unet` or beside them".into()
+                    format!(
+                        "there is no file of a {} transformer in `diffusion_models`, `unet` or beside them",
+                        FLUX2_KLEIN.name
+                    )
                 } else {
                     format!("not a model folder: `{INDEX}` is missing, and there is no file of a transformer")
                 };
@@ -187,7 +192,7 @@ fn model_at(path: &Path) -> Result<ModelFiles> {
     }
 }
 
-/// Whether a folder holds a FLUX.2-klein model, by its index or the names of its tensors.
+/// Whether a folder holds an own model, by its index or the names of its tensors.
 fn is_model(path: &Path) -> bool {
     #[derive(serde::Deserialize)]
     struct Class {
@@ -195,7 +200,10 @@ fn is_model(path: &Path) -> bool {
         class_name: Option<String>,
     }
     match Folder::Disk(path.to_path_buf()).json::<Class>(INDEX) {
-        Ok(index) => index.class_name.is_some_and(|class| class.starts_with("Flux2Klein")),
+        Ok(index) => {
+            let is_own = |class: String| OWN_MODELS.iter().any(|model| class.starts_with(model.class_front));
+            index.class_name.is_some_and(is_own)
+        }
         Err(_) => !candidates(&[path.to_path_buf()], Role::Transformer).files.is_empty(),
     }
 }
@@ -214,7 +222,8 @@ pub(super) fn is_transformer_folder(path: &Path) -> bool {
         class_name: Option<String>,
     }
     let class = Folder::Disk(path.to_path_buf()).json::<Class>(CONFIG);
-    class.is_ok_and(|class| class.class_name.as_deref() == Some("Flux2Transformer2DModel"))
+    let is_own = |class: &str| OWN_MODELS.iter().any(|model| model.part(Role::Transformer).classes.contains(&class));
+    class.is_ok_and(|class| class.class_name.as_deref().is_some_and(is_own))
 }
 
 /// The model whose transformer is in a folder of its own; the other parts are beside it.
@@ -242,7 +251,7 @@ fn of_transformer(path: &Path) -> Result<ModelFiles> {
     let mut model = ModelFiles::of_folder(Folder::Disk(parent), file_name(path));
     model.transformer = Component::file(Role::Transformer, path.to_path_buf());
     if let Some(text_encoder) = inside(path, &kind, Role::TextEncoder) {
-        model.tokenizer = tokenizer_inside(path).unwrap_or(TokenizerFile::Qwen3);
+        model.tokenizer = tokenizer_inside(path).unwrap_or(TokenizerFile::Carried);
         model.text_encoder = text_encoder;
     }
     model.vae = inside(path, &kind, Role::Vae).unwrap_or(model.vae);
@@ -285,7 +294,7 @@ fn without_parts(transformer: &Component, roots: &[PathBuf]) -> ModelFiles {
         })
     };
     let text_encoder = find(Role::TextEncoder);
-    let tokenizer = text_encoder.single_file().and_then(tokenizer_inside).unwrap_or(TokenizerFile::Qwen3);
+    let tokenizer = text_encoder.single_file().and_then(tokenizer_inside).unwrap_or(TokenizerFile::Carried);
     ModelFiles {
         name: String::new(),
         index: None,
@@ -302,7 +311,7 @@ fn without_parts(transformer: &Component, roots: &[PathBuf]) -> ModelFiles {
 fn find_fitting(transformer: &Component, roots: &[PathBuf], role: Role) -> Result<PathBuf> {
     let [features, channels] = needs(transformer)?;
     let fits = |width: usize| match role {
-        Role::TextEncoder => width.checked_mul(3) == Some(features),
+        Role::TextEncoder => width.checked_mul(FLUX2_KLEIN.out_layers.len()) == Some(features),
         Role::Transformer => true,
         Role::Vae => width == channels,
     };
@@ -313,11 +322,12 @@ fn find_fitting(transformer: &Component, roots: &[PathBuf], role: Role) -> Resul
 }
 
 fn missing(transformer: &Component, role: Role, [features, channels]: [usize; 2], others: &[Candidate]) -> Error {
-    let wanted = match (role, features) {
+    let OwnModel { sizes, text_encoder, out_layers, .. } = &FLUX2_KLEIN;
+    let size = sizes.iter().find(|size| size.features == features);
+    let wanted = match (role, size) {
         (Role::Vae, _) => format!("the FLUX.2 VAE (`flux2-vae.safetensors`), of {channels} packed channels"),
-        (_, 7680) => "Qwen3-4B (`qwen_3_4b.safetensors`)".to_string(),
-        (_, 12288) => "Qwen3-8B (`qwen_3_8b.safetensors`)".to_string(),
-        _ => format!("a Qwen3 of {} features", features / 3),
+        (_, Some(PublishedSize { text_encoder: (name, file), .. })) => format!("{name} (`{file}`)"),
+        (_, None) => format!("a {text_encoder} of {} features", features / out_layers.len()),
     };
     let title = role.title();
     let there = match others {

@@ -63,10 +63,24 @@ const SINGLE_BLOCK: [LayerNames; 4] = [
     ("norm.query_norm", "attn.norm_q", Same),
     ("norm.key_norm", "attn.norm_k", Same),
 ];
-const BLOCKS: [(&str, &str, &[LayerNames]); 2] = [
-    ("double_blocks", "transformer_blocks", &DOUBLE_BLOCK),
-    ("single_blocks", "single_transformer_blocks", &SINGLE_BLOCK),
-];
+
+/// Names of the layers of a transformer.
+#[derive(Debug, PartialEq, Eq)]
+pub struct LayerMap {
+    /// Layers around the blocks.
+    pub around: &'static [LayerNames],
+    /// Lists of blocks: their names in a single file and here, and the layers of a block.
+    pub blocks: &'static [(&'static str, &'static str, &'static [LayerNames])],
+}
+
+/// Those of FLUX.2: double blocks, then single blocks.
+pub static FLUX2_LAYERS: LayerMap = LayerMap {
+    around: &AROUND_BLOCKS,
+    blocks: &[
+        ("double_blocks", "transformer_blocks", &DOUBLE_BLOCK),
+        ("single_blocks", "single_transformer_blocks", &SINGLE_BLOCK),
+    ],
+};
 
 /// Tensors of `blk.N` of llama.cpp, here `model.layers.N`.
 const LLAMA_BLOCK: [(&str, &str); 11] = [
@@ -86,7 +100,7 @@ const LLAMA_AROUND: [(&str, &str); 3] =
     [("token_embd", "model.embed_tokens"), ("output_norm", "model.norm"), ("output", "lm_head")];
 
 /// Names of a text encoder behind `model.`.
-const QWEN_AROUND: [&str; 3] = ["layers", "embed_tokens", "norm"];
+const ENCODER_AROUND: [&str; 3] = ["layers", "embed_tokens", "norm"];
 /// The one name of a text encoder that stands beside `model.`.
 const HEAD: &str = "lm_head.weight";
 /// Names of a VAE in every style.
@@ -117,6 +131,8 @@ pub struct Names {
     pub lacks: &'static str,
     /// Whose they are.
     pub style: Style,
+    /// Those of the transformer's layers.
+    pub layers: &'static LayerMap,
 }
 
 /// Rows of a tensor in a file that are rows of a tensor that models ask for.
@@ -140,7 +156,7 @@ impl Piece {
 
 impl Names {
     /// The names that models ask for.
-    pub const OWN: Self = Self { prefix: String::new(), lacks: "", style: Style::Diffusers };
+    pub const OWN: Self = Self { prefix: String::new(), lacks: "", style: Style::Diffusers, layers: &FLUX2_LAYERS };
 
     /// A name without what is in front of it.
     pub fn strip<'a>(&self, key: &'a str) -> Option<&'a str> {
@@ -154,17 +170,18 @@ impl Names {
     pub fn know(&self, role: Role, name: &str) -> bool {
         let word = name.split('.').next().unwrap_or_default();
         let begins = |name: &str| name.split('.').next() == Some(word);
+        let LayerMap { around, blocks } = self.layers;
         match (role, self.style) {
             (Role::Transformer, Style::Bfl) => {
-                AROUND_BLOCKS.iter().any(|(bfl, ..)| begins(bfl)) || BLOCKS.iter().any(|(bfl, ..)| begins(bfl))
+                around.iter().any(|(bfl, ..)| begins(bfl)) || blocks.iter().any(|(bfl, ..)| begins(bfl))
             }
             (Role::Transformer, _) => {
-                AROUND_BLOCKS.iter().any(|(_, own, _)| begins(own)) || BLOCKS.iter().any(|(_, own, _)| begins(own))
+                around.iter().any(|(_, own, _)| begins(own)) || blocks.iter().any(|(_, own, _)| begins(own))
             }
             (Role::TextEncoder, Style::LlamaCpp) => {
                 word == "blk" || LLAMA_AROUND.iter().any(|(llama, _)| begins(llama))
             }
-            (Role::TextEncoder, _) => QWEN_AROUND.contains(&word) || name == HEAD,
+            (Role::TextEncoder, _) => ENCODER_AROUND.contains(&word) || name == HEAD,
             (Role::Vae, _) => {
                 let is_inside = |start| !self.lacks.is_empty() && word.starts_with(start);
                 VAE_AROUND.contains(&word) || ["conv", "mid", "up", "norm"].into_iter().any(is_inside)
@@ -180,7 +197,7 @@ impl Names {
         let whole = if self.lacks.is_empty() || is_beside { rest.to_string() } else { format!("{}{rest}", self.lacks) };
         match self.style {
             Style::Diffusers => vec![Piece::whole(whole)],
-            Style::Bfl => of_bfl(&whole).unwrap_or_else(|| vec![Piece::whole(whole)]),
+            Style::Bfl => of_bfl(&whole, self.layers).unwrap_or_else(|| vec![Piece::whole(whole)]),
             Style::LlamaCpp => vec![Piece::whole(of_llama_cpp(&whole).unwrap_or(whole))],
             Style::Ldm { levels } => vec![Piece::whole(of_ldm(&whole, levels))],
         }
@@ -189,8 +206,8 @@ impl Names {
 
 /// All layers of a transformer of so many double and single blocks, by their names in a single file and here.
 pub fn transformer_layers(blocks: [usize; 2]) -> Vec<(String, String, Rows)> {
-    let around = AROUND_BLOCKS.iter().map(|(bfl, own, rows)| (bfl.to_string(), own.to_string(), *rows));
-    let of_blocks = BLOCKS.iter().zip(blocks).flat_map(|((bfl_block, own_block, layers), count)| {
+    let around = FLUX2_LAYERS.around.iter().map(|(bfl, own, rows)| (bfl.to_string(), own.to_string(), *rows));
+    let of_blocks = FLUX2_LAYERS.blocks.iter().zip(blocks).flat_map(|((bfl_block, own_block, layers), count)| {
         let of_block = move |block: usize| {
             let name = move |(bfl, own, rows): &LayerNames| {
                 (format!("{bfl_block}.{block}.{bfl}"), format!("{own_block}.{block}.{own}"), *rows)
@@ -257,15 +274,15 @@ pub fn llama_cpp_name(own: &str) -> Option<String> {
     Some(format!("{}.{suffix}", find(&LLAMA_AROUND, layer)?))
 }
 
-fn of_bfl(key: &str) -> Option<Vec<Piece>> {
+fn of_bfl(key: &str, map: &LayerMap) -> Option<Vec<Piece>> {
     // Norms are `.scale` in the original files, and `.weight` in some that others converted.
     let layer =
         key.strip_suffix(".weight").or_else(|| key.strip_suffix("_norm.scale").map(|_| &key[..key.len() - 6]))?;
-    let block = BLOCKS.iter().find_map(|(bfl, own, layers)| {
+    let block = map.blocks.iter().find_map(|(bfl, own, layers)| {
         let (index, rest) = layer.strip_prefix(bfl)?.strip_prefix('.')?.split_once('.')?;
         Some((format!("{own}.{index}."), *layers, rest))
     });
-    let (front, layers, rest) = block.unwrap_or((String::new(), &AROUND_BLOCKS, layer));
+    let (front, layers, rest) = block.unwrap_or((String::new(), map.around, layer));
     let pieces = layers.iter().filter(|(bfl, ..)| *bfl == rest).flat_map(|(_, own, rows)| {
         let name = format!("{front}{own}.weight");
         match *rows {
@@ -392,7 +409,7 @@ mod tests {
     #[test]
     fn names_lack_what_their_style_leaves_out() {
         let of = |prefix: &str, lacks: &'static str, style, key: &str| {
-            let names = Names { prefix: prefix.into(), lacks, style };
+            let names = Names { prefix: prefix.into(), lacks, style, ..Names::OWN };
             names.pieces(key).remove(0).name
         };
         let qwen = |prefix: &str, key: &str| of(prefix, "model.", Style::Diffusers, key);

@@ -3,6 +3,7 @@
 use std::collections::{HashMap, HashSet};
 
 use super::families::Family::{self, *};
+use super::own_models::FLUX2_KLEIN;
 use super::role::Role;
 
 /// What a file is that this program does not run.
@@ -119,7 +120,7 @@ const DIFFUSERS_VAE: &str = "decoder.mid_block.resnets.0.conv1.weight";
 const FOUR: Axis = Some((1, 4));
 const SIXTEEN: Axis = Some((1, 16));
 
-/// Language models that are not Qwen3, of which the first that fits counts.
+/// Language models that are no text encoder of an own model, of which the first that fits counts.
 const LANGUAGE_MODELS: &[LanguageModel] = &[
     ("Qwen3-VL", &["visual.blocks.0.attn.qkv.weight", "layers.0.self_attn.q_norm.weight"], None),
     ("Qwen3-VL", &["visual.patch_embed.proj.weight", "layers.0.self_attn.q_norm.weight"], None),
@@ -166,9 +167,10 @@ pub fn titles(keys: &HashSet<&str>, shape: impl Fn(&str) -> Option<Vec<usize>>, 
     // Names of T5 and CLIP end as those of language models do.
     let is_named = own.contains(&Role::TextEncoder) || kinds.contains(&3);
     if let Some((name, ..)) = language_model.filter(|_| !is_named) {
+        let own = FLUX2_KLEIN.text_encoder;
         titles.push(match *name {
-            "" => "a language model, but not Qwen3".to_string(),
-            name => format!("a language model ({name}), but not Qwen3"),
+            "" => format!("a language model, but not {own}"),
+            name => format!("a language model ({name}), but not {own}"),
         });
     }
     titles.dedup();

@@ -4,6 +4,7 @@ use std::collections::HashSet;
 
 use super::names::{Names, Style};
 use super::other_models;
+use super::own_models::{FLUX2_KLEIN, OWN_MODELS, OwnModel, OwnPart, Sign};
 use super::role::Role;
 use crate::error::{Error, Field, Result};
 
@@ -27,42 +28,9 @@ pub struct Kind {
     others: Vec<String>,
 }
 
-/// The part, its style, what names in it lack, and how a name ends that no other part has.
-type Sign = (Role, Style, &'static str, &'static str);
-
-const SIGNS: [Sign; 8] = [
-    (Role::Transformer, Style::Bfl, "", "single_stream_modulation.lin.weight"),
-    (Role::Transformer, Style::Diffusers, "", "single_stream_modulation.linear.weight"),
-    (Role::TextEncoder, Style::Diffusers, "model.", "layers.0.self_attn.q_norm.weight"),
-    (Role::TextEncoder, Style::LlamaCpp, "", "blk.0.attn_q_norm.weight"),
-    (Role::Vae, LDM, "", "decoder.mid.block_1.conv1.weight"),
-    (Role::Vae, Style::Diffusers, "", "decoder.mid_block.resnets.0.conv1.weight"),
-    (Role::Vae, LDM, "decoder.", "mid.block_1.conv1.weight"),
-    (Role::Vae, Style::Diffusers, "decoder.", "mid_block.resnets.0.conv1.weight"),
-];
 /// How many signs are looked at, and how many words of what is in front of names.
 const MOST_SIGNS: usize = 32;
 pub const MOST_WORDS: usize = 16;
-const LDM: Style = Style::Ldm { levels: 0 };
-/// What a part must have as well, behind its prefix: what a whole VAE of FLUX.2 keeps of its latents.
-const LATENT_STATISTICS: &str = "bn.running_mean";
-/// What it must not have, for it would be a part of another model.
-const FOREIGN: [(Role, &[&str]); 2] = [
-    (Role::Transformer, &["guidance_in.in_layer.weight", "time_guidance_embed.guidance_embedder.linear_1.weight"]),
-    (
-        Role::TextEncoder,
-        &[
-            "layers.0.pre_feedforward_layernorm.weight",
-            "layers.0.post_feedforward_layernorm.weight",
-            "layers.0.mlp.gate.weight",
-            "blk.0.post_attention_norm.weight",
-            "blk.0.post_ffw_norm.weight",
-            "blk.0.ffn_gate_inp.weight",
-        ],
-    ),
-];
-/// The word in the names of a text encoder that sees.
-const VISION: &str = "visual";
 /// What the names of adapters hold.
 const ADAPTER: [&str; 4] = ["lora_", ".lora.", "lokr_", "hada_"];
 const DIFFERENCES: [&str; 2] = [".diff", ".diff_b"];
@@ -169,7 +137,10 @@ impl Kind {
             _ if self.is_adapter => format!("name it with `{}`, and a model with `{}`", Field::Adapters, Field::Model),
             Some(Role::Transformer) => format!("name it with `{0:#}` (`{0}`)", Field::Model),
             Some(role) => format!("name it with `{}`", role.field()),
-            None => "this program runs FLUX.2-klein models with a Qwen3 text encoder".to_string(),
+            None => {
+                let OwnModel { name, text_encoder, .. } = FLUX2_KLEIN;
+                format!("this program runs {name} models with a {text_encoder} text encoder")
+            }
         }
     }
 
@@ -188,30 +159,36 @@ impl Kind {
     }
 }
 
+/// The signs of all parts of own models.
+fn signs() -> impl Iterator<Item = (&'static OwnModel, &'static OwnPart, &'static Sign)> {
+    let parts = OWN_MODELS.into_iter().flat_map(|model| model.parts.iter().map(move |part| (model, part)));
+    parts.flat_map(|(model, part)| part.signs.iter().map(move |sign| (model, part, sign)))
+}
+
 /// The parts of which these names are signs, in order; no more than a file has that is not hostile.
 fn parts_of(keys: &HashSet<&str>) -> Vec<Part> {
     let is_end = |prefix: &&str| prefix.is_empty() || prefix.ends_with('.');
-    let signs = |key: &'_ str| {
-        let key = key.to_string();
-        let found = move |(index, (.., sign)): (usize, &Sign)| {
+    let all: Vec<_> = signs().collect();
+    let ends = |key: &str| {
+        let found = |(index, (.., (_, _, sign))): (usize, &(_, _, &Sign))| {
             let prefix = key.strip_suffix(sign).filter(is_end)?;
             Some((index, prefix.to_string()))
         };
-        SIGNS.iter().enumerate().filter_map(found)
+        all.iter().enumerate().filter_map(found).collect::<Vec<_>>()
     };
-    let mut found: Vec<(usize, String)> = keys.iter().flat_map(|key| signs(key)).collect();
+    let mut found: Vec<(usize, String)> = keys.iter().flat_map(|key| ends(key)).collect();
     found.sort_unstable();
     found.truncate(MOST_SIGNS);
-    let sees = keys.iter().any(|key| key.split('.').any(|word| word == VISION));
+    let has_word =
+        |words: &[&str]| !words.is_empty() && keys.iter().any(|key| key.split('.').any(|word| words.contains(&word)));
     let part = |(index, prefix): (usize, String)| {
-        let (role, style, lacks, _) = SIGNS[index];
-        let has = |rest: &str| keys.contains(format!("{prefix}{rest}").as_str());
-        let mut foreign = FOREIGN.iter().filter(|(of, _)| *of == role).flat_map(|(_, names)| *names);
-        if foreign.any(|name| has(name)) || (role == Role::TextEncoder && sees) {
+        let (model, own, &(style, lacks, _)) = all[index];
+        let has = |rest: &&str| keys.contains(format!("{prefix}{rest}").as_str());
+        if own.foreign.iter().any(has) || !own.needs.iter().all(has) || has_word(own.foreign_words) {
             return None;
         }
         let is_inside = ["decoder", "encoder"].contains(&prefix.trim_end_matches('.').rsplit('.').next().unwrap_or(""));
-        if role == Role::Vae && (!has(LATENT_STATISTICS) || (lacks == "decoder." && is_inside)) {
+        if lacks == "decoder." && is_inside {
             return None;
         }
         let style = match style {
@@ -219,7 +196,7 @@ fn parts_of(keys: &HashSet<&str>) -> Vec<Part> {
             Style::Ldm { .. } => ldm(keys, &prefix),
             style => style,
         };
-        Some(Part { role, names: Names { prefix, lacks, style } })
+        Some(Part { role: own.role, names: Names { prefix, lacks, style, layers: model.layers } })
     };
     found.into_iter().filter_map(part).collect()
 }

@@ -8,11 +8,11 @@ use crate::error::Field;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Role {
-    /// Qwen3.
+    /// The language model that reads the prompt.
     TextEncoder,
-    /// The FLUX.2 transformer.
+    /// The transformer.
     Transformer,
-    /// The FLUX.2 VAE.
+    /// The VAE.
     Vae,
 }
 

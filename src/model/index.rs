@@ -2,6 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
+use super::registry::{KINDS, ModelKind};
 use crate::error::{Error, Result};
 use crate::files::{Component, ConfigPlace, ModelFiles, Role, Values, Variant, fetch_a_model};
 
@@ -29,22 +30,20 @@ pub struct Index {
 impl Index {
     /// What is said of a model, and where: the transformer's file counts before the folder.
     ///
-    /// Errors when it cannot be read, is malformed, or names another class of models.
+    /// Errors when it cannot be read, or is malformed.
     pub fn read(dir: &ModelFiles) -> Result<(Self, ConfigPlace)> {
         let of_folder: Self = dir.index()?.unwrap_or_default();
         let said = dir.component(Role::Transformer).said_of_the_model()?.filter(|said| !said.is_empty());
-        let (index, place) = match said {
+        Ok(match said {
             Some(said) => (Self::of_values(&said)?.or(of_folder), said.place()),
             None => (of_folder, dir.index_place()),
-        };
-        index.check_class(&place)?;
-        Ok((index, place))
+        })
     }
 
     /// What is said of the model that a transformer is of, where it goes to a file of its own: how it was trained, too,
     /// which the name of its file or folder may say.
     ///
-    /// Errors as [`Index::read`].
+    /// Errors as [`Index::read`] and [`Index::kind`].
     pub fn of_transformer(transformer: &Component) -> Result<Self> {
         let beside: Option<Self> = transformer.index_beside()?;
         let is_in_its_folder = beside.is_some() && transformer.path().ends_with(Role::Transformer.folder());
@@ -53,11 +52,12 @@ impl Index {
         let said = transformer.said_of_the_model()?;
         let own = said.as_ref().map(Self::of_values).transpose()?.unwrap_or_default();
         let index = own.or(beside.unwrap_or_default());
-        index.check_class(&transformer.place())?;
+        let kind = index.kind(&transformer.place())?;
         let variant = said.map(|said| said.variant()).transpose()?.flatten().or(variant);
+        let names = variant.map(|variant| kind.files.variant(variant));
         Ok(Self {
-            class_name: variant.map(|variant| variant.class().to_string()),
-            is_distilled: variant.map(|variant| variant != Variant::Base),
+            class_name: names.map(|names| names.class.to_string()),
+            is_distilled: names.map(|names| names.is_distilled),
             ..index
         })
     }
@@ -101,15 +101,18 @@ impl Index {
         Variant::of_index(self.class_name.as_deref(), self.is_distilled)
     }
 
-    /// Errors when the class is none of klein models.
-    fn check_class(&self, place: &ConfigPlace) -> Result<()> {
-        let known = [Variant::Distilled, Variant::Kv].map(Variant::class);
-        match self.class_name.as_deref().filter(|class| !known.contains(class)) {
-            Some(class) => {
-                let what = format!("this is a `{class}` model, expected `{}` or `{}`", known[0], known[1]);
-                Err(Error::new(what).at(place.path()).hint(fetch_a_model()))
-            }
-            None => Ok(()),
-        }
+    /// Which kind of models it is of; the first where no class is named.
+    ///
+    /// Errors when the class is that of no kind.
+    pub fn kind(&self, place: &ConfigPlace) -> Result<&'static ModelKind> {
+        let Some(class) = &self.class_name else { return Ok(KINDS[0]) };
+        let has_class = |kind: &&ModelKind| kind.files.variants.iter().any(|names| names.class == class);
+        KINDS.into_iter().find(has_class).ok_or_else(|| {
+            let all = KINDS.iter().flat_map(|kind| kind.files.variants);
+            let mut known: Vec<String> = all.map(|names| format!("`{}`", names.class)).collect();
+            known.dedup();
+            let what = format!("this is a `{class}` model, expected {}", known.join(" or "));
+            Error::new(what).at(place.path()).hint(fetch_a_model())
+        })
     }
 }

@@ -4,25 +4,10 @@ use crate::error::{Error, Field, Result};
 use crate::files::{ConfigPlace, ModelFiles, Role, TokenizerFile, Variant};
 use crate::model::file_sizes::FileSizes;
 use crate::model::index::Index;
-use crate::text_encoder::{QWEN3_TOKENS, TextEncoderConfig};
+use crate::model::registry::ModelKind;
+use crate::text_encoder::{CARRIED_TOKENS, TextEncoderConfig};
 use crate::transformer::TransformerConfig;
 use crate::vae::VaeConfig;
-
-/// Steps where `model_index.json` names no number.
-const DISTILLED_STEPS: usize = 4;
-const BASE_STEPS: usize = 50;
-/// How far in area an image may be from the size that a model was made for, where `model_index.json` names no sides:
-/// the full-size models saw half and twice the side.
-const AREA_FACTOR: f64 = 4.0;
-/// How many times longer than the other a side may be, where `model_index.json` names sides but no ratio.
-const DEFAULT_ASPECT_RATIO: f64 = 2.0;
-/// Text tokens of a klein model, where `model_index.json` does not name another number.
-const DEFAULT_SEQUENCE_LENGTH: usize = 512;
-/// The hidden states of the text encoder with which klein models were trained.
-const KLEIN_OUT_LAYERS: [usize; 3] = [9, 18, 27];
-
-/// The fewest layers of a text encoder of which three hidden states are read.
-const LEAST_LAYERS: usize = 4;
 
 /// The most pixels on a side: more than any model was trained for, and so few that no size overflows.
 pub(crate) const MAX_SIDE: usize = 8192;
@@ -37,6 +22,8 @@ pub(crate) const MAX_TEXT_TOKENS: usize = 1 << 16;
 pub struct ModelInfo {
     /// The folder's name.
     pub name: String,
+    /// Which kind of models it is of.
+    pub kind: &'static ModelKind,
     /// Whether it was distilled to few steps without guidance.
     pub is_distilled: bool,
     /// Whether it was trained so that keys and values of reference images are made once, for all steps.
@@ -51,7 +38,7 @@ pub struct ModelInfo {
     pub trained_sizes: Option<TrainedSizes>,
     /// Steps where the request names none.
     pub default_steps: usize,
-    /// Qwen3 sizes.
+    /// Text encoder sizes.
     pub text_encoder: TextEncoderConfig,
     /// Transformer sizes.
     pub transformer: TransformerConfig,
@@ -71,26 +58,33 @@ pub struct TrainedSizes {
     pub aspect_ratio: f64,
 }
 
-/// The hidden states of klein models, which are as far inside of a smaller text encoder.
+/// The hidden states that the transformers of a kind read, which are as far inside of a smaller text encoder.
 ///
 /// Errors when the encoder at `place` has too few layers.
-pub(crate) fn default_out_layers(layers: usize, place: &ConfigPlace) -> Result<[usize; 3]> {
+pub(crate) fn default_out_layers(kind: &ModelKind, layers: usize, place: &ConfigPlace) -> Result<Vec<usize>> {
+    let own = kind.files.out_layers;
+    let parts = own.len() + 1;
     match layers {
-        _ if layers > KLEIN_OUT_LAYERS[2] => Ok(KLEIN_OUT_LAYERS),
-        _ if layers >= LEAST_LAYERS => Ok([layers / 4, layers / 2, 3 * layers / 4]),
+        _ if own.iter().all(|state| layers > *state) => Ok(own.to_vec()),
+        _ if layers >= parts => Ok((1..parts).map(|part| part * layers / parts).collect()),
         _ => {
-            let what =
-                format!("the text encoder has {layers} layers (`num_hidden_layers`), expected at least {LEAST_LAYERS}");
+            let what = format!("the text encoder has {layers} layers (`num_hidden_layers`), expected at least {parts}");
             let hint = "this is not the text encoder of a klein model: fetch it again";
             Err(Error::new(what).at(place.path()).hint(hint))
         }
     }
 }
 
-/// The hidden states of the text encoder that are read: those that are named, else those of klein models.
+/// The hidden states of the text encoder that are read: those that are named, else those of its kind.
 ///
 /// Errors when an encoder of so many layers lacks one of them.
-fn out_layers(named: Option<Vec<usize>>, layers: usize, dir: &ModelFiles, place: &ConfigPlace) -> Result<Vec<usize>> {
+fn out_layers(
+    named: Option<Vec<usize>>,
+    kind: &ModelKind,
+    layers: usize,
+    dir: &ModelFiles,
+    place: &ConfigPlace,
+) -> Result<Vec<usize>> {
     // The last hidden state would be the normed one, which no FLUX.2-klein model reads.
     let has = |states: &[usize]| !states.is_empty() && states.iter().all(|state| (1..layers).contains(state));
     match named {
@@ -104,7 +98,7 @@ fn out_layers(named: Option<Vec<usize>>, layers: usize, dir: &ModelFiles, place:
             let hint = "the two are of different models: name the text encoder of this one";
             Err(Error::new(what).at(place.path()).hint(hint))
         }
-        None => default_out_layers(layers, &dir.component(Role::TextEncoder).place()).map(Vec::from),
+        None => default_out_layers(kind, layers, &dir.component(Role::TextEncoder).place()),
     }
 }
 
@@ -119,25 +113,28 @@ impl ModelInfo {
     /// Errors when one is missing or wrong, or they do not fit together.
     pub fn read(dir: &ModelFiles) -> Result<Self> {
         let (mut index, place) = Index::read(dir)?;
+        let kind = index.kind(&place)?;
         let text_encoder = TextEncoderConfig::read(dir)?;
         let transformer = TransformerConfig::read(dir)?;
         let vae = VaeConfig::read(dir)?;
-        let out_layers = out_layers(index.text_encoder_out_layers.take(), text_encoder.num_hidden_layers, dir, &place)?;
+        let named = index.text_encoder_out_layers.take();
+        let out_layers = out_layers(named, kind, text_encoder.num_hidden_layers, dir, &place)?;
         let variant = dir.variant().unwrap_or_else(|| index.variant());
-        let (is_distilled, caches_references) = (variant != Variant::Base, variant == Variant::Kv);
-        let side = vae.sample_size.unwrap_or(1024);
+        let (is_distilled, caches_references) = (kind.files.variant(variant).is_distilled, variant == Variant::Kv);
+        let side = vae.sample_size.unwrap_or(kind.side);
         let info = Self {
             name: dir.name().to_string(),
+            kind,
             is_distilled,
             caches_references,
             out_layers,
-            max_sequence_length: index.max_sequence_length.unwrap_or(DEFAULT_SEQUENCE_LENGTH),
+            max_sequence_length: index.max_sequence_length.unwrap_or(kind.text_tokens),
             default_image_size: index.default_image_size.unwrap_or([side, side]),
             trained_sizes: index.image_sides.map(|sides| TrainedSizes {
                 sides,
-                aspect_ratio: index.image_aspect_ratio.unwrap_or(DEFAULT_ASPECT_RATIO),
+                aspect_ratio: index.image_aspect_ratio.unwrap_or(kind.aspect_ratio),
             }),
-            default_steps: index.default_steps.unwrap_or(if is_distilled { DISTILLED_STEPS } else { BASE_STEPS }),
+            default_steps: index.default_steps.unwrap_or(kind.defaults(is_distilled).steps),
             text_encoder,
             transformer,
             vae,
@@ -149,9 +146,10 @@ impl ModelInfo {
 
     fn check(&self, dir: &ModelFiles, place: &ConfigPlace, index_names_size: bool) -> Result<()> {
         let vocabulary = self.text_encoder.vocab_size;
-        if matches!(dir.tokenizer(), TokenizerFile::Qwen3) && vocabulary < QWEN3_TOKENS {
+        if matches!(dir.tokenizer(), TokenizerFile::Carried) && vocabulary < CARRIED_TOKENS {
             return Err(Error::new(format!(
-                "the text encoder has a vocabulary of {vocabulary}, and Qwen3's tokenizer {QWEN3_TOKENS} tokens"
+                "the text encoder has a vocabulary of {vocabulary}, and {}'s tokenizer {CARRIED_TOKENS} tokens",
+                self.kind.files.text_encoder
             ))
             .at(dir.component(Role::TextEncoder).path().display().to_string())
             .hint(format!("name the tokenizer of this text encoder with `{}`", Field::Tokenizer)));
@@ -167,10 +165,7 @@ impl ModelInfo {
                 self.transformer.joint_attention_dim
             ))
             .at(dir.index_place().path())
-            .hint(
-                "the two are of different models: the 4B transformer needs the Qwen3-4B encoder (7680), \
-                 the 9B transformer Qwen3-8B (12288)",
-            ));
+            .hint(self.kind.encoders()));
         }
         if self.transformer.in_channels != 4 * self.vae.latent_channels {
             return Err(Error::new(format!(
@@ -217,15 +212,15 @@ impl ModelInfo {
 
     /// Makes it a distilled model, with the defaults of one.
     pub(crate) fn mark_distilled(&mut self) {
-        if !self.is_distilled && self.default_steps == BASE_STEPS {
-            self.default_steps = DISTILLED_STEPS;
+        if !self.is_distilled && self.default_steps == self.kind.base.steps {
+            self.default_steps = self.kind.distilled.steps;
         }
         self.is_distilled = true;
     }
 
     /// Guidance scale where the request names none.
     pub fn default_guidance(&self) -> f32 {
-        if self.is_distilled { 1.0 } else { 4.0 }
+        self.kind.defaults(self.is_distilled).guidance
     }
 
     /// The most text tokens that a prompt may be cut or padded to.
@@ -245,7 +240,7 @@ impl ModelInfo {
             None => {
                 // As floats, because the config may name sides whose product overflows.
                 let ratio = (width as f64 * height as f64) / (made_width as f64 * made_height as f64);
-                (ratio.max(ratio.recip()) > AREA_FACTOR, format!("{made_width}x{made_height}"))
+                (ratio.max(ratio.recip()) > self.kind.area_factor, format!("{made_width}x{made_height}"))
             }
         };
         is_worse.then(|| format!("this model is made for {made_for}; images of {width}x{height} are worse"))

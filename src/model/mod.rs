@@ -7,6 +7,7 @@ pub(crate) mod info;
 mod left_out;
 pub(crate) mod open;
 pub(crate) mod quantise;
+pub mod registry;
 
 pub use crate::files::Format as WeightFormat;
 pub use crate::files::quantise::format_of_name as weight_format;
@@ -15,3 +16,4 @@ pub use file_sizes::FileSizes;
 pub use info::ModelInfo;
 pub use open::OpenModel;
 pub use quantise::{Quantisation, Quantised};
+pub use registry::ModelKind;

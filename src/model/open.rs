@@ -34,9 +34,9 @@ pub(crate) struct LateTokenizer(Late<Tokenizer>);
 type Late<T> = LazyLock<Result<T>, Box<dyn FnOnce() -> Result<T> + Send>>;
 
 impl LateTokenizer {
-    fn read(dir: &ModelFiles, length: usize) -> Self {
-        let file = dir.tokenizer().clone();
-        let read = move || Tokenizer::load(&file, length);
+    fn read(dir: &ModelFiles, info: &ModelInfo) -> Self {
+        let (file, template, length) = (dir.tokenizer().clone(), info.kind.template, info.max_sequence_length);
+        let read = move || Tokenizer::load(&file, template, length);
         let Ok(thread) = thread::Builder::new().spawn(read.clone()) else {
             return Self(LazyLock::new(Box::new(read)));
         };
@@ -118,7 +118,7 @@ impl OpenModel {
 
     fn open_parts(dir: &ModelFiles, text: bool) -> Result<Self> {
         let info = &ModelInfo::read(dir)?;
-        let tokenizer = if text { LateTokenizer::read(dir, info.max_sequence_length) } else { LateTokenizer::absent() };
+        let tokenizer = if text { LateTokenizer::read(dir, info) } else { LateTokenizer::absent() };
         // On the CPU weights stay in the mapped files, so loading them there checks every tensor and costs nothing.
         let host = &Cpu::new(Precision::F32);
         let (text_encoder, transformer, vae) = scope(|scope| {

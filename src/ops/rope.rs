@@ -10,7 +10,7 @@ use crate::tensor::{Tensor, expect, expect_activations, expect_f32};
 pub enum Pairs {
     /// Columns `2 i` and `2 i + 1`: the transformer.
     Interleaved,
-    /// Columns `i` and `i + head_dim / 2`: Qwen3.
+    /// Columns `i` and `i + head_dim / 2`: the text encoder.
     Halves,
 }
 

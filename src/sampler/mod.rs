@@ -5,7 +5,7 @@ mod portable;
 pub mod schedule;
 
 pub use noise::{Noise, Rng, Start, noise};
-pub use schedule::{Schedule, ScheduleKind};
+pub use schedule::{Schedule, ScheduleKind, empirical_shift};
 
 use crate::backend::Backend;
 use crate::error::Result;

@@ -22,12 +22,10 @@ pub struct Schedule {
 }
 
 impl Schedule {
-    /// The model's own schedule for `tokens` image tokens in `steps` steps, [`ScheduleKind::Flow`].
+    /// A model's own schedule in `steps` steps, [`ScheduleKind::Flow`], with the shift of its kind.
     ///
-    /// Source: FLUX.2 reference pipeline (`compute_empirical_mu`) and diffusers `FlowMatchEulerDiscreteScheduler`
-    /// with dynamic exponential shifting.
-    pub fn new(tokens: usize, steps: usize) -> Self {
-        let shift = mu(tokens, steps).exp() as f32;
+    /// Source: diffusers `FlowMatchEulerDiscreteScheduler` with exponential shifting.
+    pub fn new(shift: f32, steps: usize) -> Self {
         Self::of_levels((0..steps).map(|i| {
             let linear = linspace_down(i, steps) as f32;
             shift / (shift + (1.0 / linear - 1.0))
@@ -78,15 +76,15 @@ const DEFAULT_EXPONENT: f32 = 2.0;
 const MAX_EXPONENT: f32 = 100.0;
 
 impl ScheduleKind {
-    /// The schedule of an image of `tokens` tokens in `steps` steps. [`ScheduleKind::Sigmas`] decides itself how many
-    /// steps there are.
-    pub fn schedule(&self, tokens: usize, steps: usize) -> Schedule {
+    /// The schedule in `steps` steps; `shift` is that of [`Schedule::new`]. [`ScheduleKind::Sigmas`] decides itself how
+    /// many steps there are.
+    pub fn schedule(&self, shift: f32, steps: usize) -> Schedule {
         let power = |exponent: f32| {
             let level = move |i: usize| (1.0 - (i as f64 / steps as f64).powf(f64::from(exponent))) as f32;
             Schedule::of_levels((0..steps).map(level))
         };
         match self {
-            Self::Flow => Schedule::new(tokens, steps),
+            Self::Flow => Schedule::new(shift, steps),
             Self::Linear => power(1.0),
             Self::Power(exponent) => power(*exponent),
             Self::Sigmas(levels) => Schedule::of_levels(without_end(levels).iter().copied()),
@@ -197,7 +195,14 @@ fn linspace_down(i: usize, n: usize) -> f64 {
     1.0 + i as f64 * ((end - 1.0) / (n.max(2) - 1) as f64)
 }
 
-/// The empirical shift of this model, by tokens and steps. It jumps at 4300 tokens.
+/// The shift of FLUX.2 models for an image of `tokens` tokens in `steps` steps.
+///
+/// Source: FLUX.2 reference pipeline (`compute_empirical_mu`) with dynamic shifting.
+pub fn empirical_shift(tokens: usize, steps: usize) -> f32 {
+    mu(tokens, steps).exp() as f32
+}
+
+/// It jumps at 4300 tokens.
 fn mu(tokens: usize, steps: usize) -> f64 {
     let n = tokens as f64;
     let at_200 = 0.00016927 * n + 0.45666666;
@@ -214,18 +219,18 @@ mod tests {
     use super::*;
 
     fn levels(text: &str, steps: usize) -> Vec<f32> {
-        text.parse::<ScheduleKind>().unwrap().schedule(256, steps).sigmas
+        text.parse::<ScheduleKind>().unwrap().schedule(empirical_shift(256, steps), steps).sigmas
     }
 
     #[test]
     fn each_kind_has_the_levels_of_its_formula() {
-        assert_eq!(levels("flow", 4), Schedule::new(256, 4).sigmas);
+        assert_eq!(levels("flow", 4), Schedule::new(empirical_shift(256, 4), 4).sigmas);
         assert_eq!(levels("linear", 4), [1.0, 0.75, 0.5, 0.25, 0.0]);
         assert_eq!(levels("power:1", 4), levels("linear", 4));
         assert_eq!(levels("power:2", 4), [1.0, 0.9375, 0.75, 0.4375, 0.0]);
         assert_eq!(levels("power", 4), levels("power:2", 4));
         assert_eq!(levels("sigmas:1,0.5,0.25", 3), [1.0, 0.5, 0.25, 0.0]);
-        let schedule = "sigmas:0.8,0.4".parse::<ScheduleKind>().unwrap().schedule(256, 2);
+        let schedule = "sigmas:0.8,0.4".parse::<ScheduleKind>().unwrap().schedule(1.0, 2);
         assert_eq!((schedule.timesteps.as_slice(), schedule.steps()), (&[800.0, 400.0][..], 2));
     }
 

@@ -4,6 +4,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::json;
 
 use crate::error::Result;
+use crate::files::own_models::FLUX2_KLEIN;
 use crate::files::{Component, ConfigPlace, FileConfig, ModelFiles, Role, TensorFiles};
 
 /// What no shape tells.
@@ -125,7 +126,7 @@ impl TextEncoderConfig {
             return Err(place
                 .wrong("not a Qwen3 encoder of this family: attention_bias, use_sliding_window or hidden_act differ"));
         }
-        let known = Role::TextEncoder.classes();
+        let known = FLUX2_KLEIN.part(Role::TextEncoder).classes;
         if let Some(other) = raw.model_type.filter(|kind| !known.contains(&kind.as_str())) {
             let other: String = other.chars().take(40).collect();
             return Err(place.wrong(format!("model_type is `{other}`, expected `{}`", known[0])));

@@ -14,8 +14,8 @@ pub use config::TextEncoderConfig;
 pub use gguf_tokenizer::Vocabulary;
 pub use layer::Layer;
 use prompt::outside;
-pub use prompt::{PromptTokens, Tokenizer};
-pub use qwen3::TOKENS as QWEN3_TOKENS;
+pub use prompt::{PromptTokens, Template, Tokenizer};
+pub use qwen3::TOKENS as CARRIED_TOKENS;
 
 use std::cell::RefCell;
 use std::num::NonZeroUsize;

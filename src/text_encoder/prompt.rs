@@ -1,4 +1,4 @@
-//! A prompt to token ids: chat template, byte-level BPE, truncation and padding.
+//! A prompt to token ids: template, byte-level BPE, truncation and padding.
 
 use tokenizers::Encoding;
 
@@ -13,8 +13,15 @@ use crate::guard::guarded;
 const MAX_BYTES: usize = 64 << 20;
 /// The token that pads a prompt at its end.
 const PAD: &str = "<|endoftext|>";
-/// What the template puts before a prompt.
-const BEGINNING: &str = "<|im_start|>user\n";
+
+/// What stands around a prompt.
+#[derive(Debug, Clone, Copy)]
+pub struct Template {
+    /// Before it.
+    pub before: &'static str,
+    /// Behind it.
+    pub after: &'static str,
+}
 
 /// Token ids of a prompt in its template.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -33,16 +40,17 @@ pub struct PromptTokens {
 pub struct Tokenizer {
     inner: Inner,
     pad: u32,
+    template: Template,
     length: usize,
     /// Its path, for messages.
     file: String,
 }
 
 impl Tokenizer {
-    /// Reads a tokenizer; prompts become `length` tokens.
+    /// Reads a tokenizer; prompts in the template become `length` tokens.
     ///
     /// Errors when the file is missing, no tokenizer of Qwen's kind, or lacks a token of the template.
-    pub fn load(file: &TokenizerFile, length: usize) -> Result<Self> {
+    pub fn load(file: &TokenizerFile, template: Template, length: usize) -> Result<Self> {
         let refused = |what: String| {
             Error::new(what)
                 .at(file.display())
@@ -61,7 +69,7 @@ impl Tokenizer {
                 let parts = gguf_tokenizer::Parts::of(&gguf)?;
                 guarded(|| parts.tokenizer())
             }
-            TokenizerFile::Qwen3 => guarded(qwen3::tokenizer),
+            TokenizerFile::Carried => guarded(qwen3::tokenizer),
         };
         let inner = inner.unwrap_or_else(|panic| Err(format!("not a tokenizer: {panic}"))).map_err(refused)?;
         for token in ["<|im_start|>", "<|im_end|>", PAD] {
@@ -70,7 +78,7 @@ impl Tokenizer {
             }
         }
         let pad = inner.token_to_id(PAD).expect("checked above");
-        Ok(Self { inner, pad, length, file: file.display() })
+        Ok(Self { inner, pad, template, length, file: file.display() })
     }
 
     /// The vocabulary, filled up to the `size` embeddings of a text encoder.
@@ -91,12 +99,12 @@ impl Tokenizer {
         self.encode_to(prompt, self.length)
     }
 
-    /// The prompt in the chat template, cut to `length` tokens on the right and padded to them.
+    /// The prompt in the template, cut to `length` tokens on the right and padded to them.
     ///
     /// Errors when the tokenizer fails, which a valid one does not.
-    /// Source: Qwen3's chat template for one user message with thinking disabled.
     pub fn encode_to(&self, prompt: &str, length: usize) -> Result<PromptTokens> {
-        let text = format!("{BEGINNING}{prompt}<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n");
+        let Template { before, after } = self.template;
+        let text = format!("{before}{prompt}{after}");
         let mut ids = self.encoding(|inner| inner.encode_fast(text.as_str(), false))?.get_ids().to_vec();
         let truncated = ids.len().saturating_sub(length);
         let mut cut_at = prompt.len();
@@ -104,7 +112,7 @@ impl Tokenizer {
             // Places in the text cost time, so they are asked for only here.
             let places = self.encoding(|inner| inner.encode(text.as_str(), false))?;
             let place = places.get_offsets().get(length).map_or(text.len(), |&(start, _)| start);
-            cut_at = place.saturating_sub(BEGINNING.len()).min(prompt.len());
+            cut_at = place.saturating_sub(before.len()).min(prompt.len());
         }
         ids.truncate(length);
         let real = ids.len();
@@ -146,6 +154,7 @@ mod tests {
     use crate::files::Folder;
 
     const FILE: &str = "tokenizer.json";
+    const BARE: Template = Template { before: "", after: "" };
 
     /// What loading the built-in model's tokenizer gives after `change`.
     fn changed(change: impl FnOnce(&mut Value)) -> Result<Tokenizer> {
@@ -155,8 +164,11 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         std::fs::write(folder.path().join(FILE), tokenizer.to_string()).unwrap();
         let start = Instant::now();
-        let loaded =
-            Tokenizer::load(&TokenizerFile::Json(Folder::Disk(folder.path().to_path_buf()), FILE.to_string()), 64);
+        let loaded = Tokenizer::load(
+            &TokenizerFile::Json(Folder::Disk(folder.path().to_path_buf()), FILE.to_string()),
+            BARE,
+            64,
+        );
         // Each takes less than half a second; other tests run at the same time.
         assert!(start.elapsed() < Duration::from_secs(2), "{:?}", start.elapsed());
         loaded

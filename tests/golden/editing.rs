@@ -10,7 +10,7 @@ use flux::model::ModelInfo;
 use flux::nn::Weights;
 use flux::ops::{TokenLayout, TokenSplit};
 use flux::rgb::Rgb;
-use flux::sampler::{self, Conditioning, Evaluations, Schedule};
+use flux::sampler::{self, Conditioning, Evaluations, Schedule, empirical_shift};
 use flux::text_encoder::{self, TextEncoder, Tokenizer};
 use flux::transformer::{self, Sequence, StepModulation, Transformer, position_ids};
 use flux::vae::{self, Encoder, Grid};
@@ -79,7 +79,11 @@ impl Model {
         let weights = text_encoder::open(&dir)?;
         let encoder =
             TextEncoder::load(&Weights::new(&self.cpu, &weights), self.info.text_encoder, &self.info.out_layers)?;
-        encoder.forward(&Tokenizer::load(dir.tokenizer(), self.info.max_sequence_length)?.encode(prompt)?, |_| Ok(()))
+        encoder.forward(
+            &Tokenizer::load(dir.tokenizer(), self.info.kind.template, self.info.max_sequence_length)?
+                .encode(prompt)?,
+            |_| Ok(()),
+        )
     }
 
     /// The sequence of one sample at `image` tokens, with `references` in it.
@@ -196,7 +200,7 @@ fn expect_steps(model: &Model, case: &str, seed: u64, edit: Option<(&Edit, &[f32
         guidance: None,
         evaluations: Evaluations::InTurn,
     };
-    let schedule = Schedule::new(tokens, 4);
+    let schedule = Schedule::new(empirical_shift(tokens, 4), 4);
     let modulations = transformer.modulations(&schedule.timesteps)?;
     let value = |value: f32| model.cpu.upload(&[value], 1, 1);
     let sigma = |step: usize| model.cpu.upload_f32(&[schedule.sigmas[step]], 1, 1);

@@ -4,9 +4,10 @@
 use flux::backend::Memory;
 use flux::backend::cpu::{Cpu, Precision};
 use flux::model::ModelInfo;
+use flux::model::registry::FLUX2_KLEIN;
 use flux::nn::Weights;
 use flux::ops::{TokenLayout, TokenSplit};
-use flux::sampler::{self, Conditioning, Evaluations, Schedule};
+use flux::sampler::{self, Conditioning, Evaluations, Schedule, empirical_shift};
 use flux::text_encoder::{self, TextEncoder, Tokenizer};
 use flux::transformer::{self, Sequence, StepModulation, Transformer};
 use flux::{Result, Tensor};
@@ -29,7 +30,7 @@ fn noise_and_the_first_step_are_those_of_the_reference() -> Result<()> {
 
         let files = text_encoder::open(&dir)?;
         let encoder = TextEncoder::load(&Weights::new(&cpu, &files), info.text_encoder, &info.out_layers)?;
-        let tokenizer = Tokenizer::load(dir.tokenizer(), txt)?;
+        let tokenizer = Tokenizer::load(dir.tokenizer(), FLUX2_KLEIN.template, txt)?;
         let guidance = row.guidance.filter(|scale| *scale > 1.0);
         let prompts: &[&str] = if guidance.is_some() { &[&row.prompt, ""] } else { &[&row.prompt] };
         let features = |prompt: &&str| encoder.forward(&tokenizer.encode(prompt)?, |_| Ok(()));
@@ -37,7 +38,7 @@ fn noise_and_the_first_step_are_those_of_the_reference() -> Result<()> {
 
         let files = transformer::open(&dir)?;
         let model = Transformer::load(&Weights::new(&cpu, &files), &info.transformer)?;
-        let schedule = Schedule::new(tokens, row.steps);
+        let schedule = Schedule::new(empirical_shift(tokens, row.steps), row.steps);
         let split = TokenSplit::alone(TokenLayout::new(1, txt, tokens));
         let conditioning = Conditioning {
             context: &model.context(&Tensor::concat_rows(&features.iter().collect::<Vec<_>>())?)?,

@@ -93,8 +93,12 @@ fn text_encoder_layer_and_stacked_states() -> Result<()> {
         case.expect("text.prompt_embeds", &encoder.forward(&tokens, |_| Ok(()))?);
         // The empty prompt, where guidance needs it.
         if !case.info.is_distilled {
-            let empty =
-                text_encoder::Tokenizer::load(case.dir.tokenizer(), case.info.max_sequence_length)?.encode("")?;
+            let empty = text_encoder::Tokenizer::load(
+                case.dir.tokenizer(),
+                case.info.kind.template,
+                case.info.max_sequence_length,
+            )?
+            .encode("")?;
             case.expect("text.negative_prompt_embeds", &encoder.forward(&empty, |_| Ok(()))?);
         }
     }

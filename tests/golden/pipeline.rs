@@ -15,7 +15,7 @@ fn images_are_within_one_level_of_the_reference() {
         let model = Model::load(Cpu::new(Precision::F32), &dir).unwrap();
         let latents = Golden::open(&format!("{name}.safetensors"));
         for row in images.iter().filter(|row| row.preset == name) {
-            let tokens = Tokenizer::load(dir.tokenizer(), model.info().max_sequence_length)
+            let tokens = Tokenizer::load(dir.tokenizer(), model.info().kind.template, model.info().max_sequence_length)
                 .unwrap()
                 .encode(&row.prompt)
                 .unwrap();

@@ -4,6 +4,7 @@ use std::io::Read;
 
 use crate::gguf::{self, Value};
 use flux::files::{Folder, TokenizerFile};
+use flux::model::registry::FLUX2_KLEIN;
 use flux::text_encoder::Tokenizer;
 
 use crate::support::golden;
@@ -21,7 +22,7 @@ fn tokenizer(length: usize) -> (tempfile::TempDir, Tokenizer) {
     flate2::read::GzDecoder::new(file).read_to_end(&mut json).unwrap();
     std::fs::write(dir.path().join("tokenizer.json"), json).unwrap();
     let file = TokenizerFile::Json(Folder::Disk(dir.path().to_path_buf()), "tokenizer.json".to_string());
-    let tokenizer = Tokenizer::load(&file, length).unwrap();
+    let tokenizer = Tokenizer::load(&file, FLUX2_KLEIN.template, length).unwrap();
     (dir, tokenizer)
 }
 
@@ -102,7 +103,7 @@ fn a_gguf_file_gives_the_ids_of_the_file_that_it_was_made_from() {
             ("tokenizer.ggml.merges", Value::Texts(Vec::clone(&merges))),
         ];
         gguf::write(&path, &values, &[]);
-        Tokenizer::load(&TokenizerFile::Gguf(path.clone()), 512)
+        Tokenizer::load(&TokenizerFile::Gguf(path.clone()), FLUX2_KLEIN.template, 512)
     };
     let carried = written("qwen2", kinds.clone()).unwrap();
     for text in strange_texts() {
@@ -121,7 +122,7 @@ fn a_gguf_file_gives_the_ids_of_the_file_that_it_was_made_from() {
 #[test]
 fn the_tokenizer_that_the_program_carries_gives_the_ids_of_the_file() {
     let (_dir, of_file) = tokenizer(512);
-    let carried = Tokenizer::load(&TokenizerFile::Qwen3, 512).unwrap();
+    let carried = Tokenizer::load(&TokenizerFile::Carried, FLUX2_KLEIN.template, 512).unwrap();
     for text in strange_texts() {
         assert_eq!(carried.encode(&text).unwrap(), of_file.encode(&text).unwrap(), "{text:?}");
     }

@@ -7,6 +7,7 @@ use std::process::Command;
 
 use flux::files::{Component, ModelFiles, ModelPaths, Role};
 use flux::model::OpenModel;
+use flux::model::registry::FLUX2_KLEIN;
 use flux::text_encoder::Tokenizer;
 use safetensors::tensor::Dtype;
 
@@ -41,7 +42,9 @@ const DAMAGES: [Damage; 9] = [
 
 #[track_caller]
 fn refused(files: flux::Result<ModelFiles>, words: &[&str], place: &Path) {
-    let opened = files.and_then(|files| OpenModel::open(&files).and(Tokenizer::load(files.tokenizer(), 64).map(drop)));
+    let opened = files.and_then(|files| {
+        OpenModel::open(&files).and(Tokenizer::load(files.tokenizer(), FLUX2_KLEIN.template, 64).map(drop))
+    });
     let error = opened.expect_err("refused").to_string();
     let place = format!("\n  in: {}\n  hint: ", place.display());
     for word in words.iter().chain(&[&*place]) {

@@ -4,6 +4,7 @@ use std::fs;
 
 use flux::files::{ModelFiles, ModelPaths};
 use flux::model::OpenModel;
+use flux::model::registry::FLUX2_KLEIN;
 use flux::text_encoder::Tokenizer;
 use safetensors::tensor::Dtype;
 
@@ -31,7 +32,7 @@ fn a_file_in_the_wrong_place_is_told_with_the_field_that_is_for_it() {
     refused(open(["folder", klein, "", ""]), &["a transformer, expected a text encoder", "`model`"]);
     refused(open(["folder", "", qwen, ""]), &["a text encoder, expected a VAE", "`text_encoder`"]);
     let files = open(["folder", "", "", vae]).unwrap();
-    let error = Tokenizer::load(files.tokenizer(), 64).map(drop).unwrap_err().to_string();
+    let error = Tokenizer::load(files.tokenizer(), FLUX2_KLEIN.template, 64).map(drop).unwrap_err().to_string();
     assert!(error.contains("not a tokenizer") && error.contains(vae), "{error}");
     for (name, keys, words) in [
         ("lora", &["diffusion_model.img_in.lora_A.weight"][..], &["an adapter", "`adapters`"][..]),

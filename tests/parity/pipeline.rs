@@ -12,7 +12,7 @@ use flux::nn::Weights;
 use flux::ops::{TokenLayout, TokenSplit};
 use flux::output::Rgb;
 use flux::pipeline::{Model, Request};
-use flux::sampler::{self, Conditioning, Evaluations, Schedule};
+use flux::sampler::{self, Conditioning, Evaluations, Schedule, empirical_shift};
 use flux::stage::{CancelFlag, Stage};
 use flux::transformer::{self, Sequence, StepModulation, Transformer, TransformerConfig};
 
@@ -354,7 +354,7 @@ fn step_launches(cuda: &Cuda) -> (TransformerConfig, u64) {
     let model = Transformer::load(&Weights::new(cuda, &transformer::open(&dir).unwrap()), &info.transformer).unwrap();
     let (txt, height, width) = (64, 16, 16);
     let (img, config) = (height * width, model.config().clone());
-    let schedule = Schedule::new(img, 4);
+    let schedule = Schedule::new(empirical_shift(img, 4), 4);
     let modulations = model.modulations(&schedule.timesteps).unwrap();
     let split = TokenSplit::alone(TokenLayout::new(1, txt, height * width));
     let rope = model.rope(&split, &[], [height, width]).unwrap();

@@ -5,6 +5,7 @@
 //! of the same names and shapes may compute otherwise.
 
 use super::super::gguf::Gguf;
+use super::super::own_models::{FLUX2_KLEIN, OWN_MODELS};
 use super::super::recognise::Kind;
 use super::super::role::Role;
 use crate::error::{Error, Result};
@@ -34,14 +35,17 @@ pub fn check(file: &Gguf, role: Role) -> Result<()> {
             .any(|part| kind.part(part).is_some() && is_own(name, part))
     };
     if is_other(name, role) && !is_of_another_part() {
+        let own = FLUX2_KLEIN.part(role).architectures[0];
         return Err(Error::new(format!(
             "the file is of the architecture `{name}`, which computes otherwise than the {} of a klein model",
             role.title()
         ))
         .at_path(file.path())
         .hint(match role {
-            Role::TextEncoder => "name a file of Qwen3, whose architecture is `qwen3`",
-            Role::Transformer | Role::Vae => "name a file of a FLUX.2-klein model, whose architecture is `flux`",
+            Role::TextEncoder => format!("name a file of {}, whose architecture is `{own}`", FLUX2_KLEIN.text_encoder),
+            Role::Transformer | Role::Vae => {
+                format!("name a file of a {} model, whose architecture is `{own}`", FLUX2_KLEIN.name)
+            }
         }));
     }
     Ok(())
@@ -59,13 +63,9 @@ pub fn is_unknown(name: &str, role: Role) -> bool {
     !is_own(name, role) && !PACKAGERS.contains(&name) && !is_other(name, role)
 }
 
-/// Whether the name is one of a part of a klein model.
+/// Whether the name is one of a part of an own model.
 fn is_own(name: &str, role: Role) -> bool {
-    let plain: String = name.chars().filter(char::is_ascii_alphanumeric).collect::<String>().to_lowercase();
-    match role {
-        Role::TextEncoder => plain == "qwen3" || plain == "qwen3vl",
-        Role::Transformer | Role::Vae => plain == "flux" || plain.starts_with("flux2") || plain.starts_with("klein"),
-    }
+    OWN_MODELS.iter().any(|model| model.part(role).is_architecture(name))
 }
 
 /// Whether the name is that of another architecture, of whatever number.

@@ -6,6 +6,7 @@ use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
 
 use super::super::component::ConfigPlace;
+use super::super::own_models::FLUX2_KLEIN;
 use super::super::role::Role;
 use super::super::variant::Variant;
 use super::{CONFIG_KEY, Told};
@@ -180,25 +181,14 @@ pub fn section(mut map: Map<String, Value>, role: Role) -> Result<Option<Map<Str
         Some(Value::Object(text)) if role == Role::TextEncoder => text.clone(),
         _ => found,
     };
+    let classes = FLUX2_KLEIN.part(role).classes;
     match class(&found, role) {
-        Some(class) if !role.classes().contains(&class) => {
-            let what =
-                format!("the config is that of a `{}`, expected `{}`", shortened(class, MOST_SHOWN), role.classes()[0]);
-            Err(Error::new(what).hint("name the file of another model; this program runs FLUX.2-klein models"))
+        Some(class) if !classes.contains(&class) => {
+            let what = format!("the config is that of a `{}`, expected `{}`", shortened(class, MOST_SHOWN), classes[0]);
+            let name = FLUX2_KLEIN.name;
+            Err(Error::new(what).hint(format!("name the file of another model; this program runs {name} models")))
         }
         _ => Ok(Some(found)),
-    }
-}
-
-impl Role {
-    /// What configs say that such a part is, of a klein model: the class, and of a text encoder its `model_type`.
-    pub fn classes(self) -> &'static [&'static str] {
-        match self {
-            // Also the text half of the one that sees images.
-            Self::TextEncoder => &["qwen3", "qwen3_vl_text"],
-            Self::Transformer => &["Flux2Transformer2DModel"],
-            Self::Vae => &["AutoencoderKLFlux2"],
-        }
     }
 }
 

@@ -5,15 +5,13 @@ use crate::files::writer::{self, TensorWriter, Value};
 use crate::files::{CONFIG_KEY, Format, Role};
 use crate::model::convert::{Conversion, shape};
 use crate::model::quantise::plan::Planned;
+use crate::model::registry::FLUX2_KLEIN;
 use crate::text_encoder::{TextEncoderConfig, Tokenizer};
 use crate::transformer::TransformerConfig;
 
-/// What ComfyUI's loader takes for a transformer of this family.
-const TRANSFORMER: &str = "flux";
-const TEXT_ENCODER: &str = "qwen3";
 /// The version of the blocks.
 const QUANTISATION_VERSION: u32 = 2;
-/// The prompt that Qwen3 reads at most, where nothing else is said.
+/// The prompt that a text encoder reads at most, where nothing else is said.
 const CONTEXT_LENGTH: usize = 40960;
 /// What ends and pads a text.
 const END: &str = "<|im_end|>";
@@ -25,13 +23,15 @@ const PROMPT_TOKENS: usize = 512;
 
 /// Begins the file.
 pub fn begin(conversion: &Conversion, tensors: &[(Planned, Format)]) -> Result<TensorWriter> {
-    let mut values = Values(Vec::new());
-    let is_transformer = conversion.component.role() == Role::Transformer;
-    values.text("general.architecture", if is_transformer { TRANSFORMER } else { TEXT_ENCODER });
+    let role = conversion.component.role();
+    // Of a transformer, this is what ComfyUI's loader takes for one of this family.
+    let architecture = FLUX2_KLEIN.files.part(role).architectures[0];
+    let mut values = Values { architecture, said: Vec::new() };
+    values.text("general.architecture", architecture);
     values.number("general.quantization_version", QUANTISATION_VERSION);
     values.number("general.file_type", file_type(conversion.format));
     values.text(CONFIG_KEY, &conversion.config()?);
-    if is_transformer {
+    if role == Role::Transformer {
         transformer(conversion, &mut values)?;
     } else {
         text_encoder(conversion, &mut values)?;
@@ -41,19 +41,27 @@ pub fn begin(conversion: &Conversion, tensors: &[(Planned, Format)]) -> Result<T
         if !(1..=MOST_AXES).contains(&shape.len()) {
             return Err(Error::new(format!("tensor `{}` is {shape:?}, which GGUF does not hold", tensor.name))
                 .at(tensor.path.as_str())
-                .hint("this is no Qwen3 text encoder: name another one"));
+                .hint(format!("this is no {} text encoder: name another one", FLUX2_KLEIN.files.text_encoder)));
         }
         Ok((conversion.name_in_gguf(tensor)?, *format, shape))
     };
     let entries = tensors.iter().map(entry).collect::<Result<Vec<_>>>()?;
-    writer::gguf(&conversion.target, &values.0, &entries)
+    writer::gguf(&conversion.target, &values.said, &entries)
 }
 
-struct Values(Vec<(String, Value)>);
+struct Values {
+    architecture: &'static str,
+    said: Vec<(String, Value)>,
+}
 
 impl Values {
     fn put(&mut self, key: &str, value: Value) {
-        self.0.push((key.to_string(), value));
+        self.said.push((key.to_string(), value));
+    }
+
+    /// A value of the architecture.
+    fn own(&mut self, end: &str, value: Value) {
+        self.put(&format!("{}.{end}", self.architecture), value);
     }
 
     fn text(&mut self, key: &str, text: &str) {
@@ -75,32 +83,32 @@ impl Values {
 /// What no shape tells.
 fn transformer(conversion: &Conversion, values: &mut Values) -> Result<()> {
     let config = TransformerConfig::of(&conversion.component)?;
-    values.put("flux.rope.freq_base", Value::F32(config.rope_theta as f32));
-    values.put("flux.attention.layer_norm_epsilon", Value::F32(config.eps));
+    values.own("rope.freq_base", Value::F32(config.rope_theta as f32));
+    values.own("attention.layer_norm_epsilon", Value::F32(config.eps));
     let axes = config.axes_dims_rope.iter().map(|axis| *axis as i32).collect();
-    values.put("flux.rope.dimension_sections", Value::Ints(axes));
+    values.own("rope.dimension_sections", Value::Ints(axes));
     Ok(())
 }
 
 /// Sizes and tokenizer.
 fn text_encoder(conversion: &Conversion, values: &mut Values) -> Result<()> {
     let config = TextEncoderConfig::of(&conversion.component)?;
-    for (key, size) in [
-        ("qwen3.block_count", config.num_hidden_layers),
-        ("qwen3.context_length", config.max_position_embeddings.unwrap_or(CONTEXT_LENGTH)),
-        ("qwen3.embedding_length", config.hidden_size),
-        ("qwen3.feed_forward_length", config.intermediate_size),
-        ("qwen3.attention.head_count", config.num_attention_heads),
-        ("qwen3.attention.head_count_kv", config.num_key_value_heads),
-        ("qwen3.attention.key_length", config.head_dim),
-        ("qwen3.attention.value_length", config.head_dim),
+    for (end, size) in [
+        ("block_count", config.num_hidden_layers),
+        ("context_length", config.max_position_embeddings.unwrap_or(CONTEXT_LENGTH)),
+        ("embedding_length", config.hidden_size),
+        ("feed_forward_length", config.intermediate_size),
+        ("attention.head_count", config.num_attention_heads),
+        ("attention.head_count_kv", config.num_key_value_heads),
+        ("attention.key_length", config.head_dim),
+        ("attention.value_length", config.head_dim),
     ] {
-        values.size(key, size)?;
+        values.size(&format!("{}.{end}", values.architecture), size)?;
     }
-    values.put("qwen3.rope.freq_base", Value::F32(config.rope_theta as f32));
-    values.put("qwen3.attention.layer_norm_rms_epsilon", Value::F32(config.rms_norm_eps));
+    values.own("rope.freq_base", Value::F32(config.rope_theta as f32));
+    values.own("attention.layer_norm_rms_epsilon", Value::F32(config.rms_norm_eps));
     let Some(file) = &conversion.tokenizer else { return Ok(()) };
-    let vocabulary = Tokenizer::load(file, PROMPT_TOKENS)?.vocabulary(config.vocab_size)?;
+    let vocabulary = Tokenizer::load(file, FLUX2_KLEIN.template, PROMPT_TOKENS)?.vocabulary(config.vocab_size)?;
     values.text("tokenizer.ggml.model", "gpt2");
     values.text("tokenizer.ggml.pre", "qwen2");
     for (key, token) in [("tokenizer.ggml.eos_token_id", END), ("tokenizer.ggml.padding_token_id", PADDING)] {

@@ -21,6 +21,7 @@ use crate::model::index::Index;
 use crate::model::info::default_out_layers;
 use crate::model::left_out;
 use crate::model::quantise::plan::{Planned, check_narrower, plan};
+use crate::model::registry::FLUX2_KLEIN;
 use crate::nn::Weights;
 use crate::stage::{Caller, CancelFlag, Progress, Stage};
 use crate::text_encoder::{TextEncoder, TextEncoderConfig};
@@ -164,9 +165,9 @@ impl Conversion {
         if role == Role::TextEncoder {
             // All of its tensors are written, so it is asked before that which of them models read.
             let config = TextEncoderConfig::of(&self.component)?;
-            let out_layers = default_out_layers(config.num_hidden_layers, &self.component.place())?;
+            let out_layers = default_out_layers(&FLUX2_KLEIN, config.num_hidden_layers, &self.component.place())?;
             TextEncoder::load(&Weights::new(&Cpu::new(Precision::F32), &self.files), config, &out_layers)?;
-            left_out::of_text_encoder(&self.files, out_layers[2])?;
+            left_out::of_text_encoder(&self.files, out_layers[out_layers.len() - 1])?;
         }
         let planned = plan(&self.files, role, self.format, |_| true)?;
         let is_transformer = role == Role::Transformer;
@@ -182,7 +183,7 @@ impl Conversion {
             Role::Transformer => (as_json(&TransformerConfig::of(&self.component)?)?, "_class_name"),
             _ => (as_json(&TextEncoderConfig::of(&self.component)?)?, "model_type"),
         };
-        config[class] = json!(role.classes()[0]);
+        config[class] = json!(FLUX2_KLEIN.files.part(role).classes[0]);
         let mut all = match role {
             Role::Transformer => as_json(&Index::of_transformer(&self.component)?)?,
             _ => json!({}),
@@ -197,9 +198,10 @@ impl Conversion {
             return Ok(tensor.name.clone());
         }
         llama_cpp_name(&tensor.name).ok_or_else(|| {
-            Error::new(format!("tensor `{}` has no name in GGUF", tensor.name))
-                .at(tensor.path.as_str())
-                .hint("this is no Qwen3 text encoder: write a safetensors file, or name another text encoder")
+            Error::new(format!("tensor `{}` has no name in GGUF", tensor.name)).at(tensor.path.as_str()).hint(format!(
+                "this is no {} text encoder: write a safetensors file, or name another text encoder",
+                FLUX2_KLEIN.files.text_encoder
+            ))
         })
     }
 

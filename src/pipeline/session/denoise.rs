@@ -111,7 +111,8 @@ impl<B: Backend> Denoising<B> {
         };
         prepared.resize(work.reads().split.whole().batch);
         let (height, width) = info.latent_size(plan);
-        let levels = plan.schedule.schedule(height * width, plan.steps);
+        let shift = (info.kind.shift)(height * width, plan.steps);
+        let levels = plan.schedule.schedule(shift, plan.steps);
         let schedule = schedule(residency, &transformer, adapters.key(), &levels)?;
         let split = work.reads().split;
         let (samples, [_, _, tokens]) = (split.whole().batch, split.tokens());
