@@ -145,8 +145,8 @@ gpu-bundle: ## Gather what scripts/gpu_check needs on a machine without Rust (ST
 	mkdir -p $(TARGET)/kernels $(BUNDLE_TARGET)
 	ln -sfn ../kernels $(BUNDLE_TARGET)/kernels
 	cksum $(FLUX) > $(BUNDLE_TARGET)/before 2>/dev/null || true
-	CARGO_TARGET_DIR=$(BUNDLE_TARGET) $(CARGO) test --release --locked --no-default-features --no-run --lib --test gpu \
-		--test cpu_gemm --message-format json > $(BUNDLE_TARGET)/built.json
+	CARGO_TARGET_DIR=$(BUNDLE_TARGET) $(CARGO) test --release --locked --no-default-features --features cli --no-run \
+		--lib --test gpu --test cpu_gemm --message-format json > $(BUNDLE_TARGET)/built.json
 	rm -rf $(GPU_BUNDLE) $(BUNDLE_TARGET)/bin
 	mkdir -p $(GPU_BUNDLE) $(BUNDLE_TARGET)/bin
 	strip -o $(BUNDLE_TARGET)/bin/flux "$(call executable,bin,flux)"
