@@ -5,7 +5,8 @@
 //! text_encoder, transformer, vae, sampler -> nn, tensor, ops -> backend
 //! backend <- cpu, cuda
 //! files: used by whoever opens or loads tensors, and uses nothing but error, which all use
-//! input, output, compare, default_model: used by commands only, input and output by bench, input by pipeline and cli
+//! compare, default_model: used by commands only
+//! input, output: used by engine, commands and bench, input by pipeline and cli, too
 //! ```
 
 mod flags;
@@ -51,7 +52,7 @@ const LAYERS: [(&str, &[&str]); 33] = [
     ("bench", &["engine", "pipeline", "vae", "input", "output", "files", "nn", "tensor", "ops", "backend"]),
     ("lib.rs", ANY),
     ("engine/devices.rs", &["engine", "backend", "backend::cpu", "backend::cuda"]),
-    ("engine", &["input", "rgb", "pipeline", "sampler", "files", "backend"]),
+    ("engine", &["input", "output", "rgb", "pipeline", "sampler", "files", "backend"]),
     // Loading checks every tensor on the host, where that costs nothing.
     (
         "pipeline",

@@ -16,7 +16,7 @@
 //! let dog = engine.submit(Job::new(Request::new("a dog", 1), 1))?;
 //! for event in cats.in_order() {
 //!     if let Event::Image { place, image, .. } = event? {
-//!         println!("{place}: {} x {}", image.plan.width, image.plan.height);
+//!         image.save(format!("cat-{place}.png"))?;
 //!     }
 //! }
 //! dog.cancel();
@@ -27,6 +27,7 @@ mod args;
 pub mod choice;
 pub mod devices;
 mod executor;
+mod image;
 mod inputs;
 mod job;
 mod open;
@@ -45,6 +46,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 pub use args::{EngineArgs, Observer, Unobserved};
+pub use image::JobImage;
 pub use inputs::Inputs;
 pub use job::{Event, Job};
 pub use open::OpeningTimes;
@@ -52,12 +54,13 @@ pub use recipe::{AdapterFile, Recipe};
 pub use ticket::{InOrder, Ticket};
 
 use self::executor::{Executor, Pool};
+use self::image::Origin;
 use self::schedule::Schedule;
 use crate::backend::{Backend, Remark};
 use crate::error::Result;
 use crate::files::adapter::Adapter;
 use crate::pipeline::{
-    AdapterUse, CancelFlag, Image, MemoryPlan, ModelInfo, OpenModel, Plan, Progress, Replicas, Request, Timings,
+    AdapterUse, CancelFlag, Image, MemoryPlan, ModelInfo, OpenModel, Plan, Progress, Replicas, Request,
 };
 
 /// A model on devices, and the threads that make images with it.
@@ -161,7 +164,9 @@ impl Engine {
         self.wait_for_devices()?;
         let shape = self.pool.shape(&job.request)?;
         self.pool.prefetch(&job.request, job.count)?;
-        Ticket::new(&self.schedule, job, shape, self.pool.shared_text())
+        let (info, request, inputs) = (self.info(), job.request.clone(), Arc::clone(&job.inputs));
+        let origin = Origin { request, inputs, model: info.name.clone(), quantised: info.quantised.clone() };
+        Ticket::new(&self.schedule, job, Arc::new(origin), shape, self.pool.shared_text())
     }
 
     /// Makes `count` images, whose seeds are the request's and those that follow it. `report` gets the progress of the
@@ -182,7 +187,8 @@ impl Engine {
                 Event::Progress(progress) => report(progress),
                 Event::Image { image, .. } => decoded.push(*image),
                 Event::Finished { timings, .. } => {
-                    let image = |image| Image::new(image, Timings::clone(&timings));
+                    let image =
+                        |JobImage { rgb, plan, .. }| Image { rgb: rgb.bytes, plan, timings: (*timings).clone() };
                     images.extend(mem::take(&mut decoded).into_iter().map(image));
                 }
                 Event::Queued(_) | Event::Started { .. } | Event::Embeddings(_) => {}

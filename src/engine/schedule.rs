@@ -13,6 +13,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
 use super::EngineStats;
+use super::image::Origin;
 use super::job::{Event, Job, Message};
 use crate::error::{Error, Kind, Result};
 use crate::pipeline::{CancelFlag, Reader, Request, Shape, SharedText};
@@ -54,6 +55,7 @@ type Batches = Box<dyn Iterator<Item = Range<usize>> + Send>;
 struct Waiting {
     id: JobId,
     job: Job,
+    origin: Arc<Origin>,
     shape: Shape,
     sender: Sender<Message>,
     /// What comes back of batches, as the first that wait.
@@ -78,6 +80,7 @@ pub(super) struct Part {
     id: JobId,
     images: Range<usize>,
     sender: Sender<Message>,
+    pub(super) origin: Arc<Origin>,
     pub(super) embeddings: bool,
     pub(super) latents: bool,
 }
@@ -130,7 +133,13 @@ impl Schedule {
     /// images.
     ///
     /// Errors once the schedule is closed.
-    pub(super) fn submit(&self, job: Job, shape: Shape, text: Arc<SharedText>) -> Result<(JobId, Receiver<Message>)> {
+    pub(super) fn submit(
+        &self,
+        job: Job,
+        origin: Arc<Origin>,
+        shape: Shape,
+        text: Arc<SharedText>,
+    ) -> Result<(JobId, Receiver<Message>)> {
         let (sender, messages) = mpsc::channel();
         let mut state = self.state();
         if state.closed {
@@ -144,6 +153,7 @@ impl Schedule {
         let rest = batches(job.count, devices, shape.most_at_once()).peekable();
         let waiting = Waiting {
             id,
+            origin,
             shape,
             sender,
             first: Vec::new(),
@@ -440,6 +450,7 @@ impl Waiting {
             latents: self.job.latents,
             images,
             sender: self.sender.clone(),
+            origin: Arc::clone(&self.origin),
         });
     }
 

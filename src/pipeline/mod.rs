@@ -144,9 +144,3 @@ pub struct Image {
     /// Where the time of its batch went.
     pub timings: Timings,
 }
-
-impl Image {
-    pub(crate) fn new(Decoded { rgb, plan }: Decoded, timings: Timings) -> Self {
-        Self { rgb, plan, timings }
-    }
-}
