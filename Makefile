@@ -172,6 +172,16 @@ lint: ## Format, clippy with warnings denied, layering, shell scripts where shel
 	$(CARGO) test --release --locked --test sources layering::
 	@if command -v shellcheck >/dev/null; then shellcheck -x scripts/*.sh scripts/*/*.sh .ci/run; else echo "skipped: no shellcheck"; fi
 
+# The database of advisories is fetched anew. Where that fails, they are not looked at.
+.PHONY: deny
+deny: ## Check licences, origins and versions of the dependencies with cargo-deny, and advisories where they can be fetched
+	$(CARGO) deny --offline --locked check --hide-inclusion-graph licenses bans sources
+	@if log=$$($(CARGO) deny fetch db 2>&1); then \
+		$(CARGO) deny --offline --locked check --hide-inclusion-graph advisories; \
+	else \
+		echo "skipped: no database of advisories: $$(echo "$$log" | grep . | tail -n 1)"; \
+	fi
+
 .PHONY: compare
 compare: build ## Draw one image on the CPU and on the GPU and say how far they are apart
 	scripts/compare_cpu_gpu.sh -p "$$PROMPT" -S "$$SEED"
