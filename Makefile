@@ -145,8 +145,8 @@ gpu-bundle: ## Gather what scripts/gpu_check needs on a machine without Rust (ST
 	mkdir -p $(TARGET)/kernels $(BUNDLE_TARGET)
 	ln -sfn ../kernels $(BUNDLE_TARGET)/kernels
 	cksum $(FLUX) > $(BUNDLE_TARGET)/before 2>/dev/null || true
-	CARGO_TARGET_DIR=$(BUNDLE_TARGET) $(CARGO) test --release --locked --no-default-features --no-run --lib --test gpu \
-		--test cpu_gemm --message-format json > $(BUNDLE_TARGET)/built.json
+	CARGO_TARGET_DIR=$(BUNDLE_TARGET) $(CARGO) test --release --locked --no-default-features --features cli --no-run \
+		--lib --test gpu --test cpu_gemm --message-format json > $(BUNDLE_TARGET)/built.json
 	rm -rf $(GPU_BUNDLE) $(BUNDLE_TARGET)/bin
 	mkdir -p $(GPU_BUNDLE) $(BUNDLE_TARGET)/bin
 	strip -o $(BUNDLE_TARGET)/bin/flux "$(call executable,bin,flux)"
@@ -171,6 +171,16 @@ lint: ## Format, clippy with warnings denied, layering, shell scripts where shel
 	$(CARGO) clippy --release --locked --all-targets -- -D warnings
 	$(CARGO) test --release --locked --test sources layering::
 	@if command -v shellcheck >/dev/null; then shellcheck -x scripts/*.sh scripts/*/*.sh .ci/run; else echo "skipped: no shellcheck"; fi
+
+# The database of advisories is fetched anew. Where that fails, they are not looked at.
+.PHONY: deny
+deny: ## Check licences, origins and versions of the dependencies with cargo-deny, and advisories where they can be fetched
+	$(CARGO) deny --offline --locked check --hide-inclusion-graph licenses bans sources
+	@if log=$$($(CARGO) deny fetch db 2>&1); then \
+		$(CARGO) deny --offline --locked check --hide-inclusion-graph advisories; \
+	else \
+		echo "skipped: no database of advisories: $$(echo "$$log" | grep . | tail -n 1)"; \
+	fi
 
 .PHONY: compare
 compare: build ## Draw one image on the CPU and on the GPU and say how far they are apart

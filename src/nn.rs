@@ -397,7 +397,7 @@ impl<'a, B: Backend> Weights<'a, B> {
         self.linear_of(name, &parts.collect::<Result<Vec<_>>>()?.concat())
     }
 
-    /// A vector [n] as [1, n].
+    /// A vector \[n\] as [1, n].
     pub fn vector(&self, name: &str, n: usize) -> Result<Tensor<B>> {
         let part = self.part(name, &[n])?;
         if let Source::Layers(layers) = self.source {

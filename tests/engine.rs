@@ -1,6 +1,8 @@
 //! Engines on real devices: which images the jobs of several callers give, and that devices share them. The devices are
 //! CPUs, which are all this one.
 
+mod saved;
+
 use std::fs::OpenOptions;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -221,7 +223,7 @@ fn images_of(ticket: Ticket) -> flux::Result<(Vec<Vec<u8>>, Vec<usize>)> {
     let (mut images, mut batches) = (Vec::new(), Vec::new());
     for event in ticket.in_order() {
         match event? {
-            Event::Image { image, .. } => images.push(image.rgb),
+            Event::Image { image, .. } => images.push(image.rgb.bytes),
             Event::Started { batch, .. } => batches.push(batch),
             _ => {}
         }

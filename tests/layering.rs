@@ -7,13 +7,15 @@
 //! text_encoder, transformer, vae, sampler -> nn, tensor, ops -> backend
 //! backend <- cpu, cuda
 //! files: used by whoever opens or loads tensors, and uses nothing but error, which all use
-//! input, output, compare, default_model: used by commands only, input and output by bench, input by pipeline and cli
+//! compare, default_model: used by commands only
+//! input, output: used by engine, commands and bench, input by pipeline and cli, too
 //! ```
 
 mod flags;
 mod paths;
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::LazyLock;
 
@@ -57,7 +59,7 @@ const LAYERS: [(&str, &[&str]); 35] = [
     ),
     ("lib.rs", ANY),
     ("engine/devices.rs", &["engine", "backend", "backend::cpu", "backend::cuda"]),
-    ("engine", &["input", "rgb", "pipeline", "model", "stage", "sampler", "files", "backend"]),
+    ("engine", &["input", "output", "rgb", "pipeline", "model", "stage", "sampler", "files", "backend"]),
     (
         "pipeline",
         &[
@@ -211,6 +213,18 @@ fn src() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("src")
 }
 
+/// Whether a file of src/ is of the program; all others are of the library.
+fn is_of_program(name: &str) -> bool {
+    static MODULES: LazyLock<Vec<String>> = LazyLock::new(|| {
+        let main = fs::read_to_string(src().join("main.rs")).expect("UTF-8");
+        let modules = main.lines().filter_map(|line| line.strip_prefix("mod ")?.strip_suffix(';'));
+        let modules: Vec<_> = modules.chain(["main"]).map(String::from).collect();
+        assert!(["cli", "commands"].iter().all(|module| modules.iter().any(|known| known == module)), "{modules:?}");
+        modules
+    });
+    MODULES.iter().any(|module| name.split(['/', '.']).next() == Some(module))
+}
+
 /// For every module of src/ the modules of which it uses something.
 fn module_graph() -> BTreeMap<Names, BTreeSet<Names>> {
     Sources::read(&src()).module_graph()
@@ -221,6 +235,19 @@ fn no_arrow_points_up() {
     let sources = Sources::read(&src());
     let found: Vec<_> = sources.files.iter().flat_map(|file| complaints(&sources, file)).collect();
     assert!(found.is_empty(), "\n{}", found.join("\n"));
+}
+
+#[test]
+fn the_library_names_no_crate_of_the_feature_cli() {
+    let manifest = fs::read_to_string(src().with_file_name("Cargo.toml")).expect("UTF-8");
+    let list = manifest.lines().find_map(|line| line.strip_prefix("cli = ")).expect("a feature");
+    let crates: Vec<_> = list.split("\"dep:").skip(1).filter_map(|rest| rest.split('"').next()).collect();
+    assert!(crates.contains(&"clap"), "{crates:?}");
+    for name in crates {
+        let known = CRATES.iter().find(|(known, _)| *known == name.replace('-', "_"));
+        let (_, places) = known.unwrap_or_else(|| panic!("`{name}` is not in CRATES"));
+        assert!(places.iter().all(|place| is_of_program(place)), "`{name}` may be named in {places:?}");
+    }
 }
 
 #[test]

@@ -22,7 +22,7 @@ pub trait WeightStore: Memory {
     }
     /// Has this device copy the weights that it loads from here on out of the memory of `other`, where that one has
     /// them by then, instead of reading them from files. Returns whether it does: where both compute alike and are
-    /// linked. A link that cannot be used is told by [`Device::remarks`].
+    /// linked. A link that cannot be used is told by [`Device::remarks`](super::Device::remarks).
     ///
     /// Errors when the user's wish about links is none.
     fn copy_weights_from(&self, _other: &Self) -> Result<bool> {

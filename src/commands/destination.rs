@@ -3,7 +3,8 @@
 use std::io::{self, IsTerminal};
 use std::path::Path;
 
-use flux::output::{ImageFormat, Rgb, Target, encode};
+use flux::engine::JobImage;
+use flux::output::{ImageFormat, Target};
 use flux::{Error, Result};
 
 use super::print_bytes;
@@ -49,11 +50,11 @@ impl Destination {
         self.path().map_or_else(|| "standard output".to_string(), |path| path.display().to_string())
     }
 
-    /// Writes the image, as [`Target::write`] does.
-    pub fn write(&self, image: &Rgb, facts: &[(&str, String)]) -> Result<()> {
+    /// Writes the image, as [`JobImage::write`] does.
+    pub fn write(&self, image: &JobImage) -> Result<()> {
         match self {
-            Self::File(target) => target.write(image, facts),
-            Self::Stdout => print_bytes(&encode(image, ImageFormat::Png, facts)?),
+            Self::File(target) => image.write(target),
+            Self::Stdout => print_bytes(&image.encode(ImageFormat::Png)?),
         }
     }
 }

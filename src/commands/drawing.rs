@@ -5,11 +5,10 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use flux::backend::Remark;
-use flux::engine::{Engine, Event, Inputs, Job, OpeningTimes, Recipe};
+use flux::engine::{Engine, Event, Inputs, Job, JobImage, OpeningTimes, Recipe};
 use flux::error::named;
 use flux::model::ModelInfo;
-use flux::output::Rgb;
-use flux::pipeline::{Decoded, Plan, Request, Timings};
+use flux::pipeline::{Plan, Request, Timings};
 use flux::sampler::Rng;
 use flux::stage::CancelFlag;
 use flux::{Error, Result};
@@ -26,7 +25,7 @@ pub struct Drawing {
     pub args: Arc<Generate>,
     /// What to make, and what its files of images hold.
     pub recipe: Recipe,
-    pub inputs: Inputs,
+    pub inputs: Arc<Inputs>,
     pub request: Request,
     /// One for each image.
     pub targets: Vec<Destination>,
@@ -71,6 +70,7 @@ impl Drawing {
             ranks.map(|(name, description)| on(name, description)).collect::<Vec<_>>().join("; ")
         };
         let job = Job {
+            inputs: Arc::clone(&self.inputs),
             embeddings: self.tensors.wants_embeddings(),
             latents: self.tensors.wants_latents(),
             cancel: self.cancel.clone(),
@@ -172,18 +172,17 @@ impl Drawing {
     }
 
     /// Writes an image.
-    fn save(&self, Decoded { rgb, mut plan }: Decoded, target: &Destination) -> Result<Saved> {
-        plan.notes.iter_mut().for_each(|note| *note = named(note, flag));
+    fn save(&self, image: JobImage, target: &Destination) -> Result<Saved> {
         #[cfg(debug_assertions)]
         if self.args.panic_for_test {
             rayon::scope(|scope| scope.spawn(|_| panic!("`--panic-for-test`\nwas given")));
         }
-        let facts = self.recipe.facts(&self.request, &plan, &self.name, self.args.quantize.formats());
-        let (width, height) = (plan.width, plan.height);
         let saving = Instant::now();
-        target.write(&self.inputs.finish(Rgb { width, height, bytes: rgb })?, &facts)?;
+        target.write(&image)?;
         let save_s = saving.elapsed().as_secs_f64();
 
+        let mut plan = image.plan;
+        plan.notes.iter_mut().for_each(|note| *note = named(note, flag));
         let output = target.name();
         let total_s = self.start.elapsed().as_secs_f64();
         Ok(Saved { output, plan, save_s, total_s })
@@ -244,7 +243,7 @@ mod tests {
         let recipe = args.recipe(&mut io::empty())?;
         let request = recipe.request()?;
         let drawing = Drawing {
-            inputs: Inputs::read(&recipe, &mut io::empty())?,
+            inputs: Inputs::read(&recipe, &mut io::empty())?.into(),
             recipe,
             targets: Destination::all(&args, request.seed)?,
             tensors: Tensors::new(&args, request.seed)?,

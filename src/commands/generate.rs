@@ -33,7 +33,7 @@ pub fn run(args: Arc<Generate>, start: Instant, signals: &Signals) -> Result<()>
     }
     let recipe = args.recipe(&mut io::stdin())?;
     let request = recipe.request().map_err(|e| e.at(args.prompt_place()))?;
-    let inputs = Inputs::read(&recipe, &mut io::stdin())?;
+    let inputs = Arc::new(Inputs::read(&recipe, &mut io::stdin())?);
     let mut request = inputs.apply(request);
     request.check_count(args.count as usize)?;
     let targets = Destination::all(&args, request.seed)?;

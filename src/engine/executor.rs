@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
+use super::image::JobImage;
 use super::job::Event;
 use super::schedule::{Batch, Schedule};
 use crate::backend::{Backend, Remark};
@@ -13,7 +14,7 @@ use crate::files::adapter::Adapter;
 use crate::model::ModelInfo;
 use crate::pipeline::session::shape::Shape;
 use crate::pipeline::session::shared_text::SharedText;
-use crate::pipeline::{MemoryPlan, Model, Plan, Replica, Replicas, Request, Session, Timings};
+use crate::pipeline::{Decoded, Latents, MemoryPlan, Model, Plan, Replica, Replicas, Request, Session, Timings};
 use crate::stage::Progress;
 
 /// A model on all devices of an engine.
@@ -131,14 +132,15 @@ impl Making {
         self.batch().parts.iter().for_each(|part| part.send(Event::Progress(progress)));
     }
 
-    /// Hands out the next image; `event` makes it what happens to the image of that place in its job.
-    pub(super) fn image(&self, event: impl FnOnce(usize) -> Event) {
+    /// Hands out the next image.
+    pub(super) fn image(&self, image: Decoded, latents: Option<Latents>) {
         let mut place = self.made.fetch_add(1, Ordering::Relaxed);
         self.schedule.made();
         for part in &self.batch().parts {
             let images = part.images();
             if place < images.len() {
-                part.send(event(images.start + place));
+                let image = Box::new(JobImage::new(image, Arc::clone(&part.origin)));
+                part.send(Event::Image { place: images.start + place, image, latents });
                 return;
             }
             place -= images.len();
@@ -199,8 +201,7 @@ fn hand_out<B: Backend>(mut session: Session<B>, making: &Making, device: &Arc<s
     let wants_latents = making.batch().parts.iter().any(|part| part.latents);
     let mut latents = if wants_latents { session.final_latents(report)? } else { Vec::new() }.into_iter();
     while let Some(image) = session.decode(report)? {
-        let latents = latents.next();
-        making.image(|place| Event::Image { place, image: Box::new(image), latents });
+        making.image(image, latents.next());
     }
     making.finish(device, &session.finish()?);
     Ok(())

@@ -1,7 +1,8 @@
 //! The images that a recipe names: read, prepared for the model, and the way back onto them.
 
+use std::borrow::Cow;
 use std::io::Read;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use super::Recipe;
@@ -13,8 +14,13 @@ use crate::rgb::Rgb;
 /// The strength with which a part of an image is drawn anew, as in the reference.
 const MASKED_STRENGTH: f64 = 0.8;
 
-/// What the files of images hold.
+/// What the files of images hold. None are there by default.
+#[derive(Debug, Default)]
 pub struct Inputs {
+    /// What the recipe says of them, for the texts of a PNG.
+    pub(super) files: Vec<PathBuf>,
+    pub(super) mask: Option<PathBuf>,
+    pub(super) strength: Option<f64>,
     references: Vec<Arc<Rgb>>,
     change: Option<Change>,
     /// The image to change, onto which results come back.
@@ -48,7 +54,8 @@ impl Inputs {
             is_reference: !recipe.no_self_reference,
         });
         let edit = edit.filter(|_| !recipe.no_composite);
-        Ok(Self { references, change, edit, feather: recipe.feather, notes })
+        let (files, mask, strength) = (recipe.inputs.clone(), recipe.mask.clone(), recipe.strength);
+        Ok(Self { files, mask, strength, references, change, edit, feather: recipe.feather, notes })
     }
 
     /// What someone should know of how they are read.
@@ -64,10 +71,10 @@ impl Inputs {
     /// What is written of a result of the model.
     ///
     /// Errors when the result is not of the size of what was changed.
-    pub fn finish(&self, result: Rgb) -> Result<Rgb> {
+    pub fn finish<'a>(&self, result: &'a Rgb) -> Result<Cow<'a, Rgb>> {
         match &self.edit {
-            Some(edit) => edit.composite(&result, self.feather),
-            None => Ok(result),
+            Some(edit) => edit.composite(result, self.feather).map(Cow::Owned),
+            None => Ok(Cow::Borrowed(result)),
         }
     }
 }

@@ -3,8 +3,9 @@
 use std::ops::Range;
 use std::sync::Arc;
 
+use super::{Inputs, JobImage};
 use crate::error::Result;
-use crate::pipeline::{Decoded, Embeddings, Latents, Request, Timings};
+use crate::pipeline::{Embeddings, Latents, Request, Timings};
 use crate::stage::{CancelFlag, Progress};
 
 /// Images to make.
@@ -14,6 +15,8 @@ pub struct Job {
     pub request: Request,
     /// Images, at least one.
     pub count: usize,
+    /// The images of the request, see [`Inputs::apply`]: results come back onto them when they are written.
+    pub inputs: Arc<Inputs>,
     /// Jobs of a higher priority begin first; of one priority, those that were submitted first.
     pub priority: i32,
     /// Whether the text features are wanted, too.
@@ -27,7 +30,15 @@ pub struct Job {
 impl Job {
     /// `count` images of a request, whose seeds are its own and those that follow it.
     pub fn new(request: Request, count: usize) -> Self {
-        Self { request, count, priority: 0, embeddings: false, latents: false, cancel: CancelFlag::default() }
+        Self {
+            request,
+            count,
+            inputs: Arc::default(),
+            priority: 0,
+            embeddings: false,
+            latents: false,
+            cancel: CancelFlag::default(),
+        }
     }
 }
 
@@ -53,8 +64,8 @@ pub enum Event {
     Image {
         /// Which one.
         place: usize,
-        /// RGB bytes, and how they were made.
-        image: Box<Decoded>,
+        /// What was made.
+        image: Box<JobImage>,
         /// Its final latents, where they were asked for.
         latents: Option<Latents>,
     },

@@ -8,7 +8,8 @@
 //! use flux::backend::cpu::{Cpu, Precision};
 //! use flux::engine::{Engine, Event, Job};
 //! use flux::files::ModelFiles;
-//! use flux::pipeline::{OpenModel, Request};
+//! use flux::model::OpenModel;
+//! use flux::pipeline::Request;
 //!
 //! let model = OpenModel::open(&ModelFiles::open("models/tiny".as_ref())?)?;
 //! let engine = Engine::on(vec![vec![("cpu".to_string(), Cpu::new(Precision::F32))]], model)?;
@@ -16,7 +17,7 @@
 //! let dog = engine.submit(Job::new(Request::new("a dog", 1), 1))?;
 //! for event in cats.in_order() {
 //!     if let Event::Image { place, image, .. } = event? {
-//!         println!("{place}: {} x {}", image.plan.width, image.plan.height);
+//!         image.save(format!("cat-{place}.png"))?;
 //!     }
 //! }
 //! dog.cancel();
@@ -27,6 +28,7 @@ mod args;
 pub mod choice;
 pub mod devices;
 mod executor;
+mod image;
 mod inputs;
 mod job;
 mod open;
@@ -45,6 +47,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 pub use args::{EngineArgs, Observer, Unobserved};
+pub use image::JobImage;
 pub use inputs::Inputs;
 pub use job::{Event, Job};
 pub use open::OpeningTimes;
@@ -52,13 +55,14 @@ pub use recipe::{AdapterFile, Recipe};
 pub use ticket::{InOrder, Ticket};
 
 use self::executor::{Executor, Pool};
+use self::image::Origin;
 use self::schedule::Schedule;
 use crate::backend::{Backend, Remark};
 use crate::error::Result;
 use crate::files::adapter::Adapter;
 use crate::files::adapter::AdapterUse;
 use crate::model::{ModelInfo, OpenModel};
-use crate::pipeline::{Image, MemoryPlan, Plan, Replicas, Request, Timings};
+use crate::pipeline::{Image, MemoryPlan, Plan, Replicas, Request};
 use crate::stage::{CancelFlag, Progress};
 
 /// A model on devices, and the threads that make images with it.
@@ -162,7 +166,9 @@ impl Engine {
         self.wait_for_devices()?;
         let shape = self.pool.shape(&job.request)?;
         self.pool.prefetch(&job.request, job.count)?;
-        Ticket::new(&self.schedule, job, shape, self.pool.shared_text())
+        let (info, request, inputs) = (self.info(), job.request.clone(), Arc::clone(&job.inputs));
+        let origin = Origin { request, inputs, model: info.name.clone(), quantised: info.quantised.clone() };
+        Ticket::new(&self.schedule, job, Arc::new(origin), shape, self.pool.shared_text())
     }
 
     /// Makes `count` images, whose seeds are the request's and those that follow it. `report` gets the progress of the
@@ -183,7 +189,8 @@ impl Engine {
                 Event::Progress(progress) => report(progress),
                 Event::Image { image, .. } => decoded.push(*image),
                 Event::Finished { timings, .. } => {
-                    let image = |image| Image::new(image, Timings::clone(&timings));
+                    let image =
+                        |JobImage { rgb, plan, .. }| Image { rgb: rgb.bytes, plan, timings: (*timings).clone() };
                     images.extend(mem::take(&mut decoded).into_iter().map(image));
                 }
                 Event::Queued(_) | Event::Started { .. } | Event::Embeddings(_) => {}

@@ -1,13 +1,12 @@
 //! How an image is made, as data.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, Field, Result};
 use crate::input::Sides;
-use crate::model::Quantisation;
-use crate::pipeline::{Embeddings, Latents, Plan, Request};
+use crate::pipeline::{Embeddings, Latents, Request};
 use crate::sampler::{Rng, ScheduleKind};
 
 /// Everything that makes an image again with one model: what is drawn, how, and from which files. Where a field is left
@@ -135,50 +134,6 @@ impl Recipe {
         request.check_prompt()?;
         Ok(request)
     }
-
-    /// What the texts of a PNG say of an image that was made of this recipe, as `plan` says: pairs of a keyword and a
-    /// text. `request` is the request that it became, `model` the name of the model, and `quantised` the formats that
-    /// its weights were brought to.
-    pub fn facts(
-        &self,
-        request: &Request,
-        plan: &Plan,
-        model: &str,
-        quantised: Option<Quantisation>,
-    ) -> Vec<(&'static str, String)> {
-        let Plan { width, height, steps, guidance, seed, .. } = plan;
-        let path = |path: &Option<PathBuf>| path.as_deref().map(|path| path.display().to_string());
-        let names = |files: &[PathBuf]| files.iter().map(|file| name(file)).collect::<Vec<_>>().join(", ");
-        let adapters = self.adapters.iter().map(|used| format!("{}:{}", name(&used.file), used.strength));
-        let adapters: Vec<_> = adapters.collect();
-        let facts = [
-            ("prompt", Some(request.prompt.clone())),
-            ("seed", Some(seed.to_string())),
-            ("steps", Some(steps.to_string())),
-            ("guidance", Some(guidance.to_string())),
-            ("size", Some(format!("{width}x{height}"))),
-            ("model", Some(model.to_string())),
-            ("Software", Some(concat!("flux ", env!("CARGO_PKG_VERSION")).to_string())),
-            ("rng", (plan.rng != Rng::default()).then(|| plan.rng.to_string())),
-            ("negative", plan.negative.clone()),
-            ("schedule", (plan.schedule != ScheduleKind::default()).then(|| plan.schedule.to_string())),
-            ("max_sequence_length", self.max_sequence_length.map(|tokens| tokens.to_string())),
-            ("noise", path(&self.noise)),
-            ("latents", path(&self.latents)),
-            ("embeddings", path(&self.embeddings)),
-            ("inputs", (!self.inputs.is_empty()).then(|| names(&self.inputs))),
-            ("mask", self.mask.as_deref().map(name)),
-            ("strength", self.strength.map(|strength| strength.to_string())),
-            ("quantize", quantised.map(|formats| formats.to_string())),
-            ("lora", (!adapters.is_empty()).then(|| adapters.join(", "))),
-        ];
-        facts.into_iter().filter_map(|(keyword, text)| Some((keyword, text?))).collect()
-    }
-}
-
-/// The name of a file, without its folder.
-fn name(file: &Path) -> String {
-    file.file_name().unwrap_or_default().to_string_lossy().into_owned()
 }
 
 #[cfg(test)]

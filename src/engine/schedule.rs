@@ -13,6 +13,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
 use super::EngineStats;
+use super::image::Origin;
 use super::job::{Event, Job, Message};
 use crate::error::{Error, Kind, Result};
 use crate::pipeline::Request;
@@ -57,6 +58,7 @@ type Batches = Box<dyn Iterator<Item = Range<usize>> + Send>;
 struct Waiting {
     id: JobId,
     job: Job,
+    origin: Arc<Origin>,
     shape: Shape,
     sender: Sender<Message>,
     /// What comes back of batches, as the first that wait.
@@ -81,6 +83,7 @@ pub(super) struct Part {
     id: JobId,
     images: Range<usize>,
     sender: Sender<Message>,
+    pub(super) origin: Arc<Origin>,
     pub(super) embeddings: bool,
     pub(super) latents: bool,
 }
@@ -133,7 +136,13 @@ impl Schedule {
     /// images.
     ///
     /// Errors once the schedule is closed.
-    pub(super) fn submit(&self, job: Job, shape: Shape, text: Arc<SharedText>) -> Result<(JobId, Receiver<Message>)> {
+    pub(super) fn submit(
+        &self,
+        job: Job,
+        origin: Arc<Origin>,
+        shape: Shape,
+        text: Arc<SharedText>,
+    ) -> Result<(JobId, Receiver<Message>)> {
         let (sender, messages) = mpsc::channel();
         let mut state = self.state();
         if state.closed {
@@ -147,6 +156,7 @@ impl Schedule {
         let rest = batches(job.count, devices, shape.most_at_once()).peekable();
         let waiting = Waiting {
             id,
+            origin,
             shape,
             sender,
             first: Vec::new(),
@@ -443,6 +453,7 @@ impl Waiting {
             latents: self.job.latents,
             images,
             sender: self.sender.clone(),
+            origin: Arc::clone(&self.origin),
         });
     }
 

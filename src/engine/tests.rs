@@ -10,7 +10,7 @@ use super::*;
 use crate::backend::cpu::{Cpu, Precision};
 use crate::error::{Error, Kind};
 use crate::files::ModelFiles;
-use crate::pipeline::Decoded;
+use crate::pipeline::{Decoded, Timings};
 use crate::stage::Stage;
 
 type Make = Box<dyn Fn(&Making) -> Result<()> + Send + Sync>;
@@ -62,7 +62,7 @@ fn hand_out(making: &Making, room: usize) {
         let mut plan = Plan::of_size(32, 32);
         plan.seed = seed;
         let image = Decoded { rgb: Vec::new(), plan };
-        making.image(|place| Event::Image { place, image: Box::new(image), latents: None });
+        making.image(image, None);
     }
     making.finish(&Arc::from("a device"), &Timings::default());
 }

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::time::Duration;
 
+use super::image::Origin;
 use super::job::{Event, Job, Message};
 use super::order::{Order, Output};
 use super::schedule::{JobId, Schedule};
@@ -26,12 +27,18 @@ pub struct Ticket {
 }
 
 impl Ticket {
-    /// Submits a job of this shape. Devices that make its images share `text`.
+    /// Submits a job of this shape, whose images are of `origin`. Devices that make them share `text`.
     ///
     /// Errors once the schedule is closed.
-    pub(super) fn new(schedule: &Arc<Schedule>, job: Job, shape: Shape, text: Arc<SharedText>) -> Result<Self> {
+    pub(super) fn new(
+        schedule: &Arc<Schedule>,
+        job: Job,
+        origin: Arc<Origin>,
+        shape: Shape,
+        text: Arc<SharedText>,
+    ) -> Result<Self> {
         let cancel = job.cancel.clone();
-        let (id, messages) = schedule.submit(job, shape, text)?;
+        let (id, messages) = schedule.submit(job, origin, shape, text)?;
         Ok(Self { id, schedule: Arc::clone(schedule), messages, cancel, is_over: false })
     }
 

@@ -2,7 +2,7 @@
 //! leaves nothing to quantise.
 //!
 //! It is a safetensors file. A matrix [rows, cols] named NAME is there as `NAME`, F8_E4M3 [rows, cols padded to a
-//! multiple of 16], and `NAME.scales`, F32 [rows]. The header's metadata says which weights the matrices were made
+//! multiple of 16], and `NAME.scales`, F32 \[rows\]. The header's metadata says which weights the matrices were made
 //! from; a file that was made from other weights is not read.
 
 mod origin;
@@ -72,7 +72,7 @@ impl QuantisedCache {
 /// their total.
 ///
 /// Errors when the file is damaged, the weights cannot be read, or `report` returns
-/// [`Kind::Cancelled`](crate::error::Kind::Cancelled), which ends the writing and leaves no file.
+/// [`Kind::Cancelled`], which ends the writing and leaves no file.
 pub fn attach(
     folder: &Path,
     files: &mut TensorFiles,

@@ -59,9 +59,9 @@ pub enum Scales {
     None,
     /// One for all values.
     Tensor(f32),
-    /// Float32 [rows].
+    /// Float32 \[rows\].
     Rows(Box<FileSlice>),
-    /// Float32 [rows]: what 127 stands for.
+    /// Float32 \[rows\]: what 127 stands for.
     RowMaxima(Box<FileSlice>),
     /// One for each block of columns.
     Blocks(Box<BlockScales>),
@@ -202,7 +202,7 @@ pub struct Codebook {
 /// Largest magnitudes of blocks.
 #[derive(Clone)]
 pub enum Maxima {
-    /// Float32 [blocks].
+    /// Float32 \[blocks\].
     F32(FileSlice),
     /// Quantised themselves.
     Nested(NestedMaxima),

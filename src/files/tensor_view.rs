@@ -107,7 +107,7 @@ impl TensorView {
         &self.scales
     }
 
-    /// Float32 [rows], where there is a scale for each row.
+    /// Float32 \[rows\], where there is a scale for each row.
     pub fn row_scales(&self) -> Option<TensorView> {
         let Scales::Rows(scales) = &self.scales else { return None };
         Self::new(Arc::clone(scales.file()), scales.range(), Format::F32, vec![self.rows()], Scales::None).ok()

@@ -45,7 +45,7 @@ impl From<Grey> for Mask {
 impl Mask {
     /// Reads a mask. Any image will do; what counts is how bright it is, or where it has one colour, how opaque.
     ///
-    /// Errors as [`read`](super::read), and when its colours and its alpha say different things.
+    /// Errors as [`read`](super::read()), and when its colours and its alpha say different things.
     pub fn read(path: &Path) -> Result<Self> {
         decode_file(path).and_then(meaning).map(Self::of).map_err(|e| e.at_path(path))
     }

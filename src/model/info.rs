@@ -47,6 +47,9 @@ pub struct ModelInfo {
     /// Of the text encoder's and of the transformer's weights, what stays in the formats of the files. Known once these
     /// are opened.
     pub file_sizes: [FileSizes; 2],
+    /// The formats that weights were brought to when it was opened, as [`Quantisation`](super::Quantisation) reads
+    /// them.
+    pub quantised: Option<String>,
 }
 
 /// The images that a model was trained on: others are worse.
@@ -139,6 +142,7 @@ impl ModelInfo {
             transformer,
             vae,
             file_sizes: Default::default(),
+            quantised: None,
         };
         info.check(dir, &place, index.default_image_size.is_some())?;
         Ok(info)

@@ -13,7 +13,8 @@
 //! ```no_run
 //! use flux::backend::cpu::{Cpu, Precision};
 //! use flux::files::ModelFiles;
-//! use flux::pipeline::{CancelFlag, Model, Request};
+//! use flux::pipeline::{Model, Request};
+//! use flux::stage::CancelFlag;
 //!
 //! let dir = ModelFiles::open("models/tiny".as_ref())?;
 //! let model = Model::load(Cpu::new(Precision::F32), &dir)?;
@@ -39,7 +40,8 @@
 //! use flux::backend::cpu::{Cpu, Precision};
 //! use flux::files::ModelFiles;
 //! use flux::input::{Edit, Mask};
-//! use flux::pipeline::{CancelFlag, Change, Model, Request};
+//! use flux::pipeline::{Change, Model, Request};
+//! use flux::stage::CancelFlag;
 //! use flux::rgb::Rgb;
 //!
 //! let original = Rgb { width: 70, height: 50, bytes: vec![200; 3 * 70 * 50] }; // or `flux::input::read(path)?`

@@ -1,12 +1,11 @@
 //! The library names no flag: its messages speak of fields, and the program alone says which flags these are.
 
-use std::fs;
 use std::sync::LazyLock;
 
 use regex::Regex;
 
 use super::paths::{SourceFile, Sources};
-use super::src;
+use super::{is_of_program, src};
 
 /// The literals of a file that begin with a flag, or have one behind a backtick; each with its line. Flags of other
 /// programs stand behind their names.
@@ -18,13 +17,8 @@ fn flags(file: &SourceFile) -> Vec<String> {
 
 #[test]
 fn no_flag_is_named_in_the_library() {
-    let main = fs::read_to_string(src().join("main.rs")).expect("UTF-8");
-    let mut program: Vec<&str> = main.lines().filter_map(|line| line.strip_prefix("mod ")?.strip_suffix(';')).collect();
-    program.push("main");
-    assert!(["cli", "commands"].iter().all(|module| program.contains(module)), "{program:?}");
     let sources = Sources::read(&src());
-    let is_of_program = |file: &&SourceFile| program.contains(&file.name.split(['/', '.']).next().unwrap_or_default());
-    let (of_program, library): (Vec<_>, Vec<_>) = sources.files.iter().partition(is_of_program);
+    let (of_program, library): (Vec<_>, Vec<_>) = sources.files.iter().partition(|file| is_of_program(&file.name));
     let found: Vec<_> = library.into_iter().flat_map(flags).collect();
     assert!(found.is_empty(), "\n{}", found.join("\n"));
     assert!(of_program.into_iter().flat_map(flags).count() > 50, "the program names its flags");

@@ -2,8 +2,8 @@
 //! float32.
 //!
 //! A tile is 16 rows of 64 bytes. Tile A is 16 rows of W by 32 columns, as they lie in the file; tile B is the same 32
-//! columns of 16 rows of X, as pairs of columns [16 pairs][16 rows][2]; the product adds to [16 rows of W][16 rows of
-//! X], a part of Y^T. So only X is rearranged, once for all weights that multiply it ([`Packed`]); W has no second
+//! columns of 16 rows of X, as pairs of columns `[16 pairs][16 rows][2]`; the product adds to `[16 rows of W][16 rows
+//! of X]`, a part of Y^T. So only X is rearranged, once for all weights that multiply it ([`Packed`]); W has no second
 //! copy. In a convolution, the weight and the windows of the image change places, see [`multiply_windows`].
 //!
 //! bfloat16 has 8 significant bits and float32 has 24, so X is packed as a sum of 1 to 3 bfloat16 terms and the
@@ -239,7 +239,7 @@ fn run_task<T: Tiles>(
     }
 }
 
-/// Copies 32 rows of W from `row` and the columns from `col` as [step][2] tiles, with zeros past W's end.
+/// Copies 32 rows of W from `row` and the columns from `col` as `[step][2]` tiles, with zeros past W's end.
 fn copy_pair(weight: Bf16Rows<'_>, cols: usize, row: usize, col: usize, tiles: &mut [Tile]) {
     for r in 0..PAIR {
         let (half, r_of_tile) = (r / TILE, r % TILE);

@@ -31,7 +31,7 @@ impl Weight {
     }
 }
 
-/// x [height * width, in], weight [out, k * k * in], bias [out] -> out [out_height * out_width, out], dense.
+/// x [height * width, in], weight [out, k * k * in], bias \[out\] -> out [out_height * out_width, out], dense.
 pub(super) fn conv2d(x: Rows<'_>, weight: &Weight, bias: &[f32], conv: Conv, out: &mut [f32]) {
     thread_local!(static COLUMNS: RefCell<Vec<f32>> = const { RefCell::new(Vec::new()) });
     let weight_rows = weight.reordered.get_or_init(|| reorder(&weight.view));

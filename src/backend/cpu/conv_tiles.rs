@@ -1,9 +1,9 @@
 //! Convolution of bfloat16 weights on AMX tiles, by [`super::amx::multiply_windows`]: as [`super::conv`], but without
 //! writing out windows.
 //!
-//! A band of the image is rounded to bfloat16 once, with its padding: [phase][32 channels][term][row][pixel], where a
-//! phase is the pixels that are a multiple of the stride apart, so that adjacent windows see adjacent pixels in it. As
-//! in a linear, activations become one rounded term with `--precision bf16` and three exact terms otherwise, see
+//! A band of the image is rounded to bfloat16 once, with its padding: `[phase][32 channels][term][row][pixel]`, where
+//! a phase is the pixels that are a multiple of the stride apart, so that adjacent windows see adjacent pixels in it.
+//! As in a linear, activations become one rounded term with `--precision bf16` and three exact terms otherwise, see
 //! [`super::amx`].
 
 use half::bf16;
@@ -79,7 +79,7 @@ pub(super) struct Operands<'a> {
     pub x: Rows<'a>,
     /// [out, in, k, k]
     pub weight: &'a Weight,
-    /// [out]
+    /// \[out\]
     pub bias: &'a [f32],
     /// The geometry of x.
     pub conv: Conv,

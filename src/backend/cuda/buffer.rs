@@ -27,7 +27,7 @@ pub fn scales_offset(values: usize) -> usize {
 pub enum Kind {
     /// Activations and weights.
     Bf16,
-    /// The same in fp16; see [`Element`](super::element::Element).
+    /// The same in fp16; see [`Element`].
     F16,
     /// Rope tables, statistics, scores.
     F32,

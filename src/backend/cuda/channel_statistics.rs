@@ -8,7 +8,7 @@ use crate::error::Result;
 /// Of each channel and each of some splits of the rows: mean, and sum of squares about it; and the number of rows of
 /// each split.
 pub struct ChannelStatistics {
-    /// [splits, channels] pairs, then [splits].
+    /// [splits, channels] pairs, then \[splits\].
     buffer: Buffer,
     splits: usize,
     channels: usize,

@@ -1,9 +1,9 @@
 //! Work that comes again: captured as a CUDA graph, then launched as a whole.
 //!
-//! The first time work runs in the arena (see [`pool`](super::pool)), which also loads kernels and makes plans, and is
-//! captured right behind, in the same places of memory, while the device computes. From then on one launch does all of
-//! it: inputs are copied to where the graph reads them, its output to a tensor of its own. All graphs share the arena,
-//! because one stream runs them one after the other. `FLUX_GRAPH=0` turns this off.
+//! The first time work runs in the arena (see [`memory`](super::memory)), which also loads kernels and makes plans, and
+//! is captured right behind, in the same places of memory, while the device computes. From then on one launch does all
+//! of it: inputs are copied to where the graph reads them, its output to a tensor of its own. All graphs share the
+//! arena, because one stream runs them one after the other. `FLUX_GRAPH=0` turns this off.
 //!
 //! Ranks of a group capture the same work together, because what they captured writes into each other's memory, and
 //! launch only graphs that were captured together.

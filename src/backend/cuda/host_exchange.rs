@@ -1,6 +1,6 @@
 //! Launches `exchange_through_host` of cuda/exchange.cu: what ranks give each other where their GPUs cannot reach each
-//! other's memory. Each has an [`Outbox`] in memory of the host; some blocks fill it while others read those of the
-//! other ranks, so that both directions of the bus are busy.
+//! other's memory. Each has an [`Outbox`](super::outbox::Outbox) in memory of the host; some blocks fill it while
+//! others read those of the other ranks, so that both directions of the bus are busy.
 
 use std::ffi::c_void;
 

@@ -55,9 +55,9 @@ pub struct Factor {
 
 /// The lengths to which DoRA brings the rows or the columns of the sum W + delta.
 pub enum Magnitude {
-    /// [out]
+    /// \[out\]
     OfRows(Vec<f32>),
-    /// [in]
+    /// \[in\]
     OfCols(Vec<f32>),
 }
 

@@ -38,7 +38,7 @@ const MOST_PREFIX: usize = 96;
 pub struct Module {
     /// The name with dots, without a prefix and without `.weight`.
     pub name: String,
-    /// [out, in] of a matrix, [n] of a vector.
+    /// [out, in] of a matrix, \[n\] of a vector.
     pub shape: Vec<usize>,
     /// Where its rows are in the checkpoint; together they are all of its rows.
     pub places: Vec<Place>,

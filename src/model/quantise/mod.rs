@@ -111,6 +111,7 @@ impl OpenModel {
             done.push(quantise(files, Role::TextEncoder, format, |name| runs(name, last), &caller)?);
         }
         self.info.file_sizes = self.files.sizes(&self.info);
+        self.info.quantised = Some(wanted.to_string());
         Ok(done)
     }
 }

@@ -24,7 +24,9 @@ use crate::pipeline::session::shared_text::{HostPrompts, SharedText};
 /// use flux::backend::cuda::Cuda;
 /// use flux::engine::Engine;
 /// use flux::files::ModelFiles;
-/// use flux::pipeline::{CancelFlag, OpenModel, Replicas, Request};
+/// use flux::model::OpenModel;
+/// use flux::pipeline::{Replicas, Request};
+/// use flux::stage::CancelFlag;
 ///
 /// let devices = [0, 1].map(|gpu| Ok((format!("cuda:{gpu}"), Cuda::new(gpu, None)?)));
 /// let devices = devices.into_iter().collect::<flux::Result<Vec<_>>>()?;

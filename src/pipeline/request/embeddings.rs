@@ -63,9 +63,9 @@ impl Embeddings {
         target.write(&arrays, metadata)
     }
 
-    /// Where they are from.
-    pub(crate) fn source(&self) -> &Source {
-        &self.source
+    /// The file that they were read from, if any.
+    pub fn path(&self) -> Option<&Path> {
+        self.source.path()
     }
 
     /// Those of the prompt and of the negative one, [tokens, features] each; clones of these share them.

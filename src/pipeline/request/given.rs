@@ -33,12 +33,12 @@ impl Given {
             fields.push(field);
         };
         if let Some((start, field)) = &self.start {
-            add(format!("{} of up to {:e}", field.key(), largest(start.values())), *field, start.source().path());
+            add(format!("{} of up to {:e}", field.key(), largest(start.values())), *field, start.path());
         }
         if let Some(embeddings) = &self.embeddings {
             let negative = embeddings.negative().map_or(0.0, |negative| largest(&negative.values));
             let most = largest(&embeddings.prompt().values).max(negative);
-            add(format!("text features of up to {most:e}"), Field::Embeddings, embeddings.source().path());
+            add(format!("text features of up to {most:e}"), Field::Embeddings, embeddings.path());
         }
         for AdapterUse { adapter, strength } in &self.adapters {
             add(format!("an adapter at strength {strength}"), Field::Adapters, Some(adapter.path()));

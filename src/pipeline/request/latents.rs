@@ -53,9 +53,9 @@ impl Latents {
         Self { array: Arc::new(array), images: 0..1, source: Source::default() }
     }
 
-    /// Where they are from.
-    pub(crate) fn source(&self) -> &Source {
-        &self.source
+    /// The file that they were read from, if any.
+    pub fn path(&self) -> Option<&Path> {
+        self.source.path()
     }
 
     /// Images.

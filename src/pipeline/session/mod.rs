@@ -95,12 +95,6 @@ pub struct Image {
     pub timings: Timings,
 }
 
-impl Image {
-    pub(crate) fn new(Decoded { rgb, plan }: Decoded, timings: Timings) -> Self {
-        Self { rgb, plan, timings }
-    }
-}
-
 impl<B: Backend> Session<B> {
     /// See [`Model::session_of`].
     pub(crate) fn new(

@@ -25,11 +25,11 @@ pub struct Rows<'a> {
     pub stride: usize,
 }
 
-/// Activations as bfloat16 tiles: [strip of 32 rows][step of 32 columns][term][2 tiles]; ragged ends are padded with
-/// zeros.
+/// Activations as bfloat16 tiles: `[strip of 32 rows][step of 32 columns][term][2 tiles]`; ragged ends are padded
+/// with zeros.
 ///
-/// A value takes 2 * terms bytes. [`multiply`] reads the weight once for every 1024 rows, so packing more rows at once
-/// gains nothing.
+/// A value takes 2 * terms bytes. [`multiply`](super::multiply) reads the weight once for every 1024 rows, so
+/// packing more rows at once gains nothing.
 pub struct Packed {
     /// The tiles of all strips are initialised; memory of an earlier product may be longer.
     tiles: Vec<MaybeUninit<Tile>>,

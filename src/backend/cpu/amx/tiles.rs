@@ -36,12 +36,12 @@ pub(super) trait Tiles {
 
     /// `sums (or 0, unless add) += a b` for a pair of tiles of W by a strip of X.
     ///
-    /// `a` is [step][2] tiles, `b` [step][term][2] tiles. For each step and term, 512 bytes from `prefetch` on are
+    /// `a` is `[step][2]` tiles, `b` `[step][term][2]` tiles. For each step and term, 512 bytes from `prefetch` on are
     /// fetched to the second-level cache, if they exist.
     fn multiply(&self, a: &[Tile], b: &[Tile], terms: usize, add: bool, sums: &mut Sums, prefetch: *const Tile);
 
     /// `sums = a b`, where a step and term of `a` is 32 consecutive lines from one of `offsets` on, and `b` is
-    /// [step][2] tiles.
+    /// `[step][2]` tiles.
     ///
     /// Panics when `offsets` reach past the end of `a`, or when they are not as many as the steps and terms.
     fn multiply_lines(&self, a: &[Line], offsets: &Offsets, b: &[Tile], sums: &mut Sums);

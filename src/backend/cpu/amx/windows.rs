@@ -73,7 +73,7 @@ pub struct Offsets {
 }
 
 impl Offsets {
-    /// From offsets in lines, [step][term].
+    /// From offsets in lines, `[step][term]`.
     ///
     /// Panics unless they are a multiple of `terms`.
     pub fn new(lines: &[usize], terms: usize) -> Self {
@@ -128,7 +128,7 @@ impl Windows {
 
 /// `out = windows weight^T + bias`, or `out += ..`. In parallel.
 ///
-/// weight [out_cols, 32 * steps] of one term, bias [out_cols] -> the windows' rows of out [rows, out_cols].
+/// weight [out_cols, 32 * steps] of one term, bias \[out_cols\] -> the windows' rows of out [rows, out_cols].
 ///
 /// Panics where [`available`](super::available) is false, when windows share a row of the result, or when a slice is
 /// shorter than that.

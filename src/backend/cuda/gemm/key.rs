@@ -31,8 +31,8 @@ impl Matrix {
     }
 }
 
-/// `out = x weight^T + bias + residual`: x [m, k], weight [n, k] (or [k, n] where `weight_is_kn`), bias [n], residual
-/// and out [m, n].
+/// `out = x weight^T + bias + residual`: x [m, k], weight [n, k] (or [k, n] where `weight_is_kn`), bias \[n\],
+/// residual and out [m, n].
 #[derive(Debug, Clone, Copy)]
 pub struct Product {
     pub m: usize,

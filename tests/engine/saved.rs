@@ -1,0 +1,105 @@
+//! An image of an engine as the library saves it: the bytes are those of the file that the program writes for the same
+//! recipe.
+
+use std::collections::HashMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use flux::engine::choice::DeviceChoice;
+use flux::engine::{AdapterFile, Engine, EngineArgs, Event, Inputs, Job, Recipe, Unobserved};
+use flux::files::{Array, ArrayTarget, ModelFiles};
+use flux::model::ModelInfo;
+use flux::sampler::Rng;
+use flux::stage::CancelFlag;
+
+use crate::program::{Run, flux, project};
+use crate::support::{golden, preset};
+
+/// Makes the images of a recipe, and saves them as these files.
+fn save(files: &ModelFiles, quantise: Option<&str>, recipe: &Recipe, names: &[PathBuf]) -> flux::Result<()> {
+    let quantise = quantise.map(|formats| formats.parse().unwrap());
+    let args = EngineArgs { device: DeviceChoice::Cpu, quantise, ..EngineArgs::default() };
+    let engine = Engine::open(files.clone(), &args, None, &mut Unobserved, &CancelFlag::default())?;
+    let inputs = Arc::new(Inputs::read(recipe, &mut std::io::empty())?);
+    let mut request = inputs.apply(recipe.request()?);
+    request.adapters = engine.adapters(recipe)?;
+    for event in engine.submit(Job { inputs, ..Job::new(request, names.len()) })?.in_order() {
+        if let Event::Image { place, image, .. } = event? {
+            image.save(&names[place])?;
+        }
+    }
+    Ok(())
+}
+
+/// Writes an adapter of the model in a folder of its own, as PEFT does.
+fn write_adapter(folder: &Path, files: &ModelFiles) {
+    let dim = ModelInfo::read(files).unwrap().transformer.dim();
+    let array = |shape: [usize; 2]| Array::new(shape.to_vec(), vec![0.05; dim]).unwrap();
+    let halves = [("lora_A", array([1, dim])), ("lora_B", array([dim, 1]))];
+    let halves =
+        halves.map(|(half, array)| (format!("transformer.transformer_blocks.0.attn.to_q.{half}.weight"), array));
+    fs::create_dir(folder).unwrap();
+    let target = ArrayTarget::new(&folder.join("adapter_model.safetensors"), false).unwrap();
+    target.write(&halves.each_ref().map(|(name, array)| (name.as_str(), array)), HashMap::new()).unwrap();
+}
+
+#[test]
+fn an_image_that_is_saved_is_the_file_that_the_program_writes() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = |name: &str| folder.path().join(name);
+    let files = preset("tiny");
+    write_adapter(&at("style"), &files);
+    let draw = |line: &str| {
+        let mut command = flux();
+        command.args(["-S", "7", "--device", "cpu", "-d"]).arg(files.folder().unwrap());
+        let words = line.split_whitespace();
+        Run::of(command.args(words.map(|word| word.replace("DIR", folder.path().to_str().unwrap())))).succeeds();
+    };
+    draw("-p cat -s 1 -W 32 -H 32 --save-latents DIR/l.safetensors --save-embeddings DIR/e.safetensors -o DIR/x.png");
+    let (image, mask) = (golden("tiny-144x80-s0.png"), project("docs/corner.png"));
+    let cat = Recipe { steps: Some(1), width: Some(32), height: Some(48), ..Recipe::new("cat", 7) };
+    let edited = Recipe {
+        steps: Some(2),
+        inputs: vec![image.clone(), at("x.png")],
+        mask: Some(mask.clone()),
+        strength: Some(0.7),
+        mask_padding: Some(8),
+        feather: 3,
+        ..Recipe::new("cat", 7)
+    };
+    let tensors = Recipe {
+        steps: Some(1),
+        rng: Rng::Portable,
+        schedule: "power:1.5".parse().unwrap(),
+        latents: Some(at("l.safetensors")),
+        embeddings: Some(at("e.safetensors")),
+        adapters: vec![AdapterFile { file: at("style"), strength: 0.5 }],
+        ..Recipe::new("", 7)
+    };
+    let edit = format!(
+        "-p cat -s 2 -i {} -i DIR/x.png --mask {} --strength 0.7 --mask-padding 8 --feather 3",
+        image.display(),
+        mask.display()
+    );
+    let of_tensors = "-s 1 --rng portable --schedule power:1.5 --latents DIR/l.safetensors \
+                      --embeddings DIR/e.safetensors --lora DIR/style:0.5 --quantize fp8";
+    let plain = "-p cat -s 1 -W 32 -H 48";
+    for (recipe, quantise, line, ending, count) in [
+        (&cat, None, plain, "png", 2),
+        (&cat, None, plain, "jpg", 1),
+        (&cat, None, plain, "webp", 1),
+        (&edited, None, &edit, "png", 1),
+        (&tensors, Some("fp8"), of_tensors, "png", 1),
+    ] {
+        draw(&format!("{line} -n {count} -o DIR/program.{ending}"));
+        let names = |who: &str| match count {
+            1 => vec![at(&format!("{who}.{ending}"))],
+            count => (7..7 + count).map(|seed| at(&format!("{who}-{seed}.{ending}"))).collect::<Vec<_>>(),
+        };
+        save(&files, quantise, recipe, &names("library")).unwrap();
+        for (written, saved) in names("program").iter().zip(names("library")) {
+            assert!(fs::read(written).unwrap() == fs::read(saved).unwrap(), "{line}, {ending}");
+        }
+    }
+}
