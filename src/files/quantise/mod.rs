@@ -4,10 +4,7 @@
 //! from a file in that format. Rows are read a panel at a time, on all cores, so that no more than one tensor is in
 //! memory beside what is made. The bytes are the same on every processor and on any number of cores.
 
-mod gguf_blocks;
 mod names;
-mod scaled;
-mod search;
 #[cfg(test)]
 mod tests;
 
@@ -19,6 +16,7 @@ use half::bf16;
 use rayon::prelude::*;
 
 pub use self::names::{FORMATS, format_of_name, name_of_format};
+use super::blocks::{self, floats, int8, k_quants, largest, micro, small};
 use super::bytes::Bytes;
 use super::dequantise::dequantise_rows;
 use super::format::Format;
@@ -104,21 +102,19 @@ impl<'a> Matrix<'a> {
                 // Files that are written have a scale for each layer in this format.
                 Ok(if same == Format::E4m3 { Scales::Tensor(1.0) } else { Scales::None })
             }
-            Format::Bf16 => {
-                self.blocks(out, |values, out| floats(values, out, |value| bf16::from_f32(value).to_le_bytes()))
-            }
-            Format::F32 => self.blocks(out, |values, out| floats(values, out, f32::to_le_bytes)),
-            Format::Q8_0 => self.blocks(out, gguf_blocks::q8_0),
-            Format::Q4_0 => self.blocks(out, gguf_blocks::q4_0),
-            Format::Q4_1 => self.blocks(out, gguf_blocks::q4_1),
-            Format::Q5_0 => self.blocks(out, gguf_blocks::q5_0),
-            Format::Q5_1 => self.blocks(out, gguf_blocks::q5_1),
-            Format::Q4K => self.blocks(out, gguf_blocks::q4_k),
-            Format::Q5K => self.blocks(out, gguf_blocks::q5_k),
-            Format::Q6K => self.blocks(out, gguf_blocks::q6_k),
+            Format::Bf16 => self.blocks(out, floats::to_bf16),
+            Format::F32 => self.blocks(out, floats::to_f32),
+            Format::Q8_0 => self.blocks(out, small::to_q8_0),
+            Format::Q4_0 => self.blocks(out, small::to_q4_0),
+            Format::Q4_1 => self.blocks(out, small::to_q4_1),
+            Format::Q5_0 => self.blocks(out, small::to_q5_0),
+            Format::Q5_1 => self.blocks(out, small::to_q5_1),
+            Format::Q4K => self.blocks(out, k_quants::to_q4_k),
+            Format::Q5K => self.blocks(out, k_quants::to_q5_k),
+            Format::Q6K => self.blocks(out, k_quants::to_q6_k),
             Format::E4m3 => {
-                let scale = scaled::fp8_scale(self.largest()?);
-                self.blocks(out, |values, out| scaled::fp8(values, scale, out))?;
+                let scale = floats::e4m3_scale(self.largest()?);
+                self.blocks(out, |values, out| floats::to_e4m3(values, scale, out))?;
                 Ok(Scales::Tensor(scale))
             }
             Format::Int8 => {
@@ -126,15 +122,15 @@ impl<'a> Matrix<'a> {
                 self.panels(out, &mut scales, |values, out, scales| {
                     let rows = values.chunks_exact(self.cols).zip(out.chunks_exact_mut(self.cols));
                     for ((values, out), scale) in rows.zip(scales.as_chunks_mut::<4>().0) {
-                        *scale = scaled::int8_row(values, out).to_le_bytes();
+                        *scale = int8::to_int8(values, out).to_le_bytes();
                     }
                 })?;
                 Ok(Scales::Rows(Box::new(FileSlice::owned(scales))))
             }
-            Format::Mxfp8 => self.block_scales(out, 1.0, scaled::mxfp8),
+            Format::Mxfp8 => self.block_scales(out, 1.0, micro::to_mxfp8),
             Format::Nvfp4 => {
-                let all = scaled::nvfp4_scale(self.largest()?);
-                self.block_scales(out, all, |values, out, scales| scaled::nvfp4(values, all, out, scales))
+                let all = micro::nvfp4_scale(self.largest()?);
+                self.block_scales(out, all, |values, out, scales| micro::to_nvfp4(values, all, out, scales))
             }
             other => Err(format!("cannot be made in {other}")),
         }
@@ -180,8 +176,7 @@ impl<'a> Matrix<'a> {
     /// The largest magnitude.
     fn largest(&self) -> Result<f32, String> {
         let panels = (0..self.rows).into_par_iter().step_by(self.panel_rows());
-        let of_panel =
-            |first| self.read(first..(first + self.panel_rows()).min(self.rows)).map(|v| scaled::largest(&v));
+        let of_panel = |first| self.read(first..(first + self.panel_rows()).min(self.rows)).map(|v| largest(&v));
         panels.map(of_panel).try_reduce(|| 0.0, |a, b| Ok(a.max(b)))
     }
 
@@ -227,7 +222,7 @@ impl<'a> Matrix<'a> {
         }
         self.check(&values)?;
         // Floats that are not negative are in the order of their bits.
-        self.largest.fetch_max(scaled::largest(&values).to_bits(), Ordering::Relaxed);
+        self.largest.fetch_max(largest(&values).to_bits(), Ordering::Relaxed);
         Ok(values)
     }
 
@@ -265,7 +260,7 @@ impl<'a> Matrix<'a> {
         let most = match self.format {
             Format::Bf16 => bf16::MAX.to_f32(),
             Format::F32 | Format::E4m3 | Format::Int8 | Format::Mxfp8 | Format::Nvfp4 => f32::MAX,
-            _ => gguf_blocks::MOST,
+            _ => blocks::MOST,
         };
         match values.iter().find(|value| value.is_nan() || value.abs() > most) {
             None => Ok(()),
@@ -275,9 +270,4 @@ impl<'a> Matrix<'a> {
             Some(_) => Err("holds values that are not numbers, or infinite".to_string()),
         }
     }
-}
-
-/// Floats, one by one.
-fn floats<const N: usize>(values: &[f32], out: &mut [u8], bytes: impl Fn(f32) -> [u8; N]) {
-    out.as_chunks_mut::<N>().0.iter_mut().zip(values).for_each(|(out, value)| *out = bytes(*value));
 }
