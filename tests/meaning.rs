@@ -9,8 +9,8 @@ use std::sync::Arc;
 
 use flux::backend::cpu::{Cpu, Precision};
 use flux::compare::difference;
+use flux::files::Format;
 use flux::files::ModelFiles;
-use flux::files::quantise::FORMATS;
 use flux::output::Rgb;
 use flux::pipeline::{CancelFlag, Model, OpenModel};
 use score::edits::{Edits, expect_edits, expect_nothing};
@@ -97,7 +97,7 @@ fn images_in_every_format() {
     let meaning = Meaning::load();
     let originals = meaning.generate(&default_model());
     println!("original: {:.3} right", meaning.scores(&originals).total());
-    for (name, _) in FORMATS.iter().filter(|(name, _)| *name != "bf16") {
+    for (name, _) in Format::made().filter(|(name, _)| *name != "bf16") {
         let images = meaning.generate(&in_format(name));
         let mut psnr: Vec<f64> = images
             .iter()

@@ -4,7 +4,6 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use super::bytes::Bytes;
-use super::format::Format;
 
 /// A range of a file's bytes.
 #[derive(Clone)]
@@ -67,6 +66,17 @@ pub enum Scales {
     Blocks(Box<BlockScales>),
     /// One for each block of the flattened tensor, and the values that codes stand for.
     Codebook(Box<Codebook>),
+}
+
+/// Which of [`Scales`] they are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum ScaleKind {
+    None,
+    Tensor,
+    Rows,
+    RowMaxima,
+    Blocks,
+    Codebook,
 }
 
 /// In which order the scales of a matrix's blocks lie.
@@ -293,34 +303,43 @@ impl Scales {
         }
     }
 
-    /// Whether a tensor of this format and shape has such scales.
-    pub(super) fn fit(&self, format: Format, shape: &[usize]) -> bool {
-        let of_rows =
-            |scales: &FileSlice| shape.first().and_then(|rows| rows.checked_mul(4)) == Some(scales.range.len());
-        match (format, self) {
-            (Format::E4m3Rows, Self::Rows(scales)) => of_rows(scales),
-            (Format::E4m3 | Format::E5m2, Self::None | Self::Tensor(_)) => true,
-            (Format::Int8 | Format::Int8Rotated { .. }, Self::Tensor(_)) => true,
-            (Format::E4m3 | Format::E5m2 | Format::Int8 | Format::Int8Rotated { .. }, Self::Rows(scales)) => {
-                of_rows(scales)
-            }
-            (Format::Int8, Self::RowMaxima(maxima)) => of_rows(maxima),
-            (Format::Mxfp8 | Format::Nvfp4 | Format::Nvfp4LowFirst, Self::Blocks(scales)) => {
-                *shape == [scales.rows, scales.blocks * format.block().values]
-            }
-            (Format::Codebook4, Self::Codebook(book)) => shape.iter().product::<usize>() == book.values,
-            (
-                Format::E4m3Rows
-                | Format::Int8
-                | Format::Int8Rotated { .. }
-                | Format::Mxfp8
-                | Format::Nvfp4
-                | Format::Nvfp4LowFirst
-                | Format::Codebook4,
-                _,
-            ) => false,
-            (_, scales) => matches!(scales, Self::None),
+    /// Which they are.
+    fn kind(&self) -> ScaleKind {
+        match self {
+            Self::None => ScaleKind::None,
+            Self::Tensor(_) => ScaleKind::Tensor,
+            Self::Rows(_) => ScaleKind::Rows,
+            Self::RowMaxima(_) => ScaleKind::RowMaxima,
+            Self::Blocks(_) => ScaleKind::Blocks,
+            Self::Codebook(_) => ScaleKind::Codebook,
         }
+    }
+
+    /// Whether a tensor of this shape and of blocks of so many values has such scales, where they may be of these kinds.
+    pub(super) fn fit(&self, kinds: &[ScaleKind], shape: &[usize], block: usize) -> bool {
+        let are_there = match self {
+            Self::None | Self::Tensor(_) => true,
+            Self::Rows(scales) | Self::RowMaxima(scales) => {
+                shape.first().and_then(|rows| rows.checked_mul(4)) == Some(scales.range.len())
+            }
+            Self::Blocks(scales) => *shape == [scales.rows, scales.blocks * block],
+            Self::Codebook(book) => shape.iter().product::<usize>() == book.values,
+        };
+        kinds.contains(&self.kind()) && are_there
+    }
+
+    /// Those of blocks, of a format that has no others.
+    #[inline(always)]
+    pub(super) fn of_blocks(&self) -> &BlockScales {
+        let Self::Blocks(scales) = self else { unreachable!("a view of such a format has these scales") };
+        scales
+    }
+
+    /// Those of a codebook, of a format that has no others.
+    #[inline(always)]
+    pub(super) fn codebook(&self) -> &Codebook {
+        let Self::Codebook(book) = self else { unreachable!("a view of such a format has these scales") };
+        book
     }
 
     /// What the codes of a row are multiplied by, where it is the same for all of them.

@@ -14,10 +14,10 @@ const E2M1_NEXT: f32 = 4.0;
 /// Which half of a byte holds the first of its two values.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum FirstNibble {
-    /// The upper one.
-    High,
     /// The lower one.
     Low,
+    /// The upper one.
+    High,
 }
 
 /// e4m3 times a power of two for each 32 values.
@@ -50,7 +50,7 @@ fn power_of_two(bits: u8) -> f32 {
 }
 
 /// e4m3 times a power of two for each 32 values; the powers' exponents go to `scales`.
-pub fn to_mxfp8(values: &[f32], out: &mut [u8], scales: &mut [u8]) {
+pub fn to_mxfp8(values: &[f32], _: f32, out: &mut [u8], scales: &mut [u8]) {
     let blocks = values.as_chunks::<32>().0.iter().zip(out.as_chunks_mut::<32>().0);
     for ((values, out), scale) in blocks.zip(scales) {
         let exponent = exponent_of(largest(values));
