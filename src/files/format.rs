@@ -8,7 +8,7 @@ use safetensors::Dtype;
 use super::blocks::micro::FirstNibble;
 use super::blocks::{self, codebook, floats, int8, iq4, k_quants, micro, small};
 use super::e4m3::MULTIPLE;
-use super::scales::{ScaleKind, ScaleLayout, Scales};
+use super::scales::{ScaleLayout, Scales};
 
 /// Makes of a table of formats, whose rows say how bytes are decoded and what the [`Row`] is, the enum and what finds
 /// a row. Decoders are called by name, so that they are inlined where the caller is compiled for a vector unit.
@@ -61,60 +61,54 @@ formats! {
 
     /// bfloat16
     Bf16 => floats::bf16(bytes, out), Row {
-        name: Some("bf16"),
-        spellings: &["bfloat16"],
-        nearest_of: &["fp16", "float16", "f16"],
-        nearest_of_bits: &[16],
-        encode: Some(Encode::Blocks(floats::to_bf16)),
+        spellings: &["bfloat16"], nearest_of: &["fp16", "float16", "f16"], nearest_of_bits: &[16],
         most: bf16::MAX.to_f32_const(),
         gguf: Some(Gguf { type_id: 30, file_type: 32 }),
         safetensors: Some(bare(Dtype::BF16)),
-        ..row("bf16", [1, 2], &[ScaleKind::None])
+        ..row("bf16", [1, 2], Scales::is_none).made("bf16", Encode::Blocks(floats::to_bf16))
     };
     /// IEEE half precision
     F16 => floats::f16(bytes, out), Row {
         gguf: Some(Gguf { type_id: 1, file_type: 1 }),
         safetensors: Some(bare(Dtype::F16)),
-        ..row("f16", [1, 2], &[ScaleKind::None])
+        ..row("f16", [1, 2], Scales::is_none)
     };
     /// IEEE single precision
     F32 => floats::f32(bytes, out), Row {
         encode: Some(Encode::Blocks(floats::to_f32)),
         gguf: Some(Gguf { type_id: 0, file_type: 0 }),
         safetensors: Some(bare(Dtype::F32)),
-        ..row("f32", [1, 4], &[ScaleKind::None])
+        ..row("f32", [1, 4], Scales::is_none)
     };
     /// A matrix of e4m3 values with a float32 scale for each row, as [`quantise_row`](super::e4m3::quantise_row) makes
     /// them. Rows are padded with zeros to a multiple of [`MULTIPLE`], and the scales are a tensor of their own.
     E4m3Rows => floats::e4m3(bytes, bytes.len() / rows, scales, cols, out),
-        row("fp8 (e4m3)", [MULTIPLE, MULTIPLE], &[ScaleKind::Rows]);
+        row("fp8 (e4m3)", [MULTIPLE, MULTIPLE], |it| matches!(it, Scales::Rows(_)));
     /// Floats of 4 bits of exponent and 3 of mantissa, without infinities; no scale, one, or one a row.
     E4m3 => floats::e4m3(bytes, cols, scales, cols, out), Row {
-        name: Some("fp8"),
         spellings: &[
             "f8", "float8", "f8e4m3", "f8e4m3fn", "fp8e4m3", "fp8e4m3fn", "float8e4m3", "float8e4m3fn", "e4m3",
             "e4m3fn", "fp8scaled",
         ],
         nearest_of: &["fp8e5m2", "float8e5m2"],
-        encode: Some(Encode::Tensor(floats::e4m3_scale, floats::to_e4m3)),
         kernel: Some(Kernel::Rows("dequantise_e4m3")),
         safetensors: Some(Layout { layer: Some("float8_e4m3fn"), in_header: true, ..bare(Dtype::F8_E4M3) }),
-        ..row("fp8 (e4m3)", [1, 1], &[ScaleKind::None, ScaleKind::Tensor, ScaleKind::Rows])
+        ..row("fp8 (e4m3)", [1, 1], |it| matches!(it, Scales::None | Scales::Tensor(_) | Scales::Rows(_)))
+            .made("fp8", Encode::Tensor(floats::e4m3_scale, floats::to_e4m3))
     };
     /// Floats of 5 bits of exponent and 2 of mantissa; scales as [`Format::E4m3`].
     E5m2 => floats::e5m2(bytes, scales, cols, out), Row {
         kernel: Some(Kernel::Rows("dequantise_e5m2")),
         safetensors: Some(Layout { layer: Some("float8_e5m2"), ..bare(Dtype::F8_E5M2) }),
-        ..row("fp8 (e5m2)", [1, 1], &[ScaleKind::None, ScaleKind::Tensor, ScaleKind::Rows])
+        ..row("fp8 (e5m2)", [1, 1], |it| matches!(it, Scales::None | Scales::Tensor(_) | Scales::Rows(_)))
     };
     /// Signed integers of 8 bits with a scale, or one a row.
     Int8 => int8::int8(bytes, scales, cols, out), Row {
-        name: Some("int8"),
         spellings: &["i8", "int8tensorwise"],
-        encode: Some(Encode::Rows(int8::to_int8)),
         kernel: Some(Kernel::Rows("dequantise_int8")),
         safetensors: Some(layer("int8_tensorwise", Dtype::I8, None)),
-        ..row("int8", [1, 1], &[ScaleKind::Tensor, ScaleKind::Rows, ScaleKind::RowMaxima])
+        ..row("int8", [1, 1], |it| matches!(it, Scales::Tensor(_) | Scales::Rows(_) | Scales::RowMaxima(_)))
+            .made("int8", Encode::Rows(int8::to_int8))
     };
     /// [`Format::Int8`] whose groups of columns were multiplied by a Hadamard matrix.
     Int8Rotated {
@@ -122,31 +116,22 @@ formats! {
         group: u16 = 256
     } => int8::int8_rotated(bytes, scales, cols, usize::from(group), out), Row {
         kernel: Some(Kernel::Rotated { in_warp: "dequantise_int8_rotated", wide: "dequantise_int8_rotated_wide" }),
-        ..row("int8 (convrot)", [usize::from(group); 2], &[ScaleKind::Tensor, ScaleKind::Rows])
+        ..row("int8 (convrot)", [usize::from(group); 2], |it| matches!(it, Scales::Tensor(_) | Scales::Rows(_)))
     };
     /// e4m3 with a power of two as the scale of each 32 values.
     Mxfp8 => micro::mxfp8(bytes, scales.of_blocks(), out), Row {
-        name: Some("mxfp8"),
-        encode: Some(Encode::BlockScales(None, micro::to_mxfp8)),
         kernel: Some(Kernel::BlockScales("dequantise_mxfp8", None)),
-        safetensors: Some(layer("mxfp8", Dtype::F8_E4M3, Some(BlockLayout {
-            dtypes: &[Dtype::U8, Dtype::F8_E8M0],
-            order: ScaleLayout::Swizzled,
-            has_factor: false,
-        }))),
-        ..row("mxfp8", [32, 32], &[ScaleKind::Blocks])
+        safetensors: Some(layer("mxfp8", Dtype::F8_E4M3, Some(SCALES_OF_POWERS))),
+        ..row("mxfp8", [32, 32], |it| matches!(it, Scales::Blocks(_)))
+            .made("mxfp8", Encode::BlockScales(None, micro::to_mxfp8))
     };
     /// e2m1, two values a byte, the first one in the high half; an e4m3 scale for each 16 values and a float32 for all.
     Nvfp4 => micro::nvfp4(bytes, scales.of_blocks(), FirstNibble::High, out), Row {
-        name: Some("nvfp4"),
         nearest_of: &["mxfp4", "fp4", "nf4"],
-        encode: Some(Encode::BlockScales(Some(micro::nvfp4_scale), micro::to_nvfp4)),
         kernel: Some(Kernel::BlockScales("dequantise_nvfp4", Some(FirstNibble::High))),
-        safetensors: Some(Layout {
-            in_header: true,
-            ..layer("nvfp4", Dtype::U8, Some(E4M3_SCALES))
-        }),
-        ..row("nvfp4", [16, 8], &[ScaleKind::Blocks])
+        safetensors: Some(Layout { in_header: true, ..layer("nvfp4", Dtype::U8, Some(E4M3_SCALES)) }),
+        ..row("nvfp4", [16, 8], |it| matches!(it, Scales::Blocks(_)))
+            .made("nvfp4", Encode::BlockScales(Some(micro::nvfp4_scale), micro::to_nvfp4))
     };
     /// [`Format::Nvfp4`] with the first value in the low half.
     Nvfp4LowFirst => micro::nvfp4(bytes, scales.of_blocks(), FirstNibble::Low, out), Row {
@@ -156,74 +141,48 @@ formats! {
             file: Some("nvfp4"),
             ..layer("nvfp4", Dtype::U8, Some(BlockLayout { order: ScaleLayout::Linear, ..E4M3_SCALES }))
         }),
-        ..row("nvfp4", [16, 8], &[ScaleKind::Blocks])
+        ..row("nvfp4", [16, 8], |it| matches!(it, Scales::Blocks(_)))
     };
     /// Indices to a table of 16 values, two a byte, the first one in the high half; a largest magnitude for each block
     /// of the flattened tensor.
     Codebook4 => codebook::codebook4(bytes, scales.codebook(), out), Row {
         kernel: Some(Kernel::Codebook("dequantise_codebook4")),
-        ..row("bitsandbytes 4-bit", [2, 1], &[ScaleKind::Codebook])
+        ..row("bitsandbytes 4-bit", [2, 1], |it| matches!(it, Scales::Codebook(_)))
     };
     /// GGUF: 8 bits and a scale for each 32 values.
     Q8_0 => small::q8_0(bytes, out), Row {
-        name: Some("q8_0"),
-        spellings: &["q8"],
-        nearest_of: &["q8k", "q81"],
-        nearest_of_bits: &[8],
-        encode: Some(Encode::Blocks(small::to_q8_0)),
-        ..gguf("Q8_0", [32, 34], [8, 7], "dequantise_q8_0")
+        spellings: &["q8"], nearest_of: &["q8k", "q81"], nearest_of_bits: &[8],
+        ..gguf("Q8_0", [32, 34], [8, 7], "dequantise_q8_0").made("q8_0", Encode::Blocks(small::to_q8_0))
     };
     /// GGUF: 6 bits in blocks of 256 values, whose parts of 16 have a scale.
     Q6K => k_quants::q6_k(bytes, out), Row {
-        name: Some("q6_k"),
-        nearest_of: &["q6"],
-        nearest_of_bits: &[6],
-        encode: Some(Encode::Blocks(k_quants::to_q6_k)),
-        smaller_blocks: Some(Format::Q8_0),
-        ..gguf("Q6_K", [256, 210], [14, 18], "dequantise_q6_k")
+        nearest_of: &["q6"], nearest_of_bits: &[6], smaller_blocks: Some(Format::Q8_0),
+        ..gguf("Q6_K", [256, 210], [14, 18], "dequantise_q6_k").made("q6_k", Encode::Blocks(k_quants::to_q6_k))
     };
     /// GGUF: 5 bits in blocks of 256 values, whose parts of 32 have a scale and a least value.
     Q5K => k_quants::q5_k(bytes, out), Row {
-        name: Some("q5_k"),
-        nearest_of: &["q5"],
-        nearest_of_bits: &[5],
-        encode: Some(Encode::Blocks(k_quants::to_q5_k)),
-        smaller_blocks: Some(Format::Q5_1),
-        ..gguf("Q5_K", [256, 176], [13, 16], "dequantise_q5_k")
+        nearest_of: &["q5"], nearest_of_bits: &[5], smaller_blocks: Some(Format::Q5_1),
+        ..gguf("Q5_K", [256, 176], [13, 16], "dequantise_q5_k").made("q5_k", Encode::Blocks(k_quants::to_q5_k))
     };
     /// GGUF: 5 bits, a scale and a least value for each 32 values.
-    Q5_1 => small::q5_1(bytes, out), Row {
-        name: Some("q5_1"),
-        encode: Some(Encode::Blocks(small::to_q5_1)),
-        ..gguf("Q5_1", [32, 24], [7, 9], "dequantise_q5_1")
-    };
+    Q5_1 => small::q5_1(bytes, out),
+        gguf("Q5_1", [32, 24], [7, 9], "dequantise_q5_1").made("q5_1", Encode::Blocks(small::to_q5_1));
     /// GGUF: 5 bits and a scale for each 32 values.
-    Q5_0 => small::q5_0(bytes, out), Row {
-        name: Some("q5_0"),
-        encode: Some(Encode::Blocks(small::to_q5_0)),
-        ..gguf("Q5_0", [32, 22], [6, 8], "dequantise_q5_0")
-    };
+    Q5_0 => small::q5_0(bytes, out),
+        gguf("Q5_0", [32, 22], [6, 8], "dequantise_q5_0").made("q5_0", Encode::Blocks(small::to_q5_0));
     /// GGUF: 4 bits in blocks of 256 values, whose parts of 32 have a scale and a least value.
     Q4K => k_quants::q4_k(bytes, out), Row {
-        name: Some("q4_k"),
         nearest_of: &["iq", "tq", "q2", "q3", "q4", "int4"],
         nearest_of_bits: &[2, 3, 4],
-        encode: Some(Encode::Blocks(k_quants::to_q4_k)),
         smaller_blocks: Some(Format::Q5_0),
-        ..gguf("Q4_K", [256, 144], [12, 14], "dequantise_q4_k")
+        ..gguf("Q4_K", [256, 144], [12, 14], "dequantise_q4_k").made("q4_k", Encode::Blocks(k_quants::to_q4_k))
     };
     /// GGUF: 4 bits, a scale and a least value for each 32 values.
-    Q4_1 => small::q4_1(bytes, out), Row {
-        name: Some("q4_1"),
-        encode: Some(Encode::Blocks(small::to_q4_1)),
-        ..gguf("Q4_1", [32, 20], [3, 3], "dequantise_q4_1")
-    };
+    Q4_1 => small::q4_1(bytes, out),
+        gguf("Q4_1", [32, 20], [3, 3], "dequantise_q4_1").made("q4_1", Encode::Blocks(small::to_q4_1));
     /// GGUF: 4 bits and a scale for each 32 values.
-    Q4_0 => small::q4_0(bytes, out), Row {
-        name: Some("q4_0"),
-        encode: Some(Encode::Blocks(small::to_q4_0)),
-        ..gguf("Q4_0", [32, 18], [2, 2], "dequantise_q4_0")
-    };
+    Q4_0 => small::q4_0(bytes, out),
+        gguf("Q4_0", [32, 18], [2, 2], "dequantise_q4_0").made("q4_0", Encode::Blocks(small::to_q4_0));
     /// GGUF: 3 bits in blocks of 256 values, whose parts of 16 have a scale.
     Q3K => k_quants::q3_k(bytes, out), gguf("Q3_K", [256, 110], [11, 12], "dequantise_q3_k");
     /// GGUF: 2 bits in blocks of 256 values, whose parts of 16 have a scale and a least value.
@@ -240,8 +199,8 @@ pub(crate) struct Row {
     /// What messages call it.
     title: &'static str,
     block: Block,
-    /// What tensors have beside their values.
-    pub scales: &'static [ScaleKind],
+    /// Whether tensors have such scales.
+    pub has: fn(&Scales) -> bool,
     /// What users call it, where weights are brought to it.
     pub name: Option<&'static str>,
     /// Other spellings of the name, in lower case and without what separates words.
@@ -334,12 +293,23 @@ pub(crate) struct BlockLayout {
 const E4M3_SCALES: BlockLayout =
     BlockLayout { dtypes: &[Dtype::F8_E4M3, Dtype::U8], order: ScaleLayout::Swizzled, has_factor: true };
 
+/// Powers of two, in the same order.
+const SCALES_OF_POWERS: BlockLayout =
+    BlockLayout { dtypes: &[Dtype::U8, Dtype::F8_E8M0], order: ScaleLayout::Swizzled, has_factor: false };
+
+impl Row {
+    /// The row of a format that weights are brought to.
+    fn made(self, name: &'static str, encode: Encode) -> Self {
+        Self { name: Some(name), encode: Some(encode), ..self }
+    }
+}
+
 /// A row of what each format has.
-fn row(title: &'static str, [values, bytes]: [usize; 2], scales: &'static [ScaleKind]) -> Row {
+fn row(title: &'static str, [values, bytes]: [usize; 2], has: fn(&Scales) -> bool) -> Row {
     Row {
         title,
         block: Block { values, bytes },
-        scales,
+        has,
         name: None,
         spellings: &[],
         nearest_of: &[],
@@ -357,7 +327,7 @@ fn row(title: &'static str, [values, bytes]: [usize; 2], scales: &'static [Scale
 fn gguf(title: &'static str, block: [usize; 2], [type_id, file_type]: [u32; 2], kernel: &'static str) -> Row {
     let numbers = Some(Gguf { type_id, file_type });
     let kernel = Some(Kernel::Blocks(kernel));
-    Row { most: blocks::MOST, kernel, gguf: numbers, ..row(title, block, &[ScaleKind::None]) }
+    Row { most: blocks::MOST, kernel, gguf: numbers, ..row(title, block, Scales::is_none) }
 }
 
 /// The layout of what the dtype tells.
@@ -410,12 +380,9 @@ impl Format {
         self.row().safetensors.is_some()
     }
 
-    /// The formats of plain floats.
-    pub const FLOATS: [Self; 3] = [Self::Bf16, Self::F16, Self::F32];
-
     /// Whether the values are plain floats of 16 or 32 bits.
     pub fn is_float(self) -> bool {
-        Self::FLOATS.contains(&self)
+        matches!(self, Self::Bf16 | Self::F16 | Self::F32)
     }
 
     /// The smallest part of a row that has whole bytes.

@@ -68,17 +68,6 @@ pub enum Scales {
     Codebook(Box<Codebook>),
 }
 
-/// Which of [`Scales`] they are.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum ScaleKind {
-    None,
-    Tensor,
-    Rows,
-    RowMaxima,
-    Blocks,
-    Codebook,
-}
-
 /// In which order the scales of a matrix's blocks lie.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ScaleLayout {
@@ -303,29 +292,21 @@ impl Scales {
         }
     }
 
-    /// Which they are.
-    fn kind(&self) -> ScaleKind {
-        match self {
-            Self::None => ScaleKind::None,
-            Self::Tensor(_) => ScaleKind::Tensor,
-            Self::Rows(_) => ScaleKind::Rows,
-            Self::RowMaxima(_) => ScaleKind::RowMaxima,
-            Self::Blocks(_) => ScaleKind::Blocks,
-            Self::Codebook(_) => ScaleKind::Codebook,
-        }
+    /// Whether there are none beside the values.
+    pub(super) fn is_none(&self) -> bool {
+        matches!(self, Self::None)
     }
 
-    /// Whether a tensor of this shape and of blocks of so many values has such scales, where they may be of these kinds.
-    pub(super) fn fit(&self, kinds: &[ScaleKind], shape: &[usize], block: usize) -> bool {
-        let are_there = match self {
+    /// Whether they are those of a tensor of this shape and of blocks of so many values.
+    pub(super) fn fit(&self, shape: &[usize], block: usize) -> bool {
+        match self {
             Self::None | Self::Tensor(_) => true,
             Self::Rows(scales) | Self::RowMaxima(scales) => {
                 shape.first().and_then(|rows| rows.checked_mul(4)) == Some(scales.range.len())
             }
             Self::Blocks(scales) => *shape == [scales.rows, scales.blocks * block],
             Self::Codebook(book) => shape.iter().product::<usize>() == book.values,
-        };
-        kinds.contains(&self.kind()) && are_there
+        }
     }
 
     /// Those of blocks, of a format that has no others.

@@ -142,14 +142,10 @@ fn nearest_e2m1(magnitude: f32) -> f32 {
 mod tests {
     use super::*;
 
-    fn value_of(bits: u8) -> f32 {
-        E2M1[usize::from(bits)]
-    }
-
     #[test]
     fn e2m1_is_the_nearest_value_with_ties_to_even() {
         for bits in 0..7u8 {
-            let (low, high) = (value_of(bits), value_of(bits + 1));
+            let [low, high] = [bits, bits + 1].map(|bits| E2M1[usize::from(bits)]);
             let middle = (low + high) / 2.0;
             let even = bits + bits % 2;
             for (value, expected) in [
@@ -164,7 +160,7 @@ mod tests {
         }
         assert_eq!(e2m1(1e30), 7);
         for value in (0..7000).map(|i| i as f32 / 1000.0).chain([0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0, 1e9]) {
-            assert_eq!(nearest_e2m1(value), value_of(e2m1(value)), "{value}");
+            assert_eq!(nearest_e2m1(value), E2M1[usize::from(e2m1(value))], "{value}");
         }
     }
 

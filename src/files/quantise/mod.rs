@@ -19,7 +19,7 @@ use super::blocks::largest;
 use super::bytes::Bytes;
 use super::dequantise::dequantise_rows;
 use super::format::{Encode, Format};
-use super::scales::{BlockScales, FileSlice, ScaleKind, ScaleLayout, Scales};
+use super::scales::{BlockScales, FileSlice, ScaleLayout, Scales};
 use super::tensor_view::TensorView;
 
 /// A largest magnitude at which no format loses more than it should: those of scales in float16 lose bits below.
@@ -39,7 +39,7 @@ pub fn fitting(wanted: Format, cols: usize) -> Option<Format> {
 /// The bits that a value takes, scales included; those of a whole tensor or of rows are not counted.
 pub fn bits_per_value(format: Format) -> f64 {
     let block = format.block();
-    let scales = usize::from(format.row().scales.contains(&ScaleKind::Blocks));
+    let scales = usize::from(format.row().safetensors.is_some_and(|layout| layout.block_scales.is_some()));
     8.0 * (block.bytes + scales) as f64 / block.values as f64
 }
 
@@ -87,7 +87,7 @@ impl<'a> Matrix<'a> {
     /// Writes the values to `out`, and returns the scales that lie beside them.
     fn encode(&self, out: &mut [u8]) -> Result<Scales, String> {
         let encode = self.format.row().encode;
-        let is_as_it_was = |part: &TensorView| part.format() == self.format && matches!(part.scales(), Scales::None);
+        let is_as_it_was = |part: &TensorView| part.format() == self.format && part.scales().is_none();
         if self.parts.iter().all(is_as_it_was) {
             self.copy(out);
             // Files that are written have a scale for each layer in such a format.

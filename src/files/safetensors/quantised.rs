@@ -18,7 +18,7 @@ use super::declared::Declaration;
 use super::foreign::{USE_INSTEAD, unread};
 use super::{Entry, Safetensors, float_format};
 use crate::error::{Error, Result};
-use crate::files::format::{BlockLayout, Layout};
+use crate::files::format::Layout;
 use crate::files::recognise::MOST_WORDS;
 use crate::files::{BlockScales, Bytes, FileSlice, Format, Scales, TensorView};
 
@@ -160,24 +160,19 @@ impl Safetensors {
         let cols = columns.checked_mul(block.values / block.bytes);
         let cols = cols.ok_or_else(|| Error::new(format!("tensor `{name}` is {:?}", entry.shape)))?;
         let factor = if layout.has_factor { self.number(&format!("{layer}.weight_scale_2"))? } else { 1.0 };
-        let scales = self.block_scales(layer, &layout, [rows, cols / block.values], factor)?;
+        let scales_name = format!("{layer}.weight_scale");
+        let of_blocks = self.entries.get(&scales_name).ok_or_else(|| self.missing(&scales_name))?;
+        if !layout.dtypes.contains(&of_blocks.dtype) {
+            let (dtype, expected) = (of_blocks.dtype, layout.dtypes[0]);
+            return Err(Error::new(format!("tensor `{scales_name}` is of dtype {dtype:?}, expected {expected:?}")));
+        }
+        let scales = BlockScales::new(self.slice(of_blocks), layout.order, [rows, cols / block.values], factor)
+            .map_err(|why| Error::new(format!("layer `{layer}` {why}")))?;
         if layout.dtypes.contains(&Dtype::F8_E8M0) && scales.bytes().contains(&NO_SCALE) {
             return Err(Error::new(format!("the scales of tensor `{name}` hold values that are not numbers"))
                 .hint("the file is damaged: fetch it again"));
         }
         self.view(name, entry, format, &[rows, cols], Scales::Blocks(Box::new(scales)))
-    }
-
-    /// `weight_scale` of a layer, a byte for each block.
-    fn block_scales(&self, layer: &str, layout: &BlockLayout, blocks: [usize; 2], factor: f32) -> Result<BlockScales> {
-        let name = format!("{layer}.weight_scale");
-        let entry = self.entries.get(&name).ok_or_else(|| self.missing(&name))?;
-        if !layout.dtypes.contains(&entry.dtype) {
-            let what = format!("tensor `{name}` is of dtype {:?}, expected {:?}", entry.dtype, layout.dtypes[0]);
-            return Err(Error::new(what));
-        }
-        BlockScales::new(self.slice(entry), layout.order, blocks, factor)
-            .map_err(|why| Error::new(format!("layer `{layer}` {why}")))
     }
 
     /// The scale of a tensor, or those of its rows.

@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 
 use safetensors::Dtype;
-use serde_json::{Map, json};
+use serde_json::{Map, Value, json};
 
 use super::{Conversion, shape};
 use crate::error::{Error, Result};
@@ -20,8 +20,8 @@ pub fn begin(conversion: &Conversion, tensors: &[(Planned, Format)]) -> Result<T
     let (mut entries, mut layers) = (Vec::new(), Map::new());
     for (tensor, format) in tensors {
         entries.extend(entries_of(conversion, tensor, *format)?);
-        if let Some(declared) = declared(*format).filter(|_| header_declares(conversion, *format)) {
-            layers.insert(layer(tensor).to_string(), json!({ "format": declared }));
+        if let Some(declaration) = declaration(conversion, *format, true) {
+            layers.insert(layer(tensor).to_string(), declaration);
         }
     }
     let mut metadata = if layers.is_empty() {
@@ -50,8 +50,8 @@ pub fn put(conversion: &Conversion, writer: &mut TensorWriter, tensor: &Planned,
         }
         Scales::None | Scales::RowMaxima(_) | Scales::Codebook(_) => {}
     }
-    match declaration(made.format()).filter(|_| !header_declares(conversion, made.format())) {
-        Some(text) => writer.put(&of_layer("comfy_quant"), text.as_bytes()),
+    match declaration(conversion, made.format(), false) {
+        Some(declaration) => writer.put(&of_layer("comfy_quant"), declaration.to_string().as_bytes()),
         None => Ok(()),
     }
 }
@@ -61,19 +61,13 @@ fn layer(tensor: &Planned) -> &str {
     tensor.name.strip_suffix(".weight").unwrap_or(&tensor.name)
 }
 
-/// What a format is called in declarations; none of plain floats.
-fn declared(format: Format) -> Option<&'static str> {
-    format.row().safetensors?.layer
-}
-
-/// What lies beside a layer of the format.
-fn declaration(format: Format) -> Option<String> {
-    declared(format).map(|declared| json!({ "format": declared }).to_string())
-}
-
-/// Whether the header declares layers of the format.
-fn header_declares(conversion: &Conversion, format: Format) -> bool {
-    conversion.component.role() == Role::Transformer && format.row().safetensors.is_some_and(|layout| layout.in_header)
+/// What is said of a layer of the format, in the header or beside it; none where it is said in the other place, or the
+/// format is a plain float.
+fn declaration(conversion: &Conversion, format: Format, in_header: bool) -> Option<Value> {
+    let layout = format.row().safetensors?;
+    let name = layout.layer?;
+    let is_in_header = layout.in_header && conversion.component.role() == Role::Transformer;
+    (is_in_header == in_header).then(|| json!({ "format": name }))
 }
 
 /// A tensor and what belongs to it.
@@ -105,8 +99,8 @@ fn entries_of(conversion: &Conversion, tensor: &Planned, format: Format) -> Resu
             entries.push(entry("weight_scale_2", Dtype::F32, &[]));
         }
     }
-    if let Some(text) = declaration(format).filter(|_| !header_declares(conversion, format)) {
-        entries.push(entry("comfy_quant", Dtype::U8, &[text.len()]));
+    if let Some(declaration) = declaration(conversion, format, false) {
+        entries.push(entry("comfy_quant", Dtype::U8, &[declaration.to_string().len()]));
     }
     Ok(entries)
 }
