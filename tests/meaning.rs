@@ -9,8 +9,7 @@ use std::sync::Arc;
 
 use flux::backend::cpu::{Cpu, Precision};
 use flux::compare::difference;
-use flux::files::ModelFiles;
-use flux::files::quantise::FORMATS;
+use flux::files::{Format, ModelFiles};
 use flux::model::OpenModel;
 use flux::output::Rgb;
 use flux::pipeline::Model;
@@ -99,7 +98,7 @@ fn images_in_every_format() {
     let meaning = Meaning::load();
     let originals = meaning.generate(&default_model());
     println!("original: {:.3} right", meaning.scores(&originals).total());
-    for (name, _) in FORMATS.iter().filter(|(name, _)| *name != "bf16") {
+    for (name, _) in Format::made().filter(|(name, _)| *name != "bf16") {
         let images = meaning.generate(&in_format(name));
         let mut psnr: Vec<f64> = images
             .iter()

@@ -18,9 +18,7 @@ pub struct Convert {
     /// The file to write: .gguf or .safetensors
     #[arg(value_name = "OUT", value_parser = path())]
     pub to: PathBuf,
-    /// Format of the weights of layers; GGUF: bf16, q8_0, q6_k, q5_k, q5_1, q5_0, q4_k, q4_1, q4_0; safetensors: bf16,
-    /// fp8, int8, mxfp8, nvfp4
-    #[arg(short, long, value_name = "FORMAT", value_parser = format)]
+    #[arg(short, long, value_name = "FORMAT", value_parser = format, help = format_help())]
     pub format: Noted<WeightFormat>,
     /// Which part of a whole model [default: what the file or folder is, else the transformer]
     #[arg(long, value_name = "NAME", value_enum)]
@@ -41,6 +39,18 @@ pub struct Convert {
     /// Print nothing but errors
     #[arg(short, long)]
     pub quiet: bool,
+}
+
+fn format_help() -> String {
+    let names = |is_in: fn(WeightFormat) -> bool| {
+        let names = WeightFormat::made().filter(|(_, format)| is_in(*format)).map(|(name, _)| name);
+        names.collect::<Vec<_>>().join(", ")
+    };
+    format!(
+        "Format of the weights of layers; GGUF: {}; safetensors: {}",
+        names(WeightFormat::is_in_gguf),
+        names(WeightFormat::is_in_safetensors)
+    )
 }
 
 /// `--component`

@@ -16,10 +16,7 @@ pub struct Noted<T> {
 #[derive(Args)]
 pub struct QuantizeArgs {
     /// Bring weights to fewer bits as they load
-    ///
-    /// Formats are bf16, fp8, int8, mxfp8, nvfp4, q8_0, q6_k, q5_k, q5_1, q5_0, q4_k, q4_1 and q4_0; with
-    /// `transformer=FORMAT,text=FORMAT` each part has its own, and either may be left out.
-    #[arg(help_heading = MODEL, long, value_name = "FORMAT", value_parser = quantisation)]
+    #[arg(help_heading = MODEL, long, value_name = "FORMAT", value_parser = quantisation, long_help = long_help())]
     quantize: Option<Noted<Quantisation>>,
 }
 
@@ -33,6 +30,16 @@ impl QuantizeArgs {
     pub fn notes(&self) -> &[String] {
         self.quantize.as_ref().map_or(&[], |quantize| &quantize.notes)
     }
+}
+
+fn long_help() -> String {
+    let names: Vec<&str> = WeightFormat::made().map(|(name, _)| name).collect();
+    let (last, others) = names.split_last().expect("a format is made");
+    format!(
+        "Bring weights to fewer bits as they load\n\nFormats are {} and {last}; with `transformer=FORMAT,text=FORMAT` \
+         each part has its own, and either may be left out.",
+        others.join(", ")
+    )
 }
 
 fn quantisation(text: &str) -> Result<Noted<Quantisation>, String> {

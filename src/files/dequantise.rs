@@ -2,13 +2,9 @@
 
 use std::ops::Range;
 
-use super::blocks::micro::FirstNibble;
-use super::blocks::{codebook, floats, int8, iq4, k_quants, micro, small};
-use super::format::Format;
-use super::scales::Scales;
 use super::tensor_view::TensorView;
 
-/// Writes some rows of a tensor to `out` [rows, cols] in float32. This is the definition of each [`Format`].
+/// Writes some rows of a tensor to `out` [rows, cols] in float32.
 ///
 /// Panics when there are no such rows, or `out` has another length.
 pub fn dequantise_rows(view: &TensorView, rows: Range<usize>, out: &mut [f32]) {
@@ -22,35 +18,7 @@ pub fn dequantise_inlined(view: &TensorView, out: &mut [f32]) {
     if out.is_empty() {
         return;
     }
-    let (bytes, cols, scales) = (view.bytes(), view.cols(), view.scales());
-    match (view.format(), scales) {
-        (Format::Bf16, _) => floats::bf16(bytes, out),
-        (Format::F16, _) => floats::f16(bytes, out),
-        (Format::F32, _) => floats::f32(bytes, out),
-        (Format::E4m3Rows | Format::E4m3, _) => floats::e4m3(bytes, bytes.len() / view.rows(), scales, cols, out),
-        (Format::E5m2, _) => floats::e5m2(bytes, scales, cols, out),
-        (Format::Int8, _) => int8::int8(bytes, scales, cols, out),
-        (Format::Int8Rotated { group }, _) => int8::int8_rotated(bytes, scales, cols, usize::from(group), out),
-        (Format::Mxfp8, Scales::Blocks(scales)) => micro::mxfp8(bytes, scales, out),
-        (Format::Nvfp4, Scales::Blocks(scales)) => micro::nvfp4(bytes, scales, FirstNibble::High, out),
-        (Format::Nvfp4LowFirst, Scales::Blocks(scales)) => micro::nvfp4(bytes, scales, FirstNibble::Low, out),
-        (Format::Codebook4, Scales::Codebook(book)) => codebook::codebook4(bytes, book, out),
-        (Format::Q8_0, _) => small::q8_0(bytes, out),
-        (Format::Q4_0, _) => small::q4_0(bytes, out),
-        (Format::Q4_1, _) => small::q4_1(bytes, out),
-        (Format::Q5_0, _) => small::q5_0(bytes, out),
-        (Format::Q5_1, _) => small::q5_1(bytes, out),
-        (Format::Q2K, _) => k_quants::q2_k(bytes, out),
-        (Format::Q3K, _) => k_quants::q3_k(bytes, out),
-        (Format::Q4K, _) => k_quants::q4_k(bytes, out),
-        (Format::Q5K, _) => k_quants::q5_k(bytes, out),
-        (Format::Q6K, _) => k_quants::q6_k(bytes, out),
-        (Format::Iq4Nl, _) => iq4::iq4_nl(bytes, out),
-        (Format::Iq4Xs, _) => iq4::iq4_xs(bytes, out),
-        (Format::Mxfp8 | Format::Nvfp4 | Format::Nvfp4LowFirst | Format::Codebook4, _) => {
-            unreachable!("a view of such a format has these scales")
-        }
-    }
+    view.format().decode(view.bytes(), view.scales(), [view.rows(), view.cols()], out);
 }
 
 impl TensorView {
@@ -68,7 +36,8 @@ mod tests {
 
     use super::super::bytes::Bytes;
     use super::super::e4m3::{self, MULTIPLE};
-    use super::super::scales::FileSlice;
+    use super::super::format::Format;
+    use super::super::scales::{FileSlice, Scales};
     use super::*;
 
     fn view(bytes: Vec<u8>, format: Format, shape: &[usize], scales: Scales) -> TensorView {

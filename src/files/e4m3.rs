@@ -7,7 +7,7 @@
 /// other sizes.
 pub const MULTIPLE: usize = 16;
 /// The largest value.
-const MAX: f32 = 448.0;
+pub const MAX: f32 = 448.0;
 /// A row whose largest magnitude is less gets the scale of this magnitude, so that a row of zeros is not divided by
 /// zero.
 const LEAST_AMAX: f32 = 1e-30;

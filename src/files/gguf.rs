@@ -13,7 +13,7 @@ use std::sync::Arc;
 use self::cursor::Cursor;
 use self::values::Value;
 use super::bytes::Bytes;
-use super::format::Format;
+use super::format::{Format, Row};
 use super::scales::Scales;
 use super::tensor_view::TensorView;
 use crate::error::{Error, Result};
@@ -235,7 +235,8 @@ impl Info {
     /// The tensor, whose offset counts from `start`.
     fn entry(self, bytes: &Arc<Bytes>, start: usize, alignment: usize) -> std::result::Result<Entry, String> {
         let Self { shape, type_id, offset, .. } = self;
-        let Some(format) = format_of(type_id) else { return Ok(Entry::Unknown(type_id, shape)) };
+        let of_type = |row: &Row| row.gguf.is_some_and(|gguf| gguf.type_id == type_id);
+        let Some(format) = Format::find(of_type) else { return Ok(Entry::Unknown(type_id, shape)) };
         if shape.last().is_some_and(|len| !len.is_multiple_of(format.block().values)) {
             return Err(format!("has rows that are no whole blocks of {} values: {shape:?}", format.block().values));
         }
@@ -246,33 +247,6 @@ impl Info {
         let (first, end) = end.ok_or("ends past the end of the file")?;
         TensorView::new(Arc::clone(bytes), first..end, format, shape, Scales::None).map(Entry::Tensor)
     }
-}
-
-/// The format of a type of the file; none where this program does not read it.
-fn format_of(type_id: u32) -> Option<Format> {
-    Some(match type_id {
-        0 => Format::F32,
-        1 => Format::F16,
-        2 => Format::Q4_0,
-        3 => Format::Q4_1,
-        6 => Format::Q5_0,
-        7 => Format::Q5_1,
-        8 => Format::Q8_0,
-        10 => Format::Q2K,
-        11 => Format::Q3K,
-        12 => Format::Q4K,
-        13 => Format::Q5K,
-        14 => Format::Q6K,
-        20 => Format::Iq4Nl,
-        23 => Format::Iq4Xs,
-        30 => Format::Bf16,
-        _ => return None,
-    })
-}
-
-/// The type of a format; none of those that GGUF has not.
-pub(super) fn type_of(format: Format) -> Option<u32> {
-    (0..=30).find(|type_id| format_of(*type_id) == Some(format))
 }
 
 /// What a type that is not read is called.

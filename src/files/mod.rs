@@ -54,6 +54,7 @@ pub mod writer;
 mod zeros;
 
 pub use arrays::{Array, ArrayFile, ArrayTarget};
+pub(crate) use blocks::micro::FirstNibble;
 pub use bytes::Bytes;
 pub use component::{Component, ConfigPlace};
 pub use container::Container;
@@ -64,6 +65,7 @@ pub use fetch::{draw_each_line, fetch_a_model};
 pub use file_config::{CONFIG_KEY, FileConfig, Told, Values};
 pub use folder::{EmbeddedFile, Folder};
 pub use format::{Block, Format};
+pub(crate) use format::{Encode, Kernel};
 pub use gguf::Gguf;
 pub use identity::{FileId, check_replaceable, files_at};
 pub use model_files::{ModelFiles, TokenizerFile};

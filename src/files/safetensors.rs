@@ -207,12 +207,7 @@ fn missing(name: &str) -> Error {
 
 /// The format of plain floats of a dtype.
 fn float_format(dtype: Dtype) -> Option<Format> {
-    match dtype {
-        Dtype::BF16 => Some(Format::Bf16),
-        Dtype::F16 => Some(Format::F16),
-        Dtype::F32 => Some(Format::F32),
-        _ => None,
-    }
+    Format::find_layout(|layout| layout.dtype == dtype).filter(|format| format.is_float())
 }
 
 #[cfg(test)]

@@ -4,7 +4,6 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use super::bytes::Bytes;
-use super::format::Format;
 
 /// A range of a file's bytes.
 #[derive(Clone)]
@@ -293,34 +292,35 @@ impl Scales {
         }
     }
 
-    /// Whether a tensor of this format and shape has such scales.
-    pub(super) fn fit(&self, format: Format, shape: &[usize]) -> bool {
-        let of_rows =
-            |scales: &FileSlice| shape.first().and_then(|rows| rows.checked_mul(4)) == Some(scales.range.len());
-        match (format, self) {
-            (Format::E4m3Rows, Self::Rows(scales)) => of_rows(scales),
-            (Format::E4m3 | Format::E5m2, Self::None | Self::Tensor(_)) => true,
-            (Format::Int8 | Format::Int8Rotated { .. }, Self::Tensor(_)) => true,
-            (Format::E4m3 | Format::E5m2 | Format::Int8 | Format::Int8Rotated { .. }, Self::Rows(scales)) => {
-                of_rows(scales)
+    /// Whether there are none beside the values.
+    pub(super) fn is_none(&self) -> bool {
+        matches!(self, Self::None)
+    }
+
+    /// Whether they are those of a tensor of this shape and of blocks of so many values.
+    pub(super) fn fit(&self, shape: &[usize], block: usize) -> bool {
+        match self {
+            Self::None | Self::Tensor(_) => true,
+            Self::Rows(scales) | Self::RowMaxima(scales) => {
+                shape.first().and_then(|rows| rows.checked_mul(4)) == Some(scales.range.len())
             }
-            (Format::Int8, Self::RowMaxima(maxima)) => of_rows(maxima),
-            (Format::Mxfp8 | Format::Nvfp4 | Format::Nvfp4LowFirst, Self::Blocks(scales)) => {
-                *shape == [scales.rows, scales.blocks * format.block().values]
-            }
-            (Format::Codebook4, Self::Codebook(book)) => shape.iter().product::<usize>() == book.values,
-            (
-                Format::E4m3Rows
-                | Format::Int8
-                | Format::Int8Rotated { .. }
-                | Format::Mxfp8
-                | Format::Nvfp4
-                | Format::Nvfp4LowFirst
-                | Format::Codebook4,
-                _,
-            ) => false,
-            (_, scales) => matches!(scales, Self::None),
+            Self::Blocks(scales) => *shape == [scales.rows, scales.blocks * block],
+            Self::Codebook(book) => shape.iter().product::<usize>() == book.values,
         }
+    }
+
+    /// Those of blocks, of a format that has no others.
+    #[inline(always)]
+    pub(super) fn of_blocks(&self) -> &BlockScales {
+        let Self::Blocks(scales) = self else { unreachable!("a view of such a format has these scales") };
+        scales
+    }
+
+    /// Those of a codebook, of a format that has no others.
+    #[inline(always)]
+    pub(super) fn codebook(&self) -> &Codebook {
+        let Self::Codebook(book) = self else { unreachable!("a view of such a format has these scales") };
+        book
     }
 
     /// What the codes of a row are multiplied by, where it is the same for all of them.

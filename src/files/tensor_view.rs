@@ -38,7 +38,7 @@ impl TensorView {
         if range.len() != needed {
             return Err(format!("has {} bytes, expected {needed} for {shape:?} in {format}", range.len()));
         }
-        if !scales.fit(format, &shape) {
+        if !((format.row().has)(&scales) && scales.fit(&shape, format.block().values)) {
             return Err(format!("in {format} does not have the scales that it needs"));
         }
         Ok(Self { bytes, range, format, shape, scales, is_weight_only: false, quantised: None })

@@ -6,8 +6,9 @@ use std::sync::Arc;
 use flux::backend::Memory;
 use flux::backend::cpu::{Cpu, Precision};
 use flux::backend::cuda::{self, Cuda, GemmCache, GroupOptions};
+use flux::files::Format;
 use flux::files::ModelFiles;
-use flux::files::quantise::{FORMATS, bits_per_value};
+use flux::files::quantise::bits_per_value;
 use flux::input;
 use flux::model::{OpenModel, Quantisation};
 use flux::nn::Weights;
@@ -86,7 +87,7 @@ fn full_size_latents_of_weights_in_few_bits_are_near_float32() {
     let Some(cuda) = cuda() else { panic!("FLUX_FULL_MODEL is set, and there is no GPU to draw with") };
     let golden = golden_of(&reference, "512");
     let request = |side: usize| Request { width: Some(side), height: Some(side), ..Request::new(PROMPT, 42) };
-    let formats = FORMATS.iter().filter(|(name, _)| *name != "bf16").map(|(name, format)| (*name, Some(*format)));
+    let formats = Format::made().filter(|(name, _)| *name != "bf16").map(|(name, format)| (name, Some(format)));
     let mut steps_of_bf16 = None;
     for (name, format) in [("bf16", None)].into_iter().chain(formats) {
         let mut open = OpenModel::open(&dir).unwrap();

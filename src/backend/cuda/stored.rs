@@ -7,7 +7,7 @@ use super::device::Device;
 use super::element::Element;
 use crate::error::{Error, Result};
 use crate::files::e4m3::MULTIPLE;
-use crate::files::{Bytes, FileSlice, Format, ScaleLayout, Scales, TensorView};
+use crate::files::{Bytes, FileSlice, FirstNibble, Format, Kernel, ScaleLayout, Scales, TensorView};
 
 /// Values and scales begin at multiples of this, as the driver aligns an allocation.
 const ALIGNMENT: usize = 256;
@@ -39,34 +39,22 @@ pub struct Part {
     pub values_at: usize,
     /// The same of the scales.
     pub scales_at: usize,
-    decode: Decode,
+    kernel: &'static str,
+    arguments: Arguments,
 }
 
-/// A kernel of cuda/dequantise.cu, and its own arguments.
-enum Decode {
-    /// Blocks that hold their scales.
-    Blocks(&'static str),
+/// What a kernel reads besides values and their number.
+enum Arguments {
+    /// Blocks hold their scales.
+    None,
     /// A scale for each row, and a factor behind it.
-    Rows(&'static str, f32),
+    Rows(f32),
     /// Groups of columns that were multiplied by a matrix.
-    Rotated {
-        group: usize,
-    },
-    Nvfp4 {
-        first_row: usize,
-        is_swizzled: bool,
-        tensor: f32,
-        high_first: bool,
-    },
-    Mxfp8 {
-        first_row: usize,
-        is_swizzled: bool,
-    },
+    Rotated { group: usize },
+    /// A scale for each block of columns; of two values a byte also a factor for all scales, and the order.
+    BlockScales { first_row: usize, is_swizzled: bool, packed: Option<(f32, FirstNibble)> },
     /// 16 values of codes, and behind them largest magnitudes.
-    Codebook {
-        block: usize,
-        first_value: usize,
-    },
+    Codebook { block: usize, first_value: usize },
 }
 
 impl Stored {
@@ -79,12 +67,12 @@ impl Stored {
         }
         let (mut stored, mut bytes) = (Vec::with_capacity(parts.len()), 0);
         for part in parts {
-            let Some((scales, decode)) = of_part(part)? else { return Ok(None) };
+            let Some((kernel, scales, arguments)) = of_part(part)? else { return Ok(None) };
             let values_at = bytes;
             bytes = (bytes + part.bytes().len()).next_multiple_of(ALIGNMENT);
             let scales_at = bytes;
             bytes += scales.as_ref().map_or(0, |scales| scales.bytes().len()).next_multiple_of(ALIGNMENT);
-            stored.push(Part { values: part.clone(), scales, values_at, scales_at, decode });
+            stored.push(Part { values: part.clone(), scales, values_at, scales_at, kernel, arguments });
         }
         Ok(Some(Self { parts: stored, cols, bytes }))
     }
@@ -120,28 +108,22 @@ impl Part {
     /// As [`Stored::dequantise`].
     unsafe fn dequantise(&self, device: &Arc<Device>, from: u64, to: u64, cols: usize) -> Result<()> {
         let (elements, scales) = (self.values.elements(), from + self.scales_at as u64);
-        let kernel = match &self.decode {
-            Decode::Blocks(kernel) | Decode::Rows(kernel, _) => kernel,
-            Decode::Rotated { group } if *group > OF_WARP => "dequantise_int8_rotated_wide",
-            Decode::Rotated { .. } => "dequantise_int8_rotated",
-            Decode::Nvfp4 { .. } => "dequantise_nvfp4",
-            Decode::Mxfp8 { .. } => "dequantise_mxfp8",
-            Decode::Codebook { .. } => "dequantise_codebook4",
-        };
-        let launch = device.launch("dequantise", kernel)?;
+        let launch = device.launch("dequantise", self.kernel)?;
         let launch = launch.address(from + self.values_at as u64).address(to).int(elements);
-        let launch = match self.decode {
-            Decode::Blocks(_) => launch,
-            Decode::Rows(_, after) => launch.int(cols).address(scales).float(after),
-            Decode::Rotated { group } => launch.int(cols).address(scales).int(group).float(1.0 / (group as f32).sqrt()),
-            Decode::Nvfp4 { first_row, is_swizzled, tensor, high_first } => {
+        let launch = match self.arguments {
+            Arguments::None => launch,
+            Arguments::Rows(after) => launch.int(cols).address(scales).float(after),
+            Arguments::Rotated { group } => {
+                launch.int(cols).address(scales).int(group).float(1.0 / (group as f32).sqrt())
+            }
+            Arguments::BlockScales { first_row, is_swizzled, packed } => {
                 let launch = launch.int(cols).address(scales).int(first_row).int(usize::from(is_swizzled));
-                launch.float(tensor).int(usize::from(high_first))
+                match packed {
+                    None => launch,
+                    Some((factor, first)) => launch.float(factor).int(usize::from(first == FirstNibble::High)),
+                }
             }
-            Decode::Mxfp8 { first_row, is_swizzled } => {
-                launch.int(cols).address(scales).int(first_row).int(usize::from(is_swizzled))
-            }
-            Decode::Codebook { block, first_value } => {
+            Arguments::Codebook { block, first_value } => {
                 let maxima = scales + 16 * size_of::<f32>() as u64;
                 launch.address(scales).address(maxima).int(block).int(first_value)
             }
@@ -152,53 +134,42 @@ impl Part {
     }
 }
 
-/// What goes to the device beside the values of a part, and how they are decoded; none for plain floats, and where no
-/// kernel takes the part.
-fn of_part(part: &TensorView) -> Result<Option<(Option<TensorView>, Decode)>> {
-    let is_swizzled = |layout| layout == ScaleLayout::Swizzled;
-    let blocks = |kernel| Ok(Some((None, Decode::Blocks(kernel))));
-    let rows = |kernel, after| Ok(Some((Some(row_scales(part)?), Decode::Rows(kernel, after))));
-    match (part.format(), part.scales()) {
-        (Format::Q8_0, _) => blocks("dequantise_q8_0"),
-        (Format::Q4_0, _) => blocks("dequantise_q4_0"),
-        (Format::Q4_1, _) => blocks("dequantise_q4_1"),
-        (Format::Q5_0, _) => blocks("dequantise_q5_0"),
-        (Format::Q5_1, _) => blocks("dequantise_q5_1"),
-        (Format::Q2K, _) => blocks("dequantise_q2_k"),
-        (Format::Q3K, _) => blocks("dequantise_q3_k"),
-        (Format::Q4K, _) => blocks("dequantise_q4_k"),
-        (Format::Q5K, _) => blocks("dequantise_q5_k"),
-        (Format::Q6K, _) => blocks("dequantise_q6_k"),
-        (Format::Iq4Nl, _) => blocks("dequantise_iq4_nl"),
-        (Format::Iq4Xs, _) => blocks("dequantise_iq4_xs"),
-        (Format::E4m3, _) => rows("dequantise_e4m3", 1.0),
-        (Format::E5m2, _) => rows("dequantise_e5m2", 1.0),
-        (Format::Int8, Scales::RowMaxima(_)) => rows("dequantise_int8", PER_STEP),
-        (Format::Int8, _) => rows("dequantise_int8", 1.0),
-        (Format::Int8Rotated { group }, _) if TILE.is_multiple_of(usize::from(group)) => {
-            Ok(Some((Some(row_scales(part)?), Decode::Rotated { group: usize::from(group) })))
+/// The kernel that decodes a part, what goes to the device beside its values, and what else the kernel reads; none for
+/// plain floats, and where no kernel takes the part.
+fn of_part(part: &TensorView) -> Result<Option<(&'static str, Option<TensorView>, Arguments)>> {
+    let Some(kernel) = part.format().row().kernel else { return Ok(None) };
+    let (kernel, scales, arguments) = match (kernel, part.scales()) {
+        (Kernel::Blocks(kernel), _) => (kernel, None, Arguments::None),
+        (Kernel::Rows(kernel), scales) => {
+            let after = if matches!(scales, Scales::RowMaxima(_)) { PER_STEP } else { 1.0 };
+            (kernel, Some(row_scales(part)?), Arguments::Rows(after))
         }
-        (Format::Nvfp4 | Format::Nvfp4LowFirst, Scales::Blocks(scales)) => {
+        (Kernel::Rotated { in_warp, wide }, _) => {
+            let group = part.format().block().values;
+            if !TILE.is_multiple_of(group) {
+                return Ok(None);
+            }
+            let kernel = if group > OF_WARP { wide } else { in_warp };
+            (kernel, Some(row_scales(part)?), Arguments::Rotated { group })
+        }
+        (Kernel::BlockScales(kernel, first), Scales::Blocks(scales)) => {
             let (view, first_row) = scales.of_rows(part.rows()).map_err(wrong)?;
-            let (is_swizzled, tensor) = (is_swizzled(scales.layout()), scales.tensor());
-            let high_first = part.format() == Format::Nvfp4;
-            Ok(Some((Some(raw(&view)?), Decode::Nvfp4 { first_row, is_swizzled, tensor, high_first })))
+            let is_swizzled = scales.layout() == ScaleLayout::Swizzled;
+            let packed = first.map(|first| (scales.tensor(), first));
+            (kernel, Some(raw(&view)?), Arguments::BlockScales { first_row, is_swizzled, packed })
         }
-        (Format::Mxfp8, Scales::Blocks(scales)) => {
-            let (view, first_row) = scales.of_rows(part.rows()).map_err(wrong)?;
-            Ok(Some((Some(raw(&view)?), Decode::Mxfp8 { first_row, is_swizzled: is_swizzled(scales.layout()) })))
-        }
-        (Format::Codebook4, Scales::Codebook(book)) => {
+        (Kernel::Codebook(kernel), Scales::Codebook(book)) => {
             let (block, values) = (book.block(), part.elements());
             // Blocks run along the whole tensor: the first one may begin before the part.
             let first_value = book.first_value() % block;
             let blocks = (first_value + values).div_ceil(block);
             let maxima = (0..blocks).map(|index| book.maximum_of((index * block).saturating_sub(first_value)));
             let scales = computed(book.table().iter().copied().chain(maxima).collect())?;
-            Ok(Some((Some(scales), Decode::Codebook { block, first_value })))
+            (kernel, Some(scales), Arguments::Codebook { block, first_value })
         }
-        _ => Ok(None),
-    }
+        (Kernel::BlockScales(..) | Kernel::Codebook(_), _) => return Ok(None),
+    };
+    Ok(Some((kernel, scales, arguments)))
 }
 
 /// A scale for each row, also where the file has one for all.

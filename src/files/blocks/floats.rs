@@ -4,6 +4,7 @@ use half::{bf16, f16};
 
 use super::super::e4m3;
 use super::super::scales::Scales;
+use super::scale_of;
 
 /// bfloat16
 #[inline(always)]
@@ -60,6 +61,31 @@ fn scaled(bytes: &[u8], row_bytes: usize, scales: &Scales, cols: usize, out: &mu
 fn values<const N: usize>(bytes: &[u8], out: &mut [f32], value: impl Fn([u8; N]) -> f32) {
     let (values, _) = bytes.as_chunks::<N>();
     out.iter_mut().zip(values).for_each(|(out, bytes)| *out = value(*bytes));
+}
+
+/// bfloat16, rounded to nearest.
+pub fn to_bf16(values: &[f32], out: &mut [u8]) {
+    each_to(values, out, |value| bf16::from_f32(value).to_le_bytes());
+}
+
+/// IEEE single precision
+pub fn to_f32(values: &[f32], out: &mut [u8]) {
+    each_to(values, out, f32::to_le_bytes);
+}
+
+/// The scale of a whole tensor in e4m3.
+pub fn e4m3_scale(amax: f32) -> f32 {
+    scale_of(amax, e4m3::MAX)
+}
+
+/// e4m3 times the scale.
+pub fn to_e4m3(values: &[f32], scale: f32, out: &mut [u8]) {
+    out.iter_mut().zip(values).for_each(|(out, value)| *out = e4m3::from_f32(value / scale));
+}
+
+/// Converts values to `N` bytes each, one by one.
+fn each_to<const N: usize>(values: &[f32], out: &mut [u8], bytes: impl Fn(f32) -> [u8; N]) {
+    out.as_chunks_mut::<N>().0.iter_mut().zip(values).for_each(|(out, value)| *out = bytes(*value));
 }
 
 #[cfg(test)]

@@ -1,9 +1,12 @@
 //! Integers of 8 bits, with one scale or one a row, also of weights that were multiplied by Hadamard matrices.
 
 use super::super::scales::Scales;
+use super::{largest, scale_of};
 
 /// What bitsandbytes multiplies with instead of dividing by 127.
 const PER_STEP: f32 = 1.0 / 127.0;
+/// The largest integer that is used.
+const MOST: f32 = 127.0;
 
 /// `q s`; where rows have maxima, `(q s) / 127`.
 #[inline(always)]
@@ -48,6 +51,15 @@ fn rotate(group: &mut [f32]) {
         }
         stride *= 4;
     }
+}
+
+/// A row of integers times the scale that is returned.
+pub fn to_int8(values: &[f32], out: &mut [u8]) -> f32 {
+    let scale = scale_of(largest(values), MOST);
+    for (out, value) in out.iter_mut().zip(values) {
+        *out = (value / scale).clamp(-MOST, MOST).round_ties_even() as i8 as u8;
+    }
+    scale
 }
 
 #[cfg(test)]

@@ -1,8 +1,8 @@
-//! What the bytes of each format stand for: one file a family.
+//! What the bytes of each format stand for, and how they are made of values: one file a family.
 //!
-//! Each function converts whole rows. Values are computed in float32, in the order in which the formulas are written,
-//! and nothing is rounded to fewer bits. All are inlined, so that they become vector code of the processor that their
-//! caller is compiled for.
+//! Decoders convert whole rows. Values are computed in float32, in the order in which the formulas are written, and
+//! nothing is rounded to fewer bits. All are inlined, so that they become vector code of the processor that their
+//! caller is compiled for. `to_x` is the encoder of the format whose decoder is `x`.
 
 pub mod codebook;
 pub mod floats;
@@ -10,6 +10,7 @@ pub mod int8;
 pub mod iq4;
 pub mod k_quants;
 pub mod micro;
+mod search;
 pub mod small;
 
 use half::f16;
@@ -25,4 +26,39 @@ fn each<const B: usize, const N: usize>(bytes: &[u8], out: &mut [f32], convert: 
 #[inline(always)]
 fn half_at(block: &[u8], place: usize) -> f32 {
     f16::from_le_bytes([block[place], block[place + 1]]).to_f32_const()
+}
+
+/// The largest magnitude of a scale.
+pub const MOST: f32 = 65504.0;
+
+/// Encodes blocks of `N` values to `B` bytes each, one by one.
+fn encode_each<const B: usize, const N: usize>(
+    values: &[f32],
+    out: &mut [u8],
+    encode: impl Fn(&[f32; N], &mut [u8; B]),
+) {
+    let blocks = out.as_chunks_mut::<B>().0.iter_mut();
+    values.as_chunks::<N>().0.iter().zip(blocks).for_each(|(values, out)| encode(values, out));
+}
+
+/// Writes a float16 to `place` of a block, and returns its value.
+fn put_half(out: &mut [u8], place: usize, value: f32) -> f32 {
+    let half = f16::from_f32(value.clamp(-MOST, MOST));
+    out[place..place + 2].copy_from_slice(&half.to_le_bytes());
+    half.to_f32()
+}
+
+/// What values are multiplied by to become integers.
+fn inverse(scale: f32) -> f32 {
+    if scale == 0.0 { 0.0 } else { 1.0 / scale }
+}
+
+/// The scale of values whose largest magnitude is `amax`: 1 of zeros, and never so small that it loses bits.
+fn scale_of(amax: f32, most: f32) -> f32 {
+    if amax == 0.0 { 1.0 } else { (amax / most).max(f32::MIN_POSITIVE) }
+}
+
+/// The largest magnitude.
+pub fn largest(values: &[f32]) -> f32 {
+    values.iter().fold(0f32, |amax, value| amax.max(value.abs()))
 }

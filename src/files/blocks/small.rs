@@ -1,6 +1,7 @@
 //! GGUF's blocks of 32 values with one scale d, or a scale and a least value m: Q8_0, Q4_0, Q4_1, Q5_0, Q5_1.
 
-use super::{each, half_at};
+use super::search::{code, scale, scale_and_least};
+use super::{each, encode_each, half_at, inverse, put_half};
 
 /// d, i8 q\[32\]: `d q`.
 #[inline(always)]
@@ -66,4 +67,72 @@ fn five_bits(bytes: &[u8], out: &mut [f32], value: impl Fn(u8) -> f32) {
         out[e] = value(byte & 15 | fifth(e));
         out[e + 16] = value(byte >> 4 | fifth(e + 16));
     }
+}
+
+/// d, i8 q\[32\]: `d q`.
+pub fn to_q8_0(values: &[f32], out: &mut [u8]) {
+    encode_each::<34, 32>(values, out, |values, out| {
+        let amax = values.iter().fold(0f32, |amax, value| amax.max(value.abs()));
+        let inverse = inverse(put_half(out, 0, amax / 127.0));
+        for (out, value) in out[2..].iter_mut().zip(values) {
+            *out = code(value * inverse, [-127.0, 127.0]) as i8 as u8;
+        }
+    });
+}
+
+/// d, nibbles: `d (n - 8)`.
+pub fn to_q4_0(values: &[f32], out: &mut [u8]) {
+    encode_each::<18, 32>(values, out, |values, out| {
+        let inverse = inverse(put_half(out, 0, scale(values, 8.0)));
+        let codes = values.map(|value| (code(value * inverse, [-8.0, 7.0]) + 8.0) as u8);
+        put_nibbles(&codes, &mut out[2..]);
+    });
+}
+
+/// d, m, nibbles: `d n + m`.
+pub fn to_q4_1(values: &[f32], out: &mut [u8]) {
+    encode_each::<20, 32>(values, out, |values, out| {
+        let codes = put_least(values, 15.0, out);
+        put_nibbles(&codes, &mut out[4..]);
+    });
+}
+
+/// d, fifth bits, nibbles: `d (n - 16)`.
+pub fn to_q5_0(values: &[f32], out: &mut [u8]) {
+    encode_each::<22, 32>(values, out, |values, out| {
+        let inverse = inverse(put_half(out, 0, scale(values, 16.0)));
+        let codes = values.map(|value| (code(value * inverse, [-16.0, 15.0]) + 16.0) as u8);
+        put_fifth_bits(&codes, &mut out[2..]);
+    });
+}
+
+/// d, m, fifth bits, nibbles: `d n + m`.
+pub fn to_q5_1(values: &[f32], out: &mut [u8]) {
+    encode_each::<24, 32>(values, out, |values, out| {
+        let codes = put_least(values, 31.0, out);
+        put_fifth_bits(&codes, &mut out[4..]);
+    });
+}
+
+/// Writes d and m, and returns the codes of `d n + m`.
+fn put_least(values: &[f32; 32], levels: f32, out: &mut [u8]) -> [u8; 32] {
+    let [scale, least] = scale_and_least(values, levels, false);
+    let (scale, least) = (put_half(out, 0, scale), put_half(out, 2, least));
+    let inverse = inverse(scale);
+    values.map(|value| code((value - least) * inverse, [0.0, levels]) as u8)
+}
+
+/// The first half of the codes in low nibbles, the second half in high ones.
+fn put_nibbles(codes: &[u8; 32], out: &mut [u8]) {
+    let (low, high) = codes.split_at(16);
+    for ((out, low), high) in out.iter_mut().zip(low).zip(high) {
+        *out = low & 15 | high << 4;
+    }
+}
+
+/// The fifth bit of each code, then [`put_nibbles`].
+fn put_fifth_bits(codes: &[u8; 32], out: &mut [u8]) {
+    let bits = codes.iter().zip(0..).fold(0u32, |bits, (code, place)| bits | u32::from(code >> 4) << place);
+    out[..4].copy_from_slice(&bits.to_le_bytes());
+    put_nibbles(codes, &mut out[4..]);
 }

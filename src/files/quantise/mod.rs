@@ -4,10 +4,7 @@
 //! from a file in that format. Rows are read a panel at a time, on all cores, so that no more than one tensor is in
 //! memory beside what is made. The bytes are the same on every processor and on any number of cores.
 
-mod gguf_blocks;
 mod names;
-mod scaled;
-mod search;
 #[cfg(test)]
 mod tests;
 
@@ -15,13 +12,13 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use half::bf16;
 use rayon::prelude::*;
 
-pub use self::names::{FORMATS, format_of_name, name_of_format};
+pub use self::names::format_of_name;
+use super::blocks::largest;
 use super::bytes::Bytes;
 use super::dequantise::dequantise_rows;
-use super::format::Format;
+use super::format::{Encode, Format};
 use super::scales::{BlockScales, FileSlice, ScaleLayout, Scales};
 use super::tensor_view::TensorView;
 
@@ -36,28 +33,19 @@ const PANEL_VALUES: usize = 1 << 18;
 /// whose blocks fit, as llama.cpp chooses it; none where no such blocks fit.
 pub fn fitting(wanted: Format, cols: usize) -> Option<Format> {
     let fits = |format: &Format| cols > 0 && cols.is_multiple_of(format.block().values);
-    let smaller_blocks = match wanted {
-        Format::Q4K => Format::Q5_0,
-        Format::Q5K => Format::Q5_1,
-        Format::Q6K => Format::Q8_0,
-        other => other,
-    };
-    Some(wanted).filter(fits).or(Some(smaller_blocks).filter(fits))
+    Some(wanted).filter(fits).or(wanted.row().smaller_blocks.filter(fits))
 }
 
 /// The bits that a value takes, scales included; those of a whole tensor or of rows are not counted.
 pub fn bits_per_value(format: Format) -> f64 {
     let block = format.block();
-    let scales = match format {
-        Format::Mxfp8 | Format::Nvfp4 | Format::Nvfp4LowFirst => 1,
-        _ => 0,
-    };
+    let scales = usize::from(format.row().safetensors.is_some_and(|layout| layout.block_scales.is_some()));
     8.0 * (block.bytes + scales) as f64 / block.values as f64
 }
 
-/// The rows of `parts`, one part under the other, as one tensor in `format`: a plain float, or one of [`FORMATS`]. With
-/// a scale of the whole tensor, all parts have the same. What is in the format already is copied where its blocks hold
-/// their scales.
+/// The rows of `parts`, one part under the other, as one tensor in `format`: a plain float, or one of those that
+/// are [made](Format::made). With a scale of the whole tensor, all parts have the same. What is in the format already
+/// is copied where its blocks hold their scales.
 ///
 /// Errors with the reason when values are infinite, no numbers, too large for the format, or so small that most of them
 /// is lost in it, or rows are no whole blocks.
@@ -98,45 +86,37 @@ impl<'a> Matrix<'a> {
 
     /// Writes the values to `out`, and returns the scales that lie beside them.
     fn encode(&self, out: &mut [u8]) -> Result<Scales, String> {
-        match self.format {
-            same if self.parts.iter().all(|part| part.format() == same && matches!(part.scales(), Scales::None)) => {
-                self.copy(out);
-                // Files that are written have a scale for each layer in this format.
-                Ok(if same == Format::E4m3 { Scales::Tensor(1.0) } else { Scales::None })
+        let encode = self.format.row().encode;
+        let is_as_it_was = |part: &TensorView| part.format() == self.format && part.scales().is_none();
+        if self.parts.iter().all(is_as_it_was) {
+            self.copy(out);
+            // Files that are written have a scale for each layer in such a format.
+            return Ok(if matches!(encode, Some(Encode::Tensor(..))) { Scales::Tensor(1.0) } else { Scales::None });
+        }
+        match encode.ok_or_else(|| format!("cannot be made in {}", self.format))? {
+            Encode::Blocks(encode) => {
+                self.panels(out, &mut [], |values, out, _| encode(values, out))?;
+                Ok(Scales::None)
             }
-            Format::Bf16 => {
-                self.blocks(out, |values, out| floats(values, out, |value| bf16::from_f32(value).to_le_bytes()))
-            }
-            Format::F32 => self.blocks(out, |values, out| floats(values, out, f32::to_le_bytes)),
-            Format::Q8_0 => self.blocks(out, gguf_blocks::q8_0),
-            Format::Q4_0 => self.blocks(out, gguf_blocks::q4_0),
-            Format::Q4_1 => self.blocks(out, gguf_blocks::q4_1),
-            Format::Q5_0 => self.blocks(out, gguf_blocks::q5_0),
-            Format::Q5_1 => self.blocks(out, gguf_blocks::q5_1),
-            Format::Q4K => self.blocks(out, gguf_blocks::q4_k),
-            Format::Q5K => self.blocks(out, gguf_blocks::q5_k),
-            Format::Q6K => self.blocks(out, gguf_blocks::q6_k),
-            Format::E4m3 => {
-                let scale = scaled::fp8_scale(self.largest()?);
-                self.blocks(out, |values, out| scaled::fp8(values, scale, out))?;
+            Encode::Tensor(scale, encode) => {
+                let scale = scale(self.largest()?);
+                self.panels(out, &mut [], |values, out, _| encode(values, scale, out))?;
                 Ok(Scales::Tensor(scale))
             }
-            Format::Int8 => {
+            Encode::Rows(encode) => {
                 let mut scales = vec![0; 4 * self.rows];
                 self.panels(out, &mut scales, |values, out, scales| {
                     let rows = values.chunks_exact(self.cols).zip(out.chunks_exact_mut(self.cols));
                     for ((values, out), scale) in rows.zip(scales.as_chunks_mut::<4>().0) {
-                        *scale = scaled::int8_row(values, out).to_le_bytes();
+                        *scale = encode(values, out).to_le_bytes();
                     }
                 })?;
                 Ok(Scales::Rows(Box::new(FileSlice::owned(scales))))
             }
-            Format::Mxfp8 => self.block_scales(out, 1.0, scaled::mxfp8),
-            Format::Nvfp4 => {
-                let all = scaled::nvfp4_scale(self.largest()?);
-                self.block_scales(out, all, |values, out, scales| scaled::nvfp4(values, all, out, scales))
+            Encode::BlockScales(factor, encode) => {
+                let factor = factor.map(|factor| self.largest().map(factor)).transpose()?.unwrap_or(1.0);
+                self.block_scales(out, factor, |values, out, scales| encode(values, factor, out, scales))
             }
-            other => Err(format!("cannot be made in {other}")),
         }
     }
 
@@ -147,12 +127,6 @@ impl<'a> Matrix<'a> {
             out[place..place + bytes.len()].copy_from_slice(bytes);
             place += bytes.len();
         }
-    }
-
-    /// Blocks that hold their scales, or need none.
-    fn blocks(&self, out: &mut [u8], encode: impl Fn(&[f32], &mut [u8]) + Sync) -> Result<Scales, String> {
-        self.panels(out, &mut [], |values, out, _| encode(values, out))?;
-        Ok(Scales::None)
     }
 
     /// Blocks whose scales of one byte lie beside them.
@@ -180,8 +154,7 @@ impl<'a> Matrix<'a> {
     /// The largest magnitude.
     fn largest(&self) -> Result<f32, String> {
         let panels = (0..self.rows).into_par_iter().step_by(self.panel_rows());
-        let of_panel =
-            |first| self.read(first..(first + self.panel_rows()).min(self.rows)).map(|v| scaled::largest(&v));
+        let of_panel = |first| self.read(first..(first + self.panel_rows()).min(self.rows)).map(|v| largest(&v));
         panels.map(of_panel).try_reduce(|| 0.0, |a, b| Ok(a.max(b)))
     }
 
@@ -227,7 +200,7 @@ impl<'a> Matrix<'a> {
         }
         self.check(&values)?;
         // Floats that are not negative are in the order of their bits.
-        self.largest.fetch_max(scaled::largest(&values).to_bits(), Ordering::Relaxed);
+        self.largest.fetch_max(largest(&values).to_bits(), Ordering::Relaxed);
         Ok(values)
     }
 
@@ -262,11 +235,7 @@ impl<'a> Matrix<'a> {
 
     fn check(&self, values: &[f32]) -> Result<(), String> {
         // A sum would do for what is not finite, but not for the largest.
-        let most = match self.format {
-            Format::Bf16 => bf16::MAX.to_f32(),
-            Format::F32 | Format::E4m3 | Format::Int8 | Format::Mxfp8 | Format::Nvfp4 => f32::MAX,
-            _ => gguf_blocks::MOST,
-        };
+        let most = self.format.row().most;
         match values.iter().find(|value| value.is_nan() || value.abs() > most) {
             None => Ok(()),
             Some(value) if value.is_finite() => {
@@ -275,9 +244,4 @@ impl<'a> Matrix<'a> {
             Some(_) => Err("holds values that are not numbers, or infinite".to_string()),
         }
     }
-}
-
-/// Floats, one by one.
-fn floats<const N: usize>(values: &[f32], out: &mut [u8], bytes: impl Fn(f32) -> [u8; N]) {
-    out.as_chunks_mut::<N>().0.iter_mut().zip(values).for_each(|(out, value)| *out = bytes(*value));
 }

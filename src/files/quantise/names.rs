@@ -2,65 +2,6 @@
 
 use super::super::format::Format;
 
-/// The formats that weights are brought to, by their names.
-pub const FORMATS: [(&str, Format); 13] = [
-    ("bf16", Format::Bf16),
-    ("fp8", Format::E4m3),
-    ("int8", Format::Int8),
-    ("mxfp8", Format::Mxfp8),
-    ("nvfp4", Format::Nvfp4),
-    ("q8_0", Format::Q8_0),
-    ("q6_k", Format::Q6K),
-    ("q5_k", Format::Q5K),
-    ("q5_1", Format::Q5_1),
-    ("q5_0", Format::Q5_0),
-    ("q4_k", Format::Q4K),
-    ("q4_1", Format::Q4_1),
-    ("q4_0", Format::Q4_0),
-];
-
-/// Other spellings of the same formats, in lower case and without what separates words.
-const SPELLINGS: [(&str, &str); 15] = [
-    ("bfloat16", "bf16"),
-    ("f8", "fp8"),
-    ("float8", "fp8"),
-    ("f8e4m3", "fp8"),
-    ("f8e4m3fn", "fp8"),
-    ("fp8e4m3", "fp8"),
-    ("fp8e4m3fn", "fp8"),
-    ("float8e4m3", "fp8"),
-    ("float8e4m3fn", "fp8"),
-    ("e4m3", "fp8"),
-    ("e4m3fn", "fp8"),
-    ("fp8scaled", "fp8"),
-    ("i8", "int8"),
-    ("int8tensorwise", "int8"),
-    ("q8", "q8_0"),
-];
-
-/// Formats that other programs make: how their names begin, and what comes nearest here.
-const OTHERS: [(&str, &str); 19] = [
-    ("iq4", "q4_k"),
-    ("iq", "q4_k"),
-    ("tq", "q4_k"),
-    ("q2", "q4_k"),
-    ("q3", "q4_k"),
-    ("q8k", "q8_0"),
-    ("q81", "q8_0"),
-    ("q4", "q4_k"),
-    ("q5", "q5_k"),
-    ("q6", "q6_k"),
-    ("mxfp4", "nvfp4"),
-    ("fp4", "nvfp4"),
-    ("nf4", "nvfp4"),
-    ("int4", "q4_k"),
-    ("fp8e5m2", "fp8"),
-    ("float8e5m2", "fp8"),
-    ("fp16", "bf16"),
-    ("float16", "bf16"),
-    ("f16", "bf16"),
-];
-
 /// The format of a name in any case, with any separators, also as llama.cpp calls its mixtures, and what to tell
 /// whoever gave it where more is meant by it elsewhere.
 ///
@@ -68,10 +9,10 @@ const OTHERS: [(&str, &str); 19] = [
 pub fn format_of_name(name: &str) -> Result<(Format, Option<String>), String> {
     let plain: String = name.chars().filter(|c| !matches!(c, '_' | '-' | '.' | ' ')).collect::<String>().to_lowercase();
     let exact = |plain: &str| {
-        FORMATS.iter().find(|(known, _)| known.replace('_', "") == plain).map(|(known, format)| (*known, *format))
+        Format::made()
+            .find(|(known, format)| known.replace('_', "") == plain || format.row().spellings.contains(&plain))
     };
-    let spelled = SPELLINGS.iter().find(|(spelling, _)| *spelling == plain).map_or(plain.as_str(), |(_, known)| known);
-    if let Some((_, format)) = exact(&spelled.replace('_', "")) {
+    if let Some((_, format)) = exact(&plain) {
         return Ok((format, None));
     }
     if let Some((known, format)) = mixture(&plain).and_then(exact) {
@@ -80,7 +21,7 @@ pub fn format_of_name(name: &str) -> Result<(Format, Option<String>), String> {
         );
         return Ok((format, Some(note)));
     }
-    let known = || FORMATS.map(|(name, _)| name).join(", ");
+    let known = || Format::made().map(|(name, _)| name).collect::<Vec<_>>().join(", ");
     let name: String = name.chars().take(MOST_SHOWN).collect();
     match nearest(&plain) {
         Some(near) => Err(format!(
@@ -104,22 +45,11 @@ fn mixture(plain: &str) -> Option<&str> {
 
 /// The name of the format that comes nearest to one of another program.
 fn nearest(plain: &str) -> Option<&'static str> {
-    if let Ok(bits) = plain.trim_end_matches("bits").trim_end_matches("bit").parse::<u32>() {
-        return match bits {
-            2..=4 => Some("q4_k"),
-            5 => Some("q5_k"),
-            6 => Some("q6_k"),
-            8 => Some("q8_0"),
-            16 => Some("bf16"),
-            _ => None,
-        };
-    }
-    OTHERS.iter().find(|(start, _)| plain.starts_with(start)).map(|(_, near)| *near)
-}
-
-/// The name of a format that weights are brought to.
-pub fn name_of_format(format: Format) -> Option<&'static str> {
-    FORMATS.iter().find(|(_, known)| *known == format).map(|(name, _)| *name)
+    let format = match plain.trim_end_matches("bits").trim_end_matches("bit").parse::<u32>() {
+        Ok(bits) => Format::find(|row| row.nearest_of_bits.contains(&bits)),
+        Err(_) => Format::find(|row| row.nearest_of.iter().any(|start| plain.starts_with(start))),
+    };
+    format?.name()
 }
 
 #[cfg(test)]
@@ -128,11 +58,10 @@ mod tests {
 
     #[test]
     fn names_are_read_in_any_case_and_with_any_separators() {
-        for (name, format) in FORMATS {
+        for (name, format) in Format::made() {
             for text in [name.to_string(), name.to_uppercase(), name.replace('_', "-"), name.replace('_', "")] {
                 assert_eq!(format_of_name(&text), Ok((format, None)), "{text}");
             }
-            assert_eq!(name_of_format(format), Some(name));
         }
         for (text, format) in [
             ("bfloat16", Format::Bf16),

@@ -1,5 +1,7 @@
 //! What is decoded is what was encoded, up to the steps of each format.
 
+use half::bf16;
+
 use super::*;
 
 /// Pseudorandom values, roughly normal.
@@ -115,7 +117,7 @@ fn k_quants_hold_blocks_that_use_the_whole_range() {
 #[test]
 fn encoding_what_was_decoded_changes_little() {
     let values = normal(2, 16 * 512, 0.02);
-    for (_, format) in FORMATS {
+    for (_, format) in Format::made() {
         let once = encoded(&values, &[16, 512], format).to_f32();
         let twice = encoded(&once, &[16, 512], format).to_f32();
         assert!(error(&once, &twice) < 0.03, "{format}: {}", error(&once, &twice));
@@ -125,7 +127,7 @@ fn encoding_what_was_decoded_changes_little() {
 #[test]
 fn parts_are_rows_of_one_tensor_and_rows_of_blocks_depend_on_no_others() {
     let values = normal(3, 9 * 512, 0.02);
-    for (_, format) in FORMATS {
+    for (_, format) in Format::made() {
         let whole = encoded(&values, &[9, 512], format);
         let parts = [
             view(&values[..512], &[1, 512]),
@@ -163,7 +165,7 @@ fn what_is_in_the_format_already_is_copied() {
 
 #[test]
 fn zeros_are_zeros_and_the_least_magnitudes_are_held_or_refused() {
-    for (_, format) in FORMATS {
+    for (_, format) in Format::made() {
         assert_eq!(encoded(&[0.0; 512], &[2, 256], format).to_f32(), [0.0; 512], "{format}");
         for tiny in [1e-45, f32::MIN_POSITIVE, 1e-30, 1e-9, 1e-6, 1e-4, 1e-2] {
             let values: Vec<f32> = (0..512).map(|i| tiny * (i % 5) as f32).collect();
@@ -181,7 +183,7 @@ fn zeros_are_zeros_and_the_least_magnitudes_are_held_or_refused() {
 
 #[test]
 fn large_magnitudes_are_held_or_refused() {
-    for (_, format) in FORMATS {
+    for (_, format) in Format::made() {
         for large in [6e4, 1e9, 1e38] {
             let values: Vec<f32> = normal(6, 512, large / 10.0);
             match quantise(&[view(&values, &[2, 256])], format) {
@@ -194,7 +196,7 @@ fn large_magnitudes_are_held_or_refused() {
 
 #[test]
 fn values_that_are_no_numbers_are_refused() {
-    for (_, format) in FORMATS {
+    for (_, format) in Format::made() {
         for bad in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
             let mut values = normal(7, 512, 1.0);
             values[300] = bad;

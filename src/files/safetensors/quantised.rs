@@ -1,4 +1,4 @@
-//! Tensors in fp8, nvfp4, mxfp8 and int8, as ComfyUI, Black Forest Labs and diffusers' scripts write them.
+//! Tensors in formats of fewer bits, as ComfyUI, Black Forest Labs and diffusers' scripts write them.
 //!
 //! A layer X has its values in `X.weight`. Each layer is looked at by itself, because most files keep some in bf16.
 //!
@@ -18,8 +18,9 @@ use super::declared::Declaration;
 use super::foreign::{USE_INSTEAD, unread};
 use super::{Entry, Safetensors, float_format};
 use crate::error::{Error, Result};
+use crate::files::format::Layout;
 use crate::files::recognise::MOST_WORDS;
-use crate::files::{BlockScales, Bytes, FileSlice, Format, ScaleLayout, Scales, TensorView};
+use crate::files::{BlockScales, Bytes, FileSlice, Format, Scales, TensorView};
 
 /// What belongs to a layer, by the end of its name.
 const COMPANIONS: [&str; 6] =
@@ -30,8 +31,10 @@ const MARKER: &str = "scaled_fp8";
 const DEFAULT_GROUP: u64 = 256;
 /// The largest such group.
 const MOST_GROUP: u64 = 1 << 14;
-/// The scale of mxfp8 that is not a number.
+/// The power of two that is not a number.
 const NO_SCALE: u8 = 0xff;
+/// Formats that are known and not read, besides those of a family.
+const UNREAD: [&str; 3] = ["convrot_w4a4", "asym_w4a8_int8", "awq_w4a16"];
 
 /// A tensor by its name and that of its layer.
 struct Named<'a> {
@@ -82,18 +85,23 @@ impl Safetensors {
             return self.view(name, entry, format, &entry.shape, Scales::None);
         }
         self.check_companions(layer)?;
-        match (entry.dtype, self.declarations.whole()) {
-            (Dtype::F8_E4M3, _) => self.scaled(&tensor, Format::E4m3, false),
-            (Dtype::F8_E5M2, _) => self.scaled(&tensor, Format::E5m2, false),
-            (Dtype::U8, Some("nvfp4")) if self.contains(&format!("{layer}.weight_scale_2")) => {
-                self.nvfp4(&tensor, Format::Nvfp4LowFirst, ScaleLayout::Linear)
-            }
-            (Dtype::U8, _) if self.contains(&format!("{layer}.weight_scale_2")) => Err(Error::new(format!(
-                "tensor `{name}` looks like nvfp4, but the file does not say in which order its values lie"
-            ))
-            .hint("the header's metadata was lost when the file was rewritten: fetch the original file")),
-            _ => Err(self.meaningless(name)),
+        let bare = |layout: &Layout| layout.is_bare && layout.dtype == entry.dtype;
+        if let Some(format) = Format::find_layout(bare) {
+            return self.scaled(&tensor, format, false);
         }
+        let of_file = |is_sought: &dyn Fn(&str) -> bool| {
+            Format::find_layout(|layout| layout.dtype == entry.dtype && layout.file.is_some_and(is_sought))
+        };
+        let Some(format) = of_file(&|_| true).filter(|_| self.contains(&format!("{layer}.weight_scale_2"))) else {
+            return Err(self.meaningless(name));
+        };
+        let named = of_file(&|name| self.declarations.whole() == Some(name));
+        let unordered = || {
+            let what = "but the file does not say in which order its values lie";
+            Error::new(format!("tensor `{name}` looks like {format}, {what}"))
+                .hint("the header's metadata was lost when the file was rewritten: fetch the original file")
+        };
+        self.in_blocks(&tensor, named.ok_or_else(unordered)?)
     }
 
     /// What the file says of a layer: the tensor beside it before the header.
@@ -107,44 +115,26 @@ impl Safetensors {
 
     fn of_declaration(&self, tensor: &Named<'_>, declaration: &Declaration) -> Result<TensorView> {
         self.check_companions(tensor.layer)?;
-        let expect = |dtypes: &[Dtype]| {
-            if dtypes.contains(&tensor.entry.dtype) {
-                return Ok(());
-            }
-            let (name, format) = (tensor.name, &declaration.format);
-            Err(Error::new(format!(
-                "tensor `{name}` is of dtype {:?}, but the file says `{format}`",
-                tensor.entry.dtype
-            ))
-            .hint("the file was put together wrongly: fetch it again"))
+        let said = declaration.format.as_str();
+        let Some(format) = Format::find_layout(|layout| layout.layer == Some(said)) else {
+            let is_known = said.starts_with("tint4_") || UNREAD.contains(&said);
+            return Err(if is_known {
+                unread(tensor.name, said)
+            } else {
+                Error::new(format!("layer `{}` is in the unknown format `{said}`", tensor.layer)).hint(USE_INSTEAD)
+            });
         };
-        let view =
-            match declaration.format.as_str() {
-                "float8_e4m3fn" => {
-                    expect(&[Dtype::F8_E4M3])?;
-                    self.scaled(tensor, Format::E4m3, true)
-                }
-                "float8_e5m2" => {
-                    expect(&[Dtype::F8_E5M2])?;
-                    self.scaled(tensor, Format::E5m2, true)
-                }
-                "nvfp4" => {
-                    expect(&[Dtype::U8])?;
-                    self.nvfp4(tensor, Format::Nvfp4, ScaleLayout::Swizzled)
-                }
-                "mxfp8" => {
-                    expect(&[Dtype::F8_E4M3])?;
-                    self.mxfp8(tensor)
-                }
-                "int8_tensorwise" => {
-                    expect(&[Dtype::I8])?;
-                    self.scaled(tensor, int8_format(tensor.layer, declaration)?, true)
-                }
-                known if known.starts_with("tint4_") => Err(unread(tensor.name, known)),
-                known @ ("convrot_w4a4" | "asym_w4a8_int8" | "awq_w4a16") => Err(unread(tensor.name, known)),
-                unknown => Err(Error::new(format!("layer `{}` is in the unknown format `{unknown}`", tensor.layer))
-                    .hint(USE_INSTEAD)),
-            }?;
+        let layout = format.row().safetensors.expect("it was found by its layout");
+        if tensor.entry.dtype != layout.dtype {
+            let (name, dtype) = (tensor.name, tensor.entry.dtype);
+            return Err(Error::new(format!("tensor `{name}` is of dtype {dtype:?}, but the file says `{said}`"))
+                .hint("the file was put together wrongly: fetch it again"));
+        }
+        let view = match format {
+            _ if layout.block_scales.is_some() => self.in_blocks(tensor, format),
+            Format::Int8 if declaration.convrot => self.scaled(tensor, rotated(tensor.layer, declaration)?, true),
+            _ => self.scaled(tensor, format, true),
+        }?;
         Ok(if declaration.is_weight_only { view.with_weight_only(true) } else { view })
     }
 
@@ -161,49 +151,28 @@ impl Safetensors {
         Ok(view.with_weight_only(self.is_marked_weight_only(layer)))
     }
 
-    fn nvfp4(&self, tensor: &Named<'_>, format: Format, layout: ScaleLayout) -> Result<TensorView> {
+    /// Values in blocks of columns with a scale of one byte each.
+    fn in_blocks(&self, tensor: &Named<'_>, format: Format) -> Result<TensorView> {
         let Named { name, layer, entry } = tensor;
-        let [rows, cols] = matrix(name, entry)?;
-        let cols = cols.checked_mul(2).ok_or_else(|| Error::new(format!("tensor `{name}` is {:?}", entry.shape)))?;
-        let all = self.number(&format!("{layer}.weight_scale_2"))?;
-        let blocks = [rows, cols / format.block().values];
-        let scales = self.block_scales(layer, &[Dtype::F8_E4M3, Dtype::U8], layout, blocks, all)?;
-        self.view(name, entry, format, &[rows, cols], scales)
-    }
-
-    fn mxfp8(&self, tensor: &Named<'_>) -> Result<TensorView> {
-        let Named { name, layer, entry } = tensor;
-        let [rows, cols] = matrix(name, entry)?;
-        let blocks = [rows, cols / Format::Mxfp8.block().values];
-        let dtypes = [Dtype::U8, Dtype::F8_E8M0];
-        let scales = self.block_scales(layer, &dtypes, ScaleLayout::Swizzled, blocks, 1.0)?;
-        if let Scales::Blocks(scales) = &scales
-            && scales.bytes().contains(&NO_SCALE)
-        {
+        let block = format.block();
+        let layout = format.row().safetensors.and_then(|layout| layout.block_scales).expect("a format in blocks");
+        let [rows, columns] = matrix(name, entry)?;
+        let cols = columns.checked_mul(block.values / block.bytes);
+        let cols = cols.ok_or_else(|| Error::new(format!("tensor `{name}` is {:?}", entry.shape)))?;
+        let factor = if layout.has_factor { self.number(&format!("{layer}.weight_scale_2"))? } else { 1.0 };
+        let scales_name = format!("{layer}.weight_scale");
+        let of_blocks = self.entries.get(&scales_name).ok_or_else(|| self.missing(&scales_name))?;
+        if !layout.dtypes.contains(&of_blocks.dtype) {
+            let (dtype, expected) = (of_blocks.dtype, layout.dtypes[0]);
+            return Err(Error::new(format!("tensor `{scales_name}` is of dtype {dtype:?}, expected {expected:?}")));
+        }
+        let scales = BlockScales::new(self.slice(of_blocks), layout.order, [rows, cols / block.values], factor)
+            .map_err(|why| Error::new(format!("layer `{layer}` {why}")))?;
+        if layout.dtypes.contains(&Dtype::F8_E8M0) && scales.bytes().contains(&NO_SCALE) {
             return Err(Error::new(format!("the scales of tensor `{name}` hold values that are not numbers"))
                 .hint("the file is damaged: fetch it again"));
         }
-        self.view(name, entry, Format::Mxfp8, &[rows, cols], scales)
-    }
-
-    /// `weight_scale` of a layer, a byte for each block.
-    fn block_scales(
-        &self,
-        layer: &str,
-        dtypes: &[Dtype],
-        layout: ScaleLayout,
-        blocks: [usize; 2],
-        all: f32,
-    ) -> Result<Scales> {
-        let name = format!("{layer}.weight_scale");
-        let entry = self.entries.get(&name).ok_or_else(|| self.missing(&name))?;
-        if !dtypes.contains(&entry.dtype) {
-            let what = format!("tensor `{name}` is of dtype {:?}, expected {:?}", entry.dtype, dtypes[0]);
-            return Err(Error::new(what));
-        }
-        BlockScales::new(self.slice(entry), layout, blocks, all)
-            .map(|scales| Scales::Blocks(Box::new(scales)))
-            .map_err(|why| Error::new(format!("layer `{layer}` {why}")))
+        self.view(name, entry, format, &[rows, cols], Scales::Blocks(Box::new(scales)))
     }
 
     /// The scale of a tensor, or those of its rows.
@@ -264,10 +233,8 @@ fn matrix(name: &str, entry: &Entry) -> Result<[usize; 2]> {
         .map_err(|_| Error::new(format!("tensor `{name}` is {:?}, expected a matrix", entry.shape)))
 }
 
-fn int8_format(layer: &str, declaration: &Declaration) -> Result<Format> {
-    if !declaration.convrot {
-        return Ok(Format::Int8);
-    }
+/// The format of groups of columns that were multiplied by a Hadamard matrix.
+fn rotated(layer: &str, declaration: &Declaration) -> Result<Format> {
     let group = declaration.convrot_groupsize.unwrap_or(DEFAULT_GROUP);
     let is_power_of_four = group.is_power_of_two() && group.trailing_zeros().is_multiple_of(2);
     let group = u16::try_from(group).ok().filter(|_| is_power_of_four && (4..=MOST_GROUP).contains(&group));

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 
 use super::super::format::Format;
-use super::super::gguf::{MAGIC, type_of};
+use super::super::gguf::MAGIC;
 use super::{TensorTarget, TensorWriter};
 use crate::error::Result;
 
@@ -94,7 +94,7 @@ pub fn gguf(
         put_text(&mut header, name);
         header.extend((shape.len() as u32).to_le_bytes());
         shape.iter().rev().for_each(|axis| header.extend((*axis as u64).to_le_bytes()));
-        header.extend(type_of(*format).expect("a format of GGUF").to_le_bytes());
+        header.extend(format.row().gguf.expect("a format of GGUF").type_id.to_le_bytes());
         header.extend(end.to_le_bytes());
         places.insert(name.clone(), end..end + len);
         end = (end + len).next_multiple_of(ALIGNMENT);

@@ -13,7 +13,7 @@ use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 pub use self::gguf::{Value, gguf};
-pub use self::safetensors::{ElementType, Entry, safetensors};
+pub use self::safetensors::{Entry, safetensors};
 use super::atomic::{self, AtomicFile};
 use super::overwrite::create_folder;
 use crate::error::{Error, Field, Result};

@@ -2,6 +2,7 @@ use super::super::container::Container;
 use super::super::gguf::Gguf;
 use super::*;
 use crate::files::Format;
+use ::safetensors::Dtype;
 use std::collections::BTreeMap;
 
 fn target(folder: &tempfile::TempDir, name: &str) -> TensorTarget {
@@ -45,12 +46,12 @@ fn what_is_written_to_gguf_is_read() {
 fn what_is_written_to_safetensors_is_read_and_aligned() {
     let folder = tempfile::tempdir().unwrap();
     let target = target(&folder, "a.safetensors");
-    let entry = |name: &str, element, shape: &[usize]| Entry { name: name.to_string(), element, shape: shape.to_vec() };
+    let entry = |name: &str, dtype, shape: &[usize]| Entry { name: name.to_string(), dtype, shape: shape.to_vec() };
     let entries = [
-        entry("a", ElementType::U8, &[3]),
-        entry("b", ElementType::F32, &[]),
-        entry("c", ElementType::Bf16, &[1, 3]),
-        entry("d", ElementType::E4m3, &[2, 2]),
+        entry("a", Dtype::U8, &[3]),
+        entry("b", Dtype::F32, &[]),
+        entry("c", Dtype::BF16, &[1, 3]),
+        entry("d", Dtype::F8_E4M3, &[2, 2]),
     ];
     let metadata = BTreeMap::from([("format".to_string(), "pt".to_string())]);
     let mut writer = safetensors(&target, &metadata, &entries).unwrap();

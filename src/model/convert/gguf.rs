@@ -29,7 +29,7 @@ pub fn begin(conversion: &Conversion, tensors: &[(Planned, Format)]) -> Result<T
     let mut values = Values { architecture, said: Vec::new() };
     values.text("general.architecture", architecture);
     values.number("general.quantization_version", QUANTISATION_VERSION);
-    values.number("general.file_type", file_type(conversion.format));
+    values.number("general.file_type", conversion.format.row().gguf.expect("a format of GGUF").file_type);
     values.text(CONFIG_KEY, &conversion.config()?);
     if role == Role::Transformer {
         transformer(conversion, &mut values)?;
@@ -121,20 +121,4 @@ fn text_encoder(conversion: &Conversion, values: &mut Values) -> Result<()> {
     values.put("tokenizer.ggml.token_type", Value::Ints(vocabulary.kinds));
     values.put("tokenizer.ggml.merges", Value::Texts(vocabulary.merges));
     Ok(())
-}
-
-/// The number of the format that most weights are in, as llama.cpp counts kinds of files.
-fn file_type(format: Format) -> u32 {
-    match format {
-        Format::Q4_0 => 2,
-        Format::Q4_1 => 3,
-        Format::Q8_0 => 7,
-        Format::Q5_0 => 8,
-        Format::Q5_1 => 9,
-        Format::Q4K => 14,
-        Format::Q5K => 16,
-        Format::Q6K => 18,
-        // bf16, the only other format that these files are written in.
-        _ => 32,
-    }
 }

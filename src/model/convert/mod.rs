@@ -14,7 +14,6 @@ use serde_json::{Value, json};
 use crate::backend::cpu::{Cpu, Precision};
 use crate::error::{Error, Field, Kind as ErrorKind, Result};
 use crate::files::names::llama_cpp_name;
-use crate::files::quantise::name_of_format;
 use crate::files::writer::TensorTarget;
 use crate::files::{Component, FileId, Format, Role, TensorFiles, TensorView, TokenizerFile, check_replaceable};
 use crate::model::index::Index;
@@ -209,7 +208,7 @@ impl Conversion {
         let mut notes = Vec::new();
         let others = tensors.iter().filter(|(tensor, format)| tensor.quantised.is_some() && *format != self.format);
         if let Some((_, format)) = others.clone().next() {
-            let name = name_of_format(self.format).unwrap_or_default();
+            let name = self.format.name().unwrap_or_default();
             notes.push(format!(
                 "{} matrices have rows that are no whole blocks of {name}, and are in {format}",
                 others.count()
@@ -240,13 +239,14 @@ impl Kind {
 
     /// Errors when no file of this kind has the format.
     fn check(self, format: Format) -> Result<()> {
-        let in_safetensors = matches!(format, Format::E4m3 | Format::Int8 | Format::Mxfp8 | Format::Nvfp4);
-        let fits = format == Format::Bf16 || in_safetensors == (self == Self::Safetensors);
-        if fits {
+        let (kind, has) = match self {
+            Self::Gguf => ("GGUF", format.is_in_gguf()),
+            Self::Safetensors => ("safetensors", format.is_in_safetensors()),
+        };
+        if has {
             return Ok(());
         }
-        let (name, kind) =
-            (name_of_format(format).unwrap_or_default(), if self == Self::Gguf { "GGUF" } else { "safetensors" });
+        let name = format.name().unwrap_or_default();
         Err(Error::usage(format!("{kind} files have no weights in {name}"))
             .hint(format!("name a file that ends with {}, or choose another format", self.other())))
     }

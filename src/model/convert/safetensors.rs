@@ -1,13 +1,14 @@
-//! Layers in few bits in a safetensors file: as Black Forest Labs publish transformers in fp8 and nvfp4, which the
-//! header declares, and as ComfyUI writes all else, with a declaration beside each layer.
+//! Layers in few bits in a safetensors file: as Black Forest Labs publish transformers in some formats, which the header
+//! declares, and as ComfyUI writes all else, with a declaration beside each layer.
 
 use std::collections::BTreeMap;
 
-use serde_json::{Map, json};
+use safetensors::Dtype;
+use serde_json::{Map, Value, json};
 
 use crate::error::{Error, Result};
-use crate::files::writer::{self, ElementType, Entry, TensorWriter};
-use crate::files::{CONFIG_KEY, Format, Role, ScaleLayout, Scales, TensorView};
+use crate::files::writer::{self, Entry, TensorWriter};
+use crate::files::{CONFIG_KEY, Encode, Format, Role, Scales, TensorView};
 use crate::model::convert::{Conversion, shape};
 use crate::model::quantise::plan::Planned;
 
@@ -19,8 +20,8 @@ pub fn begin(conversion: &Conversion, tensors: &[(Planned, Format)]) -> Result<T
     let (mut entries, mut layers) = (Vec::new(), Map::new());
     for (tensor, format) in tensors {
         entries.extend(entries_of(conversion, tensor, *format)?);
-        if let Some(declared) = declared(*format).filter(|_| header_declares(conversion, *format)) {
-            layers.insert(layer(tensor).to_string(), json!({ "format": declared }));
+        if let Some(declaration) = declaration(conversion, *format, true) {
+            layers.insert(layer(tensor).to_string(), declaration);
         }
     }
     let mut metadata = if layers.is_empty() {
@@ -35,6 +36,7 @@ pub fn begin(conversion: &Conversion, tensors: &[(Planned, Format)]) -> Result<T
 
 /// Writes a tensor and what belongs to it.
 pub fn put(conversion: &Conversion, writer: &mut TensorWriter, tensor: &Planned, made: &TensorView) -> Result<()> {
+    let layout = made.format().row().safetensors;
     writer.put(&tensor.name, made.bytes())?;
     let of_layer = |end: &str| format!("{}.{end}", layer(tensor));
     match made.scales() {
@@ -42,14 +44,14 @@ pub fn put(conversion: &Conversion, writer: &mut TensorWriter, tensor: &Planned,
         Scales::Rows(scales) => writer.put(&of_layer("weight_scale"), scales.bytes())?,
         Scales::Blocks(scales) => {
             writer.put(&of_layer("weight_scale"), scales.bytes())?;
-            if made.format() == Format::Nvfp4 {
+            if layout.and_then(|layout| layout.block_scales).is_some_and(|scales| scales.has_factor) {
                 writer.put(&of_layer("weight_scale_2"), &scales.tensor().to_le_bytes())?;
             }
         }
         Scales::None | Scales::RowMaxima(_) | Scales::Codebook(_) => {}
     }
-    match declaration(made.format()).filter(|_| !header_declares(conversion, made.format())) {
-        Some(text) => writer.put(&of_layer("comfy_quant"), text.as_bytes()),
+    match declaration(conversion, made.format(), false) {
+        Some(declaration) => writer.put(&of_layer("comfy_quant"), declaration.to_string().as_bytes()),
         None => Ok(()),
     }
 }
@@ -59,63 +61,46 @@ fn layer(tensor: &Planned) -> &str {
     tensor.name.strip_suffix(".weight").unwrap_or(&tensor.name)
 }
 
-/// What a format is called in declarations; none of plain floats.
-fn declared(format: Format) -> Option<&'static str> {
-    match format {
-        Format::E4m3 => Some("float8_e4m3fn"),
-        Format::Nvfp4 => Some("nvfp4"),
-        Format::Mxfp8 => Some("mxfp8"),
-        Format::Int8 => Some("int8_tensorwise"),
-        _ => None,
-    }
-}
-
-/// What lies beside a layer of the format.
-fn declaration(format: Format) -> Option<String> {
-    declared(format).map(|declared| json!({ "format": declared }).to_string())
-}
-
-/// Whether the header declares layers of the format.
-fn header_declares(conversion: &Conversion, format: Format) -> bool {
-    conversion.component.role() == Role::Transformer && matches!(format, Format::E4m3 | Format::Nvfp4)
+/// What is said of a layer of the format, in the header or beside it; none where it is said in the other place, or the
+/// format is a plain float.
+fn declaration(conversion: &Conversion, format: Format, in_header: bool) -> Option<Value> {
+    let layout = format.row().safetensors?;
+    let name = layout.layer?;
+    let is_in_header = layout.in_header && conversion.component.role() == Role::Transformer;
+    (is_in_header == in_header).then(|| json!({ "format": name }))
 }
 
 /// A tensor and what belongs to it.
 fn entries_of(conversion: &Conversion, tensor: &Planned, format: Format) -> Result<Vec<Entry>> {
     let shape = shape(tensor);
-    let entry = |end: &str, element, shape: &[usize]| Entry {
+    let entry = |end: &str, dtype, shape: &[usize]| Entry {
         name: if end == "weight" { tensor.name.clone() } else { format!("{}.{end}", layer(tensor)) },
-        element,
+        dtype,
         shape: shape.to_vec(),
     };
-    let too_large = || Error::new(format!("tensor `{}` is {shape:?}, which no file holds", tensor.name));
-    let blocks = || {
-        let (rows, cols) = (shape.first().copied().unwrap_or(1), shape.iter().skip(1).product::<usize>());
-        ScaleLayout::Swizzled.padded([rows, cols / format.block().values]).ok_or_else(too_large)
-    };
-    let mut entries = match format {
-        Format::Bf16 => vec![entry("weight", ElementType::Bf16, &shape)],
-        Format::F16 => vec![entry("weight", ElementType::F16, &shape)],
-        Format::E4m3 => vec![entry("weight", ElementType::E4m3, &shape), entry("weight_scale", ElementType::F32, &[])],
-        Format::Int8 => {
-            let scales = [shape.first().copied().unwrap_or(1), 1];
-            vec![entry("weight", ElementType::I8, &shape), entry("weight_scale", ElementType::F32, &scales)]
+    let (rows, cols) = (shape.first().copied().unwrap_or(1), shape.iter().skip(1).product::<usize>());
+    let (row, block) = (format.row(), format.block());
+    let layout = row.safetensors.ok_or_else(|| Error::new(format!("safetensors files have no weights in {format}")))?;
+    let is_packed = block.bytes < block.values;
+    let values = if is_packed { vec![rows, cols * block.bytes / block.values] } else { shape.clone() };
+    let mut entries = vec![entry("weight", layout.dtype, &values)];
+    match row.encode {
+        Some(Encode::Tensor(..)) => entries.push(entry("weight_scale", Dtype::F32, &[])),
+        Some(Encode::Rows(_)) => entries.push(entry("weight_scale", Dtype::F32, &[rows, 1])),
+        Some(Encode::Blocks(_) | Encode::BlockScales(..)) | None => {}
+    }
+    if let Some(scales) = layout.block_scales {
+        let padded = scales
+            .order
+            .padded([rows, cols / block.values])
+            .ok_or_else(|| Error::new(format!("tensor `{}` is {shape:?}, which no file holds", tensor.name)))?;
+        entries.push(entry("weight_scale", scales.dtypes[0], &padded));
+        if scales.has_factor {
+            entries.push(entry("weight_scale_2", Dtype::F32, &[]));
         }
-        Format::Mxfp8 => {
-            vec![entry("weight", ElementType::E4m3, &shape), entry("weight_scale", ElementType::U8, &blocks()?)]
-        }
-        Format::Nvfp4 => {
-            let bytes = [shape.first().copied().unwrap_or(1), shape.iter().skip(1).product::<usize>() / 2];
-            vec![
-                entry("weight", ElementType::U8, &bytes),
-                entry("weight_scale", ElementType::E4m3, &blocks()?),
-                entry("weight_scale_2", ElementType::F32, &[]),
-            ]
-        }
-        other => return Err(Error::new(format!("safetensors files have no weights in {other}"))),
-    };
-    if let Some(text) = declaration(format).filter(|_| !header_declares(conversion, format)) {
-        entries.push(entry("comfy_quant", ElementType::U8, &[text.len()]));
+    }
+    if let Some(declaration) = declaration(conversion, format, false) {
+        entries.push(entry("comfy_quant", Dtype::U8, &[declaration.to_string().len()]));
     }
     Ok(entries)
 }

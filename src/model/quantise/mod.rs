@@ -7,7 +7,7 @@ use std::str::FromStr;
 use std::time::Instant;
 
 use crate::error::{Field, Result};
-use crate::files::quantise::{bits_per_value, format_of_name, name_of_format};
+use crate::files::quantise::{bits_per_value, format_of_name};
 use crate::files::{Format, Role, TensorFiles};
 use crate::model::file_sizes::FileSizes;
 use crate::model::info::ModelInfo;
@@ -76,7 +76,7 @@ impl Quantisation {
 impl fmt::Display for Quantisation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let of = |role| if role == Role::TextEncoder { self.text_encoder } else { self.transformer };
-        let item = |(name, role): &(&str, Role)| Some(format!("{name}={}", name_of_format(of(*role)?)?));
+        let item = |(name, role): &(&str, Role)| Some(format!("{name}={}", of(*role)?.name()?));
         f.write_str(&COMPONENTS.iter().filter_map(item).collect::<Vec<_>>().join(","))
     }
 }
@@ -84,7 +84,7 @@ impl fmt::Display for Quantisation {
 impl fmt::Display for Quantised {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let [before, after] = self.bytes.map(|bytes| bytes as f64 / 1e6);
-        let (title, format) = (self.role.title(), name_of_format(self.format).unwrap_or_default());
+        let (title, format) = (self.role.title(), self.format.name().unwrap_or_default());
         write!(f, "quantised the {title} to {format}: {before:.1} MB became {after:.1} MB in {:.1} s", self.seconds)
     }
 }

@@ -3,7 +3,7 @@
 
 use crate::error::{Error, Result};
 use crate::files::names::{Fused, FusedPart, fused_transformer};
-use crate::files::quantise::{bits_per_value, fitting, name_of_format, quantise};
+use crate::files::quantise::{bits_per_value, fitting, quantise};
 use crate::files::{Format, Role, Scales, TensorFiles, TensorView};
 use crate::nn::WeightPolicy;
 
@@ -118,7 +118,7 @@ fn tensors(files: &TensorFiles, role: Role) -> Result<Vec<Fused>> {
 
 /// Errors when the tensors are no smaller in their new formats.
 pub fn check_narrower(planned: &[Planned], role: Role, format: Format) -> Result<()> {
-    let (title, name) = (role.title(), name_of_format(format).unwrap_or_default());
+    let (title, name) = (role.title(), format.name().unwrap_or_default());
     let quantised = || planned.iter().filter_map(|tensor| Some((tensor, tensor.quantised?)));
     if quantised().next().is_none() {
         return Err(Error::usage(format!("no matrix of the {title} has rows that are whole blocks of {name}"))
