@@ -105,8 +105,11 @@ book: $(MDBOOK) ## Build the pages of docs/ as a book, below target/book; builds
 	@echo "$(TARGET)/book/index.html"
 
 .PHONY: test
-test: ## Run all Rust tests; those that need a GPU, AMX or a full-size model pass without running where there is none
+test: ## Run all Rust tests, with those on a GPU where there is one; those that need AMX or a full-size model pass without it
 	$(CARGO) test --release --locked
+	@if command -v nvidia-smi >/dev/null && nvidia-smi -L 2>/dev/null | grep -q GPU; then \
+		$(CARGO) test --release --locked --test gpu; \
+	fi
 
 .PHONY: ci
 ci: ## Run what CI runs: format, clippy, all tests; ALL=1: in two profiles, and all kernels

@@ -2,6 +2,8 @@
 
 mod fit;
 mod log;
+#[cfg(test)]
+mod screen;
 
 use std::io::{self, IsTerminal, Write};
 use std::time::{Duration, Instant};
@@ -203,14 +205,14 @@ impl Drop for Console {
 mod tests {
     use super::*;
 
-    use indicatif::InMemoryTerm;
+    use super::screen::Screen;
 
     const STAGES: [Stage; 6] =
         [Stage::Quantise, Stage::Load, Stage::Text, Stage::Encode, Stage::Denoise, Stage::Decode];
 
     /// What a terminal of so many columns shows of a bar.
     fn drawn(stage: Stage, columns: u16, [done, total]: [u64; 2], elapsed: Duration) -> String {
-        let terminal = InMemoryTerm::new(10, columns);
+        let terminal = Screen::new(10, columns);
         let target = ProgressDrawTarget::term_like(Box::new(terminal.clone()));
         let bar = bar(stage, total, target).with_elapsed(elapsed);
         bar.set_position(done);
@@ -253,7 +255,7 @@ mod tests {
 
     #[test]
     fn a_bar_that_has_ended_is_off_the_screen() {
-        let terminal = InMemoryTerm::new(10, 40);
+        let terminal = Screen::new(10, 40);
         let shown = bar(Stage::Denoise, 4, ProgressDrawTarget::term_like(Box::new(terminal.clone())));
         shown.set_position(2);
         shown.tick();
