@@ -14,7 +14,7 @@ use flux::engine::{Engine, Event, Job, Ticket};
 use flux::error::{Field, Kind};
 use flux::files::{Array, ModelFiles};
 use flux::model::OpenModel;
-use flux::pipeline::{Image, Latents, Model, Replicas, Request};
+use flux::pipeline::{Change, Image, Latents, Model, Replicas, Request};
 use flux::rgb::Rgb;
 use flux::stage::CancelFlag;
 
@@ -287,6 +287,47 @@ fn devices_that_make_an_image_together_have_a_prompt_for_each_item() {
     }
 }
 
+fn picture(width: usize, height: usize, seed: usize) -> Arc<Rgb> {
+    Arc::new(Rgb { width, height, bytes: (0..3 * width * height).map(|i| (i * (7 + seed) + seed) as u8).collect() })
+}
+
+#[test]
+fn items_with_images_of_their_own_are_one_batch_of_the_bytes_of_each_alone() {
+    let cells = |item: usize| Some(Arc::from((0..4).map(|cell| ((cell + item) % 2) as f32).collect::<Vec<_>>()));
+    let change = |item: usize, cells, is_reference| {
+        Some(Change { image: picture(32, 32, item), cells, strength: 0.5, is_reference })
+    };
+    for (name, kinds) in [("tiny", 4), ("base", 4), ("kv", 1)] {
+        let model = alone(name);
+        for kind in 0..kinds {
+            let request = |item: usize| {
+                let of =
+                    Request { steps: Some(2), ..tiny(["a cat", "a dog on a bicycle", "a cat"][item], 5 + item as u64) };
+                match kind {
+                    // Where keys and values are made once, the references are those of all items.
+                    0 if name == "kv" => Request { references: vec![picture(48, 32, 0)], ..of },
+                    0 => Request { references: vec![picture(48, 32, item), picture(16, 16, 0)], ..of },
+                    1 => Request { change: change(item, None, false), width: None, height: None, ..of },
+                    2 => Request { change: change(item, cells(item), false), ..of },
+                    _ => Request {
+                        change: change(item, cells(item), true),
+                        references: vec![picture(16, 32, item)],
+                        ..of
+                    },
+                }
+            };
+            let requests: Vec<_> = (0..3).map(request).collect();
+            let images = model.session_of(&requests, &CancelFlag::default()).unwrap().run(&mut |_| {}).unwrap();
+            assert_eq!(images.len(), 3, "{name}, {kind}");
+            for (image, request) in images.iter().zip(&requests) {
+                let by_itself = alone(name).generate(request).unwrap();
+                assert_eq!(image.plan, by_itself.plan);
+                assert!(image.rgb == by_itself.rgb, "{name}, {kind}: seed {}", request.seed);
+            }
+        }
+    }
+}
+
 #[test]
 fn what_items_of_a_batch_do_not_share_is_told() {
     let model = alone("tiny");
@@ -299,9 +340,16 @@ fn what_items_of_a_batch_do_not_share_is_told() {
         Request { height: Some(48), ..tiny("a cat", 2) },
         Request { steps: Some(2), ..tiny("a cat", 2) },
         Request { max_sequence_length: Some(16), ..tiny("a cat", 2) },
+        Request { references: vec![picture(32, 32, 0)], ..tiny("a cat", 2) },
     ] {
         assert!(refused(second).is_some_and(|error| error.contains("batch of its own")));
     }
+    let with = |seed: usize| Request { references: vec![picture(32, 32, seed)], ..tiny("a cat", 2) };
+    let refused = alone("kv").session_of(&[with(0), with(1)], &CancelFlag::default()).err().unwrap().to_string();
+    assert!(
+        refused.contains("batch of its own"),
+        "keys and values are made once, for one set of references: {refused}"
+    );
     let none = model.session_of(&[], &CancelFlag::default()).err().unwrap();
     assert_eq!(none.kind(), Kind::Usage);
 }

@@ -28,8 +28,8 @@ pub(crate) struct Needs {
     sharers: usize,
     /// Evaluations of a step that a device takes part in.
     evaluations: u64,
-    /// Whether the image is made alone: a sequence with references, or an image that is changed, is no part of a batch.
-    pub alone: bool,
+    /// Whether the images of a batch are evaluated one after the other: those that are made from images.
+    pub in_turn: bool,
 }
 
 impl Needs {
@@ -54,25 +54,26 @@ impl Needs {
             sharing,
             sharers,
             evaluations: if plan.guided() && sharing == Sharing::Group { 2 } else { 1 },
-            alone: !plan.references.is_empty() || plan.strength.is_some(),
+            in_turn: !plan.references.is_empty() || plan.strength.is_some(),
         }
     }
 
     /// How many of `count` images are one batch, memory aside; at least one.
     pub(crate) fn wanted(&self, count: usize) -> usize {
-        let most = if self.alone { 1 } else { self.most_evaluations() / self.evaluations };
+        let most = if self.in_turn { u64::MAX } else { self.most_evaluations() / self.evaluations };
         count.min(most.clamp(1, MAX_SAMPLES as u64) as usize)
     }
 
     /// How many of the `wanted` images may be denoised as one batch where `available` bytes are free; at least one.
     pub(crate) fn samples(&self, available: u64, wanted: usize) -> usize {
-        wanted.min((available / self.batch(1).max(1)).clamp(1, MAX_SAMPLES as u64) as usize)
+        let fitting = if self.in_turn { u64::MAX } else { available / self.batch(1).max(1) };
+        wanted.min(fitting.clamp(1, MAX_SAMPLES as u64) as usize)
     }
 
     /// Whether both evaluations of guidance of `samples` images may be one batch where `available` bytes are free.
     pub(crate) fn batched(&self, available: u64, samples: usize) -> bool {
         let evaluations = 2 * samples as u64;
-        let may = !self.alone && self.sharing == Sharing::Group;
+        let may = !self.in_turn && self.sharing == Sharing::Group;
         may && available > evaluations * self.step && evaluations <= self.most_evaluations()
     }
 
@@ -83,7 +84,7 @@ impl Needs {
 
     /// Bytes of all evaluations of a step of `samples` images at once.
     pub(crate) fn batch(&self, samples: usize) -> u64 {
-        self.step * self.evaluations * samples as u64
+        self.step * self.evaluations * if self.in_turn { 1 } else { samples as u64 }
     }
 
     /// Errors when the image needs a tensor of more than `limit` values, however much memory there is. Asked before
@@ -287,7 +288,7 @@ mod tests {
     }
 
     const ONE: Needs =
-        Needs { step: 100, largest: 100, alone: false, sharing: Sharing::Group, sharers: 1, evaluations: 1 };
+        Needs { step: 100, largest: 100, in_turn: false, sharing: Sharing::Group, sharers: 1, evaluations: 1 };
 
     fn samples_of(needs: &Needs, available: u64, count: usize) -> usize {
         needs.samples(available, needs.wanted(count))

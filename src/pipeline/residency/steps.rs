@@ -43,8 +43,10 @@ impl BatchShape {
 pub(crate) struct Steps<B: Backend> {
     pub(crate) transformer: Arc<Transformer<B>>,
     pub(crate) rope: Rope<B>,
-    /// The tokens of one evaluation of all images of the batch.
+    /// The tokens of one evaluation of all images of the batch, or of each in turn.
     pub(crate) split: TokenSplit,
+    /// How many images are evaluated one after the other; 1 where all are one batch.
+    pub(crate) turns: usize,
     /// The same of the negative prompt, where it has another number of tokens.
     pub(crate) negative: Option<(Rope<B>, TokenSplit)>,
     /// Keys and values of references that are not in the sequence.
@@ -54,14 +56,28 @@ pub(crate) struct Steps<B: Backend> {
 }
 
 impl<B: Backend> Steps<B> {
+    /// Images of the batch.
+    pub(crate) fn samples(&self) -> usize {
+        self.split.whole().batch * self.turns
+    }
+
     /// Latents, context, row of modulations, dt -> latents.
     pub(crate) fn step(&self, [latents, context, modulation, dt]: [&Tensor<B>; 4]) -> Result<Tensor<B>> {
-        let &Self { split, guidance, evaluations, .. } = self;
+        let &Self { split, turns, guidance, evaluations, .. } = self;
+        let modulation = StepModulation::of_row(modulation)?;
         let negative = self.negative.as_ref().map(|(rope, split)| Sequence { split: *split, rope });
         let (sequence, cached) = (Sequence { split, rope: &self.rope }, self.cached.as_deref());
-        let conditioning = Conditioning { context, sequence, negative, cached, guidance, evaluations };
-        let latents = latents.row_view(0..latents.rows());
-        sampler::step(&self.transformer, latents, &conditioning, &StepModulation::of_row(modulation)?, dt)
+        let step = |turn: usize| {
+            let own = |x: &Tensor<B>| x.row_view(turn * (x.rows() / turns)..(turn + 1) * (x.rows() / turns));
+            let context = &own(context);
+            let conditioning = Conditioning { context, sequence, negative, cached, guidance, evaluations };
+            sampler::step(&self.transformer, own(latents), &conditioning, &modulation, dt)
+        };
+        if turns == 1 {
+            return step(0);
+        }
+        let made = (0..turns).map(step).collect::<Result<Vec<_>>>()?;
+        Tensor::concat_rows(&made.iter().collect::<Vec<_>>())
     }
 }
 

@@ -29,9 +29,11 @@ pub(super) struct Steps {
     pub available: u64,
 }
 
-/// Which images are encoded, a bit for each: those that any device lacks.
-pub(super) fn images<B: Backend>(backend: &B, lacks: u64) -> Result<u64> {
-    Ok(backend.gather_host("the images", lacks)?.into_iter().fold(0, |all, own| all | own))
+/// Which images are encoded: those that any device lacks.
+pub(super) fn images<B: Backend>(backend: &B, lacks: Vec<bool>) -> Result<Vec<bool>> {
+    let mut all = backend.gather_host("the images", lacks)?.into_iter();
+    let first = all.next().unwrap_or_default();
+    Ok(all.fold(first, |all, own| all.iter().zip(own).map(|(lack, own)| lack | own).collect()))
 }
 
 /// The first device has the text, and all have loaded what encodes images, for which devices may need minutes.

@@ -59,8 +59,8 @@ struct Kept<B: Backend> {
 /// What an image is made from.
 pub(crate) struct Conditions<'a, B: Backend> {
     pub txt: &'a TextFeatures<B>,
-    pub images: &'a Images,
-    pub latents: ImageLatents<B>,
+    /// Of each item.
+    pub images: Vec<(&'a Images, ImageLatents<B>)>,
     pub adapters: &'a AdapterSet,
 }
 
@@ -70,7 +70,7 @@ impl<B: Backend> Denoising<B> {
     /// Errors when memory runs out, or the caller cancels.
     pub(crate) fn prepare(
         residency: &Residency<B>,
-        Conditions { txt, images, latents, adapters }: Conditions<'_, B>,
+        Conditions { txt, images, adapters }: Conditions<'_, B>,
         noise: JoinHandle<Noise>,
         (prepared, count): (&Prepared, usize),
         caller: &Caller<'_>,
@@ -85,11 +85,12 @@ impl<B: Backend> Denoising<B> {
         let transformer = adapted.as_ref().map_or(transformer, |adapted| Arc::clone(&adapted.transformer));
         let ranks = needs.sharing.ranks(backend.rank(), backend.world());
         let own = |count: usize| share(count, backend.rank() - ranks.start, ranks.len());
-        let embed = |latents: Tensor<B>| transformer.references(&latents.row_view(own(latents.rows())));
-        let mut references = latents.references.map(embed).transpose()?;
-        let to_cache = references.take_if(|_| info.caches_references);
-        let find = || residency.images.reference_cache(images.references(), &transformer);
-        let mut cached = to_cache.as_ref().and_then(|_| find());
+        // The items of a batch have the same references where these are cached.
+        let (first, latents) = images.first().ok_or_else(|| Error::usage("a batch has no items"))?;
+        let to_cache = latents.references.as_ref().filter(|_| info.caches_references);
+        let find = || residency.images.reference_cache(first.references(), &transformer);
+        let mut cached = to_cache.and_then(|_| find());
+        let embed = |latents: &Tensor<B>| transformer.references(&latents.row_view(own(latents.rows())));
         let batch =
             Batch { residency, transformer: &transformer, set: adapters.key(), prepared, wanted: needs.wanted(count) };
         let found = batch.find(cached.as_ref());
@@ -99,9 +100,9 @@ impl<B: Backend> Denoising<B> {
             available: batch.make_room(found.as_deref(), count),
         };
         let agreed = agreement::steps(backend, before)?;
-        if let Some(embedded) = to_cache {
+        if let Some(latents) = to_cache {
             if !agreed.has_references {
-                cached = Some(make_reference_cache(residency, &transformer, images, &embedded, prepared)?);
+                cached = Some(make_reference_cache(residency, &transformer, first, &embed(latents)?, prepared)?);
             }
             clock.references_cached()?;
         }
@@ -109,26 +110,33 @@ impl<B: Backend> Denoising<B> {
             Some(found) => found,
             None => batch.make(cached, agreed.available)?,
         };
-        prepared.resize(work.reads().split.whole().batch);
+        prepared.resize(work.reads().samples());
         let (height, width) = info.latent_size(plan);
         let shift = (info.kind.shift)(height * width, plan.steps);
         let levels = plan.schedule.schedule(shift, plan.steps);
         let schedule = schedule(residency, &transformer, adapters.key(), &levels)?;
         let split = work.reads().split;
-        let (samples, [_, _, tokens]) = (split.whole().batch, split.tokens());
+        let (samples, turns, [_, _, tokens]) = (work.reads().samples(), work.reads().turns, split.tokens());
         let (texts, places) = txt.read(evaluated(backend, needs.sharing, plan), samples);
         let rows: Vec<Range<usize>> = texts.into_iter().map(|text| within(text, own)).collect();
         let text = transformer.context(&own_text(&txt.rows, &rows)?)?;
         let lengths: Vec<usize> = rows.iter().map(Range::len).collect();
-        let context = context(text, &lengths, &places, samples, references)?;
+        let in_sequence = |(_, latents): &(&Images, ImageLatents<B>)| {
+            latents.references.as_ref().filter(|_| !info.caches_references).map(embed).transpose()
+        };
+        let references = images[..turns].iter().map(in_sequence).collect::<Result<Vec<_>>>()?;
+        let context = context(text, &lengths, &places, samples, &references)?;
         let drawn = noise.join().map_err(|_| Error::new("the thread that draws the noise panicked"))?;
         let (rows, channels) = (samples * tokens.len(), info.transformer.in_channels);
         let noise = &drawn.values()[..samples * height * width * channels];
         let noise = backend.upload(&own_values(noise, height * width, tokens.clone(), channels), rows, channels)?;
-        let changed = latents.changed.map(|image| image.row_view(tokens.clone()));
-        let cells = images.cells().map(|cells| &cells[tokens]);
+        let images = &images[..samples];
+        let own_rows = |image: &Tensor<B>| image.row_view(tokens.clone());
+        let changed: Vec<_> = images.iter().filter_map(|(_, latents)| latents.changed.as_ref().map(own_rows)).collect();
+        let cells = images.iter().filter_map(|(images, _)| images.cells());
+        let cells: Vec<f32> = cells.flat_map(|cells| &cells[tokens.clone()]).copied().collect();
         let sigma = schedule.sigmas.row_view(plan.first_step..plan.first_step + 1);
-        let (latents, kept) = begin(backend, noise, changed, cells, &sigma)?;
+        let (latents, kept) = begin(backend, noise, changed, &cells, &sigma)?;
         clock.prepared()?;
         // No graph holds copies of weights that are streamed.
         let may_capture = prepared.memory.graphs && !transformer.block_weights().are_streamed();
@@ -144,7 +152,7 @@ impl<B: Backend> Denoising<B> {
 
     /// Images of the batch.
     pub(crate) fn samples(&self) -> usize {
-        self.work.reads().split.whole().batch
+        self.work.reads().samples()
     }
 
     /// Whether all steps were enqueued.
@@ -195,20 +203,24 @@ impl<B: Backend> Denoising<B> {
     }
 }
 
-/// The latents with which the schedule begins at noise level `sigma`, and what is kept of the image to change.
+/// The latents with which the schedule begins at noise level `sigma`, and what is kept of the images to change. There
+/// are `changed` images and `cells` of all items, or of none.
 fn begin<B: Backend>(
     backend: &B,
     noise: Tensor<B>,
-    changed: Option<Tensor<B>>,
-    cells: Option<&[f32]>,
+    changed: Vec<Tensor<B>>,
+    cells: &[f32],
     sigma: &Tensor<B>,
 ) -> Result<(Tensor<B>, Option<Kept<B>>)> {
-    let Some(image) = changed else { return Ok((noise, None)) };
+    if changed.is_empty() {
+        return Ok((noise, None));
+    }
+    let image = Tensor::concat_rows(&changed.iter().collect::<Vec<_>>())?;
     let rows = noise.rows();
     let nothing = backend.upload(&vec![0.0; rows], rows, 1)?;
     let latents = noise.row_view(0..rows).inpaint_blend(&noise, &image, &nothing, sigma)?;
-    let kept = |cells: &[f32]| Ok(Kept { noise, image, mask: backend.upload(cells, rows, 1)? });
-    Ok((latents, cells.map(kept).transpose()?))
+    let kept = || Ok(Kept { noise, image, mask: backend.upload(cells, rows, 1)? });
+    Ok((latents, (!cells.is_empty()).then(kept).transpose()?))
 }
 
 /// The first batch of images of a session.
@@ -226,7 +238,7 @@ type BatchWork<B> = Arc<RepeatedWork<Steps<B>, B>>;
 
 /// Tells apart batches of one shape.
 fn kind<B: Backend>(steps: &Steps<B>) -> u64 {
-    (2 * steps.split.whole().batch + usize::from(steps.evaluations == Evaluations::Batched)) as u64
+    (2 * steps.samples() + usize::from(steps.evaluations == Evaluations::Batched)) as u64
 }
 
 impl<B: Backend> Batch<'_, B> {
@@ -246,7 +258,7 @@ impl<B: Backend> Batch<'_, B> {
         let Self { residency, prepared, .. } = self;
         let needs = &prepared.needs;
         if let Some(found) = found {
-            return needs.batch(found.reads().split.whole().batch).max(residency.available_bytes(prepared));
+            return needs.batch(found.reads().samples()).max(residency.available_bytes(prepared));
         }
         if residency.available_bytes(prepared) < needs.batch(self.wanted) {
             residency.free_shapes();
@@ -265,6 +277,7 @@ impl<B: Backend> Batch<'_, B> {
         let Self { residency, transformer, set, prepared: Prepared { plan, needs, .. }, wanted } = *self;
         let (backend, info, sharing) = (residency.backend(), residency.info(), needs.sharing);
         let samples = needs.samples(available, wanted);
+        let (batch, turns) = if needs.in_turn { (1, samples) } else { (samples, 1) };
         let (height, width) = info.latent_size(plan);
         // A half of the devices makes one of the two evaluations, which are those of no batch then.
         let evaluated = evaluated(backend, sharing, plan).start;
@@ -278,7 +291,7 @@ impl<B: Backend> Batch<'_, B> {
         let references = if cached.is_some() { Vec::new() } else { info.reference_sizes(plan) };
         let sequence = |txt: usize| {
             let tokens = references.iter().map(|[height, width]| height * width).sum();
-            let layout = TokenLayout { references: tokens, ..TokenLayout::new(samples, txt, height * width) };
+            let layout = TokenLayout { references: tokens, ..TokenLayout::new(batch, txt, height * width) };
             let split = TokenSplit::shared(layout, sharing, backend.rank(), backend.world());
             Ok::<_, Error>((transformer.rope(&split, &references, [height, width])?, split))
         };
@@ -287,6 +300,7 @@ impl<B: Backend> Batch<'_, B> {
             transformer: Arc::clone(transformer),
             rope,
             split,
+            turns,
             negative: own_negative.then(|| sequence(plan.negative_tokens)).transpose()?,
             cached,
             guidance: plan.guided().then_some(plan.guidance),
@@ -354,25 +368,29 @@ fn own_values(values: &[f32], tokens: usize, own: Range<usize>, channels: usize)
     Cow::Owned(images.flat_map(|image| &image[own.start * channels..own.end * channels]).copied().collect())
 }
 
-/// What [`Transformer::forward`] reads of each evaluation, one under the other: the text of each of the `samples`, and
-/// the embedded references. `text` has the rows of each text, which are so many as `lengths` says; `places` names the
-/// text of each evaluation and sample.
+/// What [`Transformer::forward`] reads of each evaluation, one under the other: the text of each of the `samples` that
+/// have a turn, and their embedded references. There are `references` of each turn. `text` has the rows of each text,
+/// which are so many as `lengths` says; `places` names the text of each evaluation and sample.
 fn context<B: Backend>(
     text: Tensor<B>,
     lengths: &[usize],
     places: &[usize],
     samples: usize,
-    references: Option<Tensor<B>>,
+    references: &[Option<Tensor<B>>],
 ) -> Result<Tensor<B>> {
-    if references.is_none() && places.iter().copied().eq(0..lengths.len()) {
+    if references.len() == 1 && references[0].is_none() && places.iter().copied().eq(0..lengths.len()) {
         return Ok(text);
     }
     let starts: Vec<usize> = lengths.iter().scan(0, |end, length| Some(mem::replace(end, *end + length))).collect();
     let view = |rows: &Tensor<B>| rows.row_view(0..rows.rows());
-    let evaluation = |places: &[usize]| {
-        let texts = places.iter().map(|place| text.row_view(starts[*place]..starts[*place] + lengths[*place]));
-        texts.chain(references.as_ref().map(view)).collect::<Vec<_>>()
-    };
-    let parts: Vec<Tensor<B>> = places.chunks(samples).flat_map(evaluation).collect();
+    let in_turn = samples / references.len();
+    let mut parts: Vec<Tensor<B>> = Vec::new();
+    for (turn, references) in references.iter().enumerate() {
+        for evaluation in places.chunks(samples) {
+            let places = &evaluation[turn * in_turn..(turn + 1) * in_turn];
+            parts.extend(places.iter().map(|place| text.row_view(starts[*place]..starts[*place] + lengths[*place])));
+            parts.extend(references.as_ref().map(view));
+        }
+    }
     Tensor::concat_rows(&parts.iter().collect::<Vec<_>>())
 }

@@ -30,7 +30,7 @@ use crate::pipeline::residency::timings::{Clock, Timings};
 use crate::pipeline::session::decode::Decoding;
 use crate::pipeline::session::denoise::{Conditions, Denoising};
 use crate::pipeline::session::model::Model;
-use crate::pipeline::session::references::{ImageLatents, Images};
+use crate::pipeline::session::references::{CachedImages, ImageLatents, Images};
 use crate::pipeline::session::shape::Shape;
 use crate::pipeline::session::shared_text::Reader;
 use crate::pipeline::session::text::{Text, TextFeatures};
@@ -48,7 +48,6 @@ pub struct Session<B: Backend> {
     model: Arc<Model<B>>,
     text: Text,
     reader: Reader,
-    images: Images,
     prepared: Prepared,
     /// Those of the items, at least one.
     items: Vec<Item>,
@@ -62,13 +61,14 @@ pub struct Session<B: Backend> {
 struct Item {
     plan: Plan,
     given: Given,
+    images: Images,
 }
 
 enum State<B: Backend> {
     /// Nothing is enqueued yet. Another thread draws the noise.
     New(JoinHandle<Noise>),
     /// The text features and the latents of images are enqueued.
-    Encoded(JoinHandle<Noise>, TextFeatures<B>, ImageLatents<B>),
+    Encoded(JoinHandle<Noise>, TextFeatures<B>, Vec<ImageLatents<B>>),
     Denoising(Denoising<B>),
     Decoding(Decoding<B>),
     /// An error ended the session.
@@ -107,25 +107,26 @@ impl<B: Backend> Session<B> {
         requests.iter().try_for_each(|request| request.check_count(1))?;
         let prepared = model.prepare(first, reader.is_other())?;
         cancel.check()?;
-        let shape = Shape::of(first, &prepared);
-        let requests = &requests[..requests.len().min(shape.most_at_once())];
+        let shape = Shape::of(first, &prepared, model.info());
+        let requests = &requests[..requests.len().min(shape.most())];
         let mut plans = vec![prepared.plan.clone()];
         for request in &requests[1..] {
             let plan = model.prepare(request, reader.is_other())?;
-            if Shape::of(request, &plan) != shape {
-                return Err(Error::usage("the items of a batch have other sizes, steps, guidance or adapters")
-                    .hint("make each shape in a batch of its own"));
+            if Shape::of(request, &plan, model.info()) != shape {
+                return Err(Error::usage(
+                    "the items of a batch have other sizes, steps, guidance, references or adapters",
+                )
+                .hint("make each shape in a batch of its own"));
             }
             plans.push(plan.plan);
         }
         let noise = draw(model, requests, &plans)?;
         let text = model.read(requests, &mut plans)?;
-        let item = |(plan, request)| Item { plan, given: Given::of(request) };
+        let item = |(plan, request)| Item { plan, given: Given::of(request), images: Images::of(request) };
         Ok(Self {
             model: Arc::clone(model),
             text,
             reader: reader.clone(),
-            images: Images::of(first),
             prepared: model.residency.reserve(prepared, cancel)?,
             items: plans.into_iter().zip(requests).map(item).collect(),
             adapters: AdapterSet::of(&first.adapters),
@@ -149,7 +150,7 @@ impl<B: Backend> Session<B> {
                 let caller = Caller::new(report, &self.cancel);
                 let (residency, clock) = (&self.model.residency, &mut self.clock);
                 let prepared = &self.prepared;
-                let images = self.images.cached(residency)?;
+                let images = CachedImages::of(self.items.iter().map(|item| &item.images), residency)?;
                 let text = self.text.encode(residency, prepared, &self.reader, &caller, clock)?;
                 let encoder = images.encoder(residency, prepared, &caller, clock)?;
                 agreement::encoders(residency.backend())?;
@@ -171,7 +172,8 @@ impl<B: Backend> Session<B> {
             State::Encoded(noise, txt, latents) => {
                 let caller = Caller::new(report, &self.cancel);
                 let (residency, batch) = (&self.model.residency, (&self.prepared, self.items.len()));
-                let read = Conditions { txt: &txt, images: &self.images, latents, adapters: &self.adapters };
+                let images: Vec<_> = self.items.iter().map(|item| &item.images).zip(latents).collect();
+                let read = Conditions { txt: &txt, images, adapters: &self.adapters };
                 let (denoising, noise) = Denoising::prepare(residency, read, noise, batch, &caller, &mut self.clock)?;
                 self.model.reuse(noise);
                 self.items.truncate(denoising.samples());
@@ -337,8 +339,8 @@ impl<B: Backend> Model<B> {
 
     /// A session for the first of `requests`: as many as memory allows in one batch, at least one. Each is an item of
     /// the batch, with a prompt and a seed of its own; all have one shape, which is size, steps, guidance, the numbers
-    /// of text tokens, and adapters. Images that are made from other images are batches by themselves. `cancel` ends
-    /// the session.
+    /// of text tokens, the sizes of references, and adapters. Images that are made from other images are evaluated one
+    /// after the other. `cancel` ends the session.
     ///
     /// Errors as [`Model::plan`] does, when there are no requests, or they have no shape in common.
     pub fn session_of(self: &Arc<Self>, requests: &[Request], cancel: &CancelFlag) -> Result<Session<B>> {

@@ -26,17 +26,16 @@ pub(crate) struct Images {
     change: Option<Change>,
 }
 
-/// The images, and which of them are encoded already.
+/// The images of all items, each once, and which of them are encoded already.
 pub(crate) struct CachedImages<'a, B: Backend> {
-    images: &'a Images,
-    /// All in their order; an image to change comes first.
+    items: Vec<&'a Images>,
     all: Vec<&'a Arc<Rgb>>,
     latents: Vec<Option<Tensor<B>>>,
-    /// A bit for each that is to be encoded.
-    missing: u64,
+    /// Which are to be encoded.
+    missing: Vec<bool>,
 }
 
-/// Their packed latents.
+/// The packed latents of an item.
 pub(crate) struct ImageLatents<B: Backend> {
     /// [tokens of all references, channels]; `None` where there are no references.
     pub references: Option<Tensor<B>>,
@@ -59,20 +58,34 @@ impl Images {
         &self.references
     }
 
-    /// The latents of all images that are cached, and which of them are to be encoded: those that any device lacks.
-    ///
-    /// Errors when another device fails.
-    pub(crate) fn cached<B: Backend>(&self, residency: &Residency<B>) -> Result<CachedImages<'_, B>> {
+    pub(crate) fn into_references(self) -> Vec<Arc<Rgb>> {
+        self.references
+    }
+
+    /// All images in their order; an image to change comes first, be it a reference or not.
+    fn all(&self) -> impl Iterator<Item = &Arc<Rgb>> {
         let hidden = self.change.iter().filter(|change| !change.is_reference).map(|change| &change.image);
-        let all: Vec<&Arc<Rgb>> = hidden.chain(&self.references).collect();
-        let latents: Vec<Option<Tensor<B>>> = all.iter().map(|image| residency.images.latents(image)).collect();
-        let lacks = latents.iter().enumerate().filter(|(_, latents)| latents.is_none()).map(|(i, _)| 1 << i).sum();
-        let missing = agreement::images(residency.backend(), lacks)?;
-        Ok(CachedImages { images: self, all, latents, missing })
+        hidden.chain(&self.references)
     }
 }
 
-impl<B: Backend> CachedImages<'_, B> {
+impl<'a, B: Backend> CachedImages<'a, B> {
+    /// The images of items, and which of them are to be encoded: those that any device lacks.
+    ///
+    /// Errors when another device fails.
+    pub(crate) fn of(items: impl Iterator<Item = &'a Images>, residency: &Residency<B>) -> Result<Self> {
+        let items: Vec<&Images> = items.collect();
+        let mut all: Vec<&Arc<Rgb>> = Vec::new();
+        for image in items.iter().flat_map(|images| images.all()) {
+            if !all.contains(&image) {
+                all.push(image);
+            }
+        }
+        let latents: Vec<Option<Tensor<B>>> = all.iter().map(|image| residency.images.latents(image)).collect();
+        let missing = agreement::images(residency.backend(), latents.iter().map(Option::is_none).collect())?;
+        Ok(Self { items, all, latents, missing })
+    }
+
     /// The encoder, where an image is to be encoded.
     ///
     /// Errors when it cannot be loaded, or the caller cancels.
@@ -83,10 +96,10 @@ impl<B: Backend> CachedImages<'_, B> {
         caller: &Caller<'_>,
         clock: &mut Clock<B>,
     ) -> Result<Option<Arc<Encoder<B>>>> {
-        (self.missing != 0).then(|| residency.encoder(prepared, caller, clock)).transpose()
+        self.missing.contains(&true).then(|| residency.encoder(prepared, caller, clock)).transpose()
     }
 
-    /// The latents of all images.
+    /// The latents of each item.
     ///
     /// Errors when memory runs out, or the caller cancels.
     pub(crate) fn encode(
@@ -95,16 +108,11 @@ impl<B: Backend> CachedImages<'_, B> {
         encoder: Option<Arc<Encoder<B>>>,
         caller: &Caller<'_>,
         clock: &mut Clock<B>,
-    ) -> Result<ImageLatents<B>> {
-        if self.all.is_empty() {
-            return Ok(ImageLatents { references: None, changed: None });
-        }
+    ) -> Result<Vec<ImageLatents<B>>> {
         if let Some(encoder) = encoder {
             let (stages, total) = (encoder.stages(), (self.all.len() * encoder.stages()) as u64);
-            for (i, (latents, image)) in self.latents.iter_mut().zip(&self.all).enumerate() {
-                if self.missing & (1 << i) == 0 {
-                    continue;
-                }
+            let missing = self.latents.iter_mut().zip(&self.all).enumerate().filter(|(i, _)| self.missing[*i]);
+            for (i, (latents, image)) in missing {
                 let units = image.height / residency.info().vae.patch_pixels();
                 let band = Band::new(units, residency.backend().rank(), residency.backend().world());
                 let pixels = residency.backend().upload_rgb8(&image.bytes, image.height, image.width)?;
@@ -116,13 +124,22 @@ impl<B: Backend> CachedImages<'_, B> {
                 residency.images.insert_latents(image, encoded);
             }
         }
-        let latents: Vec<Tensor<B>> = self.latents.into_iter().flatten().collect();
-        let references: Vec<&Tensor<B>> = latents[self.all.len() - self.images.references.len()..].iter().collect();
-        let references = if references.is_empty() { None } else { Some(Tensor::concat_rows(&references)?) };
-        clock.images_encoded()?;
-        // The image to change is the first one, be it a reference or not.
-        let changed = self.images.change.as_ref().and_then(|_| latents.into_iter().next());
-        Ok(ImageLatents { references, changed })
+        let latents = |image: &Arc<Rgb>| {
+            let place = self.all.iter().position(|known| *known == image);
+            place.and_then(|place| self.latents[place].as_ref()).map(|latents| latents.row_view(0..latents.rows()))
+        };
+        let of_item = |images: &&Images| {
+            let references: Vec<Tensor<B>> = images.references.iter().filter_map(latents).collect();
+            let concat = || Tensor::concat_rows(&references.iter().collect::<Vec<_>>());
+            let references = (!references.is_empty()).then(concat).transpose()?;
+            let changed = images.change.as_ref().and_then(|change| latents(&change.image));
+            Ok(ImageLatents { references, changed })
+        };
+        let of_items = self.items.iter().map(of_item).collect();
+        if !self.all.is_empty() {
+            clock.images_encoded()?;
+        }
+        of_items
     }
 }
 
