@@ -1,5 +1,5 @@
-//! Layers in few bits in a safetensors file: as Black Forest Labs publish transformers in some formats, which the header
-//! declares, and as ComfyUI writes all else, with a declaration beside each layer.
+//! Layers in few bits in a safetensors file: as Black Forest Labs publish transformers in some formats, which the
+//! header declares, and as ComfyUI writes all else, with a declaration beside each layer.
 
 use std::collections::BTreeMap;
 
