@@ -157,7 +157,7 @@ pub fn named(text: &str, names: Names) -> String {
 
 /// Whether the request itself was wrong (exit code 2), carrying it out failed (exit code 1), or it was cancelled.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Kind {
+pub enum ErrorKind {
     /// The request cannot be carried out as it was written.
     Usage,
     /// Something went wrong while carrying it out.
@@ -172,7 +172,7 @@ pub struct Error(Box<Parts>);
 
 #[derive(Debug, Clone)]
 struct Parts {
-    kind: Kind,
+    kind: ErrorKind,
     what: String,
     field: Option<Field>,
     place: Option<String>,
@@ -182,20 +182,20 @@ struct Parts {
 impl Error {
     /// A failure; `what` is lower case, without a full stop, values in backticks.
     pub fn new(what: impl Into<String>) -> Self {
-        Self(Box::new(Parts { kind: Kind::Failure, what: what.into(), field: None, place: None, hint: None }))
+        Self(Box::new(Parts { kind: ErrorKind::Failure, what: what.into(), field: None, place: None, hint: None }))
     }
 
     /// A request that cannot be carried out as written.
     pub fn usage(what: impl Into<String>) -> Self {
         let mut error = Self::new(what);
-        error.0.kind = Kind::Usage;
+        error.0.kind = ErrorKind::Usage;
         error
     }
 
     /// Work that was ended because the user asked for that.
     pub fn cancelled() -> Self {
         let mut error = Self::new("cancelled");
-        error.0.kind = Kind::Cancelled;
+        error.0.kind = ErrorKind::Cancelled;
         error
     }
 
@@ -268,7 +268,7 @@ impl Error {
     }
 
     /// Usage, failure or cancelled.
-    pub fn kind(&self) -> Kind {
+    pub fn kind(&self) -> ErrorKind {
         self.0.kind
     }
 }

@@ -18,7 +18,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use flux::Result;
-use flux::error::{Kind, MOST_SHOWN, escaped, shown};
+use flux::error::{ErrorKind, MOST_SHOWN, escaped, shown};
 
 use crate::cli::{Cli, Command, Unread};
 use crate::commands::signals::Signals;
@@ -38,13 +38,13 @@ fn main() -> ExitCode {
     let Some(done) = done else { return ExitCode::from(panics::EXIT_CODE) };
     let Err(error) = done else { return ExitCode::SUCCESS };
     allocator::claim_exit();
-    if error.kind() != Kind::Cancelled {
+    if error.kind() != ErrorKind::Cancelled {
         say(&format!("error: {}", error.shown_with(cli::flag)));
     }
     match error.kind() {
-        Kind::Failure => ExitCode::from(1),
-        Kind::Usage => ExitCode::from(2),
-        Kind::Cancelled => {
+        ErrorKind::Failure => ExitCode::from(1),
+        ErrorKind::Usage => ExitCode::from(2),
+        ErrorKind::Cancelled => {
             say(error.what());
             ExitCode::from(signals.exit_code())
         }

@@ -243,7 +243,7 @@ impl WeightPolicy {
 
 /// Rows of a tensor of the checkpoint.
 #[derive(Clone)]
-pub struct Part {
+pub struct TensorSlice {
     /// The tensor's key.
     pub key: String,
     /// The first of the rows, in the tensor.
@@ -252,7 +252,7 @@ pub struct Part {
     pub view: TensorView,
 }
 
-impl Part {
+impl TensorSlice {
     /// Some of the rows.
     pub fn row_range(&self, rows: Range<usize>) -> Self {
         Self { key: self.key.clone(), first: self.first + rows.start, view: self.view.row_range(rows) }
@@ -260,7 +260,7 @@ impl Part {
 }
 
 /// Where the layers of a component come from.
-enum Source<'a, B: Backend> {
+enum WeightOrigin<'a, B: Backend> {
     /// The files.
     Files,
     /// The files; what is loaded is added here.
@@ -269,13 +269,13 @@ enum Source<'a, B: Backend> {
     Layers(&'a Layers<B>),
 }
 
-impl<B: Backend> Clone for Source<'_, B> {
+impl<B: Backend> Clone for WeightOrigin<'_, B> {
     fn clone(&self) -> Self {
         *self
     }
 }
 
-impl<B: Backend> Copy for Source<'_, B> {}
+impl<B: Backend> Copy for WeightOrigin<'_, B> {}
 
 /// The weights under a key prefix, for a backend.
 pub struct Weights<'a, B: Backend> {
@@ -283,7 +283,7 @@ pub struct Weights<'a, B: Backend> {
     files: &'a TensorFiles,
     policy: WeightPolicy,
     prefix: String,
-    source: Source<'a, B>,
+    source: WeightOrigin<'a, B>,
     blocks: Arc<Blocks<B>>,
     /// The block that the weights belong to, if any.
     block: Option<usize>,
@@ -293,7 +293,7 @@ impl<'a, B: Backend> Weights<'a, B> {
     /// All weights of `files`.
     pub fn new(backend: &'a B, files: &'a TensorFiles) -> Self {
         let (policy, blocks) = (WeightPolicy::of(backend), Arc::default());
-        Self { backend, files, policy, prefix: String::new(), source: Source::Files, blocks, block: None }
+        Self { backend, files, policy, prefix: String::new(), source: WeightOrigin::Files, blocks, block: None }
     }
 
     /// The same weights, where `blocks` says; by default all are resident.
@@ -316,7 +316,7 @@ impl<'a, B: Backend> Weights<'a, B> {
     where
         'a: 'b,
     {
-        Weights { source: Source::Recorded(layers), ..self.at_key(self.prefix.clone()) }
+        Weights { source: WeightOrigin::Recorded(layers), ..self.at_key(self.prefix.clone()) }
     }
 
     /// The same weights, but linear layers and vectors are those of `layers`, which share their memory.
@@ -324,7 +324,7 @@ impl<'a, B: Backend> Weights<'a, B> {
     where
         'a: 'b,
     {
-        Weights { source: Source::Layers(layers), ..self.at_key(self.prefix.clone()) }
+        Weights { source: WeightOrigin::Layers(layers), ..self.at_key(self.prefix.clone()) }
     }
 
     /// The backend that weights are loaded to.
@@ -351,15 +351,15 @@ impl<'a, B: Backend> Weights<'a, B> {
     }
 
     /// A tensor as it lies in the file, to be a part of a layer.
-    pub fn part(&self, name: &str, shape: &[usize]) -> Result<Part> {
-        Ok(Part { key: self.key(name), first: 0, view: self.view(name, shape)? })
+    pub fn part(&self, name: &str, shape: &[usize]) -> Result<TensorSlice> {
+        Ok(TensorSlice { key: self.key(name), first: 0, view: self.view(name, shape)? })
     }
 
     /// A tensor as it lies in the file, or the pieces of it, one under the other, to be parts of a layer.
-    pub fn parts(&self, name: &str, shape: &[usize]) -> Result<Vec<Part>> {
+    pub fn parts(&self, name: &str, shape: &[usize]) -> Result<Vec<TensorSlice>> {
         let (key, mut first) = (self.key(name), 0);
         let part = |view: TensorView| {
-            let part = Part { key: key.clone(), first, view };
+            let part = TensorSlice { key: key.clone(), first, view };
             first += part.view.rows();
             part
         };
@@ -372,9 +372,9 @@ impl<'a, B: Backend> Weights<'a, B> {
     }
 
     /// A layer `name` whose rows are the parts' rows, one part under the other.
-    pub fn linear_of(&self, name: &str, parts: &[Part]) -> Result<Linear<B>> {
+    pub fn linear_of(&self, name: &str, parts: &[TensorSlice]) -> Result<Linear<B>> {
         let key = self.key(name);
-        if let Source::Layers(layers) = self.source {
+        if let WeightOrigin::Layers(layers) = self.source {
             return layers.linear(&key);
         }
         let storage = self.policy.storage(&key);
@@ -385,7 +385,7 @@ impl<'a, B: Backend> Weights<'a, B> {
             }
             None => Linear::load(self.backend, key, &views, storage)?,
         };
-        if let Source::Recorded(layers) = self.source {
+        if let WeightOrigin::Recorded(layers) = self.source {
             layers.borrow_mut().add_linear(&linear, parts, storage)?;
         }
         Ok(linear)
@@ -400,11 +400,11 @@ impl<'a, B: Backend> Weights<'a, B> {
     /// A vector \[n\] as [1, n].
     pub fn vector(&self, name: &str, n: usize) -> Result<Tensor<B>> {
         let part = self.part(name, &[n])?;
-        if let Source::Layers(layers) = self.source {
+        if let WeightOrigin::Layers(layers) = self.source {
             return layers.vector(&part.key);
         }
         let vector = self.backend.upload(&part.view.to_f32(), 1, n)?;
-        if let Source::Recorded(layers) = self.source {
+        if let WeightOrigin::Recorded(layers) = self.source {
             layers.borrow_mut().add_vector(&vector, &part)?;
         }
         Ok(vector)

@@ -59,7 +59,7 @@ impl CancelFlag {
         self.flag.load(Ordering::Relaxed) || self.parent.as_deref().is_some_and(Self::is_set)
     }
 
-    /// Errors as [`Kind::Cancelled`](crate::error::Kind::Cancelled) once it is set.
+    /// Errors as [`Kind::Cancelled`](crate::error::ErrorKind::Cancelled) once it is set.
     pub fn check(&self) -> Result<()> {
         if self.is_set() { Err(Error::cancelled()) } else { Ok(()) }
     }

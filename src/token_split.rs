@@ -56,13 +56,13 @@ impl Sharing {
 /// Rows of one kind: `times` blocks, one under the other, of which each is `units` pieces of `unit` rows. Of each
 /// block, each rank has its share of the pieces.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-struct Kind {
+struct RowGroup {
     times: usize,
     units: usize,
     unit: usize,
 }
 
-const NONE: Kind = Kind { times: 0, units: 0, unit: 0 };
+const NONE: RowGroup = RowGroup { times: 0, units: 0, unit: 0 };
 
 /// Which rows of a whole tensor each rank has, in a tensor of its own, in the order of the whole.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -70,12 +70,12 @@ pub struct RowSplit {
     /// The first of the ranks of the group that share the rows. They are counted from it here.
     first: usize,
     world: usize,
-    kinds: [Kind; 3],
+    kinds: [RowGroup; 3],
 }
 
 /// Rows of one rank that follow each other in the whole too; there may be none.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Run {
+pub struct RowSpan {
     /// Whose they are.
     pub rank: usize,
     /// Where they are in the whole.
@@ -87,7 +87,7 @@ pub struct Run {
 impl RowSplit {
     /// Bands of an image: its rows are `units` pieces of `unit` rows.
     pub fn bands(units: usize, unit: usize, world: usize) -> Self {
-        Self { first: 0, world, kinds: [Kind { times: 1, units, unit }, NONE, NONE] }
+        Self { first: 0, world, kinds: [RowGroup { times: 1, units, unit }, NONE, NONE] }
     }
 
     /// Devices that share the rows.
@@ -111,13 +111,13 @@ impl RowSplit {
     }
 
     /// All rows of the whole, in its order.
-    pub fn runs(&self) -> Vec<Run> {
+    pub fn runs(&self) -> Vec<RowSpan> {
         let (mut runs, mut whole, mut own) = (Vec::new(), 0, vec![0; self.world]);
         for kind in self.kinds {
             for _ in 0..kind.times {
                 for (rank, own) in own.iter_mut().enumerate() {
                     let rows = share(kind.units, rank, self.world).len() * kind.unit;
-                    runs.push(Run { rank, whole: whole..whole + rows, own: *own..*own + rows });
+                    runs.push(RowSpan { rank, whole: whole..whole + rows, own: *own..*own + rows });
                     (whole, *own) = (whole + rows, *own + rows);
                 }
             }
@@ -126,7 +126,7 @@ impl RowSplit {
     }
 
     /// The rows of rank `rank`, in their order.
-    pub fn runs_of(&self, rank: usize) -> impl Iterator<Item = Run> {
+    pub fn runs_of(&self, rank: usize) -> impl Iterator<Item = RowSpan> {
         self.runs().into_iter().filter(move |run| run.rank == rank)
     }
 }
@@ -206,7 +206,7 @@ impl TokenSplit {
     /// The rows of all tokens.
     pub fn rows(&self) -> RowSplit {
         let TokenLayout { batch, txt, references, img, .. } = self.whole;
-        let kind = |units| Kind { times: batch, units, unit: 1 };
+        let kind = |units| RowGroup { times: batch, units, unit: 1 };
         RowSplit { first: self.first, world: self.world, kinds: [kind(txt), kind(references), kind(img)] }
     }
 

@@ -10,7 +10,7 @@ use std::sync::OnceLock;
 
 use crate::program::{Run, flux, names};
 use crate::support::random_model::RandomModel;
-use flux::error::Kind;
+use flux::error::ErrorKind;
 use flux::files::{Container, Format, Role};
 use flux::input::read;
 use flux::model::Conversion;
@@ -201,7 +201,7 @@ fn a_conversion_that_is_cancelled_leaves_nothing() {
             cancel.cancel();
         }
     });
-    assert_eq!(ended.err().map(|error| error.kind()), Some(Kind::Cancelled));
+    assert_eq!(ended.err().map(|error| error.kind()), Some(ErrorKind::Cancelled));
     assert!(names(folder.path()).is_empty());
     let done = conversion.write(&CancelFlag::default(), &mut |_| {}).unwrap();
     assert_eq!((names(folder.path()), fs::metadata(&out).unwrap().len()), (vec!["out.gguf".to_string()], done.bytes));

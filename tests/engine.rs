@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use flux::backend::cpu::{Cpu, Precision};
 use flux::engine::{Engine, Event, Job, Ticket};
-use flux::error::{Field, Kind};
+use flux::error::{ErrorKind, Field};
 use flux::files::{Array, ModelFiles};
 use flux::model::OpenModel;
 use flux::pipeline::{Change, Image, Latents, Model, Replicas, Request};
@@ -178,7 +178,7 @@ fn a_panic_of_the_caller_ends_the_devices() {
 fn devices_and_counts_that_cannot_be_are_refused() {
     let refused = |names: &[&str]| {
         let refused = Replicas::new(cpus(names), OpenModel::open(&preset("tiny")).unwrap()).err().unwrap();
-        assert_eq!(refused.kind(), Kind::Usage);
+        assert_eq!(refused.kind(), ErrorKind::Usage);
         refused.to_string()
     };
     assert!(refused(&[]).contains("no device"));
@@ -212,9 +212,9 @@ fn a_caller_cancels_all_devices_by_its_flag() {
     let (engine, cancel) = (engine(&["a", "b"]), CancelFlag::default());
     let flag = cancel.clone();
     let error = engine.generate(&tiny("a cat", 1), 1000, &cancel, &mut |_| flag.cancel()).unwrap_err();
-    assert_eq!(error.kind(), Kind::Cancelled);
+    assert_eq!(error.kind(), ErrorKind::Cancelled);
     let error = engine.generate(&tiny("a cat", 1), 1000, &cancel, &mut |_| {}).unwrap_err();
-    assert_eq!(error.kind(), Kind::Cancelled, "it is set before");
+    assert_eq!(error.kind(), ErrorKind::Cancelled, "it is set before");
     assert_eq!(make(&engine, &tiny("a cat", 1), 3).len(), 3, "the devices are of use afterwards");
 }
 
@@ -351,7 +351,7 @@ fn what_items_of_a_batch_do_not_share_is_told() {
         "keys and values are made once, for one set of references: {refused}"
     );
     let none = model.session_of(&[], &CancelFlag::default()).err().unwrap();
-    assert_eq!(none.kind(), Kind::Usage);
+    assert_eq!(none.kind(), ErrorKind::Usage);
 }
 
 #[test]
@@ -417,7 +417,7 @@ fn a_thousand_jobs_with_random_cancels_leave_nothing_and_change_no_image() {
             made += count;
         }
         Err(error) => {
-            assert_eq!(error.kind(), Kind::Cancelled, "{error}");
+            assert_eq!(error.kind(), ErrorKind::Cancelled, "{error}");
             cancelled += 1;
         }
     };

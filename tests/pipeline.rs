@@ -5,7 +5,7 @@ use std::sync::{Arc, Barrier};
 use std::thread;
 
 use flux::backend::cpu::{Cpu, Precision};
-use flux::error::{Field, Kind};
+use flux::error::{ErrorKind, Field};
 use flux::files::ModelFiles;
 use flux::files::quantised_cache::QuantisedCache;
 use flux::model::OpenModel;
@@ -181,7 +181,7 @@ fn a_cancelled_session_ends_at_once_and_the_model_goes_on() {
             })
         };
         let error = run(&mut session).map(drop).unwrap_err();
-        assert_eq!((error.kind(), error.what()), (Kind::Cancelled, "cancelled"), "round {round}");
+        assert_eq!((error.kind(), error.what()), (ErrorKind::Cancelled, "cancelled"), "round {round}");
         assert_eq!(later, [], "nothing runs any more in round {round}");
         assert!(session.decode(&mut |_| {}).is_err(), "and it does not begin again");
         if round == 2 {
@@ -191,7 +191,7 @@ fn a_cancelled_session_ends_at_once_and_the_model_goes_on() {
     assert!(model.generate(&request).unwrap().rgb == expected);
     let cancelled = CancelFlag::default();
     cancelled.cancel();
-    assert_eq!(model.session(&request, 1, &cancelled).map(drop).unwrap_err().kind(), Kind::Cancelled);
+    assert_eq!(model.session(&request, 1, &cancelled).map(drop).unwrap_err().kind(), ErrorKind::Cancelled);
 }
 
 #[test]
@@ -205,7 +205,7 @@ fn images_of_a_session_come_one_by_one() {
     assert_eq!(first.plan.seed, 7);
     assert_same_image(&first.rgb, &model.generate(&small("a cat", 7)).unwrap().rgb, "the first of three");
     cancel.cancel();
-    assert_eq!(session.decode(&mut |_| {}).map(drop).unwrap_err().kind(), Kind::Cancelled);
+    assert_eq!(session.decode(&mut |_| {}).map(drop).unwrap_err().kind(), ErrorKind::Cancelled);
 }
 
 #[test]
@@ -214,7 +214,7 @@ fn a_prompt_that_is_too_long_is_refused_by_its_size() {
     let plan = |bytes: usize| model.plan(&small(&"x".repeat(bytes), 1));
     assert!(plan(MAX_PROMPT_BYTES).unwrap().notes[0].contains("cut off"));
     let error = plan(MAX_PROMPT_BYTES + 1).unwrap_err();
-    assert_eq!(error.kind(), Kind::Usage);
+    assert_eq!(error.kind(), ErrorKind::Usage);
     assert!(error.to_string().contains("65537") && error.to_string().contains("65536"), "{error}");
 }
 
@@ -287,6 +287,6 @@ fn a_quantised_cache_that_is_cancelled_while_it_is_written_leaves_no_file() {
             cancel.cancel();
         }
     });
-    assert_eq!(attached.unwrap_err().kind(), Kind::Cancelled);
+    assert_eq!(attached.unwrap_err().kind(), ErrorKind::Cancelled);
     assert_eq!((later, entries()), (0, before), "nothing more is written, and nothing is left");
 }

@@ -43,11 +43,11 @@ pub struct Costs {
     pub workspace_bytes: u64,
     /// Devices that make an image together, each in memory of its own.
     pub world: usize,
-    kind: Kind,
+    kind: DeviceKind,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Kind {
+enum DeviceKind {
     /// Weights are used in the mapped files, and images are normed as a whole.
     Host,
     /// Convolutions of GPUs other than Hopper copy their input to im2col rows.
@@ -58,7 +58,7 @@ impl Costs {
     /// Of a host, which computes in float32.
     pub fn host(world: usize) -> Self {
         let (element_bytes, max_tensor_values, products) = (4, u64::MAX, Storage::Native);
-        Self { element_bytes, max_tensor_values, products, workspace_bytes: 0, world, kind: Kind::Host }
+        Self { element_bytes, max_tensor_values, products, workspace_bytes: 0, world, kind: DeviceKind::Host }
     }
 
     /// Of a GPU, known without one. `products` says how it stores the weights of large products, `im2col` whether its
@@ -72,7 +72,7 @@ impl Costs {
             products,
             workspace_bytes: GEMM_WORKSPACE_BYTES as u64 + MARGIN_BYTES,
             world,
-            kind: Kind::Gpu { im2col },
+            kind: DeviceKind::Gpu { im2col },
         }
     }
 
@@ -84,17 +84,17 @@ impl Costs {
     /// Bytes that weights of `elements` elements take: zero where they are used in the mapped file.
     pub fn weight_bytes(&self, elements: u64, storage: Storage) -> u64 {
         match (self.kind, storage) {
-            (Kind::Host, _) => 0,
-            (Kind::Gpu { .. }, Storage::Native) => 2 * elements,
+            (DeviceKind::Host, _) => 0,
+            (DeviceKind::Gpu { .. }, Storage::Native) => 2 * elements,
             // A sixteenth for the scales, and for the bf16 copy of the weight that is on its way.
-            (Kind::Gpu { .. }, Storage::Fp8) => elements + elements / 16,
+            (DeviceKind::Gpu { .. }, Storage::Fp8) => elements + elements / 16,
         }
     }
 
     /// The most bytes that a convolution of 3 x 3 pixels of a normed image allocates beside its input and output, when
     /// the whole normed image is `whole` bytes and it is made in `bands`.
     pub fn norm_conv2d_bytes(&self, whole: u64, bands: Bands) -> u64 {
-        let Kind::Gpu { im2col } = self.kind else { return whole };
+        let DeviceKind::Gpu { im2col } = self.kind else { return whole };
         let band = bands.bytes() as u64;
         let normed = if whole <= 2 * band { whole } else { band };
         let rows = if im2col { whole.saturating_mul(9).min(IM2COL_BYTES as u64) } else { 0 };

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::{Bands, Costs, Doers, Memory, Remark, Stats};
+use super::{Bands, Costs, Memory, Participants, Remark, Stats};
 use crate::error::Result;
 use crate::tensor::Tensor;
 
@@ -45,12 +45,12 @@ pub trait Device: Memory {
     /// `doers` says which ranks of a group do the work.
     ///
     /// Errors as the work does, and when a captured graph gets inputs of other shapes, or other `reads`. Work that ends
-    /// as [`Kind::Cancelled`](crate::error::Kind::Cancelled) says nothing about whether it can be captured: the next
+    /// as [`Kind::Cancelled`](crate::error::ErrorKind::Cancelled) says nothing about whether it can be captured: the next
     /// call tries again.
     fn run_graph<R: Send + Sync + 'static, const N: usize>(
         &self,
         _graph: &mut Self::Graph,
-        _doers: Doers,
+        _doers: Participants,
         reads: &Arc<R>,
         inputs: [&Tensor<Self>; N],
         work: impl Fn(&R, [&Tensor<Self>; N]) -> Result<Tensor<Self>>,

@@ -7,19 +7,19 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use lru::LruCache;
 
-use super::{Backend, Doers};
+use super::{Backend, Participants};
 use crate::error::Result;
 use crate::tensor::Tensor;
 
 /// The most recently used shapes of one kind of work, each with its graph and with what the work reads (`R`).
 pub struct GraphCache<K, R, B: Backend> {
-    doers: Doers,
+    doers: Participants,
     entries: Mutex<LruCache<K, Arc<RepeatedWork<R, B>>>>,
 }
 
 impl<K: Clone + Eq + Hash, R: Send + Sync + 'static, B: Backend> GraphCache<K, R, B> {
     /// A cache of `capacity` shapes of work that `doers` do.
-    pub fn new(capacity: NonZeroUsize, doers: Doers) -> Self {
+    pub fn new(capacity: NonZeroUsize, doers: Participants) -> Self {
         Self { doers, entries: Mutex::new(LruCache::new(capacity)) }
     }
 
@@ -75,7 +75,7 @@ impl<K: Clone + Eq + Hash, R: Send + Sync + 'static, B: Backend> GraphCache<K, R
 /// Work of one shape.
 pub struct RepeatedWork<R, B: Backend> {
     reads: Arc<R>,
-    doers: Doers,
+    doers: Participants,
     seen: AtomicBool,
     /// None while a thread runs it.
     graph: Mutex<Option<B::Graph>>,
@@ -107,8 +107,8 @@ impl<R: Send + Sync + 'static, B: Backend> RepeatedWork<R, B> {
     ) -> Result<Tensor<B>> {
         let graphed = graphed && self.graph().is_some();
         let graphed = match self.doers {
-            Doers::All => backend.gather_soon("work", u64::from(graphed))?.iter().all(|graphed| *graphed == 1),
-            Doers::One => graphed,
+            Participants::All => backend.gather_soon("work", u64::from(graphed))?.iter().all(|graphed| *graphed == 1),
+            Participants::One => graphed,
         };
         // The graph is taken out, so that no thread waits for the lock while another one computes.
         let taken = if graphed { self.graph().take() } else { None };
@@ -131,7 +131,7 @@ mod tests {
 
     #[test]
     fn the_least_recently_used_shape_is_dropped() {
-        let cache: GraphCache<u32, (), Cpu> = GraphCache::new(NonZeroUsize::new(2).unwrap(), Doers::All);
+        let cache: GraphCache<u32, (), Cpu> = GraphCache::new(NonZeroUsize::new(2).unwrap(), Participants::All);
         let has = |key| cache.find(|found, _| *found == key).is_some();
         cache.insert(1, Arc::new(()));
         cache.insert(2, Arc::new(()));
@@ -147,7 +147,7 @@ mod tests {
     #[test]
     fn work_that_runs_may_run_again_at_the_same_time() {
         let cpu = Cpu::new(Precision::F32);
-        let cache: GraphCache<(), f32, Cpu> = GraphCache::new(NonZeroUsize::MIN, Doers::All);
+        let cache: GraphCache<(), f32, Cpu> = GraphCache::new(NonZeroUsize::MIN, Participants::All);
         let work = cache.insert((), Arc::new(2.0));
         assert_eq!([work.seen_before(), work.seen_before()], [false, true]);
         let twice = |factor: &f32, [x]: [&Tensor<Cpu>; 1]| cpu.upload(&[factor * cpu.download(x)?[0]], 1, 1);

@@ -9,7 +9,7 @@ use std::fmt;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use crate::error::{Error, Kind, Result};
+use crate::error::{Error, ErrorKind, Result};
 
 /// Ranks wait so many times longer where others may be loading weights.
 const PATIENCE: u32 = 60;
@@ -167,7 +167,7 @@ impl Member {
         }
         match &state.failure {
             None => Ok(()),
-            Some((_, cause)) if cause.kind() == Kind::Cancelled => Err(cause.clone()),
+            Some((_, cause)) if cause.kind() == ErrorKind::Cancelled => Err(cause.clone()),
             Some((rank, cause)) => {
                 let what = format!("rank {} ends because of rank {rank}: {}", self.rank, cause.what());
                 Err(Error::new(what).at(format!("op `{op}`")))
@@ -215,7 +215,7 @@ impl fmt::Debug for Member {
 mod tests {
     use std::thread;
 
-    use super::{Alarm, Arc, Duration, Error, Instant, Kind, Member, Mutex, Result};
+    use super::{Alarm, Arc, Duration, Error, ErrorKind, Instant, Member, Mutex, Result};
 
     const LIMIT: Duration = Duration::from_millis(100);
     /// Far longer than anything takes that does not wait for it, on a busy machine as well.
@@ -339,7 +339,7 @@ mod tests {
         let mut members: Vec<_> = Member::group(2, LIMIT, None).collect();
         members[0].abort(&Error::cancelled());
         let error = members[1].exchange("x", vec![0; 2]).unwrap_err();
-        assert_eq!(error.kind(), Kind::Cancelled);
+        assert_eq!(error.kind(), ErrorKind::Cancelled);
         members[1].restore().unwrap();
         let exchanged = thread::scope(|scope| {
             let other = scope.spawn(|| members[1].exchange("x", vec![1; 2]));

@@ -13,7 +13,7 @@ mod member;
 mod memory;
 mod ops;
 mod reservations;
-mod turns;
+mod slab_schedule;
 mod weight_store;
 
 pub use costs::{Bands, Costs, GEMM_WORKSPACE_BYTES, IM2COL_BYTES};
@@ -23,7 +23,7 @@ pub use group::Group;
 pub use memory::Memory;
 pub use ops::Ops;
 pub use reservations::{Claim, Claimant, Promised, Reservation, Reservations};
-pub use turns::{SLABS, Turns, slab_bytes, slab_of};
+pub use slab_schedule::{SLABS, SlabSchedule, slab_bytes, slab_of};
 pub use weight_store::WeightStore;
 
 use crate::error::{Error, Result};
@@ -53,7 +53,7 @@ pub struct Stats {
 
 /// Which ranks of a group do a piece of work. A backend that is in no group is all of them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Doers {
+pub enum Participants {
     /// All, at the same time: it may have collectives.
     All,
     /// One alone.
@@ -62,7 +62,7 @@ pub enum Doers {
 
 /// How often the blocks of a component are read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Passes {
+pub enum AccessFrequency {
     /// For a new prompt.
     Seldom,
     /// At every step of an image.

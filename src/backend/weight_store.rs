@@ -1,6 +1,6 @@
 //! `trait WeightStore`: weights in the form in which products and convolutions read them.
 
-use super::{Memory, Passes, Storage};
+use super::{AccessFrequency, Memory, Storage};
 use crate::error::Result;
 use crate::files::TensorView;
 use crate::nn::{Linear, LowRank};
@@ -50,7 +50,7 @@ pub trait WeightStore: Memory {
     /// Makes the memory in which the blocks of `stream` take turns, which are copied there so often.
     ///
     /// Errors when memory runs out.
-    fn allocate_stream(&self, _stream: &Self::BlockStream, _passes: Passes) -> Result<()> {
+    fn allocate_stream(&self, _stream: &Self::BlockStream, _passes: AccessFrequency) -> Result<()> {
         Ok(())
     }
     /// Work that is enqueued from here on finds the weights of block `turn` in their place.

@@ -4,7 +4,7 @@
 use std::sync::Arc;
 use std::thread;
 
-use flux::backend::{Backend, Doers, Remark};
+use flux::backend::{Backend, Participants, Remark};
 use flux::ops::TokenSplit;
 use flux::tensor::Tensor;
 use flux::{Error, Result};
@@ -126,7 +126,7 @@ fn timed<B: Backend>(rank: &B, own: &Arc<Own<B>>, runs: usize) -> Result<(u64, V
         // Nobody begins before all are done with the run before.
         rank.gather_soon("a run of the bench", run as u64)?;
         let from = rank.event()?;
-        drop(rank.run_graph(&mut graph, Doers::All, own, [], |own, []| own.exchange())?);
+        drop(rank.run_graph(&mut graph, Participants::All, own, [], |own, []| own.exchange())?);
         let to = rank.event()?;
         rank.wait(&to)?;
         if run >= warm_up {

@@ -81,7 +81,7 @@ pub enum Event {
 }
 
 /// What the schedule sends of a job.
-pub(super) enum Message {
+pub(super) enum TicketMessage {
     /// Of the batch whose first image is `first`.
     Event { first: usize, event: Event },
     /// The last of it; an error where not all images are made.

@@ -14,11 +14,11 @@ use std::time::Instant;
 
 use super::EngineStats;
 use super::image::Origin;
-use super::job::{Event, Job, Message};
-use crate::error::{Error, Kind, Result};
+use super::job::{Event, Job, TicketMessage};
+use crate::error::{Error, ErrorKind, Result};
 use crate::pipeline::Request;
 use crate::pipeline::session::shape::Shape;
-use crate::pipeline::session::shared_text::{Reader, SharedText};
+use crate::pipeline::session::shared_text::{SharedText, TextSource};
 use crate::stage::CancelFlag;
 
 /// Batches of a job that a device may be ahead of those that the caller has, so that what waits for it is bounded.
@@ -60,7 +60,7 @@ struct Waiting {
     job: Job,
     origin: Arc<Origin>,
     shape: Shape,
-    sender: Sender<Message>,
+    sender: Sender<TicketMessage>,
     /// What comes back of batches, as the first that wait.
     first: Vec<Range<usize>>,
     /// What was not taken yet.
@@ -79,16 +79,16 @@ struct Waiting {
 }
 
 /// Images of a job in a batch.
-pub(super) struct Part {
+pub(super) struct JobShare {
     id: JobId,
     images: Range<usize>,
-    sender: Sender<Message>,
+    sender: Sender<TicketMessage>,
     pub(super) origin: Arc<Origin>,
     pub(super) embeddings: bool,
     pub(super) latents: bool,
 }
 
-impl Part {
+impl JobShare {
     /// The images of the job, by their places in it.
     pub(super) fn images(&self) -> Range<usize> {
         self.images.clone()
@@ -96,17 +96,17 @@ impl Part {
 
     pub(super) fn send(&self, event: Event) {
         // Without a receiver the job was cancelled, which the session finds out.
-        let _ = self.sender.send(Message::Event { first: self.images.start, event });
+        let _ = self.sender.send(TicketMessage::Event { first: self.images.start, event });
     }
 }
 
 /// Images that a device makes at once, as far as it has memory for all.
 pub(super) struct Batch {
     number: u64,
-    pub(super) parts: Vec<Part>,
+    pub(super) parts: Vec<JobShare>,
     /// Of each image, in the order of the parts.
     pub(super) requests: Vec<Request>,
-    pub(super) reader: Reader,
+    pub(super) reader: TextSource,
     pub(super) cancel: CancelFlag,
 }
 
@@ -142,7 +142,7 @@ impl Schedule {
         origin: Arc<Origin>,
         shape: Shape,
         text: Arc<SharedText>,
-    ) -> Result<(JobId, Receiver<Message>)> {
+    ) -> Result<(JobId, Receiver<TicketMessage>)> {
         let (sender, messages) = mpsc::channel();
         let mut state = self.state();
         if state.closed {
@@ -260,7 +260,7 @@ impl Schedule {
             job.running -= 1;
             match &result {
                 Ok(()) => {}
-                Err(error) if joined && error.kind() != Kind::Cancelled && job.failed.is_none() => {
+                Err(error) if joined && error.kind() != ErrorKind::Cancelled && job.failed.is_none() => {
                     // The error may be that of another job, so each is tried once by itself.
                     job.alone = true;
                     let back = part.images.start + made..part.images.end;
@@ -344,9 +344,9 @@ impl State {
         let number = self.taken;
         let first = &self.jobs[place];
         let reader = match &first.text {
-            None => Reader::Own,
-            Some(text) if images.start == 0 => Reader::First(Arc::clone(text)),
-            Some(text) => Reader::Other(Arc::clone(text)),
+            None => TextSource::Own,
+            Some(text) if images.start == 0 => TextSource::First(Arc::clone(text)),
+            Some(text) => TextSource::Other(Arc::clone(text)),
         };
         let mut batch =
             Batch { number, parts: Vec::new(), requests: Vec::new(), reader, cancel: CancelFlag::default() };
@@ -403,13 +403,13 @@ impl State {
         }
         let job = self.jobs.remove(place);
         // Without a receiver nobody asks any more.
-        let _ = job.sender.send(Message::End(job.failed.map_or(Ok(()), Err)));
+        let _ = job.sender.send(TicketMessage::End(job.failed.map_or(Ok(()), Err)));
     }
 }
 
 impl Waiting {
     fn send(&self, first: usize, event: Event) {
-        let _ = self.sender.send(Message::Event { first, event });
+        let _ = self.sender.send(TicketMessage::Event { first, event });
     }
 
     /// Whether nothing of it was taken.
@@ -447,7 +447,7 @@ impl Waiting {
         (self.open, self.running) = (self.open + 1, self.running + 1);
         let item = |image: usize| self.job.request.part(image..image + 1);
         batch.requests.extend(images.clone().map(item));
-        batch.parts.push(Part {
+        batch.parts.push(JobShare {
             id: self.id,
             embeddings: self.job.embeddings && images.start == 0,
             latents: self.job.latents,
@@ -463,7 +463,7 @@ impl Waiting {
         self.left = 0;
         self.rest = (Box::new(std::iter::empty()) as Batches).peekable();
         match &self.failed {
-            Some(known) if known.kind() != Kind::Cancelled || error.kind() == Kind::Cancelled => {}
+            Some(known) if known.kind() != ErrorKind::Cancelled || error.kind() == ErrorKind::Cancelled => {}
             _ => self.failed = Some(error),
         }
         self.job.cancel.cancel();

@@ -8,7 +8,7 @@ use std::time::Duration;
 use super::executor::Making;
 use super::*;
 use crate::backend::cpu::{Cpu, Precision};
-use crate::error::{Error, Kind};
+use crate::error::{Error, ErrorKind};
 use crate::files::ModelFiles;
 use crate::pipeline::{Decoded, Timings};
 use crate::stage::Stage;
@@ -228,10 +228,10 @@ fn a_job_that_is_cancelled_ends_and_others_go_on() {
     waiting.cancel();
     drop(dropped);
     let cancelled = |ticket: Ticket| seeds(ticket).1.map(|error| error.kind());
-    assert_eq!(cancelled(by_flag), Some(Kind::Cancelled));
-    assert_eq!(cancelled(waiting), Some(Kind::Cancelled));
+    assert_eq!(cancelled(by_flag), Some(ErrorKind::Cancelled));
+    assert_eq!(cancelled(waiting), Some(ErrorKind::Cancelled));
     running.cancel();
-    assert_eq!(cancelled(running), Some(Kind::Cancelled));
+    assert_eq!(cancelled(running), Some(ErrorKind::Cancelled));
     assert_eq!(seeds(last).0, [100]);
     assert_eq!(begins.try_iter().collect::<Vec<_>>(), [100], "what waited was not begun");
 }
@@ -274,7 +274,7 @@ fn flags_of_jobs_in_one_batch_are_heard_while_it_tells_of_progress() {
     std::thread::scope(|scope| {
         let ends: Vec<_> = tickets.into_iter().map(|ticket| scope.spawn(|| seeds(ticket).1)).collect();
         for end in ends {
-            assert_eq!(end.join().unwrap().map(|error| error.kind()), Some(Kind::Cancelled));
+            assert_eq!(end.join().unwrap().map(|error| error.kind()), Some(ErrorKind::Cancelled));
         }
     });
 }
@@ -358,5 +358,5 @@ fn an_engine_that_ends_finishes_what_it_has_or_cancels_it() {
     let endless = engine.submit(Job::new(request(1), 100)).unwrap();
     assert!(!engine.drain(Duration::from_millis(10)));
     drop(engine);
-    assert_eq!(seeds(endless).1.map(|error| error.kind()), Some(Kind::Cancelled));
+    assert_eq!(seeds(endless).1.map(|error| error.kind()), Some(ErrorKind::Cancelled));
 }

@@ -6,7 +6,7 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::time::Duration;
 
 use super::image::Origin;
-use super::job::{Event, Job, Message};
+use super::job::{Event, Job, TicketMessage};
 use super::order::{Order, Output};
 use super::schedule::{JobId, Schedule};
 use crate::error::{Error, Result};
@@ -21,7 +21,7 @@ const POLL: Duration = Duration::from_millis(20);
 pub struct Ticket {
     id: JobId,
     schedule: Arc<Schedule>,
-    messages: Receiver<Message>,
+    messages: Receiver<TicketMessage>,
     cancel: CancelFlag,
     is_over: bool,
 }
@@ -62,8 +62,8 @@ impl Ticket {
                 self.cancel();
             }
             match self.messages.recv_timeout(POLL) {
-                Ok(Message::Event { first, event }) => return Some(Ok((first, event))),
-                Ok(Message::End(end)) => {
+                Ok(TicketMessage::Event { first, event }) => return Some(Ok((first, event))),
+                Ok(TicketMessage::End(end)) => {
                     self.is_over = true;
                     return end.err().map(Err);
                 }
@@ -86,7 +86,7 @@ impl Ticket {
 }
 
 /// The events in the order in which they happen. An error is the last: that of a device or of the request, or
-/// [`Kind::Cancelled`](crate::error::Kind::Cancelled).
+/// [`Kind::Cancelled`](crate::error::ErrorKind::Cancelled).
 impl Iterator for Ticket {
     type Item = Result<Event>;
 

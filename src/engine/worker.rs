@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use super::executor::{Executor, Making};
 use super::schedule::Schedule;
-use crate::error::{Error, Kind, Result};
+use crate::error::{Error, ErrorKind, Result};
 
 /// How often a device that does not answer is looked at.
 const POLL: Duration = Duration::from_millis(50);
@@ -27,7 +27,8 @@ pub(super) fn start(number: usize, device: Arc<dyn Executor>, schedule: Arc<Sche
             let made = made.unwrap_or_else(|_| Err(Error::new("a device panicked, which is a defect of flux")));
             // A group names its devices itself.
             let named = schedule.has_several() && !device.is_group();
-            let made = made.map_err(|e| if named && e.kind() != Kind::Cancelled { e.on(device.name()) } else { e });
+            let made =
+                made.map_err(|e| if named && e.kind() != ErrorKind::Cancelled { e.on(device.name()) } else { e });
             schedule.end(&making.batch(), making.made(), made);
         }
     };

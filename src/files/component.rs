@@ -21,11 +21,11 @@ pub(super) const CONFIG: &str = "config.json";
 #[derive(Debug, Clone)]
 pub struct Component {
     role: Role,
-    source: Source,
+    source: ComponentSource,
 }
 
 #[derive(Debug, Clone)]
-enum Source {
+enum ComponentSource {
     /// `config.json` and weights.
     Folder(Folder),
     File(PathBuf),
@@ -80,17 +80,17 @@ impl ConfigPlace {
 impl Component {
     /// A folder in the layout of diffusers or transformers.
     pub fn folder(role: Role, folder: Folder) -> Self {
-        Self { role, source: Source::Folder(folder) }
+        Self { role, source: ComponentSource::Folder(folder) }
     }
 
     /// A single file.
     pub fn file(role: Role, path: PathBuf) -> Self {
-        Self { role, source: Source::File(path) }
+        Self { role, source: ComponentSource::File(path) }
     }
 
     /// One that is not there, with the error that says so.
     pub fn missing(role: Role, error: Error) -> Self {
-        Self { role, source: Source::Missing(error) }
+        Self { role, source: ComponentSource::Missing(error) }
     }
 
     /// What it is.
@@ -101,33 +101,33 @@ impl Component {
     /// Errors when it is not there.
     pub fn check_present(&self) -> Result<()> {
         match &self.source {
-            Source::Missing(error) => Err(error.clone()),
-            Source::Folder(_) | Source::File(_) => Ok(()),
+            ComponentSource::Missing(error) => Err(error.clone()),
+            ComponentSource::Folder(_) | ComponentSource::File(_) => Ok(()),
         }
     }
 
     /// Its folder or file, for messages.
     pub fn path(&self) -> PathBuf {
         match &self.source {
-            Source::Folder(folder) => folder.path("").components().as_path().to_path_buf(),
-            Source::File(path) => path.clone(),
-            Source::Missing(_) => PathBuf::from(format!("<no {}>", self.role.title())),
+            ComponentSource::Folder(folder) => folder.path("").components().as_path().to_path_buf(),
+            ComponentSource::File(path) => path.clone(),
+            ComponentSource::Missing(_) => PathBuf::from(format!("<no {}>", self.role.title())),
         }
     }
 
     /// Its file, if it is a single one.
     pub fn single_file(&self) -> Option<&Path> {
         match &self.source {
-            Source::File(path) => Some(path),
-            Source::Folder(_) | Source::Missing(_) => None,
+            ComponentSource::File(path) => Some(path),
+            ComponentSource::Folder(_) | ComponentSource::Missing(_) => None,
         }
     }
 
     /// Where its sizes are told.
     pub fn place(&self) -> ConfigPlace {
         match &self.source {
-            Source::Folder(folder) => ConfigPlace::config(folder.display(CONFIG)),
-            Source::File(_) | Source::Missing(_) => ConfigPlace::shapes(&self.path()),
+            ComponentSource::Folder(folder) => ConfigPlace::config(folder.display(CONFIG)),
+            ComponentSource::File(_) | ComponentSource::Missing(_) => ConfigPlace::shapes(&self.path()),
         }
     }
 
@@ -137,22 +137,22 @@ impl Component {
     /// not read; and when the component is missing.
     pub fn config<T: DeserializeOwned>(&self) -> Result<Option<T>> {
         match &self.source {
-            Source::Folder(folder) => {
+            ComponentSource::Folder(folder) => {
                 let quantised: Quantised = folder.json(CONFIG)?;
                 quantised.check().map_err(|e| e.at(folder.display(CONFIG)))?;
                 folder.json(CONFIG).map(Some)
             }
-            Source::File(_) => Ok(None),
-            Source::Missing(error) => Err(error.clone()),
+            ComponentSource::File(_) => Ok(None),
+            ComponentSource::Missing(error) => Err(error.clone()),
         }
     }
 
     /// Its files of weights.
     fn containers(&self) -> Result<Vec<Container>> {
         match &self.source {
-            Source::Folder(folder) => folder.weights(self.role.stem()),
-            Source::File(path) => Ok(vec![open_weights(path)?]),
-            Source::Missing(error) => Err(error.clone()),
+            ComponentSource::Folder(folder) => folder.weights(self.role.stem()),
+            ComponentSource::File(path) => Ok(vec![open_weights(path)?]),
+            ComponentSource::Missing(error) => Err(error.clone()),
         }
     }
 

@@ -1,14 +1,14 @@
 //! What opened files hold, told before anything is computed from them.
 
 use super::container::Container;
-use super::recognise::Kind;
+use super::recognise::FileKind;
 use super::safetensors::foreign::unread;
 use crate::error::Result;
 
 /// What the files of one component or model are.
-pub fn kind(files: &[Container]) -> Kind {
+pub fn kind(files: &[Container]) -> FileKind {
     let shape = |name: &str| files.iter().find_map(|file| file.shape(name));
-    Kind::of(files.iter().flat_map(Container::names), shape)
+    FileKind::of(files.iter().flat_map(Container::names), shape)
 }
 
 /// Errors with the method when some layer of the files is in a form that is not read.

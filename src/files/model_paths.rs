@@ -9,7 +9,7 @@ use super::fetch::fetch_a_model;
 use super::folder::Folder;
 use super::model_files::{INDEX, ModelFiles, TOKENIZER, TokenizerFile};
 use super::own_models::{FLUX2_KLEIN, OWN_MODELS, OwnModel, PublishedSize};
-use super::recognise::Kind;
+use super::recognise::FileKind;
 use super::role::Role;
 use super::search::{Candidate, Candidates, around, candidates, expect_role, is_comfy, needs, only, places};
 use super::variant::Variant;
@@ -265,7 +265,7 @@ fn model_above(path: &Path) -> Option<PathBuf> {
 }
 
 /// A part of a model that is in the file of its transformer, which is of this kind.
-fn inside(path: &Path, kind: &Kind, role: Role) -> Option<Component> {
+fn inside(path: &Path, kind: &FileKind, role: Role) -> Option<Component> {
     kind.part(role).map(|_| Component::file(role, path.to_path_buf()))
 }
 

@@ -137,7 +137,7 @@ pub struct Names {
 
 /// Rows of a tensor in a file that are rows of a tensor that models ask for.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Piece {
+pub struct FusedRows {
     /// The name that models ask for.
     pub name: String,
     /// Which of the pieces under that name it is, from the top.
@@ -148,7 +148,7 @@ pub struct Piece {
     pub of: usize,
 }
 
-impl Piece {
+impl FusedRows {
     fn whole(name: impl Into<String>) -> Self {
         Self { name: name.into(), index: 0, part: 0, of: 1 }
     }
@@ -190,16 +190,16 @@ impl Names {
     }
 
     /// What the tensor `key` of a file is. A key that is in no map is its own name.
-    pub fn pieces(&self, key: &str) -> Vec<Piece> {
-        let Some(rest) = self.strip(key) else { return vec![Piece::whole(key)] };
+    pub fn pieces(&self, key: &str) -> Vec<FusedRows> {
+        let Some(rest) = self.strip(key) else { return vec![FusedRows::whole(key)] };
         // Of a bare decoder, what is beside the decoder in a whole VAE has its whole name.
         let is_beside = rest == HEAD || rest.split('.').next().is_some_and(|word| VAE_AROUND.contains(&word));
         let whole = if self.lacks.is_empty() || is_beside { rest.to_string() } else { format!("{}{rest}", self.lacks) };
         match self.style {
-            Style::Diffusers => vec![Piece::whole(whole)],
-            Style::Bfl => of_bfl(&whole, self.layers).unwrap_or_else(|| vec![Piece::whole(whole)]),
-            Style::LlamaCpp => vec![Piece::whole(of_llama_cpp(&whole).unwrap_or(whole))],
-            Style::Ldm { levels } => vec![Piece::whole(of_ldm(&whole, levels))],
+            Style::Diffusers => vec![FusedRows::whole(whole)],
+            Style::Bfl => of_bfl(&whole, self.layers).unwrap_or_else(|| vec![FusedRows::whole(whole)]),
+            Style::LlamaCpp => vec![FusedRows::whole(of_llama_cpp(&whole).unwrap_or(whole))],
+            Style::Ldm { levels } => vec![FusedRows::whole(of_ldm(&whole, levels))],
         }
     }
 }
@@ -274,7 +274,7 @@ pub fn llama_cpp_name(own: &str) -> Option<String> {
     Some(format!("{}.{suffix}", find(&LLAMA_AROUND, layer)?))
 }
 
-fn of_bfl(key: &str, map: &LayerMap) -> Option<Vec<Piece>> {
+fn of_bfl(key: &str, map: &LayerMap) -> Option<Vec<FusedRows>> {
     // Norms are `.scale` in the original files, and `.weight` in some that others converted.
     let layer =
         key.strip_suffix(".weight").or_else(|| key.strip_suffix("_norm.scale").map(|_| &key[..key.len() - 6]))?;
@@ -286,12 +286,14 @@ fn of_bfl(key: &str, map: &LayerMap) -> Option<Vec<Piece>> {
     let pieces = layers.iter().filter(|(bfl, ..)| *bfl == rest).flat_map(|(_, own, rows)| {
         let name = format!("{front}{own}.weight");
         match *rows {
-            Same => vec![Piece::whole(name)],
-            Third(part) => vec![Piece { name, index: 0, part, of: 3 }],
-            SwappedHalves => [0, 1].map(|index| Piece { name: name.clone(), index, part: 1 - index, of: 2 }).to_vec(),
+            Same => vec![FusedRows::whole(name)],
+            Third(part) => vec![FusedRows { name, index: 0, part, of: 3 }],
+            SwappedHalves => {
+                [0, 1].map(|index| FusedRows { name: name.clone(), index, part: 1 - index, of: 2 }).to_vec()
+            }
         }
     });
-    let pieces: Vec<Piece> = pieces.collect();
+    let pieces: Vec<FusedRows> = pieces.collect();
     (!pieces.is_empty()).then_some(pieces)
 }
 
@@ -354,7 +356,7 @@ mod tests {
 
     fn names(style: Style, key: &str) -> Vec<(String, usize, usize, usize)> {
         let pieces = Names { style, ..Names::OWN }.pieces(key);
-        pieces.into_iter().map(|Piece { name, index, part, of }| (name, index, part, of)).collect()
+        pieces.into_iter().map(|FusedRows { name, index, part, of }| (name, index, part, of)).collect()
     }
 
     #[test]
@@ -402,8 +404,8 @@ mod tests {
             assert_eq!(names(style, key), [(name.to_string(), 0, 0, 1)], "{key}");
         }
         let prefixed = Names { prefix: "any.where.".into(), style: Style::Bfl, ..Names::OWN };
-        assert_eq!(prefixed.pieces("any.where.img_in.weight"), [Piece::whole("x_embedder.weight")]);
-        assert_eq!(prefixed.pieces("img_in.weight"), [Piece::whole("img_in.weight")], "one that is not behind it");
+        assert_eq!(prefixed.pieces("any.where.img_in.weight"), [FusedRows::whole("x_embedder.weight")]);
+        assert_eq!(prefixed.pieces("img_in.weight"), [FusedRows::whole("img_in.weight")], "one that is not behind it");
     }
 
     #[test]
@@ -442,7 +444,7 @@ mod tests {
             let pieces = Names { style: Style::Bfl, ..Names::OWN }.pieces(&name);
             assert_eq!(pieces.len(), parts.len(), "{name}");
             for (place, part) in parts.iter().enumerate() {
-                let same = |piece: &&Piece| {
+                let same = |piece: &&FusedRows| {
                     // Which of the rows here, and which of those there.
                     let here = if part.of > 1 { piece.index == part.part } else { piece.index == 0 };
                     piece.name == part.name && here && piece.part == place && piece.of == parts.len()

@@ -26,7 +26,7 @@ use super::regular;
 use super::safetensors::{Safetensors, scales_name};
 use super::tensor_files::TensorFiles;
 use super::tensor_view::TensorView;
-use crate::error::{Error, Field, Kind, Result};
+use crate::error::{Error, ErrorKind, Field, Result};
 
 /// Its name in the model's folder.
 pub const FILE: &str = "flux-fp8.safetensors";
@@ -72,7 +72,7 @@ impl QuantisedCache {
 /// their total.
 ///
 /// Errors when the file is damaged, the weights cannot be read, or `report` returns
-/// [`Kind::Cancelled`], which ends the writing and leaves no file.
+/// [`ErrorKind::Cancelled`], which ends the writing and leaves no file.
 pub fn attach(
     folder: &Path,
     files: &mut TensorFiles,
@@ -93,7 +93,7 @@ pub fn attach(
         (_, misfit) => {
             match write(&path, &matrices, &origin, report) {
                 Ok(()) => {}
-                Err(error) if error.kind() == Kind::Cancelled => return Err(error),
+                Err(error) if error.kind() == ErrorKind::Cancelled => return Err(error),
                 Err(error) => return Ok(QuantisedCache::NotMade(path, error.to_string())),
             }
             (opened(&path)?, QuantisedCache::Made(path, misfit.flatten()))

@@ -10,7 +10,7 @@ use crate::error::{Error, Field, Result};
 
 /// A part of a model in a file, and its names there.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Part {
+pub struct KnownComponent {
     /// Which it is.
     pub role: Role,
     /// Its names.
@@ -19,8 +19,8 @@ pub struct Part {
 
 /// What a file of weights is.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct Kind {
-    parts: Vec<Part>,
+pub struct FileKind {
+    parts: Vec<KnownComponent>,
     /// A part that is there under two prefixes.
     twice: Option<(Role, [String; 2])>,
     is_adapter: bool,
@@ -35,7 +35,7 @@ pub const MOST_WORDS: usize = 16;
 const ADAPTER: [&str; 4] = ["lora_", ".lora.", "lokr_", "hada_"];
 const DIFFERENCES: [&str; 2] = [".diff", ".diff_b"];
 
-impl Kind {
+impl FileKind {
     /// What files with these tensors are. `shape` gives the shape of a tensor.
     pub fn of<'a>(keys: impl Iterator<Item = &'a str>, shape: impl Fn(&str) -> Option<Vec<usize>>) -> Self {
         let keys: HashSet<&str> = keys.collect();
@@ -64,7 +64,7 @@ impl Kind {
 
     /// What is in front of the names of all parts, and the beginnings of it: each ends with a dot.
     pub fn fronts(&self) -> Vec<String> {
-        let front = |part: &Part| {
+        let front = |part: &KnownComponent| {
             let prefix = part.names.prefix.clone();
             let ends: Vec<usize> = prefix.match_indices('.').map(|(dot, _)| dot + 1).take(MOST_WORDS).collect();
             ends.into_iter().map(move |end| prefix[..end].to_string()).collect::<Vec<_>>()
@@ -88,7 +88,7 @@ impl Kind {
     /// The part that a tensor belongs to by its name.
     pub fn owner(&self, key: &str) -> Option<Role> {
         let behind = || self.parts.iter().filter_map(|part| Some((part, part.names.strip(key)?)));
-        let longest = |(part, _): &(&Part, &str)| part.names.prefix.len();
+        let longest = |(part, _): &(&KnownComponent, &str)| part.names.prefix.len();
         let owner =
             behind().filter(|(part, rest)| part.names.know(part.role, rest)).max_by_key(longest).or_else(|| {
                 let several = self.parts.len() > 1;
@@ -166,7 +166,7 @@ fn signs() -> impl Iterator<Item = (&'static OwnModel, &'static OwnPart, &'stati
 }
 
 /// The parts of which these names are signs, in order; no more than a file has that is not hostile.
-fn parts_of(keys: &HashSet<&str>) -> Vec<Part> {
+fn parts_of(keys: &HashSet<&str>) -> Vec<KnownComponent> {
     let is_end = |prefix: &&str| prefix.is_empty() || prefix.ends_with('.');
     let all: Vec<_> = signs().collect();
     let ends = |key: &str| {
@@ -196,7 +196,7 @@ fn parts_of(keys: &HashSet<&str>) -> Vec<Part> {
             Style::Ldm { .. } => ldm(keys, &prefix),
             style => style,
         };
-        Some(Part { role: own.role, names: Names { prefix, lacks, style, layers: model.layers } })
+        Some(KnownComponent { role: own.role, names: Names { prefix, lacks, style, layers: model.layers } })
     };
     found.into_iter().filter_map(part).collect()
 }
@@ -211,15 +211,15 @@ fn ldm(keys: &HashSet<&str>, decoder: &str) -> Style {
 mod tests {
     use super::*;
 
-    fn of(keys: &[&str]) -> Kind {
-        Kind::of(keys.iter().copied(), |_| None)
+    fn of(keys: &[&str]) -> FileKind {
+        FileKind::of(keys.iter().copied(), |_| None)
     }
 
     /// The only part of a file of these names.
     #[track_caller]
     fn part(keys: &[&str]) -> (Role, String, &'static str, Style) {
         let kind = of(keys);
-        let [Part { role, names }] = &kind.parts[..] else { panic!("{keys:?}: {kind:?}") };
+        let [KnownComponent { role, names }] = &kind.parts[..] else { panic!("{keys:?}: {kind:?}") };
         (*role, names.prefix.clone(), names.lacks, names.style)
     }
 

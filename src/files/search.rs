@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use super::component::{Component, open_weights};
 use super::container::is_weights;
 use super::inspect;
-use super::recognise::Kind;
+use super::recognise::FileKind;
 use super::regular;
 use super::role::Role;
 use super::tensor_files::TensorFiles;
@@ -228,7 +228,7 @@ pub fn listed(names: impl ExactSizeIterator<Item = String>) -> String {
 /// What the file `path` is, which is the component `role`.
 ///
 /// Errors with what it is instead.
-pub fn expect_role(path: &Path, role: Role) -> Result<Kind> {
+pub fn expect_role(path: &Path, role: Role) -> Result<FileKind> {
     let files = [open_weights(path)?];
     let kind = inspect::kind(&files);
     inspect::check_forms(&files)?;

@@ -6,7 +6,7 @@ use std::path::Path;
 use std::sync::{Mutex, PoisonError};
 
 use super::container::Container;
-use super::names::{Names, Piece};
+use super::names::{FusedRows, Names};
 use super::safetensors::Safetensors;
 use super::tensor_view::TensorView;
 use crate::error::{Error, Result};
@@ -16,7 +16,7 @@ use crate::error::{Error, Result};
 pub struct TensorFiles {
     files: Vec<Container>,
     /// Where the tensor of each name lies: in one place, or in several, one under the other.
-    tensors: HashMap<String, Vec<Place>>,
+    tensors: HashMap<String, Vec<TensorLocation>>,
     quantised: Option<Safetensors>,
     /// What [`TensorFiles::get`] gives in place of what the files hold.
     replaced: HashMap<String, TensorView>,
@@ -41,7 +41,7 @@ pub struct Unread<'a> {
 
 /// Rows of a tensor in a file: one of equal parts.
 #[derive(Clone)]
-struct Place {
+struct TensorLocation {
     file: usize,
     key: String,
     /// Which of the places of its name it is, from the top.
@@ -74,7 +74,7 @@ impl TensorFiles {
     ///
     /// Errors when two of them have a tensor of one name, or one of them has it twice.
     pub fn named(files: Vec<Container>, names: &Names, wanted: impl Fn(&str) -> bool) -> Result<Self> {
-        let mut tensors: HashMap<String, Vec<Place>> = HashMap::new();
+        let mut tensors: HashMap<String, Vec<TensorLocation>> = HashMap::new();
         let mut is_part = false;
         for (file, container) in files.iter().enumerate() {
             for key in container.names() {
@@ -82,7 +82,7 @@ impl TensorFiles {
                     is_part = true;
                     continue;
                 }
-                for Piece { name, index, part, of } in names.pieces(key) {
+                for FusedRows { name, index, part, of } in names.pieces(key) {
                     let places = tensors.entry(name).or_default();
                     if let Some(other) = places.iter().find(|place| place.index == index) {
                         let twice = if other.file == file {
@@ -94,7 +94,7 @@ impl TensorFiles {
                         };
                         return Err(twice.at_path(container.path()));
                     }
-                    places.push(Place { file, key: key.to_string(), index, part, of });
+                    places.push(TensorLocation { file, key: key.to_string(), index, part, of });
                 }
             }
         }
@@ -140,13 +140,13 @@ impl TensorFiles {
     pub fn unread(&self) -> Vec<Unread<'_>> {
         let read = self.read.lock().unwrap_or_else(PoisonError::into_inner);
         let layer = |name: &'_ str| name.rsplit_once('.').map(|(layer, _)| layer.to_string());
-        let is_read = |(name, _): &(&String, &Vec<Place>)| read.contains(name.as_str());
+        let is_read = |(name, _): &(&String, &Vec<TensorLocation>)| read.contains(name.as_str());
         let (found, left): (Vec<_>, Vec<_>) = self.tensors.iter().partition(is_read);
         // By its names here and in the file: what is not known there is not known here.
         let names = found.iter().flat_map(|(name, places)| places.iter().map(|place| &place.key).chain([*name]));
         let layers: HashSet<String> = names.filter_map(|name| layer(name)).collect();
         let all = left.iter().flat_map(|(name, places)| places.iter().map(move |place| (*name, place)));
-        let unread = all.map(|(name, Place { key, file, .. })| {
+        let unread = all.map(|(name, TensorLocation { key, file, .. })| {
             let is_of_layer =
                 [name, key].into_iter().filter_map(|name| layer(name)).any(|layer| layers.contains(&layer));
             (key.as_str(), Unread { name, key, is_of_layer, path: self.files[*file].path() })
@@ -178,7 +178,7 @@ impl TensorFiles {
     /// bytes with its scales.
     pub fn quantised_matrices(&self, prefix: &str) -> Vec<[u64; 2]> {
         let sizes_of = |view: &TensorView| [view.elements() as u64, view.bytes_with_scales() as u64];
-        let matrix = |(name, places): (&String, &Vec<Place>)| {
+        let matrix = |(name, places): (&String, &Vec<TensorLocation>)| {
             if let Some(view) = self.replaced.get(name) {
                 return (!view.format().is_float()).then(|| sizes_of(view));
             }
@@ -223,8 +223,8 @@ impl TensorFiles {
     pub fn matrices(&self) -> Vec<(String, [usize; 2])> {
         let stored: Vec<HashMap<&str, [usize; 2]>> =
             self.files.iter().map(|file| file.matrices().into_iter().collect()).collect();
-        let matrix = |(name, places): (&String, &Vec<Place>)| {
-            let is_matrix = |place: &Place| stored[place.file].contains_key(place.key.as_str());
+        let matrix = |(name, places): (&String, &Vec<TensorLocation>)| {
+            let is_matrix = |place: &TensorLocation| stored[place.file].contains_key(place.key.as_str());
             let shape = self.shape(name).filter(|_| places.iter().all(is_matrix))?;
             shape.try_into().ok().map(|shape: [usize; 2]| (name.clone(), shape))
         };
@@ -303,8 +303,8 @@ impl TensorFiles {
     }
 
     /// One of the `places` of a tensor of `shape`.
-    fn part(&self, place: &Place, places: usize, shape: &[usize]) -> Result<TensorView> {
-        let Place { file, key, part, of, .. } = place;
+    fn part(&self, place: &TensorLocation, places: usize, shape: &[usize]) -> Result<TensorView> {
+        let TensorLocation { file, key, part, of, .. } = place;
         let file = &self.files[*file];
         let mut own = shape.to_vec();
         own.iter_mut().take(1).for_each(|rows| *rows /= places);

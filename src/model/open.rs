@@ -23,17 +23,17 @@ use crate::vae::{self, Decoder, Encoder};
 /// thread still reads.
 pub struct OpenModel {
     pub(crate) info: ModelInfo,
-    pub(crate) tokenizer: LateTokenizer,
+    pub(crate) tokenizer: LazyTokenizer,
     pub(crate) files: Files,
     notes: Vec<String>,
 }
 
-/// The tokenizer that another thread reads. The first call of [`LateTokenizer::get`] waits for it.
-pub(crate) struct LateTokenizer(Late<Tokenizer>);
+/// The tokenizer that another thread reads. The first call of [`LazyTokenizer::get`] waits for it.
+pub(crate) struct LazyTokenizer(Lazy<Tokenizer>);
 
-type Late<T> = LazyLock<Result<T>, Box<dyn FnOnce() -> Result<T> + Send>>;
+type Lazy<T> = LazyLock<Result<T>, Box<dyn FnOnce() -> Result<T> + Send>>;
 
-impl LateTokenizer {
+impl LazyTokenizer {
     fn read(dir: &ModelFiles, info: &ModelInfo) -> Self {
         let (file, template, length) = (dir.tokenizer().clone(), info.kind.template, info.max_sequence_length);
         let read = move || Tokenizer::load(&file, template, length);
@@ -118,7 +118,7 @@ impl OpenModel {
 
     fn open_parts(dir: &ModelFiles, text: bool) -> Result<Self> {
         let info = &ModelInfo::read(dir)?;
-        let tokenizer = if text { LateTokenizer::read(dir, info) } else { LateTokenizer::absent() };
+        let tokenizer = if text { LazyTokenizer::read(dir, info) } else { LazyTokenizer::absent() };
         // On the CPU weights stay in the mapped files, so loading them there checks every tensor and costs nothing.
         let host = &Cpu::new(Precision::F32);
         let (text_encoder, transformer, vae) = scope(|scope| {

@@ -2,7 +2,7 @@
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use crate::backend::{Backend, Passes, Storage};
+use crate::backend::{AccessFrequency, Backend, Storage};
 use crate::error::Result;
 use crate::files::TensorView;
 
@@ -11,7 +11,7 @@ pub struct Blocks<B: Backend> {
     /// Of each block, which turn it has if it is streamed. Blocks behind the last are resident.
     turns: Vec<Option<usize>>,
     stream: B::BlockStream,
-    passes: Passes,
+    passes: AccessFrequency,
     /// Held by a thread that enqueues work with blocks: two that take turns would wait for each other's copies, and
     /// read each other's weights.
     order: Mutex<()>,
@@ -28,13 +28,13 @@ pub struct Pass<'a, B: Backend> {
 impl<B: Backend> Default for Blocks<B> {
     /// All resident.
     fn default() -> Self {
-        Self::new(&[], Passes::Seldom)
+        Self::new(&[], AccessFrequency::Seldom)
     }
 }
 
 impl<B: Backend> Blocks<B> {
     /// Blocks of which some are streamed, for so many passes; those that are not listed are resident.
-    pub fn new(streamed: &[bool], passes: Passes) -> Self {
+    pub fn new(streamed: &[bool], passes: AccessFrequency) -> Self {
         let mut next = 0;
         let turns = streamed.iter().map(|streamed| {
             streamed.then(|| {
@@ -114,7 +114,7 @@ mod tests {
 
     #[test]
     fn streamed_blocks_have_turns_in_the_order_of_use() {
-        let blocks: Blocks<Cpu> = Blocks::new(&[false, true, true, false, true], Passes::Often);
+        let blocks: Blocks<Cpu> = Blocks::new(&[false, true, true, false, true], AccessFrequency::Often);
         assert_eq!([0, 1, 2, 3, 4, 5].map(|block| blocks.turn(block)), [None, Some(0), Some(1), None, Some(2), None]);
         assert_eq!(blocks.streamed(), [false, true, true, false, true]);
         assert!(blocks.are_streamed() && !Blocks::<Cpu>::default().are_streamed());

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use super::originals::Originals;
-use super::{Linear, Part};
+use super::{Linear, TensorSlice};
 use crate::backend::{Backend, Storage};
 use crate::error::{Error, Result};
 use crate::files::adapter::AdapterUse;
@@ -22,14 +22,14 @@ pub struct Layers<B: Backend> {
 pub(super) struct LinearLayer<B: Backend> {
     pub(super) linear: Linear<B>,
     /// Its rows in the files, one part under the other.
-    pub(super) parts: Vec<Part>,
+    pub(super) parts: Vec<TensorSlice>,
     pub(super) storage: Storage,
 }
 
 /// A vector, such as the scales of a norm.
 pub(super) struct VectorLayer<B: Backend> {
     pub(super) vector: Tensor<B>,
-    pub(super) part: Part,
+    pub(super) part: TensorSlice,
 }
 
 impl<B: Backend> Default for Layers<B> {
@@ -52,13 +52,13 @@ impl<B: Backend> LinearLayer<B> {
 
 impl<B: Backend> Layers<B> {
     /// Errors when there is a layer of this key: a component made of these layers would have one of them twice.
-    pub(super) fn add_linear(&mut self, linear: &Linear<B>, parts: &[Part], storage: Storage) -> Result<()> {
+    pub(super) fn add_linear(&mut self, linear: &Linear<B>, parts: &[TensorSlice], storage: Storage) -> Result<()> {
         let layer = LinearLayer { linear: linear.clone(), parts: parts.to_vec(), storage };
         self.linears.insert(linear.name().to_string(), layer).map_or(Ok(()), |_| Err(twice(linear.name())))
     }
 
     /// Errors as [`Layers::add_linear`].
-    pub(super) fn add_vector(&mut self, vector: &Tensor<B>, part: &Part) -> Result<()> {
+    pub(super) fn add_vector(&mut self, vector: &Tensor<B>, part: &TensorSlice) -> Result<()> {
         let layer = VectorLayer { vector: vector.row_view(0..vector.rows()), part: part.clone() };
         self.vectors.insert(part.key.clone(), layer).map_or(Ok(()), |_| Err(twice(&part.key)))
     }

@@ -279,7 +279,7 @@ mod tests {
             ("sigmas:1,-0.5", "-0.5"),
         ] {
             let error = text.parse::<ScheduleKind>().unwrap_err();
-            assert_eq!(error.kind(), crate::error::Kind::Usage);
+            assert_eq!(error.kind(), crate::error::ErrorKind::Usage);
             let error = error.to_string();
             assert!(error.contains(words) && error.contains("hint: "), "{text}: {error}");
         }

@@ -21,7 +21,7 @@ use std::cell::RefCell;
 use std::num::NonZeroUsize;
 use std::sync::{Arc, OnceLock};
 
-use crate::backend::{Backend, Doers, GraphCache};
+use crate::backend::{Backend, GraphCache, Participants};
 use crate::error::{Error, Result};
 use crate::files::{ModelFiles, Role, TensorFiles, TensorView};
 use crate::nn::{Blocks, Weights};
@@ -84,7 +84,7 @@ impl<B: Backend> TextEncoder<B> {
             embed_tokens,
             layers: Arc::new(Layers { backend, layers, out_layers: out_layers.to_vec(), blocks }),
             rope: OnceLock::new(),
-            graphs: GraphCache::new(MAX_GRAPHS, Doers::One),
+            graphs: GraphCache::new(MAX_GRAPHS, Participants::One),
         })
     }
 

@@ -35,16 +35,16 @@ pub(super) const MAX_ADDED_BYTES: usize = 256;
 struct File {
     #[serde(default)]
     added_tokens: Vec<AddedToken>,
-    normalizer: Option<Part>,
-    pre_tokenizer: Option<Part>,
-    post_processor: Option<Part>,
-    decoder: Option<Part>,
+    normalizer: Option<TokenizerStep>,
+    pre_tokenizer: Option<TokenizerStep>,
+    post_processor: Option<TokenizerStep>,
+    decoder: Option<TokenizerStep>,
     model: Model,
 }
 
 /// A step of tokenizing, with the settings that tell whether it is the one that Qwen has.
 #[derive(Deserialize)]
-struct Part {
+struct TokenizerStep {
     #[serde(rename = "type")]
     kind: String,
     pattern: Option<Pattern>,
@@ -53,7 +53,7 @@ struct Part {
     add_prefix_space: Option<bool>,
     use_regex: Option<bool>,
     #[serde(default)]
-    pretokenizers: Vec<Part>,
+    pretokenizers: Vec<TokenizerStep>,
 }
 
 #[derive(Deserialize)]
@@ -203,7 +203,7 @@ impl File {
     }
 }
 
-impl Part {
+impl TokenizerStep {
     fn not_split_and_bytes(&self) -> String {
         let kinds: Vec<_> = self.pretokenizers.iter().take(4).map(|part| short(&part.kind)).collect();
         format!(

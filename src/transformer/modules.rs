@@ -1,7 +1,7 @@
 //! The names that adapters give the layers of a transformer.
 
 use super::TransformerConfig;
-use crate::files::adapter::{Module, Modules, Place};
+use crate::files::adapter::{Module, ModuleRows, Modules};
 use crate::files::names::{Rows, transformer_layers};
 
 impl TransformerConfig {
@@ -16,7 +16,7 @@ impl TransformerConfig {
             let key = format!("{own}.weight");
             list.push(Module::whole(&own, &key, &shape));
             let count = shape[0];
-            let place = |first, rows| Place { key: key.clone(), first, rows };
+            let place = |first, rows| ModuleRows { key: key.clone(), first, rows };
             match rows {
                 Rows::Same => {
                     list.push(Module::whole(&bfl, &key, &shape));

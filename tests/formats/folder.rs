@@ -113,7 +113,7 @@ fn rows(folder: &Path, component: &str, truth: &Container, name: &str, view: Ten
     let layer = name.strip_suffix(".weight").or_else(|| name.strip_suffix(".scale")).unwrap_or(name);
     let module = modules.get(modules.find(layer).or_else(|| modules.find(name)).expect(name));
     assert_eq!(module.shape, view.shape(), "{name}");
-    let of_place = |place: &flux::files::adapter::Place| Rows {
+    let of_place = |place: &flux::files::adapter::ModuleRows| Rows {
         key: place.key.clone(),
         first: place.first,
         view: view.row_range(place.rows.clone()),

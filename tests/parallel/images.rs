@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use flux::Error;
 use flux::backend::cpu::{Cpu, Precision};
-use flux::error::Kind;
+use flux::error::ErrorKind;
 use flux::files::ModelFiles;
 use flux::pipeline::{Change, Image, Model, Parallel, Request};
 use flux::rgb::Rgb;
@@ -223,7 +223,7 @@ fn a_flag_that_is_set_within_a_step_ends_all_devices() {
         }
     };
     let error = parallel.generate_batch(&request, 1, &cancel, &mut report).unwrap_err();
-    assert_eq!(error.kind(), Kind::Cancelled);
+    assert_eq!(error.kind(), ErrorKind::Cancelled);
     assert!(reports < 20, "{reports}");
     assert_eq!(generate(&parallel, &Request { steps: Some(1), ..request }, 1).unwrap().len(), 1);
 }

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread;
 
 use flux::backend::cuda::{Cuda, Graph};
-use flux::backend::{Device, Doers, Memory, Remark, WeightStore};
+use flux::backend::{Device, Memory, Participants, Remark, WeightStore};
 use flux::nn::Linear;
 use flux::tensor::Tensor;
 use safetensors::Dtype;
@@ -45,7 +45,7 @@ fn captured_work_computes_the_same_from_one_launch() {
         let expected = cuda.download(&work(&x, &y, &up, &down, &vector).unwrap()).unwrap();
         let before = cuda.stats();
         let got = cuda
-            .run_graph(&mut graph, Doers::One, &reads, [&x, &y], |_, [x, y]| work(x, y, &up, &down, &vector))
+            .run_graph(&mut graph, Participants::One, &reads, [&x, &y], |_, [x, y]| work(x, y, &up, &down, &vector))
             .unwrap();
         let after = cuda.stats();
         assert!(cuda.download(&got).unwrap() == expected, "round {round}");
@@ -85,7 +85,7 @@ fn handles_come_and_go_while_another_captures() {
             (0..).take_while(|_| !done.load(Ordering::Relaxed)).map(|_| opened()).count()
         });
         for _ in 0..200 {
-            let got = cuda.run_graph(&mut Graph::default(), Doers::One, &Arc::new(()), [&x], work).unwrap();
+            let got = cuda.run_graph(&mut Graph::default(), Participants::One, &Arc::new(()), [&x], work).unwrap();
             assert!(cuda.download(&got).unwrap() == expected);
         }
         done.store(true, Ordering::Relaxed);
@@ -100,7 +100,7 @@ fn results_of_captured_work_are_tensors_of_their_own() {
     let reads = Arc::new(());
     let mut graph = Graph::default();
     let mut run = |seed| {
-        cuda.run_graph(&mut graph, Doers::One, &reads, [&Shape::dense(64, 128).tensor(&cuda, seed)], |_, [x]| {
+        cuda.run_graph(&mut graph, Participants::One, &reads, [&Shape::dense(64, 128).tensor(&cuda, seed)], |_, [x]| {
             x.row_view(0..64).silu()
         })
         .unwrap()
@@ -123,7 +123,7 @@ fn several_pieces_of_work_share_their_memory_and_do_not_disturb_each_other() {
             let x = Shape::dense(rows, cols).tensor(&cuda, round);
             let work = |x: &Tensor<Cuda>| x.row_view(0..x.rows()).silu()?.add(x)?.silu();
             let expected = cuda.download(&work(&x).unwrap()).unwrap();
-            let got = cuda.run_graph(&mut graphs[i], Doers::One, &reads, [&x], |_, [x]| work(x)).unwrap();
+            let got = cuda.run_graph(&mut graphs[i], Participants::One, &reads, [&x], |_, [x]| work(x)).unwrap();
             assert_eq!(cuda.download(&got).unwrap(), expected, "round {round} of {i}");
         }
         // Less than each would hold alone.
@@ -143,7 +143,7 @@ fn work_that_cannot_be_captured_runs_all_the_same_and_says_so() {
             let host = cuda.download(x)?;
             cuda.upload(&host, 64, 128)?.silu()
         };
-        let got = cuda.run_graph(&mut graph, Doers::One, &reads, [&x], |_, [x]| waiting(x)).unwrap();
+        let got = cuda.run_graph(&mut graph, Participants::One, &reads, [&x], |_, [x]| waiting(x)).unwrap();
         assert_eq!(cuda.download(&got).unwrap(), cuda.download(&x.silu().unwrap()).unwrap(), "round {round}");
     }
     assert_eq!((cuda.stats().uncaptured, cuda.stats().graph_launches), (1, 0));
@@ -187,8 +187,9 @@ fn launches_of_another_thread_are_never_captured() {
             let mut graph = Graph::default();
             for seed in 0..3 {
                 let x = Shape::dense(64, 128).tensor(&cuda, round + seed);
-                let got = cuda
-                    .run_graph(&mut graph, Doers::One, &reads, [&x], |_, [x]| x.row_view(0..64).silu()?.add(x)?.silu());
+                let got = cuda.run_graph(&mut graph, Participants::One, &reads, [&x], |_, [x]| {
+                    x.row_view(0..64).silu()?.add(x)?.silu()
+                });
                 let expected = x.row_view(0..64).silu().unwrap().add(&x).unwrap().silu().unwrap();
                 assert!(
                     cuda.download(&got.unwrap()).unwrap() == cuda.download(&expected).unwrap(),
@@ -214,13 +215,13 @@ fn a_graph_keeps_what_it_reads() {
     let expected = cuda.download(&x.linear(&reads, None).unwrap()).unwrap();
     let mut graph = Graph::default();
     let product = |weight: &Linear<Cuda>, [x]: [&Tensor<Cuda>; 1]| x.linear(weight, None);
-    cuda.run_graph(&mut graph, Doers::One, &reads, [&x], product).unwrap();
+    cuda.run_graph(&mut graph, Participants::One, &reads, [&x], product).unwrap();
     drop(reads);
     let reads = weak.upgrade().expect("the graph keeps the weight");
-    let got = cuda.run_graph(&mut graph, Doers::One, &reads, [&x], product).unwrap();
+    let got = cuda.run_graph(&mut graph, Participants::One, &reads, [&x], product).unwrap();
     assert_eq!(cuda.download(&got).unwrap(), expected);
     let other = Arc::new(weight.linear(&cuda));
-    let error = cuda.run_graph(&mut graph, Doers::One, &other, [&x], product).map(drop).unwrap_err().to_string();
+    let error = cuda.run_graph(&mut graph, Participants::One, &other, [&x], product).map(drop).unwrap_err().to_string();
     assert!(error.contains("reads something else"), "{error}");
     drop((graph, reads));
     assert!(weak.upgrade().is_none(), "and no longer than it lives");
@@ -248,8 +249,9 @@ fn work_is_captured_while_another_thread_loads_weights() {
             let mut graph = Graph::default();
             for seed in 0..3 {
                 let x = Shape::dense(64, 128).tensor(&cuda, seed);
-                let got =
-                    cuda.run_graph(&mut graph, Doers::One, &reads, [&x], |_, [x]| x.row_view(0..64).silu()).unwrap();
+                let got = cuda
+                    .run_graph(&mut graph, Participants::One, &reads, [&x], |_, [x]| x.row_view(0..64).silu())
+                    .unwrap();
                 assert!(cuda.download(&got).unwrap() == cuda.download(&x.silu().unwrap()).unwrap(), "{seed}");
             }
         }
@@ -274,7 +276,7 @@ fn a_panic_while_work_is_captured_leaves_the_device_usable() {
             assert!(runs.get() != 2, "on purpose");
             out
         };
-        let got = cuda.run_graph(&mut graph, Doers::One, &reads, [&x], work).unwrap();
+        let got = cuda.run_graph(&mut graph, Participants::One, &reads, [&x], work).unwrap();
         assert_eq!(cuda.download(&got).unwrap(), cuda.download(&x.silu().unwrap()).unwrap(), "{seed}");
     };
     assert!(catch_unwind(AssertUnwindSafe(|| run(1))).is_err());
@@ -292,7 +294,7 @@ fn inputs_of_another_shape_are_an_error() {
     let reads = Arc::new(());
     let mut graph = Graph::default();
     let mut run = |rows| {
-        cuda.run_graph(&mut graph, Doers::One, &reads, [&Shape::dense(rows, 128).tensor(&cuda, 1)], |_, [x]| {
+        cuda.run_graph(&mut graph, Participants::One, &reads, [&Shape::dense(rows, 128).tensor(&cuda, 1)], |_, [x]| {
             x.row_view(0..x.rows()).silu()
         })
     };
@@ -315,7 +317,8 @@ fn work_that_does_not_fit_twice_is_not_captured_but_done() {
     let mut graph = Graph::default();
     for round in 0..4 {
         let x = Shape::dense(4096, 4096).tensor(&cuda, round);
-        let got = cuda.run_graph(&mut graph, Doers::One, &reads, [&x], |_, [x]| x.row_view(0..4096).silu()).unwrap();
+        let got =
+            cuda.run_graph(&mut graph, Participants::One, &reads, [&x], |_, [x]| x.row_view(0..4096).silu()).unwrap();
         drop(x);
         let expected = cuda.download(&Shape::dense(4096, 4096).tensor(&cuda, round).silu().unwrap()).unwrap();
         assert_eq!(cuda.download(&got).unwrap(), expected, "round {round}");

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use flux::backend::cpu::{Cpu, Precision};
 use flux::backend::cuda::{Cuda, Graph};
-use flux::backend::{Backend, Device, Doers, Memory};
+use flux::backend::{Backend, Device, Memory, Participants};
 use flux::nn::ConvKernel;
 use flux::ops::{self, Conv, Convolved};
 use flux::tensor::Tensor;
@@ -251,7 +251,7 @@ fn a_norm_of_a_convolution_gives_the_same_bytes_every_time_also_captured() {
         let x = Shape::dense(65 * 70, 128).tensor(&cuda, seed);
         let expected = cuda.download(&work(&x).unwrap()).unwrap();
         assert!(cuda.download(&work(&x).unwrap()).unwrap() == expected);
-        let got = cuda.run_graph(&mut graph, Doers::One, &reads, [&x], |_, [x]| work(x)).unwrap();
+        let got = cuda.run_graph(&mut graph, Participants::One, &reads, [&x], |_, [x]| work(x)).unwrap();
         assert!(cuda.download(&got).unwrap() == expected, "captured, seed {seed}");
     }
     assert_eq!(cuda.stats().uncaptured, 0, "{:?}", cuda.remarks());

@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use flux::backend::cuda::{Cuda, Graph};
-use flux::backend::{Device, Doers, Memory};
+use flux::backend::{Device, Memory, Participants};
 use flux::tensor::Tensor;
 
 use crate::compare::{Shape, Weight, values, vector};
@@ -104,7 +104,7 @@ fn graphs_count_as_used() {
     let mut graph = Graph::default();
     let x = Shape::dense(64, 128).tensor(&cuda, 1);
     for _ in 0..2 {
-        cuda.run_graph(&mut graph, Doers::One, &reads, [&x], |_, [x]| x.row_view(0..64).silu()).unwrap();
+        cuda.run_graph(&mut graph, Participants::One, &reads, [&x], |_, [x]| x.row_view(0..64).silu()).unwrap();
         assert!(cuda.reserved_bytes().unwrap() >= cuda.stats().memory_bytes);
     }
     assert_eq!(cuda.stats().graph_launches, 1, "{:?}", cuda.remarks());

@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use flux::backend::cuda::{Cuda, Graph};
-use flux::backend::{Backend, Bands, Device, Doers, Memory};
+use flux::backend::{Backend, Bands, Device, Memory, Participants};
 use flux::files::Folder;
 use flux::files::TensorFiles;
 use flux::nn::{ConvKernel, Weights};
@@ -276,7 +276,7 @@ fn bands_give_the_same_bytes_every_time_also_captured() {
         let x = Shape::dense(size[0] * size[1], 128).tensor(&cuda, seed);
         let expected = cuda.download(&work(&x).unwrap()).unwrap();
         let waits = cuda.stats().waits;
-        let got = cuda.run_graph(&mut graph, Doers::One, &reads, [&x], |_, [x]| work(x)).unwrap();
+        let got = cuda.run_graph(&mut graph, Participants::One, &reads, [&x], |_, [x]| work(x)).unwrap();
         assert_eq!(cuda.stats().waits, waits);
         assert!(cuda.download(&got).unwrap() == expected, "captured, seed {seed}");
     }

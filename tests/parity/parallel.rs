@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use flux::backend::cuda::{Cuda, GemmCache, GroupOptions, Link, Precision};
 use flux::backend::{Device, Group, Memory, Remark};
-use flux::error::Kind;
+use flux::error::ErrorKind;
 use flux::files::ModelFiles;
 use flux::ops::{RowSplit, Sharing, TokenLayout};
 use flux::pipeline::{Image, Model, Parallel, Request};
@@ -260,7 +260,7 @@ fn a_rank_that_fails_ends_the_others_and_the_next_image_is_made() {
         let cancel = CancelFlag::default();
         let long = Request { steps: Some(50), ..request.clone() };
         let cancelled = parallel.generate_batch(&long, 1, &cancel, &mut |_| cancel.cancel());
-        assert_eq!(cancelled.unwrap_err().kind(), Kind::Cancelled);
+        assert_eq!(cancelled.unwrap_err().kind(), ErrorKind::Cancelled);
         let alone = Model::load(cuda().unwrap(), &default_model()).unwrap().generate(&request).unwrap();
         for _ in 0..3 {
             let image = &generate(&parallel, &request, 1).unwrap()[0];

@@ -5,7 +5,7 @@ use std::thread;
 use flux::backend::cuda::Cuda;
 use flux::backend::{Device, Memory};
 use flux::compare::difference;
-use flux::error::Kind;
+use flux::error::ErrorKind;
 use flux::files::ModelFiles;
 use flux::model::ModelInfo;
 use flux::nn::Weights;
@@ -269,7 +269,7 @@ fn a_cancelled_session_leaves_the_model_usable() {
                     cancel.cancel();
                 }
             });
-            assert_eq!(ended.map(drop).unwrap_err().kind(), Kind::Cancelled, "{stage:?}");
+            assert_eq!(ended.map(drop).unwrap_err().kind(), ErrorKind::Cancelled, "{stage:?}");
         }
         assert!(model.generate(&request).unwrap().rgb == expected);
     }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use flux::backend::cpu::{Cpu, Precision};
 use flux::backend::cuda::{Cuda, Graph};
-use flux::backend::{Backend, Device, Doers, Memory};
+use flux::backend::{Backend, Device, Memory, Participants};
 use flux::model::ModelInfo;
 use flux::nn::Weights;
 use flux::vae::{self, Encoder, Grid};
@@ -69,7 +69,7 @@ fn a_captured_encoder_makes_the_same_latents() {
     let direct = cuda.download(&forward(&reads, [&pixels]).unwrap()).unwrap();
     let mut graph = Graph::default();
     for run in 0..3 {
-        let latents = cuda.run_graph(&mut graph, Doers::One, &reads, [&pixels], forward).unwrap();
+        let latents = cuda.run_graph(&mut graph, Participants::One, &reads, [&pixels], forward).unwrap();
         assert!(cuda.download(&latents).unwrap() == direct, "run {run}");
     }
     assert_eq!(cuda.stats().uncaptured, 0);

@@ -3,15 +3,15 @@
 use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
-use super::buffer::Kind;
+use super::buffer::BufferKind;
 use super::element::Element;
 use super::ops::quantise;
 use super::transfer::Rgb8;
-use super::upload::Source;
+use super::upload::UploadSource;
 use super::{BlockStream, Buffer, ChannelStatistics, ConvWeight, Cuda, Event, Graph, Precision, Weight, kernels};
 use crate::backend::{
-    Bands, Costs, Device, Doers, Group, Memory, Ops, Passes, Remark, Reservations, Stats, Storage, WeightStore,
-    expect_rgb8, wrong_length,
+    AccessFrequency, Bands, Costs, Device, Group, Memory, Ops, Participants, Remark, Reservations, Stats, Storage,
+    WeightStore, expect_rgb8, wrong_length,
 };
 use crate::error::{Error, Result};
 use crate::files::TensorView;
@@ -28,11 +28,11 @@ impl Memory for Cuda {
 
     fn dtype(buffer: &Buffer) -> Dtype {
         match buffer.kind() {
-            Kind::Bf16 => Dtype::Bf16,
-            Kind::F16 => Dtype::F16,
-            Kind::F32 => Dtype::F32,
-            Kind::E4m3 => Dtype::E4m3,
-            Kind::Byte => Dtype::U8,
+            BufferKind::Bf16 => Dtype::Bf16,
+            BufferKind::F16 => Dtype::F16,
+            BufferKind::F32 => Dtype::F32,
+            BufferKind::E4m3 => Dtype::E4m3,
+            BufferKind::Byte => Dtype::U8,
         }
     }
 
@@ -177,7 +177,7 @@ impl Device for Cuda {
     fn run_graph<R: Send + Sync + 'static, const N: usize>(
         &self,
         graph: &mut Graph,
-        doers: Doers,
+        doers: Participants,
         reads: &Arc<R>,
         inputs: [&Tensor<Self>; N],
         work: impl Fn(&R, [&Tensor<Self>; N]) -> Result<Tensor<Self>>,
@@ -229,7 +229,7 @@ impl WeightStore for Cuda {
 
     fn load_weight(&self, parts: &[TensorView], storage: Storage) -> Result<Weight> {
         self.check_storage(storage)?;
-        self.0.uploader.weight(self.device(), &Source::of(parts, storage, self.has_fp8())?)
+        self.0.uploader.weight(self.device(), &UploadSource::of(parts, storage, self.has_fp8())?)
     }
 
     fn stream_weight(
@@ -243,7 +243,7 @@ impl WeightStore for Cuda {
         self.stream_weight_op(stream, turn, parts, storage)
     }
 
-    fn allocate_stream(&self, stream: &BlockStream, passes: Passes) -> Result<()> {
+    fn allocate_stream(&self, stream: &BlockStream, passes: AccessFrequency) -> Result<()> {
         self.allocate_stream_op(stream, passes)
     }
 

@@ -10,13 +10,13 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::Cuda;
-use super::buffer::{Buffer, Kind};
+use super::buffer::{Buffer, BufferKind};
 use super::device::{Device, Stream};
 use super::event::Event;
 use super::slabs::Slabs;
-use super::upload::{MappedFile, Source};
+use super::upload::{MappedFile, UploadSource};
 use super::weight::Weight;
-use crate::backend::{Passes, SLABS, Storage, Turns, slab_bytes, slab_of};
+use crate::backend::{AccessFrequency, SLABS, SlabSchedule, Storage, slab_bytes, slab_of};
 use crate::error::{Error, Result};
 use crate::files::TensorView;
 
@@ -32,7 +32,7 @@ pub struct BlockStream {
 
 #[derive(Default)]
 struct State {
-    turns: Turns,
+    turns: SlabSchedule,
     /// By turn.
     blocks: Vec<Block>,
     /// They stay registered.
@@ -48,7 +48,7 @@ struct State {
 #[derive(Default)]
 struct Block {
     /// With the bytes from the start of the slab.
-    weights: Vec<(Source, u64)>,
+    weights: Vec<(UploadSource, u64)>,
     bytes: u64,
 }
 
@@ -60,7 +60,7 @@ impl BlockStream {
 
 impl Block {
     /// Takes up a weight behind the others. Returns where it is in the slab.
-    fn push(&mut self, source: Source) -> u64 {
+    fn push(&mut self, source: UploadSource) -> u64 {
         let offset = self.bytes.next_multiple_of(ALIGNMENT);
         self.bytes = offset + source.bytes() as u64;
         self.weights.push((source, offset));
@@ -80,7 +80,7 @@ impl Cuda {
         if stream.slabs.are_made() {
             return Err(Error::new("a weight is streamed with blocks whose memory was made before"));
         }
-        let source = Source::of(parts, storage, self.has_fp8())?;
+        let source = UploadSource::of(parts, storage, self.has_fp8())?;
         let (form, stored) = (source.form, source.stored.clone());
         let mut state = stream.state();
         if state.blocks.len() <= turn {
@@ -94,13 +94,13 @@ impl Cuda {
     }
 
     /// See [`crate::backend::WeightStore::allocate_stream`].
-    pub(super) fn allocate_stream_op(&self, stream: &BlockStream, passes: Passes) -> Result<()> {
+    pub(super) fn allocate_stream_op(&self, stream: &BlockStream, passes: AccessFrequency) -> Result<()> {
         let mut state = stream.state();
         let bytes = slab_bytes(state.blocks.iter().map(|block| block.bytes));
         let device = self.device();
         let slab = |bytes: u64| match usize::try_from(bytes) {
             Ok(0) => Ok(None),
-            Ok(bytes) => Buffer::of_weights(device, device.block_stream(), Kind::Byte, bytes).map(Some),
+            Ok(bytes) => Buffer::of_weights(device, device.block_stream(), BufferKind::Byte, bytes).map(Some),
             Err(_) => Err(device.budget().full(bytes)),
         };
         let slabs = bytes.into_iter().map(slab).collect::<Result<Vec<_>>>()?;
@@ -108,7 +108,7 @@ impl Cuda {
         stream.slabs.set(slabs)?;
         let views = || state.blocks.iter().flat_map(|block| &block.weights).flat_map(|(source, _)| source.views());
         let files = self.0.uploader.files_of(views());
-        if passes == Passes::Often {
+        if passes == AccessFrequency::Often {
             // What will be read again is registered when it is read for the first time.
             views().for_each(|view| files.iter().filter(|file| file.is_of(view)).for_each(|file| file.mark_read(view)));
         }

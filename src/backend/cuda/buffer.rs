@@ -10,7 +10,7 @@ use super::device::{Device, Stream};
 use super::driver::failed;
 use super::element::Element;
 use super::event::Event;
-use super::memory::Place;
+use super::memory::ArenaPlace;
 use super::pools::{Pools, Use};
 use crate::error::Result;
 
@@ -24,7 +24,7 @@ pub fn scales_offset(values: usize) -> usize {
 
 /// What the values of a buffer are.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Kind {
+pub enum BufferKind {
     /// Activations and weights.
     Bf16,
     /// The same in fp16; see [`Element`].
@@ -37,23 +37,23 @@ pub enum Kind {
     Byte,
 }
 
-impl Kind {
+impl BufferKind {
     /// Bytes of one value.
     pub fn size(self) -> usize {
         match self {
-            Kind::Bf16 | Kind::F16 => 2,
-            Kind::F32 => 4,
-            Kind::E4m3 | Kind::Byte => 1,
+            BufferKind::Bf16 | BufferKind::F16 => 2,
+            BufferKind::F32 => 4,
+            BufferKind::E4m3 | BufferKind::Byte => 1,
         }
     }
 }
 
 impl Element {
     /// What buffers of it hold.
-    pub fn kind(self) -> Kind {
+    pub fn kind(self) -> BufferKind {
         match self {
-            Self::Bf16 => Kind::Bf16,
-            Self::F16 => Kind::F16,
+            Self::Bf16 => BufferKind::Bf16,
+            Self::F16 => BufferKind::F16,
         }
     }
 }
@@ -64,7 +64,7 @@ pub struct Buffer {
     address: sys::CUdeviceptr,
     stream: Stream,
     bytes: usize,
-    kind: Kind,
+    kind: BufferKind,
     /// Its block, where the arena lent it.
     block: Option<usize>,
     scales: sys::CUdeviceptr,
@@ -73,14 +73,14 @@ pub struct Buffer {
 
 impl Buffer {
     /// Memory for `len` values, not initialised, usable on the compute stream at once.
-    pub fn new(device: &Arc<Device>, kind: Kind, len: usize) -> Result<Self> {
+    pub fn new(device: &Arc<Device>, kind: BufferKind, len: usize) -> Result<Self> {
         let bytes = bytes_of(device, kind, len)?;
         // Not inside the match, which would hold the lock.
         let place = device.arena().request(bytes)?;
         let (address, block) = match place {
-            Place::Elsewhere => (allocate(device, device.stream(), Use::Work, bytes)?, None),
-            Place::Block(block, address) => (address, Some(block)),
-            Place::New(whole) => {
+            ArenaPlace::Elsewhere => (allocate(device, device.stream(), Use::Work, bytes)?, None),
+            ArenaPlace::Block(block, address) => (address, Some(block)),
+            ArenaPlace::New(whole) => {
                 let address = allocate(device, device.stream(), Use::Work, whole)?;
                 (address, Some(device.arena().add(address, whole)))
             }
@@ -89,16 +89,16 @@ impl Buffer {
     }
 
     /// Memory whose first use is on `stream`. The compute stream has to wait for that use.
-    pub fn on_stream(device: &Arc<Device>, stream: Stream, kind: Kind, len: usize) -> Result<Self> {
+    pub fn on_stream(device: &Arc<Device>, stream: Stream, kind: BufferKind, len: usize) -> Result<Self> {
         Self::with_use(device, stream, Use::Work, kind, len)
     }
 
     /// As [`Buffer::on_stream`], for weights, which stay.
-    pub fn of_weights(device: &Arc<Device>, stream: Stream, kind: Kind, len: usize) -> Result<Self> {
+    pub fn of_weights(device: &Arc<Device>, stream: Stream, kind: BufferKind, len: usize) -> Result<Self> {
         Self::with_use(device, stream, Use::Weights, kind, len)
     }
 
-    fn with_use(device: &Arc<Device>, stream: Stream, purpose: Use, kind: Kind, len: usize) -> Result<Self> {
+    fn with_use(device: &Arc<Device>, stream: Stream, purpose: Use, kind: BufferKind, len: usize) -> Result<Self> {
         let bytes = bytes_of(device, kind, len)?;
         let address = allocate(device, stream, purpose, bytes)?;
         Ok(Self::at(device, stream, address, bytes, kind, None))
@@ -109,7 +109,7 @@ impl Buffer {
         stream: Stream,
         address: sys::CUdeviceptr,
         bytes: usize,
-        kind: Kind,
+        kind: BufferKind,
         block: Option<usize>,
     ) -> Self {
         Self { address, stream, bytes, kind, block, scales: 0, device: Arc::clone(device) }
@@ -118,13 +118,14 @@ impl Buffer {
     /// Memory for `rows` rows of `stride` e4m3 values, and behind them the rows' scales; as [`Buffer::new`].
     pub fn e4m3(device: &Arc<Device>, rows: usize, stride: usize) -> Result<Self> {
         let values = scales_offset(rows * stride);
-        Self::new(device, Kind::E4m3, values + rows * Kind::F32.size()).map(|buffer| buffer.with_scales(values))
+        Self::new(device, BufferKind::E4m3, values + rows * BufferKind::F32.size())
+            .map(|buffer| buffer.with_scales(values))
     }
 
     /// As [`Buffer::e4m3`] and [`Buffer::of_weights`].
     pub fn e4m3_on_stream(device: &Arc<Device>, stream: Stream, rows: usize, stride: usize) -> Result<Self> {
         let values = scales_offset(rows * stride);
-        Self::of_weights(device, stream, Kind::E4m3, values + rows * Kind::F32.size())
+        Self::of_weights(device, stream, BufferKind::E4m3, values + rows * BufferKind::F32.size())
             .map(|buffer| buffer.with_scales(values))
     }
 
@@ -159,7 +160,7 @@ impl Buffer {
     }
 
     /// What the values are.
-    pub fn kind(&self) -> Kind {
+    pub fn kind(&self) -> BufferKind {
         self.kind
     }
 
@@ -190,7 +191,7 @@ impl Device {
 }
 
 /// Bytes of `len` values. The driver refuses zero bytes; tensors without rows exist.
-fn bytes_of(device: &Device, kind: Kind, len: usize) -> Result<usize> {
+fn bytes_of(device: &Device, kind: BufferKind, len: usize) -> Result<usize> {
     len.checked_mul(kind.size()).map(|bytes| bytes.max(1)).ok_or_else(|| device.budget().full(u64::MAX))
 }
 

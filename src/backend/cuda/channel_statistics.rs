@@ -1,8 +1,8 @@
 //! Means and variances of a tensor's channels in pieces, which a convolution returns for a group norm that may follow.
 
 use super::Cuda;
-use super::buffer::{Buffer, Kind};
-use super::pieces::Piece;
+use super::buffer::{Buffer, BufferKind};
+use super::pieces::RowChunk;
 use crate::error::Result;
 
 /// Of each channel and each of some splits of the rows: mean, and sum of squares about it; and the number of rows of
@@ -17,7 +17,7 @@ pub struct ChannelStatistics {
 impl ChannelStatistics {
     /// Room for them, not initialised.
     pub fn new(cuda: &Cuda, splits: usize, channels: usize) -> Result<Self> {
-        Ok(Self { buffer: Buffer::new(cuda.device(), Kind::F32, (2 * channels + 1) * splits)?, splits, channels })
+        Ok(Self { buffer: Buffer::new(cuda.device(), BufferKind::F32, (2 * channels + 1) * splits)?, splits, channels })
     }
 
     /// Splits of the rows.
@@ -37,12 +37,12 @@ impl ChannelStatistics {
 
     /// Device address of `float [splits]`: rows of each split, which may be none.
     pub fn counts(&self) -> u64 {
-        self.buffer.address() + (2 * self.channels * self.splits * Kind::F32.size()) as u64
+        self.buffer.address() + (2 * self.channels * self.splits * BufferKind::F32.size()) as u64
     }
 
     /// Both, for other ranks: [splits, 2 * channels] and [splits, 1].
-    pub fn pieces(&self) -> [Piece; 2] {
-        let dense = |address, cols| Piece::dense(address, [self.splits, cols], Kind::F32.size());
+    pub fn pieces(&self) -> [RowChunk; 2] {
+        let dense = |address, cols| RowChunk::dense(address, [self.splits, cols], BufferKind::F32.size());
         [dense(self.partial(), 2 * self.channels), dense(self.counts(), 1)]
     }
 }

@@ -6,7 +6,7 @@ use std::mem;
 use std::ops::Range;
 
 use super::group::{RANKS, Rank};
-use super::pieces::{Piece, RowCopy};
+use super::pieces::{RowChunk, RowCopy};
 use super::{Cuda, Tensor};
 use crate::backend::Group;
 use crate::error::{Error, Result};
@@ -18,7 +18,7 @@ const COPIES: usize = 64;
 
 /// As in cuda/exchange.cu.
 #[repr(C)]
-pub(super) struct Meeting {
+pub(super) struct Barrier {
     flags: [u64; RANKS],
     counters: u64,
     mailbox: u64,
@@ -29,7 +29,7 @@ pub(super) struct Meeting {
     count: i32,
 }
 
-impl Meeting {
+impl Barrier {
     /// A launch with `count` copies; behind the `last` one the ranks are done with each other.
     pub(super) fn new(rank: &Rank, count: usize, last: bool) -> Self {
         let mut flags = [0; RANKS];
@@ -50,7 +50,7 @@ impl Meeting {
 /// As `Exchange` in cuda/exchange.cu.
 #[repr(C)]
 struct Parameters {
-    meeting: Meeting,
+    meeting: Barrier,
     copies: [RowCopy; COPIES],
 }
 
@@ -66,11 +66,11 @@ impl Cuda {
     pub(super) fn exchange_pieces<T>(
         &self,
         op: &'static str,
-        sent: Vec<Vec<Piece>>,
-        place: impl FnOnce(&[Vec<Piece>]) -> Result<Placed<T>>,
+        sent: Vec<Vec<RowChunk>>,
+        place: impl FnOnce(&[Vec<RowChunk>]) -> Result<Placed<T>>,
     ) -> Result<T> {
         let rank = self.rank_of_group(op)?;
-        let own = |piece: Piece| piece.of_rank(rank.member().rank());
+        let own = |piece: RowChunk| piece.of_rank(rank.member().rank());
         let sent = sent.into_iter().map(|parcel| parcel.into_iter().map(own).collect()).collect();
         let made = match rank.host_link() {
             None => self.exchange_between_gpus(op, rank, sent, place),
@@ -87,8 +87,8 @@ impl Cuda {
         &self,
         op: &'static str,
         rank: &Rank,
-        sent: Vec<Vec<Piece>>,
-        place: impl FnOnce(&[Vec<Piece>]) -> Result<Placed<T>>,
+        sent: Vec<Vec<RowChunk>>,
+        place: impl FnOnce(&[Vec<RowChunk>]) -> Result<Placed<T>>,
     ) -> Result<T> {
         let given = rank.member().exchange(op, sent)?;
         let (made, copies) = place(&given)?;
@@ -118,8 +118,8 @@ impl Cuda {
         &self,
         op: &'static str,
         ranks: Range<usize>,
-        sent: Vec<Vec<Piece>>,
-        place: impl FnOnce(&[Vec<Piece>]) -> Result<Placed<T>>,
+        sent: Vec<Vec<RowChunk>>,
+        place: impl FnOnce(&[Vec<RowChunk>]) -> Result<Placed<T>>,
     ) -> Result<T> {
         let others = |count: usize| std::iter::repeat_n(Vec::new(), count);
         let all = others(ranks.start).chain(sent).chain(others(self.world() - ranks.end)).collect();
@@ -133,7 +133,7 @@ impl Cuda {
     /// At most COPIES copies, once all ranks have met.
     fn launch_copies(&self, rank: &Rank, copies: &[RowCopy], last: bool) -> Result<()> {
         let mut parameters =
-            Parameters { meeting: Meeting::new(rank, copies.len(), last), copies: [RowCopy::default(); COPIES] };
+            Parameters { meeting: Barrier::new(rank, copies.len(), last), copies: [RowCopy::default(); COPIES] };
         parameters.copies[..copies.len()].copy_from_slice(copies);
         let units: usize = copies.iter().map(RowCopy::units).sum();
         let blocks = units.div_ceil(THREADS * UNROLL).clamp(1, rank.blocks_at_once());
@@ -147,13 +147,13 @@ impl Cuda {
 
     /// See [`crate::backend::Group::exchange`].
     pub(super) fn exchange_op(&self, op: &'static str, sent: &[Vec<Tensor<Cuda>>]) -> Result<Vec<Vec<Tensor<Cuda>>>> {
-        let sent = sent.iter().map(|parcel| parcel.iter().map(Piece::of).collect()).collect();
+        let sent = sent.iter().map(|parcel| parcel.iter().map(RowChunk::of).collect()).collect();
         self.exchange_pieces(op, sent, |given| {
             let mut copies = Vec::new();
-            let mut own = |piece: &Piece| {
+            let mut own = |piece: &RowChunk| {
                 let [rows, cols] = piece.shape();
                 let x = self.empty(rows, cols)?;
-                copies.push(piece.copy_to(Piece::of(&x)));
+                copies.push(piece.copy_to(RowChunk::of(&x)));
                 Ok(x)
             };
             let parcels = given.iter().map(|parcel| parcel.iter().map(&mut own).collect::<Result<Vec<_>>>());
@@ -176,6 +176,6 @@ mod tests {
     #[test]
     fn parameters_fit_what_every_gpu_takes() {
         assert!(size_of::<Parameters>() <= 4096);
-        assert_eq!((size_of::<RowCopy>(), size_of::<Meeting>()), (48, 168));
+        assert_eq!((size_of::<RowCopy>(), size_of::<Barrier>()), (48, 168));
     }
 }

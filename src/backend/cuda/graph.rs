@@ -22,7 +22,7 @@ use super::driver::failed;
 use super::event::Event;
 use super::group::Rank;
 use super::{Cuda, Tensor};
-use crate::backend::Doers;
+use crate::backend::Participants;
 use crate::error::{self, Error, Result};
 
 const VARIABLE: &str = "FLUX_GRAPH";
@@ -124,7 +124,7 @@ impl Cuda {
     pub(super) fn run_graph_op<R: Send + Sync + 'static, const N: usize>(
         &self,
         graph: &mut Graph,
-        doers: Doers,
+        doers: Participants,
         reads: &Arc<R>,
         inputs: [&Tensor<Cuda>; N],
         work: impl Fn(&R, [&Tensor<Cuda>; N]) -> Result<Tensor<Cuda>>,
@@ -134,7 +134,7 @@ impl Cuda {
         }
         // Graphs share the arena, so the copies around one must not come between those around another.
         let _one_at_a_time = self.0.graph_order.lock().unwrap_or_else(PoisonError::into_inner);
-        let group = self.group_rank().filter(|_| doers == Doers::All);
+        let group = self.group_rank().filter(|_| doers == Participants::All);
         if let Some(rank) = group {
             agree(rank, graph)?;
         }
@@ -144,7 +144,7 @@ impl Cuda {
                     *graph = captured;
                     Ok(out)
                 }
-                Err(error) if error.kind() == error::Kind::Cancelled => Err(error),
+                Err(error) if error.kind() == error::ErrorKind::Cancelled => Err(error),
                 // What has failed for another reason fails again.
                 Err(error) => {
                     *graph = self.refused(&error);
@@ -192,7 +192,7 @@ impl Cuda {
         };
         let graph = match self.capture(arena, group, reads, inputs, work) {
             Ok(graph) => Graph::Captured(graph),
-            Err(error) if error.kind() == error::Kind::Cancelled => Graph::New,
+            Err(error) if error.kind() == error::ErrorKind::Cancelled => Graph::New,
             Err(error) => self.refused(&error),
         };
         Ok((out, graph))
@@ -210,7 +210,7 @@ impl Cuda {
         arena.repeat();
         let recorded = self.record(group, inputs, work).inspect_err(|error| {
             // Other ranks may wait for the rest of what was to be captured, but for nothing that follows.
-            if error.kind() != error::Kind::Cancelled {
+            if error.kind() != error::ErrorKind::Cancelled {
                 group.iter().for_each(|rank| rank.member().abort(error));
             }
         });

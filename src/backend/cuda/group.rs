@@ -2,7 +2,7 @@
 //!
 //! Before an exchange is enqueued, the hosts of all ranks meet and say where what they give lies, and where they want
 //! what others give; from then on the GPUs wait for each other by themselves, see cuda/exchange.cu. They write it into
-//! each other's memory, or where that is out of reach, into [`outbox`](super::outbox)es in memory of the host. Whatever
+//! each other's memory, or where that is out of reach, into [`host_staging_buffer`](super::host_staging_buffer)s in memory of the host. Whatever
 //! ends one side ends the other: a host that fails sets the first word of the mailbox, which GPUs that wait look at; a
 //! GPU that waited too long says so there, which hosts look at while they wait and once they have waited for their GPU.
 
@@ -14,12 +14,12 @@ use std::time::{Duration, Instant};
 
 use cudarc::driver::result;
 
-use super::buffer::{Buffer, Kind};
+use super::buffer::{Buffer, BufferKind};
 use super::device::Device;
 use super::driver::{Properties, can_reach, failed, start_driver};
 use super::event::Event;
+use super::host_staging_buffer::{HostStagingBuffer, Pinned};
 use super::one_of;
-use super::outbox::{Outbox, Pinned};
 use super::peers::{Reach, broken_link};
 use crate::backend::member::{Alarm, LIMIT, Member};
 use crate::error::{Error, Result};
@@ -97,7 +97,7 @@ pub struct HostLink {
     /// Of all ranks.
     flags: Words,
     /// Of each rank.
-    outboxes: Vec<Outbox>,
+    staging_buffers: Vec<HostStagingBuffer>,
     /// Why.
     reason: String,
 }
@@ -125,10 +125,14 @@ impl Rank {
         };
         let link = |reason| {
             let flags = Words::new(devices[0], world * FLAG_WORDS)?;
-            Ok(HostLink { flags, outboxes: devices.iter().map(|_| Outbox::default()).collect(), reason })
+            Ok(HostLink {
+                flags,
+                staging_buffers: devices.iter().map(|_| HostStagingBuffer::default()).collect(),
+                reason,
+            })
         };
         let host = out_of_reach.map(link).transpose()?;
-        let counters = devices.iter().map(|device| Buffer::new(device, Kind::F32, FLAG_WORDS));
+        let counters = devices.iter().map(|device| Buffer::new(device, BufferKind::F32, FLAG_WORDS));
         let counters = counters.collect::<Result<_>>()?;
         let mailbox = Words::new(devices[0], MAILBOX_WORDS)?;
         let devices: Vec<_> = devices.iter().map(|device| Arc::clone(device)).collect();
@@ -229,8 +233,8 @@ impl Rank {
 
 impl HostLink {
     /// Where this rank puts what it gives others.
-    pub fn outbox(&self, rank: usize) -> &Outbox {
-        &self.outboxes[rank]
+    pub fn staging_buffer(&self, rank: usize) -> &HostStagingBuffer {
+        &self.staging_buffers[rank]
     }
 }
 
@@ -272,7 +276,7 @@ impl Shared {
 
 impl Drop for Shared {
     fn drop(&mut self) {
-        // Others write to the flags of a rank, and read the mailbox and outboxes. Where a GPU hangs, nobody uses them
+        // Others write to the flags of a rank, and read the mailbox and staging buffers. Where a GPU hangs, nobody uses them
         // any more.
         let _ = self.wait_until_idle();
         let _ = self.devices[0].make_current();

@@ -1,14 +1,14 @@
 //! Launches `exchange_through_host` of cuda/exchange.cu: what ranks give each other where their GPUs cannot reach each
-//! other's memory. Each has an [`Outbox`](super::outbox::Outbox) in memory of the host; some blocks fill it while
+//! other's memory. Each has an [`HostStagingBuffer`](super::host_staging_buffer::HostStagingBuffer) in memory of the host; some blocks fill it while
 //! others read those of the other ranks, so that both directions of the bus are busy.
 
 use std::ffi::c_void;
 
 use super::Cuda;
-use super::exchange::{Meeting, Placed, THREADS, UNROLL, not_empty};
+use super::exchange::{Barrier, Placed, THREADS, UNROLL, not_empty};
 use super::group::{HostLink, RANKS, Rank};
-use super::outbox::Packed;
-use super::pieces::{Piece, RowCopy};
+use super::host_staging_buffer::Packed;
+use super::pieces::{RowChunk, RowCopy};
 use crate::error::{Error, Result};
 
 /// As in cuda/exchange.cu.
@@ -24,8 +24,8 @@ const BLOCKS_OF_A_LANE: usize = 4;
 /// As `HostExchange` in cuda/exchange.cu.
 #[repr(C)]
 struct Parameters {
-    meeting: Meeting,
-    outboxes: [u64; RANKS],
+    meeting: Barrier,
+    staging_buffers: [u64; RANKS],
     windows: [u32; RANKS],
     lanes: i32,
     told: i32,
@@ -35,9 +35,9 @@ struct Parameters {
     read: [RowCopy; COPIES],
 }
 
-/// The outboxes of all ranks.
+/// The staging buffers of all ranks.
 #[derive(Default)]
-struct Outboxes {
+struct StagingBuffers {
     addresses: [u64; RANKS],
     /// How many of them are used.
     windows: [u32; RANKS],
@@ -45,16 +45,16 @@ struct Outboxes {
 
 /// What a launch copies.
 #[derive(Debug, PartialEq, Eq)]
-struct Part {
+struct Fragment {
     sent: Vec<RowCopy>,
-    /// Whether what is sent is in the outbox behind this.
+    /// Whether what is sent is in the staging buffer behind this.
     told: bool,
     read: Vec<RowCopy>,
     last: bool,
 }
 
 /// An exchange as launches. What is sent comes before what is read, because ranks that read wait for others that send.
-fn parts(sent: &[RowCopy], read: &[RowCopy]) -> Vec<Part> {
+fn parts(sent: &[RowCopy], read: &[RowCopy]) -> Vec<Fragment> {
     let chunks = |copies: &[RowCopy]| -> Vec<Vec<RowCopy>> {
         let chunks: Vec<_> = copies.chunks(COPIES).map(<[RowCopy]>::to_vec).collect();
         if chunks.is_empty() { vec![Vec::new()] } else { chunks }
@@ -65,7 +65,7 @@ fn parts(sent: &[RowCopy], read: &[RowCopy]) -> Vec<Part> {
     let reads = std::iter::repeat_n(Vec::new(), senders - 1).chain(read);
     let sends = sent.into_iter().chain(std::iter::repeat_with(Vec::new));
     let both = sends.zip(reads).enumerate();
-    both.map(|(i, (sent, read))| Part { sent, told: i + 1 == senders, read, last: i + 1 == launches }).collect()
+    both.map(|(i, (sent, read))| Fragment { sent, told: i + 1 == senders, read, last: i + 1 == launches }).collect()
 }
 
 impl Cuda {
@@ -74,11 +74,11 @@ impl Cuda {
         op: &'static str,
         rank: &Rank,
         link: &HostLink,
-        sent: Vec<Vec<Piece>>,
-        place: impl FnOnce(&[Vec<Piece>]) -> Result<Placed<T>>,
+        sent: Vec<Vec<RowChunk>>,
+        place: impl FnOnce(&[Vec<RowChunk>]) -> Result<Placed<T>>,
     ) -> Result<T> {
         let own = rank.member().rank();
-        let Packed { sent, copies, address, bytes } = link.outbox(own).pack(self.device(), sent, own)?;
+        let Packed { sent, copies, address, bytes } = link.staging_buffer(own).pack(self.device(), sent, own)?;
         let lanes = (rank.blocks_at_once() / BLOCKS_OF_A_LANE).clamp(1, MOST_LANES);
         let windows = bytes.div_ceil(WINDOW_BYTES);
         if windows.div_ceil(lanes) > MOST_WINDOWS {
@@ -86,24 +86,24 @@ impl Cuda {
             return Err(Error::new(what).at(format!("op `{op}`")).hint("ask for a smaller image"));
         }
         let sent = sent.into_iter().map(|parcel| (address, windows as u32, parcel)).collect();
-        let (mut outboxes, mut given) = (Outboxes::default(), Vec::new());
+        let (mut staging_buffers, mut given) = (StagingBuffers::default(), Vec::new());
         for (rank, (address, windows, parcel)) in rank.member().exchange(op, sent)?.into_iter().enumerate() {
-            (outboxes.addresses[rank], outboxes.windows[rank]) = (address, windows);
+            (staging_buffers.addresses[rank], staging_buffers.windows[rank]) = (address, windows);
             given.push(parcel);
         }
         let (made, read) = place(&given)?;
         for part in parts(&not_empty(copies), &not_empty(read)) {
-            self.launch_part(rank, &part, &outboxes, lanes)?;
+            self.launch_part(rank, &part, &staging_buffers, lanes)?;
         }
         Ok(made)
     }
 
-    fn launch_part(&self, rank: &Rank, part: &Part, outboxes: &Outboxes, lanes: usize) -> Result<()> {
-        let Part { sent, told, read, last } = part;
+    fn launch_part(&self, rank: &Rank, part: &Fragment, staging_buffers: &StagingBuffers, lanes: usize) -> Result<()> {
+        let Fragment { sent, told, read, last } = part;
         let mut parameters = Parameters {
-            meeting: Meeting::new(rank, read.len(), *last),
-            outboxes: outboxes.addresses,
-            windows: outboxes.windows,
+            meeting: Barrier::new(rank, read.len(), *last),
+            staging_buffers: staging_buffers.addresses,
+            windows: staging_buffers.windows,
             lanes: lanes as i32,
             told: i32::from(*told),
             sent_count: sent.len() as i32,
@@ -119,9 +119,9 @@ impl Cuda {
         let mut arguments = [std::ptr::from_mut(&mut parameters).cast::<c_void>()];
         let launch = self.launch("exchange", "exchange_through_host")?;
         // SAFETY: the parameters match cuda/exchange.cu. Copies are from pieces of live tensors of this rank, which
-        // frees them behind this, to its own outbox, which is as large; and from outboxes to tensors of this rank. The
-        // exchange before has ended on all ranks, so nobody reads an outbox while it is written, unless the group was
-        // ended, whose results nobody uses. Counters, flags, mailbox and outboxes live as long as the group.
+        // frees them behind this, to its own staging buffer, which is as large; and from staging buffers to tensors of this rank. The
+        // exchange before has ended on all ranks, so nobody reads a staging buffer while it is written, unless the group was
+        // ended, whose results nobody uses. Counters, flags, mailbox and staging buffers live as long as the group.
         unsafe { launch.run_raw([blocks, 1, 1], [THREADS, 1, 1], &mut arguments) }
     }
 }
@@ -139,7 +139,7 @@ mod tests {
     #[test]
     fn nothing_is_read_in_front_of_the_last_that_is_sent() {
         let copies = |count: u64| -> Vec<RowCopy> {
-            let piece = |i: u64| Piece::dense(4096 * (i + 1), [1, 8], 2);
+            let piece = |i: u64| RowChunk::dense(4096 * (i + 1), [1, 8], 2);
             (0..count).map(|i| piece(i).copy_to(piece(i + 1000))).collect()
         };
         for (sent, read, launches) in

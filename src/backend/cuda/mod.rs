@@ -10,7 +10,7 @@
 //! asks cuBLASLt, [`transfer`] moves values and images through [`staging`] buffers, [`upload`] weights out of files,
 //! [`stored`] says how those lie that stay in a file's format, [`block_stream`] those of blocks that take turns in
 //! memory, [`graph`] launches captured work as a whole. GPUs that make one image together are ranks of a [`group`],
-//! which write to each other's memory ([`peers`]) in an [`exchange`] of [`pieces`], or to an [`outbox`] in that of the
+//! which write to each other's memory ([`peers`]) in an [`exchange`] of [`pieces`], or to a [`host_staging_buffer`] in that of the
 //! host in a [`host_exchange`]; [`weight_source`] says whether one copies the weights of another. What an op learns of
 //! its result on the way, it leaves there as [`channel_statistics`]. Every op has a launcher in the file of its name in
 //! [`ops`]; those for Hopper alone share [`hopper`]. All computing goes to one stream in program order, in which
@@ -36,13 +36,13 @@ mod graph;
 mod group;
 mod hopper;
 mod host_exchange;
+mod host_staging_buffer;
 mod kernels;
 mod launch;
 mod library;
 mod memory;
 mod merge;
 mod ops;
-mod outbox;
 mod peers;
 mod pieces;
 mod pools;

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use cudarc::driver::{result, sys};
 
-use super::buffer::{Buffer, Kind};
+use super::buffer::{Buffer, BufferKind};
 use super::device::Device;
 use super::driver::{can_reach, failed};
 use super::event::Event;
@@ -63,7 +63,7 @@ impl Device {
     /// Whether this GPU reads what `peer` has in its memory, and that one finds what this one writes there.
     fn reads_what_is_in(self: &Arc<Self>, peer: &Arc<Self>) -> Result<bool> {
         let memory = |device: &Arc<Self>| {
-            Buffer::on_stream(device, device.download_stream(), Kind::Byte, CHECKED_BYTES)
+            Buffer::on_stream(device, device.download_stream(), BufferKind::Byte, CHECKED_BYTES)
                 .and_then(|buffer| device.finish_check("has no memory in time").map(|()| buffer))
         };
         let (ours, theirs) = (memory(self)?, memory(peer)?);

@@ -10,18 +10,18 @@ const NARROW: usize = 2;
 
 /// Rows in the memory of a rank, or of the host.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Piece {
+pub struct RowChunk {
     address: u64,
     rows: usize,
     cols: usize,
     stride: usize,
     /// Bytes of a value.
     size: usize,
-    /// Whose it is, or who put it into an outbox. A piece is that of rank 0 until it is given.
+    /// Whose it is, or who put it into a staging buffer. A piece is that of rank 0 until it is given.
     rank: usize,
 }
 
-impl Piece {
+impl RowChunk {
     pub fn of(x: &Tensor<Cuda>) -> Self {
         let size = x.buffer().kind().size();
         Self { address: x.address(), rows: x.rows(), cols: x.cols(), stride: x.stride(), size, rank: 0 }
@@ -87,7 +87,7 @@ pub struct RowCopy {
 }
 
 impl RowCopy {
-    fn new(from: Piece, to: Piece) -> Self {
+    fn new(from: RowChunk, to: RowChunk) -> Self {
         let row_bytes = from.cols * from.size;
         let strides = [from.stride * from.size, to.stride * to.size];
         let dense = strides == [row_bytes; 2];
@@ -127,7 +127,7 @@ impl RowCopy {
 pub mod on_host {
     use std::ops::Range;
 
-    use super::{Piece, RowCopy};
+    use super::{RowChunk, RowCopy};
 
     /// [rows, cols] values, with others beside them.
     pub struct Matrix {
@@ -178,8 +178,15 @@ pub mod on_host {
             self.cells.as_ptr() as u64
         }
 
-        pub fn piece(&self) -> Piece {
-            Piece { address: self.address(), rows: self.rows(), cols: self.cols, stride: self.stride, size: 2, rank: 0 }
+        pub fn piece(&self) -> RowChunk {
+            RowChunk {
+                address: self.address(),
+                rows: self.rows(),
+                cols: self.cols,
+                stride: self.stride,
+                size: 2,
+                rank: 0,
+            }
         }
     }
 
@@ -203,7 +210,7 @@ mod tests {
 
     #[test]
     fn rows_without_gaps_are_one_and_what_is_not_aligned_goes_in_small_units() {
-        let dense = |address: u64, shape: [usize; 2]| Piece::dense(address, shape, 2);
+        let dense = |address: u64, shape: [usize; 2]| RowChunk::dense(address, shape, 2);
         let copy = dense(256, [5, 24]).copy_to(dense(512, [5, 24]));
         assert_eq!((copy.rows, copy.units, copy.unit), (1, 15, 16));
         let wide = dense(256, [5, 48]).cols(8..32);

@@ -24,13 +24,13 @@ const PER_STEP: f32 = 1.0 / 127.0;
 
 /// A weight in the format of its file, or in those of its parts, which lie one behind the other.
 pub struct Stored {
-    parts: Vec<Part>,
+    parts: Vec<StoredRows>,
     cols: usize,
     bytes: usize,
 }
 
 /// Rows of a weight that are of one format.
-pub struct Part {
+pub struct StoredRows {
     /// As they are in the file.
     pub values: TensorView,
     /// What the kernel reads beside the values, brought to the form in which it does.
@@ -72,7 +72,7 @@ impl Stored {
             bytes = (bytes + part.bytes().len()).next_multiple_of(ALIGNMENT);
             let scales_at = bytes;
             bytes += scales.as_ref().map_or(0, |scales| scales.bytes().len()).next_multiple_of(ALIGNMENT);
-            stored.push(Part { values: part.clone(), scales, values_at, scales_at, kernel, arguments });
+            stored.push(StoredRows { values: part.clone(), scales, values_at, scales_at, kernel, arguments });
         }
         Ok(Some(Self { parts: stored, cols, bytes }))
     }
@@ -83,7 +83,7 @@ impl Stored {
     }
 
     /// The parts, in the order of their rows.
-    pub fn parts(&self) -> &[Part] {
+    pub fn parts(&self) -> &[StoredRows] {
         &self.parts
     }
 
@@ -103,7 +103,7 @@ impl Stored {
     }
 }
 
-impl Part {
+impl StoredRows {
     /// # Safety
     /// As [`Stored::dequantise`].
     unsafe fn dequantise(&self, device: &Arc<Device>, from: u64, to: u64, cols: usize) -> Result<()> {

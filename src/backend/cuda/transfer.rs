@@ -6,7 +6,7 @@ use std::ops::Range;
 
 use cudarc::driver::{result, sys};
 
-use super::buffer::{Buffer, Kind};
+use super::buffer::{Buffer, BufferKind};
 use super::device::Stream;
 use super::driver::failed;
 use super::element::Element;
@@ -57,7 +57,7 @@ impl Cuda {
 
     /// Host values as they are.
     pub(super) fn upload_f32_op(&self, values: &[f32], rows: usize, cols: usize) -> Result<Tensor<Cuda>> {
-        let buffer = self.upload_rows(Kind::F32, rows, cols, |some, out| {
+        let buffer = self.upload_rows(BufferKind::F32, rows, cols, |some, out| {
             out.copy_from_slice(&values[some.start * cols..some.end * cols])
         })?;
         Ok(Tensor::from_buffer(self, buffer, rows, cols))
@@ -66,7 +66,7 @@ impl Cuda {
     /// See [`crate::backend::Memory::upload_rgb8`].
     pub(super) fn upload_rgb8_op(&self, bytes: &[u8], height: usize, width: usize) -> Result<Tensor<Cuda>> {
         let row_bytes = 3 * width;
-        let buffer = self.upload_rows(Kind::Byte, height, row_bytes, |some, out| {
+        let buffer = self.upload_rows(BufferKind::Byte, height, row_bytes, |some, out| {
             out.copy_from_slice(&bytes[some.start * row_bytes..some.end * row_bytes])
         })?;
         let pixels = self.empty(height * width, 3)?;
@@ -103,7 +103,7 @@ impl Cuda {
     /// the work before, unless a row is more than a staging buffer holds.
     fn upload_rows<T: bytemuck::Pod>(
         &self,
-        kind: Kind,
+        kind: BufferKind,
         rows: usize,
         cols: usize,
         write: impl Fn(Range<usize>, &mut [T]),
@@ -146,13 +146,13 @@ impl Cuda {
         // SAFETY: x is a live tensor of these rows.
         unsafe {
             match x.buffer().kind() {
-                Kind::F32 => self.download_values::<f32>(address, rows, cols, stride),
-                Kind::Bf16 | Kind::F16 => {
+                BufferKind::F32 => self.download_values::<f32>(address, rows, cols, stride),
+                BufferKind::Bf16 | BufferKind::F16 => {
                     let values = self.download_values::<u16>(address, rows, cols, stride)?;
                     Ok(values.into_iter().map(|bits| self.element().activation_value(bits)).collect())
                 }
-                Kind::E4m3 => x.download_e4m3(),
-                Kind::Byte => Err(Error::new("bytes are no activations")),
+                BufferKind::E4m3 => x.download_e4m3(),
+                BufferKind::Byte => Err(Error::new("bytes are no activations")),
             }
         }
     }
@@ -260,7 +260,7 @@ impl Cuda {
     pub(super) fn rgb8_op(&self, x: &Tensor<Cuda>) -> Result<Rgb8> {
         self.expect_no_capture("an image's way to the host")?;
         let values = x.rows() * x.cols();
-        let (device, bytes) = (self.device(), Buffer::new(self.device(), Kind::Byte, values + 1)?);
+        let (device, bytes) = (self.device(), Buffer::new(self.device(), BufferKind::Byte, values + 1)?);
         self.clear(&bytes, values..values + 1)?;
         let launch = self.launch("transfer", "to_rgb8")?.matrix(x).address(bytes.address()).int(x.rows()).int(x.cols());
         // SAFETY: argument types and order match `to_rgb8` in cuda/transfer.cu; `bytes` has a byte for every cell of x

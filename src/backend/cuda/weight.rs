@@ -15,14 +15,14 @@ pub const PADDING: usize = 8;
 /// or e4m3 with a float32 scale for each row, padded to multiples of [`MULTIPLE`]; or as a file has it, from which
 /// [`Cuda::ready`](super::Cuda::ready) makes that.
 pub struct Weight {
-    place: Place,
+    place: WeightLocation,
     rows: usize,
     cols: usize,
     stored: Option<Arc<Stored>>,
 }
 
 /// Where the values of a weight are.
-enum Place {
+enum WeightLocation {
     /// Other GPUs may be copying it.
     Own(Arc<Buffer>),
     /// In a slab, where they are while the block of the weight has its turn.
@@ -32,14 +32,14 @@ enum Place {
 impl Weight {
     /// A matrix that was padded as above.
     pub fn new(buffer: impl Into<Arc<Buffer>>, rows: usize, cols: usize) -> Self {
-        Self { place: Place::Own(buffer.into()), rows, cols, stored: None }
+        Self { place: WeightLocation::Own(buffer.into()), rows, cols, stored: None }
     }
 
     /// Its memory; none where it is streamed.
     pub fn buffer(&self) -> Option<&Arc<Buffer>> {
         match &self.place {
-            Place::Own(buffer) => Some(buffer),
-            Place::Slab { .. } => None,
+            WeightLocation::Own(buffer) => Some(buffer),
+            WeightLocation::Slab { .. } => None,
         }
     }
 
@@ -60,12 +60,12 @@ impl Weight {
         values: u64,
         scales: Option<u64>,
     ) -> Self {
-        Self { place: Place::Slab { slabs, slab, values, scales }, rows, cols, stored: None }
+        Self { place: WeightLocation::Slab { slabs, slab, values, scales }, rows, cols, stored: None }
     }
 
     /// Whether it is in memory only while its block has its turn.
     pub fn is_streamed(&self) -> bool {
-        matches!(self.place, Place::Slab { .. })
+        matches!(self.place, WeightLocation::Slab { .. })
     }
 
     /// Output features.
@@ -95,24 +95,26 @@ impl Weight {
     /// Device address of the first value, a multiple of 256.
     pub fn address(&self) -> u64 {
         match &self.place {
-            Place::Own(buffer) => buffer.address(),
-            Place::Slab { slabs, slab, values, .. } => slabs.address(*slab) + values,
+            WeightLocation::Own(buffer) => buffer.address(),
+            WeightLocation::Slab { slabs, slab, values, .. } => slabs.address(*slab) + values,
         }
     }
 
     /// Whether the values are e4m3 with a scale for each row.
     pub fn is_e4m3(&self) -> bool {
         match &self.place {
-            Place::Own(buffer) => buffer.scales() != 0,
-            Place::Slab { scales, .. } => scales.is_some(),
+            WeightLocation::Own(buffer) => buffer.scales() != 0,
+            WeightLocation::Slab { scales, .. } => scales.is_some(),
         }
     }
 
     /// Device address of the scale of the first row, of e4m3.
     pub fn scales(&self) -> u64 {
         match &self.place {
-            Place::Own(buffer) => buffer.scales(),
-            Place::Slab { slabs, slab, scales, .. } => scales.map_or(0, |scales| slabs.address(*slab) + scales),
+            WeightLocation::Own(buffer) => buffer.scales(),
+            WeightLocation::Slab { slabs, slab, scales, .. } => {
+                scales.map_or(0, |scales| slabs.address(*slab) + scales)
+            }
         }
     }
 }

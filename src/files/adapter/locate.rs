@@ -7,7 +7,7 @@ use crate::error::{Error, Field, Result};
 use crate::files::container::Container;
 use crate::files::inspect;
 use crate::files::near;
-use crate::files::recognise::Kind;
+use crate::files::recognise::FileKind;
 use crate::files::regular;
 use crate::files::safetensors::Safetensors;
 
@@ -115,7 +115,7 @@ fn in_folder(folder: &Path) -> Result<PathBuf> {
     }
 }
 
-fn no_adapter(path: &Path, kind: &Kind) -> Error {
+fn no_adapter(path: &Path, kind: &FileKind) -> Error {
     Error::new(format!("the file is {}, expected an adapter", kind.title())).at_path(path).hint(kind.remedy())
 }
 

@@ -38,7 +38,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 pub use change::{Change, LowRank};
 pub use locate::folders_near;
 pub use merge::ColumnLengths;
-pub use modules::{Module, Modules, Place};
+pub use modules::{Module, ModuleRows, Modules};
 
 use super::safetensors::Safetensors;
 use super::tensor_view::TensorView;
@@ -58,7 +58,7 @@ pub struct Adapter {
     file: Safetensors,
     id: u64,
     /// By the key of the tensor in the checkpoint.
-    changes: BTreeMap<String, Vec<Piece>>,
+    changes: BTreeMap<String, Vec<ChangedRows>>,
     modules: Modules,
     notes: Vec<String>,
     extent: f64,
@@ -66,11 +66,11 @@ pub struct Adapter {
 
 /// The change of some rows of a tensor.
 #[derive(Clone)]
-pub struct Piece {
+pub struct ChangedRows {
     /// The change of the module that the rows are of.
     pub change: Arc<Change>,
     /// Where they are.
-    pub place: Place,
+    pub place: ModuleRows,
 }
 
 /// An adapter with the strength at which it is used.
@@ -122,7 +122,7 @@ impl Adapter {
         let (named, mut notes) = sort(&file, modules)?;
         notes.extend(file.note());
         file.check_finite()?;
-        let mut changes: BTreeMap<String, Vec<Piece>> = BTreeMap::new();
+        let mut changes: BTreeMap<String, Vec<ChangedRows>> = BTreeMap::new();
         let scaling = Scaling::new(file.metadata(), config)?;
         let (mut extent, mut overridden, mut layers) = (0.0, Vec::new(), Vec::new());
         for (index, Named { text, keys }) in &named {
@@ -151,7 +151,7 @@ impl Adapter {
                 extent = change.extent().max(extent);
                 let change = Arc::new(change);
                 for place in &module.places {
-                    let piece = Piece { change: Arc::clone(&change), place: place.clone() };
+                    let piece = ChangedRows { change: Arc::clone(&change), place: place.clone() };
                     changes.entry(place.key.clone()).or_default().push(piece);
                 }
             }
@@ -207,7 +207,7 @@ impl Adapter {
     }
 
     /// The changes of a tensor of the checkpoint.
-    pub fn changes(&self, key: &str) -> &[Piece] {
+    pub fn changes(&self, key: &str) -> &[ChangedRows] {
         self.changes.get(key).map_or(&[], Vec::as_slice)
     }
 

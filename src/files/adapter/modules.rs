@@ -41,12 +41,12 @@ pub struct Module {
     /// [out, in] of a matrix, \[n\] of a vector.
     pub shape: Vec<usize>,
     /// Where its rows are in the checkpoint; together they are all of its rows.
-    pub places: Vec<Place>,
+    pub places: Vec<ModuleRows>,
 }
 
 /// Where some rows of a module are in the checkpoint.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Place {
+pub struct ModuleRows {
     /// The tensor's key.
     pub key: String,
     /// The first of the rows in the tensor.
@@ -59,7 +59,7 @@ impl Module {
     /// The module `name` that is the tensor `key` of the checkpoint.
     pub fn whole(name: impl Into<String>, key: impl Into<String>, shape: &[usize]) -> Self {
         let rows = 0..shape.first().copied().unwrap_or(0);
-        Self { name: name.into(), shape: shape.to_vec(), places: vec![Place { key: key.into(), first: 0, rows }] }
+        Self { name: name.into(), shape: shape.to_vec(), places: vec![ModuleRows { key: key.into(), first: 0, rows }] }
     }
 
     /// Output features of a matrix, values of a vector.

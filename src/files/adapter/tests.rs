@@ -9,7 +9,7 @@ use super::*;
 const DIM: usize = 4;
 
 fn modules() -> Modules {
-    let place = |key: &str, first, rows| Place { key: key.to_string(), first, rows };
+    let place = |key: &str, first, rows| ModuleRows { key: key.to_string(), first, rows };
     let qkv = ["q", "k", "v"].iter().enumerate();
     let qkv = qkv.map(|(i, name)| place(&format!("to_{name}.weight"), 0, i * DIM..(i + 1) * DIM)).collect();
     let list = vec![

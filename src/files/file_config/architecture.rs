@@ -6,7 +6,7 @@
 
 use super::super::gguf::Gguf;
 use super::super::own_models::{FLUX2_KLEIN, OWN_MODELS};
-use super::super::recognise::Kind;
+use super::super::recognise::FileKind;
 use super::super::role::Role;
 use crate::error::{Error, Result};
 
@@ -29,7 +29,7 @@ pub fn check(file: &Gguf, role: Role) -> Result<()> {
     let Some(name) = name(file)? else { return Ok(()) };
     // A file of several parts has one name, that of any of them.
     let is_of_another_part = || {
-        let kind = Kind::of(file.names(), |name| file.shape(name).map(<[usize]>::to_vec));
+        let kind = FileKind::of(file.names(), |name| file.shape(name).map(<[usize]>::to_vec));
         [Role::TextEncoder, Role::Transformer, Role::Vae]
             .into_iter()
             .any(|part| kind.part(part).is_some() && is_own(name, part))

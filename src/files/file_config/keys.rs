@@ -10,7 +10,7 @@ use crate::error::Result;
 
 /// What a key holds.
 #[derive(Clone, Copy)]
-enum Kind {
+enum KeyKind {
     Size,
     Sizes,
     Float,
@@ -23,33 +23,33 @@ enum Kind {
 }
 
 /// Keys behind the architecture's name, and those of a config.
-const TEXT_ENCODER: [(&str, &str, Kind); 19] = [
-    ("rope.freq_base", "rope_theta", Kind::Float),
-    ("attention.layer_norm_rms_epsilon", "rms_norm_eps", Kind::Float),
-    ("context_length", "max_position_embeddings", Kind::Size),
-    ("block_count", "num_hidden_layers", Kind::Size),
-    ("embedding_length", "hidden_size", Kind::Size),
-    ("feed_forward_length", "intermediate_size", Kind::Size),
-    ("attention.head_count", "num_attention_heads", Kind::Size),
-    ("attention.head_count_kv", "num_key_value_heads", Kind::Size),
-    ("attention.key_length", "head_dim", Kind::Size),
-    ("attention.value_length", "head_dim", Kind::Size),
-    ("rope.dimension_count", "head_dim", Kind::Size),
-    ("rope.scaling.type", "rope_type", Kind::Scaling),
-    ("attention.sliding_window", "use_sliding_window", Kind::More),
-    ("expert_count", "has_experts", Kind::More),
-    ("vocab_size", "", Kind::Any),
-    ("pooling_type", "", Kind::Any),
+const TEXT_ENCODER: [(&str, &str, KeyKind); 19] = [
+    ("rope.freq_base", "rope_theta", KeyKind::Float),
+    ("attention.layer_norm_rms_epsilon", "rms_norm_eps", KeyKind::Float),
+    ("context_length", "max_position_embeddings", KeyKind::Size),
+    ("block_count", "num_hidden_layers", KeyKind::Size),
+    ("embedding_length", "hidden_size", KeyKind::Size),
+    ("feed_forward_length", "intermediate_size", KeyKind::Size),
+    ("attention.head_count", "num_attention_heads", KeyKind::Size),
+    ("attention.head_count_kv", "num_key_value_heads", KeyKind::Size),
+    ("attention.key_length", "head_dim", KeyKind::Size),
+    ("attention.value_length", "head_dim", KeyKind::Size),
+    ("rope.dimension_count", "head_dim", KeyKind::Size),
+    ("rope.scaling.type", "rope_type", KeyKind::Scaling),
+    ("attention.sliding_window", "use_sliding_window", KeyKind::More),
+    ("expert_count", "has_experts", KeyKind::More),
+    ("vocab_size", "", KeyKind::Any),
+    ("pooling_type", "", KeyKind::Any),
     // Of pictures, which have positions on three axes.
-    ("rope.dimension_sections", "", Kind::Any),
-    ("n_deepstack_layers", "", Kind::Any),
+    ("rope.dimension_sections", "", KeyKind::Any),
+    ("n_deepstack_layers", "", KeyKind::Any),
     // Of the type of scaling, which is read.
-    ("rope.scaling.", "", Kind::Any),
+    ("rope.scaling.", "", KeyKind::Any),
 ];
-const TRANSFORMER: [(&str, &str, Kind); 3] = [
-    ("rope.freq_base", "rope_theta", Kind::Float),
-    ("rope.dimension_sections", "axes_dims_rope", Kind::Sizes),
-    ("attention.layer_norm_epsilon", "eps", Kind::Float),
+const TRANSFORMER: [(&str, &str, KeyKind); 3] = [
+    ("rope.freq_base", "rope_theta", KeyKind::Float),
+    ("rope.dimension_sections", "axes_dims_rope", KeyKind::Sizes),
+    ("attention.layer_norm_epsilon", "eps", KeyKind::Float),
 ];
 
 /// The values of a part of a model.
@@ -60,16 +60,16 @@ pub fn values(file: &Gguf, role: Role) -> Result<Values> {
     let mut said = Vec::new();
     for (end, key, kind) in known(role) {
         let name = format!("{name}.{end}");
-        if matches!(kind, Kind::Any) || !file.has(&name) {
+        if matches!(kind, KeyKind::Any) || !file.has(&name) {
             continue;
         }
         let value = match kind {
-            Kind::Size => json!(file.u32(&name)?),
-            Kind::Sizes => json!(file.i32s(&name)?),
-            Kind::Float => float(file.f64(&name)?),
-            Kind::More => json!(file.u32(&name)? > 0),
-            Kind::Scaling => json!(Some(file.string(&name)?).filter(|kind| *kind != "none").unwrap_or("default")),
-            Kind::Any => Value::Null,
+            KeyKind::Size => json!(file.u32(&name)?),
+            KeyKind::Sizes => json!(file.i32s(&name)?),
+            KeyKind::Float => float(file.f64(&name)?),
+            KeyKind::More => json!(file.u32(&name)? > 0),
+            KeyKind::Scaling => json!(Some(file.string(&name)?).filter(|kind| *kind != "none").unwrap_or("default")),
+            KeyKind::Any => Value::Null,
         };
         said.push(Said { key: (*key).to_string(), name: format!("`{name}`"), value });
     }
@@ -102,7 +102,7 @@ pub fn notes(file: &Gguf, role: Role) -> Vec<String> {
     notes
 }
 
-fn known(role: Role) -> &'static [(&'static str, &'static str, Kind)] {
+fn known(role: Role) -> &'static [(&'static str, &'static str, KeyKind)] {
     match role {
         Role::TextEncoder => &TEXT_ENCODER,
         Role::Transformer => &TRANSFORMER,

@@ -7,20 +7,20 @@ use super::cursor::Cursor;
 /// How deep arrays may be in arrays.
 const MOST_DEPTH: usize = 4;
 /// Types by their numbers; arrays are number 9.
-const KINDS: [Kind; 13] = [
-    Kind { name: "an integer", size: Some(1) },
-    Kind { name: "an integer", size: Some(1) },
-    Kind { name: "an integer", size: Some(2) },
-    Kind { name: "an integer", size: Some(2) },
-    Kind { name: "an integer", size: Some(4) },
-    Kind { name: "an integer", size: Some(4) },
-    Kind { name: "a float", size: Some(4) },
-    Kind { name: "true or false", size: Some(1) },
-    Kind { name: "a string", size: None },
-    Kind { name: "an array", size: None },
-    Kind { name: "an integer", size: Some(8) },
-    Kind { name: "an integer", size: Some(8) },
-    Kind { name: "a float", size: Some(8) },
+const KINDS: [ValueKind; 13] = [
+    ValueKind { name: "an integer", size: Some(1) },
+    ValueKind { name: "an integer", size: Some(1) },
+    ValueKind { name: "an integer", size: Some(2) },
+    ValueKind { name: "an integer", size: Some(2) },
+    ValueKind { name: "an integer", size: Some(4) },
+    ValueKind { name: "an integer", size: Some(4) },
+    ValueKind { name: "a float", size: Some(4) },
+    ValueKind { name: "true or false", size: Some(1) },
+    ValueKind { name: "a string", size: None },
+    ValueKind { name: "an array", size: None },
+    ValueKind { name: "an integer", size: Some(8) },
+    ValueKind { name: "an integer", size: Some(8) },
+    ValueKind { name: "a float", size: Some(8) },
 ];
 const I32: u32 = 5;
 const F32: u32 = 6;
@@ -28,7 +28,7 @@ const STRING: u32 = 8;
 const ARRAY: u32 = 9;
 const F64: u32 = 12;
 
-struct Kind {
+struct ValueKind {
     name: &'static str,
     /// Bytes of a value; none where they differ.
     size: Option<usize>,

@@ -25,13 +25,13 @@ pub(super) const FNV_BASIS: u64 = 0xcbf2_9ce4_8422_2325;
 #[serde(deny_unknown_fields)]
 pub(super) struct Origin {
     format: u32,
-    sources: Vec<Source>,
+    sources: Vec<SourceFile>,
 }
 
 /// A file of weights.
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Source {
+struct SourceFile {
     /// Below the model's folder.
     name: String,
     bytes: u64,
@@ -50,7 +50,7 @@ impl Origin {
                 .map_err(|e| Error::new(format!("cannot look at the file: {e}")).at_path(path))?;
             let views = matrices.iter().map(|matrix| &matrix.view);
             let of_file = views.filter(|view| Arc::ptr_eq(view.file(), file.bytes()));
-            Ok(Source {
+            Ok(SourceFile {
                 name: path.strip_prefix(folder).unwrap_or(path).display().to_string(),
                 bytes: file.bytes().as_slice().len() as u64,
                 modified_ns: nanoseconds(modified),

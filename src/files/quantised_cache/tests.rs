@@ -187,7 +187,7 @@ fn a_report_that_cancels_ends_the_writing_and_leaves_what_was_there() {
         let mut files = model.open();
         let mut report = |done, _| if done >= elements { Err(Error::cancelled()) } else { Ok(()) };
         let error = attach(model.path(), &mut files, is_held, &mut report).unwrap_err();
-        assert_eq!(error.kind(), Kind::Cancelled, "{error}");
+        assert_eq!(error.kind(), ErrorKind::Cancelled, "{error}");
         assert!(files.get(DOUBLE, &[5, 20]).unwrap().quantised().is_none());
     };
     let entries = || fs::read_dir(model.path()).unwrap().count();

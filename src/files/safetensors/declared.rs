@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use serde::Deserialize;
 
-use crate::files::recognise::{Kind, MOST_WORDS};
+use crate::files::recognise::{FileKind, MOST_WORDS};
 
 /// The key of the header's metadata that has the formats of layers.
 const LAYERS_KEY: &str = "_quantization_metadata";
@@ -61,7 +61,7 @@ impl Declarations {
                 layers.insert(end, declaration);
             } else {
                 let prefixes =
-                    prefixes.get_or_insert_with(|| Kind::of(entries.keys().map(String::as_str), |_| None).fronts());
+                    prefixes.get_or_insert_with(|| FileKind::of(entries.keys().map(String::as_str), |_| None).fronts());
                 let whole = prefixes.iter().map(|prefix| format!("{prefix}{layer}")).filter(|whole| has(whole));
                 layers.extend(whole.map(|whole| (whole, declaration.clone())));
             }

@@ -12,7 +12,7 @@ use serde::Serialize;
 use serde_json::{Value, json};
 
 use crate::backend::cpu::{Cpu, Precision};
-use crate::error::{Error, Field, Kind as ErrorKind, Result};
+use crate::error::{Error, ErrorKind, Field, Result};
 use crate::files::names::llama_cpp_name;
 use crate::files::writer::TensorTarget;
 use crate::files::{Component, FileId, Format, Role, TensorFiles, TensorView, TokenizerFile, check_replaceable};
@@ -31,7 +31,7 @@ const NAME_ANOTHER: &str = "fetch it again, or name another transformer or text 
 
 /// What a file is, by its ending.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Kind {
+enum OutputKind {
     Gguf,
     Safetensors,
 }
@@ -42,7 +42,7 @@ pub struct Conversion {
     /// Of a text encoder that goes to a GGUF file.
     tokenizer: Option<TokenizerFile>,
     files: TensorFiles,
-    kind: Kind,
+    kind: OutputKind,
     format: Format,
     target: TensorTarget,
 }
@@ -86,7 +86,7 @@ impl Conversion {
         to: &Path,
         keeps: bool,
     ) -> Result<Self> {
-        let kind = Kind::of(to)?;
+        let kind = OutputKind::of(to)?;
         kind.check(format).map_err(|e| e.of(Field::Format))?;
         let component = Component::at(from, role)?;
         if component.role() == Role::Vae {
@@ -94,7 +94,7 @@ impl Conversion {
                 .at_path(from)
                 .hint("name a transformer or a text encoder"));
         }
-        let needs_tokenizer = component.role() == Role::TextEncoder && kind == Kind::Gguf;
+        let needs_tokenizer = component.role() == Role::TextEncoder && kind == OutputKind::Gguf;
         if tokenizer.is_some() && !needs_tokenizer {
             return Err(Error::usage("a tokenizer goes to the GGUF file of a text encoder alone")
                 .of(Field::Tokenizer)
@@ -133,8 +133,8 @@ impl Conversion {
         }
         let tensors = self.kind.formats(planned);
         let mut writer = match self.kind {
-            Kind::Gguf => gguf::begin(self, &tensors)?,
-            Kind::Safetensors => safetensors::begin(self, &tensors)?,
+            OutputKind::Gguf => gguf::begin(self, &tensors)?,
+            OutputKind::Safetensors => safetensors::begin(self, &tensors)?,
         };
         let total: u64 = tensors.iter().map(|(tensor, _)| tensor.elements()).sum();
         let mut done = 0;
@@ -144,8 +144,8 @@ impl Conversion {
             self.files.check_lengths()?;
             let made = tensor.make(*format)?;
             match self.kind {
-                Kind::Gguf => writer.put(&self.name_in_gguf(tensor)?, made.bytes())?,
-                Kind::Safetensors => safetensors::put(self, &mut writer, tensor, &made)?,
+                OutputKind::Gguf => writer.put(&self.name_in_gguf(tensor)?, made.bytes())?,
+                OutputKind::Safetensors => safetensors::put(self, &mut writer, tensor, &made)?,
             }
             done += tensor.elements();
             caller.report(Stage::Quantise, done, total);
@@ -219,7 +219,7 @@ impl Conversion {
     }
 }
 
-impl Kind {
+impl OutputKind {
     fn of(path: &Path) -> Result<Self> {
         match path.extension().and_then(|ending| ending.to_str()).map(str::to_lowercase).as_deref() {
             Some("gguf") => Ok(Self::Gguf),

@@ -8,12 +8,12 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use crate::backend::Backend;
-use crate::error::{Error, Kind, Result};
+use crate::error::{Error, ErrorKind, Result};
 use crate::files::ModelFiles;
 use crate::model::open::OpenModel;
 use crate::pipeline::request::plan::Request;
 use crate::pipeline::session::model::Model;
-use crate::pipeline::session::shared_text::Reader;
+use crate::pipeline::session::shared_text::TextSource;
 use crate::pipeline::session::{Image, Session};
 use crate::stage::{CancelFlag, Progress};
 use crate::token_split::own_heads;
@@ -146,7 +146,7 @@ impl<B: Backend> Parallel<B> {
         report: &mut dyn FnMut(Progress),
         work: impl Fn(usize, Session<B>, &mut dyn FnMut(Progress)) -> Result<T> + Send + Sync + 'static,
     ) -> Result<T> {
-        self.run_items(request.items(count)?, &Reader::Own, cancel, report, work)
+        self.run_items(request.items(count)?, &TextSource::Own, cancel, report, work)
     }
 
     /// The same for the first of `requests`, see [`Model::session_of`], where another group may read the prompts.
@@ -155,7 +155,7 @@ impl<B: Backend> Parallel<B> {
     pub(crate) fn run_items<T: Send + 'static>(
         &self,
         requests: Vec<Request>,
-        reader: &Reader,
+        reader: &TextSource,
         cancel: &CancelFlag,
         report: &mut dyn FnMut(Progress),
         work: impl Fn(usize, Session<B>, &mut dyn FnMut(Progress)) -> Result<T> + Send + Sync + 'static,
@@ -221,7 +221,7 @@ impl<B: Backend> Parallel<B> {
         let (mut first, mut error, mut panic, mut deadline) = (None, None, None, None);
         let mut cancelled = false;
         let named = |rank: usize, error: Error| {
-            let several = self.devices.len() > 1 && error.kind() != Kind::Cancelled;
+            let several = self.devices.len() > 1 && error.kind() != ErrorKind::Cancelled;
             if several { error.on(&self.devices[rank].name) } else { error }
         };
         while ended.contains(&false) && deadline.is_none_or(|deadline| Instant::now() < deadline) {

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use crate::error::{Error, Result};
 use crate::files::{Array, ArrayFile, ArrayTarget};
 use crate::model::info::MAX_TEXT_TOKENS;
-use crate::pipeline::request::source::Source;
+use crate::pipeline::request::source::ValueOrigin;
 
 /// The names of the tensors, which are those of the reference's arguments.
 const PROMPT: &str = "prompt_embeds";
@@ -22,7 +22,7 @@ const NEGATIVE: &str = "negative_prompt_embeds";
 pub struct Embeddings {
     prompt: Arc<Array>,
     negative: Option<Arc<Array>>,
-    source: Source,
+    source: ValueOrigin,
 }
 
 impl Embeddings {
@@ -37,7 +37,7 @@ impl Embeddings {
             return Err(Error::usage(format!("`{NEGATIVE}` has {} features, `{PROMPT}` {}", features[0], features[1]))
                 .hint("make both with the same model"));
         }
-        Ok(Self { prompt: Arc::new(prompt), negative: negative.map(Arc::new), source: Source::default() })
+        Ok(Self { prompt: Arc::new(prompt), negative: negative.map(Arc::new), source: ValueOrigin::default() })
     }
 
     /// Reads a file. Returns with them the prompt that it says they are of.

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use crate::error::{Error, Result};
 use crate::files::{Array, ArrayFile};
-use crate::pipeline::request::source::Source;
+use crate::pipeline::request::source::ValueOrigin;
 use crate::sampler::noise::unpack;
 
 /// Latents or noise of one or several images: float32 [images, channels, height, width], where a place is 16 x 16
@@ -18,7 +18,7 @@ pub struct Latents {
     array: Arc<Array>,
     /// Those of the array that these are.
     images: Range<usize>,
-    source: Source,
+    source: ValueOrigin,
 }
 
 impl Latents {
@@ -35,7 +35,7 @@ impl Latents {
                 .hint("channels are 128 in a klein model, height and width a sixteenth of the pixels"));
         }
         let images = 0..shape[0];
-        Ok(Self { array: Arc::new(Array { shape, values }), images, source: Source::default() })
+        Ok(Self { array: Arc::new(Array { shape, values }), images, source: ValueOrigin::default() })
     }
 
     /// Reads a file.
@@ -50,7 +50,7 @@ impl Latents {
     /// Those of one image from tokens [height * width, channels].
     pub(crate) fn of_tokens(tokens: &[f32], channels: usize, [height, width]: [usize; 2]) -> Self {
         let array = Array { shape: vec![1, channels, height, width], values: unpack(tokens, channels) };
-        Self { array: Arc::new(array), images: 0..1, source: Source::default() }
+        Self { array: Arc::new(array), images: 0..1, source: ValueOrigin::default() }
     }
 
     /// The file that they were read from, if any.

@@ -17,7 +17,7 @@ const MAX_BATCH_VALUES: u64 = i32::MAX as u64;
 
 /// What the activations of an image need on the device that needs most: bytes at their peak, and values of the largest.
 /// The same on all devices of a group.
-pub(crate) struct Needs {
+pub(crate) struct ActivationCost {
     /// Bytes of one evaluation of the transformer for one image.
     pub step: u64,
     /// Values of the largest tensor of one evaluation.
@@ -32,7 +32,7 @@ pub(crate) struct Needs {
     pub in_turn: bool,
 }
 
-impl Needs {
+impl ActivationCost {
     pub(crate) fn of(costs: &Costs, info: &ModelInfo, plan: &Plan) -> Self {
         let (height, width) = info.latent_size(plan);
         let sharing = sharing(costs.world, plan, info.caches_references);
@@ -125,7 +125,7 @@ impl ModelInfo {
 impl MemorySizes {
     /// What an image needs; `text` says whether there may be a prompt to encode.
     pub(crate) fn of(costs: &Costs, info: &ModelInfo, plan: &Plan, text: bool) -> Self {
-        let needs = Needs::of(costs, info, plan);
+        let needs = ActivationCost::of(costs, info, plan);
         let native = |elements: u64| costs.weight_bytes(elements, Storage::Native);
         let (layers, encoder) = (info.layers_to_run(), &info.text_encoder);
         let tokens = plan.text().into_iter().max().unwrap_or(0) as u64;
@@ -287,10 +287,10 @@ mod tests {
         assert_eq!(need(&[], 512), 0);
     }
 
-    const ONE: Needs =
-        Needs { step: 100, largest: 100, in_turn: false, sharing: Sharing::Group, sharers: 1, evaluations: 1 };
+    const ONE: ActivationCost =
+        ActivationCost { step: 100, largest: 100, in_turn: false, sharing: Sharing::Group, sharers: 1, evaluations: 1 };
 
-    fn samples_of(needs: &Needs, available: u64, count: usize) -> usize {
+    fn samples_of(needs: &ActivationCost, available: u64, count: usize) -> usize {
         needs.samples(available, needs.wanted(count))
     }
 
@@ -298,12 +298,12 @@ mod tests {
     fn as_many_images_as_fit_but_at_least_one_and_no_more_than_asked_for() {
         let samples = |available, count| samples_of(&ONE, available, count);
         assert_eq!([samples(0, 4), samples(350, 4), samples(500, 4), samples(500, 1)], [1, 3, 4, 1]);
-        let guided = Needs { evaluations: 2, ..ONE };
+        let guided = ActivationCost { evaluations: 2, ..ONE };
         assert_eq!(samples_of(&guided, 500, 4), 2, "guidance evaluates twice");
         assert_eq!(samples(u64::MAX, 1000), MAX_SAMPLES);
-        let large = Needs { largest: 500 << 20, ..ONE };
+        let large = ActivationCost { largest: 500 << 20, ..ONE };
         assert_eq!(samples_of(&large, u64::MAX, 1000), 4, "of 2^31 values and more no tensor is made");
-        assert_eq!(samples_of(&Needs { evaluations: 2, ..large }, u64::MAX, 1000), 2, "nor with guidance");
+        assert_eq!(samples_of(&ActivationCost { evaluations: 2, ..large }, u64::MAX, 1000), 2, "nor with guidance");
     }
 
     #[test]
@@ -312,7 +312,7 @@ mod tests {
         let (plan, guided) = (Plan::of_size(1024, 1024), Plan { guidance: 4.0, ..Plan::of_size(1024, 1024) });
         let of = |world: usize, plan: &Plan| {
             let devices = Cpu::group(Precision::F32, world, Cpu::GROUP_LIMIT).unwrap();
-            let all: Vec<_> = devices.iter().map(|device| Needs::of(&device.costs(), &info, plan)).collect();
+            let all: Vec<_> = devices.iter().map(|device| ActivationCost::of(&device.costs(), &info, plan)).collect();
             assert!(all.iter().all(|needs| (needs.step, needs.largest) == (all[0].step, all[0].largest)), "all agree");
             all.into_iter().next().unwrap()
         };
@@ -364,14 +364,14 @@ mod tests {
         let info = ModelInfo::read(&crate::files::ModelFiles::open("models/tiny".as_ref()).unwrap()).unwrap();
         let of = |side: usize| {
             let plan = Plan::of_size(side, side);
-            (Needs::of(&Costs::host(1), &info, &plan), plan)
+            (ActivationCost::of(&Costs::host(1), &info, &plan), plan)
         };
         let (largest, plan) = of(160);
         assert!(largest.check_largest(largest.largest, &info, &plan).is_ok());
         let limit = largest.largest - 1;
         let error = largest.check_largest(limit, &info, &plan).unwrap_err();
         let text = error.to_string();
-        assert_eq!(error.kind(), crate::error::Kind::Failure);
+        assert_eq!(error.kind(), crate::error::ErrorKind::Failure);
         assert!(text.contains("160 x 160") && text.contains(&limit.to_string()), "{text}");
         assert!(text.contains("`width 144 height 144`"), "{text}");
         let (smaller, plan) = of(144);
@@ -381,13 +381,13 @@ mod tests {
 
     #[test]
     fn guidance_is_one_batch_where_memory_and_libraries_allow_it() {
-        let needs = Needs { largest: 500 << 20, ..ONE };
+        let needs = ActivationCost { largest: 500 << 20, ..ONE };
         assert_eq!(
             [needs.batched(200, 1), needs.batched(201, 1), needs.batched(400, 2), needs.batched(401, 2)],
             [false, true, false, true]
         );
         assert!(!needs.batched(u64::MAX, 3), "of 2^31 values and more no tensor is made");
-        assert!(!Needs { largest: 1500 << 20, ..needs }.batched(u64::MAX, 1), "neither of one image");
+        assert!(!ActivationCost { largest: 1500 << 20, ..needs }.batched(u64::MAX, 1), "neither of one image");
     }
 
     /// The sizes of klein 4B and 9B, with `heads` heads and `blocks` double and single blocks.

@@ -4,21 +4,21 @@ use std::path::{Path, PathBuf};
 
 /// The file that values were read from, if any. It says nothing of the values, so all are equal.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct Source(Option<PathBuf>);
+pub(crate) struct ValueOrigin(Option<PathBuf>);
 
-impl From<&Path> for Source {
+impl From<&Path> for ValueOrigin {
     fn from(path: &Path) -> Self {
         Self(Some(path.to_path_buf()))
     }
 }
 
-impl PartialEq for Source {
+impl PartialEq for ValueOrigin {
     fn eq(&self, _: &Self) -> bool {
         true
     }
 }
 
-impl Source {
+impl ValueOrigin {
     pub(crate) fn path(&self) -> Option<&Path> {
         self.0.as_deref()
     }

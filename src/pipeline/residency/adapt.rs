@@ -5,7 +5,7 @@ use std::sync::{Arc, MutexGuard, PoisonError};
 use crate::backend::{Backend, Storage};
 use crate::error::Result;
 use crate::pipeline::request::adapters::{AdapterSet, SetKey};
-use crate::pipeline::request::needs::Needs;
+use crate::pipeline::request::needs::ActivationCost;
 use crate::pipeline::residency::Residency;
 use crate::pipeline::residency::adapted_cache::Adapted;
 use crate::pipeline::residency::placement::Placement;
@@ -21,7 +21,7 @@ impl<B: Backend> Residency<B> {
         &self,
         base: &Arc<Transformer<B>>,
         set: &AdapterSet,
-        needs: &Needs,
+        needs: &ActivationCost,
         caller: &Caller<'_>,
         clock: &mut Clock<B>,
     ) -> Result<Arc<Adapted<B>>> {
@@ -60,7 +60,7 @@ impl<B: Backend> Residency<B> {
     /// Merged where there is memory for a second copy of all weights that change beside the activations of a step, for
     /// which other sets leave first, and then the originals of quantised weights. The latter are kept for the next set
     /// where there is memory for them too.
-    fn placement(&self, base: &Transformer<B>, set: &AdapterSet, needs: &Needs) -> (Placement, bool) {
+    fn placement(&self, base: &Transformer<B>, set: &AdapterSet, needs: &ActivationCost) -> (Placement, bool) {
         if base.block_weights().are_streamed() {
             return (Placement::Beside, false);
         }

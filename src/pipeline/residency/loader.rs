@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::mpsc::{self, Sender};
 use std::thread;
 
-use crate::backend::{Backend, Passes};
+use crate::backend::{AccessFrequency, Backend};
 use crate::error::{Error, Result};
 use crate::files::TensorFiles;
 use crate::model::info::ModelInfo;
@@ -58,7 +58,7 @@ impl<B: Backend> Loader<B> {
         let files = self.files.text_encoder.as_ref().ok_or_else(no_text_encoder)?;
         files.check_lengths()?;
         let _loading = self.begin_behind_source(Component::TextEncoder);
-        let weights = self.weights(files).with_blocks(Arc::new(Blocks::new(streamed, Passes::Seldom)));
+        let weights = self.weights(files).with_blocks(Arc::new(Blocks::new(streamed, AccessFrequency::Seldom)));
         self.while_warming_up(|start| {
             let load = || {
                 let text_encoder = TextEncoder::load(&weights, self.info.text_encoder, &self.info.out_layers)?;
@@ -98,7 +98,7 @@ impl<B: Backend> Loader<B> {
     ) -> Result<Transformer<B>> {
         self.files.transformer.check_lengths()?;
         let _loading = self.begin_behind_source(Component::Transformer);
-        let blocks = Arc::new(Blocks::new(streamed, Passes::Often));
+        let blocks = Arc::new(Blocks::new(streamed, AccessFrequency::Often));
         let weights = self.weights(&self.files.transformer).with_blocks(blocks);
         let load = || {
             let transformer = Transformer::load(&weights, &self.info.transformer)?;

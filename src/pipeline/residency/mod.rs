@@ -24,13 +24,13 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use lru::LruCache;
 
-use crate::backend::{Backend, Bands, Claimant, Doers, GraphCache, Promised, Reservations, Storage};
-use crate::error::{Kind, Result};
+use crate::backend::{Backend, Bands, Claimant, GraphCache, Participants, Promised, Reservations, Storage};
+use crate::error::{ErrorKind, Result};
 use crate::model::info::ModelInfo;
 use crate::model::open::Files;
 use crate::pipeline::memory::plan::{BlockPlan, MemoryPlan, MemorySizes};
 use crate::pipeline::request::adapters::SetKey;
-use crate::pipeline::request::needs::Needs;
+use crate::pipeline::request::needs::ActivationCost;
 use crate::pipeline::request::plan::Plan;
 use crate::pipeline::residency::adapted_cache::AdaptedCache;
 use crate::pipeline::residency::image_cache::ImageCache;
@@ -105,8 +105,8 @@ impl<B: Backend> Residency<B> {
             prompts: PromptCache::new(),
             images: ImageCache::new(),
             schedules: Mutex::new(LruCache::new(MAX_SHAPES)),
-            steps: GraphCache::new(MAX_SHAPES, Doers::All),
-            decodes: GraphCache::new(MAX_SHAPES, Doers::All),
+            steps: GraphCache::new(MAX_SHAPES, Participants::All),
+            decodes: GraphCache::new(MAX_SHAPES, Participants::All),
             reservations,
             claimant: Claimant { pool, model: MODELS.fetch_add(1, Ordering::Relaxed), used },
         }
@@ -142,7 +142,7 @@ impl<B: Backend> Residency<B> {
     /// Errors when the backend cannot compute so large an image, or there is too little memory for one.
     pub(crate) fn prepare(&self, plan: Plan) -> Result<Prepared> {
         let (costs, info) = (self.loader.backend.costs(), &self.loader.info);
-        let needs = Needs::of(&costs, info, &plan);
+        let needs = ActivationCost::of(&costs, info, &plan);
         needs.check_largest(costs.max_tensor_values, info, &plan)?;
         // One device of a group reads the prompt for all.
         let reads = self.loader.backend.rank() == 0 && !plan.is_read_elsewhere;
@@ -331,14 +331,14 @@ impl<B: Backend> Residency<B> {
                     self.decoder.put(decoder);
                 })
             });
-            if !matches!(&taken, Some(Err(error)) if error.kind() == Kind::Cancelled) {
+            if !matches!(&taken, Some(Err(error)) if error.kind() == ErrorKind::Cancelled) {
                 *prefetch = None;
             }
             taken
         };
         match taken {
             Some(Ok(())) => clock.loaded(),
-            Some(Err(error)) if error.kind() == Kind::Cancelled => Err(error),
+            Some(Err(error)) if error.kind() == ErrorKind::Cancelled => Err(error),
             // What did not fit beside the others may fit once room is made. Another error comes again when the component
             // is loaded.
             Some(Err(_)) | None => Ok(()),

@@ -2,13 +2,13 @@
 
 use crate::backend::{Claim, Promised, Reservation};
 use crate::pipeline::memory::plan::{MemoryPlan, MemorySizes};
-use crate::pipeline::request::needs::Needs;
+use crate::pipeline::request::needs::ActivationCost;
 use crate::pipeline::request::plan::Plan;
 
 /// What the images of a batch are, what they need, and what of the device's memory they have until this is dropped.
 pub(crate) struct Prepared {
     pub(crate) plan: Plan,
-    pub(crate) needs: Needs,
+    pub(crate) needs: ActivationCost,
     pub(crate) sizes: MemorySizes,
     pub(crate) memory: MemoryPlan,
     /// None where the batch would have to wait for itself, or for nothing.

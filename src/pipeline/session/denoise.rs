@@ -57,7 +57,7 @@ struct Kept<B: Backend> {
 }
 
 /// What an image is made from.
-pub(crate) struct Conditions<'a, B: Backend> {
+pub(crate) struct DenoiseInputs<'a, B: Backend> {
     pub txt: &'a TextFeatures<B>,
     /// Of each item.
     pub images: Vec<(&'a Images, ImageLatents<B>)>,
@@ -70,7 +70,7 @@ impl<B: Backend> Denoising<B> {
     /// Errors when memory runs out, or the caller cancels.
     pub(crate) fn prepare(
         residency: &Residency<B>,
-        Conditions { txt, images, adapters }: Conditions<'_, B>,
+        DenoiseInputs { txt, images, adapters }: DenoiseInputs<'_, B>,
         noise: JoinHandle<Noise>,
         (prepared, count): (&Prepared, usize),
         caller: &Caller<'_>,

@@ -28,11 +28,11 @@ use crate::pipeline::residency::placement::Placement;
 use crate::pipeline::residency::prepared::Prepared;
 use crate::pipeline::residency::timings::{Clock, Timings};
 use crate::pipeline::session::decode::Decoding;
-use crate::pipeline::session::denoise::{Conditions, Denoising};
+use crate::pipeline::session::denoise::{DenoiseInputs, Denoising};
 use crate::pipeline::session::model::Model;
 use crate::pipeline::session::references::{CachedImages, ImageLatents, Images};
 use crate::pipeline::session::shape::Shape;
-use crate::pipeline::session::shared_text::Reader;
+use crate::pipeline::session::shared_text::TextSource;
 use crate::pipeline::session::text::{Text, TextFeatures};
 use crate::sampler::{Noise, Start};
 use crate::stage::{Caller, CancelFlag, Progress};
@@ -41,13 +41,13 @@ use crate::stage::{Caller, CancelFlag, Progress};
 ///
 /// [`Session::encode`], [`Session::prepare`], [`Session::step`] and [`Session::decode`] follow each other. Each of them
 /// first does what is still to be done before it, so `decode` alone makes the images too. They report their progress to
-/// the caller, and end as [`Kind::Cancelled`](crate::error::Kind::Cancelled) once the session's flag is set. They
+/// the caller, and end as [`Kind::Cancelled`](crate::error::ErrorKind::Cancelled) once the session's flag is set. They
 /// enqueue work: `step` waits until fewer than two steps are in flight, and `decode` waits for the pixels that it
 /// returns. After an error a session is of no more use.
 pub struct Session<B: Backend> {
     model: Arc<Model<B>>,
     text: Text,
-    reader: Reader,
+    reader: TextSource,
     prepared: Prepared,
     /// Those of the items, at least one.
     items: Vec<Item>,
@@ -100,7 +100,7 @@ impl<B: Backend> Session<B> {
     pub(crate) fn new(
         model: &Arc<Model<B>>,
         requests: &[Request],
-        reader: &Reader,
+        reader: &TextSource,
         cancel: &CancelFlag,
     ) -> Result<Self> {
         let Some(first) = requests.first() else { return Err(Error::usage("a batch has no items")) };
@@ -173,7 +173,7 @@ impl<B: Backend> Session<B> {
                 let caller = Caller::new(report, &self.cancel);
                 let (residency, batch) = (&self.model.residency, (&self.prepared, self.items.len()));
                 let images: Vec<_> = self.items.iter().map(|item| &item.images).zip(latents).collect();
-                let read = Conditions { txt: &txt, images, adapters: &self.adapters };
+                let read = DenoiseInputs { txt: &txt, images, adapters: &self.adapters };
                 let (denoising, noise) = Denoising::prepare(residency, read, noise, batch, &caller, &mut self.clock)?;
                 self.model.reuse(noise);
                 self.items.truncate(denoising.samples());
@@ -344,7 +344,7 @@ impl<B: Backend> Model<B> {
     ///
     /// Errors as [`Model::plan`] does, when there are no requests, or they have no shape in common.
     pub fn session_of(self: &Arc<Self>, requests: &[Request], cancel: &CancelFlag) -> Result<Session<B>> {
-        Session::new(self, requests, &Reader::Own, cancel)
+        Session::new(self, requests, &TextSource::Own, cancel)
     }
 
     /// Makes an image.

@@ -10,7 +10,7 @@ use crate::error::Result;
 use crate::files::adapter::Adapter;
 use crate::files::{Container, ModelFiles};
 use crate::model::info::ModelInfo;
-use crate::model::open::{LateTokenizer, OpenModel};
+use crate::model::open::{LazyTokenizer, OpenModel};
 use crate::pipeline::memory::plan::MemoryPlan;
 use crate::pipeline::request::plan::{Plan, Request};
 use crate::pipeline::residency::Residency;
@@ -26,7 +26,7 @@ use crate::sampler::Noise;
 /// share.
 pub struct Model<B: Backend> {
     pub(crate) residency: Residency<B>,
-    tokenizer: Arc<LateTokenizer>,
+    tokenizer: Arc<LazyTokenizer>,
     /// The noise of the last batch, whose memory the next one reuses.
     noise: Mutex<Noise>,
 }

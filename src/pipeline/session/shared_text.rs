@@ -15,7 +15,7 @@ const CAPACITY: NonZeroUsize = NonZeroUsize::new(8).unwrap();
 
 /// Who makes the text features of a session.
 #[derive(Clone)]
-pub(crate) enum Reader {
+pub(crate) enum TextSource {
     /// Its device.
     Own,
     /// Its device, for others too.
@@ -24,7 +24,7 @@ pub(crate) enum Reader {
     Other(Arc<SharedText>),
 }
 
-impl Reader {
+impl TextSource {
     /// Whether another device runs the text encoder.
     pub(crate) fn is_other(&self) -> bool {
         matches!(self, Self::Other(_))
@@ -143,7 +143,7 @@ mod tests {
     use std::thread;
 
     use super::*;
-    use crate::error::{Error, Kind};
+    use crate::error::{Error, ErrorKind};
     use crate::stage::CancelFlag;
 
     fn array(value: f32) -> Array {
@@ -182,7 +182,7 @@ mod tests {
         let shared = SharedText::new(&Arc::default());
         let failed = shared.give([("a cat", 1)].into_iter(), |_| Err(Error::new("out of memory")));
         assert_eq!(failed.unwrap_err().what(), "out of memory");
-        assert_eq!(waited(&shared, true).unwrap_err().kind(), Kind::Cancelled);
+        assert_eq!(waited(&shared, true).unwrap_err().kind(), ErrorKind::Cancelled);
         shared.abandon();
         assert_eq!(waited(&shared, false).unwrap(), None);
     }

@@ -11,7 +11,7 @@ use crate::pipeline::request::plan::{Plan, Request};
 use crate::pipeline::residency::Residency;
 use crate::pipeline::residency::prepared::Prepared;
 use crate::pipeline::residency::timings::Clock;
-use crate::pipeline::session::shared_text::Reader;
+use crate::pipeline::session::shared_text::TextSource;
 use crate::stage::Caller;
 use crate::stage::Stage;
 use crate::tensor::Tensor;
@@ -141,7 +141,7 @@ impl Text {
         &self,
         residency: &Residency<B>,
         prepared: &Prepared,
-        reader: &Reader,
+        reader: &TextSource,
         caller: &Caller<'_>,
         clock: &mut Clock<B>,
     ) -> Result<Encoded<'_, B>> {
@@ -198,14 +198,14 @@ fn read<B: Backend>(
     prompts: &[Prompt],
     residency: &Residency<B>,
     prepared: &Prepared,
-    reader: &Reader,
+    reader: &TextSource,
     caller: &Caller<'_>,
     clock: &mut Clock<B>,
 ) -> Result<Vec<Tensor<B>>> {
     let backend = residency.backend();
     match reader {
-        Reader::Own => encode(prompts, residency, prepared, caller, clock),
-        Reader::First(shared) => {
+        TextSource::Own => encode(prompts, residency, prepared, caller, clock),
+        TextSource::First(shared) => {
             let features = encode(prompts, residency, prepared, caller, clock)?;
             let named = prompts.iter().map(|prompt| (prompt.text.as_str(), prompt.tokens.ids.len()));
             shared.give(named, |place| {
@@ -214,7 +214,7 @@ fn read<B: Backend>(
             })?;
             Ok(features)
         }
-        Reader::Other(shared) => {
+        TextSource::Other(shared) => {
             residency.prefetch(&prepared.memory, false);
             let cached: Vec<_> = prompts.iter().filter_map(|prompt| cached(prompt, residency)).collect();
             if cached.len() == prompts.len() {

@@ -17,7 +17,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use cudarc::driver::result;
 use lru::LruCache;
 
-use super::buffer::{Buffer, Kind};
+use super::buffer::{Buffer, BufferKind};
 use super::device::Device;
 use super::driver::failed;
 use super::event::Event;
@@ -73,7 +73,7 @@ impl Gemm {
     pub fn new(device: &Arc<Device>, cache: &GemmCache) -> Result<Self> {
         let fast_accumulation = fast_accumulation(env::var_os(FAST_ACCUMULATION_VARIABLE).as_deref())?;
         let own = own(env::var_os(VARIABLE).as_deref())?;
-        let workspace = Buffer::new(device, Kind::Byte, WORKSPACE_BYTES)?;
+        let workspace = Buffer::new(device, BufferKind::Byte, WORKSPACE_BYTES)?;
         let cublaslt = CublasLt::open(device)?;
         let (gpu, multiprocessors) = (device.name().to_string(), device.multiprocessors());
         let (driver, element) = (device.driver(), device.element());
@@ -159,7 +159,7 @@ impl Gemm {
         let buffer = |kind, len| Buffer::on_stream(&self.device, stream, kind, len);
         let (x, out) = (buffer(element.kind(), SIDE * SIDE)?, buffer(element.kind(), SIDE * SIDE)?);
         // Without room for another workspace the first product of an image does this.
-        let Ok(workspace) = buffer(Kind::Byte, WORKSPACE_BYTES) else { return Ok(()) };
+        let Ok(workspace) = buffer(BufferKind::Byte, WORKSPACE_BYTES) else { return Ok(()) };
         // SAFETY: the buffer holds that many bytes.
         unsafe { result::memset_d8_async(x.address(), 0, x.bytes(), stream.raw()) }
             .map_err(|e| failed("cannot clear GPU memory", e))?;
@@ -222,7 +222,7 @@ impl Gemm {
     /// # Safety
     /// As for [`Gemm::run`].
     unsafe fn time(&self, plan: &Plan, product: &Product, candidates: &[Algorithm]) -> usize {
-        let kind = if product.out_f32 { Kind::F32 } else { self.device.element().kind() };
+        let kind = if product.out_f32 { BufferKind::F32 } else { self.device.element().kind() };
         let cells = (product.m - 1) * product.out.stride + product.n;
         let Ok(out) = Buffer::on_stream(&self.device, self.device.stream(), kind, cells) else { return 0 };
         let trial = Product { out: Matrix { address: out.address(), ..product.out }, ..*product };

@@ -39,7 +39,7 @@ enum State {
 
 /// What a request gets.
 #[derive(Debug, PartialEq, Eq)]
-pub enum Place {
+pub enum ArenaPlace {
     /// Memory from elsewhere: the request is none of the arena's.
     Elsewhere,
     /// Block of this index, at this address.
@@ -99,14 +99,16 @@ impl Arena {
     /// Where a request of this thread for `bytes` goes.
     ///
     /// Errors when a repeated run asks for other memory than the run before.
-    pub fn request(&mut self, bytes: usize) -> Result<Place> {
+    pub fn request(&mut self, bytes: usize) -> Result<ArenaPlace> {
         let bytes = bytes.next_multiple_of(ALIGNMENT);
         let index = match self.state {
             State::Running(thread) if thread == thread::current().id() => {
                 let fits =
                     |block: &Block| block.free && block.bytes >= bytes && block.bytes <= (2 * bytes).max(SMALL_BYTES);
                 let free = self.blocks.iter().enumerate().filter(|(_, block)| fits(block));
-                let Some((index, _)) = free.min_by_key(|(_, block)| block.bytes) else { return Ok(Place::New(bytes)) };
+                let Some((index, _)) = free.min_by_key(|(_, block)| block.bytes) else {
+                    return Ok(ArenaPlace::New(bytes));
+                };
                 self.log.push(index);
                 index
             }
@@ -120,11 +122,11 @@ impl Arena {
                 self.state = State::Repeating(thread, next + 1);
                 index
             }
-            _ => return Ok(Place::Elsewhere),
+            _ => return Ok(ArenaPlace::Elsewhere),
         };
         let block = &mut self.blocks[index];
         block.free = false;
-        Ok(Place::Block(index, block.address))
+        Ok(ArenaPlace::Block(index, block.address))
     }
 
     /// A block that was allocated for a request of this thread, and belongs to it.
@@ -141,12 +143,12 @@ mod tests {
 
     fn get(arena: &mut Arena, bytes: usize) -> usize {
         match arena.request(bytes).unwrap() {
-            Place::Block(index, _) => index,
-            Place::New(bytes) => {
+            ArenaPlace::Block(index, _) => index,
+            ArenaPlace::New(bytes) => {
                 let address = 1000 * arena.blocks.len() as u64;
                 arena.add(address, bytes)
             }
-            Place::Elsewhere => panic!("the arena is closed"),
+            ArenaPlace::Elsewhere => panic!("the arena is closed"),
         }
     }
 
@@ -168,7 +170,7 @@ mod tests {
         let first = run(&mut arena);
         assert_eq!(first[0], first[2], "a free block of nearly the size serves again");
         arena.suspend();
-        assert_eq!(arena.request(1).unwrap(), Place::Elsewhere);
+        assert_eq!(arena.request(1).unwrap(), ArenaPlace::Elsewhere);
         let blocks = arena.blocks.len();
         arena.repeat();
         assert_eq!(run(&mut arena), first);
@@ -183,11 +185,11 @@ mod tests {
     #[test]
     fn only_one_thread_is_in_it() {
         let mut arena = Arena::default();
-        assert_eq!(arena.request(5).unwrap(), Place::Elsewhere);
+        assert_eq!(arena.request(5).unwrap(), ArenaPlace::Elsewhere);
         arena.enter().unwrap();
         assert!(arena.enter().is_err());
         let other = thread::scope(|scope| scope.spawn(|| arena.request(5).unwrap()).join().unwrap());
-        assert_eq!(other, Place::Elsewhere);
+        assert_eq!(other, ArenaPlace::Elsewhere);
     }
 
     #[test]

@@ -4,5 +4,5 @@
 mod arena;
 mod budget;
 
-pub use arena::{Arena, Place};
+pub use arena::{Arena, ArenaPlace};
 pub use budget::Budget;

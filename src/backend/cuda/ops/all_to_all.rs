@@ -1,6 +1,6 @@
 //! `all_to_all_heads` and `all_to_all_rows`: parts of rows go to their places in the results.
 
-use crate::backend::cuda::pieces::{Piece, RowCopy};
+use crate::backend::cuda::pieces::{RowChunk, RowCopy};
 use crate::backend::cuda::{Cuda, Tensor};
 use crate::error::Result;
 use crate::ops::all_to_all::expect_parcel;
@@ -15,9 +15,9 @@ impl Cuda {
         let rows = [split.rows(), split.rows(), split.query_rows()];
         let empty = |i: usize| self.empty(rows[i].rows(), kvq[i].cols() / world);
         let wholes = [empty(0)?, empty(1)?, empty(2)?];
-        let sent = heads_of(kvq.each_ref().map(Piece::of), world);
+        let sent = heads_of(kvq.each_ref().map(RowChunk::of), world);
         self.exchange_among(HEADS, split.ranks(), sent, |given| {
-            let copies = place_heads(given, rows, wholes.each_ref().map(Piece::of))?;
+            let copies = place_heads(given, rows, wholes.each_ref().map(RowChunk::of))?;
             Ok((wholes, copies))
         })
     }
@@ -25,23 +25,23 @@ impl Cuda {
     pub(crate) fn all_to_all_rows_op(&self, x: &Tensor<Cuda>, split: &TokenSplit) -> Result<Tensor<Cuda>> {
         let rows = split.query_rows();
         let out = self.empty(rows.rows_of(split.rank()), split.world() * x.cols())?;
-        self.exchange_among(ROWS, split.ranks(), rows_of(Piece::of(x), rows), |given| {
-            let copies = place_rows(given, Piece::of(&out))?;
+        self.exchange_among(ROWS, split.ranks(), rows_of(RowChunk::of(x), rows), |given| {
+            let copies = place_rows(given, RowChunk::of(&out))?;
             Ok((out, copies))
         })
     }
 }
 
 /// For each rank its columns of all rows.
-fn heads_of(kvq: [Piece; 3], world: usize) -> Vec<Vec<Piece>> {
-    let share = |piece: &Piece, rank: usize| {
+fn heads_of(kvq: [RowChunk; 3], world: usize) -> Vec<Vec<RowChunk>> {
+    let share = |piece: &RowChunk, rank: usize| {
         let [_, cols] = piece.shape();
         piece.cols(rank * cols / world..(rank + 1) * cols / world)
     };
     (0..world).map(|rank| kvq.iter().map(|piece| share(piece, rank)).collect()).collect()
 }
 
-fn place_heads(given: &[Vec<Piece>], rows: [RowSplit; 3], wholes: [Piece; 3]) -> Result<Vec<RowCopy>> {
+fn place_heads(given: &[Vec<RowChunk>], rows: [RowSplit; 3], wholes: [RowChunk; 3]) -> Result<Vec<RowCopy>> {
     let mut copies = Vec::new();
     for (i, (rows, whole)) in rows.into_iter().zip(wholes).enumerate() {
         copies.extend(gathered(HEADS, rows, |rank| given[rank].get(i).copied(), whole)?);
@@ -50,12 +50,12 @@ fn place_heads(given: &[Vec<Piece>], rows: [RowSplit; 3], wholes: [Piece; 3]) ->
 }
 
 /// For each rank its rows, run by run.
-fn rows_of(x: Piece, rows: RowSplit) -> Vec<Vec<Piece>> {
+fn rows_of(x: RowChunk, rows: RowSplit) -> Vec<Vec<RowChunk>> {
     (0..rows.world()).map(|rank| rows.runs_of(rank).map(|run| x.rows(run.whole)).collect()).collect()
 }
 
 /// What each rank gave goes to columns of its own.
-fn place_rows(given: &[Vec<Piece>], out: Piece) -> Result<Vec<RowCopy>> {
+fn place_rows(given: &[Vec<RowChunk>], out: RowChunk) -> Result<Vec<RowCopy>> {
     let [rows, cols] = out.shape();
     let (own, mut copies) = (cols / given.len(), Vec::new());
     for (rank, parts) in given.iter().enumerate() {
@@ -76,8 +76,8 @@ fn place_rows(given: &[Vec<Piece>], out: Piece) -> Result<Vec<RowCopy>> {
 pub(super) fn gathered(
     op: &str,
     rows: RowSplit,
-    piece_of: impl Fn(usize) -> Option<Piece>,
-    whole: Piece,
+    piece_of: impl Fn(usize) -> Option<RowChunk>,
+    whole: RowChunk,
 ) -> Result<Vec<RowCopy>> {
     let [_, cols] = whole.shape();
     for rank in 0..rows.world() {

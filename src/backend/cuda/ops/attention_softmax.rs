@@ -5,7 +5,7 @@
 
 use std::ops::Range;
 
-use crate::backend::cuda::buffer::{Buffer, Kind};
+use crate::backend::cuda::buffer::{Buffer, BufferKind};
 use crate::backend::cuda::gemm::{Matrix, Product};
 use crate::backend::cuda::{Cuda, Tensor};
 use crate::error::Result;
@@ -46,7 +46,7 @@ impl Cuda {
         let first = layout.first_query();
         let runs = [first.min(layout.txt)..layout.txt, first.max(layout.txt)..tokens];
         let chunk_rows = most_rows.min(runs.iter().map(Range::len).max().unwrap_or(0));
-        let scores = Buffer::new(self.device(), Kind::F32, chunk_rows * stride)?;
+        let scores = Buffer::new(self.device(), BufferKind::F32, chunk_rows * stride)?;
         let weights = Buffer::new(self.device(), self.element().kind(), chunk_rows * stride)?;
         if stride > tokens {
             // The softmax loads whole 16 bytes, also behind a row's last score, which no product writes.

@@ -43,7 +43,7 @@ fn halo_height(halo: Option<&Halo<Cuda>>, width: usize) -> [usize; 2] {
 }
 
 /// Some rows of pixels of an input.
-pub struct Part {
+pub struct InputBand {
     /// [rows * width, channels]
     pub pixels: Tensor<Cuda>,
     /// Which row is the first of these, counted from the first of the halo.
@@ -86,9 +86,11 @@ impl Input<'_> {
 
     /// At least `rows` of the source, before doubling, counted from the first of the halo. They are valid until the
     /// next call.
-    pub fn show(&mut self, rows: Range<usize>) -> Result<Part> {
+    pub fn show(&mut self, rows: Range<usize>) -> Result<InputBand> {
         match self {
-            Input::Image(x) | Input::Doubled(x) => Ok(Part { pixels: x.pixels.row_view(0..x.pixels.rows()), first: 0 }),
+            Input::Image(x) | Input::Doubled(x) => {
+                Ok(InputBand { pixels: x.pixels.row_view(0..x.pixels.rows()), first: 0 })
+            }
             Input::Normed(window) => window.show(rows),
         }
     }
@@ -131,7 +133,7 @@ impl<'a> Window<'a> {
         Self { x, parts, halo, coefficients, height, width, band, seen, pixels: None, held: 0..0 }
     }
 
-    fn show(&mut self, rows: Range<usize>) -> Result<Part> {
+    fn show(&mut self, rows: Range<usize>) -> Result<InputBand> {
         let (cuda, width) = (self.x.backend(), self.width);
         if rows.start < self.held.start || rows.end > self.held.end {
             let room = |pixels: &Option<Tensor<Cuda>>| pixels.as_ref().map_or(0, |pixels| pixels.rows() / width);
@@ -156,7 +158,7 @@ impl<'a> Window<'a> {
         }
         // Callers ask for rows of the image, so there is memory for them from here on.
         let pixels = self.pixels.as_ref().ok_or_else(|| Error::new("a convolution asked for no rows of an image"))?;
-        Ok(Part { pixels: pixels.row_view(0..self.held.len() * width), first: self.held.start })
+        Ok(InputBand { pixels: pixels.row_view(0..self.held.len() * width), first: self.held.start })
     }
 }
 

@@ -7,7 +7,7 @@ use std::ops::Range;
 use cudarc::driver::sys;
 
 use super::conv2d_input::Input;
-use crate::backend::cuda::buffer::{Buffer, Kind};
+use crate::backend::cuda::buffer::{Buffer, BufferKind};
 use crate::backend::cuda::channel_statistics::ChannelStatistics;
 use crate::backend::cuda::hopper::{Axis, Choice};
 use crate::backend::cuda::weight::Weight;
@@ -182,7 +182,7 @@ impl Cuda {
         let sizes = [choice.int(height)?, choice.int(width)?, choice.int(weight.channels)?, choice.int(out.cols())?];
         let (bands, [above, below]) = (input.bands(height), input.halo());
         let carried = if bands.len() > 1 && shape.rounds() {
-            Some(Buffer::new(self.device(), Kind::Byte, blocks * CARRY_BYTES)?)
+            Some(Buffer::new(self.device(), BufferKind::Byte, blocks * CARRY_BYTES)?)
         } else {
             None
         };

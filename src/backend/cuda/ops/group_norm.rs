@@ -1,6 +1,6 @@
 //! Launches cuda/group_norm.cu: `group_norm` and `group_norm_silu`.
 
-use crate::backend::cuda::buffer::{Buffer, Kind};
+use crate::backend::cuda::buffer::{Buffer, BufferKind};
 use crate::backend::cuda::channel_statistics::ChannelStatistics;
 use crate::backend::cuda::{Cuda, Tensor, all_aligned};
 use crate::error::{Error, Result};
@@ -65,7 +65,7 @@ impl Cuda {
             let what = format!("x has {channels} channels, its statistics are of {}", statistics.channels());
             return Err(Error::new(what).at("op `group_norm`"));
         }
-        let coefficients = Buffer::new(self.device(), Kind::F32, 2 * channels)?;
+        let coefficients = Buffer::new(self.device(), BufferKind::F32, 2 * channels)?;
 
         let launch = self.launch("group_norm", "group_norm_merge")?;
         let launch = launch.address(statistics.partial()).address(statistics.counts());

@@ -1,7 +1,7 @@
 //! `halo_rows`: the rows of the neighbours.
 
 use crate::backend::Group;
-use crate::backend::cuda::pieces::{Piece, RowCopy};
+use crate::backend::cuda::pieces::{RowChunk, RowCopy};
 use crate::backend::cuda::{Cuda, Tensor};
 use crate::error::Result;
 use crate::ops::Halo;
@@ -15,8 +15,8 @@ impl Cuda {
         let made = |rows: usize| (rows > 0).then(|| self.empty(rows, x.cols())).transpose();
         let [above, below] = own_halo(halo, rank, world).map(made);
         let halo_of_own = Halo { above: above?, below: below? };
-        self.exchange_pieces(OP, edges_of(Piece::of(x), halo, rank, world), |given| {
-            let to = [&halo_of_own.above, &halo_of_own.below].map(|rows| rows.as_ref().map(Piece::of));
+        self.exchange_pieces(OP, edges_of(RowChunk::of(x), halo, rank, world), |given| {
+            let to = [&halo_of_own.above, &halo_of_own.below].map(|rows| rows.as_ref().map(RowChunk::of));
             Ok((halo_of_own, place(given, to, rank)?))
         })
     }
@@ -28,7 +28,7 @@ fn own_halo([above, below]: [usize; 2], rank: usize, world: usize) -> [usize; 2]
 }
 
 /// For each neighbour the rows that it gets.
-fn edges_of(x: Piece, [above, below]: [usize; 2], rank: usize, world: usize) -> Vec<Vec<Piece>> {
+fn edges_of(x: RowChunk, [above, below]: [usize; 2], rank: usize, world: usize) -> Vec<Vec<RowChunk>> {
     let [rows, _] = x.shape();
     let edge = |to: usize| {
         if to + 1 == rank {
@@ -43,7 +43,7 @@ fn edges_of(x: Piece, [above, below]: [usize; 2], rank: usize, world: usize) -> 
 }
 
 /// The edges of the neighbours above and below to where they belong.
-fn place(given: &[Vec<Piece>], to: [Option<Piece>; 2], rank: usize) -> Result<Vec<RowCopy>> {
+fn place(given: &[Vec<RowChunk>], to: [Option<RowChunk>; 2], rank: usize) -> Result<Vec<RowCopy>> {
     let mut copies = Vec::new();
     for (neighbour, to) in [rank.checked_sub(1), Some(rank + 1)].into_iter().zip(to) {
         let (Some(neighbour), Some(to)) = (neighbour, to) else { continue };

@@ -58,7 +58,7 @@ struct Arguments {
 }
 
 /// One part: x with rows, its weight, and the factors beside that.
-struct Part<'a> {
+struct FactorPair<'a> {
     x: &'a Tensor<Cuda>,
     weight: &'a Weight,
     down: &'a Weight,
@@ -109,11 +109,11 @@ impl Tiling {
 
 /// The parts that have rows, if the kernel can take them: at most two, with factors of low rank, all of bf16 and
 /// aligned for TMA and 16-byte stores.
-fn parts<'a>(operands: &[(&'a Tensor<Cuda>, &'a Linear<Cuda>)]) -> Option<Vec<Part<'a>>> {
+fn parts<'a>(operands: &[(&'a Tensor<Cuda>, &'a Linear<Cuda>)]) -> Option<Vec<FactorPair<'a>>> {
     let with_rows = operands.iter().filter(|(x, _)| x.rows() > 0);
     let part = |&(x, weight): &(&'a Tensor<Cuda>, &'a Linear<Cuda>)| {
         let factors = weight.low_rank()?;
-        let part = Part { x, weight: weight.weight(), down: factors.down.weight(), up: factors.up.weight() };
+        let part = FactorPair { x, weight: weight.weight(), down: factors.down.weight(), up: factors.up.weight() };
         let bf16 = [part.weight, part.down, part.up].iter().all(|weight| !weight.is_e4m3());
         let aligned = x.aligned() && part.weight.rows().is_multiple_of(8);
         (bf16 && aligned && (1..=MAX_RANK).contains(&part.down.rows())).then_some(part)
@@ -150,7 +150,13 @@ impl Cuda {
         self.run_low_rank(&parts, rank, tiling, tile_rows)
     }
 
-    fn run_low_rank(&self, parts: &[Part<'_>], rank: usize, tiling: Tiling, tile_rows: usize) -> Result<Tensor<Cuda>> {
+    fn run_low_rank(
+        &self,
+        parts: &[FactorPair<'_>],
+        rank: usize,
+        tiling: Tiling,
+        tile_rows: usize,
+    ) -> Result<Tensor<Cuda>> {
         // First of all, because a driver that loads this kernel knows tensor maps too.
         let launch = self.launch(CHOICE.file, "low_rank_sm90")?.shared(SHARED_BYTES as u32)?;
         let rows = parts.iter().map(|part| part.x.rows()).sum();
@@ -170,7 +176,7 @@ impl Cuda {
 }
 
 fn arguments(
-    parts: &[Part<'_>],
+    parts: &[FactorPair<'_>],
     tiling: Tiling,
     tile_rows: usize,
     low: &Tensor<Cuda>,
@@ -179,7 +185,7 @@ fn arguments(
     // A second part that is not there has no tiles, so the maps of the first stand in for its own.
     let part = |index: usize| parts.get(index).unwrap_or(&parts[0]);
     let both = |of: &dyn Fn(usize) -> Result<sys::CUtensorMap>| Ok::<_, crate::error::Error>([of(0)?, of(1)?]);
-    let of_weights = |weight: for<'a> fn(&Part<'a>) -> &'a Weight, in_box: usize| {
+    let of_weights = |weight: for<'a> fn(&FactorPair<'a>) -> &'a Weight, in_box: usize| {
         both(&|index| {
             let weight = weight(part(index));
             tensor_map(weight.address(), [weight.rows(), weight.cols()], weight.stride(), in_box)

@@ -11,9 +11,9 @@ use std::thread;
 
 use cudarc::driver::result;
 
-use super::job::{Conversion, Job, bytes_on_device};
+use super::job::{Conversion, UploadJob, bytes_on_device};
 use super::registered::{CHUNK_BYTES, Chunk, MappedFile, RegisteredFiles};
-use crate::backend::cuda::buffer::{Buffer, Kind};
+use crate::backend::cuda::buffer::{Buffer, BufferKind};
 use crate::backend::cuda::device::{Device, Stream};
 use crate::backend::cuda::driver::failed;
 use crate::backend::cuda::element::Element;
@@ -33,8 +33,8 @@ const STAGING_CORES: usize = 6;
 const THREADED_BYTES: usize = 4 * STAGING_BYTES;
 
 /// A part of a job that one copy takes, or that one thread puts through its staging buffers.
-struct Piece<'a> {
-    job: &'a Job,
+struct CopyChunk<'a> {
+    job: &'a UploadJob,
     bytes: Range<usize>,
     /// The chunk of the mapped file that holds it, which is registered for it; none where it goes through staging
     /// buffers.
@@ -70,13 +70,13 @@ impl Copier {
         &self,
         device: &Arc<Device>,
         stream: Stream,
-        jobs: &[Job],
+        jobs: &[UploadJob],
         report: &mut dyn FnMut(u64),
     ) -> Result<usize> {
         let files = self.registered.of_files(jobs.iter().map(|job| &job.view));
         let cores = thread::available_parallelism().map_or(1, usize::from);
         let stages = cores >= STAGING_CORES;
-        let pieces: Vec<Piece<'_>> = jobs.iter().flat_map(|job| pieces(job, &files, stages)).collect();
+        let pieces: Vec<CopyChunk<'_>> = jobs.iter().flat_map(|job| pieces(job, &files, stages)).collect();
         if pieces.iter().all(|piece| piece.chunk.is_some_and(Chunk::is_registered)) {
             let mut none = Vec::new();
             for piece in &pieces {
@@ -129,9 +129,9 @@ impl Copier {
 
 /// A job in pieces that end where chunks end. What was not read before goes through staging buffers where the host
 /// `stages` it.
-fn pieces<'a>(job: &'a Job, files: &'a [Arc<MappedFile>], stages: bool) -> Vec<Piece<'a>> {
+fn pieces<'a>(job: &'a UploadJob, files: &'a [Arc<MappedFile>], stages: bool) -> Vec<CopyChunk<'a>> {
     if job.conversion == Some(Conversion::Dequantise) {
-        return vec![Piece { job, chunk: None, bytes: 0..job.view.bytes().len() }];
+        return vec![CopyChunk { job, chunk: None, bytes: 0..job.view.bytes().len() }];
     }
     let (size, all) = (job.conversion.map_or(1, Conversion::size), job.view.bytes().len());
     let file = files.iter().find(|file| job.conversion.is_none() && file.is_of(&job.view));
@@ -149,7 +149,7 @@ fn pieces<'a>(job: &'a Job, files: &'a [Arc<MappedFile>], stages: bool) -> Vec<P
             }
             None => (done + CHUNK_BYTES / size * size, None),
         };
-        pieces.push(Piece { job, chunk, bytes: done..end.min(all) });
+        pieces.push(CopyChunk { job, chunk, bytes: done..end.min(all) });
         done = end;
     }
     if let Some(file) = file {
@@ -158,7 +158,7 @@ fn pieces<'a>(job: &'a Job, files: &'a [Arc<MappedFile>], stages: bool) -> Vec<P
     pieces
 }
 
-impl Piece<'_> {
+impl CopyChunk<'_> {
     /// About how many values it has.
     fn elements(&self) -> u64 {
         let block = self.job.view.format().block();
@@ -196,7 +196,7 @@ impl Piece<'_> {
 }
 
 /// The values of a job in what products read, through a staging buffer.
-fn dequantise(device: &Arc<Device>, stream: Stream, job: &Job, staging: &mut Vec<WeightStaging>) -> Result<()> {
+fn dequantise(device: &Arc<Device>, stream: Stream, job: &UploadJob, staging: &mut Vec<WeightStaging>) -> Result<()> {
     fill(device, stream, staging)?;
     // The other buffer goes up meanwhile.
     staging.rotate_left(1);
@@ -244,7 +244,7 @@ fn copy_slices(
         };
         let source = match on_device {
             Some(buffer) => buffer.address(),
-            None => on_device.insert(Buffer::on_stream(device, stream, Kind::Byte, STAGING_BYTES)?).address(),
+            None => on_device.insert(Buffer::on_stream(device, stream, BufferKind::Byte, STAGING_BYTES)?).address(),
         };
         // SAFETY: the buffer on the device is as large as that of the host.
         unsafe { host.copy_to(device, slice.len(), source, stream) }?;

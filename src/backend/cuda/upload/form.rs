@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use crate::backend::Storage;
-use crate::backend::cuda::buffer::{Kind, scales_offset};
+use crate::backend::cuda::buffer::{BufferKind, scales_offset};
 use crate::backend::cuda::element::Element;
 use crate::backend::cuda::stored::{Stored, e4m3_rows};
 use crate::backend::cuda::weight::PADDING;
@@ -20,7 +20,7 @@ pub struct Form {
 }
 
 /// Where a weight comes from, and how it is held in memory.
-pub struct Source {
+pub struct UploadSource {
     /// Its rows, one part under the other.
     pub parts: Vec<TensorView>,
     /// The form in which products read it.
@@ -29,7 +29,7 @@ pub struct Source {
     pub stored: Option<Arc<Stored>>,
 }
 
-impl Source {
+impl UploadSource {
     /// A weight in `storage`. What a file has in fewer bits stays so: e4m3 is read by products of fp8 where there are
     /// any (`has_fp8`), all else is dequantised for each product.
     ///
@@ -89,7 +89,7 @@ impl Form {
 
     /// Bytes of one value.
     pub fn value_bytes(&self) -> usize {
-        if self.storage == Storage::Fp8 { Kind::E4m3.size() } else { Element::BYTES }
+        if self.storage == Storage::Fp8 { BufferKind::E4m3.size() } else { Element::BYTES }
     }
 
     /// Bytes from the first value to the first scale, where rows have scales.
@@ -100,7 +100,7 @@ impl Form {
     /// Bytes of all of it.
     pub fn bytes(&self) -> usize {
         let values = self.padded_rows() * self.stride() * self.value_bytes();
-        self.scales().map_or(values, |scales| scales + self.padded_rows() * Kind::F32.size())
+        self.scales().map_or(values, |scales| scales + self.padded_rows() * BufferKind::F32.size())
     }
 }
 

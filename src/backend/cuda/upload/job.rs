@@ -15,7 +15,7 @@ pub struct Queue {
     pub stream: Stream,
     /// What weights are in.
     element: Element,
-    pub jobs: Vec<Job>,
+    pub jobs: Vec<UploadJob>,
     /// Memory that jobs need until they are done.
     pub temporaries: Vec<Buffer>,
     /// Weights that come from another GPU.
@@ -26,14 +26,14 @@ pub struct Queue {
 
 /// The values of a tensor, as products read them or as they are in the file, dense, to a device address; then, of some,
 /// to their places in a padded or reordered weight.
-pub struct Job {
+pub struct UploadJob {
     pub view: TensorView,
     /// None where the device takes the values as they are in the file.
     pub conversion: Option<Conversion>,
     /// Whether bf16 becomes fp16 when it is there.
     pub narrows: bool,
     pub to: u64,
-    pub place: Option<Place>,
+    pub place: Option<CopyTarget>,
 }
 
 /// Which values are rounded to what products read, and where.
@@ -48,15 +48,15 @@ pub enum Conversion {
 }
 
 /// `to` [to_rows, stride] takes [rows, channels, taps], columns ordered (tap, channel), zeros elsewhere.
-pub struct Place {
+pub struct CopyTarget {
     pub to: u64,
     pub from: [usize; 3],
     pub to_rows: usize,
     pub stride: usize,
 }
 
-impl Job {
-    pub fn new(element: Element, view: &TensorView, to: u64, place: Option<Place>) -> Self {
+impl UploadJob {
+    pub fn new(element: Element, view: &TensorView, to: u64, place: Option<CopyTarget>) -> Self {
         let (conversion, narrows) = match (view.format(), element) {
             (Format::E4m3Rows, _) | (Format::Bf16, Element::Bf16) | (Format::F16, Element::F16) => (None, false),
             (Format::Bf16, Element::F16) => (None, true),
@@ -128,9 +128,9 @@ impl Queue {
     /// another one.
     ///
     /// Errors when a row of a quantised tensor does not fit a staging buffer.
-    pub fn push(&mut self, view: &TensorView, to: u64, mut place: Option<Place>) -> Result<()> {
-        if Job::new(self.element, view, to, None).conversion != Some(Conversion::Dequantise) {
-            self.jobs.push(Job::new(self.element, view, to, place));
+    pub fn push(&mut self, view: &TensorView, to: u64, mut place: Option<CopyTarget>) -> Result<()> {
+        if UploadJob::new(self.element, view, to, None).conversion != Some(Conversion::Dequantise) {
+            self.jobs.push(UploadJob::new(self.element, view, to, place));
             return Ok(());
         }
         let row_bytes = view.cols() * Element::BYTES;
@@ -143,7 +143,7 @@ impl Queue {
         }
         for first in (0..view.rows()).step_by(rows_at_once) {
             let rows = first..(first + rows_at_once).min(view.rows());
-            self.jobs.push(Job::new(
+            self.jobs.push(UploadJob::new(
                 self.element,
                 &view.row_range(rows),
                 to + (first * row_bytes) as u64,
@@ -154,7 +154,7 @@ impl Queue {
     }
 
     /// A job that goes through dense memory of its own.
-    pub fn push_dense(&mut self, device: &Arc<Device>, view: &TensorView, place: Place) -> Result<()> {
+    pub fn push_dense(&mut self, device: &Arc<Device>, view: &TensorView, place: CopyTarget) -> Result<()> {
         let dense = Buffer::on_stream(device, self.stream, self.element.kind(), view.elements())?;
         self.push(view, dense.address(), Some(place))?;
         self.temporaries.push(dense);
@@ -162,7 +162,7 @@ impl Queue {
     }
 }
 
-impl Place {
+impl CopyTarget {
     /// By work on `stream`.
     pub fn launch(&self, device: &Device, stream: Stream, from: u64) -> Result<()> {
         let [rows, channels, taps] = self.from;

@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use cudarc::driver::sys;
 
-use super::form::{Form, Source};
+use super::form::{Form, UploadSource};
 use crate::backend::cuda::buffer::Buffer;
 use crate::backend::cuda::device::{Device, Stream};
 use crate::backend::cuda::driver::failed;
@@ -18,14 +18,14 @@ use crate::files::{Bytes, Format, TensorView};
 /// What a weight is made from, and how it lies in memory: on GPUs that compute alike equal ones have equal bytes.
 #[derive(Debug, PartialEq, Eq, Hash)]
 pub struct Origin {
-    parts: Vec<Part>,
+    parts: Vec<Chunk>,
     form: Form,
     layout: Layout,
 }
 
 /// Where a tensor is: its file, as an address, and the bytes there.
 #[derive(Debug, PartialEq, Eq, Hash)]
-struct Part {
+struct Chunk {
     file: usize,
     start: usize,
     len: usize,
@@ -43,17 +43,17 @@ enum Layout {
 }
 
 impl Origin {
-    pub fn of(source: &Source) -> Self {
+    pub fn of(source: &UploadSource) -> Self {
         let layout = if source.stored.is_some() { Layout::Stored } else { Layout::Rows };
-        Self { parts: source.views().map(Part::of).collect(), form: source.form, layout }
+        Self { parts: source.views().map(Chunk::of).collect(), form: source.form, layout }
     }
 
     pub fn of_convolution(view: &TensorView, form: Form) -> Self {
-        Self { parts: vec![Part::of(view)], form, layout: Layout::Convolution }
+        Self { parts: vec![Chunk::of(view)], form, layout: Layout::Convolution }
     }
 }
 
-impl Part {
+impl Chunk {
     fn of(view: &TensorView) -> Self {
         let file = Arc::as_ptr(view.file()) as usize;
         Self { file, start: view.start(), len: view.bytes().len(), format: view.format() }
@@ -167,7 +167,7 @@ mod tests {
     #[test]
     fn the_same_rows_in_the_same_form_are_one_weight() {
         let [file, other] = [0, 1].map(|byte| Arc::new(Bytes::Embedded(vec![byte; 256].leak())));
-        let of = |parts: &[TensorView], storage| Origin::of(&Source::of(parts, storage, false).unwrap());
+        let of = |parts: &[TensorView], storage| Origin::of(&UploadSource::of(parts, storage, false).unwrap());
         let origin = of(&[view(&file, 0..4)], Storage::Native);
         assert_eq!(of(&[view(&file, 0..4)], Storage::Native), origin);
         assert_ne!(of(&[view(&file, 0..5)], Storage::Native), origin);

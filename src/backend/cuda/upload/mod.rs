@@ -20,7 +20,7 @@ use std::time::Instant;
 
 use cudarc::driver::result;
 
-use super::buffer::{Buffer, Kind};
+use super::buffer::{Buffer, BufferKind};
 use super::device::{Device, Stream};
 use super::driver::failed;
 use super::event::Event;
@@ -33,11 +33,11 @@ use crate::error::{Error, Result};
 use crate::files::TensorView;
 use copy::Copier;
 use host_rate::HostRate;
-use job::{Job, Place, Queue};
+use job::{CopyTarget, Queue, UploadJob};
 use loaded::{CopyOfWeight, Found, LoadedWeights, Made, Origin, copy_weights};
 use registered::RegisteredFiles;
 
-pub use form::{Form, Source};
+pub use form::{Form, UploadSource};
 pub use registered::MappedFile;
 
 /// When the values of a weight go up.
@@ -152,7 +152,7 @@ impl Uploader {
     }
 
     /// A weight in memory of its own.
-    pub fn weight(&self, device: &Arc<Device>, source: &Source) -> Result<Weight> {
+    pub fn weight(&self, device: &Arc<Device>, source: &UploadSource) -> Result<Weight> {
         let origin = Origin::of(source);
         let weight = match (self.find(&origin), &source.stored, source.form.storage) {
             (Some(found), stored, _) => self.copy_of(device, found, source.form)?.with_stored(stored.clone()),
@@ -200,7 +200,7 @@ impl Uploader {
     /// A weight in the format of its file.
     fn stored(&self, device: &Arc<Device>, stored: &Arc<Stored>, form: Form) -> Result<Weight> {
         let stream = device.upload_stream();
-        let buffer = Buffer::on_stream(device, stream, Kind::Byte, stored.bytes())?;
+        let buffer = Buffer::on_stream(device, stream, BufferKind::Byte, stored.bytes())?;
         let mut queue = Queue::new(device, stream);
         push_stored(&mut queue, stored, buffer.address());
         self.enqueue(device, queue, When::Together)?;
@@ -271,13 +271,13 @@ impl Uploader {
         &self,
         device: &Arc<Device>,
         stream: Stream,
-        weights: &[(Source, u64)],
+        weights: &[(UploadSource, u64)],
         address: u64,
         scratch: &mut Option<Buffer>,
     ) -> Result<()> {
         let mut queue = Queue::new(device, stream);
         let mut to_quantise = Vec::new();
-        for (Source { parts, form, stored }, offset) in weights {
+        for (UploadSource { parts, form, stored }, offset) in weights {
             let to = address + offset;
             if let Some(stored) = stored {
                 push_stored(&mut queue, stored, to);
@@ -296,7 +296,7 @@ impl Uploader {
             let native = Form { storage: Storage::Native, ..form };
             let copy = match scratch.take().filter(|scratch| scratch.bytes() >= native.bytes()) {
                 Some(large_enough) => large_enough,
-                None => Buffer::on_stream(device, stream, Kind::Byte, native.bytes())?,
+                None => Buffer::on_stream(device, stream, BufferKind::Byte, native.bytes())?,
             };
             let copy = scratch.insert(copy);
             let mut queue = Queue::new(device, stream);
@@ -348,7 +348,7 @@ impl Uploader {
         let stream = device.upload_stream();
         let buffer = Buffer::of_weights(device, stream, device.element().kind(), form.padded_rows() * form.stride())?;
         let (to, mut queue) = (buffer.address(), Queue::new(device, stream));
-        queue.push_dense(device, view, Place { to, from, to_rows: form.rows, stride: form.stride() })?;
+        queue.push_dense(device, view, CopyTarget { to, from, to_rows: form.rows, stride: form.stride() })?;
         // SAFETY: the buffer was made for the rows and their padding.
         unsafe { clear_padding(device, stream, form, to) }?;
         self.enqueue(device, queue, When::Together)?;
@@ -408,7 +408,7 @@ unsafe fn push_rows(device: &Arc<Device>, queue: &mut Queue, parts: &[TensorView
             queue.push(part, to, None)?;
         } else {
             let from = [part.rows(), cols, 1];
-            queue.push_dense(device, part, Place { to, from, to_rows: part.rows(), stride })?;
+            queue.push_dense(device, part, CopyTarget { to, from, to_rows: part.rows(), stride })?;
         }
         row += part.rows();
     }
@@ -419,7 +419,7 @@ unsafe fn push_rows(device: &Arc<Device>, queue: &mut Queue, parts: &[TensorView
 /// Jobs for a weight in the format of its file at device address `to`, where there is room for it.
 fn push_stored(queue: &mut Queue, stored: &Stored, to: u64) {
     for part in stored.parts() {
-        let raw = |view: &TensorView, at: usize| Job::raw(view, to + at as u64);
+        let raw = |view: &TensorView, at: usize| UploadJob::raw(view, to + at as u64);
         queue.jobs.push(raw(&part.values, part.values_at));
         queue.jobs.extend(part.scales.iter().map(|scales| raw(scales, part.scales_at)));
     }
@@ -435,7 +435,7 @@ unsafe fn push_e4m3(device: &Arc<Device>, queue: &mut Queue, parts: &[&TensorVie
     let mut row = 0;
     for part in parts {
         let scales = part.row_scales().expect("e4m3 rows have scales");
-        queue.jobs.extend([Job::raw(part, values_of(row)), Job::raw(&scales, scales_of(row))]);
+        queue.jobs.extend([UploadJob::raw(part, values_of(row)), UploadJob::raw(&scales, scales_of(row))]);
         row += part.rows();
     }
     // SAFETY: what the caller promises.

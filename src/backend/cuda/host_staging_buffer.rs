@@ -8,7 +8,7 @@ use cudarc::driver::{result, sys};
 
 use super::device::Device;
 use super::driver::failed;
-use super::pieces::{Piece, RowCopy};
+use super::pieces::{RowChunk, RowCopy};
 use crate::error::Result;
 
 /// To what the addresses of pieces are aligned.
@@ -59,9 +59,9 @@ impl Drop for Pinned {
     }
 }
 
-/// The outbox of a rank. What was put there is overwritten by the next exchange, behind which all have read it.
+/// The staging buffer of a rank. What was put there is overwritten by the next exchange, behind which all have read it.
 #[derive(Default)]
-pub struct Outbox {
+pub struct HostStagingBuffer {
     /// Each larger than those before, which captured work may still use.
     blocks: Mutex<Vec<Pinned>>,
 }
@@ -69,19 +69,19 @@ pub struct Outbox {
 /// What a rank gives each other one.
 pub struct Packed {
     /// Where others read it. What the rank gives itself is where it was.
-    pub sent: Vec<Vec<Piece>>,
+    pub sent: Vec<Vec<RowChunk>>,
     /// What brings it there, as work of the rank.
     pub copies: Vec<RowCopy>,
-    /// Where the outbox begins, and the bytes that are used of it.
+    /// Where the staging buffer begins, and the bytes that are used of it.
     pub address: u64,
     pub bytes: usize,
 }
 
-impl Outbox {
-    /// What rank `own` gives each rank in an exchange, put into the outbox: once, however many ranks get it.
+impl HostStagingBuffer {
+    /// What rank `own` gives each rank in an exchange, put into the staging buffer: once, however many ranks get it.
     ///
     /// Errors when no more host memory can be pinned.
-    pub fn pack(&self, device: &Device, sent: Vec<Vec<Piece>>, own: usize) -> Result<Packed> {
+    pub fn pack(&self, device: &Device, sent: Vec<Vec<RowChunk>>, own: usize) -> Result<Packed> {
         let bytes = place(&sent, own).1;
         Ok(pack(sent, own, self.room(device, bytes)?))
     }
@@ -101,8 +101,8 @@ impl Outbox {
 }
 
 /// Each piece that others get, once, with its place in bytes; and the bytes of all.
-fn place(sent: &[Vec<Piece>], own: usize) -> (Vec<(Piece, usize)>, usize) {
-    let (mut places, mut end) = (Vec::<(Piece, usize)>::new(), 0);
+fn place(sent: &[Vec<RowChunk>], own: usize) -> (Vec<(RowChunk, usize)>, usize) {
+    let (mut places, mut end) = (Vec::<(RowChunk, usize)>::new(), 0);
     let of_others = sent.iter().enumerate().filter(|(to, _)| *to != own).flat_map(|(_, parcel)| parcel);
     for piece in of_others {
         if !places.iter().any(|(placed, _)| placed == piece) {
@@ -113,13 +113,13 @@ fn place(sent: &[Vec<Piece>], own: usize) -> (Vec<(Piece, usize)>, usize) {
     (places, end)
 }
 
-fn pack(sent: Vec<Vec<Piece>>, own: usize, address: u64) -> Packed {
+fn pack(sent: Vec<Vec<RowChunk>>, own: usize, address: u64) -> Packed {
     let (places, bytes) = place(&sent, own);
-    let placed = |piece: &Piece| {
+    let placed = |piece: &RowChunk| {
         let found = places.iter().find(|(placed, _)| placed == piece);
         found.map_or(*piece, |(_, at)| piece.at(address + *at as u64))
     };
-    let to = |(to, parcel): (usize, Vec<Piece>)| {
+    let to = |(to, parcel): (usize, Vec<RowChunk>)| {
         if to == own { parcel } else { parcel.iter().map(placed).collect() }
     };
     let filled = places.iter().filter(|(piece, _)| piece.bytes() > 0);
@@ -141,8 +141,8 @@ mod tests {
         let sent = vec![vec![part, all], vec![all, part], vec![all, nothing], vec![]];
         let (places, bytes) = place(&sent, 1);
         assert_eq!((places.len(), bytes), (3, 2 * ALIGNMENT));
-        let outbox = Matrix::zeros(2, ALIGNMENT / 2);
-        let packed = pack(sent.clone(), 1, outbox.address());
+        let staging_buffer = Matrix::zeros(2, ALIGNMENT / 2);
+        let packed = pack(sent.clone(), 1, staging_buffer.address());
         assert_eq!((packed.copies.len(), &packed.sent[1]), (2, &sent[1]), "its own is not copied");
         packed.copies.iter().for_each(RowCopy::run_on_host);
         for (to, parcel) in sent.iter().enumerate().filter(|(to, _)| *to != 1) {

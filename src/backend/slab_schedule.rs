@@ -18,13 +18,13 @@ pub fn slab_bytes(turns: impl IntoIterator<Item = u64>) -> [u64; SLABS] {
     slabs
 }
 
-/// What the slabs hold. Turns come in any order: work that ends early begins again with the first.
+/// What the slabs hold. SlabSchedule come in any order: work that ends early begins again with the first.
 #[derive(Debug, Default)]
-pub struct Turns {
+pub struct SlabSchedule {
     held: [Option<usize>; SLABS],
 }
 
-impl Turns {
+impl SlabSchedule {
     /// Whether the slab of `turn` has to be filled before it is read.
     pub fn needs_filling(&self, turn: usize) -> bool {
         self.held[slab_of(turn)] != Some(turn)
@@ -46,7 +46,7 @@ mod tests {
     use super::*;
 
     /// Enters turns in order and counts those that had to be filled.
-    fn pass(turns: &mut Turns, order: impl IntoIterator<Item = usize>) -> Vec<usize> {
+    fn pass(turns: &mut SlabSchedule, order: impl IntoIterator<Item = usize>) -> Vec<usize> {
         let mut filled = Vec::new();
         for turn in order {
             if turns.needs_filling(turn) {
@@ -60,20 +60,20 @@ mod tests {
 
     #[test]
     fn every_block_is_filled_once_a_pass_and_never_read_from_a_slab_of_another() {
-        let mut turns = Turns::default();
+        let mut turns = SlabSchedule::default();
         assert_eq!(pass(&mut turns, 0..5), [0, 1, 2, 3, 4]);
         assert_eq!(pass(&mut turns, 0..5), [0, 1, 2, 3, 4], "an odd number: the first slab was the last block's");
         // Work that ended after its third block leaves the second and the third in the slabs.
         assert_eq!(pass(&mut turns, 0..3), [0, 1, 2]);
         assert_eq!(pass(&mut turns, 0..5), [0, 2, 3, 4], "the second is still there");
-        let mut few = Turns::default();
+        let mut few = SlabSchedule::default();
         assert_eq!(pass(&mut few, 0..2), [0, 1]);
         assert_eq!(pass(&mut few, 0..2), [0; 0], "as many blocks as slabs stay");
     }
 
     #[test]
     fn a_slab_whose_filling_failed_holds_nothing() {
-        let mut turns = Turns::default();
+        let mut turns = SlabSchedule::default();
         pass(&mut turns, 0..2);
         turns.begin_filling(2);
         assert!(turns.needs_filling(0) && turns.needs_filling(2) && !turns.needs_filling(1));
