@@ -61,7 +61,19 @@ impl<B: Backend> Linear<B> {
     ///
     /// Errors when the parts differ in columns, or the backend cannot store them.
     pub fn load(backend: &B, name: impl Into<String>, parts: &[TensorView], storage: Storage) -> Result<Self> {
-        Self::load_by(backend, name.into(), parts, || backend.load_weight(parts, storage))
+        Self::load_with((backend, None), name, parts, storage)
+    }
+
+    /// The same, uploaded with others.
+    ///
+    /// Errors as [`Linear::load`].
+    pub fn load_with(
+        (backend, uploads): (&B, Option<&B::Uploads>),
+        name: impl Into<String>,
+        parts: &[TensorView],
+        storage: Storage,
+    ) -> Result<Self> {
+        Self::load_by(backend, name.into(), parts, || backend.load_weight(parts, storage, uploads))
     }
 
     fn load_by(
@@ -167,13 +179,17 @@ impl<B: Backend> ConvKernel<B> {
     ///
     /// Errors when the view has another shape, or the backend cannot store it.
     pub fn load(backend: &B, view: &TensorView) -> Result<Self> {
+        Self::load_with(backend, view, None)
+    }
+
+    fn load_with(backend: &B, view: &TensorView, uploads: Option<&B::Uploads>) -> Result<Self> {
         let &[rows, channels, side, width] = view.shape() else {
             return Err(Error::new(format!("a convolution's weight has 4 axes, not {:?}", view.shape())));
         };
         if side != width || side == 0 {
             return Err(Error::new(format!("a convolution's kernel is {side} x {width}, expected a square")));
         }
-        Ok(Self { backend: backend.clone(), weight: backend.load_conv_weight(view)?, rows, channels, side })
+        Ok(Self { backend: backend.clone(), weight: backend.load_conv_weight(view, uploads)?, rows, channels, side })
     }
 
     /// Output channels.
@@ -287,18 +303,36 @@ pub struct Weights<'a, B: Backend> {
     blocks: Arc<Blocks<B>>,
     /// The block that the weights belong to, if any.
     block: Option<usize>,
+    uploads: Option<&'a B::Uploads>,
 }
 
 impl<'a, B: Backend> Weights<'a, B> {
     /// All weights of `files`.
     pub fn new(backend: &'a B, files: &'a TensorFiles) -> Self {
         let (policy, blocks) = (WeightPolicy::of(backend), Arc::default());
-        Self { backend, files, policy, prefix: String::new(), source: WeightOrigin::Files, blocks, block: None }
+        Self {
+            backend,
+            files,
+            policy,
+            prefix: String::new(),
+            source: WeightOrigin::Files,
+            blocks,
+            block: None,
+            uploads: None,
+        }
     }
 
     /// The same weights, where `blocks` says; by default all are resident.
     pub fn with_blocks(self, blocks: Arc<Blocks<B>>) -> Self {
         Self { blocks, ..self }
+    }
+
+    /// The same weights, which are uploaded together.
+    pub fn with_uploads<'b>(&self, uploads: &'b B::Uploads) -> Weights<'b, B>
+    where
+        'a: 'b,
+    {
+        Weights { uploads: Some(uploads), ..self.at_key(self.prefix.clone()) }
     }
 
     /// Where blocks are.
@@ -381,9 +415,10 @@ impl<'a, B: Backend> Weights<'a, B> {
         let views: Vec<_> = parts.iter().map(|part| part.view.clone()).collect();
         let linear = match self.block {
             Some(block) => {
-                Linear::load_by(self.backend, key, &views, || self.blocks.load(self.backend, block, &views, storage))?
+                let load = || self.blocks.load((self.backend, self.uploads), block, &views, storage);
+                Linear::load_by(self.backend, key, &views, load)?
             }
-            None => Linear::load(self.backend, key, &views, storage)?,
+            None => Linear::load_with((self.backend, self.uploads), key, &views, storage)?,
         };
         if let WeightOrigin::Recorded(layers) = self.source {
             layers.borrow_mut().add_linear(&linear, parts, storage)?;
@@ -412,7 +447,12 @@ impl<'a, B: Backend> Weights<'a, B> {
 
     /// `<name>.weight` [out, in, side, side].
     pub fn conv(&self, name: &str, channels: usize, out: usize, side: usize) -> Result<ConvKernel<B>> {
-        ConvKernel::load(self.backend, &self.view(&format!("{name}.weight"), &[out, channels, side, side])?)
+        self.conv_of(&self.view(&format!("{name}.weight"), &[out, channels, side, side])?)
+    }
+
+    /// A convolution of `view` [out, in, side, side].
+    pub fn conv_of(&self, view: &TensorView) -> Result<ConvKernel<B>> {
+        ConvKernel::load_with(self.backend, view, self.uploads)
     }
 }
 

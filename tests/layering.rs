@@ -71,6 +71,7 @@ const LAYERS: [(&str, &[&str]); 35] = [
             "transformer",
             "vae",
             "sampler",
+            "nn",
             "files",
             "tensor",
             "token_split",

@@ -45,8 +45,8 @@ pub trait Device: Memory {
     /// `doers` says which ranks of a group do the work.
     ///
     /// Errors as the work does, and when a captured graph gets inputs of other shapes, or other `reads`. Work that ends
-    /// as [`Kind::Cancelled`](crate::error::ErrorKind::Cancelled) says nothing about whether it can be captured: the next
-    /// call tries again.
+    /// as [`Kind::Cancelled`](crate::error::ErrorKind::Cancelled) says nothing about whether it can be captured: the
+    /// next call tries again.
     fn run_graph<R: Send + Sync + 'static, const N: usize>(
         &self,
         _graph: &mut Self::Graph,

@@ -35,7 +35,7 @@ impl<K: Clone + Eq + Hash, R: Send + Sync + 'static, B: Backend> GraphCache<K, R
         let work = Arc::new(RepeatedWork {
             reads,
             doers: self.doers,
-            seen: AtomicBool::new(false),
+            was_run: AtomicBool::new(false),
             graph: Mutex::new(Some(B::Graph::default())),
         });
         // Dropping a graph waits for the device, so the lock is released first.
@@ -76,7 +76,7 @@ impl<K: Clone + Eq + Hash, R: Send + Sync + 'static, B: Backend> GraphCache<K, R
 pub struct RepeatedWork<R, B: Backend> {
     reads: Arc<R>,
     doers: Participants,
-    seen: AtomicBool,
+    was_run: AtomicBool,
     /// None while a thread runs it.
     graph: Mutex<Option<B::Graph>>,
 }
@@ -87,10 +87,10 @@ impl<R: Send + Sync + 'static, B: Backend> RepeatedWork<R, B> {
         &self.reads
     }
 
-    /// Whether this was called before. Only repeated work is worth a graph, because a graph holds memory as long as it
+    /// Whether it was run before. Only repeated work is worth a graph, because a graph holds memory as long as it
     /// lives.
-    pub fn seen_before(&self) -> bool {
-        self.seen.swap(true, Ordering::Relaxed)
+    pub fn was_run(&self) -> bool {
+        self.was_run.load(Ordering::Relaxed)
     }
 
     /// Runs `work(reads, inputs)`: as a graph where `graphed` is set and no other thread runs the graph at the same
@@ -105,6 +105,7 @@ impl<R: Send + Sync + 'static, B: Backend> RepeatedWork<R, B> {
         inputs: [&Tensor<B>; N],
         work: impl Fn(&R, [&Tensor<B>; N]) -> Result<Tensor<B>>,
     ) -> Result<Tensor<B>> {
+        self.was_run.store(true, Ordering::Relaxed);
         let graphed = graphed && self.graph().is_some();
         let graphed = match self.doers {
             Participants::All => backend.gather_soon("work", u64::from(graphed))?.iter().all(|graphed| *graphed == 1),
@@ -149,11 +150,12 @@ mod tests {
         let cpu = Cpu::new(Precision::F32);
         let cache: GraphCache<(), f32, Cpu> = GraphCache::new(NonZeroUsize::MIN, Participants::All);
         let work = cache.insert((), Arc::new(2.0));
-        assert_eq!([work.seen_before(), work.seen_before()], [false, true]);
+        assert!(!work.was_run());
         let twice = |factor: &f32, [x]: [&Tensor<Cpu>; 1]| cpu.upload(&[factor * cpu.download(x)?[0]], 1, 1);
         let out = work.run(&cpu, true, [&cpu.upload(&[3.0], 1, 1).unwrap()], |_, [x]| {
             work.run(&cpu, true, [&work.run(&cpu, false, [x], twice)?], twice)
         });
         assert_eq!(cpu.download(&out.unwrap()).unwrap(), [12.0]);
+        assert!(work.was_run());
     }
 }

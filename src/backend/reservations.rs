@@ -1,4 +1,5 @@
-//! Memory of a device that is promised to work that goes on, so that no two pieces of work count the same bytes as free.
+//! Memory of a device that is promised to work that goes on, so that no two pieces of work count the same bytes as
+//! free.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Condvar, LazyLock, Mutex, MutexGuard, PoisonError};

@@ -14,12 +14,12 @@ pub trait WeightStore: Memory {
     type BlockStream: Default + Send + Sync;
     /// The weight of a convolution, in the form in which convolutions read it.
     type ConvWeight: Send + Sync;
+    /// Weights that go up together.
+    type Uploads: Sync;
 
-    /// Runs `work`, which loads weights and computes nothing with them: their upload may still be under way until this
-    /// returns. `report` is called with the number of elements that were uploaded.
-    fn load<T>(&self, work: impl FnOnce() -> Result<T>, _report: &mut dyn FnMut(u64)) -> Result<T> {
-        work()
-    }
+    /// Runs `work`, and then uploads the weights that it loaded with what it is given. It computes nothing with them.
+    /// `report` is called with the number of elements that were uploaded.
+    fn load<T>(&self, work: impl FnOnce(&Self::Uploads) -> Result<T>, report: &mut dyn FnMut(u64)) -> Result<T>;
     /// Has this device copy the weights that it loads from here on out of the memory of `other`, where that one has
     /// them by then, instead of reading them from files. Returns whether it does: where both compute alike and are
     /// linked. A link that cannot be used is told by [`Device::remarks`](super::Device::remarks).
@@ -29,10 +29,15 @@ pub trait WeightStore: Memory {
         Ok(false)
     }
     /// A weight matrix whose rows are the parts' rows, one part under the other; all parts have the same number of
-    /// columns.
+    /// columns. It is uploaded with others, or else at once.
     ///
     /// Errors when this backend does not multiply weights of this storage, or memory runs out.
-    fn load_weight(&self, parts: &[TensorView], storage: Storage) -> Result<Self::Weight>;
+    fn load_weight(
+        &self,
+        parts: &[TensorView],
+        storage: Storage,
+        uploads: Option<&Self::Uploads>,
+    ) -> Result<Self::Weight>;
     /// As [`WeightStore::load_weight`], of a block that is streamed: its values are there between
     /// [`WeightStore::enter_block`] of its turn and [`WeightStore::leave_block`]. All weights come before
     /// [`WeightStore::allocate_stream`].
@@ -45,7 +50,7 @@ pub trait WeightStore: Memory {
         parts: &[TensorView],
         storage: Storage,
     ) -> Result<Self::Weight> {
-        self.load_weight(parts, storage)
+        self.load_weight(parts, storage, None)
     }
     /// Makes the memory in which the blocks of `stream` take turns, which are copied there so often.
     ///
@@ -77,8 +82,8 @@ pub trait WeightStore: Memory {
     ) -> Result<Option<Self::Weight>> {
         Ok(None)
     }
-    /// The weight [out, in, k, k] of a convolution.
-    fn load_conv_weight(&self, view: &TensorView) -> Result<Self::ConvWeight>;
+    /// The weight [out, in, k, k] of a convolution. It is uploaded with others, or else at once.
+    fn load_conv_weight(&self, view: &TensorView, uploads: Option<&Self::Uploads>) -> Result<Self::ConvWeight>;
     /// Rows `ids` of a table [rows, cols] that stays on the host, as activations [ids, cols]. The ids are inside the
     /// table.
     fn embedding(&self, table: &TensorView, ids: &[usize]) -> Result<Tensor<Self>>;

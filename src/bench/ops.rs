@@ -342,7 +342,7 @@ fn upload<B: Backend>(bench: &mut Bench<'_, B>) -> Result<()> {
     let seconds = weights::with_view(&UPLOAD, |view| {
         let upload = || {
             let start = Instant::now();
-            let weight = b.load_weight(std::slice::from_ref(view), Storage::Native)?;
+            let weight = b.load_weight(std::slice::from_ref(view), Storage::Native, None)?;
             b.wait(&b.event()?)?;
             drop(weight);
             Ok(start.elapsed().as_secs_f64())

@@ -138,7 +138,11 @@ pub fn measure_encodes<B: Backend>(bench: &mut Bench<'_, B>, dir: &ModelFiles, s
     }
     let (info, files) = (ModelInfo::read(dir)?, vae::open(dir)?);
     let (backend, shapes) = (bench.backend.clone(), Shapes::of(&info));
-    let encoder = backend.load(|| Encoder::load(&Weights::new(&backend, &files), &info.vae), &mut |_| {})?;
+    let encoder = {
+        let load =
+            |uploads: &B::Uploads| Encoder::load(&Weights::new(&backend, &files).with_uploads(uploads), &info.vae);
+        backend.load(load, &mut |_| {})?
+    };
     for &size in sizes {
         let name = encode_name(size);
         if !bench.is_new(&name) {

@@ -19,8 +19,8 @@ use crate::text_encoder::{self, TextEncoder, Tokenizer};
 use crate::transformer::{self, Transformer};
 use crate::vae::{self, Decoder, Encoder};
 
-/// What a [`Model`](crate::pipeline::Model) is made of: the checked configs and mapped weights, and the tokenizer, which another
-/// thread still reads.
+/// What a [`Model`](crate::pipeline::Model) is made of: the checked configs and mapped weights, and the tokenizer,
+/// which another thread still reads.
 pub struct OpenModel {
     pub(crate) info: ModelInfo,
     pub(crate) tokenizer: LazyTokenizer,
@@ -102,14 +102,14 @@ impl OpenModel {
     /// tensor.
     ///
     /// Errors say which file and tensor is wrong. Reading the tokenizer takes longest by far, so another thread does
-    /// it. A damaged tokenizer is an error of [`Model::plan`](crate::pipeline::Model::plan), and of everything that makes an
-    /// image.
+    /// it. A damaged tokenizer is an error of [`Model::plan`](crate::pipeline::Model::plan), and of everything that
+    /// makes an image.
     pub fn open(dir: &ModelFiles) -> Result<Self> {
         Self::open_parts(dir, true)
     }
 
-    /// [`OpenModel::open`] for requests with [`Embeddings`](crate::pipeline::Embeddings) only: neither the tokenizer nor the
-    /// weights of the text encoder are opened, nor need they be there.
+    /// [`OpenModel::open`] for requests with [`Embeddings`](crate::pipeline::Embeddings) only: neither the tokenizer
+    /// nor the weights of the text encoder are opened, nor need they be there.
     ///
     /// Errors as it does.
     pub fn open_without_text_encoder(dir: &ModelFiles) -> Result<Self> {

@@ -127,7 +127,9 @@ fn with_factors<B: Backend>(changed: Vec<(String, Changed<'_, B>)>) -> Result<Ve
     let Some((_, Changed { layer, .. })) = changed.first() else { return Ok(Vec::new()) };
     let backend = layer.linear.backend().clone();
     let factors = changed.par_iter().map(|(_, changed)| changed.factors()).collect::<Result<Vec<_>>>()?;
-    let load = || changed.iter().zip(&factors).map(|((_, changed), factors)| changed.low_rank(factors)).collect();
+    let load = |uploads: &B::Uploads| {
+        changed.iter().zip(&factors).map(|((_, changed), factors)| changed.low_rank(factors, uploads)).collect()
+    };
     let factors: Vec<LowRank<B>> = backend.load(load, &mut |_| {})?;
     let with_factors = |((key, Changed { layer, .. }), low_rank): ((String, Changed<'_, B>), LowRank<B>)| {
         (key, layer.linear.with_low_rank(low_rank))
@@ -141,10 +143,11 @@ impl<B: Backend> Changed<'_, B> {
     }
 
     /// Factors to go to the device.
-    fn low_rank(&self, Factors { downs, ups }: &Factors) -> Result<LowRank<B>> {
+    fn low_rank(&self, Factors { downs, ups }: &Factors, uploads: &B::Uploads) -> Result<LowRank<B>> {
         let linear = &self.layer.linear;
         let load = |half: &str, parts: &[TensorView]| {
-            Linear::load(linear.backend(), format!("{}.{half}", linear.name()), parts, Storage::Native)
+            let backend = (linear.backend(), Some(uploads));
+            Linear::load_with(backend, format!("{}.{half}", linear.name()), parts, Storage::Native)
         };
         Ok(LowRank { down: load("down", downs)?, up: load("up", ups)? })
     }
@@ -235,7 +238,7 @@ impl<B: Backend> Changed<'_, B> {
                 segment.change.add_to(base, in_module, segment.strength, lengths.as_ref(), &mut out[cells]);
             }
         });
-        let weight = linear.backend().load_weight(&[owned(values, &[rows, cols])?], *storage)?;
+        let weight = linear.backend().load_weight(&[owned(values, &[rows, cols])?], *storage, None)?;
         Ok(linear.with_weight(weight))
     }
 

@@ -58,10 +58,16 @@ impl<B: Backend> Blocks<B> {
     /// Loads a weight of `block`, or notes where it comes from.
     ///
     /// Errors as [`WeightStore::load_weight`](crate::backend::WeightStore::load_weight).
-    pub(super) fn load(&self, backend: &B, block: usize, parts: &[TensorView], storage: Storage) -> Result<B::Weight> {
+    pub(super) fn load(
+        &self,
+        (backend, uploads): (&B, Option<&B::Uploads>),
+        block: usize,
+        parts: &[TensorView],
+        storage: Storage,
+    ) -> Result<B::Weight> {
         match self.turn(block) {
             Some(turn) => backend.stream_weight(&self.stream, turn, parts, storage),
-            None => backend.load_weight(parts, storage),
+            None => backend.load_weight(parts, storage, uploads),
         }
     }
 

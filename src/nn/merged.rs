@@ -16,10 +16,10 @@ impl<B: Backend> LinearLayer<B> {
         self.storage != Storage::Native
     }
 
-    /// The layer as its file has it. Waits for its way to the device, unless others go with it.
-    fn original(&self) -> Result<Linear<B>> {
+    /// The layer as its file has it, uploaded with others, or else at once.
+    fn original(&self, uploads: Option<&B::Uploads>) -> Result<Linear<B>> {
         let views: Vec<TensorView> = self.parts.iter().map(|part| part.view.clone()).collect();
-        Linear::load(self.linear.backend(), self.linear.name(), &views, Storage::Native)
+        Linear::load_with((self.linear.backend(), uploads), self.linear.name(), &views, Storage::Native)
     }
 }
 
@@ -37,7 +37,7 @@ impl<B: Backend> Layers<B> {
             let kept = self.originals.weights().get(key).cloned();
             let original = match kept {
                 Some(original) => original,
-                None if layer.is_quantised() => layer.original()?,
+                None if layer.is_quantised() => layer.original(None)?,
                 None => layer.linear.clone(),
             };
             if let Some(weight) = original.backend().merge_weight(&original, low_rank, layer.storage)? {
@@ -70,7 +70,12 @@ impl<B: Backend> Layers<B> {
         };
         let Some((_, first)) = absent.first() else { return Ok(()) };
         let backend = first.linear.backend().clone();
-        let load = || absent.iter().map(|(key, layer)| Ok(((*key).clone(), layer.original()?))).collect::<Result<_>>();
+        let load = |uploads: &B::Uploads| {
+            absent
+                .iter()
+                .map(|(key, layer)| Ok(((*key).clone(), layer.original(Some(uploads))?)))
+                .collect::<Result<_>>()
+        };
         let loaded: Vec<(String, Linear<B>)> = backend.load(load, &mut |_| {})?;
         self.originals.weights().extend(loaded);
         Ok(())

@@ -120,7 +120,7 @@ impl<B: Backend> TextEncoder<B> {
         }
         let new = || self.graphs.insert(tokens.real, Arc::new(Reads { layers: Arc::clone(&self.layers), rope }));
         let work = self.graphs.find(|real, _| *real == tokens.real).unwrap_or_else(new);
-        let features = work.run(&self.backend, work.seen_before(), [&embedded], |reads, [embedded]| {
+        let features = work.run(&self.backend, work.was_run(), [&embedded], |reads, [embedded]| {
             reads.layers.forward(embedded, &reads.rope, tokens.real, tell)
         })?;
         tell(self.layers())?;

@@ -35,8 +35,7 @@ impl<B: Backend> ConvLayer<B> {
     ) -> Result<Self> {
         let weight = weights.view(&format!("{name}.weight"), &[all, cin, kernel, kernel])?.row_range(0..cout);
         let bias = weights.view(&format!("{name}.bias"), &[all])?.row_range(0..cout);
-        let backend = weights.backend();
-        Ok(Self { weight: ConvKernel::load(backend, &weight)?, bias: backend.upload(&bias.to_f32(), 1, cout)? })
+        Ok(Self { weight: weights.conv_of(&weight)?, bias: weights.backend().upload(&bias.to_f32(), 1, cout)? })
     }
 
     pub(super) fn forward(&self, x: &Grid<B>) -> Result<Grid<B>> {

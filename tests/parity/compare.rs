@@ -233,7 +233,12 @@ impl Weight {
     }
 
     pub fn linear<B: Backend>(&self, b: &B) -> Linear<B> {
-        Linear::load(b, "weight", &[self.view()], Storage::Native).unwrap()
+        self.linear_with(b, None)
+    }
+
+    /// The same, uploaded with others.
+    pub fn linear_with<B: Backend>(&self, b: &B, uploads: Option<&B::Uploads>) -> Linear<B> {
+        Linear::load_with((b, uploads), "weight", &[self.view()], Storage::Native).unwrap()
     }
 
     /// In e4m3.

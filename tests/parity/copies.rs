@@ -29,7 +29,7 @@ fn others(precision: Precision) -> Vec<Cuda> {
 }
 
 fn load(cuda: &Cuda, parts: &[TensorView], storage: Storage) -> Linear<Cuda> {
-    cuda.load(|| Linear::load(cuda, "weight", parts, storage), &mut |_| {}).unwrap()
+    cuda.load(|uploads| Linear::load_with((cuda, Some(uploads)), "weight", parts, storage), &mut |_| {}).unwrap()
 }
 
 /// The gigabytes that were copied from another GPU, as the program says.

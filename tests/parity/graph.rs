@@ -237,7 +237,8 @@ fn work_is_captured_while_another_thread_loads_weights() {
             let mut loads = 0;
             while !stop.load(Ordering::Relaxed) {
                 let weight = Weight::seeded(3, 500, 1000);
-                let load = || Ok((weight.linear(&cuda), cuda.upload(&values(4, 100), 1, 100)?));
+                let load =
+                    |uploads: &_| Ok((weight.linear_with(&cuda, Some(uploads)), cuda.upload(&values(4, 100), 1, 100)?));
                 let (linear, vector) = cuda.load(load, &mut |_| {}).unwrap();
                 assert!(cuda.weight_values(&linear).unwrap() == values(3, 500 * 1000));
                 assert!(cuda.download(&vector).unwrap() == values(4, 100));

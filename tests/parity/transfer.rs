@@ -18,6 +18,15 @@ fn native(cuda: &Cuda, parts: &[TensorView]) -> flux::Result<Linear<Cuda>> {
     Linear::load(cuda, "weight", parts, Storage::Native)
 }
 
+/// The same, uploaded with others.
+fn native_with(
+    cuda: &Cuda,
+    parts: &[TensorView],
+    uploads: &<Cuda as WeightStore>::Uploads,
+) -> flux::Result<Linear<Cuda>> {
+    Linear::load_with((cuda, Some(uploads)), "weight", parts, Storage::Native)
+}
+
 #[test]
 fn weights_of_every_dtype_arrive_rounded() {
     let Some(cuda) = crate::cuda() else { return };
@@ -173,11 +182,12 @@ fn weights_that_are_loaded_together_arrive_across_the_ends_of_staging_buffers_an
     // Through staging buffers, where there are enough cores; then registered; then anew.
     for round in 0..3 {
         let mut reported = 0;
-        let load = || {
+        let load = |uploads: &_| {
+            let native = |parts: &[TensorView]| native_with(&cuda, parts, uploads);
             let mut loaded: Vec<_> =
-                parts.iter().map(|part| native(&cuda, std::slice::from_ref(part))).collect::<flux::Result<_>>()?;
-            loaded.push(converted.linear(&cuda));
-            loaded.push(native(&cuda, &[parts[4].clone(), parts[1].clone()])?);
+                parts.iter().map(|part| native(std::slice::from_ref(part))).collect::<flux::Result<_>>()?;
+            loaded.push(converted.linear_with(&cuda, Some(uploads)));
+            loaded.push(native(&[parts[4].clone(), parts[1].clone()])?);
             Ok(loaded)
         };
         let loaded = cuda.load(load, &mut |elements| reported += elements).unwrap();
@@ -202,8 +212,10 @@ fn weights_that_are_loaded_together_arrive_across_the_ends_of_staging_buffers_an
 fn weights_of_several_threads_arrive() {
     let Some(cuda) = crate::cuda() else { return };
     let file = Weight::seeded(3, 9000, 1024);
-    let load =
-        |first: usize| cuda.load(|| native(&cuda, &[file.view().row_range(first..first + 3000)]), &mut |_| {}).unwrap();
+    let load = |first: usize| {
+        let part = file.view().row_range(first..first + 3000);
+        cuda.load(|uploads| native_with(&cuda, &[part], uploads), &mut |_| {}).unwrap()
+    };
     let (a, b) = std::thread::scope(|scope| {
         let (a, b) = (scope.spawn(|| load(0)), scope.spawn(|| load(6000)));
         (a.join().unwrap(), b.join().unwrap())
@@ -222,9 +234,9 @@ fn what_fails_while_loading_leaves_the_device_usable() {
     }
     let cuda = flux::backend::cuda::Cuda::new(0, Some(64 << 20)).unwrap();
     let (small, large) = (Weight::seeded(1, 512, 1024), Weight::seeded(2, 65536, 1024));
-    let load = || {
-        let first = small.linear(&cuda);
-        native(&cuda, &[large.view()]).map(|second| (first, second))
+    let load = |uploads: &_| {
+        let first = small.linear_with(&cuda, Some(uploads));
+        native_with(&cuda, &[large.view()], uploads).map(|second| (first, second))
     };
     let error = cuda.load(load, &mut |_| {}).map(drop).unwrap_err().to_string();
     assert!(error.contains("out of GPU memory"), "{error}");
@@ -237,12 +249,15 @@ fn a_panic_while_weights_are_loaded_leaves_nothing_behind() {
     let Some(cuda) = crate::cuda() else { return };
     let weight = Weight::seeded(1, 512, 1024);
     let load = || {
-        cuda.load(|| -> flux::Result<()> { panic!("on purpose, with {}", weight.linear(&cuda).rows()) }, &mut |_| {})
+        let panics = |uploads: &_| -> flux::Result<()> {
+            panic!("on purpose, with {}", weight.linear_with(&cuda, Some(uploads)).rows())
+        };
+        cuda.load(panics, &mut |_| {})
     };
     assert!(catch_unwind(AssertUnwindSafe(load)).is_err());
     // A weight by itself is uploaded at once: no batch of this thread is open any more.
     assert_eq!(cuda.weight_values(&weight.linear(&cuda)).unwrap(), values(1, 512 * 1024));
-    let loaded = cuda.load(|| Ok(weight.linear(&cuda)), &mut |_| {}).unwrap();
+    let loaded = cuda.load(|uploads| Ok(weight.linear_with(&cuda, Some(uploads))), &mut |_| {}).unwrap();
     assert_eq!(cuda.weight_values(&loaded).unwrap(), values(1, 512 * 1024));
 }
 

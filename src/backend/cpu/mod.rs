@@ -275,15 +275,20 @@ impl WeightStore for Cpu {
     /// Weights stay in the mapped files.
     type BlockStream = ();
     type ConvWeight = conv::Weight;
+    type Uploads = ();
 
-    fn load_weight(&self, parts: &[TensorView], storage: Storage) -> Result<Weight> {
+    fn load<T>(&self, work: impl FnOnce(&()) -> Result<T>, _report: &mut dyn FnMut(u64)) -> Result<T> {
+        work(&())
+    }
+
+    fn load_weight(&self, parts: &[TensorView], storage: Storage, _uploads: Option<&()>) -> Result<Weight> {
         match storage {
             Storage::Native => Ok(Weight(parts.to_vec())),
             Storage::Fp8 => Err(Error::new("the CPU does not multiply weights in fp8")),
         }
     }
 
-    fn load_conv_weight(&self, view: &TensorView) -> Result<conv::Weight> {
+    fn load_conv_weight(&self, view: &TensorView, _uploads: Option<&()>) -> Result<conv::Weight> {
         Ok(conv::Weight::new(view.clone()))
     }
 

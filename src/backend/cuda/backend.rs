@@ -8,7 +8,9 @@ use super::element::Element;
 use super::ops::quantise;
 use super::transfer::Rgb8;
 use super::upload::UploadSource;
-use super::{BlockStream, Buffer, ChannelStatistics, ConvWeight, Cuda, Event, Graph, Precision, Weight, kernels};
+use super::{
+    BlockStream, Buffer, ChannelStatistics, ConvWeight, Cuda, Event, Graph, Precision, Uploads, Weight, kernels,
+};
 use crate::backend::{
     AccessFrequency, Bands, Costs, Device, Group, Memory, Ops, Participants, Remark, Reservations, Stats, Storage,
     WeightStore, expect_rgb8, wrong_length,
@@ -226,10 +228,11 @@ impl WeightStore for Cuda {
     type Weight = Weight;
     type BlockStream = BlockStream;
     type ConvWeight = ConvWeight;
+    type Uploads = Uploads;
 
-    fn load_weight(&self, parts: &[TensorView], storage: Storage) -> Result<Weight> {
+    fn load_weight(&self, parts: &[TensorView], storage: Storage, uploads: Option<&Uploads>) -> Result<Weight> {
         self.check_storage(storage)?;
-        self.0.uploader.weight(self.device(), &UploadSource::of(parts, storage, self.has_fp8())?)
+        self.0.uploader.weight(self.device(), &UploadSource::of(parts, storage, self.has_fp8())?, uploads)
     }
 
     fn stream_weight(
@@ -265,15 +268,15 @@ impl WeightStore for Cuda {
         self.merge_weight_op(weight, low_rank, storage).map(Some)
     }
 
-    fn load_conv_weight(&self, view: &TensorView) -> Result<ConvWeight> {
-        self.0.uploader.conv_weight(self.device(), view).map(ConvWeight)
+    fn load_conv_weight(&self, view: &TensorView, uploads: Option<&Uploads>) -> Result<ConvWeight> {
+        self.0.uploader.conv_weight(self.device(), view, uploads).map(ConvWeight)
     }
 
     fn embedding(&self, table: &TensorView, ids: &[usize]) -> Result<Tensor<Self>> {
         self.embedding_op(table, ids)
     }
 
-    fn load<T>(&self, work: impl FnOnce() -> Result<T>, report: &mut dyn FnMut(u64)) -> Result<T> {
+    fn load<T>(&self, work: impl FnOnce(&Uploads) -> Result<T>, report: &mut dyn FnMut(u64)) -> Result<T> {
         self.0.uploader.together(self.device(), work, report)
     }
 

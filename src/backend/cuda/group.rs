@@ -2,9 +2,10 @@
 //!
 //! Before an exchange is enqueued, the hosts of all ranks meet and say where what they give lies, and where they want
 //! what others give; from then on the GPUs wait for each other by themselves, see cuda/exchange.cu. They write it into
-//! each other's memory, or where that is out of reach, into [`host_staging_buffer`](super::host_staging_buffer)s in memory of the host. Whatever
-//! ends one side ends the other: a host that fails sets the first word of the mailbox, which GPUs that wait look at; a
-//! GPU that waited too long says so there, which hosts look at while they wait and once they have waited for their GPU.
+//! each other's memory, or where that is out of reach, into [`host_staging_buffer`](super::host_staging_buffer)s in
+//! memory of the host. Whatever ends one side ends the other: a host that fails sets the first word of the mailbox,
+//! which GPUs that wait look at; a GPU that waited too long says so there, which hosts look at while they wait and once
+//! they have waited for their GPU.
 
 use std::env;
 use std::ffi::OsStr;
@@ -276,8 +277,8 @@ impl Shared {
 
 impl Drop for Shared {
     fn drop(&mut self) {
-        // Others write to the flags of a rank, and read the mailbox and staging buffers. Where a GPU hangs, nobody uses them
-        // any more.
+        // Others write to the flags of a rank, and read the mailbox and staging buffers. Where a GPU hangs, nobody uses
+        // them any more.
         let _ = self.wait_until_idle();
         let _ = self.devices[0].make_current();
     }

@@ -1,6 +1,6 @@
 //! Launches `exchange_through_host` of cuda/exchange.cu: what ranks give each other where their GPUs cannot reach each
-//! other's memory. Each has an [`HostStagingBuffer`](super::host_staging_buffer::HostStagingBuffer) in memory of the host; some blocks fill it while
-//! others read those of the other ranks, so that both directions of the bus are busy.
+//! other's memory. Each has an [`HostStagingBuffer`](super::host_staging_buffer::HostStagingBuffer) in memory of the
+//! host; some blocks fill it while others read those of the other ranks, so that both directions of the bus are busy.
 
 use std::ffi::c_void;
 
@@ -119,9 +119,10 @@ impl Cuda {
         let mut arguments = [std::ptr::from_mut(&mut parameters).cast::<c_void>()];
         let launch = self.launch("exchange", "exchange_through_host")?;
         // SAFETY: the parameters match cuda/exchange.cu. Copies are from pieces of live tensors of this rank, which
-        // frees them behind this, to its own staging buffer, which is as large; and from staging buffers to tensors of this rank. The
-        // exchange before has ended on all ranks, so nobody reads a staging buffer while it is written, unless the group was
-        // ended, whose results nobody uses. Counters, flags, mailbox and staging buffers live as long as the group.
+        // frees them behind this, to its own staging buffer, which is as large; and from staging buffers to tensors of
+        // this rank. The exchange before has ended on all ranks, so nobody reads a staging buffer while it is written,
+        // unless the group was ended, whose results nobody uses. Counters, flags, mailbox and staging buffers live as
+        // long as the group.
         unsafe { launch.run_raw([blocks, 1, 1], [THREADS, 1, 1], &mut arguments) }
     }
 }

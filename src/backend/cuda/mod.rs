@@ -10,11 +10,11 @@
 //! asks cuBLASLt, [`transfer`] moves values and images through [`staging`] buffers, [`upload`] weights out of files,
 //! [`stored`] says how those lie that stay in a file's format, [`block_stream`] those of blocks that take turns in
 //! memory, [`graph`] launches captured work as a whole. GPUs that make one image together are ranks of a [`group`],
-//! which write to each other's memory ([`peers`]) in an [`exchange`] of [`pieces`], or to a [`host_staging_buffer`] in that of the
-//! host in a [`host_exchange`]; [`weight_source`] says whether one copies the weights of another. What an op learns of
-//! its result on the way, it leaves there as [`channel_statistics`]. Every op has a launcher in the file of its name in
-//! [`ops`]; those for Hopper alone share [`hopper`]. All computing goes to one stream in program order, in which
-//! [`capture`] lets one thread at a time enqueue, and [`captures`] keeps away what would break a capture; only
+//! which write to each other's memory ([`peers`]) in an [`exchange`] of [`pieces`], or to a [`host_staging_buffer`] in
+//! that of the host in a [`host_exchange`]; [`weight_source`] says whether one copies the weights of another. What an
+//! op learns of its result on the way, it leaves there as [`channel_statistics`]. Every op has a launcher in the file
+//! of its name in [`ops`]; those for Hopper alone share [`hopper`]. All computing goes to one stream in program order,
+//! in which [`capture`] lets one thread at a time enqueue, and [`captures`] keeps away what would break a capture; only
 //! downloads, [`Device::wait`](crate::backend::Device::wait), the timing of algorithms and allocations that have to
 //! gather freed memory wait.
 #![allow(unsafe_code)]
@@ -68,6 +68,7 @@ pub use event::Event;
 pub use gemm::GemmCache;
 pub use graph::Graph;
 pub use group::{GroupOptions, Link, are_linked};
+pub use upload::Uploads;
 pub use weight::{ConvWeight, Weight};
 
 use crate::backend::Bands;

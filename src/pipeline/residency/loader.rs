@@ -60,7 +60,8 @@ impl<B: Backend> Loader<B> {
         let _loading = self.begin_behind_source(Component::TextEncoder);
         let weights = self.weights(files).with_blocks(Arc::new(Blocks::new(streamed, AccessFrequency::Seldom)));
         self.while_warming_up(|start| {
-            let load = || {
+            let load = |uploads: &B::Uploads| {
+                let weights = weights.with_uploads(uploads);
                 let text_encoder = TextEncoder::load(&weights, self.info.text_encoder, &self.info.out_layers)?;
                 // It has its memory, for which it would wait while libraries are loaded.
                 drop(start);
@@ -100,8 +101,8 @@ impl<B: Backend> Loader<B> {
         let _loading = self.begin_behind_source(Component::Transformer);
         let blocks = Arc::new(Blocks::new(streamed, AccessFrequency::Often));
         let weights = self.weights(&self.files.transformer).with_blocks(blocks);
-        let load = || {
-            let transformer = Transformer::load(&weights, &self.info.transformer)?;
+        let load = |uploads: &B::Uploads| {
+            let transformer = Transformer::load(&weights.with_uploads(uploads), &self.info.transformer)?;
             before_upload()?;
             Ok(transformer)
         };
@@ -111,13 +112,15 @@ impl<B: Backend> Loader<B> {
     pub(crate) fn decoder(&self, report: &mut dyn FnMut(u64)) -> Result<Decoder<B>> {
         self.files.vae.check_lengths()?;
         let _loading = self.begin_behind_source(Component::Decoder);
-        self.backend.load(|| Decoder::load(&self.weights(&self.files.vae), &self.info.vae), report)
+        let weights = self.weights(&self.files.vae);
+        self.backend.load(|uploads| Decoder::load(&weights.with_uploads(uploads), &self.info.vae), report)
     }
 
     pub(crate) fn encoder(&self, report: &mut dyn FnMut(u64)) -> Result<Encoder<B>> {
         self.files.vae.check_lengths()?;
         let _loading = self.begin_behind_source(Component::Encoder);
-        self.backend.load(|| Encoder::load(&self.weights(&self.files.vae), &self.info.vae), report)
+        let weights = self.weights(&self.files.vae);
+        self.backend.load(|uploads| Encoder::load(&weights.with_uploads(uploads), &self.info.vae), report)
     }
 
     fn weights<'a>(&'a self, files: &'a TensorFiles) -> Weights<'a, B> {

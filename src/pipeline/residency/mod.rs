@@ -16,6 +16,7 @@ pub(crate) mod prepared;
 mod prompt_cache;
 mod slot;
 pub(crate) mod steps;
+pub(crate) mod steps_in_flight;
 pub(crate) mod timings;
 
 use std::num::NonZeroUsize;
@@ -76,7 +77,8 @@ pub(crate) struct Residency<B: Backend> {
 /// By the set of adapters and the bits of the noise levels.
 type ScheduleCache<B> = LruCache<(SetKey, Vec<u32>), Arc<Schedules<B>>>;
 
-/// A component that is wanted in memory: which, its elements, and the bytes that it takes and that are needed beside it.
+/// A component that is wanted in memory: which, its elements, and the bytes that it takes and that are needed beside
+/// it.
 struct Wanted {
     component: Component,
     elements: u64,
@@ -339,14 +341,14 @@ impl<B: Backend> Residency<B> {
         match taken {
             Some(Ok(())) => clock.loaded(),
             Some(Err(error)) if error.kind() == ErrorKind::Cancelled => Err(error),
-            // What did not fit beside the others may fit once room is made. Another error comes again when the component
-            // is loaded.
+            // What did not fit beside the others may fit once room is made. Another error comes again when the
+            // component is loaded.
             Some(Err(_)) | None => Ok(()),
         }
     }
 
-    /// Has the VAE make the images in the bands that are planned. Bands that were narrow stay so, because other sessions
-    /// may count on it.
+    /// Has the VAE make the images in the bands that are planned. Bands that were narrow stay so, because other
+    /// sessions may count on it.
     fn choose_bands(&self, prepared: &Prepared) -> Bands {
         let bands = prepared.memory.bands;
         if bands == Bands::Narrow {

@@ -1,5 +1,6 @@
 //! Where the time of a session goes.
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use serde::Serialize;
@@ -45,20 +46,14 @@ pub struct Timings {
     pub other_devices: Vec<Timings>,
 }
 
-/// Makes [`Timings`] from events in the device's work. An event costs no wait.
+/// A stopwatch: makes [`Timings`] from events in the device's work. An event costs no wait.
 pub(crate) struct Clock<B: Backend> {
     backend: B,
     start: Instant,
     first: B::Event,
     /// The event at the end of each span, and what the device did in it. They are read when all work is done.
-    spans: Vec<(B::Event, Span)>,
-    /// The indices of the spans that are steps.
-    steps: Vec<usize>,
-    /// How many steps were seen to be done.
-    steps_done: usize,
+    spans: Vec<(Arc<B::Event>, Span)>,
     prompts_encoded: usize,
-    /// How long the host waited for steps.
-    waited: Duration,
     enqueued: Duration,
     total: Duration,
 }
@@ -84,17 +79,14 @@ impl<B: Backend> Clock<B> {
             start: Instant::now(),
             first,
             spans: Vec::new(),
-            steps: Vec::new(),
-            steps_done: 0,
             prompts_encoded: 0,
-            waited: Duration::ZERO,
             enqueued: Duration::ZERO,
             total: Duration::ZERO,
         })
     }
 
     fn end(&mut self, span: Span) -> Result<()> {
-        self.spans.push((self.backend.event()?, span));
+        self.spans.push((Arc::new(self.backend.event()?), span));
         Ok(())
     }
 
@@ -140,29 +132,11 @@ impl<B: Backend> Clock<B> {
         self.end(Span::Decode)
     }
 
-    /// A step was enqueued.
-    pub(crate) fn stepped(&mut self) -> Result<()> {
-        self.steps.push(self.spans.len());
-        self.end(Span::Step)
-    }
-
-    /// How many steps are done; does not wait.
-    pub(crate) fn steps_done(&mut self) -> Result<usize> {
-        while let Some(&span) = self.steps.get(self.steps_done) {
-            if !self.backend.is_done(&self.spans[span].0)? {
-                break;
-            }
-            self.steps_done += 1;
-        }
-        Ok(self.steps_done)
-    }
-
-    /// Waits until step `step`, which was enqueued before, is done.
-    pub(crate) fn wait_step(&mut self, step: usize) -> Result<()> {
-        let start = Instant::now();
-        self.backend.wait(&self.spans[self.steps[step]].0)?;
-        self.waited += start.elapsed();
-        Ok(())
+    /// A step was enqueued. Returns the event at its end.
+    pub(crate) fn stepped(&mut self) -> Result<Arc<B::Event>> {
+        let end = Arc::new(self.backend.event()?);
+        self.spans.push((Arc::clone(&end), Span::Step));
+        Ok(end)
     }
 
     /// Whether the device has done all that was enqueued up to the last event; does not wait.
@@ -170,9 +144,9 @@ impl<B: Backend> Clock<B> {
         self.spans.last().map_or(Ok(true), |(event, _)| self.backend.is_done(event))
     }
 
-    /// The first image is enqueued, except its copy to the host.
-    pub(crate) fn enqueued(&mut self) {
-        self.enqueued = self.start.elapsed().saturating_sub(self.waited);
+    /// The first image is enqueued, except its copy to the host. Meanwhile the host `waited` so long for steps.
+    pub(crate) fn enqueued(&mut self, waited: Duration) {
+        self.enqueued = self.start.elapsed().saturating_sub(waited);
     }
 
     /// An image is on the host.
@@ -193,6 +167,7 @@ impl<B: Backend> Clock<B> {
         }
         let mut from = &self.first;
         for (event, span) in &self.spans {
+            let event: &B::Event = event;
             let seconds = self.backend.elapsed(from, event)?.as_secs_f64();
             match span {
                 Span::Load => timings.load_s += seconds,

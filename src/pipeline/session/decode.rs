@@ -8,6 +8,7 @@ use crate::error::{Error, Result};
 use crate::pipeline::request::plan::Plan;
 use crate::pipeline::residency::Residency;
 use crate::pipeline::residency::prepared::Prepared;
+use crate::pipeline::residency::steps_in_flight::StepsInFlight;
 use crate::pipeline::residency::timings::Clock;
 use crate::pipeline::session::agreement;
 use crate::pipeline::session::denoise::STEPS_IN_FLIGHT;
@@ -25,6 +26,8 @@ pub(crate) struct Decoding<B: Backend> {
     width: usize,
     steps: usize,
     samples: usize,
+    /// The steps that make the latents.
+    in_flight: StepsInFlight<B>,
     enqueued: usize,
     taken: usize,
     /// Whether there is memory for a CUDA graph.
@@ -39,7 +42,7 @@ impl<B: Backend> Decoding<B> {
     /// Errors when memory runs out, or the caller cancels.
     pub(crate) fn prepare(
         residency: &Residency<B>,
-        latents: Tensor<B>,
+        (latents, in_flight): (Tensor<B>, StepsInFlight<B>),
         prepared: &Prepared,
         caller: &Caller<'_>,
         clock: &mut Clock<B>,
@@ -51,7 +54,19 @@ impl<B: Backend> Decoding<B> {
         let work = found.unwrap_or_else(|| decodes.insert([height, width], decoder));
         let (samples, steps) = (latents.rows() / (height * width), plan.steps_to_run());
         let (waiting, may_capture) = (VecDeque::new(), prepared.memory.graphs);
-        Ok(Self { work, latents, height, width, steps, samples, enqueued: 0, taken: 0, may_capture, waiting })
+        Ok(Self {
+            work,
+            latents,
+            height,
+            width,
+            steps,
+            samples,
+            in_flight,
+            enqueued: 0,
+            taken: 0,
+            may_capture,
+            waiting,
+        })
     }
 
     /// RGB bytes of the next image; `None` after the last.
@@ -69,7 +84,7 @@ impl<B: Backend> Decoding<B> {
         }
         caller.check()?;
         let is_idle = clock.is_idle()?;
-        let (first, steps_done) = (self.taken == 0, clock.steps_done()?);
+        let (first, steps_done) = (self.taken == 0, self.in_flight.done()?);
         if first {
             caller.report(Stage::Denoise, steps_done as u64, self.steps as u64);
         }
@@ -85,7 +100,7 @@ impl<B: Backend> Decoding<B> {
         if first {
             // The host now waits for the last steps anyway, so it reports each of them.
             for step in self.steps.saturating_sub(STEPS_IN_FLIGHT)..self.steps {
-                clock.wait_step(step)?;
+                self.in_flight.wait(step)?;
                 if step >= steps_done {
                     caller.report(Stage::Denoise, step as u64 + 1, self.steps as u64);
                 }
@@ -140,9 +155,9 @@ impl<B: Backend> Decoding<B> {
                 pixels.width, pixels.height, plan.width, plan.height
             )))
         };
-        let pixels = self.work.run(backend, self.work.seen_before() && self.may_capture, [&latents], work)?;
+        let pixels = self.work.run(backend, self.work.was_run() && self.may_capture, [&latents], work)?;
         if self.enqueued == 0 {
-            clock.enqueued();
+            clock.enqueued(self.in_flight.waited());
             // This takes the host some time, which it has while the device computes.
             backend.settle()?;
         }

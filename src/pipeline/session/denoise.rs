@@ -16,6 +16,7 @@ use crate::pipeline::residency::adapted_cache::Adapted;
 use crate::pipeline::residency::loads::Component;
 use crate::pipeline::residency::prepared::Prepared;
 use crate::pipeline::residency::steps::{BatchShape, Schedules, Steps};
+use crate::pipeline::residency::steps_in_flight::StepsInFlight;
 use crate::pipeline::residency::timings::Clock;
 use crate::pipeline::session::agreement::{self, BeforeSteps};
 use crate::pipeline::session::references::{ImageLatents, Images, make_reference_cache};
@@ -45,6 +46,7 @@ pub(crate) struct Denoising<B: Backend> {
     step: usize,
     first_step: usize,
     steps: usize,
+    in_flight: StepsInFlight<B>,
     /// Its transformer, if it has adapters.
     adapted: Option<Arc<Adapted<B>>>,
 }
@@ -140,9 +142,13 @@ impl<B: Backend> Denoising<B> {
         clock.prepared()?;
         // No graph holds copies of weights that are streamed.
         let may_capture = prepared.memory.graphs && !transformer.block_weights().are_streamed();
-        let capture = work.seen_before() && may_capture;
+        let capture = work.was_run() && may_capture;
         let (step, first_step, steps) = (plan.first_step, plan.first_step, plan.steps);
-        Ok((Self { work, capture, schedule, context, kept, latents, step, first_step, steps, adapted }, drawn))
+        let in_flight = StepsInFlight::new(backend.clone());
+        Ok((
+            Self { work, capture, schedule, context, kept, latents, step, first_step, steps, in_flight, adapted },
+            drawn,
+        ))
     }
 
     /// The transformer with its adapters, if it has any.
@@ -165,9 +171,9 @@ impl<B: Backend> Denoising<B> {
         &self.latents
     }
 
-    /// [`Denoising::latents`]; frees everything else.
-    pub(crate) fn into_latents(self) -> Tensor<B> {
-        self.latents
+    /// [`Denoising::latents`], and the steps that make them; frees everything else.
+    pub(crate) fn into_latents(self) -> (Tensor<B>, StepsInFlight<B>) {
+        (self.latents, self.in_flight)
     }
 
     /// Enqueues the next step, after waiting until fewer than [`STEPS_IN_FLIGHT`] are in flight.
@@ -177,7 +183,7 @@ impl<B: Backend> Denoising<B> {
             caller.report(Stage::Denoise, 0, total);
         }
         if let Some(before) = done.checked_sub(STEPS_IN_FLIGHT) {
-            clock.wait_step(before)?;
+            self.in_flight.wait(before)?;
         }
         caller.check()?;
         let Schedules { modulations, dts, sigmas } = &*self.schedule;
@@ -197,8 +203,8 @@ impl<B: Backend> Denoising<B> {
             let own = self.latents.row_view(0..self.latents.rows());
             self.latents = own.all_gather_rows(&split.image_rows())?;
         }
-        clock.stepped()?;
-        caller.report(Stage::Denoise, clock.steps_done()? as u64, total);
+        self.in_flight.push(clock.stepped()?);
+        caller.report(Stage::Denoise, self.in_flight.done()? as u64, total);
         Ok(())
     }
 }

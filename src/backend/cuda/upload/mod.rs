@@ -11,11 +11,9 @@ mod job;
 mod loaded;
 mod registered;
 
-use std::collections::HashMap;
 use std::mem;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
-use std::thread::{self, ThreadId};
 use std::time::Instant;
 
 use cudarc::driver::result;
@@ -41,19 +39,20 @@ pub use form::{Form, UploadSource};
 pub use registered::MappedFile;
 
 /// When the values of a weight go up.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum When {
+#[derive(Clone, Copy)]
+enum When<'a> {
     /// With the others of [`Uploader::together`], at once outside of it.
-    Together,
+    With(Option<&'a Uploads>),
     /// At once: the next work on the upload stream reads them.
     AtOnce,
 }
 
+/// The weights that go up together.
+pub struct Uploads(Mutex<Queue>);
+
 /// Loads weights.
 pub struct Uploader {
     copier: Copier,
-    /// Of the threads that are inside [`Uploader::together`]: what a thread loads there waits in its own.
-    queues: Mutex<HashMap<ThreadId, Queue>>,
     /// Of blocks that are streamed, what did not come from registered pages.
     host_rate: Mutex<HostRate>,
     /// For GPUs that copy weights from this one.
@@ -71,38 +70,10 @@ struct Other {
     bytes: AtomicU64,
 }
 
-/// This thread's queue, which goes with it, also by a panic.
-struct OpenQueue<'a>(&'a Mutex<HashMap<ThreadId, Queue>>);
-
-impl<'a> OpenQueue<'a> {
-    /// Errors when this thread has one already.
-    fn open(queues: &'a Mutex<HashMap<ThreadId, Queue>>, queue: Queue) -> Result<Self> {
-        let mut open = queues.lock().unwrap_or_else(PoisonError::into_inner);
-        let thread = thread::current().id();
-        if open.contains_key(&thread) {
-            return Err(Error::new("weights are loaded together with others that this thread loads"));
-        }
-        open.insert(thread, queue);
-        Ok(Self(queues))
-    }
-
-    fn close(&self) -> Option<Queue> {
-        let mut open = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        open.remove(&thread::current().id())
-    }
-}
-
-impl Drop for OpenQueue<'_> {
-    fn drop(&mut self) {
-        drop(self.close());
-    }
-}
-
 impl Uploader {
     pub fn new(device: &Arc<Device>) -> Self {
         Self {
             copier: Copier::new(device),
-            queues: Mutex::default(),
             host_rate: Mutex::default(),
             loaded: Arc::default(),
             source: OnceLock::new(),
@@ -110,17 +81,17 @@ impl Uploader {
         }
     }
 
-    /// Runs `work`; the weights that it makes on this thread go up together when it ends, and `report` hears of their
-    /// elements. No op may read them before.
+    /// Runs `work`; the weights that it makes with what it is given go up together when it ends, and `report` hears of
+    /// their elements. No op may read them before.
     pub fn together<T>(
         &self,
         device: &Arc<Device>,
-        work: impl FnOnce() -> Result<T>,
+        work: impl FnOnce(&Uploads) -> Result<T>,
         report: &mut dyn FnMut(u64),
     ) -> Result<T> {
-        let open = OpenQueue::open(&self.queues, Queue::new(device, device.upload_stream()))?;
-        let done = work()?;
-        open.close().map_or(Ok(()), |queue| self.send_and_join(device, queue, report))?;
+        let uploads = Uploads(Mutex::new(Queue::new(device, device.upload_stream())));
+        let done = work(&uploads)?;
+        self.send_and_join(device, uploads.0.into_inner().unwrap_or_else(PoisonError::into_inner), report)?;
         Ok(done)
     }
 
@@ -152,15 +123,15 @@ impl Uploader {
     }
 
     /// A weight in memory of its own.
-    pub fn weight(&self, device: &Arc<Device>, source: &UploadSource) -> Result<Weight> {
-        let origin = Origin::of(source);
+    pub fn weight(&self, device: &Arc<Device>, source: &UploadSource, uploads: Option<&Uploads>) -> Result<Weight> {
+        let (when, origin) = (When::With(uploads), Origin::of(source));
         let weight = match (self.find(&origin), &source.stored, source.form.storage) {
-            (Some(found), stored, _) => self.copy_of(device, found, source.form)?.with_stored(stored.clone()),
-            (None, Some(stored), _) => self.stored(device, stored, source.form)?,
-            (None, None, Storage::Native) => self.rows(device, &source.parts, When::Together)?,
-            (None, None, Storage::Fp8) => self.e4m3_weight(device, &source.parts)?,
+            (Some(found), stored, _) => self.copy_of(device, found, source.form, when)?.with_stored(stored.clone()),
+            (None, Some(stored), _) => self.stored(device, stored, source.form, when)?,
+            (None, None, Storage::Native) => self.rows(device, &source.parts, when)?,
+            (None, None, Storage::Fp8) => self.e4m3_weight(device, &source.parts, when)?,
         };
-        self.offer(device, origin, source.views(), &weight)?;
+        self.offer(device, origin, source.views(), &weight, when)?;
         Ok(weight)
     }
 
@@ -170,7 +141,7 @@ impl Uploader {
     }
 
     /// A copy of a weight of another GPU.
-    fn copy_of(&self, device: &Arc<Device>, from: Found, form: Form) -> Result<Weight> {
+    fn copy_of(&self, device: &Arc<Device>, from: Found, form: Form, when: When<'_>) -> Result<Weight> {
         let stream = device.upload_stream();
         let to = Arc::new(Buffer::for_copy(device, stream, &from.buffer)?);
         if let Some(source) = self.source.get() {
@@ -178,7 +149,7 @@ impl Uploader {
         }
         let mut queue = Queue::new(device, stream);
         queue.copies.push(CopyOfWeight { from, to: Arc::clone(&to), elements: (form.rows * form.cols) as u64 });
-        self.enqueue(device, queue, When::Together)?;
+        self.enqueue(device, queue, when)?;
         Ok(Weight::new(to, form.rows, form.cols))
     }
 
@@ -189,30 +160,31 @@ impl Uploader {
         origin: Origin,
         views: impl Iterator<Item = &'a TensorView>,
         weight: &Weight,
+        when: When<'_>,
     ) -> Result<()> {
         let Some(buffer) = weight.buffer() else { return Ok(()) };
         let files = views.map(|view| Arc::downgrade(view.file())).collect();
         let mut queue = Queue::new(device, device.upload_stream());
         queue.made.push(Made { origin, files, buffer: Arc::clone(buffer) });
-        self.enqueue(device, queue, When::Together)
+        self.enqueue(device, queue, when)
     }
 
     /// A weight in the format of its file.
-    fn stored(&self, device: &Arc<Device>, stored: &Arc<Stored>, form: Form) -> Result<Weight> {
+    fn stored(&self, device: &Arc<Device>, stored: &Arc<Stored>, form: Form, when: When<'_>) -> Result<Weight> {
         let stream = device.upload_stream();
         let buffer = Buffer::on_stream(device, stream, BufferKind::Byte, stored.bytes())?;
         let mut queue = Queue::new(device, stream);
         push_stored(&mut queue, stored, buffer.address());
-        self.enqueue(device, queue, When::Together)?;
+        self.enqueue(device, queue, when)?;
         Ok(Weight::new(buffer, form.rows, form.cols).with_stored(Some(Arc::clone(stored))))
     }
 
     /// A 16-bit matrix of the parts' rows, one part under the other; rows and columns padded with zeros to multiples of
     /// [`PADDING`](super::weight::PADDING).
-    fn rows(&self, device: &Arc<Device>, parts: &[TensorView], when: When) -> Result<Weight> {
+    fn rows(&self, device: &Arc<Device>, parts: &[TensorView], when: When<'_>) -> Result<Weight> {
         let (form, stream) = (Form::of(parts, Storage::Native)?, device.upload_stream());
         let buffer = match when {
-            When::Together => Buffer::of_weights,
+            When::With(_) => Buffer::of_weights,
             When::AtOnce => Buffer::on_stream,
         };
         let buffer = buffer(device, stream, device.element().kind(), form.padded_rows() * form.stride())?;
@@ -228,14 +200,14 @@ impl Uploader {
     /// one is there.
     ///
     /// [`MULTIPLE`]: crate::files::e4m3::MULTIPLE
-    fn e4m3_weight(&self, device: &Arc<Device>, parts: &[TensorView]) -> Result<Weight> {
+    fn e4m3_weight(&self, device: &Arc<Device>, parts: &[TensorView], when: When<'_>) -> Result<Weight> {
         let (form, stream) = (Form::of(parts, Storage::Fp8)?, device.upload_stream());
         if let Some(e4m3) = quantised_parts(parts) {
             let buffer = Buffer::e4m3_on_stream(device, stream, form.padded_rows(), form.stride())?;
             let mut queue = Queue::new(device, stream);
             // SAFETY: the buffer was made for a weight of this form.
             unsafe { push_e4m3(device, &mut queue, &e4m3, form, buffer.address()) }?;
-            self.enqueue(device, queue, When::Together)?;
+            self.enqueue(device, queue, when)?;
             return Ok(Weight::new(buffer, form.rows, form.cols));
         }
         let copy = self.rows(device, parts, When::AtOnce)?;
@@ -328,7 +300,8 @@ impl Uploader {
 
     /// A convolution weight [out, in, k, k] as [out, k * k * in], columns ordered (ky, kx, in), padded as in
     /// [`Uploader::weight`].
-    pub fn conv_weight(&self, device: &Arc<Device>, view: &TensorView) -> Result<Weight> {
+    pub fn conv_weight(&self, device: &Arc<Device>, view: &TensorView, uploads: Option<&Uploads>) -> Result<Weight> {
+        let when = When::With(uploads);
         let &[rows, channels, height, width] = view.shape() else {
             return Err(Error::new(format!("a convolution weight has 4 axes, not {:?}", view.shape())));
         };
@@ -336,35 +309,37 @@ impl Uploader {
         let form = Form { rows, cols, storage: Storage::Native };
         let origin = Origin::of_convolution(view, form);
         let weight = match self.find(&origin) {
-            Some(found) => self.copy_of(device, found, form)?,
-            None => self.reordered(device, view, form, [rows, channels, taps])?,
+            Some(found) => self.copy_of(device, found, form, when)?,
+            None => self.reordered(device, view, form, [rows, channels, taps], when)?,
         };
-        self.offer(device, origin, [view].into_iter(), &weight)?;
+        self.offer(device, origin, [view].into_iter(), &weight, when)?;
         Ok(weight)
     }
 
     /// A tensor of `from`, rows, channels and taps, in the order in which convolutions read it.
-    fn reordered(&self, device: &Arc<Device>, view: &TensorView, form: Form, from: [usize; 3]) -> Result<Weight> {
+    fn reordered(
+        &self,
+        device: &Arc<Device>,
+        view: &TensorView,
+        form: Form,
+        from: [usize; 3],
+        when: When<'_>,
+    ) -> Result<Weight> {
         let stream = device.upload_stream();
         let buffer = Buffer::of_weights(device, stream, device.element().kind(), form.padded_rows() * form.stride())?;
         let (to, mut queue) = (buffer.address(), Queue::new(device, stream));
         queue.push_dense(device, view, CopyTarget { to, from, to_rows: form.rows, stride: form.stride() })?;
         // SAFETY: the buffer was made for the rows and their padding.
         unsafe { clear_padding(device, stream, form, to) }?;
-        self.enqueue(device, queue, When::Together)?;
+        self.enqueue(device, queue, when)?;
         Ok(Weight::new(buffer, form.rows, form.cols))
     }
 
     /// Does the jobs of `queue`, or leaves them to [`Uploader::together`].
-    fn enqueue(&self, device: &Arc<Device>, queue: Queue, when: When) -> Result<()> {
-        let mut queues = self.queues.lock().unwrap_or_else(PoisonError::into_inner);
-        if when == When::Together
-            && let Some(later) = queues.get_mut(&thread::current().id())
-        {
-            later.append(queue);
-        } else {
-            drop(queues);
-            self.send_and_join(device, queue, &mut |_| {})?;
+    fn enqueue(&self, device: &Arc<Device>, queue: Queue, when: When<'_>) -> Result<()> {
+        match when {
+            When::With(Some(Uploads(later))) => later.lock().unwrap_or_else(PoisonError::into_inner).append(queue),
+            When::With(None) | When::AtOnce => self.send_and_join(device, queue, &mut |_| {})?,
         }
         Ok(())
     }
