@@ -56,7 +56,7 @@ fn an_image_that_is_saved_is_the_file_that_the_program_writes() {
         let words = line.split_whitespace();
         Run::of(command.args(words.map(|word| word.replace("DIR", folder.path().to_str().unwrap())))).succeeds();
     };
-    draw("-p cat -s 1 -W 32 -H 32 --save-latents DIR/l.safetensors --save-embeddings DIR/e.safetensors -o DIR/x.png");
+    draw("-p cat -s 1 -W 64 -H 64 --save-latents DIR/l.safetensors --save-embeddings DIR/e.safetensors -o DIR/x.png");
     let (image, mask) = (golden("tiny-144x80-s0.png"), project("docs/corner.png"));
     let cat = Recipe { steps: Some(1), width: Some(32), height: Some(48), ..Recipe::new("cat", 7) };
     let edited = Recipe {

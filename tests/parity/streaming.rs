@@ -80,6 +80,37 @@ fn blocks_of_any_size_and_format_are_streamed() {
 }
 
 #[test]
+fn sessions_that_have_no_room_beside_each_other_wait() {
+    let Some(cuda) = cuda() else { return };
+    let dir = default_model();
+    let request = |seed| Request {
+        width: Some(256),
+        height: Some(256),
+        steps: Some(2),
+        ..Request::new(format!("a cat number {seed}"), seed)
+    };
+    let requests = [1, 2, 3].map(request);
+    let resident = Model::load(cuda.clone(), &dir).unwrap();
+    let expected = requests.each_ref().map(|request| resident.generate(request).unwrap().rgb);
+    // Of which there is room for one.
+    for (level, bytes) in levels(&cuda, &dir, &requests[0]) {
+        let capped = capped(bytes, Precision::Bf16);
+        let model = Model::load(capped.clone(), &dir).unwrap();
+        thread::scope(|scope| {
+            for (request, expected) in requests.iter().zip(&expected) {
+                let model = &model;
+                scope.spawn(move || {
+                    for round in 0..3 {
+                        assert!(model.generate(request).unwrap().rgb == *expected, "{level}, round {round}");
+                    }
+                });
+            }
+        });
+        assert!(capped.stats().peak_memory_bytes <= bytes, "{level}");
+    }
+}
+
+#[test]
 fn sessions_that_stream_at_the_same_time_do_not_disturb_each_other() {
     let Some(cuda) = cuda() else { return };
     let dir = default_model();
