@@ -40,6 +40,7 @@ mod tests;
 mod ticket;
 mod worker;
 
+use std::io::Read;
 use std::mem;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -154,6 +155,16 @@ impl Engine {
 
     fn threads(&self) -> MutexGuard<'_, Vec<JoinHandle<()>>> {
         self.threads.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The job of `count` images of a recipe, whose seeds are its own and those that follow it. Reads the files that the
+    /// recipe names; the image `-` is `stdin`.
+    ///
+    /// Errors when one cannot be read, or does not suit the model or the others.
+    pub fn job(&self, recipe: &Recipe, count: usize, stdin: &mut dyn Read) -> Result<Job> {
+        let inputs = Inputs::read(recipe, stdin)?;
+        let request = Request { adapters: self.adapters(recipe)?, ..inputs.apply(recipe.request()?) };
+        Ok(Job { inputs: Arc::new(inputs), ..Job::new(request, count) })
     }
 
     /// Has devices make the images of a job.

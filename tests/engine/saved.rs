@@ -4,10 +4,9 @@
 use std::collections::HashMap;
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 
 use flux::engine::choice::DeviceChoice;
-use flux::engine::{AdapterFile, Engine, EngineArgs, Event, Inputs, Job, Recipe, Unobserved};
+use flux::engine::{AdapterFile, Engine, EngineArgs, Event, Recipe, Unobserved};
 use flux::files::{Array, ArrayTarget, ModelFiles};
 use flux::model::ModelInfo;
 use flux::sampler::Rng;
@@ -21,10 +20,7 @@ fn save(files: &ModelFiles, quantise: Option<&str>, recipe: &Recipe, names: &[Pa
     let quantise = quantise.map(|formats| formats.parse().unwrap());
     let args = EngineArgs { device: DeviceChoice::Cpu, quantise, ..EngineArgs::default() };
     let engine = Engine::open(files.clone(), &args, None, &mut Unobserved, &CancelFlag::default())?;
-    let inputs = Arc::new(Inputs::read(recipe, &mut std::io::empty())?);
-    let mut request = inputs.apply(recipe.request()?);
-    request.adapters = engine.adapters(recipe)?;
-    for event in engine.submit(Job { inputs, ..Job::new(request, names.len()) })?.in_order() {
+    for event in engine.submit(engine.job(recipe, names.len(), &mut std::io::empty())?)?.in_order() {
         if let Event::Image { place, image, .. } = event? {
             image.save(&names[place])?;
         }
