@@ -92,10 +92,12 @@ impl<B: Backend> Model<B> {
     /// Errors as [`Model::prefetch`].
     pub(crate) fn prefetch_as(&self, request: &Request, is_read_elsewhere: bool) -> Result<()> {
         let plan = Plan { is_read_elsewhere, ..Plan::new(request, self.info())? };
-        let prepared = self.residency.prepare(plan)?;
         // One device of a group reads the prompt for all.
         let reads = request.embeddings.is_none() && self.backend().rank() == 0 && !is_read_elsewhere;
-        self.residency.prefetch(&prepared.memory, reads);
+        // Where there is too little memory, the session says so.
+        if let Ok(prepared) = self.residency.prepare(plan) {
+            self.residency.prefetch(&prepared.memory, reads);
+        }
         Ok(())
     }
 
