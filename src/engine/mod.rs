@@ -157,8 +157,8 @@ impl Engine {
         self.threads.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The job of `count` images of a recipe, whose seeds are its own and those that follow it. Reads the files that the
-    /// recipe names; the image `-` is `stdin`.
+    /// The job of `count` images of a recipe, whose seeds are its own and those that follow it. Reads the files that
+    /// the recipe names; the image `-` is `stdin`.
     ///
     /// Errors when one cannot be read, or does not suit the model or the others.
     pub fn job(&self, recipe: &Recipe, count: usize, stdin: &mut dyn Read) -> Result<Job> {

@@ -199,7 +199,7 @@ impl<B: Backend> Denoising<B> {
         };
         self.step += 1;
         if self.is_done() {
-            let split = self.work.reads().split;
+            let split = self.work.reads().split.with_batch(self.samples());
             let own = self.latents.row_view(0..self.latents.rows());
             self.latents = own.all_gather_rows(&split.image_rows())?;
         }
