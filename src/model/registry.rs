@@ -1,5 +1,5 @@
 //! Kinds of models that this program runs: all facts of a kind stand in its value, or in the table of
-//! [`own_models`](crate::files::own_models) that it points to.
+//! [`own_models`] that it points to.
 
 use crate::files::own_models::{self, OwnModel};
 use crate::sampler::empirical_shift;

@@ -7,8 +7,9 @@
 //!
 //! A [`Session`] makes one batch of images. While it computes, it waits for the device in two places: before a step,
 //! until the step two before it is done, and for the pixels of an image. So at most two steps are in flight: enough to
-//! give the device work at all times, and so few that a [`CancelFlag`] ends the session within about a step. Several
-//! devices have the model as [`Replicas`], of which an [`Engine`](crate::engine::Engine) makes use.
+//! give the device work at all times, and so few that a [`CancelFlag`](crate::stage::CancelFlag) ends the session
+//! within about a step. Several devices have the model as [`Replicas`], of which an [`Engine`](crate::engine::Engine)
+//! makes use.
 //!
 //! ```no_run
 //! use flux::backend::cpu::{Cpu, Precision};
