@@ -2,6 +2,7 @@
 
 mod adapters;
 mod bench;
+mod command_line;
 mod convert;
 mod fields;
 mod foreign;
@@ -23,6 +24,7 @@ use std::path::{Path, PathBuf};
 pub use adapters::AdapterArgs;
 pub use bench::Bench;
 use clap::{ArgAction, Args, CommandFactory, FromArgMatches, Parser, Subcommand, ValueEnum};
+pub use command_line::command_line;
 pub use convert::{ComponentChoice, Convert};
 pub use fields::flag;
 use flux::engine::choice::{DeviceChoice, Gpus, ParallelChoice, PrecisionChoice};
@@ -77,7 +79,7 @@ flux info PATH tells what a model is, flux convert writes it in fewer bits.
 #[command(
     after_long_help = "Exit codes: 0 done, 1 failed, 2 wrong usage, 130 ended by Ctrl-C, 143 by SIGTERM, 129 by \
                         SIGHUP, 70 a defect of the program.\n\
-                        The seed of an image is printed, and stored in a PNG.\n\
+                        The seed of an image is printed, and stored in the image; `flux info IMAGE` tells how it was made.\n\
                         Examples:\n  \
                         flux \"a red circle on a blue background\" -o circle.png\n  \
                         flux -p \"an owl on a beige background\" -S 42 -n 3 -o owl.png\n  \
@@ -130,9 +132,10 @@ pub enum Command {
     /// stable-diffusion.cpp, ComfyUI and diffusers read these files. Norms, embeddings and the layers around the
     /// transformer's blocks stay in 16 bits or more.
     Convert(Convert),
-    /// Prints what a model is: its files, formats and sizes.
+    /// Prints what a model is, or how an image was made.
     ///
-    /// Only configs and headers are read, so this takes no time and no memory.
+    /// Of a model: its files, formats and sizes; only configs and headers are read, so this takes no time and no
+    /// memory. Of an image that flux made: the command line that makes it again, and its recipe as JSON.
     Info(Info),
     /// Prints how far two images (PNG, JPEG, WebP) of one size are apart: max and mean of the 8-bit differences, PSNR.
     #[command(hide = true)]
@@ -255,6 +258,9 @@ pub struct Generate {
     /// Fail before any work when a file to write is there already, instead of overwriting it
     #[arg(help_heading = OUTPUT, long, hide_short_help = true)]
     pub no_clobber: bool,
+    /// Do not say in the image's XMP that a model made it
+    #[arg(help_heading = OUTPUT, long, hide_short_help = true)]
+    pub no_provenance: bool,
     /// Write over an image or tensors that this run reads, once they have been read
     #[arg(help_heading = OUTPUT, long, hide_short_help = true, conflicts_with = "no_clobber")]
     pub force: bool,

@@ -25,6 +25,7 @@ pub mod error;
 pub mod files;
 mod guard;
 pub mod input;
+pub mod metadata;
 pub mod model;
 pub mod nn;
 pub mod ops;

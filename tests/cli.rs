@@ -80,10 +80,101 @@ fn a_png_says_how_it_was_made() {
         ("model", "tiny"),
         ("Software", version),
     ];
+    let mut said = texts(&folder.path().join("out.png"));
+    let others = said.split_off(facts.len());
+    assert_eq!(said, facts.map(|(keyword, text)| (keyword.to_string(), text.to_string())));
     assert_eq!(
-        texts(&folder.path().join("out.png")),
-        facts.map(|(keyword, text)| (keyword.to_string(), text.to_string()))
+        others.iter().map(|(keyword, _)| keyword.as_str()).collect::<Vec<_>>(),
+        ["parameters", "flux", "XML:com.adobe.xmp"]
     );
+    let parameters = format!(
+        "ein Käse 🧀\nSteps: 1, Sampler: Euler, Schedule type: flow, CFG scale: 1, Seed: 5, Size: 32x32, Model: tiny, Version: {version}"
+    );
+    assert_eq!(others[0].1, parameters);
+}
+
+/// Runs the program on the CPU in `folder`.
+fn on_cpu(folder: &Path, words: &[&str]) -> Run {
+    Run::of(flux().current_dir(folder).args(words).args(["--device", "cpu", "-q"])).succeeds()
+}
+
+fn info(folder: &Path, words: &[&str]) -> Run {
+    Run::of(flux().current_dir(folder).arg("info").args(words))
+}
+
+#[test]
+fn an_image_of_every_format_tells_the_command_that_makes_it_again() {
+    let folder = folder();
+    let folder = folder.path();
+    on_cpu(folder, &["-p", "a blue square", "-S", "1", "-s", "1", "--size", "64x64", "-o", "in.png"]);
+    for ending in ["png", "jpg", "webp"] {
+        let (first, again) = (format!("first.{ending}"), format!("again.{ending}"));
+        let prompt = "it's <a> & \"b\",\n🧀";
+        on_cpu(
+            folder,
+            &["-p", prompt, "-i", "in.png", "--strength", "0.7", "-s", "2", "--rng", "portable", "-o", &first],
+        );
+        let told = info(folder, &[&first]).succeeds().stdout;
+        let line = told.lines().skip(1).take_while(|line| *line != "{").collect::<Vec<_>>().join("\n");
+        let words = shlex::split(&line).unwrap();
+        assert_eq!((words[0].as_str(), words[2].as_str()), ("flux", prompt), "{line}");
+        let words: Vec<&str> = words[1..].iter().map(String::as_str).chain(["-o", &again]).collect();
+        on_cpu(folder, &words);
+        assert!(fs::read(folder.join(&first)).unwrap() == fs::read(folder.join(&again)).unwrap(), "{ending}: {line}");
+        let json = info(folder, &["--json", &first]).succeeds().stdout;
+        let json: serde_json::Value = serde_json::from_str(&json).unwrap();
+        assert_eq!((json["recipe"]["prompt"].as_str(), json["recipe"]["strength"].as_f64()), (Some(prompt), Some(0.7)));
+    }
+}
+
+#[test]
+fn files_say_that_a_model_made_them_unless_that_is_not_wanted() {
+    let folder = folder();
+    let folder = folder.path();
+    let says = |name: &str, what: &str| {
+        let bytes = fs::read(folder.join(name)).unwrap();
+        bytes.windows(what.len()).any(|bytes| bytes == what.as_bytes())
+    };
+    on_cpu(folder, &["-p", "a cat", "-s", "1", "--size", "64x64", "-o", "in.png"]);
+    for ending in ["png", "jpg", "webp"] {
+        let [plain, edited, quiet] = ["plain", "edited", "quiet"].map(|name| format!("{name}.{ending}"));
+        draw(folder, &["-p", "a cat", "-o", &plain]).succeeds();
+        on_cpu(folder, &["-p", "a cat", "-s", "1", "-i", "in.png", "--mask", "in.png", "-o", &edited]);
+        draw(folder, &["-p", "a cat", "--no-provenance", "-o", &quiet]).succeeds();
+        assert!(says(&plain, "/trainedAlgorithmicMedia<"), "{ending}");
+        assert!(says(&edited, "/compositeWithTrainedAlgorithmicMedia<"), "{ending}");
+        assert!(!says(&quiet, "lgorithmicMedia"), "{ending}");
+        info(folder, &[&quiet]).succeeds();
+    }
+}
+
+#[test]
+fn a_prompt_that_no_jpeg_has_room_for_is_refused_before_any_work() {
+    let folder = folder();
+    let long = "many cats ".repeat(4000);
+    draw(folder.path(), &["-p", &long, "-o", "out.jpg"]).fails(1, &["a JPEG has room for", "write a PNG or a WebP"]);
+    assert_eq!(names(folder.path()), [""; 0]);
+    for name in ["out.png", "out.webp"] {
+        draw(folder.path(), &["-p", &long, "-o", name]).succeeds();
+        info(folder.path(), &[name]).succeeds();
+    }
+}
+
+#[test]
+fn an_image_without_a_recipe_and_one_whose_recipe_is_damaged_are_told() {
+    let folder = folder();
+    draw(folder.path(), &["-p", "a cat", "-o", "out.png"]).succeeds();
+    let path = folder.path().join("out.png");
+    let bytes = fs::read(&path).unwrap();
+    let mut damaged = bytes.clone();
+    let recipes = (0..bytes.len()).filter(|at| bytes[*at..].starts_with(b"{\"flux\":"));
+    recipes.for_each(|at| damaged[at] = b'[');
+    assert_ne!(damaged, bytes);
+    fs::write(folder.path().join("damaged.png"), damaged).unwrap();
+    let info = |name: &str| info(folder.path(), &[name]);
+    info("damaged.png").fails(1, &["its recipe cannot be read", "in: damaged.png", "hint: "]);
+    fs::copy(project("docs/gallery.png"), folder.path().join("other.png")).unwrap();
+    info("other.png").fails(1, &["an image", "other.png"]);
 }
 
 #[test]
@@ -366,9 +457,10 @@ fn the_model_folder_comes_from_the_flag_then_from_the_environment() {
     let tiny = project("models/tiny");
     run("none", &["b.png", "-d", tiny.to_str().unwrap()]).succeeds();
     run(tiny.to_str().unwrap(), &["c.png"]).succeeds();
-    let bytes = |name: &str| fs::read(folder.path().join(name)).unwrap();
-    assert_eq!(bytes("a.png"), bytes("b.png"), "the built-in model is models/tiny");
-    assert_eq!(bytes("a.png"), bytes("c.png"));
+    // The files say which model was named.
+    let image = |name: &str| read(&folder.path().join(name)).unwrap();
+    assert!(image("a.png") == image("b.png"), "the built-in model is models/tiny");
+    assert!(fs::read(folder.path().join("b.png")).unwrap() == fs::read(folder.path().join("c.png")).unwrap());
 }
 
 #[test]

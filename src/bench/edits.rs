@@ -5,6 +5,7 @@ use std::time::Instant;
 
 use flux::backend::Backend;
 use flux::input;
+use flux::metadata::Metadata;
 use flux::output::{ImageFormat, Rgb, encode};
 use flux::pipeline::{Image, MAX_REFERENCES, Request, Timings};
 use flux::{Error, Result};
@@ -148,7 +149,8 @@ pub fn measure<B: Backend>(bench: &mut Bench<'_, B>, maker: &Maker<B>, edits: &[
 fn run<B: Backend>(maker: &Maker<B>, edit: Edit, steps: Option<usize>, round: usize) -> Result<Run> {
     const SETS: usize = MAX_REFERENCES + 1;
     let Edit { size, references: count } = edit;
-    let file = |i: usize| encode(&photograph(size, (round * SETS + count) * SETS + i), ImageFormat::Png, &[]);
+    let file =
+        |i: usize| encode(&photograph(size, (round * SETS + count) * SETS + i), ImageFormat::Png, &Metadata::default());
     let files = (0..count).map(file).collect::<Result<Vec<_>>>()?;
     let start = Instant::now();
     let read = |file: &Vec<u8>| input::reference(&input::read_bytes(file)?).map(Arc::new);
@@ -232,7 +234,7 @@ mod tests {
     fn photographs_differ_and_their_files_are_as_long_as_those_of_real_ones() {
         let [a, b] = [1, 2].map(|seed| photograph(128, seed));
         assert_ne!(a, b);
-        let share = encode(&a, ImageFormat::Png, &[]).unwrap().len() as f64 / a.bytes.len() as f64;
+        let share = encode(&a, ImageFormat::Png, &Metadata::default()).unwrap().len() as f64 / a.bytes.len() as f64;
         assert!((0.4..0.8).contains(&share), "{share}");
     }
 

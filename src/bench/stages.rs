@@ -5,6 +5,7 @@ use std::time::Instant;
 use flux::Result;
 use flux::backend::Backend;
 use flux::files::ModelFiles;
+use flux::metadata::Metadata;
 use flux::model::ModelInfo;
 use flux::nn::Weights;
 use flux::output::{ImageFormat, Rgb, encode};
@@ -93,7 +94,11 @@ pub fn measure<B: Backend>(bench: &mut Bench<'_, B>, maker: &Maker<B>, sizes: &[
             let Some(image) = images.pop() else { continue };
             let rgb = Rgb { width: image.plan.width, height: image.plan.height, bytes: image.rgb };
             let start = Instant::now();
-            let png = encode(&rgb, ImageFormat::Png, &[("prompt", request.prompt)])?;
+            let png = encode(
+                &rgb,
+                ImageFormat::Png,
+                &Metadata { texts: vec![("prompt", request.prompt)], ..Metadata::default() },
+            )?;
             let png_s = start.elapsed().as_secs_f64();
             if run >= warm_up {
                 totals.push(total_s);

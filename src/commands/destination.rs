@@ -3,7 +3,8 @@
 use std::io::{self, IsTerminal};
 use std::path::Path;
 
-use flux::engine::JobImage;
+use flux::engine::{ImageRecipe, JobImage, Recipe};
+use flux::files::ModelPaths;
 use flux::output::{ImageFormat, Target};
 use flux::{Error, Result};
 
@@ -42,6 +43,14 @@ impl Destination {
         match self {
             Self::File(target) => Some(target.path()),
             Self::Stdout => None,
+        }
+    }
+
+    /// Errors when the file has no room for the recipe.
+    pub fn check_room(&self, recipe: &Recipe, paths: &ModelPaths) -> Result<()> {
+        match self {
+            Self::File(target) => ImageRecipe::check_room(recipe, paths, target.format()),
+            Self::Stdout => Ok(()),
         }
     }
 

@@ -71,6 +71,8 @@ impl Drawing {
         };
         let job = Job {
             inputs: Arc::clone(&self.inputs),
+            recipe: Some(Arc::new(self.recipe.clone())),
+            provenance: !self.args.no_provenance,
             embeddings: self.tensors.wants_embeddings(),
             latents: self.tensors.wants_latents(),
             cancel: self.cancel.clone(),

@@ -39,6 +39,7 @@ pub fn run(args: Arc<Generate>, start: Instant, signals: &Signals) -> Result<()>
     let targets = Destination::all(&args, request.seed)?;
     let tensors = Tensors::new(&args, request.seed)?;
     let files = model(&args.model)?;
+    targets.iter().try_for_each(|target| target.check_room(&recipe, files.paths()))?;
     let cache_folder = args.fp8_cache.then(|| cache_folder(&files)).transpose()?;
     let cache = cache_folder.as_ref().map(|folder| folder.join(quantised_cache::FILE));
     claims::of_images(&args, request.seed, &files, cache.as_deref())?;

@@ -1,14 +1,21 @@
 //! `flux info`: what a model is.
 
+use std::path::Path;
+
 use flux::Result;
+use flux::engine::{ImageRecipe, OfImages};
 use flux::error::{Error, named};
+use flux::input;
 use flux::pipeline::{ComponentSummary, MemoryLevel, Sizes, Summary};
 
 use super::{model, model_at, print};
-use crate::cli::{Info, flag};
+use crate::cli::{Info, command_line, flag};
 
-/// Prints what the model is.
+/// Prints what the model is, or how an image was made.
 pub fn run(args: &Info) -> Result<()> {
+    if let Some(made) = args.path.as_deref().map(made_by).transpose()?.flatten() {
+        return print(if args.json { made.to_json() } else { lines_of_image(&made)? }.as_bytes());
+    }
     let dir = match &args.path {
         Some(path) => model_at(&args.model, Some(path.clone()), None)?,
         None => model(&args.model)?,
@@ -22,6 +29,24 @@ pub fn run(args: &Info) -> Result<()> {
         text(&summary)
     };
     print(text.as_bytes())
+}
+
+/// How an image was made, where the file is one that says so.
+fn made_by(path: &Path) -> Result<Option<ImageRecipe>> {
+    if !input::is_image(path) {
+        return Ok(None);
+    }
+    let recipe = input::said_by(path)?.recipe;
+    recipe.map(|json| ImageRecipe::of_json(&json).map_err(|e| e.at(path.display().to_string()))).transpose()
+}
+
+fn lines_of_image(made: &ImageRecipe) -> Result<String> {
+    let json =
+        serde_json::to_string_pretty(made).map_err(|e| Error::new(format!("cannot write the recipe as JSON: {e}")))?;
+    let of = made.of.map(|OfImages { place, count }| format!(", image {} of {count} of its files", place + 1));
+    let head =
+        format!("made by flux {} with {}, on {}{}", made.flux, made.model.name, made.device, of.unwrap_or_default());
+    Ok([head, command_line(made), json].join("\n"))
 }
 
 fn text(summary: &Summary) -> String {

@@ -3,6 +3,8 @@
 use std::fmt;
 use std::str::FromStr;
 
+use serde::{Deserialize, Serialize};
+
 use crate::error::{Error, Field};
 
 /// Which devices are opened.
@@ -168,7 +170,8 @@ impl ParallelChoice {
 }
 
 /// In which type devices compute.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
 pub enum PrecisionChoice {
     /// float32 on the CPU, bf16 on a GPU, fp16 where it has none.
     #[default]
@@ -184,6 +187,11 @@ pub enum PrecisionChoice {
 impl PrecisionChoice {
     /// The names of all.
     pub const NAMES: [&str; 4] = ["auto", "f32", "bf16", "fp8"];
+
+    /// Its name.
+    pub fn name(self) -> &'static str {
+        Self::NAMES[self as usize]
+    }
 }
 
 impl FromStr for PrecisionChoice {

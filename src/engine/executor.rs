@@ -139,8 +139,9 @@ impl Making {
         for part in &self.batch().parts {
             let images = part.images();
             if place < images.len() {
-                let image = Box::new(JobImage::new(image, Arc::clone(&part.origin)));
-                part.send(Event::Image { place: images.start + place, image, latents });
+                let place = images.start + place;
+                let image = Box::new(JobImage::new(image, place, Arc::clone(&part.origin)));
+                part.send(Event::Image { place, image, latents });
                 return;
             }
             place -= images.len();

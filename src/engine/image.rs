@@ -4,8 +4,10 @@ use std::borrow::Cow;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use super::Inputs;
+use super::image_recipe::{ImageRecipe, ModelRecipe, OfImages};
+use super::{Inputs, Recipe};
 use crate::error::Result;
+use crate::metadata::{DigitalSource, Metadata};
 use crate::output::{self, ImageFormat, Target};
 use crate::pipeline::{Decoded, Embeddings, Latents, Plan, Request};
 use crate::rgb::Rgb;
@@ -18,6 +20,8 @@ pub struct JobImage {
     pub rgb: Rgb,
     /// Size, steps, seed and guidance that were used.
     pub plan: Plan,
+    /// Which of the job's images it is.
+    place: usize,
     origin: Arc<Origin>,
 }
 
@@ -26,17 +30,21 @@ pub struct JobImage {
 pub(super) struct Origin {
     pub(super) request: Request,
     pub(super) inputs: Arc<Inputs>,
-    /// The name of the model, and the formats that its weights were brought to.
-    pub(super) model: String,
-    pub(super) quantised: Option<String>,
+    pub(super) recipe: Option<Arc<Recipe>>,
+    /// Images of the job.
+    pub(super) count: usize,
+    pub(super) provenance: bool,
+    pub(super) model: ModelRecipe,
+    /// What computes, in words.
+    pub(super) device: String,
 }
 
 impl JobImage {
-    pub(super) fn new(Decoded { rgb: bytes, plan }: Decoded, origin: Arc<Origin>) -> Self {
-        Self { rgb: Rgb { width: plan.width, height: plan.height, bytes }, plan, origin }
+    pub(super) fn new(Decoded { rgb: bytes, plan }: Decoded, place: usize, origin: Arc<Origin>) -> Self {
+        Self { rgb: Rgb { width: plan.width, height: plan.height, bytes }, plan, place, origin }
     }
 
-    /// Writes it as a PNG, a JPEG or a WebP, as the name ends; a PNG also says how it was made. Where an image was
+    /// Writes it as a PNG, a JPEG or a WebP, as the name ends; the file says how it was made. Where an image was
     /// changed, it lies over that one, as [`Job::inputs`](super::Job::inputs) say.
     ///
     /// Errors as [`Target::new`] and [`Target::write`].
@@ -48,14 +56,14 @@ impl JobImage {
     ///
     /// Errors as [`Target::write`].
     pub fn write(&self, target: &Target) -> Result<()> {
-        target.write(self.finished()?.as_ref(), &self.facts())
+        target.write(self.finished()?.as_ref(), &self.metadata())
     }
 
     /// The bytes of the file.
     ///
     /// Errors as [`output::encode`].
     pub fn encode(&self, format: ImageFormat) -> Result<Vec<u8>> {
-        output::encode(self.finished()?.as_ref(), format, &self.facts())
+        output::encode(self.finished()?.as_ref(), format, &self.metadata())
     }
 
     /// What is written of it.
@@ -63,9 +71,30 @@ impl JobImage {
         self.origin.inputs.finish(&self.rgb)
     }
 
+    /// What the file says of itself.
+    fn metadata(&self) -> Metadata {
+        let recipe = self.recipe();
+        Metadata {
+            texts: self.facts(),
+            recipe: recipe.as_ref().map(ImageRecipe::to_json),
+            parameters: recipe.as_ref().map(ImageRecipe::parameters),
+            source: self.origin.provenance.then(|| match self.origin.inputs.is_composite() {
+                true => DigitalSource::CompositeWithTrainedAlgorithmicMedia,
+                false => DigitalSource::TrainedAlgorithmicMedia,
+            }),
+        }
+    }
+
+    /// How it is made again; none where the job has no recipe.
+    pub fn recipe(&self) -> Option<ImageRecipe> {
+        let Origin { recipe, model, device, count, .. } = &*self.origin;
+        let of = OfImages { place: self.place, count: *count };
+        recipe.as_ref().map(|recipe| ImageRecipe::of(recipe, &self.plan, model, device, of))
+    }
+
     /// What the texts of a PNG say: pairs of a keyword and a text.
     fn facts(&self) -> Vec<(&'static str, String)> {
-        let Origin { request, inputs, model, quantised } = &*self.origin;
+        let Origin { request, inputs, model, .. } = &*self.origin;
         let Plan { width, height, steps, guidance, seed, rng, schedule, negative, .. } = &self.plan;
         let path = |path: Option<&Path>| path.map(|path| path.display().to_string());
         let adapters = request.adapters.iter().map(|used| format!("{}:{}", name(used.adapter.path()), used.strength));
@@ -77,7 +106,7 @@ impl JobImage {
             ("steps", Some(steps.to_string())),
             ("guidance", Some(guidance.to_string())),
             ("size", Some(format!("{width}x{height}"))),
-            ("model", Some(model.clone())),
+            ("model", Some(model.name.clone())),
             ("Software", Some(concat!("flux ", env!("CARGO_PKG_VERSION")).to_string())),
             ("rng", (*rng != Rng::default()).then(|| rng.to_string())),
             ("negative", negative.clone()),
@@ -89,7 +118,7 @@ impl JobImage {
             ("inputs", (!inputs.files.is_empty()).then(|| names(&inputs.files))),
             ("mask", inputs.mask.as_deref().map(name)),
             ("strength", inputs.strength.map(|strength| strength.to_string())),
-            ("quantize", quantised.clone()),
+            ("quantize", model.quantize.clone()),
             ("lora", (!adapters.is_empty()).then(|| adapters.join(", "))),
         ];
         facts.into_iter().filter_map(|(keyword, text)| Some((keyword, text?))).collect()

@@ -68,6 +68,11 @@ impl Inputs {
         Request { references: self.references.clone(), change: self.change.clone(), ..request }
     }
 
+    /// Whether results come back onto the image that was changed.
+    pub(super) fn is_composite(&self) -> bool {
+        self.edit.is_some()
+    }
+
     /// What is written of a result of the model.
     ///
     /// Errors when the result is not of the size of what was changed.

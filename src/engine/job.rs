@@ -3,7 +3,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use super::{Inputs, JobImage};
+use super::{Inputs, JobImage, Recipe};
 use crate::error::Result;
 use crate::pipeline::{Embeddings, Latents, Request, Timings};
 use crate::stage::{CancelFlag, Progress};
@@ -17,6 +17,10 @@ pub struct Job {
     pub count: usize,
     /// The images of the request, see [`Inputs::apply`]: results come back onto them when they are written.
     pub inputs: Arc<Inputs>,
+    /// What the request was made of. Image files carry it, so that the image can be made again.
+    pub recipe: Option<Arc<Recipe>>,
+    /// Whether image files say in XMP that a model made them.
+    pub provenance: bool,
     /// Jobs of a higher priority begin first; of one priority, those that were submitted first.
     pub priority: i32,
     /// Whether the text features are wanted, too.
@@ -34,6 +38,8 @@ impl Job {
             request,
             count,
             inputs: Arc::default(),
+            recipe: None,
+            provenance: true,
             priority: 0,
             embeddings: false,
             latents: false,

@@ -29,6 +29,7 @@ pub mod choice;
 pub mod devices;
 mod executor;
 mod image;
+mod image_recipe;
 mod inputs;
 mod job;
 mod open;
@@ -49,6 +50,7 @@ use std::time::{Duration, Instant};
 
 pub use args::{EngineArgs, Observer, Unobserved};
 pub use image::JobImage;
+pub use image_recipe::{ImageRecipe, ModelRecipe, OfImages};
 pub use inputs::Inputs;
 pub use job::{Event, Job};
 pub use open::OpeningTimes;
@@ -75,6 +77,8 @@ pub struct Engine {
     late: Mutex<Option<Late>>,
     /// Those that were opened with the model, by the path that was given.
     adapters: Vec<(PathBuf, Arc<Adapter>)>,
+    /// What images say of the model.
+    model: ModelRecipe,
     times: OpeningTimes,
 }
 
@@ -113,8 +117,11 @@ impl Engine {
     }
 
     fn with(pool: Arc<dyn Pool>, devices: Vec<Arc<dyn Executor>>) -> Result<Self> {
+        let ModelInfo { name, quantised, .. } = pool.info();
+        let model = ModelRecipe { name: name.clone(), quantize: quantised.clone(), ..ModelRecipe::default() };
         let engine = Self {
             pool,
+            model,
             schedule: Arc::default(),
             threads: Mutex::default(),
             late: Mutex::default(),
@@ -164,7 +171,7 @@ impl Engine {
     pub fn job(&self, recipe: &Recipe, count: usize, stdin: &mut dyn Read) -> Result<Job> {
         let inputs = Inputs::read(recipe, stdin)?;
         let request = Request { adapters: self.adapters(recipe)?, ..inputs.apply(recipe.request()?) };
-        Ok(Job { inputs: Arc::new(inputs), ..Job::new(request, count) })
+        Ok(Job { inputs: Arc::new(inputs), recipe: Some(Arc::new(recipe.clone())), ..Job::new(request, count) })
     }
 
     /// Has devices make the images of a job.
@@ -177,8 +184,11 @@ impl Engine {
         self.wait_for_devices()?;
         let shape = self.pool.shape(&job.request)?;
         self.pool.prefetch(&job.request, job.count)?;
-        let (info, request, inputs) = (self.info(), job.request.clone(), Arc::clone(&job.inputs));
-        let origin = Origin { request, inputs, model: info.name.clone(), quantised: info.quantised.clone() };
+        let described = self.devices(job.count).into_iter().next().map_or_else(String::new, |(_, described)| described);
+        let device = if described.starts_with("CPU") { "CPU".to_string() } else { described };
+        let Job { request, inputs, recipe, count, provenance, .. } = job.clone();
+        let model = self.model.clone();
+        let origin = Origin { request, inputs, recipe, count, provenance, model, device };
         Ticket::new(&self.schedule, job, Arc::new(origin), shape, self.pool.shared_text())
     }
 

@@ -10,6 +10,7 @@ use super::Engine;
 use super::args::{EngineArgs, Observer};
 use super::devices::{self, Devices};
 use super::executor::Executor;
+use super::image_recipe::ModelRecipe;
 use crate::error::{Error, Result};
 use crate::files::ModelFiles;
 use crate::files::adapter::Adapter;
@@ -74,6 +75,8 @@ impl Engine {
             }
         };
         engine.adapters = adapters;
+        let (paths, kv, precision) = (files.paths().clone(), args.caches_references, args.precision);
+        engine.model = ModelRecipe { paths, kv, precision, ..mem::take(&mut engine.model) };
         engine.times = OpeningTimes { device_s, open_s };
         Ok(engine)
     }

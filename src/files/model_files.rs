@@ -6,6 +6,7 @@ use serde::de::DeserializeOwned;
 
 use super::component::{Component, ConfigPlace};
 use super::folder::{EmbeddedFile, Folder};
+use super::named_paths::ModelPaths;
 use super::own_models::FLUX2_KLEIN;
 use super::role::Role;
 use super::variant::Variant;
@@ -38,6 +39,8 @@ pub struct ModelFiles {
     pub(super) tokenizer: TokenizerFile,
     pub(super) variant: Option<Variant>,
     pub(super) notes: Vec<String>,
+    /// What was named to find it.
+    pub(super) paths: ModelPaths,
 }
 
 impl ModelFiles {
@@ -58,6 +61,7 @@ impl ModelFiles {
             index: Some(folder),
             variant: None,
             notes: Vec::new(),
+            paths: ModelPaths::default(),
         }
     }
 
@@ -70,6 +74,11 @@ impl ModelFiles {
     /// A short name of the model, for display.
     pub fn name(&self) -> &str {
         &self.name
+    }
+
+    /// What was named to find it; nothing for the built-in model.
+    pub fn paths(&self) -> &ModelPaths {
+        &self.paths
     }
 
     /// The folder of a model in the diffusers layout, whose transformer is in it.

@@ -8,6 +8,7 @@ use super::container::Container;
 use super::fetch::fetch_a_model;
 use super::folder::Folder;
 use super::model_files::{INDEX, ModelFiles, TOKENIZER, TokenizerFile};
+use super::named_paths::ModelPaths;
 use super::own_models::{FLUX2_KLEIN, OWN_MODELS, OwnModel, PublishedSize};
 use super::recognise::FileKind;
 use super::role::Role;
@@ -19,21 +20,6 @@ use crate::error::{Error, Field, Result};
 pub(super) const CONFIG: &str = "config.json";
 /// The key of the tokens in a GGUF file.
 const GGUF_TOKENS: &str = "tokenizer.ggml.tokens";
-
-/// What a user names; what is left out is looked for.
-#[derive(Debug, Clone, Default)]
-pub struct ModelPaths {
-    /// The model: a folder, or the file of a transformer.
-    pub model: Option<PathBuf>,
-    /// A file, or the folder of a text encoder or of a whole model.
-    pub text_encoder: Option<PathBuf>,
-    /// A file, or the folder of a VAE or of a whole model.
-    pub vae: Option<PathBuf>,
-    /// A file, or the folder of a tokenizer or of a whole model.
-    pub tokenizer: Option<PathBuf>,
-    /// Which of the models of one architecture it is.
-    pub variant: Option<Variant>,
-}
 
 impl ModelFiles {
     /// The model at `path`: a folder in the diffusers layout, the transformer's folder of one, a folder in ComfyUI's
@@ -68,6 +54,7 @@ impl ModelPaths {
         [&model.transformer, &model.text_encoder, &model.vae].into_iter().try_for_each(Component::check_present)?;
         self.tell_choices(&mut model);
         self.choose_variant(&mut model)?;
+        model.paths = self.clone();
         Ok(model)
     }
 
@@ -304,6 +291,7 @@ fn without_parts(transformer: &Component, roots: &[PathBuf]) -> ModelFiles {
         tokenizer,
         variant: None,
         notes: Vec::new(),
+        paths: ModelPaths::default(),
     }
 }
 

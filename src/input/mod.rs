@@ -27,6 +27,6 @@ mod webp_file;
 pub use edit::Edit;
 pub use extend::Sides;
 pub use mask::{Grey, Mask};
-pub use read::{MAX_FILE_BYTES, is_stdin, read, read_bytes, read_from};
+pub use read::{MAX_FILE_BYTES, is_image, is_stdin, read, read_bytes, read_from, said_by};
 pub use region::Region;
 pub use size::{editing_size, reference, resized};

@@ -22,6 +22,7 @@ use super::{jpeg_file, png_file, webp_file};
 use crate::error::{Error, Result};
 use crate::files::{near, regular};
 use crate::guard::guarded;
+use crate::metadata::{self, Said};
 use crate::rgb::Rgb;
 
 /// The longest image file that is read, in bytes.
@@ -52,12 +53,31 @@ pub fn read_from(stream: impl Read) -> Result<Rgb> {
 
 /// [`read`], with what else is to be known of the file; it is upright already.
 pub(super) fn decode_file(path: &Path) -> Result<Decoded> {
-    let decoded = || {
-        let file = regular::open(path, &near::hint_for(path, "name an image that is there"))?;
-        expect_length(&file)?;
-        decode(&read_stream(file)?)
-    };
-    decoded().map_err(|e| e.at_path(path))
+    bytes_of(path).and_then(|bytes| decode(&bytes)).map_err(|e| e.at_path(path))
+}
+
+/// Whether a file begins as a PNG, a JPEG or a WebP does.
+pub fn is_image(path: &Path) -> bool {
+    let mut first = [0; 12];
+    let read = File::open(path).and_then(|mut file| file.read_exact(&mut first));
+    read.is_ok()
+        && (first.starts_with(b"\x89PNG")
+            || first.starts_with(b"\xff\xd8\xff")
+            || (first.starts_with(b"RIFF") && first.ends_with(b"WEBP")))
+}
+
+/// What the file of an image says of it. Nothing of the pixels is decoded.
+///
+/// Errors when the file cannot be read, or is no PNG, JPEG or WebP.
+pub fn said_by(path: &Path) -> Result<Said> {
+    bytes_of(path).and_then(|bytes| metadata::said_by(&bytes)).map_err(|e| e.at_path(path))
+}
+
+/// The bytes of an image file.
+fn bytes_of(path: &Path) -> Result<Vec<u8>> {
+    let file = regular::open(path, &near::hint_for(path, "name an image that is there"))?;
+    expect_length(&file)?;
+    read_stream(file)
 }
 
 /// Errors when a file is too long to be read, before any of it is read.

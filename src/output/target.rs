@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use super::{ImageFormat, Rgb, encode};
 use crate::error::{Error, Field, Result, shell_word};
 use crate::files::{atomic, overwrite};
+use crate::metadata::Metadata;
 
 /// A place to write one image to, found to be writable.
 #[derive(Debug, Clone)]
@@ -46,6 +47,11 @@ impl Target {
         Ok(Self { keeps: true, ..self })
     }
 
+    /// The format of the file.
+    pub fn format(&self) -> ImageFormat {
+        self.format
+    }
+
     /// The file that [`Target::write`] makes.
     pub fn path(&self) -> &Path {
         &self.path
@@ -54,11 +60,9 @@ impl Target {
     /// Encodes and writes the file. A new file gets its name when it is complete, so a reader sees the whole file or
     /// none. A file that is there keeps its mode, owner and links, see [`overwrite`].
     ///
-    /// `facts` are (keyword, text) pairs on how the image was made; PNG stores them as text.
-    ///
     /// Errors when the image cannot be encoded or the file not be written.
-    pub fn write(&self, image: &Rgb, facts: &[(&str, String)]) -> Result<()> {
-        let encoded = encode(image, self.format, facts).map_err(|e| e.at_path(&self.path))?;
+    pub fn write(&self, image: &Rgb, metadata: &Metadata) -> Result<()> {
+        let encoded = encode(image, self.format, metadata).map_err(|e| e.at_path(&self.path))?;
         let written =
             if self.keeps { atomic::write_new(&self.path, &encoded) } else { overwrite::write(&self.path, &encoded) };
         written.map_err(|e| match e.kind() {
@@ -162,7 +166,7 @@ mod tests {
         let folder = tempfile::tempdir().expect("a temporary folder");
         let path = folder.path().join("out.png");
         fs::write(&path, "old").unwrap();
-        Target::new(&path).unwrap().write(&gray(), &[]).unwrap();
+        Target::new(&path).unwrap().write(&gray(), &Metadata::default()).unwrap();
         assert_eq!(read(&path).unwrap().width, 16);
         assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1);
     }
@@ -173,7 +177,7 @@ mod tests {
         let path = folder.path().join("out.png");
         let target = Target::new(&path).unwrap().without_overwriting().unwrap();
         fs::write(&path, "another").unwrap();
-        let error = target.write(&gray(), &[]).unwrap_err().to_string();
+        let error = target.write(&gray(), &Metadata::default()).unwrap_err().to_string();
         assert!(error.contains("is there already") && error.contains("`no_clobber`"), "{error}");
         assert_eq!(
             (fs::read(&path).unwrap().as_slice(), fs::read_dir(folder.path()).unwrap().count()),
@@ -188,7 +192,7 @@ mod tests {
         let (real, link) = (folder.path().join("real.png"), folder.path().join("link.png"));
         fs::write(&real, "old").unwrap();
         std::os::unix::fs::symlink(&real, &link).unwrap();
-        Target::new(&link).unwrap().write(&gray(), &[]).unwrap();
+        Target::new(&link).unwrap().write(&gray(), &Metadata::default()).unwrap();
         assert!(fs::symlink_metadata(&link).unwrap().is_symlink());
         assert_eq!(read(&real).unwrap().width, 16);
     }

@@ -6,6 +6,7 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use flux::input::{read, read_bytes};
+use flux::metadata::Metadata;
 use flux::output::{ImageFormat, Rgb, encode};
 
 use super::{folder, texts};
@@ -23,7 +24,8 @@ fn white_from(column: usize, width: usize, height: usize) -> Rgb {
 }
 
 fn save(folder: &Path, name: &str, image: &Rgb) {
-    fs::write(folder.join(name), encode(image, ImageFormat::Png, &[]).expect("a small image")).expect("a folder");
+    fs::write(folder.join(name), encode(image, ImageFormat::Png, &Metadata::default()).expect("a small image"))
+        .expect("a folder");
 }
 
 /// A folder with `a.png`, an image of 70 x 64 pixels, and `mask.png`, white in its right part.

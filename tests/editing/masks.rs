@@ -4,6 +4,7 @@ use std::fs;
 use std::path::Path;
 
 use flux::input::read;
+use flux::metadata::Metadata;
 use flux::output::{ImageFormat, Rgb, encode};
 use image::{
     DynamicImage, GrayAlphaImage, GrayImage, ImageBuffer, ImageFormat as Format, Luma, Rgb as Pixel, RgbImage,
@@ -71,7 +72,7 @@ fn masked(mask: &[u8], flags: &[&str]) -> (Run, Rgb, Option<Rgb>) {
     let value = |i: usize| 40 + ((i as u32).wrapping_mul(2_654_435_761) >> 25) as u8;
     let side = SIDE as usize;
     let before = Rgb { width: side, height: side, bytes: (0..3 * side * side).map(value).collect() };
-    let png = encode(&before, ImageFormat::Png, &[]).expect("an image");
+    let png = encode(&before, ImageFormat::Png, &Metadata::default()).expect("an image");
     fs::write(folder.path().join("in.png"), png).expect("a temporary folder is writable");
     fs::write(folder.path().join("mask.png"), mask).expect("a temporary folder is writable");
     let model = preset("tiny");

@@ -4,6 +4,7 @@ use std::fs;
 use std::path::Path;
 
 use flux::input::read;
+use flux::metadata::Metadata;
 use flux::output::{ImageFormat, Rgb, encode};
 
 use crate::program::{Run, flux};
@@ -29,7 +30,7 @@ fn mask(width: usize, height: usize, columns: [usize; 2], rows: [usize; 2]) -> R
 fn changed_around(size: [usize; 2], columns: [usize; 2], rows: [usize; 2], feather: usize, flags: &[&str]) -> usize {
     let folder = tempfile::tempdir().expect("a temporary folder");
     let save = |name: &str, image: &Rgb| {
-        let file = encode(image, ImageFormat::Png, &[]).expect("an image");
+        let file = encode(image, ImageFormat::Png, &Metadata::default()).expect("an image");
         fs::write(folder.path().join(name), file).expect("a temporary folder is writable");
     };
     let before = noise(size[0], size[1]);

@@ -4,6 +4,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use flux::files::{ModelFiles, Role};
+use flux::metadata::Metadata;
 use flux::model::{ModelInfo, OpenModel};
 use flux::output::{ImageFormat, Rgb, encode};
 use flux::stage::CancelFlag;
@@ -133,11 +134,11 @@ fn write_tensor(path: &Path, name: &str, shape: &[usize]) {
 /// An image in every format, as small as a reference image may be.
 fn write_images(folder: &Path) -> Vec<PathBuf> {
     let image = Rgb { width: 70, height: 64, bytes: (0..70 * 64 * 3).map(|i| (i * 7 % 251) as u8).collect() };
-    let facts = [("prompt", "a red circle".to_string())];
+    let metadata = Metadata { texts: vec![("prompt", "a red circle".to_string())], ..Metadata::default() };
     let images = [(ImageFormat::Png, "png"), (ImageFormat::Jpeg, "jpg"), (ImageFormat::Webp, "webp")];
     let images = images.map(|(format, extension)| {
         let path = folder.join(format!("image.{extension}"));
-        fs::write(&path, encode(&image, format, &facts).expect("a small image")).expect("a temporary folder");
+        fs::write(&path, encode(&image, format, &metadata).expect("a small image")).expect("a temporary folder");
         path
     });
     images.into()

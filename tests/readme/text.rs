@@ -53,6 +53,10 @@ fn run_flux(line: &str, folder: &Path) {
         "IN" | "MODEL" => "models/klein-4b".to_string(),
         "OUT" => "converted.gguf".to_string(),
         "FORMAT" => "q8_0".to_string(),
+        "IMAGE" => {
+            run("flux cat -s 1 --size 128 --device cpu -o image.png", folder).succeeds();
+            "image.png".to_string()
+        }
         word => word.to_string(),
     };
     let line = line.split(' ').map(filled).collect::<Vec<_>>().join(" ");
