@@ -153,11 +153,15 @@ __device__ __forceinline__ float bias_of(const bf16* bias, int out, int outs) {
     return out < outs ? __bfloat162float(bias[out]) : 0.0f;
 }
 
+// max(x, 0); what is not a number stays so.
+__device__ __forceinline__ float rectified(float x) { return x < 0.0f ? 0.0f : x; }
+
 // Rounds sums + biases into a consumer's half of the rounded tile; if ADDS, adds the residual, which lies there. A warp
 // has 16 outputs: a lane has outputs lane / 4 and lane / 4 + 8, whose biases are `biases`, of pixels 8 n + lane % 4 * 2
 // and the next.
 template <class S, bool ADDS>
-__device__ __forceinline__ void round_tile(const float (&sums)[S::SUMS], const float (&biases)[2], uint32_t rounded) {
+__device__ __forceinline__ void round_tile(const float (&sums)[S::SUMS], const float (&biases)[2], int relu,
+                                           uint32_t rounded) {
     const int lane = threadIdx.x % 32;
     // The lane's pixel of the four matrices that a warp moves at once, and its chunk: both chunks of eight pixels, then
     // of the next eight.
@@ -176,6 +180,7 @@ __device__ __forceinline__ void round_tile(const float (&sums)[S::SUMS], const f
             const float* pair = &sums[(step * 4 + i) * 2];
             float values[2] = {pair[0] + biases[i % 2], pair[1] + biases[i % 2]};
             if (ADDS) values[0] += low(added[step % 2][i]), values[1] += high(added[step % 2][i]);
+            if (relu) values[0] = rectified(values[0]), values[1] = rectified(values[1]);
             pairs[i] = pack_pair(values[0], values[1]);
         }
         store_transposed_matrices(place, pairs);
@@ -293,9 +298,9 @@ struct Storer {
 
 template <class S>
 __device__ __forceinline__ void convolve(const TensorMap& x, const TensorMap& weight, const TensorMap& residual,
-                                         int adds, const bf16* bias, bf16* out, long long ld_out, int height, int width,
-                                         int channels, int outs, float2* partial, float* counts, int first, int end,
-                                         int first_row, ChannelStatistics* carry) {
+                                         int adds, int relu, const bf16* bias, bf16* out, long long ld_out, int height,
+                                         int width, int channels, int outs, float2* partial, float* counts, int first,
+                                         int end, int first_row, ChannelStatistics* carry) {
     extern __shared__ __align__(1024) unsigned char shared[];
     const uint32_t base = uint32_t(__cvta_generic_to_shared(shared));
     const uint32_t pixels_full = base + S::BARRIERS, pixels_free = pixels_full + 8 * S::PIXEL_STAGES,
@@ -402,17 +407,36 @@ __device__ __forceinline__ void convolve(const TensorMap& x, const TensorMap& we
         // This warpgroup's share of the rows of weights, or of pixels.
         const uint32_t own_weights = S::ROUNDS ? consumer * OWN_OUTS * ROW_BYTES : 0;
         const uint32_t own_pixels = S::ROUNDS ? 0 : consumer * (S::PIXELS / CONSUMERS) * ROW_BYTES;
+        const auto release = [&](uint32_t barrier) {
+            if (threadIdx.x % 32 == 0) arrive(barrier);
+        };
         float biases[2];
         if constexpr (S::ROUNDS) {
             // All tiles of the block have these outputs, because the number of blocks is a multiple of that of the
             // output tiles.
-            const int out = blockIdx.x % ceil_div(outs, S::OUTS) * S::OUTS + consumer * OWN_OUTS +
-                            threadIdx.x / 32 % 4 * 16 + threadIdx.x % 32 / 4;
+            const int first_own = blockIdx.x % ceil_div(outs, S::OUTS) * S::OUTS + consumer * OWN_OUTS;
+            if (first_own >= outs) {
+                // There are none: the other consumer has the tensor cores to itself.
+                for (int index = begin; index < end; index += blocks) {
+                    for (int step = 0; step < steps; step++) {
+                        wait(pixels_full + 8 * pixel_ring.stage, pixel_ring.phase);
+                        for (int ky = 0; ky < S::TAPS; ky++) {
+                            wait(weights_full + 8 * weight_ring.stage, weight_ring.phase);
+                            release(weights_free + 8 * weight_ring.stage);
+                            weight_ring.advance();
+                        }
+                        release(pixels_free + 8 * pixel_ring.stage);
+                        pixel_ring.advance();
+                    }
+                    wait(open + 8 * consumer, turn.phase);
+                    turn.advance();
+                    release(rounded + 8 * consumer);
+                }
+                return;
+            }
+            const int out = first_own + threadIdx.x / 32 % 4 * 16 + threadIdx.x % 32 / 4;
             biases[0] = bias_of(bias, out, outs), biases[1] = bias_of(bias, out + 8, outs);
         }
-        const auto release = [&](uint32_t barrier) {
-            if (threadIdx.x % 32 == 0) arrive(barrier);
-        };
         for (int index = begin; index < end; index += blocks) {
             float sums[S::PARTS][S::SUMS];
             int last_pixels = 0, last_weights = 0;
@@ -458,11 +482,11 @@ __device__ __forceinline__ void convolve(const TensorMap& x, const TensorMap& we
                 wait(open + 8 * consumer, turn.phase);
                 turn.advance();
                 if (adds) {
-                    round_tile<S, true>(sums[0], biases, half_of(consumer));
+                    round_tile<S, true>(sums[0], biases, relu, half_of(consumer));
                     // TMA writes the next residual there.
                     show_to_tma();
                 } else {
-                    round_tile<S, false>(sums[0], biases, half_of(consumer));
+                    round_tile<S, false>(sums[0], biases, relu, half_of(consumer));
                 }
                 __syncwarp();
                 release(rounded + 8 * consumer);
@@ -480,11 +504,12 @@ __device__ __forceinline__ void convolve(const TensorMap& x, const TensorMap& we
 #define CONV2D(name, ...)                                                                                            \
     extern "C" __global__ void __launch_bounds__(128 + 128 * conv2d::CONSUMERS, 1)                                   \
         name(const __grid_constant__ hopper::TensorMap x, const __grid_constant__ hopper::TensorMap weight,          \
-             const __grid_constant__ hopper::TensorMap residual, int adds, const bf16* bias, bf16* out,              \
+             const __grid_constant__ hopper::TensorMap residual, int adds, int relu, const bf16* bias, bf16* out,    \
              long long ld_out, int height, int width, int channels, int outs, float2* partial, float* counts,        \
              int first, int end, int first_row, ChannelStatistics* carry) {                                          \
-        conv2d::convolve<conv2d::Shape<__VA_ARGS__>>(x, weight, residual, adds, bias, out, ld_out, height, width,    \
-                                                     channels, outs, partial, counts, first, end, first_row, carry); \
+        conv2d::convolve<conv2d::Shape<__VA_ARGS__>>(x, weight, residual, adds, relu, bias, out, ld_out, height,     \
+                                                     width, channels, outs, partial, counts, first, end, first_row,  \
+                                                     carry);                                                         \
     }
 
 #endif

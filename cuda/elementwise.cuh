@@ -1,7 +1,20 @@
-// What add.cu and mul.cu share.
+// What ops of one or two values share: silu.cu, relu.cu, softcap.cu, and add.cu and mul.cu.
 #pragma once
 
 #include "common.cuh"
+
+// out = f(x); a run is read before it is written, so out may be x.
+template <int N, class F>
+__device__ __forceinline__ void map_values(const element* x, long long ld_x, element* out, long long ld_out,
+                                           int rows, int cols, F f) {
+    for_each_run<N>(rows, cols, [=](long long row, int column) {
+        float a[N];
+        load(x + row * ld_x + column, a);
+#pragma unroll
+        for (int i = 0; i < N; i++) a[i] = f(a[i]);
+        store(out + row * ld_out + column, a);
+    });
+}
 
 // out = x * y where PRODUCT, x + y otherwise.
 template <int N, bool PRODUCT>

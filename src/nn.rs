@@ -21,6 +21,7 @@ pub use layers::Layers;
 
 use crate::backend::{Backend, Storage, WeightStore};
 use crate::error::{Error, Result};
+use crate::files::own_models::OWN_MODELS;
 use crate::files::{TensorFiles, TensorView};
 use crate::tensor::Tensor;
 
@@ -252,8 +253,8 @@ impl WeightPolicy {
 
     /// Whether some policy stores the weight `name` in fewer bits.
     pub fn may_quantise(name: &str) -> bool {
-        const BLOCKS: [&str; 2] = ["transformer_blocks.", "single_transformer_blocks."];
-        BLOCKS.iter().any(|block| name.starts_with(block))
+        let mut blocks = OWN_MODELS.iter().flat_map(|model| model.layers.blocks);
+        blocks.any(|(_, block, _)| name.strip_prefix(block).is_some_and(|rest| rest.starts_with('.')))
     }
 }
 

@@ -161,6 +161,11 @@ impl TokenSplit {
         Self::new(whole, 0, 1)
     }
 
+    /// All tokens of `whole` on rank `rank` of a group, whose others have nothing to do with them.
+    pub fn apart(whole: TokenLayout, rank: usize) -> Self {
+        Self { whole, first: rank, rank: 0, world: 1 }
+    }
+
     /// The tokens of `batch` samples, on the same devices.
     pub fn with_batch(self, batch: usize) -> Self {
         Self { whole: TokenLayout { batch, ..self.whole }, ..self }
@@ -169,6 +174,11 @@ impl TokenSplit {
     /// The same tokens, of which only those of the image ask queries.
     pub fn image_queries(self) -> Self {
         Self { whole: self.whole.image_queries(), ..self }
+    }
+
+    /// The tokens of the images alone, on the same devices.
+    pub fn image_alone(self) -> Self {
+        Self { whole: TokenLayout { txt: 0, references: 0, ..self.whole }, ..self }
     }
 
     /// The tokens of all ranks.

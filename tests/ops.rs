@@ -35,7 +35,7 @@ const EXCHANGE: &str = "all collectives are one exchange";
 const COLLECTIVES: &str = "parallel has all collectives";
 
 /// Files that belong to no op, and why.
-const NO_OPS: [(&str, &str, &str); 25] = [
+const NO_OPS: [(&str, &str, &str); 28] = [
     (LAUNCHERS, "dequantise", "products dequantise weights in the formats of files: no op of the trait"),
     (LAUNCHERS, "elementwise", "what the launchers of add and mul share"),
     (LAUNCHERS, "quantise", "products quantise what they take: no op of the trait"),
@@ -49,6 +49,7 @@ const NO_OPS: [(&str, &str, &str); 25] = [
     (PARITY, "dequantise", "weights in the formats of files"),
     (PARITY, "doors", "what all ops refuse"),
     (PARITY, "editing", "whole images from images"),
+    (PARITY, "flux3", "whole images of FLUX.3"),
     (PARITY, "fp8", "all products of quantised values"),
     (PARITY, "full_size", "whole images of full-size models"),
     (PARITY, "graph", "captured work"),
@@ -58,7 +59,9 @@ const NO_OPS: [(&str, &str, &str); 25] = [
     (PARITY, "copies", "weights that come from another GPU"),
     (PARITY, "parallel", "collectives, and whole images by several ranks"),
     (PARITY, "pipeline", "whole images"),
+    (PARITY, "selftest", "every op of an image, as users test their device"),
     (PARITY, "streaming", "whole images with blocks that take turns in memory"),
+    (PARITY, "tiny_decoder", "previews by a tiny decoder"),
     (PARITY, "transfer", "values between host and device"),
     (PARITY, "vae_encoder", "an image on its way through all of the encoder"),
 ];

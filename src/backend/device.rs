@@ -17,6 +17,15 @@ pub trait Device: Memory {
 
     /// Counters since the backend was made.
     fn stats(&self) -> Stats;
+    /// What [`Memory::describe`] says, told apart from machines that may round otherwise, and from nothing else.
+    fn machine(&self) -> String {
+        self.describe()
+    }
+    /// Whether an image of a batch may be another by rounding than the same image alone: products of other sizes are
+    /// summed in other orders.
+    fn rounds_by_batch(&self) -> bool {
+        true
+    }
     /// What the user may want to know about how the backend works on this machine.
     fn remarks(&self) -> Vec<Remark> {
         Vec::new()

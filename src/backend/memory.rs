@@ -9,13 +9,15 @@ use crate::tensor::{Dtype, Tensor};
 /// A place where tensors live.
 ///
 /// It is a cheap handle: clones share one device. Work is enqueued in program order. Only [`Memory::download`],
-/// [`Memory::take_rgb8`] and [`Device::wait`](super::Device::wait) wait for it, and an allocation when it has to
-/// collect freed memory.
+/// [`Memory::take_download`], [`Memory::take_rgb8`] and [`Device::wait`](super::Device::wait) wait for it, and an
+/// allocation when it has to collect freed memory.
 pub trait Memory: Clone + Send + Sync + Sized + 'static {
     /// Memory that tensors view.
     type Buffer: Send + Sync;
     /// Pixels on their way to the host.
     type Rgb8;
+    /// Activations on their way to the host.
+    type Download;
 
     /// The type of the values in `buffer`.
     fn dtype(buffer: &Self::Buffer) -> Dtype;
@@ -39,6 +41,10 @@ pub trait Memory: Clone + Send + Sync + Sized + 'static {
     fn upload_f32(&self, values: &[f32], rows: usize, cols: usize) -> Result<Tensor<Self>>;
     /// Activations as host values, row-major and dense. Waits.
     fn download(&self, x: &Tensor<Self>) -> Result<Vec<f32>>;
+    /// Activations as they are behind the work so far; does not wait.
+    fn download_soon(&self, x: Tensor<Self>) -> Result<Self::Download>;
+    /// The values, as of [`Memory::download`]. Waits for them, but not for work that was enqueued after them.
+    fn take_download(&self, download: Self::Download) -> Result<Vec<f32>>;
     /// RGB bytes of an image, three a pixel, as pixels [height * width, 3]: `2 * (byte / 255) - 1`, computed in
     /// float32.
     ///

@@ -35,6 +35,10 @@ pub trait Ops: Device + Group + WeightStore {
     fn rope(&self, x: Tensor<Self>, rope: &Rope<Self>, layout: TokenLayout) -> Result<Tensor<Self>>;
     /// See [`Tensor::silu`].
     fn silu(&self, x: Tensor<Self>) -> Result<Tensor<Self>>;
+    /// See [`Tensor::relu`].
+    fn relu(&self, x: Tensor<Self>) -> Result<Tensor<Self>>;
+    /// See [`Tensor::softcap`].
+    fn softcap(&self, x: Tensor<Self>, cap: f32) -> Result<Tensor<Self>>;
     /// See [`Tensor::add`].
     fn add(&self, x: Tensor<Self>, y: &Tensor<Self>) -> Result<Tensor<Self>>;
     /// See [`Tensor::mul`].

@@ -1,5 +1,7 @@
 //! Convolution over pixels in rows.
 
+use std::mem;
+
 use super::group_norm::{GroupNorm, expect_groups};
 use super::halo::Halo;
 use crate::backend::Backend;
@@ -81,12 +83,14 @@ pub struct Conv2d<'a, B: Backend> {
     pub halo: Option<&'a Halo<B>>,
     /// [output pixels, out], which is added to the output. The result may overwrite it.
     pub residual: Option<Tensor<B>>,
+    /// The output is rectified: `max(output, 0)`, after the residual.
+    pub relu: bool,
 }
 
 impl<'a, B: Backend> Conv2d<'a, B> {
     /// The convolution alone.
     pub fn new(x: Tensor<B>, weight: &'a ConvKernel<B>, bias: &'a Tensor<B>, conv: Conv) -> Self {
-        Self { x, norm: None, upsample: false, weight, bias, conv, halo: None, residual: None }
+        Self { x, norm: None, upsample: false, weight, bias, conv, halo: None, residual: None, relu: false }
     }
 
     /// Pixels of the output.
@@ -146,11 +150,32 @@ impl<B: Backend> Tensor<B> {
         Conv2d::new(self, weight, bias, conv).run("conv2d_over")
     }
 
+    /// `relu(conv2d(self))`.
+    ///
+    /// Errors as [`Tensor::conv2d`].
+    pub fn conv2d_relu(&self, weight: &ConvKernel<B>, bias: &Self, conv: Conv) -> Result<Convolved<B>> {
+        Conv2d { relu: true, ..Conv2d::of_view(self, weight, bias, conv) }.run("conv2d_relu")
+    }
+
     /// `conv2d(self) + residual`. The result may overwrite `residual`.
     ///
     /// Errors as [`Tensor::conv2d`], and when `residual` is not of the output's shape.
     pub fn conv2d_add(&self, weight: &ConvKernel<B>, bias: &Self, conv: Conv, residual: Self) -> Result<Convolved<B>> {
         Conv2d { residual: Some(residual), ..Conv2d::of_view(self, weight, bias, conv) }.run("conv2d_add")
+    }
+
+    /// `relu(conv2d(self) + residual)`. The result may overwrite `residual`.
+    ///
+    /// Errors as [`Tensor::conv2d_add`].
+    pub fn conv2d_add_relu(
+        &self,
+        weight: &ConvKernel<B>,
+        bias: &Self,
+        conv: Conv,
+        residual: Self,
+    ) -> Result<Convolved<B>> {
+        let conv2d = Conv2d::of_view(self, weight, bias, conv);
+        Conv2d { residual: Some(residual), relu: true, ..conv2d }.run("conv2d_add_relu")
     }
 }
 
@@ -196,9 +221,12 @@ fn expect_halo<B: Backend>(op: &str, x: &Tensor<B>, conv: Conv, halo: &Halo<B>) 
     Ok(())
 }
 
-/// What a convolution means: plain ones, without a halo, a norm, an upsampled image or a residual, which backends do
-/// not leave to this.
+/// What a convolution means: plain ones, without a halo, a norm, an upsampled image, a residual or an activation, which
+/// backends do not leave to this.
 pub fn compose<B: Backend>(b: &B, mut conv2d: Conv2d<'_, B>) -> Result<Convolved<B>> {
+    if mem::take(&mut conv2d.relu) {
+        return b.relu(b.conv2d(conv2d)?.pixels).map(Convolved::from);
+    }
     if conv2d.norm.is_some() && conv2d.halo.is_none() {
         return compose_norm(b, conv2d);
     }
@@ -219,11 +247,11 @@ pub fn compose<B: Backend>(b: &B, mut conv2d: Conv2d<'_, B>) -> Result<Convolved
 /// What a convolution of a normed image means.
 fn compose_norm<B: Backend>(b: &B, conv2d: Conv2d<'_, B>) -> Result<Convolved<B>> {
     let Some(norm) = conv2d.norm else { return b.conv2d(conv2d) };
-    let Conv2d { x, upsample, weight, bias, conv, halo, residual, .. } = conv2d;
+    let Conv2d { x, upsample, weight, bias, conv, halo, residual, relu, .. } = conv2d;
     let normed = b.group_norm_silu(&x, norm)?;
     // This makes room for the output, which may need memory of its own.
     drop(x);
-    b.conv2d(Conv2d { x: normed, norm: None, upsample, weight, bias, conv, halo, residual })
+    b.conv2d(Conv2d { x: normed, norm: None, upsample, weight, bias, conv, halo, residual, relu })
 }
 
 /// What a convolution of an upsampled image means.

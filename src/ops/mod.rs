@@ -16,7 +16,7 @@
 //! | [`linear_concat`](Tensor::linear_concat) | linear over columns side by side | |
 //! | [`low_rank`](Tensor::low_rank) | `x W^T + (x down^T) up^T` of several x and W, one under the other | [rows, in], [out, in] -> [rows, out] |
 //! | [`low_rank_concat`](Tensor::low_rank_concat) | the same over columns side by side | |
-//! | [`conv2d`](Tensor::conv2d), [`conv2d_add`](Tensor::conv2d_add) | convolution (+ residual) | [h * w, in] -> [h' * w', out] |
+//! | [`conv2d`](Tensor::conv2d), [`conv2d_add`](Tensor::conv2d_add), [`conv2d_relu`](Tensor::conv2d_relu), [`conv2d_add_relu`](Tensor::conv2d_add_relu) | convolution (+ residual), its activation | [h * w, in] -> [h' * w', out] |
 //! | [`conv2d_band`](Tensor::conv2d_band), [`norm_conv2d_band`](Tensor::norm_conv2d_band), [`norm_conv2d_add_band`](Tensor::norm_conv2d_add_band), [`upsample_conv2d_band`](Tensor::upsample_conv2d_band) | the same of a band of an image, with a halo in place of zeros | |
 //! | [`conv2d_over`](Tensor::conv2d_over) | `conv2d`, for which the input may be overwritten | |
 //! | [`upsample_conv2d`](Tensor::upsample_conv2d) | convolution of the upsampled image | [h * w, in] -> [4 * h * w, out] |
@@ -33,7 +33,7 @@
 //! | [`norm_conv2d`](Tensor::norm_conv2d) | `conv2d(silu(group_norm(x)))` | [h * w, in] -> [h' * w', out] |
 //! | [`norm_conv2d_add`](Tensor::norm_conv2d_add) | the same + residual | |
 //! | [`rope`](Tensor::rope) | rotation of pairs of columns by position | [tokens, dim] |
-//! | [`silu`](Tensor::silu), [`add`](Tensor::add), [`mul`](Tensor::mul), [`scale_shift`](Tensor::scale_shift) | elementwise | |
+//! | [`silu`](Tensor::silu), [`relu`](Tensor::relu), [`softcap`](Tensor::softcap), [`add`](Tensor::add), [`mul`](Tensor::mul), [`scale_shift`](Tensor::scale_shift) | elementwise | |
 //! | [`concat_rows`](Tensor::concat_rows), [`join_rows`](Tensor::join_rows), [`concat_cols`](Tensor::concat_cols) | one under the other, side by side | |
 //! | [`upsample`](Tensor::upsample) | nearest, twice as high and wide | [h * w, c] -> [4 * h * w, c] |
 //! | [`patchify`](Tensor::patchify) | VAE latents -> packed latents | [4 * h * w, c] -> [h * w, 4 * c] |
@@ -72,10 +72,12 @@ pub mod norm_conv2d;
 pub mod patchify;
 pub mod project;
 pub mod qk_norm_rope;
+pub mod relu;
 pub mod rms_norm;
 pub mod rope;
 pub mod scale_shift;
 pub mod silu;
+pub mod softcap;
 pub mod swap;
 pub mod swiglu;
 pub mod unpatchify;

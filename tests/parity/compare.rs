@@ -8,6 +8,7 @@ use flux::backend::cuda::Cuda;
 use flux::backend::{Backend, Memory, Storage};
 use flux::files::{Folder, TensorView};
 use flux::nn::{ConvKernel, Linear};
+use flux::selftest::{self, Bound};
 use flux::tensor::Tensor;
 use half::{bf16, f16};
 use safetensors::Dtype;
@@ -20,10 +21,9 @@ pub fn half() -> bool {
     *HALF
 }
 
-/// The largest relative error of one rounding to bf16, of whose 8 binary digits the first is implied, so that it is
-/// half of the spacing 2^-7; or to fp16, which has 3 digits more.
+/// The largest relative error of one rounding, see [`selftest::rounding`].
 pub fn rounding() -> f32 {
-    if half() { 1.0 / 2048.0 } else { 1.0 / 256.0 }
+    selftest::rounding(if half() { flux::tensor::Dtype::F16 } else { flux::tensor::Dtype::Bf16 })
 }
 
 /// A weight as the GPU holds it.
@@ -120,41 +120,11 @@ pub trait Case {
 /// and the mean difference by half of that, because the errors of rounding are spread evenly.
 pub fn compare(what: &str, got: &[f32], expected: &[f32], roundings: f32) {
     assert_eq!(got.len(), expected.len(), "{what}: number of values");
-    let n = expected.len().max(1) as f64;
-    let rms = (expected.iter().map(|e| f64::from(*e).powi(2)).sum::<f64>() / n).sqrt() as f32;
-    let (mut worst, mut sum, mut dot, mut norm_got, mut norm_expected) = (0f32, 0f64, 0f64, 0f64, 0f64);
-    let mut bad = Vec::new();
-    for (i, (&g, &e)) in got.iter().zip(expected).enumerate() {
-        let difference = (g - e).abs();
-        // False for a NaN as well.
-        let near = difference <= roundings * rounding() * (e.abs() + rms) + 1e-30;
-        if !near {
-            bad.push((i, e, g));
-        }
-        worst = worst.max(difference);
-        sum += f64::from(difference);
-        dot += f64::from(g) * f64::from(e);
-        norm_got += f64::from(g).powi(2);
-        norm_expected += f64::from(e).powi(2);
+    let found = selftest::compare(got, expected, Bound { rounding: rounding(), roundings, spread: 1.0 });
+    println!("{what}: {found}");
+    if let Some(wrong) = found.complaint() {
+        panic!("{what}: {wrong}");
     }
-    let mean = sum / n;
-    let cosine = if norm_expected == 0.0 {
-        f64::from(u8::from(norm_got == 0.0))
-    } else {
-        dot / (norm_got * norm_expected).sqrt()
-    };
-    println!("{what}: max {worst:.2e}, mean {mean:.2e}, 1 - cos {:.1e}, rms of values {rms:.2e}", 1.0 - cosine);
-    for (i, e, g) in bad.iter().take(5) {
-        println!("  [{i}] expected {e}, got {g}");
-    }
-    assert!(
-        bad.is_empty(),
-        "{what}: {} of {} values are further than {roundings} roundings from what is expected",
-        bad.len(),
-        expected.len()
-    );
-    assert!(mean <= f64::from(roundings * rounding() * rms), "{what}: mean difference {mean:e}");
-    assert!(1.0 - cosine <= f64::from(roundings * rounding()).powi(2) + 1e-7, "{what}: 1 - cos {:e}", 1.0 - cosine);
 }
 
 /// The kernel against the definition on the CPU in float32, and against the definition on the GPU; `composed` is how

@@ -17,6 +17,7 @@ pub struct Conv2d<'a> {
     pub out: usize,
     /// Columns beside the residual, where there is one.
     pub residual: Option<[usize; 2]>,
+    pub relu: bool,
 }
 
 impl Conv2d<'_> {
@@ -29,21 +30,23 @@ impl Conv2d<'_> {
 impl Case for Conv2d<'_> {
     fn run<B: Backend>(&self, b: &B) -> Vec<Tensor<B>> {
         let (x, weight, bias) = (self.x.tensor(b, 1), self.weight.conv(b), vector(b, 3, self.out));
-        vec![match self.residual(b) {
-            Some(residual) => x.conv2d_add(&weight, &bias, self.conv, residual).unwrap().pixels,
-            None => x.conv2d(&weight, &bias, self.conv).unwrap().pixels,
-        }]
+        let made = match (self.residual(b), self.relu) {
+            (Some(residual), true) => x.conv2d_add_relu(&weight, &bias, self.conv, residual),
+            (Some(residual), false) => x.conv2d_add(&weight, &bias, self.conv, residual),
+            (None, true) => x.conv2d_relu(&weight, &bias, self.conv),
+            (None, false) => x.conv2d(&weight, &bias, self.conv),
+        };
+        vec![made.unwrap().pixels]
     }
 
     fn compose<B: Backend>(&self, b: &B) -> Vec<Tensor<B>> {
         let (x, weight, bias) = (self.x.tensor(b, 1), self.weight.conv(b), vector(b, 3, self.out));
-        vec![match self.residual(b) {
-            residual @ Some(_) => {
-                let conv2d = ops::Conv2d { residual, ..ops::Conv2d::new(x, &weight, &bias, self.conv) };
-                ops::conv2d::compose(b, conv2d).unwrap().pixels
-            }
-            None => x.conv2d(&weight, &bias, self.conv).unwrap().pixels,
-        }]
+        let residual = self.residual(b);
+        if residual.is_none() && !self.relu {
+            return vec![x.conv2d(&weight, &bias, self.conv).unwrap().pixels];
+        }
+        let conv2d = ops::Conv2d { residual, relu: self.relu, ..ops::Conv2d::new(x, &weight, &bias, self.conv) };
+        vec![ops::conv2d::compose(b, conv2d).unwrap().pixels]
     }
 }
 
@@ -52,14 +55,24 @@ pub fn weight(cin: usize, cout: usize, kernel: usize) -> Weight {
 }
 
 fn check_conv(cuda: &Cuda, conv: Conv, cin: usize, cout: usize, beside: [usize; 2], residual: Option<[usize; 2]>) {
+    check_activated(cuda, conv, [cin, cout], (beside, residual), false);
+}
+
+fn check_activated(
+    cuda: &Cuda,
+    conv: Conv,
+    [cin, cout]: [usize; 2],
+    (beside, residual): ([usize; 2], Option<[usize; 2]>),
+    relu: bool,
+) {
     let weight = weight(cin, cout, conv.kernel);
     let x = Shape::view(conv.height * conv.width, cin, beside[0], beside[1]);
-    let case = Conv2d { x, weight: &weight, conv, out: cout, residual };
+    let case = Conv2d { x, weight: &weight, conv, out: cout, residual, relu };
     // With a residual the composition rounds the convolution before the sum.
     let composed = if residual.is_some() { 1.5 } else { 0.0 };
     check_against(
         cuda,
-        &format!("conv2d {conv:?} {cin} -> {cout}, beside {beside:?}, residual {residual:?}"),
+        &format!("conv2d {conv:?} {cin} -> {cout}, beside {beside:?}, residual {residual:?}, relu {relu}"),
         &case,
         WITH_EPILOGUE,
         composed,
@@ -146,6 +159,20 @@ fn convolutions_of_many_ragged_tiles_match_the_cpu() {
     }
 }
 
+/// Also those of the tiny decoder's 64 channels, of which half a tile's outputs are none.
+#[test]
+fn rectified_convolutions_match_the_cpu() {
+    let Some(cuda) = crate::cuda() else { return };
+    let few = [([5, 6], 5, 7), ([33, 50], 8, 3), ([17, 17], 64, 64), ([7, 65], 40, 136), ([251, 298], 64, 64)];
+    for ([height, width], cin, cout) in few {
+        for beside in [([0, 0], None), ([0, 0], Some([0, 0])), ([8, 16], Some([16, 8]))] {
+            check_activated(&cuda, Conv::same(height, width, 3), [cin, cout], beside, true);
+        }
+    }
+    check_activated(&cuda, Conv::same(6, 5, 1), [16, 32], ([0, 0], None), true);
+    check_activated(&cuda, Conv::halve(34, 54), [40, 136], ([0, 0], None), true);
+}
+
 /// Images of which no tile divides the half, one that is smaller than a tile, odd ones, for which im2col serves, and
 /// one with more tiles than an H200 has multiprocessors.
 #[test]
@@ -191,6 +218,7 @@ fn each_kernel_can_be_asked_for() {
     let Some(cuda) = crate::cuda() else { return };
     check_choices(&cuda, "conv2d::ragged_3x3_convolutions_match_the_cpu", "FLUX_CONV2D");
     check_choices(&cuda, "conv2d::halved_images_match_the_cpu", "FLUX_CONV2D");
+    check_choices(&cuda, "conv2d::rectified_convolutions_match_the_cpu", "FLUX_CONV2D");
 }
 
 #[test]

@@ -2,6 +2,14 @@
 
 use crate::ops::Pairs;
 
+pub(super) fn relu(x: &mut [f32]) {
+    x.iter_mut().for_each(|x| *x = if *x < 0.0 { 0.0 } else { *x });
+}
+
+pub(super) fn softcap(x: &mut [f32], cap: f32) {
+    x.iter_mut().for_each(|x| *x = cap * (*x / cap).tanh());
+}
+
 pub(super) fn add(x: &mut [f32], y: &[f32]) {
     x.iter_mut().zip(y).for_each(|(x, y)| *x += y);
 }

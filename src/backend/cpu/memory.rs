@@ -15,6 +15,11 @@ pub fn free_address_space() -> Option<u64> {
     of_process(Path::new("/"), "Max address space", "VmSize:")
 }
 
+/// All memory of the host; none where the system does not say.
+pub(super) fn total_bytes() -> Option<u64> {
+    kib(&read(PathBuf::from("/proc/meminfo")), "MemTotal:")
+}
+
 fn read(path: PathBuf) -> String {
     fs::read_to_string(path).unwrap_or_default()
 }

@@ -13,6 +13,7 @@ mod conv_tiles;
 mod elementwise;
 mod gemm;
 mod group;
+mod host;
 pub mod math;
 pub mod memory;
 mod norm;
@@ -24,6 +25,7 @@ mod split_weights;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+pub use host::{HostFacts, host_facts};
 pub use norm::ChannelStatistics;
 pub use pool::Values;
 use rayon::prelude::*;
@@ -144,6 +146,7 @@ impl Memory for Cpu {
     type Buffer = Values;
     /// None where a pixel is not a number.
     type Rgb8 = Option<Vec<u8>>;
+    type Download = Vec<f32>;
 
     fn dtype(_buffer: &Values) -> Dtype {
         Dtype::F32
@@ -191,6 +194,14 @@ impl Memory for Cpu {
         Ok(Self::copy(Rows::of(x)))
     }
 
+    fn download_soon(&self, x: Tensor<Self>) -> Result<Vec<f32>> {
+        Ok(Self::take(x))
+    }
+
+    fn take_download(&self, values: Vec<f32>) -> Result<Vec<f32>> {
+        Ok(values)
+    }
+
     fn rgb8(&self, x: &Tensor<Self>) -> Result<Option<Vec<u8>>> {
         Ok(pixels::rgb8(Rows::of(x)))
     }
@@ -211,6 +222,14 @@ impl Device for Cpu {
 
     fn stats(&self) -> Stats {
         Stats::default()
+    }
+
+    fn rounds_by_batch(&self) -> bool {
+        false
+    }
+
+    fn machine(&self) -> String {
+        format!("CPU, {}, {}", gemm::describe(self.precision), host::instructions().join(" "))
     }
 
     fn costs(&self) -> Costs {

@@ -65,7 +65,7 @@ impl Ops for Cpu {
             // Sums of weights are rounded to bfloat16, so this is only for activations that are rounded too.
             (true, residual) => terms == Some(1) && residual.is_none(),
         };
-        if conv2d.norm.is_some() || conv2d.halo.is_some() || !fused {
+        if conv2d.relu || conv2d.norm.is_some() || conv2d.halo.is_some() || !fused {
             return ops::conv2d::compose(self, conv2d);
         }
         let (rows, cols) = (conv2d.outputs(), conv2d.weight.rows());
@@ -125,6 +125,14 @@ impl Ops for Cpu {
 
     fn silu(&self, x: Tensor<Self>) -> Result<Tensor<Self>> {
         Ok(self.map_rows(x, |_, row| math::silu(row)))
+    }
+
+    fn relu(&self, x: Tensor<Self>) -> Result<Tensor<Self>> {
+        Ok(self.map_rows(x, |_, row| elementwise::relu(row)))
+    }
+
+    fn softcap(&self, x: Tensor<Self>, cap: f32) -> Result<Tensor<Self>> {
+        Ok(self.map_rows(x, |_, row| elementwise::softcap(row, cap)))
     }
 
     fn add(&self, x: Tensor<Self>, y: &Tensor<Self>) -> Result<Tensor<Self>> {

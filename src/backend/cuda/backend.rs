@@ -6,7 +6,7 @@ use std::time::Duration;
 use super::buffer::BufferKind;
 use super::element::Element;
 use super::ops::quantise;
-use super::transfer::Rgb8;
+use super::transfer::{Download, Rgb8};
 use super::upload::UploadSource;
 use super::{
     BlockStream, Buffer, ChannelStatistics, ConvWeight, Cuda, Event, Graph, Precision, Uploads, Weight, kernels,
@@ -27,6 +27,7 @@ use crate::tensor::{Dtype, Tensor};
 impl Memory for Cuda {
     type Buffer = Buffer;
     type Rgb8 = Rgb8;
+    type Download = Download;
 
     fn dtype(buffer: &Buffer) -> Dtype {
         match buffer.kind() {
@@ -85,6 +86,16 @@ impl Memory for Cuda {
     fn download(&self, x: &Tensor<Self>) -> Result<Vec<f32>> {
         let values = self.download_op(x)?;
         self.check_group("download")?;
+        Ok(values)
+    }
+
+    fn download_soon(&self, x: Tensor<Self>) -> Result<Download> {
+        self.download_soon_op(x)
+    }
+
+    fn take_download(&self, download: Download) -> Result<Vec<f32>> {
+        let values = self.take_download_op(download)?;
+        self.check_group("take_download")?;
         Ok(values)
     }
 
@@ -322,6 +333,14 @@ impl Ops for Cuda {
 
     fn silu(&self, x: Tensor<Self>) -> Result<Tensor<Self>> {
         self.silu_op(x)
+    }
+
+    fn relu(&self, x: Tensor<Self>) -> Result<Tensor<Self>> {
+        self.relu_op(x)
+    }
+
+    fn softcap(&self, x: Tensor<Self>, cap: f32) -> Result<Tensor<Self>> {
+        self.softcap_op(x, cap)
     }
 
     fn add(&self, x: Tensor<Self>, y: &Tensor<Self>) -> Result<Tensor<Self>> {

@@ -1,5 +1,9 @@
 //! The NVIDIA driver: whether it is there and new enough, what it says of a GPU, and its errors in words.
 
+use std::fs::File;
+use std::io;
+use std::path::Path;
+
 use cudarc::driver::result::{self, DriverError};
 use cudarc::driver::sys;
 
@@ -27,22 +31,49 @@ pub fn failed(what: &str, error: DriverError) -> Error {
 ///
 /// Errors when the program has no kernels, or the machine no driver that is new enough.
 pub fn start_driver() -> Result<i32> {
-    if !kernels::built() {
-        return Err(Error::new("this program was built without nvcc, so it has no GPU kernels")
-            .hint(format!("run `make cuda-toolkit`, then `make build`; or {}", library::use_the_cpu())));
-    }
+    kernels::require_any()?;
+    let version = start_any_driver()?;
+    check_version(version)?;
+    Ok(version)
+}
+
+/// The same of a driver that may be too old, for a program that may have no kernels.
+///
+/// Errors when there is none, or it does not start.
+pub fn start_any_driver() -> Result<i32> {
     library::require_driver()?;
-    result::init()
-        .map_err(|e| failed("cannot start CUDA", e).hint("is the NVIDIA driver loaded? `nvidia-smi` shows it"))?;
+    result::init().map_err(|e| failed("cannot start CUDA", e).hint(why_not_started(Path::new("/dev"))))?;
     let mut version = 0;
     // SAFETY: the driver writes one int.
     unsafe { sys::cuDriverGetVersion(&mut version) }.result().map_err(|e| failed("cannot ask the driver", e))?;
-    if version < OLDEST_DRIVER {
-        let (major, minor) = (version / 1000, version % 1000 / 10);
-        return Err(Error::new(format!("the NVIDIA driver is for CUDA {major}.{minor}, 13.0 is the least"))
-            .hint("install driver 580 or later"));
-    }
     Ok(version)
+}
+
+/// Errors when the driver is too old.
+pub fn check_version(version: i32) -> Result<()> {
+    if version >= OLDEST_DRIVER {
+        return Ok(());
+    }
+    let (major, minor) = (version / 1000, version % 1000 / 10);
+    Err(Error::new(format!("the NVIDIA driver is for CUDA {major}.{minor}, 13.0 is the least"))
+        .hint("install driver 580 or later"))
+}
+
+/// What may keep a driver that is installed from starting: its files in `folder` are not there, or not for this user.
+fn why_not_started(folder: &Path) -> String {
+    let names = ["nvidiactl", "nvidia0", "nvidia-uvm"];
+    for path in names.map(|name| folder.join(name)) {
+        match File::options().read(true).write(true).open(&path) {
+            Err(e) if e.kind() == io::ErrorKind::PermissionDenied => {
+                return format!("you have no permission to open `{}`: `ls -l` shows its group", path.display());
+            }
+            _ => {}
+        }
+    }
+    if names.iter().all(|name| !folder.join(name).exists()) {
+        return "no GPU is given to this machine or container: there is no `/dev/nvidia0`".to_string();
+    }
+    "is the NVIDIA driver loaded? `nvidia-smi` shows it".to_string()
 }
 
 /// How many GPUs the driver shows to this program.
@@ -82,6 +113,25 @@ impl Properties {
     ///
     /// Errors when the GPU is missing or too old.
     pub fn of(ordinal: usize) -> Result<(sys::CUdevice, Self)> {
+        let (device, properties) = Self::ask(ordinal)?;
+        properties.check_capability(ordinal)?;
+        Ok((device, properties))
+    }
+
+    /// Errors when the GPU is too old.
+    pub fn check_capability(&self, ordinal: usize) -> Result<()> {
+        if self.capability >= OLDEST_CAPABILITY {
+            return Ok(());
+        }
+        let (name, (major, minor)) = (&self.name, self.capability);
+        let what = format!("GPU {ordinal} ({name}) has compute capability {major}.{minor}, 7.5 is the least");
+        Err(Error::new(what).hint(library::use_the_cpu()))
+    }
+
+    /// The same of a GPU that may be too old.
+    ///
+    /// Errors when the GPU is missing.
+    pub fn ask(ordinal: usize) -> Result<(sys::CUdevice, Self)> {
         let count = result::device::get_count().map_err(|e| failed("cannot count GPUs", e))?;
         let index = i32::try_from(ordinal).ok().filter(|index| *index < count);
         let index = index.ok_or_else(|| {
@@ -98,11 +148,6 @@ impl Properties {
             attribute(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?,
             attribute(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?,
         );
-        if capability < OLDEST_CAPABILITY {
-            let (major, minor) = capability;
-            let what = format!("GPU {ordinal} ({name}) has compute capability {major}.{minor}, 7.5 is the least");
-            return Err(Error::new(what).hint(library::use_the_cpu()));
-        }
         let properties = Self {
             name,
             capability,
@@ -111,5 +156,24 @@ impl Properties {
             has_memory_pools: attribute(Attribute::CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED)? != 0,
         };
         Ok((device, properties))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_files_of_the_driver_tell_why_it_does_not_start() {
+        let folder = tempfile::tempdir().unwrap();
+        assert!(why_not_started(folder.path()).contains("no GPU is given to this machine"));
+        std::fs::write(folder.path().join("nvidiactl"), "").unwrap();
+        assert!(why_not_started(folder.path()).contains("nvidia-smi"));
+    }
+
+    #[test]
+    fn a_driver_that_is_too_old_is_told() {
+        assert!(check_version(OLDEST_DRIVER).is_ok());
+        assert!(check_version(12090).unwrap_err().to_string().contains("CUDA 12.9"));
     }
 }

@@ -1,6 +1,7 @@
 //! The kernel table that build.rs made: one fatbin for each file in cuda/ and each type that it is compiled for.
 
 use super::element::Element;
+use super::library;
 use crate::error::{Error, Result};
 
 include!(concat!(env!("OUT_DIR"), "/kernels.rs"));
@@ -31,7 +32,84 @@ pub fn require(element: Element) -> Result<()> {
         .hint("build it without `FLUX_CUDA_ARCHS`, or with `75` in it for fp16"))
 }
 
-/// Whether nvcc was there when this program was built.
-pub fn built() -> bool {
-    !KERNELS.is_empty() || !HALF_KERNELS.is_empty()
+/// Errors when nvcc was not there when this program was built.
+pub fn require_any() -> Result<()> {
+    if !KERNELS.is_empty() || !HALF_KERNELS.is_empty() {
+        return Ok(());
+    }
+    Err(Error::new("this program was built without nvcc, so it has no GPU kernels")
+        .hint(format!("run `make cuda-toolkit`, then `make build`; or {}", library::use_the_cpu())))
+}
+
+/// What the kernels of this program were built with, and for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct KernelsBuilt {
+    /// The version of nvcc; none where there was none.
+    pub toolkit: Option<&'static str>,
+    /// Architectures as nvcc names them, such as 90a.
+    pub architectures: &'static [&'static str],
+    /// The architecture of the code that later GPUs compile for themselves; none where the build named its own.
+    pub ptx: Option<&'static str>,
+}
+
+/// See [`KernelsBuilt`].
+pub fn built() -> KernelsBuilt {
+    KernelsBuilt { toolkit: TOOLKIT, architectures: ARCHS, ptx: PTX }
+}
+
+impl KernelsBuilt {
+    /// What a GPU of this capability gets for values of `element`, in words; none where that is nothing.
+    pub(super) fn serves(&self, (major, minor): (i32, i32), element: Element) -> Option<String> {
+        let half = element == Element::F16;
+        let number = |name: &str| name.trim_end_matches('a').parse::<i32>().ok();
+        let own = major * 10 + minor;
+        // Code runs on GPUs of its own and later minor versions; that of `90a` on 9.0 alone.
+        let fits = |name: &&&str| match number(name) {
+            Some(number) if half => number == 75 && major == 7,
+            Some(number) if name.ends_with('a') => number == own,
+            Some(number) => number != 75 && number / 10 == major && number <= own,
+            None => false,
+        };
+        let capability = |name: &str| name.len().checked_sub(1 + usize::from(name.ends_with('a')));
+        let dotted = |name: &str| match capability(name) {
+            Some(point) => format!("{}.{}", &name[..point], &name[point..]),
+            None => name.to_string(),
+        };
+        if let Some(name) = self.architectures.iter().filter(fits).max_by_key(|name| number(name)) {
+            return Some(format!("kernels for {} are built in", dotted(name)));
+        }
+        // PTX for fp16 comes with the kernels of 7.5.
+        let half_ptx = half.then_some("75").filter(|name| self.architectures.contains(name));
+        let ptx = if half { half_ptx } else { self.ptx };
+        let name = ptx.filter(|name| number(name).is_some_and(|number| number <= own))?;
+        Some(format!("no kernels for {major}.{minor}: the driver compiles those for {}", dotted(name)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_gpu_gets_the_kernels_that_run_on_it() {
+        let all = KernelsBuilt {
+            toolkit: Some("13.0"),
+            architectures: &["75", "80", "86", "89", "90a", "100", "120"],
+            ptx: Some("80"),
+        };
+        let of = |capability| all.serves(capability, Element::Bf16).unwrap();
+        let built = |name: &str| format!("kernels for {name} are built in");
+        assert_eq!(of((9, 0)), built("9.0a"));
+        assert_eq!(
+            [(8, 0), (8, 6), (8, 7), (10, 3), (12, 1)].map(of),
+            ["8.0", "8.6", "8.6", "10.0", "12.0"].map(built)
+        );
+        assert_eq!(of((11, 0)), "no kernels for 11.0: the driver compiles those for 8.0");
+        assert_eq!(all.serves((7, 5), Element::F16).unwrap(), built("7.5"));
+        assert!(all.serves((9, 0), Element::F16).unwrap().contains("compiles those for 7.5"));
+        assert_eq!(all.serves((7, 5), Element::Bf16), None);
+        let one = KernelsBuilt { architectures: &["90a"], ptx: None, ..all };
+        assert_eq!(one.serves((9, 0), Element::Bf16).unwrap(), built("9.0a"));
+        assert_eq!([one.serves((8, 9), Element::Bf16), one.serves((9, 0), Element::F16)], [None, None]);
+    }
 }

@@ -5,18 +5,19 @@
 //! sides, with a scale for each row of either, sum in what the tensor cores keep of a float32, and give bf16; see
 //! [`quantise`] and [`gemm`].
 //!
-//! [`library`] finds the driver, [`driver`] asks it, [`device`] opens a GPU, [`buffer`] hands out its memory under the
-//! budget of [`memory`], [`launch`] starts the kernels of cuda/*.cu that build.rs compiled into [`kernels`], [`gemm`]
-//! asks cuBLASLt, [`transfer`] moves values and images through [`staging`] buffers, [`upload`] weights out of files,
-//! [`stored`] says how those lie that stay in a file's format, [`block_stream`] those of blocks that take turns in
-//! memory, [`graph`] launches captured work as a whole. GPUs that make one image together are ranks of a [`group`],
-//! which write to each other's memory ([`peers`]) in an [`exchange`] of [`pieces`], or to a [`host_staging_buffer`] in
-//! that of the host in a [`host_exchange`]; [`weight_source`] says whether one copies the weights of another. What an
-//! op learns of its result on the way, it leaves there as [`channel_statistics`]. Every op has a launcher in the file
-//! of its name in [`ops`]; those for Hopper alone share [`hopper`]. All computing goes to one stream in program order,
-//! in which [`capture`] lets one thread at a time enqueue, and [`captures`] keeps away what would break a capture; only
-//! downloads, [`Device::wait`](crate::backend::Device::wait), the timing of algorithms and allocations that have to
-//! gather freed memory wait.
+//! [`library`] finds the driver, [`driver`] asks it, [`survey`](mod@survey) tells of all GPUs, [`device`] opens one,
+//! [`buffer`] hands out its memory under the budget of [`memory`], [`launch`] starts the kernels of cuda/*.cu that
+//! build.rs compiled into [`kernels`], [`gemm`] asks cuBLASLt, [`transfer`] moves values and images through [`staging`]
+//! buffers, [`upload`] weights out of files, [`stored`] says how those lie that stay in a file's format,
+//! [`block_stream`] those of blocks that take turns in memory, [`graph`] launches captured work as a whole. GPUs that
+//! make one image together are ranks of a [`group`], which write to each other's memory ([`peers`]) in an [`exchange`]
+//! of [`pieces`], or to a [`host_staging_buffer`] in that of the host in a [`host_exchange`]; [`weight_source`] says
+//! whether one copies the weights of another. What an op learns of its result on the way, it leaves there as
+//! [`channel_statistics`]. Every op has a launcher in the file of its name in [`ops`]; those for Hopper alone share
+//! [`hopper`]. All computing goes to one stream in program order, in which [`capture`] lets one thread at a time
+//! enqueue, and [`captures`] keeps away what would break a capture; only downloads,
+//! [`Device::wait`](crate::backend::Device::wait), the timing of algorithms and allocations that have to gather freed
+//! memory wait.
 #![allow(unsafe_code)]
 
 mod backend;
@@ -50,6 +51,7 @@ mod saturation;
 mod slabs;
 mod staging;
 mod stored;
+mod survey;
 mod transfer;
 mod upload;
 mod weight;
@@ -68,6 +70,8 @@ pub use event::Event;
 pub use gemm::GemmCache;
 pub use graph::Graph;
 pub use group::{GroupOptions, Link, are_linked};
+pub use kernels::{KernelsBuilt, built as kernels_built};
+pub use survey::{GpuFacts, Survey, free_bytes, survey};
 pub use upload::Uploads;
 pub use weight::{ConvWeight, Weight};
 

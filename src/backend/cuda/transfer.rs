@@ -34,6 +34,12 @@ pub struct Rgb8 {
     made: Event,
 }
 
+/// Dense activations on the device.
+pub struct Download {
+    values: Tensor<Cuda>,
+    made: Event,
+}
+
 impl Cuda {
     /// Errors when this thread captures work, which `what` cannot be a part of: the host reads or writes its values
     /// now.
@@ -155,6 +161,33 @@ impl Cuda {
                 BufferKind::Byte => Err(Error::new("bytes are no activations")),
             }
         }
+    }
+
+    /// See [`crate::backend::Memory::download_soon`].
+    pub(super) fn download_soon_op(&self, x: Tensor<Cuda>) -> Result<Download> {
+        self.expect_no_capture("a download")?;
+        let values = if x.stride() == x.cols() {
+            x
+        } else {
+            let dense = self.empty(x.rows(), x.cols())?;
+            self.copy_cells(&x, &dense)?;
+            dense
+        };
+        Ok(Download { values, made: Event::new(self.device(), self.device().stream())? })
+    }
+
+    /// See [`crate::backend::Memory::take_download`].
+    pub(super) fn take_download_op(&self, Download { values, made }: Download) -> Result<Vec<f32>> {
+        let stream = self.device().download_stream();
+        made.make_wait(stream)?;
+        // As in `take_rgb8_op`, all copies are done when this returns.
+        // SAFETY: the tensor is dense, lives until this returns, and its values take two bytes each.
+        let downloaded = unsafe { self.download_dense::<u16>(values.address(), values.rows() * values.cols(), stream) };
+        let bits = downloaded.inspect_err(|_| {
+            // SAFETY: the stream lives as long as the device. What fails here has failed above.
+            let _ = unsafe { result::stream::synchronize(stream.raw()) };
+        })?;
+        Ok(bits.into_iter().map(|bits| self.element().activation_value(bits)).collect())
     }
 
     /// Rows of `cols` values of `T`, row by row from a matrix of any stride. Waits.

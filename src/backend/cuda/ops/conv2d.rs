@@ -45,25 +45,35 @@ fn rows_seen(conv: Conv, [above, below]: [usize; 2], pixels: &Range<usize>) -> R
     start..(last + conv.kernel).saturating_sub(conv.pad_before).clamp(start + 1, height)
 }
 
+/// What is done with the sums of a convolution.
+#[derive(Default)]
+pub(super) struct Epilogue {
+    /// [output pixels, out], which is added.
+    pub residual: Option<Tensor<Cuda>>,
+    /// The sum is rectified.
+    pub relu: bool,
+}
+
 impl Cuda {
     pub(crate) fn conv2d_op(&self, conv2d: Conv2d<'_, Cuda>) -> Result<Convolved<Cuda>> {
-        let Conv2d { norm, upsample, halo, ref residual, .. } = conv2d;
+        let Conv2d { norm, upsample, halo, ref residual, relu, .. } = conv2d;
         match (norm, upsample) {
-            (None, false) if halo.is_none() && residual.is_none() => self.conv2d_over(conv2d),
+            (None, false) if halo.is_none() && residual.is_none() && !relu => self.conv2d_over(conv2d),
             (None, false) => self.conv2d_of_image(conv2d),
             (Some(norm), false) => self.norm_conv2d(conv2d, norm),
-            (None, true) if residual.is_none() => self.upsample_conv2d(conv2d),
+            (None, true) if residual.is_none() && !relu => self.upsample_conv2d(conv2d),
             _ => ops::conv2d::compose(self, conv2d),
         }
     }
 
     /// A convolution of x as it is.
     fn conv2d_of_image(&self, conv2d: Conv2d<'_, Cuda>) -> Result<Convolved<Cuda>> {
-        let Conv2d { x, weight, bias, conv, halo, residual, .. } = conv2d;
-        self.convolve(Input::Image(Between::new(&x, halo, conv.width)?), weight, bias, conv, residual)
+        let Conv2d { x, weight, bias, conv, halo, residual, relu, .. } = conv2d;
+        let epilogue = Epilogue { residual, relu };
+        self.convolve(Input::Image(Between::new(&x, halo, conv.width)?), weight, bias, conv, epilogue)
     }
 
-    /// `conv2d(input) + residual`; the result goes over `residual` where that is writable.
+    /// `conv2d(input)` and its epilogue; the result goes over the residual where that is writable.
     ///
     /// Errors when `FLUX_CONV2D` names no kernel that is here.
     pub(super) fn convolve(
@@ -72,7 +82,7 @@ impl Cuda {
         weight: &ConvKernel<Cuda>,
         bias: &Tensor<Cuda>,
         conv: Conv,
-        residual: Option<Tensor<Cuda>>,
+        Epilogue { residual, relu }: Epilogue,
     ) -> Result<Convolved<Cuda>> {
         let hopper = self.hopper_wanted(CHOICE)?;
         let weight = &weight.weight().0;
@@ -90,12 +100,13 @@ impl Cuda {
             && input.halo() == [0, 0]
             && matches!(input, Input::Image(_));
         let out_aligned = all_aligned(&[out]) && residual.as_ref().is_none_or(Tensor::aligned);
-        let mut statistics = None;
+        let (mut statistics, mut rectify) = (None, relu);
         if hopper && (same || halves) && takes(&input, weight, bias) && out_aligned {
             let weight = Taps { address: weight.address(), rows: weight.rows(), channels: input.source().cols() };
             let (input, residual) = (&mut input, residual.as_ref());
             let (height, width) = (conv.out_height(), conv.out_width());
-            let call = Call { input, weight, bias, residual, out, height, width };
+            let call = Call { input, weight, bias, residual, relu, out, height, width };
+            rectify = false;
             statistics = if halves { self.run_hopper_halve(call) } else { self.run_hopper_conv2d(call) }?;
         } else {
             let from_residual = residual.as_ref().map(Matrix::of);
@@ -112,7 +123,10 @@ impl Cuda {
         }
         let out = fresh.or(residual).expect("as above");
         let padding = out.cols() - weight.rows();
-        let [pixels, _] = out.split_cols([weight.rows(), padding]);
+        let [mut pixels, _] = out.split_cols([weight.rows(), padding]);
+        if rectify {
+            pixels = self.relu_op(pixels)?;
+        }
         // The statistics of an output with padding are not of its own channels alone.
         Ok(Convolved { pixels, statistics: statistics.filter(|_| padding == 0) })
     }

@@ -136,6 +136,8 @@ pub(crate) struct Call<'a, 'x> {
     pub weight: Taps,
     pub bias: &'a Tensor<Cuda>,
     pub residual: Option<&'a Tensor<Cuda>>,
+    /// Of the sum; not with the shapes for few outputs.
+    pub relu: bool,
     pub out: &'a Tensor<Cuda>,
     pub height: usize,
     pub width: usize,
@@ -157,7 +159,7 @@ impl Cuda {
     /// `conv2d(x) + residual`, with an output as high and wide as the input. Returns the channel statistics of
     /// `call.out` where the kernel computes them.
     pub(crate) fn run_hopper_conv2d(&self, call: Call<'_, '_>) -> Result<Option<ChannelStatistics>> {
-        let few = call.out.cols() <= 8 && call.residual.is_none();
+        let few = call.out.cols() <= 8 && call.residual.is_none() && !call.relu;
         self.run_hopper_shape(CHOICE, if few { &FEW } else { &SAME }, call)
     }
 
@@ -168,7 +170,7 @@ impl Cuda {
         shapes: &[Shape],
         call: Call<'_, '_>,
     ) -> Result<Option<ChannelStatistics>> {
-        let Call { input, weight, bias, residual, out, height, width } = call;
+        let Call { input, weight, bias, residual, relu, out, height, width } = call;
         let shape = Shape::find(shapes, self.device().multiprocessors(), height, width, out.cols());
         // First of all, because a driver that loads this kernel knows tensor maps too.
         let launch = self.launch(choice.file, shape.name)?.shared(shape.shared_bytes() as u32)?;
@@ -197,7 +199,7 @@ impl Cuda {
             let mut arguments = Arguments {
                 // Without a residual the kernel reads no third map.
                 maps: [x_map, weight_map, residual_map.unwrap_or(x_map)],
-                adds: i32::from(residual.is_some()),
+                epilogue: [i32::from(residual.is_some()), i32::from(relu)],
                 bias_and_out: [bias.address(), out.address(), out.stride() as u64],
                 sizes,
                 statistics: statistics.as_ref().map_or([0, 0], |of_all| [of_all.partial(), of_all.counts()]),
@@ -222,7 +224,8 @@ impl Cuda {
 struct Arguments {
     /// x, weight and residual.
     maps: [sys::CUtensorMap; 3],
-    adds: i32,
+    /// Whether the residual is added, and whether the sum is rectified.
+    epilogue: [i32; 2],
     /// Addresses of both, and the row stride of out.
     bias_and_out: [u64; 3],
     /// Height, width, channels, outs.
@@ -235,14 +238,14 @@ struct Arguments {
 }
 
 impl Arguments {
-    /// A pointer to each argument, in the kernel's order: three tensor maps, an int, two pointers, a long long, four
+    /// A pointer to each argument, in the kernel's order: three tensor maps, two ints, two pointers, a long long, four
     /// ints, two pointers, three ints and a pointer.
     fn pointers(&mut self) -> Vec<*mut c_void> {
         fn each<T>(values: &mut [T]) -> impl Iterator<Item = *mut c_void> {
             values.iter_mut().map(|value| std::ptr::from_mut(value).cast())
         }
         let mut pointers: Vec<_> = each(&mut self.maps).collect();
-        pointers.push(std::ptr::from_mut(&mut self.adds).cast());
+        pointers.extend(each(&mut self.epilogue));
         pointers.extend(each(&mut self.bias_and_out));
         pointers.extend(each(&mut self.sizes));
         pointers.extend(each(&mut self.statistics));

@@ -4,6 +4,7 @@
 
 use std::sync::atomic::Ordering;
 
+use super::conv2d::Epilogue;
 use super::conv2d_input::{Input, Window};
 use super::conv2d_sm90a::CHOICE;
 use crate::backend::cuda::Cuda;
@@ -29,9 +30,9 @@ impl Cuda {
 
     /// A convolution of `silu(group_norm(x))`.
     pub(super) fn norm_conv2d(&self, conv2d: Conv2d<'_, Cuda>, norm: &GroupNorm<'_, Cuda>) -> Result<Convolved<Cuda>> {
-        let Conv2d { x, weight, bias, conv, halo, residual, .. } = conv2d;
+        let Conv2d { x, weight, bias, conv, halo, residual, relu, .. } = conv2d;
         let coefficients = self.group_norm_coefficients(&x, norm)?;
         let window = Window::new(&x, halo, coefficients, conv, self.band_bytes());
-        self.convolve(Input::Normed(window), weight, bias, conv, residual)
+        self.convolve(Input::Normed(window), weight, bias, conv, Epilogue { residual, relu })
     }
 }

@@ -33,7 +33,8 @@ pub fn check(precision: Precision, device: &Device) -> Result<()> {
     check_capability(precision, device.capability(), device.name())
 }
 
-fn check_capability(precision: Precision, capability: (i32, i32), name: &str) -> Result<()> {
+/// The same, where what is not in fp8 is in bf16.
+pub fn check_capability(precision: Precision, capability: (i32, i32), name: &str) -> Result<()> {
     if precision == Precision::Bf16 || capability == CAPABILITY {
         return Ok(());
     }

@@ -1,6 +1,7 @@
 //! Launches cuda/upsample_conv2d_sm90a.cu, the convolution of an upsampled image on Hopper. On other GPUs im2col reads
 //! the image as if it were upsampled.
 
+use super::conv2d::Epilogue;
 use super::conv2d_input::{Between, Input};
 use super::conv2d_sm90a::{Call, Shape, Taps, takes};
 use crate::backend::cuda::hopper::Choice;
@@ -24,12 +25,12 @@ impl Cuda {
         let Conv2d { x, weight: kernel, bias, conv: Conv { height, width, .. }, halo, .. } = conv2d;
         let (mut input, weight) = (Input::Doubled(Between::new(&x, halo, width)?), &kernel.weight().0);
         if !self.hopper_wanted(CHOICE)? || !takes(&input, weight, bias) || !weight.rows().is_multiple_of(8) {
-            return self.convolve(input, kernel, bias, Conv::same(2 * height, 2 * width, 3), None);
+            return self.convolve(input, kernel, bias, Conv::same(2 * height, 2 * width, 3), Epilogue::default());
         }
         let collapsed = self.collapse_taps(weight, x.cols())?;
         let out = self.empty(4 * x.rows(), weight.rows())?;
         let weight = Taps { address: collapsed.address(), rows: collapsed.rows(), channels: x.cols() };
-        let call = Call { input: &mut input, weight, bias, residual: None, out: &out, height, width };
+        let call = Call { input: &mut input, weight, bias, residual: None, relu: false, out: &out, height, width };
         let statistics = self.run_hopper_shape(CHOICE, &UPSAMPLED, call)?;
         Ok(Convolved { pixels: out, statistics })
     }

@@ -1,0 +1,98 @@
+//! What the host is: its processor and its memory.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::num::NonZero;
+use std::thread;
+
+use super::{Precision, gemm, memory};
+
+/// The processor and the memory of the host.
+#[derive(Debug, Clone)]
+pub struct HostFacts {
+    /// The name of the processor; none where the system does not say.
+    pub name: Option<String>,
+    /// Cores of the machine; none where the system does not say.
+    pub cores: Option<usize>,
+    /// Threads that this program may run at once.
+    pub threads: usize,
+    /// The instruction sets that this program uses of those that the processor has.
+    pub instructions: Vec<&'static str>,
+    /// How products are computed, in words.
+    pub products: String,
+    /// All of its memory.
+    pub memory_bytes: Option<u64>,
+    /// What this program may take of it; none where the system does not say.
+    pub available_bytes: Option<u64>,
+}
+
+/// Asks the system.
+pub fn host_facts() -> HostFacts {
+    let cpuinfo = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+    HostFacts {
+        name: name(&cpuinfo),
+        cores: cores(&cpuinfo),
+        threads: thread::available_parallelism().map_or(1, NonZero::get),
+        instructions: instructions(),
+        products: gemm::describe(Precision::F32).to_string(),
+        memory_bytes: memory::total_bytes(),
+        available_bytes: Some(memory::available_bytes()).filter(|bytes| *bytes < u64::MAX),
+    }
+}
+
+/// What stands behind a key of /proc/cpuinfo.
+fn value<'a>(line: &'a str, key: &str) -> Option<&'a str> {
+    let (name, value) = line.split_once(':')?;
+    (name.trim() == key).then(|| value.trim())
+}
+
+fn name(cpuinfo: &str) -> Option<String> {
+    cpuinfo.lines().find_map(|line| value(line, "model name")).map(String::from)
+}
+
+/// The cores of all sockets; several threads may share one.
+fn cores(cpuinfo: &str) -> Option<usize> {
+    let core = |block: &str| {
+        let of = |key| block.lines().find_map(|line| value(line, key)).map(String::from);
+        Some((of("physical id")?, of("core id")?))
+    };
+    Some(cpuinfo.split("\n\n").filter_map(core).collect::<BTreeSet<_>>().len()).filter(|cores| *cores > 0)
+}
+
+/// What products and sums are computed by, in whose order they round.
+#[cfg(target_arch = "x86_64")]
+pub(super) fn instructions() -> Vec<&'static str> {
+    let found = [
+        ("avx2", is_x86_feature_detected!("avx2")),
+        ("fma", is_x86_feature_detected!("fma")),
+        ("avx512f", is_x86_feature_detected!("avx512f")),
+        ("amx-bf16", super::amx::available()),
+    ];
+    found.into_iter().filter(|(_, has)| *has).map(|(name, _)| name).collect()
+}
+
+#[cfg(not(target_arch = "x86_64"))]
+pub(super) fn instructions() -> Vec<&'static str> {
+    Vec::new()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn cores_are_counted_once_however_many_threads_share_them() {
+        let block = |core: usize, socket: usize| {
+            format!("processor\t: 0\nmodel name\t: A CPU : 3\nphysical id\t: {socket}\ncore id\t\t: {core}\n")
+        };
+        let text = [block(0, 0), block(1, 0), block(0, 0), block(0, 1)].join("\n");
+        assert_eq!((cores(&text), name(&text).as_deref()), (Some(3), Some("A CPU : 3")));
+        assert_eq!((cores(""), name("")), (None, None));
+    }
+
+    #[test]
+    fn this_host_has_threads_and_a_way_to_multiply() {
+        let host = host_facts();
+        assert!(host.threads > 0 && !host.products.is_empty(), "{host:?}");
+    }
+}

@@ -1,0 +1,108 @@
+//! What GPUs the machine shows, and what this program would do on each, without opening one.
+
+use cudarc::driver::result;
+
+use super::driver::{Properties, check_version, failed, start_any_driver};
+use super::element::Element;
+use super::ops::quantise;
+use super::{Precision, kernels, library};
+use crate::error::Result;
+
+/// The GPUs that the driver shows to this program.
+#[derive(Debug, Clone)]
+pub struct Survey {
+    /// The newest CUDA that the driver knows, such as 13.0.
+    pub driver_cuda: String,
+    /// In the order of their numbers.
+    pub gpus: Vec<GpuFacts>,
+}
+
+/// What the driver says of a GPU, and what this program would do on it.
+#[derive(Debug, Clone)]
+pub struct GpuFacts {
+    /// As `--device cuda:N` takes it.
+    pub number: usize,
+    /// Its name.
+    pub name: String,
+    /// Without what stands in front of it, such as `GPU-`: 36 characters.
+    pub uuid: Option<String>,
+    /// Compute capability, such as 9.0.
+    pub capability: String,
+    /// Streaming multiprocessors.
+    pub multiprocessors: usize,
+    /// All of its memory.
+    pub memory_bytes: Option<u64>,
+    /// In what it would compute; none where it cannot be used.
+    pub computes_in: Option<&'static str>,
+    /// Which kernels it would get, in words.
+    pub kernels: String,
+    /// Why it cannot be used, if so.
+    pub unusable: Option<String>,
+    /// Why it does not compute in fp8, if so.
+    pub without_fp8: Option<String>,
+}
+
+/// Asks the driver.
+///
+/// Errors when there is no driver, or it does not start.
+pub fn survey() -> Result<Survey> {
+    let version = start_any_driver()?;
+    let count = result::device::get_count().map_err(|e| failed("cannot count GPUs", e))?;
+    let gpus = (0..usize::try_from(count).unwrap_or(0)).map(|number| facts(number, version)).collect::<Result<_>>()?;
+    Ok(Survey { driver_cuda: format!("{}.{}", version / 1000, version % 1000 / 10), gpus })
+}
+
+/// Bytes of a GPU's memory that are free. This makes a context on it, which takes some of them.
+pub fn free_bytes(number: usize) -> Option<u64> {
+    super::device::Device::open(number, Some(0)).ok()?.free_bytes()
+}
+
+fn facts(number: usize, version: i32) -> Result<GpuFacts> {
+    let (device, properties) = Properties::ask(number)?;
+    let (major, minor) = properties.capability;
+    let element = Element::of_gpu(properties.capability);
+    let usable = properties
+        .check_capability(number)
+        .and_then(|()| kernels::require_any())
+        .and_then(|()| check_version(version))
+        .and_then(|()| element.as_ref().map_err(Clone::clone).and_then(|element| kernels::require(*element)))
+        .and_then(|()| library::find_cublaslt());
+    let served = element.as_ref().ok().and_then(|element| kernels::built().serves(properties.capability, *element));
+    let fp8 = match element {
+        Ok(Element::F16) => Some("what is not in fp8 has to be in bf16, not in fp16".to_string()),
+        _ => quantise::check_capability(Precision::Fp8, properties.capability, &properties.name)
+            .err()
+            .map(|e| e.what().to_string()),
+    };
+    // SAFETY: `device` was returned by the driver.
+    let memory_bytes = unsafe { result::device::total_mem(device) }.ok().map(|bytes| bytes as u64);
+    Ok(GpuFacts {
+        number,
+        uuid: result::device::get_uuid(device).ok().map(|uuid| hyphened(uuid.bytes.map(|byte| byte as u8))),
+        capability: format!("{major}.{minor}"),
+        multiprocessors: properties.multiprocessors,
+        memory_bytes,
+        computes_in: element.as_ref().ok().filter(|_| usable.is_ok()).map(|element| element.name()),
+        kernels: served.unwrap_or_else(|| "none".to_string()),
+        unusable: usable.err().map(|e| e.what().to_string()),
+        without_fp8: fp8,
+        name: properties.name,
+    })
+}
+
+/// A UUID as it is written: 8, 4, 4, 4 and 12 digits.
+fn hyphened(bytes: [u8; 16]) -> String {
+    let digits: Vec<String> = bytes.iter().map(|byte| format!("{byte:02x}")).collect();
+    [0..4, 4..6, 6..8, 8..10, 10..16].map(|part| digits[part].concat()).join("-")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_uuid_is_written_as_nvidia_smi_does() {
+        let bytes = std::array::from_fn(|i| 0x11 * i as u8);
+        assert_eq!(hyphened(bytes), "00112233-4455-6677-8899-aabbccddeeff");
+    }
+}

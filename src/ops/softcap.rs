@@ -1,0 +1,14 @@
+//! A soft bound.
+
+use crate::backend::Backend;
+use crate::error::Result;
+use crate::tensor::{Tensor, expect_activations};
+
+impl<B: Backend> Tensor<B> {
+    /// `cap * tanh(x / cap)`.
+    pub fn softcap(self, cap: f32) -> Result<Self> {
+        expect_activations("softcap", &[&self])?;
+        let b = self.backend().clone();
+        b.softcap(self, cap)
+    }
+}
