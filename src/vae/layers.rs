@@ -7,7 +7,7 @@ use crate::nn::{ConvKernel, Weights};
 use crate::ops::{self, Conv, Convolved};
 use crate::tensor::Tensor;
 
-/// The epsilon of every group norm.
+/// The epsilon of every group norm of the VAE.
 /// Source: diffusers `Decoder(resnet_eps=1e-6)`; it is in no config.
 const GROUP_NORM_EPS: f32 = 1e-6;
 
@@ -25,6 +25,18 @@ impl<B: Backend> ConvLayer<B> {
         })
     }
 
+    /// The same without a bias.
+    pub(super) fn load_unbiased(
+        weights: &Weights<'_, B>,
+        name: &str,
+        cin: usize,
+        cout: usize,
+        kernel: usize,
+    ) -> Result<Self> {
+        let bias = weights.backend().upload(&vec![0.0; cout], 1, cout)?;
+        Ok(Self { weight: weights.conv(name, cin, cout, kernel)?, bias })
+    }
+
     /// The first `cout` of the `all` outputs that the checkpoint has.
     pub(super) fn load_first(
         weights: &Weights<'_, B>,
@@ -40,6 +52,26 @@ impl<B: Backend> ConvLayer<B> {
 
     pub(super) fn forward(&self, x: &Grid<B>) -> Result<Grid<B>> {
         self.forward_by(x, self.same(x))
+    }
+
+    /// `relu(forward(x))`
+    pub(super) fn forward_relu(&self, x: &Grid<B>) -> Result<Grid<B>> {
+        let made = x.pixels.conv2d_relu(&self.weight, &self.bias, self.same(x))?;
+        Ok(Grid::new(made, x.height, x.width))
+    }
+
+    /// `relu(forward(x) + residual)`, which may overwrite the residual.
+    pub(super) fn forward_add_relu(&self, x: &Grid<B>, residual: Grid<B>) -> Result<Grid<B>> {
+        let residual = residual.into_convolved().pixels;
+        let sum = x.pixels.conv2d_add_relu(&self.weight, &self.bias, self.same(x), residual)?;
+        Ok(Grid::new(sum, x.height, x.width))
+    }
+
+    /// `forward(x) + residual`, which may overwrite the residual.
+    pub(super) fn forward_add(&self, x: &Grid<B>, residual: Grid<B>) -> Result<Grid<B>> {
+        let residual = residual.into_convolved().pixels;
+        let sum = x.pixels.conv2d_add(&self.weight, &self.bias, self.same(x), residual)?;
+        Ok(Grid::new(sum, x.height, x.width))
     }
 
     /// A convolution of another geometry, such as one that halves the image.
@@ -90,6 +122,7 @@ pub(super) struct GroupNorm<B: Backend> {
     weight: Tensor<B>, // [1, channels]
     bias: Tensor<B>,   // [1, channels]
     groups: usize,
+    eps: f32,
 }
 
 impl<B: Backend> GroupNorm<B> {
@@ -99,7 +132,13 @@ impl<B: Backend> GroupNorm<B> {
                 .at("vae/config.json"));
         }
         let weights = weights.at(name);
-        Ok(Self { weight: weights.vector("weight", channels)?, bias: weights.vector("bias", channels)?, groups })
+        let (weight, bias) = (weights.vector("weight", channels)?, weights.vector("bias", channels)?);
+        Ok(Self { weight, bias, groups, eps: GROUP_NORM_EPS })
+    }
+
+    /// With another epsilon.
+    pub(super) fn with_eps(self, eps: f32) -> Self {
+        Self { eps, ..self }
     }
 
     pub(super) fn forward(&self, x: &Grid<B>) -> Result<Tensor<B>> {
@@ -108,6 +147,7 @@ impl<B: Backend> GroupNorm<B> {
     }
 
     fn op<'a>(&'a self, statistics: Option<&'a B::ChannelStatistics>) -> ops::GroupNorm<'a, B> {
-        ops::GroupNorm { weight: &self.weight, bias: &self.bias, groups: self.groups, eps: GROUP_NORM_EPS, statistics }
+        let Self { weight, bias, groups, eps } = self;
+        ops::GroupNorm { weight, bias, groups: *groups, eps: *eps, statistics }
     }
 }

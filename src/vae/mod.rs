@@ -14,7 +14,11 @@ mod grid;
 mod latent_statistics;
 mod layers;
 mod mid_block;
+pub mod preview;
 mod resnet_block;
+mod tiny_decoder;
+mod tiny_file;
+mod tiny_layers;
 
 pub use config::VaeConfig;
 pub use decoder::Decoder;
@@ -23,6 +27,9 @@ pub use encoder::Encoder;
 pub use grid::{Band, Grid};
 pub use mid_block::MidBlock;
 pub use resnet_block::ResnetBlock;
+pub use tiny_decoder::TinyDecoder;
+pub use tiny_file::TinyDecoderFile;
+pub use tiny_layers::TinyDecoderSizes;
 
 use crate::error::Result;
 use crate::files::{ModelFiles, Role, TensorFiles};

@@ -1,0 +1,116 @@
+//! A file of TAEF2, which is checked when it is opened.
+
+use std::path::{Path, PathBuf};
+
+use super::tiny_decoder::TinyDecoder;
+use super::tiny_layers::{CONV_IN, ENCODER, LayerNames, LayerWeights, TinyDecoderSizes};
+use crate::backend::Backend;
+use crate::error::{Error, Field, Result};
+use crate::files::{TensorFiles, is_pickle, open_weights};
+use crate::nn::Weights;
+
+const FETCH: &str = "fetch `taef2.safetensors` of huggingface.co/madebyollin/taef2";
+/// `weights_only` keeps the pickle from running anything.
+const CONVERT: &str = "fetch `taef2.safetensors` of huggingface.co/madebyollin/taef2, or convert the file: `python3 -c \
+                       \"import torch, safetensors.torch as s; s.save_file(torch.load('taef2_decoder.pth', \
+                       weights_only=True), 'taef2_decoder.safetensors')\"`";
+
+/// An opened file of TAEF2, whose decoder was checked.
+pub struct TinyDecoderFile {
+    path: PathBuf,
+    files: TensorFiles,
+    names: LayerNames,
+    sizes: TinyDecoderSizes,
+}
+
+impl TinyDecoderFile {
+    /// Opens a file of TAEF2, or of its decoder. `host` is where it is checked, and should use weights where they are
+    /// mapped.
+    ///
+    /// Errors when it is no file of weights or no tiny autoencoder, or when a tensor is missing, unknown, of another
+    /// shape, no float, or holds a value that is not finite.
+    pub fn open<B: Backend>(path: &Path, host: &B) -> Result<Self> {
+        let open = || Self::of_file(path, TensorFiles::new(vec![open_weights(path)?])?, host);
+        open().map_err(|e| {
+            let e = if is_pickle(&e) { e.hint_instead(CONVERT) } else { e };
+            e.at_path(path).hint(FETCH).of(Field::PreviewDecoder)
+        })
+    }
+
+    /// Errors unless it is for a model whose latents have so many channels.
+    pub fn expect_latents(&self, channels: usize) -> Result<()> {
+        if self.sizes.latent_channels == channels {
+            return Ok(());
+        }
+        let error = of_another_model(&self.names.of(CONV_IN), [self.sizes.latent_channels, channels]);
+        Err(error.at_path(&self.path).of(Field::PreviewDecoder))
+    }
+
+    fn of_file<B: Backend>(path: &Path, files: TensorFiles, host: &B) -> Result<Self> {
+        let names = LayerNames::find(&files).ok_or_else(|| none_of(&files))?;
+        let sizes = TinyDecoderSizes::of(&files, names)?;
+        let file = Self { path: path.to_path_buf(), files, names, sizes };
+        file.check(host)?;
+        Ok(file)
+    }
+
+    /// Errors unless the file has the tensors of the decoder and, beside an encoder, no others.
+    fn check<B: Backend>(&self, host: &B) -> Result<()> {
+        self.check_formats()?;
+        TinyDecoder::load(&self.weights(Weights::new(host, &self.files)), &self.sizes)?;
+        let is_known = |name: &str| !self.names.prefix.is_empty() && name.starts_with(ENCODER);
+        if let Some(unread) = self.files.unread().iter().find(|unread| !is_known(unread.name)) {
+            return Err(Error::new(format!("tensor `{}` is of no layer of a tiny decoder of FLUX.2", unread.key)));
+        }
+        self.files.check_finite()
+    }
+
+    fn check_formats(&self) -> Result<()> {
+        for file in self.files.files() {
+            for name in file.names() {
+                let format = file.tensor(name)?.format();
+                if !format.is_float() {
+                    return Err(Error::new(format!(
+                        "tensor `{name}` is in {format}, expected floats of 16 or 32 bits"
+                    )));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// The sizes of the decoder.
+    pub fn sizes(&self) -> TinyDecoderSizes {
+        self.sizes
+    }
+
+    /// Its tensors.
+    pub fn files(&self) -> &TensorFiles {
+        &self.files
+    }
+
+    /// What [`TinyDecoder::load`] reads, of the `weights` of [`TinyDecoderFile::files`].
+    pub fn weights<'a, B: Backend>(&self, weights: Weights<'a, B>) -> LayerWeights<'a, B> {
+        LayerWeights { weights, names: self.names }
+    }
+}
+
+/// The error of a decoder whose first layer reads latents of other channels than the model has.
+fn of_another_model(layer: &str, [reads, has]: [usize; 2]) -> Error {
+    Error::new(format!(
+        "the tiny autoencoder is of another model: `{layer}.weight` reads latents of {reads} channels, this model has \
+         {has}"
+    ))
+    .hint(format!("TAEF2 shows steps of FLUX.2-klein: leave it out, or name such a model with `{:#}`", Field::Model))
+}
+
+/// The error of a file without a tiny decoder.
+fn none_of(files: &TensorFiles) -> Error {
+    let is_encoder = ["encoder.layers.11.pool.0.weight", "encoder.11.pool.0.weight", "11.pool.0.weight"]
+        .iter()
+        .any(|name| files.shape(name).is_some());
+    match is_encoder {
+        true => Error::new("the file holds the encoder of a tiny autoencoder, and not the decoder"),
+        false => Error::new("the file is no tiny autoencoder"),
+    }
+}
