@@ -1,11 +1,13 @@
 #!/usr/bin/env python3
-"""Writes a model folder as large as FLUX.2-klein, with random weights: for speed, memory and parity without a download.
+"""Writes a model folder as large as FLUX.2-klein or FLUX.3-klein, with random weights: for speed, memory and parity without
+a download.
 
     python3 scripts/make_full_size_model.py 4b /tmp/klein-4b
 
 Files, names, shapes and dtypes are those of the published models. The images mean nothing, but the weights are scaled so
-that activations stay in the range of a trained network. 4b takes 16 GB and 9b 35 GB of disk; `mini` has every part
-in 70 MB. One seed gives the same weights on every GPU, and others on a CPU. Needs torch; uses the GPU where there is one.
+that activations stay in the range of a trained network. 4b takes 16 GB, 9b 35 GB and flux3 20 GB of disk; `mini` and
+`flux3-mini` have every part in 70 and 110 MB. The text encoder of flux3 has no vision tower, which no image needs. One seed
+gives the same weights on every GPU, and others on a CPU. Needs torch; uses the GPU where there is one.
 """
 
 import argparse
@@ -50,19 +52,26 @@ class TextSize:
     vocabulary: int = 151936
 
 
+class AnySize:
+    """What both families share."""
+
+    vae_channels = (128, 256, 512, 512)
+    vae_groups = 32
+
+    @property
+    def dim(self):
+        return self.heads * self.head_dim
+
+
 @dataclass(frozen=True)
-class Size:
+class Size(AnySize):
+    """A model of FLUX.2-klein."""
+
     double_blocks: int
     single_blocks: int
     heads: int
     head_dim: int
     text: TextSize
-    vae_channels: tuple[int, ...] = (128, 256, 512, 512)
-    vae_groups: int = 32
-
-    @property
-    def dim(self):
-        return self.heads * self.head_dim
 
     @property
     def context(self):
@@ -70,10 +79,41 @@ class Size:
         return 3 * self.text.hidden
 
 
+class MiniVae:
+    vae_channels = (32, 64, 64, 64)
+    vae_groups = 16
+
+
+class MiniSize(MiniVae, Size):
+    pass
+
+
+@dataclass(frozen=True)
+class Flux3Size(AnySize):
+    """A model of FLUX.3-klein."""
+
+    early_blocks: int
+    joint_blocks: int
+    heads: int
+    head_dim: int
+    text: TextSize
+
+    @property
+    def context(self):
+        """Eight layers of the text encoder side by side."""
+        return 8 * self.text.hidden
+
+
+class MiniFlux3Size(MiniVae, Flux3Size):
+    pass
+
+
 SIZES = {
     "4b": Size(5, 20, 24, 128, TextSize(2560, 9728, 36, 32, 8, 128, tied=True)),
     "9b": Size(8, 24, 32, 128, TextSize(4096, 12288, 36, 32, 8, 128, tied=False)),
-    "mini": Size(1, 2, 4, 64, TextSize(128, 352, 4, 4, 2, 64, tied=True), (32, 64, 64, 64), 16),
+    "flux3": Flux3Size(5, 28, 24, 128, TextSize(2560, 9728, 36, 32, 8, 128, tied=True)),
+    "flux3-mini": MiniFlux3Size(2, 3, 4, 64, TextSize(128, 352, 9, 4, 2, 64, tied=True)),
+    "mini": MiniSize(1, 2, 4, 64, TextSize(128, 352, 4, 4, 2, 64, tied=True)),
 }
 
 
@@ -139,11 +179,35 @@ def transformer_entries(size):
         yield scale(f"{prefix}.norm_k.weight", size.head_dim)
 
 
-def text_encoder_entries(text):
+def flux3_transformer_entries(size, base):
+    dim, mlp = size.dim, MLP_RATIO * size.dim
+    for name in ("timestep_embedder", *(() if base else ("target_timestep_embedder",))):
+        yield matrix(f"{name}.linear_1.weight", dim, TIMESTEP_CHANNELS)
+        yield matrix(f"{name}.linear_2.weight", dim, dim)
+    for part in ("early", "single"):
+        for stream in ("image", "image_cond", "txt"):
+            yield matrix(f"{part}_stream_modulations.{stream}.linear.weight", 3 * dim, dim, gain=MODULATION_GAIN)
+    for stream in ("image", "image_cond"):
+        yield matrix(f"x_embedders.{stream}.weight", dim, PATCH_CHANNELS)
+    yield matrix("context_embedder.weight", dim, size.context)
+    yield matrix("norm_out.linear.weight", 2 * dim, dim, gain=MODULATION_GAIN)
+    yield matrix("proj_out.weight", PATCH_CHANNELS, dim)
+    blocks = [(name, size.early_blocks) for name in ("mode_blocks.image", "mode_blocks.image_cond", "txt_mode_blocks")]
+    blocks.append(("single_transformer_blocks", size.joint_blocks))
+    for prefix in (f"{name}.{block}" for name, count in blocks for block in range(count)):
+        for name in ("to_q", "to_k", "to_v", "to_out.0"):
+            yield matrix(f"{prefix}.attn.{name}.weight", dim, dim)
+        for name in ("norm_q", "norm_k"):
+            yield scale(f"{prefix}.attn.{name}.weight", size.head_dim)
+        yield matrix(f"{prefix}.ff.linear_in.weight", 2 * mlp, dim)
+        yield matrix(f"{prefix}.ff.linear_out.weight", dim, mlp)
+
+
+def text_encoder_entries(text, root="model"):
     cols, kv_cols = text.heads * text.head_dim, text.kv_heads * text.head_dim
-    yield normal("model.embed_tokens.weight", (text.vocabulary, text.hidden), 1.0)
+    yield normal(f"{root}.embed_tokens.weight", (text.vocabulary, text.hidden), 1.0)
     for layer in range(text.layers):
-        prefix = f"model.layers.{layer}"
+        prefix = f"{root}.layers.{layer}"
         yield scale(f"{prefix}.input_layernorm.weight", text.hidden)
         yield scale(f"{prefix}.post_attention_layernorm.weight", text.hidden)
         yield scale(f"{prefix}.self_attn.q_norm.weight", text.head_dim)
@@ -155,7 +219,7 @@ def text_encoder_entries(text):
         yield matrix(f"{prefix}.mlp.gate_proj.weight", text.intermediate, text.hidden)
         yield matrix(f"{prefix}.mlp.up_proj.weight", text.intermediate, text.hidden)
         yield matrix(f"{prefix}.mlp.down_proj.weight", text.hidden, text.intermediate)
-    yield scale("model.norm.weight", text.hidden)
+    yield scale(f"{root}.norm.weight", text.hidden)
     if not text.tied:
         yield matrix("lm_head.weight", text.vocabulary, text.hidden)
 
@@ -279,6 +343,39 @@ def transformer_config(size):
     )
 
 
+def flux3_transformer_config(size, base):
+    return dict(
+        _class_name="Flux3Transformer2DModel",
+        in_channels=PATCH_CHANNELS,
+        cond_in_channels=PATCH_CHANNELS,
+        num_layers=size.early_blocks,
+        num_single_layers=size.joint_blocks,
+        attention_head_dim=size.head_dim,
+        num_attention_heads=size.heads,
+        joint_attention_dim=size.context,
+        timestep_channels=TIMESTEP_CHANNELS,
+        mlp_ratio=float(MLP_RATIO),
+        axes_dims_rope=[size.head_dim // 4] * 4,
+        rope_theta=10000,
+        eps=1e-6,
+        flow_map=not base,
+    )
+
+
+def flux3_text_encoder_config(text):
+    of_qwen3 = text_encoder_config(text)
+    gone = ("architectures", "rope_theta", "rope_scaling", "use_sliding_window", "sliding_window", "max_window_layers")
+    text_config = {name: value for name, value in of_qwen3.items() if name not in gone}
+    rope = dict(rope_type="default", rope_theta=5000000.0, mrope_interleaved=True, mrope_section=[24, 20, 20])
+    text_config |= dict(model_type="qwen3_vl_text", rope_parameters=rope, max_position_embeddings=262144)
+    return dict(
+        architectures=["Qwen3VLForConditionalGeneration"],
+        model_type="qwen3_vl",
+        tie_word_embeddings=text.tied,
+        text_config=text_config,
+    )
+
+
 def text_encoder_config(text):
     return dict(
         architectures=["Qwen3ForCausalLM"],
@@ -382,6 +479,25 @@ def model_index(base, default_image_size):
     return index
 
 
+def flux3_model_index(base):
+    kind = "Flux3" if base else "Flux3Distilled"
+
+    def part(name, library, kind):
+        place = dict(pretrained_model_name_or_path=None, subfolder=name, variant=None, revision=None, type_hint=[library, kind])
+        return [library, kind, place]
+
+    return dict(
+        _class_name=f"{kind}ModularPipeline",
+        _blocks_class_name=f"{kind}AutoBlocks",
+        _diffusers_version="0.42.1",
+        scheduler=part("scheduler", "diffusers", "FlowMatchEulerDiscreteScheduler"),
+        text_encoder=part("text_encoder", "transformers", "Qwen3VLForConditionalGeneration"),
+        tokenizer=part("tokenizer", "transformers", "AutoProcessor"),
+        transformer=part("transformer", "diffusers", "Flux3Transformer2DModel"),
+        vae=part("vae", "diffusers", "AutoencoderKLFlux2"),
+    )
+
+
 def write_tokenizer(folder, source):
     text = source.read_bytes()
     folder.mkdir(parents=True, exist_ok=True)
@@ -392,9 +508,12 @@ def write_tokenizer(folder, source):
 def write_model(args):
     size, folder = SIZES[args.size], args.folder
     device = "cuda" if torch.cuda.is_available() else "cpu"
+    is_flux3 = isinstance(size, Flux3Size)
+    transformer = flux3_transformer_entries(size, args.base) if is_flux3 else transformer_entries(size)
+    text_encoder = text_encoder_entries(size.text, "model.language_model" if is_flux3 else "model")
     parts = [
-        ("transformer", "diffusion_pytorch_model", list(transformer_entries(size)), 1),
-        ("text_encoder", "model", list(text_encoder_entries(size.text)), args.text_encoder_shards),
+        ("transformer", "diffusion_pytorch_model", list(transformer), 1),
+        ("text_encoder", "model", list(text_encoder), args.text_encoder_shards),
         ("vae", "diffusion_pytorch_model", list(vae_entries(size.vae_channels)), 1),
     ]
     needed = sum(entry.bytes for _, _, entries, _ in parts for entry in entries)
@@ -403,16 +522,24 @@ def write_model(args):
         sys.exit(f"error: {needed / 1e9:.1f} GB are needed, {free / 1e9:.1f} GB are free\n  in: {folder}")
 
     write_tokenizer(folder / "tokenizer", args.tokenizer)
-    write_json(folder / "scheduler/scheduler_config.json", scheduler_config())
-    write_json(folder / "transformer/config.json", transformer_config(size))
-    write_json(folder / "text_encoder/config.json", text_encoder_config(size.text))
+    if is_flux3:
+        scheduler = scheduler_config() | dict(shift=6.93, use_dynamic_shifting=False)
+        configs = flux3_transformer_config(size, args.base), flux3_text_encoder_config(size.text)
+        index = "modular_model_index.json", flux3_model_index(args.base)
+    else:
+        scheduler = scheduler_config()
+        configs = transformer_config(size), text_encoder_config(size.text)
+        index = "model_index.json", model_index(args.base, 256 if isinstance(size, MiniVae) else None)
+    write_json(folder / "scheduler/scheduler_config.json", scheduler)
+    for part, config in zip(("transformer", "text_encoder"), configs):
+        write_json(folder / part / "config.json", config)
     write_json(folder / "vae/config.json", vae_config(size))
     torch.manual_seed(args.seed)
     for part, stem, entries, shards in parts:
         write_weights(folder / part, stem, entries, shards, device)
         print(f"{part}: {sum(math.prod(entry.shape) for entry in entries):,} parameters", flush=True)
     # Last, so that a folder that has it is complete.
-    write_json(folder / "model_index.json", model_index(args.base, 256 if args.size == "mini" else None))
+    write_json(folder / index[0], index[1])
     print(f"{folder}: {needed / 1e9:.1f} GB, drawn with {device}")
 
 
@@ -420,7 +547,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("size", choices=SIZES)
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--base", action="store_true", help="an undistilled model: no `is_distilled` in its index")
+    parser.add_argument("--base", action="store_true", help="an undistilled model")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--text-encoder-shards", type=int, default=2, metavar="N", help="files of the text encoder [default: 2]")
     parser.add_argument(

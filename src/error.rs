@@ -37,7 +37,7 @@ fields! {
     /// What to draw.
     Prompt = "prompt",
     /// What to lean away from.
-    NegativePrompt = "negative_prompt",
+    NegativePrompt = "negative",
     /// Pixels.
     Width = "width",
     /// Pixels.
@@ -65,7 +65,7 @@ fields! {
     /// What the first step begins with.
     Latents = "latents",
     /// Images to draw from.
-    Inputs = "image",
+    Inputs = "inputs",
     /// Where to draw anew.
     Mask = "mask",
     /// How far from the image to go.
@@ -76,10 +76,16 @@ fields! {
     MaskPadding = "mask_padding",
     /// Over how many pixels what is new fades.
     Feather = "feather",
+    /// Whether the result is what the model makes.
+    NoComposite = "no_composite",
+    /// Whether the image to change is no reference.
+    NoSelfReference = "no_self_reference",
     /// What changes the transformer.
     Adapters = "adapters",
     /// The file to write.
     Output = "output",
+    /// Whether image files carry the images that they are made from.
+    EmbedInputs = "embed_inputs",
     /// Whether a file that is there stays.
     NoClobber = "no_clobber",
     /// The model.
@@ -90,6 +96,8 @@ fields! {
     Vae = "vae",
     /// Its tokenizer.
     Tokenizer = "tokenizer",
+    /// The tiny decoder that shows what steps lead to.
+    PreviewDecoder = "preview_decoder",
     /// How it was trained.
     Variant = "variant",
     /// Where to compute.
@@ -260,6 +268,29 @@ impl Error {
             [("", Some(&self.0.what)), ("\n  in: ", self.0.place.as_ref()), ("\n  hint: ", self.0.hint.as_ref())];
         let part = |(before, text): (&str, Option<&String>)| Some(format!("{before}{}", shown(&named(text?, names))));
         parts.into_iter().filter_map(part).collect()
+    }
+
+    /// All of it as JSON, with the names of a front end for fields: `kind`, `what`, and where they are known `field`,
+    /// `where` and `hint`.
+    pub fn json(&self, names: Names) -> serde_json::Value {
+        let kind = match self.0.kind {
+            ErrorKind::Usage => "usage",
+            ErrorKind::Failure => "failure",
+            ErrorKind::Cancelled => "cancelled",
+        };
+        let text = |text: &Option<String>| text.as_ref().map(|text| named(text, names).into());
+        let parts = [
+            ("kind", Some(kind.into())),
+            ("what", Some(named(&self.0.what, names).into())),
+            ("field", self.0.field.map(|field| field.key().into())),
+            ("where", text(&self.0.place)),
+            ("hint", text(&self.0.hint)),
+        ];
+        parts
+            .into_iter()
+            .filter_map(|(key, value)| Some((key.to_string(), value?)))
+            .collect::<serde_json::Map<_, _>>()
+            .into()
     }
 
     /// The fact alone, without place and hint; [`named`] tells how it names fields.

@@ -146,7 +146,7 @@ fn another_kind_of_model_is_refused() {
     model.change_json("model_index.json", |index| {
         drop(index.insert("_class_name".into(), json!("StableDiffusionPipeline")))
     });
-    refused(&model, &["`StableDiffusionPipeline`", "model_index.json", "fetch `black-forest-labs/"]);
+    refused(&model, &["`StableDiffusionPipeline`", "model_index.json", "fetches `black-forest-labs/"]);
 }
 
 #[test]

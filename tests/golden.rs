@@ -4,6 +4,7 @@ mod editing;
 mod embeddings;
 mod encoder;
 mod first_step;
+pub mod flux3;
 mod modules;
 mod pipeline;
 mod sampling;

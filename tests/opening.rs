@@ -8,7 +8,7 @@ mod left_out;
 #[cfg(unix)]
 mod places;
 mod prefixes;
-mod renamed;
+pub mod renamed;
 mod said;
 
 use std::fs;

@@ -214,7 +214,7 @@ fn text_features_that_were_saved_make_the_same_image_without_a_text_encoder() {
     assert_eq!(report["timings"]["prompts_encoded"], 0);
     assert!(pixels(folder.path(), "a.png") == pixels(folder.path(), "b.png"));
     let facts = texts(&folder.path().join("b.png"));
-    assert_eq!((facts["prompt"].as_str(), facts["embeddings"].as_str()), ("a cat", "e.safetensors"));
+    assert_eq!((facts["Description"].as_str(), facts["embeddings"].as_str()), ("a cat", "e.safetensors"));
     draw(folder.path(), &["a cat", "-d", "model"]).fails(1, &["no weights", "text_encoder"]);
     draw(folder.path(), &[&given[..], &["a cat"]].concat()).fails(2, &["--embeddings"]);
     let features = SafeTensors::deserialize(&fs::read(folder.path().join("e.safetensors")).unwrap())

@@ -10,10 +10,13 @@ use super::container::Container;
 use super::folder::{FETCH_AGAIN, Folder};
 use super::inspect;
 use super::names::Names;
+use super::own_models::{Architecture, OWN_MODELS, OwnModel};
 use super::role::Role;
 use super::tensor_files::TensorFiles;
 use crate::error::{Error, Result};
 
+/// What names of files of text encoders have that see images.
+const SEES_IN_NAME: &str = "vl";
 /// The name of the config of a part.
 pub(super) const CONFIG: &str = "config.json";
 
@@ -21,11 +24,11 @@ pub(super) const CONFIG: &str = "config.json";
 #[derive(Debug, Clone)]
 pub struct Component {
     role: Role,
-    source: ComponentSource,
+    pub(super) source: ComponentSource,
 }
 
 #[derive(Debug, Clone)]
-enum ComponentSource {
+pub(super) enum ComponentSource {
     /// `config.json` and weights.
     Folder(Folder),
     File(PathBuf),
@@ -148,7 +151,7 @@ impl Component {
     }
 
     /// Its files of weights.
-    fn containers(&self) -> Result<Vec<Container>> {
+    pub(super) fn containers(&self) -> Result<Vec<Container>> {
         match &self.source {
             ComponentSource::Folder(folder) => folder.weights(self.role.stem()),
             ComponentSource::File(path) => Ok(vec![open_weights(path)?]),
@@ -160,6 +163,42 @@ impl Component {
     pub fn notes(&self) -> Vec<String> {
         let Ok(files) = self.containers() else { return Vec::new() };
         files.iter().filter_map(Container::note).chain(note_of_no_part(&files)).collect()
+    }
+
+    /// What it computes, where it is a transformer whose config or tensors tell that.
+    pub fn architecture(&self) -> Option<Architecture> {
+        #[derive(Deserialize)]
+        struct Class {
+            #[serde(rename = "_class_name")]
+            class_name: Option<String>,
+        }
+        match &self.source {
+            ComponentSource::Folder(folder) => {
+                let class: Class = folder.json(CONFIG).ok()?;
+                Architecture::of_class(&class.class_name?)
+            }
+            ComponentSource::File(_) => {
+                let kind = inspect::kind(&self.containers().ok()?);
+                kind.part(self.role).map(|names| Architecture::of_layers(names.layers))
+            }
+            ComponentSource::Missing(_) => None,
+        }
+    }
+
+    /// Whether it is a text encoder with the half that sees images.
+    pub fn has_vision(&self) -> bool {
+        let kind = self.containers().map(|files| inspect::kind(&files));
+        kind.is_ok_and(|kind| kind.model(self.role).is_some_and(|model| model.text_encoder_sees))
+    }
+
+    /// The kind of models whose text encoder it is, as far as its tensors or the name of its file tell.
+    pub fn text_encoder_of(&self) -> &'static OwnModel {
+        let is_named = |file: &Path| {
+            let name = file.file_name().unwrap_or_default().to_string_lossy().to_lowercase();
+            name.contains(SEES_IN_NAME)
+        };
+        let sees = self.single_file().is_some_and(is_named) || self.has_vision();
+        OWN_MODELS.into_iter().find(|model| model.text_encoder_sees == sees).unwrap_or(OWN_MODELS[0])
     }
 
     /// Its weights, by the names that models ask for.

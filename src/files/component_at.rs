@@ -8,7 +8,7 @@ use serde::de::DeserializeOwned;
 use super::component::{Component, open_weights};
 use super::fetch::fetch_a_model;
 use super::folder::Folder;
-use super::model_files::{INDEX, ModelFiles, TokenizerFile};
+use super::model_files::{ModelFiles, TokenizerFile, has_index, index_in};
 use super::model_paths::{CONFIG, is_transformer_folder, tokenizer, tokenizer_inside};
 use super::role::Role;
 use super::search::{candidates, expect_role, is_comfy, only, places};
@@ -32,7 +32,7 @@ impl Component {
             Ok(_) => {}
         }
         let folder = Folder::Disk(path.to_path_buf());
-        if regular::exists(&path.join(INDEX)) {
+        if has_index(path) {
             let role = role.unwrap_or(Role::Transformer);
             return Ok(Self::folder(role, folder.sub(role.folder())));
         }
@@ -61,8 +61,13 @@ impl Component {
     pub fn index_beside<T: DeserializeOwned>(&self) -> Result<Option<T>> {
         let path = self.path();
         let full = path.canonicalize().unwrap_or(path);
-        let folder = full.parent().filter(|folder| regular::exists(&folder.join(INDEX)));
-        folder.map(|folder| Folder::Disk(folder.to_path_buf()).json(INDEX)).transpose()
+        let folder = full.parent().filter(|folder| has_index(folder));
+        folder
+            .map(|folder| {
+                let folder = Folder::Disk(folder.to_path_buf());
+                folder.json(index_in(&folder))
+            })
+            .transpose()
     }
 
     /// The tokenizer that belongs to this text encoder: the one that `named` is, else one in its file or beside its

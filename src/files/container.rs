@@ -18,7 +18,7 @@ use crate::error::{Error, Result};
 const ENDINGS: [&str; 3] = ["safetensors", "sft", "gguf"];
 
 /// Whether a file is one of weights, by its name.
-pub(super) fn is_weights(path: &Path) -> bool {
+pub fn is_weights(path: &Path) -> bool {
     let ending = path.extension().and_then(|ending| ending.to_str());
     ending.is_some_and(|ending| ENDINGS.iter().any(|known| ending.eq_ignore_ascii_case(known)))
 }

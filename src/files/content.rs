@@ -72,6 +72,11 @@ pub fn explain(path: &Path, bytes: &[u8]) -> Option<Error> {
     Some(error(if is_json { "text in JSON" } else { "text" }, hint))
 }
 
+/// Whether an error says that a file is a pickle.
+pub fn is_pickle(error: &Error) -> bool {
+    error.what().contains(PICKLE)
+}
+
 /// The error of a file that stands in place of another one: that of a download that went wrong, whatever was fetched.
 pub fn damage(bytes: &[u8]) -> Option<Error> {
     const LFS: &str = "version https://git-lfs.github.com/spec/";
@@ -183,7 +188,7 @@ mod tests {
     #[test]
     fn images_are_told_with_their_sizes_and_damaged_ones_without() {
         let png = b"\x89PNG\r\n\x1a\n\0\0\0\x0dIHDR\0\0\0\x40\0\0\0\x30\x08\x02\0\0\0";
-        explained("x", png, &["a PNG image of 64x48 pixels", "`image`"]);
+        explained("x", png, &["a PNG image of 64x48 pixels", "`inputs`"]);
         explained("x", b"GIF89a\x05\0\x07\0\xf7\0\0", &["a GIF image of 5x7 pixels"]);
         for (bytes, name) in [
             (&b"\x89PNG"[..], "a PNG image"),

@@ -77,7 +77,7 @@ fn snapshot(repository: &Path) -> Result<PathBuf> {
         [only] => Ok(only.clone()),
         [] => Err(Error::new("the repository in this cache has no snapshot: its download did not end")
             .at_path(repository)
-            .hint("fetch it again, as with `hf download`")),
+            .hint("`flux download` fetches it again")),
         several => {
             let names = listed(several.iter().map(|path| path.display().to_string()));
             Err(Error::new(format!("there are {} snapshots, and no `{REF}` says which counts: {names}", several.len()))

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use super::component::open_weights;
 use super::inspect;
-use super::model_files::{INDEX, ModelFiles, TokenizerFile};
+use super::model_files::{ModelFiles, TokenizerFile, has_index};
 use super::quantised_cache;
 use super::role::Role;
 use crate::error::{Error, Result};
@@ -69,7 +69,7 @@ pub fn files_at(path: &Path) -> BTreeSet<PathBuf> {
 }
 
 fn is_whole(folder: &Path) -> bool {
-    folder.join(INDEX).exists()
+    has_index(folder)
 }
 
 fn add(path: &Path, files: &mut BTreeSet<PathBuf>) {

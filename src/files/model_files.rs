@@ -1,18 +1,25 @@
 //! What a user gave as a model: a folder, some files, or the model that the program carries.
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
+use serde::Deserialize;
 use serde::de::DeserializeOwned;
+use serde_json::Value;
 
-use super::component::{Component, ConfigPlace};
+use super::component::{CONFIG, Component, ConfigPlace};
 use super::folder::{EmbeddedFile, Folder};
 use super::named_paths::ModelPaths;
 use super::own_models::FLUX2_KLEIN;
 use super::role::Role;
 use super::variant::Variant;
-use crate::error::Result;
+use crate::error::{Error, Result, shortened};
 
 pub(super) const INDEX: &str = "model_index.json";
+/// What a folder has in its place whose parts may be in other repositories.
+const MODULAR_INDEX: &str = "modular_model_index.json";
+const SCHEDULER_FOLDER: &str = "scheduler";
+const SCHEDULER: &str = "scheduler_config.json";
 const TOKENIZER_FOLDER: &str = "tokenizer";
 pub(super) const TOKENIZER: &str = "tokenizer.json";
 
@@ -51,7 +58,11 @@ impl ModelFiles {
 
     /// A folder in the diffusers layout.
     pub(super) fn of_folder(folder: Folder, name: String) -> Self {
-        let component = |role: Role| Component::folder(role, folder.sub(role.folder()));
+        let component = |role: Role| {
+            let own = folder.sub(role.folder());
+            let elsewhere = (!own.exists(CONFIG)).then(|| elsewhere(&folder, role)).flatten();
+            elsewhere.map_or_else(|| Component::folder(role, own), |error| Component::missing(role, error))
+        };
         Self {
             name,
             text_encoder: component(Role::TextEncoder),
@@ -79,6 +90,11 @@ impl ModelFiles {
     /// What was named to find it; nothing for the built-in model.
     pub fn paths(&self) -> &ModelPaths {
         &self.paths
+    }
+
+    /// The same, said to be named by these paths.
+    pub fn named_as(self, paths: ModelPaths) -> Self {
+        Self { paths, ..self }
     }
 
     /// The folder of a model in the diffusers layout, whose transformer is in it.
@@ -111,20 +127,65 @@ impl ModelFiles {
         &self.notes
     }
 
+    /// Whether somebody named the variant.
+    pub fn is_variant_named(&self) -> bool {
+        self.paths.variant.is_some()
+    }
+
     /// `model_index.json`, if the model has one.
     ///
     /// Errors when it cannot be read, or is no JSON.
     pub fn index<T: DeserializeOwned>(&self) -> Result<Option<T>> {
-        self.index.as_ref().map(|folder| folder.json(INDEX)).transpose()
+        self.index.as_ref().map(|folder| folder.json(index_in(folder))).transpose()
+    }
+
+    /// The config of the scheduler, and its place, if the model has one.
+    ///
+    /// Errors when it cannot be read, or is no JSON.
+    pub fn scheduler<T: DeserializeOwned>(&self) -> Result<Option<(T, ConfigPlace)>> {
+        let Some(folder) = self.index.as_ref().map(|folder| folder.sub(SCHEDULER_FOLDER)) else { return Ok(None) };
+        if !folder.exists(SCHEDULER) {
+            return Ok(None);
+        }
+        Ok(Some((folder.json(SCHEDULER)?, ConfigPlace::config(folder.display(SCHEDULER)))))
     }
 
     /// Where the sizes of the whole model are told.
     pub fn index_place(&self) -> ConfigPlace {
         match &self.index {
-            Some(folder) => ConfigPlace::config(folder.display(INDEX)),
+            Some(folder) => ConfigPlace::config(folder.display(index_in(folder))),
             None => self.transformer.place(),
         }
     }
+}
+
+/// The name of the index of a folder.
+pub(super) fn index_in(folder: &Folder) -> &'static str {
+    [INDEX, MODULAR_INDEX].into_iter().find(|name| folder.exists(name)).unwrap_or(INDEX)
+}
+
+/// Whether a folder on disk has an index.
+pub(super) fn has_index(folder: &Path) -> bool {
+    let folder = Folder::Disk(folder.to_path_buf());
+    [INDEX, MODULAR_INDEX].into_iter().any(|name| folder.exists(name))
+}
+
+/// The error of a part that is not in a folder whose index says that it is in another repository.
+fn elsewhere(folder: &Folder, role: Role) -> Option<Error> {
+    #[derive(Deserialize)]
+    struct Source {
+        pretrained_model_name_or_path: Option<String>,
+    }
+    let index: BTreeMap<String, Value> = folder.json(index_in(folder)).ok()?;
+    let source = index.get(role.folder())?.as_array()?.get(2)?;
+    let repository = Source::deserialize(source).ok()?.pretrained_model_name_or_path?;
+    let (title, repository) = (role.title(), shortened(&repository, 200));
+    let what = format!("the {title} is not in the folder: its index says that it is in `{repository}`");
+    Some(
+        Error::new(what)
+            .at(folder.display(index_in(folder)))
+            .hint(format!("fetch that repository too, and name its {title} with `{}`", role.field())),
+    )
 }
 
 impl TokenizerFile {

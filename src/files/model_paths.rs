@@ -7,9 +7,9 @@ use super::component::{Component, open_weights};
 use super::container::Container;
 use super::fetch::fetch_a_model;
 use super::folder::Folder;
-use super::model_files::{INDEX, ModelFiles, TOKENIZER, TokenizerFile};
+use super::model_files::{INDEX, ModelFiles, TOKENIZER, TokenizerFile, has_index, index_in};
 use super::named_paths::ModelPaths;
-use super::own_models::{FLUX2_KLEIN, OWN_MODELS, OwnModel, PublishedSize};
+use super::own_models::{Architecture, OWN_MODELS, OwnModel, PublishedSize};
 use super::recognise::FileKind;
 use super::role::Role;
 use super::search::{Candidate, Candidates, around, candidates, expect_role, is_comfy, needs, only, places};
@@ -100,11 +100,15 @@ impl ModelPaths {
         }
         let name = model.text_encoder.single_file().and_then(|file| file.file_name()).unwrap_or_default();
         let name = name.to_string_lossy().to_lowercase();
-        if FLUX2_KLEIN.other_text_encoders.iter().any(|word| name.contains(word)) {
+        let own = own_model(&model.transformer);
+        let is_other = own.other_text_encoders.iter().any(|word| name.contains(word));
+        // Of an encoder that sees images, a file may hold the text half alone.
+        let sees = || model.text_encoder.text_encoder_of().text_encoder_sees;
+        if is_other || (model.text_encoder.single_file().is_some() && own.text_encoder_sees && !sees()) {
             model.notes.push(format!(
                 "the text encoder `{name}` is not the {} that klein models were trained with, by its name: images \
                  will differ",
-                FLUX2_KLEIN.text_encoder
+                own.text_encoder
             ));
         }
     }
@@ -116,7 +120,7 @@ impl ModelPaths {
             model.variant = Some(variant);
             return Ok(());
         }
-        if self.model.is_none() || model.folder().is_some() {
+        if self.model.is_none() || model.folder().is_some() || own_model(&model.transformer).weights_tell_variant {
             return Ok(());
         }
         let path = model.transformer.path();
@@ -154,9 +158,7 @@ fn model_at(path: &Path) -> Result<ModelFiles> {
         Err(_) => Err(Error::new(format!("no such model folder: `{}`, nor is it a file", path.display()))
             .hint(near::hint_for(path, hint()))),
         Ok(found) if !found.is_dir() => of_transformer(path),
-        Ok(_) if regular::exists(&path.join(INDEX)) => {
-            Ok(ModelFiles::of_folder(Folder::Disk(path.to_path_buf()), folder_name(path)))
-        }
+        Ok(_) if has_index(path) => Ok(ModelFiles::of_folder(Folder::Disk(path.to_path_buf()), folder_name(path))),
         Ok(_) if is_transformer_folder(path) => Ok(of_transformer_folder(path)),
         Ok(_) => {
             let nested = path.join("models");
@@ -164,10 +166,8 @@ fn model_at(path: &Path) -> Result<ModelFiles> {
             let found = candidates(std::slice::from_ref(&root), Role::Transformer);
             let missing = || {
                 let what = if is_comfy(&root) {
-                    format!(
-                        "there is no file of a {} transformer in `diffusion_models`, `unet` or beside them",
-                        FLUX2_KLEIN.name
-                    )
+                    let names = OWN_MODELS.map(|model| model.name).join(" or ");
+                    format!("there is no file of a {names} transformer in `diffusion_models`, `unet` or beside them")
                 } else {
                     format!("not a model folder: `{INDEX}` is missing, and there is no file of a transformer")
                 };
@@ -179,6 +179,11 @@ fn model_at(path: &Path) -> Result<ModelFiles> {
     }
 }
 
+/// The kind of models whose transformer it is, as far as its tensors or its config tell.
+fn own_model(transformer: &Component) -> &'static OwnModel {
+    transformer.architecture().unwrap_or(Architecture::Flux2).model()
+}
+
 /// Whether a folder holds an own model, by its index or the names of its tensors.
 fn is_model(path: &Path) -> bool {
     #[derive(serde::Deserialize)]
@@ -186,7 +191,8 @@ fn is_model(path: &Path) -> bool {
         #[serde(rename = "_class_name")]
         class_name: Option<String>,
     }
-    match Folder::Disk(path.to_path_buf()).json::<Class>(INDEX) {
+    let folder = Folder::Disk(path.to_path_buf());
+    match folder.json::<Class>(index_in(&folder)) {
         Ok(index) => {
             let is_own = |class: String| OWN_MODELS.iter().any(|model| class.starts_with(model.class_front));
             index.class_name.is_some_and(is_own)
@@ -248,7 +254,7 @@ fn of_transformer(path: &Path) -> Result<ModelFiles> {
 /// The folder in the diffusers layout that a file or folder is in.
 fn model_above(path: &Path) -> Option<PathBuf> {
     let above = places(path).into_iter().filter_map(|place| place.parent().map(Path::to_path_buf));
-    above.into_iter().find(|parent| regular::exists(&parent.join(INDEX)))
+    above.into_iter().find(|parent| has_index(parent))
 }
 
 /// A part of a model that is in the file of its transformer, which is of this kind.
@@ -298,19 +304,24 @@ fn without_parts(transformer: &Component, roots: &[PathBuf]) -> ModelFiles {
 /// The only file in `roots` that is the component `role` and fits the transformer.
 fn find_fitting(transformer: &Component, roots: &[PathBuf], role: Role) -> Result<PathBuf> {
     let [features, channels] = needs(transformer)?;
-    let fits = |width: usize| match role {
-        Role::TextEncoder => width.checked_mul(FLUX2_KLEIN.out_layers.len()) == Some(features),
+    let own = own_model(transformer);
+    let fits = |Candidate { path, width, .. }: &Candidate| match role {
+        Role::TextEncoder => {
+            let has_features = width.checked_mul(own.out_layers.len()) == Some(features);
+            let is_of = |path: &PathBuf| Component::file(role, path.clone()).text_encoder_of();
+            has_features && is_of(path).text_encoder_sees == own.text_encoder_sees
+        }
         Role::Transformer => true,
-        Role::Vae => width == channels,
+        Role::Vae => *width == channels,
     };
     let Candidates { files, damaged } = candidates(roots, role);
-    let (files, others): (Vec<_>, Vec<_>) = files.into_iter().partition(|found| fits(found.width));
+    let (files, others): (Vec<_>, Vec<_>) = files.into_iter().partition(fits);
     only(Candidates { files, damaged }, role, || missing(transformer, role, [features, channels], &others))
         .map_err(|e| e.at(transformer.path().display().to_string()))
 }
 
 fn missing(transformer: &Component, role: Role, [features, channels]: [usize; 2], others: &[Candidate]) -> Error {
-    let OwnModel { sizes, text_encoder, out_layers, .. } = &FLUX2_KLEIN;
+    let OwnModel { sizes, text_encoder, out_layers, .. } = own_model(transformer);
     let size = sizes.iter().find(|size| size.features == features);
     let wanted = match (role, size) {
         (Role::Vae, _) => format!("the FLUX.2 VAE (`flux2-vae.safetensors`), of {channels} packed channels"),

@@ -64,13 +64,62 @@ const SINGLE_BLOCK: [LayerNames; 4] = [
     ("norm.key_norm", "attn.norm_k", Same),
 ];
 
+/// Layers around the blocks of FLUX.3.
+const FLUX3_AROUND: [LayerNames; 15] = [
+    ("emb_in.image", "x_embedders.image", Same),
+    ("emb_in.image_cond", "x_embedders.image_cond", Same),
+    ("txt_in", "context_embedder", Same),
+    ("time_in.in_layer", "timestep_embedder.linear_1", Same),
+    ("time_in.out_layer", "timestep_embedder.linear_2", Same),
+    ("ref_time_in.in_layer", "target_timestep_embedder.linear_1", Same),
+    ("ref_time_in.out_layer", "target_timestep_embedder.linear_2", Same),
+    ("early_stream_modulations.image.lin", "early_stream_modulations.image.linear", Same),
+    ("early_stream_modulations.image_cond.lin", "early_stream_modulations.image_cond.linear", Same),
+    ("early_stream_modulations.txt.lin", "early_stream_modulations.txt.linear", Same),
+    ("single_stream_modulations.image.lin", "single_stream_modulations.image.linear", Same),
+    ("single_stream_modulations.image_cond.lin", "single_stream_modulations.image_cond.linear", Same),
+    ("single_stream_modulations.txt.lin", "single_stream_modulations.txt.linear", Same),
+    // (shift, scale) there and (scale, shift) here.
+    ("final_layer.image.adaLN_modulation.1", "norm_out.linear", SwappedHalves),
+    ("final_layer.image.linear", "proj_out", Same),
+];
+/// Layers of every block of FLUX.3.
+const FLUX3_BLOCK: [LayerNames; 8] = [
+    ("q_proj", "attn.to_q", Same),
+    ("k_proj", "attn.to_k", Same),
+    ("v_proj", "attn.to_v", Same),
+    ("norm.query_norm", "attn.norm_q", Same),
+    ("norm.key_norm", "attn.norm_k", Same),
+    ("attn_out", "attn.to_out.0", Same),
+    ("mlp_in", "ff.linear_in", Same),
+    ("mlp_out", "ff.linear_out", Same),
+];
+/// The same where q, k and v are one matrix.
+const FLUX3_FUSED: [LayerNames; 6] = [
+    ("qkv_proj", "attn.to_q", Third(0)),
+    ("qkv_proj", "attn.to_k", Third(1)),
+    ("qkv_proj", "attn.to_v", Third(2)),
+    ("qkv", "attn.to_q", Third(0)),
+    ("qkv", "attn.to_k", Third(1)),
+    ("qkv", "attn.to_v", Third(2)),
+];
+
+/// A list of blocks: its name in a single file and here, and the layers of a block.
+pub type BlockNames = (&'static str, &'static str, &'static [LayerNames]);
+
 /// Names of the layers of a transformer.
 #[derive(Debug, PartialEq, Eq)]
 pub struct LayerMap {
     /// Layers around the blocks.
     pub around: &'static [LayerNames],
-    /// Lists of blocks: their names in a single file and here, and the layers of a block.
-    pub blocks: &'static [(&'static str, &'static str, &'static [LayerNames])],
+    /// Lists of blocks, in the order of use.
+    pub blocks: &'static [BlockNames],
+    /// Layers of a block that some files have in place of others; they are read and never written.
+    pub fused: &'static [LayerNames],
+    /// How the names of layers begin that not every model of the kind has, in a single file.
+    pub optional: &'static [&'static str],
+    /// The layer that embeds latents of the image.
+    pub image_embedder: &'static str,
 }
 
 /// Those of FLUX.2: double blocks, then single blocks.
@@ -80,6 +129,25 @@ pub static FLUX2_LAYERS: LayerMap = LayerMap {
         ("double_blocks", "transformer_blocks", &DOUBLE_BLOCK),
         ("single_blocks", "single_transformer_blocks", &SINGLE_BLOCK),
     ],
+    fused: &[],
+    // Only models that were made for guidance have an embedding of it.
+    optional: &["guidance_in."],
+    image_embedder: "x_embedder",
+};
+
+/// Those of FLUX.3: blocks of text alone, of references alone and of the image alone, then of all together.
+pub static FLUX3_LAYERS: LayerMap = LayerMap {
+    around: &FLUX3_AROUND,
+    blocks: &[
+        ("txt_mode_blocks", "txt_mode_blocks", &FLUX3_BLOCK),
+        ("content_mode_blocks.image_cond", "mode_blocks.image_cond", &FLUX3_BLOCK),
+        ("content_mode_blocks.image", "mode_blocks.image", &FLUX3_BLOCK),
+        ("single_blocks", "single_transformer_blocks", &FLUX3_BLOCK),
+    ],
+    fused: &FLUX3_FUSED,
+    // Only distilled models read the time that a step leads to.
+    optional: &["ref_time_in."],
+    image_embedder: "x_embedders.image",
 };
 
 /// Tensors of `blk.N` of llama.cpp, here `model.layers.N`.
@@ -170,7 +238,7 @@ impl Names {
     pub fn know(&self, role: Role, name: &str) -> bool {
         let word = name.split('.').next().unwrap_or_default();
         let begins = |name: &str| name.split('.').next() == Some(word);
-        let LayerMap { around, blocks } = self.layers;
+        let LayerMap { around, blocks, .. } = self.layers;
         match (role, self.style) {
             (Role::Transformer, Style::Bfl) => {
                 around.iter().any(|(bfl, ..)| begins(bfl)) || blocks.iter().any(|(bfl, ..)| begins(bfl))
@@ -204,19 +272,34 @@ impl Names {
     }
 }
 
-/// All layers of a transformer of so many double and single blocks, by their names in a single file and here.
-pub fn transformer_layers(blocks: [usize; 2]) -> Vec<(String, String, Rows)> {
-    let around = FLUX2_LAYERS.around.iter().map(|(bfl, own, rows)| (bfl.to_string(), own.to_string(), *rows));
-    let of_blocks = FLUX2_LAYERS.blocks.iter().zip(blocks).flat_map(|((bfl_block, own_block, layers), count)| {
-        let of_block = move |block: usize| {
-            let name = move |(bfl, own, rows): &LayerNames| {
-                (format!("{bfl_block}.{block}.{bfl}"), format!("{own_block}.{block}.{own}"), *rows)
+impl LayerMap {
+    /// All layers of a transformer with so many blocks in each list, by their names in a single file and here.
+    pub fn layers(&self, blocks: &[usize]) -> Vec<(String, String, Rows)> {
+        let around = self.around.iter().map(|(bfl, own, rows)| (bfl.to_string(), own.to_string(), *rows));
+        around.chain(self.of_blocks(blocks, |layers| layers)).collect()
+    }
+
+    /// What some files have in place of them.
+    pub fn fused_layers(&self, blocks: &[usize]) -> Vec<(String, String, Rows)> {
+        self.of_blocks(blocks, |_| self.fused).collect()
+    }
+
+    fn of_blocks<'a>(
+        &'a self,
+        blocks: &'a [usize],
+        layers: impl Fn(&'static [LayerNames]) -> &'static [LayerNames] + 'a,
+    ) -> impl Iterator<Item = (String, String, Rows)> + 'a {
+        self.blocks.iter().zip(blocks).flat_map(move |(&(bfl_block, own_block, own_layers), &count)| {
+            let layers = layers(own_layers);
+            let of_block = move |block: usize| {
+                let name = move |(bfl, own, rows): &LayerNames| {
+                    (format!("{bfl_block}.{block}.{bfl}"), format!("{own_block}.{block}.{own}"), *rows)
+                };
+                layers.iter().map(name)
             };
-            layers.iter().map(name)
-        };
-        (0..count).flat_map(of_block)
-    });
-    around.chain(of_blocks).collect()
+            (0..count).flat_map(of_block)
+        })
+    }
 }
 
 /// A tensor of a single file, made of tensors that models ask for.
@@ -246,10 +329,10 @@ impl Fused {
     }
 }
 
-/// All tensors of a transformer of so many double and single blocks, as single files of Black Forest Labs have them.
-pub fn fused_transformer(blocks: [usize; 2]) -> Vec<Fused> {
+/// All tensors of a transformer with so many blocks in each list, as single files of Black Forest Labs have them.
+pub fn fused_transformer(map: &LayerMap, blocks: &[usize]) -> Vec<Fused> {
     let mut tensors: Vec<Fused> = Vec::new();
-    for (bfl, own, rows) in transformer_layers(blocks) {
+    for (bfl, own, rows) in map.layers(blocks) {
         let name = format!("{bfl}.{}", if bfl.ends_with("_norm") { "scale" } else { "weight" });
         let part = |part, of| FusedPart { name: format!("{own}.weight"), part, of };
         match rows {
@@ -280,10 +363,10 @@ fn of_bfl(key: &str, map: &LayerMap) -> Option<Vec<FusedRows>> {
         key.strip_suffix(".weight").or_else(|| key.strip_suffix("_norm.scale").map(|_| &key[..key.len() - 6]))?;
     let block = map.blocks.iter().find_map(|(bfl, own, layers)| {
         let (index, rest) = layer.strip_prefix(bfl)?.strip_prefix('.')?.split_once('.')?;
-        Some((format!("{own}.{index}."), *layers, rest))
+        Some((format!("{own}.{index}."), *layers, map.fused, rest))
     });
-    let (front, layers, rest) = block.unwrap_or((String::new(), map.around, layer));
-    let pieces = layers.iter().filter(|(bfl, ..)| *bfl == rest).flat_map(|(_, own, rows)| {
+    let (front, layers, fused, rest) = block.unwrap_or((String::new(), map.around, &[], layer));
+    let pieces = layers.iter().chain(fused).filter(|(bfl, ..)| *bfl == rest).flat_map(|(_, own, rows)| {
         let name = format!("{front}{own}.weight");
         match *rows {
             Same => vec![FusedRows::whole(name)],
@@ -431,16 +514,16 @@ mod tests {
 
     #[test]
     fn layers_for_adapters_are_those_of_files() {
-        for (bfl, own, rows) in transformer_layers([2, 3]) {
+        for (bfl, own, rows) in FLUX2_LAYERS.layers(&[2, 3]) {
             let pieces = names(Style::Bfl, &format!("{bfl}.weight"));
             let found = pieces.iter().filter(|piece| piece.0 == format!("{own}.weight")).count();
             assert_eq!(found, if rows == SwappedHalves { 2 } else { 1 }, "{bfl}");
         }
-        assert_eq!(transformer_layers([2, 3]).len(), 11 + 2 * 16 + 3 * 4);
+        assert_eq!(FLUX2_LAYERS.layers(&[2, 3]).len(), 11 + 2 * 16 + 3 * 4);
     }
     #[test]
     fn fused_tensors_are_what_their_names_are_read_as() {
-        for Fused { name, parts } in fused_transformer([2, 3]) {
+        for Fused { name, parts } in fused_transformer(&FLUX2_LAYERS, &[2, 3]) {
             let pieces = Names { style: Style::Bfl, ..Names::OWN }.pieces(&name);
             assert_eq!(pieces.len(), parts.len(), "{name}");
             for (place, part) in parts.iter().enumerate() {
@@ -452,7 +535,7 @@ mod tests {
                 assert_eq!(pieces.iter().filter(same).count(), 1, "{name}: {part:?} of {pieces:?}");
             }
         }
-        assert_eq!(fused_transformer([5, 20]).len(), 11 + 5 * 12 + 20 * 4);
+        assert_eq!(fused_transformer(&FLUX2_LAYERS, &[5, 20]).len(), 11 + 5 * 12 + 20 * 4);
     }
 
     #[test]

@@ -6,6 +6,9 @@ use super::families::Family::{self, *};
 use super::own_models::FLUX2_KLEIN;
 use super::role::Role;
 
+/// The tiny autoencoder of this program's models, whose decoder shows steps.
+pub const TAEF2: &str = "the tiny autoencoder of FLUX.2 (TAEF2)";
+
 /// What a file is that this program does not run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum What {
@@ -38,6 +41,8 @@ const SIGNS: &[Sign] = &[
     (Tool("an upscaler"), &["model.1.sub.0.RDB1.conv1.0.weight"], None),
     (Tool("a textual inversion"), &["emb_params"], None),
     (Tool("a textual inversion"), &["clip_l", "clip_g"], None),
+    (Tool(TAEF2), &["3.pool.0.weight"], None),
+    (Tool(TAEF2), &["11.pool.0.weight"], None),
     (Tool("a tiny autoencoder"), &["decoder.layers.3.conv.0.weight"], None),
     (Tool("a tiny autoencoder"), &["3.conv.0.weight"], None),
     (Transformer(Flux3), &["early_stream_modulations.image.lin.weight"], None),

@@ -4,7 +4,7 @@ use std::collections::HashSet;
 
 use super::names::{Names, Style};
 use super::other_models;
-use super::own_models::{FLUX2_KLEIN, OWN_MODELS, OwnModel, OwnPart, Sign};
+use super::own_models::{Architecture, OWN_MODELS, OwnModel, OwnPart, Sign};
 use super::role::Role;
 use crate::error::{Error, Field, Result};
 
@@ -15,6 +15,8 @@ pub struct KnownComponent {
     pub role: Role,
     /// Its names.
     pub names: Names,
+    /// The kind of models whose part it is, as far as names tell.
+    pub architecture: Architecture,
 }
 
 /// What a file of weights is.
@@ -60,6 +62,11 @@ impl FileKind {
     /// The names of a part, if it is there.
     pub fn part(&self, role: Role) -> Option<&Names> {
         self.parts.iter().find(|part| part.role == role).map(|part| &part.names)
+    }
+
+    /// The kind of models whose part `role` is there, as far as names tell.
+    pub fn model(&self, role: Role) -> Option<&'static OwnModel> {
+        self.parts.iter().find(|part| part.role == role).map(|part| part.architecture.model())
     }
 
     /// What is in front of the names of all parts, and the beginnings of it: each ends with a dot.
@@ -112,6 +119,11 @@ impl FileKind {
         self.is_adapter || !self.is_known()
     }
 
+    /// Whether it is an adapter, by the names of its tensors.
+    pub fn is_adapter(&self) -> bool {
+        self.is_adapter
+    }
+
     /// Whether it is the part `role` and nothing else.
     pub fn is_only(&self, role: Role) -> bool {
         matches!(&self.parts[..], [part] if part.role == role) && self.others.is_empty() && self.twice.is_none()
@@ -137,9 +149,14 @@ impl FileKind {
             _ if self.is_adapter => format!("name it with `{}`, and a model with `{}`", Field::Adapters, Field::Model),
             Some(Role::Transformer) => format!("name it with `{0:#}` (`{0}`)", Field::Model),
             Some(role) => format!("name it with `{}`", role.field()),
+            None if self.others == [other_models::TAEF2] => {
+                format!("it shows what steps lead to: name it with `{}`", Field::PreviewDecoder)
+            }
             None => {
-                let OwnModel { name, text_encoder, .. } = FLUX2_KLEIN;
-                format!("this program runs {name} models with a {text_encoder} text encoder")
+                let models = OWN_MODELS.map(|OwnModel { name, text_encoder, .. }| {
+                    format!("{name} models with a {text_encoder} text encoder")
+                });
+                format!("this program runs {}", models.join(" and "))
             }
         }
     }
@@ -184,7 +201,8 @@ fn parts_of(keys: &HashSet<&str>) -> Vec<KnownComponent> {
     let part = |(index, prefix): (usize, String)| {
         let (model, own, &(style, lacks, _)) = all[index];
         let has = |rest: &&str| keys.contains(format!("{prefix}{rest}").as_str());
-        if own.foreign.iter().any(has) || !own.needs.iter().all(has) || has_word(own.foreign_words) {
+        let lacks_word = !own.needed_words.is_empty() && !has_word(own.needed_words);
+        if own.foreign.iter().any(has) || !own.needs.iter().all(has) || has_word(own.foreign_words) || lacks_word {
             return None;
         }
         let is_inside = ["decoder", "encoder"].contains(&prefix.trim_end_matches('.').rsplit('.').next().unwrap_or(""));
@@ -196,7 +214,11 @@ fn parts_of(keys: &HashSet<&str>) -> Vec<KnownComponent> {
             Style::Ldm { .. } => ldm(keys, &prefix),
             style => style,
         };
-        Some(KnownComponent { role: own.role, names: Names { prefix, lacks, style, layers: model.layers } })
+        Some(KnownComponent {
+            role: own.role,
+            names: Names { prefix, lacks, style, layers: model.layers },
+            architecture: model.architecture,
+        })
     };
     found.into_iter().filter_map(part).collect()
 }
@@ -219,7 +241,7 @@ mod tests {
     #[track_caller]
     fn part(keys: &[&str]) -> (Role, String, &'static str, Style) {
         let kind = of(keys);
-        let [KnownComponent { role, names }] = &kind.parts[..] else { panic!("{keys:?}: {kind:?}") };
+        let [KnownComponent { role, names, .. }] = &kind.parts[..] else { panic!("{keys:?}: {kind:?}") };
         (*role, names.prefix.clone(), names.lacks, names.style)
     }
 
@@ -290,6 +312,23 @@ mod tests {
     }
 
     #[test]
+    fn an_encoder_that_sees_is_of_another_kind_than_one_that_reads() {
+        let reads = ["model.language_model.layers.0.self_attn.q_norm.weight"];
+        let sees = [reads[0], "model.visual.blocks.0.attn.qkv.weight"];
+        for (keys, is_flux3) in [(&reads[..], false), (&sees, true)] {
+            let kind = of(keys);
+            assert!(kind.is_only(Role::TextEncoder), "{keys:?}");
+            assert_eq!(kind.part(Role::TextEncoder).unwrap().prefix, "model.language_model.");
+            assert_eq!(kind.model(Role::TextEncoder).unwrap().text_encoder_sees, is_flux3);
+        }
+        let transformer = of(&["a.early_stream_modulations.image.lin.weight"]);
+        assert_eq!(transformer.model(Role::Transformer).unwrap().architecture, Architecture::Flux3);
+        let video = of(&["early_stream_modulations.image.lin.weight", "emb_in.video.weight"]);
+        assert_eq!(video.title(), "a transformer of FLUX.3");
+        assert!(video.part(Role::Transformer).is_none(), "one that makes videos, too");
+    }
+
+    #[test]
     fn parts_of_other_models_are_no_parts_of_this_one() {
         for (keys, title) in [
             (
@@ -297,10 +336,6 @@ mod tests {
                 "a transformer of FLUX.2-dev",
             ),
             (&["double_blocks.0.img_mod.lin.weight"], "a transformer of FLUX.1"),
-            (
-                &["model.visual.blocks.0.attn.qkv.weight", "model.language_model.layers.0.self_attn.q_norm.weight"],
-                "a language model (Qwen3-VL), but not Qwen3",
-            ),
             (
                 &["model.layers.0.self_attn.q_norm.weight", "model.layers.0.pre_feedforward_layernorm.weight"],
                 "a language model (Gemma 3), but not Qwen3",

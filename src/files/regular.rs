@@ -52,6 +52,13 @@ pub(super) fn read(path: &Path, limit: usize) -> Result<Vec<u8>> {
     Ok(bytes)
 }
 
+/// The text of a file, which is at most `limit` bytes long.
+///
+/// Errors when it is longer, cannot be read, is no regular file, or no UTF-8.
+pub fn read_text(path: &Path, limit: usize) -> Result<String> {
+    String::from_utf8(read(path, limit)?).map_err(|_| Error::new("the file is no text").at_path(path))
+}
+
 /// Whether anything is there that [`open`] should open or refuse.
 pub(super) fn exists(path: &Path) -> bool {
     // Where the system does not tell, for want of permission, opening the file tells the reason. A link that leads

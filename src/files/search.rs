@@ -185,7 +185,7 @@ pub fn needs(transformer: &Component) -> Result<[usize; 2]> {
         let cols = files.shape(name).and_then(|shape| shape.get(1).copied());
         cols.ok_or_else(|| transformer.place().wrong(format!("tensor `{name}` is missing, or is no matrix")))
     };
-    Ok([cols("context_embedder.weight")?, cols("x_embedder.weight")?])
+    Ok([cols("context_embedder.weight")?, cols(&format!("{}.weight", files.layers().image_embedder))?])
 }
 
 /// The only one of `candidates` for the role.

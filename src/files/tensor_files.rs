@@ -6,7 +6,7 @@ use std::path::Path;
 use std::sync::{Mutex, PoisonError};
 
 use super::container::Container;
-use super::names::{FusedRows, Names};
+use super::names::{FusedRows, LayerMap, Names};
 use super::safetensors::Safetensors;
 use super::tensor_view::TensorView;
 use crate::error::{Error, Result};
@@ -20,6 +20,8 @@ pub struct TensorFiles {
     quantised: Option<Safetensors>,
     /// What [`TensorFiles::get`] gives in place of what the files hold.
     replaced: HashMap<String, TensorView>,
+    /// Names of the layers of a transformer.
+    layers: &'static LayerMap,
     /// Whether the files hold other tensors as well.
     is_part: bool,
     /// The names that were asked for.
@@ -99,7 +101,13 @@ impl TensorFiles {
             }
         }
         tensors.values_mut().for_each(|places| places.sort_by_key(|place| place.index));
-        Ok(Self { files, tensors, quantised: None, replaced: HashMap::new(), is_part, read: Mutex::default() })
+        let (quantised, replaced, read) = (None, HashMap::new(), Mutex::default());
+        Ok(Self { files, tensors, quantised, replaced, layers: names.layers, is_part, read })
+    }
+
+    /// Names of the layers, where it is a transformer.
+    pub fn layers(&self) -> &'static LayerMap {
+        self.layers
     }
 
     /// The files.

@@ -39,7 +39,7 @@ impl FileSizes {
         Self::of_layers(layers, |prefix| files.quantised_matrices(prefix))
     }
 
-    /// Of a transformer's double and single blocks, as its files have them.
+    /// Of a transformer's blocks, as its files have them.
     pub(crate) fn of_transformer(files: &TensorFiles, config: &TransformerConfig) -> Self {
         Self::of_blocks(config, |prefix| files.quantised_matrices(prefix))
     }
@@ -49,11 +49,9 @@ impl FileSizes {
         Self::of((0..layers).map(|layer| format!("model.layers.{layer}.")), matrices)
     }
 
-    /// Of a transformer's double and single blocks, whose matrices take so much.
+    /// Of a transformer's blocks, whose matrices take so much.
     pub(crate) fn of_blocks(config: &TransformerConfig, matrices: impl Fn(&str) -> Vec<[u64; 2]>) -> Self {
-        let double = (0..config.num_layers).map(|block| format!("transformer_blocks.{block}."));
-        let single = (0..config.num_single_layers).map(|block| format!("single_transformer_blocks.{block}."));
-        Self::of(double.chain(single), matrices)
+        Self::of(config.block_prefixes(), matrices)
     }
 
     /// Bytes of block `index` of `elements` elements, those that are plain floats being `floats(number)` bytes.

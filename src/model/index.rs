@@ -5,6 +5,7 @@ use serde::{Deserialize, Serialize};
 use super::registry::{KINDS, ModelKind};
 use crate::error::{Error, Result};
 use crate::files::{Component, ConfigPlace, ModelFiles, Role, Values, Variant, fetch_a_model};
+use crate::transformer::TransformerConfig;
 
 /// The keys that are read.
 #[derive(Default, Serialize, Deserialize)]
@@ -52,9 +53,11 @@ impl Index {
         let said = transformer.said_of_the_model()?;
         let own = said.as_ref().map(Self::of_values).transpose()?.unwrap_or_default();
         let index = own.or(beside.unwrap_or_default());
-        let kind = index.kind(&transformer.place())?;
-        let variant = said.map(|said| said.variant()).transpose()?.flatten().or(variant);
-        let names = variant.map(|variant| kind.files.variant(variant));
+        let config = TransformerConfig::of(transformer)?;
+        let kind = index.kind(&config, &transformer.place())?;
+        let said = said.map(|said| said.variant()).transpose()?.flatten();
+        let variant = config.variant().or(said).or(variant);
+        let names = variant.and_then(|variant| kind.files.variant(variant));
         Ok(Self {
             class_name: names.map(|names| names.class.to_string()),
             is_distilled: names.map(|names| names.is_distilled),
@@ -101,18 +104,30 @@ impl Index {
         Variant::of_index(self.class_name.as_deref(), self.is_distilled)
     }
 
-    /// Which kind of models it is of; the first where no class is named.
-    ///
     /// Errors when the class is that of no kind.
-    pub fn kind(&self, place: &ConfigPlace) -> Result<&'static ModelKind> {
-        let Some(class) = &self.class_name else { return Ok(KINDS[0]) };
-        let has_class = |kind: &&ModelKind| kind.files.variants.iter().any(|names| names.class == class);
-        KINDS.into_iter().find(has_class).ok_or_else(|| {
-            let all = KINDS.iter().flat_map(|kind| kind.files.variants);
-            let mut known: Vec<String> = all.map(|names| format!("`{}`", names.class)).collect();
-            known.dedup();
-            let what = format!("this is a `{class}` model, expected {}", known.join(" or "));
-            Error::new(what).at(place.path()).hint(fetch_a_model())
-        })
+    pub fn check_class(&self, place: &ConfigPlace) -> Result<()> {
+        let Some(class) = &self.class_name else { return Ok(()) };
+        let all = || KINDS.iter().flat_map(|kind| kind.files.variants);
+        if all().any(|names| names.class == class) {
+            return Ok(());
+        }
+        let mut known: Vec<String> = all().map(|names| format!("`{}`", names.class)).collect();
+        known.dedup();
+        let what = format!("this is a `{class}` model, expected {}", known.join(" or "));
+        Err(Error::new(what).at(place.path()).hint(fetch_a_model()))
+    }
+
+    /// Which kind of models it is of: what its transformer tells.
+    ///
+    /// Errors when the class is that of no kind, or of another one.
+    pub fn kind(&self, transformer: &TransformerConfig, place: &ConfigPlace) -> Result<&'static ModelKind> {
+        self.check_class(place)?;
+        let own = ModelKind::of(transformer.architecture());
+        let Some(class) = &self.class_name else { return Ok(own) };
+        if own.files.variants.iter().any(|names| names.class == class) {
+            return Ok(own);
+        }
+        let what = format!("this is a `{class}` model, and its transformer is one of {}", own.files.name);
+        Err(Error::new(what).at(place.path()).hint("name the transformer of such a model, or the other folder"))
     }
 }

@@ -1,19 +1,23 @@
 //! What the configs of a model say.
 
 use crate::error::{Error, Field, Result};
+use crate::files::own_models::VariantNames;
 use crate::files::{ConfigPlace, ModelFiles, Role, TokenizerFile, Variant};
 use crate::model::file_sizes::FileSizes;
 use crate::model::index::Index;
 use crate::model::registry::ModelKind;
+use crate::sampler::Shift;
 use crate::text_encoder::{CARRIED_TOKENS, TextEncoderConfig};
 use crate::transformer::TransformerConfig;
-use crate::vae::VaeConfig;
+use crate::vae::{TinyDecoderSizes, VaeConfig};
 
 /// The most pixels on a side: more than any model was trained for, and so few that no size overflows.
 pub(crate) const MAX_SIDE: usize = 8192;
 /// The most steps: more than any schedule distinguishes.
 pub(crate) const MAX_STEPS: usize = 1000;
 
+/// Tokens of a usual prompt, where a prompt of more has more text tokens.
+pub(crate) const USUAL_TOKENS: usize = 320;
 /// The most text tokens: more than any prompt has, and so few that memory for them can be asked for.
 pub(crate) const MAX_TEXT_TOKENS: usize = 1 << 16;
 
@@ -32,6 +36,8 @@ pub struct ModelInfo {
     pub out_layers: Vec<usize>,
     /// Text tokens, padding included.
     pub max_sequence_length: usize,
+    /// The shift of its schedule, where it says another than its kind.
+    pub shift: Option<Shift>,
     /// [height, width] in pixels.
     pub default_image_size: [usize; 2],
     /// The images that it was trained on, where the model says so.
@@ -50,6 +56,8 @@ pub struct ModelInfo {
     /// The formats that weights were brought to when it was opened, as [`Quantisation`](super::Quantisation) reads
     /// them.
     pub quantised: Option<String>,
+    /// The sizes of the tiny decoder that shows steps, where one was attached.
+    pub preview_decoder: Option<TinyDecoderSizes>,
 }
 
 /// The images that a model was trained on: others are worse.
@@ -105,7 +113,65 @@ fn out_layers(
     }
 }
 
+/// How the model was trained: as its weights tell, else as somebody says, else as its index says.
+///
+/// Errors when weights and somebody contradict each other, or no model of its kind was trained so.
+fn variant(
+    dir: &ModelFiles,
+    kind: &ModelKind,
+    index: &Index,
+    transformer: &TransformerConfig,
+) -> Result<&'static VariantNames> {
+    let (told, said) = (transformer.variant(), dir.variant());
+    let variant = told.or(said).unwrap_or_else(|| index.variant());
+    match said.filter(|said| *said != variant && dir.is_variant_named()) {
+        None => {}
+        Some(said) => {
+            let what =
+                format!("this {} is asked to run as a {said} model, and its weights are {variant}", kind.files.name);
+            return Err(Error::usage(what).of(Field::Variant).hint("leave it out: the weights tell"));
+        }
+    }
+    kind.files.variant(variant).ok_or_else(|| {
+        let what = format!("there is no {} that is a {variant} model", kind.files.name);
+        Error::usage(what).of(Field::Variant).hint("leave it out, or name another model")
+    })
+}
+
+/// The shift of the schedule in a folder that says it.
+///
+/// Errors when it is none, or the schedule moves otherwise.
+fn shift(dir: &ModelFiles, kind: &ModelKind) -> Result<Option<Shift>> {
+    #[derive(serde::Deserialize)]
+    struct Scheduler {
+        shift: Option<f64>,
+        #[serde(default)]
+        use_dynamic_shifting: bool,
+    }
+    // Schedules of FLUX.2 depend on the size, by numbers that no file has.
+    let Shift::Constant(own) = (kind.shift)(1, 1) else { return Ok(None) };
+    let Some((scheduler, place)) = dir.scheduler::<Scheduler>()? else { return Ok(None) };
+    let shift = scheduler.shift.unwrap_or(own);
+    if scheduler.use_dynamic_shifting {
+        return Err(place.wrong("use_dynamic_shifting is true, expected a constant shift"));
+    }
+    if !(shift.is_finite() && (1e-3..=1e3).contains(&shift)) {
+        return Err(place.wrong(format!("shift is {shift}, expected 0.001 to 1000")));
+    }
+    Ok(Some(Shift::Constant(shift)))
+}
+
 impl ModelInfo {
+    /// The shift of the schedule for an image of `tokens` tokens in `steps` steps.
+    pub fn schedule_shift(&self, tokens: usize, steps: usize) -> Shift {
+        self.shift.unwrap_or_else(|| (self.kind.shift)(tokens, steps))
+    }
+
+    /// Text tokens of a usual prompt, padding included.
+    pub fn usual_text_tokens(&self) -> usize {
+        self.kind.window.length(USUAL_TOKENS, self.max_sequence_length)
+    }
+
     /// How many layers of the text encoder run.
     pub fn layers_to_run(&self) -> usize {
         self.out_layers.iter().copied().max().unwrap_or(0)
@@ -116,14 +182,15 @@ impl ModelInfo {
     /// Errors when one is missing or wrong, or they do not fit together.
     pub fn read(dir: &ModelFiles) -> Result<Self> {
         let (mut index, place) = Index::read(dir)?;
-        let kind = index.kind(&place)?;
+        index.check_class(&place)?;
         let text_encoder = TextEncoderConfig::read(dir)?;
         let transformer = TransformerConfig::read(dir)?;
+        let kind = index.kind(&transformer, &place)?;
         let vae = VaeConfig::read(dir)?;
         let named = index.text_encoder_out_layers.take();
         let out_layers = out_layers(named, kind, text_encoder.num_hidden_layers, dir, &place)?;
-        let variant = dir.variant().unwrap_or_else(|| index.variant());
-        let (is_distilled, caches_references) = (kind.files.variant(variant).is_distilled, variant == Variant::Kv);
+        let variant = variant(dir, kind, &index, &transformer)?;
+        let (is_distilled, caches_references) = (variant.is_distilled, variant.variant == Variant::Kv);
         let side = vae.sample_size.unwrap_or(kind.side);
         let info = Self {
             name: dir.name().to_string(),
@@ -131,7 +198,8 @@ impl ModelInfo {
             is_distilled,
             caches_references,
             out_layers,
-            max_sequence_length: index.max_sequence_length.unwrap_or(kind.text_tokens),
+            max_sequence_length: index.max_sequence_length.unwrap_or(kind.window.most),
+            shift: shift(dir, kind)?,
             default_image_size: index.default_image_size.unwrap_or([side, side]),
             trained_sizes: index.image_sides.map(|sides| TrainedSizes {
                 sides,
@@ -143,6 +211,7 @@ impl ModelInfo {
             vae,
             file_sizes: Default::default(),
             quantised: None,
+            preview_decoder: None,
         };
         info.check(dir, &place, index.default_image_size.is_some())?;
         Ok(info)
@@ -157,6 +226,19 @@ impl ModelInfo {
             ))
             .at(dir.component(Role::TextEncoder).path().display().to_string())
             .hint(format!("name the tokenizer of this text encoder with `{}`", Field::Tokenizer)));
+        }
+        let (own, encoder) = (self.kind.files, dir.component(Role::TextEncoder));
+        let theta = self.text_encoder.rope_theta;
+        if own.text_encoder_sees && theta != own.text_encoder_theta {
+            let what = format!(
+                "the text encoder has a rope_theta of {theta}, expected that of {}, {}",
+                own.text_encoder, own.text_encoder_theta
+            );
+            return Err(Error::new(what).at(encoder.path().display().to_string()).hint(self.kind.encoders()));
+        }
+        if !own.text_encoder_sees && encoder.has_vision() {
+            let what = format!("the text encoder is one that sees images, expected {}", own.text_encoder);
+            return Err(Error::new(what).at(encoder.path().display().to_string()).hint(self.kind.encoders()));
         }
         let features = self.out_layers.len() * self.text_encoder.hidden_size;
         if features != self.transformer.joint_attention_dim {

@@ -1,6 +1,7 @@
 //! Tensors of a model's files that nothing reads.
 
 use crate::error::{Error, Result};
+use crate::files::own_models::VISION;
 use crate::files::{Role, TensorFiles};
 
 /// What someone should know of the tensors of a transformer that was loaded, and that no klein model has.
@@ -17,8 +18,11 @@ pub(crate) fn of_text_encoder(files: &TensorFiles, layers: usize) -> Result<Opti
             let number = name.strip_prefix("model.layers.").and_then(|name| name.split('.').next()?.parse().ok());
             number.is_some_and(|number: usize| number >= layers)
         };
-        // The rotary embedding is computed, and no token is chosen.
-        ["model.norm.weight", "lm_head.weight"].contains(&name) || name.ends_with(".rotary_emb.inv_freq") || is_behind()
+        // The rotary embedding is computed, no token is chosen, and no image is seen.
+        ["model.norm.weight", "lm_head.weight"].contains(&name)
+            || name.ends_with(".rotary_emb.inv_freq")
+            || name.split('.').any(|word| word == VISION)
+            || is_behind()
     })
 }
 

@@ -4,12 +4,12 @@ use std::path::Path;
 use std::sync::{Arc, LazyLock};
 use std::thread::{self, Scope, ScopedJoinHandle, scope};
 
-use crate::backend::NOT_NUMBERS;
 use crate::backend::cpu::{Cpu, Precision};
+use crate::backend::{Memory, NOT_NUMBERS};
 use crate::error::{Error, Result};
 use crate::files::adapter::{self, Adapter};
 use crate::files::quantised_cache::{self, QuantisedCache};
-use crate::files::{Container, ModelFiles, TensorFiles};
+use crate::files::{Container, ModelFiles, TensorFiles, Variant};
 use crate::model::file_sizes::FileSizes;
 use crate::model::info::ModelInfo;
 use crate::model::left_out;
@@ -17,7 +17,8 @@ use crate::nn::{WeightPolicy, Weights};
 use crate::stage::{Caller, CancelFlag, Progress, Stage};
 use crate::text_encoder::{self, TextEncoder, Tokenizer};
 use crate::transformer::{self, Transformer};
-use crate::vae::{self, Decoder, Encoder};
+use crate::vae::preview::{self, PreviewMap};
+use crate::vae::{self, Decoder, Encoder, Grid, TinyDecoderFile};
 
 /// What a [`Model`](crate::pipeline::Model) is made of: the checked configs and mapped weights, and the tokenizer,
 /// which another thread still reads.
@@ -61,6 +62,8 @@ pub(crate) struct Files {
     pub(crate) text_encoder: Option<TensorFiles>,
     pub(crate) transformer: TensorFiles,
     pub(crate) vae: TensorFiles,
+    /// What shows the steps, where it was attached.
+    pub(crate) preview_decoder: Option<TinyDecoderFile>,
 }
 
 impl Files {
@@ -77,6 +80,20 @@ impl Files {
         encoder
             .map(drop)
             .map_err(|e| e.hint("without its encoder the model draws from words alone: fetch the VAE as a whole"))
+    }
+
+    /// The map from latents to small images, which the VAE's encoder is asked for on the CPU.
+    ///
+    /// Errors when the encoder is not there, or gives no numbers.
+    pub(crate) fn preview_map(&self, info: &ModelInfo) -> Result<PreviewMap> {
+        let cpu = Cpu::new(Precision::F32);
+        let encoder = Encoder::load(&Weights::new(&cpu, &self.vae), &info.vae)?;
+        let chart = preview::chart();
+        let pixels = cpu.upload_rgb8(&chart.bytes, chart.height, chart.width)?;
+        let latents = encoder.forward(Grid::new(pixels, chart.height, chart.width), None, |_| Ok(()))?;
+        let (values, channels) = (cpu.download(&latents)?, latents.cols());
+        PreviewMap::fit(&values, channels, &chart, info.vae.patch_pixels())
+            .ok_or_else(|| Error::new("the VAE's encoder gives no latents that fit its images"))
     }
 
     /// The error that names the damaged weights where `error` says that pixels are not numbers, or what `given`
@@ -150,7 +167,7 @@ impl OpenModel {
         let ((transformer, of_transformer), (vae, of_vae)) = (transformer?, vae?);
         let (text_encoder, of_text_encoder) = text_encoder?.unzip();
         let notes = [of_text_encoder.flatten(), of_transformer, of_vae].into_iter().flatten().collect();
-        let files = Files { text_encoder, transformer, vae };
+        let files = Files { text_encoder, transformer, vae, preview_decoder: None };
         let info = ModelInfo { file_sizes: files.sizes(info), ..info.clone() };
         Ok(Self { info, tokenizer, files, notes })
     }
@@ -162,9 +179,34 @@ impl OpenModel {
 
     /// Says that the transformer was trained so that keys and values of reference images are made once, for all steps;
     /// such models are distilled. A folder of such a model says so itself.
-    pub fn cache_references(&mut self) {
+    ///
+    /// Errors when no model of its kind was trained so.
+    pub fn cache_references(&mut self) -> Result<()> {
+        let own = self.info.kind.files;
+        if own.variant(Variant::Kv).is_none() {
+            let what = format!("no {} was trained so that keys and values of references are made once", own.name);
+            return Err(Error::usage(what).hint("leave out `kv`: references are read with the image"));
+        }
         self.info.caches_references = true;
         self.info.mark_distilled();
+        Ok(())
+    }
+
+    /// Opens a file of a tiny decoder, TAEF2.
+    ///
+    /// Errors as [`TinyDecoderFile::open`].
+    pub fn preview_decoder(&self, path: &Path) -> Result<TinyDecoderFile> {
+        TinyDecoderFile::open(path, &Cpu::new(Precision::F32))
+    }
+
+    /// Shows steps by a tiny decoder in place of a linear map.
+    ///
+    /// Errors when it is one of another model.
+    pub fn attach_preview_decoder(&mut self, file: TinyDecoderFile) -> Result<()> {
+        file.expect_latents(self.info.vae.latent_channels)?;
+        self.info.preview_decoder = Some(file.sizes());
+        self.files.preview_decoder = Some(file);
+        Ok(())
     }
 
     /// Opens an adapter for this model.

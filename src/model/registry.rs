@@ -1,9 +1,9 @@
 //! Kinds of models that this program runs: all facts of a kind stand in its value, or in the table of
 //! [`own_models`] that it points to.
 
-use crate::files::own_models::{self, OwnModel};
-use crate::sampler::empirical_shift;
-use crate::text_encoder::Template;
+use crate::files::own_models::{self, Architecture, OwnModel};
+use crate::sampler::{Shift, empirical_shift};
+use crate::text_encoder::{Padding, Template, Window};
 
 /// A kind of models.
 #[derive(Debug)]
@@ -23,9 +23,25 @@ pub struct ModelKind {
     /// What stands around a prompt.
     pub template: Template,
     /// Text tokens of a prompt, padding included, where a model names no other number.
-    pub text_tokens: usize,
+    pub window: Window,
     /// The shift of the schedule, by tokens of an image and steps.
-    pub shift: fn(usize, usize) -> f32,
+    pub shift: fn(usize, usize) -> Shift,
+    /// Whether a size that the model cannot make is rounded down; else it is an error.
+    pub rounds_sizes: bool,
+    /// Whether guidance below 1 is another than none.
+    pub guides_below_one: bool,
+    /// How the images become references that are given.
+    pub references: ReferenceSizes,
+}
+
+/// How images that are given become references.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ReferenceSizes {
+    /// Each is scaled down to a megapixel and cropped.
+    Cropped,
+    /// The same where there are several. One alone keeps its size up to four megapixels, is filled up, and gives the
+    /// result its size.
+    AloneWhole,
 }
 
 /// What a request leaves open, where the model does not say it either.
@@ -50,15 +66,46 @@ pub static FLUX2_KLEIN: ModelKind = ModelKind {
     template: Template {
         before: "<|im_start|>user\n",
         after: "<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n",
+        padding: Padding::Counted,
     },
-    text_tokens: 512,
+    window: Window { most: 512, step: None },
     shift: empirical_shift,
+    rounds_sizes: true,
+    guides_below_one: false,
+    references: ReferenceSizes::Cropped,
+};
+
+/// FLUX.3-klein.
+pub static FLUX3_KLEIN: ModelKind = ModelKind {
+    files: &own_models::FLUX3_KLEIN,
+    distilled: Defaults { steps: 16, guidance: 1.0 },
+    base: Defaults { steps: 50, guidance: 3.5 },
+    side: 1024,
+    area_factor: 4.0,
+    aspect_ratio: 4.0,
+    // The text encoder's chat template for one user message.
+    template: Template {
+        before: "<|im_start|>user\n",
+        after: "<|im_end|>\n<|im_start|>assistant\n",
+        padding: Padding::At(1),
+    },
+    window: Window { most: 8192, step: Some(80) },
+    shift: |_, _| Shift::Constant(6.93),
+    rounds_sizes: false,
+    guides_below_one: true,
+    references: ReferenceSizes::AloneWhole,
 };
 
 /// All of them.
-pub static KINDS: [&ModelKind; 1] = [&FLUX2_KLEIN];
+pub static KINDS: [&ModelKind; 2] = [&FLUX2_KLEIN, &FLUX3_KLEIN];
 
 impl ModelKind {
+    /// The kind of models with this transformer.
+    pub fn of(architecture: Architecture) -> &'static Self {
+        let is = |kind: &&Self| kind.files.architecture == architecture;
+        KINDS.into_iter().find(is).expect("every architecture is of a kind")
+    }
+
     /// What requests leave open.
     pub fn defaults(&self, is_distilled: bool) -> &Defaults {
         if is_distilled { &self.distilled } else { &self.base }
@@ -71,7 +118,8 @@ impl ModelKind {
             let encoder = if index == 0 { format!("needs the {encoder} encoder") } else { encoder.to_string() };
             format!("the {} transformer {encoder} ({})", size.name, size.features)
         });
-        format!("the two are of different models: {}", sizes.collect::<Vec<_>>().join(", "))
+        let sizes = sizes.collect::<Vec<_>>().join(", ");
+        format!("the two are of different models: {sizes}")
     }
 }
 

@@ -83,6 +83,7 @@ pub use memory::plan::{BlockPlan, InBands, MemoryPlan, MemorySizes};
 pub use request::embeddings::Embeddings;
 pub use request::images::{Change, MAX_REFERENCES};
 pub use request::latents::Latents;
+pub use request::lone_reference::LoneReference;
 pub use request::plan::{MAX_PROMPT_BYTES, PROMPT_TOO_LONG, Plan, Request};
 pub use request::summary::{ComponentSummary, MemoryLevel, Sizes, Summary};
 pub use residency::placement::Placement;

@@ -5,7 +5,7 @@ mod portable;
 pub mod schedule;
 
 pub use noise::{Noise, Rng, Start, noise};
-pub use schedule::{Schedule, ScheduleKind, empirical_shift};
+pub use schedule::{Schedule, ScheduleKind, Shift, empirical_shift};
 
 use crate::backend::Backend;
 use crate::error::Result;
@@ -72,6 +72,13 @@ fn velocity<B: Backend>(
     let Some(guidance) = guidance else {
         return forward(latents, context, sequence);
     };
+    // What the image becomes by itself is the same in both.
+    let is_shared = transformer.config().has_early_blocks() && !matches!(evaluations, Evaluations::Halved { .. });
+    let img = is_shared.then(|| transformer.early_image(latents, modulation, &sequence)).transpose()?;
+    let meet = |img: &Tensor<B>, context: &Tensor<B>, sequence: Sequence<'_, B>| {
+        let img = img.row_view(0..img.rows());
+        transformer.forward_image(img, context, modulation, &sequence, cached)
+    };
     let (positive, negative) = match evaluations {
         Evaluations::Halved { has_prompt } => {
             let own = forward(latents, context, sequence)?;
@@ -80,14 +87,21 @@ fn velocity<B: Backend>(
         }
         Evaluations::Batched if negative.is_none() => {
             let split = sequence.split.with_batch(2 * sequence.split.whole().batch);
-            let both = forward(&Tensor::concat_rows(&[latents, latents])?, context, Sequence { split, ..sequence })?;
+            let sequence = Sequence { split, ..sequence };
+            let both = match &img {
+                Some(img) => meet(&Tensor::concat_rows(&[img, img])?, context, sequence)?,
+                None => forward(&Tensor::concat_rows(&[latents, latents])?, context, sequence)?,
+            };
             both.split_rows(latents.rows())
         }
         Evaluations::Batched | Evaluations::InTurn => {
             let rows = sequence.split.own().context_rows();
             let (prompt, other) = (context.row_view(0..rows), context.row_view(rows..context.rows()));
-            let positive = forward(latents, &prompt, sequence)?;
-            (positive, forward(latents, &other, negative.unwrap_or(sequence))?)
+            let evaluate = |context: &Tensor<B>, sequence: Sequence<'_, B>| match &img {
+                Some(img) => meet(img, context, sequence),
+                None => forward(latents, context, sequence),
+            };
+            (evaluate(&prompt, sequence)?, evaluate(&other, negative.unwrap_or(sequence))?)
         }
     };
     positive.guide(&negative, guidance)

@@ -7,6 +7,7 @@ use serde::de::Error as _;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use crate::error::{Error, Result};
+use crate::transformer::StepTimes;
 
 /// The noise levels, and the timesteps that the model reads.
 #[derive(Debug, Clone, PartialEq)]
@@ -21,15 +22,39 @@ pub struct Schedule {
     pub timesteps: Vec<f32>,
 }
 
+/// How evenly spaced noise levels are moved towards 1, by a factor that the formulas have in different places: they
+/// round otherwise.
+///
+/// Source: diffusers `FlowMatchEulerDiscreteScheduler`.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Shift {
+    /// `e / (e + (1 / s - 1))`, as with `time_shift_type` exponential.
+    Exponential(f32),
+    /// `e s / (1 + (e - 1) s)`, as with `shift`.
+    Constant(f64),
+}
+
+impl Shift {
+    fn level(self, s: f32) -> f32 {
+        match self {
+            Self::Exponential(shift) => shift / (shift + (1.0 / s - 1.0)),
+            Self::Constant(shift) => shift as f32 * s / (1.0 + (shift - 1.0) as f32 * s),
+        }
+    }
+}
+
 impl Schedule {
     /// A model's own schedule in `steps` steps, [`ScheduleKind::Flow`], with the shift of its kind.
     ///
-    /// Source: diffusers `FlowMatchEulerDiscreteScheduler` with exponential shifting.
-    pub fn new(shift: f32, steps: usize) -> Self {
-        Self::of_levels((0..steps).map(|i| {
-            let linear = linspace_down(i, steps) as f32;
-            shift / (shift + (1.0 / linear - 1.0))
-        }))
+    /// Source: diffusers `FlowMatchEulerDiscreteScheduler`.
+    pub fn new(shift: Shift, steps: usize) -> Self {
+        Self::of_levels((0..steps).map(|i| shift.level(linspace_down(i, steps) as f32)))
+    }
+
+    /// The times of each step, in 0..1000.
+    pub fn times(&self) -> Vec<StepTimes> {
+        let next = self.timesteps.iter().skip(1).copied().chain([0.0]);
+        self.timesteps.iter().zip(next).map(|(&now, next)| StepTimes { now, next }).collect()
     }
 
     /// A schedule of these noise levels; the 0 at the end is not among them.
@@ -55,8 +80,9 @@ impl Schedule {
 /// As text, and so in JSON: `flow`, `linear`, `power:A`, `sigmas:S0,S1,..`.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub enum ScheduleKind {
-    /// Evenly spaced levels, shifted by the number of image tokens and of steps: `e / (e + (1 / s - 1))` with
-    /// `e = exp(mu)` and `s = 1 - i / steps`. Klein models were trained for it.
+    /// Evenly spaced levels, shifted as the model was trained for. FLUX.2 has `e / (e + (1 / s - 1))` with `e =
+    /// exp(mu)` of the number of image tokens and of steps and `s = 1 - i / steps`, FLUX.3 the same with an `e` that is
+    /// always 6.93.
     #[default]
     Flow,
     /// Level i is `1 - i / steps`; [`ScheduleKind::Power`] of 1.
@@ -78,7 +104,7 @@ const MAX_EXPONENT: f32 = 100.0;
 impl ScheduleKind {
     /// The schedule in `steps` steps; `shift` is that of [`Schedule::new`]. [`ScheduleKind::Sigmas`] decides itself how
     /// many steps there are.
-    pub fn schedule(&self, shift: f32, steps: usize) -> Schedule {
+    pub fn schedule(&self, shift: Shift, steps: usize) -> Schedule {
         let power = |exponent: f32| {
             let level = move |i: usize| (1.0 - (i as f64 / steps as f64).powf(f64::from(exponent))) as f32;
             Schedule::of_levels((0..steps).map(level))
@@ -198,8 +224,8 @@ fn linspace_down(i: usize, n: usize) -> f64 {
 /// The shift of FLUX.2 models for an image of `tokens` tokens in `steps` steps.
 ///
 /// Source: FLUX.2 reference pipeline (`compute_empirical_mu`) with dynamic shifting.
-pub fn empirical_shift(tokens: usize, steps: usize) -> f32 {
-    mu(tokens, steps).exp() as f32
+pub fn empirical_shift(tokens: usize, steps: usize) -> Shift {
+    Shift::Exponential(mu(tokens, steps).exp() as f32)
 }
 
 /// It jumps at 4300 tokens.
@@ -230,8 +256,23 @@ mod tests {
         assert_eq!(levels("power:2", 4), [1.0, 0.9375, 0.75, 0.4375, 0.0]);
         assert_eq!(levels("power", 4), levels("power:2", 4));
         assert_eq!(levels("sigmas:1,0.5,0.25", 3), [1.0, 0.5, 0.25, 0.0]);
-        let schedule = "sigmas:0.8,0.4".parse::<ScheduleKind>().unwrap().schedule(1.0, 2);
+        let schedule = "sigmas:0.8,0.4".parse::<ScheduleKind>().unwrap().schedule(Shift::Constant(1.0), 2);
         assert_eq!((schedule.timesteps.as_slice(), schedule.steps()), (&[800.0, 400.0][..], 2));
+    }
+
+    #[test]
+    fn a_constant_shift_has_the_levels_of_the_reference() {
+        let sigmas = |steps| Schedule::new(Shift::Constant(6.93), steps).sigmas;
+        assert_eq!(sigmas(4), [1.0, 0.9541074, 0.8738966, 0.69788516, 0.0]);
+        let eight = [1.0, 0.9798021, 0.9541074, 0.9203186, 0.8738966, 0.8061264, 0.69788516, 0.49748743, 0.0];
+        assert_eq!(sigmas(8), eight);
+        let fifty = sigmas(50);
+        assert_eq!(fifty[1..4], [0.99706376, 0.99402344, 0.9908734]);
+        let near = |(a, b): (&f32, f32)| (a - b).abs() < 1e-7;
+        assert!(fifty[47..].iter().zip([0.3066824, 0.2240543, 0.12390487, 0.0]).all(near), "{:?}", &fifty[47..]);
+        let schedule = Schedule::new(Shift::Constant(6.93), 4);
+        let next: Vec<f32> = schedule.times().iter().map(|times| times.next).collect();
+        assert_eq!((&next[..3], next[3]), (&schedule.timesteps[1..], 0.0), "each step leads to the next");
     }
 
     #[test]

@@ -4,13 +4,11 @@ use serde::{Deserialize, Serialize};
 use serde_json::json;
 
 use crate::error::Result;
-use crate::files::own_models::FLUX2_KLEIN;
+use crate::files::own_models::{FLUX2_KLEIN, FLUX3_KLEIN, is_class};
 use crate::files::{Component, ConfigPlace, FileConfig, ModelFiles, Role, TensorFiles};
 
 /// What no shape tells.
 const UNTOLD: [&str; 2] = ["rope_theta", "rms_norm_eps"];
-/// What the published models have there.
-const ROPE_THETA: f64 = 1e6;
 /// The published models of Qwen3, from 0.6B to 32B: features of a token and of the MLP, heads, and heads of keys. All
 /// have heads of [`PUBLISHED_HEAD`] features.
 const PUBLISHED: [[usize; 4]; 6] = [
@@ -26,6 +24,12 @@ const PUBLISHED_HEAD: usize = 128;
 const MAX_POSITIONS: usize = 40960;
 /// The most features of a token; Qwen3-8B has 12288 in its MLP.
 const MAX_WIDTH: usize = 1 << 20;
+
+/// The config of an encoder that sees images holds that of its text half.
+#[derive(Deserialize)]
+struct Nested {
+    text_config: Option<Raw>,
+}
 
 #[derive(Deserialize)]
 struct Raw {
@@ -104,7 +108,8 @@ impl TextEncoderConfig {
     ///
     /// Errors as it does.
     pub fn of(component: &Component) -> Result<Self> {
-        let (config, place) = match component.config()? {
+        let nested = component.config::<Nested>()?.and_then(|nested| nested.text_config);
+        let (config, place) = match nested.map_or_else(|| component.config(), |raw| Ok(Some(raw)))? {
             Some(raw) => (Self::of_raw(raw, &component.place())?, component.place()),
             None => {
                 let (config, said) = Self::of_file(component)?;
@@ -126,11 +131,14 @@ impl TextEncoderConfig {
             return Err(place
                 .wrong("not a Qwen3 encoder of this family: attention_bias, use_sliding_window or hidden_act differ"));
         }
-        let known = FLUX2_KLEIN.part(Role::TextEncoder).classes;
-        if let Some(other) = raw.model_type.filter(|kind| !known.contains(&kind.as_str())) {
+        let kind = raw.model_type.as_deref();
+        if let Some(other) = kind.filter(|kind| !is_class(Role::TextEncoder, kind)) {
             let other: String = other.chars().take(40).collect();
-            return Err(place.wrong(format!("model_type is `{other}`, expected `{}`", known[0])));
+            let known = FLUX2_KLEIN.part(Role::TextEncoder).classes[0];
+            return Err(place.wrong(format!("model_type is `{other}`, expected `{known}`")));
         }
+        let sees = kind.is_some_and(|kind| FLUX3_KLEIN.part(Role::TextEncoder).classes.contains(&kind));
+        let published = if sees { &FLUX3_KLEIN } else { &FLUX2_KLEIN };
         let heads = raw.num_attention_heads;
         Ok(Self {
             hidden_size: raw.hidden_size,
@@ -140,7 +148,7 @@ impl TextEncoderConfig {
             num_key_value_heads: raw.num_key_value_heads.unwrap_or(heads),
             head_dim: raw.head_dim.or(raw.hidden_size.checked_div(heads)).unwrap_or(0),
             rms_norm_eps: raw.rms_norm_eps,
-            rope_theta: new_theta.or(raw.rope_theta).unwrap_or(ROPE_THETA),
+            rope_theta: new_theta.or(raw.rope_theta).unwrap_or(published.text_encoder_theta),
             vocab_size: raw.vocab_size,
             max_position_embeddings: raw.max_position_embeddings,
         })
@@ -162,6 +170,7 @@ impl TextEncoderConfig {
     fn of_file(component: &Component) -> Result<(Self, FileConfig)> {
         let files = component.tensors()?;
         let mut config = Self::of_shapes(component, &files)?;
+        config.rope_theta = component.text_encoder_of().text_encoder_theta;
         let told = [
             ("hidden_size", json!(config.hidden_size)),
             ("intermediate_size", json!(config.intermediate_size)),
@@ -208,7 +217,7 @@ impl TextEncoderConfig {
             num_key_value_heads: heads("self_attn.k_proj")?,
             head_dim,
             rms_norm_eps: default_eps(),
-            rope_theta: ROPE_THETA,
+            rope_theta: 0.0,
             vocab_size: embedding(0)?,
             max_position_embeddings: Some(MAX_POSITIONS),
         })
@@ -242,11 +251,11 @@ impl TextEncoderConfig {
         Ok(())
     }
 
-    /// Values for each token at the peak: hidden states that are read and those laid side by side, the stream and its
-    /// norm, and inside a layer the widest projection beside what comes of it.
-    pub fn activations(&self) -> u64 {
+    /// Values for each token at the peak where so many hidden states are read: these and those laid side by side, the
+    /// stream and its norm, and inside a layer the widest projection beside what comes of it.
+    pub fn activations(&self, states: usize) -> u64 {
         let attention = self.head_dim * (2 * self.num_attention_heads + 2 * self.num_key_value_heads);
-        (8 * self.hidden_size + attention.max(3 * self.intermediate_size)) as u64
+        ((2 * states + 2) * self.hidden_size + attention.max(3 * self.intermediate_size)) as u64
     }
 
     /// Weights of one layer.

@@ -1,7 +1,9 @@
 //! Qwen3: a prompt to the features that the transformer reads.
 //!
-//! Three hidden states are read and laid side by side. The layers after the last of them, the final norm and the output
-//! head are never loaded. Padding tokens have states too, and the transformer was trained with them.
+//! Some hidden states are read and laid side by side. The layers after the last of them, the final norm and the output
+//! head are never loaded, nor is the half of Qwen3-VL that sees images. Padding tokens have states too, and the
+//! transformer was trained with them. Where all padding stands at one position, all of it has one state, which is
+//! computed once.
 
 mod config;
 mod gguf_tokenizer;
@@ -14,7 +16,7 @@ pub use config::TextEncoderConfig;
 pub use gguf_tokenizer::Vocabulary;
 pub use layer::Layer;
 use prompt::outside;
-pub use prompt::{PromptTokens, Template, Tokenizer};
+pub use prompt::{Padding, PromptTokens, Template, Tokenizer, Window};
 pub use qwen3::TOKENS as CARRIED_TOKENS;
 
 use std::cell::RefCell;
@@ -34,8 +36,9 @@ pub struct TextEncoder<B: Backend> {
     config: TextEncoderConfig,
     embed_tokens: TensorView, // [vocab, hidden], stays on the host: a prompt needs a few hundred rows
     layers: Arc<Layers<B>>,
-    /// The cached tables of one prompt length, the first that was asked for: the pipeline uses only the model's.
-    rope: OnceLock<(usize, Arc<Rope<B>>)>,
+    /// The cached tables of the positions of one prompt, the first that was asked for: where prompts are padded to one
+    /// length, they are those of all.
+    rope: OnceLock<(Vec<usize>, Arc<Rope<B>>)>,
     /// The key is the number of tokens that are no padding, on which the mask depends.
     graphs: GraphCache<usize, Reads<B>, B>,
 }
@@ -100,8 +103,8 @@ impl<B: Backend> TextEncoder<B> {
     /// Errors when a token id is outside the vocabulary, and as `done`.
     /// Source: FLUX.2 reference `_get_qwen3_prompt_embeds`.
     pub fn forward(&self, tokens: &PromptTokens, mut done: impl FnMut(usize) -> Result<()>) -> Result<Tensor<B>> {
-        let n = tokens.ids.len();
-        let embedded = self.embed(&tokens.ids)?;
+        let positions = positions(tokens);
+        let embedded = self.embed(&tokens.ids[..positions.len()])?;
         // A capture runs the layers once more than asked for, and a graph does not run them one by one.
         let told = RefCell::new((0, &mut done));
         let tell = |layers| {
@@ -112,11 +115,11 @@ impl<B: Backend> TextEncoder<B> {
             *last = layers;
             done(layers)
         };
-        let rope = self.cached_rope(n)?;
-        let is_cached = self.rope.get().is_some_and(|(length, _)| *length == n);
+        let rope = self.cached_rope(&positions)?;
+        let is_cached = self.rope.get().is_some_and(|(cached, _)| *cached == positions);
         // No graph holds copies of weights that are streamed.
         if !is_cached || self.layers.blocks.are_streamed() {
-            return self.layers.forward(&embedded, &rope, tokens.real, tell);
+            return padded(self.layers.forward(&embedded, &rope, tokens.real, tell)?, tokens);
         }
         let new = || self.graphs.insert(tokens.real, Arc::new(Reads { layers: Arc::clone(&self.layers), rope }));
         let work = self.graphs.find(|real, _| *real == tokens.real).unwrap_or_else(new);
@@ -124,7 +127,7 @@ impl<B: Backend> TextEncoder<B> {
             reads.layers.forward(embedded, &reads.rope, tokens.real, tell)
         })?;
         tell(self.layers())?;
-        Ok(features)
+        padded(features, tokens)
     }
 
     /// Number of layers that run.
@@ -132,15 +135,15 @@ impl<B: Backend> TextEncoder<B> {
         self.layers.layers.len()
     }
 
-    /// [`TextEncoder::rope`], which caches the tables of the length that came first.
-    fn cached_rope(&self, n: usize) -> Result<Arc<Rope<B>>> {
+    /// [`TextEncoder::rope`], which caches the tables that came first.
+    fn cached_rope(&self, positions: &[usize]) -> Result<Arc<Rope<B>>> {
         match self.rope.get() {
-            Some((length, rope)) if *length == n => Ok(Arc::clone(rope)),
-            Some(_) => self.rope(n).map(Arc::new),
+            Some((cached, rope)) if cached == positions => Ok(Arc::clone(rope)),
+            Some(_) => self.rope(positions).map(Arc::new),
             None => {
-                let made = Arc::new(self.rope(n)?);
-                let (length, first) = self.rope.get_or_init(|| (n, Arc::clone(&made)));
-                Ok(if *length == n { Arc::clone(first) } else { made })
+                let made = Arc::new(self.rope(positions)?);
+                let (cached, first) = self.rope.get_or_init(|| (positions.to_vec(), Arc::clone(&made)));
+                Ok(if cached == positions { Arc::clone(first) } else { made })
             }
         }
     }
@@ -154,15 +157,15 @@ impl<B: Backend> TextEncoder<B> {
         self.backend.embedding(&self.embed_tokens, &ids)
     }
 
-    /// Rotate-half tables of the first `n` positions; positions count padding too.
-    pub fn rope(&self, n: usize) -> Result<Rope<B>> {
-        let half = self.config.head_dim / 2;
+    /// Rotate-half tables of these positions.
+    pub fn rope(&self, positions: &[usize]) -> Result<Rope<B>> {
+        let (n, half) = (positions.len(), self.config.head_dim / 2);
         let angle = |position: usize, i: usize| {
             let frequency = self.config.rope_theta.powf(-(2.0 * i as f64) / self.config.head_dim as f64) as f32;
             position as f32 * frequency
         };
         let table = |f: fn(f32) -> f32| -> Vec<f32> {
-            (0..n).flat_map(|p| (0..half).map(move |i| (p, i))).map(|(p, i)| f(angle(p, i))).collect()
+            positions.iter().flat_map(|&p| (0..half).map(move |i| (p, i))).map(|(p, i)| f(angle(p, i))).collect()
         };
         Ok(Rope {
             cos: self.backend.upload_f32(&table(f32::cos), n, half)?,
@@ -200,6 +203,26 @@ impl<B: Backend> Layers<B> {
             .collect();
         Tensor::concat_cols(&states)
     }
+}
+
+/// The positions of the tokens that are computed: all of them, or of padding that has one state the first.
+fn positions(tokens: &PromptTokens) -> Vec<usize> {
+    let (n, real) = (tokens.ids.len(), tokens.real);
+    match tokens.padding {
+        Padding::Counted => (0..n).collect(),
+        Padding::At(place) => (0..real).chain((real < n).then_some(place)).collect(),
+    }
+}
+
+/// The features of all tokens, of which those of the first padding may stand for the others too.
+fn padded<B: Backend>(features: Tensor<B>, tokens: &PromptTokens) -> Result<Tensor<B>> {
+    let (n, rows) = (tokens.ids.len(), features.rows());
+    if rows == n {
+        return Ok(features);
+    }
+    let pad = || features.row_view(rows - 1..rows);
+    let all: Vec<_> = [features.row_view(0..rows)].into_iter().chain((rows..n).map(|_| pad())).collect();
+    Tensor::concat_rows(&all.iter().collect::<Vec<_>>())
 }
 
 /// Opens the encoder's files.

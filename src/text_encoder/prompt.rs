@@ -21,6 +21,33 @@ pub struct Template {
     pub before: &'static str,
     /// Behind it.
     pub after: &'static str,
+    /// Where the padding behind that stands.
+    pub padding: Padding,
+}
+
+/// The positions of padding.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Padding {
+    /// They count on behind the last token.
+    Counted,
+    /// All of it is at one position. So all of it has the same features.
+    At(usize),
+}
+
+/// How many tokens a prompt in its template becomes, padding included.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Window {
+    /// As many at most; longer prompts are cut.
+    pub most: usize,
+    /// Where this is none, as many always; else the least multiple of it that the prompt fits in, or the most.
+    pub step: Option<usize>,
+}
+
+impl Window {
+    /// Of a prompt of `tokens` tokens, where `most` are read.
+    pub fn length(self, tokens: usize, most: usize) -> usize {
+        self.step.map_or(most, |step| (tokens.max(1).div_ceil(step) * step).min(most))
+    }
 }
 
 /// Token ids of a prompt in its template.
@@ -30,6 +57,8 @@ pub struct PromptTokens {
     pub ids: Vec<u32>,
     /// How many of them are no padding.
     pub real: usize,
+    /// Where the padding stands.
+    pub padding: Padding,
     /// Tokens that were cut off because the prompt in its template is too long.
     pub truncated: usize,
     /// Where the part of the prompt begins that was cut off, in bytes; the prompt's length where all of it was read.
@@ -103,7 +132,7 @@ impl Tokenizer {
     ///
     /// Errors when the tokenizer fails, which a valid one does not.
     pub fn encode_to(&self, prompt: &str, length: usize) -> Result<PromptTokens> {
-        let Template { before, after } = self.template;
+        let Template { before, after, .. } = self.template;
         let text = format!("{before}{prompt}{after}");
         let mut ids = self.encoding(|inner| inner.encode_fast(text.as_str(), false))?.get_ids().to_vec();
         let truncated = ids.len().saturating_sub(length);
@@ -117,7 +146,16 @@ impl Tokenizer {
         ids.truncate(length);
         let real = ids.len();
         ids.resize(length, self.pad);
-        Ok(PromptTokens { ids, real, truncated, cut_at })
+        Ok(PromptTokens { ids, real, padding: self.template.padding, truncated, cut_at })
+    }
+
+    /// How many tokens the prompt in the template has, without padding.
+    ///
+    /// Errors as [`Tokenizer::encode_to`].
+    pub fn count(&self, prompt: &str) -> Result<usize> {
+        let Template { before, after, .. } = self.template;
+        let text = format!("{before}{prompt}{after}");
+        Ok(self.encoding(|inner| inner.encode_fast(text.as_str(), false))?.len())
     }
 
     /// Errors when a text encoder with a vocabulary of `size` tokens has none of these.
@@ -154,7 +192,7 @@ mod tests {
     use crate::files::Folder;
 
     const FILE: &str = "tokenizer.json";
-    const BARE: Template = Template { before: "", after: "" };
+    const BARE: Template = Template { before: "", after: "", padding: Padding::Counted };
 
     /// What loading the built-in model's tokenizer gives after `change`.
     fn changed(change: impl FnOnce(&mut Value)) -> Result<Tokenizer> {

@@ -4,28 +4,29 @@ use serde::{Deserialize, Serialize};
 use serde_json::json;
 
 use crate::error::Result;
-use crate::files::{Component, ConfigPlace, FileConfig, ModelFiles, Role, TensorFiles};
+use crate::files::own_models::Architecture;
+use crate::files::{Component, ConfigPlace, FileConfig, ModelFiles, Role, Variant};
 
 /// What no shape tells.
 const UNTOLD: [&str; 3] = ["axes_dims_rope", "rope_theta", "eps"];
 /// What the published models have there.
-const ROPE_THETA: f64 = 2000.0;
 const EPS: f32 = 1e-6;
 /// The published models: features of a token, of a head and of a text token, and channels. All have four axes of a
 /// quarter of a head. Numbers of blocks and widths of MLPs may be others, as in models that were pruned.
-const PUBLISHED: [[usize; 4]; 3] = [[3072, 128, 7680, 128], [4096, 128, 12288, 128], [6144, 128, 15360, 128]];
+const PUBLISHED: [[usize; 4]; 4] =
+    [[3072, 128, 7680, 128], [4096, 128, 12288, 128], [6144, 128, 15360, 128], [3072, 128, 20480, 128]];
 /// The most features of a token; klein 9B has 4096, and three times as many in its MLP.
 const MAX_DIM: usize = 1 << 17;
 const MAX_MLP: usize = 1 << 20;
 
-/// Sizes of a FLUX.2 transformer, named as in the file.
+/// Sizes of a transformer, named as in the file of FLUX.2.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct TransformerConfig {
     /// Channels of a packed latent.
     pub in_channels: usize,
     /// Channels of the velocity; `in_channels` when absent.
     pub out_channels: Option<usize>,
-    /// Double blocks.
+    /// Double blocks; of FLUX.3, blocks that each stream has for itself.
     pub num_layers: usize,
     /// Single blocks.
     pub num_single_layers: usize,
@@ -36,6 +37,7 @@ pub struct TransformerConfig {
     /// Features of a text token.
     pub joint_attention_dim: usize,
     /// Length of the sinusoidal timestep embedding.
+    #[serde(alias = "timestep_channels")]
     pub timestep_guidance_channels: usize,
     /// MLP width over dim.
     pub mlp_ratio: f64,
@@ -51,6 +53,12 @@ pub struct TransformerConfig {
     /// Patches inside the model; klein packs outside it.
     #[serde(default = "one")]
     pub patch_size: usize,
+    /// Whether the model reads the time that a step leads to. FLUX.3 alone says so or not.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub flow_map: Option<bool>,
+    /// Channels of a packed latent of references; those of FLUX.2 have no embedder of their own.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cond_in_channels: Option<usize>,
 }
 
 fn one() -> usize {
@@ -76,7 +84,10 @@ impl TransformerConfig {
     /// Errors as it does.
     pub fn of(component: &Component) -> Result<Self> {
         let (config, place) = match component.config()? {
-            Some(config) => (config, component.place()),
+            Some(config) => {
+                check_class(component, &config)?;
+                (config, component.place())
+            }
             None => {
                 let (config, said) = Self::of_file(component)?;
                 (config, said.place())
@@ -101,8 +112,8 @@ impl TransformerConfig {
     /// Errors when it cannot be opened, lacks one of the layers that tell them, or says too little.
     fn of_file(component: &Component) -> Result<(Self, FileConfig)> {
         let files = component.tensors()?;
-        let mut config = Self::of_shapes(component, &files)?;
-        let told = [
+        let mut config = super::of_shapes(component, &files)?;
+        let mut told = vec![
             ("in_channels", json!(config.in_channels)),
             ("out_channels", json!(config.out_channels)),
             ("num_layers", json!(config.num_layers)),
@@ -114,6 +125,9 @@ impl TransformerConfig {
             ("guidance_embeds", json!(config.guidance_embeds)),
             ("patch_size", json!(config.patch_size)),
         ];
+        if config.architecture() == Architecture::Flux3 {
+            told.extend([("flow_map", json!(config.flow_map)), ("cond_in_channels", json!(config.cond_in_channels))]);
+        }
         let said = FileConfig::read(component, &files, &UNTOLD, &told)?;
         if let Some(mlp_ratio) = said.get("mlp_ratio", "a number")? {
             let mlp = config.mlp();
@@ -131,39 +145,30 @@ impl TransformerConfig {
         Ok((config, said))
     }
 
-    /// The sizes of a single file, beside the values of published models.
+    /// The config of so many features of a token, of a head and in the MLP, whose other sizes are still to be told.
     ///
-    /// Errors as [`TransformerConfig::of_file`].
-    fn of_shapes(component: &Component, files: &TensorFiles) -> Result<Self> {
-        let place = component.place();
-        let axis = |name: &str, axis: usize| files.axis(name, axis);
-        let blocks = [files.blocks("transformer_blocks."), files.blocks("single_transformer_blocks.")];
-        let dim = axis("x_embedder.weight", 0)?;
-        let (norm, mlp) = if blocks[0] > 0 {
-            ("transformer_blocks.0.attn.norm_q.weight", axis("transformer_blocks.0.ff.linear_in.weight", 0)? / 2)
-        } else {
-            let qkv_mlp = axis("single_transformer_blocks.0.attn.to_qkv_mlp_proj.weight", 0)?;
-            ("single_transformer_blocks.0.attn.norm_q.weight", qkv_mlp.saturating_sub(dim.saturating_mul(3)) / 2)
-        };
-        let head_dim = axis(norm, 0)?;
+    /// Errors when heads do not divide the features.
+    pub(super) fn of_widths(component: &Component, [dim, head_dim, mlp]: [usize; 3], rope_theta: f64) -> Result<Self> {
         if head_dim == 0 || dim == 0 || !dim.is_multiple_of(head_dim) {
-            return Err(place.wrong(format!("{dim} features are not made of heads of {head_dim}")));
+            return Err(component.place().wrong(format!("{dim} features are not made of heads of {head_dim}")));
         }
         Ok(Self {
-            in_channels: axis("x_embedder.weight", 1)?,
-            out_channels: Some(axis("proj_out.weight", 0)?),
-            num_layers: blocks[0],
-            num_single_layers: blocks[1],
+            in_channels: 0,
+            out_channels: None,
+            num_layers: 0,
+            num_single_layers: 0,
             attention_head_dim: head_dim,
             num_attention_heads: dim / head_dim,
-            joint_attention_dim: axis("context_embedder.weight", 1)?,
-            timestep_guidance_channels: axis("time_guidance_embed.timestep_embedder.linear_1.weight", 1)?,
+            joint_attention_dim: 0,
+            timestep_guidance_channels: 0,
             mlp_ratio: ratio(mlp, dim),
             axes_dims_rope: vec![head_dim / 4; 4],
-            rope_theta: ROPE_THETA,
+            rope_theta,
             eps: EPS,
-            guidance_embeds: files.shape("time_guidance_embed.guidance_embedder.linear_1.weight").is_some(),
+            guidance_embeds: false,
             patch_size: 1,
+            flow_map: None,
+            cond_in_channels: None,
         })
     }
 
@@ -204,6 +209,16 @@ impl TransformerConfig {
                 self.out_channels()
             ));
         }
+        if self.cond_in_channels.is_some_and(|channels| channels != self.in_channels) {
+            return error(format!(
+                "cond_in_channels {:?} and in_channels {} must be equal: references are made by the VAE that makes images",
+                self.cond_in_channels.unwrap_or_default(),
+                self.in_channels
+            ));
+        }
+        if self.architecture() == Architecture::Flux3 && self.num_single_layers == 0 {
+            return error("num_single_layers is 0, so text and image never meet".to_string());
+        }
         if !self.timestep_guidance_channels.is_multiple_of(2) {
             return error(format!("timestep_guidance_channels {} must be even", self.timestep_guidance_channels));
         }
@@ -225,12 +240,53 @@ impl TransformerConfig {
         self.out_channels.unwrap_or(self.in_channels)
     }
 
-    /// Number of weights of each block: double blocks, which have those of two streams, then single blocks.
+    /// What the transformer computes.
+    pub fn architecture(&self) -> Architecture {
+        if self.flow_map.is_some() { Architecture::Flux3 } else { Architecture::Flux2 }
+    }
+
+    /// Whether the model reads the time that a step leads to, on which then all of it depends.
+    pub fn reads_next_time(&self) -> bool {
+        self.flow_map == Some(true)
+    }
+
+    /// Whether text, references and image have blocks for themselves before they meet.
+    pub fn has_early_blocks(&self) -> bool {
+        self.architecture() == Architecture::Flux3 && self.num_layers > 0
+    }
+
+    /// Double blocks.
+    pub fn double_blocks(&self) -> usize {
+        if self.architecture() == Architecture::Flux2 { self.num_layers } else { 0 }
+    }
+
+    /// How the model was trained, where its weights tell.
+    pub fn variant(&self) -> Option<Variant> {
+        self.flow_map.map(|reads_next_time| if reads_next_time { Variant::Distilled } else { Variant::Base })
+    }
+
+    /// Number of blocks in each list of [`LayerMap::blocks`](crate::files::names::LayerMap::blocks), which are in the
+    /// order of use.
+    pub fn block_counts(&self) -> Vec<usize> {
+        match self.architecture() {
+            Architecture::Flux2 => vec![self.num_layers, self.num_single_layers],
+            Architecture::Flux3 => [vec![self.num_layers; 3], vec![self.num_single_layers]].concat(),
+        }
+    }
+
+    /// What is in front of the names of the tensors of each block, in the order of use.
+    pub fn block_prefixes(&self) -> impl Iterator<Item = String> {
+        let lists = self.architecture().model().layers.blocks.iter().zip(self.block_counts());
+        lists.flat_map(|((_, own, _), count)| (0..count).map(move |block| format!("{own}.{block}.")))
+    }
+
+    /// Number of weights of each block in the order of use; double blocks have those of two streams.
     pub fn elements_of_blocks(&self) -> Vec<u64> {
         let single = self.single_block_elements();
-        let mut blocks = vec![2 * single; self.num_layers];
-        blocks.resize(self.num_layers + self.num_single_layers, single);
-        blocks
+        let counts = self.block_counts();
+        let double = self.double_blocks();
+        let all = counts.iter().sum::<usize>();
+        (0..all).map(|block| if block < double { 2 * single } else { single }).collect()
     }
 
     /// Number of weights of a single block. As many multiply each token in a double block, which has others for text.
@@ -262,7 +318,34 @@ impl TransformerConfig {
         let channels =
             (self.timestep_guidance_channels + self.in_channels + self.joint_attention_dim + self.out_channels())
                 as u64;
-        channels * dim + 18 * dim * dim
+        let (vectors, own_channels) = match self.architecture() {
+            Architecture::Flux2 => (18, 0),
+            // Three for each stream of both kinds of blocks, two for the final norm, and one of the embedder; where the
+            // next time is read, it has an embedder too.
+            Architecture::Flux3 if self.reads_next_time() => (22, self.in_channels + self.timestep_guidance_channels),
+            Architecture::Flux3 => (21, self.in_channels),
+        };
+        (channels + own_channels as u64) * dim + vectors * dim * dim
+    }
+}
+
+/// Errors when the config is of a class that says more than it does, or of another one than its values.
+fn check_class(component: &Component, config: &TransformerConfig) -> Result<()> {
+    #[derive(Deserialize)]
+    struct Class {
+        #[serde(rename = "_class_name")]
+        class_name: Option<String>,
+    }
+    let Some(Class { class_name: Some(class) }) = component.config()? else { return Ok(()) };
+    match Architecture::of_class(&class) {
+        Some(named) if named != config.architecture() => {
+            let what = match named {
+                Architecture::Flux3 => "flow_map is missing, which says whether it reads the time that a step leads to",
+                Architecture::Flux2 => "flow_map is there, which a transformer of this class does not have",
+            };
+            Err(component.place().wrong(format!("the config is that of a `{class}`, and {what}")))
+        }
+        _ => Ok(()),
     }
 }
 

@@ -1,16 +1,19 @@
 //! The denoiser: image tokens, text tokens and a time to a velocity.
 //!
-//! Double blocks keep text and image apart and let them meet in one attention; single blocks run over both as one
-//! stream, text first. All double blocks share one modulation and all single blocks another, so both are computed once
-//! for each timestep, outside the blocks. What a block adds to the stream is added by the next norm, see [`Residual`].
+//! FLUX.2 and FLUX.3 are made of the same blocks, see their files. All blocks of a kind share their modulations, so
+//! these are computed once for each timestep, outside the blocks. What a block adds to the stream is added by the next
+//! norm, see [`Residual`].
 //!
 //! Of several devices that make one image, each has all weights and its share of the tokens, see
 //! [`TokenSplit`]: every tensor of tokens here has the rows of one device. Only attention needs those of the others.
 
 mod config;
 mod double_block;
+mod early;
 mod embed;
 mod final_layer;
+mod flux2;
+mod flux3;
 mod modulation;
 mod modules;
 mod references;
@@ -19,9 +22,9 @@ mod single_block;
 
 pub use config::TransformerConfig;
 pub use double_block::DoubleBlock;
-pub use embed::{position_ids, rope_tables, timestep_embedding};
+pub use embed::{rope_tables, timestep_embedding};
 pub use final_layer::FinalLayer;
-pub use modulation::{Modulation, Modulations, StepModulation};
+pub use modulation::{Modulation, Modulations, SingleModulation, StepModulation, StepTimes, Streams};
 pub use references::{Keys, ReferenceCache, Sequence};
 pub use residual::Residual;
 pub use single_block::SingleBlock;
@@ -31,25 +34,53 @@ use std::sync::Arc;
 
 use crate::backend::Backend;
 use crate::error::Result;
-use crate::files::{ModelFiles, Role, TensorFiles};
+use crate::files::own_models::Architecture;
+use crate::files::{Component, ModelFiles, Role, TensorFiles};
 use crate::nn::{Blocks, Layers, Linear, Operand, Weights};
 use crate::ops::{Pairs, Rope, TokenSplit};
 use crate::tensor::Tensor;
+use early::{Early, Stream, image_alone};
 use modulation::ModulationWeights;
 use references::AllKeys;
 
-/// The FLUX.2 transformer.
+/// The sizes that the shapes of a single file tell.
+///
+/// Errors when it lacks one of the layers that tell them.
+fn of_shapes(component: &Component, files: &TensorFiles) -> Result<TransformerConfig> {
+    match Architecture::of_layers(files.layers()) {
+        Architecture::Flux2 => flux2::of_shapes(component, files),
+        Architecture::Flux3 => flux3::of_shapes(component, files),
+    }
+}
+
+/// Positions on the axes (t, h, w, l) of `txt` text tokens, then of the tokens of each reference image, then of the
+/// image's, row by row. Sizes are [height, width] in tokens.
+pub fn position_ids(
+    config: &TransformerConfig,
+    txt: usize,
+    references: &[[usize; 2]],
+    image: [usize; 2],
+) -> Vec<[f32; 4]> {
+    match config.architecture() {
+        Architecture::Flux2 => flux2::position_ids(txt, references, image),
+        Architecture::Flux3 => flux3::position_ids(txt, references, image),
+    }
+}
+
+/// A transformer.
 pub struct Transformer<B: Backend> {
     backend: B,
     config: TransformerConfig,
-    x_embedder: Linear<B>,       // [dim, in_channels]
-    context_embedder: Linear<B>, // [dim, joint_attention_dim]
+    x_embedder: Linear<B>,         // [dim, in_channels]
+    reference_embedder: Linear<B>, // [dim, in_channels]
+    context_embedder: Linear<B>,   // [dim, joint_attention_dim]
     modulation: ModulationWeights<B>,
+    early: Early<B>,
     transformer_blocks: Vec<DoubleBlock<B>>,
     single_transformer_blocks: Vec<SingleBlock<B>>,
     final_layer: FinalLayer<B>,
     layers: Layers<B>,
-    /// Double blocks, then single blocks.
+    /// In the order of use.
     blocks: Arc<Blocks<B>>,
 }
 
@@ -78,27 +109,13 @@ impl<B: Backend> Transformer<B> {
     }
 
     fn build(weights: &Weights<'_, B>, config: &TransformerConfig) -> Result<Self> {
-        let dim = config.dim();
-        let double = |i| DoubleBlock::load(&weights.at("transformer_blocks").at(i).of_block(i), config);
-        let single = |i| {
-            let block = weights.at("single_transformer_blocks").at(i).of_block(config.num_layers + i);
-            SingleBlock::load(&block, config, i + 1 == config.num_single_layers)
-        };
-        Ok(Self {
-            backend: weights.backend().clone(),
-            config: config.clone(),
-            x_embedder: weights.linear("x_embedder", dim, config.in_channels)?,
-            context_embedder: weights.linear("context_embedder", dim, config.joint_attention_dim)?,
-            modulation: ModulationWeights::load(weights, config)?,
-            transformer_blocks: (0..config.num_layers).map(double).collect::<Result<_>>()?,
-            single_transformer_blocks: (0..config.num_single_layers).map(single).collect::<Result<_>>()?,
-            final_layer: FinalLayer::load(weights, config)?,
-            layers: Layers::default(),
-            blocks: Arc::clone(weights.blocks()),
-        })
+        match config.architecture() {
+            Architecture::Flux2 => flux2::load(weights, config),
+            Architecture::Flux3 => flux3::load(weights, config),
+        }
     }
 
-    /// Where the weights of its blocks are: double blocks, then single blocks.
+    /// Where the weights of its blocks are, in the order of use.
     pub fn block_weights(&self) -> &Blocks<B> {
         &self.blocks
     }
@@ -108,29 +125,73 @@ impl<B: Backend> Transformer<B> {
         &self.config
     }
 
-    /// Modulations of all timesteps (0..1000), computed at once.
-    pub fn modulations(&self, timesteps: &[f32]) -> Result<Modulations<B>> {
-        self.modulation.forward(&self.backend, timesteps)
+    /// Modulations of all steps, computed at once.
+    pub fn modulations(&self, times: &[StepTimes]) -> Result<Modulations<B>> {
+        self.modulation.forward(&self.backend, times)
     }
 
-    /// Text features as the blocks read them; the same at every step.
+    /// The modulation that a row of [`Modulations`] holds, as views of its columns.
+    ///
+    /// Errors when the row has other columns than those of this transformer.
+    pub fn modulation(&self, row: &Tensor<B>) -> Result<StepModulation<B>> {
+        match self.config.architecture() {
+            Architecture::Flux2 => flux2::modulation(row),
+            Architecture::Flux3 => flux3::modulation(row),
+        }
+    }
+
+    /// Text features as blocks read them; the same at every step.
     ///
     /// txt [tokens, joint_attention_dim] -> [tokens, dim].
     pub fn context(&self, txt: &Tensor<B>) -> Result<Tensor<B>> {
         txt.linear(&self.context_embedder, None)
     }
 
-    /// Packed latents of reference images as the blocks read them; the same at every step, for they are not noisy.
+    /// Packed latents of reference images as blocks read them; the same at every step, for they are not noisy.
     ///
     /// latents [tokens, in_channels] -> [tokens, dim].
     pub fn references(&self, latents: &Tensor<B>) -> Result<Tensor<B>> {
-        latents.linear(&self.x_embedder, None)
+        latents.linear(&self.reference_embedder, None)
+    }
+
+    /// What a text becomes that [`Transformer::context`] made, before it meets the image: what it is where there are no
+    /// blocks of text alone. It is the same at every step where [`TransformerConfig::reads_next_time`] is not.
+    ///
+    /// The sequence has the text alone: txt [rows of this device, dim] -> the same.
+    pub fn early_text(
+        &self,
+        txt: Tensor<B>,
+        sequence: &Sequence<'_, B>,
+        modulation: &StepModulation<B>,
+    ) -> Result<Tensor<B>> {
+        self.early_stream(Stream::Txt, txt, modulation, sequence)?.sum()
+    }
+
+    /// The same of reference images that [`Transformer::references`] made, which see each other and nothing else.
+    pub fn early_references(
+        &self,
+        references: Tensor<B>,
+        sequence: &Sequence<'_, B>,
+        modulation: &StepModulation<B>,
+    ) -> Result<Tensor<B>> {
+        self.early_stream(Stream::References, references, modulation, sequence)?.sum()
+    }
+
+    fn early_stream<'a>(
+        &self,
+        stream: Stream,
+        x: Tensor<B>,
+        modulation: &'a StepModulation<B>,
+        sequence: &Sequence<'_, B>,
+    ) -> Result<Residual<'a, B>> {
+        let (early, own) = (modulation.early.as_ref(), (&self.backend, &*self.blocks));
+        self.early.forward(stream, (x, self.config.eps), early, sequence, own)
     }
 
     /// Rotary tables of a sample: a row for each token of `split` that this device has. The sizes of reference images
     /// and of the image are [height, width] in tokens.
     pub fn rope(&self, split: &TokenSplit, references: &[[usize; 2]], image: [usize; 2]) -> Result<Rope<B>> {
-        let all = position_ids(split.whole().txt, references, image);
+        let all = position_ids(&self.config, split.whole().txt, references, image);
         let split = split.with_batch(1);
         let ids: Vec<_> = split.rows().runs_of(split.rank()).flat_map(|run| all[run.whole].to_vec()).collect();
         let (cos, sin) = rope_tables(&self.config, &ids);
@@ -155,11 +216,12 @@ impl<B: Backend> Transformer<B> {
         sizes: &[[usize; 2]],
         split: TokenSplit,
     ) -> Result<ReferenceCache<B>> {
-        let modulations = self.modulations(&[0.0])?;
-        let (modulation, rope) = (StepModulation::of_row(&modulations.row(0))?, self.rope(&split, sizes, [0, 0])?);
+        let modulations = self.modulations(&[StepTimes::at(0.0)])?;
+        let (modulation, rope) = (self.modulation(&modulations.row(0))?, self.rope(&split, sizes, [0, 0])?);
         let rows = references.row_view(0..references.rows());
         let mut keys = AllKeys::Recorded(Vec::new());
-        self.blocks(rows, &modulation, &Sequence { split, rope: &rope }, &mut keys)?;
+        let stream = vec![Residual::new(rows, split.own().txt_rows(), self.config.eps)];
+        self.blocks(stream, &modulation, &Sequence { split, rope: &rope }, &mut keys)?;
         let AllKeys::Recorded(blocks) = keys else { unreachable!("made above") };
         Ok(ReferenceCache { blocks })
     }
@@ -167,7 +229,8 @@ impl<B: Backend> Transformer<B> {
     /// One evaluation.
     ///
     /// latents [batch * img, in_channels], context [context rows, dim], which is the text of every sample and
-    /// then the references -> velocity [batch * img, out_channels].
+    /// then the references, as [`Transformer::early_text`] and [`Transformer::early_references`] made them -> velocity
+    /// [batch * img, out_channels].
     ///
     /// With `cached`, the references are not in the context and the layout: attention reads their cached keys and
     /// values. There is one sample then.
@@ -179,34 +242,105 @@ impl<B: Backend> Transformer<B> {
         sequence: &Sequence<'_, B>,
         cached: Option<&ReferenceCache<B>>,
     ) -> Result<Tensor<B>> {
-        let x = Tensor::concat_rows(&[context, &latents.linear(&self.x_embedder, None)?])?;
+        let img = self.early_stream_of_image(latents, modulation, sequence)?;
+        self.forward_stream(img, context, modulation, sequence, cached)
+    }
+
+    /// What the image becomes before it meets text and references, which both evaluations of guidance may share.
+    ///
+    /// latents [batch * img, in_channels] -> [batch * img, dim].
+    pub fn early_image(
+        &self,
+        latents: &Tensor<B>,
+        modulation: &StepModulation<B>,
+        sequence: &Sequence<'_, B>,
+    ) -> Result<Tensor<B>> {
+        self.early_stream_of_image(latents, modulation, sequence)?.sum()
+    }
+
+    /// [`Transformer::forward`] of what [`Transformer::early_image`] made of the latents.
+    pub fn forward_image(
+        &self,
+        img: Tensor<B>,
+        context: &Tensor<B>,
+        modulation: &StepModulation<B>,
+        sequence: &Sequence<'_, B>,
+        cached: Option<&ReferenceCache<B>>,
+    ) -> Result<Tensor<B>> {
+        self.forward_stream(Residual::new(img, 0, self.config.eps), context, modulation, sequence, cached)
+    }
+
+    fn early_stream_of_image<'a>(
+        &self,
+        latents: &Tensor<B>,
+        modulation: &'a StepModulation<B>,
+        sequence: &Sequence<'_, B>,
+    ) -> Result<Residual<'a, B>> {
+        let x = latents.linear(&self.x_embedder, None)?;
+        let (split, rope) = image_alone(sequence);
+        self.early_stream(Stream::Img, x, modulation, &Sequence { split, rope: &rope })
+    }
+
+    fn forward_stream<'a>(
+        &self,
+        img: Residual<'a, B>,
+        context: &Tensor<B>,
+        modulation: &'a StepModulation<B>,
+        sequence: &Sequence<'_, B>,
+        cached: Option<&ReferenceCache<B>>,
+    ) -> Result<Tensor<B>> {
         let mut keys = cached.map_or(AllKeys::Rows, AllKeys::Cached);
-        let h = self.blocks(x, modulation, sequence, &mut keys)?;
+        let h = self.blocks(self.stream(context, img, modulation, sequence)?, modulation, sequence, &mut keys)?;
         let own = sequence.split.own();
         let img = if self.single_transformer_blocks.is_empty() { h.split_rows(own.context_rows()).1 } else { h };
         self.final_layer.forward(&img)
     }
 
-    /// All blocks. The stream x [rows, dim] -> what the final layer reads; of the last single block, image rows only.
-    fn blocks(
+    /// Context and image as one stream, in as many parts as [`SingleModulation::of_parts`] gives modulations.
+    fn stream<'a>(
         &self,
-        x: Tensor<B>,
+        context: &Tensor<B>,
+        img: Residual<'a, B>,
         modulation: &StepModulation<B>,
+        sequence: &Sequence<'_, B>,
+    ) -> Result<Vec<Residual<'a, B>>> {
+        let (txt_rows, eps) = (sequence.split.own().txt_rows(), self.config.eps);
+        if modulation.single.of_parts(sequence.has_references()).len() > 1 {
+            let context = context.row_view(0..context.rows());
+            return Ok(vec![Residual::new(context, txt_rows, eps), img]);
+        }
+        Ok(vec![Residual::new(Tensor::concat_rows(&[context, &img.sum()?])?, txt_rows, eps)])
+    }
+
+    /// The blocks of all tokens together. The stream -> what the final layer reads; of the last single block, image
+    /// rows only.
+    fn blocks<'a>(
+        &self,
+        mut stream: Vec<Residual<'a, B>>,
+        modulation: &'a StepModulation<B>,
         sequence: &Sequence<'_, B>,
         keys: &mut AllKeys<'_, B>,
     ) -> Result<Operand<B>> {
-        let StepModulation { double_txt, double_img, single, norm_out } = modulation;
-        let mut residual = Residual::new(x, sequence.split.own().txt_rows(), self.config.eps);
+        let StepModulation { double, single, norm_out, .. } = modulation;
         let mut pass = self.blocks.begin(&self.backend);
-        for (i, block) in self.transformer_blocks.iter().enumerate() {
-            pass.enter(i)?;
-            residual = block.forward(residual, [double_txt, double_img], sequence, keys.of_block(i))?;
+        if let Some([txt, img]) = double {
+            for (i, block) in self.transformer_blocks.iter().enumerate() {
+                pass.enter(i)?;
+                stream = vec![block.forward(stream.remove(0), [txt, img], sequence, keys.of_block(i))?];
+            }
         }
-        for (i, block) in (self.transformer_blocks.len()..).zip(&self.single_transformer_blocks) {
+        let single = single.of_parts(sequence.has_references());
+        let first = self.blocks_before_single();
+        for (i, block) in (first..).zip(&self.single_transformer_blocks) {
             pass.enter(i)?;
-            residual = block.forward(residual, single, sequence, keys.of_block(i))?;
+            stream = block.forward(stream, &single, sequence, keys.of_block(i))?;
         }
-        Ok(residual.norm([self.final_layer.norm(norm_out); 2])?.1)
+        Ok(stream.remove(0).norm([self.final_layer.norm(norm_out); 2])?.1)
+    }
+
+    fn blocks_before_single(&self) -> usize {
+        let counts = self.config.block_counts();
+        counts[..counts.len() - 1].iter().sum()
     }
 }
 

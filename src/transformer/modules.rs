@@ -1,20 +1,25 @@
 //! The names that adapters give the layers of a transformer.
 
-use super::TransformerConfig;
+use super::{TransformerConfig, flux2, flux3};
 use crate::files::adapter::{Module, ModuleRows, Modules};
-use crate::files::names::{Rows, transformer_layers};
+use crate::files::names::Rows;
+use crate::files::own_models::Architecture;
 
 impl TransformerConfig {
     /// All layers and norms, by the names of diffusers and by those of the single files that Black Forest Labs publish.
     ///
-    /// The latter have q, k and v as one matrix, and the two halves of the final modulation the other way round.
-    /// Source: diffusers `Flux2Transformer2DModel`, and its conversion from the single file.
+    /// The latter may have q, k and v as one matrix, and have the two halves of the final modulation the other way
+    /// round. Source: diffusers `Flux2Transformer2DModel`, `Flux3Transformer2DModel`, and their conversions from the
+    /// single file.
     pub fn adapter_modules(&self) -> Modules {
         let mut list: Vec<Module> = Vec::new();
-        for (bfl, own, rows) in transformer_layers([self.num_layers, self.num_single_layers]) {
+        let (names, counts) = (self.architecture().model().layers, self.block_counts());
+        for (bfl, own, rows) in names.layers(&counts).into_iter().chain(names.fused_layers(&counts)) {
             let Some(shape) = self.layer_shape(&own) else { continue };
             let key = format!("{own}.weight");
-            list.push(Module::whole(&own, &key, &shape));
+            if !list.iter().any(|module| module.name == own) {
+                list.push(Module::whole(&own, &key, &shape));
+            }
             let count = shape[0];
             let place = |first, rows| ModuleRows { key: key.clone(), first, rows };
             match rows {
@@ -38,38 +43,15 @@ impl TransformerConfig {
                 }
             }
         }
-        Modules::new(list, self.dim(), [self.num_layers, self.num_single_layers])
+        Modules::new(list, self.architecture(), self.dim(), [self.num_layers, self.num_single_layers])
     }
 
     /// The shape of the weight of a layer; none of those that this model has not.
     fn layer_shape(&self, name: &str) -> Option<Vec<usize>> {
-        let (dim, mlp) = (self.dim(), self.mlp());
-        let matrix = match name {
-            "x_embedder" => [dim, self.in_channels],
-            "context_embedder" => [dim, self.joint_attention_dim],
-            "time_guidance_embed.timestep_embedder.linear_1" => [dim, self.timestep_guidance_channels],
-            "time_guidance_embed.timestep_embedder.linear_2" => [dim, dim],
-            "double_stream_modulation_img.linear" | "double_stream_modulation_txt.linear" => [6 * dim, dim],
-            "single_stream_modulation.linear" => [3 * dim, dim],
-            "norm_out.linear" => [2 * dim, dim],
-            "proj_out" => [self.out_channels(), dim],
-            _ => {
-                let mut parts = name.splitn(3, '.');
-                let (block, layer) = (parts.next()?, parts.nth(1)?);
-                match (block, layer) {
-                    (_, "attn.norm_q" | "attn.norm_k" | "attn.norm_added_q" | "attn.norm_added_k") => {
-                        return Some(vec![self.attention_head_dim]);
-                    }
-                    ("single_transformer_blocks", "attn.to_qkv_mlp_proj") => [3 * dim + 2 * mlp, dim],
-                    ("single_transformer_blocks", "attn.to_out") => [dim, dim + mlp],
-                    ("transformer_blocks", "ff.linear_in" | "ff_context.linear_in") => [2 * mlp, dim],
-                    ("transformer_blocks", "ff.linear_out" | "ff_context.linear_out") => [dim, mlp],
-                    ("transformer_blocks", _) => [dim, dim],
-                    _ => return None,
-                }
-            }
-        };
-        Some(matrix.to_vec())
+        match self.architecture() {
+            Architecture::Flux2 => flux2::layer_shape(self, name),
+            Architecture::Flux3 => flux3::layer_shape(self, name),
+        }
     }
 }
 

@@ -36,6 +36,13 @@ pub struct Sequence<'a, B: Backend> {
     pub rope: &'a Rope<B>,
 }
 
+impl<B: Backend> Sequence<'_, B> {
+    /// Whether references are among the tokens of all devices.
+    pub(super) fn has_references(&self) -> bool {
+        self.split.whole().references > 0
+    }
+}
+
 // A derived implementation would demand a backend that is `Copy`.
 impl<B: Backend> Clone for Sequence<'_, B> {
     fn clone(&self) -> Self {

@@ -52,6 +52,14 @@ impl<'a, B: Backend> Residual<'a, B> {
         Self { x: self.x.split_rows(rows).1, ..self }
     }
 
+    /// The stream with all that was to be added, of rows of one kind.
+    pub(super) fn sum(self) -> Result<Tensor<B>> {
+        match self.pending {
+            Some(Gated { gates: [_, gate], y }) => self.x.gated_add(gate, &y),
+            None => Ok(self.x),
+        }
+    }
+
     /// The stream, and `adaln` of it, with a norm for text rows and one for image rows; there may be no rows of one
     /// kind.
     ///

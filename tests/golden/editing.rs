@@ -12,7 +12,7 @@ use flux::ops::{TokenLayout, TokenSplit};
 use flux::rgb::Rgb;
 use flux::sampler::{self, Conditioning, Evaluations, Schedule, empirical_shift};
 use flux::text_encoder::{self, TextEncoder, Tokenizer};
-use flux::transformer::{self, Sequence, StepModulation, Transformer, position_ids};
+use flux::transformer::{self, Sequence, StepTimes, Transformer, position_ids};
 use flux::vae::{self, Encoder, Grid};
 use flux::{Result, Tensor};
 
@@ -27,6 +27,10 @@ const LATENTS_BOUND: f32 = 1e-4;
 
 /// The sizes of `references.tokens`, in tokens.
 const REFERENCES: [[usize; 2]; 2] = [[4, 5], [5, 4]];
+
+fn times(preset: &str) -> Vec<StepTimes> {
+    tensors(preset).get("transformer.timestep").1.into_iter().map(StepTimes::at).collect()
+}
 
 fn tensors(preset: &str) -> Golden {
     Golden::open(&format!("editing/{preset}.safetensors"))
@@ -95,9 +99,10 @@ impl Model {
 
 #[test]
 fn references_are_prepared_encoded_and_placed() -> Result<()> {
-    let ids: Vec<i32> = position_ids(0, &REFERENCES, [0, 0]).concat().iter().map(|&id| id as i32).collect();
     for name in ALL_PRESETS {
         let model = Model::of(name)?;
+        let ids = position_ids(&model.info.transformer, 0, &REFERENCES, [0, 0]).concat();
+        let ids: Vec<i32> = ids.iter().map(|&id| id as i32).collect();
         let latents =
             ["even.png", "rotated.jpg"].map(|name| model.encode(&input::reference(&input::read(&file(name))?)?));
         let [even, rotated] = latents;
@@ -114,8 +119,8 @@ fn one_evaluation_with_references() -> Result<()> {
         let (transformer, txt) = (&model.transformer, model.upload("transformer.txt")?);
         let references = transformer.references(&model.upload("references.tokens")?)?;
         let context = Tensor::concat_rows(&[&transformer.context(&txt)?, &references])?;
-        let modulations = transformer.modulations(&tensors(name).get("transformer.timestep").1)?;
-        let modulation = StepModulation::of_row(&modulations.row(0))?;
+        let modulations = transformer.modulations(&times(name))?;
+        let modulation = transformer.modulation(&modulations.row(0))?;
         let split = TokenSplit::alone(model.layout(txt.rows(), &REFERENCES, [4, 6]));
         let rope = transformer.rope(&split, &REFERENCES, [4, 6])?;
         let sequence = Sequence { split, rope: &rope };
@@ -139,13 +144,13 @@ fn keys_and_values_of_references_and_a_step_that_reads_them() -> Result<()> {
         model.expect(&format!("kv.{name}.v"), &block.v, BOUND)?;
     }
     let txt = model.upload("transformer.txt")?;
-    let modulations = transformer.modulations(&tensors("kv").get("transformer.timestep").1)?;
+    let modulations = transformer.modulations(&times("kv"))?;
     let split = TokenSplit::alone(model.layout(txt.rows(), &[], [4, 6]));
     let sequence = Sequence { split, rope: &transformer.rope(&split, &[], [4, 6])? };
     let velocity = transformer.forward(
         &model.upload("transformer.img")?,
         &transformer.context(&txt)?,
-        &StepModulation::of_row(&modulations.row(0))?,
+        &transformer.modulation(&modulations.row(0))?,
         &sequence,
         Some(&cache),
     )?;
@@ -201,7 +206,7 @@ fn expect_steps(model: &Model, case: &str, seed: u64, edit: Option<(&Edit, &[f32
         evaluations: Evaluations::InTurn,
     };
     let schedule = Schedule::new(empirical_shift(tokens, 4), 4);
-    let modulations = transformer.modulations(&schedule.timesteps)?;
+    let modulations = transformer.modulations(&schedule.times())?;
     let value = |value: f32| model.cpu.upload(&[value], 1, 1);
     let sigma = |step: usize| model.cpu.upload_f32(&[schedule.sigmas[step]], 1, 1);
     let noise = model.cpu.upload(&sampler::noise(seed, channels, size[0], size[1]), tokens, channels)?;
@@ -209,7 +214,7 @@ fn expect_steps(model: &Model, case: &str, seed: u64, edit: Option<(&Edit, &[f32
     let start = noise.row_view(0..tokens);
     let mut x = start.inpaint_blend(&noise, &latents, &mask(&vec![0.0; tokens])?, &sigma(first_step)?)?;
     for step in first_step..4 {
-        let modulation = StepModulation::of_row(&modulations.row(step))?;
+        let modulation = transformer.modulation(&modulations.row(step))?;
         x = sampler::step(transformer, x, &conditioning, &modulation, &value(schedule.dts()[step])?)?;
         if let Some((_, cells)) = edit {
             x = x.inpaint_blend(&noise, &latents, &mask(cells)?, &sigma(step + 1)?)?;

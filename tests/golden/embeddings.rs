@@ -3,7 +3,7 @@
 use flux::sampler::{Schedule, empirical_shift, noise};
 use flux::transformer::{TransformerConfig, position_ids, rope_tables, timestep_embedding};
 
-use crate::support::{Golden, assert_close, golden};
+use crate::support::{Golden, assert_close, golden, preset};
 
 #[derive(serde::Deserialize)]
 struct Row {
@@ -63,7 +63,7 @@ fn timestep_embeddings_are_those_of_the_reference() {
 fn rope_tables_are_those_of_the_reference() {
     let file = Golden::open("embeddings.safetensors");
     let (_, ids) = file.get_ints("rope.ids");
-    let ids: Vec<[usize; 4]> = ids.chunks_exact(4).map(|id| [0, 1, 2, 3].map(|axis| id[axis] as usize)).collect();
+    let ids: Vec<[f32; 4]> = ids.chunks_exact(4).map(|id| [0, 1, 2, 3].map(|axis| id[axis] as f32)).collect();
     for (axes, theta) in [([32, 32, 32, 32], 2000), ([4, 12, 12, 4], 1000)] {
         let name = format!("rope.{}-{}-{}-{}.theta-{theta}", axes[0], axes[1], axes[2], axes[3]);
         let config = TransformerConfig {
@@ -81,6 +81,8 @@ fn rope_tables_are_those_of_the_reference() {
             eps: 1e-6,
             guidance_embeds: false,
             patch_size: 1,
+            flow_map: None,
+            cond_in_channels: None,
         };
         let (cos, sin) = rope_tables(&config, &ids);
         // The reference repeats each angle for both columns of its pair.
@@ -90,10 +92,16 @@ fn rope_tables_are_those_of_the_reference() {
     }
 }
 
+/// Positions of FLUX.2, which are whole numbers.
+fn ids(txt: usize, references: &[[usize; 2]], image: [usize; 2]) -> Vec<[usize; 4]> {
+    let config = TransformerConfig::read(&preset("tiny")).unwrap();
+    position_ids(&config, txt, references, image).into_iter().map(|id| id.map(|axis| axis as usize)).collect()
+}
+
 #[test]
 fn text_positions_come_before_the_image_row_by_row() {
     assert_eq!(
-        position_ids(2, &[], [2, 2]),
+        ids(2, &[], [2, 2]),
         [[0, 0, 0, 0], [0, 0, 0, 1], [0, 0, 0, 0], [0, 0, 1, 0], [0, 1, 0, 0], [0, 1, 1, 0]]
     );
 }
@@ -101,7 +109,7 @@ fn text_positions_come_before_the_image_row_by_row() {
 #[test]
 fn every_reference_has_its_own_place_in_time_and_its_own_rows() {
     assert_eq!(
-        position_ids(1, &[[1, 2], [2, 1]], [1, 1]),
+        ids(1, &[[1, 2], [2, 1]], [1, 1]),
         [[0, 0, 0, 0], [10, 0, 0, 0], [10, 0, 1, 0], [20, 0, 0, 0], [20, 1, 0, 0], [0, 0, 0, 0]]
     );
 }

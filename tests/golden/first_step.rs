@@ -9,7 +9,7 @@ use flux::nn::Weights;
 use flux::ops::{TokenLayout, TokenSplit};
 use flux::sampler::{self, Conditioning, Evaluations, Schedule, empirical_shift};
 use flux::text_encoder::{self, TextEncoder, Tokenizer};
-use flux::transformer::{self, Sequence, StepModulation, Transformer};
+use flux::transformer::{self, Sequence, Transformer};
 use flux::{Result, Tensor};
 
 use crate::support::{Golden, assert_close, images, preset};
@@ -49,8 +49,8 @@ fn noise_and_the_first_step_are_those_of_the_reference() -> Result<()> {
             evaluations: Evaluations::InTurn,
         };
         let latents = cpu.upload(&noise, tokens, channels)?;
-        let modulations = model.modulations(&schedule.timesteps)?;
-        let modulation = StepModulation::of_row(&modulations.row(0))?;
+        let modulations = model.modulations(&schedule.times())?;
+        let modulation = model.modulation(&modulations.row(0))?;
         let dt = cpu.upload(&schedule.dts()[..1], 1, 1)?;
         let latents = sampler::step(&model, latents, &conditioning, &modulation, &dt)?;
         // The bound is that of the final latents.

@@ -5,9 +5,10 @@ use flux::backend::cpu::{Cpu, Precision};
 use flux::model::ModelInfo;
 use flux::nn::{Operand, Weights};
 use flux::ops::{Conv, Mask, Norm, Rope, TokenLayout, TokenSplit};
-use flux::text_encoder::{self, Layer, PromptTokens, TextEncoder};
+use flux::text_encoder::{self, Layer, Padding, PromptTokens, TextEncoder};
 use flux::transformer::{
-    self, DoubleBlock, Keys, Residual, Sequence, SingleBlock, StepModulation, Transformer, TransformerConfig,
+    self, DoubleBlock, Keys, Modulation, Residual, Sequence, SingleBlock, SingleModulation, StepModulation, StepTimes,
+    Transformer, TransformerConfig,
 };
 use flux::vae::{self, Decoder, Grid, MidBlock, ResnetBlock};
 use flux::{Result, Tensor};
@@ -70,7 +71,7 @@ impl Case {
     fn tokens(&self) -> PromptTokens {
         let ids = self.golden.get_ints("text.ids").1.iter().map(|&id| id as u32).collect();
         let real = self.golden.get_ints("text.mask").1.iter().filter(|&&m| m == 1).count();
-        PromptTokens { ids, real, truncated: 0, cut_at: 0 }
+        PromptTokens { ids, real, padding: Padding::Counted, truncated: 0, cut_at: 0 }
     }
 }
 
@@ -81,7 +82,7 @@ fn text_encoder_layer_and_stacked_states() -> Result<()> {
         let encoder = TextEncoder::load(&Weights::new(&cpu(), &files), case.info.text_encoder, &case.info.out_layers)?;
         let tokens = case.tokens();
         let n = tokens.ids.len();
-        let (backend, rope) = (cpu(), encoder.rope(n)?);
+        let (backend, rope) = (cpu(), encoder.rope(&(0..n).collect::<Vec<_>>())?);
         let layer = Layer::load(&Weights::new(&backend, &files).at("model.layers.0"), &case.info.text_encoder)?;
         let out = layer.forward(
             case.input("text.layer_0.input"),
@@ -109,8 +110,13 @@ fn text_encoder_layer_and_stacked_states() -> Result<()> {
 fn modulations_of_a_timestep() -> Result<()> {
     for case in cases() {
         let model = Transformer::load(&Weights::new(&cpu(), &transformer::open(&case.dir)?), &case.info.transformer)?;
-        let modulations = model.modulations(&case.golden.get("transformer.timestep").1)?;
-        let StepModulation { double_img, double_txt, single, .. } = StepModulation::of_row(&modulations.row(0))?;
+        let modulations = model.modulations(
+            &case.golden.get("transformer.timestep").1.into_iter().map(StepTimes::at).collect::<Vec<_>>(),
+        )?;
+        let StepModulation { double, single, .. } = model.modulation(&modulations.row(0))?;
+        let (Some([double_txt, double_img]), SingleModulation::Joined(single)) = (double, single) else {
+            panic!("{} has modulations of FLUX.3", case.name);
+        };
         for (name, modulations) in [
             ("double_stream_modulation_img", &double_img[..]),
             ("double_stream_modulation_txt", &double_txt),
@@ -140,6 +146,11 @@ impl Step<'_> {
         x.adaln(norm.shift, norm.scale, self.config.eps)
     }
 
+    fn single(&self) -> &Modulation<Cpu> {
+        let SingleModulation::Joined(single) = &self.modulation.single else { panic!("FLUX.2 has one for all") };
+        single
+    }
+
     fn sequence(&self) -> Sequence<'_, Cpu> {
         Sequence { split: TokenSplit::alone(self.layout), rope: &self.rope }
     }
@@ -151,10 +162,10 @@ fn expect_double_block(case: &Case, weights: &Weights<'_, Cpu>, step: &Step<'_>)
         ["txt_input", "img_input"].map(|name| case.input(&format!("transformer.double_block_0.{name}")));
     let double = DoubleBlock::load(&weights.at("transformer_blocks.0"), config)?;
     let residual = Residual::new(Tensor::concat_rows(&[&txt_in, &img_in])?, layout.txt, config.eps);
-    let streams = [&modulation.double_txt, &modulation.double_img];
-    let residual = double.forward(residual, streams, &step.sequence(), Keys::Rows)?;
+    let [txt, img] = modulation.double.as_ref().expect("FLUX.2 has double blocks");
+    let residual = double.forward(residual, [txt, img], &step.sequence(), Keys::Rows)?;
     let reader = weights.linear("proj_out", config.out_channels(), config.dim())?;
-    let next = modulation.single.norm(&reader);
+    let next = step.single().norm(&reader);
     let (out, next_h) = residual.norm([next; 2])?;
     let backend = weights.backend();
     let expected = backend.download(&step.normed(out.x(), next)?)?;
@@ -166,14 +177,14 @@ fn expect_double_block(case: &Case, weights: &Weights<'_, Cpu>, step: &Step<'_>)
 }
 
 fn expect_single_block(case: &Case, weights: &Weights<'_, Cpu>, step: &Step<'_>) -> Result<()> {
-    let Step { config, modulation, layout, .. } = step;
+    let Step { config, layout, .. } = step;
     let reader = weights.linear("proj_out", config.out_channels(), config.dim())?;
     let run = |last| {
         let single = SingleBlock::load(&weights.at("single_transformer_blocks.0"), config, last)?;
         let x = case.input("transformer.single_block_0.input");
         let residual = Residual::new(x, 0, config.eps);
-        let residual = single.forward(residual, &modulation.single, &step.sequence(), Keys::Rows)?;
-        let (out, next_h) = residual.norm([modulation.single.norm(&reader); 2])?;
+        let mut stream = single.forward(vec![residual], &[[step.single(); 2]], &step.sequence(), Keys::Rows)?;
+        let (out, next_h) = stream.remove(0).norm([step.single().norm(&reader); 2])?;
         Ok::<_, flux::Error>((out.x().row_view(0..out.x().rows()), next_h))
     };
     let (out, next_h) = run(false)?;
@@ -196,7 +207,7 @@ fn transformer_blocks_and_velocity() -> Result<()> {
         let weights = Weights::new(&backend, &files);
         let model = Transformer::load(&weights, config)?;
         let (_, timestep) = case.golden.get("transformer.timestep");
-        let modulation = StepModulation::of_row(&model.modulations(&[timestep[0]])?.row(0))?;
+        let modulation = model.modulation(&model.modulations(&[StepTimes::at(timestep[0])])?.row(0))?;
         let (txt, height, width) = (case.info.max_sequence_length, 4, 6);
         let layout = TokenLayout::new(1, txt, height * width);
         let rope = model.rope(&TokenSplit::alone(layout), &[], [height, width])?;

@@ -23,10 +23,13 @@ fn every_file_and_every_tensor_is_read_by_a_test() {
     let log = std::fs::read_to_string(log).unwrap();
     let read: BTreeSet<String> = log.lines().map(String::from).collect();
 
-    let is_golden =
-        |name: &String| !name.ends_with(".rs") && !["README.md", "default-model", "editing"].contains(&name.as_str());
+    let is_golden = |name: &String| {
+        !name.ends_with(".rs") && !["README.md", "default-model", "editing", "flux3"].contains(&name.as_str())
+    };
     let mut there: BTreeSet<String> = names(&root().join("tests/golden")).into_iter().filter(is_golden).collect();
     let of_edits = names(&root().join("tests/golden/editing")).into_iter().map(|name| format!("editing/{name}"));
+    let of_flux3 = names(&root().join("tests/golden/flux3")).into_iter().map(|name| format!("flux3/{name}"));
+    there.extend(of_flux3.filter(|name| name.ends_with(".safetensors")));
     // tests/editing.rs reads the other files there.
     there.extend(of_edits.filter(|name| name.ends_with(".safetensors")));
     for file in there.clone().iter().filter(|name| name.ends_with(".safetensors")) {

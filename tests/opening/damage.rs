@@ -198,15 +198,12 @@ fn files_of_other_models_are_named_as_what_they_are() {
         (&["model.diffusion_model.noise_refiner.0.attention.qkv.weight"][..], "a transformer of Lumina 2"),
         (&["all_x_embedder.2-1.weight"], "a transformer of Z-Image"),
         (&["transformer_blocks.0.img_mod.1.weight"], "a transformer of Qwen-Image"),
-        (&["early_stream_modulations.image.lin.weight"], "a transformer of FLUX.3"),
+        (&["early_stream_modulations.video.lin.weight"], "a transformer of FLUX.3"),
         (&["joint_blocks.0.context_block.attn.qkv.weight"], "a transformer of Stable Diffusion 3"),
         (&["model.diffusion_model.input_blocks.0.0.weight", "model.diffusion_model.label_emb.0.0.weight"], "SDXL"),
         (&["guidance_in.in_layer.weight", "single_stream_modulation.lin.weight"], "a transformer of FLUX.2-dev"),
         (&["encoder.block.0.layer.0.SelfAttention.q.weight"], "a text encoder (T5)"),
-        (
-            &["model.layers.0.self_attn.q_norm.weight", "model.visual.blocks.0.attn.qkv.weight"],
-            "a language model (Qwen3-VL), but not Qwen3",
-        ),
+        (&["model.layers.0.self_attn.q_norm.weight", "model.visual.blocks.0.attn.qkv.weight"], "a text encoder"),
     ] {
         let path = FILES.at("foreign/model.safetensors");
         let tensors: Tensors =

@@ -71,7 +71,7 @@ fn what_is_missing_is_told_with_its_name_and_where_to_put_it() {
     refused(open(["alone", "", "", ""]), &["without a text encoder"]);
     refused(open(["folder/tokenizer", "", "", ""]), &["model_index.json"]);
     fs::create_dir_all(FILES.at("empty/diffusion_models")).unwrap();
-    refused(open(["empty", "", "", ""]), &["no file of a FLUX.2-klein transformer"]);
+    refused(open(["empty", "", "", ""]), &["no file of a FLUX.2-klein or FLUX.3-klein transformer"]);
     // One without a tokenizer of its own has that of the program, which has more tokens than this text encoder.
     refused(open(["files", "", "", ""]), &["vocabulary of 512", "`tokenizer`"]);
 }

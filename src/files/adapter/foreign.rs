@@ -7,11 +7,12 @@ use super::keys::{self, DOWN, flat};
 use super::modules::{Module, Modules};
 use crate::error::{Error, Result};
 use crate::files::families::Family::{self, *};
+use crate::files::own_models::Architecture;
 
 const HINT: &str = "use it with the model that it is made for, or an adapter made for this one";
 
-/// Parts of names that layers of a family have and no FLUX.2 model: whole words with underscores, `#` for numbers. Of
-/// several families the first counts, which has more of the same names.
+/// Parts of names that layers of a family have and no own model has, but for those that FLUX.3 has itself: whole words
+/// with underscores, `#` for numbers. Of several families the first counts, which has more of the same names.
 const SIGNS: [(&str, Family); 45] = [
     ("content_mode_blocks", Flux3),
     ("txt_mode_blocks", Flux3),
@@ -74,9 +75,20 @@ const SHARED: [&str; 11] = [
     "transformer_blocks_#_ff_context_net",
 ];
 
+/// Names that FLUX.1 and FLUX.2 have and FLUX.3 has not.
+const BEFORE_FLUX3: [&str; 5] =
+    ["double_blocks", "single_blocks_#_linear1", "single_blocks_#_linear2", "to_qkv_mlp_proj", "add_q_proj"];
+/// Signs of other families that layers of FLUX.3 have too.
+const SHARED_BY_FLUX3: [&str; 3] = [
+    "single_transformer_blocks_#_attn_to_q",
+    "single_transformer_blocks_#_attn_to_k",
+    "single_transformer_blocks_#_attn_to_v",
+];
+
 /// A model of so many features.
-fn model_name(dim: usize) -> String {
+fn model_name(architecture: Architecture, dim: usize) -> String {
     match dim {
+        _ if architecture == Architecture::Flux3 => format!("FLUX.3 klein ({dim} features)"),
         3072 => "FLUX.2 klein 4B (3072 features)".to_string(),
         4096 => "FLUX.2 klein 9B (4096 features)".to_string(),
         6144 => format!("{Flux2Dev} (6144 features)"),
@@ -86,7 +98,12 @@ fn model_name(dim: usize) -> String {
 
 fn made_for(what: &str, modules: &Modules) -> Error {
     let [double, single] = modules.blocks();
-    let own = format!("{}, with {double} double and {single} single blocks", model_name(modules.dim()));
+    let model = model_name(modules.architecture(), modules.dim());
+    let blocks = match modules.architecture() {
+        Architecture::Flux2 => format!("{double} double and {single} single blocks"),
+        Architecture::Flux3 => format!("{double} blocks of each stream and {single} of all"),
+    };
+    let own = format!("{model}, with {blocks}");
     Error::new(format!("the adapter is made for {what}, not for {own}")).hint(HINT)
 }
 
@@ -98,7 +115,10 @@ pub(super) fn check_names(keys: &[&str], shape: impl Fn(&str) -> Option<Vec<usiz
         let words = format!("_{sign}_");
         names.iter().any(|name| name.contains(&words))
     };
-    let sign = SIGNS.iter().find(|(sign, _)| has(sign)).map(|(_, family)| *family);
+    let is_flux3 = modules.architecture() == Architecture::Flux3;
+    let is_own = |sign: &str, family: Family| is_flux3 && (family == Flux3 || SHARED_BY_FLUX3.contains(&sign));
+    let foreign = |(sign, family): &&(&str, Family)| !is_own(sign, *family) && has(sign);
+    let sign = SIGNS.iter().find(foreign).map(|(_, family)| *family);
     // Features that the layers with this part in their names take.
     let features = |part: &str| {
         let words = format!("_{part}_");
@@ -114,6 +134,9 @@ pub(super) fn check_names(keys: &[&str], shape: impl Fn(&str) -> Option<Vec<usiz
     };
     if let Some(family) = family {
         return Err(made_for(family.name(), modules));
+    }
+    if is_flux3 && BEFORE_FLUX3.iter().any(|sign| has(sign)) {
+        return Err(made_for("FLUX.1 or FLUX.2", modules));
     }
     let blocks: BTreeSet<Block> = keys.iter().filter_map(|key| Block::of(key)).collect();
     let beyond = blocks.iter().filter(|block| block.index >= modules.blocks()[usize::from(block.single)]).count();
@@ -184,9 +207,9 @@ pub(super) fn check_shape(tensors: &Tensors, module: &Module, modules: &Modules)
     }
     let dim = modules.dim();
     let what = if cols == dim && own_cols != dim {
-        model_name(own_cols)
+        model_name(modules.architecture(), own_cols)
     } else if rows == dim && own_rows != dim {
-        model_name(own_rows)
+        model_name(modules.architecture(), own_rows)
     } else if own_cols == dim && is_flux_1(&module.name, own_rows, dim) {
         Flux1.to_string()
     } else {
@@ -230,7 +253,7 @@ mod tests {
     }
 
     fn check(keys: &[&str], shape: &[usize]) -> std::result::Result<(), String> {
-        let modules = Modules::new(Vec::new(), 3072, [5, 20]);
+        let modules = Modules::new(Vec::new(), Architecture::Flux2, 3072, [5, 20]);
         check_names(keys, |_| Some(shape.to_vec()), &modules).map_err(|e| e.to_string())
     }
 
@@ -294,10 +317,34 @@ mod tests {
         }
     }
 
+    /// Nor are those of FLUX.3, for a model of it.
+    #[test]
+    fn no_layer_of_flux3_has_a_sign_of_another() {
+        let modules = Modules::new(Vec::new(), Architecture::Flux3, 3072, [5, 28]);
+        let layers = &crate::files::names::FLUX3_LAYERS;
+        let counts = [5, 5, 5, 28];
+        for (bfl, own, _) in layers.layers(&counts).into_iter().chain(layers.fused_layers(&counts)) {
+            for name in [bfl, own] {
+                for key in [format!("diffusion_model.{name}.lora_A.weight"), format!("lora_unet_{name}.alpha")] {
+                    let checked = check_names(&[&key], |_| Some(vec![4, 3072]), &modules);
+                    assert!(checked.is_ok(), "{key}: {}", checked.unwrap_err());
+                }
+            }
+        }
+        let refused = |key: &str| check_names(&[key], |_| Some(vec![4, 3072]), &modules).unwrap_err().to_string();
+        for key in
+            ["diffusion_model.double_blocks.0.img_attn.qkv.lora_A.weight", "single_blocks.3.linear1.lora_A.weight"]
+        {
+            let error = refused(key);
+            assert!(error.contains("made for FLUX.1 or FLUX.2, not for FLUX.3 klein"), "{error}");
+        }
+        assert!(refused("transformer.single_transformer_blocks.3.proj_mlp.lora_A.weight").contains("made for FLUX.1,"));
+    }
+
     /// Layers of klein are those of no other family, in any style.
     #[test]
     fn no_layer_of_this_model_has_a_sign_of_another() {
-        for (bfl, own, _) in crate::files::names::transformer_layers([5, 20]) {
+        for (bfl, own, _) in crate::files::names::FLUX2_LAYERS.layers(&[5, 20]) {
             for name in [bfl, own] {
                 for key in [format!("diffusion_model.{name}.lora_A.weight"), format!("lora_unet_{name}.alpha")] {
                     assert_eq!(check(&[&key], &[4, 3072]), Ok(()), "{key}");

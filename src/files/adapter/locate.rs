@@ -64,6 +64,13 @@ pub fn find(path: &Path, others: &[PathBuf]) -> Result<Found> {
     Ok(Found { file, config: (is_own || is_peft).then_some(beside), note })
 }
 
+/// The file of the adapter at `path`, and the config that belongs to it, as [`find`] finds them; none where there is no
+/// adapter.
+pub fn files_of(path: &Path) -> Option<Vec<PathBuf>> {
+    let found = find(path, &[]).ok()?;
+    Some([found.file.path().to_path_buf()].into_iter().chain(found.config).collect())
+}
+
 /// ComfyUI's folders of adapters near the file of a model.
 pub fn folders_near(model: &Path) -> Vec<PathBuf> {
     let Ok(model) = model.canonicalize() else { return Vec::new() };

@@ -32,14 +32,15 @@ mod tests;
 use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 
 pub use change::{Change, LowRank};
-pub use locate::folders_near;
+pub use locate::{files_of, folders_near};
 pub use merge::ColumnLengths;
 pub use modules::{Module, ModuleRows, Modules};
 
+use super::digest;
 use super::safetensors::Safetensors;
 use super::tensor_view::TensorView;
 use crate::error::{Error, Result};
@@ -62,6 +63,9 @@ pub struct Adapter {
     modules: Modules,
     notes: Vec<String>,
     extent: f64,
+    /// The config beside the file.
+    config: Option<PathBuf>,
+    digest: OnceLock<String>,
 }
 
 /// The change of some rows of a tensor.
@@ -110,9 +114,10 @@ impl Adapter {
     /// Errors as it does.
     pub fn open_near(path: &Path, modules: &Modules, others: &[PathBuf]) -> Result<Self> {
         let Found { file, config, note } = locate::find(path, others)?;
-        let config = config.map(|config| Peft::of_file(&config)).transpose()?;
+        let peft = config.as_deref().map(Peft::of_file).transpose()?;
         let at = file.path().to_path_buf();
-        let mut adapter = Self::of_file(path, file, config, modules).map_err(|e| e.at_path(&at).hint(FETCH_AGAIN))?;
+        let mut adapter = Self::of_file(path, file, peft, modules).map_err(|e| e.at_path(&at).hint(FETCH_AGAIN))?;
+        adapter.config = config;
         adapter.notes.extend(note);
         Ok(adapter)
     }
@@ -173,7 +178,17 @@ impl Adapter {
         }
         static NEXT: AtomicU64 = AtomicU64::new(0);
         let id = NEXT.fetch_add(1, Ordering::Relaxed);
-        Ok(Self { path: path.to_path_buf(), file, id, changes, modules: modules.clone(), notes, extent })
+        Ok(Self {
+            path: path.to_path_buf(),
+            file,
+            id,
+            changes,
+            modules: modules.clone(),
+            notes,
+            extent,
+            config: None,
+            digest: OnceLock::new(),
+        })
     }
 
     /// Errors when values of the change overflow at this strength.
@@ -194,6 +209,15 @@ impl Adapter {
     /// The file.
     pub fn path(&self) -> &Path {
         &self.path
+    }
+
+    /// The digest of its file, and of the config beside it.
+    pub fn digest(&self) -> &str {
+        self.digest.get_or_init(|| {
+            let config = self.config.as_deref().and_then(|config| std::fs::read(config).ok());
+            let file = [self.file.bytes().as_slice()];
+            digest::of_files(&file.into_iter().chain(config.as_deref()).collect::<Vec<_>>())
+        })
     }
 
     /// A number that no other adapter of this process has.

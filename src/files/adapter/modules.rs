@@ -5,6 +5,7 @@ use std::iter;
 use std::ops::Range;
 
 use super::keys::flat;
+use crate::files::own_models::Architecture;
 
 /// Words that are in no prefix: with them a name is of another component, or of a layer inside one.
 const NO_PREFIX: [&str; 21] = [
@@ -81,21 +82,27 @@ pub struct Modules {
     by_name: HashMap<String, usize>,
     /// Bytes of the longest name.
     longest: usize,
+    architecture: Architecture,
     dim: usize,
     blocks: [usize; 2],
 }
 
 impl Modules {
-    /// The modules of a transformer of `dim` features with so many double and single blocks.
-    pub fn new(list: Vec<Module>, dim: usize, blocks: [usize; 2]) -> Self {
+    /// The modules of a transformer of `dim` features with so many blocks of one stream or two, and of all together.
+    pub fn new(list: Vec<Module>, architecture: Architecture, dim: usize, blocks: [usize; 2]) -> Self {
         let by_name = list.iter().enumerate().map(|(index, module)| (flat(&module.name), index)).collect();
         let longest = list.iter().map(|module| module.name.len()).max().unwrap_or(0);
-        Self { list, by_name, longest, dim, blocks }
+        Self { list, by_name, longest, architecture, dim, blocks }
     }
 
     /// Features of a token.
     pub fn dim(&self) -> usize {
         self.dim
+    }
+
+    /// What the transformer computes.
+    pub fn architecture(&self) -> Architecture {
+        self.architecture
     }
 
     /// Double and single blocks.

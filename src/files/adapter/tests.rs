@@ -4,6 +4,7 @@ use safetensors::tensor::{Dtype, TensorView as Written};
 use tempfile::TempDir;
 
 use super::*;
+use crate::files::own_models::Architecture;
 
 /// Features of the model of these tests, which has one double and one single block.
 const DIM: usize = 4;
@@ -18,7 +19,7 @@ fn modules() -> Modules {
         Module::whole("single_blocks.0.linear1", "linear1.weight", &[9 * DIM, DIM]),
         Module::whole("double_blocks.0.img_attn.norm.query_norm", "norm.weight", &[DIM]),
     ];
-    Modules::new(list, DIM, [1, 1])
+    Modules::new(list, Architecture::Flux2, DIM, [1, 1])
 }
 
 /// A file of these tensors, whose values are 0.5.

@@ -86,12 +86,10 @@ mod tests {
     #[test]
     fn names_are_own_or_those_of_others_or_unknown() {
         let of = |name: &str, role| (is_own(name, role), is_other(name, role), is_unknown(name, role));
-        for name in ["flux", "flux2", "FLUX.2", "flux-2-klein", "klein"] {
+        for name in ["flux", "flux2", "FLUX.2", "flux-2-klein", "klein", "flux3"] {
             assert_eq!(of(name, Role::Transformer), (true, false, false), "{name}");
         }
-        for name in
-            ["flux1", "flux.1", "flux3", "wan", "wan2.1", "sd3", "sd1", "sdxl", "ltxv", "qwen_image", "llama", "t5"]
-        {
+        for name in ["flux1", "flux.1", "wan", "wan2.1", "sd3", "sd1", "sdxl", "ltxv", "qwen_image", "llama", "t5"] {
             assert_eq!(of(name, Role::Transformer), (false, true, false), "{name}");
         }
         for name in ["qwen3", "qwen3vl"] {

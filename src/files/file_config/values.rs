@@ -6,7 +6,7 @@ use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
 
 use super::super::component::ConfigPlace;
-use super::super::own_models::FLUX2_KLEIN;
+use super::super::own_models::{OWN_MODELS, is_class};
 use super::super::role::Role;
 use super::super::variant::Variant;
 use super::{CONFIG_KEY, Told};
@@ -181,15 +181,22 @@ pub fn section(mut map: Map<String, Value>, role: Role) -> Result<Option<Map<Str
         Some(Value::Object(text)) if role == Role::TextEncoder => text.clone(),
         _ => found,
     };
-    let classes = FLUX2_KLEIN.part(role).classes;
     match class(&found, role) {
-        Some(class) if !classes.contains(&class) => {
-            let what = format!("the config is that of a `{}`, expected `{}`", shortened(class, MOST_SHOWN), classes[0]);
-            let name = FLUX2_KLEIN.name;
-            Err(Error::new(what).hint(format!("name the file of another model; this program runs {name} models")))
+        Some(class) if !is_class(role, class) => {
+            let expected = OWN_MODELS.map(|model| format!("`{}`", model.part(role).classes[0])).to_vec();
+            let expected = listed(expected);
+            let what = format!("the config is that of a `{}`, expected {expected}", shortened(class, MOST_SHOWN));
+            let names = OWN_MODELS.map(|model| model.name).join(" and ");
+            Err(Error::new(what).hint(format!("name the file of another model; this program runs {names} models")))
         }
         _ => Ok(Some(found)),
     }
+}
+
+/// Each once, with `or` between them.
+fn listed(mut names: Vec<String>) -> String {
+    names.dedup();
+    names.join(" or ")
 }
 
 /// What a config says that it is of.

@@ -5,7 +5,7 @@ use crate::files::writer::{self, TensorWriter, Value};
 use crate::files::{CONFIG_KEY, Format, Role};
 use crate::model::convert::{Conversion, shape};
 use crate::model::quantise::plan::Planned;
-use crate::model::registry::FLUX2_KLEIN;
+use crate::model::registry::ModelKind;
 use crate::text_encoder::{TextEncoderConfig, Tokenizer};
 use crate::transformer::TransformerConfig;
 
@@ -25,7 +25,7 @@ const PROMPT_TOKENS: usize = 512;
 pub fn begin(conversion: &Conversion, tensors: &[(Planned, Format)]) -> Result<TensorWriter> {
     let role = conversion.component.role();
     // Of a transformer, this is what ComfyUI's loader takes for one of this family.
-    let architecture = FLUX2_KLEIN.files.part(role).architectures[0];
+    let architecture = conversion.own().part(role).architectures[0];
     let mut values = Values { architecture, said: Vec::new() };
     values.text("general.architecture", architecture);
     values.number("general.quantization_version", QUANTISATION_VERSION);
@@ -41,7 +41,7 @@ pub fn begin(conversion: &Conversion, tensors: &[(Planned, Format)]) -> Result<T
         if !(1..=MOST_AXES).contains(&shape.len()) {
             return Err(Error::new(format!("tensor `{}` is {shape:?}, which GGUF does not hold", tensor.name))
                 .at(tensor.path.as_str())
-                .hint(format!("this is no {} text encoder: name another one", FLUX2_KLEIN.files.text_encoder)));
+                .hint(format!("this is no {} text encoder: name another one", conversion.own().text_encoder)));
         }
         Ok((conversion.name_in_gguf(tensor)?, *format, shape))
     };
@@ -108,7 +108,8 @@ fn text_encoder(conversion: &Conversion, values: &mut Values) -> Result<()> {
     values.own("rope.freq_base", Value::F32(config.rope_theta as f32));
     values.own("attention.layer_norm_rms_epsilon", Value::F32(config.rms_norm_eps));
     let Some(file) = &conversion.tokenizer else { return Ok(()) };
-    let vocabulary = Tokenizer::load(file, FLUX2_KLEIN.template, PROMPT_TOKENS)?.vocabulary(config.vocab_size)?;
+    let vocabulary = Tokenizer::load(file, ModelKind::of(conversion.own().architecture).template, PROMPT_TOKENS)?
+        .vocabulary(config.vocab_size)?;
     values.text("tokenizer.ggml.model", "gpt2");
     values.text("tokenizer.ggml.pre", "qwen2");
     for (key, token) in [("tokenizer.ggml.eos_token_id", END), ("tokenizer.ggml.padding_token_id", PADDING)] {

@@ -14,13 +14,14 @@ use serde_json::{Value, json};
 use crate::backend::cpu::{Cpu, Precision};
 use crate::error::{Error, ErrorKind, Field, Result};
 use crate::files::names::llama_cpp_name;
+use crate::files::own_models::{Architecture, OwnModel};
 use crate::files::writer::TensorTarget;
 use crate::files::{Component, FileId, Format, Role, TensorFiles, TensorView, TokenizerFile, check_replaceable};
 use crate::model::index::Index;
 use crate::model::info::default_out_layers;
 use crate::model::left_out;
 use crate::model::quantise::plan::{Planned, check_narrower, plan};
-use crate::model::registry::FLUX2_KLEIN;
+use crate::model::registry::ModelKind;
 use crate::nn::Weights;
 use crate::stage::{Caller, CancelFlag, Progress, Stage};
 use crate::text_encoder::{TextEncoder, TextEncoderConfig};
@@ -164,7 +165,8 @@ impl Conversion {
         if role == Role::TextEncoder {
             // All of its tensors are written, so it is asked before that which of them models read.
             let config = TextEncoderConfig::of(&self.component)?;
-            let out_layers = default_out_layers(&FLUX2_KLEIN, config.num_hidden_layers, &self.component.place())?;
+            let kind = ModelKind::of(self.own().architecture);
+            let out_layers = default_out_layers(kind, config.num_hidden_layers, &self.component.place())?;
             TextEncoder::load(&Weights::new(&Cpu::new(Precision::F32), &self.files), config, &out_layers)?;
             left_out::of_text_encoder(&self.files, out_layers[out_layers.len() - 1])?;
         }
@@ -182,13 +184,21 @@ impl Conversion {
             Role::Transformer => (as_json(&TransformerConfig::of(&self.component)?)?, "_class_name"),
             _ => (as_json(&TextEncoderConfig::of(&self.component)?)?, "model_type"),
         };
-        config[class] = json!(FLUX2_KLEIN.files.part(role).classes[0]);
+        config[class] = json!(self.own().part(role).classes[0]);
         let mut all = match role {
             Role::Transformer => as_json(&Index::of_transformer(&self.component)?)?,
             _ => json!({}),
         };
         all[role.folder()] = config;
         Ok(all.to_string())
+    }
+
+    /// The kind of models that it is of.
+    fn own(&self) -> &'static OwnModel {
+        match self.component.role() {
+            Role::TextEncoder => self.component.text_encoder_of(),
+            Role::Transformer | Role::Vae => Architecture::of_layers(self.files.layers()).model(),
+        }
     }
 
     /// The name of a tensor in a GGUF file.
@@ -199,7 +209,7 @@ impl Conversion {
         llama_cpp_name(&tensor.name).ok_or_else(|| {
             Error::new(format!("tensor `{}` has no name in GGUF", tensor.name)).at(tensor.path.as_str()).hint(format!(
                 "this is no {} text encoder: write a safetensors file, or name another text encoder",
-                FLUX2_KLEIN.files.text_encoder
+                self.own().text_encoder
             ))
         })
     }

@@ -3,6 +3,7 @@
 
 use crate::error::{Error, Result};
 use crate::files::names::{Fused, FusedPart, fused_transformer};
+use crate::files::own_models::VISION;
 use crate::files::quantise::{bits_per_value, fitting, quantise};
 use crate::files::{Format, Role, Scales, TensorFiles, TensorView};
 use crate::nn::WeightPolicy;
@@ -98,21 +99,23 @@ fn check_shapes(files: &TensorFiles, role: Role, parts: &[FusedPart]) -> Result<
 /// All tensors of a component.
 fn tensors(files: &TensorFiles, role: Role) -> Result<Vec<Fused>> {
     if role != Role::Transformer {
-        let mut names: Vec<String> = files.names().map(String::from).collect();
+        // What sees images is never read.
+        let is_read = |name: &&str| !name.split('.').any(|word| word == VISION);
+        let mut names: Vec<String> = files.names().filter(is_read).map(String::from).collect();
         names.sort_unstable();
         return Ok(names.into_iter().map(|name| Fused::whole(name.clone(), name)).collect());
     }
-    let blocks = ["transformer_blocks.", "single_transformer_blocks."].map(|prefix| files.blocks(prefix));
+    let map = files.layers();
+    let blocks: Vec<usize> = map.blocks.iter().map(|(_, own, _)| files.blocks(&format!("{own}."))).collect();
     // The numbers of blocks are in names, where they may be anything.
-    let most = files.names().count();
-    if blocks.iter().any(|count| *count > most) {
-        let what =
-            format!("the blocks of the transformer are numbered up to {}, and not all there", blocks[0].max(blocks[1]));
+    let (most, highest) = (files.names().count(), blocks.iter().copied().max().unwrap_or(0));
+    if highest > most {
+        let what = format!("the blocks of the transformer are numbered up to {highest}, and not all there");
         return Err(Error::new(what).hint("the file is damaged or was put together wrongly: fetch it again"));
     }
-    let mut tensors = fused_transformer(blocks);
-    // Only models that were made for guidance have an embedding of it.
-    tensors.retain(|tensor| !tensor.name.starts_with("guidance_in.") || files.shape(&tensor.parts[0].name).is_some());
+    let mut tensors = fused_transformer(map, &blocks);
+    let is_there = |tensor: &Fused| files.shape(&tensor.parts[0].name).is_some();
+    tensors.retain(|tensor| !map.optional.iter().any(|front| tensor.name.starts_with(front)) || is_there(tensor));
     Ok(tensors)
 }
 

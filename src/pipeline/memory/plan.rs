@@ -21,6 +21,8 @@ pub struct MemorySizes {
     pub transformer: BlockSizes,
     /// Activations of one evaluation.
     pub step: u64,
+    /// Activations of what text and references become before they meet the image, between steps.
+    pub early: u64,
     /// Weights of the VAE's decoder.
     pub decoder: u64,
     /// Activations of the decoder.
@@ -29,6 +31,10 @@ pub struct MemorySizes {
     pub encoder: u64,
     /// Activations of the encoder.
     pub encode: InBands,
+    /// Weights of the tiny decoder that shows steps, where there is one.
+    pub preview_decoder: u64,
+    /// Its activations, which are there between steps.
+    pub preview: u64,
     /// What ops need beside their operands.
     pub workspace: u64,
 }
@@ -115,23 +121,39 @@ impl MemorySizes {
         let stages = [
             self.text_encoder.least() + self.encode_text,
             self.encoder + self.encode.narrow,
-            self.transformer.least() + self.step,
+            self.transformer.least() + self.stepping(),
             self.decoder + self.decode.narrow,
         ];
-        self.workspace + stages.into_iter().max().unwrap_or(0)
+        self.always() + stages.into_iter().max().unwrap_or(0)
+    }
+
+    /// What is there whichever part of the model is.
+    fn always(&self) -> u64 {
+        self.workspace + self.preview_decoder
+    }
+
+    /// Activations while steps are made and shown, one after the other.
+    fn stepping(&self) -> u64 {
+        max(self.step, self.preview)
+    }
+
+    /// All that previews take.
+    pub(crate) fn previews(&self) -> u64 {
+        self.preview_decoder + self.preview
     }
 
     /// Beside the text encoder and the transformer, with CUDA graphs, whose memory stays while other work runs.
     fn beside_with_graphs(&self) -> u64 {
         // Convolution weights exist twice while they are reordered.
-        self.workspace + 2 * self.decoder + self.encoder + self.step + max(self.decode.wide, self.encode.wide)
+        let activations = self.step + self.preview + max(max(self.decode.wide, self.encode.wide), self.early);
+        self.always() + 2 * self.decoder + self.encoder + activations
     }
 
     /// The same without graphs: the activations of the stages are there one after the other.
     fn beside(&self, bands: Bands) -> u64 {
-        let activations = [self.encode_text, self.encode.bytes(bands), self.step, self.decode.bytes(bands)];
+        let activations = [self.encode_text, self.encode.bytes(bands), self.stepping(), self.decode.bytes(bands)];
         let activations = activations.into_iter().max().unwrap_or(0);
-        self.workspace + 2 * self.decoder + self.encoder + activations
+        self.always() + 2 * self.decoder + self.encoder + activations
     }
 
     /// The least memory in which everything is resident, in which the text encoder is streamed, in which all parts are
@@ -171,15 +193,15 @@ impl MemoryPlan {
             Some(plan(&text, blocks, sizes.beside(Bands::Narrow), bands))
         };
         let apart = || {
-            let blocks = fitting(sizes.workspace + sizes.step).filter(|_| sizes.least() <= budget)?;
+            let blocks = fitting(sizes.always() + sizes.stepping()).filter(|_| sizes.least() <= budget)?;
             let apart = plan(&text, blocks, 0, bands);
             let stages = [
-                apart.transformer.bytes + sizes.step,
+                apart.transformer.bytes + sizes.stepping(),
                 apart.text_encoder.bytes + sizes.encode_text,
                 sizes.encoder + sizes.encode.narrow,
                 sizes.decoder + sizes.decode.narrow,
             ];
-            let peak = sizes.workspace + stages.into_iter().max().unwrap_or(0);
+            let peak = sizes.always() + stages.into_iter().max().unwrap_or(0);
             Some(Self { peak, together: false, ..apart })
         };
         let wide = || Some(plan(&text, all_blocks.clone(), sizes.beside(Bands::Wide), Bands::Wide)).filter(fits);
@@ -308,6 +330,17 @@ mod tests {
         assert_eq!(MemoryPlan::new(&sizes, least - 1), None);
         assert!(sizes.decoder + sizes.decode.narrow < least, "the step needs most");
         assert_eq!(least, 64 * MB + (390 + 2 * 490 + 380) * MB);
+    }
+
+    #[test]
+    fn previews_have_room_in_every_plan() {
+        let sizes = MemorySizes { preview_decoder: 3 * MB, preview: 403 * MB, ..klein_4b() };
+        for (with, without) in sizes.levels().iter().zip(klein_4b().levels()) {
+            assert!((3 * MB..=406 * MB).contains(&(with.1 - without.1)), "{}", with.0);
+            assert!(MemoryPlan::new(&sizes, with.1).is_some_and(|plan| plan.peak <= with.1), "{}", with.0);
+        }
+        let graphs = |sizes: &MemorySizes| sizes.levels()[1].1;
+        assert_eq!(graphs(&sizes) - graphs(&klein_4b()), 406 * MB, "graphs keep what they compute in");
     }
 
     #[test]

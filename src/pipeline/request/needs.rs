@@ -20,6 +20,8 @@ const MAX_BATCH_VALUES: u64 = i32::MAX as u64;
 pub(crate) struct ActivationCost {
     /// Bytes of one evaluation of the transformer for one image.
     pub step: u64,
+    /// Bytes of what text and references become before they meet the image.
+    pub early: u64,
     /// Values of the largest tensor of one evaluation.
     pub largest: u64,
     /// How devices share a step.
@@ -47,9 +49,17 @@ impl ActivationCost {
         // keys, values and the result of attention exist once more for the own heads of all tokens, and the result
         // for the own tokens.
         let exchanged = if sharers > 1 { 5 * dim } else { 0 };
-        let step = tokens * (6 * dim + 5 * mlp / 2 + exchanged);
+        let token = (6 * dim + 5 * mlp / 2 + exchanged) * costs.element_bytes;
+        // The context of a step is there while that of the next is made.
+        let contexts = if info.transformer.reads_next_time() { 2 } else { 0 };
+        let context = tokens.saturating_sub(image as u64);
         Self {
-            step: step * costs.element_bytes,
+            step: tokens * token,
+            early: if info.transformer.has_early_blocks() {
+                context * (token + contexts * dim * costs.element_bytes)
+            } else {
+                0
+            },
             largest: tokens * widest(info),
             sharing,
             sharers,
@@ -146,13 +156,22 @@ impl MemorySizes {
                     .collect(),
                 rest: 0,
             },
-            encode_text: if text { tokens * encoder.activations() * costs.element_bytes } else { 0 },
+            encode_text: if text {
+                tokens * encoder.activations(info.out_layers.len()) * costs.element_bytes
+            } else {
+                0
+            },
             transformer: Self::transformer(costs, info),
             step: needs.step,
+            early: needs.early,
             decoder: native(info.vae.decoder_elements()),
             decode: InBands::of(decode),
             encoder: if encoded.is_some() { native(info.vae.encoder_elements()) } else { 0 },
             encode: InBands::of(encode),
+            preview_decoder: info.preview_decoder.map_or(0, |sizes| native(sizes.elements)),
+            preview: info
+                .preview_decoder
+                .map_or(0, |sizes| sizes.activations((plan.height * plan.width) as u64) * costs.element_bytes),
             workspace: costs.workspace_bytes + native(dequantised),
         }
     }
@@ -287,8 +306,15 @@ mod tests {
         assert_eq!(need(&[], 512), 0);
     }
 
-    const ONE: ActivationCost =
-        ActivationCost { step: 100, largest: 100, in_turn: false, sharing: Sharing::Group, sharers: 1, evaluations: 1 };
+    const ONE: ActivationCost = ActivationCost {
+        step: 100,
+        early: 0,
+        largest: 100,
+        in_turn: false,
+        sharing: Sharing::Group,
+        sharers: 1,
+        evaluations: 1,
+    };
 
     fn samples_of(needs: &ActivationCost, available: u64, count: usize) -> usize {
         needs.samples(available, needs.wanted(count))

@@ -1,5 +1,6 @@
 //! What a user asks for, and what the model makes of it.
 
+use std::borrow::Cow;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -7,11 +8,13 @@ use serde::Serialize;
 
 use crate::error::{Error, Field, Result};
 use crate::files::adapter::AdapterUse;
-use crate::model::info::{MAX_SIDE, MAX_STEPS, ModelInfo};
+use crate::model::info::{MAX_SIDE, MAX_STEPS, ModelInfo, USUAL_TOKENS};
+use crate::model::registry::ModelKind;
 use crate::pipeline::request::adapters;
 use crate::pipeline::request::embeddings::Embeddings;
 use crate::pipeline::request::images::{Change, ImagePlan};
 use crate::pipeline::request::latents::Latents;
+use crate::pipeline::request::lone_reference::LoneReference;
 use crate::rgb::Rgb;
 use crate::sampler::{Rng, ScheduleKind};
 
@@ -51,6 +54,8 @@ pub struct Request {
     /// Images that the transformer sees, as [`crate::input::reference`] makes them; at most
     /// [`MAX_REFERENCES`](crate::pipeline::MAX_REFERENCES). The first one gives the size where none is asked for.
     pub references: Vec<Arc<Rgb>>,
+    /// In place of them, one as it is: the kind of the model decides how it is read.
+    pub lone_reference: Option<Arc<LoneReference>>,
     /// An image to change, which gives the size.
     pub change: Option<Change>,
     /// What changes the transformer; the changes of all of them are added.
@@ -82,14 +87,29 @@ impl Request {
             noise: None,
             latents: None,
             references: Vec::new(),
+            lone_reference: None,
             change: None,
             adapters: Vec::new(),
         }
     }
 
+    /// The request with all references as models of this kind read them.
+    ///
+    /// Errors when the kind has no such references.
+    pub(crate) fn for_kind(&self, kind: &ModelKind) -> Result<Cow<'_, Self>> {
+        let Some(lone) = &self.lone_reference else { return Ok(Cow::Borrowed(self)) };
+        let references = [self.references.clone(), vec![lone.read(kind.references)?]].concat();
+        Ok(Cow::Owned(Self { references, lone_reference: None, ..self.clone() }))
+    }
+
     /// All images that are encoded, in the order of the references: an image to change comes first.
     pub(crate) fn images(&self) -> impl Iterator<Item = &Arc<Rgb>> {
         self.change.iter().map(|change| &change.image).chain(&self.references)
+    }
+
+    /// Whether images are encoded.
+    pub(crate) fn has_images(&self) -> bool {
+        self.lone_reference.is_some() || self.images().next().is_some()
     }
 
     /// What the first step begins with, where that does not come from the seed, and the field that gives it.
@@ -198,8 +218,18 @@ pub struct Plan {
 }
 
 impl Plan {
+    /// Where the number of text tokens depends on the prompt, that of a usual one.
+    ///
     /// Errors when the model cannot do what is asked for.
     pub(crate) fn new(request: &Request, info: &ModelInfo) -> Result<Self> {
+        Self::counted(request, info, |_| Ok(USUAL_TOKENS))
+    }
+
+    /// `count` tells how many tokens a prompt has, where the number of text tokens depends on that.
+    ///
+    /// Errors when the model cannot do what is asked for, or as `count`.
+    pub(crate) fn counted(request: &Request, info: &ModelInfo, count: impl Fn(&str) -> Result<usize>) -> Result<Self> {
+        let request = &*request.for_kind(info.kind)?;
         request.check_prompt().map_err(|e| e.of(Field::Prompt))?;
         let mut notes = Vec::new();
         let mut side = |field: Field, asked: Option<usize>, default: usize| {
@@ -212,6 +242,11 @@ impl Plan {
                     .hint(format!("leave it out for the model's own {name}, {default}")));
             }
             let rounded = pixels / patch * patch;
+            if rounded != pixels && !info.kind.rounds_sizes {
+                return Err(Error::usage(format!("{name} is {pixels} pixels, expected a multiple of {patch}"))
+                    .of(field)
+                    .hint(format!("the nearest are {rounded} and {}", rounded + patch)));
+            }
             if rounded != pixels {
                 notes.push(format!("{name} {pixels} is rounded down to {rounded}, a multiple of {patch}"));
             }
@@ -248,9 +283,14 @@ impl Plan {
         if info.is_distilled && request.guidance.is_some_and(|g| g != 1.0) {
             notes.push("guidance has no effect: this model is distilled".to_string());
         }
-        let guidance = if info.is_distilled { 1.0 } else { asked.max(1.0) };
-        let [text_tokens, negative_tokens] = text_tokens(request, info, guidance > 1.0)?;
-        let negative = request.negative.clone().filter(|_| guidance > 1.0);
+        let guidance = match (info.is_distilled, info.kind.guides_below_one) {
+            (true, _) => 1.0,
+            (false, true) => asked,
+            (false, false) => asked.max(1.0),
+        };
+        let guided = guidance != 1.0;
+        let [text_tokens, negative_tokens] = text_tokens(request, info, guided, count)?;
+        let negative = request.negative.clone().filter(|_| guided);
         if request.negative.is_some() && negative.is_none() {
             let why = if info.is_distilled { "this model is distilled" } else { "there is no guidance" };
             notes.push(format!("the negative prompt has no effect: {why}"));
@@ -303,7 +343,7 @@ impl Plan {
 
     /// Whether a step takes two evaluations.
     pub fn guided(&self) -> bool {
-        self.guidance > 1.0
+        self.guidance != 1.0
     }
 
     /// Text tokens of each evaluation of a step.
@@ -376,9 +416,21 @@ fn check_size(start: &Latents, info: &ModelInfo, [height, width]: [usize; 2]) ->
 /// Tokens of the prompt and of the negative one.
 ///
 /// Errors when the model does not read so many, or given features are not the model's.
-fn text_tokens(request: &Request, info: &ModelInfo, guided: bool) -> Result<[usize; 2]> {
+fn text_tokens(
+    request: &Request,
+    info: &ModelInfo,
+    guided: bool,
+    count: impl Fn(&str) -> Result<usize>,
+) -> Result<[usize; 2]> {
     let Some(embeddings) = &request.embeddings else {
-        return prompt_tokens(request, info).map(|tokens| [tokens; 2]);
+        let (most, window) = (prompt_tokens(request, info)?, info.kind.window);
+        let length = |prompt: &str| match window.step {
+            Some(_) => Ok::<_, Error>(window.length(count(prompt)?, most)),
+            None => Ok(most),
+        };
+        let own = length(&request.prompt)?;
+        let negative = guided.then(|| length(request.negative.as_deref().unwrap_or_default())).transpose()?;
+        return Ok([own, negative.unwrap_or(own)]);
     };
     let refused = |what: String, hint: &str| Err(Error::usage(what).of(Field::Embeddings).hint(hint));
     if request.max_sequence_length.is_some() || request.negative.is_some() {

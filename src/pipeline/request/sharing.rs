@@ -11,6 +11,11 @@ use crate::token_split::own_heads;
 const WORTH_SHARING: u64 = 650_000_000_000_000;
 
 impl ModelInfo {
+    /// Errors when the model cannot do what is asked for, as far as its configs and the shapes of its files tell it.
+    pub fn check_request(&self, request: &Request) -> Result<()> {
+        Plan::new(request, self).map(drop)
+    }
+
     /// Whether two GPUs make an image sooner together than one of them, counted from the start of a program that makes
     /// this one image. Measured on H100s; slower GPUs gain from smaller images on.
     ///

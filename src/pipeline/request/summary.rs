@@ -18,6 +18,8 @@ use crate::vae::VaeConfig;
 pub struct Summary {
     /// Its name.
     pub name: String,
+    /// Which kind of models it is of.
+    pub kind: &'static str,
     /// How it was trained.
     pub variant: Variant,
     /// Steps where a request names none.
@@ -28,6 +30,9 @@ pub struct Summary {
     pub default_image_size: [usize; 2],
     /// Text tokens of a prompt, padding included.
     pub text_tokens: usize,
+    /// Where this is there, a prompt has the least multiple of it that it fits in, up to as many tokens.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub text_token_step: Option<usize>,
     /// The text encoder, the transformer and the VAE.
     pub components: Vec<ComponentSummary>,
     /// What an image of the default size needs of a GPU's memory, from most to least.
@@ -91,11 +96,13 @@ impl Summary {
         let component =
             |role: Role, files: &TensorFiles, sizes: Sizes| ComponentSummary::of(dir.component(role), files, sizes);
         Ok(Self {
+            kind: info.kind.files.name,
             variant: info.variant(),
             default_steps: info.default_steps,
             default_guidance: info.default_guidance(),
             default_image_size: info.default_image_size,
             text_tokens: info.max_sequence_length,
+            text_token_step: info.kind.window.step,
             components: vec![
                 component(Role::TextEncoder, &text, Sizes::TextEncoder(info.text_encoder))?,
                 component(Role::Transformer, &transformer, Sizes::Transformer(info.transformer))?,

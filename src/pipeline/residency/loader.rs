@@ -13,7 +13,7 @@ use crate::nn::{Blocks, Weights};
 use crate::pipeline::residency::loads::{Component, Loading, Loads};
 use crate::text_encoder::TextEncoder;
 use crate::transformer::Transformer;
-use crate::vae::{Decoder, Encoder};
+use crate::vae::{Decoder, Encoder, TinyDecoder};
 
 /// Loads the components of a model to a device, or copies them from one that has them. Clones load the same.
 #[derive(Clone)]
@@ -121,6 +121,16 @@ impl<B: Backend> Loader<B> {
         let _loading = self.begin_behind_source(Component::Encoder);
         let weights = self.weights(&self.files.vae);
         self.backend.load(|uploads| Encoder::load(&weights.with_uploads(uploads), &self.info.vae), report)
+    }
+
+    /// The tiny decoder, if there is a file of one.
+    pub(crate) fn preview_decoder(&self) -> Result<Option<TinyDecoder<B>>> {
+        let Some(file) = &self.files.preview_decoder else { return Ok(None) };
+        file.files().check_lengths()?;
+        let weights = self.weights(file.files());
+        let load =
+            |uploads: &B::Uploads| TinyDecoder::load(&file.weights(weights.with_uploads(uploads)), &file.sizes());
+        self.backend.load(load, &mut |_| {}).map(Some)
     }
 
     fn weights<'a>(&'a self, files: &'a TensorFiles) -> Weights<'a, B> {

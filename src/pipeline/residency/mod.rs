@@ -13,7 +13,7 @@ pub(crate) mod loads;
 pub(crate) mod placement;
 pub(crate) mod prefetch;
 pub(crate) mod prepared;
-mod prompt_cache;
+pub(crate) mod prompt_cache;
 mod slot;
 pub(crate) mod steps;
 pub(crate) mod steps_in_flight;
@@ -47,7 +47,7 @@ use crate::pipeline::residency::timings::Clock;
 use crate::stage::{Caller, CancelFlag};
 use crate::text_encoder::TextEncoder;
 use crate::transformer::Transformer;
-use crate::vae::{Decoder, Encoder};
+use crate::vae::{Decoder, Encoder, TinyDecoder};
 
 /// How many image shapes, how many schedules and how many sizes to decode are cached.
 const MAX_SHAPES: NonZeroUsize = NonZeroUsize::new(4).unwrap();
@@ -59,6 +59,7 @@ pub(crate) struct Residency<B: Backend> {
     transformer: Slot<Transformer<B>>,
     decoder: Slot<Decoder<B>>,
     encoder: Slot<Encoder<B>>,
+    preview_decoder: Slot<TinyDecoder<B>>,
     pub(crate) adapted: AdaptedCache<B>,
     /// Where changes of low rank go, where memory does not decide.
     pub(crate) wished_placement: Mutex<Option<Placement>>,
@@ -96,15 +97,16 @@ impl<B: Backend> Residency<B> {
         let backend = loader.backend.clone();
         let used = Arc::new(move || backend.stats().memory_bytes);
         Self {
-            loader,
             text_encoder: Slot::default(),
             transformer: Slot::default(),
             decoder: Slot::default(),
             encoder: Slot::default(),
+            preview_decoder: Slot::default(),
             adapted: AdaptedCache::new(),
             wished_placement: Mutex::default(),
             prefetch: Mutex::new(None),
-            prompts: PromptCache::new(),
+            prompts: PromptCache::new(loader.backend.available_bytes()),
+            loader,
             images: ImageCache::new(),
             schedules: Mutex::new(LruCache::new(MAX_SHAPES)),
             steps: GraphCache::new(MAX_SHAPES, Participants::All),
@@ -185,10 +187,11 @@ impl<B: Backend> Residency<B> {
         }
     }
 
-    /// Bytes that a batch may still allocate, beside what is promised to others.
+    /// Bytes that a batch may still allocate, beside what is promised to others and what previews take.
     pub(crate) fn available_bytes(&self, prepared: &Prepared) -> u64 {
         let Promised { in_pool, in_others, .. } = prepared.promised();
-        self.loader.backend.available_bytes().saturating_sub(in_pool.saturating_add(in_others))
+        let others = in_pool.saturating_add(in_others).saturating_add(prepared.sizes.previews());
+        self.loader.backend.available_bytes().saturating_sub(others)
     }
 
     /// Starts loading the transformer and the decoder if both are absent, and before them the text encoder if `encodes`
@@ -313,6 +316,17 @@ impl<B: Backend> Residency<B> {
         Ok(encoder)
     }
 
+    /// The tiny decoder, where the model was opened with one. It is so small that it stays.
+    ///
+    /// Errors when it cannot be loaded.
+    pub(crate) fn preview_decoder(&self) -> Result<Option<Arc<TinyDecoder<B>>>> {
+        if let Some(found) = self.preview_decoder.get() {
+            return Ok(Some(found));
+        }
+        let decoder = self.loader.preview_decoder()?;
+        Ok(decoder.map(|decoder| self.preview_decoder.put(decoder)))
+    }
+
     /// Waits for the component if it is being prefetched.
     ///
     /// Errors when the caller cancels.
@@ -374,10 +388,14 @@ impl<B: Backend> Residency<B> {
         self.loader.backend.costs().weight_bytes(elements, Storage::Native)
     }
 
-    /// Frees what images share, what adapters are merged from, transformers with adapters, and the components other
-    /// than `needed`, which is needed now, until `bytes` more fit or nothing is left to free.
+    /// Frees prompts beyond a few, what images share, what adapters are merged from, transformers with adapters, and
+    /// the components other than `needed`, which is needed now, until `bytes` more fit or nothing is left to free.
     pub(crate) fn make_room(&self, bytes: u64, needed: Component) {
         let is_short = || self.loader.backend.available_bytes() < bytes;
+        if !is_short() {
+            return;
+        }
+        self.prompts.shrink();
         if !is_short() {
             return;
         }

@@ -8,7 +8,7 @@ use crate::ops::{Rope, TokenSplit};
 use crate::pipeline::request::plan::Plan;
 use crate::sampler::{self, Conditioning, Evaluations};
 use crate::tensor::Tensor;
-use crate::transformer::{Modulations, ReferenceCache, Sequence, StepModulation, Transformer};
+use crate::transformer::{Modulations, ReferenceCache, Sequence, Transformer};
 
 /// Everything that decides which work a step is. The number of steps does not.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
@@ -64,7 +64,7 @@ impl<B: Backend> Steps<B> {
     /// Latents, context, row of modulations, dt -> latents.
     pub(crate) fn step(&self, [latents, context, modulation, dt]: [&Tensor<B>; 4]) -> Result<Tensor<B>> {
         let &Self { split, turns, guidance, evaluations, .. } = self;
-        let modulation = StepModulation::of_row(modulation)?;
+        let modulation = self.transformer.modulation(modulation)?;
         let negative = self.negative.as_ref().map(|(rope, split)| Sequence { split: *split, rope });
         let (sequence, cached) = (Sequence { split, rope: &self.rope }, self.cached.as_deref());
         let step = |turn: usize| {

@@ -19,6 +19,7 @@ use crate::pipeline::residency::steps::{BatchShape, Schedules, Steps};
 use crate::pipeline::residency::steps_in_flight::StepsInFlight;
 use crate::pipeline::residency::timings::Clock;
 use crate::pipeline::session::agreement::{self, BeforeSteps};
+use crate::pipeline::session::contexts::{Contexts, References, Texts};
 use crate::pipeline::session::references::{ImageLatents, Images, make_reference_cache};
 use crate::pipeline::session::text::TextFeatures;
 use crate::sampler::{Evaluations, Noise, Schedule};
@@ -38,7 +39,7 @@ pub(crate) struct Denoising<B: Backend> {
     /// Whether an image of this shape was made before, so that the work may be captured as a CUDA graph.
     capture: bool,
     schedule: Arc<Schedules<B>>,
-    context: Tensor<B>,
+    context: Box<Contexts<B>>,
     /// What comes back after each step, where not all of an image is drawn anew.
     kept: Option<Kept<B>>,
     /// Those of this device; once all steps are enqueued, those of all.
@@ -46,6 +47,10 @@ pub(crate) struct Denoising<B: Backend> {
     step: usize,
     first_step: usize,
     steps: usize,
+    /// The noise level before each step, and after the last.
+    sigmas: Vec<f32>,
+    /// The latents before the last step, where somebody asks what they lead to.
+    before: Option<Tensor<B>>,
     in_flight: StepsInFlight<B>,
     /// Its transformer, if it has adapters.
     adapted: Option<Arc<Adapted<B>>>,
@@ -114,20 +119,34 @@ impl<B: Backend> Denoising<B> {
         };
         prepared.resize(work.reads().samples());
         let (height, width) = info.latent_size(plan);
-        let shift = (info.kind.shift)(height * width, plan.steps);
+        let shift = info.schedule_shift(height * width, plan.steps);
         let levels = plan.schedule.schedule(shift, plan.steps);
         let schedule = schedule(residency, &transformer, adapters.key(), &levels)?;
+        let sigmas = levels.sigmas;
         let split = work.reads().split;
         let (samples, turns, [_, _, tokens]) = (work.reads().samples(), work.reads().turns, split.tokens());
         let (texts, places) = txt.read(evaluated(backend, needs.sharing, plan), samples);
-        let rows: Vec<Range<usize>> = texts.into_iter().map(|text| within(text, own)).collect();
+        let meet_early = info.transformer.has_early_blocks();
+        let rows = texts.into_iter().map(|text| if meet_early { text } else { within(text, own) });
+        let rows: Vec<Range<usize>> = rows.collect();
         let text = transformer.context(&own_text(&txt.rows, &rows)?)?;
-        let lengths: Vec<usize> = rows.iter().map(Range::len).collect();
-        let in_sequence = |(_, latents): &(&Images, ImageLatents<B>)| {
-            latents.references.as_ref().filter(|_| !info.caches_references).map(embed).transpose()
+        let whole = |rows: &Range<usize>| TokenSplit::apart(TokenLayout::new(1, rows.len(), 0), backend.rank());
+        let texts = Texts {
+            rows: text,
+            splits: rows.iter().map(whole).collect(),
+            own: rows.iter().map(|rows| if meet_early { own(rows.len()) } else { 0..rows.len() }).collect(),
+            places,
+            samples,
         };
-        let references = images[..turns].iter().map(in_sequence).collect::<Result<Vec<_>>>()?;
-        let context = context(text, &lengths, &places, samples, &references)?;
+        let share = |layout| TokenSplit::shared(layout, needs.sharing, backend.rank(), backend.world());
+        let mut images_of_turns = Vec::new();
+        for (images, latents) in &images[..turns] {
+            let latents = latents.references.as_ref().filter(|_| !info.caches_references);
+            images_of_turns.push((images.references(), latents.map(embed).transpose()?));
+        }
+        let layout = TokenLayout { references: info.reference_tokens(plan), ..TokenLayout::new(1, 0, 0) };
+        let references = References::new(images_of_turns, info.reference_sizes(plan), share(layout));
+        let context = Box::new(Contexts::new(&transformer, texts, references)?);
         let drawn = noise.join().map_err(|_| Error::new("the thread that draws the noise panicked"))?;
         let (rows, channels) = (samples * tokens.len(), info.transformer.in_channels);
         let noise = &drawn.values()[..samples * height * width * channels];
@@ -146,7 +165,21 @@ impl<B: Backend> Denoising<B> {
         let (step, first_step, steps) = (plan.first_step, plan.first_step, plan.steps);
         let in_flight = StepsInFlight::new(backend.clone());
         Ok((
-            Self { work, capture, schedule, context, kept, latents, step, first_step, steps, in_flight, adapted },
+            Self {
+                work,
+                capture,
+                schedule,
+                context,
+                kept,
+                latents,
+                step,
+                first_step,
+                steps,
+                sigmas,
+                before: None,
+                in_flight,
+                adapted,
+            },
             drawn,
         ))
     }
@@ -176,6 +209,30 @@ impl<B: Backend> Denoising<B> {
         (self.latents, self.in_flight)
     }
 
+    /// From here on [`Denoising::predicted`] can be asked for. Returns false where other devices have a part of the
+    /// latents.
+    pub(crate) fn watch(&mut self, backend: &B) -> bool {
+        let watched = backend.world() == 1;
+        self.before = watched.then(|| self.latents.row_view(0..self.latents.rows()));
+        watched
+    }
+
+    /// The latents that the steps so far lead to in a straight line, [samples * tokens, channels]. `None` where nobody
+    /// watches, and before the first step.
+    pub(crate) fn predicted(&mut self) -> Result<Option<Tensor<B>>> {
+        if self.step == self.first_step {
+            return Ok(None);
+        }
+        let now = self.latents.row_view(0..self.latents.rows());
+        let Some(before) = self.before.as_mut() else { return Ok(None) };
+        let before = mem::replace(before, now.row_view(0..now.rows()));
+        let [before_level, level] = [self.step - 1, self.step].map(|step| self.sigmas[step]);
+        // Latents are (1 - sigma) * image + sigma * noise, and a step goes along noise - image.
+        let rest = if level == before_level { 0.0 } else { level / (level - before_level) };
+        // now + rest * (before - now)
+        before.guide(&now, rest).map(Some)
+    }
+
     /// Enqueues the next step, after waiting until fewer than [`STEPS_IN_FLIGHT`] are in flight.
     pub(crate) fn step(&mut self, backend: &B, caller: &Caller<'_>, clock: &mut Clock<B>) -> Result<()> {
         let (done, total) = (self.step - self.first_step, (self.steps - self.first_step) as u64);
@@ -189,7 +246,8 @@ impl<B: Backend> Denoising<B> {
         let Schedules { modulations, dts, sigmas } = &*self.schedule;
         let row = |table: &Tensor<B>, row: usize| table.row_view(row..row + 1);
         let (modulation, dt) = (modulations.row(self.step), row(dts, self.step));
-        let inputs = [&self.latents, &self.context, &modulation, &dt];
+        let context = self.context.at_step(&self.work.reads().transformer, &modulation)?;
+        let inputs = [&self.latents, &context, &modulation, &dt];
         let stepped = self.work.run(backend, self.capture, inputs, Steps::step)?;
         self.latents = match &self.kept {
             Some(Kept { noise, image, mask }) => {
@@ -328,7 +386,7 @@ fn schedule<B: Backend>(
     if let Some(found) = schedules().get(&key) {
         return Ok(Arc::clone(found));
     }
-    let modulations = transformer.modulations(&schedule.timesteps)?;
+    let modulations = transformer.modulations(&schedule.times())?;
     let (backend, dts, sigmas) = (residency.backend(), schedule.dts(), &schedule.sigmas);
     let made = Arc::new(Schedules {
         modulations,
@@ -372,31 +430,4 @@ fn own_values(values: &[f32], tokens: usize, own: Range<usize>, channels: usize)
     }
     let images = values.chunks_exact(tokens * channels);
     Cow::Owned(images.flat_map(|image| &image[own.start * channels..own.end * channels]).copied().collect())
-}
-
-/// What [`Transformer::forward`] reads of each evaluation, one under the other: the text of each of the `samples` that
-/// have a turn, and their embedded references. There are `references` of each turn. `text` has the rows of each text,
-/// which are so many as `lengths` says; `places` names the text of each evaluation and sample.
-fn context<B: Backend>(
-    text: Tensor<B>,
-    lengths: &[usize],
-    places: &[usize],
-    samples: usize,
-    references: &[Option<Tensor<B>>],
-) -> Result<Tensor<B>> {
-    if references.len() == 1 && references[0].is_none() && places.iter().copied().eq(0..lengths.len()) {
-        return Ok(text);
-    }
-    let starts: Vec<usize> = lengths.iter().scan(0, |end, length| Some(mem::replace(end, *end + length))).collect();
-    let view = |rows: &Tensor<B>| rows.row_view(0..rows.rows());
-    let in_turn = samples / references.len();
-    let mut parts: Vec<Tensor<B>> = Vec::new();
-    for (turn, references) in references.iter().enumerate() {
-        for evaluation in places.chunks(samples) {
-            let places = &evaluation[turn * in_turn..(turn + 1) * in_turn];
-            parts.extend(places.iter().map(|place| text.row_view(starts[*place]..starts[*place] + lengths[*place])));
-            parts.extend(references.as_ref().map(view));
-        }
-    }
-    Tensor::concat_rows(&parts.iter().collect::<Vec<_>>())
 }

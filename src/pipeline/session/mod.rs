@@ -2,9 +2,11 @@
 //! has a prompt and a seed of its own.
 
 mod agreement;
+mod contexts;
 mod decode;
 mod denoise;
 pub(crate) mod model;
+pub(crate) mod preview;
 mod references;
 pub(crate) mod shape;
 pub(crate) mod shared_text;
@@ -36,6 +38,7 @@ use crate::pipeline::session::shared_text::TextSource;
 use crate::pipeline::session::text::{Text, TextFeatures};
 use crate::sampler::{Noise, Start};
 use crate::stage::{Caller, CancelFlag, Progress};
+use crate::tensor::Tensor;
 
 /// Makes the images of one batch, from the prompts to pixels.
 ///
@@ -103,6 +106,9 @@ impl<B: Backend> Session<B> {
         reader: &TextSource,
         cancel: &CancelFlag,
     ) -> Result<Self> {
+        let kind = model.info().kind;
+        let requests = requests.iter().map(|request| Ok(request.for_kind(kind)?.into_owned()));
+        let requests = &requests.collect::<Result<Vec<_>>>()?[..];
         let Some(first) = requests.first() else { return Err(Error::usage("a batch has no items")) };
         requests.iter().try_for_each(|request| request.check_count(1))?;
         let prepared = model.prepare(first, reader.is_other())?;
@@ -212,6 +218,36 @@ impl<B: Backend> Session<B> {
         let stepped = denoising.step(self.model.backend(), &caller, &mut self.clock);
         self.end_on_error(stepped)?;
         Ok(true)
+    }
+
+    /// From here on [`Session::predicted`] tells what the steps lead to. Returns false where several devices make the
+    /// images together, and none has all latents before the end.
+    pub fn watch(&mut self, report: &mut dyn FnMut(Progress)) -> Result<bool> {
+        self.prepare(report)?;
+        let State::Denoising(denoising) = &mut self.state else { return Ok(false) };
+        Ok(denoising.watch(self.model.backend()))
+    }
+
+    /// The latents that the steps so far lead to, in float32 [samples * height / patch * width / patch, channels]:
+    /// those of the final images if the rest went on in a straight line. Waits for the last step. `None` before the
+    /// first step, and where nobody watches.
+    pub fn predicted(&mut self) -> Result<Option<Vec<f32>>> {
+        let predicted = self.predict()?;
+        let values = predicted.map(|latents| self.model.backend().download(&latents)).transpose();
+        self.end_on_error(values)
+    }
+
+    /// [`Session::predicted`] on the device, where it is enqueued.
+    pub(crate) fn predict(&mut self) -> Result<Option<Tensor<B>>> {
+        let State::Denoising(denoising) = &mut self.state else { return Ok(None) };
+        let predicted = denoising.predicted();
+        self.end_on_error(predicted)
+    }
+
+    /// Whether all that was enqueued is done.
+    pub(crate) fn is_idle(&mut self) -> Result<bool> {
+        let is_idle = self.clock.is_idle();
+        self.end_on_error(is_idle)
     }
 
     /// The next image; `None` after the last.

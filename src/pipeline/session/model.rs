@@ -3,7 +3,7 @@
 use std::mem;
 use std::path::Path;
 use std::slice;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use crate::backend::Backend;
 use crate::error::Result;
@@ -16,8 +16,10 @@ use crate::pipeline::request::plan::{Plan, Request};
 use crate::pipeline::residency::Residency;
 use crate::pipeline::residency::placement::Placement;
 use crate::pipeline::residency::prepared::Prepared;
+use crate::pipeline::session::preview::Previewer;
 use crate::pipeline::session::text::Text;
 use crate::sampler::Noise;
+use crate::vae::preview::PreviewMap;
 
 /// A model on a backend, ready to make images; any number of [`Session`](crate::pipeline::Session)s share it, from any
 /// threads.
@@ -29,6 +31,8 @@ pub struct Model<B: Backend> {
     tokenizer: Arc<LazyTokenizer>,
     /// The noise of the last batch, whose memory the next one reuses.
     noise: Mutex<Noise>,
+    /// What latents look like; made when it is first asked for.
+    preview: Arc<OnceLock<Result<Arc<PreviewMap>>>>,
 }
 
 impl<B: Backend> Model<B> {
@@ -42,7 +46,7 @@ impl<B: Backend> Model<B> {
     /// A model on a backend. Nothing is copied to the device yet.
     pub fn new(backend: B, OpenModel { info, tokenizer, files, .. }: OpenModel) -> Arc<Self> {
         let residency = Residency::new(backend, Arc::new(info), Arc::new(files));
-        Arc::new(Self { residency, tokenizer: Arc::new(tokenizer), noise: Mutex::default() })
+        Arc::new(Self { residency, tokenizer: Arc::new(tokenizer), noise: Mutex::default(), preview: Arc::default() })
     }
 
     /// The same model on another backend. It shares the files; its weights are copied from this one's device where that
@@ -51,7 +55,8 @@ impl<B: Backend> Model<B> {
     /// Errors as [`WeightStore::copy_weights_from`](crate::backend::WeightStore::copy_weights_from).
     pub fn on(&self, backend: B) -> Result<Arc<Self>> {
         let residency = self.residency.on(backend)?;
-        Ok(Arc::new(Self { residency, tokenizer: Arc::clone(&self.tokenizer), noise: Mutex::default() }))
+        let (tokenizer, preview) = (Arc::clone(&self.tokenizer), Arc::clone(&self.preview));
+        Ok(Arc::new(Self { residency, tokenizer, noise: Mutex::default(), preview }))
     }
 
     /// The model's configs.
@@ -62,6 +67,35 @@ impl<B: Backend> Model<B> {
     /// The backend on which it runs.
     pub fn backend(&self) -> &B {
         self.residency.backend()
+    }
+
+    /// What makes previews: the tiny decoder where the model was opened with one, else the map from latents to small
+    /// images.
+    ///
+    /// Errors as [`Model::preview_map`], and when the decoder cannot be loaded.
+    pub(crate) fn previewer(&self) -> Result<Previewer<B>> {
+        match self.residency.preview_decoder()? {
+            Some(decoder) => Ok(Previewer::Decoder(decoder)),
+            None => self.preview_map().map(Previewer::Map),
+        }
+    }
+
+    /// Makes what previews need beforehand, as far as it takes long.
+    ///
+    /// Errors as [`Model::preview_map`].
+    pub(crate) fn prepare_previews(&self) -> Result<()> {
+        if self.residency.files().preview_decoder.is_some() {
+            return Ok(());
+        }
+        self.preview_map().map(drop)
+    }
+
+    /// The map from latents to small images. The first caller makes it, on the CPU.
+    ///
+    /// Errors when the VAE has no encoder that it could be asked for.
+    pub fn preview_map(&self) -> Result<Arc<PreviewMap>> {
+        let make = || self.residency.files().preview_map(self.info()).map(Arc::new);
+        self.preview.get_or_init(make).clone()
     }
 
     /// Opens an adapter for this model.
@@ -121,9 +155,10 @@ impl<B: Backend> Model<B> {
     ///
     /// Errors as [`Model::plan`].
     pub(crate) fn prepare(&self, request: &Request, is_read_elsewhere: bool) -> Result<Prepared> {
-        let plan = Plan { is_read_elsewhere, ..Plan::new(request, self.info())? };
+        let count = |prompt: &str| self.tokenizer.get()?.count(prompt);
+        let plan = Plan { is_read_elsewhere, ..Plan::counted(request, self.info(), count)? };
         let prepared = self.residency.prepare(plan)?;
-        if request.images().next().is_some() {
+        if request.has_images() {
             self.residency.files().check_encoder(self.info())?;
         }
         Ok(prepared)

@@ -61,6 +61,7 @@ impl<B: Backend> Model<B> {
     ///
     /// Errors as [`Model::plan`], but for the tokenizer.
     pub(crate) fn shape(&self, request: &Request) -> Result<Shape> {
-        Ok(Shape::of(request, &self.prepare(request, false)?, self.info()))
+        let request = request.for_kind(self.info().kind)?;
+        Ok(Shape::of(&request, &self.prepare(&request, false)?, self.info()))
     }
 }

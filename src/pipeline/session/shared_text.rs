@@ -1,17 +1,16 @@
 //! Text features that one device makes for all that share the images of a request.
 
-use std::num::NonZeroUsize;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
-
-use lru::LruCache;
 
 use crate::error::Result;
 use crate::files::Array;
 use crate::pipeline::residency::prefetch::CHECK_EVERY;
+use crate::pipeline::residency::prompt_cache::FeatureCache;
 use crate::stage::Caller;
+use crate::text_encoder::PromptTokens;
 
-/// How many prompts are cached on the host, as on a device. The features of one take 16 MB in the 4B model.
-const CAPACITY: NonZeroUsize = NonZeroUsize::new(8).unwrap();
+/// The most bytes of the host. The features of one prompt take 16 MB in the 4B model.
+const MOST_BYTES: u64 = 1 << 30;
 
 /// Who makes the text features of a session.
 #[derive(Clone)]
@@ -38,31 +37,30 @@ impl TextSource {
     }
 }
 
-/// The features of the prompts that were shared last, [tokens, features] each, by the text and the number of tokens.
-pub(crate) struct HostPrompts(Mutex<LruCache<(String, usize), Arc<Array>>>);
+/// The features of the prompts that were shared last, [tokens, features] each, on the host.
+pub(crate) struct HostPrompts(Mutex<FeatureCache<Arc<Array>>>);
 
 impl Default for HostPrompts {
     fn default() -> Self {
-        Self(Mutex::new(LruCache::new(CAPACITY)))
+        Self(Mutex::new(FeatureCache::new(MOST_BYTES)))
     }
 }
 
 impl HostPrompts {
-    fn prompts(&self) -> MutexGuard<'_, LruCache<(String, usize), Arc<Array>>> {
+    fn prompts(&self) -> MutexGuard<'_, FeatureCache<Arc<Array>>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The features of a prompt in so many tokens, which `make` makes where they are not cached.
+    /// The features of a prompt, which `make` makes where they are not cached.
     ///
     /// Errors as `make`.
-    fn get(&self, prompt: &str, tokens: usize, make: impl FnOnce() -> Result<Array>) -> Result<Arc<Array>> {
-        let key = (prompt.to_string(), tokens);
-        let cached = self.prompts().get(&key).map(Arc::clone);
+    fn get(&self, tokens: &PromptTokens, make: impl FnOnce() -> Result<Array>) -> Result<Arc<Array>> {
+        let cached = self.prompts().get(tokens).map(Arc::clone);
         if let Some(cached) = cached {
             return Ok(cached);
         }
         let made = Arc::new(make()?);
-        self.prompts().put(key, Arc::clone(&made));
+        self.prompts().insert(tokens, Arc::clone(&made), size_of_val(&*made.values) as u64);
         Ok(made)
     }
 }
@@ -99,20 +97,19 @@ impl SharedText {
         }
     }
 
-    /// Gives other devices the features of prompts, each a text and its number of tokens. `download` returns those of
+    /// Gives other devices the features of prompts, by their tokens. `download` returns those of
     /// one, [tokens, features], by its place; it is not asked for what is cached on the host.
     ///
     /// Errors as `download`.
     pub(crate) fn give<'a>(
         &self,
-        prompts: impl Iterator<Item = (&'a str, usize)>,
+        prompts: impl Iterator<Item = &'a PromptTokens>,
         download: impl Fn(usize) -> Result<Array>,
     ) -> Result<()> {
         if !matches!(*self.state(), State::Awaited) {
             return Ok(());
         }
-        let features =
-            prompts.enumerate().map(|(place, (prompt, tokens))| self.cache.get(prompt, tokens, || download(place)));
+        let features = prompts.enumerate().map(|(place, tokens)| self.cache.get(tokens, || download(place)));
         self.settle(State::Made(features.collect::<Result<_>>()?));
         Ok(())
     }
@@ -150,6 +147,10 @@ mod tests {
         Array { shape: vec![1, 1], values: vec![value] }
     }
 
+    fn tokens(id: u32) -> PromptTokens {
+        PromptTokens { ids: vec![id], real: 1, truncated: 0, cut_at: 0, padding: crate::text_encoder::Padding::Counted }
+    }
+
     /// What a session gets that waits, and is cancelled where `cancels`.
     fn waited(shared: &SharedText, cancels: bool) -> Result<Option<Vec<f32>>> {
         let (cancel, report) = (CancelFlag::default(), &mut |_| {});
@@ -163,24 +164,24 @@ mod tests {
     #[test]
     fn features_are_downloaded_once_and_given_to_all() {
         let cache = Arc::default();
-        let prompts = [("a cat", 1), ("", 1)];
+        let prompts = [tokens(1), tokens(2)];
         let shared = SharedText::new(&cache);
         thread::scope(|scope| {
             let waiting = scope.spawn(|| waited(&shared, false).unwrap());
-            shared.give(prompts.into_iter(), |place| Ok(array(place as f32))).unwrap();
+            shared.give(prompts.iter(), |place| Ok(array(place as f32))).unwrap();
             assert_eq!(waiting.join().unwrap(), Some(vec![0.0, 1.0]));
         });
         shared.abandon();
         assert_eq!(waited(&shared, false).unwrap(), Some(vec![0.0, 1.0]));
         let again = SharedText::new(&cache);
-        again.give(prompts.into_iter().rev(), |_| panic!("they are cached")).unwrap();
+        again.give(prompts.iter().rev(), |_| panic!("they are cached")).unwrap();
         assert_eq!(waited(&again, false).unwrap(), Some(vec![1.0, 0.0]));
     }
 
     #[test]
     fn what_is_not_made_is_not_waited_for() {
         let shared = SharedText::new(&Arc::default());
-        let failed = shared.give([("a cat", 1)].into_iter(), |_| Err(Error::new("out of memory")));
+        let failed = shared.give([tokens(1)].iter(), |_| Err(Error::new("out of memory")));
         assert_eq!(failed.unwrap_err().what(), "out of memory");
         assert_eq!(waited(&shared, true).unwrap_err().kind(), ErrorKind::Cancelled);
         shared.abandon();

@@ -93,12 +93,12 @@ impl Text {
         }
         let (mut prompts, mut of_items): (Vec<Prompt>, _) = (Vec::new(), Vec::new());
         for (request, plan) in requests.iter().zip(plans) {
-            let guided = plan.guided();
-            let mut read = |name: &str, text: &str| {
+            let (guided, lengths) = (plan.guided(), [plan.text_tokens, plan.negative_tokens]);
+            let mut read = |name: &str, text: &str, length: usize| {
                 let known = prompts.iter().position(|prompt| prompt.text == text);
                 let place = known.map_or_else(
                     || {
-                        let tokens = tokenize(text, plan.text_tokens)?;
+                        let tokens = tokenize(text, length)?;
                         prompts.push(Prompt { text: text.to_string(), tokens });
                         Ok(prompts.len() - 1)
                     },
@@ -107,9 +107,10 @@ impl Text {
                 plan.notes.extend(cut_note(name, text, &prompts[place].tokens));
                 Ok(place)
             };
-            let mut of_item = vec![read("the prompt", &request.prompt)?];
+            let mut of_item = vec![read("the prompt", &request.prompt, lengths[0])?];
             if guided {
-                of_item.push(read("the negative prompt", request.negative.as_deref().unwrap_or_default())?);
+                let negative = request.negative.as_deref().unwrap_or_default();
+                of_item.push(read("the negative prompt", negative, lengths[1])?);
             }
             of_items.push(of_item);
         }
@@ -207,8 +208,8 @@ fn read<B: Backend>(
         TextSource::Own => encode(prompts, residency, prepared, caller, clock),
         TextSource::First(shared) => {
             let features = encode(prompts, residency, prepared, caller, clock)?;
-            let named = prompts.iter().map(|prompt| (prompt.text.as_str(), prompt.tokens.ids.len()));
-            shared.give(named, |place| {
+            let tokens = prompts.iter().map(|prompt| &prompt.tokens);
+            shared.give(tokens, |place| {
                 let features = &features[place];
                 Ok(Array { shape: vec![features.rows(), features.cols()], values: backend.download(features)? })
             })?;
@@ -225,10 +226,11 @@ fn read<B: Backend>(
                 let here = residency.prepare(plan)?;
                 return encode(prompts, residency, &here, caller, clock);
             };
+            let value_bytes = backend.costs().element_bytes;
             let upload = |(prompt, made): (&Prompt, &Arc<Array>)| {
                 let features = backend.upload(&made.values, made.shape[0], made.shape[1])?;
                 let held = features.row_view(0..features.rows());
-                residency.prompts.insert(&prompt.text, features);
+                residency.prompts.insert(&prompt.tokens, features, value_bytes);
                 Ok(held)
             };
             prompts.iter().zip(&made).map(upload).collect()
@@ -238,7 +240,7 @@ fn read<B: Backend>(
 
 /// The session holds what is cached, so that the cache may drop it for a new prompt or for memory.
 fn cached<B: Backend>(prompt: &Prompt, residency: &Residency<B>) -> Option<Tensor<B>> {
-    residency.prompts.get(&prompt.text, prompt.tokens.ids.len())
+    residency.prompts.get(&prompt.tokens)
 }
 
 /// The features of each prompt, which the text encoder makes where they are not cached.
@@ -254,6 +256,7 @@ fn encode<B: Backend>(
     residency.prefetch(&prepared.memory, new > 0);
     if new > 0 {
         let encoder = residency.text_encoder(prepared, caller, clock)?;
+        let value_bytes = residency.backend().costs().element_bytes;
         let (layers, total) = (encoder.layers(), (new * encoder.layers()) as u64);
         let missing = features.iter_mut().zip(prompts).filter(|(features, _)| features.is_none());
         for (i, (features, prompt)) in missing.enumerate() {
@@ -262,7 +265,7 @@ fn encode<B: Backend>(
                 caller.check()
             })?;
             *features = Some(encoded.row_view(0..encoded.rows()));
-            residency.prompts.insert(&prompt.text, encoded);
+            residency.prompts.insert(&prompt.tokens, encoded, value_bytes);
         }
     }
     clock.ran_text_encoder(new);
