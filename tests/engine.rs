@@ -1,6 +1,8 @@
 //! Engines on real devices: which images the jobs of several callers give, and that devices share them. The devices are
 //! CPUs, which are all this one.
 
+mod preview_decoder;
+mod previews;
 mod saved;
 
 use std::fs::OpenOptions;
@@ -107,6 +109,31 @@ fn the_first_device_reads_the_prompt_for_all() {
         let short = Request { max_sequence_length: Some(16), ..request("a cat") };
         assert_eq!(prompts_read(&make(&engine, &short, 2)), [prompts, 0], "{preset}");
     }
+}
+
+#[test]
+fn a_prompt_that_was_encoded_ahead_is_not_encoded_again() {
+    let engine = engine(&["a"]);
+    let encodes = |prompt: &str| {
+        let mut encoded = false;
+        let report = &mut |progress: flux::stage::Progress| encoded |= progress.stage == flux::stage::Stage::Text;
+        let images = engine.generate(&tiny(prompt, 1), 1, &CancelFlag::default(), report).unwrap();
+        (encoded, images[0].rgb.clone())
+    };
+    let (encoded, image) = encodes("a cat");
+    assert!(encoded && !encodes("a cat").0, "it is kept");
+    engine.encode_ahead(&tiny("a dog", 1), &CancelFlag::default()).unwrap();
+    let stats = || engine.stats();
+    while stats().running + stats().waiting > 0 {
+        thread::sleep(Duration::from_millis(1));
+    }
+    let (encoded, dog) = encodes("a dog");
+    assert!(!encoded && dog != image, "it was encoded before");
+    assert_eq!(dog, make(&self::engine(&["a"]), &tiny("a dog", 1), 1)[0].rgb, "and is the same");
+    let cancelled = CancelFlag::default();
+    cancelled.cancel();
+    let error = engine.encode_ahead(&tiny("a bird", 1), &cancelled).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Cancelled);
 }
 
 #[test]

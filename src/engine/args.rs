@@ -15,6 +15,8 @@ pub struct EngineArgs {
     pub caches_references: bool,
     /// Adapters that are opened with the model, so that what is wrong with one is known before any work.
     pub adapters: Vec<PathBuf>,
+    /// What shows steps in place of a linear map. Its memory is planned for.
+    pub preview_decoder: Option<PreviewDecoder>,
     /// The formats that weights are brought to.
     pub quantise: Option<Quantisation>,
     /// A folder in which the weights that fp8 needs are cached.
@@ -29,6 +31,16 @@ pub struct EngineArgs {
     pub parallel: ParallelChoice,
     /// Images that are made, where that is known: no more groups of devices are opened.
     pub images: Option<usize>,
+}
+
+/// The file of a tiny decoder, TAEF2.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PreviewDecoder {
+    /// Where it is.
+    pub file: PathBuf,
+    /// Whether it was asked for with this model, so that one of another model is an error. A linear map shows steps
+    /// otherwise, and a note says so.
+    pub is_required: bool,
 }
 
 /// Hears what opening a model has to say.

@@ -6,7 +6,9 @@ use super::args::{EngineArgs, Observer};
 use super::choice::{DeviceChoice, Gpus, ParallelChoice, PrecisionChoice};
 use crate::backend::Memory;
 use crate::backend::cpu::{self, Cpu};
+pub use crate::backend::cpu::{HostFacts, host_facts};
 use crate::backend::cuda::{self, Cuda, GemmCache, GroupOptions};
+pub use crate::backend::cuda::{GpuFacts, KernelsBuilt, Survey, free_bytes, kernels_built, survey};
 use crate::error::{Error, Field, Result};
 
 /// Devices, each with its name. Each group makes its images together, and may be one device.

@@ -4,6 +4,7 @@ use std::borrow::Cow;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use super::digests::ModelDigests;
 use super::image_recipe::{ImageRecipe, ModelRecipe, OfImages};
 use super::{Inputs, Recipe};
 use crate::error::Result;
@@ -22,6 +23,8 @@ pub struct JobImage {
     pub plan: Plan,
     /// Which of the job's images it is.
     place: usize,
+    /// Which of the images that were made at once.
+    of_batch: OfImages,
     origin: Arc<Origin>,
 }
 
@@ -34,14 +37,24 @@ pub(super) struct Origin {
     /// Images of the job.
     pub(super) count: usize,
     pub(super) provenance: bool,
-    pub(super) model: ModelRecipe,
+    pub(super) of: Option<OfImages>,
+    /// Whether images of a batch round otherwise than alone.
+    pub(super) rounds_by_batch: bool,
+    pub(super) key: Option<String>,
+    pub(super) model: Arc<ModelRecipe>,
+    pub(super) digests: Arc<ModelDigests>,
     /// What computes, in words.
     pub(super) device: String,
 }
 
 impl JobImage {
-    pub(super) fn new(Decoded { rgb: bytes, plan }: Decoded, place: usize, origin: Arc<Origin>) -> Self {
-        Self { rgb: Rgb { width: plan.width, height: plan.height, bytes }, plan, place, origin }
+    pub(super) fn new(
+        Decoded { rgb: bytes, plan }: Decoded,
+        place: usize,
+        of_batch: OfImages,
+        origin: Arc<Origin>,
+    ) -> Self {
+        Self { rgb: Rgb { width: plan.width, height: plan.height, bytes }, plan, place, of_batch, origin }
     }
 
     /// Writes it as a PNG, a JPEG or a WebP, as the name ends; the file says how it was made. Where an image was
@@ -56,18 +69,27 @@ impl JobImage {
     ///
     /// Errors as [`Target::write`].
     pub fn write(&self, target: &Target) -> Result<()> {
-        target.write(self.finished()?.as_ref(), &self.metadata())
+        target.write(self.pixels()?.as_ref(), &self.metadata())
     }
 
     /// The bytes of the file.
     ///
     /// Errors as [`output::encode`].
     pub fn encode(&self, format: ImageFormat) -> Result<Vec<u8>> {
-        output::encode(self.finished()?.as_ref(), format, &self.metadata())
+        output::encode(self.pixels()?.as_ref(), format, &self.metadata())
     }
 
-    /// What is written of it.
-    fn finished(&self) -> Result<Cow<'_, Rgb>> {
+    /// The bytes of a JPEG of a quality from 1 to 100.
+    ///
+    /// Errors as [`output::encode_jpeg`].
+    pub fn encode_jpeg(&self, quality: u8) -> Result<Vec<u8>> {
+        output::encode_jpeg(self.pixels()?.as_ref(), quality, &self.metadata())
+    }
+
+    /// What is written of it: where an image was changed, that one with what is new.
+    ///
+    /// Errors when the result is not of the size of what was changed.
+    pub fn pixels(&self) -> Result<Cow<'_, Rgb>> {
         self.origin.inputs.finish(&self.rgb)
     }
 
@@ -87,9 +109,23 @@ impl JobImage {
 
     /// How it is made again; none where the job has no recipe.
     pub fn recipe(&self) -> Option<ImageRecipe> {
-        let Origin { recipe, model, device, count, .. } = &*self.origin;
-        let of = OfImages { place: self.place, count: *count };
-        recipe.as_ref().map(|recipe| ImageRecipe::of(recipe, &self.plan, model, device, of))
+        let Origin { request, recipe, model, digests, device, inputs, count, of, key, rounds_by_batch, .. } =
+            &*self.origin;
+        let recipe = recipe.as_ref()?;
+        let mut made = ImageRecipe::of(recipe, &self.plan, model, device).with_inputs(inputs);
+        if inputs.place_in([self.plan.width, self.plan.height]).is_some() {
+            // It is the image that says the size, which is not one that the model makes.
+            (made.recipe.width, made.recipe.height) = (None, None);
+        }
+        let is_of_several = *count > 1 && (recipe.noise.is_some() || recipe.latents.is_some());
+        made.of = of.or(is_of_several.then_some(OfImages { place: self.place, count: *count }));
+        made.batch = Some(self.of_batch).filter(|batch| *rounds_by_batch && batch.count > 1);
+        made.key = key.clone();
+        made.model.digests = digests.get().clone();
+        // By the names that the recipe has for them.
+        let names = recipe.adapters.iter().map(|used| used.file.to_string_lossy().into_owned());
+        made.digests.extend(names.zip(request.adapters.iter().map(|used| used.adapter.digest().to_string())));
+        Some(made)
     }
 
     /// What the texts of a PNG say: pairs of a keyword and a text.
@@ -101,7 +137,8 @@ impl JobImage {
         let adapters: Vec<_> = adapters.collect();
         let names = |files: &[PathBuf]| files.iter().map(|file| name(file)).collect::<Vec<_>>().join(", ");
         let facts = [
-            ("prompt", Some(request.prompt.clone())),
+            // The keyword of the standard; ComfyUI takes `prompt` for a graph in JSON.
+            ("Description", Some(request.prompt.clone())),
             ("seed", Some(seed.to_string())),
             ("steps", Some(steps.to_string())),
             ("guidance", Some(guidance.to_string())),

@@ -1,23 +1,36 @@
 //! What an image file carries: how the image is made again.
 
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 
+use base64::Engine;
 use serde::{Deserialize, Serialize};
 
 use super::choice::PrecisionChoice;
-use super::{AdapterFile, Recipe};
+use super::inputs::EmbeddedFiles;
+use super::{AdapterFile, Inputs, Recipe};
 use crate::error::{Error, Result};
 use crate::files::ModelPaths;
 use crate::metadata::{DigitalSource, Metadata};
 use crate::output::ImageFormat;
 use crate::pipeline::Plan;
 
+/// The version of the arithmetic. It is raised where the same recipe, model and device give an image that differs in a
+/// bit from that of the version before.
+pub const NUMERICS: u32 = 1;
+
+/// The most images among which one may be, so that a damaged recipe asks for no endless work.
+const MOST_IMAGES: usize = 65_536;
+
 /// How an image was made: the recipe with every choice made, and with what.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ImageRecipe {
     /// The version of the program that made it.
     pub flux: String,
+    /// The version of the arithmetic, see [`NUMERICS`]; 0 of a program that did not say it.
+    #[serde(default)]
+    pub numerics: u32,
     /// What makes it again.
     pub recipe: Recipe,
     /// The model.
@@ -26,8 +39,21 @@ pub struct ImageRecipe {
     /// no image.
     pub device: String,
     /// Which of the images of the files of noise or latents it is, where they have several.
-    #[serde(skip_serializing_if = "Option::is_none")]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub of: Option<OfImages>,
+    /// Which of the images that were made at once it is, where that changes how it is rounded.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub batch: Option<OfImages>,
+    /// A hash of what was asked for, by which whoever asked knows the image again.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub key: Option<String>,
+    /// The digest of each file that it was made from, by the name that the recipe has for it; see
+    /// [`digest`](crate::files::digest).
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub digests: BTreeMap<String, String>,
+    /// Files that it was made from, in base64.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub embedded: BTreeMap<String, String>,
 }
 
 /// The model of an [`ImageRecipe`].
@@ -48,9 +74,12 @@ pub struct ModelRecipe {
     /// The type of the arithmetic that was asked for.
     #[serde(default)]
     pub precision: PrecisionChoice,
+    /// The digests of its parts.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub digests: BTreeMap<String, String>,
 }
 
-/// An image among those of a file.
+/// An image among others: those of a file, or those that were made at once.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct OfImages {
@@ -61,8 +90,8 @@ pub struct OfImages {
 }
 
 impl ImageRecipe {
-    /// What makes the image of `plan` again.
-    pub(super) fn of(recipe: &Recipe, plan: &Plan, model: &ModelRecipe, device: &str, of: OfImages) -> Self {
+    /// What makes the image of `plan` again. The model and the files have no digests.
+    pub(super) fn of(recipe: &Recipe, plan: &Plan, model: &ModelRecipe, device: &str) -> Self {
         let recipe = Recipe {
             width: Some(plan.width),
             height: Some(plan.height),
@@ -71,35 +100,70 @@ impl ImageRecipe {
             seed: plan.seed,
             ..recipe.clone()
         };
-        let (flux, model, device) = (env!("CARGO_PKG_VERSION").to_string(), model.clone(), device.to_string());
-        let is_of_several = of.count > 1 && (recipe.noise.is_some() || recipe.latents.is_some());
-        Self { flux, recipe, model, device, of: is_of_several.then_some(of) }
+        Self::new(recipe, model.clone(), device)
+    }
+
+    fn new(recipe: Recipe, model: ModelRecipe, device: &str) -> Self {
+        Self {
+            flux: env!("CARGO_PKG_VERSION").to_string(),
+            numerics: NUMERICS,
+            recipe,
+            model,
+            device: device.to_string(),
+            of: None,
+            batch: None,
+            key: None,
+            digests: BTreeMap::new(),
+            embedded: BTreeMap::new(),
+        }
+    }
+
+    /// The same with the digests of the inputs, and with those that are kept.
+    pub(super) fn with_inputs(mut self, inputs: &Inputs) -> Self {
+        self.digests.extend(inputs.digests.clone());
+        let base64 = |bytes: &Vec<u8>| base64::engine::general_purpose::STANDARD.encode(bytes);
+        let name = |file: &PathBuf| file.to_string_lossy().into_owned();
+        self.embedded = inputs.kept.iter().map(|(file, bytes)| (name(file), base64(bytes))).collect();
+        self
+    }
+
+    /// The files that it carries.
+    ///
+    /// Errors when they are no base64.
+    pub fn embedded_files(&self) -> Result<EmbeddedFiles> {
+        let decode = |(name, text): (&String, &String)| match base64::engine::general_purpose::STANDARD.decode(text) {
+            Ok(bytes) => Ok((PathBuf::from(name), bytes)),
+            Err(e) => Err(Error::new(format!("the file `{name}` that the recipe carries is damaged: {e}"))
+                .hint("name the file with a flag")),
+        };
+        self.embedded.iter().map(decode).collect()
     }
 
     /// Errors when a file of this format has no room for the recipe, which a JPEG bounds: asked before the image is
     /// made.
-    pub fn check_room(recipe: &Recipe, paths: &ModelPaths, format: ImageFormat) -> Result<()> {
-        /// Longer than the choices of the model, and what describes it and the device.
-        const MORE: usize = 1024;
-        let model = ModelRecipe { name: "x".repeat(MORE), paths: paths.clone(), ..ModelRecipe::default() };
-        let made = Self { flux: String::new(), recipe: recipe.clone(), model, device: String::new(), of: None };
-        match format {
-            ImageFormat::Jpeg => {
-                let source = Some(DigitalSource::CompositeWithTrainedAlgorithmicMedia);
-                let (recipe, parameters) = (Some(made.to_json()), Some(made.parameters()));
-                Metadata { recipe, parameters, source, ..Metadata::default() }.check_jpeg()
-            }
-            ImageFormat::Png | ImageFormat::Webp => Ok(()),
+    pub fn check_room(recipe: &Recipe, paths: &ModelPaths, inputs: &Inputs, format: ImageFormat) -> Result<()> {
+        /// Longer than the choices of the model, its digests, and what describes it and the device.
+        const MORE: usize = 2048;
+        /// A digest with its quotes.
+        const DIGEST: usize = 96;
+        if format != ImageFormat::Jpeg {
+            return Ok(());
         }
+        let adapters = recipe.adapters.iter().map(|used| used.file.as_os_str().len() + DIGEST).sum::<usize>();
+        let model = ModelRecipe { name: "x".repeat(MORE + adapters), paths: paths.clone(), ..ModelRecipe::default() };
+        let made = Self::new(recipe.clone(), model, "").with_inputs(inputs);
+        let source = Some(DigitalSource::CompositeWithTrainedAlgorithmicMedia);
+        let (recipe, parameters) = (Some(made.to_json()), Some(made.parameters()));
+        Metadata { recipe, parameters, source, ..Metadata::default() }.check_jpeg()
     }
 
     /// As an image file has it: JSON in one line.
     ///
     /// A name of a file that is no text has a replacement character for what is none.
     pub fn to_json(&self) -> String {
-        let Self { flux, recipe, model, device, of } = self.clone();
-        let (recipe, model) = (with_text_names(recipe), ModelRecipe { paths: of_text(model.paths), ..model });
-        let made = Self { flux, recipe, model, device, of };
+        let made = self.clone();
+        let model = ModelRecipe { paths: of_text(made.model.paths), ..made.model };
+        let made = Self { recipe: with_text_names(made.recipe), model, ..made };
         serde_json::to_string(&made).expect("names are text, and so are keys")
     }
 
@@ -107,10 +171,16 @@ impl ImageRecipe {
     ///
     /// Errors when it is not what this version of the program writes.
     pub fn of_json(json: &str) -> Result<Self> {
-        serde_json::from_str(json).map_err(|e| {
-            Error::new(format!("its recipe cannot be read: {e}"))
+        let wrong = |what: String| {
+            Error::new(format!("its recipe cannot be read: {what}"))
                 .hint("the file was changed, or another version of flux made it")
-        })
+        };
+        let made: Self = serde_json::from_str(json).map_err(|e| wrong(e.to_string()))?;
+        let others = [made.of, made.batch];
+        match others.into_iter().flatten().find(|of| of.place >= of.count || of.count > MOST_IMAGES) {
+            Some(OfImages { place, count }) => Err(wrong(format!("it would be image {place}, from 0, of {count}"))),
+            None => Ok(made),
+        }
     }
 
     /// The same as programs that read what A1111 writes understand it.
@@ -135,8 +205,9 @@ impl ImageRecipe {
             ("Version", Some(format!("flux {}", self.flux))),
         ];
         let pairs = pairs.into_iter().filter_map(|(key, value)| Some(format!("{key}: {}", quoted(&value?))));
-        let negative = recipe.negative.iter().map(|negative| format!("Negative prompt: {negative}"));
-        let lines = [recipe.prompt.clone()].into_iter().chain(negative);
+        // ComfyUI reads none of it where the line is missing.
+        let negative = format!("Negative prompt: {}", recipe.negative.as_deref().unwrap_or_default());
+        let lines = [recipe.prompt.clone(), negative].into_iter();
         lines.chain([pairs.collect::<Vec<_>>().join(", ")]).collect::<Vec<_>>().join("\n")
     }
 }
@@ -183,7 +254,7 @@ mod tests {
         };
         let model = ModelRecipe { name: "tiny".to_string(), ..ModelRecipe::default() };
         let plan = Plan::of_size(64, 48);
-        ImageRecipe::of(&recipe, &Plan { seed: 9, ..plan }, &model, "CPU", OfImages { place: 2, count: 4 })
+        ImageRecipe::of(&recipe, &Plan { seed: 9, ..plan }, &model, "CPU")
     }
 
     #[test]
@@ -192,7 +263,6 @@ mod tests {
         assert_eq!(ImageRecipe::of_json(&made.to_json()).unwrap(), made);
         let Recipe { width, height, steps, guidance, seed, .. } = made.recipe;
         assert_eq!((width, height, steps, guidance, seed), (Some(64), Some(48), Some(1), Some(1.0), 9));
-        assert_eq!(made.of, None, "a seed says which image it is");
         for json in ["", "{}", r#"{"flux":"1","recipe":{"x":1},"model":{"name":""},"device":""}"#] {
             assert!(ImageRecipe::of_json(json).is_err(), "{json}");
         }
@@ -200,8 +270,10 @@ mod tests {
 
     #[test]
     fn a_prompt_for_which_a_jpeg_has_no_room_is_refused_before_any_work() {
-        let check =
-            |prompt: String, format| ImageRecipe::check_room(&Recipe::new(prompt, 1), &ModelPaths::default(), format);
+        let check = |prompt: String, format| {
+            let inputs = Inputs::default();
+            ImageRecipe::check_room(&Recipe::new(prompt, 1), &ModelPaths::default(), &inputs, format)
+        };
         for (prompt, fits) in [("a".repeat(30_000), true), ("a".repeat(33_000), false), ("<".repeat(17_000), false)] {
             assert_eq!(check(prompt.clone(), ImageFormat::Jpeg).is_ok(), fits);
             assert!(check(prompt.clone(), ImageFormat::Png).is_ok() && check(prompt, ImageFormat::Webp).is_ok());
@@ -216,6 +288,58 @@ mod tests {
         let recipe = Recipe { inputs: vec![name], ..Recipe::new("a cat", 1) };
         let json = ImageRecipe { recipe, ..made() }.to_json();
         assert!(json.contains("a\u{fffd}.png"), "{json}");
+    }
+
+    /// What the parser of A1111 makes of the last line. Source: `parse_generation_parameters` and `re_param` in its
+    /// `modules/infotext_utils.py`.
+    fn pairs(parameters: &str) -> Vec<(String, String)> {
+        let pair = regex::Regex::new(r#"\s*(\w[\w \-/]+):\s*("(?:\\.|[^\\"])+"|[^,]*)(?:,|$)"#).unwrap();
+        let last = parameters.trim().rsplit('\n').next().unwrap();
+        let unquoted = |value: &str| serde_json::from_str(value).unwrap_or(value.to_string());
+        pair.captures_iter(last).map(|found| (found[1].to_string(), unquoted(&found[2]))).collect()
+    }
+
+    #[test]
+    fn the_parser_of_a1111_reads_every_pair() {
+        let pairs = pairs(&made().parameters());
+        let value = |key: &str| pairs.iter().find(|(known, _)| known == key).map(|(_, value)| value.as_str());
+        assert_eq!(
+            [value("Steps"), value("Seed"), value("Size"), value("CFG scale")].map(Option::unwrap),
+            ["1", "9", "64x48", "1"]
+        );
+        assert_eq!([value("Schedule type"), value("Lora")].map(Option::unwrap), ["power:1.5", "style:0.5"]);
+        // With fewer it would take the line for a part of the prompt.
+        assert!(pairs.len() >= 3);
+    }
+
+    /// What ComfyUI's front end makes of it: prompt, negative prompt and pairs. Source: `importA1111` in its
+    /// `pnginfo.ts`.
+    fn comfyui(parameters: &str) -> (String, String, Vec<(String, String)>) {
+        let steps = parameters.rfind("\nSteps:").expect("else it reads nothing");
+        let negative = parameters[..steps].rfind("\nNegative prompt:").expect("else it makes no graph");
+        let pair = regex::Regex::new(r#"\s*([^:]+:\s*([^"\{].*?|".*?"|\{.*?\}))\s*(,|$)"#).unwrap();
+        let pairs = pair.find_iter(parameters[steps..].split('\n').nth(1).unwrap()).map(|found| {
+            let mut parts = found.as_str().split(':');
+            let part = parts.next().zip(parts.next()).expect("a key and a value");
+            (part.0.trim().to_lowercase(), part.1.trim_end_matches(',').trim().to_string())
+        });
+        let texts = [&parameters[..negative], &parameters[negative + 18..steps]].map(|text| text.trim().to_string());
+        let [prompt, negative] = texts;
+        (prompt, negative, pairs.collect())
+    }
+
+    #[test]
+    fn comfyui_makes_a_graph_of_it() {
+        let without = ImageRecipe { recipe: Recipe { negative: None, ..made().recipe }, ..made() };
+        for (made, expected) in [(made(), "a dog"), (without, "")] {
+            let (prompt, negative, pairs) = comfyui(&made.parameters());
+            assert_eq!((&*prompt, &*negative), ("a cat,\na hat", expected));
+            let value = |key: &str| pairs.iter().find(|(known, _)| known == key).map(|(_, value)| value.as_str());
+            assert_eq!(
+                ["steps", "seed", "size", "cfg scale", "sampler"].map(value).map(Option::unwrap),
+                ["1", "9", "64x48", "1", "Euler"]
+            );
+        }
     }
 
     #[test]

@@ -27,6 +27,7 @@
 mod args;
 pub mod choice;
 pub mod devices;
+mod digests;
 mod executor;
 mod image;
 mod image_recipe;
@@ -45,18 +46,19 @@ use std::io::Read;
 use std::mem;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::thread::JoinHandle;
+use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-pub use args::{EngineArgs, Observer, Unobserved};
+pub use args::{EngineArgs, Observer, PreviewDecoder, Unobserved};
 pub use image::JobImage;
-pub use image_recipe::{ImageRecipe, ModelRecipe, OfImages};
-pub use inputs::Inputs;
-pub use job::{Event, Job};
+pub use image_recipe::{ImageRecipe, ModelRecipe, NUMERICS, OfImages};
+pub use inputs::{EmbeddedFiles, InputSource, Inputs};
+pub use job::{BatchShape, Event, Job};
 pub use open::OpeningTimes;
 pub use recipe::{AdapterFile, Recipe};
 pub use ticket::{InOrder, Ticket};
 
+use self::digests::ModelDigests;
 use self::executor::{Executor, Pool};
 use self::image::Origin;
 use self::schedule::Schedule;
@@ -78,7 +80,8 @@ pub struct Engine {
     /// Those that were opened with the model, by the path that was given.
     adapters: Vec<(PathBuf, Arc<Adapter>)>,
     /// What images say of the model.
-    model: ModelRecipe,
+    model: Arc<ModelRecipe>,
+    digests: Arc<ModelDigests>,
     times: OpeningTimes,
 }
 
@@ -121,7 +124,8 @@ impl Engine {
         let model = ModelRecipe { name: name.clone(), quantize: quantised.clone(), ..ModelRecipe::default() };
         let engine = Self {
             pool,
-            model,
+            model: Arc::new(model),
+            digests: Arc::default(),
             schedule: Arc::default(),
             threads: Mutex::default(),
             late: Mutex::default(),
@@ -169,7 +173,7 @@ impl Engine {
     ///
     /// Errors when one cannot be read, or does not suit the model or the others.
     pub fn job(&self, recipe: &Recipe, count: usize, stdin: &mut dyn Read) -> Result<Job> {
-        let inputs = Inputs::read(recipe, stdin)?;
+        let inputs = Inputs::read(recipe, &mut InputSource::new(stdin))?;
         let request = Request { adapters: self.adapters(recipe)?, ..inputs.apply(recipe.request()?) };
         Ok(Job { inputs: Arc::new(inputs), recipe: Some(Arc::new(recipe.clone())), ..Job::new(request, count) })
     }
@@ -184,11 +188,14 @@ impl Engine {
         self.wait_for_devices()?;
         let shape = self.pool.shape(&job.request)?;
         self.pool.prefetch(&job.request, job.count)?;
-        let described = self.devices(job.count).into_iter().next().map_or_else(String::new, |(_, described)| described);
-        let device = if described.starts_with("CPU") { "CPU".to_string() } else { described };
-        let Job { request, inputs, recipe, count, provenance, .. } = job.clone();
-        let model = self.model.clone();
-        let origin = Origin { request, inputs, recipe, count, provenance, model, device };
+        if job.previews {
+            self.prepare_previews();
+        }
+        let Job { request, inputs, recipe, count, provenance, of, key, .. } = job.clone();
+        let (model, digests, device) = (Arc::clone(&self.model), Arc::clone(&self.digests), self.machine(count));
+        let rounds_by_batch = self.pool.rounds_by_batch();
+        let origin =
+            Origin { request, inputs, recipe, count, provenance, of, rounds_by_batch, key, model, digests, device };
         Ticket::new(&self.schedule, job, Arc::new(origin), shape, self.pool.shared_text())
     }
 
@@ -214,7 +221,7 @@ impl Engine {
                         |JobImage { rgb, plan, .. }| Image { rgb: rgb.bytes, plan, timings: (*timings).clone() };
                     images.extend(mem::take(&mut decoded).into_iter().map(image));
                 }
-                Event::Queued(_) | Event::Started { .. } | Event::Embeddings(_) => {}
+                Event::Queued(_) | Event::Started { .. } | Event::Preview { .. } | Event::Embeddings(_) => {}
             }
         }
         Ok(images)
@@ -225,6 +232,37 @@ impl Engine {
     /// Errors as that.
     pub fn prefetch(&self, request: &Request, count: usize) -> Result<()> {
         self.pool.prefetch(request, count)
+    }
+
+    /// Encodes the prompt of a request, so that jobs with it need not. Nothing happens where the engine has work, or
+    /// where not all parts of the model are in memory together.
+    ///
+    /// Errors as [`Engine::submit`] and as the text encoder does, and as cancelled.
+    pub fn encode_ahead(&self, request: &Request, cancel: &CancelFlag) -> Result<()> {
+        let EngineStats { waiting, running, .. } = self.stats();
+        let together = |(_, plan): (_, Result<MemoryPlan>)| plan.is_ok_and(|plan| plan.together);
+        if waiting + running > 0 || !self.memory_plans(&self.plan(request)?, 1).into_iter().all(together) {
+            return Ok(());
+        }
+        let job = Job { embeddings: true, cancel: cancel.child(), ..Job::new(request.clone(), 1) };
+        // Dropping the ticket ends the job before its steps.
+        let mut events = self.submit(job)?.map(|event| event.map(|event| matches!(event, Event::Embeddings(_))));
+        events.find(|event| !matches!(event, Ok(false))).map_or(Ok(()), |event| event.map(drop))
+    }
+
+    /// Starts making what previews need, on a thread of its own. Jobs that want previews do so themselves; the first of
+    /// them has its previews sooner where this was done when the engine was opened.
+    pub fn prepare_previews(&self) {
+        let pool = Arc::clone(&self.pool);
+        // Without a thread it is made when the first preview is.
+        let _ = thread::Builder::new().name("previews".to_string()).spawn(move || pool.prepare_previews().is_ok());
+    }
+
+    /// Whether previews can be made, and why not. Waits for what they need.
+    ///
+    /// Errors when the VAE has no encoder.
+    pub fn check_previews(&self) -> Result<()> {
+        self.pool.prepare_previews()
     }
 
     /// What the engine is doing.
@@ -243,6 +281,16 @@ impl Engine {
         self.pool.devices(count)
     }
 
+    /// What makes `count` images, told apart from machines that may round otherwise: images say it.
+    pub fn machine(&self, count: usize) -> String {
+        self.pool.machine(count)
+    }
+
+    /// What images say of the model, with the digests of its parts. Waits for these.
+    pub fn model(&self) -> ModelRecipe {
+        ModelRecipe { digests: self.digests.get().clone(), ..(*self.model).clone() }
+    }
+
     /// What these devices have to say of how they work on this machine.
     pub fn remarks(&self, count: usize) -> Vec<(String, Remark)> {
         self.pool.remarks(count)
@@ -258,6 +306,13 @@ impl Engine {
     /// Errors as [`Model::plan`](crate::pipeline::Model::plan).
     pub fn plan(&self, request: &Request) -> Result<Plan> {
         self.pool.plan(request)
+    }
+
+    /// With which others the image of a request may be made as one batch.
+    ///
+    /// Errors as [`Engine::plan`], but for the tokenizer.
+    pub fn batch_shape(&self, request: &Request) -> Result<BatchShape> {
+        self.pool.shape(request).map(BatchShape)
     }
 
     /// Which parts of the model are in memory while devices make `count` images like `plan`, of each device with its

@@ -7,8 +7,9 @@ use std::thread;
 use std::time::Instant;
 
 use super::Engine;
-use super::args::{EngineArgs, Observer};
+use super::args::{EngineArgs, Observer, PreviewDecoder};
 use super::devices::{self, Devices};
+use super::digests::ModelDigests;
 use super::executor::Executor;
 use super::image_recipe::ModelRecipe;
 use crate::error::{Error, Result};
@@ -74,9 +75,11 @@ impl Engine {
                 engine
             }
         };
-        engine.adapters = adapters;
         let (paths, kv, precision) = (files.paths().clone(), args.caches_references, args.precision);
-        engine.model = ModelRecipe { paths, kv, precision, ..mem::take(&mut engine.model) };
+        engine.model = Arc::new(ModelRecipe { paths, kv, precision, ..(*engine.model).clone() });
+        engine.digests = Arc::new(ModelDigests::new(files));
+        engine.digests.prepare(adapters.iter().map(|(_, adapter)| Arc::clone(adapter)).collect());
+        engine.adapters = adapters;
         engine.times = OpeningTimes { device_s, open_s };
         Ok(engine)
     }
@@ -90,7 +93,17 @@ fn prepare(
     cancel: &CancelFlag,
 ) -> Result<Vec<(PathBuf, Arc<Adapter>)>> {
     if args.caches_references {
-        model.cache_references();
+        model.cache_references()?;
+    }
+    if let Some(PreviewDecoder { file, is_required }) = &args.preview_decoder {
+        let decoder = model.preview_decoder(file)?;
+        match model.attach_preview_decoder(decoder) {
+            Err(error) if !is_required => {
+                let what = error.what();
+                observer.note(&format!("a linear map shows steps, and not {}: {what}", file.display()));
+            }
+            attached => attached?,
+        }
     }
     let mut adapters: Vec<(PathBuf, Arc<Adapter>)> = Vec::new();
     for path in &args.adapters {

@@ -1,6 +1,6 @@
 //! How an image is made, as data.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
@@ -18,7 +18,7 @@ pub struct Recipe {
     #[serde(skip_serializing_if = "String::is_empty")]
     pub prompt: String,
     /// What to lean away from.
-    #[serde(skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none", alias = "negative_prompt")]
     pub negative: Option<String>,
     /// Pixels.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -27,12 +27,12 @@ pub struct Recipe {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub height: Option<usize>,
     /// Denoising steps.
-    #[serde(skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none", alias = "num_inference_steps")]
     pub steps: Option<usize>,
     /// Seed of the noise.
     pub seed: u64,
     /// How strongly the image follows the prompt.
-    #[serde(skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none", alias = "guidance_scale")]
     pub guidance: Option<f32>,
     /// How the noise levels fall.
     #[serde(skip_serializing_if = "is_default")]
@@ -106,11 +106,74 @@ impl Recipe {
         self.mask.is_some() || self.strength.is_some() || self.extend.is_some()
     }
 
+    /// The files of images and tensors that are read, as a whole before any work; those of adapters are not.
+    pub fn files(&self) -> impl Iterator<Item = (Field, &Path)> {
+        let inputs = self.inputs.iter().map(|file| (Field::Inputs, file));
+        let others = [
+            (Field::Mask, &self.mask),
+            (Field::Noise, &self.noise),
+            (Field::Latents, &self.latents),
+            (Field::Embeddings, &self.embeddings),
+        ];
+        let others = others.into_iter().filter_map(|(field, file)| Some((field, file.as_ref()?)));
+        inputs.chain(others).map(|(field, file)| (field, file.as_path()))
+    }
+
+    /// Errors when something has no meaning without something else, or beside it.
+    pub fn check(&self) -> Result<()> {
+        self.check_needs().and_then(|()| self.check_conflicts())
+    }
+
+    fn check_needs(&self) -> Result<()> {
+        let input = (!self.inputs.is_empty(), &[Field::Inputs][..]);
+        let of_an_input = |others| if self.inputs.is_empty() { input } else { others };
+        let mask = of_an_input((self.mask.is_some(), &[Field::Mask][..]));
+        let part = of_an_input((self.mask.is_some() || self.extend.is_some(), &[Field::Mask, Field::Extend]));
+        let change = of_an_input((self.changes(), &[Field::Strength, Field::Mask]));
+        let needs = [
+            (self.mask.is_some(), Field::Mask, input),
+            (self.strength.is_some(), Field::Strength, input),
+            (self.extend.is_some(), Field::Extend, input),
+            (self.mask_padding.is_some(), Field::MaskPadding, mask),
+            (self.feather > 0, Field::Feather, part),
+            (self.no_composite, Field::NoComposite, part),
+            (self.no_self_reference, Field::NoSelfReference, change),
+        ];
+        let Some((_, field, (_, others))) = needs.iter().find(|(given, _, (met, _))| *given && !met) else {
+            return Ok(());
+        };
+        let others: Vec<_> = others.iter().map(|other| format!("`{other:#}`")).collect();
+        let others = others.join(" or ");
+        Err(Error::usage(format!("`{field:#}` has no meaning without {others}"))
+            .of(*field)
+            .hint(format!("give {others} too, or leave out `{field:#}`")))
+    }
+
+    fn check_conflicts(&self) -> Result<()> {
+        let has_features = self.embeddings.is_some();
+        let conflicts = [
+            (self.mask_padding.is_some() && self.extend.is_some(), Field::MaskPadding, Field::Extend),
+            (self.feather > 0 && self.no_composite, Field::Feather, Field::NoComposite),
+            (self.noise.is_some() && self.latents.is_some(), Field::Noise, Field::Latents),
+            (has_features && !self.prompt.is_empty(), Field::Embeddings, Field::Prompt),
+            (has_features && self.negative.is_some(), Field::Embeddings, Field::NegativePrompt),
+            (has_features && self.max_sequence_length.is_some(), Field::Embeddings, Field::MaxSequenceLength),
+        ];
+        match conflicts.iter().find(|(both, ..)| *both) {
+            Some((_, field, other)) => Err(Error::usage(format!("`{field:#}` does not go with `{other:#}`"))
+                .of(*field)
+                .hint("leave one of them out")),
+            None => Ok(()),
+        }
+    }
+
     /// The request, as far as it needs neither a model nor the files of images. Reads the files of tensors; the prompt
     /// of text features is the one that their file names.
     ///
-    /// Errors when a file cannot be read, or holds something else, and as [`Request::check_prompt`].
+    /// Errors as [`Recipe::check`] and [`Request::check_prompt`], and when a file cannot be read, or holds something
+    /// else.
     pub fn request(&self) -> Result<Request> {
+        self.check()?;
         let latents = |path: &Option<PathBuf>, field: Field| {
             path.as_deref().map(|path| Latents::read(path).map_err(|e: Error| e.of(field))).transpose()
         };
@@ -171,6 +234,40 @@ mod tests {
             let json = serde_json::to_string(&recipe).unwrap();
             assert_eq!(serde_json::from_str::<Recipe>(&json).unwrap(), recipe, "{json}");
         }
+    }
+
+    #[test]
+    fn what_has_no_meaning_without_another_or_beside_it_is_refused() {
+        let file = || Some("file".into());
+        let image = || Recipe { inputs: vec!["a.png".into()], ..Recipe::new("x", 1) };
+        for (recipe, field, other) in [
+            (Recipe { mask: file(), ..Recipe::new("x", 1) }, "mask", "`inputs`"),
+            (Recipe { strength: Some(0.5), ..Recipe::new("x", 1) }, "strength", "`inputs`"),
+            (Recipe { extend: Some(Sides::default()), ..Recipe::new("x", 1) }, "extend", "`inputs`"),
+            (Recipe { feather: 4, ..Recipe::new("x", 1) }, "feather", "`inputs`"),
+            (Recipe { feather: 4, strength: Some(0.5), ..image() }, "feather", "`mask` or `extend`"),
+            (Recipe { no_composite: true, ..image() }, "no_composite", "`mask` or `extend`"),
+            (Recipe { mask_padding: Some(8), ..image() }, "mask_padding", "`mask`"),
+            (Recipe { no_self_reference: true, ..image() }, "no_self_reference", "`strength` or `mask`"),
+            (Recipe { feather: 4, no_composite: true, mask: file(), ..image() }, "feather", "`no_composite`"),
+            (
+                Recipe { mask_padding: Some(8), extend: Some(Sides::default()), mask: file(), ..image() },
+                "mask_padding",
+                "`extend`",
+            ),
+            (Recipe { noise: file(), latents: file(), ..Recipe::new("x", 1) }, "noise", "`latents`"),
+            (Recipe { embeddings: file(), ..Recipe::new("x", 1) }, "embeddings", "`prompt`"),
+            (
+                Recipe { embeddings: file(), max_sequence_length: Some(8), ..Recipe::new("", 1) },
+                "embeddings",
+                "length`",
+            ),
+        ] {
+            let error = recipe.check().unwrap_err().to_string();
+            assert!(error.starts_with(&format!("`{field}`")) && error.contains(other), "{error}");
+        }
+        let whole = Recipe { mask: file(), mask_padding: Some(8), feather: 4, no_self_reference: true, ..image() };
+        assert!(whole.check().is_ok() && Recipe::new("x", 1).check().is_ok());
     }
 
     #[test]

@@ -86,6 +86,7 @@ pub(super) struct JobShare {
     pub(super) origin: Arc<Origin>,
     pub(super) embeddings: bool,
     pub(super) latents: bool,
+    pub(super) previews: bool,
 }
 
 impl JobShare {
@@ -162,7 +163,7 @@ impl Schedule {
             first: Vec::new(),
             rest,
             text: shares_text.then_some(text),
-            alone: false,
+            alone: job.most_together <= 1,
             open: 0,
             running: 0,
             left: job.count,
@@ -366,13 +367,15 @@ impl State {
     fn fill(&mut self, place: usize, batch: &mut Batch) {
         let (before, from) = self.jobs.split_at_mut(place + 1);
         let Some(first) = before.last() else { return };
-        let most = first.shape.most_at_once();
+        let mut most = first.shape.most_at_once().min(first.job.most_together);
         for job in from {
             let suits = !job.alone && job.text.is_none() && job.is_new() && job.shape == first.shape;
+            let most_with = most.min(job.job.most_together);
             if suits
-                && batch.requests.len() + job.job.count <= most
+                && batch.requests.len().saturating_add(job.job.count) <= most_with
                 && let Some(images) = job.take()
             {
+                most = most_with;
                 job.join(images, batch);
             }
         }
@@ -451,6 +454,7 @@ impl Waiting {
             id: self.id,
             embeddings: self.job.embeddings && images.start == 0,
             latents: self.job.latents,
+            previews: self.job.previews,
             images,
             sender: self.sender.clone(),
             origin: Arc::clone(&self.origin),

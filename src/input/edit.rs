@@ -97,6 +97,11 @@ impl Edit {
         &self.image
     }
 
+    /// Bytes of the pixels and the mask that it keeps.
+    pub fn bytes(&self) -> usize {
+        self.original.bytes.len() + self.image.bytes.len() + self.mask.as_ref().map_or(0, |mask| mask.grey.bytes.len())
+    }
+
     /// For each cell of 16 x 16 pixels of [`Edit::image`], row by row, 1 where it is drawn anew, and 0 where not.
     /// `None` where that is all of it.
     pub fn cells(&self) -> Option<&[f32]> {

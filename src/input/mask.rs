@@ -1,11 +1,11 @@
 //! Masks: white is drawn anew, black is kept, and grey is mixed.
 
-use std::io::Read;
 use std::path::Path;
 
 use super::area;
+use super::decoded::Decoded;
 use super::mask_file::{Meaning, brightness, meaning};
-use super::read::{decode, decode_file, read_stream};
+use super::read::{decode, decode_file};
 use super::region::Region;
 use super::size::CELL;
 use crate::error::Result;
@@ -55,9 +55,18 @@ impl Mask {
         decode(bytes).and_then(meaning).map(Self::of)
     }
 
-    /// Reads a mask from a stream such as standard input. Errors as [`Mask::read`].
-    pub fn read_from(stream: impl Read) -> Result<Self> {
-        Self::read_bytes(&read_stream(stream)?)
+    /// Reads a mask whose transparent pixels are drawn anew, as OpenAI has it. None where the file is opaque all over,
+    /// or has no alpha.
+    ///
+    /// Errors as [`read`](super::read()).
+    pub fn read_transparent(bytes: &[u8]) -> Result<Option<Self>> {
+        let Decoded { rgb, alpha, .. } = decode(bytes)?;
+        let grey = |alpha: Vec<u8>| Grey {
+            width: rgb.width,
+            height: rgb.height,
+            bytes: alpha.iter().map(|alpha| 255 - alpha).collect(),
+        };
+        Ok(alpha.map(grey).map(Self::from))
     }
 
     fn of(([width, height], bytes, notes): Meaning) -> Self {

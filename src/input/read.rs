@@ -18,7 +18,7 @@ use image::metadata::Orientation;
 use image::{DynamicImage, GrayImage, RgbImage};
 
 use super::decoded::{CONVERT, Decoded};
-use super::{jpeg_file, png_file, webp_file};
+use super::{heif, jpeg_file, png_file, webp_file};
 use crate::error::{Error, Result};
 use crate::files::{near, regular};
 use crate::guard::guarded;
@@ -46,14 +46,9 @@ pub fn read_bytes(bytes: &[u8]) -> Result<Rgb> {
     decode(bytes).map(|decoded| decoded.rgb)
 }
 
-/// Reads an image from a stream such as standard input, at most [`MAX_FILE_BYTES`] of it. Errors as [`read`].
-pub fn read_from(stream: impl Read) -> Result<Rgb> {
-    read_bytes(&read_stream(stream)?)
-}
-
 /// [`read`], with what else is to be known of the file; it is upright already.
 pub(super) fn decode_file(path: &Path) -> Result<Decoded> {
-    bytes_of(path).and_then(|bytes| decode(&bytes)).map_err(|e| e.at_path(path))
+    read_file(path).and_then(|bytes| decode(&bytes)).map_err(|e| e.at_path(path))
 }
 
 /// Whether a file begins as a PNG, a JPEG or a WebP does.
@@ -70,11 +65,13 @@ pub fn is_image(path: &Path) -> bool {
 ///
 /// Errors when the file cannot be read, or is no PNG, JPEG or WebP.
 pub fn said_by(path: &Path) -> Result<Said> {
-    bytes_of(path).and_then(|bytes| metadata::said_by(&bytes)).map_err(|e| e.at_path(path))
+    read_file(path).and_then(|bytes| metadata::said_by(&bytes)).map_err(|e| e.at_path(path))
 }
 
 /// The bytes of an image file.
-fn bytes_of(path: &Path) -> Result<Vec<u8>> {
+///
+/// Errors when it is no regular file, cannot be read, or is longer than [`MAX_FILE_BYTES`].
+pub fn read_file(path: &Path) -> Result<Vec<u8>> {
     let file = regular::open(path, &near::hint_for(path, "name an image that is there"))?;
     expect_length(&file)?;
     read_stream(file)
@@ -86,8 +83,10 @@ fn expect_length(file: &File) -> Result<()> {
     if length > MAX_FILE_BYTES as u64 { Err(too_long()) } else { Ok(()) }
 }
 
-/// The bytes of a file.
-pub(super) fn read_stream(stream: impl Read) -> Result<Vec<u8>> {
+/// The bytes of a stream.
+///
+/// Errors when it cannot be read, or is longer than [`MAX_FILE_BYTES`].
+pub fn read_stream(stream: impl Read) -> Result<Vec<u8>> {
     let mut bytes = Vec::new();
     stream.take(MAX_FILE_BYTES as u64 + 1).read_to_end(&mut bytes).map_err(|e| {
         Error::new(format!("cannot read the image: {e}"))
@@ -101,6 +100,17 @@ fn too_long() -> Error {
         .hint("scale the image down, or compress it")
 }
 
+/// Width and height that the file of an image says it has, before anything is decoded; those of a photograph may be
+/// swapped once it is upright.
+///
+/// Errors when the file says none.
+pub fn file_size(bytes: &[u8]) -> Result<[usize; 2]> {
+    let size = guarded(|| imagesize::blob_size(bytes).ok()).ok().flatten();
+    size.map(|size| [size.width, size.height]).ok_or_else(|| {
+        heif::refusal(bytes).unwrap_or_else(|| Error::new("the file is no PNG, JPEG or WebP").hint(CONVERT))
+    })
+}
+
 /// [`read_bytes`], with what else is to be known of the file; it is upright already.
 pub(super) fn decode(bytes: &[u8]) -> Result<Decoded> {
     let decoded = match bytes {
@@ -110,8 +120,10 @@ pub(super) fn decode(bytes: &[u8]) -> Result<Decoded> {
             decoded_by("WebP", || webp_file::decode(bytes))
         }
         [] => Err(Error::new("the file is empty").hint("make the image again, or copy it again")),
-        _ => Err(Error::new("the file is no PNG, JPEG or WebP")
-            .hint("convert it to one of these, as with `magick IN PNG24:OUT.png`")),
+        _ => Err(heif::refusal(bytes).unwrap_or_else(|| {
+            Error::new("the file is no PNG, JPEG or WebP")
+                .hint("convert it to one of these, as with `magick IN PNG24:OUT.png`")
+        })),
     }?;
     upright(decoded)
 }

@@ -13,6 +13,10 @@ pub const CELL: usize = 16;
 /// Larger images are scaled down to about as many pixels.
 const MEGAPIXEL: usize = 1024 * 1024;
 
+/// A reference that is alone has as many pixels at most, and sides of so many.
+const MOST_ALONE: usize = 4 * MEGAPIXEL;
+const MAX_CANVAS: usize = 4096;
+
 const MIN_REFERENCE_SIDE: usize = 64;
 const MAX_REFERENCE_RATIO: usize = 8;
 
@@ -32,6 +36,71 @@ pub fn reference(image: &Rgb) -> Result<Rgb> {
     }
     let capped = capped(image);
     Ok(cut(&capped, Region::middle([capped.width, capped.height], floored([capped.width, capped.height]))))
+}
+
+/// A reference image that is alone, as models read it that keep its size: scaled down to at most four megapixels, in
+/// the middle of a canvas whose sides are multiples of 16. Returns with it where it lies there. Around it the image is
+/// mirrored.
+///
+/// Source: FLUX.3 reference image processor, in its mode `fill`.
+pub fn reference_alone(image: &Rgb) -> Result<(Rgb, Region)> {
+    let (width, height) = (image.width, image.height);
+    if width == 0 || height == 0 {
+        return Err(Error::new("the reference image has no pixels"));
+    }
+    let Canvas { scaled, canvas } = Canvas::of([width, height]);
+    let scaled = if scaled == [width, height] { Cow::Borrowed(image) } else { Cow::Owned(resized(image, scaled)) };
+    let place = Region::middle(canvas, [scaled.width, scaled.height]);
+    let [columns, rows] = [
+        mirrored([scaled.width, scaled.height], scaled.width, place.left, canvas[0]),
+        mirrored([scaled.width, scaled.height], scaled.height, place.top, canvas[1]),
+    ];
+    let pixel = |y: usize, x: usize| &scaled.bytes[3 * (y * scaled.width + x)..][..3];
+    let bytes = rows.iter().flat_map(|&y| columns.iter().flat_map(move |&x| pixel(y, x))).copied().collect();
+    Ok((Rgb { width: canvas[0], height: canvas[1], bytes }, place))
+}
+
+/// A region of an image.
+pub fn cropped(image: &Rgb, region: Region) -> Rgb {
+    cut(image, region)
+}
+
+/// The size of a reference that is alone, and of what it is filled up to.
+struct Canvas {
+    scaled: [usize; 2],
+    canvas: [usize; 2],
+}
+
+impl Canvas {
+    fn of(size: [usize; 2]) -> Self {
+        let [width, height] = size.map(|side| side as f64);
+        let mut scale =
+            (MOST_ALONE as f64 / (width * height)).sqrt().min(MAX_CANVAS as f64 / width.max(height)).min(1.0);
+        loop {
+            let scaled = size.map(|side| ((side as f64 * scale).round_ties_even() as usize).max(1));
+            let canvas = scaled.map(|side| (side.div_ceil(CELL) * CELL).clamp(MIN_REFERENCE_SIDE, MAX_CANVAS));
+            if canvas[0] * canvas[1] <= MOST_ALONE {
+                return Self { scaled, canvas };
+            }
+            scale *= 0.995;
+        }
+    }
+}
+
+/// Which of `own` pixels each of `all` is where the own ones begin at `first` and those around them mirror them, as
+/// often as it takes. The edge itself is not repeated, unless a side of the image, of this `size`, is very short.
+fn mirrored(size: [usize; 2], own: usize, first: usize, all: usize) -> Vec<usize> {
+    let repeats_edge = size[0].min(size[1]) <= CELL;
+    let period = if repeats_edge { 2 * own } else { 2 * (own - 1) };
+    let place = |at: usize| {
+        let there = (at as i64 - first as i64).rem_euclid(period as i64) as usize;
+        match there < own {
+            true => there,
+            false if repeats_edge => period - 1 - there,
+            false => period - there,
+        }
+    };
+    (0..all).map(place).collect()
 }
 
 /// The size in which an image that is changed is made: its own, above 1024 x 1024 pixels scaled down to at most as
@@ -122,6 +191,34 @@ mod tests {
         );
         let large = reference(&black(1100, 1000)).unwrap();
         assert_eq!((large.width, large.height), (1072, 976));
+    }
+
+    #[test]
+    fn a_reference_alone_keeps_its_size_within_a_canvas_of_cells() {
+        for (size, canvas, place) in [
+            ([100, 70], [112, 80], (6, 5, 106, 75)),
+            ([65, 65], [80, 80], (7, 7, 72, 72)),
+            ([30, 20], [64, 64], (17, 22, 47, 42)),
+            ([16, 300], [64, 304], (24, 2, 40, 302)),
+            ([3000, 2000], [2496, 1664], (0, 0, 2496, 1664)),
+            ([5000, 3000], [2640, 1584], (4, 3, 2635, 1581)),
+            ([8000, 500], [4096, 256], (0, 0, 4096, 256)),
+            ([3200, 1500], [2976, 1408], (0, 6, 2976, 1401)),
+        ] {
+            let found = Canvas::of(size);
+            let Region { left, top, width, height } = Region::middle(found.canvas, found.scaled);
+            assert_eq!((found.canvas, (left, top, left + width, top + height)), (canvas, place), "{size:?}");
+        }
+        let image = Rgb { width: 3, height: 1, bytes: vec![1, 1, 1, 2, 2, 2, 3, 3, 3] };
+        let (canvas, place) = reference_alone(&image).unwrap();
+        assert_eq!((place.left, place.top, cropped(&canvas, place)), (30, 31, image));
+        let row: Vec<u8> = canvas.bytes[3 * 25..3 * 38].iter().step_by(3).copied().collect();
+        assert_eq!(row, [2, 3, 3, 2, 1, 1, 2, 3, 3, 2, 1, 1, 2], "a short one repeats its edge");
+        assert_eq!(
+            mirrored([20, 20], 20, 3, 26),
+            [3, 2, 1].into_iter().chain(0..20).chain([18, 17, 16]).collect::<Vec<_>>()
+        );
+        assert_eq!(mirrored([17, 17], 17, 40, 42)[..10], [8, 7, 6, 5, 4, 3, 2, 1, 0, 1], "there and back");
     }
 
     #[test]

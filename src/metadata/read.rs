@@ -1,6 +1,6 @@
 //! Reads what an image file says of itself: the recipe that this program wrote, and the text that others read.
 
-use std::io::Cursor;
+use std::io::{Cursor, Read};
 
 use flate2::read::ZlibDecoder;
 use image_webp::WebPDecoder;
@@ -9,8 +9,8 @@ use super::{PARAMETERS, RECIPE, RECIPE_TAGS, XMP, XMP_HEADER, unescaped};
 use crate::error::{Error, Result};
 use crate::guard::guarded;
 
-/// The longest text that is read, in bytes: a recipe with the longest prompt is shorter.
-const MAX_TEXT: u64 = 4 << 20;
+/// The longest text that is read, in bytes: a recipe with the longest prompt and all that it may carry is shorter.
+const MAX_TEXT: u64 = 16 << 20;
 
 /// What a file says of the image in it.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -26,7 +26,7 @@ pub struct Said {
 /// Errors when it is no PNG, JPEG or WebP.
 pub fn said_by(file: &[u8]) -> Result<Said> {
     match file {
-        [0x89, b'P', b'N', b'G', ..] => Ok(of_png(file)),
+        [0x89, b'P', b'N', b'G', ..] => of_png(file),
         [0xff, 0xd8, ..] => Ok(of_xmp(xmp_of_jpeg(file))),
         [b'R', b'I', b'F', b'F', _, _, _, _, b'W', b'E', b'B', b'P', ..] => {
             let xmp = || {
@@ -67,12 +67,12 @@ fn xmp_of_jpeg(file: &[u8]) -> Option<&[u8]> {
 }
 
 /// What the texts of a PNG say, wherever they stand. A program that writes the file anew may keep XMP alone.
-fn of_png(file: &[u8]) -> Said {
+fn of_png(file: &[u8]) -> Result<Said> {
     let (mut said, mut xmp, mut at) = (Said::default(), None, 8);
     while let Some(&[a, b, c, d, ref kind @ ..]) = file.get(at..).and_then(<[u8]>::first_chunk::<8>) {
         let end = at + 12 + u32::from_be_bytes([a, b, c, d]) as usize;
         let Some(data) = file.get(at + 8..end.saturating_sub(4)) else { break };
-        if let Some((keyword, text)) = text(kind, data) {
+        if let Some((keyword, text)) = text(kind, data)? {
             match keyword {
                 RECIPE => said.recipe = Some(text),
                 PARAMETERS => said.parameters = Some(text),
@@ -82,24 +82,33 @@ fn of_png(file: &[u8]) -> Said {
         }
         at = end;
     }
-    Said { recipe: said.recipe.or_else(|| of_xmp(xmp.as_deref().map(str::as_bytes)).recipe), ..said }
+    Ok(Said { recipe: said.recipe.or_else(|| of_xmp(xmp.as_deref().map(str::as_bytes)).recipe), ..said })
 }
 
-/// The keyword and the text of a chunk of text.
-fn text<'a>(kind: &[u8; 4], data: &'a [u8]) -> Option<(&'a str, String)> {
-    let (keyword, rest) = split(data)?;
-    let keyword = str::from_utf8(keyword).ok()?;
+/// The keyword and the text of a chunk of text; none of a chunk that is none, or is damaged.
+///
+/// Errors when the text is longer than any that is read.
+fn text<'a>(kind: &[u8; 4], data: &'a [u8]) -> Result<Option<(&'a str, String)>> {
+    let Some((keyword, rest)) = split(data) else { return Ok(None) };
+    let Ok(keyword) = str::from_utf8(keyword) else { return Ok(None) };
     let text = match kind {
-        b"tEXt" => latin_1(rest),
-        b"zTXt" => latin_1(&inflated(rest.get(1..)?)?),
+        b"tEXt" => Some(latin_1(rest)),
+        b"zTXt" => rest.get(1..).map(inflated).transpose()?.flatten().map(|text| latin_1(&text)),
         b"iTXt" => {
-            let (&[is_compressed, _], rest) = rest.split_first_chunk()?;
-            let text = split(split(rest)?.1)?.1;
-            String::from_utf8(if is_compressed == 0 { text.to_vec() } else { inflated(text)? }).ok()?
+            let plain = || {
+                let (&[is_compressed, _], rest) = rest.split_first_chunk()?;
+                Some((is_compressed != 0, split(split(rest)?.1)?.1))
+            };
+            let bytes = match plain() {
+                Some((true, text)) => inflated(text)?,
+                Some((false, text)) => Some(text.to_vec()),
+                None => None,
+            };
+            bytes.and_then(|bytes| String::from_utf8(bytes).ok())
         }
-        _ => return None,
+        _ => None,
     };
-    Some((keyword, text))
+    Ok(text.map(|text| (keyword, text)))
 }
 
 /// What is in front of the first zero, and behind it.
@@ -112,10 +121,19 @@ fn latin_1(text: &[u8]) -> String {
     text.iter().map(|byte| char::from(*byte)).collect()
 }
 
-fn inflated(text: &[u8]) -> Option<Vec<u8>> {
+/// The bytes of a text; none where it is damaged.
+///
+/// Errors when it is longer than any that is read.
+fn inflated(text: &[u8]) -> Result<Option<Vec<u8>>> {
     let mut bytes = Vec::new();
-    std::io::Read::read_to_end(&mut std::io::Read::take(ZlibDecoder::new(text), MAX_TEXT), &mut bytes).ok()?;
-    Some(bytes)
+    if ZlibDecoder::new(text).take(MAX_TEXT + 1).read_to_end(&mut bytes).is_err() {
+        return Ok(None);
+    }
+    if bytes.len() as u64 > MAX_TEXT {
+        return Err(Error::new(format!("a text of the file is longer than {} MiB", MAX_TEXT >> 20))
+            .hint("no image of flux has such a text: name another file"));
+    }
+    Ok(Some(bytes))
 }
 
 #[cfg(test)]
@@ -168,11 +186,17 @@ mod tests {
             std::io::Write::write_all(&mut encoder, text.as_bytes()).unwrap();
             encoder.finish().unwrap()
         };
+        fn text<'a>(kind: &[u8; 4], data: &'a [u8]) -> Option<(&'a str, String)> {
+            super::text(kind, data).unwrap()
+        }
         let wanted = Some(("flux", "{}".to_string()));
         assert_eq!(text(b"tEXt", b"flux\0{}"), wanted);
         assert_eq!(text(b"iTXt", b"flux\0\0\0\0\0{}"), wanted);
         assert_eq!(text(b"zTXt", &[b"flux\0\0", &deflated("{}")[..]].concat()), wanted);
         assert_eq!(text(b"iTXt", &[b"flux\0\x01\0\0\0", &deflated("{}")[..]].concat()), wanted);
         assert_eq!(text(b"IDAT", b"flux\0{}"), None);
+        let long = deflated(&" ".repeat(MAX_TEXT as usize + 1));
+        let error = super::text(b"zTXt", &[b"flux\0\0", &long[..]].concat()).unwrap_err();
+        assert!(error.to_string().contains("16 MiB"), "{error}");
     }
 }

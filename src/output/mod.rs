@@ -1,6 +1,7 @@
 //! Writes an image: RGB8 -> PNG, JPEG or WebP.
 
 mod target;
+mod template;
 
 use std::path::Path;
 
@@ -9,6 +10,7 @@ use image::{ExtendedColorType, ImageEncoder};
 use image_webp::{ColorType, WebPEncoder};
 
 pub use self::target::Target;
+pub use self::template::{NameFields, NameTemplate, date};
 use crate::error::{Error, Field, Result};
 use crate::metadata::{self, Metadata};
 pub use crate::rgb::Rgb;
@@ -48,9 +50,7 @@ impl ImageFormat {
 ///
 /// Errors when the format cannot hold the size or a text.
 pub fn encode(image: &Rgb, format: ImageFormat, metadata: &Metadata) -> Result<Vec<u8>> {
-    let too_large = || Error::new(format!("an image of {}x{} does not fit the file format", image.width, image.height));
-    let width = u32::try_from(image.width).map_err(|_| too_large())?;
-    let height = u32::try_from(image.height).map_err(|_| too_large())?;
+    let [width, height] = sides(image)?;
     let mut file = Vec::new();
     match format {
         ImageFormat::Png => {
@@ -61,8 +61,7 @@ pub fn encode(image: &Rgb, format: ImageFormat, metadata: &Metadata) -> Result<V
             encode_png(&mut file, width, height, &image.bytes, metadata).map_err(|e| e.to_string())
         }
         ImageFormat::Jpeg => {
-            metadata.check_jpeg()?;
-            encode_jpeg(&mut file, width, height, &image.bytes, metadata).map_err(|e| e.to_string())
+            return encode_jpeg(image, JPEG_QUALITY, metadata);
         }
         ImageFormat::Webp => {
             let mut encoder = WebPEncoder::new(&mut file);
@@ -75,14 +74,56 @@ pub fn encode(image: &Rgb, format: ImageFormat, metadata: &Metadata) -> Result<V
     Ok(file)
 }
 
-fn encode_jpeg(file: &mut Vec<u8>, width: u32, height: u32, rgb: &[u8], metadata: &Metadata) -> image::ImageResult<()> {
-    let mut encoder = JpegEncoder::new_with_quality(&mut *file, JPEG_QUALITY);
-    if let Some(exif) = metadata.exif() {
-        encoder.set_exif_metadata(exif).map_err(image::ImageError::Unsupported)?;
+/// The bytes of a JPEG of a quality from 1 to 100, with what it says of itself.
+///
+/// Errors when the format cannot hold the size or a text.
+pub fn encode_jpeg(image: &Rgb, quality: u8, metadata: &Metadata) -> Result<Vec<u8>> {
+    let [width, height] = sides(image)?;
+    metadata.check_jpeg()?;
+    let mut file = Vec::new();
+    let mut encoder = JpegEncoder::new_with_quality(&mut file, quality);
+    metadata
+        .exif()
+        .map_or(Ok(()), |exif| encoder.set_exif_metadata(exif).map_err(image::ImageError::Unsupported))
+        .and_then(|()| encoder.write_image(&image.bytes, width, height, ExtendedColorType::Rgb8))
+        .map_err(|e| Error::new(format!("cannot encode the image: {e}")))?;
+    metadata.xmp().iter().for_each(|xmp| metadata::with_xmp(&mut file, xmp));
+    Ok(file)
+}
+
+/// The bytes of a PNG whose pixels are as opaque as `alpha` [height, width] says, from 0 to 255.
+///
+/// Errors when `alpha` has another size, or the format cannot hold it.
+pub fn encode_transparent(image: &Rgb, alpha: &[u8]) -> Result<Vec<u8>> {
+    let [width, height] = sides(image)?;
+    if alpha.len() != image.width * image.height {
+        return Err(Error::new(format!("there are {} values of alpha for {width}x{height} pixels", alpha.len())));
     }
-    encoder.write_image(rgb, width, height, ExtendedColorType::Rgb8)?;
-    metadata.xmp().iter().for_each(|xmp| metadata::with_xmp(file, xmp));
-    Ok(())
+    let pixels = image.bytes.chunks_exact(3).zip(alpha);
+    let rgba: Vec<u8> = pixels.flat_map(|(rgb, alpha)| [rgb[0], rgb[1], rgb[2], *alpha]).collect();
+    let mut file = Vec::new();
+    let mut encoder = png::Encoder::new(&mut file, width, height);
+    encoder.set_color(png::ColorType::Rgba);
+    encoder.set_depth(png::BitDepth::Eight);
+    encoder.set_compression(png::Compression::Fast);
+    let written = encoder.write_header().and_then(|mut writer| {
+        writer.write_image_data(&rgba)?;
+        writer.finish()
+    });
+    written.map_err(|e| Error::new(format!("cannot encode the image: {e}")))?;
+    Ok(file)
+}
+
+/// Width and height.
+///
+/// Errors when no file format holds them.
+fn sides(image: &Rgb) -> Result<[u32; 2]> {
+    let side = |pixels: usize| {
+        u32::try_from(pixels).map_err(|_| {
+            Error::new(format!("an image of {}x{} does not fit the file format", image.width, image.height))
+        })
+    };
+    Ok([side(image.width)?, side(image.height)?])
 }
 
 /// Whether a `tEXt` chunk may hold it: printable characters of Latin-1, and line feeds.
@@ -130,6 +171,14 @@ mod tests {
 
     use super::*;
     use crate::input;
+
+    #[test]
+    fn a_transparent_image_keeps_its_colours_and_says_where_it_is_opaque() {
+        let image = Rgb { width: 2, height: 1, bytes: vec![1, 2, 3, 250, 5, 6] };
+        let file = encode_transparent(&image, &[0, 255]).unwrap();
+        assert_eq!(input::Mask::read_transparent(&file).unwrap().unwrap().grey([2, 1]).bytes, [255, 0]);
+        assert!(encode_transparent(&image, &[0]).is_err());
+    }
 
     fn texts(texts: &[(&'static str, &str)]) -> Metadata {
         let texts = texts.iter().map(|(keyword, text)| (*keyword, text.to_string())).collect();

@@ -62,9 +62,15 @@ impl Target {
     ///
     /// Errors when the image cannot be encoded or the file not be written.
     pub fn write(&self, image: &Rgb, metadata: &Metadata) -> Result<()> {
-        let encoded = encode(image, self.format, metadata).map_err(|e| e.at_path(&self.path))?;
+        self.write_bytes(&encode(image, self.format, metadata).map_err(|e| e.at_path(&self.path))?)
+    }
+
+    /// Writes the bytes of a file, as [`Target::write`] does.
+    ///
+    /// Errors when the file cannot be written.
+    pub fn write_bytes(&self, encoded: &[u8]) -> Result<()> {
         let written =
-            if self.keeps { atomic::write_new(&self.path, &encoded) } else { overwrite::write(&self.path, &encoded) };
+            if self.keeps { atomic::write_new(&self.path, encoded) } else { overwrite::write(&self.path, encoded) };
         written.map_err(|e| match e.kind() {
             io::ErrorKind::AlreadyExists => already_there(&self.path),
             _ => cannot_write(&self.path, &e),

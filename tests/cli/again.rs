@@ -1,0 +1,375 @@
+//! Images that are made again from what they say of themselves.
+
+use std::collections::HashMap;
+use std::fs;
+use std::path::Path;
+
+use flux::input::read;
+use rand::rngs::StdRng;
+use rand::{RngExt, SeedableRng};
+use safetensors::tensor::{Dtype, TensorView, serialize_to_file};
+
+use super::{folder, info};
+use crate::program::{Run, draw, flux, names};
+
+/// Random choices, the same ones each time.
+struct Rng(StdRng);
+
+impl Rng {
+    fn below(&mut self, end: usize) -> usize {
+        self.0.random_range(0..end)
+    }
+
+    fn one_in(&mut self, parts: usize) -> bool {
+        self.below(parts) == 0
+    }
+
+    fn of<'a>(&mut self, values: &[&'a str]) -> &'a str {
+        values[self.below(values.len())]
+    }
+}
+
+fn again(folder: &Path, words: &[&str]) -> Run {
+    Run::of(flux().current_dir(folder).arg("again").args(words).args(["--device", "cpu"]))
+}
+
+fn bytes(folder: &Path, name: &str) -> Vec<u8> {
+    fs::read(folder.join(name)).unwrap_or_else(|e| panic!("{name}: {e}"))
+}
+
+/// A LoRA of the built-in model whose values go up to `scale`.
+pub fn write_adapter(path: &Path, scale: f32) {
+    let values = |count: usize| {
+        (0..count).flat_map(|i| (scale * ((i % 7) as f32 / 3.0 - 1.0)).to_le_bytes()).collect::<Vec<u8>>()
+    };
+    let weights =
+        Path::new(env!("CARGO_MANIFEST_DIR")).join("models/tiny/transformer/diffusion_pytorch_model.safetensors");
+    let weights = fs::read(weights).unwrap();
+    let model = safetensors::SafeTensors::deserialize(&weights).unwrap();
+    let layer = "single_transformer_blocks.0.attn.to_out";
+    let shape = model.tensor(&format!("{layer}.weight")).unwrap().shape().to_vec();
+    let (down, up) = (values(2 * shape[1]), values(2 * shape[0]));
+    let tensors = HashMap::from([
+        (format!("transformer.{layer}.lora_A.weight"), TensorView::new(Dtype::F32, vec![2, shape[1]], &down).unwrap()),
+        (format!("transformer.{layer}.lora_B.weight"), TensorView::new(Dtype::F32, vec![shape[0], 2], &up).unwrap()),
+    ]);
+    serialize_to_file(&tensors, None, path).unwrap();
+}
+
+/// A folder with everything that a recipe may name.
+fn files() -> tempfile::TempDir {
+    let folder = folder();
+    for (seed, size, name) in [("1", "80x64", "in.png"), ("2", "64", "other.webp"), ("3", "80x64", "mask.png")] {
+        let words = ["-p", "a white circle on a black background", "-S", seed, "-s", "1", "--size", size, "-o", name];
+        Run::of(flux().current_dir(folder.path()).args(words).args(["--device", "cpu", "-q"])).succeeds();
+    }
+    let tensors = ["-W", "48", "-H", "32", "-s", "1", "-S", "5", "--device", "cpu", "-q", "-o", "x.png"];
+    let save = ["-p", "a cat", "--save-latents", "latents.safetensors", "--save-embeddings", "words.safetensors"];
+    Run::of(flux().current_dir(folder.path()).args(tensors).args(save)).succeeds();
+    write_adapter(&folder.path().join("style.safetensors"), 0.3);
+    folder
+}
+
+/// Flags of a random recipe.
+fn recipe(rng: &mut Rng) -> Vec<String> {
+    let mut words: Vec<String> = Vec::new();
+    let mut add = |flags: &[&str]| words.extend(flags.iter().map(|flag| flag.to_string()));
+    let has_words = rng.one_in(8);
+    if has_words {
+        add(&["--embeddings", "words.safetensors"]);
+    } else {
+        add(&["-p", rng.of(&["a cat", "-x", "ein Käse 🧀", "two\nlines", "it's \"here\" <&> $HOME", "", "a, b: c\\"])]);
+    }
+    add(&["-S", &rng.below(1 << 30).to_string(), "-s", rng.of(&["1", "2"])]);
+    let begins = rng.below(12);
+    let begins_with_file = begins < 2;
+    match begins {
+        0 => add(&["--noise", "latents.safetensors"]),
+        1 => add(&["--latents", "latents.safetensors"]),
+        _ => add(&["--size", rng.of(&["32x48", "64", "48x33"])]),
+    }
+    let inputs = if begins_with_file { 0 } else { rng.below(3) };
+    ["in.png", "other.webp"].iter().take(inputs).for_each(|input| add(&["-i", input]));
+    if inputs > 0 {
+        match rng.below(5) {
+            0 => add(&["--strength", rng.of(&["0.5", "0.75", "1"])]),
+            1 => add(&["--mask", "mask.png", "--feather", rng.of(&["0", "3"])]),
+            2 => add(&["--mask", "mask.png", "--mask-padding", "8", "--strength", "0.9"]),
+            3 => add(&["--extend", "16,0,0,8", "--no-composite"]),
+            _ => {}
+        }
+    }
+    let changes = words.iter().any(|word| ["--strength", "--mask", "--extend"].contains(&word.as_str()));
+    let mut add = |flags: &[&str]| words.extend(flags.iter().map(|flag| flag.to_string()));
+    if changes {
+        // The image gives the size.
+        if rng.one_in(3) {
+            add(&["--no-self-reference"]);
+        }
+    }
+    for (parts, flags) in [
+        (4, &["--schedule", "linear"][..]),
+        (4, &["--rng", "portable"]),
+        (5, &["--lora", "style.safetensors:0.5"]),
+        (6, &["--quantize", "q8_0"]),
+        (6, &["--precision", "f32"]),
+        (6, &["--embed-inputs"]),
+        (6, &["--no-provenance"]),
+    ] {
+        if rng.one_in(parts) {
+            add(flags);
+        }
+    }
+    if !has_words && rng.one_in(5) {
+        add(&["--max-sequence-length", "32"]);
+    }
+    if changes {
+        let at = words.iter().position(|word| word == "--size").expect("a size");
+        words.drain(at..at + 2);
+    }
+    words
+}
+
+#[test]
+fn random_recipes_are_made_again_from_every_format() {
+    let folder = files();
+    let folder = folder.path();
+    let recipes = if std::env::var_os("FLUX_TEST_ALL").is_some() { 200 } else { 24 };
+    let mut rng = Rng(StdRng::seed_from_u64(1));
+    for number in 0..recipes {
+        let ending = ["png", "webp", "jpg"][number % 3];
+        let first = format!("first.{ending}");
+        let words = recipe(&mut rng);
+        let drawn = Run::of(flux().current_dir(folder).args(&words).args(["--device", "cpu", "-q", "-o", &first]));
+        assert_eq!(drawn.code, Some(0), "{number}: {words:?}: {}", drawn.stderr);
+        let made = again(folder, &[&first]);
+        assert_eq!(made.code, Some(0), "{number}: {words:?}: {}", made.stderr);
+        assert!(!made.stderr.contains("may not be the same"), "{number}: {words:?}: {}", made.stderr);
+        // What is told of the image is no part of the recipe: --no-provenance and --embed-inputs are given again.
+        let [one, two] = [&first, &format!("first-again.{ending}")].map(|name| read(&folder.join(name)).unwrap());
+        assert!(one == two, "{number}: {words:?}: other pixels");
+        if !words.iter().any(|word| ["--embed-inputs", "--no-provenance"].contains(&word.as_str())) {
+            let same = bytes(folder, &first) == bytes(folder, &format!("first-again.{ending}"));
+            assert!(same, "{number}: {words:?}: other bytes");
+        }
+    }
+}
+
+#[test]
+fn flags_change_what_an_image_says() {
+    let folder = folder();
+    let folder = folder.path();
+    draw(folder, &["-p", "a cat", "-S", "7", "-o", "cat.png"]).succeeds();
+    draw(folder, &["-p", "a dog", "-S", "7", "-o", "dog.png"]).succeeds();
+    draw(folder, &["-p", "a cat", "-S", "9", "-o", "nine.png"]).succeeds();
+    again(folder, &["cat.png", "-p", "a dog", "-o", "other.png"]).succeeds();
+    assert!(bytes(folder, "other.png") == bytes(folder, "dog.png"));
+    again(folder, &["cat.png", "-S", "8", "-n", "2"]).succeeds();
+    assert!(bytes(folder, "cat-again-9.png") == bytes(folder, "nine.png"));
+    let random = again(folder, &["cat.png", "-S", "random", "-q", "-o", "random.png"]).succeeds();
+    assert!(random.stderr.starts_with("seed "), "{}", random.stderr);
+    again(folder, &["cat.png", "dog.png", "--size", "48", "-s", "2", "-o", "many/"]).succeeds();
+    assert_eq!(names(&folder.join("many")), ["cat-again.png", "dog-again.png"]);
+    assert_eq!(read(&folder.join("many/cat-again.png")).unwrap().width, 48);
+    // Nothing is written over what is read.
+    again(folder, &["cat.png", "-o", "cat.png"]).fails(2, &["`cat.png`", "--force"]);
+}
+
+#[test]
+fn a_file_of_json_and_an_image_are_recipes_of_the_program_too() {
+    let folder = folder();
+    let folder = folder.path();
+    draw(folder, &["-p", "a cat", "-S", "7", "-o", "cat.png"]).succeeds();
+    let json = info(folder, &["--json", "cat.png"]).succeeds().stdout;
+    fs::write(folder.join("made.json"), &json).unwrap();
+    let made: serde_json::Value = serde_json::from_str(&json).unwrap();
+    fs::write(folder.join("recipe.json"), made["recipe"].to_string()).unwrap();
+    let cpu = |words: &[&str]| Run::of(flux().current_dir(folder).args(words).args(["--device", "cpu", "-q"]));
+    for (flags, name) in [
+        (["--recipe", "made.json"], "a.png"),
+        (["--recipe", "recipe.json"], "b.png"),
+        (["--config-from-metadata", "cat.png"], "c.png"),
+    ] {
+        cpu(&[&flags[..], &["-o", name]].concat()).succeeds();
+        assert!(bytes(folder, name) == bytes(folder, "cat.png"), "{flags:?}");
+    }
+    draw(folder, &["-p", "a dog", "-S", "8", "-o", "dog.png"]).succeeds();
+    cpu(&["a dog", "--recipe", "made.json", "-S", "8", "-o", "d.png"]).succeeds();
+    assert!(bytes(folder, "d.png") == bytes(folder, "dog.png"));
+    for (text, words) in [
+        ("{", &["no JSON"][..]),
+        (r#"{"promt": "a"}"#, &["promt"]),
+        (r#"{"recipe": {"prompt": "a"}}"#, &["recipe cannot be read"]),
+    ] {
+        fs::write(folder.join("bad.json"), text).unwrap();
+        let run = cpu(&["--recipe", "bad.json"]);
+        assert!(run.code == Some(1) || run.code == Some(2), "{}", run.stderr);
+        for word in words.iter().chain(&["bad.json", "hint: "]) {
+            assert!(run.stderr.contains(word), "{text}: {}", run.stderr);
+        }
+    }
+    cpu(&["--recipe", "none.json"]).fails(1, &["none.json"]);
+    fs::write(folder.join("plain.png"), bytes(&crate::program::project("docs"), "gallery.png")).unwrap();
+    again(folder, &["plain.png"]).fails(1, &["does not say how it was made", "plain.png"]);
+}
+
+#[test]
+fn what_is_not_as_it_was_is_named_before_the_work() {
+    let folder = files();
+    let folder = folder.path();
+    let edit = ["-p", "x", "-S", "1", "-s", "1", "--device", "cpu", "-q", "-i", "in.png"];
+    let draw = |words: &[&str]| Run::of(flux().current_dir(folder).args(edit).args(words)).succeeds();
+    draw(&["-o", "a.png"]);
+    draw(&["--embed-inputs", "-o", "carries.png"]);
+    draw(&["--lora", "style.safetensors", "-o", "styled.png"]);
+    fs::create_dir(folder.join("below")).unwrap();
+    fs::copy(folder.join("a.png"), folder.join("below/a.png")).unwrap();
+    fs::rename(folder.join("in.png"), folder.join("below/in.png")).unwrap();
+
+    let found = again(folder, &["below/a.png", "-o", "found.png"]).succeeds();
+    assert!(found.stderr.contains("`in.png` is read from `below/in.png`"), "{}", found.stderr);
+    assert!(read(&folder.join("found.png")).unwrap() == read(&folder.join("a.png")).unwrap());
+    again(folder, &["a.png"]).fails(1, &["in.png"]);
+    let carried = again(folder, &["carries.png"]).succeeds();
+    assert!(!carried.stderr.contains("may not be the same"), "{}", carried.stderr);
+    assert!(read(&folder.join("carries-again.png")).unwrap() == read(&folder.join("a.png")).unwrap());
+
+    fs::copy(folder.join("other.webp"), folder.join("in.png")).unwrap();
+    let other = again(folder, &["a.png", "-o", "b.png"]).succeeds();
+    assert!(other.stderr.contains("`in.png` is another file than the image was made from"), "{}", other.stderr);
+    again(folder, &["a.png", "--exact", "-o", "c.png"]).fails(1, &["another file", "--exact"]);
+    let kept = again(folder, &["carries.png", "-o", "d.png"]).succeeds();
+    assert!(kept.stderr.contains("the one that the image carries is used"), "{}", kept.stderr);
+    assert!(read(&folder.join("d.png")).unwrap() == read(&folder.join("a.png")).unwrap());
+
+    fs::rename(folder.join("below/in.png"), folder.join("in.png")).unwrap();
+    let mut style = bytes(folder, "style.safetensors");
+    *style.last_mut().unwrap() ^= 1;
+    fs::write(folder.join("style.safetensors"), style).unwrap();
+    let styled = again(folder, &["styled.png"]).succeeds();
+    assert!(styled.stderr.contains("`style.safetensors` is another file"), "{}", styled.stderr);
+    // A model that was asked for is no change that nobody knows of.
+    let model = crate::program::project("models/tiny");
+    let asked = again(folder, &["a.png", "-d", model.to_str().unwrap(), "-o", "e.png"]).succeeds();
+    assert!(!asked.stderr.contains("may not be the same"), "{}", asked.stderr);
+}
+
+#[test]
+fn numbers_are_read_as_they_are_written() {
+    let folder = files();
+    let folder = folder.path();
+    let words = ["-p", "x", "-S", "1", "-s", "4", "-i", "in.png", "--device", "cpu", "-q", "-o", "a.png"];
+    // Not all decimals of 17 digits are read right by a quick reader.
+    Run::of(flux().current_dir(folder).args(words).args(["--strength", "0.40159101448507484"])).succeeds();
+    again(folder, &["a.png", "--exact"]).succeeds();
+    assert!(bytes(folder, "a.png") == bytes(folder, "a-again.png"));
+}
+
+#[test]
+fn each_of_several_images_has_a_file_of_its_own_or_none_is_made() {
+    let folder = folder();
+    let folder = folder.path();
+    for (name, prompt) in [("a", "a cat"), ("b", "a dog")] {
+        fs::create_dir(folder.join(name)).unwrap();
+        draw(folder, &["-p", prompt, "-S", "7", "-o", &format!("{name}/x.png")]).succeeds();
+    }
+    again(folder, &["a/x.png", "b/x.png"]).fails(2, &["x-again.png", "the same file"]);
+    again(folder, &["a/x.png", "b/x.png", "-o", "y.png"]).fails(2, &["y.png", "the same file"]);
+    fs::copy(folder.join("a/x.png"), folder.join("q%d{.png")).unwrap();
+    fs::copy(folder.join("b/x.png"), folder.join("q%d{-again.png")).unwrap();
+    again(folder, &["q%d{.png", "q%d{-again.png"]).fails(2, &["one of the images that are made again"]);
+    assert!(bytes(folder, "q%d{-again.png") == bytes(folder, "b/x.png"));
+    again(folder, &["q%d{.png", "q%d{-again.png", "--force"]).succeeds();
+    assert!(bytes(folder, "q%d{-again.png") == bytes(folder, "a/x.png"));
+    assert!(bytes(folder, "q%d{-again-again.png") == bytes(folder, "b/x.png"));
+}
+
+#[test]
+fn a_recipe_that_was_damaged_is_refused() {
+    let folder = folder();
+    let folder = folder.path();
+    let made = |more: &str| {
+        let recipe = r#"{"prompt": "a cat", "width": 32, "height": 32, "steps": 1, "seed": 1}"#;
+        let text = format!(
+            r#"{{"flux": "0.1.0", "numerics": 1, "recipe": {recipe}, "model": {{"name": "tiny"}}, "device": "x"{more}}}"#
+        );
+        fs::write(folder.join("made.json"), format!("\u{feff}{text}")).unwrap();
+        let flags = ["--recipe", "made.json", "--device", "cpu", "-q", "-o", "x.png"];
+        Run::of(flux().current_dir(folder).args(flags))
+    };
+    for (more, words) in [
+        (r#", "batch": {"place": 5, "count": 2}"#, "image 5, from 0, of 2"),
+        (r#", "batch": {"place": 0, "count": 100000}"#, "of 100000"),
+        (r#", "of": {"place": 18446744073709551615, "count": 1}"#, "image 18446744073709551615"),
+    ] {
+        made(more).fails(1, &[words, "made.json"]);
+    }
+    made("").succeeds();
+    fs::write(folder.join("made.json"), "[\"a cat\", null, 64, 64, 1, 5]").unwrap();
+    let flags = ["--recipe", "made.json", "--device", "cpu", "-o", "x.png"];
+    Run::of(flux().current_dir(folder).args(flags)).fails(2, &["no object of JSON", "made.json"]);
+}
+
+#[test]
+fn a_model_that_has_changed_is_named() {
+    let folder = folder();
+    let model = crate::model_copy::ModelCopy::new();
+    let path = model.path().to_str().unwrap();
+    draw(folder.path(), &["-p", "a cat", "-d", path, "-o", "cat.png"]).succeeds();
+    again(folder.path(), &["cat.png", "--exact", "-o", "same.png"]).succeeds();
+    assert!(bytes(folder.path(), "same.png") == bytes(folder.path(), "cat.png"));
+    model.change("vae/diffusion_pytorch_model.safetensors", |bytes| {
+        let last = bytes.len() - 2;
+        bytes[last] ^= 1;
+    });
+    let run = again(folder.path(), &["cat.png"]).succeeds();
+    assert!(run.stderr.contains("the vae of the model is another one"), "{}", run.stderr);
+    // Whatever it is called, it is not what made the image.
+    let other = format!("{path}/.");
+    again(folder.path(), &["cat.png", "-d", &other, "--exact"]).fails(1, &["the vae of the model", "--exact"]);
+    again(folder.path(), &["cat.png", "--precision", "bf16", "--exact"]).fails(1, &["--exact"]);
+}
+
+#[test]
+fn an_input_from_standard_input_is_gone_unless_the_image_carries_it() {
+    let folder = files();
+    let folder = folder.path();
+    for (name, flags) in [("gone.png", &[][..]), ("kept.png", &["--embed-inputs"])] {
+        let file = fs::File::open(folder.join("in.png")).unwrap();
+        let words = ["-p", "x", "-S", "1", "-s", "1", "--device", "cpu", "-q", "-i", "-", "-o", name];
+        Run::of(flux().current_dir(folder).args(words).args(flags).stdin(file)).succeeds();
+    }
+    again(folder, &["gone.png"]).fails(2, &["standard input", "--input", "--embed-inputs"]);
+    again(folder, &["kept.png"]).succeeds();
+    again(folder, &["gone.png", "-i", "in.png"]).succeeds();
+    let images = ["gone.png", "kept-again.png", "gone-again.png"].map(|name| read(&folder.join(name)).unwrap());
+    assert!(images[0] == images[1] && images[0] == images[2]);
+    let long = vec![0; 5 << 20];
+    fs::write(folder.join("long.png"), [bytes(folder, "in.png"), long].concat()).unwrap();
+    let words = ["-p", "x", "-i", "long.png", "--embed-inputs", "--device", "cpu"];
+    Run::of(flux().current_dir(folder).args(words)).fails(2, &["--embed-inputs", "an image carries at most"]);
+}
+
+#[test]
+fn one_object_of_json_is_printed_for_each_image_and_for_an_error() {
+    let folder = folder();
+    let run = draw(folder.path(), &["-p", "a cat", "-S", "7", "-n", "2", "--json", "-o", "{n}.png"]).succeeds();
+    let lines: Vec<serde_json::Value> = run.stdout.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    let told: Vec<_> = lines.iter().map(|line| (line["output"].as_str().unwrap(), line["seed"].as_u64())).collect();
+    assert_eq!(told, [("1.png", Some(7)), ("2.png", Some(8))]);
+    assert_eq!(lines[1]["made"]["recipe"]["prompt"], "a cat");
+    for (words, kind, what) in [
+        (&["-p", "x", "-d", "none", "--json"][..], "failure", "no such"),
+        (&["-p", "x", "-s", "0", "--json"], "usage", "steps"),
+        (&["-p", "x", "--colour", "--json"], "usage", "--colour"),
+        (&["info", "none", "--json"], "failure", "none"),
+    ] {
+        let run = Run::of(flux().current_dir(folder.path()).args(words));
+        assert!(run.code == Some(1) || run.code == Some(2), "{words:?}: {:?}", run.code);
+        let line: serde_json::Value =
+            serde_json::from_str(&run.stdout).unwrap_or_else(|e| panic!("{words:?}: {e}: {}", run.stdout));
+        let error = &line["error"];
+        assert!(error.to_string().contains(what) && error["kind"] == kind, "{words:?}: {error}");
+        assert!(run.stderr.contains("error: "), "{}", run.stderr);
+    }
+}
