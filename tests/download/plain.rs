@@ -1,0 +1,67 @@
+//! Mirrors that have files and no list of them.
+
+use super::*;
+use crate::server::{Behaviour, Server};
+
+const ROOT: &str = "black-forest-labs/FLUX.2-klein-4B/resolve/main/";
+
+fn files() -> std::collections::HashMap<String, Vec<u8>> {
+    small().files.into_iter().map(|(name, bytes)| (format!("{ROOT}{name}"), bytes)).collect()
+}
+
+#[test]
+fn a_mirror_without_a_list_is_asked_for_the_names_that_a_model_has() {
+    for redirects in [false, true] {
+        let server = Server::start(
+            files(),
+            Behaviour { redirects, broken_answers: 2, break_after: 5000, ..Behaviour::default() },
+        );
+        let home = Home::new();
+        fs::create_dir_all(home.repository(KLEIN).join("refs")).unwrap();
+        fs::create_dir_all(home.snapshot(KLEIN)).unwrap();
+        fs::write(home.repository(KLEIN).join("refs/main"), COMMIT).unwrap();
+        let run = Run::of(&mut home.download_from(&server.url(), &["4b"])).succeeds();
+        // What it has counts more than what the cache has of elsewhere.
+        let snapshot = home.repository(KLEIN).join("snapshots/main");
+        let found = Run::of(home.flux().args(["download", "4b", "-q"]).env("HF_HUB_OFFLINE", "1")).succeeds();
+        assert_eq!(found.stdout, format!("{}\n", snapshot.display()));
+        assert_eq!(run.stdout, format!("{}\n", snapshot.display()));
+        for (name, bytes) in small().files.iter().filter(|(name, _)| is_read(name)) {
+            assert!(fs::read(snapshot.join(name)).unwrap() == *bytes, "{name}");
+        }
+        assert!(run.stderr.contains("licence: apache-2.0"), "by the table: {}", run.stderr);
+        server.take_seen();
+        Run::of(&mut home.download_from(&server.url(), &["4b"])).succeeds();
+        let seen = server.take_seen();
+        assert!(seen.iter().all(|seen| seen.method == "HEAD" || seen.path.starts_with("/api/")), "{seen:?}");
+    }
+}
+
+#[test]
+fn the_checksums_of_a_manifest_count_more_than_tags() {
+    let mut with_manifest = files();
+    let manifest = format!("{}  model_index.json\n", "a".repeat(64));
+    with_manifest.insert(format!("{ROOT}SHA256SUMS"), manifest.into_bytes());
+    let server = Server::start(with_manifest.clone(), Behaviour::default());
+    let home = Home::new();
+    Run::of(&mut home.download_from(&server.url(), &["4b"])).fails(1, &["model_index.json: wrong checksum"]);
+    for sum in ["0", "\u{1b}[31m", &"g".repeat(64)] {
+        with_manifest.insert(format!("{ROOT}SHA256SUMS"), format!("{sum}  model_index.json\n").into_bytes());
+        let server = Server::start(with_manifest.clone(), Behaviour::default());
+        let run = Run::of(&mut home.download_from(&server.url(), &["4b"])).fails(1, &["SHA256SUMS has no checksum"]);
+        assert!(!run.stderr.contains('\u{1b}'), "{}", run.stderr);
+    }
+}
+
+#[test]
+fn a_mirror_without_the_model_is_said_to_lack_it() {
+    let server = Server::start(std::collections::HashMap::new(), Behaviour::default());
+    Run::of(&mut Home::new().download_from(&server.url(), &["4b"]))
+        .fails(1, &["(404)", "model_index.json", "HF_ENDPOINT"]);
+    for size in ["08", "0x10", "1e3", "-1", "99999999999999999999", "1 2"] {
+        let head_lines = format!("X-Linked-Size: {size}\r\n");
+        let server = Server::start(files(), Behaviour { head_lines, ..Behaviour::default() });
+        Run::of(&mut Home::new().download_from(&server.url(), &["4b"]))
+            .fails(1, &["does not tell the size of model_index.json", size]);
+    }
+}
