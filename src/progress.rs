@@ -1,10 +1,15 @@
 //! What the user sees on stderr while images are made: one bar per stage, or in a log one line, notes, and the seed.
 
 mod fit;
+mod images;
 mod log;
+mod mirror;
 #[cfg(test)]
 mod screen;
+mod transfers;
 
+use std::env;
+use std::ffi::OsStr;
 use std::io::{self, IsTerminal, Write};
 use std::time::{Duration, Instant};
 
@@ -15,6 +20,8 @@ use indicatif::{HumanDuration, ProgressBar, ProgressDrawTarget, ProgressState, P
 
 pub use self::fit::fits;
 use self::log::Log;
+pub use self::mirror::{open as open_log, path as log_path, withdraw as withdraw_log};
+pub use self::transfers::{Transfers, gigabytes};
 use crate::cli::flag;
 
 /// From here on a stage is so long that its bar tells the time that is left.
@@ -41,19 +48,23 @@ pub struct Console {
     quiet: bool,
     verbose: bool,
     stages: Stages,
+    /// The stages as the file of `--log` has them, however they are shown.
+    log: Option<Log>,
 }
 
 /// The stages as they are shown.
 enum Stages {
     Nothing,
     Bars(Option<(Stage, ProgressBar)>),
+    /// Those of many images, of which one bar tells them all.
+    Images(ProgressBar),
     Lines(Log),
 }
 
 impl Console {
     /// The run begins here.
     pub fn new(quiet: bool, verbose: bool, shown: Shown) -> Self {
-        let is_terminal = io::stderr().is_terminal();
+        let is_terminal = io::stderr().is_terminal() && moves_its_cursor(env::var_os("TERM").as_deref());
         let lines = |from| Stages::Lines(Log::new(Instant::now(), from));
         let stages = match shown {
             _ if quiet => Stages::Nothing,
@@ -62,9 +73,10 @@ impl Console {
             Shown::Auto => lines(TELL_STAGES),
             Shown::Bars | Shown::Lines => lines(Duration::ZERO),
         };
-        let console = Self { quiet, verbose, stages };
+        let log = mirror::is_open().then(|| Log::new(Instant::now(), Duration::ZERO));
+        let console = Self { quiet, verbose, stages, log };
         if shown == Shown::Bars && !is_terminal {
-            console.note("standard error is no terminal, so each stage is a line in place of its bar");
+            console.note("standard error is no terminal that shows bars, so each stage is a line in place of its bar");
         }
         console
     }
@@ -84,21 +96,62 @@ impl Console {
         self.line(self.verbose, text);
     }
 
+    /// Prints an error, also if quiet. The text is one that may be shown as it is, in several lines.
+    pub fn error(&self, text: &str) {
+        self.say(&format!("error: {text}"));
+    }
+
+    /// How many of many images are done: one bar for all of them, or in a log a line from time to time.
+    pub fn images(&mut self, done: u64, total: u64) {
+        match &mut self.stages {
+            Stages::Nothing => {}
+            Stages::Lines(log) => {
+                let now = Instant::now();
+                // What came before the first image is over.
+                let before = log.finish(now);
+                before.iter().chain(&log.images(done, total, now)).for_each(|line| say(line));
+            }
+            Stages::Images(bar) => bar.set_position(done),
+            Stages::Bars(current) => {
+                clear(current);
+                let bar = images::bar(total, ProgressDrawTarget::stderr());
+                bar.enable_steady_tick(DRAW_EVERY);
+                bar.set_position(done);
+                self.stages = Stages::Images(bar);
+            }
+        }
+    }
+
+    /// All images are done.
+    pub fn end_images(&mut self) {
+        if let Stages::Images(bar) = &self.stages {
+            bar.finish_and_clear();
+            self.stages = Stages::Bars(None);
+        }
+        self.finish();
+    }
+
     /// The text may name fields, and hold names of files and what is in them.
     fn line(&self, wanted: bool, text: &str) {
         let text = shown(&named(text, flag));
+        if wanted { self.say(&text) } else { mirror::write(&text) }
+    }
+
+    /// Prints a text above what is drawn of the stages.
+    fn say(&self, text: &str) {
         match &self.stages {
-            _ if !wanted => {}
-            Stages::Bars(Some((_, bar))) => bar.suspend(|| say(&text)),
-            _ => say(&text),
+            Stages::Bars(Some((_, bar))) | Stages::Images(bar) => bar.suspend(|| say(text)),
+            _ => say(text),
         }
     }
 
     /// Moves the bar of a stage; in a log tells the stages when they end.
     pub fn progress(&mut self, progress: Progress) {
+        let now = Instant::now();
+        self.log.iter_mut().for_each(|log| log.progress(progress, now).iter().for_each(|line| mirror::write(line)));
         let current = match &mut self.stages {
-            Stages::Nothing => return,
-            Stages::Lines(log) => return log.progress(progress, Instant::now()).iter().for_each(|line| say(line)),
+            Stages::Nothing | Stages::Images(_) => return,
+            Stages::Lines(log) => return log.progress(progress, now).iter().for_each(|line| show(line)),
             Stages::Bars(current) => current,
         };
         let Progress { stage, done, total } = progress;
@@ -116,10 +169,23 @@ impl Console {
 
     /// Ends the last stage.
     pub fn finish(&mut self) {
+        let now = Instant::now();
+        self.log.iter_mut().for_each(|log| log.finish(now).iter().for_each(|line| mirror::write(line)));
         match &mut self.stages {
-            Stages::Nothing => {}
+            Stages::Nothing | Stages::Images(_) => {}
             Stages::Bars(current) => clear(current),
-            Stages::Lines(log) => log.finish(Instant::now()).iter().for_each(|line| say(line)),
+            Stages::Lines(log) => log.finish(now).iter().for_each(|line| show(line)),
+        }
+    }
+
+    /// Forgets a stage that an error or a signal has ended: its bar goes, and no line tells it as done.
+    pub fn break_off(&mut self) {
+        let now = Instant::now();
+        self.log.iter_mut().for_each(|log| drop(log.finish(now)));
+        match &mut self.stages {
+            Stages::Nothing | Stages::Images(_) => {}
+            Stages::Bars(current) => clear(current),
+            Stages::Lines(log) => drop(log.finish(now)),
         }
     }
 }
@@ -149,10 +215,21 @@ fn clear(current: &mut Option<(Stage, ProgressBar)>) {
     }
 }
 
-/// Writes a text to stderr, on a terminal without a break inside a word. A stderr that cannot be written, such as a
-/// file on a full disk, does not end the program.
+/// Writes a text to stderr, on a terminal without a break inside a word, and to the file of `--log`. A stderr that
+/// cannot be written, such as a file on a full disk, does not end the program.
 pub fn say(text: &str) {
+    mirror::write(text);
+    show(text);
+}
+
+/// The same, to stderr alone.
+fn show(text: &str) {
     let _ = writeln!(io::stderr(), "{}", fit::fitted(text));
+}
+
+/// Whether a terminal of this kind can draw over what it shows, as bars need it.
+fn moves_its_cursor(kind: Option<&OsStr>) -> bool {
+    kind.is_none_or(|kind| kind != "dumb")
 }
 
 /// A bar that is as wide as the terminal.
@@ -195,7 +272,7 @@ fn name(stage: Stage) -> &'static str {
 impl Drop for Console {
     /// Leaves the bar of a stage that an error or a signal ended on the screen as it was.
     fn drop(&mut self) {
-        if let Stages::Bars(Some((_, bar))) = &self.stages {
+        if let Stages::Bars(Some((_, bar))) | Stages::Images(bar) = &self.stages {
             bar.abandon();
         }
     }

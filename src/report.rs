@@ -5,12 +5,11 @@ use std::borrow::Cow;
 use std::fmt::Write;
 use std::fs;
 use std::iter::once;
+use std::path::Path;
 
-use flux::engine::AdapterFile;
+use flux::engine::{AdapterFile, Recipe};
 use flux::pipeline::{Plan, Timings};
 use serde::Serialize;
-
-use crate::cli::TensorArgs;
 
 /// Everything that `--timings` prints of one image.
 #[derive(Serialize)]
@@ -22,7 +21,7 @@ pub struct Report<'a> {
     pub adapters: Vec<ReportedAdapter<'a>>,
     pub plan: &'a Plan,
     /// The files of tensors that were read.
-    pub tensors: &'a TensorArgs,
+    pub tensors: ReportedTensors<'a>,
     pub timings: &'a Timings,
     /// Finding and opening the device.
     pub device_s: f64,
@@ -34,6 +33,24 @@ pub struct Report<'a> {
     pub total_s: f64,
     /// The most memory of the host that the program held at once, mapped weights included.
     pub peak_host_bytes: Option<u64>,
+}
+
+/// The files of tensors that were read.
+#[derive(Serialize)]
+pub struct ReportedTensors<'a> {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub noise: Option<&'a Path>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub latents: Option<&'a Path>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub embeddings: Option<&'a Path>,
+}
+
+impl<'a> From<&'a Recipe> for ReportedTensors<'a> {
+    fn from(recipe: &'a Recipe) -> Self {
+        let Recipe { noise, latents, embeddings, .. } = recipe;
+        Self { noise: noise.as_deref(), latents: latents.as_deref(), embeddings: embeddings.as_deref() }
+    }
 }
 
 /// An adapter that was used.

@@ -3,7 +3,9 @@
 use std::time::{Duration, Instant};
 
 use flux::stage::{Progress, Stage};
+use indicatif::HumanDuration;
 
+use super::images::rate;
 use super::{counts_elements, name};
 
 /// How long nothing is told of a stage that goes on.
@@ -19,6 +21,8 @@ pub struct Log {
     /// The stage at work, and since when.
     current: Option<(Stage, Instant)>,
     last_told: Instant,
+    /// When the first of many images was counted, and how many there were.
+    images: Option<(Instant, u64)>,
 }
 
 /// A stage, which may come again between others.
@@ -31,7 +35,7 @@ struct Seen {
 impl Log {
     /// Of a run that began at `start`, and is told when it takes longer than `from`.
     pub fn new(start: Instant, from: Duration) -> Self {
-        Self { start, from, stages: Vec::new(), current: None, last_told: start }
+        Self { start, from, stages: Vec::new(), current: None, last_told: start, images: None }
     }
 
     /// Returns the lines to print.
@@ -51,6 +55,24 @@ impl Log {
             self.last_told = now;
         }
         lines
+    }
+
+    /// How many of many images are done, from time to time.
+    pub fn images(&mut self, done: u64, total: u64, now: Instant) -> Option<String> {
+        let (since, before) = *self.images.get_or_insert((now, done));
+        if now.duration_since(self.last_told) < TELL_EVERY || done >= total {
+            return None;
+        }
+        self.last_told = now;
+        let seconds = now.duration_since(since).as_secs_f64();
+        let per_second = if seconds > 0.0 { (done - before) as f64 / seconds } else { 0.0 };
+        let left = if per_second > 0.0 {
+            let left = Duration::from_secs_f64((total - done) as f64 / per_second);
+            format!(", {:#} left", HumanDuration(left))
+        } else {
+            String::new()
+        };
+        Some(format!("{done} of {total} images, {}{left}", rate(per_second)))
     }
 
     /// Ends all stages. What is not told by now is done, and is not told later.

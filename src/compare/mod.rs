@@ -1,4 +1,10 @@
-//! Measures how far two images are apart.
+//! Measures how far two images are apart, and shows where.
+
+mod picture;
+mod ssim;
+
+pub use picture::{Amplified, amplified};
+pub use ssim::{WINDOW, ssim};
 
 use crate::error::{Error, Result};
 use crate::rgb::Rgb;
@@ -12,6 +18,8 @@ pub struct Difference {
     pub mean: f64,
     /// Peak signal to noise ratio, `10 log10(255^2 / mean square)`, in dB; infinite for equal images.
     pub psnr_db: f64,
+    /// How many pixels differ in any colour.
+    pub differing: usize,
 }
 
 /// Compares two images.
@@ -31,10 +39,13 @@ pub fn difference(a: &Rgb, b: &Rgb) -> Result<Difference> {
         squares += u64::from(apart).pow(2);
     }
     let count = a.bytes.len() as f64;
+    let (a, b) = (a.bytes.as_chunks::<3>().0, b.bytes.as_chunks::<3>().0);
+    let differing = a.iter().zip(b).filter(|(a, b)| a != b).count();
     Ok(Difference {
         max,
         mean: sum as f64 / count,
         psnr_db: 10.0 * (255.0f64.powi(2) * count / squares as f64).log10(),
+        differing,
     })
 }
 
@@ -48,7 +59,8 @@ mod tests {
 
     #[test]
     fn equal_images_are_infinitely_alike() {
-        assert_eq!(difference(&gray(9), &gray(9)).unwrap(), Difference { max: 0, mean: 0.0, psnr_db: f64::INFINITY });
+        let equal = Difference { max: 0, mean: 0.0, psnr_db: f64::INFINITY, differing: 0 };
+        assert_eq!(difference(&gray(9), &gray(9)).unwrap(), equal);
     }
 
     #[test]
@@ -56,6 +68,15 @@ mod tests {
         let found = difference(&gray(9), &gray(10)).unwrap();
         assert_eq!((found.max, found.mean), (1, 1.0));
         assert!((found.psnr_db - 48.1308).abs() < 1e-4, "{}", found.psnr_db);
+        assert_eq!(found.differing, 8);
+    }
+
+    #[test]
+    fn a_pixel_differs_where_one_of_its_colours_does() {
+        let mut other = gray(9);
+        (other.bytes[4], other.bytes[5], other.bytes[23]) = (20, 8, 0);
+        let found = difference(&gray(9), &other).unwrap();
+        assert_eq!((found.differing, found.max, found.mean), (2, 11, 21.0 / 24.0));
     }
 
     #[test]

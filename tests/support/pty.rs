@@ -1,0 +1,193 @@
+//! Runs the program in a pseudo terminal, and plays the terminal.
+
+use std::fs::File;
+use std::io::Write;
+use std::os::fd::OwnedFd;
+use std::os::unix::process::CommandExt;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::fs::{Mode, OFlags, open};
+use rustix::process::{ioctl_tiocsctty, setsid};
+use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
+use rustix::termios::{LocalModes, OptionalActions, Winsize, tcgetattr, tcsetattr, tcsetwinsize};
+
+/// What a terminal does.
+pub struct Terminal<'a> {
+    /// What it answers to the last question, and after which time; nothing where it never answers.
+    pub answer: Option<(&'a [u8], Duration)>,
+    /// What someone does once the program has asked.
+    pub then: &'a dyn Fn(&mut File, &Child),
+}
+
+/// What the program did.
+pub struct Played {
+    pub code: Option<i32>,
+    /// What it wrote to the terminal, and what the terminal echoed.
+    pub shown: String,
+    pub stderr: String,
+    /// Whether the terminal has the mode that it had.
+    pub mode_is_kept: bool,
+    /// What the next program would read.
+    pub left: Vec<u8>,
+    pub time: Duration,
+}
+
+/// The question that every terminal answers.
+const LAST_QUESTION: &str = "\x1b[c";
+/// No test waits longer.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// A terminal that answers at once.
+pub fn answering(answer: &[u8]) -> Terminal<'_> {
+    Terminal { answer: Some((answer, Duration::ZERO)), then: &|_, _| {} }
+}
+
+/// What someone does once the terminal shows a text, behind all that was waited for before.
+pub type Step<'a> = (&'a str, &'a dyn Fn(&mut File, &Child));
+
+/// Types a text.
+pub fn types(text: &'static str) -> impl Fn(&mut File, &Child) {
+    move |typed, _| typed.write_all(text.as_bytes()).expect("the terminal is open")
+}
+
+/// Sends a signal.
+pub fn sends(signal: &'static str) -> impl Fn(&mut File, &Child) {
+    move |_, child| {
+        let sent = Command::new("kill").args(["-s", signal, &child.id().to_string()]).status();
+        assert!(sent.is_ok_and(|status| status.success()));
+    }
+}
+
+/// Runs `command` with a terminal as its standard input, error and, unless it is given, output, and takes the steps one
+/// after the other.
+pub fn converse(command: &mut Command, stdout: Option<Stdio>, steps: &[Step<'_>]) -> Played {
+    converse_in(80, command, stdout, steps)
+}
+
+/// Runs `command` in a terminal of so many columns where nobody types.
+pub fn watch(command: &mut Command, columns: u16) -> Played {
+    converse_in(columns, command, None, &[])
+}
+
+fn converse_in(columns: u16, command: &mut Command, stdout: Option<Stdio>, steps: &[Step<'_>]) -> Played {
+    let (mut outer, inner) = open_terminal(columns);
+    let mode = || format!("{:?}", tcgetattr(&inner).expect("a terminal"));
+    let (before, start) = (mode(), Instant::now());
+    let side = || Stdio::from(inner.try_clone().expect("one more descriptor"));
+    command.stdin(side()).stdout(stdout.unwrap_or_else(side)).stderr(side());
+    take_terminal(command);
+    let mut child = command.spawn().expect("the program starts");
+    let (mut shown, mut seen, mut steps) = (Vec::new(), 0, steps.iter());
+    let mut step = steps.next();
+    let code = loop {
+        read_what_is_there(&outer, &mut shown);
+        if let Some((text, act)) = step
+            && let Some(at) = shown[seen..].windows(text.len()).position(|part| part == text.as_bytes())
+        {
+            seen += at + text.len();
+            act(&mut outer, &child);
+            step = steps.next();
+        }
+        if let Some(status) = child.try_wait().expect("a child of ours") {
+            break status.code();
+        }
+        if start.elapsed() > PATIENCE {
+            let _ = child.kill();
+            panic!("it hangs: {}", String::from_utf8_lossy(&shown));
+        }
+    };
+    let time = start.elapsed();
+    read_what_is_there(&outer, &mut shown);
+    let mode_is_kept = mode() == before;
+    let shown = String::from_utf8_lossy(&shown).into_owned();
+    assert!(step.is_none(), "`{}` was never shown: {shown}", step.map_or("", |(text, _)| text));
+    Played { code, shown, stderr: String::new(), mode_is_kept, left: left_in(&inner), time }
+}
+
+/// A terminal of 24 rows of characters of 8 x 16 pixels: the side of who sits there, and that of the program.
+fn open_terminal(columns: u16) -> (File, OwnedFd) {
+    let outer = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY).expect("a pseudo terminal");
+    grantpt(&outer).expect("it is ours");
+    unlockpt(&outer).expect("it is ours");
+    let name = ptsname(&outer, Vec::new()).expect("it has a name");
+    let inner = open(name, OFlags::RDWR | OFlags::NOCTTY, Mode::empty()).expect("it opens");
+    tcsetwinsize(&inner, Winsize { ws_row: 24, ws_col: columns, ws_xpixel: 8 * columns, ws_ypixel: 384 })
+        .expect("it has a size");
+    (File::from(outer), inner)
+}
+
+/// Runs `command` with the terminal of 80 x 24 characters of 8 x 16 pixels as its standard input and output.
+pub fn play(command: &mut Command, terminal: &Terminal<'_>) -> Played {
+    let (mut outer, inner) = open_terminal(80);
+    let mode = || format!("{:?}", tcgetattr(&inner).expect("a terminal"));
+    let (before, start) = (mode(), Instant::now());
+    let side = || Stdio::from(inner.try_clone().expect("one more descriptor"));
+    command.stdin(side()).stdout(side()).stderr(Stdio::piped());
+    take_terminal(command);
+    let mut child = command.spawn().expect("the program starts");
+    let (mut shown, mut asked_at, mut is_answered) = (Vec::new(), None, false);
+    let code = loop {
+        read_what_is_there(&outer, &mut shown);
+        if asked_at.is_none() && String::from_utf8_lossy(&shown).contains(LAST_QUESTION) {
+            asked_at = Some(Instant::now());
+            (terminal.then)(&mut outer, &child);
+        }
+        if let (Some(asked), Some((answer, after)), false) = (asked_at, terminal.answer, is_answered)
+            && asked.elapsed() >= after
+        {
+            outer.write_all(answer).expect("the terminal is open");
+            is_answered = true;
+        }
+        if let Some(status) = child.try_wait().expect("a child of ours") {
+            break status.code();
+        }
+        assert!(start.elapsed() < PATIENCE, "it hangs: {}", String::from_utf8_lossy(&shown));
+    };
+    let time = start.elapsed();
+    read_what_is_there(&outer, &mut shown);
+    let mode_is_kept = mode() == before;
+    let mut stderr = String::new();
+    std::io::Read::read_to_string(&mut child.stderr.take().expect("a pipe"), &mut stderr).expect("UTF-8");
+    let shown = String::from_utf8_lossy(&shown).into_owned();
+    Played { code, shown, stderr, mode_is_kept, left: left_in(&inner), time }
+}
+
+/// Gives a program a session of its own, in front of the terminal that its standard input is.
+#[allow(unsafe_code)]
+fn take_terminal(command: &mut Command) {
+    crate::program::hear_signals(command);
+    let take = || {
+        setsid()?;
+        Ok(ioctl_tiocsctty(rustix::stdio::stdin())?)
+    };
+    // SAFETY: both are system calls, which may be made between fork and exec.
+    unsafe { command.pre_exec(take) };
+}
+
+/// Waits a little for output, and reads all that is there.
+fn read_what_is_there(outer: &File, shown: &mut Vec<u8>) {
+    let mut part = [0; 65536];
+    let mut wait = Timespec { tv_sec: 0, tv_nsec: 10_000_000 };
+    while poll(&mut [PollFd::new(outer, PollFlags::IN)], Some(&wait)).is_ok_and(|ready| ready > 0) {
+        match rustix::io::read(outer, &mut part) {
+            Ok(0) | Err(_) => return,
+            Ok(read) => shown.extend_from_slice(&part[..read]),
+        }
+        wait.tv_nsec = 0;
+    }
+}
+
+/// What is left to be read.
+fn left_in(inner: &OwnedFd) -> Vec<u8> {
+    let mut mode = tcgetattr(inner).expect("a terminal");
+    mode.local_modes -= LocalModes::ICANON | LocalModes::ECHO;
+    tcsetattr(inner, OptionalActions::Now, &mode).expect("it takes a mode");
+    let mut left = vec![0; 4096];
+    let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+    let is_there = poll(&mut [PollFd::new(inner, PollFlags::IN)], Some(&now)).is_ok_and(|ready| ready > 0);
+    let read = if is_there { rustix::io::read(inner, &mut left).unwrap_or_default() } else { 0 };
+    left.truncate(read);
+    left
+}
