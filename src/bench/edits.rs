@@ -13,7 +13,6 @@ use rayon::prelude::*;
 use serde::Serialize;
 
 use super::maker::Maker;
-use super::stages::PROMPT;
 use super::{Bench, Shapes, gib, median, ms, tflop_s};
 
 /// A square image to make from reference images.
@@ -124,7 +123,7 @@ struct Run {
 
 /// Measures `edits` by a model.
 pub fn measure<B: Backend>(bench: &mut Bench<'_, B>, maker: &Maker<B>, edits: &[Edit]) -> Result<()> {
-    let (runs, steps) = (bench.settings.effort.image_runs, bench.settings.steps);
+    let (runs, steps, prompt) = (bench.settings.effort.image_runs, bench.settings.steps, bench.settings.prompt.clone());
     // A run makes two images at least, and the third is the first one that only launches CUDA graphs.
     let warm_up = runs.div_ceil(2);
     for &edit in edits {
@@ -133,7 +132,7 @@ pub fn measure<B: Backend>(bench: &mut Bench<'_, B>, maker: &Maker<B>, edits: &[
             if let Some(pause) = bench.settings.pause {
                 std::thread::sleep(pause);
             }
-            let run = run(maker, edit, steps, round)?;
+            let run = run(maker, edit, (&prompt, steps), round)?;
             if round >= warm_up {
                 counted.push(run);
             }
@@ -146,7 +145,7 @@ pub fn measure<B: Backend>(bench: &mut Bench<'_, B>, maker: &Maker<B>, edits: &[
 }
 
 /// Reads references that no other run has, and makes images from them.
-fn run<B: Backend>(maker: &Maker<B>, edit: Edit, steps: Option<usize>, round: usize) -> Result<Run> {
+fn run<B: Backend>(maker: &Maker<B>, edit: Edit, (prompt, steps): (&str, Option<usize>), round: usize) -> Result<Run> {
     const SETS: usize = MAX_REFERENCES + 1;
     let Edit { size, references: count } = edit;
     let file =
@@ -158,7 +157,7 @@ fn run<B: Backend>(maker: &Maker<B>, edit: Edit, steps: Option<usize>, round: us
     let read_s = start.elapsed().as_secs_f64();
     let make = |start: Instant, which: &str| {
         // A cached prompt would not be encoded.
-        let prompt = format!("{PROMPT} {} {round} {which}", edit.name());
+        let prompt = format!("{prompt} {} {round} {which}", edit.name());
         let (width, height, references) = (Some(size), Some(size), references.clone());
         let image = maker.generate(&Request { width, height, steps, references, ..Request::new(prompt, 42) })?;
         Ok(Made { total_s: start.elapsed().as_secs_f64(), image })

@@ -154,6 +154,7 @@ mod tests {
             references: Vec::new(),
             kv: false,
             quantisation: Quantisation::default(),
+            prompt: String::new(),
             batch: 1,
             steps: None,
             in_a_row: None,

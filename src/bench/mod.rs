@@ -15,6 +15,8 @@ mod exchanges;
 mod maker;
 mod ops;
 mod replicas;
+#[cfg(feature = "server")]
+pub mod serve;
 mod shapes;
 mod stages;
 mod weights;
@@ -36,6 +38,9 @@ use edits::Edit;
 use maker::Maker;
 use shapes::Shapes;
 
+/// What images show where nobody says what.
+pub const PROMPT: &str = "A cat holding a sign that says hello world";
+
 /// What to measure, and how.
 #[derive(Clone)]
 pub struct Settings {
@@ -49,6 +54,8 @@ pub struct Settings {
     pub kv: bool,
     /// The formats that the model's weights are brought to.
     pub quantisation: Quantisation,
+    /// What images show. Models that read prompts of any length take longer for long ones.
+    pub prompt: String,
     /// Images at once, where there are no references.
     pub batch: usize,
     /// Denoising steps; `None` is the model's choice.
@@ -338,7 +345,7 @@ impl<'a, B: Backend> Bench<'a, B> {
     fn open(&self, dir: &ModelFiles) -> Result<OpenModel> {
         let mut model = OpenModel::open(dir)?;
         if self.settings.kv {
-            model.cache_references();
+            model.cache_references()?;
         }
         model.quantise(&self.settings.quantisation, &CancelFlag::default(), &mut |_| {})?;
         Ok(model)

@@ -10,7 +10,7 @@ use flux::pipeline::{Image, Replicas, Request};
 use flux::stage::CancelFlag;
 use serde::Serialize;
 
-use super::stages::PROMPT;
+use super::PROMPT;
 use super::{Bench, median, round};
 
 /// The name of the row of a size on so many devices.
@@ -100,6 +100,7 @@ mod tests {
             references: Vec::new(),
             kv: false,
             quantisation: Quantisation::default(),
+            prompt: String::new(),
             batch: 3,
             steps: Some(1),
             in_a_row: None,

@@ -98,14 +98,14 @@ impl Shapes {
     pub fn of(info: &ModelInfo) -> Self {
         let (transformer, text, vae) = (&info.transformer, &info.text_encoder, &info.vae);
         Self {
-            txt: info.max_sequence_length,
+            txt: info.usual_text_tokens(),
             dim: transformer.dim(),
             head_dim: transformer.attention_head_dim,
             mlp: transformer.mlp(),
             in_channels: transformer.in_channels,
             context: transformer.joint_attention_dim,
-            double_blocks: transformer.num_layers,
-            single_blocks: transformer.num_single_layers,
+            double_blocks: transformer.double_blocks(),
+            single_blocks: transformer.block_counts().iter().sum::<usize>() - transformer.double_blocks(),
             text: TextShapes {
                 hidden: text.hidden_size,
                 mlp: text.intermediate_size,

@@ -16,8 +16,6 @@ use serde::Serialize;
 use super::maker::Maker;
 use super::{Bench, Shapes, Work, gib, ms, tflop_s};
 
-pub(super) const PROMPT: &str = "A cat holding a sign that says hello world";
-
 /// The name of the row of a size.
 pub fn name(size: usize) -> String {
     format!("stages/{size}x{size}")
@@ -83,7 +81,7 @@ pub fn measure<B: Backend>(bench: &mut Bench<'_, B>, maker: &Maker<B>, sizes: &[
         let warm_up = runs.div_ceil(2);
         for run in 0..warm_up + runs {
             // A cached prompt would not be encoded.
-            let prompt = format!("{PROMPT} {size} {run}");
+            let prompt = format!("{} {size} {run}", bench.settings.prompt);
             let request = Request { width: Some(size), height: Some(size), steps, ..Request::new(prompt, 42) };
             if let Some(pause) = bench.settings.pause {
                 std::thread::sleep(pause);

@@ -1,0 +1,206 @@
+//! ComfyUI's API, as far as its clients use it with FLUX.2-klein: graphs become jobs, and sockets hear of them.
+//!
+//! ```text
+//! submit: graph (classes) -> evaluate (nodes, kinds, images, sigmas) -> drawings -> jobs -> run -> hub -> socket
+//! ```
+//!
+//! Every node and every input is honoured, or named: in an error, or in a note where it changes nothing.
+
+mod classes;
+mod drawings;
+mod error;
+mod evaluate;
+mod files;
+#[cfg(test)]
+mod fuzz;
+mod graph;
+mod hub;
+mod images;
+mod kinds;
+mod lists;
+mod nodes;
+mod prompts;
+mod run;
+mod sigmas;
+mod socket;
+mod submit;
+mod surroundings;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::body::Body;
+use axum::extract::{Path, Request, State};
+use axum::response::Response;
+use axum::routing::{get, post};
+use axum::{Extension, Router};
+use serde_json::{Map, Value, json};
+
+use self::error::ComfyResult;
+use self::lists::Asked;
+use self::prompts::Phase;
+use super::error::{ApiError, Result};
+use super::fields::Fields;
+use super::guard::Client;
+use super::room::Held;
+use super::{App, answer, body};
+
+/// How often an end is looked for.
+const LOOK_EVERY: Duration = Duration::from_millis(10);
+
+/// What clients of this API have.
+#[derive(Default)]
+pub struct Comfy {
+    prompts: prompts::Prompts,
+    hub: hub::Hub,
+}
+
+impl Comfy {
+    /// Lets all sockets end, once they heard how their prompts ended.
+    pub async fn finish(&self) {
+        while self.prompts.are_open() {
+            tokio::time::sleep(LOOK_EVERY).await;
+        }
+        self.hub.close_all();
+        while self.hub.are_open() {
+            tokio::time::sleep(LOOK_EVERY).await;
+        }
+    }
+}
+
+/// All routes, and all of them below `/api` once more.
+pub fn routes() -> Router<Arc<App>> {
+    let routes = Router::new()
+        .route("/ws", get(socket::connect))
+        .route("/prompt", get(exec_info).post(submit::submit))
+        .route("/queue", get(queue).post(change_queue))
+        .route("/interrupt", post(interrupt))
+        .route("/history", get(history).post(change_history))
+        .route("/history/{id}", get(history_of))
+        .route("/view", get(files::view))
+        .route("/upload/image", post(files::upload_image))
+        .route("/upload/mask", post(files::upload_mask))
+        .route("/system_stats", get(lists::system_stats))
+        .route("/object_info", get(lists::object_info))
+        .route("/object_info/{class}", get(lists::class_info))
+        .route("/features", get(lists::get_features))
+        .route("/models", get(lists::folders))
+        .route("/models/{folder}", get(lists::models))
+        .route("/embeddings", get(nothing))
+        .route("/extensions", get(nothing))
+        .route("/free", post(free));
+    let of_krita = Router::new()
+        .route("/api/etn/image/{id}", get(files::get_krita).put(files::put_krita))
+        .route("/api/etn/model_info/{folder}", get(lists::krita_models))
+        .route("/api/etn/languages", get(nothing));
+    Router::new().merge(routes.clone()).nest("/api", routes).merge(of_krita)
+}
+
+async fn nothing() -> Response {
+    answer::json(&json!([]))
+}
+
+/// The fields of a request; nothing is as good as no field.
+async fn read_object(app: &App, body: Body, most: usize, held: &Held) -> Result<Map<String, Value>> {
+    let bytes = body::read_json(body, most, &app.config.limits, held).await?;
+    if bytes.is_empty() {
+        return Ok(Map::new());
+    }
+    serde_json::from_slice(&bytes)
+        .map_err(|e| ApiError::bad("invalid_json", format!("the body is no JSON object: {e}")))
+}
+
+/// [`read_object`], of a request that has no images.
+async fn read_fields(app: &App, request: Request) -> Result<Fields> {
+    let held = app.bodies.hold();
+    Ok(Fields::from_object(read_object(app, request.into_body(), app.config.limits.json_bytes, &held).await?))
+}
+
+/// What is to be changed of a list of prompts: whether all of it, and the ids that are named.
+async fn read_changes(app: &App, request: Request) -> Result<(bool, Vec<String>)> {
+    let mut fields = read_fields(app, request).await?;
+    let clears = fields.flag("clear")?.unwrap_or(false);
+    let ids = fields.value("delete")?.unwrap_or_default();
+    fields.finish()?;
+    Ok((clears, ids))
+}
+
+async fn exec_info(State(app): State<Arc<App>>, Extension(client): Extension<Client>) -> Response {
+    answer::json(&run::exec_info(&app, &client.name))
+}
+
+/// The prompts of the client that are not over.
+async fn queue(State(app): State<Arc<App>>, Extension(client): Extension<Client>) -> Response {
+    let open = app.comfy.prompts.open(&client.name);
+    let of = |phase: Phase| {
+        open.iter().filter(|prompt| prompt.phase() == phase).map(|prompt| prompt.entry()).collect::<Vec<_>>()
+    };
+    answer::json(&json!({"queue_running": of(Phase::Running), "queue_pending": of(Phase::Waiting)}))
+}
+
+/// Ends prompts of the client that wait: those that are named, or all.
+async fn change_queue(
+    State(app): State<Arc<App>>,
+    Extension(client): Extension<Client>,
+    request: Request,
+) -> ComfyResult {
+    let (clears, ids) = read_changes(&app, request).await?;
+    cancel(&app, &client, |prompt| prompt.phase() == Phase::Waiting && (clears || ids.contains(&prompt.id)));
+    Ok(answer::json(&json!({})))
+}
+
+/// Ends what the client began and is being drawn: one prompt, or all.
+async fn interrupt(State(app): State<Arc<App>>, Extension(client): Extension<Client>, request: Request) -> ComfyResult {
+    let mut fields = read_fields(&app, request).await?;
+    let id = fields.text("prompt_id")?;
+    fields.finish()?;
+    cancel(&app, &client, |prompt| prompt.phase() == Phase::Running && id.as_ref().is_none_or(|id| prompt.id == *id));
+    Ok(answer::json(&json!({})))
+}
+
+fn cancel(app: &App, client: &Client, is_meant: impl Fn(&prompts::Prompt) -> bool) {
+    let meant = app.comfy.prompts.open(&client.name).into_iter().filter(|prompt| is_meant(prompt));
+    for job in meant.flat_map(|prompt| prompt.parts.iter().filter_map(|part| part.job()).collect::<Vec<_>>()) {
+        app.queue.cancel(&job);
+    }
+}
+
+async fn history(State(app): State<Arc<App>>, Extension(client): Extension<Client>, asked: Asked) -> ComfyResult {
+    let most = match asked.get("max_items").map(str::parse) {
+        None => usize::MAX,
+        Some(Ok(most)) => most,
+        Some(Err(_)) => return Err(ApiError::value("max_items", "`max_items` is no whole number").into()),
+    };
+    Ok(answer::json(&app.comfy.prompts.history(&client.name, None, most)))
+}
+
+async fn history_of(
+    State(app): State<Arc<App>>,
+    Extension(client): Extension<Client>,
+    Path(id): Path<String>,
+) -> Response {
+    answer::json(&app.comfy.prompts.history(&client.name, Some(&id), usize::MAX))
+}
+
+/// Tells no more of prompts of the client that are over: those that are named, or all.
+async fn change_history(
+    State(app): State<Arc<App>>,
+    Extension(client): Extension<Client>,
+    request: Request,
+) -> ComfyResult {
+    let (clears, ids) = read_changes(&app, request).await?;
+    if clears {
+        app.comfy.prompts.forget(&client.name, None);
+    }
+    ids.iter().for_each(|id| app.comfy.prompts.forget(&client.name, Some(id)));
+    Ok(answer::json(&json!({})))
+}
+
+/// Takes what asks for memory to be given back; models are closed as the server was started (`--idle-unload`).
+async fn free(State(app): State<Arc<App>>, request: Request) -> ComfyResult {
+    let mut fields = read_fields(&app, request).await?;
+    fields.flag("unload_models")?;
+    fields.flag("free_memory")?;
+    fields.finish()?;
+    Ok(answer::json(&json!({})))
+}

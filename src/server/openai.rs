@@ -1,0 +1,211 @@
+//! OpenAI's Images API: `/v1/images/generations`, `/v1/images/edits` and `/v1/models`.
+//!
+//! A client that closes its connection ends its job.
+
+use std::sync::Arc;
+use std::time::{Duration, UNIX_EPOCH};
+
+use axum::Extension;
+use axum::extract::{Path, Request, State};
+use axum::http::HeaderMap;
+use axum::response::Response;
+use bytes::Bytes;
+use flux::model::ModelInfo;
+use serde_json::{Map, Value, json};
+
+use super::error::{ApiError, Result};
+use super::guard::Client;
+use super::pieces::{Files, Pieces};
+use super::record::{JobEvent, JobRecord, Made, Snapshot};
+use super::request::{Answer, Route};
+use super::sse::{self, Events, Gone, KEEP_ALIVE};
+use super::{App, EndsWithClient, answer, body, intake};
+
+/// Seconds after which the client gives up, of Python's client.
+const CLIENT_TIMEOUT: &str = "x-stainless-read-timeout";
+
+pub async fn generations(state: State<Arc<App>>, client: Extension<Client>, request: Request) -> Result<Response> {
+    images(state.0, client.0, request, Route::Generations).await
+}
+
+pub async fn edits(state: State<Arc<App>>, client: Extension<Client>, request: Request) -> Result<Response> {
+    images(state.0, client.0, request, Route::Edits).await
+}
+
+async fn images(app: Arc<App>, client: Client, request: Request, route: Route) -> Result<Response> {
+    let (parts, body) = request.into_parts();
+    let held = app.bodies.hold();
+    let (fields, uploads) = body::read(&parts.headers, body, &app.config.limits, &held).await?;
+    let mut asked = intake::read(&app, &client, fields, uploads, route).await?;
+    let patience = client_timeout(&parts.headers);
+    asked.deadline = match (asked.deadline, patience) {
+        (Some(a), Some(b)) => Some(a.min(b)),
+        (a, b) => a.or(b),
+    };
+    let answer = std::mem::take(&mut asked.answer);
+    let job = intake::submit(&app, &client, asked).await?;
+    drop(held);
+    let job = EndsWithClient::new(&app, job);
+    if answer.stream {
+        return Ok(sse::answer(move |events| async move {
+            // A client that is gone hears nothing of it.
+            let _ = stream(&app, &job, (&events, &answer), route).await;
+        }));
+    }
+    job.end().await;
+    let snapshot = job.snapshot();
+    match snapshot.error {
+        Some(error) => Err(error),
+        None => Ok(answer::pieces(whole(&app, &job, &snapshot, &answer))),
+    }
+}
+
+/// When the client gives up, so that nothing is made for nobody.
+fn client_timeout(headers: &HeaderMap) -> Option<Duration> {
+    let seconds: f64 = headers.get(CLIENT_TIMEOUT)?.to_str().ok()?.parse().ok()?;
+    (seconds > 0.0 && seconds < 1e6).then(|| Duration::from_secs_f64(seconds))
+}
+
+/// What all answers say of the images.
+fn common(job: &JobRecord, snapshot: &Snapshot) -> Map<String, Value> {
+    Map::from_iter([
+        ("output_format".to_string(), job.encoding.name().into()),
+        ("size".to_string(), snapshot.size().into()),
+        ("quality".to_string(), "high".into()),
+        ("background".to_string(), "opaque".into()),
+    ])
+}
+
+fn created(job: &JobRecord) -> u64 {
+    job.created.duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs())
+}
+
+/// The answer to a request that is no stream.
+fn whole(app: &App, job: &JobRecord, snapshot: &Snapshot, asked: &Answer) -> Pieces {
+    let mut files = Files::new();
+    let mut image = |made: &Made| match asked.as_url {
+        true => json!({"url": file_url(app, job, made), "seed": made.seed}),
+        false => json!({"b64_json": files.base64(&made.file), "seed": made.seed}),
+    };
+    let mut answer = common(job, snapshot);
+    answer.insert("created".to_string(), created(job).into());
+    answer.insert("data".to_string(), snapshot.images.iter().flatten().map(&mut image).collect());
+    answer.insert("usage".to_string(), snapshot.usage());
+    answer.insert("flux".to_string(), details(job, snapshot));
+    if let Some(identifier) = &asked.safety_identifier {
+        answer.insert("safety_identifier".to_string(), identifier.as_str().into());
+    }
+    files.json(&answer.into())
+}
+
+/// What OpenAI's answers have no place for.
+pub fn details(job: &JobRecord, snapshot: &Snapshot) -> Value {
+    let recipes: Vec<_> = snapshot.images.iter().flatten().map(|made| &made.recipe).collect();
+    json!({"id": job.id, "model": job.model, "notes": snapshot.notes, "timings": snapshot.timings(), "recipes": recipes})
+}
+
+/// Where a file can be had for a while.
+fn file_url(app: &App, job: &JobRecord, made: &Made) -> String {
+    let name = app.store.add_file(made.file.clone(), job.encoding.name(), job.encoding.media_type());
+    format!("/v1/files/{name}")
+}
+
+/// Tells a client of its images as they are made.
+async fn stream(
+    app: &App,
+    job: &JobRecord,
+    (events, asked): (&Events, &Answer),
+    route: Route,
+) -> std::result::Result<(), Gone> {
+    let prefix = if route == Route::Edits { "image_edit" } else { "image_generation" };
+    let mut changes = job.watch();
+    let mut told = 0;
+    loop {
+        for event in job.events_from(told) {
+            told += 1;
+            tell(app, job, event, (events, asked, prefix)).await?;
+        }
+        if job.status().is_over() && job.events_from(told).is_empty() {
+            return Ok(());
+        }
+        tokio::select! {
+            _ = changes.changed() => {}
+            () = tokio::time::sleep(KEEP_ALIVE) => events.comment("waiting").await?,
+            () = events.gone() => return Err(Gone),
+        }
+    }
+}
+
+async fn tell(
+    app: &App,
+    job: &JobRecord,
+    event: JobEvent,
+    (events, asked, prefix): (&Events, &Answer, &str),
+) -> std::result::Result<(), Gone> {
+    let snapshot = job.snapshot();
+    let send = async |kind: &str, file: &Bytes, rest: Value| {
+        let mut files = Files::new();
+        let mut data = common(job, &snapshot);
+        let kind = format!("{prefix}.{kind}");
+        data.insert("type".to_string(), kind.as_str().into());
+        data.insert("b64_json".to_string(), files.base64(file));
+        data.insert("created_at".to_string(), created(job).into());
+        data.extend(rest.as_object().cloned().unwrap_or_default());
+        events.send(&kind, None, files.json(&data.into())).await
+    };
+    match event {
+        JobEvent::Step { image, step, steps } => {
+            let of = if job.count > 1 { format!(" of image {}", image + 1) } else { String::new() };
+            events.comment(&format!("step {step}/{steps}{of}")).await
+        }
+        JobEvent::Preview { image, index, file, .. } => {
+            send("partial_image", &file, json!({"partial_image_index": index, "image_index": image})).await
+        }
+        JobEvent::Image { image } => {
+            let Some(made) = &snapshot.images[image] else { return Ok(()) };
+            let mut rest = json!({
+                "usage": snapshot.usage(), "image_index": image, "seed": made.seed,
+                "flux": {"id": job.id, "model": job.model, "notes": snapshot.notes, "recipe": made.recipe},
+            });
+            if asked.as_url {
+                rest["url"] = file_url(app, job, made).into();
+            }
+            send("completed", &made.file, rest).await
+        }
+        JobEvent::Failed(error) => events.send("error", None, error.json()).await,
+        JobEvent::Cancelled => events.send("error", None, super::error::cancelled().json()).await,
+        JobEvent::Queued | JobEvent::Started { .. } | JobEvent::Done => Ok(()),
+    }
+}
+
+/// The models, as OpenAI lists them.
+pub async fn models(State(app): State<Arc<App>>) -> Response {
+    let data: Vec<_> = app.queue.models.names().map(|name| model_json(&app, name)).collect();
+    answer::json(&json!({"object": "list", "data": data}))
+}
+
+pub async fn model(State(app): State<Arc<App>>, Path(name): Path<String>) -> Result<Response> {
+    let known = app.queue.models.names().any(|known| known == name);
+    if known { Ok(answer::json(&model_json(&app, &name))) } else { Err(app.queue.models.unknown(&name)) }
+}
+
+/// A model. What it is like is known while it is open.
+pub fn model_json(app: &App, name: &str) -> Value {
+    let models = &app.queue.models;
+    let engine = models.find(Some(name)).ok().and_then(|(place, _)| models.resident(place));
+    let details = engine.map(|engine| {
+        let ModelInfo { default_image_size: [height, width], default_steps, is_distilled, .. } = engine.info();
+        json!({
+            "size": format!("{width}x{height}"), "steps": default_steps, "uses_guidance": !is_distilled,
+            "max_pixels": app.config.limits.max_pixels,
+        })
+    });
+    json!({"id": name, "object": "model", "created": app.started_unix, "owned_by": "flux", "flux": details})
+}
+
+/// A file of an answer.
+pub async fn file(State(app): State<Arc<App>>, Path(name): Path<String>) -> Result<Response> {
+    let (bytes, kind) =
+        app.store.file(&name).ok_or_else(|| ApiError::not_found("there is no such file, or not any more"))?;
+    Ok(answer::of(bytes, kind))
+}

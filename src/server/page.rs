@@ -1,0 +1,102 @@
+//! The page: files that the program carries.
+
+use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use bytes::Bytes;
+
+use super::answer;
+use super::error::{ApiError, Result};
+
+/// What the page may do: use what came with it, and call the server that it came from.
+const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' blob: data:; \
+                      connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
+
+/// A file of the page.
+struct Part {
+    path: &'static str,
+    media_type: &'static str,
+    bytes: &'static [u8],
+}
+
+const PARTS: &[Part] = &[
+    Part { path: "/", media_type: "text/html; charset=utf-8", bytes: include_bytes!("page/index.html") },
+    Part { path: "/flux.css", media_type: "text/css; charset=utf-8", bytes: include_bytes!("page/flux.css") },
+    Part { path: "/favicon.svg", media_type: "image/svg+xml", bytes: include_bytes!("page/favicon.svg") },
+    script("/flux.js", include_bytes!("page/flux.js")),
+    script("/page/api.js", include_bytes!("page/api.js")),
+    script("/page/compare.js", include_bytes!("page/compare.js")),
+    script("/page/dom.js", include_bytes!("page/dom.js")),
+    script("/page/form.js", include_bytes!("page/form.js")),
+    script("/page/gallery.js", include_bytes!("page/gallery.js")),
+    script("/page/jobs.js", include_bytes!("page/jobs.js")),
+    script("/page/mask.js", include_bytes!("page/mask.js")),
+    script("/page/recipe.js", include_bytes!("page/recipe.js")),
+    script("/page/references.js", include_bytes!("page/references.js")),
+    script("/page/stage.js", include_bytes!("page/stage.js")),
+    script("/page/store.js", include_bytes!("page/store.js")),
+    script("/page/theme.js", include_bytes!("page/theme.js")),
+];
+
+const fn script(path: &'static str, bytes: &'static [u8]) -> Part {
+    Part { path, media_type: "text/javascript; charset=utf-8", bytes }
+}
+
+/// Whether a path is one of the page, which needs no key.
+pub fn is_part(path: &str) -> bool {
+    PARTS.iter().any(|part| part.path == path)
+}
+
+/// A file of the page. One that the browser has already is not sent again.
+///
+/// Errors when there is none.
+pub fn part(path: &str, headers: &HeaderMap) -> Result<Response> {
+    let part = PARTS.iter().find(|part| part.path == path);
+    let part = part.ok_or_else(|| ApiError::not_found(format!("there is no `{}`", super::fields::shown(path))))?;
+    let tag = format!("\"{}\"", &blake3::hash(part.bytes).to_hex()[..16]);
+    let is_known = headers.get(header::IF_NONE_MATCH).is_some_and(|known| known.as_bytes() == tag.as_bytes());
+    let mut response = match is_known {
+        true => StatusCode::NOT_MODIFIED.into_response(),
+        false => answer::of(Bytes::from_static(part.bytes), part.media_type),
+    };
+    let headers = response.headers_mut();
+    headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-cache"));
+    headers.insert(header::CONTENT_SECURITY_POLICY, HeaderValue::from_static(POLICY));
+    if let Ok(tag) = HeaderValue::from_str(&tag) {
+        headers.insert(header::ETAG, tag);
+    }
+    Ok(response)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::path::Path;
+
+    use super::*;
+
+    #[test]
+    fn the_page_is_small_and_whole() {
+        let bytes: usize = PARTS.iter().map(|part| part.bytes.len()).sum();
+        assert!(bytes < 100_000, "{bytes} bytes");
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/server/page");
+        assert_eq!(fs::read_dir(folder).unwrap().count(), PARTS.len(), "every file is served");
+        // What one of them names is there.
+        let name = regex::Regex::new(r#"["'](?:\./|/page/|/)([a-z]+\.(?:js|css|svg))["']"#).unwrap();
+        for part in PARTS {
+            let text = std::str::from_utf8(part.bytes).unwrap();
+            for found in name.captures_iter(text) {
+                let is_there = PARTS.iter().any(|part| part.path.rsplit('/').next() == Some(&found[1]));
+                assert!(is_there, "{}: {}", part.path, &found[1]);
+            }
+        }
+    }
+
+    #[test]
+    fn what_a_browser_has_is_not_sent_again() {
+        let first = part("/", &HeaderMap::new()).unwrap();
+        assert_eq!(first.headers()[header::CONTENT_SECURITY_POLICY], POLICY);
+        let known = HeaderMap::from_iter([(header::IF_NONE_MATCH, first.headers()[header::ETAG].clone())]);
+        assert_eq!(part("/", &known).unwrap().status(), StatusCode::NOT_MODIFIED);
+        assert!(part("/page/none.js", &known).is_err() && part("/../Cargo.toml", &known).is_err());
+    }
+}

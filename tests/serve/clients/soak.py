@@ -1,0 +1,109 @@
+"""A server for a while at 80% of what it can do, by clients of which some go and which ask for two models in turn.
+
+    soak.py URL PID SECONDS
+
+What it holds after the first fifth it may hold at the end, and 16 MiB more; no request fails.
+"""
+
+import http.client
+import json
+import os
+import random
+import sys
+import threading
+import time
+from urllib.parse import urlparse
+
+url, pid, seconds = urlparse(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3])
+MOST_MIB = 16
+CLIENTS = 8
+counts, lock = {}, threading.Lock()
+chance = random.Random(1)
+
+
+def held():
+    """MiB, and open files."""
+    with open(f"/proc/{pid}/status") as status:
+        kib = next(int(line.split()[1]) for line in status if line.startswith("VmRSS:"))
+    return kib / 1024, len(os.listdir(f"/proc/{pid}/fd"))
+
+
+def ask(number, goes=False):
+    body = {
+        "prompt": f"a red circle, number {number % 200}",
+        "model": "ab"[number // 200 % 2],
+        "size": chance.choice(["64x64", "64x64", "96x64"]),
+        "steps": chance.choice([1, 2, 4]),
+        "seed": number,
+        "stream": number % 3 == 0,
+    }
+    if body["stream"]:
+        body["partial_images"] = 2
+    client = http.client.HTTPConnection(url.hostname, url.port, timeout=120)
+    try:
+        client.request("POST", "/v1/images/generations", json.dumps(body), {"Content-Type": "application/json"})
+        if goes:
+            time.sleep(chance.random() * 0.1)
+            return "gone"
+        answer = client.getresponse()
+        text = answer.read()
+        whole = b"completed" in text if body["stream"] else b"b64_json" in text
+        return str(answer.status) if whole or answer.status != 200 else "200 without an image"
+    except OSError as error:
+        return f"{type(error).__name__}"
+    finally:
+        client.close()
+
+
+def count(told):
+    with lock:
+        counts[told] = counts.get(told, 0) + 1
+
+
+# What it can do.
+begun = time.time()
+numbers = iter(range(10**9))
+made = 0
+while time.time() - begun < min(10.0, seconds / 10):
+    told = [None] * CLIENTS
+    threads = [threading.Thread(target=lambda: count(ask(next(numbers)))) for _ in range(CLIENTS)]
+    [thread.start() for thread in threads]
+    [thread.join() for thread in threads]
+    made += CLIENTS
+rate = made / (time.time() - begun)
+
+begun, warm, sent, threads = time.time(), None, 0, []
+while (passed := time.time() - begun) < seconds:
+    if warm is None and passed > seconds / 5:
+        warm = held()
+    time.sleep(max(0.0, sent / (0.8 * rate) - passed))
+    sent += 1
+    number, goes = next(numbers), chance.random() < 0.1
+    thread = threading.Thread(target=lambda number=number, goes=goes: count(ask(number, goes)))
+    thread.start()
+    threads = [thread for thread in threads if thread.is_alive()] + [thread]
+[thread.join() for thread in threads]
+for _ in range(100):
+    client = http.client.HTTPConnection(url.hostname, url.port)
+    client.request("GET", "/readyz")
+    ready = json.load(client.getresponse())
+    client.close()
+    if ready["running"] == ready["waiting"] == 0:
+        break
+    time.sleep(0.1)
+time.sleep(1)
+end = held()
+print(
+    f"soak: {sent} requests in {time.time() - begun:.0f} s at {0.8 * rate:.1f} a second: {counts}; "
+    f"{warm[0]:.1f} MiB and {warm[1]} files after a fifth, {end[0]:.1f} MiB and {end[1]} files at the end"
+)
+wrong = []
+if set(counts) - {"200", "gone"}:
+    wrong.append("requests failed")
+if end[0] > warm[0] + MOST_MIB:
+    wrong.append(f"it holds {end[0] - warm[0]:.1f} MiB more")
+if end[1] > warm[1]:
+    wrong.append(f"it holds {end[1] - warm[1]} files more")
+if ready["running"] or ready["waiting"]:
+    wrong.append(f"work is left: {ready}")
+sys.exit("failed: " + ", ".join(wrong) if wrong else 0)

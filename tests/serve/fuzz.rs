@@ -1,0 +1,133 @@
+//! Hostile requests by the thousand: each is answered or its connection ends in time, others are served meanwhile, and
+//! the server keeps nothing of them.
+//!
+//! `FLUX_FUZZ_REQUESTS` is their number, `FLUX_FUZZ_SEED` chooses them, and `FLUX_FUZZ_FIRST` is the number of the
+//! first.
+
+use std::fs;
+use std::io::{Read, Write};
+use std::net::{Shutdown, TcpStream};
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use super::hostile_requests::{Sent, hostile};
+use super::*;
+
+/// Clients at once.
+const CLIENTS: usize = 8;
+/// A connection that is open for longer hangs. One that is silent is ended after 30 s.
+const PATIENCE: Duration = Duration::from_secs(60);
+/// How long somebody else may wait for an answer.
+const OTHERS_WAIT: Duration = Duration::from_secs(30);
+/// What the server may have more at the end than after the first part, in MiB.
+const MOST_MORE: u64 = 48;
+/// After so many requests a line says so.
+const PROGRESS: u64 = 100_000;
+
+fn number(variable: &str, default: u64) -> u64 {
+    std::env::var(variable).map_or(default, |text| text.parse().unwrap_or_else(|_| panic!("{variable}={text}")))
+}
+
+/// What is wrong with what came of a request.
+fn finding(serving: &Serving, sent: &Sent) -> Option<String> {
+    let start = Instant::now();
+    let Ok(mut stream) = TcpStream::connect(serving.address) else {
+        return Some("it takes no connections".to_string());
+    };
+    stream.set_read_timeout(Some(PATIENCE)).expect("a socket");
+    stream.set_write_timeout(Some(PATIENCE)).expect("a socket");
+    // One that refuses it need not read all of it.
+    let _ = stream.write_all(&sent.bytes);
+    if sent.goes {
+        return None;
+    }
+    if !sent.is_whole {
+        let _ = stream.shutdown(Shutdown::Write);
+    }
+    let mut answer = Vec::new();
+    let read = stream.read_to_end(&mut answer);
+    if start.elapsed() >= PATIENCE {
+        return Some(format!("it hangs: {read:?}"));
+    }
+    let text = String::from_utf8_lossy(&answer[..answer.len().min(2000)]).into_owned();
+    let status: Option<u16> = text.strip_prefix("HTTP/1.").and_then(|rest| rest.get(2..5)?.parse().ok());
+    match status {
+        None if answer.is_empty() && !sent.is_whole => None,
+        None => Some(format!("no answer: {text:?}")),
+        // So /readyz says it.
+        Some(503) if text.contains("\"status\":\"queue_full\"") => None,
+        Some(500..) => Some(format!("an answer of a failure: {text:?}")),
+        Some(_) => None,
+    }
+}
+
+/// MiB of memory, and open files.
+fn held(serving: &Serving) -> (u64, usize) {
+    let status = fs::read_to_string(format!("/proc/{}/status", serving.id())).expect("it runs");
+    let kib = status.lines().find_map(|line| line.strip_prefix("VmRSS:")?.split_whitespace().next()?.parse().ok());
+    let files = fs::read_dir(format!("/proc/{}/fd", serving.id())).expect("it runs").count();
+    (kib.unwrap_or(0_u64) / 1024, files)
+}
+
+#[test]
+fn hostile_requests_are_answered_and_nothing_is_left_of_them() {
+    let (seed, first) = (number("FLUX_FUZZ_SEED", 1), number("FLUX_FUZZ_FIRST", 0));
+    let requests = number("FLUX_FUZZ_REQUESTS", 3000);
+    let mut serving = Serving::start(&["--max-pixels", "16384", "--keep-mib", "1", "--queue-max", "64"]);
+    let (next, is_over) = (AtomicU64::new(first), AtomicBool::new(false));
+    let (findings, warm, slowest) = (Mutex::new(Vec::new()), Mutex::new(None), Mutex::new(Duration::ZERO));
+    let start = Instant::now();
+    thread::scope(|scope| {
+        let clients: Vec<_> = (0..CLIENTS)
+            .map(|_| {
+                scope.spawn(|| {
+                    loop {
+                        let number = next.fetch_add(1, Ordering::Relaxed);
+                        if number >= first + requests || findings.lock().expect("no panic").len() > 20 {
+                            break;
+                        }
+                        if number == first + requests / 5 {
+                            *warm.lock().expect("no panic") = Some(held(&serving));
+                        }
+                        if number > first && number.is_multiple_of(PROGRESS) {
+                            println!("{number}: {:?}, {:?}", start.elapsed(), held(&serving));
+                        }
+                        if let Some(found) = finding(&serving, &hostile(seed, number)) {
+                            let again = format!("FLUX_FUZZ_SEED={seed} FLUX_FUZZ_FIRST={number} FLUX_FUZZ_REQUESTS=1");
+                            findings.lock().expect("no panic").push(format!("{again}: {found}"));
+                        }
+                    }
+                })
+            })
+            .collect();
+        scope.spawn(|| {
+            while !is_over.load(Ordering::Relaxed) {
+                let start = Instant::now();
+                assert_eq!(serving.get("/healthz").status, 200);
+                assert_eq!(serving.get("/v1/models").status, 200);
+                let mut slowest = slowest.lock().expect("no panic");
+                *slowest = start.elapsed().max(*slowest);
+                thread::sleep(Duration::from_millis(100));
+            }
+        });
+        clients.into_iter().for_each(|client| client.join().expect("no panic"));
+        is_over.store(true, Ordering::Relaxed);
+    });
+    let findings = findings.into_inner().expect("no panic");
+    assert!(findings.is_empty(), "{}", findings.join("\n"));
+    let slowest = slowest.into_inner().expect("no panic");
+    assert!(slowest < OTHERS_WAIT, "others waited {slowest:?}");
+    until("nothing is left of the work", || work(&serving) == [0, 0]);
+    let (mib, files) = held(&serving);
+    let (warm_mib, warm_files) = warm.into_inner().expect("no panic").expect("a fifth is enough");
+    println!(
+        "{requests} requests in {:.0} s; memory {warm_mib} MiB after a fifth, {mib} MiB at the end; {files} files, {warm_files} \
+         in between; others waited up to {slowest:.2?}",
+        start.elapsed().as_secs_f64()
+    );
+    assert!(mib <= warm_mib + MOST_MORE, "{warm_mib} MiB became {mib}");
+    until("all connections are closed", || held(&serving).1 <= 24);
+    assert!(!serving.said().contains("panicked"), "{}", serving.said());
+}

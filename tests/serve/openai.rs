@@ -1,0 +1,192 @@
+//! OpenAI's Images API.
+
+use flux::input::{read_bytes, said_by};
+use serde_json::json;
+
+use super::*;
+use crate::cli::again::write_adapter;
+use crate::program::{Run, flux};
+
+#[test]
+fn an_image_is_that_of_the_command_line() {
+    let serving = Serving::start(&[]);
+    let reply = serving.post("/v1/images/generations", &small("a red circle"));
+    let answer = reply.json();
+    assert_eq!(answer["size"], "64x64");
+    assert_eq!(
+        (&answer["output_format"], &answer["quality"], &answer["background"]),
+        (&json!("png"), &json!("high"), &json!("opaque"))
+    );
+    assert_eq!(answer["usage"]["output_tokens"], 16);
+    assert_eq!(answer["data"][0]["seed"], 5);
+    assert!(answer["created"].as_u64().is_some_and(|time| time > 1_700_000_000));
+    let folder = tempfile::tempdir().unwrap();
+    let flags = ["a red circle", "--size", "64", "-s", "1", "-S", "5", "--device", "cpu", "-o", "out.png"];
+    Run::of(flux().current_dir(folder.path()).args(flags)).succeeds();
+    let file = std::fs::read(folder.path().join("out.png")).unwrap();
+    assert_eq!(images(&reply)[0], file, "the same bytes");
+    assert_eq!(answer["flux"]["recipes"][0]["recipe"]["seed"], 5);
+}
+
+#[test]
+fn several_images_have_the_seeds_that_follow() {
+    let serving = Serving::start(&[]);
+    let three = images(&serving.post("/v1/images/generations", &with(small("a cat"), json!({"n": 3}))));
+    assert_eq!(three.len(), 3);
+    for (image, seed) in three.iter().zip(5..) {
+        let alone = serving.post("/v1/images/generations", &with(small("a cat"), json!({"seed": seed})));
+        assert_eq!(images(&alone)[0], *image, "{seed}");
+    }
+}
+
+#[test]
+fn formats_and_urls_are_as_asked_for() {
+    let serving = Serving::start(&[]);
+    for (format, begins) in [("png", &b"\x89PNG"[..]), ("jpeg", b"\xff\xd8\xff"), ("webp", b"RIFF")] {
+        let reply = serving.post("/v1/images/generations", &with(small("x"), json!({"output_format": format})));
+        assert!(images(&reply)[0].starts_with(begins), "{format}");
+        assert_eq!(reply.json()["output_format"], format);
+    }
+    let jpeg = |quality: u64| {
+        let fields = json!({"output_format": "jpeg", "output_compression": quality});
+        images(&serving.post("/v1/images/generations", &with(small("x"), fields)))[0].len()
+    };
+    assert!(jpeg(10) < jpeg(95));
+    let reply = serving.post("/v1/images/generations", &with(small("x"), json!({"response_format": "url"})));
+    let answer = reply.json();
+    assert!(answer["data"][0]["b64_json"].is_null());
+    let url = answer["data"][0]["url"].as_str().unwrap();
+    let file = serving.get(url);
+    assert_eq!((file.status, file.header("content-type")), (200, Some("image/png")));
+    assert!(file.body.starts_with(b"\x89PNG"));
+    assert_eq!(serving.get("/v1/files/0123.png").status, 404);
+}
+
+#[test]
+fn any_name_of_a_model_is_the_default_one() {
+    let serving = Serving::start(&[]);
+    let models = serving.get("/v1/models").json();
+    let name = models["data"][0]["id"].as_str().unwrap().to_string();
+    assert_eq!(serving.get(&format!("/v1/models/{name}")).json()["object"], "model");
+    assert_eq!(serving.get("/v1/models/gpt-image-1").error().1, "model_not_found");
+    let reply = serving.post("/v1/images/generations", &with(small("x"), json!({"model": "gpt-image-1"})));
+    let notes = reply.json()["flux"]["notes"].to_string();
+    assert!(notes.contains("gpt-image-1") && notes.contains(&name), "{notes}");
+    let strict = Serving::start(&["--strict-models"]);
+    let reply = strict.post("/v1/images/generations", &with(small("x"), json!({"model": "gpt-image-1"})));
+    assert_eq!(reply.error(), (404, "model_not_found".to_string(), "model".to_string()));
+    assert_eq!(strict.post("/v1/images/generations", &with(small("x"), json!({"model": name}))).status, 200);
+}
+
+#[test]
+fn what_cannot_be_honoured_is_named() {
+    let serving = Serving::start(&["--max-pixels", "16384"]);
+    let wrong = |more: serde_json::Value| serving.post("/v1/images/generations", &with(small("x"), more)).error();
+    for (more, code, param) in [
+        (json!({"what": 1}), "unknown_parameter", "what"),
+        (json!({"svg": true}), "unknown_parameter", "svg"),
+        (json!({"image": "x"}), "unknown_parameter", "image"),
+        (json!({"n": 0}), "invalid_value", "n"),
+        (json!({"n": "2"}), "invalid_type", "n"),
+        (json!({"prompt": 3}), "invalid_type", "prompt"),
+        (json!({"prompt": "a\u{0}b"}), "invalid_value", "prompt"),
+        (json!({"size": "256x256"}), "invalid_value", "size"),
+        (json!({"size": "1x1"}), "invalid_value", "size"),
+        (json!({"size": "99999999999999999999x64"}), "invalid_value", "size"),
+        (json!({"seed": -1}), "invalid_value", "seed"),
+        (json!({"seed": u64::MAX, "n": 2}), "invalid_value", "seed"),
+        (json!({"steps": 0}), "invalid_value", "steps"),
+        (json!({"loras": [{"name": "none"}]}), "invalid_value", "loras"),
+        (json!({"background": "transparent"}), "unsupported_value", "background"),
+    ] {
+        assert_eq!(wrong(more.clone()), (400, code.to_string(), param.to_string()), "{more}");
+    }
+    assert_eq!(wrong(json!({"n": null, "what": null, "user": "u", "moderation": "low"})).0, 200);
+}
+
+#[test]
+fn a_stream_shows_the_steps_and_then_the_image() {
+    let serving = Serving::start(&[]);
+    let asked = json!({"prompt": "a cat", "size": "64x64", "steps": 4, "seed": 5, "stream": true, "partial_images": 2});
+    let reply = serving.post("/v1/images/generations", &asked);
+    assert_eq!(reply.header("content-type"), Some("text/event-stream; charset=utf-8"));
+    let events = reply.events();
+    let names: Vec<_> = events.iter().map(|(name, _)| name.as_str()).collect();
+    let partial = "image_generation.partial_image";
+    assert_eq!(names, [partial, partial, "image_generation.completed"]);
+    for (number, (name, data)) in events.iter().enumerate() {
+        assert_eq!(data["type"], *name);
+        assert!(decoded(&data["b64_json"]).starts_with(b"\x89PNG"));
+        if *name == partial {
+            assert_eq!(data["partial_image_index"], number);
+        }
+    }
+    let (_, last) = &events[2];
+    assert_eq!(last["usage"]["output_tokens"], 16);
+    let whole = serving.post("/v1/images/generations", &with(asked, json!({"stream": false, "partial_images": 0})));
+    assert_eq!(images(&whole)[0], decoded(&last["b64_json"]), "the same image");
+    let text = String::from_utf8(reply.body).unwrap();
+    assert!(text.contains(": step "), "progress is in comments: {}", &text[..200]);
+    // Errors before the first byte are no stream.
+    let wrong = serving.post("/v1/images/generations", &json!({"prompt": "x", "stream": true, "n": 99}));
+    assert_eq!(wrong.error().0, 400);
+}
+
+#[test]
+fn edits_take_images_and_masks() {
+    let serving = Serving::start(&[]);
+    let (red, blue) = (png(64, 64, [200, 30, 30]), png(64, 64, [30, 30, 200]));
+    let fields: [crate::serving::Part<'_>; 3] =
+        [("prompt", None, b"a circle"), ("steps", None, b"1"), ("seed", None, b"5")];
+    let edit = |files: &[crate::serving::Part<'_>]| serving.form("/v1/images/edits", &[&fields[..], files].concat());
+    let one = edit(&[("image", Some("upload"), &red)]);
+    let answer = one.json();
+    assert_eq!(one.status, 200, "{answer}");
+    assert_eq!(
+        (&answer["size"], &answer["usage"]["input_tokens_details"]["image_tokens"]),
+        (&json!("64x64"), &json!(16))
+    );
+    let two = edit(&[("image[]", Some("a.png"), &red), ("image[]", Some("a.png"), &blue)]).json();
+    assert_eq!(two["usage"]["input_tokens_details"]["image_tokens"], 32);
+
+    // What is not transparent comes back as it was.
+    let mut rgba = vec![255; 4 * 64 * 64];
+    (0..64 * 32).for_each(|pixel| rgba[4 * pixel + 3] = 0);
+    let mut mask = Vec::new();
+    let mut encoder = ::png::Encoder::new(&mut mask, 64, 64);
+    encoder.set_color(::png::ColorType::Rgba);
+    encoder.write_header().and_then(|mut writer| writer.write_image_data(&rgba)).unwrap();
+    let reply = edit(&[("image", Some("a.png"), &red), ("mask", Some("mask.png"), &mask)]);
+    let image = read_bytes(&images(&reply)[0]).unwrap();
+    assert!(image.bytes[3 * 64 * 32..].chunks(3).all(|pixel| pixel == [200, 30, 30]), "the lower half");
+    assert!(image.bytes[..3 * 64 * 32].chunks(3).any(|pixel| pixel != [200, 30, 30]), "the upper half is new");
+
+    for (files, code, param) in [
+        (vec![], "missing_required_parameter", "image"),
+        (vec![("image", Some("a.png"), &b"no image"[..])], "invalid_image", "image"),
+        (vec![("image", Some("a.png"), &red[..red.len() - 30])], "invalid_image", "image"),
+        (vec![("image", Some("a.png"), &red), ("mask", Some("m.png"), &png(32, 32, [255; 3]))], "mask_size", "mask"),
+        (vec![("picture", Some("a.png"), &red)], "unknown_parameter", "picture"),
+    ] {
+        assert_eq!(edit(&files).error(), (400, code.to_string(), param.to_string()));
+    }
+    let json = serving.post("/v1/images/edits", &small("x"));
+    assert_eq!(json.error(), (400, "missing_required_parameter".to_string(), "image".to_string()));
+}
+
+#[test]
+fn an_adapter_is_asked_for_by_its_name() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("ink.safetensors");
+    write_adapter(&file, 0.3);
+    let serving = Serving::start(&["--lora", file.to_str().unwrap()]);
+    assert_eq!(serving.get("/v1/loras").json()["data"][0]["id"], "ink");
+    let plain = serving.post("/v1/images/generations", &small("x"));
+    let reply = serving.post("/v1/images/generations", &with(small("x"), json!({"loras": [{"name": "ink"}]})));
+    assert_ne!(images(&reply), images(&plain));
+    let recipe = reply.json()["flux"]["recipes"][0].to_string();
+    assert!(recipe.contains("ink") && !recipe.contains(folder.path().to_str().unwrap()), "{recipe}");
+    let out = folder.path().join("out.png");
+    std::fs::write(&out, &images(&reply)[0]).unwrap();
+    assert!(said_by(&out).is_ok());
+}
