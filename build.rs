@@ -9,6 +9,8 @@
 //! Fatbins are cached in `kernels/` of the target folder under a hash of all that they are made from, so that every
 //! profile, and `cargo check` too, compiles a kernel once. The program needs no other crate: `make kernels` compiles it
 //! by itself and runs it.
+//!
+//! It also tells the program what `flux --version --verbose` prints of its build.
 
 use std::collections::hash_map::DefaultHasher;
 use std::env;
@@ -52,8 +54,8 @@ fn main() {
         }
     }
 
-    let fatbins = match find_nvcc(&root) {
-        Some(nvcc) => Compiler::new(nvcc, &root, &out).and_then(|compiler| compiler.compile_all()),
+    let compiler = match find_nvcc(&root) {
+        Some(nvcc) => Compiler::new(nvcc, &root, &out).map(Some),
         None if env::var("FLUX_REQUIRE_NVCC").is_ok_and(|value| value == "1") => {
             Err("nvcc was not found; `make cuda-toolkit` fetches it".to_string())
         }
@@ -61,14 +63,47 @@ fn main() {
             println!(
                 "cargo::warning=nvcc was not found, so this build cannot use a GPU; `make cuda-toolkit` fetches it"
             );
-            Ok(Vec::new())
+            Ok(None)
         }
     };
-    let fatbins = fatbins.unwrap_or_else(|message| {
+    let made = compiler.and_then(|compiler| {
+        let fatbins = compiler.as_ref().map_or(Ok(Vec::new()), Compiler::compile_all)?;
+        Ok((compiler, fatbins))
+    });
+    let (compiler, fatbins) = made.unwrap_or_else(|message| {
         println!("cargo::error={message}");
         std::process::exit(1);
     });
-    fs::write(out.join("kernels.rs"), tables(&fatbins)).expect("OUT_DIR is writable");
+    let built_for = compiler.as_ref().map(Compiler::built_for).unwrap_or_else(|| BUILT_FOR_NOTHING.to_string());
+    fs::write(out.join("kernels.rs"), tables(&fatbins) + &built_for).expect("OUT_DIR is writable");
+    tell_build(&root);
+}
+
+/// What `backend::cuda` says of a build without nvcc.
+const BUILT_FOR_NOTHING: &str = "pub static TOOLKIT: Option<&str> = None;\n\
+                                 pub static ARCHS: &[&str] = &[];\n\
+                                 pub static PTX: Option<&str> = None;\n";
+
+/// Sets what the program says of its build: the commit, where it is built in a checkout of its own, the target and the
+/// compiler. The commit is asked for again when another one is checked out or made; changes since then are in no name.
+fn tell_build(root: &Path) {
+    let git = |arguments: &[&str]| {
+        let output = Command::new("git").arg("-C").arg(root).args(arguments).output().ok()?;
+        let text = String::from_utf8(output.stdout).ok().filter(|_| output.status.success())?;
+        Some(text.trim().to_string()).filter(|text| !text.is_empty())
+    };
+    let top = git(&["rev-parse", "--show-toplevel"]).and_then(|top| Path::new(&top).canonicalize().ok());
+    if top.is_some() && top == root.canonicalize().ok() {
+        for file in ["HEAD", "logs/HEAD"] {
+            let path = git(&["rev-parse", "--git-path", file]).map(|path| root.join(path)).filter(|path| path.exists());
+            path.iter().for_each(|path| println!("cargo::rerun-if-changed={}", path.display()));
+        }
+        let commit = git(&["describe", "--always", "--dirty", "--exclude", "*"]);
+        commit.iter().for_each(|commit| println!("cargo::rustc-env=BUILD_COMMIT={commit}"));
+    }
+    env::var("TARGET").iter().for_each(|target| println!("cargo::rustc-env=BUILD_TARGET={target}"));
+    let rustc = env::var_os("RUSTC").and_then(|rustc| run(Command::new(rustc).arg("--version"), "no version").ok());
+    rustc.iter().for_each(|text| println!("cargo::rustc-env=BUILD_RUSTC={}", String::from_utf8_lossy(text).trim()));
 }
 
 /// nvcc by its real path: it finds its headers from its own place, which a link would hide.
@@ -107,6 +142,8 @@ struct Compiler {
     ptx: bool,
     /// Whether GPUs without bf16 are.
     half: bool,
+    /// Of nvcc, such as 13.0.88.
+    version: String,
     /// Hash of nvcc's version, of its flags from the environment, and of the headers.
     common: u64,
     cache: PathBuf,
@@ -123,7 +160,9 @@ impl Compiler {
         let (half, archs): (Vec<_>, Vec<_>) = archs.into_iter().partition(|arch| arch == HALF_ARCH);
         let folder = root.join("cuda");
         let mut hasher = DefaultHasher::new();
-        run(Command::new(&nvcc).arg("--version"), "nvcc does not tell its version")?.hash(&mut hasher);
+        let version = run(Command::new(&nvcc).arg("--version"), "nvcc does not tell its version")?;
+        version.hash(&mut hasher);
+        let version = version_in(&String::from_utf8_lossy(&version));
         NVCC_FLAGS.map(env::var_os).hash(&mut hasher);
         for header in files(&folder, "cuh") {
             (header.file_name(), read(&header)?).hash(&mut hasher);
@@ -132,7 +171,19 @@ impl Compiler {
         let cache = out.ancestors().nth(4).unwrap_or(out).join("kernels");
         fs::create_dir_all(&cache).map_err(|e| format!("cannot create {}: {e}", cache.display()))?;
         let (ptx, half, common, out) = (asked.is_none(), !half.is_empty(), hasher.finish(), out.to_path_buf());
-        Ok(Self { nvcc, folder, archs, ptx, half, common, cache, out })
+        Ok(Self { nvcc, folder, archs, ptx, half, version, common, cache, out })
+    }
+
+    /// What `backend::cuda` says of the kernels: the toolkit, the architectures and the one of the PTX.
+    fn built_for(&self) -> String {
+        let half = self.half.then_some(HALF_ARCH).into_iter();
+        let archs: Vec<&str> = half.chain(self.archs.iter().map(String::as_str)).collect();
+        let ptx = self.ptx.then_some(PTX_ARCH);
+        let Self { version, .. } = self;
+        format!(
+            "pub static TOOLKIT: Option<&str> = Some({version:?});\npub static ARCHS: &[&str] = &{archs:?};\n\
+             pub static PTX: Option<&str> = {ptx:?};\n"
+        )
     }
 
     /// All fatbins, in the order of their names.
@@ -218,6 +269,12 @@ impl Compiler {
         }
         made
     }
+}
+
+/// The version in what nvcc says of itself: `Cuda compilation tools, release 13.0, V13.0.88`, else the last line.
+fn version_in(text: &str) -> String {
+    let word = text.split_whitespace().filter_map(|word| word.strip_prefix('V')).find(|word| word.contains('.'));
+    word.or(text.lines().last()).unwrap_or_default().trim().to_string()
 }
 
 /// nvcc's argument for machine code (`sm`) or PTX (`compute`) of an architecture.

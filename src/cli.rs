@@ -1,43 +1,77 @@
 //! The command line: flags to values of the right type. `Model::plan` decides whether the model can do what they ask.
 
 mod adapters;
+mod again;
+mod batch;
 mod bench;
+mod chat;
 mod command_line;
+mod compare;
 mod convert;
+mod download;
+mod draw;
 mod fields;
 mod foreign;
+mod generate;
+mod grid;
+mod help;
 mod images;
 mod info;
+mod output;
+mod pages;
 mod prompt;
 mod quantize;
+mod recipe;
 mod sampler;
+#[cfg(feature = "server")]
+mod serve;
+pub mod settings;
+mod sheet;
+mod show;
+mod source;
 mod tensors;
 #[cfg(test)]
 mod tests;
 mod values;
 
-use std::env;
-use std::ffi::OsString;
-use std::io::Read;
-use std::path::{Path, PathBuf};
+use std::ffi::{OsStr, OsString};
+use std::path::PathBuf;
 
-pub use adapters::AdapterArgs;
+pub use adapters::{AdapterArgs, in_folders};
+pub use again::Again;
+pub use batch::{Batch, BatchFormat, Shard};
 pub use bench::Bench;
-use clap::{ArgAction, Args, CommandFactory, FromArgMatches, Parser, Subcommand, ValueEnum};
+pub use chat::Chat;
+use clap::{Args, ColorChoice, CommandFactory, FromArgMatches, Parser, Subcommand};
 pub use command_line::command_line;
+pub use compare::Compare;
 pub use convert::{ComponentChoice, Convert};
+pub use download::{Download, List, NamesOf, Remove};
+pub use draw::{ConsoleArgs, DrawArgs, ModelChoice};
 pub use fields::flag;
-use flux::engine::choice::{DeviceChoice, Gpus, ParallelChoice, PrecisionChoice};
-use flux::engine::{EngineArgs, Recipe};
-use flux::input::is_stdin;
+use flux::engine::EngineArgs;
+use flux::engine::choice::{DeviceChoice, PrecisionChoice};
+use flux::files::{ModelPaths, Variant};
 use flux::{Error, Result};
+pub use generate::Generate;
+pub use grid::Grid;
+pub use help::{Completions, Devices, Man, Selftest};
 pub use images::ImageArgs;
 pub use info::Info;
+pub use output::OutputArgs;
+pub use pages::{completions, man_pages};
 pub use quantize::QuantizeArgs;
+pub use recipe::RecipeArgs;
 pub use sampler::SamplerArgs;
+#[cfg(feature = "server")]
+pub use serve::{Key, ListenAt, Mcp, SdapiSteps, Serve};
+use settings::settings;
+pub use sheet::{Label, LabelField, LabelPart, Sheet};
+pub use show::{ProtocolChoice, Show, ShowArgs};
+pub use source::SourceArgs;
 pub use tensors::TensorArgs;
-pub use values::{ProgressChoice, TimingsFormat, VariantChoice};
-use values::{SIDE, Seed, Size, decibels, decimal, gibibytes, whole, whole_of};
+pub use values::{ProgressChoice, Seed, TimingsFormat, VariantChoice};
+use values::{gibibytes, whole};
 
 /// The headings of `--help`.
 const PROMPT: &str = "What to draw";
@@ -92,6 +126,10 @@ pub struct Cli {
     pub command: Option<Command>,
     #[command(flatten)]
     pub generate: Generate,
+    /// Also write all that is said into a file, at its end, with times: as with -v, and with -q too
+    #[arg(help_heading = INFORMATION, long, value_name = "FILE", value_parser = values::path(), global = true)]
+    #[arg(hide_short_help = true)]
+    pub log: Option<PathBuf>,
 }
 
 /// Why a command line is none.
@@ -102,10 +140,16 @@ pub enum Unread {
     Explained(Error),
 }
 
+/// Which colours help and errors of clap have in a terminal of this kind. `NO_COLOR` and `CLICOLOR` are heard by clap,
+/// which gives every terminal colours where `CI` is set.
+fn colors(terminal: Option<&OsStr>) -> ColorChoice {
+    if terminal.is_some_and(|kind| kind == "dumb") { ColorChoice::Never } else { ColorChoice::Auto }
+}
+
 impl Cli {
     /// The command line, whose flags may have other names, see [`foreign`].
     pub fn read(arguments: &[OsString]) -> std::result::Result<Self, Unread> {
-        let mut command = foreign::with_other_names(Self::command());
+        let mut command = foreign::with_other_names(Self::command()).color(colors(std::env::var_os("TERM").as_deref()));
         let parsed = command.try_get_matches_from_mut(arguments).and_then(|matches| Self::from_arg_matches(&matches));
         parsed.map_err(|error| {
             let word = arguments.get(1).and_then(|word| word.to_str());
@@ -121,41 +165,120 @@ impl Cli {
 /// The subcommands. Those for scripts are not in `--help`.
 #[derive(Subcommand)]
 pub enum Command {
-    /// Measures how long stages and ops take.
+    /// Makes images again, from what their files say of themselves.
     ///
-    /// Ops have the shapes of the model, or of klein 4B when no folder is named. Each op is compared with what the
-    /// device does at best, which is a copy or a large product, and each fused op also with the simpler ops that define
-    /// it.
-    Bench(Bench),
-    /// Writes a transformer or a text encoder as one file in another format.
+    /// The same machine, model and files give the same bytes. What is not as it was is told before the work. A flag
+    /// changes what it says: `flux again cat.png -S random -n 4`. An image is written beside nothing else, as
+    /// NAME-again, unless -o names another place.
+    Again(Box<Again>),
+    /// Makes an image for each line of a file.
     ///
-    /// stable-diffusion.cpp, ComfyUI and diffusers read these files. Norms, embeddings and the layers around the
-    /// transformer's blocks stay in 16 bits or more.
-    Convert(Convert),
+    /// One model stays open for all of them. Given again, it makes what is missing: a manifest in the folder,
+    /// manifest.jsonl, says of each image its recipe, seed, SHA-256 and time, and of each line that failed why. Flags
+    /// say what the lines leave out. A line that is wrong does not stop the others; the exit code is 1 then.
+    Batch(Box<Batch>),
+    /// Draws what one types, line by line.
+    ///
+    /// One model stays open. A line is a prompt. $1 in it is the first image so far, which it is drawn from, and
+    /// 512x768 a size. Lines that begin with ! are commands: !help lists them. Ctrl-C ends an image, Ctrl-D the
+    /// conversation. Where standard input is no terminal, its lines are read. The files of images are printed to
+    /// standard output.
+    Chat(Box<Chat>),
+    /// Draws one prompt with several values of options, as a sheet with labels.
+    Grid(Box<Grid>),
+    /// Serves images over HTTP, and a page for browsers.
+    ///
+    /// OpenAI's Images API (/v1/images/generations, /v1/images/edits, /v1/models), jobs of its own (/v1/jobs),
+    /// /openapi.json, /healthz, /readyz and /metrics. It listens on this machine alone; `--listen 0.0.0.0:7860` answers
+    /// others, which then need a key. SIGTERM and Ctrl-C make what was taken, and end; SIGHUP reads the keys again.
+    #[cfg(feature = "server")]
+    Serve(Box<Serve>),
+    /// Lets an agent draw: tools of the Model Context Protocol over standard input and output.
+    ///
+    /// The agent's program starts it; the book tells the lines for its configuration. `flux serve` has the same tools
+    /// at /mcp.
+    #[cfg(feature = "server")]
+    Mcp(Box<Mcp>),
+    /// Makes a key for clients of `flux serve`.
+    ///
+    /// The key is told on standard error; its line for the file of `--api-keys` is printed.
+    #[cfg(feature = "server")]
+    Key(Key),
     /// Prints what a model is, or how an image was made.
     ///
     /// Of a model: its files, formats and sizes; only configs and headers are read, so this takes no time and no
     /// memory. Of an image that flux made: the command line that makes it again, and its recipe as JSON.
     Info(Info),
-    /// Prints how far two images (PNG, JPEG, WebP) of one size are apart: max and mean of the 8-bit differences, PSNR.
-    #[command(hide = true)]
-    Compare {
-        #[arg(value_parser = values::path())]
-        a: PathBuf,
-        #[arg(value_parser = values::path())]
-        b: PathBuf,
-        /// Fail when the PSNR is lower
-        #[arg(long, value_name = "DB", value_parser = decibels)]
-        min_psnr: Option<f64>,
+    /// Prints how far two images of one size are apart.
+    ///
+    /// max and mean are of the absolute differences of 8-bit values, over all pixels and colours. psnr is in dB, and
+    /// inf for equal images. ssim is the structural similarity of Wang et al. 2004, 1 for equal images: windows of 11 x
+    /// 11 pixels under a Gaussian of sigma 1.5, mean of red, green and blue. differing is how many pixels differ in any
+    /// colour. Of two folders the images of the same names are compared.
+    Compare(Compare),
+    /// Lays images side by side in one file, with labels.
+    Sheet(Sheet),
+    /// Shows images in the terminal.
+    ///
+    /// By the protocol of kitty or iTerm2, as sixels, or where the terminal has none of these as blocks of two pixels a
+    /// character.
+    Show(Show),
+    /// Fetches models from Hugging Face.
+    ///
+    /// They go into the cache that other tools share, and their folders are printed. A download that was ended goes on
+    /// where it was. Tokens, mirrors and the folder of the cache come from the variables that other tools read:
+    /// HF_TOKEN, HF_ENDPOINT, HF_HOME, HF_HUB_CACHE, HF_HUB_OFFLINE.
+    Download(Download),
+    /// Lists the models and adapters that are there.
+    ///
+    /// Those in the cache, in ./models and in $FLUX_MODELS, and parts of models. Only configs and headers are read.
+    /// Damaged ones are listed with what is wrong.
+    List(List),
+    /// Removes models from the cache.
+    ///
+    /// Blobs that other snapshots use stay, and nothing outside the cache is touched.
+    Rm(Remove),
+    /// Writes a transformer or a text encoder as one file in another format.
+    ///
+    /// stable-diffusion.cpp, ComfyUI and diffusers read these files. Norms, embeddings and the layers around the
+    /// transformer's blocks stay in 16 bits or more.
+    Convert(Convert),
+    /// Prints what flux.toml and variables set, and where.
+    Config {
+        /// Print one JSON object
+        #[arg(long)]
+        json: bool,
     },
+    /// Prints the GPUs, processor and memory that flux can use.
+    ///
+    /// What is not known is a hyphen. That there is no GPU is no error; the output says why.
+    Devices(Devices),
+    /// Tests that this machine computes right.
+    ///
+    /// It computes every op, draws an image, and takes and gives back memory, in less than a minute. The output is a
+    /// report for a defect; exit code 0 says that all of it holds.
+    Selftest(Selftest),
+    /// Measures how long stages and ops take.
+    ///
+    /// Ops have the shapes of the model, or of klein 4B when no folder is named. Each op is compared with what the
+    /// device does at best, which is a copy or a large product, and each fused op also with the simpler ops that define
+    /// it.
+    Bench(Box<Bench>),
+    /// Prints the script that has a shell complete flags, commands and the names of files.
+    #[command(hide = true)]
+    Completions(Completions),
+    /// Writes the pages of `man` into a folder.
+    #[command(hide = true)]
+    Man(Man),
 }
 
 /// The model.
 #[derive(Args)]
 pub struct ModelArgs {
-    /// Model: a folder, or the file of a transformer
+    /// Model: a folder, the file of a transformer, or the name of a downloaded model, as in 4b
     ///
-    /// A folder has the layout of diffusers or ComfyUI [default: $FLUX_MODEL, else the built-in model].
+    /// A folder has the layout of diffusers or ComfyUI; names are those of `flux download` [default: $FLUX_MODEL, else
+    /// the built-in model].
     #[arg(help_heading = MODEL, short, long, value_name = "PATH", value_parser = values::path())]
     dir: Option<PathBuf>,
     /// Text encoder: a file, its folder, or that of a whole model [default: the model's, else what fits beside it]
@@ -173,14 +296,40 @@ pub struct ModelArgs {
 }
 
 impl ModelArgs {
-    /// What the flag names, else FLUX_MODEL unless it is empty.
+    /// What the flag names, else what is set.
     pub fn dir(&self) -> Option<PathBuf> {
-        self.dir.clone().or_else(|| env::var_os("FLUX_MODEL").filter(|value| !value.is_empty()).map(PathBuf::from))
+        self.dir.clone().or_else(|| settings().model().map(|(model, _)| model))
     }
 
     /// Whether the flag names a model.
     pub fn names_dir(&self) -> bool {
         self.dir.is_some()
+    }
+
+    /// The paths that the flags name, and what names the model: what they leave out is as in `base`, or without one as
+    /// the environment says. With another model, the parts of the base's are left out, too.
+    pub fn paths(&self, base: Option<&ModelPaths>) -> (ModelPaths, Option<String>) {
+        let base = base.filter(|_| !self.names_dir());
+        let model = match base {
+            Some(base) => base.model.clone(),
+            None => self.dir(),
+        };
+        let place = match (&self.dir, base) {
+            (Some(_), _) => Some("--dir".to_string()),
+            (None, Some(_)) => Some("the recipe".to_string()),
+            (None, None) => settings().model().map(|(_, from)| from.to_string()),
+        };
+        let part = |given: &Option<PathBuf>, of: fn(&ModelPaths) -> &Option<PathBuf>| {
+            given.clone().or_else(|| base.and_then(|base| of(base).clone()))
+        };
+        let paths = ModelPaths {
+            model,
+            text_encoder: part(&self.text_encoder, |paths| &paths.text_encoder),
+            vae: part(&self.vae, |paths| &paths.vae),
+            tokenizer: part(&self.tokenizer, |paths| &paths.tokenizer),
+            variant: self.variant.map(Variant::from).or_else(|| base.and_then(|base| base.variant)),
+        };
+        (paths, place)
     }
 
     /// Errors when `--kv` is given and the variant is another one.
@@ -195,21 +344,20 @@ impl ModelArgs {
 /// Where and how to compute.
 #[derive(Args, Clone)]
 pub struct DeviceArgs {
-    /// Device: auto, cpu, cuda or cuda:N
+    /// Device: auto, cpu, cuda or cuda:N [default: auto]
     ///
     /// Several GPUs, as in cuda:0,1 or cuda:all, share the images.
-    #[arg(help_heading = DEVICE, long, value_name = "DEVICE", default_value = "auto")]
-    pub device: DeviceChoice,
+    #[arg(help_heading = DEVICE, long, value_name = "DEVICE")]
+    device: Option<DeviceChoice>,
     /// Precision of the arithmetic; auto is f32 on the CPU and bf16 on a GPU (fp16 where it has none), fp8 is for
-    /// Hopper GPUs
-    #[arg(help_heading = DEVICE, long, value_name = "TYPE", default_value = "auto", hide_short_help = true)]
-    #[arg(value_parser = values::precision())]
-    pub precision: PrecisionChoice,
+    /// Hopper GPUs [default: auto]
+    #[arg(help_heading = DEVICE, long, value_name = "TYPE", hide_short_help = true, value_parser = values::precision())]
+    pub precision: Option<PrecisionChoice>,
     /// Memory of each GPU for weights, activations, CUDA graphs and cuBLASLt's workspace, in GiB [default: 80% of what
     /// is free]
     #[arg(help_heading = DEVICE, long, value_name = "GIB", value_parser = gibibytes, allow_negative_numbers = true)]
     #[arg(hide_short_help = true)]
-    pub gpu_memory: Option<f64>,
+    gpu_memory: Option<f64>,
     /// Threads on the CPU, 1 to 1024; an image is the same on any number [default: $RAYON_NUM_THREADS, else one per
     /// core]
     #[arg(help_heading = DEVICE, long, value_name = "N", value_parser = whole(1..=MAX_THREADS), hide_short_help = true)]
@@ -217,9 +365,19 @@ pub struct DeviceArgs {
 }
 
 impl DeviceArgs {
+    /// Which devices: what the flag says, else what is set.
+    pub fn device(&self) -> DeviceChoice {
+        self.device.clone().or_else(|| settings().device()).unwrap_or_default()
+    }
+
+    /// In which precision they compute, as far as the flag or what is set says it.
+    pub fn precision(&self) -> Option<PrecisionChoice> {
+        self.precision.or_else(|| settings().precision())
+    }
+
     /// Errors where flags contradict each other in a way that clap does not express.
     pub fn check(&self) -> Result<()> {
-        if self.gpu_memory.is_some() && self.device == DeviceChoice::Cpu {
+        if self.gpu_memory.is_some() && self.device() == DeviceChoice::Cpu {
             return Err(Error::usage("`--gpu-memory` has no meaning with `--device cpu`").hint("leave one of them out"));
         }
         Ok(())
@@ -228,297 +386,13 @@ impl DeviceArgs {
     /// What an engine is to open, as far as these flags say it.
     pub fn engine(&self) -> EngineArgs {
         EngineArgs {
-            device: self.device.clone(),
-            precision: self.precision,
-            gpu_memory: self.gpu_memory.map(|gib| (gib * f64::from(1 << 30)) as u64),
+            device: self.device(),
+            precision: self.precision().unwrap_or_default(),
+            gpu_memory: self
+                .gpu_memory
+                .or_else(|| settings().gpu_memory_gib())
+                .map(|gib| (gib * f64::from(1 << 30)) as u64),
             ..EngineArgs::default()
         }
-    }
-}
-
-/// `flux` without a subcommand. Every flag is under one of the headings.
-#[derive(Args)]
-pub struct Generate {
-    /// What to draw; `-` reads it from standard input
-    ///
-    /// At most 64 KiB.
-    #[arg(short, long, value_name = "TEXT", required_unless_present_any = ["words", "embeddings"], allow_hyphen_values = true)]
-    #[arg(help_heading = PROMPT)]
-    prompt: Option<OsString>,
-    /// The same without a flag, in quotes
-    ///
-    /// The name of a command alone is the command.
-    #[arg(value_name = "PROMPT", help_heading = PROMPT)]
-    words: Vec<OsString>,
-    /// File to write [default: flux-SEED.png]
-    ///
-    /// It ends with .png, .jpg, .jpeg or .webp; a folder gets flux-SEED.png, and `-` writes a PNG to standard output.
-    #[arg(help_heading = OUTPUT, short, long, value_name = "FILE")]
-    output: Option<PathBuf>,
-    /// Fail before any work when a file to write is there already, instead of overwriting it
-    #[arg(help_heading = OUTPUT, long, hide_short_help = true)]
-    pub no_clobber: bool,
-    /// Do not say in the image's XMP that a model made it
-    #[arg(help_heading = OUTPUT, long, hide_short_help = true)]
-    pub no_provenance: bool,
-    /// Write over an image or tensors that this run reads, once they have been read
-    #[arg(help_heading = OUTPUT, long, hide_short_help = true, conflicts_with = "no_clobber")]
-    pub force: bool,
-    /// Width in pixels, rounded down to a multiple of 16 [default: the first input's, else the model's]
-    #[arg(help_heading = SAMPLING, short = 'W', long, value_name = "PIXELS", value_parser = whole_of(SIDE))]
-    #[arg(hide_short_help = true, allow_negative_numbers = true)]
-    width: Option<usize>,
-    /// Height in pixels, rounded down to a multiple of 16 [default: the first input's, else the model's]
-    #[arg(help_heading = SAMPLING, short = 'H', long, value_name = "PIXELS", value_parser = whole_of(SIDE))]
-    #[arg(hide_short_help = true, allow_negative_numbers = true)]
-    height: Option<usize>,
-    /// Size, as in 768x512, or the side of a square
-    #[arg(help_heading = SAMPLING)]
-    #[arg(long, value_name = "SIZE", conflicts_with_all = ["width", "height"], allow_negative_numbers = true)]
-    size: Option<Size>,
-    /// Denoising steps [default: 4 when distilled, else 50]
-    #[arg(help_heading = SAMPLING, short, long, value_name = "N", allow_negative_numbers = true)]
-    #[arg(value_parser = whole_of("steps, from 1 to 1000"))]
-    steps: Option<usize>,
-    /// Seed: one seed, one image
-    ///
-    /// random or -1 draws one. Seeds repeat after 2^32, as in the reference.
-    #[arg(help_heading = SAMPLING)]
-    #[arg(short = 'S', long, value_name = "N", default_value = "random", allow_negative_numbers = true)]
-    seed: Seed,
-    /// Images, with this and the following seeds
-    ///
-    /// out.png becomes out-SEED.png.
-    #[arg(help_heading = SAMPLING)]
-    #[arg(short = 'n', long, value_name = "K", default_value_t = 1, allow_negative_numbers = true)]
-    #[arg(value_parser = values::count)]
-    pub count: u64,
-    /// How strongly to follow the prompt
-    ///
-    /// 1 is without guidance; only undistilled models use it [default: the model's].
-    #[arg(help_heading = SAMPLING, short, long, value_name = "SCALE", allow_negative_numbers = true)]
-    #[arg(value_parser = decimal::<f32>("from 0 to 1000"))]
-    guidance: Option<f32>,
-    #[command(flatten)]
-    pub images: ImageArgs,
-    #[command(flatten)]
-    pub sampler: SamplerArgs,
-    #[command(flatten)]
-    pub tensors: TensorArgs,
-    #[command(flatten)]
-    pub model: ModelArgs,
-    #[command(flatten)]
-    pub adapters: AdapterArgs,
-    #[command(flatten)]
-    pub quantize: QuantizeArgs,
-    #[command(flatten)]
-    pub on: DeviceArgs,
-    /// How many of several GPUs make each image together: a number, auto or off
-    #[arg(help_heading = DEVICE, long, value_name = "N", default_value = "auto", hide_short_help = true)]
-    pub parallel: ParallelChoice,
-    /// With --precision fp8: cache the quantised weights in a file in the model's folder, and load them from it later
-    #[arg(help_heading = DEVICE, long, hide_short_help = true)]
-    pub fp8_cache: bool,
-    /// Print nothing but errors, and the seed when it was random
-    #[arg(help_heading = INFORMATION, short, long)]
-    pub quiet: bool,
-    /// Print more, such as the device
-    #[arg(help_heading = INFORMATION, short, long, conflicts_with = "quiet")]
-    pub verbose: bool,
-    /// Print how long each stage took, and the most memory used: text to stderr, json to stdout
-    #[arg(help_heading = INFORMATION, long, value_name = "FORMAT", value_enum)]
-    #[arg(num_args = 0..=1, require_equals = true, default_missing_value = "text", hide_short_help = true)]
-    pub timings: Option<TimingsFormat>,
-    /// How to show the stages: bars on a terminal, plain lines, or nothing; auto shows lines elsewhere, of long runs
-    #[arg(help_heading = INFORMATION, long, value_name = "KIND", value_enum, default_value_t = ProgressChoice::Auto)]
-    #[arg(hide_short_help = true)]
-    pub progress: ProgressChoice,
-    /// Print the path of the image to stdout
-    #[arg(help_heading = OUTPUT, long, hide_short_help = true)]
-    pub print_path: bool,
-    /// Panic once the first image is computed
-    #[cfg(debug_assertions)]
-    #[arg(help_heading = INFORMATION, long, hide = true)]
-    pub panic_for_test: bool,
-    /// Print this help; -h prints less of it
-    #[arg(help_heading = INFORMATION, short, long, action = ArgAction::Help, global = true)]
-    help: Option<bool>,
-    /// Print the version
-    #[arg(help_heading = INFORMATION, short = 'V', long, action = ArgAction::Version)]
-    version: Option<bool>,
-}
-
-/// Whether a path is a folder, or is written as one.
-fn names_folder(path: &Path) -> bool {
-    path.is_dir() || path.as_os_str().as_encoded_bytes().ends_with(b"/")
-}
-
-impl Generate {
-    /// What to draw, and how. Reads `stdin` for the prompt `-`; draws a seed when none is given.
-    ///
-    /// Errors when the prompt is too long, no text, or missing from standard input, and when the strength of an adapter
-    /// is no number.
-    pub fn recipe(&self, stdin: &mut dyn Read) -> Result<Recipe> {
-        let prompt = match self.prompt() {
-            Some(_) if self.reads_stdin() => prompt::read(stdin),
-            Some(given) => prompt::text(given.as_encoded_bytes().to_vec()),
-            None => Ok(String::new()),
-        };
-        let recipe = Recipe {
-            prompt: prompt.map_err(|e| e.at(self.prompt_place()))?,
-            width: self.size.map(|size| size.width).or(self.width),
-            height: self.size.map(|size| size.height).or(self.height),
-            steps: self.steps,
-            seed: match self.seed {
-                Seed::Given(seed) => seed,
-                // 32 bits: short enough to type again.
-                Seed::Random => u64::from(rand::random::<u32>()),
-            },
-            guidance: self.guidance,
-            ..Recipe::default()
-        };
-        self.adapters.apply(self.tensors.apply(self.images.apply(self.sampler.apply(recipe))))
-    }
-
-    /// Where the prompt comes from.
-    pub fn prompt_place(&self) -> &'static str {
-        if self.reads_stdin() { "standard input" } else { "--prompt" }
-    }
-
-    /// The prompt as it was given; clap sees to it that there is one.
-    fn prompt(&self) -> Option<&OsString> {
-        self.prompt.as_ref().or(self.words.first())
-    }
-
-    /// Errors when there are several prompts. A value that clap takes for one is told apart.
-    fn check_prompts(&self) -> Result<()> {
-        let first = self.words.first().filter(|_| self.prompt.is_none()).and_then(|word| word.to_str());
-        if let Some(error) = first.and_then(foreign::no_command) {
-            return Err(error);
-        }
-        let words = self.words.iter().map(|word| word.to_string_lossy());
-        if let Some(format) = words.clone().find(|word| TimingsFormat::from_str(word, false).is_ok())
-            && self.timings.is_some()
-        {
-            return Err(Error::usage(format!("`{format}` is read as the prompt"))
-                .at("--timings")
-                .hint(format!("write `--timings={format}`; the prompt of this word is `--prompt={format}`")));
-        }
-        let given: Vec<_> = self.prompt.iter().map(|prompt| prompt.to_string_lossy()).chain(words).collect();
-        if let [first, second, ..] = given.as_slice() {
-            let error = Error::usage(format!("there are several prompts: `{first}` and `{second}`")).at("--prompt");
-            // Elsewhere `-q 8` are the bits of weights.
-            let bits = given.iter().find(|word| self.quiet && matches!(word.as_ref(), "3" | "4" | "5" | "6" | "8"));
-            if let Some(bits) = bits {
-                return Err(error.hint(format!("`-q` is `--quiet`; weights of {bits} bits are `--quantize FORMAT`")));
-            }
-            return Err(error.hint("put a prompt of several words in quotes, and give it once: flux \"a red circle\""));
-        }
-        Ok(())
-    }
-
-    /// Whether the prompt comes from standard input.
-    pub fn reads_stdin(&self) -> bool {
-        self.prompt().is_some_and(|prompt| prompt == "-")
-    }
-
-    /// The number of steps that was asked for.
-    pub fn steps(&self) -> Option<usize> {
-        self.steps
-    }
-
-    /// Whether the seed was drawn at random.
-    pub fn seed_is_random(&self) -> bool {
-        self.seed == Seed::Random
-    }
-
-    /// Whether the image goes to standard output.
-    pub fn to_stdout(&self) -> bool {
-        self.output.as_deref() == Some(Path::new("-"))
-    }
-
-    /// The file of one image of those whose file the user calls `path`: of several, each has its seed in the name.
-    pub fn of_seed(&self, path: &Path, seed: u64) -> PathBuf {
-        if self.count == 1 {
-            return path.to_path_buf();
-        }
-        let mut name = path.file_stem().unwrap_or_default().to_os_string();
-        name.push(format!("-{seed}"));
-        if let Some(extension) = path.extension() {
-            name.push(".");
-            name.push(extension);
-        }
-        path.with_file_name(name)
-    }
-
-    /// The files to write, one for each image. The first image has the seed `seed`.
-    ///
-    /// Errors when the seeds would exceed the largest one.
-    pub fn outputs(&self, seed: u64) -> Result<Vec<PathBuf>> {
-        let end = seed.checked_add(self.count - 1);
-        let last = end
-            .ok_or_else(|| Error::usage(format!("seed {seed} is too large for {} images", self.count)).at("--seed"))?;
-        let is_folder = self.output.as_deref().is_some_and(names_folder);
-        let numbered = |seed: u64| match &self.output {
-            None => PathBuf::from(format!("flux-{seed}.png")),
-            Some(folder) if is_folder => folder.join(format!("flux-{seed}.png")),
-            Some(path) => self.of_seed(path, seed),
-        };
-        Ok((seed..=last).map(numbered).collect())
-    }
-
-    /// The files of final latents to write, one for each image where they are asked for.
-    pub fn latents_outputs(&self, seed: u64) -> Vec<PathBuf> {
-        let seeds = seed..=seed.saturating_add(self.count - 1);
-        let of_file = |path: &PathBuf| seeds.map(|seed| self.of_seed(path, seed)).collect();
-        self.tensors.save_latents.as_ref().map(of_file).unwrap_or_default()
-    }
-
-    /// Errors where flags contradict each other in a way that clap does not express.
-    pub fn check(&self) -> Result<()> {
-        self.check_prompts()?;
-        self.images.check(self.reads_stdin())?;
-        if self.adapters.paths().any(is_stdin) {
-            return Err(Error::usage(format!("`-`: {}", values::NO_HYPHEN)).at("--lora"));
-        }
-        self.model.check_kv(self.images.kv)?;
-        if self.print_path && self.timings == Some(TimingsFormat::Json) {
-            return Err(Error::usage("`--print-path` and `--timings=json` both write to standard output")
-                .hint("leave out `--print-path`: the JSON names the file under `output`"));
-        }
-        if self.to_stdout() {
-            let other = [
-                (self.print_path, "--print-path"),
-                (self.timings == Some(TimingsFormat::Json), "--timings=json"),
-                (self.count > 1, "--count"),
-            ];
-            if let Some((_, flag)) = other.iter().find(|(given, _)| *given) {
-                return Err(Error::usage(format!("`{flag}` does not go with an image on standard output"))
-                    .at("--output")
-                    .hint(format!("leave out `{flag}`, or name a file with `-o`")));
-            }
-        }
-        if self.fp8_cache && self.on.precision != PrecisionChoice::Fp8 {
-            return Err(
-                Error::usage("`--fp8-cache` is for `--precision fp8`").hint("give both, or leave out `--fp8-cache`")
-            );
-        }
-        if self.fp8_cache && self.quantize.formats().is_some_and(|formats| formats.transformer.is_some()) {
-            return Err(Error::usage(
-                "`--fp8-cache` holds the weights of the model's files, and `--quantize` other ones",
-            )
-            .hint("leave one of them out"));
-        }
-        self.on.check()?;
-        match &self.on.device {
-            DeviceChoice::Cuda(gpus @ Gpus::Numbers(numbers)) => self.parallel.check_enough(numbers.len(), gpus),
-            DeviceChoice::Cuda(Gpus::All) => Ok(()),
-            DeviceChoice::Auto | DeviceChoice::Cpu => self.parallel.check_alone(),
-        }
-    }
-
-    /// Whether GPUs may make an image together.
-    pub fn may_share_images(&self) -> bool {
-        self.parallel.may_share(self.on.device.count(), self.count as usize)
     }
 }

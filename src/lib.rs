@@ -15,7 +15,9 @@
 //! [`backend::cuda`]. [`token_layout`] says which tokens lie where in their tensors, and [`token_split`] which of them
 //! each of several devices has. [`files`] maps the files of a model and names its tensors, which models load through
 //! [`nn`]. [`input`] reads image files and masks and lays results over what was changed, [`output`] writes them; in
-//! between they are [`rgb::Rgb`].
+//! between they are [`rgb::Rgb`]. [`compare`] says how far two are apart, and a [`sheet`] shows many, with
+//! [`lettering`] under them. [`selftest`] tests the machine.
+//! [`hub`] says what names of models mean, and finds them in the cache of Hugging Face.
 
 pub mod backend;
 pub mod compare;
@@ -24,7 +26,9 @@ pub mod engine;
 pub mod error;
 pub mod files;
 mod guard;
+pub mod hub;
 pub mod input;
+pub mod lettering;
 pub mod metadata;
 pub mod model;
 pub mod nn;
@@ -33,6 +37,8 @@ pub mod output;
 pub mod pipeline;
 pub mod rgb;
 pub mod sampler;
+pub mod selftest;
+pub mod sheet;
 pub mod stage;
 pub mod tensor;
 pub mod text_encoder;

@@ -5,24 +5,30 @@ mod bench;
 mod bus_error;
 mod cli;
 mod commands;
+mod download;
 mod hardware_queues;
 mod panics;
 mod progress;
 mod report;
+#[cfg(feature = "server")]
+mod server;
+mod terminal;
 mod threads;
+mod version;
 
 use std::borrow::Cow;
 use std::env;
+use std::ffi::OsString;
+use std::io::{self, IsTerminal};
 use std::process::ExitCode;
-use std::sync::Arc;
 use std::time::Instant;
 
-use flux::Result;
 use flux::error::{ErrorKind, MOST_SHOWN, escaped, shown};
+use flux::{Error, Result};
 
-use crate::cli::{Cli, Command, Unread};
+use crate::cli::{Cli, Command, DrawArgs, Unread};
 use crate::commands::signals::Signals;
-use crate::progress::{fits, say};
+use crate::progress::{fits, open_log, say};
 
 /// The exit code of a command line that is wrong.
 const WRONG_USAGE: i32 = 2;
@@ -34,10 +40,15 @@ fn main() -> ExitCode {
     let start = Instant::now();
     bus_error::explain();
     let signals = Signals::default();
-    let done = panics::caught(|| run(parse(), start, &signals));
+    let done = panics::caught(|| {
+        let cli = parse();
+        cli.log.as_deref().map_or(Ok(()), open_log)?;
+        run(cli, start, &signals)
+    });
     let Some(done) = done else { return ExitCode::from(panics::EXIT_CODE) };
     let Err(error) = done else { return ExitCode::SUCCESS };
     allocator::claim_exit();
+    commands::json::print_error(&error);
     if error.kind() != ErrorKind::Cancelled {
         say(&format!("error: {}", error.shown_with(cli::flag)));
     }
@@ -53,19 +64,34 @@ fn main() -> ExitCode {
 
 /// The command line; ends the program where it is wrong, or asks for help.
 fn parse() -> Cli {
-    let arguments: Vec<_> = env::args_os().collect();
+    let mut arguments: Vec<_> = env::args_os().collect();
     if arguments.len() < 2 {
         say(cli::OVERVIEW);
-        std::process::exit(WRONG_USAGE);
+        if !io::stdin().is_terminal() || !io::stderr().is_terminal() {
+            std::process::exit(WRONG_USAGE);
+        }
+        // Somebody sits there, and may say what to draw.
+        arguments = ["flux", "chat"].map(OsString::from).to_vec();
     }
     let error = match Cli::read(&arguments) {
         Ok(cli) => return cli,
         Err(Unread::Explained(error)) => {
+            commands::json::print_error(&error);
             say(&format!("error: {error}"));
             std::process::exit(WRONG_USAGE);
         }
         Err(Unread::ByClap(error)) => error,
     };
+    if error.kind() == clap::error::ErrorKind::DisplayVersion && version::is_verbose(&arguments) {
+        // As clap prints the short form.
+        let printed = commands::print(version::long().as_bytes());
+        std::process::exit(i32::from(printed.is_err()));
+    }
+    if error.use_stderr() {
+        let what = error.to_string();
+        let what = what.lines().next().unwrap_or_default().trim_start_matches("error: ");
+        commands::json::print_error(&Error::usage(what));
+    }
     let text = error.render().to_string();
     // Help is as wide as the terminal, and errors are as long as what is wrong.
     if text.lines().all(|line| line.len() <= MOST_SHOWN && matches!(escaped(line), Cow::Borrowed(_)))
@@ -78,9 +104,11 @@ fn parse() -> Cli {
 }
 
 fn run(cli: Cli, start: Instant, signals: &Signals) -> Result<()> {
+    cli::settings::load()?;
     match cli.command {
+        Some(Command::Config { json }) => commands::config::run(json),
         Some(Command::Bench(args)) => {
-            if args.on.device.count() == Some(1) {
+            if args.on.device().count() == Some(1) {
                 hardware_queues::make_one();
             }
             start_threads(args.on.threads, false)?;
@@ -91,15 +119,77 @@ fn run(cli: Cli, start: Instant, signals: &Signals) -> Result<()> {
             commands::convert::run(&args, signals)
         }
         Some(Command::Info(args)) => commands::info::run(&args),
-        Some(Command::Compare { a, b, min_psnr }) => commands::compare::run(&a, &b, min_psnr),
-        None => {
-            if !cli.generate.may_share_images() {
+        Some(Command::Chat(args)) => {
+            prepare(&args.draw, 1)?;
+            commands::chat::run(&args, start, signals)
+        }
+        Some(Command::Batch(args)) => {
+            prepare(&args.draw, u64::MAX)?;
+            commands::batch::run(&args, signals)
+        }
+        Some(Command::Again(args)) => {
+            prepare(&args.draw, args.count)?;
+            commands::again::run(&args, start, signals)
+        }
+        Some(Command::Compare(args)) => {
+            start_threads(None, true)?;
+            commands::compare::run(&args)
+        }
+        Some(Command::Grid(args)) => {
+            prepare(&args.draw, 1)?;
+            commands::grid::run(&args, start, signals)
+        }
+        Some(Command::Sheet(args)) => {
+            start_threads(None, args.quiet)?;
+            commands::sheet::run(&args)
+        }
+        Some(Command::Show(args)) => {
+            start_threads(None, true)?;
+            commands::show::run(&args, signals)
+        }
+        Some(Command::Devices(args)) => {
+            start_threads(None, true)?;
+            commands::devices::run(&args)
+        }
+        Some(Command::Selftest(args)) => {
+            hardware_queues::make_one();
+            start_threads(args.threads, args.json)?;
+            commands::selftest::run(&args)
+        }
+        #[cfg(feature = "server")]
+        Some(Command::Serve(args)) => {
+            if !args.engine().parallel.may_share(args.on.device().count(), 1) {
                 hardware_queues::make_one();
             }
-            start_threads(cli.generate.on.threads, cli.generate.quiet)?;
-            commands::generate::run(Arc::new(cli.generate), start, signals)
+            start_threads(args.on.threads, args.quiet)?;
+            commands::serve::run(&args, start, signals)
+        }
+        #[cfg(feature = "server")]
+        Some(Command::Mcp(args)) => {
+            hardware_queues::make_one();
+            start_threads(args.on.threads, args.quiet)?;
+            commands::serve::tools(&args, signals)
+        }
+        #[cfg(feature = "server")]
+        Some(Command::Key(args)) => commands::serve::key(&args),
+        Some(Command::Completions(args)) => commands::pages::complete(&args),
+        Some(Command::Man(args)) => commands::pages::write_man(&args),
+        Some(Command::Download(args)) => commands::download::run(&args, signals),
+        Some(Command::List(args)) => commands::list::run(&args),
+        Some(Command::Rm(args)) => commands::remove::run(&args),
+        None => {
+            prepare(&cli.generate.draw, cli.generate.count)?;
+            commands::generate::run(&cli.generate, start, signals)
         }
     }
+}
+
+/// What is done before a GPU or a thread is used.
+fn prepare(args: &DrawArgs, count: u64) -> Result<()> {
+    if !args.may_share_images(count) {
+        hardware_queues::make_one();
+    }
+    start_threads(args.on.threads, args.console.quiet)
 }
 
 /// Starts the threads that compute, before anything uses them.

@@ -32,8 +32,9 @@ fn tell(info: &PanicHookInfo<'_>) {
         payload.downcast_ref::<&str>().copied().or_else(|| payload.downcast_ref::<String>().map(String::as_str));
     let message = message.unwrap_or("panic").split_whitespace().collect::<Vec<_>>().join(" ");
     let place = info.location().map(|at| format!(" at {}:{}", at.file(), at.line())).unwrap_or_default();
-    let error = Error::new(format!("internal: {message}{place}"))
-        .hint("this is a defect of flux: please report this line, the command, and what `flux --version` prints");
+    let error = Error::new(format!("internal: {message}{place}")).hint(
+        "this is a defect of flux: please report this line, the command, and what `flux --version --verbose` prints",
+    );
     say(&format!("error: {error}"));
     // It is taken only where RUST_BACKTRACE asks for it.
     let backtrace = Backtrace::capture();

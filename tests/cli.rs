@@ -1,9 +1,13 @@
 //! The program from outside: exit codes, messages, files written.
 
+pub mod again;
+mod batch;
+mod chat;
 mod commands;
 mod images;
 mod progress;
 mod prompts;
+mod readers;
 mod signals;
 mod usage;
 
@@ -72,7 +76,7 @@ fn a_png_says_how_it_was_made() {
     draw(folder.path(), &["-p", "ein Käse 🧀", "-S", "5", "-o", "out.png"]).succeeds();
     let version = concat!("flux ", env!("CARGO_PKG_VERSION"));
     let facts = [
-        ("prompt", "ein Käse 🧀"),
+        ("Description", "ein Käse 🧀"),
         ("seed", "5"),
         ("steps", "1"),
         ("guidance", "1"),
@@ -88,7 +92,7 @@ fn a_png_says_how_it_was_made() {
         ["parameters", "flux", "XML:com.adobe.xmp"]
     );
     let parameters = format!(
-        "ein Käse 🧀\nSteps: 1, Sampler: Euler, Schedule type: flow, CFG scale: 1, Seed: 5, Size: 32x32, Model: tiny, Version: {version}"
+        "ein Käse 🧀\nNegative prompt: \nSteps: 1, Sampler: Euler, Schedule type: flow, CFG scale: 1, Seed: 5, Size: 32x32, Model: tiny, Version: {version}"
     );
     assert_eq!(others[0].1, parameters);
 }
@@ -430,7 +434,7 @@ fn a_missing_model_folder_is_named_with_a_remedy() {
         &[
             "no such model folder: `none`",
             "in: --dir",
-            "from Hugging Face, as with `",
+            "`flux download 4b` fetches",
             "`black-forest-labs/FLUX.2-klein-4B`",
         ],
     );

@@ -1,26 +1,44 @@
 //! What the program and the scripts do, each run in a process of its own.
 
-#[path = "support/contact_sheet.rs"]
-mod contact_sheet;
 #[path = "support/gguf.rs"]
 mod gguf;
+#[path = "support/hub.rs"]
+mod hub;
 #[path = "support/model_copy.rs"]
 mod model_copy;
 #[path = "support/program.rs"]
 mod program;
+#[cfg(unix)]
+#[path = "support/pty.rs"]
+mod pty;
 #[path = "support/reference_mask.rs"]
 mod reference_mask;
 #[path = "support/server.rs"]
 mod server;
+#[cfg(all(unix, feature = "server"))]
+#[path = "support/serving.rs"]
+mod serving;
 mod support;
+#[path = "support/tiny_decoder.rs"]
+mod tiny_decoder;
+#[cfg(all(unix, feature = "server"))]
+#[path = "support/websocket.rs"]
+mod websocket;
 
 mod bad_models;
 mod cli;
 mod convert;
+mod download;
 mod editing;
 mod limits;
+mod log;
+mod looking;
+mod machine;
 mod options;
+mod pages;
 mod readme;
 mod sampling;
 mod scripts;
+#[cfg(all(unix, feature = "server"))]
+mod serve;
 mod writing;

@@ -18,7 +18,28 @@ const TOP: &str = "\
 ";
 
 /// The commands whose help it is; none is `flux` alone.
-const COMMANDS: [Option<&str>; 5] = [None, Some("bench"), Some("convert"), Some("info"), Some("compare")];
+const COMMANDS: [Option<&str>; 20] = [
+    None,
+    Some("bench"),
+    Some("convert"),
+    Some("download"),
+    Some("list"),
+    Some("rm"),
+    Some("again"),
+    Some("batch"),
+    Some("chat"),
+    Some("info"),
+    Some("devices"),
+    Some("selftest"),
+    Some("config"),
+    Some("compare"),
+    Some("grid"),
+    Some("serve"),
+    Some("mcp"),
+    Some("key"),
+    Some("sheet"),
+    Some("show"),
+];
 
 /// So wide that no line of help is wrapped.
 const COLUMNS: &str = "10000";

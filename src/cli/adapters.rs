@@ -9,6 +9,7 @@ use flux::engine::{AdapterFile, Recipe};
 use flux::{Error, Result};
 
 use super::MODEL;
+use super::settings::settings;
 
 const FLAG: &str = "--lora";
 /// How the names of files of adapters end.
@@ -19,7 +20,8 @@ const ENDINGS: [&str; 2] = ["safetensors", "sft"];
 pub struct AdapterArgs {
     /// Adapter and how strongly it changes the model
     ///
-    /// LoRA, LoKr, LoHa or DoRA; the strength is 1 when left out. It may be given several times.
+    /// LoRA, LoKr, LoHa or DoRA: a file, or owner/name[:FILE] of what `flux download` has fetched; the strength is 1
+    /// when left out. It may be given several times.
     #[arg(help_heading = MODEL, long, value_name = "FILE[:STRENGTH]")]
     #[arg(value_parser = OsStringValueParser::new().map(Lora::from))]
     lora: Vec<Lora>,
@@ -86,27 +88,53 @@ fn split(text: &OsStr) -> Option<(PathBuf, String)> {
     (!file.is_empty() && !behind.contains(['/', '\\'])).then(|| (file.into(), behind.to_string()))
 }
 
+/// The file of an adapter that is named so: at the path itself, else in a folder of adapters.
+pub fn in_folders(path: &Path) -> PathBuf {
+    found(path, &settings().adapters())
+}
+
+/// The file of an adapter: at the path itself, else of this name in one of the folders, whose ending may be left out.
+fn found(path: &Path, folders: &[PathBuf]) -> PathBuf {
+    if is_there(path) || path.is_absolute() {
+        return path.to_path_buf();
+    }
+    let endings = [""].into_iter().chain(ENDINGS).map(|ending| {
+        let mut name = path.as_os_str().to_os_string();
+        if !ending.is_empty() {
+            name.push(".");
+            name.push(ending);
+        }
+        name
+    });
+    let names: Vec<OsString> = endings.collect();
+    let mut files = folders.iter().flat_map(|folder| names.iter().map(move |name| folder.join(name)));
+    files.find(|file| is_there(file)).unwrap_or_else(|| path.to_path_buf())
+}
+
 /// Whether anything is at a path, a link that leads nowhere too.
 fn is_there(path: &Path) -> bool {
     path.symlink_metadata().is_ok()
 }
 
 impl AdapterArgs {
-    /// Where they are.
-    pub fn paths(&self) -> impl Iterator<Item = &Path> {
-        self.lora.iter().map(|lora| lora.meant(is_there).map_or(lora.whole.as_path(), |(path, _)| path))
+    /// What is named, without the strengths.
+    pub fn named(&self) -> Vec<&Path> {
+        self.lora.iter().map(|lora| lora.meant(is_there).map_or(lora.whole.as_path(), |(path, _)| path)).collect()
     }
 
-    /// Adds the files and their strengths, in the order of the flags.
+    /// The files and their strengths, in the order of the flags, in place of those of the recipe.
     ///
     /// Errors when a strength is no number, or a name is empty.
     pub fn apply(&self, recipe: Recipe) -> Result<Recipe> {
+        if self.lora.is_empty() {
+            return Ok(recipe);
+        }
         let named = self.lora.iter().map(|lora| {
             let (path, strength) = lora.meant(is_there)?;
             if path.as_os_str().is_empty() {
                 return Err(Error::usage("the name of the adapter is empty").at(FLAG).hint("name a safetensors file"));
             }
-            Ok(AdapterFile { file: path.to_path_buf(), strength })
+            Ok(AdapterFile { file: in_folders(path), strength })
         });
         Ok(Recipe { adapters: named.collect::<Result<_>>()?, ..recipe })
     }
@@ -157,6 +185,18 @@ mod tests {
             let error = meant(text, there).unwrap_err();
             assert!(error.contains("expected a number") && error.contains(hint), "{text}: {error}");
         }
+    }
+
+    #[test]
+    fn the_name_of_an_adapter_is_looked_for_in_the_folders_of_adapters() {
+        let folder = tempfile::tempdir().unwrap();
+        std::fs::write(folder.path().join("oil.safetensors"), "").unwrap();
+        let folders = [PathBuf::from("none"), folder.path().to_path_buf()];
+        for name in ["oil", "oil.safetensors"] {
+            assert_eq!(found(Path::new(name), &folders), folder.path().join("oil.safetensors"));
+        }
+        assert_eq!(found(Path::new("water"), &folders), Path::new("water"));
+        assert_eq!(found(Path::new("Cargo.toml"), &folders), Path::new("Cargo.toml"), "what is there is meant");
     }
 
     #[cfg(unix)]

@@ -10,7 +10,7 @@ use super::{DeviceArgs, ModelArgs, QuantizeArgs};
 #[derive(Args)]
 pub struct Bench {
     /// Parts of the names of what to measure, such as stages/, adapters/, ops/, linear or 512x512; on several GPUs also
-    /// replicas/ and exchange/ [default: all]
+    /// replicas/ and exchange/; `serve` alone measures a server [default: all but that]
     #[arg(value_name = "NAME")]
     pub names: Vec<String>,
     #[command(flatten)]
@@ -29,6 +29,9 @@ pub struct Bench {
     /// Make keys and values of the references once for all steps, whatever the model's folder says
     #[arg(long)]
     pub kv: bool,
+    /// What images show, which takes FLUX.3-klein longer the longer it is [default: a short sentence]
+    #[arg(short, long, value_name = "TEXT")]
+    pub prompt: Option<String>,
     /// Images at once, where there are no references
     #[arg(long, value_name = "K", default_value_t = 1, value_parser = whole::<u64>(1..=8))]
     pub batch: u64,
@@ -46,6 +49,21 @@ pub struct Bench {
     /// while then
     #[arg(long, value_name = "SECONDS", value_parser = seconds)]
     pub pause: Option<f64>,
+    /// With serve: where the server is; the key is in $FLUX_API_KEY
+    #[arg(long, value_name = "URL", default_value = "http://127.0.0.1:7860")]
+    pub url: String,
+    /// With serve: clients that send one request after the other, such as 1,16 [default: 1,16]
+    #[arg(long, value_name = "N", value_delimiter = ',', value_parser = whole::<u64>(1..=1024), conflicts_with = "rate")]
+    pub clients: Vec<u64>,
+    /// With serve: requests a second, whatever the answers do
+    #[arg(long, value_name = "R", value_parser = seconds)]
+    pub rate: Option<f64>,
+    /// With serve: how long
+    #[arg(long, value_name = "SECONDS", value_parser = seconds, default_value = "20")]
+    pub seconds: f64,
+    /// With serve: different prompts
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = whole::<u64>(1..=1_000_000))]
+    pub prompts: u64,
     #[command(flatten)]
     pub on: DeviceArgs,
     /// Print one JSON object per line

@@ -87,7 +87,7 @@ mod tests {
     use crate::cli::Cli;
 
     fn made(recipe: Recipe, model: ModelRecipe) -> ImageRecipe {
-        ImageRecipe { flux: "1".to_string(), recipe, model, device: "CPU".to_string(), of: None }
+        ImageRecipe { recipe, model, ..ImageRecipe::default() }
     }
 
     /// What the command line asks for.
@@ -95,7 +95,7 @@ mod tests {
         let words: Vec<_> = shlex::split(line).unwrap().into_iter().map(Into::into).collect();
         let Ok(cli) = Cli::read(&words) else { panic!("{line}") };
         cli.generate.check().unwrap();
-        cli.generate.recipe(&mut std::io::empty()).unwrap()
+        cli.generate.recipe(None, &mut std::io::empty()).unwrap()
     }
 
     #[test]
@@ -142,6 +142,7 @@ mod tests {
             kv: true,
             quantize: Some("fp8".to_string()),
             precision: PrecisionChoice::Bf16,
+            ..ModelRecipe::default()
         };
         let line = command_line(&made(Recipe::new("x", 1), model));
         assert_eq!(line, "flux -p x -d 'a b' --variant base --quantize fp8 --precision bf16 -S 1 --kv");

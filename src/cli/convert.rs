@@ -39,6 +39,9 @@ pub struct Convert {
     /// Print nothing but errors
     #[arg(short, long)]
     pub quiet: bool,
+    /// Print one JSON object: the file, its tensors, bytes and seconds
+    #[arg(long)]
+    pub json: bool,
 }
 
 fn format_help() -> String {

@@ -26,13 +26,17 @@ pub fn flag(field: Field, form: Form) -> &'static str {
         Field::Extend => ["--extend"; 2],
         Field::MaskPadding => ["--mask-padding"; 2],
         Field::Feather => ["--feather"; 2],
+        Field::NoComposite => ["--no-composite"; 2],
+        Field::NoSelfReference => ["--no-self-reference"; 2],
         Field::Adapters => ["--lora"; 2],
         Field::Output => ["--output", "-o"],
+        Field::EmbedInputs => ["--embed-inputs"; 2],
         Field::NoClobber => ["--no-clobber"; 2],
         Field::Model => ["--dir", "-d"],
         Field::TextEncoder => ["--text-encoder"; 2],
         Field::Vae => ["--vae"; 2],
         Field::Tokenizer => ["--tokenizer"; 2],
+        Field::PreviewDecoder => ["--preview-decoder"; 2],
         Field::Variant => ["--variant"; 2],
         Field::Device => ["--device"; 2],
         Field::Precision => ["--precision"; 2],
@@ -64,8 +68,11 @@ mod tests {
         let commands: Vec<_> = std::iter::once(&program).chain(program.get_subcommands()).collect();
         for field in Field::ALL {
             let [full, short] = [Form::Full, Form::Short].map(|form| flag(*field, form));
-            let mut flags = commands.iter().flat_map(|command| command.get_arguments());
-            let known = flags.find(|known| known.get_long().is_some_and(|long| format!("--{long}") == full));
+            let flags = commands.iter().flat_map(|command| command.get_arguments());
+            // One command may have it without a letter.
+            let known = flags
+                .filter(|known| known.get_long().is_some_and(|long| format!("--{long}") == full))
+                .max_by_key(|known| known.get_short().is_some());
             let known = known.unwrap_or_else(|| panic!("{full}"));
             assert_eq!(short, known.get_short().map_or(full.to_string(), |letter| format!("-{letter}")));
         }

@@ -5,7 +5,7 @@
 use clap::Command;
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use flux::Error;
-use flux::files::{draw_each_line, fetch_a_model};
+use flux::files::fetch_a_model;
 
 /// Ours, and those that mean the same. A name of one letter is a short flag.
 const SAME: [(&str, &[&str]); 21] = [
@@ -78,7 +78,10 @@ const OTHERS: [(&[&str], &str); 36] = [
     (&["t"], "threads are `--threads`, and how far from the image to go is `--strength`"),
     (&["M", "mode"], "there are no modes: with `-i` images are made from images, `flux convert` converts"),
     (&["N"], "what the image should lean away from is `--negative`, and the number of images `-n`"),
-    (&["c", "config", "C", "config-file"], "there is no file of flags: give them on the command line"),
+    (
+        &["c", "config", "C", "config-file"],
+        "what holds where no flag says otherwise is in flux.toml, see `flux config`",
+    ),
     (
         &["output-dir", "outdir", "out-dir", "output-folder", "save-dir"],
         "`-o FOLDER/` writes `flux-SEED.png` into a folder",
@@ -86,7 +89,7 @@ const OTHERS: [(&[&str], &str); 36] = [
     (&["batch-size", "batch"], "the number of images is `-n`; so many as memory allows are made at once"),
     (
         &["prompt-file", "prompts-file", "from-file", "prompts", "file"],
-        "one prompt of a file is `-p - < FILE`; {lines}",
+        "`flux batch FILE FOLDER` makes an image of each line; one prompt of a file is `-p - < FILE`",
     ),
     (&["seeds", "auto-seeds"], "`-S N -n K` makes K images with the seeds from N on"),
     (
@@ -123,7 +126,8 @@ const OTHERS: [(&[&str], &str); 36] = [
     ),
     (
         &["tae", "taesd", "taesd-preview-only", "preview", "preview-path"],
-        "there are no previews; `--vae` also takes the small decoder",
+        "`--show-steps` shows what each step leads to, with `--preview-decoder FILE` as TAEF2 draws it; images are those \
+         of the VAE, and `--vae` also takes the small decoder",
     ),
     (
         &[
@@ -244,28 +248,13 @@ const OTHERS: [(&[&str], &str); 36] = [
         "a model on the disk is named with `-d FOLDER`; {fetch}",
     ),
     (
-        &["listen", "listen-ip", "listen-port", "port", "host", "server", "api", "share"],
-        "there is no server: each command makes its images and ends",
+        &["listen", "listen-ip", "listen-port", "port", "host", "api", "share"],
+        "this command makes its images and ends: `flux serve` is the server, and `flux serve --help` tells its flags",
     ),
 ];
 
 /// Words that other programs, or later versions of this one, have as commands: nobody draws them by chance.
-const NO_COMMANDS: [(&str, &str); 14] = [
-    ("serve", ""),
-    ("server", ""),
-    ("batch", "{lines}"),
-    ("chat", ""),
-    ("download", "{fetch}"),
-    ("list", "`flux info PATH` says what a model is"),
-    ("again", ""),
-    ("sheet", ""),
-    ("worker", ""),
-    ("submit", ""),
-    ("devices", "`nvidia-smi -L` lists the GPUs"),
-    ("selftest", ""),
-    ("live", ""),
-    ("completions", ""),
-];
+const NO_COMMANDS: &[(&str, &str)] = &[("server", "`flux serve` is one"), ("worker", ""), ("submit", ""), ("live", "")];
 
 /// A name with hyphens for underscores.
 fn plain(flag: &str) -> String {
@@ -282,8 +271,13 @@ pub fn with_other_names(command: Command) -> Command {
         let theirs = SAME.iter().find(|(name, _)| *name == long).map_or(&[][..], |(_, theirs)| theirs);
         let (short, theirs): (Vec<_>, Vec<_>) = theirs.iter().partition(|name| name.len() == 1);
         let mut names = Vec::new();
-        for name in theirs.into_iter().copied().filter(|name| !own.iter().any(|own| own == name)).chain([long.as_str()])
-        {
+        // Where a command has two flags that others call the same, it is the first of them.
+        let is_taken = |name: &str| {
+            let mut flags = SAME.iter().filter(|(flag, _)| own.iter().any(|own| own == flag));
+            own.iter().any(|own| own == name)
+                || flags.find(|(_, theirs)| theirs.contains(&name)).is_some_and(|(flag, _)| *flag != long)
+        };
+        for name in theirs.into_iter().copied().filter(|name: &&str| !is_taken(name)).chain([long.as_str()]) {
             names.extend([name.to_string(), name.replace('-', "_")]);
         }
         names.sort();
@@ -294,9 +288,9 @@ pub fn with_other_names(command: Command) -> Command {
     command.mut_subcommands(with_other_names)
 }
 
-/// A hint, where `{fetch}` is how to get a model, and `{lines}` how to draw the lines of a file.
+/// A hint, where `{fetch}` is how to get a model.
 fn filled(hint: &str) -> String {
-    hint.replace("{fetch}", &fetch_a_model()).replace("{lines}", &draw_each_line())
+    hint.replace("{fetch}", &fetch_a_model())
 }
 
 /// What to say of a flag that is not ours, if it is one of another program.
@@ -351,6 +345,24 @@ mod tests {
         for (own, _) in SAME.iter().filter(|(own, _)| *own != "format") {
             assert!(known.iter().any(|known| known == own), "{own}");
         }
+    }
+
+    #[test]
+    fn no_command_has_a_name_twice() {
+        fn check(command: &clap::Command) {
+            let names = command.get_arguments().flat_map(|flag| {
+                let others = flag.get_all_aliases().unwrap_or_default().into_iter().map(String::from);
+                flag.get_long().map(String::from).into_iter().chain(others).collect::<Vec<_>>()
+            });
+            let mut names: Vec<_> = names.collect();
+            names.sort();
+            let twice: Vec<_> = names.windows(2).filter(|pair| pair[0] == pair[1]).collect();
+            assert!(twice.is_empty(), "{}: {twice:?}", command.get_name());
+            command.get_subcommands().for_each(check);
+        }
+        check(&with_other_names(Cli::command()));
+        // With the checks of clap itself, where they are built.
+        with_other_names(Cli::command()).debug_assert();
     }
 
     #[test]

@@ -70,24 +70,19 @@ impl FromStr for GrownSides {
 }
 
 impl ImageArgs {
-    /// Adds what the flags ask for.
+    /// Changes what the flags ask for.
     pub fn apply(&self, recipe: Recipe) -> Recipe {
         Recipe {
-            inputs: self.inputs.clone(),
-            mask: self.mask.clone(),
-            strength: self.strength,
-            extend: self.extend.map(|sides| sides.0),
-            mask_padding: self.mask_padding,
-            feather: self.feather.unwrap_or(0),
-            no_composite: self.no_composite,
-            no_self_reference: self.no_self_reference,
+            inputs: if self.inputs.is_empty() { recipe.inputs } else { self.inputs.clone() },
+            mask: self.mask.clone().or(recipe.mask),
+            strength: self.strength.or(recipe.strength),
+            extend: self.extend.map(|sides| sides.0).or(recipe.extend),
+            mask_padding: self.mask_padding.or(recipe.mask_padding),
+            feather: self.feather.unwrap_or(recipe.feather),
+            no_composite: self.no_composite || recipe.no_composite,
+            no_self_reference: self.no_self_reference || recipe.no_self_reference,
             ..recipe
         }
-    }
-
-    /// Whether the first input is an image to change.
-    fn changes(&self) -> bool {
-        self.apply(Recipe::default()).changes()
     }
 
     /// Whether an image comes from standard input.
@@ -99,12 +94,6 @@ impl ImageArgs {
         self.inputs.iter().chain(&self.mask).map(PathBuf::as_path)
     }
 
-    /// The files that are read, each with its flag.
-    pub fn named_files(&self) -> impl Iterator<Item = (&'static str, &Path)> {
-        let inputs = self.inputs.iter().map(|file| ("--input", file.as_path()));
-        inputs.chain(self.mask.iter().map(|file| ("--mask", file.as_path()))).filter(|(_, file)| !is_stdin(file))
-    }
-
     /// Errors where flags contradict each other in a way that clap does not express.
     pub fn check(&self, prompt_reads_stdin: bool) -> Result<()> {
         let from_stdin = self.files().filter(|file| is_stdin(file)).count() + usize::from(prompt_reads_stdin);
@@ -113,31 +102,7 @@ impl ImageArgs {
                 .at("--input")
                 .hint("name files: one image, the mask or the prompt may come from standard input"));
         }
-        self.check_needs()
-    }
-
-    /// Errors when a flag is given without one that gives it a meaning.
-    fn check_needs(&self) -> Result<()> {
-        let input = (!self.inputs.is_empty(), "`--input`");
-        let of_an_input = |others| if self.inputs.is_empty() { input } else { others };
-        let mask = of_an_input((self.mask.is_some(), "`--mask`"));
-        let part = of_an_input((self.mask.is_some() || self.extend.is_some(), "`--mask` or `--extend`"));
-        let change = of_an_input((self.changes(), "`--strength` or `--mask`"));
-        let needs = [
-            (self.mask.is_some(), "--mask", input),
-            (self.strength.is_some(), "--strength", input),
-            (self.extend.is_some(), "--extend", input),
-            (self.mask_padding.is_some(), "--mask-padding", mask),
-            (self.feather.is_some(), "--feather", part),
-            (self.no_composite, "--no-composite", part),
-            (self.no_self_reference, "--no-self-reference", change),
-        ];
-        match needs.iter().find(|(given, _, (met, _))| *given && !met) {
-            Some((_, flag, (_, others))) => Err(Error::usage(format!("`{flag}` has no meaning without {others}"))
-                .at(*flag)
-                .hint(format!("give {others} too, or leave out `{flag}`"))),
-            None => Ok(()),
-        }
+        Ok(())
     }
 }
 
@@ -151,14 +116,18 @@ mod tests {
     fn parse(line: &str) -> std::result::Result<ImageArgs, String> {
         let cli = Cli::try_parse_from(format!("flux -p x {line}").split_whitespace()).map_err(|e| e.to_string())?;
         cli.generate.check().map_err(|e| e.to_string())?;
-        Ok(cli.generate.images)
+        cli.generate
+            .recipe(None, &mut std::io::empty())
+            .unwrap()
+            .check()
+            .map_err(|e| e.shown_with(crate::cli::flag).to_string())?;
+        Ok(cli.generate.draw.recipe.images)
     }
 
     #[test]
     fn inputs_come_in_their_order_and_one_from_standard_input() {
         let images = parse("-i a.png -i - --input b.jpg").unwrap();
         assert_eq!(images.inputs, ["a.png", "-", "b.jpg"].map(PathBuf::from));
-        assert!(!images.changes());
         assert!(parse("-i - -i -").is_err_and(|e| e.contains("more than once")));
         assert!(parse("-i - --mask -").is_err_and(|e| e.contains("more than once")));
     }
@@ -171,7 +140,7 @@ mod tests {
         for line in ["-i a.png --no-self-reference", "-i a.png --strength 0.5 --feather 4"] {
             assert!(parse(line).is_err_and(|e| e.contains("hint")), "{line}");
         }
-        assert!(parse("-i a.png --mask m.png --mask-padding 8 --feather 4").unwrap().changes());
+        assert!(parse("-i a.png --mask m.png --mask-padding 8 --feather 4").is_ok());
     }
 
     #[test]

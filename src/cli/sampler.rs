@@ -12,13 +12,13 @@ use super::{PROMPT, SAMPLING};
 #[derive(Args)]
 pub struct SamplerArgs {
     /// How the noise levels fall: flow is the model's own, linear and power:A are not shifted by the size, as 1 -
-    /// (i/N)^A; sigmas:1,0.8,.. are the levels themselves, one for each step
-    #[arg(help_heading = SAMPLING, long, value_name = "KIND", default_value = "flow", hide_short_help = true)]
-    schedule: ScheduleKind,
+    /// (i/N)^A; sigmas:1,0.8,.. are the levels themselves, one for each step [default: flow]
+    #[arg(help_heading = SAMPLING, long, value_name = "KIND", hide_short_help = true)]
+    schedule: Option<ScheduleKind>,
     /// How the seed becomes noise: torch as the reference does, portable so that a seed gives a similar composition at
-    /// another size
-    #[arg(help_heading = SAMPLING, long, value_name = "KIND", default_value = "torch", hide_short_help = true)]
-    rng: Rng,
+    /// another size [default: torch]
+    #[arg(help_heading = SAMPLING, long, value_name = "KIND", hide_short_help = true)]
+    rng: Option<Rng>,
     /// What to lean away from, of undistilled models
     #[arg(help_heading = PROMPT, long, value_name = "TEXT", allow_hyphen_values = true, value_parser = no_hyphen)]
     negative: Option<String>,
@@ -30,13 +30,13 @@ pub struct SamplerArgs {
 }
 
 impl SamplerArgs {
-    /// Adds what the flags ask for.
+    /// Changes what the flags ask for.
     pub fn apply(&self, recipe: Recipe) -> Recipe {
         Recipe {
-            rng: self.rng,
-            schedule: self.schedule.clone(),
-            negative: self.negative.as_deref().map(without_ends),
-            max_sequence_length: self.max_sequence_length,
+            rng: self.rng.unwrap_or(recipe.rng),
+            schedule: self.schedule.clone().unwrap_or(recipe.schedule),
+            negative: self.negative.as_deref().map(without_ends).or(recipe.negative),
+            max_sequence_length: self.max_sequence_length.or(recipe.max_sequence_length),
             ..recipe
         }
     }

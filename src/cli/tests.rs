@@ -1,7 +1,9 @@
 //! What the command line takes, and what it refuses.
 
 use clap::CommandFactory;
+use flux::engine::choice::Gpus;
 
+use super::values::Seed;
 use super::*;
 
 fn parse(line: &str) -> std::result::Result<Generate, String> {
@@ -19,7 +21,7 @@ fn read(words: &[&str]) -> std::result::Result<Generate, String> {
 
 #[test]
 fn flags_of_other_programs_are_ours_where_they_mean_the_same() {
-    let recipe = |words: &[&str]| read(words).unwrap().recipe(&mut std::io::empty()).unwrap();
+    let recipe = |words: &[&str]| read(words).unwrap().recipe(None, &mut std::io::empty()).unwrap();
     let ours = recipe(&["-p", "x", "-S", "7", "--negative", "fog", "-g", "3", "-s", "9", "--size", "64"]);
     for theirs in [
         &[
@@ -40,11 +42,14 @@ fn flags_of_other_programs_are_ours_where_they_mean_the_same() {
         assert_eq!(recipe(&[theirs, &["--resolution", "64x64"]].concat()), ours, "{theirs:?}");
     }
     let many = read(&["-p", "x", "--batch-count", "3", "-r", "a.png", "--ref_image", "b.png", "--model", "m"]).unwrap();
-    assert_eq!((many.count, many.images.inputs.len(), many.model.dir()), (3, 2, Some(PathBuf::from("m"))));
+    assert_eq!(
+        (many.count, many.draw.recipe.images.inputs.len(), many.draw.model.dir()),
+        (3, 2, Some(PathBuf::from("m")))
+    );
     // Our own with underscores.
     let own =
         read(&["-p", "x", "--max_sequence_length", "48", "--save_latents", "l.safetensors", "--no_clobber"]).unwrap();
-    assert!(own.no_clobber && own.tensors.save_latents.is_some());
+    assert!(own.output.no_clobber && own.draw.recipe.tensors.save_latents.is_some());
 }
 
 #[test]
@@ -60,14 +65,14 @@ fn flags_that_mean_something_else_say_what_does_it_here() {
         (&["--offload-to-cpu"], "`--gpu-memory GIB`"),
         (&["--VAE-tiling"], "the VAE works in bands by itself"),
         (&["--lora-model-dir", "x"], "`--lora FILE:STRENGTH`"),
-        (&["--prompt-file", "x"], "for each line of a file"),
+        (&["--prompt-file", "x"], "`flux batch FILE FOLDER`"),
     ] {
         let refused = read(&[&["-p", "x"], words].concat()).err().expect("refused");
         let flag = words[0].split('=').next().unwrap();
         assert!(refused.contains(&format!("there is no flag `{flag}`")) && refused.contains(hint), "{refused}");
     }
     // A prompt that looks like one is a prompt.
-    let prompt = read(&["-p", "--sampler"]).unwrap().recipe(&mut std::io::empty()).unwrap().prompt;
+    let prompt = read(&["-p", "--sampler"]).unwrap().recipe(None, &mut std::io::empty()).unwrap().prompt;
     assert_eq!(prompt, "--sampler");
     let unknown = read(&["-p", "x", "--colour"]).err().expect("refused");
     assert!(unknown.contains("unexpected argument '--colour'"), "{unknown}");
@@ -75,15 +80,13 @@ fn flags_that_mean_something_else_say_what_does_it_here() {
 
 #[test]
 fn a_command_that_is_not_there_is_no_prompt() {
-    for words in
-        [&["serve"][..], &["serve", "--port", "80"], &["batch", "list.txt"], &["download", "4b"], &["-q", "chat"]]
-    {
+    for words in [&["server"][..], &["server", "--port", "80"], &["worker", "list.txt"], &["-q", "live"]] {
         let refused = read(words).and_then(|args| args.check().map_err(|e| e.to_string())).expect_err("refused");
         let word = words.iter().find(|word| !word.starts_with('-')).unwrap();
         assert!(refused.contains(&format!("no command `{word}`")), "{refused}");
         assert!(refused.contains(&format!("`flux -p {word}` draws the word")), "{refused}");
     }
-    for words in [&["-p", "serve"][..], &["a chat"], &["cat"], &["lists"], &["--", "-list"]] {
+    for words in [&["-p", "server"][..], &["a chat"], &["cat"], &["lists"], &["--", "-list"]] {
         assert!(read(words).is_ok_and(|args| args.check().is_ok()), "{words:?}");
     }
 }
@@ -127,7 +130,7 @@ fn numbers_are_strict() {
     }
     let good = parse("-p x -W 17 -H 64 -s 9 -S 18446744073709551615 -g 3.5 --gpu-memory 0.5")
         .unwrap()
-        .recipe(&mut std::io::empty())
+        .recipe(None, &mut std::io::empty())
         .unwrap();
     assert_eq!(
         (good.width, good.height, good.steps, good.seed, good.guidance),
@@ -137,7 +140,7 @@ fn numbers_are_strict() {
 
 #[test]
 fn devices_are_parsed() {
-    let device = |text: &str| parse(&format!("-p x --device {text}")).map(|g| g.on.device);
+    let device = |text: &str| parse(&format!("-p x --device {text}")).map(|g| g.draw.on.device());
     let gpus = |numbers: &[usize]| Ok(DeviceChoice::Cuda(Gpus::Numbers(numbers.to_vec())));
     assert_eq!(device("cuda"), gpus(&[0]));
     assert_eq!(device("cuda:3"), gpus(&[3]));
@@ -166,8 +169,8 @@ fn gpus_that_make_an_image_together_are_among_those_that_are_named() {
 
 #[test]
 fn timings_take_their_format_after_an_equals_sign_only() {
-    assert_eq!(parse("-p x --timings").unwrap().timings, Some(TimingsFormat::Text));
-    assert_eq!(parse("-p x --timings=json").unwrap().timings, Some(TimingsFormat::Json));
+    assert_eq!(parse("-p x --timings").unwrap().draw.console.timings, Some(TimingsFormat::Text));
+    assert_eq!(parse("-p x --timings=json").unwrap().draw.console.timings, Some(TimingsFormat::Json));
     for line in ["-p x --timings json", "--timings json", "--timings json x"] {
         let refused = parse(line).unwrap().check().unwrap_err().to_string();
         assert!(refused.contains("write `--timings=json`"), "{refused}");
@@ -177,9 +180,9 @@ fn timings_take_their_format_after_an_equals_sign_only() {
 
 #[test]
 fn a_prompt_needs_no_flag() {
-    let recipe = |line: &str| parse(line).unwrap().recipe(&mut std::io::empty()).unwrap();
+    let recipe = |line: &str| parse(line).unwrap().recipe(None, &mut std::io::empty()).unwrap();
     assert_eq!(recipe("cat -S 3"), recipe("-p cat -S 3"));
-    let from_stdin = parse("-").unwrap().recipe(&mut "a cat\n".as_bytes()).unwrap();
+    let from_stdin = parse("-").unwrap().recipe(None, &mut "a cat\n".as_bytes()).unwrap();
     assert_eq!(from_stdin.prompt, "a cat");
     for several in ["a cat", "-p a cat", "-p -S 42"] {
         let refused = parse(several).unwrap().check().unwrap_err().to_string();
@@ -193,15 +196,16 @@ fn the_name_of_a_command_is_the_command_and_after_a_flag_a_prompt() {
     assert!(matches!(cli("flux bench").command, Some(Command::Bench(_))));
     assert!(matches!(cli("flux compare a.png b.png").command, Some(Command::Compare { .. })));
     let drawn = cli("flux -p bench");
-    assert!(drawn.command.is_none() && drawn.generate.prompt().is_some_and(|prompt| prompt == "bench"));
+    assert!(drawn.command.is_none() && drawn.generate.recipe(None, &mut std::io::empty()).unwrap().prompt == "bench");
 }
 
 #[test]
 fn values_may_begin_with_a_hyphen() {
     let cold = Cli::try_parse_from(["flux", "-p", "-5 degrees"]).unwrap().generate;
-    assert_eq!(cold.recipe(&mut std::io::empty()).unwrap().prompt, "-5 degrees");
+    assert_eq!(cold.recipe(None, &mut std::io::empty()).unwrap().prompt, "-5 degrees");
     for flag in ["-W", "-H", "-s", "-n", "-g", "--size", "--gpu-memory"] {
-        let refused = parse(&format!("-p x {flag} -5")).map(|args| args.guidance);
+        let refused =
+            parse(&format!("-p x {flag} -5")).map(|args| args.recipe(None, &mut std::io::empty()).unwrap().guidance);
         // The model refuses such a guidance.
         assert!(refused == Ok(Some(-5.0)) || refused.is_err_and(|e| e.contains("invalid value '-5'")), "{flag}");
     }
@@ -209,7 +213,7 @@ fn values_may_begin_with_a_hyphen() {
 
 #[test]
 fn a_size_is_width_times_height_and_excludes_both() {
-    let recipe = |line: &str| parse(line).unwrap().recipe(&mut std::io::empty()).unwrap();
+    let recipe = |line: &str| parse(line).unwrap().recipe(None, &mut std::io::empty()).unwrap();
     assert_eq!(recipe("-p x -S 1 --size 48x32"), recipe("-p x -S 1 -W 48 -H 32"));
     for line in ["-p x --size 48x32 -W 48", "-p x --size 48 -H 48"] {
         assert!(parse(line).is_err_and(|e| e.contains("--size") && e.contains("cannot be used with")), "{line}");
@@ -219,34 +223,20 @@ fn a_size_is_width_times_height_and_excludes_both() {
 #[test]
 fn a_seed_may_be_asked_to_be_random() {
     for line in ["-p x", "-p x -S random", "-p x -S -1", "-p x --seed=-1"] {
-        assert!(parse(line).unwrap().seed_is_random(), "{line}");
+        assert!(parse(line).unwrap().draw.recipe.seed.is_none_or(Seed::is_random), "{line}");
     }
-    assert!(!parse("-p x -S 1").unwrap().seed_is_random());
+    assert_eq!(parse("-p x -S 1").unwrap().draw.recipe.seed, Some(Seed::Given(1)));
 }
 
 #[test]
 fn an_empty_prompt_is_a_prompt_and_none_is_not() {
     let empty = Cli::try_parse_from(["flux", "-p", ""]).unwrap().generate;
-    assert_eq!(empty.recipe(&mut std::io::empty()).unwrap().prompt, "");
+    assert_eq!(empty.recipe(None, &mut std::io::empty()).unwrap().prompt, "");
     assert!(parse("-S 1").is_err_and(|e| e.contains("--prompt")));
 }
 
 #[test]
-fn without_an_output_the_seed_names_the_file() {
-    assert_eq!(parse("-p x").unwrap().outputs(7).unwrap(), [PathBuf::from("flux-7.png")]);
-}
-
-#[test]
-fn each_of_many_images_is_named_after_its_seed() {
-    let outputs = |line: &str, seed| parse(line).unwrap().outputs(seed).map_err(|e| e.to_string());
-    let paths = |names: &[&str]| Ok(names.iter().map(PathBuf::from).collect::<Vec<_>>());
-    assert_eq!(outputs("-p x -o a.b/out.x.png", 7), paths(&["a.b/out.x.png"]));
-    assert_eq!(outputs("-p x -o a.b/out.x.png -n 2", 7), paths(&["a.b/out.x-7.png", "a.b/out.x-8.png"]));
-    assert_eq!(
-        outputs("-p x --count 2", u64::MAX - 1),
-        paths(&["flux-18446744073709551614.png", "flux-18446744073709551615.png"])
-    );
-    assert!(outputs("-p x --count 2", u64::MAX).unwrap_err().contains("--seed"));
+fn there_are_at_most_so_many_images() {
     for bad in ["0", "-1", "1.5", "x", "10001"] {
         assert!(parse(&format!("-p x --count={bad}")).is_err_and(|e| e.contains("--count")), "{bad}");
     }
@@ -254,7 +244,7 @@ fn each_of_many_images_is_named_after_its_seed() {
 
 #[test]
 fn random_seeds_differ() {
-    let seed = || parse("-p x").unwrap().recipe(&mut std::io::empty()).unwrap().seed;
+    let seed = || parse("-p x").unwrap().recipe(None, &mut std::io::empty()).unwrap().seed;
     let seeds = [seed(), seed(), seed()]; // all equal once in 2^64
     assert!(seeds[0] != seeds[1] || seeds[1] != seeds[2]);
 }

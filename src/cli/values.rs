@@ -8,6 +8,7 @@ use std::str::FromStr;
 use clap::ValueEnum;
 use clap::builder::{PathBufValueParser, PossibleValuesParser, TypedValueParser};
 use flux::engine::choice::PrecisionChoice;
+use flux::files::Variant;
 
 /// `--variant`
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -15,6 +16,16 @@ pub enum VariantChoice {
     Distilled,
     Base,
     Kv,
+}
+
+impl From<VariantChoice> for Variant {
+    fn from(variant: VariantChoice) -> Self {
+        match variant {
+            VariantChoice::Distilled => Self::Distilled,
+            VariantChoice::Base => Self::Base,
+            VariantChoice::Kv => Self::Kv,
+        }
+    }
 }
 
 /// `--timings`
@@ -124,6 +135,22 @@ pub enum Seed {
     /// `random`, or -1 as in other programs.
     Random,
     Given(u64),
+}
+
+impl Seed {
+    /// Whether it is drawn.
+    pub fn is_random(self) -> bool {
+        self == Self::Random
+    }
+
+    /// The seed; draws one where none is given.
+    pub fn value(self) -> u64 {
+        match self {
+            Self::Given(seed) => seed,
+            // 32 bits: short enough to type again.
+            Self::Random => u64::from(rand::random::<u32>()),
+        }
+    }
 }
 
 impl FromStr for Seed {

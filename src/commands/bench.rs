@@ -1,5 +1,7 @@
 //! `flux bench`: what to measure, and on which device.
 
+#[cfg(feature = "server")]
+use std::env;
 use std::mem;
 use std::time::Duration;
 
@@ -10,12 +12,18 @@ use flux::engine::choice::{DeviceChoice, ParallelChoice};
 use flux::engine::devices::{self, Devices};
 
 use super::{named_model, print};
+#[cfg(feature = "server")]
+use crate::bench::serve::{self, Asks, Load};
 use crate::bench::{self, Effort, Settings};
 use crate::cli::Bench;
 use crate::progress::{Console, Shown};
 
 /// Measures, and prints each line as soon as it is measured.
 pub fn run(args: &Bench) -> Result<()> {
+    #[cfg(feature = "server")]
+    if args.names == ["serve"] {
+        return measure_server(args);
+    }
     args.on.check()?;
     args.model.check_kv(args.kv)?;
     let dir = named_model(&args.model)?;
@@ -37,6 +45,7 @@ pub fn run(args: &Bench) -> Result<()> {
         references: args.references.iter().map(|&references| references as usize).collect(),
         kv: args.kv,
         quantisation: args.quantize.formats().unwrap_or_default(),
+        prompt: args.prompt.clone().unwrap_or_else(|| bench::PROMPT.to_string()),
         batch: args.batch as usize,
         steps: args.steps.map(|steps| steps as usize),
         in_a_row: args.in_a_row,
@@ -54,7 +63,7 @@ pub fn run(args: &Bench) -> Result<()> {
                 Ok(())
             })?;
             let wants_group = bench::run(&gpus, dir.as_ref(), settings.clone(), default_model, print)?;
-            let DeviceChoice::Cuda(list) = &args.on.device else { return Ok(()) };
+            let DeviceChoice::Cuda(list) = &args.on.device() else { return Ok(()) };
             if !wants_group {
                 return Ok(());
             }
@@ -62,4 +71,28 @@ pub fn run(args: &Bench) -> Result<()> {
             bench::run_over(&devices::open_group(&engine_args, list)?, dir.as_ref(), settings, default_model, print)
         }
     }
+}
+
+/// Measures a server, with each size and number of clients.
+#[cfg(feature = "server")]
+fn measure_server(args: &Bench) -> Result<()> {
+    let clients = if args.clients.is_empty() { vec![1, 16] } else { args.clients.clone() };
+    let asks: Vec<Asks> = match args.rate {
+        Some(rate) => vec![Asks::Rate(rate)],
+        None => clients.into_iter().map(|clients| Asks::Clients(clients as usize)).collect(),
+    };
+    let sizes = if args.sizes.is_empty() { &[1024][..] } else { &args.sizes };
+    for (&size, &asks) in sizes.iter().flat_map(|size| asks.iter().map(move |asks| (size, asks))) {
+        let load = Load {
+            url: args.url.clone(),
+            key: env::var("FLUX_API_KEY").ok(),
+            seconds: args.seconds,
+            size: size as usize,
+            steps: args.steps.map(|steps| steps as usize),
+            prompts: args.prompts,
+            asks,
+        };
+        print(serve::run(&load, args.json)?.as_bytes())?;
+    }
+    Ok(())
 }

@@ -4,10 +4,16 @@
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 
+use flux::engine::Recipe;
+use flux::error::Form;
 use flux::files::{FileId, ModelFiles, files_at};
+use flux::hub::{Wanted, resolve};
+use flux::input::is_stdin;
 use flux::{Error, Result};
 
-use crate::cli::{Convert, Generate};
+use super::outputs::Outputs;
+use crate::cli::{Compare, Convert, Sheet, flag};
+use crate::progress::{log_path, withdraw_log};
 
 const STDIN: &str = "/dev/stdin";
 const STDOUT: &str = "/dev/stdout";
@@ -30,36 +36,75 @@ struct Read {
     is_first: bool,
 }
 
-/// Errors when one of the files that `args` would write is another one of them, or is read. `cache` is the file of
-/// `--fp8-cache`.
-pub fn of_images(args: &Generate, seed: u64, model: &ModelFiles, cache: Option<&Path>) -> Result<()> {
-    let mut claims = Claims { force: args.force, ..Claims::default() };
+/// Errors when one of the files that a run would write is another one of them, or is read. `cache` is the file of
+/// `--fp8-cache`; with `force`, what is read as a whole beforehand may be written over. `source` is the file that the
+/// recipe comes from.
+pub fn of_images(
+    (recipe, source): (&Recipe, Option<&Path>),
+    outputs: &Outputs,
+    model: &ModelFiles,
+    cache: Option<&Path>,
+    [force, reads_stdin]: [bool; 2],
+) -> Result<()> {
+    let mut claims = Claims { force, ..Claims::default() };
     // The cache is made of the model's files, and takes its own place alone.
     let is_cache = |path: &PathBuf| cache.is_some_and(|cache| path.file_name() == cache.file_name());
     claims.keeps("a file of the model", model.on_disk().into_iter().filter(|path| !is_cache(path)));
-    for path in args.adapters.paths() {
-        claims.keeps("a file of what `--lora` names", files_at(path));
+    for used in &recipe.adapters {
+        claims.keeps("a file of what `--lora` names", files_at(&used.file));
     }
-    let files = args.images.named_files().chain(args.tensors.inputs());
-    files.for_each(|(flag, path)| claims.reads(flag, path));
-    if args.reads_stdin() || args.images.reads_stdin() {
+    for (field, path) in recipe.files().filter(|(_, path)| !is_stdin(path)) {
+        claims.reads(format!("what `{}` reads", flag(field, Form::Full)), path);
+    }
+    source.iter().for_each(|path| claims.reads("what the recipe is read from", path));
+    if reads_stdin {
         claims.reads("standard input", Path::new(STDIN));
     }
-    let outputs = if args.to_stdout() { vec![PathBuf::from(STDOUT)] } else { args.outputs(seed)? };
-    outputs.into_iter().try_for_each(|path| claims.writes("--output", path))?;
-    args.latents_outputs(seed).into_iter().try_for_each(|path| claims.writes("--save-latents", path))?;
-    if let Some(path) = &args.tensors.save_embeddings {
+    let stdout = outputs.images.is_empty().then(|| PathBuf::from(STDOUT));
+    outputs.images.iter().cloned().chain(stdout).try_for_each(|path| claims.writes("--output", path))?;
+    outputs.latents.iter().cloned().try_for_each(|path| claims.writes("--save-latents", path))?;
+    if let Some(path) = &outputs.embeddings {
         claims.writes("--save-embeddings", path.clone())?;
     }
-    cache.map_or(Ok(()), |path| claims.writes("--fp8-cache", path.to_path_buf()))
+    cache.map_or(Ok(()), |path| claims.writes("--fp8-cache", path.to_path_buf()))?;
+    claims.logs()
+}
+
+/// Errors when one of the files that images are written to again is another one of them, or one of those `images`.
+pub fn of_images_again(images: &[PathBuf], outputs: &[Outputs], force: bool) -> Result<()> {
+    let mut claims = Claims { force, ..Claims::default() };
+    images.iter().for_each(|path| claims.reads("one of the images that are made again", path));
+    let written = outputs.iter().flat_map(|outputs| outputs.images.iter().cloned());
+    written.into_iter().try_for_each(|path| claims.writes("--output", path))
 }
 
 /// Errors when the file that `args` would write is read, or belongs to the model of which a part is read.
 pub fn of_conversion(args: &Convert) -> Result<()> {
     let mut claims = Claims::default();
-    claims.keeps("a file of the model that is read", files_at(&args.from));
+    let from = resolve(&args.from, Wanted::Model).unwrap_or_else(|_| args.from.clone());
+    claims.keeps("a file of the model that is read", files_at(&from));
     args.tokenizer.iter().for_each(|path| claims.keeps("a file of what `--tokenizer` names", files_at(path)));
-    claims.writes("OUT", args.to.clone())
+    claims.writes("OUT", args.to.clone())?;
+    claims.logs()
+}
+
+/// Errors when the sheet that `args` would write is one of its images.
+pub fn of_sheet(args: &Sheet) -> Result<()> {
+    let mut claims = Claims { force: args.force, ..Claims::default() };
+    for path in &args.files {
+        let read = Read { path: path.clone(), what: "one of the images".to_string(), is_first: true };
+        claims.read.entry(FileId::of(path)).or_insert(read);
+    }
+    claims.writes("--output", args.output.clone())?;
+    claims.logs()
+}
+
+/// Errors when the image of differences that `args` would write is one of the two images.
+pub fn of_comparison(args: &Compare) -> Result<()> {
+    let mut claims = Claims::default();
+    claims.keeps("one of the images", [args.a.clone(), args.b.clone()]);
+    args.diff.iter().try_for_each(|path| claims.writes("--diff", path.clone()))?;
+    claims.logs()
 }
 
 impl Claims {
@@ -72,10 +117,18 @@ impl Claims {
     }
 
     /// A file that is read before any other is written.
-    fn reads(&mut self, flag: &str, path: &Path) {
-        let what = if path == Path::new(STDIN) { flag.to_string() } else { format!("what `{flag}` reads") };
-        let read = Read { path: path.to_path_buf(), what, is_first: true };
+    fn reads(&mut self, what: impl Into<String>, path: &Path) {
+        let read = Read { path: path.to_path_buf(), what: what.into(), is_first: true };
         self.read.entry(FileId::of(path)).or_insert(read);
+    }
+
+    /// Errors when the log is another file of the command. It is open already, and is left as it was before.
+    fn logs(&mut self) -> Result<()> {
+        let Some(path) = log_path() else { return Ok(()) };
+        if let Some(read) = self.read.get_mut(&FileId::of(path)) {
+            read.is_first = false; // lines are added all the time
+        }
+        self.writes("--log", path.to_path_buf()).inspect_err(|_| withdraw_log())
     }
 
     /// Errors when the file is read, or written by another flag or for another image.
@@ -128,11 +181,9 @@ mod tests {
     use std::fs;
     use std::os::unix::fs::symlink;
 
-    use clap::Parser;
     use flux::files::quantised_cache::FILE;
 
     use super::*;
-    use crate::cli::Cli;
 
     #[test]
     fn a_cache_takes_its_own_place_and_no_other() {
@@ -143,20 +194,26 @@ mod tests {
             fs::write(at(name), "{}").unwrap();
         }
         let model = ModelFiles::open(folder.path()).unwrap();
-        let check = |flags: &[&str]| {
-            let words = ["flux", "-p", "x", "-S", "1", "-o"].iter().chain(flags);
-            let args = Cli::try_parse_from(words).unwrap_or_else(|e| panic!("{e}")).generate;
-            of_images(&args, 1, &model, Some(&at(FILE))).map_err(|e| e.to_string())
+        let check = |output: &Path| {
+            let outputs = Outputs {
+                images: vec![output.to_path_buf()],
+                latents: Vec::new(),
+                embeddings: None,
+                folders: Vec::new(),
+                no_clobber: false,
+            };
+            let recipe = Recipe::new("x", 1);
+            of_images((&recipe, None), &outputs, &model, Some(&at(FILE)), [false; 2]).map_err(|e| e.to_string())
         };
         let free = at("x.png");
-        assert_eq!(check(&[free.to_str().unwrap()]), Ok(()), "there is none yet");
+        assert_eq!(check(&free), Ok(()), "there is none yet");
         fs::write(at(FILE), "an older one").unwrap();
-        assert_eq!(check(&[free.to_str().unwrap()]), Ok(()));
+        assert_eq!(check(&free), Ok(()));
         symlink(at(FILE), at("link.png")).unwrap();
         let link = at("link.png");
-        assert!(check(&[link.to_str().unwrap()]).is_err_and(|e| e.contains("by `--output` and by `--fp8-cache`")));
+        assert!(check(&link).is_err_and(|e| e.contains("by `--output` and by `--fp8-cache`")));
         fs::remove_file(at(FILE)).unwrap();
         fs::hard_link(at("transformer/a.safetensors"), at(FILE)).unwrap();
-        assert!(check(&[free.to_str().unwrap()]).is_err_and(|e| e.contains("a file of the model")));
+        assert!(check(&free).is_err_and(|e| e.contains("a file of the model")));
     }
 }

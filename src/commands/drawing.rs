@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use flux::backend::Remark;
-use flux::engine::{Engine, Event, Inputs, Job, JobImage, OpeningTimes, Recipe};
+use flux::engine::{Engine, Event, Inputs, Job, JobImage, OfImages, OpeningTimes, Recipe};
 use flux::error::named;
 use flux::model::ModelInfo;
 use flux::pipeline::{Plan, Request, Timings};
@@ -14,15 +14,27 @@ use flux::stage::CancelFlag;
 use flux::{Error, Result};
 
 use super::destination::Destination;
+use super::json::ImageLine;
 use super::print;
+use super::screen::Screen;
 use super::tensors::Tensors;
-use crate::cli::{Generate, TimingsFormat, flag};
+use crate::cli::{ConsoleArgs, TimingsFormat, flag};
 use crate::progress::{Console, say};
 use crate::report::{Report, peak_host_bytes};
 
 /// The images to make. Everything is checked except what only the model knows.
-pub struct Drawing {
-    pub args: Arc<Generate>,
+pub struct Drawing<'a> {
+    pub args: &'a ConsoleArgs,
+    pub print_path: bool,
+    /// Whether files say in XMP that a model made the images.
+    pub provenance: bool,
+    pub seed_is_random: bool,
+    /// The number of steps that was asked for.
+    pub steps: Option<usize>,
+    /// Which of the images of a file it is.
+    pub of: Option<OfImages>,
+    /// Which of the images of a batch is written, where it is made with others.
+    pub batch: Option<OfImages>,
     /// What to make, and what its files of images hold.
     pub recipe: Recipe,
     pub inputs: Arc<Inputs>,
@@ -45,9 +57,16 @@ struct Saved {
     total_s: f64,
 }
 
-impl Drawing {
+impl Drawing<'_> {
     /// Makes the images and writes them. Files are written as soon as each is made, and told in the order of the seeds.
-    pub fn run(&self, engine: &Engine, console: &mut Console) -> Result<()> {
+    /// `written` gets the place of each, also where an error follows.
+    pub fn run(
+        &self,
+        engine: &Engine,
+        console: &mut Console,
+        screen: &mut Screen,
+        written: &mut Vec<usize>,
+    ) -> Result<()> {
         let count = self.targets.len();
         let devices = engine.devices(count);
         // Of several devices each is named.
@@ -72,17 +91,37 @@ impl Drawing {
         let job = Job {
             inputs: Arc::clone(&self.inputs),
             recipe: Some(Arc::new(self.recipe.clone())),
-            provenance: !self.args.no_provenance,
+            of: self.of,
+            provenance: self.provenance,
             embeddings: self.tensors.wants_embeddings(),
             latents: self.tensors.wants_latents(),
+            previews: screen.wants_steps(),
             cancel: self.cancel.clone(),
-            ..Job::new(self.request.clone(), count)
+            ..match self.batch {
+                Some(OfImages { place, count }) => {
+                    let seed = self.request.seed - place as u64;
+                    Job::new(Request { seed, ..self.request.clone() }, count)
+                }
+                None => Job::new(self.request.clone(), count),
+            }
+        };
+        let wanted = |place: usize| match self.batch {
+            Some(batch) => (place == batch.place).then_some(0),
+            None => Some(place),
         };
         let mut saved = Vec::new();
-        let mut last = 0;
+        let (mut last, mut shown) = (0, None);
         for event in engine.submit(job)?.in_order() {
             match event? {
                 Event::Queued(_) => {}
+                // Of several images that are made at once, one is enough to see.
+                Event::Preview { place, image, .. }
+                    if wanted(place).is_some() && shown.is_none_or(|shown| shown == place) =>
+                {
+                    shown = Some(place);
+                    screen.step(&image, console)?;
+                }
+                Event::Preview { .. } => {}
                 Event::Started { images, remark, .. } => {
                     last = images.end;
                     remark.iter().for_each(|remark| console.detail(remark));
@@ -100,12 +139,16 @@ impl Drawing {
                     self.tensors.write_embeddings(&embeddings, &self.request, &self.name)?;
                 }
                 Event::Image { place, image, latents } => {
-                    let (target, seed) = (&self.targets[place], image.plan.seed);
-                    let image = self.save(*image, target)?;
-                    if place + 1 == last {
+                    let Some(place) = wanted(place) else { continue };
+                    let seed = image.plan.seed;
+                    shown = None;
+                    screen.image(&*image.pixels()?, console)?;
+                    let image = self.save(*image, place, written)?;
+                    if place + 1 == last || self.batch.is_some() {
                         console.finish();
                     }
-                    self.tell_saved(&format!("wrote {} in {:.1} s", image.output, image.total_s), target, console)?;
+                    let line = format!("wrote {} in {:.1} s", image.output, image.total_s);
+                    self.tell_saved(&line, &self.targets[place], console)?;
                     saved.push(image);
                     if let Some(latents) = latents {
                         self.tensors.write_latents(place, &latents, seed, &self.request.prompt, &self.name)?;
@@ -134,7 +177,7 @@ impl Drawing {
                 device,
                 adapters: self.recipe.adapters.iter().map(Into::into).collect(),
                 plan,
-                tensors: &self.args.tensors,
+                tensors: (&self.recipe).into(),
                 timings,
                 device_s: times.device_s,
                 open_s: times.open_s,
@@ -156,8 +199,8 @@ impl Drawing {
         for note in self.inputs.notes().iter().chain(&plan.notes) {
             console.note(note);
         }
-        let asked = self.args.steps().filter(|_| info.is_distilled);
-        if let Some(note) = asked.and_then(|steps| steps_note(steps, info.default_steps, self.args.seed_is_random())) {
+        let asked = self.steps.filter(|_| info.is_distilled);
+        if let Some(note) = asked.and_then(|steps| steps_note(steps, info.default_steps, self.seed_is_random)) {
             console.note(&note);
         }
         let &Plan { width, height, steps, seed, .. } = plan;
@@ -166,7 +209,7 @@ impl Drawing {
             console.note(&note);
         }
         let seeds = if last == seed { format!("seed {seed}") } else { format!("seeds {seed} to {last}") };
-        if self.args.quiet && self.args.seed_is_random() {
+        if self.args.quiet && self.seed_is_random {
             say(&seeds); // without it nobody could make the image again
         }
         let steps = format!("{steps} {}", if steps == 1 { "step" } else { "steps" });
@@ -174,26 +217,31 @@ impl Drawing {
     }
 
     /// Writes an image.
-    fn save(&self, image: JobImage, target: &Destination) -> Result<Saved> {
+    fn save(&self, image: JobImage, place: usize, written: &mut Vec<usize>) -> Result<Saved> {
         #[cfg(debug_assertions)]
         if self.args.panic_for_test {
             rayon::scope(|scope| scope.spawn(|_| panic!("`--panic-for-test`\nwas given")));
         }
-        let saving = Instant::now();
+        let (target, saving) = (&self.targets[place], Instant::now());
         target.write(&image)?;
+        written.push(place);
         let save_s = saving.elapsed().as_secs_f64();
 
-        let mut plan = image.plan;
-        plan.notes.iter_mut().for_each(|note| *note = named(note, flag));
         let output = target.name();
         let total_s = self.start.elapsed().as_secs_f64();
+        if self.args.json {
+            let Plan { seed, width, height, .. } = image.plan;
+            ImageLine { output: &output, seed, width, height, seconds: total_s, made: image.recipe() }.print()?;
+        }
+        let mut plan = image.plan;
+        plan.notes.iter_mut().for_each(|note| *note = named(note, flag));
         Ok(Saved { output, plan, save_s, total_s })
     }
 
     /// Prints where an image is.
     fn tell_saved(&self, line: &str, target: &Destination, console: &Console) -> Result<()> {
         console.info(line);
-        match target.path().filter(|_| self.args.print_path) {
+        match target.path().filter(|_| self.print_path) {
             Some(path) => print(path.as_os_str().as_encoded_bytes()),
             None => Ok(()),
         }
@@ -233,6 +281,7 @@ mod tests {
 
     use super::*;
     use crate::cli::Cli;
+    use crate::commands::outputs::{DEFAULT_NAME, Named, Outputs};
     use crate::progress::Shown;
 
     /// Runs a command in `folder`, which is `DIR`, on so many groups of so many devices, which are all this CPU.
@@ -242,14 +291,22 @@ mod tests {
         let in_folder = line.replace("DIR", &folder.display().to_string());
         let args = Cli::try_parse_from(in_folder.split_whitespace()).unwrap_or_else(|e| panic!("{e}")).generate;
         args.check()?;
-        let recipe = args.recipe(&mut io::empty())?;
+        let recipe = args.recipe(None, &mut io::empty())?;
         let request = recipe.request()?;
+        let named = Named { seed: request.seed, count: args.count as usize, prompt: "", model: "tiny" };
+        let outputs = Outputs::of(&args.output, &args.draw.recipe.tensors, DEFAULT_NAME, &named)?;
         let drawing = Drawing {
-            inputs: Inputs::read(&recipe, &mut io::empty())?.into(),
+            inputs: Arc::default(),
             recipe,
-            targets: Destination::all(&args, request.seed)?,
-            tensors: Tensors::new(&args, request.seed)?,
-            args: Arc::new(args),
+            targets: Destination::all(&outputs)?,
+            tensors: Tensors::new(&outputs)?,
+            args: &args.draw.console,
+            print_path: false,
+            provenance: true,
+            seed_is_random: false,
+            steps: None,
+            of: None,
+            batch: None,
             request,
             name: "tiny".to_string(),
             cancel: CancelFlag::default(),
@@ -261,7 +318,8 @@ mod tests {
         });
         let groups = groups.collect::<Result<_>>()?;
         let model = OpenModel::open(&ModelFiles::open("models/tiny".as_ref())?)?;
-        drawing.run(&Engine::on(groups, model)?, &mut Console::new(true, false, Shown::Nothing))
+        let console = &mut Console::new(true, false, Shown::Nothing);
+        drawing.run(&Engine::on(groups, model)?, console, &mut Screen::default(), &mut Vec::new())
     }
 
     /// Names and bytes of the files in a folder, without safetensors' headers, whose entries have no order.

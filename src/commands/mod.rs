@@ -1,33 +1,58 @@
 //! What the program does: one file for each subcommand, and one for none.
 
+pub mod again;
+mod ahead;
+mod ask;
+pub mod batch;
 pub mod bench;
+pub mod chat;
 mod claims;
 pub mod compare;
+pub mod config;
 pub mod convert;
 mod destination;
+pub mod devices;
+pub mod download;
 mod drawing;
 pub mod generate;
+pub mod grid;
 pub mod info;
+pub mod json;
+pub mod list;
+pub mod names;
+mod outputs;
+pub mod pages;
 mod prompt_notes;
+#[cfg(feature = "server")]
+mod remote;
+pub mod remove;
+mod screen;
+pub mod selftest;
+#[cfg(feature = "server")]
+pub mod serve;
+pub mod sheet;
+pub mod show;
 pub mod signals;
+mod source;
+mod studio;
 mod tensors;
+#[cfg(feature = "server")]
+mod unix_transport;
 
 use std::io::{self, Write};
 use std::path::PathBuf;
 
 use flux::default_model::default_model;
-use flux::files::{ModelFiles, ModelPaths, Variant};
+use flux::files::{ModelFiles, ModelPaths};
 use flux::{Error, Result};
 
-use crate::cli::{ModelArgs, ProgressChoice, VariantChoice};
+use crate::cli::{ConsoleArgs, ModelArgs, ProgressChoice};
 use crate::progress::{Console, Shown};
 
 /// The model that the flags or the environment name, if they do.
 fn named_model(args: &ModelArgs) -> Result<Option<ModelFiles>> {
-    let names_part = args.text_encoder.is_some() || args.vae.is_some() || args.tokenizer.is_some();
-    let names = args.dir().is_some() || names_part || args.variant.is_some();
-    let place = if args.names_dir() { Some("--dir") } else { args.dir().map(|_| "FLUX_MODEL") };
-    names.then(|| model_at(args, args.dir(), place)).transpose()
+    let (paths, place) = args.paths(None);
+    (paths != ModelPaths::default()).then(|| model_at(&paths, place.as_deref())).transpose()
 }
 
 /// The model that the flags or the environment name, else the default model.
@@ -35,38 +60,43 @@ fn model(args: &ModelArgs) -> Result<ModelFiles> {
     named_model(args)?.map_or_else(default_model, Ok)
 }
 
-/// The model at `path`, which `place` names, else the default model, with the parts that the flags name.
-fn model_at(args: &ModelArgs, path: Option<PathBuf>, place: Option<&str>) -> Result<ModelFiles> {
+/// The model of these paths, which `place` names; the default model where they name none. A path may be the name of a
+/// model that was downloaded, or that the user agrees to fetch.
+fn model_at(paths: &ModelPaths, place: Option<&str>) -> Result<ModelFiles> {
+    let found =
+        |path: &Option<PathBuf>, place: &str| path.as_deref().map(names::model).transpose().map_err(|e| e.at(place));
+    let named = paths;
     let paths = ModelPaths {
-        model: path,
-        text_encoder: args.text_encoder.clone(),
-        vae: args.vae.clone(),
-        tokenizer: args.tokenizer.clone(),
-        variant: args.variant.map(|variant| match variant {
-            VariantChoice::Distilled => Variant::Distilled,
-            VariantChoice::Base => Variant::Base,
-            VariantChoice::Kv => Variant::Kv,
-        }),
+        model: found(&paths.model, place.unwrap_or_default())?,
+        text_encoder: found(&paths.text_encoder, "--text-encoder")?,
+        vae: found(&paths.vae, "--vae")?,
+        ..paths.clone()
     };
-    paths.open(default_model).map_err(|e| match place {
+    let opened = paths.open(default_model).map_err(|e| match place {
         Some(place) => e.at(place),
         None => e,
-    })
+    });
+    // A name stays one: what it leads to is of this machine.
+    opened.map(|files| files.named_as(named.clone()))
 }
 
 /// stderr, as the flags ask for it.
-fn console(quiet: bool, verbose: bool, progress: ProgressChoice) -> Console {
-    let shown = match progress {
+fn console(args: &ConsoleArgs) -> Console {
+    Console::new(args.quiet, args.verbose, shown_as(args.progress))
+}
+
+/// How the flag asks progress to be shown.
+fn shown_as(progress: ProgressChoice) -> Shown {
+    match progress {
         ProgressChoice::Auto => Shown::Auto,
         ProgressChoice::Bar => Shown::Bars,
         ProgressChoice::Plain => Shown::Lines,
         ProgressChoice::None => Shown::Nothing,
-    };
-    Console::new(quiet, verbose, shown)
+    }
 }
 
 /// Writes a line to stdout.
-fn print(line: &[u8]) -> Result<()> {
+pub fn print(line: &[u8]) -> Result<()> {
     print_bytes(&[line, b"\n"].concat())
 }
 

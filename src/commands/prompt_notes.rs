@@ -1,17 +1,16 @@
 //! What someone should know about a prompt before images are made of it.
 
 use flux::default_model::knows_a_word_of;
+use flux::engine::Recipe;
+use flux::files::ModelPaths;
 
-use crate::cli::Generate;
-
-/// The notes on the prompt of a command.
-pub fn of(args: &Generate, prompt: &str) -> Vec<String> {
-    if args.tensors.has_embeddings() {
+/// The notes on the prompt of a recipe for a model.
+pub fn of(recipe: &Recipe, prompt: &str, model: &ModelPaths) -> Vec<String> {
+    if recipe.embeddings.is_some() {
         return Vec::new();
     }
-    let is_built_in = args.model.dir().is_none() && args.model.text_encoder.is_none();
-    let is_unknown =
-        is_built_in && !prompt.trim().is_empty() && !knows_a_word_of(prompt, !args.images.inputs.is_empty());
+    let is_built_in = model.model.is_none() && model.text_encoder.is_none();
+    let is_unknown = is_built_in && !prompt.trim().is_empty() && !knows_a_word_of(prompt, !recipe.inputs.is_empty());
     let unknown = is_unknown.then(|| {
         "the built-in model knows no word of this prompt: it draws what has an emoji, shapes and colours, by their English \
          names; `-d` names a larger model"

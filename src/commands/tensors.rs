@@ -1,12 +1,13 @@
 //! The files of latents and text features that a run writes.
 
 use std::collections::HashMap;
+use std::path::Path;
 
 use flux::Result;
 use flux::files::ArrayTarget;
 use flux::pipeline::{Embeddings, Latents, Request};
 
-use crate::cli::Generate;
+use super::outputs::Outputs;
 
 /// Where tensors go, found to be writable.
 pub struct Tensors {
@@ -17,12 +18,10 @@ pub struct Tensors {
 
 impl Tensors {
     /// Errors when a file cannot be written.
-    pub fn new(args: &Generate, seed: u64) -> Result<Self> {
-        let target =
-            |path: &std::path::Path, flag: &str| ArrayTarget::new(path, args.no_clobber).map_err(|e| e.at(flag));
-        let latents = args.latents_outputs(seed);
-        let latents = latents.iter().map(|path| target(path, "--save-latents")).collect::<Result<_>>()?;
-        let embeddings = args.tensors.save_embeddings.as_deref();
+    pub fn new(outputs: &Outputs) -> Result<Self> {
+        let target = |path: &Path, flag: &str| ArrayTarget::new(path, outputs.no_clobber).map_err(|e| e.at(flag));
+        let latents = outputs.latents.iter().map(|path| target(path, "--save-latents")).collect::<Result<_>>()?;
+        let embeddings = outputs.embeddings.as_deref();
         let embeddings = embeddings.map(|path| target(path, "--save-embeddings")).transpose()?;
         Ok(Self { latents, embeddings })
     }

@@ -2,7 +2,7 @@
 
 use std::fs;
 use std::path::Path;
-use std::process::{Command, Stdio};
+use std::process::Stdio;
 use std::time::{Duration, Instant};
 
 use flux::input::{read, read_bytes};
@@ -11,6 +11,8 @@ use flux::output::{ImageFormat, Rgb, encode};
 
 use super::{folder, texts};
 use crate::program::{Run, draw, flux, names, project};
+#[cfg(target_os = "linux")]
+use crate::pty::watch;
 
 /// Colours that differ from pixel to pixel.
 fn colours(width: usize, height: usize) -> Rgb {
@@ -130,16 +132,13 @@ fn an_image_a_mask_or_a_reference_may_come_from_standard_input() {
 #[test]
 fn a_terminal_is_no_image() {
     let folder = images();
-    let line = format!("{} -p x -i - --device cpu", env!("CARGO_BIN_EXE_flux"));
-    let mut script = Command::new("script"); // gives the program a terminal
-    match script.args(["-qec", &line, "/dev/null"]).current_dir(folder.path()).env_remove("FLUX_MODEL").output() {
-        Ok(output) => {
-            let said = String::from_utf8_lossy(&output.stdout);
-            assert_eq!(output.status.code(), Some(2), "{said}");
-            assert!(said.contains("standard input is a terminal") && said.contains("hint: "), "{said}");
-        }
-        Err(_) => eprintln!("skipped: no `script`"),
-    }
+    let played = watch(flux().current_dir(folder.path()).args(["-p", "x", "-i", "-", "--device", "cpu"]), 80);
+    assert_eq!(played.code, Some(2), "{}", played.shown);
+    assert!(
+        played.shown.contains("standard input is a terminal") && played.shown.contains("hint: "),
+        "{}",
+        played.shown
+    );
 }
 
 /// Each is refused as a reference, as the image to change and as a mask, and before the model is looked for.

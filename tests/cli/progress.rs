@@ -4,6 +4,8 @@ use std::time::{Duration, Instant};
 
 use super::folder;
 use crate::program::{Run, SMALL, draw, flux};
+#[cfg(target_os = "linux")]
+use crate::pty::watch;
 
 /// Lines that tell of a stage.
 fn stages(run: &Run) -> Vec<String> {
@@ -45,17 +47,10 @@ fn stages_are_lines_bars_or_nothing_as_is_asked_for() {
     assert_eq!(stages(&run), ["quantise"]);
 }
 
-/// What a terminal of so many columns gets; none where there is no `script`, which gives a program a terminal.
+/// What a terminal of 40 columns gets.
 #[cfg(target_os = "linux")]
-fn on_a_terminal(folder: &std::path::Path, columns: usize, flags: &str) -> Option<String> {
-    let line = format!("stty rows 24 cols {columns}; {} {} {flags}", env!("CARGO_BIN_EXE_flux"), SMALL.join(" "));
-    let mut script = std::process::Command::new("script");
-    script.args(["-qec", &line, "/dev/null"]).current_dir(folder).env_remove("FLUX_MODEL").env("TERM", "xterm");
-    let Ok(output) = script.output() else {
-        eprintln!("skipped: no `script`");
-        return None;
-    };
-    Some(String::from_utf8(output.stdout).expect("UTF-8"))
+fn on_a_terminal(folder: &std::path::Path, flags: &[&str]) -> String {
+    watch(flux().current_dir(folder).args(SMALL).args(flags).env("TERM", "xterm"), 40).shown
 }
 
 /// The rows of a terminal that is never full: text, line ends, and what takes a row off.
@@ -87,9 +82,8 @@ fn rows(shown: &str) -> Vec<String> {
 #[test]
 fn at_40_columns_nothing_breaks_inside_a_word_and_no_bar_is_left() {
     let folder = folder();
-    let Some(shown) = on_a_terminal(folder.path(), 40, "-p 'ein roter Kreis <lora:x>' -S 4294967297 -o out.png") else {
-        return;
-    };
+    let flags = ["-p", "ein roter Kreis <lora:x>", "-S", "4294967297", "-o", "out.png"];
+    let shown = on_a_terminal(folder.path(), &flags);
     assert!(shown.contains("denoise"), "bars are drawn: {shown:?}");
     let rows = rows(&shown);
     let words = rows.iter().flat_map(|row| row.split_whitespace()).collect::<Vec<_>>().join(" ");
@@ -104,9 +98,9 @@ fn at_40_columns_nothing_breaks_inside_a_word_and_no_bar_is_left() {
     assert_eq!(long, None, "{shown:?}");
     assert!(!rows.iter().any(|row| row.contains("denoise") || row.contains("decode")), "{rows:?}");
     // An error too.
-    let error = on_a_terminal(folder.path(), 40, "-p x --fp8-cache").expect("as before");
+    let error = on_a_terminal(folder.path(), &["-p", "x", "--fp8-cache"]);
     assert!(rows_are_within(&error, 40) && error.contains("hint: "), "{error:?}");
-    let clap = on_a_terminal(folder.path(), 40, "-p x --precision f16").expect("as before");
+    let clap = on_a_terminal(folder.path(), &["-p", "x", "--precision", "f16"]);
     assert!(rows_are_within(&clap, 40) && clap.contains("possible values"), "{clap:?}");
 }
 

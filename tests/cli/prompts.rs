@@ -1,12 +1,14 @@
 //! Prompts: from arguments and from standard input, wrong ones and too long ones.
 
 use std::fs;
-use std::io::{BufRead, BufReader, Write};
-use std::process::{Command, Stdio};
+use std::io::Write;
+use std::process::Stdio;
 use std::time::{Duration, Instant};
 
 use super::{folder, texts};
 use crate::program::{Run, SMALL, draw, flux, names};
+#[cfg(target_os = "linux")]
+use crate::pty::{converse, types};
 
 #[test]
 fn a_prompt_may_be_empty_or_come_from_standard_input() {
@@ -78,18 +80,10 @@ fn a_prompt_that_is_cut_off_is_told_with_its_first_words() {
 #[test]
 fn someone_at_a_terminal_is_asked_for_the_prompt() {
     let folder = folder();
-    let line = format!("{} -p - {} -S 1 -o out.png", env!("CARGO_BIN_EXE_flux"), SMALL.join(" "));
-    let mut command = Command::new("script"); // gives the program a terminal
-    command.args(["--quiet", "--return", "--command", &line, "/dev/null"]).current_dir(folder.path());
-    let Ok(mut child) = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn() else {
-        eprintln!("skipped: no `script`");
-        return;
-    };
-    let mut lines = BufReader::new(child.stdout.take().expect("a pipe")).lines();
-    assert!(lines.any(|line| line.expect("UTF-8").contains("type the prompt; Ctrl-D")), "nothing is asked");
-    child.stdin.take().expect("a pipe").write_all(b"a cat\n\x04").expect("the terminal takes the prompt");
-    assert!(lines.any(|line| line.expect("UTF-8").contains("wrote out.png")));
-    assert!(child.wait().expect("the program ends").success());
+    let mut command = flux();
+    command.current_dir(folder.path()).args(SMALL).args(["-p", "-", "-S", "1", "-o", "out.png"]);
+    let played = converse(&mut command, None, &[("type the prompt; Ctrl-D", &types("a cat\n\x04"))]);
+    assert!(played.code == Some(0) && played.shown.contains("wrote out.png"), "{}", played.shown);
     assert_eq!(texts(&folder.path().join("out.png"))[0].1, "a cat");
 }
 
