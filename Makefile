@@ -12,6 +12,8 @@ FUZZ_ONLY ?=
 # How many images `fuzz-signals` begins.
 COUNT ?= 500
 PYTHON ?= python3
+# What `bin` and `share` of `make install` are in. Most systems look for programs, completions and pages in ~/.local.
+PREFIX ?= $(HOME)/.local
 # Where cargo builds; what is made here beside it goes there too.
 TARGET := $(or $(CARGO_TARGET_DIR),target)
 FLUX := "$(TARGET)/release/flux"
@@ -36,6 +38,8 @@ MDBOOK_VERSION := 0.5.4
 MDBOOK := $(or $(shell command -v mdbook 2>/dev/null),$(TARGET)/tools/bin/mdbook)
 # Where links lead that leave the book: this folder, or its address on a code host.
 BOOK_SOURCE ?= file://$(CURDIR)
+# As wide as the tables below them in the README.
+GALLERY_SHEET := sheet --columns 4 --cell 192 --gap 0 --label none -q
 
 export PROMPT SEED IMAGE
 .DEFAULT_GOAL := help
@@ -84,9 +88,9 @@ gpu-setup:
 gallery: build ## Draw docs/gallery.png and docs/edits.png anew, on the CPU: the lists beside them, the first prompt with SEED
 	rm -rf "$(TARGET)/gallery" "$(TARGET)/edits"
 	FLUX_BIN=$(FLUX) scripts/generate_batch.sh docs/gallery.txt "$(TARGET)/gallery" -S "$$SEED" --device cpu -q
-	$(CARGO) run --quiet --release --locked --example contact_sheet -- docs/gallery.png "$(TARGET)"/gallery/*.png
+	$(FLUX) $(GALLERY_SHEET) -o docs/gallery.png "$(TARGET)"/gallery/*.png
 	FLUX_BIN=$(FLUX) scripts/draw_edits.sh docs/edits.txt "$(TARGET)/edits" --device cpu -q
-	$(CARGO) run --quiet --release --locked --example contact_sheet -- docs/edits.png "$(TARGET)"/edits/before-*.png "$(TARGET)"/edits/after-*.png
+	$(FLUX) $(GALLERY_SHEET) -o docs/edits.png "$(TARGET)"/edits/before-*.png "$(TARGET)"/edits/after-*.png
 
 $(TARGET)/tools/bin/mdbook:
 	$(CARGO) install --locked mdbook --version $(MDBOOK_VERSION) --no-default-features --features search --root "$(TARGET)/tools"
@@ -124,6 +128,11 @@ fuzz: ## Run the program FUZZ_RUNS times with hostile files, prompts and argumen
 fuzz-signals: build ## Begin COUNT images, end each by signals at moments that SEED chooses, and look at what is left
 	scripts/fuzz_signals.sh $(FLUX) "$(COUNT)" "$$SEED"
 
+.PHONY: test-server
+test-server: build ## Run clients and a browser against `flux serve`; installs the clients below target/
+	FLUX_BIN=$(FLUX) CLIENTS="$(TARGET)/clients" scripts/test_server.sh
+	FLUX_BIN=$(FLUX) CLIENTS="$(TARGET)/clients" scripts/test_page.sh "$(TARGET)/page"
+
 .PHONY: test-gpu
 test-gpu: gpu-setup ## Run the tests that need a GPU; fails where there is none
 	FLUX_REQUIRE_GPU=1 $(CARGO) test --release --locked --test gpu
@@ -148,7 +157,7 @@ gpu-bundle: ## Gather what scripts/gpu_check needs on a machine without Rust (ST
 	mkdir -p $(TARGET)/kernels $(BUNDLE_TARGET)
 	ln -sfn ../kernels $(BUNDLE_TARGET)/kernels
 	cksum $(FLUX) > $(BUNDLE_TARGET)/before 2>/dev/null || true
-	CARGO_TARGET_DIR=$(BUNDLE_TARGET) $(CARGO) test --release --locked --no-default-features --features cli --no-run \
+	CARGO_TARGET_DIR=$(BUNDLE_TARGET) $(CARGO) test --release --locked --no-default-features --features server --no-run \
 		--lib --test gpu --test cpu_gemm --message-format json > $(BUNDLE_TARGET)/built.json
 	rm -rf $(GPU_BUNDLE) $(BUNDLE_TARGET)/bin
 	mkdir -p $(GPU_BUNDLE) $(BUNDLE_TARGET)/bin
@@ -218,8 +227,21 @@ test-training: build $(TRAIN_PYTHON) ## Train a toy model on the CPU, all phases
 	$(FLUX) -d "$(TARGET)/train-toy/model" -i "$(TARGET)/train-toy/image.png" -p "make it blue" -S "$$SEED" --device cpu -o "$(TARGET)/train-toy/edited.png"
 
 .PHONY: install
-install: ## Install flux into ~/.cargo/bin
-	$(CARGO) install --locked --path .
+install: build ## Install flux, completions and man pages into PREFIX (~/.local), below DESTDIR where that is set
+	scripts/dist/install.sh $(FLUX) "$(DESTDIR)$(PREFIX)"
+	@echo "installed $(DESTDIR)$(PREFIX)/bin/flux"
+
+.PHONY: uninstall
+uninstall: ## Remove what `make install` installed into PREFIX
+	scripts/dist/install.sh --remove "$(DESTDIR)$(PREFIX)"
+
+.PHONY: dist
+dist: build ## Make an archive and a Debian package of the program, with completions, man pages and licences, in target/dist
+	scripts/dist/make_dist.sh $(FLUX) "$(TARGET)/dist"
+
+.PHONY: test-dist
+test-dist: dist ## Install what `make dist` made into clean roots, also by the steps of the Containerfile, and draw there
+	scripts/check_dist.sh "$(TARGET)/dist"
 
 .PHONY: clean
 clean: ## Remove what was built; models and .cuda stay

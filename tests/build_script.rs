@@ -76,6 +76,14 @@ impl Project {
         found
     }
 
+    /// What the kernels' table says beside the kernels.
+    fn built_for(&self) -> Vec<String> {
+        let table = fs::read_to_string(self.path("target/release/build/flux-1234/out/kernels.rs")).unwrap();
+        let names = ["TOOLKIT", "ARCHS", "PTX"].map(|name| format!("pub static {name}: "));
+        let value = |line: &str| line.split(" = ").nth(1).map(String::from);
+        table.lines().filter(|line| names.iter().any(|name| line.starts_with(name))).filter_map(value).collect()
+    }
+
     /// What the table of a profile includes, in its order.
     fn included(&self, profile: &str) -> Vec<String> {
         let table = fs::read_to_string(self.path(&format!("target/{profile}/build/flux-1234/out/kernels.rs"))).unwrap();
@@ -123,6 +131,68 @@ fn whatever_a_kernel_is_made_from_is_part_of_its_key() {
     assert_eq!(project.included("release"), ["A"], "for fp16 alone");
     assert_eq!(compiled(&[]), [""; 0], "all of it was made before");
     assert_eq!(project.included("release"), ["A", "b", "A"]);
+}
+
+#[test]
+fn the_table_says_what_it_was_built_with_and_for() {
+    let project = Project::new();
+    let built = |archs: &str| {
+        Run::of(project.command("release").env("FLUX_CUDA_ARCHS", archs)).succeeds();
+        project.built_for()
+    };
+    let all = r#"&["75", "80", "86", "89", "90a", "100", "120"];"#;
+    assert_eq!(built(""), [r#"Some("13.0");"#, all, r#"Some("80");"#]);
+    project.write(
+        "bin/version",
+        "nvcc: NVIDIA (R) Cuda compiler driver\nCuda compilation tools, release 13.0, V13.0.88\n",
+    );
+    assert_eq!(built("90a"), [r#"Some("13.0.88");"#, r#"&["90a"];"#, "None;"]);
+    assert_eq!(built("75,90a"), [r#"Some("13.0.88");"#, r#"&["75", "90a"];"#, "None;"]);
+}
+
+/// The lines for cargo that begin with `start`.
+fn told(project: &Project, start: &str) -> Vec<String> {
+    let run = Run::of(project.command("release").env("TARGET", "x86_64-linux")).succeeds();
+    run.stdout.lines().filter_map(|line| line.strip_prefix(start)).map(String::from).collect()
+}
+
+#[test]
+fn the_commit_is_that_of_the_projects_own_checkout() {
+    let commit = |project: &Project| told(project, "cargo::rustc-env=BUILD_COMMIT=");
+    let project = Project::new();
+    assert_eq!(commit(&project), [""; 0], "no checkout");
+    assert_eq!(told(&project, "cargo::rustc-env=BUILD_TARGET="), ["x86_64-linux"]);
+    let git = |folder: &Path, arguments: &[&str]| {
+        let mut git = Command::new("git");
+        git.args(["-c", "user.name=a", "-c", "user.email=a@localhost"]).args(arguments).current_dir(folder);
+        Run::of(git.env_remove("GIT_DIR")).succeeds().stdout.trim().to_string()
+    };
+    if Command::new("git").arg("--version").output().is_err() {
+        println!("skipped: no git");
+        return;
+    }
+    // A checkout of something else, of which the project is a folder.
+    let above = tempfile::tempdir().expect("a temporary folder");
+    git(above.path(), &["init", "--quiet"]);
+    let inner = above.path().join("flux");
+    fs::create_dir(&inner).expect("a temporary folder is writable");
+    let mut command = project.command("release");
+    let run = Run::of(command.env("CARGO_MANIFEST_DIR", &inner)).succeeds();
+    assert!(!run.stdout.contains("BUILD_COMMIT"), "{}", run.stdout);
+
+    fs::write(project.path(".gitignore"), "target\nbin\n").expect("a temporary folder is writable");
+    git(&project.path(""), &["init", "--quiet"]);
+    git(&project.path(""), &["add", "."]);
+    git(&project.path(""), &["commit", "--quiet", "-m", "first"]);
+    let head = git(&project.path(""), &["rev-parse", "--short", "HEAD"]);
+    assert_eq!(commit(&project), std::slice::from_ref(&head));
+    // Whether another commit is checked out is looked at, and nothing that every command of git writes.
+    let watched = told(&project, "cargo::rerun-if-changed=");
+    let of_git: Vec<_> = watched.iter().filter(|path| path.contains(".git/")).collect();
+    assert!(of_git.len() == 2 && of_git.iter().all(|path| path.ends_with("HEAD")), "{watched:?}");
+    assert!(of_git.iter().all(|path| Path::new(path).exists()), "{watched:?}");
+    project.write("cuda/a.cu", "another");
+    assert_eq!(commit(&project), [format!("{head}-dirty")]);
 }
 
 #[test]
