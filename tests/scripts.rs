@@ -2,6 +2,7 @@
 #![cfg(unix)]
 
 mod compare_cpu_gpu;
+mod dist;
 mod download_model;
 mod flags;
 mod fuzz_signals;
@@ -26,6 +27,7 @@ fn script(name: &str) -> Command {
     command
         .env("FLUX_BIN", env!("CARGO_BIN_EXE_flux"))
         .env_remove("FLUX_MODEL")
+        .env("FLUX_CONFIG", "")
         .env_remove("HF_TOKEN")
         .env_remove("FLUX_MIRROR");
     command
@@ -45,15 +47,22 @@ fn program_that(folder: &Path, does: &str) -> PathBuf {
 
 #[test]
 fn every_script_explains_itself_and_refuses_what_it_does_not_know() {
-    for name in ["download_model.sh", "generate_batch.sh", "compare_cpu_gpu.sh", "fuzz_signals.sh"] {
+    for name in [
+        "download_model.sh",
+        "generate_batch.sh",
+        "compare_cpu_gpu.sh",
+        "fuzz_signals.sh",
+        "test_server.sh",
+        "test_page.sh",
+    ] {
         let help = Run::of(script(name).arg("--help")).succeeds();
         assert!(help.stdout.starts_with(&format!("usage: scripts/{name}")), "{}", help.stdout);
     }
     Run::of(&mut script("download_model.sh")).fails(2, &["no model"]);
-    Run::of(script("download_model.sh").arg("5b")).fails(2, &["unknown model: 5b"]);
+    Run::of(script("download_model.sh").arg("5b")).fails(2, &["unknown model: `5b`"]);
     Run::of(script("download_model.sh").args(["4b", "a", "b"])).fails(2, &["too many"]);
     Run::of(&mut script("generate_batch.sh")).fails(2, &["prompts"]);
-    Run::of(script("generate_batch.sh").args(["none.txt", "out"])).fails(2, &["none.txt"]);
+    Run::of(script("generate_batch.sh").args(["none.txt", "out"])).fails(1, &["none.txt"]);
     Run::of(script("compare_cpu_gpu.sh").args(["--bound", "high"])).fails(2, &["bound"]);
     Run::of(script("compare_cpu_gpu.sh").args(["-o", "x.png"])).fails(2, &["-o"]);
     Run::of(script("compare_cpu_gpu.sh").args(["-n", "2"])).fails(2, &["one image"]);

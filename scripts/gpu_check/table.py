@@ -7,7 +7,7 @@ from typing import Callable, Mapping
 
 from check import Check
 from measure import RUNS, Bound, at_least, at_most
-from sections import compare, cpu, memory, models, reference, sanitizers, several, speed, tests
+from sections import compare, cpu, flux3, memory, models, recipes, reference, sanitizers, serve, several, speed, tests
 
 
 @dataclass(frozen=True)
@@ -42,6 +42,7 @@ REPLICAS = {f"the factor of {size} by {batch}": at_least(1.95) for size in (512,
 SECTIONS = [
     Section("parity", 180, tests.parity, "every op against the CPU and its composition, images against the reference"),
     Section("image", 30, speed.image, "one image of the default model through the command line"),
+    Section("machine", 90, tests.machine, "what `flux devices` and `flux selftest` say of the first GPU"),
     Section("model", 90, models.model, "writes the 4B model with random weights, unless it is there"),
     Section("bench", 90, speed.bench, "every op at the sizes of a 1024 x 1024 image of klein 4B"),
     Section("stages", 90, speed.stages, "the stages of warm images of the 4B model: 256, 512, 1024, 2048"),
@@ -60,6 +61,21 @@ SECTIONS = [
         "a step with LoRA of rank 32, and changing from one to another, at 1024 with the 4B model, in bf16 and fp8",
     ),
     Section("cold", 60, speed.cold, f"the command line from start to PNG at 1024 x 1024, {RUNS} times"),
+    Section(
+        "lists",
+        90,
+        speed.lists,
+        "images a second of `flux batch` at 512 x 512, written, beside those of the bench",
+        bounds={f"{precision} share of the bench's rate": at_least(0.97) for precision in ("bf16", "fp8")},
+    ),
+    Section(
+        "previews",
+        90,
+        speed.previews,
+        "what a preview of each step costs at 1024 x 1024, by the linear map and by a decoder of TAEF2's sizes",
+        bounds={f"ms of a preview by {name}": at_most(5) for name in ("map", "TAEF2")},
+    ),
+    Section("recipes", 60, recipes.recipes, "images, alone and in a batch, made again byte for byte by `flux again`"),
     Section(
         "memory",
         90,
@@ -118,6 +134,30 @@ SECTIONS = [
         "the same by the 9B model with keys and values of 1, 2 and 4 references made once, beside none; writes and deletes "
         "it as `nine`",
         in_all=False,
+    ),
+    Section(
+        "flux3",
+        200,
+        flux3.flux3,
+        "writes FLUX.3-klein with random weights unless it is there; steps and images of it in bf16 and fp8, also from references",
+        bounds={
+            **{f"bf16 step {size}": at_most(ms) for size, ms in ((512, 18), (1024, 68), (2048, 390))},
+            **{f"bf16 step + {count}": at_most(ms) for count, ms in ((1, 152), (2, 252))},
+            **{f"bf16 {steps} steps": at_most(ms) for steps, ms in ((16, 1120), (4, 310))},
+            **{f"fp8 {steps} steps": at_most(ms) for steps, ms in ((16, 760), (4, 220))},
+        },
+        in_all=False,
+    ),
+    Section(
+        "serve",
+        420,
+        serve.serve,
+        "`flux serve` under load at 256, 512 and 1024, beside the bench, in bf16 and fp8",
+        in_all=False,
+        bounds={
+            **{f"{of} {size} share of the engine's rate": at_least(0.97) for of in ("bf16", "fp8") for size in serve.SIZES},
+            **{f"{of} {size} ms beyond the engine": at_most(12) for of in ("bf16", "fp8") for size in serve.SIZES},
+        },
     ),
     Section(
         "gpus",

@@ -7,8 +7,8 @@ use flux::input::read;
 use super::{folder, program_that, script, write};
 use crate::program::{Run, flux, names};
 
-/// What is printed of two equal images.
-const SAME: &str = "max 0 mean 0.0000 psnr inf dB\n";
+/// How the line begins that is printed of two equal images.
+const SAME: &str = "max 0 mean 0.0000 psnr inf dB ";
 
 #[test]
 fn the_comparison_of_devices_prints_numbers_and_holds_to_its_bound() {
@@ -20,7 +20,7 @@ fn the_comparison_of_devices_prints_numbers_and_holds_to_its_bound() {
             .args(["-W", "32", "-H", "32", "-s", "1"]),
     )
     .succeeds();
-    assert_eq!(same.stdout, SAME);
+    assert!(same.stdout.starts_with(SAME), "{}", same.stdout);
     assert_eq!(names(folder.path()), ["cpu-again.png", "cpu.png"]);
 
     // In place of a GPU: another seed, so another image. Of one step the seed would hardly be seen.
@@ -59,7 +59,7 @@ fn prompts_that_begin_with_a_hyphen_or_come_from_standard_input_are_compared() {
     }
     let input = write(folder.path().join("prompt.txt"), "a ghost\n");
     let read = Run::of(compare(&["-p", "-"]).stdin(fs::File::open(input).expect("our file"))).succeeds();
-    assert_eq!(read.stdout, SAME, "both devices read it");
+    assert!(read.stdout.starts_with(SAME), "both devices read it: {}", read.stdout);
     assert!(drawn().contains("a ghost"));
     Run::of(&mut compare(&["-p"])).fails(2, &["-p needs a value"]);
 }
@@ -70,7 +70,7 @@ fn flags_of_what_is_printed_and_flags_in_one_word_are_taken() {
     let small = ["--against", "cpu", "-W32", "-H=32", "-s", "1"];
     for flags in [&["-q"][..], &["--quiet"], &["-qS5"], &["-qS", "5"], &["-qp", "-o"], &["--bound=40", "-q"]] {
         let run = Run::of(script("compare_cpu_gpu.sh").args(small).args(flags)).succeeds();
-        assert_eq!(run.stdout, SAME, "{flags:?}");
+        assert!(run.stdout.starts_with(SAME), "{flags:?}: {}", run.stdout);
         assert_eq!(
             run.stderr.lines().filter(|line| !line.starts_with("note: ")).count(),
             0,
@@ -79,7 +79,7 @@ fn flags_of_what_is_printed_and_flags_in_one_word_are_taken() {
         );
     }
     let run = Run::of(script("compare_cpu_gpu.sh").args(small).arg("-vS5")).succeeds();
-    assert!(run.stdout == SAME && run.stderr.contains("device: "), "{}", run.stderr);
+    assert!(run.stdout.starts_with(SAME) && run.stderr.contains("device: "), "{}", run.stderr);
     for flags in [&["-n2"][..], &["-qn2"], &["-qn", "2"], &["--count=2"], &["-qn=2"]] {
         Run::of(script("compare_cpu_gpu.sh").args(flags)).fails(2, &["one image"]);
     }
@@ -105,8 +105,9 @@ fn both_devices_read_images_also_from_standard_input() {
         command.args(["--against", "cpu", "--keep"]).arg(folder.path().join(keep)).args(["-s", "1", "-i", file]);
         Run::of(command.stdin(fs::File::open(&input).expect("drawn above"))).succeeds()
     };
-    let named = compare(&input.display().to_string(), "named");
-    assert_eq!((named.stdout, compare("-", "piped").stdout), (SAME.to_string(), SAME.to_string()));
+    for run in [compare(&input.display().to_string(), "named"), compare("-", "piped")] {
+        assert!(run.stdout.starts_with(SAME), "{}", run.stdout);
+    }
     let pixels = |keep: &str| read(&folder.path().join(keep).join("cpu.png")).expect("an image");
     assert_eq!(pixels("named"), pixels("piped"));
 }

@@ -73,7 +73,7 @@ fn named_paths() -> Vec<(String, PathBuf)> {
         let text = if is_test { &text } else { tests_of(&text) };
         literals(text)
             .map(|literal| literal.trim_start_matches('/'))
-            .filter(|literal| literal.contains('/') && project(literal).exists())
+            .filter(|literal| literal.contains('/') && !literal.starts_with("..") && project(literal).exists())
             .map(|literal| (literal.to_string(), file.clone()))
             .collect()
     };

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import re
 import shutil
+import subprocess
 
 from check import Check, square
 from measure import RUNS, Failed, Rows, Word, median, run, say, seconds
+from tiny_decoder import write_tiny_decoder
 
 
 def totals(rows: Rows, *sizes: int) -> str:
@@ -101,3 +103,73 @@ def streaming(check: Check) -> str:
         text, step, decode, total = (row.number(f"{of}_ms") for of in ("text", "step", "decode", "total"))
         figures.append(f"{cap} GiB: text {text}, step {step}, decode {decode}, image {total};")
     return f"ms at 1024 x 1024 within {' '.join(figures)}"
+
+
+def lists(check: Check) -> str:
+    """Images a second of `flux batch`, written, beside those of the bench, which writes none. The bench draws one prompt
+    8 times and encodes it once; a list has 8 prompts, so the time of 7 more is added to that of the bench."""
+    check.needs_model()
+    missed: list[str] = []
+    figures = [list_in(check, precision, missed) for precision in check.precisions()]
+    if missed:
+        raise Failed("; ".join(missed))
+    return " ".join(figures)
+
+
+def list_in(check: Check, precision: str, missed: list[str]) -> str:
+    on: list[Word] = ["-d", check.klein_4b, "--device", "cuda", "--precision", precision]
+    row = Rows(check.bench_rows("stages/512x512", *on, "--steps", 4, "--size", 512, "--batch", 8).output).first()
+    one_prompt = 8000 / row.number("total_ms")
+    bench = 8000 / (row.number("total_ms") + 7 * row.number("text_ms"))
+    few, many = (list_seconds(check, count, precision, on) for count in (64, 512))
+    rate = (512 - 64) / (many - few)
+    beside = f"the bench {bench:.2f}, of one prompt {one_prompt:.2f}"
+    say(f"{precision}: {few:.2f} s and {many:.2f} s: {rate:.2f} images a second, {beside}")
+    share = f"{rate / bench:.3f}"
+    missed += check.misses(f"{precision} share of the bench's rate", share)
+    return f"{precision}: {rate:.2f} images a second, {share} of the bench's {bench:.2f} ({one_prompt:.2f} of one prompt);"
+
+
+def list_seconds(check: Check, count: int, precision: str, on: list[Word]) -> float:
+    """From start to end of a list of so many prompts."""
+    prompts = check.work / f"prompts-{count}.txt"
+    prompts.write_text("".join(f"a photograph of {number} boats on a lake\n" for number in range(count)), encoding="utf-8")
+    out = check.work / f"list-{precision}-{count}"
+    command: list[Word] = [check.flux, "batch", prompts, out, *on, *square(512), "-s", 4, "-S", 1, "-q"]
+    ran = run(command, "the list broke off")
+    made = len(list(out.glob("*.png")))
+    shutil.rmtree(out)
+    if made != count:
+        raise Failed(f"{made} of {count} images were made")
+    return ran.seconds
+
+
+def previews(check: Check) -> str:
+    """What it costs to look at each step of a 1024 x 1024 image: by the linear map, and by a decoder of TAEF2's sizes."""
+    check.needs_model()
+    decoder = write_tiny_decoder(check.work / "taef2.safetensors")
+    on: list[Word] = ["-d", check.klein_4b, "--device", "cuda", *square(1024), "-s", 12, "-S", 1, "-p", "boats on a lake"]
+    shows: list[Word] = ["--show=blocks", "--show-steps"]
+    ways: list[tuple[str, list[Word]]] = [("alone", []), ("map", shows), ("TAEF2", [*shows, "--preview-decoder", decoder])]
+    times: dict[str, list[float]] = {name: [] for name, _ in ways}
+    for _ in range(RUNS):
+        for name, flags in ways:
+            path = check.work / f"previews-{name}.png"
+            command: list[Word] = [check.flux, *on, *flags, "--timings", "-o", path]
+            ran = run(command, "no image", stderr=subprocess.STDOUT)
+            steps = [float(found) for found in re.findall(r"^step \d+ +([\d.]+) ms", ran.output, re.MULTILINE)]
+            if len(steps) != 12:
+                raise Failed(f"{len(steps)} steps were told")
+            # The first waits for the map, the last has none.
+            times[name] += steps[1:-1]
+            say(f"{name}: {' '.join(map(str, steps))}")
+    alone, *shown = ((check.work / f"previews-{name}.png").read_bytes() for name, _ in ways)
+    if any(image != alone for image in shown):
+        raise Failed("looking on changes the image")
+    # What is less than is told counts as the least that is.
+    costs = {name: f"{max(median(times[name]) - median(times['alone']), 0.01):.2f}" for name, _ in ways[1:]}
+    missed = [missed for name, cost in costs.items() for missed in check.misses(f"ms of a preview by {name}", cost)]
+    if missed:
+        raise Failed("; ".join(missed))
+    told = ", ".join(f"{cost} ms a preview by {name}" for name, cost in costs.items())
+    return f"{told}, of a step of {median(times['alone']):.1f} ms; the image is the same"

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 from pathlib import Path
 from typing import Sequence
 
+import gpus
 from check import Check, square
 from measure import Failed, Ran, Rows, Word, attempt, run, seconds
 
@@ -37,6 +39,24 @@ def parity(check: Check) -> str:
     # One queue, as the program has where GPUs make no image together.
     ran = attempt(command, {"CUDA_DEVICE_MAX_CONNECTIONS": "1"})
     return passed(ran, test_line(ran.output))
+
+
+def machine(check: Check) -> str:
+    """What `flux devices` and `flux selftest` say of the first GPU. The bundle's program has no model to draw with."""
+    found = json.loads(run([check.flux, "devices", "--json"], "`flux devices` failed").output)
+    gpu = next(iter(found["gpus"]), None)
+    if gpu is None or gpu["device"] != "cuda:0" or gpu["unusable"] or gpu["computes_in"] not in ("bf16", "fp16"):
+        raise Failed(f"the first GPU is not told as one that can be used: {gpu or found['no_gpu']}")
+    if gpu["fp8"] != gpus.is_hopper():
+        raise Failed(f"fp8 is {gpu['fp8']}: {gpu['without_fp8']}")
+    if not 0 < (gpu["free_bytes"] or 0) <= gpu["memory_bytes"]:
+        raise Failed(f"{gpu['free_bytes']} bytes of {gpu['memory_bytes']} are free")
+    ran = attempt([check.flux, "selftest", "--device", "cuda:0", "--json"])
+    # Where a test fails, an error follows.
+    tested, _ = json.JSONDecoder().raw_decode(ran.output)
+    wrong = [row["name"] for row in tested["findings"] if not row["ok"]]
+    line = f"{gpu['name']}, {gpu['kernels']}; {len(tested['findings'])} tests in {ran.seconds:.0f} s, {len(wrong)} failed"
+    return passed(ran, ": ".join([line, *filter(None, [", ".join(wrong)])]))
 
 
 # Left out is what is the same in any type, and what takes a weight for a tensor, which one in fp16 is not.

@@ -266,3 +266,30 @@ fn what_is_wrong_is_the_line_of_the_section() {
         assert!(result.starts_with("no model in ") && result.ends_with("run the section `model`"), "{result}");
     }
 }
+
+#[test]
+fn the_machine_is_told_and_tested() {
+    let machine = Machine::new("9.0");
+    let program = |fp8: bool, ok: bool| {
+        let gpu = format!(
+            r#"{{\"device\":\"cuda:0\",\"name\":\"A GPU\",\"unusable\":null,\"computes_in\":\"bf16\",\"fp8\":{fp8},\"without_fp8\":null,\"free_bytes\":1,\"memory_bytes\":2,\"kernels\":\"kernels for 9.0a are built in\"}}"#
+        );
+        let row = format!(r#"{{\"name\":\"ops/add\",\"ok\":{ok}}}"#);
+        let code = i32::from(!ok);
+        format!(
+            r#"case "$1" in
+                devices) echo "{{\"gpus\":[{gpu}],\"no_gpu\":null}}" ;;
+                *) echo "{{\"findings\":[{row}]}}"; exit {code} ;;
+            esac"#
+        )
+    };
+    machine.program("bin/flux", &program(true, true));
+    let result = machine.check(&["machine"], &[]).passes().result;
+    assert!(result.starts_with("A GPU, kernels for 9.0a are built in; 1 tests in "), "{result}");
+    assert!(result.ends_with(" s, 0 failed"), "{result}");
+    machine.program("bin/flux", &program(true, false));
+    let result = machine.check(&["machine"], &[]).fails().result;
+    assert!(result.ends_with("1 failed: ops/add"), "{result}");
+    machine.program("bin/flux", &program(false, true));
+    assert!(machine.check(&["machine"], &[]).fails().result.starts_with("fp8 is False"));
+}

@@ -1,0 +1,111 @@
+"""A server under load."""
+
+from __future__ import annotations
+
+import json
+import re
+import socket
+import subprocess
+import time
+import urllib.request
+from contextlib import contextmanager
+from typing import Iterator
+
+from check import Check
+from measure import Failed, Rows, Word, run, say
+
+SECONDS = 12
+"""How long clients ask."""
+SIZES = (256, 512, 1024)
+CLIENTS = 16
+
+
+def serve(check: Check) -> str:
+    """Images a second of clients that always ask, beside those of the bench in batches as the server makes them; how much
+    longer than the bench one client waits; and how long the GPU goes on for a client that is gone."""
+    check.needs_model()
+    missed: list[str] = []
+    figures = [serve_in(check, precision, missed) for precision in check.precisions()]
+    if missed:
+        raise Failed("; ".join([*missed, *figures]))
+    return " ".join(figures)
+
+
+def serve_in(check: Check, precision: str, missed: list[str]) -> str:
+    on: list[Word] = ["-d", check.klein_4b, "--device", "cuda", "--precision", precision]
+    sizes = ",".join(map(str, SIZES))
+    bench: list[Word] = ["stages/", *on, "--steps", 4, "--size", sizes]
+    batches, alone = (Rows(check.bench_rows(*bench, "--batch", count).output) for count in (8, 1))
+    told = []
+    with server(check, on) as url:
+        for size in SIZES:
+            engine = 8000 / batches.of_size(size).number("total_ms")
+            # The bench encodes the prompt of each image when it makes one, and once when it makes 8.
+            one = load(check, url, size, "--clients", 1, "--prompts", 1000)
+            many = load(check, url, size, "--clients", CLIENTS)
+            share = f"{many['images_per_s'] / engine:.3f}"
+            # What the GPU gains by the pauses may be more than what the server costs.
+            beyond = f"{max(1000 * one['p50_s'] - alone.of_size(size).number('total_ms'), 0.1):.1f}"
+            missed += check.misses(f"{precision} {size} share of the engine's rate", share)
+            missed += check.misses(f"{precision} {size} ms beyond the engine", beyond)
+            steady = load(check, url, size, "--rate", round(0.8 * many["images_per_s"], 2))
+            say(f"{precision} {size}: {many['images_per_s']:.2f}/s of {engine:.2f}, {beyond} ms beyond the engine")
+            told.append(
+                f"{size}: {many['images_per_s']:.2f} images a second, {share} of the engine's; one client {beyond} ms beyond "
+                f"it, p99 {1000 * one['p99_s']:.0f} ms; at 80% p50 {1000 * steady['p50_s']:.0f}, p99 "
+                f"{1000 * steady['p99_s']:.0f} ms;"
+            )
+        told.append(f"free {free_after(url):.2f} s after a client went")
+    return f"{precision}: {' '.join(told)}"
+
+
+@contextmanager
+def server(check: Check, on: list[Word]) -> Iterator[str]:
+    """A server that is ready."""
+    command = [str(word) for word in [check.flux, "serve", "--listen", "127.0.0.1:0", *on]]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            url = ""
+            for line in process.stderr or ():
+                say(line.rstrip("\n"))
+                if found := re.match(r"listening on (.*)", line):
+                    url = found[1]
+                if line.startswith("ready"):
+                    break
+            if not url:
+                raise Failed("the server does not start")
+            yield url
+        finally:
+            process.terminate()
+            process.wait()
+
+
+def load(check: Check, url: str, size: int, *flags: Word) -> dict[str, float]:
+    command: list[Word] = [check.flux, "bench", "serve", "--url", url, "--size", size, "--steps", 4]
+    row = json.loads(run([*command, *flags, "--seconds", SECONDS, "--json"], "the load broke off").output)
+    if row["failed"]:
+        raise Failed(f"requests failed: {row['failed']}")
+    return row
+
+
+def free_after(url: str) -> float:
+    """Seconds from the end of a connection until nothing runs, in the middle of a 1024 x 1024 image."""
+
+    def running() -> int:
+        with urllib.request.urlopen(f"{url}/readyz") as answer:
+            return json.load(answer)["running"]
+
+    host, port = url.rsplit("/", 1)[1].split(":")
+    body = json.dumps({"prompt": "boats on a lake", "size": "1024x1024", "steps": 200})
+    head = "POST /v1/images/generations HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    with socket.create_connection((host, int(port))) as client:
+        client.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n{body}".encode())
+        while running() == 0:
+            time.sleep(0.01)
+        time.sleep(1)
+    start = time.monotonic()
+    while running():
+        if time.monotonic() - start > 30:
+            raise Failed("the GPU goes on for a client that is gone")
+        time.sleep(0.002)
+    return time.monotonic() - start
