@@ -6,9 +6,13 @@
 
 #[path = "support/bands.rs"]
 mod bands;
+#[path = "support/flux3_base.rs"]
+mod flux3_base;
 #[path = "support/ranks.rs"]
 mod ranks;
 mod support;
+#[path = "support/tiny_decoder.rs"]
+mod tiny_decoder;
 
 #[path = "parity/adaln.rs"]
 mod adaln;
@@ -34,6 +38,8 @@ mod doors;
 mod editing;
 #[path = "parity/euler_step.rs"]
 mod euler_step;
+#[path = "parity/flux3.rs"]
+mod flux3;
 #[path = "parity/fp8.rs"]
 mod fp8;
 #[path = "parity/full_size.rs"]
@@ -76,6 +82,8 @@ mod pipeline;
 mod project;
 #[path = "parity/qk_norm_rope.rs"]
 mod qk_norm_rope;
+#[path = "parity/relu.rs"]
+mod relu;
 #[path = "parity/rms_norm.rs"]
 mod rms_norm;
 #[path = "parity/rope.rs"]
@@ -84,12 +92,18 @@ mod rope;
 mod scale_shift;
 #[path = "meaning/score.rs"]
 mod score;
+#[path = "parity/selftest.rs"]
+mod selftest;
 #[path = "parity/silu.rs"]
 mod silu;
+#[path = "parity/softcap.rs"]
+mod softcap;
 #[path = "parity/streaming.rs"]
 mod streaming;
 #[path = "parity/swiglu.rs"]
 mod swiglu;
+#[path = "parity/tiny_decoder.rs"]
+mod tiny_decoder_parity;
 #[path = "parity/transfer.rs"]
 mod transfer;
 #[path = "parity/unpatchify.rs"]

@@ -7,7 +7,12 @@
 //! text_encoder, transformer, vae, sampler -> nn, tensor, ops -> backend
 //! backend <- cpu, cuda
 //! files: used by whoever opens or loads tensors, and uses nothing but error, which all use
-//! compare, default_model: used by commands only
+//! server: used by commands, uses engine
+//! compare, sheet, default_model: used by commands, compare by selftest and the defaults of a sheet by cli, too
+//! lettering: used by sheet only
+//! terminal: used by commands only
+//! selftest: used by commands and cli, on pipeline, nn, tensor and ops
+//! download: used by commands, uses hub, progress and files; hub: what names mean, uses files alone
 //! input, output: used by engine, commands and bench, input by pipeline and cli, too
 //! ```
 
@@ -22,7 +27,7 @@ use std::sync::LazyLock;
 use paths::{Names, Place, SourceFile, Sources, circles};
 
 /// A part of src/ and the parts of this crate that it may use besides itself and [`COMMON`].
-const LAYERS: [(&str, &[&str]); 36] = [
+const LAYERS: [(&str, &[&str]); 44] = [
     ("main.rs", ANY),
     ("allocator.rs", &[]),
     ("bus_error.rs", &["files"]),
@@ -33,6 +38,8 @@ const LAYERS: [(&str, &[&str]); 36] = [
         "commands",
         &[
             "cli",
+            "download",
+            "hub",
             "progress",
             "report",
             "bench",
@@ -48,11 +55,27 @@ const LAYERS: [(&str, &[&str]); 36] = [
             "default_model",
             "files",
             "backend",
+            "metadata",
+            "sheet",
+            "terminal",
+            "selftest",
+            "server",
+            "version",
         ],
     ),
-    ("cli", &["engine", "pipeline", "model", "sampler", "input", "files", "threads"]),
+    (
+        "server",
+        &["engine", "pipeline", "model", "sampler", "stage", "input", "output", "metadata", "rgb", "files", "progress"],
+    ),
+    ("version.rs", &["engine"]),
+    ("download", &["hub", "progress", "stage", "files"]),
+    (
+        "cli",
+        &["engine", "hub", "pipeline", "model", "sampler", "input", "output", "files", "sheet", "threads", "selftest"],
+    ),
     ("progress", &["cli", "engine", "pipeline", "stage"]),
     ("report.rs", &["cli", "engine", "pipeline"]),
+    ("terminal", &["input", "metadata", "output"]),
     (
         "bench",
         &[
@@ -60,7 +83,10 @@ const LAYERS: [(&str, &[&str]); 36] = [
             "ops", "backend",
         ],
     ),
+    // Which device is tested beside which, it does not know.
+    ("selftest", &["pipeline", "input", "rgb", "compare", "nn", "files", "tensor", "ops", "backend"]),
     ("lib.rs", ANY),
+    ("hub", &["files"]),
     ("engine/devices.rs", &["engine", "backend", "backend::cpu", "backend::cuda"]),
     ("engine", &["input", "metadata", "output", "rgb", "pipeline", "model", "stage", "sampler", "files", "backend"]),
     (
@@ -87,11 +113,13 @@ const LAYERS: [(&str, &[&str]); 36] = [
     ("stage.rs", &[]),
     ("text_encoder", &["guard", "nn", "files", "tensor", "ops", "backend"]),
     ("transformer", &["nn", "files", "tensor", "ops", "backend"]),
-    ("vae", &["nn", "files", "tensor", "token_split", "ops", "backend"]),
+    ("vae", &["rgb", "nn", "files", "tensor", "token_split", "ops", "backend"]),
     ("sampler", &["transformer", "tensor", "ops", "backend"]),
     ("output", &["files", "metadata", "rgb"]),
     ("metadata", &["guard"]),
-    ("compare.rs", &["rgb"]),
+    ("compare", &["rgb"]),
+    ("sheet.rs", &["input", "lettering", "rgb"]),
+    ("lettering", &["input", "rgb"]),
     ("input", &["files", "guard", "metadata", "rgb"]),
     ("rgb.rs", &[]),
     ("default_model", &["files"]),
@@ -109,17 +137,43 @@ const COMMON: [&str; 3] = ["error", "Error", "Result"];
 const ANY: &[&str] = &["*"];
 
 /// A crate and the only places where it may be named. (The CUDA backend has a module `gemm` of its own.)
-const CRATES: [(&str, &[&str]); 21] = [
+const CRATES: [(&str, &[&str]); 49] = [
+    ("base64", &["engine/image_recipe.rs", "server/", "terminal/"]),
+    // One HTTP server.
+    ("axum", &["server/"]),
+    ("blake3", &["server/"]),
+    ("bytes", &["server/"]),
+    ("futures_util", &["server/"]),
+    ("http_body_util", &["server/"]),
+    ("hyper", &["server/"]),
+    ("hyper_util", &["server/"]),
+    ("multer", &["server/"]),
+    ("prometheus_client", &["server/"]),
+    ("rmcp", &["server/"]),
+    ("rustls", &["server/", "commands/serve.rs"]),
+    ("listenfd", &["server/"]),
+    ("sd_notify", &["server/"]),
+    ("tokio", &["server/"]),
+    ("tokio_rustls", &["server/"]),
+    ("tower", &["server/"]),
+    ("csv", &["commands/batch/table.rs"]),
     ("cudarc", &["backend/cuda/"]),
+    ("etcetera", &["cli/settings.rs", "commands/chat/editor.rs"]),
     ("gemm", &["backend/cpu/", "backend/cuda/"]),
     ("clap", &["cli", "main.rs"]),
+    ("clap_complete", &["cli/pages.rs"]),
+    ("clap_mangen", &["cli/pages.rs"]),
+    ("nvml_wrapper", &["commands/devices/"]),
     ("terminal_size", &["progress/"]),
     ("textwrap", &["progress/"]),
-    ("indicatif", &["progress.rs"]),
+    ("indicatif", &["progress"]),
+    // One way to the network, and load on a server of ours.
+    ("ureq", &["download/", "bench/serve.rs", "commands/remote.rs", "commands/unix_transport.rs"]),
+    ("sha1", &["download/"]),
     ("image", &["input/", "output/"]),
     ("png", &["input/", "output/"]),
     ("image_webp", &["input/", "metadata/", "output/"]),
-    ("imagesize", &["files/content.rs"]),
+    ("imagesize", &["files/content.rs", "input/read.rs"]),
     ("zune_jpeg", &["input/"]),
     // The program replaces files in one way; measurements write weights to a folder of their own.
     ("tempfile", &["files/atomic.rs", "files/partial.rs", "bench/weights.rs"]),
@@ -134,9 +188,13 @@ const CRATES: [(&str, &[&str]); 21] = [
     ),
     ("flate2", &["text_encoder/qwen3.rs", "metadata/"]),
     ("rand_mt", &["sampler/noise.rs"]),
-    ("rand", &["sampler/portable.rs", "cli.rs"]),
+    ("rand", &["sampler/portable.rs", "cli/values.rs", "commands/batch/items.rs", "commands/remote.rs", "server/"]),
     ("rustdct", &["sampler/portable.rs"]),
+    ("rustix", &["terminal/", "download/", "commands/remove/", "commands/ask.rs", "server/"]),
+    ("rustyline", &["commands/chat/editor.rs"]),
+    ("sha2", &["download/", "files/digest.rs"]),
     ("signal_hook", &["commands/signals.rs"]),
+    ("toml", &["cli/settings.rs"]),
     ("libloading", &["backend/cuda/library.rs"]),
     ("parking_lot", &["backend/cuda/"]),
     ("lru", &["backend/graph_cache.rs", "backend/cuda/gemm/", "pipeline/"]),
@@ -245,7 +303,7 @@ fn no_arrow_points_up() {
 #[test]
 fn the_library_names_no_crate_of_the_feature_cli() {
     let manifest = fs::read_to_string(src().with_file_name("Cargo.toml")).expect("UTF-8");
-    let list = manifest.lines().find_map(|line| line.strip_prefix("cli = ")).expect("a feature");
+    let list = manifest.split("\ncli = [").nth(1).and_then(|rest| rest.split(']').next()).expect("a feature");
     let crates: Vec<_> = list.split("\"dep:").skip(1).filter_map(|rest| rest.split('"').next()).collect();
     assert!(crates.contains(&"clap"), "{crates:?}");
     for name in crates {

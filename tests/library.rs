@@ -2,6 +2,8 @@
 
 #[path = "support/bands.rs"]
 mod bands;
+#[path = "support/flux3_base.rs"]
+mod flux3_base;
 #[path = "support/gguf.rs"]
 mod gguf;
 #[path = "support/model_copy.rs"]
@@ -13,10 +15,13 @@ mod ranks;
 #[path = "support/reference_mask.rs"]
 mod reference_mask;
 mod support;
+#[path = "support/tiny_decoder.rs"]
+mod tiny_decoder;
 
 mod adapters;
 mod default_model;
 mod engine;
+mod flux3;
 mod formats;
 mod golden;
 mod input;

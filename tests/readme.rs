@@ -4,44 +4,50 @@
 
 #[path = "opening/renamed.rs"]
 mod renamed;
-mod text;
+pub mod text;
 
 use std::collections::BTreeSet;
 use std::fs;
 use std::path::Path;
 use std::process::Command;
 
-use crate::contact_sheet::{COLUMNS, SIDE, contact_sheet};
 use crate::program::{self, Run, project};
 use crate::support::random_model::RandomModel;
 use flux::compare::difference;
 use flux::files::ModelFiles;
-use flux::input::read;
+use flux::input::{read, resized};
 use flux::model::ModelInfo;
 use flux::output::Rgb;
-use image::RgbImage;
-use image::imageops::crop_imm;
 use safetensors::tensor::{Dtype, TensorView};
 
 /// Files that tell someone what to run.
-const DOCUMENTS: [&str; 26] = [
+pub const DOCUMENTS: [&str; 35] = [
     "README.md",
     "CHANGELOG.md",
     "CONTRIBUTING.md",
     "docs/SUMMARY.md",
     "docs/adapters.md",
     "docs/architecture.md",
+    "docs/batch.md",
     "docs/changelog.md",
+    "docs/chat.md",
+    "docs/config.md",
     "docs/editing.md",
     "docs/environment.md",
     "docs/files.md",
+    "docs/flux3.md",
     "docs/gpus.md",
+    "docs/installing.md",
     "docs/kernels.md",
     "docs/library.md",
+    "docs/looking.md",
     "docs/measured.md",
+    "docs/models.md",
     "docs/options.md",
     "docs/quick-start.md",
+    "docs/recipes.md",
     "docs/sampling.md",
+    "docs/serving.md",
     "docs/several-gpus.md",
     "docs/troubleshooting.md",
     "models/README.md",
@@ -53,12 +59,16 @@ const DOCUMENTS: [&str; 26] = [
     "tests/meaning/README.md",
 ];
 
-fn text_of(document: &str) -> String {
+/// Images of a row of the gallery, and pixels of their sides, as the Makefile has them.
+const COLUMNS: usize = 4;
+const SIDE: usize = 192;
+
+pub fn text_of(document: &str) -> String {
     fs::read_to_string(project(document)).unwrap_or_else(|error| panic!("{document}: {error}"))
 }
 
 /// Lines of a document's blocks in `sh`, without comments.
-fn commands_in(document: &str) -> Vec<String> {
+pub fn commands_in(document: &str) -> Vec<String> {
     let text = text_of(document);
     let blocks = text.split("```sh\n").skip(1).map(|rest| rest.split("```").next().unwrap_or_default().to_string());
     blocks
@@ -139,8 +149,9 @@ fn every_command_is_of_a_kind_that_is_tested() {
         let words: Vec<_> = line.split_whitespace().collect();
         match words[..] {
             ["make", target, ..] => assert!(makefile.contains(&format!("\n{target}:")), "no target: {line}"),
-            ["flux", ..] => {} // run below
-            ["scripts/download_model.sh", ..] => assert_eq!(words.len(), 3, "run in tests/scripts.rs: {line}"),
+            ["flux", "download" | "list" | "rm", ..] => {} // run in tests/download/pages.rs
+            ["flux", "serve" | "key" | "mcp", ..] | ["curl", ..] | ["flux", .., "--server", _] | ["chmod", ..] => {} // run in tests/serve/book.rs
+            ["flux", ..] | ["printf", .., "|", "flux", _] => {} // run below
             ["scripts/generate_batch.sh" | "scripts/compare_cpu_gpu.sh", ..] => {} // run below
             // `make test-training` does the same in an environment of its own, with `--toy`.
             ["python3", "-m", "venv", ".venv", "&&", ".venv/bin/pip", "install", "-r", requirements] => {
@@ -188,7 +199,7 @@ fn the_gallery_at_the_top_is_what_its_prompts_draw() {
     let list = fs::read_to_string(project("docs/gallery.txt")).expect("the prompts of the gallery are there");
     let prompts: Vec<&str> = list.lines().collect();
     let text = fs::read_to_string(project("README.md")).expect("the README is there");
-    let rows = text.lines().filter(|line| line.starts_with("| ")).take(prompts.len().div_ceil(COLUMNS as usize));
+    let rows = text.lines().filter(|line| line.starts_with("| ")).take(prompts.len().div_ceil(COLUMNS));
     let cells: Vec<&str> = rows.flat_map(cells_of).collect();
     assert_eq!(cells, prompts, "the table under the gallery says what is in docs/gallery.txt");
 
@@ -197,8 +208,8 @@ fn the_gallery_at_the_top_is_what_its_prompts_draw() {
     let line = commands().into_iter().find(|line| line.starts_with("flux ")).expect("a command under the gallery");
     assert!(line.contains(prompts[0]) && line.ends_with("-o image.png"), "{line}");
     run(&format!("{line} --device cpu"), folder.path()).succeeds();
-    let gallery = image::open(project("docs/gallery.png")).unwrap().to_rgb8();
-    assert_eq!(gallery.dimensions(), (COLUMNS * SIDE, prompts.len() as u32 / COLUMNS * SIDE));
+    let gallery = read(&project("docs/gallery.png")).unwrap();
+    assert_eq!((gallery.width, gallery.height), (COLUMNS * SIDE, prompts.len() / COLUMNS * SIDE));
     expect_tile(&gallery, 0, &folder.path().join("image.png"));
 
     // `make image` draws the same.
@@ -218,13 +229,11 @@ fn cells_of(row: &str) -> impl Iterator<Item = &str> {
 }
 
 /// Fails when the first tile in a row of a contact sheet is not the image of a file.
-fn expect_tile(sheet: &RgbImage, row: u32, path: &Path) {
-    let drawn = contact_sheet(vec![read(path).unwrap()]);
-    let tile = |sheet: &RgbImage, row: u32| {
-        let tile = crop_imm(sheet, 0, row * SIDE, SIDE, SIDE).to_image();
-        Rgb { width: SIDE as usize, height: SIDE as usize, bytes: tile.into_raw() }
-    };
-    let apart = difference(&tile(sheet, row), &tile(&drawn, 0)).unwrap();
+fn expect_tile(sheet: &Rgb, row: usize, path: &Path) {
+    let drawn = resized(&read(path).unwrap(), [SIDE, SIDE]);
+    let rows = sheet.bytes.chunks_exact(3 * sheet.width).skip(row * SIDE).take(SIDE);
+    let tile = Rgb { width: SIDE, height: SIDE, bytes: rows.flat_map(|row| &row[..3 * SIDE]).copied().collect() };
+    let apart = difference(&tile, &drawn).unwrap();
     // Observed: equal, on the machine that drew it. Processors round in other places: below a level in the mean.
     assert!(apart.psnr_db > 50.0, "{}: {apart:?}: draw it anew with `make gallery`", path.display());
 }
@@ -244,8 +253,8 @@ fn the_edits_at_the_top_are_what_their_instructions_make() {
     assert_eq!(lines[0], format!("flux -p \"{prompt}\" -S 1 -o star.png"));
     assert_eq!(lines[1], format!("flux -p \"{instruction}\" -i star.png -S 1 -o blue.png"));
     let folder = checkout();
-    let sheet = image::open(project("docs/edits.png")).unwrap().to_rgb8();
-    assert_eq!(sheet.dimensions(), (COLUMNS * SIDE, 2 * SIDE));
+    let sheet = read(&project("docs/edits.png")).unwrap();
+    assert_eq!((sheet.width, sheet.height), (COLUMNS * SIDE, 2 * SIDE));
     for (row, (line, image)) in (0..).zip(lines.iter().zip(["star.png", "blue.png"])) {
         run(&format!("{line} --device cpu"), folder.path()).succeeds();
         expect_tile(&sheet, row, &folder.path().join(image));
@@ -323,10 +332,23 @@ fn the_commands_of_images_from_images_draw() {
 #[test]
 fn the_commands_of_the_quick_start_draw() {
     let folder = checkout();
-    let lines: Vec<_> = commands_in("docs/quick-start.md").into_iter().filter(|l| l.starts_with("flux ")).collect();
+    let draws = |line: &String| line.starts_with("flux ") && !line.starts_with("flux batch") && !text::is_of_hub(line);
+    let lines: Vec<_> = commands_in("docs/quick-start.md").into_iter().filter(draws).collect();
     assert_eq!(lines.len(), 4, "{lines:?}");
     for line in lines {
         image_of(&line, folder.path());
+    }
+}
+
+#[test]
+fn the_commands_of_installing_write_completions() {
+    let folder = checkout();
+    let lines: Vec<_> = commands_in("docs/installing.md").into_iter().filter(|l| l.starts_with("flux ")).collect();
+    assert_eq!(lines.len(), 3, "{lines:?}");
+    for line in lines {
+        run(&line, folder.path()).succeeds();
+        let file = line.rsplit(' ').next().expect("the file comes last");
+        assert!(fs::read_to_string(folder.path().join(file)).is_ok_and(|text| text.contains("selftest")), "{line}");
     }
 }
 
@@ -337,6 +359,61 @@ fn the_commands_of_sampling_and_conditioning_draw() {
     assert_eq!(lines.len(), 8, "{lines:?}");
     for line in lines {
         image_of(&line, folder.path());
+    }
+}
+
+#[test]
+fn the_commands_of_recipes_and_of_many_images_run() {
+    let folder = checkout();
+    let folder = folder.path();
+    let write = |name: &str, text: &str| fs::write(folder.join(name), text).expect("a temporary folder is writable");
+    write("list.jsonl", "{\"prompt\": \"a cat\", \"seed\": 7, \"size\": \"160x128\", \"output\": \"cat.webp\"}\n");
+    write("list.csv", "prompt,seed,n\n\"a cat, sitting\",5,2\n");
+    let cpu = |line: &str| run(&format!("{line} --device cpu -s 1"), folder).succeeds();
+    cpu("flux cat -o image.png");
+    let lists: Vec<_> = commands()
+        .into_iter()
+        .filter(|line| line.starts_with("flux batch") || line.starts_with("flux again"))
+        .chain(commands_in("docs/recipes.md"))
+        .chain(commands_in("docs/batch.md"))
+        .chain(commands_in("docs/config.md"))
+        .chain(commands_in("docs/chat.md"))
+        .collect();
+    assert_eq!(lists.len(), 2 + 8 + 6 + 2 + 1, "{lists:?}");
+    for line in lists {
+        match line.split(' ').nth(1) {
+            Some("info" | "config") => run(&line, folder).succeeds(),
+            // It has the steps itself.
+            _ if line.contains(" -s ") => run(&format!("{line} --device cpu"), folder).succeeds(),
+            _ => cpu(&line),
+        };
+    }
+    let bytes = |name: &str| fs::read(folder.join(name)).unwrap_or_else(|error| panic!("{name}: {error}"));
+    assert!(bytes("circle.png") == bytes("same.png") && bytes("circle.png") == bytes("third.png"));
+    for name in ["more", "owls", "images/cat.webp", "images/001-5.webp", "many/0001-a-red-circle-2.png", "slower.png"] {
+        assert!(folder.join(name).exists(), "{name}");
+    }
+}
+
+#[test]
+fn the_commands_to_look_at_images_work() {
+    let folder = checkout();
+    let lines = commands_of("docs/looking.md");
+    assert_eq!(lines.len(), 7, "{lines:?}");
+    for line in lines {
+        let words: Vec<_> = line.split(' ').collect();
+        let more = match words[1] {
+            "sheet" | "compare" => "",
+            // There is no terminal here.
+            "show" => " --protocol blocks",
+            _ => " --device cpu -s 1",
+        };
+        let ran = run(&format!("{line}{more}"), folder.path()).succeeds();
+        let writes = words.iter().position(|word| ["-o", "--diff"].contains(word)).filter(|_| more.is_empty());
+        if let Some(place) = writes {
+            assert!(read(&folder.path().join(words[place + 1])).is_ok(), "{line}");
+        }
+        assert!(words[1] != "show" || ran.stdout.contains('▀'), "{line}");
     }
 }
 
@@ -429,14 +506,11 @@ fn the_examples_of_the_help_draw() {
 }
 
 #[test]
-fn the_commands_for_many_images_and_two_devices_work() {
+fn the_command_for_two_devices_works() {
     let folder = checkout();
-    let of = |script: &str| commands().into_iter().find(|line| line.starts_with(script)).expect("the README shows it");
-    run(&of("scripts/generate_batch.sh"), folder.path()).succeeds();
-    let images = program::names(&folder.path().join("images"));
-    assert!(images.len() == 1 && images[0].starts_with("0001-a-red-circle-"), "{images:?}");
+    let line = commands().into_iter().find(|line| line.starts_with("scripts/compare_cpu_gpu.sh"));
     // Where there is no GPU, the CPU stands for it.
-    run(&format!("{} --against cpu", of("scripts/compare_cpu_gpu.sh")), folder.path()).succeeds();
+    run(&format!("{} --against cpu", line.expect("the README shows it")), folder.path()).succeeds();
 }
 
 #[test]

@@ -11,6 +11,8 @@ use std::path::Path;
 use std::process::Command;
 
 use crate::program::{Run, SMALL, draw, flux, names};
+#[cfg(target_os = "linux")]
+use crate::pty::watch;
 use flux::input::read;
 
 fn folder() -> tempfile::TempDir {
@@ -200,7 +202,9 @@ fn a_folder_gets_an_image_with_the_name_of_its_seed() {
     draw(folder.path(), &["-p", "a cat", "-S", "1", "-n", "2", "-o", "album.png"]).succeeds();
     assert_eq!(names(folder.path()), ["album.png", "flux-9.png"]);
     assert_eq!(names(&folder.path().join("album.png")), ["flux-1.png", "flux-2.png", "flux-7.png", "flux-8.png"]);
-    refused(folder.path(), &["-o", "none/"], 1, &["no such folder: `none", "mkdir -p none"]);
+    draw(folder.path(), &["-p", "a cat", "-S", "3", "-o", "new/"]).succeeds();
+    assert_eq!(names(&folder.path().join("new")), ["flux-3.png"]);
+    refused(folder.path(), &["-o", "none/out.png"], 1, &["no such folder: `none", "mkdir -p none"]);
     refused(folder.path(), &["-o", "flux-9.png/"], 1, &["is a file, not a folder"]);
 }
 
@@ -224,20 +228,11 @@ fn a_hyphen_writes_a_png_to_standard_output() {
 #[test]
 fn a_terminal_gets_no_image_and_a_closed_pipe_is_told() {
     let folder = folder();
-    let flags = SMALL.join(" ");
-    let line = |rest: &str| format!("{} -p x {flags} -o - {rest}", env!("CARGO_BIN_EXE_flux"));
-    let mut script = Command::new("script");
-    let run =
-        script.args(["-qec", &line(""), "/dev/null"]).current_dir(folder.path()).env_remove("FLUX_MODEL").output();
-    match run {
-        Ok(output) => {
-            let said = String::from_utf8_lossy(&output.stdout);
-            assert_eq!(output.status.code(), Some(2), "{said}");
-            assert!(said.contains("standard output is a terminal") && said.contains("image.png"), "{said}");
-        }
-        Err(_) => eprintln!("skipped: no `script`, which gives a program a terminal"),
-    }
-    let piped = format!("{{ {}; echo $? >&2; }} | true", line(""));
+    let played = watch(flux().current_dir(folder.path()).args(["-p", "x", "-o", "-"]).args(SMALL), 80);
+    assert_eq!(played.code, Some(2), "{}", played.shown);
+    assert!(played.shown.contains("standard output is a terminal"), "{}", played.shown);
+    assert!(played.shown.contains("image.png"), "{}", played.shown);
+    let piped = format!("{{ {} -p x {} -o -; echo $? >&2; }} | true", env!("CARGO_BIN_EXE_flux"), SMALL.join(" "));
     let run = Run::of(Command::new("sh").args(["-c", &piped]).current_dir(folder.path()).env_remove("FLUX_MODEL"));
     assert!(run.stderr.contains("cannot write to standard output") && run.stderr.ends_with("\n1\n"), "{}", run.stderr);
 }

@@ -22,8 +22,6 @@ const TOKENS: usize = 8;
 pub struct Sources {
     /// The program.
     pub program: PathBuf,
-    /// The folder of the project's scripts.
-    pub scripts: PathBuf,
     /// Folders of small models that work, one of them with a cache of quantised weights.
     pub models: Vec<PathBuf>,
     /// The smallest of them.
@@ -90,8 +88,8 @@ impl Sources {
         let files = folder::files(folder);
         let root = Path::new(env!("CARGO_MANIFEST_DIR"));
         let shared = Shared::of(&files);
-        let (scripts, corpus) = (root.join("scripts"), corpus(&root.join("tests/input/images.json")));
-        Self { program, scripts, models, small, images, corpus, quantised, noise, embeddings, files, shared }
+        let corpus = corpus(&root.join("tests/input/images.json"));
+        Self { program, models, small, images, corpus, quantised, noise, embeddings, files, shared }
     }
 
     /// The sources that were changed since they were written.

@@ -77,13 +77,29 @@ const HEAD: Operand = ([1, 4], Kind::Activation);
 /// The six rows of a matrix as pixels.
 const CONV: Conv = Conv { height: 2, width: 3, kernel: 3, stride: 1, pad_before: 1, pad_after: 1 };
 
-const DOORS: [Door; 37] = [
+const DOORS: [Door; 40] = [
     Door {
         op: "silu",
         operands: &[MATRIX],
         call: |_, x| {
             let [x] = array(x);
             x.silu()
+        },
+    },
+    Door {
+        op: "relu",
+        operands: &[MATRIX],
+        call: |_, x| {
+            let [x] = array(x);
+            x.relu()
+        },
+    },
+    Door {
+        op: "softcap",
+        operands: &[MATRIX],
+        call: |_, x| {
+            let [x] = array(x);
+            x.softcap(3.0)
         },
     },
     Door {
@@ -334,6 +350,14 @@ const DOORS: [Door; 37] = [
         call: |cuda, x| {
             let [x, bias, residual] = array(x);
             x.conv2d_add(&kernel(8, 8, 3).conv(cuda), &bias, CONV, residual).map(pixels)
+        },
+    },
+    Door {
+        op: "conv2d_add_relu",
+        operands: &[MATRIX, VECTOR, MATRIX],
+        call: |cuda, x| {
+            let [x, bias, residual] = array(x);
+            x.conv2d_add_relu(&kernel(8, 8, 3).conv(cuda), &bias, CONV, residual).map(pixels)
         },
     },
     Door {

@@ -14,7 +14,7 @@ use flux::output::Rgb;
 use flux::pipeline::{Model, Request};
 use flux::sampler::{self, Conditioning, Evaluations, Schedule, empirical_shift};
 use flux::stage::{CancelFlag, Stage};
-use flux::transformer::{self, Sequence, StepModulation, Transformer, TransformerConfig};
+use flux::transformer::{self, Sequence, Transformer, TransformerConfig};
 
 use crate::support::random_model::PRESETS;
 use crate::support::{Golden, golden, images, preset};
@@ -355,7 +355,7 @@ fn step_launches(cuda: &Cuda) -> (TransformerConfig, u64) {
     let (txt, height, width) = (64, 16, 16);
     let (img, config) = (height * width, model.config().clone());
     let schedule = Schedule::new(empirical_shift(img, 4), 4);
-    let modulations = model.modulations(&schedule.timesteps).unwrap();
+    let modulations = model.modulations(&schedule.times()).unwrap();
     let split = TokenSplit::alone(TokenLayout::new(1, txt, height * width));
     let rope = model.rope(&split, &[], [height, width]).unwrap();
     let features = vec![0.1; txt * config.joint_attention_dim];
@@ -375,7 +375,7 @@ fn step_launches(cuda: &Cuda) -> (TransformerConfig, u64) {
     let mut launches = Vec::new();
     for step in 0..4 {
         let before = cuda.stats();
-        let modulation = StepModulation::of_row(&modulations.row(step)).unwrap();
+        let modulation = model.modulation(&modulations.row(step)).unwrap();
         let dt = dts.row_view(step..step + 1);
         latents = sampler::step(&model, latents, &conditioning, &modulation, &dt).unwrap();
         let after = cuda.stats();

@@ -1,133 +1,126 @@
-//! Lists of prompts for `scripts/generate_batch.sh`, with a program that writes down what it was given.
+//! Lists of images for `flux batch`: text, JSON and tables of any kind. Every second one is made, the others are
+//! checked alone.
 
-use std::collections::BTreeMap;
 use std::fs;
-use std::io::Write;
-use std::os::unix::fs::PermissionsExt;
-use std::path::Path;
-use std::process::Stdio;
 
-use super::{Place, prompts};
-use crate::expect::Said;
-use crate::folder;
+use super::{Place, prompts, work};
+use crate::expect::Prints;
 use crate::mutate;
 use crate::rng::Rng;
-use crate::run::{Case, quiet};
+use crate::run::Case;
 
-/// Stands in for the program: it writes its prompt to its output, and refuses prompts that say so.
-const STAND_IN: &str = r#"#!/bin/sh
-for argument; do
-    case $argument in
-        --prompt=*) prompt=${argument#--prompt=} ;;
-        --output=*) output=${argument#--output=} ;;
-    esac
-done
-case $prompt in
-    *refused*) printf 'error: refused\n  in: --prompt\n' >&2; exit 2 ;;
-    *failing*) echo 'error: failed' >&2; exit 1 ;;
-esac
-printf %s "$prompt" >"$output"
-"#;
-/// Flags for the program, and whether the script refuses them.
-const FLAGS: [(&[&str], bool); 14] = [
-    (&[], false),
-    (&[], false),
-    (&[], false),
-    (&["-S", "5"], false),
-    (&["-S7"], false),
-    (&["--seed=3"], false),
-    (&["-q"], false),
-    (&["-qS5"], false),
-    (&["-W", "64"], false),
-    (&["-qn2"], true),
-    (&["-qvo", "x.png"], true),
-    (&["-o", "x.png"], true),
-    (&["-S", "x"], true),
-    (&["--save-latents", "l"], true),
+const ENDINGS: [&str; 3] = ["txt", "jsonl", "csv"];
+const FLAGS: [&[&str]; 12] = [
+    &[],
+    &[],
+    &["-S", "5"],
+    &["-n2"],
+    &["--shard", "1/2"],
+    &["--shard=2/1"],
+    &["--name", "{prompt}.webp"],
+    &["--name", "../{index}.png"],
+    &["--name", "{"],
+    &["--force"],
+    &["--json"],
+    &["--mask", "none.png"],
 ];
-const SHELL: [&str; 10] = [
-    "$(touch pwned)",
-    "`touch pwned`",
-    "; touch pwned",
-    "'; touch pwned; '",
-    "\"; touch pwned; \"",
-    "| touch pwned",
-    "${IFS}",
-    "$((1+1))",
-    "* ? [a-z] ~",
-    "\\",
+const FIELDS: [&str; 24] = [
+    "prompt",
+    "negative",
+    "width",
+    "height",
+    "steps",
+    "seed",
+    "guidance",
+    "schedule",
+    "rng",
+    "max_sequence_length",
+    "inputs",
+    "mask",
+    "strength",
+    "extend",
+    "mask_padding",
+    "feather",
+    "no_composite",
+    "no_self_reference",
+    "noise",
+    "latents",
+    "embeddings",
+    "adapters",
+    "output",
+    "n",
 ];
-/// The longest line that a script takes.
-const MOST: usize = 1 << 16;
+const VALUES: [&str; 22] = [
+    "1",
+    "0",
+    "-1",
+    "32",
+    "1e3",
+    "18446744073709551615",
+    "null",
+    "true",
+    "\"x\"",
+    "\"\"",
+    "\"/dev/zero\"",
+    "\"..\"",
+    "\"a.png\"",
+    "\"../a.png\"",
+    "\"a/b/c.png\"",
+    "\"flow\"",
+    "\"sigmas:1,0\"",
+    "[\"none.png\"]",
+    "[]",
+    "{\"left\": 16}",
+    "[{\"file\": \"none\", \"strength\": 1}]",
+    "\"{seed}\"",
+];
 
 /// A list of lines of any kind.
 pub fn any(place: &Place<'_>, rng: &mut Rng) -> Case {
     let mut case = place.case();
-    let program = place.at("stand-in");
-    fs::write(&program, STAND_IN).expect("a temporary folder is writable");
-    fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).expect("a file of ours");
-    let lines: Vec<Vec<u8>> = (0..rng.below(6)).map(|_| line(rng)).collect();
+    let ending = *rng.pick(&ENDINGS);
+    let mut lines: Vec<Vec<u8>> = if ending == "csv" { vec![names(rng)] } else { Vec::new() };
+    lines.extend((0..rng.below(5)).map(|_| match ending {
+        "txt" => text(rng),
+        "jsonl" => object(rng),
+        _ => row(rng),
+    }));
     let mut bytes = lines.join(&b"\n"[..]);
-    if !rng.one_of(3) {
-        bytes.push(b'\n');
-    }
     if rng.one_of(6) {
         bytes.splice(0..0, *b"\xef\xbb\xbf");
     }
-    let (flags, is_refused) = *rng.pick(&FLAGS);
-    let list = place.at("prompts.txt");
-    case.command = quiet(Path::new("bash"));
-    case.command.env("FLUX_BIN", &program).arg(place.sources.scripts.join("generate_batch.sh"));
+    case.command.arg("batch");
     if rng.one_of(5) {
         case.stdin = bytes.clone();
-        case.command.arg("-");
+        case.command.args(["-", "--format", ending]);
     } else {
+        let list = place.at("list").with_extension(ending);
         fs::write(&list, &bytes).expect("a temporary folder is writable");
         case.command.arg(&list);
     }
-    case.command.arg("images").args(flags);
-    case.what = format!("{flags:?}, {:?}", String::from_utf8_lossy(&bytes).chars().take(400).collect::<String>());
-    case.expected.of_a_file = false;
-    let images = place.out.join("images");
-    if rng.one_of(4) {
-        // Once more: what is there is not made again.
-        case.what += ", for the second time";
-        run_before(&case);
-    } else {
-        case.expected.may_change.push(images.clone()); // what was made stays after a line that failed
+    let flags = *rng.pick(&FLAGS);
+    // They have no `-o`, and seeds of their own.
+    case.command.arg("images").args(&work::SMALL[4..8]).args(&work::SMALL[10..]).args(flags);
+    if flags.contains(&"--json") {
+        case.expected.prints = Prints::Always;
     }
-    // A list without prompts makes nothing, whatever the flags.
-    let prompts = prompts_of(&bytes).filter(|prompts| !is_refused || prompts.is_empty());
-    case.expected.check = Some(Box::new(move |said| wrong_images(prompts.as_deref(), &images, said)));
+    if rng.one_of(2) {
+        case.command.arg("--dry-run");
+    } else {
+        // What was made stays after a line that failed, and the manifest says why.
+        case.expected.may_change.push(place.out.join("images"));
+    }
+    case.expected.of_a_file = false;
+    case.what = format!("{flags:?}, {:?}", String::from_utf8_lossy(&bytes).chars().take(400).collect::<String>());
     case
 }
 
-/// Runs what is to be run, and does not look at it.
-fn run_before(case: &Case) {
-    let mut command = quiet(Path::new(case.command.get_program()));
-    for (variable, value) in case.command.get_envs() {
-        value.map(|value| command.env(variable, value));
-    }
-    command.args(case.command.get_args()).current_dir(&case.out).stdin(Stdio::piped());
-    let mut child = command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().expect("bash starts");
-    // A script that refuses its flags does not read.
-    let _ = child.stdin.take().expect("asked for").write_all(&case.stdin);
-    child.wait().expect("it is our child");
-}
-
-fn line(rng: &mut Rng) -> Vec<u8> {
-    let mut line = match rng.below(14) {
+fn text(rng: &mut Rng) -> Vec<u8> {
+    let mut line = match rng.below(6) {
         0..=1 => b"a red circle".to_vec(),
-        2 => b"A red, circle!".to_vec(),
-        3 => format!("{}a{}", " ".repeat(rng.below(4)), " ".repeat(rng.below(4))).into_bytes(),
-        4 => rng.pick(&SHELL).as_bytes().to_vec(),
-        5 => rng.pick(&["-", "--help", "-o/tmp/x.png", "--", "-n 5", "-e\\n"]).as_bytes().to_vec(),
-        6 => rng.pick(&["# a comment", "   # one", "#", "", "  ", "\t"]).as_bytes().to_vec(),
-        7 => b"refused".to_vec(),
-        8 => b"failing".to_vec(),
-        9 => "\u{1b}[2J\u{7}\u{202e}\u{9b}31m\u{b}\u{c}".as_bytes().to_vec(),
-        10 => "long ".repeat(rng.below(2 * MOST / 5)).into_bytes(),
-        11 => prompts::text(rng, 300),
+        2 => rng.pick(&["-", "--help", "# a note", "", "  ", "../../x", "a/b"]).as_bytes().to_vec(),
+        3 => "long ".repeat(rng.below(30_000)).into_bytes(),
+        4 => prompts::text(rng, 300),
         _ => mutate::hostile_text(rng).into_bytes(),
     };
     line.retain(|byte| *byte != b'\n');
@@ -137,50 +130,29 @@ fn line(rng: &mut Rng) -> Vec<u8> {
     line
 }
 
-/// The prompts of a list; none where it is refused as a whole.
-fn prompts_of(bytes: &[u8]) -> Option<Vec<String>> {
-    let text = std::str::from_utf8(bytes.strip_prefix(b"\xef\xbb\xbf").unwrap_or(bytes)).ok()?;
-    if text.contains('\0') {
-        return None;
+fn object(rng: &mut Rng) -> Vec<u8> {
+    if rng.one_of(6) {
+        return text(rng);
     }
-    let lines = text.split('\n').map(|line| line.strip_suffix('\r').unwrap_or(line));
-    let is_space = |c: char| matches!(c, ' ' | '\t' | '\u{b}' | '\u{c}' | '\r');
-    let lines: Vec<&str> = lines.collect();
-    if lines.iter().any(|line| line.len() > MOST) {
-        return None;
+    let mut fields = vec![r#""prompt": "a circle""#.to_string()];
+    fields.extend((0..rng.below(4)).map(|_| format!("\"{}\": {}", rng.pick(&FIELDS), rng.pick(&VALUES))));
+    let mut line = format!("{{{}}}", fields.join(", ")).into_bytes();
+    if rng.one_of(8) {
+        line.truncate(rng.below(line.len()));
     }
-    let is_prompt = |line: &&&str| {
-        let text = line.trim_start_matches(is_space);
-        !text.is_empty() && !text.starts_with('#')
-    };
-    Some(lines.iter().filter(is_prompt).map(|line| line.to_string()).collect())
+    line
 }
 
-/// What is wrong with what the script made: an image of each prompt, and of nothing else; none at all where the list or
-/// the flags are refused.
-fn wrong_images(prompts: Option<&[String]>, folder: &Path, said: &Said<'_>) -> Vec<String> {
-    let mut made: BTreeMap<String, usize> = BTreeMap::new();
-    for path in folder.is_dir().then(|| folder::files(folder)).into_iter().flatten() {
-        *made.entry(fs::read_to_string(&path).unwrap_or_default()).or_default() += 1;
-    }
-    if prompts.is_some_and(<[String]>::is_empty) && made.is_empty() {
-        return Vec::new();
-    }
-    let Some(prompts) = prompts else {
-        let is_right = !said.succeeded && made.is_empty();
-        return if is_right { Vec::new() } else { vec!["a list or flags that are wrong were taken".to_string()] };
+fn names(rng: &mut Rng) -> Vec<u8> {
+    (0..1 + rng.below(5)).map(|_| *rng.pick(&FIELDS)).collect::<Vec<_>>().join(",").into_bytes()
+}
+
+fn row(rng: &mut Rng) -> Vec<u8> {
+    let cell = |rng: &mut Rng| match rng.below(4) {
+        0 => String::new(),
+        1 => rng.pick(&VALUES).trim_matches('"').to_string(),
+        2 => "\"a, b".to_string(),
+        _ => String::from_utf8_lossy(&text(rng)).chars().take(40).collect(),
     };
-    let fails = |prompt: &str| prompt.contains("refused") || prompt.contains("failing");
-    let mut expected: BTreeMap<String, usize> = BTreeMap::new();
-    for prompt in prompts.iter().filter(|prompt| !fails(prompt)) {
-        *expected.entry(prompt.clone()).or_default() += 1;
-    }
-    let mut findings = Vec::new();
-    if made != expected {
-        findings.push(format!("of {expected:?} were made {made:?}").chars().take(600).collect());
-    }
-    if said.succeeded == prompts.iter().any(|prompt| fails(prompt)) {
-        findings.push(format!("success is {} though it is {} that prompts fail", said.succeeded, !said.succeeded));
-    }
-    findings
+    (0..1 + rng.below(6)).map(|_| cell(rng)).collect::<Vec<_>>().join(",").into_bytes()
 }

@@ -50,7 +50,7 @@ pub enum Kind {
     Single,
     /// Files that are given to flags of others.
     Misplaced,
-    /// Lists of prompts for scripts.
+    /// Lists of images for `flux batch`.
     List,
     Sound,
 }

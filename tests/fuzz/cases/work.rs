@@ -31,6 +31,8 @@ pub fn info(case: &mut Case, model: &Path, rng: &mut Rng) {
     case.expected.prints = Prints::OnSuccess;
     case.command.arg("info").arg(model);
     if rng.one_of(3) {
+        // An error is an object, too.
+        case.expected.prints = Prints::Always;
         case.command.arg("--json");
     }
 }
