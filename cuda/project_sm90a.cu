@@ -22,7 +22,9 @@
 //           bytes of [64, features] by those of [256, features]^T and round the sums into shared memory. Warp 0
 //           fetches; warps 1 to 3 take the rounded rows from there, norm, rotate or gate them, and store them, while
 //           the next tile is multiplied. Clusters take tiles in turn: some rows of tiles at a time, whose x stays in L2
-//           while weights pass. Factors of low rank are more features: their boxes come behind those of x.
+//           while weights pass. Factors of low rank are more features: their boxes come behind those of x. Where the
+//           last tile of a part has half of its rows or fewer, each block has half of these, for one warpgroup alone:
+//           such tiles take half as long, and come last.
 // Needs     sm_90a; heads of 128, dim % 256 == 0, mlp % 128 == 0, features % 8 == 0, rows and vectors 16-byte aligned.
 // Rounding  as the composition: y once (in e4m3 before the scales instead of after), then the result once. y is summed
 //           in another order than by cuBLASLt.
@@ -101,31 +103,44 @@ enum Kind { KEYS, VALUES, QUERIES, GATED };
 struct Work {
     int part, row, col, weight, second;
     Kind kind;
+    bool is_short;  // the tile has ROWS rows or fewer: each block has half of them, which one warpgroup multiplies
 
-    __device__ __forceinline__ static int cluster_rows(int rows) { return ceil_div(rows, 2 * ROWS); }
+    // Rows of tiles that a part fills, or more than half of the last, and whether it has a short one behind these.
+    __device__ __forceinline__ static int tall_rows(int rows) { return (rows + ROWS - 1) / (2 * ROWS); }
+    __device__ __forceinline__ static int short_rows(int rows) { return rows > tall_rows(rows) * 2 * ROWS; }
 
     __device__ __forceinline__ static int count(const Arguments& args) {
-        const int rows = cluster_rows(args.part_rows[0]) + cluster_rows(args.part_rows[1]);
+        const int rows = tall_rows(args.part_rows[0]) + tall_rows(args.part_rows[1]) + short_rows(args.part_rows[0]) +
+                         short_rows(args.part_rows[1]);
         return (rows - args.key_tiles) * ((3 * args.dim + 2 * args.mlp) / COLS) +
                args.key_tiles * (2 * args.dim / COLS);
     }
 
+    // Tall tiles, then short ones, then those of keys only.
     __device__ __forceinline__ static Work at(const Arguments& args, int index, int rank) {
-        const int first_part = cluster_rows(args.part_rows[0]),
-                  wanted = first_part + cluster_rows(args.part_rows[1]) - args.key_tiles;
+        const int first_part = tall_rows(args.part_rows[0]),
+                  wanted = first_part + tall_rows(args.part_rows[1]) - args.key_tiles;
+        const int first_short = short_rows(args.part_rows[0]), shorts = first_short + short_rows(args.part_rows[1]);
         const int cols = (3 * args.dim + 2 * args.mlp) / COLS, together = args.rows_of_tiles * cols;
         int row, col;
+        Work w;
+        w.is_short = false;
         if (index < wanted * cols) {
             const int first = index / together * args.rows_of_tiles, height = min(args.rows_of_tiles, wanted - first);
             index %= together;
             row = args.key_tiles + first + index % height, col = index / height;
+            w.part = row >= first_part;
+            row -= w.part ? first_part : 0;
+        } else if (index -= wanted * cols; index < shorts * cols) {
+            w.is_short = true;
+            w.part = index % shorts >= first_short;
+            row = tall_rows(args.part_rows[w.part]), col = index / shorts;
         } else {
-            index -= wanted * cols;
+            index -= shorts * cols;
+            w.part = 0;
             row = index % args.key_tiles, col = index / args.key_tiles;
         }
-        Work w;
-        w.part = row >= first_part;
-        w.row = (row - (w.part ? first_part : 0)) * 2 * ROWS + rank * ROWS;
+        w.row = row * 2 * ROWS + rank * (w.is_short ? ROUNDED_ROWS : ROWS);
         const int weight = col * COLS;
         if (weight < 3 * args.dim) {
             w.kind = weight < args.dim ? KEYS : weight < 2 * args.dim ? VALUES : QUERIES;
@@ -137,6 +152,12 @@ struct Work {
             w.weight = w.col, w.second = args.mlp;
         }
         return w;
+    }
+
+    // How many rows a warpgroup multiplies; none, or fewer than that, where all of its own are behind the last.
+    __device__ __forceinline__ int rows_of(const Arguments& args, int consumer) const {
+        if (is_short && consumer > 0) return 0;
+        return min(ROUNDED_ROWS, args.part_rows[part] - row - consumer * ROUNDED_ROWS);
     }
 };
 
@@ -201,7 +222,7 @@ struct Half {
     __device__ __forceinline__ Half(const Arguments& args, const Work& w, uint32_t rounded, int consumer)
         : args(args), w(w), rounded(rounded) {
         first_row = w.row + consumer * ROUNDED_ROWS;
-        rows = min(ROUNDED_ROWS, args.part_rows[w.part] - first_row);
+        rows = w.rows_of(args, consumer);
         first_out = (w.part ? args.part_rows[0] : 0) + first_row;
     }
 
@@ -376,6 +397,22 @@ __device__ __forceinline__ void project(const Arguments& args) {
     if (warp == 0) {
         if (threadIdx.x == 0) {
             for (int index = cluster; index < items; index += clusters) {
+            const Work w = Work::at(args, index, rank);
+            if (w.rows_of(args, consumer) <= 0) {
+                // Leaves the tensor cores to the other warpgroup.
+                int boxes = steps;
+                if constexpr (LOW_RANK) boxes += ceil_div(args.ranks[w.part], BOX);
+                for (int box = 0; box < boxes; box++) {
+                    wait(full + 8 * ring.stage, ring.phase);
+                    release(ring.stage);
+                    ring.advance();
+                }
+                wait(rounded_free + 8 * consumer, turn.phase ^ 1);
+                turn.advance();
+                __syncwarp();
+                if (lane == 0) arrive(rounded_full + 8 * consumer);
+                continue;
+            }
                 const Work w = Work::at(args, index, rank);
                 const auto fetch = [&](const TensorMap& x, const TensorMap& weight, int feature) {
                     const uint32_t barrier = full + 8 * ring.stage;
@@ -394,6 +431,22 @@ __device__ __forceinline__ void project(const Arguments& args) {
     } else if (warpgroup == 0) {
         for (int index = cluster; index < items; index += clusters) {
             const Work w = Work::at(args, index, rank);
+            if (w.rows_of(args, consumer) <= 0) {
+                // Leaves the tensor cores to the other warpgroup.
+                int boxes = steps;
+                if constexpr (LOW_RANK) boxes += ceil_div(args.ranks[w.part], BOX);
+                for (int box = 0; box < boxes; box++) {
+                    wait(full + 8 * ring.stage, ring.phase);
+                    release(ring.stage);
+                    ring.advance();
+                }
+                wait(rounded_free + 8 * consumer, turn.phase ^ 1);
+                turn.advance();
+                __syncwarp();
+                if (lane == 0) arrive(rounded_full + 8 * consumer);
+                continue;
+            }
+            const Work w = Work::at(args, index, rank);
             for (int consumer = 0; consumer < CONSUMERS; consumer++) {
                 wait(rounded_full + 8 * consumer, turn.phase);
                 Half<E4M3>(args, w, base + ROUNDED + consumer * ROUNDED_BYTES, consumer).store();
@@ -411,6 +464,22 @@ __device__ __forceinline__ void project(const Arguments& args) {
         const int row = threadIdx.x / 32 % 4 * 16 + lane / 8 % 2 * 8 + lane % 8;
         const uint32_t to = chunk_at(base + ROUNDED + consumer * ROUNDED_BYTES, row, lane / 16);
         for (int index = cluster; index < items; index += clusters) {
+            const Work w = Work::at(args, index, rank);
+            if (w.rows_of(args, consumer) <= 0) {
+                // Leaves the tensor cores to the other warpgroup.
+                int boxes = steps;
+                if constexpr (LOW_RANK) boxes += ceil_div(args.ranks[w.part], BOX);
+                for (int box = 0; box < boxes; box++) {
+                    wait(full + 8 * ring.stage, ring.phase);
+                    release(ring.stage);
+                    ring.advance();
+                }
+                wait(rounded_free + 8 * consumer, turn.phase ^ 1);
+                turn.advance();
+                __syncwarp();
+                if (lane == 0) arrive(rounded_full + 8 * consumer);
+                continue;
+            }
             float sums[COLS / 2];
             int last = 0;
             for (int step = 0; step < steps; step++) {
@@ -429,7 +498,7 @@ __device__ __forceinline__ void project(const Arguments& args) {
                 ring.advance();
             }
             if constexpr (LOW_RANK) {
-                const int part_rank = args.ranks[Work::at(args, index, rank).part];
+                const int part_rank = args.ranks[w.part];
                 for (int k = 0; k < part_rank; k += BOX) {
                     wait(full + 8 * ring.stage, ring.phase);
                     const uint64_t low = describe(base + ring.stage * X_BYTES + consumer * ROUNDED_ROWS * STEP_BYTES, 0);

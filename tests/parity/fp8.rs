@@ -20,7 +20,7 @@ use rayon::prelude::*;
 use safetensors::Dtype;
 use safetensors::tensor::TensorView as FileTensor;
 
-use crate::compare::{Shape, Weight, compare, shapes, values, vector, with_variable};
+use crate::compare::{Shape, WITH_EPILOGUE, Weight, compare, shapes, values, vector, with_variable};
 use crate::cuda_fp8;
 use crate::pipeline::{default_model, psnr};
 use crate::support::preset;
@@ -421,6 +421,19 @@ fn check_linear(cuda: &Cuda, shape: Shape, out: usize) {
     let expected = product(&x_values, &weight_values, [shape.rows, shape.cols, out]);
     let got = cuda.download(&x.linear(&weight, None).unwrap()).unwrap();
     compare(&format!("linear in fp8 {shape:?} -> {out}"), &got, &expected, roundings(shape.cols));
+    for beside in [[0, 0], [3, 2]] {
+        let residual = Shape::view(shape.rows, out, beside[0], beside[1]).tensor(cuda, 4);
+        let added = cuda.download(&residual).unwrap();
+        let expected: Vec<f32> = expected.iter().zip(&added).map(|(product, added)| product + added).collect();
+        let before = cuda.stats().launches;
+        let got = x.linear_add(&weight, residual).unwrap();
+        let launches = cuda.stats().launches - before;
+        let what = format!("linear_add in fp8 {shape:?} -> {out}, beside {beside:?}");
+        compare(&what, &cuda.download(&got).unwrap(), &expected, WITH_EPILOGUE + roundings(shape.cols));
+        if beside == [0, 0] && out.is_multiple_of(MULTIPLE) {
+            assert_eq!(launches, 2, "{what}: to quantise, and the product");
+        }
+    }
 }
 
 /// Products of e4m3 values are exact in float32, and the scales are multiplied in float32 behind the sum.

@@ -106,9 +106,19 @@ fn project_matches_its_composition() {
     let batch = TokenLayout::new(3, 7, 101);
     let references = TokenLayout { references: 60, ..ragged };
     let mut sampled = crate::sampled(7);
-    for layout in
-        [small, ragged, batch, references, TokenLayout::single(1), TokenLayout::single(256), TokenLayout::new(2, 0, 33)]
-    {
+    for layout in [
+        small,
+        ragged,
+        batch,
+        references,
+        // The last tiles of both streams, and of all rows, are short: one row, half a block's, all of them.
+        TokenLayout::new(1, 257, 320),
+        TokenLayout::new(1, 384, 256),
+        TokenLayout::new(1, 100, 29),
+        TokenLayout::single(1),
+        TokenLayout::single(256),
+        TokenLayout::new(2, 0, 33),
+    ] {
         for sizes in [[256, 128], [512, 384], [256, 0], [0, 128], [0, 256]] {
             for (features, streams) in [(64, true), (200, false), (8, true), (1032, false)] {
                 if !sampled() {
@@ -133,6 +143,7 @@ fn project_of_image_queries_matches_its_composition() {
         (TokenLayout::new(1, 600, 300), false),
         (TokenLayout::new(2, 256, 130), false),
         (TokenLayout::new(2, 150, 130), true),
+        (TokenLayout::new(1, 320, 300), true),
         (with_references(391, 130, 70), false),
         (with_references(300, 0, 0), false),
     ] {

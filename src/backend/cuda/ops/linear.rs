@@ -11,8 +11,7 @@ impl Cuda {
     pub(crate) fn linear_op(&self, args: LinearArgs<'_, Cuda>) -> Result<Tensor<Cuda>> {
         let LinearArgs { products, bias, residual } = args;
         match (products, residual) {
-            // No model adds to an fp8 product, so a fused one would serve nobody.
-            (Products::Columns(&[x], weight), Some(residual)) if !weight.weight().is_e4m3() => {
+            (Products::Columns(&[x], weight), Some(residual)) if takes_residual(weight.weight(), &residual) => {
                 self.linear_add(x, weight, bias, residual)
             }
             (_, residual @ Some(_)) => ops::linear::compose(self, LinearArgs { products, bias, residual }),
@@ -54,10 +53,12 @@ impl Cuda {
         bias: Option<&Tensor<Cuda>>,
         residual: Tensor<Cuda>,
     ) -> Result<Tensor<Cuda>> {
+        let weight = &*self.ready(weight.weight())?;
+        expect_no_bias(weight, bias)?;
+        let quantised = self.operand(x, weight)?;
         let fresh = self.unless_writable(&residual)?;
         let out = fresh.as_ref().unwrap_or(&residual);
-        let weight = self.ready(weight.weight())?;
-        let product = self.product(x, &weight, Matrix::of(out), out.cols());
+        let product = self.product(quantised.as_ref().unwrap_or(x), weight, Matrix::of(out), out.cols());
         let (bias, from_residual) = (bias.map(Tensor::address), Some(Matrix::of(&residual)));
         // SAFETY: `Tensor::linear_add` checked the shapes; out is the residual or a tensor of its shape.
         unsafe { self.gemm()?.run(&Product { bias, residual: from_residual, ..product }) }?;
@@ -119,6 +120,12 @@ impl Cuda {
         }
         Ok(first_cols(out, cols))
     }
+}
+
+/// Whether cuBLASLt adds `residual` to a product with `weight`. It takes those in e4m3 with padding rows, for which a
+/// residual has no columns, and only where all is aligned.
+fn takes_residual(weight: &Weight, residual: &Tensor<Cuda>) -> bool {
+    !weight.is_e4m3() || weight.padded_rows() == weight.rows() && residual.aligned()
 }
 
 fn expect_no_bias(weight: &Weight, bias: Option<&Tensor<Cuda>>) -> Result<()> {

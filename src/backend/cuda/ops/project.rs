@@ -152,7 +152,8 @@ impl Cuda {
         let items = (wanted_tiles * (3 * dim + 2 * mlp) + key_tiles * 2 * dim) / COLS;
         CHOICE.int(out.rows())?;
         CHOICE.int(items)?;
-        let mut arguments = arguments(operands, heads, [dim, mlp], out, [wanted_tiles, key_tiles])?;
+        let short_tiles = parts.iter().filter(|(x, _)| is_short(x.rows())).count();
+        let mut arguments = arguments(operands, heads, [dim, mlp], out, [wanted_tiles - short_tiles, key_tiles])?;
         let clusters = items.min(self.device().multiprocessors() / 2).max(1);
         let mut pointers: [*mut c_void; 1] = [std::ptr::from_mut(&mut arguments).cast()];
         // SAFETY: the kernel takes `Arguments`, laid out as there, in clusters of two blocks, with THREADS threads and
@@ -164,13 +165,19 @@ impl Cuda {
     }
 }
 
-/// The kernel's arguments. `wanted_tiles` rows of tiles need all columns, `key_tiles` only those of k and v.
+/// Whether the last row of tiles of a part of so many rows has at most half of its rows.
+fn is_short(rows: usize) -> bool {
+    (1..=ROWS).contains(&(rows % (2 * ROWS)))
+}
+
+/// The kernel's arguments. `tall_tiles` rows of tiles need all columns, as do those that are short; `key_tiles` need only
+/// those of k and v.
 fn arguments(
     Operands { parts, low_rank }: &Operands<'_>,
     heads: Option<&Heads<'_, Cuda>>,
     [dim, mlp]: [usize; 2],
     out: &Tensor<Cuda>,
-    [wanted_tiles, key_tiles]: [usize; 2],
+    [tall_tiles, key_tiles]: [usize; 2],
 ) -> Result<Arguments> {
     let e4m3 = parts[0].1.is_e4m3();
     let x_map = |x: &Tensor<Cuda>| tensor_map(e4m3, x.address(), [x.rows(), x.cols()], x.stride());
@@ -213,7 +220,7 @@ fn arguments(
         txt_rows: CHOICE.int(layout.txt_rows())?,
         txt: CHOICE.int(layout.txt)?,
         img: CHOICE.int(layout.image_stream())?,
-        rows_of_tiles: CHOICE.int(rows_of_tiles(wanted_tiles))?,
+        rows_of_tiles: CHOICE.int(rows_of_tiles(tall_tiles))?,
         key_tiles: CHOICE.int(key_tiles)?,
     })
 }
