@@ -181,6 +181,11 @@ impl TokenSplit {
         Self { whole: TokenLayout { txt: 0, references: 0, ..self.whole }, ..self }
     }
 
+    /// `batch` samples of these tokens, which are of one kind.
+    pub fn of_one_kind(self, batch: usize) -> Self {
+        Self { whole: TokenLayout::new(batch, 0, self.whole.tokens()), ..self }
+    }
+
     /// The tokens of all ranks.
     pub fn whole(&self) -> TokenLayout {
         self.whole

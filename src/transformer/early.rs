@@ -41,30 +41,40 @@ impl<B: Backend> Early<B> {
         }
     }
 
-    /// What the tokens x [rows of this device, dim] of a stream become, which see each other alone.
+    /// Whether streams have blocks for themselves.
+    pub(super) fn is_none(&self) -> bool {
+        [Stream::Txt, Stream::References, Stream::Img].into_iter().all(|stream| self.of(stream).1.is_empty())
+    }
+
+    /// What the tokens [rows of this device, dim] of a stream become, which see each other alone. They are in parts,
+    /// each with a modulation for its text rows and one for the others, as [`SingleBlock::forward`] takes them.
     pub(super) fn forward<'a>(
         &self,
         stream: Stream,
-        (x, eps): (Tensor<B>, f32),
-        modulation: Option<&'a Streams<Modulation<B>>>,
+        mut parts: Vec<Residual<'a, B>>,
+        modulations: &[[&'a Modulation<B>; 2]],
         sequence: &Sequence<'_, B>,
         (backend, blocks): (&B, &Blocks<B>),
-    ) -> Result<Residual<'a, B>> {
-        let residual = Residual::new(x, 0, eps);
+    ) -> Result<Vec<Residual<'a, B>>> {
         let (first, own) = self.of(stream);
-        let Some(modulation) = modulation.filter(|_| !own.is_empty()) else { return Ok(residual) };
-        let modulation = match stream {
-            Stream::Txt => &modulation.txt,
-            Stream::References => &modulation.references,
-            Stream::Img => &modulation.img,
-        };
+        if own.is_empty() {
+            return Ok(parts);
+        }
         let mut pass = blocks.begin(backend);
-        let mut residuals = vec![residual];
         for (place, block) in (*first..).zip(own) {
             pass.enter(place)?;
-            residuals = block.forward(residuals, &[[modulation; 2]], sequence, Keys::Rows)?;
+            parts = block.forward(parts, modulations, sequence, Keys::Rows)?;
         }
-        Ok(residuals.remove(0))
+        Ok(parts)
+    }
+}
+
+/// The modulation of a stream.
+pub(super) fn modulation_of<B: Backend>(streams: &Streams<Modulation<B>>, stream: Stream) -> &Modulation<B> {
+    match stream {
+        Stream::Txt => &streams.txt,
+        Stream::References => &streams.references,
+        Stream::Img => &streams.img,
     }
 }
 

@@ -39,9 +39,13 @@ use crate::files::{Component, ModelFiles, Role, TensorFiles};
 use crate::nn::{Blocks, Layers, Linear, Operand, Weights};
 use crate::ops::{Pairs, Rope, TokenSplit};
 use crate::tensor::Tensor;
-use early::{Early, Stream, image_alone};
+use early::{Early, Stream, image_alone, modulation_of};
 use modulation::ModulationWeights;
 use references::AllKeys;
+
+/// The most steps of which [`Transformer::early_texts`] makes the texts at once. A text has few rows, which leave most of
+/// a GPU idle, and one product takes two parts of the stream, each with two modulations.
+pub const STEPS_TOGETHER: usize = 4;
 
 /// The sizes that the shapes of a single file tell.
 ///
@@ -154,20 +158,41 @@ impl<B: Backend> Transformer<B> {
         latents.linear(&self.reference_embedder, None)
     }
 
-    /// What a text becomes that [`Transformer::context`] made, before it meets the image: what it is where there are no
-    /// blocks of text alone. It is the same at every step where [`TransformerConfig::reads_next_time`] is not.
+    /// What a text becomes that [`Transformer::context`] made, before it meets the image, at each of at most
+    /// [`STEPS_TOGETHER`] steps: what it is where there are no blocks of text alone. It is the same at every step where
+    /// [`TransformerConfig::reads_next_time`] is not.
     ///
-    /// The sequence has the text alone: txt [rows of this device, dim] -> the same.
-    pub fn early_text(
+    /// The sequence has the text alone, on this device: txt [tokens, dim] -> the same, of each step.
+    pub fn early_texts(
         &self,
-        txt: Tensor<B>,
+        txt: &Tensor<B>,
         sequence: &Sequence<'_, B>,
-        modulation: &StepModulation<B>,
-    ) -> Result<Tensor<B>> {
-        self.early_stream(Stream::Txt, txt, modulation, sequence)?.sum()
+        steps: &[StepModulation<B>],
+    ) -> Result<Vec<Tensor<B>>> {
+        let view = || txt.row_view(0..txt.rows());
+        let modulations: Option<Vec<_>> =
+            steps.iter().map(|step| step.early.as_ref().map(|early| modulation_of(early, Stream::Txt))).collect();
+        let Some(modulations) = modulations.filter(|_| !self.early.is_none()) else {
+            return Ok(steps.iter().map(|_| view()).collect());
+        };
+        // Two steps are one part of the stream: one has the modulation of its text rows, the other that of the others.
+        let (mut parts, mut of_parts) = (Vec::new(), Vec::new());
+        for pair in modulations.chunks(2) {
+            let x = if pair.len() == 2 { Tensor::concat_rows(&[txt, txt])? } else { view() };
+            parts.push(Residual::new(x, (pair.len() - 1) * txt.rows(), self.config.eps));
+            of_parts.push([pair[0], pair[pair.len() - 1]]);
+        }
+        let sequence = Sequence { split: sequence.split.of_one_kind(steps.len()), ..*sequence };
+        let parts = self.early.forward(Stream::Txt, parts, &of_parts, &sequence, (&self.backend, &self.blocks))?;
+        let mut texts = Vec::new();
+        for part in parts {
+            texts.extend(part.sums()?.into_iter().filter(|text| text.rows() > 0));
+        }
+        Ok(texts)
     }
 
-    /// The same of reference images that [`Transformer::references`] made, which see each other and nothing else.
+    /// The same of reference images that [`Transformer::references`] made, which see each other and nothing else, at
+    /// one step: references [rows of this device, dim] -> the same.
     pub fn early_references(
         &self,
         references: Tensor<B>,
@@ -184,8 +209,11 @@ impl<B: Backend> Transformer<B> {
         modulation: &'a StepModulation<B>,
         sequence: &Sequence<'_, B>,
     ) -> Result<Residual<'a, B>> {
-        let (early, own) = (modulation.early.as_ref(), (&self.backend, &*self.blocks));
-        self.early.forward(stream, (x, self.config.eps), early, sequence, own)
+        let residual = Residual::new(x, 0, self.config.eps);
+        let Some(early) = &modulation.early else { return Ok(residual) };
+        let modulations = [[modulation_of(early, stream); 2]];
+        let own = (&self.backend, &*self.blocks);
+        Ok(self.early.forward(stream, vec![residual], &modulations, sequence, own)?.remove(0))
     }
 
     /// Rotary tables of a sample: a row for each token of `split` that this device has. The sizes of reference images
@@ -229,7 +257,7 @@ impl<B: Backend> Transformer<B> {
     /// One evaluation.
     ///
     /// latents [batch * img, in_channels], context [context rows, dim], which is the text of every sample and
-    /// then the references, as [`Transformer::early_text`] and [`Transformer::early_references`] made them -> velocity
+    /// then the references, as [`Transformer::early_texts`] and [`Transformer::early_references`] made them -> velocity
     /// [batch * img, out_channels].
     ///
     /// With `cached`, the references are not in the context and the layout: attention reads their cached keys and

@@ -60,6 +60,15 @@ impl<'a, B: Backend> Residual<'a, B> {
         }
     }
 
+    /// The same of text rows, and of the others.
+    pub(super) fn sums(self) -> Result<[Tensor<B>; 2]> {
+        let Self { x, pending, adaln: Adaln { txt_rows, .. } } = self;
+        let (txt, img) = x.split_rows(txt_rows);
+        let Some(Gated { gates: [of_txt, of_img], y }) = pending else { return Ok([txt, img]) };
+        let (y_txt, y_img) = y.split_rows(txt_rows);
+        Ok([txt.gated_add(of_txt, &y_txt)?, img.gated_add(of_img, &y_img)?])
+    }
+
     /// The stream, and `adaln` of it, with a norm for text rows and one for image rows; there may be no rows of one
     /// kind.
     ///

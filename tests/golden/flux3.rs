@@ -207,7 +207,11 @@ fn velocities_and_latents_are_those_of_the_reference() -> Result<()> {
             for text in &texts {
                 let split = TokenSplit::alone(TokenLayout::new(1, txt, 0));
                 let sequence = Sequence { split, rope: &model.rope(&split, &[], [0, 0])? };
-                context.push(model.early_text(text.row_view(0..txt), &sequence, &modulation)?);
+                context.extend(model.early_texts(
+                    &text.row_view(0..txt),
+                    &sequence,
+                    std::slice::from_ref(&modulation),
+                )?);
                 if references > 0 {
                     let own = cpu.upload(&golden.get("reference_tokens").1, references, channels)?;
                     let split = TokenSplit::alone(TokenLayout { references, ..TokenLayout::new(1, 0, 0) });

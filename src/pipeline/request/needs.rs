@@ -9,6 +9,7 @@ use crate::pipeline::memory::plan::{InBands, MemoryPlan, MemorySizes};
 use crate::pipeline::request::plan::MAX_SAMPLES;
 use crate::pipeline::request::plan::{Plan, Request};
 use crate::token_split::{Sharing, share};
+use crate::transformer::STEPS_TOGETHER;
 use crate::vae::{Band, VaeConfig};
 
 /// Images and evaluations form one batch as long as no tensor has more values than this, on every backend: batches with
@@ -42,7 +43,8 @@ impl ActivationCost {
         // Cached keys and values of references are made by a pass of their own.
         let (image, references) = (own(height * width, sharers), own(info.reference_tokens(plan), sharers));
         let stream = if info.caches_references { image.max(references) } else { image + references };
-        let tokens = (own(plan.text().into_iter().max().unwrap_or(0), sharers) + stream) as u64;
+        let text = plan.text().into_iter().max().unwrap_or(0);
+        let tokens = (own(text, sharers) + stream) as u64;
         let (dim, mlp) = (info.transformer.dim() as u64, info.transformer.mlp() as u64);
         // A single block holds the stream, its norm, the projection [3 * dim + 2 * mlp] and the output; with quantised
         // weights also the input of the last product, [dim + mlp] of half the size. Where tokens are shared, queries,
@@ -50,16 +52,17 @@ impl ActivationCost {
         // for the own tokens.
         let exchanged = if sharers > 1 { 5 * dim } else { 0 };
         let token = (6 * dim + 5 * mlp / 2 + exchanged) * costs.element_bytes;
-        // The context of a step is there while that of the next is made.
-        let contexts = if info.transformer.reads_next_time() { 2 } else { 0 };
         let context = tokens.saturating_sub(image as u64);
+        // The context of a step is there while that of the next is made. Where each step has another one, texts of
+        // several are made at once, of no more rows than a step has, and are there until their step.
+        let (rows, contexts) = match (info.transformer.has_early_blocks(), info.transformer.reads_next_time()) {
+            (false, _) => (0, 0),
+            (true, false) => (context, 0),
+            (true, true) => (context.max(tokens.min(STEPS_TOGETHER as u64 * text as u64)), 1 + STEPS_TOGETHER as u64),
+        };
         Self {
             step: tokens * token,
-            early: if info.transformer.has_early_blocks() {
-                context * (token + contexts * dim * costs.element_bytes)
-            } else {
-                0
-            },
+            early: rows * token + contexts * context * dim * costs.element_bytes,
             largest: tokens * widest(info),
             sharing,
             sharers,

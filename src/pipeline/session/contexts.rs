@@ -3,7 +3,7 @@
 //! They have no noise, so what they become before they meet the image is made once: for all steps and images, or once
 //! for each step where the model reads the time that a step leads to.
 
-use std::mem;
+use std::collections::VecDeque;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -12,7 +12,7 @@ use crate::error::Result;
 use crate::ops::{Rope, TokenSplit};
 use crate::rgb::Rgb;
 use crate::tensor::Tensor;
-use crate::transformer::{Sequence, StepModulation, Transformer};
+use crate::transformer::{Modulations, STEPS_TOGETHER, Sequence, StepModulation, Transformer};
 
 /// The texts of a batch, embedded.
 pub(super) struct Texts<B: Backend> {
@@ -76,6 +76,8 @@ pub(super) struct Contexts<B: Backend> {
     changes: bool,
     /// The one of all steps.
     made: Option<Tensor<B>>,
+    /// The early texts of the steps to come, as far as they are made.
+    texts_ahead: VecDeque<Vec<Tensor<B>>>,
 }
 
 impl<B: Backend> Contexts<B> {
@@ -89,45 +91,84 @@ impl<B: Backend> Contexts<B> {
             Ok(Ropes { texts: of_texts.collect::<Result<_>>()?, references: of_references })
         };
         let ropes = config.has_early_blocks().then(ropes).transpose()?;
-        Ok(Self { changes: config.reads_next_time(), texts, references, ropes, made: None })
+        Ok(Self {
+            changes: config.reads_next_time(),
+            texts,
+            references,
+            ropes,
+            made: None,
+            texts_ahead: VecDeque::new(),
+        })
     }
 
-    /// The context of a step whose row of modulations this is.
+    /// The context of the first of `steps`. Where it is another one at each step, texts of several are made at once,
+    /// which may have as many rows as `rows`.
     ///
     /// Errors when memory runs out.
-    pub(super) fn at_step(&mut self, transformer: &Transformer<B>, modulation: &Tensor<B>) -> Result<Tensor<B>> {
-        let made = match self.made.take() {
-            Some(made) => made,
-            None => self.make(transformer, &transformer.modulation(modulation)?)?,
-        };
+    pub(super) fn at_step(
+        &mut self,
+        transformer: &Transformer<B>,
+        modulations: &Modulations<B>,
+        steps: Range<usize>,
+        rows: usize,
+    ) -> Result<Tensor<B>> {
+        if let Some(made) = &self.made {
+            return Ok(made.row_view(0..made.rows()));
+        }
+        let modulation = |step: usize| transformer.modulation(&modulations.row(step));
+        if self.texts_ahead.is_empty() {
+            let longest = self.texts.splits.iter().map(|split| split.whole().rows()).max().unwrap_or(0);
+            let together = if self.changes { (rows / longest.max(1)).clamp(1, STEPS_TOGETHER) } else { 1 };
+            let steps = steps.clone().take(together).map(modulation).collect::<Result<Vec<_>>>()?;
+            self.texts_ahead = self.early_texts(transformer, &steps)?;
+        }
+        let texts = self.texts_ahead.pop_front().expect("made above");
+        let made = self.make(transformer, texts, &modulation(steps.start)?)?;
         if !self.changes {
             self.made = Some(made.row_view(0..made.rows()));
         }
         Ok(made)
     }
 
-    /// Of each evaluation, one under the other: the text of each of the samples that have a turn, and their references.
-    fn make(&self, transformer: &Transformer<B>, modulation: &StepModulation<B>) -> Result<Tensor<B>> {
-        let (texts, references) = (&self.texts, &self.references);
-        let lengths: Vec<usize> = texts.splits.iter().map(|split| split.whole().rows()).collect();
-        let starts: Vec<usize> = lengths.iter().scan(0, |end, length| Some(mem::replace(end, *end + length))).collect();
-        let view = |rows: &Tensor<B>| rows.row_view(0..rows.rows());
-        let text = |place: usize| texts.rows.row_view(starts[place]..starts[place] + lengths[place]);
-        let is_plain = self.ropes.is_none() && references.sets.is_empty() && references.of_turns.len() == 1;
-        if is_plain && texts.places.iter().copied().eq(0..lengths.len()) {
-            return Ok(view(&texts.rows));
-        }
-        let (mut early_texts, mut early_sets) = (Vec::new(), Vec::new());
-        for (place, own) in texts.own.iter().enumerate() {
+    /// The own rows of all texts, of each step.
+    fn early_texts(
+        &self,
+        transformer: &Transformer<B>,
+        steps: &[StepModulation<B>],
+    ) -> Result<VecDeque<Vec<Tensor<B>>>> {
+        let mut of_steps: VecDeque<Vec<_>> = steps.iter().map(|_| Vec::new()).collect();
+        let mut end = 0;
+        for (place, (split, own)) in self.texts.splits.iter().zip(&self.texts.own).enumerate() {
+            let text = self.texts.rows.row_view(end..end + split.whole().rows());
+            end += text.rows();
             let early = match &self.ropes {
                 Some(ropes) => {
-                    let sequence = Sequence { split: texts.splits[place], rope: &ropes.texts[place] };
-                    transformer.early_text(text(place), &sequence, modulation)?
+                    let sequence = Sequence { split: *split, rope: &ropes.texts[place] };
+                    transformer.early_texts(&text, &sequence, steps)?
                 }
-                None => text(place),
+                None => steps.iter().map(|_| text.row_view(0..text.rows())).collect(),
             };
-            early_texts.push(early.row_view(own.clone()));
+            for (of_step, text) in of_steps.iter_mut().zip(early) {
+                of_step.push(text.row_view(own.clone()));
+            }
         }
+        Ok(of_steps)
+    }
+
+    /// Of each evaluation, one under the other: the text of each of the samples that have a turn, and their references.
+    fn make(
+        &self,
+        transformer: &Transformer<B>,
+        early_texts: Vec<Tensor<B>>,
+        modulation: &StepModulation<B>,
+    ) -> Result<Tensor<B>> {
+        let (texts, references) = (&self.texts, &self.references);
+        let view = |rows: &Tensor<B>| rows.row_view(0..rows.rows());
+        let is_plain = self.ropes.is_none() && references.sets.is_empty() && references.of_turns.len() == 1;
+        if is_plain && texts.places.iter().copied().eq(0..texts.splits.len()) {
+            return Ok(view(&texts.rows));
+        }
+        let mut early_sets = Vec::new();
         for set in &references.sets {
             early_sets.push(match &self.ropes {
                 Some(Ropes { references: Some(rope), .. }) => {

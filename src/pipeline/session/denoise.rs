@@ -246,7 +246,9 @@ impl<B: Backend> Denoising<B> {
         let Schedules { modulations, dts, sigmas } = &*self.schedule;
         let row = |table: &Tensor<B>, row: usize| table.row_view(row..row + 1);
         let (modulation, dt) = (modulations.row(self.step), row(dts, self.step));
-        let context = self.context.at_step(&self.work.reads().transformer, &modulation)?;
+        let reads = self.work.reads();
+        let rows = reads.split.own().rows();
+        let context = self.context.at_step(&reads.transformer, modulations, self.step..self.steps, rows)?;
         let inputs = [&self.latents, &context, &modulation, &dt];
         let stepped = self.work.run(backend, self.capture, inputs, Steps::step)?;
         self.latents = match &self.kept {
