@@ -397,22 +397,6 @@ __device__ __forceinline__ void project(const Arguments& args) {
     if (warp == 0) {
         if (threadIdx.x == 0) {
             for (int index = cluster; index < items; index += clusters) {
-            const Work w = Work::at(args, index, rank);
-            if (w.rows_of(args, consumer) <= 0) {
-                // Leaves the tensor cores to the other warpgroup.
-                int boxes = steps;
-                if constexpr (LOW_RANK) boxes += ceil_div(args.ranks[w.part], BOX);
-                for (int box = 0; box < boxes; box++) {
-                    wait(full + 8 * ring.stage, ring.phase);
-                    release(ring.stage);
-                    ring.advance();
-                }
-                wait(rounded_free + 8 * consumer, turn.phase ^ 1);
-                turn.advance();
-                __syncwarp();
-                if (lane == 0) arrive(rounded_full + 8 * consumer);
-                continue;
-            }
                 const Work w = Work::at(args, index, rank);
                 const auto fetch = [&](const TensorMap& x, const TensorMap& weight, int feature) {
                     const uint32_t barrier = full + 8 * ring.stage;
@@ -430,22 +414,6 @@ __device__ __forceinline__ void project(const Arguments& args) {
         }
     } else if (warpgroup == 0) {
         for (int index = cluster; index < items; index += clusters) {
-            const Work w = Work::at(args, index, rank);
-            if (w.rows_of(args, consumer) <= 0) {
-                // Leaves the tensor cores to the other warpgroup.
-                int boxes = steps;
-                if constexpr (LOW_RANK) boxes += ceil_div(args.ranks[w.part], BOX);
-                for (int box = 0; box < boxes; box++) {
-                    wait(full + 8 * ring.stage, ring.phase);
-                    release(ring.stage);
-                    ring.advance();
-                }
-                wait(rounded_free + 8 * consumer, turn.phase ^ 1);
-                turn.advance();
-                __syncwarp();
-                if (lane == 0) arrive(rounded_full + 8 * consumer);
-                continue;
-            }
             const Work w = Work::at(args, index, rank);
             for (int consumer = 0; consumer < CONSUMERS; consumer++) {
                 wait(rounded_full + 8 * consumer, turn.phase);
