@@ -1,5 +1,6 @@
 //! FLUX.3 on the GPU: a random model against the CPU, and its captured steps against themselves.
 
+use std::path::Path;
 use std::sync::Arc;
 
 use flux::backend::Backend;
