@@ -169,7 +169,7 @@ gpu-bundle: ## Gather what scripts/gpu_check needs on a machine without Rust (ST
 	XZ_OPT=-9 tar -C $(BUNDLE_TARGET)/bin -cJf $(GPU_BUNDLE)/bin.tar.xz .
 	git describe --always --dirty > $(GPU_BUNDLE)/COMMIT
 	tar --exclude=__pycache__ -cf - scripts/gpu_check scripts/make_full_size_model.py scripts/bench_reference.py \
-		scripts/bench_nccl.py | tar -xf - -C $(GPU_BUNDLE)
+		scripts/bench_reference_flux3.py scripts/bench_nccl.py scripts/soak_server.py | tar -xf - -C $(GPU_BUNDLE)
 	@$(PYTHON) -m pip download --quiet --no-deps --only-binary=:all: --dest $(GPU_BUNDLE)/wheels importlib_metadata zipp \
 		"$$(grep '^diffusers==' scripts/requirements-reference.txt)" || echo "note: no wheels of the reference, so it is not measured" >&2
 	@if [ -n "$(STANDALONE)" ]; then tar -cf - $(BUNDLE_FOLDERS) | tar -xf - -C $(GPU_BUNDLE); fi

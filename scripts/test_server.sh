@@ -169,7 +169,7 @@ with_soak() {
         return
     }
     serve "$flux" "$log" --model a=models/tiny --model b=models/tiny --keep-mib 16
-    run python3 tests/serve/clients/soak.py "$url" "$server" "$soak_seconds"
+    run python3 scripts/soak_server.py "$url" "$server" "$soak_seconds"
     if grep -n 'panicked' "$log" >&2; then
         failed=1
     fi

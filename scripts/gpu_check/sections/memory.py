@@ -19,7 +19,7 @@ def memory(check: Check) -> str:
     large: list[Word] = ["--device", "cuda", *square(1024)]
     resident = check.work / "resident.png"
     run(check.image(check.klein_4b, *large, "-o", resident), "no image with all memory")
-    figures = [image_within(check, cap, resident) for cap in (12, 8, 6, 4, 3)]
+    figures = [image_within(check, check.image(check.klein_4b, *large), cap, resident) for cap in (12, 8, 6, 4, 3)]
     small = check.image(check.klein_4b, "--device", "cuda", *square(512), "--gpu-memory", 2.5)
     run([*small, "-o", check.work / "small.png"], "no image of 512 x 512 within 2.5 GiB")
     refused(check, check.image(check.klein_4b, *large, "--gpu-memory", 1))
@@ -41,14 +41,14 @@ def context(check: Check) -> int:
     return context_mib
 
 
-def image_within(check: Check, cap: int, resident: Path) -> str:
+def image_within(check: Check, image: list[Word], cap: float, resident: Path) -> str:
+    """The image of a command within so many GiB, which must be `resident`."""
     capped = check.work / "capped.png"
-    command = check.image(check.klein_4b, "--device", "cuda", *square(1024), "--gpu-memory", cap, "-o", capped)
-    ran, driver_mib = memory_of(command, f"no image within {cap} GiB")
+    ran, driver_mib = memory_of([*image, "--gpu-memory", cap, "-o", capped], f"no image within {cap} GiB")
     if capped.read_bytes() != resident.read_bytes():
         raise Failed(f"within {cap} GiB the same seed gave another image")
-    beside_mib = driver_mib - (cap << 10)
-    say(f"klein 4B: {driver_mib} MiB by the driver: {beside_mib} MiB more than {cap} GiB")
+    beside_mib = driver_mib - int(cap * 1024)
+    say(f"{driver_mib} MiB by the driver: {beside_mib} MiB more than {cap} GiB")
     if beside_mib > check.bounds["MiB beside a limit"].limit:
         raise Failed(f"the process took {beside_mib} MiB more than {cap} GiB")
     return f"{cap} GiB: {seconds(Rows(ran.output).first().number('total_s'))} s, {beside_mib} MiB beside;"

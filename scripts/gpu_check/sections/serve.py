@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import socket
 import subprocess
+import threading
 import time
 import urllib.request
+from collections import Counter
 from contextlib import contextmanager
 from typing import Iterator
 
@@ -37,7 +40,7 @@ def serve_in(check: Check, precision: str, missed: list[str]) -> str:
     bench: list[Word] = ["stages/", *on, "--steps", 4, "--size", sizes]
     batches, alone = (Rows(check.bench_rows(*bench, "--batch", count).output) for count in (8, 1))
     told = []
-    with server(check, on) as url:
+    with server(check, on) as (url, _):
         for size in SIZES:
             engine = 8000 / batches.of_size(size).number("total_ms")
             # The bench encodes the prompt of each image when it makes one, and once when it makes 8.
@@ -59,11 +62,67 @@ def serve_in(check: Check, precision: str, missed: list[str]) -> str:
     return f"{precision}: {' '.join(told)}"
 
 
+KEYS = 10
+"""How many of them ask for images all the time, each with two more clients than the one before."""
+
+
+def greedy(check: Check) -> str:
+    """What each of ten keys gets, of which the last asks for twenty images at once and the first for two."""
+    check.needs_model()
+    keys, made = [f"key-{number}" for number in range(KEYS)], Counter[str]()
+    is_over = threading.Event()
+
+    def ask(url: str, key: str) -> None:
+        body = json.dumps({"prompt": f"boats of {key}", "size": "512x512", "steps": 4}).encode()
+        head = {"Authorization": f"Bearer {key}", "Content-Type": "application/json"}
+        request = urllib.request.Request(f"{url}/v1/images/generations", body, head)
+        while not is_over.is_set():
+            with urllib.request.urlopen(request) as answer:
+                answer.read()
+            if begun.is_set() and not is_over.is_set():
+                made[key] += 1
+
+    on: list[Word] = ["-d", check.klein_4b, "--device", "cuda"]
+    with server(check, on, {"FLUX_API_KEYS": ",".join(keys)}) as (url, _):
+        begun = threading.Event()
+        clients = [
+            threading.Thread(target=ask, args=(url, key))
+            for number, key in enumerate(keys)
+            for _ in range(2 * (number + 1))
+        ]
+        [client.start() for client in clients]
+        time.sleep(10)
+        begun.set()
+        time.sleep(2 * SECONDS)
+        is_over.set()
+        [client.join() for client in clients]
+    total = sum(made.values())
+    shares = [100 * made[key] / total for key in keys]
+    line = f"{total} images of ten keys, from {min(shares):.1f} to {max(shares):.1f}% each"
+    missed = check.misses("% of the least", f"{min(shares):.1f}") + check.misses("% of the most", f"{max(shares):.1f}")
+    if missed:
+        raise Failed("; ".join([*missed, line]))
+    return line
+
+
+SOAK_SECONDS = 480
+
+
+def soak(check: Check) -> str:
+    """A server at 80% of what it can do, by clients of which some go: host and GPU memory stay."""
+    check.needs_model()
+    model: list[Word] = ["--model", f"a={check.klein_4b}", "--model", f"b={check.klein_4b}", "--device", "cuda"]
+    with server(check, [*model, "--keep-mib", 16]) as (url, process):
+        command = check.script("soak_server.py", url, process.pid, SOAK_SECONDS, "--size", "512x512,768x512")
+        ran = run(command, "the soak failed")
+    return ran.output.strip().removeprefix("soak: ")
+
+
 @contextmanager
-def server(check: Check, on: list[Word]) -> Iterator[str]:
-    """A server that is ready."""
+def server(check: Check, on: list[Word], env: dict[str, str] | None = None) -> Iterator[tuple[str, subprocess.Popen[str]]]:
+    """A server that is ready: its address and its process."""
     command = [str(word) for word in [check.flux, "serve", "--listen", "127.0.0.1:0", *on]]
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env={**os.environ, **(env or {})}) as process:
         try:
             url = ""
             for line in process.stderr or ():
@@ -74,7 +133,9 @@ def server(check: Check, on: list[Word]) -> Iterator[str]:
                     break
             if not url:
                 raise Failed("the server does not start")
-            yield url
+            # Else it would wait for somebody who reads.
+            threading.Thread(target=lambda: [say(line.rstrip("\n")) for line in process.stderr or ()]).start()
+            yield url, process
         finally:
             process.terminate()
             process.wait()

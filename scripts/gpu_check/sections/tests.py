@@ -99,7 +99,9 @@ def fidelity(check: Check) -> str:
     return passed(ran, "; ".join(re.findall(r"[0-9]+ x [0-9]+(?: edited)?: .* bf16 [0-9.]+", ran.output)))
 
 
-def full_size(check: Check, words: Sequence[str], folder: Path, env: dict[str, str] | None = None) -> Ran:
-    """Tests of the 4B model against the reference's latents in a folder."""
-    env = {**(env or {}), "FLUX_FULL_MODEL": str(check.klein_4b), "FLUX_REFERENCE": str(folder)}
+def full_size(
+    check: Check, words: Sequence[str], folder: Path, env: dict[str, str] | None = None, model: Path | None = None
+) -> Ran:
+    """Tests of the 4B model, or of another one, against the reference's latents in a folder."""
+    env = {**(env or {}), "FLUX_FULL_MODEL": str(model or check.klein_4b), "FLUX_REFERENCE": str(folder)}
     return attempt([check.gpu_tests, "--nocapture", *words], env)

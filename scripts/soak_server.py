@@ -1,38 +1,55 @@
 """A server for a while at 80% of what it can do, by clients of which some go and which ask for two models in turn.
 
-    soak.py URL PID SECONDS
+    soak_server.py URL PID SECONDS [--size SIZES]
 
-What it holds after the first fifth it may hold at the end, and 16 MiB more; no request fails.
+What it holds after the first fifth it may hold at the end, and 16 MiB more, of the host's memory and of a GPU's; no request fails.
 """
 
+import argparse
 import http.client
 import json
 import os
 import random
+import subprocess
 import sys
 import threading
 import time
 from urllib.parse import urlparse
 
-url, pid, seconds = urlparse(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3])
+parser = argparse.ArgumentParser()
+parser.add_argument("url", type=urlparse)
+parser.add_argument("pid", type=int)
+parser.add_argument("seconds", type=float)
+parser.add_argument("--size", default="64x64,64x64,96x64", help="of which each request chooses one")
+args = parser.parse_args()
+url, pid, seconds, sizes = args.url, args.pid, args.seconds, args.size.split(",")
 MOST_MIB = 16
 CLIENTS = 8
 counts, lock = {}, threading.Lock()
 chance = random.Random(1)
 
 
+def gpu_mib():
+    """What the first GPU holds in all, 0 where there is none: a driver may not know the process by its number."""
+    query = ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits"]
+    try:
+        return float(subprocess.run(query, capture_output=True, text=True, check=True).stdout.split()[0])
+    except (OSError, subprocess.CalledProcessError):
+        return 0.0
+
+
 def held():
-    """MiB, and open files."""
+    """MiB of the host and of the GPU, and open files."""
     with open(f"/proc/{pid}/status") as status:
         kib = next(int(line.split()[1]) for line in status if line.startswith("VmRSS:"))
-    return kib / 1024, len(os.listdir(f"/proc/{pid}/fd"))
+    return kib / 1024, gpu_mib(), len(os.listdir(f"/proc/{pid}/fd"))
 
 
 def ask(number, goes=False):
     body = {
         "prompt": f"a red circle, number {number % 200}",
         "model": "ab"[number // 200 % 2],
-        "size": chance.choice(["64x64", "64x64", "96x64"]),
+        "size": chance.choice(sizes),
         "steps": chance.choice([1, 2, 4]),
         "seed": number,
         "stream": number % 3 == 0,
@@ -95,15 +112,16 @@ time.sleep(1)
 end = held()
 print(
     f"soak: {sent} requests in {time.time() - begun:.0f} s at {0.8 * rate:.1f} a second: {counts}; "
-    f"{warm[0]:.1f} MiB and {warm[1]} files after a fifth, {end[0]:.1f} MiB and {end[1]} files at the end"
+    f"{warm[0]:.1f} MiB, {warm[1]:.0f} of the GPU and {warm[2]} files after a fifth, {end[0]:.1f}, {end[1]:.0f} and {end[2]} at the end"
 )
 wrong = []
 if set(counts) - {"200", "gone"}:
     wrong.append("requests failed")
-if end[0] > warm[0] + MOST_MIB:
-    wrong.append(f"it holds {end[0] - warm[0]:.1f} MiB more")
-if end[1] > warm[1]:
-    wrong.append(f"it holds {end[1] - warm[1]} files more")
+for where, before, after in zip(("the host", "the GPU"), warm, end):
+    if after > before + MOST_MIB:
+        wrong.append(f"it holds {after - before:.1f} MiB of {where} more")
+if end[2] > warm[2]:
+    wrong.append(f"it holds {end[2] - warm[2]} files more")
 if ready["running"] or ready["waiting"]:
     wrong.append(f"work is left: {ready}")
 sys.exit("failed: " + ", ".join(wrong) if wrong else 0)
