@@ -24,7 +24,7 @@
 //           the next tile is multiplied. Clusters take tiles in turn: some rows of tiles at a time, whose x stays in L2
 //           while weights pass. Factors of low rank are more features: their boxes come behind those of x. Where the
 //           last tile of a part has half of its rows or fewer, each block has half of these, for one warpgroup alone:
-//           such tiles take half as long, and come last.
+//           such tiles take half as long, and come last, so that clusters end together.
 // Needs     sm_90a; heads of 128, dim % 256 == 0, mlp % 128 == 0, features % 8 == 0, rows and vectors 16-byte aligned.
 // Rounding  as the composition: y once (in e4m3 before the scales instead of after), then the result once. y is summed
 //           in another order than by cuBLASLt.
@@ -109,11 +109,35 @@ struct Work {
     __device__ __forceinline__ static int tall_rows(int rows) { return (rows + ROWS - 1) / (2 * ROWS); }
     __device__ __forceinline__ static int short_rows(int rows) { return rows > tall_rows(rows) * 2 * ROWS; }
 
-    __device__ __forceinline__ static int count(const Arguments& args) {
-        const int rows = tall_rows(args.part_rows[0]) + tall_rows(args.part_rows[1]) + short_rows(args.part_rows[0]) +
-                         short_rows(args.part_rows[1]);
-        return (rows - args.key_tiles) * ((3 * args.dim + 2 * args.mlp) / COLS) +
-               args.key_tiles * (2 * args.dim / COLS);
+    // How many tiles of each kind there are: tall ones, short ones, and those of keys only.
+    struct Counts {
+        int tall, shorts, keys;
+    };
+
+    __device__ __forceinline__ static Counts counts(const Arguments& args) {
+        const int cols = (3 * args.dim + 2 * args.mlp) / COLS;
+        return {(tall_rows(args.part_rows[0]) + tall_rows(args.part_rows[1]) - args.key_tiles) * cols,
+                (short_rows(args.part_rows[0]) + short_rows(args.part_rows[1])) * cols,
+                args.key_tiles * (2 * args.dim / COLS)};
+    }
+
+    // The tile that a cluster makes at its turn; a negative number behind its last. Tall ones go around. Short ones take
+    // half as long: clusters that have one tall tile less than others first take two of them.
+    __device__ __forceinline__ static int tile_of(const Counts& counts, int cluster, int clusters, int turn) {
+        const auto own = [&](int tiles) { return tiles > cluster ? (tiles - cluster - 1) / clusters + 1 : 0; };
+        const int tall = own(counts.tall);
+        if (turn < tall) return cluster + turn * clusters;
+        turn -= tall;
+        const int ahead = counts.tall % clusters;
+        const int behind = ahead == 0 ? 0 : min(2 * (clusters - ahead), counts.shorts);
+        const int first = 2 * (cluster - ahead), firsts = first < 0 ? 0 : min(max(behind - first, 0), 2);
+        if (turn < firsts) return counts.tall + first + turn;
+        turn -= firsts;
+        const int rest = own(counts.shorts - behind);
+        if (turn < rest) return counts.tall + behind + cluster + turn * clusters;
+        turn -= rest;
+        const int key = cluster + turn * clusters;
+        return key < counts.keys ? counts.tall + counts.shorts + key : -1;
     }
 
     // Tall tiles, then short ones, then those of keys only.
@@ -374,6 +398,7 @@ __device__ __forceinline__ void project(const Arguments& args) {
     const uint32_t full = base + BARRIERS, free = full + 8 * STAGES, rounded_full = free + 8 * STAGES,
                    rounded_free = rounded_full + 8 * CONSUMERS;
     const int rank = rank_in_cluster();
+    let_next_begin();
     if (threadIdx.x == 0) {
         for (int stage = 0; stage < STAGES; stage++) {
             init_barrier(full + 8 * stage, 1);
@@ -387,16 +412,18 @@ __device__ __forceinline__ void project(const Arguments& args) {
         publish_barriers();
     }
     sync_cluster();
+    wait_for_previous();
 
     constexpr int FEATURES = E4M3 ? STEP_BYTES : STEP_BYTES / 2;
-    const int items = Work::count(args), steps = ceil_div(args.features, FEATURES);
-    const int cluster = blockIdx.x / 2, clusters = gridDim.x / 2;
+    const Work::Counts counts = Work::counts(args);
+    const int steps = ceil_div(args.features, FEATURES);
+    const auto tile = [&](int turn) { return Work::tile_of(counts, blockIdx.x / 2, gridDim.x / 2, turn); };
     const int warpgroup = __shfl_sync(~0u, threadIdx.x / 128, 0), warp = __shfl_sync(~0u, threadIdx.x / 32, 0);
     Ring<STAGES> ring;
     Ring<1> turn;
     if (warp == 0) {
         if (threadIdx.x == 0) {
-            for (int index = cluster; index < items; index += clusters) {
+            for (int at = 0, index; (index = tile(at)) >= 0; at++) {
                 const Work w = Work::at(args, index, rank);
                 const auto fetch = [&](const TensorMap& x, const TensorMap& weight, int feature) {
                     const uint32_t barrier = full + 8 * ring.stage;
@@ -413,7 +440,7 @@ __device__ __forceinline__ void project(const Arguments& args) {
             }
         }
     } else if (warpgroup == 0) {
-        for (int index = cluster; index < items; index += clusters) {
+        for (int at = 0, index; (index = tile(at)) >= 0; at++) {
             const Work w = Work::at(args, index, rank);
             for (int consumer = 0; consumer < CONSUMERS; consumer++) {
                 wait(rounded_full + 8 * consumer, turn.phase);
@@ -431,7 +458,7 @@ __device__ __forceinline__ void project(const Arguments& args) {
         // The lane's row of the four matrices that a warp stores at once, and their first chunk: two are side by side.
         const int row = threadIdx.x / 32 % 4 * 16 + lane / 8 % 2 * 8 + lane % 8;
         const uint32_t to = chunk_at(base + ROUNDED + consumer * ROUNDED_BYTES, row, lane / 16);
-        for (int index = cluster; index < items; index += clusters) {
+        for (int at = 0, index; (index = tile(at)) >= 0; at++) {
             const Work w = Work::at(args, index, rank);
             if (w.rows_of(args, consumer) <= 0) {
                 // Leaves the tensor cores to the other warpgroup.

@@ -144,7 +144,7 @@ impl Cuda {
             false if parts[0].1.is_e4m3() => "project_e4m3_sm90",
             false => "project_bf16_sm90",
         };
-        let launch = self.launch(CHOICE.file, kernel)?.shared(SHARED_BYTES as u32)?;
+        let launch = self.launch(CHOICE.file, kernel)?.begins_early().shared(SHARED_BYTES as u32)?;
         let tiles: usize = parts.iter().map(|(x, _)| x.rows().div_ceil(2 * ROWS)).sum();
         // A tile whose rows all ask no query needs no other columns than those of k and v.
         let key_tiles = heads.map_or(0, |heads| heads.layout.rows_without_query() / (2 * ROWS));
