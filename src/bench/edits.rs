@@ -182,6 +182,7 @@ fn row<B: Backend>(maker: &Maker<B>, edit: Edit, runs: &[Run]) -> Option<Row> {
     let tokens = |side: usize| (side / shapes.patch()).pow(2);
     // Files above a megapixel are scaled down when they are read.
     let sides = plan.references.iter().map(|&[side, _]| side);
+    let shapes = &shapes.with_text(plan.text_tokens);
     let (encode_flops, tokens) =
         sides.fold((0, 0), |(flops, sum), side| (flops + shapes.encode_flops(side), sum + tokens(side)));
     let (layout, cached) =

@@ -16,6 +16,8 @@ pub struct Shapes {
     pub context: usize,
     pub double_blocks: usize,
     pub single_blocks: usize,
+    /// Those that text, references and image have each for itself at every step.
+    pub early_blocks: [usize; 3],
     pub text: TextShapes,
     /// Channels of the decoder's blocks, from the pixels inwards.
     pub vae_channels: Vec<usize>,
@@ -105,7 +107,14 @@ impl Shapes {
             in_channels: transformer.in_channels,
             context: transformer.joint_attention_dim,
             double_blocks: transformer.double_blocks(),
-            single_blocks: transformer.block_counts().iter().sum::<usize>() - transformer.double_blocks(),
+            single_blocks: transformer.num_single_layers,
+            early_blocks: if transformer.has_early_blocks() {
+                // What does not depend on the step is made once.
+                let of_context = if transformer.reads_next_time() { transformer.num_layers } else { 0 };
+                [of_context, of_context, transformer.num_layers]
+            } else {
+                [0; 3]
+            },
             text: TextShapes {
                 hidden: text.hidden_size,
                 mlp: text.intermediate_size,
@@ -133,6 +142,7 @@ impl Shapes {
             context: 7680,
             double_blocks: 5,
             single_blocks: 20,
+            early_blocks: [0; 3],
             text: TextShapes { hidden: 2560, mlp: 9728, heads: 32, kv_heads: 8, head_dim: 128, layers: 27 },
             vae_channels: vec![128, 256, 512, 512],
             encoder_channels: vec![128, 256, 512, 512],
@@ -140,6 +150,11 @@ impl Shapes {
             vae_resnets: 3,
             vae_groups: 32,
         }
+    }
+
+    /// The same with so many text tokens.
+    pub fn with_text(&self, txt: usize) -> Self {
+        Self { txt, ..self.clone() }
     }
 
     /// Pixels on a side of a packed latent.
@@ -173,8 +188,18 @@ impl Shapes {
                     .map(|(cols, out)| Linear::new(rows, cols, out, self.double_blocks)),
             );
         }
+        for (rows, blocks) in self.early(layout) {
+            linears.push(Linear::new(rows, dim, 3 * dim + 2 * mlp, blocks));
+            linears.push(Linear::new(rows, dim + mlp, dim, blocks));
+        }
         linears.extend([Linear::new(img, self.in_channels, dim, 1), Linear::new(img, dim, self.in_channels, 1)]);
         linears
+    }
+
+    /// The rows of text, references and images, which each have so many blocks for themselves.
+    fn early(&self, layout: TokenLayout) -> impl Iterator<Item = (usize, usize)> {
+        let rows = [layout.txt_rows(), layout.references, layout.img_rows()];
+        rows.into_iter().zip(self.early_blocks).filter(|(rows, blocks)| *rows > 0 && *blocks > 0)
     }
 
     /// The products that an image needs once: the text features as the blocks read them, and the modulations of `steps`
@@ -243,7 +268,13 @@ impl Shapes {
     pub fn step_flops(&self, layout: TokenLayout, cached: usize) -> u64 {
         let attention = |queries: usize| 4 * (queries * (layout.tokens() + cached) * self.dim) as u64;
         let blocks = (self.double_blocks + self.single_blocks) as u64;
-        let all = flops(&self.step_linears(layout)) + attention(layout.rows()) * blocks;
+        let samples = layout.batch as u64;
+        // The tokens of a sample see each other; there is one sample where there are references.
+        let early =
+            |(rows, blocks): (usize, usize)| blocks as u64 * 4 * (rows as u64).pow(2) * self.dim as u64 / samples;
+        let all = flops(&self.step_linears(layout))
+            + attention(layout.rows()) * blocks
+            + self.early(layout).map(early).sum::<u64>();
         // Of text and references the last single block computes keys and values only.
         let (dim, mlp) = (self.dim, self.mlp);
         let unread = layout.context_rows();
@@ -308,6 +339,18 @@ mod tests {
         // Cached keys are read by all queries, of the last block by those of the image.
         let read = 4 * (4608 * 24 + 4096) * 1000 * 3072;
         assert_eq!(shapes.step_flops(layout, 1000), shapes.step_flops(layout, 0) + read);
+    }
+
+    #[test]
+    fn streams_of_flux3_pass_blocks_of_their_own() {
+        let klein = Shapes::klein_4b();
+        let alone = Shapes { double_blocks: 0, single_blocks: 28, ..klein.with_text(320) };
+        let flux3 = Shapes { early_blocks: [5; 3], ..alone.clone() };
+        let layout = flux3.layout(1, 1024);
+        let block = 4 * 3072_u64.pow(2) + 3 * 3072 * 9216;
+        let early = 5 * (2 * 4416 * block + 4 * (320_u64.pow(2) + 4096_u64.pow(2)) * 3072);
+        assert_eq!(flux3.step_flops(layout, 0), alone.step_flops(layout, 0) + early);
+        assert!((43.0..44.0).contains(&(flux3.step_flops(layout, 0) as f64 / 1e12)));
     }
 
     #[test]

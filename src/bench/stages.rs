@@ -110,6 +110,7 @@ pub fn measure<B: Backend>(bench: &mut Bench<'_, B>, maker: &Maker<B>, sizes: &[
         let step_s = median(|t| t.steps_s.iter().sum::<f64>() / t.steps_s.len().max(1) as f64);
         let (text_s, decode_s, batch) = (median(|t| t.text_s), median(|t| t.decode_s), first.images);
         let evaluations = if plan.guided() { 2 } else { 1 };
+        let shapes = shapes.with_text(plan.text_tokens);
         let step_flops = evaluations * shapes.step_flops(shapes.layout(batch, plan.width), 0);
         let row = Row {
             name: maker.name(name(size)),
