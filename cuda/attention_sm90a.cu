@@ -196,7 +196,6 @@ __device__ __forceinline__ void attend(const TensorMap& q, const TensorMap& k, c
                    k_free = k_full + 8 * STAGES, v_full = k_free + 8 * STAGES, v_free = v_full + 8 * STAGES;
     constexpr int CONSUMER_WARPS = 8;
     const int rank = BLOCKS > 1 ? rank_in_cluster() : 0;
-    let_next_begin();
     if (threadIdx.x == 0) {
         init_barrier(q_full, 1);
         init_barrier(q_free, CONSUMER_WARPS);
@@ -211,7 +210,6 @@ __device__ __forceinline__ void attend(const TensorMap& q, const TensorMap& k, c
     }
     if constexpr (BLOCKS > 1) sync_cluster();
     else __syncthreads();
-    wait_for_previous();
 
     const int items = work_items<BLOCKS>(batch, txt, img, first_query, heads);
     const int cluster = blockIdx.x / BLOCKS, clusters = gridDim.x / BLOCKS;

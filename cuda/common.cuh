@@ -21,14 +21,6 @@ typedef bf16 element;
 
 __host__ __device__ constexpr int ceil_div(int a, int b) { return (a + b - 1) / b; }
 
-// Lets the kernel behind this one begin where blocks of this one have ended, if it is launched to do so: it waits for
-// the others by itself.
-__device__ __forceinline__ void let_next_begin() {
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-    asm volatile("griddepcontrol.launch_dependents;");
-#endif
-}
-
 #ifdef ELEMENT_F16
 
 // `F16_UNIT` in backend/cuda/element.rs.

@@ -36,7 +36,6 @@ __device__ __forceinline__ void gated_add_adaln(const element* x, long long ld_x
                                                 const element* img_gate, const element* img_shift,
                                                 const element* img_scale, int txt_rows, int dim, float eps,
                                                 Write write) {
-    let_next_begin();
     const long long row = blockIdx.x;
     const bool is_txt = row < txt_rows;
     const element* gate = is_txt ? txt_gate : img_gate;

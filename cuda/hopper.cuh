@@ -162,8 +162,4 @@ __device__ __forceinline__ void show_to_tma() { asm volatile("fence.proxy.async.
     "+f"(r[i]), "+f"(r[i + 1]), "+f"(r[i + 2]), "+f"(r[i + 3]), "+f"(r[i + 4]), "+f"(r[i + 5]), "+f"(r[i + 6]), \
         "+f"(r[i + 7])
 
-// Waits for the kernels in front, and for all that they write. A kernel that is launched to begin before they have ended
-// begins with this.
-__device__ __forceinline__ void wait_for_previous() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
-
 }  // namespace hopper

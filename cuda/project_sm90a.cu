@@ -7,7 +7,7 @@
 // (2 i, 2 i + 1).
 //
 //   x       [rows, features] bf16, in one or two parts with a weight each; tensor maps with boxes of 128 bytes of a row
-//           (swizzled), 128 rows
+//           (swizzled), 128 rows, and with 64 rows for short tiles
 //   weight  [3 * dim + 2 * mlp, features] bf16; the same boxes
 //   x and weight may both be e4m3, with float32 scales [rows] of x and [3 * dim + 2 * mlp] of the weight
 //   low     [rows, rank] bf16, up [3 * dim + 2 * mlp, rank] bf16, in each part; the same boxes
@@ -68,8 +68,10 @@ constexpr int AT_ONCE = 4;  // rows that a warp loads before it uses the first
 
 struct Arguments {
     TensorMap x[2];
+    TensorMap short_x[2];  // the same in boxes of half as many rows
     TensorMap weight[2];
     TensorMap low[2];
+    TensorMap short_low[2];
     TensorMap up[2];
     const float* x_scales[2];
     const float* weight_scales[2];
@@ -398,7 +400,6 @@ __device__ __forceinline__ void project(const Arguments& args) {
     const uint32_t full = base + BARRIERS, free = full + 8 * STAGES, rounded_full = free + 8 * STAGES,
                    rounded_free = rounded_full + 8 * CONSUMERS;
     const int rank = rank_in_cluster();
-    let_next_begin();
     if (threadIdx.x == 0) {
         for (int stage = 0; stage < STAGES; stage++) {
             init_barrier(full + 8 * stage, 1);
@@ -412,7 +413,6 @@ __device__ __forceinline__ void project(const Arguments& args) {
         publish_barriers();
     }
     sync_cluster();
-    wait_for_previous();
 
     constexpr int FEATURES = E4M3 ? STEP_BYTES : STEP_BYTES / 2;
     const Work::Counts counts = Work::counts(args);
@@ -425,18 +425,23 @@ __device__ __forceinline__ void project(const Arguments& args) {
         if (threadIdx.x == 0) {
             for (int at = 0, index; (index = tile(at)) >= 0; at++) {
                 const Work w = Work::at(args, index, rank);
+                // A block without rows of a short tile fetches its half of the weights for the other one.
+                const int x_bytes = !w.is_short ? X_BYTES : w.rows_of(args, 0) > 0 ? X_BYTES / 2 : 0;
                 const auto fetch = [&](const TensorMap& x, const TensorMap& weight, int feature) {
                     const uint32_t barrier = full + 8 * ring.stage;
                     wait(free + 8 * ring.stage, ring.phase ^ 1);
-                    arrive_expecting(barrier, X_BYTES + WEIGHT_BYTES);
-                    copy_box(base + ring.stage * X_BYTES, x, w.row, feature, barrier);
+                    arrive_expecting(barrier, x_bytes + WEIGHT_BYTES);
+                    if (x_bytes > 0) copy_box(base + ring.stage * X_BYTES, x, w.row, feature, barrier);
                     copy_box_to_both(base + WEIGHTS + ring.stage * WEIGHT_BYTES + rank * (WEIGHT_BYTES / 2), weight,
                                      w.weight + rank * w.second, feature, barrier);
                     ring.advance();
                 };
-                for (int step = 0; step < steps; step++) fetch(args.x[w.part], args.weight[w.part], step * FEATURES);
-                if constexpr (LOW_RANK)
-                    for (int k = 0; k < args.ranks[w.part]; k += BOX) fetch(args.low[w.part], args.up[w.part], k);
+                const TensorMap& x = w.is_short ? args.short_x[w.part] : args.x[w.part];
+                for (int step = 0; step < steps; step++) fetch(x, args.weight[w.part], step * FEATURES);
+                if constexpr (LOW_RANK) {
+                    const TensorMap& low = w.is_short ? args.short_low[w.part] : args.low[w.part];
+                    for (int k = 0; k < args.ranks[w.part]; k += BOX) fetch(low, args.up[w.part], k);
+                }
             }
         }
     } else if (warpgroup == 0) {

@@ -182,7 +182,8 @@ fn full_size(open: impl Fn() -> Option<Vec<Cuda>>) -> Vec<FullSize> {
         let golden = golden_of(&reference, &if edited { format!("{size}_edited") } else { size.to_string() });
         let image = || input::reference(&input::read(&reference.join("reference.png")).unwrap()).unwrap();
         let references = if edited { vec![Arc::new(image())] } else { Vec::new() };
-        let request = Request { width: Some(size), height: Some(size), references, ..Request::new(PROMPT, 42) };
+        let steps = Some(4); // as the reference was asked for
+        let request = Request { width: Some(size), height: Some(size), steps, references, ..Request::new(PROMPT, 42) };
         let (got, expected) = (unpacked(&dir, &ranks, &request), golden.get("f32").1);
         let (ours, theirs) = (relative_error(&got, &expected), relative_error(&golden.get("bf16").1, &expected));
         println!(

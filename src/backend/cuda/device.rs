@@ -4,7 +4,6 @@
 //! overlaps computing with another, and blocks that take turns in memory on a third.
 
 use std::collections::HashMap;
-use std::env;
 use std::ffi::CString;
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -72,11 +71,7 @@ pub struct Device {
     properties: Properties,
     element: Element,
     driver: i32,
-    lets_begin_early: bool,
 }
-
-/// With `0`, every kernel begins when the one in front has ended.
-const EARLY_VARIABLE: &str = "FLUX_EARLY_KERNELS";
 
 // SAFETY: the driver's handles are plain addresses that any thread may use once the context is current there, which
 // `bind` sees to before every call. The maps are behind mutexes, the counters are atomic, all else is read-only after
@@ -120,7 +115,6 @@ impl Device {
             properties,
             element,
             driver,
-            lets_begin_early: super::one_of(EARLY_VARIABLE, env::var_os(EARLY_VARIABLE).as_deref(), ["0", "1"], true)?,
         }))
     }
 
@@ -217,11 +211,6 @@ impl Device {
     /// The newest CUDA that the driver knows, as it counts: 13000 is 13.0.
     pub fn driver(&self) -> i32 {
         self.driver
-    }
-
-    /// Whether kernels that wait for the one in front by themselves may begin before it has ended.
-    pub fn lets_begin_early(&self) -> bool {
-        self.lets_begin_early
     }
 
     /// Whether it can copy from memory of the host that this program may only read, as files are mapped.

@@ -24,7 +24,6 @@ pub struct Launch<'a> {
     count: usize,
     too_large: Option<usize>,
     takes_e4m3: bool,
-    begins_early: bool,
 }
 
 impl Device {
@@ -41,7 +40,6 @@ impl Device {
             count: 0,
             too_large: None,
             takes_e4m3: false,
-            begins_early: false,
         })
     }
 }
@@ -67,13 +65,6 @@ impl Launch<'_> {
     /// Launches on another stream.
     pub fn on(mut self, stream: Stream) -> Self {
         self.stream = stream;
-        self
-    }
-
-    /// Launches it where blocks of the kernel in front have ended, if that lets it: what it does before it waits then
-    /// takes no time. It must wait by itself before it reads or writes anything, as kernels for Hopper can.
-    pub fn begins_early(mut self) -> Self {
-        self.begins_early = self.device.lets_begin_early();
         self
     }
 
@@ -186,28 +177,12 @@ impl Launch<'_> {
             return Err(too_large(&format!("a grid of {grid:?}"), place()));
         }
         let _submission = self.device.submit(self.stream)?;
-        // SAFETY: all zeros are an attribute without a value.
-        let mut early: sys::CUlaunchAttribute = unsafe { std::mem::zeroed() };
-        early.id = sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION;
-        early.value.programmaticStreamSerializationAllowed = 1;
-        let [grid, block] = [grid, block].map(|size| size.map(|size| size as u32));
-        let config = sys::CUlaunchConfig {
-            gridDimX: grid[0],
-            gridDimY: grid[1],
-            gridDimZ: grid[2],
-            blockDimX: block[0],
-            blockDimY: block[1],
-            blockDimZ: block[2],
-            sharedMemBytes: self.shared_bytes,
-            hStream: self.stream.raw(),
-            attrs: &mut early,
-            numAttrs: u32::from(self.begins_early),
-        };
-        // SAFETY: the function lives as long as the device, and the attribute until the call has returned; the rest is
-        // as the caller promises.
-        unsafe { sys::cuLaunchKernelEx(&config, self.function.raw(), arguments.as_mut_ptr(), std::ptr::null_mut()) }
-            .result()
-            .map_err(|e| failed(&format!("cannot launch kernel `{}`", self.name), e))?;
+        let [grid, block] = [grid, block].map(|size| (size[0] as u32, size[1] as u32, size[2] as u32));
+        // SAFETY: the function lives as long as the device; the rest is as the caller promises.
+        unsafe {
+            result::launch_kernel(self.function.raw(), grid, block, self.shared_bytes, self.stream.raw(), arguments)
+        }
+        .map_err(|e| failed(&format!("cannot launch kernel `{}`", self.name), e))?;
         self.device.counters().launches.add(1);
         Ok(())
     }

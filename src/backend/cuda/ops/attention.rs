@@ -235,8 +235,7 @@ impl Cuda {
             return Ok(());
         }
         // First of all, because a driver that loads this kernel knows tensor maps too.
-        let launch = self.launch(CHOICE.file, blocks.kernel(cached.is_some()))?.begins_early();
-        let launch = launch.shared(HOPPER_SHARED_BYTES as u32)?;
+        let launch = self.launch(CHOICE.file, blocks.kernel(cached.is_some()))?.shared(HOPPER_SHARED_BYTES as u32)?;
         let keys = [k, v].into_iter().chain(cached.iter().flat_map(|cached| [&cached.k, &cached.v]));
         let maps = [tensor_map(q, HOPPER_QUERIES)].into_iter().chain(keys.map(|x| tensor_map(x, HOPPER_KEYS)));
         let mut maps = maps.collect::<Result<Vec<_>>>()?;

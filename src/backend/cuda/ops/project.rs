@@ -32,8 +32,10 @@ const ROWS_OF_TILES: usize = 14;
 #[repr(C)]
 struct Arguments {
     x: [sys::CUtensorMap; 2],
+    short_x: [sys::CUtensorMap; 2],
     weight: [sys::CUtensorMap; 2],
     low: [sys::CUtensorMap; 2],
+    short_low: [sys::CUtensorMap; 2],
     up: [sys::CUtensorMap; 2],
     x_scales: [u64; 2],
     weight_scales: [u64; 2],
@@ -144,7 +146,7 @@ impl Cuda {
             false if parts[0].1.is_e4m3() => "project_e4m3_sm90",
             false => "project_bf16_sm90",
         };
-        let launch = self.launch(CHOICE.file, kernel)?.begins_early().shared(SHARED_BYTES as u32)?;
+        let launch = self.launch(CHOICE.file, kernel)?.shared(SHARED_BYTES as u32)?;
         let tiles: usize = parts.iter().map(|(x, _)| x.rows().div_ceil(2 * ROWS)).sum();
         // A tile whose rows all ask no query needs no other columns than those of k and v.
         let key_tiles = heads.map_or(0, |heads| heads.layout.rows_without_query() / (2 * ROWS));
@@ -180,24 +182,27 @@ fn arguments(
     [tall_tiles, key_tiles]: [usize; 2],
 ) -> Result<Arguments> {
     let e4m3 = parts[0].1.is_e4m3();
-    let x_map = |x: &Tensor<Cuda>| tensor_map(e4m3, x.address(), [x.rows(), x.cols()], x.stride());
+    let x_map =
+        |x: &Tensor<Cuda>, in_box: usize| tensor_map(e4m3, x.address(), [x.rows(), x.cols()], x.stride(), in_box);
     let weight_map =
-        |weight: &Weight| tensor_map(e4m3, weight.address(), [weight.rows(), weight.cols()], weight.stride());
+        |weight: &Weight| tensor_map(e4m3, weight.address(), [weight.rows(), weight.cols()], weight.stride(), ROWS);
     // No driver makes a map of a part without rows. Such a part has no tiles, so the map of the other stands in for it.
     let rows = |part: usize| parts.get(part).map_or(0, |(x, _)| x.rows());
     let part = |part: usize| parts[if rows(part) > 0 { part } else { 1 - part }];
     let low_rank = |index: usize| low_rank.get(index).and_then(Option::as_ref);
     // The kernel reads no factors of a part without them, so the maps of x and its weight stand in for theirs.
-    let low_map = |index: usize| low_rank(index).map_or_else(|| x_map(part(index).0), |(low, _)| x_map(low));
+    let low_map = |index: usize, in_box| x_map(low_rank(index).map_or(part(index).0, |(low, _)| low), in_box);
     let rank = |index: usize| CHOICE.int(low_rank(index).map_or(0, |(low, _)| low.cols()));
     let up_map = |index: usize| low_rank(index).map_or_else(|| weight_map(part(index).1), |(_, up)| weight_map(up));
     let norms = heads
         .map_or([0; 4], |Heads { norm, .. }| [&norm[0].q, &norm[0].k, &norm[1].q, &norm[1].k].map(Tensor::address));
     let layout = heads.map_or(TokenLayout::single(out.rows()), |heads| heads.layout);
     Ok(Arguments {
-        x: [x_map(part(0).0)?, x_map(part(1).0)?],
+        x: [x_map(part(0).0, ROWS)?, x_map(part(1).0, ROWS)?],
+        short_x: [x_map(part(0).0, ROWS / 2)?, x_map(part(1).0, ROWS / 2)?],
         weight: [weight_map(part(0).1)?, weight_map(part(1).1)?],
-        low: [low_map(0)?, low_map(1)?],
+        low: [low_map(0, ROWS)?, low_map(1, ROWS)?],
+        short_low: [low_map(0, ROWS / 2)?, low_map(1, ROWS / 2)?],
         up: [up_map(0)?, up_map(1)?],
         x_scales: [0, 1].map(|index| if e4m3 { part(index).0.scales() } else { 0 }),
         weight_scales: [0, 1].map(|index| if e4m3 { part(index).1.scales() } else { 0 }),
@@ -225,10 +230,16 @@ fn arguments(
     })
 }
 
-/// A map of rows of e4m3 or bf16 values, in boxes of ROWS rows and STEP_BYTES of each.
-fn tensor_map(e4m3: bool, address: u64, [rows, cols]: [usize; 2], stride: usize) -> Result<sys::CUtensorMap> {
+/// A map of rows of e4m3 or bf16 values, in boxes of so many rows and STEP_BYTES of each.
+fn tensor_map(
+    e4m3: bool,
+    address: u64,
+    [rows, cols]: [usize; 2],
+    stride: usize,
+    in_box: usize,
+) -> Result<sys::CUtensorMap> {
     // A lone row's stride means nothing, and need not be aligned.
-    let rows = Axis { cells: rows, step: if rows > 1 { stride } else { cols }, in_box: ROWS };
+    let rows = Axis { cells: rows, step: if rows > 1 { stride } else { cols }, in_box };
     let features = |bytes: usize| Axis { cells: cols, step: 1, in_box: STEP_BYTES / bytes };
     if e4m3 {
         CHOICE.byte_tensor_map(address, [features(1), rows])
