@@ -139,7 +139,7 @@ impl Queue {
         let input_bytes = work.bytes();
         let engine = self.models.resident(model);
         let ready = engine.map(|engine| work.prepare(&engine, &self.models, self.limits.max_pixels)).transpose()?;
-        let record = JobRecord::new(NewJob {
+        let job = NewJob {
             id: new_id(),
             owner,
             model: self.models.name(model).to_string(),
@@ -147,8 +147,8 @@ impl Queue {
             encoding: asked.encoding,
             count: asked.count,
             input_bytes,
-            notes: asked.notes.into_iter().chain(note).collect(),
-        });
+        };
+        let record = JobRecord::new(job, asked.notes.into_iter().chain(note).collect());
         if let Some(ready) = ready {
             record.plan(ready.plan, &ready.notes);
         }
@@ -545,23 +545,12 @@ fn too_late_by(takes: f64) -> ApiError {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::server::request::Encoding;
 
     #[test]
     fn a_group_on_its_way_to_an_engine_is_there_and_a_closed_queue_takes_nothing() {
         let mut state = State { is_ready: true, ..State::default() };
         assert!(state.check_open().is_ok() && state.is_empty());
-        let record = JobRecord::new(NewJob {
-            id: "id".to_string(),
-            owner: Owner { key: "k".to_string(), user: String::new() },
-            model: "tiny".to_string(),
-            prompt: "x".to_string(),
-            encoding: Encoding { format: flux::output::ImageFormat::Png, quality: None },
-            count: 1,
-            input_bytes: 0,
-            notes: Vec::new(),
-        });
-        state.taken.push(record);
+        state.taken.push(JobRecord::sample(1));
         assert!(!state.is_empty());
         assert_eq!(state.look_ahead(Instant::now())["id"].images, Some(0));
         state.is_closed = true;

@@ -1,5 +1,6 @@
 //! A job of a client: what it asks for, how far it is, and what came of it.
 
+use std::ops::Deref;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
 
@@ -67,12 +68,10 @@ pub struct Owner {
     pub user: String,
 }
 
-/// A job.
+/// What is known of a job when it arrives.
 #[derive(Debug)]
-pub struct JobRecord {
+pub struct NewJob {
     pub id: String,
-    pub created: SystemTime,
-    pub arrived: Instant,
     pub owner: Owner,
     pub model: String,
     pub prompt: String,
@@ -80,6 +79,14 @@ pub struct JobRecord {
     pub count: usize,
     /// Bytes that it keeps while it waits.
     pub input_bytes: usize,
+}
+
+/// A job, and what becomes of it.
+#[derive(Debug)]
+pub struct JobRecord {
+    job: NewJob,
+    pub created: SystemTime,
+    pub arrived: Instant,
     pub cancel: CancelFlag,
     state: Mutex<State>,
     /// Counts the changes.
@@ -130,26 +137,20 @@ pub struct Snapshot {
     pub ran_for: Option<Duration>,
 }
 
-/// What is known of a job when it arrives.
-#[derive(Debug)]
-pub struct NewJob {
-    pub id: String,
-    pub owner: Owner,
-    pub model: String,
-    pub prompt: String,
-    pub encoding: Encoding,
-    pub count: usize,
-    pub input_bytes: usize,
-    pub notes: Vec<String>,
+impl Deref for JobRecord {
+    type Target = NewJob;
+
+    fn deref(&self) -> &NewJob {
+        &self.job
+    }
 }
 
 impl JobRecord {
-    pub fn new(job: NewJob) -> Arc<Self> {
-        let NewJob { id, owner, model, prompt, encoding, count, input_bytes, notes } = job;
+    pub fn new(job: NewJob, notes: Vec<String>) -> Arc<Self> {
         let state = State {
             status: Status::Queued,
             events: vec![JobEvent::Queued],
-            images: vec![None; count],
+            images: vec![None; job.count],
             plan: Planned::default(),
             notes,
             error: None,
@@ -157,15 +158,9 @@ impl JobRecord {
             ended: None,
         };
         Arc::new(Self {
-            id,
+            job,
             created: SystemTime::now(),
             arrived: Instant::now(),
-            owner,
-            model,
-            prompt,
-            encoding,
-            count,
-            input_bytes,
             cancel: CancelFlag::default(),
             state: Mutex::new(state),
             version: watch::Sender::new(0),
@@ -328,23 +323,25 @@ impl Snapshot {
 }
 
 #[cfg(test)]
-mod tests {
-    use flux::output::ImageFormat;
-
-    use super::*;
-
-    fn record(count: usize) -> Arc<JobRecord> {
-        JobRecord::new(NewJob {
+impl JobRecord {
+    /// One for tests.
+    pub fn sample(count: usize) -> Arc<Self> {
+        let job = NewJob {
             id: "id".to_string(),
             owner: Owner { key: "k".to_string(), user: String::new() },
             model: "tiny".to_string(),
             prompt: "x".to_string(),
-            encoding: Encoding { format: ImageFormat::Png, quality: None },
+            encoding: Encoding { format: flux::output::ImageFormat::Png, quality: None },
             count,
             input_bytes: 0,
-            notes: Vec::new(),
-        })
+        };
+        Self::new(job, Vec::new())
     }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
 
     fn made() -> Made {
         Made {
@@ -359,7 +356,7 @@ mod tests {
 
     #[test]
     fn it_is_done_with_its_last_image() {
-        let record = record(2);
+        let record = JobRecord::sample(2);
         let waiting = record.result_bytes();
         record.tell(JobEvent::Started { image: 0 });
         assert_eq!(record.status(), Status::Running);
@@ -373,7 +370,7 @@ mod tests {
 
     #[test]
     fn an_error_ends_it_once() {
-        let record = record(1);
+        let record = JobRecord::sample(1);
         assert!(record.fail(ApiError::internal("broken")));
         assert!(record.cancel.check().is_err(), "nothing more of it is made");
         record.made(0, made());
