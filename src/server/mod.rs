@@ -40,6 +40,7 @@ mod queue;
 mod rate;
 mod rates;
 mod record;
+mod repeats;
 mod request;
 mod room;
 mod running;

@@ -15,6 +15,9 @@ use super::request::Encoding;
 
 /// What a job takes beside its files and its prompt, about.
 const RECORD_BYTES: usize = 2048;
+/// What is left of a job takes beside its texts, about, and what an image of it takes.
+const REST_BYTES: usize = 1024;
+const REST_IMAGE_BYTES: usize = size_of::<Option<Made>>();
 
 /// How far a job is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
@@ -69,7 +72,7 @@ pub struct Owner {
 }
 
 /// What is known of a job when it arrives.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub struct NewJob {
     pub id: String,
     pub owner: Owner,
@@ -297,6 +300,34 @@ impl JobRecord {
         // Each image has its recipe, which holds the prompt, too.
         files + events + (1 + 2 * self.count) * (self.prompt.len() + RECORD_BYTES)
     }
+
+    /// What is left of a job that is over when its images are not kept any more.
+    pub fn rest(&self) -> Arc<Self> {
+        let state = self.state();
+        let note = (state.status == Status::Done).then(|| "its images are not kept any more".to_string());
+        let image = |made: &Made| Made { file: Bytes::new(), recipe: Value::Null, parameters: String::new(), ..*made };
+        let rest = State {
+            events: Vec::new(),
+            images: state.images.iter().map(|made| made.as_ref().map(image)).collect(),
+            notes: state.notes.iter().cloned().chain(note).collect(),
+            error: state.error.clone(),
+            ..*state
+        };
+        Arc::new(Self {
+            job: self.job.clone(),
+            created: self.created,
+            arrived: self.arrived,
+            cancel: CancelFlag::default(),
+            state: Mutex::new(rest),
+            version: watch::Sender::new(0),
+        })
+    }
+
+    /// Bytes that [`JobRecord::rest`] takes, about.
+    pub fn rest_bytes(&self) -> usize {
+        let notes = self.state().notes.iter().map(String::len).sum::<usize>();
+        REST_BYTES + self.prompt.len() + notes + self.count * REST_IMAGE_BYTES
+    }
 }
 
 impl Snapshot {
@@ -366,6 +397,17 @@ mod tests {
         assert_eq!(record.result_bytes() - waiting, 6 + 4 * size_of::<JobEvent>(), "two files, and what was told");
         assert!(!record.cancel() && !record.fail(ApiError::internal("x")), "it is over");
         assert_eq!(record.status(), Status::Done);
+    }
+
+    #[test]
+    fn what_is_left_of_it_has_no_images() {
+        let record = JobRecord::sample(1);
+        record.made(0, made());
+        let rest = record.rest();
+        let Snapshot { status, images, notes, .. } = rest.snapshot();
+        assert_eq!((status, notes.len(), &rest.id, rest.created), (Status::Done, 1, &record.id, record.created));
+        assert!(images[0].as_ref().is_some_and(|made| made.file.is_empty() && made.seed == 1));
+        assert!(rest.events_from(0).is_empty());
     }
 
     #[test]
