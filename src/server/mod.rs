@@ -11,6 +11,7 @@
 //! the record: a handler that waits for the end, or a stream of events.
 
 mod answer;
+mod backlog;
 mod body;
 mod comfy;
 pub mod config;
