@@ -23,6 +23,8 @@ const MOST_TEXT: usize = 1 << 20;
 const VALUE: usize = 64;
 /// How long the rest of a body is taken that nobody wants.
 const REST: Duration = Duration::from_secs(5);
+/// Bytes of JSON that are parsed in about a millisecond. More are parsed beside the threads that serve all clients.
+pub const SMALL: usize = 256 << 10;
 
 /// The fields and files of a request: of JSON, or of a form.
 ///
@@ -30,7 +32,20 @@ const REST: Duration = Duration::from_secs(5);
 ///
 /// What they take counts in `held`.
 pub async fn read(headers: &HeaderMap, mut body: Body, limits: &Limits, held: &Held) -> Result<(Fields, Vec<Upload>)> {
-    let read = in_time(limits, read_parts_of(headers, &mut body, (limits, held))).await;
+    let kind = headers.get(header::CONTENT_TYPE).and_then(|kind| kind.to_str().ok()).unwrap_or_default();
+    let essence = kind.split(';').next().unwrap_or_default().trim().to_ascii_lowercase();
+    let read = match &*essence {
+        "application/json" | "" => {
+            let fields = read_json(body, limits.json_bytes, limits, held, |bytes| Fields::from_json(&bytes)).await?;
+            return Ok((fields, Vec::new()));
+        }
+        "multipart/form-data" => in_time(limits, read_form(kind, &mut body, limits, held)).await,
+        _ => Err(ApiError::new(
+            StatusCode::UNSUPPORTED_MEDIA_TYPE,
+            "unsupported_media_type",
+            format!("the body is `{}`, expected application/json or multipart/form-data", shown(&essence)),
+        )),
+    };
     rest_of(&mut body, read).await
 }
 
@@ -42,17 +57,32 @@ pub async fn read_bytes(mut body: Body, most: usize, limits: &Limits, held: &Hel
     rest_of(&mut body, read).await
 }
 
-/// [`read_bytes`] of JSON, whose values count in `held`, too.
-pub async fn read_json(body: Body, most: usize, limits: &Limits, held: &Held) -> Result<Bytes> {
+/// What is made of [`read_bytes`] of JSON, whose values count in `held`, too.
+pub async fn read_json<T: Send + 'static>(
+    body: Body,
+    most: usize,
+    limits: &Limits,
+    held: &Held,
+    parse: impl FnOnce(Bytes) -> Result<T> + Send + 'static,
+) -> Result<T> {
     let bytes = read_bytes(body, most, limits, held).await?;
-    hold_values(&bytes, held)?;
-    Ok(bytes)
+    let (len, counted) = (bytes.len(), bytes.clone());
+    held.add(VALUE * beside(len, move || Ok(values(&counted))).await?)?;
+    beside(len, move || parse(bytes)).await
 }
 
-/// Counts the memory of the values of a text of JSON: `[0,0,..]` takes many times its bytes.
-fn hold_values(json: &[u8], held: &Held) -> Result<()> {
-    let values = json.iter().filter(|byte| matches!(byte, b',' | b'[' | b'{')).count();
-    held.add(values * VALUE)
+/// The values of a text of JSON: `[0,0,..]` takes many times its bytes.
+fn values(json: &[u8]) -> usize {
+    json.iter().filter(|byte| matches!(byte, b',' | b'[' | b'{')).count()
+}
+
+/// Does what goes over so many bytes, on a thread that may block where they are many.
+async fn beside<T: Send + 'static>(bytes: usize, work: impl FnOnce() -> Result<T> + Send + 'static) -> Result<T> {
+    if bytes <= SMALL {
+        return work();
+    }
+    let done = tokio::task::spawn_blocking(work).await;
+    done.unwrap_or_else(|_| Err(ApiError::internal("reading the request panicked").for_good()))
 }
 
 /// Errors when a body takes longer than it may.
@@ -68,28 +98,6 @@ async fn rest_of<T>(body: &mut Body, read: Result<T>) -> Result<T> {
         let _ = timeout(REST, async { while let Some(Ok(_)) = body.frame().await {} }).await;
     }
     read
-}
-
-async fn read_parts_of(
-    headers: &HeaderMap,
-    body: &mut Body,
-    (limits, held): (&Limits, &Held),
-) -> Result<(Fields, Vec<Upload>)> {
-    let kind = headers.get(header::CONTENT_TYPE).and_then(|kind| kind.to_str().ok()).unwrap_or_default();
-    let essence = kind.split(';').next().unwrap_or_default().trim().to_ascii_lowercase();
-    match &*essence {
-        "application/json" | "" => {
-            let body = read_all(body, limits.json_bytes, limits.silence, held).await?;
-            hold_values(&body, held)?;
-            Ok((Fields::from_json(&body)?, Vec::new()))
-        }
-        "multipart/form-data" => read_form(kind, body, limits, held).await,
-        _ => Err(ApiError::new(
-            StatusCode::UNSUPPORTED_MEDIA_TYPE,
-            "unsupported_media_type",
-            format!("the body is `{}`, expected application/json or multipart/form-data", shown(&essence)),
-        )),
-    }
 }
 
 /// A body of at most so many bytes.
@@ -219,14 +227,26 @@ mod tests {
     async fn the_values_of_json_count() {
         let read = async |room: usize, text: &str| {
             let held = Room::new(room).hold();
-            let read = read_json(Body::from(text.to_string()), 1 << 20, &Limits::default(), &held).await;
-            read.map(|bytes| bytes.len()).map_err(|error| error.code)
+            let len = |bytes: Bytes| Ok(bytes.len());
+            let read = read_json(Body::from(text.to_string()), 1 << 20, &Limits::default(), &held, len).await;
+            read.map_err(|error| error.code)
         };
         let dense = format!("[{}0]", "0,".repeat(1000));
         assert_eq!(read(10_000, &dense).await, Err("queue_full"));
         assert_eq!(read(100_000, &dense).await, Ok(dense.len()));
         let text = format!("{{\"image\": \"{}\"}}", "A".repeat(2000));
         assert_eq!(read(10_000, &text).await, Ok(text.len()));
+    }
+
+    #[tokio::test]
+    async fn large_json_is_parsed_on_another_thread() {
+        let held = Room::new(1 << 20).hold();
+        for (len, is_here) in [(SMALL, true), (SMALL + 1, false)] {
+            let here = std::thread::current().id();
+            let parse = move |_| Ok(std::thread::current().id() == here);
+            let read = read_json(Body::from(vec![b' '; len]), len, &Limits::default(), &held, parse).await;
+            assert_eq!(read.map_err(|error| error.code), Ok(is_here), "{len}");
+        }
     }
 
     #[tokio::test]

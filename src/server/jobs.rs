@@ -31,16 +31,19 @@ pub async fn submit(
 ) -> Result<Response> {
     let (parts, body) = request.into_parts();
     let held = app.bodies.hold();
-    let (fields, uploads) = body::read(&parts.headers, body, &app.config.limits, &held).await?;
-    let key = idempotency_key(&parts.headers)?;
-    // A form has a boundary of its own each time, so what it says is compared.
-    let digest = digest(&fields, &uploads);
-    // Of two requests with one key, the second waits for the first.
-    let _turn = if key.is_some() { Some(app.idempotent.lock().await) } else { None };
-    if let Some(key) = &key
-        && let Some(job) = app.store.recall(&client.name, key, digest)?
-    {
-        return Ok(answer::json_with(StatusCode::ACCEPTED, &job_json(&app, &job)));
+    let (mut fields, mut uploads) = body::read(&parts.headers, body, &app.config.limits, &held).await?;
+    let mut turn = None;
+    if let Some(key) = idempotency_key(&parts.headers)? {
+        // A form has a boundary of its own each time, so what it says is compared.
+        let compared = move || Ok((digest(&fields, &uploads), fields, uploads));
+        let digest;
+        (digest, fields, uploads) = intake::blocking(&app, compared).await?;
+        // Of two requests with one key, the second waits for the first.
+        let waited = app.idempotent.lock().await;
+        if let Some(job) = app.store.recall(&client.name, &key, digest)? {
+            return Ok(answer::json_with(StatusCode::ACCEPTED, &job_json(&app, &job)));
+        }
+        turn = Some((waited, key, digest));
     }
     let asked = intake::read(&app, &client, fields, uploads, Route::Jobs).await?;
     if asked.answer.stream || asked.answer.as_url {
@@ -50,8 +53,8 @@ pub async fn submit(
     }
     let job = intake::submit(&app, &client, asked).await?;
     app.store.add(Arc::clone(&job));
-    if let Some(key) = &key {
-        app.store.remember(&client.name, key, digest, &job);
+    if let Some((_, key, digest)) = &turn {
+        app.store.remember(&client.name, key, *digest, &job);
     }
     Ok(answer::json_with(StatusCode::ACCEPTED, &job_json(&app, &job)))
 }

@@ -4,7 +4,9 @@
 //! is a file: below `/v1/files/` over HTTP, and on the disk where the agent's program started this one.
 
 use std::fs;
+use std::future::poll_fn;
 use std::path::{Path, PathBuf};
+use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -67,11 +69,17 @@ async fn with_body(State(app): State<Arc<App>>, request: Request, next: Next) ->
     let (parts, body) = request.into_parts();
     let held = app.bodies.hold();
     let limits = &app.config.limits;
-    let bytes = body::read_json(body, limits.form_bytes, limits, &held).await?;
+    let bytes = body::read_json(body, limits.form_bytes, limits, &held, Ok).await?;
+    let is_small = bytes.len() <= body::SMALL;
     let mut request = Request::from_parts(parts, Body::from(bytes));
     // The call carries its head, so that its images count until it is over.
     request.extensions_mut().insert(Arc::new(held));
-    Ok(next.run(request).await)
+    let mut answer = pin!(next.run(request));
+    if is_small {
+        return Ok(answer.await);
+    }
+    // The library parses the body in here; other threads serve other clients meanwhile.
+    Ok(poll_fn(|context| tokio::task::block_in_place(|| answer.as_mut().poll(context))).await)
 }
 
 /// The tools over HTTP.
@@ -104,8 +112,9 @@ impl Tools {
         context: &RequestContext<RoleServer>,
     ) -> Result<Vec<ContentBlock>> {
         let client = Self::client(context);
-        let mut arguments = arguments;
-        let uploads = self.uploads(&mut arguments)?;
+        let (tools, mut arguments) = (self.clone(), arguments);
+        let read = move || Ok((tools.uploads(&mut arguments)?, arguments));
+        let (uploads, arguments) = intake::blocking(&self.app, read).await?;
         self.wait_until_ready().await?;
         let asked = intake::read(&self.app, &client, Fields::from_object(arguments), uploads, route).await?;
         if asked.answer.stream || asked.answer.as_url {

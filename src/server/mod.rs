@@ -11,6 +11,7 @@
 //! the record: a handler that waits for the end, or a stream of events.
 
 mod answer;
+mod backlog;
 mod body;
 mod comfy;
 pub mod config;
@@ -40,6 +41,7 @@ mod queue;
 mod rate;
 mod rates;
 mod record;
+mod repeats;
 mod request;
 mod room;
 mod running;

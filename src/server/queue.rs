@@ -1,9 +1,8 @@
-//! One queue in front of the engines: what waits, in which order it is made, and how long that takes.
+//! One queue in front of the engines: it takes jobs, and hands out what waits.
 //!
 //! A thread hands groups of images that may be made as one batch to the engine of their model: as many as devices, and
 //! one more, so that no device waits for work. Everything else waits here, where the order may still change.
 
-use std::collections::HashMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::thread;
@@ -11,68 +10,35 @@ use std::time::{Duration, Instant};
 
 use flux::engine::Engine;
 
+use super::backlog::{Ahead, Backlog, SOON, too_late};
 use super::config::Limits;
 use super::error::{ApiError, Result};
-use super::fair::{FairQueue, Waiting};
+use super::fair::Waiting;
 use super::follow::{self, Image, Item};
 use super::ids::new_id;
-use super::lanes::Lanes;
 use super::metrics::{Metrics, QueueStats};
 use super::models::Models;
 use super::rate::RateLimits;
 use super::rates::Rates;
 use super::record::{JobRecord, NewJob, Owner};
 use super::request::Asked;
-use super::running::{Move, Pace, Patience, Running};
+use super::running::{Patience, Running};
 use super::work::Work;
 
 /// How often the thread looks for what is late, and for models that nobody uses.
 const LOOK: Duration = Duration::from_millis(500);
 /// How long requests for a model that is not open wait for those for the one that is.
 const MODEL_WAITS: Duration = Duration::from_secs(5);
-/// What a client is asked to wait where nothing is known.
-const SOON: Duration = Duration::from_secs(2);
 
 /// See the module.
 pub struct Queue {
-    state: Mutex<State>,
+    state: Mutex<Backlog>,
     changed: Condvar,
     pub models: Models,
     pub limits: Limits,
     /// Pixels that clients asked for lately.
     pixels: RateLimits,
     pub metrics: Arc<Metrics>,
-}
-
-#[derive(Default)]
-struct State {
-    waiting: FairQueue<Item>,
-    rates: Rates,
-    /// A group that waits no more, and that no engine has yet: its model may be being opened.
-    taken: Vec<Arc<JobRecord>>,
-    /// Groups that engines have.
-    running: Vec<Running>,
-    groups: u64,
-    /// Devices that make groups beside one another.
-    devices: usize,
-    pace: Pace,
-    /// Since when a model is being opened.
-    opening: Option<Instant>,
-    /// Whether the default model was opened.
-    is_ready: bool,
-    /// Whether nothing more is taken.
-    is_closed: bool,
-    /// What is in front of each job, by its identity, since the last change.
-    ahead: Option<(Instant, HashMap<String, Ahead>)>,
-}
-
-/// What is in front of a job that is not over.
-#[derive(Debug, Clone, Copy, Default)]
-pub struct Ahead {
-    /// Images that are made before its first one; none where that is begun.
-    pub images: Option<usize>,
-    /// Seconds until it is done, where they are known.
-    pub eta_s: Option<f64>,
 }
 
 /// A group that an engine has; dropped when it has done with all of its images.
@@ -115,11 +81,11 @@ impl Queue {
         Ok(queue)
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, Backlog> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn change<T>(&self, change: impl FnOnce(&mut State) -> T) -> T {
+    fn change<T>(&self, change: impl FnOnce(&mut Backlog) -> T) -> T {
         let mut state = self.state();
         state.ahead = None;
         let changed = change(&mut state);
@@ -139,7 +105,7 @@ impl Queue {
         let input_bytes = work.bytes();
         let engine = self.models.resident(model);
         let ready = engine.map(|engine| work.prepare(&engine, &self.models, self.limits.max_pixels)).transpose()?;
-        let record = JobRecord::new(NewJob {
+        let job = NewJob {
             id: new_id(),
             owner,
             model: self.models.name(model).to_string(),
@@ -147,8 +113,8 @@ impl Queue {
             encoding: asked.encoding,
             count: asked.count,
             input_bytes,
-            notes: asked.notes.into_iter().chain(note).collect(),
-        });
+        };
+        let record = JobRecord::new(job, asked.notes.into_iter().chain(note).collect());
         if let Some(ready) = ready {
             record.plan(ready.plan, &ready.notes);
         }
@@ -297,7 +263,7 @@ impl Queue {
                 let may_wait =
                     |waiting: &Waiting<Item>| waiting.since.elapsed() < MODEL_WAITS && !is_open(&waiting.item.work);
                 let suits = |head: &Item, other: &Item| head.work.suits(&other.work);
-                let State { waiting, taken, rates, .. } = &mut *state;
+                let Backlog { waiting, taken, rates, .. } = &mut *state;
                 let most = |head: &Item| self.most_at_once(rates, &head.work);
                 let group = waiting.take_group(most, may_wait, suits);
                 *taken = group.iter().map(|item| Arc::clone(&item.record)).collect();
@@ -320,7 +286,7 @@ impl Queue {
     }
 
     /// How long the next group may still wait for others that suit it; none where it goes now.
-    fn window_left(&self, state: &State) -> Option<Duration> {
+    fn window_left(&self, state: &Backlog) -> Option<Duration> {
         let window = self.limits.batch_window;
         if window.is_zero() || state.is_closed {
             return None;
@@ -343,7 +309,7 @@ impl Queue {
     }
 
     /// Ends what cannot be made in time.
-    fn drop_late(&self, state: &mut State) {
+    fn drop_late(&self, state: &mut Backlog) {
         let is_late = |item: &Item| item.work.time_left().is_some_and(|left| left.is_zero());
         let late = state.waiting.take_where(|item| item.record.status().is_over() || is_late(item));
         if !late.is_empty() {
@@ -416,157 +382,14 @@ impl Queue {
     }
 }
 
-impl State {
-    fn check_open(&self) -> Result<()> {
-        match (self.is_closed, self.is_ready) {
-            (true, _) => Err(ApiError::unavailable("draining", "the server is going down", SOON)),
-            (_, false) => Err(ApiError::unavailable("loading", "the model is being opened", SOON)),
-            _ => Ok(()),
-        }
-    }
-
-    /// Whether nothing is there to be made.
-    fn is_empty(&self) -> bool {
-        self.waiting.len() == 0 && self.taken.is_empty() && self.running.is_empty()
-    }
-
-    /// Requests that wait, and the bytes that they keep.
-    fn held(&self) -> (usize, usize) {
-        let first = self.waiting.iter().filter(|waiting| waiting.item.image == 0);
-        first.fold((0, 0), |(requests, bytes), waiting| (requests + 1, bytes + waiting.item.record.input_bytes))
-    }
-
-    fn check_room(&self, limits: &Limits, bytes: usize) -> Result<()> {
-        let (requests, held) = self.held();
-        if requests >= limits.queue_max || (requests > 0 && held + bytes > limits.queue_bytes) {
-            let wait = self.seconds_left().map_or(SOON, |seconds| Duration::from_secs_f64((seconds / 2.0).min(1e6)));
-            return Err(ApiError::too_many("queue_full", "too many requests wait already", wait));
-        }
-        Ok(())
-    }
-
-    /// Errors when too many images of a client would wait.
-    fn check_share(&self, client: &str, images: usize, most: usize) -> Result<()> {
-        let waiting = self.waiting.iter().filter(|waiting| waiting.key == client).count();
-        if waiting + images <= most {
-            return Ok(());
-        }
-        if waiting == 0 {
-            return Err(ApiError::value("n", format!("{images} images are asked for, and {most} may wait")));
-        }
-        let message = format!("{waiting} images of this client wait already, and {most} may");
-        let wait = self.seconds_left().map_or(SOON, |seconds| Duration::from_secs_f64(seconds.min(1e6)));
-        Err(ApiError::too_many("too_many_waiting", message, wait))
-    }
-
-    /// Seconds until all is made which is there, where they are known.
-    fn seconds_left(&self) -> Option<f64> {
-        self.all_given().end()
-    }
-
-    /// The devices, with all that is there.
-    fn all_given(&self) -> Lanes {
-        let mut lanes = self.begun(Instant::now());
-        for waiting in self.waiting.iter() {
-            lanes.give(self.seconds_of(&waiting.item.work));
-        }
-        lanes
-    }
-
-    /// The devices, with the groups that they have.
-    fn begun(&self, now: Instant) -> Lanes {
-        let mut lanes = Lanes::new(self.devices);
-        for group in &self.running {
-            lanes.give(group.seconds_left(now));
-        }
-        lanes
-    }
-
-    fn seconds_of(&self, work: &Work) -> Option<f64> {
-        work.ready().and_then(|ready| self.rates.estimate(ready.kind))
-    }
-
-    /// Something happens to an image of a group.
-    fn moves(&mut self, number: u64, to: Move) {
-        if let Some(group) = self.running.iter_mut().find(|group| group.number == number) {
-            group.moves(to, &mut self.pace, Instant::now());
-            self.ahead = None;
-        }
-    }
-
-    fn check_deadline(&self, work: &Work, count: usize) -> Result<()> {
-        let Some(left) = work.time_left() else { return Ok(()) };
-        let (mut lanes, own) = (self.all_given(), self.seconds_of(work));
-        for _ in 0..count {
-            lanes.give(own);
-        }
-        let Some(takes) = lanes.end() else { return Ok(()) };
-        if takes <= left.as_secs_f64() { Ok(()) } else { Err(too_late_by(takes)) }
-    }
-
-    fn look_ahead(&self, now: Instant) -> HashMap<String, Ahead> {
-        let all: Vec<_> = self.waiting.iter().collect();
-        let mut ahead: HashMap<String, Ahead> = HashMap::new();
-        let mut lanes = Lanes::new(self.devices);
-        for group in &self.running {
-            let eta_s = lanes.give(group.seconds_left(now));
-            for record in &group.records {
-                ahead.insert(record.id.clone(), Ahead { images: None, eta_s });
-            }
-        }
-        for record in &self.taken {
-            ahead.entry(record.id.clone()).or_insert(Ahead { images: Some(0), eta_s: None });
-        }
-        for (images, place) in self.waiting.order().into_iter().enumerate() {
-            let Item { record, work, .. } = &all[place].item;
-            let seconds = lanes.give(self.seconds_of(work));
-            let known = ahead.entry(record.id.clone()).or_insert(Ahead { images: Some(images), eta_s: seconds });
-            // Until its last image.
-            known.eta_s = known.eta_s.zip(seconds).map(|(a, b)| a.max(b));
-        }
-        ahead
-    }
-}
-
 /// How many images of so many seconds each take no longer than `latency` together: from one to `most`.
 fn in_time(most: usize, latency: Duration, seconds: Option<f64>) -> usize {
     seconds.map_or(most, |seconds| most.min((latency.as_secs_f64() / seconds.max(1e-9)) as usize).max(1))
 }
 
-fn too_late() -> ApiError {
-    ApiError::too_many("would_miss_deadline", "the job could not be made before its deadline", SOON)
-}
-
-fn too_late_by(takes: f64) -> ApiError {
-    let message = format!("the job would be done in {takes:.1} s, after its deadline");
-    ApiError::too_many("would_miss_deadline", message, Duration::from_secs_f64(takes.min(1e6)))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::server::request::Encoding;
-
-    #[test]
-    fn a_group_on_its_way_to_an_engine_is_there_and_a_closed_queue_takes_nothing() {
-        let mut state = State { is_ready: true, ..State::default() };
-        assert!(state.check_open().is_ok() && state.is_empty());
-        let record = JobRecord::new(NewJob {
-            id: "id".to_string(),
-            owner: Owner { key: "k".to_string(), user: String::new() },
-            model: "tiny".to_string(),
-            prompt: "x".to_string(),
-            encoding: Encoding { format: flux::output::ImageFormat::Png, quality: None },
-            count: 1,
-            input_bytes: 0,
-            notes: Vec::new(),
-        });
-        state.taken.push(record);
-        assert!(!state.is_empty());
-        assert_eq!(state.look_ahead(Instant::now())["id"].images, Some(0));
-        state.is_closed = true;
-        assert_eq!(state.check_open().unwrap_err().code, "draining");
-    }
 
     #[test]
     fn a_group_takes_no_longer_than_it_may() {

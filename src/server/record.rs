@@ -1,5 +1,6 @@
 //! A job of a client: what it asks for, how far it is, and what came of it.
 
+use std::ops::Deref;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
 
@@ -14,6 +15,9 @@ use super::request::Encoding;
 
 /// What a job takes beside its files and its prompt, about.
 const RECORD_BYTES: usize = 2048;
+/// What is left of a job takes beside its texts, about, and what an image of it takes.
+const REST_BYTES: usize = 1024;
+const REST_IMAGE_BYTES: usize = size_of::<Option<Made>>();
 
 /// How far a job is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
@@ -67,12 +71,10 @@ pub struct Owner {
     pub user: String,
 }
 
-/// A job.
-#[derive(Debug)]
-pub struct JobRecord {
+/// What is known of a job when it arrives.
+#[derive(Debug, Clone)]
+pub struct NewJob {
     pub id: String,
-    pub created: SystemTime,
-    pub arrived: Instant,
     pub owner: Owner,
     pub model: String,
     pub prompt: String,
@@ -80,6 +82,14 @@ pub struct JobRecord {
     pub count: usize,
     /// Bytes that it keeps while it waits.
     pub input_bytes: usize,
+}
+
+/// A job, and what becomes of it.
+#[derive(Debug)]
+pub struct JobRecord {
+    job: NewJob,
+    pub created: SystemTime,
+    pub arrived: Instant,
     pub cancel: CancelFlag,
     state: Mutex<State>,
     /// Counts the changes.
@@ -130,26 +140,20 @@ pub struct Snapshot {
     pub ran_for: Option<Duration>,
 }
 
-/// What is known of a job when it arrives.
-#[derive(Debug)]
-pub struct NewJob {
-    pub id: String,
-    pub owner: Owner,
-    pub model: String,
-    pub prompt: String,
-    pub encoding: Encoding,
-    pub count: usize,
-    pub input_bytes: usize,
-    pub notes: Vec<String>,
+impl Deref for JobRecord {
+    type Target = NewJob;
+
+    fn deref(&self) -> &NewJob {
+        &self.job
+    }
 }
 
 impl JobRecord {
-    pub fn new(job: NewJob) -> Arc<Self> {
-        let NewJob { id, owner, model, prompt, encoding, count, input_bytes, notes } = job;
+    pub fn new(job: NewJob, notes: Vec<String>) -> Arc<Self> {
         let state = State {
             status: Status::Queued,
             events: vec![JobEvent::Queued],
-            images: vec![None; count],
+            images: vec![None; job.count],
             plan: Planned::default(),
             notes,
             error: None,
@@ -157,15 +161,9 @@ impl JobRecord {
             ended: None,
         };
         Arc::new(Self {
-            id,
+            job,
             created: SystemTime::now(),
             arrived: Instant::now(),
-            owner,
-            model,
-            prompt,
-            encoding,
-            count,
-            input_bytes,
             cancel: CancelFlag::default(),
             state: Mutex::new(state),
             version: watch::Sender::new(0),
@@ -302,6 +300,34 @@ impl JobRecord {
         // Each image has its recipe, which holds the prompt, too.
         files + events + (1 + 2 * self.count) * (self.prompt.len() + RECORD_BYTES)
     }
+
+    /// What is left of a job that is over when its images are not kept any more.
+    pub fn rest(&self) -> Arc<Self> {
+        let state = self.state();
+        let note = (state.status == Status::Done).then(|| "its images are not kept any more".to_string());
+        let image = |made: &Made| Made { file: Bytes::new(), recipe: Value::Null, parameters: String::new(), ..*made };
+        let rest = State {
+            events: Vec::new(),
+            images: state.images.iter().map(|made| made.as_ref().map(image)).collect(),
+            notes: state.notes.iter().cloned().chain(note).collect(),
+            error: state.error.clone(),
+            ..*state
+        };
+        Arc::new(Self {
+            job: self.job.clone(),
+            created: self.created,
+            arrived: self.arrived,
+            cancel: CancelFlag::default(),
+            state: Mutex::new(rest),
+            version: watch::Sender::new(0),
+        })
+    }
+
+    /// Bytes that [`JobRecord::rest`] takes, about.
+    pub fn rest_bytes(&self) -> usize {
+        let notes = self.state().notes.iter().map(String::len).sum::<usize>();
+        REST_BYTES + self.prompt.len() + notes + self.count * REST_IMAGE_BYTES
+    }
 }
 
 impl Snapshot {
@@ -328,23 +354,25 @@ impl Snapshot {
 }
 
 #[cfg(test)]
-mod tests {
-    use flux::output::ImageFormat;
-
-    use super::*;
-
-    fn record(count: usize) -> Arc<JobRecord> {
-        JobRecord::new(NewJob {
+impl JobRecord {
+    /// One for tests.
+    pub fn sample(count: usize) -> Arc<Self> {
+        let job = NewJob {
             id: "id".to_string(),
             owner: Owner { key: "k".to_string(), user: String::new() },
             model: "tiny".to_string(),
             prompt: "x".to_string(),
-            encoding: Encoding { format: ImageFormat::Png, quality: None },
+            encoding: Encoding { format: flux::output::ImageFormat::Png, quality: None },
             count,
             input_bytes: 0,
-            notes: Vec::new(),
-        })
+        };
+        Self::new(job, Vec::new())
     }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
 
     fn made() -> Made {
         Made {
@@ -359,7 +387,7 @@ mod tests {
 
     #[test]
     fn it_is_done_with_its_last_image() {
-        let record = record(2);
+        let record = JobRecord::sample(2);
         let waiting = record.result_bytes();
         record.tell(JobEvent::Started { image: 0 });
         assert_eq!(record.status(), Status::Running);
@@ -372,8 +400,19 @@ mod tests {
     }
 
     #[test]
+    fn what_is_left_of_it_has_no_images() {
+        let record = JobRecord::sample(1);
+        record.made(0, made());
+        let rest = record.rest();
+        let Snapshot { status, images, notes, .. } = rest.snapshot();
+        assert_eq!((status, notes.len(), &rest.id, rest.created), (Status::Done, 1, &record.id, record.created));
+        assert!(images[0].as_ref().is_some_and(|made| made.file.is_empty() && made.seed == 1));
+        assert!(rest.events_from(0).is_empty());
+    }
+
+    #[test]
     fn an_error_ends_it_once() {
-        let record = record(1);
+        let record = JobRecord::sample(1);
         assert!(record.fail(ApiError::internal("broken")));
         assert!(record.cancel.check().is_err(), "nothing more of it is made");
         record.made(0, made());

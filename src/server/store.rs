@@ -1,6 +1,6 @@
 //! Jobs and files that are kept for a while, in memory.
 
-use std::collections::{HashMap, HashSet, VecDeque};
+use std::collections::{HashSet, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -8,12 +8,9 @@ use bytes::Bytes;
 
 use super::error::{ApiError, Result};
 use super::record::JobRecord;
+use super::repeats::Repeats;
 use super::uploads::{Folder, Place, Uploads};
 
-/// How long a key of a client names the same request.
-const IDEMPOTENT: Duration = Duration::from_secs(24 * 3600);
-/// Keys of clients that are remembered.
-const MOST_KEYS: usize = 100_000;
 /// The part of the memory for results that images which clients send may take.
 const UPLOADS: usize = 2;
 
@@ -29,20 +26,13 @@ struct State {
     jobs: VecDeque<Arc<JobRecord>>,
     files: VecDeque<File>,
     uploads: Uploads,
-    keys: HashMap<(String, String), Remembered>,
+    repeats: Repeats,
 }
 
 struct File {
     name: String,
     bytes: Bytes,
     media_type: &'static str,
-    since: Instant,
-}
-
-/// What a key of a client was sent with.
-struct Remembered {
-    body: blake3::Hash,
-    job: Arc<JobRecord>,
     since: Instant,
 }
 
@@ -104,29 +94,12 @@ impl Store {
     ///
     /// Errors when the request was another one.
     pub fn recall(&self, owner: &str, key: &str, body: blake3::Hash) -> Result<Option<Arc<JobRecord>>> {
-        match self.state().keys.get(&(owner.to_string(), key.to_string())) {
-            Some(known) if known.since.elapsed() > IDEMPOTENT => Ok(None),
-            Some(known) if known.body == body => Ok(Some(Arc::clone(&known.job))),
-            Some(_) => {
-                let message = "the `Idempotency-Key` was sent with another request";
-                let status = axum::http::StatusCode::CONFLICT;
-                Err(ApiError::new(status, "idempotency_conflict", message).for_good())
-            }
-            None => Ok(None),
-        }
+        self.state().repeats.recall(owner, key, body, Instant::now())
     }
 
     /// Remembers what the key of a client was sent with.
     pub fn remember(&self, owner: &str, key: &str, body: blake3::Hash, job: &Arc<JobRecord>) {
-        let mut state = self.state();
-        if state.keys.len() >= MOST_KEYS {
-            state.keys.retain(|_, known| known.since.elapsed() <= IDEMPOTENT);
-            if state.keys.len() >= MOST_KEYS {
-                return;
-            }
-        }
-        let remembered = Remembered { body, job: Arc::clone(job), since: Instant::now() };
-        state.keys.insert((owner.to_string(), key.to_string()), remembered);
+        self.state().repeats.remember(owner, key, body, job, Instant::now());
     }
 
     /// Forgets what is too old, and the oldest of what is too much.
@@ -154,9 +127,32 @@ impl Store {
             })
             .collect();
         state.jobs.retain(|_| keep.pop().unwrap_or(true));
-        state.keys.retain(|_, known| known.since.elapsed() <= IDEMPOTENT);
-        let State { jobs, keys, .. } = &mut *state;
+        let State { jobs, repeats, .. } = &mut *state;
         let kept: HashSet<*const JobRecord> = jobs.iter().map(Arc::as_ptr).collect();
-        keys.retain(|_, known| kept.contains(&Arc::as_ptr(&known.job)));
+        repeats.tidy(|job| kept.contains(&Arc::as_ptr(job)), Instant::now());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::server::record::Status;
+
+    #[test]
+    fn a_key_names_its_job_when_the_images_are_gone() {
+        let store = Store::default();
+        let (done, waiting) = (JobRecord::sample(1), JobRecord::sample(1));
+        let body = blake3::hash(b"x");
+        for (key, job) in [("done", &done), ("waiting", &waiting)] {
+            store.add(Arc::clone(job));
+            store.remember("k", key, body, job);
+        }
+        done.cancel();
+        store.tidy(Duration::ZERO, 0);
+        assert_eq!(store.jobs("k").len(), 1);
+        let recalled = store.recall("k", "done", body).unwrap().unwrap();
+        assert_eq!((&recalled.id, recalled.status()), (&done.id, Status::Cancelled));
+        assert!(!Arc::ptr_eq(&recalled, &done), "what is left of it");
+        assert!(Arc::ptr_eq(&store.recall("k", "waiting", body).unwrap().unwrap(), &waiting));
     }
 }

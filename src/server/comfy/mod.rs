@@ -34,6 +34,7 @@ use axum::extract::{Path, Request, State};
 use axum::response::Response;
 use axum::routing::{get, post};
 use axum::{Extension, Router};
+use bytes::Bytes;
 use serde_json::{Map, Value, json};
 
 use self::error::ComfyResult;
@@ -102,12 +103,14 @@ async fn nothing() -> Response {
 
 /// The fields of a request; nothing is as good as no field.
 async fn read_object(app: &App, body: Body, most: usize, held: &Held) -> Result<Map<String, Value>> {
-    let bytes = body::read_json(body, most, &app.config.limits, held).await?;
-    if bytes.is_empty() {
-        return Ok(Map::new());
-    }
-    serde_json::from_slice(&bytes)
-        .map_err(|e| ApiError::bad("invalid_json", format!("the body is no JSON object: {e}")))
+    let parse = |bytes: Bytes| {
+        if bytes.is_empty() {
+            return Ok(Map::new());
+        }
+        serde_json::from_slice(&bytes)
+            .map_err(|e| ApiError::bad("invalid_json", format!("the body is no JSON object: {e}")))
+    };
+    body::read_json(body, most, &app.config.limits, held, parse).await
 }
 
 /// [`read_object`], of a request that has no images.

@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 
 use super::super::error::ApiError;
 use super::super::guard::Client;
-use super::super::{App, answer};
+use super::super::{App, answer, intake};
 use super::{SdResult, file_of, read_fields};
 
 /// A list by its path.
@@ -84,10 +84,12 @@ pub async fn set_options(
 /// What the file of an image says of it.
 pub async fn png_info(State(app): State<Arc<App>>, request: Request) -> SdResult {
     let held = app.bodies.hold();
-    let fields = read_fields(&app, request.into_body(), &held).await?;
-    let text = fields.get("image").and_then(Value::as_str);
-    let text = text.ok_or_else(|| ApiError::bad("missing_required_parameter", "the field `image` is missing"))?;
-    let said = said_by(&file_of(text, "image")?).map_err(|e| ApiError::bad("invalid_image", e.what()))?;
+    let mut fields = read_fields(&app, request.into_body(), &held).await?;
+    let Some(Value::String(text)) = fields.remove("image") else {
+        return Err(ApiError::bad("missing_required_parameter", "the field `image` is missing").into());
+    };
+    let read = move || said_by(&file_of(&text, "image")?).map_err(|e| ApiError::bad("invalid_image", e.what()));
+    let said = intake::blocking(&app, read).await?;
     let info = said.parameters.clone().unwrap_or_default();
     let items = json!({"parameters": said.parameters, "flux": said.recipe});
     Ok(answer::json(&json!({"info": info, "items": items, "parameters": {}})))

@@ -17,6 +17,7 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
+use bytes::Bytes;
 use serde_json::{Map, Value, json};
 
 use super::error::{ApiError, Result};
@@ -130,10 +131,12 @@ async fn read_fields(app: &App, body: axum::body::Body, held: &Held) -> Result<M
     let limits = &app.config.limits;
     // Images are in it, in base64.
     let most = limits.file_bytes / 3 * 4 + limits.json_bytes;
-    let bytes = body::read_json(body, most, limits, held).await?;
-    let fields: Map<String, Value> = serde_json::from_slice(&bytes)
-        .map_err(|e| ApiError::bad("invalid_json", format!("the body is no JSON object: {e}")))?;
-    Ok(fields.into_iter().filter(|(_, value)| !value.is_null()).collect())
+    let parse = |bytes: Bytes| {
+        let fields: Map<String, Value> = serde_json::from_slice(&bytes)
+            .map_err(|e| ApiError::bad("invalid_json", format!("the body is no JSON object: {e}")))?;
+        Ok(fields.into_iter().filter(|(_, value)| !value.is_null()).collect())
+    };
+    body::read_json(body, most, limits, held, parse).await
 }
 
 /// The bytes of a file in base64, perhaps behind what a data URL begins with.
