@@ -212,6 +212,7 @@ golden: ## Make tests/golden, tests/formats and tests/input anew from the refere
 	$(PYTHON) scripts/dump_reference_sampling.py "$(TARGET)/golden-models" tests/golden
 	$(PYTHON) scripts/make_full_size_model.py flux3-tiny tests/golden/flux3/model --text-encoder-shards 1
 	$(PYTHON) scripts/make_full_size_model.py flux3-tiny "$(TARGET)/golden-models/flux3-base" --base --text-encoder-shards 1
+	$(PYTHON) scripts/dump_reference_flux3.py tests/golden/flux3/model "$(TARGET)/golden-models/flux3-base" tests/golden/flux3
 	$(PYTHON) scripts/dump_formats.py tests/formats
 	$(PYTHON) scripts/dump_input_reference.py tests/input
 

@@ -58,6 +58,24 @@ fn a_result_has_the_size_of_its_only_reference_and_is_made_again() {
 }
 
 #[test]
+fn several_references_may_be_smaller_than_those_of_flux2() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = |name: &str| folder.path().join(name);
+    png(&at("first.png"), &picture(100, 70));
+    png(&at("second.png"), &picture(45, 70));
+    let draw = |model: &Path| {
+        let mut command = flux();
+        command.args(["-p", "the first in the light of the second", "-d", text(model), "-s", "4", "-S", "0"]);
+        command.args(["-i", text(&at("first.png")), "-i", text(&at("second.png")), "--device", "cpu"]);
+        Run::of(command.args(["-o", text(&at("both.png"))]))
+    };
+    draw(&model_folder()).succeeds();
+    let expected = input::read(&support::root().join("tests/golden/flux3/distilled-two-refs.png")).unwrap();
+    assert_near("the golden image", &input::read(&at("both.png")).unwrap().bytes, &expected.bytes);
+    draw(&support::root().join("models/tiny")).fails(1, &["45x70, expected sides of at least 64", "second.png"]);
+}
+
+#[test]
 fn converted_files_draw_the_same_and_quantised_ones_alike() {
     let folder = tempfile::tempdir().unwrap();
     let at = |name: &str| folder.path().join(name);
