@@ -112,3 +112,34 @@ fn converted_files_draw_the_same_and_quantised_ones_alike() {
         assert!(said.contains(words), "{words}: {said}");
     }
 }
+
+#[test]
+fn times_are_rounded_where_the_environment_says_so() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("image.png");
+    let draw = |times: &str| {
+        let mut command = flux();
+        command.args([
+            "-d",
+            text(&model_folder()),
+            "-p",
+            "a cat",
+            "-S",
+            "3",
+            "--size",
+            "64",
+            "-s",
+            "2",
+            "--device",
+            "cpu",
+        ]);
+        Run::of(command.args(["-o", text(&path)]).env("FLUX_TIMES", times))
+    };
+    let image = |times: &str| {
+        draw(times).succeeds();
+        input::read(&path).unwrap().bytes
+    };
+    let exact = image("");
+    assert!(image("f32") == exact && image("bf16") != exact);
+    draw("fp16").fails(2, &["`fp16` is neither f32 nor bf16", "FLUX_TIMES"]);
+}

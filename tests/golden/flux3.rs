@@ -17,7 +17,7 @@ use flux::rgb::Rgb;
 use flux::sampler::{self, Conditioning, Evaluations, Schedule};
 use flux::stage::CancelFlag;
 use flux::text_encoder::{self, TextEncoder, Tokenizer};
-use flux::transformer::{self, Sequence, Transformer, position_ids};
+use flux::transformer::{self, Sequence, Transformer, position_ids, time_in_bf16};
 use flux::vae::{self, Encoder, Grid};
 use flux::{Result, Tensor};
 
@@ -199,6 +199,21 @@ fn schedules_are_those_of_the_reference() -> Result<()> {
             assert_eq!(next, expected("target_timesteps"), "{}", case.name);
         }
     }
+    Ok(())
+}
+
+/// How the reference rounds the times of 16 steps in bf16.
+#[test]
+fn times_in_bf16_are_those_of_the_reference() -> Result<()> {
+    let info = ModelInfo::read(&Models::open().distilled)?;
+    let schedule =
+        Schedule::new(info.schedule_shift(1, 16), 16).with_times(|sigma| time_in_bf16(&info.transformer, sigma));
+    let times = [
+        1000.0, 992.0, 980.0, 968.0, 952.0, 936.0, 920.0, 900.0, 876.0, 844.0, 804.0, 756.0, 700.0, 616.0, 498.0, 316.0,
+    ];
+    assert_eq!(schedule.timesteps, times);
+    let next: Vec<f32> = schedule.times().iter().map(|times| times.next).collect();
+    assert_eq!((&next[..15], next[15]), (&times[1..], 0.0));
     Ok(())
 }
 
