@@ -168,8 +168,9 @@ gpu-bundle: ## Gather what scripts/gpu_check needs on a machine without Rust (ST
 	@if [ -n "$(BASE)" ]; then strip -o $(BUNDLE_TARGET)/bin/base "$(BASE)"; fi
 	XZ_OPT=-9 tar -C $(BUNDLE_TARGET)/bin -cJf $(GPU_BUNDLE)/bin.tar.xz .
 	git describe --always --dirty > $(GPU_BUNDLE)/COMMIT
-	tar --exclude=__pycache__ -cf - scripts/gpu_check scripts/make_full_size_model.py scripts/bench_reference.py \
-		scripts/bench_reference_flux3.py scripts/bench_nccl.py scripts/soak_server.py | tar -xf - -C $(GPU_BUNDLE)
+	tar --exclude=__pycache__ -cf - scripts/gpu_check scripts/make_full_size_model.py scripts/random_models \
+		scripts/bench_reference.py scripts/bench_reference_flux3.py scripts/bench_nccl.py scripts/soak_server.py \
+		| tar -xf - -C $(GPU_BUNDLE)
 	@$(PYTHON) -m pip download --quiet --no-deps --only-binary=:all: --dest $(GPU_BUNDLE)/wheels importlib_metadata zipp \
 		"$$(grep '^diffusers==' scripts/requirements-reference.txt)" || echo "note: no wheels of the reference, so it is not measured" >&2
 	@if [ -n "$(STANDALONE)" ]; then tar -cf - $(BUNDLE_FOLDERS) | tar -xf - -C $(GPU_BUNDLE); fi
@@ -209,6 +210,9 @@ golden: ## Make tests/golden, tests/formats and tests/input anew from the refere
 	$(PYTHON) scripts/dump_reference_editing.py "$(TARGET)/golden-models" tests/golden/editing
 	$(PYTHON) scripts/draw_by_reference.py models/tiny tests/golden/default-model
 	$(PYTHON) scripts/dump_reference_sampling.py "$(TARGET)/golden-models" tests/golden
+	$(PYTHON) scripts/make_full_size_model.py flux3-tiny tests/golden/flux3/model --text-encoder-shards 1
+	$(PYTHON) scripts/make_full_size_model.py flux3-tiny "$(TARGET)/golden-models/flux3-base" --base --text-encoder-shards 1
+	$(PYTHON) scripts/dump_reference_flux3.py tests/golden/flux3/model "$(TARGET)/golden-models/flux3-base" tests/golden/flux3
 	$(PYTHON) scripts/dump_formats.py tests/formats
 	$(PYTHON) scripts/dump_input_reference.py tests/input
 

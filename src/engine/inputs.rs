@@ -10,7 +10,7 @@ use super::Recipe;
 use crate::error::{Error, Field, Result};
 use crate::files::digest;
 use crate::input::{self, Edit, Mask, Region, is_stdin};
-use crate::pipeline::{Change, LoneReference, MAX_REFERENCES, Request};
+use crate::pipeline::{Change, GivenReference, MAX_REFERENCES, Request};
 use crate::rgb::Rgb;
 
 /// The most bytes of files that an image file carries.
@@ -57,9 +57,7 @@ pub struct Inputs {
     pub(super) digests: BTreeMap<String, String>,
     /// The files themselves, where they are kept.
     pub(super) kept: EmbeddedFiles,
-    references: Vec<Arc<Rgb>>,
-    /// The only image, where it is not changed.
-    lone_reference: Option<Arc<LoneReference>>,
+    references: Vec<Arc<GivenReference>>,
     /// Whether the recipe says the size of results.
     is_sized: bool,
     change: Option<Change>,
@@ -87,14 +85,9 @@ impl Inputs {
         let notes = mask.iter().flat_map(Mask::notes).cloned().collect();
         let edit =
             image.map(|image| edit(recipe, image, mask.as_ref()).map_err(|e| e.at(place(&first[0])))).transpose()?;
-        let lone = if let ([], [only]) = (first, others) {
-            Some(Arc::new(LoneReference::new(files.decode(only, input::read_bytes)?, place(only))))
-        } else {
-            None
-        };
-        let reference = |bytes: &[u8]| input::read_bytes(bytes).and_then(|image| input::reference(&image));
-        let others = others.iter().filter(|_| lone.is_none());
-        let references = others.map(|file| files.decode(file, reference).map(Arc::new)).collect::<Result<_>>()?;
+        let given = if recipe.inputs.len() == 1 { GivenReference::alone } else { GivenReference::of_several };
+        let mut reference = |file: &PathBuf| Ok(Arc::new(given(files.decode(file, input::read_bytes)?, place(file))));
+        let references = others.iter().map(&mut reference).collect::<Result<_>>()?;
         files.digest_tensors(recipe)?;
         let change = edit.as_ref().map(|edit| Change {
             image: Arc::new(edit.image().clone()),
@@ -110,7 +103,6 @@ impl Inputs {
             digests,
             kept,
             references,
-            lone_reference: lone,
             is_sized: recipe.width.is_some() || recipe.height.is_some(),
             change,
             edit: edit.filter(|_| !recipe.no_composite),
@@ -126,8 +118,7 @@ impl Inputs {
 
     /// The request with these images.
     pub fn apply(&self, request: Request) -> Request {
-        let (references, lone_reference) = (self.references.clone(), self.lone_reference.clone());
-        Request { references, lone_reference, change: self.change.clone(), ..request }
+        Request { given_references: self.references.clone(), change: self.change.clone(), ..request }
     }
 
     /// The files that were read, by their names in the recipe, and their digests.
@@ -139,14 +130,13 @@ impl Inputs {
     pub fn bytes(&self) -> usize {
         let change = self.change.as_ref().map_or(0, |change| change.image.bytes.len());
         let edit = self.edit.as_ref().map_or(0, Edit::bytes);
-        let lone = self.lone_reference.as_ref().map_or(0, |lone| lone.bytes());
-        self.references.iter().map(|image| image.bytes.len()).sum::<usize>() + lone + change + edit
+        self.references.iter().map(|given| given.bytes()).sum::<usize>() + change + edit
     }
 
     /// The part of a result of this size that is the image that gave it the size, where that is not all of it.
     pub(super) fn place_in(&self, size: [usize; 2]) -> Option<Region> {
-        let lone = self.lone_reference.as_ref().filter(|_| !self.is_sized)?;
-        lone.place_in(size).filter(|place| place.size() != size)
+        let only = self.references.first().filter(|_| !self.is_sized)?;
+        only.place_in(size).filter(|place| place.size() != size)
     }
 
     /// Whether results come back onto the image that was changed.

@@ -30,4 +30,6 @@ pub use extend::Sides;
 pub use mask::{Grey, Mask};
 pub use read::{MAX_FILE_BYTES, file_size, is_image, is_stdin, read, read_bytes, read_file, read_stream, said_by};
 pub use region::Region;
-pub use size::{cropped, editing_size, reference, reference_alone, resized};
+pub use size::{
+    capped, check_reference, cropped, editing_size, reference, reference_alone, reference_of_any_size, resized,
+};

@@ -19,13 +19,19 @@ const MAX_CANVAS: usize = 4096;
 
 const MIN_REFERENCE_SIDE: usize = 64;
 const MAX_REFERENCE_RATIO: usize = 8;
+/// What to do about an image that is too narrow.
+const NARROW: &str = "cut it, or scale it up with another program";
 
-/// A reference image as the model reads it: above 1024 x 1024 pixels scaled down to at most as many, then its middle,
-/// with sides that are multiples of 16.
+/// A reference image as models read it that have bounds for its size: [`reference_of_any_size`].
 ///
-/// Errors when a side is below 64 pixels, or more than eight times the other one.
+/// Errors as [`check_reference`].
 pub fn reference(image: &Rgb) -> Result<Rgb> {
-    let (width, height) = (image.width, image.height);
+    check_reference([image.width, image.height])?;
+    reference_of_any_size(image)
+}
+
+/// Errors when a side of a reference image is below 64 pixels, or more than eight times the other one.
+pub fn check_reference([width, height]: [usize; 2]) -> Result<()> {
     let (long, short) = (width.max(height), width.min(height));
     let wrong = |expected: &str| Error::new(format!("the reference image is {width}x{height}, expected {expected}"));
     if short < MIN_REFERENCE_SIDE {
@@ -34,8 +40,30 @@ pub fn reference(image: &Rgb) -> Result<Rgb> {
     if long > MAX_REFERENCE_RATIO * short {
         return Err(wrong("sides of which none is above 8 times the other").hint("cut it to what matters"));
     }
-    let capped = capped(image);
-    Ok(cut(&capped, Region::middle([capped.width, capped.height], floored([capped.width, capped.height]))))
+    Ok(())
+}
+
+/// A reference image above 1024 x 1024 pixels scaled down to at most as many, then its middle, with sides that are
+/// multiples of 16.
+///
+/// Errors when less than 16 pixels are left of a side.
+pub fn reference_of_any_size(image: &Rgb) -> Result<Rgb> {
+    let scaled = scaled_down(image);
+    let size = floored([scaled.width, scaled.height]);
+    if size.contains(&0) {
+        let what =
+            format!("the reference image is {}x{}, too narrow to have 16 pixels a side", image.width, image.height);
+        return Err(Error::new(what).hint(NARROW));
+    }
+    Ok(cut(&scaled, Region::middle([scaled.width, scaled.height], size)))
+}
+
+/// The image, above 1024 x 1024 pixels scaled down to at most as many.
+pub fn capped(image: Rgb) -> Rgb {
+    match scaled_down(&image) {
+        Cow::Owned(scaled) => scaled,
+        Cow::Borrowed(_) => image,
+    }
 }
 
 /// A reference image that is alone, as models read it that keep its size: scaled down to at most four megapixels, in
@@ -113,14 +141,14 @@ pub fn editing_size(width: usize, height: usize) -> Result<[usize; 2]> {
         return Err(Error::new(format!(
             "the image to change is {width}x{height}, too narrow to have 16 pixels a side"
         ))
-        .hint("cut it, or scale it up with another program"));
+        .hint(NARROW));
     }
     Ok(size)
 }
 
 /// The image to change as the model reads it: scaled to at most 1024 x 1024 pixels, then stretched to `size`.
 pub(super) fn stretched(image: &Rgb, size: [usize; 2]) -> Rgb {
-    resized(&capped(image), size)
+    resized(&scaled_down(image), size)
 }
 
 /// The image in another size.
@@ -134,7 +162,7 @@ pub(super) fn cut(image: &Rgb, region: Region) -> Rgb {
     Rgb { width: region.width, height: region.height, bytes: region.cut(&image.bytes, image.width, 3) }
 }
 
-fn capped(image: &Rgb) -> Cow<'_, Rgb> {
+fn scaled_down(image: &Rgb) -> Cow<'_, Rgb> {
     let size = capped_size(image.width, image.height);
     if size == [image.width, image.height] { Cow::Borrowed(image) } else { Cow::Owned(resized(image, size)) }
 }
@@ -233,6 +261,11 @@ mod tests {
             assert!(error.contains(words) && error.contains("hint: "), "{error}");
         }
         assert!(reference(&black(64, 512)).is_ok() && reference(&black(64, 64)).is_ok());
+        let without_bounds = |width, height| reference_of_any_size(&black(width, height));
+        let read = without_bounds(45, 700).unwrap();
+        assert_eq!((read.width, read.height), (32, 688));
+        let error = without_bounds(15, 64).unwrap_err().to_string();
+        assert!(error.contains("15x64, too narrow to have 16 pixels") && error.contains("hint: "), "{error}");
     }
 
     #[test]

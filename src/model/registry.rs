@@ -37,9 +37,9 @@ pub struct ModelKind {
 /// How images that are given become references.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ReferenceSizes {
-    /// Each is scaled down to a megapixel and cropped.
+    /// Each is scaled down to a megapixel and cropped. There are bounds for its sides.
     Cropped,
-    /// The same where there are several. One alone keeps its size up to four megapixels, is filled up, and gives the
+    /// The same where there are several, without bounds. One alone keeps its size up to four megapixels, is filled up, and gives the
     /// result its size.
     AloneWhole,
 }

@@ -3,6 +3,7 @@
 pub mod noise;
 mod portable;
 pub mod schedule;
+pub mod times;
 
 pub use noise::{Noise, Rng, Start, noise};
 pub use schedule::{Schedule, ScheduleKind, Shift, empirical_shift};

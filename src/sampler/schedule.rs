@@ -57,6 +57,12 @@ impl Schedule {
         self.timesteps.iter().zip(next).map(|(&now, next)| StepTimes { now, next }).collect()
     }
 
+    /// The same noise levels, of which `time` makes the timesteps.
+    pub fn with_times(self, time: impl Fn(f32) -> f32) -> Self {
+        let timesteps = self.sigmas[..self.steps()].iter().map(|&sigma| time(sigma)).collect();
+        Self { timesteps, ..self }
+    }
+
     /// A schedule of these noise levels; the 0 at the end is not among them.
     fn of_levels(levels: impl Iterator<Item = f32>) -> Self {
         let sigmas: Vec<f32> = levels.chain([0.0]).collect();

@@ -2,7 +2,10 @@
 
 use std::collections::HashMap;
 
+use half::bf16;
+
 use super::TransformerConfig;
+use crate::files::own_models::Architecture;
 
 /// The sinusoidal embedding of a timestep in 0..1000: cosines, then sines.
 ///
@@ -11,6 +14,19 @@ pub fn timestep_embedding(timestep: f32, channels: usize) -> Vec<f32> {
     let half = channels / 2;
     let angle = |i: usize| timestep * (-(10000f32.ln()) * i as f32 / half as f32).exp();
     (0..half).map(|i| angle(i).cos()).chain((0..half).map(|i| angle(i).sin())).collect()
+}
+
+/// The time in 0..1000 of which the reference makes its sinusoid at a noise level when it computes in bf16.
+///
+/// Source: FLUX.2 reference pipeline, which multiplies by 1000 and divides again in front of the transformer, which
+/// multiplies; FLUX.3 reference transformer, which takes noise levels.
+pub fn time_in_bf16(config: &TransformerConfig, sigma: f32) -> f32 {
+    let round = |value: f32| bf16::from_f32(value).to_f32();
+    let read = match config.architecture() {
+        Architecture::Flux2 => round(round(1000.0 * sigma) / 1000.0),
+        Architecture::Flux3 => round(sigma),
+    };
+    round(1000.0 * read)
 }
 
 /// Rotary (cos, sin) of each position, each [positions, head_dim / 2]: the pairs of axis t, then of h, w and l.

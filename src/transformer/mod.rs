@@ -22,7 +22,7 @@ mod single_block;
 
 pub use config::TransformerConfig;
 pub use double_block::DoubleBlock;
-pub use embed::{rope_tables, timestep_embedding};
+pub use embed::{rope_tables, time_in_bf16, timestep_embedding};
 pub use final_layer::FinalLayer;
 pub use modulation::{Modulation, Modulations, SingleModulation, StepModulation, StepTimes, Streams};
 pub use references::{Keys, ReferenceCache, Sequence};

@@ -1,7 +1,7 @@
 //! The values that the host computes: schedule, noise, embeddings of timesteps and positions.
 
 use flux::sampler::{Schedule, empirical_shift, noise};
-use flux::transformer::{TransformerConfig, position_ids, rope_tables, timestep_embedding};
+use flux::transformer::{TransformerConfig, position_ids, rope_tables, time_in_bf16, timestep_embedding};
 
 use crate::support::{Golden, assert_close, golden, preset};
 
@@ -11,18 +11,22 @@ struct Row {
     steps: usize,
     sigmas: Vec<f32>,
     timesteps_f32: Vec<f32>,
+    timesteps_bf16: Vec<f32>,
 }
 
 #[test]
 fn schedules_are_those_of_the_reference() {
     let rows: Vec<Row> = serde_json::from_slice(&std::fs::read(golden("schedule.json")).unwrap()).unwrap();
     assert_eq!(rows.len(), 80);
+    let config = TransformerConfig::read(&preset("tiny")).unwrap();
     for row in rows {
         let what = format!("{} tokens, {} steps", row.tokens, row.steps);
         let exact = Schedule::new(empirical_shift(row.tokens, row.steps), row.steps);
         assert_close(&what, &exact.sigmas, &row.sigmas, 1e-7);
         // A unit in the last place of a sigma is 6e-8, of a timestep 6e-5.
         assert_close(&what, &exact.timesteps, &row.timesteps_f32, 1e-7);
+        let rounded = exact.with_times(|sigma| time_in_bf16(&config, sigma));
+        assert_eq!(rounded.timesteps, row.timesteps_bf16, "{what}");
     }
 }
 

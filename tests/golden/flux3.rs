@@ -1,66 +1,124 @@
 //! FLUX.3 against the reference, stage by stage: a random model, distilled and not.
 
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use flux::backend::Memory;
 use flux::backend::cpu::{Cpu, Precision};
+use flux::files::adapter::AdapterUse;
 use flux::files::{ModelFiles, TokenizerFile};
 use flux::input;
 use flux::model::ModelInfo;
 use flux::nn::Weights;
 use flux::ops::{TokenLayout, TokenSplit};
-use flux::pipeline::{Model, Request};
+use flux::pipeline::{GivenReference, Model, Request};
 use flux::rgb::Rgb;
 use flux::sampler::{self, Conditioning, Evaluations, Schedule};
+use flux::stage::CancelFlag;
 use flux::text_encoder::{self, TextEncoder, Tokenizer};
-use flux::transformer::{self, Sequence, Transformer, position_ids};
+use flux::transformer::{self, Sequence, Transformer, position_ids, time_in_bf16};
 use flux::vae::{self, Encoder, Grid};
 use flux::{Result, Tensor};
 
 use crate::flux3_base::write_base;
 use crate::support::{Golden, assert_close, golden, root};
 
-const CASES: [&str; 3] = ["distilled-64x64", "distilled-ref", "base-96x64"];
-
+/// One image of golden/flux3/index.json.
 #[derive(serde::Deserialize)]
 struct Case {
-    #[serde(skip)]
     name: String,
     prompt: String,
     negative: Option<String>,
-    steps: usize,
-    noise_seed: u64,
     guidance: Option<f32>,
-    height: usize,
-    width: usize,
-    text_rows: usize,
+    width: Option<usize>,
+    height: Option<usize>,
+    steps: usize,
+    seed: u64,
+    /// [width, height].
     references: Vec<[usize; 2]>,
+    adapter: Option<String>,
+    /// Whether there are more tensors of it than the schedule and the last latents.
+    keeps_stages: bool,
+    text_rows: usize,
+    negative_rows: Option<usize>,
+}
+
+fn cases() -> Vec<Case> {
+    serde_json::from_slice(&fs::read(golden("flux3/index.json")).unwrap()).unwrap()
+}
+
+fn with_stages() -> impl Iterator<Item = Case> {
+    cases().into_iter().filter(|case| case.keeps_stages)
+}
+
+/// The models of the cases: one that was distilled, and one that was not, in a folder of its own.
+struct Models {
+    distilled: ModelFiles,
+    base: ModelFiles,
+    _folder: tempfile::TempDir,
+}
+
+impl Models {
+    fn open() -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        write_base(folder.path());
+        let distilled = ModelFiles::open(&model_folder()).unwrap();
+        Self { distilled, base: ModelFiles::open(folder.path()).unwrap(), _folder: folder }
+    }
+
+    fn of(&self, case: &Case) -> &ModelFiles {
+        if case.guidance.is_none() { &self.distilled } else { &self.base }
+    }
 }
 
 impl Case {
-    fn open(name: &str) -> Self {
-        let text = fs::read(root().join(format!("tests/golden/flux3/{name}.json"))).unwrap();
-        Self { name: name.to_string(), ..serde_json::from_slice(&text).unwrap() }
-    }
-
     fn golden(&self) -> Golden {
         Golden::open_path(&golden(&format!("flux3/{}.safetensors", self.name)))
     }
 
-    /// The model, which is written to `folder` where it is not the distilled one.
-    fn model(&self, folder: &Path) -> ModelFiles {
-        let dir = root().join("tests/golden/flux3/model");
-        if self.guidance.is_none() {
-            return ModelFiles::open(&dir).unwrap();
-        }
-        write_base(folder);
-        ModelFiles::open(folder).unwrap()
+    /// The texts that the model reads, by the names of their features, with the tokens of their windows.
+    fn texts(&self) -> Vec<(&'static str, &str, usize)> {
+        let negative = self.negative.as_deref().zip(self.negative_rows);
+        let negative = negative.map(|(text, rows)| ("negative_prompt_embeds", text, rows));
+        [("prompt_embeds", self.prompt.as_str(), self.text_rows)].into_iter().chain(negative).collect()
     }
 
-    fn images(&self) -> Vec<Rgb> {
-        self.references.iter().map(|&[width, height]| picture(width, height)).collect()
+    /// The references as the model reads them.
+    fn references(&self) -> Result<Vec<Rgb>> {
+        let images: Vec<Rgb> = self.references.iter().map(|&[width, height]| picture(width, height)).collect();
+        match &images[..] {
+            [only] => Ok(vec![input::reference_alone(only)?.0]),
+            several => several.iter().map(input::reference_of_any_size).collect(),
+        }
+    }
+
+    /// [height, width] in tokens of the image, and of the references.
+    fn latent_sizes(&self) -> Result<([usize; 2], Vec<[usize; 2]>)> {
+        let references: Vec<[usize; 2]> =
+            self.references()?.iter().map(|image| [image.height / 16, image.width / 16]).collect();
+        let asked = self.height.zip(self.width).map(|(height, width)| [height / 16, width / 16]);
+        Ok((asked.or(references.first().copied()).expect("a size or a reference"), references))
+    }
+
+    fn request(&self, model: &Arc<Model<Cpu>>) -> Result<Request> {
+        let mut request = Request {
+            width: self.width,
+            height: self.height,
+            steps: Some(self.steps),
+            guidance: self.guidance,
+            negative: self.negative.clone(),
+            ..Request::new(&self.prompt, self.seed)
+        };
+        let given = if self.references.len() == 1 { GivenReference::alone } else { GivenReference::of_several };
+        let references =
+            self.references.iter().map(|&[width, height]| given(picture(width, height), self.name.clone()));
+        request.given_references = references.map(Arc::new).collect();
+        if let Some(adapter) = &self.adapter {
+            let adapter = model.adapter(&golden(&format!("flux3/adapters/{adapter}")))?;
+            request.adapters = vec![AdapterUse { adapter, strength: 1.0 }];
+        }
+        Ok(request)
     }
 }
 
@@ -84,18 +142,17 @@ fn expect_features(case: &Case, name: &str, got: &[f32], features: usize) {
 
 #[test]
 fn text_features_are_those_of_the_reference() -> Result<()> {
-    let (cpu, folder) = (Cpu::new(Precision::F32), tempfile::tempdir().unwrap());
-    for case in CASES.map(Case::open) {
-        let dir = case.model(folder.path());
-        let info = ModelInfo::read(&dir)?;
-        let files = text_encoder::open(&dir)?;
+    let (cpu, models) = (Cpu::new(Precision::F32), Models::open());
+    for case in with_stages() {
+        let dir = models.of(&case);
+        let info = ModelInfo::read(dir)?;
+        let files = text_encoder::open(dir)?;
         let encoder = TextEncoder::load(&Weights::new(&cpu, &files), info.text_encoder, &info.out_layers)?;
         assert_eq!(info.out_layers, [1, 2, 3, 4, 5, 6, 7, 8]);
         let tokenizer = Tokenizer::load(dir.tokenizer(), info.kind.template, info.max_sequence_length)?;
-        let texts = [("prompt_embeds", Some(&case.prompt)), ("negative_prompt_embeds", case.negative.as_ref())];
-        for (name, text) in texts.into_iter().filter_map(|(name, text)| Some((name, text?))) {
+        for (name, text, rows) in case.texts() {
             let window = info.kind.window.length(tokenizer.count(text)?, info.max_sequence_length);
-            assert_eq!(window, case.text_rows);
+            assert_eq!(window, rows);
             let tokens = tokenizer.encode_to(text, window)?;
             if name == "prompt_embeds" {
                 let ids: Vec<u32> = case.golden().get_ints("token_ids").1.iter().map(|&id| id as u32).collect();
@@ -126,89 +183,115 @@ fn prompts_are_tokenized_as_by_the_reference() {
 }
 
 #[test]
-fn schedules_and_positions_are_those_of_the_reference() -> Result<()> {
-    let folder = tempfile::tempdir().unwrap();
-    for case in CASES.map(Case::open) {
-        let (info, golden) = (ModelInfo::read(&case.model(folder.path()))?, case.golden());
+fn schedules_are_those_of_the_reference() -> Result<()> {
+    let models = Models::open();
+    for case in cases() {
+        let (info, golden) = (ModelInfo::read(models.of(&case))?, case.golden());
         let schedule = Schedule::new(info.schedule_shift(1, case.steps), case.steps);
-        assert_eq!(schedule.sigmas, golden.get("sigmas").1);
+        assert_eq!(schedule.sigmas, golden.get("sigmas").1, "{}", case.name);
+        // The reference gives the model sigmas, which that multiplies by 1000.
+        let expected = |name: &str| golden.get(name).1.iter().map(|sigma| sigma * 1000.0).collect::<Vec<_>>();
         let times = schedule.times();
-        let evaluations = if case.guidance.is_some() { 2 } else { 1 };
-        // The reference gives the model sigmas, which it multiplies by 1000.
-        let (_, now) = golden.get("timesteps");
-        let now: Vec<f32> =
-            now.iter().step_by(evaluations).map(|time| if now[0] <= 1.0 { time * 1000.0 } else { *time }).collect();
-        assert_close("times", &times.iter().map(|times| times.now).collect::<Vec<_>>(), &now, 1e-6);
+        let now: Vec<f32> = times.iter().map(|times| times.now).collect();
+        assert_eq!(now, expected("timesteps"), "{}", case.name);
         if case.guidance.is_none() {
-            let (_, next) = golden.get("target_timesteps");
-            let next: Vec<f32> = next.iter().map(|time| if next[0] <= 1.0 { time * 1000.0 } else { *time }).collect();
-            assert_close("next times", &times.iter().map(|times| times.next).collect::<Vec<_>>(), &next, 1e-6);
-        }
-        let size = latent_size(&case);
-        let ids =
-            |txt, references: &[[usize; 2]], image| position_ids(&info.transformer, txt, references, image).concat();
-        assert_eq!(ids(0, &[], size), golden.get("img_ids").1, "{}", case.name);
-        assert_eq!(ids(case.text_rows, &[], [0, 0]), golden.get("txt_ids").1, "{}", case.name);
-        if !case.references.is_empty() {
-            assert_eq!(ids(0, &[size], [0, 0]), golden.get("reference_ids").1, "{}", case.name);
+            let next: Vec<f32> = times.iter().map(|times| times.next).collect();
+            assert_eq!(next, expected("target_timesteps"), "{}", case.name);
         }
     }
     Ok(())
 }
 
-/// [height, width] in tokens.
-fn latent_size(case: &Case) -> [usize; 2] {
-    [case.height.div_ceil(16), case.width.div_ceil(16)]
+/// How the reference rounds the times of 16 steps in bf16.
+#[test]
+fn times_in_bf16_are_those_of_the_reference() -> Result<()> {
+    let info = ModelInfo::read(&Models::open().distilled)?;
+    let schedule =
+        Schedule::new(info.schedule_shift(1, 16), 16).with_times(|sigma| time_in_bf16(&info.transformer, sigma));
+    let times = [
+        1000.0, 992.0, 980.0, 968.0, 952.0, 936.0, 920.0, 900.0, 876.0, 844.0, 804.0, 756.0, 700.0, 616.0, 498.0, 316.0,
+    ];
+    assert_eq!(schedule.timesteps, times);
+    let next: Vec<f32> = schedule.times().iter().map(|times| times.next).collect();
+    assert_eq!((&next[..15], next[15]), (&times[1..], 0.0));
+    Ok(())
 }
 
 #[test]
-fn a_reference_alone_is_filled_up_and_encoded() -> Result<()> {
-    let (cpu, case) = (Cpu::new(Precision::F32), Case::open("distilled-ref"));
-    let dir = case.model(Path::new(""));
-    let info = ModelInfo::read(&dir)?;
-    let encoder = Encoder::load(&Weights::new(&cpu, &vae::open(&dir)?), &info.vae)?;
-    let (image, _) = input::reference_alone(&case.images()[0])?;
-    let pixels = cpu.upload_rgb8(&image.bytes, image.height, image.width)?;
-    let tokens = encoder.forward(Grid::new(pixels, image.height, image.width), None, |_| Ok(()))?;
-    assert_close("references", &cpu.download(&tokens)?, &case.golden().get("reference_tokens").1, 1e-5);
+fn positions_are_those_of_the_reference() -> Result<()> {
+    let models = Models::open();
+    for case in with_stages() {
+        let (info, golden) = (ModelInfo::read(models.of(&case))?, case.golden());
+        let (size, references) = case.latent_sizes()?;
+        let ids =
+            |txt, references: &[[usize; 2]], image| position_ids(&info.transformer, txt, references, image).concat();
+        assert_eq!(ids(0, &[], size), golden.get("img_ids").1, "{}", case.name);
+        assert_eq!(ids(case.text_rows, &[], [0, 0]), golden.get("txt_ids").1, "{}", case.name);
+        if !references.is_empty() {
+            assert_eq!(ids(0, &references, [0, 0]), golden.get("reference_ids").1, "{}", case.name);
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn references_are_prepared_and_encoded_as_by_the_reference() -> Result<()> {
+    let (cpu, models) = (Cpu::new(Precision::F32), Models::open());
+    for case in with_stages().filter(|case| !case.references.is_empty()) {
+        let dir = models.of(&case);
+        let info = ModelInfo::read(dir)?;
+        let encoder = Encoder::load(&Weights::new(&cpu, &vae::open(dir)?), &info.vae)?;
+        let mut tokens = Vec::new();
+        for image in case.references()? {
+            let pixels = cpu.upload_rgb8(&image.bytes, image.height, image.width)?;
+            let encoded = encoder.forward(Grid::new(pixels, image.height, image.width), None, |_| Ok(()))?;
+            tokens.extend(cpu.download(&encoded)?);
+        }
+        let what = format!("references of {}", case.name);
+        assert_close(&what, &tokens, &case.golden().get("reference_tokens").1, 1e-5);
+    }
     Ok(())
 }
 
 /// All steps from the features of the reference on.
 #[test]
 fn velocities_and_latents_are_those_of_the_reference() -> Result<()> {
-    let (cpu, folder) = (Cpu::new(Precision::F32), tempfile::tempdir().unwrap());
-    for case in CASES.map(Case::open) {
-        let (dir, golden) = (case.model(folder.path()), case.golden());
-        let info = ModelInfo::read(&dir)?;
-        let model = Transformer::load(&Weights::new(&cpu, &transformer::open(&dir)?), &info.transformer)?;
-        let (txt, channels, size) = (case.text_rows, info.transformer.in_channels, latent_size(&case));
-        let features = |name: &str| {
+    let (cpu, models) = (Cpu::new(Precision::F32), Models::open());
+    for case in with_stages() {
+        let (dir, golden) = (models.of(&case), case.golden());
+        let info = ModelInfo::read(dir)?;
+        let model = Transformer::load(&Weights::new(&cpu, &transformer::open(dir)?), &info.transformer)?;
+        let channels = info.transformer.in_channels;
+        let features = |name: &str, rows: usize| {
             let (shape, mut values) = golden.get(name);
-            let (rows, cols) = (shape[1], shape[2]);
-            let pad = values[(rows - 1) * cols..].to_vec();
-            (rows..txt).for_each(|_| values.extend(&pad));
-            model.context(&cpu.upload(&values, txt, cols)?)
+            let (read, cols) = (shape[1], shape[2]);
+            let pad = values[(read - 1) * cols..].to_vec();
+            (read..rows).for_each(|_| values.extend(&pad));
+            model.context(&cpu.upload(&values, rows, cols)?)
         };
-        let names: &[&str] =
-            if case.guidance.is_some() { &["prompt_embeds", "negative_prompt_embeds"] } else { &["prompt_embeds"] };
-        let texts = names.iter().map(|name| features(name)).collect::<Result<Vec<_>>>()?;
-        let sizes = if case.references.is_empty() { Vec::new() } else { vec![size] };
+        let texts = case.texts().into_iter().map(|(name, _, rows)| Ok((features(name, rows)?, rows)));
+        let texts = texts.collect::<Result<Vec<_>>>()?;
+        let (size, sizes) = case.latent_sizes()?;
         let tokens = size[0] * size[1];
         let references: usize = sizes.iter().map(|[height, width]| height * width).sum();
-        let split = TokenSplit::alone(TokenLayout { references, ..TokenLayout::new(1, txt, tokens) });
-        let rope = model.rope(&split, &sizes, size)?;
+        // The tokens of an evaluation with so many of text, and their positions.
+        let sequence = |txt: usize| {
+            let split = TokenSplit::alone(TokenLayout { references, ..TokenLayout::new(1, txt, tokens) });
+            Ok::<_, flux::Error>((split, model.rope(&split, &sizes, size)?))
+        };
+        let sequences = texts.iter().map(|(_, rows)| sequence(*rows)).collect::<Result<Vec<_>>>()?;
+        let sequences: Vec<_> = sequences.iter().map(|(split, rope)| Sequence { split: *split, rope }).collect();
         let schedule = Schedule::new(info.schedule_shift(tokens, case.steps), case.steps);
         let modulations = model.modulations(&schedule.times())?;
         let mut latents = cpu.upload(&golden.get("noise").1, tokens, channels)?;
         for step in 0..case.steps {
             let modulation = model.modulation(&modulations.row(step))?;
             let mut context = Vec::new();
-            for text in &texts {
-                let split = TokenSplit::alone(TokenLayout::new(1, txt, 0));
+            for (text, rows) in &texts {
+                let split = TokenSplit::alone(TokenLayout::new(1, *rows, 0));
                 let sequence = Sequence { split, rope: &model.rope(&split, &[], [0, 0])? };
                 context.extend(model.early_texts(
-                    &text.row_view(0..txt),
+                    &text.row_view(0..*rows),
                     &sequence,
                     std::slice::from_ref(&modulation),
                 )?);
@@ -220,25 +303,30 @@ fn velocities_and_latents_are_those_of_the_reference() -> Result<()> {
                 }
             }
             let context = Tensor::concat_rows(&context.iter().collect::<Vec<_>>())?;
-            let sequence = Sequence { split, rope: &rope };
+            let conditioning = Conditioning {
+                context: &context,
+                sequence: sequences[0],
+                negative: sequences.get(1).filter(|negative| negative.split != sequences[0].split).copied(),
+                cached: None,
+                guidance: case.guidance,
+                evaluations: Evaluations::InTurn,
+            };
             if step == 0 {
-                let own = context.row_view(0..txt + references);
-                let velocity = model.forward(&latents, &own, &modulation, &sequence, None)?;
+                let own = context.row_view(0..case.text_rows + references);
+                let velocity = model.forward(&latents, &own, &modulation, &sequences[0], None)?;
                 let what = format!("{} velocity", case.name);
                 assert_close(&what, &cpu.download(&velocity)?, &golden.get("velocity_0").1, 1e-5);
             }
-            let (guidance, evaluations) = (case.guidance, Evaluations::InTurn);
-            let conditioning =
-                Conditioning { context: &context, sequence, negative: None, cached: None, guidance, evaluations };
-            let dt = cpu.upload(&schedule.dts()[step..step + 1], 1, 1)?;
-            if step == 0 && guidance.is_some() {
+            if step == 0 && case.guidance.is_some() {
                 let moved = latents.row_view(0..tokens);
                 let one = cpu.upload(&[1.0], 1, 1)?;
                 let sum = cpu.download(&sampler::step(&model, moved, &conditioning, &modulation, &one)?)?;
                 let velocity: Vec<f32> =
                     sum.iter().zip(cpu.download(&latents)?).map(|(sum, from)| sum - from).collect();
-                assert_close("guided velocity", &velocity, &golden.get("guided_velocity_0").1, 2e-5);
+                let what = format!("{} guided velocity", case.name);
+                assert_close(&what, &velocity, &golden.get("guided_velocity_0").1, 2e-5);
             }
+            let dt = cpu.upload(&schedule.dts()[step..step + 1], 1, 1)?;
             latents = sampler::step(&model, latents, &conditioning, &modulation, &dt)?;
             let name = format!("latents_{}", step + 1);
             assert_close(&format!("{} {name}", case.name), &cpu.download(&latents)?, &golden.get(&name).1, 2e-5);
@@ -247,40 +335,30 @@ fn velocities_and_latents_are_those_of_the_reference() -> Result<()> {
     Ok(())
 }
 
-fn png(case: &Case) -> Rgb {
-    input::read(&golden(&format!("flux3/{}.png", case.name))).unwrap()
-}
-
-/// The image that the model makes of a case.
-pub fn drawn(model: &Arc<Model<Cpu>>, request: &Request) -> Result<Rgb> {
-    let image = model.generate(request)?;
-    Ok(Rgb { width: image.plan.width, height: image.plan.height, bytes: image.rgb })
-}
-
+/// From the prompt to pixels.
 #[test]
-fn images_are_those_of_the_reference() -> Result<()> {
-    let folder = tempfile::tempdir().unwrap();
-    for case in CASES.map(Case::open) {
-        let model = Model::load(Cpu::new(Precision::F32), &case.model(folder.path()))?;
-        let mut request = Request {
-            steps: Some(case.steps),
-            guidance: case.guidance,
-            negative: case.negative.clone(),
-            ..Request::new(&case.prompt, case.noise_seed)
-        };
-        let mut kept = None;
-        match &case.images()[..] {
-            [] => (request.width, request.height) = (Some(case.width), Some(case.height)),
-            [only] => {
-                let (image, region) = input::reference_alone(only)?;
-                request.references = vec![Arc::new(image)];
-                kept = Some(region);
-            }
-            _ => unreachable!("no case has several"),
-        }
-        let image = drawn(&model, &request)?;
-        let image = kept.map_or(image.clone(), |region| input::cropped(&image, region));
-        let expected = png(&case);
+fn last_latents_and_images_are_those_of_the_reference() -> Result<()> {
+    let models = Models::open();
+    let [distilled, base] = [&models.distilled, &models.base].map(|files| Model::load(Cpu::new(Precision::F32), files));
+    let (distilled, base) = (distilled?, base?);
+    for case in cases() {
+        let model = if case.guidance.is_none() { &distilled } else { &base };
+        let request = case.request(model)?;
+        let mut session = model.session(&request, 1, &CancelFlag::default())?;
+        let latents = session.final_latents(&mut |_| {})?.remove(0).to_array();
+        let (shape, expected) = case.golden().get(&format!("latents_{}", case.steps));
+        let [tokens, channels] = [shape[1], shape[2]];
+        // Those of the pipeline are [channels, height, width].
+        let packed: Vec<f32> =
+            (0..tokens * channels).map(|i| latents.values[i % channels * tokens + i / channels]).collect();
+        assert_close(&format!("last latents of {}", case.name), &packed, &expected, 1e-4);
+
+        let image = session.decode(&mut |_| {})?.expect("one image");
+        let size = [image.plan.width, image.plan.height];
+        let whole = Rgb { width: size[0], height: size[1], bytes: image.rgb };
+        let place = request.given_references.first().and_then(|given| given.place_in(size));
+        let image = place.filter(|_| case.width.is_none()).map_or(whole.clone(), |place| input::cropped(&whole, place));
+        let expected = input::read(&golden(&format!("flux3/{}.png", case.name))).unwrap();
         assert_eq!((image.width, image.height), (expected.width, expected.height), "{}", case.name);
         let most = image.bytes.iter().zip(&expected.bytes).map(|(a, b)| a.abs_diff(*b)).max();
         assert!(most <= Some(1), "{}: {most:?} of 255", case.name);

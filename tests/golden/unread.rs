@@ -29,7 +29,8 @@ fn every_file_and_every_tensor_is_read_by_a_test() {
     let mut there: BTreeSet<String> = names(&root().join("tests/golden")).into_iter().filter(is_golden).collect();
     let of_edits = names(&root().join("tests/golden/editing")).into_iter().map(|name| format!("editing/{name}"));
     let of_flux3 = names(&root().join("tests/golden/flux3")).into_iter().map(|name| format!("flux3/{name}"));
-    there.extend(of_flux3.filter(|name| name.ends_with(".safetensors")));
+    let is_of_case = |name: &String| name.ends_with(".safetensors") || name.ends_with(".png");
+    there.extend(of_flux3.filter(is_of_case));
     // tests/editing.rs reads the other files there.
     there.extend(of_edits.filter(|name| name.ends_with(".safetensors")));
     for file in there.clone().iter().filter(|name| name.ends_with(".safetensors")) {

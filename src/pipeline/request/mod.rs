@@ -3,9 +3,9 @@
 pub(crate) mod adapters;
 pub(crate) mod embeddings;
 pub(crate) mod given;
+pub(crate) mod given_reference;
 pub(crate) mod images;
 pub(crate) mod latents;
-pub(crate) mod lone_reference;
 pub(crate) mod needs;
 pub(crate) mod plan;
 pub(crate) mod sharing;

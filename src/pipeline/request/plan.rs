@@ -12,9 +12,9 @@ use crate::model::info::{MAX_SIDE, MAX_STEPS, ModelInfo, USUAL_TOKENS};
 use crate::model::registry::ModelKind;
 use crate::pipeline::request::adapters;
 use crate::pipeline::request::embeddings::Embeddings;
+use crate::pipeline::request::given_reference::GivenReference;
 use crate::pipeline::request::images::{Change, ImagePlan};
 use crate::pipeline::request::latents::Latents;
-use crate::pipeline::request::lone_reference::LoneReference;
 use crate::rgb::Rgb;
 use crate::sampler::{Rng, ScheduleKind};
 
@@ -54,8 +54,8 @@ pub struct Request {
     /// Images that the transformer sees, as [`crate::input::reference`] makes them; at most
     /// [`MAX_REFERENCES`](crate::pipeline::MAX_REFERENCES). The first one gives the size where none is asked for.
     pub references: Vec<Arc<Rgb>>,
-    /// In place of them, one as it is: the kind of the model decides how it is read.
-    pub lone_reference: Option<Arc<LoneReference>>,
+    /// More of them, as they are: the kind of the model decides how it reads them.
+    pub given_references: Vec<Arc<GivenReference>>,
     /// An image to change, which gives the size.
     pub change: Option<Change>,
     /// What changes the transformer; the changes of all of them are added.
@@ -87,7 +87,7 @@ impl Request {
             noise: None,
             latents: None,
             references: Vec::new(),
-            lone_reference: None,
+            given_references: Vec::new(),
             change: None,
             adapters: Vec::new(),
         }
@@ -97,9 +97,12 @@ impl Request {
     ///
     /// Errors when the kind has no such references.
     pub(crate) fn for_kind(&self, kind: &ModelKind) -> Result<Cow<'_, Self>> {
-        let Some(lone) = &self.lone_reference else { return Ok(Cow::Borrowed(self)) };
-        let references = [self.references.clone(), vec![lone.read(kind.references)?]].concat();
-        Ok(Cow::Owned(Self { references, lone_reference: None, ..self.clone() }))
+        if self.given_references.is_empty() {
+            return Ok(Cow::Borrowed(self));
+        }
+        let read = self.given_references.iter().map(|given| given.read(kind.references));
+        let references = self.references.iter().cloned().map(Ok).chain(read).collect::<Result<_>>()?;
+        Ok(Cow::Owned(Self { references, given_references: Vec::new(), ..self.clone() }))
     }
 
     /// All images that are encoded, in the order of the references: an image to change comes first.
@@ -109,7 +112,7 @@ impl Request {
 
     /// Whether images are encoded.
     pub(crate) fn has_images(&self) -> bool {
-        self.lone_reference.is_some() || self.images().next().is_some()
+        !self.given_references.is_empty() || self.images().next().is_some()
     }
 
     /// What the first step begins with, where that does not come from the seed, and the field that gives it.

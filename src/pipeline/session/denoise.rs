@@ -22,12 +22,12 @@ use crate::pipeline::session::agreement::{self, BeforeSteps};
 use crate::pipeline::session::contexts::{Contexts, References, Texts};
 use crate::pipeline::session::references::{ImageLatents, Images, make_reference_cache};
 use crate::pipeline::session::text::TextFeatures;
-use crate::sampler::{Evaluations, Noise, Schedule};
+use crate::sampler::{Evaluations, Noise, Schedule, times};
 use crate::stage::Caller;
 use crate::stage::Stage;
 use crate::tensor::Tensor;
 use crate::token_split::share;
-use crate::transformer::{ReferenceCache, Transformer};
+use crate::transformer::{ReferenceCache, Transformer, time_in_bf16};
 
 /// The most steps that are enqueued and not done. With two of them the device has the next step while the host prepares
 /// another, and a session that is cancelled ends within about a step.
@@ -121,6 +121,10 @@ impl<B: Backend> Denoising<B> {
         let (height, width) = info.latent_size(plan);
         let shift = info.schedule_shift(height * width, plan.steps);
         let levels = plan.schedule.schedule(shift, plan.steps);
+        let levels = match times::are_rounded()? {
+            true => levels.with_times(|sigma| time_in_bf16(&info.transformer, sigma)),
+            false => levels,
+        };
         let schedule = schedule(residency, &transformer, adapters.key(), &levels)?;
         let sigmas = levels.sigmas;
         let split = work.reads().split;
