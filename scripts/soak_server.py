@@ -39,9 +39,9 @@ def gpu_mib():
 
 
 def held():
-    """MiB of the host and of the GPU, and open files."""
+    """MiB of the host that no file backs, MiB of the GPU, and open files."""
     with open(f"/proc/{pid}/status") as status:
-        kib = next(int(line.split()[1]) for line in status if line.startswith("VmRSS:"))
+        kib = next(int(line.split()[1]) for line in status if line.startswith("RssAnon:"))
     return kib / 1024, gpu_mib(), len(os.listdir(f"/proc/{pid}/fd"))
 
 

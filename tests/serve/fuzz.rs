@@ -66,10 +66,10 @@ fn finding(serving: &Serving, sent: &Sent) -> Option<String> {
     }
 }
 
-/// MiB of memory, and open files.
+/// MiB of memory that no file backs, and open files.
 fn held(serving: &Serving) -> (u64, usize) {
     let status = fs::read_to_string(format!("/proc/{}/status", serving.id())).expect("it runs");
-    let kib = status.lines().find_map(|line| line.strip_prefix("VmRSS:")?.split_whitespace().next()?.parse().ok());
+    let kib = status.lines().find_map(|line| line.strip_prefix("RssAnon:")?.split_whitespace().next()?.parse().ok());
     let files = fs::read_dir(format!("/proc/{}/fd", serving.id())).expect("it runs").count();
     (kib.unwrap_or(0_u64) / 1024, files)
 }
@@ -84,6 +84,9 @@ fn serving() -> Serving {
     }
     let mut serving = Serving::of(&mut command, &["--max-pixels", "16384", "--keep-mib", "1", "--queue-max", "64"]);
     serving.hears("ready after");
+    // What the first image of the largest size makes stays.
+    let body = json!({"prompt": "warm", "size": "128x128", "steps": 4});
+    assert_eq!(serving.post("/v1/images/generations", &body).status, 200);
     serving
 }
 

@@ -63,11 +63,11 @@ def serve_in(check: Check, precision: str, missed: list[str]) -> str:
 
 
 KEYS = 10
-"""How many of them ask for images all the time, each with two more clients than the one before."""
+"""How many of them ask for images all the time, each with one more client than the one before."""
 
 
 def greedy(check: Check) -> str:
-    """What each of ten keys gets, of which the last asks for twenty images at once and the first for two."""
+    """What each of ten keys gets, of which the first asks for eight images at once and the last for seventeen."""
     check.needs_model()
     keys, made = [f"key-{number}" for number in range(KEYS)], Counter[str]()
     is_over = threading.Event()
@@ -88,12 +88,12 @@ def greedy(check: Check) -> str:
         clients = [
             threading.Thread(target=ask, args=(url, key))
             for number, key in enumerate(keys)
-            for _ in range(2 * (number + 1))
+            for _ in range(8 + number)
         ]
         [client.start() for client in clients]
         time.sleep(10)
         begun.set()
-        time.sleep(2 * SECONDS)
+        time.sleep(4 * SECONDS)
         is_over.set()
         [client.join() for client in clients]
     total = sum(made.values())
