@@ -140,7 +140,7 @@ fn encode_png(
     metadata: &Metadata,
 ) -> std::result::Result<(), png::EncodingError> {
     let mut encoder = png_stripes::encoder(file, width, height);
-    // The stripes have encoders of their own. What they do not write compresses badly.
+    // Of what the stripes do not write, which would get longer.
     encoder.set_compression(png::Compression::NoCompression);
     for (keyword, text) in metadata.png_texts() {
         // Many programs show this chunk and not the other one.
@@ -154,10 +154,9 @@ fn encode_png(
     }
     let mut writer = encoder.write_header()?;
     let row = 3 * width as usize;
-    // The library words what is wrong with an image that has too few pixels, or too many.
     let is_whole = rgb.len() == row * height as usize;
     if !(is_whole && png_stripes::write(&mut writer, rgb, row)?) {
-        writer.write_image_data(rgb)?;
+        writer.write_image_data(rgb)?; // which says what is wrong with an image that is not whole
     }
     writer.finish()
 }

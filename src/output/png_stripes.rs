@@ -1,13 +1,20 @@
 //! Pixels of a PNG, encoded on several threads.
 //!
 //! A PNG holds one zlib stream. [`Compression::Fast`] codes each row by one fixed table, whatever came before it, so
-//! the codes of an image are those of its stripes, one behind the other, bit by bit: the bytes are those that one
-//! thread would have written, for any number of threads.
+//! the codes of an image are those of its stripes, one behind the other, bit by bit: they are those that one thread
+//! would have written, for any number of threads.
 //!
 //! The filter of a row needs the row above it. A stripe is encoded with that row, whose codes, as those of an image of
 //! one row, are then left out.
+//!
+//! Measured on two cores of a Zen 5, 1024x1024, the fastest of 50, by `cargo test --release --lib -- --ignored
+//! png_stripes --nocapture`: noise, 3147 kB, takes `write_image_data` 2.7 ms, this on one thread 4.7 ms and on two 2.6
+//! ms; soft colours with grain, 1788 kB, 2.7, 4.1 and 2.2 ms. The serial part is 0.3 ms. Tried: the coder of the
+//! library (fdeflate) by itself with a filter of our own, which is as fast; Sub for the first row of each stripe in
+//! place of the row above it, up to 0.5% more bytes for a photograph.
 
 use std::io::Write;
+use std::mem;
 use std::ops::Range;
 
 use png::{BitDepth, ColorType, Compression, Encoder, EncodingError, Filter, Writer, chunk};
@@ -19,39 +26,47 @@ const ROWS: usize = 64;
 /// of the data, the end).
 const BEFORE: usize = 8 + 25 + 8;
 const BEHIND: usize = 4 + 12;
+/// What a zlib stream begins with.
+const ZLIB_HEAD: usize = 2;
 /// Bits of the code that ends a block. The last of them is set, so it is where zeros begin that fill the last byte.
 const END_OF_BLOCK: usize = 12;
-/// What a zlib stream has beside its blocks, and a block that is not compressed beside its bytes.
-const ZLIB: usize = 2 + 4;
-const STORED: usize = 5;
-/// The most bytes of a block that is not compressed.
-const STORED_AT_MOST: usize = u16::MAX as usize;
+/// The most bytes of a block that is not compressed, and what it begins with.
+const STORED: usize = u16::MAX as usize;
+const STORED_HEAD: usize = 5;
 /// Sums of Adler-32 are modulo this.
 const ADLER: i64 = 65521;
+/// Bytes from which on a chunk is written, while the processor has them at hand.
+const CHUNK: usize = 64 << 10;
+
+type Result<T> = std::result::Result<T, EncodingError>;
 
 /// Writes the pixels of rows of so many bytes, RGB8, where compression makes them fewer bytes. Returns whether it did.
 ///
 /// Errors when they are no rows of an image.
-pub fn write<W: Write>(writer: &mut Writer<W>, rgb: &[u8], row: usize) -> Result<bool, EncodingError> {
-    let stripes: Vec<Stripe> = (0..(rgb.len() / row).div_ceil(ROWS))
+pub fn write<W: Write>(writer: &mut Writer<W>, rgb: &[u8], row: usize) -> Result<bool> {
+    let height = rgb.len() / row;
+    let rows = |stripe: usize| stripe * ROWS..height.min((stripe + 1) * ROWS);
+    let stripes: Vec<Stripe> = (0..height.div_ceil(ROWS))
         .into_par_iter()
-        .map(|index| Stripe::encode(rgb, row, index * ROWS))
-        .collect::<Result<_, _>>()?;
-    let filtered = rgb.len() + rgb.len() / row;
-    let bits = stripes.iter().map(|stripe| stripe.rows.end - stripe.above.end).sum::<usize>() + END_OF_BLOCK;
-    if bits.div_ceil(8) + 4 > ZLIB + filtered + STORED * filtered.div_ceil(STORED_AT_MOST) {
+        .map(|stripe| Stripe::encode(rgb, row, rows(stripe)))
+        .collect::<Result<_>>()?;
+    let bits = stripes.iter().map(|stripe| stripe.codes.len()).sum::<usize>() + END_OF_BLOCK;
+    let filtered = rgb.len() + height;
+    if bits.div_ceil(8) > ZLIB_HEAD + filtered + STORED_HEAD * filtered.div_ceil(STORED) {
         return Ok(false);
     }
-    let mut joined = Bits { bytes: Vec::with_capacity(bits / 8 + ZLIB), count: 0 };
-    let [mut low, mut high] = Rows::default().adler;
-    for (index, Stripe { rows, above, filtered }) in stripes.iter().enumerate() {
-        let is_last = index + 1 == stripes.len();
-        joined.append(&rows.zlib, above.end..rows.end + if is_last { END_OF_BLOCK } else { 0 });
-        // Each byte counts as often as there are bytes from it on.
-        high = (high + *filtered as i64 * (low - above.adler[0]) + rows.adler[1] - above.adler[1]).rem_euclid(ADLER);
-        low = (low + rows.adler[0] - above.adler[0]).rem_euclid(ADLER);
+    let (mut joined, mut sum) = (Bits::default(), Sum::default());
+    for stripe in &stripes {
+        joined.append(&stripe.zlib.bytes, stripe.codes.clone());
+        sum.append(stripe.zlib.sum, stripe.above, stripe.filtered);
+        if joined.bytes.len() >= CHUNK {
+            writer.write_chunk(chunk::IDAT, &joined.take())?;
+        }
     }
-    joined.bytes.extend(((high << 16 | low) as u32).to_be_bytes());
+    if let Some(Stripe { zlib, codes, .. }) = stripes.last() {
+        joined.append(&zlib.bytes, codes.end..codes.end + END_OF_BLOCK);
+    }
+    joined.bytes.extend(sum.bytes());
     writer.write_chunk(chunk::IDAT, &joined.bytes)?;
     Ok(true)
 }
@@ -74,64 +89,96 @@ pub fn encoder<W: Write>(file: W, width: u32, height: u32) -> Encoder<'static, W
 
 /// Rows that one thread encodes.
 struct Stripe {
-    /// With the one above them.
-    rows: Rows,
-    /// The one above them.
-    above: Rows,
-    /// Their bytes, with those that name their filters.
+    /// Of its rows and of the one above them.
+    zlib: Zlib,
+    /// The bits of its rows; those of the first stripe begin with the stream.
+    codes: Range<usize>,
+    /// Of the row above them.
+    above: Sum,
+    /// Its bytes, with those that name the filters of rows.
     filtered: usize,
 }
 
 impl Stripe {
-    fn encode(rgb: &[u8], row: usize, first: usize) -> Result<Self, EncodingError> {
-        let own = &rgb[first * row..rgb.len().min((first + ROWS) * row)];
-        let filtered = own.len() + own.len() / row;
-        let Some(start) = first.checked_sub(1).map(|above| above * row) else {
-            return Ok(Self { rows: Rows::encode(own, row)?, above: Rows::default(), filtered });
+    fn encode(rgb: &[u8], row: usize, rows: Range<usize>) -> Result<Self> {
+        let of = |rows: Range<usize>| Zlib::encode(&rgb[rows.start * row..rows.end * row], row);
+        let first = rows.start.saturating_sub(1);
+        let (begin, above) = if rows.start == 0 {
+            (0, Sum::default())
+        } else {
+            let above = of(first..rows.start)?;
+            (above.end_of_codes(), above.sum)
         };
-        let with_above = &rgb[start..start + row + own.len()];
-        Ok(Self { rows: Rows::encode(with_above, row)?, above: Rows::encode(&with_above[..row], row)?, filtered })
+        let zlib = of(first..rows.end)?;
+        Ok(Self { codes: begin..zlib.end_of_codes(), zlib, above, filtered: rows.len() * (row + 1) })
     }
 }
 
-/// Rows, as an image of their own.
-struct Rows {
-    /// Their zlib stream, with a zero in place of its sum.
-    zlib: Vec<u8>,
-    /// Bits of the stream before the code that ends its block.
-    end: usize,
-    adler: [i64; 2],
+/// The zlib stream of an image.
+struct Zlib {
+    /// With one zero in place of the sum.
+    bytes: Vec<u8>,
+    sum: Sum,
 }
 
-impl Default for Rows {
-    /// None, before which a stream begins.
-    fn default() -> Self {
-        Self { zlib: Vec::new(), end: 0, adler: [1, 0] }
-    }
-}
-
-impl Rows {
-    fn encode(rgb: &[u8], row: usize) -> Result<Self, EncodingError> {
-        let mut file = Vec::new();
-        let mut writer = encoder(&mut file, (row / 3) as u32, (rgb.len() / row) as u32).write_header()?;
-        // One chunk: no code has more bits than two bytes.
+impl Zlib {
+    /// Of rows. What gets longer by it is coded, too, which `write_image_data` would not do.
+    fn encode(rgb: &[u8], row: usize) -> Result<Self> {
+        let mut bytes = Vec::new();
+        let mut writer = encoder(&mut bytes, (row / 3) as u32, (rgb.len() / row) as u32).write_header()?;
+        // One chunk: codes have at most 12 bits.
         let mut stream = writer.stream_writer_with_size(2 * (rgb.len() + rgb.len() / row) + 128)?;
         stream.write_all(rgb)?;
         stream.finish()?;
         writer.finish()?;
-        let mut zlib = file;
-        zlib.truncate(zlib.len() - BEHIND);
-        zlib.drain(..BEFORE);
-        let adler = zlib.split_off(zlib.len() - 4);
-        let adler = [&adler[2..], &adler[..2]].map(|half| i64::from(half[0]) << 8 | i64::from(half[1]));
-        let filled = zlib.last().map_or(0, |last| last.leading_zeros() as usize);
-        let end = 8 * zlib.len() - filled - END_OF_BLOCK;
-        zlib.push(0);
-        Ok(Self { zlib, end, adler })
+        bytes.truncate(bytes.len() - BEHIND);
+        bytes.drain(..BEFORE);
+        let sum = Sum::of(&bytes.split_off(bytes.len() - 4));
+        bytes.push(0);
+        Ok(Self { bytes, sum })
+    }
+
+    /// How many bits of a block that is coded are before the code that ends it.
+    fn end_of_codes(&self) -> usize {
+        let filled = self.bytes.iter().rev().nth(1).map_or(0, |last| last.leading_zeros() as usize);
+        8 * (self.bytes.len() - 1) - filled - END_OF_BLOCK
+    }
+}
+
+/// Adler-32: the bytes, and the bytes each as often as there are bytes from it on.
+#[derive(Clone, Copy)]
+struct Sum {
+    low: i64,
+    high: i64,
+}
+
+impl Default for Sum {
+    /// Of nothing.
+    fn default() -> Self {
+        Self { low: 1, high: 0 }
+    }
+}
+
+impl Sum {
+    /// As a stream ends with it.
+    fn of(bytes: &[u8]) -> Self {
+        let half = |at: usize| i64::from(bytes[at]) << 8 | i64::from(bytes[at + 1]);
+        Self { low: half(2), high: half(0) }
+    }
+
+    fn bytes(self) -> [u8; 4] {
+        ((self.high << 16 | self.low) as u32).to_be_bytes()
+    }
+
+    /// Adds so many bytes: those of `all` behind those of `first`.
+    fn append(&mut self, all: Self, first: Self, bytes: usize) {
+        self.high = (self.high + bytes as i64 * (self.low - first.low) + all.high - first.high).rem_euclid(ADLER);
+        self.low = (self.low + all.low - first.low).rem_euclid(ADLER);
     }
 }
 
 /// Bits, the lowest of a byte first.
+#[derive(Default)]
 struct Bits {
     bytes: Vec<u8>,
     count: usize,
@@ -153,6 +200,13 @@ impl Bits {
             self.bytes[place] = self.bytes[place] & !mask | kept & mask;
         }
         self.count += bits.len();
+    }
+
+    /// The bytes that are whole. The one that is begun stays.
+    fn take(&mut self) -> Vec<u8> {
+        let begun = self.bytes.split_off(self.count / 8);
+        self.count %= 8;
+        mem::replace(&mut self.bytes, begun)
     }
 }
 
@@ -179,12 +233,26 @@ mod tests {
         colours.zip(noise(3 * width * height)).map(|(colour, grain)| colour + grain % 9).collect()
     }
 
-    fn encode(rgb: &[u8], width: usize) -> (Vec<u8>, bool) {
+    /// None where it is not written.
+    fn encode(rgb: &[u8], width: usize) -> Option<Vec<u8>> {
         let mut file = Vec::new();
         let mut writer = encoder(&mut file, width as u32, (rgb.len() / width / 3) as u32).write_header().unwrap();
         let is_written = write(&mut writer, rgb, 3 * width).unwrap();
         writer.finish().unwrap();
-        (file, is_written)
+        is_written.then_some(file)
+    }
+
+    /// The zlib stream of a file.
+    fn stream(file: &[u8]) -> Vec<u8> {
+        let (mut rest, mut stream) = (&file[8..], Vec::new());
+        while let Some((len, chunk)) = rest.split_first_chunk::<4>() {
+            let (data, behind) = chunk[4..].split_at(u32::from_be_bytes(*len) as usize);
+            if chunk.starts_with(b"IDAT") {
+                stream.extend_from_slice(data);
+            }
+            rest = &behind[4..];
+        }
+        stream
     }
 
     fn decode(file: &[u8]) -> Vec<u8> {
@@ -196,29 +264,29 @@ mod tests {
     }
 
     #[test]
-    fn the_bytes_are_those_that_one_thread_would_write() {
-        for (width, height) in [(1, 1), (1, 300), (333, 1), (7, 63), (5, 64), (64, 65), (85, 128), (31, 129), (48, 500)]
-        {
+    fn the_stream_is_that_which_one_thread_would_write() {
+        let sizes =
+            [(1, 1), (1, 300), (333, 1), (7, 63), (5, 64), (64, 65), (85, 128), (31, 129), (48, 500), (400, 300)];
+        let mut coded = 0;
+        for (width, height) in sizes {
             let mut half = vec![9; 3 * width * height];
             half[3 * width * height / 2..].fill(200);
             for rgb in [photo_like(width, height), half] {
-                let (file, is_written) = encode(&rgb, width);
-                assert!(is_written || height * width < 400, "{width}x{height}");
-                if is_written {
-                    let mut whole = Rows::encode(&rgb, 3 * width).unwrap();
-                    let [low, high] = whole.adler;
-                    whole.zlib.pop();
-                    whole.zlib.extend(((high << 16 | low) as u32).to_be_bytes());
-                    assert!(file[BEFORE..file.len() - BEHIND] == whole.zlib, "{width}x{height}");
-                    assert!(decode(&file) == rgb, "{width}x{height}");
-                }
+                let Some(file) = encode(&rgb, width) else { continue };
+                coded += 1;
+                assert!(decode(&file) == rgb, "{width}x{height}");
+                let mut whole = Zlib::encode(&rgb, 3 * width).unwrap();
+                whole.bytes.pop();
+                whole.bytes.extend(whole.sum.bytes());
+                assert!(stream(&file) == whole.bytes, "{width}x{height}");
             }
         }
+        assert!(coded > 12, "{coded}");
     }
 
     #[test]
     fn what_compression_makes_longer_is_not_written() {
-        assert!(!encode(&noise(3 * 100 * 200), 100).1);
+        assert!(encode(&noise(3 * 100 * 200), 100).is_none());
     }
 
     #[test]

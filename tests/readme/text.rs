@@ -4,7 +4,8 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::path::Path;
 
-use super::{DOCUMENTS, checkout, commands_of, lines_of_models, run, text_of};
+use super::models::lines_of_models;
+use super::{DOCUMENTS, checkout, commands_of, run, text_of};
 use crate::program::{Run, names, project};
 
 /// Whether a command needs a hub; these are run in tests/download/pages.rs.

@@ -1,0 +1,180 @@
+//! The commands of the README, the pages and the help draw what the text around them says.
+
+use std::fs;
+
+use super::{checkout, commands, commands_in, commands_of, image_of, run, text};
+use crate::program::{self, Run};
+use flux::compare::difference;
+use flux::input::read;
+use flux::output::Rgb;
+
+#[test]
+fn the_commands_for_a_full_size_model_draw() {
+    let folder = checkout();
+    let lines: Vec<_> = commands().into_iter().filter(|line| line.starts_with("flux -d")).collect();
+    assert!(!lines.is_empty());
+    for line in lines {
+        run(&line, folder.path()).succeeds();
+        assert!(folder.path().join("lighthouse.png").exists(), "{line}");
+    }
+}
+
+/// What the commands show is what the text around them says.
+#[test]
+fn the_commands_of_images_from_images_draw() {
+    let folder = checkout();
+    let lines = commands_of("docs/editing.md");
+    let names = ["square", "edited", "star", "small-star", "near", "wide", "heart", "both", "piped", "cached"];
+    assert_eq!(lines.len(), names.len());
+    let [square, edited, star, small_star, near, wide, heart, both, piped, cached] = std::array::from_fn(|i| {
+        assert!(lines[i].ends_with(&format!(" {}.png", names[i])), "{}", lines[i]);
+        image_of(&lines[i], folder.path())
+    });
+    let apart = |image: &Rgb| difference(image, &square).unwrap().mean;
+    let share = |image: &Rgb, is: fn(&[u8; 3]) -> bool| {
+        let (pixels, _) = image.bytes.as_chunks::<3>();
+        pixels.iter().filter(|pixel| is(pixel)).count() as f64 / pixels.len() as f64
+    };
+    let red = |image: &Rgb| share(image, |[r, g, b]| *r > 150 && *g < 90 && *b < 90);
+    let blue = |image: &Rgb| share(image, |[r, _, b]| *b > 150 && *r < 90);
+    let yellow = |image: &Rgb| share(image, |[r, g, b]| *r > 200 && *g > 170 && *b < 90);
+    assert!(blue(&square) > 0.08 && red(&square) == 0.0, "{} {}", blue(&square), red(&square));
+    assert!((red(&edited) - blue(&square)).abs() < 0.01 && blue(&edited) < 0.005, "{}", red(&edited));
+    assert!((yellow(&edited) - yellow(&square)).abs() < 0.01, "all else is as it was: {}", yellow(&edited));
+    assert!((red(&both) - red(&heart)).abs() < 0.02 && yellow(&both) > 0.6, "{} {}", red(&both), yellow(&both));
+    assert!(blue(&piped) < 0.005 && yellow(&piped) > 0.6, "{} {}", blue(&piped), yellow(&piped));
+    // A star where the square was, and nothing else: observed are 0.49 of the square's blue, and 11 levels.
+    assert!((0.4..0.8).contains(&(blue(&near) / blue(&square))), "{} {}", blue(&near), blue(&square));
+    assert!(apart(&near) < 20.0, "{}", apart(&near));
+    assert_ne!(edited, cached, "the flag is for models that were trained so");
+    assert_eq!((wide.width, wide.height), (256 + 128, 256));
+    let mut rows = wide.bytes.chunks_exact(3 * wide.width).zip(square.bytes.chunks_exact(3 * 256));
+    let kept = 3 * (256 - 16);
+    assert!(rows.all(|(wide, square)| wide[..kept] == square[..kept]), "all but 16 columns is as it was");
+    for (image, feather) in [(&star, 0), (&small_star, 8)] {
+        let (pixels, _) = image.bytes.as_chunks::<3>();
+        let (before, _) = square.bytes.as_chunks::<3>();
+        let far = |at: usize| at % 256 + feather < 128 || at / 256 >= 128 + feather;
+        assert!((0..pixels.len()).filter(|at| far(*at)).all(|at| pixels[at] == before[at]), "byte for byte");
+        assert!(red(image) > 0.008, "a star is there: {}", red(image));
+    }
+}
+
+#[test]
+fn the_commands_of_the_quick_start_draw() {
+    let folder = checkout();
+    let draws = |line: &String| line.starts_with("flux ") && !line.starts_with("flux batch") && !text::is_of_hub(line);
+    let lines: Vec<_> = commands_in("docs/quick-start.md").into_iter().filter(draws).collect();
+    assert_eq!(lines.len(), 4, "{lines:?}");
+    for line in lines {
+        image_of(&line, folder.path());
+    }
+}
+
+#[test]
+fn the_commands_of_installing_write_completions() {
+    let folder = checkout();
+    let lines: Vec<_> = commands_in("docs/installing.md").into_iter().filter(|l| l.starts_with("flux ")).collect();
+    assert_eq!(lines.len(), 3, "{lines:?}");
+    for line in lines {
+        run(&line, folder.path()).succeeds();
+        let file = line.rsplit(' ').next().expect("the file comes last");
+        assert!(fs::read_to_string(folder.path().join(file)).is_ok_and(|text| text.contains("selftest")), "{line}");
+    }
+}
+
+#[test]
+fn the_commands_of_sampling_and_conditioning_draw() {
+    let folder = checkout();
+    let lines = commands_of("docs/sampling.md");
+    assert_eq!(lines.len(), 8, "{lines:?}");
+    for line in lines {
+        image_of(&line, folder.path());
+    }
+}
+
+#[test]
+fn the_commands_of_recipes_and_of_many_images_run() {
+    let folder = checkout();
+    let folder = folder.path();
+    let write = |name: &str, text: &str| fs::write(folder.join(name), text).expect("a temporary folder is writable");
+    write("list.jsonl", "{\"prompt\": \"a cat\", \"seed\": 7, \"size\": \"160x128\", \"output\": \"cat.webp\"}\n");
+    write("list.csv", "prompt,seed,n\n\"a cat, sitting\",5,2\n");
+    let cpu = |line: &str| run(&format!("{line} --device cpu -s 1"), folder).succeeds();
+    cpu("flux cat -o image.png");
+    let lists: Vec<_> = commands()
+        .into_iter()
+        .filter(|line| line.starts_with("flux batch") || line.starts_with("flux again"))
+        .chain(commands_in("docs/recipes.md"))
+        .chain(commands_in("docs/batch.md"))
+        .chain(commands_in("docs/config.md"))
+        .chain(commands_in("docs/chat.md"))
+        .collect();
+    assert_eq!(lists.len(), 2 + 8 + 6 + 2 + 1, "{lists:?}");
+    for line in lists {
+        match line.split(' ').nth(1) {
+            Some("info" | "config") => run(&line, folder).succeeds(),
+            // It has the steps itself.
+            _ if line.contains(" -s ") => run(&format!("{line} --device cpu"), folder).succeeds(),
+            _ => cpu(&line),
+        };
+    }
+    let bytes = |name: &str| fs::read(folder.join(name)).unwrap_or_else(|error| panic!("{name}: {error}"));
+    assert!(bytes("circle.png") == bytes("same.png") && bytes("circle.png") == bytes("third.png"));
+    for name in ["more", "owls", "images/cat.webp", "images/001-5.webp", "many/0001-a-red-circle-2.png", "slower.png"] {
+        assert!(folder.join(name).exists(), "{name}");
+    }
+}
+
+#[test]
+fn the_commands_to_look_at_images_work() {
+    let folder = checkout();
+    let lines = commands_of("docs/looking.md");
+    assert_eq!(lines.len(), 7, "{lines:?}");
+    for line in lines {
+        let words: Vec<_> = line.split(' ').collect();
+        let more = match words[1] {
+            "sheet" | "compare" => "",
+            // There is no terminal here.
+            "show" => " --protocol blocks",
+            _ => " --device cpu -s 1",
+        };
+        let ran = run(&format!("{line}{more}"), folder.path()).succeeds();
+        let writes = words.iter().position(|word| ["-o", "--diff"].contains(word)).filter(|_| more.is_empty());
+        if let Some(place) = writes {
+            assert!(read(&folder.path().join(words[place + 1])).is_ok(), "{line}");
+        }
+        assert!(words[1] != "show" || ran.stdout.contains('▀'), "{line}");
+    }
+}
+
+#[test]
+fn the_command_with_an_adapter_draws_another_image_than_without() {
+    let folder = checkout();
+    let line = commands().into_iter().find(|line| line.contains("--lora")).expect("the README shows it");
+    let adapted = |line: &str| {
+        run(&format!("{line} -s 1 --device cpu"), folder.path()).succeeds();
+        read(&folder.path().join("styled.png")).unwrap().bytes
+    };
+    let with = adapted(&line);
+    assert!(with != adapted(&line.replace("--lora style.safetensors:0.8", "")));
+}
+
+#[test]
+fn the_examples_of_the_help_draw() {
+    let folder = checkout();
+    let help = Run::of(program::flux().arg("--help").env_remove("COLUMNS")).succeeds().stdout;
+    let examples: Vec<_> = help.lines().skip_while(|line| *line != "Examples:").skip(1).collect();
+    assert_eq!(examples.len(), 5, "{help}");
+    for line in examples {
+        run(&format!("{} -s 1 --device cpu", line.trim()), folder.path()).succeeds();
+    }
+}
+
+#[test]
+fn the_command_for_two_devices_works() {
+    let folder = checkout();
+    let line = commands().into_iter().find(|line| line.starts_with("scripts/compare_cpu_gpu.sh"));
+    // Where there is no GPU, the CPU stands for it.
+    run(&format!("{} --against cpu", line.expect("the README shows it")), folder.path()).succeeds();
+}
