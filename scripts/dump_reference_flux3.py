@@ -26,6 +26,7 @@ from diffusers import ClassifierFreeGuidance, Flux3AutoBlocks, Flux3DistilledAut
 from PIL import Image
 from safetensors.torch import load_file, save_file
 
+from bench_reference_flux3 import Processor
 from dump_reference import generator, save, save_png, write_json
 
 DIM = 64
@@ -133,18 +134,11 @@ def write_adapters(folder):
         save_file(tensors, folder / f"{file}.safetensors")
 
 
-class Processor:
-    """The two things that the pipeline asks of the processor, which needs torchvision."""
-
-    def __init__(self, folder):
-        self.tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
-
-    def apply_chat_template(self, messages, **options):
-        return self.tokenizer.apply_chat_template(messages, **options)
-
-    def ids(self, text):
-        messages = [{"role": "user", "content": text}]
-        return self.tokenizer(self.apply_chat_template(messages, tokenize=False, add_generation_prompt=True))["input_ids"]
+def ids(pipe, text):
+    """The tokens of a prompt with its template."""
+    messages = [{"role": "user", "content": text}]
+    templated = pipe.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+    return pipe.tokenizer.tokenizer(templated)["input_ids"]
 
 
 def load(args, case):
@@ -238,7 +232,7 @@ def draw(args, case):
 def stages(pipe, recorder, texts):
     first = recorder.calls[0]
     tensors = dict(
-        token_ids=torch.tensor(pipe.tokenizer.ids(texts["prompt_embeds"][1]), dtype=torch.int32),
+        token_ids=torch.tensor(ids(pipe, texts["prompt_embeds"][1]), dtype=torch.int32),
         noise=first["hidden_states"],
         img_ids=first["img_ids"],
         txt_ids=first["txt_ids"],
@@ -246,7 +240,7 @@ def stages(pipe, recorder, texts):
     )
     for name, (features, text) in texts.items():
         # All rows of padding are the same.
-        real = len(pipe.tokenizer.ids(text))
+        real = len(ids(pipe, text))
         assert (features[:, real:] == features[:, real : real + 1]).all()
         tensors[name] = features[:, : real + 1]
     if "negative_prompt_embeds" in texts:

@@ -4,14 +4,15 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use flux::files::{ModelFiles, ModelPaths};
-use flux::model::ModelInfo;
+use flux::model::{ModelInfo, OpenModel};
 use safetensors::tensor::Dtype;
 
 use super::{TRANSFORMER, distilled, load, pixels, small};
 use crate::flux3_base::write_base;
 use crate::gguf;
 use crate::golden::flux3::model_folder;
-use crate::opening::renamed::{Tensors, prefixed, read, write_gguf_with, write_with};
+use crate::opening::renamed::{Tensors, prefixed, read, read_with_metadata, write_gguf_with, write_with};
+use crate::program::{Run, flux};
 
 /// The transformer as Black Forest Labs name it; norms end with `norm`.
 fn bfl(tensors: &Tensors, prefix: &str, norm: &str) -> Tensors {
@@ -55,19 +56,23 @@ fn bfl(tensors: &Tensors, prefix: &str, norm: &str) -> Tensors {
     tensors.iter().map(tensor).collect()
 }
 
-/// The same with q, k and v as one matrix.
+/// The same with q, k and v as one matrix, whose rows have the scales that they had.
 fn fused(tensors: &Tensors) -> Tensors {
     let mut fused = Tensors::new();
     for (name, (dtype, shape, bytes)) in tensors {
-        let Some(front) = name.strip_suffix("q_proj.weight") else {
-            if !name.ends_with("k_proj.weight") && !name.ends_with("v_proj.weight") {
+        let Some((front, end)) = name.split_once("q_proj.") else {
+            if !name.contains("k_proj.") && !name.contains("v_proj.") {
                 fused.insert(name.clone(), (*dtype, shape.clone(), bytes.clone()));
             }
             continue;
         };
-        let part = |part: &str| tensors[&format!("{front}{part}_proj.weight")].2.clone();
-        let all = [bytes.clone(), part("k"), part("v")].concat();
-        fused.insert(format!("{front}qkv_proj.weight"), (*dtype, vec![3 * shape[0], shape[1]], all));
+        let part = |part: &str| tensors[&format!("{front}{part}_proj.{end}")].2.clone();
+        let (mut shape, mut all) = (shape.clone(), bytes.clone());
+        if end != "comfy_quant" {
+            shape[0] *= 3;
+            all = [all, part("k"), part("v")].concat();
+        }
+        fused.insert(format!("{front}qkv_proj.{end}"), (*dtype, shape, all));
     }
     fused
 }
@@ -135,6 +140,35 @@ fn single_files_by_every_name_draw_the_image_of_the_folder() {
     write_with(&file, &base, &[("config", &config)]);
     let error = ModelInfo::read(&with_transformer(file)).unwrap_err().to_string();
     assert!(error.contains("flow_map"), "{error}");
+}
+
+#[test]
+fn fused_projections_in_int8_are_those_that_stand_apart() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = |name: &str| folder.path().join(name);
+    let apart = at("apart.safetensors");
+    let mut convert = flux();
+    convert.arg("convert").args([&model_folder(), &apart]);
+    Run::of(convert.args(["--format", "int8", "--component", "transformer"])).succeeds();
+    let (tensors, metadata) = read_with_metadata(&apart);
+    let expected = pixels(&load(&with_transformer(apart)), &small("a cat", 1));
+    let draw = |name: &str, tensors: &Tensors| {
+        let metadata: Vec<_> = metadata.iter().map(|(key, text)| (key.as_str(), text.as_str())).collect();
+        write_with(&at(name), tensors, &metadata);
+        let model = OpenModel::open(&with_transformer(at(name)))?;
+        Ok::<_, flux::Error>((pixels(&load(&with_transformer(at(name))), &small("a cat", 1)), model.notes().to_vec()))
+    };
+    let mut fused = fused(&tensors);
+    assert!(fused.contains_key("single_blocks.0.qkv_proj.weight_scale") && fused.len() < tensors.len());
+    assert!(draw("fused.safetensors", &fused).unwrap() == (expected.clone(), Vec::new()));
+    // How attention is computed elsewhere is told and left out; what is beside weights may be a part of them.
+    let setting = (Dtype::U8, vec![2], b"{}".to_vec());
+    fused.insert("single_blocks.0.attn.comfy_quant".to_string(), setting.clone());
+    let (image, notes) = draw("setting.safetensors", &fused).unwrap();
+    assert!(image == expected && notes[0].contains("`single_blocks.0.attn.comfy_quant`"), "{notes:?}");
+    fused.insert("single_blocks.0.qkv_proj.attention".to_string(), setting);
+    let error = draw("beside.safetensors", &fused).unwrap_err().to_string();
+    assert!(error.contains("`single_blocks.0.qkv_proj.attention` belongs to") && error.contains("hint: "), "{error}");
 }
 
 #[test]

@@ -59,6 +59,26 @@ fn formats_that_are_not_known_are_refused_with_the_name_of_the_layer() {
 }
 
 #[test]
+fn a_rotation_may_be_said_in_params_and_of_integers_alone() {
+    // 1, 2, 3 and 4 are the same when they are rotated.
+    let integers = ("x.weight", Dtype::I8, &[1, 4][..], &[5, 2, 3, 4][..]);
+    let rotated = |what: &str| tensor(&said(integers, what), &[]).map(|view| view.to_f32());
+    let beside = r#"{"format": "int8_tensorwise", "convrot": true, "convrot_groupsize": 4}"#;
+    let within = r#"{"format": "int8_tensorwise", "params": {"convrot": true, "convrot_groupsize": 4}}"#;
+    assert_eq!(rotated(within).unwrap(), rotated(beside).unwrap());
+    let plain = r#"{"format": "int8_tensorwise", "params": null}"#;
+    assert_ne!(rotated(plain).unwrap(), rotated(beside).unwrap());
+    let first = r#"{"format": "int8_tensorwise", "convrot": false, "params": {"convrot": true}}"#;
+    assert_eq!(rotated(first).unwrap(), rotated(plain).unwrap());
+    let wrong = r#"{"format": "int8_tensorwise", "params": {"convrot": "yes"}}"#;
+    refused(rotated(wrong), &["tensor `x.comfy_quant` does not say a format"]);
+    for (values, format) in [(VALUES, "float8_e4m3fn"), (VALUES, "mxfp8"), (CODES, "nvfp4")] {
+        let what = format!(r#"{{"format": "{format}", "convrot": true}}"#);
+        refused(tensor(&said(values, &what), &[]), &["`x.weight` is quantised by", &format!("{format} with convrot")]);
+    }
+}
+
+#[test]
 fn the_tensor_beside_a_layer_counts_before_the_header() {
     let layers = r#"{"layers": {"x": {"format": "float9"}}}"#;
     let entries = said(VALUES, r#"{"format": "float8_e4m3fn"}"#);

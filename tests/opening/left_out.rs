@@ -60,6 +60,21 @@ fn what_a_layer_that_is_read_has_beside_its_weight_is_refused() {
 }
 
 #[test]
+fn what_a_block_of_a_transformer_has_and_no_model_knows_is_refused() {
+    for name in ["double_blocks.0.img_attn.gate.weight", "single_blocks.1.ip_adapter.to_k.weight", "single_blocks.0.x"]
+    {
+        let Err(error) = with("transformer", "block", &[(name, &[4, 4])]) else { panic!("{name} is taken") };
+        let text = error.to_string();
+        assert!(
+            ["one.safetensors", name, "belongs to a block", "hint: "].iter().all(|word| text.contains(word)),
+            "{text}"
+        );
+    }
+    let notes = with("transformer", "setting", &[("single_blocks.0.attn.comfy_quant", &[4])]).unwrap();
+    assert!(notes.len() == 1 && notes[0].contains("such as `single_blocks.0.attn.comfy_quant`"), "{notes:?}");
+}
+
+#[test]
 fn what_models_have_and_nothing_reads_has_no_note() {
     assert_eq!(with("text_encoder", "usual", &[("lm_head.weight", &[4, 4])]).unwrap(), [""; 0]);
     assert_eq!(with("text_encoder", "rope", &[("model.rotary_emb.inv_freq", &[4])]).unwrap(), [""; 0]);

@@ -18,12 +18,29 @@ pub struct Declaration {
     /// Whether activations are to stay as they are.
     #[serde(default, rename = "full_precision_matrix_mult")]
     pub is_weight_only: bool,
-    /// Whether groups of columns were multiplied by a Hadamard matrix.
-    #[serde(default)]
-    pub convrot: bool,
-    /// Columns of such a group.
-    #[serde(default)]
-    pub convrot_groupsize: Option<u64>,
+    #[serde(flatten)]
+    rotation: Rotation,
+    /// Where some programs say it, which counts where it is not said beside the format.
+    params: Option<Rotation>,
+}
+
+/// What is said of columns that were multiplied by a Hadamard matrix in groups.
+#[derive(Debug, Clone, Copy, Default, Deserialize)]
+struct Rotation {
+    convrot: Option<bool>,
+    convrot_groupsize: Option<u64>,
+}
+
+impl Declaration {
+    /// Whether columns were rotated.
+    pub(super) fn is_rotated(&self) -> bool {
+        self.rotation.convrot.or(self.params.and_then(|params| params.convrot)).unwrap_or(false)
+    }
+
+    /// Columns of a group, if it is said.
+    pub(super) fn rotated_columns(&self) -> Option<u64> {
+        self.rotation.convrot_groupsize.or(self.params.and_then(|params| params.convrot_groupsize))
+    }
 }
 
 /// What the header says.

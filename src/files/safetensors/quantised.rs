@@ -114,7 +114,6 @@ impl Safetensors {
     }
 
     fn of_declaration(&self, tensor: &Named<'_>, declaration: &Declaration) -> Result<TensorView> {
-        self.check_companions(tensor.layer)?;
         let said = declaration.format.as_str();
         let Some(format) = Format::find_layout(|layout| layout.layer == Some(said)) else {
             let is_known = said.starts_with("tint4_") || UNREAD.contains(&said);
@@ -124,6 +123,11 @@ impl Safetensors {
                 Error::new(format!("layer `{}` is in the unknown format `{said}`", tensor.layer)).hint(USE_INSTEAD)
             });
         };
+        // Only rows of integers are known to be rotated; anything else would be read as if it were not.
+        if declaration.is_rotated() && format != Format::Int8 {
+            return Err(unread(tensor.name, &format!("{said} with convrot")));
+        }
+        self.check_companions(tensor.layer)?;
         let layout = format.row().safetensors.expect("it was found by its layout");
         if tensor.entry.dtype != layout.dtype {
             let (name, dtype) = (tensor.name, tensor.entry.dtype);
@@ -132,7 +136,7 @@ impl Safetensors {
         }
         let view = match format {
             _ if layout.block_scales.is_some() => self.in_blocks(tensor, format),
-            Format::Int8 if declaration.convrot => self.scaled(tensor, rotated(tensor.layer, declaration)?, true),
+            Format::Int8 if declaration.is_rotated() => self.scaled(tensor, rotated(tensor.layer, declaration)?, true),
             _ => self.scaled(tensor, format, true),
         }?;
         Ok(if declaration.is_weight_only { view.with_weight_only(true) } else { view })
@@ -235,11 +239,10 @@ fn matrix(name: &str, entry: &Entry) -> Result<[usize; 2]> {
 
 /// The format of groups of columns that were multiplied by a Hadamard matrix.
 fn rotated(layer: &str, declaration: &Declaration) -> Result<Format> {
-    let group = declaration.convrot_groupsize.unwrap_or(DEFAULT_GROUP);
-    let is_power_of_four = group.is_power_of_two() && group.trailing_zeros().is_multiple_of(2);
-    let group = u16::try_from(group).ok().filter(|_| is_power_of_four && (4..=MOST_GROUP).contains(&group));
+    let given = declaration.rotated_columns().unwrap_or(DEFAULT_GROUP);
+    let is_power_of_four = given.is_power_of_two() && given.trailing_zeros().is_multiple_of(2);
+    let group = u16::try_from(given).ok().filter(|_| is_power_of_four && (4..=MOST_GROUP).contains(&given));
     group.map(|group| Format::Int8Rotated { group }).ok_or_else(|| {
-        let given = declaration.convrot_groupsize.unwrap_or(DEFAULT_GROUP);
         Error::new(format!(
             "layer `{layer}` says groups of {given} columns (`convrot_groupsize`), expected a power of 4 up to {MOST_GROUP}"
         ))
