@@ -8,7 +8,7 @@ use std::fs;
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpStream};
 use std::sync::Mutex;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -22,12 +22,12 @@ const CLIENTS: usize = 8;
 const PATIENCE: Duration = Duration::from_secs(60);
 /// How long somebody else may wait for an answer.
 const OTHERS_WAIT: Duration = Duration::from_secs(30);
-/// The last requests come once more: what the server keeps to answer sooner, it keeps by then.
-const AGAIN: u64 = 1000;
+/// So many of the requests come again, so many times: what the server keeps to answer sooner, it keeps by then.
+const AGAIN: [u64; 2] = [100, 8];
 /// What the server may have more at the end than before these, in MiB.
 const MOST_MORE: u64 = 48;
 /// After so many requests a line says so.
-const PROGRESS: u64 = 100_000;
+const PROGRESS: usize = 100_000;
 
 fn number(variable: &str, default: u64) -> u64 {
     std::env::var(variable).map_or(default, |text| text.parse().unwrap_or_else(|_| panic!("{variable}={text}")))
@@ -90,39 +90,28 @@ fn serving() -> Serving {
     serving
 }
 
-#[test]
-fn hostile_requests_are_answered_and_nothing_is_left_of_them() {
-    let (seed, first) = (number("FLUX_FUZZ_SEED", 1), number("FLUX_FUZZ_FIRST", 0));
-    let requests = number("FLUX_FUZZ_REQUESTS", 2000);
-    let again = requests.min(AGAIN);
-    let mut serving = serving();
-    let (next, is_over) = (AtomicU64::new(first), AtomicBool::new(false));
-    let (findings, warm, slowest) = (Mutex::new(Vec::new()), Mutex::new(None), Mutex::new(Duration::ZERO));
+/// Asks by several clients, while others want to know how the server is. Returns how long these waited at most.
+fn ask(serving: &Serving, seed: u64, numbers: impl Iterator<Item = u64> + Send) -> Duration {
+    let (numbers, is_over) = (Mutex::new(numbers.enumerate()), AtomicBool::new(false));
+    let (findings, slowest) = (Mutex::new(Vec::new()), Mutex::new(Duration::ZERO));
     let start = Instant::now();
     thread::scope(|scope| {
-        let clients: Vec<_> = (0..CLIENTS)
-            .map(|_| {
-                scope.spawn(|| {
-                    loop {
-                        let turn = next.fetch_add(1, Ordering::Relaxed);
-                        let number = if turn < first + requests { turn } else { turn - again };
-                        if turn >= first + requests + again || findings.lock().expect("no panic").len() > 20 {
-                            break;
-                        }
-                        if turn == first + requests {
-                            *warm.lock().expect("no panic") = Some(held(&serving));
-                        }
-                        if turn > first && turn.is_multiple_of(PROGRESS) {
-                            println!("{turn}: {:?}, {:?}", start.elapsed(), held(&serving));
-                        }
-                        if let Some(found) = finding(&serving, &hostile(seed, number)) {
-                            let again = format!("FLUX_FUZZ_SEED={seed} FLUX_FUZZ_FIRST={number} FLUX_FUZZ_REQUESTS=1");
-                            findings.lock().expect("no panic").push(format!("{again}: {found}"));
-                        }
-                    }
-                })
-            })
-            .collect();
+        let client = || {
+            loop {
+                let next = numbers.lock().expect("no panic").next();
+                let Some((turn, number)) = next.filter(|_| findings.lock().expect("no panic").len() <= 20) else {
+                    break;
+                };
+                if turn > 0 && turn.is_multiple_of(PROGRESS) {
+                    println!("{turn}: {:?}, {:?}", start.elapsed(), held(serving));
+                }
+                if let Some(found) = finding(serving, &hostile(seed, number)) {
+                    let again = format!("FLUX_FUZZ_SEED={seed} FLUX_FUZZ_FIRST={number} FLUX_FUZZ_REQUESTS=1");
+                    findings.lock().expect("no panic").push(format!("{again}: {found}"));
+                }
+            }
+        };
+        let clients: Vec<_> = (0..CLIENTS).map(|_| scope.spawn(client)).collect();
         scope.spawn(|| {
             while !is_over.load(Ordering::Relaxed) {
                 let start = Instant::now();
@@ -138,16 +127,29 @@ fn hostile_requests_are_answered_and_nothing_is_left_of_them() {
     });
     let findings = findings.into_inner().expect("no panic");
     assert!(findings.is_empty(), "{}", findings.join("\n"));
-    let slowest = slowest.into_inner().expect("no panic");
-    assert!(slowest < OTHERS_WAIT, "others waited {slowest:?}");
-    until("nothing is left of the work", || work(&serving) == [0, 0]);
+    until("nothing is left of the work", || work(serving) == [0, 0]);
+    slowest.into_inner().expect("no panic")
+}
+
+#[test]
+fn hostile_requests_are_answered_and_nothing_is_left_of_them() {
+    let (seed, first) = (number("FLUX_FUZZ_SEED", 1), number("FLUX_FUZZ_FIRST", 0));
+    let requests = number("FLUX_FUZZ_REQUESTS", 2000);
+    let mut serving = serving();
+    let start = Instant::now();
+    let [count, times] = AGAIN;
+    let some = first..first + requests.min(count);
+    let slowest = ask(&serving, seed, (first..first + requests).chain(some.clone()));
+    let (warm_mib, warm_files) = held(&serving);
+    ask(&serving, seed, (0..times).flat_map(|_| some.clone()));
     let (mib, files) = held(&serving);
-    let (warm_mib, warm_files) = warm.into_inner().expect("no panic").expect("all were asked");
     println!(
-        "{requests} requests, and {again} again, in {:.0} s; memory {warm_mib} MiB before these, {mib} MiB at the end; {files} \
+        "{requests} requests, and {} again, in {:.0} s; memory {warm_mib} MiB before these, {mib} MiB at the end; {files} \
          files, {warm_files} in between; others waited up to {slowest:.2?}",
+        count * times,
         start.elapsed().as_secs_f64()
     );
+    assert!(slowest < OTHERS_WAIT, "others waited {slowest:?}");
     assert!(mib <= warm_mib + MOST_MORE, "{warm_mib} MiB became {mib}");
     until("all connections are closed", || held(&serving).1 <= 24);
     assert!(!serving.said().contains("panicked"), "{}", serving.said());
