@@ -347,8 +347,16 @@ fn no_value_in_a_config_makes_loading_panic() {
                 if let Err(error) = planned {
                     let (error, end) = (error.to_string(), format!("{name}\n  hint: "));
                     // Sizes that contradict the weights or another config are told of those.
-                    let fits =
-                        ["expected", "of dtype", "is missing", "features", "do not fit", "channels", "positions"];
+                    let fits = [
+                        "expected",
+                        "of dtype",
+                        "is missing",
+                        "features",
+                        "do not fit",
+                        "channels",
+                        "positions",
+                        "no such tensor",
+                    ];
                     assert!(
                         error.contains(&end)
                             || fits.iter().any(|word| error.contains(word)) && error.contains("hint: "),
