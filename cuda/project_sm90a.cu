@@ -123,8 +123,8 @@ struct Work {
                 args.key_tiles * (2 * args.dim / COLS)};
     }
 
-    // The tile that a cluster makes at its turn; a negative number behind its last. Tall ones go around. Short ones take
-    // half as long: clusters that have one tall tile less than others first take two of them.
+    // The tile that a cluster makes at its turn; a negative number behind its last. Tall ones go around. Short ones
+    // take about half as long: clusters that have one tall tile less than others first take two of them.
     __device__ __forceinline__ static int tile_of(const Counts& counts, int cluster, int clusters, int turn) {
         const auto own = [&](int tiles) { return tiles > cluster ? (tiles - cluster - 1) / clusters + 1 : 0; };
         const int tall = own(counts.tall);

@@ -39,8 +39,8 @@ pub struct ModelKind {
 pub enum ReferenceSizes {
     /// Each is scaled down to a megapixel and cropped. There are bounds for its sides.
     Cropped,
-    /// The same where there are several, without bounds. One alone keeps its size up to four megapixels, is filled up, and gives the
-    /// result its size.
+    /// The same where there are several, without bounds. One alone keeps its size up to four megapixels, is filled up,
+    /// and gives the result its size.
     AloneWhole,
 }
 

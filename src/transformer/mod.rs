@@ -43,8 +43,8 @@ use early::{Early, Stream, image_alone, modulation_of};
 use modulation::ModulationWeights;
 use references::AllKeys;
 
-/// The most steps of which [`Transformer::early_texts`] makes the texts at once. A text has few rows, which leave most of
-/// a GPU idle, and one product takes two parts of the stream, each with two modulations.
+/// The most steps of which [`Transformer::early_texts`] makes the texts at once. A text has few rows, which leave most
+/// of a GPU idle, and one product takes two parts of the stream, each with two modulations.
 pub const STEPS_TOGETHER: usize = 4;
 
 /// The sizes that the shapes of a single file tell.

@@ -63,7 +63,8 @@ fn full_size_latents_in_fp8_are_of_the_same_image() {
 /// How far the final latents are from the reference in float32.
 struct FullSize {
     size: usize,
-    /// Of the 4B model of FLUX.2 and images without a reference image, that which it has; of others that of the reference.
+    /// Of the 4B model of FLUX.2 and images without a reference image, that which it has; of others that of the
+    /// reference.
     bound: f64,
     ours: f64,
     /// The reference in bf16.

@@ -74,8 +74,8 @@ fn held(serving: &Serving) -> (u64, usize) {
     (kib.unwrap_or(0_u64) / 1024, files)
 }
 
-/// A server whose memory tells what it holds: the allocator gives back what is freed, in place of keeping it in pools of
-/// threads, whose size depends on how requests met.
+/// A server whose memory tells what it holds: the allocator gives back what is freed, in place of keeping it in pools
+/// of threads, whose size depends on how requests met.
 fn serving() -> Serving {
     let mut command = flux();
     command.args(["--device", "cpu"]);

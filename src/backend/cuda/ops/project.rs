@@ -172,8 +172,8 @@ fn is_short(rows: usize) -> bool {
     (1..=ROWS).contains(&(rows % (2 * ROWS)))
 }
 
-/// The kernel's arguments. `tall_tiles` rows of tiles need all columns, as do those that are short; `key_tiles` need only
-/// those of k and v.
+/// The kernel's arguments. `tall_tiles` rows of tiles need all columns, as do those that are short; `key_tiles` need
+/// only those of k and v.
 fn arguments(
     Operands { parts, low_rank }: &Operands<'_>,
     heads: Option<&Heads<'_, Cuda>>,
