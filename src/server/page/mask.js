@@ -85,7 +85,9 @@ const draw = {
     context.globalCompositeOperation = isErased ? 'destination-out' : 'source-over';
     Object.assign(context, { strokeStyle: PAINT, lineWidth: size, lineCap: 'round', lineJoin: 'round' });
     context.beginPath();
-    context.moveTo(...points[0]);
+    const [x, y] = points[0];
+    context.moveTo(x, y);
+    context.lineTo(x + 0.01, y); // a line of no length at all is no dot in newer browsers
     for (const point of points) context.lineTo(...point);
     context.stroke();
   },
