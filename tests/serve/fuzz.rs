@@ -25,7 +25,7 @@ const OTHERS_WAIT: Duration = Duration::from_secs(30);
 /// So many of the requests come again, so many times: what the server keeps to answer sooner, it keeps by then.
 const AGAIN: [u64; 2] = [100, 8];
 /// What the server may have more at the end than before these, in MiB.
-const MOST_MORE: u64 = 48;
+const MOST_MORE: u64 = 24;
 /// After so many requests a line says so.
 const PROGRESS: usize = 100_000;
 
