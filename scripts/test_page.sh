@@ -7,11 +7,12 @@ cd "$(dirname "$0")/.."
 
 usage() {
     cat <<END
-usage: scripts/test_page.sh [SHOTS]
+usage: scripts/test_page.sh [--only WORD] [SHOTS]
 
 Drives the page of \`flux serve\` in headless Chromium with the built-in model: draws, drops, pastes, masks, cancels,
-reloads, on a desktop and on a phone, and looks for violations with axe-core. Screenshots go into the folder SHOTS. It is
-skipped with a line where Chromium or npm is missing.
+reloads, on a desktop and on a phone, and looks for violations with axe-core. Screenshots go into the folder SHOTS. With
+--only, those parts alone whose names have the word, as \`make ci\` does. It is skipped with a line where Chromium or npm is
+missing.
 
 environment:
   FLUX_BIN  the program (target/release/flux)
@@ -20,6 +21,11 @@ environment:
 END
 }
 
+only=
+if [[ "${1:-}" == --only ]]; then
+    only=${2:?a word}
+    shift 2
+fi
 case "${1:-}" in
     -h | --help)
         usage
@@ -51,12 +57,12 @@ if ! command -v chromium >/dev/null && [[ "${INSTALL:-}" == 1 && "$(id -u)" == 0
 fi
 chromium=$(command -v chromium) || skip "no Chromium"
 if [[ ! -e "$clients/node_modules/axe-core" ]]; then
-    PLAYWRIGHT_SKIP_BROWSER_DOWNLOAD=1 npm install --silent --no-audit --no-fund --prefix "$clients" playwright-core@1 axe-core@4 \
-        >"$clients/page.log" 2>&1 || skip "packages could not be installed: see $clients/page.log"
+    PLAYWRIGHT_SKIP_BROWSER_DOWNLOAD=1 timeout 120 npm install --silent --no-audit --no-fund --fetch-retries 1 \
+        --prefix "$clients" playwright-core@1 axe-core@4 >"$clients/page.log" 2>&1 || skip "packages could not be installed: see $clients/page.log"
 fi
 
 log=$clients/page-serve.log
 serve "$flux" "$log"
 cp tests/page/page.mjs "$clients/"
 # shellcheck disable=SC2086 # a flag and its folder, or nothing
-(cd "$clients" && node page.mjs "$url" --chromium "$chromium" $shots)
+(cd "$clients" && node page.mjs "$url" --chromium "$chromium" --only "$only" $shots)

@@ -8,6 +8,7 @@ cd "$(dirname "$0")/.."
 usage() {
     cat <<END
 usage: scripts/test_server.sh [clients] [slow] [load] [soak [SECONDS]]
+       scripts/test_server.sh short
 
 Tries \`flux serve\` with the built-in model, by all of these in turn where none is named:
 
@@ -16,6 +17,7 @@ Tries \`flux serve\` with the built-in model, by all of these in turn where none
   slow     1000 clients that send nothing, or slowly, beside one that waits for its images; slowhttptest where it is there
   load     \`flux bench serve\`, and oha beside it where it is there
   soak     for SECONDS (60) at 80% of what it can do, with clients that go and two models in turn: what it holds stays
+  short    the newest one of each client, as \`make ci\` does; a client that takes longer than three minutes fails
 
 What cannot be installed is skipped with a line.
 
@@ -29,7 +31,7 @@ sections=()
 soak_seconds=60
 while [[ $# -gt 0 ]]; do
     case "$1" in
-        clients | slow | load) sections+=("$1") ;;
+        clients | slow | load | short) sections+=("$1") ;;
         soak)
             sections+=(soak)
             if [[ "${2:-}" =~ ^[0-9]+$ ]]; then
@@ -67,14 +69,17 @@ python_with() {
     shift
     if [[ ! -e "$venv/done" ]]; then
         python3 -m venv "$venv" >"$venv.log" 2>&1 || return 1
-        "$venv/bin/pip" install --quiet "$@" >>"$venv.log" 2>&1 || return 1
+        timeout 120 "$venv/bin/pip" install --quiet --timeout 10 --retries 1 "$@" >>"$venv.log" 2>&1 || return 1
         touch "$venv/done"
     fi
     echo "$venv/bin/python"
 }
 
+# Seconds that a client may take.
+most=3600
+
 run() {
-    "$@" || {
+    timeout --kill-after 5 "$most" "$@" || {
         echo "failed: ${*: -2}" >&2
         failed=1
     }
@@ -116,10 +121,14 @@ with_clients() {
     else
         echo "skipped: no Python"
     fi
+    with_node
+}
+
+with_node() {
     if command -v npm >/dev/null; then
         if [[ -e "$clients/node_modules/@modelcontextprotocol/sdk" ]] \
-            || npm install --silent --no-audit --no-fund --prefix "$clients" openai@6 @modelcontextprotocol/sdk@1 \
-                >"$clients/npm.log" 2>&1; then
+            || timeout 120 npm install --silent --no-audit --no-fund --fetch-retries 1 --prefix "$clients" \
+                openai@6 @modelcontextprotocol/sdk@1 >"$clients/npm.log" 2>&1; then
             cp tests/serve/clients/*.mjs "$clients/"
             run node "$clients/openai_client.mjs" "$url"
             run node "$clients/mcp_client.mjs" "$flux" "$url"
@@ -129,6 +138,26 @@ with_clients() {
     else
         echo "skipped: no npm"
     fi
+}
+
+# One folder of packages for all of them is quicker.
+with_short() {
+    local python
+    most=180
+    serve "$flux" "$log"
+    if ! command -v python3 >/dev/null; then
+        echo "skipped: no Python"
+    elif python=$(python_with short "openai==3.54.0" httpx "webuiapi==0.9.17" "mcp==2.*" "websocket-client==1.*" "aiohttp==3.*" \
+        jsonschema); then
+        run "$python" tests/serve/clients/openai_client.py "$url"
+        run "$python" tests/serve/clients/webui_client.py "${url##*:}"
+        run "$python" tests/serve/clients/mcp_client.py "$flux" "$url"
+        run "$python" tests/serve/clients/comfy_client.py "$url"
+        run "$python" tests/serve/clients/schema.py "$url"
+    else
+        echo "skipped: the clients for Python could not be installed: see $clients/short.log"
+    fi
+    with_node
 }
 
 with_slow_ones() {
@@ -178,6 +207,7 @@ with_soak() {
 for section in "${sections[@]}"; do
     case "$section" in
         clients) with_clients ;;
+        short) with_short ;;
         slow) with_slow_ones ;;
         load) with_load ;;
         soak) with_soak ;;
