@@ -17,7 +17,7 @@ Tries \`flux serve\` with the built-in model, by all of these in turn where none
   slow     1000 clients that send nothing, or slowly, beside one that waits for its images; slowhttptest where it is there
   load     \`flux bench serve\`, and oha beside it where it is there
   soak     for SECONDS (60) at 80% of what it can do, with clients that go and two models in turn: what it holds stays
-  short    the newest one of each client, as \`make ci\` does; a client that takes longer than three minutes fails
+  short    the newest one of each client; one that takes longer than three minutes fails
 
 What cannot be installed is skipped with a line.
 
