@@ -11,7 +11,7 @@ usage: scripts/test_page.sh [--only WORD] [SHOTS]
 
 Drives the page of \`flux serve\` in headless Chromium with the built-in model: draws, drops, pastes, masks, cancels,
 reloads, on a desktop and on a phone, and looks for violations with axe-core. Screenshots go into the folder SHOTS. With
---only, those parts alone whose names have the word, as \`make ci\` does. It is skipped with a line where Chromium or npm is
+--only, those parts alone whose names have the word. It is skipped with a line where Chromium or npm is
 missing.
 
 environment:
