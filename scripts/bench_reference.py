@@ -45,11 +45,7 @@ REFERENCES = {512: (1,), 1024: (1, 2)}
 def main():
     args = parse_arguments()
     import_s = process_age_s()
-    diffusers.utils.logging.disable_progress_bar()
-    transformers.utils.logging.disable_progress_bar()
-    torch.backends.cuda.matmul.allow_tf32 = False
-    torch.backends.cudnn.allow_tf32 = False
-    args.out.mkdir(parents=True, exist_ok=True)
+    set_up(args)
     with torch.no_grad():
         if args.cold:
             measure_cold(args, import_s)
@@ -57,6 +53,15 @@ def main():
             measure_fidelity(args)
         else:
             measure_stages(args)
+
+
+def set_up(args):
+    """What holds for every measurement: nothing but rows is printed, and float32 is never computed as TF32."""
+    diffusers.utils.logging.disable_progress_bar()
+    transformers.utils.logging.disable_progress_bar()
+    torch.backends.cuda.matmul.allow_tf32 = False
+    torch.backends.cudnn.allow_tf32 = False
+    args.out.mkdir(parents=True, exist_ok=True)
 
 
 def parse_arguments():

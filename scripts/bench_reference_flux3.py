@@ -24,7 +24,7 @@ from pathlib import Path
 import diffusers
 import torch
 import transformers
-from bench_reference import PROMPT, SEED, device_name, median_ms, peak_gib, print_row, reference_image
+from bench_reference import PROMPT, SEED, device_name, median_ms, peak_gib, print_row, reference_image, set_up
 from PIL import Image
 from safetensors.torch import save_file
 
@@ -35,11 +35,7 @@ IMAGE_SIZE, IMAGES = 1024, 3
 
 def main():
     args = parse_arguments()
-    diffusers.utils.logging.disable_progress_bar()
-    transformers.utils.logging.disable_progress_bar()
-    torch.backends.cuda.matmul.allow_tf32 = False
-    torch.backends.cudnn.allow_tf32 = False
-    args.out.mkdir(parents=True, exist_ok=True)
+    set_up(args)
     with torch.no_grad():
         measure_fidelity(args) if args.fidelity else measure_speed(args)
 
