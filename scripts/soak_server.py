@@ -3,6 +3,7 @@
     soak_server.py URL PID SECONDS [--size SIZES]
 
 What it holds after the first fifth it may hold at the end, and 16 MiB more, of the host's memory and of a GPU's; no request fails.
+Each minute a line on stderr says what it holds, so that growth can be told from warming up.
 """
 
 import argparse
@@ -90,7 +91,12 @@ while time.time() - begun < min(10.0, seconds / 10):
 rate = made / (time.time() - begun)
 
 begun, warm, sent, threads = time.time(), None, 0, []
+minute = 0
 while (passed := time.time() - begun) < seconds:
+    if passed >= 60 * minute:
+        host, gpu, files = held()
+        print(f"minute {minute}: {host:.1f} MiB, {gpu:.0f} of the GPU and {files} files", file=sys.stderr, flush=True)
+        minute += 1
     if warm is None and passed > seconds / 5:
         warm = held()
     time.sleep(max(0.0, sent / (0.8 * rate) - passed))
