@@ -3,6 +3,9 @@
 //! Rust's own handler aborts, which looks like a crash and leaves a core file; one of our own is unstable
 //! (`set_alloc_error_hook`), and an allocator must not unwind. Large tensors are checked against the memory that is
 //! free before an image is begun, so this is for what that check cannot foresee.
+//!
+//! A service that opens one model after another has its system's allocator keep little of what was freed: glibc gives
+//! each of many threads an arena of its own, and leaves in each what once lay there.
 
 #![allow(unsafe_code)]
 
@@ -36,6 +39,26 @@ unsafe impl GlobalAlloc for OrExit {
     unsafe fn dealloc(&self, memory: *mut u8, layout: Layout) {
         // SAFETY: the caller's promise.
         unsafe { System.dealloc(memory, layout) }
+    }
+}
+
+/// From here on few threads have arenas of their own, and large pieces go back to the system when they are freed.
+pub fn keep_little() {
+    #[cfg(all(target_os = "linux", target_env = "gnu"))]
+    for (parameter, value) in
+        [(libc::M_ARENA_MAX, 2), (libc::M_MMAP_THRESHOLD, 1 << 20), (libc::M_TRIM_THRESHOLD, 1 << 20)]
+    {
+        // SAFETY: sets a number of the allocator, under its own lock. A value that it refuses leaves the one that was.
+        unsafe { libc::mallopt(parameter, value) };
+    }
+}
+
+/// Gives back what is free now.
+pub fn trim() {
+    #[cfg(all(target_os = "linux", target_env = "gnu"))]
+    // SAFETY: only frees pages in which nothing lies.
+    unsafe {
+        libc::malloc_trim(0);
     }
 }
 

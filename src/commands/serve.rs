@@ -17,6 +17,7 @@ use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 
 use super::signals::Signals;
 use super::{model_at, names, print};
+use crate::allocator;
 use crate::cli::{Key, ListenAt, Mcp, SdapiSteps, Serve};
 use crate::progress::{Console, Shown, say};
 use crate::server::config::{Config, Limits, Listen};
@@ -29,6 +30,7 @@ const KEYS_VARIABLE: &str = "FLUX_API_KEYS";
 
 /// Serves until a signal ends it.
 pub fn run(args: &Serve, start: Instant, signals: &Signals) -> Result<()> {
+    allocator::keep_little();
     let keys = keys(args)?;
     args.check(keys.are_needed())?;
     let tls = args.tls_cert.as_deref().zip(args.tls_key.as_deref()).map(|(cert, key)| tls(cert, key)).transpose()?;

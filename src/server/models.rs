@@ -10,6 +10,7 @@ use flux::stage::CancelFlag;
 
 use super::error::{ApiError, Result};
 use super::fields::shown;
+use crate::allocator;
 use axum::http::StatusCode;
 
 /// Opens a model.
@@ -125,6 +126,7 @@ impl Models {
             let oldest = open.swap_remove(oldest);
             drop(open);
             drop(oldest);
+            allocator::trim();
         }
         let engine = Arc::new((self.served[place].open)(&self.cancel)?);
         self.open().push(OpenModel { place, engine: Arc::clone(&engine), used: Instant::now() });
@@ -134,6 +136,11 @@ impl Models {
     /// Closes those that were not used for so long. Nobody may be using them. Returns their names.
     pub fn close_unused(&self, longer_than: Duration) -> Vec<&str> {
         let closed: Vec<OpenModel> = self.open().extract_if(.., |open| open.used.elapsed() > longer_than).collect();
-        closed.iter().map(|open| self.name(open.place)).collect()
+        let names = closed.iter().map(|open| self.name(open.place)).collect();
+        if !closed.is_empty() {
+            drop(closed);
+            allocator::trim();
+        }
+        names
     }
 }
