@@ -2,6 +2,7 @@
 
 mod adapters;
 mod batches;
+mod early;
 mod files;
 mod guidance;
 mod program;

@@ -59,6 +59,15 @@ fn write_adapter(path: &Path, layers: &[NamedFactors], halves: [&str; 2]) {
     safetensors::serialize_to_file(views, None, path).unwrap();
 }
 
+/// Writes an adapter of one layer of the model in [`model_folder`].
+pub fn write_one(path: &Path, layer: &str) {
+    let own = read(&model_folder().join(TRANSFORMER));
+    let (_, shape, _) = &own[&format!("{layer}.weight")];
+    let low = LowRank { rank: 2, rows: shape[0], cols: shape[1] };
+    let factors = (layer.to_string(), low.down(), low.up(), [2, shape[0], shape[1]]);
+    write_adapter(path, &[factors], ["lora_A.weight", "lora_B.weight"]);
+}
+
 #[test]
 fn adapters_by_every_name_are_as_weights_with_them() {
     const LAYERS: [(&str, &str); 7] = [

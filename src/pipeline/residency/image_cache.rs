@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use lru::LruCache;
 
 use crate::backend::Backend;
+use crate::pipeline::residency::known::Known;
 use crate::rgb::Rgb;
 use crate::tensor::Tensor;
 use crate::transformer::{ReferenceCache, Transformer};
@@ -18,7 +19,7 @@ const REFERENCE_CACHES: NonZeroUsize = NonZeroUsize::new(2).unwrap();
 /// The least recently used entries leave first.
 pub(crate) struct ImageCache<B: Backend> {
     /// Packed latents [tokens, channels].
-    latents: Mutex<LruCache<Arc<Rgb>, Tensor<B>>>,
+    latents: Mutex<LruCache<Arc<Rgb>, Known<B>>>,
     /// By all references in their order, because each is seen by the others.
     reference_caches: Mutex<LruCache<Vec<Arc<Rgb>>, Cached<B>>>,
 }
@@ -38,12 +39,15 @@ impl<B: Backend> ImageCache<B> {
     }
 
     /// The latents of an image, to read.
-    pub(crate) fn latents(&self, image: &Arc<Rgb>) -> Option<Tensor<B>> {
-        lock(&self.latents).get(image).map(|latents| latents.row_view(0..latents.rows()))
+    pub(crate) fn latents(&self, image: &Arc<Rgb>) -> Option<Known<B>> {
+        lock(&self.latents).get(image).map(Known::view)
     }
 
-    pub(crate) fn insert_latents(&self, image: &Arc<Rgb>, latents: Tensor<B>) {
-        lock(&self.latents).put(Arc::clone(image), latents);
+    /// Caches the latents of an image, and returns them to read.
+    pub(crate) fn insert_latents(&self, image: &Arc<Rgb>, latents: Tensor<B>) -> Known<B> {
+        let (cached, known) = Known::new(latents);
+        lock(&self.latents).put(Arc::clone(image), cached);
+        known
     }
 
     /// What `transformer` made of all references.

@@ -7,7 +7,10 @@
 
 pub(crate) mod adapt;
 pub(crate) mod adapted_cache;
+mod byte_cache;
+pub(crate) mod early_cache;
 mod image_cache;
+pub(crate) mod known;
 mod loader;
 pub(crate) mod loads;
 pub(crate) mod placement;
@@ -34,6 +37,7 @@ use crate::pipeline::request::adapters::SetKey;
 use crate::pipeline::request::needs::ActivationCost;
 use crate::pipeline::request::plan::Plan;
 use crate::pipeline::residency::adapted_cache::AdaptedCache;
+use crate::pipeline::residency::early_cache::EarlyCache;
 use crate::pipeline::residency::image_cache::ImageCache;
 use crate::pipeline::residency::loader::Loader;
 use crate::pipeline::residency::loads::Component;
@@ -66,6 +70,7 @@ pub(crate) struct Residency<B: Backend> {
     /// What other threads load; `None` where there is no room for all of it. The lock is held while anything is loaded.
     prefetch: Mutex<Option<Prefetch<B>>>,
     pub(crate) prompts: PromptCache<B>,
+    pub(crate) early: Arc<EarlyCache<B>>,
     pub(crate) images: ImageCache<B>,
     pub(crate) schedules: Mutex<ScheduleCache<B>>,
     pub(crate) steps: GraphCache<(SetKey, BatchShape), Steps<B>, B>,
@@ -96,6 +101,7 @@ impl<B: Backend> Residency<B> {
         let (reservations, pool) = loader.backend.reservations();
         let backend = loader.backend.clone();
         let used = Arc::new(move || backend.stats().memory_bytes);
+        let available = loader.backend.available_bytes();
         Self {
             text_encoder: Slot::default(),
             transformer: Slot::default(),
@@ -105,7 +111,8 @@ impl<B: Backend> Residency<B> {
             adapted: AdaptedCache::new(),
             wished_placement: Mutex::default(),
             prefetch: Mutex::new(None),
-            prompts: PromptCache::new(loader.backend.available_bytes()),
+            prompts: PromptCache::new(available),
+            early: Arc::new(EarlyCache::new(available)),
             loader,
             images: ImageCache::new(),
             schedules: Mutex::new(LruCache::new(MAX_SHAPES)),
@@ -388,14 +395,16 @@ impl<B: Backend> Residency<B> {
         self.loader.backend.costs().weight_bytes(elements, Storage::Native)
     }
 
-    /// Frees prompts beyond a few, what images share, what adapters are merged from, transformers with adapters, and
-    /// the components other than `needed`, which is needed now, until `bytes` more fit or nothing is left to free.
+    /// Frees prompts beyond a few, early results, what images share, what adapters are merged from, transformers with
+    /// adapters, and the components other than `needed`, which is needed now, until `bytes` more fit or nothing is left
+    /// to free.
     pub(crate) fn make_room(&self, bytes: u64, needed: Component) {
         let is_short = || self.loader.backend.available_bytes() < bytes;
         if !is_short() {
             return;
         }
         self.prompts.shrink();
+        self.early.clear();
         if !is_short() {
             return;
         }
@@ -434,6 +443,7 @@ impl<B: Backend> Residency<B> {
         self.steps.clear();
         self.images.clear_reference_caches();
         self.decodes.clear();
+        self.early.clear();
         self.schedules.lock().unwrap_or_else(PoisonError::into_inner).clear();
     }
 }

@@ -23,6 +23,9 @@ pub struct Timings {
     pub text_s: f64,
     /// How many prompts the text encoder read, the empty one of guidance included. Cached prompts are not read again.
     pub prompts_encoded: usize,
+    /// How often a text or references went through blocks of their own, for as many steps as were made at once. What
+    /// is cached does not again.
+    pub early_passes: usize,
     /// The VAE's encoder, for the images that are given. Those that are cached are not encoded again.
     pub encode_s: f64,
     /// Keys and values of the references, for models that make them once. Those that are cached are not made again.
@@ -54,6 +57,7 @@ pub(crate) struct Clock<B: Backend> {
     /// The event at the end of each span, and what the device did in it. They are read when all work is done.
     spans: Vec<(Arc<B::Event>, Span)>,
     prompts_encoded: usize,
+    early_passes: usize,
     enqueued: Duration,
     total: Duration,
 }
@@ -80,6 +84,7 @@ impl<B: Backend> Clock<B> {
             first,
             spans: Vec::new(),
             prompts_encoded: 0,
+            early_passes: 0,
             enqueued: Duration::ZERO,
             total: Duration::ZERO,
         })
@@ -107,6 +112,11 @@ impl<B: Backend> Clock<B> {
     /// The text encoder read so many prompts.
     pub(crate) fn ran_text_encoder(&mut self, prompts: usize) {
         self.prompts_encoded += prompts;
+    }
+
+    /// Texts or references went through blocks of their own so many times.
+    pub(crate) fn ran_early_blocks(&mut self, passes: usize) {
+        self.early_passes += passes;
     }
 
     /// The text features are enqueued.
@@ -159,6 +169,7 @@ impl<B: Backend> Clock<B> {
         let mut timings = Timings {
             total_s: self.total.as_secs_f64(),
             prompts_encoded: self.prompts_encoded,
+            early_passes: self.early_passes,
             enqueue_s: self.enqueued.as_secs_f64(),
             ..Timings::default()
         };

@@ -4,20 +4,25 @@
 //! for each step where the model reads the time that a step leads to.
 
 use std::collections::VecDeque;
+use std::mem;
 use std::ops::Range;
 use std::sync::Arc;
 
 use crate::backend::Backend;
 use crate::error::Result;
 use crate::ops::{Rope, TokenSplit};
+use crate::pipeline::residency::early_cache::EarlyInput;
+use crate::pipeline::session::early_results::EarlyResults;
 use crate::rgb::Rgb;
 use crate::tensor::Tensor;
-use crate::transformer::{Modulations, STEPS_TOGETHER, Sequence, StepModulation, Transformer};
+use crate::transformer::{Modulations, STEPS_TOGETHER, Sequence, Transformer};
 
 /// The texts of a batch, embedded.
 pub(super) struct Texts<B: Backend> {
     /// One under the other.
     pub rows: Tensor<B>,
+    /// Of each its [`TextRows::number`](crate::pipeline::session::text::TextRows::number).
+    pub numbers: Vec<Option<u64>>,
     /// The tokens of each. Each device has all that meet in blocks of text alone: devices that share an evaluation may
     /// have as many texts as others, or not, and would wait for each other.
     pub splits: Vec<TokenSplit>,
@@ -28,13 +33,19 @@ pub(super) struct Texts<B: Backend> {
     pub samples: usize,
 }
 
-/// The references of a turn: images and what they are as embedded latents, where these are in the sequence.
-pub(super) type Turn<'a, B> = (&'a [Arc<Rgb>], Option<Tensor<B>>);
+/// The references of a turn.
+pub(super) struct Turn<'a, B: Backend> {
+    pub images: &'a [Arc<Rgb>],
+    /// [`ImageLatents::numbers`](crate::pipeline::session::references::ImageLatents::numbers)
+    pub numbers: &'a [u64],
+    /// What they are as embedded latents, where these are in the sequence.
+    pub embedded: Option<Tensor<B>>,
+}
 
 /// The references of a batch, embedded.
 pub(super) struct References<B: Backend> {
-    /// Each set of references once.
-    sets: Vec<Tensor<B>>,
+    /// Each set of references once, and the numbers of its images.
+    sets: Vec<(Tensor<B>, Vec<u64>)>,
     /// The set of each turn; none of a turn without references.
     of_turns: Vec<Option<usize>>,
     /// Their sizes, [height, width] in tokens.
@@ -47,10 +58,10 @@ impl<B: Backend> References<B> {
     /// Those of each turn.
     pub(super) fn new(turns: Vec<Turn<'_, B>>, sizes: Vec<[usize; 2]>, split: TokenSplit) -> Self {
         let (mut sets, mut known, mut of_turns) = (Vec::new(), Vec::<&[Arc<Rgb>]>::new(), Vec::new());
-        for (images, embedded) in turns {
+        for Turn { images, numbers, embedded } in turns {
             of_turns.push(embedded.map(|embedded| {
                 known.iter().position(|known| *known == images).unwrap_or_else(|| {
-                    sets.push(embedded);
+                    sets.push((embedded, numbers.to_vec()));
                     known.push(images);
                     sets.len() - 1
                 })
@@ -72,6 +83,7 @@ pub(super) struct Contexts<B: Backend> {
     references: References<B>,
     /// Where text and references are by themselves before they meet the image.
     ropes: Option<Ropes<B>>,
+    early: EarlyResults<B>,
     /// Whether it is another one at each step.
     changes: bool,
     /// The one of all steps.
@@ -82,7 +94,12 @@ pub(super) struct Contexts<B: Backend> {
 
 impl<B: Backend> Contexts<B> {
     /// Errors when memory runs out.
-    pub(super) fn new(transformer: &Transformer<B>, texts: Texts<B>, references: References<B>) -> Result<Self> {
+    pub(super) fn new(
+        transformer: &Transformer<B>,
+        texts: Texts<B>,
+        references: References<B>,
+        early: EarlyResults<B>,
+    ) -> Result<Self> {
         let (config, References { split, sizes, .. }) = (transformer.config(), &references);
         let ropes = || -> Result<_> {
             let of_texts = texts.splits.iter().map(|split| transformer.rope(split, &[], [0, 0]));
@@ -96,6 +113,7 @@ impl<B: Backend> Contexts<B> {
             texts,
             references,
             ropes,
+            early,
             made: None,
             texts_ahead: VecDeque::new(),
         })
@@ -115,69 +133,92 @@ impl<B: Backend> Contexts<B> {
         if let Some(made) = &self.made {
             return Ok(made.row_view(0..made.rows()));
         }
-        let modulation = |step: usize| transformer.modulation(&modulations.row(step));
         if self.texts_ahead.is_empty() {
             let longest = self.texts.splits.iter().map(|split| split.whole().rows()).max().unwrap_or(0);
             let together = if self.changes { (rows / longest.max(1)).clamp(1, STEPS_TOGETHER) } else { 1 };
-            let steps = steps.clone().take(together).map(modulation).collect::<Result<Vec<_>>>()?;
-            self.texts_ahead = self.early_texts(transformer, &steps)?;
+            let together = steps.start..steps.end.min(steps.start + together);
+            self.texts_ahead = self.early_texts(transformer, modulations, together)?;
         }
         let texts = self.texts_ahead.pop_front().expect("made above");
-        let made = self.make(transformer, texts, &modulation(steps.start)?)?;
+        let made = self.make(transformer, texts, modulations, steps.start)?;
         if !self.changes {
             self.made = Some(made.row_view(0..made.rows()));
         }
         Ok(made)
     }
 
+    /// How often texts or references went through blocks of their own since this was asked last.
+    pub(super) fn take_made(&mut self) -> usize {
+        mem::take(&mut self.early.made)
+    }
+
     /// The own rows of all texts, of each step.
     fn early_texts(
-        &self,
+        &mut self,
         transformer: &Transformer<B>,
-        steps: &[StepModulation<B>],
+        modulations: &Modulations<B>,
+        steps: Range<usize>,
     ) -> Result<VecDeque<Vec<Tensor<B>>>> {
-        let mut of_steps: VecDeque<Vec<_>> = steps.iter().map(|_| Vec::new()).collect();
+        let Self { texts, ropes, early, .. } = self;
+        let mut of_steps: VecDeque<Vec<_>> = steps.clone().map(|_| Vec::new()).collect();
         let mut end = 0;
-        for (place, (split, own)) in self.texts.splits.iter().zip(&self.texts.own).enumerate() {
-            let text = self.texts.rows.row_view(end..end + split.whole().rows());
+        for (place, (split, own)) in texts.splits.iter().zip(&texts.own).enumerate() {
+            let text = texts.rows.row_view(end..end + split.whole().rows());
             end += text.rows();
-            let early = match &self.ropes {
-                Some(ropes) => {
+            let made = match ropes {
+                Some(ropes) => early.of(texts.numbers[place].map(EarlyInput::Text), steps.clone(), || {
                     let sequence = Sequence { split: *split, rope: &ropes.texts[place] };
-                    transformer.early_texts(&text, &sequence, steps)?
-                }
-                None => steps.iter().map(|_| text.row_view(0..text.rows())).collect(),
+                    let modulations = steps.clone().map(|step| transformer.modulation(&modulations.row(step)));
+                    transformer.early_texts(&text, &sequence, &modulations.collect::<Result<Vec<_>>>()?)
+                })?,
+                None => steps.clone().map(|_| text.row_view(0..text.rows())).collect(),
             };
-            for (of_step, text) in of_steps.iter_mut().zip(early) {
+            for (of_step, text) in of_steps.iter_mut().zip(made) {
                 of_step.push(text.row_view(own.clone()));
             }
         }
         Ok(of_steps)
     }
 
+    /// Each set of references as it meets the image at a step.
+    fn early_references(
+        &mut self,
+        transformer: &Transformer<B>,
+        modulations: &Modulations<B>,
+        step: usize,
+    ) -> Result<Vec<Tensor<B>>> {
+        let Self { references, ropes, early, .. } = self;
+        let mut sets = Vec::new();
+        for (set, numbers) in &references.sets {
+            let set = set.row_view(0..set.rows());
+            let Some(Ropes { references: Some(rope), .. }) = ropes else {
+                sets.push(set);
+                continue;
+            };
+            sets.extend(early.of(Some(EarlyInput::References(numbers.clone())), step..step + 1, || {
+                let (sequence, modulation) =
+                    (Sequence { split: references.split, rope }, transformer.modulation(&modulations.row(step))?);
+                Ok(vec![transformer.early_references(set, &sequence, &modulation)?])
+            })?);
+        }
+        Ok(sets)
+    }
+
     /// Of each evaluation, one under the other: the text of each of the samples that have a turn, and their references.
     fn make(
-        &self,
+        &mut self,
         transformer: &Transformer<B>,
         early_texts: Vec<Tensor<B>>,
-        modulation: &StepModulation<B>,
+        modulations: &Modulations<B>,
+        step: usize,
     ) -> Result<Tensor<B>> {
-        let (texts, references) = (&self.texts, &self.references);
         let view = |rows: &Tensor<B>| rows.row_view(0..rows.rows());
-        let is_plain = self.ropes.is_none() && references.sets.is_empty() && references.of_turns.len() == 1;
-        if is_plain && texts.places.iter().copied().eq(0..texts.splits.len()) {
-            return Ok(view(&texts.rows));
+        let is_plain = self.ropes.is_none() && self.references.sets.is_empty() && self.references.of_turns.len() == 1;
+        if is_plain && self.texts.places.iter().copied().eq(0..self.texts.splits.len()) {
+            return Ok(view(&self.texts.rows));
         }
-        let mut early_sets = Vec::new();
-        for set in &references.sets {
-            early_sets.push(match &self.ropes {
-                Some(Ropes { references: Some(rope), .. }) => {
-                    let sequence = Sequence { split: references.split, rope };
-                    transformer.early_references(view(set), &sequence, modulation)?
-                }
-                _ => view(set),
-            });
-        }
+        let early_sets = self.early_references(transformer, modulations, step)?;
+        let (texts, references) = (&self.texts, &self.references);
         let in_turn = texts.samples / references.of_turns.len();
         let mut parts: Vec<Tensor<B>> = Vec::new();
         for (turn, set) in references.of_turns.iter().enumerate() {

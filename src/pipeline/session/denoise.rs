@@ -19,7 +19,8 @@ use crate::pipeline::residency::steps::{BatchShape, Schedules, Steps};
 use crate::pipeline::residency::steps_in_flight::StepsInFlight;
 use crate::pipeline::residency::timings::Clock;
 use crate::pipeline::session::agreement::{self, BeforeSteps};
-use crate::pipeline::session::contexts::{Contexts, References, Texts};
+use crate::pipeline::session::contexts::{Contexts, References, Texts, Turn};
+use crate::pipeline::session::early_results::EarlyResults;
 use crate::pipeline::session::references::{ImageLatents, Images, make_reference_cache};
 use crate::pipeline::session::text::TextFeatures;
 use crate::sampler::{Evaluations, Noise, Schedule, times};
@@ -126,17 +127,20 @@ impl<B: Backend> Denoising<B> {
             false => levels,
         };
         let schedule = schedule(residency, &transformer, adapters.key(), &levels)?;
+        let next_times = levels.times().iter().map(|times| times.next.to_bits()).collect();
         let sigmas = levels.sigmas;
         let split = work.reads().split;
         let (samples, turns, [_, _, tokens]) = (work.reads().samples(), work.reads().turns, split.tokens());
         let (texts, places) = txt.read(evaluated(backend, needs.sharing, plan), samples);
         let meet_early = info.transformer.has_early_blocks();
-        let rows = texts.into_iter().map(|text| if meet_early { text } else { within(text, own) });
+        let numbers = texts.iter().map(|text| text.number).collect();
+        let rows = texts.into_iter().map(|text| if meet_early { text.rows } else { within(text.rows, own) });
         let rows: Vec<Range<usize>> = rows.collect();
         let text = transformer.context(&own_text(&txt.rows, &rows)?)?;
         let whole = |rows: &Range<usize>| TokenSplit::apart(TokenLayout::new(1, rows.len(), 0), backend.rank());
         let texts = Texts {
             rows: text,
+            numbers,
             splits: rows.iter().map(whole).collect(),
             own: rows.iter().map(|rows| if meet_early { own(rows.len()) } else { 0..rows.len() }).collect(),
             places,
@@ -145,12 +149,22 @@ impl<B: Backend> Denoising<B> {
         let share = |layout| TokenSplit::shared(layout, needs.sharing, backend.rank(), backend.world());
         let mut images_of_turns = Vec::new();
         for (images, latents) in &images[..turns] {
-            let latents = latents.references.as_ref().filter(|_| !info.caches_references);
-            images_of_turns.push((images.references(), latents.map(embed).transpose()?));
+            let in_sequence = latents.references.as_ref().filter(|_| !info.caches_references);
+            let embedded = in_sequence.map(embed).transpose()?;
+            images_of_turns.push(Turn { images: images.references(), numbers: &latents.numbers, embedded });
         }
         let layout = TokenLayout { references: info.reference_tokens(plan), ..TokenLayout::new(1, 0, 0) };
         let references = References::new(images_of_turns, info.reference_sizes(plan), share(layout));
-        let context = Box::new(Contexts::new(&transformer, texts, references)?);
+        let spare = residency.available_bytes(prepared).saturating_sub(needs.batch(samples) + needs.early);
+        let early = EarlyResults {
+            cache: (backend.world() == 1).then(|| Arc::clone(&residency.early)),
+            adapters: adapters.key().clone(),
+            next_times: if info.transformer.reads_next_time() { next_times } else { Vec::new() },
+            value_bytes: backend.costs().element_bytes,
+            spare,
+            made: 0,
+        };
+        let context = Box::new(Contexts::new(&transformer, texts, references, early)?);
         let drawn = noise.join().map_err(|_| Error::new("the thread that draws the noise panicked"))?;
         let (rows, channels) = (samples * tokens.len(), info.transformer.in_channels);
         let noise = &drawn.values()[..samples * height * width * channels];
@@ -253,6 +267,7 @@ impl<B: Backend> Denoising<B> {
         let reads = self.work.reads();
         let rows = reads.split.own().rows();
         let context = self.context.at_step(&reads.transformer, modulations, self.step..self.steps, rows)?;
+        clock.ran_early_blocks(self.context.take_made());
         let inputs = [&self.latents, &context, &modulation, &dt];
         let stepped = self.work.run(backend, self.capture, inputs, Steps::step)?;
         self.latents = match &self.kept {

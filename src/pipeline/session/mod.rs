@@ -5,6 +5,7 @@ mod agreement;
 mod contexts;
 mod decode;
 mod denoise;
+mod early_results;
 pub(crate) mod model;
 pub(crate) mod preview;
 mod references;

@@ -8,6 +8,7 @@ use crate::ops::{TokenLayout, TokenSplit};
 use crate::pipeline::request::images::Change;
 use crate::pipeline::request::plan::Request;
 use crate::pipeline::residency::Residency;
+use crate::pipeline::residency::known::Known;
 use crate::pipeline::residency::loads::Component;
 use crate::pipeline::residency::prepared::Prepared;
 use crate::pipeline::residency::timings::Clock;
@@ -30,7 +31,7 @@ pub(crate) struct Images {
 pub(crate) struct CachedImages<'a, B: Backend> {
     items: Vec<&'a Images>,
     all: Vec<&'a Arc<Rgb>>,
-    latents: Vec<Option<Tensor<B>>>,
+    latents: Vec<Option<Known<B>>>,
     /// Which are to be encoded.
     missing: Vec<bool>,
 }
@@ -39,6 +40,8 @@ pub(crate) struct CachedImages<'a, B: Backend> {
 pub(crate) struct ImageLatents<B: Backend> {
     /// [tokens of all references, channels]; `None` where there are no references.
     pub references: Option<Tensor<B>>,
+    /// By which what is made of them is cached: those of [`Known`].
+    pub numbers: Vec<u64>,
     /// The image to change, [tokens, channels].
     pub changed: Option<Tensor<B>>,
 }
@@ -81,7 +84,7 @@ impl<'a, B: Backend> CachedImages<'a, B> {
                 all.push(image);
             }
         }
-        let latents: Vec<Option<Tensor<B>>> = all.iter().map(|image| residency.images.latents(image)).collect();
+        let latents: Vec<Option<Known<B>>> = all.iter().map(|image| residency.images.latents(image)).collect();
         let missing = agreement::images(residency.backend(), latents.iter().map(Option::is_none).collect())?;
         Ok(Self { items, all, latents, missing })
     }
@@ -120,20 +123,20 @@ impl<'a, B: Backend> CachedImages<'a, B> {
                     caller.report(Stage::Encode, (i * stages + done) as u64, total);
                     caller.check()
                 })?;
-                *latents = Some(encoded.row_view(0..encoded.rows()));
-                residency.images.insert_latents(image, encoded);
+                *latents = Some(residency.images.insert_latents(image, encoded));
             }
         }
         let latents = |image: &Arc<Rgb>| {
             let place = self.all.iter().position(|known| *known == image);
-            place.and_then(|place| self.latents[place].as_ref()).map(|latents| latents.row_view(0..latents.rows()))
+            place.and_then(|place| self.latents[place].as_ref()).map(Known::view)
         };
         let of_item = |images: &&Images| {
-            let references: Vec<Tensor<B>> = images.references.iter().filter_map(latents).collect();
-            let concat = || Tensor::concat_rows(&references.iter().collect::<Vec<_>>());
+            let references: Vec<Known<B>> = images.references.iter().filter_map(latents).collect();
+            let numbers = references.iter().map(|known| known.number).collect();
+            let concat = || Tensor::concat_rows(&references.iter().map(|known| &known.rows).collect::<Vec<_>>());
             let references = (!references.is_empty()).then(concat).transpose()?;
-            let changed = images.change.as_ref().and_then(|change| latents(&change.image));
-            Ok(ImageLatents { references, changed })
+            let changed = images.change.as_ref().and_then(|change| latents(&change.image)).map(|known| known.rows);
+            Ok(ImageLatents { references, numbers, changed })
         };
         let of_items = self.items.iter().map(of_item).collect();
         if !self.all.is_empty() {

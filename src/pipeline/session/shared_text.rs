@@ -5,7 +5,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use crate::error::Result;
 use crate::files::Array;
 use crate::pipeline::residency::prefetch::CHECK_EVERY;
-use crate::pipeline::residency::prompt_cache::FeatureCache;
+use crate::pipeline::residency::prompt_cache::{FeatureCache, PromptKey};
 use crate::stage::Caller;
 use crate::text_encoder::PromptTokens;
 
@@ -55,12 +55,13 @@ impl HostPrompts {
     ///
     /// Errors as `make`.
     fn get(&self, tokens: &PromptTokens, make: impl FnOnce() -> Result<Array>) -> Result<Arc<Array>> {
-        let cached = self.prompts().get(tokens).map(Arc::clone);
+        let key = PromptKey::of(tokens);
+        let cached = self.prompts().get(&key).map(Arc::clone);
         if let Some(cached) = cached {
             return Ok(cached);
         }
         let made = Arc::new(make()?);
-        self.prompts().insert(tokens, Arc::clone(&made), size_of_val(&*made.values) as u64);
+        self.prompts().insert(key, Arc::clone(&made), size_of_val(&*made.values) as u64);
         Ok(made)
     }
 }

@@ -9,6 +9,7 @@ use crate::files::Array;
 use crate::pipeline::request::embeddings::Embeddings;
 use crate::pipeline::request::plan::{Plan, Request};
 use crate::pipeline::residency::Residency;
+use crate::pipeline::residency::known::Known;
 use crate::pipeline::residency::prepared::Prepared;
 use crate::pipeline::residency::timings::Clock;
 use crate::pipeline::session::shared_text::TextSource;
@@ -41,22 +42,32 @@ pub(crate) struct Encoded<'a, B: Backend> {
     /// [tokens of all texts, features]; on the other devices of a group none, unless they are given.
     rows: Option<Tensor<B>>,
     lengths: Vec<usize>,
+    /// As in [`TextFeatures`].
+    numbers: Vec<Option<u64>>,
 }
 
 /// The features of the texts of a batch, one under the other.
 pub(crate) struct TextFeatures<B: Backend> {
     /// [tokens of all texts, features]
     pub(crate) rows: Tensor<B>,
-    /// The rows of each text.
-    ranges: Vec<Range<usize>>,
+    /// Each text.
+    texts: Vec<TextRows>,
     /// As in [`Text`].
     of_items: Vec<Vec<usize>>,
+}
+
+/// A text among text features.
+#[derive(Debug, Clone)]
+pub(crate) struct TextRows {
+    pub(crate) rows: Range<usize>,
+    /// By which what is made of it is cached: that of [`Known`]. None of features that are not cached here.
+    pub(crate) number: Option<u64>,
 }
 
 impl<B: Backend> TextFeatures<B> {
     /// The texts that the first `samples` items read in these of the evaluations of a step, each once; and for each
     /// evaluation and item the place of its text among them.
-    pub(crate) fn read(&self, evaluations: Range<usize>, samples: usize) -> (Vec<Range<usize>>, Vec<usize>) {
+    pub(crate) fn read(&self, evaluations: Range<usize>, samples: usize) -> (Vec<TextRows>, Vec<usize>) {
         let (mut texts, mut places) = (Vec::new(), Vec::new());
         for evaluation in evaluations {
             for texts_of_item in &self.of_items[..samples] {
@@ -68,12 +79,12 @@ impl<B: Backend> TextFeatures<B> {
                 }));
             }
         }
-        (texts.into_iter().map(|text| self.ranges[text].clone()).collect(), places)
+        (texts.into_iter().map(|text| self.texts[text].clone()).collect(), places)
     }
 
     /// The rows of the texts of an item.
     pub(crate) fn of_item(&self, item: usize) -> impl Iterator<Item = Range<usize>> {
-        self.of_items[item].iter().map(|text| self.ranges[*text].clone())
+        self.of_items[item].iter().map(|text| self.texts[*text].rows.clone())
     }
 }
 
@@ -148,7 +159,7 @@ impl Text {
     ) -> Result<Encoded<'_, B>> {
         caller.check()?;
         let backend = residency.backend();
-        let (features, lengths) = match &self.texts {
+        let (features, lengths, numbers) = match &self.texts {
             Texts::Prompts(prompts) => {
                 let features = if backend.rank() == 0 {
                     read(prompts, residency, prepared, reader, caller, clock)?
@@ -156,19 +167,21 @@ impl Text {
                     residency.prefetch(&prepared.memory, false);
                     Vec::new()
                 };
-                (features, prompts.iter().map(|prompt| prompt.tokens.ids.len()).collect())
+                let (features, numbers): (Vec<_>, Vec<_>) =
+                    features.into_iter().map(|known| (known.rows, Some(known.number))).unzip();
+                (features, prompts.iter().map(|prompt| prompt.tokens.ids.len()).collect(), numbers)
             }
             Texts::Given(texts) => {
                 residency.prefetch(&prepared.memory, false);
                 let upload = |array: &Arc<Array>| backend.upload(&array.values, array.shape[0], array.shape[1]);
                 let features = texts.iter().map(upload).collect::<Result<Vec<_>>>()?;
-                (features, texts.iter().map(|array| array.shape[0]).collect())
+                (features, texts.iter().map(|array| array.shape[0]).collect(), Vec::new())
             }
         };
         let concat = || Tensor::concat_rows(&features.iter().collect::<Vec<_>>());
         let rows = (!features.is_empty()).then(concat).transpose()?;
         clock.encoded()?;
-        Ok(Encoded { text: self, rows, lengths })
+        Ok(Encoded { text: self, rows, lengths, numbers })
     }
 }
 
@@ -177,7 +190,7 @@ impl<B: Backend> Encoded<'_, B> {
     ///
     /// Errors when memory runs out, or another device fails.
     pub(crate) fn share(self, residency: &Residency<B>) -> Result<TextFeatures<B>> {
-        let Self { text, rows, lengths } = self;
+        let Self { text, rows, lengths, numbers } = self;
         let rows = match (&text.texts, rows) {
             (Texts::Given(_), Some(rows)) => rows,
             (_, rows) => {
@@ -186,11 +199,11 @@ impl<B: Backend> Encoded<'_, B> {
             }
         };
         let mut end = 0;
-        let ranges = lengths.into_iter().map(|length| {
+        let texts = lengths.into_iter().enumerate().map(|(place, length)| {
             end += length;
-            end - length..end
+            TextRows { rows: end - length..end, number: numbers.get(place).copied().flatten() }
         });
-        Ok(TextFeatures { rows, ranges: ranges.collect(), of_items: text.of_items.clone() })
+        Ok(TextFeatures { rows, texts: texts.collect(), of_items: text.of_items.clone() })
     }
 }
 
@@ -202,7 +215,7 @@ fn read<B: Backend>(
     reader: &TextSource,
     caller: &Caller<'_>,
     clock: &mut Clock<B>,
-) -> Result<Vec<Tensor<B>>> {
+) -> Result<Vec<Known<B>>> {
     let backend = residency.backend();
     match reader {
         TextSource::Own => encode(prompts, residency, prepared, caller, clock),
@@ -210,7 +223,7 @@ fn read<B: Backend>(
             let features = encode(prompts, residency, prepared, caller, clock)?;
             let tokens = prompts.iter().map(|prompt| &prompt.tokens);
             shared.give(tokens, |place| {
-                let features = &features[place];
+                let features = &features[place].rows;
                 Ok(Array { shape: vec![features.rows(), features.cols()], values: backend.download(features)? })
             })?;
             Ok(features)
@@ -229,9 +242,7 @@ fn read<B: Backend>(
             let value_bytes = backend.costs().element_bytes;
             let upload = |(prompt, made): (&Prompt, &Arc<Array>)| {
                 let features = backend.upload(&made.values, made.shape[0], made.shape[1])?;
-                let held = features.row_view(0..features.rows());
-                residency.prompts.insert(&prompt.tokens, features, value_bytes);
-                Ok(held)
+                Ok(residency.prompts.insert(&prompt.tokens, features, value_bytes))
             };
             prompts.iter().zip(&made).map(upload).collect()
         }
@@ -239,7 +250,7 @@ fn read<B: Backend>(
 }
 
 /// The session holds what is cached, so that the cache may drop it for a new prompt or for memory.
-fn cached<B: Backend>(prompt: &Prompt, residency: &Residency<B>) -> Option<Tensor<B>> {
+fn cached<B: Backend>(prompt: &Prompt, residency: &Residency<B>) -> Option<Known<B>> {
     residency.prompts.get(&prompt.tokens)
 }
 
@@ -250,8 +261,8 @@ fn encode<B: Backend>(
     prepared: &Prepared,
     caller: &Caller<'_>,
     clock: &mut Clock<B>,
-) -> Result<Vec<Tensor<B>>> {
-    let mut features: Vec<Option<Tensor<B>>> = prompts.iter().map(|prompt| cached(prompt, residency)).collect();
+) -> Result<Vec<Known<B>>> {
+    let mut features: Vec<Option<Known<B>>> = prompts.iter().map(|prompt| cached(prompt, residency)).collect();
     let new = features.iter().filter(|known| known.is_none()).count();
     residency.prefetch(&prepared.memory, new > 0);
     if new > 0 {
@@ -264,8 +275,7 @@ fn encode<B: Backend>(
                 caller.report(Stage::Text, (i * layers + done) as u64, total);
                 caller.check()
             })?;
-            *features = Some(encoded.row_view(0..encoded.rows()));
-            residency.prompts.insert(&prompt.tokens, encoded, value_bytes);
+            *features = Some(residency.prompts.insert(&prompt.tokens, encoded, value_bytes));
         }
     }
     clock.ran_text_encoder(new);
