@@ -9,7 +9,7 @@ use flux::metadata::Metadata;
 use flux::model::ModelInfo;
 use flux::nn::Weights;
 use flux::output::{ImageFormat, Rgb, encode};
-use flux::pipeline::{Request, Timings};
+use flux::pipeline::{Plan, Request, Timings};
 use flux::vae::{self, Encoder, Grid};
 use serde::Serialize;
 
@@ -37,12 +37,18 @@ struct Row {
     prepare_ms: f64,
     step_ms: f64,
     step_tflop_s: f64,
+    /// Of an image whose prompt is known, where texts have blocks of their own.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    known_step_ms: Option<f64>,
     decode_ms: f64,
     decode_tflop_s: f64,
     /// Time of the host until all work was enqueued, without its waits for steps.
     enqueue_ms: f64,
     /// From the prompt's string to RGB bytes on the host.
     total_ms: f64,
+    /// The same of an image whose prompt is known, where texts have blocks of their own.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    known_total_ms: Option<f64>,
     /// Encoding one image as PNG, in memory.
     png_ms: f64,
     png_bytes: usize,
@@ -66,23 +72,38 @@ impl Row {
             ),
             ("PNG", self.png_ms, format!("  {} bytes", self.png_bytes)),
         ];
-        lines.map(|(stage, ms, more)| format!("{:<52} {ms:10.2} ms{more}", format!("{head} {stage}"))).join("\n")
+        let known = [("step, known prompt", self.known_step_ms), ("image, known prompt", self.known_total_ms)];
+        let known = known.into_iter().filter_map(|(stage, ms)| Some((stage, ms?, String::new())));
+        let line = |(stage, ms, more)| format!("{:<52} {ms:10.2} ms{more}", format!("{head} {stage}"));
+        lines.into_iter().chain(known).map(line).collect::<Vec<_>>().join("\n")
     }
 }
 
-/// Measures images of `sizes` by a model.
-pub fn measure<B: Backend>(bench: &mut Bench<'_, B>, maker: &Maker<B>, sizes: &[usize]) -> Result<()> {
-    let shapes = Shapes::of(maker.info());
-    let (asked, steps, runs) = (bench.settings.batch, bench.settings.steps, bench.settings.effort.image_runs);
-    for &size in sizes {
+/// Images of one size.
+struct Images {
+    timings: Vec<Timings>,
+    /// From the prompt's string to RGB bytes on the host, and encoding one image as PNG, in seconds.
+    totals: Vec<f64>,
+    pngs: Vec<f64>,
+    plan: Plan,
+    png_bytes: usize,
+}
+
+impl Images {
+    /// Makes images of a size, the last of which are measured. Each has the prompt that `prompt` gives for its number.
+    fn make<B: Backend>(
+        bench: &Bench<'_, B>,
+        maker: &Maker<B>,
+        size: usize,
+        prompt: impl Fn(usize) -> String,
+    ) -> Result<Option<Self>> {
+        let (asked, steps, runs) = (bench.settings.batch, bench.settings.steps, bench.settings.effort.image_runs);
         let (mut timings, mut totals, mut pngs) = (Vec::new(), Vec::new(), Vec::new());
         let mut last = None;
         // The second image is captured as CUDA graphs, so the third is the first that only launches them.
         let warm_up = runs.div_ceil(2);
         for run in 0..warm_up + runs {
-            // A cached prompt would not be encoded.
-            let prompt = format!("{} {size} {run}", bench.settings.prompt);
-            let request = Request { width: Some(size), height: Some(size), steps, ..Request::new(prompt, 42) };
+            let request = Request { width: Some(size), height: Some(size), steps, ..Request::new(prompt(run), 42) };
             if let Some(pause) = bench.settings.pause {
                 std::thread::sleep(pause);
             }
@@ -105,10 +126,33 @@ pub fn measure<B: Backend>(bench: &mut Bench<'_, B>, maker: &Maker<B>, sizes: &[
             }
             last = Some((image.plan, png.len()));
         }
-        let (Some((plan, png_bytes)), Some(first)) = (last, timings.first()) else { continue };
-        let median = |of: fn(&Timings) -> f64| super::median(timings.iter().map(of).collect());
-        let step_s = median(|t| t.steps_s.iter().sum::<f64>() / t.steps_s.len().max(1) as f64);
-        let (text_s, decode_s, batch) = (median(|t| t.text_s), median(|t| t.decode_s), first.images);
+        Ok(last.map(|(plan, png_bytes)| Self { timings, totals, pngs, plan, png_bytes }))
+    }
+
+    /// In seconds.
+    fn median(&self, of: fn(&Timings) -> f64) -> f64 {
+        super::median(self.timings.iter().map(of).collect())
+    }
+
+    fn step_s(&self) -> f64 {
+        self.median(|t| t.steps_s.iter().sum::<f64>() / t.steps_s.len().max(1) as f64)
+    }
+}
+
+/// Measures images of `sizes` by a model.
+pub fn measure<B: Backend>(bench: &mut Bench<'_, B>, maker: &Maker<B>, sizes: &[usize]) -> Result<()> {
+    let shapes = Shapes::of(maker.info());
+    for &size in sizes {
+        // A cached prompt would not be encoded.
+        let prompt = |run: usize| format!("{} {size} {run}", bench.settings.prompt);
+        let Some(images) = Images::make(bench, maker, size, prompt)? else { continue };
+        let Some(first) = images.timings.first() else { continue };
+        let known = match maker.info().transformer.has_early_blocks() {
+            true => Images::make(bench, maker, size, |_| prompt(0))?,
+            false => None,
+        };
+        let (step_s, text_s, decode_s) = (images.step_s(), images.median(|t| t.text_s), images.median(|t| t.decode_s));
+        let (plan, batch) = (&images.plan, first.images);
         let evaluations = if plan.guided() { 2 } else { 1 };
         let shapes = shapes.with_text(plan.text_tokens);
         let step_flops = evaluations * shapes.step_flops(shapes.layout(batch, plan.width), 0);
@@ -119,15 +163,17 @@ pub fn measure<B: Backend>(bench: &mut Bench<'_, B>, maker: &Maker<B>, sizes: &[
             text_ms: ms(text_s),
             // The empty prompt of guidance is encoded too, but only for the first image.
             text_tflop_s: tflop_s(shapes.text_flops(), text_s),
-            prepare_ms: ms(median(|t| t.prepare_s)),
+            prepare_ms: ms(images.median(|t| t.prepare_s)),
             step_ms: ms(step_s),
             step_tflop_s: tflop_s(step_flops, step_s),
+            known_step_ms: known.as_ref().map(|known| ms(known.step_s())),
             decode_ms: ms(decode_s),
             decode_tflop_s: tflop_s(batch as u64 * shapes.decode_flops(plan.width), decode_s),
-            enqueue_ms: ms(median(|t| t.enqueue_s)),
-            total_ms: ms(super::median(totals)),
-            png_ms: ms(super::median(pngs)),
-            png_bytes,
+            enqueue_ms: ms(images.median(|t| t.enqueue_s)),
+            total_ms: ms(super::median(images.totals.clone())),
+            known_total_ms: known.map(|known| ms(super::median(known.totals))),
+            png_ms: ms(super::median(images.pngs.clone())),
+            png_bytes: images.png_bytes,
             peak_gib: gib(first.device.peak_memory_bytes),
         };
         bench.line(|| row.text(), &row)?;

@@ -41,6 +41,9 @@ def flux3(check: Check) -> str:
         whole = [figure("4 steps", of_sizes.of_size(1024).number("total_ms"))]
         long = rows("stages/", "--steps", 16, "--size", 1024, "--runs", 2)
         whole.append(figure("16 steps", long.of_size(1024).number("total_ms")))
+        for size in (512, 1024, 2048):
+            steps.append(figure(f"known step {size}", of_sizes.of_size(size).number("known_step_ms")))
+        whole.append(figure("16 steps known", long.of_size(1024).number("known_total_ms")))
         edits = rows("stages/edit", "--steps", 4, "--size", 1024, "--references", "1,2", "--runs", 2)
         for count in (1, 2):
             steps.append(figure(f"step + {count}", edits.named(f"stages/edit-1024x1024+{count}").number("step_ms")))
