@@ -22,6 +22,8 @@ mod adapters;
 mod add;
 #[path = "parity/attention.rs"]
 mod attention;
+#[path = "parity/attention_e4m3.rs"]
+mod attention_e4m3;
 #[path = "parity/compare.rs"]
 mod compare;
 #[path = "parity/concat.rs"]

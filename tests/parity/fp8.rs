@@ -43,7 +43,7 @@ fn roundings(terms: usize) -> f32 {
 }
 
 /// All magnitudes of the format by their bits: 4 of exponent, 3 of mantissa; the last pattern is no number.
-static MAGNITUDES: LazyLock<[f64; 0x7f]> = LazyLock::new(|| {
+pub static MAGNITUDES: LazyLock<[f64; 0x7f]> = LazyLock::new(|| {
     std::array::from_fn(|bits| {
         let (exponent, mantissa) = ((bits >> 3) as i32, (bits & 7) as f64 / 8.0);
         if exponent == 0 { mantissa * 2f64.powi(-6) } else { (1.0 + mantissa) * 2f64.powi(exponent - 7) }
@@ -51,7 +51,7 @@ static MAGNITUDES: LazyLock<[f64; 0x7f]> = LazyLock::new(|| {
 });
 
 /// The nearest e4m3 value; of two as near the one whose last bit is 0; 448 is the largest.
-fn e4m3(value: f32) -> f32 {
+pub fn e4m3(value: f32) -> f32 {
     let magnitude = f64::from(value.abs());
     // By halves: the tests round tens of millions of values.
     let nearest = match MAGNITUDES.partition_point(|least| *least < magnitude) {

@@ -1,5 +1,5 @@
 //! Ranks of a group: collectives at sizes that do not divide, images against those of one GPU, and what becomes of an
-//! image that a rank cannot make. Ranks share the first GPU; where there is a second one, they also have one each.
+//! image that a rank cannot make. Ranks share the first GPU; where there are more, they also have one each.
 
 use std::sync::Arc;
 use std::thread;
@@ -31,8 +31,8 @@ const MEMORY_BYTES: u64 = 4 << 30;
 enum Place {
     /// So many ranks share the first one.
     OneGpu(usize, Link),
-    /// The first and the second.
-    TwoGpus(Link),
+    /// So many ranks have one each, from the first on.
+    OneEach(usize, Link),
 }
 
 impl Place {
@@ -41,7 +41,10 @@ impl Place {
         let options = |link| GroupOptions { limit, link: Some(link), meet_behind: small() };
         let ranks = match self {
             Self::OneGpu(world, link) => Cuda::group_on_one(0, world, MEMORY_BYTES, Precision::Bf16, options(link)),
-            Self::TwoGpus(link) => Cuda::group(&[0, 1], None, Precision::Bf16, &GemmCache::Off, options(link)),
+            Self::OneEach(world, link) => {
+                let gpus: Vec<_> = (0..world).collect();
+                Cuda::group(&gpus, None, Precision::Bf16, &GemmCache::Off, options(link))
+            }
         }?;
         // Where ranks share a GPU, the driver must not wait for it to load a kernel while one of them waits for
         // another.
@@ -68,18 +71,24 @@ fn places() -> Vec<Place> {
     if !few() {
         places.extend([Place::OneGpu(4, Link::Peers), Place::OneGpu(4, Link::Host)]);
     }
-    match Place::TwoGpus(Link::Peers).group_within(limit()) {
-        Ok(ranks) => {
-            let apart = ranks[0].remarks().iter().any(|remark| matches!(remark, Remark::Warning(_)));
-            if apart {
-                println!("skipped: two GPUs that write to each other's memory, these do not: {:?}", ranks[0].remarks());
-            } else {
-                places.push(Place::TwoGpus(Link::Peers));
+    for world in [2, 4] {
+        match Place::OneEach(world, Link::Peers).group_within(limit()) {
+            Ok(ranks) => {
+                let apart = ranks[0].remarks().iter().any(|remark| matches!(remark, Remark::Warning(_)));
+                if apart {
+                    let remarks = ranks[0].remarks();
+                    println!("skipped: {world} GPUs that write to each other's memory, these do not: {remarks:?}");
+                } else {
+                    places.push(Place::OneEach(world, Link::Peers));
+                }
+                places.push(Place::OneEach(world, Link::Host));
             }
-            places.push(Place::TwoGpus(Link::Host));
+            Err(error) if error.to_string().contains("no GPU ") => {
+                println!("skipped: there are fewer than {world} GPUs");
+                break;
+            }
+            Err(error) => panic!("{error}"),
         }
-        Err(error) if error.to_string().contains("no GPU 1") => println!("skipped: there is one GPU"),
-        Err(error) => panic!("{error}"),
     }
     places
 }
@@ -231,7 +240,7 @@ fn ranks_share_references_and_guidance() {
         let references = vec![picture(96, 80), picture(32, 16)];
         let request = Request { references, ..sized("a cat", [96, 80]) };
         assert_near(place, &default_model(), &request, 1, "references");
-        if !matches!(place, Place::OneGpu(2, _) | Place::TwoGpus(_)) {
+        if !matches!(place, Place::OneGpu(2, _) | Place::OneEach(..)) {
             continue;
         }
         let guided = Request { guidance: Some(3.0), negative: Some("rain".to_string()), ..sized("a cat", [80, 48]) };

@@ -1,4 +1,5 @@
-//! Launches cuda/attention.cu and cuda/attention_sm90a.cu: `attention` and `attention_cached`.
+//! Launches cuda/attention.cu and cuda/attention_sm90a.cu: `attention` and `attention_cached`. Where products are in fp8,
+//! long ones without a mask go to `attention_e4m3`.
 //!
 //! Hopper has kernels of its own for heads of 128 and, in `attention_512`, of 512; heads without a kernel go to
 //! `attention_softmax`. `FLUX_ATTENTION=base` turns the Hopper kernels off; `FLUX_ATTENTION=sm90` makes it an error
@@ -115,25 +116,25 @@ impl Blocks {
 }
 
 /// One call: tensors that the kernels can take.
-struct Call<'a> {
-    q: &'a Tensor<Cuda>,
-    k: &'a Tensor<Cuda>,
-    v: &'a Tensor<Cuda>,
-    out: &'a Tensor<Cuda>,
-    head_dim: usize,
-    layout: TokenLayout,
-    mask: Mask,
-    /// More keys, for the Hopper kernel without a mask.
-    cached: Option<&'a KeyValues<Cuda>>,
+pub(super) struct Call<'a> {
+    pub(super) q: &'a Tensor<Cuda>,
+    pub(super) k: &'a Tensor<Cuda>,
+    pub(super) v: &'a Tensor<Cuda>,
+    pub(super) out: &'a Tensor<Cuda>,
+    pub(super) head_dim: usize,
+    pub(super) layout: TokenLayout,
+    pub(super) mask: Mask,
+    /// More keys, for the Hopper kernels without a mask.
+    pub(super) cached: Option<&'a KeyValues<Cuda>>,
 }
 
 impl Call<'_> {
-    fn heads(&self) -> usize {
+    pub(super) fn heads(&self) -> usize {
         self.q.cols() / self.head_dim
     }
 
     /// Query heads that share a key head.
-    fn group(&self) -> usize {
+    pub(super) fn group(&self) -> usize {
         self.q.cols() / self.k.cols()
     }
 
@@ -146,7 +147,7 @@ impl Call<'_> {
     }
 
     /// The factor of scores, which are products of two activations, before they become powers of two.
-    fn scale(&self) -> f32 {
+    pub(super) fn scale(&self) -> f32 {
         let unit = f64::from(self.q.backend().element().unit());
         (std::f64::consts::LOG2_E * unit * unit / (self.head_dim as f64).sqrt()) as f32
     }
@@ -179,6 +180,7 @@ impl Cuda {
         let fresh = self.unless_writable(&q)?;
         let call = Call { q: &q, k, v, out: fresh.as_ref().unwrap_or(&q), head_dim, layout, mask, cached: None };
         match hopper.filter(|_| call.suits_hopper()) {
+            Some(_) if self.attends_in_e4m3(&call)? => self.attend_in_e4m3(&call)?,
             Some(form) => self.run_hopper(&call, form == SINGLE)?,
             None => self.run_base(base, &call)?,
         }
@@ -197,7 +199,11 @@ impl Cuda {
         };
         let fresh = self.unless_writable(&q)?;
         let (out, mask, cached) = (fresh.as_ref().unwrap_or(&q), Mask::None, Some(cached));
-        self.run_hopper(&Call { q: &q, k, v, out, head_dim, layout, mask, cached }, form == SINGLE)?;
+        let call = Call { q: &q, k, v, out, head_dim, layout, mask, cached };
+        match self.attends_in_e4m3(&call)? {
+            true => self.attend_in_e4m3(&call)?,
+            false => self.run_hopper(&call, form == SINGLE)?,
+        }
         Ok(fresh.unwrap_or(q))
     }
 

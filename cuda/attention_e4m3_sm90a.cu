@@ -1,0 +1,500 @@
+// attention_e4m3: attention without a mask in e4m3, for Hopper, head_dim 128: the contract of attention.cu, in two
+// kernels
+//
+//   attention_to_e4m3    q, k and v in e4m3, sample by sample: tokens of text and image lie in one run
+//   attention_e4m3_sm90  attention of those
+//
+//   q        [batch * (tokens - first_query), heads * 128] bf16, row stride ld_q
+//   k, v     [batch * tokens, kv_heads * 128] bf16, row strides ld_k, ld_v
+//   cached_k, cached_v  [cached, kv_heads * 128] bf16: keys that every query sees as well; batch 1 then
+//   q8       [batch * query_rows, heads * 128] e4m3
+//   q_rows   [batch * heads, query_rows] f32 pairs: scales of rows of q8, and lengths of those of q
+//   k8       [batch * key_rows, kv_heads * 128] e4m3
+//   k_tiles  [batch * kv_heads, key_rows / 128] f32 pairs: scales of 128 keys of k8, and the length of the longest of k
+//   v8       [batch * kv_heads * 128, key_rows] e4m3: columns of v. Of 16 keys, key 8 h + 2 t + l lies at place
+//            4 t + 2 h + l, where a multiply has the sums of the one before. Zeros behind the last key
+//   v_tiles  [batch * kv_heads, key_rows / 128] f32: scales of 128 keys of v8
+//   out      [batch * (tokens - first_query), heads * 128] bf16, row stride ld_out; may be q
+//   query_rows, key_rows: queries, and tokens and cached keys, of a sample, up to a multiple of 128
+//
+// Meaning   Scores become multiples of 1/8 as powers of two: y = round(8 log2(e) q k^T / sqrt(128)), as 16-bit
+//           integers. A weight is the e4m3 value whose bits are max(y - greatest y so far + 0x78, 0): 2^8 for the
+//           greatest, and three bits of mantissa along a straight line from one power of two to the next, up to 6% above
+//           2^(y / 8). Sums of weights are sums of the same values, so what all weights have too much of is no error.
+// Mapping   A block for each multiprocessor takes query tiles (128 tokens of one head) in turn. Warp 0 fetches: Q, and
+//           K and V tiles of 128 keys through three stages each. Warpgroups 1 and 2 own 64 query rows each, and multiply
+//           the next K tile while they weigh the last; they issue their multiplies in turn. Eight rows of ones lie
+//           behind every V tile: their products are the sums of weights.
+// Sums      Tensor cores keep about 14 bits of a sum of e4m3 products, and cut off the rest. So a V tile's products are
+//           summed there, and tiles in float32, over the scale of the last tile's values.
+// Needs     sm_90a; rows 16-byte aligned; tokens > 0. |y| < 2^14: a row whose length times the longest key's allows
+//           more has its scores scaled down to that, which is a power of 2048 of two.
+// Rounding  q in each row of a head, k and v in each 128 keys of a head, to 448 of the largest magnitude; y; sums as
+//           above; out.
+// Flops     as attention.cu.   24 x 128, 4608 tokens: 261 GFLOP
+// Bound     tensor cores. 261 GFLOP at 1979 TFLOP/s (H200, dense e4m3) = 132 us
+// Measured  24 x 128, both kernels, us (TFLOP/s): 1536 tokens 66 (442), 4608: 295 (886), 16896: 3020 (1161); in bf16
+//           73, 382 and 5008 at that. The first kernel takes 22, 54 and 180 us of these. A step of 1024 x 1024 takes
+//           32.2 ms instead of 35.3, of 2048 x 2048 173 instead of 217, of 512 x 512 as long. H100, driver 580.159,
+//           CUDA 13.0; `flux bench ops/attention --precision fp8`
+// Tried     4608 and 16896 tokens, standalone, on an H200, without the first kernel: weights by exp2 in float32 and
+//           rounded to e4m3 322 and 3993 us instead of 232 and 2900; pairs of blocks that share keys and values 264 and
+//           3195. Scales of whole heads, by a kernel of its own in front: 27 us more at 4608 tokens
+#include "attention.cuh"
+#include "e4m3.cuh"
+
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+#include "attention_e4m3_sm90a.cuh"
+
+namespace attention {
+
+using namespace hopper;
+
+constexpr int HEAD_DIM = 128, QUERIES = 128, KEYS = 128;
+constexpr int STAGES = 3;
+constexpr int WEIGHT_OF_GREATEST = 0x78;  // 2^8
+constexpr int HIDDEN = -16384;
+constexpr float MOST = 16000.f;
+
+struct Shared {
+    static constexpr int TILE = KEYS * HEAD_DIM, ONES = 8 * KEYS, V_TILE = TILE + ONES;
+    static constexpr int K = QUERIES * HEAD_DIM, V = K + STAGES * TILE, BARRIERS = V + STAGES * V_TILE;
+};
+
+// The tokens of a sample, and then keys that are cached.
+struct Keys {
+    SampleRows rows;
+    int tokens, cached;
+
+    __device__ __forceinline__ const uint4* at(const bf16* x, long long ld, const bf16* more, long long ld_more,
+                                               int key, int col) const {
+        const bf16* from = key < tokens ? x + rows.row(key) * ld : more + (key - tokens) * ld_more;
+        return reinterpret_cast<const uint4*>(from + col);
+    }
+};
+
+__device__ __forceinline__ void unpack(float (&values)[8], const uint4& raw) {
+    const uint32_t pairs[4] = {raw.x, raw.y, raw.z, raw.w};
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        values[2 * i] = __uint_as_float(pairs[i] << 16);
+        values[2 * i + 1] = __uint_as_float(pairs[i] & 0xffff0000u);
+    }
+}
+
+__device__ __forceinline__ float largest(const float (&values)[8]) {
+    float most = 0.f;
+#pragma unroll
+    for (int i = 0; i < 8; i++) most = fmaxf(most, fabsf(values[i]));
+    return most;
+}
+
+__device__ __forceinline__ float squares(const float (&values)[8]) {
+    float sum = 0.f;
+#pragma unroll
+    for (int i = 0; i < 8; i++) sum = fmaf(values[i], values[i], sum);
+    return sum;
+}
+
+// e4m3 has no infinity, so what is not finite saturates.
+__device__ __forceinline__ uint32_t four(float a, float b, float c, float d) {
+    uint32_t bits;
+    asm("{.reg .b16 low, high;\n"
+        "cvt.rn.satfinite.e4m3x2.f32 low, %2, %1;\n"
+        "cvt.rn.satfinite.e4m3x2.f32 high, %4, %3;\n"
+        "mov.b32 %0, {low, high};}"
+        : "=r"(bits)
+        : "f"(a), "f"(b), "f"(c), "f"(d));
+    return bits;
+}
+
+__device__ __forceinline__ uint2 eight(const float (&x)[8], float factor) {
+    return make_uint2(four(x[0] * factor, x[1] * factor, x[2] * factor, x[3] * factor),
+                      four(x[4] * factor, x[5] * factor, x[6] * factor, x[7] * factor));
+}
+
+__device__ __forceinline__ float inverse(float magnitude) { return magnitude > 0.f ? 448.f / magnitude : 0.f; }
+
+__device__ __forceinline__ float greatest_of_warp(float value) {
+#pragma unroll
+    for (int lanes = 16; lanes > 0; lanes /= 2) value = fmaxf(value, __shfl_xor_sync(~0u, value, lanes));
+    return value;
+}
+
+// Of a block of 256 threads.
+__device__ __forceinline__ float greatest_of_block(float value) {
+    __shared__ float of_warps[8];
+    value = greatest_of_warp(value);
+    __syncthreads();
+    if (threadIdx.x % 32 == 0) of_warps[threadIdx.x / 32] = value;
+    __syncthreads();
+#pragma unroll
+    for (int warp = 0; warp < 8; warp++) value = fmaxf(value, of_warps[warp]);
+    return value;
+}
+
+// Of the 16 lanes that have a row of a head.
+template <typename Combine>
+__device__ __forceinline__ float of_row(float value, Combine combine) {
+#pragma unroll
+    for (int lanes = 8; lanes > 0; lanes /= 2) value = combine(value, __shfl_xor_sync(~0u, value, lanes));
+    return value;
+}
+
+// Scores of row g and g + 8 of a warp in turn, two of each -> y, two in a register.
+__device__ __forceinline__ void to_logs(uint32_t (&y)[KEYS / 4], const float (&score)[KEYS / 2],
+                                        const float2 scale) {
+    constexpr float INTEGERS = 12582912.f;  // 1.5 * 2^23: what is added to it is rounded to an integer
+#pragma unroll
+    for (int i = 0; i < KEYS / 4; i++) {
+        const uint32_t first = __float_as_uint(fmaf(score[2 * i], i % 2 ? scale.y : scale.x, INTEGERS)),
+                       second = __float_as_uint(fmaf(score[2 * i + 1], i % 2 ? scale.y : scale.x, INTEGERS));
+        y[i] = __byte_perm(first, second, 0x5410);
+    }
+}
+
+// The greatest y of row g in the low half, of row g + 8 in the high half.
+__device__ __forceinline__ uint32_t greatest(const uint32_t (&y)[KEYS / 4]) {
+    uint32_t low = y[0], high = y[1];
+#pragma unroll
+    for (int i = 2; i + 3 < KEYS / 4; i += 4) {
+        low = __vimax3_s16x2(low, y[i], y[i + 2]);
+        high = __vimax3_s16x2(high, y[i + 1], y[i + 3]);
+    }
+    low = __vmaxs2(low, y[KEYS / 4 - 2]);
+    high = __vmaxs2(high, y[KEYS / 4 - 1]);
+    uint32_t both = __vmaxs2(__byte_perm(low, high, 0x5410), __byte_perm(low, high, 0x7632));
+    both = __vmaxs2(both, __shfl_xor_sync(~0u, both, 1));
+    return __vmaxs2(both, __shfl_xor_sync(~0u, both, 2));
+}
+
+// The weights of y as the left operand of a multiply has them.
+__device__ __forceinline__ void weigh(uint32_t (&weights)[KEYS / 32][4], const uint32_t (&y)[KEYS / 4], uint32_t top) {
+    const uint32_t shift = __vsub2(WEIGHT_OF_GREATEST * 0x10001u, top);
+    const uint32_t shifts[2] = {__byte_perm(shift, shift, 0x1010), __byte_perm(shift, shift, 0x3232)};
+#pragma unroll
+    for (int n = 0; n < KEYS / 32; n++) {
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            const int first = n * 8 + i / 2 * 4 + i % 2;
+            weights[n][i] = __byte_perm(__viaddmax_s16x2_relu(y[first], shifts[i % 2], 0u),
+                                        __viaddmax_s16x2_relu(y[first + 2], shifts[i % 2], 0u), 0x6420);
+        }
+    }
+}
+
+// Keys of this tile from `left` on.
+__device__ __forceinline__ void hide(uint32_t (&y)[KEYS / 4], int left) {
+#pragma unroll
+    for (int i = 0; i < KEYS / 4; i++) {
+        const int key = threadIdx.x % 4 * 2 + i / 2 * 8;
+        if (key >= left) y[i] = (HIDDEN & 0xffff) * 0x10001u;
+        else if (key + 1 >= left) y[i] = __byte_perm(y[i], HIDDEN & 0xffff, 0x5410);
+    }
+}
+
+}  // namespace attention
+
+// A block has 128 queries, or the k or the v of 128 keys, of one head of one sample.
+extern "C" __global__ void __launch_bounds__(256)
+    attention_to_e4m3(const bf16* q, long long ld_q, const bf16* k, long long ld_k, const bf16* v, long long ld_v,
+                      const bf16* cached_k, long long ld_cached_k, const bf16* cached_v, long long ld_cached_v,
+                      unsigned char* q8, float2* q_rows, unsigned char* k8, float2* k_tiles, unsigned char* v8,
+                      float* v_tiles, int batch, int txt, int img, int first_query, int cached, int heads, int group,
+                      int query_rows, int key_rows) {
+    using namespace attention;
+    __shared__ uint32_t columns[HEAD_DIM][KEYS / 4 + 1];
+    const int head = blockIdx.y, sample = blockIdx.z / 3, job = blockIdx.z % 3, kv_heads = heads / group;
+    const int tokens = txt + img, all_keys = tokens + cached, dims = threadIdx.x % 16 * 8, row = threadIdx.x / 16;
+    const int first = blockIdx.x * KEYS;
+    constexpr int TURNS = KEYS / 16;
+    uint4 raw[TURNS];
+    if (job == 0) {
+        if (first >= query_rows) return;
+        const SampleRows rows(sample, batch, txt, img, batch * first_query);
+        const bf16* from = q + head * HEAD_DIM + dims;
+#pragma unroll
+        for (int i = 0; i < TURNS; i++) {
+            const int token = first_query + first + i * 16 + row;
+            raw[i] = token < tokens ? *reinterpret_cast<const uint4*>(from + rows.row(token) * ld_q) : uint4{};
+        }
+        const long long at = (long long)sample * query_rows + first + row;
+        float2* to_row = q_rows + (long long)(sample * heads + head) * query_rows + first + row;
+#pragma unroll
+        for (int i = 0; i < TURNS; i++) {
+            float values[8];
+            unpack(values, raw[i]);
+            const float most = of_row(largest(values), [](float a, float b) { return fmaxf(a, b); });
+            const float length = sqrtf(of_row(squares(values), [](float a, float b) { return a + b; }));
+            *reinterpret_cast<uint2*>(q8 + ((at + i * 16) * heads + head) * HEAD_DIM + dims) =
+                eight(values, inverse(most));
+            if (dims == 0) to_row[i * 16] = make_float2(most / 448.f, length);
+        }
+        return;
+    }
+    if (first >= key_rows || head % group != 0) return;
+    const Keys keys{SampleRows(sample, batch, txt, img, 0), tokens, cached};
+    const int kv_head = head / group, col = kv_head * HEAD_DIM + dims;
+    const long long tile = (long long)(sample * kv_heads + kv_head) * (key_rows / KEYS) + blockIdx.x;
+    float most = 0.f, longest = 0.f;
+    if (job == 1) {
+#pragma unroll
+        for (int i = 0; i < TURNS; i++) {
+            const int key = first + i * 16 + row;
+            raw[i] = key < all_keys ? *keys.at(k, ld_k, cached_k, ld_cached_k, key, col) : uint4{};
+        }
+#pragma unroll
+        for (int i = 0; i < TURNS; i++) {
+            float values[8];
+            unpack(values, raw[i]);
+            most = fmaxf(most, largest(values));
+            longest = fmaxf(longest, of_row(squares(values), [](float a, float b) { return a + b; }));
+        }
+        most = greatest_of_block(most);
+        longest = greatest_of_block(longest);
+        if (threadIdx.x == 0) k_tiles[tile] = make_float2(most / 448.f, sqrtf(longest));
+#pragma unroll
+        for (int i = 0; i < TURNS; i++) {
+            float values[8];
+            unpack(values, raw[i]);
+            const long long at = (long long)sample * key_rows + first + i * 16 + row;
+            *reinterpret_cast<uint2*>(k8 + at * kv_heads * HEAD_DIM + col) = eight(values, inverse(most));
+        }
+        return;
+    }
+    // Of four keys whose places lie side by side, eight columns, twice.
+#pragma unroll
+    for (int i = 0; i < TURNS; i++) {
+        const int four_keys = i / 4 * 16 + row, place = i % 4;
+        const int key = first + four_keys / 4 * 16 + place / 2 * 8 + four_keys % 4 * 2 + place % 2;
+        raw[i] = key < all_keys ? *keys.at(v, ld_v, cached_v, ld_cached_v, key, col) : uint4{};
+        float values[8];
+        unpack(values, raw[i]);
+        most = fmaxf(most, largest(values));
+    }
+    // Values over a scale that is next to nothing would not fit the scale of the next tile.
+    most = fmaxf(greatest_of_block(most), 1e-12f);
+    if (threadIdx.x == 0) v_tiles[tile] = most / 448.f;
+    const float factor = inverse(most);
+#pragma unroll
+    for (int i = 0; i < TURNS; i += 4) {
+        float values[4][8];
+#pragma unroll
+        for (int place = 0; place < 4; place++) unpack(values[place], raw[i + place]);
+#pragma unroll
+        for (int d = 0; d < 8; d++)
+            columns[dims + d][i / 4 * 16 + row] =
+                four(values[0][d] * factor, values[1][d] * factor, values[2][d] * factor, values[3][d] * factor);
+    }
+    __syncthreads();
+    const long long to_row = (long long)(sample * kv_heads + kv_head) * HEAD_DIM;
+    uint32_t* to = reinterpret_cast<uint32_t*>(v8 + to_row * key_rows + first);
+#pragma unroll
+    for (int i = threadIdx.x; i < HEAD_DIM * KEYS / 4; i += 256)
+        to[(long long)(i / (KEYS / 4)) * (key_rows / 4) + i % (KEYS / 4)] = columns[i / (KEYS / 4)][i % (KEYS / 4)];
+}
+
+// Shared memory is `BARRIERS` and 8 bytes for each barrier, which the launcher passes.
+extern "C" __global__ void __launch_bounds__(384, 1)
+    attention_e4m3_sm90(const __grid_constant__ hopper::TensorMap q, const __grid_constant__ hopper::TensorMap k,
+                        const __grid_constant__ hopper::TensorMap v, const float2* q_rows,
+                        const float2* k_tiles, const float* v_tiles, bf16* out, int ld_out, int batch, int txt,
+                        int img, int first_query, int cached, int heads, int group, int query_rows, int key_rows, float scale) {
+    using namespace attention;
+    extern __shared__ __align__(1024) unsigned char shared[];
+    const uint32_t base = uint32_t(__cvta_generic_to_shared(shared));
+    const uint32_t q_full = base + Shared::BARRIERS, q_free = q_full + 8, k_full = q_free + 8,
+                   k_free = k_full + 8 * STAGES, v_full = k_free + 8 * STAGES, v_free = v_full + 8 * STAGES;
+    constexpr int CONSUMER_WARPS = 8;
+    if (threadIdx.x == 0) {
+        init_barrier(q_full, 1);
+        init_barrier(q_free, CONSUMER_WARPS);
+        for (int stage = 0; stage < STAGES; stage++) {
+            init_barrier(k_full + 8 * stage, 1);
+            init_barrier(v_full + 8 * stage, 1);
+            init_barrier(k_free + 8 * stage, CONSUMER_WARPS);
+            init_barrier(v_free + 8 * stage, CONSUMER_WARPS);
+        }
+        publish_barriers();
+    }
+    for (int i = threadIdx.x; i < STAGES * Shared::ONES / 16; i += blockDim.x) {
+        const int stage = i / (Shared::ONES / 16), piece = i % (Shared::ONES / 16);
+        store_shared_16(base + Shared::V + stage * Shared::V_TILE + Shared::TILE + piece * 16, 0x38383838u);
+    }
+    show_to_tma();  // and to multiplies
+    __syncthreads();
+
+    const int tiles = query_rows / QUERIES, items = tiles * heads * batch, kv_heads = heads / group;
+    const int tokens = txt + img, all_keys = tokens + cached, key_tiles = ceil_div(all_keys, KEYS);
+    const int warpgroup = __shfl_sync(~0u, threadIdx.x / 128, 0);
+    uint32_t q_phase = 0;
+    Ring<STAGES> k_ring, v_ring;
+    if (warpgroup == 0) {
+        give_registers<24>();
+        if (__shfl_sync(~0u, threadIdx.x / 32, 0) == 0) {
+            for (int index = blockIdx.x; index < items; index += gridDim.x) {
+                const int tile = index % tiles, head = index / tiles % heads, sample = index / tiles / heads;
+                const int kv_head = head / group;
+                const auto fetch = [&](const TensorMap& map, int row, int col, uint32_t to, int bytes, uint32_t full,
+                                       uint32_t free, Ring<STAGES>& ring) {
+                    wait(free + ring.stage * 8, ring.phase ^ 1);
+                    if (threadIdx.x == 0) {
+                        arrive_expecting(full + ring.stage * 8, Shared::TILE);
+                        copy_box(to + ring.stage * bytes, map, row, col, full + ring.stage * 8);
+                    }
+                    ring.advance();
+                };
+                const auto fetch_v = [&](int of) {
+                    fetch(v, (sample * kv_heads + kv_head) * HEAD_DIM, of * KEYS, base + Shared::V, Shared::V_TILE,
+                          v_full, v_free, v_ring);
+                };
+                wait(q_free, q_phase ^ 1);
+                q_phase ^= 1;
+                if (threadIdx.x == 0) {
+                    arrive_expecting(q_full, QUERIES * HEAD_DIM);
+                    copy_box(base, q, sample * query_rows + tile * QUERIES, head * HEAD_DIM, q_full);
+                }
+                // In the order of use: a V tile is needed after the next K tile.
+                for (int of = 0; of < key_tiles; of++) {
+                    fetch(k, sample * key_rows + of * KEYS, kv_head * HEAD_DIM, base + Shared::K, Shared::TILE, k_full,
+                          k_free, k_ring);
+                    if (of > 0) fetch_v(of - 1);
+                }
+                fetch_v(key_tiles - 1);
+            }
+        }
+    } else {
+        take_registers<240>();
+        const int mine = warpgroup - 1, lane = threadIdx.x % 32;
+        const int my_row = mine * 64 + threadIdx.x / 32 % 4 * 16 + lane / 4;  // in the tile; and this one + 8
+        const uint64_t queries = describe(base + mine * 64 * HEAD_DIM, 0);
+        const auto release = [&](uint32_t barrier) {
+            if (lane == 0) arrive(barrier);
+        };
+        // Barrier 1 + w is warpgroup w's turn; the first one begins.
+        if (mine == 1) give_turn(1, 256);
+        for (int index = blockIdx.x; index < items; index += gridDim.x) {
+            const int tile = index % tiles, head = index / tiles % heads, sample = index / tiles / heads;
+            const long long first_tile = (long long)(sample * kv_heads + head / group) * (key_rows / KEYS);
+            const float2* k_tile = k_tiles + first_tile;
+            const float* v_tile = v_tiles + first_tile;
+            float longest = 0.f;
+            for (int of = lane; of < key_tiles; of += 32) longest = fmaxf(longest, k_tile[of].y);
+            longest = greatest_of_warp(longest);
+            float row_scales[2];
+#pragma unroll
+            for (int half = 0; half < 2; half++) {
+                const float2 row = q_rows[(long long)(sample * heads + head) * query_rows + tile * QUERIES + my_row +
+                                          half * 8];
+                const float most = scale * row.y * longest;
+                row_scales[half] = scale * row.x * (most > MOST ? MOST / most : 1.f);
+            }
+            float output[HEAD_DIM / 2] = {}, fresh[HEAD_DIM / 2 + 4], score[KEYS / 2];
+            // Output is over the scale of the values of the last tile that was added.
+            float sum[2] = {0.f, 0.f}, fade[2], earlier_fade[2] = {0.f, 0.f};
+            float v_scale = v_tile[0], earlier_v_scale = v_scale;
+            uint32_t weights[KEYS / 32][4], y[KEYS / 4], top = (HIDDEN & 0xffff) * 0x10001u;
+            const auto soften = [&](int of, float k_scale) {
+                to_logs(y, score, make_float2(row_scales[0] * k_scale, row_scales[1] * k_scale));
+                if (all_keys - of * KEYS < KEYS) hide(y, all_keys - of * KEYS);
+                const uint32_t now = __vmaxs2(top, greatest(y));
+                fade[0] = exp2_approx((short(top) - short(now)) / 8.f);
+                fade[1] = exp2_approx((short(top >> 16) - short(now >> 16)) / 8.f);
+                top = now;
+            };
+            const auto issue_scores = [&] {
+                const uint64_t keys = describe(base + Shared::K + k_ring.stage * Shared::TILE, 0);
+#pragma unroll
+                for (int d = 0; d < HEAD_DIM / 32; d++) multiply_keys(score, queries + d * 2, keys + d * 2, d > 0);
+                commit_multiply();
+            };
+            const auto issue_output = [&] {
+                const uint64_t values = describe(base + Shared::V + v_ring.stage * Shared::V_TILE, 0);
+#pragma unroll
+                for (int n = 0; n < KEYS / 32; n++) multiply_values(fresh, weights[n], values + n * 2, n > 0);
+                commit_multiply();
+            };
+            const auto add_fresh = [&] {
+                const float ratio = earlier_v_scale / v_scale;
+                const float fades[2] = {earlier_fade[0] * ratio, earlier_fade[1] * ratio};
+#pragma unroll
+                for (int i = 0; i < HEAD_DIM / 2; i++) output[i] = fmaf(output[i], fades[i / 2 % 2], fresh[i]);
+#pragma unroll
+                for (int half = 0; half < 2; half++)
+                    sum[half] = fmaf(sum[half], earlier_fade[half], fresh[HEAD_DIM / 2 + half * 2]);
+            };
+            const auto remember = [&](float next_v_scale) {
+                earlier_fade[0] = fade[0], earlier_fade[1] = fade[1];
+                earlier_v_scale = v_scale, v_scale = next_v_scale;
+            };
+
+            wait(q_full, q_phase);
+            q_phase ^= 1;
+            wait(k_full + 8 * k_ring.stage, k_ring.phase);
+            begin_multiply();
+            issue_scores();
+            wait_multiply<0>();
+            pin(score);
+            release(k_free + 8 * k_ring.stage);
+            k_ring.advance();
+            if (key_tiles == 1) release(q_free);
+            soften(0, k_tile[0].x);
+            remember(v_scale);
+            weigh(weights, y, top);
+            for (int of = 1; of < key_tiles; of++) {
+                const float k_scale = k_tile[of].x, next_v_scale = v_tile[of];
+                wait(k_full + 8 * k_ring.stage, k_ring.phase);
+                wait_turn(1 + mine, 256);
+                begin_multiply();
+                issue_scores();
+                wait(v_full + 8 * v_ring.stage, v_ring.phase);
+                begin_multiply();
+                issue_output();
+                give_turn(2 - mine, 256);
+                wait_multiply<1>();
+                pin(score);
+                release(k_free + 8 * k_ring.stage);
+                k_ring.advance();
+                if (of == key_tiles - 1) release(q_free);
+                soften(of, k_scale);
+                wait_multiply<0>();
+                pin(fresh);
+                release(v_free + 8 * v_ring.stage);
+                v_ring.advance();
+                weigh(weights, y, top);
+                add_fresh();
+                remember(next_v_scale);
+            }
+            wait(v_full + 8 * v_ring.stage, v_ring.phase);
+            begin_multiply();
+            issue_output();
+            wait_multiply<0>();
+            pin(fresh);
+            release(v_free + 8 * v_ring.stage);
+            v_ring.advance();
+            add_fresh();
+
+            const SampleRows rows(sample, batch, txt, img, batch * first_query);
+#pragma unroll
+            for (int half = 0; half < 2; half++) {
+                const int token = first_query + tile * QUERIES + my_row + half * 8;
+                const float share = v_scale / sum[half];
+                bf16* to = out + (long long)rows.row(token) * ld_out + head * HEAD_DIM + lane % 4 * 8;
+#pragma unroll
+                for (int n = 0; n < HEAD_DIM / 8; n += 4) {
+                    uint32_t pair[4];
+#pragma unroll
+                    for (int i = 0; i < 4; i++)
+                        pair[i] = pack_pair(output[(n + i) * 4 + half * 2] * share,
+                                            output[(n + i) * 4 + half * 2 + 1] * share);
+                    exchange_pairs(pair);
+                    if (token < tokens)
+                        *reinterpret_cast<uint4*>(to + n * 8) = make_uint4(pair[0], pair[1], pair[2], pair[3]);
+                }
+            }
+        }
+        if (mine == 0) wait_turn(1, 256);  // takes the last turn, so that the barrier ends as it began
+    }
+}
+
+#endif

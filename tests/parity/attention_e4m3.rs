@@ -1,0 +1,247 @@
+//! Attention in e4m3 against its definition (cuda/attention_e4m3_sm90a.cu), tile by tile, and against that in float32.
+
+use flux::backend::cuda::Cuda;
+use flux::backend::{Device, Memory};
+use flux::ops::{KeyValues, Mask, TokenLayout};
+use flux::tensor::Tensor;
+use rayon::prelude::*;
+
+use crate::compare::{values, with_variable};
+use crate::fp8::{MAGNITUDES, e4m3};
+use crate::{cuda_fp8, is_hopper, small};
+
+const VARIABLE: &str = "FLUX_ATTENTION_E4M3";
+const HEAD_DIM: usize = 128;
+const TILE: usize = 128;
+
+#[derive(Debug, Clone, Copy)]
+struct Case {
+    layout: TokenLayout,
+    heads: usize,
+    kv_heads: usize,
+    cached: usize,
+    /// Of q.
+    gain: f32,
+}
+
+/// Rows of [tokens, heads * HEAD_DIM].
+struct Inputs {
+    q: Vec<f32>,
+    k: Vec<f32>,
+    v: Vec<f32>,
+    cached_k: Vec<f32>,
+    cached_v: Vec<f32>,
+}
+
+impl Case {
+    fn inputs(&self) -> Inputs {
+        let of = |seed, rows: usize, heads: usize| values(seed, rows * heads * HEAD_DIM);
+        let rows = self.layout.rows();
+        let mut q = of(1, rows, self.heads);
+        q.iter_mut().for_each(|value| *value *= self.gain);
+        Inputs {
+            q,
+            k: of(2, rows, self.kv_heads),
+            v: of(3, rows, self.kv_heads),
+            cached_k: of(4, self.cached, self.kv_heads),
+            cached_v: of(5, self.cached, self.kv_heads),
+        }
+    }
+
+    /// The row of a token of a sample.
+    fn row(&self, sample: usize, token: usize) -> usize {
+        let (batch, txt, img) = (self.layout.batch, self.layout.txt, self.layout.image_stream());
+        if token < txt { sample * txt + token } else { batch * txt + sample * img + token - txt }
+    }
+
+    fn run(&self, cuda: &Cuda, Inputs { q, k, v, cached_k, cached_v }: &Inputs) -> Vec<f32> {
+        let upload = |values: &[f32], heads: usize| {
+            cuda.upload(values, values.len() / heads / HEAD_DIM, heads * HEAD_DIM).unwrap()
+        };
+        let q = upload(q, self.heads).split_rows(self.layout.rows_without_query()).1;
+        let (k, v) = (upload(k, self.kv_heads), upload(v, self.kv_heads));
+        let out = match self.cached {
+            0 => q.attention(&k, &v, HEAD_DIM, self.layout, Mask::None),
+            _ => {
+                let cached = KeyValues { k: upload(cached_k, self.kv_heads), v: upload(cached_v, self.kv_heads) };
+                q.attention_cached(&k, &v, &cached, HEAD_DIM, self.layout)
+            }
+        };
+        cuda.download(&out.unwrap()).unwrap()
+    }
+
+    /// What `of_head` makes of the queries, keys and values of each head of each sample, HEAD_DIM values each.
+    fn by_head(
+        &self,
+        inputs: &Inputs,
+        of_head: impl Fn(&[&[f32]], &[&[f32]], &[&[f32]]) -> Vec<Vec<f32>> + Sync,
+    ) -> Vec<f32> {
+        let (first, tokens, skipped) =
+            (self.layout.first_query(), self.layout.tokens(), self.layout.rows_without_query());
+        let heads: Vec<_> = (0..self.layout.batch * self.heads).map(|i| (i / self.heads, i % self.heads)).collect();
+        let made: Vec<_> = heads
+            .par_iter()
+            .map(|&(sample, head)| {
+                let kv_head = head / (self.heads / self.kv_heads);
+                let at = |values, heads, head, row| cells(values, heads, head, row);
+                let own = |values, heads, head| move |token: usize| at(values, heads, head, self.row(sample, token));
+                let with_cached = |values, cached| -> Vec<&[f32]> {
+                    let cached = (0..self.cached).map(move |row| at(cached, self.kv_heads, kv_head, row));
+                    (0..tokens).map(own(values, self.kv_heads, kv_head)).chain(cached).collect()
+                };
+                let queries: Vec<_> = (first..tokens).map(own(&inputs.q, self.heads, head)).collect();
+                let (keys, values) =
+                    (with_cached(&inputs.k, &inputs.cached_k), with_cached(&inputs.v, &inputs.cached_v));
+                of_head(&queries, &keys, &values)
+            })
+            .collect();
+        let cols = self.heads * HEAD_DIM;
+        let mut out = vec![0.0; self.layout.query_rows() * cols];
+        for ((sample, head), rows) in heads.iter().zip(made) {
+            for (token, row) in (first..tokens).zip(rows) {
+                let at = (self.row(*sample, token) - skipped) * cols + head * HEAD_DIM;
+                out[at..at + HEAD_DIM].copy_from_slice(&row);
+            }
+        }
+        out
+    }
+}
+
+fn cells(values: &[f32], heads: usize, head: usize, row: usize) -> &[f32] {
+    &values[(row * heads + head) * HEAD_DIM..][..HEAD_DIM]
+}
+
+/// These values in e4m3 and their scale, which is the largest magnitude over 448.
+fn quantised(rows: &[&[f32]]) -> (Vec<Vec<f32>>, f32) {
+    let most = rows.iter().flat_map(|row| row.iter()).fold(0f32, |most, value| most.max(value.abs()));
+    let inverse = if most > 0.0 { 448.0 / most } else { 0.0 };
+    (rows.iter().map(|row| row.iter().map(|value| e4m3(value * inverse)).collect()).collect(), most / 448.0)
+}
+
+fn dot(a: &[f32], b: &[f32]) -> f32 {
+    a.iter().zip(b).map(|(a, b)| a * b).sum()
+}
+
+/// What the kernels compute of a head of a sample, but for the tensor cores' sums.
+fn definition(queries: &[&[f32]], keys: &[&[f32]], values: &[&[f32]]) -> Vec<Vec<f32>> {
+    let tiles: Vec<_> = keys.chunks(TILE).map(quantised).zip(values.chunks(TILE).map(quantised)).collect();
+    let scale = (8.0 * std::f64::consts::LOG2_E / (HEAD_DIM as f64).sqrt()) as f32;
+    let of_query = |query: &&[f32]| {
+        let (q8, q_scale) = quantised(&[query]);
+        let (mut out, mut sum, mut top) = (vec![0f32; HEAD_DIM], 0f32, -16384i32);
+        for ((k8, k_scale), (v8, v_scale)) in &tiles {
+            let y: Vec<i32> = k8
+                .iter()
+                .map(|key| (dot(&q8[0], key) * (scale * q_scale * k_scale)).round_ties_even() as i32)
+                .collect();
+            let now = y.iter().copied().fold(top, i32::max);
+            let fade = ((top - now) as f32 / 8.0).exp2();
+            top = now;
+            out.iter_mut().for_each(|value| *value *= fade);
+            sum *= fade;
+            for (y, value) in y.iter().zip(v8) {
+                let weight = MAGNITUDES[(y - top + 0x78).max(0) as usize] as f32;
+                sum += weight;
+                out.iter_mut().zip(value).for_each(|(out, value)| *out += weight * value * v_scale);
+            }
+        }
+        out.iter().map(|value| value / sum).collect()
+    };
+    queries.iter().map(of_query).collect()
+}
+
+fn exact(queries: &[&[f32]], keys: &[&[f32]], values: &[&[f32]]) -> Vec<Vec<f32>> {
+    let of_query = |query: &&[f32]| {
+        let scores: Vec<f32> = keys.iter().map(|key| dot(query, key) / (HEAD_DIM as f32).sqrt()).collect();
+        let top = scores.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+        let weights: Vec<f32> = scores.iter().map(|score| (score - top).exp()).collect();
+        let sum: f32 = weights.iter().sum();
+        let mut out = vec![0f32; HEAD_DIM];
+        for (weight, value) in weights.iter().zip(values) {
+            out.iter_mut().zip(*value).for_each(|(out, value)| *out += weight / sum * value);
+        }
+        out
+    };
+    queries.iter().map(of_query).collect()
+}
+
+/// The norm of the difference over that of `expected`.
+fn error(got: &[f32], expected: &[f32]) -> f64 {
+    let squares = |values: &mut dyn Iterator<Item = f32>| values.map(|value| f64::from(value).powi(2)).sum::<f64>();
+    let difference = squares(&mut got.iter().zip(expected).map(|(a, b)| a - b));
+    (difference / squares(&mut expected.iter().copied())).sqrt()
+}
+
+fn case(layout: TokenLayout, heads: usize, kv_heads: usize, cached: usize, gain: f32) -> Case {
+    Case { layout, heads, kv_heads, cached, gain }
+}
+
+/// Tiles that are full, that lack keys or queries, and that have one; samples whose text and image lie apart; shared key
+/// heads; queries of images alone; references; cached keys; scores of many powers of two.
+#[test]
+fn attention_in_e4m3_is_its_definition() {
+    let Some(cuda) = cuda_fp8() else { return };
+    if std::env::var(VARIABLE).is_err() {
+        let (passed, text) =
+            with_variable("attention_e4m3::attention_in_e4m3_is_its_definition", VARIABLE, "sm90-always");
+        println!("{text}");
+        assert!(passed && is_hopper(&cuda), "with {VARIABLE}");
+        return;
+    }
+    let references = |references, layout| TokenLayout { references, ..layout };
+    let layout = TokenLayout::new;
+    let mut cases = vec![
+        case(layout(1, 0, 1), 1, 1, 0, 1.0),
+        case(layout(1, 0, 128), 2, 2, 0, 1.0),
+        case(layout(1, 0, 129), 2, 1, 0, 1.0),
+        case(layout(1, 3, 252), 2, 2, 0, 8.0),
+        case(layout(1, 45, 300), 4, 2, 0, 1.0),
+        case(layout(3, 17, 130), 2, 2, 0, 1.0),
+        case(layout(2, 130, 1), 2, 2, 0, 4.0),
+        case(layout(2, 128, 129).image_queries(), 2, 2, 0, 1.0),
+        case(layout(1, 45, 300).image_queries(), 3, 3, 0, 1.0),
+        case(references(70, layout(1, 45, 64)).image_queries(), 2, 2, 0, 1.0),
+        case(references(128, layout(1, 128, 200)), 2, 2, 0, 1.0),
+        case(layout(1, 45, 64), 2, 2, 70, 1.0),
+        case(layout(1, 130, 391).image_queries(), 4, 2, 127, 1.0),
+    ];
+    if !small() {
+        cases.push(case(layout(1, 30, 1506), 24, 24, 0, 1.0));
+        cases.push(case(layout(1, 0, 4500), 3, 3, 0, 2.0));
+    }
+    for case in cases {
+        let inputs = case.inputs();
+        let before = cuda.stats().launches;
+        let got = case.run(&cuda, &inputs);
+        assert_eq!(cuda.stats().launches - before, 2, "{case:?}: two kernels");
+        let defined = error(&got, &case.by_head(&inputs, definition));
+        let from_exact = error(&got, &case.by_head(&inputs, exact));
+        println!("{case:?}: {defined:.5} from the definition, {from_exact:.4} from float32");
+        assert!(defined < 0.01, "{case:?}: {defined} from the definition");
+        assert!(from_exact < 0.12, "{case:?}: {from_exact} from float32");
+        let again = case.run(&cuda, &inputs);
+        assert!(got.iter().map(|x| x.to_bits()).eq(again.iter().map(|x| x.to_bits())), "{case:?}: two runs differ");
+    }
+    // Rows of zeros see all keys alike, and nothing overflows where rows are long.
+    let zeros = case(layout(1, 0, 200), 1, 1, 0, 0.0);
+    assert!(error(&zeros.run(&cuda, &zeros.inputs()), &zeros.by_head(&zeros.inputs(), exact)) < 0.05);
+    let long = case(layout(1, 0, 200), 1, 1, 0, 1e5);
+    assert!(long.run(&cuda, &long.inputs()).iter().all(|value| value.is_finite() && value.abs() < 2.0));
+}
+
+#[test]
+fn attention_is_in_e4m3_where_it_is_long_and_products_are() {
+    let Some(cuda) = cuda_fp8() else { return };
+    for (tokens, launches) in [(1023, 1), (1024, 2)] {
+        let case = case(TokenLayout::new(1, 0, tokens), 1, 1, 0, 1.0);
+        let inputs = case.inputs();
+        let before = cuda.stats().launches;
+        case.run(&cuda, &inputs);
+        assert_eq!(cuda.stats().launches - before, launches, "{tokens} tokens");
+    }
+    let bf16 = crate::cuda().unwrap();
+    let x = |seed| bf16.upload(&values(seed, 2048 * HEAD_DIM), 2048, HEAD_DIM).unwrap();
+    let (before, q): (_, Tensor<Cuda>) = (bf16.stats().launches, x(1));
+    q.attention(&x(2), &x(3), HEAD_DIM, TokenLayout::single(2048), Mask::None).unwrap();
+    assert_eq!(bf16.stats().launches - before, 1);
+}
