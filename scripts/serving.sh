@@ -1,6 +1,23 @@
-# Starts `flux serve`, with the built-in model unless FLAGS name others, for scripts that source this file. Sets `url` and
-# `server`, its process, which ends with the script.
+# For scripts that source this file, and ask `flux serve`.
 # shellcheck shell=bash
+
+# npm_packages FOLDER PACKAGES...: packages for Node, installed once. Fails where they cannot be had, or want another Node;
+# FOLDER/npm.log says why.
+npm_packages() {
+    local folder=$1 is_done=$1/${2//\//-}.done
+    shift
+    [[ ! -e "$is_done" ]] || return 0
+    timeout 120 npm install --loglevel error --no-audit --no-fund --no-update-notifier --engine-strict \
+        --fetch-retries 1 --cache "$folder/npm-cache" --prefix "$folder" "$@" >"$folder/npm.log" 2>&1 && touch "$is_done"
+}
+
+# Why an installation failed that wrote this log.
+why() {
+    grep -m 1 -i error "$1" || tail -n 1 "$1" | grep . || echo "it took too long"
+}
+
+# Starts it, with the built-in model unless FLAGS name others. Sets `url` and `server`, its process, which ends with the
+# script.
 
 # serve PROGRAM LOG [FLAGS]
 serve() {

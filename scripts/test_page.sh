@@ -53,13 +53,12 @@ skip() {
 command -v npm >/dev/null || skip "no npm"
 if ! command -v chromium >/dev/null && [[ "${INSTALL:-}" == 1 && "$(id -u)" == 0 ]] && command -v apt-get >/dev/null; then
     { apt-get update && apt-get install -y --no-install-recommends chromium; } >"$clients/apt.log" 2>&1 \
-        || skip "Chromium could not be installed: see $clients/apt.log"
+        || skip "Chromium could not be installed: $(why "$clients/apt.log")"
 fi
 chromium=$(command -v chromium) || skip "no Chromium"
-if [[ ! -e "$clients/node_modules/axe-core" ]]; then
-    PLAYWRIGHT_SKIP_BROWSER_DOWNLOAD=1 timeout 120 npm install --silent --no-audit --no-fund --fetch-retries 1 \
-        --prefix "$clients" playwright-core@1 axe-core@4 >"$clients/page.log" 2>&1 || skip "packages could not be installed: see $clients/page.log"
-fi
+timeout 60 "$chromium" --headless --no-sandbox --disable-gpu --user-data-dir="$clients/chromium" --dump-dom about:blank \
+    >"$clients/chromium.log" 2>&1 || skip "Chromium does not start: $(why "$clients/chromium.log")"
+npm_packages "$clients" playwright-core@1.65.1 axe-core@4.14.1 || skip "packages could not be installed: $(why "$clients/npm.log")"
 
 log=$clients/page-serve.log
 serve "$flux" "$log"

@@ -65,11 +65,12 @@ server=
 
 # A folder of packages for Python, installed once: NAME, PACKAGES...
 python_with() {
-    local venv=$clients/$1
+    local venv=$clients/$1 log=$clients/$1.log
     shift
     if [[ ! -e "$venv/done" ]]; then
-        python3 -m venv "$venv" >"$venv.log" 2>&1 || return 1
-        timeout 120 "$venv/bin/pip" install --quiet --timeout 10 --retries 1 "$@" >>"$venv.log" 2>&1 || return 1
+        timeout 60 python3 -m venv --clear "$venv" >"$log" 2>&1 || return 1
+        timeout 200 "$venv/bin/pip" install --quiet --disable-pip-version-check --cache-dir "$clients/pip-cache" \
+            --timeout 10 --retries 1 "$@" >>"$log" 2>&1 || return 1
         touch "$venv/done"
     fi
     echo "$venv/bin/python"
@@ -93,30 +94,30 @@ with_clients() {
             if python=$(python_with "openai-$version" "openai==$version" httpx); then
                 run "$python" tests/serve/clients/openai_client.py "$url"
             else
-                echo "skipped: openai $version could not be installed: see $clients/openai-$version.log"
+                echo "skipped: openai $version could not be installed: $(why "$clients/openai-$version.log")"
             fi
         done
         if python=$(python_with webuiapi "webuiapi==0.9.17"); then
             run "$python" tests/serve/clients/webui_client.py "$port"
         else
-            echo "skipped: webuiapi could not be installed: see $clients/webuiapi.log"
+            echo "skipped: webuiapi could not be installed: $(why "$clients/webuiapi.log")"
         fi
         if python=$(python_with comfy "websocket-client==1.*" "aiohttp==3.*"); then
             run "$python" tests/serve/clients/comfy_client.py "$url"
         else
-            echo "skipped: clients of ComfyUI's API could not be installed: see $clients/comfy.log"
+            echo "skipped: clients of ComfyUI's API could not be installed: $(why "$clients/comfy.log")"
         fi
         for version in 1 2; do
             if python=$(python_with "mcp-$version" "mcp==$version.*"); then
                 run "$python" tests/serve/clients/mcp_client.py "$flux" "$url"
             else
-                echo "skipped: mcp $version could not be installed: see $clients/mcp-$version.log"
+                echo "skipped: mcp $version could not be installed: $(why "$clients/mcp-$version.log")"
             fi
         done
         if python=$(python_with schema httpx jsonschema); then
             run "$python" tests/serve/clients/schema.py "$url"
         else
-            echo "skipped: jsonschema could not be installed: see $clients/schema.log"
+            echo "skipped: jsonschema could not be installed: $(why "$clients/schema.log")"
         fi
     else
         echo "skipped: no Python"
@@ -126,14 +127,12 @@ with_clients() {
 
 with_node() {
     if command -v npm >/dev/null; then
-        if [[ -e "$clients/node_modules/@modelcontextprotocol/sdk" ]] \
-            || timeout 120 npm install --silent --no-audit --no-fund --fetch-retries 1 --prefix "$clients" \
-                openai@6 @modelcontextprotocol/sdk@1 >"$clients/npm.log" 2>&1; then
+        if npm_packages "$clients" openai@6.49.0 @modelcontextprotocol/sdk@1.32.2; then
             cp tests/serve/clients/*.mjs "$clients/"
             run node "$clients/openai_client.mjs" "$url"
             run node "$clients/mcp_client.mjs" "$flux" "$url"
         else
-            echo "skipped: the clients for Node could not be installed: see $clients/npm.log"
+            echo "skipped: the clients for Node could not be installed: $(why "$clients/npm.log")"
         fi
     else
         echo "skipped: no npm"
@@ -147,15 +146,15 @@ with_short() {
     serve "$flux" "$log"
     if ! command -v python3 >/dev/null; then
         echo "skipped: no Python"
-    elif python=$(python_with short "openai==3.54.0" httpx "webuiapi==0.9.17" "mcp==2.*" "websocket-client==1.*" "aiohttp==3.*" \
-        jsonschema); then
+    elif python=$(python_with short "openai==3.54.0" "httpx==0.28.1" "webuiapi==0.9.17" "mcp==2.3.0" \
+        "websocket-client==1.9.2" "aiohttp==3.14.5" "jsonschema==4.26.0"); then
         run "$python" tests/serve/clients/openai_client.py "$url"
         run "$python" tests/serve/clients/webui_client.py "${url##*:}"
         run "$python" tests/serve/clients/mcp_client.py "$flux" "$url"
         run "$python" tests/serve/clients/comfy_client.py "$url"
         run "$python" tests/serve/clients/schema.py "$url"
     else
-        echo "skipped: the clients for Python could not be installed: see $clients/short.log"
+        echo "skipped: the clients for Python could not be installed: $(why "$clients/short.log")"
     fi
     with_node
 }
