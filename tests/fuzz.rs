@@ -27,6 +27,8 @@ mod mutate;
 mod pictures;
 #[path = "support/gguf.rs"]
 mod plain_gguf;
+#[path = "support/program.rs"]
+mod program;
 #[path = "fuzz/rng.rs"]
 mod rng;
 #[path = "fuzz/run.rs"]
@@ -49,6 +51,7 @@ use std::thread;
 
 use cases::{ATTACH_TO, Kind};
 use expect::{Content, End, Expected};
+use program::takes_long_form;
 use rng::Rng;
 use run::{Case, quiet};
 use sources::{Sources, attach};
@@ -75,7 +78,7 @@ struct Plan {
 impl Plan {
     fn of_environment() -> Self {
         let (seed, first) = (number("FLUX_FUZZ_SEED", 1), number("FLUX_FUZZ_FIRST", 0));
-        let runs = first..first + number("FLUX_FUZZ_RUNS", 2000);
+        let runs = first..first + number("FLUX_FUZZ_RUNS", if takes_long_form() { 2000 } else { 1000 });
         match env::var("FLUX_FUZZ_ONLY").ok().filter(|only| !only.is_empty()) {
             None => Self { seed, runs, kind: None, keeps: false },
             Some(only) => match (only.parse(), Kind::of_name(&only)) {

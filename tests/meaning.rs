@@ -17,14 +17,11 @@ use flux::stage::CancelFlag;
 use score::edits::{Edits, expect_edits, expect_nothing};
 use score::{BOUNDS, Meaning, SIZES, expect_meaning, expect_meaning_at_sizes, expect_most};
 
-/// Whether everything is asked, which takes minutes, and not a part of it.
-fn all() -> bool {
-    std::env::var_os("FLUX_TEST_ALL").is_some()
-}
+use crate::program::takes_long_form;
 
 /// Formats of few bits in which the default model is asked.
 fn formats() -> &'static [&'static str] {
-    if all() { &["q8_0", "q4_k"] } else { &["q4_k"] }
+    if takes_long_form() { &["q8_0", "q4_k"] } else { &["q4_k"] }
 }
 
 fn open() -> OpenModel {
@@ -51,12 +48,12 @@ fn images_show_what_was_asked_for() {
 
 #[test]
 fn images_of_other_sizes_show_it_too() {
-    expect_meaning_at_sizes(&default_model(), if all() { &SIZES } else { &SIZES[3..] });
+    expect_meaning_at_sizes(&default_model(), if takes_long_form() { &SIZES } else { &SIZES[3..] });
 }
 
 #[test]
 fn edits_change_what_was_named_and_nothing_else() {
-    let edits = Edits::load().few(if all() { 2 } else { 1 });
+    let edits = Edits::load().few(if takes_long_form() { 2 } else { 1 });
     expect_edits(&edits, &edits.generate(&default_model(), true));
 }
 
@@ -80,7 +77,7 @@ fn edits_by_shuffled_instructions_are_wrong() {
 fn images_of_weights_in_few_bits_show_it_too() {
     for name in formats() {
         println!("{name}");
-        if all() {
+        if takes_long_form() {
             let meaning = Meaning::load();
             expect_meaning(&meaning, &meaning.generate(&in_format(name)));
         } else {

@@ -10,7 +10,7 @@ use rand::{RngExt, SeedableRng};
 use safetensors::tensor::{Dtype, TensorView, serialize_to_file};
 
 use super::{folder, info};
-use crate::program::{Run, draw, flux, names};
+use crate::program::{Run, draw, flux, names, takes_long_form};
 
 /// Random choices, the same ones each time.
 struct Rng(StdRng);
@@ -134,7 +134,7 @@ fn recipe(rng: &mut Rng) -> Vec<String> {
 fn random_recipes_are_made_again_from_every_format() {
     let folder = files();
     let folder = folder.path();
-    let recipes = if std::env::var_os("FLUX_TEST_ALL").is_some() { 200 } else { 24 };
+    let recipes = if takes_long_form() { 200 } else { 9 };
     let mut rng = Rng(StdRng::seed_from_u64(1));
     for number in 0..recipes {
         let ending = ["png", "webp", "jpg"][number % 3];

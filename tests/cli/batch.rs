@@ -12,7 +12,7 @@ use serde_json::Value;
 
 use super::again::write_adapter;
 use super::folder;
-use crate::program::{Run, SMALL, draw, flux, names};
+use crate::program::{Run, SMALL, draw, flux, names, takes_long_form};
 
 fn command(folder: &Path, words: &[&str]) -> Command {
     let mut command = flux();
@@ -291,7 +291,7 @@ fn ended(folder: &Path, signal: &str, after: Duration) {
 
 #[test]
 fn a_list_that_was_killed_goes_on_and_makes_each_image_once() {
-    let lines = if std::env::var_os("FLUX_TEST_ALL").is_some() { 1_000 } else { 60 };
+    let lines = if takes_long_form() { 1_000 } else { 60 };
     let folder = folder();
     let folder = folder.path();
     let list: String = (0..lines).map(|line| format!("prompt {line}\n")).collect();

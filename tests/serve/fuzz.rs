@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 
 use super::hostile_requests::{Sent, hostile};
 use super::*;
-use crate::program::flux;
+use crate::program::{flux, takes_long_form};
 
 /// Clients at once.
 const CLIENTS: usize = 8;
@@ -134,7 +134,7 @@ fn ask(serving: &Serving, seed: u64, numbers: impl Iterator<Item = u64> + Send) 
 #[test]
 fn hostile_requests_are_answered_and_nothing_is_left_of_them() {
     let (seed, first) = (number("FLUX_FUZZ_SEED", 1), number("FLUX_FUZZ_FIRST", 0));
-    let requests = number("FLUX_FUZZ_REQUESTS", 2000);
+    let requests = number("FLUX_FUZZ_REQUESTS", if takes_long_form() { 2000 } else { 600 });
     let mut serving = serving();
     let start = Instant::now();
     let [count, times] = AGAIN;

@@ -17,6 +17,11 @@ pub fn flux() -> Command {
 /// The smallest image: 32x32, one step, on the CPU. A tenth of a second.
 pub const SMALL: [&str; 8] = ["-W", "32", "-H", "32", "-s", "1", "--device", "cpu"];
 
+/// Whether tests that have a long and a short form take the long one, as `.ci/run --all` does.
+pub fn takes_long_form() -> bool {
+    std::env::var_os("FLUX_TEST_ALL").is_some()
+}
+
 /// The result of a run.
 pub struct Run {
     pub code: Option<i32>,
