@@ -36,6 +36,9 @@ KERNELS := $(TARGET)/kernels/build/make
 # The mdBook of this machine, or one that is built below the target folder when it is missing.
 MDBOOK_VERSION := 0.5.4
 MDBOOK := $(or $(shell command -v mdbook 2>/dev/null),$(TARGET)/tools/bin/mdbook)
+# A generator of load that is beside `flux bench serve` where it is there: that of this machine, or what `make oha` built.
+OHA_VERSION := 1.16.0
+OHA ?= $(or $(shell command -v oha 2>/dev/null),$(wildcard $(TARGET)/tools/bin/oha))
 # Where links lead that leave the book: this folder, or its address on a code host.
 BOOK_SOURCE ?= file://$(CURDIR)
 # As wide as the tables below them in the README.
@@ -128,9 +131,13 @@ fuzz: ## Run the program FUZZ_RUNS times with hostile files, prompts and argumen
 fuzz-signals: build ## Begin COUNT images, end each by signals at moments that SEED chooses, and look at what is left
 	scripts/fuzz_signals.sh $(FLUX) "$(COUNT)" "$$SEED"
 
+.PHONY: oha
+oha: ## Build oha, a generator of load, for `test-server` and `gpu-bundle`
+	$(CARGO) install --locked oha --version $(OHA_VERSION) --no-default-features --features rustls --root "$(TARGET)/tools"
+
 .PHONY: test-server
 test-server: build ## Run clients and a browser against `flux serve`; installs the clients below target/
-	FLUX_BIN=$(FLUX) CLIENTS="$(TARGET)/clients" scripts/test_server.sh
+	FLUX_BIN=$(FLUX) CLIENTS="$(TARGET)/clients" OHA="$(OHA)" scripts/test_server.sh
 	FLUX_BIN=$(FLUX) CLIENTS="$(TARGET)/clients" scripts/test_page.sh "$(TARGET)/page"
 
 .PHONY: test-gpu
@@ -153,7 +160,7 @@ executable = $$(sed -n 's/.*"kind":\["$(1)"\].*"name":"$(2)".*"executable":"\([^
 # that target/release/flux stays as it is; compiled kernels are shared. The reference's wheels are added where pip can fetch them.
 # FLUX_CUDA_ARCHS=75,90a builds the kernels for one GPU and for fp16 only, which is quicker.
 .PHONY: gpu-bundle
-gpu-bundle: ## Gather what scripts/gpu_check needs on a machine without Rust (STANDALONE=1: and without this folder; BASE=PROGRAM: with a program to compare)
+gpu-bundle: ## Gather what scripts/gpu_check needs on a machine without Rust (STANDALONE=1: and without this folder; BASE=PROGRAM: with a program to compare; OHA=PROGRAM: with oha)
 	mkdir -p $(TARGET)/kernels $(BUNDLE_TARGET)
 	ln -sfn ../kernels $(BUNDLE_TARGET)/kernels
 	cksum $(FLUX) > $(BUNDLE_TARGET)/before 2>/dev/null || true
@@ -166,6 +173,7 @@ gpu-bundle: ## Gather what scripts/gpu_check needs on a machine without Rust (ST
 	strip -o $(BUNDLE_TARGET)/bin/gpu "$(call executable,test,gpu)"
 	strip -o $(BUNDLE_TARGET)/bin/cpu_gemm "$(call executable,test,cpu_gemm)"
 	@if [ -n "$(BASE)" ]; then strip -o $(BUNDLE_TARGET)/bin/base "$(BASE)"; fi
+	@if [ -n "$(OHA)" ]; then strip -o $(BUNDLE_TARGET)/bin/oha "$(OHA)"; fi
 	XZ_OPT=-9 tar -C $(BUNDLE_TARGET)/bin -cJf $(GPU_BUNDLE)/bin.tar.xz .
 	git describe --always --dirty > $(GPU_BUNDLE)/COMMIT
 	tar --exclude=__pycache__ -cf - scripts/gpu_check scripts/make_full_size_model.py scripts/random_models \

@@ -24,6 +24,7 @@ What cannot be installed is skipped with a line.
 environment:
   FLUX_BIN  the program (target/release/flux)
   CLIENTS   where the clients are installed (target/clients)
+  OHA       the program (oha)
 END
 }
 
@@ -183,11 +184,11 @@ with_slow_ones() {
 with_load() {
     serve "$flux" "$log"
     run "$flux" bench serve --url "$url" --size 64 --steps 1 --clients 1,8 --seconds 10
-    if command -v oha >/dev/null; then
-        run oha -z 10s -c 8 --no-tui -m POST -T application/json \
+    if command -v "${OHA:-oha}" >/dev/null; then
+        run "${OHA:-oha}" -z 10s -c 8 --no-tui -m POST -T application/json \
             -d '{"prompt": "a red circle", "size": "64x64", "steps": 1, "seed": 1}' "$url/v1/images/generations"
     else
-        echo "skipped: oha is not installed: \`cargo install oha --no-default-features --features rustls\`"
+        echo "skipped: there is no oha: \`make oha\` builds it"
     fi
 }
 

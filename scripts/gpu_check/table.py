@@ -179,7 +179,7 @@ SECTIONS = [
     ),
     Section(
         "serve",
-        420,
+        500,
         serve.serve,
         "`flux serve` under load at 256, 512 and 1024, beside the bench, in bf16 and fp8",
         in_all=False,

@@ -12,6 +12,7 @@ import time
 import urllib.request
 from collections import Counter
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Iterator
 
 from check import Check
@@ -25,7 +26,8 @@ CLIENTS = 16
 
 def serve(check: Check) -> str:
     """Images a second of clients that always ask, beside those of the bench in batches as the server makes them; how much
-    longer than the bench one client waits; and how long the GPU goes on for a client that is gone."""
+    longer than the bench one client waits; what oha says of as many clients, where the bundle has it; and how long the GPU
+    goes on for a client that is gone."""
     check.needs_model()
     missed: list[str] = []
     figures = [serve_in(check, precision, missed) for precision in check.precisions()]
@@ -52,11 +54,12 @@ def serve_in(check: Check, precision: str, missed: list[str]) -> str:
             missed += check.misses(f"{precision} {size} share of the engine's rate", share)
             missed += check.misses(f"{precision} {size} ms beyond the engine", beyond)
             steady = load(check, url, size, "--rate", round(0.8 * many["images_per_s"], 2))
-            say(f"{precision} {size}: {many['images_per_s']:.2f}/s of {engine:.2f}, {beyond} ms beyond the engine")
+            others = by_oha(check.bin / "oha", url, size) if (check.bin / "oha").exists() else ""
+            say(f"{precision} {size}: {many['images_per_s']:.2f}/s of {engine:.2f}, {beyond} ms beyond the engine{others}")
             told.append(
                 f"{size}: {many['images_per_s']:.2f} images a second, {share} of the engine's; one client {beyond} ms beyond "
                 f"it, p99 {1000 * one['p99_s']:.0f} ms; at 80% p50 {1000 * steady['p50_s']:.0f}, p99 "
-                f"{1000 * steady['p99_s']:.0f} ms;"
+                f"{1000 * steady['p99_s']:.0f} ms{others};"
             )
         told.append(f"free {free_after(url):.2f} s after a client went")
     return f"{precision}: {' '.join(told)}"
@@ -147,6 +150,19 @@ def load(check: Check, url: str, size: int, *flags: Word) -> dict[str, float]:
     if row["failed"]:
         raise Failed(f"requests failed: {row['failed']}")
     return row
+
+
+def by_oha(oha: Path, url: str, size: int) -> str:
+    """What oha, where the bundle has it, measures of as many clients."""
+    body = json.dumps({"prompt": "a red circle", "size": f"{size}x{size}", "steps": 4, "seed": 1})
+    # Answers that are under way at the end count, as those of `flux bench serve` do.
+    command: list[Word] = [oha, "-z", f"{SECONDS}s", "-w", "-c", CLIENTS, "--no-tui", "--output-format", "json"]
+    command += ["-m", "POST", "-T", "application/json", "-d", body, f"{url}/v1/images/generations"]
+    told = json.loads(run(command, "oha broke off").output)
+    if set(told["statusCodeDistribution"]) != {"200"} or told["errorDistribution"]:
+        raise Failed(f"requests of oha failed: {told['statusCodeDistribution']} {told['errorDistribution']}")
+    rate, times = told["summary"]["requestsPerSec"], told["latencyPercentiles"]
+    return f"; oha {rate:.2f} images a second, p50 {1000 * times['p50']:.0f}, p99 {1000 * times['p99']:.0f} ms"
 
 
 def free_after(url: str) -> float:
