@@ -144,6 +144,7 @@ SECTIONS = [
             **{f"bf16 step {size}": at_most(ms) for size, ms in ((512, 18), (1024, 68), (2048, 390))},
             **{f"bf16 step + {count}": at_most(ms) for count, ms in ((1, 152), (2, 252))},
             **{f"bf16 {steps} steps": at_most(ms) for steps, ms in ((16, 1120), (4, 310))},
+            **{f"fp8 step {size}": at_most(ms) for size, ms in ((512, 13), (1024, 44), (2048, 245))},
             **{f"fp8 {steps} steps": at_most(ms) for steps, ms in ((16, 760), (4, 220))},
         },
         in_all=False,
