@@ -19,12 +19,13 @@
 //
 // Meaning   Scores become multiples of 1/8 as powers of two: y = round(8 log2(e) q k^T / sqrt(128)), as 16-bit
 //           integers. A weight is the e4m3 value whose bits are max(y - greatest y so far + 0x78, 0): 2^8 for the
-//           greatest, and three bits of mantissa along a straight line from one power of two to the next, up to 6% above
-//           2^(y / 8). Sums of weights are sums of the same values, so what all weights have too much of is no error.
+//           greatest, and three bits of mantissa along a straight line from one power of two to the next, up to 6%
+//           above 2^(y / 8). Sums of weights are sums of the same values, so what all weights have too much of is no
+//           error.
 // Mapping   A block for each multiprocessor takes query tiles (128 tokens of one head) in turn. Warp 0 fetches: Q, and
-//           K and V tiles of 128 keys through three stages each. Warpgroups 1 and 2 own 64 query rows each, and multiply
-//           the next K tile while they weigh the last; they issue their multiplies in turn. Eight rows of ones lie
-//           behind every V tile: their products are the sums of weights.
+//           K and V tiles of 128 keys through three stages each. Warpgroups 1 and 2 own 64 query rows each, and
+//           multiply the next K tile while they weigh the last; they issue their multiplies in turn. Eight rows of ones
+//           lie behind every V tile: their products are the sums of weights.
 // Sums      Tensor cores keep about 14 bits of a sum of e4m3 products, and cut off the rest. So a V tile's products are
 //           summed there, and tiles in float32, over the scale of the last tile's values.
 // Needs     sm_90a; rows 16-byte aligned; tokens > 0. |y| < 2^14: a row whose length times the longest key's allows
@@ -299,7 +300,8 @@ extern "C" __global__ void __launch_bounds__(384, 1)
     attention_e4m3_sm90(const __grid_constant__ hopper::TensorMap q, const __grid_constant__ hopper::TensorMap k,
                         const __grid_constant__ hopper::TensorMap v, const float2* q_rows,
                         const float2* k_tiles, const float* v_tiles, bf16* out, int ld_out, int batch, int txt,
-                        int img, int first_query, int cached, int heads, int group, int query_rows, int key_rows, float scale) {
+                        int img, int first_query, int cached, int heads, int group, int query_rows, int key_rows,
+                        float scale) {
     using namespace attention;
     extern __shared__ __align__(1024) unsigned char shared[];
     const uint32_t base = uint32_t(__cvta_generic_to_shared(shared));

@@ -35,7 +35,7 @@ const EXCHANGE: &str = "all collectives are one exchange";
 const COLLECTIVES: &str = "parallel has all collectives";
 
 /// Files that belong to no op, and why.
-const NO_OPS: [(&str, &str, &str); 28] = [
+const NO_OPS: [(&str, &str, &str); 29] = [
     (LAUNCHERS, "dequantise", "products dequantise weights in the formats of files: no op of the trait"),
     (LAUNCHERS, "elementwise", "what the launchers of add and mul share"),
     (LAUNCHERS, "quantise", "products quantise what they take: no op of the trait"),
@@ -45,6 +45,7 @@ const NO_OPS: [(&str, &str, &str); 28] = [
     (KERNELS, "quantise_weight", "weights are quantised while they are loaded"),
     (KERNELS, "transfer", "values between host and device"),
     (PARITY, "adapters", "products with layers that have factors of low rank"),
+    (PARITY, "attention_e4m3", "attention in another way, which has a definition of its own"),
     (PARITY, "compare", "what all parity tests share"),
     (PARITY, "dequantise", "weights in the formats of files"),
     (PARITY, "doors", "what all ops refuse"),

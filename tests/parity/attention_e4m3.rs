@@ -176,8 +176,8 @@ fn case(layout: TokenLayout, heads: usize, kv_heads: usize, cached: usize, gain:
     Case { layout, heads, kv_heads, cached, gain }
 }
 
-/// Tiles that are full, that lack keys or queries, and that have one; samples whose text and image lie apart; shared key
-/// heads; queries of images alone; references; cached keys; scores of many powers of two.
+/// Tiles that are full, that lack keys or queries, and that have one; samples whose text and image lie apart; shared
+/// key heads; queries of images alone; references; cached keys; scores of many powers of two.
 #[test]
 fn attention_in_e4m3_is_its_definition() {
     let Some(cuda) = cuda_fp8() else { return };

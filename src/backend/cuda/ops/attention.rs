@@ -1,5 +1,5 @@
-//! Launches cuda/attention.cu and cuda/attention_sm90a.cu: `attention` and `attention_cached`. Where products are in fp8,
-//! long ones without a mask go to `attention_e4m3`.
+//! Launches cuda/attention.cu and cuda/attention_sm90a.cu: `attention` and `attention_cached`. Where products are in
+//! fp8, long ones without a mask go to `attention_e4m3`.
 //!
 //! Hopper has kernels of its own for heads of 128 and, in `attention_512`, of 512; heads without a kernel go to
 //! `attention_softmax`. `FLUX_ATTENTION=base` turns the Hopper kernels off; `FLUX_ATTENTION=sm90` makes it an error

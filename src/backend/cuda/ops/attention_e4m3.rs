@@ -11,8 +11,8 @@ use crate::backend::cuda::{Cuda, Precision};
 use crate::error::Result;
 use crate::ops::Mask;
 
-/// `FLUX_ATTENTION_E4M3=base` leaves attention in bf16 where products are in fp8; `FLUX_ATTENTION_E4M3=sm90` makes it an
-/// error when this GPU or this program has no kernel, and `sm90-always` also runs it where it is no faster.
+/// `FLUX_ATTENTION_E4M3=base` leaves attention in bf16 where products are in fp8; `FLUX_ATTENTION_E4M3=sm90` makes it
+/// an error when this GPU or this program has no kernel, and `sm90-always` also runs it where it is no faster.
 const CHOICE: Choice =
     Choice { op: "attention in e4m3", variable: "FLUX_ATTENTION_E4M3", file: "attention_e4m3_sm90a", forms: &[ALWAYS] };
 const ALWAYS: &str = "sm90-always";
@@ -108,9 +108,10 @@ impl Cuda {
         arguments.extend(pointers.iter_mut().map(|pointer| std::ptr::from_mut(pointer).cast::<c_void>()));
         arguments.extend(ints.iter_mut().map(|int| std::ptr::from_mut(int).cast::<c_void>()));
         arguments.push(std::ptr::from_mut(&mut scale).cast());
-        // SAFETY: `arguments` are, in the order of `attention_e4m3_sm90`, three tensor maps, four pointers, ten ints and
-        // a float, all alive until the call returns; the shared memory is its `Shared` and its barriers. The maps cover
-        // exactly what the kernel before wrote. `out` has a row for each query, and nothing else of this call reads it.
+        // SAFETY: `arguments` are, in the order of `attention_e4m3_sm90`, three tensor maps, four pointers, ten ints
+        // and a float, all alive until the call returns; the shared memory is its `Shared` and its barriers. The maps
+        // cover exactly what the kernel before wrote. `out` has a row for each query, and nothing else of this call
+        // reads it.
         unsafe { launch.run_raw([items.min(self.device().multiprocessors()), 1, 1], [THREADS, 1, 1], &mut arguments) }
     }
 }
