@@ -21,6 +21,8 @@ mod output;
 mod pages;
 mod prompt;
 mod quantize;
+#[cfg(feature = "queue")]
+mod queue;
 mod recipe;
 mod sampler;
 #[cfg(feature = "server")]
@@ -61,6 +63,8 @@ pub use info::Info;
 pub use output::OutputArgs;
 pub use pages::{completions, man_pages};
 pub use quantize::QuantizeArgs;
+#[cfg(feature = "queue")]
+pub use queue::{DeadChoice, FileFormatChoice, Queue, QueueArgs, QueueCommand, Submit, Worker};
 pub use recipe::RecipeArgs;
 pub use sampler::SamplerArgs;
 #[cfg(feature = "server")]
@@ -204,6 +208,22 @@ pub enum Command {
     /// The key is told on standard error; its line for the file of `--api-keys` is printed.
     #[cfg(feature = "server")]
     Key(Key),
+    /// Gives the images of a file to workers, on many machines.
+    ///
+    /// The file is one of `flux batch`. Jobs go through a broker, RabbitMQ, to those who run `flux worker`; results lie
+    /// in a store, S3 or a folder. The name of the batch is printed: `flux queue status BATCH` tells how far it is.
+    /// Given again, it sends what has no result, and nothing else: that mends whatever was lost.
+    #[cfg(feature = "queue")]
+    Submit(Box<Submit>),
+    /// Draws what `flux submit` gives to a queue, until it is ended.
+    ///
+    /// SIGTERM and Ctrl-C finish what was begun, and end. A worker that dies loses nothing: the broker hands its jobs
+    /// to others.
+    #[cfg(feature = "queue")]
+    Worker(Box<Worker>),
+    /// Looks at the queue: how far batches are, and jobs that cannot be drawn.
+    #[cfg(feature = "queue")]
+    Queue(Box<Queue>),
     /// Prints what a model is, or how an image was made.
     ///
     /// Of a model: its files, formats and sizes; only configs and headers are read, so this takes no time and no

@@ -9,6 +9,8 @@ mod download;
 mod hardware_queues;
 mod panics;
 mod progress;
+#[cfg(feature = "queue")]
+mod queue;
 mod report;
 #[cfg(feature = "server")]
 mod server;
@@ -172,6 +174,18 @@ fn run(cli: Cli, start: Instant, signals: &Signals) -> Result<()> {
         }
         #[cfg(feature = "server")]
         Some(Command::Key(args)) => commands::serve::key(&args),
+        #[cfg(feature = "queue")]
+        Some(Command::Submit(args)) => commands::submit::run(&args, signals),
+        #[cfg(feature = "queue")]
+        Some(Command::Worker(args)) => {
+            if !args.engine().parallel.may_share(args.on.device().count(), 1) {
+                hardware_queues::make_one();
+            }
+            start_threads(args.on.threads, args.quiet)?;
+            commands::worker::run(&args, start, signals)
+        }
+        #[cfg(feature = "queue")]
+        Some(Command::Queue(args)) => commands::queue::run(&args, signals),
         Some(Command::Completions(args)) => commands::pages::complete(&args),
         Some(Command::Man(args)) => commands::pages::write_man(&args),
         Some(Command::Download(args)) => commands::download::run(&args, signals),

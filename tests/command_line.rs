@@ -36,6 +36,8 @@ mod looking;
 mod machine;
 mod options;
 mod pages;
+#[cfg(all(unix, feature = "queue"))]
+mod queue;
 mod readme;
 mod sampling;
 mod scripts;

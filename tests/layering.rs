@@ -7,7 +7,7 @@
 //! text_encoder, transformer, vae, sampler -> nn, tensor, ops -> backend
 //! backend <- cpu, cuda
 //! files: used by whoever opens or loads tensors, and uses nothing but error, which all use
-//! server: used by commands, uses engine
+//! server, queue: used by commands, use engine
 //! compare, sheet, default_model: used by commands, compare by selftest and the defaults of a sheet by cli, too
 //! lettering: used by sheet only
 //! terminal: used by commands only
@@ -27,7 +27,7 @@ use std::sync::LazyLock;
 use paths::{Names, Place, SourceFile, Sources, circles};
 
 /// A part of src/ and the parts of this crate that it may use besides itself and [`COMMON`].
-const LAYERS: [(&str, &[&str]); 44] = [
+const LAYERS: [(&str, &[&str]); 45] = [
     ("main.rs", ANY),
     ("allocator.rs", &[]),
     ("bus_error.rs", &["files"]),
@@ -60,10 +60,12 @@ const LAYERS: [(&str, &[&str]); 44] = [
             "terminal",
             "selftest",
             "server",
+            "queue",
             "version",
             "allocator",
         ],
     ),
+    ("queue", &["engine", "pipeline", "stage", "output", "files", "progress"]),
     (
         "server",
         &[
@@ -151,23 +153,26 @@ const COMMON: [&str; 3] = ["error", "Error", "Result"];
 const ANY: &[&str] = &["*"];
 
 /// A crate and the only places where it may be named. (The CUDA backend has a module `gemm` of its own.)
-const CRATES: [(&str, &[&str]); 49] = [
+const CRATES: [(&str, &[&str]); 51] = [
     ("base64", &["engine/image_recipe.rs", "server/", "terminal/"]),
     // One HTTP server.
     ("axum", &["server/"]),
-    ("blake3", &["server/"]),
-    ("bytes", &["server/"]),
-    ("futures_util", &["server/"]),
+    ("blake3", &["server/", "queue/", "commands/submit.rs"]),
+    ("bytes", &["server/", "queue/"]),
+    ("futures_util", &["server/", "queue/"]),
     ("http_body_util", &["server/"]),
     ("hyper", &["server/"]),
     ("hyper_util", &["server/"]),
     ("multer", &["server/"]),
     ("prometheus_client", &["server/"]),
     ("rmcp", &["server/"]),
-    ("rustls", &["server/", "commands/serve.rs"]),
+    ("rustls", &["server/", "queue/mod.rs", "commands/serve.rs"]),
     ("listenfd", &["server/"]),
     ("sd_notify", &["server/"]),
-    ("tokio", &["server/"]),
+    ("tokio", &["server/", "queue/", "commands/queue.rs", "commands/submit.rs"]),
+    // One broker and one store.
+    ("lapin", &["queue/"]),
+    ("object_store", &["queue/store.rs"]),
     ("tokio_rustls", &["server/"]),
     ("tower", &["server/"]),
     ("csv", &["commands/batch/table.rs"]),
@@ -190,7 +195,7 @@ const CRATES: [(&str, &[&str]); 49] = [
     ("imagesize", &["files/content.rs", "input/read.rs"]),
     ("zune_jpeg", &["input/"]),
     // The program replaces files in one way; measurements write weights to a folder of their own.
-    ("tempfile", &["files/atomic.rs", "files/partial.rs", "bench/weights.rs"]),
+    ("tempfile", &["files/atomic.rs", "files/partial.rs", "bench/weights.rs", "queue/worker/inputs.rs"]),
     (
         "tokenizers",
         &[
@@ -202,12 +207,15 @@ const CRATES: [(&str, &[&str]); 49] = [
     ),
     ("flate2", &["text_encoder/qwen3.rs", "metadata/"]),
     ("rand_mt", &["sampler/noise.rs"]),
-    ("rand", &["sampler/portable.rs", "cli/values.rs", "commands/batch/items.rs", "commands/remote.rs", "server/"]),
+    (
+        "rand",
+        &["sampler/portable.rs", "cli/values.rs", "commands/batch/items.rs", "commands/remote.rs", "queue/", "server/"],
+    ),
     ("rustdct", &["sampler/portable.rs"]),
     ("rustix", &["terminal/", "download/", "commands/remove/", "commands/ask.rs", "server/"]),
     ("rustyline", &["commands/chat/editor.rs"]),
     ("sha2", &["download/", "files/digest.rs"]),
-    ("signal_hook", &["commands/signals.rs"]),
+    ("signal_hook", &["commands/signals.rs", "queue/worker/watchdog.rs"]),
     ("toml", &["cli/settings.rs"]),
     ("libloading", &["backend/cuda/library.rs"]),
     ("parking_lot", &["backend/cuda/"]),

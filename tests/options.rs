@@ -18,7 +18,7 @@ const TOP: &str = "\
 ";
 
 /// The commands whose help it is; none is `flux` alone.
-const COMMANDS: [Option<&str>; 20] = [
+const COMMANDS: [Option<&str>; 26] = [
     None,
     Some("bench"),
     Some("convert"),
@@ -37,6 +37,12 @@ const COMMANDS: [Option<&str>; 20] = [
     Some("serve"),
     Some("mcp"),
     Some("key"),
+    Some("submit"),
+    Some("worker"),
+    Some("queue"),
+    Some("queue status"),
+    Some("queue cancel"),
+    Some("queue dead"),
     Some("sheet"),
     Some("show"),
 ];
@@ -149,7 +155,13 @@ impl Help {
 
     /// That of a command of the built program.
     fn of(command: Option<&str>) -> Self {
-        Self::read(&Run::of(flux().args(command).arg("--help").env("COLUMNS", COLUMNS)).succeeds().stdout)
+        Self::read(
+            &Run::of(
+                flux().args(command.iter().flat_map(|name| name.split(' '))).arg("--help").env("COLUMNS", COLUMNS),
+            )
+            .succeeds()
+            .stdout,
+        )
     }
 
     /// The names of the subcommands.

@@ -21,7 +21,7 @@ use flux::output::Rgb;
 use safetensors::tensor::{Dtype, TensorView};
 
 /// Files that tell someone what to run.
-pub const DOCUMENTS: [&str; 35] = [
+pub const DOCUMENTS: [&str; 36] = [
     "README.md",
     "CHANGELOG.md",
     "CONTRIBUTING.md",
@@ -47,6 +47,7 @@ pub const DOCUMENTS: [&str; 35] = [
     "docs/quick-start.md",
     "docs/recipes.md",
     "docs/sampling.md",
+    "docs/scaling.md",
     "docs/serving.md",
     "docs/several-gpus.md",
     "docs/troubleshooting.md",

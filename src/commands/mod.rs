@@ -23,6 +23,8 @@ pub mod names;
 mod outputs;
 pub mod pages;
 mod prompt_notes;
+#[cfg(feature = "queue")]
+pub mod queue;
 #[cfg(feature = "server")]
 mod remote;
 pub mod remove;
@@ -35,9 +37,13 @@ pub mod show;
 pub mod signals;
 mod source;
 mod studio;
+#[cfg(feature = "queue")]
+pub mod submit;
 mod tensors;
 #[cfg(feature = "server")]
 mod unix_transport;
+#[cfg(feature = "queue")]
+pub mod worker;
 
 use std::io::{self, Write};
 use std::path::PathBuf;

@@ -83,7 +83,7 @@ impl Signals {
     }
 
     /// Whether a signal asked the program to end.
-    #[cfg(feature = "server")]
+    #[cfg(any(feature = "queue", feature = "server"))]
     pub fn received(&self) -> bool {
         self.received.load(Ordering::Relaxed)
     }

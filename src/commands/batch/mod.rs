@@ -6,7 +6,7 @@
 
 mod drawing;
 mod items;
-mod lines;
+pub mod lines;
 mod manifest;
 mod table;
 mod told;
@@ -65,7 +65,9 @@ pub fn run(args: &Batch, signals: &Signals) -> Result<()> {
 }
 
 /// The bytes of the file; `-` is standard input.
-fn read(file: &Path) -> Result<Vec<u8>> {
+///
+/// Errors when it cannot be read.
+pub fn read(file: &Path) -> Result<Vec<u8>> {
     let mut bytes = Vec::new();
     let limit = lines::MAX_FILE as u64 + 1;
     let read = if file == Path::new("-") {

@@ -1,0 +1,222 @@
+//! A batch: jobs whose list is in the store, where it says for good what was asked for.
+
+use std::collections::HashSet;
+
+use bytes::Bytes;
+use flux::engine::Recipe;
+use flux::{Error, Result};
+use futures_util::{StreamExt, TryStreamExt, stream};
+use serde::{Deserialize, Serialize};
+
+use super::message::{FileFormat, JobMessage, VERSION, unix_time};
+use super::names::{self, Key, Lane};
+use super::store::Store;
+
+/// Jobs that are looked for one by one; of more, all results are listed.
+const MOST_LOOKED_FOR: usize = 1000;
+/// Objects that are looked for at once.
+const LOOKS_AT_ONCE: usize = 32;
+
+/// The first line of a manifest.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+struct Head {
+    v: u32,
+    model: String,
+    format: FileFormat,
+    jobs: usize,
+}
+
+/// A job of a batch, as its line of the manifest has it.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Planned {
+    /// The line of the file, and which of the images of the line it is, both from 1.
+    pub line: usize,
+    pub n: usize,
+    pub key: Key,
+    pub recipe: Recipe,
+}
+
+/// A line of a manifest, as far as a status needs it.
+#[derive(Deserialize)]
+struct KeyLine {
+    key: Key,
+}
+
+/// A batch, and its name, which is the hash of its manifest.
+pub struct Batch {
+    pub id: String,
+    pub jobs: Vec<Planned>,
+    model: String,
+    format: FileFormat,
+    manifest: Bytes,
+}
+
+impl Batch {
+    /// The batch of these jobs. A job that asks for the same as one before it is left out.
+    ///
+    /// Errors when one cannot be written.
+    pub fn new(model: &str, format: FileFormat, mut jobs: Vec<Planned>) -> Result<Self> {
+        let mut known = HashSet::with_capacity(jobs.len());
+        jobs.retain(|job| known.insert(job.key.hash));
+        let mut manifest = Vec::new();
+        let mut write = |line: serde_json::Result<Vec<u8>>| -> Result<()> {
+            manifest.extend(line.map_err(|e| Error::usage(format!("cannot write the manifest: {e}")))?);
+            manifest.push(b'\n');
+            Ok(())
+        };
+        let head = Head { v: VERSION, model: model.to_string(), format, jobs: jobs.len() };
+        write(serde_json::to_vec(&head))?;
+        jobs.iter().try_for_each(|job| write(serde_json::to_vec(job)))?;
+        let id = format!("b-{}", names::id(&blake3::hash(&manifest)));
+        Ok(Self { id, jobs, model: model.to_string(), format, manifest: manifest.into() })
+    }
+
+    /// Writes the manifest, unless it is there.
+    pub async fn keep(&self, store: &Store) -> Result<()> {
+        let name = names::manifest(&self.id);
+        if store.has(&name).await? { Ok(()) } else { store.put(&name, self.manifest.clone()).await }
+    }
+
+    /// What is sent of a job.
+    ///
+    /// Errors when it is too long.
+    pub fn message(&self, job: &Planned) -> Result<Vec<u8>> {
+        let place = format!("{} {} {}", self.id, job.line, job.n);
+        let message = JobMessage {
+            v: VERSION,
+            job: names::id(&blake3::hash(place.as_bytes())),
+            batch: Some(self.id.clone()),
+            line: job.line,
+            n: job.n,
+            key: job.key,
+            model: self.model.clone(),
+            recipe: job.recipe.clone(),
+            format: self.format,
+            client: None,
+            priority: Lane::Batch,
+            deadline: None,
+            submitted: unix_time(),
+        };
+        message.to_bytes().map_err(|e| e.at(format!("line {}", job.line)))
+    }
+}
+
+/// The keys of a batch, as its manifest has them.
+///
+/// Errors when there is no such batch.
+pub async fn keys(store: &Store, batch: &str) -> Result<Vec<Key>> {
+    let unknown = || {
+        Error::usage(format!("there is no batch `{}` in this store", flux::error::shown(batch)))
+            .hint("`flux queue status` lists those that there are")
+    };
+    if !names::is_batch(batch) {
+        return Err(unknown());
+    }
+    let manifest = store.get(&names::manifest(batch), u64::MAX).await?.ok_or_else(unknown)?;
+    let lines = manifest.split(|byte| *byte == b'\n').skip(1).filter(|line| !line.is_empty());
+    let keys = lines
+        .map(|line| serde_json::from_slice::<KeyLine>(line).map(|line| line.key))
+        .collect::<serde_json::Result<_>>();
+    keys.map_err(|e| Error::new(format!("the manifest of the batch is damaged: {e}")).hint("submit its list again"))
+}
+
+/// How many jobs of a batch the broker was given.
+pub async fn cursor(store: &Store, batch: &str) -> Result<usize> {
+    let text = store.get(&names::cursor(batch), 32).await?;
+    Ok(text.and_then(|text| std::str::from_utf8(&text).ok()?.trim().parse().ok()).unwrap_or(0))
+}
+
+/// Which jobs have a result, and which an error in its place.
+#[derive(Debug, Default)]
+pub struct Found {
+    pub done: HashSet<blake3::Hash>,
+    pub failed: HashSet<blake3::Hash>,
+}
+
+impl Found {
+    /// Looks for the results of jobs. One that has both is done.
+    pub async fn of(store: &Store, keys: &[Key]) -> Result<Self> {
+        let mut found = if keys.len() <= MOST_LOOKED_FOR {
+            Self::by_looking(store, keys).await?
+        } else {
+            Self::by_listing(store, keys).await?
+        };
+        found.failed.retain(|hash| !found.done.contains(hash));
+        Ok(found)
+    }
+
+    async fn by_looking(store: &Store, keys: &[Key]) -> Result<Self> {
+        let looks = stream::iter(keys.iter().copied()).map(|key| async move {
+            let is_done = store.has(&key.to_string()).await?;
+            let is_failed = !is_done && store.has(&key.error()).await?;
+            Ok::<_, Error>((key.hash, is_done, is_failed))
+        });
+        let looks: Vec<_> = looks.buffer_unordered(LOOKS_AT_ONCE).try_collect().await?;
+        let of = |which: fn(&(blake3::Hash, bool, bool)) -> bool| {
+            looks.iter().filter(|look| which(look)).map(|look| look.0).collect()
+        };
+        Ok(Self { done: of(|look| look.1), failed: of(|look| look.2) })
+    }
+
+    async fn by_listing(store: &Store, keys: &[Key]) -> Result<Self> {
+        let wanted: HashSet<_> = keys.iter().map(|key| key.hash).collect();
+        let mut found = Self::default();
+        let mut hear = |name: &str| match Key::of_object(name) {
+            Some((hash, true)) if wanted.contains(&hash) => drop(found.done.insert(hash)),
+            Some((hash, false)) if wanted.contains(&hash) => drop(found.failed.insert(hash)),
+            _ => {}
+        };
+        store.results(&mut hear).await?;
+        Ok(found)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use flux::engine::ModelRecipe;
+
+    use super::*;
+    use crate::queue::message::key;
+
+    fn planned(line: usize, prompt: &str) -> Planned {
+        let recipe = Recipe::new(prompt, 1);
+        Planned { line, n: 1, key: key(&ModelRecipe::default(), &recipe, FileFormat::Png).unwrap(), recipe }
+    }
+
+    fn batch(prompts: &[&str]) -> Batch {
+        let jobs = prompts.iter().enumerate().map(|(place, prompt)| planned(place + 1, prompt)).collect();
+        Batch::new("tiny", FileFormat::Png, jobs).unwrap()
+    }
+
+    #[test]
+    fn the_same_list_is_the_same_batch_and_the_same_jobs() {
+        let (one, again, other) = (batch(&["a", "b", "a"]), batch(&["a", "b", "a"]), batch(&["a", "c"]));
+        assert_eq!((one.id.clone(), one.jobs.len()), (again.id.clone(), 2));
+        assert_ne!(one.id, other.id);
+        let job = |batch: &Batch, place: usize| JobMessage::read(&batch.message(&batch.jobs[place]).unwrap()).unwrap();
+        assert_eq!(job(&one, 1).job, job(&again, 1).job);
+        assert_ne!(job(&one, 0).job, job(&one, 1).job);
+        assert_eq!((job(&one, 1).line, job(&one, 1).key), (2, one.jobs[1].key));
+    }
+
+    #[tokio::test]
+    async fn results_are_found_by_looking_and_by_listing() {
+        let folder = tempfile::tempdir().unwrap();
+        let store = Store::open(&format!("file://{}", folder.path().display())).unwrap();
+        let batch = batch(&["done", "failed", "both", "queued"]);
+        batch.keep(&store).await.unwrap();
+        batch.keep(&store).await.unwrap();
+        let keys = keys(&store, &batch.id).await.unwrap();
+        assert_eq!(keys, batch.jobs.iter().map(|job| job.key).collect::<Vec<_>>());
+        for name in [keys[0].to_string(), keys[1].error(), keys[2].to_string(), keys[2].error()] {
+            store.put(&name, "x").await.unwrap();
+        }
+        store.put("out/ff/no-hash.png", "x").await.unwrap();
+        for found in [Found::of(&store, &keys).await.unwrap(), Found::by_listing(&store, &keys).await.unwrap()] {
+            assert!(found.done == HashSet::from([keys[0].hash, keys[2].hash]) && found.failed.contains(&keys[1].hash));
+            assert!(!found.failed.contains(&keys[3].hash));
+        }
+        assert!(super::keys(&store, "b-../x").await.is_err());
+        assert_eq!(cursor(&store, &batch.id).await.unwrap(), 0);
+    }
+}

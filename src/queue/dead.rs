@@ -1,0 +1,178 @@
+//! The dead: messages that no worker could do, with the reason of each.
+
+use flux::{Error, Result};
+use lapin::message::BasicGetMessage;
+use lapin::options::{BasicAckOptions, BasicGetOptions};
+use lapin::types::{AMQPValue, FieldTable};
+use lapin::{BasicProperties, Channel};
+use serde::Serialize;
+use serde_json::Value;
+
+use super::broker::{Link, Outgoing};
+use super::message::JobMessage;
+use super::names::{DEAD, JOBS};
+
+/// What workers say in the headers of a message that they give up: why, and where it was.
+pub const REASON: &str = "flux-reason";
+pub const ORIGIN: &str = "flux-queue";
+
+/// Messages that are looked at, at most.
+pub const MOST: usize = 10_000;
+
+/// A message that no worker could do.
+#[derive(Debug, Clone, Serialize)]
+pub struct Dead {
+    /// None where the message is no job.
+    pub job: Option<String>,
+    pub batch: Option<String>,
+    pub line: Option<usize>,
+    pub prompt: Option<String>,
+    pub reason: String,
+    /// Where it was.
+    pub queue: Option<String>,
+    #[serde(skip)]
+    pub hash: Option<blake3::Hash>,
+}
+
+/// Which of the dead are meant.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Which {
+    All,
+    /// Those of a batch, or a single job.
+    Named(String),
+}
+
+impl Which {
+    fn means(&self, dead: &Dead) -> bool {
+        match self {
+            Self::All => true,
+            Self::Named(name) => dead.batch.as_ref() == Some(name) || dead.job.as_ref() == Some(name),
+        }
+    }
+}
+
+/// What is done with the dead.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Fate {
+    /// They stay.
+    Stay,
+    /// They go back into the queues that they were in.
+    Retry,
+    /// They are forgotten.
+    Drop,
+}
+
+/// Looks at the dead, and does something with those that are meant. Returns these.
+///
+/// Errors when the broker is away, or a queue takes none back: those that come after it stay.
+pub async fn treat(link: &Link, which: &Which, fate: Fate) -> Result<Vec<Dead>> {
+    let channel = link.connection.create_channel().await.map_err(|e| link.error(&e))?;
+    let treated = treat_all(link, &channel, which, fate).await;
+    // What was taken and not answered goes back.
+    let _ = channel.close(200, "looked".into()).await;
+    treated
+}
+
+async fn treat_all(link: &Link, channel: &Channel, which: &Which, fate: Fate) -> Result<Vec<Dead>> {
+    let mut meant = Vec::new();
+    for _ in 0..MOST {
+        let message = channel.basic_get(DEAD.into(), BasicGetOptions::default()).await.map_err(|e| link.error(&e))?;
+        let Some(message) = message else { break };
+        let dead = Dead::of(&message);
+        if !which.means(&dead) {
+            continue;
+        }
+        if fate == Fate::Retry {
+            revive(link, &message, &dead).await?;
+        }
+        if fate != Fate::Stay {
+            message.delivery.acker.ack(BasicAckOptions::default()).await.map_err(|e| link.error(&e))?;
+        }
+        meant.push(dead);
+    }
+    Ok(meant)
+}
+
+/// Sends a message to where it was.
+async fn revive(link: &Link, message: &BasicGetMessage, dead: &Dead) -> Result<()> {
+    let key = dead.queue.clone().ok_or_else(|| {
+        Error::new("a message does not say in which queue it was").hint("`flux queue dead drop` forgets it")
+    })?;
+    let bytes = message.delivery.data.clone();
+    let properties = BasicProperties::default().with_delivery_mode(2).with_content_type("application/json".into());
+    let refused = link.send(&[Outgoing { exchange: JOBS, key: key.clone(), bytes, properties }]).await?;
+    if refused.is_empty() {
+        return Ok(());
+    }
+    Err(Error::new(format!("the queue `{key}` is full")).hint("try again when there is room"))
+}
+
+impl Dead {
+    fn of(message: &BasicGetMessage) -> Self {
+        let nothing = FieldTable::default();
+        let headers = message.delivery.properties.headers().as_ref().unwrap_or(&nothing);
+        let (reason, queue) = said(headers);
+        let job = JobMessage::read(&message.delivery.data).ok();
+        // What is wrong with a message may leave its names readable.
+        let loose: Value = serde_json::from_slice(&message.delivery.data).unwrap_or_default();
+        let text = |field: &str| loose.get(field).and_then(Value::as_str).map(flux::error::shown);
+        Self {
+            job: text("job"),
+            batch: text("batch"),
+            line: loose.get("line").and_then(Value::as_u64).map(|line| line as usize),
+            prompt: job.as_ref().map(|job| job.recipe.prompt.clone()),
+            reason,
+            queue,
+            hash: job.map(|job| job.key.hash),
+        }
+    }
+}
+
+/// Why a message is here, and in which queue it was: what a worker said, else what the broker says.
+fn said(headers: &FieldTable) -> (String, Option<String>) {
+    let of = |table: &FieldTable, name: &str| match table.inner().get(name) {
+        Some(AMQPValue::LongString(text)) => Some(text.to_string()),
+        Some(AMQPValue::ShortString(text)) => Some(text.to_string()),
+        _ => None,
+    };
+    if let Some(reason) = of(headers, REASON) {
+        return (reason, of(headers, ORIGIN));
+    }
+    let death = match headers.inner().get("x-death") {
+        Some(AMQPValue::FieldArray(deaths)) => deaths.as_slice().first().cloned(),
+        _ => None,
+    };
+    let Some(AMQPValue::FieldTable(death)) = death else { return ("not told".to_string(), None) };
+    let reason = match of(&death, "reason").as_deref() {
+        Some("delivery_limit") => "delivery_limit: workers ended while they had it, or gave it back".to_string(),
+        Some(reason) => reason.to_string(),
+        None => "not told".to_string(),
+    };
+    (reason, of(&death, "queue"))
+}
+
+#[cfg(test)]
+mod tests {
+    use lapin::types::{FieldArray, LongString};
+
+    use super::*;
+
+    fn text(text: &str) -> AMQPValue {
+        AMQPValue::LongString(LongString::from(text))
+    }
+
+    #[test]
+    fn a_worker_says_more_than_the_broker() {
+        let mut death = FieldTable::default();
+        death.insert("reason".into(), text("delivery_limit"));
+        death.insert("queue".into(), text("flux.tiny.batch"));
+        let mut headers = FieldTable::default();
+        headers.insert("x-death".into(), AMQPValue::FieldArray(FieldArray::from(vec![AMQPValue::FieldTable(death)])));
+        let (reason, queue) = said(&headers);
+        assert!(reason.starts_with("delivery_limit") && queue.as_deref() == Some("flux.tiny.batch"));
+        headers.insert(REASON.into(), text("no job"));
+        headers.insert(ORIGIN.into(), text("flux.tiny.online"));
+        assert_eq!(said(&headers), ("no job".to_string(), Some("flux.tiny.online".to_string())));
+        assert_eq!(said(&FieldTable::default()), ("not told".to_string(), None));
+    }
+}

@@ -1,0 +1,136 @@
+//! How far a batch is, from the store and the broker alone, and its end before its time.
+
+use std::collections::HashSet;
+
+use flux::{Error, Result};
+use futures_util::StreamExt;
+use lapin::BasicProperties;
+use lapin::Consumer;
+use lapin::options::BasicConsumeOptions;
+use lapin::types::FieldTable;
+use serde::Serialize;
+
+use super::batch::{Found, cursor, keys};
+use super::broker::{Broker, Link, Outgoing};
+use super::dead::{self, Fate, Which};
+use super::message::{ControlMessage, EventMessage, Happened, VERSION};
+use super::names::{self, CONTROL, DEAD, EVENTS, Key, Lane};
+use super::store::Store;
+
+/// How far a batch is.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct BatchStatus {
+    pub batch: String,
+    pub jobs: usize,
+    /// Jobs that the broker was given.
+    pub submitted: usize,
+    pub done: usize,
+    /// Jobs that ask for what cannot be drawn.
+    pub failed: usize,
+    /// Jobs that workers did not survive, or did not take.
+    pub dead: usize,
+    pub queued: usize,
+    pub is_cancelled: bool,
+}
+
+/// A queue of the broker.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct QueueStatus {
+    pub queue: String,
+    pub waiting: u32,
+    pub workers: u32,
+}
+
+impl BatchStatus {
+    /// Errors when there is no such batch.
+    pub async fn of(store: &Store, link: &Link, batch: &str) -> Result<Self> {
+        let keys = keys(store, batch).await?;
+        let submitted = cursor(store, batch).await?;
+        let found = Found::of(store, &keys).await?;
+        let dead = dead::treat(link, &Which::Named(batch.to_string()), Fate::Stay).await?;
+        let is_over = |hash: &blake3::Hash| found.done.contains(hash) || found.failed.contains(hash);
+        let dead: HashSet<_> = dead.iter().filter_map(|dead| dead.hash).filter(|hash| !is_over(hash)).collect();
+        let (done, failed, dead) = (found.done.len(), found.failed.len(), dead.len());
+        let is_cancelled = store.has(&names::cancelled(batch)).await?;
+        let queued = keys.len().saturating_sub(done + failed + dead);
+        Ok(Self { batch: batch.to_string(), jobs: keys.len(), submitted, done, failed, dead, queued, is_cancelled })
+    }
+
+    /// Jobs of which nothing more comes.
+    pub fn over(&self) -> usize {
+        if self.is_cancelled { self.jobs } else { self.done + self.failed + self.dead }
+    }
+}
+
+/// The batches of a store.
+pub async fn batches(store: &Store) -> Result<Vec<String>> {
+    let mut batches = store.names("batches").await?;
+    batches.retain(|name| names::is_batch(name));
+    batches.sort();
+    Ok(batches)
+}
+
+/// The queues of the models that a store knows, and that of the dead.
+pub async fn queues(store: &Store, link: &Link) -> Result<Vec<QueueStatus>> {
+    let mut models = store.names("models").await?;
+    models.sort();
+    let models = models.iter().filter_map(|name| name.strip_suffix(".json"));
+    let lanes = models.flat_map(|model| Lane::ALL.map(|lane| lane.queue(model)));
+    let mut queues = Vec::new();
+    for queue in lanes.chain([DEAD.to_string()]) {
+        if let Some([waiting, workers]) = link.waiting(&queue).await? {
+            queues.push(QueueStatus { queue, waiting, workers });
+        }
+    }
+    Ok(queues)
+}
+
+/// Ends a batch or a job: what waits is not drawn, and what is being drawn ends.
+///
+/// Errors when there is no such batch.
+pub async fn cancel(store: &Store, broker: &Broker, name: &str) -> Result<()> {
+    if names::is_batch(name) {
+        if !store.has(&names::manifest(name)).await? {
+            return Err(Error::usage(format!("there is no batch `{name}` in this store"))
+                .hint("`flux queue status` lists those that there are"));
+        }
+        store.put(&names::cancelled(name), "").await?;
+    } else if !names::is_job(name) {
+        return Err(Error::usage(format!("`{}` is no batch and no job", flux::error::shown(name)))
+            .hint("name it as `flux submit` and `flux queue status` do"));
+    }
+    let link = broker.connect().await?;
+    let order = ControlMessage { v: VERSION, cancel: name.to_string() };
+    let bytes = serde_json::to_vec(&order).map_err(|e| Error::new(e.to_string()))?;
+    let properties = BasicProperties::default();
+    link.send(&[Outgoing { exchange: CONTROL, key: String::new(), bytes, properties }]).await.map(drop)
+}
+
+/// Hears which jobs of a batch end.
+pub struct Watch {
+    events: Consumer,
+    batch: String,
+}
+
+impl Watch {
+    /// Errors when the broker refuses.
+    pub async fn new(link: &Link, batch: &str) -> Result<Self> {
+        let channel = link.connection.create_channel().await.map_err(|e| link.error(&e))?;
+        let queue = link.own_queue(&channel, EVENTS, &["*.done", "*.failed"]).await?;
+        let options = BasicConsumeOptions { no_ack: true, ..BasicConsumeOptions::default() };
+        let events = channel.basic_consume(queue.into(), "".into(), options, FieldTable::default()).await;
+        Ok(Self { events: events.map_err(|e| link.error(&e))?, batch: batch.to_string() })
+    }
+
+    /// The next job of the batch that ends. None once the connection is gone.
+    pub async fn next(&mut self) -> Option<(Key, Happened)> {
+        loop {
+            let event = self.events.next().await?.ok()?;
+            if let Ok(EventMessage { batch: Some(batch), key, event, .. }) = serde_json::from_slice(&event.data)
+                && batch == self.batch
+            {
+                return Some((key, event));
+            }
+        }
+    }
+}

@@ -1,0 +1,228 @@
+//! The store: S3, or a folder that all machines have.
+
+use std::path::Path as FilePath;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use flux::error::shown;
+use flux::{Error, Result};
+use futures_util::{StreamExt, TryStreamExt};
+use object_store::aws::AmazonS3Builder;
+use object_store::local::LocalFileSystem;
+use object_store::path::Path;
+use object_store::prefix::PrefixStore;
+use object_store::{
+    BackoffConfig, ClientOptions, Error as StoreError, ObjectStore, ObjectStoreExt, PutMode, PutOptions, RetryConfig,
+    WriteMultipart,
+};
+
+/// Larger objects are written in parts of this size.
+const PART: usize = 8 << 20;
+/// Parts that are written at once.
+const PARTS_AT_ONCE: usize = 4;
+/// Folders of results, by the first two digits of their hashes, that are listed at once.
+const LISTS_AT_ONCE: usize = 16;
+
+/// A store of objects.
+#[derive(Clone)]
+pub struct Store {
+    objects: Arc<dyn ObjectStore>,
+    /// As it was named.
+    url: String,
+}
+
+impl Store {
+    /// The store at `s3://BUCKET[/PREFIX]`, whose credentials and endpoint are in the environment, or in the folder of
+    /// `file:///PATH`. Nothing is asked of it yet.
+    ///
+    /// Errors when the address is none, or has a password.
+    pub fn open(url: &str) -> Result<Self> {
+        let wrong = |what: &str| {
+            Error::usage(format!("`{}` is no store: {what}", shown(url)))
+                .at("--store")
+                .hint("name one as s3://BUCKET/PREFIX or file:///FOLDER")
+        };
+        let objects: Arc<dyn ObjectStore> = if let Some(place) = url.strip_prefix("s3://") {
+            if place.contains('@') {
+                return Err(Error::usage("credentials are no part of the address of a store")
+                    .at("--store")
+                    .hint("put them into AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"));
+            }
+            let (bucket, prefix) = place.split_once('/').unwrap_or((place, ""));
+            if bucket.is_empty() {
+                return Err(wrong("it names no bucket"));
+            }
+            within(s3(bucket).map_err(|e| wrong(&e.to_string()))?, prefix)
+        } else if let Some(folder) = url.strip_prefix("file://") {
+            if !FilePath::new(folder).is_absolute() {
+                return Err(wrong("the path of its folder does not begin with `/`"));
+            }
+            std::fs::create_dir_all(folder).map_err(|e| wrong(&e.to_string()))?;
+            Arc::new(LocalFileSystem::new_with_prefix(folder).map_err(|e| wrong(&e.to_string()))?)
+        } else {
+            return Err(wrong("it begins with neither s3:// nor file://"));
+        };
+        Ok(Self { objects, url: url.trim_end_matches('/').to_string() })
+    }
+
+    fn error(&self, name: &str, doing: &str, e: &StoreError) -> Error {
+        Error::new(format!("cannot {doing} the object: {}", shown(&e.to_string())))
+            .at(format!("{}/{name}", self.url))
+            .hint("is the store there, do its credentials hold, and has it room?")
+    }
+
+    /// Writes an object over what is there.
+    pub async fn put(&self, name: &str, bytes: impl Into<Bytes>) -> Result<()> {
+        let (bytes, path) = (bytes.into(), Path::from(name));
+        let done = if bytes.len() <= PART {
+            self.objects.put(&path, bytes.into()).await.map(drop)
+        } else {
+            self.put_parts(&path, bytes).await
+        };
+        done.map_err(|e| self.error(name, "write", &e))
+    }
+
+    async fn put_parts(&self, path: &Path, bytes: Bytes) -> object_store::Result<()> {
+        let mut upload = WriteMultipart::new_with_chunk_size(self.objects.put_multipart(path).await?, PART);
+        for start in (0..bytes.len()).step_by(PART) {
+            upload.wait_for_capacity(PARTS_AT_ONCE).await?;
+            upload.put(bytes.slice(start..bytes.len().min(start + PART)));
+        }
+        upload.finish().await.map(drop)
+    }
+
+    /// Writes an object unless it is there: the first writer wins. Returns whether this one was the first.
+    pub async fn put_new(&self, name: &str, bytes: Bytes) -> Result<bool> {
+        let options = PutOptions { mode: PutMode::Create, ..PutOptions::default() };
+        match self.objects.put_opts(&Path::from(name), bytes.into(), options).await {
+            Ok(_) => Ok(true),
+            Err(StoreError::AlreadyExists { .. } | StoreError::Precondition { .. }) => Ok(false),
+            Err(e) => Err(self.error(name, "write", &e)),
+        }
+    }
+
+    /// What an object holds, if it is there. One of more than `most` bytes is an error.
+    pub async fn get(&self, name: &str, most: u64) -> Result<Option<Bytes>> {
+        let object = match self.objects.get(&Path::from(name)).await {
+            Ok(object) if object.meta.size > most => {
+                let size = object.meta.size;
+                return Err(Error::usage(format!("the object has {size} bytes, expected at most {most}"))
+                    .at(format!("{}/{name}", self.url)));
+            }
+            Ok(object) => object,
+            Err(StoreError::NotFound { .. }) => return Ok(None),
+            Err(e) => return Err(self.error(name, "read", &e)),
+        };
+        object.bytes().await.map(Some).map_err(|e| self.error(name, "read", &e))
+    }
+
+    pub async fn has(&self, name: &str) -> Result<bool> {
+        match self.objects.head(&Path::from(name)).await {
+            Ok(_) => Ok(true),
+            Err(StoreError::NotFound { .. }) => Ok(false),
+            Err(e) => Err(self.error(name, "look for", &e)),
+        }
+    }
+
+    /// Removes an object; there may be none.
+    pub async fn remove(&self, name: &str) -> Result<()> {
+        match self.objects.delete(&Path::from(name)).await {
+            Ok(()) | Err(StoreError::NotFound { .. }) => Ok(()),
+            Err(e) => Err(self.error(name, "remove", &e)),
+        }
+    }
+
+    /// The names right below a folder: of objects, and of folders.
+    pub async fn names(&self, folder: &str) -> Result<Vec<String>> {
+        let found = self.objects.list_with_delimiter(Some(&Path::from(folder))).await;
+        let found = found.map_err(|e| self.error(folder, "list", &e))?;
+        let objects = found.objects.into_iter().map(|object| object.location);
+        Ok(objects.chain(found.common_prefixes).filter_map(|path| Some(path.filename()?.to_string())).collect())
+    }
+
+    /// Tells `hear` of every object below `out/`.
+    pub async fn results(&self, mut hear: impl FnMut(&str)) -> Result<()> {
+        let folders = (0..=255_u8).map(|first| format!("out/{first:02x}"));
+        let lists = futures_util::stream::iter(folders).map(|folder| async move {
+            let objects = self.objects.list(Some(&Path::from(folder.as_str()))).map_ok(|object| object.location);
+            objects.try_collect::<Vec<_>>().await.map_err(|e| self.error(&folder, "list", &e))
+        });
+        let mut lists = lists.buffer_unordered(LISTS_AT_ONCE);
+        while let Some(found) = lists.next().await {
+            found?.iter().for_each(|path| hear(path.as_ref()));
+        }
+        Ok(())
+    }
+}
+
+/// S3, or what speaks its language, as the environment says it: AWS_ENDPOINT_URL, AWS_REGION, AWS_ACCESS_KEY_ID and the
+/// others. A store that is away is told soon: whoever asks tries again.
+fn s3(bucket: &str) -> object_store::Result<impl ObjectStore> {
+    let plain = std::env::vars().any(|(name, value)| {
+        matches!(&*name, "AWS_ENDPOINT" | "AWS_ENDPOINT_URL" | "AWS_ENDPOINT_URL_S3") && value.starts_with("http://")
+    });
+    let options = ClientOptions::new()
+        .with_allow_http(plain)
+        .with_connect_timeout(Duration::from_secs(5))
+        .with_timeout(Duration::from_secs(120));
+    let retry =
+        RetryConfig { backoff: BackoffConfig::default(), max_retries: 3, retry_timeout: Duration::from_secs(20) };
+    super::choose_cryptography();
+    AmazonS3Builder::from_env().with_bucket_name(bucket).with_client_options(options).with_retry(retry).build()
+}
+
+fn within(objects: impl ObjectStore, prefix: &str) -> Arc<dyn ObjectStore> {
+    match prefix.trim_matches('/') {
+        "" => Arc::new(objects),
+        prefix => Arc::new(PrefixStore::new(objects, prefix)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_store_has_an_address_without_a_password() {
+        for (url, words) in [
+            ("s3://", "no bucket"),
+            ("s3://key:secret@bucket", "AWS_SECRET_ACCESS_KEY"),
+            ("file://relative", "does not begin"),
+            ("gs://bucket", "neither"),
+            ("/folder", "neither"),
+        ] {
+            let error = Store::open(url).map(drop).unwrap_err().to_string();
+            assert!(error.contains(words), "{error}");
+        }
+    }
+
+    #[tokio::test]
+    async fn the_first_writer_wins() {
+        let folder = tempfile::tempdir().unwrap();
+        let store = Store::open(&format!("file://{}", folder.path().display())).unwrap();
+        assert!(store.put_new("out/aa/x.png", Bytes::from_static(b"one")).await.unwrap());
+        assert!(!store.put_new("out/aa/x.png", Bytes::from_static(b"two")).await.unwrap());
+        assert_eq!(store.get("out/aa/x.png", 9).await.unwrap().unwrap(), "one");
+        assert!(store.get("out/aa/x.png", 2).await.is_err_and(|e| e.to_string().contains("3 bytes")));
+        store.put("out/aa/x.png", "three").await.unwrap();
+        assert_eq!(store.get("out/aa/x.png", 9).await.unwrap().unwrap(), "three");
+        assert!(store.has("out/aa/x.png").await.unwrap() && !store.has("out/aa/y.png").await.unwrap());
+        let mut found = Vec::new();
+        store.results(|name| found.push(name.to_string())).await.unwrap();
+        assert_eq!(found, ["out/aa/x.png"]);
+        assert_eq!(store.names("out").await.unwrap(), ["aa"]);
+        store.remove("out/aa/x.png").await.unwrap();
+        store.remove("out/aa/x.png").await.unwrap();
+        assert_eq!(store.get("out/aa/x.png", 9).await.unwrap(), None);
+    }
+
+    #[tokio::test]
+    async fn a_long_object_is_written_in_parts() {
+        let folder = tempfile::tempdir().unwrap();
+        let store = Store::open(&format!("file://{}", folder.path().display())).unwrap();
+        let bytes: Vec<u8> = (0..PART * 2 + 7).map(|byte| byte as u8).collect();
+        store.put("batches/b/manifest.jsonl", bytes.clone()).await.unwrap();
+        assert_eq!(store.get("batches/b/manifest.jsonl", u64::MAX).await.unwrap().unwrap(), bytes);
+    }
+}

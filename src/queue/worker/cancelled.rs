@@ -1,0 +1,80 @@
+//! What is not to be drawn any more: batches whose object in the store says so, and what workers were told.
+
+use std::collections::HashMap;
+use std::sync::Mutex;
+use std::time::{Duration, Instant};
+
+use flux::Result;
+use flux::stage::CancelFlag;
+
+use super::locked;
+use crate::queue::message::JobMessage;
+use crate::queue::names;
+use crate::queue::store::Store;
+
+/// How long it holds what the store said of a batch.
+const KNOWN_FOR: Duration = Duration::from_secs(30);
+/// The same of one that is cancelled: submitted again, it is not, and what is dropped is lost. `flux submit` waits
+/// longer.
+const CANCELLED_FOR: Duration = Duration::from_secs(1);
+/// Names that are kept.
+const MOST_KNOWN: usize = 10_000;
+
+/// What was cancelled, and flags that end what is being drawn.
+#[derive(Default)]
+pub struct Cancelled {
+    known: Mutex<HashMap<String, Known>>,
+    flags: Mutex<HashMap<u64, (JobMessage, CancelFlag)>>,
+}
+
+#[derive(Clone, Copy)]
+struct Known {
+    since: Instant,
+    is_cancelled: bool,
+}
+
+impl Cancelled {
+    /// A batch or a job is cancelled from now on.
+    pub fn cancel(&self, name: &str) {
+        self.know(name, true);
+        let is_meant = |job: &JobMessage| job.job == name || job.batch.as_deref() == Some(name);
+        locked(&self.flags).values().filter(|(job, _)| is_meant(job)).for_each(|(_, flag)| flag.cancel());
+    }
+
+    fn know(&self, name: &str, is_cancelled: bool) {
+        let mut known = locked(&self.known);
+        if known.len() >= MOST_KNOWN {
+            known.retain(|_, known| known.since.elapsed() < KNOWN_FOR);
+        }
+        known.insert(name.to_string(), Known { since: Instant::now(), is_cancelled });
+    }
+
+    /// Whether a job is cancelled.
+    pub async fn has(&self, job: &JobMessage, store: &Store) -> Result<bool> {
+        let known =
+            |name: &str| locked(&self.known).get(name).filter(|known| known.since.elapsed() < KNOWN_FOR).copied();
+        if known(&job.job).is_some_and(|known| known.is_cancelled) {
+            return Ok(true);
+        }
+        let Some(batch) = &job.batch else { return Ok(false) };
+        let is_fresh = |known: &Known| !known.is_cancelled || known.since.elapsed() < CANCELLED_FOR;
+        if let Some(known) = known(batch).filter(is_fresh) {
+            return Ok(known.is_cancelled);
+        }
+        let is_cancelled = store.has(&names::cancelled(batch)).await?;
+        self.know(batch, is_cancelled);
+        Ok(is_cancelled)
+    }
+
+    /// A flag that is set when the job is cancelled. `delivery` is one of this worker.
+    pub fn flag(&self, delivery: u64, job: &JobMessage) -> CancelFlag {
+        let flag = CancelFlag::default();
+        locked(&self.flags).insert(delivery, (job.clone(), flag.clone()));
+        flag
+    }
+
+    /// The job is over.
+    pub fn forget(&self, delivery: u64) {
+        locked(&self.flags).remove(&delivery);
+    }
+}

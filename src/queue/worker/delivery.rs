@@ -1,0 +1,291 @@
+//! What becomes of a message: from its delivery to its answer.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use flux::error::ErrorKind;
+use flux::{Error, Result};
+use lapin::BasicProperties;
+use lapin::message::Delivery;
+use lapin::options::{BasicAckOptions, BasicNackOptions, BasicRejectOptions};
+use lapin::types::{AMQPValue, FieldTable, LongString};
+use tokio::sync::Mutex;
+
+use super::draw::{self, How, Undrawn, told};
+use super::turns::{Redelivered, Turn, Turns};
+use super::{Worker, locked};
+use crate::queue::broker::{DELIVERY_LIMIT, Link, Outgoing};
+use crate::queue::dead::{ORIGIN, REASON};
+use crate::queue::message::{self, EventMessage, Happened, JobMessage, VERSION};
+use crate::queue::names::{DEAD, EVENTS, Lane};
+use crate::queue::wait::Backoff;
+
+/// How long a worker waits after a fault of its own before it gives a job back.
+const PAUSE: Duration = Duration::from_secs(3);
+/// The longest reason that is told.
+const MOST_REASON: usize = 2000;
+
+/// A message that the broker has delivered.
+pub struct Delivered {
+    delivery: Delivery,
+    link: Arc<Link>,
+    lane: Lane,
+    /// Tells deliveries of this worker apart.
+    number: u64,
+    /// How often it was delivered before.
+    before: i64,
+    /// Where it was.
+    redelivered: Option<Redelivered>,
+}
+
+/// The answer to a message.
+enum Answer {
+    /// There is nothing more to do.
+    Ack,
+    /// Nobody can do it.
+    Dead(String),
+    /// Another worker may do it.
+    Back,
+}
+
+impl Delivered {
+    pub fn new(delivery: Delivery, link: Arc<Link>, lane: Lane, turns: &Turns) -> Self {
+        static NUMBER: AtomicU64 = AtomicU64::new(0);
+        let headers = delivery.properties.headers().as_ref();
+        let before =
+            headers.and_then(|headers| headers.inner().get("x-delivery-count")).and_then(AMQPValue::as_long_long_int);
+        let before = before.unwrap_or(0);
+        let redelivered = (before > 0).then(|| turns.redelivered());
+        Self { delivery, link, lane, number: NUMBER.fetch_add(1, Ordering::Relaxed), before, redelivered }
+    }
+}
+
+impl Worker {
+    /// Does what a message asks for, and answers it.
+    pub(super) async fn handle(self: Arc<Self>, mut delivered: Delivered) {
+        let answer = match JobMessage::read(&delivered.delivery.data) {
+            Ok(job) => {
+                // Where it gives up, nothing is waited for any more.
+                let answer = self.work(&mut delivered, &job).await.unwrap_or(Answer::Back);
+                self.cancelled.forget(delivered.number);
+                answer
+            }
+            Err(error) => Answer::Dead(error.what().to_string()),
+        };
+        drop(delivered.redelivered.take());
+        let Delivered { delivery, link, .. } = &delivered;
+        let answered = match answer {
+            Answer::Ack => delivery.ack(BasicAckOptions::default()).await,
+            Answer::Back => delivery.nack(BasicNackOptions { requeue: true, ..BasicNackOptions::default() }).await,
+            Answer::Dead(reason) => {
+                self.done.dead.fetch_add(1, Ordering::Relaxed);
+                self.note(&format!("a message goes to the dead: {}", flux::error::shown(&reason)));
+                match self.bury(link, delivery, &reason).await {
+                    Ok(()) => delivery.ack(BasicAckOptions::default()).await,
+                    // The broker does it by itself, with less of a reason.
+                    Err(_) => delivery.reject(BasicRejectOptions { requeue: false }).await,
+                }
+            }
+        };
+        if let Err(e) = answered {
+            // The connection is gone, and the broker delivers the message again: its result is there then.
+            self.detail(&format!("an answer was lost: {e}"));
+        }
+    }
+
+    /// Sends a message to the dead, with the reason.
+    async fn bury(&self, link: &Link, delivery: &Delivery, reason: &str) -> Result<()> {
+        let text = |text: &str| AMQPValue::LongString(LongString::from(text));
+        let mut headers = FieldTable::default();
+        headers.insert(REASON.into(), text(&flux::error::shortened(reason, MOST_REASON)));
+        headers.insert(ORIGIN.into(), text(delivery.routing_key.as_str()));
+        let properties = BasicProperties::default().with_delivery_mode(2).with_headers(headers);
+        let bytes = delivery.data.clone();
+        let refused = link.send(&[Outgoing { exchange: DEAD, key: String::new(), bytes, properties }]).await?;
+        if refused.is_empty() { Ok(()) } else { Err(Error::new("the queue of the dead is full")) }
+    }
+
+    /// Errors when the worker gives up.
+    async fn work(self: &Arc<Self>, delivered: &mut Delivered, job: &JobMessage) -> Result<Answer> {
+        if let Some(reason) = self.refuse(job, delivered.lane) {
+            return Ok(Answer::Dead(reason));
+        }
+        if self.is_unwanted(job).await? {
+            return Ok(Answer::Ack);
+        }
+        // Two deliveries of one job, or two jobs that ask for the same, draw once.
+        let same = Arc::clone(locked(&self.same).entry(job.key.hash).or_default());
+        let answer = self.work_once(delivered, job, &same).await;
+        let mut all = locked(&self.same);
+        // This one and the table's.
+        if Arc::strong_count(&same) == 2 {
+            all.remove(&job.key.hash);
+        }
+        answer
+    }
+
+    /// Why a job is not one of this worker, if it is not.
+    fn refuse(&self, job: &JobMessage, lane: Lane) -> Option<String> {
+        let model = &self.config.model;
+        if job.model != *model {
+            return Some(format!("the job is for the model `{}`, and was in a queue of `{model}`", job.model));
+        }
+        if job.priority != lane {
+            return Some("the job was in the queue of another priority".to_string());
+        }
+        match message::key(&self.model, &job.recipe, job.format) {
+            Ok(key) if key == job.key => None,
+            Ok(_) => Some(format!(
+                "its key is not that of its recipe with the model `{model}`: the message was made by hand, or the \
+                 model or the version of flux was another one; submit its list again"
+            )),
+            Err(error) => Some(error.what().to_string()),
+        }
+    }
+
+    /// Whether nobody wants it any more.
+    async fn is_unwanted(&self, job: &JobMessage) -> Result<bool> {
+        if job.is_late() {
+            self.detail(&format!("job {} is late", job.job));
+            return Ok(true);
+        }
+        self.insist(async || self.cancelled.has(job, &self.config.store).await).await
+    }
+
+    async fn work_once(
+        self: &Arc<Self>,
+        delivered: &mut Delivered,
+        job: &JobMessage,
+        same: &Mutex<()>,
+    ) -> Result<Answer> {
+        let _only = match same.try_lock() {
+            Ok(only) => only,
+            Err(_) => {
+                // It is nobody whom the other one would let go first.
+                delivered.redelivered.take();
+                same.lock().await
+            }
+        };
+        let (store, result) = (&self.config.store, job.key.to_string());
+        if self.insist(async || store.has(&result).await).await? {
+            self.done.there.fetch_add(1, Ordering::Relaxed);
+            self.detail(&format!("job {} was there", job.job));
+            self.tell(&delivered.link, job, Happened::Done, None).await;
+            return Ok(Answer::Ack);
+        }
+        let mut fetched = match self.insist(async || self.spool.fetch(job, store).await).await {
+            Err(error) if error.kind() == ErrorKind::Usage => return self.fail(&delivered.link, job, &error).await,
+            fetched => fetched?,
+        };
+        let is_alone = delivered.before > 0;
+        let turn = self.turn(delivered, job).await?;
+        // It may have waited for long.
+        if self.is_unwanted(job).await? {
+            return Ok(Answer::Ack);
+        }
+        let began = Instant::now();
+        self.tell(&delivered.link, job, Happened::Started, None).await;
+        let how = How {
+            most_together: if is_alone { 1 } else { self.config.batch_max },
+            max_pixels: self.config.max_pixels,
+            cancel: self.cancelled.flag(delivered.number, job),
+        };
+        let (worker, number, message) = (Arc::clone(self), delivered.number, job.clone());
+        let drawing = tokio::task::spawn_blocking(move || {
+            let prepared = draw::prepare(&worker.engine, &worker.spool, &message, &mut fetched, &how);
+            let prepared = prepared.map_err(Undrawn::Wrong)?;
+            draw::draw(&worker.engine, prepared, &message, number, &worker.watchdog)
+        });
+        let drawn =
+            drawing.await.unwrap_or_else(|e| Err(Undrawn::Failed(Error::new(format!("the drawing ended: {e}")))));
+        if is_alone {
+            // It did not end the worker.
+            self.insist(async || store.remove(&job.key.trial()).await).await?;
+        }
+        drop(turn);
+        match drawn {
+            Ok(file) => self.keep(delivered, job, file.into(), began.elapsed()).await,
+            Err(Undrawn::Wrong(error)) => self.fail(&delivered.link, job, &error).await,
+            Err(Undrawn::Cancelled) => Ok(Answer::Ack),
+            Err(Undrawn::Failed(error)) if delivered.before + 1 >= DELIVERY_LIMIT => Ok(Answer::Dead(told(&error))),
+            Err(Undrawn::Failed(error)) => {
+                self.note(&format!("job {} goes back to the queue: {error}", job.job));
+                tokio::time::sleep(PAUSE).await;
+                Ok(Answer::Back)
+            }
+        }
+    }
+
+    /// Waits until the job may be drawn.
+    async fn turn(&self, delivered: &mut Delivered, job: &JobMessage) -> Result<Turn> {
+        if delivered.before == 0 {
+            return Ok(self.turns.together().await);
+        }
+        let (store, trial) = (&self.config.store, job.key.trial());
+        let turn = match self.insist(async || store.has(&trial).await).await? {
+            true => self.turns.last(delivered.redelivered.take()).await,
+            false => self.turns.alone().await,
+        };
+        self.insist(async || store.put(&trial, job.job.clone()).await).await?;
+        Ok(turn)
+    }
+
+    /// Keeps a result. Where another worker was quicker, its result stays.
+    async fn keep(&self, delivered: &Delivered, job: &JobMessage, file: Bytes, took: Duration) -> Result<Answer> {
+        let name = job.key.to_string();
+        let is_first = self.insist(async || self.config.store.put_new(&name, file.clone()).await).await?;
+        self.done.drawn.fetch_add(1, Ordering::Relaxed);
+        let second = if is_first { "" } else { ", after another worker" };
+        self.detail(&format!("drew job {} {} in {:.2} s{second}", job.job, job.key.hash.to_hex(), took.as_secs_f64()));
+        self.tell(&delivered.link, job, Happened::Done, None).await;
+        Ok(Answer::Ack)
+    }
+
+    /// Says in the store why there is no result, and never will be.
+    async fn fail(&self, link: &Link, job: &JobMessage, error: &Error) -> Result<Answer> {
+        self.done.failed.fetch_add(1, Ordering::Relaxed);
+        let reason = told(error);
+        self.note(&format!("job {} of line {} fails: {}", job.job, job.line, flux::error::shown(&reason)));
+        let JobMessage { job: name, batch, line, n, .. } = job;
+        let json = serde_json::json!({"job": name, "batch": batch, "line": line, "n": n, "error": reason});
+        self.insist(async || self.config.store.put(&job.key.error(), json.to_string()).await).await?;
+        self.tell(link, job, Happened::Failed, Some(reason)).await;
+        Ok(Answer::Ack)
+    }
+
+    async fn tell(&self, link: &Link, job: &JobMessage, event: Happened, error: Option<String>) {
+        let JobMessage { job: name, batch, key, .. } = job;
+        let told = EventMessage { v: VERSION, job: name.clone(), batch: batch.clone(), event, key: *key, error };
+        let Ok(bytes) = serde_json::to_vec(&told) else { return };
+        let key = format!("{name}.{}", event.name());
+        link.tell(Outgoing { exchange: EVENTS, key, bytes, properties: BasicProperties::default() }).await;
+    }
+
+    /// Asks the store until it answers.
+    ///
+    /// Errors as wrong usage when that is its answer, and when the worker gives up.
+    async fn insist<T>(&self, ask: impl AsyncFn() -> Result<T>) -> Result<T> {
+        let mut backoff = Backoff::default();
+        loop {
+            match ask().await {
+                Ok(answer) => {
+                    if self.store_is_away.swap(false, Ordering::Relaxed) {
+                        self.note("the store is back");
+                    }
+                    return Ok(answer);
+                }
+                Err(error) if error.kind() == ErrorKind::Usage || self.gives_up.load(Ordering::Relaxed) => {
+                    return Err(error);
+                }
+                Err(error) => {
+                    if !self.store_is_away.swap(true, Ordering::Relaxed) {
+                        self.note(&format!("{error}; the worker holds what it has"));
+                    }
+                }
+            }
+            backoff.wait().await;
+        }
+    }
+}

@@ -1,0 +1,126 @@
+//! Draws a job, on a thread of its own, and makes the file.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use flux::engine::{Engine, Event, ImageRecipe, InputSource, Inputs, Job, JobImage, Recipe};
+use flux::error::{Error, ErrorKind, Result};
+use flux::files::ModelPaths;
+use flux::pipeline::Request;
+use flux::stage::CancelFlag;
+
+use super::inputs::Fetched;
+use super::{Spool, Watchdog};
+use crate::queue::message::{FileFormat, JobMessage};
+use crate::queue::names::Lane;
+
+/// How a job is drawn.
+pub struct How {
+    /// Images that may be made at once with it.
+    pub most_together: usize,
+    pub max_pixels: usize,
+    pub cancel: CancelFlag,
+}
+
+/// Why there is no file.
+pub enum Undrawn {
+    /// The job asks for what cannot be drawn, by any worker.
+    Wrong(Error),
+    /// It was cancelled.
+    Cancelled,
+    /// This worker cannot draw it now.
+    Failed(Error),
+}
+
+/// What a model can draw of a job.
+///
+/// Errors when it can not.
+pub fn prepare(engine: &Engine, spool: &Spool, message: &JobMessage, fetched: &mut Fetched, how: &How) -> Result<Job> {
+    let recipe = &message.recipe;
+    let mut nothing = std::io::empty();
+    let mut source = InputSource::new(&mut nothing);
+    source.embedded = std::mem::take(&mut fetched.pictures);
+    let inputs = Inputs::read(recipe, &mut source)?;
+    let request = inputs.apply(recipe.request()?);
+    let request = Request { adapters: spool.adapters(engine, fetched)?, ..request };
+    request.check_count(1)?;
+    check_pixels(recipe.width.unwrap_or(0), recipe.height.unwrap_or(0), how.max_pixels)?;
+    let plan = engine.plan(&request)?;
+    check_pixels(plan.width, plan.height, how.max_pixels)?;
+    let mut plans = engine.memory_plans(&plan, 1).into_iter().map(|(_, plan)| plan);
+    if let Some(Err(error)) = plans.next()
+        && !plans.any(|plan| plan.is_ok())
+    {
+        return Err(error);
+    }
+    ImageRecipe::check_room(recipe, &ModelPaths::default(), &inputs, message.format.ending().format())?;
+    Ok(Job {
+        inputs: Arc::new(inputs),
+        recipe: Some(Arc::new(Recipe { seed: request.seed, ..recipe.clone() })),
+        key: Some(message.key.hash.to_hex().to_string()),
+        priority: i32::from(message.priority == Lane::Online),
+        most_together: how.most_together,
+        cancel: how.cancel.clone(),
+        ..Job::new(request, 1)
+    })
+}
+
+fn check_pixels(width: usize, height: usize, most: usize) -> Result<()> {
+    if width.saturating_mul(height) <= most {
+        return Ok(());
+    }
+    Err(Error::usage(format!("the image is of {width}x{height}, and workers draw at most {most} pixels")))
+}
+
+/// Draws a job, and returns its file. `delivery` is the one of this worker that it is of.
+pub fn draw(
+    engine: &Engine,
+    job: Job,
+    message: &JobMessage,
+    delivery: u64,
+    watchdog: &Watchdog,
+) -> std::result::Result<Vec<u8>, Undrawn> {
+    /// The engine is done with the job, however that came.
+    struct Given<'a>(&'a Watchdog, u64);
+    impl Drop for Given<'_> {
+        fn drop(&mut self) {
+            self.0.over(self.1);
+        }
+    }
+    watchdog.given();
+    let given = Given(watchdog, delivery);
+    let ticket = engine.submit(job).map_err(undrawn)?;
+    let mut made = None;
+    for event in ticket {
+        match event.map_err(undrawn)? {
+            Event::Started { .. } => watchdog.begun(delivery, &message.job),
+            Event::Image { image, .. } => made = Some(image),
+            _ => watchdog.moved(),
+        }
+    }
+    drop(given);
+    let image = made.ok_or_else(|| Undrawn::Failed(Error::new("the engine ended without the image")))?;
+    encode(&image, message.format).map_err(Undrawn::Wrong)
+}
+
+fn undrawn(error: Error) -> Undrawn {
+    match error.kind() {
+        ErrorKind::Usage => Undrawn::Wrong(error),
+        ErrorKind::Cancelled => Undrawn::Cancelled,
+        ErrorKind::Failure => Undrawn::Failed(error),
+    }
+}
+
+fn encode(image: &JobImage, format: FileFormat) -> Result<Vec<u8>> {
+    match format {
+        FileFormat::Jpeg { quality: Some(quality) } => image.encode_jpeg(quality),
+        format => image.encode(format.ending().format()),
+    }
+}
+
+/// The places that an error may name are of the worker, which is nobody's business.
+pub fn told(error: &Error) -> String {
+    let text = error.to_string();
+    let folder: PathBuf = std::env::temp_dir();
+    text.replace(&*folder.to_string_lossy(), "...")
+}

@@ -1,0 +1,101 @@
+//! `flux submit`, `flux worker` and `flux queue` as far as they need no broker: `make test-cluster` has one.
+
+use std::fs;
+use std::path::Path;
+use std::process::Command;
+
+use crate::program::{Run, flux};
+
+fn folder() -> tempfile::TempDir {
+    tempfile::tempdir().expect("a temporary folder")
+}
+
+/// Runs `flux` in a folder, with a store in it and a broker that nobody asks.
+fn command(folder: &Path, args: &[&str]) -> Command {
+    let mut command = flux();
+    command.env_remove("FLUX_QUEUE_PASSWORD").env("FLUX_QUEUE", "amqp://nobody.invalid");
+    command.env("FLUX_STORE", format!("file://{}", folder.join("store").display()));
+    command.current_dir(folder).args(args);
+    command
+}
+
+fn run(folder: &Path, args: &[&str]) -> Run {
+    Run::of(&mut command(folder, args))
+}
+
+fn register(folder: &Path, name: &str) {
+    run(folder, &["worker", "--name", name, "--register"]).succeeds();
+}
+
+fn dry(folder: &Path, args: &[&str]) -> String {
+    let run = run(folder, &[&["submit", "--dry-run"], args].concat()).succeeds();
+    format!("{}{}", run.stdout, run.stderr)
+}
+
+#[test]
+fn the_same_list_is_the_same_batch_although_it_names_no_seeds() {
+    let folder = folder();
+    register(folder.path(), "tiny");
+    fs::write(folder.path().join("list.txt"), "a cat\na dog\na cat\n").unwrap();
+    let first = dry(folder.path(), &["list.txt"]);
+    assert!(first.starts_with("b-") && first.contains("3 jobs: 3 to send, 0 there already"), "{first}");
+    assert_eq!(dry(folder.path(), &["list.txt", "--model", "tiny"]), first);
+    assert_ne!(dry(folder.path(), &["list.txt", "--size", "64"]), first);
+    let line = "{\"prompt\": \"a\", \"seed\": 1, \"output\": \"a.png\"}\n";
+    fs::write(folder.path().join("twice.jsonl"), line.repeat(2)).unwrap();
+    let alike = dry(folder.path(), &["twice.jsonl"]);
+    for words in ["1 jobs: 1 to send", "1 lines ask for the same", "`output` of 2 lines is not used"] {
+        assert!(alike.contains(words), "{words}: {alike}");
+    }
+    assert!(!folder.path().join("store/batches").exists(), "nothing is written");
+}
+
+#[test]
+fn lines_that_are_wrong_are_told_and_the_exit_code_says_so() {
+    let folder = folder();
+    register(folder.path(), "tiny");
+    let lines = "{\"prompt\": \"a\"}\n{\"promt\": \"b\"}\n{\"prompt\": \"c\", \"latents\": \"l.safetensors\"}\n";
+    fs::write(folder.path().join("list.jsonl"), lines).unwrap();
+    let run = run(folder.path(), &["submit", "list.jsonl", "--dry-run"]);
+    assert_eq!(run.code, Some(1), "{}", run.stderr);
+    for words in ["line 2: ", "promt", "line 3: noise, latents and text features", "1 to send", "2 lines were not"] {
+        assert!(run.stderr.contains(words), "{words}: {}", run.stderr);
+    }
+}
+
+#[test]
+fn a_store_knows_its_models_by_name() {
+    let folder = folder();
+    fs::write(folder.path().join("list.txt"), "a cat\n").unwrap();
+    let submit = |model: &[&str]| run(folder.path(), &[&["submit", "list.txt", "--dry-run"], model].concat());
+    submit(&[]).fails(2, &["the store knows no model", "--register"]);
+    register(folder.path(), "tiny");
+    submit(&["--model", "other"]).fails(2, &["no model `other`"]);
+    submit(&["--model", "../x"]).fails(2, &["is no name for a model"]);
+    register(folder.path(), "other");
+    submit(&[]).fails(2, &["several models: ", "other", "tiny"]);
+    assert!(submit(&["--model", "other"]).succeeds().stderr.contains("1 to send"));
+    fs::write(folder.path().join("store/models/tiny.json"), "{").unwrap();
+    submit(&["--model", "tiny"]).fails(1, &["is damaged", "--register"]);
+}
+
+#[test]
+fn a_password_is_no_word_of_a_command_line_and_addresses_are_checked() {
+    let folder = folder();
+    fs::write(folder.path().join("list.txt"), "a cat\n").unwrap();
+    let submit = |flags: &[&str]| run(folder.path(), &[&["submit", "list.txt"], flags].concat());
+    let told = submit(&["--queue", "amqps://flux:secret@broker"]);
+    assert!(!told.stderr.contains("secret"), "{}", told.stderr);
+    told.fails(2, &["--queue-password-file", "FLUX_QUEUE_PASSWORD"]);
+    submit(&["--store", "s3://key:secret@bucket"]).fails(2, &["AWS_SECRET_ACCESS_KEY"]);
+    submit(&["--store", "gs://bucket"]).fails(2, &["s3://BUCKET/PREFIX"]);
+    submit(&["--queue", "broker"]).fails(2, &["amqps://USER@HOST"]);
+    submit(&["--save-latents", "l.safetensors"]).fails(2, &["--save-latents"]);
+    submit(&["--quality", "80"]).fails(2, &["--output-format jpeg"]);
+    let mut without = command(folder.path(), &["submit", "list.txt"]);
+    Run::of(without.env_remove("FLUX_QUEUE")).fails(2, &["no queue is named", "FLUX_QUEUE"]);
+    let mut without = command(folder.path(), &["submit", "list.txt"]);
+    Run::of(without.env_remove("FLUX_STORE")).fails(2, &["no store is named", "FLUX_STORE"]);
+    run(folder.path(), &["queue", "dead", "drop"]).fails(2, &["--all"]);
+    run(folder.path(), &["queue", "status", "b-x"]).fails(1, &["nobody.invalid"]);
+}
