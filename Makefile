@@ -14,6 +14,8 @@ COUNT ?= 500
 PYTHON ?= python3
 # What `bin` and `share` of `make install` are in. Most systems look for programs, completions and pages in ~/.local.
 PREFIX ?= $(HOME)/.local
+# Sections of scripts/test_cluster.sh.
+CLUSTER_TESTS ?=
 # Where cargo builds; what is made here beside it goes there too.
 TARGET := $(or $(CARGO_TARGET_DIR),target)
 FLUX := "$(TARGET)/release/flux"
@@ -139,6 +141,10 @@ oha: ## Build oha, a generator of load, for `test-server` and `gpu-bundle`
 test-server: build ## Run clients and a browser against `flux serve`; installs the clients below target/
 	FLUX_BIN=$(FLUX) CLIENTS="$(TARGET)/clients" OHA="$(OHA)" scripts/test_server.sh
 	FLUX_BIN=$(FLUX) CLIENTS="$(TARGET)/clients" scripts/test_page.sh "$(TARGET)/page"
+
+.PHONY: test-cluster
+test-cluster: build ## Run workers on RabbitMQ, S3 and Slurm, and kill them (CLUSTER_TESTS=short); installs these where apt-get may
+	FLUX_BIN=$(FLUX) CLUSTER="$(TARGET)/cluster" scripts/test_cluster.sh $(CLUSTER_TESTS)
 
 .PHONY: test-gpu
 test-gpu: gpu-setup ## Run the tests that need a GPU; fails where there is none

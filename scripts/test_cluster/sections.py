@@ -1,0 +1,212 @@
+"""What is tried, one after the other."""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import threading
+import time
+
+from cluster import check, fail, prompts
+from processes import wait_until
+
+# Steps that no worker does within POISON_LIMIT seconds.
+POISON = {"steps": 1000, "size": 512}
+POISON_LIMIT = 8
+# Jobs under kills, and how many times as long as usual it takes from one kill to the next: for busy machines.
+CHAOS_JOBS = int(os.environ.get("CLUSTER_CHAOS_JOBS", "2000"))
+PACE = float(os.environ.get("CLUSTER_PACE", "1"))
+
+
+def basics(cluster, _short):
+    """A batch from its list to its pixels, once more, cancelled, and refused."""
+    _, told = cluster.run("submit", prompts(cluster.folder / "none.jsonl", 1), code=2)
+    check("the store knows no model" in told and "--register" in told, "without a worker there is no model")
+    cluster.run("worker", "--name", "tiny", "--register")
+    listed = prompts(cluster.folder / "basics.jsonl", 20)
+    batch, told = cluster.run("submit", listed)
+    check("20 sent" in told, "20 jobs are sent")
+    worker = cluster.worker()
+    status = cluster.wait(batch, 120)
+    check((status["done"], status["failed"], status["dead"]) == (20, 0, 0), "20 jobs are done")
+    cluster.compare(batch, listed)
+    again, told = cluster.run("submit", listed)
+    check(again == batch and "0 sent, 20 there already" in told, "submitted again, nothing is sent")
+    picture = cluster.folder / "picture.png"
+    cluster.run("-p", "a cat", "-S", "1", "--size", "64", "-s", "1", "-o", picture, "--device", "cpu", "-q")
+    edit = prompts(cluster.folder / "edit.jsonl", 2, inputs=[str(picture)])
+    bad = cluster.folder / "bad.jsonl"
+    bad.write_text('{"prompt": "too large", "size": 8192}\n{"prompt": "a cat", "seed": 5, "size": 64, "steps": 1}\n')
+    edited, _ = cluster.run("submit", edit)
+    failing, _ = cluster.run("submit", bad)
+    check(cluster.wait(edited, 60)["done"] == 2, "images from images are done")
+    status = cluster.wait(failing, 60)
+    check((status["done"], status["failed"]) == (1, 1), "a job that asks for too much fails alone")
+    _, told = cluster.run("submit", bad)
+    check("0 sent, 1 there already, 1 failed" in told, "a failed job is not sent again")
+    _, told = cluster.run("submit", bad, "--retry-failed")
+    check("1 sent" in told, "unless that is asked for")
+    check(worker.end() == 0 and "ended: " in cluster.logs(), "SIGTERM ends the worker with code 0")
+    cluster.workers.clear()
+    long = prompts(cluster.folder / "cancel.jsonl", 50, first=10_000)
+    batch, _ = cluster.run("submit", long)
+    cluster.run("queue", "cancel", batch)
+    cluster.worker()
+    wait_until(lambda: waiting(cluster) == 0, 60, "the end of a cancelled batch")
+    check(cluster.status(batch)["done"] == 0, "a cancelled batch is not drawn")
+    _, told = cluster.run("submit", long)
+    check("was cancelled" in told and cluster.wait(batch, 120)["done"] == 50, "submitted again, it is")
+    cluster.end_workers()
+    _, told = cluster.run("queue", "status", "--queue", "amqp://guest:guest@127.0.0.1", code=2)
+    check("FLUX_QUEUE_PASSWORD" in told, "a password on the command line is refused")
+
+
+def waiting(cluster, queue="flux.tiny.batch"):
+    queues = json.loads(cluster.run("queue", "status", "--json")[0])["queues"]
+    return sum(one["waiting"] for one in queues if one["queue"] == queue)
+
+
+def hostile(cluster, _short):
+    """Messages that are none: they go to the dead, and the worker lives."""
+    import pika
+
+    worker = cluster.worker()
+    listed = prompts(cluster.folder / "hostile.jsonl", 1, first=20_000)
+    batch, _ = cluster.run("submit", listed)
+    cluster.wait(batch, 60)
+    with pika.BlockingConnection(pika.URLParameters(cluster.broker.url)) as connection:
+        channel = connection.channel()
+        job = {
+            "v": 1, "job": "0" * 32, "key": cluster.manifest(batch)[0]["key"], "model": "tiny", "priority": "batch",
+            "recipe": {"prompt": "x", "seed": 1}, "format": {"type": "png"}, "submitted": 1,
+        }  # fmt: skip
+        for message in (
+            b"", b"\xff" * 1000, b"[" * 60_000, b"null", b"x" * 200_000, json.dumps({"v": 2}).encode(),
+            json.dumps(job).encode(),
+            json.dumps(job | {"key": "out/../../etc/passwd"}).encode(),
+            json.dumps(job | {"recipe": {"prompt": "x", "inputs": ["/etc/passwd"]}}).encode(),
+            json.dumps(job | {"model": "../tiny"}).encode(),
+        ):  # fmt: skip
+            channel.basic_publish("flux", "flux.tiny.batch", message)
+        channel.basic_publish("flux.control", "", b"\x00not an order")
+    wait_until(lambda: waiting(cluster, "flux.dead") == 10, 60, "10 dead messages")
+    out, _ = cluster.run("queue", "dead", "list", "--json")
+    reasons = [json.loads(line)["reason"] for line in out.splitlines()]
+    check(len(reasons) == 10 and all(reasons), "10 hostile messages are dead, each with a reason")
+    check(any("its key is not that of its recipe" in reason for reason in reasons), "a key that is made up is refused")
+    check(worker.starts == 1, "the worker lives")
+    cluster.run("queue", "dead", "retry", "--all")
+    wait_until(lambda: waiting(cluster, "flux.dead") == 10, 60, "10 dead messages")
+    check(worker.starts == 1, "sent again, they are dead again")
+    cluster.run("queue", "dead", "drop", "--all")
+    check(waiting(cluster, "flux.dead") == 0, "and dropped, they are gone")
+    check(cluster.end_workers() == [0], "the worker ends as usual")
+
+
+def alarms(cluster, _short):
+    """A broker without disk, a full queue, and a store that is away."""
+    cluster.worker()
+    listed = prompts(cluster.folder / "alarm.jsonl", 30, first=30_000)
+    cluster.broker.control("set_disk_free_limit", "10000GB")
+    submitting = subprocess.Popen(
+        [cluster.flux, "submit", listed], env=cluster.environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    time.sleep(40)
+    check(submitting.poll() is None, "without disk, the broker confirms nothing, and submit waits")
+    cluster.broker.control("set_disk_free_limit", "50MB")
+    out, told = submitting.communicate(timeout=120)
+    check(submitting.returncode == 0 and "trying again" in told, "it tells so, and goes on when there is room")
+    check(cluster.wait(out.strip(), 120)["done"] == 30, "all 30 are done")
+    check(cluster.end_workers() == [0], "the worker ends as usual")
+    cluster.broker.control("set_policy", "small", r"^flux\.tiny\.batch$", '{"max-length":20}', "--apply-to", "queues")
+    listed = prompts(cluster.folder / "full.jsonl", 60, first=31_000)
+    submitting = subprocess.Popen(
+        [cluster.flux, "submit", listed], env=cluster.environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    time.sleep(5)
+    check(submitting.poll() is None, "a full queue is waited for")
+    cluster.worker()
+    out, told = submitting.communicate(timeout=240)
+    check(submitting.returncode == 0 and "the queue is full" in told, "and filled when there is room")
+    cluster.broker.control("clear_policy", "small")
+    cluster.store.kill()
+    time.sleep(8)
+    check(len(cluster.workers) == 1 and cluster.workers[0].starts == 1, "a worker whose store is away holds what it has")
+    cluster.store.start()
+    check(cluster.wait(out.strip(), 240)["done"] == 60, "all 60 are done")
+    check("the store is back" in cluster.logs() or "holds what it has" not in cluster.logs(), "the worker tells of it")
+    check(cluster.end_workers() == [0], "the worker ends as usual")
+
+
+def chaos(cluster, short):
+    """Kills of workers, broker and store while jobs are drawn, and five that no worker survives."""
+    count, poison = (100, 1) if short else (CHAOS_JOBS, 5)
+    listed = prompts(cluster.folder / "chaos.jsonl", count, first=100_000)
+    lines = listed.read_text().splitlines()
+    poisoned = sorted(random.Random(7).sample(range(count), poison))
+    for place in poisoned:
+        lines[place] = json.dumps({"prompt": "poison", "seed": 900_000 + place, **POISON})
+    listed.write_text("".join(f"{line}\n" for line in lines))
+    workers = [cluster.worker("--job-timeout", str(POISON_LIMIT), "--batch-max", "4") for _ in range(3)]
+    before = cluster.drawn()
+    over, kills = threading.Event(), {"worker": 0, "broker": 0, "store": 0, "stopped": 0}
+
+    def killer():
+        rng, began = random.Random(1), time.monotonic()
+        every = {"worker": 2.0 * PACE, "broker": 30.0 * PACE, "store": 60.0 * PACE, "stopped": 25.0 * PACE}
+        due = {what: began + (4.0 + at * 3.0 if short else seconds) for at, (what, seconds) in enumerate(every.items())}
+        most = {"worker": 1, "broker": 1, "store": 1, "stopped": 0} if short else dict.fromkeys(every, 10**6)
+        while not over.wait(0.2):
+            for what, at in due.items():
+                if time.monotonic() < at or kills[what] >= most[what]:
+                    continue
+                kills[what] += 1
+                if what == "worker":
+                    rng.choice(workers).send(signal.SIGKILL)
+                elif what == "broker":
+                    cluster.broker.kill()
+                    cluster.broker.start()
+                elif what == "store":
+                    cluster.store.kill()
+                    time.sleep(3)
+                    cluster.store.start()
+                else:
+                    worker = rng.choice(workers)
+                    worker.send(signal.SIGSTOP)
+                    threading.Timer(12, worker.send, [signal.SIGCONT]).start()
+                due[what] = time.monotonic() + every[what]
+
+    began = time.monotonic()
+    killing = threading.Thread(target=killer)
+    killing.start()
+    try:
+        while True:
+            done = subprocess.run([cluster.flux, "submit", listed], env=cluster.environment, capture_output=True, text=True)
+            if done.returncode == 0:
+                break
+            if time.monotonic() - began > 600:
+                fail(f"submit: {done.stderr}")
+        batch = done.stdout.strip()
+        status = cluster.wait(batch, 3000, every=3)
+    finally:
+        over.set()
+        killing.join()
+    check(min(kills["worker"], kills["broker"], kills["store"]) > 0, f"while {kills} were killed")
+    check(status["done"] == count - poison, f"{count - poison} of {count} jobs are done")
+    check(status["dead"] == poison and status["failed"] == 0, f"{poison} that no worker survives are dead")
+    out, _ = cluster.run("queue", "dead", "list", batch, "--json")
+    dead = [json.loads(line) for line in out.splitlines()]
+    check(sorted({job["line"] for job in dead}) == [place + 1 for place in poisoned], "they are the right ones")
+    check(all("delivery_limit" in job["reason"] for job in dead), "with their reason")
+    drawn = cluster.drawn() - before
+    wanted = {job["key"].split("/")[-1].split(".")[0] for job in cluster.manifest(batch)}
+    twice = sum(times - 1 for key, times in drawn.items() if key in wanted)
+    most = max(count // 100, 2) if short else count // 100
+    check(twice <= most, f"{twice} of {count} were drawn twice")
+    cluster.compare(batch, listed, skip={place + 1 for place in poisoned})
+    _, told = cluster.run("submit", listed, "--dry-run")
+    check(f"{poison} to send" in told, "what is left to do is what is dead")
+    cluster.end_workers()
+    cluster.run("queue", "dead", "drop", "--all")
+    print(f"chaos: {count} jobs in {time.monotonic() - began:.0f} s, {twice} drawn twice, {kills}", flush=True)
