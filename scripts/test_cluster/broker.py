@@ -80,7 +80,7 @@ class Broker:
 
     def control(self, *words):
         done = subprocess.run(
-            [FOLDER / "rabbitmqctl", "-q", *words], env=self.environment, capture_output=True, text=True, timeout=120
+            [FOLDER / "rabbitmqctl", "-q", *words], env=self.environment, capture_output=True, text=True, timeout=600
         )
         if done.returncode != 0:
             raise SystemExit(f"rabbitmqctl {' '.join(words)}: {done.stderr or done.stdout}")
