@@ -26,8 +26,8 @@ environment:
   FLUX_BIN      the program (target/release/flux)
   CLUSTER       where Python's packages are installed (target/cluster)
   CLUSTER_JOBS  jobs of \`million\`
-  CLUSTER_CHAOS_JOBS, CLUSTER_PACE  jobs of \`chaos\` (2000), and how many times as long as usual it is from one kill to the
-                next (1): a busy machine starts nothing in 2 seconds
+  CLUSTER_CHAOS_JOBS  jobs of \`chaos\` (2000)
+  CLUSTER_PACE  how many times as long as usual everything may take, and kills are apart (1), for busy machines
 END
 }
 

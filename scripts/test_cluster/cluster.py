@@ -10,7 +10,7 @@ from pathlib import Path
 
 import boto3
 from broker import Broker
-from processes import Kept
+from processes import PACE, Kept
 from store import BUCKET, Store
 
 
@@ -80,7 +80,7 @@ class Cluster:
 
     def wait(self, batch, seconds, every=1.0):
         """Waits until nothing more comes of a batch."""
-        end = time.monotonic() + seconds
+        end = time.monotonic() + seconds * PACE
         while True:
             done = subprocess.run(
                 [self.flux, "queue", "status", batch, "--json"], env=self.environment, capture_output=True, text=True

@@ -9,14 +9,13 @@ import threading
 import time
 
 from cluster import check, fail, prompts
-from processes import wait_until
+from processes import PACE, wait_until
 
 # Steps that no worker does within POISON_LIMIT seconds.
 POISON = {"steps": 1000, "size": 512}
 POISON_LIMIT = 8
-# Jobs under kills, and how many times as long as usual it takes from one kill to the next: for busy machines.
+# Jobs under kills.
 CHAOS_JOBS = int(os.environ.get("CLUSTER_CHAOS_JOBS", "2000"))
-PACE = float(os.environ.get("CLUSTER_PACE", "1"))
 
 
 def basics(cluster, _short):
@@ -115,7 +114,7 @@ def alarms(cluster, _short):
     time.sleep(40)
     check(submitting.poll() is None, "without disk, the broker confirms nothing, and submit waits")
     cluster.broker.control("set_disk_free_limit", "50MB")
-    out, told = submitting.communicate(timeout=120)
+    out, told = submitting.communicate(timeout=120 * PACE)
     check(submitting.returncode == 0 and "trying again" in told, "it tells so, and goes on when there is room")
     check(cluster.wait(out.strip(), 120)["done"] == 30, "all 30 are done")
     check(cluster.end_workers() == [0], "the worker ends as usual")
@@ -127,7 +126,7 @@ def alarms(cluster, _short):
     time.sleep(5)
     check(submitting.poll() is None, "a full queue is waited for")
     cluster.worker()
-    out, told = submitting.communicate(timeout=240)
+    out, told = submitting.communicate(timeout=240 * PACE)
     check(submitting.returncode == 0 and "the queue is full" in told, "and filled when there is room")
     cluster.broker.control("clear_policy", "small")
     cluster.store.kill()
