@@ -13,7 +13,7 @@ workers with the built-in model. Sections, all but \`million\` in turn where non
 
   basics      a batch from its list to its pixels; repair, cancel, what fails, drain
   hostile     messages that are no jobs
-  alarms      a broker without disk, a full queue, a store that is away
+  alarms      a broker without disk
   chaos       2000 jobs under kills of workers, broker and store, with 5 that no worker survives
   slurm       scripts/slurm_batch.sh on one node, with a task killed
   kubernetes  scripts/kubernetes against the schemas of Kubernetes and KEDA
