@@ -1,8 +1,10 @@
 //! Measures how far two images are apart, and shows where.
 
+mod flicker;
 mod picture;
 mod ssim;
 
+pub use flicker::{Framed, flicker};
 pub use picture::{Amplified, amplified};
 pub use ssim::{WINDOW, ssim};
 

@@ -3,6 +3,7 @@
 use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::io::Read;
+use std::iter;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -89,26 +90,45 @@ impl Inputs {
         let mut reference = |file: &PathBuf| Ok(Arc::new(given(files.decode(file, input::read_bytes)?, place(file))));
         let references = others.iter().map(&mut reference).collect::<Result<_>>()?;
         files.digest_tensors(recipe)?;
+        let Files { digests, kept, .. } = files;
+        Ok(Self { digests, kept, notes, ..Self::of(recipe, edit, references) })
+    }
+
+    /// A frame of a video as the first image of a recipe without a mask, and behind it images that were read before.
+    ///
+    /// Errors when the frame is to be changed, and is too narrow.
+    pub fn of_frame(recipe: &Recipe, frame: Rgb, others: &[Arc<GivenReference>]) -> Result<Self> {
+        if recipe.changes() {
+            return Ok(Self::of(recipe, Some(Edit::whole(frame)?), others.to_vec()));
+        }
+        let given = if others.is_empty() { GivenReference::alone } else { GivenReference::of_several };
+        let first = Arc::new(given(frame, "the frame".to_string()));
+        Ok(Self::of(recipe, None, iter::once(first).chain(others.iter().cloned()).collect()))
+    }
+
+    /// References alone, which were read before.
+    pub fn of_references(recipe: &Recipe, references: &[Arc<GivenReference>]) -> Self {
+        Self::of(recipe, None, references.to_vec())
+    }
+
+    fn of(recipe: &Recipe, edit: Option<Edit>, references: Vec<Arc<GivenReference>>) -> Self {
         let change = edit.as_ref().map(|edit| Change {
             image: Arc::new(edit.image().clone()),
             cells: edit.cells().map(Arc::from),
             strength: recipe.strength.unwrap_or(if recipe.mask.is_some() { MASKED_STRENGTH } else { 1.0 }),
             is_reference: !recipe.no_self_reference,
         });
-        let Files { digests, kept, .. } = files;
-        Ok(Self {
+        Self {
             files: recipe.inputs.clone(),
             mask: recipe.mask.clone(),
             strength: recipe.strength,
-            digests,
-            kept,
             references,
             is_sized: recipe.width.is_some() || recipe.height.is_some(),
             change,
             edit: edit.filter(|_| !recipe.no_composite),
             feather: recipe.feather,
-            notes,
-        })
+            ..Self::default()
+        }
     }
 
     /// What someone should know of how they are read.

@@ -29,6 +29,7 @@ pub mod choice;
 pub mod devices;
 mod digests;
 mod executor;
+mod feedback;
 mod image;
 mod image_recipe;
 mod inputs;

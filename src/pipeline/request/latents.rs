@@ -8,6 +8,7 @@ use crate::error::{Error, Result};
 use crate::files::{Array, ArrayFile};
 use crate::pipeline::request::source::ValueOrigin;
 use crate::sampler::noise::unpack;
+use crate::sampler::{Noise, Rng, Start};
 
 /// Latents or noise of one or several images: float32 [images, channels, height, width], where a place is 16 x 16
 /// pixels and a channel one of the 4 * latent channels of the VAE, patches packed and normalised by its statistics, as
@@ -51,6 +52,21 @@ impl Latents {
     pub(crate) fn of_tokens(tokens: &[f32], channels: usize, [height, width]: [usize; 2]) -> Self {
         let array = Array { shape: vec![1, channels, height, width], values: unpack(tokens, channels) };
         Self { array: Arc::new(array), images: 0..1, source: ValueOrigin::default() }
+    }
+
+    /// The noise of a seed for one image of such a shape: channels, height, width.
+    pub(crate) fn drawn(rng: Rng, seed: u64, [channels, height, width]: [usize; 3]) -> Self {
+        let mut noise = Noise::default();
+        noise.fill(&[Start::Seed(rng, seed)], channels, height, width);
+        Self::of_tokens(noise.values(), channels, [height, width])
+    }
+
+    /// A part `share` of these, and the rest of `other`; of as many images of the same shape.
+    pub(crate) fn mixed(&self, other: &Self, share: f32) -> Self {
+        let values = self.values().iter().zip(other.values()).map(|(own, other)| share * own + (1.0 - share) * other);
+        let [channels, height, width] = self.shape();
+        let array = Array { shape: vec![self.images(), channels, height, width], values: values.collect() };
+        Self { array: Arc::new(array), images: 0..self.images(), source: ValueOrigin::default() }
     }
 
     /// The file that they were read from, if any.

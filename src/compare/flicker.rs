@@ -1,0 +1,80 @@
+//! How much images change that are made of frames which do not: what eyes see as flicker.
+
+use crate::rgb::Rgb;
+
+/// Pixels on a side of the cells that are looked at.
+const CELL: usize = 16;
+/// A cell whose frames differ by no more levels, in the mean, does not change: less than that is a camera's noise.
+const STILL: f64 = 4.0;
+
+/// A frame, and the image that was made of it.
+#[derive(Debug, Clone, Copy)]
+pub struct Framed<'a> {
+    /// What the camera saw.
+    pub frame: &'a Rgb,
+    /// What became of it; it may have another size.
+    pub image: &'a Rgb,
+}
+
+/// The mean absolute difference of two images that follow each other, in levels of 8 bits, over the cells of 16 x 16
+/// pixels in which their frames do not change. None where all of them change, or sizes do.
+pub fn flicker(before: Framed<'_>, now: Framed<'_>) -> Option<f64> {
+    let size = |image: &Rgb| [image.width, image.height];
+    if size(before.frame) != size(now.frame) || size(before.image) != size(now.image) {
+        return None;
+    }
+    let [columns, rows] = size(now.image).map(|side| side.div_ceil(CELL).max(1));
+    let cells = (0..columns * rows).map(|cell| [cell % columns, cell / columns]);
+    let mut sum = (0.0, 0);
+    for cell in cells {
+        let of = |a: &Rgb, b: &Rgb| apart(a, b, cell, [columns, rows]);
+        if of(before.frame, now.frame)? <= STILL {
+            sum = (sum.0 + of(before.image, now.image)?, sum.1 + 1);
+        }
+    }
+    (sum.1 > 0).then(|| sum.0 / f64::from(sum.1))
+}
+
+/// The mean absolute difference over a cell, of so many that two images of one size are divided into. None where it has
+/// no pixels.
+fn apart(a: &Rgb, b: &Rgb, cell: [usize; 2], cells: [usize; 2]) -> Option<f64> {
+    let range = |axis: usize, side: usize| cell[axis] * side / cells[axis]..(cell[axis] + 1) * side / cells[axis];
+    let (columns, rows) = (range(0, a.width), range(1, a.height));
+    let count = 3 * columns.len() * rows.len();
+    let of_row = |row: usize| {
+        let bytes = 3 * (row * a.width + columns.start)..3 * (row * a.width + columns.end);
+        let pairs = a.bytes[bytes.clone()].iter().zip(&b.bytes[bytes]);
+        pairs.map(|(a, b)| u64::from(a.abs_diff(*b))).sum::<u64>()
+    };
+    (count > 0).then(|| rows.map(of_row).sum::<u64>() as f64 / count as f64)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Grey, and its left half by `left` levels brighter.
+    fn image(width: usize, height: usize, left: u8) -> Rgb {
+        let level = |i: usize| if i / 3 % width < width / 2 { 100 + left } else { 100 };
+        Rgb { width, height, bytes: (0..3 * width * height).map(level).collect() }
+    }
+
+    #[test]
+    fn only_cells_whose_frames_do_not_change_count() {
+        let (still, moved) = (image(64, 32, 0), image(64, 32, 60));
+        let [a, b] = [0, 10].map(|left| image(64, 32, left));
+        let of = |frames: [&Rgb; 2], images: [&Rgb; 2]| {
+            flicker(Framed { frame: frames[0], image: images[0] }, Framed { frame: frames[1], image: images[1] })
+        };
+        assert_eq!(of([&still, &still], [&a, &a]), Some(0.0));
+        assert_eq!(of([&still, &still], [&a, &b]), Some(5.0), "half of it by ten levels");
+        assert_eq!(of([&still, &moved], [&a, &b]), Some(0.0), "what changes with the frame is no flicker");
+        assert_eq!(of([&still, &image(64, 32, 4)], [&a, &b]), Some(5.0), "noise of a camera is no change");
+        let all = Rgb { bytes: vec![200; 3 * 64 * 32], ..still.clone() };
+        assert_eq!(of([&still, &all], [&a, &b]), None);
+        assert_eq!(of([&still, &still], [&a, &image(32, 64, 0)]), None, "another size");
+        // Frames may be larger than what is made of them.
+        let [wide, shifted] = [0, 60].map(|left| image(200, 100, left));
+        assert_eq!(of([&wide, &shifted], [&a, &b]), Some(0.0));
+    }
+}
