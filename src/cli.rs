@@ -17,6 +17,7 @@ mod grid;
 mod help;
 mod images;
 mod info;
+mod live;
 mod output;
 mod pages;
 mod prompt;
@@ -60,8 +61,10 @@ pub use grid::Grid;
 pub use help::{Completions, Devices, Man, Selftest};
 pub use images::ImageArgs;
 pub use info::Info;
+pub use live::Live;
 pub use output::OutputArgs;
 pub use pages::{completions, man_pages};
+pub use prompt::text as prompt_text;
 pub use quantize::QuantizeArgs;
 #[cfg(feature = "queue")]
 pub use queue::{DeadChoice, FileFormatChoice, Queue, QueueArgs, QueueCommand, Submit, Worker};
@@ -83,6 +86,7 @@ const IMAGES: &str = "Images to draw from";
 const SAMPLING: &str = "Size and sampling";
 const MODEL: &str = "Model";
 const DEVICE: &str = "Device";
+const FRAMES: &str = "Frames in and out";
 const OUTPUT: &str = "Output";
 const TENSORS: &str = "Tensors in and out";
 const INFORMATION: &str = "Information";
@@ -188,6 +192,12 @@ pub enum Command {
     /// conversation. Where standard input is no terminal, its lines are read. The files of images are printed to
     /// standard output.
     Chat(Box<Chat>),
+    /// Draws video as it comes in, and images as fast as prompts change.
+    ///
+    /// Frames are read from standard input, and images written to standard output: raw RGB, Y4M or MJPEG. Each frame is
+    /// drawn from, or with --strength changed. A model stays open, and nothing queues: while an image is made, the
+    /// newest frame takes the place of older ones. The book has commands for ffmpeg, cameras and OBS.
+    Live(Box<Live>),
     /// Draws one prompt with several values of options, as a sheet with labels.
     Grid(Box<Grid>),
     /// Serves images over HTTP, and a page for browsers.

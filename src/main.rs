@@ -7,6 +7,7 @@ mod cli;
 mod commands;
 mod download;
 mod hardware_queues;
+mod live;
 mod panics;
 mod progress;
 #[cfg(feature = "queue")]
@@ -17,6 +18,7 @@ mod server;
 mod terminal;
 mod threads;
 mod version;
+mod video;
 
 use std::borrow::Cow;
 use std::env;
@@ -136,6 +138,13 @@ fn run(cli: Cli, start: Instant, signals: &Signals) -> Result<()> {
         Some(Command::Compare(args)) => {
             start_threads(None, true)?;
             commands::compare::run(&args)
+        }
+        Some(Command::Live(args)) => {
+            if args.on.device().count() == Some(1) {
+                hardware_queues::make_one();
+            }
+            start_threads(args.on.threads, args.quiet)?;
+            commands::live::run(&args, signals)
         }
         Some(Command::Grid(args)) => {
             prepare(&args.draw, 1)?;

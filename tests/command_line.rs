@@ -31,6 +31,7 @@ mod convert;
 mod download;
 mod editing;
 mod limits;
+mod live;
 mod log;
 mod looking;
 mod machine;

@@ -10,6 +10,7 @@
 //! server, queue: used by commands, use engine
 //! compare, sheet, default_model: used by commands, compare by selftest and the defaults of a sheet by cli, too
 //! lettering: used by sheet only
+//! live: used by commands and bench, on engine and video; video: frames as streams of bytes
 //! terminal: used by commands only
 //! selftest: used by commands and cli, on pipeline, nn, tensor and ops
 //! download: used by commands, uses hub, progress and files; hub: what names mean, uses files alone
@@ -27,7 +28,7 @@ use std::sync::LazyLock;
 use paths::{Names, Place, SourceFile, Sources, circles};
 
 /// A part of src/ and the parts of this crate that it may use besides itself and [`COMMON`].
-const LAYERS: [(&str, &[&str]); 45] = [
+const LAYERS: [(&str, &[&str]); 47] = [
     ("main.rs", ANY),
     ("allocator.rs", &[]),
     ("bus_error.rs", &["files"]),
@@ -51,6 +52,8 @@ const LAYERS: [(&str, &[&str]); 45] = [
             "input",
             "output",
             "rgb",
+            "live",
+            "video",
             "compare",
             "default_model",
             "files",
@@ -87,8 +90,13 @@ const LAYERS: [(&str, &[&str]); 45] = [
     ("download", &["hub", "progress", "stage", "files"]),
     (
         "cli",
-        &["engine", "hub", "pipeline", "model", "sampler", "input", "output", "files", "sheet", "threads", "selftest"],
+        &[
+            "engine", "hub", "pipeline", "model", "sampler", "input", "output", "files", "sheet", "threads",
+            "selftest", "video",
+        ],
     ),
+    ("live", &["engine", "pipeline", "stage", "input", "compare", "rgb", "files", "video"]),
+    ("video", &["input", "metadata", "output", "rgb"]),
     ("progress", &["cli", "engine", "pipeline", "stage"]),
     ("report.rs", &["cli", "engine", "pipeline"]),
     ("terminal", &["input", "metadata", "output"]),
@@ -96,7 +104,7 @@ const LAYERS: [(&str, &[&str]); 45] = [
         "bench",
         &[
             "engine", "metadata", "pipeline", "model", "stage", "vae", "input", "output", "files", "nn", "tensor",
-            "ops", "backend",
+            "ops", "backend", "live", "video", "rgb",
         ],
     ),
     // Which device is tested beside which, it does not know.
@@ -153,7 +161,7 @@ const COMMON: [&str; 3] = ["error", "Error", "Result"];
 const ANY: &[&str] = &["*"];
 
 /// A crate and the only places where it may be named. (The CUDA backend has a module `gemm` of its own.)
-const CRATES: [(&str, &[&str]); 51] = [
+const CRATES: [(&str, &[&str]); 52] = [
     ("base64", &["engine/image_recipe.rs", "server/", "terminal/"]),
     // One HTTP server.
     ("axum", &["server/"]),
@@ -193,6 +201,7 @@ const CRATES: [(&str, &[&str]); 51] = [
     ("png", &["input/", "output/"]),
     ("image_webp", &["input/", "metadata/", "output/"]),
     ("imagesize", &["files/content.rs", "input/read.rs"]),
+    ("y4m", &["video/"]),
     ("zune_jpeg", &["input/"]),
     // The program replaces files in one way; measurements write weights to a folder of their own.
     ("tempfile", &["files/atomic.rs", "files/partial.rs", "bench/weights.rs", "queue/worker/inputs.rs"]),
@@ -212,7 +221,7 @@ const CRATES: [(&str, &[&str]); 51] = [
         &["sampler/portable.rs", "cli/values.rs", "commands/batch/items.rs", "commands/remote.rs", "queue/", "server/"],
     ),
     ("rustdct", &["sampler/portable.rs"]),
-    ("rustix", &["terminal/", "download/", "commands/remove/", "commands/ask.rs", "server/"]),
+    ("rustix", &["terminal/", "download/", "commands/remove/", "commands/ask.rs", "commands/live/", "server/"]),
     ("rustyline", &["commands/chat/editor.rs"]),
     ("sha2", &["download/", "files/digest.rs"]),
     ("signal_hook", &["commands/signals.rs", "queue/worker/watchdog.rs"]),

@@ -18,7 +18,7 @@ const TOP: &str = "\
 ";
 
 /// The commands whose help it is; none is `flux` alone.
-const COMMANDS: [Option<&str>; 26] = [
+const COMMANDS: [Option<&str>; 27] = [
     None,
     Some("bench"),
     Some("convert"),
@@ -28,6 +28,7 @@ const COMMANDS: [Option<&str>; 26] = [
     Some("again"),
     Some("batch"),
     Some("chat"),
+    Some("live"),
     Some("info"),
     Some("devices"),
     Some("selftest"),

@@ -21,7 +21,7 @@ use flux::output::Rgb;
 use safetensors::tensor::{Dtype, TensorView};
 
 /// Files that tell someone what to run.
-pub const DOCUMENTS: [&str; 36] = [
+pub const DOCUMENTS: [&str; 37] = [
     "README.md",
     "CHANGELOG.md",
     "CONTRIBUTING.md",
@@ -40,6 +40,7 @@ pub const DOCUMENTS: [&str; 36] = [
     "docs/installing.md",
     "docs/kernels.md",
     "docs/library.md",
+    "docs/live.md",
     "docs/looking.md",
     "docs/measured.md",
     "docs/models.md",
@@ -165,6 +166,7 @@ fn every_command_is_of_a_kind_that_is_tested() {
             ["flux", "download" | "list" | "rm", ..] => {} // run in tests/download/pages.rs
             ["flux", "serve" | "key" | "mcp", ..] | ["curl", ..] | ["flux", .., "--server", _] | ["chmod", ..] => {} // run in tests/serve/book.rs
             ["flux", ..] | ["printf", .., "|", "flux", _] => {} // run below
+            ["ffmpeg", ..] if line.contains("| flux live ") => {} // run in tests/live/book.rs
             ["scripts/generate_batch.sh" | "scripts/compare_cpu_gpu.sh", ..] => {} // run below
             // `make test-training` does the same in an environment of its own, with `--toy`.
             ["python3", "-m", "venv", ".venv", "&&", ".venv/bin/pip", "install", "-r", requirements] => {

@@ -12,6 +12,7 @@
 mod adapters;
 mod edits;
 mod exchanges;
+pub mod live;
 mod maker;
 mod ops;
 mod replicas;

@@ -10,7 +10,8 @@ use super::{DeviceArgs, ModelArgs, QuantizeArgs};
 #[derive(Args)]
 pub struct Bench {
     /// Parts of the names of what to measure, such as stages/, adapters/, ops/, linear or 512x512; on several GPUs also
-    /// replicas/ and exchange/; `serve` alone measures a server [default: all but that]
+    /// replicas/ and exchange/; `serve` alone measures a server, and `live` first video as it comes in [default: all
+    /// but these]
     #[arg(value_name = "NAME")]
     pub names: Vec<String>,
     #[command(flatten)]

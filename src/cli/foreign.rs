@@ -254,7 +254,7 @@ const OTHERS: [(&[&str], &str); 36] = [
 ];
 
 /// Words that other programs, or later versions of this one, have as commands: nobody draws them by chance.
-const NO_COMMANDS: &[(&str, &str)] = &[("server", "`flux serve` is one"), ("worker", ""), ("submit", ""), ("live", "")];
+const NO_COMMANDS: &[(&str, &str)] = &[("server", "`flux serve` is one"), ("worker", ""), ("submit", "")];
 
 /// A name with hyphens for underscores.
 fn plain(flag: &str) -> String {

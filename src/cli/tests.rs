@@ -80,7 +80,7 @@ fn flags_that_mean_something_else_say_what_does_it_here() {
 
 #[test]
 fn a_command_that_is_not_there_is_no_prompt() {
-    for words in [&["server"][..], &["server", "--port", "80"], &["worker", "list.txt"], &["-q", "live"]] {
+    for words in [&["server"][..], &["server", "--port", "80"], &["worker", "list.txt"], &["-q", "submit"]] {
         let refused = read(words).and_then(|args| args.check().map_err(|e| e.to_string())).expect_err("refused");
         let word = words.iter().find(|word| !word.starts_with('-')).unwrap();
         assert!(refused.contains(&format!("no command `{word}`")), "{refused}");

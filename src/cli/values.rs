@@ -110,7 +110,7 @@ fn point(text: &str) -> String {
 }
 
 /// A number from 0 to `max`.
-fn number(text: &str, max: f64) -> Result<f64, String> {
+pub fn number(text: &str, max: f64) -> Result<f64, String> {
     match text.parse() {
         Ok(value) if (0.0..=max).contains(&value) => Ok(value),
         _ => Err(format!("expected a number from 0 to {max}{}", point(text))),

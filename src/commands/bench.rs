@@ -3,18 +3,20 @@
 #[cfg(feature = "server")]
 use std::env;
 use std::mem;
+use std::sync::Arc;
 use std::time::Duration;
 
 use flux::Result;
 use flux::default_model::default_model;
-use flux::engine::EngineArgs;
 use flux::engine::choice::{DeviceChoice, ParallelChoice};
 use flux::engine::devices::{self, Devices};
+use flux::engine::{Engine, EngineArgs};
+use flux::stage::CancelFlag;
 
 use super::{named_model, print};
 #[cfg(feature = "server")]
 use crate::bench::serve::{self, Asks, Load};
-use crate::bench::{self, Effort, Settings};
+use crate::bench::{self, Effort, Settings, live};
 use crate::cli::Bench;
 use crate::progress::{Console, Shown};
 
@@ -26,6 +28,9 @@ pub fn run(args: &Bench) -> Result<()> {
     }
     args.on.check()?;
     args.model.check_kv(args.kv)?;
+    if args.names.first().is_some_and(|name| name == "live") {
+        return measure_live(args);
+    }
     let dir = named_model(&args.model)?;
     let mut console = Console::new(args.json, false, Shown::Nothing);
     let notes = dir.iter().flat_map(|dir| dir.notes()).chain(args.quantize.notes());
@@ -71,6 +76,38 @@ pub fn run(args: &Bench) -> Result<()> {
             bench::run_over(&devices::open_group(&engine_args, list)?, dir.as_ref(), settings, default_model, print)
         }
     }
+}
+
+/// Measures video as it comes in, with each size.
+fn measure_live(args: &Bench) -> Result<()> {
+    let mut console = Console::new(args.json, false, Shown::Nothing);
+    let files = super::model(&args.model)?;
+    files.notes().iter().chain(args.quantize.notes()).for_each(|note| console.note(note));
+    let engine_args = EngineArgs {
+        caches_references: args.kv,
+        quantise: args.quantize.formats(),
+        parallel: ParallelChoice::Off,
+        ..args.on.engine()
+    };
+    let engine = Engine::open(files, &engine_args, None, &mut console, &CancelFlag::default())?;
+    engine.wait_for_devices()?;
+    let on_gpu = engine.devices(1).iter().any(|(name, _)| name.starts_with("cuda"));
+    let (size, frames) = if on_gpu { (512, 60) } else { (128, 12) };
+    let what = live::Settled {
+        names: args.names[1..].to_vec(),
+        sizes: if args.sizes.is_empty() { vec![size] } else { args.sizes.iter().map(|&size| size as usize).collect() },
+        prompt: args.prompt.clone().unwrap_or_else(|| bench::PROMPT.to_string()),
+        steps: args.steps.map(|steps| steps as usize),
+        frames: args.runs.map_or(frames, |runs| runs as usize),
+        json: args.json,
+    };
+    let engine = Arc::new(engine);
+    if !args.json {
+        engine.devices(1).iter().try_for_each(|(_, about)| print(about.as_bytes()))?;
+    }
+    let measured = live::run(&engine, &what, &mut |line| print(line.as_bytes()));
+    mem::forget(engine);
+    measured
 }
 
 /// Measures a server, with each size and number of clients.

@@ -19,6 +19,7 @@ pub mod grid;
 pub mod info;
 pub mod json;
 pub mod list;
+pub mod live;
 pub mod names;
 mod outputs;
 pub mod pages;

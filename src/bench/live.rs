@@ -1,0 +1,278 @@
+//! Video as it comes in: how many frames a second, how long from a frame to its image, and how much images flicker that
+//! should not, for each way in which an image may begin.
+//!
+//! Frames are drawn as a camera sees them, with its noise: a still scene, and one in which something moves. A frame
+//! comes when the one before is taken, and its image ends as a JPEG.
+
+use std::io;
+use std::sync::Arc;
+use std::time::Instant;
+
+use flux::engine::{Engine, Event, Recipe};
+use flux::rgb::Rgb;
+use flux::stage::CancelFlag;
+use flux::{Error, Result};
+use serde::Serialize;
+
+use crate::live::{Change, Live, Setting, Settings, Sink, Source, Stats, Told};
+use crate::video::{Next, VideoFormat, VideoWriter};
+
+/// Frames that are not counted: weights are loaded, and work is captured as CUDA graphs.
+const WARM_UP: usize = 4;
+/// Levels by which a camera's noise moves a value at most.
+const NOISE: i32 = 3;
+
+/// What is measured, and how.
+pub struct Settled {
+    /// Parts of names: everything is measured whose name contains one of them, and everything without any.
+    pub names: Vec<String>,
+    pub sizes: Vec<usize>,
+    pub prompt: String,
+    pub steps: Option<usize>,
+    /// Frames that are counted.
+    pub frames: usize,
+    pub json: bool,
+}
+
+/// How an image begins.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Start {
+    /// With noise, and the frame as a reference.
+    Reference,
+    /// The same, with a part of the image before in place of some of the noise.
+    Feedback,
+    /// With the noisy frame, which the model does not see otherwise.
+    Strength,
+    /// With noise, and a new prompt each time.
+    Text,
+}
+
+/// What the camera sees.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Scene {
+    Still,
+    Moving,
+}
+
+/// A row, as `--json` prints it.
+#[derive(Debug, Serialize)]
+struct Row {
+    name: String,
+    frames: u64,
+    frames_per_s: f64,
+    p50_ms: Option<f64>,
+    p95_ms: Option<f64>,
+    /// Levels of 8 bits by which images differ where frames do not.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    flicker: Option<f64>,
+}
+
+impl Start {
+    const ALL: [Self; 4] = [Self::Reference, Self::Feedback, Self::Strength, Self::Text];
+
+    fn name(self) -> &'static str {
+        match self {
+            Self::Reference => "reference",
+            Self::Feedback => "feedback-0.3",
+            Self::Strength => "strength-0.5",
+            Self::Text => "text",
+        }
+    }
+
+    fn scenes(self) -> &'static [Scene] {
+        if self == Self::Text { &[Scene::Still] } else { &[Scene::Still, Scene::Moving] }
+    }
+
+    fn setting(self, prompt: &str, steps: Option<usize>, size: usize) -> Result<Setting> {
+        let strength = (self == Self::Strength).then_some(0.5);
+        let side = (self == Self::Text).then_some(size);
+        let recipe = Recipe {
+            steps,
+            strength,
+            no_self_reference: strength.is_some(),
+            width: side,
+            height: side,
+            ..Recipe::new(prompt, 42)
+        };
+        let feedback = if self == Self::Feedback { 0.3 } else { 0.0 };
+        Setting::new(recipe, feedback, self != Self::Text)
+    }
+}
+
+impl Scene {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Still => "still",
+            Self::Moving => "moving",
+        }
+    }
+
+    /// What the camera sees at a time: a disc on a slope of colours, and noise.
+    fn frame(self, size: usize, time: usize) -> Rgb {
+        let (side, radius) = (size as i64, size as i64 / 5);
+        // It goes there and back, by a hundredth of the side a frame.
+        let way = match self {
+            Self::Still => 0,
+            Self::Moving => (time as i64 * side / 100) % (side / 2),
+        };
+        let middle = [side / 4 + way, side / 2];
+        let value = |i: usize| {
+            let (x, y, color) = ((i / 3 % size) as i64, (i / 3 / size) as i64, i % 3);
+            let is_inside = (x - middle[0]).pow(2) + (y - middle[1]).pow(2) < radius.pow(2);
+            let plain = match (is_inside, color) {
+                (true, 0) => 210,
+                (true, _) => 40,
+                (false, 0) => 90 + 60 * x / side,
+                (false, _) => 150 + 60 * y / side,
+            };
+            let mixed = ((time << 32) as u64 + i as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+            let noise = (mixed ^ mixed >> 29).wrapping_mul(0xbf58_476d_1ce4_e5b9) >> 40;
+            (plain as i32 + noise as i32 % (2 * NOISE + 1) - NOISE) as u8
+        };
+        Rgb { width: size, height: size, bytes: (0..3 * size * size).map(value).collect() }
+    }
+}
+
+/// Frames of a scene.
+struct Scenes {
+    scene: Scene,
+    size: usize,
+    left: usize,
+    time: usize,
+}
+
+impl Source for Scenes {
+    fn next(&mut self, _wanted: bool) -> Result<Next> {
+        if self.left == 0 {
+            return Ok(Next::End);
+        }
+        (self.left, self.time) = (self.left - 1, self.time + 1);
+        Ok(Next::Frame(self.scene.frame(self.size, self.time)))
+    }
+}
+
+/// Encodes images, and forgets them.
+struct Encoder(VideoWriter<io::Sink>);
+
+impl Sink for Encoder {
+    fn write(&mut self, image: &Rgb) -> Result<()> {
+        self.0.write(image)
+    }
+}
+
+/// Measures, and prints each row as soon as it is there.
+///
+/// Errors when nothing has one of the names, or the model cannot make the images.
+pub fn run(engine: &Arc<Engine>, what: &Settled, print: &mut dyn FnMut(&str) -> Result<()>) -> Result<()> {
+    let mut is_measured = false;
+    for (&size, start) in what.sizes.iter().flat_map(|size| Start::ALL.map(|start| (size, start))) {
+        for &scene in start.scenes() {
+            let of_scene = if start == Start::Text { String::new() } else { format!("-{}", scene.name()) };
+            let name = format!("live/{}{of_scene}/{size}x{size}", start.name());
+            if !what.names.is_empty() && !what.names.iter().any(|part| name.contains(&**part)) {
+                continue;
+            }
+            is_measured = true;
+            let setting = start.setting(&what.prompt, what.steps, size)?;
+            let row = measure(engine, setting, (name, scene, size), what.frames)?;
+            let line = if what.json {
+                serde_json::to_string(&row).map_err(|e| Error::new(format!("cannot write the figures as JSON: {e}")))?
+            } else {
+                row.text()
+            };
+            print(&line)?;
+        }
+    }
+    if is_measured {
+        return Ok(());
+    }
+    Err(Error::usage(format!("nothing to measure has `{}` in its name", what.names.join("` or `"))).hint(
+        "names are such as `live/reference-still/128x128`, `live/feedback-0.3-moving/128x128` and `live/text/128x128`",
+    ))
+}
+
+fn measure(
+    engine: &Arc<Engine>,
+    setting: Setting,
+    (name, scene, size): (String, Scene, usize),
+    frames: usize,
+) -> Result<Row> {
+    let told = if setting.has_frames {
+        of_scene(engine, setting, Scenes { scene, size, left: WARM_UP + frames, time: 0 })?
+    } else {
+        of_prompts(engine, &setting, WARM_UP + frames)?
+    };
+    let Told { counts, frames_per_s, p50_ms, p95_ms, flicker, .. } = told;
+    Ok(Row { name, frames: counts.made - WARM_UP as u64, frames_per_s, p50_ms, p95_ms, flicker })
+}
+
+fn encoder() -> Box<dyn Sink> {
+    Box::new(Encoder(VideoWriter::new(VideoFormat::Mjpeg, [25, 1], 85, io::sink())))
+}
+
+/// Images of the frames of a scene.
+fn of_scene(engine: &Arc<Engine>, setting: Setting, scenes: Scenes) -> Result<Told> {
+    let stats = Arc::new(Stats::new(WARM_UP as u64));
+    let live = Live {
+        engine: Arc::clone(engine),
+        settings: Settings::new(setting),
+        stats: Arc::clone(&stats),
+        every: 1,
+        keeps_all: true,
+        size: None,
+        rate: None,
+        cancel: CancelFlag::default(),
+    };
+    live.run(Some(Box::new(scenes)), encoder(), &mut || Ok(()))?;
+    Ok(stats.whole())
+}
+
+/// Images of words alone, each of other words than the one before.
+fn of_prompts(engine: &Arc<Engine>, setting: &Setting, count: usize) -> Result<Told> {
+    let (stats, mut sink) = (Stats::new(WARM_UP as u64), encoder());
+    for number in 0..count {
+        let prompt = format!("{} {number}", setting.recipe.prompt);
+        let began = Instant::now();
+        let job = setting.changed(Change { prompt: Some(prompt), ..Change::default() })?.job(engine, None, None)?;
+        for event in engine.submit(job)? {
+            if let Event::Image { image, .. } = event? {
+                let image = image.pixels()?;
+                sink.write(&image)?;
+                stats.made(None, &image, began.elapsed());
+            }
+        }
+    }
+    Ok(stats.whole())
+}
+
+impl Row {
+    fn text(&self) -> String {
+        let Self { name, frames, frames_per_s, .. } = self;
+        let mut line = format!("{name:<40} {frames_per_s:8.2} frames/s of {frames}");
+        if let Some((half, most)) = self.p50_ms.zip(self.p95_ms) {
+            line += &format!("  {half:8.1} ms [95%: {most:.1}]");
+        }
+        line += &self.flicker.map_or_else(String::new, |flicker| format!("  flicker {flicker:.2}"));
+        line
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use flux::compare::{Framed, flicker};
+
+    use super::*;
+
+    #[test]
+    fn the_noise_of_a_still_scene_is_no_change_and_what_moves_is_one() {
+        let frames = |scene: Scene| [1, 9].map(|time| scene.frame(128, time));
+        let [a, b] = frames(Scene::Still);
+        assert_ne!(a, b);
+        let of = |a: &Rgb, b: &Rgb| flicker(Framed { frame: a, image: a }, Framed { frame: b, image: b });
+        let still = of(&a, &b).unwrap();
+        assert!((1.0..3.0).contains(&still), "{still}");
+        let [a, b] = frames(Scene::Moving);
+        let moving = of(&a, &b).unwrap();
+        assert!((1.0..4.0).contains(&moving) && a.bytes.iter().zip(&b.bytes).any(|(a, b)| a.abs_diff(*b) > 100));
+    }
+}

@@ -1,0 +1,112 @@
+//! `flux live`: frames from standard input, images to standard output, and changes in between.
+
+mod control;
+mod streams;
+mod told;
+
+use std::io::{self, IsTerminal};
+use std::mem;
+use std::sync::Arc;
+
+use flux::engine::{Engine, EngineArgs};
+use flux::{Error, Result};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+
+use self::control::{Control, watch_prompt};
+use self::streams::streams;
+use self::told::Told;
+use super::signals::Signals;
+use super::{model_at, names};
+use crate::cli;
+use crate::live::{Live, Setting, Settings, Stats};
+use crate::progress::{Console, Shown};
+
+/// Makes images of frames until there are no more, or a signal ends it.
+pub fn run(args: &cli::Live, signals: &Signals) -> Result<()> {
+    args.check()?;
+    check_terminals(args)?;
+    let mut recipe = args.recipe()?;
+    if let Some(file) = &args.prompt_file {
+        recipe.prompt = control::prompt_of(file)?;
+    }
+    let recipe = names::with_adapters(&recipe)?;
+    // What is wrong with it is told before a model is opened.
+    let setting = Setting::new(recipe, args.feedback, !args.no_input)?;
+    let (paths, place) = args.model.paths(None);
+    let files = model_at(&paths, place.as_deref())?;
+    let mut console = Console::new(args.quiet, args.verbose, Shown::Auto);
+    files.notes().iter().chain(args.quantize.notes()).for_each(|note| console.note(note));
+    let told = Told::open(args)?;
+    // Whoever writes to it may do so while the model is opened.
+    let control = args.control.as_deref().map(Control::open).transpose()?;
+    signals.listen()?;
+    let engine_args = EngineArgs {
+        adapters: setting.recipe.adapters.iter().map(|used| used.file.clone()).collect(),
+        ..args.engine()
+    };
+    let engine = Engine::open(files, &engine_args, None, &mut console, &signals.cancel_flag())?;
+    engine.devices(usize::MAX).iter().for_each(|(name, about)| console.detail(&format!("device: {name}: {about}")));
+    let setting = setting.with_adapters(&engine)?;
+    let size = args.frame_size();
+    setting.check_with(&engine, size.unwrap_or(USUAL_SIZE))?;
+    if args.seed_is_random() {
+        console.info(&format!("seed {}", setting.recipe.seed));
+    }
+    let (engine, settings, stats) = (Arc::new(engine), Settings::new(setting), Arc::new(Stats::new(0)));
+    let checks = {
+        let engine = Arc::clone(&engine);
+        move |setting: &Setting| setting.check_with(&engine, size.unwrap_or(USUAL_SIZE))
+    };
+    let _control = control.map(|control| control.start(&settings, checks.clone())).transpose()?;
+    if let Some(file) = &args.prompt_file {
+        watch_prompt(file.clone(), &settings, checks)?;
+    }
+    let (source, sink) = streams(args)?;
+    let live = Live {
+        engine: Arc::clone(&engine),
+        settings,
+        stats: Arc::clone(&stats),
+        every: args.every,
+        keeps_all: args.all,
+        size,
+        rate: args.fps,
+        cancel: signals.cancel_flag(),
+    };
+    let mut told = told;
+    let done = live.run(source, sink, &mut || told.tick(&stats).and_then(|()| check_reader()));
+    told.end(&stats, &console)?;
+    // The system takes back all memory at once.
+    mem::forget(engine);
+    done
+}
+
+/// The size of frames for which is checked what is asked for before there are frames.
+const USUAL_SIZE: [usize; 2] = [256, 256];
+
+/// Errors when frames would come from a terminal, or images go there.
+fn check_terminals(args: &cli::Live) -> Result<()> {
+    let hint = "as in `ffmpeg .. -f yuv4mpegpipe - | flux live .. | ffplay -`";
+    if !args.no_input && io::stdin().is_terminal() {
+        return Err(Error::usage("standard input is a terminal, expected frames").at("standard input").hint(hint));
+    }
+    if io::stdout().is_terminal() {
+        return Err(Error::usage("standard output is a terminal, which shows no frames")
+            .at("standard output")
+            .hint(hint));
+    }
+    Ok(())
+}
+
+/// Errors once nobody reads what is written, also while nothing is.
+fn check_reader() -> Result<()> {
+    let stdout = io::stdout();
+    let mut polled = [PollFd::new(&stdout, PollFlags::empty())];
+    // Where it cannot be asked for, writing tells it.
+    let is_told = poll(&mut polled, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })).is_ok();
+    if is_told && polled[0].revents().contains(PollFlags::ERR) {
+        return Err(Error::new("nobody reads the images any more")
+            .at("standard output")
+            .hint("what reads them has ended: it may have told why"));
+    }
+    Ok(())
+}

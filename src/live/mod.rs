@@ -1,0 +1,261 @@
+//! Frames in, images out, as fast as the devices make them.
+//!
+//! ```text
+//! Source -> (thread) -> Flow: the newest frame -> a lane for each device -> Flow: the next image -> (thread) -> Sink
+//! ```
+//!
+//! Nothing queues: a frame that nobody took is replaced by the next one, a lane whose image waits to be written takes
+//! no frame, and so an output that stalls stalls all of it without taking memory. Frames are read and decoded, and
+//! images encoded and written, beside the devices. A thread may wait for ever in a system call, so nobody waits for it.
+
+mod flow;
+mod settings;
+mod stats;
+
+use std::sync::Arc;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use flux::engine::{Engine, Event};
+use flux::error::ErrorKind;
+use flux::input;
+use flux::pipeline::Latents;
+use flux::rgb::Rgb;
+use flux::stage::CancelFlag;
+use flux::{Error, Result};
+
+use self::flow::{Arrived, ClosesAtPanic, Flow, Handed, Made};
+pub use self::settings::{Change, Setting, Settings};
+pub use self::stats::{Stats, Told};
+use crate::video::Next;
+
+/// How often a signal is looked for.
+const LOOK: Duration = Duration::from_millis(20);
+
+/// Where frames come from.
+pub trait Source: Send {
+    /// The next frame, whose pixels are made only where it is `wanted`.
+    ///
+    /// Errors when nothing more can be read.
+    fn next(&mut self, wanted: bool) -> Result<Next>;
+}
+
+/// Where images go.
+pub trait Sink: Send {
+    /// Writes an image.
+    ///
+    /// Errors when it cannot be written.
+    fn write(&mut self, image: &Rgb) -> Result<()>;
+}
+
+/// What becomes of frames, and which of them are taken.
+pub struct Live {
+    pub engine: Arc<Engine>,
+    pub settings: Arc<Settings>,
+    pub stats: Arc<Stats>,
+    /// Every so many frames one is taken.
+    pub every: u64,
+    /// Whether all of these become images: then the source waits, and otherwise the newest frame wins.
+    pub keeps_all: bool,
+    /// The size of frames; else that of the first one.
+    pub size: Option<[usize; 2]>,
+    /// Images that are written a second, where that is always so many.
+    pub rate: Option<f64>,
+    pub cancel: CancelFlag,
+}
+
+impl Live {
+    /// Makes images of frames until there are no more, or until nobody takes them. `source` is none where images are
+    /// made of words alone: one for each change of the settings. `tick` is called all the while; its error ends all.
+    ///
+    /// Errors when something cannot be read, made or written, and as cancelled.
+    pub fn run(
+        self,
+        source: Option<Box<dyn Source>>,
+        sink: Box<dyn Sink>,
+        tick: &mut dyn FnMut() -> Result<()>,
+    ) -> Result<()> {
+        self.engine.wait_for_devices()?;
+        // What begins with the image before waits for it.
+        let lanes = if self.settings.now().feedback > 0.0 { 1 } else { self.engine.stats().devices.max(1) };
+        let flow = Flow::new(lanes);
+        let cancel = self.cancel.child();
+        let live = Arc::new(Self { cancel: cancel.clone(), ..self });
+        for _ in 0..lanes {
+            start("lane", &live, &flow, |live, flow| {
+                let made = live.make(flow);
+                flow.end_lane();
+                made
+            })?;
+        }
+        start("frames out", &live, &flow, move |live, flow| {
+            live.write(flow, sink)?;
+            flow.end_writing();
+            Ok(())
+        })?;
+        start("frames in", &live, &flow, move |live, flow| {
+            let read = match source {
+                Some(source) => live.read(flow, source),
+                None => live.hear(flow),
+            };
+            flow.end_reading();
+            read
+        })?;
+        let ended = loop {
+            if let Some(ended) = flow.ended(LOOK) {
+                break ended;
+            }
+            if let Err(error) = cancel.check().and_then(|()| tick()) {
+                break Err(error);
+            }
+        };
+        flow.close(None);
+        cancel.cancel();
+        ended
+    }
+
+    /// Reads frames.
+    fn read(&self, flow: &Flow, mut source: Box<dyn Source>) -> Result<()> {
+        let mut size = self.size;
+        for number in 0.. {
+            let next = source.next(number % self.every == 0)?;
+            self.stats.count(|counts| counts.read += u64::from(!matches!(next, Next::End)));
+            let frame = match next {
+                Next::End => return Ok(()),
+                Next::Passed => {
+                    self.stats.count(|counts| counts.left_out += 1);
+                    continue;
+                }
+                Next::Broken(error) => {
+                    let is_first = number == 0;
+                    self.stats.count(|counts| counts.broken += 1);
+                    // A stream that begins so is not what it was taken for.
+                    if is_first {
+                        return Err(error.at("standard input"));
+                    }
+                    continue;
+                }
+                Next::Frame(frame) => frame,
+            };
+            let wanted = *size.get_or_insert([frame.width, frame.height]);
+            let is_other = wanted != [frame.width, frame.height];
+            let frame = if is_other { input::resized(&frame, wanted) } else { frame };
+            let arrived = Arrived { frame: Some(frame), at: Instant::now() };
+            if self.keeps_all {
+                if flow.hand_in(arrived).is_none() {
+                    return Ok(());
+                }
+                continue;
+            }
+            match flow.offer(arrived) {
+                None => return Ok(()),
+                Some(replaced) => self.stats.count(|counts| counts.replaced += u64::from(replaced)),
+            }
+        }
+        Ok(())
+    }
+
+    /// Asks for an image at first, and at each change of the settings.
+    fn hear(&self, flow: &Flow) -> Result<()> {
+        let mut known = 0;
+        while flow.offer(Arrived { frame: None, at: Instant::now() }).is_some() {
+            self.stats.count(|counts| counts.read += 1);
+            let before = known;
+            while known == before {
+                known = self.settings.changes(before, Duration::from_secs(1));
+                self.cancel.check()?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Makes images.
+    fn make(&self, flow: &Flow) -> Result<()> {
+        let mut before = None;
+        while let Some((turn, arrived)) = flow.take() {
+            // One that had to wait for its turn came when that was there.
+            let at = if self.keeps_all { Instant::now() } else { arrived.at };
+            let setting = self.settings.now();
+            let (image, latents) = self.image(&setting, arrived.frame.clone(), before.take())?;
+            before = latents;
+            let of = Arrived { at, ..arrived };
+            if flow.hand_over(turn, Made { image, of }).is_none() {
+                return Ok(());
+            }
+        }
+        Ok(())
+    }
+
+    fn image(&self, setting: &Setting, frame: Option<Rgb>, before: Option<Latents>) -> Result<(Rgb, Option<Latents>)> {
+        let job = setting.job(&self.engine, frame, before.as_ref())?;
+        let mut made = None;
+        for event in self.engine.submit(flux::engine::Job { cancel: self.cancel.child(), ..job })? {
+            if let Event::Image { image, latents, .. } = event? {
+                made = Some((image.pixels()?.into_owned(), latents));
+            }
+        }
+        made.ok_or_else(|| Error::new("the engine made no image of the frame"))
+    }
+
+    /// Writes images.
+    fn write(&self, flow: &Flow, mut sink: Box<dyn Sink>) -> Result<()> {
+        let period = self.rate.map(|rate| Duration::from_secs_f64(1.0 / rate));
+        // Of paced images, the newest; and when the next one is written.
+        let (mut newest, mut due) = (None, None);
+        loop {
+            match flow.next(due) {
+                Handed::End => {
+                    // The last one is written, however soon it came.
+                    return newest
+                        .filter(|(_, is_new)| *is_new)
+                        .map_or(Ok(()), |(image, _)| self.put(&mut *sink, &image));
+                }
+                Handed::Image(made) => {
+                    let Made { image, of } = *made;
+                    if period.is_none() {
+                        self.put(&mut *sink, &image)?;
+                        self.stats.made(of.frame.as_ref(), &image, of.at.elapsed());
+                        continue;
+                    }
+                    self.stats.made(of.frame.as_ref(), &image, of.at.elapsed());
+                    newest = Some((image, true));
+                    due.get_or_insert_with(Instant::now);
+                }
+                Handed::Nothing => {
+                    let (Some((image, is_new)), Some(time), Some(period)) = (&mut newest, due, period) else {
+                        continue;
+                    };
+                    self.put(&mut *sink, image)?;
+                    *is_new = false;
+                    // Where the output stalled, what was missed is not made up for.
+                    due = Some((time + period).max(Instant::now()));
+                }
+            }
+        }
+    }
+
+    fn put(&self, sink: &mut dyn Sink, image: &Rgb) -> Result<()> {
+        sink.write(image)?;
+        self.stats.count(|counts| counts.written += 1);
+        Ok(())
+    }
+}
+
+/// Starts a thread. Its error ends all of it.
+fn start(
+    name: &str,
+    live: &Arc<Live>,
+    flow: &Arc<Flow>,
+    work: impl FnOnce(&Live, &Flow) -> Result<()> + Send + 'static,
+) -> Result<()> {
+    let (live, flow) = (Arc::clone(live), Arc::clone(flow));
+    let run = move || {
+        let _closes = ClosesAtPanic(Arc::clone(&flow));
+        match work(&live, &flow) {
+            // Why it was cancelled, whoever cancels knows.
+            Err(error) if error.kind() != ErrorKind::Cancelled => flow.close(Some(error)),
+            _ => {}
+        }
+    };
+    thread::Builder::new().name(name.to_string()).spawn(run).map(drop).map_err(|e| Error::no_thread(&e))
+}

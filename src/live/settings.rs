@@ -1,0 +1,234 @@
+//! What frames become: it may change between two of them.
+
+use std::path::PathBuf;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use flux::engine::{Engine, Inputs, Job, Recipe};
+use flux::error::Field;
+use flux::files::adapter::AdapterUse;
+use flux::input;
+use flux::pipeline::{GivenReference, Latents, MAX_REFERENCES, Request};
+use flux::rgb::Rgb;
+use flux::{Error, Result};
+use serde::{Deserialize, Deserializer};
+
+/// What a frame becomes.
+#[derive(Debug, Clone)]
+pub struct Setting {
+    /// Its inputs are the references behind the frame.
+    pub recipe: Recipe,
+    references: Vec<Arc<GivenReference>>,
+    adapters: Vec<AdapterUse>,
+    /// The part of the image before with which the next one begins.
+    pub feedback: f32,
+    /// Whether there are frames, or words alone.
+    pub has_frames: bool,
+}
+
+/// What changes. What is left out stays.
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Change {
+    pub prompt: Option<String>,
+    pub seed: Option<u64>,
+    pub steps: Option<usize>,
+    /// `null` has the frame as a reference again.
+    #[serde(deserialize_with = "given")]
+    pub strength: Option<Option<f64>>,
+    pub feedback: Option<f32>,
+    pub references: Option<Vec<PathBuf>>,
+}
+
+/// A value that is there, `null` too.
+fn given<'de, T: Deserialize<'de>, D: Deserializer<'de>>(from: D) -> std::result::Result<Option<T>, D::Error> {
+    T::deserialize(from).map(Some)
+}
+
+impl Setting {
+    /// Reads the references of the recipe.
+    ///
+    /// Errors when one cannot be read, or something does not suit the others.
+    pub fn new(recipe: Recipe, feedback: f32, has_frames: bool) -> Result<Self> {
+        let files = recipe.inputs.clone();
+        let setting = Self { recipe, references: Vec::new(), adapters: Vec::new(), feedback, has_frames };
+        let setting = setting.with_references(&files)?;
+        setting.check().map(|()| setting)
+    }
+
+    /// The setting with the adapters of its recipe, opened.
+    pub fn with_adapters(self, engine: &Engine) -> Result<Self> {
+        Ok(Self { adapters: engine.adapters(&self.recipe)?, ..self })
+    }
+
+    /// The setting with a change.
+    ///
+    /// Errors as [`Setting::new`].
+    pub fn changed(&self, change: Change) -> Result<Self> {
+        let Change { prompt, seed, steps, strength, feedback, references } = change;
+        let recipe = &self.recipe;
+        let recipe = Recipe {
+            prompt: prompt.unwrap_or_else(|| recipe.prompt.clone()),
+            seed: seed.unwrap_or(recipe.seed),
+            steps: steps.or(recipe.steps),
+            strength: strength.unwrap_or(recipe.strength),
+            ..recipe.clone()
+        };
+        // How a change shows the image has no meaning without one.
+        let no_self_reference = recipe.no_self_reference && recipe.strength.is_some();
+        let recipe = Recipe { no_self_reference, ..recipe };
+        let feedback = feedback.unwrap_or(self.feedback);
+        let setting = Self { recipe, feedback, ..self.clone() };
+        let setting = references.map_or(Ok(setting.clone()), |files| setting.with_references(&files))?;
+        setting.check().map(|()| setting)
+    }
+
+    fn with_references(self, files: &[PathBuf]) -> Result<Self> {
+        let most = MAX_REFERENCES - usize::from(self.has_frames);
+        if files.len() > most {
+            let given = files.len();
+            return Err(Error::usage(format!("{given} images are given beside the frame, expected at most {most}"))
+                .of(Field::Inputs)
+                .hint("leave some out"));
+        }
+        let is_alone = files.len() == 1 && !self.has_frames;
+        let given = if is_alone { GivenReference::alone } else { GivenReference::of_several };
+        let read = |file: &PathBuf| {
+            let image = input::read(file).map_err(|e| e.of(Field::Inputs))?;
+            Ok(Arc::new(given(image, file.display().to_string())))
+        };
+        let references = files.iter().map(read).collect::<Result<_>>()?;
+        Ok(Self { recipe: Recipe { inputs: files.to_vec(), ..self.recipe }, references, ..self })
+    }
+
+    fn check(&self) -> Result<()> {
+        if !(0.0..1.0).contains(&self.feedback) {
+            return Err(Error::usage(format!("the feedback is {}, expected 0 to below 1", self.feedback))
+                .hint("0.2 begins with a little of the image before, 0.6 with much"));
+        }
+        let starts = [(self.recipe.strength.is_some(), "strength"), (self.feedback > 0.0, "feedback")];
+        let given: Vec<_> = starts.iter().filter(|(given, _)| *given).map(|(_, name)| *name).collect();
+        if let [first, second] = given[..] {
+            return Err(Error::usage(format!("`{first}` and `{second}` both say what an image begins with"))
+                .hint("leave one of them out"));
+        }
+        self.whole_recipe().request().map(drop)
+    }
+
+    /// The recipe as `flux` has it, whose first input is the frame.
+    fn whole_recipe(&self) -> Recipe {
+        let frame = self.has_frames.then(|| PathBuf::from("-"));
+        Recipe { inputs: frame.into_iter().chain(self.recipe.inputs.clone()).collect(), ..self.recipe.clone() }
+    }
+
+    /// The job that makes the image of a frame; `before` are the latents of the one before.
+    ///
+    /// Errors when the model cannot make it.
+    pub fn job(&self, engine: &Engine, frame: Option<Rgb>, before: Option<&Latents>) -> Result<Job> {
+        let recipe = self.whole_recipe();
+        let inputs = match frame {
+            Some(frame) => Inputs::of_frame(&recipe, frame, &self.references)?,
+            None => Inputs::of_references(&recipe, &self.references),
+        };
+        let request = Request { adapters: self.adapters.clone(), ..inputs.apply(recipe.request()?) };
+        let request = match before {
+            Some(before) => engine.begin_with(request, before, self.feedback)?,
+            None => request,
+        };
+        // Alone, it is the image that the same recipe makes elsewhere.
+        Ok(Job { inputs: Arc::new(inputs), latents: self.feedback > 0.0, most_together: 1, ..Job::new(request, 1) })
+    }
+
+    /// Errors when the model cannot make an image of frames of this size.
+    pub fn check_with(&self, engine: &Engine, [width, height]: [usize; 2]) -> Result<()> {
+        let frame = self.has_frames.then(|| Rgb { width, height, bytes: vec![0; 3 * width * height] });
+        engine.plan(&self.job(engine, frame, None)?.request).map(drop)
+    }
+}
+
+/// The setting of the frames to come, which whoever shares it may change.
+#[derive(Debug)]
+pub struct Settings {
+    state: Mutex<(u64, Arc<Setting>)>,
+    changed: Condvar,
+}
+
+impl Settings {
+    pub fn new(setting: Setting) -> Arc<Self> {
+        Arc::new(Self { state: Mutex::new((0, Arc::new(setting))), changed: Condvar::new() })
+    }
+
+    fn state(&self) -> MutexGuard<'_, (u64, Arc<Setting>)> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// That of the next frame.
+    pub fn now(&self) -> Arc<Setting> {
+        Arc::clone(&self.state().1)
+    }
+
+    /// Has the next frame become something else, as `change` makes it of what holds now.
+    ///
+    /// Errors as `change`; then all stays as it is.
+    pub fn change(&self, change: impl Fn(&Setting) -> Result<Setting>) -> Result<()> {
+        loop {
+            // It may read files, for which no frame waits.
+            let before = self.now();
+            let setting = Arc::new(change(&before)?);
+            let mut state = self.state();
+            // Of two changes at once, the second changes what the first made.
+            if Arc::ptr_eq(&state.1, &before) {
+                *state = (state.0 + 1, setting);
+                self.changed.notify_all();
+                return Ok(());
+            }
+        }
+    }
+
+    /// How often it was changed; waits a while for more than `known` times.
+    pub fn changes(&self, known: u64, within: Duration) -> u64 {
+        let waits = |state: &mut (u64, Arc<Setting>)| state.0 <= known;
+        self.changed.wait_timeout_while(self.state(), within, waits).unwrap_or_else(PoisonError::into_inner).0.0
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn setting(strength: Option<f64>, feedback: f32) -> Result<Setting> {
+        Setting::new(Recipe { strength, ..Recipe::new("a cat", 7) }, feedback, true)
+    }
+
+    fn changed(from: &Setting, json: &str) -> Result<Setting> {
+        from.changed(serde_json::from_str(json).map_err(|e| Error::usage(e.to_string()))?)
+    }
+
+    #[test]
+    fn what_a_change_leaves_out_stays() {
+        let first = setting(None, 0.25).unwrap();
+        let second = changed(&first, r#"{"prompt": "a dog", "steps": 2}"#).unwrap();
+        let Recipe { prompt, seed, steps, strength, .. } = &second.recipe;
+        assert_eq!((&**prompt, *seed, *steps, *strength, second.feedback), ("a dog", 7, Some(2), None, 0.25));
+        let third = changed(&second, r#"{"feedback": 0, "strength": 0.5}"#).unwrap();
+        assert_eq!((third.recipe.strength, third.feedback), (Some(0.5), 0.0));
+        let fourth = changed(&third, r#"{"strength": null, "seed": 8}"#).unwrap();
+        assert_eq!((fourth.recipe.strength, fourth.recipe.seed, &*fourth.recipe.prompt), (None, 8, "a dog"));
+    }
+
+    #[test]
+    fn a_change_that_cannot_be_made_is_refused_and_told() {
+        let from = setting(None, 0.0).unwrap();
+        for (json, words) in [
+            (r#"{"promt": "x"}"#, "promt"),
+            (r#"{"feedback": 1}"#, "expected 0 to below 1"),
+            (r#"{"feedback": 0.5, "strength": 0.5}"#, "both say"),
+            (r#"{"prompt": "a\u0007"}"#, "control character"),
+            (r#"{"references": ["none.png"]}"#, "none.png"),
+        ] {
+            let error = changed(&from, json).unwrap_err().to_string();
+            assert!(error.contains(words), "{json}: {error}");
+        }
+        assert!(setting(Some(0.5), 0.5).is_err() && setting(None, f32::NAN).is_err());
+    }
+}

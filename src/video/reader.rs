@@ -1,0 +1,200 @@
+//! Reads frames.
+
+use std::io::{self, BufReader, Cursor, Read};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use flux::input;
+use flux::rgb::Rgb;
+use flux::{Error, Result};
+use y4m::Colorspace;
+
+use super::VideoFormat;
+use super::colors::{self, Range, Shared};
+use super::mjpeg::Mjpeg;
+
+/// Bytes that are read at once.
+const AT_ONCE: usize = 256 << 10;
+/// The longest frame, in bytes.
+const MOST_BYTES: usize = 512 << 20;
+/// How Y4M begins.
+const Y4M: &[u8] = b"YUV4MPEG2 ";
+
+/// What comes next of a stream.
+#[derive(Debug)]
+pub enum Next {
+    Frame(Rgb),
+    /// A frame that nobody wanted.
+    Passed,
+    /// A frame that cannot be read; others may follow.
+    Broken(Error),
+    End,
+}
+
+/// A stream of frames.
+pub struct VideoReader(Kind);
+
+type Bytes = BufReader<Box<dyn Read + Send>>;
+
+enum Kind {
+    Rgb24 {
+        from: Bytes,
+        size: [usize; 2],
+    },
+    /// Beside it the bytes that were read.
+    Y4m(Box<y4m::Decoder<Counted>>, Arc<AtomicU64>),
+    Mjpeg(Mjpeg<Bytes>),
+}
+
+/// Counts bytes, so that an end inside a frame is known.
+struct Counted {
+    from: Bytes,
+    read: Arc<AtomicU64>,
+}
+
+impl Read for Counted {
+    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+        let read = self.from.read(into)?;
+        self.read.fetch_add(read as u64, Ordering::Relaxed);
+        Ok(read)
+    }
+}
+
+impl VideoReader {
+    /// Opens a stream, whose first bytes tell its format where none is given; that of [`VideoFormat::Rgb24`] has frames
+    /// of `size`. None where there is nothing to read.
+    ///
+    /// Errors when it cannot be read, or has no format that is known.
+    pub fn open(
+        format: Option<VideoFormat>,
+        size: Option<[usize; 2]>,
+        mut from: Box<dyn Read + Send>,
+    ) -> Result<Option<Self>> {
+        let mut first = Vec::new();
+        (&mut from).take(Y4M.len() as u64).read_to_end(&mut first).map_err(|e| unreadable(&e))?;
+        if first.is_empty() {
+            return Ok(None);
+        }
+        let format = match (format, &first[..]) {
+            (Some(format), _) => format,
+            (None, first) if first == Y4M => VideoFormat::Y4m,
+            (None, [0xff, 0xd8, ..]) => VideoFormat::Mjpeg,
+            (None, _) => {
+                return Err(Error::usage("the frames are neither Y4M nor MJPEG").at("standard input").hint(
+                    "raw frames are `--from rgb24 --size WIDTHxHEIGHT`; ffmpeg writes Y4M with `-f yuv4mpegpipe -`",
+                ));
+            }
+        };
+        let from = BufReader::with_capacity(AT_ONCE, Box::new(Cursor::new(first).chain(from)) as Box<dyn Read + Send>);
+        Ok(Some(Self(match format {
+            VideoFormat::Rgb24 => {
+                let size = size.ok_or_else(|| {
+                    Error::usage("raw frames do not tell their size").at("--size").hint("write it, as in 512x512")
+                })?;
+                Kind::Rgb24 { from, size }
+            }
+            VideoFormat::Y4m => {
+                let limits = y4m::Limits { bytes: MOST_BYTES };
+                let read = Arc::new(AtomicU64::new(0));
+                let decoder = y4m::Decoder::new_with_limits(Counted { from, read: Arc::clone(&read) }, limits);
+                let decoder = decoder.map_err(|e| damaged(&format!("its first line is damaged: {e}")))?;
+                shared(decoder.get_colorspace())?;
+                Kind::Y4m(Box::new(decoder), read)
+            }
+            VideoFormat::Mjpeg => Kind::Mjpeg(Mjpeg::new(from)),
+        })))
+    }
+
+    /// What the stream is.
+    pub fn format(&self) -> VideoFormat {
+        match self.0 {
+            Kind::Rgb24 { .. } => VideoFormat::Rgb24,
+            Kind::Y4m(..) => VideoFormat::Y4m,
+            Kind::Mjpeg(_) => VideoFormat::Mjpeg,
+        }
+    }
+
+    /// Frames a second as the stream says, as a fraction.
+    pub fn rate(&self) -> Option<[usize; 2]> {
+        let Kind::Y4m(decoder, _) = &self.0 else { return None };
+        let rate = decoder.get_framerate();
+        (rate.num > 0 && rate.den > 0).then_some([rate.num, rate.den])
+    }
+
+    /// The next frame, whose pixels are made only where it is `wanted`.
+    ///
+    /// Errors when nothing more can be read of the stream.
+    pub fn next(&mut self, wanted: bool) -> Result<Next> {
+        match &mut self.0 {
+            Kind::Rgb24 { from, size } => next_raw(from, *size, wanted),
+            Kind::Y4m(decoder, read) => next_y4m(decoder, read, wanted),
+            Kind::Mjpeg(stream) => Ok(match stream.next().map_err(|e| unreadable(&e))? {
+                None => Next::End,
+                Some(_) if !wanted => Next::Passed,
+                Some(image) => input::read_bytes(&image).map_or_else(Next::Broken, Next::Frame),
+            }),
+        }
+    }
+}
+
+fn next_raw(from: &mut Bytes, [width, height]: [usize; 2], wanted: bool) -> Result<Next> {
+    let length = 3 * width * height;
+    let mut bytes = Vec::with_capacity(length);
+    from.take(length as u64).read_to_end(&mut bytes).map_err(|e| unreadable(&e))?;
+    Ok(match bytes.len() {
+        0 => Next::End,
+        read if read < length => Next::Broken(ends_inside()),
+        _ if !wanted => Next::Passed,
+        _ => Next::Frame(Rgb { width, height, bytes }),
+    })
+}
+
+fn next_y4m(decoder: &mut y4m::Decoder<Counted>, read: &AtomicU64, wanted: bool) -> Result<Next> {
+    let (width, height, colorspace) = (decoder.get_width(), decoder.get_height(), decoder.get_colorspace());
+    let full = decoder.get_raw_params().split(|byte| *byte == b' ').any(|word| word == b"XCOLORRANGE=FULL");
+    let range = if full { Range::Full } else { Range::Limited };
+    let before = read.load(Ordering::Relaxed);
+    match decoder.read_frame() {
+        Ok(_) if !wanted => Ok(Next::Passed),
+        Ok(frame) => {
+            let planes = [frame.get_y_plane(), frame.get_u_plane(), frame.get_v_plane()];
+            let bytes = colors::to_rgb(planes, width, shared(colorspace)?, range);
+            Ok(Next::Frame(Rgb { width, height, bytes }))
+        }
+        Err(y4m::Error::EOF) if read.load(Ordering::Relaxed) > before => Ok(Next::Broken(ends_inside())),
+        Err(y4m::Error::EOF) => Ok(Next::End),
+        Err(y4m::Error::IoError(e)) => Err(unreadable(&e)),
+        Err(_) => Err(damaged("a frame does not begin as one: bytes are missing, or its size changed")),
+    }
+}
+
+/// How pixels share colours.
+///
+/// Errors when values have more than 8 bits.
+fn shared(colors: Colorspace) -> Result<Shared> {
+    match colors {
+        Colorspace::Cmono => Ok(Shared::Grey),
+        Colorspace::C420 | Colorspace::C420jpeg | Colorspace::C420paldv | Colorspace::C420mpeg2 => {
+            Ok(Shared::Pixels([2, 2]))
+        }
+        Colorspace::C422 => Ok(Shared::Pixels([2, 1])),
+        Colorspace::C444 => Ok(Shared::Pixels([1, 1])),
+        _ => Err(Error::usage("the frames have more than 8 bits a value")
+            .at("standard input")
+            .hint("ffmpeg writes 8 bits with `-pix_fmt yuv444p`")),
+    }
+}
+
+fn unreadable(e: &io::Error) -> Error {
+    Error::new(format!("cannot read the frames: {e}")).at("standard input").hint("is what sends them still in order?")
+}
+
+fn damaged(what: &str) -> Error {
+    Error::new(format!("cannot read the Y4M: {what}"))
+        .at("standard input")
+        .hint("send it again from its beginning: what follows cannot be found")
+}
+
+fn ends_inside() -> Error {
+    Error::new("the stream ends inside the frame").hint("are frames of the size that `--size` says?")
+}

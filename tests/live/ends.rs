@@ -1,0 +1,182 @@
+//! A reader that stalls or is gone, a frame that is broken or has another size, a stream that ends anywhere.
+
+use std::fs;
+use std::io::{Read, Write};
+use std::process::{Child, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use super::{QUICK, begun, frame, images, jpeg, raw, raw_flags, run, sized, still, told};
+use crate::program::{Run, flux};
+
+/// No state takes longer to end.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// How a program ended that is to end by itself.
+fn ended(mut child: Child) -> Run {
+    let start = Instant::now();
+    let status = loop {
+        match child.try_wait().unwrap() {
+            Some(status) => break status,
+            None if start.elapsed() > PATIENCE => {
+                child.kill().unwrap();
+                panic!("it does not end");
+            }
+            None => thread::sleep(Duration::from_millis(20)),
+        }
+    };
+    let mut stderr = String::new();
+    child.stderr.take().unwrap().read_to_string(&mut stderr).unwrap();
+    Run { code: status.code(), stdout: String::new(), stderr }
+}
+
+fn send(child: &Child, signal: &str) {
+    let sent = std::process::Command::new("kill").args(["-s", signal, &child.id().to_string()]).status();
+    assert!(sent.is_ok_and(|sent| sent.success()));
+}
+
+#[test]
+fn a_broken_frame_costs_no_other_and_another_size_is_brought_to_the_first() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut broken = jpeg(&frame(2));
+    let half = broken.len() / 2;
+    broken.truncate(half);
+    let stream = [jpeg(&frame(1)), broken, jpeg(&sized(3, 128, 96)), jpeg(&frame(4))].concat();
+    let flags = [&QUICK[..], &["--all", "--to", "rgb24", "--stats"]].concat();
+    let (bytes, run) = run(folder.path(), &flags, stream);
+    let run = run.succeeds();
+    assert_eq!((images(&bytes).len(), &told(&run)["broken"]), (3, &1.into()));
+    assert!(run.stderr.contains("broken frames: 1"), "{}", run.stderr);
+    let last = flux::input::read_bytes(&jpeg(&frame(4))).unwrap();
+    assert!(images(&bytes)[2] == still(folder.path(), &last, &[]));
+}
+
+#[test]
+fn a_stream_that_ends_inside_a_frame_keeps_what_was_whole() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut bytes = raw([1, 2]);
+    bytes.truncate(bytes.len() - 100);
+    let (out, ended) = run(folder.path(), &raw_flags(&["--all", "--stats"]), bytes);
+    assert_eq!((images(&out).len(), &told(&ended.succeeds())["broken"]), (1, &1.into()));
+}
+
+#[test]
+fn what_are_no_frames_is_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    for (flags, bytes, code, words) in [
+        (&QUICK[..], &b""[..], 1, "ended before the first frame"),
+        (&QUICK[..], b"hello, these are no frames", 2, "neither Y4M nor MJPEG"),
+        (&raw_flags(&[])[..], b"too short", 1, "ends inside the frame"),
+        (&QUICK[..], b"\xff\xd8\xff\xe0 no JPEG", 1, "JPEG"),
+        (&QUICK[..], b"YUV4MPEG2 W64 H64 C420p10\n", 2, "more than 8 bits"),
+        (&QUICK[..], b"YUV4MPEG2 W64 H64 C444\nFRAM", 1, ""),
+        (&QUICK[..], b"YUV4MPEG2 W8 H8 C444\nFRAME\n", 1, ""),
+    ] {
+        let (out, ended) = run(folder.path(), flags, bytes.to_vec());
+        assert!(out.is_empty());
+        if words.is_empty() {
+            assert!(ended.code == Some(code) || ended.code == Some(0), "{}", ended.stderr);
+        } else {
+            ended.fails(code, &[words, "hint: "]);
+        }
+    }
+    let flags = [&QUICK[..], &["--from", "rgb24"]].concat();
+    run(folder.path(), &flags, raw([1])).1.fails(2, &["--size"]);
+    let small = [&QUICK[..], &["--from", "rgb24", "--size", "32x32"]].concat();
+    run(folder.path(), &small, raw([1])).1.fails(1, &["32x32", "at least 64"]);
+    run(folder.path(), &raw_flags(&["--strength", "0.5", "--feedback", "0.5"]), raw([1])).1.fails(2, &["--feedback"]);
+    run(folder.path(), &raw_flags(&["-i", "none.png"]), raw([1])).1.fails(1, &["none.png"]);
+    run(folder.path(), &[&QUICK[..], &["--no-input"]].concat(), Vec::new()).1.fails(2, &["--to"]);
+}
+
+#[test]
+fn a_reader_that_is_gone_ends_it_while_it_writes_and_while_it_waits() {
+    let folder = tempfile::tempdir().unwrap();
+    // Frames come all the time.
+    let mut child = begun(folder.path(), &raw_flags(&[]));
+    let mut stdin = child.stdin.take().unwrap();
+    let feeder = thread::spawn(move || {
+        while stdin.write_all(&raw([1])).is_ok() {
+            thread::sleep(Duration::from_millis(5));
+        }
+    });
+    let mut first = [0; 12];
+    child.stdout.as_mut().unwrap().read_exact(&mut first).unwrap();
+    drop(child.stdout.take());
+    ended(child).fails(1, &["standard output", "hint: "]);
+    feeder.join().unwrap();
+    // Nothing comes, a part of a frame, or no second one.
+    for bytes in [vec![], vec![0; 100], raw([1])] {
+        let mut child = begun(folder.path(), &raw_flags(&[]));
+        let mut stdin = child.stdin.take().unwrap();
+        stdin.write_all(&bytes).unwrap();
+        if bytes.len() < raw([1]).len() {
+            thread::sleep(Duration::from_millis(500));
+        } else {
+            let mut image = vec![0; bytes.len()];
+            child.stdout.as_mut().unwrap().read_exact(&mut image).unwrap();
+        }
+        drop(child.stdout.take());
+        ended(child).fails(1, &["nobody reads", "standard output"]);
+        drop(stdin);
+    }
+}
+
+#[test]
+fn a_reader_that_stalls_stalls_all_and_takes_no_memory() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut child = begun(folder.path(), &raw_flags(&["--stats"]));
+    let mut stdin = child.stdin.take().unwrap();
+    let feeder = thread::spawn(move || {
+        let frame = raw([1]);
+        while stdin.write_all(&frame).is_ok() {
+            thread::sleep(Duration::from_millis(1));
+        }
+    });
+    let resident = |child: &Child| {
+        let status = fs::read_to_string(format!("/proc/{}/status", child.id())).unwrap_or_default();
+        let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:").map(str::to_string));
+        line.and_then(|line| line.trim().trim_end_matches(" kB").parse::<u64>().ok()).unwrap_or(0)
+    };
+    // One image is read, so that all that is loaded is.
+    let mut image = vec![0; raw([1]).len()];
+    child.stdout.as_mut().unwrap().read_exact(&mut image).unwrap();
+    thread::sleep(Duration::from_secs(4));
+    let before = resident(&child);
+    thread::sleep(Duration::from_secs(3));
+    let after = resident(&child);
+    assert!(after <= before + 8192, "{before} kB became {after} kB");
+    // A signal ends it, although it waits for the reader.
+    send(&child, "TERM");
+    let run = ended(child);
+    assert_eq!(run.code, Some(143), "{}", run.stderr);
+    feeder.join().unwrap();
+}
+
+#[test]
+fn a_signal_ends_it_while_it_waits_for_frames() {
+    let folder = tempfile::tempdir().unwrap();
+    for bytes in [vec![], vec![0; 100], raw([1])] {
+        let mut child = begun(folder.path(), &raw_flags(&[]));
+        let mut stdin = child.stdin.take().unwrap();
+        stdin.write_all(&bytes).unwrap();
+        if bytes.len() < raw([1]).len() {
+            // It listens to signals before it reads.
+            thread::sleep(Duration::from_secs(4));
+        } else {
+            let mut image = vec![0; bytes.len()];
+            child.stdout.as_mut().unwrap().read_exact(&mut image).unwrap();
+        }
+        send(&child, "INT");
+        let run = ended(child);
+        assert_eq!(run.code, Some(130), "{}", run.stderr);
+        drop(stdin);
+    }
+}
+
+#[test]
+fn a_terminal_is_no_place_for_frames() {
+    // Without one, the program cannot tell; `script` of tests/support/pty.rs is for what is shown.
+    let run = Run::of(flux().args(QUICK).stdin(Stdio::null()));
+    run.fails(1, &["ended before the first frame"]);
+}
