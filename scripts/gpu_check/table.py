@@ -7,7 +7,7 @@ from typing import Callable, Mapping
 
 from check import Check
 from measure import RUNS, Bound, at_least, at_most
-from sections import compare, cpu, flux3, memory, models, recipes, reference, sanitizers, serve, several, speed, tests
+from sections import compare, cpu, flux3, live, memory, models, recipes, reference, sanitizers, serve, several, speed, tests
 
 
 @dataclass(frozen=True)
@@ -203,6 +203,21 @@ SECTIONS = [
         serve.soak,
         "a server for 8 minutes at 80% of what it can do, with clients that go: memory and descriptors stay",
         in_all=False,
+    ),
+    Section(
+        "live",
+        120,
+        live.live,
+        "frames a second of `flux bench live`, and the time from frame to image: 512 from the frame, 256 changed, and new "
+        "prompts",
+        in_all=False,
+        bounds={
+            **{
+                f"{figure}: frames a second": at_least(rate)
+                for figure, rate in zip((row[0] for row in live.ROWS), (15, 22, 40, 55, 14, 25))
+            },
+            "times a frame's own time": at_most(1.5),
+        },
     ),
     Section(
         "gpus",

@@ -293,3 +293,31 @@ fn the_machine_is_told_and_tested() {
     machine.program("bin/flux", &program(false, true));
     assert!(machine.check(&["machine"], &[]).fails().result.starts_with("fp8 is False"));
 }
+
+#[test]
+fn frames_a_second_are_measured_and_too_few_are_told() {
+    let machine = Machine::new("9.0");
+    let bench = |rate: u32| {
+        let row =
+            format!("{{\\\"name\\\":\\\"live\\\",\\\"frames_per_s\\\":{rate},\\\"p50_ms\\\":20,\\\"p95_ms\\\":25}}");
+        format!("echo \"{row}\"; echo \"$*\" >>\"$RAN\"")
+    };
+    machine.program("bin/flux", &bench(60));
+    let checked = machine.check(&["live"], &[]).passes();
+    assert!(
+        checked.result.contains("reference 512, 1 step, fp8: 60.00 a second, 20.0 ms (95%: 25.0);"),
+        "{}",
+        checked.log
+    );
+    let fp8 = checked.ran.iter().filter(|line| line.contains("--precision fp8")).count();
+    assert_eq!((checked.ran.len(), fp8), (6, 5), "{:?}", checked.ran);
+    assert!(checked.ran[0].starts_with("bench live live/reference-still/ "), "{:?}", checked.ran);
+    machine.program("bin/flux", &bench(20));
+    let result = machine.check(&["live"], &[]).fails().result;
+    assert!(
+        result.contains("reference 512, 2 steps, fp8: frames a second") && !result.contains("bf16: frames"),
+        "{result}"
+    );
+    machine.gpus("8.0");
+    assert_eq!(machine.check(&["live"], &[]).passes().ran.len(), 1, "without fp8");
+}
