@@ -9,6 +9,7 @@ mod guard;
 mod hostile_requests;
 mod jobs;
 mod life;
+mod live;
 mod mcp;
 mod openai;
 mod others;

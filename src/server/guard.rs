@@ -23,6 +23,8 @@ const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 const RESOURCE_POLICY: HeaderName = HeaderName::from_static("cross-origin-resource-policy");
 /// Where files are that answers name.
 const FILES: &str = "/v1/files/";
+/// What stands before a key among the protocols of a socket.
+const KEY: &str = "flux-key.";
 /// Paths that need no key: whether the server is there, and the page that asks for the key.
 const FREE: [&str; 3] = ["/healthz", "/readyz", "/openapi.json"];
 
@@ -227,8 +229,13 @@ fn check_site(config: &Config, headers: &HeaderMap) -> Result<()> {
     }
 }
 
-/// The key of `Authorization: Bearer KEY`, or the password of `Basic`.
+/// The key of `Authorization: Bearer KEY`, or the password of `Basic`. Sockets of browsers send no such header: there
+/// it is among the protocols that they name, as `flux-key.` and the key in base64.
 fn given_key(headers: &HeaderMap) -> Option<String> {
+    let protocols = headers.get(header::SEC_WEBSOCKET_PROTOCOL).and_then(|names| names.to_str().ok());
+    if let Some(key) = protocols.and_then(|names| names.split(',').find_map(|name| name.trim().strip_prefix(KEY))) {
+        return String::from_utf8(base64::engine::general_purpose::URL_SAFE_NO_PAD.decode(key).ok()?).ok();
+    }
     let (scheme, rest) = headers.get(header::AUTHORIZATION)?.to_str().ok()?.split_once(' ')?;
     match scheme.to_ascii_lowercase().as_str() {
         "bearer" => Some(rest.trim().to_string()),
@@ -315,6 +322,11 @@ mod tests {
         for (given, name) in [("Bearer secret", "key-1"), ("bearer other", "key-2"), (&basic, "key-2")] {
             assert_eq!(asked(&config, Method::POST, "/v1/jobs", &[("authorization", given)]).unwrap(), name);
         }
+        let named =
+            |key: &str| format!("flux, flux-key.{}", base64::engine::general_purpose::URL_SAFE_NO_PAD.encode(key));
+        let socket = |key: &str| asked(&config, Method::GET, "/v1/live", &[("sec-websocket-protocol", &named(key))]);
+        assert_eq!(socket("other").unwrap(), "key-2");
+        assert!(socket("wrong").is_err() && socket("").is_err());
         for given in ["Bearer wrong", "secret", "Bearer", "Basic !!", "Basic c2VjcmV0"] {
             assert_eq!(refused(&config, &[("authorization", given)]), "invalid_api_key", "{given}");
         }

@@ -1,9 +1,9 @@
 //! `flux serve`: an engine behind HTTP.
 //!
 //! ```text
-//! connections -> guard -> openai, jobs, comfy, health, page -> intake -> queue -> engine
-//!                                                                   |
-//!                                            record <- follow <- ticket
+//! connections -> guard -> openai, jobs, live, comfy, health, page -> intake -> queue -> engine
+//!                                                                         |
+//!                                                  record <- follow <- ticket
 //! ```
 //!
 //! A request becomes a [`record::JobRecord`], whose images wait in the one [`queue::Queue`]. A thread hands them to the
@@ -27,6 +27,7 @@ mod intake;
 mod jobs;
 pub mod keys;
 mod lanes;
+mod live;
 mod log;
 mod masks;
 mod mcp;
@@ -46,6 +47,7 @@ mod request;
 mod room;
 mod running;
 mod sdapi;
+mod silence;
 mod sockets;
 mod sse;
 mod store;
@@ -294,6 +296,7 @@ fn routes(app: &Arc<App>) -> Router {
         .route("/v1/jobs/{id}/events", get(jobs::events))
         .route("/v1/jobs/{id}/result", get(jobs::result))
         .route("/v1/jobs/{id}/images/{image}", get(jobs::image))
+        .route("/v1/live", get(live::connect))
         .route("/v1/loras", get(health::loras))
         .route("/healthz", get(health::lives))
         .route("/readyz", get(health::is_ready))

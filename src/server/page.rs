@@ -22,16 +22,21 @@ const PARTS: &[Part] = &[
     Part { path: "/", media_type: "text/html; charset=utf-8", bytes: include_bytes!("page/index.html") },
     Part { path: "/flux.css", media_type: "text/css; charset=utf-8", bytes: include_bytes!("page/flux.css") },
     Part { path: "/favicon.svg", media_type: "image/svg+xml", bytes: include_bytes!("page/favicon.svg") },
+    Part { path: "/live", media_type: "text/html; charset=utf-8", bytes: include_bytes!("page/live.html") },
+    Part { path: "/live.css", media_type: "text/css; charset=utf-8", bytes: include_bytes!("page/live.css") },
     script("/flux.js", include_bytes!("page/flux.js")),
     script("/page/api.js", include_bytes!("page/api.js")),
     script("/page/compare.js", include_bytes!("page/compare.js")),
     script("/page/dom.js", include_bytes!("page/dom.js")),
     script("/page/form.js", include_bytes!("page/form.js")),
     script("/page/gallery.js", include_bytes!("page/gallery.js")),
+    script("/live.js", include_bytes!("page/live.js")),
     script("/page/jobs.js", include_bytes!("page/jobs.js")),
+    script("/page/frames.js", include_bytes!("page/frames.js")),
     script("/page/mask.js", include_bytes!("page/mask.js")),
     script("/page/recipe.js", include_bytes!("page/recipe.js")),
     script("/page/references.js", include_bytes!("page/references.js")),
+    script("/page/sketch.js", include_bytes!("page/sketch.js")),
     script("/page/stage.js", include_bytes!("page/stage.js")),
     script("/page/store.js", include_bytes!("page/store.js")),
     script("/page/theme.js", include_bytes!("page/theme.js")),
@@ -69,26 +74,41 @@ pub fn part(path: &str, headers: &HeaderMap) -> Result<Response> {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
     use std::fs;
     use std::path::Path;
 
     use super::*;
 
-    #[test]
-    fn the_page_is_small_and_whole() {
-        let bytes: usize = PARTS.iter().map(|part| part.bytes.len()).sum();
-        assert!(bytes < 100_000, "{bytes} bytes");
-        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/server/page");
-        assert_eq!(fs::read_dir(folder).unwrap().count(), PARTS.len(), "every file is served");
-        // What one of them names is there.
-        let name = regex::Regex::new(r#"["'](?:\./|/page/|/)([a-z]+\.(?:js|css|svg))["']"#).unwrap();
-        for part in PARTS {
-            let text = std::str::from_utf8(part.bytes).unwrap();
-            for found in name.captures_iter(text) {
-                let is_there = PARTS.iter().any(|part| part.path.rsplit('/').next() == Some(&found[1]));
-                assert!(is_there, "{}: {}", part.path, &found[1]);
+    /// The parts that a document loads: itself, and what it and they name.
+    fn loaded(document: &'static str) -> BTreeSet<&'static str> {
+        let name = regex::Regex::new(r#"["'](?:\.?/page/|\./|/)([a-z]+\.(?:js|css|svg))["']"#).unwrap();
+        let mut all = BTreeSet::from([document]);
+        let mut new = vec![document];
+        while let Some(path) = new.pop() {
+            let part = PARTS.iter().find(|part| part.path == path).unwrap();
+            for found in name.captures_iter(std::str::from_utf8(part.bytes).unwrap()) {
+                let named = PARTS.iter().find(|part| part.path.rsplit('/').next() == Some(&found[1]));
+                let named = named.unwrap_or_else(|| panic!("{path}: {}", &found[1]));
+                if all.insert(named.path) {
+                    new.push(named.path);
+                }
             }
         }
+        all
+    }
+
+    #[test]
+    fn the_page_and_its_tab_are_small_and_whole() {
+        let documents = ["/", "/live"].map(loaded);
+        for parts in &documents {
+            let bytes: usize = PARTS.iter().filter(|part| parts.contains(part.path)).map(|part| part.bytes.len()).sum();
+            assert!(bytes < 100_000, "{bytes} bytes: {parts:?}");
+        }
+        let [page, tab] = documents;
+        assert_eq!(page.union(&tab).count(), PARTS.len(), "every part is loaded");
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/server/page");
+        assert_eq!(fs::read_dir(folder).unwrap().count(), PARTS.len(), "every file is served");
     }
 
     #[test]

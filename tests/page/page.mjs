@@ -40,6 +40,8 @@ const browser = await chromium.launch({
     '--disable-background-networking',
     '--disable-component-update',
     '--disable-sync',
+    '--use-fake-device-for-media-stream',
+    '--use-fake-ui-for-media-stream',
   ],
 });
 
@@ -51,12 +53,18 @@ const DESKTOP = { width: 1360, height: 860 };
 const PHONE = { width: 390, height: 844 };
 
 /** Opens the page as somebody who was never here. */
-async function visit({ viewport = DESKTOP, colorScheme = 'light', before = async () => {}, expected = [] } = {}) {
+async function visit({
+  viewport = DESKTOP,
+  colorScheme = 'light',
+  before = async () => {},
+  expected = [],
+  path = '/',
+} = {}) {
   const context = await browser.newContext({
     viewport,
     colorScheme,
     hasTouch: viewport === PHONE,
-    permissions: ['clipboard-read', 'clipboard-write'],
+    permissions: ['clipboard-read', 'clipboard-write', 'camera'],
   });
   const page = await context.newPage();
   page.setDefaultTimeout(20000);
@@ -75,9 +83,10 @@ async function visit({ viewport = DESKTOP, colorScheme = 'light', before = async
     ),
   );
   await before(page, context);
-  await page.goto(base);
+  await page.goto(new URL(path, base).href);
   await page.waitForFunction(
     () =>
+      document.querySelector('#out') ||
       document.querySelector('#model').options.length > 0 ||
       document.querySelector('#key').open ||
       document.querySelector('.toast'),
@@ -819,6 +828,117 @@ await check('a phone needs no sideways scroll', async () => {
   await shot(page, 'phone-mask');
   await page.keyboard.press('Escape');
   await assertAccessible(page, 'the phone');
+});
+
+/** Waits for so many more images of the tab of live images. */
+const live = async (page, more = 1) => {
+  const images = () => Number(document.querySelector('#out').dataset.images ?? 0);
+  const before = await page.evaluate(images);
+  await page.waitForFunction(
+    (least) => Number(document.querySelector('#out').dataset.images ?? 0) >= least,
+    before + more,
+    { timeout: 120000 },
+  );
+};
+
+/** The mean colour of a canvas. */
+const mean = (page, id) =>
+  page.evaluate((id) => {
+    const canvas = document.getElementById(id);
+    const { data } = canvas.getContext('2d').getImageData(0, 0, canvas.width, canvas.height);
+    const sum = [0, 0, 0];
+    for (let at = 0; at < data.length; at += 4) for (const color of [0, 1, 2]) sum[color] += data[at + color];
+    return sum.map((color) => (4 * color) / data.length);
+  }, id);
+
+await check('live: words are drawn while they are typed', async () => {
+  const page = await visit();
+  await Promise.all([page.waitForURL('**/live'), page.click('header a')]);
+  await page.selectOption('#side', '128');
+  await page.selectOption('#steps', '1');
+  await live(page);
+  await page.fill('#prompt', '');
+  await page.locator('#prompt').pressSequentially('a white star on a red background', { delay: 20 });
+  await live(page);
+  await page.waitForFunction(() => /\d images a second . \d+ ms/.test(document.querySelector('#figures').textContent));
+  // What was typed last is what is shown.
+  await page.waitForTimeout(3000);
+  const [red, green, blue] = await mean(page, 'out');
+  assert(red > green + 30 && red > blue + 30, `the mean colour is ${[red, green, blue]}`);
+  await shot(page, 'live-words');
+  await assertAccessible(page, 'the words');
+  await page.reload();
+  await live(page);
+  assertEqual(await page.inputValue('#prompt'), 'a white star on a red background', 'the prompt after a reload');
+});
+
+await check('live: a sketch is drawn from', async () => {
+  const page = await visit({ path: '/live' });
+  await page.selectOption('#side', '128');
+  await page.selectOption('#steps', '1');
+  await page.click('#ways button:has-text("Sketch")');
+  await live(page);
+  await page.fill('#prompt', 'keep it as it is');
+  await page.waitForTimeout(1500);
+  const before = await mean(page, 'sketch');
+  const box = await page.locator('#sketch').boundingBox();
+  await page.mouse.move(box.x + 30, box.y + 30);
+  await page.mouse.down();
+  await page.mouse.move(box.x + box.width - 30, box.y + box.height - 30, { steps: 12 });
+  await page.mouse.up();
+  await live(page);
+  const after = await mean(page, 'sketch');
+  assert(before.every((color) => color > 250) && after[1] < before[1] - 5, `the sketch is ${before}, then ${after}`);
+  await page.selectOption('#start', 'strength');
+  assert(await page.locator('#strength').isVisible(), 'the strength is there');
+  await live(page);
+  await page.locator('#sketch').focus();
+  await page.keyboard.press('ArrowLeft');
+  await page.keyboard.press('Space');
+  await live(page);
+  await page.click('#clear');
+  assert((await mean(page, 'sketch'))[1] > 250, 'the sketch is white again');
+  await shot(page, 'live-sketch');
+  await assertAccessible(page, 'the sketch');
+});
+
+await check('live: the camera is drawn from, and a lost connection is made again', async () => {
+  const lost = { sockets: [] };
+  const page = await visit({
+    path: '/live',
+    expected: ['WebSocket'],
+    before: (page) =>
+      page.routeWebSocket('**/v1/live', (socket) => {
+        lost.sockets.push(socket);
+        socket.connectToServer();
+      }),
+  });
+  await page.selectOption('#side', '128');
+  await page.selectOption('#steps', '1');
+  await page.click('#ways button:has-text("Camera")');
+  await live(page, 3);
+  const told = await page.textContent('#figures');
+  assert(/\d images a second · \d+ ms from frame to image/.test(told), `the figures are ${told}`);
+  await shot(page, 'live-camera');
+  const count = lost.sockets.length;
+  await lost.sockets.at(-1).close();
+  await page.waitForFunction(() => document.querySelector('#figures').textContent.startsWith('Connecting'));
+  await live(page, 2);
+  assert(lost.sockets.length > count, 'it connected again');
+  await page.click('#ways button:has-text("Words")');
+  await live(page);
+  assert(await page.evaluate(() => document.querySelector('#video').srcObject.getTracks()[0].readyState === 'ended'));
+  await assertAccessible(page, 'the camera');
+});
+
+await check('live: a phone needs no sideways scroll', async () => {
+  const page = await visit({ viewport: PHONE, path: '/live' });
+  await page.selectOption('#side', '128');
+  await page.click('#ways button:has-text("Sketch")');
+  await live(page);
+  const wide = await page.evaluate(() => document.documentElement.scrollWidth - innerWidth);
+  assert(wide <= 0, `it is ${wide} pixels too wide`);
+  await shot(page, 'live-phone', { fullPage: true });
 });
 
 await check('the browser complained about nothing', async () => {

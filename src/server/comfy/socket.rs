@@ -20,13 +20,12 @@ use crate::server::App;
 use crate::server::connections::Counted;
 use crate::server::error::ApiError;
 use crate::server::guard::Client;
+use crate::server::silence::is_gone;
 
 /// The longest message of a client, of which none means much here.
 const MOST_HEARD: usize = 64 << 10;
 /// The longest name of a client.
 pub const MOST_NAME: usize = 128;
-/// A client that says nothing for so many times the silence of other connections is gone.
-const SILENCES: u32 = 4;
 
 pub async fn connect(
     State(app): State<Arc<App>>,
@@ -88,11 +87,6 @@ async fn serve(app: &App, client: &Client, mut socket: WebSocket, (mut frames, i
     }
 }
 
-/// Whether a client that answers no ping for so long is gone.
-fn is_gone(silent: Duration, silence: Duration) -> bool {
-    silent >= silence * SILENCES
-}
-
 /// Answers what a client says: which features it knows.
 async fn answer(app: &App, socket: &mut WebSocket, text: &str, silence: Duration) -> bool {
     let said: Value = serde_json::from_str(text).unwrap_or_default();
@@ -115,16 +109,4 @@ async fn send(socket: &mut WebSocket, frame: Frame, silence: Duration) -> bool {
         }
     };
     matches!(timeout(silence, socket.send(message)).await, Ok(Ok(())))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_client_that_answers_no_ping_is_gone_after_a_while() {
-        let silence = Duration::from_secs(30);
-        assert!(!is_gone(Duration::from_secs(119), silence), "it misses some");
-        assert!(is_gone(Duration::from_secs(120), silence));
-    }
 }

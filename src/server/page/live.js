@@ -1,0 +1,144 @@
+// The tab of live images: draws while one types, paints or moves.
+
+import { json } from './page/api.js';
+import { $, kept, prepareDialogs } from './page/dom.js';
+import { Frames } from './page/frames.js';
+import { onPainted, resize } from './page/sketch.js';
+
+const KEPT = ['prompt', 'start', 'strength', 'side', 'steps', 'seed'];
+const QUALITY = 0.9;
+
+let way = 'type';
+/** Whether what is shown changed since the last frame. */
+let isChanged = true;
+let isOpen = false;
+let stream = null;
+
+const frames = new Frames({
+  image: show,
+  wrong: (message) => ($('wrong').textContent = message),
+  state(open) {
+    isOpen = open;
+    if (open) isChanged = true;
+  },
+  free: pump,
+});
+
+/** Shows an image. One that comes while another is being read takes its place. */
+async function show(blob) {
+  const bitmap = await createImageBitmap(blob);
+  const out = $('out');
+  [out.width, out.height] = [bitmap.width, bitmap.height];
+  out.style.aspectRatio = bitmap.width / bitmap.height;
+  out.getContext('2d').drawImage(bitmap, 0, 0);
+  bitmap.close();
+  out.dataset.images = Number(out.dataset.images ?? 0) + 1;
+  $('wrong').textContent = '';
+}
+
+/** Sends a frame, where there is a new one. */
+async function pump() {
+  if (!frames.isFree) return;
+  if (way === 'camera' ? !takePicture() : !isChanged) return;
+  isChanged = false;
+  if (way === 'type') {
+    frames.draw();
+    return;
+  }
+  const canvas = $(way === 'paint' ? 'sketch' : 'camera');
+  await frames.send(new Promise((done) => canvas.toBlob(done, 'image/jpeg', QUALITY)));
+}
+
+/** Takes the middle of what the camera sees. Returns false where it sees nothing yet. */
+function takePicture() {
+  const { videoWidth: width, videoHeight: height } = $('video');
+  if (!stream || width === 0) return false;
+  const [canvas, side] = [$('camera'), Number($('side').value)];
+  if (canvas.width !== side || canvas.height !== side) canvas.width = canvas.height = side;
+  const least = Math.min(width, height);
+  const [left, top] = [(width - least) / 2, (height - least) / 2];
+  canvas.getContext('2d').drawImage($('video'), left, top, least, least, 0, 0, side, side);
+  return true;
+}
+
+function settings() {
+  const side = $('side').value;
+  const seed = Number($('seed').value.trim());
+  const all = { prompt: $('prompt').value, steps: Number($('steps').value) };
+  if (Number.isSafeInteger(seed) && seed >= 0) all.seed = seed;
+  if (way === 'type') all.size = `${side}x${side}`;
+  else if ($('start').value === 'strength') all.strength = Number($('strength').value);
+  return all;
+}
+
+/** Something changed: what is being made of words is of no use any more. */
+function change() {
+  for (const id of KEPT) kept.set(`live-${id}`, $(id).value);
+  $('strength-shown').textContent = $('strength').value;
+  $('strength-row').hidden = $('start').value !== 'strength';
+  resize(Number($('side').value));
+  frames.set(settings());
+  isChanged = true;
+  if (way === 'type' && isOpen) {
+    isChanged = false;
+    frames.draw();
+  } else pump();
+}
+
+async function choose(next) {
+  way = next;
+  frames.forget();
+  for (const button of $('ways').children) button.setAttribute('aria-pressed', button.dataset.way === way);
+  $('in').hidden = $('start-field').hidden = way === 'type';
+  $('sketch').hidden = $('tools').hidden = way !== 'paint';
+  $('camera').hidden = way !== 'camera';
+  for (const track of stream?.getTracks() ?? []) track.stop();
+  stream = null;
+  if (way === 'camera') await openCamera();
+  change();
+}
+
+async function openCamera() {
+  if (!navigator.mediaDevices) {
+    $('wrong').textContent = 'Browsers show a camera to pages of this machine, and to pages over HTTPS.';
+    return;
+  }
+  try {
+    stream = await navigator.mediaDevices.getUserMedia({ video: true });
+    $('video').srcObject = stream;
+    await $('video').play();
+  } catch (error) {
+    stream = null;
+    $('wrong').textContent = `The camera cannot be had: ${error.message}.`;
+  }
+}
+
+function tell() {
+  const figures = frames.figures();
+  $('figures').textContent = !isOpen
+    ? 'Connecting …'
+    : figures
+      ? `${figures.rate.toFixed(1)} images a second · ${figures.ms.toFixed(0)} ms from frame to image`
+      : '';
+}
+
+async function start() {
+  prepareDialogs();
+  for (const id of KEPT) $(id).value = kept.get(`live-${id}`, $(id).value);
+  onPainted(() => {
+    isChanged = true;
+    pump();
+  });
+  for (const id of KEPT) $(id).addEventListener('input', change);
+  for (const button of $('ways').children) button.onclick = () => choose(button.dataset.way);
+  $('form').addEventListener('submit', (event) => event.preventDefault());
+  $('video').addEventListener('loadeddata', pump);
+  setInterval(tell, 250);
+  // A camera's frames come by themselves; a tab that was hidden begins again.
+  setInterval(pump, 500);
+  change();
+  // Asks for the key where the server needs one.
+  json('/v1/models').catch((error) => ($('wrong').textContent = error.message));
+}
+
+start();
