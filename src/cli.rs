@@ -198,7 +198,7 @@ pub enum Command {
     /// drawn from, or with --strength changed. A model stays open, and nothing queues: while an image is made, the
     /// newest frame takes the place of older ones. The book has commands for ffmpeg, cameras and OBS.
     Live(Box<Live>),
-    /// Draws one prompt with several values of options, as a sheet with labels.
+    /// Draws a prompt with several values of options, as a labelled sheet.
     Grid(Box<Grid>),
     /// Serves images over HTTP, and a page for browsers.
     ///
@@ -231,7 +231,7 @@ pub enum Command {
     /// to others.
     #[cfg(feature = "queue")]
     Worker(Box<Worker>),
-    /// Looks at the queue: how far batches are, and jobs that cannot be drawn.
+    /// Tells how far batches are, and which jobs cannot be drawn.
     #[cfg(feature = "queue")]
     Queue(Box<Queue>),
     /// Prints what a model is, or how an image was made.
