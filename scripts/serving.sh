@@ -21,7 +21,8 @@ why() {
 
 # serve PROGRAM LOG [FLAGS]
 serve() {
-    "$1" serve --listen 127.0.0.1:0 --device cpu "${@:3}" 2>"$2" &
+    : >"$2" # here, so that what an earlier one said is not read
+    "$1" serve --listen 127.0.0.1:0 --device cpu "${@:3}" 2>>"$2" &
     server=$!
     # shellcheck disable=SC2064 # the server that runs now
     trap "kill $server 2>/dev/null || true" EXIT
