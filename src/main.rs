@@ -27,6 +27,8 @@ use std::io::{self, IsTerminal};
 use std::process::ExitCode;
 use std::time::Instant;
 
+#[cfg(any(feature = "server", feature = "queue"))]
+use flux::engine::EngineArgs;
 use flux::error::{ErrorKind, MOST_SHOWN, escaped, shown};
 use flux::{Error, Result};
 
@@ -169,10 +171,7 @@ fn run(cli: Cli, start: Instant, signals: &Signals) -> Result<()> {
         }
         #[cfg(feature = "server")]
         Some(Command::Serve(args)) => {
-            if !args.engine().parallel.may_share(args.on.device().count(), 1) {
-                hardware_queues::make_one();
-            }
-            start_threads(args.on.threads, args.quiet)?;
+            prepare_service(&args.engine(), args.on.threads, args.quiet)?;
             commands::serve::run(&args, start, signals)
         }
         #[cfg(feature = "server")]
@@ -187,10 +186,7 @@ fn run(cli: Cli, start: Instant, signals: &Signals) -> Result<()> {
         Some(Command::Submit(args)) => commands::submit::run(&args, signals),
         #[cfg(feature = "queue")]
         Some(Command::Worker(args)) => {
-            if !args.engine().parallel.may_share(args.on.device().count(), 1) {
-                hardware_queues::make_one();
-            }
-            start_threads(args.on.threads, args.quiet)?;
+            prepare_service(&args.engine(), args.on.threads, args.quiet)?;
             commands::worker::run(&args, start, signals)
         }
         #[cfg(feature = "queue")]
@@ -213,6 +209,15 @@ fn prepare(args: &DrawArgs, count: u64) -> Result<()> {
         hardware_queues::make_one();
     }
     start_threads(args.on.threads, args.console.quiet)
+}
+
+/// The same, for what others ask for images one by one.
+#[cfg(any(feature = "server", feature = "queue"))]
+fn prepare_service(args: &EngineArgs, threads: Option<u64>, quiet: bool) -> Result<()> {
+    if !args.parallel.may_share(args.device.count(), 1) {
+        hardware_queues::make_one();
+    }
+    start_threads(threads, quiet)
 }
 
 /// Starts the threads that compute, before anything uses them.
