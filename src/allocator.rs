@@ -43,6 +43,7 @@ unsafe impl GlobalAlloc for OrExit {
 }
 
 /// From here on few threads have arenas of their own, and large pieces go back to the system when they are freed.
+#[cfg(feature = "server")]
 pub fn keep_little() {
     #[cfg(all(target_os = "linux", target_env = "gnu"))]
     for (parameter, value) in
@@ -54,6 +55,7 @@ pub fn keep_little() {
 }
 
 /// Gives back what is free now.
+#[cfg(feature = "server")]
 pub fn trim() {
     #[cfg(all(target_os = "linux", target_env = "gnu"))]
     // SAFETY: only frees pages in which nothing lies.
