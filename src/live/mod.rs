@@ -82,25 +82,14 @@ impl Live {
         let cancel = self.cancel.child();
         let live = Arc::new(Self { cancel: cancel.clone(), ..self });
         for _ in 0..lanes {
-            start("lane", &live, &flow, |live, flow| {
-                let made = live.make(flow);
-                flow.end_lane();
-                made
-            })?;
+            start("lane", &live, &flow, Self::make, Flow::end_lane)?;
         }
-        start("frames out", &live, &flow, move |live, flow| {
-            live.write(flow, sink)?;
-            flow.end_writing();
-            Ok(())
-        })?;
-        start("frames in", &live, &flow, move |live, flow| {
-            let read = match source {
-                Some(source) => live.read(flow, source),
-                None => live.hear(flow),
-            };
-            flow.end_reading();
-            read
-        })?;
+        start("frames out", &live, &flow, move |live, flow| live.write(flow, sink), Flow::end_writing)?;
+        let read = move |live: &Self, flow: &Flow| match source {
+            Some(source) => live.read(flow, source),
+            None => live.hear(flow),
+        };
+        start("frames in", &live, &flow, read, Flow::end_reading)?;
         let ended = loop {
             if let Some(ended) = flow.ended(LOOK) {
                 break ended;
@@ -241,20 +230,23 @@ impl Live {
     }
 }
 
-/// Starts a thread. Its error ends all of it.
+/// Starts a thread, which says its end where it did all of its work. Its error ends all of it: were its end said too,
+/// the others could be done before they hear of the error.
 fn start(
     name: &str,
     live: &Arc<Live>,
     flow: &Arc<Flow>,
     work: impl FnOnce(&Live, &Flow) -> Result<()> + Send + 'static,
+    end: fn(&Flow),
 ) -> Result<()> {
     let (live, flow) = (Arc::clone(live), Arc::clone(flow));
     let run = move || {
         let _closes = ClosesAtPanic(Arc::clone(&flow));
         match work(&live, &flow) {
+            Ok(()) => end(&flow),
             // Why it was cancelled, whoever cancels knows.
-            Err(error) if error.kind() != ErrorKind::Cancelled => flow.close(Some(error)),
-            _ => {}
+            Err(error) if error.kind() == ErrorKind::Cancelled => {}
+            Err(error) => flow.close(Some(error)),
         }
     };
     thread::Builder::new().name(name.to_string()).spawn(run).map(drop).map_err(|e| Error::no_thread(&e))
