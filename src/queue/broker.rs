@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use flux::error::shown;
 use flux::{Error, Result};
-use futures_util::future::join_all;
+use futures_util::future::try_join_all;
 use lapin::options::{
     BasicPublishOptions, ConfirmSelectOptions, ExchangeDeclareOptions, QueueBindOptions, QueueDeclareOptions,
 };
@@ -214,21 +214,8 @@ impl Link {
     ///
     /// Errors when it does not say so in time, has no queue for one, or is gone.
     pub async fn send(&self, messages: &[Outgoing]) -> Result<Vec<usize>> {
-        let sending = async {
-            let mut confirms = Vec::with_capacity(messages.len());
-            for Outgoing { exchange, key, bytes, properties } in messages {
-                let options = BasicPublishOptions { mandatory: *exchange == JOBS, ..BasicPublishOptions::default() };
-                let sent = self.channel.basic_publish(
-                    (*exchange).into(),
-                    key.as_str().into(),
-                    options,
-                    bytes,
-                    properties.clone(),
-                );
-                confirms.push(sent.await?);
-            }
-            join_all(confirms).await.into_iter().collect::<lapin::Result<Vec<_>>>()
-        };
+        // All at once: each waits until it is written, and then until the broker has it.
+        let sending = try_join_all(messages.iter().map(|message| self.publish(message)));
         let confirmed = tokio::time::timeout(CONFIRM_WITHIN, sending).await.map_err(|_| {
             Error::new(format!("the broker did not take the messages within {} s", CONFIRM_WITHIN.as_secs()))
                 .at(self.address.clone())
@@ -247,6 +234,14 @@ impl Link {
             }
         }
         Ok(refused)
+    }
+
+    async fn publish(&self, message: &Outgoing) -> lapin::Result<Confirmation> {
+        let Outgoing { exchange, key, bytes, properties } = message;
+        let options = BasicPublishOptions { mandatory: *exchange == JOBS, ..BasicPublishOptions::default() };
+        let exchange = (*exchange).into();
+        let sent = self.channel.basic_publish(exchange, key.as_str().into(), options, bytes, properties.clone());
+        sent.await?.await
     }
 
     /// Sends what may be lost.
