@@ -99,3 +99,16 @@ fn a_password_is_no_word_of_a_command_line_and_addresses_are_checked() {
     run(folder.path(), &["queue", "dead", "drop"]).fails(2, &["--all"]);
     run(folder.path(), &["queue", "status", "b-x"]).fails(1, &["nobody.invalid"]);
 }
+
+#[test]
+fn a_broker_that_is_away_is_waited_for_as_long_as_is_said() {
+    let folder = folder();
+    register(folder.path(), "tiny");
+    fs::write(folder.path().join("list.txt"), "a cat\n").unwrap();
+    // Nobody listens at a port that was free a moment ago.
+    let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    let submit = ["submit", "list.txt", "--wait", "0", "--queue", &format!("amqp://127.0.0.1:{port}")];
+    let run = run(folder.path(), &submit);
+    assert_eq!(run.code, Some(1), "{}", run.stderr);
+    assert!(run.stderr.contains("give the command again when the broker is back"), "{}", run.stderr);
+}

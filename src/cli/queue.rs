@@ -86,6 +86,9 @@ pub struct Submit {
     /// Send the jobs again that failed, too
     #[arg(long)]
     pub retry_failed: bool,
+    /// Seconds to wait for a broker that is away, or for room in a queue that is full
+    #[arg(help_heading = LIMITS, long, value_name = "SECONDS", default_value_t = 300, value_parser = whole(0..=86_400u64))]
+    pub wait: u64,
     /// Count what would be sent, and send nothing
     #[arg(long)]
     pub dry_run: bool,

@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use std::fs::File;
 use std::io::Read;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use flux::engine::{AdapterFile, ModelRecipe, Recipe};
 use flux::error::{KEYS, Names};
@@ -46,7 +47,8 @@ pub fn run(args: &Submit, signals: &Signals) -> Result<()> {
         FileFormatChoice::Jpeg => FileFormat::Jpeg { quality: args.quality },
         FileFormatChoice::Webp => FileFormat::Webp,
     };
-    let how = How { retries_failed: args.retry_failed, is_dry: args.dry_run };
+    let patience = Duration::from_secs(args.wait);
+    let how = How { retries_failed: args.retry_failed, is_dry: args.dry_run, patience };
     signals.listen()?;
     let cancel = signals.cancel_flag();
     let submitting = async {
@@ -67,7 +69,7 @@ pub fn run(args: &Submit, signals: &Signals) -> Result<()> {
     };
     let ended = async {
         while cancel.check().is_ok() {
-            tokio::time::sleep(std::time::Duration::from_millis(50)).await;
+            tokio::time::sleep(Duration::from_millis(50)).await;
         }
     };
     let done = crate::queue::run(async {

@@ -2,6 +2,7 @@
 
 use std::env;
 use std::fs;
+use std::io;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -11,11 +12,13 @@ use futures_util::future::try_join_all;
 use lapin::options::{
     BasicPublishOptions, ConfirmSelectOptions, ExchangeDeclareOptions, QueueBindOptions, QueueDeclareOptions,
 };
+use lapin::protocol::{AMQPErrorKind, AMQPHardError, AMQPSoftError};
 use lapin::tcp::{OwnedIdentity, OwnedTLSConfig};
 use lapin::types::{AMQPValue, FieldTable, LongString};
 use lapin::uri::{AMQPScheme, AMQPUri};
 use lapin::{
-    BasicProperties, Channel, Confirmation, Connection, ConnectionProperties, DefaultConnectionBuilder, ExchangeKind,
+    BasicProperties, Channel, Confirmation, Connection, ConnectionProperties, DefaultConnectionBuilder, ErrorKind,
+    ExchangeKind,
 };
 
 use super::names::{CONTROL, DEAD, EVENTS, JOBS, Lane};
@@ -115,10 +118,29 @@ impl Broker {
     }
 }
 
+/// Wrong usage where trying again is of no use.
 fn broker_error(address: &str, e: &lapin::Error) -> Error {
+    if is_refusal(e) {
+        return Error::usage(format!("the broker, or this program, refuses the other: {}", shown(&e.to_string())))
+            .at(address)
+            .hint("do user, password, virtual host and certificates hold?");
+    }
     Error::new(format!("the broker does not do as asked: {}", shown(&e.to_string())))
         .at(address)
         .hint("is it there, and do user, password and certificates hold?")
+}
+
+/// Whether credentials or certificates are wrong.
+fn is_refusal(e: &lapin::Error) -> bool {
+    match e.kind() {
+        ErrorKind::ProtocolError(e) => matches!(
+            e.kind(),
+            AMQPErrorKind::Hard(AMQPHardError::NOTALLOWED) | AMQPErrorKind::Soft(AMQPSoftError::ACCESSREFUSED)
+        ),
+        // So TLS says that a certificate is none, or is not the one of this host.
+        ErrorKind::IOError(e) => e.kind() == io::ErrorKind::InvalidData,
+        _ => false,
+    }
 }
 
 /// Errors when a URL of a command line has a password.
@@ -315,6 +337,15 @@ async fn declare_lane(channel: &Channel, model: &str, lane: Lane) -> lapin::Resu
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_is_refused_is_told_apart_from_what_is_away() {
+        let of = |kind| lapin::Error::from(io::Error::from(kind));
+        assert!(is_refusal(&of(io::ErrorKind::InvalidData)));
+        for away in [io::ErrorKind::ConnectionRefused, io::ErrorKind::ConnectionReset, io::ErrorKind::TimedOut] {
+            assert!(!is_refusal(&of(away)), "{away}");
+        }
+    }
 
     #[test]
     fn a_password_is_taken_from_a_file_and_refused_on_the_command_line() {

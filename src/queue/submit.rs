@@ -2,6 +2,7 @@
 
 use std::time::{Duration, Instant};
 
+use flux::error::ErrorKind;
 use flux::{Error, Result};
 
 use super::batch::{Batch, Found, Planned, cursor};
@@ -16,9 +17,6 @@ const AT_ONCE: usize = 2000;
 const CURSOR_EVERY: usize = 10_000;
 /// After which workers know that a batch is not cancelled any more.
 const FORGOTTEN_WITHIN: Duration = Duration::from_secs(3);
-/// How long a broker may be away, or a queue full.
-const PATIENCE: Duration = Duration::from_secs(300);
-
 /// What is done beside sending.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct How {
@@ -26,6 +24,8 @@ pub struct How {
     pub retries_failed: bool,
     /// Whether nothing is sent.
     pub is_dry: bool,
+    /// How long a broker may be away, or a queue full.
+    pub patience: Duration,
 }
 
 /// What became of a batch.
@@ -75,7 +75,7 @@ pub async fn submit(
         store.remove(&names::cancelled(&batch.id)).await?;
         tokio::time::sleep(FORGOTTEN_WITHIN).await;
     }
-    let mut sender = Sender { broker, model, link: None, note };
+    let mut sender = Sender { broker, model, link: None, patience: how.patience, note };
     let (mut sent, mut kept) = (0, went_on_at);
     for chunk in places.chunks(AT_ONCE) {
         let message = |place: &usize| Ok(Outgoing::job(Lane::Batch, model, batch.message(&batch.jobs[*place])?));
@@ -101,6 +101,7 @@ struct Sender<'a> {
     broker: &'a Broker,
     model: &'a str,
     link: Option<Link>,
+    patience: Duration,
     note: &'a mut dyn FnMut(&str),
 }
 
@@ -124,13 +125,14 @@ impl Sender<'_> {
                         place += 1;
                         refused.binary_search(&(place - 1)).is_ok()
                     });
-                    if !messages.is_empty() && since.elapsed() > PATIENCE {
+                    if !messages.is_empty() && since.elapsed() >= self.patience {
                         return Err(Error::new("the queue is full, and nothing is taken out of it")
                             .hint("start workers, and give the command again: it goes on"));
                     }
                 }
-                Err(error) if since.elapsed() > PATIENCE => {
-                    return Err(error.hint("give the command again when the broker is back: it goes on"));
+                Err(error) if error.kind() == ErrorKind::Usage => return Err(error),
+                Err(error) if since.elapsed() >= self.patience => {
+                    return Err(error.hint_instead("give the command again when the broker is back: it goes on"));
                 }
                 Err(error) => {
                     self.link = None;
