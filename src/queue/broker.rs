@@ -34,6 +34,8 @@ const CONFIRM_WITHIN: Duration = Duration::from_secs(30);
 /// Seconds after which a silent connection is taken to be dead.
 const HEARTBEAT: u16 = 10;
 const CONNECT_WITHIN_MS: u64 = 10_000;
+/// How long what may be lost may take to be sent, and a connection to end.
+const TELL_WITHIN: Duration = Duration::from_secs(1);
 
 /// How the broker is reached.
 #[derive(Debug, Clone, Default)]
@@ -258,6 +260,20 @@ impl Link {
         Ok(refused)
     }
 
+    /// Errors when the connection has ended.
+    pub fn check(&self) -> Result<()> {
+        if self.connection.status().connected() {
+            return Ok(());
+        }
+        Err(Error::new("the broker ended the connection").at(self.address.clone()))
+    }
+
+    /// Ends the connection; what was not answered goes back. A broker that hangs, or takes nothing, is not waited for.
+    pub async fn close(&self) {
+        let closing = self.connection.close(200, "the program is done with it".into());
+        let _ = tokio::time::timeout(TELL_WITHIN, closing).await;
+    }
+
     async fn publish(&self, message: &Outgoing) -> lapin::Result<Confirmation> {
         let Outgoing { exchange, key, bytes, properties } = message;
         let options = BasicPublishOptions { mandatory: *exchange == JOBS, ..BasicPublishOptions::default() };
@@ -266,13 +282,16 @@ impl Link {
         sent.await?.await
     }
 
-    /// Sends what may be lost.
+    /// Sends what may be lost, and is where the broker takes nothing.
     pub async fn tell(&self, message: Outgoing) {
+        if self.connection.status().blocked() {
+            return;
+        }
         let Outgoing { exchange, key, bytes, properties } = message;
         let sent =
             self.channel.basic_publish(exchange.into(), key.into(), BasicPublishOptions::default(), &bytes, properties);
         // Whoever missed it looks into the store.
-        let _ = sent.await;
+        let _ = tokio::time::timeout(TELL_WITHIN, sent).await;
     }
 
     /// A queue of this connection alone, which hears what an exchange is told under these keys.

@@ -1,6 +1,6 @@
 //! What messages say: a job, an event of a job, and what all workers hear.
 
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use flux::engine::{ModelRecipe, NUMERICS, Recipe};
 use flux::files::ModelPaths;
@@ -138,9 +138,10 @@ impl JobMessage {
             .hint("shorten the prompt"))
     }
 
-    /// Whether nobody wants it any more.
-    pub fn is_late(&self) -> bool {
-        self.deadline.is_some_and(|deadline| unix_time() > deadline)
+    /// For how long it is wanted from now on; none where that is for ever. What waits for it takes a clock that does not
+    /// jump.
+    pub fn wanted_for(&self) -> Option<Duration> {
+        self.deadline.map(|deadline| Duration::from_secs(deadline.saturating_sub(unix_time())))
     }
 
     /// The inputs that it names, by their hashes.
@@ -289,6 +290,17 @@ mod tests {
         let paths = ModelPaths { model: Some("/models/klein".into()), ..ModelPaths::default() };
         let elsewhere = ModelRecipe { name: "other".to_string(), paths, ..model };
         assert_eq!(of(&elsewhere, &recipe, FileFormat::Png), first);
+    }
+
+    #[test]
+    fn a_deadline_is_a_time_from_now_on() {
+        let of = |deadline| JobMessage { deadline, ..sample() }.wanted_for();
+        assert_eq!(
+            (of(None), of(Some(0)), of(Some(unix_time() - 1))),
+            (None, Some(Duration::ZERO), Some(Duration::ZERO))
+        );
+        assert!(of(Some(unix_time() + 60)).is_some_and(|left| (58..=60).contains(&left.as_secs())));
+        assert!(of(Some(u64::MAX)).is_some());
     }
 
     #[test]

@@ -30,12 +30,15 @@ const MOST_REASON: usize = 2000;
 /// A message that the broker has delivered.
 pub struct Delivered {
     delivery: Delivery,
+    /// What is told of it goes here; its answer goes where it came from.
     link: Arc<Link>,
     lane: Lane,
     /// Tells deliveries of this worker apart.
     number: u64,
     /// How often it was delivered before.
     before: i64,
+    /// When it came.
+    since: Instant,
     /// Where it was.
     redelivered: Option<Redelivered>,
 }
@@ -56,9 +59,11 @@ impl Delivered {
         let headers = delivery.properties.headers().as_ref();
         let before =
             headers.and_then(|headers| headers.inner().get("x-delivery-count")).and_then(AMQPValue::as_long_long_int);
-        let before = before.unwrap_or(0);
+        // Whoever wrote the message may have said anything.
+        let before = before.unwrap_or(0).clamp(0, DELIVERY_LIMIT);
         let redelivered = (before > 0).then(|| turns.redelivered());
-        Self { delivery, link, lane, number: NUMBER.fetch_add(1, Ordering::Relaxed), before, redelivered }
+        let number = NUMBER.fetch_add(1, Ordering::Relaxed);
+        Self { delivery, link, lane, number, before, since: Instant::now(), redelivered }
     }
 }
 
@@ -112,12 +117,13 @@ impl Worker {
         if let Some(reason) = self.refuse(job, delivered.lane) {
             return Ok(Answer::Dead(reason));
         }
-        if self.is_unwanted(job).await? {
+        let wanted_for = job.wanted_for();
+        if self.is_unwanted(delivered, job, wanted_for).await? {
             return Ok(Answer::Ack);
         }
         // Two deliveries of one job, or two jobs that ask for the same, draw once.
         let same = Arc::clone(locked(&self.same).entry(job.key.hash).or_default());
-        let answer = self.work_once(delivered, job, &same).await;
+        let answer = self.work_once(delivered, job, wanted_for, &same).await;
         let mut all = locked(&self.same);
         // This one and the table's.
         if Arc::strong_count(&same) == 2 {
@@ -146,8 +152,8 @@ impl Worker {
     }
 
     /// Whether nobody wants it any more.
-    async fn is_unwanted(&self, job: &JobMessage) -> Result<bool> {
-        if job.is_late() {
+    async fn is_unwanted(&self, delivered: &Delivered, job: &JobMessage, wanted_for: Option<Duration>) -> Result<bool> {
+        if wanted_for.is_some_and(|wanted_for| delivered.since.elapsed() >= wanted_for) {
             self.detail(&format!("job {} is late", job.job));
             return Ok(true);
         }
@@ -158,6 +164,7 @@ impl Worker {
         self: &Arc<Self>,
         delivered: &mut Delivered,
         job: &JobMessage,
+        wanted_for: Option<Duration>,
         same: &Mutex<()>,
     ) -> Result<Answer> {
         let _only = match same.try_lock() {
@@ -182,7 +189,7 @@ impl Worker {
         let is_alone = delivered.before > 0;
         let turn = self.turn(delivered, job).await?;
         // It may have waited for long.
-        if self.is_unwanted(job).await? {
+        if self.is_unwanted(delivered, job, wanted_for).await? {
             return Ok(Answer::Ack);
         }
         let began = Instant::now();
@@ -206,7 +213,7 @@ impl Worker {
         }
         drop(turn);
         match drawn {
-            Ok(file) => self.keep(delivered, job, file.into(), began.elapsed()).await,
+            Ok((file, device)) => self.keep(delivered, job, file.into(), &device, began.elapsed()).await,
             Err(Undrawn::Wrong(error)) => self.fail(&delivered.link, job, &error).await,
             Err(Undrawn::Cancelled) => Ok(Answer::Ack),
             Err(Undrawn::Failed(error)) if delivered.before + 1 >= DELIVERY_LIMIT => Ok(Answer::Dead(told(&error))),
@@ -233,12 +240,20 @@ impl Worker {
     }
 
     /// Keeps a result. Where another worker was quicker, its result stays.
-    async fn keep(&self, delivered: &Delivered, job: &JobMessage, file: Bytes, took: Duration) -> Result<Answer> {
+    async fn keep(
+        &self,
+        delivered: &Delivered,
+        job: &JobMessage,
+        file: Bytes,
+        device: &str,
+        took: Duration,
+    ) -> Result<Answer> {
         let name = job.key.to_string();
         let is_first = self.insist(async || self.config.store.put_new(&name, file.clone()).await).await?;
         self.done.drawn.fetch_add(1, Ordering::Relaxed);
         let second = if is_first { "" } else { ", after another worker" };
-        self.detail(&format!("drew job {} {} in {:.2} s{second}", job.job, job.key.hash.to_hex(), took.as_secs_f64()));
+        let (hash, took) = (job.key.hash.to_hex(), took.as_secs_f64());
+        self.detail(&format!("drew job {} {hash} on {device} in {took:.2} s{second}", job.job));
         self.tell(&delivered.link, job, Happened::Done, None).await;
         Ok(Answer::Ack)
     }

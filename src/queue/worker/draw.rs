@@ -72,14 +72,14 @@ fn check_pixels(width: usize, height: usize, most: usize) -> Result<()> {
     Err(Error::usage(format!("the image is of {width}x{height}, and workers draw at most {most} pixels")))
 }
 
-/// Draws a job, and returns its file. `delivery` is the one of this worker that it is of.
+/// Draws a job, and returns its file, and what drew it. `delivery` is the one of this worker that it is of.
 pub fn draw(
     engine: &Engine,
     job: Job,
     message: &JobMessage,
     delivery: u64,
     watchdog: &Watchdog,
-) -> std::result::Result<Vec<u8>, Undrawn> {
+) -> std::result::Result<(Vec<u8>, Arc<str>), Undrawn> {
     /// The engine is done with the job, however that came.
     struct Given<'a>(&'a Watchdog, u64);
     impl Drop for Given<'_> {
@@ -90,17 +90,19 @@ pub fn draw(
     watchdog.given();
     let given = Given(watchdog, delivery);
     let ticket = engine.submit(job).map_err(undrawn)?;
-    let mut made = None;
+    let (mut made, mut by) = (None, Arc::from(""));
     for event in ticket {
         match event.map_err(undrawn)? {
             Event::Started { .. } => watchdog.begun(delivery, &message.job),
             Event::Image { image, .. } => made = Some(image),
+            Event::Finished { device, .. } => by = device,
             _ => watchdog.moved(),
         }
     }
     drop(given);
     let image = made.ok_or_else(|| Undrawn::Failed(Error::new("the engine ended without the image")))?;
-    encode(&image, message.format).map_err(Undrawn::Wrong)
+    let file = encode(&image, message.format).map_err(Undrawn::Wrong)?;
+    Ok((file, by))
 }
 
 fn undrawn(error: Error) -> Undrawn {

@@ -22,6 +22,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use flux::engine::{Engine, ModelRecipe};
+use flux::error::ErrorKind;
 use flux::files::ModelPaths;
 use flux::{Error, Result};
 use futures_util::StreamExt;
@@ -97,6 +98,8 @@ struct Worker {
     done: Arc<Done>,
     /// Whether the store is away, as far as the worker knows.
     store_is_away: AtomicBool,
+    /// Whether the broker ever took this worker.
+    was_connected: AtomicBool,
     /// Nothing is waited for any more.
     gives_up: AtomicBool,
 }
@@ -139,7 +142,7 @@ pub async fn described(store: &Store, name: &str) -> Result<Option<ModelRecipe>>
 
 /// Works until it is told to end; then what was begun is finished, within [`Config::drain`].
 ///
-/// Errors when the store knows another model by this name, or the model cannot draw.
+/// Errors when the store knows another model by this name, the model cannot draw, or the broker refuses this worker.
 pub async fn run(
     engine: Arc<Engine>,
     config: Config,
@@ -159,6 +162,7 @@ pub async fn run(
         same: Mutex::default(),
         done: Arc::default(),
         store_is_away: AtomicBool::new(false),
+        was_connected: AtomicBool::new(false),
         gives_up: AtomicBool::new(false),
         config,
     });
@@ -171,7 +175,7 @@ pub async fn run(
     });
     is_ready(&worker.config.broker.address());
     // Tasks wait, for the most part: one thread is enough for them, and drawing has its own.
-    LocalSet::new().run_until(worker.serve(ends)).await;
+    LocalSet::new().run_until(worker.serve(ends)).await?;
     Ok(Arc::clone(&worker.done))
 }
 
@@ -189,11 +193,17 @@ impl Worker {
     }
 
     /// Consumes, and connects again where the connection ends.
-    async fn serve(self: &Arc<Self>, mut ends: watch::Receiver<bool>) {
+    ///
+    /// Errors when the broker refuses it from the first.
+    async fn serve(self: &Arc<Self>, mut ends: watch::Receiver<bool>) -> Result<()> {
         let (mut tasks, mut backoff) = (JoinSet::new(), Backoff::default());
         while !*ends.borrow() {
             match self.consume(&mut tasks, &mut ends, &mut backoff).await {
                 Ok(()) => break,
+                // One that it took before may be refused while the broker starts.
+                Err(error) if error.kind() == ErrorKind::Usage && !self.was_connected.load(Ordering::Relaxed) => {
+                    return Err(error);
+                }
                 Err(error) => self.note(&format!("{error}; trying again")),
             }
             let wait = backoff.next();
@@ -203,24 +213,46 @@ impl Worker {
         self.gives_up.store(true, Ordering::Relaxed);
         tasks.abort_all();
         while tasks.join_next().await.is_some() {}
+        Ok(())
     }
 
-    /// Handles what one connection delivers, until the worker is to end.
+    /// Works over two connections, until the worker is to end. What is told goes over one of its own: a broker without
+    /// disk reads nothing more from those that send, and hands out what it has over the others.
     ///
-    /// Errors when the connection ends.
+    /// Errors when a connection ends, or the handling of a message panicked: the broker delivers it again then.
     async fn consume(
         self: &Arc<Self>,
         tasks: &mut JoinSet<()>,
         ends: &mut watch::Receiver<bool>,
         backoff: &mut Backoff,
     ) -> Result<()> {
-        let link = Arc::new(self.config.broker.connect().await?);
+        let (link, telling) = (self.config.broker.connect().await?, self.config.broker.connect().await?);
+        let telling = Arc::new(telling);
+        let done = self.deliver(&link, &telling, tasks, ends, backoff).await;
+        // Without it, messages that nobody answers any more would stay with this worker.
+        link.close().await;
+        telling.close().await;
+        done
+    }
+
+    /// Handles what a connection delivers.
+    ///
+    /// Errors as [`Worker::consume`].
+    async fn deliver(
+        self: &Arc<Self>,
+        link: &Link,
+        telling: &Arc<Link>,
+        tasks: &mut JoinSet<()>,
+        ends: &mut watch::Receiver<bool>,
+        backoff: &mut Backoff,
+    ) -> Result<()> {
         link.declare_model(&self.config.model).await?;
         let group = self.config.batch_max * self.engine.stats().devices.max(1);
-        let (online_channel, mut online) = self.consumer(&link, Lane::Online, 2 * group).await?;
-        let (batch_channel, mut batch) = self.consumer(&link, Lane::Batch, group).await?;
-        let mut control = self.control(&link).await?;
+        let (online_channel, mut online) = self.consumer(link, Lane::Online, 2 * group).await?;
+        let (batch_channel, mut batch) = self.consumer(link, Lane::Batch, group).await?;
+        let mut control = self.control(link).await?;
         *backoff = Backoff::default();
+        self.was_connected.store(true, Ordering::Relaxed);
         self.detail("connected");
         let mut beat = tokio::time::interval(BEAT_EVERY);
         loop {
@@ -230,17 +262,18 @@ impl Worker {
                 delivery = online.next() => (Lane::Online, delivery),
                 delivery = batch.next() => (Lane::Batch, delivery),
                 order = control.next() => {
-                    let order = received(&link, order)?;
+                    let order = received(link, order)?;
                     self.obey(&order.data);
                     continue;
                 }
                 _ = beat.tick() => {
                     self.beat();
-                    while tasks.try_join_next().is_some() {}
+                    forget_ended(tasks)?;
+                    telling.check()?;
                     continue;
                 }
             };
-            let delivered = Delivered::new(received(&link, delivery)?, Arc::clone(&link), lane, &self.turns);
+            let delivered = Delivered::new(received(link, delivery)?, Arc::clone(telling), lane, &self.turns);
             let worker = Arc::clone(self);
             tasks.spawn_local(async move { worker.handle(delivered).await });
         }
@@ -249,7 +282,6 @@ impl Worker {
             let _ = channel.basic_cancel(consumer.tag(), BasicCancelOptions::default()).await;
         }
         self.finish(tasks).await;
-        let _ = link.connection.close(200, "the worker ends".into()).await;
         Ok(())
     }
 
@@ -308,6 +340,21 @@ impl Worker {
     }
 }
 
+/// Forgets messages that were answered.
+///
+/// Errors when a task panicked, whose message has no answer.
+fn forget_ended(tasks: &mut JoinSet<()>) -> Result<()> {
+    while let Some(ended) = tasks.try_join_next() {
+        if let Err(e) = ended
+            && e.is_panic()
+        {
+            return Err(Error::new("the handling of a message panicked, which is an error of this program")
+                .hint("it is delivered again, and is dead after several times"));
+        }
+    }
+    Ok(())
+}
+
 /// A delivery of a consumer, which has none once its connection is gone.
 fn received(
     link: &Link,
@@ -316,5 +363,22 @@ fn received(
     match delivery {
         Some(delivery) => delivery.map_err(|e| link.error(&e)),
         None => Err(Error::new("the broker ended the connection")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_panic_is_told_and_an_end_is_not() {
+        let mut tasks = JoinSet::new();
+        tasks.spawn(async {});
+        tokio::task::yield_now().await;
+        forget_ended(&mut tasks).unwrap();
+        assert!(tasks.is_empty());
+        tasks.spawn(async { panic!("a message that nobody thought of") });
+        tokio::task::yield_now().await;
+        assert!(forget_ended(&mut tasks).is_err_and(|e| e.to_string().contains("panicked")));
     }
 }
