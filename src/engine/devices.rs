@@ -1,5 +1,6 @@
 //! Opens devices; the only file that names `Cpu` and `Cuda` together.
 
+use std::env;
 use std::thread::{self, JoinHandle};
 
 use super::args::{EngineArgs, Observer};
@@ -11,9 +12,13 @@ use crate::backend::cuda::{self, Cuda, GemmCache, GroupOptions};
 pub use crate::backend::cuda::{GpuFacts, KernelsBuilt, Survey, free_bytes, kernels_built, survey};
 use crate::error::{Error, Field, Result};
 
+/// Has the CPU count as several devices, to try what several GPUs do.
+const CPU_DEVICES: &str = "FLUX_CPU_DEVICES";
+const MOST_CPU_DEVICES: usize = 16;
+
 /// Devices, each with its name. Each group makes its images together, and may be one device.
 pub enum Devices {
-    /// The CPU.
+    /// The CPU. Where it is several devices, each of them makes its own images.
     Cpu(Group<Cpu>),
     /// GPUs.
     Cuda(OpenGpus),
@@ -66,7 +71,7 @@ pub fn open(args: &EngineArgs, gains_by_sharing: &dyn Fn() -> bool, observer: &m
             .hint(format!("use `{:#} cuda` for fp8", Field::Device)));
     }
     match &args.device {
-        DeviceChoice::Cpu => Ok(cpu(args, observer)),
+        DeviceChoice::Cpu => cpu(args, observer),
         DeviceChoice::Cuda(gpus) => {
             let numbers = numbers(gpus)?;
             args.parallel.check_enough(numbers.len(), gpus)?;
@@ -85,7 +90,7 @@ pub fn open(args: &EngineArgs, gains_by_sharing: &dyn Fn() -> bool, observer: &m
         }
         DeviceChoice::Auto if args.precision == PrecisionChoice::F32 => {
             observer.note("using the CPU: a GPU computes in 16 bits, not in f32");
-            Ok(cpu(args, observer))
+            cpu(args, observer)
         }
         DeviceChoice::Auto if args.precision == PrecisionChoice::Fp8 => open_gpu(args, 0).map(only).map_err(|e| {
             let precision = Field::Precision;
@@ -103,13 +108,17 @@ pub fn open(args: &EngineArgs, gains_by_sharing: &dyn Fn() -> bool, observer: &m
                 } else {
                     observer.detail(&why)
                 }
-                Ok(cpu(args, observer))
+                cpu(args, observer)
             }
         },
     }
 }
 
-fn cpu(args: &EngineArgs, observer: &mut dyn Observer) -> Devices {
+/// The CPU, as one device or as several that share its cores.
+///
+/// Errors when [`CPU_DEVICES`] is no number of devices.
+fn cpu(args: &EngineArgs, observer: &mut dyn Observer) -> Result<Devices> {
+    let count = cpu_devices(env::var(CPU_DEVICES).ok().as_deref())?;
     let cpu = Cpu::new(match args.precision {
         PrecisionChoice::Bf16 => cpu::Precision::Bf16,
         // fp8 does not come here: without a GPU it is an error.
@@ -118,7 +127,20 @@ fn cpu(args: &EngineArgs, observer: &mut dyn Observer) -> Devices {
     if let Some(note) = cpu.note() {
         observer.note(note);
     }
-    Devices::Cpu(vec![("cpu".to_string(), cpu)])
+    Ok(Devices::Cpu(match count {
+        1 => vec![("cpu".to_string(), cpu)],
+        count => (0..count).map(|number| (format!("cpu:{number}"), cpu.clone())).collect(),
+    }))
+}
+
+/// As how many devices the CPU counts.
+fn cpu_devices(value: Option<&str>) -> Result<usize> {
+    let Some(value) = value.filter(|value| !value.is_empty()) else { return Ok(1) };
+    value.parse().ok().filter(|count| (1..=MOST_CPU_DEVICES).contains(count)).ok_or_else(|| {
+        Error::usage(format!("`{value}` is no number of devices, expected 1 to {MOST_CPU_DEVICES}"))
+            .at(CPU_DEVICES)
+            .hint("leave it out: the CPU is one device")
+    })
 }
 
 /// The numbers of GPUs, at least one. Of several, all are there.
@@ -255,6 +277,14 @@ fn check_type(args: &EngineArgs, cuda: &Cuda) -> Result<()> {
 mod tests {
     use super::super::args::Unobserved;
     use super::*;
+
+    #[test]
+    fn the_cpu_is_as_many_devices_as_the_variable_says() {
+        assert_eq!([None, Some(""), Some("1"), Some("16")].map(|value| cpu_devices(value).unwrap()), [1, 1, 1, 16]);
+        for wrong in ["0", "17", "-1", "two"] {
+            assert!(cpu_devices(Some(wrong)).unwrap_err().to_string().contains(CPU_DEVICES), "{wrong}");
+        }
+    }
 
     #[test]
     fn one_gpu_makes_an_image_where_there_is_none_to_spare_or_two_gain_nothing() {

@@ -63,7 +63,7 @@ impl Engine {
         cancel.check()?;
         let adapters = prepare(&mut model, args, observer, cancel)?;
         let mut engine = match devices {
-            Devices::Cpu(cpu) => Self::on(vec![cpu], model)?,
+            Devices::Cpu(cpus) => Self::on(cpus.into_iter().map(|cpu| vec![cpu]).collect(), model)?,
             Devices::Cuda(mut gpus) => {
                 let replicas = Replicas::of_groups(vec![mem::take(&mut gpus.first)], model)?;
                 let engine = Self::of(&replicas)?;
