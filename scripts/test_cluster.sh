@@ -12,13 +12,19 @@ Starts Debian's RabbitMQ and Slurm, and moto as S3, as plain processes on loopba
 workers with the built-in model. Sections, all but \`million\` in turn where none is named:
 
   basics      a batch from its list to its pixels; repair, cancel, what fails, drain
-  hostile     messages that are no jobs
+  hostile     messages that are no jobs, and inputs that are no pictures
+  tls         a broker with certificates and passwords: who is let in
   alarms      a broker without disk
+  full        a queue that takes no more
+  away        a store that does not answer
+  clock       a worker whose clock jumps
+  hangs       a worker, a broker and a store that do nothing, and a job without an end
+  devices     a worker with two devices
   chaos       2000 jobs under kills of workers, broker and store, with 5 that no worker survives
   slurm       scripts/slurm_batch.sh on one node, with a task killed
   kubernetes  scripts/kubernetes against the schemas of Kubernetes and KEDA
   million     CLUSTER_JOBS (1000000) jobs and workers that draw nothing
-  short       all but \`alarms\` and \`million\`, with 100 jobs and one kill of each
+  short       \`basics\`, \`hostile\`, \`slurm\`, \`kubernetes\`, and \`chaos\` with 100 jobs and one kill of each
 
 Packages that are missing are installed where apt-get may; where they cannot be, it says so and does nothing.
 
@@ -27,6 +33,7 @@ environment:
   CLUSTER       where Python's packages are installed (target/cluster)
   CLUSTER_JOBS  jobs of \`million\`
   CLUSTER_CHAOS_JOBS  jobs of \`chaos\` (2000)
+  CLUSTER_DEVICE      what \`devices\` runs on, as in cuda:0,1 (cpu, as two devices)
   CLUSTER_PACE  how many times as long as usual everything may take, and kills are apart (1), for busy machines
 END
 }
@@ -35,7 +42,9 @@ sections=()
 short=
 for word in "$@"; do
     case "$word" in
-        basics | hostile | alarms | chaos | slurm | kubernetes | million) sections+=("$word") ;;
+        basics | hostile | tls | alarms | full | away | clock | hangs | devices | chaos | slurm | kubernetes | million)
+            sections+=("$word")
+            ;;
         short) short=--short ;;
         -h | --help)
             usage
@@ -48,7 +57,7 @@ for word in "$@"; do
     esac
 done
 if [[ ${#sections[@]} -eq 0 ]]; then
-    sections=(basics hostile alarms chaos slurm kubernetes)
+    sections=(basics hostile tls alarms full away clock hangs devices chaos slurm kubernetes)
     [[ -z "$short" ]] || sections=(basics hostile chaos slurm kubernetes)
 fi
 
@@ -68,19 +77,26 @@ installed() {
     [[ -x /usr/lib/rabbitmq/bin/rabbitmq-server ]] && PATH=$PATH:/usr/sbin command -v slurmctld slurmd munged sbatch >/dev/null
 }
 
+[[ $EUID -eq 0 ]] || skip "the scripts of Debian's RabbitMQ are run by root alone"
+
 # RUNLEVEL keeps the packages from starting their daemons.
+install_packages() {
+    local quick=(-o Acquire::Retries=0 -o Acquire::http::Timeout=10 -o Acquire::https::Timeout=10)
+    local packages=(rabbitmq-server slurm-wlm munge faketime)
+    export RUNLEVEL=1 DEBIAN_FRONTEND=noninteractive
+    timeout 240 apt-get "${quick[@]}" install -y --no-install-recommends "${packages[@]}" ||
+        { timeout 60 apt-get "${quick[@]}" update && timeout 240 apt-get "${quick[@]}" install -y --no-install-recommends "${packages[@]}"; }
+}
 if ! installed; then
-    [[ $EUID -eq 0 ]] && command -v apt-get >/dev/null || skip "RabbitMQ and Slurm are not installed, and only root's apt-get can do so"
-    RUNLEVEL=1 DEBIAN_FRONTEND=noninteractive timeout 300 apt-get install -y --no-install-recommends \
-        rabbitmq-server slurm-wlm munge >"$cluster/apt.log" 2>&1 || true
+    command -v apt-get >/dev/null || skip "RabbitMQ and Slurm are not installed, and there is no apt-get"
+    (install_packages) >"$cluster/apt.log" 2>&1 || true
     installed || skip "RabbitMQ and Slurm cannot be installed: $(tail -n 1 "$cluster/apt.log")"
 fi
-[[ $EUID -eq 0 ]] || skip "the scripts of Debian's RabbitMQ are run by root alone"
 
 venv=$cluster/venv
 if [[ ! -e "$venv/done" ]]; then
     { python3 -m venv "$venv" && timeout 300 "$venv/bin/pip" install --quiet --timeout 10 --retries 1 \
-        "moto[s3,server]" pika jsonschema pyyaml kubernetes-validate && touch "$venv/done"; } >"$cluster/pip.log" 2>&1 ||
+        "moto[s3,server]" cryptography pika jsonschema pyyaml kubernetes-validate && touch "$venv/done"; } >"$cluster/pip.log" 2>&1 ||
         skip "Python's packages cannot be installed: $(tail -n 1 "$cluster/pip.log")"
 fi
 

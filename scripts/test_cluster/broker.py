@@ -44,6 +44,13 @@ class Broker:
     def url(self):
         return f"amqp://127.0.0.1:{self.port}"
 
+    def configure(self, text):
+        """Starts it anew with more lines of its configuration."""
+        with open(self.folder / "rabbitmq.conf", "a") as conf:
+            conf.write(text)
+        self.kill()
+        self.start()
+
     def start(self):
         log = open(self.folder / "out", "ab")
         self.process = subprocess.Popen(
@@ -68,6 +75,9 @@ class Broker:
         """Bytes that the node has in memory."""
         status = Path(f"/proc/{self.pid()}/status").read_text()
         return int(status.split("VmRSS:")[1].split()[0]) * 1024
+
+    def send(self, which):
+        os.kill(self.pid(), which)
 
     def kill(self):
         """Ends it as a power cut would end its process."""

@@ -9,6 +9,7 @@ from collections import Counter
 from pathlib import Path
 
 import boto3
+import pika
 from broker import Broker
 from processes import PACE, Kept
 from store import BUCKET, Store
@@ -47,6 +48,7 @@ class Cluster:
             aws_secret_access_key="test",
         )
         self.workers = []
+        self.started = 0
 
     def run(self, *words, code=0, **more):
         """Runs `flux` and returns its standard output and standard error."""
@@ -57,10 +59,11 @@ class Cluster:
             fail(f"flux {' '.join(map(str, words))} ended with {done.returncode}: {done.stderr}")
         return done.stdout.strip(), done.stderr.strip()
 
-    def worker(self, *flags):
-        log = self.folder / f"worker-{len(self.workers)}.log"
-        words = [self.flux, "worker", "--device", "cpu", "--name", "tiny", "-v", *flags]
-        self.workers.append(Kept(words, self.environment, log))
+    def worker(self, *flags, device="cpu", **environment):
+        self.started += 1
+        log = self.folder / f"worker-{self.started:02}.log"
+        words = [self.flux, "worker", "--device", device, "--name", "tiny", "-v", *map(str, flags)]
+        self.workers.append(Kept(words, self.environment | environment, log))
         return self.workers[-1]
 
     def end_workers(self):
@@ -75,8 +78,29 @@ class Cluster:
         """How often each result was drawn, by its hash."""
         return Counter(re.findall(r"^drew job [0-9a-f]+ ([0-9a-f]{64})", self.logs(), re.MULTILINE))
 
+    def drawn_twice(self, batch, before=None):
+        """How many drawings of a batch were for nothing, since `drawn` gave `before`."""
+        drawn = self.drawn() - (before or Counter())
+        wanted = {job["key"].split("/")[-1].split(".")[0] for job in self.manifest(batch)}
+        return sum(times - 1 for key, times in drawn.items() if key in wanted)
+
     def status(self, batch):
         return json.loads(self.run("queue", "status", batch, "--json")[0])
+
+    def waiting(self, queue="flux.tiny.batch"):
+        queues = json.loads(self.run("queue", "status", "--json")[0])["queues"]
+        return sum(one["waiting"] for one in queues if one["queue"] == queue)
+
+    def publish(self, message, queue, exchange="flux", **properties):
+        """Sends what `flux submit` would not."""
+        with pika.BlockingConnection(pika.URLParameters(self.broker.url)) as connection:
+            connection.channel().basic_publish(exchange, queue, message, pika.BasicProperties(**properties))
+
+    def begin(self, *words):
+        """Starts `flux`, whose standard output and standard error are read later."""
+        return subprocess.Popen(
+            [self.flux, *map(str, words)], env=self.environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
 
     def wait(self, batch, seconds, every=1.0):
         """Waits until nothing more comes of a batch."""

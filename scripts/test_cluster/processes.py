@@ -47,6 +47,7 @@ class Kept:
         self.starts, self.codes = 0, []
         self.stopping = False
         self.process = None
+        self.begun = 0
         self.thread = threading.Thread(target=self._keep, daemon=True)
         atexit.register(self.kill)
         self.thread.start()
@@ -54,10 +55,16 @@ class Kept:
     def _keep(self):
         while not self.stopping:
             with open(self.log, "ab") as log:
+                self.begun = log.tell()
                 self.process = subprocess.Popen(self.words, env=self.environment, stdout=log, stderr=log)
             self.starts += 1
             self.codes.append(self.process.wait())
             time.sleep(0.1)
+
+    def said_since_start(self, words):
+        with open(self.log, "rb") as log:
+            log.seek(self.begun)
+            return words.encode() in log.read()
 
     def send(self, which):
         try:

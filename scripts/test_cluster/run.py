@@ -6,11 +6,23 @@ import tempfile
 import time
 from pathlib import Path
 
+import faults
 import manifests
 import million
 import sections
+import security
 import slurm
 from cluster import Cluster
+
+
+# Those that have a broker, a store and workers.
+SECTIONS = {
+    section.__name__: section
+    for section in (
+        sections.basics, sections.chaos, security.hostile, security.tls, faults.alarms, faults.full, faults.away, faults.clock,
+        faults.hangs, faults.devices,
+    )
+}  # fmt: skip
 
 
 def main():
@@ -34,7 +46,7 @@ def main():
                 try:
                     if name != "basics":
                         cluster.run("worker", "--name", "tiny", "--register")
-                    getattr(sections, name)(cluster, args.short)
+                    SECTIONS[name](cluster, args.short)
                 except BaseException:
                     sys.stderr.write(cluster.logs()[-4000:])
                     raise
