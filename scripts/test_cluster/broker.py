@@ -88,6 +88,11 @@ class Broker:
                 pass
         self.process.wait()
 
+    def seconds(self):
+        """Of a core that the node has had."""
+        fields = Path(f"/proc/{self.pid()}/stat").read_text().rsplit(")", 1)[1].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
     def control(self, *words):
         done = subprocess.run(
             [FOLDER / "rabbitmqctl", "-q", *words], env=self.environment, capture_output=True, text=True, timeout=600

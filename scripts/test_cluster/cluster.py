@@ -53,7 +53,7 @@ class Cluster:
     def run(self, *words, code=0, **more):
         """Runs `flux` and returns its standard output and standard error."""
         done = subprocess.run(
-            [self.flux, *map(str, words)], env=self.environment, capture_output=True, text=True, timeout=900, **more
+            [self.flux, *map(str, words)], env=self.environment, capture_output=True, text=True, timeout=900 * PACE, **more
         )
         if code is not None and done.returncode != code:
             fail(f"flux {' '.join(map(str, words))} ended with {done.returncode}: {done.stderr}")

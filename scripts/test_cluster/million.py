@@ -63,7 +63,7 @@ def run(flux, folder):
         # The largest of the programs that have ended, in KiB.
         own = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss
         print(f"million: {JOBS} jobs submitted in {submitted:.0f} s, load {os.getloadavg()[0]:.0f}", flush=True)
-        print(f"million: broker {memory / 2**20:.0f} MiB, submit {own / 1024:.0f} MiB", flush=True)
+        print(f"million: broker {memory / 2**20:.0f} MiB, {broker.seconds():.0f} s of a core; submit {own / 1024:.0f} MiB", flush=True)
         left = multiprocessing.Value("q", JOBS)
         began = time.monotonic()
         workers = [multiprocessing.Process(target=fake_workers, args=(broker.url, store, left)) for _ in range(PROCESSES)]
@@ -75,7 +75,8 @@ def run(flux, folder):
             time.sleep(1)
         check(all(worker.exitcode == 0 for worker in workers), f"{PROCESSES * CHANNELS} fake workers are done")
         worked = time.monotonic() - began
-        print(f"million: {JOBS / worked:.0f} jobs a second, broker at most {most / 2**20:.0f} MiB", flush=True)
+        print(f"million: {JOBS / worked:.0f} jobs a second handed out, load {os.getloadavg()[0]:.0f}", flush=True)
+        print(f"million: broker at most {most / 2**20:.0f} MiB, {broker.seconds():.0f} s of a core in all", flush=True)
         began = time.monotonic()
         _, told = flux_says("submit", str(listed), "-S", "1")
         print(f"million: repair took {time.monotonic() - began:.0f} s", flush=True)
