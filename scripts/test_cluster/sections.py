@@ -11,9 +11,9 @@ import time
 from cluster import check, fail, prompts
 from processes import PACE, wait_until
 
-# Steps that no worker does within POISON_LIMIT seconds.
+# Steps that no worker does within the seconds of POISON_LIMITS.
 POISON = {"steps": 1000, "size": 512}
-POISON_LIMIT = round(8 * PACE)
+POISON_LIMITS = {"short": round(4 * PACE), "long": round(8 * PACE)}
 # Jobs under kills.
 CHAOS_JOBS = int(os.environ.get("CLUSTER_CHAOS_JOBS", "2000"))
 
@@ -70,7 +70,8 @@ def chaos(cluster, short):
     for place in poisoned:
         lines[place] = json.dumps({"prompt": "poison", "seed": 900_000 + place, **POISON})
     listed.write_text("".join(f"{line}\n" for line in lines))
-    workers = [cluster.worker("--job-timeout", str(POISON_LIMIT), "--batch-max", "4") for _ in range(3)]
+    limit = POISON_LIMITS["short" if short else "long"]
+    workers = [cluster.worker("--job-timeout", limit, "--batch-max", "4") for _ in range(3)]
     before = cluster.drawn()
     over, kills = threading.Event(), {"worker": 0, "broker": 0, "store": 0, "stopped": 0}
 
