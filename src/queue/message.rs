@@ -138,7 +138,7 @@ impl JobMessage {
             .hint("shorten the prompt"))
     }
 
-    /// For how long it is wanted from now on; none where that is for ever. Whoever waits takes a clock that does not jump.
+    /// For how long it is wanted from now on; none where that is for ever. Who waits takes a clock that never jumps.
     pub fn wanted_for(&self) -> Option<Duration> {
         self.deadline.map(|deadline| Duration::from_secs(deadline.saturating_sub(unix_time())))
     }
