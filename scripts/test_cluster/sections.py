@@ -120,6 +120,9 @@ def chaos(cluster, short):
         over.set()
         killing.join()
     check(min(kills["worker"], kills["broker"], kills["store"]) > 0, f"while {kills} were killed")
+    if (status["done"], status["dead"]) != (count - poison, poison):
+        print(cluster.run("queue", "dead", "list", batch)[0], flush=True)
+        fail(f"{count - poison} of {count} jobs were to be done, and {poison} to be dead: {status}")
     check(status["done"] == count - poison, f"{count - poison} of {count} jobs are done")
     check(status["dead"] == poison and status["failed"] == 0, f"{poison} that no worker survives are dead")
     out, _ = cluster.run("queue", "dead", "list", batch, "--json")
