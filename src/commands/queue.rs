@@ -118,7 +118,7 @@ fn watch(of: &QueueArgs, batch: &str, signals: &Signals) -> Result<BatchStatus> 
                 console.images((status.over() + ended.len()) as u64, status.jobs as u64);
                 match tokio::time::timeout(Duration::from_millis(200), events.next()).await {
                     Ok(Some((key, Happened::Done | Happened::Failed))) => drop(ended.insert(key.hash)),
-                    Ok(Some((_, Happened::Started))) | Err(_) => {}
+                    Ok(Some((_, Happened::Started | Happened::Step))) | Err(_) => {}
                     Ok(None) => return Err(Error::new("the broker ended the connection").hint("watch again")),
                 }
             }

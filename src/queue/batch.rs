@@ -101,23 +101,34 @@ impl Batch {
     }
 }
 
-/// The keys of a batch, as its manifest has them.
-///
-/// Errors when there is no such batch.
-pub async fn keys(store: &Store, batch: &str) -> Result<Vec<Key>> {
-    let unknown = || {
-        Error::usage(format!("there is no batch `{}` in this store", flux::error::shown(batch)))
-            .hint("`flux queue status` lists those that there are")
-    };
-    if !names::is_batch(batch) {
-        return Err(unknown());
+/// What a manifest says of its batch.
+pub struct Manifest {
+    pub model: String,
+    pub keys: Vec<Key>,
+}
+
+impl Manifest {
+    /// Errors when there is no such batch.
+    pub async fn read(store: &Store, batch: &str) -> Result<Self> {
+        let unknown = || {
+            Error::usage(format!("there is no batch `{}` in this store", flux::error::shown(batch)))
+                .hint("`flux queue status` lists those that there are")
+        };
+        if !names::is_batch(batch) {
+            return Err(unknown());
+        }
+        let manifest = store.get(&names::manifest(batch), u64::MAX).await?.ok_or_else(unknown)?;
+        Self::of_lines(&manifest)
+            .map_err(|e| Error::new(format!("the manifest of the batch is damaged: {e}")).hint("submit its list again"))
     }
-    let manifest = store.get(&names::manifest(batch), u64::MAX).await?.ok_or_else(unknown)?;
-    let lines = manifest.split(|byte| *byte == b'\n').skip(1).filter(|line| !line.is_empty());
-    let keys = lines
-        .map(|line| serde_json::from_slice::<KeyLine>(line).map(|line| line.key))
-        .collect::<serde_json::Result<_>>();
-    keys.map_err(|e| Error::new(format!("the manifest of the batch is damaged: {e}")).hint("submit its list again"))
+
+    fn of_lines(manifest: &[u8]) -> serde_json::Result<Self> {
+        let mut lines = manifest.split(|byte| *byte == b'\n');
+        let Head { model, .. } = serde_json::from_slice(lines.next().unwrap_or_default())?;
+        let keys = lines.filter(|line| !line.is_empty());
+        let keys = keys.map(|line| serde_json::from_slice::<KeyLine>(line).map(|line| line.key));
+        keys.collect::<serde_json::Result<_>>().map(|keys| Self { model, keys })
+    }
 }
 
 /// How many jobs of a batch the broker was given.
@@ -206,7 +217,8 @@ mod tests {
         let batch = batch(&["done", "failed", "both", "queued"]);
         batch.keep(&store).await.unwrap();
         batch.keep(&store).await.unwrap();
-        let keys = keys(&store, &batch.id).await.unwrap();
+        let Manifest { model, keys } = Manifest::read(&store, &batch.id).await.unwrap();
+        assert_eq!(model, "tiny");
         assert_eq!(keys, batch.jobs.iter().map(|job| job.key).collect::<Vec<_>>());
         for name in [keys[0].to_string(), keys[1].error(), keys[2].to_string(), keys[2].error()] {
             store.put(&name, "x").await.unwrap();
@@ -216,7 +228,7 @@ mod tests {
             assert!(found.done == HashSet::from([keys[0].hash, keys[2].hash]) && found.failed.contains(&keys[1].hash));
             assert!(!found.failed.contains(&keys[3].hash));
         }
-        assert!(super::keys(&store, "b-../x").await.is_err());
+        assert!(Manifest::read(&store, "b-../x").await.is_err());
         assert_eq!(cursor(&store, &batch.id).await.unwrap(), 0);
     }
 }

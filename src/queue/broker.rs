@@ -10,14 +10,16 @@ use flux::error::shown;
 use flux::{Error, Result};
 use futures_util::future::try_join_all;
 use lapin::options::{
-    BasicPublishOptions, ConfirmSelectOptions, ExchangeDeclareOptions, QueueBindOptions, QueueDeclareOptions,
+    BasicConsumeOptions, BasicPublishOptions, ConfirmSelectOptions, ExchangeDeclareOptions, QueueBindOptions,
+    QueueDeclareOptions,
 };
 use lapin::protocol::{AMQPErrorKind, AMQPHardError, AMQPSoftError};
 use lapin::tcp::{OwnedIdentity, OwnedTLSConfig};
 use lapin::types::{AMQPValue, FieldTable, LongString};
 use lapin::uri::{AMQPScheme, AMQPUri};
 use lapin::{
-    BasicProperties, Channel, Confirmation, Connection, ConnectionProperties, DefaultConnectionBuilder, ErrorKind,
+    BasicProperties, Channel, Confirmation, Connection, ConnectionProperties, Consumer, DefaultConnectionBuilder,
+    ErrorKind,
     ExchangeKind,
 };
 
@@ -233,15 +235,26 @@ impl Link {
         }
     }
 
+    /// [`Link::send_within`] half a minute.
+    pub async fn send(&self, messages: &[Outgoing]) -> Result<Vec<usize>> {
+        self.send_within(messages, CONFIRM_WITHIN).await
+    }
+
+    /// Whether the connection is there, and the broker takes messages from it.
+    pub fn is_open(&self) -> bool {
+        let status = self.connection.status();
+        status.connected() && !status.blocked()
+    }
+
     /// Sends messages, and waits until the broker has them. Returns the places of those that it refused, since a queue
     /// is full.
     ///
     /// Errors when it does not say so in time, has no queue for one, or is gone.
-    pub async fn send(&self, messages: &[Outgoing]) -> Result<Vec<usize>> {
+    pub async fn send_within(&self, messages: &[Outgoing], time: Duration) -> Result<Vec<usize>> {
         // All at once: each waits until it is written, and then until the broker has it.
         let sending = try_join_all(messages.iter().map(|message| self.publish(message)));
-        let confirmed = tokio::time::timeout(CONFIRM_WITHIN, sending).await.map_err(|_| {
-            Error::new(format!("the broker did not take the messages within {} s", CONFIRM_WITHIN.as_secs()))
+        let confirmed = tokio::time::timeout(time, sending).await.map_err(|_| {
+            Error::new(format!("the broker did not take the messages within {} s", time.as_secs()))
                 .at(self.address.clone())
                 .hint("is its disk or its memory full?")
         })?;
@@ -294,8 +307,16 @@ impl Link {
         let _ = tokio::time::timeout(TELL_WITHIN, sent).await;
     }
 
-    /// A queue of this connection alone, which hears what an exchange is told under these keys.
-    pub async fn own_queue(&self, channel: &Channel, exchange: &str, keys: &[&str]) -> Result<String> {
+    /// What an exchange is told under these keys from now on, in a queue of this connection alone.
+    pub async fn hear(&self, exchange: &str, keys: &[&str]) -> Result<Consumer> {
+        let channel = self.connection.create_channel().await.map_err(|e| self.error(&e))?;
+        let queue = self.own_queue(&channel, exchange, keys).await?;
+        let options = BasicConsumeOptions { no_ack: true, ..BasicConsumeOptions::default() };
+        let consumer = channel.basic_consume(queue.into(), "".into(), options, FieldTable::default()).await;
+        consumer.map_err(|e| self.error(&e))
+    }
+
+    async fn own_queue(&self, channel: &Channel, exchange: &str, keys: &[&str]) -> Result<String> {
         let failed = |e: lapin::Error| self.error(&e);
         let queue = channel.queue_declare("".into(), QueueDeclareOptions::exclusive(), FieldTable::default()).await;
         let name = queue.map_err(failed)?.name().as_str().to_string();

@@ -185,6 +185,8 @@ pub fn unix_time() -> u64 {
 #[serde(rename_all = "lowercase")]
 pub enum Happened {
     Started,
+    /// A step is done, of a job that somebody waits for.
+    Step,
     Done,
     Failed,
 }
@@ -194,6 +196,7 @@ impl Happened {
     pub fn name(self) -> &'static str {
         match self {
             Self::Started => "started",
+            Self::Step => "step",
             Self::Done => "done",
             Self::Failed => "failed",
         }
@@ -212,6 +215,26 @@ pub struct EventMessage {
     /// Why it failed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub error: Option<String>,
+    /// What is drawn, of one that somebody waits for.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub plan: Option<PlanSaid>,
+    /// The step, and how many there are.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub step: Option<[u64; 2]>,
+}
+
+/// What the model makes of a job.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub struct PlanSaid {
+    pub width: usize,
+    pub height: usize,
+    pub steps: usize,
+    pub text_tokens: usize,
+    /// Of references.
+    pub image_tokens: usize,
+    /// What is to be said of it, as of a prompt that was cut.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub notes: Vec<String>,
 }
 
 /// What all workers hear.

@@ -8,6 +8,7 @@
 //! batches/ID/manifest.jsonl     the jobs of a batch
 //! batches/ID/cursor             how many of them the broker has
 //! batches/ID/cancelled          the batch is not to be drawn any more
+//! cancelled/JOB                 a job that somebody waited for is not to be drawn any more
 //! trials/HASH                   a job that may have ended a worker is being drawn
 //! ```
 
@@ -121,6 +122,11 @@ pub fn cursor(batch: &str) -> String {
 
 pub fn cancelled(batch: &str) -> String {
     format!("batches/{batch}/cancelled")
+}
+
+/// The object of a job that is not to be drawn any more.
+pub fn cancelled_job(job: &str) -> String {
+    format!("cancelled/{job}")
 }
 
 /// A kind of file that results are.

@@ -6,11 +6,9 @@ use flux::{Error, Result};
 use futures_util::StreamExt;
 use lapin::BasicProperties;
 use lapin::Consumer;
-use lapin::options::BasicConsumeOptions;
-use lapin::types::FieldTable;
 use serde::Serialize;
 
-use super::batch::{Found, cursor, keys};
+use super::batch::{Found, Manifest, cursor};
 use super::broker::{Broker, Link, Outgoing};
 use super::dead::{self, Fate, Which};
 use super::message::{ControlMessage, EventMessage, Happened, VERSION};
@@ -44,7 +42,7 @@ pub struct QueueStatus {
 impl BatchStatus {
     /// Errors when there is no such batch.
     pub async fn of(store: &Store, link: &Link, batch: &str) -> Result<Self> {
-        let keys = keys(store, batch).await?;
+        let Manifest { keys, .. } = Manifest::read(store, batch).await?;
         let submitted = cursor(store, batch).await?;
         let found = Found::of(store, &keys).await?;
         let dead = dead::treat(link, &Which::Named(batch.to_string()), Fate::Stay).await?;
@@ -115,11 +113,8 @@ pub struct Watch {
 impl Watch {
     /// Errors when the broker refuses.
     pub async fn new(link: &Link, batch: &str) -> Result<Self> {
-        let channel = link.connection.create_channel().await.map_err(|e| link.error(&e))?;
-        let queue = link.own_queue(&channel, EVENTS, &["*.done", "*.failed"]).await?;
-        let options = BasicConsumeOptions { no_ack: true, ..BasicConsumeOptions::default() };
-        let events = channel.basic_consume(queue.into(), "".into(), options, FieldTable::default()).await;
-        Ok(Self { events: events.map_err(|e| link.error(&e))?, batch: batch.to_string() })
+        let events = link.hear(EVENTS, &["*.done", "*.failed"]).await?;
+        Ok(Self { events, batch: batch.to_string() })
     }
 
     /// The next job of the batch that ends. None once the connection is gone.

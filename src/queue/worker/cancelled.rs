@@ -8,7 +8,7 @@ use flux::Result;
 use flux::stage::CancelFlag;
 
 use super::locked;
-use crate::queue::message::JobMessage;
+use crate::queue::message::{JobMessage, unix_time};
 use crate::queue::names;
 use crate::queue::store::Store;
 
@@ -17,6 +17,9 @@ const KNOWN_FOR: Duration = Duration::from_secs(30);
 /// The same of one that is cancelled: submitted again, it is not, and what is dropped is lost. `flux submit` waits
 /// longer.
 const CANCELLED_FOR: Duration = Duration::from_secs(1);
+/// After how many seconds in the queue a job that somebody waits for may have been cancelled before this worker, or
+/// longer ago than it remembers.
+const OLD: u64 = 20;
 /// Names that are kept.
 const MOST_KNOWN: usize = 10_000;
 
@@ -56,7 +59,10 @@ impl Cancelled {
         if known(&job.job).is_some_and(|known| known.is_cancelled) {
             return Ok(true);
         }
-        let Some(batch) = &job.batch else { return Ok(false) };
+        let Some(batch) = &job.batch else {
+            let is_old = unix_time().saturating_sub(job.submitted) >= OLD;
+            return if is_old { store.has(&names::cancelled_job(&job.job)).await } else { Ok(false) };
+        };
         let is_fresh = |known: &Known| !known.is_cancelled || known.since.elapsed() < CANCELLED_FOR;
         if let Some(known) = known(batch).filter(is_fresh) {
             return Ok(known.is_cancelled);

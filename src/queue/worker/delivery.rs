@@ -11,15 +11,15 @@ use lapin::BasicProperties;
 use lapin::message::Delivery;
 use lapin::options::{BasicAckOptions, BasicNackOptions, BasicRejectOptions};
 use lapin::types::{AMQPValue, FieldTable, LongString};
-use tokio::sync::Mutex;
+use tokio::sync::{Mutex, mpsc};
 
-use super::draw::{self, How, Undrawn, told};
+use super::draw::{self, Heard, How, Undrawn, told};
 use super::turns::{Redelivered, Turn, Turns};
 use super::{Worker, locked};
 use crate::queue::broker::{DELIVERY_LIMIT, Link, Outgoing};
 use crate::queue::dead::{ORIGIN, REASON};
-use crate::queue::message::{self, EventMessage, Happened, JobMessage, VERSION};
-use crate::queue::names::{DEAD, EVENTS, Lane};
+use crate::queue::message::{self, EventMessage, Happened, JobMessage, PlanSaid, VERSION};
+use crate::queue::names::{self, DEAD, EVENTS, Lane};
 use crate::queue::wait::Backoff;
 
 /// How long a worker waits after a fault of its own before it gives a job back.
@@ -157,7 +157,21 @@ impl Worker {
             self.detail(&format!("job {} is late", job.job));
             return Ok(true);
         }
-        self.insist(async || self.cancelled.has(job, &self.config.store).await).await
+        let is_cancelled = self.insist(async || self.cancelled.has(job, &self.config.store).await).await?;
+        if is_cancelled {
+            self.detail(&format!("job {} is cancelled", job.job));
+            self.forget_order(job).await?;
+        }
+        Ok(is_cancelled)
+    }
+
+    /// Removes what the store says of a job that was cancelled.
+    async fn forget_order(&self, job: &JobMessage) -> Result<()> {
+        if job.batch.is_some() {
+            return Ok(());
+        }
+        let order = names::cancelled_job(&job.job);
+        self.insist(async || self.config.store.remove(&order).await).await
     }
 
     async fn work_once(
@@ -179,7 +193,7 @@ impl Worker {
         if self.insist(async || store.has(&result).await).await? {
             self.done.there.fetch_add(1, Ordering::Relaxed);
             self.detail(&format!("job {} was there", job.job));
-            self.tell(&delivered.link, job, Happened::Done, None).await;
+            self.tell(&delivered.link, job, Happened::Done).await;
             return Ok(Answer::Ack);
         }
         let mut fetched = match self.insist(async || self.spool.fetch(job, store).await).await {
@@ -193,18 +207,24 @@ impl Worker {
             return Ok(Answer::Ack);
         }
         let began = Instant::now();
-        self.tell(&delivered.link, job, Happened::Started, None).await;
         let how = How {
             most_together: if is_alone { 1 } else { self.config.batch_max },
             max_pixels: self.config.max_pixels,
             cancel: self.cancelled.flag(delivered.number, job),
         };
         let (worker, number, message) = (Arc::clone(self), delivered.number, job.clone());
+        let (says, mut said) = mpsc::unbounded_channel();
         let drawing = tokio::task::spawn_blocking(move || {
             let prepared = draw::prepare(&worker.engine, &worker.spool, &message, &mut fetched, &how);
             let prepared = prepared.map_err(Undrawn::Wrong)?;
-            draw::draw(&worker.engine, prepared, &message, number, &worker.watchdog)
+            let plan = prepared.plan.clone();
+            // Whoever hears of it lives as long as the drawing.
+            let hear = |heard| drop(says.send((heard, plan.clone())));
+            draw::draw(&worker.engine, prepared, &message, (number, &worker.watchdog), &hear)
         });
+        while let Some((heard, plan)) = said.recv().await {
+            self.tell_heard(&delivered.link, job, heard, plan).await;
+        }
         let drawn =
             drawing.await.unwrap_or_else(|e| Err(Undrawn::Failed(Error::new(format!("the drawing ended: {e}")))));
         if is_alone {
@@ -215,7 +235,10 @@ impl Worker {
         match drawn {
             Ok((file, device)) => self.keep(delivered, job, file.into(), &device, began.elapsed()).await,
             Err(Undrawn::Wrong(error)) => self.fail(&delivered.link, job, &error).await,
-            Err(Undrawn::Cancelled) => Ok(Answer::Ack),
+            Err(Undrawn::Cancelled) => {
+                self.forget_order(job).await?;
+                Ok(Answer::Ack)
+            }
             Err(Undrawn::Failed(error)) if delivered.before + 1 >= DELIVERY_LIMIT => Ok(Answer::Dead(told(&error))),
             Err(Undrawn::Failed(error)) => {
                 self.note(&format!("job {} goes back to the queue: {error}", job.job));
@@ -254,7 +277,7 @@ impl Worker {
         let second = if is_first { "" } else { ", after another worker" };
         let (hash, took) = (job.key.hash.to_hex(), took.as_secs_f64());
         self.detail(&format!("drew job {} {hash} on {device} in {took:.2} s{second}", job.job));
-        self.tell(&delivered.link, job, Happened::Done, None).await;
+        self.tell(&delivered.link, job, Happened::Done).await;
         Ok(Answer::Ack)
     }
 
@@ -266,15 +289,32 @@ impl Worker {
         let JobMessage { job: name, batch, line, n, .. } = job;
         let json = serde_json::json!({"job": name, "batch": batch, "line": line, "n": n, "error": reason});
         self.insist(async || self.config.store.put(&job.key.error(), json.to_string()).await).await?;
-        self.tell(link, job, Happened::Failed, Some(reason)).await;
+        self.tell_all(link, EventMessage { error: Some(reason), ..event(job, Happened::Failed) }).await;
         Ok(Answer::Ack)
     }
 
-    async fn tell(&self, link: &Link, job: &JobMessage, event: Happened, error: Option<String>) {
-        let JobMessage { job: name, batch, key, .. } = job;
-        let told = EventMessage { v: VERSION, job: name.clone(), batch: batch.clone(), event, key: *key, error };
+    async fn tell(&self, link: &Link, job: &JobMessage, happened: Happened) {
+        self.tell_all(link, event(job, happened)).await;
+    }
+
+    /// Tells how far a job is. Of a batch nobody hears each step.
+    async fn tell_heard(&self, link: &Link, job: &JobMessage, heard: Heard, plan: PlanSaid) {
+        let is_online = job.priority == Lane::Online;
+        match heard {
+            Heard::Started => {
+                let plan = is_online.then_some(plan);
+                self.tell_all(link, EventMessage { plan, ..event(job, Happened::Started) }).await;
+            }
+            Heard::Step(step) if is_online => {
+                self.tell_all(link, EventMessage { step: Some(step), ..event(job, Happened::Step) }).await;
+            }
+            Heard::Step(_) => {}
+        }
+    }
+
+    async fn tell_all(&self, link: &Link, told: EventMessage) {
         let Ok(bytes) = serde_json::to_vec(&told) else { return };
-        let key = format!("{name}.{}", event.name());
+        let key = format!("{}.{}", told.job, told.event.name());
         link.tell(Outgoing { exchange: EVENTS, key, bytes, properties: BasicProperties::default() }).await;
     }
 
@@ -303,4 +343,10 @@ impl Worker {
             backoff.wait().await;
         }
     }
+}
+
+fn event(job: &JobMessage, event: Happened) -> EventMessage {
+    let JobMessage { job: name, batch, key, .. } = job;
+    let (error, plan, step) = (None, None, None);
+    EventMessage { v: VERSION, job: name.clone(), batch: batch.clone(), event, key: *key, error, plan, step }
 }

@@ -7,11 +7,11 @@ use flux::engine::{Engine, Event, ImageRecipe, InputSource, Inputs, Job, JobImag
 use flux::error::{Error, ErrorKind, Result};
 use flux::files::ModelPaths;
 use flux::pipeline::Request;
-use flux::stage::CancelFlag;
+use flux::stage::{CancelFlag, Progress, Stage};
 
 use super::inputs::Fetched;
 use super::{Spool, Watchdog};
-use crate::queue::message::{FileFormat, JobMessage};
+use crate::queue::message::{FileFormat, JobMessage, PlanSaid};
 use crate::queue::names::Lane;
 
 /// How a job is drawn.
@@ -32,10 +32,29 @@ pub enum Undrawn {
     Failed(Error),
 }
 
+/// What the engine says of a job.
+pub enum Heard {
+    Started,
+    /// A step is done, of so many.
+    Step([u64; 2]),
+}
+
+/// A job that a model can draw.
+pub struct Prepared {
+    job: Job,
+    pub plan: PlanSaid,
+}
+
 /// What a model can draw of a job.
 ///
 /// Errors when it can not.
-pub fn prepare(engine: &Engine, spool: &Spool, message: &JobMessage, fetched: &mut Fetched, how: &How) -> Result<Job> {
+pub fn prepare(
+    engine: &Engine,
+    spool: &Spool,
+    message: &JobMessage,
+    fetched: &mut Fetched,
+    how: &How,
+) -> Result<Prepared> {
     let recipe = &message.recipe;
     let mut nothing = std::io::empty();
     let mut source = InputSource::new(&mut nothing);
@@ -54,15 +73,23 @@ pub fn prepare(engine: &Engine, spool: &Spool, message: &JobMessage, fetched: &m
         return Err(error);
     }
     ImageRecipe::check_room(recipe, &ModelPaths::default(), &inputs, message.format.ending().format())?;
-    Ok(Job {
+    let said = PlanSaid {
+        width: plan.width,
+        height: plan.height,
+        steps: plan.steps,
+        text_tokens: plan.text_tokens,
+        image_tokens: plan.references.iter().map(|[height, width]| height / 16 * (width / 16)).sum(),
+        notes: inputs.notes().iter().chain(&plan.notes).cloned().collect(),
+    };
+    let job = Job {
         inputs: Arc::new(inputs),
         recipe: Some(Arc::new(Recipe { seed: request.seed, ..recipe.clone() })),
-        key: Some(message.key.hash.to_hex().to_string()),
         priority: i32::from(message.priority == Lane::Online),
         most_together: how.most_together,
         cancel: how.cancel.clone(),
         ..Job::new(request, 1)
-    })
+    };
+    Ok(Prepared { job, plan: said })
 }
 
 fn check_pixels(width: usize, height: usize, most: usize) -> Result<()> {
@@ -72,13 +99,14 @@ fn check_pixels(width: usize, height: usize, most: usize) -> Result<()> {
     Err(Error::usage(format!("the image is of {width}x{height}, and workers draw at most {most} pixels")))
 }
 
-/// Draws a job, and returns its file, and what drew it. `delivery` is the one of this worker that it is of.
+/// Draws a job, and returns its file, and what drew it. `delivery` is the one of this worker that it is of; `hear` hears
+/// how far it is.
 pub fn draw(
     engine: &Engine,
-    job: Job,
+    prepared: Prepared,
     message: &JobMessage,
-    delivery: u64,
-    watchdog: &Watchdog,
+    (delivery, watchdog): (u64, &Watchdog),
+    hear: &dyn Fn(Heard),
 ) -> std::result::Result<(Vec<u8>, Arc<str>), Undrawn> {
     /// The engine is done with the job, however that came.
     struct Given<'a>(&'a Watchdog, u64);
@@ -89,13 +117,20 @@ pub fn draw(
     }
     watchdog.given();
     let given = Given(watchdog, delivery);
-    let ticket = engine.submit(job).map_err(undrawn)?;
-    let (mut made, mut by) = (None, Arc::from(""));
+    let ticket = engine.submit(prepared.job).map_err(undrawn)?;
+    let (mut made, mut last, mut by) = (None, None, Arc::from(""));
     for event in ticket {
         match event.map_err(undrawn)? {
-            Event::Started { .. } => watchdog.begun(delivery, &message.job),
+            Event::Started { .. } => {
+                watchdog.begun(delivery, &message.job);
+                hear(Heard::Started);
+            }
             Event::Image { image, .. } => made = Some(image),
             Event::Finished { device, .. } => by = device,
+            Event::Progress(Progress { stage: Stage::Denoise, done, total }) if last.replace(done) != Some(done) => {
+                watchdog.moved();
+                hear(Heard::Step([done, total]));
+            }
             _ => watchdog.moved(),
         }
     }

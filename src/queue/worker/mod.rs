@@ -250,7 +250,7 @@ impl Worker {
         let group = self.config.batch_max * self.engine.stats().devices.max(1);
         let (online_channel, mut online) = self.consumer(link, Lane::Online, 2 * group).await?;
         let (batch_channel, mut batch) = self.consumer(link, Lane::Batch, group).await?;
-        let mut control = self.control(link).await?;
+        let mut control = link.hear(CONTROL, &[""]).await?;
         *backoff = Backoff::default();
         self.was_connected.store(true, Ordering::Relaxed);
         self.detail("connected");
@@ -307,15 +307,6 @@ impl Worker {
             let consumer = channel.basic_consume(queue.into(), "".into(), options, FieldTable::default()).await?;
             Ok::<_, lapin::Error>((channel, consumer))
         };
-        consuming.await.map_err(|e| link.error(&e))
-    }
-
-    /// What all workers hear.
-    async fn control(&self, link: &Link) -> Result<Consumer> {
-        let channel = link.connection.create_channel().await.map_err(|e| link.error(&e))?;
-        let queue = link.own_queue(&channel, CONTROL, &[""]).await?;
-        let options = BasicConsumeOptions { no_ack: true, ..BasicConsumeOptions::default() };
-        let consuming = channel.basic_consume(queue.into(), "".into(), options, FieldTable::default());
         consuming.await.map_err(|e| link.error(&e))
     }
 
