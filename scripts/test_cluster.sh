@@ -20,6 +20,7 @@ workers with the built-in model. Sections, all but \`million\` in turn where non
   clock       a worker whose clock jumps
   hangs       a worker, a broker and a store that do nothing, and a job without an end
   devices     a worker with two devices
+  online      \`flux serve --queue\`: its bytes, cancel, kills, broker and store away, a full queue
   chaos       2000 jobs under kills of workers, broker and store, with 5 that no worker survives
   slurm       scripts/slurm_batch.sh on one node, with a task killed
   kubernetes  scripts/kubernetes against the schemas of Kubernetes and KEDA
@@ -42,7 +43,7 @@ sections=()
 short=
 for word in "$@"; do
     case "$word" in
-        basics | hostile | tls | alarms | full | away | clock | hangs | devices | chaos | slurm | kubernetes | million)
+        basics | hostile | tls | alarms | full | away | clock | hangs | devices | online | chaos | slurm | kubernetes | million)
             sections+=("$word")
             ;;
         short) short=--short ;;
@@ -57,7 +58,7 @@ for word in "$@"; do
     esac
 done
 if [[ ${#sections[@]} -eq 0 ]]; then
-    sections=(basics hostile tls alarms full away clock hangs devices chaos slurm kubernetes)
+    sections=(basics hostile tls alarms full away clock hangs devices online chaos slurm kubernetes)
     [[ -z "$short" ]] || sections=(chaos slurm kubernetes)
 fi
 

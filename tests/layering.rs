@@ -7,7 +7,7 @@
 //! text_encoder, transformer, vae, sampler -> nn, tensor, ops -> backend
 //! backend <- cpu, cuda
 //! files: used by whoever opens or loads tensors, and uses nothing but error, which all use
-//! server, queue: used by commands, use engine
+//! server, queue: used by commands, use engine; server hands jobs to queue, too
 //! compare, sheet, default_model: used by commands, compare by selftest and the defaults of a sheet by cli, too
 //! lettering: used by sheet only
 //! live: used by commands and bench, on engine and video; video: frames as streams of bytes
@@ -72,6 +72,7 @@ const LAYERS: [(&str, &[&str]); 47] = [
     (
         "server",
         &[
+            "queue",
             "engine",
             "pipeline",
             "model",

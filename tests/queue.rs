@@ -112,3 +112,30 @@ fn a_broker_that_is_away_is_waited_for_as_long_as_is_said() {
     assert_eq!(run.code, Some(1), "{}", run.stderr);
     assert!(run.stderr.contains("give the command again when the broker is back"), "{}", run.stderr);
 }
+
+#[cfg(feature = "server")]
+#[test]
+fn a_server_of_a_queue_opens_no_model_and_is_told_where_its_jobs_go() {
+    let folder = folder();
+    let serve = |flags: &[&str]| run(folder.path(), &[&["serve", "--listen", "127.0.0.1:0"], flags].concat());
+    let store = format!("file://{}", folder.path().join("store").display());
+    serve(&["--store", &store]).fails(2, &["the store knows no model", "--register"]);
+    register(folder.path(), "tiny");
+    serve(&["--store", &store, "--model", "other"]).fails(2, &["no model `other`"]);
+    serve(&["--store", &store, "--model", "tiny=models/tiny"]).fails(2, &["is no name for a model"]);
+    serve(&["--store", &store, "--model", "tiny", "--model", "tiny"]).fails(2, &["is there twice"]);
+    for flags in [&["-d", "4b"][..], &["--batch-max", "2"], &["--device", "cpu"], &["--kv"], &["--quantize", "q8_0"]] {
+        serve(&[&["--store", &store], flags].concat()).fails(2, &["cannot be used with", flags[0]]);
+        serve(&[&["--queue", "amqp://broker"], flags].concat()).fails(2, &["cannot be used with", flags[0]]);
+    }
+    serve(&["--queue", "amqp://flux:secret@broker"]).fails(2, &["--queue-password-file"]);
+    serve(&["--queue", "broker"]).fails(2, &["amqps://USER@HOST"]);
+    serve(&["--store", "gs://bucket"]).fails(2, &["s3://BUCKET/PREFIX"]);
+    serve(&["--store", &store, "--presigned-urls"]).fails(2, &["a folder has no addresses"]);
+    serve(&["--presigned-urls"]).fails(2, &["--presigned-urls", "--store URL"]);
+    serve(&["--queue-ca", "ca.pem"]).fails(2, &["--queue-ca", "--queue URL"]);
+    register(folder.path(), "second");
+    serve(&["--store", &store]).fails(2, &["several models: ", "--model"]);
+    let mut without = command(folder.path(), &["serve", "--store", &store, "--model", "tiny"]);
+    Run::of(without.env_remove("FLUX_QUEUE")).fails(2, &["no queue is named", "FLUX_QUEUE"]);
+}

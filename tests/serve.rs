@@ -13,6 +13,8 @@ mod live;
 mod mcp;
 mod openai;
 mod others;
+#[cfg(feature = "queue")]
+mod queue;
 mod remote;
 mod sdapi;
 mod sockets;

@@ -9,6 +9,7 @@ from pathlib import Path
 import faults
 import manifests
 import million
+import online
 import sections
 import security
 import slurm
@@ -22,7 +23,7 @@ SECTIONS = {
         sections.basics, sections.chaos, security.hostile, security.tls, faults.alarms, faults.full, faults.away, faults.clock,
         faults.hangs, faults.devices,
     )
-}  # fmt: skip
+} | {"online": online.run}  # fmt: skip
 
 
 def main():

@@ -14,7 +14,7 @@ use super::{
     settings, values,
 };
 
-const QUEUE: &str = "Queue and store";
+pub const QUEUE: &str = "Queue and store";
 const LIMITS: &str = "Limits";
 
 /// The store, where no flag names it.
@@ -46,6 +46,27 @@ pub struct QueueArgs {
 }
 
 impl QueueArgs {
+    /// Whether a flag names a broker or a store.
+    pub fn is_named(&self) -> bool {
+        self.queue.is_some() || self.store.is_some()
+    }
+
+    /// Errors where flags say more of a broker, and none that there is one.
+    pub fn check_needed(&self, presigns: bool) -> Result<()> {
+        let flags = [
+            (presigns, "--presigned-urls"),
+            (self.queue_password_file.is_some(), "--queue-password-file"),
+            (self.queue_ca.is_some(), "--queue-ca"),
+            (self.queue_cert.is_some(), "--queue-cert"),
+        ];
+        match flags.iter().find(|(given, _)| *given && !self.is_named()) {
+            Some((_, flag)) => Err(Error::usage(format!("`{flag}` is for a queue, and none is named"))
+                .at(*flag)
+                .hint("add `--queue URL` or `--store URL`: the other one may be in its variable")),
+            None => Ok(()),
+        }
+    }
+
     /// The address of the store.
     ///
     /// Errors when there is none.

@@ -9,6 +9,8 @@ use flux::engine::EngineArgs;
 use flux::engine::choice::ParallelChoice;
 use flux::{Error, Result};
 
+#[cfg(feature = "queue")]
+use super::queue::QueueArgs;
 use super::show::preview_decoder;
 use super::values::{path, whole};
 use super::{DEVICE, DeviceArgs, INFORMATION, MODEL, ModelArgs, OUTPUT, QuantizeArgs, settings};
@@ -16,12 +18,33 @@ use super::{DEVICE, DeviceArgs, INFORMATION, MODEL, ModelArgs, OUTPUT, QuantizeA
 const LISTENING: &str = "Whom it answers";
 const LIMITS: &str = "Limits";
 
+/// Flags that have no meaning where workers behind a queue draw.
+#[cfg(feature = "queue")]
+const OF_AN_ENGINE: [&str; 13] = [
+    "ModelArgs",
+    "QuantizeArgs",
+    "DeviceArgs",
+    "models_open",
+    "idle_unload",
+    "kv",
+    "preview_decoder",
+    "parallel",
+    "batch_max",
+    "batch_window_ms",
+    "batch_latency_ms",
+    "batch_exact",
+    "start_timeout",
+];
+
 /// `flux serve`
 #[derive(Args)]
+#[cfg_attr(feature = "queue", command(mut_arg("queue", |arg| arg.conflicts_with_all(OF_AN_ENGINE))))]
+#[cfg_attr(feature = "queue", command(mut_arg("store", |arg| arg.conflicts_with_all(OF_AN_ENGINE))))]
 pub struct Serve {
     #[command(flatten)]
     pub model: ModelArgs,
-    /// One more model, and the name by which requests ask for it; the first is the default
+    /// One more model, and the name by which requests ask for it; the first is the default. With a queue the name
+    /// alone, as workers have it, or nothing where the store knows one model
     #[arg(help_heading = MODEL, long = "model", value_name = "NAME=PATH")]
     pub models: Vec<String>,
     /// An adapter that requests may ask for by its name [default name: that of the file]
@@ -49,6 +72,13 @@ pub struct Serve {
     /// How many of several GPUs make each image together: a number, auto or off [default: off, each makes its own]
     #[arg(help_heading = DEVICE, long, value_name = "N", hide_short_help = true)]
     pub parallel: Option<ParallelChoice>,
+    #[cfg(feature = "queue")]
+    #[command(flatten)]
+    pub to: QueueArgs,
+    /// With a queue, answer `response_format: url` by addresses that S3 signs for 15 minutes, not by files of its own
+    #[cfg(feature = "queue")]
+    #[arg(help_heading = super::queue::QUEUE, long, hide_short_help = true)]
+    pub presigned_urls: bool,
     /// Address and port, or unix: and the file of a socket; several times, too [default: 127.0.0.1:7860, or the sockets
     /// that systemd hands over]
     #[arg(help_heading = LISTENING, long, value_name = "ADDRESS:PORT")]
@@ -142,6 +172,8 @@ impl Serve {
     pub fn check(&self, has_keys: bool) -> Result<()> {
         self.on.check()?;
         self.model.check_kv(self.kv)?;
+        #[cfg(feature = "queue")]
+        self.to.check_needed(self.presigned_urls)?;
         let addresses = self.listen.iter().filter_map(|listen| match listen {
             ListenAt::Address(address) => Some(address.ip()),
             ListenAt::Socket(_) => None,

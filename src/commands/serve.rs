@@ -15,12 +15,16 @@ use flux::{Error, Result};
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 
+#[cfg(feature = "queue")]
+use super::queue;
 use super::signals::Signals;
+#[cfg(feature = "queue")]
+use super::submit;
 use super::{model_at, names, print};
 use crate::allocator;
 use crate::cli::{Key, ListenAt, Mcp, SdapiSteps, Serve};
 use crate::progress::{Console, Shown, say};
-use crate::server::config::{Config, Limits, Listen};
+use crate::server::config::{self, Config, Limits, Listen};
 use crate::server::keys::{Keys, new_key};
 use crate::server::models::{Models, Served};
 use crate::server::{self, Outside};
@@ -35,7 +39,16 @@ pub fn run(args: &Serve, start: Instant, signals: &Signals) -> Result<()> {
     args.check(keys.are_needed())?;
     let tls = args.tls_cert.as_deref().zip(args.tls_key.as_deref()).map(|(cert, key)| tls(cert, key)).transpose()?;
     let adapters = adapters(&args.loras)?;
-    let models = Models::new(served(args)?, adapters, args.strict_models, args.models_open as usize);
+    #[cfg(feature = "queue")]
+    let workers = workers(args)?;
+    #[cfg(feature = "queue")]
+    let served = match &workers {
+        Some(workers) => served_by(args, workers)?,
+        None => served(args)?,
+    };
+    #[cfg(not(feature = "queue"))]
+    let served = served(args)?;
+    let models = Models::new(served, adapters, args.strict_models, args.models_open as usize);
     let limits = Limits {
         queue_max: args.queue_max as usize,
         client_images: args.max_per_client.map_or(usize::MAX, |images| images as usize),
@@ -63,6 +76,8 @@ pub fn run(args: &Serve, start: Instant, signals: &Signals) -> Result<()> {
         logs_requests: args.verbose,
         honours_sdapi_steps: args.sdapi_steps == SdapiSteps::Honour,
         tls,
+        #[cfg(feature = "queue")]
+        workers,
         drain: Duration::from_secs(args.drain),
         limits,
     };
@@ -196,6 +211,42 @@ fn served(args: &Serve) -> Result<Vec<Served>> {
         served.push(one(name.to_string(), paths, Some("--model".to_string()), args.engine()));
     }
     Ok(served)
+}
+
+/// Where jobs go, where flags name a queue or a store.
+#[cfg(feature = "queue")]
+fn workers(args: &Serve) -> Result<Option<config::Workers>> {
+    if !args.to.is_named() {
+        return Ok(None);
+    }
+    let (broker, store, presigns) = (queue::broker(&args.to)?, queue::store(&args.to)?, args.presigned_urls);
+    if presigns && !store.presigns() {
+        return Err(Error::usage("a folder has no addresses that others could be given")
+            .at("--presigned-urls")
+            .hint("leave it out: files are then the server's; or name a store as s3://BUCKET/PREFIX"));
+    }
+    Ok(Some(config::Workers { broker, store, presigns }))
+}
+
+/// The models that workers draw with. No model is opened here.
+///
+/// Errors when the store knows no such model, or several and none is named.
+#[cfg(feature = "queue")]
+fn served_by(args: &Serve, workers: &config::Workers) -> Result<Vec<Served>> {
+    let asked: Vec<_> = match &args.models[..] {
+        [] => vec![None],
+        names => names.iter().map(|name| Some(&**name)).collect(),
+    };
+    let mut names: Vec<String> = Vec::new();
+    for name in asked {
+        let (name, _) = crate::queue::run(submit::model(name, &workers.store))?;
+        if names.contains(&name) {
+            return Err(Error::usage(format!("the name `{name}` is there twice")).at("--model").hint("name it once"));
+        }
+        names.push(name);
+    }
+    let nowhere = |_: &CancelFlag| Err(Error::new("workers open the model, and this server does not"));
+    Ok(names.into_iter().map(|name| Served { name, open: Box::new(nowhere) }).collect())
 }
 
 fn one(name: String, paths: ModelPaths, place: Option<String>, engine: EngineArgs) -> Served {

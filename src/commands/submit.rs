@@ -162,7 +162,7 @@ fn of_line(line: usize, images: Images, file: &blake3::Hash) -> impl Iterator<It
 /// The model that is meant, and what workers draw with.
 ///
 /// Errors when no worker ever said so.
-async fn model(name: Option<&str>, store: &Store) -> Result<(String, ModelRecipe)> {
+pub async fn model(name: Option<&str>, store: &Store) -> Result<(String, ModelRecipe)> {
     let missing = |what: String| {
         Error::usage(what)
             .at("--model")

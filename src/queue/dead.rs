@@ -129,7 +129,7 @@ impl Dead {
 }
 
 /// Why a message is here, and in which queue it was: what a worker said, else what the broker says.
-fn said(headers: &FieldTable) -> (String, Option<String>) {
+pub fn said(headers: &FieldTable) -> (String, Option<String>) {
     let of = |table: &FieldTable, name: &str| match table.inner().get(name) {
         Some(AMQPValue::LongString(text)) => Some(text.to_string()),
         Some(AMQPValue::ShortString(text)) => Some(text.to_string()),

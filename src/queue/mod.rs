@@ -15,6 +15,8 @@ pub mod broker;
 pub mod dead;
 pub mod message;
 pub mod names;
+pub mod online;
+pub mod overview;
 pub mod status;
 pub mod store;
 pub mod submit;
@@ -40,7 +42,7 @@ pub fn run<T>(work: impl Future<Output = Result<T>>) -> Result<T> {
 }
 
 /// What speaks TLS asks the process whose arithmetic to take.
-fn choose_cryptography() {
+pub fn choose_cryptography() {
     // A second time it is chosen already.
     let _ = rustls::crypto::ring::default_provider().install_default();
 }

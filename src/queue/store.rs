@@ -8,10 +8,11 @@ use bytes::Bytes;
 use flux::error::shown;
 use flux::{Error, Result};
 use futures_util::{StreamExt, TryStreamExt};
-use object_store::aws::AmazonS3Builder;
+use object_store::aws::{AmazonS3, AmazonS3Builder};
 use object_store::local::LocalFileSystem;
 use object_store::path::Path;
 use object_store::prefix::PrefixStore;
+use object_store::signer::{Method, Signer};
 use object_store::{
     BackoffConfig, ClientOptions, Error as StoreError, ObjectStore, ObjectStoreExt, PutMode, PutOptions, RetryConfig,
     WriteMultipart,
@@ -28,6 +29,8 @@ const LISTS_AT_ONCE: usize = 16;
 #[derive(Clone)]
 pub struct Store {
     objects: Arc<dyn ObjectStore>,
+    /// S3 signs addresses, of what lies below this prefix.
+    signer: Option<(AmazonS3, String)>,
     /// As it was named.
     url: String,
 }
@@ -43,6 +46,7 @@ impl Store {
                 .at("--store")
                 .hint("name one as s3://BUCKET/PREFIX or file:///FOLDER")
         };
+        let mut signer = None;
         let objects: Arc<dyn ObjectStore> = if let Some(place) = url.strip_prefix("s3://") {
             if place.contains('@') {
                 return Err(Error::usage("credentials are no part of the address of a store")
@@ -53,7 +57,9 @@ impl Store {
             if bucket.is_empty() {
                 return Err(wrong("it names no bucket"));
             }
-            within(s3(bucket).map_err(|e| wrong(&e.to_string()))?, prefix)
+            let s3 = s3(bucket).map_err(|e| wrong(&e.to_string()))?;
+            signer = Some((s3.clone(), prefix.trim_matches('/').to_string()));
+            within(s3, prefix)
         } else if let Some(folder) = url.strip_prefix("file://") {
             if !FilePath::new(folder).is_absolute() {
                 return Err(wrong("the path of its folder does not begin with `/`"));
@@ -63,7 +69,7 @@ impl Store {
         } else {
             return Err(wrong("it begins with neither s3:// nor file://"));
         };
-        Ok(Self { objects, url: url.trim_end_matches('/').to_string() })
+        Ok(Self { objects, signer, url: url.trim_end_matches('/').to_string() })
     }
 
     fn error(&self, name: &str, doing: &str, e: &StoreError) -> Error {
@@ -125,6 +131,27 @@ impl Store {
         }
     }
 
+    /// When an object was written, in seconds since 1970, if it is there.
+    pub async fn written(&self, name: &str) -> Result<Option<u64>> {
+        match self.objects.head(&Path::from(name)).await {
+            Ok(object) => Ok(Some(u64::try_from(object.last_modified.timestamp()).unwrap_or(0))),
+            Err(StoreError::NotFound { .. }) => Ok(None),
+            Err(e) => Err(self.error(name, "look for", &e)),
+        }
+    }
+
+    /// Whether [`Store::presigned`] gives addresses.
+    pub fn presigns(&self) -> bool {
+        self.signer.is_some()
+    }
+
+    /// An address at which anyone reads an object for so long; none of a folder.
+    pub async fn presigned(&self, name: &str, time: Duration) -> Result<Option<String>> {
+        let Some((s3, prefix)) = &self.signer else { return Ok(None) };
+        let signed = s3.signed_url(Method::GET, &Path::from(format!("{prefix}/{name}")), time).await;
+        signed.map(|url| Some(url.to_string())).map_err(|e| self.error(name, "sign the address of", &e))
+    }
+
     /// Removes an object; there may be none.
     pub async fn remove(&self, name: &str) -> Result<()> {
         match self.objects.delete(&Path::from(name)).await {
@@ -158,7 +185,7 @@ impl Store {
 
 /// S3, or what speaks its language, as the environment says it: AWS_ENDPOINT_URL, AWS_REGION, AWS_ACCESS_KEY_ID and the
 /// others. A store that is away is told soon: whoever asks tries again.
-fn s3(bucket: &str) -> object_store::Result<impl ObjectStore> {
+fn s3(bucket: &str) -> object_store::Result<AmazonS3> {
     let plain = std::env::vars().any(|(name, value)| {
         matches!(&*name, "AWS_ENDPOINT" | "AWS_ENDPOINT_URL" | "AWS_ENDPOINT_URL_S3") && value.starts_with("http://")
     });

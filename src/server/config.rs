@@ -5,6 +5,10 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use super::keys::Keys;
+#[cfg(feature = "queue")]
+use crate::queue::broker::Broker;
+#[cfg(feature = "queue")]
+use crate::queue::store::Store;
 
 /// How a server listens, and whom it answers.
 pub struct Config {
@@ -31,6 +35,9 @@ pub struct Config {
     /// Whether the steps of A1111's clients count where the model is distilled.
     pub honours_sdapi_steps: bool,
     pub tls: Option<rustls::ServerConfig>,
+    /// Where jobs go that workers make; without it they are made here.
+    #[cfg(feature = "queue")]
+    pub workers: Option<Workers>,
     pub drain: Duration,
     pub limits: Limits,
 }
@@ -51,10 +58,21 @@ impl Config {
             logs_requests: false,
             honours_sdapi_steps: false,
             tls: None,
+            #[cfg(feature = "queue")]
+            workers: None,
             drain: Duration::ZERO,
             limits: Limits::default(),
         }
     }
+}
+
+/// Where jobs go that workers make.
+#[cfg(feature = "queue")]
+pub struct Workers {
+    pub broker: Broker,
+    pub store: Store,
+    /// Whether clients who ask for addresses get those of the store.
+    pub presigns: bool,
 }
 
 /// Where a server listens.

@@ -153,6 +153,7 @@ fn encode(image: &JobImage, encoding: Encoding) -> flux::Result<Made> {
         height: pixels.height,
         recipe: recipe.unwrap_or_default(),
         parameters: made.map(|made| made.parameters()).unwrap_or_default(),
+        url: None,
     })
 }
 

@@ -32,6 +32,7 @@ pub async fn is_ready(State(app): State<Arc<App>>) -> Response {
     let reason = match stats {
         _ if stats.is_closed => Some("draining"),
         _ if !stats.is_ready => Some("loading"),
+        _ if stats.away.is_some() => stats.away,
         _ if stats.is_full => Some("queue_full"),
         _ => None,
     };
@@ -50,6 +51,6 @@ pub async fn metrics(State(app): State<Arc<App>>) -> Response {
 
 /// The names of the adapters.
 pub async fn loras(State(app): State<Arc<App>>) -> Response {
-    let data: Vec<_> = app.queue.models.adapters().map(|name| json!({"id": name, "object": "lora"})).collect();
+    let data: Vec<_> = app.queue.models().adapters().map(|name| json!({"id": name, "object": "lora"})).collect();
     answer::json(&json!({"object": "list", "data": data}))
 }

@@ -37,8 +37,7 @@ pub async fn submit(app: &Arc<App>, client: &Client, asked: Asked) -> Result<Arc
     // Who asks for whom is told apart, and not known.
     let user = asked.user.as_ref().map_or_else(String::new, |user| blake3::hash(user.as_bytes()).to_hex().to_string());
     let owner = Owner { key: client.name.clone(), user };
-    let queue = Arc::clone(&app.queue);
-    let job = blocking(app, move || queue.submit(asked, owner)).await.inspect_err(|error| {
+    let job = app.queue.submit(app, asked, owner).await.inspect_err(|error| {
         app.metrics.refused(error.code);
     })?;
     app.log.job(&job.id, &client.name, &job.prompt);

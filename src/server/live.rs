@@ -43,6 +43,7 @@ pub async fn connect(
     Extension(connection): Extension<Arc<Counted>>,
     upgrade: std::result::Result<WebSocketUpgrade, WebSocketUpgradeRejection>,
 ) -> Result<Response> {
+    app.queue.check_live()?;
     let upgrade = upgrade.map_err(|e| ApiError::new(e.status(), "no_websocket", e.body_text()))?;
     let upgrade = upgrade.protocols([PROTOCOL]).max_message_size(MOST_FRAME).max_frame_size(MOST_FRAME);
     Ok(upgrade.on_upgrade(move |socket| async move {

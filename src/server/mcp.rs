@@ -219,8 +219,8 @@ impl Tools {
 
     fn models(&self) -> Value {
         let models: Vec<_> =
-            self.app.queue.models.names().map(|name| super::openai::model_json(&self.app, name)).collect();
-        let loras: Vec<_> = self.app.queue.models.adapters().collect();
+            self.app.queue.models().names().map(|name| super::openai::model_json(&self.app, name)).collect();
+        let loras: Vec<_> = self.app.queue.models().adapters().collect();
         json!({"models": models, "loras": loras})
     }
 }

@@ -22,6 +22,8 @@ pub struct QueueStats {
     pub is_ready: bool,
     pub is_closed: bool,
     pub is_full: bool,
+    /// What is away of the queue and the store of workers.
+    pub away: Option<&'static str>,
 }
 
 /// The type of [`Metrics::text`].
@@ -138,7 +140,7 @@ impl Metrics {
         self.waiting.set(whole(stats.waiting));
         self.running.set(whole(stats.running));
         self.bytes.set(whole(stats.bytes));
-        self.ready.set(i64::from(stats.is_ready && !stats.is_closed));
+        self.ready.set(i64::from(stats.is_ready && !stats.is_closed && stats.away.is_none()));
         let mut text = String::new();
         // Writing to a text does not fail.
         let _ = encode(&mut text, &self.registry);

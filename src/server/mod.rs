@@ -12,6 +12,7 @@
 
 mod answer;
 mod backlog;
+mod batches;
 mod body;
 mod comfy;
 pub mod config;
@@ -29,6 +30,7 @@ pub mod keys;
 mod lanes;
 mod live;
 mod log;
+mod makers;
 mod masks;
 mod mcp;
 mod metrics;
@@ -54,6 +56,8 @@ mod store;
 mod supervisor;
 mod uploads;
 mod work;
+#[cfg(feature = "queue")]
+mod workers;
 
 use std::ops::Deref;
 use std::path::PathBuf;
@@ -75,6 +79,7 @@ use tokio_rustls::TlsAcceptor;
 use self::config::{Config, Limits};
 use self::error::ApiError;
 use self::log::Log;
+use self::makers::Makers;
 use self::metrics::Metrics;
 use self::models::Models;
 use self::queue::Queue;
@@ -83,6 +88,8 @@ use self::room::Room;
 use self::sockets::{Listener, Place};
 use self::store::Store;
 use self::supervisor::Watchdog;
+#[cfg(feature = "queue")]
+use self::workers::Workers;
 
 /// How often old results are forgotten.
 const TIDY_EVERY: Duration = Duration::from_secs(10);
@@ -94,7 +101,7 @@ const DECODING: usize = 4;
 /// What all handlers share.
 pub struct App {
     config: Config,
-    queue: Arc<Queue>,
+    queue: Makers,
     store: Store,
     sdapi: sdapi::Clients,
     comfy: comfy::Comfy,
@@ -167,7 +174,8 @@ pub fn run(config: Config, models: Models, outside: Outside<'_>) -> Result<()> {
     serve(&runtime, config, models, listeners, outside)
 }
 
-/// Starts to open the default model, and what all handlers share. The other end hears whether it could be opened.
+/// Starts to open the default model, or connects to its workers, and what all handlers share. The other end hears
+/// whether it could be opened.
 fn start(
     config: Config,
     models: Models,
@@ -175,7 +183,8 @@ fn start(
 ) -> Result<(Arc<App>, oneshot::Receiver<Result<()>>)> {
     let metrics = Arc::new(Metrics::default());
     let (opened, opening) = oneshot::channel();
-    let queue = Queue::start(models, config.limits.clone(), Arc::clone(&metrics), move |result| {
+    let mut config = config;
+    let queue = makers(&mut config, models, &metrics, move |result| {
         if result.is_ok() {
             supervisor::is_ready();
             is_ready();
@@ -198,13 +207,32 @@ fn start(
     Ok((app, opening))
 }
 
+/// What makes images. Must be called within a runtime.
+fn makers(
+    config: &mut Config,
+    models: Models,
+    metrics: &Arc<Metrics>,
+    opened: impl FnOnce(Result<()>) + Send + 'static,
+) -> Result<Makers> {
+    #[cfg(feature = "queue")]
+    if let Some(workers) = config.workers.take() {
+        let opened = Box::new(|| opened(Ok(())));
+        let (limits, metrics) = (config.limits.clone(), Arc::clone(metrics));
+        return Ok(Makers::Workers(Workers::start(workers, models, limits, metrics, opened)));
+    }
+    Queue::start(models, config.limits.clone(), Arc::clone(metrics), opened).map(Makers::Here)
+}
+
 /// Lets the program that started this one draw by the tools of the Model Context Protocol, over standard input and
 /// output, until it closes them. Images are written into a folder.
 ///
 /// Errors when the default model cannot be opened, or the protocol is not spoken.
 pub fn run_tools(config: Config, models: Models, folder: PathBuf, outside: Outside<'_>) -> Result<()> {
     let runtime = Builder::new_multi_thread().enable_all().build().map_err(|e| Error::no_thread(&e))?;
-    let (app, mut opening) = start(config, models, outside.is_ready)?;
+    let (app, mut opening) = {
+        let _inside = runtime.enter();
+        start(config, models, outside.is_ready)?
+    };
     let tools = mcp::Tools::local(Arc::clone(&app), folder);
     let (ended, mut ends) = oneshot::channel();
     runtime.spawn(async move {
@@ -241,7 +269,10 @@ fn serve(
     outside: Outside<'_>,
 ) -> Result<()> {
     let tls = config.tls.clone().map(|tls| TlsAcceptor::from(Arc::new(tls)));
-    let (app, mut opening) = start(config, models, outside.is_ready)?;
+    let (app, mut opening) = {
+        let _inside = runtime.enter();
+        start(config, models, outside.is_ready)?
+    };
     let (stop, stopped) = watch::channel(false);
     let routes = routes(&app);
     let of_app = Arc::clone(&app);
@@ -297,6 +328,8 @@ fn routes(app: &Arc<App>) -> Router {
         .route("/v1/jobs/{id}/result", get(jobs::result))
         .route("/v1/jobs/{id}/images/{image}", get(jobs::image))
         .route("/v1/live", get(live::connect))
+        .route("/v1/batches", get(batches::list))
+        .route("/v1/batches/{id}", get(batches::get))
         .route("/v1/loras", get(health::loras))
         .route("/healthz", get(health::lives))
         .route("/readyz", get(health::is_ready))

@@ -106,6 +106,9 @@ pub fn details(job: &JobRecord, snapshot: &Snapshot) -> Value {
 
 /// Where a file can be had for a while.
 fn file_url(app: &App, job: &JobRecord, made: &Made) -> String {
+    if let Some(url) = &made.url {
+        return url.clone();
+    }
     let name = app.store.add_file(made.file.clone(), job.encoding.name(), job.encoding.media_type());
     format!("/v1/files/{name}")
 }
@@ -180,18 +183,18 @@ async fn tell(
 
 /// The models, as OpenAI lists them.
 pub async fn models(State(app): State<Arc<App>>) -> Response {
-    let data: Vec<_> = app.queue.models.names().map(|name| model_json(&app, name)).collect();
-    answer::json(&json!({"object": "list", "data": data}))
+    let data: Vec<_> = app.queue.models().names().map(|name| model_json(&app, name)).collect();
+    answer::json(&json!({"object": "list", "data": data, "flux": {"queue": app.queue.is_queue()}}))
 }
 
 pub async fn model(State(app): State<Arc<App>>, Path(name): Path<String>) -> Result<Response> {
-    let known = app.queue.models.names().any(|known| known == name);
-    if known { Ok(answer::json(&model_json(&app, &name))) } else { Err(app.queue.models.unknown(&name)) }
+    let known = app.queue.models().names().any(|known| known == name);
+    if known { Ok(answer::json(&model_json(&app, &name))) } else { Err(app.queue.models().unknown(&name)) }
 }
 
 /// A model. What it is like is known while it is open.
 pub fn model_json(app: &App, name: &str) -> Value {
-    let models = &app.queue.models;
+    let models = &app.queue.models();
     let engine = models.find(Some(name)).ok().and_then(|(place, _)| models.resident(place));
     let details = engine.map(|engine| {
         let ModelInfo { default_image_size: [height, width], default_steps, is_distilled, .. } = engine.info();

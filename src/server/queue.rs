@@ -179,6 +179,7 @@ impl Queue {
             is_ready: state.is_ready,
             is_closed: state.is_closed,
             is_full: requests >= self.limits.queue_max,
+            away: None,
         }
     }
 

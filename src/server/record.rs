@@ -60,6 +60,8 @@ pub struct Made {
     pub recipe: Value,
     /// How it was made, in the words of A1111.
     pub parameters: String,
+    /// Where the store of workers has it for a while, where clients are sent there.
+    pub url: Option<String>,
 }
 
 /// Whose a job is.
@@ -305,7 +307,13 @@ impl JobRecord {
     pub fn rest(&self) -> Arc<Self> {
         let state = self.state();
         let note = (state.status == Status::Done).then(|| "its images are not kept any more".to_string());
-        let image = |made: &Made| Made { file: Bytes::new(), recipe: Value::Null, parameters: String::new(), ..*made };
+        let image = |made: &Made| Made {
+            file: Bytes::new(),
+            recipe: Value::Null,
+            parameters: String::new(),
+            url: None,
+            ..*made
+        };
         let rest = State {
             events: Vec::new(),
             images: state.images.iter().map(|made| made.as_ref().map(image)).collect(),
@@ -382,6 +390,7 @@ mod tests {
             height: 64,
             recipe: Value::Null,
             parameters: String::new(),
+            url: None,
         }
     }
 

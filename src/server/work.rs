@@ -138,13 +138,17 @@ impl Work {
         self.model == other.model && shapes.is_some_and(|(a, b)| a.shape == b.shape)
     }
 
+    /// The recipe of one of its images.
+    pub fn recipe(&self, image: usize) -> Recipe {
+        Recipe { seed: self.request.part(image..image + 1).seed, ..self.recipe.clone() }
+    }
+
     /// The job of one of its images.
     pub fn job(&self, ready: &Ready, image: usize) -> Job {
         let request = ready.request.part(image..image + 1);
-        let recipe = Recipe { seed: request.seed, ..self.recipe.clone() };
         Job {
             inputs: Arc::clone(&self.inputs),
-            recipe: Some(Arc::new(recipe)),
+            recipe: Some(Arc::new(self.recipe(image))),
             previews: self.previews.are_wanted(),
             ..Job::new(request, 1)
         }
@@ -170,7 +174,7 @@ fn planned(plan: &Plan) -> Planned {
 }
 
 /// Errors when an image has too many pixels.
-fn check_pixels(width: usize, height: usize, most: usize) -> Result<()> {
+pub fn check_pixels(width: usize, height: usize, most: usize) -> Result<()> {
     if width.saturating_mul(height) <= most {
         return Ok(());
     }

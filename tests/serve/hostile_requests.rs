@@ -18,7 +18,7 @@ pub struct Sent {
 
 const JSON: &str = "Content-Type: application/json";
 const FORM: &str = "Content-Type: multipart/form-data; boundary=XXX";
-const PATHS: [&str; 30] = [
+const PATHS: [&str; 32] = [
     "/",
     "/healthz",
     "/readyz",
@@ -42,6 +42,8 @@ const PATHS: [&str; 30] = [
     "/v1/jobs/0/result",
     "/v1/jobs/0/images/18446744073709551616",
     "/v1/loras",
+    "/v1/batches",
+    "/v1/batches/b-0",
     "/mcp",
     "/sdapi/v1/txt2img",
     "/sdapi/v1/img2img",

@@ -49,7 +49,7 @@ pub async fn get_features(State(app): State<Arc<App>>) -> Response {
 }
 
 pub async fn system_stats(State(app): State<Arc<App>>) -> Response {
-    let engine = app.queue.models.resident(0);
+    let engine = app.queue.models().resident(0);
     let devices = engine.map(|engine| engine.devices(1)).unwrap_or_default();
     let device = |(number, (name, _)): (usize, &(String, String))| {
         let kind = if name.to_lowercase().contains("cpu") { "cpu" } else { "cuda" };
@@ -66,7 +66,7 @@ pub async fn system_stats(State(app): State<Arc<App>>) -> Response {
 
 /// The names that an input may be.
 fn names(app: &App, client: &Client, choice: Choice) -> Vec<String> {
-    let models = &app.queue.models;
+    let models = &app.queue.models();
     match choice {
         Choice::Words(words) => words.iter().map(|word| word.to_string()).collect(),
         Choice::Models | Choice::PartsOfModels => models.names().map(str::to_string).collect(),
@@ -150,7 +150,7 @@ pub async fn models(
 /// The models, as Krita asks which of them it knows.
 pub async fn krita_models(State(app): State<Arc<App>>, Path(folder): Path<String>, asked: Asked) -> Response {
     let names: Vec<&str> = match &*folder {
-        "diffusion_models" => app.queue.models.names().collect(),
+        "diffusion_models" => app.queue.models().names().collect(),
         _ => Vec::new(),
     };
     let number = |name: &str, default: usize| asked.get(name).and_then(|text| text.parse().ok()).unwrap_or(default);

@@ -20,7 +20,7 @@ pub struct OfServer {
 
 impl Surroundings for OfServer {
     fn model(&self, file: &str) -> Result<(Model, Option<String>), String> {
-        let models = &self.app.queue.models;
+        let models = &self.app.queue.models();
         let known = models.names().find(|name| *name == file || is_name_of(name, file)).map(str::to_string);
         let (place, note) = models.find(Some(known.as_deref().unwrap_or(file))).map_err(|error| error.message)?;
         let (name, is_distilled) = (models.name(place).into(), models.is_distilled(place));
@@ -29,7 +29,7 @@ impl Surroundings for OfServer {
 
     fn adapter(&self, file: &str) -> Option<String> {
         let stem = stem(file);
-        self.app.queue.models.adapters().find(|name| *name == file || *name == stem).map(str::to_string)
+        self.app.queue.models().adapters().find(|name| *name == file || *name == stem).map(str::to_string)
     }
 
     fn upload(&self, name: &str) -> Option<Bytes> {

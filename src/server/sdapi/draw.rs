@@ -110,7 +110,7 @@ impl Reading<'_> {
         let model = model.map_or(default, |title| title.split(" [").next().unwrap_or_default().to_string());
         let prompt = self.text("prompt")?.unwrap_or_default();
         let (prompt, adapters) =
-            without_loras(&prompt, |name| self.app.queue.models.adapters().any(|known| known == name));
+            without_loras(&prompt, |name| self.app.queue.models().adapters().any(|known| known == name));
         let count = self.whole("batch_size", 1..=MOST_IMAGES)?.unwrap_or(1)
             * self.whole("n_iter", 1..=MOST_IMAGES)?.unwrap_or(1);
         if count > MOST_IMAGES {
@@ -119,7 +119,7 @@ impl Reading<'_> {
                 format!("{count} images are asked for, expected at most {MOST_IMAGES}"),
             ));
         }
-        let models = &self.app.queue.models;
+        let models = &self.app.queue.models();
         let is_distilled = models.is_distilled(models.find(Some(&model)).map_or(0, |(place, _)| place));
         let recipe = Recipe {
             prompt,

@@ -42,16 +42,20 @@ fn none(_: &App) -> Value {
 
 fn models(app: &App) -> Value {
     let model = |name: &str| json!({"title": name, "model_name": name, "filename": name, "hash": null, "sha256": null, "config": null});
-    app.queue.models.names().map(model).collect()
+    app.queue.models().names().map(model).collect()
 }
 
 fn loras(app: &App) -> Value {
-    app.queue.models.adapters().map(|name| json!({"name": name, "alias": name, "path": name, "metadata": {}})).collect()
+    app.queue
+        .models()
+        .adapters()
+        .map(|name| json!({"name": name, "alias": name, "path": name, "metadata": {}}))
+        .collect()
 }
 
 /// The model that the client chose, else the default one.
 pub fn chosen(app: &App, client: &Client) -> String {
-    app.sdapi.model(&client.name).unwrap_or_else(|| app.queue.models.name(0).to_string())
+    app.sdapi.model(&client.name).unwrap_or_else(|| app.queue.models().name(0).to_string())
 }
 
 pub async fn options(State(app): State<Arc<App>>, Extension(client): Extension<Client>) -> Response {
@@ -73,8 +77,8 @@ pub async fn set_options(
         let name = model.as_str().ok_or_else(|| ApiError::value("sd_model_checkpoint", "the model is no text"))?;
         // Some clients send the title, with a hash behind it.
         let name = name.split(" [").next().unwrap_or_default();
-        if !app.queue.models.names().any(|known| known == name) {
-            return Err(app.queue.models.unknown(name).into());
+        if !app.queue.models().names().any(|known| known == name) {
+            return Err(app.queue.models().unknown(name).into());
         }
         app.sdapi.choose(&client.name, name.to_string());
     }

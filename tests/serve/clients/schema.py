@@ -59,6 +59,8 @@ for path in ["/v1/models", "/v1/loras", "/healthz", "/readyz", "/metrics", "/ope
     expect("GET", path, path)
 expect("GET", "/v1/models/tiny", "/v1/models/{name}")
 expect("GET", "/v1/models/none", "/v1/models/{name}")
+expect("GET", "/v1/batches", "/v1/batches")
+expect("GET", "/v1/batches/none", "/v1/batches/{id}")
 
 # ComfyUI's API.
 graphs = pathlib.Path(__file__).parent.parent / "graphs"

@@ -1,0 +1,328 @@
+"""`flux serve --queue`: requests that workers answer, through the broker and the store."""
+
+import base64
+import json
+import signal
+import socket
+import subprocess
+import threading
+import time
+import urllib.error
+import urllib.parse
+import urllib.request
+from pathlib import Path
+
+from cluster import check, fail
+from processes import PACE, free_port, wait_until
+from store import BUCKET
+
+GRAPHS = Path(__file__).parent.parent.parent / "tests" / "serve" / "graphs"
+SMALL = {"prompt": "a red circle on a blue background", "size": "64x64", "steps": 2}
+# Minutes for one thread.
+LONG = {"prompt": "a red circle", "size": "512x512", "steps": 1000}
+
+
+class Server:
+    def __init__(self, cluster, name, *flags):
+        self.port = free_port()
+        self.log = cluster.folder / f"server-{name}.log"
+        words = [cluster.flux, "serve", "--listen", f"127.0.0.1:{self.port}", *map(str, flags)]
+        with open(self.log, "ab") as log:
+            self.process = subprocess.Popen(words, env=cluster.environment, stdout=log, stderr=log)
+
+    def request(self, method, path, body=None, headers=None, timeout=300):
+        """Status, headers and bytes of an answer."""
+        data = json.dumps(body).encode() if isinstance(body, dict) else body
+        headers = {"Content-Type": "application/json"} | (headers or {})
+        request = urllib.request.Request(f"http://127.0.0.1:{self.port}{path}", data, headers, method=method)
+        try:
+            with urllib.request.urlopen(request, timeout=timeout * PACE) as answer:
+                return answer.status, answer.headers, answer.read()
+        except urllib.error.HTTPError as error:
+            return error.code, error.headers, error.read()
+        except OSError as error:
+            return 0, {}, str(error).encode()
+
+    def json(self, method, path, body=None, code=200):
+        status, _, answer = self.request(method, path, body)
+        if status != code:
+            fail(f"{method} {path} is answered {status}: {answer.decode(errors='replace')}\n{self.log.read_text()}")
+        return json.loads(answer)
+
+    def generate(self, **fields):
+        answer = self.json("POST", "/v1/images/generations", SMALL | fields)
+        return [base64.b64decode(one["b64_json"]) for one in answer["data"]], answer
+
+    def refused(self, **fields):
+        """Status, code, Retry-After and seconds of a request that is not taken."""
+        began = time.monotonic()
+        status, headers, answer = self.request("POST", "/v1/jobs", SMALL | fields)
+        code = json.loads(answer).get("error", {}).get("code") if answer else None
+        return status, code, headers.get("Retry-After"), time.monotonic() - began
+
+    def submit(self, **fields):
+        return self.json("POST", "/v1/jobs", SMALL | fields, code=202)["id"]
+
+    def status(self, job):
+        return self.json("GET", f"/v1/jobs/{job}")["status"]
+
+    def end_of(self, job, seconds=120):
+        wait_until(lambda: self.status(job) in ("done", "failed", "cancelled"), seconds, "the end of a job")
+        return self.json("GET", f"/v1/jobs/{job}")
+
+    def ready(self):
+        status, _, answer = self.request("GET", "/readyz")
+        return (status, json.loads(answer)["status"]) if status else (0, "")
+
+    def wait_ready(self, seconds=60):
+        wait_until(lambda: self.ready() == (200, "ready"), seconds, "a server that is ready")
+        return self
+
+    def end(self):
+        self.process.send_signal(signal.SIGTERM)
+        return self.process.wait(60)
+
+
+def events(server, job):
+    """The names of the events of a job that is over."""
+    _, _, text = server.request("GET", f"/v1/jobs/{job}/events")
+    return [line.removeprefix("event: ") for line in text.decode().splitlines() if line.startswith("event: ")]
+
+
+def drawn(cluster):
+    return sum(cluster.drawn().values())
+
+
+def equal(cluster, remote, local):
+    """The same bytes as a server that draws itself."""
+    (images, answer), (wanted, of_local) = (server.generate(seed=5, n=2) for server in (remote, local))
+    check(images == wanted and len(images) == 2, "images of /v1/images/generations are those of a local server")
+    check(answer["usage"] == of_local["usage"] and answer["size"] == of_local["size"], "and so are usage and size")
+    check(
+        answer["flux"]["recipes"] == of_local["flux"]["recipes"] and answer["flux"]["notes"] == of_local["flux"]["notes"],
+        "and the recipes and notes",
+    )
+    before = drawn(cluster)
+    again, answer = remote.generate(seed=5, n=2)
+    check(again == wanted and drawn(cluster) == before, "asked for again, nothing is drawn")
+    for fields in ({"output_format": "jpeg", "output_compression": 80}, {"output_format": "webp"}):
+        check(remote.generate(seed=6, **fields)[0] == local.generate(seed=6, **fields)[0], f"equal bytes of {fields}")
+    jobs = [server.submit(seed=7, size="128x128") for server in (remote, local)]
+    ends = [server.end_of(job) for server, job in zip((remote, local), jobs, strict=True)]
+    check([end["status"] for end in ends] == ["done", "done"], "a job of /v1/jobs is done")
+    images = [server.request("GET", f"/v1/jobs/{job}/images/0")[2] for server, job in zip((remote, local), jobs, strict=True)]
+    check(images[0] == images[1] and images[0][:4] == b"\x89PNG", "and its image is that of a local server")
+    told, of_local = (events(server, job) for server, job in zip((remote, local), jobs, strict=True))
+    of_local = [event for event in of_local if event != "preview"]
+    check(told == of_local and told[-1] == "done", "its events are those of a local server, without previews")
+    told = [server.json("POST", "/sdapi/v1/txt2img", {"prompt": "an owl", "seed": 8, "width": 64, "height": 64, "steps": 2})
+            for server in (remote, local)]  # fmt: skip
+    check(told[0]["images"] == told[1]["images"], "A1111's clients get the same images")
+    told = [of_graph(server) for server in (remote, local)]
+    check(told[0] == told[1], "and so do ComfyUI's")
+    edits = [edit(server, images[0]) for server in (remote, local)]
+    folders = [cluster.folder / "edits-remote", cluster.folder / "edits-local"]
+    for folder, image in zip(folders, edits, strict=True):
+        folder.mkdir()
+        (folder / "edit.png").write_bytes(image)
+    out, _ = cluster.run("compare", *folders)
+    check("1 pairs, 1 equal:" in out or "1 pair, 1 equal:" in out, "an edit has the pixels of a local server's")
+    status, _, body = remote.request(
+        "POST", "/v1/images/generations", SMALL | {"seed": 9, "stream": True, "partial_images": 2}
+    )
+    check(status == 200 and b"image_generation.completed" in body and b"has no effect" in body, "a stream says what it lacks")
+    status, _, answer = remote.request("POST", "/v1/images/generations", SMALL | {"size": "8192x8192"})
+    check((status, json.loads(answer)["error"]["param"]) == (400, "size"), "what is too large is refused")
+    answer = remote.request("POST", "/v1/images/generations", SMALL | {"prompt": "\u20ac" * 21_800})
+    check(answer[0] == 400 and b"shorten the prompt" in answer[2], "what no message holds is refused")
+
+
+def of_graph(server):
+    """The image of a graph of ComfyUI's."""
+    graph = json.loads((GRAPHS / "text_to_image_distilled.json").read_text())
+    name = server.json("POST", "/prompt", {"prompt": graph})["prompt_id"]
+    wait_until(lambda: server.json("GET", f"/history/{name}"), 120, "the image of a graph")
+    outputs = server.json("GET", f"/history/{name}")[name]["outputs"].values()
+    image = next(output["images"][0] for output in outputs)
+    return server.request("GET", f"/view?{urllib.parse.urlencode(image)}")[2]
+
+
+def edit(server, image):
+    boundary = "edge"
+    parts = [("prompt", b"make the circle green"), ("seed", b"3"), ("steps", b"2"), ("strength", b"0.7")]
+    body = b"".join(
+        f'--{boundary}\r\nContent-Disposition: form-data; name="{name}"\r\n\r\n'.encode() + value + b"\r\n"
+        for name, value in parts
+    )
+    body += f'--{boundary}\r\nContent-Disposition: form-data; name="image"; filename="a.png"\r\n\r\n'.encode() + image
+    body += f"\r\n--{boundary}--\r\n".encode()
+    kind = {"Content-Type": f"multipart/form-data; boundary={boundary}"}
+    status, _, answer = server.request("POST", "/v1/images/edits", body, kind)
+    if status != 200:
+        fail(f"an edit is answered {status}: {answer}")
+    return base64.b64decode(json.loads(answer)["data"][0]["b64_json"])
+
+
+def presigned(cluster, wanted):
+    """Addresses of the store."""
+    server = Server(cluster, "presigned", "--store", f"s3://{BUCKET}/jobs", "--presigned-urls").wait_ready()
+    answer = server.json("POST", "/v1/images/generations", SMALL | {"seed": 5, "response_format": "url"})
+    url = answer["data"][0]["url"]
+    check(url.startswith("http") and "X-Amz-Expires=900" in url, "an address of the store is given")
+    with urllib.request.urlopen(url) as found:
+        check(found.read() == wanted, "and the image is there")
+    check(server.end() == 0, "that server ends as usual")
+
+
+def cancelled(cluster, remote):
+    """What nobody wants any more ends, wherever it is."""
+    job, waiting = remote.submit(**LONG, seed=1), remote.submit(seed=20)
+    wait_until(lambda: remote.status(job) == "running", 60, "a job that runs")
+    behind = remote.submit(**LONG, seed=2)
+    began = time.monotonic()
+    for one in (behind, job):
+        check(remote.json("DELETE", f"/v1/jobs/{one}")["status"] == "cancelled", "a job is cancelled")
+    check(remote.end_of(waiting)["status"] == "done", "and the next one is drawn")
+    with socket.create_connection(("127.0.0.1", remote.port)) as client:
+        body = json.dumps(LONG | {"seed": 3}).encode()
+        head = f"POST /v1/images/generations HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+        client.sendall(head.encode() + body)
+        wait_until(lambda: remote.json("GET", "/v1/models") and running(remote) == 1, 60, "a request that runs")
+    images, _ = remote.generate(seed=21)
+    check(len(images) == 1 and running(remote) == 0, "a client that is gone ends its work")
+    check(time.monotonic() - began < 120 * PACE, "all of that soon")
+
+
+def running(server):
+    text = server.request("GET", "/metrics")[2].decode()
+    return int(next(line for line in text.splitlines() if line.startswith("flux_images_running ")).split()[1])
+
+
+def killed(cluster, remote, local, worker):
+    """A worker that is killed in the middle: the job is answered."""
+    fields = {"seed": 30, "size": "256x256", "steps": 40}
+    job = remote.submit(**fields)
+    wait_until(lambda: remote.status(job) == "running", 60, "a job that runs")
+    worker.send(signal.SIGKILL)
+    check(remote.end_of(job)["status"] == "done" and worker.starts > 1, "a job whose worker was killed is done")
+    wanted = local.generate(**fields)[0][0]
+    check(remote.request("GET", f"/v1/jobs/{job}/images/0")[2] == wanted, "with the bytes of a local server")
+
+
+def away(cluster, remote):
+    """Broker and store that are away: requests are refused soon, and taken when they are back."""
+    cluster.broker.kill()
+    wait_until(lambda: remote.ready() == (503, "broker_away"), 30, "a server that misses its broker")
+    status, code, after, took = remote.refused(seed=40)
+    check((status, code) == (503, "broker_away") and after and took < 7 * PACE, "without a broker a request is refused")
+    cluster.broker.start()
+    remote.wait_ready()
+    check(len(remote.generate(seed=41)[0]) == 1, "and taken when it is back")
+    cluster.broker.control("set_disk_free_limit", "10000GB")
+    status, code, after, took = remote.refused(seed=42)
+    check((status, code) == (503, "broker_away") and after and took < 7 * PACE, "a broker without disk is as one that is away")
+    wait_until(lambda: remote.ready() == (503, "broker_away"), 30, "a server that knows it")
+    cluster.broker.control("set_disk_free_limit", "50MB")
+    remote.wait_ready()
+    check(len(remote.generate(seed=43)[0]) == 1, "and not when it has room again")
+    job = remote.submit(seed=44, size="256x256", steps=20)
+    wait_until(lambda: remote.status(job) == "running", 60, "a job that runs")
+    cluster.store.kill()
+    wait_until(lambda: remote.ready() == (503, "store_away"), 60, "a server that misses its store")
+    status, code, after, _ = remote.refused(seed=45)
+    check((status, code) == (503, "store_away") and after, "without a store a request is refused")
+    cluster.store.start()
+    remote.wait_ready()
+    check(remote.end_of(job)["status"] == "done", "what was begun before is answered when it is back")
+
+
+def full(cluster, remote):
+    """A queue that is full."""
+    cluster.end_workers()
+    cluster.broker.control(
+        "set_policy", "small", "^flux\\.tiny\\.online$", '{"max-length": 2, "overflow": "reject-publish"}', "--apply-to", "queues"
+    )
+    jobs, answers = [], []
+
+    def refused():
+        status, _, answer = remote.request("POST", "/v1/jobs", SMALL | {"seed": 50 + len(answers)})
+        answers.append((status, json.loads(answer)))
+        jobs.extend([answers[-1][1]["id"]] if status == 202 else [])
+        return status == 503
+
+    wait_until(refused, 60, "a queue that is full")
+    check(answers[-1][1]["error"]["code"] == "queue_full" and jobs, f"after {len(jobs)} jobs the queue is full")
+    check(remote.refused(seed=49, n=3)[1] == "queue_full", "several images are taken together or not at all")
+    cluster.broker.control("clear_policy", "small")
+    worker = cluster.worker("--batch-max", "1")
+    check({remote.end_of(job)["status"] for job in jobs} == {"done"}, "those that were taken are done")
+    return worker
+
+
+def hostile(cluster, remote, worker):
+    """Messages on the online queue that are none, and events that are none."""
+    import pika
+
+    key = "out/00/" + "0" * 64 + ".png"
+    job = {
+        "v": 1, "job": "1" * 32, "key": key, "model": "tiny", "priority": "online",
+        "recipe": {"prompt": "x", "seed": 1}, "format": {"type": "png"}, "submitted": 1,
+    }  # fmt: skip
+    with pika.BlockingConnection(pika.URLParameters(cluster.broker.url)) as connection:
+        channel = connection.channel()
+        messages = (b"", b"\xff" * 1000, b"null", json.dumps(job).encode(), json.dumps(job | {"priority": "batch"}).encode())
+        for message in messages:
+            channel.basic_publish("flux", "flux.tiny.online", message)
+        for name in ("started", "step", "done", "failed"):
+            for told in (b"", b"{}", b"\xff", json.dumps({"v": 1, "job": "1" * 32, "event": name, "key": key}).encode()):
+                channel.basic_publish("flux.events", f"{'1' * 32}.{name}", told)
+    check(len(remote.generate(seed=60)[0]) == 1, "after hostile messages and events a request is answered")
+    check(worker.starts == 1 and remote.process.poll() is None, "worker and server live")
+    # The store's word for the model is another one: workers refuse what is made for it.
+    word = "jobs/models/tiny.json"
+    true = cluster.objects.get_object(Bucket="flux", Key=word)["Body"].read()
+    cluster.objects.put_object(Bucket="flux", Key=word, Body=json.dumps(json.loads(true) | {"quantize": "q8_0"}).encode())
+    other = Server(cluster, "other", "--queue", cluster.broker.url, "--model", "tiny").wait_ready()
+    status, _, answer = other.request("POST", "/v1/images/generations", SMALL | {"seed": 61})
+    check((status, json.loads(answer)["error"]["code"]) == (500, "job_dead"), "a job that workers refuse is answered")
+    check(b"its key is not that of its recipe" in answer, "with the reason")
+    cluster.objects.put_object(Bucket="flux", Key=word, Body=true)
+    check(other.end() == 0, "that server ends as usual")
+    cluster.run("queue", "dead", "drop", "--all")
+
+
+def together(cluster, remote):
+    """Many at once."""
+    answers = []
+    asking = [threading.Thread(target=lambda seed=seed: answers.append(remote.generate(seed=seed)[0])) for seed in range(70, 90)]
+    for one in asking:
+        one.start()
+    for one in asking:
+        one.join()
+    check(len(answers) == 20 and all(answers), "20 requests at once are answered")
+
+
+def run(cluster, _short):
+    _, told = cluster.run("serve", "--queue", cluster.broker.url, "--model", "none", code=2)
+    check("the store knows no model `none`" in told, "a model that no worker has is told at once")
+    worker = cluster.worker("--batch-max", "1")
+    remote = Server(cluster, "remote", "--queue", cluster.broker.url, "-v")
+    local = Server(cluster, "local", "--device", "cpu", "--batch-exact")
+    servers = [remote.wait_ready(), local.wait_ready(120)]
+    try:
+        equal(cluster, remote, local)
+        presigned(cluster, local.generate(seed=5)[0][0])
+        cancelled(cluster, remote)
+        together(cluster, remote)
+        killed(cluster, remote, local, worker)
+        away(cluster, remote)
+        worker = full(cluster, remote)
+        hostile(cluster, remote, worker)
+        check(remote.end() == 0, "the server ends as usual")
+    except BaseException:
+        print(remote.log.read_text()[-4000:])
+        raise
+    finally:
+        for server in servers:
+            server.process.kill()
+    cluster.end_workers()
