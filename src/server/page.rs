@@ -23,6 +23,8 @@ const PARTS: &[Part] = &[
     Part { path: "/flux.css", media_type: "text/css; charset=utf-8", bytes: include_bytes!("page/flux.css") },
     Part { path: "/favicon.svg", media_type: "image/svg+xml", bytes: include_bytes!("page/favicon.svg") },
     Part { path: "/live", media_type: "text/html; charset=utf-8", bytes: include_bytes!("page/live.html") },
+    Part { path: "/batches", media_type: "text/html; charset=utf-8", bytes: include_bytes!("page/batches.html") },
+    Part { path: "/batches.css", media_type: "text/css; charset=utf-8", bytes: include_bytes!("page/batches.css") },
     Part { path: "/live.css", media_type: "text/css; charset=utf-8", bytes: include_bytes!("page/live.css") },
     script("/flux.js", include_bytes!("page/flux.js")),
     script("/page/api.js", include_bytes!("page/api.js")),
@@ -31,6 +33,7 @@ const PARTS: &[Part] = &[
     script("/page/form.js", include_bytes!("page/form.js")),
     script("/page/gallery.js", include_bytes!("page/gallery.js")),
     script("/live.js", include_bytes!("page/live.js")),
+    script("/batches.js", include_bytes!("page/batches.js")),
     script("/page/jobs.js", include_bytes!("page/jobs.js")),
     script("/page/frames.js", include_bytes!("page/frames.js")),
     script("/page/mask.js", include_bytes!("page/mask.js")),
@@ -99,14 +102,14 @@ mod tests {
     }
 
     #[test]
-    fn the_page_and_its_tab_are_small_and_whole() {
-        let documents = ["/", "/live"].map(loaded);
+    fn the_page_and_its_tabs_are_small_and_whole() {
+        let documents = ["/", "/live", "/batches"].map(loaded);
         for parts in &documents {
             let bytes: usize = PARTS.iter().filter(|part| parts.contains(part.path)).map(|part| part.bytes.len()).sum();
             assert!(bytes < 100_000, "{bytes} bytes: {parts:?}");
         }
-        let [page, tab] = documents;
-        assert_eq!(page.union(&tab).count(), PARTS.len(), "every part is loaded");
+        let all: BTreeSet<_> = documents.into_iter().flatten().collect();
+        assert_eq!(all.len(), PARTS.len(), "every part is loaded");
         let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/server/page");
         assert_eq!(fs::read_dir(folder).unwrap().count(), PARTS.len(), "every file is served");
     }

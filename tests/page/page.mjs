@@ -86,7 +86,7 @@ async function visit({
   await page.goto(new URL(path, base).href);
   await page.waitForFunction(
     () =>
-      document.querySelector('#out') ||
+      document.querySelector('#out, #all') ||
       document.querySelector('#model').options.length > 0 ||
       document.querySelector('#key').open ||
       document.querySelector('.toast'),
@@ -853,7 +853,7 @@ const mean = (page, id) =>
 
 await check('live: words are drawn while they are typed', async () => {
   const page = await visit();
-  await Promise.all([page.waitForURL('**/live'), page.click('header a')]);
+  await Promise.all([page.waitForURL('**/live'), page.click('header a[href="/live"]')]);
   await page.selectOption('#side', '128');
   await page.selectOption('#steps', '1');
   await live(page);
@@ -939,6 +939,82 @@ await check('live: a phone needs no sideways scroll', async () => {
   const wide = await page.evaluate(() => document.documentElement.scrollWidth - innerWidth);
   assert(wide <= 0, `it is ${wide} pixels too wide`);
   await shot(page, 'live-phone', { fullPage: true });
+});
+
+/** A batch as /v1/batches has it. */
+const batch = (more) => ({
+  id: `b-${'0'.repeat(32)}`,
+  object: 'batch',
+  model: 'tiny',
+  created: 1790000000,
+  jobs: 2000,
+  submitted: 2000,
+  done: 500,
+  failed: 3,
+  dead: 0,
+  waiting: 1497,
+  cancelled: false,
+  images_per_second: 4.125,
+  eta_s: 363,
+  ...more,
+});
+
+/** Gives the page a server that has a queue, and these batches, one list after the other. */
+const withBatches =
+  (...lists) =>
+  async (page) => {
+    const answer = (route, body) => route.fulfill({ json: body });
+    await page.route('**/v1/models', async (route) => {
+      const models = await (await route.fetch()).json();
+      await answer(route, { ...models, flux: { queue: true } });
+    });
+    await page.route('**/v1/batches', (route) =>
+      answer(route, { object: 'list', data: lists.length > 1 ? lists.shift() : lists[0], others: 7 }),
+    );
+  };
+
+await check('batches: the tab is there where the server has a queue', async () => {
+  const without = await visit();
+  await without.waitForFunction(() => document.querySelector('#model').options.length > 0);
+  assert(await without.locator('#batches').isHidden(), 'no tab without a queue');
+  const page = await visit({ before: withBatches([batch()]) });
+  await Promise.all([page.waitForURL('**/batches'), page.click('#batches')]);
+  await page.waitForSelector('#all li');
+});
+
+await check('batches: how far they are is shown, and refreshed', async () => {
+  const over = batch({ id: `b-${'1'.repeat(32)}`, done: 1997, waiting: 0, images_per_second: null, eta_s: null, dead: null });
+  const later = batch({ done: 1000, waiting: 997, images_per_second: 20.4, eta_s: 90061, dead: 2 });
+  const page = await visit({ path: '/batches', before: withBatches([batch(), over], [later, over]) });
+  await page.waitForSelector('#all li:nth-child(2)');
+  const texts = () => page.locator('#all li').first().innerText();
+  const first = await texts();
+  for (const text of ['500 of 2,000', '1,497', '4.13', '6 min 3 s', 'being drawn', 'tiny'])
+    assert(first.includes(text), `${text}: ${first}`);
+  await assertAccessible(page, 'the batches');
+  await shot(page, 'batches');
+  const kept = await page.locator('#all li').first().elementHandle();
+  await page.waitForFunction(() => document.querySelector('#all li').textContent.includes('1,000 of 2,000'));
+  const second = await texts();
+  for (const text of ['1 d 1 h', '20', '997']) assert(second.includes(text), `${text}: ${second}`);
+  assert(await kept.evaluate((item) => item.isConnected), 'what is shown is changed in place');
+  const told = await page.textContent('#told');
+  assert(told.includes('7 are older'), `it says ${told}`);
+  const values = await page.locator('#all progress').evaluateAll((all) => all.map(({ value, max }) => [value, max]));
+  assertEqual(values, [[1000, 2000], [1997, 2000]], 'the bars');
+  const overs = await page.locator('#all li').nth(1).innerText();
+  assert(overs.includes('over') && overs.includes('–'), `of one that is over it says ${overs}`);
+});
+
+await check('batches: a server without a queue says so, and a phone needs no sideways scroll', async () => {
+  const page = await visit({ path: '/batches', expected: ['404'] });
+  await page.waitForFunction(() => document.querySelector('#wrong').textContent.includes('has no queue'));
+  const phone = await visit({ path: '/batches', viewport: PHONE, colorScheme: 'dark', before: withBatches([batch()]) });
+  await phone.waitForSelector('#all li');
+  const wide = await phone.evaluate(() => document.documentElement.scrollWidth - innerWidth);
+  assert(wide <= 0, `it is ${wide} pixels too wide`);
+  await assertAccessible(phone, 'the batches on a phone');
+  await shot(phone, 'batches-phone', { fullPage: true });
 });
 
 await check('the browser complained about nothing', async () => {

@@ -221,6 +221,7 @@ async function start() {
   try {
     const [models, loras] = await Promise.all([json('/v1/models'), json('/v1/loras')]);
     offer(models.data, loras.data);
+    $('batches').hidden = !models.flux.queue;
   } catch (error) {
     toast(sentence(error instanceof TypeError ? 'the server cannot be reached' : error.message), { isError: true });
   }
