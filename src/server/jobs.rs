@@ -39,7 +39,7 @@ pub async fn submit(
         let digest;
         (digest, fields, uploads) = intake::blocking(&app, compared).await?;
         // Of two requests with one key, the second waits for the first.
-        let waited = app.idempotent.lock().await;
+        let waited = app.idempotent.take(&client.name, &key).await;
         if let Some(job) = app.store.recall(&client.name, &key, digest)? {
             return Ok(answer::json_with(StatusCode::ACCEPTED, &job_json(&app, &job)));
         }

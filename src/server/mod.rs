@@ -73,7 +73,7 @@ use axum::routing::{get, post};
 use flux::{Error, Result};
 use rmcp::ServiceExt;
 use tokio::runtime::{Builder, Runtime};
-use tokio::sync::{Mutex, Semaphore, oneshot, watch};
+use tokio::sync::{Semaphore, oneshot, watch};
 use tokio_rustls::TlsAcceptor;
 
 use self::config::{Config, Limits};
@@ -84,6 +84,7 @@ use self::metrics::Metrics;
 use self::models::Models;
 use self::queue::Queue;
 use self::record::JobRecord;
+use self::repeats::Turns;
 use self::room::Room;
 use self::sockets::{Listener, Place};
 use self::store::Store;
@@ -109,8 +110,8 @@ pub struct App {
     log: Log,
     decoding: Arc<Semaphore>,
     bodies: Arc<Room>,
-    /// Requests with keys of clients are taken one after the other.
-    idempotent: Mutex<()>,
+    /// Requests with one key of a client are taken one after the other.
+    idempotent: Turns,
     started_unix: u64,
 }
 
@@ -200,7 +201,7 @@ fn start(
         log: Log { requests: config.logs_requests, prompts: config.logs_prompts },
         decoding: Arc::new(Semaphore::new(DECODING)),
         bodies: Room::new(config.limits.queue_bytes),
-        idempotent: Mutex::default(),
+        idempotent: Turns::default(),
         started_unix: SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs()),
         config,
     });

@@ -1,10 +1,12 @@
 //! Keys of clients that name a request, so that it is carried out once, however often it is sent.
 
-use std::sync::Arc;
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use axum::http::StatusCode;
 use lru::LruCache;
+use tokio::sync::OwnedMutexGuard;
 
 use super::error::{ApiError, Result};
 use super::record::JobRecord;
@@ -30,6 +32,25 @@ struct Named {
     bytes: usize,
     /// Whether the job is what was left of it.
     is_rest: bool,
+}
+
+/// Those who come with one key of a client take turns.
+#[derive(Default)]
+pub struct Turns {
+    /// By owner and key, as long as somebody holds or waits for one.
+    taken: Mutex<HashMap<(String, String), Arc<tokio::sync::Mutex<()>>>>,
+}
+
+impl Turns {
+    /// The turn of whoever waits for it, until it is dropped.
+    pub async fn take(&self, owner: &str, key: &str) -> OwnedMutexGuard<()> {
+        let turn = {
+            let mut taken = self.taken.lock().unwrap_or_else(PoisonError::into_inner);
+            taken.retain(|_, turn| Arc::strong_count(turn) > 1);
+            Arc::clone(taken.entry((owner.to_string(), key.to_string())).or_default())
+        };
+        turn.lock_owned().await
+    }
 }
 
 impl Default for Repeats {
@@ -89,6 +110,19 @@ impl Named {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[tokio::test]
+    async fn turns_are_taken_of_one_key_alone() {
+        let turns = Turns::default();
+        let first = turns.take("k", "a").await;
+        let _other = turns.take("k", "b").await;
+        let second = tokio::time::timeout(Duration::from_millis(20), turns.take("k", "a"));
+        assert!(second.await.is_err(), "it waits for the first");
+        drop(first);
+        drop(turns.take("k", "a").await);
+        let _last = turns.take("k", "c").await;
+        assert_eq!(turns.taken.lock().unwrap().len(), 2, "those that nobody holds are forgotten");
+    }
 
     #[test]
     fn a_key_names_its_request_for_a_day() {
