@@ -19,6 +19,7 @@
 //! [`lettering`] under them. [`selftest`] tests the machine.
 //! [`hub`] says what names of models mean, and finds them in the cache of Hugging Face.
 
+mod active_tokens;
 pub mod backend;
 pub mod compare;
 pub mod default_model;

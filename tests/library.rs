@@ -25,6 +25,7 @@ mod flux3;
 mod formats;
 mod golden;
 mod input;
+mod kept;
 mod meaning;
 mod opening;
 mod parallel;

@@ -1,5 +1,7 @@
 //! Rows one under the other, columns side by side.
 
+use std::ops::Range;
+
 use crate::backend::Backend;
 use crate::error::Result;
 use crate::tensor::{Tensor, expect, expect_activations};
@@ -27,6 +29,31 @@ impl<B: Backend> Tensor<B> {
             "the parts differ in rows".to_string()
         })?;
         first.backend().concat_cols(parts)
+    }
+
+    /// A copy of some runs of rows, one under the other.
+    ///
+    /// Panics when there are none, or a run has rows that are not there.
+    pub fn copy_runs(&self, runs: &[Range<usize>]) -> Result<Self> {
+        let views: Vec<_> = runs.iter().map(|run| self.row_view(run.clone())).collect();
+        Self::concat_rows(&views.iter().collect::<Vec<_>>())
+    }
+
+    /// A copy of self in which some runs of rows, in their order, are those of `rows`.
+    ///
+    /// Errors when `rows` has other columns, or another number of rows than the runs.
+    pub fn with_runs(&self, runs: &[Range<usize>], rows: &Self) -> Result<Self> {
+        let count: usize = runs.iter().map(Range::len).sum();
+        expect(rows.rows() == count, "with_runs", || format!("{} rows are given, expected {count}", rows.rows()))?;
+        let (mut parts, mut end, mut taken) = (Vec::new(), 0, 0);
+        for run in runs {
+            parts.push(self.row_view(end..run.start));
+            parts.push(rows.row_view(taken..taken + run.len()));
+            (end, taken) = (run.end, taken + run.len());
+        }
+        parts.push(self.row_view(end..self.rows()));
+        let parts: Vec<_> = parts.iter().filter(|part| part.rows() > 0).collect();
+        Self::concat_rows(&parts)
     }
 
     /// `self` with `bottom` under it; without a copy when [`Tensor::split_rows`] made them and both were written in

@@ -35,6 +35,7 @@
 //! | [`rope`](Tensor::rope) | rotation of pairs of columns by position | [tokens, dim] |
 //! | [`silu`](Tensor::silu), [`relu`](Tensor::relu), [`softcap`](Tensor::softcap), [`add`](Tensor::add), [`mul`](Tensor::mul), [`scale_shift`](Tensor::scale_shift) | elementwise | |
 //! | [`concat_rows`](Tensor::concat_rows), [`join_rows`](Tensor::join_rows), [`concat_cols`](Tensor::concat_cols) | one under the other, side by side | |
+//! | [`copy_runs`](Tensor::copy_runs), [`with_runs`](Tensor::with_runs) | some runs of rows; others in their place | |
 //! | [`upsample`](Tensor::upsample) | nearest, twice as high and wide | [h * w, c] -> [4 * h * w, c] |
 //! | [`patchify`](Tensor::patchify) | VAE latents -> packed latents | [4 * h * w, c] -> [h * w, 4 * c] |
 //! | [`unpatchify`](Tensor::unpatchify) | packed latents -> VAE latents | [h * w, 4 * c] -> [4 * h * w, c] |
@@ -84,6 +85,7 @@ pub mod unpatchify;
 pub mod upsample;
 pub mod upsample_conv2d;
 
+pub use crate::active_tokens::ActiveTokens;
 pub use crate::token_layout::{Queries, TokenLayout};
 pub use crate::token_split::{RowSplit, Sharing, TokenSplit};
 pub use attention::{Attention, KeyValues, Mask};

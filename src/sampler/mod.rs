@@ -11,7 +11,7 @@ pub use schedule::{Schedule, ScheduleKind, Shift, empirical_shift};
 use crate::backend::Backend;
 use crate::error::Result;
 use crate::tensor::Tensor;
-use crate::transformer::{ReferenceCache, Sequence, StepModulation, Transformer};
+use crate::transformer::{KeyCache, Sequence, StepModulation, Transformer};
 
 /// What the transformer reads beside the latents.
 pub struct Conditioning<'a, B: Backend> {
@@ -26,7 +26,7 @@ pub struct Conditioning<'a, B: Backend> {
     /// batch.
     pub negative: Option<Sequence<'a, B>>,
     /// Keys and values of references that are not in the context; see [`Transformer::forward`].
-    pub cached: Option<&'a ReferenceCache<B>>,
+    pub cached: Option<&'a KeyCache<B>>,
     /// Guidance scale; `None` where one evaluation makes a step.
     pub guidance: Option<f32>,
     /// How both evaluations of guidance are made.

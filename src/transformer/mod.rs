@@ -14,6 +14,7 @@ mod embed;
 mod final_layer;
 mod flux2;
 mod flux3;
+mod kept;
 mod modulation;
 mod modules;
 mod references;
@@ -25,7 +26,7 @@ pub use double_block::DoubleBlock;
 pub use embed::{rope_tables, time_in_bf16, timestep_embedding};
 pub use final_layer::FinalLayer;
 pub use modulation::{Modulation, Modulations, SingleModulation, StepModulation, StepTimes, Streams};
-pub use references::{Keys, ReferenceCache, Sequence};
+pub use references::{KeyCache, Keys, Recorder, Sequence};
 pub use residual::Residual;
 pub use single_block::SingleBlock;
 
@@ -37,7 +38,7 @@ use crate::error::Result;
 use crate::files::own_models::Architecture;
 use crate::files::{Component, ModelFiles, Role, TensorFiles};
 use crate::nn::{Blocks, Layers, Linear, Operand, Weights};
-use crate::ops::{Pairs, Rope, TokenSplit};
+use crate::ops::{Rope, TokenSplit};
 use crate::tensor::Tensor;
 use early::{Early, Stream, image_alone, modulation_of};
 use modulation::ModulationWeights;
@@ -222,13 +223,7 @@ impl<B: Backend> Transformer<B> {
         let all = position_ids(&self.config, split.whole().txt, references, image);
         let split = split.with_batch(1);
         let ids: Vec<_> = split.rows().runs_of(split.rank()).flat_map(|run| all[run.whole].to_vec()).collect();
-        let (cos, sin) = rope_tables(&self.config, &ids);
-        let (rows, cols) = (ids.len(), self.config.attention_head_dim / 2);
-        Ok(Rope {
-            cos: self.backend.upload_f32(&cos, rows, cols)?,
-            sin: self.backend.upload_f32(&sin, rows, cols)?,
-            pairs: Pairs::Interleaved,
-        })
+        self.rope_at(&ids)
     }
 
     /// Keys and values of reference images for [`Transformer::forward`], with which a model must be trained.
@@ -243,15 +238,15 @@ impl<B: Backend> Transformer<B> {
         references: &Tensor<B>,
         sizes: &[[usize; 2]],
         split: TokenSplit,
-    ) -> Result<ReferenceCache<B>> {
+    ) -> Result<KeyCache<B>> {
         let modulations = self.modulations(&[StepTimes::at(0.0)])?;
         let (modulation, rope) = (self.modulation(&modulations.row(0))?, self.rope(&split, sizes, [0, 0])?);
         let rows = references.row_view(0..references.rows());
-        let mut keys = AllKeys::Recorded(Vec::new());
+        let mut keys = AllKeys::Recorded(Recorder::of_all(split.whole().rows()));
         let stream = vec![Residual::new(rows, split.own().txt_rows(), self.config.eps)];
         self.blocks(stream, &modulation, &Sequence { split, rope: &rope }, &mut keys)?;
-        let AllKeys::Recorded(blocks) = keys else { unreachable!("made above") };
-        Ok(ReferenceCache { blocks })
+        let AllKeys::Recorded(recorder) = keys else { unreachable!("made above") };
+        Ok(recorder.into_cache())
     }
 
     /// One evaluation.
@@ -268,10 +263,10 @@ impl<B: Backend> Transformer<B> {
         context: &Tensor<B>,
         modulation: &StepModulation<B>,
         sequence: &Sequence<'_, B>,
-        cached: Option<&ReferenceCache<B>>,
+        cached: Option<&KeyCache<B>>,
     ) -> Result<Tensor<B>> {
         let img = self.early_stream_of_image(latents, modulation, sequence)?;
-        self.forward_stream(img, context, modulation, sequence, cached)
+        self.forward_stream(img, context, modulation, sequence, &mut AllKeys::of(cached))
     }
 
     /// What the image becomes before it meets text and references, which both evaluations of guidance may share.
@@ -293,9 +288,10 @@ impl<B: Backend> Transformer<B> {
         context: &Tensor<B>,
         modulation: &StepModulation<B>,
         sequence: &Sequence<'_, B>,
-        cached: Option<&ReferenceCache<B>>,
+        cached: Option<&KeyCache<B>>,
     ) -> Result<Tensor<B>> {
-        self.forward_stream(Residual::new(img, 0, self.config.eps), context, modulation, sequence, cached)
+        let img = Residual::new(img, 0, self.config.eps);
+        self.forward_stream(img, context, modulation, sequence, &mut AllKeys::of(cached))
     }
 
     fn early_stream_of_image<'a>(
@@ -315,10 +311,9 @@ impl<B: Backend> Transformer<B> {
         context: &Tensor<B>,
         modulation: &'a StepModulation<B>,
         sequence: &Sequence<'_, B>,
-        cached: Option<&ReferenceCache<B>>,
+        keys: &mut AllKeys<'_, B>,
     ) -> Result<Tensor<B>> {
-        let mut keys = cached.map_or(AllKeys::Rows, AllKeys::Cached);
-        let h = self.blocks(self.stream(context, img, modulation, sequence)?, modulation, sequence, &mut keys)?;
+        let h = self.blocks(self.stream(context, img, modulation, sequence)?, modulation, sequence, keys)?;
         let own = sequence.split.own();
         let img = if self.single_transformer_blocks.is_empty() { h.split_rows(own.context_rows()).1 } else { h };
         self.final_layer.forward(&img)

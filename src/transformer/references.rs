@@ -1,23 +1,30 @@
-//! Keys and values of reference images that are made once, for models that are trained so.
+//! Keys and values that are kept from one pass to another.
 //!
-//! In such a model reference tokens see reference tokens only, and are modulated as at timestep 0. So what they become
-//! depends on the references alone: not on the prompt, the noise, the size or the step. One pass over them makes the
-//! keys and values of every block, and every step of every image reads these.
+//! Those of reference images are made once, for models that are trained so: there reference tokens see reference tokens
+//! only, and are modulated as at timestep 0. So what they become depends on the references alone: not on the prompt,
+//! the noise, the size or the step. One pass over them makes the keys and values of every block, and every step of
+//! every image reads these.
+//!
+//! Those of any tokens may be kept that a later pass does not compute again, see
+//! [`ActiveTokens`](crate::ops::ActiveTokens).
+
+use std::iter;
+use std::ops::Range;
 
 use crate::backend::Backend;
 use crate::error::Result;
 use crate::ops::{KeyValues, Mask, Rope, TokenSplit};
 use crate::tensor::Tensor;
 
-/// Keys and values of the reference tokens in every block, after the norm and the rotation. Of several devices, each
-/// has those of its own heads.
-pub struct ReferenceCache<B: Backend> {
+/// Keys and values of tokens in every block, after the norm and the rotation. Of several devices, each has those of its
+/// own heads.
+pub struct KeyCache<B: Backend> {
     /// Double blocks, then single blocks.
     pub(super) blocks: Vec<KeyValues<B>>,
 }
 
-impl<B: Backend> ReferenceCache<B> {
-    /// Tokens of all references.
+impl<B: Backend> KeyCache<B> {
+    /// How many tokens.
     pub fn tokens(&self) -> usize {
         self.blocks.first().map_or(0, |block| block.k.rows())
     }
@@ -25,6 +32,14 @@ impl<B: Backend> ReferenceCache<B> {
     /// Keys and values of block `block`, [tokens, dim / world] each; double blocks come first.
     pub fn block(&self, block: usize) -> Option<&KeyValues<B>> {
         self.blocks.get(block)
+    }
+
+    /// Those of some of the tokens, copied.
+    ///
+    /// Errors when memory runs out. Panics when there are none.
+    pub fn of_rows(&self, rows: &[Range<usize>]) -> Result<Self> {
+        let of_block = |block: &KeyValues<B>| copied(&block.k, &block.v, rows);
+        Ok(Self { blocks: self.blocks.iter().map(of_block).collect::<Result<_>>()? })
     }
 }
 
@@ -56,24 +71,63 @@ impl<B: Backend> Copy for Sequence<'_, B> {}
 pub enum Keys<'a, B: Backend> {
     /// Attention reads them alone.
     Rows,
-    /// The same, and they are recorded.
-    Recorded(&'a mut Vec<KeyValues<B>>),
+    /// The same, and those of some rows are recorded.
+    Recorded(&'a mut Recorder<B>),
     /// Attention reads cached ones as well.
     Cached(&'a KeyValues<B>),
+}
+
+/// What records keys and values, block by block.
+pub struct Recorder<B: Backend> {
+    /// Of which rows.
+    rows: Vec<Range<usize>>,
+    blocks: Vec<KeyValues<B>>,
+}
+
+impl<B: Backend> Recorder<B> {
+    /// Of so many rows, which are all.
+    pub(super) fn of_all(rows: usize) -> Self {
+        Self::new(iter::once(0..rows).collect())
+    }
+
+    /// Of some rows.
+    pub(super) fn new(rows: Vec<Range<usize>>) -> Self {
+        Self { rows, blocks: Vec::new() }
+    }
+
+    /// Copies, because k and v are columns of a tensor that holds far more.
+    fn record(&mut self, k: &Tensor<B>, v: &Tensor<B>) -> Result<()> {
+        self.blocks.push(copied(k, v, &self.rows)?);
+        Ok(())
+    }
+
+    pub(super) fn into_cache(self) -> KeyCache<B> {
+        KeyCache { blocks: self.blocks }
+    }
+}
+
+/// Some rows of keys and values.
+fn copied<B: Backend>(k: &Tensor<B>, v: &Tensor<B>, rows: &[Range<usize>]) -> Result<KeyValues<B>> {
+    Ok(KeyValues { k: k.copy_runs(rows)?, v: v.copy_runs(rows)? })
 }
 
 /// The same for all blocks.
 pub(super) enum AllKeys<'a, B: Backend> {
     Rows,
-    Recorded(Vec<KeyValues<B>>),
-    Cached(&'a ReferenceCache<B>),
+    Recorded(Recorder<B>),
+    Cached(&'a KeyCache<B>),
 }
 
-impl<B: Backend> AllKeys<'_, B> {
+impl<'a, B: Backend> AllKeys<'a, B> {
+    /// Those of cached tokens as well, where there are any.
+    pub(super) fn of(cached: Option<&'a KeyCache<B>>) -> Self {
+        cached.map_or(Self::Rows, Self::Cached)
+    }
+
     pub(super) fn of_block(&mut self, block: usize) -> Keys<'_, B> {
         match self {
             Self::Rows => Keys::Rows,
-            Self::Recorded(blocks) => Keys::Recorded(blocks),
+            Self::Recorded(recorder) => Keys::Recorded(recorder),
             Self::Cached(cache) => Keys::Cached(&cache.blocks[block]),
         }
     }
@@ -90,9 +144,8 @@ pub(super) fn attend<B: Backend>(
     let ([k, v, q], layout) = (Tensor::all_to_all_heads(kvq, head_dim, split)?, split.whole());
     let attn = match keys {
         Keys::Rows => q.attention(&k, &v, head_dim, layout, Mask::None),
-        Keys::Recorded(blocks) => {
-            // Copies, because k and v are columns of a tensor that holds far more.
-            blocks.push(KeyValues { k: Tensor::concat_rows(&[&k])?, v: Tensor::concat_rows(&[&v])? });
+        Keys::Recorded(recorder) => {
+            recorder.record(&k, &v)?;
             q.attention(&k, &v, head_dim, layout, Mask::None)
         }
         Keys::Cached(cached) => q.attention_cached(&k, &v, cached, head_dim, layout),

@@ -9,7 +9,7 @@ use crate::backend::Backend;
 use crate::pipeline::residency::known::Known;
 use crate::rgb::Rgb;
 use crate::tensor::Tensor;
-use crate::transformer::{ReferenceCache, Transformer};
+use crate::transformer::{KeyCache, Transformer};
 
 /// How many images are cached as latents. Those of a megapixel take 1 MB.
 const LATENTS: NonZeroUsize = NonZeroUsize::new(32).unwrap();
@@ -27,7 +27,7 @@ pub(crate) struct ImageCache<B: Backend> {
 /// Keys and values, and the transformer that made them, which they do not keep.
 struct Cached<B: Backend> {
     transformer: Weak<Transformer<B>>,
-    cache: Arc<ReferenceCache<B>>,
+    cache: Arc<KeyCache<B>>,
 }
 
 impl<B: Backend> ImageCache<B> {
@@ -55,7 +55,7 @@ impl<B: Backend> ImageCache<B> {
         &self,
         references: &[Arc<Rgb>],
         transformer: &Arc<Transformer<B>>,
-    ) -> Option<Arc<ReferenceCache<B>>> {
+    ) -> Option<Arc<KeyCache<B>>> {
         let mut caches = lock(&self.reference_caches);
         let found = caches.get(references).filter(|found| found.transformer.as_ptr() == Arc::as_ptr(transformer))?;
         Some(Arc::clone(&found.cache))
@@ -76,7 +76,7 @@ impl<B: Backend> ImageCache<B> {
         &self,
         references: Vec<Arc<Rgb>>,
         transformer: &Arc<Transformer<B>>,
-        cache: &Arc<ReferenceCache<B>>,
+        cache: &Arc<KeyCache<B>>,
     ) {
         let cached = Cached { transformer: Arc::downgrade(transformer), cache: Arc::clone(cache) };
         lock(&self.reference_caches).put(references, cached);

@@ -8,7 +8,7 @@ use crate::ops::{Rope, TokenSplit};
 use crate::pipeline::request::plan::Plan;
 use crate::sampler::{self, Conditioning, Evaluations};
 use crate::tensor::Tensor;
-use crate::transformer::{Modulations, ReferenceCache, Sequence, Transformer};
+use crate::transformer::{KeyCache, Modulations, Sequence, Transformer};
 
 /// Everything that decides which work a step is. The number of steps does not.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
@@ -50,7 +50,7 @@ pub(crate) struct Steps<B: Backend> {
     /// The same of the negative prompt, where it has another number of tokens.
     pub(crate) negative: Option<(Rope<B>, TokenSplit)>,
     /// Keys and values of references that are not in the sequence.
-    pub(crate) cached: Option<Arc<ReferenceCache<B>>>,
+    pub(crate) cached: Option<Arc<KeyCache<B>>>,
     pub(crate) guidance: Option<f32>,
     pub(crate) evaluations: Evaluations,
 }

@@ -28,7 +28,7 @@ use crate::stage::Caller;
 use crate::stage::Stage;
 use crate::tensor::Tensor;
 use crate::token_split::share;
-use crate::transformer::{ReferenceCache, Transformer, time_in_bf16};
+use crate::transformer::{KeyCache, Transformer, time_in_bf16};
 
 /// The most steps that are enqueued and not done. With two of them the device has the next step while the host prepares
 /// another, and a session that is cancelled ends within about a step.
@@ -328,7 +328,7 @@ fn kind<B: Backend>(steps: &Steps<B>) -> u64 {
 
 impl<B: Backend> Batch<'_, B> {
     /// What the steps of such a batch read, if there was one.
-    fn find(&self, cached: Option<&Arc<ReferenceCache<B>>>) -> Option<BatchWork<B>> {
+    fn find(&self, cached: Option<&Arc<KeyCache<B>>>) -> Option<BatchWork<B>> {
         self.residency.steps.find(|(of, shape): &(SetKey, BatchShape), steps: &Arc<Steps<B>>| {
             of == self.set
                 && shape.serves(&self.prepared.plan, self.wanted)
@@ -358,7 +358,7 @@ impl<B: Backend> Batch<'_, B> {
     }
 
     /// What the steps of the batch read where so many bytes are available on each device.
-    fn make(&self, cached: Option<Arc<ReferenceCache<B>>>, available: u64) -> Result<BatchWork<B>> {
+    fn make(&self, cached: Option<Arc<KeyCache<B>>>, available: u64) -> Result<BatchWork<B>> {
         let Self { residency, transformer, set, prepared: Prepared { plan, needs, .. }, wanted } = *self;
         let (backend, info, sharing) = (residency.backend(), residency.info(), needs.sharing);
         let samples = needs.samples(available, wanted);

@@ -17,7 +17,7 @@ use crate::rgb::Rgb;
 use crate::stage::Caller;
 use crate::stage::Stage;
 use crate::tensor::Tensor;
-use crate::transformer::{ReferenceCache, Transformer};
+use crate::transformer::{KeyCache, Transformer};
 use crate::vae::{Band, Encoder, Grid};
 
 /// The images that a session encodes.
@@ -156,7 +156,7 @@ pub(crate) fn make_reference_cache<B: Backend>(
     images: &Images,
     embedded: &Tensor<B>,
     Prepared { plan, needs, .. }: &Prepared,
-) -> Result<Arc<ReferenceCache<B>>> {
+) -> Result<Arc<KeyCache<B>>> {
     let config = transformer.config();
     let blocks = (config.num_layers + config.num_single_layers) as u64;
     let bytes = 2 * blocks * (embedded.rows() * config.dim()) as u64 * residency.backend().costs().element_bytes;

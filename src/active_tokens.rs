@@ -1,0 +1,100 @@
+//! Which tokens of a sequence a pass computes, where the keys and values of the others are kept from an earlier one.
+
+use std::ops::Range;
+
+use crate::token_layout::TokenLayout;
+
+/// Tokens of a sequence of one sample that are computed: all text, and some of the references and of the image.
+///
+/// They are a sequence of their own, in the same order. What it lacks, attention reads from a
+/// [`KeyCache`](crate::transformer::KeyCache) of the others, so no layer knows of it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ActiveTokens {
+    whole: TokenLayout,
+    /// Runs of tokens, in their order, none of which touch.
+    active: Vec<Range<usize>>,
+    kept: Vec<Range<usize>>,
+}
+
+impl ActiveTokens {
+    /// Of a sequence of one sample, those for which `is_active` is true of the tokens behind the text, counted from the
+    /// first reference on.
+    ///
+    /// Panics when there are several samples.
+    pub fn new(whole: TokenLayout, is_active: impl Fn(usize) -> bool) -> Self {
+        assert_eq!(whole.batch, 1, "several samples");
+        let (mut active, mut kept) = (Vec::new(), Vec::new());
+        for token in 0..whole.tokens() {
+            let runs = if token < whole.txt || is_active(token - whole.txt) { &mut active } else { &mut kept };
+            match runs.last_mut() {
+                Some(Range { end, .. }) if *end == token => *end += 1,
+                _ => runs.push(token..token + 1),
+            }
+        }
+        Self { whole, active, kept }
+    }
+
+    /// All tokens of the sequence.
+    pub fn whole(&self) -> TokenLayout {
+        self.whole
+    }
+
+    /// The sequence of those that are computed.
+    pub fn layout(&self) -> TokenLayout {
+        let count = |runs: Vec<Range<usize>>| runs.iter().map(Range::len).sum::<usize>();
+        let (context, img) = (count(self.context()), count(self.image()));
+        TokenLayout { references: context - self.whole.txt, img, ..self.whole }
+    }
+
+    /// Those that are computed, in runs.
+    pub fn active(&self) -> &[Range<usize>] {
+        &self.active
+    }
+
+    /// The others.
+    pub fn kept(&self) -> &[Range<usize>] {
+        &self.kept
+    }
+
+    /// Text and references that are computed.
+    pub fn context(&self) -> Vec<Range<usize>> {
+        self.within(0..self.whole.context_rows())
+    }
+
+    /// Tokens of the image that are computed, counted from its first one.
+    pub fn image(&self) -> Vec<Range<usize>> {
+        self.within(self.whole.context_rows()..self.whole.tokens())
+    }
+
+    fn within(&self, tokens: Range<usize>) -> Vec<Range<usize>> {
+        let inside = |token: usize| token.clamp(tokens.start, tokens.end) - tokens.start;
+        let runs = self.active.iter().map(|run| inside(run.start)..inside(run.end));
+        runs.filter(|run| !run.is_empty()).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn runs_are_those_of_the_sequence_and_of_its_parts() {
+        // Text 0..3, references 3..7, image 7..12.
+        let whole = TokenLayout { references: 4, ..TokenLayout::new(1, 3, 5) };
+        let tokens = ActiveTokens::new(whole, |token| [0, 3, 4, 5, 8].contains(&token));
+        assert_eq!(tokens.active(), [0..4, 6..9, 11..12]);
+        assert_eq!(tokens.kept(), [4..6, 9..11]);
+        assert_eq!((tokens.context(), tokens.image()), (vec![0..4, 6..7], vec![0..2, 4..5]));
+        assert_eq!(tokens.layout(), TokenLayout { references: 2, img: 3, ..whole });
+    }
+
+    #[test]
+    fn all_tokens_are_one_run_and_none_leave_the_text() {
+        let whole = TokenLayout::new(1, 3, 5);
+        let all = ActiveTokens::new(whole, |_| true);
+        assert_eq!((all.layout(), all.kept()), (whole, &[][..]));
+        let none = ActiveTokens::new(whole, |_| false);
+        assert_eq!((none.active(), none.image().len()), (&none.context()[..], 0));
+        assert_eq!((none.layout(), none.kept()[0].clone()), (TokenLayout { img: 0, ..whole }, 3..8));
+    }
+}
