@@ -80,6 +80,10 @@ fields! {
     NoComposite = "no_composite",
     /// Whether the image to change is no reference.
     NoSelfReference = "no_self_reference",
+    /// Whether only what is drawn anew is computed at each step.
+    Sparse = "sparse",
+    /// Whether tokens of the frame before are kept.
+    Reuse = "reuse",
     /// What changes the transformer.
     Adapters = "adapters",
     /// The file to write.

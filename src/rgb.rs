@@ -10,3 +10,19 @@ pub struct Rgb {
     /// Red, green, blue of every pixel, top row first.
     pub bytes: Vec<u8>,
 }
+
+impl Rgb {
+    /// The mean absolute difference from an image of the same size, in levels, over a cell [column, row] of so many
+    /// that both are divided into. None where it has no pixels.
+    pub(crate) fn cell_difference(&self, other: &Self, cell: [usize; 2], cells: [usize; 2]) -> Option<f64> {
+        let range = |axis: usize, side: usize| cell[axis] * side / cells[axis]..(cell[axis] + 1) * side / cells[axis];
+        let (columns, rows) = (range(0, self.width), range(1, self.height));
+        let count = 3 * columns.len() * rows.len();
+        let of_row = |row: usize| {
+            let bytes = 3 * (row * self.width + columns.start)..3 * (row * self.width + columns.end);
+            let pairs = self.bytes[bytes.clone()].iter().zip(&other.bytes[bytes]);
+            pairs.map(|(a, b)| u64::from(a.abs_diff(*b))).sum::<u64>()
+        };
+        (count > 0).then(|| rows.map(of_row).sum::<u64>() as f64 / count as f64)
+    }
+}

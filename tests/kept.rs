@@ -1,11 +1,38 @@
-//! Tokens that keep what another pass made of them: evaluations of some tokens.
+//! Tokens that keep what another pass made of them: evaluations of some tokens, edits under a mask, frames of a video.
 
 mod evaluation;
+mod reuse;
+mod sparse;
 
+use std::sync::Arc;
+
+use flux::backend::cpu::{Cpu, Precision};
 use flux::files::ModelFiles;
+use flux::pipeline::{Model, Request};
+use flux::rgb::Rgb;
 
 use crate::support::root;
 
 fn files() -> ModelFiles {
     ModelFiles::open(&root().join("models/tiny")).expect("the built-in model")
+}
+
+fn model() -> Arc<Model<Cpu>> {
+    Model::load(Cpu::new(Precision::F32), &files()).expect("the built-in model")
+}
+
+/// What the model draws, and the tokens that were computed for it and that there are, where some were kept.
+fn drawn(model: &Arc<Model<Cpu>>, request: &Request) -> (Rgb, Option<[u64; 2]>) {
+    let image = model.generate(request).expect("an image");
+    let tokens = image.timings.tokens.map(|tokens| [tokens.computed, tokens.all]);
+    (Rgb { width: image.plan.width, height: image.plan.height, bytes: image.rgb }, tokens)
+}
+
+/// The mean absolute difference in levels, of the cells of 16 x 16 pixels that `counts` is true of.
+fn apart(a: &Rgb, b: &Rgb, counts: impl Fn(usize) -> bool) -> f64 {
+    assert_eq!((a.width, a.height), (b.width, b.height));
+    let cell = |i: usize| (i / 3 / a.width / 16) * (a.width / 16) + i / 3 % a.width / 16;
+    let pairs = a.bytes.iter().zip(&b.bytes).enumerate().filter(|(i, _)| counts(cell(*i)));
+    let (sum, count) = pairs.fold((0, 0), |(sum, count), (_, (a, b))| (sum + u64::from(a.abs_diff(*b)), count + 1));
+    sum as f64 / f64::from(count.max(1))
 }

@@ -57,6 +57,7 @@ fn flags(made: &ImageRecipe) -> Vec<Flag> {
         ("--feather", (recipe.feather > 0).then(|| recipe.feather.to_string())),
         ("--no-composite", set(recipe.no_composite)),
         ("--no-self-reference", set(recipe.no_self_reference)),
+        ("--sparse", set(recipe.sparse)),
         ("--kv", set(*kv)),
         ("--noise", path(&recipe.noise)),
         ("--latents", path(&recipe.latents)),
@@ -65,7 +66,7 @@ fn flags(made: &ImageRecipe) -> Vec<Flag> {
     let adapters = recipe.adapters.iter();
     flags.extend(adapters.map(|used| ("--lora", Some(format!("{}:{}", used.file.display(), used.strength)))));
     let given = flags.into_iter().filter_map(|(flag, value)| value.map(|value| (flag, value)));
-    let is_switch = |flag: &str| ["--no-composite", "--no-self-reference", "--kv"].contains(&flag);
+    let is_switch = |flag: &str| ["--no-composite", "--no-self-reference", "--sparse", "--kv"].contains(&flag);
     given.map(|(flag, value)| (flag, (!is_switch(flag)).then_some(value))).collect()
 }
 
@@ -114,6 +115,7 @@ mod tests {
             inputs: vec!["a.png".into()],
             extend: Some(Sides { left: 16, bottom: 8, ..Sides::default() }),
             no_composite: true,
+            sparse: true,
             ..Recipe::new("-x", u64::MAX)
         };
         let sampled = Recipe {

@@ -28,6 +28,8 @@ pub fn flag(field: Field, form: Form) -> &'static str {
         Field::Feather => ["--feather"; 2],
         Field::NoComposite => ["--no-composite"; 2],
         Field::NoSelfReference => ["--no-self-reference"; 2],
+        Field::Sparse => ["--sparse"; 2],
+        Field::Reuse => ["--reuse"; 2],
         Field::Adapters => ["--lora"; 2],
         Field::Output => ["--output", "-o"],
         Field::EmbedInputs => ["--embed-inputs"; 2],

@@ -27,26 +27,12 @@ pub fn flicker(before: Framed<'_>, now: Framed<'_>) -> Option<f64> {
     let cells = (0..columns * rows).map(|cell| [cell % columns, cell / columns]);
     let mut sum = (0.0, 0);
     for cell in cells {
-        let of = |a: &Rgb, b: &Rgb| apart(a, b, cell, [columns, rows]);
+        let of = |a: &Rgb, b: &Rgb| a.cell_difference(b, cell, [columns, rows]);
         if of(before.frame, now.frame)? <= STILL {
             sum = (sum.0 + of(before.image, now.image)?, sum.1 + 1);
         }
     }
     (sum.1 > 0).then(|| sum.0 / f64::from(sum.1))
-}
-
-/// The mean absolute difference over a cell, of so many that two images of one size are divided into. None where it has
-/// no pixels.
-fn apart(a: &Rgb, b: &Rgb, cell: [usize; 2], cells: [usize; 2]) -> Option<f64> {
-    let range = |axis: usize, side: usize| cell[axis] * side / cells[axis]..(cell[axis] + 1) * side / cells[axis];
-    let (columns, rows) = (range(0, a.width), range(1, a.height));
-    let count = 3 * columns.len() * rows.len();
-    let of_row = |row: usize| {
-        let bytes = 3 * (row * a.width + columns.start)..3 * (row * a.width + columns.end);
-        let pairs = a.bytes[bytes.clone()].iter().zip(&b.bytes[bytes]);
-        pairs.map(|(a, b)| u64::from(a.abs_diff(*b))).sum::<u64>()
-    };
-    (count > 0).then(|| rows.map(of_row).sum::<u64>() as f64 / count as f64)
 }
 
 #[cfg(test)]

@@ -67,6 +67,9 @@ pub struct Recipe {
     /// Whether the image to change is none of the references.
     #[serde(skip_serializing_if = "is_default")]
     pub no_self_reference: bool,
+    /// Whether steps behind the first compute only what the mask covers, and what is next to it.
+    #[serde(skip_serializing_if = "is_default")]
+    pub sparse: bool,
     /// A file of noise in place of the seed's.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub noise: Option<PathBuf>,
@@ -138,6 +141,7 @@ impl Recipe {
             (self.feather > 0, Field::Feather, part),
             (self.no_composite, Field::NoComposite, part),
             (self.no_self_reference, Field::NoSelfReference, change),
+            (self.sparse, Field::Sparse, part),
         ];
         let Some((_, field, (_, others))) = needs.iter().find(|(given, _, (met, _))| *given && !met) else {
             return Ok(());
@@ -154,6 +158,7 @@ impl Recipe {
         let conflicts = [
             (self.mask_padding.is_some() && self.extend.is_some(), Field::MaskPadding, Field::Extend),
             (self.feather > 0 && self.no_composite, Field::Feather, Field::NoComposite),
+            (self.sparse && self.no_self_reference, Field::Sparse, Field::NoSelfReference),
             (self.noise.is_some() && self.latents.is_some(), Field::Noise, Field::Latents),
             (has_features && !self.prompt.is_empty(), Field::Embeddings, Field::Prompt),
             (has_features && self.negative.is_some(), Field::Embeddings, Field::NegativePrompt),
@@ -188,6 +193,7 @@ impl Recipe {
             max_sequence_length: self.max_sequence_length,
             noise: latents(&self.noise, Field::Noise)?,
             latents: latents(&self.latents, Field::Latents)?,
+            sparse: self.sparse,
             ..Request::new(&self.prompt, self.seed)
         };
         if let Some(path) = &self.embeddings {
@@ -224,6 +230,7 @@ mod tests {
             feather: 4,
             no_composite: true,
             no_self_reference: true,
+            sparse: true,
             noise: Some("n".into()),
             latents: Some("l".into()),
             embeddings: Some("e".into()),
@@ -249,11 +256,17 @@ mod tests {
             (Recipe { no_composite: true, ..image() }, "no_composite", "`mask` or `extend`"),
             (Recipe { mask_padding: Some(8), ..image() }, "mask_padding", "`mask`"),
             (Recipe { no_self_reference: true, ..image() }, "no_self_reference", "`strength` or `mask`"),
+            (Recipe { sparse: true, strength: Some(0.5), ..image() }, "sparse", "`mask` or `extend`"),
             (Recipe { feather: 4, no_composite: true, mask: file(), ..image() }, "feather", "`no_composite`"),
             (
                 Recipe { mask_padding: Some(8), extend: Some(Sides::default()), mask: file(), ..image() },
                 "mask_padding",
                 "`extend`",
+            ),
+            (
+                Recipe { sparse: true, no_self_reference: true, mask: file(), ..image() },
+                "sparse",
+                "`no_self_reference`",
             ),
             (Recipe { noise: file(), latents: file(), ..Recipe::new("x", 1) }, "noise", "`latents`"),
             (Recipe { embeddings: file(), ..Recipe::new("x", 1) }, "embeddings", "`prompt`"),

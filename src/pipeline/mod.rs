@@ -83,11 +83,12 @@ pub use memory::plan::{BlockPlan, InBands, MemoryPlan, MemorySizes};
 pub use request::embeddings::Embeddings;
 pub use request::given_reference::GivenReference;
 pub use request::images::{Change, MAX_REFERENCES};
+pub use request::kept::Reuse;
 pub use request::latents::Latents;
 pub use request::plan::{MAX_PROMPT_BYTES, PROMPT_TOO_LONG, Plan, Request};
 pub use request::summary::{ComponentSummary, MemoryLevel, Sizes, Summary};
 pub use residency::placement::Placement;
-pub use residency::timings::Timings;
+pub use residency::timings::{Timings, TokenCount};
 pub use session::model::Model;
 pub use session::{Decoded, Image, Session};
 

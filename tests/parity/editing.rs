@@ -6,7 +6,7 @@ use flux::backend::cpu::{Cpu, Precision};
 use flux::backend::{Backend, Device};
 use flux::input::{Edit, Mask};
 use flux::model::OpenModel;
-use flux::pipeline::{Change, Model, Request};
+use flux::pipeline::{Change, Model, Request, Reuse};
 use flux::rgb::Rgb;
 
 use crate::pipeline::{default_model, psnr};
@@ -92,6 +92,31 @@ fn edits_are_45_db_from_those_of_the_cpu() {
             println!("{name}, references cached: {caches_references}: {psnr:.1} dB");
             assert!(psnr >= 45.0, "{name}, references cached: {caches_references}: {psnr:.1} dB");
         }
+    }
+}
+
+#[test]
+fn edits_and_frames_that_keep_tokens_are_45_db_from_those_of_the_cpu() {
+    let Some(cuda) = cuda() else { return };
+    let first = drawn("0.png", 144, 112);
+    let mut second = first.as_ref().clone();
+    second.bytes[..3 * 2000].iter_mut().for_each(|value| *value ^= 0x3f);
+    let reuse = Some(Reuse { threshold: 0.0, refresh: 9 });
+    let frame = |frame: Arc<Rgb>| Request { references: vec![frame], reuse, ..Request::new("a red heart", 5) };
+    let change = Some(change(&first, true, 1.0, true));
+    let requests = [
+        Request { change, sparse: true, ..Request::new("a yellow star", 6) },
+        frame(Arc::clone(&first)),
+        frame(Arc::new(second)),
+        frame(first),
+    ];
+    let cpu = model(Cpu::new(Precision::F32), false);
+    let gpu = model(cuda, false);
+    for (place, request) in requests.iter().enumerate() {
+        let (expected, got) = (cpu.generate(request).unwrap(), gpu.generate(request).unwrap());
+        let psnr = psnr(&expected.rgb, &got.rgb);
+        println!("{place}: {psnr:.1} dB, {:?}", got.timings.tokens);
+        assert!(psnr >= 45.0 && got.timings.tokens == expected.timings.tokens, "{place}: {psnr:.1} dB");
     }
 }
 

@@ -18,7 +18,7 @@ const NUMBERS: [&str; 12] = [
     "feather",
     "n",
 ];
-const SWITCHES: [&str; 2] = ["no_composite", "no_self_reference"];
+const SWITCHES: [&str; 3] = ["no_composite", "no_self_reference", "sparse"];
 
 /// A row, and the number of the line on which it begins.
 pub type Row = (usize, Result<Map<String, Value>>);

@@ -23,6 +23,8 @@ pub struct MemorySizes {
     pub step: u64,
     /// Activations of what text and references become before they meet the image, between steps.
     pub early: u64,
+    /// Keys and values of tokens that are kept from a step for others.
+    pub kept: u64,
     /// Weights of the VAE's decoder.
     pub decoder: u64,
     /// Activations of the decoder.
@@ -129,7 +131,7 @@ impl MemorySizes {
 
     /// What is there whichever part of the model is.
     fn always(&self) -> u64 {
-        self.workspace + self.preview_decoder
+        self.workspace + self.preview_decoder + self.kept
     }
 
     /// Activations while steps are made and shown, one after the other.

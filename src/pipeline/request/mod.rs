@@ -2,9 +2,11 @@
 
 pub(crate) mod adapters;
 pub(crate) mod embeddings;
+pub(crate) mod frame;
 pub(crate) mod given;
 pub(crate) mod given_reference;
 pub(crate) mod images;
+pub(crate) mod kept;
 pub(crate) mod latents;
 pub(crate) mod needs;
 pub(crate) mod plan;

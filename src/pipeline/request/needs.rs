@@ -33,6 +33,8 @@ pub(crate) struct ActivationCost {
     evaluations: u64,
     /// Whether the images of a batch are evaluated one after the other: those that are made from images.
     pub in_turn: bool,
+    /// Bytes of keys and values that are kept from a step for others. An image that has any is a batch alone.
+    pub kept: u64,
 }
 
 impl ActivationCost {
@@ -68,12 +70,19 @@ impl ActivationCost {
             sharers,
             evaluations: if plan.guided() && sharing == Sharing::Group { 2 } else { 1 },
             in_turn: !plan.references.is_empty() || plan.strength.is_some(),
+            kept: info.kept_bytes(plan.kept_tokens, costs.element_bytes),
         }
     }
 
     /// How many of `count` images are one batch, memory aside; at least one.
     pub(crate) fn wanted(&self, count: usize) -> usize {
-        let most = if self.in_turn { u64::MAX } else { self.most_evaluations() / self.evaluations };
+        let most = if self.kept > 0 {
+            1
+        } else if self.in_turn {
+            u64::MAX
+        } else {
+            self.most_evaluations() / self.evaluations
+        };
         count.min(most.clamp(1, MAX_SAMPLES as u64) as usize)
     }
 
@@ -125,6 +134,13 @@ impl ActivationCost {
 }
 
 impl ModelInfo {
+    /// Bytes of the keys and values of so many tokens in all blocks.
+    fn kept_bytes(&self, tokens: usize, element_bytes: u64) -> u64 {
+        let transformer = &self.transformer;
+        let blocks = (transformer.num_layers + transformer.num_single_layers) as u64;
+        2 * blocks * (tokens * transformer.dim()) as u64 * element_bytes
+    }
+
     /// What an image of a prompt needs, of this size, [height, width] in pixels, or the model's own.
     ///
     /// Errors when the model makes no images of that size.
@@ -167,6 +183,7 @@ impl MemorySizes {
             transformer: Self::transformer(costs, info),
             step: needs.step,
             early: needs.early,
+            kept: needs.kept,
             decoder: native(info.vae.decoder_elements()),
             decode: InBands::of(decode),
             encoder: if encoded.is_some() { native(info.vae.encoder_elements()) } else { 0 },
@@ -314,6 +331,7 @@ mod tests {
         early: 0,
         largest: 100,
         in_turn: false,
+        kept: 0,
         sharing: Sharing::Group,
         sharers: 1,
         evaluations: 1,
@@ -435,6 +453,18 @@ mod tests {
         (info.vae.block_out_channels, info.vae.layers_per_block) = (vec![128, 256, 512, 512], 2);
         info.max_sequence_length = 512;
         info
+    }
+
+    #[test]
+    fn what_is_kept_counts_and_is_made_alone() {
+        let info = klein(24, [5, 20], [2560, 9728]);
+        let plan = Plan { kept_tokens: 4608, ..Plan::of_size(1024, 1024) };
+        let sizes = MemorySizes::of(&Costs::hopper(), &info, &plan, true);
+        assert_eq!(sizes.kept, 25 * 4608 * 2 * 3072 * 2, "blocks, tokens, keys and values, columns, bytes");
+        let none = MemorySizes::of(&Costs::hopper(), &info, &Plan::of_size(1024, 1024), true);
+        assert_eq!(none.kept, 0);
+        assert!(none.levels().iter().zip(sizes.levels()).all(|(none, with)| with.1 == none.1 + sizes.kept));
+        assert_eq!(ActivationCost::of(&Costs::hopper(), &info, &plan).wanted(8), 1);
     }
 
     #[test]

@@ -14,6 +14,7 @@ use crate::pipeline::request::adapters;
 use crate::pipeline::request::embeddings::Embeddings;
 use crate::pipeline::request::given_reference::GivenReference;
 use crate::pipeline::request::images::{Change, ImagePlan};
+use crate::pipeline::request::kept::{self, Reuse};
 use crate::pipeline::request::latents::Latents;
 use crate::rgb::Rgb;
 use crate::sampler::{Rng, ScheduleKind};
@@ -58,6 +59,12 @@ pub struct Request {
     pub given_references: Vec<Arc<GivenReference>>,
     /// An image to change, which gives the size.
     pub change: Option<Change>,
+    /// Whether steps behind the first compute only what is drawn anew of an image to change, and what is next to it:
+    /// for the rest they read the keys and values of the first step.
+    pub sparse: bool,
+    /// Whether it is made of a frame of a video, the first of its images, and which tokens are those of an earlier one.
+    /// The image is another one than without.
+    pub reuse: Option<Reuse>,
     /// What changes the transformer; the changes of all of them are added.
     pub adapters: Vec<AdapterUse>,
 }
@@ -89,6 +96,8 @@ impl Request {
             references: Vec::new(),
             given_references: Vec::new(),
             change: None,
+            sparse: false,
+            reuse: None,
             adapters: Vec::new(),
         }
     }
@@ -218,6 +227,10 @@ pub struct Plan {
     /// Whether another device runs the text encoder.
     #[serde(skip)]
     pub(crate) is_read_elsewhere: bool,
+    /// Tokens whose keys and values are kept from a step for others, those of each step counted. The image is made
+    /// alone where there are any.
+    #[serde(skip)]
+    pub(crate) kept_tokens: usize,
 }
 
 impl Plan {
@@ -293,6 +306,29 @@ impl Plan {
         };
         let guided = guidance != 1.0;
         let [text_tokens, negative_tokens] = text_tokens(request, info, guided, count)?;
+        let made_from = (request.change.as_ref(), &request.references[..]);
+        let sparse = || kept::sparse_tokens(made_from, info, guided, text_tokens);
+        let steps_to_run = steps - images.first_step;
+        let kept_tokens = match request.reuse {
+            Some(reuse) => {
+                kept::frame_tokens(reuse, made_from, info, guided, (text_tokens, [height, width], steps_to_run))?
+            }
+            None => {
+                if request.sparse {
+                    sparse()?
+                } else {
+                    0
+                }
+            }
+        };
+        if let Some((_, field)) = request.start().filter(|_| request.reuse.is_some()) {
+            return Err(Error::usage(format!(
+                "`{:#}` does not go with `{field:#}`: frames begin with the noise of one seed",
+                Field::Reuse
+            ))
+            .of(Field::Reuse)
+            .hint("leave one of them out"));
+        }
         let negative = request.negative.clone().filter(|_| guided);
         if request.negative.is_some() && negative.is_none() {
             let why = if info.is_distilled { "this model is distilled" } else { "there is no guidance" };
@@ -314,6 +350,7 @@ impl Plan {
             first_step: images.first_step,
             notes,
             is_read_elsewhere: false,
+            kept_tokens,
         })
     }
 
@@ -336,6 +373,7 @@ impl Plan {
             first_step: 0,
             notes: Vec::new(),
             is_read_elsewhere: false,
+            kept_tokens: 0,
         }
     }
 

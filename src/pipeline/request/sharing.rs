@@ -22,7 +22,10 @@ impl ModelInfo {
     /// Errors when the model cannot do what is asked for.
     pub fn gains_by_sharing(&self, request: &Request) -> Result<bool> {
         let divides = own_heads(self.transformer.num_attention_heads, 2).is_ok();
-        Ok(divides && self.step_flops(&Plan::new(request, self)?) >= WORTH_SHARING)
+        Ok(divides
+            && !request.sparse
+            && request.reuse.is_none()
+            && self.step_flops(&Plan::new(request, self)?) >= WORTH_SHARING)
     }
 
     /// Of the blocks, in all steps of an image.

@@ -9,6 +9,7 @@ pub(crate) mod adapt;
 pub(crate) mod adapted_cache;
 mod byte_cache;
 pub(crate) mod early_cache;
+pub(crate) mod frame_store;
 mod image_cache;
 pub(crate) mod known;
 mod loader;
@@ -29,7 +30,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use lru::LruCache;
 
 use crate::backend::{Backend, Bands, Claimant, GraphCache, Participants, Promised, Reservations, Storage};
-use crate::error::{ErrorKind, Result};
+use crate::error::{Error, ErrorKind, Field, Result};
 use crate::model::info::ModelInfo;
 use crate::model::open::Files;
 use crate::pipeline::memory::plan::{BlockPlan, MemoryPlan, MemorySizes};
@@ -38,6 +39,7 @@ use crate::pipeline::request::needs::ActivationCost;
 use crate::pipeline::request::plan::Plan;
 use crate::pipeline::residency::adapted_cache::AdaptedCache;
 use crate::pipeline::residency::early_cache::EarlyCache;
+use crate::pipeline::residency::frame_store::FrameStore;
 use crate::pipeline::residency::image_cache::ImageCache;
 use crate::pipeline::residency::loader::Loader;
 use crate::pipeline::residency::loads::Component;
@@ -72,6 +74,7 @@ pub(crate) struct Residency<B: Backend> {
     pub(crate) prompts: PromptCache<B>,
     pub(crate) early: Arc<EarlyCache<B>>,
     pub(crate) images: ImageCache<B>,
+    pub(crate) frames: FrameStore<B>,
     pub(crate) schedules: Mutex<ScheduleCache<B>>,
     pub(crate) steps: GraphCache<(SetKey, BatchShape), Steps<B>, B>,
     /// By height and width alone, because the decoder runs on one image at a time.
@@ -115,6 +118,7 @@ impl<B: Backend> Residency<B> {
             early: Arc::new(EarlyCache::new(available)),
             loader,
             images: ImageCache::new(),
+            frames: FrameStore::new(),
             schedules: Mutex::new(LruCache::new(MAX_SHAPES)),
             steps: GraphCache::new(MAX_SHAPES, Participants::All),
             decodes: GraphCache::new(MAX_SHAPES, Participants::All),
@@ -153,6 +157,13 @@ impl<B: Backend> Residency<B> {
     /// Errors when the backend cannot compute so large an image, or there is too little memory for one.
     pub(crate) fn prepare(&self, plan: Plan) -> Result<Prepared> {
         let (costs, info) = (self.loader.backend.costs(), &self.loader.info);
+        if plan.kept_tokens > 0 && costs.world > 1 {
+            return Err(Error::usage("some tokens are kept, which devices that make an image together cannot do")
+                .hint(format!(
+                    "leave it out, or have each device make images of its own with `{:#} off`",
+                    Field::Parallel
+                )));
+        }
         let needs = ActivationCost::of(&costs, info, &plan);
         needs.check_largest(costs.max_tensor_values, info, &plan)?;
         // One device of a group reads the prompt for all.
@@ -441,6 +452,7 @@ impl<B: Backend> Residency<B> {
     /// weights that it reads.
     pub(crate) fn free_shapes(&self) {
         self.steps.clear();
+        self.frames.clear();
         self.images.clear_reference_caches();
         self.decodes.clear();
         self.early.clear();

@@ -1,5 +1,6 @@
 //! What the steps of batches of one shape have in common.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use crate::backend::Backend;
@@ -78,6 +79,18 @@ impl<B: Backend> Steps<B> {
         }
         let made = (0..turns).map(step).collect::<Result<Vec<_>>>()?;
         Tensor::concat_rows(&made.iter().collect::<Vec<_>>())
+    }
+
+    /// [`Steps::step`] of one image without guidance, and the keys and values of some of its tokens.
+    pub(crate) fn step_recorded(
+        &self,
+        [latents, context, modulation, dt]: [&Tensor<B>; 4],
+        tokens: Vec<Range<usize>>,
+    ) -> Result<(Tensor<B>, KeyCache<B>)> {
+        let modulation = self.transformer.modulation(modulation)?;
+        let sequence = Sequence { split: self.split, rope: &self.rope };
+        let (velocity, keys) = self.transformer.forward_recorded(latents, context, &modulation, &sequence, tokens)?;
+        Ok((latents.row_view(0..latents.rows()).euler_step(&velocity, dt)?, keys))
     }
 }
 

@@ -26,6 +26,9 @@ pub struct Timings {
     /// How often a text or references went through blocks of their own, for as many steps as were made at once. What
     /// is cached does not again.
     pub early_passes: usize,
+    /// Tokens that went through the blocks, of all steps, where some were kept from another step or image.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub tokens: Option<TokenCount>,
     /// The VAE's encoder, for the images that are given. Those that are cached are not encoded again.
     pub encode_s: f64,
     /// Keys and values of the references, for models that make them once. Those that are cached are not made again.
@@ -49,6 +52,22 @@ pub struct Timings {
     pub other_devices: Vec<Timings>,
 }
 
+/// Tokens of all steps.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
+pub struct TokenCount {
+    /// That were computed.
+    pub computed: u64,
+    /// That there are.
+    pub all: u64,
+}
+
+impl TokenCount {
+    /// With those of another count.
+    pub fn plus(self, other: Self) -> Self {
+        Self { computed: self.computed + other.computed, all: self.all + other.all }
+    }
+}
+
 /// A stopwatch: makes [`Timings`] from events in the device's work. An event costs no wait.
 pub(crate) struct Clock<B: Backend> {
     backend: B,
@@ -58,6 +77,7 @@ pub(crate) struct Clock<B: Backend> {
     spans: Vec<(Arc<B::Event>, Span)>,
     prompts_encoded: usize,
     early_passes: usize,
+    tokens: Option<TokenCount>,
     enqueued: Duration,
     total: Duration,
 }
@@ -85,6 +105,7 @@ impl<B: Backend> Clock<B> {
             spans: Vec::new(),
             prompts_encoded: 0,
             early_passes: 0,
+            tokens: None,
             enqueued: Duration::ZERO,
             total: Duration::ZERO,
         })
@@ -117,6 +138,11 @@ impl<B: Backend> Clock<B> {
     /// Texts or references went through blocks of their own so many times.
     pub(crate) fn ran_early_blocks(&mut self, passes: usize) {
         self.early_passes += passes;
+    }
+
+    /// So many of the tokens of a step were computed, and the others kept.
+    pub(crate) fn computed_tokens(&mut self, count: TokenCount) {
+        self.tokens = Some(self.tokens.unwrap_or_default().plus(count));
     }
 
     /// The text features are enqueued.
@@ -170,6 +196,7 @@ impl<B: Backend> Clock<B> {
             total_s: self.total.as_secs_f64(),
             prompts_encoded: self.prompts_encoded,
             early_passes: self.early_passes,
+            tokens: self.tokens,
             enqueue_s: self.enqueued.as_secs_f64(),
             ..Timings::default()
         };

@@ -13,6 +13,7 @@ use crate::pipeline::request::adapters::{AdapterSet, SetKey};
 use crate::pipeline::request::plan::Plan;
 use crate::pipeline::residency::Residency;
 use crate::pipeline::residency::adapted_cache::Adapted;
+use crate::pipeline::residency::frame_store::FrameKeys;
 use crate::pipeline::residency::loads::Component;
 use crate::pipeline::residency::prepared::Prepared;
 use crate::pipeline::residency::steps::{BatchShape, Schedules, Steps};
@@ -21,6 +22,8 @@ use crate::pipeline::residency::timings::Clock;
 use crate::pipeline::session::agreement::{self, BeforeSteps};
 use crate::pipeline::session::contexts::{Contexts, References, Texts, Turn};
 use crate::pipeline::session::early_results::EarlyResults;
+use crate::pipeline::session::frame::{Frame, partial_steps};
+use crate::pipeline::session::partial::PartialSteps;
 use crate::pipeline::session::references::{ImageLatents, Images, make_reference_cache};
 use crate::pipeline::session::text::TextFeatures;
 use crate::sampler::{Evaluations, Noise, Schedule, times};
@@ -55,6 +58,8 @@ pub(crate) struct Denoising<B: Backend> {
     in_flight: StepsInFlight<B>,
     /// Its transformer, if it has adapters.
     adapted: Option<Arc<Adapted<B>>>,
+    /// Where only some tokens are computed at most steps.
+    partial: Option<Box<PartialSteps<B>>>,
 }
 
 /// What [`Tensor::inpaint_blend`] reads: the first noise, the latents of the image to change, and the mask.
@@ -70,6 +75,8 @@ pub(crate) struct DenoiseInputs<'a, B: Backend> {
     /// Of each item.
     pub images: Vec<(&'a Images, ImageLatents<B>)>,
     pub adapters: &'a AdapterSet,
+    /// What is computed of a frame, where some of it may be kept.
+    pub frame: Option<Frame<B>>,
 }
 
 impl<B: Backend> Denoising<B> {
@@ -78,7 +85,7 @@ impl<B: Backend> Denoising<B> {
     /// Errors when memory runs out, or the caller cancels.
     pub(crate) fn prepare(
         residency: &Residency<B>,
-        DenoiseInputs { txt, images, adapters }: DenoiseInputs<'_, B>,
+        DenoiseInputs { txt, images, adapters, frame }: DenoiseInputs<'_, B>,
         noise: JoinHandle<Noise>,
         (prepared, count): (&Prepared, usize),
         caller: &Caller<'_>,
@@ -180,6 +187,7 @@ impl<B: Backend> Denoising<B> {
         // No graph holds copies of weights that are streamed.
         let may_capture = prepared.memory.graphs && !transformer.block_weights().are_streamed();
         let capture = work.was_run() && may_capture;
+        let partial = partial_steps(residency, prepared, (first, frame), work.reads())?.map(Box::new);
         let (step, first_step, steps) = (plan.first_step, plan.first_step, plan.steps);
         let in_flight = StepsInFlight::new(backend.clone());
         Ok((
@@ -197,6 +205,7 @@ impl<B: Backend> Denoising<B> {
                 before: None,
                 in_flight,
                 adapted,
+                partial,
             },
             drawn,
         ))
@@ -222,15 +231,16 @@ impl<B: Backend> Denoising<B> {
         &self.latents
     }
 
-    /// [`Denoising::latents`], and the steps that make them; frees everything else.
-    pub(crate) fn into_latents(self) -> (Tensor<B>, StepsInFlight<B>) {
-        (self.latents, self.in_flight)
+    /// [`Denoising::latents`], the steps that make them, and what is kept of a frame; frees everything else.
+    pub(crate) fn into_latents(self) -> (Tensor<B>, StepsInFlight<B>, Option<FrameKeys<B>>) {
+        let keys = self.partial.and_then(|partial| partial.into_frame(&self.latents));
+        (self.latents, self.in_flight, keys)
     }
 
     /// From here on [`Denoising::predicted`] can be asked for. Returns false where other devices have a part of the
     /// latents.
     pub(crate) fn watch(&mut self, backend: &B) -> bool {
-        let watched = backend.world() == 1;
+        let watched = backend.world() == 1 && self.partial.as_ref().is_none_or(|partial| partial.has_all_latents());
         self.before = watched.then(|| self.latents.row_view(0..self.latents.rows()));
         watched
     }
@@ -262,14 +272,21 @@ impl<B: Backend> Denoising<B> {
         }
         caller.check()?;
         let Schedules { modulations, dts, sigmas } = &*self.schedule;
+        let shown = self.shown(&sigmas.row_view(self.steps - 1..self.steps))?;
         let row = |table: &Tensor<B>, row: usize| table.row_view(row..row + 1);
         let (modulation, dt) = (modulations.row(self.step), row(dts, self.step));
         let reads = self.work.reads();
         let rows = reads.split.own().rows();
         let context = self.context.at_step(&reads.transformer, modulations, self.step..self.steps, rows)?;
         clock.ran_early_blocks(self.context.take_made());
-        let inputs = [&self.latents, &context, &modulation, &dt];
-        let stepped = self.work.run(backend, self.capture, inputs, Steps::step)?;
+        let inputs = [shown.as_ref().unwrap_or(&self.latents), &context, &modulation, &dt];
+        let stepped = match &mut self.partial {
+            Some(partial) => {
+                clock.computed_tokens(partial.count());
+                partial.step(self.work.reads(), inputs)?
+            }
+            None => self.work.run(backend, self.capture, inputs, Steps::step)?,
+        };
         self.latents = match &self.kept {
             Some(Kept { noise, image, mask }) => {
                 stepped.inpaint_blend(noise, image, mask, &row(sigmas, self.step + 1))?
@@ -279,12 +296,28 @@ impl<B: Backend> Denoising<B> {
         self.step += 1;
         if self.is_done() {
             let split = self.work.reads().split.with_batch(self.samples());
-            let own = self.latents.row_view(0..self.latents.rows());
+            let own = match &self.partial {
+                Some(partial) => partial.finish(&self.latents)?,
+                None => self.latents.row_view(0..self.latents.rows()),
+            };
             self.latents = own.all_gather_rows(&split.image_rows())?;
         }
         self.in_flight.push(clock.stepped()?);
         caller.report(Stage::Denoise, self.in_flight.done()? as u64, total);
         Ok(())
+    }
+}
+
+impl<B: Backend> Denoising<B> {
+    /// The latents of the step that makes the keys and values which all later ones read. What is not drawn anew is as
+    /// noisy there as before the last step, of noise level `last`: at the first step's own level there is little to be
+    /// seen of it. `None` at all other steps.
+    ///
+    /// Errors when memory runs out.
+    fn shown(&self, last: &Tensor<B>) -> Result<Option<Tensor<B>>> {
+        let makes_keys = self.partial.as_ref().is_some_and(|partial| partial.makes_keys());
+        let Some(Kept { noise, image, mask }) = self.kept.as_ref().filter(|_| makes_keys) else { return Ok(None) };
+        self.latents.row_view(0..self.latents.rows()).inpaint_blend(noise, image, mask, last).map(Some)
     }
 }
 

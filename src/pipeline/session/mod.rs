@@ -6,7 +6,9 @@ mod contexts;
 mod decode;
 mod denoise;
 mod early_results;
+mod frame;
 pub(crate) mod model;
+mod partial;
 pub(crate) mod preview;
 mod references;
 pub(crate) mod shape;
@@ -21,17 +23,21 @@ use std::thread::{self, JoinHandle};
 use crate::backend::Backend;
 use crate::error::{Error, Result};
 use crate::files::Array;
+use crate::model::info::ModelInfo;
 use crate::pipeline::request::adapters::AdapterSet;
 use crate::pipeline::request::embeddings::Embeddings;
+use crate::pipeline::request::frame::FrameRequest;
 use crate::pipeline::request::given::Given;
 use crate::pipeline::request::latents::Latents;
 use crate::pipeline::request::plan::{Plan, Request};
 use crate::pipeline::residency::adapted_cache::Adapted;
+use crate::pipeline::residency::frame_store::{FrameKeys, StoredFrame};
 use crate::pipeline::residency::placement::Placement;
 use crate::pipeline::residency::prepared::Prepared;
-use crate::pipeline::residency::timings::{Clock, Timings};
+use crate::pipeline::residency::timings::{Clock, Timings, TokenCount};
 use crate::pipeline::session::decode::Decoding;
 use crate::pipeline::session::denoise::{DenoiseInputs, Denoising};
+use crate::pipeline::session::frame::{Found, Frame};
 use crate::pipeline::session::model::Model;
 use crate::pipeline::session::references::{CachedImages, ImageLatents, Images};
 use crate::pipeline::session::shape::Shape;
@@ -56,6 +62,8 @@ pub struct Session<B: Backend> {
     /// Those of the items, at least one.
     items: Vec<Item>,
     adapters: AdapterSet,
+    /// Where it is of a frame of which some may be kept.
+    frame: Option<FrameRequest>,
     cancel: CancelFlag,
     clock: Clock<B>,
     state: State<B>,
@@ -72,9 +80,12 @@ enum State<B: Backend> {
     /// Nothing is enqueued yet. Another thread draws the noise.
     New(JoinHandle<Noise>),
     /// The text features and the latents of images are enqueued.
-    Encoded(JoinHandle<Noise>, TextFeatures<B>, Vec<ImageLatents<B>>),
+    Encoded(JoinHandle<Noise>, TextFeatures<B>, Vec<ImageLatents<B>>, Option<Frame<B>>),
     Denoising(Denoising<B>),
-    Decoding(Decoding<B>),
+    /// The image, and what is to be kept of its frame.
+    Decoding(Decoding<B>, Option<FrameKeys<B>>),
+    /// The image is that of an earlier frame, until it is taken.
+    Given(Arc<StoredFrame<B>>, bool),
     /// An error ended the session.
     Failed,
 }
@@ -137,6 +148,7 @@ impl<B: Backend> Session<B> {
             prepared: model.residency.reserve(prepared, cancel)?,
             items: plans.into_iter().zip(requests).map(item).collect(),
             adapters: AdapterSet::of(&first.adapters),
+            frame: FrameRequest::of(first),
             cancel: cancel.clone(),
             clock: Clock::new(model.backend().clone())?,
             state: State::New(noise),
@@ -156,6 +168,18 @@ impl<B: Backend> Session<B> {
             State::New(noise) => {
                 let caller = Caller::new(report, &self.cancel);
                 let (residency, clock) = (&self.model.residency, &mut self.clock);
+                let frame = match self.frame.as_ref().map(|frame| Found::of(residency, frame)) {
+                    Some(Found::Image(before)) => {
+                        clock.computed_tokens(TokenCount {
+                            computed: 0,
+                            all: tokens(residency.info(), &self.items[0].plan),
+                        });
+                        self.state = State::Given(before, false);
+                        return Ok(());
+                    }
+                    Some(Found::Frame(frame)) => Some(frame),
+                    None => None,
+                };
                 let prepared = &self.prepared;
                 let images = CachedImages::of(self.items.iter().map(|item| &item.images), residency)?;
                 let text = self.text.encode(residency, prepared, &self.reader, &caller, clock)?;
@@ -163,7 +187,7 @@ impl<B: Backend> Session<B> {
                 agreement::encoders(residency.backend())?;
                 let txt = text.share(residency)?;
                 let latents = images.encode(residency, encoder, &caller, clock)?;
-                self.state = State::Encoded(noise, txt, latents);
+                self.state = State::Encoded(noise, txt, latents, frame);
             }
             State::Failed => return Err(Error::new("the session has ended with an error")),
             state => self.state = state,
@@ -176,11 +200,11 @@ impl<B: Backend> Session<B> {
     pub fn prepare(&mut self, report: &mut dyn FnMut(Progress)) -> Result<usize> {
         self.encode(report)?;
         match mem::replace(&mut self.state, State::Failed) {
-            State::Encoded(noise, txt, latents) => {
+            State::Encoded(noise, txt, latents, frame) => {
                 let caller = Caller::new(report, &self.cancel);
                 let (residency, batch) = (&self.model.residency, (&self.prepared, self.items.len()));
                 let images: Vec<_> = self.items.iter().map(|item| &item.images).zip(latents).collect();
-                let read = DenoiseInputs { txt: &txt, images, adapters: &self.adapters };
+                let read = DenoiseInputs { txt: &txt, images, adapters: &self.adapters, frame };
                 let (denoising, noise) = Denoising::prepare(residency, read, noise, batch, &caller, &mut self.clock)?;
                 self.model.reuse(noise);
                 self.items.truncate(denoising.samples());
@@ -259,12 +283,23 @@ impl<B: Backend> Session<B> {
         match mem::replace(&mut self.state, State::Failed) {
             State::Denoising(denoising) => {
                 // Drops what the steps read, before room is made for the decoder.
-                let latents = denoising.into_latents();
-                self.state = State::Decoding(Decoding::prepare(&model.residency, latents, prepared, &caller, clock)?);
+                let (latents, in_flight, keys) = denoising.into_latents();
+                let latents = (latents, in_flight);
+                let decoding = Decoding::prepare(&model.residency, latents, prepared, &caller, clock)?;
+                self.state = State::Decoding(decoding, keys);
             }
             state => self.state = state,
         }
-        let State::Decoding(decoding) = &mut self.state else { unreachable!("prepared above") };
+        let (decoding, keys) = match &mut self.state {
+            State::Decoding(decoding, keys) => (decoding, keys.take()),
+            State::Given(before, is_taken) => {
+                let image = (!mem::replace(is_taken, true)).then(|| before.image.clone());
+                clock.taken();
+                let plan = Plan { is_read_elsewhere: false, ..self.items[0].plan.clone() };
+                return Ok(image.map(|rgb| Decoded { rgb, plan }));
+            }
+            _ => unreachable!("prepared above"),
+        };
         let item = self.items.get(decoding.taken());
         let decoded = decoding.next(model.backend(), &prepared.plan, &caller, clock);
         let decoded = decoded.map_err(|error| match item {
@@ -272,6 +307,9 @@ impl<B: Backend> Session<B> {
             None => error,
         });
         let plan = item.map(|item| Plan { is_read_elsewhere: false, ..item.plan.clone() });
+        if let (Ok(Some(image)), Some(keys), Some(frame)) = (&decoded, keys, &self.frame) {
+            model.residency.frames.put(frame.clone(), keys, image.clone());
+        }
         let rgb = self.end_on_error(decoded)?;
         Ok(rgb.zip(plan).map(|(rgb, plan)| Decoded { rgb, plan }))
     }
@@ -299,7 +337,7 @@ impl<B: Backend> Session<B> {
     /// Errors also when the steps have begun.
     pub fn embeddings(&mut self) -> Result<Embeddings> {
         self.encode(&mut |_| {})?;
-        let State::Encoded(_, txt, _) = &self.state else { return Err(Error::new("the text features were used up")) };
+        let State::Encoded(_, txt, ..) = &self.state else { return Err(Error::new("the text features were used up")) };
         let download = |rows: Range<usize>| {
             let text = txt.rows.row_view(rows);
             Ok(Array { shape: vec![text.rows(), text.cols()], values: self.model.backend().download(&text)? })
@@ -329,6 +367,7 @@ impl<B: Backend> Session<B> {
         while self.step(&mut |_| {})? {}
         match &self.state {
             State::Denoising(denoising) => self.model.backend().download(denoising.latents()),
+            State::Given(before, false) => self.model.backend().download(&before.made.latents),
             _ => Err(Error::new("the latents were given to the decoder")),
         }
     }
@@ -339,6 +378,12 @@ impl<B: Backend> Session<B> {
         }
         result
     }
+}
+
+/// Tokens of all steps of an image.
+fn tokens(info: &ModelInfo, plan: &Plan) -> u64 {
+    let (height, width) = info.latent_size(plan);
+    (plan.steps_to_run() * (plan.text_tokens + info.reference_tokens(plan) + height * width)) as u64
 }
 
 /// Draws the noise of each request, or takes what it gives. It does so on another thread, because the noise is not

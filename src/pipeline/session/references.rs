@@ -4,9 +4,11 @@ use std::sync::Arc;
 
 use crate::backend::Backend;
 use crate::error::Result;
-use crate::ops::{TokenLayout, TokenSplit};
+use crate::model::info::ModelInfo;
+use crate::ops::{ActiveTokens, TokenLayout, TokenSplit};
 use crate::pipeline::request::images::Change;
-use crate::pipeline::request::plan::Request;
+use crate::pipeline::request::kept;
+use crate::pipeline::request::plan::{Plan, Request};
 use crate::pipeline::residency::Residency;
 use crate::pipeline::residency::known::Known;
 use crate::pipeline::residency::loads::Component;
@@ -55,6 +57,13 @@ impl Images {
     /// How much of each packed latent is drawn anew, where that is not all of each.
     pub(crate) fn cells(&self) -> Option<&[f32]> {
         self.change.as_ref()?.cells.as_deref()
+    }
+
+    /// Which tokens are computed, where some of them are kept from another step.
+    pub(crate) fn kept_tokens(&self, info: &ModelInfo, plan: &Plan) -> Option<ActiveTokens> {
+        let change = self.change.as_ref().filter(|_| plan.kept_tokens > 0)?;
+        let shown = usize::from(change.is_reference);
+        kept::under_mask(change, &self.references[shown..], info, plan.text_tokens)
     }
 
     pub(crate) fn references(&self) -> &[Arc<Rgb>] {

@@ -24,7 +24,7 @@ const FLAGS: [&[&str]; 12] = [
     &["--json"],
     &["--mask", "none.png"],
 ];
-const FIELDS: [&str; 24] = [
+const FIELDS: [&str; 25] = [
     "prompt",
     "negative",
     "width",
@@ -43,6 +43,7 @@ const FIELDS: [&str; 24] = [
     "feather",
     "no_composite",
     "no_self_reference",
+    "sparse",
     "noise",
     "latents",
     "embeddings",
