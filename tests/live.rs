@@ -4,6 +4,7 @@
 mod book;
 mod changes;
 mod ends;
+mod reuse;
 
 use std::fs;
 use std::io::{Read, Write};

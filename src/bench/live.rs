@@ -9,6 +9,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use flux::engine::{Engine, Event, Recipe};
+use flux::pipeline::Reuse;
 use flux::rgb::Rgb;
 use flux::stage::CancelFlag;
 use flux::{Error, Result};
@@ -43,6 +44,8 @@ enum Start {
     Feedback,
     /// With the noisy frame, which the model does not see otherwise.
     Strength,
+    /// As reference, but what did not change is that of an earlier frame: about half where a disc moves.
+    Reuse,
     /// With noise, and a new prompt each time.
     Text,
 }
@@ -65,16 +68,20 @@ struct Row {
     /// Levels of 8 bits by which images differ where frames do not.
     #[serde(skip_serializing_if = "Option::is_none")]
     flicker: Option<f64>,
+    /// The share of tokens that were computed, where some are those of an earlier frame.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    computed: Option<f64>,
 }
 
 impl Start {
-    const ALL: [Self; 4] = [Self::Reference, Self::Feedback, Self::Strength, Self::Text];
+    const ALL: [Self; 5] = [Self::Reference, Self::Feedback, Self::Strength, Self::Reuse, Self::Text];
 
     fn name(self) -> &'static str {
         match self {
             Self::Reference => "reference",
             Self::Feedback => "feedback-0.3",
             Self::Strength => "strength-0.5",
+            Self::Reuse => "reuse-0.02",
             Self::Text => "text",
         }
     }
@@ -95,7 +102,8 @@ impl Start {
             ..Recipe::new(prompt, 42)
         };
         let feedback = if self == Self::Feedback { 0.3 } else { 0.0 };
-        Setting::new(recipe, feedback, self != Self::Text)
+        let reuse = (self == Self::Reuse).then_some(Reuse { threshold: 0.02, refresh: 100 });
+        Setting::new(recipe, feedback, self != Self::Text)?.with_reuse(reuse)
     }
 }
 
@@ -202,8 +210,16 @@ fn measure(
     } else {
         of_prompts(engine, &setting, WARM_UP + frames)?
     };
-    let Told { counts, frames_per_s, p50_ms, p95_ms, flicker, .. } = told;
-    Ok(Row { name, frames: counts.made - WARM_UP as u64, frames_per_s, p50_ms, p95_ms, flicker })
+    let Told { counts, frames_per_s, p50_ms, p95_ms, flicker, reused, .. } = told;
+    Ok(Row {
+        name,
+        frames: counts.made - WARM_UP as u64,
+        frames_per_s,
+        p50_ms,
+        p95_ms,
+        flicker,
+        computed: reused.map(|reused| reused.computed),
+    })
 }
 
 fn encoder() -> Box<dyn Sink> {
@@ -253,6 +269,7 @@ impl Row {
             line += &format!("  {half:8.1} ms [95%: {most:.1}]");
         }
         line += &self.flicker.map_or_else(String::new, |flicker| format!("  flicker {flicker:.2}"));
+        line += &self.computed.map_or_else(String::new, |share| format!("  {:.0} % computed", 100.0 * share));
         line
     }
 }

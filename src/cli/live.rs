@@ -6,6 +6,7 @@ use clap::{ArgAction, Args, ValueEnum};
 use flux::engine::choice::ParallelChoice;
 use flux::engine::{EngineArgs, Recipe};
 use flux::input::is_stdin;
+use flux::pipeline::Reuse;
 use flux::{Error, Result};
 
 use super::prompt::without_ends;
@@ -47,6 +48,18 @@ pub struct Live {
     #[arg(help_heading = IMAGES, long, value_name = "X", default_value_t = 0.0, allow_negative_numbers = true)]
     #[arg(value_parser = decimal::<f32>("from 0 to below 1"), conflicts_with = "strength")]
     pub feedback: f32,
+    /// Compute only what changed since an earlier frame: squares of 16 x 16 pixels that differ by more than this, from
+    /// 0 to 1, and those around them
+    ///
+    /// That is the mean absolute difference of values, as a part of the largest one: 0.02 leaves out a camera's noise,
+    /// and at 0 only what is equal to the byte is kept. Where nothing changed, the image is given again.
+    #[arg(help_heading = IMAGES, long, value_name = "X", allow_negative_numbers = true)]
+    #[arg(value_parser = decimal::<f32>("from 0 to 1"), conflicts_with_all = ["feedback", "no_input"])]
+    reuse: Option<f32>,
+    /// With --reuse: compute all of one of so many frames at least
+    #[arg(help_heading = IMAGES, long, value_name = "N", default_value_t = 100, value_parser = whole(1..=1_000_000u64))]
+    #[arg(requires = "reuse")]
+    refresh: u64,
     /// Make keys and values of the references once for all steps: for models that were trained so. Their folders say
     /// so themselves
     #[arg(help_heading = IMAGES, long, action = ArgAction::SetTrue)]
@@ -157,6 +170,11 @@ impl Live {
         let size = self.size.filter(|_| self.no_input);
         let (width, height) = (size.map(|size| size.width), size.map(|size| size.height));
         self.adapters.apply(self.sampler.apply(Recipe { width, height, ..recipe }))
+    }
+
+    /// Which tokens of frames are those of an earlier one, where any are.
+    pub fn reuse(&self) -> Option<Reuse> {
+        self.reuse.map(|threshold| Reuse { threshold, refresh: self.refresh as usize })
     }
 
     /// Whether the seed is drawn.

@@ -179,8 +179,12 @@ impl Live {
         let job = setting.job(&self.engine, frame, before.as_ref())?;
         let mut made = None;
         for event in self.engine.submit(flux::engine::Job { cancel: self.cancel.child(), ..job })? {
-            if let Event::Image { image, latents, .. } = event? {
-                made = Some((image.pixels()?.into_owned(), latents));
+            match event? {
+                Event::Image { image, latents, .. } => made = Some((image.pixels()?.into_owned(), latents)),
+                Event::Finished { timings, .. } => {
+                    timings.tokens.into_iter().for_each(|tokens| self.stats.computed(tokens));
+                }
+                _ => {}
             }
         }
         made.ok_or_else(|| Error::new("the engine made no image of the frame"))

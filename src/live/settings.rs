@@ -8,7 +8,7 @@ use flux::engine::{Engine, Inputs, Job, Recipe};
 use flux::error::Field;
 use flux::files::adapter::AdapterUse;
 use flux::input;
-use flux::pipeline::{GivenReference, Latents, MAX_REFERENCES, Request};
+use flux::pipeline::{GivenReference, Latents, MAX_REFERENCES, Request, Reuse};
 use flux::rgb::Rgb;
 use flux::{Error, Result};
 use serde::{Deserialize, Deserializer};
@@ -24,6 +24,8 @@ pub struct Setting {
     pub feedback: f32,
     /// Whether there are frames, or words alone.
     pub has_frames: bool,
+    /// Which tokens of a frame are those of an earlier one, where any are.
+    reuse: Option<Reuse>,
 }
 
 /// What changes. What is left out stays.
@@ -51,8 +53,16 @@ impl Setting {
     /// Errors when one cannot be read, or something does not suit the others.
     pub fn new(recipe: Recipe, feedback: f32, has_frames: bool) -> Result<Self> {
         let files = recipe.inputs.clone();
-        let setting = Self { recipe, references: Vec::new(), adapters: Vec::new(), feedback, has_frames };
+        let setting = Self { recipe, references: Vec::new(), adapters: Vec::new(), feedback, has_frames, reuse: None };
         let setting = setting.with_references(&files)?;
+        setting.check().map(|()| setting)
+    }
+
+    /// The setting where some tokens of frames are those of an earlier one.
+    ///
+    /// Errors as [`Setting::new`].
+    pub fn with_reuse(self, reuse: Option<Reuse>) -> Result<Self> {
+        let setting = Self { reuse, ..self };
         setting.check().map(|()| setting)
     }
 
@@ -112,6 +122,16 @@ impl Setting {
             return Err(Error::usage(format!("`{first}` and `{second}` both say what an image begins with"))
                 .hint("leave one of them out"));
         }
+        if let Some(reuse) = &self.reuse {
+            reuse.check()?;
+            if self.feedback > 0.0 {
+                return Err(Error::usage(
+                    "`reuse` and `feedback` do not go together: one keeps what did not change, and \
+                                         with the other everything does",
+                )
+                .hint("leave one of them out"));
+            }
+        }
         self.whole_recipe().request().map(drop)
     }
 
@@ -130,7 +150,7 @@ impl Setting {
             Some(frame) => Inputs::of_frame(&recipe, frame, &self.references)?,
             None => Inputs::of_references(&recipe, &self.references),
         };
-        let request = Request { adapters: self.adapters.clone(), ..inputs.apply(recipe.request()?) };
+        let request = Request { adapters: self.adapters.clone(), reuse: self.reuse, ..inputs.apply(recipe.request()?) };
         let request = match before {
             Some(before) => engine.begin_with(request, before, self.feedback)?,
             None => request,
@@ -229,6 +249,10 @@ mod tests {
             let error = changed(&from, json).unwrap_err().to_string();
             assert!(error.contains(words), "{json}: {error}");
         }
+        let reuse = |feedback| {
+            setting(None, feedback).unwrap().with_reuse(Some(Reuse { threshold: 0.02, refresh: 9 })).map(drop)
+        };
+        assert!(reuse(0.0).is_ok() && reuse(0.2).unwrap_err().to_string().contains("do not go together"));
         assert!(setting(Some(0.5), 0.5).is_err() && setting(None, f32::NAN).is_err());
     }
 }

@@ -4,6 +4,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use flux::compare::{Framed, flicker};
+use flux::pipeline::TokenCount;
 use flux::rgb::Rgb;
 use serde::Serialize;
 
@@ -50,6 +51,10 @@ struct Window {
     made: u64,
     latencies: Vec<u32>,
     flicker: (f64, u64),
+    tokens: TokenCount,
+    /// Frames of which all tokens were computed, and none.
+    whole: u64,
+    again: u64,
 }
 
 /// What somebody is told.
@@ -66,11 +71,33 @@ pub struct Told {
     pub p95_ms: Option<f64>,
     /// Levels by which images differ where their frames do not, see [`flicker`].
     pub flicker: Option<f64>,
+    /// What was computed, where some tokens are those of an earlier frame.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub reused: Option<Reused>,
+}
+
+/// What was computed of frames.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub struct Reused {
+    /// The share of all tokens.
+    pub computed: f64,
+    /// Frames of which all tokens were computed: the first, those that changed much, and from time to time one.
+    pub whole: u64,
+    /// Frames in which nothing changed, so that the image was given again.
+    pub again: u64,
 }
 
 impl Window {
     fn new() -> Self {
-        Self { began: Instant::now(), made: 0, latencies: vec![0; LATENCIES], flicker: (0.0, 0) }
+        Self {
+            began: Instant::now(),
+            made: 0,
+            latencies: vec![0; LATENCIES],
+            flicker: (0.0, 0),
+            tokens: TokenCount::default(),
+            whole: 0,
+            again: 0,
+        }
     }
 
     fn told(&self, counts: Counts) -> Told {
@@ -83,6 +110,11 @@ impl Window {
             p50_ms: self.latency(0.5),
             p95_ms: self.latency(0.95),
             flicker: (count > 0).then(|| rounded(sum / count as f64)),
+            reused: (self.tokens.all > 0).then(|| Reused {
+                computed: rounded(self.tokens.computed as f64 / self.tokens.all as f64),
+                whole: self.whole,
+                again: self.again,
+            }),
         }
     }
 
@@ -115,6 +147,17 @@ impl Stats {
 
     pub fn count(&self, count: impl FnOnce(&mut Counts)) {
         count(&mut self.state().counts);
+    }
+
+    /// So many tokens of a frame were computed.
+    pub fn computed(&self, tokens: TokenCount) {
+        let mut state = self.state();
+        let State { whole, last, .. } = &mut *state;
+        for window in [whole, last] {
+            window.tokens = window.tokens.plus(tokens);
+            window.whole += u64::from(tokens.computed == tokens.all);
+            window.again += u64::from(tokens.computed == 0);
+        }
     }
 
     /// An image was made of a frame, and is on its way out since then.
@@ -171,6 +214,10 @@ mod tests {
         assert_eq!((empty.p50_ms, empty.flicker, empty.frames_per_s), (None, None, 0.0));
         stats.made(None, &grey(0), Duration::from_secs(100));
         assert_eq!((stats.since_last().p50_ms, stats.whole().counts.made), (Some(10_000.0), 101));
+        let reused = Stats::new(0);
+        [0, 30, 100].into_iter().for_each(|computed| reused.computed(TokenCount { computed, all: 100 }));
+        assert_eq!(reused.whole().reused, Some(Reused { computed: 0.433, whole: 1, again: 1 }));
+        assert!(stats.whole().reused.is_none());
         let stats = Stats::new(2);
         [5, 9, 9, 8]
             .into_iter()

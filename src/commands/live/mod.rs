@@ -31,7 +31,7 @@ pub fn run(args: &cli::Live, signals: &Signals) -> Result<()> {
     }
     let recipe = names::with_adapters(&recipe)?;
     // What is wrong with it is told before a model is opened.
-    let setting = Setting::new(recipe, args.feedback, !args.no_input)?;
+    let setting = Setting::new(recipe, args.feedback, !args.no_input)?.with_reuse(args.reuse())?;
     let (paths, place) = args.model.paths(None);
     let files = model_at(&paths, place.as_deref())?;
     let mut console = Console::new(args.quiet, args.verbose, Shown::Auto);
@@ -46,6 +46,11 @@ pub fn run(args: &cli::Live, signals: &Signals) -> Result<()> {
     };
     let engine = Engine::open(files, &engine_args, None, &mut console, &signals.cancel_flag())?;
     engine.devices(usize::MAX).iter().for_each(|(name, about)| console.detail(&format!("device: {name}: {about}")));
+    if args.reuse().is_some() && engine.stats().devices > 1 {
+        return Err(Error::usage("frames that several devices make in turn have no earlier one on each")
+            .at("--reuse")
+            .hint("name one device, as in `--device cuda:0`, or leave it out"));
+    }
     let setting = setting.with_adapters(&engine)?;
     let size = args.frame_size();
     setting.check_with(&engine, size.unwrap_or(USUAL_SIZE))?;

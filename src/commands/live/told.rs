@@ -78,7 +78,7 @@ impl Told {
 }
 
 fn in_words(told: &live::Told) -> String {
-    let live::Told { seconds, counts, frames_per_s, p50_ms, p95_ms, flicker } = told;
+    let live::Told { seconds, counts, frames_per_s, p50_ms, p95_ms, flicker, reused } = told;
     let mut text = format!(
         "{} of {} frames became images in {seconds:.1} s: {frames_per_s:.2} a second",
         counts.made, counts.read,
@@ -88,6 +88,9 @@ fn in_words(told: &live::Told) -> String {
     }
     if let Some(flicker) = flicker {
         text += &format!(", flicker {flicker:.2}");
+    }
+    if let Some(reused) = reused {
+        text += &format!(", {:.0} % of the tokens computed", 100.0 * reused.computed);
     }
     if counts.broken > 0 {
         text += &format!("; broken frames: {}", counts.broken);
