@@ -96,7 +96,10 @@ impl<G: Send + 'static> Image<G> {
                         record.tell(JobEvent::Preview { image: place, index, step, steps, file: file.into() });
                     }
                 }
-                Ok(Event::Image { image, .. }) => made = Some(image),
+                Ok(Event::Image { image, latents, .. }) => {
+                    record.keep_latents(latents);
+                    made = Some(image);
+                }
                 Ok(_) => {}
                 Err(error) if error.kind() == ErrorKind::Cancelled => {
                     record.cancel();

@@ -1,9 +1,10 @@
 //! `/v1/live`: frames in and images out over a socket, each as soon as it is there.
 //!
 //! A text is an object of JSON: fields of `/v1/jobs` that hold from then on, and where `draw` is a number, an image of
-//! words alone is asked for, which ends the one that is being made. Bytes are a number of 32 bits and the file of a
-//! frame. Images come back as bytes of the same form, errors as texts. Each is a job like any other: it waits its turn,
-//! and all limits hold. While one is made, the newest frame takes the place of those that wait.
+//! words alone is asked for, which ends the one that is being made. Where `feedback` is a number, images begin with
+//! this part of the one before. Bytes are a number of 32 bits and the file of a frame. Images come back as bytes of the
+//! same form, errors as texts. Each is a job like any other: it waits its turn, and all limits hold. While one is made,
+//! the newest frame takes the place of those that wait.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -14,6 +15,7 @@ use axum::extract::ws::rejection::WebSocketUpgradeRejection;
 use axum::extract::ws::{Message, WebSocket, WebSocketUpgrade};
 use axum::response::Response;
 use bytes::{BufMut, Bytes, BytesMut};
+use flux::pipeline::Latents;
 use serde_json::{Map, Value, json};
 use tokio::time::timeout;
 
@@ -22,7 +24,7 @@ use super::error::{ApiError, Result};
 use super::fields::Fields;
 use super::guard::Client;
 use super::record::{JobRecord, Status};
-use super::request::{Route, Upload};
+use super::request::{Feedback, Route, Upload};
 use super::room::Held;
 use super::silence::is_gone;
 use super::{App, EndsWithClient, intake};
@@ -59,6 +61,8 @@ struct Asked {
     /// None where words alone are asked for.
     frame: Option<Bytes>,
     fields: Map<String, Value>,
+    /// The part of the image before with which it begins.
+    feedback: f32,
     /// The bytes of the frame count among those of all bodies.
     _held: Held,
 }
@@ -75,13 +79,16 @@ struct Live<'a> {
     client: Client,
     /// What holds for the images to come.
     fields: Map<String, Value>,
+    feedback: f32,
+    /// The final latents of the image before.
+    before: Option<Latents>,
     waiting: Option<Asked>,
     running: Option<Running>,
 }
 
 impl<'a> Live<'a> {
     fn new(app: &'a Arc<App>, client: Client) -> Self {
-        Self { app, client, fields: Map::new(), waiting: None, running: None }
+        Self { app, client, fields: Map::new(), feedback: 0.0, before: None, waiting: None, running: None }
     }
 
     /// Serves until the client is gone.
@@ -127,9 +134,17 @@ impl<'a> Live<'a> {
         let Ok(Value::Object(mut fields)) = serde_json::from_str(text) else {
             return wrong("the text is no object of JSON");
         };
-        let draw = fields.remove("draw");
+        let (draw, feedback) = (fields.remove("draw"), fields.remove("feedback"));
+        let feedback = match feedback {
+            None | Some(Value::Null) => Some(0.0),
+            Some(part) => part.as_f64().filter(|part| (0.0..1.0).contains(part)),
+        };
+        let Some(feedback) = feedback else { return wrong("`feedback` is no number from 0 to below 1") };
+        if feedback > 0.0 && fields.get("strength").is_some_and(|strength| !strength.is_null()) {
+            return wrong("`feedback` and `strength` both say what an image begins with");
+        }
         if !fields.is_empty() {
-            self.fields = fields;
+            (self.fields, self.feedback) = (fields, feedback as f32);
         }
         let number = match draw {
             None | Some(Value::Null) => return None,
@@ -157,7 +172,7 @@ impl<'a> Live<'a> {
         if let Err(full) = held.add(frame.as_ref().map_or(0, Bytes::len)) {
             return Some(error(Some(number), &full));
         }
-        self.waiting = Some(Asked { number, frame, fields: self.fields.clone(), _held: held });
+        self.waiting = Some(Asked { number, frame, fields: self.fields.clone(), feedback: self.feedback, _held: held });
         None
     }
 
@@ -177,7 +192,7 @@ impl<'a> Live<'a> {
         }
     }
 
-    async fn submit(&self, Asked { frame, fields, _held, .. }: Asked) -> Result<Arc<JobRecord>> {
+    async fn submit(&mut self, Asked { frame, fields, feedback, _held, .. }: Asked) -> Result<Arc<JobRecord>> {
         let mut fields = fields;
         for (name, value) in
             [("output_format", json!("jpeg")), ("output_compression", QUALITY.into()), ("partial_images", 0.into())]
@@ -190,6 +205,8 @@ impl<'a> Live<'a> {
         let mut asked = intake::read(self.app, &self.client, fields, uploads, Route::Jobs).await?;
         // One frame is one image.
         asked.count = 1;
+        let before = self.before.take();
+        asked.feedback = (feedback > 0.0).then_some(Feedback { part: feedback, before });
         intake::submit(self.app, &self.client, asked).await
     }
 
@@ -197,6 +214,7 @@ impl<'a> Live<'a> {
     fn answer(&mut self) -> Option<Message> {
         let Running { number, job } = self.running.take()?;
         let snapshot = job.snapshot();
+        self.before = job.take_latents();
         match (snapshot.status, snapshot.images.into_iter().next().flatten(), snapshot.error) {
             (Status::Done, Some(made), _) => {
                 let mut bytes = BytesMut::with_capacity(NUMBER + made.file.len());

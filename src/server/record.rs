@@ -5,6 +5,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
 
 use bytes::Bytes;
+use flux::pipeline::Latents;
 use flux::stage::CancelFlag;
 use serde::Serialize;
 use serde_json::{Value, json};
@@ -109,6 +110,8 @@ struct State {
     error: Option<ApiError>,
     started: Option<Instant>,
     ended: Option<Instant>,
+    /// The final latents of its image, for one behind it.
+    latents: Option<Latents>,
 }
 
 /// What the model makes of it.
@@ -161,6 +164,7 @@ impl JobRecord {
             error: None,
             started: None,
             ended: None,
+            latents: None,
         };
         Arc::new(Self {
             job,
@@ -247,6 +251,16 @@ impl JobRecord {
         changed
     }
 
+    /// What an image behind its own may begin with.
+    pub fn keep_latents(&self, latents: Option<Latents>) {
+        self.state().latents = latents;
+    }
+
+    /// [`JobRecord::keep_latents`], which it gives away.
+    pub fn take_latents(&self) -> Option<Latents> {
+        self.state().latents.take()
+    }
+
     pub fn status(&self) -> Status {
         self.state().status
     }
@@ -319,6 +333,7 @@ impl JobRecord {
             images: state.images.iter().map(|made| made.as_ref().map(image)).collect(),
             notes: state.notes.iter().cloned().chain(note).collect(),
             error: state.error.clone(),
+            latents: None,
             ..*state
         };
         Arc::new(Self {

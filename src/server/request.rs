@@ -7,6 +7,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use flux::engine::{AdapterFile, EmbeddedFiles, Recipe};
 use flux::output::ImageFormat;
+use flux::pipeline::Latents;
 use serde::Deserialize;
 
 use super::error::{ApiError, Result};
@@ -40,10 +41,21 @@ pub struct Asked {
     pub deadline: Option<Duration>,
     /// Whom the client asks for, told apart from others of the same key.
     pub user: Option<String>,
+    /// With which part of an image before it begins, where one comes behind the other.
+    pub feedback: Option<Feedback>,
     /// What has no effect.
     pub notes: Vec<String>,
     /// How the answer is given; other routes have their own ways.
     pub answer: Answer,
+}
+
+/// A part of an image before, with which one begins.
+#[derive(Debug, Clone)]
+pub struct Feedback {
+    /// From 0 to below 1.
+    pub part: f32,
+    /// The final latents of the image before, where there was one.
+    pub before: Option<Latents>,
 }
 
 /// How images become files.
@@ -190,6 +202,7 @@ impl Asked {
                 stream: fields.flag("stream")?.unwrap_or(false),
                 safety_identifier: fields.text("safety_identifier")?,
             },
+            feedback: None,
             recipe,
             files,
             notes,

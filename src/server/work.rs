@@ -13,7 +13,7 @@ use super::error::{ApiError, Result};
 use super::models::Models;
 use super::rates::Kind;
 use super::record::Planned;
-use super::request::{Asked, Lora, Previews, Priority};
+use super::request::{Asked, Feedback, Lora, Previews, Priority};
 
 /// What the images of a request have in common.
 pub struct Work {
@@ -26,6 +26,7 @@ pub struct Work {
     request: Request,
     inputs: Arc<Inputs>,
     adapters: Vec<Lora>,
+    feedback: Option<Feedback>,
     /// What its model makes of it, once that was open.
     ready: OnceLock<Ready>,
 }
@@ -67,6 +68,7 @@ impl Work {
             request,
             inputs: Arc::new(inputs),
             adapters,
+            feedback: asked.feedback.take(),
             ready: OnceLock::new(),
         })
     }
@@ -102,6 +104,12 @@ impl Work {
         let request = Request { adapters, ..self.request.clone() };
         // A size that is asked for is looked at first: what is far too large needs no plan.
         check_pixels(request.width.unwrap_or(0), request.height.unwrap_or(0), most_pixels)?;
+        let request = match &self.feedback {
+            Some(Feedback { part, before: Some(before) }) => {
+                engine.begin_with(request, before, *part).map_err(|e| ApiError::from(e.of(Field::Latents)))?
+            }
+            _ => request,
+        };
         let plan = engine.plan(&request).map_err(|e| match e.kind() {
             ErrorKind::Failure => ApiError::bad("never_fits", e.what()).of("size"),
             _ => ApiError::from(e),
@@ -148,7 +156,9 @@ impl Work {
         let request = ready.request.part(image..image + 1);
         Job {
             inputs: Arc::clone(&self.inputs),
-            recipe: Some(Arc::new(self.recipe(image))),
+            // What an image before gave is in no recipe.
+            recipe: self.feedback.is_none().then(|| Arc::new(self.recipe(image))),
+            latents: self.feedback.is_some(),
             previews: self.previews.are_wanted(),
             ..Job::new(request, 1)
         }

@@ -75,6 +75,22 @@ fn a_frame_becomes_the_image_that_other_routes_make_of_it_and_the_newest_wins() 
 }
 
 #[test]
+fn an_image_begins_with_a_part_of_the_one_before_as_in_flux_live() {
+    let serving = Serving::start(&[]);
+    let mut socket = serving.socket("/v1/live", &[]).expect("a socket");
+    let mut made = |feedback: f64| {
+        say(&mut socket, &json!({"prompt": "a red circle", "steps": 2, "seed": 5, "feedback": feedback}));
+        show(&mut socket, 1, &frame(1));
+        image(&mut socket).1
+    };
+    let plain = made(0.0);
+    assert!(made(0.5) == plain, "the image before kept nothing");
+    let second = made(0.5);
+    assert!(second != plain, "it begins with a part of the one before");
+    assert!(made(0.0) == plain, "and no more where that is not asked for");
+}
+
+#[test]
 fn words_that_change_end_what_is_made_of_those_before() {
     let serving = Serving::start(&[]);
     let mut socket = serving.socket("/v1/live", &[]).expect("a socket");
@@ -102,6 +118,8 @@ fn what_is_wrong_is_told_and_the_socket_stays_open() {
         (r#"{"prompt": "x", "draw": -1}"#, Value::Null, "invalid_value"),
         (r#"{"prompt": "x", "draw": 4294967296}"#, Value::Null, "invalid_value"),
         (r#"{"prompt": "x", "promt": "y", "draw": 5}"#, 5.into(), "unknown_parameter"),
+        (r#"{"prompt": "x", "feedback": 1, "draw": 5}"#, Value::Null, "invalid_value"),
+        (r#"{"prompt": "x", "feedback": 0.3, "strength": 0.5}"#, Value::Null, "invalid_value"),
         (r#"{"steps": 1, "draw": 6}"#, 6.into(), "missing_required_parameter"),
         (r#"{"prompt": "x", "size": "1x1", "draw": 7}"#, 7.into(), "invalid_value"),
     ] {

@@ -132,6 +132,7 @@ fn ask(on: &mut Evaluator<'_>, drawing: &Drawing, is_composite: bool) -> Result<
         priority: Priority::Normal,
         deadline: None,
         user: None,
+        feedback: None,
         notes: Vec::new(),
         answer: Answer::default(),
     })

@@ -5,7 +5,7 @@ import { $, kept, prepareDialogs } from './page/dom.js';
 import { Frames } from './page/frames.js';
 import { onPainted, resize } from './page/sketch.js';
 
-const KEPT = ['prompt', 'start', 'strength', 'side', 'steps', 'seed'];
+const KEPT = ['prompt', 'start', 'strength', 'feedback', 'side', 'steps', 'seed'];
 const QUALITY = 0.9;
 
 let way = 'type';
@@ -67,15 +67,17 @@ function settings() {
   const all = { prompt: $('prompt').value, steps: Number($('steps').value) };
   if (Number.isSafeInteger(seed) && seed >= 0) all.seed = seed;
   if (way === 'type') all.size = `${side}x${side}`;
-  else if ($('start').value === 'strength') all.strength = Number($('strength').value);
+  else if (['strength', 'feedback'].includes($('start').value)) all[$('start').value] = Number($($('start').value).value);
   return all;
 }
 
 /** Something changed: what is being made of words is of no use any more. */
 function change() {
   for (const id of KEPT) kept.set(`live-${id}`, $(id).value);
-  $('strength-shown').textContent = $('strength').value;
-  $('strength-row').hidden = $('start').value !== 'strength';
+  for (const id of ['strength', 'feedback']) {
+    $(`${id}-shown`).textContent = $(id).value;
+    $(`${id}-row`).hidden = $('start').value !== id;
+  }
   resize(Number($('side').value));
   frames.set(settings());
   isChanged = true;

@@ -148,6 +148,7 @@ impl Reading<'_> {
             priority: Priority::Normal,
             deadline: None,
             user: None,
+            feedback: None,
             notes: self.notes,
             answer: Answer::default(),
         })
