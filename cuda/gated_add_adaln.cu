@@ -1,11 +1,12 @@
 // gated_add_adaln: out = x + gate * y;  h = (1 + scale) * layer_norm(out) + shift
 // gated_add_adaln_e4m3: the same with h quantised for fp8 products (see e4m3.cuh), without writing bf16 first
+// gated_add_adaln_int8: the same for products of integers, groups of columns rotated (see int8.cuh)
 //
 //   x      [rows, dim]  element, row stride ld_x
 //   y      [rows, dim]  element, row stride ld_y
 //   out    [rows, dim]  element, row stride ld_out; may be x
-//   h      [rows, dim]  element, row stride ld_h; for gated_add_adaln_e4m3 e4m3 [rows, ld_h], zeros behind dim
-//   h_scales [rows]     f32, gated_add_adaln_e4m3 only
+//   h      [rows, dim]  element, row stride ld_h; quantised [rows, ld_h], zeros behind dim
+//   h_scales [rows]     f32, where h is quantised
 //   gate, shift, scale  [dim]: of text rows (row < txt_rows) and of image rows
 //
 // Mapping   one block per row; a thread holds up to 4 chunks of 8 values, chunk i at thread + i * threads. All 16-byte
@@ -13,13 +14,14 @@
 //           passes (mean, variance) and h are computed from it. 3072: 128 threads, 3 chunks. x and y are read, and out
 //           is written, as lines that leave the caches first: the product after this op reads h.
 // Needs     dim % 8 == 0, dim <= 8192, rows and vectors 16-byte aligned. Otherwise the launcher composes.
-// Rounding  once, at each store: h is computed from the sum before that is rounded. In e4m3 h is rounded to bf16 first,
-//           so that it is what gated_add_adaln and quantise give.
+// Rounding  once, at each store: h is computed from the sum before that is rounded. To be quantised, h is rounded to an
+//           element first, so that it is what gated_add_adaln and quantise or quantise_int8 give.
 // Bytes     rows * dim * 8 + 6 * dim * 2.   4608 x 3072: 113 MB
 // Bound     HBM. 113 MB at 4.8 TB/s (H200) = 23.6 us
 // Measured  32.6 us at 4608 x 3072, 3.47 TB/s, 72% of bound; gated_add and adaln apart 45.2 us, all composed 66.8 us;
-//           gated_add_adaln_e4m3 not by itself; H200, driver 580.159, CUDA 13.0; `flux bench ops/`
-#include "common.cuh"
+//           gated_add_adaln_e4m3 not by itself, gated_add_adaln_int8 never yet; H200, driver 580.159, CUDA 13.0; `flux
+//           bench ops/`
+#include "int8.cuh"
 #ifndef ELEMENT_F16
 #include "e4m3.cuh"
 #endif
@@ -119,3 +121,15 @@ extern "C" __global__ void __launch_bounds__(256)
     quantise_row(chunks, ld_h / 8, h + blockIdx.x * ld_h, h_scales + blockIdx.x);
 }
 #endif
+
+extern "C" __global__ void __launch_bounds__(256)
+    gated_add_adaln_int8(const element* x, long long ld_x, const element* y, long long ld_y, element* out,
+                         long long ld_out, int8_t* h, long long ld_h, float* h_scales, const element* txt_gate,
+                         const element* txt_shift, const element* txt_scale, const element* img_gate,
+                         const element* img_shift, const element* img_scale, int txt_rows, int dim, float eps,
+                         int group) {
+    uint4 chunks[MAX_CHUNKS] = {};
+    gated_add_adaln(x, ld_x, y, ld_y, out, ld_out, txt_gate, txt_shift, txt_scale, img_gate, img_shift, img_scale,
+                    txt_rows, dim, eps, [&](int i, int, const float (&values)[8]) { chunks[i] = pack(values); });
+    int8::quantise_row(chunks, group, ld_h / 8, h + blockIdx.x * ld_h, h_scales + blockIdx.x);
+}

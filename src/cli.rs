@@ -380,7 +380,7 @@ pub struct DeviceArgs {
     #[arg(help_heading = DEVICE, long, value_name = "DEVICE")]
     device: Option<DeviceChoice>,
     /// Precision of the arithmetic; auto is f32 on the CPU and bf16 on a GPU (fp16 where it has none), fp8 is for
-    /// Hopper GPUs [default: auto]
+    /// Hopper GPUs, int8 for all devices [default: auto]
     #[arg(help_heading = DEVICE, long, value_name = "TYPE", hide_short_help = true, value_parser = values::precision())]
     pub precision: Option<PrecisionChoice>,
     /// Memory of each GPU for weights, activations, CUDA graphs and cuBLASLt's workspace, in GiB [default: 80% of what

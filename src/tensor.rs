@@ -25,6 +25,8 @@ pub enum Dtype {
     F16,
     /// Four exponent and three mantissa bits, with a float32 scale for each row.
     E4m3,
+    /// Integers, with a float32 scale for each row.
+    Int8,
     /// Bytes.
     U8,
 }

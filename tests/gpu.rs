@@ -60,6 +60,8 @@ mod guide;
 mod half;
 #[path = "parity/inpaint_blend.rs"]
 mod inpaint_blend;
+#[path = "parity/int8.rs"]
+mod int8;
 #[path = "parity/layer_norm.rs"]
 mod layer_norm;
 #[path = "parity/linear.rs"]
@@ -151,6 +153,12 @@ fn cuda_fp8() -> Option<Cuda> {
             None
         }
     }
+}
+
+/// The same with products of 8-bit integers; none where there is no GPU.
+fn cuda_int8() -> Option<Cuda> {
+    cuda()?;
+    Some(Cuda::with(0, None, Precision::Int8, &GemmCache::Off).expect("every GPU multiplies integers"))
 }
 
 /// Whether the kernels for Hopper serve where no variable says otherwise: they are of bf16.

@@ -40,6 +40,11 @@ fn in_format(name: &str) -> Arc<Model<Cpu>> {
     Model::new(Cpu::new(Precision::F32), model)
 }
 
+/// The default model with its large products in 8-bit integers.
+fn in_int8() -> Arc<Model<Cpu>> {
+    Model::new(Cpu::new(Precision::Int8), open())
+}
+
 /// Asks a model: of all prompts, or of a few in the short form.
 fn expect(model: &Arc<Model<Cpu>>) {
     if takes_long_form() {
@@ -91,6 +96,11 @@ fn images_of_weights_in_few_bits_show_it_too() {
     }
 }
 
+#[test]
+fn images_of_products_in_int8_show_it_too() {
+    expect(&in_int8());
+}
+
 /// Prints, for each format that weights are brought to, how near images stand to those of the weights as they are, and
 /// how much of what was asked for they show: the numbers of the README's table.
 #[test]
@@ -100,15 +110,25 @@ fn images_in_every_format() {
     let originals = meaning.generate(&default_model());
     println!("original: {:.3} right", meaning.scores(&originals).total());
     for (name, _) in Format::made().filter(|(name, _)| *name != "bf16") {
-        let images = meaning.generate(&in_format(name));
-        let mut psnr: Vec<f64> = images
-            .iter()
-            .zip(&originals)
-            .map(|(image, original)| difference(image, original).unwrap().psnr_db)
-            .collect();
-        psnr.sort_by(f64::total_cmp);
-        println!("{name}: {:.1} dB in median, {:.3} right", psnr[psnr.len() / 2], meaning.scores(&images).total());
+        tell(name, &meaning, &meaning.generate(&in_format(name)), &originals);
     }
+}
+
+/// The same of products in int8, beside weights alone in 8 bits.
+#[test]
+#[ignore = "takes minutes"]
+fn images_in_int8() {
+    let meaning = Meaning::load();
+    let originals = meaning.generate(&default_model());
+    tell("products in int8", &meaning, &meaning.generate(&in_int8()), &originals);
+    tell("q8_0", &meaning, &meaning.generate(&in_format("q8_0")), &originals);
+}
+
+fn tell(name: &str, meaning: &Meaning, images: &[Rgb], originals: &[Rgb]) {
+    let pairs = images.iter().zip(originals);
+    let mut psnr: Vec<f64> = pairs.map(|(image, original)| difference(image, original).unwrap().psnr_db).collect();
+    psnr.sort_by(f64::total_cmp);
+    println!("{name}: {:.1} dB in median, {:.3} right", psnr[psnr.len() / 2], meaning.scores(images).total());
 }
 
 /// So what is read wrongly in an image of the model is wrong in the image.

@@ -35,13 +35,16 @@ const EXCHANGE: &str = "all collectives are one exchange";
 const COLLECTIVES: &str = "parallel has all collectives";
 
 /// Files that belong to no op, and why.
-const NO_OPS: [(&str, &str, &str); 29] = [
+const NO_OPS: [(&str, &str, &str); 33] = [
     (LAUNCHERS, "dequantise", "products dequantise weights in the formats of files: no op of the trait"),
     (LAUNCHERS, "elementwise", "what the launchers of add and mul share"),
+    (LAUNCHERS, "linear_int8", "products of integers: linear and project in another way"),
     (LAUNCHERS, "quantise", "products quantise what they take: no op of the trait"),
     (KERNELS, "dequantise", "products dequantise weights in the formats of files: no op of the trait"),
     (KERNELS, "exchange", "what all collectives are made of"),
+    (KERNELS, "linear_int8", "products of integers: linear and project in another way"),
     (KERNELS, "quantise", "products quantise what they take: no op of the trait"),
+    (KERNELS, "quantise_int8", "the same, and weights while they are loaded"),
     (KERNELS, "quantise_weight", "weights are quantised while they are loaded"),
     (KERNELS, "transfer", "values between host and device"),
     (PARITY, "adapters", "products with layers that have factors of low rank"),
@@ -55,6 +58,7 @@ const NO_OPS: [(&str, &str, &str); 29] = [
     (PARITY, "full_size", "whole images of full-size models"),
     (PARITY, "graph", "captured work"),
     (PARITY, "half", "what is special to fp16"),
+    (PARITY, "int8", "all products of integers"),
     (PARITY, "meaning", "what images show"),
     (PARITY, "memory", "allocations, waits and events"),
     (PARITY, "copies", "weights that come from another GPU"),

@@ -48,16 +48,16 @@ pub struct Costs {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum DeviceKind {
-    /// Weights are used in the mapped files, and images are normed as a whole.
+    /// Weights are used in the mapped files, but for quantised ones, and images are normed as a whole.
     Host,
     /// Convolutions of GPUs other than Hopper copy their input to im2col rows.
     Gpu { im2col: bool },
 }
 
 impl Costs {
-    /// Of a host, which computes in float32.
-    pub fn host(world: usize) -> Self {
-        let (element_bytes, max_tensor_values, products) = (4, u64::MAX, Storage::Native);
+    /// Of a host, which computes in float32. `products` says how it stores the weights of large products.
+    pub fn host(products: Storage, world: usize) -> Self {
+        let (element_bytes, max_tensor_values) = (4, u64::MAX);
         Self { element_bytes, max_tensor_values, products, workspace_bytes: 0, world, kind: DeviceKind::Host }
     }
 
@@ -84,10 +84,10 @@ impl Costs {
     /// Bytes that weights of `elements` elements take: zero where they are used in the mapped file.
     pub fn weight_bytes(&self, elements: u64, storage: Storage) -> u64 {
         match (self.kind, storage) {
-            (DeviceKind::Host, _) => 0,
+            (DeviceKind::Host, Storage::Native) => 0,
             (DeviceKind::Gpu { .. }, Storage::Native) => 2 * elements,
-            // A sixteenth for the scales, and for the bf16 copy of the weight that is on its way.
-            (DeviceKind::Gpu { .. }, Storage::Fp8) => elements + elements / 16,
+            // A sixteenth for the scales, and for the copy in 16 bits of the weight that is on its way.
+            (_, Storage::Fp8 | Storage::Int8) => elements + elements / 16,
         }
     }
 

@@ -46,6 +46,11 @@ pub trait Device: Memory {
     fn wait(&self, event: &Self::Event) -> Result<()>;
     /// Time from one event to another; both are done.
     fn elapsed(&self, from: &Self::Event, to: &Self::Event) -> Result<Duration>;
+    /// Has the device multiply 8-bit integers and do nothing else, in `steps` steps, as its products in int8 do: their
+    /// ceiling. Returns how many operations that are; none where it has no such products.
+    fn multiply_integers(&self, _steps: usize) -> Result<Option<u64>> {
+        Ok(None)
+    }
     /// Runs `work(reads, inputs)`, which may be captured as a graph and from then on launched as a whole.
     ///
     /// `graph` belongs to this piece of work, which does the same each time, with inputs of the same shapes. Everything

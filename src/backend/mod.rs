@@ -76,6 +76,9 @@ pub enum Storage {
     Native,
     /// e4m3 with a float32 scale for each output feature.
     Fp8,
+    /// 8-bit integers with a float32 scale for each output feature, whose input features may be rotated; see
+    /// [`crate::files::int8`].
+    Int8,
 }
 
 /// Something about how a backend works that the user may want to know.

@@ -182,11 +182,13 @@ pub enum PrecisionChoice {
     Bf16,
     /// e4m3 in the transformer's products, on Hopper GPUs.
     Fp8,
+    /// 8-bit integers in the transformer's products.
+    Int8,
 }
 
 impl PrecisionChoice {
     /// The names of all.
-    pub const NAMES: [&str; 4] = ["auto", "f32", "bf16", "fp8"];
+    pub const NAMES: [&str; 5] = ["auto", "f32", "bf16", "fp8", "int8"];
 
     /// Its name.
     pub fn name(self) -> &'static str {
@@ -203,6 +205,7 @@ impl FromStr for PrecisionChoice {
             "f32" => Ok(Self::F32),
             "bf16" => Ok(Self::Bf16),
             "fp8" => Ok(Self::Fp8),
+            "int8" => Ok(Self::Int8),
             _ => Err(format!("expected one of {}", Self::NAMES.join(", "))),
         }
     }
@@ -267,6 +270,6 @@ mod tests {
     #[test]
     fn every_name_of_a_precision_is_one() {
         assert!(PrecisionChoice::NAMES.iter().all(|name| name.parse::<PrecisionChoice>().is_ok()));
-        assert!("fp16".parse::<PrecisionChoice>().is_err_and(|e| e.contains("auto, f32, bf16, fp8")));
+        assert!("fp16".parse::<PrecisionChoice>().is_err_and(|e| e.contains("auto, f32, bf16, fp8, int8")));
     }
 }

@@ -66,7 +66,7 @@ pub fn open(args: &EngineArgs, gains_by_sharing: &dyn Fn() -> bool, observer: &m
             .hint(format!("use `{:#} cpu` for f32", Field::Device)));
     }
     if args.precision == PrecisionChoice::Fp8 && args.device == DeviceChoice::Cpu {
-        return Err(Error::usage("the CPU computes in f32 or bf16, not in fp8")
+        return Err(Error::usage("the CPU computes in f32, bf16 or int8, not in fp8")
             .of(Field::Precision)
             .hint(format!("use `{:#} cuda` for fp8", Field::Device)));
     }
@@ -121,6 +121,7 @@ fn cpu(args: &EngineArgs, observer: &mut dyn Observer) -> Result<Devices> {
     let count = cpu_devices(env::var(CPU_DEVICES).ok().as_deref())?;
     let cpu = Cpu::new(match args.precision {
         PrecisionChoice::Bf16 => cpu::Precision::Bf16,
+        PrecisionChoice::Int8 => cpu::Precision::Int8,
         // fp8 does not come here: without a GPU it is an error.
         PrecisionChoice::Auto | PrecisionChoice::F32 | PrecisionChoice::Fp8 => cpu::Precision::F32,
     });
@@ -260,7 +261,11 @@ pub fn open_group(args: &EngineArgs, gpus: &Gpus) -> Result<Vec<Cuda>> {
 }
 
 fn precision(args: &EngineArgs) -> cuda::Precision {
-    if args.precision == PrecisionChoice::Fp8 { cuda::Precision::Fp8 } else { cuda::Precision::Bf16 }
+    match args.precision {
+        PrecisionChoice::Fp8 => cuda::Precision::Fp8,
+        PrecisionChoice::Int8 => cuda::Precision::Int8,
+        PrecisionChoice::Auto | PrecisionChoice::F32 | PrecisionChoice::Bf16 => cuda::Precision::Bf16,
+    }
 }
 
 /// Errors when bf16 is asked for and the GPU has none.

@@ -29,6 +29,7 @@ mod gguf;
 mod hub;
 mod identity;
 mod inspect;
+pub mod int8;
 mod magnitude;
 mod model_files;
 mod model_paths;

@@ -157,7 +157,8 @@ pub(super) fn expect_concat<B: Backend>(op: &str, parts: &[&Tensor<B>], weight: 
 /// Errors unless `x` is on the device of `on`, and is what products read: an activation, or one that was quantised.
 pub(super) fn expect_operand<B: Backend>(op: &str, on: &B, x: &Operand<B>) -> Result<()> {
     let x = x.tensor();
-    if x.dtype() == Dtype::E4m3 && on.is_same_device(x.backend()) { Ok(()) } else { expect_activation(op, on, x) }
+    let is_quantised = matches!(x.dtype(), Dtype::E4m3 | Dtype::Int8);
+    if is_quantised && on.is_same_device(x.backend()) { Ok(()) } else { expect_activation(op, on, x) }
 }
 
 /// Errors unless `weight` is on the device of `on` and takes an operand of `cols` columns.

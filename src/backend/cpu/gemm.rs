@@ -11,7 +11,7 @@ use std::cell::{OnceCell, RefCell};
 use rayon::prelude::*;
 
 use super::split_weights::SplitPacked;
-use super::{Cpu, Precision, Rows, amx, math};
+use super::{Cpu, Precision, Rows, Weight, amx, int8, math};
 use crate::files::{Format, TensorView};
 use crate::nn::Linear;
 
@@ -32,6 +32,8 @@ pub(super) fn describe(precision: Precision) -> &'static str {
     match (precision, amx::available()) {
         (Precision::F32, true) => "float32 (AMX-BF16 tiles, three terms)",
         (Precision::F32, false) => "float32",
+        (Precision::Int8, true) => "int8, and float32 (AMX-BF16 tiles, three terms)",
+        (Precision::Int8, false) => "int8 and float32",
         (Precision::Bf16, true) => "bfloat16 activations (AMX-BF16 tiles)",
         (Precision::Bf16, false) => "float32, for want of AMX-BF16",
     }
@@ -55,12 +57,15 @@ fn is_for_tiles(weight: &TensorView) -> bool {
 
 /// `out = [x_0 | x_1 | ..] weight^T`, the x side by side; out dense [rows, weight.rows()].
 pub(super) fn linear(precision: Precision, xs: &[Rows<'_>], weight: &Linear<Cpu>, out: &mut [f32]) {
-    let parts = &weight.weight().0;
     assert_eq!(out.len(), xs[0].rows * weight.rows());
     assert_eq!(xs.iter().map(|x| x.cols).sum::<usize>(), weight.cols());
     if out.is_empty() {
         return; // tiles have no place for no rows
     }
+    let parts = match weight.weight() {
+        Weight::Mapped(parts) => parts,
+        Weight::Int8(weight) => return int8::linear(xs, weight, out),
+    };
     if amx::available() && parts.iter().all(is_for_tiles) {
         tiles(precision, xs, parts, weight.rows(), out);
     } else {

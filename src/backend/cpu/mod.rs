@@ -1,6 +1,7 @@
 //! The CPU backend: float32 between ops, all cores, and the reference for every other backend.
 //!
-//! Weights stay where they are: a matrix is a list of row ranges of mapped files, read in place by [`gemm`]. The CPU
+//! Weights stay where they are: a matrix is a list of row ranges of mapped files, read in place by [`gemm`], but for
+//! those that products in [`int8`] read. The CPU
 //! runs the definition of most fused ops. It replaces some of the VAE, whose activations no cache holds, to save a pass
 //! over them. These round as their definition does, except for the convolution of an upsampled image in bfloat16
 //! ([`Tensor::upsample_conv2d`]).
@@ -14,6 +15,7 @@ mod elementwise;
 mod gemm;
 mod group;
 mod host;
+mod int8;
 pub mod math;
 pub mod memory;
 mod norm;
@@ -26,6 +28,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 pub use host::{HostFacts, host_facts};
+pub use int8::Int8Weight;
 pub use norm::ChannelStatistics;
 pub use pool::Values;
 use rayon::prelude::*;
@@ -45,6 +48,9 @@ pub enum Precision {
     /// Activations, and weights in fewer than 16 bits, rounded to bfloat16 at each product and convolution, where the
     /// processor multiplies bfloat16; otherwise as `F32`.
     Bf16,
+    /// As `F32`, but for the large products, which are of 8-bit integers: see [`crate::files::int8`]. It shows what
+    /// GPUs compute in int8, and is not faster.
+    Int8,
 }
 
 /// The host's cores. A cheap handle.
@@ -55,8 +61,13 @@ pub struct Cpu {
     member: Option<Arc<Member>>,
 }
 
-/// A weight matrix: the rows of these parts, one under the other, in the mapped file.
-pub struct Weight(Vec<TensorView>);
+/// A weight matrix.
+pub enum Weight {
+    /// The rows of these parts, one under the other, in the mapped file.
+    Mapped(Vec<TensorView>),
+    /// In memory.
+    Int8(Int8Weight),
+}
 
 /// Rows of float32 in host memory, `stride` elements apart.
 #[derive(Clone, Copy)]
@@ -233,7 +244,11 @@ impl Device for Cpu {
     }
 
     fn costs(&self) -> Costs {
-        Costs::host(self.world())
+        let products = match self.precision {
+            Precision::F32 | Precision::Bf16 => Storage::Native,
+            Precision::Int8 => Storage::Int8,
+        };
+        Costs::host(products, self.world())
     }
 
     fn event(&self) -> Result<Instant> {
@@ -302,7 +317,8 @@ impl WeightStore for Cpu {
 
     fn load_weight(&self, parts: &[TensorView], storage: Storage, _uploads: Option<&()>) -> Result<Weight> {
         match storage {
-            Storage::Native => Ok(Weight(parts.to_vec())),
+            Storage::Native => Ok(Weight::Mapped(parts.to_vec())),
+            Storage::Int8 => Int8Weight::new(parts).map(Weight::Int8),
             Storage::Fp8 => Err(Error::new("the CPU does not multiply weights in fp8")),
         }
     }

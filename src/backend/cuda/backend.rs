@@ -35,6 +35,7 @@ impl Memory for Cuda {
             BufferKind::F16 => Dtype::F16,
             BufferKind::F32 => Dtype::F32,
             BufferKind::E4m3 => Dtype::E4m3,
+            BufferKind::Int8 { .. } => Dtype::Int8,
             BufferKind::Byte => Dtype::U8,
         }
     }
@@ -52,9 +53,11 @@ impl Memory for Cuda {
 
     fn describe(&self) -> String {
         let (major, minor) = self.device().capability();
+        let element = self.element().name();
         let precision = match self.0.precision {
-            Precision::Bf16 => self.element().name(),
-            Precision::Fp8 => "fp8 and bf16",
+            Precision::Bf16 => element.to_string(),
+            Precision::Fp8 => format!("fp8 and {element}"),
+            Precision::Int8 => format!("int8 and {element}"),
         };
         let rank = self.group_rank().map_or(String::new(), |rank| format!(" {:?}", rank.member()));
         format!("{}{rank} (CUDA, compute capability {major}.{minor}, {precision})", self.device().name())
@@ -139,6 +142,7 @@ impl Device for Cuda {
         let products = match self.0.precision {
             Precision::Bf16 => Storage::Native,
             Precision::Fp8 => Storage::Fp8,
+            Precision::Int8 => Storage::Int8,
         };
         Costs::gpu(products, self.copies_im2col(), self.world())
     }
@@ -185,6 +189,10 @@ impl Device for Cuda {
         let first = self.group_rank().filter(|rank| rank.member().rank() == 0);
         let slow_link = first.and_then(|rank| rank.note()).map(Remark::Warning);
         [copied, slow_uploads, slow_host, slow_link, saturation, note, uncaptured].into_iter().flatten().collect()
+    }
+
+    fn multiply_integers(&self, steps: usize) -> Result<Option<u64>> {
+        self.multiply_integers_op(steps).map(Some)
     }
 
     fn run_graph<R: Send + Sync + 'static, const N: usize>(
@@ -270,10 +278,10 @@ impl WeightStore for Cuda {
     }
 
     fn merge_weight(&self, base: &Linear<Self>, low_rank: &LowRank<Self>, storage: Storage) -> Result<Option<Weight>> {
-        // What is in few bits would take the memory of bf16, and be rounded twice in e4m3; what is streamed has no
-        // memory.
+        // What is in few bits would take the memory of bf16, and what is quantised be rounded twice; what is streamed
+        // has no memory.
         let weight = base.weight();
-        if weight.is_streamed() || weight.stored().is_some() || weight.is_e4m3() {
+        if weight.is_streamed() || weight.stored().is_some() || weight.quantised_kind().is_some() {
             return Ok(None);
         }
         self.merge_weight_op(weight, low_rank, storage).map(Some)
@@ -458,6 +466,7 @@ impl Cuda {
         match storage {
             Storage::Native => Ok(()),
             Storage::Fp8 => quantise::check(Precision::Fp8, self.device()),
+            Storage::Int8 => quantise::check(Precision::Int8, self.device()),
         }
     }
 }

@@ -87,7 +87,7 @@ impl Cuda {
             state.blocks.resize_with(turn + 1, Block::default);
         }
         let offset = state.blocks[turn].push(source);
-        let scales = form.scales().map(|scales| offset + scales as u64);
+        let scales = form.quantised_kind().zip(form.scales()).map(|(kind, scales)| (kind, offset + scales as u64));
         let weight =
             Weight::in_slab((Arc::clone(&stream.slabs), slab_of(turn)), [form.rows, form.cols], offset, scales);
         Ok(weight.with_stored(stored))

@@ -17,7 +17,7 @@ use crate::error::Result;
 /// As far as the driver aligns an allocation.
 const SCALES_ALIGNMENT: usize = 256;
 
-/// Bytes from the first of so many e4m3 values to the first scale.
+/// Bytes from the first of so many quantised values to the first scale.
 pub fn scales_offset(values: usize) -> usize {
     values.next_multiple_of(SCALES_ALIGNMENT)
 }
@@ -31,8 +31,10 @@ pub enum BufferKind {
     F16,
     /// Rope tables, statistics, scores.
     F32,
-    /// Weights and activations of fp8 products, with a float32 scale for each row; see [`Buffer::e4m3`].
+    /// Weights and activations of fp8 products, with a float32 scale for each row; see [`Buffer::quantised`].
     E4m3,
+    /// The same of int8 products, each `group` columns of whose rows were rotated; see [`crate::files::int8`].
+    Int8 { group: usize },
     /// Bytes without a type: workspaces and images.
     Byte,
 }
@@ -43,7 +45,7 @@ impl BufferKind {
         match self {
             BufferKind::Bf16 | BufferKind::F16 => 2,
             BufferKind::F32 => 4,
-            BufferKind::E4m3 | BufferKind::Byte => 1,
+            BufferKind::E4m3 | BufferKind::Int8 { .. } | BufferKind::Byte => 1,
         }
     }
 }
@@ -115,17 +117,22 @@ impl Buffer {
         Self { address, stream, bytes, kind, block, scales: 0, device: Arc::clone(device) }
     }
 
-    /// Memory for `rows` rows of `stride` e4m3 values, and behind them the rows' scales; as [`Buffer::new`].
-    pub fn e4m3(device: &Arc<Device>, rows: usize, stride: usize) -> Result<Self> {
+    /// Memory for `rows` rows of `stride` quantised values, and behind them the rows' scales; as [`Buffer::new`].
+    pub fn quantised(device: &Arc<Device>, kind: BufferKind, rows: usize, stride: usize) -> Result<Self> {
         let values = scales_offset(rows * stride);
-        Self::new(device, BufferKind::E4m3, values + rows * BufferKind::F32.size())
-            .map(|buffer| buffer.with_scales(values))
+        Self::new(device, kind, values + rows * BufferKind::F32.size()).map(|buffer| buffer.with_scales(values))
     }
 
-    /// As [`Buffer::e4m3`] and [`Buffer::of_weights`].
-    pub fn e4m3_on_stream(device: &Arc<Device>, stream: Stream, rows: usize, stride: usize) -> Result<Self> {
+    /// As [`Buffer::quantised`] and [`Buffer::of_weights`].
+    pub fn quantised_weight(
+        device: &Arc<Device>,
+        stream: Stream,
+        kind: BufferKind,
+        rows: usize,
+        stride: usize,
+    ) -> Result<Self> {
         let values = scales_offset(rows * stride);
-        Self::of_weights(device, stream, BufferKind::E4m3, values + rows * BufferKind::F32.size())
+        Self::of_weights(device, stream, kind, values + rows * BufferKind::F32.size())
             .map(|buffer| buffer.with_scales(values))
     }
 
@@ -164,7 +171,7 @@ impl Buffer {
         self.kind
     }
 
-    /// Device address of the first row's scale; only e4m3 has any.
+    /// Device address of the first row's scale; only quantised rows have any.
     pub fn scales(&self) -> sys::CUdeviceptr {
         self.scales
     }

@@ -23,7 +23,7 @@ pub struct Launch<'a> {
     arguments: [u64; MAX_ARGUMENTS],
     count: usize,
     too_large: Option<usize>,
-    takes_e4m3: bool,
+    takes_quantised: bool,
 }
 
 impl Device {
@@ -39,7 +39,7 @@ impl Device {
             arguments: [0; MAX_ARGUMENTS],
             count: 0,
             too_large: None,
-            takes_e4m3: false,
+            takes_quantised: false,
         })
     }
 }
@@ -104,7 +104,7 @@ impl Launch<'_> {
 
     /// A pointer to the tensor's first cell.
     pub fn vector(mut self, x: &Tensor<Cuda>) -> Self {
-        self.takes_e4m3 |= x.is_e4m3();
+        self.takes_quantised |= x.quantised_kind().is_some();
         self.address(x.address())
     }
 
@@ -118,8 +118,8 @@ impl Launch<'_> {
         self.vector(x).long(0)
     }
 
-    /// Pointer and row stride of e4m3 rows that the kernel writes, and a pointer to their scales.
-    pub fn e4m3(self, x: &Tensor<Cuda>) -> Self {
+    /// Pointer and row stride of quantised rows, and a pointer to their scales.
+    pub fn quantised(self, x: &Tensor<Cuda>) -> Self {
         self.address(x.address()).long(x.stride()).address(x.scales())
     }
 
@@ -166,8 +166,8 @@ impl Launch<'_> {
         if grid.contains(&0) {
             return Ok(());
         }
-        if self.takes_e4m3 {
-            return Err(Error::new(format!("e4m3 is for products only, not for kernel `{}`", self.name)));
+        if self.takes_quantised {
+            return Err(Error::new(format!("quantised rows are for products only, not for kernel `{}`", self.name)));
         }
         let place = || format!("kernel `{}`", self.name);
         if let Some(value) = self.too_large {

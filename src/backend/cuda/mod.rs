@@ -3,7 +3,8 @@
 //!
 //! With [`Precision::Fp8`] products with weights in [`Storage::Fp8`](crate::backend::Storage::Fp8) take e4m3 on both
 //! sides, with a scale for each row of either, sum in what the tensor cores keep of a float32, and give bf16; see
-//! [`quantise`] and [`gemm`].
+//! [`quantise`] and [`gemm`]. With [`Precision::Int8`] those in [`Storage::Int8`](crate::backend::Storage::Int8) take
+//! 8-bit integers in the same way, and sums are exact; they have a kernel of their own.
 //!
 //! [`library`] finds the driver, [`driver`] asks it, [`survey`](mod@survey) tells of all GPUs, [`device`] opens one,
 //! [`buffer`] hands out its memory under the budget of [`memory`], [`launch`] starts the kernels of cuda/*.cu that
@@ -96,6 +97,9 @@ pub enum Precision {
     /// e4m3 with a scale for each row of either side: weights take half the memory, and the tensor cores do twice as
     /// much. Hopper only.
     Fp8,
+    /// 8-bit integers with a scale for each row of either side, whose columns are rotated before; see
+    /// [`crate::files::int8`]. Weights take half the memory, and tensor cores do twice as much, on any GPU.
+    Int8,
 }
 
 /// One NVIDIA GPU. Clones share it.
@@ -313,7 +317,7 @@ impl Tensor<Cuda> {
         self.buffer().address() + (self.offset() * self.buffer().kind().size()) as u64
     }
 
-    /// Whether its values are what ops compute with, not tables or rows of e4m3.
+    /// Whether its values are what ops compute with, not tables or quantised rows.
     fn is_activation(&self) -> bool {
         self.buffer().kind() == self.backend().element().kind()
     }

@@ -7,7 +7,7 @@ use super::device::Device;
 use super::element::Element;
 use crate::error::{Error, Result};
 use crate::files::e4m3::MULTIPLE;
-use crate::files::{Bytes, FileSlice, FirstNibble, Format, Kernel, ScaleLayout, Scales, TensorView};
+use crate::files::{Bytes, FileSlice, FirstNibble, Format, Kernel, ScaleLayout, Scales, TensorView, int8};
 
 /// Values and scales begin at multiples of this, as the driver aligns an allocation.
 const ALIGNMENT: usize = 256;
@@ -193,6 +193,15 @@ pub fn e4m3_rows(part: &TensorView) -> Result<Option<TensorView>> {
     let range = start..start + part.bytes().len();
     let rows = TensorView::new(Arc::clone(part.file()), range, Format::E4m3Rows, part.shape().to_vec(), scales);
     rows.map(Some).map_err(wrong)
+}
+
+/// A part of 8-bit integers as products of int8 read it, with a scale for each row. The part is a matrix.
+pub fn int8_rows(part: &TensorView) -> Result<TensorView> {
+    let scales = computed((0..part.rows()).map(|row| int8::scale_of_row(part, row)).collect())?;
+    let of_rows = FileSlice::new(Arc::clone(scales.file()), 0..scales.bytes().len());
+    let (start, scales) = (part.start(), of_rows.map_or(Scales::None, |scales| Scales::Rows(Box::new(scales))));
+    let range = start..start + part.bytes().len();
+    TensorView::new(Arc::clone(part.file()), range, part.format(), part.shape().to_vec(), scales).map_err(wrong)
 }
 
 /// Bytes of a file.

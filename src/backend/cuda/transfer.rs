@@ -157,7 +157,7 @@ impl Cuda {
                     let values = self.download_values::<u16>(address, rows, cols, stride)?;
                     Ok(values.into_iter().map(|bits| self.element().activation_value(bits)).collect())
                 }
-                BufferKind::E4m3 => x.download_e4m3(),
+                BufferKind::E4m3 | BufferKind::Int8 { .. } => x.download_quantised(),
                 BufferKind::Byte => Err(Error::new("bytes are no activations")),
             }
         }

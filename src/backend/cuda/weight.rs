@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::buffer::Buffer;
+use super::buffer::{Buffer, BufferKind};
 use super::slabs::Slabs;
 use super::stored::Stored;
 use crate::files::e4m3::MULTIPLE;
@@ -12,8 +12,8 @@ use crate::files::e4m3::MULTIPLE;
 pub const PADDING: usize = 8;
 
 /// The weight [rows, cols] of a linear layer, row-major: bf16 or fp16, padded with zeros to multiples of [`PADDING`],
-/// or e4m3 with a float32 scale for each row, padded to multiples of [`MULTIPLE`]; or as a file has it, from which
-/// [`Cuda::ready`](super::Cuda::ready) makes that.
+/// or e4m3 or integers with a float32 scale for each row, padded to multiples of [`MULTIPLE`]; or as a file has it,
+/// from which [`Cuda::ready`](super::Cuda::ready) makes 16 bits.
 pub struct Weight {
     place: WeightLocation,
     rows: usize,
@@ -26,7 +26,7 @@ enum WeightLocation {
     /// Other GPUs may be copying it.
     Own(Arc<Buffer>),
     /// In a slab, where they are while the block of the weight has its turn.
-    Slab { slabs: Arc<Slabs>, slab: usize, values: u64, scales: Option<u64> },
+    Slab { slabs: Arc<Slabs>, slab: usize, values: u64, scales: Option<(BufferKind, u64)> },
 }
 
 impl Weight {
@@ -53,12 +53,13 @@ impl Weight {
         self.stored.as_deref()
     }
 
-    /// A matrix padded as above, so many bytes behind the start of a slab, with its scales if it is e4m3.
+    /// A matrix padded as above, so many bytes behind the start of a slab. If it is quantised: what its values are, and
+    /// where its scales.
     pub fn in_slab(
         (slabs, slab): (Arc<Slabs>, usize),
         [rows, cols]: [usize; 2],
         values: u64,
-        scales: Option<u64>,
+        scales: Option<(BufferKind, u64)>,
     ) -> Self {
         Self { place: WeightLocation::Slab { slabs, slab, values, scales }, rows, cols, stored: None }
     }
@@ -79,7 +80,7 @@ impl Weight {
     }
 
     fn padding(&self) -> usize {
-        if self.is_e4m3() { MULTIPLE } else { PADDING }
+        if self.quantised_kind().is_some() { MULTIPLE } else { PADDING }
     }
 
     /// Values from one row to the next.
@@ -100,20 +101,30 @@ impl Weight {
         }
     }
 
-    /// Whether the values are e4m3 with a scale for each row.
-    pub fn is_e4m3(&self) -> bool {
+    /// What the values are where each row has a scale.
+    pub fn quantised_kind(&self) -> Option<BufferKind> {
         match &self.place {
-            WeightLocation::Own(buffer) => buffer.scales() != 0,
-            WeightLocation::Slab { scales, .. } => scales.is_some(),
+            WeightLocation::Own(buffer) => (buffer.scales() != 0).then(|| buffer.kind()),
+            WeightLocation::Slab { scales, .. } => scales.map(|(kind, _)| kind),
         }
     }
 
-    /// Device address of the scale of the first row, of e4m3.
+    /// Whether the values are e4m3 with a scale for each row.
+    pub fn is_e4m3(&self) -> bool {
+        self.quantised_kind() == Some(BufferKind::E4m3)
+    }
+
+    /// Whether the values are integers with a scale for each row.
+    pub fn is_int8(&self) -> bool {
+        matches!(self.quantised_kind(), Some(BufferKind::Int8 { .. }))
+    }
+
+    /// Device address of the scale of the first row, where rows have scales.
     pub fn scales(&self) -> u64 {
         match &self.place {
             WeightLocation::Own(buffer) => buffer.scales(),
             WeightLocation::Slab { slabs, slab, scales, .. } => {
-                scales.map_or(0, |scales| slabs.address(*slab) + scales)
+                scales.map_or(0, |(_, scales)| slabs.address(*slab) + scales)
             }
         }
     }

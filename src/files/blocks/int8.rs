@@ -34,19 +34,21 @@ pub fn int8_rotated(bytes: &[u8], scales: &Scales, cols: usize, group: usize, ou
 }
 
 /// Multiplies a group by R, the Kronecker power of \[\[1, 1, 1, -1\], \[1, 1, -1, 1\], \[1, -1, 1, 1\],
-/// \[-1, 1, 1, 1\]\]: by the matrix along each digit to base 4 of the columns' numbers. Sums of so few integers of 8
-/// bits are exact in any order.
+/// \[-1, 1, 1, 1\]\]: by the matrix along each digit to base 4 of the columns' numbers, the last digit first. Sums of
+/// so few integers of 8 bits are exact in any order; those of other values are rounded in this one, as in
+/// cuda/int8.cuh.
 #[inline(always)]
-fn rotate(group: &mut [f32]) {
+pub fn rotate(group: &mut [f32]) {
     let mut stride = 1;
     while stride < group.len() {
         for quadruple in group.chunks_exact_mut(4 * stride) {
             for i in 0..stride {
                 let [a, b, c, d] = [0, 1, 2, 3].map(|digit| quadruple[digit * stride + i]);
-                quadruple[i] = (a + b) + (c - d);
-                quadruple[stride + i] = (a + b) - (c - d);
-                quadruple[2 * stride + i] = (c + d) + (a - b);
-                quadruple[3 * stride + i] = (c + d) - (a - b);
+                // A column less the one whose digit is 3 less its own, and the sum of the other two.
+                quadruple[i] = (a - d) + (b + c);
+                quadruple[stride + i] = (b - c) + (a + d);
+                quadruple[2 * stride + i] = (c - b) + (a + d);
+                quadruple[3 * stride + i] = (d - a) + (b + c);
             }
         }
         stride *= 4;

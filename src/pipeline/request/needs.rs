@@ -201,7 +201,7 @@ impl MemorySizes {
         let of_floats = |elements: u64| costs.weight_bytes(elements, costs.products);
         let of_block = |(index, elements): (usize, u64)| match costs.products {
             Storage::Native => info.file_sizes[1].block(index, elements, of_floats),
-            Storage::Fp8 => of_floats(elements),
+            Storage::Fp8 | Storage::Int8 => of_floats(elements),
         };
         BlockSizes {
             blocks: info.transformer.elements_of_blocks().into_iter().enumerate().map(of_block).collect(),
@@ -307,7 +307,9 @@ mod tests {
 
     #[test]
     fn the_decoder_needs_what_its_last_up_block_does() {
-        let need = |channels: &[usize], side: u64| decode_bytes(&Costs::host(1), channels, side * side, Bands::Wide);
+        let need = |channels: &[usize], side: u64| {
+            decode_bytes(&Costs::host(Storage::Native, 1), channels, side * side, Bands::Wide)
+        };
         // The image in 256 channels, its norm, and 128 channels behind.
         assert_eq!(need(&[128, 256, 512, 512], 1024), (1 << 20) * (256 + 256 + 128) * 4);
         assert_eq!(need(&[64], 512), (1 << 18) * 3 * 64 * 4);
@@ -317,7 +319,9 @@ mod tests {
 
     #[test]
     fn the_encoder_needs_what_its_largest_block_does() {
-        let need = |channels: &[usize], side: u64| encode_bytes(&Costs::host(1), channels, side * side, Bands::Wide);
+        let need = |channels: &[usize], side: u64| {
+            encode_bytes(&Costs::host(Storage::Native, 1), channels, side * side, Bands::Wide)
+        };
         // The image in 128 channels, what the first convolution makes of it, and a norm.
         assert_eq!(need(&[128, 256, 512, 512], 1024), (1 << 20) * (128 + 128 + 128) * 4);
         assert_eq!(need(&[64], 512), (1 << 18) * 3 * 64 * 4);
@@ -411,7 +415,7 @@ mod tests {
         let info = ModelInfo::read(&crate::files::ModelFiles::open("models/tiny".as_ref()).unwrap()).unwrap();
         let of = |side: usize| {
             let plan = Plan::of_size(side, side);
-            (ActivationCost::of(&Costs::host(1), &info, &plan), plan)
+            (ActivationCost::of(&Costs::host(Storage::Native, 1), &info, &plan), plan)
         };
         let (largest, plan) = of(160);
         assert!(largest.check_largest(largest.largest, &info, &plan).is_ok());

@@ -1,6 +1,7 @@
 //! Launches cuda/gated_add_adaln.cu.
 
 use super::quantise::SPLIT_MULTIPLE;
+use crate::backend::cuda::buffer::BufferKind;
 use crate::backend::cuda::launch::row_block;
 use crate::backend::cuda::{Cuda, Tensor, all_aligned};
 use crate::error::Result;
@@ -18,27 +19,36 @@ impl Cuda {
         let GatedAddAdaln { x, gates, y, norms, adaln } = operands;
         let [txt, img] = [0, 1].map(|part| [gates[part], norms[part].shift, norms[part].scale]);
         let aligned = all_aligned(&[&x, y]) && all_aligned(&txt) && all_aligned(&img);
-        // An e4m3 row is padded to a multiple of 16 values.
+        // A quantised row is padded to a multiple of 16 values.
         let Some(block) = row_block(x.cols().div_ceil(16) * 2).filter(|_| aligned && x.cols() <= MOST_COLS) else {
             self.device().count_composed();
             return ops::gated_add_adaln::compose(self, GatedAddAdaln { x, ..operands });
         };
         let fresh = self.unless_writable(&x)?;
         let out = fresh.as_ref().unwrap_or(&x);
-        // Two products read text and image, each with scales of its own. Factors beside a weight read bf16.
-        let reads_e4m3 = |reader: &Linear<Cuda>| reader.weight().is_e4m3() && reader.low_rank().is_none();
-        let readers_are_e4m3 = norms.iter().all(|norm| reads_e4m3(norm.reader));
-        let e4m3 = readers_are_e4m3 && adaln.txt_rows.is_multiple_of(SPLIT_MULTIPLE);
-        let h = if e4m3 { self.empty_e4m3(x.rows(), x.cols())? } else { self.empty(x.rows(), x.cols())? };
-        let launch = self.launch("gated_add_adaln", if e4m3 { "gated_add_adaln_e4m3" } else { "gated_add_adaln" })?;
-        let launch = launch.matrix(&x).matrix(y).matrix(out);
-        let launch = if e4m3 { launch.e4m3(&h) } else { launch.matrix(&h) };
+        // Two products read text and image, each with scales of its own. Factors beside a weight read 16 bits.
+        let read_by = |reader: &Linear<Cuda>| reader.weight().quantised_kind().filter(|_| reader.low_rank().is_none());
+        let [txt_reads, img_reads] = norms.map(|norm| read_by(norm.reader));
+        let is_split = adaln.txt_rows.is_multiple_of(SPLIT_MULTIPLE);
+        let quantised = txt_reads.filter(|kind| img_reads == Some(*kind) && is_split);
+        let h = match quantised {
+            Some(kind) => self.empty_quantised(kind, x.rows(), x.cols())?,
+            None => self.empty(x.rows(), x.cols())?,
+        };
+        let kernel = match quantised {
+            None => "gated_add_adaln",
+            Some(BufferKind::Int8 { .. }) => "gated_add_adaln_int8",
+            Some(_) => "gated_add_adaln_e4m3",
+        };
+        let launch = self.launch("gated_add_adaln", kernel)?.matrix(&x).matrix(y).matrix(out);
+        let launch = if quantised.is_some() { launch.quantised(&h) } else { launch.matrix(&h) };
         let launch = txt.into_iter().chain(img).fold(launch, |launch, vector| launch.vector(vector));
         let launch = launch.int(adaln.txt_rows).int(x.cols()).float(adaln.eps);
-        // SAFETY: argument types and order match `gated_add_adaln` and `gated_add_adaln_e4m3` in
-        // cuda/gated_add_adaln.cu. `Tensor::gated_add_adaln` checked x and y [rows, cols] and all vectors [1, cols];
-        // `out` is x, or new and of its shape, as `h` is, of which e4m3 rows are padded. A block reads one row before
-        // it writes it, and has threads for up to 8192 columns.
+        let launch = if let Some(BufferKind::Int8 { group }) = quantised { launch.int(group) } else { launch };
+        // SAFETY: argument types and order match `gated_add_adaln`, `gated_add_adaln_e4m3` and `gated_add_adaln_int8`
+        // in cuda/gated_add_adaln.cu. `Tensor::gated_add_adaln` checked x and y [rows, cols] and all vectors [1, cols];
+        // `out` is x, or new and of its shape, as `h` is, of which quantised rows are padded. A block reads one row
+        // before it writes it, and has threads for up to 8192 columns.
         unsafe { launch.run([x.rows(), 1, 1], [block, 1, 1]) }?;
         Ok((fresh.unwrap_or(x), h.into()))
     }

@@ -1,4 +1,4 @@
-//! `linear` and its variants: products with weights, by cuBLASLt.
+//! `linear` and its variants: products with weights, by cuBLASLt, those of 8-bit integers by a kernel of our own.
 
 use crate::backend::cuda::gemm::{Matrix, Product};
 use crate::backend::cuda::weight::Weight;
@@ -38,10 +38,9 @@ impl Cuda {
         let fresh = self.operand(x, weight)?;
         let x = fresh.as_ref().unwrap_or(x);
         let out = self.linear_output(x.rows(), weight, bias)?;
-        let product = self.product(x, weight, Matrix::of(&out), out.cols());
         // SAFETY: `Tensor::linear` checked the shapes; a bias has memory for every column of `out`, see
         // `linear_output`.
-        unsafe { self.gemm()?.run(&Product { bias: bias.map(Tensor::address), ..product }) }?;
+        unsafe { self.multiply(x, weight, bias, Matrix::of(&out), out.cols()) }?;
         Ok(first_cols(out, weight.rows()))
     }
 
@@ -77,7 +76,29 @@ impl Cuda {
         self.empty(rows, if bias_reaches { padded } else { weight.rows() })
     }
 
-    /// The product `x weight^T` of `n` columns to `out`; x is as [`Cuda::operand`] makes it.
+    /// `x weight^T + bias` of `n` columns to `out`; x is as [`Cuda::operand`] makes it.
+    ///
+    /// # Safety
+    /// x has the weight's columns. `out` is memory for the rows of x and `n` columns, at most the padded rows of the
+    /// weight, and `bias` has memory for as many values.
+    unsafe fn multiply(
+        &self,
+        x: &Tensor<Cuda>,
+        weight: &Weight,
+        bias: Option<&Tensor<Cuda>>,
+        out: Matrix,
+        n: usize,
+    ) -> Result<()> {
+        if weight.is_int8() {
+            // SAFETY: what the caller promises; padding rows of the weight are zeros, and have scales.
+            return unsafe { self.linear_int8(x, weight, bias, out, [n, 0]) };
+        }
+        let product = self.product(x, weight, out, n);
+        // SAFETY: as above.
+        unsafe { self.gemm()?.run(&Product { bias: bias.map(Tensor::address), ..product }) }
+    }
+
+    /// The product `x weight^T` of `n` columns to `out`, in 16 bits or e4m3; x is as [`Cuda::operand`] makes it.
     pub(crate) fn product(&self, x: &Tensor<Cuda>, weight: &Weight, out: Matrix, n: usize) -> Product {
         Product {
             m: x.rows(),
@@ -104,18 +125,19 @@ impl Cuda {
         let ready = parts.iter().map(|(_, weight)| self.ready(weight.weight())).collect::<Result<Vec<_>>>()?;
         let parts: Vec<_> = parts.iter().zip(&ready).map(|((x, _), weight)| (*x, &**weight)).collect();
         let cols = parts[0].1.rows();
-        let e4m3 = parts.iter().any(|(_, weight)| weight.is_e4m3());
-        let padded =
-            if e4m3 { parts.iter().map(|(_, weight)| weight.padded_rows()).max().unwrap_or(cols) } else { cols };
+        let is_quantised = |weight: &Weight| weight.quantised_kind().is_some();
+        let padded = match parts.iter().any(|(_, weight)| is_quantised(weight)) {
+            true => parts.iter().map(|(_, weight)| weight.padded_rows()).max().unwrap_or(cols),
+            false => cols,
+        };
         let out = self.empty(parts.iter().map(|(x, _)| x.rows()).sum(), padded)?;
         let mut row = 0;
         for ((x, weight), fresh) in parts.iter().zip(self.operands(&parts)?) {
             expect_no_bias(weight, bias)?;
-            let n = if weight.is_e4m3() { padded } else { cols };
-            let product = self.product(fresh.as_ref().unwrap_or(x), weight, Matrix::of(&out).row(row, 2), n);
+            let n = if is_quantised(weight) { weight.padded_rows() } else { cols };
             // SAFETY: `Tensor::linear_rows` checked the shapes; `out` was made of all rows, and of columns for every
             // weight.
-            unsafe { self.gemm()?.run(&Product { bias: bias.map(Tensor::address), ..product }) }?;
+            unsafe { self.multiply(fresh.as_ref().unwrap_or(x), weight, bias, Matrix::of(&out).row(row, 2), n) }?;
             row += x.rows();
         }
         Ok(first_cols(out, cols))
@@ -123,9 +145,14 @@ impl Cuda {
 }
 
 /// Whether cuBLASLt adds `residual` to a product with `weight`. It takes those in e4m3 with padding rows, for which a
-/// residual has no columns, and only where all is aligned.
+/// residual has no columns, and only where all is aligned. The kernel of integers adds none: in the transformer's
+/// blocks gates stand between, and `gated_add_adaln` adds what was gated.
 fn takes_residual(weight: &Weight, residual: &Tensor<Cuda>) -> bool {
-    !weight.is_e4m3() || weight.padded_rows() == weight.rows() && residual.aligned()
+    match weight.quantised_kind() {
+        None => true,
+        Some(_) if weight.is_e4m3() => weight.padded_rows() == weight.rows() && residual.aligned(),
+        Some(_) => false,
+    }
 }
 
 fn expect_no_bias(weight: &Weight, bias: Option<&Tensor<Cuda>>) -> Result<()> {

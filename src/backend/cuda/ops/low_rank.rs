@@ -114,7 +114,7 @@ fn parts<'a>(operands: &[(&'a Tensor<Cuda>, &'a Linear<Cuda>)]) -> Option<Vec<Fa
     let part = |&(x, weight): &(&'a Tensor<Cuda>, &'a Linear<Cuda>)| {
         let factors = weight.low_rank()?;
         let part = FactorPair { x, weight: weight.weight(), down: factors.down.weight(), up: factors.up.weight() };
-        let bf16 = [part.weight, part.down, part.up].iter().all(|weight| !weight.is_e4m3());
+        let bf16 = [part.weight, part.down, part.up].iter().all(|weight| weight.quantised_kind().is_none());
         let aligned = x.aligned() && part.weight.rows().is_multiple_of(8);
         (bf16 && aligned && (1..=MAX_RANK).contains(&part.down.rows())).then_some(part)
     };

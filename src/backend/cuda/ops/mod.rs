@@ -27,6 +27,7 @@ mod halo;
 mod inpaint_blend;
 mod layer_norm;
 mod linear;
+mod linear_int8;
 mod low_rank;
 mod mul;
 mod norm_conv2d;

@@ -1,4 +1,5 @@
-//! Launches cuda/project_sm90a.cu: `project` on Hopper, in one kernel. Elsewhere it is its composition.
+//! Launches cuda/project_sm90a.cu: `project` on Hopper, in one kernel. Elsewhere it is its composition, but for
+//! products of integers, which have a kernel of their own that also does what follows in the MLP.
 
 use std::ffi::c_void;
 
@@ -77,14 +78,15 @@ struct Operands<'a> {
 }
 
 /// Whether the kernel can take these operands: its tiles divide the weight's rows, and all tensors are aligned for TMA
-/// and 16-byte accesses. x will be e4m3 where the weight is.
+/// and 16-byte accesses. x will be e4m3 where the weight is. It takes no integers.
 fn takes(parts: &[(&Tensor<Cuda>, &Weight)], heads: Option<&Heads<'_, Cuda>>) -> bool {
     let (dim, out) = (heads.map_or(0, |heads| heads.dim), parts[0].1.rows());
     let sizes = dim.is_multiple_of(COLS) && (out - 3 * dim).is_multiple_of(COLS) && out > 0;
     let e4m3 = parts[0].1.is_e4m3();
     let x_fits = |x: &Tensor<Cuda>| x.cols() > 0 && (e4m3 && !x.is_e4m3() || x.aligned());
     let tensors =
-        parts.iter().all(|(x, weight)| weight.is_e4m3() == e4m3 && x_fits(x) && weight.stride() == weight.cols());
+        parts.iter().all(|(x, weight)| weight.is_e4m3() == e4m3 && x_fits(x) && weight.stride() == weight.cols())
+            && !parts.iter().any(|(_, weight)| weight.is_int8());
     let norms = heads.is_none_or(|Heads { norm, rope, .. }| {
         let vectors = [&norm[0].q, &norm[0].k, &norm[1].q, &norm[1].k, &rope.cos, &rope.sin];
         2 * rope.cos.cols() == HEAD_DIM
@@ -101,12 +103,16 @@ impl Cuda {
         operands: &[(&Operand<Cuda>, &Linear<Cuda>)],
         heads: Option<&Heads<'_, Cuda>>,
     ) -> Result<Projection<Cuda>> {
+        if operands.iter().all(|(_, weight)| weight.weight().is_int8() && weight.low_rank().is_none()) {
+            return self.project_int8(operands, heads);
+        }
         let parts: Vec<_> = operands.iter().map(|(x, weight)| (x.tensor(), weight.weight())).collect();
         // In e4m3 the kernel leaves its sums in the tensor cores.
         let sums = |weight: &Weight| Ok(!weight.is_e4m3() || self.gemm()?.fast_accumulation());
         let has_factors = operands.iter().any(|(_, weight)| weight.low_rank().is_some());
         // Sums of e4m3 have no scales yet, which those of bf16 factors would need.
-        let taken = takes(&parts, heads) && !(has_factors && parts[0].1.is_e4m3());
+        let is_quantised = parts[0].1.quantised_kind().is_some();
+        let taken = takes(&parts, heads) && !(has_factors && is_quantised);
         if !self.hopper_wanted(CHOICE)? || !taken || !sums(parts[0].1)? {
             return compose(self, operands, heads);
         }

@@ -1,13 +1,13 @@
-//! Launches cuda/quantise.cu, and holds the rules of e4m3 tensors: rows of 8-bit floats with one float32 scale a row
-//! (see cuda/e4m3.cuh).
+//! Launches cuda/quantise.cu and cuda/quantise_int8.cu, and holds the rules of quantised tensors: rows of 8-bit floats,
+//! which are e4m3, or of 8-bit integers, with one float32 scale a row (see cuda/e4m3.cuh and cuda/int8.cuh).
 //!
-//! Only products take such tensors. Weights become e4m3 when they are loaded, with the scale of least error for each
-//! row, which is an output channel (see cuda/quantise_weight.cu). Activations become e4m3 in the kernel that computes
-//! them, if that holds a whole row, and otherwise here.
+//! Only products take such tensors. Weights are quantised when they are loaded: e4m3 with the scale of least error for
+//! each row, which is an output channel (see cuda/quantise_weight.cu), integers as activations. Activations are
+//! quantised in the kernel that computes them, if that holds a whole row, and otherwise here.
 
 use std::ops::Range;
 
-use crate::backend::cuda::buffer::Buffer;
+use crate::backend::cuda::buffer::{Buffer, BufferKind};
 use crate::backend::cuda::device::Device;
 use crate::backend::cuda::element::Element;
 use crate::backend::cuda::launch::row_block;
@@ -15,6 +15,7 @@ use crate::backend::cuda::weight::Weight;
 use crate::backend::cuda::{Cuda, Precision, Tensor, all_aligned};
 use crate::error::{Error, Field, Result};
 use crate::files::e4m3::{self, MULTIPLE};
+use crate::files::int8;
 use crate::nn::Linear;
 
 /// Where rows of one matrix may be split between two products: cuBLASLt takes scales only at multiples of 16 bytes.
@@ -35,7 +36,7 @@ pub fn check(precision: Precision, device: &Device) -> Result<()> {
 
 /// The same, where what is not in fp8 is in bf16.
 pub fn check_capability(precision: Precision, capability: (i32, i32), name: &str) -> Result<()> {
-    if precision == Precision::Bf16 || capability == CAPABILITY {
+    if precision != Precision::Fp8 || capability == CAPABILITY {
         return Ok(());
     }
     let (major, minor) = capability;
@@ -48,14 +49,14 @@ fn of_fp8(error: Error) -> Error {
     error.at(format!("{:#} fp8", Field::Precision)).of(Field::Precision)
 }
 
-/// Threads of a block whose registers hold one row of `cols` e4m3 values; none if it does not fit.
-pub fn e4m3_block(cols: usize) -> Option<usize> {
+/// Threads of a block whose registers hold one row of `cols` values to be quantised; none if it does not fit.
+pub fn quantised_block(cols: usize) -> Option<usize> {
     row_block(cols.next_multiple_of(MULTIPLE) / 8).filter(|threads| *threads <= MAX_THREADS)
 }
 
-/// e4m3 rows 0..first and first..rows, for two products. `make` makes a range of the rows: all of them at once if the
-/// scales of the second part then lie where cuBLASLt takes them, otherwise each part by itself.
-pub fn split_e4m3(
+/// Quantised rows 0..first and first..rows, for two products. `make` makes a range of the rows: all of them at once if
+/// the scales of the second part then lie where cuBLASLt takes them, otherwise each part by itself.
+pub fn split_quantised(
     rows: usize,
     first: usize,
     make: impl Fn(Range<usize>) -> Result<Tensor<Cuda>>,
@@ -67,10 +68,10 @@ pub fn split_e4m3(
 }
 
 impl Cuda {
-    /// e4m3 [rows, cols], not initialised; kernels write the rows' padding too.
-    pub(crate) fn empty_e4m3(&self, rows: usize, cols: usize) -> Result<Tensor<Cuda>> {
+    /// Quantised [rows, cols], not initialised; kernels write the rows' padding too.
+    pub(crate) fn empty_quantised(&self, kind: BufferKind, rows: usize, cols: usize) -> Result<Tensor<Cuda>> {
         let stride = cols.next_multiple_of(MULTIPLE);
-        let buffer = Buffer::e4m3(self.device(), rows, stride)?;
+        let buffer = Buffer::quantised(self.device(), kind, rows, stride)?;
         let [x, _] = Tensor::from_buffer(self, buffer, rows, stride).split_cols([cols, stride - cols]);
         Ok(x)
     }
@@ -80,14 +81,62 @@ impl Cuda {
     /// Products with weights in [`Storage::Fp8`](crate::backend::Storage::Fp8) do this themselves. No other op
     /// takes the result; downloads multiply by the scales.
     pub fn quantise(&self, x: &Tensor<Cuda>) -> Result<Tensor<Cuda>> {
-        let out = self.empty_e4m3(x.rows(), x.cols())?;
-        let block = e4m3_block(x.cols()).filter(|_| all_aligned(&[x]));
+        let out = self.empty_quantised(BufferKind::E4m3, x.rows(), x.cols())?;
+        let block = quantised_block(x.cols()).filter(|_| all_aligned(&[x]));
         let kernel = if block.is_some() { "quantise_bf16" } else { "quantise_bf16_any" };
-        let launch = self.launch("quantise", kernel)?.matrix(x).e4m3(&out).int(x.rows()).int(x.cols());
+        let launch = self.launch("quantise", kernel)?.matrix(x).quantised(&out).int(x.rows()).int(x.cols());
         // SAFETY: argument types and order match `quantise_bf16` and `quantise_bf16_any` in cuda/quantise.cu; `out` was
         // made of the shape of x above, its rows padded. A block writes one row of `out`, and its scale.
         unsafe { launch.run([x.rows(), 1, 1], [block.unwrap_or(256), 1, 1]) }?;
         Ok(out)
+    }
+
+    /// `x` as 8-bit integers, each `group` columns of its rows rotated: see [`int8::quantise_row`]. On a GPU that
+    /// computes in fp16 the scales are those of activations as they lie in memory.
+    ///
+    /// Products with weights in [`Storage::Int8`](crate::backend::Storage::Int8) do this themselves. No other op takes
+    /// the result; downloads multiply by the scales, and rotate back.
+    pub fn quantise_int8(&self, x: &Tensor<Cuda>, group: usize) -> Result<Tensor<Cuda>> {
+        let out = self.empty_quantised(BufferKind::Int8 { group }, x.rows(), x.cols())?;
+        let block = quantised_block(x.cols()).filter(|_| all_aligned(&[x]));
+        let kernel = if block.is_some() { "quantise_int8" } else { "quantise_int8_any" };
+        let launch = self.launch("quantise_int8", kernel)?.matrix(x).quantised(&out);
+        let launch = launch.int(x.rows()).int(x.cols()).int(group);
+        // SAFETY: argument types and order match `quantise_int8` and `quantise_int8_any` in cuda/quantise_int8.cu;
+        // `out` was made of the shape of x above, its rows padded. A block writes one row of `out`, and its scale.
+        unsafe { launch.run([x.rows(), 1, 1], [block.unwrap_or(256), 1, 1]) }?;
+        Ok(out)
+    }
+
+    /// The integers and the scales of rows that [`Cuda::quantise_int8`] made: for tests and tools. Waits.
+    ///
+    /// Errors when the tensor is none of these.
+    pub fn integers(&self, x: &Tensor<Cuda>) -> Result<(Vec<i8>, Vec<f32>)> {
+        let Some(BufferKind::Int8 { .. }) = x.quantised_kind() else {
+            return Err(Error::new("a tensor is not of 8-bit integers"));
+        };
+        // SAFETY: the tensor lives, and has a scale for each row.
+        unsafe {
+            let values = self.download_values::<u8>(x.address(), x.rows(), x.cols(), x.stride())?;
+            let scales = self.download_values::<f32>(x.scales(), 1, x.rows(), x.rows())?;
+            Ok((values.into_iter().map(|byte| byte as i8).collect(), scales))
+        }
+    }
+
+    /// As [`Cuda::integers`], of a weight in [`Storage::Int8`](crate::backend::Storage::Int8), whose rows have no
+    /// padding, and the group of columns that were rotated.
+    pub fn weight_integers(&self, weight: &Linear<Cuda>) -> Result<(Vec<i8>, Vec<f32>, usize)> {
+        let weight = weight.weight();
+        let Some(BufferKind::Int8 { group }) = weight.quantised_kind() else {
+            return Err(Error::new("a weight is not of 8-bit integers"));
+        };
+        let (rows, cols, stride) = (weight.rows(), weight.cols(), weight.stride());
+        // SAFETY: the weight has `rows` rows of its stride and as many scales, and lives.
+        unsafe {
+            let values = self.download_values::<u8>(weight.address(), rows, cols, stride)?;
+            let scales = self.download_values::<f32>(weight.scales(), 1, rows, rows)?;
+            Ok((values.into_iter().map(|byte| byte as i8).collect(), scales, group))
+        }
     }
 
     /// The values of a weight in float32, row by row without padding: for tests and tools. Waits.
@@ -98,35 +147,43 @@ impl Cuda {
     /// As [`Cuda::weight_values`], of a matrix.
     pub fn matrix_values(&self, weight: &Weight) -> Result<Vec<f32>> {
         let (rows, cols, stride) = (weight.rows(), weight.cols(), weight.stride());
-        // SAFETY: the weight has `rows` rows of its stride, of e4m3 also as many scales, and lives.
+        // SAFETY: the weight has `rows` rows of its stride, of quantised ones also as many scales, and lives.
         unsafe {
-            if !weight.is_e4m3() {
+            let Some(kind) = weight.quantised_kind() else {
                 let values = self.download_values::<u16>(weight.address(), rows, cols, stride)?;
                 return Ok(values.into_iter().map(|bits| self.element().weight_value(bits)).collect());
-            }
+            };
             let values = self.download_values::<u8>(weight.address(), rows, cols, stride)?;
-            Ok(scaled(&values, &self.download_values::<f32>(weight.scales(), 1, rows, rows)?, cols))
+            Ok(scaled(kind, &values, &self.download_values::<f32>(weight.scales(), 1, rows, rows)?, cols))
         }
     }
 
     /// `x` as a product with `weight` reads it; none if `x` needs no change.
     pub(crate) fn operand(&self, x: &Tensor<Cuda>, weight: &Weight) -> Result<Option<Tensor<Cuda>>> {
-        match (x.is_e4m3(), weight.is_e4m3()) {
-            (false, true) => self.quantise(x).map(Some),
-            (true, false) => Err(Error::new("e4m3 goes with e4m3 weights only").at("op `linear`")),
-            _ => Ok(None),
+        match (x.quantised_kind(), weight.quantised_kind()) {
+            (None, Some(kind)) => self.quantise_to(x, kind).map(Some),
+            (of_x, of_weight) if of_x == of_weight => Ok(None),
+            _ => Err(Error::new("quantised rows go with weights that are quantised alike").at("op `linear`")),
+        }
+    }
+
+    fn quantise_to(&self, x: &Tensor<Cuda>, kind: BufferKind) -> Result<Tensor<Cuda>> {
+        match kind {
+            BufferKind::Int8 { group } => self.quantise_int8(x, group),
+            _ => self.quantise(x),
         }
     }
 
     /// [`Cuda::operand`] of each pair. Two that lie one under the other in memory are quantised at once.
     pub(crate) fn operands(&self, pairs: &[(&Tensor<Cuda>, &Weight)]) -> Result<Vec<Option<Tensor<Cuda>>>> {
         if let &[(top, top_weight), (bottom, bottom_weight)] = pairs
-            && top_weight.is_e4m3()
-            && bottom_weight.is_e4m3()
-            && !top.is_e4m3()
+            && let Some(kind) = top_weight.quantised_kind()
+            && bottom_weight.quantised_kind() == Some(kind)
+            && top.quantised_kind().is_none()
             && let Ok(both) = Tensor::adjacent_rows(top.row_view(0..top.rows()), bottom.row_view(0..bottom.rows()))
         {
-            let (top, bottom) = split_e4m3(both.rows(), top.rows(), |rows| self.quantise(&both.row_view(rows)))?;
+            let make = |rows| self.quantise_to(&both.row_view(rows), kind);
+            let (top, bottom) = split_quantised(both.rows(), top.rows(), make)?;
             return Ok(vec![Some(top), Some(bottom)]);
         }
         pairs.iter().map(|(x, weight)| self.operand(x, weight)).collect()
@@ -134,32 +191,40 @@ impl Cuda {
 }
 
 impl Tensor<Cuda> {
-    /// Whether the values are e4m3 with a scale for each row.
-    pub(crate) fn is_e4m3(&self) -> bool {
-        self.buffer().scales() != 0
+    /// What the values are where each row has a scale.
+    pub(crate) fn quantised_kind(&self) -> Option<BufferKind> {
+        (self.buffer().scales() != 0).then(|| self.buffer().kind())
     }
 
-    /// Device address of the scale of the first row, of e4m3.
+    /// Whether the values are e4m3 with a scale for each row.
+    pub(crate) fn is_e4m3(&self) -> bool {
+        self.quantised_kind() == Some(BufferKind::E4m3)
+    }
+
+    /// Device address of the scale of the first row, where rows have scales.
     pub(crate) fn scales(&self) -> u64 {
         self.buffer().scales() + (self.offset() / self.stride().max(1) * size_of::<f32>()) as u64
     }
 
-    /// e4m3 values as float32. Waits.
-    pub(crate) fn download_e4m3(&self) -> Result<Vec<f32>> {
+    /// Quantised values as float32. Waits.
+    pub(crate) fn download_quantised(&self) -> Result<Vec<f32>> {
         let (cuda, rows) = (self.backend(), self.rows());
         // SAFETY: the tensor lives, and has a scale for each row.
         let (values, scales) = unsafe {
             let values = cuda.download_values::<u8>(self.address(), rows, self.cols(), self.stride())?;
             (values, cuda.download_values::<f32>(self.scales(), 1, rows, rows)?)
         };
-        Ok(scaled(&values, &scales, self.cols()))
+        Ok(scaled(self.buffer().kind(), &values, &scales, self.cols()))
     }
 }
 
-/// e4m3 rows of `cols` values times their scales.
-fn scaled(values: &[u8], scales: &[f32], cols: usize) -> Vec<f32> {
+/// Quantised rows of `cols` values times their scales, rotated back.
+fn scaled(kind: BufferKind, values: &[u8], scales: &[f32], cols: usize) -> Vec<f32> {
     let rows = values.chunks(cols.max(1)).zip(scales);
-    rows.flat_map(|(row, scale)| row.iter().map(move |bits| e4m3::to_f32(*bits) * scale)).collect()
+    match kind {
+        BufferKind::Int8 { group } => rows.flat_map(|(row, scale)| int8::values_of_row(row, *scale, group)).collect(),
+        _ => rows.flat_map(|(row, scale)| row.iter().map(move |bits| e4m3::to_f32(*bits) * scale)).collect(),
+    }
 }
 
 #[cfg(test)]
@@ -169,7 +234,9 @@ mod tests {
     #[test]
     fn fp8_is_refused_where_it_does_not_run() {
         for capability in [(8, 0), (8, 9), (10, 0), (12, 0)] {
-            assert!(check_capability(Precision::Bf16, capability, "GPU").is_ok());
+            for other in [Precision::Bf16, Precision::Int8] {
+                assert!(check_capability(other, capability, "GPU").is_ok());
+            }
             let message = check_capability(Precision::Fp8, capability, "GPU").unwrap_err().to_string();
             assert!(
                 message.contains(&format!("has {}.{}", capability.0, capability.1)) && message.contains("hint"),
@@ -182,8 +249,8 @@ mod tests {
     #[test]
     fn a_block_holds_the_rows_of_the_real_models() {
         for cols in [3072, 4096, 9216, 12288, 16384] {
-            assert!(e4m3_block(cols).is_some_and(|threads| threads * 32 >= cols), "{cols}");
+            assert!(quantised_block(cols).is_some_and(|threads| threads * 32 >= cols), "{cols}");
         }
-        assert_eq!(e4m3_block(16392), None);
+        assert_eq!(quantised_block(16392), None);
     }
 }

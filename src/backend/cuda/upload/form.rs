@@ -5,10 +5,11 @@ use std::sync::Arc;
 use crate::backend::Storage;
 use crate::backend::cuda::buffer::{BufferKind, scales_offset};
 use crate::backend::cuda::element::Element;
-use crate::backend::cuda::stored::{Stored, e4m3_rows};
+use crate::backend::cuda::stored::{Stored, e4m3_rows, int8_rows};
 use crate::backend::cuda::weight::PADDING;
 use crate::error::{Error, Result};
 use crate::files::e4m3::MULTIPLE;
+use crate::files::int8::{MOST_TERMS, group_of, group_of_parts};
 use crate::files::{Format, TensorView};
 
 /// Sizes of a weight [rows, cols] in memory, with its padding.
@@ -17,6 +18,8 @@ pub struct Form {
     pub rows: usize,
     pub cols: usize,
     pub storage: Storage,
+    /// Columns that were rotated together, of int8; 1 otherwise.
+    pub group: usize,
 }
 
 /// Where a weight comes from, and how it is held in memory.
@@ -31,21 +34,33 @@ pub struct UploadSource {
 
 impl UploadSource {
     /// A weight in `storage`. What a file has in fewer bits stays so: e4m3 is read by products of fp8 where there are
-    /// any (`has_fp8`), all else is dequantised for each product.
+    /// any (`has_fp8`), integers of 8 bits by those of int8 where these are wanted, all else is dequantised for each
+    /// product, or quantised on its way.
     ///
     /// Errors when a file has parts in a form that they cannot be brought to.
     pub fn of(parts: &[TensorView], storage: Storage, has_fp8: bool) -> Result<Self> {
-        let quantised = match storage == Storage::Fp8 || has_fp8 {
-            true => parts.iter().map(e4m3_rows).collect::<Result<Option<Vec<_>>>>()?,
-            false => None,
+        let (read, quantised) = match storage {
+            Storage::Native if !has_fp8 => (storage, None),
+            Storage::Native | Storage::Fp8 => {
+                (Storage::Fp8, parts.iter().map(e4m3_rows).collect::<Result<Option<Vec<_>>>>()?)
+            }
+            Storage::Int8 if rotated_in_file(parts).is_some() => {
+                (storage, Some(parts.iter().map(int8_rows).collect::<Result<Vec<_>>>()?))
+            }
+            Storage::Int8 => (storage, None),
         };
         if let Some(quantised) = quantised {
             let beside = |(part, rows): (&TensorView, TensorView)| part.clone().with_quantised(Some(rows));
             let parts: Vec<_> = parts.iter().zip(quantised).map(beside).collect();
-            return Ok(Self { form: Form::of(&parts, Storage::Fp8)?, parts, stored: None });
+            return Ok(Self { form: Form::of(&parts, read)?, parts, stored: None });
         }
         let stored = if storage == Storage::Native { Stored::of(parts)?.map(Arc::new) } else { None };
-        Ok(Self { parts: parts.to_vec(), form: Form::of(parts, storage)?, stored })
+        // A cache of e4m3 may be beside the parts.
+        let plain = |part: &TensorView| match storage {
+            Storage::Int8 => part.clone().with_quantised(None),
+            Storage::Native | Storage::Fp8 => part.clone(),
+        };
+        Ok(Self { parts: parts.iter().map(plain).collect(), form: Form::of(parts, storage)?, stored })
     }
 
     /// Bytes of all of it.
@@ -55,8 +70,8 @@ impl UploadSource {
 
     /// What is read of the files.
     pub fn views(&self) -> impl Iterator<Item = &TensorView> {
-        let fp8 = self.form.storage == Storage::Fp8;
-        self.parts.iter().map(move |part| part.quantised().filter(|_| fp8).unwrap_or(part))
+        let is_quantised = self.form.storage != Storage::Native;
+        self.parts.iter().map(move |part| part.quantised().filter(|_| is_quantised).unwrap_or(part))
     }
 }
 
@@ -69,12 +84,37 @@ impl Form {
         if storage == Storage::Native && parts.iter().any(|part| part.format() == Format::E4m3Rows) {
             return Err(Error::new("e4m3 is taken as the quantised form of a weight only"));
         }
-        let rows = parts.iter().map(TensorView::rows).sum();
-        Ok(Self { rows, cols: parts.first().map_or(0, TensorView::cols), storage })
+        let (rows, cols) = (parts.iter().map(TensorView::rows).sum(), parts.first().map_or(0, TensorView::cols));
+        if storage == Storage::Int8 && cols > MOST_TERMS {
+            return Err(Error::new(format!("rows of {cols} columns are too long for products in int8")));
+        }
+        Ok(match rotated_in_file(parts).filter(|_| storage == Storage::Int8) {
+            Some(group) => Self { rows, cols, storage, group },
+            None => Self::quantised_here(rows, cols, storage),
+        })
+    }
+
+    /// The form of a weight that this program brings to `storage`.
+    pub fn quantised_here(rows: usize, cols: usize, storage: Storage) -> Self {
+        Self { rows, cols, storage, group: if storage == Storage::Int8 { group_of(cols) } else { 1 } }
+    }
+
+    /// The same weight in 16 bits.
+    pub fn native(self) -> Self {
+        Self { storage: Storage::Native, group: 1, ..self }
+    }
+
+    /// What its values are where they are quantised.
+    pub fn quantised_kind(&self) -> Option<BufferKind> {
+        match self.storage {
+            Storage::Native => None,
+            Storage::Fp8 => Some(BufferKind::E4m3),
+            Storage::Int8 => Some(BufferKind::Int8 { group: self.group }),
+        }
     }
 
     fn multiple(&self) -> usize {
-        if self.storage == Storage::Fp8 { MULTIPLE } else { PADDING }
+        if self.storage == Storage::Native { PADDING } else { MULTIPLE }
     }
 
     /// Rows, with those that are zeros.
@@ -89,12 +129,12 @@ impl Form {
 
     /// Bytes of one value.
     pub fn value_bytes(&self) -> usize {
-        if self.storage == Storage::Fp8 { BufferKind::E4m3.size() } else { Element::BYTES }
+        self.quantised_kind().map_or(Element::BYTES, BufferKind::size)
     }
 
     /// Bytes from the first value to the first scale, where rows have scales.
     pub fn scales(&self) -> Option<usize> {
-        (self.storage == Storage::Fp8).then(|| scales_offset(self.padded_rows() * self.stride()))
+        (self.storage != Storage::Native).then(|| scales_offset(self.padded_rows() * self.stride()))
     }
 
     /// Bytes of all of it.
@@ -104,18 +144,49 @@ impl Form {
     }
 }
 
+/// The group of columns in which the rows of all parts were rotated, where products of int8 read them as they lie in
+/// their files; see [`group_of_parts`]. Of other lengths than those products take, rows are quantised anew.
+fn rotated_in_file(parts: &[TensorView]) -> Option<usize> {
+    group_of_parts(parts).filter(|_| parts.iter().all(|part| part.cols().is_multiple_of(MULTIPLE)))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::files::{Bytes, Scales};
+
+    fn view(format: Format, cols: usize) -> TensorView {
+        let bytes = Arc::new(Bytes::Embedded(&[1; 4096]));
+        TensorView::new(bytes, 0..2 * cols, format, vec![2, cols], Scales::Tensor(0.5)).unwrap()
+    }
+
+    #[test]
+    fn integers_of_a_file_stay_as_they_are_where_products_take_them() {
+        let rotated = view(Format::Int8Rotated { group: 64 }, 256);
+        let of = |part: &TensorView, storage| UploadSource::of(std::slice::from_ref(part), storage, false).unwrap();
+        let kept = of(&rotated, Storage::Int8);
+        assert_eq!(kept.form.quantised_kind(), Some(BufferKind::Int8 { group: 64 }));
+        assert_eq!(kept.views().next().unwrap().row_scales().unwrap().to_f32(), [0.5; 2]);
+        assert!(of(&rotated, Storage::Native).stored.is_some(), "it is dequantised for each product");
+        for other in [view(Format::E4m3, 256), view(Format::Int8, 24), view(Format::Int8Rotated { group: 1024 }, 1024)]
+        {
+            let source = of(&other, Storage::Int8);
+            assert!(source.parts[0].quantised().is_none() && source.stored.is_none(), "{}", other.format());
+            assert_eq!(source.form, Form::quantised_here(2, other.cols(), Storage::Int8));
+        }
+        assert_eq!(Form::quantised_here(2, 768, Storage::Int8).group, 256);
+    }
 
     #[test]
     fn bytes_are_those_of_all_rows_with_their_padding_and_scales() {
-        let native = Form { rows: 9, cols: 5, storage: Storage::Native };
+        let native = Form { rows: 9, cols: 5, storage: Storage::Native, group: 1 };
         assert_eq!((native.padded_rows(), native.stride(), native.bytes(), native.scales()), (16, 8, 256, None));
-        let fp8 = Form { storage: Storage::Fp8, ..native };
-        let (rows, values) = (fp8.padded_rows(), fp8.padded_rows() * fp8.stride());
-        assert_eq!((rows % MULTIPLE, fp8.stride() % MULTIPLE), (0, 0));
-        assert_eq!(fp8.scales(), Some(values.next_multiple_of(256)));
-        assert_eq!(fp8.bytes(), values.next_multiple_of(256) + 4 * rows);
+        for storage in [Storage::Fp8, Storage::Int8] {
+            let quantised = Form { storage, ..native };
+            let (rows, values) = (quantised.padded_rows(), quantised.padded_rows() * quantised.stride());
+            assert_eq!((rows % MULTIPLE, quantised.stride() % MULTIPLE), (0, 0));
+            assert_eq!(quantised.scales(), Some(values.next_multiple_of(256)));
+            assert_eq!(quantised.bytes(), values.next_multiple_of(256) + 4 * rows);
+        }
     }
 }

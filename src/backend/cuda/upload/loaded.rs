@@ -175,7 +175,7 @@ mod tests {
         assert_ne!(of(&[view(&file, 0..4), view(&file, 4..8)], Storage::Native), origin);
         assert_ne!(of(&[view(&other, 0..4)], Storage::Native), origin);
         assert_ne!(of(&[view(&file, 0..4)], Storage::Fp8), origin);
-        let form = Form { rows: 4, cols: 8, storage: Storage::Native };
+        let form = Form { rows: 4, cols: 8, storage: Storage::Native, group: 1 };
         assert_ne!(Origin::of_convolution(&view(&file, 0..4), form), origin);
     }
 }

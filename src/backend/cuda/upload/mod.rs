@@ -23,7 +23,7 @@ use super::device::{Device, Stream};
 use super::driver::failed;
 use super::event::Event;
 use super::gemm::Matrix;
-use super::ops::quantise::e4m3_block;
+use super::ops::quantise::quantised_block;
 use super::stored::Stored;
 use super::weight::Weight;
 use crate::backend::Storage;
@@ -129,7 +129,9 @@ impl Uploader {
             (Some(found), stored, _) => self.copy_of(device, found, source.form, when)?.with_stored(stored.clone()),
             (None, Some(stored), _) => self.stored(device, stored, source.form, when)?,
             (None, None, Storage::Native) => self.rows(device, &source.parts, when)?,
-            (None, None, Storage::Fp8) => self.e4m3_weight(device, &source.parts, when)?,
+            (None, None, Storage::Fp8 | Storage::Int8) => {
+                self.quantised_weight(device, &source.parts, source.form, when)?
+            }
         };
         self.offer(device, origin, source.views(), &weight, when)?;
         Ok(weight)
@@ -195,32 +197,39 @@ impl Uploader {
         Ok(Weight::new(buffer, form.rows, form.cols))
     }
 
-    /// A weight in e4m3 with a scale for each row; padded to multiples of [`MULTIPLE`]. Where no file
-    /// holds e4m3, a bf16 copy goes up at once, and is freed behind the kernel that reads it, so that never more than
-    /// one is there.
+    /// A quantised weight with a scale for each row; padded to multiples of [`MULTIPLE`]. Where no file holds it so, a
+    /// copy in 16 bits goes up at once, and is freed behind the kernel that reads it, so that never more than one is
+    /// there.
     ///
     /// [`MULTIPLE`]: crate::files::e4m3::MULTIPLE
-    fn e4m3_weight(&self, device: &Arc<Device>, parts: &[TensorView], when: When<'_>) -> Result<Weight> {
-        let (form, stream) = (Form::of(parts, Storage::Fp8)?, device.upload_stream());
-        if let Some(e4m3) = quantised_parts(parts) {
-            let buffer = Buffer::e4m3_on_stream(device, stream, form.padded_rows(), form.stride())?;
+    fn quantised_weight(
+        &self,
+        device: &Arc<Device>,
+        parts: &[TensorView],
+        form: Form,
+        when: When<'_>,
+    ) -> Result<Weight> {
+        let stream = device.upload_stream();
+        if let Some(quantised) = quantised_parts(parts) {
+            let buffer = quantised_buffer(device, stream, form)?;
             let mut queue = Queue::new(device, stream);
             // SAFETY: the buffer was made for a weight of this form.
-            unsafe { push_e4m3(device, &mut queue, &e4m3, form, buffer.address()) }?;
+            unsafe { push_quantised(device, &mut queue, &quantised, form, buffer.address()) }?;
             self.enqueue(device, queue, when)?;
             return Ok(Weight::new(buffer, form.rows, form.cols));
         }
         let copy = self.rows(device, parts, When::AtOnce)?;
-        let quantised = self.quantised(device, stream, &copy);
+        let quantised = self.quantised(device, stream, &copy, form.storage);
         // Also after an error, when what was made is dropped.
         device.join_uploads()?;
         quantised
     }
 
-    /// A bf16 weight in e4m3 with a scale for each row, by work on `stream`, on which the weight was made.
-    pub fn quantised(&self, device: &Arc<Device>, stream: Stream, weight: &Weight) -> Result<Weight> {
-        let form = Form { rows: weight.rows(), cols: weight.cols(), storage: Storage::Fp8 };
-        let buffer = Buffer::e4m3_on_stream(device, stream, form.padded_rows(), form.stride())?;
+    /// A weight in 16 bits, brought to `storage` with a scale for each row by work on `stream`, on which the weight was
+    /// made.
+    pub fn quantised(&self, device: &Arc<Device>, stream: Stream, weight: &Weight, storage: Storage) -> Result<Weight> {
+        let form = Form::quantised_here(weight.rows(), weight.cols(), storage);
+        let buffer = quantised_buffer(device, stream, form)?;
         let from = Matrix { address: weight.address(), stride: weight.stride() };
         // SAFETY: the weight has the rows and columns of the form, for which the buffer was made. It comes before this
         // on the stream, and is freed behind it.
@@ -259,13 +268,13 @@ impl Uploader {
                 // SAFETY: what the caller promises.
                 (Storage::Native, _) => unsafe { push_rows(device, &mut queue, parts, *form, to) }?,
                 // SAFETY: as above.
-                (Storage::Fp8, Some(e4m3)) => unsafe { push_e4m3(device, &mut queue, &e4m3, *form, to) }?,
-                (Storage::Fp8, None) => to_quantise.push((parts, *form, to)),
+                (_, Some(quantised)) => unsafe { push_quantised(device, &mut queue, &quantised, *form, to) }?,
+                (_, None) => to_quantise.push((parts, *form, to)),
             }
         }
         self.send_and_time(device, &queue)?;
         for (parts, form, to) in to_quantise {
-            let native = Form { storage: Storage::Native, ..form };
+            let native = form.native();
             let copy = match scratch.take().filter(|scratch| scratch.bytes() >= native.bytes()) {
                 Some(large_enough) => large_enough,
                 None => Buffer::on_stream(device, stream, BufferKind::Byte, native.bytes())?,
@@ -306,7 +315,7 @@ impl Uploader {
             return Err(Error::new(format!("a convolution weight has 4 axes, not {:?}", view.shape())));
         };
         let (cols, taps) = (channels * height * width, height * width);
-        let form = Form { rows, cols, storage: Storage::Native };
+        let form = Form { rows, cols, storage: Storage::Native, group: 1 };
         let origin = Origin::of_convolution(view, form);
         let weight = match self.find(&origin) {
             Some(found) => self.copy_of(device, found, form, when)?,
@@ -366,7 +375,13 @@ impl Uploader {
     }
 }
 
-/// The parts as e4m3, where files hold all of them so.
+/// Memory for a quantised weight, whose first use is on `stream`.
+fn quantised_buffer(device: &Arc<Device>, stream: Stream, form: Form) -> Result<Buffer> {
+    let kind = form.quantised_kind().expect("the form of a quantised weight");
+    Buffer::quantised_weight(device, stream, kind, form.padded_rows(), form.stride())
+}
+
+/// The parts as they are quantised, where files hold all of them so.
 fn quantised_parts(parts: &[TensorView]) -> Option<Vec<&TensorView>> {
     parts.iter().map(TensorView::quantised).collect()
 }
@@ -400,16 +415,22 @@ fn push_stored(queue: &mut Queue, stored: &Stored, to: u64) {
     }
 }
 
-/// Jobs for values and scales of an e4m3 weight at device address `to`, as files hold them.
+/// Jobs for values and scales of a quantised weight at device address `to`, as files hold them.
 ///
 /// # Safety
 /// As [`push_rows`].
-unsafe fn push_e4m3(device: &Arc<Device>, queue: &mut Queue, parts: &[&TensorView], form: Form, to: u64) -> Result<()> {
+unsafe fn push_quantised(
+    device: &Arc<Device>,
+    queue: &mut Queue,
+    parts: &[&TensorView],
+    form: Form,
+    to: u64,
+) -> Result<()> {
     let values_of = |row: usize| to + (row * form.stride()) as u64;
     let scales_of = |row: usize| to + (form.scales().unwrap_or(0) + row * size_of::<f32>()) as u64;
     let mut row = 0;
     for part in parts {
-        let scales = part.row_scales().expect("e4m3 rows have scales");
+        let scales = part.row_scales().expect("quantised rows have scales");
         queue.jobs.extend([UploadJob::raw(part, values_of(row)), UploadJob::raw(&scales, scales_of(row))]);
         row += part.rows();
     }
@@ -420,21 +441,27 @@ unsafe fn push_e4m3(device: &Arc<Device>, queue: &mut Queue, parts: &[&TensorVie
     }
 }
 
-/// A bf16 matrix of the form's rows and columns in e4m3 with a scale for each row, at device address `to`, by work on
-/// `stream`.
+/// A matrix of 16 bits of the form's rows and columns, quantised as the form says with a scale for each row, at device
+/// address `to`, by work on `stream`.
 ///
 /// # Safety
 /// The matrix lies in a live buffer, with rows of whole 16 bytes; behind `to` is one with room for the form. Work on
 /// `stream` may read the one and write the other.
 unsafe fn quantise(device: &Device, stream: Stream, from: Matrix, form: Form, to: u64) -> Result<()> {
     let (rows, cols) = (form.rows, form.cols);
-    let block = e4m3_block(cols).filter(|_| cols.is_multiple_of(8));
-    let kernel = if block.is_some() { "quantise_weight_bf16" } else { "quantise_weight_bf16_any" };
-    let launch = device.launch("quantise_weight", kernel)?.on(stream).address(from.address).long(from.stride);
+    let block = quantised_block(cols).filter(|_| cols.is_multiple_of(8));
+    let (file, kernel) = match (form.storage, block) {
+        (Storage::Int8, Some(_)) => ("quantise_int8", "quantise_int8"),
+        (Storage::Int8, None) => ("quantise_int8", "quantise_int8_any"),
+        (_, Some(_)) => ("quantise_weight", "quantise_weight_bf16"),
+        (_, None) => ("quantise_weight", "quantise_weight_bf16_any"),
+    };
+    let launch = device.launch(file, kernel)?.on(stream).address(from.address).long(from.stride);
     let launch = launch.address(to).long(form.stride()).address(to + form.scales().unwrap_or(0) as u64);
     let launch = launch.int(rows).int(cols);
-    // SAFETY: argument types and order match the kernels in cuda/quantise_weight.cu. The matrix has `rows` rows of
-    // `cols` values; behind `to` is room for the row and the scale of every block.
+    let launch = if form.storage == Storage::Int8 { launch.int(form.group) } else { launch };
+    // SAFETY: argument types and order match the kernels in cuda/quantise_weight.cu and cuda/quantise_int8.cu. The
+    // matrix has `rows` rows of `cols` values; behind `to` is room for the row and the scale of every block.
     unsafe { launch.run([form.padded_rows(), 1, 1], [block.unwrap_or(256), 1, 1]) }
 }
 
