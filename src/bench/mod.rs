@@ -26,7 +26,7 @@ use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::Duration;
 
-use flux::backend::Backend;
+use flux::backend::{Backend, Storage};
 use flux::files::ModelFiles;
 use flux::model::{ModelInfo, OpenModel, Quantisation};
 use flux::pipeline::{Model, Parallel};
@@ -284,6 +284,9 @@ impl Row<'_> {
     }
 }
 
+/// Steps of a tile that each multiprocessor does for the ceiling of products of integers: a millisecond or two.
+const INT8_STEPS: usize = 4000;
+
 struct Bench<'a, B: Backend> {
     /// The first of the devices.
     backend: B,
@@ -465,6 +468,12 @@ impl<'a, B: Backend> Bench<'a, B> {
         self.row(&format!("ceiling/add {mib} MiB"), Work::Values(3 * copy), added, None)?;
         let name = format!("ceiling/linear {product}x{product}x{product}");
         self.row(&name, Work::Flops(2 * (product as u64).pow(3)), multiplied, None)?;
+        if b.costs().products == Storage::Int8
+            && let Some(operations) = b.multiply_integers(INT8_STEPS)?
+        {
+            let times = self.times(|| Ok(()), |()| b.multiply_integers(INT8_STEPS))?;
+            self.row("ceiling/multiply int8", Work::Flops(operations), times, None)?;
+        }
         Ok(ceiling)
     }
 

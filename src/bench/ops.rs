@@ -31,6 +31,7 @@ pub fn measure<B: Backend>(bench: &mut Bench<'_, B>, shapes: &Shapes, size: usiz
     for linear in linears.concat() {
         product(bench, linear)?;
     }
+    block_products(bench, shapes, layout)?;
     low_rank(bench, shapes, layout)?;
     projections(bench, shapes, layout)?;
     attention(bench, shapes, layout, size)?;
@@ -152,6 +153,26 @@ fn product<B: Backend>(bench: &mut Bench<'_, B>, linear: Linear) -> Result<()> {
     let b = bench.backend.clone();
     let (x, weight) = (tensor(&b, rows, cols)?, weights::linear(&b, out, cols)?);
     bench.op(&name, Work::Flops(linear.flops()), || Ok(()), |()| x.linear(&weight, None))
+}
+
+/// The products of blocks where they are of quantised rows, which the op makes of its activations.
+fn block_products<B: Backend>(bench: &mut Bench<'_, B>, shapes: &Shapes, layout: TokenLayout) -> Result<()> {
+    let quantised = match bench.backend.costs().products {
+        Storage::Native => return Ok(()),
+        Storage::Fp8 => "fp8",
+        Storage::Int8 => "int8",
+    };
+    let linears = shapes.step_linears(layout);
+    for linear in linears.into_iter().filter(|linear| linear.rows > 0 && linear.cols.min(linear.out) >= shapes.dim) {
+        let Linear { rows, cols, out, .. } = linear;
+        let name = format!("ops/linear {rows}x{cols}x{out}, {quantised}");
+        if bench.is_new(&name) {
+            let b = bench.backend.clone();
+            let (x, weight) = (tensor(&b, rows, cols)?, weights::block_linear(&b, out, cols)?);
+            bench.op(&name, Work::Flops(linear.flops()), || Ok(()), |()| x.linear(&weight, None))?;
+        }
+    }
+    Ok(())
 }
 
 /// The products behind attention and the MLP with a LoRA beside their weights: of a single block, and of the two
