@@ -9,7 +9,7 @@ use crate::backend::Memory;
 use crate::backend::cpu::{self, Cpu};
 pub use crate::backend::cpu::{HostFacts, host_facts};
 use crate::backend::cuda::{self, Cuda, GemmCache, GroupOptions};
-pub use crate::backend::cuda::{GpuFacts, KernelsBuilt, Survey, free_bytes, kernels_built, survey};
+pub use crate::backend::cuda::{Fastest, GpuFacts, KernelsBuilt, Survey, free_bytes, kernels_built, survey};
 use crate::error::{Error, Field, Result};
 
 /// Has the CPU count as several devices, to try what several GPUs do.

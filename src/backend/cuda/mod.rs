@@ -72,7 +72,7 @@ pub use gemm::GemmCache;
 pub use graph::Graph;
 pub use group::{GroupOptions, Link, are_linked};
 pub use kernels::{KernelsBuilt, built as kernels_built};
-pub use survey::{GpuFacts, Survey, free_bytes, survey};
+pub use survey::{Fastest, GpuFacts, Survey, free_bytes, survey};
 pub use upload::Uploads;
 pub use weight::{ConvWeight, Weight};
 

@@ -2,6 +2,8 @@
 
 use cudarc::driver::result;
 
+use serde::Serialize;
+
 use super::driver::{Properties, check_version, failed, start_any_driver};
 use super::element::Element;
 use super::ops::quantise;
@@ -40,6 +42,36 @@ pub struct GpuFacts {
     pub unusable: Option<String>,
     /// Why it does not compute in fp8, if so.
     pub without_fp8: Option<String>,
+    /// What products it would do fastest, by the numbers of its tensor cores; none where it cannot be used.
+    pub fastest: Option<Fastest>,
+}
+
+/// A precision as it is asked for, and why it is the fastest.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+pub struct Fastest {
+    /// Its name.
+    pub precision: &'static str,
+    /// In words.
+    pub why: &'static str,
+}
+
+impl Fastest {
+    /// Of a GPU of this capability that computes in `element` what is not quantised.
+    fn of((major, minor): (i32, i32), element: Element) -> Self {
+        let (precision, why) = match (major, minor) {
+            (9, 0) if element == Element::Bf16 => ("fp8", "its tensor cores multiply fp8 twice as fast as bf16"),
+            (7, _) | (8, 0) => {
+                ("int8", "by NVIDIA's figures its tensor cores multiply 8-bit integers twice as fast as 16-bit floats")
+            }
+            (8, _) | (12, _) => (
+                "int8",
+                "by NVIDIA's figures its tensor cores multiply 8-bit integers two to four times as fast as bf16",
+            ),
+            // 10.x has the instructions that this program uses for old kernels only, and 9.0 in fp16 is for tests.
+            _ => ("auto", "no kernel of 8 bits here was made for its tensor cores"),
+        };
+        Self { precision, why }
+    }
 }
 
 /// Asks the driver.
@@ -74,6 +106,7 @@ fn facts(number: usize, version: i32) -> Result<GpuFacts> {
             .err()
             .map(|e| e.what().to_string()),
     };
+    let fastest = element.as_ref().ok().filter(|_| usable.is_ok()).map(|it| Fastest::of(properties.capability, *it));
     // SAFETY: `device` was returned by the driver.
     let memory_bytes = unsafe { result::device::total_mem(device) }.ok().map(|bytes| bytes as u64);
     Ok(GpuFacts {
@@ -86,6 +119,7 @@ fn facts(number: usize, version: i32) -> Result<GpuFacts> {
         kernels: served.unwrap_or_else(|| "none".to_string()),
         unusable: usable.err().map(|e| e.what().to_string()),
         without_fp8: fp8,
+        fastest,
         name: properties.name,
     })
 }
@@ -99,6 +133,14 @@ fn hyphened(bytes: [u8; 16]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_fastest_precision_is_that_of_the_tensor_cores() {
+        let of = |capability, element| Fastest::of(capability, element).precision;
+        assert_eq!([(8, 0), (8, 6), (8, 9), (12, 0)].map(|it| of(it, Element::Bf16)), ["int8"; 4]);
+        assert_eq!((of((7, 5), Element::F16), of((9, 0), Element::Bf16)), ("int8", "fp8"));
+        assert_eq!((of((9, 0), Element::F16), of((10, 0), Element::Bf16)), ("auto", "auto"));
+    }
 
     #[test]
     fn a_uuid_is_written_as_nvidia_smi_does() {
