@@ -35,14 +35,12 @@ const EXCHANGE: &str = "all collectives are one exchange";
 const COLLECTIVES: &str = "parallel has all collectives";
 
 /// Files that belong to no op, and why.
-const NO_OPS: [(&str, &str, &str); 33] = [
+const NO_OPS: [(&str, &str, &str); 31] = [
     (LAUNCHERS, "dequantise", "products dequantise weights in the formats of files: no op of the trait"),
     (LAUNCHERS, "elementwise", "what the launchers of add and mul share"),
-    (LAUNCHERS, "linear_int8", "products of integers: linear and project in another way"),
     (LAUNCHERS, "quantise", "products quantise what they take: no op of the trait"),
     (KERNELS, "dequantise", "products dequantise weights in the formats of files: no op of the trait"),
     (KERNELS, "exchange", "what all collectives are made of"),
-    (KERNELS, "linear_int8", "products of integers: linear and project in another way"),
     (KERNELS, "quantise", "products quantise what they take: no op of the trait"),
     (KERNELS, "quantise_int8", "the same, and weights while they are loaded"),
     (KERNELS, "quantise_weight", "weights are quantised while they are loaded"),

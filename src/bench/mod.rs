@@ -129,13 +129,16 @@ pub fn run<B: Backend>(
         ops::measure(&mut bench, &shapes, size)?;
     }
     let wants_group = devices.len() > 1 && bench.settings.wants_group(devices.len());
-    if !measures_model && bench.measured.is_empty() && !wants_group {
+    if CEILINGS.iter().any(|name| bench.wants(name)) {
+        bench.ceiling()?;
+    }
+    if !measures_model && bench.measured.is_empty() && bench.ceiling.is_none() && !wants_group {
         return Err(Error::usage(format!(
             "nothing to measure has `{}` in its name",
             bench.settings.names.join("` or `")
         ))
         .hint(
-            "names are such as `stages/1024x1024`, `vae_encode/1024x1024`, `adapters/1024x1024`, \
+            "names are such as `stages/1024x1024`, `vae_encode/1024x1024`, `adapters/1024x1024`, `ceiling/copy`, \
              `ops/linear 4608x3072x27648` and, with `--references 2`, `stages/edit-1024x1024+2`, on two GPUs \
              `replicas/1024x1024 x 2` and `exchange/1024x1024 over 2`",
         ));
@@ -284,6 +287,8 @@ impl Row<'_> {
     }
 }
 
+/// What ceilings are called; all are measured where one is wanted.
+const CEILINGS: [&str; 4] = ["ceiling/copy", "ceiling/add", "ceiling/linear", "ceiling/multiply int8"];
 /// Steps of a tile that each multiprocessor does for the ceiling of products of integers: a millisecond or two.
 const INT8_STEPS: usize = 4000;
 

@@ -11,9 +11,8 @@ use std::cell::{OnceCell, RefCell};
 use rayon::prelude::*;
 
 use super::split_weights::SplitPacked;
-use super::{Cpu, Precision, Rows, Weight, amx, int8, math};
+use super::{Precision, Rows, amx, math};
 use crate::files::{Format, TensorView};
-use crate::nn::Linear;
 
 /// Weight rows that are widened at once: 256 rows of 3072 in float32 are 3 MiB, which stays in the cache of a core
 /// and is long enough for the multiplication to run at its full speed.
@@ -55,23 +54,20 @@ fn is_for_tiles(weight: &TensorView) -> bool {
     weight.format() == Format::Bf16 || !weight.format().is_float()
 }
 
-/// `out = [x_0 | x_1 | ..] weight^T`, the x side by side; out dense [rows, weight.rows()].
-pub(super) fn linear(precision: Precision, xs: &[Rows<'_>], weight: &Linear<Cpu>, out: &mut [f32]) {
-    assert_eq!(out.len(), xs[0].rows * weight.rows());
-    assert_eq!(xs.iter().map(|x| x.cols).sum::<usize>(), weight.cols());
+/// `out = [x_0 | x_1 | ..] weight^T`, the x side by side, the weight's rows those of the parts; out dense.
+pub(super) fn linear(precision: Precision, xs: &[Rows<'_>], parts: &[TensorView], out: &mut [f32]) {
+    let rows = parts.iter().map(TensorView::rows).sum();
+    assert_eq!(out.len(), xs[0].rows * rows);
+    assert_eq!(xs.iter().map(|x| x.cols).sum::<usize>(), parts[0].cols());
     if out.is_empty() {
         return; // tiles have no place for no rows
     }
-    let parts = match weight.weight() {
-        Weight::Mapped(parts) => parts,
-        Weight::Int8(weight) => return int8::linear(xs, weight, out),
-    };
     if amx::available() && parts.iter().all(is_for_tiles) {
-        tiles(precision, xs, parts, weight.rows(), out);
+        tiles(precision, xs, parts, rows, out);
     } else {
         let mut col = 0;
         for x in xs {
-            portable(*x, parts, col, weight.rows(), out, col > 0);
+            portable(*x, parts, col, rows, out, col > 0);
             col += x.cols;
         }
     }

@@ -86,8 +86,11 @@ impl Operand {
     }
 }
 
-/// `out = [x_0 | x_1 | ..] weight^T`, the x side by side; out dense [rows, weight rows], neither of which is 0.
+/// `out = [x_0 | x_1 | ..] weight^T`, the x side by side; out dense [rows, weight rows].
 pub fn linear(xs: &[Rows<'_>], weight: &Int8Weight, out: &mut [f32]) {
+    if out.is_empty() {
+        return;
+    }
     let (x, n) = (Operand::new(xs, weight.group), weight.scales.len());
     let rows = xs[0].rows;
     let task = rows.div_ceil(rayon::current_num_threads()).clamp(*TASK_ROWS.start(), *TASK_ROWS.end());

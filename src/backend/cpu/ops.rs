@@ -1,15 +1,26 @@
 //! [`Ops`] on the CPU.
 
 use super::{
-    ChannelStatistics, Cpu, Precision, Rows, amx, attention, attention_tiles, conv, conv_tiles, elementwise, for_rows,
-    gemm, math, norm, pixels, pool,
+    ChannelStatistics, Cpu, Precision, Rows, Weight, amx, attention, attention_tiles, conv, conv_tiles, elementwise,
+    for_rows, gemm, int8, math, norm, pixels, pool,
 };
 use crate::backend::Ops;
 use crate::error::Result;
+use crate::nn::Linear;
 use crate::ops::{
     self, Attention, Conv2d, Convolved, GroupNorm, InpaintBlend, LinearArgs, Mask, Patches, Products, Rope, TokenLayout,
 };
 use crate::tensor::Tensor;
+
+impl Cpu {
+    /// `out = [x_0 | x_1 | ..] weight^T`, the x side by side; out dense [rows, weight.rows()].
+    fn product(&self, xs: &[Rows<'_>], weight: &Linear<Self>, out: &mut [f32]) {
+        match weight.weight() {
+            Weight::Mapped(parts) => gemm::linear(self.precision, xs, parts, out),
+            Weight::Int8(weight) => int8::linear(xs, weight, out),
+        }
+    }
+}
 
 impl Ops for Cpu {
     /// In groups only; alone the norms compute their statistics themselves.
@@ -38,13 +49,13 @@ impl Ops for Cpu {
         match args.products {
             Products::Columns(x, weight) => {
                 let x: Vec<_> = x.iter().map(|x| Rows::of(x)).collect();
-                gemm::linear(self.precision, &x, weight, &mut out);
+                self.product(&x, weight, &mut out);
             }
             Products::Rows(parts) => {
                 let mut rest = out.as_mut_slice();
                 for (x, weight) in parts {
                     let (part, below) = rest.split_at_mut(x.rows() * cols);
-                    gemm::linear(self.precision, &[Rows::of(x)], weight, part);
+                    self.product(&[Rows::of(x)], weight, part);
                     rest = below;
                 }
             }
