@@ -47,11 +47,13 @@ pub struct QueueArgs {
 
 impl QueueArgs {
     /// Whether a flag names a broker or a store.
+    #[cfg(feature = "server")]
     pub fn is_named(&self) -> bool {
         self.queue.is_some() || self.store.is_some()
     }
 
     /// Errors where flags say more of a broker, and none that there is one.
+    #[cfg(feature = "server")]
     pub fn check_needed(&self, presigns: bool) -> Result<()> {
         let flags = [
             (presigns, "--presigned-urls"),

@@ -24,7 +24,9 @@ use super::{model_at, names, print};
 use crate::allocator;
 use crate::cli::{Key, ListenAt, Mcp, SdapiSteps, Serve};
 use crate::progress::{Console, Shown, say};
-use crate::server::config::{self, Config, Limits, Listen};
+#[cfg(feature = "queue")]
+use crate::server::config;
+use crate::server::config::{Config, Limits, Listen};
 use crate::server::keys::{Keys, new_key};
 use crate::server::models::{Models, Served};
 use crate::server::{self, Outside};

@@ -103,6 +103,7 @@ impl Batch {
 
 /// What a manifest says of its batch.
 pub struct Manifest {
+    #[cfg_attr(not(feature = "server"), expect(dead_code, reason = "the server alone tells it"))]
     pub model: String,
     pub keys: Vec<Key>,
 }

@@ -19,8 +19,7 @@ use lapin::types::{AMQPValue, FieldTable, LongString};
 use lapin::uri::{AMQPScheme, AMQPUri};
 use lapin::{
     BasicProperties, Channel, Confirmation, Connection, ConnectionProperties, Consumer, DefaultConnectionBuilder,
-    ErrorKind,
-    ExchangeKind,
+    ErrorKind, ExchangeKind,
 };
 
 use super::names::{CONTROL, DEAD, EVENTS, JOBS, Lane};
@@ -241,6 +240,7 @@ impl Link {
     }
 
     /// Whether the connection is there, and the broker takes messages from it.
+    #[cfg(feature = "server")]
     pub fn is_open(&self) -> bool {
         let status = self.connection.status();
         status.connected() && !status.blocked()

@@ -15,7 +15,9 @@ pub mod broker;
 pub mod dead;
 pub mod message;
 pub mod names;
+#[cfg(feature = "server")]
 pub mod online;
+#[cfg(feature = "server")]
 pub mod overview;
 pub mod status;
 pub mod store;

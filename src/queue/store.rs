@@ -12,6 +12,7 @@ use object_store::aws::{AmazonS3, AmazonS3Builder};
 use object_store::local::LocalFileSystem;
 use object_store::path::Path;
 use object_store::prefix::PrefixStore;
+#[cfg(feature = "server")]
 use object_store::signer::{Method, Signer};
 use object_store::{
     BackoffConfig, ClientOptions, Error as StoreError, ObjectStore, ObjectStoreExt, PutMode, PutOptions, RetryConfig,
@@ -30,6 +31,7 @@ const LISTS_AT_ONCE: usize = 16;
 pub struct Store {
     objects: Arc<dyn ObjectStore>,
     /// S3 signs addresses, of what lies below this prefix.
+    #[cfg_attr(not(feature = "server"), expect(dead_code, reason = "the server alone gives addresses"))]
     signer: Option<(AmazonS3, String)>,
     /// As it was named.
     url: String,
@@ -132,6 +134,7 @@ impl Store {
     }
 
     /// When an object was written, in seconds since 1970, if it is there.
+    #[cfg(feature = "server")]
     pub async fn written(&self, name: &str) -> Result<Option<u64>> {
         match self.objects.head(&Path::from(name)).await {
             Ok(object) => Ok(Some(u64::try_from(object.last_modified.timestamp()).unwrap_or(0))),
@@ -141,11 +144,13 @@ impl Store {
     }
 
     /// Whether [`Store::presigned`] gives addresses.
+    #[cfg(feature = "server")]
     pub fn presigns(&self) -> bool {
         self.signer.is_some()
     }
 
     /// An address at which anyone reads an object for so long; none of a folder.
+    #[cfg(feature = "server")]
     pub async fn presigned(&self, name: &str, time: Duration) -> Result<Option<String>> {
         let Some((s3, prefix)) = &self.signer else { return Ok(None) };
         let signed = s3.signed_url(Method::GET, &Path::from(format!("{prefix}/{name}")), time).await;

@@ -38,8 +38,10 @@ struct Named {
 #[derive(Default)]
 pub struct Turns {
     /// By owner and key, as long as somebody holds or waits for one.
-    taken: Mutex<HashMap<(String, String), Arc<tokio::sync::Mutex<()>>>>,
+    taken: Mutex<HashMap<(String, String), Turn>>,
 }
+
+type Turn = Arc<tokio::sync::Mutex<()>>;
 
 impl Turns {
     /// The turn of whoever waits for it, until it is dropped.
