@@ -1,10 +1,9 @@
 //! The CPU backend: float32 between ops, all cores, and the reference for every other backend.
 //!
 //! Weights stay where they are: a matrix is a list of row ranges of mapped files, read in place by [`gemm`], but for
-//! those that products in [`int8`] read. The CPU
-//! runs the definition of most fused ops. It replaces some of the VAE, whose activations no cache holds, to save a pass
-//! over them. These round as their definition does, except for the convolution of an upsampled image in bfloat16
-//! ([`Tensor::upsample_conv2d`]).
+//! those that products in [`int8`] read. The CPU runs the definition of most fused ops. It replaces some of the VAE,
+//! whose activations no cache holds, to save a pass over them. These round as their definition does, except for the
+//! convolution of an upsampled image in bfloat16 ([`Tensor::upsample_conv2d`]).
 
 pub mod amx;
 mod attention;

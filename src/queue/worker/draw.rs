@@ -99,8 +99,8 @@ fn check_pixels(width: usize, height: usize, most: usize) -> Result<()> {
     Err(Error::usage(format!("the image is of {width}x{height}, and workers draw at most {most} pixels")))
 }
 
-/// Draws a job, and returns its file, and what drew it. `delivery` is the one of this worker that it is of; `hear` hears
-/// how far it is.
+/// Draws a job, and returns its file, and what drew it. `delivery` is the one of this worker that it is of; `hear`
+/// hears how far it is.
 pub fn draw(
     engine: &Engine,
     prepared: Prepared,
