@@ -24,9 +24,10 @@ fn the_commands_for_a_full_size_model_draw() {
 fn the_commands_of_images_from_images_draw() {
     let folder = checkout();
     let lines = commands_of("docs/editing.md");
-    let names = ["square", "edited", "star", "small-star", "near", "wide", "heart", "both", "piped", "cached"];
+    let names =
+        ["square", "edited", "star", "small-star", "sparse", "near", "wide", "heart", "both", "piped", "cached"];
     assert_eq!(lines.len(), names.len());
-    let [square, edited, star, small_star, near, wide, heart, both, piped, cached] = std::array::from_fn(|i| {
+    let [square, edited, star, small_star, sparse, near, wide, heart, both, piped, cached] = std::array::from_fn(|i| {
         assert!(lines[i].ends_with(&format!(" {}.png", names[i])), "{}", lines[i]);
         image_of(&lines[i], folder.path())
     });
@@ -51,7 +52,7 @@ fn the_commands_of_images_from_images_draw() {
     let mut rows = wide.bytes.chunks_exact(3 * wide.width).zip(square.bytes.chunks_exact(3 * 256));
     let kept = 3 * (256 - 16);
     assert!(rows.all(|(wide, square)| wide[..kept] == square[..kept]), "all but 16 columns is as it was");
-    for (image, feather) in [(&star, 0), (&small_star, 8)] {
+    for (image, feather) in [(&star, 0), (&small_star, 8), (&sparse, 0)] {
         let (pixels, _) = image.bytes.as_chunks::<3>();
         let (before, _) = square.bytes.as_chunks::<3>();
         let far = |at: usize| at % 256 + feather < 128 || at / 256 >= 128 + feather;
