@@ -100,11 +100,12 @@ fn the_first_device_reads_the_prompt_for_all() {
         assert_eq!(prompts_read(&images), [prompts, 0, 0], "{preset}");
         same(&images, "a cat");
         assert_eq!(prompts_read(&make(&engine, &request("a cat"), 3)), [0; 3], "{preset}: they are cached");
-        // One that the first device has read for itself.
+        // One that a device has read for itself: most often the first, unless that is not yet done with the others.
         make(&engine, &request("a bird"), 1);
         let images = make(&engine, &request("a bird"), 2);
-        assert_eq!(prompts_read(&images), [0; 2], "{preset}");
+        assert!([[0; 2], [prompts, 0]].map(Vec::from).contains(&prompts_read(&images)), "{preset}");
         same(&images, "a bird");
+        assert_eq!(prompts_read(&make(&engine, &request("a bird"), 2)), [0; 2], "{preset}: they are cached");
         // The same words in another number of tokens are other features.
         let short = Request { max_sequence_length: Some(16), ..request("a cat") };
         assert_eq!(prompts_read(&make(&engine, &short, 2)), [prompts, 0], "{preset}");
