@@ -43,6 +43,10 @@ fn every_command_in_the_text_is_run_or_leads_to_what_is_there() {
                 ["flux", ..] => run_flux(&line, folder.path()),
                 ["make", ..] => {} // checked with all targets
                 ["scripts/train_tiny/run.sh", ..] => assert!(project(words[0]).exists(), "{line}"),
+                ["scripts/test_cluster.sh", section] => {
+                    let usage = format!("\n  {section} ");
+                    assert!(text_of("scripts/test_cluster.sh").contains(&usage), "no section: {line}");
+                }
                 ["python3", "scripts/gpu_check", ..] => has_sections(&line),
                 ["python3", script, ..] => has_flags(script, &line),
                 ["cargo", "test", "--release", ref rest @ ..] => has_tests(rest, &line),
