@@ -25,7 +25,7 @@ workers with the built-in model. Sections, all but \`million\` in turn where non
   slurm       scripts/slurm_batch.sh on one node, with a task killed
   kubernetes  scripts/kubernetes against the schemas of Kubernetes and KEDA
   million     CLUSTER_JOBS (1000000) jobs and workers that draw nothing
-  short       \`slurm\`, \`kubernetes\`, and \`chaos\` with 100 jobs and one kill of each
+  short       \`kubernetes\`, and \`chaos\` with 100 jobs and one kill of each
 
 Packages that are missing are installed where apt-get may; where they cannot be, it says so and does nothing.
 
@@ -59,7 +59,7 @@ for word in "$@"; do
 done
 if [[ ${#sections[@]} -eq 0 ]]; then
     sections=(basics hostile tls alarms full away clock hangs devices online chaos slurm kubernetes)
-    [[ -z "$short" ]] || sections=(chaos slurm kubernetes)
+    [[ -z "$short" ]] || sections=(chaos kubernetes)
 fi
 
 flux=$(realpath "${FLUX_BIN:-target/release/flux}")
