@@ -22,7 +22,7 @@ use safetensors::tensor::TensorView as FileTensor;
 
 use crate::compare::{Shape, WITH_EPILOGUE, Weight, compare, shapes, values, vector, with_variable};
 use crate::cuda_fp8;
-use crate::pipeline::{default_model, psnr};
+use crate::pipeline::draws_alike;
 use crate::support::preset;
 
 /// With `0`, sums go on in float32; see docs/environment.md. Tests with either value run in processes of their own.
@@ -597,15 +597,5 @@ fn gated_add_adaln_for_fp8_weights_equals_its_parts() {
 #[test]
 fn the_default_model_draws_in_fp8_what_it_draws_in_bf16() {
     let (Some(bf16), Some(fp8)) = (crate::cuda(), cuda_fp8()) else { return };
-    let models = [bf16, fp8].map(|cuda| Model::load(cuda, &default_model()).unwrap());
-    for (prompt, seed) in
-        [("a red heart inside a yellow star on a teal background", 45), ("a robot on a lavender background", 7)]
-    {
-        let [expected, got] = models.each_ref().map(|model| model.generate(&Request::new(prompt, seed)).unwrap().rgb);
-        let psnr = psnr(&got, &expected);
-        println!("{prompt}: fp8 is {psnr:.1} dB from bf16");
-        assert!(psnr >= 25.0, "{prompt}: {psnr:.1} dB");
-        let [_, again] = models.each_ref().map(|model| model.generate(&Request::new(prompt, seed)).unwrap().rgb);
-        assert!(again == got, "one seed, one image");
-    }
+    draws_alike([bf16, fp8], "fp8 from bf16", 25.0);
 }

@@ -2,19 +2,17 @@
 //! fused ops against their parts.
 
 use flux::backend::cpu::{Cpu, Precision};
-use flux::backend::cuda::Cuda;
 use flux::backend::{Backend, Device, Memory, Storage};
 use flux::files::int8::{group_of, quantise_row};
 use flux::files::{Bytes, FileSlice, Format, Scales, TensorView};
 use flux::nn::{Linear, LowRank};
 use flux::ops::{self, Adaln, Heads, Norm, Pairs, QkNorm, Rope, TokenLayout};
-use flux::pipeline::{Model, Request};
 use flux::tensor::Tensor;
 use safetensors::Dtype;
 
 use crate::compare::{Shape, Weight, compare, half, rounded, rounded_weight, shapes, values, vector};
 use crate::cuda_int8;
-use crate::pipeline::{default_model, psnr};
+use crate::pipeline::draws_alike;
 
 /// What a 1 in memory stands for.
 fn unit() -> f32 {
@@ -342,17 +340,7 @@ fn gated_add_adaln_for_int8_weights_equals_its_parts() {
 #[test]
 fn the_default_model_draws_in_int8_what_it_draws_in_16_bits() {
     let (Some(native), Some(int8)) = (crate::cuda(), cuda_int8()) else { return };
-    let models = [native, int8].map(|cuda| Model::load(cuda, &default_model()).unwrap());
-    for (prompt, seed) in
-        [("a red heart inside a yellow star on a teal background", 45), ("a robot on a lavender background", 7)]
-    {
-        let [expected, got] = models.each_ref().map(|model| model.generate(&Request::new(prompt, seed)).unwrap().rgb);
-        let psnr = psnr(&got, &expected);
-        println!("{prompt}: int8 is {psnr:.1} dB from 16 bits");
-        assert!(psnr >= 30.0, "{prompt}: {psnr:.1} dB");
-        let [_, again] = models.each_ref().map(|model| model.generate(&Request::new(prompt, seed)).unwrap().rgb);
-        assert!(again == got, "one seed, one image");
-    }
+    draws_alike([native, int8], "int8 from 16 bits", 30.0);
 }
 
 #[test]

@@ -26,6 +26,21 @@ pub fn psnr(a: &[u8], b: &[u8]) -> f64 {
     difference(&row(a), &row(b)).unwrap().psnr_db
 }
 
+/// The built-in model draws on the second backend what it draws on the first, to `least` dB, and the same twice.
+pub fn draws_alike(backends: [Cuda; 2], what: &str, least: f64) {
+    let models = backends.map(|cuda| Model::load(cuda, &default_model()).unwrap());
+    for (prompt, seed) in
+        [("a red heart inside a yellow star on a teal background", 45), ("a robot on a lavender background", 7)]
+    {
+        let drawn = || models.each_ref().map(|model| model.generate(&Request::new(prompt, seed)).unwrap().rgb);
+        let [expected, got] = drawn();
+        let psnr = psnr(&got, &expected);
+        println!("{prompt}: {what}: {psnr:.1} dB");
+        assert!(psnr >= least, "{prompt}: {psnr:.1} dB");
+        assert!(drawn()[1] == got, "one seed, one image");
+    }
+}
+
 /// `||got - expected|| / ||expected||`
 pub fn relative_error(got: &[f32], expected: &[f32]) -> f64 {
     assert_eq!(got.len(), expected.len());
