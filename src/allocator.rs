@@ -90,6 +90,43 @@ pub fn claim_exit() {
     }
 }
 
+/// Bytes that the system always has for a program that is not out of memory: what malloc asks it for at once.
+const LEAST: usize = 1 << 20;
+
+/// Makes an abort for want of memory end the program like an allocation that fails. The standard library makes the
+/// handles of threads past this allocator, the C library the list of what a thread destroys, and both abort.
+pub fn explain_aborts() {
+    #[cfg(unix)]
+    // SAFETY: the handler has the signature of one, and calls nothing that allocates or takes a lock.
+    unsafe {
+        libc::signal(libc::SIGABRT, aborted as *const () as libc::sighandler_t);
+    }
+}
+
+/// Returns where the abort has another cause; the system then ends the program as if there were no handler.
+#[cfg(unix)]
+extern "C" fn aborted(_signal: libc::c_int) {
+    if EXITING.load(Ordering::Relaxed) {
+        claim_exit();
+    }
+    exit_if_out_of_memory();
+}
+
+/// Ends the program where the system has no memory for it: what just failed in another way failed for that.
+pub fn exit_if_out_of_memory() {
+    #[cfg(unix)]
+    // SAFETY: a map of no file, which nothing uses.
+    unsafe {
+        let access = libc::PROT_READ | libc::PROT_WRITE;
+        let kind = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
+        let memory = libc::mmap(std::ptr::null_mut(), LEAST, access, kind, -1, 0);
+        if memory == libc::MAP_FAILED {
+            exit(LEAST);
+        }
+        libc::munmap(memory, LEAST);
+    }
+}
+
 /// Ends the program without allocating, and without waiting for a lock that this thread may hold.
 #[cold]
 fn exit(bytes: usize) -> ! {
@@ -108,5 +145,56 @@ fn exit(bytes: usize) -> ! {
     unsafe {
         libc::write(libc::STDERR_FILENO, text.as_ptr().cast(), length);
         libc::_exit(1)
+    }
+}
+
+#[cfg(all(test, target_os = "linux"))]
+mod tests {
+    use std::alloc::{GlobalAlloc, Layout, System};
+    use std::env;
+    use std::os::unix::process::ExitStatusExt;
+    use std::process::{self, Command, Output};
+
+    /// Set for the program that a test starts, which is the same test again.
+    const AGAIN: &str = "ALLOCATOR_TEST_AGAIN";
+
+    fn again(test: &str) -> Output {
+        let mut command = Command::new(env::current_exe().unwrap());
+        command.args(["--nocapture", test]).env(AGAIN, "1").env_remove("RUST_BACKTRACE").output().unwrap()
+    }
+
+    /// Takes all memory that there is, and lets the system give none.
+    fn take_all() {
+        let none = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+        // SAFETY: a limit of this process, which ends soon; what is allocated is left as it is.
+        unsafe {
+            assert_eq!(libc::setrlimit(libc::RLIMIT_AS, &none), 0);
+            for bits in (4..=20).rev() {
+                while !System.alloc(Layout::from_size_align(1 << bits, 8).unwrap()).is_null() {}
+            }
+        }
+    }
+
+    #[test]
+    fn an_abort_for_want_of_memory_is_an_error() {
+        if env::var_os(AGAIN).is_some() {
+            super::explain_aborts();
+            take_all();
+            process::abort();
+        }
+        let ran = again("an_abort_for_want_of_memory_is_an_error");
+        let message = String::from_utf8_lossy(&ran.stderr).into_owned();
+        assert_eq!(ran.status.code(), Some(1), "{message}");
+        assert!(message.contains("error: out of memory: 1 MiB") && message.contains("hint: "), "{message}");
+    }
+
+    #[test]
+    fn an_abort_with_memory_left_is_one() {
+        if env::var_os(AGAIN).is_some() {
+            super::explain_aborts();
+            process::abort();
+        }
+        let ran = again("an_abort_with_memory_left_is_one");
+        assert_eq!(ran.status.signal(), Some(libc::SIGABRT));
     }
 }

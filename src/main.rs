@@ -44,6 +44,7 @@ static ALLOCATOR: allocator::OrExit = allocator::OrExit;
 
 fn main() -> ExitCode {
     let start = Instant::now();
+    allocator::explain_aborts();
     bus_error::explain();
     let signals = Signals::default();
     let done = panics::caught(|| {

@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use flux::Error;
 
+use crate::allocator;
 use crate::progress::say;
 
 /// The exit code of a program that ends by a defect of its own, as in the system's `sysexits.h`.
@@ -27,6 +28,8 @@ fn tell(info: &PanicHookInfo<'_>) {
     if PANICKED.swap(true, Ordering::Relaxed) {
         return;
     }
+    // The standard library panics where a thread that begins gets no memory for its second stack.
+    allocator::exit_if_out_of_memory();
     let payload = info.payload();
     let message =
         payload.downcast_ref::<&str>().copied().or_else(|| payload.downcast_ref::<String>().map(String::as_str));
