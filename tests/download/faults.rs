@@ -3,6 +3,7 @@
 use std::io::{BufRead, BufReader, Write};
 use std::net::{TcpListener, TcpStream};
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
 use std::time::{Duration, Instant};
 
 use super::*;
@@ -314,26 +315,31 @@ fn sizes_that_are_not_true_take_no_more_of_the_disk_than_was_told() {
     home.has(&hub, is_read);
 }
 
+/// A server that answers with `status` at first.
+fn is_asked_again(status: u16) {
+    let hub = Hub::start(small(), move |seen, count, reply| {
+        let is_asked = seen.path.contains("/revision/") || seen.path.contains("/tree/") || is_large(seen);
+        if is_asked && count < 2 {
+            *reply = Reply::of(status, &[("Retry-After", if count == 0 { "1" } else { "0" })], "");
+        }
+    });
+    let home = Home::new();
+    let start = Instant::now();
+    let run = Run::of(&mut home.download(&hub, &["4b"])).succeeds();
+    let told = &run.stderr;
+    assert!(told.contains(&format!("status {status}")) && told.contains("again in 1 s"), "{told}");
+    assert!(start.elapsed() >= Duration::from_secs(3), "{status}");
+    home.has(&hub, is_read);
+}
+
 #[test]
 fn a_busy_server_is_asked_again_after_the_wait_that_it_names() {
-    for status in [408, 429, 500, 502, 503, 504] {
-        let hub = Hub::start(small(), move |seen, count, reply| {
-            let is_asked = seen.path.contains("/revision/") || seen.path.contains("/tree/") || is_large(seen);
-            if is_asked && count < 2 {
-                *reply = Reply::of(status, &[("Retry-After", if count == 0 { "1" } else { "0" })], "");
-            }
-        });
-        let home = Home::new();
-        let start = Instant::now();
-        let run = Run::of(&mut home.download(&hub, &["4b"])).succeeds();
-        assert!(
-            run.stderr.contains(&format!("status {status}")) && run.stderr.contains("again in 1 s"),
-            "{}",
-            run.stderr
-        );
-        assert!(start.elapsed() >= Duration::from_secs(3), "{status}");
-        home.has(&hub, is_read);
-    }
+    // At once, because they wait.
+    thread::scope(|scope| {
+        for status in [408, 429, 500, 502, 503, 504] {
+            scope.spawn(move || is_asked_again(status));
+        }
+    });
     let hub = Hub::start(small(), |_, _, reply| *reply = Reply::of(503, &[], ""));
     Run::of(&mut Home::new().download(&hub, &["4b"])).fails(1, &["status 503", "try again later"]);
     assert_eq!(hub.take_seen().len(), 5);

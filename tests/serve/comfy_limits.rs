@@ -153,15 +153,18 @@ fn frames_that_are_none_end_a_socket_and_nothing_else() {
         assert_eq!(socket.message().unwrap().unwrap()["type"], "status");
         socket
     };
+    let broken =
+        [&b"\x81\x05hello"[..], b"\xff\xff\xff\xff", b"\x81\xff\xff\xff\xff\xff\xff\xff\xff\xff", b"\x88\x80\0\0\0\0"];
+    // All are open at once, because the server waits for the end of each.
+    let mut sockets: Vec<_> = broken.map(|bytes| (bytes, open())).into();
+    for (bytes, socket) in &mut sockets {
+        socket.send_bytes(bytes);
+    }
     let mut large = open();
     large.send(TEXT, &vec![b' '; 100_000]);
     assert!(large.message().is_none(), "a message is too long");
-    for bytes in
-        [&b"\x81\x05hello"[..], b"\xff\xff\xff\xff", b"\x81\xff\xff\xff\xff\xff\xff\xff\xff\xff", b"\x88\x80\0\0\0\0"]
-    {
-        let mut broken = open();
-        broken.send_bytes(bytes);
-        assert!(broken.message().is_none(), "{bytes:?}");
+    for (bytes, socket) in &mut sockets {
+        assert!(socket.message().is_none(), "{bytes:?}");
     }
     let mut fine = open();
     for text in [&b"no JSON"[..], b"[]", b"{\"type\": 1}", b"\"x\""] {
