@@ -2,8 +2,10 @@
 
 import base64
 import json
+import math
 import signal
 import socket
+import struct
 import subprocess
 import threading
 import time
@@ -163,6 +165,57 @@ def edit(server, image):
     return base64.b64decode(json.loads(answer)["data"][0]["b64_json"])
 
 
+def write_adapter(path):
+    """A LoRA of one layer of the built-in model, in safetensors."""
+    side, layer = 256, "transformer.single_transformer_blocks.0.attn.to_out"
+    shapes = {f"{layer}.lora_A.weight": [1, 768], f"{layer}.lora_B.weight": [side, 1]}
+    header, values = {}, b""
+    for name, shape in shapes.items():
+        bytes_ = struct.pack("<f", 0.2) * math.prod(shape)
+        header[name] = {"dtype": "F32", "shape": shape, "data_offsets": [len(values), len(values) + len(bytes_)]}
+        values += bytes_
+    header = json.dumps(header).encode()
+    path.write_bytes(struct.pack("<Q", len(header)) + header + values)
+    return path
+
+
+def adapted(cluster, adapter):
+    """Images with a LoRA of the server, which workers read in the store."""
+    flags = ("--lora", f"ink={adapter}")
+    remote = Server(cluster, "lora-remote", "--queue", cluster.broker.url, *flags)
+    local = Server(cluster, "lora-local", "--device", "cpu", "--batch-exact", *flags)
+    servers = [remote.wait_ready(), local.wait_ready(120)]
+    plain = local.generate(seed=15)[0]
+    for strength in (1.0, 0.5):
+        loras = [{"name": "ink", "strength": strength}]
+        images = [server.generate(seed=15, loras=loras)[0] for server in servers]
+        check(images[0] == images[1] and images[0] != plain, f"with a LoRA of strength {strength} the bytes are those of a local server")
+    check([server.end() for server in servers] == [0, 0], "those servers end as usual")
+
+
+def agents(remote, local):
+    """The tools of agents, over HTTP."""
+    images = []
+    for server in (remote, local):
+        drawn = tool(server, "generate_image", {"prompt": "a cat", "size": "64x64", "steps": 2, "seed": 16})
+        link = drawn[2]["uri"]
+        whole = server.request("GET", urllib.parse.urlparse(link).path)[2]
+        edited = tool(server, "edit_image", {"prompt": "make it red", "images": [link], "steps": 2, "seed": 17, "size": "64x64"})
+        images.append([drawn[0]["data"], whole, edited[0]["data"]])
+    check(images[0] == images[1], "agents get the images and files of a local server")
+
+
+def tool(server, name, arguments):
+    """The content of an answer to a call of a tool."""
+    call = {"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": {"name": name, "arguments": arguments}}
+    status, _, answer = server.request("POST", "/mcp", call, {"Accept": "application/json, text/event-stream"})
+    lines = [line.removeprefix("data: ") for line in answer.decode().splitlines()]
+    result = next((json.loads(line)["result"] for line in lines if '"result"' in line), None)
+    if status != 200 or not result or result["isError"]:
+        fail(f"a call of {name} is answered {status}: {answer}")
+    return result["content"]
+
+
 def presigned(cluster, wanted):
     """Addresses of the store."""
     server = Server(cluster, "presigned", "--store", f"s3://{BUCKET}/jobs", "--presigned-urls").wait_ready()
@@ -311,6 +364,8 @@ def run(cluster, _short):
     servers = [remote.wait_ready(), local.wait_ready(120)]
     try:
         equal(cluster, remote, local)
+        agents(remote, local)
+        adapted(cluster, write_adapter(cluster.folder / "ink.safetensors"))
         presigned(cluster, local.generate(seed=5)[0][0])
         cancelled(cluster, remote)
         together(cluster, remote)
