@@ -123,12 +123,7 @@ def equal(cluster, remote, local):
     told = [of_graph(server) for server in (remote, local)]
     check(told[0] == told[1], "and so do ComfyUI's")
     edits = [edit(server, images[0]) for server in (remote, local)]
-    folders = [cluster.folder / "edits-remote", cluster.folder / "edits-local"]
-    for folder, image in zip(folders, edits, strict=True):
-        folder.mkdir()
-        (folder / "edit.png").write_bytes(image)
-    out, _ = cluster.run("compare", *folders)
-    check("1 pairs, 1 equal:" in out or "1 pair, 1 equal:" in out, "an edit has the pixels of a local server's")
+    equal_pixels(cluster, "edit", *edits, "an edit")
     status, _, body = remote.request(
         "POST", "/v1/images/generations", SMALL | {"seed": 9, "stream": True, "partial_images": 2}
     )
@@ -137,6 +132,21 @@ def equal(cluster, remote, local):
     check((status, json.loads(answer)["error"]["param"]) == (400, "size"), "what is too large is refused")
     answer = remote.request("POST", "/v1/images/generations", SMALL | {"prompt": "\u20ac" * 21_800})
     check(answer[0] == 400 and b"shorten the prompt" in answer[2], "what no message holds is refused")
+
+
+def equal_pixels(cluster, name, of_workers, of_local, what):
+    """Compares images whose recipes name other files: those of the store, and those of the local server."""
+    folders = [cluster.folder / f"{name}-{where}" for where in ("remote", "local")]
+    for folder, image in zip(folders, (of_workers, of_local), strict=True):
+        folder.mkdir()
+        (folder / "image.png").write_bytes(image)
+    out, _ = cluster.run("compare", *folders)
+    check("1 pairs, 1 equal:" in out or "1 pair, 1 equal:" in out, f"{what} has the pixels of a local server's")
+
+
+def pixels(png):
+    """What holds the pixels in a PNG, as it is."""
+    return png[png.index(b"IDAT") :]
 
 
 def of_graph(server):
@@ -185,11 +195,12 @@ def adapted(cluster, adapter):
     remote = Server(cluster, "lora-remote", "--queue", cluster.broker.url, *flags)
     local = Server(cluster, "lora-local", "--device", "cpu", "--batch-exact", *flags)
     servers = [remote.wait_ready(), local.wait_ready(120)]
-    plain = local.generate(seed=15)[0]
+    plain = local.generate(seed=15)[0][0]
     for strength in (1.0, 0.5):
         loras = [{"name": "ink", "strength": strength}]
-        images = [server.generate(seed=15, loras=loras)[0] for server in servers]
-        check(images[0] == images[1] and images[0] != plain, f"with a LoRA of strength {strength} the bytes are those of a local server")
+        of_workers, of_local = (server.generate(seed=15, loras=loras)[0][0] for server in servers)
+        equal_pixels(cluster, f"lora-{strength}", of_workers, of_local, f"an image with a LoRA of strength {strength}")
+        check(pixels(of_local) != pixels(plain), "which are others than without it")
     check([server.end() for server in servers] == [0, 0], "those servers end as usual")
 
 
