@@ -28,8 +28,8 @@ use super::names::{CONTROL, DEAD, EVENTS, JOBS, Lane};
 const URL_VARIABLE: &str = "FLUX_QUEUE";
 const PASSWORD_VARIABLE: &str = "FLUX_QUEUE_PASSWORD";
 
-/// Deliveries of a job that ended without an answer before it is dead.
-pub const DELIVERY_LIMIT: i64 = 5;
+/// Deliveries of a job that ended without an answer before it is dead, whoever's fault that was.
+pub const DELIVERY_LIMIT: i64 = 20;
 /// How long the broker may take to say that it has a message. One whose disk is full says nothing.
 const CONFIRM_WITHIN: Duration = Duration::from_secs(30);
 /// Seconds after which a silent connection is taken to be dead.

@@ -9,7 +9,7 @@
 //! batches/ID/cursor             how many of them the broker has
 //! batches/ID/cancelled          the batch is not to be drawn any more
 //! cancelled/JOB                 a job that somebody waited for is not to be drawn any more
-//! trials/HASH                   a job that may have ended a worker is being drawn
+//! trials/HASH                   a job that may have ended a worker is being drawn, and how often it was begun
 //! ```
 
 use std::fmt;

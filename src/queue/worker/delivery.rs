@@ -24,6 +24,10 @@ use crate::queue::wait::Backoff;
 
 /// How long a worker waits after a fault of its own before it gives a job back.
 const PAUSE: Duration = Duration::from_secs(3);
+/// Workers that a job may end all by itself, and tries that may fail, before it is dead.
+const MOST_TRIES: i64 = 5;
+/// The longest text of an object that counts tries.
+const MOST_TRIAL: u64 = 64;
 /// The longest reason that is told.
 const MOST_REASON: usize = 2000;
 
@@ -196,12 +200,18 @@ impl Worker {
             self.tell(&delivered.link, job, Happened::Done).await;
             return Ok(Answer::Ack);
         }
+        let trials = self.trials(delivered, job).await?;
+        if trials >= MOST_TRIES {
+            // Whoever sends it again means that it be tried again.
+            self.insist(async || store.remove(&job.key.trial()).await).await?;
+            return Ok(Answer::Dead(format!("delivery_limit: it ended {trials} workers, each time drawn alone")));
+        }
         let mut fetched = match self.insist(async || self.spool.fetch(job, store).await).await {
             Err(error) if error.kind() == ErrorKind::Usage => return self.fail(&delivered.link, job, &error).await,
             fetched => fetched?,
         };
         let is_alone = delivered.before > 0;
-        let turn = self.turn(delivered, job).await?;
+        let turn = self.turn(delivered, job, trials).await?;
         // It may have waited for long.
         if self.is_unwanted(delivered, job, wanted_for).await? {
             return Ok(Answer::Ack);
@@ -239,7 +249,7 @@ impl Worker {
                 self.forget_order(job).await?;
                 Ok(Answer::Ack)
             }
-            Err(Undrawn::Failed(error)) if delivered.before + 1 >= DELIVERY_LIMIT => Ok(Answer::Dead(told(&error))),
+            Err(Undrawn::Failed(error)) if delivered.before + 1 >= MOST_TRIES => Ok(Answer::Dead(told(&error))),
             Err(Undrawn::Failed(error)) => {
                 self.note(&format!("job {} goes back to the queue: {error}", job.job));
                 tokio::time::sleep(PAUSE).await;
@@ -248,17 +258,33 @@ impl Worker {
         }
     }
 
-    /// Waits until the job may be drawn.
-    async fn turn(&self, delivered: &mut Delivered, job: &JobMessage) -> Result<Turn> {
+    /// How many workers a job ended all by itself.
+    async fn trials(&self, delivered: &Delivered, job: &JobMessage) -> Result<i64> {
+        if delivered.before == 0 {
+            return Ok(0);
+        }
+        let (store, trial) = (&self.config.store, job.key.trial());
+        let count = |text: Bytes| std::str::from_utf8(&text).ok().and_then(|text| text.parse().ok());
+        match self.insist(async || store.get(&trial, MOST_TRIAL).await).await {
+            Ok(None) => Ok(0),
+            // What holds no number is not of a worker.
+            Ok(Some(text)) => Ok(count(text).unwrap_or(1)),
+            Err(error) if error.kind() == ErrorKind::Usage => Ok(1),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Waits until the job may be drawn, which ended so many workers by itself.
+    async fn turn(&self, delivered: &mut Delivered, job: &JobMessage, trials: i64) -> Result<Turn> {
         if delivered.before == 0 {
             return Ok(self.turns.together().await);
         }
-        let (store, trial) = (&self.config.store, job.key.trial());
-        let turn = match self.insist(async || store.has(&trial).await).await? {
-            true => self.turns.last(delivered.redelivered.take()).await,
-            false => self.turns.alone().await,
+        let turn = match trials {
+            0 => self.turns.alone().await,
+            _ => self.turns.last(delivered.redelivered.take()).await,
         };
-        self.insist(async || store.put(&trial, job.job.clone()).await).await?;
+        let (store, trial) = (&self.config.store, job.key.trial());
+        self.insist(async || store.put(&trial, (trials + 1).to_string()).await).await?;
         Ok(turn)
     }
 

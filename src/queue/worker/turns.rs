@@ -1,8 +1,8 @@
 //! Who draws when: new jobs together, those that may have ended a worker alone.
 //!
 //! A worker that dies has all messages that it held delivered once more, the innocent with the one that ended it. So a
-//! redelivered job is drawn alone. While it is, an object in the store says so: where that is still there, the job
-//! ended a worker all by itself, and lets the innocent go first. Those leave the queue before they are dead themselves.
+//! redelivered job is drawn alone. While it is, an object in the store says so, and how often it was begun: where that
+//! is still there, the job ended workers all by itself, lets the innocent go first, and is dead after a few.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
