@@ -69,7 +69,7 @@ takes_value() {
         --prompt | --negative | --max-sequence-length | --output | --width | --height | --size | --steps | --seed | --count | \
             --guidance | --schedule | --rng | --input | --mask | --strength | --extend | --mask-padding | --feather | \
             --noise | --latents | --embeddings | --save-latents | --save-embeddings | --dir | --text-encoder | --vae | \
-            --tokenizer | --variant | --lora | --quantize | --device | --precision | --gpu-memory | --threads | --parallel | --progress | --preview-decoder | --server | \
+            --tokenizer | --variant | --lora | --quantize | --device | --precision | --attention | --gpu-memory | --threads | --parallel | --progress | --preview-decoder | --server | \
             --recipe | --config-from-metadata | --log)
             return 0
             ;;

@@ -53,7 +53,7 @@ pub use download::{Download, List, NamesOf, Remove};
 pub use draw::{ConsoleArgs, DrawArgs, ModelChoice};
 pub use fields::flag;
 use flux::engine::EngineArgs;
-use flux::engine::choice::{DeviceChoice, PrecisionChoice};
+use flux::engine::choice::{AttentionChoice, DeviceChoice, PrecisionChoice};
 use flux::files::{ModelPaths, Variant};
 use flux::{Error, Result};
 pub use generate::Generate;
@@ -383,6 +383,10 @@ pub struct DeviceArgs {
     /// Hopper GPUs, int8 for all devices [default: auto]
     #[arg(help_heading = DEVICE, long, value_name = "TYPE", hide_short_help = true, value_parser = values::precision())]
     pub precision: Option<PrecisionChoice>,
+    /// Precision of long attention without a mask, on GPUs; auto is fp8 with --precision fp8, else that of everything
+    /// else, fp8 is for Hopper GPUs [default: auto]
+    #[arg(help_heading = DEVICE, long, value_name = "TYPE", hide_short_help = true, value_parser = values::attention())]
+    pub attention: Option<AttentionChoice>,
     /// Memory of each GPU for weights, activations, CUDA graphs and cuBLASLt's workspace, in GiB [default: 80% of what
     /// is free]
     #[arg(help_heading = DEVICE, long, value_name = "GIB", value_parser = gibibytes, allow_negative_numbers = true)]
@@ -418,6 +422,7 @@ impl DeviceArgs {
         EngineArgs {
             device: self.device(),
             precision: self.precision().unwrap_or_default(),
+            attention: self.attention.unwrap_or_default(),
             gpu_memory: self
                 .gpu_memory
                 .or_else(|| settings().gpu_memory_gib())

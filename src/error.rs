@@ -108,6 +108,8 @@ fields! {
     Device = "device",
     /// In which precision.
     Precision = "precision",
+    /// In which type attention is computed.
+    Attention = "attention",
     /// Memory of each GPU.
     GpuMemory = "gpu_memory",
     /// Threads on the CPU.

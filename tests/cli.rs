@@ -490,6 +490,9 @@ fn a_gpu_that_is_not_there_is_an_error_and_auto_says_why_it_uses_the_cpu() {
     missing.fails(code, &["--device cuda:0,99", "hint: "]);
     run(&["--device", "cuda", "--precision", "f32"]).fails(2, &["--precision", "--device cpu"]);
     run(&["--device", "cpu", "--precision", "fp8"]).fails(2, &["--precision", "not in fp8", "--device cuda"]);
+    for cpu in [["--device", "cpu"], ["--precision", "f32"]] {
+        run(&[&cpu[..], &["--attention", "fp8"]].concat()).fails(2, &["--attention", "the CPU computes", "leave out"]);
+    }
     let auto = run(&[]).succeeds();
     if run(&["--device", "cuda"]).code == Some(0) {
         eprintln!("skipped: this machine has a GPU");
@@ -501,6 +504,8 @@ fn a_gpu_that_is_not_there_is_an_error_and_auto_says_why_it_uses_the_cpu() {
         run(&["--device", "cuda:all"]).fails(1, &["--device cuda:all", "hint: "]);
         let fp8 = run(&["--precision", "fp8"]).fails(1, &["--precision fp8", "hint: "]);
         assert!(!fp8.stderr.contains("--device cpu"), "the CPU has no fp8: {}", fp8.stderr);
+        run(&["--attention", "fp8"]).fails(1, &["--attention fp8", "compute capability 9.0", "hint: "]);
+        run(&["--attention", "bf16"]).fails(1, &["--attention bf16", "bf16 needs an NVIDIA GPU;", "hint: "]);
     }
 }
 

@@ -27,7 +27,7 @@ fn flags(made: &ImageRecipe) -> Vec<Flag> {
     let Recipe { width, height, steps, seed, guidance, schedule, rng, max_sequence_length, .. } = recipe;
     let path = |path: &Option<PathBuf>| path.as_ref().map(|path| path.display().to_string());
     let set = |is_set: bool| is_set.then(String::new);
-    let ModelRecipe { paths, kv, quantize, precision, .. } = model;
+    let ModelRecipe { paths, kv, quantize, precision, attention, .. } = model;
     let sides = |Sides { left, top, right, bottom }: Sides| format!("{left},{top},{right},{bottom}");
     let prompt = recipe.embeddings.is_none().then(|| recipe.prompt.clone());
     let mut flags = vec![
@@ -40,6 +40,7 @@ fn flags(made: &ImageRecipe) -> Vec<Flag> {
         ("--variant", paths.variant.map(variant)),
         ("--quantize", quantize.clone()),
         ("--precision", (*precision != PrecisionChoice::Auto).then(|| precision.name().to_string())),
+        ("--attention", (!attention.is_auto()).then(|| attention.name().to_string())),
         ("--size", width.zip(*height).map(|(width, height)| format!("{width}x{height}"))),
         ("-s", steps.map(|steps| steps.to_string())),
         ("-S", Some(seed.to_string())),
@@ -82,6 +83,7 @@ fn variant(variant: Variant) -> String {
 #[cfg(test)]
 mod tests {
     use flux::engine::AdapterFile;
+    use flux::engine::choice::AttentionChoice;
     use flux::files::ModelPaths;
 
     use super::*;
@@ -144,9 +146,10 @@ mod tests {
             kv: true,
             quantize: Some("fp8".to_string()),
             precision: PrecisionChoice::Bf16,
+            attention: AttentionChoice::Fp8,
             ..ModelRecipe::default()
         };
         let line = command_line(&made(Recipe::new("x", 1), model));
-        assert_eq!(line, "flux -p x -d 'a b' --variant base --quantize fp8 --precision bf16 -S 1 --kv");
+        assert_eq!(line, "flux -p x -d 'a b' --variant base --quantize fp8 --precision bf16 --attention fp8 -S 1 --kv");
     }
 }

@@ -1,7 +1,7 @@
 //! Flags of everything that makes images.
 
 use clap::Args;
-use flux::engine::choice::{DeviceChoice, Gpus, ParallelChoice, PrecisionChoice};
+use flux::engine::choice::{AttentionChoice, DeviceChoice, Gpus, ParallelChoice, PrecisionChoice};
 use flux::engine::{EngineArgs, ModelRecipe};
 use flux::error::Field;
 use flux::files::ModelPaths;
@@ -50,6 +50,8 @@ pub struct ModelChoice {
     pub kv: bool,
     pub quantise: Option<Quantisation>,
     pub precision: PrecisionChoice,
+    /// In which type attention is computed.
+    pub attention: AttentionChoice,
 }
 
 /// What is told of the work.
@@ -110,6 +112,7 @@ impl DrawArgs {
                 Some(base) => self.on.precision.unwrap_or(base.precision),
                 None => self.on.precision().unwrap_or_default(),
             },
+            attention: self.on.attention.unwrap_or(base.map_or_else(Default::default, |base| base.attention)),
         })
     }
 
@@ -119,6 +122,7 @@ impl DrawArgs {
             caches_references: model.kv,
             quantise: model.quantise,
             precision: model.precision,
+            attention: model.attention,
             parallel: self.parallel(),
             ..self.on.engine()
         }

@@ -42,6 +42,7 @@ pub fn flag(field: Field, form: Form) -> &'static str {
         Field::Variant => ["--variant"; 2],
         Field::Device => ["--device"; 2],
         Field::Precision => ["--precision"; 2],
+        Field::Attention => ["--attention"; 2],
         Field::GpuMemory => ["--gpu-memory"; 2],
         Field::Threads => ["--threads"; 2],
         Field::Parallel => ["--parallel"; 2],

@@ -7,7 +7,7 @@ use std::str::FromStr;
 
 use clap::ValueEnum;
 use clap::builder::{PathBufValueParser, PossibleValuesParser, TypedValueParser};
-use flux::engine::choice::PrecisionChoice;
+use flux::engine::choice::{AttentionChoice, PrecisionChoice};
 use flux::files::Variant;
 
 /// `--variant`
@@ -56,6 +56,11 @@ pub fn path() -> impl TypedValueParser<Value = PathBuf> {
 /// `--precision`
 pub fn precision() -> impl TypedValueParser<Value = PrecisionChoice> {
     PossibleValuesParser::new(PrecisionChoice::NAMES).try_map(|name| name.parse())
+}
+
+/// `--attention`
+pub fn attention() -> impl TypedValueParser<Value = AttentionChoice> {
+    PossibleValuesParser::new(AttentionChoice::NAMES).try_map(|name| name.parse())
 }
 
 /// `--progress`

@@ -198,7 +198,7 @@ impl Source {
         changes.extend(model.digests.iter().filter(|part| compares_model && is_other(part)).map(|(name, _)| {
             format!("the {} of the model is another one than made the image", name.replace('_', " "))
         }));
-        let asked = |model: &ModelRecipe| (model.quantize.clone(), model.precision, model.kv);
+        let asked = |model: &ModelRecipe| (model.quantize.clone(), model.precision, model.attention, model.kv);
         if exact && asked(&made.model) != asked(model) {
             changes.push("the image was made with weights or arithmetic of another kind".to_string());
         }

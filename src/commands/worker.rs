@@ -78,6 +78,7 @@ fn of_files(args: &Worker, files: &ModelFiles) -> Result<ModelRecipe> {
         kv: engine.caches_references,
         quantize,
         precision: engine.precision,
+        attention: engine.attention,
         digests,
         ..ModelRecipe::default()
     }))

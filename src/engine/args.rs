@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use super::choice::{DeviceChoice, ParallelChoice, PrecisionChoice};
+use super::choice::{AttentionChoice, DeviceChoice, ParallelChoice, PrecisionChoice};
 use crate::model::Quantisation;
 use crate::stage::Progress;
 
@@ -25,6 +25,8 @@ pub struct EngineArgs {
     pub device: DeviceChoice,
     /// In which type they compute.
     pub precision: PrecisionChoice,
+    /// In which type they compute attention.
+    pub attention: AttentionChoice,
     /// Bytes of each GPU that are used at most.
     pub gpu_memory: Option<u64>,
     /// How many GPUs make each image together.

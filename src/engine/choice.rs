@@ -211,6 +211,47 @@ impl FromStr for PrecisionChoice {
     }
 }
 
+/// In which type attention is computed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum AttentionChoice {
+    /// fp8 beside products in fp8, else as everything else.
+    #[default]
+    Auto,
+    /// bf16, on GPUs.
+    Bf16,
+    /// Queries, keys, values and weights of long attention without a mask in e4m3, on Hopper GPUs.
+    Fp8,
+}
+
+impl AttentionChoice {
+    /// The names of all.
+    pub const NAMES: [&str; 3] = ["auto", "bf16", "fp8"];
+
+    /// Its name.
+    pub fn name(self) -> &'static str {
+        Self::NAMES[self as usize]
+    }
+
+    /// Whether the choice is left to the program.
+    pub fn is_auto(&self) -> bool {
+        *self == Self::Auto
+    }
+}
+
+impl FromStr for AttentionChoice {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text {
+            "auto" => Ok(Self::Auto),
+            "bf16" => Ok(Self::Bf16),
+            "fp8" => Ok(Self::Fp8),
+            _ => Err(format!("expected one of {}", Self::NAMES.join(", "))),
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -269,6 +310,8 @@ mod tests {
 
     #[test]
     fn every_name_of_a_precision_is_one() {
+        assert!(AttentionChoice::NAMES.iter().all(|name| name.parse::<AttentionChoice>().unwrap().name() == *name));
+        assert!("int8".parse::<AttentionChoice>().is_err_and(|e| e.contains("auto, bf16, fp8")));
         assert!(PrecisionChoice::NAMES.iter().all(|name| name.parse::<PrecisionChoice>().is_ok()));
         assert!("fp16".parse::<PrecisionChoice>().is_err_and(|e| e.contains("auto, f32, bf16, fp8, int8")));
     }

@@ -4,11 +4,11 @@ use std::env;
 use std::thread::{self, JoinHandle};
 
 use super::args::{EngineArgs, Observer};
-use super::choice::{DeviceChoice, Gpus, ParallelChoice, PrecisionChoice};
+use super::choice::{AttentionChoice, DeviceChoice, Gpus, ParallelChoice, PrecisionChoice};
 use crate::backend::Memory;
 use crate::backend::cpu::{self, Cpu};
 pub use crate::backend::cpu::{HostFacts, host_facts};
-use crate::backend::cuda::{self, Cuda, GemmCache, GroupOptions};
+use crate::backend::cuda::{self, Arithmetic, Cuda, GemmCache, GroupOptions};
 pub use crate::backend::cuda::{Fastest, GpuFacts, KernelsBuilt, Survey, free_bytes, kernels_built, survey};
 use crate::error::{Error, Field, Result};
 
@@ -70,6 +70,12 @@ pub fn open(args: &EngineArgs, gains_by_sharing: &dyn Fn() -> bool, observer: &m
             .of(Field::Precision)
             .hint(format!("use `{:#} cuda` for fp8", Field::Device)));
     }
+    let on_cpu = args.device == DeviceChoice::Cpu || args.precision == PrecisionChoice::F32;
+    if !args.attention.is_auto() && on_cpu {
+        return Err(Error::usage("the CPU computes attention in f32")
+            .of(Field::Attention)
+            .hint(format!("leave out `{:#}`", Field::Attention)));
+    }
     match &args.device {
         DeviceChoice::Cpu => cpu(args, observer),
         DeviceChoice::Cuda(gpus) => {
@@ -92,15 +98,14 @@ pub fn open(args: &EngineArgs, gains_by_sharing: &dyn Fn() -> bool, observer: &m
             observer.note("using the CPU: a GPU computes in 16 bits, not in f32");
             cpu(args, observer)
         }
-        DeviceChoice::Auto if args.precision == PrecisionChoice::Fp8 => open_gpu(args, 0).map(only).map_err(|e| {
-            let precision = Field::Precision;
-            e.at(format!("{precision:#} fp8")).of(precision).hint(format!(
-                "fp8 needs an NVIDIA GPU of compute capability 9.0; leave out `{precision:#}` without one"
-            ))
-        }),
-        DeviceChoice::Auto => match open_gpu(args, 0) {
-            Ok(gpu) => Ok(only(gpu)),
-            Err(why) => {
+        DeviceChoice::Auto => match (open_gpu(args, 0), for_gpus_alone(args)) {
+            (Ok(gpu), _) => Ok(only(gpu)),
+            (Err(error), Some((field, value))) => {
+                let capability = if value == "fp8" { " of compute capability 9.0" } else { "" };
+                let hint = format!("{value} needs an NVIDIA GPU{capability}; leave out `{field:#}` without one");
+                Err(error.at(format!("{field:#} {value}")).of(field).hint(hint))
+            }
+            (Err(why), None) => {
                 let why = format!("using the CPU: {}", why.what());
                 // Where there is no GPU that this program could use, that is as it always is.
                 if cuda::count_gpus().is_ok_and(|count| count > 0) {
@@ -111,6 +116,15 @@ pub fn open(args: &EngineArgs, gains_by_sharing: &dyn Fn() -> bool, observer: &m
                 cpu(args, observer)
             }
         },
+    }
+}
+
+/// What is asked for that the CPU does not have, and in which field.
+fn for_gpus_alone(args: &EngineArgs) -> Option<(Field, &'static str)> {
+    match (args.precision, args.attention) {
+        (PrecisionChoice::Fp8, _) => Some((Field::Precision, args.precision.name())),
+        (_, AttentionChoice::Auto) => None,
+        (_, attention) => Some((Field::Attention, attention.name())),
     }
 }
 
@@ -246,7 +260,7 @@ fn explained(error: Error, gpus: &Gpus) -> Error {
 }
 
 fn open_gpu(args: &EngineArgs, number: usize) -> Result<Cuda> {
-    let cuda = Cuda::with(number, args.gpu_memory, precision(args), &GemmCache::from_environment())?;
+    let cuda = Cuda::with(number, args.gpu_memory, arithmetic(args), &GemmCache::from_environment())?;
     check_type(args, &cuda)?;
     Ok(cuda)
 }
@@ -254,28 +268,41 @@ fn open_gpu(args: &EngineArgs, number: usize) -> Result<Cuda> {
 /// The GPUs of a list as ranks that make each image together.
 pub fn open_group(args: &EngineArgs, gpus: &Gpus) -> Result<Vec<Cuda>> {
     let cache = GemmCache::from_environment();
-    let ranks = Cuda::group(&numbers(gpus)?, args.gpu_memory, precision(args), &cache, GroupOptions::default())
+    let ranks = Cuda::group(&numbers(gpus)?, args.gpu_memory, arithmetic(args), &cache, GroupOptions::default())
         .map_err(|e| explained(e, gpus))?;
     ranks.iter().try_for_each(|cuda| check_type(args, cuda))?;
     Ok(ranks)
 }
 
-fn precision(args: &EngineArgs) -> cuda::Precision {
-    match args.precision {
+fn arithmetic(args: &EngineArgs) -> Arithmetic {
+    let products = match args.precision {
         PrecisionChoice::Fp8 => cuda::Precision::Fp8,
         PrecisionChoice::Int8 => cuda::Precision::Int8,
         PrecisionChoice::Auto | PrecisionChoice::F32 | PrecisionChoice::Bf16 => cuda::Precision::Bf16,
+    };
+    match args.attention {
+        AttentionChoice::Auto => products.into(),
+        attention => Arithmetic { products, fp8_attention: attention == AttentionChoice::Fp8 },
     }
 }
 
-/// Errors when bf16 is asked for and the GPU has none.
+/// Errors when bf16 is asked for and the GPU has none, or attention in fp8 and this program has none.
 fn check_type(args: &EngineArgs, cuda: &Cuda) -> Result<()> {
-    if args.precision != PrecisionChoice::Bf16 || cuda.computes_in_bf16() {
-        return Ok(());
+    let asks_for_bf16 = [
+        (Field::Precision, args.precision == PrecisionChoice::Bf16),
+        (Field::Attention, args.attention == AttentionChoice::Bf16),
+    ];
+    if let Some((field, _)) = asks_for_bf16.into_iter().find(|(_, asks)| *asks && !cuda.computes_in_bf16()) {
+        return Err(Error::usage(format!("{} computes in fp16, not in bf16", cuda.describe()))
+            .of(field)
+            .hint(format!("leave out `{field:#}`")));
     }
-    Err(Error::usage(format!("{} computes in fp16, not in bf16", cuda.describe()))
-        .of(Field::Precision)
-        .hint(format!("leave out `{:#}`", Field::Precision)))
+    if args.attention == AttentionChoice::Fp8 && !cuda.has_fp8_attention() {
+        return Err(Error::usage("this program was built without the kernel for attention in fp8")
+            .of(Field::Attention)
+            .hint(format!("leave out `{:#}`, or build for compute capability 9.0", Field::Attention)));
+    }
+    Ok(())
 }
 
 #[cfg(test)]

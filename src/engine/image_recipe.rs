@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use base64::Engine;
 use serde::{Deserialize, Serialize};
 
-use super::choice::PrecisionChoice;
+use super::choice::{AttentionChoice, PrecisionChoice};
 use super::inputs::EmbeddedFiles;
 use super::{AdapterFile, Inputs, Recipe};
 use crate::error::{Error, Result};
@@ -74,6 +74,9 @@ pub struct ModelRecipe {
     /// The type of the arithmetic that was asked for.
     #[serde(default)]
     pub precision: PrecisionChoice,
+    /// The type of attention that was asked for.
+    #[serde(default, skip_serializing_if = "AttentionChoice::is_auto")]
+    pub attention: AttentionChoice,
     /// The digests of its parts.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub digests: BTreeMap<String, String>,

@@ -75,8 +75,9 @@ impl Engine {
                 engine
             }
         };
-        let (paths, kv, precision) = (files.paths().clone(), args.caches_references, args.precision);
-        engine.model = Arc::new(ModelRecipe { paths, kv, precision, ..(*engine.model).clone() });
+        let (paths, kv) = (files.paths().clone(), args.caches_references);
+        let (precision, attention) = (args.precision, args.attention);
+        engine.model = Arc::new(ModelRecipe { paths, kv, precision, attention, ..(*engine.model).clone() });
         engine.digests = Arc::new(ModelDigests::new(files));
         engine.digests.prepare(adapters.iter().map(|(_, adapter)| Arc::clone(adapter)).collect());
         engine.adapters = adapters;

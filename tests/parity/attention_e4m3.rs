@@ -1,9 +1,8 @@
 //! Attention in e4m3 against its definition (cuda/attention_e4m3_sm90a.cu), tile by tile, and against that in float32.
 
-use flux::backend::cuda::Cuda;
+use flux::backend::cuda::{Arithmetic, Cuda, GemmCache, Precision};
 use flux::backend::{Device, Memory};
 use flux::ops::{KeyValues, Mask, TokenLayout};
-use flux::tensor::Tensor;
 use rayon::prelude::*;
 
 use crate::compare::{values, with_variable};
@@ -230,18 +229,21 @@ fn attention_in_e4m3_is_its_definition() {
 }
 
 #[test]
-fn attention_is_in_e4m3_where_it_is_long_and_products_are() {
+fn attention_is_in_e4m3_where_it_is_long_and_asked_for() {
     let Some(cuda) = cuda_fp8() else { return };
-    for (tokens, launches) in [(1023, 1), (1024, 2)] {
+    let launches = |cuda: &Cuda, tokens| {
         let case = case(TokenLayout::new(1, 0, tokens), 1, 1, 0, 1.0);
         let inputs = case.inputs();
         let before = cuda.stats().launches;
-        case.run(&cuda, &inputs);
-        assert_eq!(cuda.stats().launches - before, launches, "{tokens} tokens");
+        case.run(cuda, &inputs);
+        cuda.stats().launches - before
+    };
+    assert_eq!([1023, 1024].map(|tokens| launches(&cuda, tokens)), [1, 2]);
+    assert_eq!(launches(&crate::cuda().unwrap(), 2048), 1);
+    for (products, fp8_attention) in [(Precision::Bf16, true), (Precision::Int8, true), (Precision::Fp8, false)] {
+        let arithmetic = Arithmetic { products, fp8_attention };
+        let cuda = Cuda::with(0, None, arithmetic, &GemmCache::Off).unwrap();
+        assert_eq!(launches(&cuda, 2048), 1 + u64::from(fp8_attention), "{arithmetic:?}");
+        assert_eq!(cuda.describe().contains("attention in fp8"), fp8_attention, "{}", cuda.describe());
     }
-    let bf16 = crate::cuda().unwrap();
-    let x = |seed| bf16.upload(&values(seed, 2048 * HEAD_DIM), 2048, HEAD_DIM).unwrap();
-    let (before, q): (_, Tensor<Cuda>) = (bf16.stats().launches, x(1));
-    q.attention(&x(2), &x(3), HEAD_DIM, TokenLayout::single(2048), Mask::None).unwrap();
-    assert_eq!(bf16.stats().launches - before, 1);
 }

@@ -54,13 +54,14 @@ impl Memory for Cuda {
     fn describe(&self) -> String {
         let (major, minor) = self.device().capability();
         let element = self.element().name();
-        let precision = match self.0.precision {
+        let products = match self.0.arithmetic.products {
             Precision::Bf16 => element.to_string(),
             Precision::Fp8 => format!("fp8 and {element}"),
             Precision::Int8 => format!("int8 and {element}"),
         };
+        let attention = if self.has_fp8_attention() { ", attention in fp8" } else { "" };
         let rank = self.group_rank().map_or(String::new(), |rank| format!(" {:?}", rank.member()));
-        format!("{}{rank} (CUDA, compute capability {major}.{minor}, {precision})", self.device().name())
+        format!("{}{rank} (CUDA, compute capability {major}.{minor}, {products}{attention})", self.device().name())
     }
 
     fn available_bytes(&self) -> u64 {
@@ -139,7 +140,7 @@ impl Device for Cuda {
     }
 
     fn costs(&self) -> Costs {
-        let products = match self.0.precision {
+        let products = match self.0.arithmetic.products {
             Precision::Bf16 => Storage::Native,
             Precision::Fp8 => Storage::Fp8,
             Precision::Int8 => Storage::Int8,

@@ -84,7 +84,7 @@ use element::Element;
 use gemm::Gemm;
 use group::Rank;
 use launch::Launch;
-use ops::quantise;
+use ops::{attention_e4m3, quantise};
 use staging::StagingBuffers;
 use transfer::{RESULT_BUFFERS, VALUE_BUFFERS};
 use upload::Uploader;
@@ -100,6 +100,30 @@ pub enum Precision {
     /// 8-bit integers with a scale for each row of either side, whose columns are rotated before; see
     /// [`crate::files::int8`]. Weights take half the memory, and tensor cores do twice as much, on any GPU.
     Int8,
+}
+
+/// In what a GPU computes, as far as that can be chosen.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Arithmetic {
+    /// The large products.
+    pub products: Precision,
+    /// Whether long attention without a mask is in e4m3, which is for Hopper only.
+    pub fp8_attention: bool,
+}
+
+impl Arithmetic {
+    /// Errors when a GPU does not compute in this.
+    fn check(self, device: &Device) -> Result<()> {
+        quantise::check(self.products, device)?;
+        if self.fp8_attention { attention_e4m3::check(device) } else { Ok(()) }
+    }
+}
+
+impl From<Precision> for Arithmetic {
+    /// Attention in e4m3 beside products in e4m3: it adds nothing to their error that could be measured.
+    fn from(products: Precision) -> Self {
+        Self { products, fp8_attention: products == Precision::Fp8 }
+    }
 }
 
 /// One NVIDIA GPU. Clones share it.
@@ -118,7 +142,7 @@ struct Inner {
     graph_order: Mutex<()>,
     /// Why some work could not be captured.
     uncaptured: Mutex<Option<String>>,
-    precision: Precision,
+    arithmetic: Arithmetic,
     /// See [`Cuda::limit_bands`].
     band_bytes: AtomicUsize,
     /// None where it is alone.
@@ -137,12 +161,18 @@ impl Cuda {
         Self::with(ordinal, memory_cap, Precision::Bf16, &GemmCache::from_environment())
     }
 
-    /// As [`Cuda::new`], with large products in `precision`, and with the choice of algorithms kept in `gemm_cache`.
+    /// As [`Cuda::new`], computing in `arithmetic`, and with the choice of algorithms kept in `gemm_cache`.
     ///
-    /// Errors as [`Cuda::new`], and when the GPU does not compute in `precision`.
-    pub fn with(ordinal: usize, memory_cap: Option<u64>, precision: Precision, gemm_cache: &GemmCache) -> Result<Self> {
-        let device = open_all(&[ordinal], memory_cap, precision)?.remove(0);
-        Ok(Self::of_device(device, precision, gemm_cache, None))
+    /// Errors as [`Cuda::new`], and when the GPU does not compute in it.
+    pub fn with(
+        ordinal: usize,
+        memory_cap: Option<u64>,
+        arithmetic: impl Into<Arithmetic>,
+        gemm_cache: &GemmCache,
+    ) -> Result<Self> {
+        let arithmetic = arithmetic.into();
+        let device = open_all(&[ordinal], memory_cap, arithmetic)?.remove(0);
+        Ok(Self::of_device(device, arithmetic, gemm_cache, None))
     }
 
     /// The ranks of a group of GPUs that make one image together, in this order; otherwise as [`Cuda::with`]. Each is
@@ -153,14 +183,14 @@ impl Cuda {
     pub fn group(
         ordinals: &[usize],
         memory_cap: Option<u64>,
-        precision: Precision,
+        arithmetic: impl Into<Arithmetic>,
         gemm_cache: &GemmCache,
         options: GroupOptions,
     ) -> Result<Vec<Self>> {
         if let Some((_, twice)) = ordinals.iter().enumerate().find(|(i, ordinal)| ordinals[..*i].contains(ordinal)) {
             return Err(Error::usage(format!("GPU {twice} is named twice")).hint("name each GPU once"));
         }
-        Self::ranks(ordinals, memory_cap, precision, gemm_cache, options)
+        Self::ranks(ordinals, memory_cap, arithmetic.into(), gemm_cache, options)
     }
 
     /// As [`Cuda::group`], of `world` ranks that share GPU `ordinal`, each with `memory_cap` bytes. It shows what a
@@ -171,32 +201,32 @@ impl Cuda {
         ordinal: usize,
         world: usize,
         memory_cap: u64,
-        precision: Precision,
+        arithmetic: impl Into<Arithmetic>,
         options: GroupOptions,
     ) -> Result<Vec<Self>> {
-        Self::ranks(&vec![ordinal; world], Some(memory_cap), precision, &GemmCache::Off, options)
+        Self::ranks(&vec![ordinal; world], Some(memory_cap), arithmetic.into(), &GemmCache::Off, options)
     }
 
     fn ranks(
         ordinals: &[usize],
         memory_cap: Option<u64>,
-        precision: Precision,
+        arithmetic: Arithmetic,
         gemm_cache: &GemmCache,
         options: GroupOptions,
     ) -> Result<Vec<Self>> {
         match ordinals {
             [] => Err(Error::usage("a group of 0 GPUs makes no image")),
-            [alone] => Ok(vec![Self::with(*alone, memory_cap, precision, gemm_cache)?]),
+            [alone] => Ok(vec![Self::with(*alone, memory_cap, arithmetic, gemm_cache)?]),
             _ => {
-                let devices = open_all(ordinals, memory_cap, precision)?;
+                let devices = open_all(ordinals, memory_cap, arithmetic)?;
                 let ranks = Rank::group(&devices.iter().collect::<Vec<_>>(), options)?;
                 let made = devices.into_iter().zip(ranks);
-                Ok(made.map(|(device, rank)| Self::of_device(device, precision, gemm_cache, Some(rank))).collect())
+                Ok(made.map(|(device, rank)| Self::of_device(device, arithmetic, gemm_cache, Some(rank))).collect())
             }
         }
     }
 
-    fn of_device(device: Arc<Device>, precision: Precision, gemm_cache: &GemmCache, rank: Option<Rank>) -> Self {
+    fn of_device(device: Arc<Device>, arithmetic: Arithmetic, gemm_cache: &GemmCache, rank: Option<Rank>) -> Self {
         let uploader = Uploader::new(&device);
         Self(Arc::new(Inner {
             gemm: OnceLock::new(),
@@ -207,7 +237,7 @@ impl Cuda {
             result_buffers: StagingBuffers::new(RESULT_BUFFERS),
             graph_order: Mutex::default(),
             uncaptured: Mutex::default(),
-            precision,
+            arithmetic,
             band_bytes: AtomicUsize::new(Bands::Wide.bytes()),
             rank,
             device,
@@ -293,7 +323,7 @@ fn one_of(variable: &str, value: Option<&OsStr>, [no, yes]: [&str; 2], rule: boo
 }
 
 /// These GPUs, all opened at the same time, where there is a cuBLASLt.
-fn open_all(ordinals: &[usize], memory_cap: Option<u64>, precision: Precision) -> Result<Vec<Arc<Device>>> {
+fn open_all(ordinals: &[usize], memory_cap: Option<u64>, arithmetic: Arithmetic) -> Result<Vec<Arc<Device>>> {
     let (devices, library) = thread::scope(|scope| {
         let library = scope.spawn(library::find_cublaslt);
         let open = |ordinal: &usize| {
@@ -306,7 +336,7 @@ fn open_all(ordinals: &[usize], memory_cap: Option<u64>, precision: Precision) -
     let panicked = || Error::new("a thread that opens a GPU panicked");
     let devices: Vec<_> =
         devices.into_iter().map(|device| device.unwrap_or_else(|_| Err(panicked()))).collect::<Result<_>>()?;
-    devices.iter().try_for_each(|device| quantise::check(precision, device))?;
+    devices.iter().try_for_each(|device| arithmetic.check(device))?;
     library.unwrap_or_else(|_| Err(panicked()))?;
     Ok(devices)
 }

@@ -7,8 +7,8 @@ use serde::Serialize;
 use super::driver::{Properties, check_version, failed, start_any_driver};
 use super::element::Element;
 use super::ops::quantise;
-use super::{Precision, kernels, library};
-use crate::error::Result;
+use super::{kernels, library};
+use crate::error::{Field, Result};
 
 /// The GPUs that the driver shows to this program.
 #[derive(Debug, Clone)]
@@ -102,7 +102,7 @@ fn facts(number: usize, version: i32) -> Result<GpuFacts> {
     let served = element.as_ref().ok().and_then(|element| kernels::built().serves(properties.capability, *element));
     let fp8 = match element {
         Ok(Element::F16) => Some("what is not in fp8 has to be in bf16, not in fp16".to_string()),
-        _ => quantise::check_capability(Precision::Fp8, properties.capability, &properties.name)
+        _ => quantise::check_capability(properties.capability, &properties.name, Field::Precision)
             .err()
             .map(|e| e.what().to_string()),
     };

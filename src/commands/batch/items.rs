@@ -254,7 +254,8 @@ fn random_seed(drawn: &mut HashSet<u64>) -> u64 {
 fn salt(args: &Batch, model: &ModelChoice) -> Result<String> {
     let paths = serde_json::to_string(&model.paths).map_err(|e| Error::new(format!("cannot hash the model: {e}")))?;
     let quantise = model.quantise.map(|formats| formats.to_string()).unwrap_or_default();
-    Ok(format!(" {paths} {} {quantise} {}", model.kv, model.precision.name()).replace('\0', "")
+    let attention = if model.attention.is_auto() { "" } else { model.attention.name() };
+    Ok(format!(" {paths} {} {quantise} {}{attention}", model.kv, model.precision.name()).replace('\0', "")
         + if args.draw.no_provenance { " no provenance" } else { "" })
 }
 
@@ -346,6 +347,7 @@ mod tests {
             (r#"{"prompt": "a", "seed": 1}"#, "-d other"),
             (r#"{"prompt": "a", "seed": 1}"#, "--quantize fp8"),
             (r#"{"prompt": "a", "seed": 1}"#, "--precision bf16"),
+            (r#"{"prompt": "a", "seed": 1}"#, "--attention bf16"),
             (r#"{"prompt": "a", "seed": 1}"#, "--no-provenance"),
         ] {
             assert_ne!(key(line, flags), one, "{line} {flags}");

@@ -1,17 +1,19 @@
-//! Launches cuda/attention_e4m3_sm90a.cu: `attention` and `attention_cached` in e4m3, where products are in fp8.
+//! Launches cuda/attention_e4m3_sm90a.cu: `attention` and `attention_cached` in e4m3, where that is asked for.
 
 use std::ffi::c_void;
 
 use cudarc::driver::sys;
 
 use super::attention::Call;
+use super::quantise;
 use crate::backend::cuda::buffer::{Buffer, BufferKind};
+use crate::backend::cuda::device::Device;
 use crate::backend::cuda::hopper::{Axis, Choice};
-use crate::backend::cuda::{Cuda, Precision};
-use crate::error::Result;
+use crate::backend::cuda::{Cuda, kernels};
+use crate::error::{Field, Result};
 use crate::ops::Mask;
 
-/// `FLUX_ATTENTION_E4M3=base` leaves attention in bf16 where products are in fp8; `FLUX_ATTENTION_E4M3=sm90` makes it
+/// `FLUX_ATTENTION_E4M3=base` leaves attention in bf16 all the same; `FLUX_ATTENTION_E4M3=sm90` makes it
 /// an error when this GPU or this program has no kernel, and `sm90-always` also runs it where it is no faster.
 const CHOICE: Choice =
     Choice { op: "attention in e4m3", variable: "FLUX_ATTENTION_E4M3", file: "attention_e4m3_sm90a", forms: &[ALWAYS] };
@@ -40,12 +42,22 @@ impl Parts {
     }
 }
 
+/// Errors when a GPU does not compute attention in e4m3.
+pub fn check(device: &Device) -> Result<()> {
+    quantise::check_fp8(device, Field::Attention)
+}
+
 impl Cuda {
+    /// Whether long attention is computed in e4m3: it is asked for, and this program has the kernel.
+    pub fn has_fp8_attention(&self) -> bool {
+        self.0.arithmetic.fp8_attention && kernels::fatbin(CHOICE.file, self.element()).is_some()
+    }
+
     /// Whether a call is computed in e4m3.
     ///
     /// Errors when `FLUX_ATTENTION_E4M3` names no kernel that is here.
     pub(super) fn attends_in_e4m3(&self, call: &Call<'_>) -> Result<bool> {
-        if self.0.precision != Precision::Fp8 || call.head_dim != HEAD_DIM || call.mask != Mask::None {
+        if !self.0.arithmetic.fp8_attention || call.head_dim != HEAD_DIM || call.mask != Mask::None {
             return Ok(false);
         }
         let queries = call.layout.tokens() - call.layout.first_query();

@@ -10,8 +10,8 @@ use crate::backend::cuda::driver::failed;
 use crate::backend::cuda::element::Element;
 use crate::backend::cuda::stored::Stored;
 use crate::backend::cuda::weight::{PADDING, Weight};
-use crate::backend::cuda::{Cuda, Precision, Tensor};
-use crate::error::{Error, Result};
+use crate::backend::cuda::{Cuda, Tensor};
+use crate::error::{Error, Field, Result};
 use crate::nn::Linear;
 
 /// A weight as products read it.
@@ -81,6 +81,6 @@ impl Cuda {
 
     /// Whether this GPU multiplies e4m3.
     pub(crate) fn has_fp8(&self) -> bool {
-        quantise::check(Precision::Fp8, self.device()).is_ok()
+        quantise::check_fp8(self.device(), Field::Precision).is_ok()
     }
 }

@@ -8,7 +8,7 @@ mod all_reduce;
 mod all_to_all;
 mod attention;
 mod attention_512;
-mod attention_e4m3;
+pub mod attention_e4m3;
 mod attention_hopper;
 mod attention_softmax;
 mod broadcast;
