@@ -194,14 +194,20 @@ def adapted(cluster, adapter):
     flags = ("--lora", f"ink={adapter}")
     remote = Server(cluster, "lora-remote", "--queue", cluster.broker.url, *flags)
     local = Server(cluster, "lora-local", "--device", "cpu", "--batch-exact", *flags)
-    servers = [remote.wait_ready(), local.wait_ready(120)]
-    plain = local.generate(seed=15)[0][0]
-    for strength in (1.0, 0.5):
-        loras = [{"name": "ink", "strength": strength}]
-        of_workers, of_local = (server.generate(seed=15, loras=loras)[0][0] for server in servers)
-        equal_pixels(cluster, f"lora-{strength}", of_workers, of_local, f"an image with a LoRA of strength {strength}")
-        check(pixels(of_local) != pixels(plain), "which are others than without it")
-    check([server.end() for server in servers] == [0, 0], "those servers end as usual")
+    servers = [remote, local]
+    try:
+        for server in servers:
+            server.wait_ready(120)
+        plain = local.generate(seed=15)[0][0]
+        for strength in (1.0, 0.5):
+            loras = [{"name": "ink", "strength": strength}]
+            of_workers, of_local = (server.generate(seed=15, loras=loras)[0][0] for server in servers)
+            equal_pixels(cluster, f"lora-{strength}", of_workers, of_local, f"an image with a LoRA of strength {strength}")
+            check(pixels(of_local) != pixels(plain), "which are others than without it")
+        check([server.end() for server in servers] == [0, 0], "those servers end as usual")
+    finally:
+        for server in servers:
+            server.process.kill()
 
 
 def agents(remote, local):
