@@ -75,38 +75,38 @@ def chaos(cluster, short):
     before = cluster.drawn()
     over, kills = threading.Event(), {"worker": 0, "broker": 0, "store": 0, "stopped": 0}
 
-    def killer():
-        rng, began = random.Random(1), time.monotonic()
-        every = {"worker": 2.0 * PACE, "broker": 30.0 * PACE, "store": 60.0 * PACE, "stopped": 25.0 * PACE}
-        due = {what: began + (4.0 + at * 3.0 if short else seconds) for at, (what, seconds) in enumerate(every.items())}
-        most = {"worker": 1, "broker": 1, "store": 1, "stopped": 0} if short else dict.fromkeys(every, 10**6)
-        while not over.wait(0.2):
-            for what, at in due.items():
-                if time.monotonic() < at or kills[what] >= most[what]:
-                    continue
-                # One that is still starting has nothing that could be lost.
-                hit = [worker for worker in workers if worker.said_since_start("drew job")] if what == "worker" else workers
-                if not hit:
-                    continue
-                kills[what] += 1
-                if what == "worker":
-                    rng.choice(hit).send(signal.SIGKILL)
-                elif what == "broker":
-                    cluster.broker.kill()
-                    cluster.broker.start()
-                elif what == "store":
-                    cluster.store.kill()
-                    time.sleep(3)
-                    cluster.store.start()
-                else:
-                    worker = rng.choice(workers)
-                    worker.send(signal.SIGSTOP)
-                    threading.Timer(12, worker.send, [signal.SIGCONT]).start()
-                due[what] = time.monotonic() + every[what]
+    def killer(what, first, every, most):
+        """Kills `most` of a kind, each by itself: the broker takes a while to start."""
+        rng, due = random.Random(what), time.monotonic() + first
+        while kills[what] < most and not over.wait(max(due - time.monotonic(), 0.2)):
+            # One that is still starting has nothing that could be lost.
+            hit = [worker for worker in workers if worker.said_since_start("drew job")] if what == "worker" else workers
+            if not hit:
+                continue
+            kills[what] += 1
+            due = time.monotonic() + every
+            if what == "worker":
+                rng.choice(hit).send(signal.SIGKILL)
+            elif what == "broker":
+                cluster.broker.kill()
+                cluster.broker.start()
+            elif what == "store":
+                cluster.store.kill()
+                time.sleep(3)
+                cluster.store.start()
+            else:
+                worker = rng.choice(workers)
+                worker.send(signal.SIGSTOP)
+                threading.Timer(12, worker.send, [signal.SIGCONT]).start()
 
+    every = {"worker": 2.0 * PACE, "broker": 30.0 * PACE, "store": 60.0 * PACE, "stopped": 25.0 * PACE}
+    killing = []
+    for at, (what, seconds) in enumerate(every.items()):
+        first, most = (4.0 + at * 3.0, int(what != "stopped")) if short else (seconds, 10**6)
+        killing.append(threading.Thread(target=killer, args=(what, first, seconds, most)))
     began = time.monotonic()
-    killing = threading.Thread(target=killer)
-    killing.start()
+    for one in killing:
+        one.start()
     try:
         while True:
             done = subprocess.run([cluster.flux, "submit", listed], env=cluster.environment, capture_output=True, text=True)
@@ -118,7 +118,8 @@ def chaos(cluster, short):
         status = cluster.wait(batch, 3000, every=3)
     finally:
         over.set()
-        killing.join()
+        for one in killing:
+            one.join()
     check(min(kills["worker"], kills["broker"], kills["store"]) > 0, f"while {kills} were killed")
     if (status["done"], status["dead"]) != (count - poison, poison):
         print(cluster.run("queue", "dead", "list", batch)[0], flush=True)

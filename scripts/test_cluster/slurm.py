@@ -92,6 +92,12 @@ SlurmdParameters=config_overrides
             process.wait()
 
 
+def pids_of(flux):
+    """The processes of the third task."""
+    found = subprocess.run(["pgrep", "-f", f"{flux} batch .*--shard 2/{PARTS}"], capture_output=True, text=True)
+    return [int(pid) for pid in found.stdout.split()]
+
+
 def run(flux, folder):
     slurm = Slurm(folder)
     try:
@@ -104,9 +110,8 @@ def run(flux, folder):
         ]  # fmt: skip
         job = slurm.run(*submit)
         wait_until(lambda: len(list(images.glob("*.png"))) >= 2, 120, "the first images")
-        pids = [int(pid) for pid in subprocess.run(["pgrep", "-f", f"{flux} batch .*--shard 2/{PARTS}"], capture_output=True, text=True).stdout.split()]
-        check(bool(pids), "a task is running")
-        for pid in pids:
+        wait_until(lambda: pids_of(flux), 60, "the third task")
+        for pid in pids_of(flux):
             os.kill(pid, signal.SIGKILL)
         wait_until(lambda: slurm.run("squeue", "-h", "-j", job, may_fail=True) == "", 300, "the end of the array")
         made = len(list(images.glob("*.png")))
