@@ -8,7 +8,7 @@
 //! batches/ID/manifest.jsonl     the jobs of a batch
 //! batches/ID/cursor             how many of them the broker has
 //! batches/ID/cancelled          the batch is not to be drawn any more
-//! cancelled/JOB                 a job that somebody waited for is not to be drawn any more
+//! cancelled/JOB                 a job is not to be drawn any more
 //! trials/HASH                   a job that may have ended a worker is being drawn, and how often it was begun
 //! ```
 
@@ -124,9 +124,12 @@ pub fn cancelled(batch: &str) -> String {
     format!("batches/{batch}/cancelled")
 }
 
+/// The folder of [`cancelled_job`].
+pub const CANCELLED_JOBS: &str = "cancelled";
+
 /// The object of a job that is not to be drawn any more.
 pub fn cancelled_job(job: &str) -> String {
-    format!("cancelled/{job}")
+    format!("{CANCELLED_JOBS}/{job}")
 }
 
 /// A kind of file that results are.

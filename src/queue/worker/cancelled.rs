@@ -1,6 +1,6 @@
 //! What is not to be drawn any more: batches whose object in the store says so, and what workers were told.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
@@ -28,6 +28,8 @@ const MOST_KNOWN: usize = 10_000;
 pub struct Cancelled {
     known: Mutex<HashMap<String, Known>>,
     flags: Mutex<HashMap<u64, (JobMessage, CancelFlag)>>,
+    /// Jobs that the store said are cancelled, and when it did.
+    listed: Mutex<Option<(Instant, HashSet<String>)>>,
 }
 
 #[derive(Clone, Copy)]
@@ -64,12 +66,34 @@ impl Cancelled {
             return if is_old { store.has(&names::cancelled_job(&job.job)).await } else { Ok(false) };
         };
         let is_fresh = |known: &Known| !known.is_cancelled || known.since.elapsed() < CANCELLED_FOR;
-        if let Some(known) = known(batch).filter(is_fresh) {
-            return Ok(known.is_cancelled);
+        let is_cancelled = match known(batch).filter(is_fresh) {
+            Some(known) => known.is_cancelled,
+            None => {
+                let is_cancelled = store.has(&names::cancelled(batch)).await?;
+                self.know(batch, is_cancelled);
+                is_cancelled
+            }
+        };
+        Ok(is_cancelled || self.is_listed(&job.job, store).await?)
+    }
+
+    /// Whether the store says of a job that it is cancelled. Of those of batches all are asked for at once.
+    async fn is_listed(&self, job: &str, store: &Store) -> Result<bool> {
+        if let Some((since, jobs)) = &*locked(&self.listed)
+            && since.elapsed() < KNOWN_FOR
+        {
+            return Ok(jobs.contains(job));
         }
-        let is_cancelled = store.has(&names::cancelled(batch)).await?;
-        self.know(batch, is_cancelled);
+        let jobs: HashSet<_> = store.names(names::CANCELLED_JOBS).await?.into_iter().collect();
+        let is_cancelled = jobs.contains(job);
+        *locked(&self.listed) = Some((Instant::now(), jobs));
         Ok(is_cancelled)
+    }
+
+    /// Whether it is known of a job itself, not of its batch, that it is cancelled.
+    pub fn is_named(&self, job: &str) -> bool {
+        locked(&self.known).get(job).is_some_and(|known| known.is_cancelled)
+            || locked(&self.listed).as_ref().is_some_and(|(_, jobs)| jobs.contains(job))
     }
 
     /// A flag that is set when the job is cancelled. `delivery` is one of this worker.

@@ -14,8 +14,9 @@ use lapin::types::{AMQPValue, FieldTable, LongString};
 use tokio::sync::{Mutex, mpsc};
 
 use super::draw::{self, Heard, How, Undrawn, told};
+use super::trials::Tried;
 use super::turns::{Redelivered, Turn, Turns};
-use super::{Worker, locked};
+use super::{Worker, locked, watchdog};
 use crate::queue::broker::{DELIVERY_LIMIT, Link, Outgoing};
 use crate::queue::dead::{ORIGIN, REASON};
 use crate::queue::message::{self, EventMessage, Happened, JobMessage, PlanSaid, VERSION};
@@ -24,10 +25,8 @@ use crate::queue::wait::Backoff;
 
 /// How long a worker waits after a fault of its own before it gives a job back.
 const PAUSE: Duration = Duration::from_secs(3);
-/// Workers that a job may end all by itself, and tries that may fail, before it is dead.
-const MOST_TRIES: i64 = 5;
-/// The longest text of an object that counts tries.
-const MOST_TRIAL: u64 = 64;
+/// Images that may fail one after the other before the worker ends itself: its device is broken.
+const MOST_FAILURES: usize = 8;
 /// The longest reason that is told.
 const MOST_REASON: usize = 2000;
 
@@ -159,6 +158,7 @@ impl Worker {
     async fn is_unwanted(&self, delivered: &Delivered, job: &JobMessage, wanted_for: Option<Duration>) -> Result<bool> {
         if wanted_for.is_some_and(|wanted_for| delivered.since.elapsed() >= wanted_for) {
             self.detail(&format!("job {} is late", job.job));
+            self.forget_order(job).await?;
             return Ok(true);
         }
         let is_cancelled = self.insist(async || self.cancelled.has(job, &self.config.store).await).await?;
@@ -171,7 +171,7 @@ impl Worker {
 
     /// Removes what the store says of a job that was cancelled.
     async fn forget_order(&self, job: &JobMessage) -> Result<()> {
-        if job.batch.is_some() {
+        if job.batch.is_some() && !self.cancelled.is_named(&job.job) {
             return Ok(());
         }
         let order = names::cancelled_job(&job.job);
@@ -193,27 +193,29 @@ impl Worker {
                 same.lock().await
             }
         };
-        let (store, result) = (&self.config.store, job.key.to_string());
-        if self.insist(async || store.has(&result).await).await? {
-            self.done.there.fetch_add(1, Ordering::Relaxed);
-            self.detail(&format!("job {} was there", job.job));
-            self.tell(&delivered.link, job, Happened::Done).await;
+        if self.is_there(delivered, job).await? {
+            self.end_trial(delivered, job).await?;
             return Ok(Answer::Ack);
         }
-        let trials = self.trials(delivered, job).await?;
-        if trials >= MOST_TRIES {
+        let (store, name) = (&self.config.store, job.key.trial());
+        let tried = match delivered.before {
+            0 => Tried::default(),
+            before => self.insist(async || Tried::read(store, &name, before).await).await?,
+        };
+        if let Some(reason) = tried.dead() {
             // Whoever sends it again means that it be tried again.
-            self.insist(async || store.remove(&job.key.trial()).await).await?;
-            return Ok(Answer::Dead(format!("delivery_limit: it ended {trials} workers, each time drawn alone")));
+            self.end_trial(delivered, job).await?;
+            return Ok(Answer::Dead(reason));
         }
         let mut fetched = match self.insist(async || self.spool.fetch(job, store).await).await {
             Err(error) if error.kind() == ErrorKind::Usage => return self.fail(&delivered.link, job, &error).await,
             fetched => fetched?,
         };
         let is_alone = delivered.before > 0;
-        let turn = self.turn(delivered, job, trials).await?;
-        // It may have waited for long.
-        if self.is_unwanted(delivered, job, wanted_for).await? {
+        let turn = self.turn(delivered, job, &tried).await?;
+        // It may have waited for long, and another worker may have drawn it meanwhile.
+        if self.is_unwanted(delivered, job, wanted_for).await? || is_alone && self.is_there(delivered, job).await? {
+            self.end_trial(delivered, job).await?;
             return Ok(Answer::Ack);
         }
         let began = Instant::now();
@@ -226,7 +228,7 @@ impl Worker {
         let (says, mut said) = mpsc::unbounded_channel();
         let drawing = tokio::task::spawn_blocking(move || {
             let prepared = draw::prepare(&worker.engine, &worker.spool, &message, &mut fetched, &how);
-            let prepared = prepared.map_err(Undrawn::Wrong)?;
+            let prepared = prepared?;
             let plan = prepared.plan.clone();
             // Whoever hears of it lives as long as the drawing.
             let hear = |heard| drop(says.send((heard, plan.clone())));
@@ -237,9 +239,8 @@ impl Worker {
         }
         let drawn =
             drawing.await.unwrap_or_else(|e| Err(Undrawn::Failed(Error::new(format!("the drawing ended: {e}")))));
-        if is_alone {
-            // It did not end the worker.
-            self.insist(async || store.remove(&job.key.trial()).await).await?;
+        if !matches!(drawn, Err(Undrawn::Busy(_) | Undrawn::Failed(_))) {
+            self.end_trial(delivered, job).await?;
         }
         drop(turn);
         match drawn {
@@ -249,43 +250,67 @@ impl Worker {
                 self.forget_order(job).await?;
                 Ok(Answer::Ack)
             }
-            Err(Undrawn::Failed(error)) if delivered.before + 1 >= MOST_TRIES => Ok(Answer::Dead(told(&error))),
+            Err(Undrawn::Busy(error)) => self.back(delivered, job, &tried, &error).await,
             Err(Undrawn::Failed(error)) => {
-                self.note(&format!("job {} goes back to the queue: {error}", job.job));
-                tokio::time::sleep(PAUSE).await;
-                Ok(Answer::Back)
+                let answer = self.back(delivered, job, &tried, &error).await?;
+                if self.failures.fetch_add(1, Ordering::Relaxed) + 1 >= MOST_FAILURES {
+                    watchdog::end(&format!("{MOST_FAILURES} images failed here, one after the other"));
+                }
+                Ok(answer)
             }
         }
     }
 
-    /// How many workers a job ended all by itself.
-    async fn trials(&self, delivered: &Delivered, job: &JobMessage) -> Result<i64> {
-        if delivered.before == 0 {
-            return Ok(0);
+    /// Whether there is a result, of this job or of one that asked for the same.
+    async fn is_there(&self, delivered: &Delivered, job: &JobMessage) -> Result<bool> {
+        let (store, result) = (&self.config.store, job.key.to_string());
+        let is_there = self.insist(async || store.has(&result).await).await?;
+        if is_there {
+            self.done.there.fetch_add(1, Ordering::Relaxed);
+            self.detail(&format!("job {} was there", job.job));
+            self.tell(&delivered.link, job, Happened::Done).await;
         }
-        let (store, trial) = (&self.config.store, job.key.trial());
-        let count = |text: Bytes| std::str::from_utf8(&text).ok().and_then(|text| text.parse().ok());
-        match self.insist(async || store.get(&trial, MOST_TRIAL).await).await {
-            Ok(None) => Ok(0),
-            // What holds no number is not of a worker.
-            Ok(Some(text)) => Ok(count(text).unwrap_or(1)),
-            Err(error) if error.kind() == ErrorKind::Usage => Ok(1),
-            Err(error) => Err(error),
-        }
+        Ok(is_there)
     }
 
-    /// Waits until the job may be drawn, which ended so many workers by itself.
-    async fn turn(&self, delivered: &mut Delivered, job: &JobMessage, trials: i64) -> Result<Turn> {
+    /// Waits until the job may be drawn, of which this is known.
+    async fn turn(&self, delivered: &mut Delivered, job: &JobMessage, tried: &Tried) -> Result<Turn> {
         if delivered.before == 0 {
             return Ok(self.turns.together().await);
         }
-        let turn = match trials {
+        let turn = match tried.count {
             0 => self.turns.alone().await,
             _ => self.turns.last(delivered.redelivered.take()).await,
         };
-        let (store, trial) = (&self.config.store, job.key.trial());
-        self.insist(async || store.put(&trial, (trials + 1).to_string()).await).await?;
+        let name = job.key.trial();
+        self.insist(async || tried.and(None).write(&self.config.store, &name).await).await?;
+        self.trials.begin(name, tried.clone());
         Ok(turn)
+    }
+
+    /// A job that was delivered before is over, and did not end this worker.
+    async fn end_trial(&self, delivered: &Delivered, job: &JobMessage) -> Result<()> {
+        if delivered.before == 0 {
+            return Ok(());
+        }
+        let name = job.key.trial();
+        self.trials.end(&name);
+        self.insist(async || self.config.store.remove(&name).await).await
+    }
+
+    /// The answer to a job that could not be drawn now, by this worker.
+    async fn back(&self, delivered: &Delivered, job: &JobMessage, tried: &Tried, error: &Error) -> Result<Answer> {
+        let tried = tried.and(Some(told(error)));
+        if let Some(reason) = tried.dead() {
+            self.end_trial(delivered, job).await?;
+            return Ok(Answer::Dead(reason));
+        }
+        let name = job.key.trial();
+        self.insist(async || tried.write(&self.config.store, &name).await).await?;
+        self.trials.end(&name);
+        self.note(&format!("job {} goes back to the queue: {error}", job.job));
+        tokio::time::sleep(PAUSE).await;
+        Ok(Answer::Back)
     }
 
     /// Keeps a result. Where another worker was quicker, its result stays.
@@ -300,6 +325,7 @@ impl Worker {
         let name = job.key.to_string();
         let is_first = self.insist(async || self.config.store.put_new(&name, file.clone()).await).await?;
         self.done.drawn.fetch_add(1, Ordering::Relaxed);
+        self.failures.store(0, Ordering::Relaxed);
         let second = if is_first { "" } else { ", after another worker" };
         let (hash, took) = (job.key.hash.to_hex(), took.as_secs_f64());
         self.detail(&format!("drew job {} {hash} on {device} in {took:.2} s{second}", job.job));

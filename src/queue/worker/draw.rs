@@ -22,14 +22,22 @@ pub struct How {
     pub cancel: CancelFlag,
 }
 
-/// Why there is no file.
+/// Why there is no file. What a job asks for is wrong in itself unless something else is said.
 pub enum Undrawn {
     /// The job asks for what cannot be drawn, by any worker.
     Wrong(Error),
     /// It was cancelled.
     Cancelled,
-    /// This worker cannot draw it now.
+    /// This worker has no memory for it now, or lost a file.
+    Busy(Error),
+    /// The engine failed.
     Failed(Error),
+}
+
+impl From<Error> for Undrawn {
+    fn from(error: Error) -> Self {
+        Self::Wrong(error)
+    }
 }
 
 /// What the engine says of a job.
@@ -47,14 +55,14 @@ pub struct Prepared {
 
 /// What a model can draw of a job.
 ///
-/// Errors when it can not.
+/// Errors when it can not, or cannot now.
 pub fn prepare(
     engine: &Engine,
     spool: &Spool,
     message: &JobMessage,
     fetched: &mut Fetched,
     how: &How,
-) -> Result<Prepared> {
+) -> std::result::Result<Prepared, Undrawn> {
     let recipe = &message.recipe;
     let mut nothing = std::io::empty();
     let mut source = InputSource::new(&mut nothing);
@@ -70,7 +78,7 @@ pub fn prepare(
     if let Some(Err(error)) = plans.next()
         && !plans.any(|plan| plan.is_ok())
     {
-        return Err(error);
+        return Err(if error.kind() == ErrorKind::Usage { Undrawn::Wrong(error) } else { Undrawn::Busy(error) });
     }
     ImageRecipe::check_room(recipe, &ModelPaths::default(), &inputs, message.format.ending().format())?;
     let said = PlanSaid {

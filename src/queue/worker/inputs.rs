@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::fs;
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, Weak};
 
 use bytes::Bytes;
 use flux::engine::{EmbeddedFiles, Engine};
@@ -26,13 +26,26 @@ const MOST_ADAPTERS: usize = 8;
 #[derive(Default)]
 pub struct Fetched {
     pub pictures: EmbeddedFiles,
-    adapters: Vec<(String, f32)>,
+    adapters: Vec<(String, Arc<SpooledFile>, f32)>,
 }
+
+/// The file of an adapter, which is there as long as this is.
+struct SpooledFile(PathBuf);
+
+impl Drop for SpooledFile {
+    fn drop(&mut self) {
+        let _ = fs::remove_file(&self.0);
+    }
+}
+
+/// An adapter that is open, and its file.
+type Opened = (Arc<Adapter>, Arc<SpooledFile>);
 
 /// A folder for adapters, which are opened by path, and those that are open.
 pub struct Spool {
     folder: TempDir,
-    open: Mutex<HashMap<String, Arc<Adapter>>>,
+    files: Mutex<HashMap<String, Weak<SpooledFile>>>,
+    open: Mutex<HashMap<String, Opened>>,
 }
 
 impl Spool {
@@ -42,11 +55,7 @@ impl Spool {
         let folder = folder.map_err(|e| {
             Error::new(format!("cannot make a folder for adapters: {e}")).hint("is TMPDIR a folder with room?")
         })?;
-        Ok(Self { folder, open: Mutex::default() })
-    }
-
-    fn path(&self, hash: &str) -> PathBuf {
-        self.folder.path().join(format!("{hash}.safetensors"))
+        Ok(Self { folder, files: Mutex::default(), open: Mutex::default() })
     }
 
     /// Fetches what a job is drawn with.
@@ -61,13 +70,7 @@ impl Spool {
         }
         for used in &job.recipe.adapters {
             let hash = hash_of(&used.file).ok_or_else(|| Error::usage("an adapter is no input"))?;
-            let path = self.path(hash);
-            if !locked(&self.open).contains_key(hash) && !path.exists() {
-                let bytes = object(store, hash, MOST_ADAPTER).await?;
-                let written = tokio::task::spawn_blocking(move || write(&path, &bytes)).await;
-                written.map_err(|e| Error::new(e.to_string()))??;
-            }
-            fetched.adapters.push((hash.to_string(), used.strength));
+            fetched.adapters.push((hash.to_string(), self.file(hash, store).await?, used.strength));
         }
         Ok(fetched)
     }
@@ -76,34 +79,48 @@ impl Spool {
     ///
     /// Errors when one is none, or is for another model.
     pub fn adapters(&self, engine: &Engine, fetched: &Fetched) -> Result<Vec<AdapterUse>> {
-        let open = |(hash, strength): &(String, f32)| {
-            let known = locked(&self.open).get(hash).cloned();
-            let adapter = known.map_or_else(|| self.open(engine, hash), Ok)?;
+        let open = |(hash, file, strength): &(String, Arc<SpooledFile>, f32)| {
+            let known = locked(&self.open).get(hash).map(|(adapter, _)| Arc::clone(adapter));
+            let adapter = known.map_or_else(|| self.open(engine, hash, file), Ok)?;
             Ok(AdapterUse { adapter, strength: *strength })
         };
         fetched.adapters.iter().map(open).collect()
     }
 
-    fn open(&self, engine: &Engine, hash: &str) -> Result<Arc<Adapter>> {
-        let adapter = engine.adapter(&self.path(hash))?;
+    /// The file of an adapter, which is fetched unless it is here.
+    async fn file(&self, hash: &str, store: &Store) -> Result<Arc<SpooledFile>> {
+        let here = |files: &HashMap<String, Weak<SpooledFile>>| files.get(hash).and_then(Weak::upgrade);
+        if let Some(file) = here(&locked(&self.files)) {
+            return Ok(file);
+        }
+        let bytes = object(store, hash, MOST_ADAPTER).await?;
+        // No two files have one name: the last user of one may be about to remove it.
+        let path = self.folder.path().join(format!("{hash}-{:016x}.safetensors", rand::random::<u64>()));
+        let file = Arc::new(SpooledFile(path.clone()));
+        let written = tokio::task::spawn_blocking(move || write(&path, &bytes)).await;
+        written.map_err(|e| Error::new(e.to_string()))??;
+        let mut files = locked(&self.files);
+        files.retain(|_, file| file.strong_count() > 0);
+        files.insert(hash.to_string(), Arc::downgrade(&file));
+        Ok(file)
+    }
+
+    fn open(&self, engine: &Engine, hash: &str, file: &Arc<SpooledFile>) -> Result<Arc<Adapter>> {
+        let adapter = engine.adapter(&file.0)?;
         let mut open = locked(&self.open);
         if open.len() >= MOST_ADAPTERS
-            && let Some(oldest) = open.keys().next().cloned()
+            && let Some(other) = open.keys().next().cloned()
         {
-            open.remove(&oldest);
-            let _ = fs::remove_file(self.path(&oldest));
+            open.remove(&other);
         }
-        open.insert(hash.to_string(), Arc::clone(&adapter));
+        open.insert(hash.to_string(), (Arc::clone(&adapter), Arc::clone(file)));
         Ok(adapter)
     }
 }
 
 fn write(path: &std::path::Path, bytes: &[u8]) -> Result<()> {
-    let partial = path.with_extension(format!("{}.part", rand::random::<u64>()));
-    fs::write(&partial, bytes).and_then(|()| fs::rename(&partial, path)).map_err(|e| {
-        let _ = fs::remove_file(&partial);
-        Error::new(format!("cannot write the adapter: {e}")).at_path(path).hint("has the disk room?")
-    })
+    fs::write(path, bytes)
+        .map_err(|e| Error::new(format!("cannot write the adapter: {e}")).at_path(path).hint("has the disk room?"))
 }
 
 /// An input, which is what its name says.

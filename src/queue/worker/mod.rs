@@ -12,6 +12,7 @@ mod cancelled;
 mod delivery;
 mod draw;
 mod inputs;
+mod trials;
 mod turns;
 mod watchdog;
 
@@ -35,6 +36,7 @@ use tokio::task::{JoinSet, LocalSet};
 use self::cancelled::Cancelled;
 use self::delivery::Delivered;
 use self::inputs::Spool;
+use self::trials::Trials;
 use self::turns::Turns;
 use self::watchdog::Watchdog;
 use super::broker::{Broker, Link};
@@ -90,12 +92,15 @@ struct Worker {
     /// What it draws with, without paths.
     model: ModelRecipe,
     turns: Turns,
+    trials: Trials,
     cancelled: Cancelled,
     watchdog: Arc<Watchdog>,
     spool: Spool,
     /// Jobs that ask for one result wait for each other.
     same: Mutex<HashMap<blake3::Hash, Arc<tokio::sync::Mutex<()>>>>,
     done: Arc<Done>,
+    /// Images that failed here since the last one that did not.
+    failures: AtomicUsize,
     /// Whether the store is away, as far as the worker knows.
     store_is_away: AtomicBool,
     /// Whether the broker ever took this worker.
@@ -156,11 +161,13 @@ pub async fn run(
         engine,
         model,
         turns: Turns::default(),
+        trials: Trials::default(),
         cancelled: Cancelled::default(),
         watchdog,
         spool: Spool::new()?,
         same: Mutex::default(),
         done: Arc::default(),
+        failures: AtomicUsize::new(0),
         store_is_away: AtomicBool::new(false),
         was_connected: AtomicBool::new(false),
         gives_up: AtomicBool::new(false),
@@ -213,6 +220,7 @@ impl Worker {
         self.gives_up.store(true, Ordering::Relaxed);
         tasks.abort_all();
         while tasks.join_next().await.is_some() {}
+        self.trials.take_back(&self.config.store).await;
         Ok(())
     }
 

@@ -14,6 +14,13 @@ use crate::progress::say;
 
 /// The exit code of a worker that ended itself: what started it should do so again.
 const EXIT_CODE: i32 = 75;
+/// Ends the process, since this worker is of no more use.
+pub fn end(why: &str) -> ! {
+    say(&format!("error: {why}; the worker ends itself"));
+    // Whatever runs at a usual end would wait for what hangs.
+    low_level::exit(EXIT_CODE)
+}
+
 /// How often it looks.
 const LOOK_EVERY: Duration = Duration::from_millis(200);
 /// How long the engine may say nothing before it has begun an image: weights are being loaded.
@@ -42,9 +49,7 @@ impl Watchdog {
         let look = move || {
             while let Some(dog) = looking.upgrade() {
                 if let Some(job) = dog.hangs(limit, Instant::now()) {
-                    say(&format!("error: {job} took longer than {} s; the worker ends itself", limit.as_secs()));
-                    // Whatever runs at a usual end would wait for what hangs.
-                    low_level::exit(EXIT_CODE);
+                    end(&format!("{job} took longer than {} s", limit.as_secs()));
                 }
                 drop(dog);
                 thread::sleep(LOOK_EVERY);
