@@ -130,18 +130,28 @@ fn watch(of: &QueueArgs, batch: &str, signals: &Signals) -> Result<BatchStatus> 
 
 fn treat(of: &QueueArgs, what: DeadChoice, name: Option<String>, json: bool) -> Result<()> {
     let broker = broker(of)?;
-    let which = name.map_or(Which::All, Which::Named);
+    let which = name.clone().map_or(Which::All, Which::Named);
     let (fate, verb) = match what {
         DeadChoice::List => (Fate::Stay, "are dead"),
         DeadChoice::Retry => (Fate::Retry, "were sent again"),
         DeadChoice::Drop => (Fate::Drop, "were dropped"),
     };
     let treated = queue::run(async { dead::treat(&broker.connect().await?, &which, fate).await })?;
-    for dead in &treated {
+    for dead in &treated.jobs {
         if json { print_object(dead)? } else { print(line(dead).as_bytes())? }
     }
-    say(&format!("{} jobs {verb}", treated.len()));
-    Ok(())
+    say(&format!("{} jobs {verb}", treated.jobs.len()));
+    if treated.are_more {
+        say(&format!("note: only the first {} of the dead were looked at", dead::MOST));
+    }
+    match (treated.stays, name) {
+        (Some(error), _) => Err(error.at("some of the dead")),
+        (None, Some(name)) if treated.jobs.is_empty() && fate != Fate::Stay => {
+            Err(Error::usage(format!("no job of `{}` is dead", flux::error::shown(&name)))
+                .hint("`flux queue dead list` prints those that are; those that another program looks at are not seen"))
+        }
+        _ => Ok(()),
+    }
 }
 
 fn line(dead: &Dead) -> String {

@@ -62,10 +62,20 @@ pub enum Fate {
     Drop,
 }
 
+/// What became of the dead.
+#[derive(Debug, Default)]
+pub struct Treated {
+    pub jobs: Vec<Dead>,
+    /// Why some that were meant stay, if any do.
+    pub stays: Option<Error>,
+    /// Whether there are more than were looked at.
+    pub are_more: bool,
+}
+
 /// Looks at the dead, and does something with those that are meant. Returns these.
 ///
-/// Errors when the broker is away, or a queue takes none back: those that come after it stay.
-pub async fn treat(link: &Link, which: &Which, fate: Fate) -> Result<Vec<Dead>> {
+/// Errors when the broker is away.
+pub async fn treat(link: &Link, which: &Which, fate: Fate) -> Result<Treated> {
     let channel = link.connection.create_channel().await.map_err(|e| link.error(&e))?;
     let treated = treat_all(link, &channel, which, fate).await;
     // What was taken and not answered goes back.
@@ -73,24 +83,28 @@ pub async fn treat(link: &Link, which: &Which, fate: Fate) -> Result<Vec<Dead>> 
     treated
 }
 
-async fn treat_all(link: &Link, channel: &Channel, which: &Which, fate: Fate) -> Result<Vec<Dead>> {
-    let mut meant = Vec::new();
+async fn treat_all(link: &Link, channel: &Channel, which: &Which, fate: Fate) -> Result<Treated> {
+    let mut treated = Treated::default();
     for _ in 0..MOST {
         let message = channel.basic_get(DEAD.into(), BasicGetOptions::default()).await.map_err(|e| link.error(&e))?;
-        let Some(message) = message else { break };
+        let Some(message) = message else { return Ok(treated) };
         let dead = Dead::of(&message);
         if !which.means(&dead) {
             continue;
         }
-        if fate == Fate::Retry {
-            revive(link, &message, &dead).await?;
+        if fate == Fate::Retry
+            && let Err(error) = revive(link, &message, &dead).await
+        {
+            treated.stays.get_or_insert(error);
+            continue;
         }
         if fate != Fate::Stay {
             message.delivery.acker.ack(BasicAckOptions::default()).await.map_err(|e| link.error(&e))?;
         }
-        meant.push(dead);
+        treated.jobs.push(dead);
     }
-    Ok(meant)
+    treated.are_more = true;
+    Ok(treated)
 }
 
 /// Sends a message to where it was.

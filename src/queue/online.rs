@@ -114,7 +114,7 @@ impl Online {
     /// The jobs that no worker could do; none where the broker is away.
     pub async fn dead(&self) -> Option<Vec<Dead>> {
         let link = self.change(|state| state.link.clone())?;
-        dead::treat(&link, &Which::All, Fate::Stay).await.ok()
+        dead::treat(&link, &Which::All, Fate::Stay).await.ok().map(|treated| treated.jobs)
     }
 
     /// Has workers not draw a job, where they hear of it.

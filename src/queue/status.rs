@@ -45,7 +45,7 @@ impl BatchStatus {
         let Manifest { keys, .. } = Manifest::read(store, batch).await?;
         let submitted = cursor(store, batch).await?;
         let found = Found::of(store, &keys).await?;
-        let dead = dead::treat(link, &Which::Named(batch.to_string()), Fate::Stay).await?;
+        let dead = dead::treat(link, &Which::Named(batch.to_string()), Fate::Stay).await?.jobs;
         let is_over = |hash: &blake3::Hash| found.done.contains(hash) || found.failed.contains(hash);
         let dead: HashSet<_> = dead.iter().filter_map(|dead| dead.hash).filter(|hash| !is_over(hash)).collect();
         let (done, failed, dead) = (found.done.len(), found.failed.len(), dead.len());
@@ -93,7 +93,9 @@ pub async fn cancel(store: &Store, broker: &Broker, name: &str) -> Result<()> {
                 .hint("`flux queue status` lists those that there are"));
         }
         store.put(&names::cancelled(name), "").await?;
-    } else if !names::is_job(name) {
+    } else if names::is_job(name) {
+        store.put(&names::cancelled_job(name), "").await?;
+    } else {
         return Err(Error::usage(format!("`{}` is no batch and no job", flux::error::shown(name)))
             .hint("name it as `flux submit` and `flux queue status` do"));
     }
