@@ -8,12 +8,14 @@ use flux::{Error, Result};
 use futures_util::{StreamExt, TryStreamExt, stream};
 use serde::{Deserialize, Serialize};
 
-use super::message::{FileFormat, JobMessage, VERSION, unix_time};
+use super::message::{FileFormat, JobMessage, MOST_BYTES, VERSION, unix_time};
 use super::names::{self, Key, Lane};
 use super::store::Store;
 
 /// Jobs that are looked for one by one; of more, all results are listed.
 const MOST_LOOKED_FOR: usize = 1000;
+/// More than a message says beside a line of the manifest, in bytes.
+const ROOM: usize = 4 << 10;
 /// Objects that are looked for at once.
 const LOOKS_AT_ONCE: usize = 32;
 
@@ -66,9 +68,19 @@ impl Batch {
         };
         let head = Head { v: VERSION, model: model.to_string(), format, jobs: jobs.len() };
         write(serde_json::to_vec(&head))?;
-        jobs.iter().try_for_each(|job| write(serde_json::to_vec(job)))?;
+        let mut longest = 0;
+        jobs.iter().try_for_each(|job| {
+            let line = serde_json::to_vec(job);
+            longest = longest.max(line.as_ref().map_or(0, Vec::len));
+            write(line)
+        })?;
         let id = format!("b-{}", names::id(&blake3::hash(&manifest)));
-        Ok(Self { id, jobs, model: model.to_string(), format, manifest: manifest.into() })
+        let batch = Self { id, jobs, model: model.to_string(), format, manifest: manifest.into() };
+        // Before anything is sent.
+        if longest > MOST_BYTES - ROOM {
+            batch.jobs.iter().try_for_each(|job| batch.message(job).map(drop))?;
+        }
+        Ok(batch)
     }
 
     /// Writes the manifest, unless it is there.
@@ -209,6 +221,14 @@ mod tests {
         assert_eq!(job(&one, 1).job, job(&again, 1).job);
         assert_ne!(job(&one, 0).job, job(&one, 1).job);
         assert_eq!((job(&one, 1).line, job(&one, 1).key), (2, one.jobs[1].key));
+    }
+
+    #[test]
+    fn a_job_that_no_message_holds_is_told_before_any_is_sent() {
+        let jobs = |length: usize| vec![planned(1, "a"), planned(7, &"\"".repeat(length))];
+        assert!(Batch::new("tiny", FileFormat::Png, jobs(31_000)).is_ok());
+        let error = Batch::new("tiny", FileFormat::Png, jobs(33_000)).err().unwrap().to_string();
+        assert!(error.contains("line 7") && error.contains("shorten the prompt"), "{error}");
     }
 
     #[tokio::test]

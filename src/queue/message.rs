@@ -4,6 +4,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use flux::engine::{ModelRecipe, NUMERICS, Recipe};
 use flux::files::ModelPaths;
+use flux::pipeline::MAX_REFERENCES;
 use flux::{Error, Result};
 use serde::{Deserialize, Serialize};
 
@@ -13,6 +14,9 @@ use super::names::{self, Ending, INPUTS, Key, Lane};
 pub const VERSION: u32 = 1;
 /// The longest message: pictures are in the store.
 pub const MOST_BYTES: usize = 64 << 10;
+/// The most images of a job, with its mask, and the most adapters.
+const MOST_INPUTS: usize = MAX_REFERENCES + 1;
+const MOST_ADAPTERS: usize = 16;
 
 /// A job: one image.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -123,6 +127,13 @@ impl JobMessage {
             return Err(Error::usage(format!("`quality` is {quality}, expected 1 to 100")));
         }
         names::check_model(&self.model)?;
+        let (inputs, adapters) = (self.inputs().count(), self.recipe.adapters.len());
+        if inputs > MOST_INPUTS || adapters > MOST_ADAPTERS {
+            return Err(Error::usage(format!(
+                "the recipe names {inputs} images and {adapters} adapters, expected at most {MOST_INPUTS} and \
+                 {MOST_ADAPTERS}"
+            )));
+        }
         check_recipe(&self.recipe)
     }
 

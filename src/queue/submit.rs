@@ -58,24 +58,33 @@ pub async fn submit(
 ) -> Result<Submitted> {
     let keys: Vec<_> = batch.jobs.iter().map(|job| job.key).collect();
     let found = Found::of(store, &keys).await?;
+    let was_cancelled = store.has(&names::cancelled(&batch.id)).await?;
     let before = cursor(store, &batch.id).await?;
-    let went_on_at = if before < batch.jobs.len() { before } else { 0 };
-    let is_missing = |job: &Planned| {
-        !found.done.contains(&job.key.hash) && (how.retries_failed || !found.failed.contains(&job.key.hash))
+    // Of a cancelled batch the broker has none any more, wherever it was ended.
+    let went_on_at = if before < batch.jobs.len() && !was_cancelled { before } else { 0 };
+    let has_failed = |job: &Planned| found.failed.contains(&job.key.hash);
+    let is_missing = |place: &usize| {
+        let job = &batch.jobs[*place];
+        let is_wanted = if has_failed(job) { how.retries_failed } else { *place >= went_on_at };
+        is_wanted && !found.done.contains(&job.key.hash)
     };
-    let places: Vec<_> = (went_on_at..batch.jobs.len()).filter(|place| is_missing(&batch.jobs[*place])).collect();
+    let places: Vec<_> = (0..batch.jobs.len()).filter(is_missing).collect();
     let (done, failed) = (found.done.len(), found.failed.len());
     let submitted = Submitted { jobs: batch.jobs.len(), done, failed, sent: places.len(), went_on_at };
     if how.is_dry {
         return Ok(submitted);
     }
     batch.keep(store).await?;
-    if store.has(&names::cancelled(&batch.id)).await? {
+    if was_cancelled {
         note("the batch was cancelled; it is submitted again");
         store.remove(&names::cancelled(&batch.id)).await?;
         tokio::time::sleep(FORGOTTEN_WITHIN).await;
     }
-    let mut sender = Sender { broker, model, link: None, patience: how.patience, note };
+    // What is tried again has not failed.
+    for job in places.iter().map(|place| &batch.jobs[*place]).filter(|job| has_failed(job)) {
+        store.remove(&job.key.error()).await?;
+    }
+    let mut sender = Sender { broker, model, link: None, was_connected: false, patience: how.patience, note };
     let (mut sent, mut kept) = (0, went_on_at);
     for chunk in places.chunks(AT_ONCE) {
         let message = |place: &usize| Ok(Outgoing::job(Lane::Batch, model, batch.message(&batch.jobs[*place])?));
@@ -83,7 +92,7 @@ pub async fn submit(
         sent += chunk.len();
         told(sent, places.len());
         let reached = chunk.last().map_or(kept, |place| place + 1);
-        if reached - kept >= CURSOR_EVERY {
+        if reached >= kept + CURSOR_EVERY {
             keep_cursor(store, batch, reached).await?;
             kept = reached;
         }
@@ -101,6 +110,8 @@ struct Sender<'a> {
     broker: &'a Broker,
     model: &'a str,
     link: Option<Link>,
+    /// Whether the broker ever took this program.
+    was_connected: bool,
     patience: Duration,
     note: &'a mut dyn FnMut(&str),
 }
@@ -130,7 +141,8 @@ impl Sender<'_> {
                             .hint("start workers, and give the command again: it goes on"));
                     }
                 }
-                Err(error) if error.kind() == ErrorKind::Usage => return Err(error),
+                // One that it took before may be refused while the broker starts.
+                Err(error) if error.kind() == ErrorKind::Usage && !self.was_connected => return Err(error),
                 Err(error) if since.elapsed() >= self.patience => {
                     return Err(error.hint_instead("give the command again when the broker is back: it goes on"));
                 }
@@ -153,6 +165,7 @@ impl Sender<'_> {
             None => {
                 let link = self.broker.connect().await?;
                 link.declare_model(self.model).await?;
+                self.was_connected = true;
                 link
             }
         };
