@@ -71,6 +71,12 @@ impl Broker {
                     .hint(format!("as in --queue amqps://flux@broker.example, or in {URL_VARIABLE}")));
             }
         };
+        // What is no URL may hold a password anywhere.
+        if !url.contains("://") {
+            return Err(Error::usage("the address of the queue does not begin with amqp:// or amqps://")
+                .at(place)
+                .hint("as in amqps://USER@HOST:5671/VHOST"));
+        }
         let mut uri: AMQPUri = url.parse().map_err(|e: String| {
             Error::usage(format!("the address of the queue is none: {}", shown(&without_password(&e, &url))))
                 .at(place)
@@ -112,7 +118,7 @@ impl Broker {
         let connection = builder.connect().await.map_err(failed)?;
         let channel = connection.create_channel().await.map_err(failed)?;
         channel.confirm_select(ConfirmSelectOptions::default()).await.map_err(failed)?;
-        declare(&channel).await.map_err(failed)?;
+        declare(&channel).await.map_err(|e| declared_otherwise(e, &self.address()))?;
         Ok(Link { connection, channel, address: self.address() })
     }
 
@@ -131,6 +137,18 @@ fn broker_error(address: &str, e: &lapin::Error) -> Error {
     Error::new(format!("the broker does not do as asked: {}", shown(&e.to_string())))
         .at(address)
         .hint("is it there, and do user, password and certificates hold?")
+}
+
+/// An error of a declaration: what is there may have been declared by another version, or by somebody else.
+fn declared_otherwise(e: lapin::Error, address: &str) -> Error {
+    match e.kind() {
+        ErrorKind::ProtocolError(told) if *told.kind() == AMQPErrorKind::Soft(AMQPSoftError::PRECONDITIONFAILED) => {
+            Error::usage(format!("a queue or an exchange of this name is of another kind: {}", shown(&e.to_string())))
+                .at(address)
+                .hint("delete it once nothing is in it (`rabbitmqctl delete_queue NAME`), or take another `--name`")
+        }
+        _ => broker_error(address, &e),
+    }
 }
 
 /// Whether credentials or certificates are wrong.
@@ -217,7 +235,7 @@ impl Link {
     /// Makes sure that there are the queues of a model.
     pub async fn declare_model(&self, model: &str) -> Result<()> {
         for lane in Lane::ALL {
-            declare_lane(&self.channel, model, lane).await.map_err(|e| self.error(&e))?;
+            declare_lane(&self.channel, model, lane).await.map_err(|e| declared_otherwise(e, &self.address))?;
         }
         Ok(())
     }
