@@ -69,7 +69,7 @@ pub struct Workers {
     /// What workers said of their models, and when.
     described: Mutex<HashMap<String, (Instant, ModelRecipe)>>,
     /// Files of adapters that the store has, by its names.
-    adapters: tokio::sync::Mutex<HashMap<PathBuf, String>>,
+    adapters: Mutex<HashMap<PathBuf, String>>,
     is_closed: AtomicBool,
     store_is_away: AtomicBool,
 }
@@ -104,7 +104,7 @@ impl Workers {
             open: Mutex::default(),
             followed: AtomicUsize::new(0),
             described: Mutex::default(),
-            adapters: tokio::sync::Mutex::default(),
+            adapters: Mutex::default(),
             is_closed: AtomicBool::new(false),
             store_is_away: AtomicBool::new(false),
         });

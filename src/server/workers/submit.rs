@@ -13,7 +13,7 @@ use futures_util::future::try_join_all;
 use tokio::sync::oneshot;
 
 use super::follow::{self, Image};
-use super::{STORE_WITHIN, Workers};
+use super::{STORE_WITHIN, Workers, locked};
 use crate::progress::say;
 use crate::queue::message::{self, FileFormat, JobMessage, VERSION, check_tensors, unix_time};
 use crate::queue::names::{Key, Lane, input};
@@ -25,8 +25,9 @@ use crate::server::record::{JobRecord, NewJob, Owner, Status};
 use crate::server::request::{Asked, Encoding, Previews, Priority};
 use crate::server::work::{Work, check_pixels};
 
-/// How long the store may take for an image or an adapter.
+/// How long the store may take for an image, and for an adapter.
 const UPLOAD_WITHIN: Duration = Duration::from_secs(60);
+const ADAPTER_WITHIN: Duration = Duration::from_secs(600);
 /// How long a job may wait that has no deadline of its own.
 const MOST_WAIT: Duration = Duration::from_secs(3600);
 /// The longest result.
@@ -219,15 +220,15 @@ impl Workers {
 
     /// Gives the store the images that it does not have.
     async fn upload(&self, inputs: &BTreeMap<String, Bytes>) -> Result<()> {
-        let uploads = inputs.iter().map(|(name, bytes)| self.put(name, bytes.clone()));
+        let uploads = inputs.iter().map(|(name, bytes)| self.put(name, bytes.clone(), UPLOAD_WITHIN));
         try_join_all(uploads).await.map(drop)
     }
 
-    async fn put(&self, name: &str, bytes: Bytes) -> Result<()> {
+    async fn put(&self, name: &str, bytes: Bytes, time: Duration) -> Result<()> {
         if self.of_store(STORE_WITHIN, self.store.has(name)).await? {
             return Ok(());
         }
-        self.of_store(UPLOAD_WITHIN, self.store.put(name, bytes)).await
+        self.of_store(time, self.store.put(name, bytes)).await
     }
 
     /// The recipe, whose files are in the store.
@@ -247,9 +248,11 @@ impl Workers {
 
     /// The object of an adapter of this server, which goes into the store when it is first asked for.
     async fn adapter(&self, file: &Path) -> Result<String> {
-        let mut known = self.adapters.lock().await;
-        if let Some(object) = known.get(file) {
-            return Ok(object.clone());
+        let known = locked(&self.adapters).get(file).cloned();
+        if let Some(object) = known
+            && self.of_store(STORE_WITHIN, self.store.has(&object)).await?
+        {
+            return Ok(object);
         }
         let path = file.to_path_buf();
         let read = tokio::task::spawn_blocking(move || std::fs::read(path).map(|bytes| (blake3::hash(&bytes), bytes)));
@@ -258,8 +261,8 @@ impl Workers {
             ApiError::internal("the LoRA cannot be read").of("loras")
         })?;
         let object = input(hash.to_hex().as_str());
-        self.put(&object, bytes.into()).await?;
-        known.insert(file.to_path_buf(), object.clone());
+        self.put(&object, bytes.into(), ADAPTER_WITHIN).await?;
+        locked(&self.adapters).insert(file.to_path_buf(), object.clone());
         Ok(object)
     }
 }
