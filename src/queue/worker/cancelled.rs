@@ -108,3 +108,36 @@ impl Cancelled {
         locked(&self.flags).remove(&delivery);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn job(name: char, batch: Option<&str>) -> JobMessage {
+        let key = format!("out/00/{}.png", "0".repeat(64));
+        let recipe = serde_json::json!({"prompt": "a cat", "seed": 1});
+        serde_json::from_value(serde_json::json!({
+            "v": 1, "job": name.to_string().repeat(32), "batch": batch, "key": key, "model": "tiny", "recipe": recipe,
+            "format": {"type": "png"}, "priority": "batch", "submitted": unix_time(),
+        }))
+        .unwrap()
+    }
+
+    #[tokio::test]
+    async fn jobs_and_batches_are_cancelled_by_the_store_and_by_orders() {
+        let folder = tempfile::tempdir().unwrap();
+        let store = Store::open(&format!("file://{}", folder.path().display())).unwrap();
+        let batch = format!("b-{}", "1".repeat(32));
+        let (one, other) = (job('a', Some(&batch)), job('b', Some(&batch)));
+        assert!(!Cancelled::default().has(&one, &store).await.unwrap());
+        store.put(&names::cancelled_job(&one.job), "").await.unwrap();
+        let cancelled = Cancelled::default();
+        assert!(cancelled.has(&one, &store).await.unwrap() && cancelled.is_named(&one.job));
+        assert!(!cancelled.has(&other, &store).await.unwrap() && !cancelled.is_named(&other.job));
+        let flag = cancelled.flag(7, &other);
+        cancelled.cancel(&other.job);
+        assert!(flag.check().is_err() && cancelled.has(&other, &store).await.unwrap());
+        store.put(&names::cancelled(&batch), "").await.unwrap();
+        assert!(Cancelled::default().has(&other, &store).await.unwrap());
+    }
+}
