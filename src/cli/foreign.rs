@@ -135,7 +135,6 @@ const OTHERS: [(&[&str], &str); 36] = [
             "diffusion-fa",
             "flash-attn",
             "flash-attention",
-            "attention",
             "xformers",
             "sdpa",
             "diffusion-conv-direct",
