@@ -7,8 +7,8 @@ use crate::sampler::ScheduleKind;
 
 impl Engine {
     /// The request where its image begins with a part of the final latents of another one. Where `share` is that part,
-    /// the rest is the seed's noise, and noise levels fall from `1 - share`: the model's own, times that. Latents of
-    /// another size leave the request as it is.
+    /// the rest is the seed's noise, and noise levels fall from `1 - share`: the model's own, times that. No part, and
+    /// latents of another size, leave the request as it is.
     ///
     /// Errors as [`Engine::plan`], and when the part is not from 0 to below 1, or something else gives the first
     /// latents.
@@ -17,6 +17,9 @@ impl Engine {
             return Err(Error::usage(format!("the part of the image before is {share}, expected 0 to below 1"))
                 .hint("0.2 is a little of it, 0.6 much"));
         }
+        if share == 0.0 {
+            return Ok(request);
+        }
         if request.change.is_some() || request.start().is_some() {
             return Err(Error::usage("a part of the image before and something else give the first latents")
                 .hint("leave one of them out"));
@@ -24,7 +27,7 @@ impl Engine {
         let plan = self.plan(&request)?;
         let (height, width) = self.info().latent_size(&plan);
         let shape = [self.info().transformer.in_channels, height, width];
-        if share == 0.0 || before.shape() != shape || before.images() != 1 {
+        if before.shape() != shape || before.images() != 1 {
             return Ok(request);
         }
         let Plan { rng, seed, steps, ref schedule, .. } = plan;

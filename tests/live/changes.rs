@@ -152,3 +152,15 @@ fn without_frames_each_change_is_an_image() {
     assert!(sent.unwrap().success());
     assert_eq!(live.child.wait().unwrap().code(), Some(143));
 }
+
+#[test]
+fn feedback_gives_way_to_strength_between_two_frames() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut live = Live::begun(folder.path(), &["--all", "--feedback", "0.3", "--control", "control"]);
+    live.image(1);
+    let mut socket = BufReader::new(UnixStream::connect(folder.path().join("control")).unwrap());
+    assert_eq!(ask(&mut socket, r#"{"feedback": 0, "strength": 0.5}"#), json!({"ok": true}));
+    live.image(1);
+    live.image(1);
+    live.end();
+}
