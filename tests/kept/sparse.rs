@@ -99,6 +99,18 @@ fn a_single_step_makes_the_full_edit() {
 }
 
 #[test]
+fn under_a_black_mask_nothing_is_computed_and_the_image_stays() {
+    let model = model();
+    let bytes = (0..3 * 64 * 64).map(|i| (i % 251) as u8).collect();
+    let image = Arc::new(Rgb { width: 64, height: 64, bytes });
+    let request = edit("a red star", &image, |_| false);
+    let (full, _) = drawn(&model, &request);
+    let (sparse, tokens) = drawn(&model, &Request { sparse: true, ..request });
+    // The first step computes all, and says what the others would read.
+    assert!(sparse == full && tokens.is_some_and(|[computed, all]| 4 * computed == all), "{tokens:?}");
+}
+
+#[test]
 fn images_of_a_job_are_made_one_by_one_and_each_is_the_one_of_its_seed() {
     let model = model();
     let image = Arc::new(Rgb { width: 64, height: 64, bytes: vec![90; 3 * 64 * 64] });

@@ -77,7 +77,7 @@ impl<B: Backend> PartialSteps<B> {
         let all = self.whole.rows() as u64;
         let computed = match &self.kind {
             Kind::Sparse { kept: None, .. } | Kind::Recorded(_) => all,
-            Kind::Sparse { some, .. } | Kind::Reused { some, .. } => some.tokens.layout().rows() as u64,
+            Kind::Sparse { some, .. } | Kind::Reused { some, .. } => some.count() as u64,
         };
         TokenCount { computed, all }
     }
@@ -131,6 +131,12 @@ impl<B: Backend> PartialSteps<B> {
 }
 
 impl<B: Backend> SomeTokens<B> {
+    /// How many there are; none where none is of the image, since nothing else is asked for.
+    fn count(&self) -> usize {
+        let layout = self.tokens.layout();
+        if layout.img == 0 { 0 } else { layout.rows() }
+    }
+
     fn step(
         &self,
         steps: &Steps<B>,
@@ -139,6 +145,9 @@ impl<B: Backend> SomeTokens<B> {
     ) -> Result<Tensor<B>> {
         let Self { tokens, rope } = self;
         let (image, transformer) = (tokens.image(), &steps.transformer);
+        if image.is_empty() {
+            return Tensor::concat_rows(&[latents]);
+        }
         let conditioning = Conditioning {
             context: &context.copy_runs(&tokens.context())?,
             sequence: Sequence { split: TokenSplit::alone(tokens.layout()), rope },
