@@ -1,6 +1,7 @@
 //! Frames of a video as a stream of bytes: raw RGB, Y4M or MJPEG, as other programs send and take them.
 
 mod colors;
+mod header;
 mod mjpeg;
 mod reader;
 mod writer;

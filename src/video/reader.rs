@@ -1,24 +1,22 @@
 //! Reads frames.
 
-use std::io::{self, BufReader, Cursor, Read};
+use std::io::{self, BufRead, BufReader, Chain, Cursor, Read};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use flux::input;
 use flux::rgb::Rgb;
 use flux::{Error, Result};
-use y4m::Colorspace;
 
 use super::VideoFormat;
 use super::colors::{self, Range, Shared};
+use super::header::{MOST_LINE, Y4M_BEGINS, damaged, shared_colors};
 use super::mjpeg::Mjpeg;
 
 /// Bytes that are read at once.
 const AT_ONCE: usize = 256 << 10;
 /// The longest frame, in bytes.
 const MOST_BYTES: usize = 512 << 20;
-/// How Y4M begins.
-const Y4M: &[u8] = b"YUV4MPEG2 ";
 
 /// What comes next of a stream.
 #[derive(Debug)]
@@ -37,18 +35,22 @@ pub struct VideoReader(Kind);
 type Bytes = BufReader<Box<dyn Read + Send>>;
 
 enum Kind {
-    Rgb24 {
-        from: Bytes,
-        size: [usize; 2],
-    },
-    /// Beside it the bytes that were read.
-    Y4m(Box<y4m::Decoder<Counted>>, Arc<AtomicU64>),
+    Rgb24 { from: Bytes, size: [usize; 2] },
+    Y4m(Y4m),
     Mjpeg(Mjpeg<Bytes>),
+}
+
+struct Y4m {
+    decoder: Box<y4m::Decoder<Counted>>,
+    colors: Shared,
+    /// Bytes that were read.
+    read: Arc<AtomicU64>,
 }
 
 /// Counts bytes, so that an end inside a frame is known.
 struct Counted {
-    from: Bytes,
+    /// The first line, and what follows.
+    from: Chain<Cursor<Vec<u8>>, Bytes>,
     read: Arc<AtomicU64>,
 }
 
@@ -71,13 +73,13 @@ impl VideoReader {
         mut from: Box<dyn Read + Send>,
     ) -> Result<Option<Self>> {
         let mut first = Vec::new();
-        (&mut from).take(Y4M.len() as u64).read_to_end(&mut first).map_err(|e| unreadable(&e))?;
+        (&mut from).take(Y4M_BEGINS.len() as u64).read_to_end(&mut first).map_err(|e| unreadable(&e))?;
         if first.is_empty() {
             return Ok(None);
         }
         let format = match (format, &first[..]) {
             (Some(format), _) => format,
-            (None, first) if first == Y4M => VideoFormat::Y4m,
+            (None, first) if first == Y4M_BEGINS => VideoFormat::Y4m,
             (None, [0xff, 0xd8, ..]) => VideoFormat::Mjpeg,
             (None, _) => {
                 return Err(Error::usage("the frames are neither Y4M nor MJPEG").at("standard input").hint(
@@ -93,14 +95,7 @@ impl VideoReader {
                 })?;
                 Kind::Rgb24 { from, size }
             }
-            VideoFormat::Y4m => {
-                let limits = y4m::Limits { bytes: MOST_BYTES };
-                let read = Arc::new(AtomicU64::new(0));
-                let decoder = y4m::Decoder::new_with_limits(Counted { from, read: Arc::clone(&read) }, limits);
-                let decoder = decoder.map_err(|e| damaged(&format!("its first line is damaged: {e}")))?;
-                shared(decoder.get_colorspace())?;
-                Kind::Y4m(Box::new(decoder), read)
-            }
+            VideoFormat::Y4m => Kind::Y4m(Y4m::open(from)?),
             VideoFormat::Mjpeg => Kind::Mjpeg(Mjpeg::new(from)),
         })))
     }
@@ -109,14 +104,14 @@ impl VideoReader {
     pub fn format(&self) -> VideoFormat {
         match self.0 {
             Kind::Rgb24 { .. } => VideoFormat::Rgb24,
-            Kind::Y4m(..) => VideoFormat::Y4m,
+            Kind::Y4m(_) => VideoFormat::Y4m,
             Kind::Mjpeg(_) => VideoFormat::Mjpeg,
         }
     }
 
     /// Frames a second as the stream says, as a fraction.
     pub fn rate(&self) -> Option<[usize; 2]> {
-        let Kind::Y4m(decoder, _) = &self.0 else { return None };
+        let Kind::Y4m(Y4m { decoder, .. }) = &self.0 else { return None };
         let rate = decoder.get_framerate();
         (rate.num > 0 && rate.den > 0).then_some([rate.num, rate.den])
     }
@@ -127,7 +122,7 @@ impl VideoReader {
     pub fn next(&mut self, wanted: bool) -> Result<Next> {
         match &mut self.0 {
             Kind::Rgb24 { from, size } => next_raw(from, *size, wanted),
-            Kind::Y4m(decoder, read) => next_y4m(decoder, read, wanted),
+            Kind::Y4m(stream) => stream.next(wanted),
             Kind::Mjpeg(stream) => Ok(match stream.next().map_err(|e| unreadable(&e))? {
                 None => Next::End,
                 Some(_) if !wanted => Next::Passed,
@@ -149,50 +144,47 @@ fn next_raw(from: &mut Bytes, [width, height]: [usize; 2], wanted: bool) -> Resu
     })
 }
 
-fn next_y4m(decoder: &mut y4m::Decoder<Counted>, read: &AtomicU64, wanted: bool) -> Result<Next> {
-    let (width, height, colorspace) = (decoder.get_width(), decoder.get_height(), decoder.get_colorspace());
-    let full = decoder.get_raw_params().split(|byte| *byte == b' ').any(|word| word == b"XCOLORRANGE=FULL");
-    let range = if full { Range::Full } else { Range::Limited };
-    let before = read.load(Ordering::Relaxed);
-    match decoder.read_frame() {
-        Ok(_) if !wanted => Ok(Next::Passed),
-        Ok(frame) => {
-            let planes = [frame.get_y_plane(), frame.get_u_plane(), frame.get_v_plane()];
-            let bytes = colors::to_rgb(planes, width, shared(colorspace)?, range);
-            Ok(Next::Frame(Rgb { width, height, bytes }))
-        }
-        Err(y4m::Error::EOF) if read.load(Ordering::Relaxed) > before => Ok(Next::Broken(ends_inside())),
-        Err(y4m::Error::EOF) => Ok(Next::End),
-        Err(y4m::Error::IoError(e)) => Err(unreadable(&e)),
-        Err(_) => Err(damaged("a frame does not begin as one: bytes are missing, or its size changed")),
+impl Y4m {
+    /// Errors when its first line cannot be read.
+    fn open(mut from: Bytes) -> Result<Self> {
+        let mut line = Vec::new();
+        (&mut from).take(MOST_LINE as u64).read_until(b'\n', &mut line).map_err(|e| unreadable(&e))?;
+        let colors = shared_colors(&line)?;
+        let (limits, read) = (y4m::Limits { bytes: MOST_BYTES }, Arc::new(AtomicU64::new(0)));
+        let from = Counted { from: Cursor::new(line).chain(from), read: Arc::clone(&read) };
+        let decoder = y4m::Decoder::new_with_limits(from, limits).map_err(|e| match e {
+            y4m::Error::OutOfMemory => {
+                Error::usage(format!("its first line says frames of more than {} MiB", MOST_BYTES >> 20))
+                    .at("standard input")
+                    .hint("ffmpeg scales frames with `-vf scale=512:512`")
+            }
+            e => damaged(&format!("its first line is damaged: {e}")),
+        })?;
+        Ok(Self { decoder: Box::new(decoder), colors, read })
     }
-}
 
-/// How pixels share colours.
-///
-/// Errors when values have more than 8 bits.
-fn shared(colors: Colorspace) -> Result<Shared> {
-    match colors {
-        Colorspace::Cmono => Ok(Shared::Grey),
-        Colorspace::C420 | Colorspace::C420jpeg | Colorspace::C420paldv | Colorspace::C420mpeg2 => {
-            Ok(Shared::Pixels([2, 2]))
+    fn next(&mut self, wanted: bool) -> Result<Next> {
+        let Self { decoder, colors, read } = self;
+        let (width, height) = (decoder.get_width(), decoder.get_height());
+        let full = decoder.get_raw_params().split(|byte| *byte == b' ').any(|word| word == b"XCOLORRANGE=FULL");
+        let range = if full { Range::Full } else { Range::Limited };
+        let before = read.load(Ordering::Relaxed);
+        match decoder.read_frame() {
+            Ok(_) if !wanted => Ok(Next::Passed),
+            Ok(frame) => {
+                let planes = [frame.get_y_plane(), frame.get_u_plane(), frame.get_v_plane()];
+                Ok(Next::Frame(Rgb { width, height, bytes: colors::to_rgb(planes, width, *colors, range) }))
+            }
+            Err(y4m::Error::EOF) if read.load(Ordering::Relaxed) > before => Ok(Next::Broken(ends_inside())),
+            Err(y4m::Error::EOF) => Ok(Next::End),
+            Err(y4m::Error::IoError(e)) => Err(unreadable(&e)),
+            Err(_) => Err(damaged("a frame does not begin as one: bytes are missing, or its size changed")),
         }
-        Colorspace::C422 => Ok(Shared::Pixels([2, 1])),
-        Colorspace::C444 => Ok(Shared::Pixels([1, 1])),
-        _ => Err(Error::usage("the frames have more than 8 bits a value")
-            .at("standard input")
-            .hint("ffmpeg writes 8 bits with `-pix_fmt yuv444p`")),
     }
 }
 
 fn unreadable(e: &io::Error) -> Error {
     Error::new(format!("cannot read the frames: {e}")).at("standard input").hint("is what sends them still in order?")
-}
-
-fn damaged(what: &str) -> Error {
-    Error::new(format!("cannot read the Y4M: {what}"))
-        .at("standard input")
-        .hint("send it again from its beginning: what follows cannot be found")
 }
 
 fn ends_inside() -> Error {

@@ -147,7 +147,7 @@ mod tests {
         assert!(open(Some(VideoFormat::Rgb24), None, b"abc").contains("--size"));
         assert!(open(None, None, b"YUV4MPEG2 W16 H16 C420p10\n").contains("more than 8 bits"));
         assert!(open(None, None, b"YUV4MPEG2 W0 H16\n").contains("first line"));
-        assert!(open(None, None, b"YUV4MPEG2 W99999999 H99999999\n").contains("first line"));
+        assert!(open(None, None, b"YUV4MPEG2 W16384 H16384 C444\n").contains("more than 512 MiB"));
         assert!(VideoReader::open(None, None, Box::new(io::empty())).unwrap().is_none());
         let mut bytes = written(VideoFormat::Y4m);
         bytes.extend(b"YUV4MPEG2 W16 H16 F30:1\n");
