@@ -235,7 +235,6 @@ fn of_scene(engine: &Arc<Engine>, setting: Setting, scenes: Scenes) -> Result<To
         stats: Arc::clone(&stats),
         every: 1,
         keeps_all: true,
-        size: None,
         rate: None,
         cancel: CancelFlag::default(),
     };

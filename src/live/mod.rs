@@ -57,8 +57,6 @@ pub struct Live {
     pub every: u64,
     /// Whether all of these become images: then the source waits, and otherwise the newest frame wins.
     pub keeps_all: bool,
-    /// The size of frames; else that of the first one.
-    pub size: Option<[usize; 2]>,
     /// Images that are written a second, where that is always so many.
     pub rate: Option<f64>,
     pub cancel: CancelFlag,
@@ -105,7 +103,7 @@ impl Live {
 
     /// Reads frames.
     fn read(&self, flow: &Flow, mut source: Box<dyn Source>) -> Result<()> {
-        let mut size = self.size;
+        let mut wanted = None;
         for number in 0.. {
             let next = source.next(number % self.every == 0)?;
             self.stats.count(|counts| counts.read += u64::from(!matches!(next, Next::End)));
@@ -126,8 +124,9 @@ impl Live {
                 }
                 Next::Frame(frame) => frame,
             };
-            let wanted = *size.get_or_insert([frame.width, frame.height]);
-            let is_other = wanted != [frame.width, frame.height];
+            let size = [frame.width, frame.height];
+            let wanted = *wanted.get_or_insert_with(|| self.known_size(size));
+            let is_other = wanted != size;
             let frame = if is_other { input::resized(&frame, wanted) } else { frame };
             let arrived = Arrived { frame: Some(frame), at: Instant::now() };
             if self.keeps_all {
@@ -142,6 +141,15 @@ impl Live {
             }
         }
         Ok(())
+    }
+
+    /// The size that all frames are brought to, which is that of the first one where none is given.
+    fn known_size(&self, first: [usize; 2]) -> [usize; 2] {
+        if let Some(size) = self.settings.now().frames() {
+            return size;
+        }
+        self.settings.know(|stream| stream.frames = Some(first));
+        first
     }
 
     /// Asks for an image at first, and at each change of the settings.

@@ -13,6 +13,9 @@ use flux::rgb::Rgb;
 use flux::{Error, Result};
 use serde::{Deserialize, Deserializer};
 
+/// The size of frames for which is checked what is asked for before there are frames.
+const USUAL_SIZE: [usize; 2] = [256, 256];
+
 /// What a frame becomes.
 #[derive(Debug, Clone)]
 pub struct Setting {
@@ -26,6 +29,14 @@ pub struct Setting {
     pub has_frames: bool,
     /// Which tokens of a frame are those of an earlier one, where any are.
     reuse: Option<Reuse>,
+    stream: Stream,
+}
+
+/// What holds for a whole stream, once it is known: no change changes it.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Stream {
+    /// The size of frames.
+    pub frames: Option<[usize; 2]>,
 }
 
 /// What changes. What is left out stays.
@@ -53,7 +64,8 @@ impl Setting {
     /// Errors when one cannot be read, or something does not suit the others.
     pub fn new(recipe: Recipe, feedback: f32, has_frames: bool) -> Result<Self> {
         let files = recipe.inputs.clone();
-        let setting = Self { recipe, references: Vec::new(), adapters: Vec::new(), feedback, has_frames, reuse: None };
+        let (references, adapters, stream) = (Vec::new(), Vec::new(), Stream::default());
+        let setting = Self { recipe, references, adapters, feedback, has_frames, reuse: None, stream };
         let setting = setting.with_references(&files)?;
         setting.check().map(|()| setting)
     }
@@ -64,6 +76,16 @@ impl Setting {
     pub fn with_reuse(self, reuse: Option<Reuse>) -> Result<Self> {
         let setting = Self { reuse, ..self };
         setting.check().map(|()| setting)
+    }
+
+    /// The setting where frames have a size, if they have one from the beginning.
+    pub fn of_frames(self, size: Option<[usize; 2]>) -> Self {
+        Self { stream: Stream { frames: size, ..self.stream }, ..self }
+    }
+
+    /// The size that all frames are brought to, once it is known.
+    pub fn frames(&self) -> Option<[usize; 2]> {
+        self.stream.frames
     }
 
     /// The setting with the adapters of its recipe, opened.
@@ -159,8 +181,9 @@ impl Setting {
         Ok(Job { inputs: Arc::new(inputs), latents: self.feedback > 0.0, most_together: 1, ..Job::new(request, 1) })
     }
 
-    /// Errors when the model cannot make an image of frames of this size.
-    pub fn check_with(&self, engine: &Engine, [width, height]: [usize; 2]) -> Result<()> {
+    /// Errors when the model cannot make an image of the stream's frames.
+    pub fn check_with(&self, engine: &Engine) -> Result<()> {
+        let [width, height] = self.stream.frames.unwrap_or(USUAL_SIZE);
         let frame = self.has_frames.then(|| Rgb { width, height, bytes: vec![0; 3 * width * height] });
         engine.plan(&self.job(engine, frame, None)?.request).map(drop)
     }
@@ -205,6 +228,14 @@ impl Settings {
         }
     }
 
+    /// Tells what is known of the stream from now on. It is no change; one that is being checked is checked again.
+    pub fn know(&self, know: impl FnOnce(&mut Stream)) {
+        let mut state = self.state();
+        let mut setting = (*state.1).clone();
+        know(&mut setting.stream);
+        state.1 = Arc::new(setting);
+    }
+
     /// How often it was changed; waits a while for more than `known` times.
     pub fn changes(&self, known: u64, within: Duration) -> u64 {
         let waits = |state: &mut (u64, Arc<Setting>)| state.0 <= known;
@@ -234,6 +265,24 @@ mod tests {
         assert_eq!((third.recipe.strength, third.feedback), (Some(0.5), 0.0));
         let fourth = changed(&third, r#"{"strength": null, "seed": 8}"#).unwrap();
         assert_eq!((fourth.recipe.strength, fourth.recipe.seed, &*fourth.recipe.prompt), (None, 8, "a dog"));
+    }
+
+    #[test]
+    fn a_change_is_checked_again_by_what_is_known_of_the_stream_meanwhile() {
+        let settings = Settings::new(setting(None, 0.0).unwrap());
+        let seen = Mutex::new(Vec::new());
+        settings
+            .change(|setting| {
+                seen.lock().unwrap().push(setting.frames());
+                if setting.frames().is_none() {
+                    settings.know(|stream| stream.frames = Some([64, 48]));
+                }
+                changed(setting, r#"{"seed": 8}"#)
+            })
+            .unwrap();
+        assert_eq!(*seen.lock().unwrap(), [None, Some([64, 48])]);
+        assert_eq!((settings.now().frames(), settings.now().recipe.seed), (Some([64, 48]), 8));
+        assert_eq!(settings.changes(0, Duration::ZERO), 1, "what is known is no change");
     }
 
     #[test]

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use flux::output::Rgb;
 use serde_json::{Value, json};
 
-use super::{QUICK, SIDE, begun, frame, raw, raw_flags, run};
+use super::{QUICK, SIDE, begun, frame, jpeg, raw, raw_flags, run, sized};
 use crate::program::Run;
 
 /// A program that makes an image of each frame.
@@ -159,8 +159,29 @@ fn feedback_gives_way_to_strength_between_two_frames() {
     let mut live = Live::begun(folder.path(), &["--all", "--feedback", "0.3", "--control", "control"]);
     live.image(1);
     let mut socket = BufReader::new(UnixStream::connect(folder.path().join("control")).unwrap());
-    assert_eq!(ask(&mut socket, r#"{"feedback": 0, "strength": 0.5}"#), json!({"ok": true}));
+    assert_eq!(ask(&mut socket, r#"{"feedback": 0, "strength": 0.5, "steps": 2}"#), json!({"ok": true}));
     live.image(1);
     live.image(1);
     live.end();
+}
+
+#[test]
+fn a_change_that_does_not_suit_the_size_of_frames_is_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let control = ["--strength", "0.5", "--no-self-reference", "--all", "--to", "rgb24", "--control", "control"];
+    let mut child = begun(folder.path(), &[&QUICK[..3], &["-s", "2"], &QUICK[5..], &control].concat());
+    let mut stdin = child.stdin.take().unwrap();
+    let mut image = |stdin: &mut ChildStdin| {
+        stdin.write_all(&jpeg(&sized(1, 48, 48))).unwrap();
+        let mut bytes = vec![0; 3 * 48 * 48];
+        child.stdout.as_mut().unwrap().read_exact(&mut bytes).expect("an image");
+        bytes
+    };
+    let first = image(&mut stdin);
+    let mut socket = BufReader::new(UnixStream::connect(folder.path().join("control")).unwrap());
+    let answer = ask(&mut socket, r#"{"strength": null}"#);
+    assert!(answer["error"].as_str().is_some_and(|error| error.contains("at least 64")), "{answer}");
+    assert!(image(&mut stdin) == first);
+    drop(stdin);
+    assert!(child.wait().unwrap().success());
 }

@@ -51,16 +51,15 @@ pub fn run(args: &cli::Live, signals: &Signals) -> Result<()> {
             .at("--reuse")
             .hint("name one device, as in `--device cuda:0`, or leave it out"));
     }
-    let setting = setting.with_adapters(&engine)?;
-    let size = args.frame_size();
-    setting.check_with(&engine, size.unwrap_or(USUAL_SIZE))?;
+    let setting = setting.with_adapters(&engine)?.of_frames(args.frame_size());
+    setting.check_with(&engine)?;
     if args.seed_is_random() {
         console.info(&format!("seed {}", setting.recipe.seed));
     }
     let (engine, settings, stats) = (Arc::new(engine), Settings::new(setting), Arc::new(Stats::new(0)));
     let checks = {
         let engine = Arc::clone(&engine);
-        move |setting: &Setting| setting.check_with(&engine, size.unwrap_or(USUAL_SIZE))
+        move |setting: &Setting| setting.check_with(&engine)
     };
     let _control = control.map(|control| control.start(&settings, checks.clone())).transpose()?;
     if let Some(file) = &args.prompt_file {
@@ -73,7 +72,6 @@ pub fn run(args: &cli::Live, signals: &Signals) -> Result<()> {
         stats: Arc::clone(&stats),
         every: args.every,
         keeps_all: args.all,
-        size,
         rate: args.fps,
         cancel: signals.cancel_flag(),
     };
@@ -84,9 +82,6 @@ pub fn run(args: &cli::Live, signals: &Signals) -> Result<()> {
     mem::forget(engine);
     done
 }
-
-/// The size of frames for which is checked what is asked for before there are frames.
-const USUAL_SIZE: [usize; 2] = [256, 256];
 
 /// Errors when frames would come from a terminal, or images go there.
 fn check_terminals(args: &cli::Live) -> Result<()> {
