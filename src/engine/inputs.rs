@@ -164,6 +164,14 @@ impl Inputs {
         self.edit.is_some()
     }
 
+    /// The size of what is written of a result of this size, once a plan says that there will be one.
+    pub fn finished_size(&self, size: [usize; 2]) -> [usize; 2] {
+        match &self.edit {
+            Some(edit) => edit.composite_size(),
+            None => self.place_in(size).map_or(size, |place| place.size()),
+        }
+    }
+
     /// What is written of a result of the model.
     ///
     /// Errors when the result is not of the size of what was changed.

@@ -108,6 +108,11 @@ impl Edit {
         self.mask.as_ref().map(|mask| mask.cells.as_slice())
     }
 
+    /// The size of what [`Edit::composite`] returns.
+    pub fn composite_size(&self) -> [usize; 2] {
+        if self.mask.is_some() { self.kept } else { [self.image.width, self.image.height] }
+    }
+
     /// The original, and over it the model's `result` where the mask is white, in between where it is grey. Around the
     /// white part the result fades out over `feather` pixels of the original. All other pixels are the original's,
     /// byte for byte. Without a mask it is the result as it is.
@@ -197,6 +202,7 @@ mod tests {
             let edit = Edit::masked(original.clone(), &mask(width, height, white)).unwrap();
             assert_eq!([edit.image().width, edit.image().height], editing_size(width, height).unwrap());
             let result = edit.composite(&even(edit.image(), 3), 0).unwrap();
+            assert_eq!([result.width, result.height], edit.composite_size());
             let changed = changed(&result, &original);
             assert_eq!(changed.len(), 30 * 17, "{width}x{height}");
             assert!(changed.iter().all(|&(x, y)| (21..51).contains(&x) && (10..27).contains(&y)));

@@ -172,7 +172,7 @@ impl Live {
         while let Some((turn, arrived)) = flow.take() {
             // One that had to wait for its turn came when that was there.
             let at = if self.keeps_all { Instant::now() } else { arrived.at };
-            let setting = self.settings.now();
+            let setting = self.settings.sized(|setting| setting.image_size(&self.engine, arrived.frame.clone()))?;
             let (image, latents) = self.image(&setting, arrived.frame.clone(), before.take())?;
             before = latents;
             let of = Arrived { at, ..arrived };

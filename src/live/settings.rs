@@ -37,6 +37,8 @@ pub struct Setting {
 pub struct Stream {
     /// The size of frames.
     pub frames: Option<[usize; 2]>,
+    /// The size of images.
+    pub images: Option<[usize; 2]>,
 }
 
 /// What changes. What is left out stays.
@@ -181,11 +183,28 @@ impl Setting {
         Ok(Job { inputs: Arc::new(inputs), latents: self.feedback > 0.0, most_together: 1, ..Job::new(request, 1) })
     }
 
-    /// Errors when the model cannot make an image of the stream's frames.
+    /// The size of the image of a frame, by what the model makes of it.
+    ///
+    /// Errors as [`Setting::job`] and [`Engine::plan`].
+    pub fn image_size(&self, engine: &Engine, frame: Option<Rgb>) -> Result<[usize; 2]> {
+        let job = self.job(engine, frame, None)?;
+        let plan = engine.plan(&job.request)?;
+        Ok(job.inputs.finished_size([plan.width, plan.height]))
+    }
+
+    /// Errors when the model cannot make an image of the stream's frames, or it has another size than those before.
     pub fn check_with(&self, engine: &Engine) -> Result<()> {
         let [width, height] = self.stream.frames.unwrap_or(USUAL_SIZE);
         let frame = self.has_frames.then(|| Rgb { width, height, bytes: vec![0; 3 * width * height] });
-        engine.plan(&self.job(engine, frame, None)?.request).map(drop)
+        let size = self.image_size(engine, frame)?;
+        match self.stream.images {
+            Some(known) if known != size => {
+                let [size, known] = [size, known].map(|[width, height]| format!("{width}x{height}"));
+                Err(Error::usage(format!("images would be {size}, those before are {known}"))
+                    .hint("a stream has images of one size: begin another one for this"))
+            }
+            _ => Ok(()),
+        }
     }
 }
 
@@ -236,6 +255,25 @@ impl Settings {
         state.1 = Arc::new(setting);
     }
 
+    /// That of the next frame, by which the size of all images is known: at first `size` says what it makes of it.
+    ///
+    /// Errors as `size`.
+    pub fn sized(&self, size: impl Fn(&Setting) -> Result<[usize; 2]>) -> Result<Arc<Setting>> {
+        loop {
+            let setting = self.now();
+            if setting.stream.images.is_some() {
+                return Ok(setting);
+            }
+            let size = size(&setting)?;
+            let mut state = self.state();
+            // One that was changed meanwhile may make images of another size.
+            if Arc::ptr_eq(&state.1, &setting) {
+                let stream = Stream { images: Some(size), ..setting.stream };
+                state.1 = Arc::new(Setting { stream, ..(*setting).clone() });
+            }
+        }
+    }
+
     /// How often it was changed; waits a while for more than `known` times.
     pub fn changes(&self, known: u64, within: Duration) -> u64 {
         let waits = |state: &mut (u64, Arc<Setting>)| state.0 <= known;
@@ -283,6 +321,22 @@ mod tests {
         assert_eq!(*seen.lock().unwrap(), [None, Some([64, 48])]);
         assert_eq!((settings.now().frames(), settings.now().recipe.seed), (Some([64, 48]), 8));
         assert_eq!(settings.changes(0, Duration::ZERO), 1, "what is known is no change");
+    }
+
+    #[test]
+    fn the_size_of_images_is_that_of_the_setting_that_makes_the_first() {
+        let settings = Settings::new(setting(None, 0.0).unwrap());
+        let sizes = Mutex::new(vec![[32, 32], [64, 48]]);
+        let sized = settings.sized(|_| {
+            // Meanwhile it is changed, once.
+            if sizes.lock().unwrap().len() == 2 {
+                settings.change(|setting| changed(setting, r#"{"seed": 8}"#)).unwrap();
+            }
+            Ok(sizes.lock().unwrap().pop().unwrap())
+        });
+        let sized = sized.unwrap();
+        assert_eq!((sized.stream.images, sized.recipe.seed), (Some([32, 32]), 8));
+        assert!(Arc::ptr_eq(&settings.sized(|_| panic!("it is known")).unwrap(), &settings.now()));
     }
 
     #[test]

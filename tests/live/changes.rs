@@ -9,7 +9,8 @@ use std::process::{Child, ChildStdin, Command};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use flux::output::Rgb;
+use flux::metadata::Metadata;
+use flux::output::{ImageFormat, Rgb, encode};
 use serde_json::{Value, json};
 
 use super::{QUICK, SIDE, begun, frame, jpeg, raw, raw_flags, run, sized};
@@ -184,4 +185,25 @@ fn a_change_that_does_not_suit_the_size_of_frames_is_refused() {
     assert!(image(&mut stdin) == first);
     drop(stdin);
     assert!(child.wait().unwrap().success());
+}
+
+#[test]
+fn a_change_that_alters_the_size_of_images_is_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    for (name, width) in [("narrow.png", 64), ("wide.png", 128)] {
+        let file = encode(&sized(1, width, 64), ImageFormat::Png, &Metadata::default()).unwrap();
+        fs::write(folder.path().join(name), file).unwrap();
+    }
+    let flags = ["--no-input", "--to", "rgb24", "-i", "narrow.png", "--control", "control"];
+    let mut child = begun(folder.path(), &[&QUICK[..], &flags].concat());
+    let stdin = child.stdin.take().unwrap();
+    let mut live = Live { child, stdin };
+    let first = live.next();
+    let mut socket = BufReader::new(UnixStream::connect(folder.path().join("control")).unwrap());
+    let answer = ask(&mut socket, r#"{"references": ["wide.png"]}"#);
+    assert!(answer["error"].as_str().is_some_and(|error| error.contains("128x64")), "{answer}");
+    assert_eq!(ask(&mut socket, r#"{"seed": 8}"#), json!({"ok": true}));
+    assert!(live.next() != first);
+    live.child.kill().unwrap();
+    live.child.wait().unwrap();
 }
