@@ -147,9 +147,13 @@ impl From<VideoChoice> for VideoFormat {
     }
 }
 
+/// The least `--fps`: Y4M says rates in thousandths.
+const LEAST_RATE: f64 = 0.001;
+
 /// `--fps`
 fn rate(text: &str) -> std::result::Result<f64, String> {
-    number(text, 1000.0).and_then(|rate| if rate > 0.0 { Ok(rate) } else { Err("expected more than 0".to_string()) })
+    let rate = number(text, 1000.0)?;
+    if rate >= LEAST_RATE { Ok(rate) } else { Err(format!("expected at least {LEAST_RATE}")) }
 }
 
 impl Live {
@@ -224,5 +228,18 @@ impl Live {
             return Err(Error::usage("standard input is no adapter here").at("--lora").hint("name a file"));
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_time_between_two_images_is_one_that_a_clock_has() {
+        for (text, is_taken) in [("0.001", true), ("30", true), ("0", false), ("1e-20", false), ("1e-4", false)] {
+            assert_eq!(rate(text).is_ok(), is_taken, "{text}");
+        }
+        assert_eq!(rate("1e-20"), Err("expected at least 0.001".to_string()));
     }
 }
