@@ -25,6 +25,7 @@ use flux::stage::CancelFlag;
 use flux::{Error, Result};
 
 use self::flow::{Arrived, ClosesAtPanic, Flow, Handed, Made};
+use self::settings::Stream;
 pub use self::settings::{Change, Setting, Settings};
 pub use self::stats::{Stats, Told};
 use crate::video::Next;
@@ -74,8 +75,14 @@ impl Live {
         tick: &mut dyn FnMut() -> Result<()>,
     ) -> Result<()> {
         self.engine.wait_for_devices()?;
-        // What begins with the image before waits for it.
-        let lanes = if self.settings.now().feedback > 0.0 { 1 } else { self.engine.stats().devices.max(1) };
+        let mut lanes = self.engine.stats().devices.max(1);
+        self.settings.know(|setting| {
+            // What begins with the image before waits for it.
+            if setting.feedback > 0.0 {
+                lanes = 1;
+            }
+            Stream { lanes: Some(lanes), ..setting.stream }
+        });
         let flow = Flow::new(lanes);
         let cancel = self.cancel.child();
         let live = Arc::new(Self { cancel: cancel.clone(), ..self });
@@ -145,10 +152,10 @@ impl Live {
 
     /// The size that all frames are brought to, which is that of the first one where none is given.
     fn known_size(&self, first: [usize; 2]) -> [usize; 2] {
-        if let Some(size) = self.settings.now().frames() {
+        if let Some(size) = self.settings.now().stream.frames {
             return size;
         }
-        self.settings.know(|stream| stream.frames = Some(first));
+        self.settings.know(|setting| Stream { frames: Some(first), ..setting.stream });
         first
     }
 

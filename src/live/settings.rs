@@ -29,7 +29,8 @@ pub struct Setting {
     pub has_frames: bool,
     /// Which tokens of a frame are those of an earlier one, where any are.
     reuse: Option<Reuse>,
-    stream: Stream,
+    /// What is known of the stream.
+    pub stream: Stream,
 }
 
 /// What holds for a whole stream, once it is known: no change changes it.
@@ -39,6 +40,8 @@ pub struct Stream {
     pub frames: Option<[usize; 2]>,
     /// The size of images.
     pub images: Option<[usize; 2]>,
+    /// Lanes, each of which makes an image while the others do.
+    pub lanes: Option<usize>,
 }
 
 /// What changes. What is left out stays.
@@ -83,11 +86,6 @@ impl Setting {
     /// The setting where frames have a size, if they have one from the beginning.
     pub fn of_frames(self, size: Option<[usize; 2]>) -> Self {
         Self { stream: Stream { frames: size, ..self.stream }, ..self }
-    }
-
-    /// The size that all frames are brought to, once it is known.
-    pub fn frames(&self) -> Option<[usize; 2]> {
-        self.stream.frames
     }
 
     /// The setting with the adapters of its recipe, opened.
@@ -145,6 +143,12 @@ impl Setting {
         if let [first, second] = given[..] {
             return Err(Error::usage(format!("`{first}` and `{second}` both say what an image begins with"))
                 .hint("leave one of them out"));
+        }
+        if let Some(lanes) = self.stream.lanes.filter(|lanes| *lanes > 1 && self.feedback > 0.0) {
+            return Err(Error::usage(format!(
+                "with `feedback` an image waits for the one before, and {lanes} devices make images in turn"
+            ))
+            .hint("begin with `--feedback`, or on one device, as with `--device cuda:0`"));
         }
         if let Some(reuse) = &self.reuse {
             reuse.check()?;
@@ -247,12 +251,12 @@ impl Settings {
         }
     }
 
-    /// Tells what is known of the stream from now on. It is no change; one that is being checked is checked again.
-    pub fn know(&self, know: impl FnOnce(&mut Stream)) {
+    /// Tells what is known of the stream from now on, by what holds now. It is no change; one that is being checked is
+    /// checked again.
+    pub fn know(&self, know: impl FnOnce(&Setting) -> Stream) {
         let mut state = self.state();
-        let mut setting = (*state.1).clone();
-        know(&mut setting.stream);
-        state.1 = Arc::new(setting);
+        let stream = know(&state.1);
+        state.1 = Arc::new(Setting { stream, ..(*state.1).clone() });
     }
 
     /// That of the next frame, by which the size of all images is known: at first `size` says what it makes of it.
@@ -311,15 +315,15 @@ mod tests {
         let seen = Mutex::new(Vec::new());
         settings
             .change(|setting| {
-                seen.lock().unwrap().push(setting.frames());
-                if setting.frames().is_none() {
-                    settings.know(|stream| stream.frames = Some([64, 48]));
+                seen.lock().unwrap().push(setting.stream.frames);
+                if setting.stream.frames.is_none() {
+                    settings.know(|setting| Stream { frames: Some([64, 48]), ..setting.stream });
                 }
                 changed(setting, r#"{"seed": 8}"#)
             })
             .unwrap();
         assert_eq!(*seen.lock().unwrap(), [None, Some([64, 48])]);
-        assert_eq!((settings.now().frames(), settings.now().recipe.seed), (Some([64, 48]), 8));
+        assert_eq!((settings.now().stream.frames, settings.now().recipe.seed), (Some([64, 48]), 8));
         assert_eq!(settings.changes(0, Duration::ZERO), 1, "what is known is no change");
     }
 
@@ -337,6 +341,17 @@ mod tests {
         let sized = sized.unwrap();
         assert_eq!((sized.stream.images, sized.recipe.seed), (Some([32, 32]), 8));
         assert!(Arc::ptr_eq(&settings.sized(|_| panic!("it is known")).unwrap(), &settings.now()));
+    }
+
+    #[test]
+    fn feedback_begins_only_where_one_device_makes_images() {
+        let settings = Settings::new(setting(None, 0.0).unwrap());
+        let begin = || settings.change(|setting| changed(setting, r#"{"feedback": 0.3}"#));
+        settings.know(|setting| Stream { lanes: Some(2), ..setting.stream });
+        assert!(begin().unwrap_err().to_string().contains("2 devices make images in turn"));
+        assert_eq!(settings.now().feedback, 0.0);
+        settings.know(|setting| Stream { lanes: Some(1), ..setting.stream });
+        assert!(begin().is_ok() && settings.now().feedback > 0.0);
     }
 
     #[test]
