@@ -45,6 +45,8 @@ pub fn run(args: &cli::Live, signals: &Signals) -> Result<()> {
         ..args.engine()
     };
     let engine = Engine::open(files, &engine_args, None, &mut console, &signals.cancel_flag())?;
+    // All are known once those that are opened late are there.
+    engine.wait_for_devices()?;
     engine.devices(usize::MAX).iter().for_each(|(name, about)| console.detail(&format!("device: {name}: {about}")));
     if args.reuse().is_some() && engine.stats().devices > 1 {
         return Err(Error::usage("frames that several devices make in turn have no earlier one on each")
