@@ -104,6 +104,14 @@ impl Flow {
         self.change(|state| state.is_read = true);
     }
 
+    /// No more frames come because of an error: what came before becomes images, and then it is how all ended.
+    pub fn break_reading(&self, error: Error) {
+        self.change(|state| {
+            state.error.get_or_insert(error);
+            state.is_read = true;
+        });
+    }
+
     /// The newest frame, and its turn. Waits for one; none at the end.
     pub fn take(&self) -> Option<(u64, Arrived)> {
         let mut state = self.wait_for(|state| state.arrived.is_some() || state.is_read)?;
@@ -237,6 +245,21 @@ mod tests {
         lanes.into_iter().for_each(|lane| lane.join().unwrap());
         flow.end_writing();
         assert!(flow.ended(Duration::ZERO).is_some_and(|ended| ended.is_ok()));
+    }
+
+    #[test]
+    fn frames_in_front_of_an_error_become_images_and_the_first_error_is_told() {
+        let flow = Flow::new(1);
+        flow.offer(arrived(1));
+        flow.break_reading(Error::new("damaged"));
+        assert!(flow.ended(Duration::ZERO).is_none(), "there is a frame");
+        let (turn, of) = flow.take().unwrap();
+        flow.hand_over(turn, Made { image: image(1), of }).unwrap();
+        assert!(flow.take().is_none());
+        flow.end_lane();
+        assert!(matches!(flow.next(None), Handed::Image(_)) && matches!(flow.next(None), Handed::End));
+        flow.close(Some(Error::new("nobody reads")));
+        assert_eq!(flow.ended(Duration::ZERO).unwrap().unwrap_err().what(), "damaged");
     }
 
     #[test]

@@ -91,7 +91,10 @@ impl Live {
         }
         start("frames out", &live, &flow, move |live, flow| live.write(flow, sink), Flow::end_writing)?;
         let read = move |live: &Self, flow: &Flow| match source {
-            Some(source) => live.read(flow, source),
+            Some(source) => {
+                live.read(flow, source).unwrap_or_else(|error| flow.break_reading(error));
+                Ok(())
+            }
             None => live.hear(flow),
         };
         start("frames in", &live, &flow, read, Flow::end_reading)?;
@@ -99,8 +102,12 @@ impl Live {
             if let Some(ended) = flow.ended(LOOK) {
                 break ended;
             }
-            if let Err(error) = cancel.check().and_then(|()| tick()) {
+            if let Err(error) = cancel.check() {
                 break Err(error);
+            }
+            // The first error is told.
+            if let Err(error) = tick() {
+                flow.close(Some(error));
             }
         };
         flow.close(None);

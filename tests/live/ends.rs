@@ -6,7 +6,7 @@ use std::process::{Child, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use super::{QUICK, begun, frame, images, jpeg, raw, raw_flags, run, sized, still, told};
+use super::{QUICK, SIDE, begun, frame, images, jpeg, raw, raw_flags, run, sized, still, told};
 use crate::program::{Run, flux};
 
 /// No state takes longer to end.
@@ -58,6 +58,19 @@ fn a_stream_that_ends_inside_a_frame_keeps_what_was_whole() {
     bytes.truncate(bytes.len() - 100);
     let (out, ended) = run(folder.path(), &raw_flags(&["--all", "--stats"]), bytes);
     assert_eq!((images(&out).len(), &told(&ended.succeeds())["broken"]), (1, &1.into()));
+}
+
+#[test]
+fn frames_in_front_of_a_damaged_one_become_images() {
+    let folder = tempfile::tempdir().unwrap();
+    let grey = |level: u8| [&b"FRAME\n"[..], &vec![level; SIDE * SIDE]].concat();
+    let bytes = [&b"YUV4MPEG2 W64 H64 Cmono\n"[..], &grey(90), &grey(160), b"FRAMES are no more\n"].concat();
+    let (out, ended) = run(folder.path(), &[&QUICK[..], &["--all", "--to", "rgb24"]].concat(), bytes.clone());
+    assert_eq!(images(&out).len(), 2);
+    ended.fails(1, &["does not begin as one"]);
+    let (out, ended) = run(folder.path(), &[&QUICK[..], &["--to", "rgb24"]].concat(), bytes);
+    assert!(!out.is_empty(), "the last one is there");
+    ended.fails(1, &["does not begin as one"]);
 }
 
 #[test]
