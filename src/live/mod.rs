@@ -117,23 +117,21 @@ impl Live {
 
     /// Reads frames.
     fn read(&self, flow: &Flow, mut source: Box<dyn Source>) -> Result<()> {
-        let mut wanted = None;
+        // What is wrong with the first frame, while none could be read.
+        let (mut wanted, mut wrong) = (None, None);
         for number in 0.. {
             let next = source.next(number % self.every == 0)?;
             self.stats.count(|counts| counts.read += u64::from(!matches!(next, Next::End)));
             let frame = match next {
-                Next::End => return Ok(()),
+                // A stream of which nothing can be read is not what it was taken for.
+                Next::End => return wrong.filter(|_| wanted.is_none()).map_or(Ok(()), Err),
                 Next::Passed => {
                     self.stats.count(|counts| counts.left_out += 1);
                     continue;
                 }
                 Next::Broken(error) => {
-                    let is_first = number == 0;
                     self.stats.count(|counts| counts.broken += 1);
-                    // A stream that begins so is not what it was taken for.
-                    if is_first {
-                        return Err(error.at("standard input"));
-                    }
+                    wrong.get_or_insert(error.at("standard input"));
                     continue;
                 }
                 Next::Frame(frame) => frame,

@@ -41,7 +41,7 @@ fn a_broken_frame_costs_no_other_and_another_size_is_brought_to_the_first() {
     let mut broken = jpeg(&frame(2));
     let half = broken.len() / 2;
     broken.truncate(half);
-    let stream = [jpeg(&frame(1)), broken, jpeg(&sized(3, 128, 96)), jpeg(&frame(4))].concat();
+    let stream = [jpeg(&frame(1)), broken.clone(), jpeg(&sized(3, 128, 96)), jpeg(&frame(4))].concat();
     let flags = [&QUICK[..], &["--all", "--to", "rgb24", "--stats"]].concat();
     let (bytes, run) = run(folder.path(), &flags, stream);
     let run = run.succeeds();
@@ -49,6 +49,9 @@ fn a_broken_frame_costs_no_other_and_another_size_is_brought_to_the_first() {
     assert!(run.stderr.contains("broken frames: 1"), "{}", run.stderr);
     let last = flux::input::read_bytes(&jpeg(&frame(4))).unwrap();
     assert!(images(&bytes)[2] == still(folder.path(), &last, &[]));
+    // The first one, too.
+    let (bytes, run) = super::run(folder.path(), &flags, [broken, jpeg(&frame(4))].concat());
+    assert!(told(&run.succeeds())["broken"] == 1 && images(&bytes) == [still(folder.path(), &last, &[])]);
 }
 
 #[test]
