@@ -138,6 +138,11 @@ impl Setting {
             return Err(Error::usage(format!("the feedback is {}, expected 0 to below 1", self.feedback))
                 .hint("0.2 begins with a little of the image before, 0.6 with much"));
         }
+        if self.recipe.strength.is_some() && !self.has_frames {
+            return Err(Error::usage("`strength` is how far to go from a frame, and no frames are read")
+                .of(Field::Strength)
+                .hint("leave it out, or `--no-input`"));
+        }
         let starts = [(self.recipe.strength.is_some(), "strength"), (self.feedback > 0.0, "feedback")];
         let given: Vec<_> = starts.iter().filter(|(given, _)| *given).map(|(_, name)| *name).collect();
         if let [first, second] = given[..] {
@@ -352,6 +357,14 @@ mod tests {
         assert_eq!(settings.now().feedback, 0.0);
         settings.know(|setting| Stream { lanes: Some(1), ..setting.stream });
         assert!(begin().is_ok() && settings.now().feedback > 0.0);
+    }
+
+    #[test]
+    fn strength_without_frames_is_refused() {
+        let words = Setting::new(Recipe::new("a cat", 7), 0.0, false).unwrap();
+        let error = changed(&words, r#"{"strength": 0.5}"#).unwrap_err().to_string();
+        assert!(error.contains("no frames are read"), "{error}");
+        assert!(changed(&words, r#"{"strength": null, "seed": 8}"#).is_ok());
     }
 
     #[test]
