@@ -23,6 +23,8 @@ pub struct Setting {
     pub recipe: Recipe,
     references: Vec<Arc<GivenReference>>,
     adapters: Vec<AdapterUse>,
+    /// Whether the model does not see frames that it changes, also where it changes none now.
+    hides_frames: bool,
     /// The part of the image before with which the next one begins.
     pub feedback: f32,
     /// Whether there are frames, or words alone.
@@ -69,8 +71,16 @@ impl Setting {
     /// Errors when one cannot be read, or something does not suit the others.
     pub fn new(recipe: Recipe, feedback: f32, has_frames: bool) -> Result<Self> {
         let files = recipe.inputs.clone();
-        let (references, adapters, stream) = (Vec::new(), Vec::new(), Stream::default());
-        let setting = Self { recipe, references, adapters, feedback, has_frames, reuse: None, stream };
+        let setting = Self {
+            hides_frames: recipe.no_self_reference,
+            recipe,
+            references: Vec::new(),
+            adapters: Vec::new(),
+            feedback,
+            has_frames,
+            reuse: None,
+            stream: Stream::default(),
+        };
         let setting = setting.with_references(&files)?;
         setting.check().map(|()| setting)
     }
@@ -107,7 +117,7 @@ impl Setting {
             ..recipe.clone()
         };
         // How a change shows the image has no meaning without one.
-        let no_self_reference = recipe.no_self_reference && recipe.strength.is_some();
+        let no_self_reference = self.hides_frames && recipe.strength.is_some();
         let recipe = Recipe { no_self_reference, ..recipe };
         let feedback = feedback.unwrap_or(self.feedback);
         let setting = Self { recipe, feedback, ..self.clone() };
@@ -357,6 +367,15 @@ mod tests {
         assert_eq!(settings.now().feedback, 0.0);
         settings.know(|setting| Stream { lanes: Some(1), ..setting.stream });
         assert!(begin().is_ok() && settings.now().feedback > 0.0);
+    }
+
+    #[test]
+    fn a_strength_that_comes_back_hides_the_frame_as_before() {
+        let recipe = Recipe { strength: Some(0.5), no_self_reference: true, ..Recipe::new("a cat", 7) };
+        let hidden = Setting::new(recipe, 0.0, true).unwrap();
+        let shown = changed(&hidden, r#"{"strength": null}"#).unwrap();
+        let again = changed(&shown, r#"{"strength": 0.6}"#).unwrap();
+        assert_eq!([shown, again].map(|setting| setting.recipe.no_self_reference), [false, true]);
     }
 
     #[test]
