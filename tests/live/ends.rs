@@ -191,6 +191,17 @@ fn a_signal_ends_it_while_it_waits_for_frames() {
 }
 
 #[test]
+fn the_first_error_is_told_where_figures_cannot_be_written_either() {
+    if !std::path::Path::new("/dev/full").exists() {
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let (_, ended) = run(folder.path(), &[&QUICK[..], &["--stats=/dev/full"]].concat(), b"no frames at all".to_vec());
+    ended.fails(2, &["neither Y4M nor MJPEG"]);
+    run(folder.path(), &raw_flags(&["--stats=/dev/full"]), raw([1])).1.fails(1, &["cannot write the figures"]);
+}
+
+#[test]
 fn a_terminal_is_no_place_for_frames() {
     // Without one, the program cannot tell; `script` of tests/support/pty.rs is for what is shown.
     let run = Run::of(flux().args(QUICK).stdin(Stdio::null()));

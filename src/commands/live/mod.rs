@@ -79,10 +79,11 @@ pub fn run(args: &cli::Live, signals: &Signals) -> Result<()> {
     };
     let mut told = told;
     let done = live.run(source, sink, &mut || told.tick(&stats).and_then(|()| check_reader()));
-    told.end(&stats, &console)?;
+    let ended = told.end(&stats, &console);
     // The system takes back all memory at once.
     mem::forget(engine);
-    done
+    // The first error is told.
+    done.and(ended)
 }
 
 /// Errors when frames would come from a terminal, or images go there.
