@@ -6,6 +6,7 @@ mod told;
 
 use std::io::{self, IsTerminal};
 use std::mem;
+use std::os::fd::AsFd;
 use std::sync::Arc;
 
 use flux::engine::{Engine, EngineArgs};
@@ -102,14 +103,35 @@ fn check_terminals(args: &cli::Live) -> Result<()> {
 
 /// Errors once nobody reads what is written, also while nothing is.
 fn check_reader() -> Result<()> {
-    let stdout = io::stdout();
-    let mut polled = [PollFd::new(&stdout, PollFlags::empty())];
-    // Where it cannot be asked for, writing tells it.
-    let is_told = poll(&mut polled, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })).is_ok();
-    if is_told && polled[0].revents().contains(PollFlags::ERR) {
+    if is_unread(io::stdout()) {
         return Err(Error::new("nobody reads the images any more")
             .at("standard output")
             .hint("what reads them has ended: it may have told why"));
     }
     Ok(())
+}
+
+/// Whether nobody reads what is written there: of a pipe that is an error, of a socket it hangs up. Where it cannot be
+/// asked for, writing tells it.
+fn is_unread(to: impl AsFd) -> bool {
+    let mut polled = [PollFd::new(&to, PollFlags::empty())];
+    let is_told = poll(&mut polled, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })).is_ok();
+    is_told && polled[0].revents().intersects(PollFlags::ERR | PollFlags::HUP)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::net::UnixStream;
+
+    use super::*;
+
+    #[test]
+    fn a_pipe_and_a_socket_that_nobody_reads_are_known() {
+        let (reader, writer) = io::pipe().unwrap();
+        let (near, far) = UnixStream::pair().unwrap();
+        assert!(!is_unread(&writer) && !is_unread(&near));
+        drop((reader, far));
+        assert!(is_unread(&writer) && is_unread(&near));
+        assert!(!is_unread(tempfile::tempfile().unwrap()), "a file has no reader");
+    }
 }
