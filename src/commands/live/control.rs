@@ -19,8 +19,8 @@ use crate::cli::{flag, prompt_text};
 use crate::live::{Change, Setting, Settings};
 use crate::progress::say;
 
-/// The longest line, in bytes.
-const MOST_LINE: u64 = 1 << 20;
+/// The longest line, in bytes without its end.
+const MOST_LINE: usize = 1 << 20;
 /// How often the file of the prompt is looked at.
 const LOOK: Duration = Duration::from_millis(100);
 /// A pause after a connection that could not be taken.
@@ -91,10 +91,10 @@ impl Control {
         checks: impl Fn(&Setting) -> Result<()> + Clone + Send + 'static,
     ) -> Result<Option<SocketFile>> {
         let settings = Arc::clone(settings);
-        let hear = move |line: &[u8]| change(&settings, line, &checks);
+        let hear = move |line: Result<&[u8]>| change(&settings, line?, &checks);
         match self {
             Self::Fifo(file) => {
-                let hear = move |line: &[u8]| {
+                let hear = move |line: Result<&[u8]>| {
                     if let Err(error) = hear(line) {
                         tell_wrong(&error);
                     }
@@ -116,7 +116,7 @@ fn spawn(work: impl FnOnce() + Send + 'static) -> Result<()> {
 }
 
 /// Answers whoever connects, each on a thread of its own.
-fn accept(listener: &UnixListener, hear: &(impl Fn(&[u8]) -> Result<()> + Clone + Send + 'static)) {
+fn accept(listener: &UnixListener, hear: &(impl Fn(Result<&[u8]>) -> Result<()> + Clone + Send + 'static)) {
     for connection in listener.incoming() {
         let Ok(connection) = connection else {
             thread::sleep(PAUSE);
@@ -137,24 +137,29 @@ fn accept(listener: &UnixListener, hear: &(impl Fn(&[u8]) -> Result<()> + Clone 
     }
 }
 
-/// Hands on each line that is not blank, until the end.
-fn lines(from: impl Read, mut hear: impl FnMut(&[u8]) -> io::Result<()>) {
+/// Hands on each line that is not blank, until the end. One that is too long is an error, and passed over.
+fn lines(from: impl Read, mut hear: impl FnMut(Result<&[u8]>) -> io::Result<()>) {
     let mut from = BufReader::new(from);
     let mut line = Vec::new();
-    loop {
+    let mut next = || {
         line.clear();
-        let read = from.by_ref().take(MOST_LINE).read_until(b'\n', &mut line);
-        match read {
-            Ok(0) | Err(_) => return,
-            Ok(_) if line.trim_ascii().is_empty() => {}
-            // One that is too long is heard in pieces, of which none is JSON.
-            Ok(_) => {
-                if hear(line.trim_ascii()).is_err() {
-                    return;
-                }
-            }
+        if from.by_ref().take(MOST_LINE as u64 + 1).read_until(b'\n', &mut line)? == 0 {
+            return Ok(false);
         }
-    }
+        let is_whole = line.len() <= MOST_LINE || line.ends_with(b"\n");
+        match line.trim_ascii() {
+            _ if !is_whole => {
+                hear(
+                    Err(Error::usage(format!("the line has more than {MOST_LINE} bytes")).hint("send a shorter one")),
+                )?;
+                from.skip_until(b'\n')?;
+            }
+            b"" => {}
+            line => hear(Ok(line))?,
+        }
+        io::Result::Ok(true)
+    };
+    while matches!(next(), Ok(true)) {}
 }
 
 /// Makes the change that a line says.
@@ -213,4 +218,30 @@ pub fn watch_prompt(
             }
         }
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn heard(bytes: &[u8]) -> Vec<std::result::Result<Vec<u8>, String>> {
+        let mut heard = Vec::new();
+        lines(bytes, |line| {
+            heard.push(line.map(<[u8]>::to_vec).map_err(|e| e.to_string()));
+            Ok(())
+        });
+        heard
+    }
+
+    #[test]
+    fn a_line_that_is_too_long_is_refused_once_and_passed_over() {
+        // What is behind its first mebibyte is a change of its own.
+        let long = [&vec![b' '; MOST_LINE + 1][..], br#"{"seed": 8}"#].concat();
+        let all = heard(&[&long[..], b"\n\n{\"seed\": 9}\n", &long].concat());
+        let [Err(first), Ok(second), Err(third)] = &all[..] else { panic!("{} were heard", all.len()) };
+        assert!(first.contains("more than 1048576 bytes") && third == first, "{first}");
+        assert_eq!(second, br#"{"seed": 9}"#);
+        let longest = [&vec![b'x'; MOST_LINE][..], b"\n"].concat();
+        assert_eq!(heard(&longest), [Ok(vec![b'x'; MOST_LINE])]);
+    }
 }
