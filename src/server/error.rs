@@ -90,6 +90,12 @@ impl ApiError {
         }
     }
 
+    /// After how many seconds clients may ask again, where they may.
+    pub fn retry_after(&self) -> Option<u64> {
+        let [least, most] = RETRY_WITHIN;
+        self.retry_after.map(|after| (after.as_secs_f64().ceil() as u64).clamp(least, most))
+    }
+
     /// The body of the answer.
     pub fn json(&self) -> Value {
         let Self { message, param, code, .. } = self;
@@ -137,9 +143,7 @@ impl IntoResponse for ApiError {
     fn into_response(self) -> Response {
         let mut response = answer::json_with(self.status, &self.json());
         let headers = response.headers_mut();
-        if let Some(after) = self.retry_after {
-            let [least, most] = RETRY_WITHIN;
-            let seconds = (after.as_secs_f64().ceil() as u64).clamp(least, most);
+        if let Some(seconds) = self.retry_after() {
             headers.insert(header::RETRY_AFTER, seconds.into());
         }
         if let Some(should) = self.should_retry {

@@ -236,9 +236,27 @@ async fn ended(job: Option<&JobRecord>) {
     }
 }
 
-/// What is wrong with an image, as a text.
+/// What is wrong with an image, as a text; where it may be asked for again, it says after how many seconds.
 fn error(number: Option<u32>, wrong: &ApiError) -> Message {
     let mut answer = wrong.json();
-    answer["number"] = number.into();
+    (answer["number"], answer["retry_after"]) = (number.into(), wrong.retry_after().into());
     Message::Text(answer.to_string().into())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    #[test]
+    fn an_error_says_whether_the_image_may_be_asked_for_again() {
+        let told = |wrong: ApiError| -> Value {
+            let Message::Text(text) = error(Some(7), &wrong) else { panic!("no text") };
+            serde_json::from_str(&text).unwrap()
+        };
+        let full = told(ApiError::too_many("queue_full", "", Duration::from_millis(1500)));
+        assert_eq!((&full["number"], &full["retry_after"]), (&json!(7), &json!(2)));
+        assert_eq!(told(ApiError::bad("invalid_value", ""))["retry_after"], Value::Null);
+    }
 }

@@ -872,6 +872,35 @@ await check('live: words are drawn while they are typed', async () => {
   assertEqual(await page.inputValue('#prompt'), 'a white star on a red background', 'the prompt after a reload');
 });
 
+await check('live: what was refused for a while is drawn later', async () => {
+  const refusals = { left: 0 };
+  const page = await visit({
+    path: '/live',
+    before: (page) =>
+      page.routeWebSocket('**/v1/live', (socket) => {
+        const server = socket.connectToServer();
+        socket.onMessage((data) => {
+          const { draw: number } = typeof data === 'string' ? JSON.parse(data) : {};
+          if (number === undefined || refusals.left === 0) {
+            server.send(data);
+            return;
+          }
+          refusals.left -= 1;
+          const error = { message: 'too many requests wait already', code: 'queue_full' };
+          socket.send(JSON.stringify({ number, error, retry_after: 1 }));
+        });
+      }),
+  });
+  await page.selectOption('#side', '128');
+  await page.selectOption('#steps', '1');
+  await live(page);
+  await page.waitForTimeout(1500);
+  refusals.left = 1;
+  await page.fill('#prompt', 'a white star on a red background');
+  await live(page);
+  assertEqual(refusals.left, 0, 'the refusals that are left');
+});
+
 await check('live: a sketch is drawn from', async () => {
   const page = await visit({ path: '/live' });
   await page.selectOption('#side', '128');

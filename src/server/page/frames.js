@@ -20,7 +20,10 @@ export class Frames {
   #made = [];
   #wait = 500;
 
-  /** `on` has image(blob), wrong(message), state(isOpen) and free(), which is called when a frame may be sent. */
+  /**
+   * `on` has image(blob), wrong(message), state(isOpen), refused(), which is called where what was asked for may be had
+   * later, and free(), which is called when a frame may be sent.
+   */
   constructor(on) {
     this.on = on;
     this.#connect();
@@ -58,7 +61,7 @@ export class Frames {
     this.on.free();
   }
 
-  #wrong({ number, error }) {
+  #wrong({ number, error, retry_after: retryAfter }) {
     this.on.wrong(error.message);
     if (number !== this.#asked?.number) return;
     // What was wrong may be so for a while, such as too many requests.
@@ -66,6 +69,7 @@ export class Frames {
     setTimeout(() => {
       if (this.#asked?.number !== given) return;
       this.#asked = null;
+      if (retryAfter) this.on.refused();
       this.on.free();
     }, 1000);
   }

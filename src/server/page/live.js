@@ -21,6 +21,7 @@ const frames = new Frames({
     isOpen = open;
     if (open) isChanged = true;
   },
+  refused: () => (isChanged = true),
   free: pump,
 });
 
