@@ -960,6 +960,36 @@ await check('live: the camera is drawn from, and a lost connection is made again
   await assertAccessible(page, 'the camera');
 });
 
+await check('live: a camera that is not wanted any more is off', async () => {
+  const page = await visit({
+    path: '/live',
+    before: (page) =>
+      page.addInitScript(() => {
+        const open = navigator.mediaDevices.getUserMedia.bind(navigator.mediaDevices);
+        window.opened = [];
+        navigator.mediaDevices.getUserMedia = async (wanted) => {
+          // As long as somebody thinks about it.
+          await new Promise((done) => setTimeout(done, 500));
+          const stream = await open(wanted);
+          window.opened.push(stream);
+          return stream;
+        };
+      }),
+  });
+  const areOff = async (count) => {
+    await page.waitForFunction((count) => window.opened.length === count, count);
+    await page.waitForTimeout(200);
+    return page.evaluate(() => window.opened.map((stream) => stream.getTracks()[0].readyState === 'ended'));
+  };
+  const press = (name) => page.click(`#ways button:has-text("${name}")`);
+  await press('Camera');
+  await press('Words');
+  assertEqual(await areOff(1), [true], 'whether cameras are off');
+  await press('Camera');
+  await press('Camera');
+  assertEqual(await areOff(3), [true, true, false], 'whether cameras are off');
+});
+
 await check('live: a phone needs no sideways scroll', async () => {
   const page = await visit({ viewport: PHONE, path: '/live' });
   await page.selectOption('#side', '128');

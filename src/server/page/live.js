@@ -13,6 +13,8 @@ let way = 'type';
 let isChanged = true;
 let isOpen = false;
 let stream = null;
+/** How often a way was chosen. */
+let choices = 0;
 
 const frames = new Frames({
   image: show,
@@ -90,27 +92,42 @@ function change() {
 
 async function choose(next) {
   way = next;
+  choices += 1;
+  const choice = choices;
   frames.forget();
   for (const button of $('ways').children) button.setAttribute('aria-pressed', button.dataset.way === way);
   $('in').hidden = $('start-field').hidden = way === 'type';
   $('sketch').hidden = $('tools').hidden = way !== 'paint';
   $('camera').hidden = way !== 'camera';
-  for (const track of stream?.getTracks() ?? []) track.stop();
+  stop(stream);
   stream = null;
-  if (way === 'camera') await openCamera();
-  change();
+  if (way === 'camera') await openCamera(choice);
+  if (choice === choices) change();
 }
 
-async function openCamera() {
+function stop(stream) {
+  for (const track of stream?.getTracks() ?? []) track.stop();
+}
+
+/** Opens the camera for a choice, unless another one is made while the browser asks for permission. */
+async function openCamera(choice) {
   if (!navigator.mediaDevices) {
     $('wrong').textContent = 'Browsers show a camera to pages of this machine, and to pages over HTTPS.';
     return;
   }
+  let opened = null;
   try {
-    stream = await navigator.mediaDevices.getUserMedia({ video: true });
+    opened = await navigator.mediaDevices.getUserMedia({ video: true });
+    if (choice !== choices) {
+      stop(opened);
+      return;
+    }
+    stream = opened;
     $('video').srcObject = stream;
     await $('video').play();
   } catch (error) {
+    stop(opened);
+    if (choice !== choices) return;
     stream = null;
     $('wrong').textContent = `The camera cannot be had: ${error.message}.`;
   }
