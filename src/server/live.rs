@@ -2,9 +2,9 @@
 //!
 //! A text is an object of JSON: fields of `/v1/jobs` that hold from then on, and where `draw` is a number, an image of
 //! words alone is asked for, which ends the one that is being made. Where `feedback` is a number, images begin with
-//! this part of the one before. Bytes are a number of 32 bits and the file of a frame. Images come back as bytes of the
-//! same form, errors as texts. Each is a job like any other: it waits its turn, and all limits hold. While one is made,
-//! the newest frame takes the place of those that wait.
+//! this part of the one before; alone, it leaves the fields as they are. Bytes are a number of 32 bits and the file of
+//! a frame. Images come back as bytes of the same form, errors as texts. Each is a job like any other: it waits its
+//! turn, and all limits hold. While one is made, the newest frame takes the place of those that wait.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -24,7 +24,7 @@ use super::error::{ApiError, Result};
 use super::fields::Fields;
 use super::guard::Client;
 use super::record::{JobRecord, Status};
-use super::request::{Feedback, Route, Upload};
+use super::request::{self, Feedback, Route, Upload};
 use super::room::Held;
 use super::silence::is_gone;
 use super::{App, EndsWithClient, intake};
@@ -135,16 +135,19 @@ impl<'a> Live<'a> {
             return wrong("the text is no object of JSON");
         };
         let (draw, feedback) = (fields.remove("draw"), fields.remove("feedback"));
+        // Alone, it leaves the other fields as they are.
+        let is_told = feedback.is_some() || !fields.is_empty();
         let feedback = match feedback {
             None | Some(Value::Null) => Some(0.0),
             Some(part) => part.as_f64().filter(|part| (0.0..1.0).contains(part)),
         };
         let Some(feedback) = feedback else { return wrong("`feedback` is no number from 0 to below 1") };
-        if feedback > 0.0 && fields.get("strength").is_some_and(|strength| !strength.is_null()) {
-            return wrong("`feedback` and `strength` both say what an image begins with");
-        }
-        if !fields.is_empty() {
-            (self.fields, self.feedback) = (fields, feedback as f32);
+        if is_told {
+            let fields = if fields.is_empty() { &self.fields } else { &fields };
+            if feedback > 0.0 && fields.get("strength").is_some_and(|strength| !strength.is_null()) {
+                return wrong("`feedback` and `strength` both say what an image begins with");
+            }
+            (self.fields, self.feedback) = (fields.clone(), feedback as f32);
         }
         let number = match draw {
             None | Some(Value::Null) => return None,
@@ -194,6 +197,7 @@ impl<'a> Live<'a> {
 
     async fn submit(&mut self, Asked { frame, fields, feedback, _held, .. }: Asked) -> Result<Arc<JobRecord>> {
         let mut fields = fields;
+        fields.retain(|_, value| !value.is_null());
         for (name, value) in
             [("output_format", json!("jpeg")), ("output_compression", QUALITY.into()), ("partial_images", 0.into())]
         {
@@ -203,9 +207,8 @@ impl<'a> Live<'a> {
         let upload = |bytes| Upload { part: "image".to_string(), file_name: None, bytes };
         let uploads = frame.map(upload).into_iter().collect();
         let mut asked = intake::read(self.app, &self.client, fields, uploads, Route::Jobs).await?;
-        // One frame is one image.
-        asked.count = 1;
-        let before = self.before.take();
+        check(&asked)?;
+        let before = self.before.clone();
         asked.feedback = (feedback > 0.0).then_some(Feedback { part: feedback, before });
         intake::submit(self.app, &self.client, asked).await
     }
@@ -214,7 +217,9 @@ impl<'a> Live<'a> {
     fn answer(&mut self) -> Option<Message> {
         let Running { number, job } = self.running.take()?;
         let snapshot = job.snapshot();
-        self.before = job.take_latents();
+        if snapshot.status == Status::Done {
+            self.before = job.take_latents();
+        }
         match (snapshot.status, snapshot.images.into_iter().next().flatten(), snapshot.error) {
             (Status::Done, Some(made), _) => {
                 let mut bytes = BytesMut::with_capacity(NUMBER + made.file.len());
@@ -225,6 +230,22 @@ impl<'a> Live<'a> {
             (_, _, Some(wrong)) => Some(error(Some(number), &wrong)),
             _ => Some(error(Some(number), &ApiError::internal("the image is not there"))),
         }
+    }
+}
+
+/// Errors when something is asked for that other routes give, and a socket does not.
+fn check(asked: &request::Asked) -> Result<()> {
+    let wrong = [
+        (asked.count != 1, "n", "a frame is one image"),
+        (asked.answer.stream, "stream", "images come one by one as they are"),
+        (asked.answer.as_url, "response_format", "images come as bytes: `url` cannot be had"),
+        (asked.previews.are_wanted(), "partial_images", "images come once they are whole"),
+    ];
+    match wrong.into_iter().find(|(is_wrong, ..)| *is_wrong) {
+        Some((_, field, why)) => {
+            Err(ApiError::bad("unsupported_value", format!("`{field}` is not for live images: {why}")).of(field))
+        }
+        None => Ok(()),
     }
 }
 

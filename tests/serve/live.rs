@@ -78,16 +78,32 @@ fn a_frame_becomes_the_image_that_other_routes_make_of_it_and_the_newest_wins() 
 fn an_image_begins_with_a_part_of_the_one_before_as_in_flux_live() {
     let serving = Serving::start(&[]);
     let mut socket = serving.socket("/v1/live", &[]).expect("a socket");
+    let fields = |feedback: f64| json!({"prompt": "a red circle", "steps": 2, "seed": 5, "feedback": feedback});
+    let shown = |socket: &mut Socket| {
+        show(socket, 1, &frame(1));
+        image(socket).1
+    };
     let mut made = |feedback: f64| {
-        say(&mut socket, &json!({"prompt": "a red circle", "steps": 2, "seed": 5, "feedback": feedback}));
-        show(&mut socket, 1, &frame(1));
-        image(&mut socket).1
+        say(&mut socket, &fields(feedback));
+        shown(&mut socket)
     };
     let plain = made(0.0);
     assert!(made(0.5) == plain, "the image before kept nothing");
     let second = made(0.5);
     assert!(second != plain, "it begins with a part of the one before");
     assert!(made(0.0) == plain, "and no more where that is not asked for");
+    assert!(made(0.5) == plain, "as at first");
+    // What cannot be made leaves the image before as it is.
+    say(&mut socket, &with(fields(0.5), json!({"loras": [{"name": "none"}]})));
+    show(&mut socket, 2, &frame(1));
+    assert_eq!(wrong(&mut socket).0, 2);
+    say(&mut socket, &fields(0.5));
+    assert!(shown(&mut socket) == second);
+    // Alone it leaves the other fields as they are.
+    say(&mut socket, &json!({"feedback": 0}));
+    assert!(shown(&mut socket) == plain);
+    say(&mut socket, &json!({"feedback": 0.5}));
+    assert!(shown(&mut socket) == plain && shown(&mut socket) == second);
 }
 
 #[test]
@@ -120,6 +136,10 @@ fn what_is_wrong_is_told_and_the_socket_stays_open() {
         (r#"{"prompt": "x", "promt": "y", "draw": 5}"#, 5.into(), "unknown_parameter"),
         (r#"{"prompt": "x", "feedback": 1, "draw": 5}"#, Value::Null, "invalid_value"),
         (r#"{"prompt": "x", "feedback": 0.3, "strength": 0.5}"#, Value::Null, "invalid_value"),
+        (r#"{"prompt": "x", "n": 2, "draw": 5}"#, 5.into(), "unsupported_value"),
+        (r#"{"prompt": "x", "stream": true, "draw": 5}"#, 5.into(), "unsupported_value"),
+        (r#"{"prompt": "x", "response_format": "url", "draw": 5}"#, 5.into(), "unsupported_value"),
+        (r#"{"prompt": "x", "partial_images": 1, "draw": 5}"#, 5.into(), "unsupported_value"),
         (r#"{"steps": 1, "draw": 6}"#, 6.into(), "missing_required_parameter"),
         (r#"{"prompt": "x", "size": "1x1", "draw": 7}"#, 7.into(), "invalid_value"),
     ] {
