@@ -23,7 +23,8 @@ enum To {
 /// See the module.
 pub struct Told {
     to: To,
-    next: Instant,
+    /// When it is due, once there is something to tell.
+    next: Option<Instant>,
 }
 
 impl Told {
@@ -36,17 +37,19 @@ impl Told {
                 Error::usage(format!("cannot open the file: {e}")).at_path(file).hint("name one that may be written")
             })?),
         };
-        Ok(Self { to, next: Instant::now() + EVERY })
+        Ok(Self { to, next: None })
     }
 
     /// Tells what was measured, where that is due.
     ///
     /// Errors when it cannot be written.
     pub fn tick(&mut self, stats: &Stats) -> Result<()> {
-        if Instant::now() < self.next || matches!(self.to, To::Nobody) {
+        let now = Instant::now();
+        let next = self.next.get_or_insert(now + EVERY);
+        if now < *next || matches!(self.to, To::Nobody) {
             return Ok(());
         }
-        self.next += EVERY;
+        *next += EVERY;
         self.tell(&stats.since_last())
     }
 
