@@ -33,7 +33,7 @@ const LAYERS: [(&str, &[&str]); 48] = [
     ("allocator.rs", &[]),
     ("bus_error.rs", &["files"]),
     ("hardware_queues.rs", &[]),
-    ("panics.rs", &["progress"]),
+    ("panics.rs", &["allocator", "progress"]),
     ("threads.rs", &["backend", "backend::cpu"]),
     (
         "commands",

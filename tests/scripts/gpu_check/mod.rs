@@ -80,7 +80,7 @@ fn a_section_is_stopped_at_its_limit_and_the_others_run() {
     assert!(line("cold").contains("no time left"), "{summary}");
     let process = fs::read_to_string(machine.path("ran")).expect("it ran");
     let stat = Path::new("/proc").join(process.trim()).join("stat");
-    // One that has ended stays there until it is waited for, as a zombie. Where much else runs, it takes a while to end.
+    // One that has ended stays there until it is waited for, as a zombie. Under load it takes a while to end.
     let runs = || fs::read_to_string(&stat).is_ok_and(|state| !state.contains(") Z "));
     let killed = Instant::now();
     while runs() {
