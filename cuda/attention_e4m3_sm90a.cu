@@ -1,8 +1,10 @@
 // attention_e4m3: attention without a mask in e4m3, for Hopper, head_dim 128: the contract of attention.cu, in two
 // kernels
 //
-//   attention_to_e4m3    q, k and v in e4m3, sample by sample: tokens of text and image lie in one run
-//   attention_e4m3_sm90  attention of those
+//   attention_to_e4m3           q, k and v in e4m3, sample by sample: tokens of text and image lie in one run
+//   attention_e4m3_sm90         attention of those
+//   attention_e4m3_normed_sm90  the same of one sample, where project_sm90a.cu stored q and k in e4m3; of v alone the
+//                               first kernel makes e4m3 then
 //
 //   q        [batch * (tokens - first_query), heads * 128] bf16, row stride ld_q
 //   k, v     [batch * tokens, kv_heads * 128] bf16, row strides ld_k, ld_v
@@ -14,6 +16,7 @@
 //   v8       [batch * kv_heads * 128, key_rows] e4m3: columns of v. Of 16 keys, key 8 h + 2 t + l lies at place
 //            4 t + 2 h + l, where a multiply has the sums of the one before. Zeros behind the last key
 //   v_tiles  [batch * kv_heads, key_rows / 128] f32: scales of 128 keys of v8
+//   norms    [128] bf16: those of q of text and of image, and those of k, which tell the scales of normed q and k
 //   out      [batch * (tokens - first_query), heads * 128] bf16, row stride ld_out; may be q
 //   query_rows, key_rows: queries, and tokens and cached keys, of a sample, up to a multiple of 128
 //
@@ -43,6 +46,7 @@
 //           3195. Scales of whole heads, by a kernel of its own in front: 27 us more at 4608 tokens
 #include "attention.cuh"
 #include "e4m3.cuh"
+#include "normed_heads.cuh"
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 #include "attention_e4m3_sm90a.cuh"
@@ -60,6 +64,17 @@ constexpr float MOST = 16000.f;
 struct Shared {
     static constexpr int TILE = KEYS * HEAD_DIM, ONES = 8 * KEYS, V_TILE = TILE + ONES;
     static constexpr int K = QUERIES * HEAD_DIM, V = K + STAGES * TILE, BARRIERS = V + STAGES * V_TILE;
+};
+
+struct Arguments {
+    TensorMap q, k, v;
+    const float2* q_rows;   // of what is scaled by rows and tiles
+    const float2* k_tiles;
+    const float* v_tiles;
+    const bf16* norms[4];  // of what is normed
+    bf16* out;
+    int ld_out, batch, txt, img, first_query, cached, heads, group, query_rows, key_rows;
+    float scale;
 };
 
 // The tokens of a sample, and then keys that are cached.
@@ -184,6 +199,11 @@ __device__ __forceinline__ void weigh(uint32_t (&weights)[KEYS / 32][4], const u
     }
 }
 
+// The scale of scores of which none is larger than `most` before it, so that |y| stays within MOST.
+__device__ __forceinline__ float scale_within(float scale, float most) {
+    return scale * most > MOST ? MOST / most : scale;
+}
+
 // Keys of this tile from `left` on.
 __device__ __forceinline__ void hide(uint32_t (&y)[KEYS / 4], int left) {
 #pragma unroll
@@ -194,20 +214,233 @@ __device__ __forceinline__ void hide(uint32_t (&y)[KEYS / 4], int left) {
     }
 }
 
+// Where q and k are normed, heads of e4m3 values are as far apart as those of bf16.
+template <bool NORMED>
+__device__ __forceinline__ void attend(const Arguments& args) {
+    constexpr int HEAD_STEP = NORMED ? 2 * HEAD_DIM : HEAD_DIM;
+    extern __shared__ __align__(1024) unsigned char shared[];
+    const uint32_t base = uint32_t(__cvta_generic_to_shared(shared));
+    const uint32_t q_full = base + Shared::BARRIERS, q_free = q_full + 8, k_full = q_free + 8,
+                   k_free = k_full + 8 * STAGES, v_full = k_free + 8 * STAGES, v_free = v_full + 8 * STAGES;
+    constexpr int CONSUMER_WARPS = 8;
+    if (threadIdx.x == 0) {
+        init_barrier(q_full, 1);
+        init_barrier(q_free, CONSUMER_WARPS);
+        for (int stage = 0; stage < STAGES; stage++) {
+            init_barrier(k_full + 8 * stage, 1);
+            init_barrier(v_full + 8 * stage, 1);
+            init_barrier(k_free + 8 * stage, CONSUMER_WARPS);
+            init_barrier(v_free + 8 * stage, CONSUMER_WARPS);
+        }
+        publish_barriers();
+    }
+    for (int i = threadIdx.x; i < STAGES * Shared::ONES / 16; i += blockDim.x) {
+        const int stage = i / (Shared::ONES / 16), piece = i % (Shared::ONES / 16);
+        store_shared_16(base + Shared::V + stage * Shared::V_TILE + Shared::TILE + piece * 16, 0x38383838u);
+    }
+    show_to_tma();  // and to multiplies
+    __syncthreads();
+
+    const int batch = args.batch, txt = args.txt, img = args.img, first_query = args.first_query;
+    const int heads = args.heads, group = args.group, query_rows = args.query_rows, key_rows = args.key_rows;
+    const float scale = args.scale;
+    const int tiles = query_rows / QUERIES, items = tiles * heads * batch, kv_heads = heads / group;
+    const int tokens = txt + img, all_keys = tokens + args.cached, key_tiles = ceil_div(all_keys, KEYS);
+    const int warpgroup = __shfl_sync(~0u, threadIdx.x / 128, 0);
+    uint32_t q_phase = 0;
+    Ring<STAGES> k_ring, v_ring;
+    if (warpgroup == 0) {
+        give_registers<24>();
+        if (__shfl_sync(~0u, threadIdx.x / 32, 0) == 0) {
+            for (int index = blockIdx.x; index < items; index += gridDim.x) {
+                const int tile = index % tiles, head = index / tiles % heads, sample = index / tiles / heads;
+                const int kv_head = head / group;
+                const auto fetch = [&](const TensorMap& map, int row, int col, uint32_t to, int bytes, uint32_t full,
+                                       uint32_t free, Ring<STAGES>& ring) {
+                    wait(free + ring.stage * 8, ring.phase ^ 1);
+                    if (threadIdx.x == 0) {
+                        arrive_expecting(full + ring.stage * 8, Shared::TILE);
+                        copy_box(to + ring.stage * bytes, map, row, col, full + ring.stage * 8);
+                    }
+                    ring.advance();
+                };
+                const auto fetch_v = [&](int of) {
+                    fetch(args.v, (sample * kv_heads + kv_head) * HEAD_DIM, of * KEYS, base + Shared::V, Shared::V_TILE,
+                          v_full, v_free, v_ring);
+                };
+                wait(q_free, q_phase ^ 1);
+                q_phase ^= 1;
+                if (threadIdx.x == 0) {
+                    arrive_expecting(q_full, QUERIES * HEAD_DIM);
+                    copy_box(base, args.q, sample * query_rows + tile * QUERIES, head * HEAD_STEP, q_full);
+                }
+                // In the order of use: a V tile is needed after the next K tile.
+                for (int of = 0; of < key_tiles; of++) {
+                    fetch(args.k, sample * key_rows + of * KEYS, kv_head * HEAD_STEP, base + Shared::K, Shared::TILE,
+                          k_full, k_free, k_ring);
+                    if (of > 0) fetch_v(of - 1);
+                }
+                fetch_v(key_tiles - 1);
+            }
+        }
+    } else {
+        take_registers<240>();
+        const int mine = warpgroup - 1, lane = threadIdx.x % 32;
+        const int my_row = mine * 64 + threadIdx.x / 32 % 4 * 16 + lane / 4;  // in the tile; and this one + 8
+        const uint64_t queries = describe(base + mine * 64 * HEAD_DIM, 0);
+        const auto release = [&](uint32_t barrier) {
+            if (lane == 0) arrive(barrier);
+        };
+        float normed_scale = 0.f;
+        if constexpr (NORMED) {
+            const float of_q = bound_of_heads(args.norms[0], args.norms[1]),
+                        of_k = bound_of_heads(args.norms[2], args.norms[3]);
+            normed_scale = of_q / E4M3_MAX * (of_k / E4M3_MAX) * scale_within(scale, of_q * of_k);
+        }
+        // Barrier 1 + w is warpgroup w's turn; the first one begins.
+        if (mine == 1) give_turn(1, 256);
+        for (int index = blockIdx.x; index < items; index += gridDim.x) {
+            const int tile = index % tiles, head = index / tiles % heads, sample = index / tiles / heads;
+            const long long first_tile = (long long)(sample * kv_heads + head / group) * (key_rows / KEYS);
+            const float2* k_tile = NORMED ? nullptr : args.k_tiles + first_tile;
+            const float* v_tile = args.v_tiles + first_tile;
+            const auto scale_of_keys = [&](int of) { return NORMED ? 1.f : k_tile[of].x; };
+            float row_scales[2] = {normed_scale, normed_scale};
+            if constexpr (!NORMED) {
+                float longest = 0.f;
+                for (int of = lane; of < key_tiles; of += 32) longest = fmaxf(longest, k_tile[of].y);
+                longest = greatest_of_warp(longest);
+#pragma unroll
+                for (int half = 0; half < 2; half++) {
+                    const float2 row = args.q_rows[(long long)(sample * heads + head) * query_rows + tile * QUERIES +
+                                                   my_row + half * 8];
+                    row_scales[half] = row.x * scale_within(scale, row.y * longest);
+                }
+            }
+            float output[HEAD_DIM / 2] = {}, fresh[HEAD_DIM / 2 + 4], score[KEYS / 2];
+            // Output is over the scale of the values of the last tile that was added.
+            float sum[2] = {0.f, 0.f}, fade[2], earlier_fade[2] = {0.f, 0.f};
+            float v_scale = v_tile[0], earlier_v_scale = v_scale;
+            uint32_t weights[KEYS / 32][4], y[KEYS / 4], top = (HIDDEN & 0xffff) * 0x10001u;
+            const auto soften = [&](int of, float k_scale) {
+                to_logs(y, score, make_float2(row_scales[0] * k_scale, row_scales[1] * k_scale));
+                if (all_keys - of * KEYS < KEYS) hide(y, all_keys - of * KEYS);
+                const uint32_t now = __vmaxs2(top, greatest(y));
+                fade[0] = exp2_approx((short(top) - short(now)) / 8.f);
+                fade[1] = exp2_approx((short(top >> 16) - short(now >> 16)) / 8.f);
+                top = now;
+            };
+            const auto issue_scores = [&] {
+                const uint64_t keys = describe(base + Shared::K + k_ring.stage * Shared::TILE, 0);
+#pragma unroll
+                for (int d = 0; d < HEAD_DIM / 32; d++) multiply_keys(score, queries + d * 2, keys + d * 2, d > 0);
+                commit_multiply();
+            };
+            const auto issue_output = [&] {
+                const uint64_t values = describe(base + Shared::V + v_ring.stage * Shared::V_TILE, 0);
+#pragma unroll
+                for (int n = 0; n < KEYS / 32; n++) multiply_values(fresh, weights[n], values + n * 2, n > 0);
+                commit_multiply();
+            };
+            const auto add_fresh = [&] {
+                const float ratio = earlier_v_scale / v_scale;
+                const float fades[2] = {earlier_fade[0] * ratio, earlier_fade[1] * ratio};
+#pragma unroll
+                for (int i = 0; i < HEAD_DIM / 2; i++) output[i] = fmaf(output[i], fades[i / 2 % 2], fresh[i]);
+#pragma unroll
+                for (int half = 0; half < 2; half++)
+                    sum[half] = fmaf(sum[half], earlier_fade[half], fresh[HEAD_DIM / 2 + half * 2]);
+            };
+            const auto remember = [&](float next_v_scale) {
+                earlier_fade[0] = fade[0], earlier_fade[1] = fade[1];
+                earlier_v_scale = v_scale, v_scale = next_v_scale;
+            };
+
+            wait(q_full, q_phase);
+            q_phase ^= 1;
+            wait(k_full + 8 * k_ring.stage, k_ring.phase);
+            begin_multiply();
+            issue_scores();
+            wait_multiply<0>();
+            pin(score);
+            release(k_free + 8 * k_ring.stage);
+            k_ring.advance();
+            if (key_tiles == 1) release(q_free);
+            soften(0, scale_of_keys(0));
+            remember(v_scale);
+            weigh(weights, y, top);
+            for (int of = 1; of < key_tiles; of++) {
+                const float k_scale = scale_of_keys(of), next_v_scale = v_tile[of];
+                wait(k_full + 8 * k_ring.stage, k_ring.phase);
+                wait_turn(1 + mine, 256);
+                begin_multiply();
+                issue_scores();
+                wait(v_full + 8 * v_ring.stage, v_ring.phase);
+                begin_multiply();
+                issue_output();
+                give_turn(2 - mine, 256);
+                wait_multiply<1>();
+                pin(score);
+                release(k_free + 8 * k_ring.stage);
+                k_ring.advance();
+                if (of == key_tiles - 1) release(q_free);
+                soften(of, k_scale);
+                wait_multiply<0>();
+                pin(fresh);
+                release(v_free + 8 * v_ring.stage);
+                v_ring.advance();
+                weigh(weights, y, top);
+                add_fresh();
+                remember(next_v_scale);
+            }
+            wait(v_full + 8 * v_ring.stage, v_ring.phase);
+            begin_multiply();
+            issue_output();
+            wait_multiply<0>();
+            pin(fresh);
+            release(v_free + 8 * v_ring.stage);
+            v_ring.advance();
+            add_fresh();
+
+            const SampleRows rows(sample, batch, txt, img, batch * first_query);
+#pragma unroll
+            for (int half = 0; half < 2; half++) {
+                const int token = first_query + tile * QUERIES + my_row + half * 8;
+                const float share = v_scale / sum[half];
+                bf16* to = args.out + (long long)rows.row(token) * args.ld_out + head * HEAD_DIM + lane % 4 * 8;
+#pragma unroll
+                for (int n = 0; n < HEAD_DIM / 8; n += 4) {
+                    uint32_t pair[4];
+#pragma unroll
+                    for (int i = 0; i < 4; i++)
+                        pair[i] = pack_pair(output[(n + i) * 4 + half * 2] * share,
+                                            output[(n + i) * 4 + half * 2 + 1] * share);
+                    exchange_pairs(pair);
+                    if (token < tokens)
+                        *reinterpret_cast<uint4*>(to + n * 8) = make_uint4(pair[0], pair[1], pair[2], pair[3]);
+                }
+            }
+        }
+        if (mine == 0) wait_turn(1, 256);  // takes the last turn, so that the barrier ends as it began
+    }
+}
+
 }  // namespace attention
 
-// A block has 128 queries, or the k or the v of 128 keys, of one head of one sample.
+// A block has 128 queries, or the k or the v of 128 keys, of one head of one sample. Blocks of neighbouring heads follow
+// each other, because their columns do. With one job for a sample instead of three, only v is made.
 extern "C" __global__ void __launch_bounds__(256)
     attention_to_e4m3(const bf16* q, long long ld_q, const bf16* k, long long ld_k, const bf16* v, long long ld_v,
                       const bf16* cached_k, long long ld_cached_k, const bf16* cached_v, long long ld_cached_v,
                       unsigned char* q8, float2* q_rows, unsigned char* k8, float2* k_tiles, unsigned char* v8,
                       float* v_tiles, int batch, int txt, int img, int first_query, int cached, int heads, int group,
-                      int query_rows, int key_rows) {
+                      int query_rows, int key_rows, int jobs) {
     using namespace attention;
     __shared__ uint32_t columns[HEAD_DIM][KEYS / 4 + 1];
-    const int head = blockIdx.y, sample = blockIdx.z / 3, job = blockIdx.z % 3, kv_heads = heads / group;
+    const int head = blockIdx.x, sample = blockIdx.z / jobs, job = 3 - jobs + blockIdx.z % jobs;
+    const int kv_heads = heads / group;
     const int tokens = txt + img, all_keys = tokens + cached, dims = threadIdx.x % 16 * 8, row = threadIdx.x / 16;
-    const int first = blockIdx.x * KEYS;
+    const int first = blockIdx.y * KEYS;
     constexpr int TURNS = KEYS / 16;
     uint4 raw[TURNS];
     if (job == 0) {
@@ -236,7 +469,7 @@ extern "C" __global__ void __launch_bounds__(256)
     if (first >= key_rows || head % group != 0) return;
     const Keys keys{SampleRows(sample, batch, txt, img, 0), tokens, cached};
     const int kv_head = head / group, col = kv_head * HEAD_DIM + dims;
-    const long long tile = (long long)(sample * kv_heads + kv_head) * (key_rows / KEYS) + blockIdx.x;
+    const long long tile = (long long)(sample * kv_heads + kv_head) * (key_rows / KEYS) + blockIdx.y;
     float most = 0.f, longest = 0.f;
     if (job == 1) {
 #pragma unroll
@@ -297,206 +530,13 @@ extern "C" __global__ void __launch_bounds__(256)
 
 // Shared memory is `BARRIERS` and 8 bytes for each barrier, which the launcher passes.
 extern "C" __global__ void __launch_bounds__(384, 1)
-    attention_e4m3_sm90(const __grid_constant__ hopper::TensorMap q, const __grid_constant__ hopper::TensorMap k,
-                        const __grid_constant__ hopper::TensorMap v, const float2* q_rows,
-                        const float2* k_tiles, const float* v_tiles, bf16* out, int ld_out, int batch, int txt,
-                        int img, int first_query, int cached, int heads, int group, int query_rows, int key_rows,
-                        float scale) {
-    using namespace attention;
-    extern __shared__ __align__(1024) unsigned char shared[];
-    const uint32_t base = uint32_t(__cvta_generic_to_shared(shared));
-    const uint32_t q_full = base + Shared::BARRIERS, q_free = q_full + 8, k_full = q_free + 8,
-                   k_free = k_full + 8 * STAGES, v_full = k_free + 8 * STAGES, v_free = v_full + 8 * STAGES;
-    constexpr int CONSUMER_WARPS = 8;
-    if (threadIdx.x == 0) {
-        init_barrier(q_full, 1);
-        init_barrier(q_free, CONSUMER_WARPS);
-        for (int stage = 0; stage < STAGES; stage++) {
-            init_barrier(k_full + 8 * stage, 1);
-            init_barrier(v_full + 8 * stage, 1);
-            init_barrier(k_free + 8 * stage, CONSUMER_WARPS);
-            init_barrier(v_free + 8 * stage, CONSUMER_WARPS);
-        }
-        publish_barriers();
-    }
-    for (int i = threadIdx.x; i < STAGES * Shared::ONES / 16; i += blockDim.x) {
-        const int stage = i / (Shared::ONES / 16), piece = i % (Shared::ONES / 16);
-        store_shared_16(base + Shared::V + stage * Shared::V_TILE + Shared::TILE + piece * 16, 0x38383838u);
-    }
-    show_to_tma();  // and to multiplies
-    __syncthreads();
+    attention_e4m3_sm90(const __grid_constant__ attention::Arguments args) {
+    attention::attend<false>(args);
+}
 
-    const int tiles = query_rows / QUERIES, items = tiles * heads * batch, kv_heads = heads / group;
-    const int tokens = txt + img, all_keys = tokens + cached, key_tiles = ceil_div(all_keys, KEYS);
-    const int warpgroup = __shfl_sync(~0u, threadIdx.x / 128, 0);
-    uint32_t q_phase = 0;
-    Ring<STAGES> k_ring, v_ring;
-    if (warpgroup == 0) {
-        give_registers<24>();
-        if (__shfl_sync(~0u, threadIdx.x / 32, 0) == 0) {
-            for (int index = blockIdx.x; index < items; index += gridDim.x) {
-                const int tile = index % tiles, head = index / tiles % heads, sample = index / tiles / heads;
-                const int kv_head = head / group;
-                const auto fetch = [&](const TensorMap& map, int row, int col, uint32_t to, int bytes, uint32_t full,
-                                       uint32_t free, Ring<STAGES>& ring) {
-                    wait(free + ring.stage * 8, ring.phase ^ 1);
-                    if (threadIdx.x == 0) {
-                        arrive_expecting(full + ring.stage * 8, Shared::TILE);
-                        copy_box(to + ring.stage * bytes, map, row, col, full + ring.stage * 8);
-                    }
-                    ring.advance();
-                };
-                const auto fetch_v = [&](int of) {
-                    fetch(v, (sample * kv_heads + kv_head) * HEAD_DIM, of * KEYS, base + Shared::V, Shared::V_TILE,
-                          v_full, v_free, v_ring);
-                };
-                wait(q_free, q_phase ^ 1);
-                q_phase ^= 1;
-                if (threadIdx.x == 0) {
-                    arrive_expecting(q_full, QUERIES * HEAD_DIM);
-                    copy_box(base, q, sample * query_rows + tile * QUERIES, head * HEAD_DIM, q_full);
-                }
-                // In the order of use: a V tile is needed after the next K tile.
-                for (int of = 0; of < key_tiles; of++) {
-                    fetch(k, sample * key_rows + of * KEYS, kv_head * HEAD_DIM, base + Shared::K, Shared::TILE, k_full,
-                          k_free, k_ring);
-                    if (of > 0) fetch_v(of - 1);
-                }
-                fetch_v(key_tiles - 1);
-            }
-        }
-    } else {
-        take_registers<240>();
-        const int mine = warpgroup - 1, lane = threadIdx.x % 32;
-        const int my_row = mine * 64 + threadIdx.x / 32 % 4 * 16 + lane / 4;  // in the tile; and this one + 8
-        const uint64_t queries = describe(base + mine * 64 * HEAD_DIM, 0);
-        const auto release = [&](uint32_t barrier) {
-            if (lane == 0) arrive(barrier);
-        };
-        // Barrier 1 + w is warpgroup w's turn; the first one begins.
-        if (mine == 1) give_turn(1, 256);
-        for (int index = blockIdx.x; index < items; index += gridDim.x) {
-            const int tile = index % tiles, head = index / tiles % heads, sample = index / tiles / heads;
-            const long long first_tile = (long long)(sample * kv_heads + head / group) * (key_rows / KEYS);
-            const float2* k_tile = k_tiles + first_tile;
-            const float* v_tile = v_tiles + first_tile;
-            float longest = 0.f;
-            for (int of = lane; of < key_tiles; of += 32) longest = fmaxf(longest, k_tile[of].y);
-            longest = greatest_of_warp(longest);
-            float row_scales[2];
-#pragma unroll
-            for (int half = 0; half < 2; half++) {
-                const float2 row = q_rows[(long long)(sample * heads + head) * query_rows + tile * QUERIES + my_row +
-                                          half * 8];
-                const float most = scale * row.y * longest;
-                row_scales[half] = scale * row.x * (most > MOST ? MOST / most : 1.f);
-            }
-            float output[HEAD_DIM / 2] = {}, fresh[HEAD_DIM / 2 + 4], score[KEYS / 2];
-            // Output is over the scale of the values of the last tile that was added.
-            float sum[2] = {0.f, 0.f}, fade[2], earlier_fade[2] = {0.f, 0.f};
-            float v_scale = v_tile[0], earlier_v_scale = v_scale;
-            uint32_t weights[KEYS / 32][4], y[KEYS / 4], top = (HIDDEN & 0xffff) * 0x10001u;
-            const auto soften = [&](int of, float k_scale) {
-                to_logs(y, score, make_float2(row_scales[0] * k_scale, row_scales[1] * k_scale));
-                if (all_keys - of * KEYS < KEYS) hide(y, all_keys - of * KEYS);
-                const uint32_t now = __vmaxs2(top, greatest(y));
-                fade[0] = exp2_approx((short(top) - short(now)) / 8.f);
-                fade[1] = exp2_approx((short(top >> 16) - short(now >> 16)) / 8.f);
-                top = now;
-            };
-            const auto issue_scores = [&] {
-                const uint64_t keys = describe(base + Shared::K + k_ring.stage * Shared::TILE, 0);
-#pragma unroll
-                for (int d = 0; d < HEAD_DIM / 32; d++) multiply_keys(score, queries + d * 2, keys + d * 2, d > 0);
-                commit_multiply();
-            };
-            const auto issue_output = [&] {
-                const uint64_t values = describe(base + Shared::V + v_ring.stage * Shared::V_TILE, 0);
-#pragma unroll
-                for (int n = 0; n < KEYS / 32; n++) multiply_values(fresh, weights[n], values + n * 2, n > 0);
-                commit_multiply();
-            };
-            const auto add_fresh = [&] {
-                const float ratio = earlier_v_scale / v_scale;
-                const float fades[2] = {earlier_fade[0] * ratio, earlier_fade[1] * ratio};
-#pragma unroll
-                for (int i = 0; i < HEAD_DIM / 2; i++) output[i] = fmaf(output[i], fades[i / 2 % 2], fresh[i]);
-#pragma unroll
-                for (int half = 0; half < 2; half++)
-                    sum[half] = fmaf(sum[half], earlier_fade[half], fresh[HEAD_DIM / 2 + half * 2]);
-            };
-            const auto remember = [&](float next_v_scale) {
-                earlier_fade[0] = fade[0], earlier_fade[1] = fade[1];
-                earlier_v_scale = v_scale, v_scale = next_v_scale;
-            };
-
-            wait(q_full, q_phase);
-            q_phase ^= 1;
-            wait(k_full + 8 * k_ring.stage, k_ring.phase);
-            begin_multiply();
-            issue_scores();
-            wait_multiply<0>();
-            pin(score);
-            release(k_free + 8 * k_ring.stage);
-            k_ring.advance();
-            if (key_tiles == 1) release(q_free);
-            soften(0, k_tile[0].x);
-            remember(v_scale);
-            weigh(weights, y, top);
-            for (int of = 1; of < key_tiles; of++) {
-                const float k_scale = k_tile[of].x, next_v_scale = v_tile[of];
-                wait(k_full + 8 * k_ring.stage, k_ring.phase);
-                wait_turn(1 + mine, 256);
-                begin_multiply();
-                issue_scores();
-                wait(v_full + 8 * v_ring.stage, v_ring.phase);
-                begin_multiply();
-                issue_output();
-                give_turn(2 - mine, 256);
-                wait_multiply<1>();
-                pin(score);
-                release(k_free + 8 * k_ring.stage);
-                k_ring.advance();
-                if (of == key_tiles - 1) release(q_free);
-                soften(of, k_scale);
-                wait_multiply<0>();
-                pin(fresh);
-                release(v_free + 8 * v_ring.stage);
-                v_ring.advance();
-                weigh(weights, y, top);
-                add_fresh();
-                remember(next_v_scale);
-            }
-            wait(v_full + 8 * v_ring.stage, v_ring.phase);
-            begin_multiply();
-            issue_output();
-            wait_multiply<0>();
-            pin(fresh);
-            release(v_free + 8 * v_ring.stage);
-            v_ring.advance();
-            add_fresh();
-
-            const SampleRows rows(sample, batch, txt, img, batch * first_query);
-#pragma unroll
-            for (int half = 0; half < 2; half++) {
-                const int token = first_query + tile * QUERIES + my_row + half * 8;
-                const float share = v_scale / sum[half];
-                bf16* to = out + (long long)rows.row(token) * ld_out + head * HEAD_DIM + lane % 4 * 8;
-#pragma unroll
-                for (int n = 0; n < HEAD_DIM / 8; n += 4) {
-                    uint32_t pair[4];
-#pragma unroll
-                    for (int i = 0; i < 4; i++)
-                        pair[i] = pack_pair(output[(n + i) * 4 + half * 2] * share,
-                                            output[(n + i) * 4 + half * 2 + 1] * share);
-                    exchange_pairs(pair);
-                    if (token < tokens)
-                        *reinterpret_cast<uint4*>(to + n * 8) = make_uint4(pair[0], pair[1], pair[2], pair[3]);
-                }
-            }
-        }
-        if (mine == 0) wait_turn(1, 256);  // takes the last turn, so that the barrier ends as it began
-    }
+extern "C" __global__ void __launch_bounds__(384, 1)
+    attention_e4m3_normed_sm90(const __grid_constant__ attention::Arguments args) {
+    attention::attend<true>(args);
 }
 
 #endif

@@ -25,22 +25,26 @@ __device__ __forceinline__ RowScale row_scale(float amax) {
     return {amax / E4M3_MAX, E4M3_MAX / amax};
 }
 
+__device__ __forceinline__ uint2 pack_e4m3(const float (&values)[8], float inverse) {
+    unsigned words[2];
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        const float* v = values + 4 * i;
+        const unsigned low =
+            __nv_cvt_float2_to_fp8x2(make_float2(v[0] * inverse, v[1] * inverse), __NV_SATFINITE, __NV_E4M3);
+        const unsigned high =
+            __nv_cvt_float2_to_fp8x2(make_float2(v[2] * inverse, v[3] * inverse), __NV_SATFINITE, __NV_E4M3);
+        words[i] = low | high << 16;
+    }
+    return make_uint2(words[0], words[1]);
+}
+
 // N = 8 is one 8-byte store, whose address must be a multiple of 8; N = 1 takes any address.
 template <int N>
 __device__ __forceinline__ void store_e4m3(e4m3* to, const float (&values)[N], float inverse) {
     static_assert(N == 1 || N == 8, "one value or 8 bytes");
     if constexpr (N == 8) {
-        unsigned words[2];
-#pragma unroll
-        for (int i = 0; i < 2; i++) {
-            const float* v = values + 4 * i;
-            const unsigned low =
-                __nv_cvt_float2_to_fp8x2(make_float2(v[0] * inverse, v[1] * inverse), __NV_SATFINITE, __NV_E4M3);
-            const unsigned high =
-                __nv_cvt_float2_to_fp8x2(make_float2(v[2] * inverse, v[3] * inverse), __NV_SATFINITE, __NV_E4M3);
-            words[i] = low | high << 16;
-        }
-        *reinterpret_cast<uint2*>(to) = make_uint2(words[0], words[1]);
+        *reinterpret_cast<uint2*>(to) = pack_e4m3(values, inverse);
     } else {
         *to = __nv_cvt_float_to_fp8(values[0] * inverse, __NV_SATFINITE, __NV_E4M3);
     }

@@ -13,7 +13,9 @@
 //   low     [rows, rank] bf16, up [3 * dim + 2 * mlp, rank] bf16, in each part; the same boxes
 //   norms   [128] bf16: for q and k, of text rows (row < txt_rows) and of image rows
 //   cos, sin  [txt + img, 64] f32, row stride ld_table; a row's token as in qk_norm_rope.cu
-//   out     [rows, 3 * dim + mlp] bf16, row stride ld_out; the first rows may be keys only, and keep what lies behind v
+//   out     [rows, 3 * dim + mlp] bf16, row stride ld_out; the first rows may be keys only, and keep what lies behind v.
+//           k and q may be e4m3 where x and weight are: the 128 values of a head are the first half of its 256 bytes, to
+//           the scale that makes `bound_of_heads` of q or k 448
 //
 // Mapping   Two blocks, on two multiprocessors, make a tile of 256 rows and 256 columns, half of the rows each. A
 //           tile's columns are two heads, or 128 of gate and the same 128 of up. Each block fetches its own rows, and
@@ -49,7 +51,9 @@
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 #include "cluster_sm90a.cuh"
+#include "e4m3.cuh"
 #include "multiply_256_sm90a.cuh"
+#include "normed_heads.cuh"
 
 namespace project {
 
@@ -96,6 +100,7 @@ struct Arguments {
     int img;
     int rows_of_tiles;  // rows of tiles that are done together
     int key_tiles;      // how many rows of tiles, the first of part 0, need only k and v
+    int heads_in_e4m3;
 };
 
 enum Kind { KEYS, VALUES, QUERIES, GATED };
@@ -332,7 +337,15 @@ struct Half {
         const int in_head = lane % 16;
         float weight[8], of_lane[8];
         load(norm + in_head * 8, weight);
-        if constexpr (E4M3) load_scales(col_scales() + lane * 8, of_lane);
+        float inverse = 0.0f;
+        if constexpr (E4M3) {
+            load_scales(col_scales() + lane * 8, of_lane);
+            if (args.heads_in_e4m3 && begin < end) {
+                const float bound = w.kind == QUERIES ? bound_of_heads(args.txt_norm_q, args.img_norm_q)
+                                                      : bound_of_heads(args.txt_norm_k, args.img_norm_k);
+                inverse = bound > 0.0f ? E4M3_MAX / bound : 0.0f;
+            }
+        }
         for (int first = begin + storer; first < end; first += STORERS * AT_ONCE) {
             uint4 raw[AT_ONCE];
             float4 cosines[AT_ONCE], sines[AT_ONCE];
@@ -371,7 +384,11 @@ struct Half {
                     x[i][2 * j + 1] = b * c[j] + a * s[j];
                 }
             });
-            at_once(first, end, [&](int row, int i) { store_raw(out + row * args.ld_out, pack(x[i])); });
+            at_once(first, end, [&](int row, int i) {
+                bf16* to = out + row * args.ld_out;
+                if (E4M3 && args.heads_in_e4m3) store_raw(to - in_head * 4, pack_e4m3(x[i], inverse));
+                else store_raw(to, pack(x[i]));
+            });
         }
     }
 

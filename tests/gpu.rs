@@ -84,6 +84,8 @@ mod patchify;
 mod pipeline;
 #[path = "parity/project.rs"]
 mod project;
+#[path = "parity/project_attention.rs"]
+mod project_attention;
 #[path = "parity/qk_norm_rope.rs"]
 mod qk_norm_rope;
 #[path = "parity/relu.rs"]

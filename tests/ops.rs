@@ -14,9 +14,10 @@ const PARITY: &str = "tests/parity";
 const HOPPER_SUFFIX: &str = "_sm90a";
 
 /// The ops that have no file of their own in a place, and why.
-const MISSING: [(&str, &str, &str); 15] = [
+const MISSING: [(&str, &str, &str); 16] = [
     (KERNELS, "concat", "the driver copies rows"),
     (KERNELS, "norm_conv2d", "it is made of the kernels of group_norm and conv2d"),
+    (KERNELS, "project_attention", "it is made of the kernels of project and attention"),
     (KERNELS, "all_gather", EXCHANGE),
     (PARITY, "all_gather", COLLECTIVES),
     (KERNELS, "all_reduce", EXCHANGE),

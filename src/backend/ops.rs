@@ -7,8 +7,8 @@ use super::{Device, Group, WeightStore};
 use crate::error::Result;
 use crate::nn::{Linear, Operand};
 use crate::ops::{
-    self, Attention, Conv2d, Convolved, GatedAddAdaln, GroupNorm, Halo, Heads, InpaintBlend, LinearArgs, Patches,
-    Products, Projection, QkNormRope, Rope, RowSplit, TokenLayout, TokenSplit,
+    self, Attended, Attention, Conv2d, Convolved, GatedAddAdaln, GroupNorm, Halo, Heads, InpaintBlend, LinearArgs,
+    Patches, Products, Projection, QkNormRope, Rope, RowSplit, TokenLayout, TokenSplit,
 };
 use crate::tensor::Tensor;
 
@@ -88,6 +88,14 @@ pub trait Ops: Device + Group + WeightStore {
         heads: Option<&Heads<'_, Self>>,
     ) -> Result<Projection<Self>> {
         ops::project::compose(self, parts, heads)
+    }
+    /// See [`Tensor::project_attention`].
+    fn project_attention(
+        &self,
+        parts: Vec<(Operand<Self>, &Linear<Self>)>,
+        heads: &Heads<'_, Self>,
+    ) -> Result<Attended<Self>> {
+        ops::project_attention::compose(self, parts, heads)
     }
     /// See [`Tensor::qk_norm_rope`].
     fn qk_norm_rope(&self, operands: QkNormRope<'_, Self>) -> Result<(Tensor<Self>, Tensor<Self>)> {

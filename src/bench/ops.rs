@@ -6,8 +6,8 @@ use flux::Result;
 use flux::backend::{Backend, Storage};
 use flux::nn::{LowRank, Operand};
 use flux::ops::{
-    self, Adaln, Conv, Conv2d, GatedAddAdaln, GroupNorm, Heads, Mask, Norm, Pairs, Products, Projection, QkNorm,
-    QkNormRope, Rope, TokenLayout,
+    self, Adaln, Attended, Conv, Conv2d, GatedAddAdaln, GroupNorm, Heads, Mask, Norm, Pairs, Products, Projection,
+    QkNorm, QkNormRope, Rope, TokenLayout,
 };
 use flux::tensor::Tensor;
 
@@ -235,6 +235,16 @@ fn projections<B: Backend>(bench: &mut Bench<'_, B>, shapes: &Shapes, layout: To
             || Ok(()),
             |()| finish(Tensor::project(parts, heads)?),
             |()| finish(ops::project::compose(&b, parts, heads)?),
+        )?;
+        let Some(heads) = heads.filter(|_| layout.batch == 1) else { continue };
+        let views = || parts.iter().map(|(x, weight)| (x.tensor().row_view(0..x.rows()).into(), *weight)).collect();
+        let finish = |attended: Attended<B>| Ok((attended.attn, attended.mlp));
+        bench.fused(
+            &format!("ops/project_attention {rows}x{dim}, {kind}"),
+            Work::Flops((2 * rows * dim * out + 4 * rows * rows * dim) as u64),
+            || Ok(()),
+            |()| finish(Tensor::project_attention(views(), heads)?),
+            |()| finish(ops::project_attention::compose(&b, views(), heads)?),
         )?;
     }
     Ok(())

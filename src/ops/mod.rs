@@ -27,6 +27,7 @@
 //! | [`gated_add_adaln`](Tensor::gated_add_adaln) | `gated_add`, then `adaln` of its result | [tokens, dim] |
 //! | [`swiglu`](Tensor::swiglu) | `silu(gate) * up` | [tokens, mlp] |
 //! | [`project`](Tensor::project) | linear, then `qk_norm_rope` of its columns q and k and `swiglu` of gate and up | [rows, in] -> k, v, q, mlp |
+//! | [`project_attention`](Tensor::project_attention) | `project`, then `attention` of its q, k and v | [rows, in] -> [queries, dim], mlp |
 //! | [`qk_norm_rope`](Tensor::qk_norm_rope) | `rope(rms_norm(q))`, the same for k | [tokens, dim] |
 //! | [`rms_norm`](Tensor::rms_norm), [`layer_norm`](Tensor::layer_norm) | over columns | |
 //! | [`group_norm`](Tensor::group_norm), [`group_norm_silu`](Tensor::group_norm_silu) | over pixels and a group of channels | [h * w, channels] |
@@ -72,6 +73,7 @@ pub mod mul;
 pub mod norm_conv2d;
 pub mod patchify;
 pub mod project;
+pub mod project_attention;
 pub mod qk_norm_rope;
 pub mod relu;
 pub mod rms_norm;
@@ -97,6 +99,7 @@ pub use inpaint_blend::InpaintBlend;
 pub use linear::{LinearArgs, Products};
 pub use patchify::Patches;
 pub use project::{Heads, Projection};
+pub use project_attention::Attended;
 pub use qk_norm_rope::{QkNorm, QkNormRope};
 pub use rope::{Pairs, Rope};
 

@@ -40,29 +40,34 @@ impl<B: Backend> Tensor<B> {
     /// Errors when the shapes do not fit, when the rows without a query are more than those of the first x, or as
     /// [`Tensor::qk_norm_rope`].
     pub fn project(parts: &[(&Operand<B>, &Linear<B>)], heads: Option<&Heads<'_, B>>) -> Result<Projection<B>> {
-        const OP: &str = "project";
-        expect(!parts.is_empty(), OP, || "there are no parts".to_string())?;
-        let (backend, out) = (parts[0].0.tensor().backend(), parts[0].1.rows());
-        let attention = heads.map_or(0, |heads| 3 * heads.dim);
-        for (x, weight) in parts {
-            expect_operand(OP, backend, x)?;
-            expect_weight(OP, backend, x.cols(), weight)?;
-            expect(weight.rows() == out, OP, || format!("the weights have {out} and {} rows", weight.rows()))?;
-        }
-        expect(out >= attention && (out - attention).is_multiple_of(2), OP, || {
-            format!("a weight of {out} rows is not k, v and q of {} rows each, and two halves", attention / 3)
-        })?;
-        if let Some(heads) = heads {
-            let first = parts[0].0.rows();
-            let without_query = heads.layout.rows_without_query();
-            expect(without_query <= first, OP, || {
-                format!("{without_query} rows of {first} cannot be without a query")
-            })?;
-            expect_rope(OP, backend, parts.iter().map(|(x, _)| x.rows()).sum(), heads.dim, heads.rope, heads.layout)?;
-            expect_norm(OP, backend, heads.norm, heads.rope)?;
-        }
-        backend.project(parts, heads)
+        expect_parts("project", parts, heads)?;
+        parts[0].0.tensor().backend().project(parts, heads)
     }
+}
+
+/// Errors unless the operands of [`Tensor::project`] fit each other.
+pub(super) fn expect_parts<B: Backend>(
+    op: &str,
+    parts: &[(&Operand<B>, &Linear<B>)],
+    heads: Option<&Heads<'_, B>>,
+) -> Result<()> {
+    expect(!parts.is_empty(), op, || "there are no parts".to_string())?;
+    let (backend, out) = (parts[0].0.tensor().backend(), parts[0].1.rows());
+    let attention = heads.map_or(0, |heads| 3 * heads.dim);
+    for (x, weight) in parts {
+        expect_operand(op, backend, x)?;
+        expect_weight(op, backend, x.cols(), weight)?;
+        expect(weight.rows() == out, op, || format!("the weights have {out} and {} rows", weight.rows()))?;
+    }
+    expect(out >= attention && (out - attention).is_multiple_of(2), op, || {
+        format!("a weight of {out} rows is not k, v and q of {} rows each, and two halves", attention / 3)
+    })?;
+    let Some(heads) = heads else { return Ok(()) };
+    let first = parts[0].0.rows();
+    let without_query = heads.layout.rows_without_query();
+    expect(without_query <= first, op, || format!("{without_query} rows of {first} cannot be without a query"))?;
+    expect_rope(op, backend, parts.iter().map(|(x, _)| x.rows()).sum(), heads.dim, heads.rope, heads.layout)?;
+    expect_norm(op, backend, heads.norm, heads.rope)
 }
 
 /// What `project` means.

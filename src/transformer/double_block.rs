@@ -11,7 +11,6 @@ use crate::tensor::Tensor;
 /// Joint attention and an MLP for each stream.
 pub struct DoubleBlock<B: Backend> {
     dim: usize,
-    head_dim: usize,
     txt: Stream<B>,
     img: Stream<B>,
 }
@@ -52,7 +51,6 @@ impl<B: Backend> DoubleBlock<B> {
     pub fn load(weights: &Weights<'_, B>, config: &TransformerConfig) -> Result<Self> {
         Ok(Self {
             dim: config.dim(),
-            head_dim: config.attention_head_dim,
             txt: Stream::load(
                 weights,
                 config,
@@ -92,8 +90,8 @@ impl<B: Backend> DoubleBlock<B> {
         let attn = {
             let (h_txt, h_img) = h.split_rows(txt_rows);
             let heads = Heads { dim: self.dim, norm: [&txt.norm, &img.norm], rope: sequence.rope, layout };
-            let kvq = Tensor::project(&[(&h_txt, &txt.to_kvq), (&h_img, &img.to_kvq)], Some(&heads))?.kvq;
-            linear(attend(kvq, self.head_dim, &split, keys)?, [&txt.to_out, &img.to_out], txt_rows)?
+            let attn = attend(vec![(h_txt, &txt.to_kvq), (h_img, &img.to_kvq)], &heads, &split, keys)?.attn;
+            linear(attn, [&txt.to_out, &img.to_out], txt_rows)?
         };
         let residual = residual.gated_add([&txt_msa.gate, &img_msa.gate], attn);
 

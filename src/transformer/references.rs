@@ -13,7 +13,9 @@ use std::ops::Range;
 
 use crate::backend::Backend;
 use crate::error::Result;
-use crate::ops::{KeyValues, Mask, Rope, TokenSplit};
+use crate::nn::{Linear, Operand};
+use crate::ops::project_attention::borrowed;
+use crate::ops::{Attended, Heads, KeyValues, Mask, Projection, Rope, TokenSplit};
 use crate::tensor::Tensor;
 
 /// Keys and values of tokens in every block, after the norm and the rotation. Of several devices, each has those of its
@@ -133,14 +135,20 @@ impl<'a, B: Backend> AllKeys<'a, B> {
     }
 }
 
-/// Attention of a block: k, v [split.own().rows(), dim], q [split.own().query_rows(), dim] -> as q. In between, each
-/// device has its share of the heads of all tokens.
+/// The products in front of a block's attention, as of [`Tensor::project_attention`], and attention of the rows of all
+/// devices. In between, each device has its share of the heads of all tokens.
 pub(super) fn attend<B: Backend>(
-    kvq: [Tensor<B>; 3],
-    head_dim: usize,
+    parts: Vec<(Operand<B>, &Linear<B>)>,
+    heads: &Heads<'_, B>,
     split: &TokenSplit,
     keys: Keys<'_, B>,
-) -> Result<Tensor<B>> {
+) -> Result<Attended<B>> {
+    if matches!(keys, Keys::Rows) && split.world() == 1 {
+        return Tensor::project_attention(parts, heads);
+    }
+    let Projection { kvq, mlp } = Tensor::project(&borrowed(&parts), Some(heads))?;
+    drop(parts); // makes room for the next
+    let head_dim = heads.norm[0].q.cols();
     let ([k, v, q], layout) = (Tensor::all_to_all_heads(kvq, head_dim, split)?, split.whole());
     let attn = match keys {
         Keys::Rows => q.attention(&k, &v, head_dim, layout, Mask::None),
@@ -150,5 +158,5 @@ pub(super) fn attend<B: Backend>(
         }
         Keys::Cached(cached) => q.attention_cached(&k, &v, cached, head_dim, layout),
     };
-    attn?.all_to_all_rows(split)
+    Ok(Attended { attn: attn?.all_to_all_rows(split)?, mlp })
 }

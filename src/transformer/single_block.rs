@@ -5,13 +5,12 @@ use super::{Keys, Modulation, Residual, Sequence, TransformerConfig};
 use crate::backend::Backend;
 use crate::error::Result;
 use crate::nn::{Linear, TensorSlice, Weights};
-use crate::ops::{Heads, Projection, QkNorm};
+use crate::ops::{Attended, Heads, QkNorm};
 use crate::tensor::Tensor;
 
 /// One single-stream block; attention and MLP come from one projection.
 pub struct SingleBlock<B: Backend> {
     dim: usize,
-    head_dim: usize,
     last: bool,
     to_kvq_mlp_proj: Linear<B>, // [3 * dim + 2 * mlp, dim]: k, v, q, gate, up
     qk_norm: QkNorm<B>,         // norm_q, norm_k: [1, head_dim]
@@ -79,7 +78,6 @@ impl<B: Backend> SingleBlock<B> {
         let (attn, head_dim) = (weights.at("attn"), config.attention_head_dim);
         Ok(Self {
             dim: config.dim(),
-            head_dim,
             last,
             to_kvq_mlp_proj: attn.linear_of("to_kvq_mlp_proj", kvq_mlp)?,
             qk_norm: QkNorm {
@@ -114,11 +112,8 @@ impl<B: Backend> SingleBlock<B> {
             h.push(normed);
         }
         let heads = Heads { dim: self.dim, norm: [&self.qk_norm; 2], rope: sequence.rope, layout };
-        let parts: Vec<_> = h.iter().map(|normed| (normed, &self.to_kvq_mlp_proj)).collect();
-        let Projection { kvq, mlp } = Tensor::project(&parts, Some(&heads))?;
-        drop(h); // makes room for the next
-
-        let attn = attend(kvq, self.head_dim, &split, keys)?;
+        let parts = h.into_iter().map(|normed| (normed, &self.to_kvq_mlp_proj)).collect();
+        let Attended { attn, mlp } = attend(parts, &heads, &split, keys)?;
         let mut out = self.output.forward(&attn, &mlp)?;
         let (mut without_query, mut next) = (layout.rows_without_query(), Vec::new());
         for (residual, [txt, img]) in residuals.into_iter().zip(modulations) {

@@ -9,12 +9,12 @@ use crate::compare::{values, with_variable};
 use crate::fp8::{MAGNITUDES, e4m3};
 use crate::{cuda_fp8, is_hopper, small};
 
-const VARIABLE: &str = "FLUX_ATTENTION_E4M3";
+pub const VARIABLE: &str = "FLUX_ATTENTION_E4M3";
 const HEAD_DIM: usize = 128;
 const TILE: usize = 128;
 
 #[derive(Debug, Clone, Copy)]
-struct Case {
+pub struct Case {
     layout: TokenLayout,
     heads: usize,
     kv_heads: usize,
@@ -24,12 +24,12 @@ struct Case {
 }
 
 /// Rows of [tokens, heads * HEAD_DIM].
-struct Inputs {
-    q: Vec<f32>,
-    k: Vec<f32>,
-    v: Vec<f32>,
-    cached_k: Vec<f32>,
-    cached_v: Vec<f32>,
+pub struct Inputs {
+    pub q: Vec<f32>,
+    pub k: Vec<f32>,
+    pub v: Vec<f32>,
+    pub cached_k: Vec<f32>,
+    pub cached_v: Vec<f32>,
 }
 
 impl Case {
@@ -70,7 +70,7 @@ impl Case {
     }
 
     /// What `of_head` makes of the queries, keys and values of each head of each sample, HEAD_DIM values each.
-    fn by_head(
+    pub fn by_head(
         &self,
         inputs: &Inputs,
         of_head: impl Fn(&[&[f32]], &[&[f32]], &[&[f32]]) -> Vec<Vec<f32>> + Sync,
@@ -149,7 +149,7 @@ fn definition(queries: &[&[f32]], keys: &[&[f32]], values: &[&[f32]]) -> Vec<Vec
     queries.iter().map(of_query).collect()
 }
 
-fn exact(queries: &[&[f32]], keys: &[&[f32]], values: &[&[f32]]) -> Vec<Vec<f32>> {
+pub fn exact(queries: &[&[f32]], keys: &[&[f32]], values: &[&[f32]]) -> Vec<Vec<f32>> {
     let of_query = |query: &&[f32]| {
         let scores: Vec<f32> = keys.iter().map(|key| dot(query, key) / (HEAD_DIM as f32).sqrt()).collect();
         let top = scores.iter().copied().fold(f32::NEG_INFINITY, f32::max);
@@ -165,13 +165,13 @@ fn exact(queries: &[&[f32]], keys: &[&[f32]], values: &[&[f32]]) -> Vec<Vec<f32>
 }
 
 /// The norm of the difference over that of `expected`.
-fn error(got: &[f32], expected: &[f32]) -> f64 {
+pub fn error(got: &[f32], expected: &[f32]) -> f64 {
     let squares = |values: &mut dyn Iterator<Item = f32>| values.map(|value| f64::from(value).powi(2)).sum::<f64>();
     let difference = squares(&mut got.iter().zip(expected).map(|(a, b)| a - b));
     (difference / squares(&mut expected.iter().copied())).sqrt()
 }
 
-fn case(layout: TokenLayout, heads: usize, kv_heads: usize, cached: usize, gain: f32) -> Case {
+pub fn case(layout: TokenLayout, heads: usize, kv_heads: usize, cached: usize, gain: f32) -> Case {
     Case { layout, heads, kv_heads, cached, gain }
 }
 

@@ -19,8 +19,8 @@ use crate::error::{Error, Result};
 use crate::files::TensorView;
 use crate::nn::{Linear, LowRank, Operand};
 use crate::ops::{
-    self, Attention, Conv2d, Convolved, GatedAddAdaln, GroupNorm, Halo, Heads, InpaintBlend, LinearArgs, Patches,
-    Products, Projection, QkNormRope, Rope, RowSplit, TokenLayout, TokenSplit,
+    self, Attended, Attention, Conv2d, Convolved, GatedAddAdaln, GroupNorm, Halo, Heads, InpaintBlend, LinearArgs,
+    Patches, Products, Projection, QkNormRope, Rope, RowSplit, TokenLayout, TokenSplit,
 };
 use crate::tensor::{Dtype, Tensor};
 
@@ -422,6 +422,14 @@ impl Ops for Cuda {
         heads: Option<&Heads<'_, Self>>,
     ) -> Result<Projection<Self>> {
         self.project_op(parts, heads)
+    }
+
+    fn project_attention(
+        &self,
+        parts: Vec<(Operand<Self>, &Linear<Self>)>,
+        heads: &Heads<'_, Self>,
+    ) -> Result<Attended<Self>> {
+        self.project_attention_op(parts, heads)
     }
 
     fn qk_norm_rope(&self, operands: QkNormRope<'_, Self>) -> Result<(Tensor<Self>, Tensor<Self>)> {

@@ -180,7 +180,7 @@ impl Cuda {
         let fresh = self.unless_writable(&q)?;
         let call = Call { q: &q, k, v, out: fresh.as_ref().unwrap_or(&q), head_dim, layout, mask, cached: None };
         match hopper.filter(|_| call.suits_hopper()) {
-            Some(_) if self.attends_in_e4m3(&call)? => self.attend_in_e4m3(&call)?,
+            Some(_) if self.attends_in_e4m3(head_dim, layout, mask)? => self.attend_in_e4m3(&call)?,
             Some(form) => self.run_hopper(&call, form == SINGLE)?,
             None => self.run_base(base, &call)?,
         }
@@ -200,7 +200,7 @@ impl Cuda {
         let fresh = self.unless_writable(&q)?;
         let (out, mask, cached) = (fresh.as_ref().unwrap_or(&q), Mask::None, Some(cached));
         let call = Call { q: &q, k, v, out, head_dim, layout, mask, cached };
-        match self.attends_in_e4m3(&call)? {
+        match self.attends_in_e4m3(head_dim, layout, mask)? {
             true => self.attend_in_e4m3(&call)?,
             false => self.run_hopper(&call, form == SINGLE)?,
         }

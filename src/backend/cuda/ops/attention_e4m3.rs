@@ -1,4 +1,5 @@
-//! Launches cuda/attention_e4m3_sm90a.cu: `attention` and `attention_cached` in e4m3, where that is asked for.
+//! Launches cuda/attention_e4m3_sm90a.cu: `attention` and `attention_cached` in e4m3, where that is asked for, and the
+//! second half of `project_attention`.
 
 use std::ffi::c_void;
 
@@ -9,9 +10,9 @@ use super::quantise;
 use crate::backend::cuda::buffer::{Buffer, BufferKind};
 use crate::backend::cuda::device::Device;
 use crate::backend::cuda::hopper::{Axis, Choice};
-use crate::backend::cuda::{Cuda, kernels};
+use crate::backend::cuda::{Cuda, Tensor, kernels};
 use crate::error::{Field, Result};
-use crate::ops::Mask;
+use crate::ops::{Mask, TokenLayout};
 
 /// `FLUX_ATTENTION_E4M3=base` leaves attention in bf16 all the same; `FLUX_ATTENTION_E4M3=sm90` makes it
 /// an error when this GPU or this program has no kernel, and `sm90-always` also runs it where it is no faster.
@@ -27,6 +28,30 @@ const SHARED_BYTES: usize = TILE * HEAD_DIM + STAGES * (2 * TILE + 8) * HEAD_DIM
 const THREADS: usize = 3 * 128;
 /// For fewer queries of a sample attention in bf16 takes no longer.
 const LEAST_QUERIES: usize = 1024;
+
+/// `Arguments` of cuda/attention_e4m3_sm90a.cu, field by field.
+#[repr(C)]
+struct Arguments {
+    q: sys::CUtensorMap,
+    k: sys::CUtensorMap,
+    v: sys::CUtensorMap,
+    q_rows: u64,
+    k_tiles: u64,
+    v_tiles: u64,
+    norms: [u64; 4],
+    out: u64,
+    ld_out: i32,
+    batch: i32,
+    txt: i32,
+    img: i32,
+    first_query: i32,
+    cached: i32,
+    heads: i32,
+    group: i32,
+    query_rows: i32,
+    key_rows: i32,
+    scale: f32,
+}
 
 /// Where in one buffer things lie.
 struct Parts {
@@ -47,6 +72,13 @@ pub fn check(device: &Device) -> Result<()> {
     quantise::check_fp8(device, Field::Attention)
 }
 
+/// How many rows of queries and of keys a sample has, up to whole tiles.
+fn rows_of(call: &Call<'_>) -> [usize; 2] {
+    let cached_rows = call.cached.map_or(0, |cached| cached.k.rows());
+    let queries = call.layout.tokens() - call.layout.first_query();
+    [queries, call.layout.tokens() + cached_rows].map(|rows| rows.next_multiple_of(TILE))
+}
+
 impl Cuda {
     /// Whether long attention is computed in e4m3: it is asked for, and this program has the kernel.
     pub fn has_fp8_attention(&self) -> bool {
@@ -56,24 +88,20 @@ impl Cuda {
     /// Whether a call is computed in e4m3.
     ///
     /// Errors when `FLUX_ATTENTION_E4M3` names no kernel that is here.
-    pub(super) fn attends_in_e4m3(&self, call: &Call<'_>) -> Result<bool> {
-        if !self.0.arithmetic.fp8_attention || call.head_dim != HEAD_DIM || call.mask != Mask::None {
+    pub(super) fn attends_in_e4m3(&self, head_dim: usize, layout: TokenLayout, mask: Mask) -> Result<bool> {
+        if !self.0.arithmetic.fp8_attention || head_dim != HEAD_DIM || mask != Mask::None {
             return Ok(false);
         }
-        let queries = call.layout.tokens() - call.layout.first_query();
+        let queries = layout.tokens() - layout.first_query();
         let form = self.hopper_form(CHOICE)?;
         Ok(form.is_some_and(|form| queries > 0 && (queries >= LEAST_QUERIES || form == ALWAYS)))
     }
 
     /// Computes a call that [`Cuda::attends_in_e4m3`] takes.
     pub(super) fn attend_in_e4m3(&self, call: &Call<'_>) -> Result<()> {
-        let Call { q, k, v, out, layout, cached, .. } = *call;
-        let (batch, heads, group) = (layout.batch, call.heads(), call.group());
-        let (kv_heads, cached_rows) = (heads / group, cached.map_or(0, |cached| cached.k.rows()));
-        let query_rows = (layout.tokens() - layout.first_query()).next_multiple_of(TILE);
-        let key_rows = (layout.tokens() + cached_rows).next_multiple_of(TILE);
+        let (batch, heads, kv_heads) = (call.layout.batch, call.heads(), call.heads() / call.group());
+        let [query_rows, key_rows] = rows_of(call);
         let [q_cols, kv_cols] = [heads, kv_heads].map(|heads| heads * HEAD_DIM);
-
         let (q_heads, kv_tiles) = (batch * heads, batch * kv_heads * (key_rows / TILE));
         let mut parts = Parts { bytes: 0 };
         let at = [
@@ -85,53 +113,107 @@ impl Cuda {
             parts.take(kv_tiles * size_of::<f32>()),
         ];
         let buffer = Buffer::new(self.device(), BufferKind::Byte, parts.bytes)?;
-        let [q8, q_rows, k8, k_tiles, v8, v_tiles] = at.map(|at| buffer.address() + at as u64);
+        let at = at.map(|at| buffer.address() + at as u64);
+        let [q8, q_rows, k8, k_tiles, v8, v_tiles] = at;
+        self.quantise_heads(call, at)?;
+        let arguments = Arguments {
+            q: tensor_map(q8, batch * query_rows, q_cols, q_cols)?,
+            k: tensor_map(k8, batch * key_rows, kv_cols, kv_cols)?,
+            v: tensor_map(v8, batch * kv_cols, key_rows, key_rows)?,
+            q_rows,
+            k_tiles,
+            ..self.e4m3_arguments(call, v_tiles)?
+        };
+        self.run_e4m3("attention_e4m3_sm90", call, arguments)
+    }
 
+    /// The same of one sample whose q and k are in e4m3, as cuda/project_sm90a.cu stores them: the first half of each
+    /// head. `norms` are those of q of text and of image, and those of k.
+    pub(super) fn attend_normed_in_e4m3(&self, call: &Call<'_>, norms: [u64; 4]) -> Result<()> {
+        let [_, key_rows] = rows_of(call);
+        let cols = call.heads() * HEAD_DIM;
+        let mut parts = Parts { bytes: 0 };
+        let at = [parts.take(cols * key_rows), parts.take(cols / HEAD_DIM * (key_rows / TILE) * size_of::<f32>())];
+        let buffer = Buffer::new(self.device(), BufferKind::Byte, parts.bytes)?;
+        let [v8, v_tiles] = at.map(|at| buffer.address() + at as u64);
+        self.quantise_heads(call, [0, 0, 0, 0, v8, v_tiles])?;
+        let of_heads = |x: &Tensor<Cuda>| tensor_map(x.address(), x.rows(), 2 * cols, 2 * x.stride());
+        let arguments = Arguments {
+            q: of_heads(call.q)?,
+            k: of_heads(call.k)?,
+            v: tensor_map(v8, cols, key_rows, key_rows)?,
+            norms,
+            ..self.e4m3_arguments(call, v_tiles)?
+        };
+        self.run_e4m3("attention_e4m3_normed_sm90", call, arguments)
+    }
+
+    /// Makes e4m3 of q, k and v, or of v alone where q8 is 0.
+    fn quantise_heads(&self, call: &Call<'_>, [q8, q_rows, k8, k_tiles, v8, v_tiles]: [u64; 6]) -> Result<()> {
+        let Call { q, k, v, layout, cached, .. } = *call;
+        let [query_rows, key_rows] = rows_of(call);
         // Without cached keys their pointers are not followed.
         let (cached_k, cached_v) = cached.map_or((k, v), |cached| (&cached.k, &cached.v));
-        let (txt, img) = (layout.txt, layout.image_stream());
+        let jobs = if q8 == 0 { 1 } else { 3 };
         let launch = self.launch(CHOICE.file, "attention_to_e4m3")?;
         let launch = launch.matrix(q).matrix(k).matrix(v).matrix(cached_k).matrix(cached_v);
         let launch = launch.address(q8).address(q_rows).address(k8).address(k_tiles).address(v8).address(v_tiles);
-        let launch = launch.int(batch).int(txt).int(img).int(layout.first_query()).int(cached_rows).int(heads);
-        let launch = launch.int(group).int(query_rows).int(key_rows);
+        let launch = launch.int(layout.batch).int(layout.txt).int(layout.image_stream()).int(layout.first_query());
+        let launch = launch.int(cached.map_or(0, |cached| cached.k.rows())).int(call.heads()).int(call.group());
+        let launch = launch.int(query_rows).int(key_rows).int(jobs);
         // SAFETY: argument types and order match `attention_to_e4m3`. `Tensor::attention` and
         // `Tensor::attention_cached` checked that k and v have layout.rows() rows of whole heads, q
-        // layout.query_rows(), and the cached ones their columns; all rows are aligned to 16 bytes. The buffer was made
-        // for all that is written.
-        unsafe { launch.run([query_rows.max(key_rows) / TILE, heads, 3 * batch], [256, 1, 1]) }?;
+        // layout.query_rows(), and the cached ones their columns; all rows are aligned to 16 bytes. The caller's buffer
+        // was made for all that is written: with one job, v8 and v_tiles.
+        unsafe { launch.run([call.heads(), query_rows.max(key_rows) / TILE, jobs * layout.batch], [256, 1, 1]) }
+    }
 
-        // A driver that loads this kernel knows tensor maps too.
-        let launch = self.launch(CHOICE.file, "attention_e4m3_sm90")?.shared(SHARED_BYTES as u32)?;
-        let mut maps = [
-            tensor_map(q8, batch * query_rows, q_cols)?,
-            tensor_map(k8, batch * key_rows, kv_cols)?,
-            tensor_map(v8, batch * kv_cols, key_rows)?,
-        ];
-        let items = query_rows / TILE * heads * batch;
-        let mut pointers = [q_rows, k_tiles, v_tiles, out.address()];
-        let ints =
-            [out.stride(), batch, txt, img, layout.first_query(), cached_rows, heads, group, query_rows, key_rows];
+    /// What both kernels take; the maps are those of nothing.
+    fn e4m3_arguments(&self, call: &Call<'_>, v_tiles: u64) -> Result<Arguments> {
+        let (layout, [query_rows, key_rows]) = (call.layout, rows_of(call));
+        let none = sys::CUtensorMap { opaque: [0; 16] };
+        Ok(Arguments {
+            q: none,
+            k: none,
+            v: none,
+            q_rows: 0,
+            k_tiles: 0,
+            v_tiles,
+            norms: [0; 4],
+            out: call.out.address(),
+            ld_out: CHOICE.int(call.out.stride())?,
+            batch: CHOICE.int(layout.batch)?,
+            txt: CHOICE.int(layout.txt)?,
+            img: CHOICE.int(layout.image_stream())?,
+            first_query: CHOICE.int(layout.first_query())?,
+            cached: CHOICE.int(call.cached.map_or(0, |cached| cached.k.rows()))?,
+            heads: CHOICE.int(call.heads())?,
+            group: CHOICE.int(call.group())?,
+            query_rows: CHOICE.int(query_rows)?,
+            key_rows: CHOICE.int(key_rows)?,
+            // Scores are eighths of powers of two.
+            scale: 8.0 * call.scale(),
+        })
+    }
+
+    fn run_e4m3(&self, kernel: &'static str, call: &Call<'_>, mut arguments: Arguments) -> Result<()> {
+        let items = rows_of(call)[0] / TILE * call.heads() * call.layout.batch;
         CHOICE.int(items)?;
-        let mut ints = ints.into_iter().map(|value| CHOICE.int(value)).collect::<Result<Vec<i32>>>()?;
-        // Scores are eighths of powers of two.
-        let mut scale = 8.0 * call.scale();
-        let mut arguments: Vec<*mut c_void> = maps.iter_mut().map(|map| std::ptr::from_mut(map).cast()).collect();
-        arguments.extend(pointers.iter_mut().map(|pointer| std::ptr::from_mut(pointer).cast::<c_void>()));
-        arguments.extend(ints.iter_mut().map(|int| std::ptr::from_mut(int).cast::<c_void>()));
-        arguments.push(std::ptr::from_mut(&mut scale).cast());
-        // SAFETY: `arguments` are, in the order of `attention_e4m3_sm90`, three tensor maps, four pointers, ten ints
-        // and a float, all alive until the call returns; the shared memory is its `Shared` and its barriers. The maps
-        // cover exactly what the kernel before wrote. `out` has a row for each query, and nothing else of this call
-        // reads it.
-        unsafe { launch.run_raw([items.min(self.device().multiprocessors()), 1, 1], [THREADS, 1, 1], &mut arguments) }
+        let launch = self.launch(CHOICE.file, kernel)?.shared(SHARED_BYTES as u32)?;
+        let mut pointers: [*mut c_void; 1] = [std::ptr::from_mut(&mut arguments).cast()];
+        // SAFETY: the kernel takes `Arguments`, laid out as there; the shared memory is its `Shared` and its barriers.
+        // The maps cover what the kernels before wrote. `out` has a row for each query, and nothing else of this call
+        // reads it, but for the e4m3 queries of the same rows and head, which are read before.
+        unsafe { launch.run_raw([items.min(self.device().multiprocessors()), 1, 1], [THREADS, 1, 1], &mut pointers) }
     }
 }
 
-/// A map of dense rows of bytes, in boxes of TILE rows and of TILE bytes of each.
-fn tensor_map(address: u64, rows: usize, cols: usize) -> Result<sys::CUtensorMap> {
+/// A map of rows of bytes, in boxes of TILE rows and of TILE bytes of each.
+fn tensor_map(address: u64, rows: usize, cols: usize, stride: usize) -> Result<sys::CUtensorMap> {
     let columns = Axis { cells: cols, step: 1, in_box: TILE };
-    CHOICE.byte_tensor_map(address, [columns, Axis { cells: rows, step: cols, in_box: TILE }])
+    // A lone row's stride means nothing, and need not be aligned.
+    let step = if rows > 1 { stride } else { cols };
+    CHOICE.byte_tensor_map(address, [columns, Axis { cells: rows, step, in_box: TILE }])
 }
 
 #[cfg(test)]

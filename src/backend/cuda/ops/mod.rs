@@ -33,6 +33,7 @@ mod mul;
 mod norm_conv2d;
 mod patchify;
 mod project;
+mod project_attention;
 mod qk_norm_rope;
 pub(crate) mod quantise;
 mod relu;

@@ -61,6 +61,7 @@ struct Arguments {
     img: i32,
     rows_of_tiles: i32,
     key_tiles: i32,
+    heads_in_e4m3: i32,
 }
 
 /// How many rows of tiles are done together, so that no group of them is much smaller than the others.
@@ -75,6 +76,7 @@ type LowRank<'a> = (Tensor<Cuda>, &'a Weight);
 struct Operands<'a> {
     parts: Vec<(&'a Tensor<Cuda>, &'a Weight)>,
     low_rank: Vec<Option<LowRank<'a>>>,
+    heads_in_e4m3: bool,
 }
 
 /// Whether the kernel can take these operands: its tiles divide the weight's rows, and all tensors are aligned for TMA
@@ -106,15 +108,33 @@ impl Cuda {
         if operands.iter().all(|(_, weight)| weight.weight().is_int8() && weight.low_rank().is_none()) {
             return self.project_int8(operands, heads);
         }
+        match self.project_in_one(operands, heads, false)? {
+            Some(projection) => Ok(projection),
+            None => compose(self, operands, heads),
+        }
+    }
+
+    /// `project` in one kernel; none where it does not take the operands. With `heads_in_e4m3`, it takes weights in
+    /// e4m3 alone, and so are k and q: the first half of the bytes of each head, to the scale that their norms tell.
+    ///
+    /// Errors when `FLUX_PROJECT` names no kernel that is here.
+    pub(super) fn project_in_one(
+        &self,
+        operands: &[(&Operand<Cuda>, &Linear<Cuda>)],
+        heads: Option<&Heads<'_, Cuda>>,
+        heads_in_e4m3: bool,
+    ) -> Result<Option<Projection<Cuda>>> {
         let parts: Vec<_> = operands.iter().map(|(x, weight)| (x.tensor(), weight.weight())).collect();
         // In e4m3 the kernel leaves its sums in the tensor cores.
         let sums = |weight: &Weight| Ok(!weight.is_e4m3() || self.gemm()?.fast_accumulation());
         let has_factors = operands.iter().any(|(_, weight)| weight.low_rank().is_some());
         // Sums of e4m3 have no scales yet, which those of bf16 factors would need.
         let is_quantised = parts[0].1.quantised_kind().is_some();
-        let taken = takes(&parts, heads) && !(has_factors && is_quantised);
+        let taken = takes(&parts, heads)
+            && !(has_factors && is_quantised)
+            && (parts[0].1.is_e4m3() || !heads_in_e4m3);
         if !self.hopper_wanted(CHOICE)? || !taken || !sums(parts[0].1)? {
-            return compose(self, operands, heads);
+            return Ok(None);
         }
         let ready = parts.iter().map(|(_, weight)| self.ready(weight)).collect::<Result<Vec<_>>>()?;
         let parts: Vec<_> = parts.iter().zip(&ready).map(|((x, _), weight)| (*x, &**weight)).collect();
@@ -125,11 +145,11 @@ impl Cuda {
         let quantised: Vec<_> =
             parts.iter().zip(&fresh).map(|((x, weight), fresh)| (fresh.as_ref().unwrap_or(x), *weight)).collect();
         let low_rank = operands.iter().map(|(x, weight)| self.factors(x, weight)).collect::<Result<_>>()?;
-        self.run_project(&Operands { parts: quantised, low_rank }, heads, [dim, mlp], &out)?;
+        self.run_project(&Operands { parts: quantised, low_rank, heads_in_e4m3 }, heads, [dim, mlp], &out)?;
         let [k, v, q, mlp] = out.split_cols([dim, dim, dim, mlp]);
         let without_query = heads.map_or(0, |heads| heads.layout.rows_without_query());
         let ((_, q), (_, mlp)) = (q.split_rows(without_query), mlp.split_rows(without_query));
-        Ok(Projection { kvq: [k, v, q], mlp })
+        Ok(Some(Projection { kvq: [k, v, q], mlp }))
     }
 
     /// x down^T and up, where a layer has factors and x has rows.
@@ -145,7 +165,7 @@ impl Cuda {
         [dim, mlp]: [usize; 2],
         out: &Tensor<Cuda>,
     ) -> Result<()> {
-        let Operands { parts, low_rank } = operands;
+        let Operands { parts, low_rank, .. } = operands;
         // First of all, because a driver that loads this kernel knows tensor maps too.
         let kernel = match low_rank.iter().any(Option::is_some) {
             true => "project_low_rank_sm90",
@@ -181,7 +201,7 @@ fn is_short(rows: usize) -> bool {
 /// The kernel's arguments. `tall_tiles` rows of tiles need all columns, as do those that are short; `key_tiles` need
 /// only those of k and v.
 fn arguments(
-    Operands { parts, low_rank }: &Operands<'_>,
+    Operands { parts, low_rank, heads_in_e4m3 }: &Operands<'_>,
     heads: Option<&Heads<'_, Cuda>>,
     [dim, mlp]: [usize; 2],
     out: &Tensor<Cuda>,
@@ -233,6 +253,7 @@ fn arguments(
         img: CHOICE.int(layout.image_stream())?,
         rows_of_tiles: CHOICE.int(rows_of_tiles(tall_tiles))?,
         key_tiles: CHOICE.int(key_tiles)?,
+        heads_in_e4m3: i32::from(*heads_in_e4m3),
     })
 }
 

@@ -1,0 +1,151 @@
+//! `project_attention` in e4m3, where q and k have scales that their norms tell (cuda/project_sm90a.cu and
+//! cuda/attention_e4m3_sm90a.cu), against its composition and against attention in float32.
+
+use flux::backend::Memory;
+use flux::backend::cuda::Cuda;
+use flux::nn::{Linear, Operand};
+use flux::ops::{self, Attended, Heads, Pairs, Projection, QkNorm, Rope, TokenLayout};
+use flux::tensor::Tensor;
+use safetensors::Dtype;
+
+use crate::attention_e4m3::{self, Inputs, VARIABLE, error, exact};
+use crate::compare::{Shape, Weight, values, with_variable};
+use crate::{cuda_fp8, is_hopper, small};
+
+const HEAD_DIM: usize = 128;
+const FEATURES: usize = 144;
+
+/// A projection of text and image by one weight, or by one each.
+#[derive(Debug, Clone, Copy)]
+struct Case {
+    layout: TokenLayout,
+    heads: usize,
+    mlp: usize,
+    streams: bool,
+    /// Of the norms of q and k of images; those of texts have half of it.
+    gain: f32,
+}
+
+type Parts<'a> = Vec<(Operand<Cuda>, &'a Linear<Cuda>)>;
+
+impl Case {
+    /// What `project` and `attend` make of the same operands.
+    fn with<T>(&self, cuda: &Cuda, make: impl FnOnce(Parts<'_>, &Heads<'_, Cuda>) -> flux::Result<T>) -> T {
+        let dim = self.heads * HEAD_DIM;
+        let weight = |seed| {
+            let rows = 3 * dim + 2 * self.mlp;
+            let values: Vec<f32> = values(seed, rows * FEATURES).iter().map(|value| value / 16.0).collect();
+            Weight::new(&values, &[rows, FEATURES], Dtype::BF16).fp8(cuda)
+        };
+        let weights = [weight(2), weight(3)];
+        let norm = |seed, gain: f32| {
+            let vector = |seed| {
+                let values: Vec<f32> = values(seed, HEAD_DIM).iter().map(|value| value * gain).collect();
+                cuda.upload(&values, 1, HEAD_DIM).unwrap()
+            };
+            QkNorm { q: vector(seed), k: vector(seed + 1), eps: 1e-6 }
+        };
+        let norms = [norm(4, self.gain / 2.0), norm(6, self.gain)];
+        let (tokens, half) = (self.layout.tokens(), HEAD_DIM / 2);
+        let angles: Vec<f32> = values(9, tokens * half).iter().map(|v| v * 3.0).collect();
+        let table = |f: fn(f32) -> f32| {
+            cuda.upload_f32(&angles.iter().map(|a| f(*a)).collect::<Vec<_>>(), tokens, half).unwrap()
+        };
+        let rope = Rope { cos: table(f32::cos), sin: table(f32::sin), pairs: Pairs::Interleaved };
+        let heads = Heads { dim, norm: [&norms[0], &norms[1]], rope: &rope, layout: self.layout };
+        let x = Operand::from(Shape::dense(self.layout.rows(), FEATURES).tensor(cuda, 1));
+        let parts = if self.streams {
+            let (txt, img) = x.split_rows(self.layout.txt_rows());
+            vec![(txt, &weights[0]), (img, &weights[1])]
+        } else {
+            vec![(x, &weights[0])]
+        };
+        make(parts, &heads).unwrap()
+    }
+
+    fn run(&self, cuda: &Cuda) -> [Vec<f32>; 2] {
+        self.with(cuda, |parts, heads| downloaded(cuda, Tensor::project_attention(parts, heads)?))
+    }
+
+    fn composed(&self, cuda: &Cuda) -> [Vec<f32>; 2] {
+        self.with(cuda, |parts, heads| downloaded(cuda, ops::project_attention::compose(cuda, parts, heads)?))
+    }
+
+    /// Attention in float32 of what `project` alone makes.
+    fn exact(&self, cuda: &Cuda) -> Vec<f32> {
+        let [k, v, mut q] = self.with(cuda, |parts, heads| {
+            let parts = ops::project_attention::borrowed(&parts);
+            let Projection { kvq, .. } = Tensor::project(&parts, Some(heads))?;
+            Ok(kvq.map(|x| cuda.download(&x).unwrap()))
+        });
+        let skipped = self.layout.rows_without_query() * self.heads * HEAD_DIM;
+        q.splice(0..0, std::iter::repeat_n(0.0, skipped));
+        let inputs = Inputs { q, k, v, cached_k: Vec::new(), cached_v: Vec::new() };
+        attention_e4m3::case(self.layout, self.heads, self.heads, 0, 1.0).by_head(&inputs, exact)
+    }
+}
+
+fn downloaded(cuda: &Cuda, Attended { attn, mlp }: Attended<Cuda>) -> flux::Result<[Vec<f32>; 2]> {
+    Ok([cuda.download(&attn)?, if mlp.cols() > 0 { cuda.download(&mlp)? } else { Vec::new() }])
+}
+
+/// Tiles of both kernels that are full, that lack rows, and that have one; text and image of one weight and of two;
+/// queries of images alone; references; norms whose scores are of many powers of two.
+#[test]
+fn scales_of_norms_lose_no_more_than_those_of_rows_and_tiles() {
+    let Some(cuda) = cuda_fp8() else { return };
+    if std::env::var(VARIABLE).is_err() {
+        const TEST: &str = "project_attention::scales_of_norms_lose_no_more_than_those_of_rows_and_tiles";
+        let (passed, text) = with_variable(TEST, VARIABLE, "sm90-always");
+        text.lines().filter(|line| line.starts_with("Case")).for_each(|line| println!("{line}"));
+        assert!(passed && is_hopper(&cuda), "with {VARIABLE}: {text}");
+        return;
+    }
+    let layout = TokenLayout::new;
+    let references = |references, layout| TokenLayout { references, ..layout };
+    let mut layouts = vec![
+        layout(1, 0, 1),
+        layout(1, 5, 8),
+        layout(1, 0, 128),
+        layout(1, 128, 129),
+        layout(1, 130, 391),
+        layout(1, 130, 391).image_queries(),
+        layout(1, 300, 1).image_queries(),
+        layout(1, 512, 600).image_queries(),
+        references(60, layout(1, 45, 64)).image_queries(),
+        references(391, layout(1, 130, 70)),
+    ];
+    if !small() {
+        layouts.push(layout(1, 512, 1024));
+        layouts.push(layout(1, 320, 1936).image_queries());
+    }
+    for layout in layouts {
+        for (heads, mlp, streams, gain) in [(2, 128, false, 1.0), (4, 0, true, 1.0), (2, 384, true, 3.0)] {
+            let case = Case { layout, heads, mlp, streams, gain };
+            let (fused, composed, exact) = (case.run(&cuda), case.composed(&cuda), case.exact(&cuda));
+            assert!(fused[1] == composed[1], "{case:?}: mlp differs");
+            let [of_fused, of_composed] = [&fused, &composed].map(|made| error(&made[0], &exact));
+            println!("{case:?}: {of_fused:.4} from float32, by scales of rows and tiles {of_composed:.4}");
+            assert!(of_fused < 1.1 * of_composed + 0.002, "{case:?}: {of_fused}, composed {of_composed}");
+            assert!(case.run(&cuda) == fused, "{case:?}: two runs differ");
+        }
+    }
+    // Where rows of a sample lie apart, and weights are none of e4m3, it is the composition.
+    let batch = Case { layout: layout(2, 30, 200), heads: 2, mlp: 128, streams: false, gain: 1.0 };
+    assert!(batch.run(&cuda) == batch.composed(&cuda));
+    // Scores that would not fit are scaled down, and zeros see all keys alike.
+    for gain in [0.0, 300.0] {
+        let case = Case { layout: layout(1, 30, 300), gain, ..batch };
+        assert!(case.run(&cuda)[0].iter().all(|value| value.is_finite() && value.abs() < 100.0), "{gain}");
+    }
+}
+
+/// The composition rounds otherwise, so other values say that it did not run.
+#[test]
+fn long_sequences_of_one_sample_take_scales_of_norms() {
+    let Some(cuda) = cuda_fp8() else { return };
+    for (tokens, is_fused) in [(1023, false), (1024, true)] {
+        let case = Case { layout: TokenLayout::new(1, 0, tokens), heads: 2, mlp: 128, streams: false, gain: 1.0 };
+        assert_eq!(case.run(&cuda)[0] != case.composed(&cuda)[0], is_fused, "{tokens} tokens");
+    }
+}
