@@ -427,8 +427,8 @@ __device__ __forceinline__ void attend(const Arguments& args) {
 
 }  // namespace attention
 
-// A block has 128 queries, or the k or the v of 128 keys, of one head of one sample. Blocks of neighbouring heads follow
-// each other, because their columns do. With one job for a sample instead of three, only v is made.
+// A block has 128 queries, or the k or the v of 128 keys, of one head of one sample. Blocks of neighbouring heads
+// follow each other, because their columns do. With one job for a sample instead of three, only v is made.
 extern "C" __global__ void __launch_bounds__(256)
     attention_to_e4m3(const bf16* q, long long ld_q, const bf16* k, long long ld_k, const bf16* v, long long ld_v,
                       const bf16* cached_k, long long ld_cached_k, const bf16* cached_v, long long ld_cached_v,

@@ -4,8 +4,8 @@
 #include "common.cuh"
 
 // A head has 128 values whose squares add up to 128 before they are multiplied by the norm's weights. So no value is
-// larger than sqrt(128) times the largest weight, no head is longer, and rotating pairs changes neither. Of the heads of
-// text and image rows, whose norms are [128] each; for a whole warp.
+// larger than sqrt(128) times the largest weight, no head is longer, and rotating pairs changes neither. Of the heads
+// of text and image rows, whose norms are [128] each; for a whole warp.
 __device__ __forceinline__ float bound_of_heads(const bf16* txt_norm, const bf16* img_norm) {
     const int first = threadIdx.x % 32 * 4;
     float most = 0.f;

@@ -13,9 +13,9 @@
 //   low     [rows, rank] bf16, up [3 * dim + 2 * mlp, rank] bf16, in each part; the same boxes
 //   norms   [128] bf16: for q and k, of text rows (row < txt_rows) and of image rows
 //   cos, sin  [txt + img, 64] f32, row stride ld_table; a row's token as in qk_norm_rope.cu
-//   out     [rows, 3 * dim + mlp] bf16, row stride ld_out; the first rows may be keys only, and keep what lies behind v.
-//           k and q may be e4m3 where x and weight are: the 128 values of a head are the first half of its 256 bytes, to
-//           the scale that makes `bound_of_heads` of q or k 448
+//   out     [rows, 3 * dim + mlp] bf16, row stride ld_out; the first rows may be keys only, and keep what lies behind
+//           v. k and q may be e4m3 where x and weight are: the 128 values of a head are the first half of its 256
+//           bytes, to the scale that makes `bound_of_heads` of q or k 448
 //
 // Mapping   Two blocks, on two multiprocessors, make a tile of 256 rows and 256 columns, half of the rows each. A
 //           tile's columns are two heads, or 128 of gate and the same 128 of up. Each block fetches its own rows, and

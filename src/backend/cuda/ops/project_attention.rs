@@ -1,5 +1,5 @@
-//! `project_attention` by two kernels of Hopper: where attention is in e4m3, `project` stores q and k so. Elsewhere it is
-//! its composition.
+//! `project_attention` by two kernels of Hopper: where attention is in e4m3, `project` stores q and k so. Elsewhere it
+//! is its composition.
 
 use super::attention::Call;
 use super::attention_hopper::CHOICE;
