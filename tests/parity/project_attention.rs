@@ -2,7 +2,7 @@
 //! cuda/attention_e4m3_sm90a.cu), against its composition and against attention in float32.
 
 use flux::backend::Memory;
-use flux::backend::cuda::Cuda;
+use flux::backend::cuda::{Arithmetic, Cuda, GemmCache, Precision};
 use flux::nn::{Linear, Operand};
 use flux::ops::{self, Attended, Heads, Pairs, Projection, QkNorm, Rope, TokenLayout};
 use flux::tensor::Tensor;
@@ -24,6 +24,8 @@ struct Case {
     streams: bool,
     /// Of the norms of q and k of images; those of texts have half of it.
     gain: f32,
+    /// Whether weights are in e4m3.
+    fp8: bool,
 }
 
 type Parts<'a> = Vec<(Operand<Cuda>, &'a Linear<Cuda>)>;
@@ -35,7 +37,8 @@ impl Case {
         let weight = |seed| {
             let rows = 3 * dim + 2 * self.mlp;
             let values: Vec<f32> = values(seed, rows * FEATURES).iter().map(|value| value / 16.0).collect();
-            Weight::new(&values, &[rows, FEATURES], Dtype::BF16).fp8(cuda)
+            let weight = Weight::new(&values, &[rows, FEATURES], Dtype::BF16);
+            if self.fp8 { weight.fp8(cuda) } else { weight.linear(cuda) }
         };
         let weights = [weight(2), weight(3)];
         let norm = |seed, gain: f32| {
@@ -121,18 +124,25 @@ fn scales_of_norms_lose_no_more_than_those_of_rows_and_tiles() {
     }
     for layout in layouts {
         for (heads, mlp, streams, gain) in [(2, 128, false, 1.0), (4, 0, true, 1.0), (2, 384, true, 3.0)] {
-            let case = Case { layout, heads, mlp, streams, gain };
+            let case = Case { layout, heads, mlp, streams, gain, fp8: true };
             let (fused, composed, exact) = (case.run(&cuda), case.composed(&cuda), case.exact(&cuda));
             assert!(fused[1] == composed[1], "{case:?}: mlp differs");
             let [of_fused, of_composed] = [&fused, &composed].map(|made| error(&made[0], &exact));
             println!("{case:?}: {of_fused:.4} from float32, by scales of rows and tiles {of_composed:.4}");
-            assert!(of_fused < 1.1 * of_composed + 0.002, "{case:?}: {of_fused}, composed {of_composed}");
+            // Of few rows, errors of their own differ.
+            let most = if layout.query_rows() * heads < 256 { 2.0 } else { 1.1 };
+            assert!(of_fused < most * of_composed + 0.002, "{case:?}: {of_fused}, composed {of_composed}");
+            assert!(layout.tokens() < 100 || fused[0] != composed[0], "{case:?}: it did not run");
             assert!(case.run(&cuda) == fused, "{case:?}: two runs differ");
         }
     }
     // Where rows of a sample lie apart, and weights are none of e4m3, it is the composition.
-    let batch = Case { layout: layout(2, 30, 200), heads: 2, mlp: 128, streams: false, gain: 1.0 };
+    let batch = Case { layout: layout(2, 30, 200), heads: 2, mlp: 128, streams: false, gain: 1.0, fp8: true };
     assert!(batch.run(&cuda) == batch.composed(&cuda));
+    let native = Case { layout: layout(1, 30, 300), fp8: false, ..batch };
+    let arithmetic = Arithmetic { products: Precision::Bf16, fp8_attention: true };
+    let bf16 = Cuda::with(0, None, arithmetic, &GemmCache::Off).unwrap();
+    assert!(native.run(&bf16) == native.composed(&bf16));
     // Scores that would not fit are scaled down, and zeros see all keys alike.
     for gain in [0.0, 300.0] {
         let case = Case { layout: layout(1, 30, 300), gain, ..batch };
@@ -145,7 +155,8 @@ fn scales_of_norms_lose_no_more_than_those_of_rows_and_tiles() {
 fn long_sequences_of_one_sample_take_scales_of_norms() {
     let Some(cuda) = cuda_fp8() else { return };
     for (tokens, is_fused) in [(1023, false), (1024, true)] {
-        let case = Case { layout: TokenLayout::new(1, 0, tokens), heads: 2, mlp: 128, streams: false, gain: 1.0 };
+        let case =
+            Case { layout: TokenLayout::new(1, 0, tokens), heads: 2, mlp: 128, streams: false, gain: 1.0, fp8: true };
         assert_eq!(case.run(&cuda)[0] != case.composed(&cuda)[0], is_fused, "{tokens} tokens");
     }
 }

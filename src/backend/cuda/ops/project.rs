@@ -130,9 +130,7 @@ impl Cuda {
         let has_factors = operands.iter().any(|(_, weight)| weight.low_rank().is_some());
         // Sums of e4m3 have no scales yet, which those of bf16 factors would need.
         let is_quantised = parts[0].1.quantised_kind().is_some();
-        let taken = takes(&parts, heads)
-            && !(has_factors && is_quantised)
-            && (parts[0].1.is_e4m3() || !heads_in_e4m3);
+        let taken = takes(&parts, heads) && !(has_factors && is_quantised) && (parts[0].1.is_e4m3() || !heads_in_e4m3);
         if !self.hopper_wanted(CHOICE)? || !taken || !sums(parts[0].1)? {
             return Ok(None);
         }
