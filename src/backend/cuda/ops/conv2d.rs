@@ -1,11 +1,13 @@
 //! `conv2d` and its variants. Launches cuda/conv2d.cu: a GEMM over im2col rows, some pixels at a time,
-//! which serves every convolution on every GPU. For 3 x 3 convolutions whose channels are whole 16 bytes, and that keep
-//! the image's size or halve it, Hopper has kernels of its own, in `conv2d_sm90a`.
+//! which serves every convolution on every GPU; those of many channels gather their pixels while they multiply, in
+//! `conv2d_taps`. For 3 x 3 convolutions whose channels are whole 16 bytes, and that keep the image's size or halve it,
+//! Hopper has kernels of its own, in `conv2d_sm90a`.
 
 use std::ops::Range;
 
 use super::conv2d_input::{Between, Input};
 use super::conv2d_sm90a::{CHOICE, Call, Taps, takes};
+use super::conv2d_taps::{self, Place};
 use crate::backend::IM2COL_BYTES;
 use crate::backend::cuda::buffer::Buffer;
 use crate::backend::cuda::gemm::{Matrix, Product};
@@ -43,6 +45,16 @@ fn rows_seen(conv: Conv, [above, below]: [usize; 2], pixels: &Range<usize>) -> R
     let height = above + conv.height + below;
     let start = first.saturating_sub(conv.pad_before).min(height - 1);
     start..(last + conv.kernel).saturating_sub(conv.pad_before).clamp(start + 1, height)
+}
+
+/// 1 where the image is doubled.
+fn halvings(input: &Input<'_>) -> usize {
+    usize::from(matches!(input, Input::Doubled(_)))
+}
+
+/// Rows of pixels above and below the image, as large as the convolution sees them.
+fn halo_of_outputs(input: &Input<'_>) -> [usize; 2] {
+    input.halo().map(|rows| rows << halvings(input))
 }
 
 /// What is done with the sums of a convolution.
@@ -118,7 +130,13 @@ impl Cuda {
                     unsafe { self.gemm()?.run(&product.rows(rows)) }?;
                 }
             } else {
-                self.conv2d_rows(&mut input, weight, conv, &Product { m: rows, ..product })?;
+                let product = Product { m: rows, ..product };
+                if conv2d_taps::takes(&input, conv, &product) {
+                    rectify = false;
+                    self.conv2d_taps(&mut input, conv, &product, relu)?;
+                } else {
+                    self.conv2d_rows(&mut input, weight, conv, &product)?;
+                }
             }
         }
         let out = fresh.or(residual).expect("as above");
@@ -171,14 +189,25 @@ impl Cuda {
         Ok(Tensor::from_buffer(self, buffer, rows, n).into())
     }
 
+    /// `product` over the pixels of `input`, with its m rows, and rectified if `relu`.
+    fn conv2d_taps(&self, input: &mut Input<'_>, conv: Conv, product: &Product, relu: bool) -> Result<()> {
+        let (halvings, halo) = (halvings(input), halo_of_outputs(input));
+        // Where pixels are normed, some at a time, so that they take no more memory than im2col rows would.
+        for rows in pieces(product.m, 2 * input.source().cols()) {
+            let part = input.show(rows_seen(conv, halo, &rows))?;
+            let place = Place { conv, halo, first_row: rows.start, halvings };
+            self.run_taps(&part, &place, &product.rows(rows), relu)?;
+        }
+        Ok(())
+    }
+
     /// `product` over im2col rows of `input`, with its m rows.
     fn conv2d_rows(&self, input: &mut Input<'_>, weight: &Weight, conv: Conv, product: &Product) -> Result<()> {
         // The columns behind the last are zeros in im2col rows and in the weight, so that they may take part.
         let stride = weight.stride();
         let mut columns = None;
         let taps = conv.kernel * conv.kernel;
-        let halvings = usize::from(matches!(input, Input::Doubled(_)));
-        let halo @ [above, below] = input.halo().map(|rows| rows << halvings);
+        let (halvings, halo @ [above, below]) = (halvings(input), halo_of_outputs(input));
         for rows in pieces(product.m, 2 * stride) {
             let columns = match &columns {
                 Some(columns) => columns,

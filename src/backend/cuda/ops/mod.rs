@@ -16,6 +16,7 @@ mod concat;
 mod conv2d;
 pub(crate) mod conv2d_input;
 mod conv2d_sm90a;
+mod conv2d_taps;
 pub(crate) mod dequantise;
 mod elementwise;
 mod euler_step;

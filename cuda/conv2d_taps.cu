@@ -1,0 +1,185 @@
+// conv2d_taps: a convolution as a product whose left operand is gathered from the image, tap by tap
+//
+//   x       [pixels, channels]        element, row stride ld_x: as of im2col in conv2d.cu, with `first_y`, `above`, `height`
+//           and `halvings`
+//   weight  [out_channels, ld_weight] element: columns (ky, kx, channel)
+//   bias    [out_channels]            element
+//   residual  none, or [rows, out_channels] element, row stride ld_residual: added before the result is rounded
+//   out     [rows, out_channels]      element, row stride ld_out, for output pixels first_row .. first_row + rows
+//
+// Mapping   A block of four warps makes 128 pixels of 128 output channels, a warp 64 x 64 of these. Each step multiplies
+//           STEP channels of one tap, which cp.async fetched STAGES - 1 steps before; pixels outside the image are zeros.
+//           Blocks of the same pixels follow each other, so that x comes from L2.
+// Needs     channels % STEP == 0, out_channels % 8 == 0, rows 16-byte aligned
+#include "mma.cuh"
+
+namespace conv2d_taps {
+
+constexpr int ROWS = 128, COLS = 128, THREADS = 128;
+constexpr int WARP_ROWS = 64, WARP_COLS = 64;
+
+struct Arguments {
+    const element* x;
+    const element* weight;
+    const element* bias;
+    const element* residual;
+    element* out;
+    long long ld_x, ld_weight, ld_residual, ld_out;
+    int first_row, rows, channels, out_channels, height, width, kernel, stride, pad_before, out_width, above, first_y,
+        halvings, relu;
+};
+
+template <int STEP>
+struct Tile {
+    static constexpr int CHUNKS = STEP / 8, ROW_BYTES = STEP * 2;
+
+    __device__ static __forceinline__ uint32_t at(int row, int chunk) {
+        const int turn = CHUNKS >= 8 ? row & 7 : (row / (8 / CHUNKS)) & (CHUNKS - 1);
+        return row * ROW_BYTES + (chunk ^ turn) * 16;
+    }
+};
+
+template <int STEP, int STAGES>
+__device__ __forceinline__ void convolve(const Arguments& args) {
+    using T = Tile<STEP>;
+    constexpr int X_BYTES = ROWS * T::ROW_BYTES, STAGE_BYTES = X_BYTES + COLS * T::ROW_BYTES;
+    constexpr int AT_ONCE = THREADS / T::CHUNKS, COPIES = ROWS / AT_ONCE;
+    static_assert(ROWS == COLS && AT_ONCE % 8 == 0, "each thread copies as many chunks of either, all with the same turn");
+    extern __shared__ __align__(1024) unsigned char shared[];
+    const uint32_t base = uint32_t(__cvta_generic_to_shared(shared));
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    const int col_tiles = ceil_div(args.out_channels, COLS);
+    const int first_row = int(blockIdx.x) / col_tiles * ROWS, first_col = int(blockIdx.x) % col_tiles * COLS;
+
+    // Where the pixels under a thread's rows of the first tap are; rows behind the last see nothing.
+    const int my_row = threadIdx.x / T::CHUNKS, my_chunk = threadIdx.x % T::CHUNKS;
+    short2 corner[COPIES];
+#pragma unroll
+    for (int i = 0; i < COPIES; i++) {
+        const int row = first_row + my_row + i * AT_ONCE, pixel = args.first_row + row;
+        const int y = args.above + pixel / args.out_width * args.stride - args.pad_before;
+        const int x = pixel % args.out_width * args.stride - args.pad_before;
+        corner[i] = row < args.rows ? make_short2(x, y) : make_short2(-16384, -16384);
+    }
+    const uint32_t my_copy = base + T::at(my_row, my_chunk);
+    const element* weight = args.weight + (first_col + my_row) * args.ld_weight + my_chunk * 8;
+    const int steps_of_tap = args.channels / STEP, steps = args.kernel * args.kernel * steps_of_tap;
+    const element* from[COPIES];
+    unsigned inside = 0;
+    int kx = 0, ky = 0, of_tap = 0;
+    const auto load_stage = [&](int step, int stage) {
+        if (step < steps) {
+            if (of_tap == 0) {
+                inside = 0;
+#pragma unroll
+                for (int i = 0; i < COPIES; i++) {
+                    const int y = corner[i].y + ky, x = corner[i].x + kx;
+                    const bool is_inside = y >= 0 && y < args.height && x >= 0 && x < args.width;
+                    const int pixel = ((y >> args.halvings) - args.first_y) * (args.width >> args.halvings) +
+                                      (x >> args.halvings);
+                    from[i] = args.x + (is_inside ? pixel : 0) * args.ld_x + my_chunk * 8;
+                    inside |= unsigned(is_inside) << i;
+                }
+            }
+            const uint32_t to = my_copy + stage * STAGE_BYTES;
+#pragma unroll
+            for (int i = 0; i < COPIES; i++)
+                copy_16(to + i * AT_ONCE * T::ROW_BYTES, from[i] + of_tap * STEP, inside >> i & 1);
+#pragma unroll
+            for (int i = 0; i < COPIES; i++) {
+                const bool is_row = first_col + my_row + i * AT_ONCE < args.out_channels;
+                copy_16(to + X_BYTES + i * AT_ONCE * T::ROW_BYTES,
+                        weight + (is_row ? i * AT_ONCE * args.ld_weight : 0) + step * STEP, is_row);
+            }
+            if (++of_tap == steps_of_tap) {
+                of_tap = 0;
+                if (++kx == args.kernel) kx = 0, ky++;
+            }
+        }
+        commit_copies();  // also an empty group, so that the number of groups is the number of steps
+    };
+#pragma unroll
+    for (int stage = 0; stage < STAGES - 1; stage++) load_stage(stage, stage);
+
+    const int warp_row = warp / 2 * WARP_ROWS, warp_col = warp % 2 * WARP_COLS;
+    const uint32_t x_lane = base + T::at(warp_row + (lane & 15), lane >> 4);
+    const uint32_t w_lane = base + X_BYTES + T::at(warp_col + (lane & 7) + (lane >> 4) * 8, (lane >> 3) & 1);
+    float sums[WARP_ROWS / 16][WARP_COLS / 8][4] = {};
+    int stage = 0;
+    for (int step = 0; step < steps; step++) {
+        wait_copies<STAGES - 2>();
+        __syncthreads();
+        load_stage(step + STAGES - 1, stage == 0 ? STAGES - 1 : stage - 1);
+        const uint32_t x_tile = x_lane + stage * STAGE_BYTES, w_tile = w_lane + stage * STAGE_BYTES;
+#pragma unroll
+        for (int k = 0; k < STEP / 16; k++) {
+            uint32_t a[WARP_ROWS / 16][4], b[WARP_COLS / 16][4];
+#pragma unroll
+            for (int m = 0; m < WARP_ROWS / 16; m++) load_matrices(a[m], (x_tile ^ (k * 32)) + m * 16 * T::ROW_BYTES);
+#pragma unroll
+            for (int n = 0; n < WARP_COLS / 16; n++) load_matrices(b[n], (w_tile ^ (k * 32)) + n * 16 * T::ROW_BYTES);
+#pragma unroll
+            for (int m = 0; m < WARP_ROWS / 16; m++)
+#pragma unroll
+                for (int n = 0; n < WARP_COLS / 8; n++)
+                    multiply_add(sums[m][n], a[m], b[n / 2][n % 2 * 2], b[n / 2][n % 2 * 2 + 1]);
+        }
+        stage = stage + 1 == STAGES ? 0 : stage + 1;
+    }
+
+    // Through shared memory, so that loads and stores are 16 bytes wide. Rows of 256 bytes, as two tiles side by side.
+    wait_copies<0>();
+    __syncthreads();
+    using O = Tile<64>;
+    const auto at = [](int row, int col) {
+        return col / 64 * (ROWS * O::ROW_BYTES) + O::at(row, col % 64 / 8) + col % 8 * 2;
+    };
+    const auto each_chunk = [&](auto body) {
+#pragma unroll 4
+        for (int i = threadIdx.x; i < ROWS * COLS / 8; i += THREADS) {
+            const int row = i / (COLS / 8), col = i % (COLS / 8) * 8;
+            if (first_row + row < args.rows && first_col + col < args.out_channels)
+                body(first_row + row, first_col + col, reinterpret_cast<uint4*>(shared + at(row, col)));
+        }
+    };
+    if (args.residual) {
+        each_chunk([&](long long row, int col, uint4* to) {
+            *to = *reinterpret_cast<const uint4*>(args.residual + row * args.ld_residual + col);
+        });
+        __syncthreads();
+    }
+#pragma unroll
+    for (int n = 0; n < WARP_COLS / 8; n++) {
+        const int col = warp_col + n * 8 + lane % 4 * 2;
+        float bias[2] = {0.f, 0.f};
+        if (first_col + col < args.out_channels)
+            unpack_pair(*reinterpret_cast<const uint32_t*>(args.bias + first_col + col), bias[0], bias[1]);
+#pragma unroll
+        for (int m = 0; m < WARP_ROWS / 16; m++)
+#pragma unroll
+            for (int half = 0; half < 2; half++) {
+                const int row = warp_row + m * 16 + half * 8 + lane / 4;
+                uint32_t* place = reinterpret_cast<uint32_t*>(shared + at(row, col));
+                float pair[2] = {sums[m][n][half * 2] + bias[0], sums[m][n][half * 2 + 1] + bias[1]};
+                if (args.residual) {
+                    float more[2];
+                    unpack_pair(*place, more[0], more[1]);
+                    pair[0] += more[0], pair[1] += more[1];
+                }
+                if (args.relu) pair[0] = fmaxf(pair[0], 0.f), pair[1] = fmaxf(pair[1], 0.f);
+                *place = pack_pair(pair[0], pair[1]);
+            }
+    }
+    __syncthreads();
+    each_chunk([&](long long row, int col, uint4* from) {
+        *reinterpret_cast<uint4*>(args.out + row * args.ld_out + col) = *from;
+    });
+}
+
+}  // namespace conv2d_taps
+
+// Three stages of 16 KiB: two blocks find room where a multiprocessor has 100 KiB of shared memory.
+extern "C" __global__ void __launch_bounds__(128, 2)
+    conv2d_taps_32(const __grid_constant__ conv2d_taps::Arguments args) {
+    conv2d_taps::convolve<32, 3>(args);
+}

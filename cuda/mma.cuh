@@ -1,0 +1,74 @@
+// Copies to shared memory beside other work, and multiplies of warps, on every GPU since Turing.
+#pragma once
+
+#include "common.cuh"
+
+#if __CUDA_ARCH__ >= 800
+
+__device__ __forceinline__ void copy_16(uint32_t to, const void* from, bool inside) {
+    // With a source size of 0 nothing is read and zeros are written.
+    int bytes = inside ? 16 : 0;
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(bytes) : "memory");
+}
+
+__device__ __forceinline__ void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+
+template <int PENDING>
+__device__ __forceinline__ void wait_copies() {
+    asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory");
+}
+
+#else
+
+// Without cp.async a copy is done when the thread goes on; others see it behind the next __syncthreads.
+__device__ __forceinline__ void copy_16(uint32_t to, const void* from, bool inside) {
+    const uint4 chunk = inside ? *static_cast<const uint4*>(from) : make_uint4(0, 0, 0, 0);
+    asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(chunk.x), "r"(chunk.y), "r"(chunk.z),
+                 "r"(chunk.w)
+                 : "memory");
+}
+
+__device__ __forceinline__ void commit_copies() {}
+
+template <int PENDING>
+__device__ __forceinline__ void wait_copies() {}
+
+#endif
+
+__device__ __forceinline__ void load_matrices(uint32_t (&m)[4], uint32_t address) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(m[0]), "=r"(m[1]), "=r"(m[2]), "=r"(m[3])
+                 : "r"(address)
+                 : "memory");
+}
+
+__device__ __forceinline__ void load_matrices_transposed(uint32_t (&m)[4], uint32_t address) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(m[0]), "=r"(m[1]), "=r"(m[2]), "=r"(m[3])
+                 : "r"(address)
+                 : "memory");
+}
+
+// c [16, 8] += a [16, 16] b [16, 8]
+__device__ __forceinline__ void multiply_add(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+#ifndef ELEMENT_F16
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
+        "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+#elif __CUDA_ARCH__ >= 800
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 "
+        "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+#else
+    // Half the depth at a time: a[0], a[1] and b0 are of the first eight columns.
+    const auto eight = [&](uint32_t top, uint32_t bottom, uint32_t b) {
+        asm("mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5}, {%6}, {%0, %1, %2, %3};"
+            : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+            : "r"(top), "r"(bottom), "r"(b));
+    };
+    eight(a[0], a[1], b0);
+    eight(a[2], a[3], b1);
+#endif
+}

@@ -1,0 +1,118 @@
+//! Launches cuda/conv2d_taps.cu: convolutions of several taps on GPUs without kernels of their own for them.
+
+use std::ffi::c_void;
+
+use super::conv2d_input::{Input, InputBand};
+use crate::backend::cuda::gemm::{Matrix, Product};
+use crate::backend::cuda::launch;
+use crate::backend::cuda::{Cuda, all_aligned};
+use crate::error::Result;
+use crate::ops::Conv;
+
+const KERNEL: &str = "conv2d_taps_32";
+/// `ROWS`, `COLS` and `THREADS` of cuda/conv2d_taps.cu, and the step and stages of its kernel.
+const ROWS: usize = 128;
+const COLS: usize = 128;
+const THREADS: usize = 128;
+const STEP: usize = 32;
+const STAGES: usize = 3;
+const SHARED_BYTES: usize = STAGES * (ROWS + COLS) * STEP * 2;
+/// Pixels of a side are 16-bit numbers there.
+const MOST_SIDE: usize = 1 << 14; // and some rows of a halo fit beside it
+
+/// `Arguments` in cuda/conv2d_taps.cu, field by field.
+#[repr(C)]
+struct Arguments {
+    x: u64,
+    weight: u64,
+    bias: u64,
+    residual: u64,
+    out: u64,
+    ld_x: i64,
+    ld_weight: i64,
+    ld_residual: i64,
+    ld_out: i64,
+    first_row: i32,
+    rows: i32,
+    channels: i32,
+    out_channels: i32,
+    height: i32,
+    width: i32,
+    kernel: i32,
+    stride: i32,
+    pad_before: i32,
+    out_width: i32,
+    above: i32,
+    first_y: i32,
+    halvings: i32,
+    relu: i32,
+}
+
+/// Where the pixels of a piece are.
+pub(super) struct Place {
+    pub conv: Conv,
+    /// Rows of pixels of the halo, after doubling.
+    pub halo: [usize; 2],
+    /// The piece's first output pixel.
+    pub first_row: usize,
+    /// 1 where the input is doubled.
+    pub halvings: usize,
+}
+
+/// Whether the kernel takes a product of gathered pixels.
+pub(super) fn takes(input: &Input<'_>, conv: Conv, product: &Product) -> bool {
+    let channels = input.source().cols();
+    let aligned = |matrix: Matrix| matrix.address.is_multiple_of(16) && matrix.stride.is_multiple_of(8);
+    let outputs = product.n.is_multiple_of(8) && [product.out, product.weight].into_iter().all(aligned);
+    input.aligned()
+        && channels > 0
+        && channels.is_multiple_of(STEP)
+        && outputs
+        && product.residual.is_none_or(aligned)
+        && product.scales.is_none()
+        && conv.width.max(conv.height) < MOST_SIDE
+}
+
+impl Cuda {
+    /// `product` over the pixels of a piece; one that [`takes`] allowed.
+    pub(super) fn run_taps(&self, part: &InputBand, place: &Place, product: &Product, relu: bool) -> Result<()> {
+        let Place { conv, halo: [above, below], first_row, halvings } = *place;
+        let x = &part.pixels;
+        debug_assert!(all_aligned(&[x]), "`takes` looked at it");
+        let int = |value: usize| launch::int(value, || format!("kernel `{KERNEL}`"));
+        let mut arguments = Arguments {
+            x: x.address(),
+            weight: product.weight.address,
+            bias: product.bias.unwrap_or(0),
+            residual: product.residual.map_or(0, |residual| residual.address),
+            out: product.out.address,
+            ld_x: x.stride() as i64,
+            ld_weight: product.weight.stride as i64,
+            ld_residual: product.residual.map_or(0, |residual| residual.stride as i64),
+            ld_out: product.out.stride as i64,
+            first_row: int(first_row)?,
+            rows: int(product.m)?,
+            channels: int(x.cols())?,
+            out_channels: int(product.n)?,
+            height: int(above + conv.height + below)?,
+            width: int(conv.width)?,
+            kernel: int(conv.kernel)?,
+            stride: int(conv.stride)?,
+            pad_before: int(conv.pad_before)?,
+            out_width: int(conv.out_width())?,
+            above: int(above)?,
+            first_y: int(part.first)?,
+            halvings: int(halvings)?,
+            relu: i32::from(relu),
+        };
+        let launch = self.launch("conv2d_taps", KERNEL)?.shared(SHARED_BYTES as u32)?;
+        let blocks = product.m.div_ceil(ROWS) * product.n.div_ceil(COLS);
+        let mut pointers: [*mut c_void; 1] = [std::ptr::from_mut(&mut arguments).cast()];
+        // SAFETY: the kernel takes `Arguments`, laid out as there, with THREADS threads and SHARED_BYTES of shared
+        // memory. It reads inside the image and its halo only, and of it the rows that `rows_seen` said, which `part` has;
+        // `takes` found all rows aligned; the weight has product.n rows of taps * channels values, of whole steps, the
+        // bias as many values, and out and residual product.m rows. A block reads the cells of the residual that it
+        // writes, and no others.
+        unsafe { launch.run_raw([blocks, 1, 1], [THREADS, 1, 1], &mut pointers) }
+    }
+}
