@@ -1,15 +1,15 @@
 // conv2d_taps: a convolution as a product whose left operand is gathered from the image, tap by tap
 //
-//   x       [pixels, channels]        element, row stride ld_x: as of im2col in conv2d.cu, with `first_y`, `above`, `height`
-//           and `halvings`
+//   x       [pixels, channels]        element, row stride ld_x: as of im2col in conv2d.cu, with `first_y`, `above`,
+//           `height` and `halvings`
 //   weight  [out_channels, ld_weight] element: columns (ky, kx, channel)
 //   bias    [out_channels]            element
 //   residual  none, or [rows, out_channels] element, row stride ld_residual: added before the result is rounded
 //   out     [rows, out_channels]      element, row stride ld_out, for output pixels first_row .. first_row + rows
 //
-// Mapping   A block of four warps makes 128 pixels of 128 output channels, a warp 64 x 64 of these. Each step multiplies
-//           STEP channels of one tap, which cp.async fetched STAGES - 1 steps before; pixels outside the image are zeros.
-//           Blocks of the same pixels follow each other, so that x comes from L2.
+// Mapping   A block of four warps makes 128 pixels of 128 output channels, a warp 64 x 64 of these. Each step
+//           multiplies STEP channels of one tap, which cp.async fetched STAGES - 1 steps before; pixels outside the
+//           image are zeros. Blocks of the same pixels follow each other, so that x comes from L2.
 // Needs     channels % STEP == 0, out_channels % 8 == 0, rows 16-byte aligned
 #include "mma.cuh"
 
@@ -44,7 +44,7 @@ __device__ __forceinline__ void convolve(const Arguments& args) {
     using T = Tile<STEP>;
     constexpr int X_BYTES = ROWS * T::ROW_BYTES, STAGE_BYTES = X_BYTES + COLS * T::ROW_BYTES;
     constexpr int AT_ONCE = THREADS / T::CHUNKS, COPIES = ROWS / AT_ONCE;
-    static_assert(ROWS == COLS && AT_ONCE % 8 == 0, "each thread copies as many chunks of either, all with the same turn");
+    static_assert(ROWS == COLS && AT_ONCE % 8 == 0, "threads copy as many chunks of either, with one turn");
     extern __shared__ __align__(1024) unsigned char shared[];
     const uint32_t base = uint32_t(__cvta_generic_to_shared(shared));
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
@@ -152,7 +152,7 @@ __device__ __forceinline__ void convolve(const Arguments& args) {
     for (int n = 0; n < WARP_COLS / 8; n++) {
         const int col = warp_col + n * 8 + lane % 4 * 2;
         float bias[2] = {0.f, 0.f};
-        if (first_col + col < args.out_channels)
+        if (args.bias && first_col + col < args.out_channels)
             unpack_pair(*reinterpret_cast<const uint32_t*>(args.bias + first_col + col), bias[0], bias[1]);
 #pragma unroll
         for (int m = 0; m < WARP_ROWS / 16; m++)
@@ -166,7 +166,8 @@ __device__ __forceinline__ void convolve(const Arguments& args) {
                     unpack_pair(*place, more[0], more[1]);
                     pair[0] += more[0], pair[1] += more[1];
                 }
-                if (args.relu) pair[0] = fmaxf(pair[0], 0.f), pair[1] = fmaxf(pair[1], 0.f);
+                // What is no number stays none.
+                if (args.relu) pair[0] = pair[0] < 0.f ? 0.f : pair[0], pair[1] = pair[1] < 0.f ? 0.f : pair[1];
                 *place = pack_pair(pair[0], pair[1]);
             }
     }

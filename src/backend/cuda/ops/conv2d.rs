@@ -192,8 +192,8 @@ impl Cuda {
     /// `product` over the pixels of `input`, with its m rows, and rectified if `relu`.
     fn conv2d_taps(&self, input: &mut Input<'_>, conv: Conv, product: &Product, relu: bool) -> Result<()> {
         let (halvings, halo) = (halvings(input), halo_of_outputs(input));
-        // Where pixels are normed, some at a time, so that they take no more memory than im2col rows would.
-        for rows in pieces(product.m, 2 * input.source().cols()) {
+        for band in input.bands(conv.out_height()) {
+            let rows = band.start * conv.out_width()..band.end * conv.out_width();
             let part = input.show(rows_seen(conv, halo, &rows))?;
             let place = Place { conv, halo, first_row: rows.start, halvings };
             self.run_taps(&part, &place, &product.rows(rows), relu)?;
