@@ -111,9 +111,9 @@ impl Cuda {
         let mut pointers: [*mut c_void; 1] = [std::ptr::from_mut(&mut arguments).cast()];
         // SAFETY: the kernel takes `Arguments`, laid out as there, with THREADS threads and SHARED_BYTES of shared
         // memory. It reads inside the image and its halo only, and of it the rows that `rows_seen` said, which `part`
-        // has; `takes` found all rows aligned; the weight has product.n rows of taps * channels values, of whole steps, the
-        // bias as many values, and out and residual product.m rows. A block reads the cells of the residual that it
-        // writes, and no others.
+        // has; `takes` found all rows aligned; the weight has product.n rows of taps * channels values, of whole steps,
+        // the bias as many values, and out and residual product.m rows. A block reads the cells of the residual that
+        // it writes, and no others.
         unsafe { launch.run_raw([blocks, 1, 1], [THREADS, 1, 1], &mut pointers) }
     }
 }
