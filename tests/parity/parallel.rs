@@ -240,7 +240,7 @@ fn ranks_share_references_and_guidance() {
         let references = vec![picture(96, 80), picture(32, 16)];
         let request = Request { references, ..sized("a cat", [96, 80]) };
         assert_near(place, &default_model(), &request, 1, "references");
-        if !matches!(place, Place::OneGpu(2, _) | Place::OneEach(..)) {
+        if !matches!(place, Place::OneGpu(2, _) | Place::OneEach(2, _)) {
             continue;
         }
         let guided = Request { guidance: Some(3.0), negative: Some("rain".to_string()), ..sized("a cat", [80, 48]) };
