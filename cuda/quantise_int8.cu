@@ -13,7 +13,7 @@
 // Bytes     rows * cols * 3.   4608 x 3072: 42.5 MB
 // Bound     HBM. 42.5 MB at 3.35 TB/s (H100) = 12.7 us; shuffles, 70.8 M lanes, 32 in a cycle of each of 132 SM at
 //           1.755 GHz (H100) = 9.5 us
-// Measured  never yet
+// Measured  4608 x 3072 in groups of 256 24 us, 1.75 TB/s (H100)
 #include "int8.cuh"
 
 static constexpr int MAX_CHUNKS = 4;
