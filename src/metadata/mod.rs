@@ -98,16 +98,9 @@ impl Metadata {
     }
 }
 
-/// The JPEG with XMP behind its EXIF, of which `check_jpeg` has found no fault.
-pub(crate) fn with_xmp(jpeg: &mut Vec<u8>, xmp: &str) {
-    let mut at = 2;
-    // APP0 and APP1 come first.
-    while let Some(&[0xFF, 0xE0 | 0xE1, high, low]) = jpeg.get(at..).and_then(<[u8]>::first_chunk) {
-        at += 2 + usize::from(u16::from_be_bytes([high, low]));
-    }
-    let length = (2 + XMP_HEADER.len() + xmp.len()) as u16;
-    let segment = [&[0xFF, 0xE1], &length.to_be_bytes()[..], XMP_HEADER, xmp.as_bytes()].concat();
-    jpeg.splice(at..at, segment);
+/// The segment APP1 of a JPEG that holds XMP.
+pub(crate) fn xmp_segment(xmp: &str) -> Vec<u8> {
+    [XMP_HEADER, xmp.as_bytes()].concat()
 }
 
 fn xmp(recipe: Option<&str>, source: Option<DigitalSource>) -> String {

@@ -6,9 +6,8 @@ mod template;
 
 use std::path::Path;
 
-use image::codecs::jpeg::JpegEncoder;
-use image::{ExtendedColorType, ImageEncoder};
 use image_webp::{ColorType, WebPEncoder};
+use jpeg_encoder::SamplingFactor;
 
 pub use self::target::Target;
 pub use self::template::{NameFields, NameTemplate, date};
@@ -79,16 +78,18 @@ pub fn encode(image: &Rgb, format: ImageFormat, metadata: &Metadata) -> Result<V
 ///
 /// Errors when the format cannot hold the size or a text.
 pub fn encode_jpeg(image: &Rgb, quality: u8, metadata: &Metadata) -> Result<Vec<u8>> {
-    let [width, height] = sides(image)?;
+    let side = |pixels: usize| u16::try_from(pixels).map_err(|_| does_not_fit(image));
+    let [width, height] = [side(image.width)?, side(image.height)?];
     metadata.check_jpeg()?;
     let mut file = Vec::new();
-    let mut encoder = JpegEncoder::new_with_quality(&mut file, quality);
-    metadata
-        .exif()
-        .map_or(Ok(()), |exif| encoder.set_exif_metadata(exif).map_err(image::ImageError::Unsupported))
-        .and_then(|()| encoder.write_image(&image.bytes, width, height, ExtendedColorType::Rgb8))
+    let mut encoder = jpeg_encoder::Encoder::new(&mut file, quality);
+    // Colours at full resolution: edges between strong ones are seen.
+    encoder.set_sampling_factor(SamplingFactor::F_1_1);
+    let exif = metadata.exif().map_or(Ok(()), |exif| encoder.add_exif_metadata(&exif));
+    let xmp = metadata.xmp().map_or(Ok(()), |xmp| encoder.add_app_segment(1, metadata::xmp_segment(&xmp)));
+    exif.and(xmp)
+        .and_then(|()| encoder.encode(&image.bytes, width, height, jpeg_encoder::ColorType::Rgb))
         .map_err(|e| Error::new(format!("cannot encode the image: {e}")))?;
-    metadata.xmp().iter().for_each(|xmp| metadata::with_xmp(&mut file, xmp));
     Ok(file)
 }
 
@@ -119,12 +120,12 @@ pub fn encode_transparent(image: &Rgb, alpha: &[u8]) -> Result<Vec<u8>> {
 ///
 /// Errors when no file format holds them.
 fn sides(image: &Rgb) -> Result<[u32; 2]> {
-    let side = |pixels: usize| {
-        u32::try_from(pixels).map_err(|_| {
-            Error::new(format!("an image of {}x{} does not fit the file format", image.width, image.height))
-        })
-    };
+    let side = |pixels: usize| u32::try_from(pixels).map_err(|_| does_not_fit(image));
     Ok([side(image.width)?, side(image.height)?])
+}
+
+fn does_not_fit(image: &Rgb) -> Error {
+    Error::new(format!("an image of {}x{} does not fit the file format", image.width, image.height))
 }
 
 /// Whether a `tEXt` chunk may hold it: printable characters of Latin-1, and line feeds.
