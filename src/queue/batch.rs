@@ -91,7 +91,7 @@ impl Batch {
 
     /// What is sent of a job.
     ///
-    /// Errors when it is too long.
+    /// Errors as [`JobMessage::to_bytes`].
     pub fn message(&self, job: &Planned) -> Result<Vec<u8>> {
         let place = format!("{} {} {}", self.id, job.line, job.n);
         let message = JobMessage {

@@ -139,8 +139,9 @@ impl JobMessage {
 
     /// What is sent.
     ///
-    /// Errors when it is too long.
+    /// Errors when it is too long, or no worker would take it.
     pub fn to_bytes(&self) -> Result<Vec<u8>> {
+        self.check()?;
         let bytes = serde_json::to_vec(self).map_err(|e| Error::usage(format!("cannot write the job: {e}")))?;
         if bytes.len() <= MOST_BYTES {
             return Ok(bytes);
@@ -301,6 +302,16 @@ mod tests {
             let read = JobMessage::read(&job.to_bytes().unwrap()).unwrap();
             assert_eq!(read, job);
             assert_eq!(super::key(&ModelRecipe::default(), &read.recipe, read.format).unwrap(), job.key);
+        }
+    }
+
+    #[test]
+    fn what_no_worker_takes_is_not_sent() {
+        let adapter = AdapterFile { file: format!("in/{}", blake3::hash(b"adapter")).into(), strength: 1.0 };
+        for (count, is_sent) in [(MOST_ADAPTERS, true), (MOST_ADAPTERS + 1, false)] {
+            let recipe = Recipe { adapters: vec![adapter.clone(); count], ..sample().recipe };
+            let sent = JobMessage { recipe, ..sample() }.to_bytes();
+            assert_eq!(sent.is_ok(), is_sent, "{count} adapters");
         }
     }
 
