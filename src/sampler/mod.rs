@@ -5,7 +5,7 @@ mod portable;
 pub mod schedule;
 pub mod times;
 
-pub use noise::{Noise, Rng, Start, noise};
+pub use noise::{Drawing, Noise, Rng, Start, noise};
 pub use schedule::{Schedule, ScheduleKind, Shift, empirical_shift};
 
 use crate::backend::Backend;

@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::str::FromStr;
+use std::thread::JoinHandle;
 
 use rand_mt::Mt;
 use rayon::prelude::*;
@@ -77,11 +78,22 @@ pub struct Noise {
     /// The values of one image, in the order in which they are drawn.
     planes: Vec<f32>,
     packed: Vec<f32>,
+    /// What was drawn last; none where some of it was given.
+    drawn: Option<Drawn>,
 }
 
+/// The seeds of images, and channels, height and width of each.
+type Drawn = (Vec<(Rng, u64)>, [usize; 3]);
+
 impl Noise {
-    /// Draws or takes the noise of one image for each of `starts`.
+    /// Draws or takes the noise of one image for each of `starts`, unless it was drawn last.
     pub fn fill(&mut self, starts: &[Start<'_>], channels: usize, height: usize, width: usize) {
+        if self.is_drawn(starts, channels, height, width) {
+            return;
+        }
+        let drawn = seeds(starts).map(|seeds| (seeds, [channels, height, width]));
+        // Until it is whole it is nothing that is known.
+        self.drawn = None;
         let tokens = height * width;
         self.planes.resize(channels * tokens, 0.0);
         self.packed.resize(starts.len() * channels * tokens, 0.0);
@@ -96,11 +108,47 @@ impl Noise {
             }
             pack(&self.planes, packed, channels, tokens);
         }
+        self.drawn = drawn;
+    }
+
+    /// Whether this is the noise of `starts`. Nothing is known of what was given.
+    pub fn is_drawn(&self, starts: &[Start<'_>], channels: usize, height: usize, width: usize) -> bool {
+        let Some((drawn, size)) = &self.drawn else { return false };
+        *size == [channels, height, width] && seeds(starts).as_ref() == Some(drawn)
     }
 
     /// What was drawn or taken last: [images * height * width, channels].
     pub fn values(&self) -> &[f32] {
         &self.packed
+    }
+}
+
+/// The seeds of noise that is drawn, where all of it is.
+fn seeds(starts: &[Start<'_>]) -> Option<Vec<(Rng, u64)>> {
+    let seed = |start: &Start<'_>| match start {
+        Start::Seed(rng, seed) => Some((*rng, *seed)),
+        Start::Given(_) => None,
+    };
+    starts.iter().map(seed).collect()
+}
+
+/// Noise that is there, or that another thread draws.
+pub enum Drawing {
+    /// It is there.
+    Drawn(Noise),
+    /// A thread draws it.
+    OnThread(JoinHandle<Noise>),
+}
+
+impl Drawing {
+    /// The noise. Waits for the thread.
+    ///
+    /// Errors when it panicked.
+    pub fn finish(self) -> Result<Noise> {
+        match self {
+            Self::Drawn(noise) => Ok(noise),
+            Self::OnThread(thread) => thread.join().map_err(|_| Error::new("the thread that draws the noise panicked")),
+        }
     }
 }
 
@@ -217,13 +265,34 @@ mod tests {
     #[test]
     fn memory_that_was_used_before_changes_no_noise() {
         let mut reused = Noise::default();
-        for (seed, samples, height, width) in
-            [(5, 1, 8, 8), (5, 3, 4, 6), (8, 2, 16, 16), (u64::MAX - 1, 2, 2, 2), (1, 1, 3, 5)]
-        {
+        for (seed, samples, height, width) in [
+            (5, 1, 8, 8),
+            (5, 1, 8, 8),
+            (5, 3, 4, 6),
+            (5, 3, 6, 4),
+            (8, 2, 16, 16),
+            (u64::MAX - 1, 2, 2, 2),
+            (1, 1, 3, 5),
+        ] {
             let starts: Vec<_> = (0..samples).map(|i| Start::Seed(Rng::Torch, seed + i)).collect();
             reused.fill(&starts, 32, height, width);
+            assert!(reused.is_drawn(&starts, 32, height, width) && !reused.is_drawn(&starts, 32, height, width + 1));
             let expected: Vec<f32> = (0..samples).flat_map(|i| noise(seed + i, 32, height, width)).collect();
             assert!(reused.values() == expected, "{samples} of {height} x {width}");
         }
+    }
+
+    #[test]
+    fn noise_that_was_given_is_taken_anew_and_is_not_that_of_a_seed() {
+        let (mut reused, seed) = (Noise::default(), [Start::Seed(Rng::Torch, 1)]);
+        for given in [[1.0; 64], [2.0; 64]] {
+            reused.fill(&seed, 4, 4, 4);
+            assert!(reused.values() == noise(1, 4, 4, 4));
+            reused.fill(&[Start::Given(&given)], 4, 4, 4);
+            assert_eq!(reused.values(), given);
+            assert!(!reused.is_drawn(&seed, 4, 4, 4));
+        }
+        reused.fill(&[Start::Seed(Rng::Portable, 1)], 4, 4, 4);
+        assert!(reused.values() != noise(1, 4, 4, 4));
     }
 }

@@ -4,7 +4,6 @@ use std::borrow::Cow;
 use std::mem;
 use std::ops::Range;
 use std::sync::{Arc, PoisonError};
-use std::thread::JoinHandle;
 
 use crate::backend::{Backend, RepeatedWork};
 use crate::error::{Error, Result};
@@ -26,7 +25,7 @@ use crate::pipeline::session::frame::{Frame, partial_steps};
 use crate::pipeline::session::partial::PartialSteps;
 use crate::pipeline::session::references::{ImageLatents, Images, make_reference_cache};
 use crate::pipeline::session::text::TextFeatures;
-use crate::sampler::{Evaluations, Noise, Schedule, times};
+use crate::sampler::{Drawing, Evaluations, Noise, Schedule, times};
 use crate::stage::Caller;
 use crate::stage::Stage;
 use crate::tensor::Tensor;
@@ -80,13 +79,13 @@ pub(crate) struct DenoiseInputs<'a, B: Backend> {
 }
 
 impl<B: Backend> Denoising<B> {
-    /// Does everything before the first step, for at most `count` images. `noise` is the thread that draws the noise.
+    /// Does everything before the first step, for at most `count` images.
     ///
     /// Errors when memory runs out, or the caller cancels.
     pub(crate) fn prepare(
         residency: &Residency<B>,
         DenoiseInputs { txt, images, adapters, frame }: DenoiseInputs<'_, B>,
-        noise: JoinHandle<Noise>,
+        noise: Drawing,
         (prepared, count): (&Prepared, usize),
         caller: &Caller<'_>,
         clock: &mut Clock<B>,
@@ -172,7 +171,7 @@ impl<B: Backend> Denoising<B> {
             made: 0,
         };
         let context = Box::new(Contexts::new(&transformer, texts, references, early)?);
-        let drawn = noise.join().map_err(|_| Error::new("the thread that draws the noise panicked"))?;
+        let drawn = noise.finish()?;
         let (rows, channels) = (samples * tokens.len(), info.transformer.in_channels);
         let noise = &drawn.values()[..samples * height * width * channels];
         let noise = backend.upload(&own_values(noise, height * width, tokens.clone(), channels), rows, channels)?;

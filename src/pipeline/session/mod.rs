@@ -18,7 +18,7 @@ mod text;
 use std::mem;
 use std::ops::Range;
 use std::sync::Arc;
-use std::thread::{self, JoinHandle};
+use std::thread;
 
 use crate::backend::Backend;
 use crate::error::{Error, Result};
@@ -43,7 +43,7 @@ use crate::pipeline::session::references::{CachedImages, ImageLatents, Images};
 use crate::pipeline::session::shape::Shape;
 use crate::pipeline::session::shared_text::TextSource;
 use crate::pipeline::session::text::{Text, TextFeatures};
-use crate::sampler::{Noise, Start};
+use crate::sampler::{Drawing, Start};
 use crate::stage::{Caller, CancelFlag, Progress};
 use crate::tensor::Tensor;
 
@@ -77,10 +77,10 @@ struct Item {
 }
 
 enum State<B: Backend> {
-    /// Nothing is enqueued yet. Another thread draws the noise.
-    New(JoinHandle<Noise>),
+    /// Nothing is enqueued yet. Another thread may draw the noise.
+    New(Drawing),
     /// The text features and the latents of images are enqueued.
-    Encoded(JoinHandle<Noise>, TextFeatures<B>, Vec<ImageLatents<B>>, Option<Frame<B>>),
+    Encoded(Drawing, TextFeatures<B>, Vec<ImageLatents<B>>, Option<Frame<B>>),
     Denoising(Denoising<B>),
     /// The image, and what is to be kept of its frame.
     Decoding(Decoding<B>, Option<FrameKeys<B>>),
@@ -387,25 +387,30 @@ fn tokens(info: &ModelInfo, plan: &Plan) -> u64 {
 }
 
 /// Draws the noise of each request, or takes what it gives. It does so on another thread, because the noise is not
-/// needed before the first step.
+/// needed before the first step. That of the batch before is there.
 ///
 /// Errors when the system starts no thread.
-fn draw<B: Backend>(model: &Model<B>, requests: &[Request], plans: &[Plan]) -> Result<JoinHandle<Noise>> {
+fn draw<B: Backend>(model: &Model<B>, requests: &[Request], plans: &[Plan]) -> Result<Drawing> {
     let info = model.info();
     let (channels, (height, width)) = (info.transformer.in_channels, info.latent_size(&plans[0]));
-    let start =
-        |(request, plan): (&Request, &Plan)| (request.start().map(|(start, _)| start.clone()), plan.rng, plan.seed);
-    let starts: Vec<_> = requests.iter().zip(plans).map(start).collect();
+    let given = requests.iter().map(|request| request.start().map(|(start, _)| start.clone())).collect::<Vec<_>>();
+    let seeds: Vec<_> = plans.iter().map(|plan| (plan.rng, plan.seed)).collect();
     let mut noise = model.noise();
+    if given.iter().all(Option::is_none) {
+        let starts: Vec<_> = seeds.iter().map(|(rng, seed)| Start::Seed(*rng, *seed)).collect();
+        if noise.is_drawn(&starts, channels, height, width) {
+            return Ok(Drawing::Drawn(noise));
+        }
+    }
     let draw = move || {
-        let starts = starts.iter().map(|(given, rng, seed)| match given {
+        let starts = given.iter().zip(seeds).map(|(given, (rng, seed))| match given {
             Some(latents) => Start::Given(latents.values()),
-            None => Start::Seed(*rng, *seed),
+            None => Start::Seed(rng, seed),
         });
         noise.fill(&starts.collect::<Vec<_>>(), channels, height, width);
         noise
     };
-    thread::Builder::new().spawn(draw).map_err(|e| Error::no_thread(&e))
+    thread::Builder::new().spawn(draw).map(Drawing::OnThread).map_err(|e| Error::no_thread(&e))
 }
 
 impl<B: Backend> Model<B> {
