@@ -1,5 +1,9 @@
 //! A prompt to token ids: template, byte-level BPE, truncation and padding.
 
+use std::num::NonZeroUsize;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use lru::LruCache;
 use tokenizers::Encoding;
 
 use super::gguf_tokenizer::Vocabulary;
@@ -13,6 +17,11 @@ use crate::guard::guarded;
 const MAX_BYTES: usize = 64 << 20;
 /// The token that pads a prompt at its end.
 const PAD: &str = "<|endoftext|>";
+/// Prompts whose tokens are kept: each is asked for several times while its image is planned, and live images have one
+/// again and again.
+const KEPT: NonZeroUsize = NonZeroUsize::new(16).unwrap();
+/// The longest prompt that is kept, in bytes.
+const MOST_KEPT: usize = 4096;
 
 /// What stands around a prompt.
 #[derive(Debug, Clone, Copy)]
@@ -73,6 +82,8 @@ pub struct Tokenizer {
     length: usize,
     /// Its path, for messages.
     file: String,
+    /// Ids of the prompts in the template that were asked for last, neither cut nor padded.
+    known: Mutex<LruCache<String, Arc<[u32]>>>,
 }
 
 impl Tokenizer {
@@ -107,7 +118,7 @@ impl Tokenizer {
             }
         }
         let pad = inner.token_to_id(PAD).expect("checked above");
-        Ok(Self { inner, pad, template, length, file: file.display() })
+        Ok(Self { inner, pad, template, length, file: file.display(), known: Mutex::new(LruCache::new(KEPT)) })
     }
 
     /// The vocabulary, filled up to the `size` embeddings of a text encoder.
@@ -132,13 +143,12 @@ impl Tokenizer {
     ///
     /// Errors when the tokenizer fails, which a valid one does not.
     pub fn encode_to(&self, prompt: &str, length: usize) -> Result<PromptTokens> {
-        let Template { before, after, .. } = self.template;
-        let text = format!("{before}{prompt}{after}");
-        let mut ids = self.encoding(|inner| inner.encode_fast(text.as_str(), false))?.get_ids().to_vec();
+        let mut ids = self.ids(prompt)?.to_vec();
         let truncated = ids.len().saturating_sub(length);
         let mut cut_at = prompt.len();
         if truncated > 0 {
             // Places in the text cost time, so they are asked for only here.
+            let (before, text) = (self.template.before, self.whole(prompt));
             let places = self.encoding(|inner| inner.encode(text.as_str(), false))?;
             let place = places.get_offsets().get(length).map_or(text.len(), |&(start, _)| start);
             cut_at = place.saturating_sub(before.len()).min(prompt.len());
@@ -153,9 +163,27 @@ impl Tokenizer {
     ///
     /// Errors as [`Tokenizer::encode_to`].
     pub fn count(&self, prompt: &str) -> Result<usize> {
+        self.ids(prompt).map(|ids| ids.len())
+    }
+
+    /// The prompt in the template.
+    fn whole(&self, prompt: &str) -> String {
         let Template { before, after, .. } = self.template;
-        let text = format!("{before}{prompt}{after}");
-        Ok(self.encoding(|inner| inner.encode_fast(text.as_str(), false))?.len())
+        format!("{before}{prompt}{after}")
+    }
+
+    /// The ids of that.
+    fn ids(&self, prompt: &str) -> Result<Arc<[u32]>> {
+        let known = || self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(found) = known().get(prompt) {
+            return Ok(Arc::clone(found));
+        }
+        let text = self.whole(prompt);
+        let ids: Arc<[u32]> = self.encoding(|inner| inner.encode_fast(text.as_str(), false))?.get_ids().into();
+        if prompt.len() <= MOST_KEPT {
+            known().put(prompt.to_string(), Arc::clone(&ids));
+        }
+        Ok(ids)
     }
 
     /// Errors when a text encoder with a vocabulary of `size` tokens has none of these.
