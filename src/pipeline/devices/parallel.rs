@@ -130,7 +130,7 @@ impl<B: Backend> Parallel<B> {
         self.run(request, count, cancel, report, |_, session, report| session.run(report))
     }
 
-    /// Runs `work(rank, session, report)` on all devices at once, each on a thread of its own with a
+    /// Runs `work(rank, session, report)` on all devices at once, each of several on a thread of its own, with a
     /// [`Model::session`] of the same request, and returns what it returns on the first device. `work` does the same on
     /// all devices, as far as its session is concerned. `report` gets the progress of the first one. `cancel` also ends
     /// devices within a step, where they wait for each other.
@@ -173,6 +173,10 @@ impl<B: Backend> Parallel<B> {
         // session says.
         for model in self.models() {
             requests.first().map(|request| model.prefetch_as(request, reader.is_other()));
+        }
+        if let [Device { model, .. }] = &self.devices[..] {
+            // It waits for no other, so nobody waits for it.
+            return work(0, Session::new(model, &requests, reader, cancel)?, report);
         }
         let (requests, work, (sender, receiver)) = (Arc::new(requests), Arc::new(work), mpsc::channel());
         // Set as well when a device fails, so that others stop loading.
