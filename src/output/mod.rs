@@ -1,5 +1,6 @@
 //! Writes an image: RGB8 -> PNG, JPEG or WebP.
 
+mod jpeg_stripes;
 mod png_stripes;
 mod target;
 mod template;
@@ -7,8 +8,8 @@ mod template;
 use std::path::Path;
 
 use image_webp::{ColorType, WebPEncoder};
-use jpeg_encoder::SamplingFactor;
 
+pub use self::jpeg_stripes::encode_jpeg;
 pub use self::target::Target;
 pub use self::template::{NameFields, NameTemplate, date};
 use crate::error::{Error, Field, Result};
@@ -71,25 +72,6 @@ pub fn encode(image: &Rgb, format: ImageFormat, metadata: &Metadata) -> Result<V
         }
     }
     .map_err(|e| Error::new(format!("cannot encode the image: {e}")))?;
-    Ok(file)
-}
-
-/// The bytes of a JPEG of a quality from 1 to 100, with what it says of itself.
-///
-/// Errors when the format cannot hold the size or a text.
-pub fn encode_jpeg(image: &Rgb, quality: u8, metadata: &Metadata) -> Result<Vec<u8>> {
-    let side = |pixels: usize| u16::try_from(pixels).map_err(|_| does_not_fit(image));
-    let [width, height] = [side(image.width)?, side(image.height)?];
-    metadata.check_jpeg()?;
-    let mut file = Vec::new();
-    let mut encoder = jpeg_encoder::Encoder::new(&mut file, quality);
-    // Colours at full resolution: edges between strong ones are seen.
-    encoder.set_sampling_factor(SamplingFactor::F_1_1);
-    let exif = metadata.exif().map_or(Ok(()), |exif| encoder.add_exif_metadata(&exif));
-    let xmp = metadata.xmp().map_or(Ok(()), |xmp| encoder.add_app_segment(1, metadata::xmp_segment(&xmp)));
-    exif.and(xmp)
-        .and_then(|()| encoder.encode(&image.bytes, width, height, jpeg_encoder::ColorType::Rgb))
-        .map_err(|e| Error::new(format!("cannot encode the image: {e}")))?;
     Ok(file)
 }
 
