@@ -5,6 +5,7 @@ mod book;
 mod changes;
 mod ends;
 mod reuse;
+mod tiny;
 
 use std::fs;
 use std::io::{Read, Write};

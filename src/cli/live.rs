@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use clap::{ArgAction, Args, ValueEnum};
 use flux::engine::choice::ParallelChoice;
-use flux::engine::{EngineArgs, Recipe};
+use flux::engine::{EngineArgs, PreviewDecoder, Recipe};
 use flux::input::is_stdin;
 use flux::pipeline::Reuse;
 use flux::{Error, Result};
@@ -64,6 +64,10 @@ pub struct Live {
     /// so themselves
     #[arg(help_heading = IMAGES, long, action = ArgAction::SetTrue)]
     kv: bool,
+    /// Make the images by a file of TAEF2, the tiny autoencoder of FLUX.2, in place of the VAE's decoder: sooner, and less
+    /// exactly
+    #[arg(help_heading = IMAGES, long, value_name = "FILE", value_parser = path())]
+    preview_decoder: Option<PathBuf>,
     /// Size of frames, as in 512x512: raw ones have no other, and others are brought to it [default: that of the first
     /// frame]
     #[arg(help_heading = FRAMES, long, value_name = "SIZE", allow_negative_numbers = true)]
@@ -204,6 +208,11 @@ impl Live {
         EngineArgs {
             caches_references: self.kv,
             quantise: self.quantize.formats(),
+            preview_decoder: self.preview_decoder.clone().map(|file| PreviewDecoder {
+                file,
+                is_required: true,
+                makes_images: true,
+            }),
             parallel: ParallelChoice::Off,
             ..self.on.engine()
         }

@@ -57,8 +57,10 @@ pub struct ShowArgs {
 
 /// The decoder of a flag, else what is set, which may be for another model.
 pub fn preview_decoder(flag: Option<&Path>) -> Option<PreviewDecoder> {
-    let of_flag = flag.map(|file| PreviewDecoder { file: file.to_path_buf(), is_required: true });
-    of_flag.or_else(|| Some(PreviewDecoder { file: settings().preview_decoder()?, is_required: false }))
+    let of_flag = flag.map(|file| PreviewDecoder { file: file.to_path_buf(), is_required: true, makes_images: false });
+    of_flag.or_else(|| {
+        Some(PreviewDecoder { file: settings().preview_decoder()?, is_required: false, makes_images: false })
+    })
 }
 
 impl ShowArgs {

@@ -43,6 +43,8 @@ pub struct PreviewDecoder {
     /// Whether it was asked for with this model, so that one of another model is an error. A linear map shows steps
     /// otherwise, and a note says so.
     pub is_required: bool,
+    /// Whether it also makes the images, in place of the VAE's decoder.
+    pub makes_images: bool,
 }
 
 /// Hears what opening a model has to say.

@@ -96,7 +96,7 @@ fn prepare(
     if args.caches_references {
         model.cache_references()?;
     }
-    if let Some(PreviewDecoder { file, is_required }) = &args.preview_decoder {
+    if let Some(PreviewDecoder { file, is_required, makes_images }) = &args.preview_decoder {
         let decoder = model.preview_decoder(file)?;
         match model.attach_preview_decoder(decoder) {
             Err(error) if !is_required => {
@@ -104,6 +104,9 @@ fn prepare(
                 observer.note(&format!("a linear map shows steps, and not {}: {what}", file.display()));
             }
             attached => attached?,
+        }
+        if *makes_images {
+            model.decode_by_preview_decoder();
         }
     }
     let mut adapters: Vec<(PathBuf, Arc<Adapter>)> = Vec::new();

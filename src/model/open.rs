@@ -64,6 +64,8 @@ pub(crate) struct Files {
     pub(crate) vae: TensorFiles,
     /// What shows the steps, where it was attached.
     pub(crate) preview_decoder: Option<TinyDecoderFile>,
+    /// Whether it also makes the images, in place of the VAE's decoder.
+    pub(crate) tiny_images: bool,
 }
 
 impl Files {
@@ -167,7 +169,7 @@ impl OpenModel {
         let ((transformer, of_transformer), (vae, of_vae)) = (transformer?, vae?);
         let (text_encoder, of_text_encoder) = text_encoder?.unzip();
         let notes = [of_text_encoder.flatten(), of_transformer, of_vae].into_iter().flatten().collect();
-        let files = Files { text_encoder, transformer, vae, preview_decoder: None };
+        let files = Files { text_encoder, transformer, vae, preview_decoder: None, tiny_images: false };
         let info = ModelInfo { file_sizes: files.sizes(info), ..info.clone() };
         Ok(Self { info, tokenizer, files, notes })
     }
@@ -207,6 +209,11 @@ impl OpenModel {
         self.info.preview_decoder = Some(file.sizes());
         self.files.preview_decoder = Some(file);
         Ok(())
+    }
+
+    /// Has the tiny decoder that was attached make the images too: sooner than the VAE's decoder, and others.
+    pub fn decode_by_preview_decoder(&mut self) {
+        self.files.tiny_images = true;
     }
 
     /// Opens an adapter for this model.

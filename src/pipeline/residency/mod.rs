@@ -53,7 +53,7 @@ use crate::pipeline::residency::timings::Clock;
 use crate::stage::{Caller, CancelFlag};
 use crate::text_encoder::TextEncoder;
 use crate::transformer::Transformer;
-use crate::vae::{Decoder, Encoder, TinyDecoder};
+use crate::vae::{Decoder, Encoder, ImageDecoder, TinyDecoder};
 
 /// How many image shapes, how many schedules and how many sizes to decode are cached.
 const MAX_SHAPES: NonZeroUsize = NonZeroUsize::new(4).unwrap();
@@ -78,7 +78,7 @@ pub(crate) struct Residency<B: Backend> {
     pub(crate) schedules: Mutex<ScheduleCache<B>>,
     pub(crate) steps: GraphCache<(SetKey, BatchShape), Steps<B>, B>,
     /// By height and width alone, because the decoder runs on one image at a time.
-    pub(crate) decodes: GraphCache<[usize; 2], Decoder<B>, B>,
+    pub(crate) decodes: GraphCache<[usize; 2], ImageDecoder<B>, B>,
     reservations: Arc<Reservations>,
     claimant: Claimant,
 }
@@ -298,15 +298,25 @@ impl<B: Backend> Residency<B> {
         self.component(&self.transformer, suits, wanted, (caller, clock), load)
     }
 
-    /// The decoder. Makes room for its activations.
+    /// What makes the images: the tiny decoder where the model was opened so, and the VAE's otherwise.
     ///
-    /// Errors as [`Residency::text_encoder`].
-    pub(crate) fn decoder(
+    /// Errors as [`Residency::decoder`] and [`Residency::preview_decoder`].
+    pub(crate) fn image_decoder(
         &self,
         prepared: &Prepared,
         caller: &Caller<'_>,
         clock: &mut Clock<B>,
-    ) -> Result<Arc<Decoder<B>>> {
+    ) -> Result<ImageDecoder<B>> {
+        match self.loader.files.tiny_images.then(|| self.preview_decoder()).transpose()?.flatten() {
+            Some(tiny) => Ok(ImageDecoder::Tiny(tiny)),
+            None => self.decoder(prepared, caller, clock).map(ImageDecoder::Whole),
+        }
+    }
+
+    /// The decoder. Makes room for its activations.
+    ///
+    /// Errors as [`Residency::text_encoder`].
+    fn decoder(&self, prepared: &Prepared, caller: &Caller<'_>, clock: &mut Clock<B>) -> Result<Arc<Decoder<B>>> {
         let activations = prepared.sizes.decode.bytes(self.choose_bands(prepared));
         let elements = self.loader.info.vae.decoder_elements();
         let wanted =

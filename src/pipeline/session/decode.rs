@@ -15,11 +15,11 @@ use crate::pipeline::session::denoise::STEPS_IN_FLIGHT;
 use crate::stage::Caller;
 use crate::stage::Stage;
 use crate::tensor::Tensor;
-use crate::vae::{Band, Decoder};
+use crate::vae::{Band, ImageDecoder};
 
 /// A batch that is being decoded.
 pub(crate) struct Decoding<B: Backend> {
-    work: Arc<RepeatedWork<Decoder<B>, B>>,
+    work: Arc<RepeatedWork<ImageDecoder<B>, B>>,
     latents: Tensor<B>,
     /// The size of one image in packed latents.
     height: usize,
@@ -47,11 +47,11 @@ impl<B: Backend> Decoding<B> {
         caller: &Caller<'_>,
         clock: &mut Clock<B>,
     ) -> Result<Self> {
-        let (decoder, plan) = (residency.decoder(prepared, caller, clock)?, &prepared.plan);
+        let (decoder, plan) = (residency.image_decoder(prepared, caller, clock)?, &prepared.plan);
         let (height, width) = residency.info().latent_size(plan);
         let decodes = &residency.decodes;
-        let found = decodes.find(|size, reads| *size == [height, width] && Arc::ptr_eq(reads, &decoder));
-        let work = found.unwrap_or_else(|| decodes.insert([height, width], decoder));
+        let found = decodes.find(|size, reads| *size == [height, width] && reads.is(&decoder));
+        let work = found.unwrap_or_else(|| decodes.insert([height, width], Arc::new(decoder)));
         let (samples, steps) = (latents.rows() / (height * width), plan.steps_to_run());
         let (waiting, may_capture) = (VecDeque::new(), prepared.memory.graphs);
         Ok(Self {
@@ -145,8 +145,8 @@ impl<B: Backend> Decoding<B> {
         let tokens = self.height * self.width;
         let latents = self.latents.row_view(self.enqueued * tokens..(self.enqueued + 1) * tokens);
         let band = Band::new(self.height, backend.rank(), backend.world());
-        let work = |decoder: &Decoder<B>, [latents]: [&Tensor<B>; 1]| {
-            let pixels = decoder.forward(decoder.unpack(latents, self.height, self.width, band)?, report)?;
+        let work = |decoder: &ImageDecoder<B>, [latents]: [&Tensor<B>; 1]| {
+            let pixels = decoder.forward(latents, [self.height, self.width], band, report)?;
             if (pixels.height, pixels.width) == (plan.height, plan.width) {
                 return Ok(pixels.pixels);
             }

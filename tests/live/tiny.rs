@@ -1,0 +1,50 @@
+//! Images that a tiny decoder makes.
+
+use std::sync::Arc;
+
+use flux::backend::cpu::{Cpu, Precision};
+use flux::files::ModelFiles;
+use flux::pipeline::{Model, Request};
+use flux::stage::CancelFlag;
+use safetensors::tensor::Dtype;
+
+use super::{frame, images, raw, raw_flags, run};
+use crate::program::project;
+use crate::tiny_decoder::{TinyDecoder, of_diffusers};
+
+#[test]
+fn a_tiny_decoder_makes_the_images_where_it_is_given() {
+    let folder = tempfile::tempdir().unwrap();
+    let decoder = TinyDecoder::random(8, 8);
+    decoder.write(&folder.path().join("taef2.safetensors"), Dtype::F16, of_diffusers);
+    let drawn = |flags: &[&str]| {
+        let flags = [&["--all", "--precision", "f32"], flags].concat();
+        let (bytes, ended) = run(folder.path(), &raw_flags(&flags), raw([1, 2, 1]));
+        ended.succeeds();
+        images(&bytes)
+    };
+    let (whole, tiny) = (drawn(&[]), drawn(&["--preview-decoder", "taef2.safetensors"]));
+    assert!(tiny.len() == 3 && tiny[0] == tiny[2] && tiny[0] != tiny[1] && tiny[0] != whole[0]);
+
+    let files = ModelFiles::open(&project("models/tiny")).unwrap();
+    let model = Model::load(Cpu::new(Precision::F32), &files).unwrap();
+    let references = vec![Arc::new(frame(1))];
+    let request = Request { references, steps: Some(1), ..Request::new("a red circle", 7) };
+    let mut session = model.session_of(&[request], &CancelFlag::default()).unwrap();
+    session.watch(&mut |_| {}).unwrap();
+    session.step(&mut |_| {}).unwrap();
+    let expected = decoder.image(&session.predicted().unwrap().unwrap(), [4, 4]);
+    let apart = tiny[0].bytes.iter().zip(&expected.bytes).map(|(a, b)| a.abs_diff(*b)).max();
+    assert!(apart <= Some(1), "{apart:?}");
+}
+
+#[test]
+fn a_decoder_that_is_none_or_of_another_model_is_refused_before_any_frame() {
+    let folder = tempfile::tempdir().unwrap();
+    TinyDecoder::random(32, 4).write(&folder.path().join("other.safetensors"), Dtype::F16, of_diffusers);
+    for (file, words) in [("none", "none"), ("other.safetensors", "latent")] {
+        let (bytes, ended) = run(folder.path(), &raw_flags(&["--preview-decoder", file]), raw([1]));
+        assert!(bytes.is_empty());
+        ended.fails(1, &[words]);
+    }
+}
