@@ -1,8 +1,8 @@
 //! Video as it comes in: how many frames a second, how long from a frame to its image, and how much images flicker that
 //! should not, for each way in which an image may begin.
 //!
-//! Frames are drawn as a camera sees them, with its noise: a still scene, and one in which something moves. A frame
-//! comes when the one before is taken, and its image ends as a JPEG.
+//! Frames are drawn beforehand as a camera sees them, with its noise: a still scene, and one in which something moves. A
+//! frame comes when the one before is taken, and its image ends as a JPEG.
 
 use std::io;
 use std::sync::Arc;
@@ -20,6 +20,8 @@ use crate::video::{Next, VideoFormat, VideoWriter};
 
 /// Frames that are not counted: weights are loaded, and work is captured as CUDA graphs.
 const WARM_UP: usize = 4;
+/// Frames of a scene, after which it begins again.
+const AROUND: usize = 50;
 /// Levels by which a camera's noise moves a value at most.
 const NOISE: i32 = 3;
 
@@ -118,7 +120,7 @@ impl Scene {
     /// What the camera sees at a time: a disc on a slope of colours, and noise.
     fn frame(self, size: usize, time: usize) -> Rgb {
         let (side, radius) = (size as i64, size as i64 / 5);
-        // It goes there and back, by a hundredth of the side a frame.
+        // It goes by a hundredth of the side a frame.
         let way = match self {
             Self::Still => 0,
             Self::Moving => (time as i64 * side / 100) % (side / 2),
@@ -143,19 +145,25 @@ impl Scene {
 
 /// Frames of a scene.
 struct Scenes {
-    scene: Scene,
-    size: usize,
-    left: usize,
+    frames: Vec<Rgb>,
+    /// How many come, and came.
+    count: usize,
     time: usize,
+}
+
+impl Scenes {
+    fn new(scene: Scene, size: usize, count: usize) -> Self {
+        Self { frames: (1..=AROUND.min(count)).map(|time| scene.frame(size, time)).collect(), count, time: 0 }
+    }
 }
 
 impl Source for Scenes {
     fn next(&mut self, _wanted: bool) -> Result<Next> {
-        if self.left == 0 {
+        if self.time == self.count {
             return Ok(Next::End);
         }
-        (self.left, self.time) = (self.left - 1, self.time + 1);
-        Ok(Next::Frame(self.scene.frame(self.size, self.time)))
+        self.time += 1;
+        Ok(Next::Frame(self.frames[(self.time - 1) % self.frames.len()].clone()))
     }
 }
 
@@ -206,7 +214,7 @@ fn measure(
     frames: usize,
 ) -> Result<Row> {
     let told = if setting.has_frames {
-        of_scene(engine, setting, Scenes { scene, size, left: WARM_UP + frames, time: 0 })?
+        of_scene(engine, setting, Scenes::new(scene, size, WARM_UP + frames))?
     } else {
         of_prompts(engine, &setting, WARM_UP + frames)?
     };
