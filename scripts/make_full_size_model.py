@@ -7,8 +7,9 @@ a download.
 Files, names, shapes and dtypes are those of the published models. The images mean nothing, but the weights are scaled so
 that activations stay in the range of a trained network. 4b takes 16 GB, 9b 35 GB and flux3 20 GB of disk; `mini` and
 `flux3-mini` have every part in 70 and 110 MB, and `flux3-tiny` in 2 MB with a tokenizer of bytes: it is the model of
-tests/golden/flux3. Of these only that one has the half of the text encoder that sees. One seed gives the same weights on
-every GPU, and others on a CPU; these small ones are the same everywhere. Needs torch; uses the GPU where there is one.
+tests/golden/flux3. Of these only that one has the half of the text encoder that sees. `small-decoder` is a VAE alone, that
+with the small decoder. One seed gives the same weights on every GPU, and others on a CPU; these small ones are the same
+everywhere. Needs torch; uses the GPU where there is one.
 """
 
 import argparse
@@ -19,13 +20,13 @@ from pathlib import Path
 
 import torch
 
-from random_models import flux2, flux3
+from random_models import flux2, flux3, vae
 from random_models.tensors import write_json, write_weights
 
 TOKENIZER = Path(__file__).resolve().parent.parent / "tests/golden/qwen3-tokenizer.json.gz"
 # Bytes up to which a model is drawn on the CPU, so that it is the same on every machine.
 SMALL = 1e9
-FAMILIES = {size: family for family in (flux2, flux3) for size in family.SIZES}
+FAMILIES = {size: family for family in (flux2, flux3, vae) for size in family.SIZES}
 
 
 def write_model(args):

@@ -212,12 +212,17 @@ SECTIONS = [
         "prompts",
         in_all=False,
         bounds={
-            **{
-                f"{figure}: frames a second": at_least(rate)
-                for figure, rate in zip((row[0] for row in live.ROWS), (15, 22, 40, 55, 14, 25))
-            },
-            "times a frame's own time": at_most(1.5),
+            **{f"{row.figure}: frames a second": at_least(row.least) for row in live.ROWS},
+            live.OWN_TIME: at_most(1.5),
         },
+    ),
+    Section(
+        "live-two",
+        60,
+        live.in_turn,
+        "frames in turn by two GPUs beside those of one",
+        in_all=False,
+        bounds={live.IN_TURN: at_least(1.95)},
     ),
     Section(
         "gpus",

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 import torch
 
+from random_models.folder import Folder, Part
 from random_models.tensors import Entry, linear, matrix, bias, norm
 
 LATENT_CHANNELS = 32
@@ -13,11 +14,23 @@ PATCH_CHANNELS = 4 * LATENT_CHANNELS
 @dataclass(frozen=True)
 class VaeSize:
     channels: tuple[int, ...] = (128, 256, 512, 512)
+    decoder_channels: tuple[int, ...] | None = None
+    """Those of the decoder, where they are others."""
     groups: int = 32
     blocks: int = 2
     pixels: int = 1024
     last_gain: float = 1.0
     """Below 1, fewer pixels lie outside of what an image can hold."""
+
+
+SIZES = {"small-decoder": VaeSize(decoder_channels=(96, 192, 384, 384))}
+
+
+def folder(size, base, tokenizer_file):
+    """A VAE alone."""
+    index = dict(_class_name="Flux2KleinPipeline", vae=["diffusers", "AutoencoderKLFlux2"])
+    part = Part("vae", "diffusion_pytorch_model", list(entries(size)), config(size))
+    return Folder([part], {}, ("model_index.json", index))
 
 
 def entries(vae):
@@ -35,14 +48,16 @@ def entries(vae):
     yield from conv("encoder.conv_out", 2 * LATENT_CHANNELS, top)
     yield from conv("quant_conv", 2 * LATENT_CHANNELS, 2 * LATENT_CHANNELS, kernel=1)
     yield from conv("post_quant_conv", LATENT_CHANNELS, LATENT_CHANNELS, kernel=1)
+    channels = vae.decoder_channels or vae.channels
+    first, top = channels[0], channels[-1]
     yield from conv("decoder.conv_in", top, LATENT_CHANNELS)
     yield from mid_block("decoder.mid_block", top)
     before = top
-    for level, after in enumerate(reversed(vae.channels)):
+    for level, after in enumerate(reversed(channels)):
         for block in range(vae.blocks + 1):
             yield from resnet(f"decoder.up_blocks.{level}.resnets.{block}", before, after)
             before = after
-        if level + 1 < len(vae.channels):
+        if level + 1 < len(channels):
             yield from conv(f"decoder.up_blocks.{level}.upsamplers.0.conv", after, after)
     yield from norm("decoder.conv_norm_out", first)
     weight, offset = conv("decoder.conv_out", 3, first)
@@ -78,6 +93,7 @@ def mid_block(prefix, channels):
 
 def config(vae):
     levels = len(vae.channels)
+    decoder = dict(decoder_block_out_channels=vae.decoder_channels) if vae.decoder_channels else {}
     return dict(
         _class_name="AutoencoderKLFlux2",
         in_channels=3,
@@ -97,4 +113,5 @@ def config(vae):
         patch_size=[2, 2],
         down_block_types=["DownEncoderBlock2D"] * levels,
         up_block_types=["UpDecoderBlock2D"] * levels,
+        **decoder,
     )

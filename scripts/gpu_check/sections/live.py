@@ -2,23 +2,42 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import gpus
 from check import Check
 from measure import Failed, Rows, Word
 
+from .models import is_there, write
+
 FRAMES = 40
 """Frames of each row that are counted."""
+SMALL = "small-decoder"
 
-# What is measured: the name of a figure, the row of the bench, precision, size, steps. Of a strength of 0.5 half of the
-# steps run.
-ROWS: list[tuple[str, str, str, int, int]] = [
-    ("reference 512, 2 steps, bf16", "reference-still", "bf16", 512, 2),
-    ("reference 512, 2 steps, fp8", "reference-still", "fp8", 512, 2),
-    ("reference 512, 1 step, fp8", "reference-still", "fp8", 512, 1),
-    ("strength 256, 2 of 4 steps, fp8", "strength-0.5-still", "fp8", 256, 4),
-    ("text 512, 4 steps, fp8", "text", "fp8", 512, 4),
-    ("text 256, 4 steps, fp8", "text", "fp8", 256, 4),
+
+class Row(NamedTuple):
+    """What is measured, and the frames a second that are expected at least. Of a strength of 0.5 half of the steps run."""
+
+    figure: str
+    name: str
+    precision: str
+    size: int
+    steps: int
+    least: float
+    has_small_decoder: bool = False
+
+
+ROWS = [
+    Row("reference 512, 2 steps, bf16", "reference-still", "bf16", 512, 2, 15),
+    Row("reference 512, 2 steps, fp8", "reference-still", "fp8", 512, 2, 22),
+    Row("reference 512, 1 step, fp8, small decoder", "reference-still", "fp8", 512, 1, 40, True),
+    Row("the same, half of the tokens reused", "reuse-0.02-moving", "fp8", 512, 1, 60, True),
+    Row("strength 256, 2 of 4 steps, fp8", "strength-0.5-still", "fp8", 256, 4, 55),
+    Row("text 512, 4 steps, fp8", "text", "fp8", 512, 4, 14),
+    Row("text 256, 4 steps, fp8", "text", "fp8", 256, 4, 25),
 ]
+OWN_TIME = "times a frame's own time"
+IN_TURN = "times the frames of one"
 
 
 def live(check: Check) -> str:
@@ -26,16 +45,40 @@ def live(check: Check) -> str:
     check.needs_model()
     missed: list[str] = []
     told = []
-    for figure, name, precision, size, steps in ROWS:
-        if precision == "fp8" and not gpus.is_hopper():
+    for row in ROWS:
+        if row.precision == "fp8" and not gpus.is_hopper():
             continue
-        on: list[Word] = ["-d", check.klein_4b, "--device", "cuda", "--precision", precision]
-        of: list[Word] = ["--size", size, "--steps", steps, "--runs", FRAMES]
-        row = Rows(check.bench_rows("live", f"live/{name}/", *on, *of).output).first()
-        rate, took, most = (row.number(key) for key in ("frames_per_s", "p50_ms", "p95_ms"))
-        missed += check.misses(f"{figure}: frames a second", f"{rate:.2f}")
-        missed += check.misses("times a frame's own time", f"{took * rate / 1000:.2f}")
-        told.append(f"{figure}: {rate:.2f} a second, {took:.1f} ms (95%: {most:.1f});")
+        rate, took, most, computed = measure(check, row, "cuda")
+        missed += check.misses(f"{row.figure}: frames a second", f"{rate:.2f}")
+        missed += check.misses(OWN_TIME, f"{took * rate / 1000:.2f}")
+        share = f", {100 * computed:.0f} % computed" if computed < 1 else ""
+        told.append(f"{row.figure}: {rate:.2f} a second, {took:.1f} ms (95%: {most:.1f}){share};")
     if missed:
         raise Failed("; ".join([*missed, *told]))
     return " ".join(told)
+
+
+def in_turn(check: Check) -> str:
+    """Frames in turn by two GPUs beside those of one."""
+    gpus.needs_two("frames in turn")
+    check.needs_model()
+    row = ROWS[1] if gpus.is_hopper() else ROWS[0]
+    one, two = (measure(check, row, device)[0] for device in ("cuda:0", "cuda:0,1"))
+    text = f"{row.figure}: {one:.2f} a second by one, {two:.2f} by two"
+    if missed := check.misses(IN_TURN, f"{two / one:.3f}"):
+        raise Failed("; ".join([*missed, text]))
+    return f"{text}, {two / one:.3f} times"
+
+
+def measure(check: Check, row: Row, device: str) -> tuple[float, float, float, float]:
+    """Frames a second, ms from a frame to its image in half and in 95 of 100 cases, and the share of tokens computed."""
+    on: list[Word] = ["-d", check.klein_4b, "--device", device, "--precision", row.precision]
+    if row.has_small_decoder:
+        folder = check.options.models / SMALL
+        if not is_there(folder):
+            write(check, SMALL, folder)
+        on += ["--vae", folder / "vae"]
+    of: list[Word] = ["--size", row.size, "--steps", row.steps, "--runs", FRAMES]
+    made = Rows(check.bench_rows("live", f"live/{row.name}/", *on, *of).output).first()
+    rate, took, most = (made.number(key) for key in ("frames_per_s", "p50_ms", "p95_ms"))
+    return rate, took, most, made.number("computed") if row.name.startswith("reuse") else 1.0

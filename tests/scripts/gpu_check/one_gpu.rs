@@ -298,20 +298,24 @@ fn the_machine_is_told_and_tested() {
 fn frames_a_second_are_measured_and_too_few_are_told() {
     let machine = Machine::new("9.0");
     let bench = |rate: u32| {
-        let row =
-            format!("{{\\\"name\\\":\\\"live\\\",\\\"frames_per_s\\\":{rate},\\\"p50_ms\\\":20,\\\"p95_ms\\\":25}}");
+        let row = format!(
+            "{{\\\"name\\\":\\\"live\\\",\\\"frames_per_s\\\":{rate},\\\"p50_ms\\\":20,\\\"p95_ms\\\":25,\\\"computed\\\":0.6}}"
+        );
         format!("echo \"{row}\"; echo \"$*\" >>\"$RAN\"")
     };
     machine.program("bin/flux", &bench(60));
     let checked = machine.check(&["live"], &[]).passes();
     assert!(
-        checked.result.contains("reference 512, 1 step, fp8: 60.00 a second, 20.0 ms (95%: 25.0);"),
+        checked.result.contains("1 step, fp8, small decoder: 60.00 a second, 20.0 ms (95%: 25.0);"),
         "{}",
         checked.log
     );
     let fp8 = checked.ran.iter().filter(|line| line.contains("--precision fp8")).count();
-    assert_eq!((checked.ran.len(), fp8), (6, 5), "{:?}", checked.ran);
+    assert_eq!((checked.ran.len(), fp8), (7, 6), "{:?}", checked.ran);
     assert!(checked.ran[0].starts_with("bench live live/reference-still/ "), "{:?}", checked.ran);
+    let small = machine.path("models/small-decoder/vae").display().to_string();
+    assert_eq!(checked.ran.iter().filter(|line| line.contains(&small)).count(), 2, "{:?}", checked.ran);
+    assert!(checked.result.contains("half of the tokens reused: 60.00 a second, 20.0 ms (95%: 25.0), 60 % computed"));
     machine.program("bin/flux", &bench(20));
     let result = machine.check(&["live"], &[]).fails().result;
     assert!(

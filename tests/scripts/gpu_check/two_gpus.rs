@@ -128,6 +128,24 @@ fn two_gpus_take_less_than_their_share_of_one_or_the_check_fails() {
     assert!(nothing.contains("bf16 512x512 step: 0.000, expected at most 0.70;"), "{nothing}");
 }
 
+#[test]
+fn frames_in_turn_by_two_gpus_are_nearly_twice_those_of_one() {
+    let machine = Machine::new("9.0");
+    let bench = |two: u32| {
+        let row = r#"{\"name\":\"live\",\"frames_per_s\":$rate,\"p50_ms\":20,\"p95_ms\":25}"#;
+        format!("case \"$*\" in *cuda:0,1*) rate={two} ;; *) rate=20 ;; esac; echo \"{row}\"")
+    };
+    machine.gpus("9.0\\n9.0");
+    machine.program("bin/flux", &bench(40));
+    let result = machine.check(&["live-two"], &[]).passes().result;
+    assert!(result.contains("20.00 a second by one, 40.00 by two, 2.000 times"), "{result}");
+    machine.program("bin/flux", &bench(36));
+    let result = machine.check(&["live-two"], &[]).fails().result;
+    assert!(result.contains("times the frames of one: 1.800, expected at least 1.95"), "{result}");
+    machine.gpus("9.0");
+    assert!(machine.check(&["live-two"], &[]).fails().result.contains("need two GPUs"));
+}
+
 /// A bound whose name is that of no figure would hold for nothing.
 #[test]
 fn every_bound_of_two_gpus_is_one_of_a_figure() {
