@@ -22,8 +22,9 @@ const CLIENTS: usize = 8;
 const PATIENCE: Duration = Duration::from_secs(60);
 /// How long somebody else may wait for an answer.
 const OTHERS_WAIT: Duration = Duration::from_secs(30);
-/// So many of the requests come again, so many times: what the server keeps to answer sooner, it keeps by then.
-const AGAIN: [u64; 2] = [100, 8];
+/// So many of the requests come again, so many times: what the server keeps to answer sooner, it keeps by then. Then they
+/// come as often once more.
+const AGAIN: [u64; 2] = [100, 4];
 /// What the server may have more at the end than before these, in MiB.
 const MOST_MORE: u64 = 24;
 /// After so many requests a line says so.
@@ -139,12 +140,13 @@ fn hostile_requests_are_answered_and_nothing_is_left_of_them() {
     let start = Instant::now();
     let [count, times] = AGAIN;
     let some = first..first + requests.min(count);
-    let slowest = ask(&serving, seed, (first..first + requests).chain(some.clone()));
+    let again = || (0..times).flat_map(|_| some.clone());
+    let slowest = ask(&serving, seed, (first..first + requests).chain(again()));
     let (warm_mib, warm_files) = held(&serving);
-    ask(&serving, seed, (0..times).flat_map(|_| some.clone()));
+    ask(&serving, seed, again());
     let (mib, files) = held(&serving);
     println!(
-        "{requests} requests, and {} again, in {:.0} s; memory {warm_mib} MiB before these, {mib} MiB at the end; {files} \
+        "{requests} requests, and {} twice again, in {:.0} s; memory {warm_mib} MiB in between, {mib} MiB at the end; {files} \
          files, {warm_files} in between; others waited up to {slowest:.2?}",
         count * times,
         start.elapsed().as_secs_f64()
