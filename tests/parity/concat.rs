@@ -42,6 +42,17 @@ fn rows_and_columns_go_where_they_belong() {
         Concat::Rows(vec![Shape::dense(3, 40), Shape::dense(0, 40), Shape::view(5, 40, 7, 1), Shape::dense(1, 40)]),
         Concat::Cols(vec![Shape::dense(9, 40), Shape::view(9, 3, 7, 1), Shape::dense(9, 8)]),
     ];
+    // By the kernel, and some that it does not take.
+    let many = |count: usize, cols: usize| {
+        let shape = |i: usize| match i % 3 {
+            0 => Shape::dense(i % 5, cols),
+            1 => Shape::view(1 + i % 4, cols, 8, 16),
+            _ => Shape::view(2, cols, 16, 0),
+        };
+        Concat::Rows((0..count).map(shape).collect())
+    };
+    cases.extend([many(4, 8), many(5, 40), many(239, 128), many(240, 16), many(241, 16), many(500, 3072), many(7, 12)]);
+    cases.push(Concat::Rows((0..9).map(|i| Shape::view(i, 40, i, 1)).collect()));
     for swapped in [false, true] {
         cases.push(Concat::Join { shape: Shape::dense(9, 40), split: 4, swapped });
         cases.push(Concat::Join { shape: Shape::view(9, 5, 3, 2), split: 1, swapped });

@@ -1,17 +1,73 @@
-//! `concat_rows` and `concat_cols`: the driver copies rows.
+//! `concat_rows` and `concat_cols`: the driver copies rows, and cuda/concat.cu those of many parts.
 
-use crate::backend::cuda::{Cuda, Tensor};
+use std::ffi::c_void;
+use std::ptr;
+
+use crate::backend::cuda::launch::row_tiles;
+use crate::backend::cuda::{Cuda, Tensor, all_aligned};
 use crate::error::Result;
+
+/// Of fewer parts, copies by the driver take as long.
+const LEAST_PARTS: usize = 4;
+/// `PARTS` in cuda/concat.cu.
+const PARTS: usize = 240;
+
+/// `Parts` there, field by field.
+#[repr(C)]
+struct Parts {
+    from: [u64; PARTS],
+    stride: [i32; PARTS],
+    end: [i32; PARTS],
+}
 
 impl Cuda {
     pub(crate) fn concat_rows_op(&self, parts: &[&Tensor<Cuda>]) -> Result<Tensor<Cuda>> {
         let out = self.empty(parts.iter().map(|part| part.rows()).sum(), parts[0].cols())?;
         let mut row = 0;
+        if parts.len() >= LEAST_PARTS && all_aligned(parts) && out.aligned() {
+            for parts in parts.chunks(PARTS) {
+                let rows: usize = parts.iter().map(|part| part.rows()).sum();
+                self.gather(parts, &out.row_view(row..row + rows))?;
+                row += rows;
+            }
+            return Ok(out);
+        }
         for part in parts {
             self.copy_cells(part, &out.row_view(row..row + part.rows()))?;
             row += part.rows();
         }
         Ok(out)
+    }
+
+    /// The rows of at most [`PARTS`] parts to `out`, which has as many; all are aligned.
+    fn gather(&self, parts: &[&Tensor<Cuda>], out: &Tensor<Cuda>) -> Result<()> {
+        let (rows, cols) = (out.rows(), out.cols());
+        let launch = self.launch("concat", "concat_rows")?.int(rows).int(cols);
+        let last = i32::try_from(rows).unwrap_or(i32::MAX);
+        let mut given = Parts { from: [0; PARTS], stride: [0; PARTS], end: [last; PARTS] };
+        let mut end = 0;
+        for (place, part) in parts.iter().enumerate() {
+            end += part.rows();
+            given.from[place] = part.address();
+            // Of a lone row it means nothing.
+            given.stride[place] = i32::try_from(part.stride()).unwrap_or(0);
+            given.end[place] = i32::try_from(end).unwrap_or(i32::MAX);
+        }
+        let ints = [last, i32::try_from(cols).unwrap_or(i32::MAX)];
+        let (mut address, mut stride, mut ints) = (out.address(), out.stride() as i64, ints);
+        let [rows_place, cols_place] = &mut ints;
+        let mut arguments: [*mut c_void; 5] = [
+            ptr::from_mut(&mut given).cast(),
+            ptr::from_mut(&mut address).cast(),
+            ptr::from_mut(&mut stride).cast(),
+            ptr::from_mut(rows_place).cast(),
+            ptr::from_mut(cols_place).cast(),
+        ];
+        let (grid, block) = row_tiles(rows, cols / 8);
+        // SAFETY: types and order match `concat_rows` in cuda/concat.cu, `Parts` laid out as there; `int` above
+        // refuses sizes that are too large. `out` was made for all rows, of the columns that `Tensor::concat_rows`
+        // found all parts to have, and `all_aligned` found all of them aligned.
+        unsafe { launch.run_raw(grid, block, &mut arguments) }
     }
 
     pub(crate) fn concat_cols_op(&self, parts: &[&Tensor<Cuda>]) -> Result<Tensor<Cuda>> {
