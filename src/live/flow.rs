@@ -8,7 +8,7 @@ use flux::rgb::Rgb;
 use flux::{Error, Result};
 
 /// A frame that came.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub struct Arrived {
     /// None where images are made of words alone.
     pub frame: Option<Rgb>,
@@ -116,11 +116,23 @@ impl Flow {
     pub fn take(&self) -> Option<(u64, Arrived)> {
         let mut state = self.wait_for(|state| state.arrived.is_some() || state.is_read)?;
         let arrived = state.arrived.take()?;
+        Some(self.taken(state, arrived))
+    }
+
+    /// A frame that was taken, with its turn.
+    fn taken(&self, mut state: MutexGuard<'_, State>, arrived: Arrived) -> (u64, Arrived) {
         state.turns += 1;
         let turn = state.turns - 1;
         drop(state);
         self.changed.notify_all();
-        Some((turn, arrived))
+        (turn, arrived)
+    }
+
+    /// The same where a frame is there. Does not wait.
+    pub fn take_if_there(&self) -> Option<(u64, Arrived)> {
+        let mut state = self.state();
+        let arrived = state.arrived.take().filter(|_| !state.is_closed)?;
+        Some(self.taken(state, arrived))
     }
 
     /// Hands over the image of a turn, once those of earlier turns are on their way. Returns none where nobody writes
@@ -219,9 +231,10 @@ mod tests {
         assert_eq!([1, 2, 3].map(|level| flow.offer(arrived(level))), [Some(false), Some(true), Some(true)]);
         let (turn, newest) = flow.take().unwrap();
         assert_eq!((turn, level(&newest)), (0, 3));
+        assert!(flow.take_if_there().is_none(), "nothing came");
         flow.offer(arrived(4));
         flow.end_reading();
-        assert_eq!(flow.take().map(|(turn, arrived)| (turn, level(&arrived))), Some((1, 4)));
+        assert_eq!(flow.take_if_there().map(|(turn, arrived)| (turn, level(&arrived))), Some((1, 4)));
         assert!(flow.take().is_none());
     }
 

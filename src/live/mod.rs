@@ -5,7 +5,7 @@
 //! ```
 //!
 //! Nothing queues: a frame that nobody took is replaced by the next one, a lane whose image waits to be written takes
-//! no frame, and so an output that stalls stalls all of it without taking memory. Frames are read and decoded, and
+//! no frame but the one that it took while that was decoded, and so an output that stalls stalls all of it without taking memory. Frames are read and decoded, and
 //! images encoded and written, beside the devices. A thread may wait for ever in a system call, so nobody waits for it.
 
 mod flow;
@@ -16,12 +16,12 @@ use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use flux::engine::{Engine, Event};
+use flux::engine::{Engine, Event, Ticket};
 use flux::error::ErrorKind;
 use flux::input;
 use flux::pipeline::Latents;
 use flux::rgb::Rgb;
-use flux::stage::CancelFlag;
+use flux::stage::{CancelFlag, Progress, Stage};
 use flux::{Error, Result};
 
 use self::flow::{Arrived, ClosesAtPanic, Flow, Handed, Made};
@@ -47,6 +47,15 @@ pub trait Sink: Send {
     ///
     /// Errors when it cannot be written.
     fn write(&mut self, image: &Rgb) -> Result<()>;
+}
+
+/// An image that the engine was asked for.
+struct Begun {
+    turn: u64,
+    of: Arrived,
+    ticket: Ticket,
+    /// Whether the next image begins with a part of it.
+    is_read_by_next: bool,
 }
 
 /// What becomes of frames, and which of them are taken.
@@ -178,31 +187,54 @@ impl Live {
         Ok(())
     }
 
-    /// Makes images.
+    /// Makes images. While the device decodes one, the next frame is taken and its work is prepared: before that, a newer
+    /// one may come.
     fn make(&self, flow: &Flow) -> Result<()> {
-        let mut before = None;
-        while let Some((turn, arrived)) = flow.take() {
-            // One that had to wait for its turn came when that was there.
-            let at = if self.keeps_all { Instant::now() } else { arrived.at };
-            let setting = self.settings.sized(|setting| setting.image_size(&self.engine, arrived.frame.clone()))?;
-            let (image, latents) = self.image(&setting, arrived.frame.clone(), before.take())?;
+        let (mut before, mut begun): (Option<Latents>, Option<Begun>) = (None, None);
+        loop {
+            let now = match begun.take() {
+                Some(begun) => begun,
+                None => match flow.take() {
+                    Some(taken) => self.begin(taken, before.take())?,
+                    None => return Ok(()),
+                },
+            };
+            let (turn, of) = (now.turn, now.of.clone());
+            let (image, latents) = self.image(now, || {
+                let next = flow.take_if_there().map(|taken| self.begin(taken, None)).transpose()?;
+                begun = next;
+                Ok(())
+            })?;
             before = latents;
-            let of = Arrived { at, ..arrived };
             if flow.hand_over(turn, Made { image, of }).is_none() {
                 return Ok(());
             }
         }
-        Ok(())
     }
 
-    fn image(&self, setting: &Setting, frame: Option<Rgb>, before: Option<Latents>) -> Result<(Rgb, Option<Latents>)> {
-        let job = setting.job(&self.engine, frame, before.as_ref())?;
-        let mut made = None;
-        for event in self.engine.submit(flux::engine::Job { cancel: self.cancel.child(), ..job })? {
+    /// Has the engine make the image of a frame; `before` are the latents of the one before.
+    fn begin(&self, (turn, arrived): (u64, Arrived), before: Option<Latents>) -> Result<Begun> {
+        // One that had to wait for its turn came when that was there.
+        let at = if self.keeps_all { Instant::now() } else { arrived.at };
+        let setting = self.settings.sized(|setting| setting.image_size(&self.engine, arrived.frame.clone()))?;
+        let job = setting.job(&self.engine, arrived.frame.clone(), before.as_ref())?;
+        let ticket = self.engine.submit(flux::engine::Job { cancel: self.cancel.child(), ..job })?;
+        Ok(Begun { turn, of: Arrived { at, ..arrived }, ticket, is_read_by_next: setting.feedback > 0.0 })
+    }
+
+    /// The image, and its latents where the next one reads them. `decodes` is called once the steps are done, unless
+    /// the next image waits for this one.
+    fn image(&self, begun: Begun, mut decodes: impl FnMut() -> Result<()>) -> Result<(Rgb, Option<Latents>)> {
+        let (mut made, mut waits) = (None, begun.is_read_by_next);
+        for event in begun.ticket {
             match event? {
                 Event::Image { image, latents, .. } => made = Some((image.pixels()?.into_owned(), latents)),
                 Event::Finished { timings, .. } => {
                     timings.tokens.into_iter().for_each(|tokens| self.stats.computed(tokens));
+                }
+                Event::Progress(Progress { stage: Stage::Denoise, done, total }) if done == total && !waits => {
+                    waits = true;
+                    decodes()?;
                 }
                 _ => {}
             }
