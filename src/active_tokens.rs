@@ -4,7 +4,8 @@ use std::ops::Range;
 
 use crate::token_layout::TokenLayout;
 
-/// Tokens of a sequence of one sample that are computed: all text, and some of the references and of the image.
+/// Tokens of a sequence of one sample that are computed: the text or its beginning, and some of the references and of the
+/// image.
 ///
 /// They are a sequence of their own, in the same order. What it lacks, attention reads from a
 /// [`KeyCache`](crate::transformer::KeyCache) of the others, so no layer knows of it.
@@ -17,15 +18,23 @@ pub struct ActiveTokens {
 }
 
 impl ActiveTokens {
-    /// Of a sequence of one sample, those for which `is_active` is true of the tokens behind the text, counted from the
-    /// first reference on.
+    /// Of a sequence of one sample, all text, and those for which `is_active` is true of the tokens behind it, counted
+    /// from the first reference on.
     ///
     /// Panics when there are several samples.
     pub fn new(whole: TokenLayout, is_active: impl Fn(usize) -> bool) -> Self {
-        assert_eq!(whole.batch, 1, "several samples");
+        Self::with_text(whole, whole.txt, is_active)
+    }
+
+    /// The same with so many of the first tokens of the text.
+    ///
+    /// Panics when there are several samples, or no text is left.
+    pub fn with_text(whole: TokenLayout, text: usize, is_active: impl Fn(usize) -> bool) -> Self {
+        assert!(whole.batch == 1 && (1..=whole.txt).contains(&text), "{whole:?}, {text} of the text");
         let (mut active, mut kept) = (Vec::new(), Vec::new());
         for token in 0..whole.tokens() {
-            let runs = if token < whole.txt || is_active(token - whole.txt) { &mut active } else { &mut kept };
+            let is_active = token.checked_sub(whole.txt).map_or(token < text, &is_active);
+            let runs = if is_active { &mut active } else { &mut kept };
             match runs.last_mut() {
                 Some(Range { end, .. }) if *end == token => *end += 1,
                 _ => runs.push(token..token + 1),
@@ -42,8 +51,8 @@ impl ActiveTokens {
     /// The sequence of those that are computed.
     pub fn layout(&self) -> TokenLayout {
         let count = |runs: Vec<Range<usize>>| runs.iter().map(Range::len).sum::<usize>();
-        let (context, img) = (count(self.context()), count(self.image()));
-        TokenLayout { references: context - self.whole.txt, img, ..self.whole }
+        let [txt, context, img] = [self.within(0..self.whole.txt), self.context(), self.image()].map(count);
+        TokenLayout { txt, references: context - txt, img, ..self.whole }
     }
 
     /// Those that are computed, in runs.
@@ -86,6 +95,15 @@ mod tests {
         assert_eq!(tokens.kept(), [4..6, 9..11]);
         assert_eq!((tokens.context(), tokens.image()), (vec![0..4, 6..7], vec![0..2, 4..5]));
         assert_eq!(tokens.layout(), TokenLayout { references: 2, img: 3, ..whole });
+    }
+
+    #[test]
+    fn of_the_text_the_beginning_may_be_computed_alone() {
+        let whole = TokenLayout { references: 4, ..TokenLayout::new(1, 3, 5) };
+        let tokens = ActiveTokens::with_text(whole, 2, |token| [0, 8].contains(&token));
+        assert_eq!((tokens.active(), tokens.kept()), (&[0..2, 3..4, 11..12][..], &[2..3, 4..11][..]));
+        assert_eq!(tokens.context(), [0..2, 3..4]);
+        assert_eq!(tokens.layout(), TokenLayout { txt: 2, references: 1, img: 1, ..whole });
     }
 
     #[test]

@@ -144,14 +144,15 @@ pub(crate) fn under_mask(
     let references = shown.into_iter().chain(references.iter().map(|image| size(image)));
     let references = references.map(|[height, width]| height * width).sum();
     let whole = TokenLayout { references, ..TokenLayout::new(1, txt, own[0] * own[1]) };
-    Some(tokens(whole, &widened(&anew, own), false))
+    Some(tokens(whole, txt, &widened(&anew, own), false))
 }
 
-/// The tokens of a sequence that are computed where these cells of its image change. The first reference is the image
+/// The tokens of a sequence that are computed where these cells of its image change, with so many of the first tokens of
+/// its text. The first reference is the image
 /// that is changed or the frame that is drawn from where `is_shown`: its tokens at the same places change too.
-pub(crate) fn tokens(whole: TokenLayout, changes: &[bool], is_shown: bool) -> ActiveTokens {
+pub(crate) fn tokens(whole: TokenLayout, text: usize, changes: &[bool], is_shown: bool) -> ActiveTokens {
     let image = whole.references;
-    ActiveTokens::new(whole, |token| match token.checked_sub(image) {
+    ActiveTokens::with_text(whole, text, |token| match token.checked_sub(image) {
         Some(cell) => changes[cell],
         None => is_shown && changes.get(token) == Some(&true),
     })
@@ -175,8 +176,8 @@ mod tests {
     fn the_image_that_is_changed_changes_where_it_is_shown() {
         let whole = TokenLayout { references: 6, ..TokenLayout::new(1, 2, 4) };
         let changes = [false, true, true, false];
-        assert_eq!(tokens(whole, &changes, true).active(), [0..2, 3..5, 9..11]);
-        assert_eq!(tokens(whole, &changes, false).active(), [0..2, 9..11]);
+        assert_eq!(tokens(whole, 2, &changes, true).active(), [0..2, 3..5, 9..11]);
+        assert_eq!(tokens(whole, 1, &changes, false).active(), [0..1, 9..11]);
     }
 
     #[test]

@@ -140,6 +140,7 @@ impl<B: Backend> Denoising<B> {
         let (texts, places) = txt.read(evaluated(backend, needs.sharing, plan), samples);
         let meet_early = info.transformer.has_early_blocks();
         let numbers = texts.iter().map(|text| text.number).collect();
+        let prompt = texts.first().map_or(plan.text_tokens, |text| text.prompt);
         let rows = texts.into_iter().map(|text| if meet_early { text.rows } else { within(text.rows, own) });
         let rows: Vec<Range<usize>> = rows.collect();
         let text = transformer.context(&own_text(&txt.rows, &rows)?)?;
@@ -186,7 +187,7 @@ impl<B: Backend> Denoising<B> {
         // No graph holds copies of weights that are streamed.
         let may_capture = prepared.memory.graphs && !transformer.block_weights().are_streamed();
         let capture = work.was_run() && may_capture;
-        let partial = partial_steps(residency, prepared, (first, frame), work.reads())?.map(Box::new);
+        let partial = partial_steps(residency, prepared, (first, frame, prompt), work.reads())?.map(Box::new);
         let (step, first_step, steps) = (plan.first_step, plan.first_step, plan.steps);
         let in_flight = StepsInFlight::new(backend.clone());
         Ok((

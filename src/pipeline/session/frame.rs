@@ -41,14 +41,14 @@ impl<B: Backend> Found<B> {
     }
 }
 
-/// The steps that compute some tokens of an image, or keep those of a frame; none where all are computed and none is
-/// kept.
+/// The steps that compute some tokens of an image, or keep those of a frame, whose prompt is the first tokens of its
+/// text; none where all are computed and none is kept.
 ///
 /// Errors when memory runs out.
 pub(super) fn partial_steps<B: Backend>(
     residency: &Residency<B>,
     Prepared { plan, needs, .. }: &Prepared,
-    (images, frame): (&Images, Option<Frame<B>>),
+    (images, frame, prompt): (&Images, Option<Frame<B>>, usize),
     steps: &Steps<B>,
 ) -> Result<Option<PartialSteps<B>>> {
     let (info, (height, width)) = (residency.info(), residency.info().latent_size(plan));
@@ -61,7 +61,8 @@ pub(super) fn partial_steps<B: Backend>(
             Ok(Some(PartialSteps::recorded(steps)))
         }
         Some(Frame::Cells(before, cells)) => {
-            let tokens = kept::tokens(steps.split.whole(), &cells, before.of.is_shown);
+            // What pads the prompt shows nothing.
+            let tokens = kept::tokens(steps.split.whole(), prompt, &cells, before.of.is_shown);
             PartialSteps::new(steps, tokens, sizes, Some(before)).map(Some)
         }
         None => {

@@ -62,6 +62,8 @@ pub(crate) struct TextRows {
     pub(crate) rows: Range<usize>,
     /// By which what is made of it is cached: that of [`Known`]. None of features that are not cached here.
     pub(crate) number: Option<u64>,
+    /// How many of the rows are no padding, as far as that is known.
+    pub(crate) prompt: usize,
 }
 
 impl<B: Backend> TextFeatures<B> {
@@ -201,7 +203,11 @@ impl<B: Backend> Encoded<'_, B> {
         let mut end = 0;
         let texts = lengths.into_iter().enumerate().map(|(place, length)| {
             end += length;
-            TextRows { rows: end - length..end, number: numbers.get(place).copied().flatten() }
+            let prompt = match &text.texts {
+                Texts::Prompts(prompts) => prompts.get(place).map_or(length, |prompt| prompt.tokens.real.min(length)),
+                Texts::Given(_) => length,
+            };
+            TextRows { rows: end - length..end, number: numbers.get(place).copied().flatten(), prompt }
         });
         Ok(TextFeatures { rows, texts: texts.collect(), of_items: text.of_items.clone() })
     }
