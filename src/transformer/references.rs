@@ -36,12 +36,18 @@ impl<B: Backend> KeyCache<B> {
         self.blocks.get(block)
     }
 
-    /// Those of some of the tokens, copied.
+    /// Those of some of the tokens, copied. All blocks are copied at once, one under the other: of dozens of runs of rows
+    /// each, what copies take would be their launches.
     ///
     /// Errors when memory runs out. Panics when there are none.
     pub fn of_rows(&self, rows: &[Range<usize>]) -> Result<Self> {
-        let of_block = |block: &KeyValues<B>| copied(&block.k, &block.v, rows);
-        Ok(Self { blocks: self.blocks.iter().map(of_block).collect::<Result<_>>()? })
+        let tensors = self.blocks.iter().flat_map(|block| [&block.k, &block.v]);
+        let runs: Vec<_> = tensors.flat_map(|tensor| rows.iter().map(|run| tensor.row_view(run.clone()))).collect();
+        let all = Tensor::concat_rows(&runs.iter().collect::<Vec<_>>())?;
+        let count = rows.iter().map(Range::len).sum::<usize>();
+        let at = |place: usize| all.row_view(place * count..(place + 1) * count);
+        let of_block = |block: usize| KeyValues { k: at(2 * block), v: at(2 * block + 1) };
+        Ok(Self { blocks: (0..self.blocks.len()).map(of_block).collect() })
     }
 }
 
