@@ -1,8 +1,8 @@
 //! Video as it comes in: how many frames a second, how long from a frame to its image, and how much images flicker that
 //! should not, for each way in which an image may begin.
 //!
-//! Frames are drawn beforehand as a camera sees them, with its noise: a still scene, and one in which something moves. A
-//! frame comes when the one before is taken, and its image ends as a JPEG.
+//! Frames are drawn beforehand as a camera sees them, with its noise: a still scene, one in which something moves, and one
+//! of which half changes. A frame comes when the one before is taken, and its image ends as a JPEG.
 
 use std::io;
 use std::sync::Arc;
@@ -46,7 +46,7 @@ enum Start {
     Feedback,
     /// With the noisy frame, which the model does not see otherwise.
     Strength,
-    /// As reference, but what did not change is that of an earlier frame: about half where a disc moves.
+    /// As reference, but what did not change is that of an earlier frame.
     Reuse,
     /// With noise, and a new prompt each time.
     Text,
@@ -57,6 +57,8 @@ enum Start {
 enum Scene {
     Still,
     Moving,
+    /// The left half of each frame is another one than that of the first.
+    Half,
 }
 
 /// A row, as `--json` prints it.
@@ -89,7 +91,11 @@ impl Start {
     }
 
     fn scenes(self) -> &'static [Scene] {
-        if self == Self::Text { &[Scene::Still] } else { &[Scene::Still, Scene::Moving] }
+        match self {
+            Self::Text => &[Scene::Still],
+            Self::Reuse => &[Scene::Still, Scene::Moving, Scene::Half],
+            Self::Reference | Self::Feedback | Self::Strength => &[Scene::Still, Scene::Moving],
+        }
     }
 
     fn setting(self, prompt: &str, steps: Option<usize>, size: usize) -> Result<Setting> {
@@ -114,6 +120,7 @@ impl Scene {
         match self {
             Self::Still => "still",
             Self::Moving => "moving",
+            Self::Half => "half",
         }
     }
 
@@ -122,7 +129,7 @@ impl Scene {
         let (side, radius) = (size as i64, size as i64 / 5);
         // It goes by a hundredth of the side a frame.
         let way = match self {
-            Self::Still => 0,
+            Self::Still | Self::Half => 0,
             Self::Moving => (time as i64 * side / 100) % (side / 2),
         };
         let middle = [side / 4 + way, side / 2];
@@ -135,6 +142,8 @@ impl Scene {
                 (false, 0) => 90 + 60 * x / side,
                 (false, _) => 150 + 60 * y / side,
             };
+            let is_changed = self == Self::Half && 2 * x < side && time > 1;
+            let plain = if is_changed { (plain + 60 * (1 + time as i64 % 2)) % 240 } else { plain };
             let mixed = ((time << 32) as u64 + i as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15);
             let noise = (mixed ^ mixed >> 29).wrapping_mul(0xbf58_476d_1ce4_e5b9) >> 40;
             (plain as i32 + noise as i32 % (2 * NOISE + 1) - NOISE) as u8
@@ -298,5 +307,8 @@ mod tests {
         let [a, b] = frames(Scene::Moving);
         let moving = of(&a, &b).unwrap();
         assert!((1.0..4.0).contains(&moving) && a.bytes.iter().zip(&b.bytes).any(|(a, b)| a.abs_diff(*b) > 100));
+        let [a, b] = frames(Scene::Half);
+        let apart = |column: usize| a.bytes[3 * column].abs_diff(b.bytes[3 * column]);
+        assert!((0..64).all(|column| apart(column) > 50) && (64..128).all(|column| apart(column) <= 2 * NOISE as u8));
     }
 }
