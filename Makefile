@@ -11,6 +11,9 @@ FUZZ_FIRST ?= 0
 FUZZ_ONLY ?=
 # How many images `fuzz-signals` begins.
 COUNT ?= 500
+# How long frames go through `flux live`, and how they do.
+SOAK_SECONDS ?= 600
+SOAK_FLAGS ?= --device cpu -s 1
 PYTHON ?= python3
 # What `bin` and `share` of `make install` are in. Most systems look for programs, completions and pages in ~/.local.
 PREFIX ?= $(HOME)/.local
@@ -142,6 +145,10 @@ test-server: build ## Run clients and a browser against `flux serve`; installs t
 	FLUX_BIN=$(FLUX) CLIENTS="$(TARGET)/clients" OHA="$(OHA)" scripts/test_server.sh
 	FLUX_BIN=$(FLUX) CLIENTS="$(TARGET)/clients" scripts/test_page.sh "$(TARGET)/page"
 
+.PHONY: soak-live
+soak-live: build ## Frames through `flux live` for SOAK_SECONDS: each in its order, the same image for the same frame, and nothing grows
+	$(PYTHON) scripts/soak_live.py "$(SOAK_SECONDS)" $(FLUX) $(SOAK_FLAGS)
+
 .PHONY: test-cluster
 test-cluster: build ## Run workers on RabbitMQ, S3 and Slurm, and kill them (CLUSTER_TESTS=short); installs these where apt-get may
 	FLUX_BIN=$(FLUX) CLUSTER="$(TARGET)/cluster" scripts/test_cluster.sh $(CLUSTER_TESTS)
@@ -184,7 +191,7 @@ gpu-bundle: ## Gather what scripts/gpu_check needs on a machine without Rust (ST
 	git describe --always --dirty > $(GPU_BUNDLE)/COMMIT
 	tar --exclude=__pycache__ -cf - scripts/gpu_check scripts/make_full_size_model.py scripts/random_models \
 		scripts/bench_reference.py scripts/bench_reference_flux3.py scripts/bench_nccl.py scripts/soak_server.py \
-		| tar -xf - -C $(GPU_BUNDLE)
+		scripts/soak_live.py scripts/soaking.py | tar -xf - -C $(GPU_BUNDLE)
 	@$(PYTHON) -m pip download --quiet --no-deps --only-binary=:all: --dest $(GPU_BUNDLE)/wheels importlib_metadata zipp \
 		"$$(grep '^diffusers==' scripts/requirements-reference.txt)" || echo "note: no wheels of the reference, so it is not measured" >&2
 	@if [ -n "$(STANDALONE)" ]; then tar -cf - $(BUNDLE_FOLDERS) | tar -xf - -C $(GPU_BUNDLE); fi

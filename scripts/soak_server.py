@@ -9,13 +9,13 @@ Each minute a line on stderr says what it holds, so that growth can be told from
 import argparse
 import http.client
 import json
-import os
 import random
-import subprocess
 import sys
 import threading
 import time
 from urllib.parse import urlparse
+
+from soaking import Held
 
 parser = argparse.ArgumentParser()
 parser.add_argument("url", type=urlparse)
@@ -24,26 +24,9 @@ parser.add_argument("seconds", type=float)
 parser.add_argument("--size", default="64x64,64x64,96x64", help="of which each request chooses one")
 args = parser.parse_args()
 url, pid, seconds, sizes = args.url, args.pid, args.seconds, args.size.split(",")
-MOST_MIB = 16
 CLIENTS = 8
 counts, lock = {}, threading.Lock()
 chance = random.Random(1)
-
-
-def gpu_mib():
-    """What the first GPU holds in all, 0 where there is none: a driver may not know the process by its number."""
-    query = ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits"]
-    try:
-        return float(subprocess.run(query, capture_output=True, text=True, check=True).stdout.split()[0])
-    except (OSError, subprocess.CalledProcessError):
-        return 0.0
-
-
-def held():
-    """MiB of the host that no file backs, MiB of the GPU, and open files."""
-    with open(f"/proc/{pid}/status") as status:
-        kib = next(int(line.split()[1]) for line in status if line.startswith("RssAnon:"))
-    return kib / 1024, gpu_mib(), len(os.listdir(f"/proc/{pid}/fd"))
 
 
 def ask(number, goes=False):
@@ -94,11 +77,10 @@ begun, warm, sent, threads = time.time(), None, 0, []
 minute = 0
 while (passed := time.time() - begun) < seconds:
     if passed >= 60 * minute:
-        host, gpu, files = held()
-        print(f"minute {minute}: {host:.1f} MiB, {gpu:.0f} of the GPU and {files} files", file=sys.stderr, flush=True)
+        print(f"minute {minute}: {Held(pid)}", file=sys.stderr, flush=True)
         minute += 1
     if warm is None and passed > seconds / 5:
-        warm = held()
+        warm = Held(pid)
     time.sleep(max(0.0, sent / (0.8 * rate) - passed))
     sent += 1
     number, goes = next(numbers), chance.random() < 0.1
@@ -115,19 +97,15 @@ for _ in range(100):
         break
     time.sleep(0.1)
 time.sleep(1)
-end = held()
+end = Held(pid)
 print(
     f"soak: {sent} requests in {time.time() - begun:.0f} s at {0.8 * rate:.1f} a second: {counts}; "
-    f"{warm[0]:.1f} MiB, {warm[1]:.0f} of the GPU and {warm[2]} files after a fifth, {end[0]:.1f}, {end[1]:.0f} and {end[2]} at the end"
+    f"{warm} after a fifth, {end} at the end"
 )
 wrong = []
 if set(counts) - {"200", "gone"}:
     wrong.append("requests failed")
-for where, before, after in zip(("the host", "the GPU"), warm, end):
-    if after > before + MOST_MIB:
-        wrong.append(f"it holds {after - before:.1f} MiB of {where} more")
-if end[2] > warm[2]:
-    wrong.append(f"it holds {end[2] - warm[2]} files more")
+wrong += end.grown(warm)
 if ready["running"] or ready["waiting"]:
     wrong.append(f"work is left: {ready}")
 sys.exit("failed: " + ", ".join(wrong) if wrong else 0)

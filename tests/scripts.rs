@@ -10,6 +10,7 @@ mod generate_batch;
 mod gpu_bundle;
 mod gpu_check;
 mod makefile;
+mod soak_live;
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;

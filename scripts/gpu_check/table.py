@@ -217,6 +217,13 @@ SECTIONS = [
         },
     ),
     Section(
+        "live-soak",
+        540,
+        live.soak,
+        "frames for 500 seconds: each in its order, the same image for the same frame, and memory and descriptors stay",
+        in_all=False,
+    ),
+    Section(
         "live-two",
         60,
         live.in_turn,
