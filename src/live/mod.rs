@@ -5,8 +5,9 @@
 //! ```
 //!
 //! Nothing queues: a frame that nobody took is replaced by the next one, a lane whose image waits to be written takes
-//! no frame but the one that it took while that was decoded, and so an output that stalls stalls all of it without taking memory. Frames are read and decoded, and
-//! images encoded and written, beside the devices. A thread may wait for ever in a system call, so nobody waits for it.
+//! no frame but the one that it took while that was decoded, and so an output that stalls stalls all of it without
+//! taking memory. Frames are read and decoded, and images encoded and written, beside the devices. A thread may wait for
+//! ever in a system call, so nobody waits for it.
 
 mod flow;
 mod settings;
