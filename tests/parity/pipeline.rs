@@ -180,9 +180,9 @@ fn later_batches_of_many_images_are_graphed_whatever_is_left() {
                 steps + 8,
                 "the steps of a batch, and the decoder for each image"
             );
-            // The features are put under each other, the context is projected and put under itself eight times; around
-            // each graph its inputs and its output are copied, and at the end pixels become bytes.
-            assert_eq!(after.launches - before.launches, 2 + 8 + (4 + 1) * steps + (2 + 1) * 8);
+            // The features are put under each other, the context is projected and put under itself eight times at once;
+            // around each graph its inputs and its output are copied, and at the end pixels become bytes.
+            assert_eq!(after.launches - before.launches, 2 + 1 + (4 + 1) * steps + (2 + 1) * 8);
         }
         (left, request.seed) = (left - images.len(), request.seed + images.len() as u64);
     }
