@@ -2,7 +2,7 @@
 //! should not, for each way in which an image may begin.
 //!
 //! Frames are drawn beforehand as a camera sees them, with its noise: a still scene, one in which something moves, and one
-//! of which half changes. A frame comes when the one before is taken, and its image ends as a JPEG.
+//! of which half is computed. A frame comes when the one before is taken, and its image ends as a JPEG.
 
 use std::io;
 use std::sync::Arc;
@@ -22,6 +22,8 @@ use crate::video::{Next, VideoFormat, VideoWriter};
 const WARM_UP: usize = 4;
 /// Frames of a scene, after which it begins again.
 const AROUND: usize = 50;
+/// Pixels beside what changed that are computed with it.
+const RING: i64 = 16;
 /// Levels by which a camera's noise moves a value at most.
 const NOISE: i32 = 3;
 
@@ -57,7 +59,7 @@ enum Start {
 enum Scene {
     Still,
     Moving,
-    /// The left half of each frame is another one than that of the first.
+    /// The left half of each frame is another one than that of the first, but for what is computed because of that.
     Half,
 }
 
@@ -142,7 +144,7 @@ impl Scene {
                 (false, 0) => 90 + 60 * x / side,
                 (false, _) => 150 + 60 * y / side,
             };
-            let is_changed = self == Self::Half && 2 * x < side && time > 1;
+            let is_changed = self == Self::Half && 2 * (x + RING) < side && time > 1;
             let plain = if is_changed { (plain + 60 * (1 + time as i64 % 2)) % 240 } else { plain };
             let mixed = ((time << 32) as u64 + i as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15);
             let noise = (mixed ^ mixed >> 29).wrapping_mul(0xbf58_476d_1ce4_e5b9) >> 40;
@@ -309,6 +311,6 @@ mod tests {
         assert!((1.0..4.0).contains(&moving) && a.bytes.iter().zip(&b.bytes).any(|(a, b)| a.abs_diff(*b) > 100));
         let [a, b] = frames(Scene::Half);
         let apart = |column: usize| a.bytes[3 * column].abs_diff(b.bytes[3 * column]);
-        assert!((0..64).all(|column| apart(column) > 50) && (64..128).all(|column| apart(column) <= 2 * NOISE as u8));
+        assert!((0..48).all(|column| apart(column) > 50) && (48..128).all(|column| apart(column) <= 2 * NOISE as u8));
     }
 }

@@ -212,13 +212,18 @@ impl<B: Backend> Residency<B> {
         self.loader.backend.available_bytes().saturating_sub(others)
     }
 
+    /// Whether the transformer or the decoder is there, so that nothing is loaded ahead.
+    pub(crate) fn is_begun(&self) -> bool {
+        self.transformer.get().is_some() || self.decoder.get().is_some()
+    }
+
     /// Starts loading the transformer and the decoder if both are absent, and before them the text encoder if `encodes`
     /// and it is absent; but only where all of that fits beside the activations of an image.
     pub(crate) fn prefetch(&self, memory: &MemoryPlan, encodes: bool) {
         // A session that loads now does so because memory was short, or waits for what is prefetched already.
         let Ok(mut prefetch) = self.prefetch.try_lock() else { return };
         let text_encoder = encodes && self.text_encoder.get().is_none();
-        let rest_is_absent = self.transformer.get().is_none() && self.decoder.get().is_none();
+        let rest_is_absent = !self.is_begun();
         // Weights that take no memory, on the CPU, take no time to load.
         if prefetch.is_some() || !rest_is_absent || !memory.together || memory.transformer.all == 0 {
             return;

@@ -126,6 +126,9 @@ impl<B: Backend> Model<B> {
     /// Errors as [`Model::prefetch`].
     pub(crate) fn prefetch_as(&self, request: &Request, is_read_elsewhere: bool) -> Result<()> {
         let plan = Plan { is_read_elsewhere, ..Plan::new(request, self.info())? };
+        if self.residency.is_begun() {
+            return Ok(());
+        }
         // One device of a group reads the prompt for all.
         let reads = request.embeddings.is_none() && self.backend().rank() == 0 && !is_read_elsewhere;
         // Where there is too little memory, the session says so.
