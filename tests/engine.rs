@@ -113,6 +113,33 @@ fn the_first_device_reads_the_prompt_for_all() {
 }
 
 #[test]
+fn images_that_were_encoded_ahead_are_not_encoded_again() {
+    let (engine, several) = (engine(&["a"]), engine(&["a", "b"]));
+    let request = |shade: u8| {
+        let image = Rgb { width: 64, height: 64, bytes: (0..3 * 64 * 64).map(|i| (i % 200) as u8 ^ shade).collect() };
+        Request { references: vec![Arc::new(image)], ..tiny("a cat", 1) }
+    };
+    let encodes = |engine: &Engine, shade: u8| {
+        let mut encoded = false;
+        let report = &mut |progress: flux::stage::Progress| encoded |= progress.stage == flux::stage::Stage::Encode;
+        let images = engine.generate(&request(shade), 1, &CancelFlag::default(), report).unwrap();
+        (encoded, images[0].rgb.clone())
+    };
+    let ahead = |engine: &Engine, shade: u8| engine.encode_images_ahead(&Job::new(request(shade), 1)).unwrap();
+    ahead(&engine, 1);
+    assert!(encodes(&engine, 1).0, "nothing was loaded");
+    ahead(&engine, 2);
+    let (encoded, image) = encodes(&engine, 2);
+    assert!(!encoded && image == encodes(&self::engine(&["a"]), 2).1);
+    assert!(encodes(&several, 3).0);
+    ahead(&several, 4);
+    assert!(encodes(&several, 4).0, "either may make it");
+    let cancelled = Job::new(request(5), 1);
+    cancelled.cancel.cancel();
+    assert_eq!(engine.encode_images_ahead(&cancelled).unwrap_err().kind(), ErrorKind::Cancelled);
+}
+
+#[test]
 fn a_prompt_that_was_encoded_ahead_is_not_encoded_again() {
     let engine = engine(&["a"]);
     let encodes = |prompt: &str| {

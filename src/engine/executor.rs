@@ -18,7 +18,7 @@ use crate::pipeline::session::shape::Shape;
 use crate::pipeline::session::shared_text::SharedText;
 use crate::pipeline::{Decoded, Latents, MemoryPlan, Model, Plan, Replica, Replicas, Request, Session, Timings};
 use crate::rgb::Rgb;
-use crate::stage::Progress;
+use crate::stage::{CancelFlag, Progress};
 
 /// A model on all devices of an engine.
 pub(super) trait Pool: Send + Sync {
@@ -28,6 +28,8 @@ pub(super) trait Pool: Send + Sync {
     fn shared_text(&self) -> Arc<SharedText>;
     /// See [`Replicas::prefetch`].
     fn prefetch(&self, request: &Request, count: usize) -> Result<()>;
+    /// See [`Engine::encode_images_ahead`](super::Engine::encode_images_ahead).
+    fn encode_images_ahead(&self, request: &Request, cancel: &CancelFlag) -> Result<()>;
     /// See [`Model::prepare_previews`].
     fn prepare_previews(&self) -> Result<()>;
     /// See [`Engine::plan`](super::Engine::plan).
@@ -59,6 +61,14 @@ impl<B: Backend> Pool for Replicas<B> {
 
     fn prefetch(&self, request: &Request, count: usize) -> Result<()> {
         Replicas::prefetch(self, request, count)
+    }
+
+    fn encode_images_ahead(&self, request: &Request, cancel: &CancelFlag) -> Result<()> {
+        // Of several devices nobody knows yet which makes the image.
+        match &self.used(usize::MAX)[..] {
+            [only] => only.model().encode_images_ahead(request, cancel),
+            _ => Ok(()),
+        }
     }
 
     fn prepare_previews(&self) -> Result<()> {

@@ -251,6 +251,14 @@ impl Engine {
         events.find(|event| !matches!(event, Ok(false))).map_or(Ok(()), |event| event.map(drop))
     }
 
+    /// Encodes the images of a job that is submitted next, while the device still makes another one, so that it need not
+    /// wait for them. Nothing happens where several devices make images, or not all parts of the model are in memory.
+    ///
+    /// Errors as the job would, which then says so.
+    pub fn encode_images_ahead(&self, job: &Job) -> Result<()> {
+        self.pool.encode_images_ahead(&job.request, &job.cancel)
+    }
+
     /// Starts making what previews need, on a thread of its own. Jobs that want previews do so themselves; the first of
     /// them has its previews sooner where this was done when the engine was opened.
     pub fn prepare_previews(&self) {

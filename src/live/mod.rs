@@ -196,14 +196,13 @@ impl Live {
             let now = match begun.take() {
                 Some(begun) => begun,
                 None => match flow.take() {
-                    Some(taken) => self.begin(taken, before.take())?,
+                    Some(taken) => self.begin(taken, before.take(), false)?,
                     None => return Ok(()),
                 },
             };
             let (turn, of) = (now.turn, now.of.clone());
             let (image, latents) = self.image(now, || {
-                let next = flow.take_if_there().map(|taken| self.begin(taken, None)).transpose()?;
-                begun = next;
+                begun = flow.take_if_there().map(|taken| self.begin(taken, None, true)).transpose()?;
                 Ok(())
             })?;
             before = latents;
@@ -213,13 +212,19 @@ impl Live {
         }
     }
 
-    /// Has the engine make the image of a frame; `before` are the latents of the one before.
-    fn begin(&self, (turn, arrived): (u64, Arrived), before: Option<Latents>) -> Result<Begun> {
+    /// Has the engine make the image of a frame; `before` are the latents of the one before. Where the device `is_busy`,
+    /// the frame is encoded behind what it does.
+    fn begin(&self, (turn, arrived): (u64, Arrived), before: Option<Latents>, is_busy: bool) -> Result<Begun> {
         // One that had to wait for its turn came when that was there.
         let at = if self.keeps_all { Instant::now() } else { arrived.at };
         let setting = self.settings.sized(|setting| setting.image_size(&self.engine, arrived.frame.clone()))?;
         let job = setting.job(&self.engine, arrived.frame.clone(), before.as_ref())?;
-        let ticket = self.engine.submit(flux::engine::Job { cancel: self.cancel.child(), ..job })?;
+        let job = flux::engine::Job { cancel: self.cancel.child(), ..job };
+        if is_busy {
+            // What is wrong, the job says.
+            let _ = self.engine.encode_images_ahead(&job);
+        }
+        let ticket = self.engine.submit(job)?;
         Ok(Begun { turn, of: Arrived { at, ..arrived }, ticket, is_read_by_next: setting.feedback > 0.0 })
     }
 

@@ -129,6 +129,11 @@ impl MemorySizes {
         self.always() + stages.into_iter().max().unwrap_or(0)
     }
 
+    /// What encoding images may take while an image of the same size is made.
+    pub(crate) fn beside_others(&self) -> u64 {
+        self.step + self.early + self.kept + self.encoder + self.encode.wide + self.decode.wide
+    }
+
     /// What is there whichever part of the model is.
     fn always(&self) -> u64 {
         self.workspace + self.preview_decoder + self.kept

@@ -27,6 +27,11 @@ pub(crate) struct FrameKeys<B: Backend> {
 }
 
 impl<B: Backend> StoredFrame<B> {
+    /// How many frames were compared with it, the next one counted.
+    pub(crate) fn compared_next(&self) -> usize {
+        self.compared.load(Ordering::Relaxed) + 1
+    }
+
     /// How many frames were compared with it, this one counted.
     pub(crate) fn compared(&self) -> usize {
         self.compared.fetch_add(1, Ordering::Relaxed) + 1

@@ -30,6 +30,13 @@ pub(super) enum Found<B: Backend> {
 }
 
 impl<B: Backend> Found<B> {
+    /// Whether the image of a frame will be that of an earlier one.
+    pub(super) fn is_known(residency: &Residency<B>, frame: &FrameRequest) -> bool {
+        let patch = residency.info().vae.patch_pixels();
+        let before = residency.frames.get(frame);
+        before.is_some_and(|before| frame.changed(&before.of, before.compared_next(), patch) == Changed::Nothing)
+    }
+
     /// What there is of a frame.
     pub(super) fn of(residency: &Residency<B>, frame: &FrameRequest) -> Self {
         let Some(before) = residency.frames.get(frame) else { return Self::Frame(Frame::All) };

@@ -12,13 +12,18 @@ use crate::files::{Container, ModelFiles};
 use crate::model::info::ModelInfo;
 use crate::model::open::{LazyTokenizer, OpenModel};
 use crate::pipeline::memory::plan::MemoryPlan;
+use crate::pipeline::request::frame::FrameRequest;
 use crate::pipeline::request::plan::{Plan, Request};
 use crate::pipeline::residency::Residency;
 use crate::pipeline::residency::placement::Placement;
 use crate::pipeline::residency::prepared::Prepared;
+use crate::pipeline::residency::timings::Clock;
+use crate::pipeline::session::frame::Found;
 use crate::pipeline::session::preview::Previewer;
+use crate::pipeline::session::references::{CachedImages, Images};
 use crate::pipeline::session::text::Text;
 use crate::sampler::Noise;
+use crate::stage::{Caller, CancelFlag};
 use crate::vae::preview::PreviewMap;
 
 /// A model on a backend, ready to make images; any number of [`Session`](crate::pipeline::Session)s share it, from any
@@ -136,6 +141,30 @@ impl<B: Backend> Model<B> {
             self.residency.prefetch(&prepared.memory, reads);
         }
         Ok(())
+    }
+
+    /// Encodes the images of a request while the device has other work, so that its session need not. Nothing happens
+    /// where several devices make an image together, where not all parts of the model are in memory, or where the image
+    /// of a frame is known.
+    ///
+    /// Errors as sessions do.
+    pub(crate) fn encode_images_ahead(&self, request: &Request, cancel: &CancelFlag) -> Result<()> {
+        let (residency, request) = (&self.residency, request.for_kind(self.info().kind)?);
+        if !request.has_images() || residency.backend().world() > 1 || !residency.is_begun() {
+            return Ok(());
+        }
+        let prepared = residency.prepare(Plan::new(&request, self.info())?)?;
+        let has_room = residency.backend().available_bytes() >= prepared.sizes.beside_others();
+        let is_known = FrameRequest::of(&request).is_some_and(|frame| Found::is_known(residency, &frame));
+        if is_known || !prepared.memory.together || !has_room {
+            return Ok(());
+        }
+        let nobody = &mut |_| {};
+        let (caller, mut clock) = (Caller::new(nobody, cancel), Clock::new(residency.backend().clone())?);
+        let images = Images::of(&request);
+        let images = CachedImages::of([&images].into_iter(), residency)?;
+        let encoder = images.encoder(residency, &prepared, &caller, &mut clock)?;
+        images.encode(residency, encoder, &caller, &mut clock).map(drop)
     }
 
     /// What a session would make of the request. Waits for the tokenizer.
