@@ -8,12 +8,16 @@ MOST_MIB, MOST_FILES = 16, 2
 
 
 class Held:
-    """MiB of the host that no file backs, MiB of the GPU, and open files."""
+    """MiB of the host that no file backs, MiB of the GPU, and open files; nothing of a program that has ended."""
 
     def __init__(self, pid):
         with open(f"/proc/{pid}/status") as status:
-            kib = next(int(line.split()[1]) for line in status if line.startswith("RssAnon:"))
-        self.host, self.gpu, self.files = kib / 1024, gpu_mib(), len(os.listdir(f"/proc/{pid}/fd"))
+            kib = next((int(line.split()[1]) for line in status if line.startswith("RssAnon:")), 0)
+        try:
+            files = len(os.listdir(f"/proc/{pid}/fd"))
+        except OSError:
+            files = 0
+        self.host, self.gpu, self.files = kib / 1024, gpu_mib(), files
 
     def __str__(self):
         return f"{self.host:.1f} MiB, {self.gpu:.0f} of the GPU and {self.files} files"
