@@ -10,7 +10,7 @@ from measure import Failed, Rows, Word, run
 
 from .models import is_there, write
 
-FRAMES = 40
+FRAMES, FRAMES_IN_TURN = 40, 200
 """Frames of each row that are counted."""
 SMALL = "small-decoder"
 
@@ -64,7 +64,7 @@ def in_turn(check: Check) -> str:
     gpus.needs_two("frames in turn")
     check.needs_model()
     row = ROWS[1] if gpus.is_hopper() else ROWS[0]
-    one, two = (measure(check, row, device)[0] for device in ("cuda:0", "cuda:0,1"))
+    one, two = (measure(check, row, device, FRAMES_IN_TURN)[0] for device in ("cuda:0", "cuda:0,1"))
     text = f"{row.figure}: {one:.2f} a second by one, {two:.2f} by two"
     if missed := check.misses(IN_TURN, f"{two / one:.3f}"):
         raise Failed("; ".join([*missed, text]))
@@ -80,7 +80,7 @@ def soak(check: Check) -> str:
     return ran.output.strip().removeprefix("soak: ")
 
 
-def measure(check: Check, row: Row, device: str) -> tuple[float, float, float, float]:
+def measure(check: Check, row: Row, device: str, frames: int = FRAMES) -> tuple[float, float, float, float]:
     """Frames a second, ms from a frame to its image in half and in 95 of 100 cases, and the share of tokens computed."""
     on: list[Word] = ["-d", check.klein_4b, "--device", device, "--precision", row.precision]
     if row.has_small_decoder:
@@ -88,7 +88,7 @@ def measure(check: Check, row: Row, device: str) -> tuple[float, float, float, f
         if not is_there(folder):
             write(check, SMALL, folder)
         on += ["--vae", folder / "vae"]
-    of: list[Word] = ["--size", row.size, "--steps", row.steps, "--runs", FRAMES]
+    of: list[Word] = ["--size", row.size, "--steps", row.steps, "--runs", frames]
     made = Rows(check.bench_rows("live", f"live/{row.name}/", *on, *of).output).first()
     rate, took, most = (made.number(key) for key in ("frames_per_s", "p50_ms", "p95_ms"))
     return rate, took, most, made.number("computed") if row.name.startswith("reuse") else 1.0
