@@ -3,8 +3,8 @@
 //   parts   tensors [rows of each, cols] element, each with a row stride, which come with the launch
 //   out     [sum of rows, cols], row stride ld_out
 //
-// Of a few tensors the driver copies each. Tokens that are computed among others are runs of rows, dozens of them, whose
-// keys and values are copied in each block: there launches are what takes time, not bytes.
+// Of a few tensors the driver copies each. Tokens that are kept while others are computed are runs of rows, dozens of
+// them, whose keys and values are copied in each block: there launches are what takes time, not bytes.
 //
 // Mapping   one row of `blockDim.x` threads for each row of out, 16 bytes a thread at once; each finds its tensor among
 //           the ends of all

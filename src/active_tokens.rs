@@ -4,8 +4,8 @@ use std::ops::Range;
 
 use crate::token_layout::TokenLayout;
 
-/// Tokens of a sequence of one sample that are computed: the text or its beginning, and some of the references and of the
-/// image.
+/// Tokens of a sequence of one sample that are computed: the text or its beginning, and some of the references and of
+/// the image.
 ///
 /// They are a sequence of their own, in the same order. What it lacks, attention reads from a
 /// [`KeyCache`](crate::transformer::KeyCache) of the others, so no layer knows of it.

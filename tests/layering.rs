@@ -230,7 +230,10 @@ const CRATES: [(&str, &[&str]); 52] = [
     ("toml", &["cli/settings.rs"]),
     ("libloading", &["backend/cuda/library.rs"]),
     ("parking_lot", &["backend/cuda/"]),
-    ("lru", &["backend/graph_cache.rs", "backend/cuda/gemm/", "pipeline/", "server/repeats.rs"]),
+    (
+        "lru",
+        &["backend/graph_cache.rs", "backend/cuda/gemm/", "pipeline/", "server/repeats.rs", "text_encoder/prompt.rs"],
+    ),
 ];
 
 /// The rooms of the pipeline from top to bottom: each uses those below it, and names them instead of the pipeline.

@@ -1,8 +1,8 @@
 //! Video as it comes in: how many frames a second, how long from a frame to its image, and how much images flicker that
 //! should not, for each way in which an image may begin.
 //!
-//! Frames are drawn beforehand as a camera sees them, with its noise: a still scene, one in which something moves, and one
-//! of which half is computed. A frame comes when the one before is taken, and its image ends as a JPEG.
+//! Frames are drawn beforehand as a camera sees them, with its noise: a still scene, one in which something moves, and
+//! one of which half is computed. A frame comes when the one before is taken, and its image ends as a JPEG.
 
 use std::io;
 use std::sync::Arc;

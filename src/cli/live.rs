@@ -64,8 +64,8 @@ pub struct Live {
     /// so themselves
     #[arg(help_heading = IMAGES, long, action = ArgAction::SetTrue)]
     kv: bool,
-    /// Make the images by a file of TAEF2, the tiny autoencoder of FLUX.2, in place of the VAE's decoder: sooner, and less
-    /// exactly
+    /// Make the images by a file of TAEF2, the tiny autoencoder of FLUX.2, in place of the VAE's decoder: sooner, and
+    /// less exactly
     #[arg(help_heading = IMAGES, long, value_name = "FILE", value_parser = path())]
     preview_decoder: Option<PathBuf>,
     /// Size of frames, as in 512x512: raw ones have no other, and others are brought to it [default: that of the first

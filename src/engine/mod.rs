@@ -251,8 +251,9 @@ impl Engine {
         events.find(|event| !matches!(event, Ok(false))).map_or(Ok(()), |event| event.map(drop))
     }
 
-    /// Encodes the images of a job that is submitted next, while the device still makes another one, so that it need not
-    /// wait for them. Nothing happens where several devices make images, or not all parts of the model are in memory.
+    /// Encodes the images of a job that is submitted next, while the device still makes another one, so that it need
+    /// not wait for them. Nothing happens where several devices make images, or not all parts of the model are in
+    /// memory.
     ///
     /// Errors as the job would, which then says so.
     pub fn encode_images_ahead(&self, job: &Job) -> Result<()> {

@@ -6,8 +6,8 @@
 //!
 //! Nothing queues: a frame that nobody took is replaced by the next one, a lane whose image waits to be written takes
 //! no frame but the one that it took while that was decoded, and so an output that stalls stalls all of it without
-//! taking memory. Frames are read and decoded, and images encoded and written, beside the devices. A thread may wait for
-//! ever in a system call, so nobody waits for it.
+//! taking memory. Frames are read and decoded, and images encoded and written, beside the devices. A thread may wait
+//! for ever in a system call, so nobody waits for it.
 
 mod flow;
 mod settings;
@@ -188,8 +188,8 @@ impl Live {
         Ok(())
     }
 
-    /// Makes images. While the device decodes one, the next frame is taken and its work is prepared: before that, a newer
-    /// one may come.
+    /// Makes images. While the device decodes one, the next frame is taken and its work is prepared: before that, a
+    /// newer one may come.
     fn make(&self, flow: &Flow) -> Result<()> {
         let (mut before, mut begun): (Option<Latents>, Option<Begun>) = (None, None);
         loop {
@@ -212,8 +212,8 @@ impl Live {
         }
     }
 
-    /// Has the engine make the image of a frame; `before` are the latents of the one before. Where the device `is_busy`,
-    /// the frame is encoded behind what it does.
+    /// Has the engine make the image of a frame; `before` are the latents of the one before. Where the device
+    /// `is_busy`, the frame is encoded behind what it does.
     fn begin(&self, (turn, arrived): (u64, Arrived), before: Option<Latents>, is_busy: bool) -> Result<Begun> {
         // One that had to wait for its turn came when that was there.
         let at = if self.keeps_all { Instant::now() } else { arrived.at };

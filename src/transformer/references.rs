@@ -36,8 +36,8 @@ impl<B: Backend> KeyCache<B> {
         self.blocks.get(block)
     }
 
-    /// Those of some of the tokens, copied. All blocks are copied at once, one under the other: of dozens of runs of rows
-    /// each, what copies take would be their launches.
+    /// Those of some of the tokens, copied. All blocks are copied at once, one under the other: of dozens of runs of
+    /// rows each, what copies take would be their launches.
     ///
     /// Errors when memory runs out. Panics when there are none.
     pub fn of_rows(&self, rows: &[Range<usize>]) -> Result<Self> {

@@ -22,9 +22,9 @@ const CLIENTS: usize = 8;
 const PATIENCE: Duration = Duration::from_secs(60);
 /// How long somebody else may wait for an answer.
 const OTHERS_WAIT: Duration = Duration::from_secs(30);
-/// So many of the requests come again, so many times: what the server keeps to answer sooner, it keeps by then. Then they
-/// come as often once more.
-const AGAIN: [u64; 2] = [100, 4];
+/// So many of the requests come again, so many times: what the server keeps to answer sooner, it keeps by then. Then
+/// they come as often once more.
+const AGAIN: [u64; 2] = [50, 4];
 /// What the server may have more at the end than before these, in MiB.
 const MOST_MORE: u64 = 24;
 /// After so many requests a line says so.
@@ -135,7 +135,7 @@ fn ask(serving: &Serving, seed: u64, numbers: impl Iterator<Item = u64> + Send) 
 #[test]
 fn hostile_requests_are_answered_and_nothing_is_left_of_them() {
     let (seed, first) = (number("FLUX_FUZZ_SEED", 1), number("FLUX_FUZZ_FIRST", 0));
-    let requests = number("FLUX_FUZZ_REQUESTS", if takes_long_form() { 2000 } else { 600 });
+    let requests = number("FLUX_FUZZ_REQUESTS", if takes_long_form() { 2000 } else { 300 });
     let mut serving = serving();
     let start = Instant::now();
     let [count, times] = AGAIN;

@@ -147,9 +147,9 @@ pub(crate) fn under_mask(
     Some(tokens(whole, txt, &widened(&anew, own), false))
 }
 
-/// The tokens of a sequence that are computed where these cells of its image change, with so many of the first tokens of
-/// its text. The first reference is the image
-/// that is changed or the frame that is drawn from where `is_shown`: its tokens at the same places change too.
+/// The tokens of a sequence that are computed where these cells of its image change, with so many of the first tokens
+/// of its text. The first reference is the image that is changed or the frame that is drawn from where `is_shown`: its
+/// tokens at the same places change too.
 pub(crate) fn tokens(whole: TokenLayout, text: usize, changes: &[bool], is_shown: bool) -> ActiveTokens {
     let image = whole.references;
     ActiveTokens::with_text(whole, text, |token| match token.checked_sub(image) {
