@@ -8,7 +8,7 @@ use flux::rgb::Rgb;
 use flux::{Error, Result};
 
 /// A frame that came.
-#[derive(Debug, Clone)]
+#[derive(Debug)]
 pub struct Arrived {
     /// None where images are made of words alone.
     pub frame: Option<Rgb>,

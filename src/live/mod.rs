@@ -193,15 +193,14 @@ impl Live {
     fn make(&self, flow: &Flow) -> Result<()> {
         let (mut before, mut begun): (Option<Latents>, Option<Begun>) = (None, None);
         loop {
-            let now = match begun.take() {
+            let Begun { turn, of, ticket, is_read_by_next } = match begun.take() {
                 Some(begun) => begun,
                 None => match flow.take() {
                     Some(taken) => self.begin(taken, before.take(), false)?,
                     None => return Ok(()),
                 },
             };
-            let (turn, of) = (now.turn, now.of.clone());
-            let (image, latents) = self.image(now, || {
+            let (image, latents) = self.image(ticket, is_read_by_next, || {
                 begun = flow.take_if_there().map(|taken| self.begin(taken, None, true)).transpose()?;
                 Ok(())
             })?;
@@ -230,9 +229,14 @@ impl Live {
 
     /// The image, and its latents where the next one reads them. `decodes` is called once the steps are done, unless
     /// the next image waits for this one.
-    fn image(&self, begun: Begun, mut decodes: impl FnMut() -> Result<()>) -> Result<(Rgb, Option<Latents>)> {
-        let (mut made, mut waits) = (None, begun.is_read_by_next);
-        for event in begun.ticket {
+    fn image(
+        &self,
+        ticket: Ticket,
+        is_read_by_next: bool,
+        mut decodes: impl FnMut() -> Result<()>,
+    ) -> Result<(Rgb, Option<Latents>)> {
+        let (mut made, mut waits) = (None, is_read_by_next);
+        for event in ticket {
             match event? {
                 Event::Image { image, latents, .. } => made = Some((image.pixels()?.into_owned(), latents)),
                 Event::Finished { timings, .. } => {

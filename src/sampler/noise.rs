@@ -86,11 +86,8 @@ pub struct Noise {
 type Drawn = (Vec<(Rng, u64)>, [usize; 3]);
 
 impl Noise {
-    /// Draws or takes the noise of one image for each of `starts`, unless it was drawn last.
+    /// Draws or takes the noise of one image for each of `starts`.
     pub fn fill(&mut self, starts: &[Start<'_>], channels: usize, height: usize, width: usize) {
-        if self.is_drawn(starts, channels, height, width) {
-            return;
-        }
         let drawn = seeds(starts).map(|seeds| (seeds, [channels, height, width]));
         // Until it is whole it is nothing that is known.
         self.drawn = None;

@@ -213,7 +213,7 @@ impl<B: Backend> Residency<B> {
     }
 
     /// Whether the transformer or the decoder is there, so that nothing is loaded ahead.
-    pub(crate) fn is_begun(&self) -> bool {
+    pub(crate) fn is_partly_loaded(&self) -> bool {
         self.transformer.get().is_some() || self.decoder.get().is_some()
     }
 
@@ -223,7 +223,7 @@ impl<B: Backend> Residency<B> {
         // A session that loads now does so because memory was short, or waits for what is prefetched already.
         let Ok(mut prefetch) = self.prefetch.try_lock() else { return };
         let text_encoder = encodes && self.text_encoder.get().is_none();
-        let rest_is_absent = !self.is_begun();
+        let rest_is_absent = !self.is_partly_loaded();
         // Weights that take no memory, on the CPU, take no time to load.
         if prefetch.is_some() || !rest_is_absent || !memory.together || memory.transformer.all == 0 {
             return;

@@ -131,7 +131,7 @@ impl<B: Backend> Model<B> {
     /// Errors as [`Model::prefetch`].
     pub(crate) fn prefetch_as(&self, request: &Request, is_read_elsewhere: bool) -> Result<()> {
         let plan = Plan { is_read_elsewhere, ..Plan::new(request, self.info())? };
-        if self.residency.is_begun() {
+        if self.residency.is_partly_loaded() {
             return Ok(());
         }
         // One device of a group reads the prompt for all.
@@ -150,7 +150,7 @@ impl<B: Backend> Model<B> {
     /// Errors as sessions do.
     pub(crate) fn encode_images_ahead(&self, request: &Request, cancel: &CancelFlag) -> Result<()> {
         let (residency, request) = (&self.residency, request.for_kind(self.info().kind)?);
-        if !request.has_images() || residency.backend().world() > 1 || !residency.is_begun() {
+        if !request.has_images() || residency.backend().world() > 1 || !residency.is_partly_loaded() {
             return Ok(());
         }
         let prepared = residency.prepare(Plan::new(&request, self.info())?)?;
