@@ -45,6 +45,7 @@ static ALLOCATOR: allocator::OrExit = allocator::OrExit;
 fn main() -> ExitCode {
     let start = Instant::now();
     allocator::explain_aborts();
+    allocator::keep_tensors();
     bus_error::explain();
     let signals = Signals::default();
     let done = panics::caught(|| {

@@ -52,8 +52,6 @@ fn raw_flags<'a>(flags: &[&'a str]) -> Vec<&'a str> {
 /// The program with pipes at its ends.
 fn begun(folder: &Path, flags: &[&str]) -> Child {
     let mut command = flux();
-    #[cfg(unix)]
-    crate::program::hear_signals(&mut command);
     command.current_dir(folder).args(flags);
     command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("the program starts")
 }

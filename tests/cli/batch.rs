@@ -282,7 +282,6 @@ fn what_no_batch_can_do_is_refused_before_any_work() {
 /// Begins a list, and ends it by a signal after a while.
 fn ended(folder: &Path, signal: &str, after: Duration) {
     let mut command = command(folder, &["list.txt", "out", "-S", "1", "-q"]);
-    crate::program::hear_signals(&mut command);
     let mut child = command.stderr(Stdio::null()).spawn().unwrap();
     thread::sleep(after);
     let _ = Command::new("kill").args([signal, &child.id().to_string()]).status();

@@ -17,7 +17,6 @@ use crate::pty::{Step, converse, sends, types};
 fn talk(folder: &Path, lines: &str, flags: &[&str]) -> Run {
     let mut command = flux();
     command.current_dir(folder).arg("chat").args(flags).args(["--device", "cpu"]);
-    crate::program::hear_signals(&mut command);
     let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     child.stdin.take().unwrap().write_all(lines.as_bytes()).unwrap();
     let output = child.wait_with_output().unwrap();
@@ -114,7 +113,6 @@ impl Held {
     }
 
     fn begin(command: &mut Command) -> Self {
-        crate::program::hear_signals(command);
         let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
         let (stdin, stderr) = (child.stdin.take().unwrap(), child.stderr.take().unwrap());
         Self { child, stdin, stderr: BufReader::new(stderr).lines() }

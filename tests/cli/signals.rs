@@ -10,7 +10,7 @@ use flux::input::read;
 
 use super::folder;
 use crate::model_copy;
-use crate::program::{flux, hear_signals, names};
+use crate::program::{flux, names};
 
 /// The program while it runs, and the lines of its stderr that were not read yet.
 #[cfg(unix)]
@@ -25,7 +25,6 @@ impl Begun {
     fn new(folder: &Path, flags: &[&str]) -> Self {
         let mut command = flux();
         command.current_dir(folder).args(["-p", "a cat", "-S", "1", "--device", "cpu", "-o", "out.png"]).args(flags);
-        hear_signals(&mut command);
         let mut child = command.stderr(Stdio::piped()).spawn().expect("the program starts");
         let lines = BufReader::new(child.stderr.take().expect("a pipe")).lines();
         Self { child, lines }

@@ -6,7 +6,6 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use super::*;
-use crate::program::hear_signals;
 
 /// Answers that take long in the middle of the large file.
 fn slow(seen: &Seen, _: usize, reply: &mut Reply) {
@@ -18,7 +17,6 @@ fn slow(seen: &Seen, _: usize, reply: &mut Reply) {
 /// Starts a download, and ends it in the middle of the large file.
 fn ended(home: &Home, hub: &Hub, signal: &str) -> Run {
     let mut command = home.download(hub, &["4b"]);
-    hear_signals(&mut command);
     let child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("the program starts");
     let partial = home.partial(&hub.content().files[LARGE]);
     while fs::metadata(&partial).map_or(0, |found| found.len()) < 500_000 {
@@ -143,7 +141,6 @@ fn a_server_that_says_nothing_does_not_hold_up_a_signal() {
     });
     let home = Home::new();
     let mut command = home.download(&hub, &["4b"]);
-    hear_signals(&mut command);
     let mut child = command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().expect("the program starts");
     while hub.take_seen().iter().all(|seen| !seen.path.contains("/tree/")) {
         thread::sleep(Duration::from_millis(5));

@@ -6,9 +6,13 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
+#[cfg(unix)]
+use std::sync::Once;
 
 /// The built program, on the CPU and away from the user's environment.
 pub fn flux() -> Command {
+    #[cfg(unix)]
+    hear_signals();
     let mut command = Command::new(env!("CARGO_BIN_EXE_flux"));
     command.env_remove("FLUX_MODEL").env_remove("FLUX_MODELS").env("FLUX_CONFIG", "");
     command
@@ -32,7 +36,7 @@ pub struct Run {
 impl Run {
     pub fn of(command: &mut Command) -> Self {
         #[cfg(unix)]
-        hear_signals(command);
+        hear_signals();
         let Output { status, stdout, stderr } = command.output().expect("the program starts");
         let text = |bytes| String::from_utf8(bytes).expect("UTF-8");
         Self { code: status.code(), stdout: text(stdout), stderr: text(stderr) }
@@ -59,22 +63,28 @@ impl Run {
     }
 }
 
-/// Has a program hear SIGINT and SIGHUP, which it inherits as ignored where the tests run in the background of a script
-/// or under `nohup`.
+/// Has programs that start from here on hear SIGINT and SIGHUP, which they inherit as ignored where the tests run in the
+/// background of a script or under `nohup`: a signal with a handler is no longer one that is ignored, and a program that
+/// starts has the default in place of the handler. The tests go on without hearing them.
+///
+/// Not between fork and exec: with something to do there, a process is copied with its page tables for each program.
 #[cfg(unix)]
 #[allow(unsafe_code)]
-pub fn hear_signals(command: &mut Command) {
-    let hear = || {
+pub fn hear_signals() {
+    extern "C" fn nothing(_: libc::c_int) {}
+    static ONCE: Once = Once::new();
+    ONCE.call_once(|| {
         for signal in [libc::SIGINT, libc::SIGHUP] {
-            // SAFETY: `signal` may be called between fork and exec.
-            if unsafe { libc::signal(signal, libc::SIG_DFL) } == libc::SIG_ERR {
-                return Err(std::io::Error::last_os_error());
+            // SAFETY: the handler has the signature of one and does nothing. What was not ignored is put back.
+            unsafe {
+                let before = libc::signal(signal, nothing as *const () as libc::sighandler_t);
+                assert_ne!(before, libc::SIG_ERR, "{}", std::io::Error::last_os_error());
+                if before != libc::SIG_IGN {
+                    libc::signal(signal, before);
+                }
             }
         }
-        Ok(())
-    };
-    // SAFETY: `hear` calls nothing that may not be called between fork and exec.
-    unsafe { std::os::unix::process::CommandExt::pre_exec(command, hear) };
+    });
 }
 
 /// Runs for the smallest image in `folder`, with further flags.

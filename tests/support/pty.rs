@@ -157,7 +157,7 @@ pub fn play(command: &mut Command, terminal: &Terminal<'_>) -> Played {
 /// Gives a program a session of its own, in front of the terminal that its standard input is.
 #[allow(unsafe_code)]
 fn take_terminal(command: &mut Command) {
-    crate::program::hear_signals(command);
+    crate::program::hear_signals();
     let take = || {
         setsid()?;
         Ok(ioctl_tiocsctty(rustix::stdio::stdin())?)
