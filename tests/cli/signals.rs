@@ -10,7 +10,7 @@ use flux::input::read;
 
 use super::folder;
 use crate::model_copy;
-use crate::program::{flux, names};
+use crate::program::{flux, names, takes_long_form};
 
 /// The program while it runs, and the lines of its stderr that were not read yet.
 #[cfg(unix)]
@@ -125,7 +125,7 @@ fn a_weight_file_that_is_cut_off_while_it_is_read_ends_the_program_with_a_messag
     model.change(WEIGHTS, |_| {});
     let begun = Begun::new(folder.path(), &["-s", "1000", "-d", model.path().to_str().unwrap()]).until("seed 1");
     // By then it is in one of the steps.
-    thread::sleep(Duration::from_secs(3));
+    thread::sleep(Duration::from_secs(1));
     fs::File::options().write(true).open(model.file(WEIGHTS)).unwrap().set_len(4096).unwrap();
     let (ended, said, _) = begun.end();
     assert_eq!(ended, Some(1), "{said}");
@@ -139,7 +139,7 @@ fn a_weight_file_that_is_cut_off_while_it_is_read_ends_the_program_with_a_messag
 fn a_signal_at_any_time_leaves_nothing() {
     use std::os::unix::process::ExitStatusExt;
     let folder = folder();
-    for wait in (40..400).step_by(30) {
+    for wait in (40..400).step_by(if takes_long_form() { 30 } else { 90 }) {
         let mut begun = Begun::new(folder.path(), &["-s", "1000"]);
         thread::sleep(Duration::from_millis(wait));
         begun.signal("INT");
