@@ -63,11 +63,11 @@ impl Run {
     }
 }
 
-/// Has programs that start from here on hear SIGINT and SIGHUP, which they inherit as ignored where the tests run in the
-/// background of a script or under `nohup`: a signal with a handler is no longer one that is ignored, and a program that
-/// starts has the default in place of the handler. The tests go on without hearing them.
+/// Has programs that start from here on hear SIGINT and SIGHUP, which they inherit as ignored where the tests run in
+/// the background of a script or under `nohup`. A signal with a handler is not ignored, and a program that starts has
+/// the default in place of the handler. The tests go on without hearing them.
 ///
-/// Not between fork and exec: with something to do there, a process is copied with its page tables for each program.
+/// Not between fork and exec: a process that has something to do there is copied with its page tables for each program.
 #[cfg(unix)]
 #[allow(unsafe_code)]
 pub fn hear_signals() {
