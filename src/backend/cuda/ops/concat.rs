@@ -3,7 +3,7 @@
 use std::ffi::c_void;
 use std::ptr;
 
-use crate::backend::cuda::launch::row_tiles;
+use crate::backend::cuda::launch::{self, row_tiles};
 use crate::backend::cuda::{Cuda, Tensor, all_aligned};
 use crate::error::Result;
 
@@ -41,32 +41,31 @@ impl Cuda {
 
     /// The rows of at most [`PARTS`] parts to `out`, which has as many; all are aligned.
     fn gather(&self, parts: &[&Tensor<Cuda>], out: &Tensor<Cuda>) -> Result<()> {
-        let (rows, cols) = (out.rows(), out.cols());
-        let launch = self.launch("concat", "concat_rows")?.int(rows).int(cols);
-        let last = i32::try_from(rows).unwrap_or(i32::MAX);
-        let mut given = Parts { from: [0; PARTS], stride: [0; PARTS], end: [last; PARTS] };
+        let launch = self.launch("concat", "concat_rows")?;
+        let int = |value: usize| launch::int(value, || "op `concat_rows`".to_string());
+        let (mut rows, mut cols) = (int(out.rows())?, int(out.cols())?);
+        let mut given = Parts { from: [0; PARTS], stride: [0; PARTS], end: [rows; PARTS] };
         let mut end = 0;
         for (place, part) in parts.iter().enumerate() {
             end += part.rows();
             given.from[place] = part.address();
-            // Of a lone row it means nothing.
-            given.stride[place] = i32::try_from(part.stride()).unwrap_or(0);
-            given.end[place] = i32::try_from(end).unwrap_or(i32::MAX);
+            given.end[place] = int(end)?;
+            if part.rows() > 1 {
+                given.stride[place] = int(part.stride())?;
+            }
         }
-        let ints = [last, i32::try_from(cols).unwrap_or(i32::MAX)];
-        let (mut address, mut stride, mut ints) = (out.address(), out.stride() as i64, ints);
-        let [rows_place, cols_place] = &mut ints;
+        let (mut address, mut stride) = (out.address(), out.stride() as i64);
         let mut arguments: [*mut c_void; 5] = [
             ptr::from_mut(&mut given).cast(),
             ptr::from_mut(&mut address).cast(),
             ptr::from_mut(&mut stride).cast(),
-            ptr::from_mut(rows_place).cast(),
-            ptr::from_mut(cols_place).cast(),
+            ptr::from_mut(&mut rows).cast(),
+            ptr::from_mut(&mut cols).cast(),
         ];
-        let (grid, block) = row_tiles(rows, cols / 8);
-        // SAFETY: types and order match `concat_rows` in cuda/concat.cu, `Parts` laid out as there; `int` above
-        // refuses sizes that are too large. `out` was made for all rows, of the columns that `Tensor::concat_rows`
-        // found all parts to have, and `all_aligned` found all of them aligned.
+        let (grid, block) = row_tiles(out.rows(), out.cols() / 8);
+        // SAFETY: types and order match `concat_rows` in cuda/concat.cu, `Parts` laid out as there. `out` was made for
+        // all rows, of the columns that `Tensor::concat_rows` found all parts to have, and `all_aligned` found all of
+        // them aligned.
         unsafe { launch.run_raw(grid, block, &mut arguments) }
     }
 
