@@ -44,6 +44,8 @@ mod euler_step;
 mod flux3;
 #[path = "parity/fp8.rs"]
 mod fp8;
+#[path = "parity/fp8_weights.rs"]
+mod fp8_weights;
 #[path = "parity/full_size.rs"]
 mod full_size;
 #[path = "parity/gated_add.rs"]

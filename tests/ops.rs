@@ -35,9 +35,10 @@ const EXCHANGE: &str = "all collectives are one exchange";
 const COLLECTIVES: &str = "parallel has all collectives";
 
 /// Files that belong to no op, and why.
-const NO_OPS: [(&str, &str, &str); 31] = [
+const NO_OPS: [(&str, &str, &str); 33] = [
     (LAUNCHERS, "dequantise", "products dequantise weights in the formats of files: no op of the trait"),
     (LAUNCHERS, "elementwise", "what the launchers of add and mul share"),
+    (LAUNCHERS, "occupancy", "what the compiler says of all kernels"),
     (LAUNCHERS, "quantise", "products quantise what they take: no op of the trait"),
     (KERNELS, "dequantise", "products dequantise weights in the formats of files: no op of the trait"),
     (KERNELS, "exchange", "what all collectives are made of"),
@@ -53,6 +54,7 @@ const NO_OPS: [(&str, &str, &str); 31] = [
     (PARITY, "editing", "whole images from images"),
     (PARITY, "flux3", "whole images of FLUX.3"),
     (PARITY, "fp8", "all products of quantised values"),
+    (PARITY, "fp8_weights", "weights that are quantised while they are loaded"),
     (PARITY, "full_size", "whole images of full-size models"),
     (PARITY, "graph", "captured work"),
     (PARITY, "half", "what is special to fp16"),
