@@ -81,6 +81,16 @@ kernels: ## Compile all kernels for all GPUs; fails where one does not compile o
 		NUM_JOBS="$${NUM_JOBS:-$$(getconf _NPROCESSORS_ONLN)}" $(KERNELS)/script > $(KERNELS)/log \
 		|| { sed -n 's/^cargo::error=/error: /p' $(KERNELS)/log >&2; exit 1; }
 	@echo "$$(grep -c include_bytes $(KERNELS)/out/kernels.rs) kernel files are compiled, in $(TARGET)/kernels"
+	@made=$(KERNELS)/out/resources.txt; \
+	if [ -n "$(UPDATE_SNAPSHOTS)" ]; then cp "$$made" cuda/resources.txt; \
+	elif [ "$$(head -n 1 "$$made")" != "$$(head -n 1 cuda/resources.txt)" ]; then \
+		echo "cuda/resources.txt is of another compiler, and not compared: $$(head -n 1 cuda/resources.txt | cut -d : -f 1)"; \
+	else \
+		diff cuda/resources.txt "$$made" || { \
+			echo "error: kernels take other registers or shared memory than cuda/resources.txt says; if that is meant: UPDATE_SNAPSHOTS=1 make kernels" >&2; \
+			exit 1; \
+		}; \
+	fi
 
 # On a machine with an NVIDIA driver but without nvcc, fetches nvcc and cuBLASLt into .cuda. When that fails, the program is
 # built for the CPU alone.

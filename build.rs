@@ -8,19 +8,24 @@
 //!
 //! Fatbins are cached in `kernels/` of the target folder under a hash of all that they are made from, so that every
 //! profile, and `cargo check` too, compiles a kernel once. The program needs no other crate: `make kernels` compiles it
-//! by itself and runs it.
+//! by itself and runs it. What the compiler says of registers and shared memory is written beside the table, to
+//! `resources.txt`.
 //!
 //! It also tells the program what `flux --version --verbose` prints of its build.
 
+use std::collections::BTreeMap;
 use std::collections::hash_map::DefaultHasher;
 use std::env;
 use std::fmt::Write as _;
 use std::fs;
 use std::hash::{Hash, Hasher};
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, Output};
 use std::sync::Mutex;
 use std::time::{SystemTime, UNIX_EPOCH};
+
+#[path = "src/backend/cuda/resources.rs"]
+mod resources;
 
 /// Turing, Ampere, Ada, Hopper, Blackwell; `a` unlocks wgmma on Hopper. All other GPUs compile the PTX when a module is
 /// loaded.
@@ -41,6 +46,7 @@ const NVCC_FLAGS: [&str; 2] = ["NVCC_PREPEND_FLAGS", "NVCC_APPEND_FLAGS"];
 fn main() {
     println!("cargo::rerun-if-changed=build.rs");
     println!("cargo::rerun-if-changed=cuda");
+    println!("cargo::rerun-if-changed=src/backend/cuda/resources.rs");
     for name in ENVIRONMENT.iter().chain(&NVCC_FLAGS) {
         println!("cargo::rerun-if-env-changed={name}");
     }
@@ -76,6 +82,8 @@ fn main() {
     });
     let built_for = compiler.as_ref().map(Compiler::built_for).unwrap_or_else(|| BUILT_FOR_NOTHING.to_string());
     fs::write(out.join("kernels.rs"), tables(&fatbins) + &built_for).expect("OUT_DIR is writable");
+    let version = compiler.as_ref().map_or("none", |compiler| &compiler.version);
+    fs::write(out.join("resources.txt"), resources_of(&fatbins, version)).expect("OUT_DIR is writable");
     tell_build(&root);
 }
 
@@ -131,6 +139,8 @@ struct Fatbin {
     half: bool,
     stem: String,
     path: PathBuf,
+    /// What the compiler says of its kernels, as [`resources::to_text`].
+    resources: String,
 }
 
 /// What all kernel files are compiled with.
@@ -221,7 +231,9 @@ impl Compiler {
             return Ok(None);
         }
         let mut arguments: Vec<String> =
-            ["-std=c++17", "-O3", "-fatbin", "-Xfatbin", "-compress-all"].map(String::from).to_vec();
+            ["-std=c++17", "-O3", "-fatbin", "-Xfatbin", "-compress-all", "--resource-usage", "--keep"]
+                .map(String::from)
+                .to_vec();
         arguments.extend(targets);
         if half {
             arguments.push("-DELEMENT_F16".to_string());
@@ -230,12 +242,14 @@ impl Compiler {
         let mut hasher = DefaultHasher::new();
         (self.common, &arguments, read(source)?).hash(&mut hasher);
         let cached = self.cache.join(format!("{name}-{:016x}.fatbin", hasher.finish()));
-        if !cached.is_file() {
-            self.make(source, &arguments, &cached)?;
+        let report = cached.with_extension("txt");
+        if !cached.is_file() || !report.is_file() {
+            self.make(source, &arguments, &cached, &report)?;
         }
         let path = self.out.join(format!("{name}.fatbin"));
         fs::copy(&cached, &path).map_err(|e| format!("cannot write {}: {e}", path.display()))?;
-        Ok(Some(Fatbin { half, stem, path }))
+        let resources = String::from_utf8_lossy(&read(&report)?).into_owned();
+        Ok(Some(Fatbin { half, stem, path, resources }))
     }
 
     /// What the kernels of a file are compiled to, for bf16.
@@ -257,17 +271,42 @@ impl Compiler {
         ["sm", "compute"].map(|kind| code(HALF_ARCH, kind)).to_vec()
     }
 
-    /// Compiles under a name that no other build has; a fatbin gets its own name when it is whole.
-    fn make(&self, source: &Path, arguments: &[String], fatbin: &Path) -> Result<(), String> {
+    /// Compiles in a folder that no other build has; a fatbin gets its own name when it is whole, and after its report.
+    fn make(&self, source: &Path, arguments: &[String], fatbin: &Path, report: &Path) -> Result<(), String> {
         let since_1970 = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-        let partial = fatbin.with_extension(format!("{}-{}.part", std::process::id(), since_1970.as_nanos()));
-        let what = format!("nvcc could not compile {}", source.display());
-        let made = run(Command::new(&self.nvcc).args(arguments).arg("-o").arg(&partial).arg(source), &what)
-            .and_then(|_| fs::rename(&partial, fatbin).map_err(|e| format!("cannot write {}: {e}", fatbin.display())));
-        if made.is_err() {
-            fs::remove_file(&partial).ok(); // nvcc may have written none
-        }
+        let folder = fatbin.with_extension(format!("{}-{}.part", std::process::id(), since_1970.as_nanos()));
+        fs::create_dir(&folder).map_err(|e| format!("cannot create {}: {e}", folder.display()))?;
+        let made = self.make_in(&folder, source, arguments).and_then(|(made, resources)| {
+            let kept = |from: &Path, to: &Path| {
+                fs::rename(from, to).map_err(|e| format!("cannot write {}: {e}", to.display()))
+            };
+            let told = folder.join("resources.txt");
+            fs::write(&told, resources).map_err(|e| format!("cannot write {}: {e}", told.display()))?;
+            kept(&told, report)?;
+            kept(&made, fatbin)
+        });
+        fs::remove_dir_all(&folder).ok(); // nothing reads what is left of it
         made
+    }
+
+    /// The fatbin, and what nvcc says of its kernels.
+    fn make_in(&self, folder: &Path, source: &Path, arguments: &[String]) -> Result<(PathBuf, String), String> {
+        let fatbin = folder.join("fatbin");
+        let mut nvcc = Command::new(&self.nvcc);
+        nvcc.args(arguments).arg("--keep-dir").arg(folder).arg("-o").arg(&fatbin).arg(source);
+        let Output { stdout, stderr, .. } = output(&mut nvcc, &format!("nvcc could not compile {}", source.display()))?;
+        let report = [stderr, stdout].map(|text| String::from_utf8_lossy(&text).into_owned()).concat();
+        let stem = source.file_stem().unwrap_or_default().to_string_lossy().into_owned();
+        let mut kernels = resources::Kernels::new();
+        for ((kernel, arch), mut found) in resources::in_report(&report) {
+            // Of one architecture alone its name is shorter.
+            let names = [format!("{stem}.compute_{arch}.ptx"), format!("{stem}.ptx")].map(|name| folder.join(name));
+            let ptx = names.iter().find(|path| path.is_file()).unwrap_or(&names[0]);
+            let threads = resources::threads_in_ptx(&String::from_utf8_lossy(&read(ptx)?));
+            found.threads = threads.get(&kernel).copied().unwrap_or(0);
+            kernels.entry((stem.clone(), kernel)).or_default().insert(arch, found);
+        }
+        Ok((fatbin, resources::to_text(&kernels)))
     }
 }
 
@@ -297,13 +336,31 @@ fn read(path: &Path) -> Result<Vec<u8>, String> {
 
 /// What a command prints; an error of one line, which begins with `what`, when it fails.
 fn run(command: &mut Command, what: &str) -> Result<Vec<u8>, String> {
+    Ok(output(command, what)?.stdout)
+}
+
+/// What a command prints on both of its outputs; errors as [`run`].
+fn output(command: &mut Command, what: &str) -> Result<Output, String> {
     let program = command.get_program().to_string_lossy().into_owned();
     let output = command.output().map_err(|e| format!("cannot run {program}: {e}"))?;
     if !output.status.success() {
         let log = String::from_utf8_lossy(&output.stderr).trim().replace('\n', " | ");
         return Err(format!("{what}: {log}"));
     }
-    Ok(output.stdout)
+    Ok(output)
+}
+
+/// What the compiler says of all kernels, behind a line with the compiler.
+fn resources_of(fatbins: &[Fatbin], version: &str) -> String {
+    let mut kernels = resources::Kernels::new();
+    for (kernel, by_arch) in fatbins.iter().filter_map(|fatbin| resources::from_text(&fatbin.resources).ok()).flatten()
+    {
+        kernels.entry(kernel).or_insert_with(BTreeMap::new).extend(by_arch);
+    }
+    format!(
+        "# nvcc {version}: file kernel arch=threads/registers/bytes spilled/bytes of shared memory\n{}",
+        resources::to_text(&kernels)
+    )
 }
 
 /// The text of `kernels.rs`. A fatbin must be aligned, which `include_bytes!` alone does not promise.

@@ -10,12 +10,23 @@ use std::sync::LazyLock;
 
 use crate::program::{Run, names, project};
 
-/// Copies its input to its output, and counts its calls; fails for a source that asks for it.
+/// Copies its input to its output, says what its one kernel takes, and counts its calls; fails for a source that asks
+/// for it.
 const NVCC: &str = r#"#!/bin/sh
 if [ "$1" = --version ]; then cat "$(dirname "$0")/version"; exit; fi
-while [ "$1" != -o ]; do shift; done
+while [ "$1" != -o ]; do
+    [ "$1" != --keep-dir ] || folder=$2
+    shift
+done
 echo "$3" >>"$(dirname "$0")/calls"
 if grep -q 'no C++' "$3"; then echo "line 1" >&2; echo "line 2" >&2; exit 1; fi
+stem=$(basename "$3" .cu)
+printf '.visible .entry %s(\n)\n.maxntid 64, 2, 1\n' "$stem" >"$folder/$stem.compute_90a.ptx"
+cat >&2 <<END
+ptxas info    : Compiling entry function '$stem' for 'sm_90a'
+    8 bytes stack frame, 8 bytes spill stores, 4 bytes spill loads
+ptxas info    : Used 40 registers, used 1 barriers, 12 bytes smem, 460 bytes cmem[0]
+END
 cp "$3" "$2"
 "#;
 
@@ -196,9 +207,26 @@ fn the_commit_is_that_of_the_projects_own_checkout() {
 }
 
 #[test]
+fn what_the_compiler_says_of_kernels_lies_beside_their_table() {
+    let project = Project::new();
+    for calls in [3, 0] {
+        Run::of(&mut project.command("release")).succeeds();
+        let text = fs::read_to_string(project.path("target/release/build/flux-1234/out/resources.txt")).unwrap();
+        let (first, kernels) = text.split_once('\n').unwrap();
+        assert!(first.starts_with("# nvcc 13.0: "), "{first}");
+        assert_eq!(kernels, "a a 90a=128/40/8/12\nb_sm90a b_sm90a 90a=128/40/8/12\n");
+        assert_eq!(project.compiled().len(), calls, "once, and then from the cache");
+    }
+}
+
+#[test]
 fn builds_side_by_side_and_builds_that_were_killed_do_no_harm() {
     let project = Project::new();
-    let fatbins = |project: &Project| names(&project.path("target/kernels"));
+    let fatbins = |project: &Project| {
+        let mut names = names(&project.path("target/kernels"));
+        names.retain(|name| !name.ends_with(".txt"));
+        names
+    };
     let children: Vec<_> = ["debug", "release", "checked"]
         .map(|profile| project.command(profile))
         .map(|mut command| command.spawn().expect("the program starts"))

@@ -21,7 +21,7 @@ use flux::output::Rgb;
 use safetensors::tensor::{Dtype, TensorView};
 
 /// Files that tell someone what to run.
-pub const DOCUMENTS: [&str; 37] = [
+pub const DOCUMENTS: [&str; 38] = [
     "README.md",
     "CHANGELOG.md",
     "CONTRIBUTING.md",
@@ -44,6 +44,7 @@ pub const DOCUMENTS: [&str; 37] = [
     "docs/looking.md",
     "docs/measured.md",
     "docs/models.md",
+    "docs/occupancy.md",
     "docs/options.md",
     "docs/quick-start.md",
     "docs/recipes.md",

@@ -48,6 +48,8 @@ mod ops;
 mod peers;
 mod pieces;
 mod pools;
+#[cfg(test)]
+mod resources;
 mod saturation;
 mod slabs;
 mod staging;

@@ -18,21 +18,21 @@ use crate::ops::{self, Attention, KeyValues, Mask, TokenLayout};
 /// `QUERIES`, `KEYS` and the shared memory of cuda/attention_sm90a.cu: Q, two stages of K and of V, barriers.
 const HOPPER_QUERIES: usize = 128;
 const HOPPER_KEYS: usize = 176;
-const HOPPER_SHARED_BYTES: usize = (HOPPER_QUERIES + 4 * HOPPER_KEYS) * 128 * 2 + 128;
+pub(super) const HOPPER_SHARED_BYTES: usize = (HOPPER_QUERIES + 4 * HOPPER_KEYS) * 128 * 2 + 128;
 /// `KEY_TILE` and `THREADS` of cuda/attention.cu.
 const KEY_TILE: usize = 64;
 const THREADS: u32 = 128;
 
 /// A kernel of cuda/attention.cu.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Base {
-    name: &'static str,
+pub(super) struct Base {
+    pub(super) name: &'static str,
     queries: usize,
     stages: usize,
 }
 
 impl Base {
-    fn find(head_dim: usize, element: Element, capability: (i32, i32)) -> Option<Self> {
+    pub(super) fn find(head_dim: usize, element: Element, capability: (i32, i32)) -> Option<Self> {
         let (name, queries, stages) = match head_dim {
             // 80 KiB of shared memory for each of the two blocks of a multiprocessor. Kernels for fp16 are those of
             // 7.5, whichever GPU runs them.
@@ -46,7 +46,7 @@ impl Base {
         Some(Self { name, queries, stages })
     }
 
-    fn shared_bytes(self, head_dim: usize) -> usize {
+    pub(super) fn shared_bytes(self, head_dim: usize) -> usize {
         (self.queries + self.stages * KEY_TILE) * head_dim * 2
     }
 

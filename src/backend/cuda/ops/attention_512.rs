@@ -14,7 +14,7 @@ const QUERIES: usize = 64;
 const KEYS: usize = 128;
 const VALUES: usize = 32;
 const STAGES: usize = 4;
-const SHARED_BYTES: usize = (QUERIES * HEAD_DIM + 2 * STAGES * KEYS * 64 + 2 * QUERIES * KEYS) * 2 + 1024;
+pub(super) const SHARED_BYTES: usize = (QUERIES * HEAD_DIM + 2 * STAGES * KEYS * 64 + 2 * QUERIES * KEYS) * 2 + 1024;
 const THREADS: usize = 512;
 
 /// Whether the kernel can take one call with aligned rows: no mask, and the tokens of a sample lie in one run of rows,

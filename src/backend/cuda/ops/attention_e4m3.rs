@@ -24,7 +24,7 @@ const HEAD_DIM: usize = 128;
 const TILE: usize = 128;
 const STAGES: usize = 3;
 /// `BARRIERS` there, and 8 bytes for each barrier.
-const SHARED_BYTES: usize = TILE * HEAD_DIM + STAGES * (2 * TILE + 8) * HEAD_DIM + 8 * (2 + 4 * STAGES);
+pub(super) const SHARED_BYTES: usize = TILE * HEAD_DIM + STAGES * (2 * TILE + 8) * HEAD_DIM + 8 * (2 + 4 * STAGES);
 const THREADS: usize = 3 * 128;
 /// For fewer queries of a sample attention in bf16 takes no longer.
 const LEAST_QUERIES: usize = 1024;

@@ -37,7 +37,7 @@ const HALO: usize = 1;
 /// A kernel by its `Shape` in cuda/conv2d_sm90a.cuh.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Shape {
-    name: &'static str,
+    pub(super) name: &'static str,
     taps: usize,
     width: usize,
     height: usize,
@@ -50,14 +50,15 @@ pub(super) struct Shape {
 }
 
 /// The kernels for an image as it is.
-const SAME: [Shape; 2] = [
+pub(super) const SAME: [Shape; 2] = [
     Shape::new("conv2d_bf16_16x16x128_sm90", 3, [16, 16, 128], [2, 5], 100),
     Shape::new("conv2d_bf16_16x8x128_sm90", 3, [16, 8, 128], [4, 6], 60),
 ];
 /// The same, for at most eight outputs and no residual, where most of the time goes into fetching pixels.
-const FEW: [Shape; 1] = [Shape::new("conv2d_bf16_32x8x8_sm90", 3, [32, 8, 8], [5, 15], 100)];
+pub(super) const FEW: [Shape; 1] = [Shape::new("conv2d_bf16_32x8x8_sm90", 3, [32, 8, 8], [5, 15], 100)];
 /// The kernel that halves an image. A stage of pixels is so large that there is no room for larger tiles.
-const HALVED: [Shape; 1] = [Shape::new("conv2d_halve_bf16_16x8x128_sm90", 3, [16, 8, 128], [3, 5], 100).halving()];
+pub(super) const HALVED: [Shape; 1] =
+    [Shape::new("conv2d_halve_bf16_16x8x128_sm90", 3, [16, 8, 128], [3, 5], 100).halving()];
 
 impl Shape {
     pub(super) const fn new(
@@ -112,7 +113,7 @@ impl Shape {
 
     /// As `Shape` in cuda/conv2d_sm90a.cuh: stages of pixels and of weights, a tile's rounded outputs, and two barriers
     /// for each stage and each consumer.
-    const fn shared_bytes(&self) -> usize {
+    pub(super) const fn shared_bytes(&self) -> usize {
         let pixels = self.width * self.rows() * CHANNELS * 2 + 16;
         let weights = self.outs * CHANNELS * 2 + 16;
         let rounded = if self.rounds() { self.width * self.height * self.outs * 2 } else { 0 };

@@ -16,7 +16,7 @@ const COLS: usize = 128;
 const THREADS: usize = 128;
 const STEP: usize = 32;
 const STAGES: usize = 3;
-const SHARED_BYTES: usize = STAGES * (ROWS + COLS) * STEP * 2;
+pub(super) const SHARED_BYTES: usize = STAGES * (ROWS + COLS) * STEP * 2;
 /// Pixels of a side are 16-bit numbers there.
 const MOST_SIDE: usize = 1 << 14; // and some rows of a halo fit beside it
 

@@ -19,7 +19,7 @@ const THREADS: usize = 256;
 const STEP_OPERATIONS: u64 = (2 * ROWS * COLS * STEP) as u64;
 
 /// Bytes of its stages, or of a tile of results, which takes their place.
-fn shared_bytes(element: Element) -> usize {
+pub(super) fn shared_bytes(element: Element) -> usize {
     let stages = match element {
         Element::Bf16 => 4,
         Element::F16 => 2,

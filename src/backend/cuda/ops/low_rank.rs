@@ -27,7 +27,7 @@ const MAX_RANK: usize = 128;
 const MAX_TILE_ROWS: usize = 1024;
 const THREADS: usize = 3 * 128;
 /// `BARRIERS` there, and two barriers for each stage.
-const SHARED_BYTES: usize = STAGES * ((ROWS + COLS) * STEP * 2 + 16);
+pub(super) const SHARED_BYTES: usize = STAGES * ((ROWS + COLS) * STEP * 2 + 16);
 /// Columns of narrow tiles, and the time of one in hundredths of that of a whole tile.
 const NARROW: [(usize, usize); 2] = [(96, 45), (128, 56)];
 const WHOLE_TIME: usize = 100;

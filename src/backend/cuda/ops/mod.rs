@@ -32,6 +32,8 @@ mod linear_int8;
 mod low_rank;
 mod mul;
 mod norm_conv2d;
+#[cfg(test)]
+mod occupancy;
 mod patchify;
 mod project;
 mod project_attention;

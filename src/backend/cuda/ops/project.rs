@@ -23,7 +23,7 @@ const STEP_BYTES: usize = 128;
 const STAGES: usize = 3;
 const THREADS: usize = 3 * 128;
 /// `BARRIERS` there, and two barriers for each stage and each of two warpgroups.
-const SHARED_BYTES: usize = STAGES * (ROWS + COLS) * STEP_BYTES + ROWS * COLS * 2 + 16 * (STAGES + 2);
+pub(super) const SHARED_BYTES: usize = STAGES * (ROWS + COLS) * STEP_BYTES + ROWS * COLS * 2 + 16 * (STAGES + 2);
 /// Columns of a head.
 const HEAD_DIM: usize = COLS / 2;
 /// At most so many rows of tiles are done together: their x stays in L2 while weights pass.

@@ -1,0 +1,216 @@
+//! docs/occupancy.md is what the compiler says of each kernel, with what its launch adds.
+
+use std::collections::BTreeSet;
+use std::fmt::Write;
+use std::fs;
+use std::path::Path;
+
+use super::attention::Base;
+use super::conv2d_sm90a::{FEW, HALVED, SAME};
+use super::upsample_conv2d::UPSAMPLED;
+use super::{attention, attention_512, attention_e4m3, conv2d_taps, linear_int8, low_rank, project};
+use crate::backend::cuda::element::Element;
+use crate::backend::cuda::resources::{self, Kernels, Resources};
+
+/// What a multiprocessor has. Source: CUDA C++ Programming Guide, technical specifications per compute capability.
+struct Architecture {
+    /// Of the compiler.
+    name: &'static str,
+    capability: (i32, i32),
+    gpus: &'static str,
+    warps: usize,
+    blocks: usize,
+    shared: usize,
+    /// Of one block at most.
+    shared_of_block: usize,
+}
+
+const fn architecture(
+    name: &'static str,
+    capability: (i32, i32),
+    gpus: &'static str,
+    [warps, blocks, shared_kib]: [usize; 3],
+) -> Architecture {
+    let reserved = if capability.0 == 7 { 0 } else { 1 };
+    let [shared, shared_of_block] = [shared_kib << 10, (shared_kib - reserved) << 10];
+    Architecture { name, capability, gpus, warps, blocks, shared, shared_of_block }
+}
+
+const ARCHITECTURES: [Architecture; 7] = [
+    architecture("75", (7, 5), "Turing", [32, 16, 64]),
+    architecture("80", (8, 0), "A100", [64, 32, 164]),
+    architecture("86", (8, 6), "RTX 30, A10", [48, 16, 100]),
+    architecture("89", (8, 9), "RTX 40, L4, L40S", [48, 24, 100]),
+    architecture("90a", (9, 0), "H100, H200", [64, 32, 228]),
+    architecture("100", (10, 0), "B200", [64, 32, 228]),
+    architecture("120", (12, 0), "RTX 50", [48, 24, 100]),
+];
+
+const THREADS_OF_WARP: usize = 32;
+/// Of a multiprocessor, on all of them, and what a warp's are rounded up to.
+const REGISTERS: usize = 64 << 10;
+const REGISTERS_STEP: usize = 256;
+
+impl Architecture {
+    fn element(&self) -> Element {
+        if self.capability < (8, 0) { Element::F16 } else { Element::Bf16 }
+    }
+
+    /// Blocks of a kernel that a multiprocessor runs at once, if each has all threads that the kernel is compiled for.
+    fn blocks(&self, kernel: Resources, launched: usize) -> usize {
+        let shared = kernel.shared + launched;
+        if shared > self.shared_of_block {
+            return 0;
+        }
+        let reserved = self.shared - self.shared_of_block;
+        let warps = kernel.threads.div_ceil(THREADS_OF_WARP);
+        let registers = (kernel.registers * THREADS_OF_WARP).next_multiple_of(REGISTERS_STEP);
+        let by_registers = REGISTERS / registers / warps;
+        let by_shared = self.shared / (shared + reserved).next_multiple_of(128).max(1);
+        (self.warps / warps).min(self.blocks).min(by_registers).min(by_shared)
+    }
+
+    /// The same as a part of the warps that a multiprocessor may hold.
+    fn percent(&self, kernel: Resources, launched: usize) -> usize {
+        100 * self.blocks(kernel, launched) * kernel.threads.div_ceil(THREADS_OF_WARP) / self.warps
+    }
+}
+
+/// Bytes of shared memory that a launch asks for.
+fn launched(file: &str, kernel: &str, architecture: &Architecture) -> usize {
+    let base = |head_dim| {
+        let base = Base::find(head_dim, architecture.element(), architecture.capability)?;
+        (base.name == kernel).then(|| base.shared_bytes(head_dim))
+    };
+    let shapes = || SAME.iter().chain(&FEW).chain(&HALVED).chain(&UPSAMPLED);
+    match file {
+        "attention" => [128, 64, 32, 16].into_iter().find_map(base).unwrap_or(0),
+        "attention_512_sm90a" => attention_512::SHARED_BYTES,
+        "attention_e4m3_sm90a" if kernel.ends_with("_sm90") => attention_e4m3::SHARED_BYTES,
+        "attention_sm90a" => attention::HOPPER_SHARED_BYTES,
+        "conv2d_taps" => conv2d_taps::SHARED_BYTES,
+        "linear_int8" if kernel == "linear_int8" => linear_int8::shared_bytes(architecture.element()),
+        "low_rank_sm90a" => low_rank::SHARED_BYTES,
+        "project_sm90a" => project::SHARED_BYTES,
+        _ => shapes().find(|shape| shape.name == kernel).map_or(0, |shape| shape.shared_bytes()),
+    }
+}
+
+/// Kernels of cuda/attention.cu that no launch takes on an architecture.
+fn is_launched(file: &str, kernel: &str, architecture: &Architecture) -> bool {
+    file != "attention" || launched(file, kernel, architecture) > 0
+}
+
+fn kernels() -> Kernels {
+    resources::from_text(include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/cuda/resources.txt"))).unwrap()
+}
+
+/// Every kernel with every architecture that it is launched on.
+fn each(mut f: impl FnMut(&str, &str, &Architecture, Resources)) {
+    for ((file, kernel), by_arch) in &kernels() {
+        for architecture in &ARCHITECTURES {
+            if let Some(&resources) = by_arch.get(architecture.name)
+                && is_launched(file, kernel, architecture)
+            {
+                f(file, kernel, architecture, resources);
+            }
+        }
+    }
+}
+
+#[test]
+fn every_kernel_fits_every_gpu_that_it_is_for() {
+    each(|file, kernel, architecture, resources| {
+        let blocks = architecture.blocks(resources, launched(file, kernel, architecture));
+        assert!(resources.threads > 0, "{kernel}: no __launch_bounds__");
+        assert!(blocks > 0, "{kernel} of {file}.cu does not fit a {}", architecture.gpus);
+    });
+}
+
+/// Kernels that spill, and how many bytes.
+const SPILLING: [(&str, &str, usize); 6] = [
+    ("attention_128x128", "100", 36),
+    ("exchange_through_host", "90a", 8),
+    ("qk_norm_rope_halves_128", "75", 24),
+    ("qk_norm_rope_halves_16", "75", 16),
+    ("qk_norm_rope_halves_32", "75", 24),
+    ("qk_norm_rope_halves_64", "75", 24),
+];
+
+#[test]
+fn no_kernel_spills_but_those_that_are_known() {
+    let mut found = Vec::new();
+    each(|_, kernel, architecture, resources| {
+        if resources.spilled > 0 {
+            found.push((kernel.to_string(), architecture.name, resources.spilled));
+        }
+    });
+    assert_eq!(found, SPILLING.map(|(kernel, arch, bytes)| (kernel.to_string(), arch, bytes)));
+}
+
+/// The page's table.
+fn table() -> String {
+    let mut text = String::from("| kernel | threads | shared memory, KiB |");
+    ARCHITECTURES.iter().for_each(|arch| write!(text, " {}.{} |", arch.capability.0, arch.capability.1).unwrap());
+    text.push_str("\n|---|---|---|");
+    ARCHITECTURES.iter().for_each(|_| text.push_str("---|"));
+    text.push('\n');
+    for ((file, kernel), by_arch) in &kernels() {
+        let of = |architecture: &Architecture| {
+            let resources = *by_arch.get(architecture.name)?;
+            is_launched(file, kernel, architecture).then(|| (resources, launched(file, kernel, architecture)))
+        };
+        let all = |number: &dyn Fn(Resources, usize) -> String| {
+            let numbers: BTreeSet<String> = ARCHITECTURES
+                .iter()
+                .filter_map(|arch| of(arch).map(|(resources, bytes)| number(resources, bytes)))
+                .collect();
+            Vec::from_iter(numbers).join(", ")
+        };
+        let threads = all(&|resources, _| resources.threads.to_string());
+        let kib = |resources: Resources, bytes: usize| format!("{:.1}", (resources.shared + bytes) as f64 / 1024.0);
+        write!(text, "| {kernel} | {threads} | {} |", all(&kib).replace(".0", "")).unwrap();
+        for architecture in &ARCHITECTURES {
+            match of(architecture) {
+                None => text.push_str(" |"),
+                Some((resources, bytes)) => {
+                    let spilled = match resources.spilled {
+                        0 => String::new(),
+                        bytes => format!(", {bytes} spilled"),
+                    };
+                    let percent = architecture.percent(resources, bytes);
+                    write!(text, " {}{spilled}: {percent}% |", resources.registers).unwrap();
+                }
+            }
+        }
+        text.push('\n');
+    }
+    text
+}
+
+/// What stands above the table.
+const TOP: &str = "\
+# Registers and occupancy
+
+What nvcc says of each kernel, by compute capability: registers of a thread, bytes that it spills to local memory, and the
+share of a multiprocessor's warps that run at once, if blocks have as many threads as the kernel is compiled for. Shared
+memory is that of a block; where architectures differ, all numbers are given. An empty place is an architecture that a
+kernel is not for. On Hopper the kernels whose names end in `sm90` give registers of the warps that fetch to those that
+multiply.
+
+`make kernels` compares the numbers of `cuda/resources.txt` with those of the compiler, and a test compares this page and
+fails where a kernel spills, or does not fit a GPU that it is for.
+
+";
+
+#[test]
+fn the_page_is_what_the_compiler_says() {
+    let page = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/occupancy.md");
+    let text = TOP.to_string() + &table();
+    if std::env::var_os("UPDATE_SNAPSHOTS").is_some() {
+        fs::write(&page, text).unwrap();
+        return;
+    }
+    let there = fs::read_to_string(&page).unwrap();
+    assert!(there == text, "if the change is meant: UPDATE_SNAPSHOTS=1 cargo test --release --lib occupancy");
+}
