@@ -13,7 +13,6 @@
 //!
 //! It also tells the program what `flux --version --verbose` prints of its build.
 
-use std::collections::BTreeMap;
 use std::collections::hash_map::DefaultHasher;
 use std::env;
 use std::fmt::Write as _;
@@ -355,7 +354,7 @@ fn resources_of(fatbins: &[Fatbin], version: &str) -> String {
     let mut kernels = resources::Kernels::new();
     for (kernel, by_arch) in fatbins.iter().filter_map(|fatbin| resources::from_text(&fatbin.resources).ok()).flatten()
     {
-        kernels.entry(kernel).or_insert_with(BTreeMap::new).extend(by_arch);
+        kernels.entry(kernel).or_default().extend(by_arch);
     }
     format!(
         "# nvcc {version}: file kernel arch=threads/registers/bytes spilled/bytes of shared memory\n{}",

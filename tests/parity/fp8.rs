@@ -1,29 +1,19 @@
 //! Products in e4m3: what is rounded against the definition of that format, what is computed against the CPU, and fused
 //! ops against their parts.
 
-use std::path::Path;
 use std::sync::LazyLock;
 
 use flux::backend::cpu::{Cpu, Precision};
 use flux::backend::cuda::Cuda;
-use flux::backend::{Device, Memory, Storage};
-use flux::files::e4m3::{MULTIPLE, quantise_row, to_f32};
-use flux::files::quantised_cache::QuantisedCache;
-use flux::files::{Folder, ModelFiles, Safetensors, TensorFiles, TensorView, scales_name};
-use flux::model::OpenModel;
-use flux::nn::Linear;
+use flux::backend::{Device, Memory};
+use flux::files::e4m3::MULTIPLE;
 use flux::ops::{Adaln, Mask, Norm, TokenLayout};
-use flux::pipeline::{Model, Request};
-use flux::stage::CancelFlag;
 use flux::tensor::Tensor;
-use rayon::prelude::*;
 use safetensors::Dtype;
-use safetensors::tensor::TensorView as FileTensor;
 
 use crate::compare::{Shape, WITH_EPILOGUE, Weight, compare, shapes, values, vector, with_variable};
 use crate::cuda_fp8;
 use crate::pipeline::draws_alike;
-use crate::support::preset;
 
 /// With `0`, sums go on in float32; see docs/environment.md. Tests with either value run in processes of their own.
 const FAST_ACCUMULATION: &str = "FLUX_FP8_FAST_ACCUMULATION";
@@ -67,7 +57,7 @@ pub fn e4m3(value: f32) -> f32 {
 }
 
 /// Rows of `cols` activations as e4m3 holds them: each row over its scale, which is its largest magnitude over 448.
-fn quantised(values: &[f32], cols: usize) -> Vec<f32> {
+pub fn quantised(values: &[f32], cols: usize) -> Vec<f32> {
     let row = |row: &[f32]| {
         let largest = row.iter().fold(1e-30, |largest: f32, value| largest.max(value.abs()));
         let (scale, inverse) = (largest / 448.0, 448.0 / largest);

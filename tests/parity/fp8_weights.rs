@@ -11,15 +11,13 @@ use flux::model::OpenModel;
 use flux::nn::Linear;
 use flux::pipeline::{Model, Request};
 use flux::stage::CancelFlag;
-use flux::tensor::Tensor;
 use rayon::prelude::*;
 use safetensors::Dtype;
 use safetensors::tensor::TensorView as FileTensor;
 
-use crate::compare::{Weight, compare, values, vector};
+use crate::compare::{Shape, Weight, values};
 use crate::cuda_fp8;
-use crate::fp8::{MAGNITUDES, assert_equal, e4m3, wide_values};
-use crate::pipeline::draws_alike;
+use crate::fp8::{assert_equal, quantised, wide_values};
 use crate::support::preset;
 
 /// The bits of rows of `cols` values of a weight, which are padded with zeros, and the rows' scales; with the scale of
