@@ -36,7 +36,7 @@ const HALF_ARCH: &str = "75";
 /// A file of this suffix is for one architecture only.
 const HOPPER_SUFFIX: &str = "_sm90a";
 /// Files that serve products of fp8, which are beside bf16 only.
-const BF16_ONLY: [&str; 2] = ["quantise", "quantise_weight"];
+const BF16_ONLY: [&str; 3] = ["quantise", "quantise_weight", "unscale"];
 /// Where nvcc is looked for, and what is asked of this build.
 const ENVIRONMENT: [&str; 6] = ["NVCC", "CUDA_HOME", "CUDA_PATH", "PATH", "FLUX_CUDA_ARCHS", "FLUX_REQUIRE_NVCC"];
 /// What nvcc adds to its command line by itself.

@@ -10,7 +10,8 @@
 //           (swizzled), 128 rows, and with 64 rows for short tiles
 //   weight  [3 * dim + 2 * mlp, features] bf16; the same boxes
 //   x and weight may both be e4m3, with float32 scales [rows] of x and [3 * dim + 2 * mlp] of the weight
-//   low     [rows, rank] bf16, up [3 * dim + 2 * mlp, rank] bf16, in each part; the same boxes
+//   low     [rows, rank] bf16, up [3 * dim + 2 * mlp, rank] bf16, in each part; the same boxes. Beside e4m3 each row of
+//           low is divided by the scale of x, and of up by that of the weight
 //   norms   [128] bf16: for q and k, of text rows (row < txt_rows) and of image rows
 //   cos, sin  [txt + img, 64] f32, row stride ld_table; a row's token as in qk_norm_rope.cu
 //   out     [rows, 3 * dim + mlp] bf16, row stride ld_out; the first rows may be keys only, and keep what lies behind
@@ -567,5 +568,6 @@ __device__ __forceinline__ void project(const Arguments& args) {
 PROJECT(project_bf16_sm90, false, false)
 PROJECT(project_low_rank_sm90, false, true)
 PROJECT(project_e4m3_sm90, true, false)
+PROJECT(project_e4m3_low_rank_sm90, true, true)
 
 #endif

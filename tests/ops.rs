@@ -35,9 +35,10 @@ const EXCHANGE: &str = "all collectives are one exchange";
 const COLLECTIVES: &str = "parallel has all collectives";
 
 /// Files that belong to no op, and why.
-const NO_OPS: [(&str, &str, &str); 33] = [
+const NO_OPS: [(&str, &str, &str); 35] = [
     (LAUNCHERS, "dequantise", "products dequantise weights in the formats of files: no op of the trait"),
     (LAUNCHERS, "elementwise", "what the launchers of add and mul share"),
+    (LAUNCHERS, "factors", "what is beside a weight of low rank"),
     (LAUNCHERS, "occupancy", "what the compiler says of all kernels"),
     (LAUNCHERS, "quantise", "products quantise what they take: no op of the trait"),
     (KERNELS, "dequantise", "products dequantise weights in the formats of files: no op of the trait"),
@@ -45,6 +46,7 @@ const NO_OPS: [(&str, &str, &str); 33] = [
     (KERNELS, "quantise", "products quantise what they take: no op of the trait"),
     (KERNELS, "quantise_int8", "the same, and weights while they are loaded"),
     (KERNELS, "quantise_weight", "weights are quantised while they are loaded"),
+    (KERNELS, "unscale", "factors of low rank beside a weight in e4m3"),
     (KERNELS, "transfer", "values between host and device"),
     (PARITY, "adapters", "products with layers that have factors of low rank"),
     (PARITY, "attention_e4m3", "attention in another way, which has a definition of its own"),

@@ -7,6 +7,7 @@ use flux::backend::cpu::{Cpu, Precision};
 use flux::backend::cuda::Cuda;
 use flux::backend::{Device, Memory};
 use flux::files::e4m3::MULTIPLE;
+use flux::nn::Operand;
 use flux::ops::{Adaln, Mask, Norm, TokenLayout};
 use flux::tensor::Tensor;
 use safetensors::Dtype;
@@ -270,6 +271,20 @@ fn linear_in_fp8_matches_with_sums_in_float32_too() {
     for test in ["fp8::linear_in_fp8_matches_the_cpu", "fp8::linear_in_fp8_matches_at_real_sizes"] {
         let (passed, text) = with_variable(test, FAST_ACCUMULATION, "0");
         assert!(passed, "{FAST_ACCUMULATION}=0: {text}");
+    }
+}
+
+/// Factors of low rank beside weights in e4m3 are in bf16, and brought there as x is.
+#[test]
+fn a_factor_beside_weights_in_fp8_is_multiplied_in_fp8() {
+    let Some(cuda) = cuda_fp8() else { return };
+    for [rows, cols, rank] in [[5, 64, 1], [33, 144, 16], [7, 1032, 33], [300, 3072, 40]] {
+        let (x, down) = (values(1, rows * cols), values(2, rank * cols));
+        let layer = Weight::new(&down, &[rank, cols], Dtype::BF16).linear(&cuda);
+        let operand = cuda.quantise(&cuda.upload(&x, rows, cols).unwrap()).unwrap();
+        let got = cuda.download(&Operand::from(operand).linear(&layer).unwrap()).unwrap();
+        let expected = product(&quantised(&x, cols), &quantised(&down, cols), [rows, cols, rank]);
+        compare(&format!("[{rows}, {cols}] by [{rank}, {cols}]"), &got, &expected, roundings(cols));
     }
 }
 

@@ -26,8 +26,11 @@ impl Cuda {
         };
         let fresh = self.unless_writable(&x)?;
         let out = fresh.as_ref().unwrap_or(&x);
-        // Two products read text and image, each with scales of its own. Factors beside a weight read 16 bits.
-        let read_by = |reader: &Linear<Cuda>| reader.weight().quantised_kind().filter(|_| reader.low_rank().is_none());
+        // Two products read text and image, each with scales of its own. Factors beside integers read 16 bits.
+        let read_by = |reader: &Linear<Cuda>| {
+            let has_factors = reader.low_rank().is_some();
+            reader.weight().quantised_kind().filter(|kind| !has_factors || *kind == BufferKind::E4m3)
+        };
         let [txt_reads, img_reads] = norms.map(|norm| read_by(norm.reader));
         let is_split = adaln.txt_rows.is_multiple_of(SPLIT_MULTIPLE);
         let quantised = txt_reads.filter(|kind| img_reads == Some(*kind) && is_split);

@@ -131,11 +131,20 @@ impl Cuda {
         let Some(form) = self.hopper_form(CHOICE)? else { return compose(self, products) };
         let operands = match products {
             Products::Rows(operands) => operands,
+            Products::Columns(&[x], weight) if x.quantised_kind().is_some() => &[(x, weight)],
             Products::Columns(x, weight) => {
                 let joined = Tensor::adjacent_cols(x).map_or_else(|| self.concat_cols_op(x), Ok)?;
                 return self.low_rank_op(Products::Rows(&[(&joined, weight)]));
             }
         };
+        if operands.iter().all(|(_, weight)| weight.weight().is_e4m3()) {
+            // Once for the weight and for down.
+            let pairs: Vec<_> = operands.iter().map(|(x, weight)| (*x, weight.weight())).collect();
+            let fresh = self.operands(&pairs)?;
+            let quantised =
+                operands.iter().zip(&fresh).map(|((x, weight), fresh)| (fresh.as_ref().unwrap_or(x), *weight));
+            return compose(self, Products::Rows(&quantised.collect::<Vec<_>>()));
+        }
         let Some(mut parts) = parts(operands) else { return compose(self, products) };
         let clusters = (self.device().multiprocessors() / 2).max(1);
         let tile_rows = parts.iter().map(|part| part.x.rows().div_ceil(2 * ROWS)).sum();

@@ -20,6 +20,7 @@ mod conv2d_taps;
 pub(crate) mod dequantise;
 mod elementwise;
 mod euler_step;
+mod factors;
 mod gated_add;
 mod gated_add_adaln;
 mod group_norm;

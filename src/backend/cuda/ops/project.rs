@@ -5,6 +5,7 @@ use std::ffi::c_void;
 
 use cudarc::driver::sys;
 
+use super::factors::Factors;
 use crate::backend::cuda::hopper::{Axis, Choice};
 use crate::backend::cuda::weight::Weight;
 use crate::backend::cuda::{Cuda, Tensor, all_aligned};
@@ -69,13 +70,10 @@ pub(super) fn rows_of_tiles(all: usize) -> usize {
     all.div_ceil(all.div_ceil(ROWS_OF_TILES).max(1)).max(1)
 }
 
-/// A product with factors of low rank beside its weight: x down^T [rows, rank], and up.
-type LowRank<'a> = (Tensor<Cuda>, &'a Weight);
-
 /// What the kernel multiplies: x and the weight of each part, and what is beside the weight.
 struct Operands<'a> {
     parts: Vec<(&'a Tensor<Cuda>, &'a Weight)>,
-    low_rank: Vec<Option<LowRank<'a>>>,
+    low_rank: Vec<Option<Factors>>,
     heads_in_e4m3: bool,
 }
 
@@ -127,10 +125,7 @@ impl Cuda {
         let parts: Vec<_> = operands.iter().map(|(x, weight)| (x.tensor(), weight.weight())).collect();
         // In e4m3 the kernel leaves its sums in the tensor cores.
         let sums = |weight: &Weight| Ok(!weight.is_e4m3() || self.gemm()?.fast_accumulation());
-        let has_factors = operands.iter().any(|(_, weight)| weight.low_rank().is_some());
-        // Sums of e4m3 have no scales yet, which those of bf16 factors would need.
-        let is_quantised = parts[0].1.quantised_kind().is_some();
-        let taken = takes(&parts, heads) && !(has_factors && is_quantised) && (parts[0].1.is_e4m3() || !heads_in_e4m3);
+        let taken = takes(&parts, heads) && (parts[0].1.is_e4m3() || !heads_in_e4m3);
         if !self.hopper_wanted(CHOICE)? || !taken || !sums(parts[0].1)? {
             return Ok(None);
         }
@@ -142,18 +137,16 @@ impl Cuda {
         let fresh = self.operands(&parts)?;
         let quantised: Vec<_> =
             parts.iter().zip(&fresh).map(|((x, weight), fresh)| (fresh.as_ref().unwrap_or(x), *weight)).collect();
-        let low_rank = operands.iter().map(|(x, weight)| self.factors(x, weight)).collect::<Result<_>>()?;
+        let low_rank = quantised.iter().zip(operands).map(|((x, weight), (_, layer))| {
+            let low_rank = layer.low_rank().filter(|_| x.rows() > 0);
+            low_rank.map(|low_rank| self.factors(x, weight, low_rank)).transpose()
+        });
+        let low_rank = low_rank.collect::<Result<_>>()?;
         self.run_project(&Operands { parts: quantised, low_rank, heads_in_e4m3 }, heads, [dim, mlp], &out)?;
         let [k, v, q, mlp] = out.split_cols([dim, dim, dim, mlp]);
         let without_query = heads.map_or(0, |heads| heads.layout.rows_without_query());
         let ((_, q), (_, mlp)) = (q.split_rows(without_query), mlp.split_rows(without_query));
         Ok(Some(Projection { kvq: [k, v, q], mlp }))
-    }
-
-    /// x down^T and up, where a layer has factors and x has rows.
-    fn factors<'a>(&self, x: &Operand<Cuda>, weight: &'a Linear<Cuda>) -> Result<Option<LowRank<'a>>> {
-        let low_rank = weight.low_rank().filter(|_| x.rows() > 0);
-        low_rank.map(|factors| Ok((self.linear_of(x.tensor(), &factors.down, None)?, factors.up.weight()))).transpose()
     }
 
     fn run_project(
@@ -165,10 +158,11 @@ impl Cuda {
     ) -> Result<()> {
         let Operands { parts, low_rank, .. } = operands;
         // First of all, because a driver that loads this kernel knows tensor maps too.
-        let kernel = match low_rank.iter().any(Option::is_some) {
-            true => "project_low_rank_sm90",
-            false if parts[0].1.is_e4m3() => "project_e4m3_sm90",
-            false => "project_bf16_sm90",
+        let kernel = match (parts[0].1.is_e4m3(), low_rank.iter().any(Option::is_some)) {
+            (false, false) => "project_bf16_sm90",
+            (false, true) => "project_low_rank_sm90",
+            (true, false) => "project_e4m3_sm90",
+            (true, true) => "project_e4m3_low_rank_sm90",
         };
         let launch = self.launch(CHOICE.file, kernel)?.shared(SHARED_BYTES as u32)?;
         let tiles: usize = parts.iter().map(|(x, _)| x.rows().div_ceil(2 * ROWS)).sum();
@@ -206,8 +200,9 @@ fn arguments(
     [tall_tiles, key_tiles]: [usize; 2],
 ) -> Result<Arguments> {
     let e4m3 = parts[0].1.is_e4m3();
-    let x_map =
-        |x: &Tensor<Cuda>, in_box: usize| tensor_map(e4m3, x.address(), [x.rows(), x.cols()], x.stride(), in_box);
+    let x_map = |x: &Tensor<Cuda>, in_box: usize| {
+        tensor_map(x.is_e4m3(), x.address(), [x.rows(), x.cols()], x.stride(), in_box)
+    };
     let weight_map =
         |weight: &Weight| tensor_map(e4m3, weight.address(), [weight.rows(), weight.cols()], weight.stride(), ROWS);
     // No driver makes a map of a part without rows. Such a part has no tiles, so the map of the other stands in for it.
@@ -215,9 +210,14 @@ fn arguments(
     let part = |part: usize| parts[if rows(part) > 0 { part } else { 1 - part }];
     let low_rank = |index: usize| low_rank.get(index).and_then(Option::as_ref);
     // The kernel reads no factors of a part without them, so the maps of x and its weight stand in for theirs.
-    let low_map = |index: usize, in_box| x_map(low_rank(index).map_or(part(index).0, |(low, _)| low), in_box);
-    let rank = |index: usize| CHOICE.int(low_rank(index).map_or(0, |(low, _)| low.cols()));
-    let up_map = |index: usize| low_rank(index).map_or_else(|| weight_map(part(index).1), |(_, up)| weight_map(up));
+    let low_map = |index: usize, in_box| x_map(low_rank(index).map_or(part(index).0, |factors| &factors.low), in_box);
+    let rank = |index: usize| CHOICE.int(low_rank(index).map_or(0, |factors| factors.low.cols()));
+    let up_map = |index: usize| match low_rank(index) {
+        None => weight_map(part(index).1),
+        Some(Factors { low, up, up_rows, .. }) => {
+            tensor_map(false, up.address, [*up_rows, low.cols()], up.stride, ROWS)
+        }
+    };
     let norms = heads
         .map_or([0; 4], |Heads { norm, .. }| [&norm[0].q, &norm[0].k, &norm[1].q, &norm[1].k].map(Tensor::address));
     let layout = heads.map_or(TokenLayout::single(out.rows()), |heads| heads.layout);
