@@ -214,8 +214,8 @@ fn project_in_fp8_matches_its_composition() {
     }
 }
 
-/// The product with down is in e4m3 then, too, and both compute the same. The composition adds that with up to a sum that
-/// was rounded.
+/// The product with down is in e4m3 then, too, and both compute the same. The composition adds that with up to a sum
+/// that was rounded.
 #[test]
 fn project_in_fp8_with_factors_of_low_rank_matches_its_composition() {
     let Some(cuda) = crate::cuda_fp8() else { return };

@@ -40,7 +40,7 @@ SKIPPED_BUT_BY_MEMCHECK = [
     "linear::timing",
     "fp8::sums",
     "fp8::the_default",
-    "fp8::images",
+    "fp8_weights::images",
     "norm_conv2d::an_image",
 ]
 # The kernels whose blocks write to each other's shared memory give way to those for all GPUs: with that of `project` under

@@ -60,7 +60,17 @@ def machine(check: Check) -> str:
 
 
 # Left out is what is the same in any type, and what takes a weight for a tensor, which one in fp16 is not.
-NOT_IN_FP16 = ["dequantise::", "fp8::", "memory::", "graph::", "streaming::", "adapters::", "meaning::", "parallel::"]
+NOT_IN_FP16 = [
+    "dequantise::",
+    "fp8::",
+    "fp8_weights::",
+    "memory::",
+    "graph::",
+    "streaming::",
+    "adapters::",
+    "meaning::",
+    "parallel::",
+]
 
 
 def half(check: Check) -> str:
