@@ -26,6 +26,8 @@ use std::time::{SystemTime, UNIX_EPOCH};
 #[path = "src/backend/cuda/resources.rs"]
 mod resources;
 
+use resources::Kernels;
+
 /// Turing, Ampere, Ada, Hopper, Blackwell; `a` unlocks wgmma on Hopper. All other GPUs compile the PTX when a module is
 /// loaded.
 const ARCHS: [&str; 7] = [HALF_ARCH, "80", "86", "89", "90a", "100", "120"];
@@ -138,8 +140,8 @@ struct Fatbin {
     half: bool,
     stem: String,
     path: PathBuf,
-    /// What the compiler says of its kernels, as [`resources::to_text`].
-    resources: String,
+    /// What the compiler says of its kernels.
+    resources: Kernels,
 }
 
 /// What all kernel files are compiled with.
@@ -247,7 +249,8 @@ impl Compiler {
         }
         let path = self.out.join(format!("{name}.fatbin"));
         fs::copy(&cached, &path).map_err(|e| format!("cannot write {}: {e}", path.display()))?;
-        let resources = String::from_utf8_lossy(&read(&report)?).into_owned();
+        let resources = resources::from_text(&String::from_utf8_lossy(&read(&report)?))
+            .map_err(|line| format!("{} does not say what a kernel takes: `{line}`", report.display()))?;
         Ok(Some(Fatbin { half, stem, path, resources }))
     }
 
@@ -296,13 +299,12 @@ impl Compiler {
         let Output { stdout, stderr, .. } = output(&mut nvcc, &format!("nvcc could not compile {}", source.display()))?;
         let report = [stderr, stdout].map(|text| String::from_utf8_lossy(&text).into_owned()).concat();
         let stem = source.file_stem().unwrap_or_default().to_string_lossy().into_owned();
-        let mut kernels = resources::Kernels::new();
+        let mut kernels = Kernels::new();
         for ((kernel, arch), mut found) in resources::in_report(&report) {
-            // Of one architecture alone its name is shorter.
+            // Of one architecture alone its name is shorter. An nvcc that names it otherwise builds the program, too.
             let names = [format!("{stem}.compute_{arch}.ptx"), format!("{stem}.ptx")].map(|name| folder.join(name));
-            let ptx = names.iter().find(|path| path.is_file()).unwrap_or(&names[0]);
-            let threads = resources::threads_in_ptx(&String::from_utf8_lossy(&read(ptx)?));
-            found.threads = threads.get(&kernel).copied().unwrap_or(0);
+            let ptx = names.iter().find_map(|path| fs::read_to_string(path).ok()).unwrap_or_default();
+            found.threads = resources::threads_in_ptx(&ptx).get(&kernel).copied().unwrap_or(0);
             kernels.entry((stem.clone(), kernel)).or_default().insert(arch, found);
         }
         Ok((fatbin, resources::to_text(&kernels)))
@@ -351,10 +353,9 @@ fn output(command: &mut Command, what: &str) -> Result<Output, String> {
 
 /// What the compiler says of all kernels, behind a line with the compiler.
 fn resources_of(fatbins: &[Fatbin], version: &str) -> String {
-    let mut kernels = resources::Kernels::new();
-    for (kernel, by_arch) in fatbins.iter().filter_map(|fatbin| resources::from_text(&fatbin.resources).ok()).flatten()
-    {
-        kernels.entry(kernel).or_default().extend(by_arch);
+    let mut kernels = Kernels::new();
+    for (kernel, by_arch) in fatbins.iter().flat_map(|fatbin| &fatbin.resources) {
+        kernels.entry(kernel.clone()).or_default().extend(by_arch.clone());
     }
     format!(
         "# nvcc {version}: file kernel arch=threads/registers/bytes spilled/bytes of shared memory\n{}",

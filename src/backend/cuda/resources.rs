@@ -8,9 +8,9 @@ use std::collections::BTreeMap;
 use std::fmt;
 
 /// A kernel as compiled for one architecture.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Resources {
-    /// Of a block at most, by its `__launch_bounds__`; 0 where it has none.
+    /// Of a block at most, by its `__launch_bounds__`; 0 where it has none, or nvcc's PTX was not found.
     pub threads: usize,
     /// Of a thread.
     pub registers: usize,
