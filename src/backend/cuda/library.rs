@@ -32,7 +32,7 @@ const WHEEL_FOLDER: &str = "nvidia/cu13/lib";
 
 /// What to do without a GPU.
 pub fn use_the_cpu() -> String {
-    format!("leave out `{}` and `{}` to use the CPU", Field::Device, Field::Precision)
+    format!("leave out `{}`, `{}` and `{}` to use the CPU", Field::Device, Field::Precision, Field::Attention)
 }
 
 /// Makes sure that the driver can be loaded.
