@@ -13,14 +13,15 @@ use lapin::options::{BasicAckOptions, BasicNackOptions, BasicRejectOptions};
 use lapin::types::{AMQPValue, FieldTable, LongString};
 use tokio::sync::{Mutex, mpsc};
 
-use super::draw::{self, Heard, How, Undrawn, told};
+use super::draw::{self, How, Undrawn, told};
+use super::events::event;
 use super::trials::Tried;
 use super::turns::{Redelivered, Turn, Turns};
 use super::{Worker, locked, watchdog};
 use crate::queue::broker::{DELIVERY_LIMIT, Link, Outgoing};
 use crate::queue::dead::{ORIGIN, REASON};
-use crate::queue::message::{self, EventMessage, Happened, JobMessage, PlanSaid, VERSION};
-use crate::queue::names::{self, DEAD, EVENTS, Lane};
+use crate::queue::message::{self, EventMessage, Happened, JobMessage};
+use crate::queue::names::{self, DEAD, Lane};
 use crate::queue::wait::Backoff;
 
 /// How long a worker waits after a fault of its own before it gives a job back.
@@ -345,31 +346,6 @@ impl Worker {
         Ok(Answer::Ack)
     }
 
-    async fn tell(&self, link: &Link, job: &JobMessage, happened: Happened) {
-        self.tell_all(link, event(job, happened)).await;
-    }
-
-    /// Tells how far a job is. Of a batch nobody hears each step.
-    async fn tell_heard(&self, link: &Link, job: &JobMessage, heard: Heard, plan: PlanSaid) {
-        let is_online = job.priority == Lane::Online;
-        match heard {
-            Heard::Started => {
-                let plan = is_online.then_some(plan);
-                self.tell_all(link, EventMessage { plan, ..event(job, Happened::Started) }).await;
-            }
-            Heard::Step(step) if is_online => {
-                self.tell_all(link, EventMessage { step: Some(step), ..event(job, Happened::Step) }).await;
-            }
-            Heard::Step(_) => {}
-        }
-    }
-
-    async fn tell_all(&self, link: &Link, told: EventMessage) {
-        let Ok(bytes) = serde_json::to_vec(&told) else { return };
-        let key = format!("{}.{}", told.job, told.event.name());
-        link.tell(Outgoing { exchange: EVENTS, key, bytes, properties: BasicProperties::default() }).await;
-    }
-
     /// Asks the store until it answers.
     ///
     /// Errors as wrong usage when that is its answer, and when the worker gives up.
@@ -395,10 +371,4 @@ impl Worker {
             backoff.wait().await;
         }
     }
-}
-
-fn event(job: &JobMessage, event: Happened) -> EventMessage {
-    let JobMessage { job: name, batch, key, .. } = job;
-    let (error, plan, step) = (None, None, None);
-    EventMessage { v: VERSION, job: name.clone(), batch: batch.clone(), event, key: *key, error, plan, step }
 }

@@ -11,6 +11,7 @@
 mod cancelled;
 mod delivery;
 mod draw;
+mod events;
 mod inputs;
 mod trials;
 mod turns;
