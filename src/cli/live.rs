@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use clap::{ArgAction, Args, ValueEnum};
 use flux::engine::choice::ParallelChoice;
-use flux::engine::{EngineArgs, PreviewDecoder, Recipe};
+use flux::engine::{Decodes, EngineArgs, PreviewDecoder, Recipe};
 use flux::input::is_stdin;
 use flux::pipeline::Reuse;
 use flux::{Error, Result};
@@ -208,11 +208,8 @@ impl Live {
         EngineArgs {
             caches_references: self.kv,
             quantise: self.quantize.formats(),
-            preview_decoder: self.preview_decoder.clone().map(|file| PreviewDecoder {
-                file,
-                is_required: true,
-                makes_images: true,
-            }),
+            preview_decoder: (self.preview_decoder.clone())
+                .map(|file| PreviewDecoder { file, decodes: Decodes::Images }),
             parallel: ParallelChoice::Off,
             ..self.on.engine()
         }

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use clap::{Args, ValueEnum};
-use flux::engine::PreviewDecoder;
+use flux::engine::{Decodes, PreviewDecoder};
 
 use super::OUTPUT;
 use super::settings::settings;
@@ -57,9 +57,10 @@ pub struct ShowArgs {
 
 /// The decoder of a flag, else what is set, which may be for another model.
 pub fn preview_decoder(flag: Option<&Path>) -> Option<PreviewDecoder> {
-    let of_flag = flag.map(|file| PreviewDecoder { file: file.to_path_buf(), is_required: true, makes_images: false });
+    let of_flag = flag.map(|file| PreviewDecoder { file: file.to_path_buf(), decodes: Decodes::Steps });
     of_flag.or_else(|| {
-        Some(PreviewDecoder { file: settings().preview_decoder()?, is_required: false, makes_images: false })
+        let file = settings().preview_decoder()?;
+        Some(PreviewDecoder { file, decodes: Decodes::StepsIfItFits })
     })
 }
 

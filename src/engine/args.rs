@@ -40,11 +40,19 @@ pub struct EngineArgs {
 pub struct PreviewDecoder {
     /// Where it is.
     pub file: PathBuf,
-    /// Whether it was asked for with this model, so that one of another model is an error. A linear map shows steps
-    /// otherwise, and a note says so.
-    pub is_required: bool,
-    /// Whether it also makes the images, in place of the VAE's decoder.
-    pub makes_images: bool,
+    /// What it is for.
+    pub decodes: Decodes,
+}
+
+/// What a tiny decoder decodes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Decodes {
+    /// What steps lead to. Where it is one of another model, a linear map does, and a note says so.
+    StepsIfItFits,
+    /// What steps lead to. One of another model is an error.
+    Steps,
+    /// The same, and images, in place of the VAE's decoder.
+    Images,
 }
 
 /// Hears what opening a model has to say.

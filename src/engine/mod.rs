@@ -50,7 +50,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-pub use args::{EngineArgs, Observer, PreviewDecoder, Unobserved};
+pub use args::{Decodes, EngineArgs, Observer, PreviewDecoder, Unobserved};
 pub use image::JobImage;
 pub use image_recipe::{ImageRecipe, ModelRecipe, NUMERICS, OfImages};
 pub use inputs::{EmbeddedFiles, InputSource, Inputs};

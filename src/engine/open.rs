@@ -7,7 +7,7 @@ use std::thread;
 use std::time::Instant;
 
 use super::Engine;
-use super::args::{EngineArgs, Observer, PreviewDecoder};
+use super::args::{Decodes, EngineArgs, Observer, PreviewDecoder};
 use super::devices::{self, Devices};
 use super::digests::ModelDigests;
 use super::executor::Executor;
@@ -96,16 +96,16 @@ fn prepare(
     if args.caches_references {
         model.cache_references()?;
     }
-    if let Some(PreviewDecoder { file, is_required, makes_images }) = &args.preview_decoder {
+    if let Some(PreviewDecoder { file, decodes }) = &args.preview_decoder {
         let decoder = model.preview_decoder(file)?;
         match model.attach_preview_decoder(decoder) {
-            Err(error) if !is_required => {
+            Err(error) if *decodes == Decodes::StepsIfItFits => {
                 let what = error.what();
                 observer.note(&format!("a linear map shows steps, and not {}: {what}", file.display()));
             }
             attached => attached?,
         }
-        if *makes_images {
+        if *decodes == Decodes::Images {
             model.decode_by_preview_decoder();
         }
     }
