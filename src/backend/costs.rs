@@ -55,6 +55,11 @@ enum DeviceKind {
 }
 
 impl Costs {
+    /// Whether the device computes while the host does something else.
+    pub fn is_beside_host(&self) -> bool {
+        self.kind != DeviceKind::Host
+    }
+
     /// Of a host, which computes in float32. `products` says how it stores the weights of large products.
     pub fn host(products: Storage, world: usize) -> Self {
         let (element_bytes, max_tensor_values) = (4, u64::MAX);

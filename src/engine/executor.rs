@@ -40,6 +40,8 @@ pub(super) trait Pool: Send + Sync {
     fn devices(&self, count: usize) -> Vec<(String, String)>;
     /// See [`Engine::machine`](super::Engine::machine).
     fn machine(&self, count: usize) -> String;
+    /// See [`Engine::computes_beside_host`](super::Engine::computes_beside_host).
+    fn computes_beside_host(&self) -> bool;
     /// Whether an image of a batch may be another than the same image alone.
     fn rounds_by_batch(&self) -> bool;
     /// See [`Engine::remarks`](super::Engine::remarks).
@@ -93,6 +95,10 @@ impl<B: Backend> Pool for Replicas<B> {
         let used = self.used(count);
         let machines = used.iter().flat_map(|replica| replica.ranks().of_each(|model| model.backend().machine()));
         machines.map(|(_, machine)| machine).next().unwrap_or_default()
+    }
+
+    fn computes_beside_host(&self) -> bool {
+        self.first().model().backend().costs().is_beside_host()
     }
 
     fn rounds_by_batch(&self) -> bool {

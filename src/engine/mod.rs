@@ -260,6 +260,11 @@ impl Engine {
         self.pool.encode_images_ahead(&job.request, &job.cancel)
     }
 
+    /// Whether its devices compute while the host does something else.
+    pub fn computes_beside_host(&self) -> bool {
+        self.pool.computes_beside_host()
+    }
+
     /// Starts making what previews need, on a thread of its own. Jobs that want previews do so themselves; the first of
     /// them has its previews sooner where this was done when the engine was opened.
     pub fn prepare_previews(&self) {

@@ -188,8 +188,8 @@ impl Live {
         Ok(())
     }
 
-    /// Makes images. While the device decodes one, the next frame is taken and its work is prepared: before that, a
-    /// newer one may come.
+    /// Makes images. While a GPU decodes one, the next frame is taken and its work is prepared: before that, a newer
+    /// one may come.
     fn make(&self, flow: &Flow) -> Result<()> {
         let (mut before, mut begun): (Option<Latents>, Option<Begun>) = (None, None);
         loop {
@@ -200,14 +200,15 @@ impl Live {
                     None => return Ok(()),
                 },
             };
+            let mut next = Ok(None);
             let (image, latents) = self.image(ticket, is_read_by_next, || {
-                begun = flow.take_if_there().map(|taken| self.begin(taken, None, true)).transpose()?;
-                Ok(())
+                next = flow.take_if_there().map(|taken| self.begin(taken, None, true)).transpose();
             })?;
             before = latents;
             if flow.hand_over(turn, Made { image, of }).is_none() {
                 return Ok(());
             }
+            begun = next?;
         }
     }
 
@@ -228,14 +229,14 @@ impl Live {
     }
 
     /// The image, and its latents where the next one reads them. `decodes` is called once the steps are done, unless
-    /// the next image waits for this one.
+    /// the next image waits for this one, or what would be done meanwhile needs the processor that decodes.
     fn image(
         &self,
         ticket: Ticket,
         is_read_by_next: bool,
-        mut decodes: impl FnMut() -> Result<()>,
+        mut decodes: impl FnMut(),
     ) -> Result<(Rgb, Option<Latents>)> {
-        let (mut made, mut waits) = (None, is_read_by_next);
+        let (mut made, mut waits) = (None, is_read_by_next || !self.engine.computes_beside_host());
         for event in ticket {
             match event? {
                 Event::Image { image, latents, .. } => made = Some((image.pixels()?.into_owned(), latents)),
@@ -244,7 +245,7 @@ impl Live {
                 }
                 Event::Progress(Progress { stage: Stage::Denoise, done, total }) if done == total && !waits => {
                     waits = true;
-                    decodes()?;
+                    decodes();
                 }
                 _ => {}
             }
