@@ -174,6 +174,10 @@ impl<B: Backend> Session<B> {
                             computed: 0,
                             all: tokens(residency.info(), &self.items[0].plan),
                         });
+                        // For a frame that is computed.
+                        if let Drawing::Drawn(noise) = noise {
+                            self.model.reuse(noise);
+                        }
                         self.state = State::Given(before, false);
                         return Ok(());
                     }

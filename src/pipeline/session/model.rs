@@ -222,12 +222,32 @@ mod tests {
     use super::*;
     use crate::backend::cpu::{Cpu, Precision};
     use crate::backend::cuda::Cuda;
+    use crate::pipeline::request::kept::Reuse;
+    use crate::rgb::Rgb;
+    use crate::sampler::{Rng, Start};
 
     #[test]
     fn a_model_may_be_shared_by_threads() {
         fn shared<T: Send + Sync>() {}
         shared::<Model<Cpu>>();
         shared::<Model<Cuda>>();
+    }
+
+    #[test]
+    fn noise_that_was_drawn_stays_where_a_frame_comes_again() {
+        let dir = ModelFiles::open("models/tiny".as_ref()).unwrap();
+        let model = Model::load(Cpu::new(Precision::F32), &dir).unwrap();
+        let frame = Arc::new(Rgb { width: 64, height: 64, bytes: (0..3 * 64 * 64).map(|i| (i % 200) as u8).collect() });
+        let reuse = Some(Reuse { threshold: 0.02, refresh: 100 });
+        let request = Request { references: vec![frame], steps: Some(1), reuse, ..Request::new("a cat", 1) };
+        let plan = model.plan(&request).unwrap();
+        let (channels, (height, width)) = (model.info().transformer.in_channels, model.info().latent_size(&plan));
+        for time in 0..3 {
+            model.generate_batch(&request, 1).unwrap();
+            let noise = model.noise();
+            assert!(noise.is_drawn(&[Start::Seed(Rng::default(), 1)], channels, height, width), "{time}");
+            model.reuse(noise);
+        }
     }
 
     #[test]
