@@ -19,10 +19,13 @@ const SCAN_HEADER: u8 = 0xda;
 
 /// The bytes of a JPEG of a quality from 1 to 100, with what it says of itself.
 ///
-/// Errors when the format cannot hold the size or a text.
+/// Errors when the format cannot hold the size or a text, and when the image has not the bytes of its size.
 pub fn encode_jpeg(image: &Rgb, quality: u8, metadata: &Metadata) -> Result<Vec<u8>> {
     let side = |pixels: usize| u16::try_from(pixels).ok().filter(|side| *side > 0).ok_or_else(|| does_not_fit(image));
     let [width, height] = [side(image.width)?, side(image.height)?];
+    if image.bytes.len() != 3 * image.width * image.height {
+        return Err(Error::new(format!("an image of {width} x {height} has {} bytes", image.bytes.len())));
+    }
     metadata.check_jpeg()?;
     let failed = |e: EncodingError| Error::new(format!("cannot encode the image: {e}"));
     // A file says it in 16 bits.
@@ -131,5 +134,13 @@ mod tests {
         assert!(encode_jpeg(&nothing, 90, &Metadata::default()).is_err());
         let wide = Rgb { width: 70_000, height: 1, bytes: vec![0; 3 * 70_000] };
         assert!(encode_jpeg(&wide, 90, &Metadata::default()).unwrap_err().to_string().contains("does not fit"));
+    }
+
+    #[test]
+    fn an_image_has_the_bytes_of_its_size() {
+        for (rows, bytes) in [(80, 0), (80, 3 * 16 * 79), (80, 3 * 16 * 81), (8, 0)] {
+            let image = Rgb { width: 16, height: rows, bytes: vec![0; bytes] };
+            assert!(encode_jpeg(&image, 90, &Metadata::default()).is_err(), "{rows} rows, {bytes} bytes");
+        }
     }
 }
