@@ -173,8 +173,10 @@ impl Source for Scenes {
         if self.time == self.count {
             return Ok(Next::End);
         }
+        // The first frame comes once: of an image that is known, nothing would be computed.
+        let place = self.time.checked_sub(1).map_or(0, |time| 1 + time % (self.frames.len() - 1).max(1));
         self.time += 1;
-        Ok(Next::Frame(self.frames[(self.time - 1) % self.frames.len()].clone()))
+        Ok(Next::Frame(self.frames[place.min(self.frames.len() - 1)].clone()))
     }
 }
 
