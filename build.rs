@@ -175,6 +175,8 @@ impl Compiler {
         version.hash(&mut hasher);
         let version = version_in(&String::from_utf8_lossy(&version));
         NVCC_FLAGS.map(env::var_os).hash(&mut hasher);
+        // Reports are kept in its words.
+        include_str!("src/backend/cuda/resources.rs").hash(&mut hasher);
         for header in files(&folder, "cuh") {
             (header.file_name(), read(&header)?).hash(&mut hasher);
         }
