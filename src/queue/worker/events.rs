@@ -37,7 +37,7 @@ impl Worker {
     }
 }
 
-/// Of which nothing but its kind is said.
+/// An event of a job, without an error, a plan or a step.
 pub fn event(job: &JobMessage, event: Happened) -> EventMessage {
     let JobMessage { job: name, batch, key, .. } = job;
     let (error, plan, step) = (None, None, None);
