@@ -164,7 +164,8 @@ struct Scenes {
 
 impl Scenes {
     fn new(scene: Scene, size: usize, count: usize) -> Self {
-        Self { frames: (1..=AROUND.min(count)).map(|time| scene.frame(size, time)).collect(), count, time: 0 }
+        let frames = (1..=(AROUND + 1).min(count)).map(|time| scene.frame(size, time)).collect();
+        Self { frames, count, time: 0 }
     }
 }
 
@@ -174,9 +175,12 @@ impl Source for Scenes {
             return Ok(Next::End);
         }
         // The first frame comes once: of an image that is known, nothing would be computed.
-        let place = self.time.checked_sub(1).map_or(0, |time| 1 + time % (self.frames.len() - 1).max(1));
+        let place = match self.time {
+            0 => 0,
+            time => 1 + (time - 1) % (self.frames.len() - 1),
+        };
         self.time += 1;
-        Ok(Next::Frame(self.frames[place.min(self.frames.len() - 1)].clone()))
+        Ok(Next::Frame(self.frames[place].clone()))
     }
 }
 
@@ -299,6 +303,19 @@ mod tests {
     use flux::compare::{Framed, flicker};
 
     use super::*;
+
+    #[test]
+    fn frames_come_around_but_for_the_first() {
+        for count in [0, 1, 2, 50, 51, 130] {
+            let mut scenes = Scenes::new(Scene::Moving, 16, count);
+            let mut frames = Vec::new();
+            while let Next::Frame(frame) = scenes.next(true).unwrap() {
+                frames.push(frame);
+            }
+            let expected = (0..count).map(|time| if time == 0 { 1 } else { 2 + (time - 1) % AROUND });
+            assert!(frames.into_iter().eq(expected.map(|time| Scene::Moving.frame(16, time))), "{count}");
+        }
+    }
 
     #[test]
     fn the_noise_of_a_still_scene_is_no_change_and_what_moves_is_one() {
