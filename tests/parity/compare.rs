@@ -83,6 +83,26 @@ impl Shape {
     }
 }
 
+/// Sizes of weights that are quantised: of both kernels, of each group of columns, with the last threads of a block
+/// idle or with fewer values than the others, and of rows in less than a warp; and `own` ones.
+pub fn weight_sizes(own: [(usize, usize); 2]) -> Vec<(usize, usize)> {
+    let shared = [
+        (16, 64),
+        (5, 64),
+        (16, 27),
+        (1, 1),
+        (7, 8),
+        (6, 264),
+        (9, 1032),
+        (9, 1031),
+        (40, 3072),
+        (21, 9216),
+        (20, 12288),
+        (3, 16384),
+    ];
+    shared.into_iter().chain(own).collect()
+}
+
 /// A real size, one row, sizes that no tile divides, and views: of whole 16 bytes, and beginning at any place.
 pub fn shapes(real: Shape) -> Vec<Shape> {
     let cols = real.cols.min(3072);

@@ -15,7 +15,7 @@ use rayon::prelude::*;
 use safetensors::Dtype;
 use safetensors::tensor::TensorView as FileTensor;
 
-use crate::compare::{Shape, Weight, values};
+use crate::compare::{Shape, Weight, values, weight_sizes};
 use crate::cuda_fp8;
 use crate::fp8::{assert_equal, quantised, wide_values};
 use crate::support::preset;
@@ -38,24 +38,8 @@ fn quantised_weight(values: &[f32], cols: usize) -> Vec<f32> {
     bits.chunks(cols.next_multiple_of(MULTIPLE)).zip(scales).flat_map(row).collect()
 }
 
-/// Sizes of weights: of both kernels, with the last threads of a block idle or with fewer values than the others, and
-/// of rows in less than a warp.
-const WEIGHTS: [(usize, usize); 14] = [
-    (16, 64),
-    (5, 64),
-    (16, 27),
-    (1, 1),
-    (3, 7),
-    (7, 8),
-    (6, 264),
-    (9, 1032),
-    (9, 1031),
-    (40, 3072),
-    (21, 9216),
-    (20, 12288),
-    (3, 16384),
-    (3, 16392),
-];
+/// Beside the sizes that all weights have.
+const OWN_SIZES: [(usize, usize); 2] = [(3, 7), (3, 16392)];
 
 /// A weight of these parts in e4m3.
 fn fp8(cuda: &Cuda, parts: &[TensorView]) -> Linear<Cuda> {
@@ -73,7 +57,7 @@ fn weights_of(rows: usize, cols: usize) -> [Vec<f32>; 3] {
 #[test]
 fn fp8_weights_are_e4m3_with_the_scale_of_least_error_for_each_row() {
     let Some(cuda) = cuda_fp8() else { return };
-    for (rows, cols) in WEIGHTS {
+    for (rows, cols) in weight_sizes(OWN_SIZES) {
         for host in weights_of(rows, cols) {
             let weight = Weight::new(&host, &[rows, cols], Dtype::BF16);
             let weight = weight.fp8(&cuda);
@@ -155,7 +139,7 @@ fn with_e4m3(values: &[f32], others: &[f32], rows: usize, cols: usize) -> (tempf
 #[test]
 fn fp8_weights_of_a_file_are_those_that_the_gpu_makes() {
     let Some(cuda) = cuda_fp8() else { return };
-    let mut sizes = WEIGHTS.to_vec();
+    let mut sizes = weight_sizes(OWN_SIZES);
     if crate::few() {
         sizes.retain(|(_, cols)| *cols < 3072);
     }

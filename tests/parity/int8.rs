@@ -10,7 +10,7 @@ use flux::ops::{self, Adaln, Heads, Norm, Pairs, QkNorm, Rope, TokenLayout};
 use flux::tensor::Tensor;
 use safetensors::Dtype;
 
-use crate::compare::{Shape, Weight, compare, half, rounded, rounded_weight, shapes, values, vector};
+use crate::compare::{Shape, Weight, compare, half, rounded, rounded_weight, shapes, values, vector, weight_sizes};
 use crate::cuda_int8;
 use crate::pipeline::draws_alike;
 
@@ -36,29 +36,10 @@ fn outlying_values(seed: u64, n: usize) -> Vec<f32> {
     values(seed, n).into_iter().enumerate().map(|(i, value)| if i % 600 == 7 { 64.0 * value } else { value }).collect()
 }
 
-/// Sizes of weights: of both kernels, of each group, with the last threads of a block idle, and of rows in less than a
-/// warp.
-const WEIGHTS: [(usize, usize); 14] = [
-    (16, 64),
-    (5, 64),
-    (16, 27),
-    (1, 1),
-    (3, 12),
-    (7, 8),
-    (6, 264),
-    (9, 1032),
-    (9, 1031),
-    (40, 3072),
-    (21, 9216),
-    (20, 12288),
-    (3, 16384),
-    (3, 20480),
-];
-
 #[test]
 fn int8_weights_are_the_integers_of_the_definition() {
     let Some(cuda) = cuda_int8() else { return };
-    for (rows, cols) in WEIGHTS {
+    for (rows, cols) in weight_sizes([(3, 12), (3, 20480)]) {
         let host: Vec<f32> = outlying_values(2, rows * cols).into_iter().map(rounded_weight).collect();
         let weight = int8(&cuda, &Weight::new(&host, &[rows, cols], Dtype::F32));
         let (got, scales, group) = cuda.weight_integers(&weight).unwrap();
