@@ -6,6 +6,7 @@
 //           bytes of a row (swizzled), 128 rows
 //   weight  [cols, features], up [cols, rank] bf16; maps with boxes of 128 rows, and of 16
 //   down    [rank, features] bf16; boxes of 16 rows
+//   x, weight and down may all be e4m3, with float32 scales [rows], [cols] and [down_rows], down_rows even
 //   low     [rows, rank] bf16, written and then read by this kernel; boxes of 128 rows. rank is a multiple of 16 here:
 //           what the maps of down and up do not have is zeros
 //   out     [rows, cols] bf16, row stride ld_out; 16-byte aligned, cols % 8 == 0
@@ -17,7 +18,8 @@
 //           in turn, first the column of tiles in which low is: when one of those has all features, its blocks store
 //           low and count that in `ready`. The factors are more features of every tile, behind the others: by then low
 //           is there, except in the first turn, where clusters wait some microseconds for each other. Last come narrow
-//           tiles of 128 or 96 columns, so that all clusters end at about the same time.
+//           tiles of 128 or 96 columns, so that all clusters end at about the same time. Sums of e4m3 get their scales
+//           in front of the factors, which have none.
 // Needs     sm_90a; rank <= 128. All clusters run at once, or the rows of tiles are fewer than those that do: a cluster
 //           that waits for low keeps its multiprocessors. One launch at a time on a module, because `ready` is its own.
 // Flops     2 * rows * features * (cols + rank).   4608 x 12288 -> 3072, rank 32: 351 GFLOP
@@ -28,7 +30,7 @@
 //           is lower, 509 us instead of 537 to 543, 400 instead of 427 to 443, 140 instead of 175; the product with the
 //           weight alone, by cuBLASLt, 478 to 499, 364 to 383, 129. A step of 1024 x 1024 with a LoRA beside all
 //           weights takes 3.0% longer than one without, instead of 3.9% to 4.3%; `flux bench adapters/`,
-//           FLUX_LOW_RANK=base
+//           FLUX_LOW_RANK=base. In e4m3 on an H100 311 us where the composition takes 429, 243 (359), 100 (170)
 // Tried     for 4608 x 12288 -> 3072: a kernel for low alone, 128 rows with the features split over 4 or 8 blocks that
 //           sum in each other's memory, 32 us, cuBLASLt 35; it reads 4.1 TB/s but for 4.6 us around that. Whole tiles
 //           alone, 613 us: 234 of them are four turns of 66 clusters, the last with 36. Three stages 572 us. Narrow
@@ -46,7 +48,8 @@ namespace low_rank {
 using namespace hopper;
 
 constexpr int ROWS = 128, COLS = 256;  // of a block's whole tile
-constexpr int STEP_BYTES = 128, STEP = STEP_BYTES / 2, SLICE = 16;
+constexpr int STEP_BYTES = 128, SLICE_BYTES = 32;  // of a row; what one multiply reads of it
+constexpr int STEP = STEP_BYTES / 2, SLICE = SLICE_BYTES / 2;  // the same of low and up, in values
 constexpr int STAGES = 4;
 constexpr int CONSUMERS = 2, WARPS = 4 * CONSUMERS;  // warpgroups and warps that multiply
 constexpr int BOX = 16;                              // rows of the boxes of tiles that are narrow or begin with down
@@ -63,6 +66,10 @@ struct Arguments {
     TensorMap up[2];
     TensorMap up_boxes[2];
     TensorMap low[2];
+    const float* x_scales[2];
+    const float* weight_scales[2];
+    const float* down_scales[2];
+    int down_rows[2];
     bf16* low_rows;
     bf16* out;
     long long ld_out;
@@ -141,8 +148,14 @@ __device__ __forceinline__ void each_tile(const Arguments& args, int rank, Whole
     }
 }
 
+// Values of x, weight and down that one step or one multiply reads of a row.
+template <bool E4M3>
+__host__ __device__ constexpr int values_of(int bytes) {
+    return E4M3 ? bytes : bytes / 2;
+}
+
 // Fetches a block's rows of x and half of the N weights for both blocks, step by step, then low and up.
-template <int N>
+template <bool E4M3, int N>
 __device__ __forceinline__ void fetch_tile(const Arguments& args, const Work& w, int rank, Pipeline& pipe) {
     const int first = w.col + rank * (N / 2);
     const auto begin = [&](const TensorMap& x, int k) {
@@ -160,7 +173,7 @@ __device__ __forceinline__ void fetch_tile(const Arguments& args, const Work& w,
             for (int row = 0; row < N / 2; row += BOX)
                 copy_box_to_both(half() + row * STEP_BYTES, narrow, first + row, k, barrier);
     };
-    for (int k = 0; k < args.features; k += STEP) {
+    for (int k = 0; k < args.features; k += values_of<E4M3>(STEP_BYTES)) {
         const uint32_t barrier = begin(args.x[w.part], k);
         if (first >= 0) {
             weights(args.weight[w.part], args.weight_boxes[w.part], k, barrier);
@@ -203,7 +216,33 @@ __device__ __forceinline__ void store(const float (&sums)[N / 2], bf16* to, long
         }
 }
 
+// sums = x weight^T of 32 bytes of each row, added to sums if `add`.
+template <bool E4M3, int N>
+__device__ __forceinline__ void multiply_slice(float (&sums)[N / 2], uint64_t x, uint64_t weight, int add) {
+    if constexpr (!E4M3) multiply(sums, x, weight, add);
+    else if constexpr (N == COLS) multiply<true>(sums, x, weight, add);
+    else multiply_e4m3(sums, x, weight, add);
+}
+
+// Multiplies the sums of a warp's 16 rows, of which the part has `rows` from `row` on, by the scales of their rows and
+// columns. What is outside of the part or of out is not stored, so any scale will do.
 template <int N>
+__device__ __forceinline__ void scale(const Arguments& args, const Work& w, int row, int rows, float (&sums)[N / 2]) {
+    const int lane = threadIdx.x % 32, in_block = lane % 4 * 2;
+    const float* of_rows = args.x_scales[w.part] + row;
+    const float upper = of_rows[min(lane / 4, rows - 1)], lower = of_rows[min(lane / 4 + 8, rows - 1)];
+#pragma unroll
+    for (int block = 0; block < N / 8; block++) {
+        const int at = block * 8 + in_block, col = w.col + at;
+        const float* of_cols = col < 0 ? args.down_scales[w.part] + min(at, args.down_rows[w.part] - 2)
+                                       : args.weight_scales[w.part] + min(col, args.cols - 2);
+        const float2 pair = *reinterpret_cast<const float2*>(of_cols);
+        sums[block * 4] *= upper * pair.x, sums[block * 4 + 1] *= upper * pair.y;
+        sums[block * 4 + 2] *= lower * pair.x, sums[block * 4 + 3] *= lower * pair.y;
+    }
+}
+
+template <bool E4M3, int N>
 __device__ __forceinline__ void multiply_tile(const Arguments& args, const Work& w, Pipeline& pipe) {
     const int consumer = threadIdx.x / 128 - 1, lane = threadIdx.x % 32;
     const auto release = [&](int stage) {
@@ -214,20 +253,25 @@ __device__ __forceinline__ void multiply_tile(const Arguments& args, const Work&
     const long long out_row = (w.part ? args.part_rows[0] : 0) + row;
     float sums[N / 2];
     int last = 0;
-    for (int k = 0; k < args.features; k += STEP) {
+    for (int k = 0; k < args.features; k += values_of<E4M3>(STEP_BYTES)) {
         wait(pipe.full + 8 * pipe.ring.stage, pipe.ring.phase);
         const uint64_t x = describe(pipe.stage() + consumer * (X_BYTES / CONSUMERS), 0),
                        weight = describe(pipe.stage() + X_BYTES, 0);
         begin_multiply();
 #pragma unroll
-        for (int slice = 0; slice < STEP; slice += SLICE)
-            multiply(sums, x + (slice >> 3), weight + (slice >> 3), k + slice > 0);
+        for (int slice = 0; slice < STEP_BYTES; slice += SLICE_BYTES)
+            multiply_slice<E4M3, N>(sums, x + (slice >> 4), weight + (slice >> 4), k + slice > 0);
         commit_multiply();
         // The multiplies before these are done, so the stage that they read is free.
         wait_multiply<1>();
         if (k > 0) release(last);
         last = pipe.ring.stage;
         pipe.ring.advance();
+    }
+    if constexpr (E4M3) {
+        wait_multiply<0>();
+        pin(sums);
+        scale<N>(args, w, row, rows, sums);
     }
     if constexpr (N == COLS)
         if (w.col < 0) {
@@ -261,6 +305,7 @@ __device__ __forceinline__ void multiply_tile(const Arguments& args, const Work&
     store<N>(sums, args.out + out_row * args.ld_out + w.col, args.ld_out, rows, -w.col, w.end - w.col);
 }
 
+template <bool E4M3>
 __device__ __forceinline__ void low_rank(const Arguments& args) {
     extern __shared__ __align__(1024) unsigned char shared[];
     Pipeline pipe;
@@ -280,17 +325,17 @@ __device__ __forceinline__ void low_rank(const Arguments& args) {
     if (warp < 4) {
         give_registers<56>();
         if (threadIdx.x == 0) {
-            const auto whole = [&](const Work& w) { fetch_tile<COLS>(args, w, rank, pipe); };
+            const auto whole = [&](const Work& w) { fetch_tile<E4M3, COLS>(args, w, rank, pipe); };
             if (args.narrow_width == 128)
-                each_tile(args, rank, whole, [&](const Work& w) { fetch_tile<128>(args, w, rank, pipe); });
-            else each_tile(args, rank, whole, [&](const Work& w) { fetch_tile<96>(args, w, rank, pipe); });
+                each_tile(args, rank, whole, [&](const Work& w) { fetch_tile<E4M3, 128>(args, w, rank, pipe); });
+            else each_tile(args, rank, whole, [&](const Work& w) { fetch_tile<E4M3, 96>(args, w, rank, pipe); });
         }
     } else {
         take_registers<224>();
-        const auto whole = [&](const Work& w) { multiply_tile<COLS>(args, w, pipe); };
+        const auto whole = [&](const Work& w) { multiply_tile<E4M3, COLS>(args, w, pipe); };
         if (args.narrow_width == 128)
-            each_tile(args, rank, whole, [&](const Work& w) { multiply_tile<128>(args, w, pipe); });
-        else each_tile(args, rank, whole, [&](const Work& w) { multiply_tile<96>(args, w, pipe); });
+            each_tile(args, rank, whole, [&](const Work& w) { multiply_tile<E4M3, 128>(args, w, pipe); });
+        else each_tile(args, rank, whole, [&](const Work& w) { multiply_tile<E4M3, 96>(args, w, pipe); });
     }
     __syncwarp();
     // Until both blocks are here, the other one may still write to this one's shared memory.
@@ -312,7 +357,12 @@ __device__ __forceinline__ void low_rank(const Arguments& args) {
 // even.
 extern "C" __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(low_rank::THREADS, 1)
     low_rank_sm90(const __grid_constant__ low_rank::Arguments args) {
-    low_rank::low_rank(args);
+    low_rank::low_rank<false>(args);
+}
+
+extern "C" __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(low_rank::THREADS, 1)
+    low_rank_e4m3_sm90(const __grid_constant__ low_rank::Arguments args) {
+    low_rank::low_rank<true>(args);
 }
 
 #endif

@@ -96,8 +96,19 @@ impl<B: Backend> Linear<B> {
         Self { weight: Arc::new(weight), low_rank: None, ..self.clone() }
     }
 
-    /// The layer with `up down` added to its product.
-    pub fn with_low_rank(&self, low_rank: LowRank<B>) -> Self {
+    /// The layer with `up down` added to its product, in the form in which products beside its weight read them.
+    ///
+    /// Errors when memory runs out.
+    pub fn with_low_rank(&self, LowRank { down, up }: LowRank<B>) -> Result<Self> {
+        let down = match self.backend.down_beside(self, &down)? {
+            Some(weight) => down.with_weight(weight),
+            None => down,
+        };
+        Ok(self.with_factors(LowRank { down, up }))
+    }
+
+    /// The same, of factors that are in that form, or are to be merged.
+    fn with_factors(&self, low_rank: LowRank<B>) -> Self {
         Self { low_rank: Some(Arc::new(low_rank)), ..self.clone() }
     }
 

@@ -155,13 +155,18 @@ fn product<B: Backend>(bench: &mut Bench<'_, B>, linear: Linear) -> Result<()> {
     bench.op(&name, Work::Flops(linear.flops()), || Ok(()), |()| x.linear(&weight, None))
 }
 
+/// How weights of blocks are quantised, where they are.
+fn quantised<B: Backend>(backend: &B) -> Option<&'static str> {
+    match backend.costs().products {
+        Storage::Native => None,
+        Storage::Fp8 => Some("fp8"),
+        Storage::Int8 => Some("int8"),
+    }
+}
+
 /// The products of blocks where they are of quantised rows, which the op makes of its activations.
 fn block_products<B: Backend>(bench: &mut Bench<'_, B>, shapes: &Shapes, layout: TokenLayout) -> Result<()> {
-    let quantised = match bench.backend.costs().products {
-        Storage::Native => return Ok(()),
-        Storage::Fp8 => "fp8",
-        Storage::Int8 => "int8",
-    };
+    let Some(quantised) = quantised(&bench.backend) else { return Ok(()) };
     let linears = shapes.step_linears(layout);
     for linear in linears.into_iter().filter(|linear| linear.rows > 0 && linear.cols.min(linear.out) >= shapes.dim) {
         let Linear { rows, cols, out, .. } = linear;
@@ -181,14 +186,15 @@ fn low_rank<B: Backend>(bench: &mut Bench<'_, B>, shapes: &Shapes, layout: Token
     let (rows, dim, mlp) = (layout.rows(), shapes.dim, shapes.mlp);
     for (cols, streams) in [(dim + mlp, false), (dim, true), (mlp, true)] {
         let kind = if streams { ", two streams" } else { "" };
-        let name = format!("ops/low_rank {rows}x{cols}x{dim}, rank {RANK}{kind}");
+        let quantised = quantised(&bench.backend).map_or(String::new(), |name| format!(", {name}"));
+        let name = format!("ops/low_rank {rows}x{cols}x{dim}, rank {RANK}{kind}{quantised}");
         if !bench.is_new(&name) {
             continue;
         }
         let b = bench.backend.clone();
         let layer = || {
             let (down, up) = (weights::linear(&b, RANK, cols)?, weights::linear(&b, dim, RANK)?);
-            Ok::<_, flux::Error>(weights::linear(&b, dim, cols)?.with_low_rank(LowRank { down, up }))
+            weights::block_linear(&b, dim, cols)?.with_low_rank(LowRank { down, up })
         };
         let (txt, img) = tensor(&b, rows, cols)?.split_rows(if streams { layout.txt_rows() } else { 0 });
         let layers = [layer()?, layer()?];

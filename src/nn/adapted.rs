@@ -44,7 +44,8 @@ struct Changed<'a, B: Backend> {
 
 impl<B: Backend> Layers<B> {
     /// The same layers with `adapters`: the factors of changes of low rank are beside the weights, where
-    /// [`Layers::merged`] finds them. Weights of these layers are shared and stay as they are.
+    /// [`Layers::merged`] finds them; what it leaves is for [`Layers::beside`]. Weights of these layers are shared and
+    /// stay as they are.
     ///
     /// Errors when memory runs out.
     pub fn adapted(&self, adapters: &[AdapterUse]) -> Result<Self> {
@@ -71,6 +72,18 @@ impl<B: Backend> Layers<B> {
             layers.vectors.insert(key.clone(), layer.adapted(adapters)?);
         }
         Ok(layers)
+    }
+
+    /// The same layers, with factors in the form in which products beside a weight read them.
+    ///
+    /// Errors when memory runs out.
+    pub fn beside(mut self) -> Result<Self> {
+        for layer in self.linears.values_mut() {
+            if let Some(LowRank { down, up }) = layer.linear.low_rank() {
+                layer.linear = layer.linear.with_low_rank(LowRank { down: down.clone(), up: up.clone() })?;
+            }
+        }
+        Ok(self)
     }
 
     /// How many layers have factors beside their weight.
@@ -132,7 +145,7 @@ fn with_factors<B: Backend>(changed: Vec<(String, Changed<'_, B>)>) -> Result<Ve
     };
     let factors: Vec<LowRank<B>> = backend.load(load, &mut |_| {})?;
     let with_factors = |((key, Changed { layer, .. }), low_rank): ((String, Changed<'_, B>), LowRank<B>)| {
-        (key, layer.linear.with_low_rank(low_rank))
+        (key, layer.linear.with_factors(low_rank))
     };
     Ok(changed.into_iter().zip(factors).map(with_factors).collect())
 }

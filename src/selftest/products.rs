@@ -44,7 +44,8 @@ impl Product {
             }
             ProductKind::LowRank => {
                 let factor = |seed, shape| linear(b, seed, shape, Format::Bf16);
-                let layer = weight.with_low_rank(LowRank { down: factor(5, [16, cols])?, up: factor(6, [out, 16])? });
+                let low_rank = LowRank { down: factor(5, [16, cols])?, up: factor(6, [out, 16])? };
+                let layer = weight.with_low_rank(low_rank)?;
                 let parts = [(&x, &layer)];
                 if fused { Tensor::low_rank(&parts)? } else { ops::low_rank::compose(b, Products::Rows(&parts))? }
             }

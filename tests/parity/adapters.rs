@@ -36,7 +36,7 @@ impl Adapted {
     }
 
     fn beside<B: Backend>(&self, b: &B) -> Linear<B> {
-        self.base.linear(b).with_low_rank(self.low_rank(b))
+        self.base.linear(b).with_low_rank(self.low_rank(b)).unwrap()
     }
 
     fn merged(&self, cuda: &Cuda, base: &Linear<Cuda>, storage: Storage) -> Vec<f32> {

@@ -50,7 +50,7 @@ fn linear(cuda: &Cuda, rows: usize) -> Linear<Cuda> {
 /// The same from 8 columns to 8, with factors of rank 2.
 fn low_rank(cuda: &Cuda) -> Linear<Cuda> {
     let up = Weight::seeded(2, 8, 2).linear(cuda);
-    linear(cuda, 8).with_low_rank(LowRank { down: linear(cuda, 2), up })
+    linear(cuda, 8).with_low_rank(LowRank { down: linear(cuda, 2), up }).unwrap()
 }
 
 fn norm<'a>(weight: &'a Tensor<Cuda>, bias: &'a Tensor<Cuda>) -> GroupNorm<'a, Cuda> {

@@ -7,7 +7,7 @@ use flux::backend::cpu::{Cpu, Precision};
 use flux::backend::cuda::Cuda;
 use flux::backend::{Device, Memory};
 use flux::files::e4m3::MULTIPLE;
-use flux::nn::Operand;
+use flux::nn::{Linear, LowRank};
 use flux::ops::{Adaln, Mask, Norm, TokenLayout};
 use flux::tensor::Tensor;
 use safetensors::Dtype;
@@ -274,17 +274,18 @@ fn linear_in_fp8_matches_with_sums_in_float32_too() {
     }
 }
 
-/// Factors of low rank beside weights in e4m3 are in bf16, and brought there as x is.
 #[test]
-fn a_factor_beside_weights_in_fp8_is_multiplied_in_fp8() {
+fn a_factor_beside_a_weight_in_fp8_is_in_fp8() {
     let Some(cuda) = cuda_fp8() else { return };
-    for [rows, cols, rank] in [[5, 64, 1], [33, 144, 16], [7, 1032, 33], [300, 3072, 40]] {
-        let (x, down) = (values(1, rows * cols), values(2, rank * cols));
-        let layer = Weight::new(&down, &[rank, cols], Dtype::BF16).linear(&cuda);
-        let operand = cuda.quantise(&cuda.upload(&x, rows, cols).unwrap()).unwrap();
-        let got = cuda.download(&Operand::from(operand).linear(&layer).unwrap()).unwrap();
-        let expected = product(&quantised(&x, cols), &quantised(&down, cols), [rows, cols, rank]);
-        compare(&format!("[{rows}, {cols}] by [{rank}, {cols}]"), &got, &expected, roundings(cols));
+    for [rank, cols] in [[1, 64], [16, 144], [33, 1032]] {
+        let [weight, down, up] =
+            [[48, cols], [rank, cols], [48, rank]].map(|[rows, cols]| Weight::seeded(2, rows, cols));
+        let layer =
+            weight.fp8(&cuda).with_low_rank(LowRank { down: down.linear(&cuda), up: up.linear(&cuda) }).unwrap();
+        let values = |linear: &Linear<Cuda>| cuda.weight_values(linear).unwrap();
+        let factors = layer.low_rank().unwrap();
+        assert_equal("down", &values(&factors.down), &values(&down.fp8(&cuda)));
+        assert_equal("up", &values(&factors.up), &values(&up.linear(&cuda)));
     }
 }
 

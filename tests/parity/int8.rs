@@ -288,7 +288,7 @@ fn factors_beside_an_int8_weight_are_added_to_its_product() {
     let low = x.linear(&factors().down, None).unwrap().linear(&factors().up, None).unwrap();
     let expected: Vec<f32> =
         product.iter().zip(cuda.download(&low).unwrap()).map(|(product, low)| product + low).collect();
-    let got = cuda.download(&x.linear(&weight.with_low_rank(factors()), None).unwrap()).unwrap();
+    let got = cuda.download(&x.linear(&weight.with_low_rank(factors()).unwrap(), None).unwrap()).unwrap();
     compare("factors beside an int8 weight", &got, &expected, 3.0);
 }
 

@@ -288,6 +288,12 @@ impl WeightStore for Cuda {
         self.merge_weight_op(weight, low_rank, storage).map(Some)
     }
 
+    fn down_beside(&self, base: &Linear<Self>, down: &Linear<Self>) -> Result<Option<Weight>> {
+        let (device, down) = (self.device(), down.weight());
+        let is_to_be = base.weight().is_e4m3() && down.quantised_kind().is_none();
+        is_to_be.then(|| self.0.uploader.quantised(device, device.stream(), down, Storage::Fp8)).transpose()
+    }
+
     fn load_conv_weight(&self, view: &TensorView, uploads: Option<&Uploads>) -> Result<ConvWeight> {
         self.0.uploader.conv_weight(self.device(), view, uploads).map(ConvWeight)
     }

@@ -47,6 +47,7 @@ impl<B: Backend> Residency<B> {
             layers = layers.merged(keeps_originals)?;
             clock.merged()?;
         }
+        layers = layers.beside()?;
         let beside = layers.low_ranks();
         let remark = placement.remark(beside, wish.is_some());
         let placement = if beside == 0 { Placement::Merged } else { Placement::Beside };

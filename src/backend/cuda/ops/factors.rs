@@ -1,15 +1,23 @@
 //! Factors of low rank beside a weight, as kernels read them that add them to their sums: in bf16 `x down^T` and up.
-//! Beside a weight in e4m3 down is brought to e4m3 too, each row with a scale as x has, and both factors are divided by
-//! the scales that the sums are multiplied by afterwards (cuda/unscale.cu).
+//! Beside a weight in e4m3 down is in e4m3, too, and `x down^T` and up are divided by the scales that the sums are
+//! multiplied by afterwards (cuda/unscale.cu).
 
-use crate::backend::cuda::buffer::BufferKind;
+use std::ffi::c_void;
+use std::ptr;
+
 use crate::backend::cuda::gemm::Matrix;
-use crate::backend::cuda::ops::quantise::quantised_block;
+use crate::backend::cuda::launch::{self, row_tiles};
 use crate::backend::cuda::weight::Weight;
 use crate::backend::cuda::{Cuda, Tensor};
 use crate::error::Result;
 use crate::files::e4m3::MULTIPLE;
 use crate::nn::LowRank;
+
+/// `MATRICES` in cuda/unscale.cu: both factors beside two weights.
+const MATRICES: usize = 4;
+
+/// x as [`Cuda::operand`] makes it, a weight, and the factors that are beside that in its layer.
+pub(super) type WithFactors<'a> = (&'a Tensor<Cuda>, &'a Weight, Option<&'a LowRank<Cuda>>);
 
 /// What is beside the product of one x with a weight.
 pub(super) struct Factors {
@@ -22,45 +30,79 @@ pub(super) struct Factors {
     _own: Option<Tensor<Cuda>>,
 }
 
+/// `Matrices` in cuda/unscale.cu, field by field.
+#[repr(C)]
+#[derive(Default)]
+struct Matrices {
+    x: [u64; MATRICES],
+    ld_x: [i64; MATRICES],
+    scale: [u64; MATRICES],
+    out: [u64; MATRICES],
+    ld_out: [i64; MATRICES],
+    rows: [i32; MATRICES],
+    cols: [i32; MATRICES],
+}
+
+/// A matrix [rows, cols] in bf16, and a scale for each row.
+struct Scaled {
+    x: Matrix,
+    shape: [usize; 2],
+    scales: u64,
+}
+
 impl Cuda {
-    /// The factors beside `weight` for x, which is as [`Cuda::operand`] makes it.
-    pub(super) fn factors(&self, x: &Tensor<Cuda>, weight: &Weight, factors: &LowRank<Cuda>) -> Result<Factors> {
-        let LowRank { down, up } = factors;
-        let (low, up) = (self.linear_of(x, down, None)?, up.weight());
-        let of_up = Matrix { address: up.address(), stride: up.stride() };
-        if !weight.is_e4m3() {
-            return Ok(Factors { low, up: of_up, up_rows: up.rows(), _own: None });
+    /// The factors beside each of at most two weights, which are all in e4m3, or none.
+    pub(super) fn factors(&self, parts: &[WithFactors<'_>]) -> Result<Vec<Option<Factors>>> {
+        let plain = |&(x, _, low_rank): &WithFactors<'_>| {
+            let Some(LowRank { down, up }) = low_rank else { return Ok(None) };
+            let (low, up) = (self.linear_of(x, down, None)?, up.weight());
+            let of_up = Matrix { address: up.address(), stride: up.stride() };
+            Ok(Some(Factors { low, up: of_up, up_rows: up.rows(), _own: None }))
+        };
+        let mut all = parts.iter().map(plain).collect::<Result<Vec<_>>>()?;
+        if !parts.iter().any(|(_, weight, _)| weight.is_e4m3()) {
+            return Ok(all);
         }
-        let low = self.unscale(Matrix::of(&low), [low.rows(), low.cols()], x.scales())?;
-        let own = self.unscale(of_up, [up.rows(), up.cols()], weight.scales())?;
-        Ok(Factors { low, up: Matrix::of(&own), up_rows: up.rows(), _own: Some(own) })
+        let scaled = parts.iter().zip(&all).filter_map(|((x, weight, _), factors)| {
+            let Factors { low, up, up_rows, .. } = factors.as_ref()?;
+            let of_low = Scaled { x: Matrix::of(low), shape: [low.rows(), low.cols()], scales: x.scales() };
+            Some([of_low, Scaled { x: *up, shape: [*up_rows, low.cols()], scales: weight.scales() }])
+        });
+        let mut unscaled = self.unscale(&scaled.flatten().collect::<Vec<_>>())?.into_iter();
+        for factors in all.iter_mut().flatten() {
+            if let (Some(low), Some(up)) = (unscaled.next(), unscaled.next()) {
+                *factors = Factors { low, up: Matrix::of(&up), up_rows: up.rows(), _own: Some(up) };
+            }
+        }
+        Ok(all)
     }
 
-    /// The matrix `x` [rows, cols] in bf16, each row divided by its scale. Rows of the result are aligned.
-    fn unscale(&self, x: Matrix, [rows, cols]: [usize; 2], scales: u64) -> Result<Tensor<Cuda>> {
-        let padding = cols.next_multiple_of(MULTIPLE) - cols;
-        let [out, _] = self.empty(rows, cols + padding)?.split_cols([cols, padding]);
-        let wide = cols.is_multiple_of(8) && x.stride.is_multiple_of(8) && x.address.is_multiple_of(16);
+    /// The matrices, each row divided by its scale. Rows of the results are aligned.
+    fn unscale(&self, matrices: &[Scaled]) -> Result<Vec<Tensor<Cuda>>> {
+        let out = matrices.iter().map(|Scaled { shape: [rows, cols], .. }| {
+            let padding = cols.next_multiple_of(MULTIPLE) - cols;
+            let [out, _] = self.empty(*rows, cols + padding)?.split_cols([*cols, padding]);
+            Ok(out)
+        });
+        let out = out.collect::<Result<Vec<_>>>()?;
+        let wide = matrices.iter().all(|Scaled { x, shape: [_, cols], .. }| {
+            cols.is_multiple_of(8) && x.stride.is_multiple_of(8) && x.address.is_multiple_of(16)
+        });
         let launch = self.launch("unscale", if wide { "unscale" } else { "unscale_any" })?;
-        let launch = launch.address(x.address).long(x.stride).address(scales).matrix(&out).int(rows).int(cols);
-        // SAFETY: argument types and order match `unscale` and `unscale_any` in cuda/unscale.cu. `out` was made for all
-        // rows and columns; what calls this has a scale for each row.
-        unsafe { launch.run_rows(rows, cols, wide) }?;
-        Ok(out)
-    }
-
-    /// The rows of a weight of 16 bits in e4m3, as [`Cuda::quantise`] brings an activation there. Rows behind them are
-    /// padding, whose values mean nothing.
-    pub(super) fn rows_in_e4m3(&self, weight: &Weight) -> Result<Tensor<Cuda>> {
-        let (rows, cols) = (weight.rows(), weight.cols());
-        let out = self.empty_quantised(BufferKind::E4m3, rows.next_multiple_of(MULTIPLE), cols)?;
-        let block = quantised_block(cols).filter(|_| cols.is_multiple_of(8));
-        let kernel = if block.is_some() { "quantise_bf16" } else { "quantise_bf16_any" };
-        let launch = self.launch("quantise", kernel)?.address(weight.address()).long(weight.stride());
-        let launch = launch.quantised(&out).int(rows).int(cols);
-        // SAFETY: argument types and order match `quantise_bf16` and `quantise_bf16_any` in cuda/quantise.cu; `out` has
-        // the weight's rows and more, and its columns, padded. A block writes one row of `out`, and its scale.
-        unsafe { launch.run([rows, 1, 1], [block.unwrap_or(256), 1, 1]) }?;
+        let int = |value: usize| launch::int(value, || "kernel `unscale`".to_string());
+        let mut given = Matrices::default();
+        for (place, (Scaled { x, shape: [rows, cols], scales }, out)) in matrices.iter().zip(&out).enumerate() {
+            (given.x[place], given.ld_x[place], given.scale[place]) = (x.address, x.stride as i64, *scales);
+            (given.out[place], given.ld_out[place]) = (out.address(), out.stride() as i64);
+            (given.rows[place], given.cols[place]) = (int(*rows)?, int(*cols)?);
+        }
+        let most = |side: usize| matrices.iter().map(|Scaled { shape, .. }| shape[side]).max().unwrap_or(0);
+        let ([tiles, _, _], block) = row_tiles(most(0), most(1).div_ceil(if wide { 8 } else { 1 }));
+        let mut arguments: [*mut c_void; 1] = [ptr::from_mut(&mut given).cast()];
+        // SAFETY: the kernels in cuda/unscale.cu take `Matrices`, laid out as there. Each `out` was made for all rows
+        // and columns; what calls this has a scale for each row. There are at most MATRICES, one for each y of the
+        // grid.
+        unsafe { launch.run_raw([tiles, matrices.len(), 1], block, &mut arguments) }?;
         Ok(out)
     }
 }

@@ -35,27 +35,12 @@ impl Cuda {
     ) -> Result<Tensor<Cuda>> {
         let weight = &*self.ready(weight.weight())?;
         expect_no_bias(weight, bias)?;
-        if x.is_e4m3() && weight.quantised_kind().is_none() && bias.is_none() {
-            return self.linear_in_e4m3(x, weight);
-        }
         let fresh = self.operand(x, weight)?;
         let x = fresh.as_ref().unwrap_or(x);
         let out = self.linear_output(x.rows(), weight, bias)?;
         // SAFETY: `Tensor::linear` checked the shapes; a bias has memory for every column of `out`, see
         // `linear_output`.
         unsafe { self.multiply(x, weight, bias, Matrix::of(&out), out.cols()) }?;
-        Ok(first_cols(out, weight.rows()))
-    }
-
-    /// `x weight^T` of x in e4m3 and a factor beside a weight in e4m3, which is brought there for it.
-    fn linear_in_e4m3(&self, x: &Tensor<Cuda>, weight: &Weight) -> Result<Tensor<Cuda>> {
-        let rows = self.rows_in_e4m3(weight)?;
-        let out = self.empty(x.rows(), rows.rows())?;
-        let (weight_of, scales) = (Matrix::of(&rows), Some([rows.scales(), x.scales()]));
-        let product = Product { weight: weight_of, scales, ..self.product(x, weight, Matrix::of(&out), out.cols()) };
-        // SAFETY: `Tensor::linear` checked the shapes; both are rows of e4m3 with zeros behind their columns, each with
-        // a scale, and `out` has a column for each row of the weight and of its padding.
-        unsafe { self.gemm()?.run(&product) }?;
         Ok(first_cols(out, weight.rows()))
     }
 

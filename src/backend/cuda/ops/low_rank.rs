@@ -9,6 +9,7 @@ use crate::backend::cuda::hopper::{Axis, Choice};
 use crate::backend::cuda::weight::Weight;
 use crate::backend::cuda::{Cuda, Tensor};
 use crate::error::Result;
+use crate::files::e4m3::MULTIPLE;
 use crate::nn::Linear;
 use crate::ops::Products;
 use crate::ops::low_rank::compose;
@@ -17,22 +18,24 @@ use crate::ops::low_rank::compose;
 /// none, and `sm90-always` also runs it where its clusters would idle.
 const CHOICE: Choice = Choice { op: "low_rank", variable: "FLUX_LOW_RANK", file: "low_rank_sm90a", forms: &[ALWAYS] };
 const ALWAYS: &str = "sm90-always";
-/// `ROWS`, `COLS`, `STEP`, `STAGES`, `BOX`, `MAX_RANK`, `MAX_TILE_ROWS` and `THREADS` of cuda/low_rank_sm90a.cu.
+/// `ROWS`, `COLS`, `STEP_BYTES`, `STAGES`, `BOX`, `MAX_RANK`, `MAX_TILE_ROWS` and `THREADS` of cuda/low_rank_sm90a.cu.
 const ROWS: usize = 128;
 const COLS: usize = 256;
-const STEP: usize = 64;
+const STEP_BYTES: usize = 128;
 const STAGES: usize = 4;
 const BOX: usize = 16;
 const MAX_RANK: usize = 128;
 const MAX_TILE_ROWS: usize = 1024;
 const THREADS: usize = 3 * 128;
 /// `BARRIERS` there, and two barriers for each stage.
-pub(super) const SHARED_BYTES: usize = STAGES * ((ROWS + COLS) * STEP * 2 + 16);
+pub(super) const SHARED_BYTES: usize = STAGES * ((ROWS + COLS) * STEP_BYTES + 16);
 /// Columns of narrow tiles, and the time of one in hundredths of that of a whole tile.
 const NARROW: [(usize, usize); 2] = [(96, 45), (128, 56)];
 const WHOLE_TIME: usize = 100;
-/// The kernel saves a tenth to a quarter of the composition's time, so where its clusters idle longer it saves nothing.
+/// The kernel saves a tenth to a quarter of the composition's time, in e4m3 a third, so where its clusters idle longer
+/// it saves nothing.
 const LEAST_BUSY_PERCENT: usize = 85;
+const LEAST_BUSY_PERCENT_E4M3: usize = 65;
 
 /// `Arguments` in cuda/low_rank_sm90a.cu, field by field.
 #[repr(C)]
@@ -44,6 +47,10 @@ struct Arguments {
     up: [sys::CUtensorMap; 2],
     up_boxes: [sys::CUtensorMap; 2],
     low: [sys::CUtensorMap; 2],
+    x_scales: [u64; 2],
+    weight_scales: [u64; 2],
+    down_scales: [u64; 2],
+    down_rows: [i32; 2],
     low_rows: u64,
     out: u64,
     ld_out: i64,
@@ -107,52 +114,64 @@ impl Tiling {
     }
 }
 
-/// The parts that have rows, if the kernel can take them: at most two, with factors of low rank, all of bf16 and
-/// aligned for TMA and 16-byte stores.
+/// The parts that have rows, if the kernel can take them: at most two, with factors of low rank, all of bf16, or all
+/// but up of e4m3, and aligned for TMA and 16-byte stores.
 fn parts<'a>(operands: &[(&'a Tensor<Cuda>, &'a Linear<Cuda>)]) -> Option<Vec<FactorPair<'a>>> {
     let with_rows = operands.iter().filter(|(x, _)| x.rows() > 0);
     let part = |&(x, weight): &(&'a Tensor<Cuda>, &'a Linear<Cuda>)| {
         let factors = weight.low_rank()?;
         let part = FactorPair { x, weight: weight.weight(), down: factors.down.weight(), up: factors.up.weight() };
-        let bf16 = [part.weight, part.down, part.up].iter().all(|weight| weight.quantised_kind().is_none());
+        let of_x = x.quantised_kind();
+        let alike = [part.weight, part.down].iter().all(|weight| weight.quantised_kind() == of_x);
+        let known = (of_x.is_none() || x.is_e4m3()) && part.up.quantised_kind().is_none();
         let aligned = x.aligned() && part.weight.rows().is_multiple_of(8);
-        (bf16 && aligned && (1..=MAX_RANK).contains(&part.down.rows())).then_some(part)
+        (alike && known && aligned && (1..=MAX_RANK).contains(&part.down.rows())).then_some(part)
     };
     let parts: Vec<_> = with_rows.map(part).collect::<Option<_>>()?;
-    let features = parts.first()?.x.cols();
+    let first = parts.first()?;
     let tile_rows: usize = parts.iter().map(|part| part.x.rows().div_ceil(2 * ROWS)).sum();
-    let fits = parts.len() <= 2 && tile_rows <= MAX_TILE_ROWS && features > 0;
-    (fits && parts.iter().all(|part| part.x.cols() == features)).then_some(parts)
+    let fits = parts.len() <= 2 && tile_rows <= MAX_TILE_ROWS && first.x.cols() > 0;
+    let alike = |part: &FactorPair<'_>| part.x.cols() == first.x.cols() && part.x.is_e4m3() == first.x.is_e4m3();
+    (fits && parts.iter().all(alike)).then_some(parts)
 }
 
 impl Cuda {
     /// Columns side by side are read as they are if they lie so in memory, otherwise from a copy.
     pub(crate) fn low_rank_op(&self, products: Products<'_, Cuda>) -> Result<Tensor<Cuda>> {
         let Some(form) = self.hopper_form(CHOICE)? else { return compose(self, products) };
-        let operands = match products {
-            Products::Rows(operands) => operands,
-            Products::Columns(&[x], weight) if x.quantised_kind().is_some() => &[(x, weight)],
+        match products {
+            Products::Rows(operands) if operands.iter().all(|(_, weight)| weight.weight().is_e4m3()) => {
+                // Once for the weight and for down.
+                let pairs: Vec<_> = operands.iter().map(|(x, weight)| (*x, weight.weight())).collect();
+                let fresh = self.operands(&pairs)?;
+                let quantised =
+                    operands.iter().zip(&fresh).map(|((x, weight), fresh)| (fresh.as_ref().unwrap_or(x), *weight));
+                self.low_rank_of(&quantised.collect::<Vec<_>>(), form)
+            }
+            Products::Rows(operands) => self.low_rank_of(operands, form),
             Products::Columns(x, weight) => {
                 let joined = Tensor::adjacent_cols(x).map_or_else(|| self.concat_cols_op(x), Ok)?;
-                return self.low_rank_op(Products::Rows(&[(&joined, weight)]));
+                self.low_rank_op(Products::Rows(&[(&joined, weight)]))
             }
-        };
-        if operands.iter().all(|(_, weight)| weight.weight().is_e4m3()) {
-            // Once for the weight and for down.
-            let pairs: Vec<_> = operands.iter().map(|(x, weight)| (*x, weight.weight())).collect();
-            let fresh = self.operands(&pairs)?;
-            let quantised =
-                operands.iter().zip(&fresh).map(|((x, weight), fresh)| (fresh.as_ref().unwrap_or(x), *weight));
-            return compose(self, Products::Rows(&quantised.collect::<Vec<_>>()));
         }
-        let Some(mut parts) = parts(operands) else { return compose(self, products) };
+    }
+
+    /// The same of x as products read it, by this kernel where it takes them and its clusters are busy.
+    fn low_rank_of(&self, operands: &[(&Tensor<Cuda>, &Linear<Cuda>)], form: &str) -> Result<Tensor<Cuda>> {
+        let composed = || compose(self, Products::Rows(operands));
+        let Some(mut parts) = parts(operands) else { return composed() };
+        // In e4m3 the kernel leaves its sums in the tensor cores.
+        if parts[0].x.is_e4m3() && !self.gemm()?.fast_accumulation() {
+            return composed();
+        }
         let clusters = (self.device().multiprocessors() / 2).max(1);
         let tile_rows = parts.iter().map(|part| part.x.rows().div_ceil(2 * ROWS)).sum();
         let rank = parts.iter().map(|part| part.down.rows()).max().unwrap_or(0).next_multiple_of(BOX);
         let cols = rank + parts[0].weight.rows();
         let tiling = Tiling::find(tile_rows, cols, clusters);
-        if form != ALWAYS && tiling.busy_percent(tile_rows, cols, clusters) < LEAST_BUSY_PERCENT {
-            return compose(self, products);
+        let least = if parts[0].x.is_e4m3() { LEAST_BUSY_PERCENT_E4M3 } else { LEAST_BUSY_PERCENT };
+        if form != ALWAYS && tiling.busy_percent(tile_rows, cols, clusters) < least {
+            return composed();
         }
         let ready = parts.iter().map(|part| self.ready(part.weight)).collect::<Result<Vec<_>>>()?;
         parts.iter_mut().zip(&ready).for_each(|(part, ready)| part.weight = ready);
@@ -167,7 +186,8 @@ impl Cuda {
         tile_rows: usize,
     ) -> Result<Tensor<Cuda>> {
         // First of all, because a driver that loads this kernel knows tensor maps too.
-        let launch = self.launch(CHOICE.file, "low_rank_sm90")?.shared(SHARED_BYTES as u32)?;
+        let kernel = if parts[0].x.is_e4m3() { "low_rank_e4m3_sm90" } else { "low_rank_sm90" };
+        let launch = self.launch(CHOICE.file, kernel)?.shared(SHARED_BYTES as u32)?;
         let rows = parts.iter().map(|part| part.x.rows()).sum();
         let (out, low) = (self.empty(rows, parts[0].weight.rows())?, self.empty(rows, rank)?);
         CHOICE.int(rows)?;
@@ -176,9 +196,11 @@ impl Cuda {
         let clusters = items.min(self.device().multiprocessors() / 2).max(1);
         let mut pointers: [*mut c_void; 1] = [std::ptr::from_mut(&mut arguments).cast()];
         // SAFETY: the kernel takes `Arguments`, laid out as there, in clusters of two blocks, with THREADS threads and
-        // SHARED_BYTES of shared memory. The maps cover exactly the cells of x, of the weights and of the factors;
-        // `low` and `out` were made for all rows and columns. `Tensor::low_rank` checked the shapes; `parts` found all
-        // rows aligned, a rank of at most MAX_RANK and at most MAX_TILE_ROWS rows of tiles.
+        // SHARED_BYTES of shared memory. The maps cover exactly the cells of x, of the weights and of the factors,
+        // which in e4m3 have a scale for each row, down with its padding; `low` and `out` were made for all rows and
+        // columns.
+        // `Tensor::low_rank` checked the shapes; `parts` found all rows aligned, a rank of at most MAX_RANK and at most
+        // MAX_TILE_ROWS rows of tiles.
         unsafe { launch.run_raw([2 * clusters, 1, 1], [THREADS, 1, 1], &mut pointers) }?;
         Ok(out)
     }
@@ -197,18 +219,22 @@ fn arguments(
     let of_weights = |weight: for<'a> fn(&FactorPair<'a>) -> &'a Weight, in_box: usize| {
         both(&|index| {
             let weight = weight(part(index));
-            tensor_map(weight.address(), [weight.rows(), weight.cols()], weight.stride(), in_box)
+            let shape = [weight.rows(), weight.cols()];
+            tensor_map(weight.is_e4m3(), weight.address(), shape, weight.stride(), in_box)
         })
     };
     let x = both(&|index| {
         let x = part(index).x;
-        tensor_map(x.address(), [x.rows(), x.cols()], x.stride(), ROWS)
+        tensor_map(x.is_e4m3(), x.address(), [x.rows(), x.cols()], x.stride(), ROWS)
     })?;
     let low_map = both(&|index| {
         let first = if index < parts.len() { index * parts[0].x.rows() } else { 0 };
         let address = low.address() + (first * low.stride() * 2) as u64;
-        tensor_map(address, [part(index).x.rows(), low.cols()], low.stride(), ROWS)
+        tensor_map(false, address, [part(index).x.rows(), low.cols()], low.stride(), ROWS)
     })?;
+    let scales = |of: &dyn Fn(&FactorPair<'_>) -> u64| [0, 1].map(|index| of(part(index)));
+    let down_rows = [0, 1].map(|index| CHOICE.int(part(index).down.padded_rows()));
+    let [first_down, second_down] = down_rows;
     let rows = |index: usize| CHOICE.int(parts.get(index).map_or(0, |part| part.x.rows()));
     Ok(Arguments {
         x,
@@ -218,6 +244,10 @@ fn arguments(
         up: of_weights(|part| part.up, COLS / 2)?,
         up_boxes: of_weights(|part| part.up, BOX)?,
         low: low_map,
+        x_scales: scales(&|part| part.x.scales()),
+        weight_scales: scales(&|part| part.weight.scales()),
+        down_scales: scales(&|part| part.down.scales()),
+        down_rows: [first_down?, second_down?],
         low_rows: low.address(),
         out: out.address(),
         ld_out: out.stride() as i64,
@@ -232,11 +262,22 @@ fn arguments(
     })
 }
 
-/// A map of rows of bf16 values, in boxes of `in_box` rows and STEP values of each.
-fn tensor_map(address: u64, [rows, cols]: [usize; 2], stride: usize, in_box: usize) -> Result<sys::CUtensorMap> {
+/// A map of rows of e4m3 or bf16 values, in boxes of `in_box` rows and STEP_BYTES of each.
+fn tensor_map(
+    e4m3: bool,
+    address: u64,
+    [rows, cols]: [usize; 2],
+    stride: usize,
+    in_box: usize,
+) -> Result<sys::CUtensorMap> {
     // A lone row's stride means nothing, and need not be aligned.
-    let step = if rows > 1 { stride } else { cols.next_multiple_of(8) };
-    CHOICE.tensor_map(address, [Axis { cells: cols, step: 1, in_box: STEP }, Axis { cells: rows, step, in_box }])
+    let rows = Axis { cells: rows, step: if rows > 1 { stride } else { cols.next_multiple_of(MULTIPLE) }, in_box };
+    let features = |bytes: usize| Axis { cells: cols, step: 1, in_box: STEP_BYTES / bytes };
+    if e4m3 {
+        CHOICE.byte_tensor_map(address, [features(1), rows])
+    } else {
+        CHOICE.tensor_map(address, [features(2), rows])
+    }
 }
 
 #[cfg(test)]

@@ -10,6 +10,7 @@ use crate::backend::cuda::hopper::{Axis, Choice};
 use crate::backend::cuda::weight::Weight;
 use crate::backend::cuda::{Cuda, Tensor, all_aligned};
 use crate::error::Result;
+use crate::files::e4m3::MULTIPLE;
 use crate::nn::{Linear, Operand};
 use crate::ops::project::{Heads, Projection, compose};
 use crate::ops::{Pairs, TokenLayout};
@@ -137,11 +138,10 @@ impl Cuda {
         let fresh = self.operands(&parts)?;
         let quantised: Vec<_> =
             parts.iter().zip(&fresh).map(|((x, weight), fresh)| (fresh.as_ref().unwrap_or(x), *weight)).collect();
-        let low_rank = quantised.iter().zip(operands).map(|((x, weight), (_, layer))| {
-            let low_rank = layer.low_rank().filter(|_| x.rows() > 0);
-            low_rank.map(|low_rank| self.factors(x, weight, low_rank)).transpose()
-        });
-        let low_rank = low_rank.collect::<Result<_>>()?;
+        let beside = quantised.iter().zip(operands);
+        let beside: Vec<_> =
+            beside.map(|(&(x, weight), (_, layer))| (x, weight, layer.low_rank().filter(|_| x.rows() > 0))).collect();
+        let low_rank = self.factors(&beside)?;
         self.run_project(&Operands { parts: quantised, low_rank, heads_in_e4m3 }, heads, [dim, mlp], &out)?;
         let [k, v, q, mlp] = out.split_cols([dim, dim, dim, mlp]);
         let without_query = heads.map_or(0, |heads| heads.layout.rows_without_query());
@@ -264,7 +264,7 @@ fn tensor_map(
     in_box: usize,
 ) -> Result<sys::CUtensorMap> {
     // A lone row's stride means nothing, and need not be aligned.
-    let rows = Axis { cells: rows, step: if rows > 1 { stride } else { cols }, in_box };
+    let rows = Axis { cells: rows, step: if rows > 1 { stride } else { cols.next_multiple_of(MULTIPLE) }, in_box };
     let features = |bytes: usize| Axis { cells: cols, step: 1, in_box: STEP_BYTES / bytes };
     if e4m3 {
         CHOICE.byte_tensor_map(address, [features(1), rows])
