@@ -37,6 +37,9 @@ const PTX_ARCH: &str = "80";
 const HALF_ARCH: &str = "75";
 /// A file of this suffix is for one architecture only.
 const HOPPER_SUFFIX: &str = "_sm90a";
+/// And one of this suffix for those that multiply e4m3 by mma.sync, and for Hopper, where tests run it.
+const ADA_SUFFIX: &str = "_sm89";
+const ADA_ARCHS: [&str; 3] = ["89", "90a", "120"];
 /// Files that serve products of fp8, which are beside bf16 only.
 const BF16_ONLY: [&str; 3] = ["quantise", "quantise_weight", "unscale"];
 /// Where nvcc is looked for, and what is asked of this build.
@@ -258,18 +261,20 @@ impl Compiler {
 
     /// What the kernels of a file are compiled to, for bf16.
     fn targets(&self, stem: &str) -> Vec<String> {
-        let hopper_only = stem.ends_with(HOPPER_SUFFIX);
-        let archs = self.archs.iter().filter(|arch| !hopper_only || *arch == "90a");
-        let mut targets: Vec<_> = archs.map(|arch| code(arch, "sm")).collect();
-        if self.ptx && !hopper_only {
-            targets.push(code(PTX_ARCH, "compute"));
-        }
-        targets
+        let only: Option<&[&str]> = match stem {
+            _ if stem.ends_with(HOPPER_SUFFIX) => Some(&["90a"]),
+            _ if stem.ends_with(ADA_SUFFIX) => Some(&ADA_ARCHS),
+            _ => None,
+        };
+        let archs = self.archs.iter().filter(|arch| only.is_none_or(|only| only.contains(&arch.as_str())));
+        let ptx = (self.ptx && only.is_none()).then(|| code(PTX_ARCH, "compute"));
+        archs.map(|arch| code(arch, "sm")).chain(ptx).collect()
     }
 
     /// The same for fp16.
     fn half_targets(&self, stem: &str) -> Vec<String> {
-        if !self.half || stem.ends_with(HOPPER_SUFFIX) || BF16_ONLY.contains(&stem) {
+        let of_some = [HOPPER_SUFFIX, ADA_SUFFIX].iter().any(|suffix| stem.ends_with(suffix));
+        if !self.half || of_some || BF16_ONLY.contains(&stem) {
             return Vec::new();
         }
         ["sm", "compute"].map(|kind| code(HALF_ARCH, kind)).to_vec()

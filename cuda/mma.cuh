@@ -72,3 +72,35 @@ __device__ __forceinline__ void multiply_add(float (&c)[4], const uint32_t (&a)[
     eight(a[2], a[3], b1);
 #endif
 }
+
+// c [16, 8] += a [16, 32] b [32, 8] of 8-bit integers
+__device__ __forceinline__ void multiply_add_int8(int (&c)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
+#if __CUDA_ARCH__ >= 800
+    asm volatile("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+                 "{%0, %1, %2, %3};"
+                 : "+r"(c[0]), "+r"(c[1]), "+r"(c[2]), "+r"(c[3])
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+#else
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+#pragma unroll
+        for (int k = 0; k < 2; k++)
+            asm volatile("mma.sync.aligned.m8n8k16.row.col.s32.s8.s8.s32 {%0, %1}, {%2}, {%3}, {%0, %1};"
+                         : "+r"(c[2 * half]), "+r"(c[2 * half + 1])
+                         : "r"(a[2 * k + half]), "r"(b[k]));
+    }
+#endif
+}
+
+#if __CUDA_ARCH__ == 890 || __CUDA_ARCH__ == 900 || __CUDA_ARCH__ >= 1200
+#define MULTIPLIES_E4M3
+
+// The same of e4m3. Tensor cores of 9.0 multiply these by wgmma alone: there ptxas brings a and b to f16 first.
+__device__ __forceinline__ void multiply_add_e4m3(float (&c)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
+    asm volatile("mma.sync.aligned.m16n8k32.row.col.f32.e4m3.e4m3.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+                 "{%0, %1, %2, %3};"
+                 : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+}
+
+#endif

@@ -207,6 +207,20 @@ fn the_commit_is_that_of_the_projects_own_checkout() {
 }
 
 #[test]
+fn a_file_is_compiled_for_the_architectures_that_can_run_it() {
+    let project = Project::new();
+    project.write("cuda/c_sm89.cu", "c");
+    let compiled = |archs| {
+        Run::of(project.command("release").env("FLUX_CUDA_ARCHS", archs)).succeeds();
+        project.compiled()
+    };
+    assert_eq!(compiled("80,86,100"), ["a.cu"]);
+    assert_eq!(compiled("89"), ["a.cu", "c_sm89.cu"]);
+    assert_eq!(compiled("120"), ["a.cu", "c_sm89.cu"]);
+    assert_eq!(compiled("75,90a"), ["a.cu", "a.cu", "b_sm90a.cu", "c_sm89.cu"]);
+}
+
+#[test]
 fn what_the_compiler_says_of_kernels_lies_beside_their_table() {
     let project = Project::new();
     for calls in [3, 0] {

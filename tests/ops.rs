@@ -35,12 +35,14 @@ const EXCHANGE: &str = "all collectives are one exchange";
 const COLLECTIVES: &str = "parallel has all collectives";
 
 /// Files that belong to no op, and why.
-const NO_OPS: [(&str, &str, &str); 35] = [
+const NO_OPS: [(&str, &str, &str); 37] = [
+    (LAUNCHERS, "ceiling", "what mma.sync does where it does nothing else"),
     (LAUNCHERS, "dequantise", "products dequantise weights in the formats of files: no op of the trait"),
     (LAUNCHERS, "elementwise", "what the launchers of add and mul share"),
     (LAUNCHERS, "factors", "what is beside a weight of low rank"),
     (LAUNCHERS, "occupancy", "what the compiler says of all kernels"),
     (LAUNCHERS, "quantise", "products quantise what they take: no op of the trait"),
+    (KERNELS, "ceiling", "what mma.sync does where it does nothing else"),
     (KERNELS, "dequantise", "products dequantise weights in the formats of files: no op of the trait"),
     (KERNELS, "exchange", "what all collectives are made of"),
     (KERNELS, "quantise", "products quantise what they take: no op of the trait"),

@@ -36,6 +36,11 @@ def is_hopper() -> bool:
     return ask("compute_cap")[:1] == ["9.0"]
 
 
+def multiplies_fp8() -> bool:
+    capability = (ask("compute_cap") or [""])[0]
+    return capability in ("8.9", "9.0") or capability.startswith("12.")
+
+
 def needs_two(what: str) -> None:
     count = len(ask("name"))
     if count < 2:

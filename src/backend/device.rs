@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::{Bands, Costs, Memory, Participants, Remark, Stats};
+use super::{Bands, Costs, Memory, Participants, Remark, Stats, Storage};
 use crate::error::Result;
 use crate::tensor::Tensor;
 
@@ -46,9 +46,10 @@ pub trait Device: Memory {
     fn wait(&self, event: &Self::Event) -> Result<()>;
     /// Time from one event to another; both are done.
     fn elapsed(&self, from: &Self::Event, to: &Self::Event) -> Result<Duration>;
-    /// Has the device multiply 8-bit integers and do nothing else, in `steps` steps, as its products in int8 do: their
-    /// ceiling. Returns how many operations that are; none where it has no such products.
-    fn multiply_integers(&self, _steps: usize) -> Result<Option<u64>> {
+    /// Has the device multiply values of this storage and do nothing else, in `steps` steps, by the instructions that
+    /// kernels for all GPUs use: their ceiling. Returns how many operations that are; none where there are no such
+    /// kernels.
+    fn multiply_alone(&self, _storage: Storage, _steps: usize) -> Result<Option<u64>> {
         Ok(None)
     }
     /// Runs `work(reads, inputs)`, which may be captured as a graph and from then on launched as a whole.

@@ -288,9 +288,9 @@ impl Row<'_> {
 }
 
 /// What ceilings are called; all are measured where one is wanted.
-const CEILINGS: [&str; 4] = ["ceiling/copy", "ceiling/add", "ceiling/linear", "ceiling/multiply int8"];
-/// Steps of a tile that each multiprocessor does for the ceiling of products of integers: a millisecond or two.
-const INT8_STEPS: usize = 4000;
+const CEILINGS: [&str; 4] = ["ceiling/copy", "ceiling/add", "ceiling/linear", "ceiling/multiply"];
+/// Steps of a tile that each multiprocessor does for the ceilings of multiplies alone: a millisecond or two.
+const MULTIPLY_STEPS: usize = 4000;
 
 struct Bench<'a, B: Backend> {
     /// The first of the devices.
@@ -473,11 +473,10 @@ impl<'a, B: Backend> Bench<'a, B> {
         self.row(&format!("ceiling/add {mib} MiB"), Work::Values(3 * copy), added, None)?;
         let name = format!("ceiling/linear {product}x{product}x{product}");
         self.row(&name, Work::Flops(2 * (product as u64).pow(3)), multiplied, None)?;
-        if b.costs().products == Storage::Int8
-            && let Some(operations) = b.multiply_integers(INT8_STEPS)?
-        {
-            let times = self.times(|| Ok(()), |()| b.multiply_integers(INT8_STEPS))?;
-            self.row("ceiling/multiply int8", Work::Flops(operations), times, None)?;
+        for (storage, kind) in [(Storage::Native, "16 bits"), (Storage::Fp8, "fp8"), (Storage::Int8, "int8")] {
+            let Some(operations) = b.multiply_alone(storage, MULTIPLY_STEPS)? else { continue };
+            let times = self.times(|| Ok(()), |()| b.multiply_alone(storage, MULTIPLY_STEPS))?;
+            self.row(&format!("ceiling/multiply {kind}"), Work::Flops(operations), times, None)?;
         }
         Ok(ceiling)
     }

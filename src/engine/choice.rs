@@ -180,7 +180,7 @@ pub enum PrecisionChoice {
     F32,
     /// bf16.
     Bf16,
-    /// e4m3 in the transformer's products, on Hopper GPUs.
+    /// e4m3 in the transformer's products, on GPUs of compute capability 8.9, 9.0 and 12.x.
     Fp8,
     /// 8-bit integers in the transformer's products.
     Int8,
@@ -208,7 +208,7 @@ impl FromStr for PrecisionChoice {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum AttentionChoice {
-    /// fp8 beside products in fp8, else as everything else.
+    /// fp8 beside products in fp8 on Hopper GPUs, else as everything else.
     #[default]
     Auto,
     /// bf16, on GPUs.

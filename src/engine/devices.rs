@@ -101,7 +101,11 @@ pub fn open(args: &EngineArgs, gains_by_sharing: &dyn Fn() -> bool, observer: &m
         DeviceChoice::Auto => match (open_gpu(args, 0), for_gpus_alone(args)) {
             (Ok(gpu), _) => Ok(only(gpu)),
             (Err(error), Some((field, value))) => {
-                let capability = if value == "fp8" { " of compute capability 9.0" } else { "" };
+                let capability = match (value, field) {
+                    ("fp8", Field::Precision) => " of compute capability 8.9, 9.0 or 12.x",
+                    ("fp8", _) => " of compute capability 9.0",
+                    _ => "",
+                };
                 let hint = format!("{value} needs an NVIDIA GPU{capability}; leave out `{field:#}` without one");
                 Err(error.at(format!("{field:#} {value}")).of(field).hint(hint))
             }
@@ -282,7 +286,7 @@ fn arithmetic(args: &EngineArgs) -> Arithmetic {
     };
     match args.attention {
         AttentionChoice::Auto => products.into(),
-        attention => Arithmetic { products, fp8_attention: attention == AttentionChoice::Fp8 },
+        attention => Arithmetic { products, fp8_attention: Some(attention == AttentionChoice::Fp8) },
     }
 }
 

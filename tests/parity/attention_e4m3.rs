@@ -241,7 +241,7 @@ fn attention_is_in_e4m3_where_it_is_long_and_asked_for() {
     assert_eq!([1023, 1024].map(|tokens| launches(&cuda, tokens)), [1, 2]);
     assert_eq!(launches(&crate::cuda().unwrap(), 2048), 1);
     for (products, fp8_attention) in [(Precision::Bf16, true), (Precision::Int8, true), (Precision::Fp8, false)] {
-        let arithmetic = Arithmetic { products, fp8_attention };
+        let arithmetic = Arithmetic { products, fp8_attention: Some(fp8_attention) };
         let cuda = Cuda::with(0, None, arithmetic, &GemmCache::Off).unwrap();
         assert_eq!(launches(&cuda, 2048), 1 + u64::from(fp8_attention), "{arithmetic:?}");
         assert_eq!(cuda.describe().contains("attention in fp8"), fp8_attention, "{}", cuda.describe());

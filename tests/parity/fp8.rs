@@ -5,7 +5,7 @@ use std::sync::LazyLock;
 
 use flux::backend::cpu::{Cpu, Precision};
 use flux::backend::cuda::Cuda;
-use flux::backend::{Device, Memory};
+use flux::backend::{Device, Memory, Storage};
 use flux::files::e4m3::MULTIPLE;
 use flux::nn::{Linear, LowRank};
 use flux::ops::{Adaln, Mask, Norm, TokenLayout};
@@ -18,6 +18,8 @@ use crate::pipeline::draws_alike;
 
 /// With `0`, sums go on in float32; see docs/environment.md. Tests with either value run in processes of their own.
 const FAST_ACCUMULATION: &str = "FLUX_FP8_FAST_ACCUMULATION";
+/// `base` has mma.sync multiply, as it does on GPUs other than Hopper.
+const GEMM: &str = "FLUX_GEMM";
 
 /// Roundings of a product of `terms` terms: one to bf16, and those of the tensor cores.
 ///
@@ -165,6 +167,11 @@ fn product(x: &[f32], weight: &[f32], [rows, cols, out]: [usize; 3]) -> Vec<f32>
     cpu.download(&cpu.upload(x, rows, cols).unwrap().linear(&weight, None).unwrap()).unwrap()
 }
 
+/// Whether cuBLASLt makes the products.
+fn by_cublaslt(cuda: &Cuda) -> bool {
+    crate::is_hopper(cuda) && std::env::var_os(GEMM).is_none_or(|value| value != "base")
+}
+
 fn check_linear(cuda: &Cuda, shape: Shape, out: usize) {
     let (x, weight) = (shape.tensor(cuda, 1), Weight::seeded(2, out, shape.cols).fp8(cuda));
     let (x_values, weight_values) =
@@ -181,7 +188,7 @@ fn check_linear(cuda: &Cuda, shape: Shape, out: usize) {
         let launches = cuda.stats().launches - before;
         let what = format!("linear_add in fp8 {shape:?} -> {out}, beside {beside:?}");
         compare(&what, &cuda.download(&got).unwrap(), &expected, WITH_EPILOGUE + roundings(shape.cols));
-        if beside == [0, 0] && out.is_multiple_of(MULTIPLE) {
+        if beside == [0, 0] && out.is_multiple_of(MULTIPLE) && by_cublaslt(cuda) {
             assert_eq!(launches, 2, "{what}: to quantise, and the product");
         }
     }
@@ -275,6 +282,35 @@ fn linear_in_fp8_matches_with_sums_in_float32_too() {
 }
 
 #[test]
+fn products_in_fp8_by_mma_match_too() {
+    if cuda_fp8().is_none() {
+        return;
+    }
+    for test in [
+        "fp8::linear_in_fp8_matches_the_cpu",
+        "fp8::linear_in_fp8_matches_at_real_sizes",
+        "fp8::linear_rows_in_fp8_matches_the_cpu",
+        "fp8::what_is_not_a_number_stays_so",
+        "fp8::e4m3_is_multiplied_alone_where_mma_multiplies_it",
+        "project::project_in_fp8_matches_its_composition",
+        "project::project_in_fp8_with_factors_of_low_rank_matches_its_composition",
+    ] {
+        let (passed, text) = with_variable(test, GEMM, "base");
+        assert!(passed, "{GEMM}=base: {text}");
+    }
+}
+
+/// What mma.sync does alone, where it makes the products.
+#[test]
+fn e4m3_is_multiplied_alone_where_mma_multiplies_it() {
+    let Some(cuda) = cuda_fp8() else { return };
+    let operations = |steps| cuda.multiply_alone(Storage::Fp8, steps).unwrap();
+    assert_eq!(operations(20).is_none(), by_cublaslt(&cuda));
+    assert_eq!(operations(20), operations(10).map(|operations| 2 * operations));
+    cuda.wait(&cuda.event().unwrap()).unwrap();
+}
+
+#[test]
 fn a_factor_beside_a_weight_in_fp8_is_in_fp8() {
     let Some(cuda) = cuda_fp8() else { return };
     for [rank, cols] in [[1, 64], [16, 144], [33, 1032]] {
@@ -291,7 +327,8 @@ fn a_factor_beside_a_weight_in_fp8_is_in_fp8() {
 
 #[test]
 fn sums_stay_in_the_tensor_cores_unless_the_variable_says_otherwise() {
-    if cuda_fp8().is_none() || std::env::var_os(FAST_ACCUMULATION).is_some() {
+    let Some(cuda) = cuda_fp8() else { return };
+    if std::env::var_os(FAST_ACCUMULATION).is_some() || !by_cublaslt(&cuda) {
         return;
     }
     let sums = |value| {

@@ -334,9 +334,12 @@ fn the_default_model_draws_in_int8_what_it_draws_in_16_bits() {
 }
 
 #[test]
-fn tensor_cores_multiply_integers_and_nothing_else() {
+fn tensor_cores_multiply_and_do_nothing_else() {
     let Some(cuda) = cuda_int8() else { return };
-    let operations = |steps| cuda.multiply_integers(steps).unwrap().unwrap();
-    assert_eq!(operations(20), 2 * operations(10));
-    cuda.wait(&cuda.event().unwrap()).unwrap();
+    let operations = |storage, steps| cuda.multiply_alone(storage, steps).unwrap().unwrap();
+    for storage in [Storage::Native, Storage::Int8] {
+        assert_eq!(operations(storage, 20), 2 * operations(storage, 10));
+        cuda.wait(&cuda.event().unwrap()).unwrap();
+    }
+    assert_eq!(operations(Storage::Int8, 10), 2 * operations(Storage::Native, 10));
 }

@@ -142,7 +142,7 @@ fn scales_of_norms_lose_no_more_than_those_of_rows_and_tiles() {
     let batch = Case { layout: layout(2, 30, 200), heads: 2, mlp: 128, streams: false, gain: 1.0, fp8: true };
     assert!(batch.run(&cuda) == batch.composed(&cuda));
     let native = Case { layout: layout(1, 30, 300), fp8: false, ..batch };
-    let arithmetic = Arithmetic { products: Precision::Bf16, fp8_attention: true };
+    let arithmetic = Arithmetic { products: Precision::Bf16, fp8_attention: Some(true) };
     let bf16 = Cuda::with(0, None, arithmetic, &GemmCache::Off).unwrap();
     assert!(native.run(&bf16) == native.composed(&bf16));
     // Scores that would not fit are scaled down, and zeros see all keys alike.

@@ -47,7 +47,7 @@ def machine(check: Check) -> str:
     gpu = next(iter(found["gpus"]), None)
     if gpu is None or gpu["device"] != "cuda:0" or gpu["unusable"] or gpu["computes_in"] not in ("bf16", "fp16"):
         raise Failed(f"the first GPU is not told as one that can be used: {gpu or found['no_gpu']}")
-    if gpu["fp8"] != gpus.is_hopper():
+    if gpu["fp8"] != gpus.multiplies_fp8():
         raise Failed(f"fp8 is {gpu['fp8']}: {gpu['without_fp8']}")
     if not 0 < (gpu["free_bytes"] or 0) <= gpu["memory_bytes"]:
         raise Failed(f"{gpu['free_bytes']} bytes of {gpu['memory_bytes']} are free")

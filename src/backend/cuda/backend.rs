@@ -54,7 +54,7 @@ impl Memory for Cuda {
     fn describe(&self) -> String {
         let (major, minor) = self.device().capability();
         let element = self.element().name();
-        let products = match self.0.arithmetic.products {
+        let products = match self.0.products {
             Precision::Bf16 => element.to_string(),
             Precision::Fp8 => format!("fp8 and {element}"),
             Precision::Int8 => format!("int8 and {element}"),
@@ -140,7 +140,7 @@ impl Device for Cuda {
     }
 
     fn costs(&self) -> Costs {
-        let products = match self.0.arithmetic.products {
+        let products = match self.0.products {
             Precision::Bf16 => Storage::Native,
             Precision::Fp8 => Storage::Fp8,
             Precision::Int8 => Storage::Int8,
@@ -192,8 +192,8 @@ impl Device for Cuda {
         [copied, slow_uploads, slow_host, slow_link, saturation, note, uncaptured].into_iter().flatten().collect()
     }
 
-    fn multiply_integers(&self, steps: usize) -> Result<Option<u64>> {
-        self.multiply_integers_op(steps).map(Some)
+    fn multiply_alone(&self, storage: Storage, steps: usize) -> Result<Option<u64>> {
+        self.multiply_alone_op(storage, steps)
     }
 
     fn run_graph<R: Send + Sync + 'static, const N: usize>(

@@ -12,7 +12,7 @@ use super::{Cuda, kernels, launch};
 use crate::error::{Error, Result};
 
 /// wgmma is in 9.0 only: later GPUs dropped it.
-const HOPPER: (i32, i32) = (9, 0);
+pub const HOPPER: (i32, i32) = (9, 0);
 
 /// An op with a kernel for Hopper beside its kernel for all GPUs.
 #[derive(Debug, Clone, Copy)]

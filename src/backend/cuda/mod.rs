@@ -97,7 +97,7 @@ pub enum Precision {
     /// As everything else: in fp16 where the GPU has no bf16.
     Bf16,
     /// e4m3 with a scale for each row of either side: weights take half the memory, and the tensor cores do twice as
-    /// much. Hopper only.
+    /// much. Hopper, Ada and Blackwell of 12.x.
     Fp8,
     /// 8-bit integers with a scale for each row of either side, whose columns are rotated before; see
     /// [`crate::files::int8`]. Weights take half the memory, and tensor cores do twice as much, on any GPU.
@@ -109,22 +109,29 @@ pub enum Precision {
 pub struct Arithmetic {
     /// The large products.
     pub products: Precision,
-    /// Whether long attention without a mask is in e4m3, which is for Hopper only.
-    pub fp8_attention: bool,
+    /// Whether long attention without a mask is in e4m3, which is for Hopper only; none leaves it to the GPU, see
+    /// [`Arithmetic::attends_in_fp8`].
+    pub fp8_attention: Option<bool>,
 }
 
 impl Arithmetic {
     /// Errors when a GPU does not compute in this.
     fn check(self, device: &Device) -> Result<()> {
         quantise::check(self.products, device)?;
-        if self.fp8_attention { attention_e4m3::check(device) } else { Ok(()) }
+        if self.fp8_attention == Some(true) { attention_e4m3::check(device) } else { Ok(()) }
+    }
+
+    /// Beside products in e4m3 attention is so too where there is a kernel for it: it adds nothing to their error that
+    /// could be measured.
+    fn attends_in_fp8(self, device: &Device) -> bool {
+        let beside_products = || self.products == Precision::Fp8 && attention_e4m3::check(device).is_ok();
+        self.fp8_attention.unwrap_or_else(beside_products)
     }
 }
 
 impl From<Precision> for Arithmetic {
-    /// Attention in e4m3 beside products in e4m3: it adds nothing to their error that could be measured.
     fn from(products: Precision) -> Self {
-        Self { products, fp8_attention: products == Precision::Fp8 }
+        Self { products, fp8_attention: None }
     }
 }
 
@@ -144,7 +151,8 @@ struct Inner {
     graph_order: Mutex<()>,
     /// Why some work could not be captured.
     uncaptured: Mutex<Option<String>>,
-    arithmetic: Arithmetic,
+    products: Precision,
+    fp8_attention: bool,
     /// See [`Cuda::limit_bands`].
     band_bytes: AtomicUsize,
     /// None where it is alone.
@@ -239,7 +247,8 @@ impl Cuda {
             result_buffers: StagingBuffers::new(RESULT_BUFFERS),
             graph_order: Mutex::default(),
             uncaptured: Mutex::default(),
-            arithmetic,
+            products: arithmetic.products,
+            fp8_attention: arithmetic.attends_in_fp8(&device),
             band_bytes: AtomicUsize::new(Bands::Wide.bytes()),
             rank,
             device,

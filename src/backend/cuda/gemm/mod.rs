@@ -21,6 +21,7 @@ use super::buffer::{Buffer, BufferKind};
 use super::device::Device;
 use super::driver::failed;
 use super::event::Event;
+use super::hopper::HOPPER;
 use super::one_of;
 use crate::backend::GEMM_WORKSPACE_BYTES as WORKSPACE_BYTES;
 use crate::error::{Error, Field, Result};
@@ -40,7 +41,8 @@ const PLANS: NonZero<usize> = NonZero::new(512).expect("not zero");
 const FAST_ACCUMULATION: bool = true;
 /// Sets it (0 or 1), to measure again what the longer sums cost and gain.
 const FAST_ACCUMULATION_VARIABLE: &str = "FLUX_FP8_FAST_ACCUMULATION";
-/// Chooses who computes: `cublaslt`, or `own` for our kernel alone, whose accesses to memory tools can follow.
+/// Chooses who computes: `cublaslt`; `base` for the kernels that all GPUs have, so that products of e4m3 are made by
+/// mma.sync; or `own` for our kernels without tensor cores alone, whose accesses to memory tools can follow.
 const VARIABLE: &str = "FLUX_GEMM";
 
 /// What was prepared for products of one key.
@@ -57,22 +59,43 @@ pub struct Gemm {
     choices: Mutex<Choices>,
     workspace: Buffer,
     fast_accumulation: bool,
-    own: bool,
+    kernels: Kernels,
     device: Arc<Device>,
+}
+
+/// Who computes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Kernels {
+    /// cuBLASLt wherever it can.
+    CublasLt,
+    /// cuBLASLt in 16 bits.
+    Base,
+    /// Neither cuBLASLt nor tensor cores.
+    Own,
 }
 
 fn fast_accumulation(value: Option<&OsStr>) -> Result<bool> {
     one_of(FAST_ACCUMULATION_VARIABLE, value, ["0", "1"], FAST_ACCUMULATION)
 }
 
-fn own(value: Option<&OsStr>) -> Result<bool> {
-    one_of(VARIABLE, value, ["cublaslt", "own"], false)
+/// Who computes where the variable has this value, on a GPU of this capability. cuBLASLt multiplies e4m3 with a scale
+/// for each row and column on Hopper alone: on Ada it takes one scale for a whole matrix, on Blackwell scales of
+/// blocks.
+fn kernels(value: Option<&OsStr>, capability: (i32, i32)) -> Result<Kernels> {
+    let rule = if capability == HOPPER { Kernels::CublasLt } else { Kernels::Base };
+    match value.map(OsStr::to_string_lossy).as_deref() {
+        None | Some("") => Ok(rule),
+        Some("cublaslt") => Ok(rule),
+        Some("base") => Ok(Kernels::Base),
+        Some("own") => Ok(Kernels::Own),
+        Some(other) => Err(Error::usage(format!("`{other}` is none of `cublaslt`, `base` and `own`")).at(VARIABLE)),
+    }
 }
 
 impl Gemm {
     pub fn new(device: &Arc<Device>, cache: &GemmCache) -> Result<Self> {
         let fast_accumulation = fast_accumulation(env::var_os(FAST_ACCUMULATION_VARIABLE).as_deref())?;
-        let own = own(env::var_os(VARIABLE).as_deref())?;
+        let kernels = kernels(env::var_os(VARIABLE).as_deref(), device.capability())?;
         let workspace = Buffer::new(device, BufferKind::Byte, WORKSPACE_BYTES)?;
         let cublaslt = CublasLt::open(device)?;
         let (gpu, multiprocessors) = (device.name().to_string(), device.multiprocessors());
@@ -84,7 +107,7 @@ impl Gemm {
             choices: Mutex::new(Choices::open(cache, machine)),
             workspace,
             fast_accumulation,
-            own,
+            kernels,
             device: Arc::clone(device),
         })
     }
@@ -94,9 +117,14 @@ impl Gemm {
         self.fast_accumulation
     }
 
+    /// Whether products of e4m3 are for a kernel that uses mma.sync: see [`Kernels::Base`].
+    pub fn leaves_e4m3(&self) -> bool {
+        self.kernels == Kernels::Base
+    }
+
     /// What the user may want to know of who computes and of the kept choices, if anything.
     pub fn note(&self) -> Option<String> {
-        if self.own {
+        if self.kernels == Kernels::Own {
             return Some(format!("`{VARIABLE}=own`: matrix products run without tensor cores, which is slow"));
         }
         self.choices().note()
@@ -122,7 +150,7 @@ impl Gemm {
         if product.m == 0 || product.n == 0 {
             return Ok(());
         }
-        if self.own {
+        if self.kernels == Kernels::Own {
             // SAFETY: what the caller promises.
             return unsafe { self.run_own(product) };
         }
@@ -152,7 +180,7 @@ impl Gemm {
     /// other threads can enqueue meanwhile.
     pub fn warm_up(&self) -> Result<()> {
         const SIDE: usize = 64;
-        if self.own {
+        if self.kernels == Kernels::Own {
             return Ok(());
         }
         let (element, stream) = (self.device.element(), self.device.download_stream());
@@ -293,14 +321,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn variables_are_one_of_two_words_or_an_error() {
+    fn variables_are_one_of_their_words_or_an_error() {
         let fast = |value: &str| fast_accumulation(Some(OsStr::new(value)));
         assert_eq!([fast("").unwrap(), fast("0").unwrap(), fast("1").unwrap()], [FAST_ACCUMULATION, false, true]);
         let message = fast("yes").unwrap_err().to_string();
         assert!(message.contains("`yes`") && message.contains(FAST_ACCUMULATION_VARIABLE), "{message}");
-        let own = |value: &str| own(Some(OsStr::new(value)));
-        assert_eq!([own("").unwrap(), own("cublaslt").unwrap(), own("own").unwrap()], [false, false, true]);
-        let message = own("fast").unwrap_err().to_string();
+        let who = |value: &str, capability| kernels(Some(OsStr::new(value)), capability);
+        let on_hopper = ["", "cublaslt", "base", "own"].map(|value| who(value, HOPPER).unwrap());
+        assert_eq!(on_hopper, [Kernels::CublasLt, Kernels::CublasLt, Kernels::Base, Kernels::Own]);
+        assert_eq!(["", "own"].map(|value| who(value, (8, 9)).unwrap()), [Kernels::Base, Kernels::Own]);
+        let message = who("fast", HOPPER).unwrap_err().to_string();
         assert!(message.contains("`fast`") && message.contains(VARIABLE), "{message}");
     }
 }

@@ -9,9 +9,9 @@ use super::attention::Call;
 use super::quantise;
 use crate::backend::cuda::buffer::{Buffer, BufferKind};
 use crate::backend::cuda::device::Device;
-use crate::backend::cuda::hopper::{Axis, Choice};
+use crate::backend::cuda::hopper::{Axis, Choice, HOPPER};
 use crate::backend::cuda::{Cuda, Tensor, kernels};
-use crate::error::{Field, Result};
+use crate::error::{Error, Field, Result};
 use crate::ops::{Mask, TokenLayout};
 
 /// `FLUX_ATTENTION_E4M3=base` leaves attention in bf16 all the same; `FLUX_ATTENTION_E4M3=sm90` makes it
@@ -69,7 +69,17 @@ impl Parts {
 
 /// Errors when a GPU does not compute attention in e4m3.
 pub fn check(device: &Device) -> Result<()> {
-    quantise::check_fp8(device, Field::Attention)
+    quantise::check_fp8(device, Field::Attention)?;
+    let (major, minor) = device.capability();
+    if (major, minor) == HOPPER {
+        return Ok(());
+    }
+    let what = format!(
+        "attention in fp8 needs a GPU of compute capability 9.0 (Hopper), {} has {major}.{minor}",
+        device.name()
+    );
+    let field = Field::Attention;
+    Err(Error::new(what).at(format!("{field:#} fp8")).of(field).hint(format!("leave out `{field:#}`")))
 }
 
 /// How many rows of queries and of keys a sample has, up to whole tiles.
@@ -82,14 +92,14 @@ fn rows_of(call: &Call<'_>) -> [usize; 2] {
 impl Cuda {
     /// Whether long attention is computed in e4m3: it is asked for, and this program has the kernel.
     pub fn has_fp8_attention(&self) -> bool {
-        self.0.arithmetic.fp8_attention && kernels::fatbin(CHOICE.file, self.element()).is_some()
+        self.0.fp8_attention && kernels::fatbin(CHOICE.file, self.element()).is_some()
     }
 
     /// Whether a call is computed in e4m3.
     ///
     /// Errors when `FLUX_ATTENTION_E4M3` names no kernel that is here.
     pub(super) fn attends_in_e4m3(&self, head_dim: usize, layout: TokenLayout, mask: Mask) -> Result<bool> {
-        if !self.0.arithmetic.fp8_attention || head_dim != HEAD_DIM || mask != Mask::None {
+        if !self.0.fp8_attention || head_dim != HEAD_DIM || mask != Mask::None {
             return Ok(false);
         }
         let queries = layout.tokens() - layout.first_query();

@@ -1,4 +1,4 @@
-//! `linear` and its variants: products with weights, by cuBLASLt, those of 8-bit integers by a kernel of our own.
+//! `linear` and its variants: products with weights, by cuBLASLt, those of 8 bits also by kernels of our own.
 
 use crate::backend::cuda::gemm::{Matrix, Product};
 use crate::backend::cuda::weight::Weight;
@@ -11,7 +11,7 @@ impl Cuda {
     pub(crate) fn linear_op(&self, args: LinearArgs<'_, Cuda>) -> Result<Tensor<Cuda>> {
         let LinearArgs { products, bias, residual } = args;
         match (products, residual) {
-            (Products::Columns(&[x], weight), Some(residual)) if takes_residual(weight.weight(), &residual) => {
+            (Products::Columns(&[x], weight), Some(residual)) if self.takes_residual(weight.weight(), &residual)? => {
                 self.linear_add(x, weight, bias, residual)
             }
             (_, residual @ Some(_)) => ops::linear::compose(self, LinearArgs { products, bias, residual }),
@@ -89,9 +89,9 @@ impl Cuda {
         out: Matrix,
         n: usize,
     ) -> Result<()> {
-        if weight.is_int8() {
+        if self.multiplies_by_mma(weight)? {
             // SAFETY: what the caller promises; padding rows of the weight are zeros, and have scales.
-            return unsafe { self.linear_int8(x, weight, bias, out, [n, 0]) };
+            return unsafe { self.linear_quantised(x, weight, bias, out, [n, 0]) };
         }
         let product = self.product(x, weight, out, n);
         // SAFETY: as above.
@@ -114,6 +114,23 @@ impl Cuda {
             out,
             out_f32: false,
         }
+    }
+
+    /// Whether our own kernels multiply by this weight with tensor cores: by 8-bit integers, and by e4m3 where cuBLASLt
+    /// does not, or is not to.
+    pub(super) fn multiplies_by_mma(&self, weight: &Weight) -> Result<bool> {
+        Ok(weight.is_int8() || weight.is_e4m3() && self.gemm()?.leaves_e4m3())
+    }
+
+    /// Whether cuBLASLt adds `residual` to a product with `weight`. It takes those in e4m3 with padding rows, for which
+    /// a residual has no columns, and only where all is aligned. Our kernels of 8 bits add none: in the transformer's
+    /// blocks gates stand between, and `gated_add_adaln` adds what was gated.
+    fn takes_residual(&self, weight: &Weight, residual: &Tensor<Cuda>) -> Result<bool> {
+        Ok(match weight.quantised_kind() {
+            None => true,
+            Some(_) if self.multiplies_by_mma(weight)? => false,
+            Some(_) => weight.padded_rows() == weight.rows() && residual.aligned(),
+        })
     }
 
     /// `linear` of each pair, the results one under the other.
@@ -141,17 +158,6 @@ impl Cuda {
             row += x.rows();
         }
         Ok(first_cols(out, cols))
-    }
-}
-
-/// Whether cuBLASLt adds `residual` to a product with `weight`. It takes those in e4m3 with padding rows, for which a
-/// residual has no columns, and only where all is aligned. The kernel of integers adds none: in the transformer's
-/// blocks gates stand between, and `gated_add_adaln` adds what was gated.
-fn takes_residual(weight: &Weight, residual: &Tensor<Cuda>) -> bool {
-    match weight.quantised_kind() {
-        None => true,
-        Some(_) if weight.is_e4m3() => weight.padded_rows() == weight.rows() && residual.aligned(),
-        Some(_) => false,
     }
 }
 

@@ -1,5 +1,5 @@
 //! Launches cuda/project_sm90a.cu: `project` on Hopper, in one kernel. Elsewhere it is its composition, but for
-//! products of integers, which have a kernel of their own that also does what follows in the MLP.
+//! products of 8 bits, which have kernels of their own that also do what follows in the MLP.
 
 use std::ffi::c_void;
 
@@ -104,8 +104,11 @@ impl Cuda {
         operands: &[(&Operand<Cuda>, &Linear<Cuda>)],
         heads: Option<&Heads<'_, Cuda>>,
     ) -> Result<Projection<Cuda>> {
-        if operands.iter().all(|(_, weight)| weight.weight().is_int8() && weight.low_rank().is_none()) {
-            return self.project_int8(operands, heads);
+        let by_mma =
+            |linear: &Linear<Cuda>| Ok(self.multiplies_by_mma(linear.weight())? && linear.low_rank().is_none());
+        let by_mma = operands.iter().map(|(_, linear)| by_mma(linear)).collect::<Result<Vec<_>>>()?;
+        if by_mma.iter().all(|by_mma| *by_mma) {
+            return self.project_quantised(operands, heads);
         }
         match self.project_in_one(operands, heads, false)? {
             Some(projection) => Ok(projection),

@@ -7,12 +7,14 @@
 
 use std::ops::Range;
 
+use super::linear_quantised::E4M3_FILE;
 use crate::backend::cuda::buffer::{Buffer, BufferKind};
 use crate::backend::cuda::device::Device;
 use crate::backend::cuda::element::Element;
+use crate::backend::cuda::hopper::HOPPER;
 use crate::backend::cuda::launch::row_block;
 use crate::backend::cuda::weight::Weight;
-use crate::backend::cuda::{Cuda, Precision, Tensor, all_aligned};
+use crate::backend::cuda::{Cuda, Precision, Tensor, all_aligned, kernels};
 use crate::error::{Error, Field, Result};
 use crate::files::e4m3::{self, MULTIPLE};
 use crate::files::int8;
@@ -20,9 +22,6 @@ use crate::nn::Linear;
 
 /// Where rows of one matrix may be split between two products: cuBLASLt takes scales only at multiples of 16 bytes.
 pub const SPLIT_MULTIPLE: usize = 16 / size_of::<f32>();
-/// The GPUs on which cuBLASLt multiplies by a scale for each row and column. Only Hopper has that: Ada has fp8 with one
-/// scale for a whole matrix, Blackwell with scales of blocks.
-const CAPABILITY: (i32, i32) = (9, 0);
 /// The most threads of a block that the vector kernels are compiled for.
 const MAX_THREADS: usize = 512;
 
@@ -40,12 +39,14 @@ pub fn check_fp8(device: &Device, field: Field) -> Result<()> {
 }
 
 /// The same, where what is not in fp8 is in bf16.
-pub fn check_capability(capability: (i32, i32), name: &str, field: Field) -> Result<()> {
-    if capability == CAPABILITY {
-        return Ok(());
-    }
-    let (major, minor) = capability;
-    let what = format!("fp8 needs a GPU of compute capability 9.0 (Hopper), {name} has {major}.{minor}");
+pub fn check_capability((major, minor): (i32, i32), name: &str, field: Field) -> Result<()> {
+    let what = match (major, minor) {
+        HOPPER => return Ok(()),
+        (8, 9) | (12, _) if kernels::fatbin(E4M3_FILE, Element::Bf16).is_some() => return Ok(()),
+        (8, 9) | (12, _) => format!("this program was built without the kernels for fp8 that {name} needs"),
+        // 10.x has mma.sync for old kernels only: by that fp8 would take longer than bf16 does.
+        _ => format!("fp8 needs a GPU of compute capability 8.9, 9.0 or 12.x, {name} has {major}.{minor}"),
+    };
     Err(of_fp8(Error::new(what), field).hint(format!("leave out `{field}`: 16 bits work on this GPU")))
 }
 
@@ -238,7 +239,7 @@ mod tests {
 
     #[test]
     fn fp8_is_refused_where_it_does_not_run() {
-        for capability in [(8, 0), (8, 9), (10, 0), (12, 0)] {
+        for capability in [(8, 0), (8, 6), (10, 0), (11, 0)] {
             let message = check_capability(capability, "GPU", Field::Precision).unwrap_err().to_string();
             assert!(
                 message.contains(&format!("has {}.{}", capability.0, capability.1)) && message.contains("hint"),

@@ -1,24 +1,25 @@
-//! Launches cuda/linear_int8.cu: products of 8-bit integers, and what follows on the columns of an MLP.
+//! Launches cuda/linear_int8.cu and cuda/linear_e4m3_sm89.cu: products of rows of 8 bits by mma.sync, and what follows
+//! on the columns of an MLP.
 
 use super::project::rows_of_tiles;
 use crate::backend::cuda::element::Element;
 use crate::backend::cuda::gemm::Matrix;
 use crate::backend::cuda::weight::Weight;
 use crate::backend::cuda::{Cuda, Tensor};
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::nn::{Linear, Operand};
 use crate::ops::QkNormRope;
 use crate::ops::project::{Heads, Projection};
 
-/// `ROWS`, `COLS`, `STEP` and `THREADS` of cuda/linear_int8.cu.
+/// `ROWS`, `COLS`, `STEP` and `THREADS` of cuda/linear_quantised.cuh.
 const ROWS: usize = 128;
 const COLS: usize = 256;
 const STEP: usize = 64;
 const THREADS: usize = 256;
-/// Operations of a tensor core's step of a tile there.
-const STEP_OPERATIONS: u64 = (2 * ROWS * COLS * STEP) as u64;
+/// The file with the kernels of 8-bit floats.
+pub(super) const E4M3_FILE: &str = "linear_e4m3_sm89";
 
-/// Bytes of its stages, or of a tile of results, which takes their place.
+/// Bytes of the stages, or of a tile of results, which takes their place.
 pub(super) fn shared_bytes(element: Element) -> usize {
     let stages = match element {
         Element::Bf16 => 4,
@@ -28,13 +29,13 @@ pub(super) fn shared_bytes(element: Element) -> usize {
 }
 
 impl Cuda {
-    /// `x weight^T + bias` of the first `plain` rows of the weight to as many columns of `out`, and behind them
+    /// `x weight^T + bias` of the first `plain` rows of a weight of 8 bits to as many columns of `out`, and behind them
     /// `silu(gate) * up` of the following `mlp` rows of gate and of up. x is as [`Cuda::operand`] makes it.
     ///
     /// # Safety
     /// x has the weight's columns. The weight, with its padding, has `plain + 2 mlp` rows, `out` is memory for the rows
     /// of x and `plain + mlp` columns, and a bias has memory for `plain` values.
-    pub(super) unsafe fn linear_int8(
+    pub(super) unsafe fn linear_quantised(
         &self,
         x: &Tensor<Cuda>,
         weight: &Weight,
@@ -44,22 +45,19 @@ impl Cuda {
     ) -> Result<()> {
         let rows_of_x = x.rows().div_ceil(ROWS);
         let tiles = rows_of_x * (plain.div_ceil(COLS) + mlp.div_ceil(COLS / 2));
-        // The kernel counts bytes of the weight from the first row of a tile in 32 bits.
-        if (mlp + ROWS).saturating_mul(weight.stride()) > u32::MAX as usize {
-            return Err(Error::new("a weight is too large for products in int8").at("op `linear`"));
-        }
-        let launch = self.launch("linear_int8", "linear_int8")?.shared(shared_bytes(self.element()) as u32)?;
+        let (file, kernel) = if weight.is_e4m3() { (E4M3_FILE, "linear_e4m3") } else { ("linear_int8", "linear_int8") };
+        let launch = self.launch(file, kernel)?.shared(shared_bytes(self.element()) as u32)?;
         let launch = launch.address(x.address()).long(x.stride()).address(x.scales());
         let launch = launch.address(weight.address()).long(weight.stride()).address(weight.scales());
         let launch = launch.address(bias.map_or(0, Tensor::address)).address(out.address).long(out.stride);
         let launch = launch.int(x.rows()).int(plain).int(mlp).int(x.stride()).int(rows_of_tiles(rows_of_x));
-        // SAFETY: argument types and order match `linear_int8` in cuda/linear_int8.cu. x and weight are rows of whole
-        // 16 bytes with zeros behind their columns, each with a scale; the rest is as the caller promises.
+        // SAFETY: argument types and order match `LINEAR_QUANTISED` in cuda/linear_quantised.cuh. x and weight are rows
+        // of whole 16 bytes with zeros behind their columns, each with a scale; the rest is as the caller promises.
         unsafe { launch.run([tiles, 1, 1], [THREADS, 1, 1]) }
     }
 
-    /// `project` with weights of integers without factors beside them.
-    pub(super) fn project_int8(
+    /// `project` with weights of 8 bits without factors beside them, which mma.sync multiplies.
+    pub(super) fn project_quantised(
         &self,
         operands: &[(&Operand<Cuda>, &Linear<Cuda>)],
         heads: Option<&Heads<'_, Cuda>>,
@@ -72,7 +70,7 @@ impl Cuda {
         for ((x, weight), fresh) in parts.iter().zip(self.operands(&parts)?) {
             let out = Matrix::of(&out).row(row, Element::BYTES);
             // SAFETY: `Tensor::project` checked the shapes; `out` was made of all rows, and of columns for all results.
-            unsafe { self.linear_int8(fresh.as_ref().unwrap_or(x), weight, None, out, [3 * dim, mlp]) }?;
+            unsafe { self.linear_quantised(fresh.as_ref().unwrap_or(x), weight, None, out, [3 * dim, mlp]) }?;
             row += x.rows();
         }
         let [k, v, q, mlp] = out.split_cols([dim, dim, dim, mlp]);
@@ -84,18 +82,6 @@ impl Cuda {
         let ((_, q), (_, mlp)) = (q.split_rows(without_query), mlp.split_rows(without_query));
         Ok(Projection { kvq: [k, v, q], mlp })
     }
-
-    /// Has tensor cores multiply integers and do nothing else, `steps` steps of a tile on each multiprocessor. Returns
-    /// how many operations that are.
-    pub(crate) fn multiply_integers_op(&self, steps: usize) -> Result<u64> {
-        let blocks = self.device().multiprocessors();
-        let out = self.upload_f32_op(&vec![0.0; blocks * THREADS], blocks, THREADS)?;
-        let launch = self.launch("linear_int8", "int8_ceiling")?.int(steps).address(out.address());
-        // SAFETY: argument types and order match `int8_ceiling` in cuda/linear_int8.cu, which writes 4 bytes for each
-        // thread.
-        unsafe { launch.run([blocks, 1, 1], [THREADS, 1, 1]) }?;
-        Ok(blocks as u64 * steps as u64 * STEP_OPERATIONS)
-    }
 }
 
 #[cfg(test)]
@@ -103,7 +89,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_kernel_fits_the_shared_memory_of_each_gpu() {
+    fn the_kernels_fit_the_shared_memory_of_each_gpu() {
         // A block may have 99 KiB on 8.6, 8.9 and 12.0, 64 KiB on 7.5.
         assert_eq!([Element::Bf16, Element::F16].map(shared_bytes), [96 << 10, 64 << 10]);
     }

@@ -1,0 +1,351 @@
+// Products of rows of 8 bits by mma.sync, out = (x weight^T) * (x_scales * weight_scales) + bias, and of the columns of
+// an MLP silu(gate) * up: what linear_int8.cu computes in integers and linear_e4m3_sm89.cu in 8-bit floats. Values
+// names the type: its Sum, `multiply` of 16 rows, 8 columns and 32 bytes, and `to_float` of a sum.
+//
+//   x        [m, k]  row stride ld_x, over x_scales [m] f32
+//   weight   [plain + 2 mlp, k]  row stride ld_weight, over weight_scales f32; rows plain, gate, up in this order
+//   bias     [plain]  element or null
+//   out      [m, plain + mlp]  element, row stride ld_out: plain columns, then those of the MLP
+//
+// Mapping   a block of 8 warps makes a tile of 128 x 256 sums, 64 x 64 a warp, by mma.sync m16n8k32. Steps of 64 bytes
+//           of k go through 4 stages of shared memory by asynchronous copies, 96 KiB, which every GPU since sm_80 has.
+//           Rows of 64 bytes are swizzled, so that ldmatrix meets each bank once. The fragments of the next 32 bytes
+//           are loaded while those before are multiplied, also across the barrier of a stage. Of the MLP a tile has 128
+//           columns: 8 rows of gate and 8 of up in turn are its weight, so a thread has both sums of a column. Results
+//           pass through shared memory, for 16-byte stores. Blocks of a group of `rows_of_tiles` rows of tiles follow
+//           each other, so that their x stays in L2 while weights pass.
+//           For fp16, which is for GPUs of 7.5: m8n8k16, and two stages, 64 KiB, that threads fill through registers.
+// Needs     k, ld_x and ld_weight % 16 == 0, with zeros behind the columns; x and weight 16-byte aligned. out of any
+//           alignment: without 16-byte rows values are stored one by one.
+// Rounding  once, at the store; each step of float32 before it is rounded to nearest. Gate and up are not rounded to an
+//           element.
+// Flops     2 m (plain + 2 mlp) k.   4608 x 3072 -> 27648: 783 G
+// Bound     tensor cores, as far as mma.sync reaches: `flux bench ceiling/ --precision int8`
+#pragma once
+
+#include "mma.cuh"
+
+namespace quantised_linear {
+
+static constexpr int THREADS = 256;
+
+__device__ __forceinline__ uint32_t shared_address(const void* pointer) {
+    return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
+}
+
+template <class Values>
+struct Product {
+    typedef typename Values::Sum Sum;
+    static constexpr int ROWS = 128, COLS = 256, WARP_ROWS = 64, WARP_COLS = 64, STEP = 64;
+    static constexpr int TILES_M = WARP_ROWS / 16, TILES_N = WARP_COLS / 8, KS = STEP / 32;
+    static constexpr int STEP_CHUNKS = STEP / 16, ROWS_AT_ONCE = THREADS / STEP_CHUNKS;
+    static constexpr int X_CHUNKS = ROWS / ROWS_AT_ONCE, WEIGHT_CHUNKS = COLS / ROWS_AT_ONCE;
+    static constexpr int X_BYTES = ROWS * STEP, STAGE_BYTES = (ROWS + COLS) * STEP;
+    static_assert(KS % 2 == 0, "fragments take turns in two places");
+#ifdef ELEMENT_F16
+    static constexpr int STAGES = 2;
+#else
+    static constexpr int STAGES = 4;
+#endif
+
+    typedef Sum Sums[TILES_M][TILES_N][4];
+
+    struct Fragments {
+        uint32_t x[TILES_M][4], weight[TILES_N][2];
+    };
+
+    static __device__ __forceinline__ void multiply(Sums& sums, const Fragments& fragments) {
+#pragma unroll
+        for (int i = 0; i < TILES_M; i++) {
+#pragma unroll
+            for (int j = 0; j < TILES_N; j++) Values::multiply(sums[i][j], fragments.x[i], fragments.weight[j]);
+        }
+    }
+
+    // Where chunk `chunk` of 16 bytes of a row of a stage lies: any 8 rows that follow each other have it in other
+    // banks.
+    static __device__ __forceinline__ uint32_t swizzled(int row, int chunk) {
+        return row * STEP + ((chunk ^ (row >> 1 & 3)) << 4);
+    }
+
+    // The tile of a block, and of the matrices what a thread copies: the same chunk of rows that are ROWS_AT_ONCE
+    // apart, in an MLP's weight half as many rows of gate or of up.
+    struct Tile {
+        int row, col;   // the first of out
+        int cols_end;   // of out: behind the last column of its kind
+        bool is_mlp;
+        const uint8_t *x, *weight;       // the first chunk, or one that is there
+        long long x_step, weight_step;   // from one chunk to the next
+        int x_chunks, weight_chunks;     // how many are there
+        int chunk;                       // bytes in front of it in a step
+
+        __device__ __forceinline__ Tile(const uint8_t* all_x, long long ld_x, const uint8_t* all_weights,
+                                        long long ld_weight, int m, int plain, int mlp, int rows_of_tiles) {
+            const int tiles_m = ceil_div(m, ROWS), plain_tiles = ceil_div(plain, COLS);
+            const int tiles_n = plain_tiles + ceil_div(mlp, COLS / 2);
+            const int group = blockIdx.x / (rows_of_tiles * tiles_n), first = group * rows_of_tiles;
+            const int in_group = blockIdx.x - first * tiles_n, height = min(rows_of_tiles, tiles_m - first);
+            const int tile_n = in_group / height;
+            row = (first + in_group % height) * ROWS;
+            is_mlp = tile_n >= plain_tiles;
+            const int first_of_kind = is_mlp ? (tile_n - plain_tiles) * (COLS / 2) : tile_n * COLS;
+            const int of_kind = is_mlp ? mlp : plain;
+            col = (is_mlp ? plain : 0) + first_of_kind;
+            cols_end = is_mlp ? plain + mlp : plain;
+            chunk = threadIdx.x % STEP_CHUNKS * 16;
+            const int r = threadIdx.x / STEP_CHUNKS, at_once = is_mlp ? ROWS_AT_ONCE / 2 : ROWS_AT_ONCE;
+            const int of_tile = is_mlp ? r / 16 * 8 + r % 8 : r;
+            const auto count = [](int rows, int apart) { return rows > 0 ? ceil_div(rows, apart) : 0; };
+            x_chunks = count(m - row - r, ROWS_AT_ONCE);
+            weight_chunks = count(of_kind - first_of_kind - of_tile, at_once);
+            const int weight_row = of_tile + (is_mlp && (r & 8) != 0 ? mlp : 0);
+            x = all_x + (row + (x_chunks > 0 ? r : 0)) * ld_x + chunk;
+            weight = all_weights + (col + (weight_chunks > 0 ? weight_row : 0)) * ld_weight + chunk;
+            x_step = ROWS_AT_ONCE * ld_x;
+            weight_step = at_once * ld_weight;
+        }
+    };
+
+    // Where the chunk of the thread lies in a stage; those of rows ROWS_AT_ONCE further are as many rows behind it.
+    static __device__ __forceinline__ uint32_t own_place() {
+        return swizzled(threadIdx.x / STEP_CHUNKS, threadIdx.x % STEP_CHUNKS);
+    }
+
+    // What a warp multiplies of a stage, from the address where its lane reads.
+    struct Reader {
+        uint32_t x, weight;
+
+        __device__ __forceinline__ explicit Reader(uint32_t shared) {
+            const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+            // Matrices of x: rows 0 to 7 and 8 to 15 of the first 16 bytes, then of the second. Of the weight: the
+            // first and the second 16 bytes of rows 0 to 7, then of 8 to 15.
+            x = shared + swizzled(warp % 2 * WARP_ROWS + lane % 16, lane / 16);
+            weight = shared + X_BYTES + swizzled(warp / 2 * WARP_COLS + lane % 8 + lane / 16 * 8, lane / 8 % 2);
+        }
+
+        // Bytes 32 `k` to 32 `k` + 31 of a stage: the swizzle exchanges bits, so chunks `2 k` further differ in the
+        // bits of `2 k`.
+        __device__ __forceinline__ void load(Fragments& to, int stage, int k) const {
+            const uint32_t from = stage * STAGE_BYTES;
+#pragma unroll
+            for (int j = 0; j < TILES_N; j += 2) {
+                uint32_t pair[4];
+                load_matrices(pair, ((weight + from) ^ (k << 5)) + j * 8 * STEP);
+                to.weight[j][0] = pair[0], to.weight[j][1] = pair[1];
+                to.weight[j + 1][0] = pair[2], to.weight[j + 1][1] = pair[3];
+            }
+#pragma unroll
+            for (int i = 0; i < TILES_M; i++) load_matrices(to.x[i], ((x + from) ^ (k << 5)) + i * 16 * STEP);
+        }
+    };
+
+#ifdef ELEMENT_F16
+
+    static __device__ __forceinline__ void multiply_tile(Sums& sums, const Tile& tile, int k, uint8_t* shared) {
+        const Reader reader(shared_address(shared));
+        uint8_t* own = shared + own_place();
+        uint4 next[X_CHUNKS + WEIGHT_CHUNKS];
+        const auto fetch = [&](int step) {
+            const int from = step * STEP;
+            const bool in_row = from + tile.chunk < k;
+#pragma unroll
+            for (int i = 0; i < X_CHUNKS + WEIGHT_CHUNKS; i++) {
+                const int of = i < X_CHUNKS ? i : i - X_CHUNKS;
+                const bool there = in_row && of < (i < X_CHUNKS ? tile.x_chunks : tile.weight_chunks);
+                const uint8_t* at = i < X_CHUNKS ? tile.x + of * tile.x_step : tile.weight + of * tile.weight_step;
+                next[i] = there ? *reinterpret_cast<const uint4*>(at + from) : make_uint4(0, 0, 0, 0);
+            }
+        };
+        const auto keep = [&](int stage) {
+#pragma unroll
+            for (int i = 0; i < X_CHUNKS + WEIGHT_CHUNKS; i++) {
+                const int at = i < X_CHUNKS ? i * ROWS_AT_ONCE * STEP : X_BYTES + (i - X_CHUNKS) * ROWS_AT_ONCE * STEP;
+                *reinterpret_cast<uint4*>(own + stage * STAGE_BYTES + at) = next[i];
+            }
+        };
+        const int steps = ceil_div(k, STEP);
+        fetch(0);
+        keep(0);
+        __syncthreads();
+        for (int step = 0; step < steps; step++) {
+            if (step + 1 < steps) fetch(step + 1);
+#pragma unroll
+            for (int i = 0; i < KS; i++) {
+                Fragments fragments;
+                reader.load(fragments, step % STAGES, i);
+                multiply(sums, fragments);
+            }
+            if (step + 1 < steps) keep((step + 1) % STAGES);
+            __syncthreads();
+        }
+    }
+
+#else
+
+    static __device__ __forceinline__ void multiply_tile(Sums& sums, const Tile& tile, int k, uint8_t* shared) {
+        const uint32_t base = shared_address(shared), own = base + own_place();
+        const Reader reader(base);
+        const int steps = ceil_div(k, STEP);
+        const auto copy = [](uint32_t to, const uint8_t* from, int bytes) {
+            asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(bytes)
+                         : "memory");
+        };
+        // A group for each step, also behind the last one, so that a count of groups tells which have arrived.
+        const auto fetch = [&](int step, int stage) {
+            if (step < steps) {
+                const int from = step * STEP;
+                const bool in_row = from + tile.chunk < k;
+                const uint32_t to = own + stage * STAGE_BYTES;
+#pragma unroll
+                for (int i = 0; i < X_CHUNKS; i++) {
+                    const bool there = in_row && i < tile.x_chunks;
+                    copy(to + i * ROWS_AT_ONCE * STEP, tile.x + (there ? i * tile.x_step + from : 0), there ? 16 : 0);
+                }
+#pragma unroll
+                for (int i = 0; i < WEIGHT_CHUNKS; i++) {
+                    const bool there = in_row && i < tile.weight_chunks;
+                    copy(to + X_BYTES + i * ROWS_AT_ONCE * STEP,
+                         tile.weight + (there ? i * tile.weight_step + from : 0), there ? 16 : 0);
+                }
+            }
+            asm volatile("cp.async.commit_group;" ::: "memory");
+        };
+        // All but the last STAGES - 2 groups have arrived, of all threads.
+        const auto arrived = [] {
+            asm volatile("cp.async.wait_group %0;" ::"n"(STAGES - 2) : "memory");
+            __syncthreads();
+        };
+#pragma unroll
+        for (int step = 0; step < STAGES - 1; step++) fetch(step, step);
+        Fragments fragments[2] = {};
+        int stage = 0;
+        for (int step = 0; step < steps; step++) {
+            arrived();
+            reader.load(fragments[0], stage, 0);
+            // The last ones of the stage before, whose multiplies cover the loads; nothing at first.
+            multiply(sums, fragments[1]);
+#pragma unroll
+            for (int i = 0; i + 1 < KS; i++) {
+                reader.load(fragments[(i + 1) % 2], stage, i + 1);
+                // All warps have read the stage before: they have met since.
+                if (i == 0) fetch(step + STAGES - 1, stage == 0 ? STAGES - 1 : stage - 1);
+                multiply(sums, fragments[i % 2]);
+            }
+            stage = stage + 1 == STAGES ? 0 : stage + 1;
+        }
+        multiply(sums, fragments[1]);
+        asm volatile("cp.async.wait_all;" ::: "memory");
+        __syncthreads();
+    }
+
+#endif
+
+    // A sum times its scales; rounded to nearest each time, and never fused with what follows.
+    static __device__ __forceinline__ float scaled(Sum sum, float row_scale, float col_scale) {
+        return __fmul_rn(Values::to_float(sum), __fmul_rn(row_scale, col_scale));
+    }
+
+    // Stores the sums of a warp. MLP: every other 8 columns are gate, those behind them up.
+    template <bool MLP>
+    static __device__ __forceinline__ void store_tile(const Sums& sums, const Tile& tile, uint8_t* shared,
+                                                      const float* x_scales, const float* weight_scales,
+                                                      const element* bias, element* out, long long ld_out, int m,
+                                                      int mlp) {
+        constexpr int OUT_COLS = MLP ? WARP_COLS / 2 : WARP_COLS, CHUNKS = OUT_COLS / 8, PITCH = OUT_COLS * 2;
+        const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, quad = lane / 4, pair = lane % 4 * 2;
+        const int row = tile.row + warp % 2 * WARP_ROWS, col = tile.col + warp / 2 * OUT_COLS;
+        uint8_t* own = shared + warp * WARP_ROWS * WARP_COLS * 2;
+        // Chunks of 8 rows that follow each other lie in other banks.
+        const auto place = [](int r, int chunk) {
+            return r * PITCH + ((chunk ^ (MLP ? r >> 1 & 3 : r & 7)) << 4);
+        };
+        // All loads before the first store, so that they wait for memory together. Scales of gate and up, or of a
+        // column.
+        float row_scales[TILES_M][2], scales[CHUNKS][2][2], biases[CHUNKS][2];
+#pragma unroll
+        for (int i = 0; i < TILES_M; i++) {
+#pragma unroll
+            for (int half = 0; half < 2; half++) {
+                const int r = row + i * 16 + half * 8 + quad;
+                row_scales[i][half] = r < m ? x_scales[r] : 0.0f;
+            }
+        }
+#pragma unroll
+        for (int chunk = 0; chunk < CHUNKS; chunk++) {
+#pragma unroll
+            for (int c = 0; c < 2; c++) {
+                const int at = col + chunk * 8 + pair + c;
+                const bool there = at < tile.cols_end;
+                scales[chunk][0][c] = there ? weight_scales[at] : 0.0f;
+                scales[chunk][1][c] = MLP && there ? weight_scales[at + mlp] : 0.0f;
+                // -0 added to a number is the number.
+                biases[chunk][c] = !MLP && there && bias != nullptr ? from_plain(bias[at]) : -0.0f;
+            }
+        }
+#pragma unroll
+        for (int chunk = 0; chunk < CHUNKS; chunk++) {
+#pragma unroll
+            for (int i = 0; i < TILES_M; i++) {
+#pragma unroll
+                for (int half = 0; half < 2; half++) {
+                    float values[2];
+#pragma unroll
+                    for (int c = 0; c < 2; c++) {
+                        const float scale = row_scales[i][half];
+                        const float of_col = scales[chunk][0][c], of_up = scales[chunk][1][c];
+                        if constexpr (MLP) {
+                            const float gate = of_units(scaled(sums[i][2 * chunk][2 * half + c], scale, of_col));
+                            const float up = of_units(scaled(sums[i][2 * chunk + 1][2 * half + c], scale, of_up));
+                            values[c] = in_units(silu(gate) * up);
+                        } else {
+                            const float product = scaled(sums[i][chunk][2 * half + c], scale, of_col);
+                            values[c] = __fadd_rn(product, biases[chunk][c]);
+                        }
+                    }
+                    const int r = i * 16 + half * 8 + quad;
+                    *reinterpret_cast<uint32_t*>(own + place(r, chunk) + pair * 2) = pack_pair(values[0], values[1]);
+                }
+            }
+        }
+        __syncwarp();
+        const bool aligned = ld_out % 8 == 0 && reinterpret_cast<uintptr_t>(out) % 16 == 0;
+#pragma unroll 4
+        for (int i = lane; i < WARP_ROWS * CHUNKS; i += 32) {
+            const int r = i / CHUNKS, chunk = i % CHUNKS, at = col + chunk * 8;
+            if (row + r >= m || at >= tile.cols_end) continue;
+            const element* from = reinterpret_cast<const element*>(own + place(r, chunk));
+            element* to = out + (row + r) * ld_out + at;
+            if (aligned && at % 8 == 0 && at + 8 <= tile.cols_end) {
+                *reinterpret_cast<uint4*>(to) = *reinterpret_cast<const uint4*>(from);
+            } else {
+                for (int c = 0; c < 8 && at + c < tile.cols_end; c++) to[c] = from[c];
+            }
+        }
+    }
+
+    static __device__ __forceinline__ void run(const uint8_t* x, long long ld_x, const float* x_scales,
+                                               const uint8_t* weight, long long ld_weight, const float* weight_scales,
+                                               const element* bias, element* out, long long ld_out, int m, int plain,
+                                               int mlp, int k, int rows_of_tiles) {
+        extern __shared__ __align__(128) uint8_t shared[];
+        const Tile tile(x, ld_x, weight, ld_weight, m, plain, mlp, rows_of_tiles);
+        Sums sums = {};
+        multiply_tile(sums, tile, k, shared);
+        if (tile.is_mlp) {
+            store_tile<true>(sums, tile, shared, x_scales, weight_scales, bias, out, ld_out, m, mlp);
+        } else {
+            store_tile<false>(sums, tile, shared, x_scales, weight_scales, bias, out, ld_out, m, mlp);
+        }
+    }
+};
+
+}  // namespace quantised_linear
+
+#define LINEAR_QUANTISED(NAME, VALUES)                                                                                \
+    extern "C" __global__ void __launch_bounds__(quantised_linear::THREADS, 1)                                        \
+        NAME(const uint8_t* x, long long ld_x, const float* x_scales, const uint8_t* weight, long long ld_weight,     \
+             const float* weight_scales, const element* bias, element* out, long long ld_out, int m, int plain,       \
+             int mlp, int k, int rows_of_tiles) {                                                                     \
+        quantised_linear::Product<VALUES>::run(x, ld_x, x_scales, weight, ld_weight, weight_scales, bias, out,        \
+                                               ld_out, m, plain, mlp, k, rows_of_tiles);                              \
+    }
