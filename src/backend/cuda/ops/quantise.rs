@@ -247,6 +247,10 @@ mod tests {
             );
         }
         assert!(check_capability((9, 0), "GPU", Field::Precision).is_ok());
+        let built = kernels::fatbin(E4M3_FILE, Element::Bf16).is_some();
+        for capability in [(8, 9), (12, 0), (12, 1)] {
+            assert_eq!(check_capability(capability, "GPU", Field::Precision).is_ok(), built, "{capability:?}");
+        }
     }
 
     #[test]
