@@ -159,6 +159,11 @@ fn cuda_fp8() -> Option<Cuda> {
     }
 }
 
+/// The same where attention is in fp8, too.
+fn cuda_fp8_attention() -> Option<Cuda> {
+    cuda_fp8().filter(is_hopper)
+}
+
 /// The same with products of 8-bit integers; none where there is no GPU.
 fn cuda_int8() -> Option<Cuda> {
     cuda()?;

@@ -160,7 +160,8 @@ impl<B: Backend> Changed<'_, B> {
         let linear = &self.layer.linear;
         let load = |half: &str, parts: &[TensorView]| {
             let backend = (linear.backend(), Some(uploads));
-            Linear::load_with(backend, format!("{}.{half}", linear.name()), parts, Storage::Native)
+            let parts = parts.iter().map(in_floats).collect::<Result<Vec<_>>>()?;
+            Linear::load_with(backend, format!("{}.{half}", linear.name()), &parts, Storage::Native)
         };
         Ok(LowRank { down: load("down", downs)?, up: load("up", ups)? })
     }
@@ -322,6 +323,11 @@ fn rows_of(parts: &[TensorView], rows: Range<usize>, cols: usize) -> Vec<f32> {
     values
 }
 
+/// A factor as it is, or in float32 where its file has it in few bits: what adds or merges factors reads floats.
+fn in_floats(view: &TensorView) -> Result<TensorView> {
+    if view.format().is_float() { Ok(view.clone()) } else { owned(view.to_f32(), view.shape()) }
+}
+
 /// A tensor of values that were computed.
 fn owned(values: Vec<f32>, shape: &[usize]) -> Result<TensorView> {
     let bytes = Bytes::Computed(values);
@@ -336,6 +342,23 @@ mod tests {
 
     use super::*;
     use crate::backend::cpu::{Cpu, Precision};
+
+    #[test]
+    fn factors_in_few_bits_become_floats() {
+        let of = |format: Format, bytes: &'static [u8]| {
+            let file = Arc::new(Bytes::Embedded(bytes));
+            TensorView::new(file, 0..bytes.len(), format, vec![1, 4], Scales::None).unwrap()
+        };
+        for format in [Format::E4m3, Format::E5m2] {
+            let view = of(format, &[0x38, 0x40, 0xb8, 0x3c]);
+            let floats = in_floats(&view).unwrap();
+            assert_eq!((floats.format(), floats.shape()), (Format::F32, &[1, 4][..]));
+            assert_eq!(floats.to_f32(), view.to_f32());
+            assert!(floats.to_f32()[0] > 0.0, "{format}");
+        }
+        let bf16 = of(Format::Bf16, &[0x80, 0x3f, 0, 0, 0x80, 0xbf, 0, 0x40]);
+        assert_eq!(in_floats(&bf16).unwrap().format(), Format::Bf16);
+    }
     use crate::files::ModelFiles;
     use crate::files::adapter::Adapter;
     use crate::nn::Weights;

@@ -7,7 +7,7 @@ use rayon::prelude::*;
 
 use crate::compare::{values, with_variable};
 use crate::fp8::{MAGNITUDES, e4m3};
-use crate::{cuda_fp8, is_hopper, small};
+use crate::{cuda_fp8_attention, is_hopper, small};
 
 pub const VARIABLE: &str = "FLUX_ATTENTION_E4M3";
 const HEAD_DIM: usize = 128;
@@ -179,7 +179,7 @@ pub fn case(layout: TokenLayout, heads: usize, kv_heads: usize, cached: usize, g
 /// key heads; queries of images alone; references; cached keys; scores of many powers of two.
 #[test]
 fn attention_in_e4m3_is_its_definition() {
-    let Some(cuda) = cuda_fp8() else { return };
+    let Some(cuda) = cuda_fp8_attention() else { return };
     if std::env::var(VARIABLE).is_err() {
         let (passed, text) =
             with_variable("attention_e4m3::attention_in_e4m3_is_its_definition", VARIABLE, "sm90-always");
@@ -230,7 +230,7 @@ fn attention_in_e4m3_is_its_definition() {
 
 #[test]
 fn attention_is_in_e4m3_where_it_is_long_and_asked_for() {
-    let Some(cuda) = cuda_fp8() else { return };
+    let Some(cuda) = cuda_fp8_attention() else { return };
     let launches = |cuda: &Cuda, tokens| {
         let case = case(TokenLayout::new(1, 0, tokens), 1, 1, 0, 1.0);
         let inputs = case.inputs();

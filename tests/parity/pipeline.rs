@@ -18,7 +18,7 @@ use flux::transformer::{self, Sequence, Transformer, TransformerConfig};
 
 use crate::support::random_model::PRESETS;
 use crate::support::{Golden, golden, images, preset};
-use crate::{cuda, cuda_fp8, is_hopper, root, small};
+use crate::{cuda, cuda_fp8_attention, is_hopper, root, small};
 
 /// Peak signal-to-noise ratio of two images, in dB.
 pub fn psnr(a: &[u8], b: &[u8]) -> f64 {
@@ -349,7 +349,7 @@ fn a_step_waits_for_nothing_and_copies_nothing() {
 
 #[test]
 fn a_step_in_fp8_quantises_what_no_kernel_quantised_on_the_way() {
-    let Some(cuda) = cuda_fp8() else { return };
+    let Some(cuda) = cuda_fp8_attention() else { return };
     // In a double block what the attention gives, of text and image at once; and what comes into the first.
     let (config, launches) = step_launches(&cuda);
     // What SwiGLU gives is bf16, in double blocks of both streams at once.

@@ -10,7 +10,7 @@ use safetensors::Dtype;
 
 use crate::attention_e4m3::{self, Inputs, VARIABLE, error, exact};
 use crate::compare::{Shape, Weight, values, with_variable};
-use crate::{cuda_fp8, is_hopper, small};
+use crate::{cuda_fp8_attention, is_hopper, small};
 
 const HEAD_DIM: usize = 128;
 const FEATURES: usize = 144;
@@ -96,7 +96,7 @@ fn downloaded(cuda: &Cuda, Attended { attn, mlp }: Attended<Cuda>) -> flux::Resu
 /// queries of images alone; references; norms whose scores are of many powers of two.
 #[test]
 fn scales_of_norms_lose_no_more_than_those_of_rows_and_tiles() {
-    let Some(cuda) = cuda_fp8() else { return };
+    let Some(cuda) = cuda_fp8_attention() else { return };
     if std::env::var(VARIABLE).is_err() {
         const TEST: &str = "project_attention::scales_of_norms_lose_no_more_than_those_of_rows_and_tiles";
         let (passed, text) = with_variable(TEST, VARIABLE, "sm90-always");
@@ -155,7 +155,7 @@ fn scales_of_norms_lose_no_more_than_those_of_rows_and_tiles() {
 /// The composition rounds otherwise, so other values say that it did not run.
 #[test]
 fn long_sequences_of_one_sample_take_scales_of_norms() {
-    let Some(cuda) = cuda_fp8() else { return };
+    let Some(cuda) = cuda_fp8_attention() else { return };
     for (tokens, is_fused) in [(1023, false), (1024, true)] {
         let case =
             Case { layout: TokenLayout::new(1, 0, tokens), heads: 2, mlp: 128, streams: false, gain: 1.0, fp8: true };

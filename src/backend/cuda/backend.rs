@@ -289,9 +289,11 @@ impl WeightStore for Cuda {
     }
 
     fn down_beside(&self, base: &Linear<Self>, down: &Linear<Self>) -> Result<Option<Weight>> {
-        let (device, down) = (self.device(), down.weight());
-        let is_to_be = base.weight().is_e4m3() && down.quantised_kind().is_none();
-        is_to_be.then(|| self.0.uploader.quantised(device, device.stream(), down, Storage::Fp8)).transpose()
+        if !base.weight().is_e4m3() || down.weight().quantised_kind().is_some() {
+            return Ok(None);
+        }
+        let (device, down) = (self.device(), self.ready(down.weight())?);
+        self.0.uploader.quantised(device, device.stream(), &down, Storage::Fp8).map(Some)
     }
 
     fn load_conv_weight(&self, view: &TensorView, uploads: Option<&Uploads>) -> Result<ConvWeight> {

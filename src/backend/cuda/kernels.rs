@@ -58,6 +58,16 @@ pub fn built() -> KernelsBuilt {
 }
 
 impl KernelsBuilt {
+    /// Whether code for products of e4m3 by mma.sync is among them that runs on a GPU of this capability.
+    pub(super) fn multiply_e4m3(&self, capability: (i32, i32)) -> bool {
+        let name = match capability {
+            (8, 9) => "89",
+            (12, _) => "120",
+            _ => return false,
+        };
+        self.architectures.contains(&name)
+    }
+
     /// What a GPU of this capability gets for values of `element`, in words; none where that is nothing.
     pub(super) fn serves(&self, (major, minor): (i32, i32), element: Element) -> Option<String> {
         let half = element == Element::F16;
@@ -108,6 +118,10 @@ mod tests {
         assert_eq!(all.serves((7, 5), Element::F16).unwrap(), built("7.5"));
         assert!(all.serves((9, 0), Element::F16).unwrap().contains("compiles those for 7.5"));
         assert_eq!(all.serves((7, 5), Element::Bf16), None);
+        let e4m3 =
+            |built: &KernelsBuilt| [(8, 6), (8, 9), (10, 0), (12, 1)].map(|capability| built.multiply_e4m3(capability));
+        assert_eq!(e4m3(&all), [false, true, false, true]);
+        assert_eq!(e4m3(&KernelsBuilt { architectures: &["86", "90a"], ..all }), [false; 4]);
         let one = KernelsBuilt { architectures: &["90a"], ptx: None, ..all };
         assert_eq!(one.serves((9, 0), Element::Bf16).unwrap(), built("9.0a"));
         assert_eq!([one.serves((8, 9), Element::Bf16), one.serves((9, 0), Element::F16)], [None, None]);

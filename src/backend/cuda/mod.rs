@@ -4,7 +4,8 @@
 //! With [`Precision::Fp8`] products with weights in [`Storage::Fp8`](crate::backend::Storage::Fp8) take e4m3 on both
 //! sides, with a scale for each row of either, sum in what the tensor cores keep of a float32, and give bf16; see
 //! [`quantise`] and [`gemm`]. With [`Precision::Int8`] those in [`Storage::Int8`](crate::backend::Storage::Int8) take
-//! 8-bit integers in the same way, and sums are exact; they have a kernel of their own.
+//! 8-bit integers in the same way, and sums are exact; they have a kernel of their own, and so has e4m3 where cuBLASLt
+//! does not multiply it.
 //!
 //! [`library`] finds the driver, [`driver`] asks it, [`survey`](mod@survey) tells of all GPUs, [`device`] opens one,
 //! [`buffer`] hands out its memory under the budget of [`memory`], [`launch`] starts the kernels of cuda/*.cu that

@@ -1,8 +1,9 @@
 //! Launches cuda/ceiling.cu: what mma.sync does where it does nothing else.
 
+use super::quantise;
 use crate::backend::Storage;
 use crate::backend::cuda::Cuda;
-use crate::error::Result;
+use crate::error::{Field, Result};
 
 /// `THREADS` of cuda/ceiling.cu.
 const THREADS: usize = 256;
@@ -16,7 +17,11 @@ impl Cuda {
         let (kernel, of_step) = match storage {
             Storage::Native => ("multiply_native", STEP_OPERATIONS / 2),
             Storage::Int8 => ("multiply_int8", STEP_OPERATIONS),
-            Storage::Fp8 if self.has_fp8() && self.gemm()?.leaves_e4m3() => ("multiply_e4m3", STEP_OPERATIONS),
+            Storage::Fp8
+                if quantise::check_fp8(self.device(), Field::Precision).is_ok() && self.gemm()?.leaves_e4m3() =>
+            {
+                ("multiply_e4m3", STEP_OPERATIONS)
+            }
             Storage::Fp8 => return Ok(None),
         };
         let blocks = self.device().multiprocessors();

@@ -8,6 +8,7 @@ use super::quantise;
 use crate::backend::cuda::buffer::Buffer;
 use crate::backend::cuda::driver::failed;
 use crate::backend::cuda::element::Element;
+use crate::backend::cuda::hopper::HOPPER;
 use crate::backend::cuda::stored::Stored;
 use crate::backend::cuda::weight::{PADDING, Weight};
 use crate::backend::cuda::{Cuda, Tensor};
@@ -79,8 +80,9 @@ impl Cuda {
         Ok(x)
     }
 
-    /// Whether this GPU multiplies e4m3.
+    /// Whether products read e4m3 of files as it is, unless weights are to be in another form: where cuBLASLt
+    /// multiplies it. By mma.sync it has to be asked for.
     pub(crate) fn has_fp8(&self) -> bool {
-        quantise::check_fp8(self.device(), Field::Precision).is_ok()
+        self.device().capability() == HOPPER && quantise::check_fp8(self.device(), Field::Precision).is_ok()
     }
 }

@@ -60,7 +60,7 @@ impl Cuda {
             Ok(Some(Factors { low, up: of_up, up_rows: up.rows(), _own: None }))
         };
         let mut all = parts.iter().map(plain).collect::<Result<Vec<_>>>()?;
-        if !parts.iter().any(|(_, weight, _)| weight.is_e4m3()) {
+        if all.iter().all(Option::is_none) || !parts.iter().any(|(_, weight, _)| weight.is_e4m3()) {
             return Ok(all);
         }
         let scaled = parts.iter().zip(&all).filter_map(|((x, weight, _), factors)| {

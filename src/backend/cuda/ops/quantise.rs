@@ -7,7 +7,6 @@
 
 use std::ops::Range;
 
-use super::linear_quantised::E4M3_FILE;
 use crate::backend::cuda::buffer::{Buffer, BufferKind};
 use crate::backend::cuda::device::Device;
 use crate::backend::cuda::element::Element;
@@ -42,7 +41,7 @@ pub fn check_fp8(device: &Device, field: Field) -> Result<()> {
 pub fn check_capability((major, minor): (i32, i32), name: &str, field: Field) -> Result<()> {
     let what = match (major, minor) {
         HOPPER => return Ok(()),
-        (8, 9) | (12, _) if kernels::fatbin(E4M3_FILE, Element::Bf16).is_some() => return Ok(()),
+        (8, 9) | (12, _) if kernels::built().multiply_e4m3((major, minor)) => return Ok(()),
         (8, 9) | (12, _) => format!("this program was built without the kernels for fp8 that {name} needs"),
         // 10.x has mma.sync for old kernels only: by that fp8 would take longer than bf16 does.
         _ => format!("fp8 needs a GPU of compute capability 8.9, 9.0 or 12.x, {name} has {major}.{minor}"),
@@ -247,8 +246,8 @@ mod tests {
             );
         }
         assert!(check_capability((9, 0), "GPU", Field::Precision).is_ok());
-        let built = kernels::fatbin(E4M3_FILE, Element::Bf16).is_some();
-        for capability in [(8, 9), (12, 0), (12, 1)] {
+        for capability in [(8, 9), (12, 0)] {
+            let built = kernels::built().multiply_e4m3(capability);
             assert_eq!(check_capability(capability, "GPU", Field::Precision).is_ok(), built, "{capability:?}");
         }
     }
