@@ -10,6 +10,7 @@ use super::driver::failed;
 use super::element::Element;
 use super::{Cuda, kernels, launch};
 use crate::error::{Error, Result};
+use crate::files::e4m3::MULTIPLE;
 
 /// wgmma is in 9.0 only: later GPUs dropped it.
 pub const HOPPER: (i32, i32) = (9, 0);
@@ -61,6 +62,28 @@ impl Choice {
     /// As [`Choice::tensor_map`], for values of one byte: a box has 128 cells of the dense axis.
     pub fn byte_tensor_map<const N: usize>(self, address: u64, axes: [Axis; N]) -> Result<sys::CUtensorMap> {
         self.tensor_map_of(sys::CUtensorMapDataType::CU_TENSOR_MAP_DATA_TYPE_UINT8, 1, address, axes)
+    }
+
+    /// A map of rows of e4m3 or bf16 values, in boxes of `in_box` rows and 128 bytes of each.
+    ///
+    /// As [`Choice::tensor_map`].
+    pub fn rows_map(
+        self,
+        e4m3: bool,
+        address: u64,
+        [rows, cols]: [usize; 2],
+        stride: usize,
+        in_box: usize,
+    ) -> Result<sys::CUtensorMap> {
+        const BOX_BYTES: usize = 128;
+        // A lone row's stride means nothing, and need not be aligned.
+        let rows = Axis { cells: rows, step: if rows > 1 { stride } else { cols.next_multiple_of(MULTIPLE) }, in_box };
+        let values = |bytes: usize| Axis { cells: cols, step: 1, in_box: BOX_BYTES / bytes };
+        if e4m3 {
+            self.byte_tensor_map(address, [values(1), rows])
+        } else {
+            self.tensor_map(address, [values(2), rows])
+        }
     }
 
     fn tensor_map_of<const N: usize>(

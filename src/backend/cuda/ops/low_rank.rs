@@ -5,11 +5,10 @@ use std::ffi::c_void;
 use cudarc::driver::sys;
 
 use super::project::rows_of_tiles;
-use crate::backend::cuda::hopper::{Axis, Choice};
+use crate::backend::cuda::hopper::Choice;
 use crate::backend::cuda::weight::Weight;
 use crate::backend::cuda::{Cuda, Tensor};
 use crate::error::Result;
-use crate::files::e4m3::MULTIPLE;
 use crate::nn::Linear;
 use crate::ops::Products;
 use crate::ops::low_rank::compose;
@@ -220,17 +219,17 @@ fn arguments(
         both(&|index| {
             let weight = weight(part(index));
             let shape = [weight.rows(), weight.cols()];
-            tensor_map(weight.is_e4m3(), weight.address(), shape, weight.stride(), in_box)
+            CHOICE.rows_map(weight.is_e4m3(), weight.address(), shape, weight.stride(), in_box)
         })
     };
     let x = both(&|index| {
         let x = part(index).x;
-        tensor_map(x.is_e4m3(), x.address(), [x.rows(), x.cols()], x.stride(), ROWS)
+        CHOICE.rows_map(x.is_e4m3(), x.address(), [x.rows(), x.cols()], x.stride(), ROWS)
     })?;
     let low_map = both(&|index| {
         let first = if index < parts.len() { index * parts[0].x.rows() } else { 0 };
         let address = low.address() + (first * low.stride() * 2) as u64;
-        tensor_map(false, address, [part(index).x.rows(), low.cols()], low.stride(), ROWS)
+        CHOICE.rows_map(false, address, [part(index).x.rows(), low.cols()], low.stride(), ROWS)
     })?;
     let scales = |of: &dyn Fn(&FactorPair<'_>) -> u64| [0, 1].map(|index| of(part(index)));
     let down_rows = [0, 1].map(|index| CHOICE.int(part(index).down.padded_rows()));
@@ -260,24 +259,6 @@ fn arguments(
         narrow_width: CHOICE.int(tiling.narrow_width)?,
         rows_of_tiles: CHOICE.int(rows_of_tiles(tile_rows))?,
     })
-}
-
-/// A map of rows of e4m3 or bf16 values, in boxes of `in_box` rows and STEP_BYTES of each.
-fn tensor_map(
-    e4m3: bool,
-    address: u64,
-    [rows, cols]: [usize; 2],
-    stride: usize,
-    in_box: usize,
-) -> Result<sys::CUtensorMap> {
-    // A lone row's stride means nothing, and need not be aligned.
-    let rows = Axis { cells: rows, step: if rows > 1 { stride } else { cols.next_multiple_of(MULTIPLE) }, in_box };
-    let features = |bytes: usize| Axis { cells: cols, step: 1, in_box: STEP_BYTES / bytes };
-    if e4m3 {
-        CHOICE.byte_tensor_map(address, [features(1), rows])
-    } else {
-        CHOICE.tensor_map(address, [features(2), rows])
-    }
 }
 
 #[cfg(test)]

@@ -6,11 +6,10 @@ use std::ffi::c_void;
 use cudarc::driver::sys;
 
 use super::factors::Factors;
-use crate::backend::cuda::hopper::{Axis, Choice};
+use crate::backend::cuda::hopper::Choice;
 use crate::backend::cuda::weight::Weight;
 use crate::backend::cuda::{Cuda, Tensor, all_aligned};
 use crate::error::Result;
-use crate::files::e4m3::MULTIPLE;
 use crate::nn::{Linear, Operand};
 use crate::ops::project::{Heads, Projection, compose};
 use crate::ops::{Pairs, TokenLayout};
@@ -204,10 +203,11 @@ fn arguments(
 ) -> Result<Arguments> {
     let e4m3 = parts[0].1.is_e4m3();
     let x_map = |x: &Tensor<Cuda>, in_box: usize| {
-        tensor_map(x.is_e4m3(), x.address(), [x.rows(), x.cols()], x.stride(), in_box)
+        CHOICE.rows_map(x.is_e4m3(), x.address(), [x.rows(), x.cols()], x.stride(), in_box)
     };
-    let weight_map =
-        |weight: &Weight| tensor_map(e4m3, weight.address(), [weight.rows(), weight.cols()], weight.stride(), ROWS);
+    let weight_map = |weight: &Weight| {
+        CHOICE.rows_map(e4m3, weight.address(), [weight.rows(), weight.cols()], weight.stride(), ROWS)
+    };
     // No driver makes a map of a part without rows. Such a part has no tiles, so the map of the other stands in for it.
     let rows = |part: usize| parts.get(part).map_or(0, |(x, _)| x.rows());
     let part = |part: usize| parts[if rows(part) > 0 { part } else { 1 - part }];
@@ -218,7 +218,7 @@ fn arguments(
     let up_map = |index: usize| match low_rank(index) {
         None => weight_map(part(index).1),
         Some(Factors { low, up, up_rows, .. }) => {
-            tensor_map(false, up.address, [*up_rows, low.cols()], up.stride, ROWS)
+            CHOICE.rows_map(false, up.address, [*up_rows, low.cols()], up.stride, ROWS)
         }
     };
     let norms = heads
@@ -256,24 +256,6 @@ fn arguments(
         key_tiles: CHOICE.int(key_tiles)?,
         heads_in_e4m3: i32::from(*heads_in_e4m3),
     })
-}
-
-/// A map of rows of e4m3 or bf16 values, in boxes of so many rows and STEP_BYTES of each.
-fn tensor_map(
-    e4m3: bool,
-    address: u64,
-    [rows, cols]: [usize; 2],
-    stride: usize,
-    in_box: usize,
-) -> Result<sys::CUtensorMap> {
-    // A lone row's stride means nothing, and need not be aligned.
-    let rows = Axis { cells: rows, step: if rows > 1 { stride } else { cols.next_multiple_of(MULTIPLE) }, in_box };
-    let features = |bytes: usize| Axis { cells: cols, step: 1, in_box: STEP_BYTES / bytes };
-    if e4m3 {
-        CHOICE.byte_tensor_map(address, [features(1), rows])
-    } else {
-        CHOICE.tensor_map(address, [features(2), rows])
-    }
 }
 
 #[cfg(test)]
