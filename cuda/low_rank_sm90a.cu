@@ -18,8 +18,8 @@
 //           in turn, first the column of tiles in which low is: when one of those has all features, its blocks store
 //           low and count that in `ready`. The factors are more features of every tile, behind the others: by then low
 //           is there, except in the first turn, where clusters wait some microseconds for each other. Last come narrow
-//           tiles of 128 or 96 columns, so that all clusters end at about the same time. Sums of e4m3 get their scales
-//           in front of the factors, which have none.
+//           tiles of 128, 96 or 32 columns, so that all clusters end at about the same time. Sums of e4m3 get their
+//           scales in front of the factors, which have none.
 // Needs     sm_90a; rank <= 128. All clusters run at once, or the rows of tiles are fewer than those that do: a cluster
 //           that waits for low keeps its multiprocessors. One launch at a time on a module, because `ready` is its own.
 // Flops     2 * rows * features * (cols + rank).   4608 x 12288 -> 3072, rank 32: 351 GFLOP
@@ -30,7 +30,8 @@
 //           is lower, 509 us instead of 537 to 543, 400 instead of 427 to 443, 140 instead of 175; the product with the
 //           weight alone, by cuBLASLt, 478 to 499, 364 to 383, 129. A step of 1024 x 1024 with a LoRA beside all
 //           weights takes 3.0% longer than one without, instead of 3.9% to 4.3%; `flux bench adapters/`,
-//           FLUX_LOW_RANK=base. In e4m3 on an H100 311 us where the composition takes 429, 243 (359), 100 (170)
+//           FLUX_LOW_RANK=base. In e4m3 on an H100 311 us where the composition takes 429, 243 (359), 100 (170); 1536 x
+//           12288 -> 3072 on an H200 124 (177), where tiles of 32 columns come last: with 96 it took 131
 // Tried     for 4608 x 12288 -> 3072: a kernel for low alone, 128 rows with the features split over 4 or 8 blocks that
 //           sum in each other's memory, 32 us, cuBLASLt 35; it reads 4.1 TB/s but for 4.6 us around that. Whole tiles
 //           alone, 613 us: 234 of them are four turns of 66 clusters, the last with 36. Three stages 572 us. Narrow
@@ -39,8 +40,10 @@
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 #include "cluster_sm90a.cuh"
+#include "low_sm90a.cuh"
 #include "multiply_128_sm90a.cuh"
 #include "multiply_256_sm90a.cuh"
+#include "multiply_32_sm90a.cuh"
 #include "multiply_96_sm90a.cuh"
 
 namespace low_rank {
@@ -79,7 +82,7 @@ struct Arguments {
     int rank;
     int whole_cols;     // columns of whole tiles, at least one
     int narrow_cols;    // columns of narrow tiles, behind them
-    int narrow_width;   // 96 or 128
+    int narrow_width;   // 32, 96 or 128
     int rows_of_tiles;  // rows of whole tiles that are done together
 };
 
@@ -87,20 +90,6 @@ struct Arguments {
 // Zeros between launches.
 __device__ unsigned blocks_done;
 __device__ unsigned ready[2 * MAX_TILE_ROWS];
-
-// Orders accesses to global memory of this thread before later ones of TMA, and the other way round.
-__device__ __forceinline__ void order_global_and_tma() { asm volatile("fence.proxy.async.global;" ::: "memory"); }
-
-__device__ __forceinline__ void signal(unsigned* counter) {
-    asm volatile("red.release.gpu.global.add.u32 [%0], 1;" ::"l"(counter) : "memory");
-}
-
-__device__ __forceinline__ void wait_for(const unsigned* counter, unsigned value) {
-    unsigned now;
-    do {
-        asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(now) : "l"(counter) : "memory");
-    } while (now < value);
-}
 
 __device__ __forceinline__ int cluster_rows(int rows) { return ceil_div(rows, 2 * ROWS); }
 
@@ -119,6 +108,12 @@ struct Work {
     }
 };
 
+// Columns of a tile, as a type.
+template <int N>
+struct Width {
+    __device__ __forceinline__ constexpr int operator()() const { return N; }
+};
+
 struct Pipeline {
     uint32_t base, full, free;
     Ring<STAGES> ring;
@@ -126,9 +121,9 @@ struct Pipeline {
     __device__ __forceinline__ uint32_t stage() const { return base + ring.stage * STAGE_BYTES; }
 };
 
-// Calls whole(work) and narrow(work) for each tile of this cluster, in the order of all tiles.
-template <class Whole, class Narrow>
-__device__ __forceinline__ void each_tile(const Arguments& args, int rank, Whole whole, Narrow narrow) {
+// Calls tile(width, work) for each tile of this cluster, in the order of all tiles; width() is a constant.
+template <class Tile>
+__device__ __forceinline__ void each_tile(const Arguments& args, int rank, Tile tile) {
     const int rows = cluster_rows(args.part_rows[0]) + cluster_rows(args.part_rows[1]);
     const int together = args.rows_of_tiles * (args.whole_cols - 1);
     const int cluster = blockIdx.x / 2, clusters = gridDim.x / 2;
@@ -140,12 +135,17 @@ __device__ __forceinline__ void each_tile(const Arguments& args, int rank, Whole
                       height = min(args.rows_of_tiles, rows - first);
             row = first + rest % together % height, col = 1 + rest % together / height;
         }
-        whole(Work(args, row, col * COLS - args.rank, args.cols, rank));
+        tile(Width<COLS>(), Work(args, row, col * COLS - args.rank, args.cols, rank));
     }
-    for (index -= rows * args.whole_cols; index < rows * args.narrow_cols; index += clusters) {
-        const int col = args.whole_cols * COLS - args.rank + index % args.narrow_cols * args.narrow_width;
-        narrow(Work(args, index / args.narrow_cols, col, min(args.cols, col + args.narrow_width), rank));
-    }
+    const auto narrow = [&](auto width) {
+        for (index -= rows * args.whole_cols; index < rows * args.narrow_cols; index += clusters) {
+            const int col = args.whole_cols * COLS - args.rank + index % args.narrow_cols * width();
+            tile(width, Work(args, index / args.narrow_cols, col, min(args.cols, col + width()), rank));
+        }
+    };
+    if (args.narrow_width == 128) narrow(Width<128>());
+    else if (args.narrow_width == 96) narrow(Width<96>());
+    else narrow(Width<32>());
 }
 
 // Values of x, weight and down that one step or one multiply reads of a row.
@@ -186,8 +186,8 @@ __device__ __forceinline__ void fetch_tile(const Arguments& args, const Work& w,
         }
         pipe.ring.advance();
     }
-    wait_for(w.low_ready, WARPS);
-    order_global_and_tma();
+    low::wait_for(w.low_ready, WARPS);
+    low::order_global_and_tma();
     for (int k = 0; k < args.rank; k += STEP) {
         const uint32_t barrier = begin(args.low[w.part], k);
         weights(args.up[w.part], args.up_boxes[w.part], k, barrier);
@@ -242,8 +242,10 @@ __device__ __forceinline__ void scale(const Arguments& args, const Work& w, int 
     }
 }
 
+// `registers` are for the sums of tiles of all widths: of arrays of their own the compiler knows no end.
 template <bool E4M3, int N>
-__device__ __forceinline__ void multiply_tile(const Arguments& args, const Work& w, Pipeline& pipe) {
+__device__ __forceinline__ void multiply_tile(const Arguments& args, const Work& w, Pipeline& pipe,
+                                              float (&registers)[COLS / 2]) {
     const int consumer = threadIdx.x / 128 - 1, lane = threadIdx.x % 32;
     const auto release = [&](int stage) {
         if (lane < 2) arrive_at(pipe.free + 8 * stage, lane);
@@ -251,7 +253,7 @@ __device__ __forceinline__ void multiply_tile(const Arguments& args, const Work&
     const int row = w.row + consumer * (ROWS / CONSUMERS) + threadIdx.x / 32 % 4 * 16;
     const int rows = args.part_rows[w.part] - row;
     const long long out_row = (w.part ? args.part_rows[0] : 0) + row;
-    float sums[N / 2];
+    auto& sums = reinterpret_cast<float(&)[N / 2]>(registers);
     int last = 0;
     for (int k = 0; k < args.features; k += values_of<E4M3>(STEP_BYTES)) {
         wait(pipe.full + 8 * pipe.ring.stage, pipe.ring.phase);
@@ -280,18 +282,19 @@ __device__ __forceinline__ void multiply_tile(const Arguments& args, const Work&
             // The columns of low add nothing below, for up has no such rows.
             store<N>(sums, args.low_rows + out_row * args.rank, args.rank, rows, 0, args.rank);
             __threadfence();
-            order_global_and_tma();
+            low::order_global_and_tma();
             __syncwarp();
-            if (lane == 0) signal(w.low_ready);
+            if (lane == 0) low::signal(w.low_ready);
         }
     for (int k = 0; k < args.rank; k += STEP) {
         wait(pipe.full + 8 * pipe.ring.stage, pipe.ring.phase);
         const uint64_t low = describe(pipe.stage() + consumer * (X_BYTES / CONSUMERS), 0),
                        up = describe(pipe.stage() + X_BYTES, 0);
-        // What lies behind the rank is zeros, and left out.
-        for (int slice = 0; slice < min(STEP, args.rank - k); slice += SLICE) {
+        // What lies behind the rank is zeros, and left out where it is two slices.
+        for (int slice = 0; slice < min(STEP, args.rank - k); slice += 2 * SLICE) {
             begin_multiply();
             multiply(sums, low + (slice >> 3), up + (slice >> 3), 1);
+            multiply(sums, low + ((slice + SLICE) >> 3), up + ((slice + SLICE) >> 3), 1);
         }
         commit_multiply();
         wait_multiply<1>();
@@ -325,30 +328,20 @@ __device__ __forceinline__ void low_rank(const Arguments& args) {
     if (warp < 4) {
         give_registers<56>();
         if (threadIdx.x == 0) {
-            const auto whole = [&](const Work& w) { fetch_tile<E4M3, COLS>(args, w, rank, pipe); };
-            if (args.narrow_width == 128)
-                each_tile(args, rank, whole, [&](const Work& w) { fetch_tile<E4M3, 128>(args, w, rank, pipe); });
-            else each_tile(args, rank, whole, [&](const Work& w) { fetch_tile<E4M3, 96>(args, w, rank, pipe); });
+            each_tile(args, rank,
+                      [&](auto width, const Work& w) { fetch_tile<E4M3, width()>(args, w, rank, pipe); });
         }
     } else {
         take_registers<224>();
-        const auto whole = [&](const Work& w) { multiply_tile<E4M3, COLS>(args, w, pipe); };
-        if (args.narrow_width == 128)
-            each_tile(args, rank, whole, [&](const Work& w) { multiply_tile<E4M3, 128>(args, w, pipe); });
-        else each_tile(args, rank, whole, [&](const Work& w) { multiply_tile<E4M3, 96>(args, w, pipe); });
+        float registers[COLS / 2];
+        each_tile(args, rank,
+                  [&](auto width, const Work& w) { multiply_tile<E4M3, width()>(args, w, pipe, registers); });
     }
     __syncwarp();
     // Until both blocks are here, the other one may still write to this one's shared memory.
     sync_cluster();
-    // The last block leaves zeros for the next launch.
-    if (threadIdx.x == 0) {
-        __threadfence();
-        if (atomicAdd(&blocks_done, 1) == gridDim.x - 1) {
-            const int shares = 2 * (cluster_rows(args.part_rows[0]) + cluster_rows(args.part_rows[1]));
-            for (int i = 0; i < shares; i++) ready[i] = 0;
-            blocks_done = 0;
-        }
-    }
+    const int shares = 2 * (cluster_rows(args.part_rows[0]) + cluster_rows(args.part_rows[1]));
+    low::leave_zeros(ready, shares, &blocks_done);
 }
 
 }  // namespace low_rank

@@ -10,8 +10,12 @@
 //           (swizzled), 128 rows, and with 64 rows for short tiles
 //   weight  [3 * dim + 2 * mlp, features] bf16; the same boxes
 //   x and weight may both be e4m3, with float32 scales [rows] of x and [3 * dim + 2 * mlp] of the weight
-//   low     [rows, rank] bf16, up [3 * dim + 2 * mlp, rank] bf16, in each part; the same boxes. Beside e4m3 each row of
-//           low is divided by the scale of x, and of up by that of the weight
+//   down    [rank, features] like the weight, in each part that has factors; boxes of 64 rows. In e4m3 with scales
+//           [down_rows], down_rows even
+//   up      [3 * dim + 2 * mlp, rank] bf16; the boxes of the weight. Beside e4m3 each row is divided by the scale of
+//           the weight's
+//   low     [rows, ld_low] bf16, written and then read by this kernel; the boxes of x. In e4m3 it has the scales of
+//           down, and not those of x
 //   norms   [128] bf16: for q and k, of text rows (row < txt_rows) and of image rows
 //   cos, sin  [txt + img, 64] f32, row stride ld_table; a row's token as in qk_norm_rope.cu
 //   out     [rows, 3 * dim + mlp] bf16, row stride ld_out; the first rows may be keys only, and keep what lies behind
@@ -25,10 +29,14 @@
 //           bytes of [64, features] by those of [256, features]^T and round the sums into shared memory. Warp 0
 //           fetches; warps 1 to 3 take the rounded rows from there, norm, rotate or gate them, and store them, while
 //           the next tile is multiplied. Clusters take tiles in turn: some rows of tiles at a time, whose x stays in L2
-//           while weights pass. Factors of low rank are more features: their boxes come behind those of x. Where the
+//           while weights pass. Factors of low rank are more features: their boxes come behind those of x. low comes
+//           first: rows of tiles by 128 columns of it take half the time of a tile, so it is there, and counted in
+//           `low_warps`, when the others ask for it. Where the
 //           last tile of a part has half of its rows or fewer, each block has half of these, for one warpgroup alone:
 //           such tiles take half as long, and come last, so that clusters end together.
 // Needs     sm_90a; heads of 128, dim % 256 == 0, mlp % 128 == 0, features % 8 == 0, rows and vectors 16-byte aligned.
+//           With factors all clusters run at once, or those that make low before the others; and one launch at a time
+//           on a module, because `low_warps` is its own.
 // Rounding  as the composition: y once (in e4m3 before the scales instead of after), then the result once. y is summed
 //           in another order than by cuBLASLt.
 // Flops     2 * rows * features * (3 * dim + 2 * mlp).   4608 x 3072 -> 27648: 783 GFLOP
@@ -53,6 +61,8 @@
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 #include "cluster_sm90a.cuh"
 #include "e4m3.cuh"
+#include "low_sm90a.cuh"
+#include "multiply_128_sm90a.cuh"
 #include "multiply_256_sm90a.cuh"
 #include "normed_heads.cuh"
 
@@ -68,6 +78,8 @@ constexpr int X_BYTES = ROWS * STEP_BYTES, WEIGHT_BYTES = COLS * STEP_BYTES;
 constexpr int ROUNDED_ROWS = ROWS / CONSUMERS, ROW_BYTES = COLS * 2, ROUNDED_BYTES = ROUNDED_ROWS * ROW_BYTES;
 constexpr int WEIGHTS = STAGES * X_BYTES, ROUNDED = WEIGHTS + STAGES * WEIGHT_BYTES,
               BARRIERS = ROUNDED + CONSUMERS * ROUNDED_BYTES;
+constexpr int DOWN_ROWS = 128, DOWN_BYTES = DOWN_ROWS * STEP_BYTES;  // columns of low that are made at once
+constexpr int LOW_WARPS = 2 * CONSUMERS * 4;                         // that make them, in both blocks
 constexpr int THREADS = 128 + 128 * CONSUMERS;
 constexpr int AT_ONCE = 4;  // rows that a warp loads before it uses the first
 
@@ -75,11 +87,15 @@ struct Arguments {
     TensorMap x[2];
     TensorMap short_x[2];  // the same in boxes of half as many rows
     TensorMap weight[2];
+    TensorMap down[2];
     TensorMap low[2];
     TensorMap short_low[2];
     TensorMap up[2];
     const float* x_scales[2];
     const float* weight_scales[2];
+    const float* down_scales[2];
+    int down_rows[2];
+    bf16* low_rows;
     bf16* out;
     long long ld_out;
     const bf16* txt_norm_q;
@@ -93,6 +109,7 @@ struct Arguments {
     float img_eps;
     int part_rows[2];
     int ranks[2];  // 0 of a part without factors
+    int ld_low;    // a multiple of 16
     int features;
     int dim;
     int mlp;
@@ -104,7 +121,11 @@ struct Arguments {
     int heads_in_e4m3;
 };
 
-enum Kind { KEYS, VALUES, QUERIES, GATED };
+// How many blocks of this launch are done, and how many warps have stored their part of low. Zeros between launches.
+__device__ unsigned blocks_done;
+__device__ unsigned low_warps;
+
+enum Kind { KEYS, VALUES, QUERIES, GATED, LOW };
 
 // A block's share of a tile: the part of x and the first row in it, the tile's first column of out, what its columns
 // are, the weight's row at which the first half of its columns begins, and how many rows after that the second begins.
@@ -117,39 +138,76 @@ struct Work {
     __device__ __forceinline__ static int tall_rows(int rows) { return (rows + ROWS - 1) / (2 * ROWS); }
     __device__ __forceinline__ static int short_rows(int rows) { return rows > tall_rows(rows) * 2 * ROWS; }
 
-    // How many tiles of each kind there are: tall ones, short ones, and those of keys only.
+    // How many tiles of each kind there are: those of low, tall ones, short ones, and those of keys only.
     struct Counts {
-        int tall, shorts, keys;
+        int low, tall, shorts, keys;
     };
 
+    // Rows of tiles of a part for which low is made.
+    __device__ __forceinline__ static int low_rows(const Arguments& args, int part) {
+        const int rows = args.part_rows[part];
+        return args.ranks[part] > 0 ? tall_rows(rows) + short_rows(rows) : 0;
+    }
+
+    template <bool LOW_RANK>
     __device__ __forceinline__ static Counts counts(const Arguments& args) {
         const int cols = (3 * args.dim + 2 * args.mlp) / COLS;
-        return {(tall_rows(args.part_rows[0]) + tall_rows(args.part_rows[1]) - args.key_tiles) * cols,
+        const int low = LOW_RANK ? (low_rows(args, 0) + low_rows(args, 1)) * ceil_div(args.ld_low, DOWN_ROWS) : 0;
+        return {low,
+                (tall_rows(args.part_rows[0]) + tall_rows(args.part_rows[1]) - args.key_tiles) * cols,
                 (short_rows(args.part_rows[0]) + short_rows(args.part_rows[1])) * cols,
                 args.key_tiles * (2 * args.dim / COLS)};
     }
 
-    // The tile that a cluster makes at its turn; a negative number behind its last. Tall ones go around. Short ones
-    // take about half as long: clusters that have one tall tile less than others first take two of them.
+    // The tile that a cluster makes at its turn; a negative number behind its last. Those of low and tall ones go
+    // around. Short ones take about half as long: clusters that have one tall tile less than others first take two.
     __device__ __forceinline__ static int tile_of(const Counts& counts, int cluster, int clusters, int turn) {
         const auto own = [&](int tiles) { return tiles > cluster ? (tiles - cluster - 1) / clusters + 1 : 0; };
+        const int low = own(counts.low);
+        if (turn < low) return cluster + turn * clusters;
+        turn -= low;
+        const int first_others = counts.low % clusters;
+        cluster -= first_others, cluster += cluster < 0 ? clusters : 0;
         const int tall = own(counts.tall);
-        if (turn < tall) return cluster + turn * clusters;
+        if (turn < tall) return counts.low + cluster + turn * clusters;
         turn -= tall;
         const int ahead = counts.tall % clusters;
         const int behind = ahead == 0 ? 0 : min(2 * (clusters - ahead), counts.shorts);
         const int first = 2 * (cluster - ahead), firsts = first < 0 ? 0 : min(max(behind - first, 0), 2);
-        if (turn < firsts) return counts.tall + first + turn;
+        if (turn < firsts) return counts.low + counts.tall + first + turn;
         turn -= firsts;
         const int rest = own(counts.shorts - behind);
-        if (turn < rest) return counts.tall + behind + cluster + turn * clusters;
+        if (turn < rest) return counts.low + counts.tall + behind + cluster + turn * clusters;
         turn -= rest;
         const int key = cluster + turn * clusters;
-        return key < counts.keys ? counts.tall + counts.shorts + key : -1;
+        return key < counts.keys ? counts.low + counts.tall + counts.shorts + key : -1;
     }
 
-    // Tall tiles, then short ones, then those of keys only.
-    __device__ __forceinline__ static Work at(const Arguments& args, int index, int rank) {
+    // Tiles of low, tall ones, short ones, then those of keys only.
+    __device__ __forceinline__ static Work at(const Arguments& args, const Counts& counts, int index, int rank) {
+        return index < counts.low ? of_low(args, index, rank) : of_out(args, index - counts.low, rank);
+    }
+
+    __device__ __forceinline__ static Work of_low(const Arguments& args, int index, int rank) {
+        const int first_part = low_rows(args, 0), rows = first_part + low_rows(args, 1);
+        Work w;
+        w.kind = LOW;
+        w.col = index / rows * DOWN_ROWS;
+        w.weight = w.second = 0;
+        int row = index % rows;
+        w.part = row >= first_part;
+        row -= w.part ? first_part : 0;
+        w.is_short = row >= tall_rows(args.part_rows[w.part]);
+        w.row = w.first_row_of(row, rank);
+        return w;
+    }
+
+    // The first row of a block's share of a row of tiles.
+    __device__ __forceinline__ int first_row_of(int row, int rank) const {
+        return row * 2 * ROWS + rank * (is_short ? ROUNDED_ROWS : ROWS);
+    }
+
+    __device__ __forceinline__ static Work of_out(const Arguments& args, int index, int rank) {
         const int first_part = tall_rows(args.part_rows[0]),
                   wanted = first_part + tall_rows(args.part_rows[1]) - args.key_tiles;
         const int first_short = short_rows(args.part_rows[0]), shorts = first_short + short_rows(args.part_rows[1]);
@@ -172,7 +230,7 @@ struct Work {
             w.part = 0;
             row = index % args.key_tiles, col = index / args.key_tiles;
         }
-        w.row = row * 2 * ROWS + rank * (w.is_short ? ROUNDED_ROWS : ROWS);
+        w.row = w.first_row_of(row, rank);
         const int weight = col * COLS;
         if (weight < 3 * args.dim) {
             w.kind = weight < args.dim ? KEYS : weight < 2 * args.dim ? VALUES : QUERIES;
@@ -411,6 +469,30 @@ struct Half {
 // The values of bf16 that one multiply reads of a row, and those of a box.
 constexpr int SLICE = 16, BOX = STEP_BYTES / 2;
 
+// Stores the 64 rows of low that a warpgroup has summed, and counts its warps.
+template <bool E4M3>
+__device__ __forceinline__ void store_low(const Arguments& args, const Work& w, int consumer,
+                                          const float (&sums)[DOWN_ROWS / 2]) {
+    const int lane = threadIdx.x % 32, in_block = lane % 4 * 2;
+    const int first = threadIdx.x / 32 % 4 * 16 + lane / 4, rows = w.rows_of(args, consumer);
+    const long long row = (w.part ? args.part_rows[0] : 0) + w.row + consumer * ROUNDED_ROWS + first;
+    bf16* to = args.low_rows + row * args.ld_low;
+#pragma unroll
+    for (int block = 0; block < DOWN_ROWS / 8; block++) {
+        const int at = w.col + block * 8 + in_block;
+        if (at >= args.ld_low) break;
+        float2 scales = make_float2(1.0f, 1.0f);
+        // Behind the rows of down are zeros, so any scale will do.
+        if constexpr (E4M3)
+            scales = *reinterpret_cast<const float2*>(args.down_scales[w.part] + min(at, args.down_rows[w.part] - 2));
+#pragma unroll
+        for (int half = 0; half < 2; half++)
+            if (first + half * 8 < rows)
+                *reinterpret_cast<uint32_t*>(to + half * 8 * args.ld_low + at) = pack_pair(
+                    sums[block * 4 + half * 2] * scales.x, sums[block * 4 + half * 2 + 1] * scales.y);
+    }
+}
+
 template <bool E4M3, bool LOW_RANK>
 __device__ __forceinline__ void project(const Arguments& args) {
     extern __shared__ __align__(1024) unsigned char shared[];
@@ -433,7 +515,7 @@ __device__ __forceinline__ void project(const Arguments& args) {
     sync_cluster();
 
     constexpr int FEATURES = E4M3 ? STEP_BYTES : STEP_BYTES / 2;
-    const Work::Counts counts = Work::counts(args);
+    const Work::Counts counts = Work::counts<LOW_RANK>(args);
     const int steps = ceil_div(args.features, FEATURES);
     const auto tile = [&](int turn) { return Work::tile_of(counts, blockIdx.x / 2, gridDim.x / 2, turn); };
     const int warpgroup = __shfl_sync(~0u, threadIdx.x / 128, 0), warp = __shfl_sync(~0u, threadIdx.x / 32, 0);
@@ -441,22 +523,40 @@ __device__ __forceinline__ void project(const Arguments& args) {
     Ring<1> turn;
     if (warp == 0) {
         if (threadIdx.x == 0) {
+            bool low_is_there = false;
             for (int at = 0, index; (index = tile(at)) >= 0; at++) {
-                const Work w = Work::at(args, index, rank);
+                const Work w = Work::at(args, counts, index, rank);
                 // A block without rows of a short tile fetches its half of the weights for the other one.
                 const int x_bytes = !w.is_short ? X_BYTES : w.rows_of(args, 0) > 0 ? X_BYTES / 2 : 0;
-                const auto fetch = [&](const TensorMap& x, const TensorMap& weight, int feature) {
+                // A box of x, and half of the `bytes` of weights for both blocks, from a row of theirs on.
+                const auto fetch_rows = [&](const TensorMap& x, const TensorMap& weight, int bytes, int row,
+                                            int feature) {
                     const uint32_t barrier = full + 8 * ring.stage;
                     wait(free + 8 * ring.stage, ring.phase ^ 1);
-                    arrive_expecting(barrier, x_bytes + WEIGHT_BYTES);
+                    arrive_expecting(barrier, x_bytes + bytes);
                     if (x_bytes > 0) copy_box(base + ring.stage * X_BYTES, x, w.row, feature, barrier);
-                    copy_box_to_both(base + WEIGHTS + ring.stage * WEIGHT_BYTES + rank * (WEIGHT_BYTES / 2), weight,
-                                     w.weight + rank * w.second, feature, barrier);
+                    copy_box_to_both(base + WEIGHTS + ring.stage * WEIGHT_BYTES + rank * (bytes / 2), weight, row,
+                                     feature, barrier);
                     ring.advance();
                 };
+                const auto fetch = [&](const TensorMap& x, const TensorMap& weight, int feature) {
+                    fetch_rows(x, weight, WEIGHT_BYTES, w.weight + rank * w.second, feature);
+                };
                 const TensorMap& x = w.is_short ? args.short_x[w.part] : args.x[w.part];
+                if constexpr (LOW_RANK)
+                    if (w.kind == LOW) {
+                        for (int step = 0; step < steps; step++)
+                            fetch_rows(x, args.down[w.part], DOWN_BYTES, w.col + rank * (DOWN_ROWS / 2),
+                                       step * FEATURES);
+                        continue;
+                    }
                 for (int step = 0; step < steps; step++) fetch(x, args.weight[w.part], step * FEATURES);
                 if constexpr (LOW_RANK) {
+                    if (!low_is_there && args.ranks[w.part] > 0) {
+                        low::wait_for(&low_warps, counts.low * LOW_WARPS);
+                        low::order_global_and_tma();
+                        low_is_there = true;
+                    }
                     const TensorMap& low = w.is_short ? args.short_low[w.part] : args.low[w.part];
                     for (int k = 0; k < args.ranks[w.part]; k += BOX) fetch(low, args.up[w.part], k);
                 }
@@ -464,7 +564,8 @@ __device__ __forceinline__ void project(const Arguments& args) {
         }
     } else if (warpgroup == 0) {
         for (int at = 0, index; (index = tile(at)) >= 0; at++) {
-            const Work w = Work::at(args, index, rank);
+            const Work w = Work::at(args, counts, index, rank);
+            if (LOW_RANK && w.kind == LOW) continue;
             for (int consumer = 0; consumer < CONSUMERS; consumer++) {
                 wait(rounded_full + 8 * consumer, turn.phase);
                 Half<E4M3>(args, w, base + ROUNDED + consumer * ROUNDED_BYTES, consumer).store();
@@ -482,15 +583,21 @@ __device__ __forceinline__ void project(const Arguments& args) {
         const int row = threadIdx.x / 32 % 4 * 16 + lane / 8 % 2 * 8 + lane % 8;
         const uint32_t to = chunk_at(base + ROUNDED + consumer * ROUNDED_BYTES, row, lane / 16);
         for (int at = 0, index; (index = tile(at)) >= 0; at++) {
-            const Work w = Work::at(args, index, rank);
+            const Work w = Work::at(args, counts, index, rank);
+            const bool is_low = LOW_RANK && w.kind == LOW;
             if (w.rows_of(args, consumer) <= 0) {
                 // Leaves the tensor cores to the other warpgroup.
                 int boxes = steps;
-                if constexpr (LOW_RANK) boxes += ceil_div(args.ranks[w.part], BOX);
+                if constexpr (LOW_RANK) boxes += is_low ? 0 : ceil_div(args.ranks[w.part], BOX);
                 for (int box = 0; box < boxes; box++) {
                     wait(full + 8 * ring.stage, ring.phase);
                     release(ring.stage);
                     ring.advance();
+                }
+                if (is_low) {
+                    __syncwarp();
+                    if (lane == 0) low::signal(&low_warps);
+                    continue;
                 }
                 wait(rounded_free + 8 * consumer, turn.phase ^ 1);
                 turn.advance();
@@ -500,31 +607,54 @@ __device__ __forceinline__ void project(const Arguments& args) {
             }
             float sums[COLS / 2];
             int last = 0;
-            for (int step = 0; step < steps; step++) {
-                wait(full + 8 * ring.stage, ring.phase);
-                const uint64_t x = describe(base + ring.stage * X_BYTES + consumer * ROUNDED_ROWS * STEP_BYTES, 0);
-                const uint64_t weight = describe(base + WEIGHTS + ring.stage * WEIGHT_BYTES, 0);
-                begin_multiply();
+            // Calls multiply_slice(x, weight, add) for all features, 32 bytes at a time.
+            const auto multiply_features = [&](auto multiply_slice) {
+                for (int step = 0; step < steps; step++) {
+                    wait(full + 8 * ring.stage, ring.phase);
+                    const uint64_t x = describe(base + ring.stage * X_BYTES + consumer * ROUNDED_ROWS * STEP_BYTES, 0);
+                    const uint64_t weight = describe(base + WEIGHTS + ring.stage * WEIGHT_BYTES, 0);
+                    begin_multiply();
 #pragma unroll
-                for (int byte = 0; byte < STEP_BYTES; byte += 32)
-                    multiply<E4M3>(sums, x + (byte >> 4), weight + (byte >> 4), step + byte > 0);
-                commit_multiply();
-                // The multiplies before these are done, so the stage that they read is free.
-                wait_multiply<1>();
-                if (step > 0) release(last);
-                last = ring.stage;
-                ring.advance();
-            }
+                    for (int byte = 0; byte < STEP_BYTES; byte += 32)
+                        multiply_slice(x + (byte >> 4), weight + (byte >> 4), step + byte > 0);
+                    commit_multiply();
+                    // The multiplies before these are done, so the stage that they read is free.
+                    wait_multiply<1>();
+                    if (step > 0) release(last);
+                    last = ring.stage;
+                    ring.advance();
+                }
+            };
+            if constexpr (LOW_RANK)
+                if (is_low) {
+                    // The same registers: of others the compiler knows no end.
+                    auto& of_low = reinterpret_cast<float(&)[DOWN_ROWS / 2]>(sums);
+                    multiply_features([&](uint64_t x, uint64_t down, int add) {
+                        if constexpr (E4M3) multiply_e4m3(of_low, x, down, add);
+                        else multiply(of_low, x, down, add);
+                    });
+                    wait_multiply<0>();
+                    pin(of_low);
+                    release(last);
+                    store_low<E4M3>(args, w, consumer, of_low);
+                    __threadfence();
+                    low::order_global_and_tma();
+                    __syncwarp();
+                    if (lane == 0) low::signal(&low_warps);
+                    continue;
+                }
+            multiply_features([&](uint64_t x, uint64_t weight, int add) { multiply<E4M3>(sums, x, weight, add); });
             if constexpr (LOW_RANK) {
                 const int part_rank = args.ranks[w.part];
                 for (int k = 0; k < part_rank; k += BOX) {
                     wait(full + 8 * ring.stage, ring.phase);
                     const uint64_t low = describe(base + ring.stage * X_BYTES + consumer * ROUNDED_ROWS * STEP_BYTES, 0);
                     const uint64_t up = describe(base + WEIGHTS + ring.stage * WEIGHT_BYTES, 0);
-                    // What lies behind the rank is zeros, and left out.
-                    for (int slice = 0; slice < min(BOX, part_rank - k); slice += SLICE) {
+                    // What lies behind the rank is zeros, and left out where it is two slices.
+                    for (int slice = 0; slice < min(BOX, part_rank - k); slice += 2 * SLICE) {
                         begin_multiply();
                         multiply<false>(sums, low + (slice >> 3), up + (slice >> 3), 1);
+                        multiply<false>(sums, low + ((slice + SLICE) >> 3), up + ((slice + SLICE) >> 3), 1);
                     }
                     commit_multiply();
                     wait_multiply<1>();
@@ -553,6 +683,7 @@ __device__ __forceinline__ void project(const Arguments& args) {
     __syncwarp();
     // Until both blocks are here, the other one may still write to this one's shared memory.
     sync_cluster();
+    if constexpr (LOW_RANK) low::leave_zeros(&low_warps, 1, &blocks_done);
 }
 
 }  // namespace project

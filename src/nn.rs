@@ -92,19 +92,15 @@ impl<B: Backend> Linear<B> {
     }
 
     /// The layer with another weight of its shape.
-    fn with_weight(&self, weight: B::Weight) -> Self {
+    pub(crate) fn with_weight(&self, weight: B::Weight) -> Self {
         Self { weight: Arc::new(weight), low_rank: None, ..self.clone() }
     }
 
     /// The layer with `up down` added to its product, in the form in which products beside its weight read them.
     ///
     /// Errors when memory runs out.
-    pub fn with_low_rank(&self, LowRank { down, up }: LowRank<B>) -> Result<Self> {
-        let down = match self.backend.down_beside(self, &down)? {
-            Some(weight) => down.with_weight(weight),
-            None => down,
-        };
-        Ok(self.with_factors(LowRank { down, up }))
+    pub fn with_low_rank(&self, low_rank: LowRank<B>) -> Result<Self> {
+        Ok(self.with_factors(self.backend.factors_beside(self, low_rank)?))
     }
 
     /// The same, of factors that are in that form, or are to be merged.

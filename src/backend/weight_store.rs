@@ -82,12 +82,11 @@ pub trait WeightStore: Memory {
     ) -> Result<Option<Self::Weight>> {
         Ok(None)
     }
-    /// The weight of `down` [rank, in], which is in 16 bits, as products read it beside the weight of `base`; none
-    /// where that is as it is.
+    /// Factors of low rank as products read them beside the weight of `base`.
     ///
     /// Errors when memory runs out.
-    fn down_beside(&self, _base: &Linear<Self>, _down: &Linear<Self>) -> Result<Option<Self::Weight>> {
-        Ok(None)
+    fn factors_beside(&self, _base: &Linear<Self>, factors: LowRank<Self>) -> Result<LowRank<Self>> {
+        Ok(factors)
     }
     /// The weight [out, in, k, k] of a convolution. It is uploaded with others, or else at once.
     fn load_conv_weight(&self, view: &TensorView, uploads: Option<&Self::Uploads>) -> Result<Self::ConvWeight>;

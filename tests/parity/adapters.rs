@@ -115,11 +115,16 @@ fn factors_beside_a_weight_match_the_cpu() {
 
 /// A LoRA of rank 1 of one layer of a model. On the CPU its image is 36 dB from that of the model itself.
 fn adapter(model: &Arc<Model<Cuda>>) -> Arc<Adapter> {
+    adapter_in(model, Dtype::F32, &0.35f32.to_le_bytes())
+}
+
+/// The same, all of whose values are this one.
+fn adapter_in(model: &Arc<Model<Cuda>>, dtype: Dtype, value: &[u8]) -> Arc<Adapter> {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("adapter.safetensors");
     let dim = model.info().transformer.dim();
-    let bytes = 0.35f32.to_le_bytes().repeat(dim);
-    let tensor = |shape| TensorView::new(Dtype::F32, shape, &bytes).unwrap();
+    let bytes = value.repeat(dim);
+    let tensor = |shape| TensorView::new(dtype, shape, &bytes).unwrap();
     let name = |half: &str| format!("transformer_blocks.0.attn.to_out.0.lora_{half}.weight");
     let pair = [(name("A"), tensor(vec![1, dim])), (name("B"), tensor(vec![dim, 1]))];
     safetensors::serialize_to_file(pair, None, &path).unwrap();
@@ -151,6 +156,22 @@ fn what_quantised_weights_are_merged_from_stays_for_the_next_set() {
     let (again, copies) = image(&model, &adapter, 1.0);
     assert!(again == first, "another image");
     assert!(copies <= fewer, "its weights went up again: {copies} copies, {fewer} for the second set");
+}
+
+/// 0.375 in 32 bits and in 8.
+#[test]
+fn factors_in_few_bits_are_those_values() {
+    let files: [(Dtype, &[u8]); 3] =
+        [(Dtype::F32, &0.375f32.to_le_bytes()), (Dtype::F8_E4M3, &[0x2c]), (Dtype::F8_E5M2, &[0x36])];
+    for cuda in [crate::cuda(), crate::cuda_fp8()].into_iter().flatten() {
+        let model = Model::load(cuda, &default_model()).unwrap();
+        for placement in [Placement::Merged, Placement::Beside] {
+            model.place_adapters(Some(placement));
+            let images = files.map(|(dtype, value)| image(&model, &adapter_in(&model, dtype, value), 1.0).0);
+            assert!(images[1..].iter().all(|image| *image == images[0]), "{placement:?}");
+            assert!(images[0] != image(&model, &adapter(&model), 0.0).0, "{placement:?}");
+        }
+    }
 }
 
 #[test]

@@ -89,7 +89,7 @@ fn check(cuda: &Cuda, case: Product) {
     check_against(cuda, &format!("{case:?}"), &case, FUSED, COMPOSED);
 }
 
-/// Ranks within a multiply, a box, and two of them; columns within a tile, narrow tiles of both widths, and several
+/// Ranks within a multiply, a box, and two of them; columns within a tile, narrow tiles, and several
 /// whole ones; what the kernel declines.
 #[test]
 fn low_rank_matches_its_composition() {
@@ -168,6 +168,7 @@ fn low_rank_in_fp8_matches_its_composition() {
         check(Product::new([700, 1600], [72, 2048], [32, 32]));
         check(Product::new([300, 2000], [144, 3072], [32, 24]));
         check(Product::new([512, 4096], [3072, 3072], [32, 96]));
+        check(Product::new([512, 1024], [3072, 3072], [32, 32]));
         check(Product::new([0, 4608], [12288, 3072], [0, 32]));
     }
 }

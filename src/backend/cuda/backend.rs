@@ -288,12 +288,8 @@ impl WeightStore for Cuda {
         self.merge_weight_op(weight, low_rank, storage).map(Some)
     }
 
-    fn down_beside(&self, base: &Linear<Self>, down: &Linear<Self>) -> Result<Option<Weight>> {
-        if !base.weight().is_e4m3() || down.weight().quantised_kind().is_some() {
-            return Ok(None);
-        }
-        let (device, down) = (self.device(), self.ready(down.weight())?);
-        self.0.uploader.quantised(device, device.stream(), &down, Storage::Fp8).map(Some)
+    fn factors_beside(&self, base: &Linear<Self>, factors: LowRank<Self>) -> Result<LowRank<Self>> {
+        self.factors_beside_op(base, factors)
     }
 
     fn load_conv_weight(&self, view: &TensorView, uploads: Option<&Uploads>) -> Result<ConvWeight> {

@@ -19,9 +19,11 @@ pub struct Weight {
     rows: usize,
     cols: usize,
     stored: Option<Arc<Stored>>,
+    divided: Option<Arc<Weight>>,
 }
 
 /// Where the values of a weight are.
+#[derive(Clone)]
 enum WeightLocation {
     /// Other GPUs may be copying it.
     Own(Arc<Buffer>),
@@ -32,7 +34,7 @@ enum WeightLocation {
 impl Weight {
     /// A matrix that was padded as above.
     pub fn new(buffer: impl Into<Arc<Buffer>>, rows: usize, cols: usize) -> Self {
-        Self { place: WeightLocation::Own(buffer.into()), rows, cols, stored: None }
+        Self { place: WeightLocation::Own(buffer.into()), rows, cols, stored: None, divided: None }
     }
 
     /// Its memory; none where it is streamed.
@@ -53,6 +55,17 @@ impl Weight {
         self.stored.as_deref()
     }
 
+    /// The same, beside what it is where its rows are divided by the scales of the weight that it is a factor beside.
+    pub fn with_divided(&self, divided: Weight) -> Self {
+        let (place, stored) = (self.place.clone(), self.stored.clone());
+        Self { place, rows: self.rows, cols: self.cols, stored, divided: Some(Arc::new(divided)) }
+    }
+
+    /// See [`Weight::with_divided`].
+    pub fn divided(&self) -> Option<&Weight> {
+        self.divided.as_deref()
+    }
+
     /// A matrix padded as above, so many bytes behind the start of a slab. If it is quantised: what its values are, and
     /// where its scales.
     pub fn in_slab(
@@ -61,7 +74,7 @@ impl Weight {
         values: u64,
         scales: Option<(BufferKind, u64)>,
     ) -> Self {
-        Self { place: WeightLocation::Slab { slabs, slab, values, scales }, rows, cols, stored: None }
+        Self { place: WeightLocation::Slab { slabs, slab, values, scales }, rows, cols, stored: None, divided: None }
     }
 
     /// Whether it is in memory only while its block has its turn.

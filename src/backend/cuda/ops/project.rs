@@ -1,16 +1,18 @@
-//! Launches cuda/project_sm90a.cu: `project` on Hopper, in one kernel. Elsewhere it is its composition, but for
-//! products of 8 bits, which have kernels of their own that also do what follows in the MLP.
+//! Launches cuda/project_sm90a.cu: `project` on Hopper, in one kernel, also with factors of low rank beside the weights.
+//! Elsewhere it is its composition, but for products of 8 bits, which have kernels of their own that also do what
+//! follows in the MLP.
 
 use std::ffi::c_void;
 
 use cudarc::driver::sys;
 
 use super::factors::Factors;
+use crate::backend::cuda::element::Element;
 use crate::backend::cuda::hopper::Choice;
 use crate::backend::cuda::weight::Weight;
 use crate::backend::cuda::{Cuda, Tensor, all_aligned};
 use crate::error::Result;
-use crate::nn::{Linear, Operand};
+use crate::nn::{Linear, LowRank, Operand};
 use crate::ops::project::{Heads, Projection, compose};
 use crate::ops::{Pairs, TokenLayout};
 
@@ -23,6 +25,9 @@ const COLS: usize = 256;
 const STEP_BYTES: usize = 128;
 const STAGES: usize = 3;
 const THREADS: usize = 3 * 128;
+/// `DOWN_ROWS` there, and of what the rank is a multiple.
+const DOWN_ROWS: usize = 128;
+const RANK_MULTIPLE: usize = 16;
 /// `BARRIERS` there, and two barriers for each stage and each of two warpgroups.
 pub(super) const SHARED_BYTES: usize = STAGES * (ROWS + COLS) * STEP_BYTES + ROWS * COLS * 2 + 16 * (STAGES + 2);
 /// Columns of a head.
@@ -36,11 +41,15 @@ struct Arguments {
     x: [sys::CUtensorMap; 2],
     short_x: [sys::CUtensorMap; 2],
     weight: [sys::CUtensorMap; 2],
+    down: [sys::CUtensorMap; 2],
     low: [sys::CUtensorMap; 2],
     short_low: [sys::CUtensorMap; 2],
     up: [sys::CUtensorMap; 2],
     x_scales: [u64; 2],
     weight_scales: [u64; 2],
+    down_scales: [u64; 2],
+    down_rows: [i32; 2],
+    low_rows: u64,
     out: u64,
     ld_out: i64,
     txt_norm_q: u64,
@@ -54,6 +63,7 @@ struct Arguments {
     img_eps: f32,
     part_rows: [i32; 2],
     ranks: [i32; 2],
+    ld_low: i32,
     features: i32,
     dim: i32,
     mlp: i32,
@@ -70,10 +80,10 @@ pub(super) fn rows_of_tiles(all: usize) -> usize {
     all.div_ceil(all.div_ceil(ROWS_OF_TILES).max(1)).max(1)
 }
 
-/// What the kernel multiplies: x and the weight of each part, and what is beside the weight.
+/// What the kernel multiplies: x and the weight of each part, and the factors beside that.
 struct Operands<'a> {
     parts: Vec<(&'a Tensor<Cuda>, &'a Weight)>,
-    low_rank: Vec<Option<Factors>>,
+    low_rank: Vec<Option<Factors<'a>>>,
     heads_in_e4m3: bool,
 }
 
@@ -97,7 +107,22 @@ fn takes(parts: &[(&Tensor<Cuda>, &Weight)], heads: Option<&Heads<'_, Cuda>>) ->
     parts.len() <= 2 && parts.iter().any(|(x, _)| x.rows() > 0) && sizes && tensors && norms
 }
 
+/// Whether the kernel can take what is beside a weight: down is like the weight, and up in bf16.
+fn takes_factors(linear: &Linear<Cuda>) -> bool {
+    linear.low_rank().is_none_or(|LowRank { down, up }| {
+        let kind = linear.weight().quantised_kind();
+        down.weight().quantised_kind() == kind && up.weight().quantised_kind().is_none()
+    })
+}
+
 impl Cuda {
+    /// Whether this GPU has the kernel, and it is wanted.
+    ///
+    /// Errors when `FLUX_PROJECT` names one that is not here.
+    pub(super) fn projects_in_one(&self) -> Result<bool> {
+        self.hopper_wanted(CHOICE)
+    }
+
     pub(crate) fn project_op(
         &self,
         operands: &[(&Operand<Cuda>, &Linear<Cuda>)],
@@ -119,17 +144,19 @@ impl Cuda {
     /// e4m3 alone, and so are k and q: the first half of the bytes of each head, to the scale that their norms tell.
     ///
     /// Errors when `FLUX_PROJECT` names no kernel that is here.
-    pub(super) fn project_in_one(
+    pub(super) fn project_in_one<'a>(
         &self,
-        operands: &[(&Operand<Cuda>, &Linear<Cuda>)],
+        operands: &[(&Operand<Cuda>, &'a Linear<Cuda>)],
         heads: Option<&Heads<'_, Cuda>>,
         heads_in_e4m3: bool,
     ) -> Result<Option<Projection<Cuda>>> {
         let parts: Vec<_> = operands.iter().map(|(x, weight)| (x.tensor(), weight.weight())).collect();
         // In e4m3 the kernel leaves its sums in the tensor cores.
         let sums = |weight: &Weight| Ok(!weight.is_e4m3() || self.gemm()?.fast_accumulation());
-        let taken = takes(&parts, heads) && (parts[0].1.is_e4m3() || !heads_in_e4m3);
-        if !self.hopper_wanted(CHOICE)? || !taken || !sums(parts[0].1)? {
+        let taken = takes(&parts, heads)
+            && operands.iter().all(|(_, linear)| takes_factors(linear))
+            && (parts[0].1.is_e4m3() || !heads_in_e4m3);
+        if !self.projects_in_one()? || !taken || !sums(parts[0].1)? {
             return Ok(None);
         }
         let ready = parts.iter().map(|(_, weight)| self.ready(weight)).collect::<Result<Vec<_>>>()?;
@@ -140,10 +167,10 @@ impl Cuda {
         let fresh = self.operands(&parts)?;
         let quantised: Vec<_> =
             parts.iter().zip(&fresh).map(|((x, weight), fresh)| (fresh.as_ref().unwrap_or(x), *weight)).collect();
-        let beside = quantised.iter().zip(operands);
-        let beside: Vec<_> =
-            beside.map(|(&(x, weight), (_, layer))| (x, weight, layer.low_rank().filter(|_| x.rows() > 0))).collect();
-        let low_rank = self.factors(&beside)?;
+        let beside = |(&(x, weight), (_, layer)): (&(&Tensor<Cuda>, &Weight), &(_, &'a Linear<Cuda>))| {
+            layer.low_rank().filter(|_| x.rows() > 0).map(|factors| self.factors(weight, factors)).transpose()
+        };
+        let low_rank = quantised.iter().zip(operands).map(beside).collect::<Result<_>>()?;
         self.run_project(&Operands { parts: quantised, low_rank, heads_in_e4m3 }, heads, [dim, mlp], &out)?;
         let [k, v, q, mlp] = out.split_cols([dim, dim, dim, mlp]);
         let without_query = heads.map_or(0, |heads| heads.layout.rows_without_query());
@@ -171,16 +198,24 @@ impl Cuda {
         // A tile whose rows all ask no query needs no other columns than those of k and v.
         let key_tiles = heads.map_or(0, |heads| heads.layout.rows_without_query() / (2 * ROWS));
         let wanted_tiles = tiles - key_tiles;
+        let rank = low_rank.iter().flatten().map(|factors| factors.down.rows()).max().unwrap_or(0);
+        let rank = rank.next_multiple_of(RANK_MULTIPLE);
+        let low = self.empty(if rank > 0 { out.rows() } else { 0 }, rank)?;
+        let with_factors = parts.iter().zip(low_rank).filter(|(_, factors)| factors.is_some());
+        let low_tiles: usize = with_factors.map(|((x, _), _)| x.rows().div_ceil(2 * ROWS)).sum();
         let items = (wanted_tiles * (3 * dim + 2 * mlp) + key_tiles * 2 * dim) / COLS;
+        let items = items + low_tiles * rank.div_ceil(DOWN_ROWS);
         CHOICE.int(out.rows())?;
         CHOICE.int(items)?;
         let short_tiles = parts.iter().filter(|(x, _)| is_short(x.rows())).count();
-        let mut arguments = arguments(operands, heads, [dim, mlp], out, [wanted_tiles - short_tiles, key_tiles])?;
+        let tiles = [wanted_tiles - short_tiles, key_tiles];
+        let mut arguments = arguments(operands, heads, [dim, mlp], out, &low, tiles)?;
         let clusters = items.min(self.device().multiprocessors() / 2).max(1);
         let mut pointers: [*mut c_void; 1] = [std::ptr::from_mut(&mut arguments).cast()];
         // SAFETY: the kernel takes `Arguments`, laid out as there, in clusters of two blocks, with THREADS threads and
         // SHARED_BYTES of shared memory. The maps cover exactly the cells of x and of the weights, which in e4m3 have a
-        // scale for each row, and of the factors beside them; `out` was made for all rows and columns.
+        // scale for each row, and of the factors beside them, down in e4m3 with scales for its padding, too; `low` and
+        // `out` were made for all rows and columns.
         // `Tensor::project` checked the weights' rows, the norms [1, head_dim], and the tables to have a row for every
         // token; `takes` found the tiles to divide the columns, and all rows and vectors aligned.
         unsafe { launch.run_raw([2 * clusters, 1, 1], [THREADS, 1, 1], &mut pointers) }
@@ -199,6 +234,7 @@ fn arguments(
     heads: Option<&Heads<'_, Cuda>>,
     [dim, mlp]: [usize; 2],
     out: &Tensor<Cuda>,
+    low: &Tensor<Cuda>,
     [tall_tiles, key_tiles]: [usize; 2],
 ) -> Result<Arguments> {
     let e4m3 = parts[0].1.is_e4m3();
@@ -213,14 +249,27 @@ fn arguments(
     let part = |part: usize| parts[if rows(part) > 0 { part } else { 1 - part }];
     let low_rank = |index: usize| low_rank.get(index).and_then(Option::as_ref);
     // The kernel reads no factors of a part without them, so the maps of x and its weight stand in for theirs.
-    let low_map = |index: usize, in_box| x_map(low_rank(index).map_or(part(index).0, |factors| &factors.low), in_box);
-    let rank = |index: usize| CHOICE.int(low_rank(index).map_or(0, |factors| factors.low.cols()));
-    let up_map = |index: usize| match low_rank(index) {
-        None => weight_map(part(index).1),
-        Some(Factors { low, up, up_rows, .. }) => {
-            CHOICE.rows_map(false, up.address, [*up_rows, low.cols()], up.stride, ROWS)
+    let low_map = |index: usize, in_box| match low_rank(index) {
+        None => x_map(part(index).0, in_box),
+        Some(_) => {
+            let address = low.address() + (index * rows(0) * low.stride() * Element::BYTES) as u64;
+            CHOICE.rows_map(false, address, [rows(index), low.cols()], low.stride(), in_box)
         }
     };
+    let factor_map = |index: usize, in_box, of: for<'f> fn(&'f Factors<'_>) -> &'f Weight| match low_rank(index) {
+        None => weight_map(part(index).1),
+        Some(factors) => {
+            let factor = of(factors);
+            let shape = [factor.rows(), factor.cols()];
+            CHOICE.rows_map(factor.is_e4m3(), factor.address(), shape, factor.stride(), in_box)
+        }
+    };
+    let down = |index: usize| factor_map(index, DOWN_ROWS / 2, |factors| &factors.down);
+    let up = |index: usize| factor_map(index, ROWS, |factors| &factors.up);
+    let rank = |index: usize| {
+        CHOICE.int(low_rank(index).map_or(0, |factors| factors.down.rows().next_multiple_of(RANK_MULTIPLE)))
+    };
+    let down_rows = |index: usize| CHOICE.int(low_rank(index).map_or(0, |factors| factors.down.padded_rows()));
     let norms = heads
         .map_or([0; 4], |Heads { norm, .. }| [&norm[0].q, &norm[0].k, &norm[1].q, &norm[1].k].map(Tensor::address));
     let layout = heads.map_or(TokenLayout::single(out.rows()), |heads| heads.layout);
@@ -228,11 +277,15 @@ fn arguments(
         x: [x_map(part(0).0, ROWS)?, x_map(part(1).0, ROWS)?],
         short_x: [x_map(part(0).0, ROWS / 2)?, x_map(part(1).0, ROWS / 2)?],
         weight: [weight_map(part(0).1)?, weight_map(part(1).1)?],
+        down: [down(0)?, down(1)?],
         low: [low_map(0, ROWS)?, low_map(1, ROWS)?],
         short_low: [low_map(0, ROWS / 2)?, low_map(1, ROWS / 2)?],
-        up: [up_map(0)?, up_map(1)?],
+        up: [up(0)?, up(1)?],
         x_scales: [0, 1].map(|index| if e4m3 { part(index).0.scales() } else { 0 }),
         weight_scales: [0, 1].map(|index| if e4m3 { part(index).1.scales() } else { 0 }),
+        down_scales: [0, 1].map(|index| low_rank(index).map_or(0, |factors| factors.down.scales())),
+        down_rows: [down_rows(0)?, down_rows(1)?],
+        low_rows: low.address(),
         out: out.address(),
         ld_out: out.stride() as i64,
         txt_norm_q: norms[0],
@@ -246,6 +299,7 @@ fn arguments(
         img_eps: heads.map_or(0.0, |heads| heads.norm[1].eps),
         part_rows: [CHOICE.int(rows(0))?, CHOICE.int(rows(1))?],
         ranks: [rank(0)?, rank(1)?],
+        ld_low: CHOICE.int(low.cols())?,
         features: CHOICE.int(parts[0].0.cols())?,
         dim: CHOICE.int(dim)?,
         mlp: CHOICE.int(mlp)?,
