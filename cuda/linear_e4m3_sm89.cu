@@ -11,6 +11,7 @@ namespace e4m3_linear {
 
 struct Values {
     typedef float Sum;
+    typedef quantised_linear::Bytes Weight;
 
     static __device__ __forceinline__ float to_float(float sum) { return sum; }
 

@@ -11,6 +11,7 @@ namespace int8_linear {
 
 struct Values {
     typedef int Sum;
+    typedef quantised_linear::Bytes Weight;
 
     static __device__ __forceinline__ float to_float(int sum) { return __int2float_rn(sum); }
 

@@ -1,6 +1,7 @@
 // Products of rows of 8 bits by mma.sync, out = (x weight^T) * (x_scales * weight_scales) + bias, and of the columns of
-// an MLP silu(gate) * up: what linear_int8.cu computes in integers and linear_e4m3_sm89.cu in 8-bit floats. Values
-// names the type: its Sum, `multiply` of 16 rows, 8 columns and 32 bytes, and `to_float` of a sum.
+// an MLP silu(gate) * up: what linear_int8.cu computes in integers, linear_w4a8.cu with weights in 4 bits, and
+// linear_e4m3_sm89.cu in 8-bit floats. Values names the type: its Sum, `multiply` of 16 rows, 8 columns and 32 bytes,
+// and `to_float` of a sum; and Weight how the weight lies, see Bytes here and Packed in linear_w4a8.cu.
 //
 //   x        [m, k]  row stride ld_x, over x_scales [m] f32
 //   weight   [plain + 2 mlp, k]  row stride ld_weight, over weight_scales f32; rows plain, gate, up in this order
@@ -33,15 +34,34 @@ __device__ __forceinline__ uint32_t shared_address(const void* pointer) {
     return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
 }
 
+// Weights of 8 bits: a step is as many bytes of a row, and lies in shared memory as x does.
+struct Bytes {
+    static constexpr int STEP_BYTES = 64, MULTIPLIER_BYTES = 0;
+};
+
+__device__ __forceinline__ uint32_t load_word(uint32_t from) {
+    uint32_t word;
+    asm volatile("ld.shared.b32 %0, [%1];" : "=r"(word) : "r"(from) : "memory");
+    return word;
+}
+
 template <class Values>
 struct Product {
     typedef typename Values::Sum Sum;
+    typedef typename Values::Weight Weight;
     static constexpr int ROWS = 128, COLS = 256, WARP_ROWS = 64, WARP_COLS = 64, STEP = 64;
     static constexpr int TILES_M = WARP_ROWS / 16, TILES_N = WARP_COLS / 8, KS = STEP / 32;
     static constexpr int STEP_CHUNKS = STEP / 16, ROWS_AT_ONCE = THREADS / STEP_CHUNKS;
-    static constexpr int X_CHUNKS = ROWS / ROWS_AT_ONCE, WEIGHT_CHUNKS = COLS / ROWS_AT_ONCE;
-    static constexpr int X_BYTES = ROWS * STEP, STAGE_BYTES = (ROWS + COLS) * STEP;
+    static constexpr bool PACKED = Weight::MULTIPLIER_BYTES > 0;
+    static constexpr int WEIGHT_STEP_CHUNKS = Weight::STEP_BYTES / 16;
+    static constexpr int WEIGHT_ROWS_AT_ONCE = THREADS / WEIGHT_STEP_CHUNKS;
+    static constexpr int X_CHUNKS = ROWS / ROWS_AT_ONCE, WEIGHT_CHUNKS = COLS / WEIGHT_ROWS_AT_ONCE;
+    static constexpr int X_BYTES = ROWS * STEP, WEIGHT_BYTES = COLS * Weight::STEP_BYTES;
+    // Of a step of packed weights, what 32 values are and what they are multiplied by, each for all columns.
+    static constexpr int HALF_BYTES = WEIGHT_BYTES / KS, HALF_MULTIPLIER_BYTES = COLS * Weight::MULTIPLIER_BYTES / KS;
+    static constexpr int STAGE_BYTES = X_BYTES + WEIGHT_BYTES + COLS * Weight::MULTIPLIER_BYTES;
     static_assert(KS % 2 == 0, "fragments take turns in two places");
+    static_assert(!PACKED || COLS == THREADS, "a thread copies the multipliers of a column");
 #ifdef ELEMENT_F16
     static constexpr int STAGES = 2;
 #else
@@ -68,8 +88,9 @@ struct Product {
         return row * STEP + ((chunk ^ (row >> 1 & 3)) << 4);
     }
 
-    // The tile of a block, and of the matrices what a thread copies: the same chunk of rows that are ROWS_AT_ONCE
-    // apart, in an MLP's weight half as many rows of gate or of up.
+    // The tile of a block, and of the matrices what a thread copies: the same chunk of rows that are ROWS_AT_ONCE or
+    // WEIGHT_ROWS_AT_ONCE apart, in an MLP's weight half as many rows of gate or of up. Of packed weights also what one
+    // column's are multiplied by.
     struct Tile {
         int row, col;   // the first of out
         int cols_end;   // of out: behind the last column of its kind
@@ -77,10 +98,11 @@ struct Product {
         const uint8_t *x, *weight;       // the first chunk, or one that is there
         long long x_step, weight_step;   // from one chunk to the next
         int x_chunks, weight_chunks;     // how many are there
-        int chunk;                       // bytes in front of it in a step
+        int chunk;                       // bytes of x in front of it in a step
+        const uint8_t* multipliers;      // null behind the last column
 
         __device__ __forceinline__ Tile(const uint8_t* all_x, long long ld_x, const uint8_t* all_weights,
-                                        long long ld_weight, int m, int plain, int mlp, int rows_of_tiles) {
+                                        long long ld_weight, int m, int plain, int mlp, int k, int rows_of_tiles) {
             const int tiles_m = ceil_div(m, ROWS), plain_tiles = ceil_div(plain, COLS);
             const int tiles_n = plain_tiles + ceil_div(mlp, COLS / 2);
             const int group = blockIdx.x / (rows_of_tiles * tiles_n), first = group * rows_of_tiles;
@@ -92,18 +114,30 @@ struct Product {
             const int of_kind = is_mlp ? mlp : plain;
             col = (is_mlp ? plain : 0) + first_of_kind;
             cols_end = is_mlp ? plain + mlp : plain;
-            chunk = threadIdx.x % STEP_CHUNKS * 16;
-            const int r = threadIdx.x / STEP_CHUNKS, at_once = is_mlp ? ROWS_AT_ONCE / 2 : ROWS_AT_ONCE;
-            const int of_tile = is_mlp ? r / 16 * 8 + r % 8 : r;
             const auto count = [](int rows, int apart) { return rows > 0 ? ceil_div(rows, apart) : 0; };
-            x_chunks = count(m - row - r, ROWS_AT_ONCE);
-            weight_chunks = count(of_kind - first_of_kind - of_tile, at_once);
-            const int weight_row = of_tile + (is_mlp && (r & 8) != 0 ? mlp : 0);
-            x = all_x + (row + (x_chunks > 0 ? r : 0)) * ld_x + chunk;
-            weight = all_weights + (col + (weight_chunks > 0 ? weight_row : 0)) * ld_weight + chunk;
+            chunk = threadIdx.x % STEP_CHUNKS * 16;
+            const int x_row = threadIdx.x / STEP_CHUNKS;
+            x_chunks = count(m - row - x_row, ROWS_AT_ONCE);
+            x = all_x + (row + (x_chunks > 0 ? x_row : 0)) * ld_x + chunk;
             x_step = ROWS_AT_ONCE * ld_x;
+            // Which column of its kind a row of the tile's weight is, from the first one on, and its row behind the
+            // tile's first.
+            const auto of_tile = [&](int r) { return is_mlp ? r / 16 * 8 + r % 8 : r; };
+            const auto weight_row = [&](int r) { return of_tile(r) + (is_mlp && (r & 8) != 0 ? mlp : 0); };
+            const int r = threadIdx.x / WEIGHT_STEP_CHUNKS;
+            const int at_once = is_mlp ? WEIGHT_ROWS_AT_ONCE / 2 : WEIGHT_ROWS_AT_ONCE;
+            weight_chunks = count(of_kind - first_of_kind - of_tile(r), at_once);
+            weight = all_weights + (col + (weight_chunks > 0 ? weight_row(r) : 0)) * ld_weight +
+                     threadIdx.x % WEIGHT_STEP_CHUNKS * 16;
             weight_step = at_once * ld_weight;
+            multipliers = nullptr;
+            if (PACKED && of_tile(threadIdx.x) < of_kind - first_of_kind)
+                multipliers = all_weights + (col + weight_row(threadIdx.x)) * ld_weight +
+                              ceil_div(k, STEP) * Weight::STEP_BYTES;
         }
+
+        // Whether the thread's chunk of weights of a step is there: rows of packed ones are whole steps.
+        __device__ __forceinline__ bool weight_in_row(int from, int k) const { return PACKED || from + chunk < k; }
     };
 
     // Where the chunk of the thread lies in a stage; those of rows ROWS_AT_ONCE further are as many rows behind it.
@@ -111,28 +145,51 @@ struct Product {
         return swizzled(threadIdx.x / STEP_CHUNKS, threadIdx.x % STEP_CHUNKS);
     }
 
+    // The same of the weight, and what lies between two of its chunks. Packed, each half of a step is by itself, so
+    // that 8 rows of 16 bytes are in all banks.
+    static constexpr int WEIGHT_CHUNK_STEP = PACKED ? WEIGHT_ROWS_AT_ONCE * 16 : WEIGHT_ROWS_AT_ONCE * STEP;
+    static __device__ __forceinline__ uint32_t own_weight_place() {
+        if constexpr (PACKED) return X_BYTES + threadIdx.x % KS * HALF_BYTES + threadIdx.x / KS * 16;
+        else return X_BYTES + own_place();
+    }
+
+    // What the thread copies of the multipliers: those of 32 values at a time.
+    static __device__ __forceinline__ uint32_t own_multipliers() {
+        return X_BYTES + WEIGHT_BYTES + threadIdx.x * (Weight::MULTIPLIER_BYTES / KS);
+    }
+
     // What a warp multiplies of a stage, from the address where its lane reads.
     struct Reader {
-        uint32_t x, weight;
+        uint32_t x, weight, multipliers;
 
         __device__ __forceinline__ explicit Reader(uint32_t shared) {
             const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
             // Matrices of x: rows 0 to 7 and 8 to 15 of the first 16 bytes, then of the second. Of the weight: the
             // first and the second 16 bytes of rows 0 to 7, then of 8 to 15.
             x = shared + swizzled(warp % 2 * WARP_ROWS + lane % 16, lane / 16);
-            weight = shared + X_BYTES + swizzled(warp / 2 * WARP_COLS + lane % 8 + lane / 16 * 8, lane / 8 % 2);
+            // Packed, a lane reads what it multiplies of the first column.
+            if constexpr (PACKED) weight = shared + X_BYTES + (warp / 2 * WARP_COLS + lane / 4) * 16 + lane % 4 * 4;
+            else weight = shared + X_BYTES + swizzled(warp / 2 * WARP_COLS + lane % 8 + lane / 16 * 8, lane / 8 % 2);
+            multipliers = shared + X_BYTES + WEIGHT_BYTES + (warp / 2 * WARP_COLS + lane / 4) * 4;
         }
 
         // Bytes 32 `k` to 32 `k` + 31 of a stage: the swizzle exchanges bits, so chunks `2 k` further differ in the
         // bits of `2 k`.
         __device__ __forceinline__ void load(Fragments& to, int stage, int k) const {
             const uint32_t from = stage * STAGE_BYTES;
+            if constexpr (PACKED) {
 #pragma unroll
-            for (int j = 0; j < TILES_N; j += 2) {
-                uint32_t pair[4];
-                load_matrices(pair, ((weight + from) ^ (k << 5)) + j * 8 * STEP);
-                to.weight[j][0] = pair[0], to.weight[j][1] = pair[1];
-                to.weight[j + 1][0] = pair[2], to.weight[j + 1][1] = pair[3];
+                for (int j = 0; j < TILES_N; j++)
+                    Weight::unpack(to.weight[j], load_word(weight + from + k * HALF_BYTES + j * 8 * 16),
+                                   load_word(multipliers + from + k * HALF_MULTIPLIER_BYTES + j * 8 * 4));
+            } else {
+#pragma unroll
+                for (int j = 0; j < TILES_N; j += 2) {
+                    uint32_t pair[4];
+                    load_matrices(pair, ((weight + from) ^ (k << 5)) + j * 8 * STEP);
+                    to.weight[j][0] = pair[0], to.weight[j][1] = pair[1];
+                    to.weight[j + 1][0] = pair[2], to.weight[j + 1][1] = pair[3];
+                }
             }
 #pragma unroll
             for (int i = 0; i < TILES_M; i++) load_matrices(to.x[i], ((x + from) ^ (k << 5)) + i * 16 * STEP);
@@ -143,24 +200,34 @@ struct Product {
 
     static __device__ __forceinline__ void multiply_tile(Sums& sums, const Tile& tile, int k, uint8_t* shared) {
         const Reader reader(shared_address(shared));
-        uint8_t* own = shared + own_place();
-        uint4 next[X_CHUNKS + WEIGHT_CHUNKS];
+        uint4 next_x[X_CHUNKS], next_weight[WEIGHT_CHUNKS];
+        uint2 next_multipliers = make_uint2(0, 0);
         const auto fetch = [&](int step) {
-            const int from = step * STEP;
-            const bool in_row = from + tile.chunk < k;
+            const int from = step * STEP, of_weight = step * Weight::STEP_BYTES;
+            const auto load = [](bool there, const uint8_t* at) {
+                return there ? *reinterpret_cast<const uint4*>(at) : make_uint4(0, 0, 0, 0);
+            };
 #pragma unroll
-            for (int i = 0; i < X_CHUNKS + WEIGHT_CHUNKS; i++) {
-                const int of = i < X_CHUNKS ? i : i - X_CHUNKS;
-                const bool there = in_row && of < (i < X_CHUNKS ? tile.x_chunks : tile.weight_chunks);
-                const uint8_t* at = i < X_CHUNKS ? tile.x + of * tile.x_step : tile.weight + of * tile.weight_step;
-                next[i] = there ? *reinterpret_cast<const uint4*>(at + from) : make_uint4(0, 0, 0, 0);
-            }
+            for (int i = 0; i < X_CHUNKS; i++)
+                next_x[i] = load(from + tile.chunk < k && i < tile.x_chunks, tile.x + i * tile.x_step + from);
+#pragma unroll
+            for (int i = 0; i < WEIGHT_CHUNKS; i++)
+                next_weight[i] = load(tile.weight_in_row(from, k) && i < tile.weight_chunks,
+                                      tile.weight + i * tile.weight_step + of_weight);
+            if (PACKED && tile.multipliers != nullptr)
+                next_multipliers = *reinterpret_cast<const uint2*>(tile.multipliers + step * Weight::MULTIPLIER_BYTES);
         };
         const auto keep = [&](int stage) {
+            uint8_t* to = shared + stage * STAGE_BYTES;
 #pragma unroll
-            for (int i = 0; i < X_CHUNKS + WEIGHT_CHUNKS; i++) {
-                const int at = i < X_CHUNKS ? i * ROWS_AT_ONCE * STEP : X_BYTES + (i - X_CHUNKS) * ROWS_AT_ONCE * STEP;
-                *reinterpret_cast<uint4*>(own + stage * STAGE_BYTES + at) = next[i];
+            for (int i = 0; i < X_CHUNKS; i++)
+                *reinterpret_cast<uint4*>(to + own_place() + i * ROWS_AT_ONCE * STEP) = next_x[i];
+#pragma unroll
+            for (int i = 0; i < WEIGHT_CHUNKS; i++)
+                *reinterpret_cast<uint4*>(to + own_weight_place() + i * WEIGHT_CHUNK_STEP) = next_weight[i];
+            if constexpr (PACKED) {
+                *reinterpret_cast<uint32_t*>(to + own_multipliers()) = next_multipliers.x;
+                *reinterpret_cast<uint32_t*>(to + own_multipliers() + HALF_MULTIPLIER_BYTES) = next_multipliers.y;
             }
         };
         const int steps = ceil_div(k, STEP);
@@ -183,11 +250,16 @@ struct Product {
 #else
 
     static __device__ __forceinline__ void multiply_tile(Sums& sums, const Tile& tile, int k, uint8_t* shared) {
-        const uint32_t base = shared_address(shared), own = base + own_place();
+        const uint32_t base = shared_address(shared);
+        const uint32_t own = base + own_place(), own_weight = base + own_weight_place();
         const Reader reader(base);
         const int steps = ceil_div(k, STEP);
         const auto copy = [](uint32_t to, const uint8_t* from, int bytes) {
             asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(bytes)
+                         : "memory");
+        };
+        const auto copy_word = [](uint32_t to, const uint8_t* from, bool there) {
+            asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(to), "l"(from), "r"(there ? 4 : 0)
                          : "memory");
         };
         // A group for each step, also behind the last one, so that a count of groups tells which have arrived.
@@ -195,17 +267,27 @@ struct Product {
             if (step < steps) {
                 const int from = step * STEP;
                 const bool in_row = from + tile.chunk < k;
-                const uint32_t to = own + stage * STAGE_BYTES;
+                const uint32_t to = own + stage * STAGE_BYTES, to_weight = own_weight + stage * STAGE_BYTES;
 #pragma unroll
                 for (int i = 0; i < X_CHUNKS; i++) {
                     const bool there = in_row && i < tile.x_chunks;
                     copy(to + i * ROWS_AT_ONCE * STEP, tile.x + (there ? i * tile.x_step + from : 0), there ? 16 : 0);
                 }
+                const bool weight_in_row = tile.weight_in_row(from, k);
+                const int of_weight = step * Weight::STEP_BYTES;
 #pragma unroll
                 for (int i = 0; i < WEIGHT_CHUNKS; i++) {
-                    const bool there = in_row && i < tile.weight_chunks;
-                    copy(to + X_BYTES + i * ROWS_AT_ONCE * STEP,
-                         tile.weight + (there ? i * tile.weight_step + from : 0), there ? 16 : 0);
+                    const bool there = weight_in_row && i < tile.weight_chunks;
+                    copy(to_weight + i * WEIGHT_CHUNK_STEP,
+                         tile.weight + (there ? i * tile.weight_step + of_weight : 0), there ? 16 : 0);
+                }
+                if constexpr (PACKED) {
+                    const uint32_t to_multipliers = base + own_multipliers() + stage * STAGE_BYTES;
+                    const bool there = tile.multipliers != nullptr;
+#pragma unroll
+                    for (int i = 0; i < KS; i++)
+                        copy_word(to_multipliers + i * HALF_MULTIPLIER_BYTES,
+                                  there ? tile.multipliers + step * Weight::MULTIPLIER_BYTES + i * 4 : tile.x, there);
                 }
             }
             asm volatile("cp.async.commit_group;" ::: "memory");
@@ -328,7 +410,7 @@ struct Product {
                                                const element* bias, element* out, long long ld_out, int m, int plain,
                                                int mlp, int k, int rows_of_tiles) {
         extern __shared__ __align__(128) uint8_t shared[];
-        const Tile tile(x, ld_x, weight, ld_weight, m, plain, mlp, rows_of_tiles);
+        const Tile tile(x, ld_x, weight, ld_weight, m, plain, mlp, k, rows_of_tiles);
         Sums sums = {};
         multiply_tile(sums, tile, k, shared);
         if (tile.is_mlp) {

@@ -380,7 +380,7 @@ pub struct DeviceArgs {
     #[arg(help_heading = DEVICE, long, value_name = "DEVICE")]
     device: Option<DeviceChoice>,
     /// Precision of the arithmetic; auto is f32 on the CPU and bf16 on a GPU (fp16 where it has none), fp8 is for GPUs
-    /// of compute capability 8.9, 9.0 and 12.x, int8 for all devices [default: auto]
+    /// of compute capability 8.9, 9.0 and 12.x, int8 and w4a8 for all devices [default: auto]
     #[arg(help_heading = DEVICE, long, value_name = "TYPE", hide_short_help = true, value_parser = values::precision())]
     pub precision: Option<PrecisionChoice>,
     /// Precision of long attention without a mask, on GPUs; auto is fp8 on Hopper GPUs with --precision fp8, else that

@@ -170,6 +170,12 @@ fn cuda_int8() -> Option<Cuda> {
     Some(Cuda::with(0, None, Precision::Int8, &GemmCache::Off).expect("every GPU multiplies integers"))
 }
 
+/// The same with weights in 4 bits.
+fn cuda_w4a8() -> Option<Cuda> {
+    cuda()?;
+    Some(Cuda::with(0, None, Precision::W4a8, &GemmCache::Off).expect("every GPU multiplies integers"))
+}
+
 /// Whether the kernels for Hopper serve where no variable says otherwise: they are of bf16.
 fn is_hopper(cuda: &Cuda) -> bool {
     cuda.describe().contains("compute capability 9.0") && !compare::half()

@@ -40,9 +40,9 @@ fn in_format(name: &str) -> Arc<Model<Cpu>> {
     Model::new(Cpu::new(Precision::F32), model)
 }
 
-/// The default model with its large products in 8-bit integers.
-fn in_int8() -> Arc<Model<Cpu>> {
-    Model::new(Cpu::new(Precision::Int8), open())
+/// The default model with its large products in 8-bit integers, from weights in as many bits or in 4.
+fn in_integers(precision: Precision) -> Arc<Model<Cpu>> {
+    Model::new(Cpu::new(precision), open())
 }
 
 /// Asks a model: of all prompts, or of a few in the short form.
@@ -98,7 +98,8 @@ fn images_of_weights_in_few_bits_show_it_too() {
 
 #[test]
 fn images_of_products_in_int8_show_it_too() {
-    expect(&in_int8());
+    expect(&in_integers(Precision::Int8));
+    expect(&in_integers(Precision::W4a8));
 }
 
 /// Prints, for each format that weights are brought to, how near images stand to those of the weights as they are, and
@@ -114,13 +115,15 @@ fn images_in_every_format() {
     }
 }
 
-/// The same of products in int8, beside weights alone in 8 bits.
+/// The same of products in int8, with weights in 4 bits, too, beside weights alone in 8 bits.
 #[test]
 #[ignore = "takes minutes"]
 fn images_in_int8() {
     let meaning = Meaning::load();
     let originals = meaning.generate(&default_model());
-    tell("products in int8", &meaning, &meaning.generate(&in_int8()), &originals);
+    for (name, precision) in [("products in int8", Precision::Int8), ("w4a8", Precision::W4a8)] {
+        tell(name, &meaning, &meaning.generate(&in_integers(precision)), &originals);
+    }
     tell("q8_0", &meaning, &meaning.generate(&in_format("q8_0")), &originals);
 }
 

@@ -35,7 +35,7 @@ const EXCHANGE: &str = "all collectives are one exchange";
 const COLLECTIVES: &str = "parallel has all collectives";
 
 /// Files that belong to no op, and why.
-const NO_OPS: [(&str, &str, &str); 37] = [
+const NO_OPS: [(&str, &str, &str); 38] = [
     (LAUNCHERS, "ceiling", "what mma.sync does where it does nothing else"),
     (LAUNCHERS, "dequantise", "products dequantise weights in the formats of files: no op of the trait"),
     (LAUNCHERS, "elementwise", "what the launchers of add and mul share"),
@@ -47,6 +47,7 @@ const NO_OPS: [(&str, &str, &str); 37] = [
     (KERNELS, "exchange", "what all collectives are made of"),
     (KERNELS, "quantise", "products quantise what they take: no op of the trait"),
     (KERNELS, "quantise_int8", "the same, and weights while they are loaded"),
+    (KERNELS, "quantise_w4a8", "weights are quantised while they are loaded"),
     (KERNELS, "quantise_weight", "weights are quantised while they are loaded"),
     (KERNELS, "unscale", "factors of low rank beside a weight in e4m3"),
     (KERNELS, "transfer", "values between host and device"),

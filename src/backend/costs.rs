@@ -92,7 +92,9 @@ impl Costs {
             (DeviceKind::Host, Storage::Native) => 0,
             (DeviceKind::Gpu { .. }, Storage::Native) => 2 * elements,
             // A sixteenth for the scales, and for the copy in 16 bits of the weight that is on its way.
-            (_, Storage::Fp8 | Storage::Int8) => elements + elements / 16,
+            (DeviceKind::Gpu { .. }, Storage::W4a8) => elements / 8 * 5 + elements / 16,
+            // The host has all of them as 8-bit integers.
+            (_, Storage::Fp8 | Storage::Int8 | Storage::W4a8) => elements + elements / 16,
         }
     }
 

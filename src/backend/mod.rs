@@ -79,6 +79,8 @@ pub enum Storage {
     /// 8-bit integers with a float32 scale for each output feature, whose input features may be rotated; see
     /// [`crate::files::int8`].
     Int8,
+    /// 4 bits that are multiplied as such integers: see [`crate::files::w4a8`]. Rows that do not suit it are in `Int8`.
+    W4a8,
 }
 
 /// Something about how a backend works that the user may want to know.

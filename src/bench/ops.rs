@@ -161,6 +161,7 @@ fn quantised<B: Backend>(backend: &B) -> Option<&'static str> {
         Storage::Native => None,
         Storage::Fp8 => Some("fp8"),
         Storage::Int8 => Some("int8"),
+        Storage::W4a8 => Some("w4a8"),
     }
 }
 

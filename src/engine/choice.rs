@@ -184,11 +184,13 @@ pub enum PrecisionChoice {
     Fp8,
     /// 8-bit integers in the transformer's products.
     Int8,
+    /// The same with weights in 4 bits.
+    W4a8,
 }
 
 impl PrecisionChoice {
     /// The names of all.
-    pub const NAMES: [&str; 5] = ["auto", "f32", "bf16", "fp8", "int8"];
+    pub const NAMES: [&str; 6] = ["auto", "f32", "bf16", "fp8", "int8", "w4a8"];
 
     /// Its name.
     pub fn name(self) -> &'static str {
@@ -200,7 +202,7 @@ impl FromStr for PrecisionChoice {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        named(text, &Self::NAMES, &[Self::Auto, Self::F32, Self::Bf16, Self::Fp8, Self::Int8])
+        named(text, &Self::NAMES, &[Self::Auto, Self::F32, Self::Bf16, Self::Fp8, Self::Int8, Self::W4a8])
     }
 }
 
@@ -307,6 +309,6 @@ mod tests {
         assert!(AttentionChoice::NAMES.iter().all(|name| name.parse::<AttentionChoice>().unwrap().name() == *name));
         assert!("int8".parse::<AttentionChoice>().is_err_and(|e| e.contains("auto, bf16, fp8")));
         assert!(PrecisionChoice::NAMES.iter().all(|name| name.parse::<PrecisionChoice>().unwrap().name() == *name));
-        assert!("fp16".parse::<PrecisionChoice>().is_err_and(|e| e.contains("auto, f32, bf16, fp8, int8")));
+        assert!("fp16".parse::<PrecisionChoice>().is_err_and(|e| e.contains("auto, f32, bf16, fp8, int8, w4a8")));
     }
 }

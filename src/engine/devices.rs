@@ -140,6 +140,7 @@ fn cpu(args: &EngineArgs, observer: &mut dyn Observer) -> Result<Devices> {
     let cpu = Cpu::new(match args.precision {
         PrecisionChoice::Bf16 => cpu::Precision::Bf16,
         PrecisionChoice::Int8 => cpu::Precision::Int8,
+        PrecisionChoice::W4a8 => cpu::Precision::W4a8,
         // fp8 does not come here: without a GPU it is an error.
         PrecisionChoice::Auto | PrecisionChoice::F32 | PrecisionChoice::Fp8 => cpu::Precision::F32,
     });
@@ -282,6 +283,7 @@ fn arithmetic(args: &EngineArgs) -> Arithmetic {
     let products = match args.precision {
         PrecisionChoice::Fp8 => cuda::Precision::Fp8,
         PrecisionChoice::Int8 => cuda::Precision::Int8,
+        PrecisionChoice::W4a8 => cuda::Precision::W4a8,
         PrecisionChoice::Auto | PrecisionChoice::F32 | PrecisionChoice::Bf16 => cuda::Precision::Bf16,
     };
     match args.attention {

@@ -24,7 +24,7 @@ pub const GROUP: usize = 256;
 /// Terms of a product whose sum always fits 32 bits.
 pub const MOST_TERMS: usize = i32::MAX as usize / (127 * 127);
 /// The largest integer.
-const MOST: f32 = 127.0;
+pub(super) const MOST: f32 = 127.0;
 /// A row whose largest magnitude is less gets the scale of this magnitude, so that a row of zeros is not divided by
 /// zero.
 const LEAST_AMAX: f32 = 1e-30;
@@ -45,6 +45,14 @@ pub fn group_of(cols: usize) -> usize {
 /// Integers cannot say that a value is none. A row with one that is not finite gets a scale that is not, either, so
 /// that damaged weights still end in an error.
 pub fn quantise_row(values: &mut [f32], group: usize, out: &mut [i8]) -> f32 {
+    let amax = rotate_row(values, group);
+    let inverse = MOST / amax;
+    out.iter_mut().zip(values).for_each(|(out, value)| *out = (*value * inverse).round_ties_even() as i8);
+    amax / MOST
+}
+
+/// Rotates each `group` columns of a row. Returns its largest magnitude then, or the least that it may have.
+pub(super) fn rotate_row(values: &mut [f32], group: usize) -> f32 {
     let per_root = 1.0 / (group as f32).sqrt();
     if group > 1 {
         values.chunks_exact_mut(group).for_each(rotate);
@@ -53,10 +61,7 @@ pub fn quantise_row(values: &mut [f32], group: usize, out: &mut [i8]) -> f32 {
     }
     // As bits, because the bits of a NaN are above those of all numbers.
     let bits = values.iter().fold(0, |bits: u32, value| bits.max(value.abs().to_bits()));
-    let amax = f32::from_bits(bits.max(LEAST_AMAX.to_bits()));
-    let inverse = MOST / amax;
-    out.iter_mut().zip(values).for_each(|(out, value)| *out = (*value * inverse).round_ties_even() as i8);
-    amax / MOST
+    f32::from_bits(bits.max(LEAST_AMAX.to_bits()))
 }
 
 /// The group of columns in which the rows of all parts were rotated, where products of integers take the parts as

@@ -54,6 +54,7 @@ mod survey;
 mod tensor_files;
 mod tensor_view;
 mod variant;
+pub mod w4a8;
 pub mod writer;
 mod zeros;
 

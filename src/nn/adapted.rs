@@ -92,8 +92,8 @@ impl<B: Backend> Layers<B> {
     }
 
     /// How many values the layers have that `adapters` change, by how they are stored.
-    pub fn changed_elements(&self, adapters: &[AdapterUse]) -> [(Storage, u64); 3] {
-        let mut elements = [Storage::Native, Storage::Fp8, Storage::Int8].map(|storage| (storage, 0));
+    pub fn changed_elements(&self, adapters: &[AdapterUse]) -> [(Storage, u64); 4] {
+        let mut elements = [Storage::Native, Storage::Fp8, Storage::Int8, Storage::W4a8].map(|storage| (storage, 0));
         for layer in self.linears.values().filter(|layer| layer.is_changed_by(adapters)) {
             let of_storage = elements.iter_mut().filter(|(storage, _)| *storage == layer.storage);
             of_storage.for_each(|(_, sum)| *sum += layer.elements());

@@ -1,10 +1,10 @@
-//! Products of 8-bit integers: rows as integers, and products, against the definition on the CPU to the last bit, and
+//! Products of 8-bit integers, also with weights in 4 bits: rows as integers, and products, against the definition on the CPU to the last bit, and
 //! fused ops against their parts.
 
 use flux::backend::cpu::{Cpu, Precision};
 use flux::backend::{Backend, Device, Memory, Storage};
 use flux::files::int8::{group_of, quantise_row};
-use flux::files::{Bytes, FileSlice, Format, Scales, TensorView};
+use flux::files::{Bytes, FileSlice, Format, Scales, TensorView, w4a8};
 use flux::nn::{Linear, LowRank};
 use flux::ops::{self, Adaln, Heads, Norm, Pairs, QkNorm, Rope, TokenLayout};
 use flux::tensor::Tensor;
@@ -20,8 +20,15 @@ fn unit() -> f32 {
 }
 
 fn int8<B: Backend>(b: &B, weight: &Weight) -> Linear<B> {
-    Linear::load(b, "weight", &[weight.view()], Storage::Int8).unwrap()
+    integral(b, weight, Storage::Int8)
 }
+
+fn integral<B: Backend>(b: &B, weight: &Weight, storage: Storage) -> Linear<B> {
+    Linear::load(b, "weight", &[weight.view()], storage).unwrap()
+}
+
+/// How weights are stored that products of integers take. In 4 bits are those of whole steps of 64 columns, others in 8.
+const STORAGES: [Storage; 2] = [Storage::Int8, Storage::W4a8];
 
 /// The integers of rows of `cols` values and their scales, by the definition.
 fn integers(values: &[f32], cols: usize, group: usize) -> (Vec<i8>, Vec<f32>) {
@@ -29,6 +36,19 @@ fn integers(values: &[f32], cols: usize, group: usize) -> (Vec<i8>, Vec<f32>) {
     let row = |(row, out): (&[f32], &mut [i8])| quantise_row(&mut row.to_vec(), group, out);
     let scales = values.chunks(cols).zip(all.chunks_mut(cols)).map(row).collect();
     (all, scales)
+}
+
+/// The same of a weight, by way of 4 bits where it is in these.
+fn weight_integers(values: &[f32], cols: usize, storage: Storage) -> (Vec<i8>, Vec<f32>, usize) {
+    let group = group_of(cols);
+    if storage == Storage::Int8 || !w4a8::takes(cols) {
+        let (all, scales) = integers(values, cols, group);
+        return (all, scales, group);
+    }
+    let mut all = vec![0; values.len()];
+    let row = |(row, out): (&[f32], &mut [i8])| w4a8::quantise_row(&mut row.to_vec(), group, out);
+    let scales = values.chunks(cols).zip(all.chunks_mut(cols)).map(row).collect();
+    (all, scales, group)
 }
 
 /// Values of which one in 600 is far above the others.
@@ -41,14 +61,20 @@ fn int8_weights_are_the_integers_of_the_definition() {
     let Some(cuda) = cuda_int8() else { return };
     for (rows, cols) in weight_sizes([(3, 12), (3, 20480)]) {
         let host: Vec<f32> = outlying_values(2, rows * cols).into_iter().map(rounded_weight).collect();
-        let weight = int8(&cuda, &Weight::new(&host, &[rows, cols], Dtype::F32));
-        let (got, scales, group) = cuda.weight_integers(&weight).unwrap();
-        assert_eq!(group, group_of(cols));
-        let most: f32 = scales.iter().map(|scale| cols as f32 * (0.5 * scale).powi(2)).sum();
-        assert!((got, scales) == integers(&host, cols, group), "weight [{rows}, {cols}]");
-        let error: f32 = cuda.weight_values(&weight).unwrap().iter().zip(&host).map(|(a, b)| (a - b).powi(2)).sum();
-        // Half a step for each value; a rotation keeps lengths.
-        assert!(error <= 1.01 * most, "[{rows}, {cols}]: {error}, at most {most}");
+        let weight = Weight::new(&host, &[rows, cols], Dtype::F32);
+        for storage in STORAGES {
+            let weight = integral(&cuda, &weight, storage);
+            let got = cuda.weight_integers(&weight).unwrap();
+            assert!(got == weight_integers(&host, cols, storage), "weight [{rows}, {cols}] in {storage:?}");
+            let values = cuda.weight_values(&weight).unwrap();
+            let error: f32 = values.iter().zip(&host).map(|(a, b)| (a - b).powi(2)).sum();
+            // Half a step for each value; a rotation keeps lengths. In 4 bits a tenth of all.
+            let most: f32 = match storage == Storage::W4a8 && w4a8::takes(cols) {
+                true => 0.01 * host.iter().map(|value| value.powi(2)).sum::<f32>(),
+                false => 1.01 * got.1.iter().map(|scale| cols as f32 * (0.5 * scale).powi(2)).sum::<f32>(),
+            };
+            assert!(error <= most, "[{rows}, {cols}] in {storage:?}: {error}, at most {most}");
+        }
     }
 }
 
@@ -103,14 +129,14 @@ fn linear_in_int8_equals_the_cpu() {
             // Units of activations are powers of two, so the CPU's scales differ by one, and nothing else does.
             let host = cpu.upload(&cuda.download(&x).unwrap(), rows, cols).unwrap();
             let bias = values(3, out);
-            for with_bias in [false, true] {
+            for (storage, with_bias) in STORAGES.into_iter().flat_map(|storage| [(storage, false), (storage, true)]) {
                 let bias_on_gpu = with_bias.then(|| cuda.upload(&bias, 1, out).unwrap());
-                let on_gpu = x.linear(&int8(&cuda, &weight), bias_on_gpu.as_ref()).unwrap();
+                let on_gpu = x.linear(&integral(&cuda, &weight, storage), bias_on_gpu.as_ref()).unwrap();
                 let host_bias = with_bias.then(|| cpu.upload(&bias, 1, out).unwrap());
-                let expected = host.linear(&int8(&cpu, &weight), host_bias.as_ref()).unwrap();
+                let expected = host.linear(&integral(&cpu, &weight, storage), host_bias.as_ref()).unwrap();
                 let expected: Vec<f32> = cpu.download(&expected).unwrap().into_iter().map(rounded).collect();
                 let got = cuda.download(&on_gpu).unwrap();
-                assert!(got == expected, "{shape:?} -> {out}, bias {with_bias}");
+                assert!(got == expected, "{shape:?} -> {out} in {storage:?}, bias {with_bias}");
             }
         }
     }
@@ -127,9 +153,13 @@ fn linear_in_int8_equals_the_cpu_at_real_sizes() {
     for [rows, cols, out] in [[256, 3072, 27648], [257, 12288, 3072], [200, 9216, 3072]] {
         let (weight, x) = (Weight::seeded(2, out, cols), Shape::dense(rows, cols).tensor(&cuda, 1));
         let host = cpu.upload(&cuda.download(&x).unwrap(), rows, cols).unwrap();
-        let expected = cpu.download(&host.linear(&int8(&cpu, &weight), None).unwrap()).unwrap();
-        let got = cuda.download(&x.linear(&int8(&cuda, &weight), None).unwrap()).unwrap();
-        assert!(got.into_iter().eq(expected.into_iter().map(rounded)), "{rows} x {cols} -> {out}");
+        for storage in STORAGES {
+            let expected = host.linear(&integral(&cpu, &weight, storage), None).unwrap();
+            let expected = cpu.download(&expected).unwrap().into_iter().map(rounded);
+            let got = x.linear(&integral(&cuda, &weight, storage), None).unwrap();
+            let got = cuda.download(&got).unwrap();
+            assert!(got.into_iter().eq(expected), "{rows} x {cols} -> {out} in {storage:?}");
+        }
     }
 }
 
@@ -177,15 +207,17 @@ fn integers_of_a_file_are_multiplied_as_they_are() {
 }
 
 #[test]
-fn an_int8_weight_leaves_a_byte_for_each_value_in_memory() {
+fn an_integer_weight_leaves_its_bytes_in_memory() {
     let Some(cuda) = cuda_int8() else { return };
     let weight = Weight::seeded(1, 256, 512);
-    let before = cuda.stats().memory_bytes;
-    let weight = int8(&cuda, &weight);
-    assert_eq!(cuda.stats().memory_bytes - before, 256 * 512 + 256 * 4);
-    assert!(cuda.stats().memory_bytes - before <= cuda.costs().weight_bytes(256 * 512, Storage::Int8));
-    drop(weight);
-    assert_eq!(cuda.stats().memory_bytes, before);
+    for (storage, of_row) in [(Storage::Int8, 512), (Storage::W4a8, 320)] {
+        let before = cuda.stats().memory_bytes;
+        let weight = integral(&cuda, &weight, storage);
+        assert_eq!(cuda.stats().memory_bytes - before, 256 * of_row + 256 * 4, "{storage:?}");
+        assert!(cuda.stats().memory_bytes - before <= cuda.costs().weight_bytes(256 * 512, storage), "{storage:?}");
+        drop(weight);
+        assert_eq!(cuda.stats().memory_bytes, before);
+    }
 }
 
 #[test]
@@ -194,10 +226,16 @@ fn what_is_not_a_number_stays_so_in_int8() {
     let mut host = values(1, 3 * 64);
     host[70] = f32::NAN;
     let weight = Weight::seeded(2, 32, 64);
-    let out = cuda.upload(&host, 3, 64).unwrap().linear(&int8(&cuda, &weight), None).unwrap();
-    let out = cuda.download(&out).unwrap();
-    assert!(out[32..64].iter().all(|value| value.is_nan()));
-    assert!(out[..32].iter().chain(&out[64..]).all(|value| value.is_finite()));
+    for storage in STORAGES {
+        let out = cuda.upload(&host, 3, 64).unwrap().linear(&integral(&cuda, &weight, storage), None).unwrap();
+        let out = cuda.download(&out).unwrap();
+        assert!(out[32..64].iter().all(|value| value.is_nan()));
+        assert!(out[..32].iter().chain(&out[64..]).all(|value| value.is_finite()));
+        let damaged = Weight::new(&host, &[3, 64], Dtype::F32);
+        let x = cuda.upload(&values(1, 64), 1, 64).unwrap();
+        let out = cuda.download(&x.linear(&integral(&cuda, &damaged, storage), None).unwrap()).unwrap();
+        assert!(out[1].is_nan() && out[0].is_finite() && out[2].is_finite(), "{storage:?}: {out:?}");
+    }
 }
 
 #[test]
@@ -244,13 +282,17 @@ fn project_in_int8_matches_its_composition() {
     let Some(cuda) = cuda_int8() else { return };
     let mut sampled = crate::sampled(3);
     let cases = [(0, 40, 256, 512), (16, 300, 256, 128), (13, 29, 0, 136), (0, 131, 512, 0), (24, 24, 256, 1032)];
-    for (first, rows, dim, mlp) in cases {
+    for ((first, rows, dim, mlp), storage) in cases.into_iter().flat_map(|case| STORAGES.map(|storage| (case, storage)))
+    {
         if !sampled() {
             continue;
         }
         let (features, head_dim) = (320, 128);
         let x = Shape::dense(rows, features).tensor(&cuda, 1);
-        let weights = [2, 3].map(|seed| int8(&cuda, &Weight::seeded(seed, 3 * dim + 2 * mlp, features)));
+        let weights = [2, 3].map(|seed| {
+            let weight = Weight::seeded(seed, 3 * dim + 2 * mlp, features);
+            integral(&cuda, &weight, storage)
+        });
         let (txt, img) = x.split_rows(first);
         let operands = [txt.into(), img.into()];
         let parts = [(&operands[0], &weights[0]), (&operands[1], &weights[1])];
@@ -267,7 +309,7 @@ fn project_in_int8_matches_its_composition() {
         let heads = (dim > 0).then_some(&heads);
         let got = Tensor::project(parts, heads).unwrap();
         let expected = ops::project::compose(&cuda, parts, heads).unwrap();
-        let what = format!("project in int8, {first} of {rows} rows first, {dim} and {mlp} columns");
+        let what = format!("project in {storage:?}, {first} of {rows} rows first, {dim} and {mlp} columns");
         for (got, expected) in got.kvq.iter().zip(&expected.kvq) {
             assert!(cuda.download(got).unwrap() == cuda.download(expected).unwrap(), "{what}");
         }
@@ -331,6 +373,8 @@ fn gated_add_adaln_for_int8_weights_equals_its_parts() {
 fn the_default_model_draws_in_int8_what_it_draws_in_16_bits() {
     let (Some(native), Some(int8)) = (crate::cuda(), cuda_int8()) else { return };
     draws_alike([native, int8], "int8 from 16 bits", 30.0);
+    let (Some(native), Some(w4a8)) = (crate::cuda(), crate::cuda_w4a8()) else { return };
+    draws_alike([native, w4a8], "w4a8 from 16 bits", 20.0);
 }
 
 #[test]

@@ -33,6 +33,8 @@ pub(super) fn describe(precision: Precision) -> &'static str {
         (Precision::F32, false) => "float32",
         (Precision::Int8, true) => "int8, and float32 (AMX-BF16 tiles, three terms)",
         (Precision::Int8, false) => "int8 and float32",
+        (Precision::W4a8, true) => "w4a8, and float32 (AMX-BF16 tiles, three terms)",
+        (Precision::W4a8, false) => "w4a8 and float32",
         (Precision::Bf16, true) => "bfloat16 activations (AMX-BF16 tiles)",
         (Precision::Bf16, false) => "float32, for want of AMX-BF16",
     }

@@ -6,9 +6,10 @@
 use rayon::prelude::*;
 
 use super::{Rows, gemm};
+use crate::backend::Storage;
 use crate::error::{Error, Result};
-use crate::files::TensorView;
 use crate::files::int8::{MOST_TERMS, group_of, group_of_parts, quantise_row, scale_of_row};
+use crate::files::{TensorView, w4a8};
 
 /// Products of integers up to 127 whose sums are below 2^24.
 const EXACT_TERMS: usize = 1024;
@@ -27,17 +28,19 @@ pub struct Int8Weight {
 }
 
 impl Int8Weight {
-    /// The weight whose rows are the parts' rows: as they are where files have them so, otherwise quantised.
+    /// The weight whose rows are the parts' rows: as they are where files have them so, otherwise quantised, by way of
+    /// 4 bits where `storage` says that.
     ///
     /// Errors when rows are too long.
-    pub fn new(parts: &[TensorView]) -> Result<Self> {
+    pub fn new(parts: &[TensorView], storage: Storage) -> Result<Self> {
         let (rows, cols) =
             (parts.iter().map(TensorView::rows).sum::<usize>(), parts.first().map_or(0, TensorView::cols));
         if cols > MOST_TERMS {
             return Err(Error::new(format!("rows of {cols} columns are too long for products in int8")));
         }
         let (mut integers, mut scales) = (vec![0; rows * cols], vec![0.0; rows]);
-        let as_it_is = group_of_parts(parts);
+        let in_4_bits = storage == Storage::W4a8 && w4a8::takes(cols);
+        let as_it_is = group_of_parts(parts).filter(|_| !in_4_bits);
         let group = as_it_is.unwrap_or_else(|| group_of(cols));
         let rows = parts.iter().flat_map(|part| (0..part.rows()).map(move |row| (part, row)));
         let places = integers.chunks_mut(cols.max(1)).zip(&mut scales);
@@ -48,7 +51,8 @@ impl Int8Weight {
                 integers.iter_mut().zip(view.bytes()).for_each(|(integer, byte)| *integer = *byte as i8);
                 *scale = scale_of_row(part, row);
             } else {
-                *scale = quantise_row(&mut view.to_f32(), group, integers);
+                let quantise = if in_4_bits { w4a8::quantise_row } else { quantise_row };
+                *scale = quantise(&mut view.to_f32(), group, integers);
             }
         });
         Ok(Self { integers, scales, cols, group })
@@ -180,7 +184,7 @@ mod tests {
             let (x, host) = (values(1, rows * cols), values(2, n * cols));
             let (top, bottom) = host.split_at(n / 2 * cols);
             let parts = [top, bottom].map(|part| view(part.to_vec(), cols));
-            let weight = Int8Weight::new(&parts).unwrap();
+            let weight = Int8Weight::new(&parts, Storage::Int8).unwrap();
             // Columns of two tensors side by side.
             let left = cols / 3;
             let of = |first: usize, cols_of: usize| Rows { data: &x[first..], rows, cols: cols_of, stride: cols };
@@ -193,7 +197,7 @@ mod tests {
     #[test]
     fn the_largest_sums_are_exact() {
         let cols = 3 * EXACT_TERMS + 1;
-        let weight = Int8Weight::new(&[view(vec![1.0; cols], cols)]).unwrap();
+        let weight = Int8Weight::new(&[view(vec![1.0; cols], cols)], Storage::Int8).unwrap();
         let (x, mut out) = (vec![-1.0; cols], [0.0]);
         linear(&[Rows { data: &x, rows: 1, cols, stride: cols }], &weight, &mut out);
         assert_eq!(out[0], -((127 * 127 * cols) as f32) * (1.0 / 127.0 * (1.0 / 127.0)));
@@ -206,7 +210,8 @@ mod tests {
         let bytes = Arc::new(Bytes::Embedded(bytes.leak()));
         for (format, group) in [(Format::Int8, 1), (Format::Int8Rotated { group: 64 }, 64)] {
             let part = TensorView::new(Arc::clone(&bytes), 0..512, format, vec![2, 256], Scales::Tensor(0.25)).unwrap();
-            let weight = Int8Weight::new(&[part.row_range(1..2), part.row_range(0..1)]).unwrap();
+            let parts = [part.row_range(1..2), part.row_range(0..1)];
+            let weight = Int8Weight::new(&parts, Storage::Int8).unwrap();
             assert_eq!((weight.group, &weight.scales), (group, &vec![0.25; 2]));
             assert_eq!(weight.integers, [&integers[256..], &integers[..256]].concat());
         }

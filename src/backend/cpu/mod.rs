@@ -50,6 +50,8 @@ pub enum Precision {
     /// As `F32`, but for the large products, which are of 8-bit integers: see [`crate::files::int8`]. It shows what
     /// GPUs compute in int8, and is not faster.
     Int8,
+    /// The same with weights that GPUs have in 4 bits: see [`crate::files::w4a8`].
+    W4a8,
 }
 
 /// The host's cores. A cheap handle.
@@ -246,6 +248,7 @@ impl Device for Cpu {
         let products = match self.precision {
             Precision::F32 | Precision::Bf16 => Storage::Native,
             Precision::Int8 => Storage::Int8,
+            Precision::W4a8 => Storage::W4a8,
         };
         Costs::host(products, self.world())
     }
@@ -317,7 +320,7 @@ impl WeightStore for Cpu {
     fn load_weight(&self, parts: &[TensorView], storage: Storage, _uploads: Option<&()>) -> Result<Weight> {
         match storage {
             Storage::Native => Ok(Weight::Mapped(parts.to_vec())),
-            Storage::Int8 => Int8Weight::new(parts).map(Weight::Int8),
+            Storage::Int8 | Storage::W4a8 => Int8Weight::new(parts, storage).map(Weight::Int8),
             Storage::Fp8 => Err(Error::new("the CPU does not multiply weights in fp8")),
         }
     }

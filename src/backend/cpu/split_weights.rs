@@ -28,7 +28,7 @@ impl SplitPacked {
     /// The columns of `xs` side by side.
     pub fn new(xs: &[Rows<'_>], precision: Precision) -> Self {
         let terms: &[usize] = match precision {
-            Precision::F32 | Precision::Int8 => &[2, 1],
+            Precision::F32 | Precision::Int8 | Precision::W4a8 => &[2, 1],
             Precision::Bf16 => &[1],
         };
         Self(terms.iter().map(|terms| Packed::new(xs, *terms)).collect())

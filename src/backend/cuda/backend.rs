@@ -36,6 +36,8 @@ impl Memory for Cuda {
             BufferKind::F32 => Dtype::F32,
             BufferKind::E4m3 => Dtype::E4m3,
             BufferKind::Int8 { .. } => Dtype::Int8,
+            // A buffer of no tensor.
+            BufferKind::W4a8 { .. } => Dtype::U8,
             BufferKind::Byte => Dtype::U8,
         }
     }
@@ -58,6 +60,7 @@ impl Memory for Cuda {
             Precision::Bf16 => element.to_string(),
             Precision::Fp8 => format!("fp8 and {element}"),
             Precision::Int8 => format!("int8 and {element}"),
+            Precision::W4a8 => format!("w4a8 and {element}"),
         };
         let attention = if self.has_fp8_attention() { ", attention in fp8" } else { "" };
         let rank = self.group_rank().map_or(String::new(), |rank| format!(" {:?}", rank.member()));
@@ -144,6 +147,7 @@ impl Device for Cuda {
             Precision::Bf16 => Storage::Native,
             Precision::Fp8 => Storage::Fp8,
             Precision::Int8 => Storage::Int8,
+            Precision::W4a8 => Storage::W4a8,
         };
         Costs::gpu(products, self.copies_im2col(), self.world())
     }
@@ -480,6 +484,7 @@ impl Cuda {
             Storage::Native => Ok(()),
             Storage::Fp8 => quantise::check(Precision::Fp8, self.device()),
             Storage::Int8 => quantise::check(Precision::Int8, self.device()),
+            Storage::W4a8 => quantise::check(Precision::W4a8, self.device()),
         }
     }
 }

@@ -35,6 +35,8 @@ pub enum BufferKind {
     E4m3,
     /// The same of int8 products, each `group` columns of whose rows were rotated; see [`crate::files::int8`].
     Int8 { group: usize },
+    /// Weights of int8 products in 4 bits, rows of bytes with a float32 scale for each; see [`crate::files::w4a8`].
+    W4a8 { group: usize },
     /// Bytes without a type: workspaces and images.
     Byte,
 }
@@ -45,7 +47,17 @@ impl BufferKind {
         match self {
             BufferKind::Bf16 | BufferKind::F16 => 2,
             BufferKind::F32 => 4,
-            BufferKind::E4m3 | BufferKind::Int8 { .. } | BufferKind::Byte => 1,
+            BufferKind::E4m3 | BufferKind::Int8 { .. } | BufferKind::W4a8 { .. } | BufferKind::Byte => 1,
+        }
+    }
+}
+
+impl BufferKind {
+    /// What activations are that products with weights of this kind read.
+    pub fn of_operands(self) -> Self {
+        match self {
+            BufferKind::W4a8 { group } => BufferKind::Int8 { group },
+            kind => kind,
         }
     }
 }

@@ -14,7 +14,7 @@ impl Cuda {
         let merged = self.merged(base, low_rank)?;
         match storage {
             Storage::Native => Ok(merged),
-            Storage::Fp8 | Storage::Int8 => {
+            Storage::Fp8 | Storage::Int8 | Storage::W4a8 => {
                 self.0.uploader.quantised(self.device(), self.device().stream(), &merged, storage)
             }
         }

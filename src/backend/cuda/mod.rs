@@ -103,6 +103,8 @@ pub enum Precision {
     /// 8-bit integers with a scale for each row of either side, whose columns are rotated before; see
     /// [`crate::files::int8`]. Weights take half the memory, and tensor cores do twice as much, on any GPU.
     Int8,
+    /// The same with weights in 4 bits: see [`crate::files::w4a8`].
+    W4a8,
 }
 
 /// In what a GPU computes, as far as that can be chosen.

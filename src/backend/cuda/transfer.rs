@@ -158,7 +158,7 @@ impl Cuda {
                     Ok(values.into_iter().map(|bits| self.element().activation_value(bits)).collect())
                 }
                 BufferKind::E4m3 | BufferKind::Int8 { .. } => x.download_quantised(),
-                BufferKind::Byte => Err(Error::new("bytes are no activations")),
+                BufferKind::W4a8 { .. } | BufferKind::Byte => Err(Error::new("bytes are no activations")),
             }
         }
     }

@@ -6,6 +6,7 @@ use super::buffer::{Buffer, BufferKind};
 use super::slabs::Slabs;
 use super::stored::Stored;
 use crate::files::e4m3::MULTIPLE;
+use crate::files::w4a8;
 
 /// Rows and columns of 16-bit weights are padded with zeros to multiples of this, so that cuBLASLt's fast kernels fit
 /// every size.
@@ -96,8 +97,11 @@ impl Weight {
         if self.quantised_kind().is_some() { MULTIPLE } else { PADDING }
     }
 
-    /// Values from one row to the next.
+    /// Values from one row to the next; bytes where they are in 4 bits.
     pub fn stride(&self) -> usize {
+        if self.is_w4a8() {
+            return w4a8::row_bytes(self.cols);
+        }
         self.cols.next_multiple_of(self.padding())
     }
 
@@ -127,9 +131,14 @@ impl Weight {
         self.quantised_kind() == Some(BufferKind::E4m3)
     }
 
-    /// Whether the values are integers with a scale for each row.
+    /// Whether it is multiplied as integers with a scale for each row.
     pub fn is_int8(&self) -> bool {
-        matches!(self.quantised_kind(), Some(BufferKind::Int8 { .. }))
+        matches!(self.quantised_kind(), Some(BufferKind::Int8 { .. } | BufferKind::W4a8 { .. }))
+    }
+
+    /// Whether these are in 4 bits.
+    pub fn is_w4a8(&self) -> bool {
+        matches!(self.quantised_kind(), Some(BufferKind::W4a8 { .. }))
     }
 
     /// Device address of the scale of the first row, where rows have scales.

@@ -201,7 +201,7 @@ impl MemorySizes {
         let of_floats = |elements: u64| costs.weight_bytes(elements, costs.products);
         let of_block = |(index, elements): (usize, u64)| match costs.products {
             Storage::Native => info.file_sizes[1].block(index, elements, of_floats),
-            Storage::Fp8 | Storage::Int8 => of_floats(elements),
+            Storage::Fp8 | Storage::Int8 | Storage::W4a8 => of_floats(elements),
         };
         BlockSizes {
             blocks: info.transformer.elements_of_blocks().into_iter().enumerate().map(of_block).collect(),

@@ -16,7 +16,7 @@ impl Cuda {
     pub(crate) fn multiply_alone_op(&self, storage: Storage, steps: usize) -> Result<Option<u64>> {
         let (kernel, of_step) = match storage {
             Storage::Native => ("multiply_native", STEP_OPERATIONS / 2),
-            Storage::Int8 => ("multiply_int8", STEP_OPERATIONS),
+            Storage::Int8 | Storage::W4a8 => ("multiply_int8", STEP_OPERATIONS),
             Storage::Fp8
                 if quantise::check_fp8(self.device(), Field::Precision).is_ok() && self.gemm()?.leaves_e4m3() =>
             {

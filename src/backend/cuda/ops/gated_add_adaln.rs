@@ -29,7 +29,8 @@ impl Cuda {
         // Two products read text and image, each with scales of its own. Factors beside integers read 16 bits.
         let read_by = |reader: &Linear<Cuda>| {
             let has_factors = reader.low_rank().is_some();
-            reader.weight().quantised_kind().filter(|kind| !has_factors || *kind == BufferKind::E4m3)
+            let kind = reader.weight().quantised_kind().map(BufferKind::of_operands);
+            kind.filter(|kind| !has_factors || *kind == BufferKind::E4m3)
         };
         let [txt_reads, img_reads] = norms.map(|norm| read_by(norm.reader));
         let is_split = adaln.txt_rows.is_multiple_of(SPLIT_MULTIPLE);

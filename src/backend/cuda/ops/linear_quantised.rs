@@ -1,7 +1,8 @@
-//! Launches cuda/linear_int8.cu and cuda/linear_e4m3_sm89.cu: products of rows of 8 bits by mma.sync, and what follows
-//! on the columns of an MLP.
+//! Launches cuda/linear_int8.cu, cuda/linear_w4a8.cu and cuda/linear_e4m3_sm89.cu: products of rows of 8 bits by
+//! mma.sync, and what follows on the columns of an MLP.
 
 use super::project::rows_of_tiles;
+use crate::backend::cuda::buffer::BufferKind;
 use crate::backend::cuda::element::Element;
 use crate::backend::cuda::gemm::Matrix;
 use crate::backend::cuda::weight::Weight;
@@ -45,7 +46,11 @@ impl Cuda {
     ) -> Result<()> {
         let rows_of_x = x.rows().div_ceil(ROWS);
         let tiles = rows_of_x * (plain.div_ceil(COLS) + mlp.div_ceil(COLS / 2));
-        let (file, kernel) = if weight.is_e4m3() { (E4M3_FILE, "linear_e4m3") } else { ("linear_int8", "linear_int8") };
+        let (file, kernel) = match weight.quantised_kind() {
+            Some(BufferKind::E4m3) => (E4M3_FILE, "linear_e4m3"),
+            Some(BufferKind::W4a8 { .. }) => ("linear_w4a8", "linear_w4a8"),
+            _ => ("linear_int8", "linear_int8"),
+        };
         let launch = self.launch(file, kernel)?.shared(shared_bytes(self.element()) as u32)?;
         let launch = launch.address(x.address()).long(x.stride()).address(x.scales());
         let launch = launch.address(weight.address()).long(weight.stride()).address(weight.scales());

@@ -89,7 +89,9 @@ fn launched(file: &str, kernel: &str, architecture: &Architecture) -> usize {
         "attention_e4m3_sm90a" if kernel.ends_with("_sm90") => attention_e4m3::SHARED_BYTES,
         "attention_sm90a" => attention::HOPPER_SHARED_BYTES,
         "conv2d_taps" => conv2d_taps::SHARED_BYTES,
-        "linear_int8" | linear_quantised::E4M3_FILE => linear_quantised::shared_bytes(architecture.element()),
+        "linear_int8" | "linear_w4a8" | linear_quantised::E4M3_FILE => {
+            linear_quantised::shared_bytes(architecture.element())
+        }
         "low_rank_sm90a" => low_rank::SHARED_BYTES,
         "project_sm90a" => project::SHARED_BYTES,
         _ => shapes().find(|shape| shape.name == kernel).map_or(0, |shape| shape.shared_bytes()),

@@ -16,7 +16,7 @@ use crate::backend::cuda::weight::Weight;
 use crate::backend::cuda::{Cuda, Precision, Tensor, all_aligned, kernels};
 use crate::error::{Error, Field, Result};
 use crate::files::e4m3::{self, MULTIPLE};
-use crate::files::int8;
+use crate::files::{int8, w4a8};
 use crate::nn::Linear;
 
 /// Where rows of one matrix may be split between two products: cuBLASLt takes scales only at multiples of 16 bytes.
@@ -128,19 +128,25 @@ impl Cuda {
         }
     }
 
-    /// As [`Cuda::integers`], of a weight in [`Storage::Int8`](crate::backend::Storage::Int8), whose rows have no
-    /// padding, and the group of columns that were rotated.
+    /// As [`Cuda::integers`], of a weight in [`Storage::Int8`](crate::backend::Storage::Int8), or in 4 bits, whose rows
+    /// have no padding, and the group of columns that were rotated.
     pub fn weight_integers(&self, weight: &Linear<Cuda>) -> Result<(Vec<i8>, Vec<f32>, usize)> {
         let weight = weight.weight();
-        let Some(BufferKind::Int8 { group }) = weight.quantised_kind() else {
+        let kind = weight.quantised_kind();
+        let Some(BufferKind::Int8 { group } | BufferKind::W4a8 { group }) = kind else {
             return Err(Error::new("a weight is not of 8-bit integers"));
         };
         let (rows, cols, stride) = (weight.rows(), weight.cols(), weight.stride());
+        let bytes = if weight.is_w4a8() { stride } else { cols };
         // SAFETY: the weight has `rows` rows of its stride and as many scales, and lives.
         unsafe {
-            let values = self.download_values::<u8>(weight.address(), rows, cols, stride)?;
+            let values = self.download_values::<u8>(weight.address(), rows, bytes, stride)?;
             let scales = self.download_values::<f32>(weight.scales(), 1, rows, rows)?;
-            Ok((values.into_iter().map(|byte| byte as i8).collect(), scales, group))
+            let integers = match weight.is_w4a8() {
+                true => values.chunks(stride).flat_map(|row| w4a8::integers_of_row(row, cols)).collect(),
+                false => values.into_iter().map(|byte| byte as i8).collect(),
+            };
+            Ok((integers, scales, group))
         }
     }
 
@@ -158,14 +164,15 @@ impl Cuda {
                 let values = self.download_values::<u16>(weight.address(), rows, cols, stride)?;
                 return Ok(values.into_iter().map(|bits| self.element().weight_value(bits)).collect());
             };
-            let values = self.download_values::<u8>(weight.address(), rows, cols, stride)?;
+            let bytes = if weight.is_w4a8() { stride } else { cols };
+            let values = self.download_values::<u8>(weight.address(), rows, bytes, stride)?;
             Ok(scaled(kind, &values, &self.download_values::<f32>(weight.scales(), 1, rows, rows)?, cols))
         }
     }
 
     /// `x` as a product with `weight` reads it; none if `x` needs no change.
     pub(crate) fn operand(&self, x: &Tensor<Cuda>, weight: &Weight) -> Result<Option<Tensor<Cuda>>> {
-        match (x.quantised_kind(), weight.quantised_kind()) {
+        match (x.quantised_kind(), weight.quantised_kind().map(BufferKind::of_operands)) {
             (None, Some(kind)) => self.quantise_to(x, kind).map(Some),
             (of_x, of_weight) if of_x == of_weight => Ok(None),
             _ => Err(Error::new("quantised rows go with weights that are quantised alike").at("op `linear`")),
@@ -182,8 +189,8 @@ impl Cuda {
     /// [`Cuda::operand`] of each pair. Two that lie one under the other in memory are quantised at once.
     pub(crate) fn operands(&self, pairs: &[(&Tensor<Cuda>, &Weight)]) -> Result<Vec<Option<Tensor<Cuda>>>> {
         if let &[(top, top_weight), (bottom, bottom_weight)] = pairs
-            && let Some(kind) = top_weight.quantised_kind()
-            && bottom_weight.quantised_kind() == Some(kind)
+            && let Some(kind) = top_weight.quantised_kind().map(BufferKind::of_operands)
+            && bottom_weight.quantised_kind().map(BufferKind::of_operands) == Some(kind)
             && top.quantised_kind().is_none()
             && let Ok(both) = Tensor::adjacent_rows(top.row_view(0..top.rows()), bottom.row_view(0..bottom.rows()))
         {
@@ -225,8 +232,14 @@ impl Tensor<Cuda> {
 
 /// Quantised rows of `cols` values times their scales, rotated back.
 fn scaled(kind: BufferKind, values: &[u8], scales: &[f32], cols: usize) -> Vec<f32> {
-    let rows = values.chunks(cols.max(1)).zip(scales);
+    let rows = values.chunks((values.len() / scales.len().max(1)).max(1)).zip(scales);
     match kind {
+        BufferKind::W4a8 { group } => rows
+            .flat_map(|(row, scale)| {
+                let bytes: Vec<_> = w4a8::integers_of_row(row, cols).into_iter().map(|q| q as u8).collect();
+                int8::values_of_row(&bytes, *scale, group)
+            })
+            .collect(),
         BufferKind::Int8 { group } => rows.flat_map(|(row, scale)| int8::values_of_row(row, *scale, group)).collect(),
         _ => rows.flat_map(|(row, scale)| row.iter().map(move |bits| e4m3::to_f32(*bits) * scale)).collect(),
     }

@@ -10,7 +10,7 @@ use crate::backend::cuda::weight::PADDING;
 use crate::error::{Error, Result};
 use crate::files::e4m3::MULTIPLE;
 use crate::files::int8::{MOST_TERMS, group_of, group_of_parts};
-use crate::files::{Format, TensorView};
+use crate::files::{Format, TensorView, w4a8};
 
 /// Sizes of a weight [rows, cols] in memory, with its padding.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -47,7 +47,7 @@ impl UploadSource {
             Storage::Int8 if rotated_in_file(parts).is_some() => {
                 (storage, Some(parts.iter().map(int8_rows).collect::<Result<Vec<_>>>()?))
             }
-            Storage::Int8 => (storage, None),
+            Storage::Int8 | Storage::W4a8 => (storage, None),
         };
         if let Some(quantised) = quantised {
             let beside = |(part, rows): (&TensorView, TensorView)| part.clone().with_quantised(Some(rows));
@@ -57,7 +57,7 @@ impl UploadSource {
         let stored = if storage == Storage::Native { Stored::of(parts)?.map(Arc::new) } else { None };
         // A cache of e4m3 may be beside the parts.
         let plain = |part: &TensorView| match storage {
-            Storage::Int8 => part.clone().with_quantised(None),
+            Storage::Int8 | Storage::W4a8 => part.clone().with_quantised(None),
             Storage::Native | Storage::Fp8 => part.clone(),
         };
         Ok(Self { parts: parts.iter().map(plain).collect(), form: Form::of(parts, storage)?, stored })
@@ -85,7 +85,7 @@ impl Form {
             return Err(Error::new("e4m3 is taken as the quantised form of a weight only"));
         }
         let (rows, cols) = (parts.iter().map(TensorView::rows).sum(), parts.first().map_or(0, TensorView::cols));
-        if storage == Storage::Int8 && cols > MOST_TERMS {
+        if matches!(storage, Storage::Int8 | Storage::W4a8) && cols > MOST_TERMS {
             return Err(Error::new(format!("rows of {cols} columns are too long for products in int8")));
         }
         Ok(match rotated_in_file(parts).filter(|_| storage == Storage::Int8) {
@@ -96,7 +96,12 @@ impl Form {
 
     /// The form of a weight that this program brings to `storage`.
     pub fn quantised_here(rows: usize, cols: usize, storage: Storage) -> Self {
-        Self { rows, cols, storage, group: if storage == Storage::Int8 { group_of(cols) } else { 1 } }
+        let (storage, group) = match storage {
+            Storage::Native | Storage::Fp8 => (storage, 1),
+            Storage::W4a8 if w4a8::takes(cols) => (storage, group_of(cols)),
+            Storage::Int8 | Storage::W4a8 => (Storage::Int8, group_of(cols)),
+        };
+        Self { rows, cols, storage, group }
     }
 
     /// The same weight in 16 bits.
@@ -110,6 +115,7 @@ impl Form {
             Storage::Native => None,
             Storage::Fp8 => Some(BufferKind::E4m3),
             Storage::Int8 => Some(BufferKind::Int8 { group: self.group }),
+            Storage::W4a8 => Some(BufferKind::W4a8 { group: self.group }),
         }
     }
 
@@ -122,8 +128,11 @@ impl Form {
         self.rows.next_multiple_of(self.multiple())
     }
 
-    /// Values from one row to the next.
+    /// Values from one row to the next; bytes where they are in 4 bits.
     pub fn stride(&self) -> usize {
+        if self.storage == Storage::W4a8 {
+            return w4a8::row_bytes(self.cols);
+        }
         self.cols.next_multiple_of(self.multiple())
     }
 
@@ -175,6 +184,14 @@ mod tests {
             assert_eq!(source.form, Form::quantised_here(2, other.cols(), Storage::Int8));
         }
         assert_eq!(Form::quantised_here(2, 768, Storage::Int8).group, 256);
+    }
+
+    #[test]
+    fn rows_in_4_bits_are_of_whole_steps_and_others_in_8() {
+        let form = Form::quantised_here(17, 192, Storage::W4a8);
+        assert_eq!((form.quantised_kind(), form.stride()), (Some(BufferKind::W4a8 { group: 64 }), 128));
+        assert_eq!(form.scales(), Some((32 * 128_usize).next_multiple_of(256)));
+        assert_eq!(Form::quantised_here(17, 200, Storage::W4a8).storage, Storage::Int8);
     }
 
     #[test]

@@ -129,7 +129,7 @@ impl Uploader {
             (Some(found), stored, _) => self.copy_of(device, found, source.form, when)?.with_stored(stored.clone()),
             (None, Some(stored), _) => self.stored(device, stored, source.form, when)?,
             (None, None, Storage::Native) => self.rows(device, &source.parts, when)?,
-            (None, None, Storage::Fp8 | Storage::Int8) => {
+            (None, None, Storage::Fp8 | Storage::Int8 | Storage::W4a8) => {
                 self.quantised_weight(device, &source.parts, source.form, when)?
             }
         };
@@ -453,15 +453,18 @@ unsafe fn quantise(device: &Device, stream: Stream, from: Matrix, form: Form, to
     let (file, kernel) = match (form.storage, block) {
         (Storage::Int8, Some(_)) => ("quantise_int8", "quantise_int8"),
         (Storage::Int8, None) => ("quantise_int8", "quantise_int8_any"),
+        (Storage::W4a8, _) => ("quantise_w4a8", "quantise_w4a8"),
         (_, Some(_)) => ("quantise_weight", "quantise_weight_bf16"),
         (_, None) => ("quantise_weight", "quantise_weight_bf16_any"),
     };
     let launch = device.launch(file, kernel)?.on(stream).address(from.address).long(from.stride);
     let launch = launch.address(to).long(form.stride()).address(to + form.scales().unwrap_or(0) as u64);
     let launch = launch.int(rows).int(cols);
-    let launch = if form.storage == Storage::Int8 { launch.int(form.group) } else { launch };
-    // SAFETY: argument types and order match the kernels in cuda/quantise_weight.cu and cuda/quantise_int8.cu. The
-    // matrix has `rows` rows of `cols` values; behind `to` is room for the row and the scale of every block.
+    let is_rotated = matches!(form.storage, Storage::Int8 | Storage::W4a8);
+    let launch = if is_rotated { launch.int(form.group) } else { launch };
+    // SAFETY: argument types and order match the kernels in cuda/quantise_weight.cu, cuda/quantise_int8.cu and
+    // cuda/quantise_w4a8.cu, of which the last takes all columns that forms of W4a8 have. The matrix has `rows` rows of
+    // `cols` values; behind `to` is room for the row and the scale of every block.
     unsafe { launch.run([form.padded_rows(), 1, 1], [block.unwrap_or(256), 1, 1]) }
 }
 

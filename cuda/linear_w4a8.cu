@@ -1,0 +1,75 @@
+// linear_w4a8: products of integers of 8 bits with weights that are in 4 bits in memory; see linear_quantised.cuh, and
+// src/files/w4a8.rs for what it computes
+//
+// A row of the weight is, for each 64 of its columns, 32 bytes, and behind all of these for each 64 columns 4
+// multipliers in fp16, one for 16 columns. A word has 4 columns and those 16 further, each plus 8: of the first bits 0
+// to 3, 16 to 19, 4 to 7 and 20 to 23, of the others the bits that are 8 above these.
+//
+// Mapping   4 bits go through shared memory. A warp makes integers of its own fragments while it loads them: 4 bits are
+//           the lowest of a number of fp16 of 1024 and more, or 16 times those; less that they are n; times the
+//           multiplier, and added to 96, the integer is the lower byte of the sum.
+// Needs     k <= 133144; rows of the weight of whole steps of 64 columns.
+// Rounding  integers to nearest even, once; sums are exact.
+#include "linear_quantised.cuh"
+
+namespace w4a8_linear {
+
+struct Packed {
+    static constexpr int STEP_BYTES = 32, MULTIPLIER_BYTES = 8;
+
+    // a b + c of both halves; of b its half `HALF` twice.
+    template <int HALF>
+    static __device__ __forceinline__ uint32_t multiply_add(uint32_t a, uint32_t b, uint32_t c) {
+        uint32_t sum;
+        if constexpr (HALF == 0)
+            asm("{.reg .b16 l, h; .reg .b32 b; mov.b32 {l, h}, %2; mov.b32 b, {l, l}; fma.rn.f16x2 %0, %1, b, %3;}"
+                : "=r"(sum)
+                : "r"(a), "r"(b), "r"(c));
+        else
+            asm("{.reg .b16 l, h; .reg .b32 b; mov.b32 {l, h}, %2; mov.b32 b, {h, h}; fma.rn.f16x2 %0, %1, b, %3;}"
+                : "=r"(sum)
+                : "r"(a), "r"(b), "r"(c));
+        return sum;
+    }
+
+    // bits & MASK | MORE, which the compiler would make two instructions of.
+    template <uint32_t MASK, uint32_t MORE>
+    static __device__ __forceinline__ uint32_t masked(uint32_t bits) {
+        asm("lop3.b32 %0, %0, %1, %2, 0xea;" : "+r"(bits) : "n"(MASK), "n"(MORE));
+        return bits;
+    }
+
+    // The integers of four columns; `HALF` is where their multiplier is.
+    template <int HALF>
+    static __device__ __forceinline__ uint32_t integers(uint32_t bits, uint32_t multipliers) {
+        // Pairs of 1024, 1, -1032, 1 / 16, -72 and 96.
+        constexpr uint32_t THOUSAND = 0x64006400, ONE = 0x3c003c00, LESS = 0xe408e408, SIXTEENTH = 0x2c002c00,
+                           LESS_OF_UPPER = 0xd480d480, OFFSET = 0x56005600;
+        const uint32_t lower = multiply_add<0>(masked<0x000f000f, THOUSAND>(bits), ONE, LESS);
+        const uint32_t upper = multiply_add<0>(masked<0x00f000f0, THOUSAND>(bits), SIXTEENTH, LESS_OF_UPPER);
+        return __byte_perm(multiply_add<HALF>(lower, multipliers, OFFSET),
+                           multiply_add<HALF>(upper, multipliers, OFFSET), 0x6420);
+    }
+
+    // The integers of a word, bytes 0 to 3 and 16 to 19 of 32; `multipliers` has those of both.
+    static __device__ __forceinline__ void unpack(uint32_t (&to)[2], uint32_t word, uint32_t multipliers) {
+        to[0] = integers<0>(word, multipliers);
+        to[1] = integers<1>(word >> 8, multipliers);
+    }
+};
+
+struct Values {
+    typedef int Sum;
+    typedef Packed Weight;
+
+    static __device__ __forceinline__ float to_float(int sum) { return __int2float_rn(sum); }
+
+    static __device__ __forceinline__ void multiply(int (&sums)[4], const uint32_t (&x)[4],
+                                                    const uint32_t (&weight)[2]) {
+        multiply_add_int8(sums, x, weight);
+    }
+};
+
+}  // namespace w4a8_linear
+
+LINEAR_QUANTISED(linear_w4a8, w4a8_linear::Values)
