@@ -7,17 +7,20 @@
 //   residual  none, or [rows, out_channels] element, row stride ld_residual: added before the result is rounded
 //   out     [rows, out_channels]      element, row stride ld_out, for output pixels first_row .. first_row + rows
 //
-// Mapping   A block of four warps makes 128 pixels of 128 output channels, a warp 64 x 64 of these. Each step
+// Mapping   A block of four warps makes 128 pixels of 128 output channels, a warp 64 x 64 of these; of images, whose
+//           channels are few, 128 pixels of 16, a warp 32. Each step
 //           multiplies STEP channels of one tap, which cp.async fetched STAGES - 1 steps before; pixels outside the
 //           image are zeros. Blocks of the same pixels follow each other, so that x comes from L2.
 // Needs     channels % STEP == 0, out_channels % 8 == 0, rows 16-byte aligned
-// Measured  256 x 256, 512 -> 512: 760 us, 407 TFLOP/s; 1024 x 1024, 128 -> 128: 1147 us, 270 TFLOP/s (H100)
+// Measured  256 x 256, 512 -> 512: 785 us, 394 TFLOP/s; 1024 x 1024, 128 -> 128: 904 us, 342 TFLOP/s, with residual
+//           1047 us; 128 -> 3: 340 us, by tiles of 128 output channels 880 (H200)
+// Tried     fragments loaded while those before are multiplied, also across the barrier: in steps of 32 10% slower, in
+//           steps of 64 as fast
 #include "mma.cuh"
 
 namespace conv2d_taps {
 
-constexpr int ROWS = 128, COLS = 128, THREADS = 128;
-constexpr int WARP_ROWS = 64, WARP_COLS = 64;
+constexpr int ROWS = 128, THREADS = 128;
 
 struct Arguments {
     const element* x;
@@ -40,12 +43,14 @@ struct Tile {
     }
 };
 
-template <int STEP, int STAGES>
+template <int STEP, int STAGES, int COLS>
 __device__ __forceinline__ void convolve(const Arguments& args) {
     using T = Tile<STEP>;
     constexpr int X_BYTES = ROWS * T::ROW_BYTES, STAGE_BYTES = X_BYTES + COLS * T::ROW_BYTES;
-    constexpr int AT_ONCE = THREADS / T::CHUNKS, COPIES = ROWS / AT_ONCE;
-    static_assert(ROWS == COLS && AT_ONCE % 8 == 0, "threads copy as many chunks of either, with one turn");
+    constexpr int AT_ONCE = THREADS / T::CHUNKS, COPIES = ROWS / AT_ONCE, WEIGHT_COPIES = ceil_div(COLS, AT_ONCE);
+    constexpr int WARP_COLS = COLS < 64 ? COLS : 64, WARPS_IN_ROW = COLS / WARP_COLS;
+    constexpr int WARP_ROWS = ROWS * WARPS_IN_ROW / (THREADS / 32);
+    static_assert(AT_ONCE % 8 == 0 && WARP_COLS % 16 == 0, "chunks of all copies of a thread have one turn");
     extern __shared__ __align__(1024) unsigned char shared[];
     const uint32_t base = uint32_t(__cvta_generic_to_shared(shared));
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
@@ -87,10 +92,12 @@ __device__ __forceinline__ void convolve(const Arguments& args) {
             for (int i = 0; i < COPIES; i++)
                 copy_16(to + i * AT_ONCE * T::ROW_BYTES, from[i] + of_tap * STEP, inside >> i & 1);
 #pragma unroll
-            for (int i = 0; i < COPIES; i++) {
+            for (int i = 0; i < WEIGHT_COPIES; i++) {
                 const bool is_row = first_col + my_row + i * AT_ONCE < args.out_channels;
-                copy_16(to + X_BYTES + i * AT_ONCE * T::ROW_BYTES,
-                        weight + (is_row ? i * AT_ONCE * args.ld_weight : 0) + step * STEP, is_row);
+                // What is behind the tile is the next stage's.
+                if (COLS % AT_ONCE == 0 || my_row + i * AT_ONCE < COLS)
+                    copy_16(to + X_BYTES + i * AT_ONCE * T::ROW_BYTES,
+                            weight + (is_row ? i * AT_ONCE * args.ld_weight : 0) + step * STEP, is_row);
             }
             if (++of_tap == steps_of_tap) {
                 of_tap = 0;
@@ -102,7 +109,15 @@ __device__ __forceinline__ void convolve(const Arguments& args) {
 #pragma unroll
     for (int stage = 0; stage < STAGES - 1; stage++) load_stage(stage, stage);
 
-    const int warp_row = warp / 2 * WARP_ROWS, warp_col = warp % 2 * WARP_COLS;
+    // By the time that it is added it is in L2.
+    if (args.residual && first_row + int(threadIdx.x) < args.rows) {
+        const element* row = args.residual + (first_row + threadIdx.x) * args.ld_residual + first_col;
+#pragma unroll
+        for (int col = 0; col < COLS; col += 64)
+            if (first_col + col < args.out_channels) asm volatile("prefetch.global.L2 [%0];" ::"l"(row + col));
+    }
+
+    const int warp_row = warp / WARPS_IN_ROW * WARP_ROWS, warp_col = warp % WARPS_IN_ROW * WARP_COLS;
     const uint32_t x_lane = base + T::at(warp_row + (lane & 15), lane >> 4);
     const uint32_t w_lane = base + X_BYTES + T::at(warp_col + (lane & 7) + (lane >> 4) * 8, (lane >> 3) & 1);
     float sums[WARP_ROWS / 16][WARP_COLS / 8][4] = {};
@@ -128,7 +143,7 @@ __device__ __forceinline__ void convolve(const Arguments& args) {
         stage = stage + 1 == STAGES ? 0 : stage + 1;
     }
 
-    // Through shared memory, so that loads and stores are 16 bytes wide. Rows of 256 bytes, as two tiles side by side.
+    // Through shared memory, so that loads and stores are 16 bytes wide. Rows of 256 bytes are two tiles side by side.
     wait_copies<0>();
     __syncthreads();
     using O = Tile<64>;
@@ -180,8 +195,19 @@ __device__ __forceinline__ void convolve(const Arguments& args) {
 
 }  // namespace conv2d_taps
 
-// Three stages of 16 KiB: two blocks find room where a multiprocessor has 100 KiB of shared memory.
+// Three stages of 16 KiB: two blocks find room where a multiprocessor has 100 KiB of shared memory. Of 32 KiB two find
+// room where it has 228.
 extern "C" __global__ void __launch_bounds__(128, 2)
     conv2d_taps_32(const __grid_constant__ conv2d_taps::Arguments args) {
-    conv2d_taps::convolve<32, 3>(args);
+    conv2d_taps::convolve<32, 3, 128>(args);
+}
+
+extern "C" __global__ void __launch_bounds__(128, 2)
+    conv2d_taps_64(const __grid_constant__ conv2d_taps::Arguments args) {
+    conv2d_taps::convolve<64, 3, 128>(args);
+}
+
+extern "C" __global__ void __launch_bounds__(128, 4)
+    conv2d_taps_narrow(const __grid_constant__ conv2d_taps::Arguments args) {
+    conv2d_taps::convolve<32, 3, 16>(args);
 }

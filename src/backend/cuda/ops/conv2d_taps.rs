@@ -3,20 +3,46 @@
 use std::ffi::c_void;
 
 use super::conv2d_input::{Input, InputBand};
+use crate::backend::cuda::element::Element;
 use crate::backend::cuda::gemm::{Matrix, Product};
 use crate::backend::cuda::launch;
 use crate::backend::cuda::{Cuda, all_aligned};
 use crate::error::Result;
 use crate::ops::Conv;
 
-const KERNEL: &str = "conv2d_taps_32";
-/// `ROWS`, `COLS` and `THREADS` of cuda/conv2d_taps.cu, and the step and stages of its kernel.
+/// `ROWS` and `THREADS` of cuda/conv2d_taps.cu, and the stages of its kernels.
 const ROWS: usize = 128;
-const COLS: usize = 128;
 const THREADS: usize = 128;
-const STEP: usize = 32;
 const STAGES: usize = 3;
-pub(super) const SHARED_BYTES: usize = STAGES * (ROWS + COLS) * STEP * 2;
+/// The least step, of which channels are a multiple.
+const STEP: usize = 32;
+/// For few output channels, for all, and for a GPU with room for two blocks of long steps on a multiprocessor.
+const NARROW: Form = Form { kernel: "conv2d_taps_narrow", cols: 16, step: STEP };
+const SHORT: Form = Form { kernel: "conv2d_taps_32", cols: 128, step: STEP };
+const LONG: Form = Form { kernel: "conv2d_taps_64", cols: 128, step: 64 };
+
+/// A kernel: output channels of a tile, and channels of a step.
+#[derive(Clone, Copy)]
+struct Form {
+    kernel: &'static str,
+    cols: usize,
+    step: usize,
+}
+
+impl Form {
+    fn of(capability: (i32, i32), channels: usize, outputs: usize) -> Self {
+        match capability {
+            _ if outputs <= NARROW.cols => NARROW,
+            // 228 KiB; others have 100 to 164.
+            (9 | 10, _) if channels.is_multiple_of(LONG.step) => LONG,
+            _ => SHORT,
+        }
+    }
+
+    fn shared_bytes(self) -> usize {
+        STAGES * (ROWS + self.cols) * self.step * Element::BYTES
+    }
+}
 /// Pixels of a side are 16-bit numbers there.
 const MOST_SIDE: usize = 1 << 14; // and some rows of a halo fit beside it
 
@@ -59,6 +85,14 @@ pub(super) struct Place {
     pub halvings: usize,
 }
 
+/// Bytes of the stages of a kernel on GPUs of a capability; 0 where it is not launched.
+#[cfg(test)]
+pub(super) fn shared_bytes(kernel: &str, capability: (i32, i32)) -> usize {
+    let forms = [Form::of(capability, LONG.step, NARROW.cols), Form::of(capability, STEP, SHORT.cols)];
+    let forms = forms.into_iter().chain([Form::of(capability, LONG.step, SHORT.cols)]);
+    forms.into_iter().find(|form| form.kernel == kernel).map_or(0, Form::shared_bytes)
+}
+
 /// Whether the kernel takes a product of gathered pixels.
 pub(super) fn takes(input: &Input<'_>, conv: Conv, product: &Product) -> bool {
     let channels = input.source().cols();
@@ -80,7 +114,8 @@ impl Cuda {
         let Place { conv, halo: [above, below], first_row, halvings } = *place;
         let x = &part.pixels;
         debug_assert!(all_aligned(&[x]), "`takes` looked at it");
-        let int = |value: usize| launch::int(value, || format!("kernel `{KERNEL}`"));
+        let form = Form::of(self.device().capability(), x.cols(), product.n);
+        let int = |value: usize| launch::int(value, || format!("kernel `{}`", form.kernel));
         let mut arguments = Arguments {
             x: x.address(),
             weight: product.weight.address,
@@ -106,11 +141,11 @@ impl Cuda {
             halvings: int(halvings)?,
             relu: i32::from(relu),
         };
-        let launch = self.launch("conv2d_taps", KERNEL)?.shared(SHARED_BYTES as u32)?;
-        let blocks = product.m.div_ceil(ROWS) * product.n.div_ceil(COLS);
+        let launch = self.launch("conv2d_taps", form.kernel)?.shared(form.shared_bytes() as u32)?;
+        let blocks = product.m.div_ceil(ROWS) * product.n.div_ceil(form.cols);
         let mut pointers: [*mut c_void; 1] = [std::ptr::from_mut(&mut arguments).cast()];
-        // SAFETY: the kernel takes `Arguments`, laid out as there, with THREADS threads and SHARED_BYTES of shared
-        // memory. It reads inside the image and its halo only, and of it the rows that `rows_seen` said, which `part`
+        // SAFETY: the kernel takes `Arguments`, laid out as there, with THREADS threads and the shared memory of
+        // its form. It reads inside the image and its halo only, and of it the rows that `rows_seen` said, which `part`
         // has; `takes` found all rows aligned; the weight has product.n rows of taps * channels values, of whole steps,
         // the bias as many values, and out and residual product.m rows. A block reads the cells of the residual that
         // it writes, and no others.

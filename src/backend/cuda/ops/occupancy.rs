@@ -88,7 +88,7 @@ fn launched(file: &str, kernel: &str, architecture: &Architecture) -> usize {
         "attention_512_sm90a" => attention_512::SHARED_BYTES,
         "attention_e4m3_sm90a" if kernel.ends_with("_sm90") => attention_e4m3::SHARED_BYTES,
         "attention_sm90a" => attention::HOPPER_SHARED_BYTES,
-        "conv2d_taps" => conv2d_taps::SHARED_BYTES,
+        "conv2d_taps" => conv2d_taps::shared_bytes(kernel, architecture.capability),
         "linear_int8" | "linear_w4a8" | linear_quantised::E4M3_FILE => {
             linear_quantised::shared_bytes(architecture.element())
         }
@@ -98,9 +98,9 @@ fn launched(file: &str, kernel: &str, architecture: &Architecture) -> usize {
     }
 }
 
-/// Kernels of cuda/attention.cu that no launch takes on an architecture.
+/// Whether some launch takes a kernel on an architecture: of some files each has its own.
 fn is_launched(file: &str, kernel: &str, architecture: &Architecture) -> bool {
-    file != "attention" || launched(file, kernel, architecture) > 0
+    !["attention", "conv2d_taps"].contains(&file) || launched(file, kernel, architecture) > 0
 }
 
 fn kernels() -> Kernels {
