@@ -1,5 +1,5 @@
-//! Products of 8-bit integers, also with weights in 4 bits: rows as integers, and products, against the definition on the CPU to the last bit, and
-//! fused ops against their parts.
+//! Products of 8-bit integers, also with weights in 4 bits: rows as integers, and products, against the definition on
+//! the CPU to the last bit, and fused ops against their parts.
 
 use flux::backend::cpu::{Cpu, Precision};
 use flux::backend::{Backend, Device, Memory, Storage};
@@ -27,7 +27,7 @@ fn integral<B: Backend>(b: &B, weight: &Weight, storage: Storage) -> Linear<B> {
     Linear::load(b, "weight", &[weight.view()], storage).unwrap()
 }
 
-/// How weights are stored that products of integers take. In 4 bits are those of whole steps of 64 columns, others in 8.
+/// How weights are stored that products of integers take: in 4 bits those of whole steps of 64 columns, others in 8.
 const STORAGES: [Storage; 2] = [Storage::Int8, Storage::W4a8];
 
 /// The integers of rows of `cols` values and their scales, by the definition.

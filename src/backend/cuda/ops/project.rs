@@ -1,4 +1,4 @@
-//! Launches cuda/project_sm90a.cu: `project` on Hopper, in one kernel, also with factors of low rank beside the weights.
+//! Launches cuda/project_sm90a.cu: `project` on Hopper, in one kernel, also with factors of low rank beside weights.
 //! Elsewhere it is its composition, but for products of 8 bits, which have kernels of their own that also do what
 //! follows in the MLP.
 
