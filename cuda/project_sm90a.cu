@@ -469,7 +469,7 @@ struct Half {
 // The values of bf16 that one multiply reads of a row, and those of a box.
 constexpr int SLICE = 16, BOX = STEP_BYTES / 2;
 
-// Stores the 64 rows of low that a warpgroup has summed, and counts its warps.
+// Stores the 64 rows of low that a warpgroup has summed.
 template <bool E4M3>
 __device__ __forceinline__ void store_low(const Arguments& args, const Work& w, int consumer,
                                           const float (&sums)[DOWN_ROWS / 2]) {

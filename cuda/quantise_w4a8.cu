@@ -73,7 +73,8 @@ extern "C" __global__ void __launch_bounds__(512)
         const Candidate eight(values[i], largest * (-1.0f / 128.0f));
         const Candidate seven(values[i], fabsf(largest) * (1.0f / 112.0f));
         const bool is_seven = seven.error < eight.error;
-        if (chunk >= all_chunks) break;
+        // All lanes take part in the shuffles of the next turn.
+        if (chunk >= all_chunks) continue;
         const int unit = chunk / 8, half = chunk / 4 % 2, quarter = chunk % 4;
 #pragma unroll
         for (int word = 0; word < 2; word++) {
