@@ -1,11 +1,13 @@
 // conv2d_taps: a convolution as a product whose left operand is gathered from the image, tap by tap
 //
-//   x       [pixels, channels]        element, row stride ld_x: as of im2col in conv2d.cu, with `first_y`, `above`,
-//           `height` and `halvings`
+//   x       [pixels, channels]        element, row stride ld_x: as of im2col in conv2d.cu, with `first_y`, `above` and
+//           `height`
 //   weight  [out_channels, ld_weight] element: columns (ky, kx, channel)
 //   bias    [out_channels]            element
 //   residual  none, or [rows, out_channels] element, row stride ld_residual: added before the result is rounded
 //   out     [rows, out_channels]      element, row stride ld_out, for output pixels first_row .. first_row + rows
+//   doubled   1: of an image that repeats every pixel four times. `kernel` is 2 and `rows` are those of x: there is an
+//           output for each place (py, px) of its square, and weight has 4 * out_channels rows; see collapse_taps.cu
 //
 // Mapping   A block of four warps makes 128 pixels of 128 output channels, a warp 64 x 64 of these; of images, whose
 //           channels are few, 128 pixels of 16, a warp 32. Each step
@@ -13,7 +15,7 @@
 //           image are zeros. Blocks of the same pixels follow each other, so that x comes from L2.
 // Needs     channels % STEP == 0, out_channels % 8 == 0, rows 16-byte aligned
 // Measured  256 x 256, 512 -> 512: 785 us, 394 TFLOP/s; 1024 x 1024, 128 -> 128: 904 us, 342 TFLOP/s, with residual
-//           1047 us; 128 -> 3: 340 us, by tiles of 128 output channels 880 (H200)
+//           1047 us; 128 -> 3: 340 us, by tiles of 128 output channels 880; upsampled from 256 x 256, 512: 1495 us (H200)
 // Tried     fragments loaded while those before are multiplied, also across the barrier: in steps of 32 10% slower, in
 //           steps of 64 as fast
 #include "mma.cuh"
@@ -30,7 +32,7 @@ struct Arguments {
     element* out;
     long long ld_x, ld_weight, ld_residual, ld_out;
     int first_row, rows, channels, out_channels, height, width, kernel, stride, pad_before, out_width, above, first_y,
-        halvings, relu;
+        doubled, relu;
 };
 
 template <int STEP>
@@ -55,7 +57,8 @@ __device__ __forceinline__ void convolve(const Arguments& args) {
     const uint32_t base = uint32_t(__cvta_generic_to_shared(shared));
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     const int col_tiles = ceil_div(args.out_channels, COLS);
-    const int first_row = int(blockIdx.x) / col_tiles * ROWS, first_col = int(blockIdx.x) % col_tiles * COLS;
+    const int places = args.doubled ? 4 : 1, place = int(blockIdx.x) / col_tiles % places;
+    const int first_row = int(blockIdx.x) / (col_tiles * places) * ROWS, first_col = int(blockIdx.x) % col_tiles * COLS;
 
     // Where the pixels under a thread's rows of the first tap are; rows behind the last see nothing.
     const int my_row = threadIdx.x / T::CHUNKS, my_chunk = threadIdx.x % T::CHUNKS;
@@ -63,12 +66,12 @@ __device__ __forceinline__ void convolve(const Arguments& args) {
 #pragma unroll
     for (int i = 0; i < COPIES; i++) {
         const int row = first_row + my_row + i * AT_ONCE, pixel = args.first_row + row;
-        const int y = args.above + pixel / args.out_width * args.stride - args.pad_before;
-        const int x = pixel % args.out_width * args.stride - args.pad_before;
+        const int y = args.above + pixel / args.out_width * args.stride - args.pad_before + place / 2;
+        const int x = pixel % args.out_width * args.stride - args.pad_before + place % 2;
         corner[i] = row < args.rows ? make_short2(x, y) : make_short2(-16384, -16384);
     }
     const uint32_t my_copy = base + T::at(my_row, my_chunk);
-    const element* weight = args.weight + (first_col + my_row) * args.ld_weight + my_chunk * 8;
+    const element* weight = args.weight + (place * args.out_channels + first_col + my_row) * args.ld_weight + my_chunk * 8;
     const int steps_of_tap = args.channels / STEP, steps = args.kernel * args.kernel * steps_of_tap;
     const element* from[COPIES];
     unsigned inside = 0;
@@ -81,8 +84,7 @@ __device__ __forceinline__ void convolve(const Arguments& args) {
                 for (int i = 0; i < COPIES; i++) {
                     const int y = corner[i].y + ky, x = corner[i].x + kx;
                     const bool is_inside = y >= 0 && y < args.height && x >= 0 && x < args.width;
-                    const int pixel = ((y >> args.halvings) - args.first_y) * (args.width >> args.halvings) +
-                                      (x >> args.halvings);
+                    const int pixel = (y - args.first_y) * args.width + x;
                     from[i] = args.x + (is_inside ? pixel : 0) * args.ld_x + my_chunk * 8;
                     inside |= unsigned(is_inside) << i;
                 }
@@ -188,8 +190,13 @@ __device__ __forceinline__ void convolve(const Arguments& args) {
             }
     }
     __syncthreads();
-    each_chunk([&](long long row, int col, uint4* from) {
-        *reinterpret_cast<uint4*>(args.out + row * args.ld_out + col) = *from;
+    const auto out_row = [&](int row) {
+        if (!args.doubled) return row;
+        const int y = row / args.width * 2 + place / 2, x = row % args.width * 2 + place % 2;
+        return y * args.width * 2 + x;
+    };
+    each_chunk([&](int row, int col, uint4* from) {
+        *reinterpret_cast<uint4*>(args.out + out_row(row) * args.ld_out + col) = *from;
     });
 }
 

@@ -1,4 +1,4 @@
-//! cuda/upsample_conv2d_sm90a.cu, and im2col of an upsampled image, against the CPU in float32.
+//! cuda/upsample_conv2d_sm90a.cu, cuda/conv2d_taps.cu and im2col of an upsampled image, against the CPU in float32.
 
 use flux::backend::cuda::Cuda;
 use flux::backend::{Backend, Device};
@@ -68,7 +68,7 @@ fn upsample_conv2d_of_many_ragged_tiles_matches_the_cpu() {
     check_upsampled(&cuda, [90, 90], 72, 128, [0, 0]);
 }
 
-/// Without the kernel for Hopper, im2col reads the image before it is upsampled.
+/// Without the kernel for Hopper there are that of all GPUs, and im2col, which read the image before it is upsampled.
 #[test]
 fn each_kernel_can_be_asked_for() {
     let Some(cuda) = crate::cuda() else { return };

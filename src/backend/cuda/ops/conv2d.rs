@@ -47,16 +47,6 @@ fn rows_seen(conv: Conv, [above, below]: [usize; 2], pixels: &Range<usize>) -> R
     start..(last + conv.kernel).saturating_sub(conv.pad_before).clamp(start + 1, height)
 }
 
-/// 1 where the image is doubled.
-fn halvings(input: &Input<'_>) -> usize {
-    usize::from(matches!(input, Input::Doubled(_)))
-}
-
-/// Rows of pixels above and below the image, as large as the convolution sees them.
-fn halo_of_outputs(input: &Input<'_>) -> [usize; 2] {
-    input.halo().map(|rows| rows << halvings(input))
-}
-
 /// What is done with the sums of a convolution.
 #[derive(Default)]
 pub(super) struct Epilogue {
@@ -131,7 +121,7 @@ impl Cuda {
                 }
             } else {
                 let product = Product { m: rows, ..product };
-                if conv2d_taps::takes(&input, conv, &product) {
+                if !matches!(input, Input::Doubled(_)) && conv2d_taps::takes(&input, conv, &product) {
                     rectify = false;
                     self.conv2d_taps(&mut input, conv, &product, relu)?;
                 } else {
@@ -191,11 +181,11 @@ impl Cuda {
 
     /// `product` over the pixels of `input`, with its m rows, and rectified if `relu`.
     fn conv2d_taps(&self, input: &mut Input<'_>, conv: Conv, product: &Product, relu: bool) -> Result<()> {
-        let (halvings, halo) = (halvings(input), halo_of_outputs(input));
+        let halo = input.halo();
         for band in input.bands(conv.out_height()) {
             let rows = band.start * conv.out_width()..band.end * conv.out_width();
             let part = input.show(rows_seen(conv, halo, &rows))?;
-            let place = Place { conv, halo, first_row: rows.start, halvings };
+            let place = Place { conv, halo, first_row: rows.start, doubled: false };
             self.run_taps(&part, &place, &product.rows(rows), relu)?;
         }
         Ok(())
@@ -207,7 +197,9 @@ impl Cuda {
         let stride = weight.stride();
         let mut columns = None;
         let taps = conv.kernel * conv.kernel;
-        let (halvings, halo @ [above, below]) = (halvings(input), halo_of_outputs(input));
+        // A doubled image is seen as large as it would be.
+        let halvings = usize::from(matches!(input, Input::Doubled(_)));
+        let halo @ [above, below] = input.halo().map(|rows| rows << halvings);
         for rows in pieces(product.m, 2 * stride) {
             let columns = match &columns {
                 Some(columns) => columns,

@@ -70,19 +70,19 @@ struct Arguments {
     out_width: i32,
     above: i32,
     first_y: i32,
-    halvings: i32,
+    doubled: i32,
     relu: i32,
 }
 
 /// Where the pixels of a piece are.
 pub(super) struct Place {
     pub conv: Conv,
-    /// Rows of pixels of the halo, after doubling.
+    /// Rows of pixels of the halo.
     pub halo: [usize; 2],
     /// The piece's first output pixel.
     pub first_row: usize,
-    /// 1 where the input is doubled.
-    pub halvings: usize,
+    /// Whether the image repeats every pixel four times, and `conv` is one of four of the image itself.
+    pub doubled: bool,
 }
 
 /// Bytes of the stages of a kernel on GPUs of a capability; 0 where it is not launched.
@@ -111,7 +111,7 @@ pub(super) fn takes(input: &Input<'_>, conv: Conv, product: &Product) -> bool {
 impl Cuda {
     /// `product` over the pixels of a piece; one that [`takes`] allowed.
     pub(super) fn run_taps(&self, part: &InputBand, place: &Place, product: &Product, relu: bool) -> Result<()> {
-        let Place { conv, halo: [above, below], first_row, halvings } = *place;
+        let Place { conv, halo: [above, below], first_row, doubled } = *place;
         let x = &part.pixels;
         debug_assert!(all_aligned(&[x]), "`takes` looked at it");
         let form = Form::of(self.device().capability(), x.cols(), product.n);
@@ -138,16 +138,18 @@ impl Cuda {
             out_width: int(conv.out_width())?,
             above: int(above)?,
             first_y: int(part.first)?,
-            halvings: int(halvings)?,
+            doubled: i32::from(doubled),
             relu: i32::from(relu),
         };
         let launch = self.launch("conv2d_taps", form.kernel)?.shared(form.shared_bytes() as u32)?;
-        let blocks = product.m.div_ceil(ROWS) * product.n.div_ceil(form.cols);
+        let places = if doubled { 4 } else { 1 };
+        let blocks = places * product.m.div_ceil(ROWS) * product.n.div_ceil(form.cols);
         let mut pointers: [*mut c_void; 1] = [std::ptr::from_mut(&mut arguments).cast()];
         // SAFETY: the kernel takes `Arguments`, laid out as there, with THREADS threads and the shared memory of
         // its form. It reads inside the image and its halo only, and of it the rows that `rows_seen` said, which `part`
         // has; `takes` found all rows aligned; the weight has product.n rows of taps * channels values, of whole steps,
-        // the bias as many values, and out and residual product.m rows. A block reads the cells of the residual that
+        // the bias as many values, and out and residual product.m rows; the weight and out of a doubled image four times
+        // as many, and there is no residual. A block reads the cells of the residual that
         // it writes, and no others.
         unsafe { launch.run_raw([blocks, 1, 1], [THREADS, 1, 1], &mut pointers) }
     }

@@ -1,9 +1,12 @@
-//! Launches cuda/upsample_conv2d_sm90a.cu, the convolution of an upsampled image on Hopper. On other GPUs im2col reads
-//! the image as if it were upsampled.
+//! The convolution of an upsampled image: as one of four of the image itself, with sums of the weights. Launches
+//! cuda/collapse_taps.cu, and cuda/upsample_conv2d_sm90a.cu on Hopper or cuda/conv2d_taps.cu. Where channels are too few
+//! for these, im2col reads the image as if it were upsampled.
 
 use super::conv2d::Epilogue;
 use super::conv2d_input::{Between, Input};
 use super::conv2d_sm90a::{Call, Shape, Taps, takes};
+use super::conv2d_taps::{self, Place};
+use crate::backend::cuda::gemm::{Matrix, Product};
 use crate::backend::cuda::hopper::Choice;
 use crate::backend::cuda::weight::Weight;
 use crate::backend::cuda::{Cuda, Tensor};
@@ -20,30 +23,44 @@ pub(super) const UPSAMPLED: [Shape; 2] = [
 ];
 
 impl Cuda {
-    /// `upsample_conv2d` with sums of the weights, which round to bf16.
+    /// `upsample_conv2d` with sums of the weights, which round to an element.
     pub(super) fn upsample_conv2d(&self, conv2d: Conv2d<'_, Cuda>) -> Result<Convolved<Cuda>> {
         let Conv2d { x, weight: kernel, bias, conv: Conv { height, width, .. }, halo, .. } = conv2d;
         let (mut input, weight) = (Input::Doubled(Between::new(&x, halo, width)?), &kernel.weight().0);
-        if !self.hopper_wanted(CHOICE)? || !takes(&input, weight, bias) || !weight.rows().is_multiple_of(8) {
+        let whole = weight.rows().is_multiple_of(8) && x.cols().is_multiple_of(8);
+        let hopper = self.hopper_wanted(CHOICE)? && whole && takes(&input, weight, bias);
+        let out = self.empty(4 * x.rows(), weight.rows())?;
+        // Two taps a side, of which the first are those of even rows and columns.
+        let conv = Conv { kernel: 2, pad_before: 1, pad_after: 0, ..Conv::same(height, width, 1) };
+        let product = Product { bias: Some(bias.address()), ..self.product(&x, weight, Matrix::of(&out), out.cols()) };
+        let taps = whole && conv2d_taps::takes(&input, conv, &product);
+        if !hopper && !taps {
+            drop(out); // there the rows of an output are padded
             return self.convolve(input, kernel, bias, Conv::same(2 * height, 2 * width, 3), Epilogue::default());
         }
         let collapsed = self.collapse_taps(weight, x.cols())?;
-        let out = self.empty(4 * x.rows(), weight.rows())?;
-        let weight = Taps { address: collapsed.address(), rows: collapsed.rows(), channels: x.cols() };
-        let call = Call { input: &mut input, weight, bias, residual: None, relu: false, out: &out, height, width };
-        let statistics = self.run_hopper_shape(CHOICE, &UPSAMPLED, call)?;
+        let statistics = if hopper {
+            let weight = Taps { address: collapsed.address(), rows: collapsed.rows(), channels: x.cols() };
+            let call = Call { input: &mut input, weight, bias, residual: None, relu: false, out: &out, height, width };
+            self.run_hopper_shape(CHOICE, &UPSAMPLED, call)?
+        } else {
+            let place = Place { conv, halo: input.halo(), first_row: 0, doubled: true };
+            let product = Product { weight: Matrix::of(&collapsed), k: collapsed.cols(), ..product };
+            self.run_taps(&input.show(0..height)?, &place, &product, false)?;
+            None
+        };
         Ok(Convolved { pixels: out, statistics })
     }
 
     /// Weights [out, 9 * channels] summed for pixels that are repeated four times -> [4 * out, 4 * channels].
     fn collapse_taps(&self, weight: &Weight, channels: usize) -> Result<Tensor<Cuda>> {
         let collapsed = self.empty(4 * weight.rows(), 4 * channels)?;
-        let launch = self.launch(CHOICE.file, "upsample_conv2d_taps_bf16")?;
+        let launch = self.launch("collapse_taps", "collapse_taps")?;
         let launch = launch.address(weight.address()).long(weight.stride()).vector(&collapsed);
         let launch = launch.int(weight.rows()).int(channels);
-        // SAFETY: argument types and order match cuda/upsample_conv2d_sm90a.cu; `takes` found rows of whole 16 bytes,
-        // so channels % 8 == 0; `collapsed` was made dense above, and has 16 runs of `channels` values for each row of
-        // the weight.
+        // SAFETY: argument types and order match cuda/collapse_taps.cu; the caller found channels % 8 == 0 and rows of
+        // whole 16 bytes; `collapsed` was made dense above, and has 16 runs of `channels` values for each row of the
+        // weight.
         unsafe { launch.run_rows(16 * weight.rows(), channels, true) }?;
         Ok(collapsed)
     }

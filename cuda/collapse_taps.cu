@@ -1,0 +1,31 @@
+// collapse_taps: the weight of a 3 x 3 convolution of an image that repeats every pixel four times, as one of 2 x 2 taps
+// of the image itself for each place of a square
+//
+//   weight  [outs, 9 * channels]      element, row stride ld_weight: columns (ky, kx, channel)
+//   out     [4 * outs, 4 * channels]  element, dense: for place (py, px) and output o, row (2 py + px) * outs + o holds
+//           taps (dy, dx) ordered so
+//
+// Mapping   a thread sums runs of 8 channels (16 bytes) of a tap.
+// Needs     channels % 8 == 0, ld_weight % 8 == 0
+// Rounding  a sum of up to four weights once
+#include "common.cuh"
+
+extern "C" __global__ void __launch_bounds__(256)
+    collapse_taps(const element* weight, long long ld_weight, element* out, int outs, int channels) {
+    for_each_run<8>(16 * outs, channels, [=](long long row, int column) {
+        const int tap = row % 4, o = row / 4 % outs, place = row / 4 / outs;
+        // In an even place tap 0 is ky 0, and tap 1 is ky 1 and 2. In an odd place tap 0 is ky 0 and 1, and tap 1 is
+        // ky 2.
+        const auto first = [](int odd, int tap) { return tap == 0 ? 0 : 1 + odd; };
+        const auto last = [](int odd, int tap) { return tap == 0 ? odd : 2; };
+        float sums[8] = {};
+        for (int ky = first(place / 2, tap / 2); ky <= last(place / 2, tap / 2); ky++)
+            for (int kx = first(place % 2, tap % 2); kx <= last(place % 2, tap % 2); kx++) {
+                float values[8];
+                load(weight + o * ld_weight + (ky * 3 + kx) * channels + column, values);
+#pragma unroll
+                for (int i = 0; i < 8; i++) sums[i] += values[i];
+            }
+        store(out + row * channels + column, sums);
+    });
+}
