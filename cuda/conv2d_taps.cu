@@ -10,9 +10,9 @@
 //           output for each place (py, px) of its square, and weight has 4 * out_channels rows; see collapse_taps.cu
 //
 // Mapping   A block of four warps makes 128 pixels of 128 output channels, a warp 64 x 64 of these; of images, whose
-//           channels are few, 128 pixels of 16, a warp 32. Each step
-//           multiplies STEP channels of one tap, which cp.async fetched STAGES - 1 steps before; pixels outside the
-//           image are zeros. Blocks of the same pixels follow each other, so that x comes from L2.
+//           channels are few, 128 pixels of 16, a warp 32. Each step multiplies STEP channels of one tap, which cp.async
+//           fetched STAGES - 1 steps before; pixels outside the image are zeros. Blocks of the same pixels follow each
+//           other, so that x comes from L2.
 // Needs     channels % STEP == 0, out_channels % 8 == 0, rows 16-byte aligned
 // Measured  256 x 256, 512 -> 512: 785 us, 394 TFLOP/s; 1024 x 1024, 128 -> 128: 904 us, 342 TFLOP/s, with residual
 //           1047 us; 128 -> 3: 340 us, by tiles of 128 output channels 880; upsampled from 256 x 256, 512: 1495 us (H200)
@@ -76,30 +76,40 @@ __device__ __forceinline__ void convolve(const Arguments& args) {
     const element* from[COPIES];
     unsigned inside = 0;
     int kx = 0, ky = 0, of_tap = 0;
+    // Of short steps each copy has a condition; of long ones a branch around them is faster, and one for each operand
+    // by 6% than one for both.
+    constexpr bool BRANCHES = STEP >= 64;
+    const auto copy = [](bool is_step, uint32_t to, const element* from, bool inside) {
+        if constexpr (BRANCHES) copy_16(to, from, inside);
+        else copy_16_if(is_step, to, from, inside);
+    };
     const auto load_stage = [&](int step, int stage) {
-        if (step < steps) {
-            if (of_tap == 0) {
-                inside = 0;
+        const bool is_step = step < steps;
+        const uint32_t to = my_copy + stage * STAGE_BYTES;
+        if (is_step && of_tap == 0) {
+            inside = 0;
 #pragma unroll
-                for (int i = 0; i < COPIES; i++) {
-                    const int y = corner[i].y + ky, x = corner[i].x + kx;
-                    const bool is_inside = y >= 0 && y < args.height && x >= 0 && x < args.width;
-                    const int pixel = (y - args.first_y) * args.width + x;
-                    from[i] = args.x + (is_inside ? pixel : 0) * args.ld_x + my_chunk * 8;
-                    inside |= unsigned(is_inside) << i;
-                }
+            for (int i = 0; i < COPIES; i++) {
+                const int y = corner[i].y + ky, x = corner[i].x + kx;
+                const bool is_inside = y >= 0 && y < args.height && x >= 0 && x < args.width;
+                const int pixel = (y - args.first_y) * args.width + x;
+                from[i] = args.x + (is_inside ? pixel : 0) * args.ld_x + my_chunk * 8;
+                inside |= unsigned(is_inside) << i;
             }
-            const uint32_t to = my_copy + stage * STAGE_BYTES;
+        }
+        if (!BRANCHES || is_step) {
 #pragma unroll
             for (int i = 0; i < COPIES; i++)
-                copy_16(to + i * AT_ONCE * T::ROW_BYTES, from[i] + of_tap * STEP, inside >> i & 1);
+                copy(is_step, to + i * AT_ONCE * T::ROW_BYTES, from[i] + of_tap * STEP, inside >> i & 1);
+        }
+        if (!BRANCHES || is_step) {
 #pragma unroll
             for (int i = 0; i < WEIGHT_COPIES; i++) {
                 const bool is_row = first_col + my_row + i * AT_ONCE < args.out_channels;
                 // What is behind the tile is the next stage's.
                 if (COLS % AT_ONCE == 0 || my_row + i * AT_ONCE < COLS)
-                    copy_16(to + X_BYTES + i * AT_ONCE * T::ROW_BYTES,
-                            weight + (is_row ? i * AT_ONCE * args.ld_weight : 0) + step * STEP, is_row);
+                    copy(is_step, to + X_BYTES + i * AT_ONCE * T::ROW_BYTES,
+                         weight + (is_row ? i * AT_ONCE * args.ld_weight + step * STEP : 0), is_row);
             }
             if (++of_tap == steps_of_tap) {
                 of_tap = 0;
@@ -127,7 +137,6 @@ __device__ __forceinline__ void convolve(const Arguments& args) {
     for (int step = 0; step < steps; step++) {
         wait_copies<STAGES - 2>();
         __syncthreads();
-        load_stage(step + STAGES - 1, stage == 0 ? STAGES - 1 : stage - 1);
         const uint32_t x_tile = x_lane + stage * STAGE_BYTES, w_tile = w_lane + stage * STAGE_BYTES;
 #pragma unroll
         for (int k = 0; k < STEP / 16; k++) {
@@ -136,6 +145,8 @@ __device__ __forceinline__ void convolve(const Arguments& args) {
             for (int m = 0; m < WARP_ROWS / 16; m++) load_matrices(a[m], (x_tile ^ (k * 32)) + m * 16 * T::ROW_BYTES);
 #pragma unroll
             for (int n = 0; n < WARP_COLS / 16; n++) load_matrices(b[n], (w_tile ^ (k * 32)) + n * 16 * T::ROW_BYTES);
+            // Behind the first loads, for which multiplies wait. All warps have read that stage: they have met since.
+            if (k == 0) load_stage(step + STAGES - 1, stage == 0 ? STAGES - 1 : stage - 1);
 #pragma unroll
             for (int m = 0; m < WARP_ROWS / 16; m++)
 #pragma unroll

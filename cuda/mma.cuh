@@ -11,6 +11,14 @@ __device__ __forceinline__ void copy_16(uint32_t to, const void* from, bool insi
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(bytes) : "memory");
 }
 
+// The same, or nothing if it is not wanted.
+__device__ __forceinline__ void copy_16_if(bool wanted, uint32_t to, const void* from, bool inside) {
+    asm volatile(
+        "{.reg .pred p; setp.ne.b32 p, %3, 0; @p cp.async.cg.shared.global [%0], [%1], 16, %2;}" ::"r"(to), "l"(from),
+        "r"(inside ? 16 : 0), "r"(int(wanted))
+        : "memory");
+}
+
 __device__ __forceinline__ void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 
 template <int PENDING>
@@ -26,6 +34,10 @@ __device__ __forceinline__ void copy_16(uint32_t to, const void* from, bool insi
     asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(chunk.x), "r"(chunk.y), "r"(chunk.z),
                  "r"(chunk.w)
                  : "memory");
+}
+
+__device__ __forceinline__ void copy_16_if(bool wanted, uint32_t to, const void* from, bool inside) {
+    if (wanted) copy_16(to, from, inside);
 }
 
 __device__ __forceinline__ void commit_copies() {}
