@@ -36,6 +36,7 @@
 namespace attention {
 
 constexpr int KEY_TILE = 64;
+constexpr float SLACK = 8.f;  // in powers of two
 
 // A tile in shared memory: rows of HEAD_DIM elements in 16-byte chunks. Eight consecutive rows hold the same chunk
 // in eight different places of a 128-byte line.
@@ -58,6 +59,12 @@ struct Tile {
         const int row = threadIdx.x / CHUNKS, chunk = threadIdx.x % CHUNKS;
         tile += at(row, chunk);
         from += chunk * 8;
+        if (first + ROWS <= end && rows.are_one_run(first, ROWS)) {
+            from += int64_t(rows.row(first) + row) * ld;
+#pragma unroll
+            for (int i = 0; i < ROWS / STEP; i++, from += STEP * ld) copy_16(tile + i * STEP * ROW_BYTES, from, true);
+            return;
+        }
 #pragma unroll
         for (int i = 0; i < ROWS / STEP; i++) {
             const int token = first + row + i * STEP;
@@ -110,17 +117,19 @@ __device__ __forceinline__ void attend(const element* q, const element* k, const
 #pragma unroll
     for (int load = 0; load < STAGES - 1; load++) load_stage(load % 2, load / 2, load);
 
-    // Waits until the next load has arrived for all threads, and refills the stage of the load before it. Returns the
-    // address of the stage that arrived.
+    // Waits until the next load has arrived for all threads. Returns the address of its stage.
     uint32_t stage = 0, free_stage = STAGES - 1;
-    const auto next_stage = [&](bool is_v, int tile) {
+    const auto next_stage = [&] {
         wait_copies<STAGES - 2>();
         __syncthreads();
+        return ring + stage * S::STAGE_BYTES;
+    };
+    // Refills the stage of the load before, which comes behind the first loads of the one that arrived: multiplies wait
+    // for these.
+    const auto refill = [&](bool is_v, int tile) {
         load_stage((is_v + STAGES - 1) % 2, tile + (is_v + STAGES - 1) / 2, free_stage);
-        uint32_t address = ring + stage * S::STAGE_BYTES;
         free_stage = stage;
         stage = stage + 1 == STAGES ? 0 : stage + 1;
-        return address;
     };
 
     // Lane addresses for ldmatrix, at the first 16 x 16 block. Xor gives the other column blocks (the swizzle changes
@@ -132,7 +141,7 @@ __device__ __forceinline__ void attend(const element* q, const element* k, const
 
     // A lane holds, of each 16 x 8 block, columns 2 (lane % 4) + {0, 1} of rows lane / 4 and lane / 4 + 8.
     float output[BANDS][DIM_COLS][4];
-    float top[BANDS][2], sum[BANDS][2];  // greatest score so far, and this lane's part of the row's sum
+    float top[BANDS][2], sum[BANDS][2];  // what weights are powers from, and this lane's part of the row's sum
 #pragma unroll
     for (int b = 0; b < BANDS; b++) {
 #pragma unroll
@@ -145,7 +154,7 @@ __device__ __forceinline__ void attend(const element* q, const element* k, const
 
     for (int tile = 0; tile < key_tiles; tile++) {
         float score[BANDS][KEY_COLS][4] = {};
-        const uint32_t k_tile = next_stage(false, tile) + k_lane;
+        const uint32_t k_tile = next_stage() + k_lane;
 #pragma unroll
         for (int d = 0; d < HEAD_DIM / 16; d++) {
             uint32_t a[BANDS][4];
@@ -155,6 +164,7 @@ __device__ __forceinline__ void attend(const element* q, const element* k, const
             for (int n = 0; n < KEY_COLS; n += 2) {
                 uint32_t keys_16[4];
                 load_matrices(keys_16, (k_tile ^ (d * 32)) + n * 8 * T::ROW_BYTES);
+                if (d == 0 && n == 0) refill(false, tile);
 #pragma unroll
                 for (int b = 0; b < BANDS; b++) {
                     multiply_add(score[b][n], a[b], keys_16[0], keys_16[1]);
@@ -179,7 +189,8 @@ __device__ __forceinline__ void attend(const element* q, const element* k, const
 
         // Key 0 is visible to every query and lies in tile 0, so `top` is finite from there on.
 #pragma unroll
-        for (int b = 0; b < BANDS; b++)
+        for (int b = 0; b < BANDS; b++) {
+            float fade[2];
 #pragma unroll
             for (int half = 0; half < 2; half++) {
                 float greatest = top[b][half];
@@ -188,11 +199,14 @@ __device__ __forceinline__ void attend(const element* q, const element* k, const
                     greatest = fmaxf(greatest, fmaxf(score[b][n][half * 2], score[b][n][half * 2 + 1]));
                 greatest = fmaxf(greatest, __shfl_xor_sync(~0u, greatest, 1));
                 greatest = fmaxf(greatest, __shfl_xor_sync(~0u, greatest, 2));
-                const float shift = -greatest * scale;
-                // Exactly 1 where the greatest score stays. So key tiles of which a row sees nothing change nothing,
-                // and a row gets the same result in a whole query tile, which has more of them, as in a half.
-                const float fade = exp2_approx((top[b][half] - greatest) * scale);
-                top[b][half] = greatest;
+                // A score that is a little greater leaves `top` as it is: weights are below 2^SLACK then. So output is
+                // seldom scaled.
+                const float before = top[b][half];
+                if ((greatest - before) * scale > SLACK) top[b][half] = greatest;
+                // Exactly 1 where `top` stays. So key tiles of which a row sees nothing change nothing, and a row gets
+                // the same result in a whole query tile, which has more of them, as in a half.
+                fade[half] = exp2_approx((before - top[b][half]) * scale);
+                const float shift = -top[b][half] * scale;
                 float part = 0.f;
 #pragma unroll
                 for (int n = 0; n < KEY_COLS; n++)
@@ -201,12 +215,17 @@ __device__ __forceinline__ void attend(const element* q, const element* k, const
                         score[b][n][i] = exp2_approx(fmaf(score[b][n][i], scale, shift));
                         part += score[b][n][i];
                     }
-                sum[b][half] = fmaf(sum[b][half], fade, part);
-#pragma unroll
-                for (int n = 0; n < DIM_COLS; n++) output[b][n][half * 2] *= fade, output[b][n][half * 2 + 1] *= fade;
+                sum[b][half] = fmaf(sum[b][half], fade[half], part);
             }
+            if (__any_sync(~0u, fade[0] != 1.f || fade[1] != 1.f)) {
+#pragma unroll
+                for (int n = 0; n < DIM_COLS; n++)
+#pragma unroll
+                    for (int i = 0; i < 4; i++) output[b][n][i] *= fade[i / 2];
+            }
+        }
 
-        const uint32_t v_tile = next_stage(true, tile) + v_lane;
+        const uint32_t v_tile = next_stage() + v_lane;
 #pragma unroll
         for (int n = 0; n < KEY_COLS; n += 2) {
             // Scores lie in registers as the left operand wants them.
@@ -220,6 +239,7 @@ __device__ __forceinline__ void attend(const element* q, const element* k, const
             for (int d = 0; d < DIM_COLS; d += 2) {
                 uint32_t values_16[4];
                 load_matrices_transposed(values_16, (v_tile ^ (d * 16)) + n * 8 * T::ROW_BYTES);
+                if (d == 0 && n == 0) refill(true, tile);
 #pragma unroll
                 for (int b = 0; b < BANDS; b++) {
                     multiply_add(output[b][d], a[b], values_16[0], values_16[1]);

@@ -23,6 +23,11 @@ struct SampleRows {
         : txt(txt), to_txt(sample * txt - skipped), to_img(batch * txt + sample * img - txt - skipped) {}
 
     __device__ __forceinline__ int row(int token) const { return token + (token < txt ? to_txt : to_img); }
+
+    // Whether rows of so many tokens follow each other.
+    __device__ __forceinline__ bool are_one_run(int first, int tokens) const {
+        return first >= txt || first + tokens <= txt;
+    }
 };
 
 // How many keys the query at `token` sees: the first ones of its sample. `keys` is the causal mask's, 0 without a mask.
