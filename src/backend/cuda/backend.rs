@@ -54,7 +54,7 @@ impl Memory for Cuda {
     }
 
     fn describe(&self) -> String {
-        let (major, minor) = self.device().capability();
+        let capability = self.device().capability_name();
         let element = self.element().name();
         let products = match self.0.products {
             Precision::Bf16 => element.to_string(),
@@ -64,7 +64,7 @@ impl Memory for Cuda {
         };
         let attention = if self.has_fp8_attention() { ", attention in fp8" } else { "" };
         let rank = self.group_rank().map_or(String::new(), |rank| format!(" {:?}", rank.member()));
-        format!("{}{rank} (CUDA, compute capability {major}.{minor}, {products}{attention})", self.device().name())
+        format!("{}{rank} (CUDA, {capability}, {products}{attention})", self.device().name())
     }
 
     fn available_bytes(&self) -> u64 {

@@ -4,6 +4,7 @@
 //! overlaps computing with another, and blocks that take turns in memory on a third.
 
 use std::collections::HashMap;
+use std::env;
 use std::ffi::CString;
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -13,6 +14,7 @@ use cudarc::driver::result::{self, DriverError};
 use cudarc::driver::sys;
 use parking_lot::ReentrantMutex;
 
+use super::capability;
 use super::captures::outside_captures;
 use super::counters::Counters;
 use super::driver::{Properties, failed, start_driver};
@@ -69,6 +71,8 @@ pub struct Device {
     pub(super) capturing: AtomicBool,
     counters: Counters,
     properties: Properties,
+    /// What it is taken for.
+    capability: (i32, i32),
     element: Element,
     driver: i32,
 }
@@ -87,7 +91,8 @@ impl Device {
     pub fn open(ordinal: usize, memory_cap: Option<u64>) -> Result<Arc<Self>> {
         let driver = start_driver()?;
         let (device, properties) = Properties::of(ordinal)?;
-        let element = Element::of_gpu(properties.capability)?;
+        let capability = capability::choose(properties.capability, env::var_os(capability::VARIABLE).as_deref())?;
+        let element = Element::of_gpu(capability)?;
         kernels::require(element)?;
         let cannot = |e| failed("cannot open the GPU", e);
         // SAFETY: `device` is one that the driver named; the context is released in `drop`.
@@ -113,6 +118,7 @@ impl Device {
             capturing: AtomicBool::new(false),
             counters: Counters::default(),
             properties,
+            capability,
             element,
             driver,
         }))
@@ -193,9 +199,16 @@ impl Device {
         &self.properties.name
     }
 
-    /// Compute capability, (9, 0) for Hopper.
+    /// Compute capability, (9, 0) for Hopper, or the one that the GPU is taken for, as [`super::capability`] says.
     pub fn capability(&self) -> (i32, i32) {
-        self.properties.capability
+        self.capability
+    }
+
+    /// The same in words.
+    pub fn capability_name(&self) -> String {
+        let ((major, minor), own) = (self.capability, self.properties.capability);
+        let taken_for = if self.capability == own { "" } else { ", which it is taken for" };
+        format!("compute capability {major}.{minor}{taken_for}")
     }
 
     /// What activations and weights are in.

@@ -25,6 +25,7 @@
 mod backend;
 mod block_stream;
 mod buffer;
+mod capability;
 mod capture;
 mod captures;
 mod channel_statistics;

@@ -1,0 +1,46 @@
+//! Which GPU's kernels are launched: those of its own compute capability, or those of an older one, to test and to
+//! measure them.
+
+use std::ffi::OsStr;
+
+use crate::error::{Error, Result};
+
+/// Names the capability, such as `8.6`.
+pub const VARIABLE: &str = "FLUX_CAPABILITY";
+/// Those with kernels, or forms of kernels, of their own.
+const KNOWN: [(i32, i32); 7] = [(7, 5), (8, 0), (8, 6), (8, 9), (9, 0), (10, 0), (12, 0)];
+
+/// The capability that a GPU of `own` is taken for, where the variable is `wish`.
+///
+/// Errors when the variable names none, or a newer one.
+pub fn choose(own: (i32, i32), wish: Option<&OsStr>) -> Result<(i32, i32)> {
+    let Some(wish) = wish.filter(|wish| !wish.is_empty()) else { return Ok(own) };
+    let fitting = KNOWN.iter().copied().filter(|known| *known <= own);
+    let names: Vec<_> = fitting.map(|known| (format!("{}.{}", known.0, known.1), known)).collect();
+    match names.iter().find(|(name, _)| wish == name.as_str()) {
+        Some((_, known)) => Ok(*known),
+        None => {
+            let names: Vec<_> = names.iter().map(|(name, _)| format!("`{name}`")).collect();
+            let what = format!("`{}` is no compute capability that this GPU can be taken for", wish.to_string_lossy());
+            Err(Error::usage(what).at(VARIABLE).hint(format!("{} are", names.join(", "))))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_gpu_is_taken_for_an_older_one_but_not_for_a_newer_one() {
+        let choose = |own, wish: &str| choose(own, Some(OsStr::new(wish)));
+        assert_eq!(super::choose((12, 1), None).unwrap(), (12, 1));
+        assert_eq!(choose((9, 0), "").unwrap(), (9, 0));
+        assert_eq!(choose((9, 0), "8.6").unwrap(), (8, 6));
+        assert_eq!(choose((9, 0), "9.0").unwrap(), (9, 0));
+        for wish in ["12.0", "8.7", "8", "8.6 ", "Ada"] {
+            let error = choose((9, 0), wish).unwrap_err().to_string();
+            assert!(error.contains(wish) && error.contains("FLUX_CAPABILITY"), "{error}");
+        }
+    }
+}
