@@ -23,4 +23,4 @@ struct Values {
 
 }  // namespace e4m3_linear
 
-LINEAR_QUANTISED(linear_e4m3, e4m3_linear::Values)
+LINEAR_QUANTISED(linear_e4m3, e4m3_linear::Values, 256, 64, 4)

@@ -23,4 +23,8 @@ struct Values {
 
 }  // namespace int8_linear
 
-LINEAR_QUANTISED(linear_int8, int8_linear::Values)
+LINEAR_QUANTISED(linear_int8_256x64, int8_linear::Values, 256, 64, 4)    // a block in 100 KiB, or 64 in fp16
+#ifndef ELEMENT_F16
+LINEAR_QUANTISED(linear_int8_128x64, int8_linear::Values, 128, 64, 4)    // two in 164
+LINEAR_QUANTISED(linear_int8_128x128, int8_linear::Values, 128, 128, 3)  // two in 228
+#endif

@@ -8,14 +8,15 @@
 //   bias     [plain]  element or null
 //   out      [m, plain + mlp]  element, row stride ld_out: plain columns, then those of the MLP
 //
-// Mapping   a block of 8 warps makes a tile of 128 x 256 sums, 64 x 64 a warp, by mma.sync m16n8k32. Steps of 64 bytes
-//           of k go through 4 stages of shared memory by asynchronous copies, 96 KiB, which every GPU since sm_80 has.
-//           Rows of 64 bytes are swizzled, so that ldmatrix meets each bank once. The fragments of the next 32 bytes
-//           are loaded while those before are multiplied, also across the barrier of a stage. Of the MLP a tile has 128
-//           columns: 8 rows of gate and 8 of up in turn are its weight, so a thread has both sums of a column. Results
-//           pass through shared memory, for 16-byte stores. Blocks of a group of `rows_of_tiles` rows of tiles follow
-//           each other, so that their x stays in L2 while weights pass.
-//           For fp16, which is for GPUs of 7.5: m8n8k16, and two stages, 64 KiB, that threads fill through registers.
+// Mapping   a block makes a tile of 128 x COLS sums, 64 x 64 a warp, of packed weights 128 x 32, by mma.sync m16n8k32.
+//           Steps of STEP bytes of k go through STAGES stages of shared memory by asynchronous copies. Rows are swizzled,
+//           so that ldmatrix meets each bank once. The fragments of the next 32 bytes are loaded while those before are
+//           multiplied, also across the barrier of a stage; and between the multiplies are the copies of a later step.
+//           Tiles of 128 columns are two blocks on a multiprocessor, of which one multiplies while the other stores. Of
+//           the MLP a tile has half as many columns: 8 rows of gate and 8 of up in turn are its weight, so a thread has
+//           both sums of a column. Results pass through shared memory, for 16-byte stores. Blocks of a group of
+//           `rows_of_tiles` rows of tiles follow each other, so that their x stays in L2 while weights pass.
+//           For fp16, which is for GPUs of 7.5: m8n8k16, and two stages that threads fill through registers.
 // Needs     k, ld_x and ld_weight % 16 == 0, with zeros behind the columns; x and weight 16-byte aligned. out of any
 //           alignment: without 16-byte rows values are stored one by one.
 // Rounding  once, at the store; each step of float32 before it is rounded to nearest. Gate and up are not rounded to an
@@ -28,15 +29,13 @@
 
 namespace quantised_linear {
 
-static constexpr int THREADS = 256;
-
 __device__ __forceinline__ uint32_t shared_address(const void* pointer) {
     return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
 }
 
-// Weights of 8 bits: a step is as many bytes of a row, and lies in shared memory as x does.
+// Weights of 8 bits, which lie in shared memory as x does.
 struct Bytes {
-    static constexpr int STEP_BYTES = 64, MULTIPLIER_BYTES = 0;
+    static constexpr bool PACKED = false;
 };
 
 __device__ __forceinline__ uint32_t load_word(uint32_t from) {
@@ -45,28 +44,35 @@ __device__ __forceinline__ uint32_t load_word(uint32_t from) {
     return word;
 }
 
-template <class Values>
+template <class Values, int COLS, int STEP, int MOST_STAGES>
 struct Product {
     typedef typename Values::Sum Sum;
     typedef typename Values::Weight Weight;
-    static constexpr int ROWS = 128, COLS = 256, WARP_ROWS = 64, WARP_COLS = 64, STEP = 64;
+    static constexpr bool PACKED = Weight::PACKED;
+    static constexpr int ROWS = 128, WARP_ROWS = PACKED ? 128 : 64, WARP_COLS = PACKED ? 32 : 64;
+    static constexpr int THREADS = COLS, WARPS_M = ROWS / WARP_ROWS;
     static constexpr int TILES_M = WARP_ROWS / 16, TILES_N = WARP_COLS / 8, KS = STEP / 32;
     static constexpr int STEP_CHUNKS = STEP / 16, ROWS_AT_ONCE = THREADS / STEP_CHUNKS;
-    static constexpr bool PACKED = Weight::MULTIPLIER_BYTES > 0;
-    static constexpr int WEIGHT_STEP_CHUNKS = Weight::STEP_BYTES / 16;
-    static constexpr int WEIGHT_ROWS_AT_ONCE = THREADS / WEIGHT_STEP_CHUNKS;
+    static constexpr int WEIGHT_STEP = PACKED ? STEP / 2 : STEP;  // bytes
+    static constexpr int WEIGHT_STEP_CHUNKS = WEIGHT_STEP / 16, WEIGHT_ROWS_AT_ONCE = THREADS / WEIGHT_STEP_CHUNKS;
     static constexpr int X_CHUNKS = ROWS / ROWS_AT_ONCE, WEIGHT_CHUNKS = COLS / WEIGHT_ROWS_AT_ONCE;
-    static constexpr int X_BYTES = ROWS * STEP, WEIGHT_BYTES = COLS * Weight::STEP_BYTES;
-    // Of a step of packed weights, what 32 values are and what they are multiplied by, each for all columns.
-    static constexpr int HALF_BYTES = WEIGHT_BYTES / KS, HALF_MULTIPLIER_BYTES = COLS * Weight::MULTIPLIER_BYTES / KS;
-    static constexpr int STAGE_BYTES = X_BYTES + WEIGHT_BYTES + COLS * Weight::MULTIPLIER_BYTES;
-    static_assert(KS % 2 == 0, "fragments take turns in two places");
-    static_assert(!PACKED || COLS == THREADS, "a thread copies the multipliers of a column");
+    static constexpr int X_BYTES = ROWS * STEP, WEIGHT_BYTES = COLS * WEIGHT_STEP;
+    static constexpr int STAGE_BYTES = X_BYTES + WEIGHT_BYTES;
+    // Of a step of packed weights, what 32 values are, for all columns.
+    static constexpr int HALF_BYTES = WEIGHT_BYTES / KS;
 #ifdef ELEMENT_F16
     static constexpr int STAGES = 2;
 #else
-    static constexpr int STAGES = 4;
+    static constexpr int STAGES = MOST_STAGES;
 #endif
+    static_assert(KS % 2 == 0, "fragments take turns in two places");
+    static_assert(!PACKED || (STEP == 64 && STAGES <= 3), "what two steps are multiplied by are 16 bytes of a column");
+
+    // What packed weights of a step are multiplied by, with those of the step behind or before it: behind the stages,
+    // in as many places in turn.
+    static __device__ __forceinline__ uint32_t multipliers_of(int step) {
+        return STAGES * STAGE_BYTES + step / 2 % STAGES * (COLS * 16);
+    }
 
     typedef Sum Sums[TILES_M][TILES_N][4];
 
@@ -85,7 +91,7 @@ struct Product {
     // Where chunk `chunk` of 16 bytes of a row of a stage lies: any 8 rows that follow each other have it in other
     // banks.
     static __device__ __forceinline__ uint32_t swizzled(int row, int chunk) {
-        return row * STEP + ((chunk ^ (row >> 1 & 3)) << 4);
+        return row * STEP + ((chunk ^ (STEP_CHUNKS >= 8 ? row & 7 : row / (8 / STEP_CHUNKS) & (STEP_CHUNKS - 1))) << 4);
     }
 
     // The tile of a block, and of the matrices what a thread copies: the same chunk of rows that are ROWS_AT_ONCE or
@@ -132,8 +138,7 @@ struct Product {
             weight_step = at_once * ld_weight;
             multipliers = nullptr;
             if (PACKED && of_tile(threadIdx.x) < of_kind - first_of_kind)
-                multipliers = all_weights + (col + weight_row(threadIdx.x)) * ld_weight +
-                              ceil_div(k, STEP) * Weight::STEP_BYTES;
+                multipliers = all_weights + (col + weight_row(threadIdx.x)) * ld_weight + ceil_div(k, STEP) * WEIGHT_STEP;
         }
 
         // Whether the thread's chunk of weights of a step is there: rows of packed ones are whole steps.
@@ -153,11 +158,6 @@ struct Product {
         else return X_BYTES + own_place();
     }
 
-    // What the thread copies of the multipliers: those of 32 values at a time.
-    static __device__ __forceinline__ uint32_t own_multipliers() {
-        return X_BYTES + WEIGHT_BYTES + threadIdx.x * (Weight::MULTIPLIER_BYTES / KS);
-    }
-
     // What a warp multiplies of a stage, from the address where its lane reads.
     struct Reader {
         uint32_t x, weight, multipliers;
@@ -166,22 +166,23 @@ struct Product {
             const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
             // Matrices of x: rows 0 to 7 and 8 to 15 of the first 16 bytes, then of the second. Of the weight: the
             // first and the second 16 bytes of rows 0 to 7, then of 8 to 15.
-            x = shared + swizzled(warp % 2 * WARP_ROWS + lane % 16, lane / 16);
+            x = shared + swizzled(warp % WARPS_M * WARP_ROWS + lane % 16, lane / 16);
             // Packed, a lane reads what it multiplies of the first column.
-            if constexpr (PACKED) weight = shared + X_BYTES + (warp / 2 * WARP_COLS + lane / 4) * 16 + lane % 4 * 4;
-            else weight = shared + X_BYTES + swizzled(warp / 2 * WARP_COLS + lane % 8 + lane / 16 * 8, lane / 8 % 2);
-            multipliers = shared + X_BYTES + WEIGHT_BYTES + (warp / 2 * WARP_COLS + lane / 4) * 4;
+            if constexpr (PACKED) weight = shared + X_BYTES + (warp / WARPS_M * WARP_COLS + lane / 4) * 16 + lane % 4 * 4;
+            else weight = shared + X_BYTES + swizzled(warp / WARPS_M * WARP_COLS + lane % 8 + lane / 16 * 8, lane / 8 % 2);
+            multipliers = shared + (warp / WARPS_M * WARP_COLS + lane / 4) * 16;
         }
 
-        // Bytes 32 `k` to 32 `k` + 31 of a stage: the swizzle exchanges bits, so chunks `2 k` further differ in the
-        // bits of `2 k`.
-        __device__ __forceinline__ void load(Fragments& to, int stage, int k) const {
+        // Bytes 32 `k` to 32 `k` + 31 of a step, which is in a stage: the swizzle exchanges bits, so chunks `2 k` further
+        // differ in the bits of `2 k`.
+        __device__ __forceinline__ void load(Fragments& to, int step, int stage, int k) const {
             const uint32_t from = stage * STAGE_BYTES;
             if constexpr (PACKED) {
+                const uint32_t factors = multipliers + multipliers_of(step) + step % 2 * 8 + k * 4;
 #pragma unroll
                 for (int j = 0; j < TILES_N; j++)
                     Weight::unpack(to.weight[j], load_word(weight + from + k * HALF_BYTES + j * 8 * 16),
-                                   load_word(multipliers + from + k * HALF_MULTIPLIER_BYTES + j * 8 * 4));
+                                   load_word(factors + j * 8 * 16));
             } else {
 #pragma unroll
                 for (int j = 0; j < TILES_N; j += 2) {
@@ -201,9 +202,9 @@ struct Product {
     static __device__ __forceinline__ void multiply_tile(Sums& sums, const Tile& tile, int k, uint8_t* shared) {
         const Reader reader(shared_address(shared));
         uint4 next_x[X_CHUNKS], next_weight[WEIGHT_CHUNKS];
-        uint2 next_multipliers = make_uint2(0, 0);
+        uint4 next_multipliers = make_uint4(0, 0, 0, 0);
         const auto fetch = [&](int step) {
-            const int from = step * STEP, of_weight = step * Weight::STEP_BYTES;
+            const int from = step * STEP, of_weight = step * WEIGHT_STEP;
             const auto load = [](bool there, const uint8_t* at) {
                 return there ? *reinterpret_cast<const uint4*>(at) : make_uint4(0, 0, 0, 0);
             };
@@ -214,21 +215,19 @@ struct Product {
             for (int i = 0; i < WEIGHT_CHUNKS; i++)
                 next_weight[i] = load(tile.weight_in_row(from, k) && i < tile.weight_chunks,
                                       tile.weight + i * tile.weight_step + of_weight);
-            if (PACKED && tile.multipliers != nullptr)
-                next_multipliers = *reinterpret_cast<const uint2*>(tile.multipliers + step * Weight::MULTIPLIER_BYTES);
+            if (PACKED && step % 2 == 0)
+                next_multipliers = load(tile.multipliers != nullptr, tile.multipliers + step / 2 * 16);
         };
-        const auto keep = [&](int stage) {
-            uint8_t* to = shared + stage * STAGE_BYTES;
+        const auto keep = [&](int step) {
+            uint8_t* to = shared + step % STAGES * STAGE_BYTES;
 #pragma unroll
             for (int i = 0; i < X_CHUNKS; i++)
                 *reinterpret_cast<uint4*>(to + own_place() + i * ROWS_AT_ONCE * STEP) = next_x[i];
 #pragma unroll
             for (int i = 0; i < WEIGHT_CHUNKS; i++)
                 *reinterpret_cast<uint4*>(to + own_weight_place() + i * WEIGHT_CHUNK_STEP) = next_weight[i];
-            if constexpr (PACKED) {
-                *reinterpret_cast<uint32_t*>(to + own_multipliers()) = next_multipliers.x;
-                *reinterpret_cast<uint32_t*>(to + own_multipliers() + HALF_MULTIPLIER_BYTES) = next_multipliers.y;
-            }
+            if (PACKED && step % 2 == 0)
+                *reinterpret_cast<uint4*>(shared + multipliers_of(step) + threadIdx.x * 16) = next_multipliers;
         };
         const int steps = ceil_div(k, STEP);
         fetch(0);
@@ -239,10 +238,10 @@ struct Product {
 #pragma unroll
             for (int i = 0; i < KS; i++) {
                 Fragments fragments;
-                reader.load(fragments, step % STAGES, i);
+                reader.load(fragments, step, step % STAGES, i);
                 multiply(sums, fragments);
             }
-            if (step + 1 < steps) keep((step + 1) % STAGES);
+            if (step + 1 < steps) keep(step + 1);
             __syncthreads();
         }
     }
@@ -254,43 +253,46 @@ struct Product {
         const uint32_t own = base + own_place(), own_weight = base + own_weight_place();
         const Reader reader(base);
         const int steps = ceil_div(k, STEP);
-        const auto copy = [](uint32_t to, const uint8_t* from, int bytes) {
-            asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(bytes)
-                         : "memory");
+        // 16 bytes, zeros if they are not `there`; nothing if they are not `wanted`.
+        const auto copy = [](bool wanted, uint32_t to, const uint8_t* from, bool there) {
+            asm volatile(
+                "{.reg .pred p; setp.ne.b32 p, %3, 0; "
+                "@p cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;}" ::"r"(to),
+                "l"(from), "r"(there ? 16 : 0), "r"(int(wanted))
+                : "memory");
         };
-        const auto copy_word = [](uint32_t to, const uint8_t* from, bool there) {
-            asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(to), "l"(from), "r"(there ? 4 : 0)
-                         : "memory");
-        };
-        // A group for each step, also behind the last one, so that a count of groups tells which have arrived.
-        const auto fetch = [&](int step, int stage) {
-            if (step < steps) {
+        // A part of a step: of several the first is x, the others are weights. The last one ends a group, also behind
+        // the last step, so that a count of groups tells which have arrived.
+        constexpr int PARTS = KS - 1, WEIGHT_PARTS = PARTS > 1 ? PARTS - 1 : 1;
+        static_assert(WEIGHT_CHUNKS % WEIGHT_PARTS == 0, "parts are of one size");
+        const auto fetch = [&](int step, int stage, int part) {
+            const bool is_step = step < steps;
+            // A branch around the copies where integers are made besides; else a condition of each is faster.
+            if (!PACKED || is_step) {
                 const int from = step * STEP;
-                const bool in_row = from + tile.chunk < k;
+                const bool x_in_row = is_step && from + tile.chunk < k;
+                const bool weight_in_row = is_step && tile.weight_in_row(from, k);
                 const uint32_t to = own + stage * STAGE_BYTES, to_weight = own_weight + stage * STAGE_BYTES;
 #pragma unroll
                 for (int i = 0; i < X_CHUNKS; i++) {
-                    const bool there = in_row && i < tile.x_chunks;
-                    copy(to + i * ROWS_AT_ONCE * STEP, tile.x + (there ? i * tile.x_step + from : 0), there ? 16 : 0);
+                    const bool there = x_in_row && i < tile.x_chunks;
+                    if (part == 0)
+                        copy(is_step, to + i * ROWS_AT_ONCE * STEP, tile.x + (there ? i * tile.x_step + from : 0), there);
                 }
-                const bool weight_in_row = tile.weight_in_row(from, k);
-                const int of_weight = step * Weight::STEP_BYTES;
 #pragma unroll
                 for (int i = 0; i < WEIGHT_CHUNKS; i++) {
                     const bool there = weight_in_row && i < tile.weight_chunks;
-                    copy(to_weight + i * WEIGHT_CHUNK_STEP,
-                         tile.weight + (there ? i * tile.weight_step + of_weight : 0), there ? 16 : 0);
+                    if (part == PARTS - WEIGHT_PARTS + i / (WEIGHT_CHUNKS / WEIGHT_PARTS))
+                        copy(is_step, to_weight + i * WEIGHT_CHUNK_STEP,
+                             tile.weight + (there ? i * tile.weight_step + step * WEIGHT_STEP : 0), there);
                 }
-                if constexpr (PACKED) {
-                    const uint32_t to_multipliers = base + own_multipliers() + stage * STAGE_BYTES;
+                if (PACKED) {
                     const bool there = tile.multipliers != nullptr;
-#pragma unroll
-                    for (int i = 0; i < KS; i++)
-                        copy_word(to_multipliers + i * HALF_MULTIPLIER_BYTES,
-                                  there ? tile.multipliers + step * Weight::MULTIPLIER_BYTES + i * 4 : tile.x, there);
+                    copy(is_step && step % 2 == 0, base + multipliers_of(step) + threadIdx.x * 16,
+                         there ? tile.multipliers + step / 2 * 16 : tile.x, there);
                 }
             }
-            asm volatile("cp.async.commit_group;" ::: "memory");
+            if (part == PARTS - 1) asm volatile("cp.async.commit_group;" ::: "memory");
         };
         // All but the last STAGES - 2 groups have arrived, of all threads.
         const auto arrived = [] {
@@ -298,19 +300,22 @@ struct Product {
             __syncthreads();
         };
 #pragma unroll
-        for (int step = 0; step < STAGES - 1; step++) fetch(step, step);
+        for (int step = 0; step < STAGES - 1; step++) {
+#pragma unroll
+            for (int part = 0; part < PARTS; part++) fetch(step, step, part);
+        }
         Fragments fragments[2] = {};
         int stage = 0;
         for (int step = 0; step < steps; step++) {
             arrived();
-            reader.load(fragments[0], stage, 0);
+            reader.load(fragments[0], step, stage, 0);
             // The last ones of the stage before, whose multiplies cover the loads; nothing at first.
             multiply(sums, fragments[1]);
 #pragma unroll
             for (int i = 0; i + 1 < KS; i++) {
-                reader.load(fragments[(i + 1) % 2], stage, i + 1);
+                reader.load(fragments[(i + 1) % 2], step, stage, i + 1);
                 // All warps have read the stage before: they have met since.
-                if (i == 0) fetch(step + STAGES - 1, stage == 0 ? STAGES - 1 : stage - 1);
+                fetch(step + STAGES - 1, stage == 0 ? STAGES - 1 : stage - 1, i);
                 multiply(sums, fragments[i % 2]);
             }
             stage = stage + 1 == STAGES ? 0 : stage + 1;
@@ -335,11 +340,11 @@ struct Product {
                                                       int mlp) {
         constexpr int OUT_COLS = MLP ? WARP_COLS / 2 : WARP_COLS, CHUNKS = OUT_COLS / 8, PITCH = OUT_COLS * 2;
         const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, quad = lane / 4, pair = lane % 4 * 2;
-        const int row = tile.row + warp % 2 * WARP_ROWS, col = tile.col + warp / 2 * OUT_COLS;
+        const int row = tile.row + warp % WARPS_M * WARP_ROWS, col = tile.col + warp / WARPS_M * OUT_COLS;
         uint8_t* own = shared + warp * WARP_ROWS * WARP_COLS * 2;
         // Chunks of 8 rows that follow each other lie in other banks.
         const auto place = [](int r, int chunk) {
-            return r * PITCH + ((chunk ^ (MLP ? r >> 1 & 3 : r & 7)) << 4);
+            return r * PITCH + ((chunk ^ (CHUNKS >= 8 ? r & 7 : r / (8 / CHUNKS) & (CHUNKS - 1))) << 4);
         };
         // All loads before the first store, so that they wait for memory together. Scales of gate and up, or of a
         // column.
@@ -423,11 +428,12 @@ struct Product {
 
 }  // namespace quantised_linear
 
-#define LINEAR_QUANTISED(NAME, VALUES)                                                                                \
-    extern "C" __global__ void __launch_bounds__(quantised_linear::THREADS, 1)                                        \
+#define LINEAR_QUANTISED(NAME, VALUES, COLS, STEP, STAGES)                                                            \
+    extern "C" __global__ void __launch_bounds__(COLS, 256 / COLS)                                                    \
         NAME(const uint8_t* x, long long ld_x, const float* x_scales, const uint8_t* weight, long long ld_weight,     \
              const float* weight_scales, const element* bias, element* out, long long ld_out, int m, int plain,       \
              int mlp, int k, int rows_of_tiles) {                                                                     \
-        quantised_linear::Product<VALUES>::run(x, ld_x, x_scales, weight, ld_weight, weight_scales, bias, out,        \
-                                               ld_out, m, plain, mlp, k, rows_of_tiles);                              \
+        quantised_linear::Product<VALUES, COLS, STEP, STAGES>::run(x, ld_x, x_scales, weight, ld_weight,              \
+                                                                   weight_scales, bias, out, ld_out, m, plain, mlp,   \
+                                                                   k, rows_of_tiles);                                 \
     }

@@ -15,7 +15,7 @@
 namespace w4a8_linear {
 
 struct Packed {
-    static constexpr int STEP_BYTES = 32, MULTIPLIER_BYTES = 8;
+    static constexpr bool PACKED = true;
 
     // a b + c of both halves; of b its half `HALF` twice.
     template <int HALF>
@@ -72,4 +72,4 @@ struct Values {
 
 }  // namespace w4a8_linear
 
-LINEAR_QUANTISED(linear_w4a8, w4a8_linear::Values)
+LINEAR_QUANTISED(linear_w4a8, w4a8_linear::Values, 128, 64, 3)  // 42 KiB: two blocks in 100

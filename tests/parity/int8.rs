@@ -94,8 +94,8 @@ fn activations_are_the_integers_of_the_definition() {
     }
 }
 
-/// Tiles are of 128 rows and 256 columns, steps of 64.
-const PRODUCTS: [[usize; 3]; 13] = [
+/// Tiles are of 128 rows and 128 or 256 columns, steps of 64 or 128.
+const PRODUCTS: [[usize; 3]; 15] = [
     [64, 128, 256],
     [1, 64, 96],
     [7, 24, 5],
@@ -107,6 +107,8 @@ const PRODUCTS: [[usize; 3]; 13] = [
     [128, 3072, 257],
     [127, 1040, 513],
     [9, 12288, 24],
+    [130, 192, 264],
+    [40, 3136, 100],
     [0, 64, 32],
     // Row tiles in three groups, each with three column tiles.
     [3700, 64, 600],

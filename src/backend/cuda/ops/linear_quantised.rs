@@ -12,21 +12,60 @@ use crate::nn::{Linear, Operand};
 use crate::ops::QkNormRope;
 use crate::ops::project::{Heads, Projection};
 
-/// `ROWS`, `COLS`, `STEP` and `THREADS` of cuda/linear_quantised.cuh.
+/// `ROWS` of cuda/linear_quantised.cuh.
 const ROWS: usize = 128;
-const COLS: usize = 256;
-const STEP: usize = 64;
-const THREADS: usize = 256;
 /// The file with the kernels of 8-bit floats.
 pub(super) const E4M3_FILE: &str = "linear_e4m3_sm89";
 
-/// Bytes of the stages, or of a tile of results, which takes their place.
-pub(super) fn shared_bytes(element: Element) -> usize {
-    let stages = match element {
-        Element::Bf16 => 4,
-        Element::F16 => 2,
-    };
-    (stages * (ROWS + COLS) * STEP).max(ROWS * COLS * Element::BYTES)
+/// A kernel, as its file's `LINEAR_QUANTISED` says.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Form {
+    file: &'static str,
+    pub(super) kernel: &'static str,
+    /// Columns of a tile, of which each is a thread.
+    cols: usize,
+    /// Bytes of a step of x.
+    step: usize,
+    stages: usize,
+    /// Whether weights are in 4 bits.
+    packed: bool,
+}
+
+impl Form {
+    const fn new(file: &'static str, kernel: &'static str, [cols, step, stages]: [usize; 3]) -> Self {
+        Self { file, kernel, cols, step, stages, packed: false }
+    }
+
+    /// The kernel for weights of a kind on a GPU of a capability.
+    pub(super) fn of(kind: BufferKind, element: Element, capability: (i32, i32)) -> Self {
+        match (kind, element, capability) {
+            (BufferKind::E4m3, ..) => Self::new(E4M3_FILE, "linear_e4m3", [256, 64, 4]),
+            (BufferKind::W4a8 { .. }, ..) => {
+                Self { packed: true, ..Self::new("linear_w4a8", "linear_w4a8", [128, 64, 3]) }
+            }
+            // Two blocks find room in 228 KiB, or in 164.
+            (_, Element::Bf16, (9 | 10, _)) => Self::new("linear_int8", "linear_int8_128x128", [128, 128, 3]),
+            (_, Element::Bf16, (8, 0)) => Self::new("linear_int8", "linear_int8_128x64", [128, 64, 4]),
+            _ => Self::new("linear_int8", "linear_int8_256x64", [256, 64, 4]),
+        }
+    }
+
+    /// Bytes of the stages, or of a tile of results, which takes their place.
+    pub(super) fn shared_bytes(self, element: Element) -> usize {
+        let stages = match element {
+            Element::Bf16 => self.stages,
+            Element::F16 => 2,
+        };
+        let weights = if self.packed { self.cols * self.step / 2 } else { self.cols * self.step };
+        // What weights in 4 bits are multiplied by: 16 bytes of a column for two steps.
+        let multipliers = if self.packed { self.cols * 16 } else { 0 };
+        (stages * (ROWS * self.step + weights + multipliers)).max(ROWS * self.cols * Element::BYTES)
+    }
+
+    /// Blocks for so many rows of x, plain columns, and columns of an MLP.
+    fn tiles(self, rows: usize, plain: usize, mlp: usize) -> usize {
+        rows.div_ceil(ROWS) * (plain.div_ceil(self.cols) + mlp.div_ceil(self.cols / 2))
+    }
 }
 
 impl Cuda {
@@ -44,21 +83,17 @@ impl Cuda {
         out: Matrix,
         [plain, mlp]: [usize; 2],
     ) -> Result<()> {
-        let rows_of_x = x.rows().div_ceil(ROWS);
-        let tiles = rows_of_x * (plain.div_ceil(COLS) + mlp.div_ceil(COLS / 2));
-        let (file, kernel) = match weight.quantised_kind() {
-            Some(BufferKind::E4m3) => (E4M3_FILE, "linear_e4m3"),
-            Some(BufferKind::W4a8 { .. }) => ("linear_w4a8", "linear_w4a8"),
-            _ => ("linear_int8", "linear_int8"),
-        };
-        let launch = self.launch(file, kernel)?.shared(shared_bytes(self.element()) as u32)?;
+        let kind = weight.quantised_kind().unwrap_or(BufferKind::Int8 { group: 1 });
+        let form = Form::of(kind, self.element(), self.device().capability());
+        let launch = self.launch(form.file, form.kernel)?.shared(form.shared_bytes(self.element()) as u32)?;
         let launch = launch.address(x.address()).long(x.stride()).address(x.scales());
         let launch = launch.address(weight.address()).long(weight.stride()).address(weight.scales());
         let launch = launch.address(bias.map_or(0, Tensor::address)).address(out.address).long(out.stride);
-        let launch = launch.int(x.rows()).int(plain).int(mlp).int(x.stride()).int(rows_of_tiles(rows_of_x));
+        let launch =
+            launch.int(x.rows()).int(plain).int(mlp).int(x.stride()).int(rows_of_tiles(x.rows().div_ceil(ROWS)));
         // SAFETY: argument types and order match `LINEAR_QUANTISED` in cuda/linear_quantised.cuh. x and weight are rows
         // of whole 16 bytes with zeros behind their columns, each with a scale; the rest is as the caller promises.
-        unsafe { launch.run([tiles, 1, 1], [THREADS, 1, 1]) }
+        unsafe { launch.run([form.tiles(x.rows(), plain, mlp), 1, 1], [form.cols, 1, 1]) }
     }
 
     /// `project` with weights of 8 bits without factors beside them, which mma.sync multiplies.
@@ -94,8 +129,22 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_kernels_fit_the_shared_memory_of_each_gpu() {
-        // A block may have 99 KiB on 8.6, 8.9 and 12.0, 64 KiB on 7.5.
-        assert_eq!([Element::Bf16, Element::F16].map(shared_bytes), [96 << 10, 64 << 10]);
+    fn as_many_blocks_fit_the_shared_memory_of_each_gpu_as_registers_do() {
+        // A multiprocessor has so much, of which 1 KiB goes with each block, and 65536 registers, of which 256 threads
+        // take all.
+        for (capability, kib, element) in [
+            ((7, 5), 64, Element::F16),
+            ((8, 0), 164, Element::Bf16),
+            ((8, 6), 100, Element::Bf16),
+            ((9, 0), 228, Element::Bf16),
+            ((12, 0), 100, Element::Bf16),
+        ] {
+            for kind in [BufferKind::E4m3, BufferKind::Int8 { group: 1 }, BufferKind::W4a8 { group: 1 }] {
+                let form = Form::of(kind, element, capability);
+                let reserved = usize::from(element == Element::Bf16);
+                let bytes = 256 / form.cols * (form.shared_bytes(element) + (reserved << 10));
+                assert!(bytes <= kib << 10, "{form:?} on {capability:?}: {bytes}");
+            }
+        }
     }
 }

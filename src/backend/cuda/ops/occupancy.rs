@@ -7,8 +7,10 @@ use std::path::Path;
 
 use super::attention::Base;
 use super::conv2d_sm90a::{FEW, HALVED, SAME};
+use super::linear_quantised::Form;
 use super::upsample_conv2d::UPSAMPLED;
 use super::{attention, attention_512, attention_e4m3, conv2d_taps, linear_quantised, low_rank, project};
+use crate::backend::cuda::buffer::BufferKind;
 use crate::backend::cuda::element::Element;
 use crate::backend::cuda::resources::{self, Kernels, Resources};
 
@@ -90,7 +92,11 @@ fn launched(file: &str, kernel: &str, architecture: &Architecture) -> usize {
         "attention_sm90a" => attention::HOPPER_SHARED_BYTES,
         "conv2d_taps" => conv2d_taps::shared_bytes(kernel, architecture.capability),
         "linear_int8" | "linear_w4a8" | linear_quantised::E4M3_FILE => {
-            linear_quantised::shared_bytes(architecture.element())
+            [BufferKind::Int8 { group: 1 }, BufferKind::W4a8 { group: 1 }, BufferKind::E4m3]
+                .map(|kind| Form::of(kind, architecture.element(), architecture.capability))
+                .into_iter()
+                .find(|form| form.kernel == kernel)
+                .map_or(0, |form| form.shared_bytes(architecture.element()))
         }
         "low_rank_sm90a" => low_rank::SHARED_BYTES,
         "project_sm90a" => project::SHARED_BYTES,
@@ -100,7 +106,7 @@ fn launched(file: &str, kernel: &str, architecture: &Architecture) -> usize {
 
 /// Whether some launch takes a kernel on an architecture: of some files each has its own.
 fn is_launched(file: &str, kernel: &str, architecture: &Architecture) -> bool {
-    !["attention", "conv2d_taps"].contains(&file) || launched(file, kernel, architecture) > 0
+    !["attention", "conv2d_taps", "linear_int8"].contains(&file) || launched(file, kernel, architecture) > 0
 }
 
 fn kernels() -> Kernels {
