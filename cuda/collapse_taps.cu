@@ -14,18 +14,20 @@ extern "C" __global__ void __launch_bounds__(256)
     collapse_taps(const element* weight, long long ld_weight, element* out, int outs, int channels) {
     for_each_run<8>(16 * outs, channels, [=](long long row, int column) {
         const int tap = row % 4, o = row / 4 % outs, place = row / 4 / outs;
-        // In an even place tap 0 is ky 0, and tap 1 is ky 1 and 2. In an odd place tap 0 is ky 0 and 1, and tap 1 is
-        // ky 2.
-        const auto first = [](int odd, int tap) { return tap == 0 ? 0 : 1 + odd; };
-        const auto last = [](int odd, int tap) { return tap == 0 ? odd : 2; };
+        // In an even place tap 0 is k 0, and tap 1 is k 1 and 2. In an odd place tap 0 is k 0 and 1, and tap 1 is k 2.
+        const auto is_of = [](int k, int odd, int tap) { return (k > odd) == (tap > 0); };
         float sums[8] = {};
-        for (int ky = first(place / 2, tap / 2); ky <= last(place / 2, tap / 2); ky++)
-            for (int kx = first(place % 2, tap % 2); kx <= last(place % 2, tap % 2); kx++) {
+#pragma unroll
+        for (int ky = 0; ky < 3; ky++) {
+#pragma unroll
+            for (int kx = 0; kx < 3; kx++) {
+                if (!is_of(ky, place / 2, tap / 2) || !is_of(kx, place % 2, tap % 2)) continue;
                 float values[8];
                 load(weight + o * ld_weight + (ky * 3 + kx) * channels + column, values);
 #pragma unroll
                 for (int i = 0; i < 8; i++) sums[i] += values[i];
             }
+        }
         store(out + row * channels + column, sums);
     });
 }
