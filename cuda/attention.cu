@@ -188,9 +188,10 @@ __device__ __forceinline__ void attend(const element* q, const element* k, const
         }
 
         // Key 0 is visible to every query and lies in tile 0, so `top` is finite from there on.
+        float fade[BANDS][2], shift[BANDS][2], part[BANDS][2] = {};
+        bool rises = false;
 #pragma unroll
-        for (int b = 0; b < BANDS; b++) {
-            float fade[2];
+        for (int b = 0; b < BANDS; b++)
 #pragma unroll
             for (int half = 0; half < 2; half++) {
                 float greatest = top[b][half];
@@ -202,51 +203,59 @@ __device__ __forceinline__ void attend(const element* q, const element* k, const
                 // A score that is a little greater leaves `top` as it is: weights are below 2^SLACK then. So output is
                 // seldom scaled.
                 const float before = top[b][half];
-                if ((greatest - before) * scale > SLACK) top[b][half] = greatest;
+                if ((greatest - before) * scale > SLACK) top[b][half] = greatest, rises = true;
                 // Exactly 1 where `top` stays. So key tiles of which a row sees nothing change nothing, and a row gets
                 // the same result in a whole query tile, which has more of them, as in a half.
-                fade[half] = exp2_approx((before - top[b][half]) * scale);
-                const float shift = -top[b][half] * scale;
-                float part = 0.f;
-#pragma unroll
-                for (int n = 0; n < KEY_COLS; n++)
-#pragma unroll
-                    for (int i = half * 2; i < half * 2 + 2; i++) {
-                        score[b][n][i] = exp2_approx(fmaf(score[b][n][i], scale, shift));
-                        part += score[b][n][i];
-                    }
-                sum[b][half] = fmaf(sum[b][half], fade[half], part);
+                fade[b][half] = exp2_approx((before - top[b][half]) * scale);
+                shift[b][half] = -top[b][half] * scale;
             }
-            if (__any_sync(~0u, fade[0] != 1.f || fade[1] != 1.f)) {
-#pragma unroll
-                for (int n = 0; n < DIM_COLS; n++)
-#pragma unroll
-                    for (int i = 0; i < 4; i++) output[b][n][i] *= fade[i / 2];
-            }
-        }
-
-        const uint32_t v_tile = next_stage() + v_lane;
-#pragma unroll
-        for (int n = 0; n < KEY_COLS; n += 2) {
-            // Scores lie in registers as the left operand wants them.
-            uint32_t a[BANDS][4];
+        if (__any_sync(~0u, rises)) {
 #pragma unroll
             for (int b = 0; b < BANDS; b++)
 #pragma unroll
+                for (int n = 0; n < DIM_COLS; n++)
+#pragma unroll
+                    for (int i = 0; i < 4; i++) output[b][n][i] *= fade[b][i / 2];
+        }
+        const auto weigh = [&](int b, int n) {
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                score[b][n][i] = exp2_approx(fmaf(score[b][n][i], scale, shift[b][i / 2]));
+                part[b][i / 2] += score[b][n][i];
+            }
+        };
+#pragma unroll
+        for (int n = 0; n < KEY_COLS; n++) weigh(0, n);
+
+        const uint32_t v_tile = next_stage() + v_lane;
+        // Band by band: the weights of the next one are made between the multiplies.
+#pragma unroll
+        for (int b = 0; b < BANDS; b++)
+#pragma unroll
+            for (int n = 0; n < KEY_COLS; n += 2) {
+                // Scores lie in registers as the left operand wants them.
+                uint32_t a[4];
+#pragma unroll
                 for (int i = 0; i < 4; i++)
-                    a[b][i] = pack_pair(score[b][n + i / 2][i % 2 * 2], score[b][n + i / 2][i % 2 * 2 + 1]);
+                    a[i] = pack_pair(score[b][n + i / 2][i % 2 * 2], score[b][n + i / 2][i % 2 * 2 + 1]);
 #pragma unroll
-            for (int d = 0; d < DIM_COLS; d += 2) {
-                uint32_t values_16[4];
-                load_matrices_transposed(values_16, (v_tile ^ (d * 16)) + n * 8 * T::ROW_BYTES);
-                if (d == 0 && n == 0) refill(true, tile);
+                for (int d = 0; d < DIM_COLS; d += 2) {
+                    uint32_t values_16[4];
+                    load_matrices_transposed(values_16, (v_tile ^ (d * 16)) + n * 8 * T::ROW_BYTES);
+                    if (b == 0 && d == 0 && n == 0) refill(true, tile);
+                    constexpr int PAIRS = KEY_COLS / 2 * (DIM_COLS / 2);
+                    const int pair = n / 2 * (DIM_COLS / 2) + d / 2;
 #pragma unroll
-                for (int b = 0; b < BANDS; b++) {
-                    multiply_add(output[b][d], a[b], values_16[0], values_16[1]);
-                    multiply_add(output[b][d + 1], a[b], values_16[2], values_16[3]);
+                    for (int next = pair * KEY_COLS / PAIRS; next < (pair + 1) * KEY_COLS / PAIRS; next++)
+                        if (b + 1 < BANDS) weigh(b + 1, next);
+                    multiply_add(output[b][d], a, values_16[0], values_16[1]);
+                    multiply_add(output[b][d + 1], a, values_16[2], values_16[3]);
                 }
             }
-        }
+#pragma unroll
+        for (int b = 0; b < BANDS; b++)
+#pragma unroll
+            for (int half = 0; half < 2; half++) sum[b][half] = fmaf(sum[b][half], fade[b][half], part[b][half]);
     }
 
     // Through this warp's own query rows, which no other warp reads, so that the stores are 16 bytes wide.

@@ -261,35 +261,36 @@ struct Product {
                 "l"(from), "r"(there ? 16 : 0), "r"(int(wanted))
                 : "memory");
         };
-        // A part of a step: of several the first is x, the others are weights. The last one ends a group, also behind
-        // the last step, so that a count of groups tells which have arrived.
-        constexpr int PARTS = KS - 1, WEIGHT_PARTS = PARTS > 1 ? PARTS - 1 : 1;
-        static_assert(WEIGHT_CHUNKS % WEIGHT_PARTS == 0, "parts are of one size");
+        // A part of a step: weights in the last one, x in the one before, if there is one. The last one ends a group, also
+        // behind the last step, so that a count of groups tells which have arrived.
+        constexpr int PARTS = KS - 1, X_PART = PARTS > 1 ? PARTS - 2 : 0;
         const auto fetch = [&](int step, int stage, int part) {
             const bool is_step = step < steps;
             // A branch around the copies where integers are made besides; else a condition of each is faster.
             if (!PACKED || is_step) {
                 const int from = step * STEP;
-                const bool x_in_row = is_step && from + tile.chunk < k;
-                const bool weight_in_row = is_step && tile.weight_in_row(from, k);
-                const uint32_t to = own + stage * STAGE_BYTES, to_weight = own_weight + stage * STAGE_BYTES;
+                if (part == X_PART) {
+                    const bool in_row = is_step && from + tile.chunk < k;
 #pragma unroll
-                for (int i = 0; i < X_CHUNKS; i++) {
-                    const bool there = x_in_row && i < tile.x_chunks;
-                    if (part == 0)
-                        copy(is_step, to + i * ROWS_AT_ONCE * STEP, tile.x + (there ? i * tile.x_step + from : 0), there);
+                    for (int i = 0; i < X_CHUNKS; i++) {
+                        const bool there = in_row && i < tile.x_chunks;
+                        copy(is_step, own + stage * STAGE_BYTES + i * ROWS_AT_ONCE * STEP,
+                             tile.x + (there ? i * tile.x_step + from : 0), there);
+                    }
                 }
+                if (part == PARTS - 1) {
+                    const bool in_row = is_step && tile.weight_in_row(from, k);
 #pragma unroll
-                for (int i = 0; i < WEIGHT_CHUNKS; i++) {
-                    const bool there = weight_in_row && i < tile.weight_chunks;
-                    if (part == PARTS - WEIGHT_PARTS + i / (WEIGHT_CHUNKS / WEIGHT_PARTS))
-                        copy(is_step, to_weight + i * WEIGHT_CHUNK_STEP,
+                    for (int i = 0; i < WEIGHT_CHUNKS; i++) {
+                        const bool there = in_row && i < tile.weight_chunks;
+                        copy(is_step, own_weight + stage * STAGE_BYTES + i * WEIGHT_CHUNK_STEP,
                              tile.weight + (there ? i * tile.weight_step + step * WEIGHT_STEP : 0), there);
-                }
-                if (PACKED) {
-                    const bool there = tile.multipliers != nullptr;
-                    copy(is_step && step % 2 == 0, base + multipliers_of(step) + threadIdx.x * 16,
-                         there ? tile.multipliers + step / 2 * 16 : tile.x, there);
+                    }
+                    if (PACKED) {
+                        const bool there = tile.multipliers != nullptr;
+                        copy(is_step && step % 2 == 0, base + multipliers_of(step) + threadIdx.x * 16,
+                             there ? tile.multipliers + step / 2 * 16 : tile.x, there);
+                    }
                 }
             }
             if (part == PARTS - 1) asm volatile("cp.async.commit_group;" ::: "memory");

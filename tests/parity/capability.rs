@@ -19,7 +19,7 @@ const TESTS: [&str; 7] = [
 ];
 
 #[test]
-fn a_gpu_taken_for_an_older_one_launches_the_kernels_of_that_one() {
+fn kernels_of_older_gpus_can_be_asked_for() {
     let Some(cuda) = crate::cuda() else { return };
     if !crate::is_hopper(&cuda) {
         println!("skipped: not a Hopper GPU");
