@@ -10,9 +10,9 @@
 //           output for each place (py, px) of its square, and weight has 4 * out_channels rows; see collapse_taps.cu
 //
 // Mapping   A block of four warps makes 128 pixels of 128 output channels, a warp 64 x 64 of these; of images, whose
-//           channels are few, 128 pixels of 16, a warp 32. Each step multiplies STEP channels of one tap, which cp.async
-//           fetched STAGES - 1 steps before; pixels outside the image are zeros. Blocks of the same pixels follow each
-//           other, so that x comes from L2.
+//           channels are few, 128 pixels of 16, a warp 32. Each step multiplies STEP channels of one tap, which
+//           cp.async fetched STAGES - 1 steps before; pixels outside the image are zeros. Blocks of the same pixels
+//           follow each other, so that x comes from L2.
 // Needs     channels % STEP == 0, out_channels % 8 == 0, rows 16-byte aligned
 // Measured  with residual 256 x 256, 512 -> 512 792 us, 390 TFLOP/s; 1024 x 1024, 128 -> 128 979 us, 316 TFLOP/s;
 //           without 512 x 512, 512 -> 256 1482 us, 417 TFLOP/s; upsampled from 512 x 512, 256 1580 us; 128 -> 3 340 us,

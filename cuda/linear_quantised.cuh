@@ -9,13 +9,14 @@
 //   out      [m, plain + mlp]  element, row stride ld_out: plain columns, then those of the MLP
 //
 // Mapping   a block makes a tile of 128 x COLS sums, 64 x 64 a warp, of packed weights 128 x 32, by mma.sync m16n8k32.
-//           Steps of STEP bytes of k go through STAGES stages of shared memory by asynchronous copies. Rows are swizzled,
-//           so that ldmatrix meets each bank once. The fragments of the next 32 bytes are loaded while those before are
-//           multiplied, also across the barrier of a stage; and between the multiplies are the copies of a later step.
-//           Tiles of 128 columns are two blocks on a multiprocessor, of which one multiplies while the other stores. Of
-//           the MLP a tile has half as many columns: 8 rows of gate and 8 of up in turn are its weight, so a thread has
-//           both sums of a column. Results pass through shared memory, for 16-byte stores. Blocks of a group of
-//           `rows_of_tiles` rows of tiles follow each other, so that their x stays in L2 while weights pass.
+//           Steps of STEP bytes of k go through STAGES stages of shared memory by asynchronous copies. Rows are
+//           swizzled, so that ldmatrix meets each bank once. The fragments of the next 32 bytes are loaded while those
+//           before are multiplied, also across the barrier of a stage; and between the multiplies are the copies of a
+//           later step. Tiles of 128 columns are two blocks on a multiprocessor, of which one multiplies while the
+//           other stores. Of the MLP a tile has half as many columns: 8 rows of gate and 8 of up in turn are its
+//           weight, so a thread has both sums of a column. Results pass through shared memory, for 16-byte stores.
+//           Blocks of a group of `rows_of_tiles` rows of tiles follow each other, so that their x stays in L2 while
+//           weights pass.
 //           For fp16, which is for GPUs of 7.5: m8n8k16, and two stages that threads fill through registers.
 // Needs     k, ld_x and ld_weight % 16 == 0, with zeros behind the columns; x and weight 16-byte aligned. out of any
 //           alignment: without 16-byte rows values are stored one by one.
@@ -173,8 +174,8 @@ struct Product {
             multipliers = shared + (warp / WARPS_M * WARP_COLS + lane / 4) * 16;
         }
 
-        // Bytes 32 `k` to 32 `k` + 31 of a step, which is in a stage: the swizzle exchanges bits, so chunks `2 k` further
-        // differ in the bits of `2 k`.
+        // Bytes 32 `k` to 32 `k` + 31 of a step, which is in a stage: the swizzle exchanges bits, so chunks `2 k`
+        // further differ in the bits of `2 k`.
         __device__ __forceinline__ void load(Fragments& to, int step, int stage, int k) const {
             const uint32_t from = stage * STAGE_BYTES;
             if constexpr (PACKED) {
@@ -261,8 +262,8 @@ struct Product {
                 "l"(from), "r"(there ? 16 : 0), "r"(int(wanted))
                 : "memory");
         };
-        // A part of a step: weights in the last one, x in the one before, if there is one. The last one ends a group, also
-        // behind the last step, so that a count of groups tells which have arrived.
+        // A part of a step: weights in the last one, x in the one before, if there is one. The last one ends a group,
+        // also behind the last step, so that a count of groups tells which have arrived.
         constexpr int PARTS = KS - 1, X_PART = PARTS > 1 ? PARTS - 2 : 0;
         const auto fetch = [&](int step, int stage, int part) {
             const bool is_step = step < steps;

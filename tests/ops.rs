@@ -35,7 +35,7 @@ const EXCHANGE: &str = "all collectives are one exchange";
 const COLLECTIVES: &str = "parallel has all collectives";
 
 /// Files that belong to no op, and why.
-const NO_OPS: [(&str, &str, &str); 38] = [
+const NO_OPS: [(&str, &str, &str); 40] = [
     (LAUNCHERS, "ceiling", "what mma.sync does where it does nothing else"),
     (LAUNCHERS, "dequantise", "products dequantise weights in the formats of files: no op of the trait"),
     (LAUNCHERS, "elementwise", "what the launchers of add and mul share"),
@@ -43,6 +43,7 @@ const NO_OPS: [(&str, &str, &str); 38] = [
     (LAUNCHERS, "occupancy", "what the compiler says of all kernels"),
     (LAUNCHERS, "quantise", "products quantise what they take: no op of the trait"),
     (KERNELS, "ceiling", "what mma.sync does where it does nothing else"),
+    (KERNELS, "collapse_taps", "weights of convolutions of upsampled images"),
     (KERNELS, "dequantise", "products dequantise weights in the formats of files: no op of the trait"),
     (KERNELS, "exchange", "what all collectives are made of"),
     (KERNELS, "quantise", "products quantise what they take: no op of the trait"),
@@ -53,6 +54,7 @@ const NO_OPS: [(&str, &str, &str); 38] = [
     (KERNELS, "transfer", "values between host and device"),
     (PARITY, "adapters", "products with layers that have factors of low rank"),
     (PARITY, "attention_e4m3", "attention in another way, which has a definition of its own"),
+    (PARITY, "capability", "forms of kernels for other GPUs"),
     (PARITY, "compare", "what all parity tests share"),
     (PARITY, "dequantise", "weights in the formats of files"),
     (PARITY, "doors", "what all ops refuse"),

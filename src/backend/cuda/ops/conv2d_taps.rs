@@ -148,9 +148,9 @@ impl Cuda {
         // SAFETY: the kernel takes `Arguments`, laid out as there, with THREADS threads and the shared memory of
         // its form. It reads inside the image and its halo only, and of it the rows that `rows_seen` said, which `part`
         // has; `takes` found all rows aligned; the weight has product.n rows of taps * channels values, of whole steps,
-        // the bias as many values, and out and residual product.m rows; the weight and out of a doubled image four times
-        // as many, and there is no residual. A block reads the cells of the residual that
-        // it writes, and no others.
+        // the bias as many values, and out and residual product.m rows. Of a doubled image weight and out have four
+        // times as many, and there is no residual. A block reads the cells of the residual that it writes, and no
+        // others.
         unsafe { launch.run_raw([blocks, 1, 1], [THREADS, 1, 1], &mut pointers) }
     }
 }

@@ -1,6 +1,6 @@
-//! The convolution of an upsampled image: as one of four of the image itself, with sums of the weights. Launches
-//! cuda/collapse_taps.cu, and cuda/upsample_conv2d_sm90a.cu on Hopper or cuda/conv2d_taps.cu. Where channels are too few
-//! for these, im2col reads the image as if it were upsampled.
+//! The convolution of an upsampled image: as four of the image itself, with sums of the weights. Launches
+//! cuda/collapse_taps.cu, and cuda/upsample_conv2d_sm90a.cu on Hopper or cuda/conv2d_taps.cu. Where channels are too
+//! few for these, im2col reads the image as if it were upsampled.
 
 use super::conv2d::Epilogue;
 use super::conv2d_input::{Between, Input};
