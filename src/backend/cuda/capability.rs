@@ -3,6 +3,7 @@
 
 use std::ffi::OsStr;
 
+use super::hopper::HOPPER;
 use crate::error::{Error, Result};
 
 /// Names the capability, such as `8.6`.
@@ -15,7 +16,8 @@ const KNOWN: [(i32, i32); 7] = [(7, 5), (8, 0), (8, 6), (8, 9), (9, 0), (10, 0),
 /// Errors when the variable names none, or a newer one.
 pub fn choose(own: (i32, i32), wish: Option<&OsStr>) -> Result<(i32, i32)> {
     let Some(wish) = wish.filter(|wish| !wish.is_empty()) else { return Ok(own) };
-    let fitting = KNOWN.iter().copied().filter(|known| *known <= own);
+    // Kernels for Hopper run on no other GPU.
+    let fitting = KNOWN.iter().copied().filter(|known| *known <= own && (*known != HOPPER || own == HOPPER));
     let names: Vec<_> = fitting.map(|known| (format!("{}.{}", known.0, known.1), known)).collect();
     match names.iter().find(|(name, _)| wish == name.as_str()) {
         Some((_, known)) => Ok(*known),
@@ -38,8 +40,10 @@ mod tests {
         assert_eq!(choose((9, 0), "").unwrap(), (9, 0));
         assert_eq!(choose((9, 0), "8.6").unwrap(), (8, 6));
         assert_eq!(choose((9, 0), "9.0").unwrap(), (9, 0));
-        for wish in ["12.0", "8.7", "8", "8.6 ", "Ada"] {
-            let error = choose((9, 0), wish).unwrap_err().to_string();
+        for (own, wish) in
+            [((9, 0), "12.0"), ((9, 0), "8.7"), ((9, 0), "8"), ((9, 0), "8.6 "), ((9, 0), "Ada"), ((10, 0), "9.0")]
+        {
+            let error = choose(own, wish).unwrap_err().to_string();
             assert!(error.contains(wish) && error.contains("FLUX_CAPABILITY"), "{error}");
         }
     }
