@@ -19,7 +19,7 @@ use crate::ops::{Pairs, TokenLayout};
 /// `FLUX_PROJECT=base` turns this kernel off; `FLUX_PROJECT=sm90` makes it an error when this GPU or this program has
 /// none.
 const CHOICE: Choice = Choice { op: "project", variable: "FLUX_PROJECT", file: "project_sm90a", forms: &[] };
-/// `ROWS`, `COLS`, `STEP_BYTES`, `STAGES` and `THREADS` of cuda/project_sm90a.cu.
+/// `ROWS`, `COLS`, `STEP_BYTES`, `STAGES` and `THREADS` of cuda/project_tiles_sm90a.cuh.
 const ROWS: usize = 128;
 const COLS: usize = 256;
 const STEP_BYTES: usize = 128;
@@ -35,7 +35,7 @@ const HEAD_DIM: usize = COLS / 2;
 /// At most so many rows of tiles are done together: their x stays in L2 while weights pass.
 const ROWS_OF_TILES: usize = 14;
 
-/// `Arguments` in cuda/project_sm90a.cu, field by field.
+/// `Arguments` in cuda/project_tiles_sm90a.cuh, field by field.
 #[repr(C)]
 struct Arguments {
     x: [sys::CUtensorMap; 2],

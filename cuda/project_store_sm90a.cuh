@@ -1,0 +1,226 @@
+// How project_sm90a.cu stores a tile: its rounded sums are in shared memory, and become normed and rotated heads, or
+// gate times up.
+#pragma once
+
+#include "e4m3.cuh"
+#include "normed_heads.cuh"
+#include "project_tiles_sm90a.cuh"
+
+namespace project {
+
+// Where 16 bytes of a rounded row are. The place of a chunk depends on the row, so that one chunk of eight rows is in
+// all banks.
+__device__ __forceinline__ uint32_t chunk_at(uint32_t rounded, int row, int chunk) {
+    return rounded + row * ROW_BYTES + ((chunk ^ (row & 7)) << 4);
+}
+
+__device__ __forceinline__ uint2 load_shared_8(uint32_t from) {
+    uint2 raw;
+    asm volatile("ld.shared.v2.b32 {%0, %1}, [%2];" : "=r"(raw.x), "=r"(raw.y) : "r"(from) : "memory");
+    return raw;
+}
+
+// Stores 16 or 8 bytes at once. Of plain C++ the compiler would make four or two stores here.
+__device__ __forceinline__ void store_raw(bf16* to, uint4 raw) {
+    asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(__cvta_generic_to_global(to)), "r"(raw.x), "r"(raw.y),
+                 "r"(raw.z), "r"(raw.w)
+                 : "memory");
+}
+
+__device__ __forceinline__ void store_raw(bf16* to, uint2 raw) {
+    asm volatile("st.global.v2.b32 [%0], {%1, %2};" ::"l"(__cvta_generic_to_global(to)), "r"(raw.x), "r"(raw.y)
+                 : "memory");
+}
+
+// Four bf16 values, scaled. Sums of e4m3 are rounded without their scales, and scaled when they are stored: the warps
+// that multiply have no time for it.
+template <bool E4M3>
+__device__ __forceinline__ void unpack_scaled(uint2 raw, const float (&of_cols)[4], float of_row, float (&values)[4]) {
+    const uint32_t words[2] = {raw.x, raw.y};
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        values[2 * i] = __uint_as_float(words[i] << 16);
+        values[2 * i + 1] = __uint_as_float(words[i] & 0xffff0000u);
+    }
+    if constexpr (E4M3)
+#pragma unroll
+        for (int i = 0; i < 4; i++) values[i] *= of_cols[i] * of_row;
+}
+
+template <int N>
+__device__ __forceinline__ void load_scales(const float* from, float (&scales)[N]) {
+#pragma unroll
+    for (int i = 0; i < N; i += 4) {
+        const float4 four = *reinterpret_cast<const float4*>(from + i);
+        scales[i] = four.x, scales[i + 1] = four.y, scales[i + 2] = four.z, scales[i + 3] = four.w;
+    }
+}
+
+// A warpgroup's half of a tile in shared memory, and where it goes. Each of the STORERS warps stores its own rows,
+// AT_ONCE at a time and in step, so that one row's work fills the time that another's shuffles and loads take.
+template <bool E4M3>
+struct Half {
+    const Arguments& args;
+    const Work& w;
+    uint32_t rounded;
+    int first_row, rows;
+    long long first_out;
+
+    __device__ __forceinline__ Half(const Arguments& args, const Work& w, uint32_t rounded, int consumer)
+        : args(args), w(w), rounded(rounded) {
+        first_row = w.row + consumer * ROUNDED_ROWS;
+        rows = w.rows_of(args, consumer);
+        first_out = (w.part ? args.part_rows[0] : 0) + first_row;
+    }
+
+    // Calls body(row, i) for AT_ONCE rows of this warp. Rows behind the last are the last again, which is stored more
+    // than once with the same values.
+    template <class Body>
+    __device__ __forceinline__ void at_once(int first, int end, Body body) const {
+#pragma unroll
+        for (int i = 0; i < AT_ONCE; i++) body(min(first + i * STORERS, end - 1), i);
+    }
+
+    __device__ __forceinline__ float row_scale(int row) const { return args.x_scales[w.part][first_row + row]; }
+    __device__ __forceinline__ const float* col_scales() const { return args.weight_scales[w.part] + w.weight; }
+
+    // The position of a row's token. With one sample, rows are in the order of positions.
+    __device__ __forceinline__ int token_of(int row) const {
+        const int at = int(first_out) + row;
+        if (args.part_rows[0] + args.part_rows[1] == args.txt + args.img) return at;
+        return at < args.txt_rows ? at % args.txt : args.txt + (at - args.txt_rows) % args.img;
+    }
+
+    __device__ __forceinline__ void store_gated(int storer, int lane) const {
+        bf16* out = args.out + first_out * args.ld_out + w.col + lane * 4;
+        const int chunk = lane / 2, half = lane % 2 * 8;
+        float of_gate[4], of_up[4];
+        if constexpr (E4M3) {
+            load_scales(col_scales() + lane * 4, of_gate);
+            load_scales(col_scales() + w.second + lane * 4, of_up);
+        }
+        for (int first = storer; first < rows; first += STORERS * AT_ONCE) {
+            uint2 gate[AT_ONCE], up[AT_ONCE];
+            float of_row[AT_ONCE];
+            at_once(first, rows, [&](int row, int i) {
+                gate[i] = load_shared_8(chunk_at(rounded, row, chunk) + half);
+                up[i] = load_shared_8(chunk_at(rounded, row, COLS / 16 + chunk) + half);
+                of_row[i] = E4M3 ? row_scale(row) : 1.0f;
+            });
+            float g[AT_ONCE][4];
+            at_once(first, rows, [&](int, int i) {
+                float u[4];
+                unpack_scaled<E4M3>(gate[i], of_gate, of_row[i], g[i]);
+                unpack_scaled<E4M3>(up[i], of_up, of_row[i], u);
+#pragma unroll
+                for (int j = 0; j < 4; j++) g[i][j] = silu(g[i][j]) * u[j];
+            });
+            at_once(first, rows, [&](int row, int i) {
+                store_raw(out + row * args.ld_out,
+                          make_uint2(pack_pair(g[i][0], g[i][1]), pack_pair(g[i][2], g[i][3])));
+            });
+        }
+    }
+
+    __device__ __forceinline__ void store_values(int storer, int lane) const {
+        bf16* out = args.out + first_out * args.ld_out + w.col + lane * 8;
+        float of_lane[8];
+        if constexpr (E4M3) load_scales(col_scales() + lane * 8, of_lane);
+        for (int first = storer; first < rows; first += STORERS * AT_ONCE) {
+            uint4 raw[AT_ONCE];
+            float of_row[AT_ONCE];
+            at_once(first, rows, [&](int row, int i) {
+                raw[i] = load_shared_16(chunk_at(rounded, row, lane));
+                of_row[i] = E4M3 ? row_scale(row) : 1.0f;
+            });
+            at_once(first, rows, [&](int row, int i) {
+                if constexpr (E4M3) {
+                    float x[8];
+                    unpack(raw[i], x);
+#pragma unroll
+                    for (int j = 0; j < 8; j++) x[j] *= of_lane[j] * of_row[i];
+                    raw[i] = pack(x);
+                }
+                store_raw(out + row * args.ld_out, raw[i]);
+            });
+        }
+    }
+
+    // Rows from `begin` to `end`, all text or all image. 16 lanes hold a head, 8 columns each.
+    __device__ __forceinline__ void store_heads(int storer, int lane, int begin, int end, const bf16* norm,
+                                                float eps) const {
+        bf16* out = args.out + first_out * args.ld_out + w.col + lane * 8;
+        const int in_head = lane % 16;
+        float weight[8], of_lane[8];
+        load(norm + in_head * 8, weight);
+        float inverse = 0.0f;
+        if constexpr (E4M3) {
+            load_scales(col_scales() + lane * 8, of_lane);
+            if (args.heads_in_e4m3 && begin < end) {
+                const float bound = w.kind == QUERIES ? bound_of_heads(args.txt_norm_q, args.img_norm_q)
+                                                      : bound_of_heads(args.txt_norm_k, args.img_norm_k);
+                inverse = bound > 0.0f ? E4M3_MAX / bound : 0.0f;
+            }
+        }
+        for (int first = begin + storer; first < end; first += STORERS * AT_ONCE) {
+            uint4 raw[AT_ONCE];
+            float4 cosines[AT_ONCE], sines[AT_ONCE];
+            float of_row[AT_ONCE];
+            at_once(first, end, [&](int row, int i) {
+                const long long at = token_of(row) * args.ld_table + in_head * 4;
+                cosines[i] = *reinterpret_cast<const float4*>(args.cos + at);
+                sines[i] = *reinterpret_cast<const float4*>(args.sin + at);
+                raw[i] = load_shared_16(chunk_at(rounded, row, lane));
+                of_row[i] = E4M3 ? row_scale(row) : 1.0f;
+            });
+            float x[AT_ONCE][8], squares[AT_ONCE];
+            at_once(first, end, [&](int, int i) {
+                unpack(raw[i], x[i]);
+                squares[i] = 0.0f;
+#pragma unroll
+                for (int j = 0; j < 8; j++) {
+                    if constexpr (E4M3) x[i][j] *= of_lane[j];
+                    squares[i] += x[i][j] * x[i][j];
+                }
+            });
+#pragma unroll
+            for (int step = 8; step > 0; step >>= 1)
+                at_once(first, end, [&](int, int i) { squares[i] += __shfl_xor_sync(~0u, squares[i], step); });
+            at_once(first, end, [&](int, int i) {
+                // The norm divides by a row's scale again, so only eps, which it adds, needs the scale.
+                const float least = E4M3 ? __fdividef(eps, of_row[i] * of_row[i]) : eps;
+                const float rstd = rsqrtf(squares[i] / (COLS / 2) + least);
+                const float c[4] = {cosines[i].x, cosines[i].y, cosines[i].z, cosines[i].w},
+                            s[4] = {sines[i].x, sines[i].y, sines[i].z, sines[i].w};
+#pragma unroll
+                for (int j = 0; j < 4; j++) {
+                    const float a = x[i][2 * j] * (rstd * weight[2 * j]),
+                                b = x[i][2 * j + 1] * (rstd * weight[2 * j + 1]);
+                    x[i][2 * j] = a * c[j] - b * s[j];
+                    x[i][2 * j + 1] = b * c[j] + a * s[j];
+                }
+            });
+            at_once(first, end, [&](int row, int i) {
+                bf16* to = out + row * args.ld_out;
+                if (E4M3 && args.heads_in_e4m3) store_raw(to - in_head * 4, pack_e4m3(x[i], inverse));
+                else store_raw(to, pack(x[i]));
+            });
+        }
+    }
+
+    __device__ __forceinline__ void store() const {
+        const int storer = threadIdx.x / 32 - 1, lane = threadIdx.x % 32;
+        if (w.kind == GATED) {
+            store_gated(storer, lane);
+        } else if (w.kind == VALUES) {
+            store_values(storer, lane);
+        } else {
+            const bool queries = w.kind == QUERIES;
+            const int txt = min(max(args.txt_rows - int(first_out), 0), rows);
+            store_heads(storer, lane, 0, txt, queries ? args.txt_norm_q : args.txt_norm_k, args.txt_eps);
+            store_heads(storer, lane, txt, rows, queries ? args.img_norm_q : args.img_norm_k, args.img_eps);
+        }
+    }
+};
+
+}  // namespace project

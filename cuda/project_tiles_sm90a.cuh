@@ -1,0 +1,188 @@
+// What project_sm90a.cu is asked for, and which tile a block makes next.
+#pragma once
+
+#include "common.cuh"
+#include "hopper.cuh"
+
+namespace project {
+
+using namespace hopper;
+
+constexpr int ROWS = 128, COLS = 256;  // of a block's tile; a head is half of COLS
+constexpr int STEP_BYTES = 128;        // of every row
+constexpr int STAGES = 3;
+constexpr int CONSUMERS = 2, STORERS = 3;  // warpgroups that multiply, warps that store
+constexpr int X_BYTES = ROWS * STEP_BYTES, WEIGHT_BYTES = COLS * STEP_BYTES;
+constexpr int ROUNDED_ROWS = ROWS / CONSUMERS, ROW_BYTES = COLS * 2, ROUNDED_BYTES = ROUNDED_ROWS * ROW_BYTES;
+constexpr int WEIGHTS = STAGES * X_BYTES, ROUNDED = WEIGHTS + STAGES * WEIGHT_BYTES,
+              BARRIERS = ROUNDED + CONSUMERS * ROUNDED_BYTES;
+constexpr int DOWN_ROWS = 128, DOWN_BYTES = DOWN_ROWS * STEP_BYTES;  // columns of low that are made at once
+constexpr int LOW_WARPS = 2 * CONSUMERS * 4;                         // that make them, in both blocks
+constexpr int THREADS = 128 + 128 * CONSUMERS;
+constexpr int AT_ONCE = 4;  // rows that a warp loads before it uses the first
+
+struct Arguments {
+    TensorMap x[2];
+    TensorMap short_x[2];  // the same in boxes of half as many rows
+    TensorMap weight[2];
+    TensorMap down[2];
+    TensorMap low[2];
+    TensorMap short_low[2];
+    TensorMap up[2];
+    const float* x_scales[2];
+    const float* weight_scales[2];
+    const float* down_scales[2];
+    int down_rows[2];
+    bf16* low_rows;
+    bf16* out;
+    long long ld_out;
+    const bf16* txt_norm_q;
+    const bf16* txt_norm_k;
+    const bf16* img_norm_q;
+    const bf16* img_norm_k;
+    const float* cos;
+    const float* sin;
+    long long ld_table;
+    float txt_eps;
+    float img_eps;
+    int part_rows[2];
+    int ranks[2];  // 0 of a part without factors
+    int ld_low;    // a multiple of 16
+    int features;
+    int dim;
+    int mlp;
+    int txt_rows;
+    int txt;
+    int img;
+    int rows_of_tiles;  // rows of tiles that are done together
+    int key_tiles;      // how many rows of tiles, the first of part 0, need only k and v
+    int heads_in_e4m3;
+};
+
+enum Kind { KEYS, VALUES, QUERIES, GATED, LOW };
+
+// A block's share of a tile: the part of x and the first row in it, the tile's first column of out, what its columns
+// are, the weight's row at which the first half of its columns begins, and how many rows after that the second begins.
+struct Work {
+    int part, row, col, weight, second;
+    Kind kind;
+    bool is_short;  // the tile has ROWS rows or fewer: each block has half of them, which one warpgroup multiplies
+
+    // Rows of tiles that a part fills, or more than half of the last, and whether it has a short one behind these.
+    __device__ __forceinline__ static int tall_rows(int rows) { return (rows + ROWS - 1) / (2 * ROWS); }
+    __device__ __forceinline__ static int short_rows(int rows) { return rows > tall_rows(rows) * 2 * ROWS; }
+
+    // How many tiles of each kind there are: those of low, tall ones, short ones, and those of keys only.
+    struct Counts {
+        int low, tall, shorts, keys;
+    };
+
+    // Rows of tiles of a part for which low is made.
+    __device__ __forceinline__ static int low_rows(const Arguments& args, int part) {
+        const int rows = args.part_rows[part];
+        return args.ranks[part] > 0 ? tall_rows(rows) + short_rows(rows) : 0;
+    }
+
+    template <bool LOW_RANK>
+    __device__ __forceinline__ static Counts counts(const Arguments& args) {
+        const int cols = (3 * args.dim + 2 * args.mlp) / COLS;
+        const int low = LOW_RANK ? (low_rows(args, 0) + low_rows(args, 1)) * ceil_div(args.ld_low, DOWN_ROWS) : 0;
+        return {low,
+                (tall_rows(args.part_rows[0]) + tall_rows(args.part_rows[1]) - args.key_tiles) * cols,
+                (short_rows(args.part_rows[0]) + short_rows(args.part_rows[1])) * cols,
+                args.key_tiles * (2 * args.dim / COLS)};
+    }
+
+    // The tile that a cluster makes at its turn; a negative number behind its last. Those of low and tall ones go
+    // around. Short ones take about half as long: clusters that have one tall tile less than others first take two.
+    __device__ __forceinline__ static int tile_of(const Counts& counts, int cluster, int clusters, int turn) {
+        const auto own = [&](int tiles) { return tiles > cluster ? (tiles - cluster - 1) / clusters + 1 : 0; };
+        const int low = own(counts.low);
+        if (turn < low) return cluster + turn * clusters;
+        turn -= low;
+        const int first_others = counts.low % clusters;
+        cluster -= first_others, cluster += cluster < 0 ? clusters : 0;
+        const int tall = own(counts.tall);
+        if (turn < tall) return counts.low + cluster + turn * clusters;
+        turn -= tall;
+        const int ahead = counts.tall % clusters;
+        const int behind = ahead == 0 ? 0 : min(2 * (clusters - ahead), counts.shorts);
+        const int first = 2 * (cluster - ahead), firsts = first < 0 ? 0 : min(max(behind - first, 0), 2);
+        if (turn < firsts) return counts.low + counts.tall + first + turn;
+        turn -= firsts;
+        const int rest = own(counts.shorts - behind);
+        if (turn < rest) return counts.low + counts.tall + behind + cluster + turn * clusters;
+        turn -= rest;
+        const int key = cluster + turn * clusters;
+        return key < counts.keys ? counts.low + counts.tall + counts.shorts + key : -1;
+    }
+
+    // Tiles of low, tall ones, short ones, then those of keys only.
+    __device__ __forceinline__ static Work at(const Arguments& args, const Counts& counts, int index, int rank) {
+        return index < counts.low ? of_low(args, index, rank) : of_out(args, index - counts.low, rank);
+    }
+
+    __device__ __forceinline__ static Work of_low(const Arguments& args, int index, int rank) {
+        const int first_part = low_rows(args, 0), rows = first_part + low_rows(args, 1);
+        Work w;
+        w.kind = LOW;
+        w.col = index / rows * DOWN_ROWS;
+        w.weight = w.second = 0;
+        int row = index % rows;
+        w.part = row >= first_part;
+        row -= w.part ? first_part : 0;
+        w.is_short = row >= tall_rows(args.part_rows[w.part]);
+        w.row = w.first_row_of(row, rank);
+        return w;
+    }
+
+    // The first row of a block's share of a row of tiles.
+    __device__ __forceinline__ int first_row_of(int row, int rank) const {
+        return row * 2 * ROWS + rank * (is_short ? ROUNDED_ROWS : ROWS);
+    }
+
+    __device__ __forceinline__ static Work of_out(const Arguments& args, int index, int rank) {
+        const int first_part = tall_rows(args.part_rows[0]),
+                  wanted = first_part + tall_rows(args.part_rows[1]) - args.key_tiles;
+        const int first_short = short_rows(args.part_rows[0]), shorts = first_short + short_rows(args.part_rows[1]);
+        const int cols = (3 * args.dim + 2 * args.mlp) / COLS, together = args.rows_of_tiles * cols;
+        int row, col;
+        Work w;
+        w.is_short = false;
+        if (index < wanted * cols) {
+            const int first = index / together * args.rows_of_tiles, height = min(args.rows_of_tiles, wanted - first);
+            index %= together;
+            row = args.key_tiles + first + index % height, col = index / height;
+            w.part = row >= first_part;
+            row -= w.part ? first_part : 0;
+        } else if (index -= wanted * cols; index < shorts * cols) {
+            w.is_short = true;
+            w.part = index % shorts >= first_short;
+            row = tall_rows(args.part_rows[w.part]), col = index / shorts;
+        } else {
+            index -= shorts * cols;
+            w.part = 0;
+            row = index % args.key_tiles, col = index / args.key_tiles;
+        }
+        w.row = w.first_row_of(row, rank);
+        const int weight = col * COLS;
+        if (weight < 3 * args.dim) {
+            w.kind = weight < args.dim ? KEYS : weight < 2 * args.dim ? VALUES : QUERIES;
+            w.col = weight;
+            w.weight = weight, w.second = COLS / 2;
+        } else {
+            w.kind = GATED;
+            w.col = 3 * args.dim + (weight - 3 * args.dim) / 2;
+            w.weight = w.col, w.second = args.mlp;
+        }
+        return w;
+    }
+
+    // How many rows a warpgroup multiplies; none, or fewer than that, where all of its own are behind the last.
+    __device__ __forceinline__ int rows_of(const Arguments& args, int consumer) const {
+        if (is_short && consumer > 0) return 0;
+        return min(ROUNDED_ROWS, args.part_rows[part] - row - consumer * ROUNDED_ROWS);
+    }
+};
+
+}  // namespace project
