@@ -83,7 +83,7 @@ struct Shape {
 };
 
 // Attention of the queries of one head and sample that a block takes, from token `first` on. BANDS: bands of 16 query
-// rows per warp; two bands halve the shared-memory reads per flop. STAGES: tiles of K or V in shared memory.
+// rows per warp; two bands halve the reads of K from shared memory per flop. STAGES: tiles of K or V in shared memory.
 template <int HEAD_DIM, int BANDS, int STAGES>
 __device__ __forceinline__ void attend(const element* q, const element* k, const element* v, element* out, int ld_q,
                                        int ld_k, int ld_v, int ld_out, int batch, int txt, int img, int first_query,

@@ -23,11 +23,12 @@ extern "C" __global__ void __launch_bounds__(256)
             for (int kx = 0; kx < 3; kx++) {
                 if (!is_of(ky, place / 2, tap / 2) || !is_of(kx, place % 2, tap % 2)) continue;
                 float values[8];
-                load(weight + o * ld_weight + (ky * 3 + kx) * channels + column, values);
+                const element* from = weight + o * ld_weight + (ky * 3 + kx) * channels + column;
+                unpack_plain(*reinterpret_cast<const uint4*>(from), values);
 #pragma unroll
                 for (int i = 0; i < 8; i++) sums[i] += values[i];
             }
         }
-        store(out + row * channels + column, sums);
+        store_plain(out + row * channels + column, sums);
     });
 }

@@ -155,6 +155,13 @@ __device__ __forceinline__ void store(element* to, const float (&values)[N]) {
     }
 }
 
+// Eight plain values.
+__device__ __forceinline__ void unpack_plain(uint4 raw, float (&values)[8]) {
+    const unsigned words[4] = {raw.x, raw.y, raw.z, raw.w};
+#pragma unroll
+    for (int i = 0; i < 4; i++) unpack_pair(words[i], values[2 * i], values[2 * i + 1]);
+}
+
 // As store, of eight plain values.
 __device__ __forceinline__ void store_plain(element* to, const float (&values)[8]) {
     *reinterpret_cast<uint4*>(to) = pack_plain(values);

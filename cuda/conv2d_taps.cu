@@ -72,13 +72,14 @@ __device__ __forceinline__ void convolve(const Arguments& args) {
         corner[i] = row < args.rows ? make_short2(x, y) : make_short2(-16384, -16384);
     }
     const uint32_t my_copy = base + T::at(my_row, my_chunk);
-    const element* weight = args.weight + (place * args.out_channels + first_col + my_row) * args.ld_weight + my_chunk * 8;
+    const element* weight =
+        args.weight + (place * args.out_channels + first_col + my_row) * args.ld_weight + my_chunk * 8;
     const int steps_of_tap = args.channels / STEP, steps = args.kernel * args.kernel * steps_of_tap;
     const element* from[COPIES];
     unsigned inside = 0;
     int kx = 0, ky = 0, of_tap = 0;
-    // Of short steps each copy has a condition; of long ones a branch around them is faster, and one for each operand
-    // by 6% than one for both.
+    // Of short steps each copy has a condition. Of long ones a branch is faster: one around the copies of each operand,
+    // by 6% than one around those of both.
     constexpr bool BRANCHES = STEP >= 64;
     const auto copy = [](bool is_step, uint32_t to, const element* from, bool inside) {
         if constexpr (BRANCHES) copy_16(to, from, inside);

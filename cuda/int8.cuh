@@ -19,13 +19,6 @@ static constexpr float LEAST_AMAX = 1e-30f;
 // Values of a chunk, which a thread loads at once. The chunks of a warp are the largest group.
 static constexpr int CHUNK = 8;
 
-// Eight plain values.
-__device__ __forceinline__ void unpack_plain(uint4 raw, float (&values)[CHUNK]) {
-    const unsigned words[4] = {raw.x, raw.y, raw.z, raw.w};
-#pragma unroll
-    for (int i = 0; i < 4; i++) unpack_pair(words[i], values[2 * i], values[2 * i + 1]);
-}
-
 // A digit that two bits of the lane are, the lower of which is `bit`. Two of the four values meet in one shuffle, and
 // their sum meets that of the other two in the next.
 __device__ __forceinline__ float turn_lanes(float value, int bit) {

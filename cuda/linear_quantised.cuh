@@ -67,7 +67,7 @@ struct Product {
     static constexpr int STAGES = MOST_STAGES;
 #endif
     static_assert(KS % 2 == 0, "fragments take turns in two places");
-    static_assert(!PACKED || (STEP == 64 && STAGES <= 3), "what two steps are multiplied by are 16 bytes of a column");
+    static_assert(!PACKED || STEP == 64, "what two steps are multiplied by are 16 bytes of a column");
 
     // What packed weights of a step are multiplied by, with those of the step behind or before it: behind the stages,
     // in as many places in turn.
@@ -139,7 +139,8 @@ struct Product {
             weight_step = at_once * ld_weight;
             multipliers = nullptr;
             if (PACKED && of_tile(threadIdx.x) < of_kind - first_of_kind)
-                multipliers = all_weights + (col + weight_row(threadIdx.x)) * ld_weight + ceil_div(k, STEP) * WEIGHT_STEP;
+                multipliers =
+                    all_weights + (col + weight_row(threadIdx.x)) * ld_weight + ceil_div(k, STEP) * WEIGHT_STEP;
         }
 
         // Whether the thread's chunk of weights of a step is there: rows of packed ones are whole steps.
@@ -169,9 +170,10 @@ struct Product {
             // first and the second 16 bytes of rows 0 to 7, then of 8 to 15.
             x = shared + swizzled(warp % WARPS_M * WARP_ROWS + lane % 16, lane / 16);
             // Packed, a lane reads what it multiplies of the first column.
-            if constexpr (PACKED) weight = shared + X_BYTES + (warp / WARPS_M * WARP_COLS + lane / 4) * 16 + lane % 4 * 4;
-            else weight = shared + X_BYTES + swizzled(warp / WARPS_M * WARP_COLS + lane % 8 + lane / 16 * 8, lane / 8 % 2);
-            multipliers = shared + (warp / WARPS_M * WARP_COLS + lane / 4) * 16;
+            const int col = warp / WARPS_M * WARP_COLS;
+            if constexpr (PACKED) weight = shared + X_BYTES + (col + lane / 4) * 16 + lane % 4 * 4;
+            else weight = shared + X_BYTES + swizzled(col + lane % 8 + lane / 16 * 8, lane / 8 % 2);
+            multipliers = shared + (col + lane / 4) * 16;
         }
 
         // Bytes 32 `k` to 32 `k` + 31 of a step, which is in a stage: the swizzle exchanges bits, so chunks `2 k`

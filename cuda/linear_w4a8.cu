@@ -73,4 +73,4 @@ struct Values {
 
 }  // namespace w4a8_linear
 
-LINEAR_QUANTISED(linear_w4a8, w4a8_linear::Values, 128, 64, 3)  // 42 KiB: two blocks in 100
+LINEAR_QUANTISED(linear_w4a8, w4a8_linear::Values, 128, 64, 3)  // two blocks in 100 KiB, or in 64 in fp16

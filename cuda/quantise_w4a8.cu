@@ -48,7 +48,7 @@ extern "C" __global__ void __launch_bounds__(512)
 #pragma unroll
     for (int i = 0; i < MAX_CHUNKS; i++) {
         const int chunk = threadIdx.x + i * blockDim.x;
-        int8::unpack_plain(chunk < chunks ? from[chunk] : make_uint4(0, 0, 0, 0), values[i]);
+        unpack_plain(chunk < chunks ? from[chunk] : make_uint4(0, 0, 0, 0), values[i]);
         int8::rotate(values[i], group);
 #pragma unroll
         for (int j = 0; j < int8::CHUNK; j++) {

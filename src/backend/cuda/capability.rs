@@ -1,11 +1,12 @@
-//! Which GPU's kernels are launched: those of its own compute capability, or those of an older one, to test and to
-//! measure them.
+//! Which GPU's kernels and forms of kernels are launched: those of its own compute capability, or those of an older
+//! one, to test and to measure them. The driver loads what was compiled for the GPU itself.
 
 use std::ffi::OsStr;
 
-use super::hopper::HOPPER;
 use crate::error::{Error, Result};
 
+/// wgmma is in 9.0 only: later GPUs dropped it.
+pub const HOPPER: (i32, i32) = (9, 0);
 /// Names the capability, such as `8.6`.
 pub const VARIABLE: &str = "FLUX_CAPABILITY";
 /// Those with kernels, or forms of kernels, of their own.
@@ -16,8 +17,13 @@ const KNOWN: [(i32, i32); 7] = [(7, 5), (8, 0), (8, 6), (8, 9), (9, 0), (10, 0),
 /// Errors when the variable names none, or a newer one.
 pub fn choose(own: (i32, i32), wish: Option<&OsStr>) -> Result<(i32, i32)> {
     let Some(wish) = wish.filter(|wish| !wish.is_empty()) else { return Ok(own) };
-    // Kernels for Hopper run on no other GPU.
-    let fitting = KNOWN.iter().copied().filter(|known| *known <= own && (*known != HOPPER || own == HOPPER));
+    let runs = |known: &(i32, i32)| match *known {
+        HOPPER => own == HOPPER,
+        // Kernels of e4m3 by mma.sync are compiled for these, and for Hopper.
+        (8, 9) => matches!(own, (8, 9) | HOPPER | (12, _)),
+        _ => *known <= own,
+    };
+    let fitting = KNOWN.iter().copied().filter(runs);
     let names: Vec<_> = fitting.map(|known| (format!("{}.{}", known.0, known.1), known)).collect();
     match names.iter().find(|(name, _)| wish == name.as_str()) {
         Some((_, known)) => Ok(*known),
@@ -40,9 +46,15 @@ mod tests {
         assert_eq!(choose((9, 0), "").unwrap(), (9, 0));
         assert_eq!(choose((9, 0), "8.6").unwrap(), (8, 6));
         assert_eq!(choose((9, 0), "9.0").unwrap(), (9, 0));
-        for (own, wish) in
-            [((9, 0), "12.0"), ((9, 0), "8.7"), ((9, 0), "8"), ((9, 0), "8.6 "), ((9, 0), "Ada"), ((10, 0), "9.0")]
-        {
+        for (own, wish) in [
+            ((9, 0), "12.0"),
+            ((9, 0), "8.7"),
+            ((9, 0), "8"),
+            ((9, 0), "8.6 "),
+            ((9, 0), "Ada"),
+            ((10, 0), "9.0"),
+            ((10, 0), "8.9"),
+        ] {
             let error = choose(own, wish).unwrap_err().to_string();
             assert!(error.contains(wish) && error.contains("FLUX_CAPABILITY"), "{error}");
         }

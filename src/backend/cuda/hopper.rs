@@ -6,14 +6,12 @@ use std::ffi::{OsStr, c_void};
 
 use cudarc::driver::sys;
 
+use super::capability::HOPPER;
 use super::driver::failed;
 use super::element::Element;
 use super::{Cuda, kernels, launch};
 use crate::error::{Error, Result};
 use crate::files::e4m3::MULTIPLE;
-
-/// wgmma is in 9.0 only: later GPUs dropped it.
-pub const HOPPER: (i32, i32) = (9, 0);
 
 /// An op with a kernel for Hopper beside its kernel for all GPUs.
 #[derive(Debug, Clone, Copy)]

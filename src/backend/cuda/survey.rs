@@ -1,9 +1,11 @@
 //! What GPUs the machine shows, and what this program would do on each, without opening one.
 
-use cudarc::driver::result;
+use std::env;
 
+use cudarc::driver::result;
 use serde::Serialize;
 
+use super::capability;
 use super::driver::{Properties, check_version, failed, start_any_driver};
 use super::element::Element;
 use super::ops::quantise;
@@ -92,21 +94,23 @@ pub fn free_bytes(number: usize) -> Option<u64> {
 fn facts(number: usize, version: i32) -> Result<GpuFacts> {
     let (device, properties) = Properties::ask(number)?;
     let (major, minor) = properties.capability;
-    let element = Element::of_gpu(properties.capability);
+    let taken_for = capability::choose(properties.capability, env::var_os(capability::VARIABLE).as_deref());
+    let capability = *taken_for.as_ref().unwrap_or(&properties.capability);
+    let element = taken_for.and_then(Element::of_gpu);
     let usable = properties
         .check_capability(number)
         .and_then(|()| kernels::require_any())
         .and_then(|()| check_version(version))
         .and_then(|()| element.as_ref().map_err(Clone::clone).and_then(|element| kernels::require(*element)))
         .and_then(|()| library::find_cublaslt());
-    let served = element.as_ref().ok().and_then(|element| kernels::built().serves(properties.capability, *element));
+    let served = element.as_ref().ok().and_then(|element| kernels::built().serves(capability, *element));
     let fp8 = match element {
         Ok(Element::F16) => Some("what is not in fp8 has to be in bf16, not in fp16".to_string()),
-        _ => quantise::check_capability(properties.capability, &properties.name, Field::Precision)
+        _ => quantise::check_capability(capability, &properties.name, Field::Precision)
             .err()
             .map(|e| e.what().to_string()),
     };
-    let fastest = element.as_ref().ok().filter(|_| usable.is_ok()).map(|it| Fastest::of(properties.capability, *it));
+    let fastest = element.as_ref().ok().filter(|_| usable.is_ok()).map(|it| Fastest::of(capability, *it));
     // SAFETY: `device` was returned by the driver.
     let memory_bytes = unsafe { result::device::total_mem(device) }.ok().map(|bytes| bytes as u64);
     Ok(GpuFacts {

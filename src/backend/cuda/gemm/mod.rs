@@ -18,10 +18,10 @@ use cudarc::driver::result;
 use lru::LruCache;
 
 use super::buffer::{Buffer, BufferKind};
+use super::capability::HOPPER;
 use super::device::Device;
 use super::driver::failed;
 use super::event::Event;
-use super::hopper::HOPPER;
 use super::one_of;
 use crate::backend::GEMM_WORKSPACE_BYTES as WORKSPACE_BYTES;
 use crate::error::{Error, Field, Result};

@@ -6,9 +6,9 @@ use cudarc::driver::result;
 
 use super::quantise;
 use crate::backend::cuda::buffer::Buffer;
+use crate::backend::cuda::capability::HOPPER;
 use crate::backend::cuda::driver::failed;
 use crate::backend::cuda::element::Element;
-use crate::backend::cuda::hopper::HOPPER;
 use crate::backend::cuda::stored::Stored;
 use crate::backend::cuda::weight::{PADDING, Weight};
 use crate::backend::cuda::{Cuda, Tensor};

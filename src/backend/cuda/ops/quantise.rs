@@ -8,9 +8,9 @@
 use std::ops::Range;
 
 use crate::backend::cuda::buffer::{Buffer, BufferKind};
+use crate::backend::cuda::capability::HOPPER;
 use crate::backend::cuda::device::Device;
 use crate::backend::cuda::element::Element;
-use crate::backend::cuda::hopper::HOPPER;
 use crate::backend::cuda::launch::row_block;
 use crate::backend::cuda::weight::Weight;
 use crate::backend::cuda::{Cuda, Precision, Tensor, all_aligned, kernels};
