@@ -37,17 +37,13 @@ namespace attention {
 constexpr int KEY_TILE = 64;
 constexpr float SLACK = 8.f;  // in powers of two
 
-// A tile in shared memory: rows of HEAD_DIM elements in 16-byte chunks. Eight consecutive rows hold the same chunk
-// in eight different places of a 128-byte line.
+// A tile in shared memory: rows of HEAD_DIM elements in 16-byte chunks.
 template <int HEAD_DIM>
 struct Tile {
     static constexpr int CHUNKS = HEAD_DIM / 8;
     static constexpr int ROW_BYTES = HEAD_DIM * 2;
 
-    __device__ static __forceinline__ uint32_t at(int row, int chunk) {
-        int turn = CHUNKS >= 8 ? row & 7 : (row / (8 / CHUNKS)) & (CHUNKS - 1);
-        return row * ROW_BYTES + (chunk ^ turn) * 16;
-    }
+    __device__ static __forceinline__ uint32_t at(int row, int chunk) { return swizzled<CHUNKS>(row, chunk); }
 
     // Tokens `first..first + ROWS` of a sample; zeros from token `end` on.
     template <int ROWS, int THREADS>

@@ -40,10 +40,7 @@ template <int STEP>
 struct Tile {
     static constexpr int CHUNKS = STEP / 8, ROW_BYTES = STEP * 2;
 
-    __device__ static __forceinline__ uint32_t at(int row, int chunk) {
-        const int turn = CHUNKS >= 8 ? row & 7 : (row / (8 / CHUNKS)) & (CHUNKS - 1);
-        return row * ROW_BYTES + (chunk ^ turn) * 16;
-    }
+    __device__ static __forceinline__ uint32_t at(int row, int chunk) { return swizzled<CHUNKS>(row, chunk); }
 };
 
 template <int STEP, int STAGES, int COLS>

@@ -89,12 +89,6 @@ struct Product {
         }
     }
 
-    // Where chunk `chunk` of 16 bytes of a row of a stage lies: any 8 rows that follow each other have it in other
-    // banks.
-    static __device__ __forceinline__ uint32_t swizzled(int row, int chunk) {
-        return row * STEP + ((chunk ^ (STEP_CHUNKS >= 8 ? row & 7 : row / (8 / STEP_CHUNKS) & (STEP_CHUNKS - 1))) << 4);
-    }
-
     // The tile of a block, and of the matrices what a thread copies: the same chunk of rows that are ROWS_AT_ONCE or
     // WEIGHT_ROWS_AT_ONCE apart, in an MLP's weight half as many rows of gate or of up. Of packed weights also what one
     // column's are multiplied by.
@@ -149,7 +143,7 @@ struct Product {
 
     // Where the chunk of the thread lies in a stage; those of rows ROWS_AT_ONCE further are as many rows behind it.
     static __device__ __forceinline__ uint32_t own_place() {
-        return swizzled(threadIdx.x / STEP_CHUNKS, threadIdx.x % STEP_CHUNKS);
+        return swizzled<STEP_CHUNKS>(threadIdx.x / STEP_CHUNKS, threadIdx.x % STEP_CHUNKS);
     }
 
     // The same of the weight, and what lies between two of its chunks. Packed, each half of a step is by itself, so
@@ -168,11 +162,11 @@ struct Product {
             const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
             // Matrices of x: rows 0 to 7 and 8 to 15 of the first 16 bytes, then of the second. Of the weight: the
             // first and the second 16 bytes of rows 0 to 7, then of 8 to 15.
-            x = shared + swizzled(warp % WARPS_M * WARP_ROWS + lane % 16, lane / 16);
+            x = shared + swizzled<STEP_CHUNKS>(warp % WARPS_M * WARP_ROWS + lane % 16, lane / 16);
             // Packed, a lane reads what it multiplies of the first column.
             const int col = warp / WARPS_M * WARP_COLS;
             if constexpr (PACKED) weight = shared + X_BYTES + (col + lane / 4) * 16 + lane % 4 * 4;
-            else weight = shared + X_BYTES + swizzled(col + lane % 8 + lane / 16 * 8, lane / 8 % 2);
+            else weight = shared + X_BYTES + swizzled<STEP_CHUNKS>(col + lane % 8 + lane / 16 * 8, lane / 8 % 2);
             multipliers = shared + (col + lane / 4) * 16;
         }
 
@@ -256,14 +250,6 @@ struct Product {
         const uint32_t own = base + own_place(), own_weight = base + own_weight_place();
         const Reader reader(base);
         const int steps = ceil_div(k, STEP);
-        // 16 bytes, zeros if they are not `there`; nothing if they are not `wanted`.
-        const auto copy = [](bool wanted, uint32_t to, const uint8_t* from, bool there) {
-            asm volatile(
-                "{.reg .pred p; setp.ne.b32 p, %3, 0; "
-                "@p cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;}" ::"r"(to),
-                "l"(from), "r"(there ? 16 : 0), "r"(int(wanted))
-                : "memory");
-        };
         // A part of a step: weights in the last one, x in the one before, if there is one. The last one ends a group,
         // also behind the last step, so that a count of groups tells which have arrived.
         constexpr int PARTS = KS - 1, X_PART = PARTS > 1 ? PARTS - 2 : 0;
@@ -277,7 +263,7 @@ struct Product {
 #pragma unroll
                     for (int i = 0; i < X_CHUNKS; i++) {
                         const bool there = in_row && i < tile.x_chunks;
-                        copy(is_step, own + stage * STAGE_BYTES + i * ROWS_AT_ONCE * STEP,
+                        copy_16_if<true>(is_step, own + stage * STAGE_BYTES + i * ROWS_AT_ONCE * STEP,
                              tile.x + (there ? i * tile.x_step + from : 0), there);
                     }
                 }
@@ -286,12 +272,12 @@ struct Product {
 #pragma unroll
                     for (int i = 0; i < WEIGHT_CHUNKS; i++) {
                         const bool there = in_row && i < tile.weight_chunks;
-                        copy(is_step, own_weight + stage * STAGE_BYTES + i * WEIGHT_CHUNK_STEP,
+                        copy_16_if<true>(is_step, own_weight + stage * STAGE_BYTES + i * WEIGHT_CHUNK_STEP,
                              tile.weight + (there ? i * tile.weight_step + step * WEIGHT_STEP : 0), there);
                     }
                     if (PACKED) {
                         const bool there = tile.multipliers != nullptr;
-                        copy(is_step && step % 2 == 0, base + multipliers_of(step) + threadIdx.x * 16,
+                        copy_16_if<true>(is_step && step % 2 == 0, base + multipliers_of(step) + threadIdx.x * 16,
                              there ? tile.multipliers + step / 2 * 16 : tile.x, there);
                     }
                 }
@@ -342,14 +328,10 @@ struct Product {
                                                       const float* x_scales, const float* weight_scales,
                                                       const element* bias, element* out, long long ld_out, int m,
                                                       int mlp) {
-        constexpr int OUT_COLS = MLP ? WARP_COLS / 2 : WARP_COLS, CHUNKS = OUT_COLS / 8, PITCH = OUT_COLS * 2;
+        constexpr int OUT_COLS = MLP ? WARP_COLS / 2 : WARP_COLS, CHUNKS = OUT_COLS / 8;
         const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, quad = lane / 4, pair = lane % 4 * 2;
         const int row = tile.row + warp % WARPS_M * WARP_ROWS, col = tile.col + warp / WARPS_M * OUT_COLS;
         uint8_t* own = shared + warp * WARP_ROWS * WARP_COLS * 2;
-        // Chunks of 8 rows that follow each other lie in other banks.
-        const auto place = [](int r, int chunk) {
-            return r * PITCH + ((chunk ^ (CHUNKS >= 8 ? r & 7 : r / (8 / CHUNKS) & (CHUNKS - 1))) << 4);
-        };
         // All loads before the first store, so that they wait for memory together. Scales of gate and up, or of a
         // column.
         float row_scales[TILES_M][2], scales[CHUNKS][2][2], biases[CHUNKS][2];
@@ -394,7 +376,7 @@ struct Product {
                         }
                     }
                     const int r = i * 16 + half * 8 + quad;
-                    *reinterpret_cast<uint32_t*>(own + place(r, chunk) + pair * 2) = pack_pair(values[0], values[1]);
+                    *reinterpret_cast<uint32_t*>(own + swizzled<CHUNKS>(r, chunk) + pair * 2) = pack_pair(values[0], values[1]);
                 }
             }
         }
@@ -404,7 +386,7 @@ struct Product {
         for (int i = lane; i < WARP_ROWS * CHUNKS; i += 32) {
             const int r = i / CHUNKS, chunk = i % CHUNKS, at = col + chunk * 8;
             if (row + r >= m || at >= tile.cols_end) continue;
-            const element* from = reinterpret_cast<const element*>(own + place(r, chunk));
+            const element* from = reinterpret_cast<const element*>(own + swizzled<CHUNKS>(r, chunk));
             element* to = out + (row + r) * ld_out + at;
             if (aligned && at % 8 == 0 && at + 8 <= tile.cols_end) {
                 *reinterpret_cast<uint4*>(to) = *reinterpret_cast<const uint4*>(from);

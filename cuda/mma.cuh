@@ -11,12 +11,21 @@ __device__ __forceinline__ void copy_16(uint32_t to, const void* from, bool insi
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(bytes) : "memory");
 }
 
-// The same, or nothing if it is not wanted.
+// The same, or nothing if it is not wanted. LINE: L2 fetches all of the line of 128 bytes.
+template <bool LINE = false>
 __device__ __forceinline__ void copy_16_if(bool wanted, uint32_t to, const void* from, bool inside) {
-    asm volatile(
-        "{.reg .pred p; setp.ne.b32 p, %3, 0; @p cp.async.cg.shared.global [%0], [%1], 16, %2;}" ::"r"(to), "l"(from),
-        "r"(inside ? 16 : 0), "r"(int(wanted))
-        : "memory");
+    const int bytes = inside ? 16 : 0;
+    if constexpr (LINE)
+        asm volatile(
+            "{.reg .pred p; setp.ne.b32 p, %3, 0; "
+            "@p cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;}" ::"r"(to),
+            "l"(from), "r"(bytes), "r"(int(wanted))
+            : "memory");
+    else
+        asm volatile(
+            "{.reg .pred p; setp.ne.b32 p, %3, 0; @p cp.async.cg.shared.global [%0], [%1], 16, %2;}" ::"r"(to),
+            "l"(from), "r"(bytes), "r"(int(wanted))
+            : "memory");
 }
 
 __device__ __forceinline__ void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
@@ -36,6 +45,7 @@ __device__ __forceinline__ void copy_16(uint32_t to, const void* from, bool insi
                  : "memory");
 }
 
+template <bool LINE = false>
 __device__ __forceinline__ void copy_16_if(bool wanted, uint32_t to, const void* from, bool inside) {
     if (wanted) copy_16(to, from, inside);
 }
@@ -46,6 +56,14 @@ template <int PENDING>
 __device__ __forceinline__ void wait_copies() {}
 
 #endif
+
+// Where 16 bytes of a row of CHUNKS times as many lie in shared memory, from the first row on: eight rows that follow
+// each other have the same chunk in different banks, so ldmatrix meets no conflict.
+template <int CHUNKS>
+__device__ __forceinline__ uint32_t swizzled(int row, int chunk) {
+    const int turn = CHUNKS >= 8 ? row & 7 : (row / (8 / CHUNKS)) & (CHUNKS - 1);
+    return row * (CHUNKS * 16) + (chunk ^ turn) * 16;
+}
 
 __device__ __forceinline__ void load_matrices(uint32_t (&m)[4], uint32_t address) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
