@@ -178,6 +178,16 @@ fn cuda_w4a8() -> Option<Cuda> {
     Some(Cuda::with(0, None, Precision::W4a8, &GemmCache::Off).expect("every GPU multiplies integers"))
 }
 
+/// As `cuda`, where that GPU has the kernels for Hopper.
+fn cuda_hopper() -> Option<Cuda> {
+    let cuda = cuda()?;
+    if !is_hopper(&cuda) {
+        println!("skipped: not a Hopper GPU");
+        return None;
+    }
+    Some(cuda)
+}
+
 /// Whether the kernels for Hopper serve where no variable says otherwise: they are of bf16.
 fn is_hopper(cuda: &Cuda) -> bool {
     cuda.describe().contains("compute capability 9.0") && !compare::half()

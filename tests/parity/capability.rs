@@ -20,11 +20,7 @@ const TESTS: [&str; 7] = [
 
 #[test]
 fn kernels_of_older_gpus_can_be_asked_for() {
-    let Some(cuda) = crate::cuda() else { return };
-    if !crate::is_hopper(&cuda) {
-        println!("skipped: not a Hopper GPU");
-        return;
-    }
+    let Some(cuda) = crate::cuda_hopper() else { return };
     for capability in ["8.0", "8.6"] {
         for test in TESTS {
             let (passed, text) = with_variable(test, VARIABLE, capability);

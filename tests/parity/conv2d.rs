@@ -257,11 +257,7 @@ fn a_residual_that_may_not_be_written_stays() {
 /// No im2col rows are made where there is a kernel that needs none.
 #[test]
 fn hopper_launches_one_kernel_for_a_convolution() {
-    let Some(cuda) = crate::cuda() else { return };
-    if !crate::is_hopper(&cuda) {
-        println!("skipped: not a Hopper GPU");
-        return;
-    }
+    let Some(cuda) = crate::cuda_hopper() else { return };
     for cout in [3, 128, 320] {
         let (weight, bias) = (weight(64, cout, 3).conv(&cuda), vector(&cuda, 3, cout));
         let input = Shape::dense(9 * 11, 64).tensor(&cuda, 1);

@@ -78,11 +78,7 @@ fn each_kernel_can_be_asked_for() {
 /// No upsampled image is made where there is a kernel that needs none.
 #[test]
 fn hopper_launches_two_kernels_for_an_upsampled_image() {
-    let Some(cuda) = crate::cuda() else { return };
-    if !crate::is_hopper(&cuda) {
-        println!("skipped: not a Hopper GPU");
-        return;
-    }
+    let Some(cuda) = crate::cuda_hopper() else { return };
     for cout in [128, 320] {
         let (weight, bias) = (weight(64, cout, 3).conv(&cuda), vector(&cuda, 3, cout));
         let input = Shape::dense(9 * 11, 64).tensor(&cuda, 1);

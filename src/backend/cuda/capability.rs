@@ -1,6 +1,7 @@
 //! Which GPU's kernels and forms of kernels are launched: those of its own compute capability, or those of an older
 //! one, to test and to measure them. The driver loads what was compiled for the GPU itself.
 
+use std::env;
 use std::ffi::OsStr;
 
 use crate::error::{Error, Result};
@@ -8,14 +9,18 @@ use crate::error::{Error, Result};
 /// wgmma is in 9.0 only: later GPUs dropped it.
 pub const HOPPER: (i32, i32) = (9, 0);
 /// Names the capability, such as `8.6`.
-pub const VARIABLE: &str = "FLUX_CAPABILITY";
+const VARIABLE: &str = "FLUX_CAPABILITY";
 /// Those with kernels, or forms of kernels, of their own.
 const KNOWN: [(i32, i32); 7] = [(7, 5), (8, 0), (8, 6), (8, 9), (9, 0), (10, 0), (12, 0)];
 
-/// The capability that a GPU of `own` is taken for, where the variable is `wish`.
+/// The capability that a GPU of `own` is taken for.
 ///
 /// Errors when the variable names none, or a newer one.
-pub fn choose(own: (i32, i32), wish: Option<&OsStr>) -> Result<(i32, i32)> {
+pub fn taken_for(own: (i32, i32)) -> Result<(i32, i32)> {
+    choose(own, env::var_os(VARIABLE).as_deref())
+}
+
+fn choose(own: (i32, i32), wish: Option<&OsStr>) -> Result<(i32, i32)> {
     let Some(wish) = wish.filter(|wish| !wish.is_empty()) else { return Ok(own) };
     let runs = |known: &(i32, i32)| match *known {
         HOPPER => own == HOPPER,

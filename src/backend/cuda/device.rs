@@ -4,7 +4,6 @@
 //! overlaps computing with another, and blocks that take turns in memory on a third.
 
 use std::collections::HashMap;
-use std::env;
 use std::ffi::CString;
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -91,7 +90,7 @@ impl Device {
     pub fn open(ordinal: usize, memory_cap: Option<u64>) -> Result<Arc<Self>> {
         let driver = start_driver()?;
         let (device, properties) = Properties::of(ordinal)?;
-        let capability = capability::choose(properties.capability, env::var_os(capability::VARIABLE).as_deref())?;
+        let capability = capability::taken_for(properties.capability)?;
         let element = Element::of_gpu(capability)?;
         kernels::require(element)?;
         let cannot = |e| failed("cannot open the GPU", e);

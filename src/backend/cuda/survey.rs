@@ -1,7 +1,5 @@
 //! What GPUs the machine shows, and what this program would do on each, without opening one.
 
-use std::env;
-
 use cudarc::driver::result;
 use serde::Serialize;
 
@@ -94,7 +92,7 @@ pub fn free_bytes(number: usize) -> Option<u64> {
 fn facts(number: usize, version: i32) -> Result<GpuFacts> {
     let (device, properties) = Properties::ask(number)?;
     let (major, minor) = properties.capability;
-    let taken_for = capability::choose(properties.capability, env::var_os(capability::VARIABLE).as_deref());
+    let taken_for = capability::taken_for(properties.capability);
     let capability = *taken_for.as_ref().unwrap_or(&properties.capability);
     let element = taken_for.and_then(Element::of_gpu);
     let usable = properties
