@@ -1,8 +1,11 @@
 //! `project_attention` in e4m3, where q and k have scales that their norms tell (cuda/project_sm90a.cu and
-//! cuda/attention_e4m3_sm90a.cu), against its composition and against attention in float32.
+//! cuda/attention_e4m3_sm90a.cu), against its composition and against attention in float32; and of products alone,
+//! where `swiglu` is beside attention, against its composition.
 
-use flux::backend::Memory;
-use flux::backend::cuda::{Arithmetic, Cuda, GemmCache, Precision};
+use std::sync::Arc;
+
+use flux::backend::cuda::{Arithmetic, Cuda, GemmCache, Graph, Precision};
+use flux::backend::{Device, Memory, Participants};
 use flux::nn::{Linear, Operand};
 use flux::ops::{self, Attended, Heads, Pairs, Projection, QkNorm, Rope, TokenLayout};
 use flux::tensor::Tensor;
@@ -10,7 +13,7 @@ use safetensors::Dtype;
 
 use crate::attention_e4m3::{self, Inputs, VARIABLE, error, exact};
 use crate::compare::{Shape, Weight, values, with_variable};
-use crate::{cuda_fp8_attention, is_hopper, small};
+use crate::{cuda, cuda_fp8_attention, is_hopper, small};
 
 const HEAD_DIM: usize = 128;
 const FEATURES: usize = 144;
@@ -161,4 +164,47 @@ fn long_sequences_of_one_sample_take_scales_of_norms() {
             Case { layout: TokenLayout::new(1, 0, tokens), heads: 2, mlp: 128, streams: false, gain: 1.0, fp8: true };
         assert_eq!(case.run(&cuda)[0] != case.composed(&cuda)[0], is_fused, "{tokens} tokens");
     }
+}
+
+/// The same values, whatever is done first: kernel by kernel, and in a graph.
+#[test]
+fn what_is_beside_attention_is_as_behind_it() {
+    const VARIABLE: &str = "FLUX_PROJECT";
+    let Some(cuda) = cuda() else { return };
+    if std::env::var(VARIABLE).is_err() {
+        const TEST: &str = "project_attention::what_is_beside_attention_is_as_behind_it";
+        let (passed, text) = with_variable(TEST, VARIABLE, "base");
+        assert!(passed, "with {VARIABLE}: {text}");
+        return;
+    }
+    let layout = TokenLayout::new;
+    let long = if small() { 300 } else { 4096 };
+    for (layout, mlp) in [
+        (layout(1, 5, 8), 64),
+        (layout(1, 130, 391).image_queries(), 1000),
+        (layout(2, 30, 200), 128),
+        (layout(1, 512, long), 9216),
+        (layout(1, 30, 300), 0),
+    ] {
+        let case = Case { layout, heads: 2, mlp, streams: false, gain: 1.0, fp8: false };
+        let expected = case.composed(&cuda);
+        assert!((0..3).all(|_| case.run(&cuda) == expected), "{case:?}");
+        let captured: Vec<_> = case.with(&cuda, |parts, heads| {
+            let (x, weight) = (parts[0].0.tensor(), parts[0].1);
+            let work = |x: &Tensor<Cuda>| {
+                // Of a tensor of its own, whose memory is given back in front of attention.
+                let parts = vec![(Operand::from(Tensor::concat_rows(&[x])?), weight)];
+                let Attended { attn, mlp } = Tensor::project_attention(parts, heads)?;
+                Tensor::concat_cols(&[&attn, &mlp])
+            };
+            let (mut graph, reads) = (Graph::default(), Arc::new(()));
+            (0..3).map(|_| cuda.run_graph(&mut graph, Participants::One, &reads, [x], |_, [x]| work(x))).collect()
+        });
+        for both in captured {
+            let parts = both.split_cols([expected[0].len() / layout.query_rows(), mlp]);
+            let parts = parts.map(|part| if part.cols() > 0 { cuda.download(&part).unwrap() } else { Vec::new() });
+            assert!(parts == expected, "{case:?} in a graph");
+        }
+    }
+    assert_eq!(cuda.stats().uncaptured, 0, "{:?}", cuda.remarks());
 }

@@ -1,7 +1,8 @@
 //! One GPU: its context, its streams, modules, memory budget and counters.
 //!
 //! All work runs on the compute stream in program order. Weights go up on a second stream, so that loading one model
-//! overlaps computing with another, and blocks that take turns in memory on a third.
+//! overlaps computing with another, and blocks that take turns in memory on a third. A side stream takes what the compute
+//! stream leaves idle, as [`super::fork`] says.
 
 use std::collections::HashMap;
 use std::ffi::CString;
@@ -55,6 +56,7 @@ pub struct Device {
     context: sys::CUcontext,
     device: sys::CUdevice,
     stream: Stream,
+    side_stream: Stream,
     upload_stream: Stream,
     block_stream: Stream,
     download_stream: Stream,
@@ -100,11 +102,17 @@ impl Device {
         unsafe { result::ctx::set_current(context) }.map_err(cannot)?;
         let pools = if properties.has_memory_pools { Some(Pools::new(device)?) } else { None };
         let (free, _) = result::mem_get_info().map_err(|e| failed("cannot ask for free GPU memory", e))?;
-        let new_stream = || result::stream::create(StreamKind::NonBlocking).map(Stream).map_err(cannot);
+        // The GPU begins no block of another stream while one of the compute stream waits.
+        let (least, greatest) = result::stream::get_priority_range().map_err(cannot)?;
+        let stream_of = |priority| {
+            result::stream::create_with_priority(StreamKind::NonBlocking, priority).map(Stream).map_err(cannot)
+        };
+        let new_stream = || stream_of(least);
         Ok(Arc::new(Self {
             context,
             device,
-            stream: new_stream()?,
+            stream: stream_of(greatest)?,
+            side_stream: new_stream()?,
             upload_stream: new_stream()?,
             block_stream: new_stream()?,
             download_stream: new_stream()?,
@@ -147,6 +155,11 @@ impl Device {
     /// Where all computing goes.
     pub fn stream(&self) -> Stream {
         self.stream
+    }
+
+    /// What runs beside the compute stream; see [`super::fork`].
+    pub(super) fn side_stream(&self) -> Stream {
+        self.side_stream
     }
 
     /// Where weights go up.
@@ -320,6 +333,7 @@ impl Drop for Device {
         // finishes the work on a destroyed stream by itself. Errors are those that callers have seen.
         unsafe {
             let _ = result::stream::synchronize(self.stream.0);
+            let _ = result::stream::synchronize(self.side_stream.0);
             let _ = result::stream::synchronize(self.upload_stream.0);
             let _ = result::stream::synchronize(self.block_stream.0);
             let _ = result::stream::synchronize(self.download_stream.0);
@@ -327,6 +341,7 @@ impl Drop for Device {
                 let _ = result::module::unload(*module);
             }
             let _ = result::stream::destroy(self.stream.0);
+            let _ = result::stream::destroy(self.side_stream.0);
             let _ = result::stream::destroy(self.upload_stream.0);
             let _ = result::stream::destroy(self.block_stream.0);
             let _ = result::stream::destroy(self.download_stream.0);

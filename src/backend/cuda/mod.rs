@@ -35,6 +35,7 @@ mod driver;
 mod element;
 mod event;
 mod exchange;
+mod fork;
 mod gemm;
 mod graph;
 mod group;

@@ -128,16 +128,25 @@ impl Cuda {
         operands: &[(&Operand<Cuda>, &Linear<Cuda>)],
         heads: Option<&Heads<'_, Cuda>>,
     ) -> Result<Projection<Cuda>> {
+        match self.project_fused(operands, heads)? {
+            Some(projection) => Ok(projection),
+            None => compose(self, operands, heads),
+        }
+    }
+
+    /// `project` by kernels that do more than products; none where it is its composition.
+    pub(super) fn project_fused(
+        &self,
+        operands: &[(&Operand<Cuda>, &Linear<Cuda>)],
+        heads: Option<&Heads<'_, Cuda>>,
+    ) -> Result<Option<Projection<Cuda>>> {
         let by_mma =
             |linear: &Linear<Cuda>| Ok(self.multiplies_by_mma(linear.weight())? && linear.low_rank().is_none());
         let by_mma = operands.iter().map(|(_, linear)| by_mma(linear)).collect::<Result<Vec<_>>>()?;
         if by_mma.iter().all(|by_mma| *by_mma) {
-            return self.project_quantised(operands, heads);
+            return self.project_quantised(operands, heads).map(Some);
         }
-        match self.project_in_one(operands, heads, false)? {
-            Some(projection) => Ok(projection),
-            None => compose(self, operands, heads),
-        }
+        self.project_in_one(operands, heads, false)
     }
 
     /// `project` in one kernel; none where it does not take the operands. With `heads_in_e4m3`, it takes weights in

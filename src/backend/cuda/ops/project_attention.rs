@@ -1,13 +1,14 @@
 //! `project_attention` by two kernels of Hopper: where attention is in e4m3, `project` stores q and k so. Elsewhere it
-//! is its composition.
+//! is its composition, but that what the MLP does to its columns is beside attention.
 
 use super::attention::Call;
 use super::attention_hopper::CHOICE;
 use crate::backend::cuda::{Cuda, Tensor};
 use crate::error::Result;
 use crate::nn::{Linear, Operand};
-use crate::ops::project_attention::{borrowed, compose};
-use crate::ops::{Attended, Heads, Mask, Projection};
+use crate::ops::project::columns;
+use crate::ops::project_attention::borrowed;
+use crate::ops::{Attended, Heads, Mask, Projection, QkNormRope};
 
 impl Cuda {
     pub(crate) fn project_attention_op(
@@ -20,14 +21,41 @@ impl Cuda {
         let is_wanted =
             layout.batch == 1 && self.hopper_form(CHOICE)?.is_some() && self.attends_in_e4m3(head_dim, layout, mask)?;
         let projection = is_wanted.then(|| self.project_in_one(&borrowed(&parts), Some(heads), true)).transpose()?;
-        let Some(Projection { kvq: [k, v, q], mlp }) = projection.flatten() else {
-            return compose(self, parts, heads);
-        };
-        drop(parts); // makes room
-        let call = Call { q: &q, k: &k, v: &v, out: &q, head_dim, layout, mask, cached: None };
-        let [txt, img] = heads.norm;
-        let norms = [&txt.q, &img.q, &txt.k, &img.k].map(Tensor::address);
-        self.attend_normed_in_e4m3(&call, norms)?;
-        Ok(Attended { attn: q, mlp })
+        if let Some(Projection { kvq: [k, v, q], mlp }) = projection.flatten() {
+            drop(parts); // makes room
+            let call = Call { q: &q, k: &k, v: &v, out: &q, head_dim, layout, mask, cached: None };
+            let [txt, img] = heads.norm;
+            let norms = [&txt.q, &img.q, &txt.k, &img.k].map(Tensor::address);
+            self.attend_normed_in_e4m3(&call, norms)?;
+            return Ok(Attended { attn: q, mlp });
+        }
+        if let Some(Projection { kvq: [k, v, q], mlp }) = self.project_fused(&borrowed(&parts), Some(heads))? {
+            drop(parts);
+            return Ok(Attended { attn: q.attention(&k, &v, head_dim, layout, mask)?, mlp });
+        }
+        self.attend_beside_mlp(parts, heads)
+    }
+
+    /// The composition. Where there is an MLP, its `swiglu`, which memory bounds, is done on multiprocessors that the
+    /// last blocks of attention leave idle.
+    fn attend_beside_mlp(
+        &self,
+        parts: Vec<(Operand<Cuda>, &Linear<Cuda>)>,
+        heads: &Heads<'_, Cuda>,
+    ) -> Result<Attended<Cuda>> {
+        let &Heads { dim, norm, rope, layout } = heads;
+        let [k, v, q, gate, up] = columns(self, &borrowed(&parts), dim)?;
+        drop(parts);
+        let (q, k) = self.qk_norm_rope_op(QkNormRope { q, k, norm, rope, layout })?;
+        let [q, gate, up] = [q, gate, up].map(|of_all| of_all.split_rows(layout.rows_without_query()).1);
+        let fresh = self.unless_writable(&gate)?;
+        let mlp = fresh.as_ref().unwrap_or(&gate);
+        let fork = (mlp.cols() > 0).then(|| self.device().fork()).transpose()?;
+        let attn = q.attention(&k, &v, norm[0].q.cols(), layout, Mask::None)?;
+        if let Some(fork) = fork {
+            self.swiglu_on(fork.stream(), &gate, &up, mlp)?;
+            fork.join()?;
+        }
+        Ok(Attended { attn, mlp: fresh.unwrap_or(gate) })
     }
 }
