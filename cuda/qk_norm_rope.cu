@@ -10,17 +10,18 @@
 // where HALVES.
 //
 // Mapping   head_dim / 8 lanes hold a head, 8 values each from one 16-byte load; sums and the other half of a pair come
-//           by shuffles among these lanes. `groups_per_row` such groups share a row and step through its heads, so that
-//           a thread reads its cosines, sines and weights once; it begins the loads of 3 heads before it uses the
-//           first. 24 + 24 heads of 128: 16 groups, 3 heads each, one row a block of 256.
+//           by shuffles among these lanes. `groups_per_row` such groups share a row and step through its heads, 3 at a
+//           time. There are as many blocks as run at once; each walks over rows, and begins the loads of its next 3
+//           heads before it computes. 24 + 24 heads of 128: 16 groups, 3 heads each, one row a block of 256.
 // Needs     head_dim 128, 64, 32 or 16, all rows and tables 16-byte aligned. Otherwise `_any`: a warp per head, one
 //           value at a time, any even head_dim.
 // Rounding  once, at the store.
 // Bytes     rows * (heads + kv_heads) * head_dim * 4 + tables.   4608 x (24 + 24) x 128: 113 MB + 2.4 MB
 // Bound     HBM. 116 MB at 4.8 TB/s (H200) = 24 us
-// Measured  40.7 us at 4608 x (24 + 24) x 128, 2.78 TB/s, 58% of bound; composed 239 us; H200, driver 580.159, CUDA
-//           13.0; `flux bench ops/`
-// Tried     the load of one head at a time: 39.9 and 40.1 us, in other runs, so loads in flight are not the limit
+// Measured  36.2 us at 4608 x (24 + 24) x 128, 3.13 TB/s, 65% of bound; composed 236 us; with a block for each row 40.8
+//           in the same run; H200, driver 580.159, CUDA 13.0; `flux bench ops/`
+// Tried     standalone, us: a block for each row 39.4, walking 35.0, also with twice as many blocks as run at once; in
+//           64 registers 36.9 and 40.9, for values spill; one head at a time in 32 and 40 registers 84 and 48
 #include "common.cuh"
 #include "rope.cuh"
 
@@ -70,37 +71,47 @@ __device__ __forceinline__ void qk_norm_rope(const Heads& args, int groups_per_r
     const int lane = threadIdx.x % LANES, group = threadIdx.x / LANES;
     const int rows_per_block = (int)(blockDim.x / LANES) / groups_per_row;
     const int row_in_block = group / groups_per_row;
-    const long long row = (long long)blockIdx.x * rows_per_block + row_in_block;
-    if (row_in_block >= rows_per_block || row >= args.rows) return;
+    if (row_in_block >= rows_per_block) return;
     const unsigned mask = ((1u << LANES) - 1u) << (threadIdx.x & 31 & ~(LANES - 1));
-
-    const bool is_txt = row < args.txt_rows;
-    const int token = token_of((int)row, args.txt_rows, args.txt, args.img);
-    const int column = lane * 8;
+    const int column = lane * 8, all_heads = args.heads + args.kv_heads;
     const int angle = HALVES ? column % (HEAD_DIM / 2) : column / 2;
-    float cosines[ANGLES], sines[ANGLES];
-    load_table(args.cos + token * args.ld_table + angle, cosines);
-    load_table(args.sin + token * args.ld_table + angle, sines);
-    const float eps = is_txt ? args.txt_eps : args.img_eps;
-
-    const uint4 weight_q = *reinterpret_cast<const uint4*>((is_txt ? args.txt_weight_q : args.img_weight_q) + column);
-    const uint4 weight_k = *reinterpret_cast<const uint4*>((is_txt ? args.txt_weight_k : args.img_weight_k) + column);
-    const element *q = args.q + row * args.ld_q + column, *k = args.k + row * args.ld_k + column;
-    element *out_q = args.out_q + row * args.ld_out_q + column, *out_k = args.out_k + row * args.ld_out_k + column;
 
     // All lanes of a group take the same heads, so that they take part in the same shuffles.
-    const int all_heads = args.heads + args.kv_heads;
-    for (int first = group % groups_per_row; first < all_heads; first += HEADS_AT_ONCE * groups_per_row) {
-        uint4 raw[HEADS_AT_ONCE];
+    int row = blockIdx.x * rows_per_block + row_in_block, first = group % groups_per_row;
+    uint4 next[HEADS_AT_ONCE];
+    const auto fetch = [&] {
+        if (row >= args.rows) return;
+        const element *q = args.q + row * args.ld_q + column, *k = args.k + row * args.ld_k + column;
 #pragma unroll
         for (int n = 0; n < HEADS_AT_ONCE; n++) {
             const int head = first + n * groups_per_row;
             const element* from = head < args.heads ? q + head * HEAD_DIM : k + (head - args.heads) * HEAD_DIM;
-            if (head < all_heads) raw[n] = *reinterpret_cast<const uint4*>(from);
+            if (head < all_heads) next[n] = *reinterpret_cast<const uint4*>(from);
         }
+    };
+    fetch();
+    while (row < args.rows) {
+        const bool is_txt = row < args.txt_rows;
+        const int token = token_of(row, args.txt_rows, args.txt, args.img);
+        float cosines[ANGLES], sines[ANGLES];
+        load_table(args.cos + token * args.ld_table + angle, cosines);
+        load_table(args.sin + token * args.ld_table + angle, sines);
+        const float eps = is_txt ? args.txt_eps : args.img_eps;
+        const uint4 weight_q =
+            *reinterpret_cast<const uint4*>((is_txt ? args.txt_weight_q : args.img_weight_q) + column);
+        const uint4 weight_k =
+            *reinterpret_cast<const uint4*>((is_txt ? args.txt_weight_k : args.img_weight_k) + column);
+        element *out_q = args.out_q + row * args.ld_out_q + column, *out_k = args.out_k + row * args.ld_out_k + column;
+        const int first_head = first;
+        uint4 raw[HEADS_AT_ONCE];
+#pragma unroll
+        for (int n = 0; n < HEADS_AT_ONCE; n++) raw[n] = next[n];
+        first += HEADS_AT_ONCE * groups_per_row;
+        if (first >= all_heads) first = group % groups_per_row, row += gridDim.x * rows_per_block;
+        fetch();
 #pragma unroll
         for (int n = 0; n < HEADS_AT_ONCE; n++) {
-            const int head = first + n * groups_per_row;
+            const int head = first_head + n * groups_per_row;
             if (head >= all_heads) break;
             const bool is_q = head < args.heads;
             element* to = is_q ? out_q + head * HEAD_DIM : out_k + (head - args.heads) * HEAD_DIM;

@@ -110,6 +110,7 @@ impl Cuda {
             }
         };
         let launch = self.launch("qk_norm_rope", wide.unwrap_or("qk_norm_rope_any"))?;
+        let blocks = if wide.is_some() { blocks.min(launch.blocks_at_once(THREADS as u32)?) } else { blocks };
         let mut pointers: [*mut c_void; 2] =
             [std::ptr::from_mut(&mut arguments).cast(), std::ptr::from_mut(&mut last).cast()];
         // SAFETY: all kernels of cuda/qk_norm_rope.cu take `Heads`, which is laid out as there, and an int.
