@@ -72,9 +72,10 @@ struct Work {
     __device__ __forceinline__ static int tall_rows(int rows) { return (rows + ROWS - 1) / (2 * ROWS); }
     __device__ __forceinline__ static int short_rows(int rows) { return rows > tall_rows(rows) * 2 * ROWS; }
 
-    // How many tiles of each kind there are: those of low, tall ones, short ones, and those of keys only.
+    // How many tiles of each kind there are: those of low, tall ones, halves of tall ones, short ones, and those of
+    // keys only.
     struct Counts {
-        int low, tall, shorts, keys;
+        int low, tall, halves, shorts, keys;
     };
 
     // Rows of tiles of a part for which low is made.
@@ -84,13 +85,14 @@ struct Work {
     }
 
     template <bool LOW_RANK>
-    __device__ __forceinline__ static Counts counts(const Arguments& args) {
+    __device__ __forceinline__ static Counts counts(const Arguments& args, int clusters) {
         const int cols = (3 * args.dim + 2 * args.mlp) / COLS;
         const int low = LOW_RANK ? (low_rows(args, 0) + low_rows(args, 1)) * ceil_div(args.ld_low, DOWN_ROWS) : 0;
-        return {low,
-                (tall_rows(args.part_rows[0]) + tall_rows(args.part_rows[1]) - args.key_tiles) * cols,
-                (short_rows(args.part_rows[0]) + short_rows(args.part_rows[1])) * cols,
-                args.key_tiles * (2 * args.dim / COLS)};
+        const int tall = (tall_rows(args.part_rows[0]) + tall_rows(args.part_rows[1]) - args.key_tiles) * cols,
+                  shorts = (short_rows(args.part_rows[0]) + short_rows(args.part_rows[1])) * cols;
+        // A last round of at most half as many tall tiles as clusters takes half as long as short ones.
+        const int last = tall % clusters, split = 2 * last + shorts <= clusters ? last : 0;
+        return {low, tall - split, 2 * split, shorts, args.key_tiles * (2 * args.dim / COLS)};
     }
 
     // The tile that a cluster makes at its turn; a negative number behind its last. Those of low and tall ones go
@@ -105,21 +107,29 @@ struct Work {
         const int tall = own(counts.tall);
         if (turn < tall) return counts.low + cluster + turn * clusters;
         turn -= tall;
-        const int ahead = counts.tall % clusters;
-        const int behind = ahead == 0 ? 0 : min(2 * (clusters - ahead), counts.shorts);
+        const int ahead = counts.tall % clusters, shorts = counts.halves + counts.shorts;
+        const int behind = ahead == 0 ? 0 : min(2 * (clusters - ahead), shorts);
         const int first = 2 * (cluster - ahead), firsts = first < 0 ? 0 : min(max(behind - first, 0), 2);
         if (turn < firsts) return counts.low + counts.tall + first + turn;
         turn -= firsts;
-        const int rest = own(counts.shorts - behind);
+        const int rest = own(shorts - behind);
         if (turn < rest) return counts.low + counts.tall + behind + cluster + turn * clusters;
         turn -= rest;
         const int key = cluster + turn * clusters;
-        return key < counts.keys ? counts.low + counts.tall + counts.shorts + key : -1;
+        return key < counts.keys ? counts.low + counts.tall + shorts + key : -1;
     }
 
-    // Tiles of low, tall ones, short ones, then those of keys only.
+    // Tiles of low, tall ones, halves, short ones, then those of keys only.
     __device__ __forceinline__ static Work at(const Arguments& args, const Counts& counts, int index, int rank) {
-        return index < counts.low ? of_low(args, index, rank) : of_out(args, index - counts.low, rank);
+        if (index < counts.low) return of_low(args, index, rank);
+        index -= counts.low;
+        const int half = index - counts.tall;
+        if (half < 0) return of_out(args, index, rank);
+        if (half >= counts.halves) return of_out(args, index - counts.halves / 2, rank);
+        Work w = of_out(args, counts.tall + half / 2, 0);
+        w.is_short = true;
+        w.row += half % 2 * ROWS + rank * ROUNDED_ROWS;
+        return w;
     }
 
     __device__ __forceinline__ static Work of_low(const Arguments& args, int index, int rank) {

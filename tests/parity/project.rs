@@ -247,6 +247,25 @@ fn project_in_fp8_with_factors_of_low_rank_matches_its_composition() {
     }
 }
 
+/// On the 66 clusters of an H100 or H200 the last tall tiles are done in halves, where these are whole, ragged, without
+/// rows for the second block, beside short tiles, beside tiles of keys only, and behind those of factors.
+#[test]
+fn tall_tiles_that_are_left_over_are_done_in_halves() {
+    let Some(cuda) = crate::cuda() else { return };
+    let single = TokenLayout::single;
+    for (layout, [dim, mlp], streams, ranks) in [
+        (single(256), [0, 68 * 128], false, [0, 0]),
+        (single(200), [256, 66 * 128], false, [0, 0]),
+        (single(140), [256, 66 * 128], false, [0, 40]),
+        (TokenLayout::new(1, 300, 256), [256, 31 * 128], true, [0, 0]),
+        (TokenLayout::new(1, 300, 140), [256, 31 * 128], true, [32, 8]),
+        (TokenLayout::new(1, 256, 200).image_queries(), [256, 70 * 128], false, [0, 0]),
+    ] {
+        let case = Project { ranks, ..Project::new(layout, 72, [dim, mlp], streams) };
+        check_against(&cuda, &format!("{case:?}"), &case, FUSED + 1.0, COMPOSED + 2.0);
+    }
+}
+
 /// Sizes, places in memory and pairs that the kernel does not take.
 #[test]
 fn project_matches_its_composition_where_no_kernel_takes_it() {
