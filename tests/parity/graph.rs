@@ -68,6 +68,27 @@ fn captured_work_computes_the_same_from_one_launch() {
     assert_eq!(cuda.stats().memory_bytes, start.memory_bytes + workspace);
 }
 
+/// Products of more tiles than there are multiprocessors, whose kernels hand tiles out by a counter: each launch of a
+/// graph begins anew, whatever ran before.
+#[test]
+fn captured_products_hand_out_all_tiles_every_time() {
+    let Some(cuda) = crate::cuda() else { return };
+    let rows = if crate::small() { 128 } else { 4096 };
+    let (up, down) = (Weight::seeded(6, 6144, 512).linear(&cuda), Weight::seeded(7, 3072, 6144).linear(&cuda));
+    let work = |x: &Tensor<Cuda>| x.linear(&up, None)?.linear(&down, None);
+    let reads = Arc::new(());
+    let mut graphs = [Graph::default(), Graph::default()];
+    for round in 0..4 {
+        let x = Shape::dense(rows, 512).tensor(&cuda, 20 + round);
+        let expected = cuda.download(&work(&x).unwrap()).unwrap();
+        for graph in &mut graphs {
+            let got = cuda.run_graph(graph, Participants::One, &reads, [&x], |_, [x]| work(x)).unwrap();
+            assert!(cuda.download(&got).unwrap() == expected, "round {round}");
+        }
+    }
+    assert_eq!(cuda.stats().uncaptured, 0, "{:?}", cuda.remarks());
+}
+
 /// Closing a handle waits for all work of the context, which would break what another one captures.
 #[test]
 fn handles_come_and_go_while_another_captures() {

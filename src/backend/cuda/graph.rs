@@ -20,6 +20,7 @@ use super::capture::Captured;
 use super::device::Device;
 use super::driver::failed;
 use super::event::Event;
+use super::gemm::Cleared;
 use super::group::Rank;
 use super::{Cuda, Tensor};
 use crate::backend::Participants;
@@ -44,6 +45,8 @@ pub enum Graph {
 /// A captured graph, with its part in the arena and all else that it reads.
 pub struct Executable {
     exec: sys::CUgraphExec,
+    /// Counters that are cleared in front of it.
+    cleared: Cleared,
     reads: Arc<dyn Any + Send + Sync>,
     /// What the driver took of the device's memory for it.
     bytes: u64,
@@ -58,6 +61,7 @@ pub struct Executable {
 /// Captured work; its fields are as those of [`Executable`].
 struct Recorded {
     captured: Captured,
+    cleared: Cleared,
     together: u64,
     inputs: Vec<(u64, usize, usize)>,
     out: Cells,
@@ -214,10 +218,11 @@ impl Cuda {
                 group.iter().for_each(|rank| rank.member().abort(error));
             }
         });
-        let Recorded { captured, together, inputs, out } = recorded?;
+        let Recorded { captured, cleared, together, inputs, out } = recorded?;
         let (exec, bytes) = self.instantiate(&captured)?;
         // From here on the graph owns `exec`, the bytes that were counted, and a share of the arena.
-        Ok(Executable { exec, reads: Arc::clone(reads) as _, bytes, together, inputs, out, device: arena.share() })
+        let reads = Arc::clone(reads) as _;
+        Ok(Executable { exec, cleared, reads, bytes, together, inputs, out, device: arena.share() })
     }
 
     /// `work` on inputs at fixed places, not done but captured.
@@ -232,6 +237,9 @@ impl Cuda {
         let (launches, composed) = (&device.counters().launches, &device.counters().composed);
         let together = group.map_or(Ok(0), Rank::next_capture)?;
         let capture = device.begin_capture()?;
+        if let Some(gemm) = self.0.gemm.get() {
+            gemm.begin_capture();
+        }
         let before = (launches.get(), composed.get());
         let out = work(fixed.each_ref()).map(|out| Cells::of(&out));
         // Captured is not enqueued. Nobody else enqueues before the capture ends.
@@ -241,7 +249,8 @@ impl Cuda {
         // The error of the work says more than that of a capture that it broke.
         let (out, captured) = (out?, captured?);
         let inputs = fixed.iter().map(|x| (x.address(), x.rows(), x.cols())).collect();
-        Ok(Recorded { captured, together, inputs, out })
+        let cleared = self.0.gemm.get().map_or(Ok(Cleared::default()), |gemm| gemm.take_over_counters(&captured))?;
+        Ok(Recorded { captured, cleared, together, inputs, out })
     }
 
     /// An executable graph on the device, so that its first launch need not send it up, and what it takes of the
@@ -279,6 +288,7 @@ impl Cuda {
             unsafe { self.copy_rows(x.address(), x.stride(), *address, *cols, *rows, *cols) }?;
         }
         let _submission = device.submit(device.stream())?;
+        self.0.gemm.get().map_or(Ok(()), |gemm| gemm.clear_counters(graph.cleared))?;
         // SAFETY: the graph's kernels use the arena, which the graph holds and no other work on this stream uses
         // meanwhile, and what the caller of `Device::run_graph` promised to keep.
         unsafe { result::graph::launch(graph.exec, device.stream().raw()) }

@@ -9,9 +9,9 @@ use std::sync::Arc;
 
 use cudarc::cublaslt::{result, sys};
 
+use super::WORKSPACE_BYTES;
 use super::choices::Algorithm;
 use super::key::{Key, Product};
-use crate::backend::GEMM_WORKSPACE_BYTES as WORKSPACE_BYTES;
 use crate::backend::cuda::captures::outside_captures;
 use crate::backend::cuda::device::{Device, Stream};
 use crate::backend::cuda::element::Element;
@@ -55,8 +55,8 @@ impl CublasLt {
         unsafe { sys::cublasLtGetVersion() }
     }
 
-    /// Whether it takes an algorithm for these matrices and this workspace.
-    pub fn accepts(&self, plan: &Plan, algorithm: Algorithm) -> bool {
+    /// How much workspace an algorithm needs for these matrices; none where it does not take them in what there is.
+    pub fn workspace_bytes(&self, plan: &Plan, algorithm: Algorithm) -> Option<usize> {
         // What is documented to be written is the size of the workspace, not the state.
         let mut found =
             sys::cublasLtMatmulHeuristicResult_t { state: sys::cublasStatus_t::CUBLAS_STATUS_SUCCESS, ..NOTHING_FOUND };
@@ -65,7 +65,7 @@ impl CublasLt {
         // SAFETY: all descriptors live; `algorithm` has the size that cuBLASLt reads, and `found` that which it writes.
         let status =
             unsafe { sys::cublasLtMatmulAlgoCheck(self.handle, plan.operation, a, b, c, d, &algorithm, &mut found) };
-        status == sys::cublasStatus_t::CUBLAS_STATUS_SUCCESS && fits(&found)
+        (status == sys::cublasStatus_t::CUBLAS_STATUS_SUCCESS && fits(&found)).then_some(found.workspaceSize)
     }
 
     /// The algorithms that it suggests for these alignments and this workspace, the one it thinks best first.

@@ -8,6 +8,7 @@
 mod choices;
 mod cublaslt;
 mod key;
+mod tile_counters;
 
 use std::env;
 use std::ffi::OsStr;
@@ -19,18 +20,23 @@ use lru::LruCache;
 
 use super::buffer::{Buffer, BufferKind};
 use super::capability::HOPPER;
+use super::capture::Captured;
 use super::device::Device;
 use super::driver::failed;
 use super::event::Event;
 use super::one_of;
-use crate::backend::GEMM_WORKSPACE_BYTES as WORKSPACE_BYTES;
+use crate::backend::GEMM_WORKSPACE_BYTES;
 use crate::error::{Error, Field, Result};
 use choices::{Algorithm, Choices, Machine, fastest};
 use cublaslt::{CublasLt, Plan};
+use tile_counters::TileCounters;
 
 pub use choices::GemmCache;
 pub use key::{Key, Matrix, Product};
+pub use tile_counters::Cleared;
 
+/// What products may use as they like; behind it are counters.
+const WORKSPACE_BYTES: usize = GEMM_WORKSPACE_BYTES - tile_counters::BYTES;
 /// Plans that are kept, a few kilobytes each; an image needs about fifty.
 const PLANS: NonZero<usize> = NonZero::new(512).expect("not zero");
 /// Whether sums of fp8 products stay in the tensor cores, where Hopper keeps about 14 bits: cut off at every step, they
@@ -49,6 +55,8 @@ const VARIABLE: &str = "FLUX_GEMM";
 struct Prepared {
     plan: Plan,
     algorithm: Algorithm,
+    /// What the algorithm needs.
+    workspace_bytes: usize,
 }
 
 /// Matrix products on one device.
@@ -58,6 +66,7 @@ pub struct Gemm {
     plans: Mutex<LruCache<Key, Option<Arc<Prepared>>>>,
     choices: Mutex<Choices>,
     workspace: Buffer,
+    counters: TileCounters,
     fast_accumulation: bool,
     kernels: Kernels,
     device: Arc<Device>,
@@ -96,7 +105,8 @@ impl Gemm {
     pub fn new(device: &Arc<Device>, cache: &GemmCache) -> Result<Self> {
         let fast_accumulation = fast_accumulation(env::var_os(FAST_ACCUMULATION_VARIABLE).as_deref())?;
         let kernels = kernels(env::var_os(VARIABLE).as_deref(), device.capability())?;
-        let workspace = Buffer::new(device, BufferKind::Byte, WORKSPACE_BYTES)?;
+        let workspace = Buffer::new(device, BufferKind::Byte, GEMM_WORKSPACE_BYTES)?;
+        let counters = TileCounters::at(workspace.address() + WORKSPACE_BYTES as u64);
         let cublaslt = CublasLt::open(device)?;
         let (gpu, multiprocessors) = (device.name().to_string(), device.multiprocessors());
         let (driver, element) = (device.driver(), device.element());
@@ -106,6 +116,7 @@ impl Gemm {
             plans: Mutex::new(LruCache::new(PLANS)),
             choices: Mutex::new(Choices::open(cache, machine)),
             workspace,
+            counters,
             fast_accumulation,
             kernels,
             device: Arc::clone(device),
@@ -160,8 +171,11 @@ impl Gemm {
         // SAFETY: what the caller promises.
         let prepared = known.map_or_else(|| unsafe { self.prepare(&key, product) }, Ok)?;
         if let Some(prepared) = prepared {
-            let workspace = self.workspace.address();
-            // SAFETY: what the caller promises; the plan was found under the product's key.
+            let _submission = self.device.submit(self.device.stream())?;
+            let counter = self.device.is_capturing().then(|| self.counters.next(prepared.workspace_bytes)).flatten();
+            let workspace = counter.unwrap_or(self.workspace.address());
+            // SAFETY: what the caller promises; the plan was found under the product's key, and its algorithm needs no
+            // more than a counter where it gets one.
             return unsafe {
                 self.cublaslt.enqueue(&prepared.plan, prepared.algorithm, product, workspace, self.device.stream())
             };
@@ -174,6 +188,22 @@ impl Gemm {
         self.device.count_composed();
         // SAFETY: what the caller promises.
         unsafe { self.run_own(product) }
+    }
+
+    /// From here on the products of other work are captured, by this thread alone.
+    pub fn begin_capture(&self) {
+        self.counters.begin_capture();
+    }
+
+    /// Takes out of captured work what clears counters of tiles, which is to be done by [`Gemm::clear_counters`] in
+    /// front of every launch.
+    pub fn take_over_counters(&self, captured: &Captured) -> Result<Cleared> {
+        self.counters.take_over(captured)
+    }
+
+    /// Clears the counters of captured work, by work on the compute stream.
+    pub fn clear_counters(&self, cleared: Cleared) -> Result<()> {
+        self.counters.clear(&self.device, cleared)
     }
 
     /// Lets cuBLASLt set itself up, which it does in its first product. That is one on the download stream, so that
@@ -211,7 +241,10 @@ impl Gemm {
         let plan = Plan::new(self.device.element(), key, product)?;
         // SAFETY: what the caller promises.
         let algorithm = unsafe { self.choose(&plan, key, product) }?;
-        let prepared = algorithm.map(|algorithm| Arc::new(Prepared { plan, algorithm }));
+        let prepared = algorithm.map(|algorithm| {
+            let workspace_bytes = self.cublaslt.workspace_bytes(&plan, algorithm).unwrap_or(WORKSPACE_BYTES);
+            Arc::new(Prepared { plan, algorithm, workspace_bytes })
+        });
         self.plans().put(*key, prepared.clone());
         Ok(prepared)
     }
@@ -224,7 +257,7 @@ impl Gemm {
     unsafe fn choose(&self, plan: &Plan, key: &Key, product: &Product) -> Result<Option<Algorithm>> {
         let worth_timing = key.is_worth_timing();
         let kept = if worth_timing { self.choices().get(key) } else { None };
-        if kept.is_some_and(|kept| self.cublaslt.accepts(plan, kept)) {
+        if kept.is_some_and(|kept| self.cublaslt.workspace_bytes(plan, kept).is_some()) {
             return Ok(kept);
         }
         let candidates = self.cublaslt.candidates(plan, key)?;
