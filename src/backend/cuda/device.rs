@@ -1,8 +1,8 @@
 //! One GPU: its context, its streams, modules, memory budget and counters.
 //!
 //! All work runs on the compute stream in program order. Weights go up on a second stream, so that loading one model
-//! overlaps computing with another, and blocks that take turns in memory on a third. A side stream takes what the compute
-//! stream leaves idle, as [`super::fork`] says.
+//! overlaps computing with another, and blocks that take turns in memory on a third. A side stream takes what the
+//! compute stream leaves idle, as [`super::fork`] says.
 
 use std::collections::HashMap;
 use std::ffi::CString;

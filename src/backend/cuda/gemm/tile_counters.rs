@@ -1,8 +1,8 @@
 //! The counters by which kernels of cuBLASLt hand out their tiles.
 //!
 //! Such a kernel has a few bytes of workspace, which cuBLASLt clears in front of it. In a graph that is a node of its
-//! own, which keeps the GPU waiting for 5 us. So each product that is captured has its own counter; the nodes that clear
-//! them are taken out of the graph, and all counters are cleared together in front of it.
+//! own, which keeps the GPU waiting for 5 us. So each product that is captured has its own counter; the nodes that
+//! clear them are taken out of the graph, and all counters are cleared together in front of it.
 
 use std::ptr;
 use std::sync::atomic::{AtomicUsize, Ordering};
