@@ -33,8 +33,8 @@
 //           first: rows of tiles by 128 columns of it take half the time of a tile, so it is there, and counted in
 //           `low_warps`, when the others ask for it. Where the
 //           last tile of a part has half of its rows or fewer, each block has half of these, for one warpgroup alone:
-//           such tiles take half as long, and come last, so that clusters end together. Of whole tiles those of a last
-//           round that half of the clusters would do are made in halves of this kind, by all.
+//           such tiles take half as long, and come last, so that clusters end together. Where at most half of the
+//           clusters would have a whole tile in the last round, these are made as two short ones each.
 // Needs     sm_90a; heads of 128, dim % 256 == 0, mlp % 128 == 0, features % 8 == 0, rows and vectors 16-byte aligned.
 //           With factors all clusters run at once, or those that make low before the others; and one launch at a time
 //           on a module, because `low_warps` is its own.

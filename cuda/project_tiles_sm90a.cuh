@@ -90,13 +90,14 @@ struct Work {
         const int low = LOW_RANK ? (low_rows(args, 0) + low_rows(args, 1)) * ceil_div(args.ld_low, DOWN_ROWS) : 0;
         const int tall = (tall_rows(args.part_rows[0]) + tall_rows(args.part_rows[1]) - args.key_tiles) * cols,
                   shorts = (short_rows(args.part_rows[0]) + short_rows(args.part_rows[1])) * cols;
-        // A last round of at most half as many tall tiles as clusters takes half as long as short ones.
+        // A last round of tall tiles that as many clusters as there are could make as halves takes half as long so.
         const int last = tall % clusters, split = 2 * last + shorts <= clusters ? last : 0;
         return {low, tall - split, 2 * split, shorts, args.key_tiles * (2 * args.dim / COLS)};
     }
 
     // The tile that a cluster makes at its turn; a negative number behind its last. Those of low and tall ones go
     // around. Short ones take about half as long: clusters that have one tall tile less than others first take two.
+    // Where the last tall tiles are in halves, all have as many.
     __device__ __forceinline__ static int tile_of(const Counts& counts, int cluster, int clusters, int turn) {
         const auto own = [&](int tiles) { return tiles > cluster ? (tiles - cluster - 1) / clusters + 1 : 0; };
         const int low = own(counts.low);

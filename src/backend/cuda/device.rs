@@ -1,6 +1,6 @@
 //! One GPU: its context, its streams, modules, memory budget and counters.
 //!
-//! All work runs on the compute stream in program order. Weights go up on a second stream, so that loading one model
+//! Work runs on the compute stream in program order. Weights go up on a second stream, so that loading one model
 //! overlaps computing with another, and blocks that take turns in memory on a third. A side stream takes what the
 //! compute stream leaves idle, as [`super::fork`] says.
 
@@ -102,17 +102,17 @@ impl Device {
         unsafe { result::ctx::set_current(context) }.map_err(cannot)?;
         let pools = if properties.has_memory_pools { Some(Pools::new(device)?) } else { None };
         let (free, _) = result::mem_get_info().map_err(|e| failed("cannot ask for free GPU memory", e))?;
-        // The GPU begins no block of another stream while one of the compute stream waits.
+        // All but the side stream are as one.
         let (least, greatest) = result::stream::get_priority_range().map_err(cannot)?;
         let stream_of = |priority| {
             result::stream::create_with_priority(StreamKind::NonBlocking, priority).map(Stream).map_err(cannot)
         };
-        let new_stream = || stream_of(least);
+        let new_stream = || stream_of((least - 1).max(greatest));
         Ok(Arc::new(Self {
             context,
             device,
-            stream: stream_of(greatest)?,
-            side_stream: new_stream()?,
+            stream: new_stream()?,
+            side_stream: stream_of(least)?,
             upload_stream: new_stream()?,
             block_stream: new_stream()?,
             download_stream: new_stream()?,

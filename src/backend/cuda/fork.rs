@@ -1,57 +1,40 @@
-//! Work beside the compute stream's: it takes multiprocessors that are idle there, and no others.
+//! Work beside the compute stream's, on multiprocessors that are idle there.
 
 use std::sync::Arc;
 
-use super::capture::Submission;
+use cudarc::driver::result;
+
 use super::device::{Device, Stream};
+use super::driver::failed;
 use super::event::Event;
 use crate::error::Result;
 
-/// The side stream works beside the compute stream, behind what was enqueued there before this was made, until
-/// [`Fork::join`]. Both are captured together.
-///
-/// Memory is made and freed in the order of the compute stream: what the side stream uses is made before the fork, and
-/// lives until it is joined.
-#[must_use]
-pub struct Fork<'a> {
-    device: &'a Arc<Device>,
-    joined: bool,
-    /// Another thread's fork would be captured with this one.
-    _submission: Submission<'a>,
-}
-
 impl Device {
+    /// A point in the order of the compute stream, behind which work may begin on the side stream.
+    ///
     /// Errors when the driver does.
-    pub fn fork(self: &Arc<Self>) -> Result<Fork<'_>> {
-        let submission = self.submit(self.stream())?;
-        let fork = Fork { device: self, joined: false, _submission: submission };
-        Event::new(self, self.stream())?.make_wait(fork.stream())?;
-        Ok(fork)
-    }
-}
-
-impl Fork<'_> {
-    /// The side stream.
-    pub fn stream(&self) -> Stream {
-        self.device.side_stream()
+    pub fn fork_point(self: &Arc<Self>) -> Result<Event> {
+        Event::new(self, self.stream())
     }
 
-    /// Lets the compute stream wait for all work on the side stream; the host does not wait.
-    pub fn join(mut self) -> Result<()> {
-        self.order()
-    }
-
-    fn order(&mut self) -> Result<()> {
-        self.joined = true;
-        Event::new(self.device, self.stream())?.make_wait(self.device.stream())
-    }
-}
-
-impl Drop for Fork<'_> {
-    fn drop(&mut self) {
-        if !self.joined {
-            // What made the work fail says more.
-            let _ = self.order();
+    /// Enqueues `work` on the side stream, which it is given: behind `point`, and beside what was enqueued on the
+    /// compute stream since, whose blocks come first. What follows on the compute stream waits for it; the host does
+    /// not. Both are captured together.
+    ///
+    /// Memory is made and freed in the order of the compute stream: what `work` uses is made in front of the point, and
+    /// lives until this returns.
+    pub fn beside(self: &Arc<Self>, point: &Event, work: impl FnOnce(Stream) -> Result<()>) -> Result<()> {
+        let side = self.side_stream();
+        // Another thread's work on the side stream would be captured with this.
+        let _submission = self.submit(self.stream())?;
+        point.make_wait(side)?;
+        let enqueued = work(side);
+        let joined = Event::new(self, side).and_then(|end| end.make_wait(self.stream()));
+        if joined.is_err() {
+            // Memory of the work is freed next. While capturing this fails, and nothing runs.
+            // SAFETY: the stream lives as long as the device.
+            let _ = unsafe { result::stream::synchronize(side.raw()) }.map_err(|e| failed("GPU work failed", e));
         }
+        enqueued.and(joined)
     }
 }

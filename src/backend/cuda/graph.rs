@@ -2,8 +2,9 @@
 //!
 //! The first time work runs in the arena (see [`memory`](super::memory)), which also loads kernels and makes plans, and
 //! is captured right behind, in the same places of memory, while the device computes. From then on one launch does all
-//! of it: inputs are copied to where the graph reads them, its output to a tensor of its own. All graphs share the
-//! arena, because one stream runs them one after the other. `FLUX_GRAPH=0` turns this off.
+//! of it: inputs are copied to where the graph reads them, its output to a tensor of its own; [`gemm`](super::gemm)
+//! clears counters in front of it. All graphs share the arena, because one stream runs them one after the other.
+//! `FLUX_GRAPH=0` turns this off.
 //!
 //! Ranks of a group capture the same work together, because what they captured writes into each other's memory, and
 //! launch only graphs that were captured together.
@@ -61,7 +62,6 @@ pub struct Executable {
 /// Captured work; its fields are as those of [`Executable`].
 struct Recorded {
     captured: Captured,
-    cleared: Cleared,
     together: u64,
     inputs: Vec<(u64, usize, usize)>,
     out: Cells,
@@ -218,7 +218,9 @@ impl Cuda {
                 group.iter().for_each(|rank| rank.member().abort(error));
             }
         });
-        let Recorded { captured, cleared, together, inputs, out } = recorded?;
+        let Recorded { captured, together, inputs, out } = recorded?;
+        // Of this thread's capture: while the arena is entered there is no other.
+        let cleared = self.0.gemm.get().map_or(Ok(Cleared::default()), |gemm| gemm.take_over_counters(&captured))?;
         let (exec, bytes) = self.instantiate(&captured)?;
         // From here on the graph owns `exec`, the bytes that were counted, and a share of the arena.
         let reads = Arc::clone(reads) as _;
@@ -249,8 +251,7 @@ impl Cuda {
         // The error of the work says more than that of a capture that it broke.
         let (out, captured) = (out?, captured?);
         let inputs = fixed.iter().map(|x| (x.address(), x.rows(), x.cols())).collect();
-        let cleared = self.0.gemm.get().map_or(Ok(Cleared::default()), |gemm| gemm.take_over_counters(&captured))?;
-        Ok(Recorded { captured, cleared, together, inputs, out })
+        Ok(Recorded { captured, together, inputs, out })
     }
 
     /// An executable graph on the device, so that its first launch need not send it up, and what it takes of the

@@ -16,8 +16,8 @@
 //! of [`pieces`], or to a [`host_staging_buffer`] in that of the host in a [`host_exchange`]; [`weight_source`] says
 //! whether one copies the weights of another. What an op learns of its result on the way, it leaves there as
 //! [`channel_statistics`]. Every op has a launcher in the file of its name in [`ops`]; those for Hopper alone share
-//! [`hopper`]. All computing goes to one stream in program order, in which [`capture`] lets one thread at a time
-//! enqueue, and [`captures`] keeps away what would break a capture; only downloads,
+//! [`hopper`]. Computing goes to one stream in program order, or beside it as in [`fork`]; in that stream [`capture`]
+//! lets one thread at a time enqueue, and [`captures`] keeps away what would break a capture; only downloads,
 //! [`Device::wait`](crate::backend::Device::wait), the timing of algorithms and allocations that have to gather freed
 //! memory wait.
 #![allow(unsafe_code)]

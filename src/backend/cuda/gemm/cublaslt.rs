@@ -106,14 +106,14 @@ impl CublasLt {
     ///
     /// # Safety
     /// `plan` was made for a product of the same key, and is used on `stream` alone; the matrices are as for
-    /// [`Gemm::run`](super::Gemm::run), and work on `stream` may use them. There are [`WORKSPACE_BYTES`] behind
-    /// `workspace`, for products on `stream` alone. Unless `stream` is the compute stream, no other thread uses `plan`.
+    /// [`Gemm::run`](super::Gemm::run), and work on `stream` may use them. `workspace` is an address and how many bytes
+    /// are there, for products on `stream` alone. Unless `stream` is the compute stream, no other thread uses `plan`.
     pub unsafe fn enqueue(
         &self,
         plan: &Plan,
         algorithm: Algorithm,
         product: &Product,
-        workspace: u64,
+        (workspace, workspace_bytes): (u64, usize),
         stream: Stream,
     ) -> Result<()> {
         // On the compute stream one thread at a time: the descriptor is written here and read in the call below, and
@@ -142,7 +142,7 @@ impl CublasLt {
                 d,
                 &algorithm,
                 workspace as *mut c_void,
-                WORKSPACE_BYTES,
+                workspace_bytes,
                 stream.raw().cast(),
             )
         };

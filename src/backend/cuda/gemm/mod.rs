@@ -173,9 +173,9 @@ impl Gemm {
         if let Some(prepared) = prepared {
             let _submission = self.device.submit(self.device.stream())?;
             let counter = self.device.is_capturing().then(|| self.counters.next(prepared.workspace_bytes)).flatten();
-            let workspace = counter.unwrap_or(self.workspace.address());
-            // SAFETY: what the caller promises; the plan was found under the product's key, and its algorithm needs no
-            // more than a counter where it gets one.
+            let counter = counter.map(|counter| (counter, tile_counters::COUNTER_BYTES));
+            let workspace = counter.unwrap_or((self.workspace.address(), WORKSPACE_BYTES));
+            // SAFETY: what the caller promises; the plan was found under the product's key.
             return unsafe {
                 self.cublaslt.enqueue(&prepared.plan, prepared.algorithm, product, workspace, self.device.stream())
             };
@@ -228,7 +228,7 @@ impl Gemm {
         if let Some(first) = self.cublaslt.candidates(&plan, &key)?.first() {
             // SAFETY: the buffers were made on this stream, for this product and this plan alone; they are freed behind
             // it.
-            unsafe { self.cublaslt.enqueue(&plan, *first, &product, workspace.address(), stream) }?;
+            unsafe { self.cublaslt.enqueue(&plan, *first, &product, (workspace.address(), WORKSPACE_BYTES), stream) }?;
         }
         Ok(())
     }
@@ -307,7 +307,7 @@ impl Gemm {
                 .map_err(|e| failed("cannot clear GPU memory", e))?;
             let from = Event::new(&self.device, stream)?;
             // SAFETY: what the caller promises.
-            unsafe { self.cublaslt.enqueue(plan, algorithm, product, workspace, stream) }?;
+            unsafe { self.cublaslt.enqueue(plan, algorithm, product, (workspace, WORKSPACE_BYTES), stream) }?;
             events.push((from, Event::new(&self.device, stream)?));
         }
         self.device.counters().waits.add(1);

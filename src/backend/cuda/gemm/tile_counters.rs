@@ -15,8 +15,8 @@ use crate::backend::cuda::driver::failed;
 use crate::error::Result;
 
 /// Bytes from one counter to the next, which cuBLASLt takes as a workspace.
-const COUNTER_BYTES: usize = 256;
-/// More products than a step of any model has; those beyond keep their nodes.
+pub const COUNTER_BYTES: usize = 256;
+/// A step of klein 9B has fewer products; those beyond keep their nodes.
 const COUNTERS: usize = 512;
 /// Bytes of all counters.
 pub const BYTES: usize = COUNTERS * COUNTER_BYTES;
@@ -98,8 +98,8 @@ impl Captured {
     /// The nodes of the graph.
     fn nodes(&self) -> Result<Vec<sys::CUgraphNode>> {
         // SAFETY: the graph lives; the driver writes as many nodes as the list has room for.
-        all_of(|nodes, count| unsafe { sys::cuGraphGetNodes(self.raw(), nodes, count) })?
-            .map_or_else(|| Ok(Vec::new()), Ok)
+        let nodes = all_of(|nodes, count| unsafe { sys::cuGraphGetNodes(self.raw(), nodes, count) })?;
+        Ok(nodes.unwrap_or_default())
     }
 
     /// Takes a node out: what waited for it waits for what it waited for. Leaves it in where an edge is of a kind that

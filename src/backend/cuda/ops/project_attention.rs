@@ -1,5 +1,5 @@
 //! `project_attention` by two kernels of Hopper: where attention is in e4m3, `project` stores q and k so. Elsewhere it
-//! is its composition, but that what the MLP does to its columns is beside attention.
+//! is its composition; where `project` is one, too, what the MLP does to its columns is beside attention.
 
 use super::attention::Call;
 use super::attention_hopper::CHOICE;
@@ -50,11 +50,10 @@ impl Cuda {
         let [q, gate, up] = [q, gate, up].map(|of_all| of_all.split_rows(layout.rows_without_query()).1);
         let fresh = self.unless_writable(&gate)?;
         let mlp = fresh.as_ref().unwrap_or(&gate);
-        let fork = (mlp.cols() > 0).then(|| self.device().fork()).transpose()?;
+        let point = (mlp.cols() > 0).then(|| self.device().fork_point()).transpose()?;
         let attn = q.attention(&k, &v, norm[0].q.cols(), layout, Mask::None)?;
-        if let Some(fork) = fork {
-            self.swiglu_on(fork.stream(), &gate, &up, mlp)?;
-            fork.join()?;
+        if let Some(point) = point {
+            self.device().beside(&point, |side| self.swiglu_on(side, &gate, &up, mlp))?;
         }
         Ok(Attended { attn, mlp: fresh.unwrap_or(gate) })
     }
