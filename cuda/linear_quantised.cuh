@@ -264,7 +264,7 @@ struct Product {
                     for (int i = 0; i < X_CHUNKS; i++) {
                         const bool there = in_row && i < tile.x_chunks;
                         copy_16_if<true>(is_step, own + stage * STAGE_BYTES + i * ROWS_AT_ONCE * STEP,
-                             tile.x + (there ? i * tile.x_step + from : 0), there);
+                                         tile.x + (there ? i * tile.x_step + from : 0), there);
                     }
                 }
                 if (part == PARTS - 1) {
@@ -273,12 +273,12 @@ struct Product {
                     for (int i = 0; i < WEIGHT_CHUNKS; i++) {
                         const bool there = in_row && i < tile.weight_chunks;
                         copy_16_if<true>(is_step, own_weight + stage * STAGE_BYTES + i * WEIGHT_CHUNK_STEP,
-                             tile.weight + (there ? i * tile.weight_step + step * WEIGHT_STEP : 0), there);
+                                         tile.weight + (there ? i * tile.weight_step + step * WEIGHT_STEP : 0), there);
                     }
                     if (PACKED) {
                         const bool there = tile.multipliers != nullptr;
                         copy_16_if<true>(is_step && step % 2 == 0, base + multipliers_of(step) + threadIdx.x * 16,
-                             there ? tile.multipliers + step / 2 * 16 : tile.x, there);
+                                         there ? tile.multipliers + step / 2 * 16 : tile.x, there);
                     }
                 }
             }
@@ -376,7 +376,8 @@ struct Product {
                         }
                     }
                     const int r = i * 16 + half * 8 + quad;
-                    *reinterpret_cast<uint32_t*>(own + swizzled<CHUNKS>(r, chunk) + pair * 2) = pack_pair(values[0], values[1]);
+                    *reinterpret_cast<uint32_t*>(own + swizzled<CHUNKS>(r, chunk) + pair * 2) =
+                        pack_pair(values[0], values[1]);
                 }
             }
         }

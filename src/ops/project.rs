@@ -76,21 +76,27 @@ pub fn compose<B: Backend>(
     parts: &[(&Operand<B>, &Linear<B>)],
     heads: Option<&Heads<'_, B>>,
 ) -> Result<Projection<B>> {
-    let [k, v, q, gate, up] = columns(b, parts, heads.map_or(0, |heads| heads.dim))?;
+    let [k, v, q, gate, up] = columns(b, parts, heads)?;
+    let mlp = if gate.cols() == 0 { gate } else { b.swiglu(gate, &up)? };
+    Ok(Projection { kvq: [k, v, q], mlp })
+}
+
+/// k, v and q of [`Projection`], and gate and up of its MLP: [rows of q, mlp] each.
+pub fn columns<B: Backend>(
+    b: &B,
+    parts: &[(&Operand<B>, &Linear<B>)],
+    heads: Option<&Heads<'_, B>>,
+) -> Result<[Tensor<B>; 5]> {
+    let products: Vec<_> = parts.iter().map(|(x, weight)| (x.tensor(), *weight)).collect();
+    let y = super::low_rank::compose(b, Products::Rows(&products))?;
+    let dim = heads.map_or(0, |heads| heads.dim);
     let without_query = heads.map_or(0, |heads| heads.layout.rows_without_query());
+    let mlp = (y.cols() - 3 * dim) / 2;
+    let [k, v, q, gate, up] = y.split_cols([dim, dim, dim, mlp, mlp]);
     let (q, k) = match heads {
         Some(&Heads { norm, rope, layout, .. }) => b.qk_norm_rope(QkNormRope { q, k, norm, rope, layout })?,
         None => (q, k),
     };
     let [q, gate, up] = [q, gate, up].map(|of_all| of_all.split_rows(without_query).1);
-    let mlp = if gate.cols() == 0 { gate } else { b.swiglu(gate, &up)? };
-    Ok(Projection { kvq: [k, v, q], mlp })
-}
-
-/// The columns k, v, q, gate and up of the products, of all rows, before anything follows on them.
-pub fn columns<B: Backend>(b: &B, parts: &[(&Operand<B>, &Linear<B>)], dim: usize) -> Result<[Tensor<B>; 5]> {
-    let products: Vec<_> = parts.iter().map(|(x, weight)| (x.tensor(), *weight)).collect();
-    let y = super::low_rank::compose(b, Products::Rows(&products))?;
-    let mlp = (y.cols() - 3 * dim) / 2;
-    Ok(y.split_cols([dim, dim, dim, mlp, mlp]))
+    Ok([k, v, q, gate, up])
 }

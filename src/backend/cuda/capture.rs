@@ -4,9 +4,10 @@
 //! One that captures holds it throughout, so that what it captures is its own work alone: a launch of another thread is
 //! enqueued before or behind it. Waiting for the device needs no submission.
 
+use std::ptr;
 use std::sync::atomic::Ordering;
 
-use cudarc::driver::{result, sys};
+use cudarc::driver::{DriverError, result, sys};
 use parking_lot::ReentrantMutexGuard;
 
 use super::captures::{Capturing, outside_captures, unless_capturing, while_capturing};
@@ -104,11 +105,58 @@ impl Captured {
     pub fn raw(&self) -> sys::CUgraph {
         self.0
     }
+
+    /// The nodes of the graph.
+    pub fn nodes(&self) -> Result<Vec<sys::CUgraphNode>> {
+        // SAFETY: the graph lives; the driver writes as many nodes as the list has room for.
+        let nodes = all_of(|nodes, count| unsafe { sys::cuGraphGetNodes(self.raw(), nodes, count) })?;
+        Ok(nodes.unwrap_or_default())
+    }
+
+    /// Takes a node out: what waited for it waits for what it waited for. Leaves it in where an edge is of a kind that
+    /// has no name here.
+    pub fn bypass(&self, node: sys::CUgraphNode) -> Result<()> {
+        // SAFETY: the node lives. Without a list for them the driver tells of edges that have data.
+        let before =
+            all_of(|nodes, count| unsafe { sys::cuGraphNodeGetDependencies_v2(node, nodes, ptr::null_mut(), count) })?;
+        // SAFETY: as above.
+        let behind = all_of(|nodes, count| unsafe {
+            sys::cuGraphNodeGetDependentNodes_v2(node, nodes, ptr::null_mut(), count)
+        })?;
+        let (Some(before), Some(behind)) = (before, behind) else { return Ok(()) };
+        let cannot = |e| failed("cannot change a graph of GPU work", e);
+        // SAFETY: the node lives, and is used no more.
+        unsafe { sys::cuGraphDestroyNode(node) }.result().map_err(cannot)?;
+        for from in &before {
+            for to in &behind {
+                // SAFETY: both nodes are of this graph; there is one edge, without data.
+                unsafe { sys::cuGraphAddDependencies_v2(self.raw(), from, to, ptr::null(), 1) }
+                    .result()
+                    .map_err(cannot)?;
+            }
+        }
+        Ok(())
+    }
 }
 
 impl Drop for Captured {
     fn drop(&mut self) {
         // SAFETY: destroyed once.
         let _ = unsafe { result::graph::destroy(self.0) };
+    }
+}
+
+/// A list of nodes that `fill` writes; none where there is more to say of them than nodes.
+fn all_of(fill: impl Fn(*mut sys::CUgraphNode, *mut usize) -> sys::CUresult) -> Result<Option<Vec<sys::CUgraphNode>>> {
+    let mut count = 0;
+    let mut done = fill(ptr::null_mut(), &mut count).result();
+    let mut nodes = vec![ptr::null_mut(); count];
+    if done.is_ok() && count > 0 {
+        done = fill(nodes.as_mut_ptr(), &mut count).result();
+    }
+    match done {
+        Ok(()) => Ok(Some(nodes)),
+        Err(DriverError(sys::CUresult::CUDA_ERROR_LOSSY_QUERY)) => Ok(None),
+        Err(e) => Err(failed("cannot read a graph of GPU work", e)),
     }
 }

@@ -5,7 +5,6 @@ use std::sync::Arc;
 use cudarc::driver::result;
 
 use super::device::{Device, Stream};
-use super::driver::failed;
 use super::event::Event;
 use crate::error::Result;
 
@@ -33,7 +32,7 @@ impl Device {
         if joined.is_err() {
             // Memory of the work is freed next. While capturing this fails, and nothing runs.
             // SAFETY: the stream lives as long as the device.
-            let _ = unsafe { result::stream::synchronize(side.raw()) }.map_err(|e| failed("GPU work failed", e));
+            let _ = unsafe { result::stream::synchronize(side.raw()) };
         }
         enqueued.and(joined)
     }

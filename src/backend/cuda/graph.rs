@@ -21,7 +21,7 @@ use super::capture::Captured;
 use super::device::Device;
 use super::driver::failed;
 use super::event::Event;
-use super::gemm::Cleared;
+use super::gemm::{Cleared, Gemm, TileCounters};
 use super::group::Rank;
 use super::{Cuda, Tensor};
 use crate::backend::Participants;
@@ -220,7 +220,7 @@ impl Cuda {
         });
         let Recorded { captured, together, inputs, out } = recorded?;
         // Of this thread's capture: while the arena is entered there is no other.
-        let cleared = self.0.gemm.get().map_or(Ok(Cleared::default()), |gemm| gemm.take_over_counters(&captured))?;
+        let cleared = self.tile_counters().map_or(Ok(Cleared::default()), |counters| counters.take_over(&captured))?;
         let (exec, bytes) = self.instantiate(&captured)?;
         // From here on the graph owns `exec`, the bytes that were counted, and a share of the arena.
         let reads = Arc::clone(reads) as _;
@@ -239,8 +239,8 @@ impl Cuda {
         let (launches, composed) = (&device.counters().launches, &device.counters().composed);
         let together = group.map_or(Ok(0), Rank::next_capture)?;
         let capture = device.begin_capture()?;
-        if let Some(gemm) = self.0.gemm.get() {
-            gemm.begin_capture();
+        if let Some(counters) = self.tile_counters() {
+            counters.begin_capture();
         }
         let before = (launches.get(), composed.get());
         let out = work(fixed.each_ref()).map(|out| Cells::of(&out));
@@ -252,6 +252,11 @@ impl Cuda {
         let (out, captured) = (out?, captured?);
         let inputs = fixed.iter().map(|x| (x.address(), x.rows(), x.cols())).collect();
         Ok(Recorded { captured, together, inputs, out })
+    }
+
+    /// Those of this handle's products, once it has made one.
+    fn tile_counters(&self) -> Option<&TileCounters> {
+        self.0.gemm.get().map(Gemm::tile_counters)
     }
 
     /// An executable graph on the device, so that its first launch need not send it up, and what it takes of the
@@ -289,7 +294,7 @@ impl Cuda {
             unsafe { self.copy_rows(x.address(), x.stride(), *address, *cols, *rows, *cols) }?;
         }
         let _submission = device.submit(device.stream())?;
-        self.0.gemm.get().map_or(Ok(()), |gemm| gemm.clear_counters(graph.cleared))?;
+        self.tile_counters().map_or(Ok(()), |counters| counters.clear(device, graph.cleared))?;
         // SAFETY: the graph's kernels use the arena, which the graph holds and no other work on this stream uses
         // meanwhile, and what the caller of `Device::run_graph` promised to keep.
         unsafe { result::graph::launch(graph.exec, device.stream().raw()) }

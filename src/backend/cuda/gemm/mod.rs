@@ -20,7 +20,6 @@ use lru::LruCache;
 
 use super::buffer::{Buffer, BufferKind};
 use super::capability::HOPPER;
-use super::capture::Captured;
 use super::device::Device;
 use super::driver::failed;
 use super::event::Event;
@@ -29,11 +28,10 @@ use crate::backend::GEMM_WORKSPACE_BYTES;
 use crate::error::{Error, Field, Result};
 use choices::{Algorithm, Choices, Machine, fastest};
 use cublaslt::{CublasLt, Plan};
-use tile_counters::TileCounters;
 
 pub use choices::GemmCache;
 pub use key::{Key, Matrix, Product};
-pub use tile_counters::Cleared;
+pub use tile_counters::{Cleared, TileCounters};
 
 /// What products may use as they like; behind it are counters.
 const WORKSPACE_BYTES: usize = GEMM_WORKSPACE_BYTES - tile_counters::BYTES;
@@ -173,7 +171,6 @@ impl Gemm {
         if let Some(prepared) = prepared {
             let _submission = self.device.submit(self.device.stream())?;
             let counter = self.device.is_capturing().then(|| self.counters.next(prepared.workspace_bytes)).flatten();
-            let counter = counter.map(|counter| (counter, tile_counters::COUNTER_BYTES));
             let workspace = counter.unwrap_or((self.workspace.address(), WORKSPACE_BYTES));
             // SAFETY: what the caller promises; the plan was found under the product's key.
             return unsafe {
@@ -190,20 +187,9 @@ impl Gemm {
         unsafe { self.run_own(product) }
     }
 
-    /// From here on the products of other work are captured, by this thread alone.
-    pub fn begin_capture(&self) {
-        self.counters.begin_capture();
-    }
-
-    /// Takes out of captured work what clears counters of tiles, which is to be done by [`Gemm::clear_counters`] in
-    /// front of every launch.
-    pub fn take_over_counters(&self, captured: &Captured) -> Result<Cleared> {
-        self.counters.take_over(captured)
-    }
-
-    /// Clears the counters of captured work, by work on the compute stream.
-    pub fn clear_counters(&self, cleared: Cleared) -> Result<()> {
-        self.counters.clear(&self.device, cleared)
+    /// The counters of products that are captured.
+    pub fn tile_counters(&self) -> &TileCounters {
+        &self.counters
     }
 
     /// Lets cuBLASLt set itself up, which it does in its first product. That is one on the download stream, so that

@@ -4,10 +4,9 @@
 //! own, which keeps the GPU waiting for 5 us. So each product that is captured has its own counter; the nodes that
 //! clear them are taken out of the graph, and all counters are cleared together in front of it.
 
-use std::ptr;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use cudarc::driver::{DriverError, result, sys};
+use cudarc::driver::{result, sys};
 
 use crate::backend::cuda::capture::Captured;
 use crate::backend::cuda::device::Device;
@@ -15,7 +14,7 @@ use crate::backend::cuda::driver::failed;
 use crate::error::Result;
 
 /// Bytes from one counter to the next, which cuBLASLt takes as a workspace.
-pub const COUNTER_BYTES: usize = 256;
+const COUNTER_BYTES: usize = 256;
 /// A step of klein 9B has fewer products; those beyond keep their nodes.
 const COUNTERS: usize = 512;
 /// Bytes of all counters.
@@ -38,11 +37,12 @@ impl TileCounters {
         self.used.store(0, Ordering::Relaxed);
     }
 
-    /// The workspace of the next product that is captured, whose algorithm needs `bytes`; none where that is no
-    /// counter, or none is left.
-    pub fn next(&self, bytes: usize) -> Option<u64> {
+    /// The workspace of the next product that is captured, whose algorithm needs `bytes`, and its size; none where that
+    /// is no counter, or none is left.
+    pub fn next(&self, bytes: usize) -> Option<(u64, usize)> {
         let fits = (1..=COUNTER_BYTES).contains(&bytes) && self.used.load(Ordering::Relaxed) < COUNTERS;
-        fits.then(|| self.address + (self.used.fetch_add(1, Ordering::Relaxed) * COUNTER_BYTES) as u64)
+        let place = || self.address + (self.used.fetch_add(1, Ordering::Relaxed) * COUNTER_BYTES) as u64;
+        fits.then(|| (place(), COUNTER_BYTES))
     }
 
     /// Takes the nodes out of `captured` that clear counters. What [`TileCounters::clear`] does with the result is to
@@ -92,53 +92,4 @@ fn cleared_by(node: sys::CUgraphNode) -> Result<Option<u64>> {
     let is_counter = filled.value == 0 && filled.height <= 1;
     let bytes = filled.width * filled.elementSize as usize;
     Ok((is_counter && bytes <= COUNTER_BYTES).then_some(filled.dst))
-}
-
-impl Captured {
-    /// The nodes of the graph.
-    fn nodes(&self) -> Result<Vec<sys::CUgraphNode>> {
-        // SAFETY: the graph lives; the driver writes as many nodes as the list has room for.
-        let nodes = all_of(|nodes, count| unsafe { sys::cuGraphGetNodes(self.raw(), nodes, count) })?;
-        Ok(nodes.unwrap_or_default())
-    }
-
-    /// Takes a node out: what waited for it waits for what it waited for. Leaves it in where an edge is of a kind that
-    /// has no name here.
-    fn bypass(&self, node: sys::CUgraphNode) -> Result<()> {
-        // SAFETY: the node lives. Without a list for them the driver tells of edges that have data.
-        let before =
-            all_of(|nodes, count| unsafe { sys::cuGraphNodeGetDependencies_v2(node, nodes, ptr::null_mut(), count) })?;
-        // SAFETY: as above.
-        let behind = all_of(|nodes, count| unsafe {
-            sys::cuGraphNodeGetDependentNodes_v2(node, nodes, ptr::null_mut(), count)
-        })?;
-        let (Some(before), Some(behind)) = (before, behind) else { return Ok(()) };
-        let cannot = |e| failed("cannot change a graph of GPU work", e);
-        // SAFETY: the node lives, and is used no more.
-        unsafe { sys::cuGraphDestroyNode(node) }.result().map_err(cannot)?;
-        for from in &before {
-            for to in &behind {
-                // SAFETY: both nodes are of this graph; there is one edge, without data.
-                unsafe { sys::cuGraphAddDependencies_v2(self.raw(), from, to, ptr::null(), 1) }
-                    .result()
-                    .map_err(cannot)?;
-            }
-        }
-        Ok(())
-    }
-}
-
-/// A list of nodes that `fill` writes; none where there is more to say of them than nodes.
-fn all_of(fill: impl Fn(*mut sys::CUgraphNode, *mut usize) -> sys::CUresult) -> Result<Option<Vec<sys::CUgraphNode>>> {
-    let mut count = 0;
-    let mut done = fill(ptr::null_mut(), &mut count).result();
-    let mut nodes = vec![ptr::null_mut(); count];
-    if done.is_ok() && count > 0 {
-        done = fill(nodes.as_mut_ptr(), &mut count).result();
-    }
-    match done {
-        Ok(()) => Ok(Some(nodes)),
-        Err(DriverError(sys::CUresult::CUDA_ERROR_LOSSY_QUERY)) => Ok(None),
-        Err(e) => Err(failed("cannot read a graph of GPU work", e)),
-    }
 }

@@ -8,7 +8,7 @@ use crate::error::Result;
 use crate::nn::{Linear, Operand};
 use crate::ops::project::columns;
 use crate::ops::project_attention::borrowed;
-use crate::ops::{Attended, Heads, Mask, Projection, QkNormRope};
+use crate::ops::{Attended, Heads, Mask, Projection};
 
 impl Cuda {
     pub(crate) fn project_attention_op(
@@ -43,15 +43,12 @@ impl Cuda {
         parts: Vec<(Operand<Cuda>, &Linear<Cuda>)>,
         heads: &Heads<'_, Cuda>,
     ) -> Result<Attended<Cuda>> {
-        let &Heads { dim, norm, rope, layout } = heads;
-        let [k, v, q, gate, up] = columns(self, &borrowed(&parts), dim)?;
+        let [k, v, q, gate, up] = columns(self, &borrowed(&parts), Some(heads))?;
         drop(parts);
-        let (q, k) = self.qk_norm_rope_op(QkNormRope { q, k, norm, rope, layout })?;
-        let [q, gate, up] = [q, gate, up].map(|of_all| of_all.split_rows(layout.rows_without_query()).1);
         let fresh = self.unless_writable(&gate)?;
         let mlp = fresh.as_ref().unwrap_or(&gate);
         let point = (mlp.cols() > 0).then(|| self.device().fork_point()).transpose()?;
-        let attn = q.attention(&k, &v, norm[0].q.cols(), layout, Mask::None)?;
+        let attn = q.attention(&k, &v, heads.norm[0].q.cols(), heads.layout, Mask::None)?;
         if let Some(point) = point {
             self.device().beside(&point, |side| self.swiglu_on(side, &gate, &up, mlp))?;
         }
