@@ -83,12 +83,36 @@ impl<B: Backend> Linear<B> {
         parts: &[TensorView],
         load: impl FnOnce() -> Result<B::Weight>,
     ) -> Result<Self> {
-        let (rows, cols) = (parts.iter().map(TensorView::rows).sum(), parts.first().map_or(0, TensorView::cols));
-        if parts.is_empty() || parts.iter().any(|part| part.cols() != cols) {
-            return Err(Error::new(format!("the parts of `{name}` differ in columns")));
-        }
-        let weight = Arc::new(load()?);
-        Ok(Self { backend: backend.clone(), name, weight, rows, cols, low_rank: None })
+        let shape = shape_of(&name, parts)?;
+        Ok(Self::of_weight(backend, name, shape, load()?))
+    }
+
+    /// Layers whose products are summed ([`Tensor::linear_sum`]), each as [`Linear::load_with`] loads it.
+    ///
+    /// Errors as [`Linear::load`].
+    pub fn load_summed(
+        (backend, uploads): (&B, Option<&B::Uploads>),
+        names: Vec<String>,
+        weights: &[Vec<TensorView>],
+        storage: Storage,
+    ) -> Result<Vec<Self>> {
+        Self::load_summed_by(backend, names, weights, || backend.load_summed_weights(weights, storage, uploads))
+    }
+
+    fn load_summed_by(
+        backend: &B,
+        names: Vec<String>,
+        weights: &[Vec<TensorView>],
+        load: impl FnOnce() -> Result<Vec<B::Weight>>,
+    ) -> Result<Vec<Self>> {
+        let shapes =
+            names.iter().zip(weights).map(|(name, parts)| shape_of(name, parts)).collect::<Result<Vec<_>>>()?;
+        let layers = names.into_iter().zip(shapes).zip(load()?);
+        Ok(layers.map(|((name, shape), weight)| Self::of_weight(backend, name, shape, weight)).collect())
+    }
+
+    fn of_weight(backend: &B, name: String, [rows, cols]: [usize; 2], weight: B::Weight) -> Self {
+        Self { backend: backend.clone(), name, weight: Arc::new(weight), rows, cols, low_rank: None }
     }
 
     /// The layer with another weight of its shape.
@@ -138,6 +162,15 @@ impl<B: Backend> Linear<B> {
     pub fn weight(&self) -> &B::Weight {
         &self.weight
     }
+}
+
+/// Rows and columns of a matrix whose rows are the parts' rows, one part under the other.
+fn shape_of(name: &str, parts: &[TensorView]) -> Result<[usize; 2]> {
+    let (rows, cols) = (parts.iter().map(TensorView::rows).sum(), parts.first().map_or(0, TensorView::cols));
+    if parts.is_empty() || parts.iter().any(|part| part.cols() != cols) {
+        return Err(Error::new(format!("the parts of `{name}` differ in columns")));
+    }
+    Ok([rows, cols])
 }
 
 /// An activation [rows, cols] that only products read. A backend may have brought it to the form in which they read it,
@@ -432,6 +465,33 @@ impl<'a, B: Backend> Weights<'a, B> {
             layers.borrow_mut().add_linear(&linear, parts, storage)?;
         }
         Ok(linear)
+    }
+
+    /// `<name>.weight` [rows, cols] of each (name, cols), whose products are summed: see [`Tensor::linear_sum`]. They
+    /// are stored alike.
+    pub fn summed_linears(&self, names: &[(&str, usize)], rows: usize) -> Result<Vec<Linear<B>>> {
+        let keys: Vec<_> = names.iter().map(|(name, _)| self.key(name)).collect();
+        if let WeightOrigin::Layers(layers) = self.source {
+            return keys.iter().map(|key| layers.linear(key)).collect();
+        }
+        let parts = names.iter().map(|(name, cols)| self.parts(&format!("{name}.weight"), &[rows, *cols]));
+        let parts = parts.collect::<Result<Vec<_>>>()?;
+        let views: Vec<Vec<_>> =
+            parts.iter().map(|parts| parts.iter().map(|part| part.view.clone()).collect()).collect();
+        let storage = keys.first().map_or(Storage::Native, |key| self.policy.storage(key));
+        let backend = (self.backend, self.uploads);
+        let linears = match self.block {
+            Some(block) => {
+                let load = || self.blocks.load_summed(backend, block, &views, storage);
+                Linear::load_summed_by(self.backend, keys, &views, load)?
+            }
+            None => Linear::load_summed(backend, keys, &views, storage)?,
+        };
+        if let WeightOrigin::Recorded(layers) = self.source {
+            let mut layers = layers.borrow_mut();
+            linears.iter().zip(&parts).try_for_each(|(linear, parts)| layers.add_linear(linear, parts, storage))?;
+        }
+        Ok(linears)
     }
 
     /// A layer `name` made of `<part>.weight` of each part, [rows, cols], one under the other.

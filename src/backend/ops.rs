@@ -61,6 +61,10 @@ pub trait Ops: Device + Group + WeightStore {
     fn inpaint_blend(&self, operands: InpaintBlend<'_, Self>) -> Result<Tensor<Self>>;
     /// See [`Tensor::guide`].
     fn guide(&self, positive: &Tensor<Self>, negative: &Tensor<Self>, guidance: f32) -> Result<Tensor<Self>>;
+    /// See [`Tensor::linear_sum`].
+    fn linear_sum(&self, parts: &[(&Tensor<Self>, &Linear<Self>)]) -> Result<Tensor<Self>> {
+        ops::linear::compose_sum(self, parts)
+    }
     /// See [`Tensor::low_rank`] and [`Tensor::low_rank_concat`].
     fn low_rank(&self, products: Products<'_, Self>) -> Result<Tensor<Self>> {
         ops::low_rank::compose(self, products)

@@ -38,6 +38,18 @@ pub trait WeightStore: Memory {
         storage: Storage,
         uploads: Option<&Self::Uploads>,
     ) -> Result<Self::Weight>;
+    /// Weights of as many rows each, as [`WeightStore::load_weight`] makes them, whose products are summed
+    /// ([`Tensor::linear_sum`]). A backend may lay them side by side, so that one product gives the sum.
+    ///
+    /// Errors as [`WeightStore::load_weight`].
+    fn load_summed_weights(
+        &self,
+        weights: &[Vec<TensorView>],
+        storage: Storage,
+        uploads: Option<&Self::Uploads>,
+    ) -> Result<Vec<Self::Weight>> {
+        weights.iter().map(|parts| self.load_weight(parts, storage, uploads)).collect()
+    }
     /// As [`WeightStore::load_weight`], of a block that is streamed: its values are there between
     /// [`WeightStore::enter_block`] of its turn and [`WeightStore::leave_block`]. All weights come before
     /// [`WeightStore::allocate_stream`].

@@ -71,6 +71,22 @@ impl<B: Backend> Blocks<B> {
         }
     }
 
+    /// The same of weights whose products are summed.
+    ///
+    /// Errors as [`WeightStore::load_weight`](crate::backend::WeightStore::load_weight).
+    pub(super) fn load_summed(
+        &self,
+        (backend, uploads): (&B, Option<&B::Uploads>),
+        block: usize,
+        weights: &[Vec<TensorView>],
+        storage: Storage,
+    ) -> Result<Vec<B::Weight>> {
+        match self.turn(block) {
+            Some(_) => weights.iter().map(|parts| self.load((backend, uploads), block, parts, storage)).collect(),
+            None => backend.load_summed_weights(weights, storage, uploads),
+        }
+    }
+
     fn turn(&self, block: usize) -> Option<usize> {
         self.turns.get(block).copied().flatten()
     }

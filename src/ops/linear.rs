@@ -96,6 +96,24 @@ impl<B: Backend> Tensor<B> {
         }
     }
 
+    /// The sum of `linear` of each (x, weight), rounded once where the backend makes it as one product.
+    ///
+    /// x_i [rows, in_i], weight_i [out, in_i] -> [rows, out].
+    ///
+    /// Errors when the shapes do not fit. Panics when `parts` is empty.
+    pub fn linear_sum(parts: &[(&Self, &Linear<B>)]) -> Result<Self> {
+        expect_rows("linear_sum", parts)?;
+        let ((first, first_weight), rest) = (parts[0], &parts[1..]);
+        expect(rest.iter().all(|(x, _)| x.rows() == first.rows()), "linear_sum", || {
+            "the parts differ in rows".to_string()
+        })?;
+        if parts.iter().all(|(_, weight)| weight.low_rank().is_none()) {
+            return first.backend().linear_sum(parts);
+        }
+        let sum = first.linear(first_weight, None)?;
+        rest.iter().try_fold(sum, |sum, (x, weight)| x.linear_add(weight, sum))
+    }
+
     /// `linear` of the parts' columns side by side.
     ///
     /// x_i [rows, in_i], weight [out, sum in_i] -> [rows, out].
@@ -179,6 +197,15 @@ pub(super) fn add_low_rank<B: Backend>(
     let Some(LowRank { down, up }) = weight.low_rank() else { return Ok(out) };
     let low = b.linear(Products::Columns(x, down).into())?;
     b.linear(LinearArgs { residual: Some(out), ..Products::Columns(&[&low], up).into() })
+}
+
+/// What a sum of products means: each is added to the rounded sum of those before.
+pub fn compose_sum<B: Backend>(b: &B, parts: &[(&Tensor<B>, &Linear<B>)]) -> Result<Tensor<B>> {
+    let ((first, first_weight), rest) = (parts[0], &parts[1..]);
+    let sum = b.linear(Products::Columns(&[first], first_weight).into())?;
+    rest.iter().try_fold(sum, |sum, (x, weight)| {
+        b.linear(LinearArgs { residual: Some(sum), ..Products::Columns(&[x], weight).into() })
+    })
 }
 
 /// What products with a residual mean.

@@ -13,6 +13,7 @@
 //! |---|---|---|
 //! | [`linear`](Tensor::linear), [`linear_add`](Tensor::linear_add) | `x W^T + b` (+ residual) | [rows, in], [out, in] -> [rows, out] |
 //! | [`linear_rows`](Tensor::linear_rows) | several linears, one under the other | |
+//! | [`linear_sum`](Tensor::linear_sum) | the sum of linear of several | |
 //! | [`linear_concat`](Tensor::linear_concat) | linear over columns side by side | |
 //! | [`low_rank`](Tensor::low_rank) | `x W^T + (x down^T) up^T` of several x and W, one under the other | [rows, in], [out, in] -> [rows, out] |
 //! | [`low_rank_concat`](Tensor::low_rank_concat) | the same over columns side by side | |

@@ -21,11 +21,8 @@ pub struct SingleBlock<B: Backend> {
 enum Output<B: Backend> {
     /// One product with both side by side: [dim, dim + mlp].
     Joined(Linear<B>),
-    /// The sum of a product with each.
-    Apart {
-        to_out: Linear<B>,     // [dim, dim]
-        linear_out: Linear<B>, // [dim, mlp]
-    },
+    /// The sum of a product with each: [dim, dim] and [dim, mlp].
+    Apart(Vec<Linear<B>>),
 }
 
 impl<B: Backend> Output<B> {
@@ -33,7 +30,7 @@ impl<B: Backend> Output<B> {
     fn forward(&self, attn: &Tensor<B>, mlp: &Tensor<B>) -> Result<Tensor<B>> {
         match self {
             Self::Joined(to_out) => Tensor::linear_concat(&[attn, mlp], to_out),
-            Self::Apart { to_out, linear_out } => mlp.linear_add(linear_out, attn.linear(to_out, None)?),
+            Self::Apart(of_each) => Tensor::linear_sum(&[(attn, &of_each[0]), (mlp, &of_each[1])]),
         }
     }
 }
@@ -61,10 +58,8 @@ impl<B: Backend> SingleBlock<B> {
             attn.parts("to_q.weight", &[dim, dim])?,
             ff.parts("linear_in.weight", &[2 * mlp, dim])?,
         ];
-        let output = || {
-            let (to_out, linear_out) = (attn.linear("to_out.0", dim, dim)?, ff.linear("linear_out", dim, mlp)?);
-            Ok(Output::Apart { to_out, linear_out })
-        };
+        let output =
+            || weights.summed_linears(&[("attn.to_out.0", dim), ("ff.linear_out", mlp)], dim).map(Output::Apart);
         Self::of_parts(weights, config, last, &parts.concat(), output)
     }
 

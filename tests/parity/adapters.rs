@@ -67,6 +67,41 @@ fn a_merged_weight_is_the_sum_rounded_once_and_its_base_stays() {
     }
 }
 
+/// Two layers whose weights lie side by side on a GPU. The first has factors beside its weight in sums.
+struct SideBySide<'a>([&'a Adapted; 2]);
+
+impl SideBySide<'_> {
+    fn layers<B: Backend>(&self, b: &B) -> Vec<Linear<B>> {
+        let views = self.0.map(|adapted| vec![adapted.base.view()]);
+        let names = vec!["first".to_string(), "second".to_string()];
+        Linear::load_summed((b, None), names, &views, Storage::Native).unwrap()
+    }
+}
+
+impl Case for SideBySide<'_> {
+    fn run<B: Backend>(&self, b: &B) -> Vec<Tensor<B>> {
+        let layers = self.layers(b);
+        let widths = [layers[0].cols(), layers[1].cols()];
+        let [x, y] = Shape::dense(33, widths.iter().sum()).tensor(b, 4).split_cols(widths);
+        let beside = layers[0].with_low_rank(self.0[0].low_rank(b)).unwrap();
+        vec![Tensor::linear_sum(&[(&x, &beside), (&y, &layers[1])]).unwrap()]
+    }
+}
+
+#[test]
+fn weights_side_by_side_are_merged_and_adapted_one_by_one() {
+    let Some(cuda) = crate::cuda() else { return };
+    let [one, other] = [[384, 256, 96], [384, 128, 8]].map(Adapted::seeded);
+    for order in [[&one, &other], [&other, &one]] {
+        let case = SideBySide(order);
+        for (base, adapted) in case.layers(&cuda).iter().zip(order) {
+            compare("merged", &adapted.merged(&cuda, base, Storage::Native), &adapted.sum(), 1.0);
+            assert!(cuda.weight_values(base).unwrap() == adapted.base.view().to_f32(), "the base stays");
+        }
+        check_against(&cuda, "linear_sum with factors", &case, 5.0, 0.0);
+    }
+}
+
 /// The sum is rounded to bf16 and then to e4m3, whose roundings are sixteen of bf16.
 #[test]
 fn a_weight_is_merged_before_it_is_quantised() {

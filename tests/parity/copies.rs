@@ -66,6 +66,29 @@ fn a_copy_of_a_weight_is_the_weight() {
 }
 
 #[test]
+fn weights_side_by_side_are_copied_together() {
+    let Some(cuda) = cuda() else { return };
+    for other in others(Precision::Bf16) {
+        assert!(other.copy_weights_from(&cuda).unwrap());
+        let files = [256, 1024].map(|cols| Weight::seeded(cols as u64, 3000, cols));
+        let views: Vec<_> = files.iter().map(|file| vec![file.view()]).collect();
+        let summed = |cuda: &Cuda| {
+            let names = || files.iter().map(|_| "weight".to_string()).collect();
+            let load = |uploads: &_| Linear::load_summed((cuda, Some(uploads)), names(), &views, Storage::Native);
+            cuda.load(load, &mut |_| {}).unwrap()
+        };
+        let (weights, before) = (summed(&cuda), other.stats().copies);
+        let copies = summed(&other);
+        assert_eq!(other.stats().copies, before, "nothing comes from the host");
+        drop(weights);
+        assert!(copies[1].weight().address() - copies[0].weight().address() == 512, "they lie side by side");
+        for (copy, file) in copies.iter().zip(&files) {
+            assert!(other.weight_values(copy).unwrap() == file.view().to_f32());
+        }
+    }
+}
+
+#[test]
 fn what_is_loaded_at_the_same_time_is_copied_or_read() {
     let Some(cuda) = cuda() else { return };
     let file = Weight::seeded(3, 3000, 1024);

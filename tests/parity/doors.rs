@@ -77,7 +77,7 @@ const HEAD: Operand = ([1, 4], Kind::Activation);
 /// The six rows of a matrix as pixels.
 const CONV: Conv = Conv { height: 2, width: 3, kernel: 3, stride: 1, pad_before: 1, pad_after: 1 };
 
-const DOORS: [Door; 40] = [
+const DOORS: [Door; 41] = [
     Door {
         op: "silu",
         operands: &[MATRIX],
@@ -230,6 +230,14 @@ const DOORS: [Door; 40] = [
         call: |cuda, x| {
             let weight = linear(cuda, 8);
             Tensor::linear_rows(&[(&x[0], &weight), (&x[1], &weight)])
+        },
+    },
+    Door {
+        op: "linear_sum",
+        operands: &[MATRIX, MATRIX],
+        call: |cuda, x| {
+            let weight = linear(cuda, 8);
+            Tensor::linear_sum(&[(&x[0], &weight), (&x[1], &weight)])
         },
     },
     Door {

@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use flux::backend::cuda::{Cuda, GemmCache, Precision};
-use flux::backend::{Backend, Device, Memory};
+use flux::backend::{Backend, Device, Memory, Storage};
 use flux::nn;
 use flux::ops::{LinearArgs, Products, linear};
 use flux::tensor::Tensor;
@@ -174,6 +174,63 @@ fn linear_concat_matches_the_cpu() {
                 &LinearConcat(widths, &weight, adjacent),
                 0.0,
             );
+        }
+    }
+}
+
+/// Tensors side by side in one buffer or apart, each with a weight. Weights of FLUX.3's size lie side by side on a GPU.
+struct LinearSum<'a>(&'a [Weight], usize, bool);
+
+impl Case for LinearSum<'_> {
+    fn run<B: Backend>(&self, b: &B) -> Vec<Tensor<B>> {
+        let Self(files, rows, adjacent) = self;
+        let weights = summed(b, files);
+        let widths: Vec<_> = weights.iter().map(nn::Linear::cols).collect();
+        let [before, x, y] =
+            Shape::dense(*rows, 8 + widths.iter().sum::<usize>()).tensor(b, 1).split_cols([8, widths[0], widths[1]]);
+        let x = if *adjacent { x } else { Tensor::concat_rows(&[&x]).unwrap() };
+        drop(before);
+        vec![Tensor::linear_sum(&[(&x, &weights[0]), (&y, &weights[1])]).unwrap()]
+    }
+}
+
+/// Layers whose products are summed.
+fn summed<B: Backend>(b: &B, files: &[Weight]) -> Vec<nn::Linear<B>> {
+    let views: Vec<_> = files.iter().map(|file| vec![file.view()]).collect();
+    let names = files.iter().map(|_| "weight".to_string()).collect();
+    nn::Linear::load_summed((b, None), names, &views, Storage::Native).unwrap()
+}
+
+#[test]
+fn linear_sum_matches_the_cpu() {
+    let Some(cuda) = crate::cuda() else { return };
+    for (out, widths) in [(64, [128, 384]), (40, [256, 128]), (48, [64, 128]), (21, [128, 128]), (16, [5, 8])] {
+        let files = widths.map(|cols| Weight::seeded(cols as u64, out, cols));
+        let weights = summed(&cuda, &files);
+        let apart = weights[1].weight().address() - weights[0].weight().address();
+        let lie_side_by_side = out % 8 == 0 && widths.iter().all(|cols| cols % 128 == 0);
+        assert_eq!(apart == 2 * widths[0] as u64, lie_side_by_side, "{out} of {widths:?}");
+        for (rows, adjacent) in [(40, true), (40, false), (7, true), (1, true)] {
+            // Products apart are rounded one by one.
+            let (roundings, error) = if lie_side_by_side && adjacent { (1.0, 0.0) } else { (WITH_EPILOGUE, 1.5) };
+            let case = LinearSum(&files, rows, adjacent);
+            let what = format!("linear_sum of {rows} rows, {widths:?} -> {out}, adjacent {adjacent}");
+            check_against(&cuda, &what, &case, roundings, error);
+        }
+    }
+}
+
+#[test]
+fn weights_side_by_side_are_those_of_their_files() {
+    let Some(cuda) = crate::cuda() else { return };
+    // Rows of some MiB end in the middle of what one copy takes.
+    for (rows, widths) in [(8, [128, 128]), (3000, [1024, 3072])] {
+        let files = widths.map(|cols| Weight::seeded(cols as u64, rows, cols));
+        // What is read a second time comes from registered pages.
+        for _ in 0..2 {
+            for (weight, file) in summed(&cuda, &files).iter().zip(&files) {
+                assert!(cuda.weight_values(weight).unwrap() == file.view().to_f32(), "{rows} x {widths:?}");
+            }
         }
     }
 }

@@ -259,6 +259,21 @@ impl WeightStore for Cuda {
         self.0.uploader.weight(self.device(), &UploadSource::of(parts, storage, self.has_fp8())?, uploads)
     }
 
+    fn load_summed_weights(
+        &self,
+        weights: &[Vec<TensorView>],
+        storage: Storage,
+        uploads: Option<&Uploads>,
+    ) -> Result<Vec<Weight>> {
+        self.check_storage(storage)?;
+        let sources = weights.iter().map(|parts| UploadSource::of(parts, storage, self.has_fp8()));
+        let sources = sources.collect::<Result<Vec<_>>>()?;
+        if let Some(side_by_side) = self.0.uploader.side_by_side(self.device(), &sources, uploads)? {
+            return Ok(side_by_side);
+        }
+        sources.iter().map(|source| self.0.uploader.weight(self.device(), source, uploads)).collect()
+    }
+
     fn stream_weight(
         &self,
         stream: &BlockStream,
@@ -322,6 +337,10 @@ impl Ops for Cuda {
 
     fn linear(&self, args: LinearArgs<'_, Self>) -> Result<Tensor<Self>> {
         self.linear_op(args)
+    }
+
+    fn linear_sum(&self, parts: &[(&Tensor<Self>, &Linear<Self>)]) -> Result<Tensor<Self>> {
+        self.linear_sum_op(parts)
     }
 
     fn conv2d(&self, conv2d: Conv2d<'_, Self>) -> Result<Convolved<Self>> {

@@ -23,20 +23,20 @@ impl Cuda {
     /// 16 bits, summed in float32 and rounded once.
     fn merged(&self, base: &Weight, low_rank: &LowRank<Cuda>) -> Result<Weight> {
         let (up, down) = (low_rank.up.weight(), low_rank.down.weight());
-        let (rows, stride) = (base.padded_rows(), base.stride());
-        let buffer = Buffer::new(self.device(), self.element().kind(), rows * stride)?;
+        let (rows, cols) = (base.padded_rows(), base.padded_cols());
+        let buffer = Buffer::new(self.device(), self.element().kind(), rows * cols)?;
         // The padding, which is zeros in all of them, takes part, so that it is zeros in the sum.
         let product = Product {
             m: rows,
-            n: stride,
+            n: cols,
             k: up.stride(),
             x: Matrix { address: up.address(), stride: up.stride() },
             weight: Matrix { address: down.address(), stride: down.stride() },
             scales: None,
             weight_is_kn: true,
             bias: None,
-            residual: Some(Matrix { address: base.address(), stride }),
-            out: Matrix { address: buffer.address(), stride },
+            residual: Some(Matrix { address: base.address(), stride: base.stride() }),
+            out: Matrix { address: buffer.address(), stride: cols },
             out_f32: false,
         };
         // SAFETY: up [base.rows(), rank] and base are padded to the same number of rows, down [rank, base.cols()] to as

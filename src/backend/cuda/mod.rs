@@ -30,6 +30,7 @@ mod capture;
 mod captures;
 mod channel_statistics;
 mod counters;
+mod destination;
 mod device;
 mod driver;
 mod element;

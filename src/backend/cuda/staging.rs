@@ -5,6 +5,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use cudarc::driver::{result, sys};
 
+use super::destination::Destination;
 use super::device::{Device, Stream};
 use super::driver::failed;
 use super::event::Event;
@@ -42,20 +43,19 @@ impl StagingBuffer {
         Ok(unsafe { std::slice::from_raw_parts_mut(self.host, STAGING_BYTES) })
     }
 
-    /// Its first `len` bytes to device address `to`, by work on `stream`. [`StagingBuffer::bytes`] waits for it.
+    /// Its first `len` bytes to the device, by work on `stream`. [`StagingBuffer::bytes`] waits for it.
     ///
     /// Errors when `len` is more than it has.
     ///
     /// # Safety
     /// `to` has room for `len` bytes in a buffer that lives until work on `stream` is done with it.
-    pub unsafe fn copy_to(&self, device: &Device, len: usize, to: u64, stream: Stream) -> Result<()> {
+    pub unsafe fn copy_to(&self, device: &Device, len: usize, to: Destination, stream: Stream) -> Result<()> {
         check(len)?;
         let _submission = device.submit(stream)?;
         // SAFETY: `len` is at most STAGING_BYTES. Nobody writes there before the event that is recorded below.
         let host = unsafe { std::slice::from_raw_parts(self.host, len) };
         // SAFETY: as above; of the rest the caller is sure.
-        unsafe { result::memcpy_htod_async(to, host, stream.raw()) }
-            .map_err(|e| failed("cannot copy to the GPU", e))?;
+        unsafe { to.copy(host, stream) }?;
         device.counters().copies.add(1);
         self.last_use.record(stream)
     }

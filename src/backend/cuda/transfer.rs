@@ -7,6 +7,7 @@ use std::ops::Range;
 use cudarc::driver::{result, sys};
 
 use super::buffer::{Buffer, BufferKind};
+use super::destination::Destination;
 use super::device::Stream;
 use super::driver::failed;
 use super::element::Element;
@@ -139,7 +140,7 @@ impl Cuda {
             staging.rotate_left(1);
             let staging = staging.back_mut().expect("`made` makes some");
             write(some, bytemuck::cast_slice_mut(&mut staging.bytes()?[..bytes]));
-            let to = buffer.address() + (first * row_bytes) as u64;
+            let to = Destination::dense(buffer.address() + (first * row_bytes) as u64);
             // SAFETY: the buffer has `rows` rows, and is freed behind work on this stream.
             unsafe { staging.copy_to(device, bytes, to, device.stream()) }?;
         }
@@ -404,7 +405,7 @@ impl Cuda {
     }
 }
 
-fn empty_copy() -> sys::CUDA_MEMCPY2D {
+pub(super) fn empty_copy() -> sys::CUDA_MEMCPY2D {
     sys::CUDA_MEMCPY2D {
         srcXInBytes: 0,
         srcY: 0,

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use super::buffer::{Buffer, BufferKind};
+use super::element::Element;
 use super::slabs::Slabs;
 use super::stored::Stored;
 use crate::files::e4m3::MULTIPLE;
@@ -11,6 +12,8 @@ use crate::files::w4a8;
 /// Rows and columns of 16-bit weights are padded with zeros to multiples of this, so that cuBLASLt's fast kernels fit
 /// every size.
 pub const PADDING: usize = 8;
+/// Columns of 16 bits that are 256 bytes.
+const COLUMNS: usize = 128;
 
 /// The weight [rows, cols] of a linear layer, row-major: bf16 or fp16, padded with zeros to multiples of [`PADDING`],
 /// or e4m3 or integers with a float32 scale for each row, padded to multiples of [`MULTIPLE`]; or as a file has it,
@@ -28,6 +31,8 @@ pub struct Weight {
 enum WeightLocation {
     /// Other GPUs may be copying it.
     Own(Arc<Buffer>),
+    /// Columns of a matrix with rows of `stride` values, the first of which is `first`. There is no padding.
+    Columns { buffer: Arc<Buffer>, first: usize, stride: usize },
     /// In a slab, where they are while the block of the weight has its turn.
     Slab { slabs: Arc<Slabs>, slab: usize, values: u64, scales: Option<(BufferKind, u64)> },
 }
@@ -41,9 +46,41 @@ impl Weight {
     /// Its memory; none where it is streamed.
     pub fn buffer(&self) -> Option<&Arc<Buffer>> {
         match &self.place {
-            WeightLocation::Own(buffer) => Some(buffer),
+            WeightLocation::Own(buffer) | WeightLocation::Columns { buffer, .. } => Some(buffer),
             WeightLocation::Slab { .. } => None,
         }
+    }
+
+    /// Whether columns `cols` of a matrix of 16 bits with so many rows can be weights, each of which begins on 256
+    /// bytes: neither rows nor columns are padded.
+    pub fn may_split(rows: usize, cols: &[usize]) -> bool {
+        rows.is_multiple_of(PADDING) && cols.iter().all(|cols| cols.is_multiple_of(COLUMNS))
+    }
+
+    /// A matrix in 16 bits as weights of `cols` columns each, side by side, that [`Weight::may_split`] allows.
+    pub fn split_cols(buffer: &Arc<Buffer>, rows: usize, cols: &[usize]) -> Vec<Self> {
+        let (stride, mut first) = (cols.iter().sum(), 0);
+        let split = cols.iter().map(|&cols| {
+            let place = WeightLocation::Columns { buffer: Arc::clone(buffer), first, stride };
+            first += cols;
+            Self { place, rows, cols, stored: None, divided: None }
+        });
+        split.collect()
+    }
+
+    /// The matrix whose columns the weights are, from left to right, if they are all of one.
+    pub fn adjacent_cols(weights: &[&Self]) -> Option<Self> {
+        let WeightLocation::Columns { buffer: whole, stride, .. } = &weights.first()?.place else { return None };
+        let mut end = 0;
+        for weight in weights {
+            match &weight.place {
+                WeightLocation::Columns { buffer, first, .. } if Arc::ptr_eq(buffer, whole) && *first == end => {
+                    end += weight.cols;
+                }
+                _ => return None,
+            }
+        }
+        (end == *stride).then(|| Self::new(Arc::clone(whole), weights[0].rows, end))
     }
 
     /// The same place, which holds the weight in the format of its file, if there is one.
@@ -99,9 +136,15 @@ impl Weight {
 
     /// Values from one row to the next; bytes where they are in 4 bits.
     pub fn stride(&self) -> usize {
-        if self.is_w4a8() {
-            return w4a8::row_bytes(self.cols);
+        match &self.place {
+            WeightLocation::Columns { stride, .. } => *stride,
+            _ if self.is_w4a8() => w4a8::row_bytes(self.cols),
+            _ => self.padded_cols(),
         }
+    }
+
+    /// Columns, with those that are zeros.
+    pub fn padded_cols(&self) -> usize {
         self.cols.next_multiple_of(self.padding())
     }
 
@@ -114,6 +157,7 @@ impl Weight {
     pub fn address(&self) -> u64 {
         match &self.place {
             WeightLocation::Own(buffer) => buffer.address(),
+            WeightLocation::Columns { buffer, first, .. } => buffer.address() + (first * Element::BYTES) as u64,
             WeightLocation::Slab { slabs, slab, values, .. } => slabs.address(*slab) + values,
         }
     }
@@ -122,6 +166,7 @@ impl Weight {
     pub fn quantised_kind(&self) -> Option<BufferKind> {
         match &self.place {
             WeightLocation::Own(buffer) => (buffer.scales() != 0).then(|| buffer.kind()),
+            WeightLocation::Columns { .. } => None,
             WeightLocation::Slab { scales, .. } => scales.map(|(kind, _)| kind),
         }
     }
@@ -145,6 +190,7 @@ impl Weight {
     pub fn scales(&self) -> u64 {
         match &self.place {
             WeightLocation::Own(buffer) => buffer.scales(),
+            WeightLocation::Columns { .. } => 0,
             WeightLocation::Slab { slabs, slab, scales, .. } => {
                 scales.map_or(0, |(_, scales)| slabs.address(*slab) + scales)
             }

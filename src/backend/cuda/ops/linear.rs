@@ -25,6 +25,20 @@ impl Cuda {
         }
     }
 
+    /// One product where weights lie side by side, and so do the tensors.
+    pub(crate) fn linear_sum_op(&self, parts: &[(&Tensor<Cuda>, &Linear<Cuda>)]) -> Result<Tensor<Cuda>> {
+        let (x, weights): (Vec<_>, Vec<_>) = parts.iter().map(|(x, weight)| (*x, weight.weight())).unzip();
+        match (Tensor::adjacent_cols(&x), Weight::adjacent_cols(&weights)) {
+            (Some(x), Some(weight)) => {
+                let out = self.linear_output(x.rows(), &weight, None)?;
+                // SAFETY: `Tensor::linear_sum` checked the shapes of all parts.
+                unsafe { self.multiply(&x, &weight, None, Matrix::of(&out), out.cols()) }?;
+                Ok(out)
+            }
+            _ => ops::linear::compose_sum(self, parts),
+        }
+    }
+
     /// `x weight^T + bias`. A weight whose number of rows does not suit cuBLASLt is zero-padded in memory: the product
     /// then has padding columns, and the result is a view of the others.
     pub(super) fn linear_of(

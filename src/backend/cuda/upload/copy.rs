@@ -9,13 +9,11 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, mpsc};
 use std::thread;
 
-use cudarc::driver::result;
-
 use super::job::{Conversion, UploadJob, bytes_on_device};
 use super::registered::{CHUNK_BYTES, Chunk, MappedFile, RegisteredFiles};
 use crate::backend::cuda::buffer::{Buffer, BufferKind};
+use crate::backend::cuda::destination::Destination;
 use crate::backend::cuda::device::{Device, Stream};
-use crate::backend::cuda::driver::failed;
 use crate::backend::cuda::element::Element;
 use crate::backend::cuda::staging::{STAGING_BYTES, StagingBuffer};
 use crate::error::{Error, Result};
@@ -178,11 +176,9 @@ impl CopyChunk<'_> {
             && registered.register(chunk)?
         {
             let _submission = device.submit(stream)?;
-            let to = self.job.to + self.bytes.start as u64;
             // SAFETY: the chunk stays mapped and registered until the copy is done: `RegisteredFiles` sees to it. The
             // job's memory has room for its values, which in a chunk go as they are.
-            unsafe { result::memcpy_htod_async(to, bytes, stream.raw()) }
-                .map_err(|e| failed("cannot copy weights to the GPU", e))?;
+            unsafe { self.job.to.behind(self.bytes.start).copy(bytes, stream) }?;
             device.counters().copies.add(1);
             return Ok(());
         }
@@ -190,7 +186,7 @@ impl CopyChunk<'_> {
         if conversion == Some(Conversion::Dequantise) {
             return dequantise(device, stream, self.job, staging);
         }
-        let to = self.job.to + bytes_on_device(conversion, self.bytes.start);
+        let to = self.job.to.behind(bytes_on_device(conversion, self.bytes.start));
         copy_slices(device, stream, conversion, bytes, to, staging)
     }
 }
@@ -226,7 +222,7 @@ fn copy_slices(
     stream: Stream,
     conversion: Option<Conversion>,
     bytes: &[u8],
-    to: u64,
+    to: Destination,
     staging: &mut Vec<WeightStaging>,
 ) -> Result<()> {
     fill(device, stream, staging)?;
@@ -235,7 +231,7 @@ fn copy_slices(
         staging.rotate_left(1);
         let WeightStaging { host, device: on_device } = &mut staging[0];
         host.bytes()?[..slice.len()].copy_from_slice(slice);
-        let to = to + bytes_on_device(conversion, index * STAGING_BYTES);
+        let to = to.behind(bytes_on_device(conversion, index * STAGING_BYTES));
         let Some((conversion, kernel)) = conversion.and_then(|conversion| Some((conversion, conversion.kernel()?)))
         else {
             // SAFETY: the job's memory has room for its values.
@@ -247,9 +243,9 @@ fn copy_slices(
             None => on_device.insert(Buffer::on_stream(device, stream, BufferKind::Byte, STAGING_BYTES)?).address(),
         };
         // SAFETY: the buffer on the device is as large as that of the host.
-        unsafe { host.copy_to(device, slice.len(), source, stream) }?;
+        unsafe { host.copy_to(device, slice.len(), Destination::dense(source), stream) }?;
         let values = slice.len() / conversion.size();
-        let launch = device.launch("transfer", kernel)?.on(stream).address(source).address(to).long(values);
+        let launch = device.launch("transfer", kernel)?.on(stream).address(source).address(to.address()).long(values);
         // SAFETY: types and order match cuda/transfer.cu; at `source` are `values` values, and the weight's memory has
         // room for as many at `to`, because slices follow each other as in the file.
         unsafe { launch.run([values.div_ceil(256).min(4096), 1, 1], [256, 1, 1]) }?;

@@ -68,6 +68,17 @@ impl UploadSource {
         self.stored.as_ref().map_or_else(|| self.form.bytes(), |stored| stored.bytes())
     }
 
+    /// Whether its values are in the file as products in 16 bits read them.
+    pub fn is_plain(&self, element: Element) -> bool {
+        let format = match element {
+            Element::Bf16 => Format::Bf16,
+            Element::F16 => Format::F16,
+        };
+        self.stored.is_none()
+            && self.form.storage == Storage::Native
+            && self.parts.iter().all(|part| part.format() == format)
+    }
+
     /// What is read of the files.
     pub fn views(&self) -> impl Iterator<Item = &TensorView> {
         let is_quantised = self.form.storage != Storage::Native;

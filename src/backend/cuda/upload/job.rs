@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use super::loaded::{CopyOfWeight, Made};
 use crate::backend::cuda::buffer::Buffer;
+use crate::backend::cuda::destination::Destination;
 use crate::backend::cuda::device::{Device, Stream};
 use crate::backend::cuda::element::Element;
 use crate::backend::cuda::staging::STAGING_BYTES;
@@ -24,15 +25,15 @@ pub struct Queue {
     pub made: Vec<Made>,
 }
 
-/// The values of a tensor, as products read them or as they are in the file, dense, to a device address; then, of some,
-/// to their places in a padded or reordered weight.
+/// The values of a tensor, as products read them or as they are in the file, dense, to the device; then, of some, to
+/// their places in a padded or reordered weight.
 pub struct UploadJob {
     pub view: TensorView,
     /// None where the device takes the values as they are in the file.
     pub conversion: Option<Conversion>,
     /// Whether bf16 becomes fp16 when it is there.
     pub narrows: bool,
-    pub to: u64,
+    pub to: Destination,
     pub place: Option<CopyTarget>,
 }
 
@@ -64,24 +65,25 @@ impl UploadJob {
             (Format::F32, _) => (Some(Conversion::F32), false),
             _ => (Some(Conversion::Dequantise), false),
         };
-        Self { view: view.clone(), conversion, narrows, to, place }
+        Self { view: view.clone(), conversion, narrows, to: Destination::dense(to), place }
     }
 
     /// Bytes as they are in the file, whatever they mean.
-    pub fn raw(view: &TensorView, to: u64) -> Self {
+    pub fn raw(view: &TensorView, to: Destination) -> Self {
         Self { view: view.clone(), conversion: None, narrows: false, to, place: None }
     }
 
     /// What is to be done when the values are there, by work on `stream`.
     pub fn finish(&self, device: &Device, stream: Stream) -> Result<()> {
+        let to = self.to.address();
         if self.narrows {
             let values = self.view.elements();
-            let launch = device.launch("transfer", "from_bf16")?.on(stream).address(self.to).address(self.to);
+            let launch = device.launch("transfer", "from_bf16")?.on(stream).address(to).address(to);
             // SAFETY: types and order match `from_bf16` in cuda/transfer.cu, which reads each value before it writes
             // it; the job's memory has as many values of 16 bits.
             unsafe { launch.long(values).run([values.div_ceil(256).min(4096), 1, 1], [256, 1, 1]) }?;
         }
-        self.place.as_ref().map_or(Ok(()), |place| place.launch(device, stream, self.to))
+        self.place.as_ref().map_or(Ok(()), |place| place.launch(device, stream, to))
     }
 }
 
@@ -175,6 +177,6 @@ impl CopyTarget {
 }
 
 /// What `bytes` of a file take on the device.
-pub fn bytes_on_device(conversion: Option<Conversion>, bytes: usize) -> u64 {
-    conversion.map_or(bytes, |conversion| bytes / conversion.size() * Element::BYTES) as u64
+pub fn bytes_on_device(conversion: Option<Conversion>, bytes: usize) -> usize {
+    conversion.map_or(bytes, |conversion| bytes / conversion.size() * Element::BYTES)
 }

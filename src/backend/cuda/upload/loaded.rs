@@ -36,6 +36,8 @@ struct Chunk {
 enum Layout {
     /// As products read it.
     Rows,
+    /// Matrices side by side, with so many columns each.
+    Columns(Vec<usize>),
     /// In the format of its file.
     Stored,
     /// The columns of a convolution's weight are in another order than in the file.
@@ -46,6 +48,12 @@ impl Origin {
     pub fn of(source: &UploadSource) -> Self {
         let layout = if source.stored.is_some() { Layout::Stored } else { Layout::Rows };
         Self { parts: source.views().map(Chunk::of).collect(), form: source.form, layout }
+    }
+
+    /// Matrices side by side, which together have that form.
+    pub fn side_by_side(sources: &[UploadSource], form: Form) -> Self {
+        let parts = sources.iter().flat_map(UploadSource::views).map(Chunk::of).collect();
+        Self { parts, form, layout: Layout::Columns(sources.iter().map(|source| source.form.cols).collect()) }
     }
 
     pub fn of_convolution(view: &TensorView, form: Form) -> Self {

@@ -19,6 +19,7 @@ use std::time::Instant;
 use cudarc::driver::result;
 
 use super::buffer::{Buffer, BufferKind};
+use super::destination::Destination;
 use super::device::{Device, Stream};
 use super::driver::failed;
 use super::event::Event;
@@ -135,6 +136,49 @@ impl Uploader {
         };
         self.offer(device, origin, source.views(), &weight, when)?;
         Ok(weight)
+    }
+
+    /// Weights in 16 bits of as many rows each, side by side in one buffer; none where they are not in their files as
+    /// products read them, or one would have padding.
+    pub fn side_by_side(
+        &self,
+        device: &Arc<Device>,
+        sources: &[UploadSource],
+        uploads: Option<&Uploads>,
+    ) -> Result<Option<Vec<Weight>>> {
+        let (rows, cols) = (sources.first().map_or(0, |source| source.form.rows), cols_of(sources));
+        let is_plain = |source: &UploadSource| source.form.rows == rows && source.is_plain(device.element());
+        if !sources.iter().all(is_plain) || !Weight::may_split(rows, &cols) {
+            return Ok(None);
+        }
+        let form = Form { rows, cols: cols.iter().sum(), storage: Storage::Native, group: 1 };
+        let (when, origin) = (When::With(uploads), Origin::side_by_side(sources, form));
+        let whole = match self.find(&origin) {
+            Some(found) => self.copy_of(device, found, form, when)?,
+            None => self.columns(device, sources, form, when)?,
+        };
+        self.offer(device, origin, sources.iter().flat_map(UploadSource::views), &whole, when)?;
+        Ok(whole.buffer().map(|buffer| Weight::split_cols(buffer, rows, &cols)))
+    }
+
+    /// One matrix of the form, which has no padding, with the columns of all sources.
+    fn columns(&self, device: &Arc<Device>, sources: &[UploadSource], form: Form, when: When<'_>) -> Result<Weight> {
+        let stream = device.upload_stream();
+        let buffer = Buffer::of_weights(device, stream, device.element().kind(), form.rows * form.cols)?;
+        let mut queue = Queue::new(device, stream);
+        let (size, mut first) = (form.value_bytes(), 0);
+        for source in sources {
+            let address = buffer.address() + (first * size) as u64;
+            let (row_bytes, stride) = (source.form.cols * size, form.cols * size);
+            let (columns, mut row) = (Destination::rows(address, row_bytes, stride), 0);
+            for part in &source.parts {
+                queue.jobs.push(UploadJob::raw(part, columns.behind(row * row_bytes)));
+                row += part.rows();
+            }
+            first += source.form.cols;
+        }
+        self.enqueue(device, queue, when)?;
+        Ok(Weight::new(buffer, form.rows, form.cols))
     }
 
     /// The weight on another GPU.
@@ -375,6 +419,11 @@ impl Uploader {
     }
 }
 
+/// The columns of each.
+fn cols_of(sources: &[UploadSource]) -> Vec<usize> {
+    sources.iter().map(|source| source.form.cols).collect()
+}
+
 /// Memory for a quantised weight, whose first use is on `stream`.
 fn quantised_buffer(device: &Arc<Device>, stream: Stream, form: Form) -> Result<Buffer> {
     let kind = form.quantised_kind().expect("the form of a quantised weight");
@@ -409,7 +458,7 @@ unsafe fn push_rows(device: &Arc<Device>, queue: &mut Queue, parts: &[TensorView
 /// Jobs for a weight in the format of its file at device address `to`, where there is room for it.
 fn push_stored(queue: &mut Queue, stored: &Stored, to: u64) {
     for part in stored.parts() {
-        let raw = |view: &TensorView, at: usize| UploadJob::raw(view, to + at as u64);
+        let raw = |view: &TensorView, at: usize| UploadJob::raw(view, Destination::dense(to + at as u64));
         queue.jobs.push(raw(&part.values, part.values_at));
         queue.jobs.extend(part.scales.iter().map(|scales| raw(scales, part.scales_at)));
     }
@@ -426,12 +475,15 @@ unsafe fn push_quantised(
     form: Form,
     to: u64,
 ) -> Result<()> {
-    let values_of = |row: usize| to + (row * form.stride()) as u64;
+    let values_of = |row: usize| Destination::dense(to + (row * form.stride()) as u64);
     let scales_of = |row: usize| to + (form.scales().unwrap_or(0) + row * size_of::<f32>()) as u64;
     let mut row = 0;
     for part in parts {
         let scales = part.row_scales().expect("quantised rows have scales");
-        queue.jobs.extend([UploadJob::raw(part, values_of(row)), UploadJob::raw(&scales, scales_of(row))]);
+        queue.jobs.extend([
+            UploadJob::raw(part, values_of(row)),
+            UploadJob::raw(&scales, Destination::dense(scales_of(row))),
+        ]);
         row += part.rows();
     }
     // SAFETY: what the caller promises.
