@@ -8,7 +8,7 @@ use flux::nn;
 use flux::ops::{LinearArgs, Products, linear};
 use flux::tensor::Tensor;
 
-use crate::compare::{Case, Shape, WITH_EPILOGUE, Weight, check, check_against, vector};
+use crate::compare::{Case, Shape, WITH_EPILOGUE, Weight, check, check_against, compare, vector};
 
 struct Linear<'a> {
     x: Shape,
@@ -72,6 +72,25 @@ fn linear_matches_at_real_sizes() {
             0.0,
         );
     }
+}
+
+/// A product of many tiles has another algorithm than one of few.
+#[test]
+fn a_product_of_many_tiles_is_that_of_its_rows() {
+    let Some(cuda) = crate::cuda() else { return };
+    if crate::small() {
+        return;
+    }
+    let weight = Weight::seeded(2, 9216, 256).linear(&cuda);
+    let x = Shape::dense(16384, 256).tensor(&cuda, 1);
+    let whole = cuda.download(&x.linear(&weight, None).unwrap()).unwrap();
+    let mut rows = Vec::new();
+    for first in (0..x.rows()).step_by(1024) {
+        let part = x.row_view(first..first + 1024).linear(&weight, None).unwrap();
+        rows.extend(cuda.download(&part).unwrap());
+    }
+    // Sums in float32 of another order, rounded once.
+    compare("of many tiles", &whole, &rows, 1.0);
 }
 
 /// The sizes of x, the weight, and columns beside the residual.

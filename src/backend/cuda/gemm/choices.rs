@@ -31,7 +31,7 @@ pub type Algorithm = [u64; 8];
 /// Where the choice of algorithms for matrix products is kept.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum GemmCache {
-    /// Nowhere. Nothing is timed: cuBLASLt's first suggestion serves, the same one on all machines of a kind.
+    /// Nowhere. Nothing is timed: a rule chooses of what cuBLASLt suggests, the same on all machines of a kind.
     Off,
     /// In a file of this folder, which the first choice makes.
     Folder(PathBuf),

@@ -23,6 +23,14 @@ const OPERATION_N: i32 = 0;
 const OPERATION_T: i32 = 1;
 /// How many algorithms to ask for.
 const CANDIDATES: usize = 16;
+/// Tiles of kernels of Hopper in which one half of a block multiplies while the other stores. Where tiles are many, so
+/// that a last round that is not full does not matter, they are faster at the GPU's limit of power than larger ones,
+/// which cuBLASLt suggests first: see docs/kernels.md.
+const ALTERNATING: [sys::cublasLtMatmulTile_t; 2] =
+    [sys::cublasLtMatmulTile_t::CUBLASLT_MATMUL_TILE_168x128, sys::cublasLtMatmulTile_t::CUBLASLT_MATMUL_TILE_176x128];
+const ALTERNATING_CELLS: usize = 172 * 128;
+/// How many tiles for each multiprocessor are many: 43 are measured, 25 are not.
+const MANY_TILES: usize = 40;
 
 fn failed(error: result::CublasError) -> Error {
     Error::new(format!("cuBLASLt failed: {:?}", error.0))
@@ -102,6 +110,15 @@ impl CublasLt {
         Ok(found.filter(|result| fits(result)).map(|result| result.algo.data).collect())
     }
 
+    /// The one of its suggestions that serves a product where nothing was timed.
+    pub fn first<'a>(&self, candidates: &'a [Algorithm], key: &Key) -> Option<&'a Algorithm> {
+        let [m, n, _] = key.sizes;
+        let has_many_tiles = !key.fp8 && m * n >= MANY_TILES * ALTERNATING_CELLS * self.device.multiprocessors();
+        let alternates =
+            |algorithm: &&Algorithm| ALTERNATING.iter().any(|tile| tile_of(algorithm) == Some(*tile as u32));
+        candidates.iter().find(|algorithm| has_many_tiles && alternates(algorithm)).or(candidates.first())
+    }
+
     /// Enqueues `product` on `stream`.
     ///
     /// # Safety
@@ -171,6 +188,20 @@ const NOTHING_FOUND: sys::cublasLtMatmulHeuristicResult_t = sys::cublasLtMatmulH
     wavesCount: 0.0,
     reserved: [0; 4],
 };
+
+/// The `cublasLtMatmulTile_t` of an algorithm, if it has one.
+fn tile_of(algorithm: &Algorithm) -> Option<u32> {
+    let (algorithm, mut tile) = (sys::cublasLtMatmulAlgo_t { data: *algorithm }, 0);
+    let (attribute, bytes) =
+        (sys::cublasLtMatmulAlgoConfigAttributes_t::CUBLASLT_ALGO_CONFIG_TILE_ID, size_of::<u32>());
+    // SAFETY: `algorithm` has the size that cuBLASLt reads, and `tile` that of the attribute, a `uint32_t`; how many
+    // bytes were written may be asked for, or not.
+    let status = unsafe {
+        let tile = (&raw mut tile).cast();
+        sys::cublasLtMatmulAlgoConfigGetAttribute(&algorithm, attribute, tile, bytes, ptr::null_mut())
+    };
+    (status == sys::cublasStatus_t::CUBLAS_STATUS_SUCCESS).then_some(tile)
+}
 
 /// Whether an algorithm can run in our workspace.
 fn fits(found: &sys::cublasLtMatmulHeuristicResult_t) -> bool {

@@ -236,7 +236,7 @@ impl Gemm {
     }
 
     /// The algorithm that an earlier run chose, or the fastest of those that cuBLASLt suggests; without a way to keep
-    /// the choice, or when it does not matter, the first of them.
+    /// the choice, or when it does not matter, [`CublasLt::first`] of them.
     ///
     /// # Safety
     /// As for [`Gemm::run`].
@@ -251,7 +251,7 @@ impl Gemm {
         if kept.is_some_and(|kept| candidates.contains(&kept)) {
             return Ok(kept);
         }
-        let Some(first) = candidates.first() else { return Ok(None) };
+        let Some(first) = self.cublaslt.first(&candidates, key) else { return Ok(None) };
         // What is captured does not run, so it cannot be timed.
         if !worth_timing || self.device.is_capturing() || !self.choices().keeps() {
             return Ok(Some(*first));
