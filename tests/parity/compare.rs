@@ -218,6 +218,11 @@ impl Weight {
         Self::new(&values(seed, rows * cols), &[rows, cols], Dtype::BF16)
     }
 
+    /// In the type in which the GPU multiplies it.
+    pub fn plain(seed: u64, rows: usize, cols: usize) -> Self {
+        Self::new(&values(seed, rows * cols), &[rows, cols], if half() { Dtype::F16 } else { Dtype::BF16 })
+    }
+
     pub fn view(&self) -> TensorView {
         self.view.clone()
     }

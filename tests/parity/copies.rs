@@ -70,7 +70,7 @@ fn weights_side_by_side_are_copied_together() {
     let Some(cuda) = cuda() else { return };
     for other in others(Precision::Bf16) {
         assert!(other.copy_weights_from(&cuda).unwrap());
-        let files = [256, 1024].map(|cols| Weight::seeded(cols as u64, 3000, cols));
+        let files = [256, 1024].map(|cols| Weight::plain(cols as u64, 3000, cols));
         let views: Vec<_> = files.iter().map(|file| vec![file.view()]).collect();
         let summed = |cuda: &Cuda| {
             let names = || files.iter().map(|_| "weight".to_string()).collect();

@@ -224,7 +224,7 @@ fn summed<B: Backend>(b: &B, files: &[Weight]) -> Vec<nn::Linear<B>> {
 fn linear_sum_matches_the_cpu() {
     let Some(cuda) = crate::cuda() else { return };
     for (out, widths) in [(64, [128, 384]), (40, [256, 128]), (48, [64, 128]), (21, [128, 128]), (16, [5, 8])] {
-        let files = widths.map(|cols| Weight::seeded(cols as u64, out, cols));
+        let files = widths.map(|cols| Weight::plain(cols as u64, out, cols));
         let weights = summed(&cuda, &files);
         let apart = weights[1].weight().address() - weights[0].weight().address();
         let lie_side_by_side = out % 8 == 0 && widths.iter().all(|cols| cols % 128 == 0);
@@ -244,7 +244,7 @@ fn weights_side_by_side_are_those_of_their_files() {
     let Some(cuda) = crate::cuda() else { return };
     // Rows of some MiB end in the middle of what one copy takes.
     for (rows, widths) in [(8, [128, 128]), (3000, [1024, 3072])] {
-        let files = widths.map(|cols| Weight::seeded(cols as u64, rows, cols));
+        let files = widths.map(|cols| Weight::plain(cols as u64, rows, cols));
         // What is read a second time comes from registered pages.
         for _ in 0..2 {
             for (weight, file) in summed(&cuda, &files).iter().zip(&files) {
