@@ -1,8 +1,7 @@
 // adaln: out = (1 + scale) * layer_norm(x) + shift
 //
 //   x      [tokens, dim]  element, row stride ld_x
-//   shift  [dim]          element
-//   scale  [dim]          element
+//   shift, scale  [dim]   element: of text rows (row < txt_rows) and of image rows
 //   out    [tokens, dim]  element, row stride ld_out
 //
 // Mapping   one block per token; a thread holds up to 4 chunks of 8 values (16-byte loads), chunk i at thread + i *
@@ -18,13 +17,19 @@
 #include "layer_norm.cuh"
 
 extern "C" __global__ void __launch_bounds__(1024)
-    adaln(const element* x, long long ld_x, const element* shift, const element* scale, element* out, long long ld_out,
-          int dim, float eps) {
-    layer_norm_vector<true>(x, ld_x, shift, scale, out, ld_out, dim, eps);
+    adaln(const element* x, long long ld_x, const element* txt_shift, const element* txt_scale,
+          const element* img_shift, const element* img_scale, element* out, long long ld_out, int txt_rows, int dim,
+          float eps) {
+    const bool is_txt = int(blockIdx.x) < txt_rows;
+    layer_norm_vector<true>(x, ld_x, is_txt ? txt_shift : img_shift, is_txt ? txt_scale : img_scale, out, ld_out, dim,
+                            eps);
 }
 
 extern "C" __global__ void __launch_bounds__(256)
-    adaln_any(const element* x, long long ld_x, const element* shift, const element* scale, element* out,
-              long long ld_out, int dim, float eps) {
-    layer_norm_any<true>(x, ld_x, shift, scale, out, ld_out, dim, eps);
+    adaln_any(const element* x, long long ld_x, const element* txt_shift, const element* txt_scale,
+              const element* img_shift, const element* img_scale, element* out, long long ld_out, int txt_rows,
+              int dim, float eps) {
+    const bool is_txt = int(blockIdx.x) < txt_rows;
+    layer_norm_any<true>(x, ld_x, is_txt ? txt_shift : img_shift, is_txt ? txt_scale : img_scale, out, ld_out, dim,
+                         eps);
 }

@@ -7,8 +7,8 @@ use super::{Device, Group, WeightStore};
 use crate::error::Result;
 use crate::nn::{Linear, Operand};
 use crate::ops::{
-    self, Attended, Attention, Conv2d, Convolved, GatedAddAdaln, GroupNorm, Halo, Heads, InpaintBlend, LinearArgs,
-    Patches, Products, Projection, QkNormRope, Rope, RowSplit, TokenLayout, TokenSplit,
+    self, Adaln, Attended, Attention, Conv2d, Convolved, GatedAddAdaln, GroupNorm, Halo, Heads, InpaintBlend,
+    LinearArgs, Norm, Patches, Products, Projection, QkNormRope, Rope, RowSplit, TokenLayout, TokenSplit,
 };
 use crate::tensor::Tensor;
 
@@ -72,6 +72,10 @@ pub trait Ops: Device + Group + WeightStore {
     /// See [`Tensor::adaln`].
     fn adaln(&self, x: &Tensor<Self>, shift: &Tensor<Self>, scale: &Tensor<Self>, eps: f32) -> Result<Tensor<Self>> {
         ops::adaln::compose(self, x, shift, scale, eps)
+    }
+    /// See [`Tensor::adaln_rows`].
+    fn adaln_rows(&self, x: &Tensor<Self>, norms: [Norm<'_, Self>; 2], adaln: Adaln) -> Result<Tensor<Self>> {
+        ops::adaln::compose_rows(self, x, norms, adaln)
     }
     /// See [`Tensor::gated_add`].
     fn gated_add(&self, x: Tensor<Self>, gate: &Tensor<Self>, y: &Tensor<Self>) -> Result<Tensor<Self>> {

@@ -2,6 +2,7 @@
 
 use crate::backend::Backend;
 use crate::error::Result;
+use crate::ops::{Adaln, Norm};
 use crate::tensor::{Tensor, expect_activations};
 
 impl<B: Backend> Tensor<B> {
@@ -16,6 +17,35 @@ impl<B: Backend> Tensor<B> {
         self.expect_vec("adaln", "shift", shift)?;
         self.expect_vec("adaln", "scale", scale)?;
         self.backend().adaln(self, shift, scale, eps)
+    }
+
+    /// `adaln` with the first norm for the first `txt_rows` rows, which may be none, and with the second for the rows
+    /// after them.
+    ///
+    /// self [tokens, dim] -> [tokens, dim].
+    ///
+    /// Errors when a shift or scale is not [1, dim], or `txt_rows` more than there are.
+    pub fn adaln_rows(&self, norms: [Norm<'_, B>; 2], adaln: Adaln) -> Result<Self> {
+        const OP: &str = "adaln_rows";
+        for norm in norms {
+            for (name, vector) in [("shift", norm.shift), ("scale", norm.scale)] {
+                expect_activations(OP, &[self, vector])?;
+                self.expect_vec(OP, name, vector)?;
+            }
+        }
+        adaln.expect_rows(OP, self)?;
+        self.backend().adaln_rows(self, norms, adaln)
+    }
+}
+
+/// What `adaln_rows` means.
+pub fn compose_rows<B: Backend>(b: &B, x: &Tensor<B>, norms: [Norm<'_, B>; 2], adaln: Adaln) -> Result<Tensor<B>> {
+    let of = |rows, norm: Norm<'_, B>| b.adaln(&x.row_view(rows), norm.shift, norm.scale, adaln.eps);
+    let [txt, img] = norms;
+    match adaln.txt_rows {
+        0 => of(0..x.rows(), img),
+        all if all == x.rows() => of(0..all, txt),
+        txt_rows => b.concat_rows(&[&of(0..txt_rows, txt)?, &of(txt_rows..x.rows(), img)?]),
     }
 }
 

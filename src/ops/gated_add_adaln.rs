@@ -25,13 +25,21 @@ impl<B: Backend> Clone for Norm<'_, B> {
 
 impl<B: Backend> Copy for Norm<'_, B> {}
 
-/// How [`Tensor::gated_add_adaln`] norms.
+/// How [`Tensor::gated_add_adaln`] and [`Tensor::adaln_rows`] norm.
 #[derive(Debug, Clone, Copy)]
 pub struct Adaln {
     /// Rows that the first gate and norm are for.
     pub txt_rows: usize,
     /// Added to the variance.
     pub eps: f32,
+}
+
+impl Adaln {
+    /// Errors when there are more text rows than x has.
+    pub(super) fn expect_rows<B: Backend>(self, op: &str, x: &Tensor<B>) -> Result<()> {
+        let txt_rows = self.txt_rows;
+        expect(txt_rows <= x.rows(), op, || format!("x has {} rows, of which {txt_rows} cannot be text", x.rows()))
+    }
 }
 
 /// What [`Tensor::gated_add_adaln`] reads. The pairs are for the first rows, and for those after them.
@@ -73,10 +81,7 @@ impl<B: Backend> Tensor<B> {
         }
         expect_activations(OP, &[&self, y])?;
         self.expect_same(OP, "y", y)?;
-        let txt_rows = adaln.txt_rows;
-        expect(txt_rows <= self.rows(), OP, || {
-            format!("x has {} rows, of which {txt_rows} cannot be text", self.rows())
-        })?;
+        adaln.expect_rows(OP, &self)?;
         let b = self.backend().clone();
         b.gated_add_adaln(GatedAddAdaln { x: self, gates, y, norms, adaln })
     }

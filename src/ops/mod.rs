@@ -24,6 +24,7 @@
 //! | [`attention`](Tensor::attention) | `softmax(q k^T / sqrt(head_dim)) v` per head | [tokens, dim] |
 //! | [`attention_cached`](Tensor::attention_cached) | `attention` over cached keys and values as well | [tokens, dim] |
 //! | [`adaln`](Tensor::adaln) | `(1 + scale) * layer_norm(x) + shift` | [tokens, dim] |
+//! | [`adaln_rows`](Tensor::adaln_rows) | adaln of text rows and of image rows | [tokens, dim] |
 //! | [`gated_add`](Tensor::gated_add) | `x + gate * y` | [tokens, dim] |
 //! | [`gated_add_adaln`](Tensor::gated_add_adaln) | `gated_add`, then `adaln` of its result | [tokens, dim] |
 //! | [`swiglu`](Tensor::swiglu) | `silu(gate) * up` | [tokens, mlp] |

@@ -72,29 +72,16 @@ impl<'a, B: Backend> Residual<'a, B> {
     /// The stream, and `adaln` of it, with a norm for text rows and one for image rows; there may be no rows of one
     /// kind.
     ///
-    /// Errors as [`Tensor::gated_add_adaln`].
+    /// Errors as [`Tensor::gated_add_adaln`] and [`Tensor::adaln_rows`].
     pub fn norm(self, norms: [Norm<'_, B>; 2]) -> Result<(Self, Operand<B>)> {
         let Self { x, pending, adaln } = self;
         let (x, h) = match pending {
             Some(Gated { gates, y }) => x.gated_add_adaln(gates, &y, norms, adaln)?,
             None => {
-                let h = adaln_of(&x, norms, adaln)?;
+                let h = x.adaln_rows(norms, adaln)?;
                 (x, h.into())
             }
         };
         Ok((Self { x, pending: None, adaln }, h))
-    }
-}
-
-/// The norm of a stream to which nothing is to be added.
-fn adaln_of<B: Backend>(x: &Tensor<B>, [txt, img]: [Norm<'_, B>; 2], adaln: Adaln) -> Result<Tensor<B>> {
-    let Adaln { txt_rows, eps } = adaln;
-    match txt_rows {
-        0 => x.adaln(img.shift, img.scale, eps),
-        all if all == x.rows() => x.adaln(txt.shift, txt.scale, eps),
-        _ => {
-            let (txt_x, img_x) = (x.row_view(0..txt_rows), x.row_view(txt_rows..x.rows()));
-            Tensor::concat_rows(&[&txt_x.adaln(txt.shift, txt.scale, eps)?, &img_x.adaln(img.shift, img.scale, eps)?])
-        }
     }
 }

@@ -1,10 +1,10 @@
 //! cuda/adaln.cu against its composition.
 
 use flux::backend::Backend;
-use flux::ops;
+use flux::ops::{self, Norm};
 use flux::tensor::Tensor;
 
-use crate::compare::{Case, Shape, check, shapes, vector};
+use crate::compare::{Case, Shape, Weight, check, shapes, vector};
 
 struct Adaln(Shape);
 
@@ -18,6 +18,46 @@ impl Case for Adaln {
         let (shift, scale) = (vector(b, 2, self.0.cols), vector(b, 3, self.0.cols));
         vec![ops::adaln::compose(b, &self.0.tensor(b, 1), &shift, &scale, 1e-6).unwrap()]
     }
+}
+
+/// A shape, and how many of its rows are text.
+struct AdalnRows(Shape, usize);
+
+impl AdalnRows {
+    fn with<B: Backend>(
+        &self,
+        b: &B,
+        adaln: impl Fn(&Tensor<B>, [Norm<'_, B>; 2], ops::Adaln) -> flux::Result<Tensor<B>>,
+    ) -> Vec<Tensor<B>> {
+        let reader = Weight::seeded(4, 8, self.0.cols).linear(b);
+        let [txt, img] = [2, 3].map(|seed| (vector(b, seed, self.0.cols), vector(b, seed + 10, self.0.cols)));
+        let norms = [&txt, &img].map(|(shift, scale)| Norm { shift, scale, reader: &reader });
+        vec![adaln(&self.0.tensor(b, 1), norms, ops::Adaln { txt_rows: self.1, eps: 1e-6 }).unwrap()]
+    }
+}
+
+impl Case for AdalnRows {
+    fn run<B: Backend>(&self, b: &B) -> Vec<Tensor<B>> {
+        self.with(b, |x, norms, adaln| x.adaln_rows(norms, adaln))
+    }
+
+    fn compose<B: Backend>(&self, b: &B) -> Vec<Tensor<B>> {
+        self.with(b, |x, norms, adaln| ops::adaln::compose_rows(b, x, norms, adaln))
+    }
+}
+
+#[test]
+fn adaln_rows_matches_its_composition() {
+    let Some(cuda) = crate::cuda() else { return };
+    for (rows, cols) in [(1344, 3072), (40, 256), (7, 24), (5, 33), (3, 1)] {
+        for txt_rows in [0, 1, rows / 3, rows - 1, rows] {
+            let case = AdalnRows(Shape::dense(rows, cols), txt_rows);
+            let what = format!("adaln_rows [{rows}, {cols}], {txt_rows} of text");
+            // The definition is the same kernel on each part: all that differs is where rows lie.
+            check(&cuda, &what, &case, 1.0);
+        }
+    }
+    check(&cuda, "adaln_rows of a view", &AdalnRows(Shape::view(40, 256, 8, 16), 13), 1.0);
 }
 
 /// The composition rounds the normed row as well: its magnitude times (1 + scale), at most 1.73 * 2.73, is rounded once

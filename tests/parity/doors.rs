@@ -77,7 +77,7 @@ const HEAD: Operand = ([1, 4], Kind::Activation);
 /// The six rows of a matrix as pixels.
 const CONV: Conv = Conv { height: 2, width: 3, kernel: 3, stride: 1, pad_before: 1, pad_after: 1 };
 
-const DOORS: [Door; 41] = [
+const DOORS: [Door; 42] = [
     Door {
         op: "silu",
         operands: &[MATRIX],
@@ -281,6 +281,15 @@ const DOORS: [Door; 41] = [
         call: |_, x| {
             let [x, shift, scale] = array(x);
             x.adaln(&shift, &scale, 1e-6)
+        },
+    },
+    Door {
+        op: "adaln_rows",
+        operands: &[MATRIX, VECTOR, VECTOR],
+        call: |cuda, x| {
+            let ([x, shift, scale], reader) = (array(x), linear(cuda, 8));
+            let norm = Norm { shift: &shift, scale: &scale, reader: &reader };
+            x.adaln_rows([norm; 2], Adaln { txt_rows: 2, eps: 1e-6 })
         },
     },
     Door {

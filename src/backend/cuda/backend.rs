@@ -19,8 +19,8 @@ use crate::error::{Error, Result};
 use crate::files::TensorView;
 use crate::nn::{Linear, LowRank, Operand};
 use crate::ops::{
-    self, Attended, Attention, Conv2d, Convolved, GatedAddAdaln, GroupNorm, Halo, Heads, InpaintBlend, LinearArgs,
-    Patches, Products, Projection, QkNormRope, Rope, RowSplit, TokenLayout, TokenSplit,
+    self, Adaln, Attended, Attention, Conv2d, Convolved, GatedAddAdaln, GroupNorm, Halo, Heads, InpaintBlend,
+    LinearArgs, Norm, Patches, Products, Projection, QkNormRope, Rope, RowSplit, TokenLayout, TokenSplit,
 };
 use crate::tensor::{Dtype, Tensor};
 
@@ -428,11 +428,15 @@ impl Ops for Cuda {
     }
 
     fn adaln(&self, x: &Tensor<Self>, shift: &Tensor<Self>, scale: &Tensor<Self>, eps: f32) -> Result<Tensor<Self>> {
-        self.adaln_op(x, shift, scale, eps)
+        self.adaln_op(x, [[shift, scale]; 2], Adaln { txt_rows: 0, eps })
     }
 
     fn gated_add(&self, x: Tensor<Self>, gate: &Tensor<Self>, y: &Tensor<Self>) -> Result<Tensor<Self>> {
         self.gated_add_op(x, gate, y)
+    }
+
+    fn adaln_rows(&self, x: &Tensor<Self>, norms: [Norm<'_, Self>; 2], adaln: Adaln) -> Result<Tensor<Self>> {
+        self.adaln_op(x, norms.map(|norm| [norm.shift, norm.scale]), adaln)
     }
 
     fn gated_add_adaln(&self, operands: GatedAddAdaln<'_, Self>) -> Result<(Tensor<Self>, Operand<Self>)> {

@@ -11,6 +11,10 @@ use crate::ops::{self, GatedAddAdaln};
 /// The longest row that a block holds: 256 threads with 4 chunks of 8 values each.
 const MOST_COLS: usize = 8192;
 
+/// The threads that hold a row of `gated_add_adaln_3072`, with 3 chunks each, and its columns.
+const SHORT_BLOCK: usize = 128;
+const SHORT_COLS: usize = 3 * 8 * SHORT_BLOCK;
+
 impl Cuda {
     pub(crate) fn gated_add_adaln_op(
         &self,
@@ -40,6 +44,7 @@ impl Cuda {
             None => self.empty(x.rows(), x.cols())?,
         };
         let kernel = match quantised {
+            None if x.cols() <= SHORT_COLS && block == SHORT_BLOCK => "gated_add_adaln_3072",
             None => "gated_add_adaln",
             Some(BufferKind::Int8 { .. }) => "gated_add_adaln_int8",
             Some(_) => "gated_add_adaln_e4m3",
@@ -49,10 +54,9 @@ impl Cuda {
         let launch = txt.into_iter().chain(img).fold(launch, |launch, vector| launch.vector(vector));
         let launch = launch.int(adaln.txt_rows).int(x.cols()).float(adaln.eps);
         let launch = if let Some(BufferKind::Int8 { group }) = quantised { launch.int(group) } else { launch };
-        // SAFETY: argument types and order match `gated_add_adaln`, `gated_add_adaln_e4m3` and `gated_add_adaln_int8`
-        // in cuda/gated_add_adaln.cu. `Tensor::gated_add_adaln` checked x and y [rows, cols] and all vectors [1, cols];
+        // SAFETY: argument types and order match the kernels in cuda/gated_add_adaln.cu. `Tensor::gated_add_adaln` checked x and y [rows, cols] and all vectors [1, cols];
         // `out` is x, or new and of its shape, as `h` is, of which quantised rows are padded. A block reads one row
-        // before it writes it, and has threads for up to 8192 columns.
+        // before it writes it, and has threads for up to 8192 columns, or SHORT_COLS.
         unsafe { launch.run([x.rows(), 1, 1], [block, 1, 1]) }?;
         Ok((fresh.unwrap_or(x), h.into()))
     }
