@@ -64,6 +64,18 @@ pub trait WeightStore: Memory {
     ) -> Result<Self::Weight> {
         self.load_weight(parts, storage, None)
     }
+    /// As [`WeightStore::load_summed_weights`] and [`WeightStore::stream_weight`].
+    ///
+    /// Errors as [`WeightStore::load_weight`].
+    fn stream_summed_weights(
+        &self,
+        stream: &Self::BlockStream,
+        turn: usize,
+        weights: &[Vec<TensorView>],
+        storage: Storage,
+    ) -> Result<Vec<Self::Weight>> {
+        weights.iter().map(|parts| self.stream_weight(stream, turn, parts, storage)).collect()
+    }
     /// Makes the memory in which the blocks of `stream` take turns, which are copied there so often.
     ///
     /// Errors when memory runs out.

@@ -82,7 +82,7 @@ impl<B: Backend> Blocks<B> {
         storage: Storage,
     ) -> Result<Vec<B::Weight>> {
         match self.turn(block) {
-            Some(_) => weights.iter().map(|parts| self.load((backend, uploads), block, parts, storage)).collect(),
+            Some(turn) => backend.stream_summed_weights(&self.stream, turn, weights, storage),
             None => backend.load_summed_weights(weights, storage, uploads),
         }
     }

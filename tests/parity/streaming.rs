@@ -1,15 +1,21 @@
 //! Images by models of which parts are streamed, or take turns in memory: the bytes of those whose parts are resident,
 //! and no more memory than was allowed.
 
+use std::sync::Arc;
 use std::thread;
 
 use flux::backend::cuda::{Cuda, GemmCache, Precision};
-use flux::backend::{Device, SLABS};
-use flux::files::ModelFiles;
+use flux::backend::{AccessFrequency, Device, Memory, SLABS};
+use flux::files::{Folder, ModelFiles};
 use flux::model::ModelInfo;
+use flux::nn::{Blocks, Weights};
 use flux::pipeline::{MemoryPlan, Model, Request};
 use flux::stage::{CancelFlag, Stage};
+use flux::tensor::Tensor;
+use half::{bf16, f16};
+use safetensors::tensor::{Dtype, TensorView as FileTensor};
 
+use crate::compare::{Shape, half, values};
 use crate::pipeline::default_model;
 use crate::support::preset;
 use crate::{cuda, cuda_fp8};
@@ -166,4 +172,63 @@ fn a_larger_image_streams_more_and_a_cancelled_one_leaves_the_model_usable() {
         assert!(ended.is_err(), "{stage:?}");
         assert!(model.generate(&Request { prompt: "a cat".to_string(), ..request }).unwrap().rgb == expected[1]);
     }
+}
+
+/// Weights whose products are summed, which lie side by side in memory: of blocks that take turns, and of others.
+#[test]
+fn sums_of_streamed_weights_are_those_of_resident_ones() {
+    let Some(cuda) = cuda() else { return };
+    const BLOCKS: usize = 5;
+    // Of the second kind none are side by side, and of the third they have padding.
+    for (rows, cols, dtype) in [
+        (64, [256, 128], plain()),
+        (64, [256, 128], Dtype::F32),
+        (21, [40, 13], plain()),
+        (3000, [1024, 3072], plain()),
+    ] {
+        let folder = tempfile::tempdir().unwrap();
+        let bytes: Vec<_> = (0..2 * BLOCKS)
+            .map(|i| {
+                let values = values(i as u64, rows * cols[i % 2]);
+                match dtype {
+                    Dtype::F32 => values.iter().flat_map(|value| value.to_le_bytes()).collect::<Vec<_>>(),
+                    Dtype::F16 => values.iter().flat_map(|value| f16::from_f32(*value).to_le_bytes()).collect(),
+                    _ => values.iter().flat_map(|value| bf16::from_f32(*value).to_le_bytes()).collect(),
+                }
+            })
+            .collect();
+        let tensor = |i: usize| FileTensor::new(dtype, vec![rows, cols[i % 2]], &bytes[i]).unwrap();
+        let tensors = (0..2 * BLOCKS).map(|i| (format!("{}.{}.weight", i / 2, ["a", "b"][i % 2]), tensor(i)));
+        safetensors::serialize_to_file(tensors, None, &folder.path().join("w.safetensors")).unwrap();
+        let files = Folder::Disk(folder.path().to_path_buf()).tensors("w").unwrap();
+        let [x, y] = Shape::dense(40, cols[0] + cols[1]).tensor(&cuda, 1).split_cols(cols);
+        let sums = |blocks: Blocks<Cuda>| {
+            let blocks = Arc::new(blocks);
+            let weights = Weights::new(&cuda, &files).with_blocks(Arc::clone(&blocks));
+            let layers = |block: usize| {
+                weights.at(block).of_block(block).summed_linears(&[("a", cols[0]), ("b", cols[1])], rows).unwrap()
+            };
+            let layers: Vec<_> = (0..BLOCKS).map(layers).collect();
+            blocks.allocate(&cuda).unwrap();
+            let mut sums = Vec::new();
+            for _ in 0..2 {
+                let mut pass = blocks.begin(&cuda);
+                for (block, layers) in layers.iter().enumerate() {
+                    pass.enter(block).unwrap();
+                    let sum = Tensor::linear_sum(&[(&x, &layers[0]), (&y, &layers[1])]).unwrap();
+                    sums.push(cuda.download(&sum).unwrap());
+                }
+            }
+            sums
+        };
+        let resident = sums(Blocks::default());
+        let streamed = sums(Blocks::new(&[true; BLOCKS], AccessFrequency::Often));
+        assert!(resident == streamed, "{rows} x {cols:?} in {dtype:?}");
+        assert!(resident[0] != resident[1] && resident[0] == resident[BLOCKS], "each block has weights of its own");
+    }
+}
+
+/// The type in which the GPU multiplies.
+fn plain() -> Dtype {
+    if half() { Dtype::F16 } else { Dtype::BF16 }
 }

@@ -265,13 +265,21 @@ impl WeightStore for Cuda {
         storage: Storage,
         uploads: Option<&Uploads>,
     ) -> Result<Vec<Weight>> {
-        self.check_storage(storage)?;
-        let sources = weights.iter().map(|parts| UploadSource::of(parts, storage, self.has_fp8()));
-        let sources = sources.collect::<Result<Vec<_>>>()?;
-        if let Some(side_by_side) = self.0.uploader.side_by_side(self.device(), &sources, uploads)? {
-            return Ok(side_by_side);
+        let sources = self.summed_sources(weights, storage)?;
+        if sources.iter().all(|source| source.columns.is_some()) {
+            return self.0.uploader.side_by_side(self.device(), &sources, uploads);
         }
         sources.iter().map(|source| self.0.uploader.weight(self.device(), source, uploads)).collect()
+    }
+
+    fn stream_summed_weights(
+        &self,
+        stream: &BlockStream,
+        turn: usize,
+        weights: &[Vec<TensorView>],
+        storage: Storage,
+    ) -> Result<Vec<Weight>> {
+        self.stream_weights_op(stream, turn, self.summed_sources(weights, storage)?)
     }
 
     fn stream_weight(
@@ -282,7 +290,8 @@ impl WeightStore for Cuda {
         storage: Storage,
     ) -> Result<Weight> {
         self.check_storage(storage)?;
-        self.stream_weight_op(stream, turn, parts, storage)
+        let source = UploadSource::of(parts, storage, self.has_fp8())?;
+        Ok(self.stream_weights_op(stream, turn, vec![source])?.remove(0))
     }
 
     fn allocate_stream(&self, stream: &BlockStream, passes: AccessFrequency) -> Result<()> {
@@ -501,6 +510,13 @@ impl Ops for Cuda {
 }
 
 impl Cuda {
+    /// Weights whose products are summed, as columns of one matrix where they can be.
+    fn summed_sources(&self, weights: &[Vec<TensorView>], storage: Storage) -> Result<Vec<UploadSource>> {
+        self.check_storage(storage)?;
+        let sources = weights.iter().map(|parts| UploadSource::of(parts, storage, self.has_fp8()));
+        Ok(UploadSource::side_by_side(sources.collect::<Result<_>>()?, self.element()))
+    }
+
     /// Errors when this GPU does not multiply weights of this storage.
     fn check_storage(&self, storage: Storage) -> Result<()> {
         match storage {

@@ -16,9 +16,8 @@ use super::event::Event;
 use super::slabs::Slabs;
 use super::upload::{MappedFile, UploadSource};
 use super::weight::Weight;
-use crate::backend::{AccessFrequency, SLABS, SlabSchedule, Storage, slab_bytes, slab_of};
+use crate::backend::{AccessFrequency, SLABS, SlabSchedule, slab_bytes, slab_of};
 use crate::error::{Error, Result};
-use crate::files::TensorView;
 
 /// Weights in a slab begin at multiples of this, as the driver aligns an allocation.
 const ALIGNMENT: u64 = 256;
@@ -59,38 +58,50 @@ impl BlockStream {
 }
 
 impl Block {
-    /// Takes up a weight behind the others. Returns where it is in the slab.
-    fn push(&mut self, source: UploadSource) -> u64 {
-        let offset = self.bytes.next_multiple_of(ALIGNMENT);
-        self.bytes = offset + source.bytes() as u64;
-        self.weights.push((source, offset));
-        offset
+    /// Takes up weights behind the others. Returns where each is in the slab: in a place of its own, or all in one of
+    /// which they are columns.
+    fn push(&mut self, sources: Vec<UploadSource>) -> Vec<u64> {
+        let (mut offsets, mut offset) = (Vec::new(), self.bytes.next_multiple_of(ALIGNMENT));
+        for source in sources {
+            if source.columns.is_none() {
+                offset = self.bytes.next_multiple_of(ALIGNMENT);
+            }
+            self.bytes = self.bytes.max(offset) + source.bytes() as u64;
+            self.weights.push((source, offset));
+            offsets.push(offset);
+        }
+        offsets
     }
 }
 
 impl Cuda {
-    /// See [`crate::backend::WeightStore::stream_weight`].
-    pub(super) fn stream_weight_op(
+    /// See [`crate::backend::WeightStore::stream_weight`] and [`crate::backend::WeightStore::stream_summed_weights`].
+    pub(super) fn stream_weights_op(
         &self,
         stream: &BlockStream,
         turn: usize,
-        parts: &[TensorView],
-        storage: Storage,
-    ) -> Result<Weight> {
+        sources: Vec<UploadSource>,
+    ) -> Result<Vec<Weight>> {
         if stream.slabs.are_made() {
             return Err(Error::new("a weight is streamed with blocks whose memory was made before"));
         }
-        let source = UploadSource::of(parts, storage, self.has_fp8())?;
-        let (form, stored) = (source.form, source.stored.clone());
+        let weight = |source: &UploadSource| {
+            let (form, stored, columns) = (source.form, source.stored.clone(), source.columns);
+            move |offset: u64| {
+                let scales = form.quantised_kind().zip(form.scales());
+                let scales = scales.map(|(kind, scales)| (kind, offset + scales as u64));
+                let slab = (Arc::clone(&stream.slabs), slab_of(turn));
+                let weight = Weight::in_slab(slab, [form.rows, form.cols], offset, scales).with_stored(stored);
+                columns.into_iter().fold(weight, Weight::with_columns)
+            }
+        };
+        let weights: Vec<_> = sources.iter().map(weight).collect();
         let mut state = stream.state();
         if state.blocks.len() <= turn {
             state.blocks.resize_with(turn + 1, Block::default);
         }
-        let offset = state.blocks[turn].push(source);
-        let scales = form.quantised_kind().zip(form.scales()).map(|(kind, scales)| (kind, offset + scales as u64));
-        let weight =
-            Weight::in_slab((Arc::clone(&stream.slabs), slab_of(turn)), [form.rows, form.cols], offset, scales);
-        Ok(weight.with_stored(stored))
+        let offsets = state.blocks[turn].push(sources);
+        Ok(weights.into_iter().zip(offsets).map(|(weight, offset)| weight(offset)).collect())
     }
 
     /// See [`crate::backend::WeightStore::allocate_stream`].

@@ -15,6 +15,27 @@ pub const PADDING: usize = 8;
 /// Columns of 16 bits that are 256 bytes.
 const COLUMNS: usize = 128;
 
+/// Some columns of a matrix in 16 bits that has no padding: the first, and the values from one row of it to the next.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Columns {
+    pub first: usize,
+    pub stride: usize,
+}
+
+impl Columns {
+    /// Those of matrices side by side, with so many rows and columns; none where there would be padding, or one would
+    /// not begin on 256 bytes.
+    pub fn side_by_side(rows: usize, cols: &[usize]) -> Option<Vec<Self>> {
+        let fits = rows.is_multiple_of(PADDING) && cols.iter().all(|cols| cols.is_multiple_of(COLUMNS));
+        let (stride, mut first) = (cols.iter().sum(), 0);
+        let place = |cols: &usize| {
+            first += cols;
+            Self { first: first - cols, stride }
+        };
+        fits.then(|| cols.iter().map(place).collect())
+    }
+}
+
 /// The weight [rows, cols] of a linear layer, row-major: bf16 or fp16, padded with zeros to multiples of [`PADDING`],
 /// or e4m3 or integers with a float32 scale for each row, padded to multiples of [`MULTIPLE`]; or as a file has it,
 /// from which [`Cuda::ready`](super::Cuda::ready) makes 16 bits.
@@ -22,6 +43,8 @@ pub struct Weight {
     place: WeightLocation,
     rows: usize,
     cols: usize,
+    /// Where it is columns of the matrix in its place.
+    columns: Option<Columns>,
     stored: Option<Arc<Stored>>,
     divided: Option<Arc<Weight>>,
 }
@@ -31,56 +54,62 @@ pub struct Weight {
 enum WeightLocation {
     /// Other GPUs may be copying it.
     Own(Arc<Buffer>),
-    /// Columns of a matrix with rows of `stride` values, the first of which is `first`. There is no padding.
-    Columns { buffer: Arc<Buffer>, first: usize, stride: usize },
     /// In a slab, where they are while the block of the weight has its turn.
     Slab { slabs: Arc<Slabs>, slab: usize, values: u64, scales: Option<(BufferKind, u64)> },
+}
+
+impl WeightLocation {
+    /// Whether it is the same place.
+    fn is(&self, other: &Self) -> bool {
+        match (self, other) {
+            (Self::Own(buffer), Self::Own(other)) => Arc::ptr_eq(buffer, other),
+            (
+                Self::Slab { slabs, slab, values, .. },
+                Self::Slab { slabs: other, slab: other_slab, values: other_values, .. },
+            ) => Arc::ptr_eq(slabs, other) && (slab, values) == (other_slab, other_values),
+            _ => false,
+        }
+    }
 }
 
 impl Weight {
     /// A matrix that was padded as above.
     pub fn new(buffer: impl Into<Arc<Buffer>>, rows: usize, cols: usize) -> Self {
-        Self { place: WeightLocation::Own(buffer.into()), rows, cols, stored: None, divided: None }
+        Self { place: WeightLocation::Own(buffer.into()), rows, cols, columns: None, stored: None, divided: None }
     }
 
     /// Its memory; none where it is streamed.
     pub fn buffer(&self) -> Option<&Arc<Buffer>> {
         match &self.place {
-            WeightLocation::Own(buffer) | WeightLocation::Columns { buffer, .. } => Some(buffer),
+            WeightLocation::Own(buffer) => Some(buffer),
             WeightLocation::Slab { .. } => None,
         }
     }
 
-    /// Whether columns `cols` of a matrix of 16 bits with so many rows can be weights, each of which begins on 256
-    /// bytes: neither rows nor columns are padded.
-    pub fn may_split(rows: usize, cols: &[usize]) -> bool {
-        rows.is_multiple_of(PADDING) && cols.iter().all(|cols| cols.is_multiple_of(COLUMNS))
-    }
-
-    /// A matrix in 16 bits as weights of `cols` columns each, side by side, that [`Weight::may_split`] allows.
-    pub fn split_cols(buffer: &Arc<Buffer>, rows: usize, cols: &[usize]) -> Vec<Self> {
-        let (stride, mut first) = (cols.iter().sum(), 0);
-        let split = cols.iter().map(|&cols| {
-            let place = WeightLocation::Columns { buffer: Arc::clone(buffer), first, stride };
-            first += cols;
-            Self { place, rows, cols, stored: None, divided: None }
-        });
-        split.collect()
+    /// The same place, of which it is some columns.
+    pub fn with_columns(self, columns: Columns) -> Self {
+        Self { columns: Some(columns), ..self }
     }
 
     /// The matrix whose columns the weights are, from left to right, if they are all of one.
     pub fn adjacent_cols(weights: &[&Self]) -> Option<Self> {
-        let WeightLocation::Columns { buffer: whole, stride, .. } = &weights.first()?.place else { return None };
-        let mut end = 0;
+        let first = weights.first()?;
+        let (stride, mut end) = (first.columns?.stride, 0);
         for weight in weights {
-            match &weight.place {
-                WeightLocation::Columns { buffer, first, .. } if Arc::ptr_eq(buffer, whole) && *first == end => {
-                    end += weight.cols;
-                }
-                _ => return None,
+            if weight.columns != Some(Columns { first: end, stride }) || !weight.place.is(&first.place) {
+                return None;
             }
+            end += weight.cols;
         }
-        (end == *stride).then(|| Self::new(Arc::clone(whole), weights[0].rows, end))
+        let place = first.place.clone();
+        (end == stride).then_some(Self {
+            place,
+            rows: first.rows,
+            cols: end,
+            columns: None,
+            stored: None,
+            divided: None,
+        })
     }
 
     /// The same place, which holds the weight in the format of its file, if there is one.
@@ -96,7 +125,8 @@ impl Weight {
     /// The same, beside what it is where its rows are divided by the scales of the weight that it is a factor beside.
     pub fn with_divided(&self, divided: Weight) -> Self {
         let (place, stored) = (self.place.clone(), self.stored.clone());
-        Self { place, rows: self.rows, cols: self.cols, stored, divided: Some(Arc::new(divided)) }
+        let Self { rows, cols, columns, .. } = *self;
+        Self { place, rows, cols, columns, stored, divided: Some(Arc::new(divided)) }
     }
 
     /// See [`Weight::with_divided`].
@@ -112,7 +142,14 @@ impl Weight {
         values: u64,
         scales: Option<(BufferKind, u64)>,
     ) -> Self {
-        Self { place: WeightLocation::Slab { slabs, slab, values, scales }, rows, cols, stored: None, divided: None }
+        Self {
+            place: WeightLocation::Slab { slabs, slab, values, scales },
+            rows,
+            cols,
+            columns: None,
+            stored: None,
+            divided: None,
+        }
     }
 
     /// Whether it is in memory only while its block has its turn.
@@ -136,10 +173,10 @@ impl Weight {
 
     /// Values from one row to the next; bytes where they are in 4 bits.
     pub fn stride(&self) -> usize {
-        match &self.place {
-            WeightLocation::Columns { stride, .. } => *stride,
-            _ if self.is_w4a8() => w4a8::row_bytes(self.cols),
-            _ => self.padded_cols(),
+        match self.columns {
+            Some(columns) => columns.stride,
+            None if self.is_w4a8() => w4a8::row_bytes(self.cols),
+            None => self.padded_cols(),
         }
     }
 
@@ -155,10 +192,10 @@ impl Weight {
 
     /// Device address of the first value, a multiple of 256.
     pub fn address(&self) -> u64 {
+        let first = self.columns.map_or(0, |columns| columns.first * Element::BYTES) as u64;
         match &self.place {
-            WeightLocation::Own(buffer) => buffer.address(),
-            WeightLocation::Columns { buffer, first, .. } => buffer.address() + (first * Element::BYTES) as u64,
-            WeightLocation::Slab { slabs, slab, values, .. } => slabs.address(*slab) + values,
+            WeightLocation::Own(buffer) => buffer.address() + first,
+            WeightLocation::Slab { slabs, slab, values, .. } => slabs.address(*slab) + values + first,
         }
     }
 
@@ -166,7 +203,6 @@ impl Weight {
     pub fn quantised_kind(&self) -> Option<BufferKind> {
         match &self.place {
             WeightLocation::Own(buffer) => (buffer.scales() != 0).then(|| buffer.kind()),
-            WeightLocation::Columns { .. } => None,
             WeightLocation::Slab { scales, .. } => scales.map(|(kind, _)| kind),
         }
     }
@@ -190,7 +226,6 @@ impl Weight {
     pub fn scales(&self) -> u64 {
         match &self.place {
             WeightLocation::Own(buffer) => buffer.scales(),
-            WeightLocation::Columns { .. } => 0,
             WeightLocation::Slab { slabs, slab, scales, .. } => {
                 scales.map_or(0, |(_, scales)| slabs.address(*slab) + scales)
             }

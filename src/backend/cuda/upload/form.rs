@@ -6,7 +6,7 @@ use crate::backend::Storage;
 use crate::backend::cuda::buffer::{BufferKind, scales_offset};
 use crate::backend::cuda::element::Element;
 use crate::backend::cuda::stored::{Stored, e4m3_rows, int8_rows};
-use crate::backend::cuda::weight::PADDING;
+use crate::backend::cuda::weight::{Columns, PADDING};
 use crate::error::{Error, Result};
 use crate::files::e4m3::MULTIPLE;
 use crate::files::int8::{MOST_TERMS, group_of, group_of_parts};
@@ -30,6 +30,8 @@ pub struct UploadSource {
     pub form: Form,
     /// Where it stays in the format of its file: how it lies, instead of in that form.
     pub stored: Option<Arc<Stored>>,
+    /// Where it is columns of a larger matrix.
+    pub columns: Option<Columns>,
 }
 
 impl UploadSource {
@@ -52,7 +54,7 @@ impl UploadSource {
         if let Some(quantised) = quantised {
             let beside = |(part, rows): (&TensorView, TensorView)| part.clone().with_quantised(Some(rows));
             let parts: Vec<_> = parts.iter().zip(quantised).map(beside).collect();
-            return Ok(Self { form: Form::of(&parts, read)?, parts, stored: None });
+            return Ok(Self { form: Form::of(&parts, read)?, parts, stored: None, columns: None });
         }
         let stored = if storage == Storage::Native { Stored::of(parts)?.map(Arc::new) } else { None };
         // A cache of e4m3 may be beside the parts.
@@ -60,7 +62,7 @@ impl UploadSource {
             Storage::Int8 | Storage::W4a8 => part.clone().with_quantised(None),
             Storage::Native | Storage::Fp8 => part.clone(),
         };
-        Ok(Self { parts: parts.iter().map(plain).collect(), form: Form::of(parts, storage)?, stored })
+        Ok(Self { parts: parts.iter().map(plain).collect(), form: Form::of(parts, storage)?, stored, columns: None })
     }
 
     /// Bytes of all of it.
@@ -68,15 +70,28 @@ impl UploadSource {
         self.stored.as_ref().map_or_else(|| self.form.bytes(), |stored| stored.bytes())
     }
 
-    /// Whether its values are in the file as products in 16 bits read them.
-    pub fn is_plain(&self, element: Element) -> bool {
+    /// Weights of as many rows each as columns of one matrix, from left to right. They stay as they are where they are
+    /// not in 16 bits in their files, of the type of products, or one would have padding.
+    pub fn side_by_side(sources: Vec<Self>, element: Element) -> Vec<Self> {
         let format = match element {
             Element::Bf16 => Format::Bf16,
             Element::F16 => Format::F16,
         };
-        self.stored.is_none()
-            && self.form.storage == Storage::Native
-            && self.parts.iter().all(|part| part.format() == format)
+        let rows = sources.first().map_or(0, |source| source.form.rows);
+        let is_plain = |source: &Self| {
+            source.form.rows == rows
+                && source.form.storage == Storage::Native
+                && source.stored.is_none()
+                && source.parts.iter().all(|part| part.format() == format)
+        };
+        let cols: Vec<_> = sources.iter().map(|source| source.form.cols).collect();
+        match Columns::side_by_side(rows, &cols).filter(|_| sources.iter().all(is_plain)) {
+            Some(columns) => {
+                let with = |(source, columns)| Self { columns: Some(columns), ..source };
+                sources.into_iter().zip(columns).map(with).collect()
+            }
+            None => sources,
+        }
     }
 
     /// What is read of the files.

@@ -50,7 +50,7 @@ impl Origin {
         Self { parts: source.views().map(Chunk::of).collect(), form: source.form, layout }
     }
 
-    /// Matrices side by side, which together have that form.
+    /// Columns of one matrix, which has that form.
     pub fn side_by_side(sources: &[UploadSource], form: Form) -> Self {
         let parts = sources.iter().flat_map(UploadSource::views).map(Chunk::of).collect();
         Self { parts, form, layout: Layout::Columns(sources.iter().map(|source| source.form.cols).collect()) }

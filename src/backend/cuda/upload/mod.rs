@@ -26,7 +26,7 @@ use super::event::Event;
 use super::gemm::Matrix;
 use super::ops::quantise::quantised_block;
 use super::stored::Stored;
-use super::weight::Weight;
+use super::weight::{Columns, Weight};
 use crate::backend::Storage;
 use crate::error::{Error, Result};
 use crate::files::TensorView;
@@ -138,47 +138,37 @@ impl Uploader {
         Ok(weight)
     }
 
-    /// Weights in 16 bits of as many rows each, side by side in one buffer; none where they are not in their files as
-    /// products read them, or one would have padding.
+    /// Weights that are the columns of one matrix.
     pub fn side_by_side(
         &self,
         device: &Arc<Device>,
         sources: &[UploadSource],
         uploads: Option<&Uploads>,
-    ) -> Result<Option<Vec<Weight>>> {
-        let (rows, cols) = (sources.first().map_or(0, |source| source.form.rows), cols_of(sources));
-        let is_plain = |source: &UploadSource| source.form.rows == rows && source.is_plain(device.element());
-        if !sources.iter().all(is_plain) || !Weight::may_split(rows, &cols) {
-            return Ok(None);
-        }
-        let form = Form { rows, cols: cols.iter().sum(), storage: Storage::Native, group: 1 };
+    ) -> Result<Vec<Weight>> {
+        let (rows, cols) = (sources[0].form.rows, sources.iter().map(|source| source.form.cols).sum());
+        let form = Form { rows, cols, storage: Storage::Native, group: 1 };
         let (when, origin) = (When::With(uploads), Origin::side_by_side(sources, form));
         let whole = match self.find(&origin) {
             Some(found) => self.copy_of(device, found, form, when)?,
-            None => self.columns(device, sources, form, when)?,
+            None => {
+                let stream = device.upload_stream();
+                let buffer = Buffer::of_weights(device, stream, device.element().kind(), rows * cols)?;
+                let mut queue = Queue::new(device, stream);
+                for source in sources {
+                    // SAFETY: the buffer was made for the matrix that has all of them.
+                    unsafe { push_native(device, &mut queue, source, buffer.address()) }?;
+                }
+                self.enqueue(device, queue, when)?;
+                Weight::new(buffer, rows, cols)
+            }
         };
         self.offer(device, origin, sources.iter().flat_map(UploadSource::views), &whole, when)?;
-        Ok(whole.buffer().map(|buffer| Weight::split_cols(buffer, rows, &cols)))
-    }
-
-    /// One matrix of the form, which has no padding, with the columns of all sources.
-    fn columns(&self, device: &Arc<Device>, sources: &[UploadSource], form: Form, when: When<'_>) -> Result<Weight> {
-        let stream = device.upload_stream();
-        let buffer = Buffer::of_weights(device, stream, device.element().kind(), form.rows * form.cols)?;
-        let mut queue = Queue::new(device, stream);
-        let (size, mut first) = (form.value_bytes(), 0);
-        for source in sources {
-            let address = buffer.address() + (first * size) as u64;
-            let (row_bytes, stride) = (source.form.cols * size, form.cols * size);
-            let (columns, mut row) = (Destination::rows(address, row_bytes, stride), 0);
-            for part in &source.parts {
-                queue.jobs.push(UploadJob::raw(part, columns.behind(row * row_bytes)));
-                row += part.rows();
-            }
-            first += source.form.cols;
-        }
-        self.enqueue(device, queue, when)?;
-        Ok(Weight::new(buffer, form.rows, form.cols))
+        let buffer = whole.buffer().ok_or_else(|| Error::new("a weight that was loaded has no memory"))?;
+        let of = |source: &UploadSource| {
+            let weight = Weight::new(Arc::clone(buffer), rows, source.form.cols);
+            source.columns.into_iter().fold(weight, Weight::with_columns)
+        };
+        Ok(sources.iter().map(of).collect())
     }
 
     /// The weight on another GPU.
@@ -302,7 +292,8 @@ impl Uploader {
     ) -> Result<()> {
         let mut queue = Queue::new(device, stream);
         let mut to_quantise = Vec::new();
-        for (UploadSource { parts, form, stored }, offset) in weights {
+        for (source, offset) in weights {
+            let UploadSource { parts, form, stored, .. } = source;
             let to = address + offset;
             if let Some(stored) = stored {
                 push_stored(&mut queue, stored, to);
@@ -310,7 +301,7 @@ impl Uploader {
             }
             match (form.storage, quantised_parts(parts)) {
                 // SAFETY: what the caller promises.
-                (Storage::Native, _) => unsafe { push_rows(device, &mut queue, parts, *form, to) }?,
+                (Storage::Native, _) => unsafe { push_native(device, &mut queue, source, to) }?,
                 // SAFETY: as above.
                 (_, Some(quantised)) => unsafe { push_quantised(device, &mut queue, &quantised, *form, to) }?,
                 (_, None) => to_quantise.push((parts, *form, to)),
@@ -419,11 +410,6 @@ impl Uploader {
     }
 }
 
-/// The columns of each.
-fn cols_of(sources: &[UploadSource]) -> Vec<usize> {
-    sources.iter().map(|source| source.form.cols).collect()
-}
-
 /// Memory for a quantised weight, whose first use is on `stream`.
 fn quantised_buffer(device: &Arc<Device>, stream: Stream, form: Form) -> Result<Buffer> {
     let kind = form.quantised_kind().expect("the form of a quantised weight");
@@ -453,6 +439,25 @@ unsafe fn push_rows(device: &Arc<Device>, queue: &mut Queue, parts: &[TensorView
     }
     // SAFETY: what the caller promises.
     unsafe { clear_padding(device, queue.stream, form, to) }
+}
+
+/// Jobs for a 16-bit weight at device address `to`, or for columns of the matrix there.
+///
+/// # Safety
+/// As [`push_rows`], for all of that matrix.
+unsafe fn push_native(device: &Arc<Device>, queue: &mut Queue, source: &UploadSource, to: u64) -> Result<()> {
+    let UploadSource { parts, form, .. } = source;
+    let Some(Columns { first, stride }) = source.columns else {
+        // SAFETY: what the caller promises.
+        return unsafe { push_rows(device, queue, parts, *form, to) };
+    };
+    let (size, mut row) = (form.value_bytes(), 0);
+    let columns = Destination::rows(to + (first * size) as u64, form.cols * size, stride * size);
+    for part in parts {
+        queue.jobs.push(UploadJob::raw(part, columns.behind(row * form.cols * size)));
+        row += part.rows();
+    }
+    Ok(())
 }
 
 /// Jobs for a weight in the format of its file at device address `to`, where there is room for it.
