@@ -266,7 +266,7 @@ impl WeightStore for Cuda {
         uploads: Option<&Uploads>,
     ) -> Result<Vec<Weight>> {
         let sources = self.summed_sources(weights, storage)?;
-        if sources.iter().all(|source| source.columns.is_some()) {
+        if sources.first().is_some_and(|source| source.columns.is_some()) {
             return self.0.uploader.side_by_side(self.device(), &sources, uploads);
         }
         sources.iter().map(|source| self.0.uploader.weight(self.device(), source, uploads)).collect()
