@@ -4,7 +4,6 @@ use cudarc::driver::{result, sys};
 
 use super::device::Stream;
 use super::driver::failed;
-use super::transfer::empty_copy;
 use crate::error::Result;
 
 /// Where bytes go, one behind the other: in one run, or in rows that lie apart.
@@ -104,6 +103,28 @@ impl Destination {
             copied.map_err(|e| failed("cannot copy to the GPU", e))?;
         }
         Ok(())
+    }
+}
+
+/// A copy in two dimensions of nothing.
+pub fn empty_copy() -> sys::CUDA_MEMCPY2D {
+    sys::CUDA_MEMCPY2D {
+        srcXInBytes: 0,
+        srcY: 0,
+        srcMemoryType: sys::CUmemorytype::CU_MEMORYTYPE_DEVICE,
+        srcHost: std::ptr::null(),
+        srcDevice: 0,
+        srcArray: std::ptr::null_mut(),
+        srcPitch: 0,
+        dstXInBytes: 0,
+        dstY: 0,
+        dstMemoryType: sys::CUmemorytype::CU_MEMORYTYPE_DEVICE,
+        dstHost: std::ptr::null_mut(),
+        dstDevice: 0,
+        dstArray: std::ptr::null_mut(),
+        dstPitch: 0,
+        WidthInBytes: 0,
+        Height: 0,
     }
 }
 

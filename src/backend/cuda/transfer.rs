@@ -7,7 +7,7 @@ use std::ops::Range;
 use cudarc::driver::{result, sys};
 
 use super::buffer::{Buffer, BufferKind};
-use super::destination::Destination;
+use super::destination::{Destination, empty_copy};
 use super::device::Stream;
 use super::driver::failed;
 use super::element::Element;
@@ -402,26 +402,5 @@ impl Cuda {
         unsafe { sys::cuMemcpy2DAsync_v2(copy, self.device().stream().raw()) }
             .result()
             .map_err(|e| failed("cannot copy GPU memory", e))
-    }
-}
-
-pub(super) fn empty_copy() -> sys::CUDA_MEMCPY2D {
-    sys::CUDA_MEMCPY2D {
-        srcXInBytes: 0,
-        srcY: 0,
-        srcMemoryType: sys::CUmemorytype::CU_MEMORYTYPE_DEVICE,
-        srcHost: std::ptr::null(),
-        srcDevice: 0,
-        srcArray: std::ptr::null_mut(),
-        srcPitch: 0,
-        dstXInBytes: 0,
-        dstY: 0,
-        dstMemoryType: sys::CUmemorytype::CU_MEMORYTYPE_DEVICE,
-        dstHost: std::ptr::null_mut(),
-        dstDevice: 0,
-        dstArray: std::ptr::null_mut(),
-        dstPitch: 0,
-        WidthInBytes: 0,
-        Height: 0,
     }
 }

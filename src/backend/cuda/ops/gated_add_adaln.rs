@@ -54,9 +54,9 @@ impl Cuda {
         let launch = txt.into_iter().chain(img).fold(launch, |launch, vector| launch.vector(vector));
         let launch = launch.int(adaln.txt_rows).int(x.cols()).float(adaln.eps);
         let launch = if let Some(BufferKind::Int8 { group }) = quantised { launch.int(group) } else { launch };
-        // SAFETY: argument types and order match the kernels in cuda/gated_add_adaln.cu. `Tensor::gated_add_adaln` checked x and y [rows, cols] and all vectors [1, cols];
-        // `out` is x, or new and of its shape, as `h` is, of which quantised rows are padded. A block reads one row
-        // before it writes it, and has threads for up to 8192 columns, or SHORT_COLS.
+        // SAFETY: argument types and order match the kernels in cuda/gated_add_adaln.cu. `Tensor::gated_add_adaln`
+        // checked x and y [rows, cols] and all vectors [1, cols]; `out` is x, or new and of its shape, as `h` is, of
+        // which quantised rows are padded. A block reads one row before it writes it, and has threads for all columns.
         unsafe { launch.run([x.rows(), 1, 1], [block, 1, 1]) }?;
         Ok((fresh.unwrap_or(x), h.into()))
     }
