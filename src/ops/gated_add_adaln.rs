@@ -89,19 +89,15 @@ impl<B: Backend> Tensor<B> {
 
 /// What `gated_add_adaln` means.
 pub fn compose<B: Backend>(b: &B, operands: GatedAddAdaln<'_, B>) -> Result<(Tensor<B>, Operand<B>)> {
-    let GatedAddAdaln { x, gates, y, norms, adaln: Adaln { txt_rows, eps } } = operands;
-    let rows = x.rows();
-    let of = |part: usize, x: Tensor<B>, y: Tensor<B>| -> Result<(Tensor<B>, Tensor<B>)> {
-        let x = b.gated_add(x, gates[part], &y)?;
-        let h = b.adaln(&x, norms[part].shift, norms[part].scale, eps)?;
-        Ok((x, h))
+    let GatedAddAdaln { x, gates: [of_txt, of_img], y, norms, adaln } = operands;
+    let (txt_rows, rows) = (adaln.txt_rows, x.rows());
+    let x = if txt_rows == 0 {
+        b.gated_add(x, of_img, y)?
+    } else {
+        let (txt, img) = x.split_rows(txt_rows);
+        let txt = b.gated_add(txt, of_txt, &y.row_view(0..txt_rows))?;
+        txt.join_rows(b.gated_add(img, of_img, &y.row_view(txt_rows..rows))?)?
     };
-    if txt_rows == 0 {
-        let (x, h) = of(1, x, y.row_view(0..rows))?;
-        return Ok((x, h.into()));
-    }
-    let (txt, img) = x.split_rows(txt_rows);
-    let (txt, txt_h) = of(0, txt, y.row_view(0..txt_rows))?;
-    let (img, img_h) = of(1, img, y.row_view(txt_rows..rows))?;
-    Ok((txt.join_rows(img)?, txt_h.join_rows(img_h)?.into()))
+    let h = b.adaln_rows(&x, norms, adaln)?;
+    Ok((x, h.into()))
 }

@@ -192,6 +192,21 @@ pub fn check_choices(cuda: &Cuda, test: &str, variable: &str) {
     }
 }
 
+/// The type of files that the GPU multiplies as it is.
+pub fn plain() -> Dtype {
+    if half() { Dtype::F16 } else { Dtype::BF16 }
+}
+
+/// Values as a file has them.
+pub fn encoded(values: &[f32], dtype: Dtype) -> Vec<u8> {
+    match dtype {
+        Dtype::BF16 => values.iter().flat_map(|v| bf16::from_f32(*v).to_le_bytes()).collect(),
+        Dtype::F16 => values.iter().flat_map(|v| f16::from_f32(*v).to_le_bytes()).collect(),
+        Dtype::F32 => values.iter().flat_map(|v| v.to_le_bytes()).collect(),
+        other => panic!("no weights in {other:?}"),
+    }
+}
+
 /// A tensor in a safetensors file, as weights come.
 pub struct Weight {
     _folder: tempfile::TempDir,
@@ -200,12 +215,7 @@ pub struct Weight {
 
 impl Weight {
     pub fn new(values: &[f32], shape: &[usize], dtype: Dtype) -> Self {
-        let bytes: Vec<u8> = match dtype {
-            Dtype::BF16 => values.iter().flat_map(|v| bf16::from_f32(*v).to_le_bytes()).collect(),
-            Dtype::F16 => values.iter().flat_map(|v| f16::from_f32(*v).to_le_bytes()).collect(),
-            Dtype::F32 => values.iter().flat_map(|v| v.to_le_bytes()).collect(),
-            other => panic!("no weights in {other:?}"),
-        };
+        let bytes = encoded(values, dtype);
         let folder = tempfile::tempdir().unwrap();
         let tensor = FileTensor::new(dtype, shape.to_vec(), &bytes).unwrap();
         safetensors::serialize_to_file([("weight", tensor)], None, &folder.path().join("w.safetensors")).unwrap();
@@ -220,7 +230,7 @@ impl Weight {
 
     /// In the type in which the GPU multiplies it.
     pub fn plain(seed: u64, rows: usize, cols: usize) -> Self {
-        Self::new(&values(seed, rows * cols), &[rows, cols], if half() { Dtype::F16 } else { Dtype::BF16 })
+        Self::new(&values(seed, rows * cols), &[rows, cols], plain())
     }
 
     pub fn view(&self) -> TensorView {

@@ -12,10 +12,9 @@ use flux::nn::{Blocks, Weights};
 use flux::pipeline::{MemoryPlan, Model, Request};
 use flux::stage::{CancelFlag, Stage};
 use flux::tensor::Tensor;
-use half::{bf16, f16};
 use safetensors::tensor::{Dtype, TensorView as FileTensor};
 
-use crate::compare::{Shape, half, values};
+use crate::compare::{Shape, encoded, plain, values};
 use crate::pipeline::default_model;
 use crate::support::preset;
 use crate::{cuda, cuda_fp8};
@@ -187,16 +186,7 @@ fn sums_of_streamed_weights_are_those_of_resident_ones() {
         (3000, [1024, 3072], plain()),
     ] {
         let folder = tempfile::tempdir().unwrap();
-        let bytes: Vec<_> = (0..2 * BLOCKS)
-            .map(|i| {
-                let values = values(i as u64, rows * cols[i % 2]);
-                match dtype {
-                    Dtype::F32 => values.iter().flat_map(|value| value.to_le_bytes()).collect::<Vec<_>>(),
-                    Dtype::F16 => values.iter().flat_map(|value| f16::from_f32(*value).to_le_bytes()).collect(),
-                    _ => values.iter().flat_map(|value| bf16::from_f32(*value).to_le_bytes()).collect(),
-                }
-            })
-            .collect();
+        let bytes: Vec<_> = (0..2 * BLOCKS).map(|i| encoded(&values(i as u64, rows * cols[i % 2]), dtype)).collect();
         let tensor = |i: usize| FileTensor::new(dtype, vec![rows, cols[i % 2]], &bytes[i]).unwrap();
         let tensors = (0..2 * BLOCKS).map(|i| (format!("{}.{}.weight", i / 2, ["a", "b"][i % 2]), tensor(i)));
         safetensors::serialize_to_file(tensors, None, &folder.path().join("w.safetensors")).unwrap();
@@ -226,9 +216,4 @@ fn sums_of_streamed_weights_are_those_of_resident_ones() {
         assert!(resident == streamed, "{rows} x {cols:?} in {dtype:?}");
         assert!(resident[0] != resident[1] && resident[0] == resident[BLOCKS], "each block has weights of its own");
     }
-}
-
-/// The type in which the GPU multiplies.
-fn plain() -> Dtype {
-    if half() { Dtype::F16 } else { Dtype::BF16 }
 }

@@ -111,7 +111,7 @@ impl CublasLt {
     }
 
     /// The one of its suggestions that serves a product where nothing was timed.
-    pub fn first<'a>(&self, candidates: &'a [Algorithm], key: &Key) -> Option<&'a Algorithm> {
+    pub fn preferred<'a>(&self, candidates: &'a [Algorithm], key: &Key) -> Option<&'a Algorithm> {
         let [m, n, _] = key.sizes;
         let has_many_tiles = !key.fp8 && m * n >= MANY_TILES * ALTERNATING_CELLS * self.device.multiprocessors();
         let alternates =

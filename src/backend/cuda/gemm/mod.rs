@@ -2,7 +2,7 @@
 //! out.
 //!
 //! cuBLASLt computes them; our own kernel serves for shapes that it declines, and for all where `FLUX_GEMM=own` asks
-//! for it. A plan is made once per shape. Of cuBLASLt's suggestions the first serves, or the fastest of them by timing,
+//! for it. A plan is made once per shape. Of cuBLASLt's suggestions a rule takes one, or timing the fastest,
 //! once for all runs: see [`choices`].
 
 mod choices;
@@ -236,7 +236,7 @@ impl Gemm {
     }
 
     /// The algorithm that an earlier run chose, or the fastest of those that cuBLASLt suggests; without a way to keep
-    /// the choice, or when it does not matter, [`CublasLt::first`] of them.
+    /// the choice, or when it does not matter, [`CublasLt::preferred`] of them.
     ///
     /// # Safety
     /// As for [`Gemm::run`].
@@ -251,10 +251,10 @@ impl Gemm {
         if kept.is_some_and(|kept| candidates.contains(&kept)) {
             return Ok(kept);
         }
-        let Some(first) = self.cublaslt.first(&candidates, key) else { return Ok(None) };
+        let Some(preferred) = self.cublaslt.preferred(&candidates, key) else { return Ok(None) };
         // What is captured does not run, so it cannot be timed.
         if !worth_timing || self.device.is_capturing() || !self.choices().keeps() {
-            return Ok(Some(*first));
+            return Ok(Some(*preferred));
         }
         // SAFETY: what the caller promises.
         let fastest = unsafe { self.time(plan, product, &candidates) };
