@@ -14,6 +14,9 @@
 //           computes exponentials while the other multiplies. Where the text and the image of a sample lie apart, no
 //           tile crosses from one to the other: without a mask the order of keys means nothing, so each run of rows
 //           has its own tiles. Cached keys are a second run, of other maps and without queries.
+// Order     Nothing runs beside the softmax of a query tile's first scores, so without a mask the last tile of keys comes
+//           first, which is the shortest: only 32, 96 or 128 of its scores are made where it has no more keys. With a
+//           mask the first tile does, because a query that saw no key yet would have no greatest score.
 // Pairs     Two blocks, on two multiprocessors, take two query tiles of one head and sample, which see the same keys.
 //           Each fetches half of the columns of every K and V tile, for both: half as many of these bytes come from L2.
 //           That saves power, and power is what limits ops of this kind that run one after the other. Where a head has
@@ -42,6 +45,9 @@
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 #include "attention_sm90a.cuh"
 #include "cluster_sm90a.cuh"
+#include "multiply_128_sm90a.cuh"
+#include "multiply_32_sm90a.cuh"
+#include "multiply_96_sm90a.cuh"
 
 namespace attention {
 
@@ -61,6 +67,7 @@ struct Shared {
 // Where a tile of queries lies, and the runs of rows that hold its keys.
 struct Work {
     int head, key_tiles, first_tiles;
+    int begin;                    // the tile of keys that comes first
     int run_row[2], run_keys[2];  // rows of k and v, and keys, of the two runs; the second may be empty
     int row, token, tokens;       // the tile's first row of q and out, its place in its own run, and tokens of that run
 
@@ -87,8 +94,12 @@ struct Work {
         w.run_keys[1] = keys1;
         w.first_tiles = ceil_div(w.run_keys[0], KEYS);
         w.key_tiles = w.first_tiles + ceil_div(keys1, KEYS);
+        w.begin = keys == 0 ? w.first_tiles - 1 : 0;
         return w;
     }
+
+    // The tile of keys whose turn it is.
+    __device__ __forceinline__ int tile_at(int turn) const { return turn == 0 ? begin : turn - (turn <= begin); }
 };
 
 // How many items there are: an item is as many tiles of one head and sample as a cluster has blocks.
@@ -102,13 +113,14 @@ __device__ __forceinline__ int work_items(int batch, int txt, int img, int first
 
 // The running softmax of rows lane / 4 and lane / 4 + 8 of a warp's 16: scores become exp2(scale * (score - greatest)).
 // `fade` is what earlier sums must be multiplied by.
-__device__ __forceinline__ void soften(float (&score)[KEYS / 2], float (&top)[2], float (&sum)[2], float (&fade)[2],
+template <int N>
+__device__ __forceinline__ void soften(float (&score)[N], float (&top)[2], float (&sum)[2], float (&fade)[2],
                                        float scale) {
 #pragma unroll
     for (int half = 0; half < 2; half++) {
         float greatest = top[half];
 #pragma unroll
-        for (int n = half * 2; n < KEYS / 2; n += 4) greatest = fmaxf(greatest, fmaxf(score[n], score[n + 1]));
+        for (int n = half * 2; n < N; n += 4) greatest = fmaxf(greatest, fmaxf(score[n], score[n + 1]));
         greatest = fmaxf(greatest, __shfl_xor_sync(~0u, greatest, 1));
         greatest = fmaxf(greatest, __shfl_xor_sync(~0u, greatest, 2));
         const float shift = -greatest * scale;
@@ -116,7 +128,7 @@ __device__ __forceinline__ void soften(float (&score)[KEYS / 2], float (&top)[2]
         top[half] = greatest;
         float part = 0.f;
 #pragma unroll
-        for (int n = half * 2; n < KEYS / 2; n += 4) {
+        for (int n = half * 2; n < N; n += 4) {
             score[n] = exp2_approx(fmaf(score[n], scale, shift));
             score[n + 1] = exp2_approx(fmaf(score[n + 1], scale, shift));
             part += score[n] + score[n + 1];
@@ -126,21 +138,23 @@ __device__ __forceinline__ void soften(float (&score)[KEYS / 2], float (&top)[2]
 }
 
 // Keys that a query must not see get -inf. `visible`: keys of this tile that the lane's two rows see.
-__device__ __forceinline__ void hide(float (&score)[KEYS / 2], const int (&visible)[2]) {
+template <int N>
+__device__ __forceinline__ void hide(float (&score)[N], const int (&visible)[2]) {
     const int key = threadIdx.x % 4 * 2;
 #pragma unroll
-    for (int n = 0; n < KEYS / 2; n++)
+    for (int n = 0; n < N; n++)
         if (key + n / 4 * 8 + n % 2 >= visible[n / 2 % 2]) score[n] = -INFINITY;
 }
 
-// score [64, KEYS] = the warpgroup's queries times a K tile
-__device__ __forceinline__ void issue_scores(float (&score)[KEYS / 2], uint64_t queries, uint64_t k_tile) {
+// score [64, 2 N] = the warpgroup's queries times the first 2 N keys of a K tile
+template <int N>
+__device__ __forceinline__ void issue_scores(float (&score)[N], uint64_t queries, uint64_t k_tile) {
 #pragma unroll
     for (int d = 0; d < HEAD_DIM / 16; d++) {
         // 16 columns are 32 bytes inside a panel.
         const int panel = d / 4, inside = d % 4 * 32;
-        multiply_keys(score, queries + ((panel * Shared::QUERY_PANEL + inside) >> 4),
-                      k_tile + ((panel * Shared::KEY_PANEL + inside) >> 4), d > 0);
+        multiply(score, queries + ((panel * Shared::QUERY_PANEL + inside) >> 4),
+                 k_tile + ((panel * Shared::KEY_PANEL + inside) >> 4), d > 0);
     }
     commit_multiply();
 }
@@ -153,12 +167,11 @@ __device__ __forceinline__ void issue_output(float (&output)[64], const uint32_t
     commit_multiply();
 }
 
-// The scores already lie in registers as the left operand of a multiply wants them.
-__device__ __forceinline__ void round_weights(uint32_t (&weights)[KEYS / 16][4], const float (&score)[KEYS / 2]) {
+// The scores already lie in registers as the left operand of a multiply wants them. Keys behind them weigh nothing.
+template <int N>
+__device__ __forceinline__ void round_weights(uint32_t (&weights)[KEYS / 16][4], const float (&score)[N]) {
 #pragma unroll
-    for (int n = 0; n < KEYS / 16; n++)
-#pragma unroll
-        for (int i = 0; i < 4; i++) weights[n][i] = pack_pair(score[n * 8 + i * 2], score[n * 8 + i * 2 + 1]);
+    for (int i = 0; i < KEYS / 4; i++) weights[i / 4][i % 4] = 2 * i < N ? pack_pair(score[2 * i], score[2 * i + 1]) : 0;
 }
 
 // Stores rows of 128 columns. The four lanes of a row exchange pairs, so that each stores 16 bytes, and all four 64.
@@ -224,8 +237,9 @@ __device__ __forceinline__ void attend(const TensorMap& q, const TensorMap& k, c
             for (int index = cluster; index < items; index += clusters) {
                 const Work w = Work::at<BLOCKS, CACHED>(index, rank, batch, txt, img, first_query, heads, keys, cached);
                 const int q_col = w.head * HEAD_DIM, kv_col = w.head / group * HEAD_DIM;
-                const auto fetch = [&](const TensorMap& rows, const TensorMap& cached_rows, int tile, uint32_t to,
+                const auto fetch = [&](const TensorMap& rows, const TensorMap& cached_rows, int turn, uint32_t to,
                                        uint32_t full, uint32_t free, Ring<STAGES>& ring) {
+                    const int tile = w.tile_at(turn);
                     const TensorMap& map = CACHED && tile >= w.first_tiles ? cached_rows : rows;
                     const int row = tile < w.first_tiles ? w.run_row[0] + tile * KEYS
                                                          : w.run_row[1] + (tile - w.first_tiles) * KEYS;
@@ -251,9 +265,9 @@ __device__ __forceinline__ void attend(const TensorMap& q, const TensorMap& k, c
                     copy_box(base + Shared::QUERY_PANEL, q, w.row, q_col + 64, q_full);
                 }
                 // In the order of use: a V tile is needed after the next K tile.
-                for (int tile = 0; tile < w.key_tiles; tile++) {
-                    fetch(k, cached_k, tile, base + Shared::K, k_full, k_free, k_ring);
-                    if (tile > 0) fetch(v, cached_v, tile - 1, base + Shared::V, v_full, v_free, v_ring);
+                for (int turn = 0; turn < w.key_tiles; turn++) {
+                    fetch(k, cached_k, turn, base + Shared::K, k_full, k_free, k_ring);
+                    if (turn > 0) fetch(v, cached_v, turn - 1, base + Shared::V, v_full, v_free, v_ring);
                 }
                 fetch(v, cached_v, w.key_tiles - 1, base + Shared::V, v_full, v_free, v_ring);
             }
@@ -280,7 +294,7 @@ __device__ __forceinline__ void attend(const TensorMap& q, const TensorMap& k, c
             float output[64] = {}, score[KEYS / 2];
             float top[2] = {-INFINITY, -INFINITY}, sum[2] = {0.f, 0.f}, fade[2];
             uint32_t weights[KEYS / 16][4];
-            const auto mask = [&](int tile) {
+            const auto mask = [&](auto& score, int tile) {
                 const int from = tile < w.first_tiles ? tile * KEYS : (tile - w.first_tiles) * KEYS;
                 const int end = tile < w.first_tiles ? w.run_keys[0] : w.run_keys[1];
                 if (end - from >= KEYS && (keys == 0 || w.token >= from + KEYS)) return;
@@ -290,22 +304,40 @@ __device__ __forceinline__ void attend(const TensorMap& q, const TensorMap& k, c
                     visible[half] = visible_keys(w.token + my_row + half * 8, end, keys) - from;
                 hide(score, visible);
             };
+            // The scores of the first tile become weights.
+            const auto begin = [&](auto& score) {
+                wait_turn(1 + mine, 256);
+                begin_multiply();
+                issue_scores(score, queries, describe(base + Shared::K + k_ring.stage * Shared::KEY_TILE, 0));
+                give_turn(2 - mine, 256);
+                wait_multiply<0>();
+                pin(score);
+                release(k_free + 8 * k_ring.stage);
+                k_ring.advance();
+                if (w.key_tiles == 1) release_queries();
+                mask(score, w.begin);
+                soften(score, top, sum, fade, scale);
+                round_weights(weights, score);
+            };
 
             wait(q_full, q_phase);
             q_phase ^= 1;
             wait(k_full + 8 * k_ring.stage, k_ring.phase);
-            begin_multiply();
-            issue_scores(score, queries, describe(base + Shared::K + k_ring.stage * Shared::KEY_TILE, 0));
-            wait_multiply<0>();
-            pin(score);
-            release(k_free + 8 * k_ring.stage);
-            k_ring.advance();
-            if (w.key_tiles == 1) release_queries();
-            mask(0);
-            soften(score, top, sum, fade, scale);
-            round_weights(weights, score);
+            const int first_keys = w.run_keys[0] - w.begin * KEYS;
+            if (first_keys <= 32) {
+                float narrow[16];
+                begin(narrow);
+            } else if (first_keys <= 96) {
+                float narrow[48];
+                begin(narrow);
+            } else if (first_keys <= 128) {
+                float narrow[64];
+                begin(narrow);
+            } else {
+                begin(score);
+            }
 
-            for (int tile = 1; tile < w.key_tiles; tile++) {
+            for (int turn = 1; turn < w.key_tiles; turn++) {
                 wait(k_full + 8 * k_ring.stage, k_ring.phase);
                 wait_turn(1 + mine, 256);
                 begin_multiply();
@@ -319,8 +351,8 @@ __device__ __forceinline__ void attend(const TensorMap& q, const TensorMap& k, c
                 pin(score);
                 release(k_free + 8 * k_ring.stage);
                 k_ring.advance();
-                if (tile == w.key_tiles - 1) release_queries();
-                mask(tile);
+                if (turn == w.key_tiles - 1) release_queries();
+                mask(score, w.tile_at(turn));
                 soften(score, top, sum, fade, scale);
                 wait_multiply<0>();
                 pin(output);

@@ -6,7 +6,7 @@
 namespace hopper {
 
 // s [64, 176] = queries [64, 16] keys [176, 16]^T, added to s if `add`
-__device__ __forceinline__ void multiply_keys(float (&s)[88], uint64_t queries, uint64_t keys, int add) {
+__device__ __forceinline__ void multiply(float (&s)[88], uint64_t queries, uint64_t keys, int add) {
     asm volatile(
         "{.reg .pred p; setp.ne.b32 p, %90, 0;\n"
         "wgmma.mma_async.sync.aligned.m64n176k16.f32.bf16.bf16 {"

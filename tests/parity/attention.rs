@@ -385,6 +385,26 @@ fn many_tiles_match_the_cpu() {
     }
 }
 
+/// Keys that fill a tile of Hopper's kernel, and leave of the last one as many as each of its widths holds, one more and
+/// one less.
+#[test]
+fn last_tiles_of_every_width_match_the_cpu() {
+    let Some(cuda) = cuda() else { return };
+    let mut sampled = sampled(5);
+    for whole in [0, 1, 2] {
+        for rest in [1, 31, 32, 33, 95, 96, 97, 127, 128, 129, 175, 176] {
+            if !sampled() {
+                continue;
+            }
+            let tokens = 176 * whole + rest;
+            let txt = tokens / 3;
+            for (samples, keys) in [((1, txt, tokens - txt), 0), ((2, tokens, 50), 0), ((1, 0, tokens), tokens)] {
+                case(128, (2, 1), samples, keys).check(&cuda, &[Layout::InPlace]);
+            }
+        }
+    }
+}
+
 /// What a block takes of a head, which depends on how many there are, changes no bit of it: of many heads whole tiles
 /// and halves of tiles (or on Hopper pairs of them), of one head by itself halves (or single ones).
 #[test]
