@@ -36,4 +36,14 @@ __device__ __forceinline__ void copy_box_to_both(uint32_t to, const TensorMap& m
         : "memory");
 }
 
+// The same, with what L2 does with the lines.
+__device__ __forceinline__ void copy_box_to_both(uint32_t to, const TensorMap& map, int row, int col, uint32_t barrier,
+                                                 uint64_t policy) {
+    asm volatile(
+        "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster.L2::cache_hint "
+        "[%0], [%1, {%2, %3}], [%4], %5, %6;" ::"r"(to),
+        "l"(&map), "r"(col), "r"(row), "r"(barrier), "h"((uint16_t)3), "l"(policy)
+        : "memory");
+}
+
 }  // namespace hopper

@@ -29,12 +29,13 @@
 //           bytes of [64, features] by those of [256, features]^T and round the sums into shared memory. Warp 0
 //           fetches; warps 1 to 3 take the rounded rows from there, norm, rotate or gate them, and store them, while
 //           the next tile is multiplied. Clusters take tiles in turn: some rows of tiles at a time, whose x stays in L2
-//           while weights pass. Factors of low rank are more features: their boxes come behind those of x. low comes
-//           first: rows of tiles by 128 columns of it take half the time of a tile, so it is there, and counted in
-//           `low_warps`, when the others ask for it. Where the
-//           last tile of a part has half of its rows or fewer, each block has half of these, for one warpgroup alone:
-//           such tiles take half as long, and come last, so that clusters end together. Where at most half of the
-//           clusters would have a whole tile in the last round, these are made as two short ones each.
+//           while weights pass. Where that is all rows of tiles, L2 gives up weights first, and has room for what the
+//           ops after this one read. Factors of low rank are more features: their boxes come behind those of x. low
+//           comes first: rows of tiles by 128 columns of it take half the time of a tile, so it is there, and counted
+//           in `low_warps`, when the others ask for it. Where the last tile of a part has half of its rows or fewer,
+//           each block has half of these, for one warpgroup alone: such tiles take half as long, and come last, so that
+//           clusters end together. Where at most half of the clusters would have a whole tile in the last round, these
+//           are made as two short ones each.
 // Needs     sm_90a; heads of 128, dim % 256 == 0, mlp % 128 == 0, features % 8 == 0, rows and vectors 16-byte aligned.
 //           With factors all clusters run at once, or those that make low before the others; and one launch at a time
 //           on a module, because `low_warps` is its own.
@@ -132,6 +133,7 @@ __device__ __forceinline__ void project(const Arguments& args) {
     if (warp == 0) {
         if (threadIdx.x == 0) {
             bool low_is_there = false;
+            const uint64_t policy = Work::weights_pass_once(args) ? evict_first() : evict_normal();
             for (int at = 0, index; (index = tile(at)) >= 0; at++) {
                 const Work w = Work::at(args, counts, index, rank);
                 // A block without rows of a short tile fetches its half of the weights for the other one.
@@ -144,7 +146,7 @@ __device__ __forceinline__ void project(const Arguments& args) {
                     arrive_expecting(barrier, x_bytes + bytes);
                     if (x_bytes > 0) copy_box(base + ring.stage * X_BYTES, x, w.row, feature, barrier);
                     copy_box_to_both(base + WEIGHTS + ring.stage * WEIGHT_BYTES + rank * (bytes / 2), weight, row,
-                                     feature, barrier);
+                                     feature, barrier, policy);
                     ring.advance();
                 };
                 const auto fetch = [&](const TensorMap& x, const TensorMap& weight, int feature) {

@@ -72,6 +72,16 @@ struct Work {
     __device__ __forceinline__ static int tall_rows(int rows) { return (rows + ROWS - 1) / (2 * ROWS); }
     __device__ __forceinline__ static int short_rows(int rows) { return rows > tall_rows(rows) * 2 * ROWS; }
 
+    // Rows of tall tiles that need all columns.
+    __device__ __forceinline__ static int wanted_rows(const Arguments& args) {
+        return tall_rows(args.part_rows[0]) + tall_rows(args.part_rows[1]) - args.key_tiles;
+    }
+
+    // Whether tall tiles read each weight at about the same time, and not again.
+    __device__ __forceinline__ static bool weights_pass_once(const Arguments& args) {
+        return args.rows_of_tiles >= wanted_rows(args);
+    }
+
     // How many tiles of each kind there are: those of low, tall ones, halves of tall ones, short ones, and those of
     // keys only.
     struct Counts {
@@ -88,7 +98,7 @@ struct Work {
     __device__ __forceinline__ static Counts counts(const Arguments& args, int clusters) {
         const int cols = (3 * args.dim + 2 * args.mlp) / COLS;
         const int low = LOW_RANK ? (low_rows(args, 0) + low_rows(args, 1)) * ceil_div(args.ld_low, DOWN_ROWS) : 0;
-        const int tall = (tall_rows(args.part_rows[0]) + tall_rows(args.part_rows[1]) - args.key_tiles) * cols,
+        const int tall = wanted_rows(args) * cols,
                   shorts = (short_rows(args.part_rows[0]) + short_rows(args.part_rows[1])) * cols;
         // A last round of tall tiles that as many clusters as there are could make as halves takes half as long so.
         const int last = tall % clusters, split = 2 * last + shorts <= clusters ? last : 0;
@@ -153,8 +163,7 @@ struct Work {
     }
 
     __device__ __forceinline__ static Work of_out(const Arguments& args, int index, int rank) {
-        const int first_part = tall_rows(args.part_rows[0]),
-                  wanted = first_part + tall_rows(args.part_rows[1]) - args.key_tiles;
+        const int first_part = tall_rows(args.part_rows[0]), wanted = wanted_rows(args);
         const int first_short = short_rows(args.part_rows[0]), shorts = first_short + short_rows(args.part_rows[1]);
         const int cols = (3 * args.dim + 2 * args.mlp) / COLS, together = args.rows_of_tiles * cols;
         int row, col;
