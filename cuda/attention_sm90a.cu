@@ -14,9 +14,9 @@
 //           computes exponentials while the other multiplies. Where the text and the image of a sample lie apart, no
 //           tile crosses from one to the other: without a mask the order of keys means nothing, so each run of rows
 //           has its own tiles. Cached keys are a second run, of other maps and without queries.
-// Order     Nothing runs beside the softmax of a query tile's first scores, so without a mask the last tile of keys comes
-//           first, which is the shortest: only 32, 96 or 128 of its scores are made where it has no more keys. With a
-//           mask the first tile does, because a query that saw no key yet would have no greatest score.
+// Order     Nothing runs beside the softmax of a query tile's first scores, so without a mask the last tile of keys
+//           comes first, which is the shortest: where it has no more keys, only 32, 96 or 128 of its scores are made.
+//           With a mask the first tile does, because a query that has seen no key has no greatest score.
 // Pairs     Two blocks, on two multiprocessors, take two query tiles of one head and sample, which see the same keys.
 //           Each fetches half of the columns of every K and V tile, for both: half as many of these bytes come from L2.
 //           That saves power, and power is what limits ops of this kind that run one after the other. Where a head has
@@ -28,12 +28,13 @@
 //           saw different keys would wait for each other forever.
 // Flops     as attention.cu.   24 x 128, 4608 tokens: 261 GFLOP
 // Bound     tensor cores. 261 GFLOP at 989 TFLOP/s (H200, dense bf16) = 264 us
-// Measured  24 x 128, text and image, us (TFLOP/s), pairs and single blocks: 1536 tokens 71 (407) and 64 (451); 4608:
-//           379 (688) and 387 (675); 16896: 4531 (774) and 5155 (680); 512 causal, 32/8 heads: 11. In a row for 0.4 s,
-//           at the limit of power, 4608 tokens 419 (624) and 429 (608). A step of 2048 x 2048 takes 281 and 289 ms, of
-//           512 x 512 and 1024 x 1024 as long, within 1%. H200, driver 580.159, CUDA 13.0; `flux bench ops/attention`.
-//           4608 tokens are 6.5 rounds of tiles, 16896 are 24. Single blocks standalone, hot L2: 8704: 1508 (617), 2
-//           samples of 4608: 893 (584)
+// Measured  24 x 128, text and image, us (TFLOP/s), pairs and single blocks: 1536 tokens 60 (484) and 58 (498); 4416:
+//           362 (661) and 363 (660); 4608: 377 (692) and 375 (696); in a row for 0.2 s, at the limit of power: 61, 59;
+//           398, 413; 424, 418. With all tiles of one width, in the order of keys, 1536: 61 and 61; 4416: 368 and 375;
+//           4608: 384 and 391; in a row 61, 61; 418, 421; 430, 439. 1344 tokens, single blocks, 36.7 instead of 38.0.
+//           Standalone, hot L2, H200. By the build before: 16896: 4531 (774) and 5155 (680), 512 causal, 32/8 heads: 11
+//           (`flux bench ops/attention`); a step of 2048 x 2048 takes 281 and 289 ms by pairs and single blocks, of 512
+//           x 512 and 1024 x 1024 as long, within 1%. 4608 tokens are 6.5 rounds of tiles, 16896 are 24
 // Tried     tiles of 128 keys: 74.9, 451, 1532, 5424, 866 and 16.1 us; of 160: 73.6, 430, 1516, 5475, 901 and 18.3; not
 //           used. ptxas moves the wait for a V tile's multiply up, before the softmax that could run meanwhile. With a
 //           branch that holds the wait in its place, and output scaled only where a greatest score is new: as long,
@@ -171,7 +172,8 @@ __device__ __forceinline__ void issue_output(float (&output)[64], const uint32_t
 template <int N>
 __device__ __forceinline__ void round_weights(uint32_t (&weights)[KEYS / 16][4], const float (&score)[N]) {
 #pragma unroll
-    for (int i = 0; i < KEYS / 4; i++) weights[i / 4][i % 4] = 2 * i < N ? pack_pair(score[2 * i], score[2 * i + 1]) : 0;
+    for (int i = 0; i < KEYS / 4; i++)
+        weights[i / 4][i % 4] = 2 * i < N ? pack_pair(score[2 * i], score[2 * i + 1]) : 0;
 }
 
 // Stores rows of 128 columns. The four lanes of a row exchange pairs, so that each stores 16 bytes, and all four 64.
