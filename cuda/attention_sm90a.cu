@@ -28,13 +28,13 @@
 //           saw different keys would wait for each other forever.
 // Flops     as attention.cu.   24 x 128, 4608 tokens: 261 GFLOP
 // Bound     tensor cores. 261 GFLOP at 989 TFLOP/s (H200, dense bf16) = 264 us
-// Measured  24 x 128, text and image, us (TFLOP/s), pairs and single blocks: 1536 tokens 60 (484) and 58 (498); 4416:
-//           362 (661) and 363 (660); 4608: 377 (692) and 375 (696); in a row for 0.2 s, at the limit of power: 61, 59;
-//           398, 413; 424, 418. With all tiles of one width, in the order of keys, 1536: 61 and 61; 4416: 368 and 375;
-//           4608: 384 and 391; in a row 61, 61; 418, 421; 430, 439. 1344 tokens, single blocks, 36.7 instead of 38.0.
-//           Standalone, hot L2, H200. By the build before: 16896: 4531 (774) and 5155 (680), 512 causal, 32/8 heads: 11
-//           (`flux bench ops/attention`); a step of 2048 x 2048 takes 281 and 289 ms by pairs and single blocks, of 512
-//           x 512 and 1024 x 1024 as long, within 1%. 4608 tokens are 6.5 rounds of tiles, 16896 are 24
+// Measured  24 x 128, text and image, standalone, hot L2, us (TFLOP/s), pairs and single blocks: 1344 tokens 53 (415)
+//           and 37 (605); 1536: 60 (484) and 58 (498); 4416: 359 (667) and 365 (657); 4608: 373 (699) and 374 (697);
+//           16896: 5061 (693) and 5260 (667). With all tiles of one width, in the order of keys: 54, 38; 61, 61; 367,
+//           379; 382, 389; 5099, 5358. In a row, at the limit of power, 4608 tokens 417 (626) and 426 (612). A step of
+//           2048 x 2048 takes 281 and 289 ms by pairs and single blocks, of 512 x 512 and 1024 x 1024 as long, within
+//           1%. 512 tokens, causal, 32/8 heads: 11. H200, driver 580.159, CUDA 13.0. 4608 tokens are 6.5 rounds of
+//           tiles, 16896 are 24
 // Tried     tiles of 128 keys: 74.9, 451, 1532, 5424, 866 and 16.1 us; of 160: 73.6, 430, 1516, 5475, 901 and 18.3; not
 //           used. ptxas moves the wait for a V tile's multiply up, before the softmax that could run meanwhile. With a
 //           branch that holds the wait in its place, and output scaled only where a greatest score is new: as long,

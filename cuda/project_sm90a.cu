@@ -50,9 +50,10 @@
 // Tried     rows stored one after the other instead of four in step: in e4m3 kvq and mlp 724 us, where the composition
 //           takes 645; two in step, with the angles of the next loaded while these are computed: as long. Groups of 3,
 //           6 or 18 rows of tiles (18 also in e4m3, whose x L2 would hold), stores past L2, TMA's hints that x should
-//           stay in L2 and weights need not: a step of 1024 x 1024 takes as long, within 1%. Standalone, sums stored by
-//           the warps that multiply, launches back to back, each way 8 times in turn on one GPU, +- 0.3%, TFLOP/s: 128
-//           x 256 with the weights for two blocks 679, its sums by TMA 686; 192 x 256, by three warpgroups, which
+//           stay in L2 and weights need not: a step of 1024 x 1024, whose weights pass twice, takes as long, within 1%.
+//           Columns from the last to the first, so that keys are in L2 for attention: as long. Standalone, sums stored
+//           by the warps that multiply, launches back to back, each way 8 times in turn on one GPU, +- 0.3%, TFLOP/s:
+//           128 x 256 with the weights for two blocks 679, its sums by TMA 686; 192 x 256, by three warpgroups, which
 //           leaves no room for rounded rows, 691, with hints for L2 702; 192 x 192 670; a tile for each warpgroup, 128
 //           x 176 or 192, 667 and 670; four blocks together 656 (120 blocks find room); 8 columns of tiles together
 //           673; cuBLASLt's 176 x 128 694 to 709. 12288 -> 3072 in tiles of 192 x 192 680, cuBLASLt's 692. Back to back
