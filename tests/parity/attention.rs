@@ -385,8 +385,8 @@ fn many_tiles_match_the_cpu() {
     }
 }
 
-/// Keys that fill a tile of Hopper's kernel, and leave of the last one as many as each of its widths holds, one more and
-/// one less.
+/// Keys that fill a tile of Hopper's kernel, and leave of the last one as many as each of its widths holds, one more
+/// and one less.
 #[test]
 fn last_tiles_of_every_width_match_the_cpu() {
     let Some(cuda) = cuda() else { return };
