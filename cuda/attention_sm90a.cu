@@ -28,18 +28,19 @@
 //           saw different keys would wait for each other forever.
 // Flops     as attention.cu.   24 x 128, 4608 tokens: 261 GFLOP
 // Bound     tensor cores. 261 GFLOP at 989 TFLOP/s (H200, dense bf16) = 264 us
-// Measured  24 x 128, text and image, standalone, hot L2, us (TFLOP/s), pairs and single blocks: 1344 tokens 53 (415)
-//           and 37 (605); 1536: 60 (484) and 58 (498); 4416: 359 (667) and 365 (657); 4608: 373 (699) and 374 (697);
-//           16896: 5061 (693) and 5260 (667). With all tiles of one width, in the order of keys: 54, 38; 61, 61; 367,
-//           379; 382, 389; 5099, 5358. In a row, at the limit of power, 4608 tokens 417 (626) and 426 (612). A step of
-//           2048 x 2048 takes 281 and 289 ms by pairs and single blocks, of 512 x 512 and 1024 x 1024 as long, within
-//           1%. 512 tokens, causal, 32/8 heads: 11. H200, driver 580.159, CUDA 13.0. 4608 tokens are 6.5 rounds of
-//           tiles, 16896 are 24
-// Tried     tiles of 128 keys: 74.9, 451, 1532, 5424, 866 and 16.1 us; of 160: 73.6, 430, 1516, 5475, 901 and 18.3; not
-//           used. ptxas moves the wait for a V tile's multiply up, before the softmax that could run meanwhile. With a
-//           branch that holds the wait in its place, and output scaled only where a greatest score is new: as long,
-//           within 1%; the other warpgroup's multiplies fill that time. The next query tile's first scores multiplied
-//           while the output of the last is stored: as long, within 1% (4608 and 16896 tokens)
+// Measured  24 x 128, text and image, standalone, hot L2, us (TFLOP/s), pairs and single blocks (of 1344 and 1536
+//           tokens the fastest of five, of the others the median): 1344 tokens 53 (415) and 37 (605); 1536: 60 (484)
+//           and 58 (498); 4416: 359 (667) and 365 (657); 4608: 373 (699) and 374 (697); 16896: 5061 (693) and 5260
+//           (667). With all tiles of one width, in the order of keys: 54, 38; 61, 61; 367, 379; 382, 389; 5099, 5358.
+//           In a row, at the limit of power, 4608 tokens 417 (626) and 426 (612). A step of 2048 x 2048 takes 281 and
+//           289 ms by pairs and single blocks, of 512 x 512 and 1024 x 1024 as long, within 1%. 512 tokens, causal,
+//           32/8 heads: 11. H200, driver 580.159, CUDA 13.0. 4608 tokens are 6.5 rounds of tiles, 16896 are 24
+// Tried     tiles of 128 keys: 1536 tokens, 4608, 8704, 16896, two samples of 4608, and 512 causal: 74.9, 451, 1532,
+//           5424, 866 and 16.1 us; of 160: 73.6, 430, 1516, 5475, 901 and 18.3; not used. ptxas moves the wait for a V
+//           tile's multiply up, before the softmax that could run meanwhile. With a branch that holds the wait in its
+//           place, and output scaled only where a greatest score is new: as long, within 1%; the other warpgroup's
+//           multiplies fill that time. The next query tile's first scores multiplied while the output of the last is
+//           stored: as long, within 1% (4608 and 16896 tokens)
 
 #include "attention.cuh"
 
@@ -68,7 +69,7 @@ struct Shared {
 // Where a tile of queries lies, and the runs of rows that hold its keys.
 struct Work {
     int head, key_tiles, first_tiles;
-    int begin;                    // the tile of keys that comes first
+    int opening;                  // the tile of keys that comes first
     int run_row[2], run_keys[2];  // rows of k and v, and keys, of the two runs; the second may be empty
     int row, token, tokens;       // the tile's first row of q and out, its place in its own run, and tokens of that run
 
@@ -95,12 +96,12 @@ struct Work {
         w.run_keys[1] = keys1;
         w.first_tiles = ceil_div(w.run_keys[0], KEYS);
         w.key_tiles = w.first_tiles + ceil_div(keys1, KEYS);
-        w.begin = keys == 0 ? w.first_tiles - 1 : 0;
+        w.opening = keys == 0 ? w.first_tiles - 1 : 0;
         return w;
     }
 
     // The tile of keys whose turn it is.
-    __device__ __forceinline__ int tile_at(int turn) const { return turn == 0 ? begin : turn - (turn <= begin); }
+    __device__ __forceinline__ int tile_at(int turn) const { return turn == 0 ? opening : turn - (turn <= opening); }
 };
 
 // How many items there are: an item is as many tiles of one head and sample as a cluster has blocks.
@@ -306,8 +307,8 @@ __device__ __forceinline__ void attend(const TensorMap& q, const TensorMap& k, c
                     visible[half] = visible_keys(w.token + my_row + half * 8, end, keys) - from;
                 hide(score, visible);
             };
-            // The scores of the first tile become weights.
-            const auto begin = [&](auto& score) {
+            // The scores of the opening tile, as many as `score` holds, become weights.
+            const auto open = [&](auto& score) {
                 wait_turn(1 + mine, 256);
                 begin_multiply();
                 issue_scores(score, queries, describe(base + Shared::K + k_ring.stage * Shared::KEY_TILE, 0));
@@ -317,7 +318,7 @@ __device__ __forceinline__ void attend(const TensorMap& q, const TensorMap& k, c
                 release(k_free + 8 * k_ring.stage);
                 k_ring.advance();
                 if (w.key_tiles == 1) release_queries();
-                mask(score, w.begin);
+                mask(score, w.opening);
                 soften(score, top, sum, fade, scale);
                 round_weights(weights, score);
             };
@@ -325,18 +326,18 @@ __device__ __forceinline__ void attend(const TensorMap& q, const TensorMap& k, c
             wait(q_full, q_phase);
             q_phase ^= 1;
             wait(k_full + 8 * k_ring.stage, k_ring.phase);
-            const int first_keys = w.run_keys[0] - w.begin * KEYS;
-            if (first_keys <= 32) {
+            const int opening_keys = w.run_keys[0] - w.opening * KEYS;
+            if (opening_keys <= 32) {
                 float narrow[16];
-                begin(narrow);
-            } else if (first_keys <= 96) {
+                open(narrow);
+            } else if (opening_keys <= 96) {
                 float narrow[48];
-                begin(narrow);
-            } else if (first_keys <= 128) {
+                open(narrow);
+            } else if (opening_keys <= 128) {
                 float narrow[64];
-                begin(narrow);
+                open(narrow);
             } else {
-                begin(score);
+                open(score);
             }
 
             for (int turn = 1; turn < w.key_tiles; turn++) {

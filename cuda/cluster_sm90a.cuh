@@ -36,7 +36,19 @@ __device__ __forceinline__ void copy_box_to_both(uint32_t to, const TensorMap& m
         : "memory");
 }
 
-// The same, with what L2 does with the lines.
+// What L2 does with the lines of a copy: as ever, or it gives them up before others.
+__device__ __forceinline__ uint64_t evict_normal() {
+    uint64_t policy;
+    asm("createpolicy.fractional.L2::evict_normal.b64 %0, 1.0;" : "=l"(policy));
+    return policy;
+}
+__device__ __forceinline__ uint64_t evict_first() {
+    uint64_t policy;
+    asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+    return policy;
+}
+
+// As the other copy_box_to_both, with such a policy.
 __device__ __forceinline__ void copy_box_to_both(uint32_t to, const TensorMap& map, int row, int col, uint32_t barrier,
                                                  uint64_t policy) {
     asm volatile(

@@ -49,18 +49,6 @@ __device__ __forceinline__ void copy_box(uint32_t to, const TensorMap& map, int 
         : "memory");
 }
 
-// What L2 does with the lines of a copy: as ever, or it gives them up before others.
-__device__ __forceinline__ uint64_t evict_normal() {
-    uint64_t policy;
-    asm("createpolicy.fractional.L2::evict_normal.b64 %0, 1.0;" : "=l"(policy));
-    return policy;
-}
-__device__ __forceinline__ uint64_t evict_first() {
-    uint64_t policy;
-    asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
-    return policy;
-}
-
 // The same in three axes: the box's first cell is (plane, row, col).
 __device__ __forceinline__ void copy_box(uint32_t to, const TensorMap& map, int plane, int row, int col,
                                          uint32_t barrier) {

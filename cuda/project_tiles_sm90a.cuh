@@ -98,8 +98,8 @@ struct Work {
     __device__ __forceinline__ static Counts counts(const Arguments& args, int clusters) {
         const int cols = (3 * args.dim + 2 * args.mlp) / COLS;
         const int low = LOW_RANK ? (low_rows(args, 0) + low_rows(args, 1)) * ceil_div(args.ld_low, DOWN_ROWS) : 0;
-        const int tall = wanted_rows(args) * cols,
-                  shorts = (short_rows(args.part_rows[0]) + short_rows(args.part_rows[1])) * cols;
+        const int tall = wanted_rows(args) * cols;
+        const int shorts = (short_rows(args.part_rows[0]) + short_rows(args.part_rows[1])) * cols;
         // A last round of tall tiles that as many clusters as there are could make as halves takes half as long so.
         const int last = tall % clusters, split = 2 * last + shorts <= clusters ? last : 0;
         return {low, tall - split, 2 * split, shorts, args.key_tiles * (2 * args.dim / COLS)};

@@ -91,8 +91,8 @@ impl Cuda {
                 let scales = form.quantised_kind().zip(form.scales());
                 let scales = scales.map(|(kind, scales)| (kind, offset + scales as u64));
                 let slab = (Arc::clone(&stream.slabs), slab_of(turn));
-                let weight = Weight::in_slab(slab, [form.rows, form.cols], offset, scales).with_stored(stored);
-                columns.into_iter().fold(weight, Weight::with_columns)
+                let weight = Weight::in_slab(slab, [form.rows, form.cols], offset, scales);
+                weight.with_stored(stored).with_columns(columns)
             }
         };
         let weights: Vec<_> = sources.iter().map(weight).collect();

@@ -86,9 +86,9 @@ impl Weight {
         }
     }
 
-    /// The same place, of which it is some columns.
-    pub fn with_columns(self, columns: Columns) -> Self {
-        Self { columns: Some(columns), ..self }
+    /// The same place, of which it is some columns, if it is.
+    pub fn with_columns(self, columns: Option<Columns>) -> Self {
+        Self { columns, ..self }
     }
 
     /// The matrix whose columns the weights are, from left to right, if they are all of one.

@@ -165,8 +165,7 @@ impl Uploader {
         self.offer(device, origin, sources.iter().flat_map(UploadSource::views), &whole, when)?;
         let buffer = whole.buffer().ok_or_else(|| Error::new("a weight that was loaded has no memory"))?;
         let of = |source: &UploadSource| {
-            let weight = Weight::new(Arc::clone(buffer), rows, source.form.cols);
-            source.columns.into_iter().fold(weight, Weight::with_columns)
+            Weight::new(Arc::clone(buffer), rows, source.form.cols).with_columns(source.columns)
         };
         Ok(sources.iter().map(of).collect())
     }
