@@ -49,6 +49,16 @@ __device__ __forceinline__ void copy_box(uint32_t to, const TensorMap& map, int 
         : "memory");
 }
 
+// The same with a policy of L2.
+__device__ __forceinline__ void copy_box(uint32_t to, const TensorMap& map, int row, int col, uint32_t barrier,
+                                         uint64_t policy) {
+    asm volatile(
+        "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
+        "[%0], [%1, {%2, %3}], [%4], %5;" ::"r"(to),
+        "l"(&map), "r"(col), "r"(row), "r"(barrier), "l"(policy)
+        : "memory");
+}
+
 // The same in three axes: the box's first cell is (plane, row, col).
 __device__ __forceinline__ void copy_box(uint32_t to, const TensorMap& map, int plane, int row, int col,
                                          uint32_t barrier) {
@@ -152,6 +162,20 @@ __device__ __forceinline__ void store_matrices(uint32_t to, uint32_t a, uint32_t
     asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(a), "r"(b), "r"(c),
                  "r"(d)
                  : "memory");
+}
+
+// The same, each transposed.
+__device__ __forceinline__ void store_transposed(uint32_t to, uint32_t a, uint32_t b, uint32_t c, uint32_t d) {
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(a), "r"(b),
+                 "r"(c), "r"(d)
+                 : "memory");
+}
+
+// An 8 x 8 matrix of bf16, held as a warp holds sums, transposed.
+__device__ __forceinline__ uint32_t transpose_matrix(uint32_t pair) {
+    uint32_t transposed;
+    asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(transposed) : "r"(pair));
+    return transposed;
 }
 
 // Orders this thread's accesses to shared memory before later ones of TMA, which it issues itself or lets follow by a

@@ -7,11 +7,10 @@
 // (2 i, 2 i + 1).
 //
 //   x       [rows, features] bf16, in one or two parts with a weight each; tensor maps with boxes of 128 bytes of a row
-//           (swizzled), 128 rows, and with 64 rows for short tiles
-//   weight  [3 * dim + 2 * mlp, features] bf16; the same boxes
+//           (swizzled), a quarter of a tile's rows
+//   weight  [3 * dim + 2 * mlp, features] bf16; the same with boxes of 64 rows
 //   x and weight may both be e4m3, with float32 scales [rows] of x and [3 * dim + 2 * mlp] of the weight
-//   down    [rank, features] like the weight, in each part that has factors; boxes of 64 rows. In e4m3 with scales
-//           [down_rows], down_rows even
+//   down    [rank, features] like the weight, in each part that has factors. In e4m3 with scales [down_rows]
 //   up      [3 * dim + 2 * mlp, rank] bf16; the boxes of the weight. Beside e4m3 each row is divided by the scale of
 //           the weight's
 //   low     [rows, ld_low] bf16, written and then read by this kernel; the boxes of x. In e4m3 it has the scales of
@@ -22,20 +21,21 @@
 //           v. k and q may be e4m3 where x and weight are: the 128 values of a head are the first half of its 256
 //           bytes, to the scale that makes `bound_of_heads` of q or k 448
 //
-// Mapping   Two blocks, on two multiprocessors, make a tile of 256 rows and 256 columns, half of the rows each. A
-//           tile's columns are two heads, or 128 of gate and the same 128 of up. Each block fetches its own rows, and
-//           half of the weights for both: a third less comes from L2 than for two single blocks. That saves power, and
-//           power is what limits products of this kind that run one after the other. Warpgroups 1 and 2 multiply 128
-//           bytes of [64, features] by those of [256, features]^T and round the sums into shared memory. Warp 0
-//           fetches; warps 1 to 3 take the rounded rows from there, norm, rotate or gate them, and store them, while
-//           the next tile is multiplied. Clusters take tiles in turn: some rows of tiles at a time, whose x stays in L2
-//           while weights pass. Where that is all rows of tiles, L2 gives up weights first, and has room for what the
-//           ops after this one read. Factors of low rank are more features: their boxes come behind those of x. low
-//           comes first: rows of tiles by 128 columns of it take half the time of a tile, so it is there, and counted
-//           in `low_warps`, when the others ask for it. Where the last tile of a part has half of its rows or fewer,
-//           each block has half of these, for one warpgroup alone: such tiles take half as long, and come last, so that
-//           clusters end together. Where at most half of the clusters would have a whole tile in the last round, these
-//           are made as two short ones each.
+// Mapping   Two blocks, on two multiprocessors, make a tile of 256 or 224 rows and 256 columns, half of the columns
+//           each: a head, or 64 of gate and the same 64 of up. Each block fetches its own weights, and half of the rows
+//           of x for both: a third less comes from L2 than for two single blocks. That saves power, and power is what
+//           limits products of this kind that run one after the other. Warpgroups 1 and 2 multiply 128 bytes of 64
+//           rows of the weight by those of all rows of x, so that sums are columns by rows: rows come in eights then,
+//           and columns in 64s. They are rounded into shared memory, row by row. Warp 0 fetches; warps 1 to 3 take the
+//           rounded rows from there, norm, rotate or gate them, and store them, while the next tile is multiplied.
+//           Clusters take tiles in turn: some rows of tiles at a time, whose x stays in L2 while weights pass. Where
+//           that is all rows of tiles, L2 gives up weights first, and has room for what the ops after this one read.
+//           Factors of low rank are more features: their boxes come behind those of x. low comes first: rows of tiles
+//           by 128 columns of it take half the time of a tile, so it is there, and counted in `low_warps`, when the
+//           others ask for it. Where the last tile of a part has half of its rows or fewer, it is a short one. These
+//           take more than half as long, because they fetch as many weights, and come last, so that clusters end
+//           together. Where at most half of the clusters would have a whole tile in the last round, these are made as
+//           two short ones each. The launcher takes the height of tiles with which the last clusters end first.
 // Needs     sm_90a; heads of 128, dim % 256 == 0, mlp % 128 == 0, features % 8 == 0, rows and vectors 16-byte aligned.
 //           With factors all clusters run at once, or those that make low before the others; and one launch at a time
 //           on a module, because `low_warps` is its own.
@@ -64,7 +64,9 @@
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 #include "cluster_sm90a.cuh"
 #include "low_sm90a.cuh"
+#include "multiply_112_sm90a.cuh"
 #include "multiply_128_sm90a.cuh"
+#include "multiply_224_sm90a.cuh"
 #include "multiply_256_sm90a.cuh"
 #include "project_store_sm90a.cuh"
 
@@ -79,36 +81,65 @@ __device__ unsigned low_warps;
 // The values of bf16 that one multiply reads of a row, and those of a box.
 constexpr int SLICE = 16, BOX = STEP_BYTES / 2;
 
-// Stores the 64 rows of low that a warpgroup has summed.
-template <bool E4M3>
-__device__ __forceinline__ void store_low(const Arguments& args, const Work& w, int consumer,
-                                          const float (&sums)[DOWN_ROWS / 2]) {
-    const int lane = threadIdx.x % 32, in_block = lane % 4 * 2;
-    const int first = threadIdx.x / 32 % 4 * 16 + lane / 4, rows = w.rows_of(args, consumer);
-    const long long row = (w.part ? args.part_rows[0] : 0) + w.row + consumer * ROUNDED_ROWS + first;
+// sums [64, 2 N] = a [64, 32 bytes] b [2 N, 32 bytes]^T, added to sums if `add`.
+template <bool E4M3, int N>
+__device__ __forceinline__ void multiply_slice(float (&sums)[N], uint64_t a, uint64_t b, int add) {
+    if constexpr (N != 64) multiply<E4M3>(sums, a, b, add);
+    else if constexpr (E4M3) multiply_e4m3(sums, a, b, add);
+    else multiply(sums, a, b, add);
+}
+
+// Two sums of this lane, of a matrix of 8 rows of the weight, of which a warp has 16, by 8 rows of x.
+template <int N>
+__device__ __forceinline__ uint32_t pair_of(const float (&sums)[N], int eight_of_x, int eight_of_weight) {
+    return pack_pair(sums[eight_of_x * 4 + eight_of_weight * 2], sums[eight_of_x * 4 + eight_of_weight * 2 + 1]);
+}
+
+// Rounds sums of ROWS rows of x, from FIRST on, into shared memory, where `to` is this lane's chunk of the first rows.
+template <int FIRST, int ROWS, int N>
+__device__ __forceinline__ void round_rows(const float (&sums)[N], uint32_t to) {
+#pragma unroll
+    for (int n = FIRST / 8; n < (FIRST + ROWS) / 8; n += 2)
+        store_transposed(to + n * 8 * ROW_BYTES, pair_of(sums, n, 0), pair_of(sums, n, 1), pair_of(sums, n + 1, 0),
+                         pair_of(sums, n + 1, 1));
+}
+
+// Stores what a warpgroup has summed of low: 64 columns of half of a tile's rows.
+template <bool E4M3, int ROWS>
+__device__ __forceinline__ void store_low(const Arguments& args, const Work<ROWS>& w, int half,
+                                          float (&sums)[ROWS / 4]) {
+    const int lane = threadIdx.x % 32, first_col = w.col + threadIdx.x / 32 % 4 * 16;
+    const int rows = w.rows_of(args, half);
+    const long long row = (w.part ? args.part_rows[0] : 0) + w.row + half * (ROWS / 2);
     bf16* to = args.low_rows + row * args.ld_low;
 #pragma unroll
-    for (int block = 0; block < DOWN_ROWS / 8; block++) {
-        const int at = w.col + block * 8 + in_block;
-        if (at >= args.ld_low) break;
-        float2 scales = make_float2(1.0f, 1.0f);
+    for (int eight_of_weight = 0; eight_of_weight < 2; eight_of_weight++) {
+        const int col = first_col + eight_of_weight * 8;
+        if (col >= args.ld_low) break;
         // Behind the rows of down are zeros, so any scale will do.
-        if constexpr (E4M3)
-            scales = *reinterpret_cast<const float2*>(args.down_scales[w.part] + min(at, args.down_rows[w.part] - 2));
+        float scale = 1.0f;
+        if constexpr (E4M3) scale = args.down_scales[w.part][min(col + lane / 4, args.down_rows[w.part] - 1)];
 #pragma unroll
-        for (int half = 0; half < 2; half++)
-            if (first + half * 8 < rows)
-                *reinterpret_cast<uint32_t*>(to + half * 8 * args.ld_low + at) = pack_pair(
-                    sums[block * 4 + half * 2] * scales.x, sums[block * 4 + half * 2 + 1] * scales.y);
+        for (int eight_of_x = 0; eight_of_x < ROWS / 16; eight_of_x++) {
+            if constexpr (E4M3)
+#pragma unroll
+                for (int i = 0; i < 2; i++) sums[eight_of_x * 4 + eight_of_weight * 2 + i] *= scale;
+            const uint32_t pair = transpose_matrix(pair_of(sums, eight_of_x, eight_of_weight));
+            const int at = eight_of_x * 8 + lane / 4;
+            if (at < rows) *reinterpret_cast<uint32_t*>(to + at * args.ld_low + col + lane % 4 * 2) = pair;
+        }
     }
 }
 
-template <bool E4M3, bool LOW_RANK>
+template <bool E4M3, bool LOW_RANK, int ROWS>
 __device__ __forceinline__ void project(const Arguments& args) {
+    using Work = Work<ROWS>;
+    constexpr int X_BYTES = ROWS * STEP_BYTES, X_BOX = ROWS / 4, HALF_BYTES = ROWS / 2 * ROW_BYTES;
+    constexpr int X = STAGES * WEIGHT_BYTES, ROUNDED = X + STAGES * X_BYTES, BARRIERS = ROUNDED + 2 * HALF_BYTES;
     extern __shared__ __align__(1024) unsigned char shared[];
     const uint32_t base = uint32_t(__cvta_generic_to_shared(shared));
     const uint32_t full = base + BARRIERS, free = full + 8 * STAGES, rounded_full = free + 8 * STAGES,
-                   rounded_free = rounded_full + 8 * CONSUMERS;
+                   rounded_free = rounded_full + 8 * 2;
     const int rank = rank_in_cluster();
     if (threadIdx.x == 0) {
         for (int stage = 0; stage < STAGES; stage++) {
@@ -116,16 +147,16 @@ __device__ __forceinline__ void project(const Arguments& args) {
             // The consumers of both blocks free a stage, because a fetch writes to both.
             init_barrier(free + 8 * stage, 2 * CONSUMERS * 4);
         }
-        for (int consumer = 0; consumer < CONSUMERS; consumer++) {
-            init_barrier(rounded_full + 8 * consumer, 4);
-            init_barrier(rounded_free + 8 * consumer, STORERS);
+        for (int half = 0; half < 2; half++) {
+            init_barrier(rounded_full + 8 * half, CONSUMERS * 4);
+            init_barrier(rounded_free + 8 * half, STORERS);
         }
         publish_barriers();
     }
     sync_cluster();
 
     constexpr int FEATURES = E4M3 ? STEP_BYTES : STEP_BYTES / 2;
-    const Work::Counts counts = Work::counts<LOW_RANK>(args, gridDim.x / 2);
+    const typename Work::Counts counts = Work::template counts<LOW_RANK>(args, gridDim.x / 2);
     const int steps = ceil_div(args.features, FEATURES);
     const auto tile = [&](int turn) { return Work::tile_of(counts, blockIdx.x / 2, gridDim.x / 2, turn); };
     const int warpgroup = __shfl_sync(~0u, threadIdx.x / 128, 0), warp = __shfl_sync(~0u, threadIdx.x / 32, 0);
@@ -137,39 +168,34 @@ __device__ __forceinline__ void project(const Arguments& args) {
             const uint64_t policy = Work::weights_pass_once(args) ? evict_first() : evict_normal();
             for (int at = 0, index; (index = tile(at)) >= 0; at++) {
                 const Work w = Work::at(args, counts, index, rank);
-                // A block without rows of a short tile fetches its half of the weights for the other one.
-                const int x_bytes = !w.is_short ? X_BYTES : w.rows_of(args, 0) > 0 ? X_BYTES / 2 : 0;
-                // A box of x, and half of the `bytes` of weights for both blocks, from a row of theirs on.
-                const auto fetch_rows = [&](const TensorMap& x, const TensorMap& weight, int bytes, int row,
-                                            int feature) {
-                    const uint32_t barrier = full + 8 * ring.stage;
+                const int boxes = w.is_short ? 1 : 2;
+                // Half of the rows of x for both blocks, and the block's own boxes of weights.
+                const auto fetch = [&](const TensorMap& x, const TensorMap& weight, int feature) {
+                    const uint32_t barrier = full + 8 * ring.stage, to = base + ring.stage * WEIGHT_BYTES;
                     wait(free + 8 * ring.stage, ring.phase ^ 1);
-                    arrive_expecting(barrier, x_bytes + bytes);
-                    if (x_bytes > 0) copy_box(base + ring.stage * X_BYTES, x, w.row, feature, barrier);
-                    copy_box_to_both(base + WEIGHTS + ring.stage * WEIGHT_BYTES + rank * (bytes / 2), weight, row,
-                                     feature, barrier, policy);
+                    const bool is_low = LOW_RANK && w.kind == LOW;
+                    arrive_expecting(barrier, boxes * (X_BYTES / 2) + (is_low ? BOX_BYTES : WEIGHT_BYTES));
+                    for (int box = rank * boxes; box < (rank + 1) * boxes; box++)
+                        copy_box_to_both(base + X + ring.stage * X_BYTES + box * X_BOX * STEP_BYTES, x,
+                                         w.row + box * X_BOX, feature, barrier);
+                    copy_box(to, weight, w.weight, feature, barrier, policy);
+                    if (!is_low) copy_box(to + BOX_BYTES, weight, w.weight + w.second, feature, barrier, policy);
                     ring.advance();
                 };
-                const auto fetch = [&](const TensorMap& x, const TensorMap& weight, int feature) {
-                    fetch_rows(x, weight, WEIGHT_BYTES, w.weight + rank * w.second, feature);
-                };
-                const TensorMap& x = w.is_short ? args.short_x[w.part] : args.x[w.part];
                 if constexpr (LOW_RANK)
                     if (w.kind == LOW) {
                         for (int step = 0; step < steps; step++)
-                            fetch_rows(x, args.down[w.part], DOWN_BYTES, w.col + rank * (DOWN_ROWS / 2),
-                                       step * FEATURES);
+                            fetch(args.x[w.part], args.down[w.part], step * FEATURES);
                         continue;
                     }
-                for (int step = 0; step < steps; step++) fetch(x, args.weight[w.part], step * FEATURES);
+                for (int step = 0; step < steps; step++) fetch(args.x[w.part], args.weight[w.part], step * FEATURES);
                 if constexpr (LOW_RANK) {
                     if (!low_is_there && args.ranks[w.part] > 0) {
                         low::wait_for(&low_warps, counts.low * LOW_WARPS);
                         low::order_global_and_tma();
                         low_is_there = true;
                     }
-                    const TensorMap& low = w.is_short ? args.short_low[w.part] : args.low[w.part];
-                    for (int k = 0; k < args.ranks[w.part]; k += BOX) fetch(low, args.up[w.part], k);
+                    for (int k = 0; k < args.ranks[w.part]; k += BOX) fetch(args.low[w.part], args.up[w.part], k);
                 }
             }
         }
@@ -177,11 +203,11 @@ __device__ __forceinline__ void project(const Arguments& args) {
         for (int at = 0, index; (index = tile(at)) >= 0; at++) {
             const Work w = Work::at(args, counts, index, rank);
             if (LOW_RANK && w.kind == LOW) continue;
-            for (int consumer = 0; consumer < CONSUMERS; consumer++) {
-                wait(rounded_full + 8 * consumer, turn.phase);
-                Half<E4M3>(args, w, base + ROUNDED + consumer * ROUNDED_BYTES, consumer).store();
+            for (int half = 0; half < 2; half++) {
+                wait(rounded_full + 8 * half, turn.phase);
+                Half<E4M3, ROWS>(args, w, base + ROUNDED + half * HALF_BYTES, half).store();
                 __syncwarp();
-                if (threadIdx.x % 32 == 0) arrive(rounded_free + 8 * consumer);
+                if (threadIdx.x % 32 == 0) arrive(rounded_free + 8 * half);
             }
             turn.advance();
         }
@@ -190,82 +216,37 @@ __device__ __forceinline__ void project(const Arguments& args) {
         const auto release = [&](int stage) {
             if (lane < 2) arrive_at(free + 8 * stage, lane);
         };
-        // The lane's row of the four matrices that a warp stores at once, and their first chunk: two are side by side.
-        const int row = threadIdx.x / 32 % 4 * 16 + lane / 8 % 2 * 8 + lane % 8;
-        const uint32_t to = chunk_at(base + ROUNDED + consumer * ROUNDED_BYTES, row, lane / 16);
-        for (int at = 0, index; (index = tile(at)) >= 0; at++) {
-            const Work w = Work::at(args, counts, index, rank);
-            const bool is_low = LOW_RANK && w.kind == LOW;
-            if (w.rows_of(args, consumer) <= 0) {
-                // Leaves the tensor cores to the other warpgroup.
-                int boxes = steps;
-                if constexpr (LOW_RANK) boxes += is_low ? 0 : ceil_div(args.ranks[w.part], BOX);
-                for (int box = 0; box < boxes; box++) {
-                    wait(full + 8 * ring.stage, ring.phase);
-                    release(ring.stage);
-                    ring.advance();
-                }
-                if (is_low) {
-                    __syncwarp();
-                    if (lane == 0) low::signal(&low_warps);
-                    continue;
-                }
-                wait(rounded_free + 8 * consumer, turn.phase ^ 1);
-                turn.advance();
-                __syncwarp();
-                if (lane == 0) arrive(rounded_full + 8 * consumer);
-                continue;
-            }
-            float sums[COLS / 2];
+        // The lane's row of the four matrices that a warp stores at once: two are side by side.
+        const int row = lane / 16 * 8 + lane % 8, chunk = (consumer * 4 + threadIdx.x / 32 % 4) * 2 + lane / 8 % 2;
+        const uint32_t to = chunk_at(base + ROUNDED, row, chunk);
+        // sums = weights x^T of all features, of the rows of x that are `x_bytes` behind the first.
+        const auto multiply_features = [&](auto& sums, int weight_bytes, int x_bytes, int factors) {
             int last = 0;
-            // Calls multiply_slice(x, weight, add) for all features, 32 bytes at a time.
-            const auto multiply_features = [&](auto multiply_slice) {
-                for (int step = 0; step < steps; step++) {
-                    wait(full + 8 * ring.stage, ring.phase);
-                    const uint64_t x = describe(base + ring.stage * X_BYTES + consumer * ROUNDED_ROWS * STEP_BYTES, 0);
-                    const uint64_t weight = describe(base + WEIGHTS + ring.stage * WEIGHT_BYTES, 0);
-                    begin_multiply();
+            for (int step = 0; step < steps; step++) {
+                wait(full + 8 * ring.stage, ring.phase);
+                const uint64_t weight = describe(base + ring.stage * WEIGHT_BYTES + weight_bytes, 0);
+                const uint64_t x = describe(base + X + ring.stage * X_BYTES + x_bytes, 0);
+                begin_multiply();
 #pragma unroll
-                    for (int byte = 0; byte < STEP_BYTES; byte += 32)
-                        multiply_slice(x + (byte >> 4), weight + (byte >> 4), step + byte > 0);
-                    commit_multiply();
-                    // The multiplies before these are done, so the stage that they read is free.
-                    wait_multiply<1>();
-                    if (step > 0) release(last);
-                    last = ring.stage;
-                    ring.advance();
-                }
-            };
-            if constexpr (LOW_RANK)
-                if (is_low) {
-                    // The same registers: of others the compiler knows no end.
-                    auto& of_low = reinterpret_cast<float(&)[DOWN_ROWS / 2]>(sums);
-                    multiply_features([&](uint64_t x, uint64_t down, int add) {
-                        if constexpr (E4M3) multiply_e4m3(of_low, x, down, add);
-                        else multiply(of_low, x, down, add);
-                    });
-                    wait_multiply<0>();
-                    pin(of_low);
-                    release(last);
-                    store_low<E4M3>(args, w, consumer, of_low);
-                    __threadfence();
-                    low::order_global_and_tma();
-                    __syncwarp();
-                    if (lane == 0) low::signal(&low_warps);
-                    continue;
-                }
-            multiply_features([&](uint64_t x, uint64_t weight, int add) { multiply<E4M3>(sums, x, weight, add); });
+                for (int byte = 0; byte < STEP_BYTES; byte += 32)
+                    multiply_slice<E4M3>(sums, weight + (byte >> 4), x + (byte >> 4), step + byte > 0);
+                commit_multiply();
+                // The multiplies before these are done, so the stage that they read is free.
+                wait_multiply<1>();
+                if (step > 0) release(last);
+                last = ring.stage;
+                ring.advance();
+            }
             if constexpr (LOW_RANK) {
-                const int part_rank = args.ranks[w.part];
-                for (int k = 0; k < part_rank; k += BOX) {
+                for (int k = 0; k < factors; k += BOX) {
                     wait(full + 8 * ring.stage, ring.phase);
-                    const uint64_t low = describe(base + ring.stage * X_BYTES + consumer * ROUNDED_ROWS * STEP_BYTES, 0);
-                    const uint64_t up = describe(base + WEIGHTS + ring.stage * WEIGHT_BYTES, 0);
+                    const uint64_t up = describe(base + ring.stage * WEIGHT_BYTES + weight_bytes, 0);
+                    const uint64_t low = describe(base + X + ring.stage * X_BYTES + x_bytes, 0);
                     // What lies behind the rank is zeros, and left out where it is two slices.
-                    for (int slice = 0; slice < min(BOX, part_rank - k); slice += 2 * SLICE) {
+                    for (int slice = 0; slice < min(BOX, factors - k); slice += 2 * SLICE) {
                         begin_multiply();
-                        multiply<false>(sums, low + (slice >> 3), up + (slice >> 3), 1);
-                        multiply<false>(sums, low + ((slice + SLICE) >> 3), up + ((slice + SLICE) >> 3), 1);
+                        multiply_slice<false>(sums, up + (slice >> 3), low + (slice >> 3), 1);
+                        multiply_slice<false>(sums, up + ((slice + SLICE) >> 3), low + ((slice + SLICE) >> 3), 1);
                     }
                     commit_multiply();
                     wait_multiply<1>();
@@ -277,18 +258,53 @@ __device__ __forceinline__ void project(const Arguments& args) {
             wait_multiply<0>();
             pin(sums);
             release(last);
-            wait(rounded_free + 8 * consumer, turn.phase ^ 1);
-            turn.advance();
-#pragma unroll
-            for (int n = 0; n < COLS / 8; n += 2) {
-                const auto pair = [&](int block, int half) {
-                    return pack_pair(sums[block * 4 + half * 2], sums[block * 4 + half * 2 + 1]);
-                };
-                // n is even, so chunks n and n + 1 of a row are where chunks 0 and 1 are, with the bits of n flipped.
-                store_matrices(to ^ (n << 4), pair(n, 0), pair(n, 1), pair(n + 1, 0), pair(n + 1, 1));
-            }
+        };
+        const auto wait_for_room = [&](int half) { wait(rounded_free + 8 * half, turn.phase ^ 1); };
+        const auto rounded = [&](int half) {
             __syncwarp();
-            if (lane == 0) arrive(rounded_full + 8 * consumer);
+            if (lane == 0) arrive(rounded_full + 8 * half);
+        };
+        // The same in all lanes, which the compiler does not see: where paths may differ, it lets each multiply wait
+        // for the one in front.
+        for (int at = 0, index; (index = __shfl_sync(~0u, tile(at), 0)) >= 0; at++) {
+            const Work w = Work::at(args, counts, index, rank);
+            float sums[ROWS / 2];
+            // The same registers: of others the compiler knows no end.
+            auto& of_half = reinterpret_cast<float(&)[ROWS / 4]>(sums);
+            if constexpr (LOW_RANK)
+                if (w.kind == LOW) {
+                    if (w.is_short && consumer > 0) {
+                        for (int step = 0; step < steps; step++) {
+                            wait(full + 8 * ring.stage, ring.phase);
+                            release(ring.stage);
+                            ring.advance();
+                        }
+                    } else {
+                        multiply_features(of_half, 0, consumer * (X_BYTES / 2), 0);
+                        store_low<E4M3>(args, w, consumer, of_half);
+                        __threadfence();
+                        low::order_global_and_tma();
+                    }
+                    __syncwarp();
+                    if (lane == 0) low::signal(&low_warps);
+                    continue;
+                }
+            if (w.is_short) {
+                multiply_features(of_half, consumer * BOX_BYTES, 0, args.ranks[w.part]);
+                wait_for_room(0);
+                round_rows<0, ROWS / 2>(of_half, to);
+                rounded(0);
+                wait_for_room(1);
+            } else {
+                multiply_features(sums, consumer * BOX_BYTES, 0, args.ranks[w.part]);
+                wait_for_room(0);
+                round_rows<0, ROWS / 2>(sums, to);
+                rounded(0);
+                wait_for_room(1);
+                round_rows<ROWS / 2, ROWS / 2>(sums, to);
+            }
+            rounded(1);
+            turn.advance();
         }
     }
     __syncwarp();
@@ -301,15 +317,18 @@ __device__ __forceinline__ void project(const Arguments& args) {
 
 // Shared memory, which the launcher passes, is `BARRIERS` and 8 bytes for each barrier. The number of blocks must be
 // even.
-#define PROJECT(name, e4m3, low_rank)                                                           \
+#define PROJECT(name, e4m3, low_rank, rows)                                                     \
     extern "C" __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(project::THREADS, 1) \
         name(const __grid_constant__ project::Arguments args) {                                 \
-        project::project<e4m3, low_rank>(args);                                                 \
+        project::project<e4m3, low_rank, rows>(args);                                           \
     }
+#define PROJECT_ROWS(rows)                                         \
+    PROJECT(project_bf16_##rows##_sm90, false, false, rows)        \
+    PROJECT(project_low_rank_##rows##_sm90, false, true, rows)     \
+    PROJECT(project_e4m3_##rows##_sm90, true, false, rows)         \
+    PROJECT(project_e4m3_low_rank_##rows##_sm90, true, true, rows)
 
-PROJECT(project_bf16_sm90, false, false)
-PROJECT(project_low_rank_sm90, false, true)
-PROJECT(project_e4m3_sm90, true, false)
-PROJECT(project_e4m3_low_rank_sm90, true, true)
+PROJECT_ROWS(256)
+PROJECT_ROWS(224)
 
 #endif

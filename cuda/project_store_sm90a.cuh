@@ -14,12 +14,6 @@ __device__ __forceinline__ uint32_t chunk_at(uint32_t rounded, int row, int chun
     return rounded + row * ROW_BYTES + ((chunk ^ (row & 7)) << 4);
 }
 
-__device__ __forceinline__ uint2 load_shared_8(uint32_t from) {
-    uint2 raw;
-    asm volatile("ld.shared.v2.b32 {%0, %1}, [%2];" : "=r"(raw.x), "=r"(raw.y) : "r"(from) : "memory");
-    return raw;
-}
-
 // Stores 16 or 8 bytes at once. Of plain C++ the compiler would make four or two stores here.
 __device__ __forceinline__ void store_raw(bf16* to, uint4 raw) {
     asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(__cvta_generic_to_global(to)), "r"(raw.x), "r"(raw.y),
@@ -32,19 +26,14 @@ __device__ __forceinline__ void store_raw(bf16* to, uint2 raw) {
                  : "memory");
 }
 
-// Four bf16 values, scaled. Sums of e4m3 are rounded without their scales, and scaled when they are stored: the warps
+// Eight bf16 values, scaled. Sums of e4m3 are rounded without their scales, and scaled when they are stored: the warps
 // that multiply have no time for it.
 template <bool E4M3>
-__device__ __forceinline__ void unpack_scaled(uint2 raw, const float (&of_cols)[4], float of_row, float (&values)[4]) {
-    const uint32_t words[2] = {raw.x, raw.y};
-#pragma unroll
-    for (int i = 0; i < 2; i++) {
-        values[2 * i] = __uint_as_float(words[i] << 16);
-        values[2 * i + 1] = __uint_as_float(words[i] & 0xffff0000u);
-    }
+__device__ __forceinline__ void unpack_scaled(uint4 raw, const float (&of_cols)[8], float of_row, float (&values)[8]) {
+    unpack(raw, values);
     if constexpr (E4M3)
 #pragma unroll
-        for (int i = 0; i < 4; i++) values[i] *= of_cols[i] * of_row;
+        for (int i = 0; i < 8; i++) values[i] *= of_cols[i] * of_row;
 }
 
 template <int N>
@@ -56,30 +45,40 @@ __device__ __forceinline__ void load_scales(const float* from, float (&scales)[N
     }
 }
 
-// A warpgroup's half of a tile in shared memory, and where it goes. Each of the STORERS warps stores its own rows,
-// AT_ONCE at a time and in step, so that one row's work fills the time that another's shuffles and loads take.
-template <bool E4M3>
+// Half of the rows of a block's tile in shared memory, and where they go. Each of the STORERS warps stores its own
+// rows, some at once and in step, so that one row's work fills the time that another's shuffles and loads take.
+template <bool E4M3, int ROWS>
 struct Half {
     const Arguments& args;
-    const Work& w;
+    const Work<ROWS>& w;
     uint32_t rounded;
     int first_row, rows;
     long long first_out;
 
-    __device__ __forceinline__ Half(const Arguments& args, const Work& w, uint32_t rounded, int consumer)
+    __device__ __forceinline__ Half(const Arguments& args, const Work<ROWS>& w, uint32_t rounded, int half)
         : args(args), w(w), rounded(rounded) {
-        first_row = w.row + consumer * ROUNDED_ROWS;
-        rows = w.rows_of(args, consumer);
+        first_row = w.row + half * (ROWS / 2);
+        rows = w.rows_of(args, half);
         first_out = (w.part ? args.part_rows[0] : 0) + first_row;
     }
 
-    // Calls body(row, i) for AT_ONCE rows of this warp. Rows behind the last are the last again, which is stored more
-    // than once with the same values.
-    template <class Body>
-    __device__ __forceinline__ void at_once(int first, int end, Body body) const {
+    // Rows from `begin` to `end`, each of LANES lanes, of which a lane has AT_ONCE at once.
+    template <int LANES, int AT_ONCE>
+    struct Rows {
+        static constexpr int SIDE_BY_SIDE = 32 / LANES, STEP = STORERS * SIDE_BY_SIDE;
+        int begin, end;
+
+        // Calls step(each) for all rows of this warp; each(body) calls body(row, i) for AT_ONCE of this lane. Rows
+        // behind the last are the last again, which is stored more than once with the same values.
+        template <class Step>
+        __device__ __forceinline__ void all(int storer, int lane, Step step) const {
+            for (int first = begin + storer * SIDE_BY_SIDE; first < end; first += STEP * AT_ONCE)
+                step([&](auto body) {
 #pragma unroll
-        for (int i = 0; i < AT_ONCE; i++) body(min(first + i * STORERS, end - 1), i);
-    }
+                    for (int i = 0; i < AT_ONCE; i++) body(min(first + lane / LANES + i * STEP, end - 1), i);
+                });
+        }
+    };
 
     __device__ __forceinline__ float row_scale(int row) const { return args.x_scales[w.part][first_row + row]; }
     __device__ __forceinline__ const float* col_scales() const { return args.weight_scales[w.part] + w.weight; }
@@ -92,89 +91,87 @@ struct Half {
     }
 
     __device__ __forceinline__ void store_gated(int storer, int lane) const {
-        bf16* out = args.out + first_out * args.ld_out + w.col + lane * 4;
-        const int chunk = lane / 2, half = lane % 2 * 8;
-        float of_gate[4], of_up[4];
+        constexpr int LANES = CONSUMER_COLS / 8, AT_ONCE = 2;
+        const int chunk = lane % LANES;
+        bf16* out = args.out + first_out * args.ld_out + w.col + chunk * 8;
+        float of_gate[8], of_up[8];
         if constexpr (E4M3) {
-            load_scales(col_scales() + lane * 4, of_gate);
-            load_scales(col_scales() + w.second + lane * 4, of_up);
+            load_scales(col_scales() + chunk * 8, of_gate);
+            load_scales(col_scales() + w.second + chunk * 8, of_up);
         }
-        for (int first = storer; first < rows; first += STORERS * AT_ONCE) {
-            uint2 gate[AT_ONCE], up[AT_ONCE];
+        Rows<LANES, AT_ONCE>{0, rows}.all(storer, lane, [&](auto each) {
+            uint4 gate[AT_ONCE], up[AT_ONCE];
             float of_row[AT_ONCE];
-            at_once(first, rows, [&](int row, int i) {
-                gate[i] = load_shared_8(chunk_at(rounded, row, chunk) + half);
-                up[i] = load_shared_8(chunk_at(rounded, row, COLS / 16 + chunk) + half);
+            each([&](int row, int i) {
+                gate[i] = load_shared_16(chunk_at(rounded, row, chunk));
+                up[i] = load_shared_16(chunk_at(rounded, row, LANES + chunk));
                 of_row[i] = E4M3 ? row_scale(row) : 1.0f;
             });
-            float g[AT_ONCE][4];
-            at_once(first, rows, [&](int, int i) {
-                float u[4];
-                unpack_scaled<E4M3>(gate[i], of_gate, of_row[i], g[i]);
+            each([&](int row, int i) {
+                float g[8], u[8];
+                unpack_scaled<E4M3>(gate[i], of_gate, of_row[i], g);
                 unpack_scaled<E4M3>(up[i], of_up, of_row[i], u);
 #pragma unroll
-                for (int j = 0; j < 4; j++) g[i][j] = silu(g[i][j]) * u[j];
+                for (int j = 0; j < 8; j++) g[j] = silu(g[j]) * u[j];
+                store_raw(out + row * args.ld_out, pack(g));
             });
-            at_once(first, rows, [&](int row, int i) {
-                store_raw(out + row * args.ld_out,
-                          make_uint2(pack_pair(g[i][0], g[i][1]), pack_pair(g[i][2], g[i][3])));
-            });
-        }
+        });
     }
 
     __device__ __forceinline__ void store_values(int storer, int lane) const {
-        bf16* out = args.out + first_out * args.ld_out + w.col + lane * 8;
+        constexpr int LANES = COLS / 8, AT_ONCE = 4;
+        const int chunk = lane % LANES;
+        bf16* out = args.out + first_out * args.ld_out + w.col + chunk * 8;
         float of_lane[8];
-        if constexpr (E4M3) load_scales(col_scales() + lane * 8, of_lane);
-        for (int first = storer; first < rows; first += STORERS * AT_ONCE) {
+        if constexpr (E4M3) load_scales(col_scales() + chunk * 8, of_lane);
+        Rows<LANES, AT_ONCE>{0, rows}.all(storer, lane, [&](auto each) {
             uint4 raw[AT_ONCE];
             float of_row[AT_ONCE];
-            at_once(first, rows, [&](int row, int i) {
-                raw[i] = load_shared_16(chunk_at(rounded, row, lane));
+            each([&](int row, int i) {
+                raw[i] = load_shared_16(chunk_at(rounded, row, chunk));
                 of_row[i] = E4M3 ? row_scale(row) : 1.0f;
             });
-            at_once(first, rows, [&](int row, int i) {
+            each([&](int row, int i) {
                 if constexpr (E4M3) {
                     float x[8];
-                    unpack(raw[i], x);
-#pragma unroll
-                    for (int j = 0; j < 8; j++) x[j] *= of_lane[j] * of_row[i];
+                    unpack_scaled<E4M3>(raw[i], of_lane, of_row[i], x);
                     raw[i] = pack(x);
                 }
                 store_raw(out + row * args.ld_out, raw[i]);
             });
-        }
+        });
     }
 
-    // Rows from `begin` to `end`, all text or all image. 16 lanes hold a head, 8 columns each.
+    // Rows from `begin` to `end`, all text or all image.
     __device__ __forceinline__ void store_heads(int storer, int lane, int begin, int end, const bf16* norm,
                                                 float eps) const {
-        bf16* out = args.out + first_out * args.ld_out + w.col + lane * 8;
-        const int in_head = lane % 16;
+        constexpr int LANES = COLS / 8, AT_ONCE = 4;
+        const int in_head = lane % LANES;
+        bf16* out = args.out + first_out * args.ld_out + w.col + in_head * 8;
         float weight[8], of_lane[8];
         load(norm + in_head * 8, weight);
         float inverse = 0.0f;
         if constexpr (E4M3) {
-            load_scales(col_scales() + lane * 8, of_lane);
+            load_scales(col_scales() + in_head * 8, of_lane);
             if (args.heads_in_e4m3 && begin < end) {
                 const float bound = w.kind == QUERIES ? bound_of_heads(args.txt_norm_q, args.img_norm_q)
                                                       : bound_of_heads(args.txt_norm_k, args.img_norm_k);
                 inverse = bound > 0.0f ? E4M3_MAX / bound : 0.0f;
             }
         }
-        for (int first = begin + storer; first < end; first += STORERS * AT_ONCE) {
+        Rows<LANES, AT_ONCE>{begin, end}.all(storer, lane, [&](auto each) {
             uint4 raw[AT_ONCE];
             float4 cosines[AT_ONCE], sines[AT_ONCE];
             float of_row[AT_ONCE];
-            at_once(first, end, [&](int row, int i) {
+            each([&](int row, int i) {
                 const long long at = token_of(row) * args.ld_table + in_head * 4;
                 cosines[i] = *reinterpret_cast<const float4*>(args.cos + at);
                 sines[i] = *reinterpret_cast<const float4*>(args.sin + at);
-                raw[i] = load_shared_16(chunk_at(rounded, row, lane));
+                raw[i] = load_shared_16(chunk_at(rounded, row, in_head));
                 of_row[i] = E4M3 ? row_scale(row) : 1.0f;
             });
             float x[AT_ONCE][8], squares[AT_ONCE];
-            at_once(first, end, [&](int, int i) {
+            each([&](int, int i) {
                 unpack(raw[i], x[i]);
                 squares[i] = 0.0f;
 #pragma unroll
@@ -185,11 +182,11 @@ struct Half {
             });
 #pragma unroll
             for (int step = 8; step > 0; step >>= 1)
-                at_once(first, end, [&](int, int i) { squares[i] += __shfl_xor_sync(~0u, squares[i], step); });
-            at_once(first, end, [&](int, int i) {
+                each([&](int, int i) { squares[i] += __shfl_xor_sync(~0u, squares[i], step); });
+            each([&](int, int i) {
                 // The norm divides by a row's scale again, so only eps, which it adds, needs the scale.
                 const float least = E4M3 ? __fdividef(eps, of_row[i] * of_row[i]) : eps;
-                const float rstd = rsqrtf(squares[i] / (COLS / 2) + least);
+                const float rstd = rsqrtf(squares[i] / COLS + least);
                 const float c[4] = {cosines[i].x, cosines[i].y, cosines[i].z, cosines[i].w},
                             s[4] = {sines[i].x, sines[i].y, sines[i].z, sines[i].w};
 #pragma unroll
@@ -200,12 +197,12 @@ struct Half {
                     x[i][2 * j + 1] = b * c[j] + a * s[j];
                 }
             });
-            at_once(first, end, [&](int row, int i) {
+            each([&](int row, int i) {
                 bf16* to = out + row * args.ld_out;
                 if (E4M3 && args.heads_in_e4m3) store_raw(to - in_head * 4, pack_e4m3(x[i], inverse));
                 else store_raw(to, pack(x[i]));
             });
-        }
+        });
     }
 
     __device__ __forceinline__ void store() const {

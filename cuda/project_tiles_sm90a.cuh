@@ -8,26 +8,22 @@ namespace project {
 
 using namespace hopper;
 
-constexpr int ROWS = 128, COLS = 256;  // of a block's tile; a head is half of COLS
-constexpr int STEP_BYTES = 128;        // of every row
+constexpr int COLS = 128;                  // of a block's tile: a head, or half of them gate and half up
+constexpr int STEP_BYTES = 128;            // of every row
 constexpr int STAGES = 3;
 constexpr int CONSUMERS = 2, STORERS = 3;  // warpgroups that multiply, warps that store
-constexpr int X_BYTES = ROWS * STEP_BYTES, WEIGHT_BYTES = COLS * STEP_BYTES;
-constexpr int ROUNDED_ROWS = ROWS / CONSUMERS, ROW_BYTES = COLS * 2, ROUNDED_BYTES = ROUNDED_ROWS * ROW_BYTES;
-constexpr int WEIGHTS = STAGES * X_BYTES, ROUNDED = WEIGHTS + STAGES * WEIGHT_BYTES,
-              BARRIERS = ROUNDED + CONSUMERS * ROUNDED_BYTES;
-constexpr int DOWN_ROWS = 128, DOWN_BYTES = DOWN_ROWS * STEP_BYTES;  // columns of low that are made at once
-constexpr int LOW_WARPS = 2 * CONSUMERS * 4;                         // that make them, in both blocks
+constexpr int CONSUMER_COLS = COLS / CONSUMERS;
+constexpr int BOX_BYTES = CONSUMER_COLS * STEP_BYTES, WEIGHT_BYTES = COLS * STEP_BYTES;
+constexpr int ROW_BYTES = COLS * 2;           // of rounded sums
+constexpr int DOWN_ROWS = 128;                // columns of low that two blocks make at once
+constexpr int LOW_WARPS = 2 * CONSUMERS * 4;  // that make them, in both blocks
 constexpr int THREADS = 128 + 128 * CONSUMERS;
-constexpr int AT_ONCE = 4;  // rows that a warp loads before it uses the first
 
 struct Arguments {
     TensorMap x[2];
-    TensorMap short_x[2];  // the same in boxes of half as many rows
     TensorMap weight[2];
     TensorMap down[2];
     TensorMap low[2];
-    TensorMap short_low[2];
     TensorMap up[2];
     const float* x_scales[2];
     const float* weight_scales[2];
@@ -61,16 +57,18 @@ struct Arguments {
 
 enum Kind { KEYS, VALUES, QUERIES, GATED, LOW };
 
-// A block's share of a tile: the part of x and the first row in it, the tile's first column of out, what its columns
-// are, the weight's row at which the first half of its columns begins, and how many rows after that the second begins.
+// A block's share of a tile of ROWS rows, or of half as many: the part of x and the tile's first row in it, the block's
+// first column of out, what its columns are, the weight's row at which the columns of the first warpgroup begin, and
+// how many rows after that those of the second begin.
+template <int ROWS>
 struct Work {
     int part, row, col, weight, second;
     Kind kind;
-    bool is_short;  // the tile has ROWS rows or fewer: each block has half of them, which one warpgroup multiplies
+    bool is_short;  // the tile has at most ROWS / 2 rows
 
     // Rows of tiles that a part fills, or more than half of the last, and whether it has a short one behind these.
-    __device__ __forceinline__ static int tall_rows(int rows) { return (rows + ROWS - 1) / (2 * ROWS); }
-    __device__ __forceinline__ static int short_rows(int rows) { return rows > tall_rows(rows) * 2 * ROWS; }
+    __device__ __forceinline__ static int tall_rows(int rows) { return (rows + ROWS / 2 - 1) / ROWS; }
+    __device__ __forceinline__ static int short_rows(int rows) { return rows > tall_rows(rows) * ROWS; }
 
     // Rows of tall tiles that need all columns.
     __device__ __forceinline__ static int wanted_rows(const Arguments& args) {
@@ -96,13 +94,13 @@ struct Work {
 
     template <bool LOW_RANK>
     __device__ __forceinline__ static Counts counts(const Arguments& args, int clusters) {
-        const int cols = (3 * args.dim + 2 * args.mlp) / COLS;
+        const int cols = (3 * args.dim + 2 * args.mlp) / (2 * COLS);
         const int low = LOW_RANK ? (low_rows(args, 0) + low_rows(args, 1)) * ceil_div(args.ld_low, DOWN_ROWS) : 0;
         const int tall = wanted_rows(args) * cols;
         const int shorts = (short_rows(args.part_rows[0]) + short_rows(args.part_rows[1])) * cols;
         // A last round of tall tiles that as many clusters as there are could make as halves takes half as long so.
         const int last = tall % clusters, split = 2 * last + shorts <= clusters ? last : 0;
-        return {low, tall - split, 2 * split, shorts, args.key_tiles * (2 * args.dim / COLS)};
+        return {low, tall - split, 2 * split, shorts, args.key_tiles * (args.dim / COLS)};
     }
 
     // The tile that a cluster makes at its turn; a negative number behind its last. Those of low and tall ones go
@@ -137,9 +135,9 @@ struct Work {
         const int half = index - counts.tall;
         if (half < 0) return of_out(args, index, rank);
         if (half >= counts.halves) return of_out(args, index - counts.halves / 2, rank);
-        Work w = of_out(args, counts.tall + half / 2, 0);
+        Work w = of_out(args, counts.tall + half / 2, rank);
         w.is_short = true;
-        w.row += half % 2 * ROWS + rank * ROUNDED_ROWS;
+        w.row += half % 2 * (ROWS / 2);
         return w;
     }
 
@@ -147,25 +145,20 @@ struct Work {
         const int first_part = low_rows(args, 0), rows = first_part + low_rows(args, 1);
         Work w;
         w.kind = LOW;
-        w.col = index / rows * DOWN_ROWS;
-        w.weight = w.second = 0;
+        w.col = index / rows * DOWN_ROWS + rank * (DOWN_ROWS / 2);
+        w.weight = w.col, w.second = 0;
         int row = index % rows;
         w.part = row >= first_part;
         row -= w.part ? first_part : 0;
         w.is_short = row >= tall_rows(args.part_rows[w.part]);
-        w.row = w.first_row_of(row, rank);
+        w.row = row * ROWS;
         return w;
-    }
-
-    // The first row of a block's share of a row of tiles.
-    __device__ __forceinline__ int first_row_of(int row, int rank) const {
-        return row * 2 * ROWS + rank * (is_short ? ROUNDED_ROWS : ROWS);
     }
 
     __device__ __forceinline__ static Work of_out(const Arguments& args, int index, int rank) {
         const int first_part = tall_rows(args.part_rows[0]), wanted = wanted_rows(args);
         const int first_short = short_rows(args.part_rows[0]), shorts = first_short + short_rows(args.part_rows[1]);
-        const int cols = (3 * args.dim + 2 * args.mlp) / COLS, together = args.rows_of_tiles * cols;
+        const int cols = (3 * args.dim + 2 * args.mlp) / (2 * COLS), together = args.rows_of_tiles * cols;
         int row, col;
         Work w;
         w.is_short = false;
@@ -184,12 +177,12 @@ struct Work {
             w.part = 0;
             row = index % args.key_tiles, col = index / args.key_tiles;
         }
-        w.row = w.first_row_of(row, rank);
-        const int weight = col * COLS;
+        w.row = row * ROWS;
+        const int weight = (2 * col + rank) * COLS;
         if (weight < 3 * args.dim) {
             w.kind = weight < args.dim ? KEYS : weight < 2 * args.dim ? VALUES : QUERIES;
             w.col = weight;
-            w.weight = weight, w.second = COLS / 2;
+            w.weight = weight, w.second = CONSUMER_COLS;
         } else {
             w.kind = GATED;
             w.col = 3 * args.dim + (weight - 3 * args.dim) / 2;
@@ -198,10 +191,10 @@ struct Work {
         return w;
     }
 
-    // How many rows a warpgroup multiplies; none, or fewer than that, where all of its own are behind the last.
-    __device__ __forceinline__ int rows_of(const Arguments& args, int consumer) const {
-        if (is_short && consumer > 0) return 0;
-        return min(ROUNDED_ROWS, args.part_rows[part] - row - consumer * ROUNDED_ROWS);
+    // How many rows of half a tile there are; none, or fewer than that, where all of it is behind the last.
+    __device__ __forceinline__ int rows_of(const Arguments& args, int half) const {
+        if (is_short && half > 0) return 0;
+        return min(ROWS / 2, args.part_rows[part] - row - half * (ROWS / 2));
     }
 };
 

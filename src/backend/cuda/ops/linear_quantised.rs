@@ -1,7 +1,7 @@
 //! Launches cuda/linear_int8.cu, cuda/linear_w4a8.cu and cuda/linear_e4m3_sm89.cu: products of rows of 8 bits by
 //! mma.sync, and what follows on the columns of an MLP.
 
-use super::project::rows_of_tiles;
+use super::project_tiles::rows_of_tiles;
 use crate::backend::cuda::buffer::BufferKind;
 use crate::backend::cuda::element::Element;
 use crate::backend::cuda::gemm::Matrix;

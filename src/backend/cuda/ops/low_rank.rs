@@ -4,7 +4,7 @@ use std::ffi::c_void;
 
 use cudarc::driver::sys;
 
-use super::project::rows_of_tiles;
+use super::project_tiles::rows_of_tiles;
 use crate::backend::cuda::hopper::Choice;
 use crate::backend::cuda::weight::Weight;
 use crate::backend::cuda::{Cuda, Tensor};

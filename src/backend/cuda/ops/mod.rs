@@ -39,6 +39,7 @@ mod occupancy;
 mod patchify;
 mod project;
 mod project_attention;
+mod project_tiles;
 mod qk_norm_rope;
 pub(crate) mod quantise;
 mod relu;

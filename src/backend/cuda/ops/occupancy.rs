@@ -9,7 +9,7 @@ use super::attention::Base;
 use super::conv2d_sm90a::{FEW, HALVED, SAME};
 use super::linear_quantised::Form;
 use super::upsample_conv2d::UPSAMPLED;
-use super::{attention, attention_512, attention_e4m3, conv2d_taps, linear_quantised, low_rank, project};
+use super::{attention, attention_512, attention_e4m3, conv2d_taps, linear_quantised, low_rank, project_tiles};
 use crate::backend::cuda::buffer::BufferKind;
 use crate::backend::cuda::element::Element;
 use crate::backend::cuda::resources::{self, Kernels, Resources};
@@ -99,7 +99,7 @@ fn launched(file: &str, kernel: &str, architecture: &Architecture) -> usize {
                 .map_or(0, |form| form.shared_bytes(architecture.element()))
         }
         "low_rank_sm90a" => low_rank::SHARED_BYTES,
-        "project_sm90a" => project::SHARED_BYTES,
+        "project_sm90a" => project_tiles::shared_bytes(kernel),
         _ => shapes().find(|shape| shape.name == kernel).map_or(0, |shape| shape.shared_bytes()),
     }
 }

@@ -7,6 +7,7 @@ use std::ffi::c_void;
 use cudarc::driver::sys;
 
 use super::factors::Factors;
+use super::project_tiles::{self, KERNELS, Tiles};
 use crate::backend::cuda::element::Element;
 use crate::backend::cuda::hopper::Choice;
 use crate::backend::cuda::weight::Weight;
@@ -18,32 +19,28 @@ use crate::ops::{Pairs, TokenLayout};
 
 /// `FLUX_PROJECT=base` turns this kernel off; `FLUX_PROJECT=sm90` makes it an error when this GPU or this program has
 /// none.
-const CHOICE: Choice = Choice { op: "project", variable: "FLUX_PROJECT", file: "project_sm90a", forms: &[] };
-/// `ROWS`, `COLS`, `STEP_BYTES`, `STAGES` and `THREADS` of cuda/project_tiles_sm90a.cuh.
-const ROWS: usize = 128;
-const COLS: usize = 256;
-const STEP_BYTES: usize = 128;
-const STAGES: usize = 3;
+const CHOICE: Choice = Choice {
+    op: "project",
+    variable: "FLUX_PROJECT",
+    file: "project_sm90a",
+    forms: &[KERNELS[0].form, KERNELS[1].form],
+};
+/// `THREADS` and `DOWN_ROWS` of cuda/project_tiles_sm90a.cuh, and of what the rank is a multiple.
 const THREADS: usize = 3 * 128;
-/// `DOWN_ROWS` there, and of what the rank is a multiple.
 const DOWN_ROWS: usize = 128;
 const RANK_MULTIPLE: usize = 16;
-/// `BARRIERS` there, and two barriers for each stage and each of two warpgroups.
-pub(super) const SHARED_BYTES: usize = STAGES * (ROWS + COLS) * STEP_BYTES + ROWS * COLS * 2 + 16 * (STAGES + 2);
+/// Rows of a weight in a box: `CONSUMER_COLS` there.
+const WEIGHT_BOX: usize = 64;
 /// Columns of a head.
-const HEAD_DIM: usize = COLS / 2;
-/// At most so many rows of tiles are done together: their x stays in L2 while weights pass.
-const ROWS_OF_TILES: usize = 14;
+const HEAD_DIM: usize = 128;
 
 /// `Arguments` in cuda/project_tiles_sm90a.cuh, field by field.
 #[repr(C)]
 struct Arguments {
     x: [sys::CUtensorMap; 2],
-    short_x: [sys::CUtensorMap; 2],
     weight: [sys::CUtensorMap; 2],
     down: [sys::CUtensorMap; 2],
     low: [sys::CUtensorMap; 2],
-    short_low: [sys::CUtensorMap; 2],
     up: [sys::CUtensorMap; 2],
     x_scales: [u64; 2],
     weight_scales: [u64; 2],
@@ -75,11 +72,6 @@ struct Arguments {
     heads_in_e4m3: i32,
 }
 
-/// How many rows of tiles are done together, so that no group of them is much smaller than the others.
-pub(super) fn rows_of_tiles(all: usize) -> usize {
-    all.div_ceil(all.div_ceil(ROWS_OF_TILES).max(1)).max(1)
-}
-
 /// What the kernel multiplies: x and the weight of each part, and the factors beside that.
 struct Operands<'a> {
     parts: Vec<(&'a Tensor<Cuda>, &'a Weight)>,
@@ -91,7 +83,8 @@ struct Operands<'a> {
 /// and 16-byte accesses. x will be e4m3 where the weight is. It takes no integers.
 fn takes(parts: &[(&Tensor<Cuda>, &Weight)], heads: Option<&Heads<'_, Cuda>>) -> bool {
     let (dim, out) = (heads.map_or(0, |heads| heads.dim), parts[0].1.rows());
-    let sizes = dim.is_multiple_of(COLS) && (out - 3 * dim).is_multiple_of(COLS) && out > 0;
+    let sizes =
+        dim.is_multiple_of(project_tiles::COLS) && (out - 3 * dim).is_multiple_of(project_tiles::COLS) && out > 0;
     let e4m3 = parts[0].1.is_e4m3();
     let x_fits = |x: &Tensor<Cuda>| x.cols() > 0 && (e4m3 && !x.is_e4m3() || x.aligned());
     let tensors =
@@ -195,34 +188,36 @@ impl Cuda {
         out: &Tensor<Cuda>,
     ) -> Result<()> {
         let Operands { parts, low_rank, .. } = operands;
-        // First of all, because a driver that loads this kernel knows tensor maps too.
-        let kernel = match (parts[0].1.is_e4m3(), low_rank.iter().any(Option::is_some)) {
-            (false, false) => "project_bf16_sm90",
-            (false, true) => "project_low_rank_sm90",
-            (true, false) => "project_e4m3_sm90",
-            (true, true) => "project_e4m3_low_rank_sm90",
+        let most_clusters = self.device().multiprocessors() / 2;
+        let cols = [3 * dim + 2 * mlp, 2 * dim].map(|cols| cols / project_tiles::COLS);
+        let part_rows = [0, 1].map(|part| parts.get(part).map_or(0, |(x, _)| x.rows()));
+        let keys_only = heads.map_or(0, |heads| heads.layout.rows_without_query());
+        let form = self.hopper_form(CHOICE)?;
+        let tiles = match KERNELS.into_iter().find(|kernels| form == Some(kernels.form)) {
+            Some(kernels) => Tiles::new(kernels, part_rows, keys_only),
+            None => Tiles::fastest(part_rows, keys_only, cols, most_clusters),
         };
-        let launch = self.launch(CHOICE.file, kernel)?.shared(SHARED_BYTES as u32)?;
-        let tiles: usize = parts.iter().map(|(x, _)| x.rows().div_ceil(2 * ROWS)).sum();
-        // A tile whose rows all ask no query needs no other columns than those of k and v.
-        let key_tiles = heads.map_or(0, |heads| heads.layout.rows_without_query() / (2 * ROWS));
-        let wanted_tiles = tiles - key_tiles;
+        let kernel = match (parts[0].1.is_e4m3(), low_rank.iter().any(Option::is_some)) {
+            (false, false) => tiles.kernels.bf16,
+            (false, true) => tiles.kernels.low_rank,
+            (true, false) => tiles.kernels.e4m3,
+            (true, true) => tiles.kernels.e4m3_low_rank,
+        };
+        // Before all maps, because a driver that loads this kernel knows those too.
+        let launch = self.launch(CHOICE.file, kernel)?.shared(tiles.shared_bytes() as u32)?;
         let rank = low_rank.iter().flatten().map(|factors| factors.down.rows()).max().unwrap_or(0);
         let rank = rank.next_multiple_of(RANK_MULTIPLE);
         let low = self.empty(if rank > 0 { out.rows() } else { 0 }, rank)?;
         let with_factors = parts.iter().zip(low_rank).filter(|(_, factors)| factors.is_some());
-        let low_tiles: usize = with_factors.map(|((x, _), _)| x.rows().div_ceil(2 * ROWS)).sum();
-        let items = (wanted_tiles * (3 * dim + 2 * mlp) + key_tiles * 2 * dim) / COLS;
-        let items = items + low_tiles * rank.div_ceil(DOWN_ROWS);
+        let low_tiles: usize = with_factors.map(|((x, _), _)| x.rows().div_ceil(tiles.height())).sum();
+        let items = tiles.count(cols) + low_tiles * rank.div_ceil(DOWN_ROWS);
         CHOICE.int(out.rows())?;
         CHOICE.int(items)?;
-        let short_tiles = parts.iter().filter(|(x, _)| is_short(x.rows())).count();
-        let tiles = [wanted_tiles - short_tiles, key_tiles];
         let mut arguments = arguments(operands, heads, [dim, mlp], out, &low, tiles)?;
-        let clusters = items.min(self.device().multiprocessors() / 2).max(1);
+        let clusters = items.min(most_clusters).max(1);
         let mut pointers: [*mut c_void; 1] = [std::ptr::from_mut(&mut arguments).cast()];
         // SAFETY: the kernel takes `Arguments`, laid out as there, in clusters of two blocks, with THREADS threads and
-        // SHARED_BYTES of shared memory. The maps cover exactly the cells of x and of the weights, which in e4m3 have a
+        // the shared memory of its tiles. The maps cover exactly the cells of x and of the weights, which in e4m3 have a
         // scale for each row, and of the factors beside them, down in e4m3 with scales for its padding, too; `low` and
         // `out` were made for all rows and columns.
         // `Tensor::project` checked the weights' rows, the norms [1, head_dim], and the tables to have a row for every
@@ -231,50 +226,39 @@ impl Cuda {
     }
 }
 
-/// Whether the last row of tiles of a part of so many rows has at most half of its rows.
-fn is_short(rows: usize) -> bool {
-    (1..=ROWS).contains(&(rows % (2 * ROWS)))
-}
-
-/// The kernel's arguments. `tall_tiles` rows of tiles need all columns, as do those that are short; `key_tiles` need
-/// only those of k and v.
+/// The kernel's arguments.
 fn arguments(
     Operands { parts, low_rank, heads_in_e4m3 }: &Operands<'_>,
     heads: Option<&Heads<'_, Cuda>>,
     [dim, mlp]: [usize; 2],
     out: &Tensor<Cuda>,
     low: &Tensor<Cuda>,
-    [tall_tiles, key_tiles]: [usize; 2],
+    tiles: Tiles,
 ) -> Result<Arguments> {
     let e4m3 = parts[0].1.is_e4m3();
-    let x_map = |x: &Tensor<Cuda>, in_box: usize| {
-        CHOICE.rows_map(x.is_e4m3(), x.address(), [x.rows(), x.cols()], x.stride(), in_box)
-    };
+    let x_map =
+        |x: &Tensor<Cuda>| CHOICE.rows_map(x.is_e4m3(), x.address(), [x.rows(), x.cols()], x.stride(), tiles.x_box());
     let weight_map = |weight: &Weight| {
-        CHOICE.rows_map(e4m3, weight.address(), [weight.rows(), weight.cols()], weight.stride(), ROWS)
+        let shape = [weight.rows(), weight.cols()];
+        CHOICE.rows_map(weight.is_e4m3(), weight.address(), shape, weight.stride(), WEIGHT_BOX)
     };
     // No driver makes a map of a part without rows. Such a part has no tiles, so the map of the other stands in for it.
     let rows = |part: usize| parts.get(part).map_or(0, |(x, _)| x.rows());
     let part = |part: usize| parts[if rows(part) > 0 { part } else { 1 - part }];
     let low_rank = |index: usize| low_rank.get(index).and_then(Option::as_ref);
     // The kernel reads no factors of a part without them, so the maps of x and its weight stand in for theirs.
-    let low_map = |index: usize, in_box| match low_rank(index) {
-        None => x_map(part(index).0, in_box),
+    let low_map = |index: usize| match low_rank(index) {
+        None => x_map(part(index).0),
         Some(_) => {
             let address = low.address() + (index * rows(0) * low.stride() * Element::BYTES) as u64;
-            CHOICE.rows_map(false, address, [rows(index), low.cols()], low.stride(), in_box)
+            CHOICE.rows_map(false, address, [rows(index), low.cols()], low.stride(), tiles.x_box())
         }
     };
-    let factor_map = |index: usize, in_box, of: for<'f> fn(&'f Factors<'_>) -> &'f Weight| match low_rank(index) {
-        None => weight_map(part(index).1),
-        Some(factors) => {
-            let factor = of(factors);
-            let shape = [factor.rows(), factor.cols()];
-            CHOICE.rows_map(factor.is_e4m3(), factor.address(), shape, factor.stride(), in_box)
-        }
+    let factor_map = |index: usize, of: for<'f> fn(&'f Factors<'_>) -> &'f Weight| {
+        weight_map(low_rank(index).map_or(part(index).1, of))
     };
-    let down = |index: usize| factor_map(index, DOWN_ROWS / 2, |factors| &factors.down);
-    let up = |index: usize| factor_map(index, ROWS, |factors| &factors.up);
+    let down = |index: usize| factor_map(index, |factors| &factors.down);
+    let up = |index: usize| factor_map(index, |factors| &factors.up);
     let rank = |index: usize| {
         CHOICE.int(low_rank(index).map_or(0, |factors| factors.down.rows().next_multiple_of(RANK_MULTIPLE)))
     };
@@ -283,12 +267,10 @@ fn arguments(
         .map_or([0; 4], |Heads { norm, .. }| [&norm[0].q, &norm[0].k, &norm[1].q, &norm[1].k].map(Tensor::address));
     let layout = heads.map_or(TokenLayout::single(out.rows()), |heads| heads.layout);
     Ok(Arguments {
-        x: [x_map(part(0).0, ROWS)?, x_map(part(1).0, ROWS)?],
-        short_x: [x_map(part(0).0, ROWS / 2)?, x_map(part(1).0, ROWS / 2)?],
+        x: [x_map(part(0).0)?, x_map(part(1).0)?],
         weight: [weight_map(part(0).1)?, weight_map(part(1).1)?],
         down: [down(0)?, down(1)?],
-        low: [low_map(0, ROWS)?, low_map(1, ROWS)?],
-        short_low: [low_map(0, ROWS / 2)?, low_map(1, ROWS / 2)?],
+        low: [low_map(0)?, low_map(1)?],
         up: [up(0)?, up(1)?],
         x_scales: [0, 1].map(|index| if e4m3 { part(index).0.scales() } else { 0 }),
         weight_scales: [0, 1].map(|index| if e4m3 { part(index).1.scales() } else { 0 }),
@@ -315,24 +297,8 @@ fn arguments(
         txt_rows: CHOICE.int(layout.txt_rows())?,
         txt: CHOICE.int(layout.txt)?,
         img: CHOICE.int(layout.image_stream())?,
-        rows_of_tiles: CHOICE.int(rows_of_tiles(tall_tiles))?,
-        key_tiles: CHOICE.int(key_tiles)?,
+        rows_of_tiles: CHOICE.int(tiles.rows_together())?,
+        key_tiles: CHOICE.int(tiles.keys)?,
         heads_in_e4m3: i32::from(*heads_in_e4m3),
     })
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_kernel_fits_the_shared_memory_of_hopper() {
-        const { assert!(SHARED_BYTES <= 227 << 10) }
-        assert_eq!(SHARED_BYTES, 3 * (128 + 256) * 128 + 64 * 1024 + 80);
-    }
-
-    #[test]
-    fn groups_of_tiles_are_of_one_height() {
-        assert_eq!([0, 1, 14, 15, 18, 29, 66].map(rows_of_tiles), [1, 1, 14, 8, 9, 10, 14]);
-    }
 }
