@@ -173,8 +173,13 @@ pub fn check_against(cuda: &Cuda, what: &str, case: &impl Case, fused: f32, comp
 /// Another test of this program, `test` by its path in the crate, with an environment variable set, which is read by a
 /// whole process. Returns whether it passed, and its words.
 pub fn with_variable(test: &str, variable: &str, value: &str) -> (bool, String) {
-    let program = std::env::current_exe().unwrap();
-    let output = Command::new(program).args([test, "--exact", "--nocapture"]).env(variable, value).output().unwrap();
+    with_variables(test, &[(variable, value)])
+}
+
+/// The same with several set.
+pub fn with_variables(test: &str, set: &[(&str, &str)]) -> (bool, String) {
+    let mut program = Command::new(std::env::current_exe().unwrap());
+    let output = program.args([test, "--exact", "--nocapture"]).envs(set.iter().copied()).output().unwrap();
     let text = format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
     assert!(text.contains("running 1 test"), "no test is named {test}: {text}");
     (output.status.success(), text)
