@@ -43,7 +43,10 @@
 //           in another order than by cuBLASLt.
 // Flops     2 * rows * features * (3 * dim + 2 * mlp).   4608 x 3072 -> 27648: 783 GFLOP
 // Bound     tensor cores. 783 GFLOP at 989 TFLOP/s (H200, dense bf16) = 791 us
-// Measured  4608 x 3072 -> 27648 970 us (807 TFLOP/s), cuBLASLt and the kernels behind it 1.14 times as long; of two
+// Measured  us of 3072 -> 27648, launches in a row at the limit of power, tiles of 256 and of 224 rows: 1344 rows 381
+//           and 348, 1536 366 and 388, 2624 681 and 660, 4416 1145 and 1129, 4608 1142 and 1183. By tiles of 256 rows
+//           whose columns were the short side of multiplies: 384, 367, 681, 1136, 1171. By those, each by itself:
+//           4608 x 3072 -> 27648 970 us (807 TFLOP/s), cuBLASLt and the kernels behind it 1.14 times as long; of two
 //           streams (512 and 4096 rows) kvq 341 us (766), 1.07 times, mlp 653 us (799), 1.12 times. In e4m3 545 us
 //           (1436), 209 (1250), 364 (1433), 1.14 to 1.17 times. A step of 1024 x 1024 takes 52.3 ms instead of
 //           54.2, in fp8 34.8 instead of 35.5. H200, driver 580.159, CUDA 13.0; `flux bench ops/project`
