@@ -33,9 +33,9 @@
 //           Factors of low rank are more features: their boxes come behind those of x. low comes first: rows of tiles
 //           by 128 columns of it take half the time of a tile, so it is there, and counted in `low_warps`, when the
 //           others ask for it. Where the last tile of a part has half of its rows or fewer, it is a short one. These
-//           take more than half as long, because they fetch as many weights, and come last, so that clusters end
-//           together. Where at most half of the clusters would have a whole tile in the last round, these are made as
-//           two short ones each. The launcher takes the height of tiles with which the last clusters end first.
+//           come last, so that clusters end together, and take nearly as long as whole ones, because L2 no longer has
+//           their weights. Where at most half of the clusters would have a whole tile in the last round, these are made
+//           as two short ones each. The launcher takes the height of tiles with which the last clusters end first.
 // Needs     sm_90a; heads of 128, dim % 256 == 0, mlp % 128 == 0, features % 8 == 0, rows and vectors 16-byte aligned.
 //           With factors all clusters run at once, or those that make low before the others; and one launch at a time
 //           on a module, because `low_warps` is its own.

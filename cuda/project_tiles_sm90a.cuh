@@ -104,8 +104,8 @@ struct Work {
     }
 
     // The tile that a cluster makes at its turn; a negative number behind its last. Those of low and tall ones go
-    // around. Short ones take little more than half as long: clusters that have one tall tile less than others first
-    // take two. Where the last tall tiles are in halves, all have as many.
+    // around. Short ones are multiplied in half the time: clusters that have one tall tile less than others first take
+    // two. Where the last tall tiles are in halves, all have as many.
     __device__ __forceinline__ static int tile_of(const Counts& counts, int cluster, int clusters, int turn) {
         const auto own = [&](int tiles) { return tiles > cluster ? (tiles - cluster - 1) / clusters + 1 : 0; };
         const int low = own(counts.low);
