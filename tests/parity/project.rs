@@ -249,8 +249,8 @@ fn project_in_fp8_with_factors_of_low_rank_matches_its_composition() {
     }
 }
 
-/// On the 66 clusters of an H100 or H200 the last tall tiles are done in halves, where these are whole or ragged, beside
-/// short tiles, beside tiles of keys only, and behind those of factors.
+/// On the 66 clusters of an H100 or H200 the last tall tiles are done in halves, where these are whole or ragged,
+/// beside short tiles, beside tiles of keys only, and behind those of factors.
 #[test]
 fn tall_tiles_that_are_left_over_are_done_in_halves() {
     let Some(cuda) = crate::cuda() else { return };
@@ -329,8 +329,8 @@ fn each_kernel_can_be_asked_for() {
     check_choices(&cuda, "project::project_matches_its_composition", "FLUX_PROJECT");
 }
 
-/// The other tests see the kernel whose tiles are 224 rows high, but where rows fill those of 256. Sums do not depend on
-/// the tiles in which they are made.
+/// The other tests see the kernel whose tiles are 224 rows high, but where rows fill those of 256. Sums do not depend
+/// on the tiles in which they are made.
 #[test]
 fn tiles_of_each_height_match_and_give_the_same_bytes() {
     let Some(cuda) = crate::cuda() else { return };
