@@ -218,8 +218,8 @@ impl Cuda {
         let mut pointers: [*mut c_void; 1] = [std::ptr::from_mut(&mut arguments).cast()];
         // SAFETY: the kernel takes `Arguments`, laid out as there, in clusters of two blocks, with THREADS threads and
         // the shared memory of its tiles. The maps cover exactly the cells of x and of the weights, which in e4m3 have
-        // a scale for each row, and of the factors beside them, down in e4m3 with scales for its padding, too; `low` and
-        // `out` were made for all rows and columns.
+        // a scale for each row, and of the factors beside them, down in e4m3 with scales for its padding, too; `low`
+        // and `out` were made for all rows and columns.
         // `Tensor::project` checked the weights' rows, the norms [1, head_dim], and the tables to have a row for every
         // token; `takes` found the tiles to divide the columns, and all rows and vectors aligned.
         unsafe { launch.run_raw([2 * clusters, 1, 1], [THREADS, 1, 1], &mut pointers) }
