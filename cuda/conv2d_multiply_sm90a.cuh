@@ -2,7 +2,7 @@
 
 #pragma once
 #include "multiply_128_sm90a.cuh"
-#include "multiply_256_sm90a.cuh"
+#include "multiply_wide_sm90a.cuh"
 
 namespace hopper {
 

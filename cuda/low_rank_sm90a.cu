@@ -42,9 +42,9 @@
 #include "cluster_sm90a.cuh"
 #include "low_sm90a.cuh"
 #include "multiply_128_sm90a.cuh"
-#include "multiply_256_sm90a.cuh"
 #include "multiply_32_sm90a.cuh"
 #include "multiply_96_sm90a.cuh"
+#include "multiply_wide_sm90a.cuh"
 
 namespace low_rank {
 

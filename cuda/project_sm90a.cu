@@ -67,10 +67,8 @@
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 #include "cluster_sm90a.cuh"
 #include "low_sm90a.cuh"
-#include "multiply_112_sm90a.cuh"
 #include "multiply_128_sm90a.cuh"
-#include "multiply_224_sm90a.cuh"
-#include "multiply_256_sm90a.cuh"
+#include "multiply_wide_sm90a.cuh"
 #include "project_store_sm90a.cuh"
 
 namespace project {
