@@ -8,7 +8,7 @@ use flux::backend::{Backend, Device, Memory};
 use flux::ops::{KeyValues, Mask, TokenLayout};
 use flux::tensor::Tensor;
 
-use crate::compare::{check_choices, rounding, values, with_variable};
+use crate::compare::{check_choices, hash_of_bits, rounding, values, with_variable};
 use crate::{cuda, few, is_hopper, sampled, small};
 
 /// What attention is asked for.
@@ -179,9 +179,7 @@ impl Case {
             product += f64::from(got) * f64::from(expected);
         }
         let relative = (squares / norm).sqrt();
-        let bits = got.iter().fold(0u64, |hash, value| {
-            (hash.rotate_left(5) ^ u64::from(value.to_bits())).wrapping_mul(0x9e37_79b9_7f4a_7c15)
-        });
+        let bits = hash_of_bits(got);
         println!(
             "{} x {}/{} {:?} {:?} q {} {what}: max {worst:.1e} mean {:.1e} relative {relative:.1e} 1-cos {:.1e} \
              bits {bits:016x}",

@@ -170,6 +170,13 @@ pub fn check_against(cuda: &Cuda, what: &str, case: &impl Case, fused: f32, comp
     }
 }
 
+/// A hash of the bits of values, which a test may print for another process to compare.
+pub fn hash_of_bits(values: &[f32]) -> u64 {
+    let add =
+        |hash: u64, value: &f32| (hash.rotate_left(5) ^ u64::from(value.to_bits())).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    values.iter().fold(0, add)
+}
+
 /// Another test of this program, `test` by its path in the crate, with an environment variable set, which is read by a
 /// whole process. Returns whether it passed, and its words.
 pub fn with_variable(test: &str, variable: &str, value: &str) -> (bool, String) {

@@ -6,7 +6,9 @@ use flux::ops::{self, Heads, Pairs, Projection, QkNorm, Rope, TokenLayout};
 use flux::tensor::Tensor;
 use safetensors::Dtype;
 
-use crate::compare::{Case, Shape, Weight, check_against, check_choices, compare, values, vector, with_variables};
+use crate::compare::{
+    Case, Shape, Weight, check_against, check_choices, compare, hash_of_bits, values, vector, with_variables,
+};
 
 const HEAD_DIM: usize = 128;
 
@@ -316,10 +318,7 @@ fn project_gives_the_same_bytes_every_time() {
         for run in 1..5 {
             assert!(bytes() == first, "ranks {ranks:?}, run {run}");
         }
-        let bits = first.iter().flatten().fold(0u64, |hash, value| {
-            (hash.rotate_left(5) ^ u64::from(value.to_bits())).wrapping_mul(0x9e37_79b9_7f4a_7c15)
-        });
-        println!("ranks {ranks:?}, bits {bits:016x}");
+        println!("ranks {ranks:?}, bits {:016x}", hash_of_bits(&first.concat()));
     }
 }
 
