@@ -1,7 +1,7 @@
 // adaln: out = (1 + scale) * layer_norm(x) + shift
 //
 //   x      [tokens, dim]  element, row stride ld_x
-//   shift, scale  [dim]   element: of text rows (row < txt_rows) and of image rows
+//   shift, scale  [dim]   element: one each for text rows (row < txt_rows) and for image rows
 //   out    [tokens, dim]  element, row stride ld_out
 //
 // Mapping   one block per token; a thread holds up to 4 chunks of 8 values (16-byte loads), chunk i at thread + i *

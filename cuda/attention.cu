@@ -1,31 +1,29 @@
-// attention: out = softmax(q k^T / sqrt(head_dim) + mask) v, each head for itself
+// attention: out = softmax(q k^T / sqrt(head_dim) + mask) v, per head
 //
 //   q      [rows, heads * head_dim]     element, row stride ld_q; rows = batch * (txt + img), text of all samples first
 //   k, v   [rows, kv_heads * head_dim]  element, row strides ld_k, ld_v; head h reads key head h / group
 //   out    [rows, heads * head_dim]     element, row stride ld_out; may be q
-//   first_query  0: as above; txt: q and out have no rows of text, because no text query is wanted
-//   keys   0: a query sees all keys of its sample; else: keys up to its own position, of these the first `keys`
-//   scale  log2(e) / sqrt(head_dim), and what two units make of a score
-//   whole  how many tiles, from the first, one block takes each; two blocks take each of the others. All tiles are
-//          whole where a warp has one band
+//   first_query  0: as above; txt: q and out have no text rows
+//   keys   0: a query sees all keys of its sample; else: keys up to its own position, limited to the first `keys`
+//   scale  log2(e) / sqrt(head_dim), times the square of the unit of activations
+//   whole  the number of tiles, from the first, that one block computes each; two blocks share each of the other tiles.
+//          All tiles are whole if a warp has one band
 //
-// Mapping   A block takes a query tile, `TILE` consecutive tokens of one head and sample, or a half of one; each warp
-//           owns 16 * BANDS rows of it. K and V tiles of 64 keys pass in turn through a ring of shared-memory stages
-//           filled by cp.async; rows are swizzled in 16-byte chunks, so ldmatrix meets no bank conflict. Scores,
-//           softmax and output stay in registers (mma.m16n8k16, f32); the softmax is the running one, in powers of two,
-//           and of two bands the weights of one are made between the multiplies of the other. Query tiles with the most
-//           keys start first. The order of sums is fixed: results repeat to the bit, whichever block takes a row.
+// Mapping   A block computes a query tile, `TILE` consecutive tokens of one head and sample, or half of one; each warp
+//           has 16 * BANDS rows of it. K and V tiles of 64 keys go through a ring of shared-memory stages filled by
+//           cp.async; rows are swizzled in 16-byte chunks, so ldmatrix has no bank conflicts. Scores, softmax and
+//           output stay in registers (mma.m16n8k16, f32). The softmax is online, in powers of two; with two bands, the
+//           weights of one are computed between the multiplies of the other. Query tiles with the most keys start
+//           first. The order of sums is fixed: results are bit-identical, whichever block computes a row.
 // In place  A block reads all of its queries (its rows, its head's columns) before it writes there; no other block
 //           reads them.
 // Needs     sm_80, or in fp16 sm_75, which copies without cp.async and has mma.m16n8k8; rows 16-byte aligned (strides
 //           and column starts multiples of 8); head_dim 128, 64, 32 or 16.
-// Flops     4 * heads * head_dim * tokens^2 a sample (causal: half).   24 x 128, 4608 tokens: 261 GFLOP
-// Bound     mma.sync on Hopper has about 60% of the wgmma rate; see attention_sm90a.cu for that chip.
+// Flops     4 * heads * head_dim * tokens^2 per sample (causal: half).   24 x 128, 4608 tokens: 261 GFLOP
+// Bound     mma.sync on Hopper has about 60% of the wgmma rate; see attention_sm90a.cu for Hopper.
 // Measured  24 x 128, text and image, us (TFLOP/s): 4608 tokens 741 (352), 512 causal, 32/8 heads: 8.6. H200, driver
 //           580.159, CUDA 13.0; `FLUX_ATTENTION=base flux bench ops/attention`. 1536 tokens 98, 16896 8660 (405),
-//           standalone. Without halves of tiles 9% longer: 4608 tokens make 3.3 rounds of whole tiles
-// Tried     tiles of 64 queries, two stages: a fifth longer; used only on GPUs where they double the warps. More is in
-//           docs/kernels.md
+//           standalone. Sharing tiles between blocks saves 9% at 4608 tokens, 3.3 rounds of whole tiles
 
 #include <type_traits>
 
@@ -78,8 +76,8 @@ struct Shape {
     static constexpr int SHARED_BYTES = QUERY_BYTES + STAGES * STAGE_BYTES;
 };
 
-// Attention of the queries of one head and sample that a block takes, from token `first` on. BANDS: bands of 16 query
-// rows per warp; two bands halve the reads of K from shared memory per flop. STAGES: tiles of K or V in shared memory.
+// Computes attention for a block's queries of one head and sample, from token `first` on. BANDS: bands of 16 query rows
+// per warp; two bands halve the reads of K from shared memory per flop. STAGES: tiles of K or V in shared memory.
 template <int HEAD_DIM, int BANDS, int STAGES>
 __device__ __forceinline__ void attend(const element* q, const element* k, const element* v, element* out, int ld_q,
                                        int ld_k, int ld_v, int ld_out, int batch, int txt, int img, int first_query,
@@ -98,8 +96,8 @@ __device__ __forceinline__ void attend(const element* q, const element* k, const
     k += head / group * HEAD_DIM;
     v += head / group * HEAD_DIM;
 
-    // No row of the tile sees more keys than the last. Load 2 j is K tile j, load 2 j + 1 is V tile j; load i goes to
-    // stage i % STAGES.
+    // The last row of the tile sees the most keys. Load 2 j is K tile j, load 2 j + 1 is V tile j; load i goes to stage
+    // i % STAGES.
     const int key_end = visible_keys(first + S::TILE - 1, tokens, keys);
     const int key_tiles = (key_end + KEY_TILE - 1) / KEY_TILE;
     const auto load_stage = [&](bool is_v, int tile, uint32_t stage) {
@@ -119,8 +117,8 @@ __device__ __forceinline__ void attend(const element* q, const element* k, const
         __syncthreads();
         return ring + stage * S::STAGE_BYTES;
     };
-    // Refills the stage of the load before, which comes behind the first loads of the one that arrived: multiplies wait
-    // for these.
+    // Refills the stage of the previous load. It runs after the first loads of the stage that has arrived, because
+    // multiplies wait for these.
     const auto refill = [&](bool is_v, int tile) {
         load_stage((is_v + STAGES - 1) % 2, tile + (is_v + STAGES - 1) / 2, free_stage);
         free_stage = stage;
@@ -128,7 +126,7 @@ __device__ __forceinline__ void attend(const element* q, const element* k, const
     };
 
     // Lane addresses for ldmatrix, at the first 16 x 16 block. Xor gives the other column blocks (the swizzle changes
-    // only the chunk bits, and tiles are aligned to their rows), addition the other row blocks.
+    // only the chunk bits, and tiles are aligned to their rows), addition gives the other row blocks.
     const int band = warp * BANDS * 16;  // first row of this warp
     const uint32_t q_lane = queries + T::at(band + (lane & 15), lane >> 4);
     const uint32_t k_lane = T::at((lane & 7) + (lane >> 4) * 8, (lane >> 3) & 1);
@@ -136,7 +134,7 @@ __device__ __forceinline__ void attend(const element* q, const element* k, const
 
     // A lane holds, of each 16 x 8 block, columns 2 (lane % 4) + {0, 1} of rows lane / 4 and lane / 4 + 8.
     float output[BANDS][DIM_COLS][4];
-    float top[BANDS][2], sum[BANDS][2];  // what weights are powers from, and this lane's part of the row's sum
+    float top[BANDS][2], sum[BANDS][2];  // reference of the weights' exponents, and this lane's part of the row's sum
 #pragma unroll
     for (int b = 0; b < BANDS; b++) {
 #pragma unroll
@@ -182,7 +180,7 @@ __device__ __forceinline__ void attend(const element* q, const element* k, const
                 }
         }
 
-        // Key 0 is visible to every query and lies in tile 0, so `top` is finite from there on.
+        // Key 0 is visible to every query and is in tile 0, so `top` is finite from there on.
         float fade[BANDS][2], shift[BANDS][2], part[BANDS][2] = {};
         bool rises = false;
 #pragma unroll
@@ -195,12 +193,12 @@ __device__ __forceinline__ void attend(const element* q, const element* k, const
                     greatest = fmaxf(greatest, fmaxf(score[b][n][half * 2], score[b][n][half * 2 + 1]));
                 greatest = fmaxf(greatest, __shfl_xor_sync(~0u, greatest, 1));
                 greatest = fmaxf(greatest, __shfl_xor_sync(~0u, greatest, 2));
-                // A score that is a little greater leaves `top` as it is: weights are below 2^SLACK then. So output is
-                // seldom scaled.
+                // A slightly greater score leaves `top` unchanged: weights then stay below 2^SLACK. So output is seldom
+                // rescaled.
                 const float before = top[b][half];
                 if ((greatest - before) * scale > SLACK) top[b][half] = greatest, rises = true;
-                // Exactly 1 where `top` stays. So key tiles of which a row sees nothing change nothing, and a row gets
-                // the same result in a whole query tile, which has more of them, as in a half.
+                // Exactly 1 if `top` stays. So key tiles that a row doesn't see change nothing, and a row gets the same
+                // result in a whole query tile, which has more of them, as in a half.
                 fade[b][half] = exp2_approx((before - top[b][half]) * scale);
                 shift[b][half] = -top[b][half] * scale;
             }
@@ -223,12 +221,12 @@ __device__ __forceinline__ void attend(const element* q, const element* k, const
         for (int n = 0; n < KEY_COLS; n++) weigh(0, n);
 
         const uint32_t v_tile = next_stage() + v_lane;
-        // Band by band: the weights of the next one are made between the multiplies.
+        // Band by band: the weights of the next band are computed between the multiplies.
 #pragma unroll
         for (int b = 0; b < BANDS; b++)
 #pragma unroll
             for (int n = 0; n < KEY_COLS; n += 2) {
-                // Scores lie in registers as the left operand wants them.
+                // Scores are in the registers that the left operand requires.
                 uint32_t a[4];
 #pragma unroll
                 for (int i = 0; i < 4; i++)
@@ -253,7 +251,7 @@ __device__ __forceinline__ void attend(const element* q, const element* k, const
             for (int half = 0; half < 2; half++) sum[b][half] = fmaf(sum[b][half], fade[b][half], part[b][half]);
     }
 
-    // Through this warp's own query rows, which no other warp reads, so that the stores are 16 bytes wide.
+    // Stores through this warp's own query rows, which no other warp reads, so that the stores are 16 bytes wide.
 #pragma unroll
     for (int b = 0; b < BANDS; b++)
 #pragma unroll
@@ -280,8 +278,8 @@ __device__ __forceinline__ void attend(const element* q, const element* k, const
     }
 }
 
-// Gives a block its query tile or its half of one. Halves are for the kernel's last round, which may have few blocks:
-// it ends the sooner the less each of them does.
+// Assigns a block its query tile or its half of one. Halves are for the kernel's last round, which may have few blocks:
+// the less work each block has, the sooner the round ends.
 template <int HEAD_DIM, int BANDS, int STAGES>
 __device__ __forceinline__ void attend_block(const element* q, const element* k, const element* v, element* out,
                                              int ld_q, int ld_k, int ld_v, int ld_out, int batch, int txt, int img,
@@ -305,8 +303,8 @@ __device__ __forceinline__ void attend_block(const element* q, const element* k,
 
 }  // namespace attention
 
-// The name ends in head_dim and, where there are two, the rows of a query tile. Shared memory is
-// (rows + stages * 64) * head_dim * 2 bytes, which the launcher passes; it must agree with the numbers here.
+// The name ends in head_dim and, if there are two variants, the rows of a query tile. The launcher passes the shared
+// memory, (rows + stages * 64) * head_dim * 2 bytes; it must agree with the numbers here.
 #define ATTENTION(NAME, HEAD_DIM, BANDS, STAGES, BLOCKS)                                                          \
     extern "C" __global__ void __launch_bounds__(128, BLOCKS)                                                     \
         NAME(const element* q, const element* k, const element* v, element* out, int ld_q,                        \
@@ -317,9 +315,9 @@ __device__ __forceinline__ void attend_block(const element* q, const element* k,
     }
 
 #ifndef ELEMENT_F16
-ATTENTION(attention_128x128, 128, 2, 3, 2)  // where a multiprocessor has 164 KiB of shared memory
+ATTENTION(attention_128x128, 128, 2, 3, 2)  // for 164 KiB of shared memory per multiprocessor
 #endif
-ATTENTION(attention_128x64, 128, 1, 2, 2)  // where it has 100 KiB, or 64
+ATTENTION(attention_128x64, 128, 1, 2, 2)  // for 100 KiB, or 64
 ATTENTION(attention_64, 64, 2, 3, 2)
 ATTENTION(attention_32, 32, 2, 3, 2)
 ATTENTION(attention_16, 16, 2, 3, 2)

@@ -1,4 +1,4 @@
-// What the attention kernels share: where a token's row lies, which keys a query sees, and exp2.
+// Shared code of the attention kernels: the rows of tokens, the keys that a query sees, and exp2.
 
 #pragma once
 #include "common.cuh"
@@ -12,25 +12,26 @@ __device__ __forceinline__ float exp2_approx(float x) {
     return y;
 }
 
-// The rows of one sample: its token t lies in row t + (t < txt ? to_txt : to_img).
+// The rows of one sample: token t is in row t + (t < txt ? to_txt : to_img).
 struct SampleRows {
     int txt;
     int to_txt;
     int to_img;
 
-    // Rows of a tensor that lacks the first `skipped` ones.
+    // Rows of a tensor without the first `skipped` ones.
     __device__ __forceinline__ SampleRows(int sample, int batch, int txt, int img, int skipped)
         : txt(txt), to_txt(sample * txt - skipped), to_img(batch * txt + sample * img - txt - skipped) {}
 
     __device__ __forceinline__ int row(int token) const { return token + (token < txt ? to_txt : to_img); }
 
-    // Whether rows of so many tokens follow each other.
+    // Returns true if the rows of `tokens` tokens are contiguous.
     __device__ __forceinline__ bool are_one_run(int first, int tokens) const {
         return first >= txt || first + tokens <= txt;
     }
 };
 
-// How many keys the query at `token` sees: the first ones of its sample. `keys` is the causal mask's, 0 without a mask.
+// Returns the number of keys that the query at `token` sees: the first ones of its sample. `keys` is the causal mask's,
+// 0 without a mask.
 __device__ __forceinline__ int visible_keys(int token, int tokens, int keys) {
     return keys == 0 ? tokens : min(token + 1, keys);
 }

@@ -1,55 +1,38 @@
-// attention_e4m3: attention without a mask in e4m3, for Hopper, head_dim 128: the contract of attention.cu, in two
-// kernels
+// attention_e4m3: attention without a mask in e4m3, for Hopper, head_dim 128: the contract of attention.cu.
+// attention_to_e4m3 quantizes q, k and v, sample by sample, with text and image tokens contiguous, and
+// attention_e4m3_sm90 computes attention of these. For one sample with q and k stored in e4m3 by project_sm90a.cu, the
+// first kernel quantizes only v for attention_e4m3_normed_sm90.
 //
-//   attention_to_e4m3           q, k and v in e4m3, sample by sample: tokens of text and image lie in one run
-//   attention_e4m3_sm90         attention of those
-//   attention_e4m3_normed_sm90  the same of one sample, where project_sm90a.cu stored q and k in e4m3; of v alone the
-//                               first kernel makes e4m3 then
-//
-//   q        [batch * (tokens - first_query), heads * 128] bf16, row stride ld_q
-//   k, v     [batch * tokens, kv_heads * 128] bf16, row strides ld_k, ld_v
-//   cached_k, cached_v  [cached, kv_heads * 128] bf16: keys that every query sees as well; batch 1 then
-//   q8       [batch * query_rows, heads * 128] e4m3
-//   q_rows   [batch * heads, query_rows] f32 pairs: scales of rows of q8, and lengths of those of q
-//   k8       [batch * key_rows, kv_heads * 128] e4m3
+//   q, k, v  [batch * (tokens - first_query), heads * 128], [batch * tokens, kv_heads * 128] bf16, row strides ld_q,
+//            ld_k, ld_v
+//   cached_k, cached_v  [cached, kv_heads * 128] bf16: more keys that every query sees; only with batch 1
+//   q8, k8   [batch * query_rows, heads * 128], [batch * key_rows, kv_heads * 128] e4m3
+//   q_rows   [batch * heads, query_rows] f32 pairs: scales of rows of q8, and lengths of rows of q
 //   k_tiles  [batch * kv_heads, key_rows / 128] f32 pairs: scales of 128 keys of k8, and the length of the longest of k
-//   v8       [batch * kv_heads * 128, key_rows] e4m3: columns of v. Of 16 keys, key 8 h + 2 t + l lies at place
-//            4 t + 2 h + l, where a multiply has the sums of the one before. Zeros behind the last key
+//   v8       [batch * kv_heads * 128, key_rows] e4m3: columns of v. Within 16 keys, key 8 h + 2 t + l is at place 4 t +
+//            2 h + l, the order of a multiply's sums. Zeros after the last key
 //   v_tiles  [batch * kv_heads, key_rows / 128] f32: scales of 128 keys of v8
-//   norms    [128] bf16: those of q of text and of image, and those of k, which tell the scales of normed q and k
+//   norms    [128] bf16 each: of text q, image q, text k and image k, which determine the scales of normed q and k
 //   out      [batch * (tokens - first_query), heads * 128] bf16, row stride ld_out; may be q
-//   query_rows, key_rows: queries, and tokens and cached keys, of a sample, up to a multiple of 128
+//   query_rows, key_rows  queries, and tokens plus cached keys, of a sample, rounded up to a multiple of 128
 //
-// Meaning   Scores become multiples of 1/8 as powers of two: y = round(8 log2(e) q k^T / sqrt(128)), as 16-bit
-//           integers. A weight is the e4m3 value whose bits are max(y - greatest y so far + 0x78, 0): 2^8 for the
-//           greatest, and three bits of mantissa along a straight line from one power of two to the next, up to 6%
-//           above 2^(y / 8). Sums of weights are sums of the same values, so what all weights have too much of is no
-//           error.
-// Mapping   A block for each multiprocessor takes query tiles (128 tokens of one head) in turn. Warp 0 fetches: Q, and
-//           K and V tiles of 128 keys through three stages each. Warpgroups 1 and 2 own 64 query rows each, and
-//           multiply the next K tile while they weigh the last; they issue their multiplies in turn. Eight rows of ones
-//           lie behind every V tile: their products are the sums of weights.
-// Sums      Tensor cores keep about 14 bits of a sum of e4m3 products, and cut off the rest. So a V tile's products are
-//           summed there, and tiles in float32, over the scale of the last tile's values.
-// Needs     sm_90a; rows 16-byte aligned; tokens > 0. |y| < 2^14: a row whose length times the longest key's allows
-//           more has its scores scaled down to that, which is a power of 2048 of two.
-// Rounding  q in each row of a head, k and v in each 128 keys of a head, to 448 of the largest magnitude; y; sums as
-//           above; out.
-// Flops     as attention.cu.   24 x 128, 4608 tokens: 261 GFLOP
-// Bound     tensor cores. 261 GFLOP at 1979 TFLOP/s (H200, dense e4m3) = 132 us
-// Measured  24 x 128, both kernels, us (TFLOP/s): 1536 tokens 66 (442), 4608: 295 (886), 16896: 3020 (1161); in bf16
-//           73, 382 and 5008 at that. The first kernel takes 22, 54 and 180 us of these. A step of 1024 x 1024 takes
-//           32.2 ms instead of 35.3, of 2048 x 2048 173 instead of 217, of 512 x 512 as long. H100, driver 580.159,
-//           CUDA 13.0; `flux bench ops/attention --precision fp8`
-// Tried     4608 and 16896 tokens, standalone, on an H200, without the first kernel: weights by exp2 in float32 and
-//           rounded to e4m3 322 and 3993 us instead of 232 and 2900; pairs of blocks that share keys and values 264 and
-//           3195. Scales of whole heads, by a kernel of its own in front: 27 us more at 4608 tokens
+// Meaning   Scores are rounded to eighths of powers of two: y = round(8 log2(e) q k^T / sqrt(128)), as 16-bit integers.
+//           A weight is the e4m3 value with bits max(y - greatest y so far + 0x78, 0): 2^8 for the greatest, linear
+//           between powers of two, up to 6% above 2^(y / 8). The sums of weights use the same values.
+// Mapping   As single blocks of attention_sm90a.cu, with K and V tiles of 128 keys through three stages each. Eight
+//           rows of ones follow every V tile: their products are the sums of weights. Tensor cores keep about 14 bits
+//           of a sum of e4m3 products, so tiles are summed in float32, in units of the scale of the last tile's values.
+// Needs     sm_90a; rows 16-byte aligned; tokens > 0. |y| < 2^14: if a row's length times the longest key's exceeds
+//           that, its scores are scaled down to this bound, a factor of 2^2048.
+// Rounding  q per row of a head, k and v per 128 keys of a head, to 448 times the largest magnitude; y; sums; out.
+// Bound     tensor cores. 24 x 128, 4608 tokens: 261 GFLOP at 1979 TFLOP/s (H200, dense e4m3) = 132 us
+// Measured  both kernels 295 us (886 TFLOP/s), on an H100; docs/kernels-attention.md
 #include "attention.cuh"
 #include "e4m3.cuh"
 #include "normed_heads.cuh"
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-#include "attention_e4m3_sm90a.cuh"
+#include "pipeline_sm90a.cuh"
 
 namespace attention {
 
@@ -59,7 +42,7 @@ constexpr int HEAD_DIM = 128, QUERIES = 128, KEYS = 128;
 constexpr int STAGES = 3;
 constexpr int WEIGHT_OF_GREATEST = 0x78;  // 2^8
 constexpr int HIDDEN = -16384;
-constexpr float MOST = 16000.f;
+constexpr float MAX = 16000.f;
 
 struct Shared {
     static constexpr int TILE = KEYS * HEAD_DIM, ONES = 8 * KEYS, V_TILE = TILE + ONES;
@@ -68,16 +51,16 @@ struct Shared {
 
 struct Arguments {
     TensorMap q, k, v;
-    const float2* q_rows;   // of what is scaled by rows and tiles
+    const float2* q_rows;   // scales of rows and tiles
     const float2* k_tiles;
     const float* v_tiles;
-    const bf16* norms[4];  // of what is normed
+    const bf16* norms[4];  // of normed q and k
     bf16* out;
     int ld_out, batch, txt, img, first_query, cached, heads, group, query_rows, key_rows;
     float scale;
 };
 
-// The tokens of a sample, and then keys that are cached.
+// The tokens of a sample, followed by cached keys.
 struct Keys {
     SampleRows rows;
     int tokens, cached;
@@ -88,15 +71,6 @@ struct Keys {
         return reinterpret_cast<const uint4*>(from + col);
     }
 };
-
-__device__ __forceinline__ void unpack(float (&values)[8], const uint4& raw) {
-    const uint32_t pairs[4] = {raw.x, raw.y, raw.z, raw.w};
-#pragma unroll
-    for (int i = 0; i < 4; i++) {
-        values[2 * i] = __uint_as_float(pairs[i] << 16);
-        values[2 * i + 1] = __uint_as_float(pairs[i] & 0xffff0000u);
-    }
-}
 
 __device__ __forceinline__ float largest(const float (&values)[8]) {
     float most = 0.f;
@@ -112,7 +86,7 @@ __device__ __forceinline__ float squares(const float (&values)[8]) {
     return sum;
 }
 
-// e4m3 has no infinity, so what is not finite saturates.
+// e4m3 has no infinity, so non-finite values saturate.
 __device__ __forceinline__ uint32_t four(float a, float b, float c, float d) {
     uint32_t bits;
     asm("{.reg .b16 low, high;\n"
@@ -129,18 +103,12 @@ __device__ __forceinline__ uint2 eight(const float (&x)[8], float factor) {
                       four(x[4] * factor, x[5] * factor, x[6] * factor, x[7] * factor));
 }
 
-__device__ __forceinline__ float inverse(float magnitude) { return magnitude > 0.f ? 448.f / magnitude : 0.f; }
+__device__ __forceinline__ float inverse(float magnitude) { return magnitude > 0.f ? E4M3_MAX / magnitude : 0.f; }
 
-__device__ __forceinline__ float greatest_of_warp(float value) {
-#pragma unroll
-    for (int lanes = 16; lanes > 0; lanes /= 2) value = fmaxf(value, __shfl_xor_sync(~0u, value, lanes));
-    return value;
-}
-
-// Of a block of 256 threads.
+// For a block of 256 threads.
 __device__ __forceinline__ float greatest_of_block(float value) {
     __shared__ float of_warps[8];
-    value = greatest_of_warp(value);
+    value = warp_max(value);
     __syncthreads();
     if (threadIdx.x % 32 == 0) of_warps[threadIdx.x / 32] = value;
     __syncthreads();
@@ -149,7 +117,7 @@ __device__ __forceinline__ float greatest_of_block(float value) {
     return value;
 }
 
-// Of the 16 lanes that have a row of a head.
+// Reduces over the 16 lanes of a row of a head.
 template <typename Combine>
 __device__ __forceinline__ float of_row(float value, Combine combine) {
 #pragma unroll
@@ -157,10 +125,10 @@ __device__ __forceinline__ float of_row(float value, Combine combine) {
     return value;
 }
 
-// Scores of row g and g + 8 of a warp in turn, two of each -> y, two in a register.
+// Converts scores, two each of rows g and g + 8 of a warp alternately -> y, two per register.
 __device__ __forceinline__ void to_logs(uint32_t (&y)[KEYS / 4], const float (&score)[KEYS / 2],
                                         const float2 scale) {
-    constexpr float INTEGERS = 12582912.f;  // 1.5 * 2^23: what is added to it is rounded to an integer
+    constexpr float INTEGERS = 12582912.f;  // 1.5 * 2^23: adding it rounds to an integer
 #pragma unroll
     for (int i = 0; i < KEYS / 4; i++) {
         const uint32_t first = __float_as_uint(fmaf(score[2 * i], i % 2 ? scale.y : scale.x, INTEGERS)),
@@ -169,7 +137,7 @@ __device__ __forceinline__ void to_logs(uint32_t (&y)[KEYS / 4], const float (&s
     }
 }
 
-// The greatest y of row g in the low half, of row g + 8 in the high half.
+// Returns the greatest y of row g in the low half, of row g + 8 in the high half.
 __device__ __forceinline__ uint32_t greatest(const uint32_t (&y)[KEYS / 4]) {
     uint32_t low = y[0], high = y[1];
 #pragma unroll
@@ -184,7 +152,7 @@ __device__ __forceinline__ uint32_t greatest(const uint32_t (&y)[KEYS / 4]) {
     return __vmaxs2(both, __shfl_xor_sync(~0u, both, 2));
 }
 
-// The weights of y as the left operand of a multiply has them.
+// Converts y to weights in the layout of a multiply's left operand.
 __device__ __forceinline__ void weigh(uint32_t (&weights)[KEYS / 32][4], const uint32_t (&y)[KEYS / 4], uint32_t top) {
     const uint32_t shift = __vsub2(WEIGHT_OF_GREATEST * 0x10001u, top);
     const uint32_t shifts[2] = {__byte_perm(shift, shift, 0x1010), __byte_perm(shift, shift, 0x3232)};
@@ -199,12 +167,17 @@ __device__ __forceinline__ void weigh(uint32_t (&weights)[KEYS / 32][4], const u
     }
 }
 
-// The scale of scores of which none is larger than `most` before it, so that |y| stays within MOST.
+// Returns the scale of scores of magnitude up to `most` before scaling, such that |y| stays within MAX.
 __device__ __forceinline__ float scale_within(float scale, float most) {
-    return scale * most > MOST ? MOST / most : scale;
+    return scale * most > MAX ? MAX / most : scale;
 }
 
-// Keys of this tile from `left` on.
+// Stores four times `word`.
+__device__ __forceinline__ void store_shared_16(uint32_t to, uint32_t word) {
+    asm volatile("st.shared.v4.b32 [%0], {%1, %1, %1, %1};" ::"r"(to), "r"(word) : "memory");
+}
+
+// Masks the keys of this tile from `left` on.
 __device__ __forceinline__ void hide(uint32_t (&y)[KEYS / 4], int left) {
 #pragma unroll
     for (int i = 0; i < KEYS / 4; i++) {
@@ -214,24 +187,18 @@ __device__ __forceinline__ void hide(uint32_t (&y)[KEYS / 4], int left) {
     }
 }
 
-// Where q and k are normed, heads of e4m3 values are as far apart as those of bf16.
+// With NORMED, the stride between heads of e4m3 values is that of bf16 heads.
 template <bool NORMED>
 __device__ __forceinline__ void attend(const Arguments& args) {
     constexpr int HEAD_STEP = NORMED ? 2 * HEAD_DIM : HEAD_DIM;
     extern __shared__ __align__(1024) unsigned char shared[];
     const uint32_t base = uint32_t(__cvta_generic_to_shared(shared));
-    const uint32_t q_full = base + Shared::BARRIERS, q_free = q_full + 8, k_full = q_free + 8,
-                   k_free = k_full + 8 * STAGES, v_full = k_free + 8 * STAGES, v_free = v_full + 8 * STAGES;
+    Ring<1> q_ring(base + Shared::BARRIERS);
+    Ring<STAGES> k_ring(q_ring.full + q_ring.BARRIER_BYTES), v_ring(k_ring.full + k_ring.BARRIER_BYTES);
     constexpr int CONSUMER_WARPS = 8;
     if (threadIdx.x == 0) {
-        init_barrier(q_full, 1);
-        init_barrier(q_free, CONSUMER_WARPS);
-        for (int stage = 0; stage < STAGES; stage++) {
-            init_barrier(k_full + 8 * stage, 1);
-            init_barrier(v_full + 8 * stage, 1);
-            init_barrier(k_free + 8 * stage, CONSUMER_WARPS);
-            init_barrier(v_free + 8 * stage, CONSUMER_WARPS);
-        }
+        q_ring.init(CONSUMER_WARPS, 1);
+        k_ring.init(CONSUMER_WARPS, 1, v_ring);
         publish_barriers();
     }
     for (int i = threadIdx.x; i < STAGES * Shared::ONES / 16; i += blockDim.x) {
@@ -247,37 +214,35 @@ __device__ __forceinline__ void attend(const Arguments& args) {
     const int tiles = query_rows / QUERIES, items = tiles * heads * batch, kv_heads = heads / group;
     const int tokens = txt + img, all_keys = tokens + args.cached, key_tiles = ceil_div(all_keys, KEYS);
     const int warpgroup = __shfl_sync(~0u, threadIdx.x / 128, 0);
-    uint32_t q_phase = 0;
-    Ring<STAGES> k_ring, v_ring;
     if (warpgroup == 0) {
         give_registers<24>();
         if (__shfl_sync(~0u, threadIdx.x / 32, 0) == 0) {
             for (int index = blockIdx.x; index < items; index += gridDim.x) {
                 const int tile = index % tiles, head = index / tiles % heads, sample = index / tiles / heads;
                 const int kv_head = head / group;
-                const auto fetch = [&](const TensorMap& map, int row, int col, uint32_t to, int bytes, uint32_t full,
-                                       uint32_t free, Ring<STAGES>& ring) {
-                    wait(free + ring.stage * 8, ring.phase ^ 1);
+                const auto fetch = [&](const TensorMap& map, int row, int col, uint32_t to, int bytes,
+                                       Ring<STAGES>& ring) {
+                    ring.wait_free();
                     if (threadIdx.x == 0) {
-                        arrive_expecting(full + ring.stage * 8, Shared::TILE);
-                        copy_box(to + ring.stage * bytes, map, row, col, full + ring.stage * 8);
+                        const uint32_t full = ring.expect(Shared::TILE);
+                        copy_box(to + ring.stage * bytes, map, row, col, full);
                     }
                     ring.advance();
                 };
                 const auto fetch_v = [&](int of) {
                     fetch(args.v, (sample * kv_heads + kv_head) * HEAD_DIM, of * KEYS, base + Shared::V, Shared::V_TILE,
-                          v_full, v_free, v_ring);
+                          v_ring);
                 };
-                wait(q_free, q_phase ^ 1);
-                q_phase ^= 1;
+                q_ring.wait_free();
                 if (threadIdx.x == 0) {
-                    arrive_expecting(q_full, QUERIES * HEAD_DIM);
-                    copy_box(base, args.q, sample * query_rows + tile * QUERIES, head * HEAD_STEP, q_full);
+                    const uint32_t full = q_ring.expect(QUERIES * HEAD_DIM);
+                    copy_box(base, args.q, sample * query_rows + tile * QUERIES, head * HEAD_STEP, full);
                 }
+                q_ring.advance();
                 // In the order of use: a V tile is needed after the next K tile.
                 for (int of = 0; of < key_tiles; of++) {
                     fetch(args.k, sample * key_rows + of * KEYS, kv_head * HEAD_STEP, base + Shared::K, Shared::TILE,
-                          k_full, k_free, k_ring);
+                          k_ring);
                     if (of > 0) fetch_v(of - 1);
                 }
                 fetch_v(key_tiles - 1);
@@ -288,9 +253,6 @@ __device__ __forceinline__ void attend(const Arguments& args) {
         const int mine = warpgroup - 1, lane = threadIdx.x % 32;
         const int my_row = mine * 64 + threadIdx.x / 32 % 4 * 16 + lane / 4;  // in the tile; and this one + 8
         const uint64_t queries = describe(base + mine * 64 * HEAD_DIM, 0);
-        const auto release = [&](uint32_t barrier) {
-            if (lane == 0) arrive(barrier);
-        };
         float normed_scale = 0.f;
         if constexpr (NORMED) {
             const float of_q = bound_of_heads(args.norms[0], args.norms[1]),
@@ -309,7 +271,7 @@ __device__ __forceinline__ void attend(const Arguments& args) {
             if constexpr (!NORMED) {
                 float longest = 0.f;
                 for (int of = lane; of < key_tiles; of += 32) longest = fmaxf(longest, k_tile[of].y);
-                longest = greatest_of_warp(longest);
+                longest = warp_max(longest);
 #pragma unroll
                 for (int half = 0; half < 2; half++) {
                     const float2 row = args.q_rows[(long long)(sample * heads + head) * query_rows + tile * QUERIES +
@@ -318,7 +280,7 @@ __device__ __forceinline__ void attend(const Arguments& args) {
                 }
             }
             float output[HEAD_DIM / 2] = {}, fresh[HEAD_DIM / 2 + 4], score[KEYS / 2];
-            // Output is over the scale of the values of the last tile that was added.
+            // Output is in units of the scale of the values of the last added tile.
             float sum[2] = {0.f, 0.f}, fade[2], earlier_fade[2] = {0.f, 0.f};
             float v_scale = v_tile[0], earlier_v_scale = v_scale;
             uint32_t weights[KEYS / 32][4], y[KEYS / 4], top = (HIDDEN & 0xffff) * 0x10001u;
@@ -333,7 +295,7 @@ __device__ __forceinline__ void attend(const Arguments& args) {
             const auto issue_scores = [&] {
                 const uint64_t keys = describe(base + Shared::K + k_ring.stage * Shared::TILE, 0);
 #pragma unroll
-                for (int d = 0; d < HEAD_DIM / 32; d++) multiply_keys(score, queries + d * 2, keys + d * 2, d > 0);
+                for (int d = 0; d < HEAD_DIM / 32; d++) multiply<true>(score, queries + d * 2, keys + d * 2, d > 0);
                 commit_multiply();
             };
             const auto issue_output = [&] {
@@ -356,49 +318,49 @@ __device__ __forceinline__ void attend(const Arguments& args) {
                 earlier_v_scale = v_scale, v_scale = next_v_scale;
             };
 
-            wait(q_full, q_phase);
-            q_phase ^= 1;
-            wait(k_full + 8 * k_ring.stage, k_ring.phase);
+            q_ring.wait_full();
+            q_ring.advance();
+            k_ring.wait_full();
             begin_multiply();
             issue_scores();
             wait_multiply<0>();
             pin(score);
-            release(k_free + 8 * k_ring.stage);
+            k_ring.release(k_ring.stage, lane);
             k_ring.advance();
-            if (key_tiles == 1) release(q_free);
+            if (key_tiles == 1) q_ring.release(0, lane);
             soften(0, scale_of_keys(0));
             remember(v_scale);
             weigh(weights, y, top);
             for (int of = 1; of < key_tiles; of++) {
                 const float k_scale = scale_of_keys(of), next_v_scale = v_tile[of];
-                wait(k_full + 8 * k_ring.stage, k_ring.phase);
+                k_ring.wait_full();
                 wait_turn(1 + mine, 256);
                 begin_multiply();
                 issue_scores();
-                wait(v_full + 8 * v_ring.stage, v_ring.phase);
+                v_ring.wait_full();
                 begin_multiply();
                 issue_output();
                 give_turn(2 - mine, 256);
                 wait_multiply<1>();
                 pin(score);
-                release(k_free + 8 * k_ring.stage);
+                k_ring.release(k_ring.stage, lane);
                 k_ring.advance();
-                if (of == key_tiles - 1) release(q_free);
+                if (of == key_tiles - 1) q_ring.release(0, lane);
                 soften(of, k_scale);
                 wait_multiply<0>();
                 pin(fresh);
-                release(v_free + 8 * v_ring.stage);
+                v_ring.release(v_ring.stage, lane);
                 v_ring.advance();
                 weigh(weights, y, top);
                 add_fresh();
                 remember(next_v_scale);
             }
-            wait(v_full + 8 * v_ring.stage, v_ring.phase);
+            v_ring.wait_full();
             begin_multiply();
             issue_output();
             wait_multiply<0>();
             pin(fresh);
-            release(v_free + 8 * v_ring.stage);
+            v_ring.release(v_ring.stage, lane);
             v_ring.advance();
             add_fresh();
 
@@ -408,17 +370,7 @@ __device__ __forceinline__ void attend(const Arguments& args) {
                 const int token = first_query + tile * QUERIES + my_row + half * 8;
                 const float share = v_scale / sum[half];
                 bf16* to = args.out + (long long)rows.row(token) * args.ld_out + head * HEAD_DIM + lane % 4 * 8;
-#pragma unroll
-                for (int n = 0; n < HEAD_DIM / 8; n += 4) {
-                    uint32_t pair[4];
-#pragma unroll
-                    for (int i = 0; i < 4; i++)
-                        pair[i] = pack_pair(output[(n + i) * 4 + half * 2] * share,
-                                            output[(n + i) * 4 + half * 2 + 1] * share);
-                    exchange_pairs(pair);
-                    if (token < tokens)
-                        *reinterpret_cast<uint4*>(to + n * 8) = make_uint4(pair[0], pair[1], pair[2], pair[3]);
-                }
+                store_row(output, half, share, to, token < tokens);
             }
         }
         if (mine == 0) wait_turn(1, 256);  // takes the last turn, so that the barrier ends as it began
@@ -427,8 +379,8 @@ __device__ __forceinline__ void attend(const Arguments& args) {
 
 }  // namespace attention
 
-// A block has 128 queries, or the k or the v of 128 keys, of one head of one sample. Blocks of neighbouring heads
-// follow each other, because their columns do. With one job for a sample instead of three, only v is made.
+// A block quantizes 128 queries, or the k or the v of 128 keys, of one head of one sample. Blocks of neighbouring heads
+// are consecutive, as their columns are. With one job per sample instead of three, only v is quantized.
 extern "C" __global__ void __launch_bounds__(256)
     attention_to_e4m3(const bf16* q, long long ld_q, const bf16* k, long long ld_k, const bf16* v, long long ld_v,
                       const bf16* cached_k, long long ld_cached_k, const bf16* cached_v, long long ld_cached_v,
@@ -457,12 +409,12 @@ extern "C" __global__ void __launch_bounds__(256)
 #pragma unroll
         for (int i = 0; i < TURNS; i++) {
             float values[8];
-            unpack(values, raw[i]);
+            unpack(raw[i], values);
             const float most = of_row(largest(values), [](float a, float b) { return fmaxf(a, b); });
             const float length = sqrtf(of_row(squares(values), [](float a, float b) { return a + b; }));
             *reinterpret_cast<uint2*>(q8 + ((at + i * 16) * heads + head) * HEAD_DIM + dims) =
                 eight(values, inverse(most));
-            if (dims == 0) to_row[i * 16] = make_float2(most / 448.f, length);
+            if (dims == 0) to_row[i * 16] = make_float2(most / E4M3_MAX, length);
         }
         return;
     }
@@ -480,41 +432,41 @@ extern "C" __global__ void __launch_bounds__(256)
 #pragma unroll
         for (int i = 0; i < TURNS; i++) {
             float values[8];
-            unpack(values, raw[i]);
+            unpack(raw[i], values);
             most = fmaxf(most, largest(values));
             longest = fmaxf(longest, of_row(squares(values), [](float a, float b) { return a + b; }));
         }
         most = greatest_of_block(most);
         longest = greatest_of_block(longest);
-        if (threadIdx.x == 0) k_tiles[tile] = make_float2(most / 448.f, sqrtf(longest));
+        if (threadIdx.x == 0) k_tiles[tile] = make_float2(most / E4M3_MAX, sqrtf(longest));
 #pragma unroll
         for (int i = 0; i < TURNS; i++) {
             float values[8];
-            unpack(values, raw[i]);
+            unpack(raw[i], values);
             const long long at = (long long)sample * key_rows + first + i * 16 + row;
             *reinterpret_cast<uint2*>(k8 + at * kv_heads * HEAD_DIM + col) = eight(values, inverse(most));
         }
         return;
     }
-    // Of four keys whose places lie side by side, eight columns, twice.
+    // Eight columns of four keys with adjacent places, twice.
 #pragma unroll
     for (int i = 0; i < TURNS; i++) {
         const int four_keys = i / 4 * 16 + row, place = i % 4;
         const int key = first + four_keys / 4 * 16 + place / 2 * 8 + four_keys % 4 * 2 + place % 2;
         raw[i] = key < all_keys ? *keys.at(v, ld_v, cached_v, ld_cached_v, key, col) : uint4{};
         float values[8];
-        unpack(values, raw[i]);
+        unpack(raw[i], values);
         most = fmaxf(most, largest(values));
     }
-    // Values over a scale that is next to nothing would not fit the scale of the next tile.
+    // Values divided by a near-zero scale would not fit the scale of the next tile.
     most = fmaxf(greatest_of_block(most), 1e-12f);
-    if (threadIdx.x == 0) v_tiles[tile] = most / 448.f;
+    if (threadIdx.x == 0) v_tiles[tile] = most / E4M3_MAX;
     const float factor = inverse(most);
 #pragma unroll
     for (int i = 0; i < TURNS; i += 4) {
         float values[4][8];
 #pragma unroll
-        for (int place = 0; place < 4; place++) unpack(values[place], raw[i + place]);
+        for (int place = 0; place < 4; place++) unpack(raw[i + place], values[place]);
 #pragma unroll
         for (int d = 0; d < 8; d++)
             columns[dims + d][i / 4 * 16 + row] =
@@ -528,7 +480,7 @@ extern "C" __global__ void __launch_bounds__(256)
         to[(long long)(i / (KEYS / 4)) * (key_rows / 4) + i % (KEYS / 4)] = columns[i / (KEYS / 4)][i % (KEYS / 4)];
 }
 
-// Shared memory is `BARRIERS` and 8 bytes for each barrier, which the launcher passes.
+// The launcher passes the shared memory, `BARRIERS` and 8 bytes for each barrier.
 extern "C" __global__ void __launch_bounds__(384, 1)
     attention_e4m3_sm90(const __grid_constant__ attention::Arguments args) {
     attention::attend<false>(args);

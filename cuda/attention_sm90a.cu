@@ -3,53 +3,32 @@
 //   q, k, v  tensor maps over [rows, heads * 128] bf16: boxes of 64 columns (128-byte swizzle) and 128 rows for q, 176
 //            for k, v
 //   out      [rows, heads * 128] bf16, row stride ld_out; may be q
-//   The other arguments are as in attention.cu. With keys > 0, the tokens of a sample must lie in one run of rows
-//   (batch 1, txt 0 or img 0).
+//   The other arguments are as in attention.cu. With keys > 0, the tokens of a sample must be contiguous (batch 1, txt
+//   0 or img 0).
 //   cached   attention_cached only: keys of the maps cached_k and cached_v, which every query sees as well; keys = 0
 //            and batch 1
 //
-// Mapping   A block for each multiprocessor takes query tiles (128 tokens of one head) in turn. Warp 0 fetches: Q, and
-//           K and V tiles of 176 keys through two stages each. Warpgroups 1 and 2 own 64 query rows each, and multiply
-//           the next K tile while they take the softmax of the last; they issue their multiplies in turn, so that one
-//           computes exponentials while the other multiplies. Where the text and the image of a sample lie apart, no
-//           tile crosses from one to the other: without a mask the order of keys means nothing, so each run of rows
-//           has its own tiles. Cached keys are a second run, of other maps and without queries.
-// Order     Nothing runs beside the softmax of a query tile's first scores, so without a mask the last tile of keys
-//           comes first, which is the shortest: where it has no more keys, only 32, 96 or 128 of its scores are made.
-//           With a mask the first tile does, because a query that has seen no key has no greatest score.
-// Pairs     Two blocks, on two multiprocessors, take two query tiles of one head and sample, which see the same keys.
-//           Each fetches half of the columns of every K and V tile, for both: half as many of these bytes come from L2.
-//           That saves power, and power is what limits ops of this kind that run one after the other. Where a head has
-//           an odd number of tiles, the last one's partner holds no tokens: it fetches and multiplies all the same, and
-//           stores nothing. The result is that of single blocks to the bit.
+// Mapping   One block per multiprocessor computes query tiles (128 tokens of one head) in turn. Warp 0 fetches Q, and K
+//           and V tiles of 176 keys through two stages each. Warpgroups 1 and 2 have 64 query rows each, and multiply
+//           the next K tile while they compute the softmax of the last; they issue their multiplies in turn. If text
+//           and image of a sample are not contiguous, each has its own tiles. Cached keys are a second run, from other
+//           maps and without queries.
+// Order     Without a mask the last tile of keys, the shortest, comes first, with as few as 32 scores. With a mask the
+//           first tile comes first, because a query that has seen no key has no greatest score.
+// Pairs     Two blocks compute two query tiles of one head and sample, and each fetches half of the columns of every K
+//           and V tile for both. If a head has an odd number of tiles, the partner of the last one has no tokens: it
+//           fetches and multiplies as well, but stores nothing. The result is bit-identical to that of single blocks.
 // In place  A tile's queries are in shared memory before its output is written, and no other tile stores into its rows.
-//           Boxes may reach past the end of a run; those rows are not stored, those keys are masked.
+//           Boxes may extend past the end of a run; those rows are not stored, and those keys are masked.
 // Needs     sm_90a; rows 16-byte aligned. Pairs: an even number of blocks, and keys = 0, because blocks of a pair that
 //           saw different keys would wait for each other forever.
-// Flops     as attention.cu.   24 x 128, 4608 tokens: 261 GFLOP
-// Bound     tensor cores. 261 GFLOP at 989 TFLOP/s (H200, dense bf16) = 264 us
-// Measured  24 x 128, text and image, standalone, hot L2, us (TFLOP/s), pairs and single blocks (of 1344 and 1536
-//           tokens the fastest of five, of the others the median): 1344 tokens 53 (415) and 37 (605); 1536: 60 (484)
-//           and 58 (498); 4416: 359 (667) and 365 (657); 4608: 373 (699) and 374 (697); 16896: 5061 (693) and 5260
-//           (667). With all tiles of one width, in the order of keys: 54, 38; 61, 61; 367, 379; 382, 389; 5099, 5358.
-//           In a row, at the limit of power, 4608 tokens 417 (626) and 426 (612). A step of 2048 x 2048 takes 281 and
-//           289 ms by pairs and single blocks, of 512 x 512 and 1024 x 1024 as long, within 1%. 512 tokens, causal,
-//           32/8 heads: 11. H200, driver 580.159, CUDA 13.0. 4608 tokens are 6.5 rounds of tiles, 16896 are 24
-// Tried     tiles of 128 keys: 1536 tokens, 4608, 8704, 16896, two samples of 4608, and 512 causal: 74.9, 451, 1532,
-//           5424, 866 and 16.1 us; of 160: 73.6, 430, 1516, 5475, 901 and 18.3; not used. ptxas moves the wait for a V
-//           tile's multiply up, before the softmax that could run meanwhile. With a branch that holds the wait in its
-//           place, and output scaled only where a greatest score is new: as long, within 1%; the other warpgroup's
-//           multiplies fill that time. The next query tile's first scores multiplied while the output of the last is
-//           stored: as long, within 1% (4608 and 16896 tokens)
+// Bound     tensor cores. 24 x 128, 4608 tokens: 261 GFLOP at 989 TFLOP/s (H200, dense bf16) = 264 us
+// Measured  373 us (699 TFLOP/s), single blocks 374; docs/kernels-attention.md
 
 #include "attention.cuh"
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-#include "attention_sm90a.cuh"
-#include "cluster_sm90a.cuh"
-#include "multiply_128_sm90a.cuh"
-#include "multiply_32_sm90a.cuh"
-#include "multiply_96_sm90a.cuh"
+#include "pipeline_sm90a.cuh"
 
 namespace attention {
 
@@ -57,7 +36,7 @@ using namespace hopper;
 
 constexpr int HEAD_DIM = 128;
 constexpr int QUERIES = 128;
-constexpr int KEYS = 176;  // of a tile: the most for which scores, weights and output fit 240 registers
+constexpr int KEYS = 176;  // per tile: the most with scores, weights and output in 240 registers
 constexpr int STAGES = 2;
 
 struct Shared {
@@ -66,15 +45,15 @@ struct Shared {
     static constexpr int K = QUERY_PANEL * 2, V = K + STAGES * KEY_TILE, BARRIERS = V + STAGES * KEY_TILE;
 };
 
-// Where a tile of queries lies, and the runs of rows that hold its keys.
+// The rows of a query tile, and the runs of rows with its keys.
 struct Work {
     int head, key_tiles, first_tiles;
-    int opening;                  // the tile of keys that comes first
+    int opening;                  // the first tile of keys
     int run_row[2], run_keys[2];  // rows of k and v, and keys, of the two runs; the second may be empty
     int row, token, tokens;       // the tile's first row of q and out, its place in its own run, and tokens of that run
 
-    // Block `rank` of a cluster takes tile `rank` of item `index`. That tile may lie behind the last, and hold no
-    // tokens. `cached` keys are those of a second run without queries.
+    // Returns tile `rank` of item `index`, for block `rank` of a cluster. The tile may be past the last, without
+    // tokens. `cached` keys are a second run without queries.
     template <int BLOCKS, bool CACHED>
     __device__ __forceinline__ static Work at(int index, int rank, int batch, int txt, int img, int first_query,
                                               int heads, int keys, int cached) {
@@ -100,11 +79,11 @@ struct Work {
         return w;
     }
 
-    // The tile of keys whose turn it is.
+    // Returns the tile of keys at `turn`.
     __device__ __forceinline__ int tile_at(int turn) const { return turn == 0 ? opening : turn - (turn <= opening); }
 };
 
-// How many items there are: an item is as many tiles of one head and sample as a cluster has blocks.
+// Returns the number of items; an item has one tile of one head and sample per block of a cluster.
 template <int BLOCKS>
 __device__ __forceinline__ int work_items(int batch, int txt, int img, int first_query, int heads) {
     const bool apart = batch > 1 && txt > 0 && img > 0;
@@ -113,8 +92,8 @@ __device__ __forceinline__ int work_items(int batch, int txt, int img, int first
     return ceil_div(tiles, BLOCKS) * heads * batch;
 }
 
-// The running softmax of rows lane / 4 and lane / 4 + 8 of a warp's 16: scores become exp2(scale * (score - greatest)).
-// `fade` is what earlier sums must be multiplied by.
+// Computes the online softmax of rows lane / 4 and lane / 4 + 8 of a warp's 16: scores become exp2(scale * (score -
+// greatest)). `fade` is the factor for earlier sums.
 template <int N>
 __device__ __forceinline__ void soften(float (&score)[N], float (&top)[2], float (&sum)[2], float (&fade)[2],
                                        float scale) {
@@ -139,7 +118,7 @@ __device__ __forceinline__ void soften(float (&score)[N], float (&top)[2], float
     }
 }
 
-// Keys that a query must not see get -inf. `visible`: keys of this tile that the lane's two rows see.
+// Sets masked keys to -inf. `visible`: keys of this tile that the lane's two rows see.
 template <int N>
 __device__ __forceinline__ void hide(float (&score)[N], const int (&visible)[2]) {
     const int key = threadIdx.x % 4 * 2;
@@ -148,7 +127,7 @@ __device__ __forceinline__ void hide(float (&score)[N], const int (&visible)[2])
         if (key + n / 4 * 8 + n % 2 >= visible[n / 2 % 2]) score[n] = -INFINITY;
 }
 
-// score [64, 2 N] = the warpgroup's queries times the first 2 N keys of a K tile
+// Issues score [64, 2 N] = the warpgroup's queries times the first 2 N keys of a K tile.
 template <int N>
 __device__ __forceinline__ void issue_scores(float (&score)[N], uint64_t queries, uint64_t k_tile) {
 #pragma unroll
@@ -161,7 +140,7 @@ __device__ __forceinline__ void issue_scores(float (&score)[N], uint64_t queries
     commit_multiply();
 }
 
-// output [64, 128] += weights [64, KEYS] times a V tile
+// Issues output [64, 128] += weights [64, KEYS] times a V tile.
 __device__ __forceinline__ void issue_output(float (&output)[64], const uint32_t (&weights)[KEYS / 16][4],
                                              uint64_t v_tile) {
 #pragma unroll
@@ -169,7 +148,8 @@ __device__ __forceinline__ void issue_output(float (&output)[64], const uint32_t
     commit_multiply();
 }
 
-// The scores already lie in registers as the left operand of a multiply wants them. Keys behind them weigh nothing.
+// Rounds scores to weights; they are already in the registers that the left operand requires. Keys beyond the scores
+// get weight 0.
 template <int N>
 __device__ __forceinline__ void round_weights(uint32_t (&weights)[KEYS / 16][4], const float (&score)[N]) {
 #pragma unroll
@@ -177,7 +157,7 @@ __device__ __forceinline__ void round_weights(uint32_t (&weights)[KEYS / 16][4],
         weights[i / 4][i % 4] = 2 * i < N ? pack_pair(score[2 * i], score[2 * i + 1]) : 0;
 }
 
-// Stores rows of 128 columns. The four lanes of a row exchange pairs, so that each stores 16 bytes, and all four 64.
+// Stores the lane's two rows of 128 columns.
 __device__ __forceinline__ void store_output(
     const float (&output)[64], const float (&sum)[2], __nv_bfloat16* out, int ld_out, int row, int token, int tokens) {
     const int lane = threadIdx.x % 4;
@@ -188,16 +168,7 @@ __device__ __forceinline__ void store_output(
         total += __shfl_xor_sync(~0u, total, 2);
         const float share = 1.f / total;
         __nv_bfloat16* to = out + int64_t(row + half * 8) * ld_out + lane * 8;
-#pragma unroll
-        for (int n = 0; n < 16; n += 4) {
-            uint32_t pair[4];
-#pragma unroll
-            for (int i = 0; i < 4; i++)
-                pair[i] = pack_pair(output[(n + i) * 4 + half * 2] * share, output[(n + i) * 4 + half * 2 + 1] * share);
-            exchange_pairs(pair);
-            if (token + half * 8 < tokens)
-                *reinterpret_cast<uint4*>(to + n * 8) = make_uint4(pair[0], pair[1], pair[2], pair[3]);
-        }
+        store_row(output, half, share, to, token + half * 8 < tokens);
     }
 }
 
@@ -208,71 +179,57 @@ __device__ __forceinline__ void attend(const TensorMap& q, const TensorMap& k, c
                                        int keys, float scale, int cached) {
     extern __shared__ __align__(1024) unsigned char shared[];
     const uint32_t base = uint32_t(__cvta_generic_to_shared(shared));
-    const uint32_t q_full = base + Shared::BARRIERS, q_free = q_full + 8, k_full = q_free + 8,
-                   k_free = k_full + 8 * STAGES, v_full = k_free + 8 * STAGES, v_free = v_full + 8 * STAGES;
+    const Ring<1> q_ring(base + Shared::BARRIERS);
+    Ring<STAGES, BLOCKS> k_ring(q_ring.full + q_ring.BARRIER_BYTES), v_ring(k_ring.full + k_ring.BARRIER_BYTES);
     constexpr int CONSUMER_WARPS = 8;
-    const int rank = BLOCKS > 1 ? rank_in_cluster() : 0;
+    const int rank = rank_in_cluster<BLOCKS>();
     if (threadIdx.x == 0) {
-        init_barrier(q_full, 1);
-        init_barrier(q_free, CONSUMER_WARPS);
-        for (int stage = 0; stage < STAGES; stage++) {
-            init_barrier(k_full + 8 * stage, 1);
-            init_barrier(v_full + 8 * stage, 1);
-            // The consumers of all blocks free a stage, because a fetch writes to all blocks.
-            init_barrier(k_free + 8 * stage, BLOCKS * CONSUMER_WARPS);
-            init_barrier(v_free + 8 * stage, BLOCKS * CONSUMER_WARPS);
-        }
+        q_ring.init(CONSUMER_WARPS, 1);
+        k_ring.init(CONSUMER_WARPS, 1, v_ring);
         publish_barriers();
     }
-    if constexpr (BLOCKS > 1) sync_cluster();
-    else __syncthreads();
+    sync_cluster<BLOCKS>();
 
     const int items = work_items<BLOCKS>(batch, txt, img, first_query, heads);
     const int cluster = blockIdx.x / BLOCKS, clusters = gridDim.x / BLOCKS;
     const int warpgroup = __shfl_sync(~0u, threadIdx.x / 128, 0);
     uint32_t q_phase = 0;
-    Ring<STAGES> k_ring, v_ring;
     if (warpgroup == 0) {
         give_registers<24>();
-        // The whole warp walks over the items, so that its counters lie in uniform registers: with pairs, a lone thread
-        // needs more than 24 registers.
+        // The whole warp iterates over the items, so that its counters are in uniform registers: with pairs, a single
+        // thread needs more than 24 registers.
         if (__shfl_sync(~0u, threadIdx.x / 32, 0) == 0) {
             for (int index = cluster; index < items; index += clusters) {
                 const Work w = Work::at<BLOCKS, CACHED>(index, rank, batch, txt, img, first_query, heads, keys, cached);
                 const int q_col = w.head * HEAD_DIM, kv_col = w.head / group * HEAD_DIM;
                 const auto fetch = [&](const TensorMap& rows, const TensorMap& cached_rows, int turn, uint32_t to,
-                                       uint32_t full, uint32_t free, Ring<STAGES>& ring) {
+                                       Ring<STAGES, BLOCKS>& ring) {
                     const int tile = w.tile_at(turn);
                     const TensorMap& map = CACHED && tile >= w.first_tiles ? cached_rows : rows;
                     const int row = tile < w.first_tiles ? w.run_row[0] + tile * KEYS
                                                          : w.run_row[1] + (tile - w.first_tiles) * KEYS;
                     to += ring.stage * Shared::KEY_TILE;
-                    full += ring.stage * 8;
-                    wait(free + ring.stage * 8, ring.phase ^ 1);
+                    ring.wait_free();
                     if (threadIdx.x == 0) {
-                        arrive_expecting(full, Shared::KEY_TILE);
-                        if constexpr (BLOCKS > 1) {
-                            copy_box_to_both(to + rank * Shared::KEY_PANEL, map, row, kv_col + rank * 64, full);
-                        } else {
-                            copy_box(to, map, row, kv_col, full);
-                            copy_box(to + Shared::KEY_PANEL, map, row, kv_col + 64, full);
-                        }
+                        const uint32_t full = ring.expect(Shared::KEY_TILE);
+                        copy_box<BLOCKS>(to + rank * Shared::KEY_PANEL, map, row, kv_col + rank * 64, full);
+                        if constexpr (BLOCKS == 1) copy_box(to + Shared::KEY_PANEL, map, row, kv_col + 64, full);
                     }
                     ring.advance();
                 };
-                wait(q_free, q_phase ^ 1);
-                q_phase ^= 1;
+                wait(q_ring.free, q_phase ^ 1);
                 if (threadIdx.x == 0) {
-                    arrive_expecting(q_full, Shared::QUERY_PANEL * 2);
-                    copy_box(base, q, w.row, q_col, q_full);
-                    copy_box(base + Shared::QUERY_PANEL, q, w.row, q_col + 64, q_full);
+                    const uint32_t full = q_ring.expect(Shared::QUERY_PANEL * 2);
+                    copy_box(base, q, w.row, q_col, full);
+                    copy_box(base + Shared::QUERY_PANEL, q, w.row, q_col + 64, full);
                 }
+                q_phase ^= 1;
                 // In the order of use: a V tile is needed after the next K tile.
                 for (int turn = 0; turn < w.key_tiles; turn++) {
-                    fetch(k, cached_k, turn, base + Shared::K, k_full, k_free, k_ring);
-                    if (turn > 0) fetch(v, cached_v, turn - 1, base + Shared::V, v_full, v_free, v_ring);
+                    fetch(k, cached_k, turn, base + Shared::K, k_ring);
+                    if (turn > 0) fetch(v, cached_v, turn - 1, base + Shared::V, v_ring);
                 }
-                fetch(v, cached_v, w.key_tiles - 1, base + Shared::V, v_full, v_free, v_ring);
+                fetch(v, cached_v, w.key_tiles - 1, base + Shared::V, v_ring);
             }
         }
     } else {
@@ -280,16 +237,6 @@ __device__ __forceinline__ void attend(const TensorMap& q, const TensorMap& k, c
         const int mine = warpgroup - 1, lane = threadIdx.x % 32;
         const int my_row = mine * 64 + threadIdx.x / 32 % 4 * 16 + lane / 4;  // in the tile; and this one + 8
         const uint64_t queries = describe(base + mine * 64 * 128, 0);
-        const auto release_queries = [&] {
-            if (lane == 0) arrive(q_free);
-        };
-        const auto release = [&](uint32_t barrier) {
-            if constexpr (BLOCKS == 1) {
-                if (lane == 0) arrive(barrier);
-            } else if (lane < BLOCKS) {
-                arrive_at(barrier, lane);
-            }
-        };
         // Barrier 1 + w is warpgroup w's turn; the first one begins.
         if (mine == 1) give_turn(1, 256);
         for (int index = cluster; index < items; index += clusters) {
@@ -307,7 +254,7 @@ __device__ __forceinline__ void attend(const TensorMap& q, const TensorMap& k, c
                     visible[half] = visible_keys(w.token + my_row + half * 8, end, keys) - from;
                 hide(score, visible);
             };
-            // The scores of the opening tile, as many as `score` holds, become weights.
+            // Turns the scores of the opening tile, as many as `score` holds, into weights.
             const auto open = [&](auto& score) {
                 wait_turn(1 + mine, 256);
                 begin_multiply();
@@ -315,17 +262,17 @@ __device__ __forceinline__ void attend(const TensorMap& q, const TensorMap& k, c
                 give_turn(2 - mine, 256);
                 wait_multiply<0>();
                 pin(score);
-                release(k_free + 8 * k_ring.stage);
+                k_ring.release(k_ring.stage, lane);
                 k_ring.advance();
-                if (w.key_tiles == 1) release_queries();
+                if (w.key_tiles == 1) q_ring.release(0, lane);
                 mask(score, w.opening);
                 soften(score, top, sum, fade, scale);
                 round_weights(weights, score);
             };
 
-            wait(q_full, q_phase);
+            wait(q_ring.full, q_phase);
             q_phase ^= 1;
-            wait(k_full + 8 * k_ring.stage, k_ring.phase);
+            k_ring.wait_full();
             const int opening_keys = w.run_keys[0] - w.opening * KEYS;
             if (opening_keys <= 32) {
                 float narrow[16];
@@ -341,54 +288,50 @@ __device__ __forceinline__ void attend(const TensorMap& q, const TensorMap& k, c
             }
 
             for (int turn = 1; turn < w.key_tiles; turn++) {
-                wait(k_full + 8 * k_ring.stage, k_ring.phase);
+                k_ring.wait_full();
                 wait_turn(1 + mine, 256);
                 begin_multiply();
                 issue_scores(score, queries, describe(base + Shared::K + k_ring.stage * Shared::KEY_TILE, 0));
-                wait(v_full + 8 * v_ring.stage, v_ring.phase);
+                v_ring.wait_full();
                 begin_multiply();
                 issue_output(output, weights,
                              describe(base + Shared::V + v_ring.stage * Shared::KEY_TILE, Shared::KEY_PANEL));
                 give_turn(2 - mine, 256);
                 wait_multiply<1>();
                 pin(score);
-                release(k_free + 8 * k_ring.stage);
+                k_ring.release(k_ring.stage, lane);
                 k_ring.advance();
-                if (turn == w.key_tiles - 1) release_queries();
+                if (turn == w.key_tiles - 1) q_ring.release(0, lane);
                 mask(score, w.tile_at(turn));
                 soften(score, top, sum, fade, scale);
                 wait_multiply<0>();
                 pin(output);
                 pin(score);
-                release(v_free + 8 * v_ring.stage);
+                v_ring.release(v_ring.stage, lane);
                 v_ring.advance();
                 round_weights(weights, score);
 #pragma unroll
                 for (int i = 0; i < 64; i++) output[i] *= fade[i / 2 % 2];
             }
 
-            wait(v_full + 8 * v_ring.stage, v_ring.phase);
+            v_ring.wait_full();
             begin_multiply();
             issue_output(output, weights,
                          describe(base + Shared::V + v_ring.stage * Shared::KEY_TILE, Shared::KEY_PANEL));
             wait_multiply<0>();
             pin(output);
-            release(v_free + 8 * v_ring.stage);
+            v_ring.release(v_ring.stage, lane);
             v_ring.advance();
             store_output(output, sum, out + w.head * HEAD_DIM, ld_out, w.row + my_row, w.token + my_row, w.tokens);
         }
         if (mine == 0) wait_turn(1, 256);  // takes the last turn, so that the barrier ends as it began
     }
-    if constexpr (BLOCKS > 1) {
-        __syncwarp();
-        // Until both blocks are here, the other one may still write to this one's shared memory.
-        sync_cluster();
-    }
+    leave_cluster<BLOCKS>();
 }
 
 }  // namespace attention
 
-// Shared memory is (128 + 4 * 176) * 256 + 128 bytes, which the launcher passes; it must agree with `Shared`.
+// The launcher passes the shared memory, (128 + 4 * 176) * 256 + 128 bytes; it must agree with `Shared`.
 #define ATTENTION(name, blocks, ...)                                                                                   \
     extern "C" __global__ void __VA_ARGS__ __launch_bounds__(384, 1)                                                   \
         name(const __grid_constant__ hopper::TensorMap q, const __grid_constant__ hopper::TensorMap k,                 \

@@ -1,25 +1,24 @@
-// attention_softmax: p = softmax(scale * s) over the first `visible` columns, zeros behind them
+// attention_softmax: p = softmax(scale * s) over the first `visible` columns, zeros after them
 //
 //   s      [rows, cols]  f32, row stride ld_s: the scores of some queries of one head
 //   p      [rows, cols]  element, plain values, row stride ld_p; columns up to the next multiple of 8 are written too
-//   visible = cols, or min(first_token + row + 1, keys) where causal
+//   visible = cols, or min(first_token + row + 1, keys) if causal
 //
 // Mapping   one block per row. A thread holds up to HELD runs of 8 columns in registers, run i at thread + i * threads,
-//           so that a row of up to 32 columns a thread is read once. What is behind them has a running maximum and sum,
-//           and is read again to be written. Then a block has 1024 threads, one fits a multiprocessor, and 132 rows of
-//           65536 columns (34 MB) stay in L2 meanwhile.
+//           so that a row of up to 32 columns per thread is read once. Columns beyond that get an online maximum and
+//           sum, and are read again to be written. Then a block has 1024 threads, one fits a multiprocessor, and 132
+//           rows of 65536 columns (34 MB) stay in L2.
 // Needs     ld_s and ld_p multiples of 8, s and p 32-byte aligned
 // Rounding  once, at the store.
 // Bytes     rows * cols * (4 + 2).   16384 x 16384: 1.6 GB
 // Bound     HBM. 1.6 GB at 4.8 TB/s (H200) = 340 us
 // Measured  with its two GEMMs, 16384 pixels x 512: 1.41 ms, 390 TFLOP/s; H200, driver 580.159, CUDA 13.0; `flux bench
 //           ops/`
-// Tried     one column at a time, read twice: 2.27 ms
 #include "common.cuh"
 
 static constexpr int HELD = 4;
 
-// Scaled scores of 8 columns; -inf for those that are not visible, whatever is in their places.
+// Loads scaled scores of 8 columns; -inf for masked ones, whatever is stored there.
 __device__ __forceinline__ void load_scores(const float* scores, int column, int visible, float scale,
                                             float (&values)[8]) {
     const float4 low = *reinterpret_cast<const float4*>(scores + column),

@@ -1,17 +1,17 @@
-// multiply_native, multiply_int8, multiply_e4m3: nothing but mma.sync, as often as `rounds` steps of 64 bytes of a tile
-// of 128 x 256 take, in as many blocks as are launched: what kernels that use it are measured by
+// multiply_native, multiply_int8, multiply_e4m3: only mma.sync, as often as `rounds` steps of 64 bytes of a tile of 128
+// x 256 need, in every launched block: the reference rate for kernels that use it
 //
-//   out      [blocks * 256]  sums of all, so that the compiler leaves out nothing
+//   out      [blocks * 256]  sums of all results, so that the compiler removes nothing
 //
-// Mapping   a block of 8 warps, 64 x 64 sums a warp, whose operands stay in registers.
-// Flops     2 * 128 * 256 * 64 a round and block, in 16 bits half as many.
+// Mapping   a block of 8 warps, 64 x 64 sums per warp, with operands in registers.
+// Flops     2 * 128 * 256 * 64 per round and block, in 16 bits half as many.
 #include "mma.cuh"
 
 namespace ceiling {
 
 static constexpr int THREADS = 256, TILES_M = 4, TILES_N = 8, MULTIPLIES = 2;
 
-// Words are random bits, of which `keep` stay and `set` are set, so that all values are numbers.
+// Words are random bits, with only the bits of `keep` kept and those of `set` set, so that all values are numbers.
 template <class Sum, class Multiply>
 __device__ __forceinline__ void run(int rounds, Sum* out, uint32_t keep, uint32_t set, Multiply multiply) {
     uint32_t x[TILES_M][4], weight[TILES_N][2], bits = threadIdx.x * 0x9e3779b9u + blockIdx.x;

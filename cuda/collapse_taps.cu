@@ -1,9 +1,9 @@
-// collapse_taps: the weight of a 3 x 3 convolution of an image that repeats every pixel four times, as one of 2 x 2
-// taps of the image itself for each place of a square
+// collapse_taps: converts the weight of a 3 x 3 convolution of an image with every pixel repeated four times to 2 x 2
+// taps of the image itself, for each place of a square
 //
 //   weight  [outs, 9 * channels]      element, row stride ld_weight: columns (ky, kx, channel)
-//   out     [4 * outs, 4 * channels]  element, dense: for place (py, px) and output o, row (2 py + px) * outs + o holds
-//           taps (dy, dx) ordered so
+//   out     [4 * outs, 4 * channels]  element, dense: for place (py, px) and output o, row (2 py + px) * outs + o has
+//           taps ordered (dy, dx)
 //
 // Mapping   a thread sums runs of 8 channels (16 bytes) of a tap.
 // Needs     channels % 8 == 0, ld_weight % 8 == 0

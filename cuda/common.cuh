@@ -1,11 +1,12 @@
-// Shared by all kernels: what values in memory are, loads and stores of 16 bytes or one value, reductions, ceil_div.
+// Shared by all kernels: representation of values in memory, loads and stores of 16 bytes or one value, reductions,
+// ceil_div.
 //
-// Every kernel but those for Hopper is compiled for two types of `element`: bf16, and with ELEMENT_F16 fp16, for GPUs
-// whose tensor cores have no bf16. fp16 ends at 65504, which residual streams may pass. So an activation is there in
-// units of UNIT, a power of two: nothing is rounded but what is below 2^-14 units, and what is beyond 65504 units
-// becomes that and sets `saturated`, which the host reads. Plain values are those of weights, and of what is multiplied
-// with activations and added up. Sums are linear, so products, convolutions and the sums of attention take plain values
-// with activations, and give activations, as they lie in memory.
+// Every kernel except those for Hopper is compiled for two types of `element`: bf16, and with ELEMENT_F16 fp16, for
+// GPUs without bf16 tensor cores. The max of fp16 is 65504, and residual streams may exceed it. So activations are
+// stored in units of UNIT, a power of two: only values below 2^-14 units are rounded, and values beyond 65504 units are
+// clamped and set `saturated`, which the host reads. Plain values have no unit: weights, and operands that are
+// multiplied with activations and added up. Sums are linear, so matrix multiplications, convolutions and the sums of
+// attention take plain values and stored activations, and return stored activations.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -26,12 +27,12 @@ __host__ __device__ constexpr int ceil_div(int a, int b) { return (a + b - 1) / 
 // `F16_UNIT` in backend/cuda/element.rs.
 static constexpr float UNIT = 32.0f, LARGEST = 65504.0f;
 
-// Whether an activation of this file's kernels was cut off.
+// Set if an activation of this file's kernels was clamped.
 extern "C" {
 __device__ unsigned saturated;
 }
 
-// A NaN stays one.
+// Clamps an activation; a NaN stays NaN.
 __device__ __forceinline__ float within_range(float value) {
     if (fabsf(value) > LARGEST) {
         saturated = 1;
@@ -40,15 +41,15 @@ __device__ __forceinline__ float within_range(float value) {
     return value;
 }
 
-// A product that was too large is infinite.
+// A stored product that was too large is infinite.
 __device__ __forceinline__ float of_units(float value) { return within_range(value) * UNIT; }
 __device__ __forceinline__ float in_units(float value) { return within_range(value * (1.0f / UNIT)); }
 
-// One plain value, rounded to nearest even, and back.
+// Converts one plain value, rounded to nearest even, and back.
 __device__ __forceinline__ element to_plain(float value) { return __float2half_rn(value); }
 __device__ __forceinline__ float from_plain(element value) { return __half2float(value); }
 
-// Two plain values, `low` in the low half, and back.
+// Packs two plain values, `low` in the low half, and back.
 __device__ __forceinline__ uint32_t pack_pair(float low, float high) {
     const __half2 pair = __floats2half2_rn(low, high);
     return *reinterpret_cast<const uint32_t*>(&pair);
@@ -66,11 +67,11 @@ static constexpr float UNIT = 1.0f;
 __device__ __forceinline__ float of_units(float value) { return value; }
 __device__ __forceinline__ float in_units(float value) { return value; }
 
-// One plain value, rounded to nearest even, and back.
+// Converts one plain value, rounded to nearest even, and back.
 __device__ __forceinline__ element to_plain(float value) { return __float2bfloat16_rn(value); }
 __device__ __forceinline__ float from_plain(element value) { return __bfloat162float(value); }
 
-// Two plain values, `low` in the low half, and back.
+// Packs two plain values, `low` in the low half, and back.
 __device__ __forceinline__ uint32_t pack_pair(float low, float high) {
     uint32_t pair;
     asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
@@ -85,11 +86,11 @@ __device__ __forceinline__ void unpack_pair(uint32_t pair, float& low, float& hi
 
 #endif
 
-// One activation as f32, and back, rounded to nearest even.
+// Converts one activation to f32, and back, rounded to nearest even.
 __device__ __forceinline__ float to_float(element value) { return of_units(from_plain(value)); }
 __device__ __forceinline__ element to_element(float value) { return to_plain(in_units(value)); }
 
-// Eight activations as f32, and back, rounded to nearest even.
+// Converts eight activations to f32, and back, rounded to nearest even.
 __device__ __forceinline__ void unpack(uint4 raw, float (&values)[8]) {
     const unsigned words[4] = {raw.x, raw.y, raw.z, raw.w};
 #pragma unroll
@@ -117,7 +118,8 @@ __device__ __forceinline__ uint4 pack(const float (&values)[8]) {
     }
 }
 
-// N activations as f32: N = 8 is one 16-byte load, whose address must be a multiple of 16; N = 1 takes any address.
+// Loads N activations as f32: N = 8 is one 16-byte load from an address that must be a multiple of 16; N = 1 takes any
+// address.
 template <int N>
 __device__ __forceinline__ void load(const element* from, float (&values)[N]) {
     static_assert(N == 1 || N == 8, "one value or 16 bytes");
@@ -128,8 +130,8 @@ __device__ __forceinline__ void load(const element* from, float (&values)[N]) {
     }
 }
 
-// A row of `chunks` chunks of 8 values, spread over the block: chunk threadIdx.x + i * blockDim.x goes to values[i],
-// zeros where the row has ended.
+// Loads a row of `chunks` chunks of 8 values, spread over the block: chunk threadIdx.x + i * blockDim.x goes to
+// values[i], zeros past the end of the row.
 template <int N>
 __device__ __forceinline__ void load_row(const element* row, int chunks, float (&values)[N][8]) {
 #pragma unroll
@@ -155,22 +157,23 @@ __device__ __forceinline__ void store(element* to, const float (&values)[N]) {
     }
 }
 
-// Eight plain values.
+// Unpacks eight plain values.
 __device__ __forceinline__ void unpack_plain(uint4 raw, float (&values)[8]) {
     const unsigned words[4] = {raw.x, raw.y, raw.z, raw.w};
 #pragma unroll
     for (int i = 0; i < 4; i++) unpack_pair(words[i], values[2 * i], values[2 * i + 1]);
 }
 
-// As store, of eight plain values.
+// As store, for eight plain values.
 __device__ __forceinline__ void store_plain(element* to, const float (&values)[8]) {
     *reinterpret_cast<uint4*>(to) = pack_plain(values);
 }
 
-// An activation as it is after a store.
+// Returns an activation rounded as by a store.
 __device__ __forceinline__ float round_to_element(float value) { return to_float(to_element(value)); }
 
-// The fast division is right to two units in the last place of an f32; an exact one costs a dozen instructions a value.
+// The fast division is accurate to two units in the last place of an f32; an exact one costs a dozen instructions per
+// value.
 __device__ __forceinline__ float silu(float x) { return __fdividef(x, 1.0f + __expf(-x)); }
 
 __device__ __forceinline__ float warp_sum(float value) {
@@ -186,7 +189,7 @@ __device__ __forceinline__ float warp_max(float value) {
 }
 
 // Extends `reduce`, which reduces over a warp, to a one-dimensional block of whole warps; every thread gets the result.
-// `nothing` is the value that does not change a result.
+// `nothing` is the neutral value.
 template <class Reduce>
 __device__ __forceinline__ float block_reduce(float value, float nothing, Reduce reduce) {
     __shared__ float partial[32];
@@ -199,12 +202,12 @@ __device__ __forceinline__ float block_reduce(float value, float nothing, Reduce
     return reduce(lane < (blockDim.x >> 5) ? partial[lane] : nothing);
 }
 
-// The sum over such a block; the order of additions is always the same.
+// Returns the sum over such a block; the order of additions is fixed.
 __device__ __forceinline__ float block_sum(float value) {
     return block_reduce(value, 0.0f, [](float v) { return warp_sum(v); });
 }
 
-// The maximum over such a block.
+// Returns the maximum over such a block.
 __device__ __forceinline__ float block_max(float value) {
     return block_reduce(value, -INFINITY, [](float v) { return warp_max(v); });
 }

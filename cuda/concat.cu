@@ -1,26 +1,26 @@
-// concat: rows of many tensors, one under the other
+// concat: concatenates the rows of many tensors
 //
-//   parts   tensors [rows of each, cols] element, each with a row stride, which come with the launch
+//   parts   tensors [rows of each, cols] element, each with a row stride, passed as launch parameters
 //   out     [sum of rows, cols], row stride ld_out
 //
-// Of a few tensors the driver copies each. Tokens that are kept while others are computed are runs of rows, dozens of
-// them, whose keys and values are copied in each block: there launches are what takes time, not bytes.
+// The driver copies each of a few tensors. If only some tokens are recomputed, the cached ones are dozens of runs of
+// rows, with keys and values that are copied in each block: there launches take the time, not bytes.
 //
-// Mapping   one row of `blockDim.x` threads for each row of out, 16 bytes a thread at once; each finds its tensor among
-//           the ends of all
+// Mapping   one row of `blockDim.x` threads for each row of out, 16 bytes per thread at once; each finds its tensor
+//           among the ends of all
 // Needs     16-byte aligned rows, cols % 8 == 0
 // Bytes     4 * rows * cols.   1344 x 3072: 16.5 MB
 // Bound     HBM. 16.5 MB at 4.8 TB/s (H200) = 3.4 us
-// Measured  not by itself, only in `flux bench live/ live/reuse`
+// Measured  only as part of `flux bench live/ live/reuse`
 #include "common.cuh"
 
-// `PARTS` in backend/cuda/ops/concat.rs. A launch takes 4 KB of arguments at most.
+// `PARTS` in backend/cuda/ops/concat.rs. A launch takes at most 4 KB of arguments.
 static constexpr int PARTS = 240;
 
 struct Parts {
     const element* from[PARTS];
     int stride[PARTS];
-    int end[PARTS];  // the row of out behind its last; of parts that are not there, that behind all
+    int end[PARTS];  // the row of out after its last; for missing parts the last row of all
 };
 
 extern "C" __global__ void __launch_bounds__(256)

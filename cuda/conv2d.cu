@@ -1,14 +1,14 @@
-// im2col: the pixels under the kernel, side by side; the convolution is then a GEMM with the weight
+// im2col: gathers the pixels under the kernel into rows; the convolution is then a GEMM with the weight
 //
 //   x      [rows * width, channels]     element, row stride ld_x: rows of pixels from `first_y` on, as many as the
-//          output pixels see, of an image of `height` rows, of which the first `above`, and some of the last, are its
-//          halo: there are no output pixels for these. With `halvings` 1 the image is twice as high and wide as x: each
-//          pixel of x is a square of two by two
+//          output pixels read. The image has `height` rows, including a halo of `above` rows at the top and some at the
+//          bottom, which have no output pixels. With `halvings` 1 the image is twice as high and wide as x: each pixel
+//          of x is a square of two by two
 //   out    [rows, taps * channels]      element, row stride ld_out, for output pixels first_row .. first_row + rows;
 //          columns ordered (ky, kx, channel), zeros outside the image and in columns taps * channels .. ld_out
 //
 // Mapping   a block copies one tap of a tile of output pixels, a thread runs of 8 channels (16 bytes). Neighbouring
-//           blocks do the taps of one tile, so that only the first of them reads its input from HBM.
+//           blocks copy the taps of one tile, so that only the first of them reads its input from HBM.
 // Needs     channels % 8 == 0 and rows of x 16-byte aligned. Otherwise `_any`: a thread gathers a run of eight columns,
 //           of any taps and channels. Rows of out are 16-byte aligned.
 // Bytes     rows * taps * channels * 2 written + the input read.   1048576 x 9 x 128: 2.4 GB + 0.27 GB
@@ -16,8 +16,6 @@
 // Measured  with its GEMM, 3 x 3, us (TFLOP/s): 256 x 256, 512 -> 512: 653 (474); 512 x 512, 512 -> 512: 2632 (470);
 //           256 -> 256: 921 (336); 1024 x 1024, 256 -> 256: 3884 (319); 256 -> 128: 3305 (187); 128 -> 128: 1657 (187);
 //           H200, driver 580.159, CUDA 13.0; tests/bench/runs/2026-11-21-h200
-// Tried     pieces that stay in L2: decode of 1024 x 1024 with 256 MiB 45.7 ms, 96 MiB 48.8, 48 MiB 51.1, 32 MiB 54.1,
-//           16 MiB 56.8; not used
 #include "common.cuh"
 
 extern "C" __global__ void __launch_bounds__(256)

@@ -1,5 +1,5 @@
 // conv2d: 3 x 3 convolution for Hopper, + bias + residual: stride 1 and zeros around the image, or stride 2 and zeros
-// behind it; see conv2d_sm90a.cuh
+// after the last row and column; see conv2d_sm90a.cuh
 #include "conv2d_sm90a.cuh"
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)

@@ -1,93 +1,47 @@
-// 3 x 3 convolution for Hopper, stride 1 and zeros around the image, + bias + residual: an implicit GEMM with warpgroup
-// matrix multiplies. The same kernel with 2 x 2 taps (upsample_conv2d_sm90a.cu) convolves an upsampled image without
-// making that image. With a stride of 2 it halves the image: zeros only behind the last row and column.
+// 3 x 3 convolution for Hopper, + bias + residual, as implicit GEMM: stride 1 with zeros around the image, or stride 2
+// with zeros after the last row and column. TAPS = 2 (upsample_conv2d_sm90a.cu): of the upsampled image
 //
 //   x         tensor map over [height, width, channels] bf16: boxes of 64 channels (128-byte swizzle), WIDTH pixels,
-//             HEIGHT + TAPS - 1 rows. To halve, over [height, 2, width, 2, channels], where axes of 2 are the parities
-//             of rows and columns: boxes of 64 channels, WIDTH pixels and HEIGHT + 1 rows of one parity each
+//             HEIGHT + TAPS - 1 rows. Stride 2: over [height, 2, width, 2, channels], with axes of parities: HEIGHT + 1
+//             rows; height and width are those of the output
 //   weight    tensor map over [outs, TAPS * TAPS, channels] bf16, taps ordered (ky, kx): boxes of 64 channels, one tap,
-//             OUTS outputs
-//   residual  tensor map over [height, width, outs] bf16: boxes of 64 outputs (128-byte swizzle), WIDTH pixels, HEIGHT
-//             rows; read only if `adds`, which must be 0 for an upsampled image and where OUTS is 8; may be of out
-//   bias      [outs] bf16
-//   out       [height * width, outs] bf16, row stride ld_out; rounded once
-//   partial   [gridDim.x / ceil(outs / OUTS), outs] float2, not written where OUTS is 8: mean of the rounded values of
-//             a split of the pixels, and the sum of squared distances from it; a group norm then need not read `out`
-//             once more for its statistics
+//             OUTS outputs. TAPS = 2: [4 * outs, 4, channels] from collapse_taps.cu
+//   residual  tensor map over [height, width, outs] bf16, read only if `adds` (not with TAPS = 2 or OUTS = 8); may be
+//             out
+//   bias, out [outs]; [height * width, outs] bf16, row stride ld_out; rounded once. TAPS = 2: [2 height * 2 width,
+//   outs]
+//   partial   [gridDim.x / ceil(outs / OUTS), outs] float2, not written with OUTS = 8: mean of the rounded values of a
+//             split of the pixels, and the sum of squared distances from it, for a group norm of `out`
 //   counts    [gridDim.x / ceil(outs / OUTS)] float: number of pixels of each split
-//   carry     [gridDim.x, outputs and lanes of the warps that store] channel statistics; used only where several
-//             launches do the bands of one image
-// Upsampled (TAPS = 2): weight [4 * outs, 4, channels], as `upsample_conv2d_taps_bf16` makes it; out [2 height * 2
-// width, outs].
+//   carry     [gridDim.x, outputs and lanes of the storing warps] channel statistics, used if several launches compute
+//             one image
 //
-// Mapping   A block for each multiprocessor takes tiles of WIDTH x HEIGHT pixels and OUTS outputs in turn. Neighbouring
-//           blocks have the outputs of one place, so that only the first of them fetches its pixels from HBM, the
-//           others from L2. Warpgroups 1 and 2 own 64 of the tile's outputs each, and multiply [64, 64] of weights by
-//           [pixels, 64]^T for every tap and 64 channels. Warp 0 fetches for them.
-//           A multiply reads both operands from shared memory: 320 rows for sums of 64 x 256; twice 64 x 128, as pixels
-//           by outputs would be, takes 384. Together with what TMA writes, these are 108 or 124 bytes a cycle for
-//           16x16x128, and shared memory can do 128. With eight outputs the pixels are the rows of sums, and a
-//           warpgroup owns half of the pixels.
-//           A box of pixels begins kx - 1 to the right of the tile and one row above it, in signed coordinates: TMA
-//           fills in zeros where the image ends. The box has the rows for all ky: another tap is the same box, begun
-//           ky * WIDTH pixels later. So a pixel is fetched TAPS times instead of TAPS * TAPS times, and L2, which
-//           would limit the convolution otherwise, does not. Pixels and weights have separate stages, because one box
-//           of pixels serves TAPS boxes of weights.
-// Upsampled In an image that repeats every pixel four times, an output sees 2 x 2 different pixels; which of the 3 x 3
-//           weights fall on each depends on whether the output's row and column are even. So there are four sets of
-//           2 x 2 weights, sums of the 3 x 3 ones; the sums round once more, to bf16. A tile belongs to one set, and
-//           its outputs are two pixels apart.
-// Halved    Tap (ky, kx) of output (y, x) sees pixel (2 y + ky, 2 x + kx), which is pixel (y + ky / 2, x + kx / 2) of
-//           the image of these parities. Two boxes, of even and of odd rows, are a stage, which again serves all ky.
-//           height and width are those of the output.
-// Stores    The warps that multiply only add bias and residual, and round into shared memory; warps 1 to 3 store from
-//           there while the next tile is multiplied. The rounded half of a tile has the layout of a TMA box: 64
-//           outputs of a pixel, swizzled. Where there is a residual, TMA loads it into this place as soon as the half
-//           before is stored: each value is then replaced by its sum with the convolution. With eight outputs the warps
-//           that multiply also store: four bytes per thread and row.
-// Sums      For the channel statistics, a block's pixels are one split, over all its tiles. A lane that stores
-//           accumulates those of eight outputs of each half, over its own pixels. Within a tile they are plain sums: a
-//           bf16 value has 8 digits and its square 16, so the 24 digits of a float hold the sums of up to 256 values
-//           exactly if these have one exponent, as values far from zero for their spread do. Tiles, whose number has
-//           no bound, and at last lanes, are joined as means and sums of squared distances from them. The order is
-//           always the same.
-// Bands     A launch does tiles `first` to `end` of the image, whole rows of tiles, and its x has only the rows that
-//           these see, from `first_row` on. A block takes the same tiles in the same order, however many launches do
-//           them: from one launch to the next its statistics wait in `carry`. So bands do not change the result.
-// Needs     sm_90a; channels % 8 == 0, outs % 8 == 0, rows 16-byte aligned. Channels are fetched 64 at a time, with
-//           zeros behind the last. gridDim.x is a multiple of ceil(outs / OUTS), so that all tiles of a block are of
-//           the same outputs.
-// Flops     2 * height * width * TAPS * TAPS * channels * outs (four times for upsampled).   512 x 512, 512 -> 512:
-//           1237 GFLOP
-// Bound     tensor cores. 1237 GFLOP at 989 TFLOP/s (H200, dense bf16) = 1251 us
-// Measured  us (TFLOP/s): 512 x 512, 512 -> 512: 1467 (843), 85% of bound; 512 -> 256: 750 (824); 256 -> 256: 380
-//           (813), with residual 391 (791); 256 x 256, 512 -> 512: 375 (824), with residual 382 (810); 128 x 128: 101
-//           (769); 1024 x 1024, 256 -> 128: 752 (823); 128 -> 128: 388 (798), with residual 413 (748); 128 -> 3: 145.
-//           Upsampled from 512 x 512, 256: 742; from 256 x 256, 512: 682, each less than half of upsampling and
-//           convolution. H200, driver 580.159, CUDA 13.0; `flux bench ops/`
-// Tried     by shape, standalone, us of 16x16x128, 16x8x256, 16x8x128: 512 x 512, 512 -> 512: 1488, 1562, 1629; 256 ->
-//           256 with residual: 513, 513, 482; 1024 x 1024, 128 -> 128: 496, 979, 470; 64 x 64, 512 -> 512: 52, 52, 30;
-//           three consumers (16x24x128) spill and are slower by 5 to 45% everywhere but once. im2col and cuBLASLt: 2632
-//           us for the first, 1657 for 1024 x 1024, 128 -> 128. Everything behind the multiplies in the warps that
-//           multiply, us without statistics / with: 1024 x 1024, 128 -> 128: 433 / 462, with residual 612 / 630; 256 ->
-//           256: 1524 / 1628; 512 x 512, 512 -> 512: 1477 / 1550; 256 -> 256: 393 / 415, with residual 480 / 492. To
-//           prefetch the residual into L2, or let the second consumer begin up to 6 taps after the first: no difference
+// Mapping   Blocks compute tiles of WIDTH x HEIGHT pixels and OUTS outputs in turn; the outputs of one place are in
+//           neighbouring blocks. Two warpgroups multiply [64, 64] of weights by [pixels, 64]^T for every tap and 64
+//           channels. A box of pixels has the rows for all ky, so a pixel is fetched TAPS times. Warps 1 to 3 store,
+//           and sum the channel statistics of a block's tiles, while the next tile is multiplied.
+// Bands     A launch computes tiles `first` to `end`, whole rows of tiles, and x has only the rows that these read,
+//           from `first_row` on. Blocks get the same tiles in any number of launches, so bands don't change the result.
+// Needs     sm_90a; channels % 8 == 0, outs % 8 == 0, rows 16-byte aligned; gridDim.x a multiple of ceil(outs / OUTS).
+// Bound     tensor cores. 512 x 512, 512 -> 512: 1237 GFLOP at 989 TFLOP/s (H200, dense bf16) = 1251 us
+// Measured  1467 us (843 TFLOP/s); docs/kernels-conv.md
 #pragma once
 
 #include "common.cuh"
 #include "channel_statistics.cuh"
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-#include "conv2d_multiply_sm90a.cuh"
+#include "mma.cuh"
+#include "pipeline_sm90a.cuh"
 
 namespace conv2d {
 
 using namespace hopper;
 
-constexpr int CHANNELS = 64;  // of a box: 128 bytes
+constexpr int CHANNELS = 64;  // per box: 128 bytes
 constexpr int ROW_BYTES = CHANNELS * 2;
-constexpr int CONSUMERS = 2, STORERS = 3;  // warpgroups that multiply, warps that store
-constexpr int OWN_OUTS = 64;               // of a consumer: 128 bytes
+constexpr int CONSUMERS = 2, STORERS = 3;  // multiplying warpgroups, storing warps
+constexpr int OWN_OUTS = 64;               // per consumer: 128 bytes
 
 template <int TAPS_, int WIDTH_, int HEIGHT_, int OUTS_, int PIXEL_STAGES_, int WEIGHT_STAGES_, int STRIDE_ = 1>
 struct Shape {
@@ -98,16 +52,17 @@ struct Shape {
     // Sets of weights: one, or one for each place in the square that a pixel becomes.
     static constexpr int PLACES = TAPS == 2 ? 4 : 1, SCALE = TAPS == 2 ? 2 : 1;
     static constexpr int PIXELS = WIDTH * HEIGHT;
-    // Whether consumers divide the tile's outputs and round them into shared memory. Otherwise they divide its pixels,
+    // True if consumers divide the tile's outputs and round them into shared memory. Otherwise they divide its pixels,
     // and store by themselves.
     static constexpr bool ROUNDS = OUTS == CONSUMERS * OWN_OUTS;
     static constexpr int PARTS = ROUNDS ? 1 : PIXELS / CONSUMERS / 64;  // multiplies of 64 rows
     static constexpr int SUMS = (ROUNDS ? PIXELS : OUTS) / 2;           // per thread and part
     static constexpr int PIXEL_BYTES = WIDTH * ROWS * ROW_BYTES, WEIGHT_BYTES = OUTS * ROW_BYTES;
-    static constexpr int ROUNDED_BYTES = ROUNDS ? PIXELS * OWN_OUTS * 2 : 0;  // of a consumer
+    static constexpr int ROUNDED_BYTES = ROUNDS ? PIXELS * OWN_OUTS * 2 : 0;  // per consumer
     static constexpr int WEIGHTS = PIXEL_STAGES * PIXEL_BYTES, ROUNDED = WEIGHTS + WEIGHT_STAGES * WEIGHT_BYTES;
     static constexpr int BARRIERS = ROUNDED + CONSUMERS * ROUNDED_BYTES;
-    // The row of a stage where the pixels for a ky begin.
+    // Returns the row of a stage at which the pixels for a ky begin. With stride 2, tap (ky, kx) of output (y, x) reads
+    // pixel (y + ky / 2, x + kx / 2) of the image of its parities: a stage is two boxes, of even and of odd rows.
     __device__ static constexpr int row_of(int ky) { return STRIDE == 1 ? ky : ky % 2 * (HEIGHT + 1) + ky / 2; }
     static_assert(STRIDE == 1 || (STRIDE == 2 && TAPS == 3), "no other stride");
     static_assert(ROUNDS || PARTS * 64 * CONSUMERS == PIXELS, "whole multiplies");
@@ -131,7 +86,7 @@ struct Work {
         return w;
     }
 
-    // The row of out for a pixel of the tile; -1 outside the image.
+    // Returns the row of out for a pixel of the tile; -1 outside the image.
     template <class S>
     __device__ __forceinline__ int row(uint32_t pixel, int height, int width) const {
         const int at_y = y + int(pixel / S::WIDTH), at_x = x + int(pixel % S::WIDTH);
@@ -143,22 +98,22 @@ struct Work {
 __device__ __forceinline__ float low(uint32_t pair) { return __uint_as_float(pair << 16); }
 __device__ __forceinline__ float high(uint32_t pair) { return __uint_as_float(pair & 0xffff0000u); }
 
-// Where 16 bytes of a pixel are in a consumer's half of the rounded tile.
+// Returns the address of 16 bytes of a pixel in a consumer's half of the rounded tile.
 __device__ __forceinline__ uint32_t chunk_at(uint32_t rounded, uint32_t pixel, uint32_t chunk) {
     return rounded + pixel * ROW_BYTES + ((chunk ^ pixel % 8) << 4);
 }
 
-// The bias of an output; 0 behind the last output.
+// Returns the bias of an output; 0 past the last output.
 __device__ __forceinline__ float bias_of(const bf16* bias, int out, int outs) {
     return out < outs ? __bfloat162float(bias[out]) : 0.0f;
 }
 
-// max(x, 0); what is not a number stays so.
+// Returns max(x, 0); a NaN stays NaN.
 __device__ __forceinline__ float rectified(float x) { return x < 0.0f ? 0.0f : x; }
 
-// Rounds sums + biases into a consumer's half of the rounded tile; if ADDS, adds the residual, which lies there. A warp
-// has 16 outputs: a lane has outputs lane / 4 and lane / 4 + 8, whose biases are `biases`, of pixels 8 n + lane % 4 * 2
-// and the next.
+// Rounds sums + biases into a consumer's half of the rounded tile; with ADDS, adds the residual, which is stored there.
+// A warp has 16 outputs: a lane has outputs lane / 4 and lane / 4 + 8, with `biases`, of pixels 8 n + lane % 4 * 2 and
+// the next.
 template <class S, bool ADDS>
 __device__ __forceinline__ void round_tile(const float (&sums)[S::SUMS], const float (&biases)[2], int relu,
                                            uint32_t rounded) {
@@ -169,11 +124,11 @@ __device__ __forceinline__ void round_tile(const float (&sums)[S::SUMS], const f
     // The swizzle repeats every eight pixels. The residual is loaded one step early.
     constexpr int STEPS = S::PIXELS / 16;
     uint32_t added[2][4];
-    if (ADDS) load_transposed_matrices(first, added[0]);
+    if (ADDS) load_matrices_transposed(added[0], first);
 #pragma unroll
     for (int step = 0; step < STEPS; step++) {
         const uint32_t place = first + step * 16 * ROW_BYTES;
-        if (ADDS && step + 1 < STEPS) load_transposed_matrices(place + 16 * ROW_BYTES, added[(step + 1) % 2]);
+        if (ADDS && step + 1 < STEPS) load_matrices_transposed(added[(step + 1) % 2], place + 16 * ROW_BYTES);
         uint32_t pairs[4];
 #pragma unroll
         for (int i = 0; i < 4; i++) {
@@ -183,7 +138,7 @@ __device__ __forceinline__ void round_tile(const float (&sums)[S::SUMS], const f
             if (relu) values[0] = rectified(values[0]), values[1] = rectified(values[1]);
             pairs[i] = pack_pair(values[0], values[1]);
         }
-        store_transposed_matrices(place, pairs);
+        store_transposed(place, pairs[0], pairs[1], pairs[2], pairs[3]);
     }
 }
 
@@ -205,7 +160,7 @@ __device__ __forceinline__ void store_sums(const float (&sums)[S::PARTS][S::SUMS
     }
 }
 
-// What warps 1 to 3 do. A lane has the same eight outputs of every half, and every STRIDE-th pixel.
+// The work of warps 1 to 3. A lane has the same eight outputs of every half, and every STRIDE-th pixel.
 template <class S>
 struct Storer {
     static constexpr int CHUNKS = OWN_OUTS / 8, LANES = STORERS * 32, STRIDE = LANES / CHUNKS;
@@ -225,7 +180,7 @@ struct Storer {
         int count = 0;
         for (uint32_t first = first_pixel; first < S::PIXELS; first += AT_ONCE * STRIDE) {
             uint4 raw[AT_ONCE];
-            // In place of pixels behind the last, the last is read again.
+            // Past the last pixel, the last one is read again.
 #pragma unroll
             for (int i = 0; i < AT_ONCE; i++)
                 raw[i] = load_shared_16(chunk_at(rounded, min(first + i * STRIDE, S::PIXELS - 1u), chunk));
@@ -248,14 +203,14 @@ struct Storer {
         const float pixels = count, share = __fdividef(1.0f, fmaxf(pixels, 1.0f));
 #pragma unroll
         for (int i = 0; i < 8; i++) {
-            // `rest` is what rounding took from `mean`, times the number of pixels.
+            // `rest` is the rounding error of `mean`, times the number of pixels.
             const float mean = totals[i] * share, rest = fmaf(-mean, pixels, totals[i]);
             const float about_mean = fmaf(-mean, rest, fmaf(-mean, totals[i], squares[i]));
             running[consumer][i] = join(running[consumer][i], {pixels, mean, fmaxf(about_mean, 0.0f)});
         }
     }
 
-    // Where the statistics of output `i` of a lane and consumer wait for the next band.
+    // Returns the place of the statistics of output `i` of a lane and consumer between bands.
     __device__ __forceinline__ ChannelStatistics& waiting(ChannelStatistics* carry, int consumer, int i) const {
         return carry[((blockIdx.x * CONSUMERS + consumer) * 8 + i) * LANES + thread];
     }
@@ -274,7 +229,7 @@ struct Storer {
             for (int i = 0; i < 8; i++) waiting(carry, consumer, i) = running[consumer][i];
     }
 
-    // Joins the statistics of all lanes of an output, once they have stored their last tile, and writes them. `shared`
+    // Merges the statistics of all lanes of an output, once they have stored their last tile, and writes them. `shared`
     // has room for those of every lane.
     __device__ __forceinline__ void write_statistics(ChannelStatistics* shared, float2* partial, float* counts,
                                                      int outs) {
@@ -303,22 +258,14 @@ __device__ __forceinline__ void convolve(const TensorMap& x, const TensorMap& we
                                          int end, int first_row, ChannelStatistics* carry) {
     extern __shared__ __align__(1024) unsigned char shared[];
     const uint32_t base = uint32_t(__cvta_generic_to_shared(shared));
-    const uint32_t pixels_full = base + S::BARRIERS, pixels_free = pixels_full + 8 * S::PIXEL_STAGES,
-                   weights_full = pixels_free + 8 * S::PIXEL_STAGES, weights_free = weights_full + 8 * S::WEIGHT_STAGES,
-                   open = weights_free + 8 * S::WEIGHT_STAGES, rounded = open + 8 * CONSUMERS;
+    Ring<S::PIXEL_STAGES> pixel_ring(base + S::BARRIERS);
+    Ring<S::WEIGHT_STAGES> weight_ring(pixel_ring.full + pixel_ring.BARRIER_BYTES);
+    // Each consumer's half of the rounded tile: `full` when it may be rounded, `free` when it is.
+    const Ring<CONSUMERS> halves(weight_ring.full + weight_ring.BARRIER_BYTES);
     if (threadIdx.x == 0) {
-        for (int stage = 0; stage < S::PIXEL_STAGES; stage++) {
-            init_barrier(pixels_full + 8 * stage, 1);
-            init_barrier(pixels_free + 8 * stage, CONSUMERS * 4);
-        }
-        for (int stage = 0; stage < S::WEIGHT_STAGES; stage++) {
-            init_barrier(weights_full + 8 * stage, 1);
-            init_barrier(weights_free + 8 * stage, CONSUMERS * 4);
-        }
-        for (int consumer = 0; consumer < CONSUMERS; consumer++) {
-            init_barrier(open + 8 * consumer, 1);
-            init_barrier(rounded + 8 * consumer, 4);
-        }
+        pixel_ring.init(CONSUMERS * 4, 1);
+        weight_ring.init(CONSUMERS * 4, 1);
+        halves.init(4, 1);
         publish_barriers();
     }
     __syncthreads();
@@ -330,22 +277,18 @@ __device__ __forceinline__ void convolve(const TensorMap& x, const TensorMap& we
     const int steps = ceil_div(channels, CHANNELS) * S::TAPS;
     const int warpgroup = __shfl_sync(~0u, threadIdx.x / 128, 0), warp = __shfl_sync(~0u, threadIdx.x / 32, 0);
     const auto half_of = [&](int consumer) { return base + S::ROUNDED + consumer * S::ROUNDED_BYTES; };
-    Ring<S::PIXEL_STAGES> pixel_ring;
-    Ring<S::WEIGHT_STAGES> weight_ring;
-    Ring<1> turn;
+    Cursor<1> turn;
     if (warp == 0) {
         if (threadIdx.x != 0) return;
         for (int index = begin; index < end; index += blocks) {
             const Work w = Work::at<S>(index, width, outs);
-            // The box begins one pixel before the tile; of an upsampled image, outputs in odd places see the pixel
+            // The box begins one pixel before the tile; in an upsampled image, outputs in odd places read the pixel
             // after instead of the one before.
             const int from_x = w.x - 1 + (S::SCALE - 1) * (w.place % S::SCALE),
                       from_y = w.y - 1 + (S::SCALE - 1) * (w.place / S::SCALE);
             for (int step = 0; step < steps; step++) {
                 const int channel = step / S::TAPS * CHANNELS, kx = step % S::TAPS;
-                const uint32_t full = pixels_full + 8 * pixel_ring.stage;
-                wait(pixels_free + 8 * pixel_ring.stage, pixel_ring.phase ^ 1);
-                arrive_expecting(full, S::PIXEL_BYTES);
+                const uint32_t full = pixel_ring.fetch(S::PIXEL_BYTES);
                 const uint32_t to = base + pixel_ring.stage * S::PIXEL_BYTES;
                 if constexpr (S::STRIDE == 1) {
                     copy_box(to, x, from_y - first_row, from_x + kx, channel, full);
@@ -357,9 +300,7 @@ __device__ __forceinline__ void convolve(const TensorMap& x, const TensorMap& we
                 pixel_ring.advance();
 #pragma unroll
                 for (int ky = 0; ky < S::TAPS; ky++) {
-                    const uint32_t full = weights_full + 8 * weight_ring.stage;
-                    wait(weights_free + 8 * weight_ring.stage, weight_ring.phase ^ 1);
-                    arrive_expecting(full, S::WEIGHT_BYTES);
+                    const uint32_t full = weight_ring.fetch(S::WEIGHT_BYTES);
                     copy_box(base + S::WEIGHTS + weight_ring.stage * S::WEIGHT_BYTES, weight, w.place * outs + w.out,
                              ky * S::TAPS + kx, channel, full);
                     weight_ring.advance();
@@ -372,7 +313,7 @@ __device__ __forceinline__ void convolve(const TensorMap& x, const TensorMap& we
             // loaded into its place.
             const auto open_half = [&](int consumer, int index) {
                 if (threadIdx.x != 32 || index >= end) return;
-                const uint32_t barrier = open + 8 * consumer;
+                const uint32_t barrier = halves.full + 8 * consumer;
                 if (!adds) {
                     arrive(barrier);
                     return;
@@ -388,7 +329,7 @@ __device__ __forceinline__ void convolve(const TensorMap& x, const TensorMap& we
                 const Work w = Work::at<S>(index, width, outs);
 #pragma unroll
                 for (int consumer = 0; consumer < CONSUMERS; consumer++) {
-                    wait(rounded + 8 * consumer, turn.phase);
+                    wait(halves.free + 8 * consumer, turn.phase);
                     storer.store_half(w, consumer, half_of(consumer), out, ld_out, height, width, outs);
                     wait_turn(1, storer.LANES);
                     open_half(consumer, index + blocks);
@@ -407,30 +348,27 @@ __device__ __forceinline__ void convolve(const TensorMap& x, const TensorMap& we
         // This warpgroup's share of the rows of weights, or of pixels.
         const uint32_t own_weights = S::ROUNDS ? consumer * OWN_OUTS * ROW_BYTES : 0;
         const uint32_t own_pixels = S::ROUNDS ? 0 : consumer * (S::PIXELS / CONSUMERS) * ROW_BYTES;
-        const auto release = [&](uint32_t barrier) {
-            if (threadIdx.x % 32 == 0) arrive(barrier);
-        };
         float biases[2];
         if constexpr (S::ROUNDS) {
-            // All tiles of the block have these outputs, because the number of blocks is a multiple of that of the
+            // All tiles of the block have these outputs, because the number of blocks is a multiple of the number of
             // output tiles.
             const int first_own = blockIdx.x % ceil_div(outs, S::OUTS) * S::OUTS + consumer * OWN_OUTS;
             if (first_own >= outs) {
-                // There are none: the other consumer has the tensor cores to itself.
+                // It has no outputs: the other consumer has the tensor cores to itself.
                 for (int index = begin; index < end; index += blocks) {
                     for (int step = 0; step < steps; step++) {
-                        wait(pixels_full + 8 * pixel_ring.stage, pixel_ring.phase);
+                        pixel_ring.wait_full();
                         for (int ky = 0; ky < S::TAPS; ky++) {
-                            wait(weights_full + 8 * weight_ring.stage, weight_ring.phase);
-                            release(weights_free + 8 * weight_ring.stage);
+                            weight_ring.wait_full();
+                            weight_ring.release(weight_ring.stage);
                             weight_ring.advance();
                         }
-                        release(pixels_free + 8 * pixel_ring.stage);
+                        pixel_ring.release(pixel_ring.stage);
                         pixel_ring.advance();
                     }
-                    wait(open + 8 * consumer, turn.phase);
+                    wait(halves.full + 8 * consumer, turn.phase);
                     turn.advance();
-                    release(rounded + 8 * consumer);
+                    halves.release(consumer);
                 }
                 return;
             }
@@ -441,15 +379,15 @@ __device__ __forceinline__ void convolve(const TensorMap& x, const TensorMap& we
             float sums[S::PARTS][S::SUMS];
             int last_pixels = 0, last_weights = 0;
             for (int step = 0; step < steps; step++) {
-                wait(pixels_full + 8 * pixel_ring.stage, pixel_ring.phase);
+                pixel_ring.wait_full();
 #pragma unroll
                 for (int ky = 0; ky < S::TAPS; ky++) {
-                    const uint64_t pixels =
-                        describe(base + pixel_ring.stage * S::PIXEL_BYTES + own_pixels + S::row_of(ky) * S::WIDTH * ROW_BYTES,
-                                 0);
+                    const uint64_t pixels = describe(base + pixel_ring.stage * S::PIXEL_BYTES + own_pixels +
+                                                         S::row_of(ky) * S::WIDTH * ROW_BYTES,
+                                                     0);
                     const uint64_t weights =
                         describe(base + S::WEIGHTS + weight_ring.stage * S::WEIGHT_BYTES + own_weights, 0);
-                    wait(weights_full + 8 * weight_ring.stage, weight_ring.phase);
+                    weight_ring.wait_full();
                     begin_multiply();
 #pragma unroll
                     for (int c = 0; c < CHANNELS; c += 16)
@@ -461,11 +399,11 @@ __device__ __forceinline__ void convolve(const TensorMap& x, const TensorMap& we
                                      step + ky + c > 0);
                         }
                     commit_multiply();
-                    // The multiplies before these are done, so the stages that they read are free.
+                    // The earlier multiplies are done, so the stages that they read are free.
                     wait_multiply<1>();
                     if (step + ky > 0) {
-                        release(weights_free + 8 * last_weights);
-                        if (ky == 0) release(pixels_free + 8 * last_pixels);
+                        weight_ring.release(last_weights);
+                        if (ky == 0) pixel_ring.release(last_pixels);
                     }
                     last_weights = weight_ring.stage;
                     weight_ring.advance();
@@ -476,10 +414,10 @@ __device__ __forceinline__ void convolve(const TensorMap& x, const TensorMap& we
             wait_multiply<0>();
 #pragma unroll
             for (int part = 0; part < S::PARTS; part++) pin(sums[part]);
-            release(weights_free + 8 * last_weights);
-            release(pixels_free + 8 * last_pixels);
+            weight_ring.release(last_weights);
+            pixel_ring.release(last_pixels);
             if constexpr (S::ROUNDS) {
-                wait(open + 8 * consumer, turn.phase);
+                wait(halves.full + 8 * consumer, turn.phase);
                 turn.advance();
                 if (adds) {
                     round_tile<S, true>(sums[0], biases, relu, half_of(consumer));
@@ -489,7 +427,7 @@ __device__ __forceinline__ void convolve(const TensorMap& x, const TensorMap& we
                     round_tile<S, false>(sums[0], biases, relu, half_of(consumer));
                 }
                 __syncwarp();
-                release(rounded + 8 * consumer);
+                halves.release(consumer);
             } else {
                 store_sums<S>(sums, bias, Work::at<S>(index, width, outs), consumer, out, ld_out, height, width, outs);
             }
@@ -499,8 +437,8 @@ __device__ __forceinline__ void convolve(const TensorMap& x, const TensorMap& we
 
 }  // namespace conv2d
 
-// Shared memory, which the launcher passes, is `BARRIERS` of the shape and 16 bytes for each stage and each consumer.
-// The launcher's numbers must agree with `Shape`.
+// The launcher passes the shared memory: `BARRIERS` of the shape and 16 bytes for each stage and each consumer. The
+// launcher's numbers must agree with `Shape`.
 #define CONV2D(name, ...)                                                                                            \
     extern "C" __global__ void __launch_bounds__(128 + 128 * conv2d::CONSUMERS, 1)                                   \
         name(const __grid_constant__ hopper::TensorMap x, const __grid_constant__ hopper::TensorMap weight,          \

@@ -1,24 +1,22 @@
-// conv2d_taps: a convolution as a product whose left operand is gathered from the image, tap by tap
+// conv2d_taps: a convolution as a GEMM with a left operand that is gathered from the image, tap by tap
 //
-//   x       [pixels, channels]        element, row stride ld_x: as of im2col in conv2d.cu, with `first_y`, `above` and
+//   x       [pixels, channels]        element, row stride ld_x: as in im2col in conv2d.cu, with `first_y`, `above` and
 //           `height`
 //   weight  [out_channels, ld_weight] element: columns (ky, kx, channel)
 //   bias    [out_channels]            element
 //   residual  none, or [rows, out_channels] element, row stride ld_residual: added before the result is rounded
 //   out     [rows, out_channels]      element, row stride ld_out, for output pixels first_row .. first_row + rows
-//   doubled   1: of an image that repeats every pixel four times. `kernel` is 2 and `rows` are those of x: there is an
-//           output for each place (py, px) of its square, and weight has 4 * out_channels rows; see collapse_taps.cu
+//   doubled   1: the image repeats every pixel four times. `kernel` is 2 and `rows` are those of x: there is an output
+//             for each place (py, px) of its square, and weight has 4 * out_channels rows; see collapse_taps.cu
 //
-// Mapping   A block of four warps makes 128 pixels of 128 output channels, a warp 64 x 64 of these; of images, whose
-//           channels are few, 128 pixels of 16, a warp 32. Each step multiplies STEP channels of one tap, which
-//           cp.async fetched STAGES - 1 steps before; pixels outside the image are zeros. Blocks of the same pixels
-//           follow each other, so that x comes from L2.
+// Mapping   A block of four warps computes 128 pixels of 128 output channels, a warp 64 x 64 of these; for images,
+//           which have few channels, 128 pixels of 16, a warp 32. Each step multiplies STEP channels of one tap, which
+//           cp.async fetched STAGES - 1 steps before; pixels outside the image are zeros. Blocks of the same pixels are
+//           consecutive, so that x comes from L2.
 // Needs     channels % STEP == 0, out_channels % 8 == 0, rows 16-byte aligned
 // Measured  with residual 256 x 256, 512 -> 512 792 us, 390 TFLOP/s; 1024 x 1024, 128 -> 128 979 us, 316 TFLOP/s;
 //           without 512 x 512, 512 -> 256 1482 us, 417 TFLOP/s; upsampled from 512 x 512, 256 1580 us; 128 -> 3 340 us,
-//           by tiles of 128 output channels 880 (H200)
-// Tried     fragments loaded while those before are multiplied, also across the barrier: in steps of 32 10% slower, in
-//           steps of 64 as fast
+//           with tiles of 128 output channels 880 (H200)
 #include "mma.cuh"
 
 namespace conv2d_taps {
@@ -58,7 +56,7 @@ __device__ __forceinline__ void convolve(const Arguments& args) {
     const int places = args.doubled ? 4 : 1, place = int(blockIdx.x) / col_tiles % places;
     const int first_row = int(blockIdx.x) / (col_tiles * places) * ROWS, first_col = int(blockIdx.x) % col_tiles * COLS;
 
-    // Where the pixels under a thread's rows of the first tap are; rows behind the last see nothing.
+    // The pixels under a thread's rows of the first tap; rows past the last see nothing.
     const int my_row = threadIdx.x / T::CHUNKS, my_chunk = threadIdx.x % T::CHUNKS;
     short2 corner[COPIES];
 #pragma unroll
@@ -75,8 +73,8 @@ __device__ __forceinline__ void convolve(const Arguments& args) {
     const element* from[COPIES];
     unsigned inside = 0;
     int kx = 0, ky = 0, of_tap = 0;
-    // Of short steps each copy has a condition. Of long ones a branch is faster: one around the copies of each operand,
-    // by 6% than one around those of both.
+    // With short steps each copy has a condition. With long ones a branch is faster: by 6% around the copies of each
+    // operand than around those of both.
     constexpr bool BRANCHES = STEP >= 64;
     const auto copy = [](bool is_step, uint32_t to, const element* from, bool inside) {
         if constexpr (BRANCHES) copy_16(to, from, inside);
@@ -105,7 +103,7 @@ __device__ __forceinline__ void convolve(const Arguments& args) {
 #pragma unroll
             for (int i = 0; i < WEIGHT_COPIES; i++) {
                 const bool is_row = first_col + my_row + i * AT_ONCE < args.out_channels;
-                // What is behind the tile is the next stage's.
+                // Memory past the tile belongs to the next stage.
                 if (COLS % AT_ONCE == 0 || my_row + i * AT_ONCE < COLS)
                     copy(is_step, to + X_BYTES + i * AT_ONCE * T::ROW_BYTES,
                          weight + (is_row ? i * AT_ONCE * args.ld_weight + step * STEP : 0), is_row);
@@ -120,7 +118,7 @@ __device__ __forceinline__ void convolve(const Arguments& args) {
 #pragma unroll
     for (int stage = 0; stage < STAGES - 1; stage++) load_stage(stage, stage);
 
-    // By the time that it is added it is in L2.
+    // Prefetch: it is in L2 by the time it is added.
     if (args.residual && first_row + int(threadIdx.x) < args.rows) {
         const element* row = args.residual + (first_row + threadIdx.x) * args.ld_residual + first_col;
 #pragma unroll
@@ -144,7 +142,8 @@ __device__ __forceinline__ void convolve(const Arguments& args) {
             for (int m = 0; m < WARP_ROWS / 16; m++) load_matrices(a[m], (x_tile ^ (k * 32)) + m * 16 * T::ROW_BYTES);
 #pragma unroll
             for (int n = 0; n < WARP_COLS / 16; n++) load_matrices(b[n], (w_tile ^ (k * 32)) + n * 16 * T::ROW_BYTES);
-            // Behind the first loads, for which multiplies wait. All warps have read that stage: they have met since.
+            // After the first loads, for which multiplies wait. All warps have read that stage: they have synchronized
+            // since.
             if (k == 0) load_stage(step + STAGES - 1, stage == 0 ? STAGES - 1 : stage - 1);
 #pragma unroll
             for (int m = 0; m < WARP_ROWS / 16; m++)
@@ -155,7 +154,8 @@ __device__ __forceinline__ void convolve(const Arguments& args) {
         stage = stage + 1 == STAGES ? 0 : stage + 1;
     }
 
-    // Through shared memory, so that loads and stores are 16 bytes wide. Rows of 256 bytes are two tiles side by side.
+    // Stores through shared memory, so that loads and stores are 16 bytes wide. Rows of 256 bytes are two adjacent
+    // tiles.
     wait_copies<0>();
     __syncthreads();
     using O = Tile<64>;
@@ -194,7 +194,7 @@ __device__ __forceinline__ void convolve(const Arguments& args) {
                     unpack_pair(*place, more[0], more[1]);
                     pair[0] += more[0], pair[1] += more[1];
                 }
-                // What is no number stays none.
+                // NaN stays NaN.
                 if (args.relu) pair[0] = pair[0] < 0.f ? 0.f : pair[0], pair[1] = pair[1] < 0.f ? 0.f : pair[1];
                 *place = pack_pair(pair[0], pair[1]);
             }
@@ -212,8 +212,8 @@ __device__ __forceinline__ void convolve(const Arguments& args) {
 
 }  // namespace conv2d_taps
 
-// Three stages of 16 KiB: two blocks find room where a multiprocessor has 100 KiB of shared memory. Of 32 KiB two find
-// room where it has 228.
+// Three stages of 16 KiB: two blocks fit on a multiprocessor with 100 KiB of shared memory. With stages of 32 KiB, two
+// fit in 228 KiB.
 extern "C" __global__ void __launch_bounds__(128, 2)
     conv2d_taps_32(const __grid_constant__ conv2d_taps::Arguments args) {
     conv2d_taps::convolve<32, 3, 128>(args);

@@ -1,9 +1,9 @@
-// Rows quantised to e4m3: 8-bit floats with one f32 scale a row, value = e4m3 * scale.
+// Rows quantized to e4m3: 8-bit floats with one f32 scale per row, value = e4m3 * scale.
 //
-// scale = amax / 448 with amax the row's largest magnitude, so that the largest value becomes the largest e4m3; values
-// round to nearest even and saturate. A NaN stays one, so that damaged weights still end in an error. For weights,
-// larger scales are tried too, see quantise_weight.cu. For activations they are not: these are quantised in every step,
-// and a try takes 7 instructions a value.
+// scale = amax / 448, with the row's largest magnitude as amax, so that the largest value becomes the largest e4m3;
+// values round to nearest even and saturate. A NaN stays NaN, so that damaged weights still end in an error. For
+// weights, larger scales are tried too, see quantize_weight.cu. For activations they are not: these are quantized in
+// every step, and a try takes 7 instructions per value.
 #pragma once
 
 #include <cuda_fp8.h>
@@ -13,7 +13,7 @@
 typedef __nv_fp8_storage_t e4m3;
 
 static constexpr float E4M3_MAX = 448.0f;
-// The least amax, so that a row of zeros does not divide by zero; nothing that a model computes is as small.
+// The min amax, so that a row of zeros does not divide by zero; no value of a model is that small.
 static constexpr float LEAST_AMAX = 1e-30f;
 
 struct RowScale {
@@ -39,7 +39,7 @@ __device__ __forceinline__ uint2 pack_e4m3(const float (&values)[8], float inver
     return make_uint2(words[0], words[1]);
 }
 
-// N = 8 is one 8-byte store, whose address must be a multiple of 8; N = 1 takes any address.
+// N = 8 is one 8-byte store to an address that must be a multiple of 8; N = 1 takes any address.
 template <int N>
 __device__ __forceinline__ void store_e4m3(e4m3* to, const float (&values)[N], float inverse) {
     static_assert(N == 1 || N == 8, "one value or 8 bytes");
@@ -50,12 +50,12 @@ __device__ __forceinline__ void store_e4m3(e4m3* to, const float (&values)[N], f
     }
 }
 
-// Chunk `chunk` of 8 values of a row, 16-byte aligned; zeros where the row has ended.
+// Loads chunk `chunk` of 8 values of a row, 16-byte aligned; zeros past the end of the row.
 __device__ __forceinline__ uint4 load_chunk(const bf16* row, int chunk, int chunks) {
     return chunk < chunks ? reinterpret_cast<const uint4*>(row)[chunk] : make_uint4(0, 0, 0, 0);
 }
 
-// The largest magnitude of this thread's part of a row.
+// Returns the largest magnitude of this thread's part of a row.
 template <int N>
 __device__ __forceinline__ float chunks_max(const uint4 (&chunks)[N]) {
     float amax = 0.0f, values[8];
@@ -68,7 +68,7 @@ __device__ __forceinline__ float chunks_max(const uint4 (&chunks)[N]) {
     return amax;
 }
 
-// Stores a row of bf16 that the block holds, chunk threadIdx.x + i * blockDim.x in chunks[i] and zeros behind its end:
+// Stores a row of bf16 that the block holds, chunk threadIdx.x + i * blockDim.x in chunks[i] and zeros past its end:
 // its scale, and `out_chunks` chunks of 8 bytes.
 template <int N>
 __device__ __forceinline__ void store_row(const uint4 (&chunks)[N], RowScale row, int out_chunks, e4m3* out,
@@ -84,7 +84,7 @@ __device__ __forceinline__ void store_row(const uint4 (&chunks)[N], RowScale row
 }
 
 template <int N>
-__device__ __forceinline__ void quantise_row(const uint4 (&chunks)[N], int out_chunks, e4m3* out, float* scale) {
+__device__ __forceinline__ void quantize_row(const uint4 (&chunks)[N], int out_chunks, e4m3* out, float* scale) {
     store_row(chunks, row_scale(block_max(chunks_max(chunks))), out_chunks, out, scale);
 }
 
@@ -108,6 +108,6 @@ __device__ __forceinline__ void store_row_any(int cols, RowScale row, int out_co
 }
 
 template <class Value>
-__device__ __forceinline__ void quantise_row_any(int cols, int out_cols, e4m3* out, float* scale, Value value) {
+__device__ __forceinline__ void quantize_row_any(int cols, int out_cols, e4m3* out, float* scale, Value value) {
     store_row_any(cols, row_scale(block_max(values_max(cols, value))), out_cols, out, scale, value);
 }

@@ -1,4 +1,4 @@
-// What ops of one or two values share: silu.cu, relu.cu, softcap.cu, and add.cu and mul.cu.
+// Shared code of ops with one or two operands: silu.cu, relu.cu, softcap.cu, and add.cu and mul.cu.
 #pragma once
 
 #include "common.cuh"
@@ -16,7 +16,7 @@ __device__ __forceinline__ void map_values(const element* x, long long ld_x, ele
     });
 }
 
-// out = x * y where PRODUCT, x + y otherwise.
+// out = x * y if PRODUCT, x + y otherwise.
 template <int N, bool PRODUCT>
 __device__ __forceinline__ void combine(const element* x, long long ld_x, const element* y, long long ld_y,
                                         element* out, long long ld_out, int rows, int cols) {

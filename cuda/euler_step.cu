@@ -2,9 +2,9 @@
 //
 //   all tensors [tokens, channels] element, row strides ld_*; out may be x; dt is one element
 //
-// Mapping   a thread takes one value: 4096 x 128 values once a step take next to no time.
-// Rounding  as the reference does: dt is bf16, the product is rounded, the sum is in f32 and then
-//           rounded. Source: diffusers `FlowMatchEulerDiscreteScheduler.step`.
+// Mapping   a thread computes one value: 4096 x 128 values once per step take negligible time.
+// Rounding  as the reference does: dt is bf16, the product is rounded, the sum is in f32 and then rounded. Source:
+//           diffusers `FlowMatchEulerDiscreteScheduler.step`.
 // Bytes     tokens * channels * 6.   4096 x 128: 3.1 MB
 // Bound     launch latency
 #include "common.cuh"

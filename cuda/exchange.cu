@@ -1,59 +1,46 @@
-// exchange: what the ranks of a group give each other, written into the memory of their GPUs
-// exchange_through_host: the same where GPUs cannot reach each other's memory
+// exchange: copies between the ranks of a group, written into the memory of the receiving GPUs
+// exchange_through_host: copies through host memory, if GPUs can't reach each other's memory
 //
 //   copies   rows of `units` units of `unit` bytes (16, or 2), each with an address and a stride in bytes, from memory
 //            of this rank to memory of any; through the host also from its outboxes
-//   counters of this rank, in memory of its own: see below
-//   flags    of each rank, which other ranks write, and through the host it too: in memory of its own, or of the host
-//   mailbox  in memory of the host, of the whole group: the first word ends all that wait, and each rank has two words
-//            for what it waited for in vain
+//   counters of this rank, in its own memory: see below
+//   flags    of each rank, written by other ranks, and through the host by itself: in its own memory, or in host memory
+//   mailbox  in host memory, one per group: the first word ends all waits, and each rank has two words for a wait that
+//            timed out
 //
-// One launch of each rank is one meeting, in the same order on all of them:
-// 1. the first block tells all ranks that this rank is here: earlier work on its stream is done with the memory that
-//    others write now;
-// 2. every block waits until all ranks have said so, and then copies;
-// 3. the last block that is done tells all ranks so, and waits until all have: then what this rank is given is there.
-// Meetings are counted on the device, so a captured launch is another meeting each time it is replayed. A meeting with
-// more than COPIES copies is several launches, of which only the last tells that it is done.
+// One launch per rank is one meeting, in the same order on all ranks:
+// 1. The first block announces this rank: earlier work on its stream is done with the memory that others write now.
+// 2. Every block waits until all ranks are announced, and then copies.
+// 3. The last block announces that it is done, and waits for all ranks: then the received data is complete.
+// Meetings are counted on the device, so each replay of a captured launch is another meeting. A meeting with more than
+// COPIES copies is several launches; only the last announces that it is done.
 //
-// A wait ends when the group was ended, or after `limit_ns`: then this rank writes nothing to others any more, tells
-// them that it has ended, so that they do the same, and all later meetings return at once, until the host clears the
-// flags. What one of them may be writing here just then is waited for, at most LINGER_NS: the memory may be freed
-// behind this.
+// A wait ends when the group is ended, or after `limit_ns`: then this rank stops writing to others, sets their ENDED
+// words, and all later meetings return at once, until the host clears the flags. It waits at most LINGER_NS for others
+// that may still be writing here: the memory may be freed behind this.
 //
-// Through memory of the host, where each rank has an outbox and the flags are, both directions of the bus work at the
-// same time: writers, the first blocks, put what others get into the outbox, and readers take it from those of the
-// other ranks. Of the windows of an outbox the `lane`th writer has every `lanes`th, and tells how far it is; the
-// `lane`th reader of each rank takes the same ones. Other blocks copy what this rank gives itself. Phases 1 and 2 are
-// left out: the outbox is free behind phase 3 of the meeting before. Writers never wait, so a reader that waits for one
-// is not in its way.
-//
-// Order     stores of release and loads of acquire at the scope of the system; what a rank gives was written by earlier
-//           kernels of its stream. The threads of a block write before its barrier, behind which one thread releases.
-// Bytes     half of what two ranks exchange crosses NVLink, all of it is written to HBM.
+// Order     release stores and acquire loads at system scope; earlier kernels of the stream wrote the sent data. The
+//           threads of a block write before its barrier, after which one thread releases.
+// Bytes     half of the exchanged data of two ranks crosses NVLink, all of it is written to HBM.
 // Bound     NVLink, about 370 GB/s each way (H200); the bus to the host, about 52 GB/s each way
-// Measured  what two ranks exchange in a block of klein 4B, 28 MB each way at 1024 x 1024, 104 MB at 2048: 110 and 342
-//           us, through the host 955 and 3120; two H100, driver 580, CUDA 13.0, 77f9c1c;
-//           `flux bench exchange/ --device cuda:0,1`
-// Tried     reading what others have: 124 and 399 us. NCCL's all_to_all of dense memory: 164 and 437, without peer
-//           access 1233 and 4392. Through the host, filling the outbox and then reading others': 1851 and 4944; a
-//           hundred blocks that wait for windows without a pause: 2060 and 11400, because their loads of flags take up
-//           the bus
+// Measured  an exchange of two ranks in a block of klein 4B, 28 MB each way at 1024 x 1024, 104 MB at 2048: 110 and 342
+//           us, through the host 955 and 3120; two H100, driver 580, CUDA 13.0; `flux bench exchange/ --device
+//           cuda:0,1`
 #include "common.cuh"
 
 static constexpr int THREADS = 512, COPIES = 64, RANKS = 16, UNROLL = 4;
 // Copies to and from outboxes in a launch.
 static constexpr int HOST_COPIES = 32;
-// Bytes of an outbox that are announced together: what a block copies at once.
+// Bytes of an outbox that are announced together, and that a block copies at once.
 static constexpr unsigned WINDOW = THREADS * UNROLL * 16;
-// Words of a rank's counters: INVITED is the last meeting in which others were told that they may write here. ENDED is
-// set by others too, where they reach it.
+// Words of a rank's counters: INVITED is the last meeting in which others were allowed to write here. ENDED is also set
+// by others that can reach it.
 static constexpr int MEETINGS = 0, ENDED = 1, FINISHED_BLOCKS = 2, INVITED = 3;
 // Words of a rank's flags: one for each rank, which that rank writes: the number of its last meeting; and one for each
-// of its own writers, in cache lines of their own: the number of the meeting in the upper half, that of windows in the
-// lower.
+// of its own writers, in separate cache lines: the number of the meeting in the upper half, the number of windows in
+// the lower.
 static constexpr int READY = 32, DONE = 64, LANES = 128, LANE_WORDS = 16;
-// How many loads of a flag come between two looks at memory of the host.
+// Loads of a flag between two reads of host memory.
 static constexpr int SPINS = 512;
 // Far longer than a rank writes to another one.
 static constexpr unsigned long long LINGER_NS = 100'000'000;
@@ -66,7 +53,7 @@ struct Copy {
     unsigned rows, units, unit, rank;
 };
 
-// As in backend/cuda/exchange.rs, and what follows.
+// As in backend/cuda/exchange.rs, and below.
 struct Meeting {
     unsigned* flags[RANKS];
     unsigned* counters;
@@ -81,12 +68,12 @@ struct Exchange {
 };
 
 struct HostExchange {
-    // `count` is that of what is read.
+    // `count` is the number of copies to read.
     Meeting meeting;
-    // Of each rank, and how many windows of it are used.
+    // The outbox of each rank, and its windows in use.
     const char* outboxes[RANKS];
     unsigned windows[RANKS];
-    // Whether all that others get is written behind this launch.
+    // `told`: not 0 if all sent data is written after this launch.
     int lanes, told, sent_count, padding;
     Copy sent[HOST_COPIES], read[HOST_COPIES];
 };
@@ -117,13 +104,14 @@ __device__ __forceinline__ bool reached(unsigned now, unsigned wanted) { return 
 
 __device__ __forceinline__ unsigned meeting_of(const Meeting& x) { return load_relaxed(x.counters + MEETINGS) + 1; }
 
-// This rank has ended, and others are to end. Where they do not reach its counters, the word is not looked at.
+// Ends this rank, and tells the others to end through their flags. If their flags are not next to their counters, the
+// word is ignored.
 static __device__ void end(const Meeting& x) {
     store_release(x.counters + ENDED, 1);
     for (int peer = 0; peer < x.world; peer++) store_release(x.flags[peer] + ENDED, 1);
 }
 
-// Waits until rank `peer` has written `wanted` to `flag`. False when the group was ended.
+// Waits until rank `peer` has written `wanted` to `flag`. Returns false if the group was ended.
 static __device__ bool wait(const Meeting& x, const unsigned* flag, unsigned wanted, int peer, unsigned pause_ns = 0) {
     unsigned* own = x.counters;
     const unsigned ended = load_relaxed(own + ENDED);
@@ -160,7 +148,7 @@ static __device__ void tell_all(const Meeting& x, int phase, unsigned meeting) {
         if (peer != x.rank) store_release(x.flags[peer] + phase + x.rank, meeting);
 }
 
-// Waits a while for those that may still be writing here, although the group was ended.
+// Waits a while for ranks that may still be writing here, although the group was ended.
 static __device__ void linger(const Meeting& x, unsigned meeting) {
     const unsigned long long from = now_ns();
     for (int peer = 0; peer < x.world; peer++) {
@@ -169,12 +157,12 @@ static __device__ void linger(const Meeting& x, unsigned meeting) {
     }
 }
 
-// Ends the part of this block in a launch: behind the last block of the last one, the meeting is over.
+// Ends the part of this block in a launch: after the last block of the last launch, the meeting is over.
 static __device__ void finish(const Meeting& x) {
     __syncthreads();
     if (threadIdx.x != 0) return;
     unsigned* own = x.counters;
-    // What this block wrote into the memory of other GPUs.
+    // Publishes this block's writes to the memory of other GPUs.
     __threadfence_system();
     unsigned before;
     asm volatile("atom.acq_rel.gpu.global.add.u32 %0, [%1], 1;" : "=r"(before) : "l"(own + FINISHED_BLOCKS) : "memory");
@@ -188,7 +176,7 @@ static __device__ void finish(const Meeting& x) {
     own[MEETINGS] = meeting;
 }
 
-// Units `begin` to `end` of a copy, of which this block has every `step / THREADS`th piece of THREADS from `first` on.
+// Copies units `begin` to `end`; this block has every `step / THREADS`th piece of THREADS from `first` on.
 template <class Unit>
 __device__ __forceinline__ void copy(const Copy& rows, unsigned begin, unsigned end, unsigned first, unsigned step) {
     const unsigned units = rows.units;
@@ -237,7 +225,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) exchange(const __grid_cons
     finish(x);
 }
 
-// The copies whose dense side is in a window of an outbox, as far as it is.
+// Runs copies with a dense side in a window of an outbox, limited to the window.
 static __device__ void copy_window(const Copy* copies, int count, int rank, const char* window) {
     for (int i = 0; i < count; i++) {
         const Copy& rows = copies[i];
@@ -251,7 +239,7 @@ static __device__ void copy_window(const Copy* copies, int count, int rank, cons
     }
 }
 
-// Puts every `lanes`th window of what others get into the outbox.
+// Copies every `lanes`th window of the sent data into the outbox.
 static __device__ void write_windows(const HostExchange& exchange, unsigned meeting, unsigned lane) {
     const Meeting& x = exchange.meeting;
     unsigned* told = x.flags[x.rank] + LANES + lane * LANE_WORDS;
@@ -270,9 +258,9 @@ static __device__ void write_windows(const HostExchange& exchange, unsigned meet
     if (exchange.told && done == 0 && threadIdx.x == 0) store_release(told, meeting << 16);
 }
 
-// Takes every `lanes`th window of the other outboxes, once it is there.
+// Reads every `lanes`th window of the other outboxes, once it is filled.
 static __device__ void read_windows(const HostExchange& exchange, unsigned meeting, unsigned lane) {
-    // Loads of the flag cross the bus, like what is waited for.
+    // Loads of the flag cross the bus, like the awaited data.
     static constexpr unsigned PAUSE_NS = 200;
     __shared__ bool there;
     const Meeting& x = exchange.meeting;
@@ -282,7 +270,7 @@ static __device__ void read_windows(const HostExchange& exchange, unsigned meeti
         unsigned wanted = meeting << 16;
         for (unsigned window = lane; window < exchange.windows[peer]; window += exchange.lanes) {
             wanted++;
-            __syncthreads(); // nobody looks at what the wait before said any more
+            __syncthreads(); // all threads have read the result of the previous wait
             if (threadIdx.x == 0) there = wait(x, flag, wanted, peer, PAUSE_NS);
             __syncthreads();
             if (!there) return;
@@ -291,6 +279,11 @@ static __device__ void read_windows(const HostExchange& exchange, unsigned meeti
     }
 }
 
+// Through host memory, with an outbox and flags per rank, both directions of the bus work at the same time: writers,
+// the first blocks, fill the outbox, and readers read those of the other ranks. The `lane`th writer has every `lanes`th
+// window of an outbox, and announces its progress; the `lane`th reader of each rank reads the same windows. Other
+// blocks copy the rank's own data. Phases 1 and 2 are skipped: the outbox is free after phase 3 of the previous
+// meeting. Writers never wait, so readers don't block them.
 extern "C" __global__ void __launch_bounds__(THREADS)
     exchange_through_host(const __grid_constant__ HostExchange exchange) {
     const Meeting& x = exchange.meeting;
@@ -298,7 +291,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     if (blockIdx.x < lanes) {
         write_windows(exchange, meeting, blockIdx.x);
     } else if (blockIdx.x < 2 * lanes) {
-        // In front of the last that writes, other ranks may be waiting for that.
+        // Launches before the last writing one read nothing, because other ranks may be waiting for its writes.
         if (x.count > 0) read_windows(exchange, meeting, blockIdx.x - lanes);
     } else {
         const unsigned block = blockIdx.x - 2 * lanes, blocks = gridDim.x - 2 * lanes;

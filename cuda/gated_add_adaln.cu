@@ -1,37 +1,36 @@
 // gated_add_adaln: out = x + gate * y;  h = (1 + scale) * layer_norm(out) + shift
-// gated_add_adaln_e4m3: the same with h quantised for fp8 products (see e4m3.cuh), without writing bf16 first
-// gated_add_adaln_int8: the same for products of integers, groups of columns rotated (see int8.cuh)
+// gated_add_adaln_e4m3: with h quantized for fp8 matrix multiplications (see e4m3.cuh), without writing bf16 first
+// gated_add_adaln_int8: with h quantized to integers, groups of columns rotated (see int8.cuh)
 //
 //   x      [rows, dim]  element, row stride ld_x
 //   y      [rows, dim]  element, row stride ld_y
 //   out    [rows, dim]  element, row stride ld_out; may be x
-//   h      [rows, dim]  element, row stride ld_h; quantised [rows, ld_h], zeros behind dim
-//   h_scales [rows]     f32, where h is quantised
-//   gate, shift, scale  [dim]: of text rows (row < txt_rows) and of image rows
+//   h      [rows, dim]  element, row stride ld_h; quantized [rows, ld_h], zeros after dim
+//   h_scales [rows]     f32, if h is quantized
+//   gate, shift, scale  [dim]: one each for text rows (row < txt_rows) and for image rows
 //
 // Mapping   one block per row; a thread holds up to 4 chunks of 8 values, chunk i at thread + i * threads. All 16-byte
-//           loads of x, y and gate are begun before the first value is used. The sum stays in registers in f32; both
+//           loads of x, y and gate are issued before the first value is used. The sum stays in registers in f32; both
 //           passes (mean, variance) and h are computed from it. 3072: 128 threads, 3 chunks. x and y are read, and out
-//           is written, as lines that leave the caches first: the product after this op reads h. Rows of up to 3072
-//           have a kernel that holds 3 chunks, in fewer registers.
+//           is written, as lines that leave the caches first, because the next op reads h. Rows of up to 3072 have a
+//           kernel that holds 3 chunks, in fewer registers.
 // Needs     dim % 8 == 0, dim <= 8192, rows and vectors 16-byte aligned. Otherwise the launcher composes.
-// Rounding  once, at each store: h is computed from the sum before that is rounded. To be quantised, h is rounded to an
-//           element first, so that it is what gated_add_adaln and quantise or quantise_int8 give.
+// Rounding  once, at each store: h is computed from the unrounded sum. Before quantization, h is rounded to an element,
+//           so that the result equals that of gated_add_adaln and quantize or quantize_int8.
 // Bytes     rows * dim * 8 + 6 * dim * 2.   4608 x 3072: 113 MB
 // Bound     HBM. 113 MB at 4.8 TB/s (H200) = 23.6 us
-// Measured  32.6 us at 4608 x 3072, 3.47 TB/s, 72% of bound; gated_add and adaln apart 45.2 us, all composed 66.8 us;
-//           gated_add_adaln_e4m3 not by itself, gated_add_adaln_int8 never yet; H200, driver 580.159, CUDA 13.0; `flux
-//           bench ops/`
+// Measured  32.6 us at 4608 x 3072, 3.47 TB/s, 72% of bound; gated_add and adaln separately 45.2 us, all composed 66.8
+//           us; gated_add_adaln_e4m3 only within a step, gated_add_adaln_int8 not measured; H200, driver 580.159, CUDA
+//           13.0; `flux bench ops/`
 #include "int8.cuh"
+#include "layer_norm.cuh"
 #ifndef ELEMENT_F16
 #include "e4m3.cuh"
 #endif
 
-static constexpr int MAX_CHUNKS = 4;
-
 __device__ __forceinline__ uint4 load_once(const element* from) { return __ldcs(reinterpret_cast<const uint4*>(from)); }
 
-// Hands chunk `chunk` of h, the thread's i-th, to write(i, chunk, values).
+// Calls write(i, chunk, values) with chunk `chunk` of h, the thread's i-th.
 template <int CHUNKS, class Write>
 __device__ __forceinline__ void gated_add_adaln(const element* x, long long ld_x, const element* y, long long ld_y,
                                                 element* out, long long ld_out, const element* txt_gate,
@@ -52,7 +51,7 @@ __device__ __forceinline__ void gated_add_adaln(const element* x, long long ld_x
 #pragma unroll
     for (int i = 0; i < CHUNKS; i++) {
         const int chunk = threadIdx.x + i * blockDim.x;
-        // Zeros behind the row's end add nothing to the sum.
+        // Zeros past the row's end add nothing to the sum.
         raw_x[i] = raw_y[i] = raw_gate[i] = make_uint4(0, 0, 0, 0);
         if (chunk < chunks) {
             raw_x[i] = load_once(x_row + chunk * 8);
@@ -77,15 +76,7 @@ __device__ __forceinline__ void gated_add_adaln(const element* x, long long ld_x
         if (chunk < chunks) __stcs(reinterpret_cast<uint4*>(out_row + chunk * 8), pack(values[i]));
     }
     const float mean = block_sum(sum) / dim;
-    float squares = 0.0f;
-#pragma unroll
-    for (int i = 0; i < CHUNKS; i++) {
-        if (threadIdx.x + i * blockDim.x < chunks) {
-#pragma unroll
-            for (int j = 0; j < 8; j++) squares += (values[i][j] - mean) * (values[i][j] - mean);
-        }
-    }
-    const float rstd = rsqrtf(block_sum(squares) / dim + eps);
+    const float rstd = rstd_of_row(values, chunks, mean, dim, eps);
 #pragma unroll
     for (int i = 0; i < CHUNKS; i++) {
         const int chunk = threadIdx.x + i * blockDim.x;
@@ -99,8 +90,8 @@ __device__ __forceinline__ void gated_add_adaln(const element* x, long long ld_x
     }
 }
 
-// Blocks of gated_add_adaln_3072 that run at once on a multiprocessor, for which registers suffice: with 10 all rows of
-// 512 x 512 pixels on an H200.
+// Concurrent blocks of gated_add_adaln_3072 per multiprocessor, limited by registers: with 10, an H200 holds all rows
+// of 512 x 512 pixels.
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1200
 static constexpr int SHORT_BLOCKS = 8;
 #else
@@ -132,7 +123,7 @@ extern "C" __global__ void __launch_bounds__(256)
     gated_add_adaln<MAX_CHUNKS>(x, ld_x, y, ld_y, out, ld_out, txt_gate, txt_shift, txt_scale, img_gate, img_shift,
                                 img_scale, txt_rows, dim, eps,
                                 [&](int i, int, const float (&values)[8]) { chunks[i] = pack(values); });
-    quantise_row(chunks, ld_h / 8, h + blockIdx.x * ld_h, h_scales + blockIdx.x);
+    quantize_row(chunks, ld_h / 8, h + blockIdx.x * ld_h, h_scales + blockIdx.x);
 }
 #endif
 
@@ -146,5 +137,5 @@ extern "C" __global__ void __launch_bounds__(256)
     gated_add_adaln<MAX_CHUNKS>(x, ld_x, y, ld_y, out, ld_out, txt_gate, txt_shift, txt_scale, img_gate, img_shift,
                                 img_scale, txt_rows, dim, eps,
                                 [&](int i, int, const float (&values)[8]) { chunks[i] = pack(values); });
-    int8::quantise_row(chunks, group, ld_h / 8, h + blockIdx.x * ld_h, h_scales + blockIdx.x);
+    int8::quantize_row(chunks, group, ld_h / 8, h + blockIdx.x * ld_h, h_scales + blockIdx.x);
 }

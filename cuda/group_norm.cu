@@ -7,14 +7,14 @@
 //
 // Three kernels, all sums in a fixed order:
 // 1. stats   a block sums a split of the pixels per channel, relative to the channel's first value in the split, so
-//            that a mean far from zero costs no digits; it writes (mean, sum of squared distances from it) to partial
-//            [splits, channels], and the number of pixels of each split to counts [splits]. The splits take turns, a
-//            few pixels each, so that all blocks end with the last pixels of the image. Where x comes from
-//            conv2d_sm90a.cuh, that kernel has written both already, and this one does not run.
-// 2. merge   a block per group joins the splits and the group's channels (Chan's formula), and writes what a value is
-//            multiplied by and what is then added, to coefficients [channels].
-// 3. apply   a thread holds the coefficients of its 8 channels and walks over pixels; the last pixels come first,
-//            because L2 still has them. Before a convolution of a large image, a launch does one band of rows.
+//    that a mean far from zero costs no digits; it writes (mean, sum of squared distances from it) to partial [splits,
+//    channels], and the number of pixels of each split to counts [splits]. The splits are interleaved, a few pixels
+//    each, so that all blocks end with the last pixels of the image. If conv2d_sm90a.cuh computed x, it has written
+//    both already, and this kernel does not run.
+// 2. merge   a block per group merges the splits and the group's channels (Chan's formula), and writes a factor and a
+//    summand per channel to coefficients [channels].
+// 3. apply   a thread holds the coefficients of its 8 channels and iterates over pixels; the last pixels come first,
+//    because L2 still has them. Before a convolution of a large image, a launch computes one band of rows.
 //
 // Needs     channels % 8 == 0 and rows and vectors 16-byte aligned. Otherwise `_any`: one value at a time.
 // Rounding  once, at the store.
@@ -23,13 +23,12 @@
 // Measured  with silu, us (TB/s): 1024 x 1024 x 128: 233 (3.46), 72% of bound; x 256: 439 (3.67); 512 x 512 x 256: 132
 //           (3.05); x 512: 239 (3.38); 256 x 256 x 512: 83 (2.42); 128 x 128 x 512: 36 (1.41); H200, driver 580.159,
 //           CUDA 13.0; `flux bench ops/`, all three kernels
-// Tried     splits that are runs of pixels, the first pixels first: 284, 542, 166, -, 111 us
 #include "common.cuh"
 #include "channel_statistics.cuh"
 
 static constexpr int THREADS = 256, MERGE_THREADS = 1024;
 
-// The number of pixels of a split, which takes `height` of every `splits * height`.
+// Returns the number of pixels of a split, which has `height` of every `splits * height`.
 __device__ __forceinline__ int split_pixels(int split, int splits, int height, int pixels) {
     const int round = splits * height, rest = pixels % round - split * height;
     return pixels / round * height + min(max(rest, 0), height);
@@ -101,8 +100,8 @@ extern "C" __global__ void __launch_bounds__(MERGE_THREADS)
     for (int channel = first_channel + threadIdx.x; channel < first_channel + group_channels;
          channel += MERGE_THREADS) {
         const float slope = scale * to_float(weight[channel]);
-        // This loses no digits that x has: where the mean is so many deviations from 0 that it would, the values of x,
-        // which are rounded, have lost them already.
+        // This loses no digits of x: if the mean is so many deviations from 0 that it would, the values of x, which are
+        // rounded, have lost them already.
         coefficients[channel] = make_float2(slope, to_float(bias[channel]) - mean * slope);
     }
 }

@@ -2,9 +2,9 @@
 //
 //   all tensors [tokens, channels] element, row strides ld_*
 //
-// Mapping   a thread takes one value: 4096 x 128 values once a step take next to no time.
-// Rounding  as the reference does: difference, product and sum are rounded each.
-//           Source: the guidance line of the diffusers pipeline in bf16.
+// Mapping   a thread computes one value: 4096 x 128 values once per step take negligible time.
+// Rounding  as the reference does: difference, product and sum are rounded each. Source: the guidance line of the
+//           diffusers pipeline in bf16.
 // Bytes     tokens * channels * 6.   4096 x 128: 3.1 MB
 // Bound     launch latency
 #include "common.cuh"

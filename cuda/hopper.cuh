@@ -1,5 +1,5 @@
-// Hopper instructions that C++ has no names for: mbarrier, bulk tensor copy (TMA), and those around warpgroup matrix
-// multiplies. The multiplies themselves are in the headers of their kernels, because each kernel has its own shapes.
+// Hopper instructions without C++ names: mbarrier, bulk tensor copy (TMA), clusters, and those around warpgroup matrix
+// multiplies, which are in multiply_sm90a.cuh. BLOCKS is the number of blocks of a cluster, one or two.
 
 #pragma once
 #include <stdint.h>
@@ -15,7 +15,7 @@ __device__ __forceinline__ void init_barrier(uint32_t barrier, int arrivals) {
     asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
 }
 
-// Makes initialised barriers known to TMA.
+// Makes initialized barriers visible to TMA.
 __device__ __forceinline__ void publish_barriers() {
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }
@@ -26,6 +26,16 @@ __device__ __forceinline__ void arrive(uint32_t barrier) {
 
 __device__ __forceinline__ void arrive_expecting(uint32_t barrier, uint32_t bytes) {
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
+}
+
+// Arrives at the barrier at the same offset in another block of the cluster.
+__device__ __forceinline__ void arrive_at(uint32_t barrier, uint32_t rank) {
+    asm volatile(
+        "{.reg .b32 there;\n"
+        "mapa.shared::cluster.u32 there, %0, %1;\n"
+        "mbarrier.arrive.shared::cluster.b64 _, [there];}\n" ::"r"(barrier),
+        "r"(rank)
+        : "memory");
 }
 
 // Waits until the phase of parity `phase` is over.
@@ -40,16 +50,56 @@ __device__ __forceinline__ void wait(uint32_t barrier, uint32_t phase) {
         : "memory");
 }
 
-// Copies the map's box that begins at (row, col) to shared memory; cells outside are zeros. Completes on `barrier`.
-__device__ __forceinline__ void copy_box(uint32_t to, const TensorMap& map, int row, int col, uint32_t barrier) {
-    asm volatile(
-        "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3}], [%4];" ::"r"(
-            to),
-        "l"(&map), "r"(col), "r"(row), "r"(barrier)
-        : "memory");
+// Returns the rank of this block in its cluster.
+template <int BLOCKS>
+__device__ __forceinline__ uint32_t rank_in_cluster() {
+    if constexpr (BLOCKS == 1) return 0;
+    uint32_t rank;
+    asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+    return rank;
 }
 
-// The same with a policy of L2.
+// Waits for all threads of the cluster.
+template <int BLOCKS>
+__device__ __forceinline__ void sync_cluster() {
+    if constexpr (BLOCKS == 1) __syncthreads();
+    else asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
+}
+
+// Ends a block: until all blocks are here, another one may still write to this one's shared memory.
+template <int BLOCKS>
+__device__ __forceinline__ void leave_cluster() {
+    if constexpr (BLOCKS == 1) return;
+    __syncwarp();
+    sync_cluster<BLOCKS>();
+}
+
+// Copies the map's box that begins at (row, col) to shared memory, at the same offset in all blocks of the cluster;
+// cells outside are zeros. Completes on `barrier` of each block.
+template <int BLOCKS = 1>
+__device__ __forceinline__ void copy_box(uint32_t to, const TensorMap& map, int row, int col, uint32_t barrier) {
+    if constexpr (BLOCKS == 1)
+        asm volatile(
+            "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3}], [%4];"
+            ::"r"(to), "l"(&map), "r"(col), "r"(row), "r"(barrier)
+            : "memory");
+    else
+        asm volatile(
+            "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster "
+            "[%0], [%1, {%2, %3}], [%4], %5;" ::"r"(to), "l"(&map), "r"(col), "r"(row), "r"(barrier),
+            "h"((uint16_t)((1 << BLOCKS) - 1))
+            : "memory");
+}
+
+// Returns an L2 policy for the lines of a copy: early eviction, or the default.
+__device__ __forceinline__ uint64_t l2_policy(bool evict_first) {
+    uint64_t policy;
+    if (evict_first) asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+    else asm("createpolicy.fractional.L2::evict_normal.b64 %0, 1.0;" : "=l"(policy));
+    return policy;
+}
+
+// As above in one block, with an L2 policy.
 __device__ __forceinline__ void copy_box(uint32_t to, const TensorMap& map, int row, int col, uint32_t barrier,
                                          uint64_t policy) {
     asm volatile(
@@ -59,7 +109,7 @@ __device__ __forceinline__ void copy_box(uint32_t to, const TensorMap& map, int 
         : "memory");
 }
 
-// The same in three axes: the box's first cell is (plane, row, col).
+// As above, in three axes: the box's first cell is (plane, row, col).
 __device__ __forceinline__ void copy_box(uint32_t to, const TensorMap& map, int plane, int row, int col,
                                          uint32_t barrier) {
     asm volatile(
@@ -69,7 +119,7 @@ __device__ __forceinline__ void copy_box(uint32_t to, const TensorMap& map, int 
         : "memory");
 }
 
-// The same in five axes: the box's first cell is (group, plane, set, row, col).
+// As above, in five axes: the box's first cell is (group, plane, set, row, col).
 __device__ __forceinline__ void copy_box(uint32_t to, const TensorMap& map, int group, int plane, int set, int row,
                                          int col, uint32_t barrier) {
     asm volatile(
@@ -78,17 +128,6 @@ __device__ __forceinline__ void copy_box(uint32_t to, const TensorMap& map, int 
         "l"(&map), "r"(col), "r"(row), "r"(set), "r"(plane), "r"(group), "r"(barrier)
         : "memory");
 }
-
-// Walks over the stages of a pipeline in turn: `stage`, and the parity of how often all of them were used.
-template <int STAGES>
-struct Ring {
-    int stage = 0;
-    uint32_t phase = 0;
-
-    __device__ __forceinline__ void advance() {
-        if (++stage == STAGES) stage = 0, phase ^= 1;
-    }
-};
 
 template <int REGISTERS>
 __device__ __forceinline__ void give_registers() {
@@ -117,22 +156,22 @@ __device__ __forceinline__ void wait_multiply() {
     asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(PENDING) : "memory");
 }
 
-// Tells the compiler that the values may change here, so that it moves none of their uses before a wait.
+// Prevents the compiler from moving uses of the values before a wait, as if they may change here.
 template <int N>
 __device__ __forceinline__ void pin(float (&values)[N]) {
 #pragma unroll
     for (int i = 0; i < N; i++) asm volatile("" : "+f"(values[i])::"memory");
 }
 
-// A matrix in shared memory, in panels 128 bytes wide with the 128-byte swizzle; eight rows are 1024 bytes.
-// `panel_bytes` counts where the long axis is the wide one (values), and is ignored otherwise.
+// Returns the descriptor of a matrix in shared memory, in panels 128 bytes wide with the 128-byte swizzle; eight rows
+// are 1024 bytes. `panel_bytes` is used if the long axis is the wide one (values), and is ignored otherwise.
 __device__ __forceinline__ uint64_t describe(uint32_t address, uint32_t panel_bytes) {
     return uint64_t((address & 0x3ffff) >> 4) | uint64_t(panel_bytes >> 4) << 16 | uint64_t(1024 >> 4) << 32 |
            uint64_t(1) << 62;
 }
 
 // A 4 x 4 transpose among the four lanes of a row: lane l has pair l of four blocks of 8 columns, and gets pairs 0 .. 3
-// of block l, which are 16 bytes side by side. Its own inverse.
+// of block l, 16 contiguous bytes. Its own inverse.
 __device__ __forceinline__ void exchange_pairs(uint32_t (&pair)[4]) {
 #pragma unroll
     for (int step = 1; step < 4; step *= 2) {
@@ -156,34 +195,30 @@ __device__ __forceinline__ uint4 load_shared_16(uint32_t from) {
     return raw;
 }
 
-// Stores four 8 x 8 matrices of bf16, held as a warp holds sums: lane l gives the address of row l % 8 of matrix l / 8,
-// 16 bytes each.
+// Stores four 8 x 8 matrices of bf16, in a warp's layout of sums: lane l gives the address of row l % 8 of matrix l /
+// 8, 16 bytes each.
 __device__ __forceinline__ void store_matrices(uint32_t to, uint32_t a, uint32_t b, uint32_t c, uint32_t d) {
     asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(a), "r"(b), "r"(c),
                  "r"(d)
                  : "memory");
 }
 
-// The same, each transposed.
+// As store_matrices, each transposed.
 __device__ __forceinline__ void store_transposed(uint32_t to, uint32_t a, uint32_t b, uint32_t c, uint32_t d) {
     asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(a), "r"(b),
                  "r"(c), "r"(d)
                  : "memory");
 }
 
-// An 8 x 8 matrix of bf16, held as a warp holds sums, transposed.
+// Transposes an 8 x 8 matrix of bf16 in a warp's layout of sums.
 __device__ __forceinline__ uint32_t transpose_matrix(uint32_t pair) {
     uint32_t transposed;
     asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(transposed) : "r"(pair));
     return transposed;
 }
 
-// Orders this thread's accesses to shared memory before later ones of TMA, which it issues itself or lets follow by a
-// barrier.
+// Orders this thread's accesses to shared memory before later TMA accesses that it issues itself or that a barrier
+// orders after them.
 __device__ __forceinline__ void show_to_tma() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
-
-#define REGISTERS_8(r, i)                                                                                       \
-    "+f"(r[i]), "+f"(r[i + 1]), "+f"(r[i + 2]), "+f"(r[i + 3]), "+f"(r[i + 4]), "+f"(r[i + 5]), "+f"(r[i + 6]), \
-        "+f"(r[i + 7])
 
 }  // namespace hopper

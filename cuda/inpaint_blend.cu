@@ -1,10 +1,10 @@
 // inpaint_blend: out = mask * x + (1 - mask) * (sigma * noise + (1 - sigma) * image)
 //
 //   x, noise, image, out  [tokens, channels] element, row strides ld_*; out may be x
-//   mask                  [tokens] element, ld_mask values from one to the next
-//   sigma                 one f32 value: near 1 it is what decides how much of the image there is
+//   mask                  [tokens] element, stride ld_mask
+//   sigma                 one f32 value: the noise level of the image part
 //
-// Mapping   a thread takes one value: 4096 x 128 values once a step take next to no time.
+// Mapping   a thread computes one value: 4096 x 128 values once per step take negligible time.
 // Rounding  once, at the store.
 // Bytes     tokens * channels * 8.   4096 x 128: 4.2 MB
 // Bound     launch latency

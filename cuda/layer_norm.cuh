@@ -1,9 +1,23 @@
-// What adaln.cu and layer_norm.cu share: the norm of a row by its block.
+// Shared code of adaln.cu, layer_norm.cu and gated_add_adaln.cu: the norm of a row by its block.
 #pragma once
 
 #include "common.cuh"
 
 static constexpr int MAX_CHUNKS = 4;
+
+// Returns 1 / sqrt(variance + eps) of a row of `chunks` chunks, spread as by load_row.
+template <int N>
+__device__ __forceinline__ float rstd_of_row(const float (&values)[N][8], int chunks, float mean, int dim, float eps) {
+    float squares = 0.0f;
+#pragma unroll
+    for (int i = 0; i < N; i++) {
+        if (threadIdx.x + i * blockDim.x < chunks) {
+#pragma unroll
+            for (int j = 0; j < 8; j++) squares += (values[i][j] - mean) * (values[i][j] - mean);
+        }
+    }
+    return rsqrtf(block_sum(squares) / dim + eps);
+}
 
 // MODULATED: adaln, otherwise layer_norm, which ignores shift and scale.
 template <bool MODULATED>
@@ -21,15 +35,7 @@ __device__ __forceinline__ void layer_norm_vector(const element* x, long long ld
         for (int j = 0; j < 8; j++) sum += values[i][j];
     }
     const float mean = block_sum(sum) / dim;
-    float squares = 0.0f;
-#pragma unroll
-    for (int i = 0; i < MAX_CHUNKS; i++) {
-        if (threadIdx.x + i * blockDim.x < chunks) {
-#pragma unroll
-            for (int j = 0; j < 8; j++) squares += (values[i][j] - mean) * (values[i][j] - mean);
-        }
-    }
-    const float rstd = rsqrtf(block_sum(squares) / dim + eps);
+    const float rstd = rstd_of_row(values, chunks, mean, dim, eps);
     element* out_row = out + blockIdx.x * ld_out;
 #pragma unroll
     for (int i = 0; i < MAX_CHUNKS; i++) {

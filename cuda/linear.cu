@@ -1,14 +1,14 @@
-// linear: out = x weight^T + bias + residual, for the shapes that cuBLASLt declines
+// linear: out = x weight^T + bias + residual, for shapes that cuBLASLt declines
 //
-//   x        [m, k]  element, row stride ld_x; or e4m3, over x_scales
+//   x        [m, k]  element, row stride ld_x; or e4m3, scaled by x_scales
 //   x_scales [m]     f32, for e4m3
-//   weight   [n, k]  as x, row stride ld_weight, over weight_scales; or [k, n] where `weight_is_kn`, without scales
+//   weight   [n, k]  as x, row stride ld_weight, scaled by weight_scales; or [k, n] if `weight_is_kn`, without scales
 //   weight_scales [n]  f32, for e4m3
 //   bias     [n]     element or null
 //   residual [m, n]  element, row stride ld_residual, or null; may be out
-//   out      [m, n]  element or, where `out_f32`, f32; row stride ld_out
+//   out      [m, n]  element or, if `out_f32`, f32; row stride ld_out
 //
-// Mapping   a block of 256 threads makes a tile of 64 x 64, 4 x 4 values a thread, through tiles of 16 columns in
+// Mapping   a block of 256 threads computes a tile of 64 x 64, 4 x 4 values per thread, through tiles of 16 columns in
 //           shared memory.
 // Needs     nothing: any size, any alignment.
 // Rounding  once, at the store; sums and scales are float32.

@@ -1,17 +1,17 @@
-// linear_e4m3: products of e4m3 with float32 sums by mma.sync, for GPUs on which cuBLASLt takes no scale for each row;
-// see linear_quantised.cuh, and quantise.cu for rows
+// linear_e4m3: e4m3 matrix multiplication with float32 sums by mma.sync, for GPUs on which cuBLASLt supports no scale
+// per row; see linear_quantized.cuh, and quantize.cu for rows
 //
-// Needs     tensor cores of 8.9 or 12.x. Those of 9.0, where tests run this kernel, multiply e4m3 by wgmma alone: ptxas
-//           brings both sides to f16 in front of each multiply, and spills.
-// Rounding  products are exact; how exact their sums are, is up to the tensor cores.
-// Measured  never on a GPU that it is for; on an H100 4608 x 3072 -> 27648 2.8 ms
-#include "linear_quantised.cuh"
+// Needs     tensor cores of 8.9 or 12.x. Those of 9.0, on which tests run this kernel, multiply e4m3 only by wgmma:
+//           ptxas converts both operands to f16 before each multiply, and spills.
+// Rounding  products are exact; the accuracy of their sums depends on the tensor cores.
+// Measured  not on a GPU that it is for; on an H100 4608 x 3072 -> 27648 2.8 ms
+#include "linear_quantized.cuh"
 
 namespace e4m3_linear {
 
 struct Values {
     typedef float Sum;
-    typedef quantised_linear::Bytes Weight;
+    typedef quantized_linear::Bytes Weight;
 
     static __device__ __forceinline__ float to_float(float sum) { return sum; }
 
@@ -23,4 +23,4 @@ struct Values {
 
 }  // namespace e4m3_linear
 
-LINEAR_QUANTISED(linear_e4m3, e4m3_linear::Values, 256, 64, 4)
+LINEAR_QUANTIZED(linear_e4m3, e4m3_linear::Values, 256, 64, 4)

@@ -1,24 +1,24 @@
-// linear_w4a8: products of integers of 8 bits with weights that are in 4 bits in memory; see linear_quantised.cuh, and
-// src/files/w4a8.rs for what it computes
+// linear_w4a8: 8-bit integer matrix multiplication with weights in 4 bits; see linear_quantized.cuh, and
+// src/files/w4a8.rs for the definition
 //
-// A row of the weight is, for each 64 of its columns, 32 bytes, and behind all of these for each 64 columns 4
-// multipliers in fp16, one for 16 columns. A word has 4 columns and those 16 further, each plus 8: of the first bits 0
-// to 3, 16 to 19, 4 to 7 and 20 to 23, of the others the bits that are 8 above these.
+// A row of the weight has 32 bytes per 64 columns, followed by 4 multipliers in fp16 per 64 columns, one for 16 columns
+// each. A word has 4 columns and the 4 columns 16 further, each plus 8: the former in bits 0 to 3, 16 to 19, 4 to 7 and
+// 20 to 23, the latter in the bits 8 above these.
 //
-// Mapping   4 bits go through shared memory. A warp makes integers of its own fragments while it loads them: 4 bits are
-//           the lowest of a number of fp16 of 1024 and more, or 16 times those; less that they are n; times the
-//           multiplier, and added to 96, the integer is the lower byte of the sum.
-// Needs     k <= 133144; rows of the weight of whole steps of 64 columns.
+// Mapping   4-bit values go through shared memory. A warp unpacks its own fragments while it loads them: 4 bits become
+//           the lowest bits of an fp16 number from 1024 on, or 16 times that; minus the offset they are n. n times the
+//           multiplier, plus 96, has the integer in its lower byte.
+// Needs     k <= 133144; rows of the weight in whole steps of 64 columns.
 // Rounding  integers to nearest even, once; sums are exact.
-// Measured  with quantise_int8.cu 4608 x 3072 -> 27648 1298 us, 603 TOPS; 12288 -> 3072 649 us (H200)
-#include "linear_quantised.cuh"
+// Measured  with quantize_int8.cu 4608 x 3072 -> 27648 1298 us, 603 TOPS; 12288 -> 3072 649 us (H200)
+#include "linear_quantized.cuh"
 
 namespace w4a8_linear {
 
 struct Packed {
     static constexpr bool PACKED = true;
 
-    // a b + c of both halves; of b its half `HALF` twice.
+    // a b + c of both halves; b is its half `HALF` twice.
     template <int HALF>
     static __device__ __forceinline__ uint32_t multiply_add(uint32_t a, uint32_t b, uint32_t c) {
         uint32_t sum;
@@ -33,14 +33,14 @@ struct Packed {
         return sum;
     }
 
-    // bits & MASK | MORE, which the compiler would make two instructions of.
+    // bits & MASK | MORE, as one instruction instead of the compiler's two.
     template <uint32_t MASK, uint32_t MORE>
     static __device__ __forceinline__ uint32_t masked(uint32_t bits) {
         asm("lop3.b32 %0, %0, %1, %2, 0xea;" : "+r"(bits) : "n"(MASK), "n"(MORE));
         return bits;
     }
 
-    // The integers of four columns; `HALF` is where their multiplier is.
+    // Returns the integers of four columns; `HALF` selects their multiplier.
     template <int HALF>
     static __device__ __forceinline__ uint32_t integers(uint32_t bits, uint32_t multipliers) {
         // Pairs of 1024, 1, -1032, 1 / 16, -72 and 96.
@@ -52,7 +52,7 @@ struct Packed {
                            multiply_add<HALF>(upper, multipliers, OFFSET), 0x6420);
     }
 
-    // The integers of a word, bytes 0 to 3 and 16 to 19 of 32; `multipliers` has those of both.
+    // Unpacks a word: bytes 0 to 3 and 16 to 19 of 32; `multipliers` has both multipliers.
     static __device__ __forceinline__ void unpack(uint32_t (&to)[2], uint32_t word, uint32_t multipliers) {
         to[0] = integers<0>(word, multipliers);
         to[1] = integers<1>(word >> 8, multipliers);
@@ -73,4 +73,4 @@ struct Values {
 
 }  // namespace w4a8_linear
 
-LINEAR_QUANTISED(linear_w4a8, w4a8_linear::Values, 128, 64, 3)  // two blocks in 100 KiB, or in 64 in fp16
+LINEAR_QUANTIZED(linear_w4a8, w4a8_linear::Values, 128, 64, 3)  // two blocks in 100 KiB, or in 64 in fp16

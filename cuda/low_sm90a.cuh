@@ -1,4 +1,4 @@
-// How blocks of a launch tell each other that they have stored what others fetch: for `x down^T`, which kernels make
+// Signals between blocks of a launch that stored data is ready to be fetched: for `x down^T`, which kernels compute
 // before they add it.
 
 #pragma once
@@ -6,7 +6,7 @@
 
 namespace low {
 
-// Orders accesses to global memory of this thread before later ones of TMA, and the other way round.
+// Orders accesses to global memory of this thread before later TMA accesses, and vice versa.
 __device__ __forceinline__ void order_global_and_tma() { asm volatile("fence.proxy.async.global;" ::: "memory"); }
 
 __device__ __forceinline__ void signal(unsigned* counter) {
@@ -20,7 +20,7 @@ __device__ __forceinline__ void wait_for(const unsigned* counter, unsigned value
     } while (now < value);
 }
 
-// At the end of a block: the last one leaves zeros in the counters for the next launch.
+// At the end of a block: the last block resets the counters for the next launch.
 __device__ __forceinline__ void leave_zeros(unsigned* counters, int count, unsigned* blocks_done) {
     if (threadIdx.x > 0) return;
     __threadfence();

@@ -1,4 +1,4 @@
-// Copies to shared memory beside other work, and multiplies of warps, on every GPU since Turing.
+// Asynchronous copies to shared memory, and warp-level multiplies, on every GPU since Turing.
 #pragma once
 
 #include "common.cuh"
@@ -11,7 +11,7 @@ __device__ __forceinline__ void copy_16(uint32_t to, const void* from, bool insi
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(bytes) : "memory");
 }
 
-// The same, or nothing if it is not wanted. LINE: L2 fetches all of the line of 128 bytes.
+// As copy_16, or nothing unless `wanted`. LINE: L2 fetches the whole line of 128 bytes.
 template <bool LINE = false>
 __device__ __forceinline__ void copy_16_if(bool wanted, uint32_t to, const void* from, bool inside) {
     const int bytes = inside ? 16 : 0;
@@ -37,7 +37,7 @@ __device__ __forceinline__ void wait_copies() {
 
 #else
 
-// Without cp.async a copy is done when the thread goes on; others see it behind the next __syncthreads.
+// Without cp.async a copy is done when the thread continues; other threads see it after the next __syncthreads.
 __device__ __forceinline__ void copy_16(uint32_t to, const void* from, bool inside) {
     const uint4 chunk = inside ? *static_cast<const uint4*>(from) : make_uint4(0, 0, 0, 0);
     asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(chunk.x), "r"(chunk.y), "r"(chunk.z),
@@ -57,8 +57,8 @@ __device__ __forceinline__ void wait_copies() {}
 
 #endif
 
-// Where 16 bytes of a row of CHUNKS times as many lie in shared memory, from the first row on: eight rows that follow
-// each other have the same chunk in different banks, so ldmatrix meets no conflict.
+// Returns the offset of 16 bytes of a row of CHUNKS chunks in shared memory, from the first row on: eight consecutive
+// rows have the same chunk in different banks, so ldmatrix has no conflicts.
 template <int CHUNKS>
 __device__ __forceinline__ uint32_t swizzled(int row, int chunk) {
     const int turn = CHUNKS >= 8 ? row & 7 : (row / (8 / CHUNKS)) & (CHUNKS - 1);
@@ -92,7 +92,7 @@ __device__ __forceinline__ void multiply_add(float (&c)[4], const uint32_t (&a)[
         : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 #else
-    // Half the depth at a time: a[0], a[1] and b0 are of the first eight columns.
+    // Half of the depth at a time: a[0], a[1] and b0 are of the first eight columns.
     const auto eight = [&](uint32_t top, uint32_t bottom, uint32_t b) {
         asm("mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5}, {%6}, {%0, %1, %2, %3};"
             : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
@@ -125,7 +125,7 @@ __device__ __forceinline__ void multiply_add_int8(int (&c)[4], const uint32_t (&
 #if __CUDA_ARCH__ == 890 || __CUDA_ARCH__ == 900 || __CUDA_ARCH__ >= 1200
 #define MULTIPLIES_E4M3
 
-// The same of e4m3. Tensor cores of 9.0 multiply these by wgmma alone: there ptxas brings a and b to f16 first.
+// As above for e4m3. Tensor cores of 9.0 multiply these only by wgmma: there ptxas converts a and b to f16 first.
 __device__ __forceinline__ void multiply_add_e4m3(float (&c)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
     asm volatile("mma.sync.aligned.m16n8k32.row.col.f32.e4m3.e4m3.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
                  "{%0, %1, %2, %3};"

@@ -1,4 +1,4 @@
-// patchify: VAE latents to packed latents, (x - mean) / std on the way
+// patchify: VAE latents to packed latents, with (x - mean) / std
 //
 //   x          [2 height * 2 width, channels]  element, row stride ld_x
 //   mean, std  [4 * channels]                  f32

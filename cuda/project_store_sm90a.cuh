@@ -1,20 +1,20 @@
-// How project_sm90a.cu stores a tile: its rounded sums are in shared memory, and become normed and rotated heads, or
-// gate times up.
+// The stores of project_sm90a.cu: rounded sums in shared memory become normed and rotated heads, or gate times up.
 #pragma once
 
 #include "e4m3.cuh"
 #include "normed_heads.cuh"
+#include "pipeline_sm90a.cuh"
 #include "project_tiles_sm90a.cuh"
 
 namespace project {
 
-// Where 16 bytes of a rounded row are. The place of a chunk depends on the row, so that one chunk of eight rows is in
-// all banks.
+// Returns the address of 16 bytes of a rounded row. The place of a chunk depends on the row, so that one chunk of eight
+// rows is in all banks.
 __device__ __forceinline__ uint32_t chunk_at(uint32_t rounded, int row, int chunk) {
     return rounded + row * ROW_BYTES + ((chunk ^ (row & 7)) << 4);
 }
 
-// Stores 16 or 8 bytes at once. Of plain C++ the compiler would make four or two stores here.
+// Stores 16 or 8 bytes at once. For plain C++ the compiler would emit four or two stores here.
 __device__ __forceinline__ void store_raw(bf16* to, uint4 raw) {
     asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(__cvta_generic_to_global(to)), "r"(raw.x), "r"(raw.y),
                  "r"(raw.z), "r"(raw.w)
@@ -26,8 +26,8 @@ __device__ __forceinline__ void store_raw(bf16* to, uint2 raw) {
                  : "memory");
 }
 
-// Eight bf16 values, scaled. Sums of e4m3 are rounded without their scales, and scaled when they are stored: the warps
-// that multiply have no time for it.
+// Unpacks eight bf16 values, scaled. Sums of e4m3 are rounded without their scales, and scaled when they are stored:
+// the multiplying warps have no time for it.
 template <bool E4M3>
 __device__ __forceinline__ void unpack_scaled(uint4 raw, const float (&of_cols)[8], float of_row, float (&values)[8]) {
     unpack(raw, values);
@@ -45,8 +45,8 @@ __device__ __forceinline__ void load_scales(const float* from, float (&scales)[N
     }
 }
 
-// Half of the rows of a block's tile in shared memory, and where they go. Each of the STORERS warps stores its own
-// rows, some at once and in step, so that one row's work fills the time that another's shuffles and loads take.
+// Half of the rows of a block's tile in shared memory, and their destination. Each of the STORERS warps stores its own
+// rows, several in step, so that one row's work overlaps another's shuffles and loads.
 template <bool E4M3, int ROWS>
 struct Half {
     const Arguments& args;
@@ -62,14 +62,14 @@ struct Half {
         first_out = (w.part ? args.part_rows[0] : 0) + first_row;
     }
 
-    // Rows from `begin` to `end`, each of LANES lanes, of which a lane has AT_ONCE at once.
+    // Rows from `begin` to `end`, each of LANES lanes; a lane has AT_ONCE rows at once.
     template <int LANES, int AT_ONCE>
     struct Rows {
         static constexpr int SIDE_BY_SIDE = 32 / LANES, STEP = STORERS * SIDE_BY_SIDE;
         int begin, end;
 
-        // Calls step(each) for all rows of this warp; each(body) calls body(row, i) for AT_ONCE of this lane. Rows
-        // behind the last are the last again, which is stored more than once with the same values.
+        // Calls step(each) for all rows of this warp; each(body) calls body(row, i) for AT_ONCE rows of this lane. Past
+        // the last row, the last one is repeated, and stored more than once with the same values.
         template <class Step>
         __device__ __forceinline__ void all(int storer, int lane, Step step) const {
             for (int first = begin + storer * SIDE_BY_SIDE; first < end; first += STEP * AT_ONCE)
@@ -83,7 +83,7 @@ struct Half {
     __device__ __forceinline__ float row_scale(int row) const { return args.x_scales[w.part][first_row + row]; }
     __device__ __forceinline__ const float* col_scales() const { return args.weight_scales[w.part] + w.weight; }
 
-    // The position of a row's token. With one sample, rows are in the order of positions.
+    // Returns the position of a row's token. With one sample, rows are in the order of positions.
     __device__ __forceinline__ int token_of(int row) const {
         const int at = int(first_out) + row;
         if (args.part_rows[0] + args.part_rows[1] == args.txt + args.img) return at;
@@ -142,7 +142,7 @@ struct Half {
         });
     }
 
-    // Rows from `begin` to `end`, all text or all image.
+    // Stores rows from `begin` to `end`, all text or all image.
     __device__ __forceinline__ void store_heads(int storer, int lane, int begin, int end, const bf16* norm,
                                                 float eps) const {
         constexpr int LANES = COLS / 8, AT_ONCE = 4;
@@ -184,7 +184,7 @@ struct Half {
             for (int step = 8; step > 0; step >>= 1)
                 each([&](int, int i) { squares[i] += __shfl_xor_sync(~0u, squares[i], step); });
             each([&](int, int i) {
-                // The norm divides by a row's scale again, so only eps, which it adds, needs the scale.
+                // The norm divides by a row's scale again, so only eps needs the scale.
                 const float least = E4M3 ? __fdividef(eps, of_row[i] * of_row[i]) : eps;
                 const float rstd = rsqrtf(squares[i] / COLS + least);
                 const float c[4] = {cosines[i].x, cosines[i].y, cosines[i].z, cosines[i].w},
@@ -217,6 +217,65 @@ struct Half {
             store_heads(storer, lane, 0, txt, queries ? args.txt_norm_q : args.txt_norm_k, args.txt_eps);
             store_heads(storer, lane, txt, rows, queries ? args.img_norm_q : args.img_norm_k, args.img_eps);
         }
+    }
+};
+
+// Packs two sums of this lane, of a matrix of 8 rows of the weight, out of a warp's 16, by 8 rows of x.
+template <int N>
+__device__ __forceinline__ uint32_t pair_of(const float (&sums)[N], int eight_of_x, int eight_of_weight) {
+    return pack_pair(sums[eight_of_x * 4 + eight_of_weight * 2], sums[eight_of_x * 4 + eight_of_weight * 2 + 1]);
+}
+
+// Rounds sums of ROWS rows of x, from FIRST on, into shared memory; `to` is this lane's chunk of the first rows.
+template <int FIRST, int ROWS, int N>
+__device__ __forceinline__ void round_rows(const float (&sums)[N], uint32_t to) {
+#pragma unroll
+    for (int n = FIRST / 8; n < (FIRST + ROWS) / 8; n += 2)
+        store_transposed(to + n * 8 * ROW_BYTES, pair_of(sums, n, 0), pair_of(sums, n, 1), pair_of(sums, n + 1, 0),
+                         pair_of(sums, n + 1, 1));
+}
+
+// Passes rounded sums from the multiplying warps to the storing warps, in two halves of a tile's rows.
+template <bool E4M3, int ROWS>
+struct Epilogue {
+    static constexpr int HALF_BYTES = ROWS / 2 * ROW_BYTES, BYTES = 2 * HALF_BYTES;
+    const Arguments& args;
+    uint32_t rounded;
+    Ring<2> halves;  // full when rounded, free when stored
+    Cursor<1> turn;
+
+    __device__ __forceinline__ void wait_for_room(int half) const { wait(halves.free + 8 * half, turn.phase ^ 1); }
+
+    __device__ __forceinline__ void hand_on(int half, int lane) const {
+        __syncwarp();
+        if (lane == 0) arrive(halves.full + 8 * half);
+    }
+
+    // Rounds a consumer's sums of a tile, or of a short one; `to` is the lane's chunk of the first rows.
+    template <int N>
+    __device__ __forceinline__ void round(const float (&sums)[N], uint32_t to, int lane) {
+        wait_for_room(0);
+        round_rows<0, ROWS / 2>(sums, to);
+        hand_on(0, lane);
+        wait_for_room(1);
+        if constexpr (2 * N == ROWS) round_rows<ROWS / 2, ROWS / 2>(sums, to);
+    }
+
+    // Ends a consumer's tile, after `round`: a separate call, so that tall and short tiles share its code.
+    __device__ __forceinline__ void end(int lane) {
+        hand_on(1, lane);
+        turn.advance();
+    }
+
+    // Stores a tile from a storing warp.
+    __device__ __forceinline__ void store(const Work<ROWS>& w) {
+        for (int half = 0; half < 2; half++) {
+            wait(halves.full + 8 * half, turn.phase);
+            Half<E4M3, ROWS>(args, w, rounded + half * HALF_BYTES, half).store();
+            __syncwarp();
+            halves.release(half);
+        }
+        turn.advance();
     }
 };
 

@@ -1,22 +1,20 @@
-// What project_sm90a.cu is asked for, and which tile a block makes next.
+// The arguments of project_sm90a.cu, and its order of tiles.
 #pragma once
 
-#include "common.cuh"
-#include "hopper.cuh"
+#include "pipeline_sm90a.cuh"
 
 namespace project {
 
 using namespace hopper;
 
-constexpr int COLS = 128;                  // of a block's tile: a head, or half of them gate and half up
-constexpr int STEP_BYTES = 128;            // of every row
+constexpr int COLS = 128;                  // per block's tile: a head, or half gate and half up
 constexpr int STAGES = 3;
-constexpr int CONSUMERS = 2, STORERS = 3;  // warpgroups that multiply, warps that store
+constexpr int CONSUMERS = 2, STORERS = 3;  // multiplying warpgroups, storing warps
 constexpr int CONSUMER_COLS = COLS / CONSUMERS;
 constexpr int BOX_BYTES = CONSUMER_COLS * STEP_BYTES, WEIGHT_BYTES = COLS * STEP_BYTES;
-constexpr int ROW_BYTES = COLS * 2;           // of rounded sums
-constexpr int DOWN_ROWS = 128;                // columns of low that two blocks make at once
-constexpr int LOW_WARPS = 2 * CONSUMERS * 4;  // that make them, in both blocks
+constexpr int ROW_BYTES = COLS * 2;           // rounded sums
+constexpr int DOWN_ROWS = 128;                // columns of low that two blocks compute at once
+constexpr int LOW_WARPS = 2 * CONSUMERS * 4;  // that compute them, in both blocks
 constexpr int THREADS = 128 + 128 * CONSUMERS;
 
 struct Arguments {
@@ -42,7 +40,7 @@ struct Arguments {
     float txt_eps;
     float img_eps;
     int part_rows[2];
-    int ranks[2];  // 0 of a part without factors
+    int ranks[2];  // 0 for a part without factors
     int ld_low;    // a multiple of 16
     int features;
     int dim;
@@ -50,23 +48,23 @@ struct Arguments {
     int txt_rows;
     int txt;
     int img;
-    int rows_of_tiles;  // rows of tiles that are done together
-    int key_tiles;      // how many rows of tiles, the first of part 0, need only k and v
+    int rows_of_tiles;  // rows of tiles in a group
+    int key_tiles;      // rows of tiles, the first of part 0, that need only k and v
     int heads_in_e4m3;
 };
 
 enum Kind { KEYS, VALUES, QUERIES, GATED, LOW };
 
 // A block's share of a tile of ROWS rows, or of half as many: the part of x and the tile's first row in it, the block's
-// first column of out, what its columns are, the weight's row at which the columns of the first warpgroup begin, and
-// how many rows after that those of the second begin.
+// first column of out, the kind of its columns, the weight's first row for the first warpgroup, and the distance to
+// that of the second.
 template <int ROWS>
 struct Work {
     int part, row, col, weight, second;
     Kind kind;
     bool is_short;  // the tile has at most ROWS / 2 rows
 
-    // Rows of tiles that a part fills, or more than half of the last, and whether it has a short one behind these.
+    // Rows of tiles of a part that are more than half full, and 1 if a short one follows them.
     __device__ __forceinline__ static int tall_rows(int rows) { return (rows + ROWS / 2 - 1) / ROWS; }
     __device__ __forceinline__ static int short_rows(int rows) { return rows > tall_rows(rows) * ROWS; }
 
@@ -75,18 +73,17 @@ struct Work {
         return tall_rows(args.part_rows[0]) + tall_rows(args.part_rows[1]) - args.key_tiles;
     }
 
-    // Whether tall tiles read each weight at about the same time, and not again.
+    // Returns true if tall tiles read each weight at about the same time, and only once.
     __device__ __forceinline__ static bool weights_pass_once(const Arguments& args) {
         return args.rows_of_tiles >= wanted_rows(args);
     }
 
-    // How many tiles of each kind there are: those of low, tall ones, halves of tall ones, short ones, and those of
-    // keys only.
+    // The numbers of tiles of each kind: of low, tall ones, halves of tall ones, short ones, and tiles of keys only.
     struct Counts {
         int low, tall, halves, shorts, keys;
     };
 
-    // Rows of tiles of a part for which low is made.
+    // Rows of tiles of a part with low.
     __device__ __forceinline__ static int low_rows(const Arguments& args, int part) {
         const int rows = args.part_rows[part];
         return args.ranks[part] > 0 ? tall_rows(rows) + short_rows(rows) : 0;
@@ -98,14 +95,14 @@ struct Work {
         const int low = LOW_RANK ? (low_rows(args, 0) + low_rows(args, 1)) * ceil_div(args.ld_low, DOWN_ROWS) : 0;
         const int tall = wanted_rows(args) * cols;
         const int shorts = (short_rows(args.part_rows[0]) + short_rows(args.part_rows[1])) * cols;
-        // A last round of tall tiles that as many clusters as there are could make as halves takes half as long so.
+        // A last round of tall tiles for few enough clusters to compute it as halves takes half as long that way.
         const int last = tall % clusters, split = 2 * last + shorts <= clusters ? last : 0;
         return {low, tall - split, 2 * split, shorts, args.key_tiles * (args.dim / COLS)};
     }
 
-    // The tile that a cluster makes at its turn; a negative number behind its last. Those of low and tall ones go
-    // around. Short ones are multiplied in half the time: clusters that have one tall tile less than others first take
-    // two. Where the last tall tiles are in halves, all have as many.
+    // Returns the tile of a cluster at its turn; a negative number after its last. Tiles of low and tall ones are
+    // distributed round-robin. Short ones are multiplied in half the time: clusters with one tall tile less than others
+    // first get two. If the last tall tiles are in halves, all have equally many.
     __device__ __forceinline__ static int tile_of(const Counts& counts, int cluster, int clusters, int turn) {
         const auto own = [&](int tiles) { return tiles > cluster ? (tiles - cluster - 1) / clusters + 1 : 0; };
         const int low = own(counts.low);
@@ -126,6 +123,17 @@ struct Work {
         turn -= rest;
         const int key = cluster + turn * clusters;
         return key < counts.keys ? counts.low + counts.tall + shorts + key : -1;
+    }
+
+    // Calls body(work) for the tiles of this block in turn. With UNIFORM a shuffle shows the compiler that the index is
+    // equal in all lanes: if paths could differ, it would make each multiply wait for the one before.
+    template <bool UNIFORM, class Body>
+    __device__ __forceinline__ static void each(const Arguments& args, const Counts& counts, int rank, Body body) {
+        const auto tile = [&](int turn) {
+            const int index = tile_of(counts, blockIdx.x / 2, gridDim.x / 2, turn);
+            return UNIFORM ? __shfl_sync(~0u, index, 0) : index;
+        };
+        for (int turn = 0, index; (index = tile(turn)) >= 0; turn++) body(at(args, counts, index, rank));
     }
 
     // Tiles of low, tall ones, halves, short ones, then those of keys only.
@@ -191,7 +199,7 @@ struct Work {
         return w;
     }
 
-    // How many rows of half a tile there are; none, or fewer than that, where all of it is behind the last.
+    // Returns the rows of half a tile; 0 or less past the last row.
     __device__ __forceinline__ int rows_of(const Arguments& args, int half) const {
         if (is_short && half > 0) return 0;
         return min(ROWS / 2, args.part_rows[part] - row - half * (ROWS / 2));

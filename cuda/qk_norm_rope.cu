@@ -6,22 +6,20 @@
 //   cos, sin  [txt + img, head_dim / 2] f32, row stride ld_table; the table row of a token is its place in its sample:
 //             row % txt for text, txt + (row - txt_rows) % img for images
 //
-// A pair (a, b) becomes (a cos - b sin, b cos + a sin). Pairs are columns (2 i, 2 i + 1), or (i, i + head_dim / 2)
-// where HALVES.
+// A pair (a, b) becomes (a cos - b sin, b cos + a sin). Pairs are columns (2 i, 2 i + 1), or with HALVES (i, i +
+// head_dim / 2).
 //
 // Mapping   head_dim / 8 lanes hold a head, 8 values each from one 16-byte load; sums and the other half of a pair come
-//           by shuffles among these lanes. `groups_per_row` such groups share a row and step through its heads, 3 at a
-//           time. There are as many blocks as run at once; each walks over rows, and begins the loads of its next 3
-//           heads before it computes. 24 + 24 heads of 128: 16 groups, 3 heads each, one row a block of 256.
+//           from shuffles among these lanes. `groups_per_row` such groups share a row and step through its heads, 3 at
+//           a time. The grid has as many blocks as run at once; each iterates over rows, and issues the loads of its
+//           next 3 heads before it computes. 24 + 24 heads of 128: 16 groups, 3 heads each, one row per block of 256.
 // Needs     head_dim 128, 64, 32 or 16, all rows and tables 16-byte aligned. Otherwise `_any`: a warp per head, one
 //           value at a time, any even head_dim.
 // Rounding  once, at the store.
 // Bytes     rows * (heads + kv_heads) * head_dim * 4 + tables.   4608 x (24 + 24) x 128: 113 MB + 2.4 MB
 // Bound     HBM. 116 MB at 4.8 TB/s (H200) = 24 us
-// Measured  36.2 us at 4608 x (24 + 24) x 128, 3.13 TB/s, 65% of bound; composed 236 us; with a block for each row 40.8
-//           in the same run; H200, driver 580.159, CUDA 13.0; `flux bench ops/`
-// Tried     standalone, us: a block for each row 39.4, walking 35.0, also with twice as many blocks as run at once; in
-//           64 registers 36.9 and 40.9, for values spill; one head at a time in 32 and 40 registers 84 and 48
+// Measured  36.2 us at 4608 x (24 + 24) x 128, 3.13 TB/s, 65% of bound; composed 236 us; H200, driver 580.159, CUDA
+//           13.0; `flux bench ops/`
 #include "common.cuh"
 #include "rope.cuh"
 
@@ -76,7 +74,7 @@ __device__ __forceinline__ void qk_norm_rope(const Heads& args, int groups_per_r
     const int column = lane * 8, all_heads = args.heads + args.kv_heads;
     const int angle = HALVES ? column % (HEAD_DIM / 2) : column / 2;
 
-    // All lanes of a group take the same heads, so that they take part in the same shuffles.
+    // All lanes of a group have the same heads, so that they take part in the same shuffles.
     int row = blockIdx.x * rows_per_block + row_in_block, first = group % groups_per_row;
     uint4 next[HEADS_AT_ONCE];
     const auto fetch = [&] {

@@ -1,4 +1,4 @@
-// relu: out = max(x, 0); what is not a number stays so
+// relu: out = max(x, 0); NaN stays NaN
 //
 //   x      [rows, cols]  element, row stride ld_x
 //   out    [rows, cols]  element, row stride ld_out; may be x

@@ -5,8 +5,8 @@
 //   cos, sin  [txt + img, half] f32, row stride ld_table; the table row of a token is its place in its sample: row %
 //             txt for text (row < txt_rows), txt + (row - txt_rows) % img for images
 //
-// A pair (a, b) becomes (a cos - b sin, b cos + a sin). Pairs are columns (2 i, 2 i + 1), or (i, i + half) where
-// `halves`.
+// A pair (a, b) becomes (a cos - b sin, b cos + a sin). Pairs are columns (2 i, 2 i + 1), or with `halves` (i, i +
+// half).
 //
 // Mapping   a thread per pair, which it reads before it writes it. Only the composition of qk_norm_rope uses this
 //           kernel; no model does.

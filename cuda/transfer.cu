@@ -1,15 +1,15 @@
-// The kernels for weights and images on their way between host and device.
+// Kernels that convert weights and images between their host and device layouts.
 //
 //   from_f32, from_f16, from_bf16   n plain values, rounded to nearest even
 //   place_weight               from [rows, channels, taps] dense -> to [to_rows, ld_to], columns ordered (tap,
 //                              channel); zeros elsewhere
-//   to_rgb8                    x [rows, cols] element, row stride ld_x -> out [rows, cols] u8:
-//                              round_half_even(255 * clamp(x / 2 + 1 / 2)); the byte after the last becomes 1 when a
-//                              value is NaN, and stays as it is otherwise
+//   to_rgb8                    x [rows, cols] element, row stride ld_x -> out [rows, cols] u8: round_half_even(255 *
+//                              clamp(x / 2 + 1 / 2)); the byte after the last is set to 1 if a value is NaN, and
+//                              unchanged otherwise
 //   from_rgb8                  n bytes -> n element values, 2 * (byte / 255) - 1 in f32, rounded to nearest even
 //
 // Mapping   grid-stride over values; the copy over the bus takes longer.
-// Bytes     from_f32: 6 a value;  to_rgb8, from_rgb8: 3 a value
+// Bytes     from_f32: 6 per value;  to_rgb8, from_rgb8: 3 per value
 #include "common.cuh"
 
 static __device__ __forceinline__ long long thread_index() { return (long long)blockIdx.x * blockDim.x + threadIdx.x; }
@@ -50,7 +50,7 @@ extern "C" __global__ void __launch_bounds__(256)
         const float value = to_float(x[i / cols * ld_x + i % cols]);
         // Several threads may store this byte; all store the same.
         if (isnan(value)) out[n] = 1;
-        // Of a NaN and a number, fmaxf returns the number.
+        // For a NaN and a number, fmaxf returns the number.
         const float unit = fminf(fmaxf(__fadd_rn(__fmul_rn(value, 0.5f), 0.5f), 0.0f), 1.0f);
         out[i] = (unsigned char)__float2int_rn(__fmul_rn(unit, 255.0f));
     }

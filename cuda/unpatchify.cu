@@ -1,4 +1,4 @@
-// unpatchify: packed latents to VAE latents, x * std + mean on the way
+// unpatchify: packed latents to VAE latents, with x * std + mean
 //
 //   x          [height * width, 4 * channels]  element, row stride ld_x
 //   mean, std  [4 * channels]                  f32

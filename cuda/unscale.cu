@@ -4,7 +4,7 @@
 //   scale  [rows]        f32, not 0
 //   out    [rows, cols]  bf16, row stride ld_out
 //
-// What is beside a sum of e4m3 that has no scales yet: see cuda/project_sm90a.cu.
+// For addends of a sum of e4m3 that has no scales yet: see cuda/project_sm90a.cu.
 //
 // Mapping   a thread takes runs of 8 columns (16-byte loads) of one row.
 // Needs     cols % 8 == 0 and rows 16-byte aligned.

@@ -1,5 +1,5 @@
 // upsample_conv2d: 3 x 3 convolution for Hopper of an image that repeats every pixel four times, + bias; see
-// conv2d_sm90a.cuh. Its weights are sums of the 3 x 3 ones, which collapse_taps.cu makes.
+// conv2d_sm90a.cuh. Its weights are sums of the 3 x 3 ones, computed by collapse_taps.cu.
 #include "conv2d_sm90a.cuh"
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)

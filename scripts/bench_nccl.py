@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""Measures NCCL at what GPUs exchange in a step of the transformer, beside `flux bench exchange/ --device cuda:0,1`.
+"""Measures NCCL on the exchanges of a transformer step, for comparison with `flux bench exchange/ --device cuda:0,1`.
 
-For each size it captures the exchanges of all blocks as one CUDA graph: keys, values and queries of a rank's tokens, of
-which each other rank gets its share of heads, and back what attention gave. A line of JSON has the microseconds of a block,
-the median of several runs on the slowest rank. What lies between rows is left out: NCCL takes dense memory, to and from
-which a program would have to copy. With --no-peer-access it crosses memory of the host.
+For each size, the exchanges of all blocks are captured as one CUDA graph: each rank sends the keys, values and queries of
+its tokens to the other ranks, split by heads, and gets the attention results back. A JSON line has the microseconds per
+block: the median of several runs on the slowest rank. Copies are not included: NCCL needs dense memory, so a program would
+also have to copy strided rows. With --no-peer-access the data crosses host memory.
 
 usage: scripts/bench_nccl.py [--gpus N] [--size 512,1024,2048] [--no-peer-access]
 """
@@ -24,7 +24,7 @@ DIM, BLOCKS, TXT, PATCH = 3072, 25, 512, 16
 
 
 def graph_of(world, tokens):
-    """What one block exchanges, for all blocks."""
+    """The exchanges of one block, for all blocks."""
     rows = tokens // world
     kvq = torch.randn(rows, 3 * DIM, device="cuda").to(torch.bfloat16)
     heads = torch.randn(rows, DIM, device="cuda").to(torch.bfloat16)
@@ -68,7 +68,7 @@ def measure(rank, args, port):
                    "block_us": round(1000 * statistics.median(times[5:]) / BLOCKS, 1)}
             print(json.dumps(row, separators=(",", ":")), flush=True)
     dist.barrier()
-    os._exit(0)  # what ends a process group waits for graphs that hold its kernels
+    os._exit(0)  # destroying the process group waits for graphs that contain its kernels
 
 
 def main():
@@ -79,7 +79,7 @@ def main():
     args = parser.parse_args()
     uneven = [size for size in args.size if tokens_of(size) % args.gpus**2]
     if uneven:
-        parser.error(f"{args.gpus} GPUs do not have as many tokens each at {uneven}")
+        parser.error(f"the tokens cannot be split evenly over {args.gpus} GPUs at {uneven}")
     os.environ.setdefault("NCCL_NVLS_ENABLE", "0")
     if args.no_peer_access:
         os.environ["NCCL_P2P_DISABLE"] = "1"

@@ -3,15 +3,15 @@
 
     python3 scripts/bench_reference.py MODEL [--size 512 1024] [--compile] [--editing] | [--cold | --fidelity]
 
-Without a mode: how long the stages of an image take in bf16 once the model is loaded. Medians, timed by device events;
-`total_ms` is the sum of text, steps and decode, `image_ms` a whole call of the pipeline by the clock.
+Without a mode: the times of the stages of an image in bf16 after loading. Medians, timed by device events; `total_ms` is the
+sum of text, steps and decode, `image_ms` is the wall-clock time of a whole pipeline call.
 
-  --compile   the same through torch.compile, the strongest setting of the reference
-  --editing   in place of those stages what images from images add: the VAE's encoder at each size (`encode_ms`), and a step with one
-              reference of the image's size (`step_1_ms`), at 1024 with two as well (`step_2_ms`)
-  --cold      one image as someone sees it who types one command: from the start of the process to the written PNG, `image_s` of it
-              from the prompt to the image
-  --fidelity  one image of each size in bf16 and in float32 from the same noise, and of the first size one with the reference
+  --compile   the same with torch.compile, the fastest setting of the reference
+  --editing   the additional stages of editing instead: the VAE encoder at each size (`encode_ms`), and a step with one reference
+              of the image's size (`step_1_ms`), at 1024 also with two (`step_2_ms`)
+  --cold      one image from the command line: from the start of the process to the written PNG; `image_s` is the part from the
+              prompt to the image
+  --fidelity  one image of each size in bf16 and in float32 from the same noise, and at the first size also with the reference
               image OUT/reference.png. Writes the final latents of both to OUT/diffusers_latents_SIZE.safetensors and
               OUT/diffusers_latents_SIZE_edited.safetensors (tensors `bf16` and `f32`), and all images
 
@@ -35,10 +35,10 @@ from safetensors.torch import save_file
 PROMPT = "A cat holding a sign that says hello world"
 SEED = 42
 TEXT_TOKENS = 512
-# As many real tokens as the prompt has in its template, about; the rest is padding.
+# About the number of real tokens of the prompt in its template; the rest is padding.
 PROMPT_TOKENS = 40
 WARM_UP, RUNS = 3, 8
-# How many reference images of the same size a step is measured with, by that size. Each is compiled anew.
+# The numbers of reference images for measured steps, by size. Each is compiled separately.
 REFERENCES = {512: (1,), 1024: (1, 2)}
 
 
@@ -56,7 +56,7 @@ def main():
 
 
 def set_up(args):
-    """What holds for every measurement: nothing but rows is printed, and float32 is never computed as TF32."""
+    """Settings for every measurement: only rows are printed, and float32 is never computed as TF32."""
     diffusers.utils.logging.disable_progress_bar()
     transformers.utils.logging.disable_progress_bar()
     torch.backends.cuda.matmul.allow_tf32 = False
@@ -70,7 +70,7 @@ def parse_arguments():
     parser.add_argument("--size", type=int, nargs="+", default=[1024], help="squares in pixels [default: 1024]")
     parser.add_argument("--steps", type=int, default=4)
     parser.add_argument("--device", default="cuda", help="cuda or cpu [default: cuda]")
-    parser.add_argument("--out", type=Path, default=Path("."), help="where files go [default: the current folder]")
+    parser.add_argument("--out", type=Path, default=Path("."), help="output folder [default: the current folder]")
     for name in ("compile", "editing"):
         parser.add_argument(f"--{name}", action="store_true")
     mode = parser.add_mutually_exclusive_group()
@@ -78,12 +78,12 @@ def parse_arguments():
         mode.add_argument(f"--{name}", action="store_true")
     args = parser.parse_args()
     if (args.compile or args.editing) and (args.cold or args.fidelity):
-        parser.error("--compile and --editing go with neither --cold nor --fidelity")
+        parser.error("--compile and --editing cannot be used with --cold or --fidelity")
     return args
 
 
 def process_age_s():
-    """How long ago this process was started, in steps of 10 ms: before Python could look at a clock."""
+    """Seconds since the start of this process, in steps of 10 ms, including the start of Python."""
     after_name = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
     started_s = int(after_name[19]) / os.sysconf("SC_CLK_TCK")
     return time.clock_gettime(time.CLOCK_BOOTTIME) - started_s
@@ -113,7 +113,7 @@ def measure_fidelity(args):
             latents[case][name] = final.float().cpu().contiguous()
             pixels = pipe.vae.decode(final, return_dict=False)[0]
             pipe.image_processor.postprocess(pixels)[0].save(args.out / f"diffusers_{name}_{case}.png")
-        # Both models at once need not fit.
+        # Both models at once may not fit.
         del pipe
     for case, of in latents.items():
         save_file(of, args.out / f"diffusers_latents_{case}.safetensors")
@@ -122,7 +122,7 @@ def measure_fidelity(args):
 
 
 def reference_image(args):
-    """An image with edges and slopes, whose sides are no multiples of 16."""
+    """An image with edges and slopes, whose sides are not multiples of 16."""
     height, width = 500, 440
     rows, columns = torch.arange(height)[:, None], torch.arange(width)[None, :]
     inside = (rows // 60 + columns // 90) % 2
@@ -146,7 +146,7 @@ def measure_stages(args):
     for size in args.size:
         step_ms = time_step(args, pipe, size, embeds, text_ids)
         decode_ms = time_decode(args, pipe, size)
-        # What is compiled is called with other shapes here, which would compile it again.
+        # The shapes differ here, which would compile the modules again.
         image_ms = None if args.compile else time_image(args, pipe, size)
         total_ms = round(text_ms + args.steps * step_ms + decode_ms, 2)
         times = dict(text_ms=text_ms, step_ms=step_ms, decode_ms=decode_ms, total_ms=total_ms, image_ms=image_ms)
@@ -177,11 +177,11 @@ def time_text(args, pipe):
 
 
 def time_step(args, pipe, size, embeds, text_ids, references=0):
-    """The time of a step with as many reference images, each of the image's own size."""
+    """The time of a step with this number of reference images, each of the image's size."""
     channels = pipe.transformer.config.in_channels // 4
     latents, latent_ids = pipe.prepare_latents(1, channels, size, size, embeds.dtype, args.device, generator())
     if references:
-        # Noise takes as long as an image.
+        # The values do not matter for the time, so noise is enough.
         grids = [torch.empty(1, 4 * channels, size // 16, size // 16)] * references
         reference_ids = pipe._prepare_image_ids(grids).to(args.device)
         latents, latent_ids = torch.cat([latents] * (1 + references), 1), torch.cat([latent_ids, reference_ids], 1)
@@ -213,7 +213,7 @@ def time_decode(args, pipe, size):
 
 
 def time_image(args, pipe, size, runs=3):
-    """Seconds by the host's clock, from the call to the image on the host; the stages are warm by now."""
+    """Wall-clock seconds from the call to the image on the host; the stages are already warm."""
     times = []
     for _ in range(1 + runs):
         start = time.perf_counter()
@@ -242,7 +242,7 @@ def elapsed_ms(args, run):
 
 
 def load(args, dtype):
-    """The pipeline on the device, and how many seconds that took."""
+    """The pipeline on the device, and the seconds to load it."""
     start = time.perf_counter()
     pipe = Flux2KleinPipeline.from_pretrained(args.model, dtype=dtype).to(args.device)
     pipe.set_progress_bar_config(disable=True)
@@ -257,7 +257,7 @@ def request(args, size):
 
 
 def text_layers(model):
-    """The layers that the transformer reads, as this program chooses them: 9, 18 and 27 where there are more than 27, else quarters."""
+    """The text encoder layers for the transformer, as in this program: 9, 18 and 27 if there are more than 27, else quarters."""
     count = json.loads((model / "text_encoder/config.json").read_text())["num_hidden_layers"]
     return (9, 18, 27) if count > 27 else (count // 4, 2 * count // 4, 3 * count // 4)
 

@@ -3,12 +3,12 @@
 
     python3 scripts/bench_reference_flux3.py MODEL [--size 512 1024] [--compile] [--editing] [--steps 4 16] | [--fidelity]
 
-Without a mode: a step of the transformer for each size in bf16, and with --steps whole images of 1024 x 1024. Medians; steps are
-timed by device events, images by the clock.
+Without a mode: a transformer step for each size in bf16, and with --steps whole images of 1024 x 1024. Medians; steps are
+timed by device events, images by wall clock.
 
-  --compile   the steps through torch.compile, the strongest setting of the reference
+  --compile   the steps with torch.compile, the fastest setting of the reference
   --editing   also steps of the size 1024 with one and two references of 1024 x 1024
-  --fidelity  one image of each size in bf16 and in float32 from the same noise, and of the first size one with the reference
+  --fidelity  one image of each size in bf16 and in float32 from the same noise, and at the first size also with the reference
               image OUT/reference.png. Writes the final latents of both to OUT/diffusers_latents_SIZE.safetensors and
               OUT/diffusers_latents_SIZE_edited.safetensors (tensors `bf16` and `f32`)
 
@@ -28,7 +28,7 @@ from bench_reference import PROMPT, SEED, device_name, median_ms, peak_gib, prin
 from PIL import Image
 from safetensors.torch import save_file
 
-# With the template between 240 and 320 tokens, of which the model reads 320.
+# With the template, between 240 and 320 tokens; the model reads 320.
 CAPTION = " ".join(["boat"] * 290)
 IMAGE_SIZE, IMAGES = 1024, 3
 
@@ -44,9 +44,9 @@ def parse_arguments():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", type=Path, help="a model folder in the diffusers layout")
     parser.add_argument("--size", type=int, nargs="+", default=[1024], help="squares in pixels [default: 1024]")
-    parser.add_argument("--steps", type=int, nargs="+", default=[], help="steps of the whole images")
+    parser.add_argument("--steps", type=int, nargs="+", default=[], help="numbers of steps for whole images")
     parser.add_argument("--device", default="cuda", help="cuda or cpu [default: cuda]")
-    parser.add_argument("--out", type=Path, default=Path("."), help="where files go [default: the current folder]")
+    parser.add_argument("--out", type=Path, default=Path("."), help="output folder [default: the current folder]")
     for name in ("compile", "editing", "fidelity"):
         parser.add_argument(f"--{name}", action="store_true")
     return parser.parse_args()
@@ -70,7 +70,7 @@ def measure_speed(args):
 
 
 def step_inputs(args, pipe, size, references=0):
-    """What the transformer is called with in the first of two steps."""
+    """The arguments of the transformer in the first of two steps."""
     kept = []
     hook = pipe.transformer.register_forward_pre_hook(lambda _model, _args, words: kept.append(words), with_kwargs=True)
     draw(args, pipe, CAPTION, size, 2, [noise(size)] * references)
@@ -96,7 +96,7 @@ def measure_fidelity(args):
         pipe = load(args, dtype)
         for case, (size, images) in cases.items():
             latents[case][name] = final_latents(args, pipe, size, images)
-        # Both models at once need not fit.
+        # Both models at once may not fit.
         del pipe
     for case, of in latents.items():
         save_file(of, args.out / f"diffusers_latents_{case}.safetensors")
@@ -105,7 +105,7 @@ def measure_fidelity(args):
 
 
 def final_latents(args, pipe, size, images):
-    """What the VAE decodes: [1, channels, size / 8, size / 8]."""
+    """The input of the VAE decoder: [1, channels, size / 8, size / 8]."""
     kept, decode = [], pipe.vae.decode
 
     def keep(latents, **words):
@@ -119,7 +119,7 @@ def final_latents(args, pipe, size, images):
 
 
 def noise(size):
-    """It takes as long as an image."""
+    """Noise, because the values do not matter for the time."""
     return Image.effect_noise((size, size), 64).convert("RGB")
 
 
@@ -134,7 +134,7 @@ def draw(args, pipe, prompt, size, steps, images=()):
 
 
 class Processor:
-    """Stands for AutoProcessor, which needs torchvision: what the blocks call of it."""
+    """Replaces AutoProcessor, which needs torchvision: the parts that the blocks call."""
 
     def __init__(self, folder):
         self.tokenizer = transformers.AutoTokenizer.from_pretrained(folder)

@@ -1,15 +1,15 @@
 #!/usr/bin/env python3
-"""Checks what `flux convert` writes with the programs that such files are for: each format of a transformer and of a text
-encoder is read by the packages gguf, diffusers and transformers, or from the definition of its format, and compared with
-the values that flux itself reads from the file.
+"""Checks the files of `flux convert` with other programs. Each format of a transformer and a text encoder is read by the
+packages gguf, diffusers and transformers, or by the definition of its format, and compared with the values that flux reads
+from the file.
 
     python3 scripts/check_converted.py FLUX MODEL WORK
 
 FLUX     the program
-MODEL    a model in the layout of diffusers, such as models/tiny
-WORK     a folder for the files, about 15 times as large as the model
+MODEL    a model in the diffusers layout, such as models/tiny
+WORK     a folder for the files, about 15 times the size of the model
 
-Needs gguf (0.19.0) beside the packages of scripts/requirements-reference.txt. Exits with 1 when something differs.
+Needs gguf (0.19.0) and the packages of scripts/requirements-reference.txt. Exits with 1 if something differs.
 """
 
 import argparse
@@ -30,7 +30,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 GGUF = ["bf16", "q8_0", "q6_k", "q5_k", "q5_1", "q5_0", "q4_k", "q4_1", "q4_0"]
 SAFETENSORS = ["bf16", "fp8", "int8", "mxfp8", "nvfp4"]
 E2M1 = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6])
-# diffusers multiplies in float16 what flux multiplies in float32.
+# diffusers multiplies in float16, and flux in float32.
 HALF = 2e-3
 failed = []
 
@@ -62,7 +62,7 @@ def convert(flux, source, target, name, component):
 
 
 def check(args, component, name, file, own):
-    """Compares what others read in a file with what flux reads, in bf16."""
+    """Compares the values of other readers of a file with those of flux, in bf16."""
     label = f"{component} {name} {file.suffix[1:]}"
     if file.suffix == ".gguf":
         read = read_gguf(file)
@@ -142,17 +142,17 @@ def unswizzled(scales, rows, blocks):
 
 def check_diffusers(args, label, file, own):
     config = args.model / "transformer"
-    quantised = file.suffix == ".gguf"
-    more = {"quantization_config": GGUFQuantizationConfig(compute_dtype=torch.float32)} if quantised else {}
+    quantized = file.suffix == ".gguf"
+    more = {"quantization_config": GGUFQuantizationConfig(compute_dtype=torch.float32)} if quantized else {}
     load = Flux2Transformer2DModel.from_single_file
     model = load(file, config=str(config), torch_dtype=torch.float32, **more)
     exact = Flux2Transformer2DModel.from_pretrained(config, torch_dtype=torch.float32)
     loaded = model.state_dict(keep_vars=True)
-    if quantised:
+    if quantized:
         from diffusers.quantizers.gguf.utils import dequantize_gguf_tensor
 
         loaded = {key: dequantize_gguf_tensor(value) if hasattr(value, "quant_type") else value for key, value in loaded.items()}
-    # The same tensors from flux's own reading of the file, put into place by diffusers.
+    # The same tensors as read by flux, loaded into diffusers.
     of_flux = load(own_file(file), config=str(config), torch_dtype=torch.float32).state_dict()
     report(f"{label}: diffusers, weights", {key: value.detach() for key, value in loaded.items()}, of_flux, HALF + 2**-8)
     with torch.no_grad():
@@ -181,7 +181,7 @@ def velocity(model):
 
 
 def check_transformers(args, label, file, own):
-    # Its own reading of a GGUF file takes all heads for those of the published models, of 128 features.
+    # The GGUF reader of transformers assumes 128 features per head, as in the published models.
     config = AutoConfig.from_pretrained(args.model / "text_encoder")
     model = AutoModelForCausalLM.from_pretrained(file.parent, gguf_file=file.name, config=config, dtype=torch.float32)
     loaded = {key: value for key, value in model.state_dict().items() if key in own}

@@ -1,17 +1,17 @@
 #!/usr/bin/env bash
-# Installs what `make dist` made into clean roots, and draws an image in each: of the archive, of the package, and of the
-# steps of scripts/container/Containerfile. A root has libc, a shell and a few tools of this machine, and nothing else.
+# Installs the results of `make dist` in clean roots, and generates an image in each: from the archive, from the package,
+# and by the steps of scripts/container/Containerfile. A root has libc, a shell and a few tools of this machine only.
 #
 #   scripts/check_dist.sh FOLDER
 #
-# DRAW=FLAGS are the flags of the image [default: 128x128, 4 steps]. AGAIN=1 makes all of it once more, from the program
-# in the archive: its bytes must be the same.
+# DRAW=FLAGS sets the flags of the image [default: 128x128, 4 steps]. AGAIN=1 builds everything a second time, from the
+# program in the archive, and checks that the bytes are the same.
 set -euo pipefail
 export LC_ALL=C
 
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 [[ $# -eq 1 && -d "$1" ]] || {
-    echo "usage: $0 FOLDER, the one that \`make dist\` made" >&2
+    echo "usage: $0 FOLDER, the output folder of \`make dist\`" >&2
     exit 2
 }
 dist=$(realpath "$1")
@@ -23,13 +23,13 @@ fail() {
     exit 1
 }
 
-# How a command gets another root: by root itself, or by a user in a namespace of its own.
+# The command that changes the root: as root, or as a user in its own namespace.
 inside=(chroot)
 if [[ $EUID -ne 0 ]]; then
     inside=(unshare --map-root-user chroot)
 fi
 
-# Copies programs with the libraries that they need.
+# Copies programs and their libraries.
 bring() { # ROOT PROGRAM...
     local to=$1 program file
     shift
@@ -43,7 +43,7 @@ bring() { # ROOT PROGRAM...
     done
 }
 
-# A root with what every system has.
+# Creates a root with the parts that every system has.
 clean_root() { # NAME
     local to=$work/$1
     mkdir -p "$to"/{tmp,dev,etc,usr/bin,usr/sbin,root,images}
@@ -51,7 +51,7 @@ clean_root() { # NAME
     ln -s usr/sbin "$to/sbin"
     echo 'root:x:0:0:root:/root:/bin/sh' >"$to/etc/passwd"
     bring "$to" bash sh rm mkdir cat ls tar gzip sha256sum
-    # What the program itself needs.
+    # The libraries of the program itself.
     for library in libc.so.6 libm.so.6 libgcc_s.so.1; do
         file=$(ldconfig -p | sed -n "s|.*$library (libc6,x86-64).* => ||p" | head -n 1)
         [[ -e "$to$file" ]] || install -D "$(realpath "$file")" "$to$file"
@@ -66,16 +66,16 @@ run() { # ROOT COMMAND
 draws() { # ROOT PROGRAM
     local picture=$1/images/circle.png
     run "$1" "cd /images && $2 'a red circle on a blue background' -S 100 ${draw[*]} --device cpu -q -o circle.png"
-    [[ "$(head -c 8 "$picture" | od -An -tx1 | tr -d ' \n')" == 89504e470d0a1a0a ]] || fail "$picture is no PNG"
-    run "$1" "$2 info /images/circle.png" | grep -q 'a red circle on a blue background' || fail "the image does not say how it was made"
-    run "$1" "$2 selftest --device cpu 37x77" | grep -q ' hold$' || fail "the selftest fails"
+    [[ "$(head -c 8 "$picture" | od -An -tx1 | tr -d ' \n')" == 89504e470d0a1a0a ]] || fail "$picture is not a PNG"
+    run "$1" "$2 info /images/circle.png" | grep -q 'a red circle on a blue background' || fail "the image does not contain its recipe"
+    run "$1" "$2 selftest --device cpu 37x77" | grep -q ' passed$' || fail "the selftest failed"
     run "$1" "$2 devices" >/dev/null
     rm "$picture"
 }
 
 completes() { # ROOT FILE
     local found
-    # shellcheck disable=SC2016 # the shell in the root is to read them
+    # shellcheck disable=SC2016 # the shell in the root expands them
     found=$(run "$1" 'bash --norc -c ". '"$2"'; COMP_WORDS=(flux selft); COMP_CWORD=1; _flux flux selft flux; echo \"\${COMPREPLY[*]}\""')
     [[ "$found" == selftest ]] || fail "bash completes \`selft\` to \`$found\`"
 }
@@ -90,19 +90,19 @@ check_archive() {
     for file in LICENSE LICENSES.txt README.md share/man/man1/flux.1 share/fish/vendor_completions.d/flux.fish; do
         [[ -s "$to$folder/$file" ]] || fail "$name has no $file"
     done
-    [[ "$(tar -tvzf "$archive" --numeric-owner | awk '{ print $2 }' | sort -u)" == 0/0 ]] || fail "$name is not root's"
+    [[ "$(tar -tvzf "$archive" --numeric-owner | awk '{ print $2 }' | sort -u)" == 0/0 ]] || fail "the files in $name do not belong to root"
     draws "$to" "$folder/bin/flux"
     completes "$to" "$folder/share/bash-completion/completions/flux"
     echo "the archive works in a clean root"
 }
 
-# What the package depends on is as installed as it is on this machine.
+# Marks the dependencies of the package as installed, as on this machine.
 with_dpkg() { # ROOT
     mkdir -p "$1"/var/lib/dpkg/{info,updates,triggers} "$1/var/log"
     dpkg-query --status libc6 libgcc-s1 >"$1/var/lib/dpkg/status"
     touch "$1"/var/lib/dpkg/info/{libc6,libgcc-s1}:amd64.list
     bring "$1" dpkg dpkg-deb dpkg-split diff ldconfig start-stop-daemon
-    # It is a script on some systems, and there is nothing to look up here.
+    # ldconfig is a script on some systems, and has no work here.
     printf '#!/bin/sh\n' >"$1/usr/bin/ldconfig"
 }
 
@@ -115,8 +115,8 @@ check_package() {
     draws "$to" flux
     completes "$to" /usr/share/bash-completion/completions/flux
     [[ -s "$to/usr/share/doc/flux/copyright" && -s "$to/usr/share/man/man1/flux.1.gz" ]] || fail "files are missing"
-    run "$to" "dpkg --remove flux" >/dev/null 2>"$work/removed" || fail "the package is not removed: $(cat "$work/removed")"
-    [[ ! -e "$to/usr/bin/flux" ]] || fail "the package is not removed"
+    run "$to" "dpkg --remove flux" >/dev/null 2>"$work/removed" || fail "the package was not removed: $(cat "$work/removed")"
+    [[ ! -e "$to/usr/bin/flux" ]] || fail "the package was not removed"
     echo "the package works in a clean root, with $(dpkg-deb --field "$1" Depends)"
 }
 
@@ -126,7 +126,7 @@ check_container() {
     with_dpkg "$to"
     cp "$1" "$to/tmp/flux.deb" # its COPY
     while read -r step; do
-        run "$to" "$step" >/dev/null || fail "this step of the Containerfile fails: $step"
+        run "$to" "$step" >/dev/null || fail "this step of the Containerfile failed: $step"
         steps=$((steps + 1))
     done < <(sed -n 's/^RUN //p' "$root/scripts/container/Containerfile")
     [[ $steps -gt 1 ]] || fail "the Containerfile has no steps"
@@ -138,16 +138,16 @@ check_again() {
     mkdir "$work/again"
     tar -C "$work/again" --strip-components=2 -xzf "$1" "$(basename "$1" .tar.gz)/bin/flux"
     "$root/scripts/dist/make_dist.sh" "$work/again/flux" "$work/again/dist" >/dev/null
-    cmp "$dist/SHA256SUMS" "$work/again/dist/SHA256SUMS" || fail "made again, it is not the same"
-    echo "made again, it is the same to the byte"
+    cmp "$dist/SHA256SUMS" "$work/again/dist/SHA256SUMS" || fail "the second build differs"
+    echo "the second build has the same bytes"
 }
 
 (cd "$dist" && sha256sum --quiet -c SHA256SUMS)
 archives=("$dist"/flux-*-x86_64-linux.tar.gz) packages=("$dist"/flux_*_amd64.deb)
-[[ ${#archives[@]} -eq 1 && -e "${archives[0]}" ]] || fail "there is not one archive in $dist"
+[[ ${#archives[@]} -eq 1 && -e "${archives[0]}" ]] || fail "$dist does not contain exactly one archive"
 [[ -z "${AGAIN:-}" ]] || check_again "${archives[0]}"
 if ! "${inside[@]}" / true 2>/dev/null; then
-    echo "skipped: this user may not change the root of a command" >&2
+    echo "skipped: this user cannot change the root of a command" >&2
     exit
 fi
 check_archive "${archives[0]}"
@@ -155,5 +155,5 @@ if command -v dpkg-query >/dev/null && [[ -e "${packages[0]}" ]]; then
     check_package "${packages[0]}"
     check_container "${packages[0]}"
 else
-    echo "skipped: no dpkg, so neither the package nor the steps of the Containerfile" >&2
+    echo "skipped: dpkg is not installed, so the package and the Containerfile are not checked" >&2
 fi

@@ -1,22 +1,22 @@
 #!/usr/bin/env bash
-# Draws the same prompt and seed on the CPU and on the GPU, and prints how far the images are apart.
+# Generates an image from the same prompt and seed on the CPU and on the GPU, and prints the differences.
 set -euo pipefail
 
 usage() {
     cat <<'USAGE'
 usage: scripts/compare_cpu_gpu.sh [--bound DB] [--against DEVICE] [--keep FOLDER] [FLAGS OF flux ...]
 
-Prints the largest and the mean difference of the 8-bit values and the PSNR; of the images themselves nothing, as with -q,
-unless -v is given.
+Prints the max and the mean difference of the 8-bit values and the PSNR. Messages about the images are off, as with -q,
+unless you pass -v.
 
-  --bound DB        fail when the PSNR is lower [default: 45]
-  --against DEVICE  what to compare the CPU with [default: cuda]
-  --keep FOLDER     keep the images there, as cpu.png and DEVICE.png
+  --bound DB        fail if the PSNR is lower [default: 45]
+  --against DEVICE  the device to compare with the CPU [default: cuda]
+  --keep FOLDER     keep the images in FOLDER, as cpu.png and DEVICE.png
 
-All further flags go to flux (see `flux --help`); prompt and seed have defaults. The prompt or an image may be `-`, and both
-devices get what standard input holds. Set FLUX_BIN to use another program.
+Other flags are passed to flux (see `flux --help`); prompt and seed have defaults. If the prompt or an image is `-`, both
+devices read the same standard input. Set FLUX_BIN to use another program.
 
-Exit codes: 0 within the bound, 1 not, or a device failed, 2 wrong usage.
+Exit codes: 0 within the bound, 1 below the bound or a device failed, 2 wrong usage.
 USAGE
 }
 
@@ -50,29 +50,29 @@ while [[ $# -gt 0 ]]; do
         --bound) bound=$value ;;
         --against) against=$value ;;
         --keep) folder=$value ;;
-        --quiet) ;; # as it is anyhow
+        --quiet) ;; # the default
         --verbose)
             quiet=()
             flags+=("${words[@]}")
             ;;
         --prompt)
             has_prompt=yes
-            # As one word: a prompt may begin with a hyphen, and is no flag then.
+            # One word, because a prompt may begin with a hyphen.
             flags+=("--prompt=$value")
             ;;
         --seed)
             has_seed=yes
             flags+=("${words[@]}")
             ;;
-        --version | --) usage_error "$1 is no flag for images" ;;
+        --version | --) usage_error "$1 is not a flag for images" ;;
         --output | --device) usage_error "$1 is set for each device" ;;
-        --count) usage_error "$1: one image is compared" ;;
+        --count) usage_error "$1: the script compares one image" ;;
         --save-*) usage_error "$1 names one file for both devices" ;;
         *) flags+=("${words[@]}") ;;
     esac
-    # Both devices read the prompt or the image that comes from standard input. Of two flags that name it flux tells.
+    # Both devices read the same standard input. flux reports an error if two flags name it.
     case "$name=$value" in --prompt=- | --input=- | --mask=-) input=- ;; esac
-    set -- ${left[@]+"${left[@]}"} # bash 3 calls an empty list unbound
+    set -- ${left[@]+"${left[@]}"} # an empty array is unbound in bash 3
 done
 [[ "$bound" =~ ^[0-9]+(\.[0-9]+)?$ ]] || usage_error "the bound is not a number: $bound"
 
@@ -83,7 +83,7 @@ trap 'rm -rf "$work"' EXIT
 folder=${folder:-$work}
 mkdir -p -- "$folder"
 
-# A flag that comes twice is an error of flux, so the defaults step back.
+# A repeated flag is an error, so the defaults apply only if the flag is missing.
 [[ $has_prompt == yes ]] || flags+=("--prompt=a rocket on a dark blue background")
 [[ $has_seed == yes ]] || flags+=("--seed=42")
 if [[ $input == - ]]; then

@@ -1,23 +1,23 @@
 #!/usr/bin/env bash
-# Fetches one FLUX.2-klein model into a folder of its own, by `flux download`. Run it again to continue.
+# Downloads one FLUX.2-klein model into its own folder with `flux download`. Run it again to resume.
 set -euo pipefail
 
 usage() {
     cat <<'USAGE'
 usage: scripts/download_model.sh 4b|9b|base-4b|base-9b|9b-kv [FOLDER] [--verify]
 
-  FOLDER     where to put the model [default: models/klein-4b and so on, below the current folder]
-  --verify   check files that are complete once more, by checksum
+  FOLDER     the folder for the model [default: models/klein-4b and so on, in the current folder]
+  --verify   also verify the checksums of complete files
 
-A file that is complete is left alone, one that is cut off is continued. A file gets its name when its size and checksum are
-right; until then it is called NAME.part. Of two runs into one folder the second waits until the first has ended.
+Complete files are skipped, and partial files are resumed. A file is called NAME.part until its size and checksum are
+verified. If two runs use the same folder, the second waits for the first.
 
 Environment:
-  HF_TOKEN       an access token, for models that ask for consent (9b); it is sent to the server and shown nowhere
+  HF_TOKEN       an access token, for gated models (9b); it is sent to the server and never printed
   FLUX_MIRROR    another server with the same paths [default: $HF_ENDPOINT, else https://huggingface.co]; checksums come from
-                 a file SHA256SUMS next to model_index.json where there is one, else from what the server says of its files
-  RETRY_SECONDS  how long to wait before a broken transfer is continued, or a server without an answer asked again; longer
-                 each time [default: 2]
+                 the file SHA256SUMS next to model_index.json if it exists, else from the server's metadata
+  RETRY_SECONDS  the wait before an interrupted transfer or a failed request is retried; it grows with each retry
+                 [default: 2]
   FLUX_BIN       the program to use
 
 Exit codes: 0 complete, 1 failed, 2 wrong usage, 130 ended by Ctrl-C, 143 by SIGTERM.
@@ -50,16 +50,16 @@ for argument in "$@"; do
             elif [[ -z "$folder" ]]; then
                 folder=$argument
             else
-                usage_error "one argument too many: $argument"
+                usage_error "unexpected argument: $argument"
             fi
             ;;
     esac
 done
-[[ -n "$model" ]] || usage_error "no model is named"
+[[ -n "$model" ]] || usage_error "the model is missing"
 folder=${folder:-models/klein-$model}
 if [[ -n "${FLUX_MIRROR:-}" ]]; then
     [[ "$FLUX_MIRROR" =~ ^https?://[^[:space:][:cntrl:]]+$ ]] \
-        || usage_error "FLUX_MIRROR is $FLUX_MIRROR, expected http:// or https:// and a server"
+        || usage_error "FLUX_MIRROR is $FLUX_MIRROR, expected http:// or https:// and a server name"
     export HF_ENDPOINT=$FLUX_MIRROR
 fi
 retry_seconds=${RETRY_SECONDS:-2}

@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
-"""Draws the prompts of FOLDER/index.json with the reference: diffusers' Flux2KleinPipeline, float32, on the CPU.
+"""Generates the images of FOLDER/index.json with the reference: diffusers' Flux2KleinPipeline, float32, on the CPU.
 
     python3 scripts/draw_by_reference.py MODEL FOLDER
 
 MODEL   model folder
-FOLDER  has index.json, with file, prompt, seed, width, height and steps of every image, and with `references`, files of images before it, where
-        it is an edit; the files are written beside it
+FOLDER  contains index.json, with file, prompt, seed, width, height and steps of every image; edits also have `references`, the files of
+        earlier images. The images are written to this folder.
 
-The versions that it was run with are in requirements-reference.txt. Two runs on one machine give the same bytes.
+The package versions are in requirements-reference.txt. Two runs on one machine produce the same bytes.
 """
 
 import argparse
@@ -20,7 +20,7 @@ from PIL import Image
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Draws the prompts of FOLDER/index.json with the reference, in float32 on the CPU.")
+    parser = argparse.ArgumentParser(description="Generates the images of FOLDER/index.json with the reference, in float32 on the CPU.")
     parser.add_argument("model", type=Path)
     parser.add_argument("folder", type=Path)
     arguments = parser.parse_args()

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Draws the images of a list of edits: for each line `INSTRUCTION | PROMPT` what the prompt gives, before-N.png, and what
-# the instruction makes of it, after-N.png, both with seed 1. `make gallery` uses it.
+# Generates the images of a list of edits. For each line `INSTRUCTION | PROMPT`, before-N.png is the image of the prompt,
+# and after-N.png is that image edited by the instruction, both with seed 1. `make gallery` runs this script.
 set -euo pipefail
 [ $# -ge 2 ] || { echo "usage: scripts/draw_edits.sh LIST FOLDER [FLAGS OF flux ...]" >&2; exit 2; }
 list=$1 folder=$2

@@ -5,9 +5,9 @@ Flux2KleinPipeline stage by stage, float32, on the CPU.
     python3 scripts/dump_encoder.py MODELS OUT
 
 MODELS     folder with the random models `tiny`, `sharded`, `base` and `uneven` (cargo run --example make_random_model)
-OUT        where the file goes: tests/golden
+OUT        output folder: tests/golden
 
-`make golden` makes the models and calls this, with the versions in requirements-reference.txt.
+`make golden` creates the models and runs this script. The package versions are in requirements-reference.txt.
 """
 
 import argparse
@@ -41,8 +41,8 @@ def main():
 
 
 def encoder_tensors(vae, rgb):
-    """The outputs of the encoder's stages, and the packed latents as the transformer gets them."""
-    # As VaeImageProcessor makes pixels of an image.
+    """The outputs of the encoder's stages, and the packed latents for the transformer."""
+    # As VaeImageProcessor converts an image to pixel values.
     pixels = 2 * (rgb.permute(2, 0, 1)[None].float() / 255) - 1
     blocks = {f"down_blocks.{i}.output": block for i, block in enumerate(vae.encoder.down_blocks)}
     with Recorder(mid_block=vae.encoder.mid_block, encoder=vae.encoder, **blocks) as record:
@@ -51,7 +51,7 @@ def encoder_tensors(vae, rgb):
     return tensors | {
         "mid_block.output": record["mid_block"].output,
         "latents": normalise(vae, mode),
-        # What a VAE without this convolution would make: its means are the first half.
+        # The result of a VAE without this convolution: the means are the first half.
         "latents_without_quant_conv": normalise(vae, record["encoder"].output.chunk(2, dim=1)[0]),
     }
 

@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""Writes tests/formats/*.gguf and *.safetensors, small tensors in every weight format, each file beside what it means.
+"""Writes tests/formats/*.gguf and *.safetensors, small tensors in every weight format, each file with its expected values.
 
     python3 scripts/dump_formats.py tests/formats
 
-Needs numpy, torch, safetensors and gguf (0.19.0). What GGUF blocks mean is computed by the package gguf; what the other
-formats mean is computed here, in float32 and in the order of their formulas. Two runs give the same bytes.
+Needs numpy, torch, safetensors and gguf (0.19.0). The package gguf computes the values of GGUF blocks; those
+of the other formats are computed here, in float32 and in the order of their formulas. Two runs produce the same bytes.
 """
 
 import json
@@ -18,7 +18,7 @@ from safetensors.torch import save_file
 
 RNG = np.random.default_rng(0)
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
-# Offsets of the float16 values in a block; the other bytes may be anything.
+# Offsets of the float16 values in a block; the other bytes are arbitrary.
 HALVES = {"Q8_0": [0], "Q4_0": [0], "Q4_1": [0, 2], "Q5_0": [0], "Q5_1": [0, 2], "IQ4_NL": [0], "IQ4_XS": [0], "Q2_K": [80, 82],
           "Q3_K": [108], "Q4_K": [0, 2], "Q5_K": [0, 2], "Q6_K": [208]}
 E2M1 = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6])
@@ -38,7 +38,7 @@ def scales(*shape):
 
 
 def floats8(rows, cols, dtype):
-    """All bit patterns but those that are not numbers."""
+    """All bit patterns except NaN."""
     values = random_bytes(rows, cols).view(dtype)
     bad = ~torch.isfinite(values.float())
     return torch.where(bad, torch.zeros(1), values.float()).to(dtype)
@@ -131,7 +131,7 @@ def nested(maxima_count):
 
 
 def four_bits(rows, cols, kind, is_nested, block=64):
-    """Rows need not begin where blocks do."""
+    """Rows that do not begin at a block."""
     packed = random_bytes(rows * cols // 2, 1)
     codes = torch.stack([packed >> 4, packed & 15], -1).reshape(-1)
     count = -(-rows * cols // block)
@@ -144,7 +144,7 @@ def four_bits(rows, cols, kind, is_nested, block=64):
 
 
 def file(folder, name, layers, metadata=None, extra=()):
-    """layers: layer or tensor -> (parts by the end of their names, truth)."""
+    """layers: layer or tensor -> (parts by name suffix, expected values)."""
     tensors, truth = dict(extra), {}
     for layer, (parts, meaning) in layers.items():
         tensors |= {layer + end: part.contiguous() for end, part in parts.items()}

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""Writes tests/input/*.json: image files and what Pillow and diffusers make of them.
+"""Writes tests/input/*.json: image files, and the results of Pillow and diffusers for them.
 
     python3 scripts/dump_input_reference.py tests/input
 
-Needs Pillow 13.0.0, numpy, torch and diffusers 0.42.1, as in requirements-reference.txt. Two runs give the same bytes.
+Needs Pillow 13.0.0, numpy, torch and diffusers 0.42.1, as in requirements-reference.txt. Two runs produce the same bytes.
 """
 
 import io
@@ -23,7 +23,7 @@ WIDTH, HEIGHT = 13, 9
 
 
 def noise(count, seed):
-    """Bytes that the tests make too."""
+    """Bytes that the tests also generate."""
     x = (np.arange(count, dtype=np.uint64) + seed * 7919) * 2654435761 % 2**32
     x ^= x >> np.uint64(15)
     return ((x * 2246822519 % 2**32) >> np.uint64(24)).astype(np.uint8)
@@ -61,7 +61,7 @@ PASSES = [(0, 0, 8, 8), (0, 4, 8, 8), (4, 0, 8, 4), (0, 2, 4, 4), (2, 0, 4, 2), 
 
 
 def png(samples, color, depth, interlaced=False, before=(), after=()):
-    """A PNG of samples [height, width, channels]; Pillow writes neither interlaced ones nor all kinds of 16 bits."""
+    """A PNG of samples [height, width, channels]; Pillow writes neither interlaced PNGs nor all 16-bit types."""
     height, width = samples.shape[:2]
     if interlaced:
         parts = [samples[y::step_y, x::step_x] for y, x, step_y, step_x in PASSES]
@@ -85,7 +85,7 @@ def saved(image, **options):
 
 
 def blocks(channels, columns=4, rows=3):
-    """Flat blocks of 8 x 8 pixels, which every JPEG decoder decodes alike."""
+    """Flat blocks of 8 x 8 pixels, which all JPEG decoders decode equally."""
     return pixels((rows, columns, channels), 5).repeat(8, 0).repeat(8, 1)
 
 
@@ -152,7 +152,7 @@ def webp_files():
 
 def rgb_of(file):
     image = ImageOps.exif_transpose(Image.open(io.BytesIO(file)))
-    # Pillow clips 16-bit grey to 255, which leaves an almost white image. The high byte is meant.
+    # Pillow clips 16-bit grey to 255, which leaves an almost white image. The high byte is expected.
     if image.mode.startswith("I"):
         image = Image.fromarray((np.asarray(image).astype(np.uint32) >> 8).astype(np.uint8))
     return image.convert("RGB")
@@ -163,7 +163,7 @@ def images():
     for name, file in [*png_files(), *jpeg_files(), *webp_files()]:
         image = rgb_of(file)
         row = dict(name=name, width=image.width, height=image.height, file=file.hex(), crc=crc(np.asarray(image)))
-        # Decoders of JPEG differ by a level or two.
+        # JPEG decoders differ by a level or two.
         if name.startswith("smooth"):
             row["rgb"] = image.tobytes().hex()
         rows.append(row)
@@ -171,7 +171,7 @@ def images():
 
 
 def refused():
-    """Files that are refused, and words that the refusal must have."""
+    """Invalid files, and words that the error must contain."""
     frames = [Image.fromarray(pixels((HEIGHT, WIDTH, 3), seed)) for seed in range(2)]
     animated = saved(frames[0], format="WEBP", save_all=True, append_images=frames[1:], lossless=True)
     nothing = np.zeros((0, 0, 3))
@@ -184,8 +184,8 @@ def refused():
         rows.append((f"jpeg of {width}x{height}", file, words))
     rows += [
         ("animated.webp", animated, "the WebP is animated"),
-        ("image.gif", saved(frames[0], format="GIF"), "no PNG, JPEG or WebP"),
-        ("text", b"no image", "no PNG, JPEG or WebP"),
+        ("image.gif", saved(frames[0], format="GIF"), "PNG, JPEG or WebP"),
+        ("text", b"no image", "PNG, JPEG or WebP"),
         ("nothing", b"", "the file is empty"),
         ("empty.png", png(nothing, 2, 8), "PNG"),
     ]
@@ -198,7 +198,7 @@ def claiming(width, height):
     return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", b"") + chunk(b"IEND", b"")
 
 
-# Channels, width and height before and after. The last five are scaled vertically first, or just not.
+# Channels, width and height before and after. The last five are just above or below the limit for scaling vertically first.
 RESIZES = [
     (3, 70, 50, 35, 25), (3, 35, 25, 70, 50), (3, 70, 50, 70, 25), (3, 70, 50, 35, 50), (1, 64, 64, 64, 64),
     (1, 70, 50, 33, 29), (1, 1, 1, 5, 7), (3, 5, 7, 1, 1), (3, 300, 200, 16, 16), (3, 17, 200, 16, 192),

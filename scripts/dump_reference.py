@@ -5,10 +5,10 @@
 
 MODELS     folder with the random models `tiny`, `sharded`, `base` and `uneven` (cargo run --example make_random_model)
 TOKENIZER  folder with the tokenizer.json and tokenizer_config.json of Qwen3
-OUT        where the files go: tests/golden
+OUT        output folder: tests/golden
 
-`make golden` makes the models and calls this. The versions that it was run with are in requirements-reference.txt; what
-each file holds is in tests/golden/README.md. Two runs on one machine give the same bytes.
+`make golden` creates the models and runs this script. The package versions are in requirements-reference.txt.
+tests/golden/README.md describes each file. Two runs on one machine produce the same bytes.
 """
 
 import argparse
@@ -29,7 +29,7 @@ from PIL import Image
 from safetensors.torch import save_file
 from transformers import AutoTokenizer
 
-# What the pipeline is asked for, per model; sizes in pixels, 100x70 is floored to 96x64. Only `base` gets a guidance scale.
+# The pipeline requests per model; sizes in pixels, 100x70 is floored to 96x64. Only `base` gets a guidance scale.
 LONG_PROMPT = "the cat and the user at the café, then a cat in the sun; " * 4
 CASES = {
     "tiny": [
@@ -149,7 +149,7 @@ def main():
 def dump_tokens(folder, out):
     tokenizer = AutoTokenizer.from_pretrained(folder)
     write_json(out / "tokens.json", [dict(prompt=p, ids=real_ids(tokenizer, p, 512)) for p in TOKEN_PROMPTS])
-    # No file name and no time in the header, so that the same tokenizer gives the same bytes.
+    # No file name and no time in the header, so that the same tokenizer produces the same bytes.
     (out / "qwen3-tokenizer.json.gz").write_bytes(gzip.compress((folder / "tokenizer.json").read_bytes(), 9, mtime=0))
 
 
@@ -193,7 +193,7 @@ def dump_schedule(model, out):
 
 
 def model_timestep(t):
-    """What reaches the sinusoid: the pipeline divides, the transformer multiplies, both in the dtype of the latents."""
+    """The input of the sinusoid: the pipeline divides, the transformer multiplies, both in the dtype of the latents."""
     return t / 1000 * 1000
 
 
@@ -267,7 +267,7 @@ def load(folder, dtype):
 
 
 def pipeline_arguments(folder):
-    """What our model folders say and the reference takes as arguments of the call, with the same defaults."""
+    """The settings in our model folders that the reference has as call arguments, with the same defaults."""
     index = json.loads((folder / "model_index.json").read_text())
     count = json.loads((folder / "text_encoder/config.json").read_text())["num_hidden_layers"]
     layers = (9, 18, 27) if count > 27 else (count // 4, 2 * count // 4, 3 * count // 4)
@@ -394,7 +394,7 @@ def generate(pipe, case, call):
 
 
 def distances(latents, latents_bf16, image, image_bf16):
-    """How far the reference in bf16 stands from itself in float32: the room that a bf16 backend has."""
+    """The distance of the reference in bf16 from float32, which is the tolerance for a bf16 backend."""
     difference = (latents - latents_bf16).abs()
     levels = np.abs(image.astype(np.int64) - image_bf16.astype(np.int64))
     return dict(
@@ -415,7 +415,7 @@ class Recorder:
             self.output = output[0] if isinstance(output, tuple) else output
 
         def input(self, name):
-            """An argument by name; the first positional one when it was not named."""
+            """An argument by name, or the first positional argument."""
             return self.kwargs[name] if name in self.kwargs else self.args[0]
 
     def __init__(self, **modules):
@@ -447,7 +447,7 @@ def save_png(image, path):
 
 
 def write_json(path, rows):
-    """One row per line, ASCII, so that no editor or tool can change a prompt by normalising it."""
+    """One row per line, ASCII, so that no editor or tool can change a prompt by normalization."""
     path.write_text("[\n" + ",\n".join(json.dumps(row) for row in rows) + "\n]\n")
 
 

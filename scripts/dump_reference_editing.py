@@ -1,15 +1,14 @@
 #!/usr/bin/env python3
-"""Writes tests/golden/editing/ from the reference: images from images, inpainting, cached references, adapters.
+"""Writes tests/golden/editing/ from the reference: edits, inpainting, cached references, adapters.
 
     python3 scripts/dump_reference_editing.py MODELS OUT [--only TEXT]
 
 MODELS  folder with the random models `tiny`, `sharded`, `base`, `uneven` and `kv` (cargo run --example make_random_model)
-OUT     where the files go: tests/golden/editing
---only  makes only the images of cases whose name contains TEXT, and writes nothing; says how far they are from those in OUT
+OUT     output folder: tests/golden/editing
+--only  generates only the images of cases whose name contains TEXT; prints the differences from those in OUT, and writes nothing
 
-diffusers 0.42.1 in float32 on the CPU; the versions that it was run with are in requirements-reference.txt, what each file
-holds is in tests/golden/README.md. `make golden` makes the models and calls this. Two runs on one machine give the same
-bytes.
+diffusers 0.42.1 in float32 on the CPU; the package versions are in requirements-reference.txt. tests/golden/README.md
+describes each file. `make golden` creates the models and runs this script. Two runs on one machine produce the same bytes.
 """
 
 import argparse

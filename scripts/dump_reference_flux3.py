@@ -5,11 +5,11 @@
 
 MODEL   a distilled model (make_full_size_model.py flux3-tiny)
 BASE    the same with --base
-OUT     where the files go: tests/golden/flux3
---only  makes only the cases whose name contains TEXT, and writes nothing; says how far they are from those in OUT
+OUT     output folder: tests/golden/flux3
+--only  runs only the cases whose name contains TEXT; prints the differences from those in OUT, and writes nothing
 
-The versions that it was run with are in requirements-reference.txt, what each file holds is in tests/golden/README.md.
-`make golden` makes the models and calls this. Two runs on one machine give the same bytes.
+The package versions are in requirements-reference.txt. tests/golden/README.md describes each file. `make golden` creates the
+models and runs this script. Two runs on one machine produce the same bytes.
 """
 
 import argparse
@@ -35,7 +35,7 @@ RANK = 2
 
 @dataclass
 class Case:
-    """A case without guidance is of the distilled model. References are [width, height] of pictures that `picture` makes."""
+    """A case. Without guidance it uses the distilled model. References are the [width, height] of images from `picture`."""
 
     name: str
     prompt: str = "a red fox in the snow"
@@ -48,10 +48,10 @@ class Case:
     references: list = field(default_factory=list)
     adapter: str | None = None
     keeps_stages: bool = False
-    """Whether all stages are kept, or the schedule and the last latents alone."""
+    """True if all stages are stored, else only the schedule and the final latents."""
 
 
-# More tokens than one window has.
+# More tokens than one window.
 LONG = "blurry, of low quality, with a watermark, cut off, out of focus, too dark, and too noisy"
 
 CASES = [
@@ -157,13 +157,13 @@ def load(args, case):
 
 
 def picture(width, height):
-    """Smooth colours and hard edges that any program can make: integers only."""
+    """Smooth colours and hard edges from integers only, so that any program can reproduce them."""
     y, x = np.mgrid[0:height, 0:width]
     return Image.fromarray(np.stack([(x * 5 + y * 3) % 256, (x * y) % 256, 255 * ((x // 8 + y // 8) % 2)], -1).astype("uint8"))
 
 
 class Recorder:
-    """What goes into the transformer and comes out of it, and the latents after each step."""
+    """The inputs and outputs of the transformer, and the latents after each step."""
 
     def __init__(self, pipe):
         self.calls, self.velocities, self.guided, self.latents = [], [], [], []
@@ -181,7 +181,7 @@ class Recorder:
 
 
 def draw(args, case):
-    """The row of the index, the tensors that are kept, and the image."""
+    """The row of the index, the stored tensors, and the image."""
     pipe = load(args, case)
     recorder = Recorder(pipe)
     config = pipe.text_encoder.config.text_config

@@ -4,9 +4,9 @@
     python3 scripts/dump_reference_sampling.py MODELS OUT
 
 MODELS  folder with the random models `tiny` and `base` (cargo run --example make_random_model)
-OUT     where the files go: tests/golden
+OUT     output folder: tests/golden
 
-The cases are those of tests/golden/sampling.rs, which says in flux's terms what each is.
+The cases match those of tests/golden/sampling.rs, which defines each in flux's terms.
 """
 
 import argparse

@@ -11,7 +11,7 @@ elif [[ -x "$built" ]]; then
 elif command -v flux >/dev/null; then
     flux=flux
 else
-    echo "error: the program flux is not there" >&2
-    echo "  hint: build it with \`make build\`, or name it in FLUX_BIN" >&2
+    echo "error: the program flux was not found" >&2
+    echo "  hint: build it with \`make build\`, or set FLUX_BIN to its path" >&2
     exit 1
 fi

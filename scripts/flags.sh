@@ -1,6 +1,6 @@
-# Sourced by the scripts that pass flags on to flux: `read_flag "$@"` reads the first one as flux does. Sets `name`, in its
-# long form, `value`, `words`, which are what is passed on, and `left`, the arguments after it. `-qS5` is `-q` and `-S5`.
-# The script has `usage_error`, and names in `own_flags` those of its own that take a value.
+# Sourced by the scripts that pass flags to flux: `read_flag "$@"` parses the first flag as flux does. Sets `name` (the
+# long form), `value`, `words` (the words to pass to flux) and `left` (the remaining arguments). `-qS5` is `-q` and `-S5`.
+# The script defines `usage_error`, and lists its own flags with a value in `own_flags`.
 # shellcheck shell=bash disable=SC2034 # the script that sources this file uses what it sets
 
 read_flag() {
@@ -16,7 +16,7 @@ read_flag() {
     esac
     long_name
     [[ $has_value == no ]] || return 0
-    # What takes a value gets the next word, whatever it looks like.
+    # The value of a flag is the next word, even if it looks like a flag.
     if takes_value; then
         [[ ${#left[@]} -gt 0 ]] || usage_error "$(printable "${words[0]}") needs a value"
         value=${left[0]}
@@ -24,7 +24,7 @@ read_flag() {
     fi
 }
 
-# The short flags, and the names of other programs that flux takes for its own.
+# Short flags, and the aliases from other programs that flux accepts.
 long_name() {
     [[ "$name" != --* ]] || name=${name//_/-}
     case "$name" in
@@ -66,11 +66,11 @@ long_name() {
 
 takes_value() {
     case "$name" in
-        --prompt | --negative | --max-sequence-length | --output | --width | --height | --size | --steps | --seed | --count | \
+        --prompt | --box | --box-from | --boxes | --negative | --max-sequence-length | --output | --width | --height | --size | --steps | --seed | --count | \
             --guidance | --schedule | --rng | --input | --mask | --strength | --extend | --mask-padding | --feather | \
             --noise | --latents | --embeddings | --save-latents | --save-embeddings | --dir | --text-encoder | --vae | \
             --tokenizer | --variant | --lora | --quantize | --device | --precision | --attention | --gpu-memory | --threads | --parallel | --progress | --preview-decoder | --server | \
-            --recipe | --config-from-metadata | --log)
+            --recipe | --config-from-metadata | --format | --quality | --log)
             return 0
             ;;
     esac

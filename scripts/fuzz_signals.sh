@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Ends the program by signals at random moments, and looks at what it leaves.
+# Ends the program by signals at random times, and checks the files that it leaves behind.
 set -euo pipefail
 
 usage() {
@@ -7,13 +7,13 @@ usage() {
 usage: scripts/fuzz_signals.sh PROGRAM COUNT SEED
 
   PROGRAM   flux, with its built-in model
-  COUNT     how many images are begun, of 64 x 64 pixels in two steps on the CPU
-  SEED      a number from 0 to 32767 that chooses the signals, and their moments as parts of the usual time of a run
+  COUNT     the number of images to start, 64 x 64 pixels in two steps on the CPU
+  SEED      a number from 0 to 32767 for the random signals and times; times are fractions of the usual duration of a run
 
-Each run gets SIGINT, SIGTERM or SIGHUP before its usual end, and one in three a second signal at most 20 ms later. It has to
-end within a minute, by itself or by one of its signals, without a panic, and to leave no file but a whole image.
+Each run gets SIGINT, SIGTERM or SIGHUP before its usual end, and every third run a second signal at most 20 ms later. A run
+must end within a minute, by itself or by one of its signals, without a panic, and may leave only a complete image.
 
-Exit codes: 0 all did, 1 some did not (each is printed), 2 wrong usage.
+Exit codes: 0 no findings, 1 findings (all are printed), 2 wrong usage.
 USAGE
 }
 
@@ -32,7 +32,7 @@ case "${1:-}" in
         exit 0
         ;;
 esac
-[[ $# -eq 3 ]] || usage_error "a program, a count and a seed are needed"
+[[ $# -eq 3 ]] || usage_error "expected a program, a count and a seed"
 program=$1 count=$2 seed=$3
 command -v -- "$program" >/dev/null || usage_error "no such program: $(printable "$program")"
 [[ "$count" =~ ^[1-9][0-9]{0,6}$ ]] || usage_error "the count is not a number from 1 to 9999999: $(printable "$count")"
@@ -40,7 +40,7 @@ command -v -- "$program" >/dev/null || usage_error "no such program: $(printable
     || usage_error "the seed is not a number up to 32767: $(printable "$seed")"
 
 unset FLUX_MODEL
-export LC_ALL=C # a point in decimal numbers
+export LC_ALL=C # decimal points in numbers
 work=$(mktemp -d)
 pid=
 trap 'if [[ -n "$pid" ]]; then kill -KILL "$pid" 2>/dev/null; fi; rm -rf "$work"' EXIT
@@ -54,7 +54,7 @@ draw() {
 
 seconds() { printf '%d.%03d' $(($1 / 1000)) $(($1 % 1000)); } # MILLISECONDS
 
-# Sets usual_ms: the time of an image, when the program and its model are in memory.
+# Sets usual_ms: the time of an image when the program and its model are in memory.
 measure() {
     local TIMEFORMAT=%3R time
     mkdir "$out"
@@ -62,11 +62,11 @@ measure() {
         cat "$work/stderr" >&2
         return 1
     fi
-    time=$({ time (draw & wait); } 2>&1) # in the background, for bash times nothing that takes its place
+    time=$({ time (draw & wait); } 2>&1) # in the background, because bash cannot time a command that replaces it
     usual_ms=$((10#${time/./}))
 }
 
-# Draws until the signals end it. Sets status.
+# Generates an image until the signals end the run. Sets status.
 run() { # SIGNAL AFTER_MS [SIGNAL AFTER_MS]
     rm -rf "$out"
     mkdir "$out"
@@ -87,14 +87,14 @@ run() { # SIGNAL AFTER_MS [SIGNAL AFTER_MS]
     wait "$pid" || status=$?
     pid=
     if [[ $waits -eq 6000 ]]; then finding "did not end within a minute"; fi
-} 2>/dev/null # bash says there by which signal a job ended
+} 2>/dev/null # hides the messages of bash about signals
 
 finding() {
     findings=$((findings + 1))
     echo "finding in run $number ($described, exit $status): $1"
 }
 
-# Looks at what a run left.
+# Checks the exit code, messages and files of a run.
 check() { # SIGNAL_NUMBERS...
     local signal expected=no name
     for signal in "$@"; do
@@ -105,15 +105,15 @@ check() { # SIGNAL_NUMBERS...
             done=$((done + 1))
             [[ -e "$image" ]] || finding "no image"
             ;;
-        1) ;; # an error that says so
-        *) [[ $expected == yes ]] || finding "neither an exit code of flux nor that of its signals" ;;
+        1) ;; # an error with a message
+        *) [[ $expected == yes ]] || finding "neither an exit code of flux nor of its signals" ;;
     esac
     if grep -q -e panicked -e RUST_BACKTRACE "$work/stderr"; then finding "a panic: $(printable "$(cat "$work/stderr")")"; fi
     while IFS= read -r name; do
         if [[ "$name" != image.png ]]; then
             finding "$(printable "$name") is left behind"
         elif ! "$program" compare "$image" "$image" >/dev/null 2>&1; then
-            finding "$name is not whole"
+            finding "$name is incomplete"
         fi
     done < <(ls -A "$out")
 }
@@ -123,15 +123,15 @@ numbers=(2 15 1)
 findings=0
 done=0
 if ! measure; then
-    echo "error: no image without a signal, see the message above" >&2
+    echo "error: the run without a signal failed, see the message above" >&2
     exit 1
 fi
 RANDOM=$seed
-# Each job in a group of its own: what a script starts in the background ignores SIGINT otherwise.
+# Each job gets its own process group: otherwise background processes of a script ignore SIGINT.
 set -m
 for ((number = 1; number <= count; number++)); do
     first=$((RANDOM % 3)) after_ms=$((usual_ms * (RANDOM % 1000) / 1000))
-    second=$((RANDOM % 3)) later_ms=$((RANDOM % 63)) # 21 of 63 are a second signal's
+    second=$((RANDOM % 3)) later_ms=$((RANDOM % 63)) # 21 of 63 values mean a second signal
     described="SIG${signals[first]} after $after_ms ms"
     if [[ $later_ms -le 20 ]]; then
         described+=", SIG${signals[second]} $later_ms ms later"
@@ -144,6 +144,6 @@ for ((number = 1; number <= count; number++)); do
 done
 echo "$count runs: $done done, $((count - done)) ended by signals, $findings findings; seed $seed, usual time $usual_ms ms"
 if [[ $findings -gt 0 ]]; then
-    echo "to repeat: scripts/fuzz_signals.sh $(printable "$program") $count $seed"
+    echo "to reproduce: scripts/fuzz_signals.sh $(printable "$program") $count $seed"
     exit 1
 fi

@@ -1,18 +1,18 @@
 #!/usr/bin/env bash
-# One image for each line of a file: `flux batch`, which takes tables and JSON, too.
+# Generates one image for each line of a file with `flux batch`, which also reads tables and JSON.
 set -euo pipefail
 
 usage() {
     cat <<'USAGE'
 usage: scripts/generate_batch.sh PROMPTS FOLDER [FLAGS OF flux ...]
 
-  PROMPTS   a file in UTF-8: a prompt per line, or with the ending .jsonl or .csv recipes; `-` reads standard input
-  FOLDER    gets one file per prompt, with its number and its first words, and manifest.jsonl
+  PROMPTS   a UTF-8 file with one prompt per line, or recipes in .jsonl or .csv; `-` reads standard input
+  FOLDER    the folder for one file per prompt, named by its number and first words, and manifest.jsonl
 
-Run it again after an interruption: images that are there are not made again. `flux batch --help` tells all of it. Set
-FLUX_BIN to use another program.
+Run it again after an interruption: existing images are kept. See `flux batch --help` for details. Set FLUX_BIN to use
+another program.
 
-Exit codes: 0 all images are there, 1 some failed, 2 wrong usage, 130 ended by Ctrl-C, 143 by SIGTERM.
+Exit codes: 0 all images exist, 1 some failed, 2 wrong usage, 130 ended by Ctrl-C, 143 by SIGTERM.
 USAGE
 }
 
@@ -23,7 +23,7 @@ case "${1:-}" in
         ;;
 esac
 if [[ $# -lt 2 ]]; then
-    echo "error: a file of prompts and a folder are needed" >&2
+    echo "error: expected a file of prompts and a folder" >&2
     usage >&2
     exit 2
 fi

@@ -1,9 +1,9 @@
-"""Draws the letters that `flux` writes into images: NotoSansMono-Regular.ttf -> src/lettering/NotoSansMono.png.
+"""Renders the glyphs that `flux` draws into images: NotoSansMono-Regular.ttf -> crates/flux-media/src/lettering/NotoSansMono.png.
 
-The font is that of Debian's package fonts-noto-mono (20201225-1). Needs Pillow (made with 13.0).
+The font is from Debian's package fonts-noto-mono (20201225-1). Needs Pillow (created with 13.0).
 
-Each size is a block of rows, 32 glyphs in a row, in the order of RANGES; in front of them stands the box of a character
-that the font lacks. Grey in 16 levels: 0 is paper, 15 is ink.
+Each size is a block of rows, 32 glyphs per row, in the order of RANGES, after the box for characters that the font lacks.
+Grey in 16 levels: 0 is background, 15 is ink.
 """
 
 import argparse
@@ -11,7 +11,7 @@ from pathlib import Path
 
 from PIL import Image, ImageDraw, ImageFont
 
-# As in src/lettering/atlas.rs: first and last character.
+# As in crates/flux-media/src/lettering/atlas.rs: first and last character.
 RANGES = [
     (0x0020, 0x007E),
     (0x00A0, 0x017F),
@@ -24,7 +24,7 @@ RANGES = [
     (0x2190, 0x2193),
     (0x2212, 0x2212),
 ]
-# Pixels of an em; a cell is [width, height] as in src/lettering/atlas.rs.
+# Pixels of an em; a cell is [width, height] as in crates/flux-media/src/lettering/atlas.rs.
 SIZES = [(15, (9, 21)), (20, (12, 28))]
 COLUMNS = 32
 LEVELS = 16
@@ -40,7 +40,7 @@ def box(cell: tuple[int, int], ascent: int) -> Image.Image:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("font", type=Path, help="NotoSansMono-Regular.ttf")
-    parser.add_argument("--out", type=Path, default=Path("src/lettering/NotoSansMono.png"))
+    parser.add_argument("--out", type=Path, default=Path("crates/flux-media/src/lettering/NotoSansMono.png"))
     args = parser.parse_args()
     characters = [chr(code) for first, last in RANGES for code in range(first, last + 1)]
     rows = -(-(len(characters) + 1) // COLUMNS)
@@ -60,7 +60,7 @@ def main() -> None:
                 ImageDraw.Draw(glyph).text((0, ascent), character, font=font, fill=255, anchor="ls")
             atlas.paste(glyph, (place % COLUMNS * cell[0], top + place // COLUMNS * cell[1]))
         top += rows * cell[1]
-    # Pillow writes a palette of 16 colours in 4 bits a pixel, and grey in 8.
+    # Pillow writes a palette of 16 colours with 4 bits per pixel, but grey with 8.
     step = 255 // (LEVELS - 1)
     palette = atlas.point(lambda value: round(value / step)).convert("L")
     indexed = Image.frombytes("P", palette.size, palette.tobytes())

@@ -1,10 +1,9 @@
-# Sourced by the scripts: `printable TEXT` prints a text from elsewhere with its control characters written out, as
-# \u{1b}, and those that turn the direction of writing: a terminal obeys the first, and the second show a text as what it
-# is not.
+# Sourced by the scripts: `printable TEXT` prints untrusted text with control characters and bidirectional formatting
+# escaped, as \u{1b}. A terminal would obey the former, and the latter can disguise text.
 # shellcheck shell=bash
 
 escapes=
-# C0, delete and C1, then bidirectional formatting and the two line separators. Sed never sees the line end.
+# C0, delete and C1, then bidirectional formatting and the two line separators. sed never sees the line feed.
 for code in {1..9} {11..31} {127..159} 1564 8206 8207 {8232..8238} {8294..8297}; do
     if [[ $code -lt 128 ]]; then
         printf -v bytes '\\x%02x' "$code"

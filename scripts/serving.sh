@@ -1,8 +1,8 @@
-# For scripts that source this file, and ask `flux serve`.
+# Sourced by the scripts that test `flux serve`.
 # shellcheck shell=bash
 
-# npm_packages FOLDER PACKAGES...: packages for Node, installed once. Fails where they cannot be had, or want another Node;
-# FOLDER/npm.log says why.
+# npm_packages FOLDER PACKAGES...: installs packages for Node once. Fails if they cannot be downloaded or need another Node;
+# FOLDER/npm.log has the reason.
 npm_packages() {
     local folder=$1 is_done=$1/${2//\//-}.done
     shift
@@ -11,17 +11,17 @@ npm_packages() {
         --fetch-retries 1 --cache "$folder/npm-cache" --prefix "$folder" "$@" >"$folder/npm.log" 2>&1 && touch "$is_done"
 }
 
-# Why an installation failed that wrote this log.
+# Prints the reason for a failed installation from its log.
 why() {
-    grep -m 1 -i error "$1" || tail -n 1 "$1" | grep . || echo "it took too long"
+    grep -m 1 -i error "$1" || tail -n 1 "$1" | grep . || echo "timed out"
 }
 
-# Starts it, with the built-in model unless FLAGS name others. Sets `url` and `server`, its process, which ends with the
-# script.
+# Starts the server, with the built-in model unless FLAGS name others. Sets `url` and `server`, its process, which ends with
+# the script.
 
 # serve PROGRAM LOG [FLAGS]
 serve() {
-    : >"$2" # here, so that what an earlier one said is not read
+    : >"$2" # so that the log of an earlier server is not read
     "$1" serve --listen 127.0.0.1:0 --device cpu "${@:3}" 2>>"$2" &
     server=$!
     # shellcheck disable=SC2064 # the server that runs now

@@ -1,11 +1,11 @@
-"""Frames through `flux live` for a while, in their order and each drawn.
+"""Runs frames through `flux live` for a while, and checks their order and images.
 
     soak_live.py SECONDS FLUX [--side SIDE] [FLAG..]
 
-FLUX is the program, and FLAG.. are more of `flux live`: a model, a device, `-s 1`. Frames come round, and so do images:
-each must be the one that its frame had at first, to the byte, for none is lost or comes before another. What the program
-holds after the first fifth it may hold at the end, and 16 MiB more, of the host's memory and of a GPU's. Each minute a line
-on stderr says what it holds, so that growth can be told from warming up.
+FLUX is the program, and FLAG.. are flags of `flux live`: a model, a device, `-s 1`. The frames repeat, and so must the
+images: each must have the same bytes as the first image of its frame, so no frame is lost or reordered. From the first fifth
+to the end, host and GPU memory may each grow by 16 MiB. A line on stderr each minute prints the memory, to tell growth
+from warming up.
 """
 
 import argparse
@@ -23,11 +23,11 @@ parser.add_argument("flux")
 parser.add_argument("--side", type=int, default=128)
 args, flags = parser.parse_known_args()
 AROUND = 7
-"""Frames that differ."""
+"""The number of different frames."""
 
 
 def frame(number):
-    """A disc that goes around on a slope of grey."""
+    """A disc that moves in a circle on a grey gradient."""
     side, turn = args.side, number * args.side // AROUND
     pixels = bytearray()
     for y in range(side):
@@ -66,7 +66,7 @@ while image := program.stdout.read(len(frames[0])):
     if len(first) < AROUND:
         first.append(digest)
     elif digest != first[made % AROUND]:
-        wrong.append(f"image {made} is not the one of its frame")
+        wrong.append(f"image {made} differs from the first image of its frame")
         break
     made += 1
     if ended.is_set():
@@ -83,11 +83,11 @@ if wrong or end is None:
     ended.set()
     program.kill()
 if program.wait() != 0 and not wrong:
-    wrong.append(f"it ended with {program.returncode} before its time" if end is None else f"it ended with {program.returncode}")
+    wrong.append(f"the program ended early with code {program.returncode}" if end is None else f"the program ended with code {program.returncode}")
 elif end is None and not wrong:
-    wrong.append("it ended before its time")
+    wrong.append("the program ended early")
 elif not wrong and len(set(first)) < AROUND:
-    wrong.append("frames that differ have one image")
+    wrong.append("different frames have the same image")
 if end is not None:
     print(f"soak: {made} images in {time.time() - begun:.0f} s; {warm} after a fifth, {end} at the end")
     wrong += end.grown(warm)

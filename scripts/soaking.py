@@ -1,14 +1,14 @@
-"""What a program holds that runs for long, for the scripts that have it do so."""
+"""The resources of a long-running program, for the soak scripts."""
 
 import os
 import subprocess
 
-MOST_MIB, MOST_FILES = 16, 2
-"""What it may hold more at the end than once it was warm. A file may be open for a moment."""
+MAX_MIB, MAX_FILES = 16, 2
+"""The max growth from the warm state to the end. A file may be open for a moment."""
 
 
 class Held:
-    """MiB of the host that no file backs, MiB of the GPU, and open files; nothing of a program that has ended."""
+    """Anonymous host memory in MiB, GPU memory in MiB, and open files; zeros for a program that has ended."""
 
     def __init__(self, pid):
         with open(f"/proc/{pid}/status") as status:
@@ -20,19 +20,19 @@ class Held:
         self.host, self.gpu, self.files = kib / 1024, gpu_mib(), files
 
     def __str__(self):
-        return f"{self.host:.1f} MiB, {self.gpu:.0f} of the GPU and {self.files} files"
+        return f"{self.host:.1f} MiB, {self.gpu:.0f} MiB on the GPU and {self.files} files"
 
     def grown(self, warm):
-        """What it holds more of than it may."""
+        """The resources that have grown too much."""
         for where, before, after in (("the host", warm.host, self.host), ("the GPU", warm.gpu, self.gpu)):
-            if after > before + MOST_MIB:
-                yield f"it holds {after - before:.1f} MiB of {where} more"
-        if self.files > warm.files + MOST_FILES:
-            yield f"it holds {self.files - warm.files} files more"
+            if after > before + MAX_MIB:
+                yield f"memory of {where} grew by {after - before:.1f} MiB"
+        if self.files > warm.files + MAX_FILES:
+            yield f"{self.files - warm.files} more files are open"
 
 
 def gpu_mib():
-    """What the first GPU holds in all, 0 where there is none: a driver may not know the process by its number."""
+    """The used memory of the first GPU, or 0 without a GPU. It is not per process, because a driver may not know the PID."""
     query = ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits"]
     try:
         return float(subprocess.run(query, capture_output=True, text=True, check=True).stdout.split()[0])

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Runs `flux submit`, `flux worker` and `flux batch` on a real RabbitMQ, a real Slurm and an S3 of moto, and kills them.
+# Tests `flux submit`, `flux worker` and `flux batch` with a real RabbitMQ, a real Slurm and S3 by moto, with kills.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -8,34 +8,34 @@ usage() {
 usage: scripts/test_cluster.sh [SECTION...]
        scripts/test_cluster.sh short
 
-Starts Debian's RabbitMQ and Slurm, and moto as S3, as plain processes on loopback, with folders of their own, and runs
-workers with the built-in model. Sections, all but \`million\` in turn where none is named:
+Starts Debian's RabbitMQ and Slurm, and moto as S3, as plain processes on loopback with their own folders, and runs
+workers with the built-in model. Sections, all except \`million\` by default:
 
-  basics      a batch from its list to its pixels; repair, cancel, what fails, drain
-  hostile     messages that are no jobs, and inputs that are no pictures
-  tls         a broker with certificates and passwords: who is let in
-  alarms      a broker without disk
-  full        a queue that takes no more
+  basics      a batch from its list to its pixels; repair, cancel, failed jobs, drain
+  hostile     invalid messages and invalid input images
+  tls         a broker with certificates and passwords
+  alarms      a broker without free disk space
+  full        a full queue
   away        a store that does not answer
   clock       a worker whose clock jumps
-  hangs       a worker, a broker and a store that do nothing, and a job without an end
+  hangs       a worker, a broker and a store that hang, and a job that never ends
   devices     a worker with two devices
-  online      \`flux serve --queue\`: its bytes, cancel, kills, broker and store away, a full queue
-  chaos       2000 jobs under kills of workers, broker and store, with 5 that no worker survives
+  online      \`flux serve --queue\`: its bytes, cancel, kills, unavailable broker and store, a full queue
+  chaos       2000 jobs under kills of workers, broker and store, with 5 jobs that crash every worker
   slurm       scripts/slurm_batch.sh on one node, with a task killed
   kubernetes  scripts/kubernetes against the schemas of Kubernetes and KEDA
-  million     CLUSTER_JOBS (1000000) jobs and workers that draw nothing
+  million     CLUSTER_JOBS (1000000) jobs and workers that generate nothing
   short       \`kubernetes\`, and \`chaos\` with 100 jobs and one kill of each
 
-Packages that are missing are installed where apt-get may; where they cannot be, it says so and does nothing.
+Missing packages are installed with apt-get. If that fails, the script prints the reason and does nothing.
 
 environment:
   FLUX_BIN      the program (target/release/flux)
-  CLUSTER       where Python's packages are installed (target/cluster)
-  CLUSTER_JOBS  jobs of \`million\`
-  CLUSTER_CHAOS_JOBS  jobs of \`chaos\` (2000)
-  CLUSTER_DEVICE      what \`devices\` runs on, as in cuda:0,1 (cpu, as two devices)
-  CLUSTER_PACE  how many times as long as usual everything may take, and kills are apart (1), for busy machines
+  CLUSTER       the folder for Python packages (target/cluster)
+  CLUSTER_JOBS  the number of jobs of \`million\` (1000000)
+  CLUSTER_CHAOS_JOBS  the number of jobs of \`chaos\` (2000)
+  CLUSTER_DEVICE      the devices of \`devices\`, as in cuda:0,1 (cpu, as two devices)
+  CLUSTER_PACE  a factor for timeouts and for the time between kills (1), for busy machines
 END
 }
 
@@ -52,7 +52,7 @@ for word in "$@"; do
             exit
             ;;
         *)
-            echo "error: \`$word\` is not known; --help tells the usage" >&2
+            echo "error: unknown section \`$word\`; see --help" >&2
             exit 2
             ;;
     esac
@@ -64,7 +64,7 @@ fi
 
 flux=$(realpath "${FLUX_BIN:-target/release/flux}")
 [[ -x "$flux" ]] || {
-    echo "error: there is no $flux: \`make build\` makes it" >&2
+    echo "error: $flux does not exist: run \`make build\`" >&2
     exit 1
 }
 cluster=$(mkdir -p "${CLUSTER:-target/cluster}" && cd "${CLUSTER:-target/cluster}" && pwd)
@@ -78,7 +78,7 @@ installed() {
     [[ -x /usr/lib/rabbitmq/bin/rabbitmq-server ]] && PATH=$PATH:/usr/sbin command -v slurmctld slurmd munged sbatch >/dev/null
 }
 
-[[ $EUID -eq 0 ]] || skip "the scripts of Debian's RabbitMQ are run by root alone"
+[[ $EUID -eq 0 ]] || skip "the scripts of Debian's RabbitMQ require root"
 
 # RUNLEVEL keeps the packages from starting their daemons.
 install_packages() {
@@ -89,7 +89,7 @@ install_packages() {
         { timeout 60 apt-get "${quick[@]}" update && timeout 240 apt-get "${quick[@]}" install -y --no-install-recommends "${packages[@]}"; }
 }
 if ! installed; then
-    command -v apt-get >/dev/null || skip "RabbitMQ and Slurm are not installed, and there is no apt-get"
+    command -v apt-get >/dev/null || skip "RabbitMQ and Slurm are not installed, and apt-get is missing"
     (install_packages) >"$cluster/apt.log" 2>&1 || true
     installed || skip "RabbitMQ and Slurm cannot be installed: $(tail -n 1 "$cluster/apt.log")"
 fi

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Drives the page of `flux serve` in headless Chromium.
+# Tests the web page of `flux serve` in headless Chromium.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 # shellcheck source=scripts/serving.sh
@@ -9,15 +9,15 @@ usage() {
     cat <<END
 usage: scripts/test_page.sh [--only WORD] [SHOTS]
 
-Drives the page of \`flux serve\` in headless Chromium with the built-in model: draws, drops, pastes, masks, cancels,
-reloads, on a desktop and on a phone, and looks for violations with axe-core. Screenshots go into the folder SHOTS. With
---only, those parts alone whose names have the word. It is skipped with a line where Chromium or npm is
+Tests the web page of \`flux serve\` in headless Chromium with the built-in model: generates, drops, pastes, masks,
+cancels and reloads, in desktop and phone layouts, and checks accessibility with axe-core. Screenshots go into the folder
+SHOTS. --only runs only the parts whose names contain WORD. The test is skipped with a message if Chromium or npm is
 missing.
 
 environment:
   FLUX_BIN  the program (target/release/flux)
-  CLIENTS   where packages of npm are installed (target/clients)
-  INSTALL   1: install Chromium by apt-get where it is missing
+  CLIENTS   the folder for npm packages (target/clients)
+  INSTALL   1: install Chromium with apt-get if it is missing
 END
 }
 
@@ -32,7 +32,7 @@ case "${1:-}" in
         exit
         ;;
     -*)
-        echo "error: \`$1\` is not known; --help tells the usage" >&2
+        echo "error: unknown argument \`$1\`; see --help" >&2
         exit 2
         ;;
 esac
@@ -41,7 +41,7 @@ flux=${FLUX_BIN:-target/release/flux}
 clients=$(mkdir -p "${CLIENTS:-target/clients}" && cd "${CLIENTS:-target/clients}" && pwd)
 shots=${1:+--shots $(mkdir -p "$1" && cd "$1" && pwd)}
 [[ -x "$flux" ]] || {
-    echo "error: there is no $flux: \`make build\` makes it" >&2
+    echo "error: $flux does not exist: run \`make build\`" >&2
     exit 1
 }
 
@@ -50,12 +50,12 @@ skip() {
     exit 0
 }
 
-command -v npm >/dev/null || skip "no npm"
+command -v npm >/dev/null || skip "npm is not installed"
 if ! command -v chromium >/dev/null && [[ "${INSTALL:-}" == 1 && "$(id -u)" == 0 ]] && command -v apt-get >/dev/null; then
     { apt-get update && apt-get install -y --no-install-recommends chromium; } >"$clients/apt.log" 2>&1 \
         || skip "Chromium could not be installed: $(why "$clients/apt.log")"
 fi
-chromium=$(command -v chromium) || skip "no Chromium"
+chromium=$(command -v chromium) || skip "Chromium is not installed"
 timeout 60 "$chromium" --headless --no-sandbox --disable-gpu --user-data-dir="$clients/chromium" --dump-dom about:blank \
     >"$clients/chromium.log" 2>&1 || skip "Chromium does not start: $(why "$clients/chromium.log")"
 npm_packages "$clients" playwright-core@1.65.1 axe-core@4.14.1 || skip "packages could not be installed: $(why "$clients/npm.log")"
@@ -63,5 +63,5 @@ npm_packages "$clients" playwright-core@1.65.1 axe-core@4.14.1 || skip "packages
 log=$clients/page-serve.log
 serve "$flux" "$log"
 cp tests/page/page.mjs "$clients/"
-# shellcheck disable=SC2086 # a flag and its folder, or nothing
+# shellcheck disable=SC2086 # a flag and its folder, or empty
 (cd "$clients" && node page.mjs "$url" --chromium "$chromium" --only "$only" $shots)

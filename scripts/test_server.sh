@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Runs the clients that people have against `flux serve`.
+# Runs common clients against `flux serve`.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 # shellcheck source=scripts/serving.sh
@@ -10,21 +10,23 @@ usage() {
 usage: scripts/test_server.sh [clients] [slow] [load] [soak [SECONDS]]
        scripts/test_server.sh short
 
-Tries \`flux serve\` with the built-in model, by all of these in turn where none is named:
+Tests \`flux serve\` with the built-in model. Sections, all except \`short\` by default:
 
-  clients  those that people have: OpenAI's for Python, in three versions, and for Node, webuiapi, those of ComfyUI's API,
-           and those of the Model Context Protocol; and answers against /openapi.json
-  slow     1000 clients that send nothing, or slowly, beside one that waits for its images; slowhttptest where it is there
-  load     \`flux bench serve\`, and oha beside it where it is there
-  soak     for SECONDS (60) at 80% of what it can do, with clients that go and two models in turn: what it holds stays
-  short    the newest one of each client; one that takes longer than three minutes fails
+  clients  common clients: OpenAI's for Python in three versions and for Node, webuiapi, and clients for ComfyUI's API and
+           the Model Context Protocol; responses against /openapi.json; and the newest clients through nginx, at its root
+           and below a path
+  slow     1000 idle or slow clients next to one that generates images; slowhttptest if it is installed
+  load     \`flux bench serve\`, and oha if it is installed
+  soak     SECONDS (60) at 80% of the max load, with clients that disconnect and two alternating models; memory must not
+           grow; from 1200 seconds on, every prompt is new
+  short    the newest version of each client, through nginx; fails if a client takes longer than three minutes
 
-What cannot be installed is skipped with a line.
+Clients that cannot be installed are skipped with a message.
 
 environment:
   FLUX_BIN  the program (target/release/flux)
-  CLIENTS   where the clients are installed (target/clients)
-  OHA       the program (oha)
+  CLIENTS   the folder for the clients (target/clients)
+  OHA       the oha program (oha)
 END
 }
 
@@ -45,7 +47,7 @@ while [[ $# -gt 0 ]]; do
             exit
             ;;
         *)
-            echo "error: \`$1\` is not known; --help tells the usage" >&2
+            echo "error: unknown argument \`$1\`; see --help" >&2
             exit 2
             ;;
     esac
@@ -57,14 +59,16 @@ flux=$(realpath "${FLUX_BIN:-target/release/flux}")
 clients=$(mkdir -p "${CLIENTS:-target/clients}" && cd "${CLIENTS:-target/clients}" && pwd)
 log=$clients/serve.log
 [[ -x "$flux" ]] || {
-    echo "error: there is no $flux: \`make build\` makes it" >&2
+    echo "error: $flux does not exist: run \`make build\`" >&2
     exit 1
 }
 
 failed=0
 server=
+nginx=
+proxied=
 
-# A folder of packages for Python, installed once: NAME, PACKAGES...
+# Installs Python packages into a virtual environment once: NAME, PACKAGES...
 python_with() {
     local venv=$clients/$1 log=$clients/$1.log
     shift
@@ -77,7 +81,7 @@ python_with() {
     echo "$venv/bin/python"
 }
 
-# Seconds that a client may take.
+# The max seconds for a client.
 most=3600
 
 run() {
@@ -87,8 +91,46 @@ run() {
     }
 }
 
+# Puts nginx in front of the server, with the configuration in docs/deploying.md: `proxied` is below a path, and `url` at
+# the root. nginx is downloaded into a folder if it is not installed.
+behind_nginx() {
+    local folder=$clients/nginx program port
+    proxied=$url
+    mkdir -p "$folder/run"
+    if ! program=$(PATH=$PATH:/usr/sbin command -v nginx); then
+        program=$folder/usr/sbin/nginx
+        [[ -x "$program" ]] || (cd "$folder" && timeout 60 apt-get download nginx && dpkg -x nginx_*.deb .) \
+            >"$clients/nginx.log" 2>&1 || true
+    fi
+    if ! command -v python3 >/dev/null || ! "$program" -v >>"$clients/nginx.log" 2>&1; then
+        echo "skipped: nginx could not be installed: $(why "$clients/nginx.log")"
+        return
+    fi
+    port=$(python3 -c 'import socket; s = socket.socket(); s.bind(("127.0.0.1", 0)); print(s.getsockname()[1])')
+    # The second location has only `proxy_pass`: the name of the upstream is sent as `Host`.
+    {
+        echo "daemon off; master_process off; pid $folder/run/pid; error_log $folder/run/error.log; events {}"
+        echo "http { access_log off; upstream flux-upstream { server ${url#http://}; }"
+        for kind in client_body proxy fastcgi uwsgi scgi; do echo "${kind}_temp_path $folder/run/$kind;"; done
+        sed -n '/^```nginx$/,/^```$/p' docs/deploying.md | grep -v '^```' \
+            | sed -e "s|listen 80;|listen 127.0.0.1:$port;|" -e "s|http://127.0.0.1:7860|$url|" \
+                -e "s|server_name .*|location / { proxy_pass http://flux-upstream; client_max_body_size 256m; }|"
+        echo "}"
+    } >"$folder/run/nginx.conf"
+    "$program" -p "$folder/run" -c "$folder/run/nginx.conf" -e "$folder/run/error.log" &
+    nginx=$!
+    # shellcheck disable=SC2064 # the processes that run now
+    trap "kill $server $nginx 2>/dev/null || true" EXIT
+    for _ in $(seq 50); do
+        (: </dev/tcp/127.0.0.1/"$port") 2>/dev/null && break
+        sleep 0.1
+    done
+    url=http://127.0.0.1:$port
+    proxied=$url/flux
+}
+
 with_clients() {
-    serve "$flux" "$log"
+    serve "$flux" "$log" --trust-proxy 127.0.0.1
     local port=${url##*:}
     if command -v python3 >/dev/null; then
         for version in 1.109.1 2.54.0 3.54.0; do
@@ -121,39 +163,48 @@ with_clients() {
             echo "skipped: jsonschema could not be installed: $(why "$clients/schema.log")"
         fi
     else
-        echo "skipped: no Python"
+        echo "skipped: Python is not installed"
     fi
     with_node
+    behind_nginx
+    [[ "$proxied" != "$url" ]] || return 0
+    with_newest
 }
 
 with_node() {
     if command -v npm >/dev/null; then
         if npm_packages "$clients" openai@6.49.0 @modelcontextprotocol/sdk@1.32.2; then
             cp tests/serve/clients/*.mjs "$clients/"
-            run node "$clients/openai_client.mjs" "$url"
-            run node "$clients/mcp_client.mjs" "$flux" "$url"
+            run node "$clients/openai_client.mjs" "${proxied:-$url}"
+            run node "$clients/mcp_client.mjs" "$flux" "${proxied:-$url}"
         else
             echo "skipped: the clients for Node could not be installed: $(why "$clients/npm.log")"
         fi
     else
-        echo "skipped: no npm"
+        echo "skipped: npm is not installed"
     fi
 }
 
-# One folder of packages for all of them is quicker.
 with_short() {
-    local python
     most=180
-    serve "$flux" "$log"
+    serve "$flux" "$log" --trust-proxy 127.0.0.1
+    behind_nginx
+    with_newest
+}
+
+# One virtual environment for all clients is faster.
+with_newest() {
+    local python
     if ! command -v python3 >/dev/null; then
-        echo "skipped: no Python"
+        echo "skipped: Python is not installed"
     elif python=$(python_with short "openai==3.54.0" "httpx==0.28.1" "webuiapi==0.9.17" "mcp==2.3.0" \
         "websocket-client==1.9.2" "aiohttp==3.14.5" "jsonschema==4.26.0"); then
-        run "$python" tests/serve/clients/openai_client.py "$url"
+        run "$python" tests/serve/clients/openai_client.py "$proxied"
         run "$python" tests/serve/clients/webui_client.py "${url##*:}"
-        run "$python" tests/serve/clients/mcp_client.py "$flux" "$url"
-        run "$python" tests/serve/clients/comfy_client.py "$url"
-        run "$python" tests/serve/clients/schema.py "$url"
+        run "$python" tests/serve/clients/mcp_client.py "$flux" "$proxied"
+        run "$python" tests/serve/clients/comfy_client.py "$proxied"
+        run "$python" tests/serve/clients/schema.py "$proxied"
+        [[ "$proxied" == "$url" ]] || run "$python" tests/serve/clients/proxied.py "$url" "$proxied"
     else
         echo "skipped: the clients for Python could not be installed: $(why "$clients/short.log")"
     fi
@@ -162,13 +213,13 @@ with_short() {
 
 with_slow_ones() {
     command -v python3 >/dev/null || {
-        echo "skipped: slow clients: no Python"
+        echo "skipped: slow clients: Python is not installed"
         return
     }
     serve "$flux" "$log"
     run python3 tests/serve/clients/slow.py "$url"
     if command -v slowhttptest >/dev/null; then
-        # Slow heads, bodies and reads; it fails where the server is not to be had meanwhile.
+        # Slow heads, bodies and reads. Fails if the server is not available meanwhile.
         for kind in -H -B -X; do
             slowhttptest -c 900 "$kind" -i 5 -r 300 -l 45 -p 5 -u "$url/readyz" >"$clients/slow.log" 2>&1 || true
             if grep -q 'service available: *NO' "$clients/slow.log"; then
@@ -188,17 +239,20 @@ with_load() {
         run "${OHA:-oha}" -z 10s -c 8 --no-tui -m POST -T application/json \
             -d '{"prompt": "a red circle", "size": "64x64", "steps": 1, "seed": 1}' "$url/v1/images/generations"
     else
-        echo "skipped: there is no oha: \`make oha\` builds it"
+        echo "skipped: oha is not installed: build it with \`make oha\`"
     fi
 }
 
 with_soak() {
     command -v python3 >/dev/null || {
-        echo "skipped: soak: no Python"
+        echo "skipped: soak: Python is not installed"
         return
     }
     serve "$flux" "$log" --model a=models/tiny --model b=models/tiny --keep-mib 16
-    run python3 scripts/soak_server.py "$url" "$server" "$soak_seconds"
+    # With only new prompts, caches are full after some minutes.
+    local prompts=()
+    [[ $soak_seconds -lt 1200 ]] || prompts=(--new-prompts)
+    run python3 scripts/soak_server.py "$url" "$server" "$soak_seconds" "${prompts[@]}"
     if grep -n 'panicked' "$log" >&2; then
         failed=1
     fi
@@ -212,6 +266,7 @@ for section in "${sections[@]}"; do
         load) with_load ;;
         soak) with_soak ;;
     esac
-    kill "$server" 2>/dev/null || true
+    kill "$server" ${nginx:+"$nginx"} 2>/dev/null || true
+    nginx= proxied=
 done
 exit "$failed"

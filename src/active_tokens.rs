@@ -1,34 +1,34 @@
-//! Which tokens of a sequence a pass computes, where the keys and values of the others are kept from an earlier one.
+//! Partial passes: the tokens that a pass computes, if the other tokens have cached keys and values.
 
 use std::ops::Range;
 
 use crate::token_layout::TokenLayout;
 
-/// Tokens of a sequence of one sample that are computed: the text or its beginning, and some of the references and of
-/// the image.
+/// The computed tokens of a sequence with one sample: the beginning of the text or all of it, and some tokens of the
+/// references and of the image.
 ///
-/// They are a sequence of their own, in the same order. What it lacks, attention reads from a
-/// [`KeyCache`](crate::transformer::KeyCache) of the others, so no layer knows of it.
+/// They form a sequence of their own, in the same order. Attention reads the other tokens from a
+/// [`KeyCache`](crate::transformer::KeyCache), so layers do not depend on the selection.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ActiveTokens {
     whole: TokenLayout,
-    /// Runs of tokens, in their order, none of which touch.
+    /// Runs of tokens in order, which do not touch.
     active: Vec<Range<usize>>,
     kept: Vec<Range<usize>>,
 }
 
 impl ActiveTokens {
-    /// Of a sequence of one sample, all text, and those for which `is_active` is true of the tokens behind it, counted
-    /// from the first reference on.
+    /// Selects all text, and the tokens after it for which `is_active` returns `true`, counted from the first
+    /// reference.
     ///
-    /// Panics when there are several samples.
+    /// Panics if there are several samples.
     pub fn new(whole: TokenLayout, is_active: impl Fn(usize) -> bool) -> Self {
         Self::with_text(whole, whole.txt, is_active)
     }
 
-    /// The same with so many of the first tokens of the text.
+    /// [`ActiveTokens::new`] with only the first `text` tokens of the text.
     ///
-    /// Panics when there are several samples, or no text is left.
+    /// Panics if there are several samples, or no text is left.
     pub fn with_text(whole: TokenLayout, text: usize, is_active: impl Fn(usize) -> bool) -> Self {
         assert!(whole.batch == 1 && (1..=whole.txt).contains(&text), "{whole:?}, {text} of the text");
         let (mut active, mut kept) = (Vec::new(), Vec::new());
@@ -43,34 +43,34 @@ impl ActiveTokens {
         Self { whole, active, kept }
     }
 
-    /// All tokens of the sequence.
+    /// Returns the whole sequence.
     pub fn whole(&self) -> TokenLayout {
         self.whole
     }
 
-    /// The sequence of those that are computed.
+    /// Returns the sequence of the computed tokens.
     pub fn layout(&self) -> TokenLayout {
         let count = |runs: Vec<Range<usize>>| runs.iter().map(Range::len).sum::<usize>();
         let [txt, context, img] = [self.within(0..self.whole.txt), self.context(), self.image()].map(count);
         TokenLayout { txt, references: context - txt, img, ..self.whole }
     }
 
-    /// Those that are computed, in runs.
+    /// Returns the computed tokens, in runs.
     pub fn active(&self) -> &[Range<usize>] {
         &self.active
     }
 
-    /// The others.
+    /// Returns the cached tokens, in runs.
     pub fn kept(&self) -> &[Range<usize>] {
         &self.kept
     }
 
-    /// Text and references that are computed.
+    /// Returns the computed tokens of text and references.
     pub fn context(&self) -> Vec<Range<usize>> {
         self.within(0..self.whole.context_rows())
     }
 
-    /// Tokens of the image that are computed, counted from its first one.
+    /// Returns the computed tokens of the image, counted from the image's first token.
     pub fn image(&self) -> Vec<Range<usize>> {
         self.within(self.whole.context_rows()..self.whole.tokens())
     }
@@ -98,7 +98,7 @@ mod tests {
     }
 
     #[test]
-    fn of_the_text_the_beginning_may_be_computed_alone() {
+    fn the_beginning_of_the_text_may_be_computed_alone() {
         let whole = TokenLayout { references: 4, ..TokenLayout::new(1, 3, 5) };
         let tokens = ActiveTokens::with_text(whole, 2, |token| [0, 8].contains(&token));
         assert_eq!((tokens.active(), tokens.kept()), (&[0..2, 3..4, 11..12][..], &[2..3, 4..11][..]));

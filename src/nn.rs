@@ -1,10 +1,9 @@
 //! Layers of the models: weights on a backend, under the names that the checkpoint gives them.
 //!
 //! [`Weights`] is a view of the files under a key prefix, as the checkpoint nests its names:
-//! `weights.at("transformer_blocks.0").at("attn")`. Models load [`Linear`] and [`ConvKernel`] layers through it, which
-//! only products and convolutions take. [`WeightPolicy`] decides in how many bits a weight is stored; no model knows of
-//! it. [`Layers`] are the layers of a component by their keys, from which another one is made that shares their
-//! weights.
+//! `weights.at("transformer_blocks.0").at("attn")`. Models load [`Linear`] and [`ConvKernel`] layers through it.
+//! [`WeightPolicy`] decides which weights are quantized; models do not depend on it. [`Layers`] are the layers of a
+//! component by key; a variant of the component can be built from them and share their weights.
 
 mod adapted;
 mod blocks;
@@ -35,7 +34,7 @@ pub struct Linear<B: WeightStore> {
     low_rank: Option<Arc<LowRank<B>>>,
 }
 
-/// What is added to the product with a weight [out, in]: the product with `up down`.
+/// Low-rank factors of a layer with weight [out, in]: its result is that of `weight + up down`.
 pub struct LowRank<B: WeightStore> {
     /// [rank, in]
     pub down: Linear<B>,
@@ -45,7 +44,7 @@ pub struct LowRank<B: WeightStore> {
 
 // A derived implementation would demand a weight that is `Clone`.
 impl<B: Backend> Clone for Linear<B> {
-    /// A handle to the same weight.
+    /// Returns a handle to the same weight.
     fn clone(&self) -> Self {
         Self {
             backend: self.backend.clone(),
@@ -58,14 +57,14 @@ impl<B: Backend> Clone for Linear<B> {
 }
 
 impl<B: Backend> Linear<B> {
-    /// Loads a matrix whose rows are the parts' rows, one part under the other. `name` is for messages.
+    /// Loads a matrix from stacked parts. `name` is for messages.
     ///
-    /// Errors when the parts differ in columns, or the backend cannot store them.
+    /// Errors if the parts differ in columns, or the backend cannot store them.
     pub fn load(backend: &B, name: impl Into<String>, parts: &[TensorView], storage: Storage) -> Result<Self> {
         Self::load_with((backend, None), name, parts, storage)
     }
 
-    /// The same, uploaded with others.
+    /// [`Linear::load`] with other uploads.
     ///
     /// Errors as [`Linear::load`].
     pub fn load_with(
@@ -84,10 +83,10 @@ impl<B: Backend> Linear<B> {
         load: impl FnOnce() -> Result<B::Weight>,
     ) -> Result<Self> {
         let shape = shape_of(&name, parts)?;
-        Ok(Self::of_weight(backend, name, shape, load()?))
+        Ok(Self::from_weight(backend, name, shape, load()?))
     }
 
-    /// Layers whose products are summed ([`Tensor::linear_sum`]), each as [`Linear::load_with`] loads it.
+    /// Loads layers whose results are summed ([`Tensor::linear_sum`]), each as in [`Linear::load_with`].
     ///
     /// Errors as [`Linear::load`].
     pub fn load_summed(
@@ -108,63 +107,64 @@ impl<B: Backend> Linear<B> {
         let shapes =
             names.iter().zip(weights).map(|(name, parts)| shape_of(name, parts)).collect::<Result<Vec<_>>>()?;
         let layers = names.into_iter().zip(shapes).zip(load()?);
-        Ok(layers.map(|((name, shape), weight)| Self::of_weight(backend, name, shape, weight)).collect())
+        Ok(layers.map(|((name, shape), weight)| Self::from_weight(backend, name, shape, weight)).collect())
     }
 
-    fn of_weight(backend: &B, name: String, [rows, cols]: [usize; 2], weight: B::Weight) -> Self {
+    fn from_weight(backend: &B, name: String, [rows, cols]: [usize; 2], weight: B::Weight) -> Self {
         Self { backend: backend.clone(), name, weight: Arc::new(weight), rows, cols, low_rank: None }
     }
 
-    /// The layer with another weight of its shape.
+    /// Returns the layer with another weight of the same shape, without factors.
     pub(crate) fn with_weight(&self, weight: B::Weight) -> Self {
         Self { weight: Arc::new(weight), low_rank: None, ..self.clone() }
     }
 
-    /// The layer with `up down` added to its product, in the form in which products beside its weight read them.
+    /// Returns the layer with low-rank factors, converted to the form that unmerged layers need.
     ///
-    /// Errors when memory runs out.
+    /// Errors if memory runs out.
     pub fn with_low_rank(&self, low_rank: LowRank<B>) -> Result<Self> {
-        Ok(self.with_factors(self.backend.factors_beside(self, low_rank)?))
+        Ok(self.with_factors(self.backend.factors_for(self, low_rank)?))
     }
 
-    /// The same, of factors that are in that form, or are to be merged.
+    /// Returns the layer with factors as they are: already converted, or to be merged.
     fn with_factors(&self, low_rank: LowRank<B>) -> Self {
         Self { low_rank: Some(Arc::new(low_rank)), ..self.clone() }
     }
 
-    /// What is added to its product, if anything. Ops see to that; backends compute with the weight alone, but for
-    /// [`Ops::low_rank`](crate::backend::Ops::low_rank) and [`Ops::project`](crate::backend::Ops::project).
+    /// Returns the low-rank factors, if any. The methods of [`Tensor`] apply them; backends multiply with the weight
+    /// alone, except in [`Ops::low_rank`](crate::backend::Ops::low_rank) and
+    /// [`Ops::project`](crate::backend::Ops::project).
     pub fn low_rank(&self) -> Option<&LowRank<B>> {
         self.low_rank.as_deref()
     }
 
-    /// The key in the checkpoint, without `.weight`.
+    /// Returns the key in the checkpoint, without `.weight`.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// Output features.
+    /// Returns the number of output features.
     pub fn rows(&self) -> usize {
         self.rows
     }
 
-    /// Input features.
+    /// Returns the number of input features.
     pub fn cols(&self) -> usize {
         self.cols
     }
 
-    /// Where it lives.
+    /// Returns the backend that holds the weight.
     pub fn backend(&self) -> &B {
         &self.backend
     }
 
-    /// The backend's own form. For backends.
+    /// Returns the weight in the backend's own form. For backends.
     pub fn weight(&self) -> &B::Weight {
         &self.weight
     }
 }
 
-/// Rows and columns of a matrix whose rows are the parts' rows, one part under the other.
+/// Returns the rows and columns of a matrix of stacked parts.
 fn shape_of(name: &str, parts: &[TensorView]) -> Result<[usize; 2]> {
     let (rows, cols) = (parts.iter().map(TensorView::rows).sum(), parts.first().map_or(0, TensorView::cols));
     if parts.is_empty() || parts.iter().any(|part| part.cols() != cols) {
@@ -173,8 +173,8 @@ fn shape_of(name: &str, parts: &[TensorView]) -> Result<[usize; 2]> {
     Ok([rows, cols])
 }
 
-/// An activation [rows, cols] that only products read. A backend may have brought it to the form in which they read it,
-/// such as a quantised one.
+/// An activation [rows, cols] that only matrix multiplications read. A backend may have converted it to the form that
+/// they read, such as a quantized one.
 pub struct Operand<B: Backend>(Tensor<B>);
 
 impl<B: Backend> From<Tensor<B>> for Operand<B> {
@@ -184,23 +184,23 @@ impl<B: Backend> From<Tensor<B>> for Operand<B> {
 }
 
 impl<B: Backend> Operand<B> {
-    /// Tokens.
+    /// Returns the number of tokens.
     pub fn rows(&self) -> usize {
         self.0.rows()
     }
 
-    /// Features.
+    /// Returns the number of features.
     pub fn cols(&self) -> usize {
         self.0.cols()
     }
 
-    /// The first `rows` rows and the rest.
+    /// Splits into the first `rows` rows and the rest.
     pub fn split_rows(self, rows: usize) -> (Self, Self) {
         let (top, bottom) = self.0.split_rows(rows);
         (Self(top), Self(bottom))
     }
 
-    /// The values; their dtype is the backend's choice. For backends.
+    /// Returns the values; their dtype is the backend's choice. For backends.
     pub fn tensor(&self) -> &Tensor<B> {
         &self.0
     }
@@ -218,81 +218,82 @@ pub struct ConvKernel<B: WeightStore> {
 impl<B: Backend> ConvKernel<B> {
     /// Loads `view` [out, in, side, side].
     ///
-    /// Errors when the view has another shape, or the backend cannot store it.
+    /// Errors if the view has another shape, or the backend cannot store it.
     pub fn load(backend: &B, view: &TensorView) -> Result<Self> {
         Self::load_with(backend, view, None)
     }
 
     fn load_with(backend: &B, view: &TensorView, uploads: Option<&B::Uploads>) -> Result<Self> {
         let &[rows, channels, side, width] = view.shape() else {
-            return Err(Error::new(format!("a convolution's weight has 4 axes, not {:?}", view.shape())));
+            return Err(Error::new(format!("a convolution weight has shape {:?}, expected 4 axes", view.shape())));
         };
         if side != width || side == 0 {
-            return Err(Error::new(format!("a convolution's kernel is {side} x {width}, expected a square")));
+            return Err(Error::new(format!("a convolution kernel is {side} x {width}, expected a square")));
         }
         Ok(Self { backend: backend.clone(), weight: backend.load_conv_weight(view, uploads)?, rows, channels, side })
     }
 
-    /// Output channels.
+    /// Returns the number of output channels.
     pub fn rows(&self) -> usize {
         self.rows
     }
 
-    /// Input channels.
+    /// Returns the number of input channels.
     pub fn channels(&self) -> usize {
         self.channels
     }
 
-    /// Side of the square kernel.
+    /// Returns the side of the square kernel.
     pub fn side(&self) -> usize {
         self.side
     }
 
-    /// Where it lives.
+    /// Returns the backend that holds the kernel.
     pub fn backend(&self) -> &B {
         &self.backend
     }
 
-    /// The backend's own form. For backends.
+    /// Returns the kernel in the backend's own form. For backends.
     pub fn weight(&self) -> &B::ConvWeight {
         &self.weight
     }
 }
 
-/// Decides in how many bits weights are stored; nothing else does.
+/// The choice of weights to quantize when they are loaded. No other code decides this.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct WeightPolicy {
     blocks: Storage,
 }
 
 impl WeightPolicy {
-    /// Stores the transformer's blocks as `backend` was asked to store the weights of large products, and all other
-    /// weights in the backend's own type.
+    /// Stores the transformer's blocks in the backend's configured storage for large weights, and all other weights in
+    /// the backend's own type.
     ///
-    /// A step spends nearly all of its products in the blocks. The layers around them have few rows or columns, so
-    /// little time would be saved there, and their errors would go into every block, or straight into the velocity.
-    pub fn of<B: Backend>(backend: &B) -> Self {
+    /// A step spends nearly all of its matrix multiplications in the blocks. The layers around them have few rows or
+    /// columns: quantizing them would save little time, and their errors would go into every block, or straight into
+    /// the velocity.
+    pub fn for_backend<B: Backend>(backend: &B) -> Self {
         Self { blocks: backend.costs().products }
     }
 
-    /// How the weight `name` is stored.
+    /// Returns the storage of the weight `name`.
     pub fn storage(&self, name: &str) -> Storage {
-        if Self::may_quantise(name) { self.blocks } else { Storage::Native }
+        if Self::may_quantize(name) { self.blocks } else { Storage::Native }
     }
 
-    /// How the weights of the transformer's blocks are stored.
+    /// Returns the storage of weights in the transformer's blocks.
     pub fn blocks(&self) -> Storage {
         self.blocks
     }
 
-    /// Whether files of models in few bits have the matrix `name` in them: those of the transformer's blocks and of the
-    /// text encoder's layers. What is around these stays in 16 bits, and so do norms and embeddings.
-    pub fn is_quantised_in_files(name: &str) -> bool {
-        Self::may_quantise(name) || name.starts_with("model.layers.")
+    /// Returns `true` if quantized model files have the matrix `name` quantized: matrices of the transformer's blocks
+    /// and of the text encoder's layers. Other matrices, norms and embeddings stay in 16 bits.
+    pub fn is_quantized_in_files(name: &str) -> bool {
+        Self::may_quantize(name) || name.starts_with("model.layers.")
     }
 
-    /// Whether some policy stores the weight `name` in fewer bits.
-    pub fn may_quantise(name: &str) -> bool {
+    /// Returns `true` if some policy quantizes the weight `name`.
+    pub fn may_quantize(name: &str) -> bool {
         let mut blocks = OWN_MODELS.iter().flat_map(|model| model.layers.blocks);
         blocks.any(|(_, block, _)| name.strip_prefix(block).is_some_and(|rest| rest.starts_with('.')))
     }
@@ -303,26 +304,26 @@ impl WeightPolicy {
 pub struct TensorSlice {
     /// The tensor's key.
     pub key: String,
-    /// The first of the rows, in the tensor.
+    /// The index of the first row in the tensor.
     pub first: usize,
     /// The rows.
     pub view: TensorView,
 }
 
 impl TensorSlice {
-    /// Some of the rows.
+    /// Returns some of the rows.
     pub fn row_range(&self, rows: Range<usize>) -> Self {
         Self { key: self.key.clone(), first: self.first + rows.start, view: self.view.row_range(rows) }
     }
 }
 
-/// Where the layers of a component come from.
+/// The source of a component's layers.
 enum WeightOrigin<'a, B: Backend> {
     /// The files.
     Files,
-    /// The files; what is loaded is added here.
+    /// The files; loaded layers are also recorded here.
     Recorded(&'a RefCell<Layers<B>>),
-    /// Layers that are there already.
+    /// Layers that are already loaded.
     Layers(&'a Layers<B>),
 }
 
@@ -350,7 +351,7 @@ pub struct Weights<'a, B: Backend> {
 impl<'a, B: Backend> Weights<'a, B> {
     /// All weights of `files`.
     pub fn new(backend: &'a B, files: &'a TensorFiles) -> Self {
-        let (policy, blocks) = (WeightPolicy::of(backend), Arc::default());
+        let (policy, blocks) = (WeightPolicy::for_backend(backend), Arc::default());
         Self {
             backend,
             files,
@@ -363,12 +364,12 @@ impl<'a, B: Backend> Weights<'a, B> {
         }
     }
 
-    /// The same weights, where `blocks` says; by default all are resident.
+    /// Places the weights in `blocks`; by default all blocks are resident.
     pub fn with_blocks(self, blocks: Arc<Blocks<B>>) -> Self {
         Self { blocks, ..self }
     }
 
-    /// The same weights, which are uploaded together.
+    /// Uploads the weights together with others.
     pub fn with_uploads<'b>(&self, uploads: &'b B::Uploads) -> Weights<'b, B>
     where
         'a: 'b,
@@ -376,17 +377,17 @@ impl<'a, B: Backend> Weights<'a, B> {
         Weights { uploads: Some(uploads), ..self.at_key(self.prefix.clone()) }
     }
 
-    /// Where blocks are.
+    /// Returns the placement of blocks.
     pub fn blocks(&self) -> &Arc<Blocks<B>> {
         &self.blocks
     }
 
-    /// The same weights, which belong to block `block` in the order of use.
-    pub fn of_block(self, block: usize) -> Self {
+    /// Assigns the weights to block `block`, in the order of use.
+    pub fn for_block(self, block: usize) -> Self {
         Self { block: Some(block), ..self }
     }
 
-    /// The same weights; every linear layer and vector that is loaded is added to `layers` too.
+    /// Records every loaded linear layer and vector in `layers`, too.
     pub fn recorded<'b>(&self, layers: &'b RefCell<Layers<B>>) -> Weights<'b, B>
     where
         'a: 'b,
@@ -394,20 +395,20 @@ impl<'a, B: Backend> Weights<'a, B> {
         Weights { source: WeightOrigin::Recorded(layers), ..self.at_key(self.prefix.clone()) }
     }
 
-    /// The same weights, but linear layers and vectors are those of `layers`, which share their memory.
-    pub fn of_layers<'b>(&self, layers: &'b Layers<B>) -> Weights<'b, B>
+    /// Takes linear layers and vectors from `layers`, whose memory is shared, instead of loading them.
+    pub fn with_layers<'b>(&self, layers: &'b Layers<B>) -> Weights<'b, B>
     where
         'a: 'b,
     {
         Weights { source: WeightOrigin::Layers(layers), ..self.at_key(self.prefix.clone()) }
     }
 
-    /// The backend that weights are loaded to.
+    /// Returns the backend that weights are loaded to.
     pub fn backend(&self) -> &'a B {
         self.backend
     }
 
-    /// The weights whose keys continue with `name`.
+    /// Returns the weights whose keys continue with `name`.
     pub fn at(&self, name: impl std::fmt::Display) -> Self {
         self.at_key(self.key(name))
     }
@@ -420,17 +421,17 @@ impl<'a, B: Backend> Weights<'a, B> {
         if self.prefix.is_empty() { name.to_string() } else { format!("{}.{name}", self.prefix) }
     }
 
-    /// A tensor as it lies in the file.
+    /// Returns a tensor as stored in the file.
     pub fn view(&self, name: &str, shape: &[usize]) -> Result<TensorView> {
         self.files.get(&self.key(name), shape)
     }
 
-    /// A tensor as it lies in the file, to be a part of a layer.
+    /// Returns a tensor as stored in the file, as a part of a layer.
     pub fn part(&self, name: &str, shape: &[usize]) -> Result<TensorSlice> {
         Ok(TensorSlice { key: self.key(name), first: 0, view: self.view(name, shape)? })
     }
 
-    /// A tensor as it lies in the file, or the pieces of it, one under the other, to be parts of a layer.
+    /// Returns a tensor as stored in the file, or its pieces, as stacked parts of a layer.
     pub fn parts(&self, name: &str, shape: &[usize]) -> Result<Vec<TensorSlice>> {
         let (key, mut first) = (self.key(name), 0);
         let part = |view: TensorView| {
@@ -441,12 +442,12 @@ impl<'a, B: Backend> Weights<'a, B> {
         Ok(self.files.parts(&key, shape)?.into_iter().map(part).collect())
     }
 
-    /// `<name>.weight` [rows, cols].
+    /// Loads `<name>.weight` [rows, cols].
     pub fn linear(&self, name: &str, rows: usize, cols: usize) -> Result<Linear<B>> {
         self.linear_of(name, &self.parts(&format!("{name}.weight"), &[rows, cols])?)
     }
 
-    /// A layer `name` whose rows are the parts' rows, one part under the other.
+    /// Loads a layer `name` from stacked parts.
     pub fn linear_of(&self, name: &str, parts: &[TensorSlice]) -> Result<Linear<B>> {
         let key = self.key(name);
         if let WeightOrigin::Layers(layers) = self.source {
@@ -467,8 +468,8 @@ impl<'a, B: Backend> Weights<'a, B> {
         Ok(linear)
     }
 
-    /// `<name>.weight` [rows, cols] of each (name, cols), whose products are summed: see [`Tensor::linear_sum`]. They
-    /// are stored alike.
+    /// Loads `<name>.weight` [rows, cols] of each (name, cols), for layers whose results are summed: see
+    /// [`Tensor::linear_sum`]. They are stored alike.
     pub fn summed_linears(&self, names: &[(&str, usize)], rows: usize) -> Result<Vec<Linear<B>>> {
         let keys: Vec<_> = names.iter().map(|(name, _)| self.key(name)).collect();
         if let WeightOrigin::Layers(layers) = self.source {
@@ -494,13 +495,13 @@ impl<'a, B: Backend> Weights<'a, B> {
         Ok(linears)
     }
 
-    /// A layer `name` made of `<part>.weight` of each part, [rows, cols], one under the other.
+    /// Loads a layer `name` from the stacked weights `<part>.weight` [rows, cols] of the parts.
     pub fn stacked_linear(&self, name: &str, parts: &[&str], rows: usize, cols: usize) -> Result<Linear<B>> {
         let parts = parts.iter().map(|part| self.parts(&format!("{part}.weight"), &[rows, cols]));
         self.linear_of(name, &parts.collect::<Result<Vec<_>>>()?.concat())
     }
 
-    /// A vector \[n\] as [1, n].
+    /// Loads a vector \[n\] as [1, n].
     pub fn vector(&self, name: &str, n: usize) -> Result<Tensor<B>> {
         let part = self.part(name, &[n])?;
         if let WeightOrigin::Layers(layers) = self.source {
@@ -513,12 +514,12 @@ impl<'a, B: Backend> Weights<'a, B> {
         Ok(vector)
     }
 
-    /// `<name>.weight` [out, in, side, side].
+    /// Loads `<name>.weight` [out, in, side, side].
     pub fn conv(&self, name: &str, channels: usize, out: usize, side: usize) -> Result<ConvKernel<B>> {
         self.conv_of(&self.view(&format!("{name}.weight"), &[out, channels, side, side])?)
     }
 
-    /// A convolution of `view` [out, in, side, side].
+    /// Loads a convolution from `view` [out, in, side, side].
     pub fn conv_of(&self, view: &TensorView) -> Result<ConvKernel<B>> {
         ConvKernel::load_with(self.backend, view, self.uploads)
     }
@@ -530,23 +531,23 @@ mod tests {
     use crate::backend::cpu::{Cpu, Precision};
 
     #[test]
-    fn only_weights_of_blocks_may_be_quantised() {
+    fn only_weights_of_blocks_may_be_quantized() {
         for name in ["transformer_blocks.0.attn.to_q.weight", "single_transformer_blocks.11.attn.to_out"] {
-            assert!(WeightPolicy::may_quantise(name), "{name}");
+            assert!(WeightPolicy::may_quantize(name), "{name}");
         }
         for name in
             ["x_embedder.weight", "proj_out", "model.layers.0.mlp.up_proj", "transformer_blocksx", "decoder.conv_in"]
         {
-            assert!(!WeightPolicy::may_quantise(name), "{name}");
+            assert!(!WeightPolicy::may_quantize(name), "{name}");
         }
-        assert!(WeightPolicy::is_quantised_in_files("model.layers.0.mlp.up_proj.weight"));
-        assert!(WeightPolicy::is_quantised_in_files("transformer_blocks.0.attn.to_q.weight"));
+        assert!(WeightPolicy::is_quantized_in_files("model.layers.0.mlp.up_proj.weight"));
+        assert!(WeightPolicy::is_quantized_in_files("transformer_blocks.0.attn.to_q.weight"));
         for name in ["model.embed_tokens.weight", "lm_head.weight", "proj_out.weight", "model.norm.weight"] {
-            assert!(!WeightPolicy::is_quantised_in_files(name), "{name}");
+            assert!(!WeightPolicy::is_quantized_in_files(name), "{name}");
         }
         let policy = WeightPolicy { blocks: Storage::Fp8 };
         assert_eq!(policy.storage("transformer_blocks.3.ff.linear_in"), Storage::Fp8);
         assert_eq!(policy.storage("norm_out.linear"), Storage::Native);
-        assert_eq!(WeightPolicy::of(&Cpu::new(Precision::F32)).blocks(), Storage::Native);
+        assert_eq!(WeightPolicy::for_backend(&Cpu::new(Precision::F32)).blocks(), Storage::Native);
     }
 }

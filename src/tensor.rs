@@ -1,12 +1,12 @@
-//! `Tensor<B>`: rows x cols in the memory of a backend, with one row stride.
+//! [`Tensor`]: a matrix of rows x cols in the memory of a backend, with one row stride.
 //!
 //! Heads are a way to read columns (`[tokens, heads, head_dim]` is `[tokens, dim]`) and pixels are rows (`[height *
 //! width, channels]`), so two axes are enough for every model and no kernel needs a transpose.
 //!
-//! Ownership says what may be overwritten. An op that takes `self` by value may write its result over
-//! the receiver; one that takes `&self` may not. [`Tensor::split_cols`] and [`Tensor::split_rows`]
-//! consume their parent, so their parts own disjoint cells and stay writable; [`Tensor::row_view`]
-//! borrows cells that belong to another tensor, so an op on it always writes elsewhere.
+//! Ownership controls overwriting. An op that takes `self` by value may write its result over the receiver; an op that
+//! takes `&self` must not. [`Tensor::split_cols`] and [`Tensor::split_rows`] consume their parent, so their parts own
+//! disjoint cells and stay writable. [`Tensor::row_view`] borrows cells of another tensor, so an op on it always
+//! writes elsewhere.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -43,52 +43,52 @@ pub struct Tensor<B: Memory> {
 }
 
 impl<B: Memory> Tensor<B> {
-    /// A dense tensor that owns the whole of `buffer`. For backends.
+    /// Creates a dense tensor that owns the whole of `buffer`. For backends.
     pub fn from_buffer(backend: &B, buffer: B::Buffer, rows: usize, cols: usize) -> Self {
         Self { backend: backend.clone(), buffer: Arc::new(buffer), offset: 0, rows, cols, stride: cols, writable: true }
     }
 
-    /// Number of rows: tokens or pixels.
+    /// Returns the number of rows: tokens or pixels.
     pub fn rows(&self) -> usize {
         self.rows
     }
 
-    /// Number of columns: features or channels.
+    /// Returns the number of columns: features or channels.
     pub fn cols(&self) -> usize {
         self.cols
     }
 
-    /// Elements from one row to the next.
+    /// Returns the number of elements from one row to the next.
     pub fn stride(&self) -> usize {
         self.stride
     }
 
-    /// Elements from the start of the buffer to the first cell.
+    /// Returns the number of elements from the start of the buffer to the first cell.
     pub fn offset(&self) -> usize {
         self.offset
     }
 
-    /// Whether an op that consumes this tensor may write over its cells.
+    /// Returns `true` if an op that consumes this tensor may write over its cells.
     pub fn writable(&self) -> bool {
         self.writable
     }
 
-    /// The type of its values.
+    /// Returns the type of its values.
     pub fn dtype(&self) -> Dtype {
         B::dtype(&self.buffer)
     }
 
-    /// Where this tensor lives.
+    /// Returns the backend that holds the tensor.
     pub fn backend(&self) -> &B {
         &self.backend
     }
 
-    /// The memory that it views, which other tensors may share.
+    /// Returns the buffer that it views, which other tensors may share.
     pub fn buffer(&self) -> &Arc<B::Buffer> {
         &self.buffer
     }
 
-    /// The memory itself, when this tensor views all of it and is the only one that does; otherwise the tensor. For
+    /// Returns the buffer if this tensor views all of it and is its only owner; otherwise returns the tensor. For
     /// backends.
     pub fn into_buffer(self) -> std::result::Result<B::Buffer, Self> {
         if !self.writable || self.offset != 0 || self.stride != self.cols {
@@ -110,24 +110,24 @@ impl<B: Memory> Tensor<B> {
         }
     }
 
-    /// Rows `range`, for reading: an op never writes over them, even when it consumes the view.
+    /// Returns rows `range` for reading: an op never writes over them, even if it consumes the view.
     pub fn row_view(&self, range: Range<usize>) -> Self {
         assert!(range.start <= range.end && range.end <= self.rows, "rows {range:?} of {}", self.rows);
         self.view(self.offset + range.start * self.stride, range.len(), self.cols, false)
     }
 
-    /// Columns `range`, for reading, as [`Tensor::row_view`].
+    /// Returns columns `range` for reading, as [`Tensor::row_view`].
     pub fn col_view(&self, range: Range<usize>) -> Self {
         assert!(range.start <= range.end && range.end <= self.cols, "columns {range:?} of {}", self.cols);
         self.view(self.offset + range.start, self.rows, range.len(), false)
     }
 
-    /// The same cells for reading, as a tensor of `backend`. For backends that can read each other's memory.
+    /// Returns the cells for reading, as a tensor of `backend`. For backends that can read each other's memory.
     pub(crate) fn view_on(&self, backend: &B) -> Self {
         Self { backend: backend.clone(), ..self.view(self.offset, self.rows, self.cols, false) }
     }
 
-    /// The first `rows` rows and the rest, each as writable as the whole was.
+    /// Splits into the first `rows` rows and the rest, each as writable as the whole.
     pub fn split_rows(self, rows: usize) -> (Self, Self) {
         assert!(rows <= self.rows, "split at row {rows} of {}", self.rows);
         let top = self.view(self.offset, rows, self.cols, self.writable);
@@ -135,7 +135,7 @@ impl<B: Memory> Tensor<B> {
         (top, bottom)
     }
 
-    /// Columns side by side, of the given widths, each as writable as the whole was.
+    /// Splits into adjacent columns of the given widths, each as writable as the whole.
     pub fn split_cols<const N: usize>(self, widths: [usize; N]) -> [Self; N] {
         assert_eq!(widths.iter().sum::<usize>(), self.cols, "widths {widths:?} do not add up to {} columns", self.cols);
         let mut start = self.offset;
@@ -146,7 +146,7 @@ impl<B: Memory> Tensor<B> {
         })
     }
 
-    /// The tensor whose columns are those of `parts`, when the parts lie side by side in one buffer.
+    /// Returns one tensor of the columns of `parts`, if they are adjacent in one buffer.
     pub fn adjacent_cols(parts: &[&Self]) -> Option<Self> {
         let first = parts.first()?;
         let follows = |pair: &[&Self]| {
@@ -161,8 +161,7 @@ impl<B: Memory> Tensor<B> {
             .then(|| first.view(first.offset, first.rows, cols, false))
     }
 
-    /// Undoes [`Tensor::split_rows`] when `top` and `bottom` still lie one under the other in one buffer; otherwise
-    /// returns both.
+    /// Undoes [`Tensor::split_rows`] if `top` and `bottom` are still adjacent in one buffer; otherwise returns both.
     pub fn adjacent_rows(top: Self, bottom: Self) -> std::result::Result<Self, (Self, Self)> {
         let follows = Arc::ptr_eq(&top.buffer, &bottom.buffer)
             && top.stride == bottom.stride
@@ -186,7 +185,7 @@ impl<B: Memory> Tensor<B> {
     pub(crate) fn expect_vec(&self, op: &str, name: &str, vector: &Self) -> Result<()> {
         expect(vector.rows == 1 && vector.cols == self.cols, op, || {
             format!(
-                "x is [{}, {}] but {name} is [{}, {}], expected [1, {}]",
+                "x has shape [{}, {}], but {name} has shape [{}, {}], expected [1, {}]",
                 self.rows, self.cols, vector.rows, vector.cols, self.cols
             )
         })
@@ -194,7 +193,7 @@ impl<B: Memory> Tensor<B> {
 
     pub(crate) fn expect_same(&self, op: &str, name: &str, other: &Self) -> Result<()> {
         expect(other.rows == self.rows && other.cols == self.cols, op, || {
-            format!("x is [{}, {}] but {name} is [{}, {}]", self.rows, self.cols, other.rows, other.cols)
+            format!("x has shape [{}, {}], but {name} has shape [{}, {}]", self.rows, self.cols, other.rows, other.cols)
         })
     }
 }
@@ -216,12 +215,12 @@ pub(crate) fn expect_f32<B: Memory>(op: &str, on: &B, operands: &[&Tensor<B>]) -
 
 fn expect_dtype<B: Memory>(op: &str, on: &B, x: &Tensor<B>, dtype: Dtype) -> Result<()> {
     expect(on.is_same_device(x.backend()), op, || {
-        format!("a tensor is on {}, another on {}", x.backend().describe(), on.describe())
+        format!("the tensors are on different devices, {} and {}", x.backend().describe(), on.describe())
     })?;
-    expect(x.dtype() == dtype, op, || format!("a tensor is of {:?}, expected {dtype:?}", x.dtype()))
+    expect(x.dtype() == dtype, op, || format!("a tensor has type {:?}, expected {dtype:?}", x.dtype()))
 }
 
-/// An error that names the op, unless `condition` holds.
+/// Returns an error that names the op, unless `condition` holds.
 pub(crate) fn expect(condition: bool, op: &str, what: impl FnOnce() -> String) -> Result<()> {
     if condition { Ok(()) } else { Err(Error::new(what()).at(format!("op `{op}`"))) }
 }

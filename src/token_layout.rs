@@ -1,83 +1,83 @@
-//! Which tokens a sequence has, and how they lie in the rows of a tensor.
+//! The tokens of a sequence, and their order in the rows of a tensor.
 
 use crate::error::{Error, Result};
 
-/// Which tokens ask queries in attention.
+/// The tokens that have queries in attention.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Queries {
-    /// All of them.
+    /// All tokens.
     All,
-    /// Those of the image alone: nothing reads what the others would become.
+    /// Image tokens only: the outputs of the other tokens are not read.
     Image,
 }
 
-/// The segments of a sequence: text, the reference images one after the other, and the image that is made.
+/// The segments of a sequence: text, the reference images one after the other, and the generated image.
 ///
-/// The rows of a tensor are the text of every sample, then the reference images, then the image of every sample. So the
-/// text rows of a whole batch are one block of rows, the image stream (references and image) is another, and so is what
-/// lies in front of the image. The tokens of a sample are its text, the references and its image, in this order,
-/// wherever they lie. Sequences with references are long enough to fill a device alone, so they are of one sample.
+/// The rows of a tensor are the text of every sample, then the reference images, then the image of every sample. So
+/// the text rows of a whole batch are contiguous, and so are the image stream (references and image) and the rows
+/// before the image. The tokens of a sample are numbered in the order text, references, image, independent of their
+/// rows. Sequences with references are long enough to fill a device alone, so they have one sample.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct TokenLayout {
-    /// Samples; each attends to itself only.
+    /// Number of samples; each attends only to itself.
     pub batch: usize,
     /// Text tokens of one sample.
     pub txt: usize,
-    /// Tokens of all reference images; none where there is more than one sample.
+    /// Tokens of all reference images; 0 with several samples.
     pub references: usize,
     /// Tokens of one sample's image.
     pub img: usize,
-    /// Which of them ask queries.
+    /// The tokens that have queries.
     pub queries: Queries,
 }
 
 impl TokenLayout {
-    /// Text and image of `batch` samples, without references. All tokens ask queries.
+    /// Creates a layout of text and image of `batch` samples, without references. All tokens have queries.
     pub fn new(batch: usize, txt: usize, img: usize) -> Self {
         Self { batch, txt, references: 0, img, queries: Queries::All }
     }
 
-    /// One sample of `tokens` tokens of one kind.
+    /// Creates a layout of one sample with `tokens` tokens of one kind.
     pub fn single(tokens: usize) -> Self {
         Self::new(1, 0, tokens)
     }
 
-    /// The same tokens, of which only those of the image ask queries.
+    /// Restricts queries to the tokens of the image.
     pub fn image_queries(self) -> Self {
         Self { queries: Queries::Image, ..self }
     }
 
-    /// Tokens of one sample.
+    /// Returns the number of tokens of one sample.
     pub fn tokens(&self) -> usize {
         self.txt + self.image_stream()
     }
 
-    /// Tokens of one sample that are not text.
+    /// Returns the number of tokens of one sample that are not text.
     pub fn image_stream(&self) -> usize {
         self.references + self.img
     }
 
-    /// Rows of a tensor of all tokens.
+    /// Returns the rows of a tensor of all tokens.
     pub fn rows(&self) -> usize {
         self.batch * self.tokens()
     }
 
-    /// Rows of text, which come first.
+    /// Returns the number of text rows, which come first.
     pub fn txt_rows(&self) -> usize {
         self.batch * self.txt
     }
 
-    /// Rows of text and references, which come before the images.
+    /// Returns the number of rows of text and references, which come before the images.
     pub fn context_rows(&self) -> usize {
         self.rows() - self.img_rows()
     }
 
-    /// Rows of images, which come last.
+    /// Returns the number of image rows, which come last.
     pub fn img_rows(&self) -> usize {
         self.batch * self.img
     }
 
-    /// The first token of a sample that asks a query.
+    /// Returns the first token of a sample that has a query.
     pub fn first_query(&self) -> usize {
         match self.queries {
             Queries::All => 0,
@@ -85,7 +85,7 @@ impl TokenLayout {
         }
     }
 
-    /// The first rows, which have keys and values but ask no queries.
+    /// Returns the number of first rows that have keys and values but no queries.
     pub fn rows_without_query(&self) -> usize {
         match self.queries {
             Queries::All => 0,
@@ -93,12 +93,12 @@ impl TokenLayout {
         }
     }
 
-    /// Rows of a tensor of queries.
+    /// Returns the rows of a tensor of queries.
     pub fn query_rows(&self) -> usize {
         self.rows() - self.rows_without_query()
     }
 
-    /// The row of token `token` of sample `sample`.
+    /// Returns the row of token `token` of sample `sample`.
     pub fn row(&self, sample: usize, token: usize) -> usize {
         if token < self.txt {
             sample * self.txt + token
@@ -107,12 +107,12 @@ impl TokenLayout {
         }
     }
 
-    /// The token, counted in its own sample, that is in row `row`.
+    /// Returns the token in row `row`, counted in its own sample.
     pub fn token(&self, row: usize) -> usize {
         if row < self.txt_rows() { row % self.txt } else { self.txt + (row - self.txt_rows()) % self.image_stream() }
     }
 
-    /// Errors where several samples have references.
+    /// Errors if several samples have references.
     pub(crate) fn check(&self, op: &str) -> Result<()> {
         if self.batch == 1 || self.references == 0 {
             return Ok(());

@@ -1,51 +1,51 @@
-//! Which rows of a whole each device of a group has, where several devices make one image.
+//! The split of rows among devices that make one image together.
 //!
-//! Everything that several devices share is shared evenly and in the order of their ranks, the first ranks with one
-//! more where it does not divide; a rank may have none. So a rank and the size of the whole tell which rows it has.
+//! Everything is shared evenly and in the order of ranks. If the count is not divisible, the first ranks have one
+//! more; a rank may have none. So a rank and the size of the whole determine the rank's rows.
 
 use std::ops::Range;
 
 use crate::error::{Error, Result};
 use crate::token_layout::{Queries, TokenLayout};
 
-/// The share of `count` things that rank `rank` of `world` has.
+/// Returns the share of `count` items that rank `rank` of `world` has.
 pub fn share(count: usize, rank: usize, world: usize) -> Range<usize> {
     let (each, more) = (count / world, count % world);
     let first = |rank: usize| rank * each + rank.min(more);
     first(rank)..first(rank + 1)
 }
 
-/// How many of `heads` each of `world` devices has.
+/// Returns the number of `heads` that each of `world` devices has.
 ///
-/// Errors when they cannot have as many each.
+/// Errors if the heads cannot be shared evenly.
 pub fn own_heads(heads: usize, world: usize) -> Result<usize> {
     if world > 0 && heads.is_multiple_of(world) {
         return Ok(heads / world);
     }
     let fitting: Vec<_> = (1..=heads).filter(|world| heads.is_multiple_of(*world)).map(|n| n.to_string()).collect();
     Err(Error::new(format!("{world} devices cannot share {heads} heads of attention evenly"))
-        .hint(format!("use as many devices as divide the heads: {}", fitting.join(", "))))
+        .hint(format!("use one of these numbers of devices: {}", fitting.join(", "))))
 }
 
-/// Which devices of a group share the tokens of a sequence.
+/// The devices of a group that share the tokens of a sequence.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub enum Sharing {
-    /// All of them: they make one evaluation of a step together.
+    /// All devices: they make one evaluation of a step together.
     #[default]
     Group,
-    /// Each half of them has a sequence of its own: both evaluations of guidance are made at the same time.
+    /// Each half of the devices has a sequence of its own: both evaluations of guidance run at the same time.
     Half,
 }
 
 impl Sharing {
-    /// The ranks that share a sequence with rank `rank` of `world`.
+    /// Returns the ranks that share a sequence with rank `rank` of `world`.
     ///
-    /// Panics when a group of an odd number is to be halved.
+    /// Panics if an odd number of ranks is to be halved.
     pub fn ranks(self, rank: usize, world: usize) -> Range<usize> {
         match self {
             Self::Group => 0..world,
             Self::Half => {
-                assert!(world.is_multiple_of(2), "{world} ranks have no halves");
+                assert!(world.is_multiple_of(2), "{world} ranks cannot be split into halves");
                 let half = world / 2;
                 rank / half * half..(rank / half + 1) * half
             }
@@ -53,8 +53,8 @@ impl Sharing {
     }
 }
 
-/// Rows of one kind: `times` blocks, one under the other, of which each is `units` pieces of `unit` rows. Of each
-/// block, each rank has its share of the pieces.
+/// Rows of one kind: `times` stacked blocks of `units` pieces of `unit` rows each. Every rank has its share of each
+/// block's pieces.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 struct RowGroup {
     times: usize,
@@ -64,53 +64,53 @@ struct RowGroup {
 
 const NONE: RowGroup = RowGroup { times: 0, units: 0, unit: 0 };
 
-/// Which rows of a whole tensor each rank has, in a tensor of its own, in the order of the whole.
+/// The rows of a whole tensor that each rank has, in a tensor of its own, in the order of the whole.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct RowSplit {
-    /// The first of the ranks of the group that share the rows. They are counted from it here.
+    /// The first rank of the group that shares the rows. The methods count ranks from it.
     first: usize,
     world: usize,
     kinds: [RowGroup; 3],
 }
 
-/// Rows of one rank that follow each other in the whole too; there may be none.
+/// Rows of one rank that are also contiguous in the whole; may be empty.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RowSpan {
-    /// Whose they are.
+    /// The rank that has the rows.
     pub rank: usize,
-    /// Where they are in the whole.
+    /// The position in the whole.
     pub whole: Range<usize>,
-    /// Where they are among the rows of the rank.
+    /// The position among the rows of the rank.
     pub own: Range<usize>,
 }
 
 impl RowSplit {
-    /// Bands of an image: its rows are `units` pieces of `unit` rows.
+    /// Creates the split of an image into bands: the image has `units` pieces of `unit` rows.
     pub fn bands(units: usize, unit: usize, world: usize) -> Self {
         Self { first: 0, world, kinds: [RowGroup { times: 1, units, unit }, NONE, NONE] }
     }
 
-    /// Devices that share the rows.
+    /// Returns the number of devices that share the rows.
     pub fn world(&self) -> usize {
         self.world
     }
 
-    /// Which ranks of the group these are.
+    /// Returns the ranks of the group that share the rows.
     pub fn ranks(&self) -> Range<usize> {
         self.first..self.first + self.world
     }
 
-    /// Rows of the whole.
+    /// Returns the rows of the whole.
     pub fn rows(&self) -> usize {
         self.kinds.iter().map(|kind| kind.times * kind.units * kind.unit).sum()
     }
 
-    /// Rows of rank `rank`.
+    /// Returns the rows of rank `rank`.
     pub fn rows_of(&self, rank: usize) -> usize {
         self.kinds.iter().map(|kind| kind.times * share(kind.units, rank, self.world).len() * kind.unit).sum()
     }
 
-    /// All rows of the whole, in its order.
+    /// Returns all rows of the whole, in its order.
     pub fn runs(&self) -> Vec<RowSpan> {
         let (mut runs, mut whole, mut own) = (Vec::new(), 0, vec![0; self.world]);
         for kind in self.kinds {
@@ -125,113 +125,112 @@ impl RowSplit {
         runs
     }
 
-    /// The rows of rank `rank`, in their order.
+    /// Returns the rows of rank `rank`, in their order.
     pub fn runs_of(&self, rank: usize) -> impl Iterator<Item = RowSpan> {
         self.runs().into_iter().filter(move |run| run.rank == rank)
     }
 }
 
-/// How the tokens of a sequence are shared: each rank has its share of each sample's text, of the references, and of
-/// each sample's image. So what a rank has is a sequence as well, of as many samples, and a token of it is at the same
-/// place in every sample.
+/// The split of a sequence's tokens: each rank has its share of each sample's text, of the references, and of each
+/// sample's image. A rank's tokens are also a sequence with all samples, and the share is the same in every sample.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct TokenSplit {
     whole: TokenLayout,
-    /// The first of the ranks of the group that share the tokens. They are counted from it here.
+    /// The first rank of the group that shares the tokens. The methods count ranks from it.
     first: usize,
     rank: usize,
     world: usize,
 }
 
 impl TokenSplit {
-    /// What rank `rank` of `world` has of the tokens of `whole`.
+    /// Creates the split of `whole` among `world` ranks, for rank `rank`.
     pub fn new(whole: TokenLayout, rank: usize, world: usize) -> Self {
         Self::shared(whole, Sharing::Group, rank, world)
     }
 
-    /// The same where not all ranks of the group share the tokens.
+    /// As [`TokenSplit::new`], among the ranks that `sharing` selects.
     pub fn shared(whole: TokenLayout, sharing: Sharing, rank: usize, world: usize) -> Self {
         assert!(rank < world, "rank {rank} of {world}");
         let ranks = sharing.ranks(rank, world);
         Self { whole, first: ranks.start, rank: rank - ranks.start, world: ranks.len() }
     }
 
-    /// All tokens of `whole`, on one device.
+    /// Creates a split of `whole` with all tokens on one device.
     pub fn alone(whole: TokenLayout) -> Self {
         Self::new(whole, 0, 1)
     }
 
-    /// All tokens of `whole` on rank `rank` of a group, whose others have nothing to do with them.
+    /// Creates a split with all tokens of `whole` on rank `rank` of a group.
     pub fn apart(whole: TokenLayout, rank: usize) -> Self {
         Self { whole, first: rank, rank: 0, world: 1 }
     }
 
-    /// The tokens of `batch` samples, on the same devices.
+    /// Sets the number of samples, on the same devices.
     pub fn with_batch(self, batch: usize) -> Self {
         Self { whole: TokenLayout { batch, ..self.whole }, ..self }
     }
 
-    /// The same tokens, of which only those of the image ask queries.
+    /// Restricts queries to the tokens of the image.
     pub fn image_queries(self) -> Self {
         Self { whole: self.whole.image_queries(), ..self }
     }
 
-    /// The tokens of the images alone, on the same devices.
+    /// Returns the split of the image tokens alone, on the same devices.
     pub fn image_alone(self) -> Self {
         Self { whole: TokenLayout { txt: 0, references: 0, ..self.whole }, ..self }
     }
 
-    /// `batch` samples of these tokens, which are of one kind.
-    pub fn of_one_kind(self, batch: usize) -> Self {
+    /// Returns the split of `batch` samples with as many tokens, all of one kind.
+    pub fn with_one_kind(self, batch: usize) -> Self {
         Self { whole: TokenLayout::new(batch, 0, self.whole.tokens()), ..self }
     }
 
-    /// The tokens of all ranks.
+    /// Returns the tokens of all ranks.
     pub fn whole(&self) -> TokenLayout {
         self.whole
     }
 
-    /// The tokens of this rank.
+    /// Returns the tokens of this rank.
     pub fn own(&self) -> TokenLayout {
         let [txt, references, img] = self.tokens().map(|tokens| tokens.len());
         TokenLayout { txt, references, img, ..self.whole }
     }
 
-    /// This rank, among those that share the tokens.
+    /// Returns this rank, counted among the ranks that share the tokens.
     pub fn rank(&self) -> usize {
         self.rank
     }
 
-    /// Devices that share the tokens.
+    /// Returns the number of devices that share the tokens.
     pub fn world(&self) -> usize {
         self.world
     }
 
-    /// Which ranks of the group these are.
+    /// Returns the ranks of the group that share the tokens.
     pub fn ranks(&self) -> Range<usize> {
         self.first..self.first + self.world
     }
 
-    /// The tokens of this rank in each sample: of its text, of the references and of its image, each counted from the
-    /// first of its kind.
+    /// Returns the tokens of this rank in each sample: text, references and image, each counted from the first of its
+    /// kind.
     pub fn tokens(&self) -> [Range<usize>; 3] {
         [self.whole.txt, self.whole.references, self.whole.img].map(|count| share(count, self.rank, self.world))
     }
 
-    /// The rows of all tokens.
+    /// Returns the rows of all tokens.
     pub fn rows(&self) -> RowSplit {
         let TokenLayout { batch, txt, references, img, .. } = self.whole;
         let kind = |units| RowGroup { times: batch, units, unit: 1 };
         RowSplit { first: self.first, world: self.world, kinds: [kind(txt), kind(references), kind(img)] }
     }
 
-    /// The rows of images alone.
+    /// Returns the rows of the image tokens alone.
     pub fn image_rows(&self) -> RowSplit {
         let [_, _, images] = self.rows().kinds;
         RowSplit { kinds: [images, NONE, NONE], ..self.rows() }
     }
 
-    /// The rows of tokens that ask queries.
+    /// Returns the rows of tokens that have queries.
     pub fn query_rows(&self) -> RowSplit {
         match self.whole.queries {
             Queries::All => self.rows(),

@@ -1,5 +1,5 @@
 //! Adapters of every kind and layout: each gives the image of a folder whose weights were merged here, in float64, by
-//! the rules of those who write them.
+//! the rules of the programs that write such adapters.
 
 #[cfg(unix)]
 mod refused;
@@ -27,7 +27,7 @@ struct Matrix {
 }
 
 impl Matrix {
-    fn of(rows: usize, cols: usize, value: impl Fn(usize, usize) -> f64) -> Self {
+    fn from_fn(rows: usize, cols: usize, value: impl Fn(usize, usize) -> f64) -> Self {
         let values = (0..rows * cols).map(|cell| value(cell / cols, cell % cols)).collect();
         Self { rows, cols, values }
     }
@@ -37,17 +37,19 @@ impl Matrix {
     }
 
     fn times(&self, other: &Self) -> Self {
-        Self::of(self.rows, other.cols, |row, col| (0..self.cols).map(|k| self.at(row, k) * other.at(k, col)).sum())
+        Self::from_fn(self.rows, other.cols, |row, col| {
+            (0..self.cols).map(|k| self.at(row, k) * other.at(k, col)).sum()
+        })
     }
 
     fn kron(&self, other: &Self) -> Self {
-        Self::of(self.rows * other.rows, self.cols * other.cols, |row, col| {
+        Self::from_fn(self.rows * other.rows, self.cols * other.cols, |row, col| {
             self.at(row / other.rows, col / other.cols) * other.at(row % other.rows, col % other.cols)
         })
     }
 
     fn map(&self, other: &Self, f: impl Fn(f64, f64) -> f64) -> Self {
-        Self::of(self.rows, self.cols, |row, col| f(self.at(row, col), other.at(row, col)))
+        Self::from_fn(self.rows, self.cols, |row, col| f(self.at(row, col), other.at(row, col)))
     }
 
     fn scaled(&self, factor: f64) -> Self {
@@ -55,11 +57,11 @@ impl Matrix {
     }
 
     fn row_range(&self, first: usize, rows: usize) -> Self {
-        Self::of(rows, self.cols, |row, col| self.at(first + row, col))
+        Self::from_fn(rows, self.cols, |row, col| self.at(first + row, col))
     }
 }
 
-/// Numbers without a pattern, as a file holds them: of float32.
+/// Float32 numbers without a pattern.
 struct Random(u64);
 
 impl Random {
@@ -85,7 +87,7 @@ enum Kind {
     Replacement,
 }
 
-/// How a file names its tensors.
+/// The names of tensors in a file.
 #[derive(Clone, Copy, Debug)]
 struct Layout {
     kind: Kind,
@@ -93,15 +95,15 @@ struct Layout {
     /// Fused layers, as in the single file.
     bfl: bool,
     underscores: bool,
-    /// The ends of the names of down and up.
+    /// The suffixes of down and up.
     halves: [&'static str; 2],
     alpha: Option<f32>,
     metadata: Option<&'static str>,
-    /// What is in `adapter_config.json` of the adapter's folder.
+    /// The content of `adapter_config.json` in the adapter's folder.
     config: Option<&'static str>,
-    /// The end of the name of a magnitude.
+    /// The suffix of a magnitude.
     magnitude: &'static str,
-    /// Axes of factors: those of more than two have a length of 1.
+    /// Axes of factors: axes after the second have length 1.
     axes: usize,
 }
 
@@ -169,7 +171,7 @@ const LAYOUTS: [Layout; 26] = [
 
 type Tensors = BTreeMap<String, Matrix>;
 
-/// The tensors of a model's transformer; vectors have one column.
+/// Reads the tensors of a model's transformer; vectors have one column.
 fn weights(dir: &Path) -> Tensors {
     let mut tensors = Tensors::new();
     for entry in fs::read_dir(dir.join("transformer")).unwrap() {
@@ -186,7 +188,7 @@ fn weights(dir: &Path) -> Tensors {
     tensors
 }
 
-/// A module as a file names it, and the layers whose rows it has.
+/// Returns the modules of a file by name, and the layers whose rows each has.
 fn modules(weights: &Tensors, layout: &Layout) -> Vec<(String, Vec<String>)> {
     let layers: Vec<String> =
         weights.iter().filter(|(_, w)| w.cols > 1).map(|(n, _)| n.replace(".weight", "")).collect();
@@ -233,7 +235,7 @@ fn modules(weights: &Tensors, layout: &Layout) -> Vec<(String, Vec<String>)> {
     modules
 }
 
-/// The tensors of a module's change, and the weight that it becomes.
+/// Returns the tensors of a module's change, and the changed weight.
 fn change(name: &str, base: &Matrix, layout: &Layout, random: &mut Random) -> (Vec<(String, Matrix)>, Matrix) {
     let (rows, cols) = (base.rows, base.cols);
     let reach = 0.6 / (cols as f64).sqrt();
@@ -258,7 +260,7 @@ fn change(name: &str, base: &Matrix, layout: &Layout, random: &mut Random) -> (V
             let magnitude = magnitude.map(&magnitude, |_, m| f64::from((1.0 + m) as f32));
             let length = |row| (0..cols).map(|col| sum.at(row, col).powi(2)).sum::<f64>().sqrt();
             let lengths: Vec<f64> = (0..rows).map(length).collect();
-            let merged = Matrix::of(rows, cols, |row, col| magnitude.at(row, 0) * sum.at(row, col) / lengths[row]);
+            let merged = Matrix::from_fn(rows, cols, |row, col| magnitude.at(row, 0) * sum.at(row, col) / lengths[row]);
             tensors.push((layout.magnitude.to_string(), magnitude));
             (tensors, merged)
         }
@@ -297,7 +299,7 @@ fn change(name: &str, base: &Matrix, layout: &Layout, random: &mut Random) -> (V
     }
 }
 
-/// Writes an adapter, and returns the weights that the model has with it.
+/// Writes an adapter, and returns the weights of the model with it.
 fn write_adapter(path: &Path, base: &Tensors, layout: &Layout, seed: u64) -> Tensors {
     let (mut merged, mut file) = (base.clone(), Vec::new());
     let mut random = Random(seed);
@@ -305,15 +307,15 @@ fn write_adapter(path: &Path, base: &Tensors, layout: &Layout, seed: u64) -> Ten
         let of_layers: Vec<&Matrix> = layers.iter().map(|layer| &base[&format!("{layer}.weight")]).collect();
         let (rows, cols) = (of_layers.iter().map(|w| w.rows).sum(), of_layers[0].cols);
         let stacked = of_layers.iter().flat_map(|w| w.values.clone()).collect();
-        // The single file has the halves of the final modulation the other way round.
+        // The single file has the halves of the final modulation in the other order.
         let half = if name.contains("adaLN") { rows / 2 } else { 0 };
-        let swap = |w: &Matrix| Matrix::of(rows, cols, |row, col| w.at((row + half) % rows, col));
+        let swap = |w: &Matrix| Matrix::from_fn(rows, cols, |row, col| w.at((row + half) % rows, col));
         let (tensors, changed) = change(&name, &swap(&Matrix { rows, cols, values: stacked }), layout, &mut random);
         let changed = swap(&changed);
         let spelled = if layout.underscores { name.replace('.', "_") } else { name };
         file.extend(tensors.into_iter().map(|(end, matrix)| (format!("{}{spelled}{end}", layout.prefix), matrix)));
         if let Some(alpha) = layout.alpha {
-            file.push((format!("{}{spelled}.alpha", layout.prefix), Matrix::of(1, 1, |_, _| f64::from(alpha))));
+            file.push((format!("{}{spelled}.alpha", layout.prefix), Matrix::from_fn(1, 1, |_, _| f64::from(alpha))));
         }
         let mut first = 0;
         for (layer, w) in layers.iter().zip(of_layers) {
@@ -333,7 +335,7 @@ fn write(path: &Path, tensors: &[(String, Matrix)], metadata: HashMap<String, St
     write_axes(path, tensors, metadata, 2);
 }
 
-/// Writes matrices with so many axes.
+/// Writes matrices with `axes` axes.
 fn write_axes(path: &Path, tensors: &[(String, Matrix)], metadata: HashMap<String, String>, axes: usize) {
     let bytes: Vec<Vec<u8>> = tensors
         .iter()
@@ -350,7 +352,7 @@ fn write_axes(path: &Path, tensors: &[(String, Matrix)], metadata: HashMap<Strin
     safetensors::serialize_to_file(views, Some(metadata), path).unwrap();
 }
 
-/// A copy of a model with other weights in its transformer.
+/// Copies a model with other weights in its transformer.
 fn merged_folder(model: &Path, weights: &Tensors) -> TempDir {
     let folder = tempfile::tempdir().unwrap();
     for entry in fs::read_dir(model).unwrap() {
@@ -404,7 +406,7 @@ fn every_layout_and_kind_gives_the_image_of_the_merged_folder() {
     }
 }
 
-/// With strength a, a weight becomes W + a (W' - W), whatever W' is; changes of several adapters are added.
+/// With strength a, a weight becomes W + a (W' - W), for any W'; changes of several adapters are added.
 #[test]
 fn strengths_multiply_and_several_adapters_add() {
     let dir = folder_of("sharded");
@@ -453,7 +455,7 @@ fn the_program_takes_adapters_and_says_which_it_used() {
     let own = tempfile::tempdir().unwrap();
     write_adapter(&own.path().join("a:b.safetensors"), &weights(&dir), &KOHYA, 1);
     let draw = |flags: &[&str]| {
-        Run::of(
+        Run::new(
             flux().current_dir(own.path()).arg("-d").arg(&dir).args(["-p", "a cat", "-S", "3"]).args(SMALL).args(flags),
         )
     };
@@ -462,7 +464,7 @@ fn the_program_takes_adapters_and_says_which_it_used() {
     let run =
         draw(&["-o", "used.png", "--timings=json", "-v", "--lora", "a:b.safetensors:0.5", "--lora", "a:b.safetensors"]);
     let run = run.succeeds();
-    assert!(run.stderr.contains("adapters: beside the weights of"), "{}", run.stderr);
+    assert!(run.stderr.contains("adapters: not merged into"), "{}", run.stderr);
     let report: serde_json::Value = serde_json::from_str(&run.stdout).unwrap();
     assert_eq!(report["adapters"][0]["file"], "a:b.safetensors");
     assert_eq!(
@@ -478,11 +480,11 @@ fn the_program_takes_adapters_and_says_which_it_used() {
     let before = names(own.path());
     draw(&["--lora", "none.safetensors"]).fails(1, &["none.safetensors", "hint: "]);
     draw(&["--lora", "a:b.safetensors:1e9"]).fails(2, &["strength is 1000000000", "--lora", "hint: "]);
-    draw(&["--lora", dir.join("model_index.json").to_str().unwrap()]).fails(1, &["text in JSON"]);
+    draw(&["--lora", dir.join("model_index.json").to_str().unwrap()]).fails(1, &["JSON text"]);
     let other = folder_of("uneven");
     write_adapter(&own.path().join("other.safetensors"), &weights(&other), &PEFT, 1);
     draw(&["--lora", "other.safetensors"])
-        .fails(1, &["the adapter is made for a model of", "other.safetensors", "hint: "]);
+        .fails(1, &["the adapter was trained for a model with", "other.safetensors", "hint: "]);
     fs::remove_file(own.path().join("other.safetensors")).unwrap();
     assert_eq!(names(own.path()), before, "no image is written");
 }

@@ -1,4 +1,4 @@
-//! build.rs as a program: which kernels it compiles, and which it takes from its cache. A script takes the place of
+//! build.rs as a program: the kernels that it compiles, and those that it takes from its cache. A script replaces
 //! nvcc.
 #![cfg(unix)]
 
@@ -8,10 +8,10 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::LazyLock;
 
-use crate::program::{Run, names, project};
+use crate::process::{Run, names, project};
 
-/// Copies its input to its output, says what its one kernel takes, and counts its calls; fails for a source that asks
-/// for it.
+/// Copies its input to its output, reports the resources of its one kernel, and counts its calls; fails for a source
+/// that requests a failure.
 const NVCC: &str = r#"#!/bin/sh
 if [ "$1" = --version ]; then cat "$(dirname "$0")/version"; exit; fi
 while [ "$1" != -o ]; do
@@ -31,13 +31,16 @@ cp "$3" "$2"
 "#;
 
 /// build.rs, compiled once.
-static PROGRAM: LazyLock<(tempfile::TempDir, PathBuf)> = LazyLock::new(|| {
+static PROGRAM: LazyLock<(tempfile::TempDir, PathBuf)> = LazyLock::new(|| compiled("build.rs"));
+
+/// Compiles a build script of the project.
+fn compiled(script: &str) -> (tempfile::TempDir, PathBuf) {
     let folder = tempfile::tempdir().expect("a temporary folder");
     let program = folder.path().join("build");
     let rustc = std::env::var_os("RUSTC").unwrap_or_else(|| "rustc".into());
-    Run::of(Command::new(rustc).args(["--edition", "2024", "-o"]).arg(&program).arg(project("build.rs"))).succeeds();
+    Run::new(Command::new(rustc).args(["--edition", "2024", "-o"]).arg(&program).arg(project(script))).succeeds();
     (folder, program)
-});
+}
 
 /// A project of two kernels and a header, with an nvcc.
 struct Project(tempfile::TempDir);
@@ -65,19 +68,20 @@ impl Project {
         fs::write(self.path(name), text).expect("a temporary folder is writable");
     }
 
-    /// The build script as cargo runs it for a profile.
+    /// Returns the build script's command as cargo runs it for a profile.
     fn command(&self, profile: &str) -> Command {
         let out = self.path(&format!("target/{profile}/build/flux-1234/out"));
         fs::create_dir_all(&out).expect("a temporary folder is writable");
         let mut command = Command::new(&PROGRAM.1);
         command.env("CARGO_MANIFEST_DIR", self.0.path()).env("OUT_DIR", out).env("NVCC", self.path("bin/nvcc"));
-        for name in ["FLUX_CUDA_ARCHS", "FLUX_REQUIRE_NVCC", "NVCC_PREPEND_FLAGS", "NVCC_APPEND_FLAGS"] {
+        for name in ["FLUX_REQUIRE_NVCC", "NVCC_PREPEND_FLAGS", "NVCC_APPEND_FLAGS"] {
             command.env_remove(name);
         }
+        command.env("FLUX_CUDA_ARCHS", "all"); // for the GPUs of no machine
         command
     }
 
-    /// The sources that were compiled since the last call, sorted.
+    /// Returns the sources that were compiled since the last call, sorted.
     fn compiled(&self) -> Vec<String> {
         let calls = fs::read_to_string(self.path("bin/calls")).unwrap_or_default();
         fs::remove_file(self.path("bin/calls")).ok();
@@ -87,7 +91,7 @@ impl Project {
         found
     }
 
-    /// What the kernels' table says beside the kernels.
+    /// Returns the constants in the kernels' table.
     fn built_for(&self) -> Vec<String> {
         let table = fs::read_to_string(self.path("target/release/build/flux-1234/out/kernels.rs")).unwrap();
         let names = ["TOOLKIT", "ARCHS", "PTX"].map(|name| format!("pub static {name}: "));
@@ -95,7 +99,7 @@ impl Project {
         table.lines().filter(|line| names.iter().any(|name| line.starts_with(name))).filter_map(value).collect()
     }
 
-    /// What the table of a profile includes, in its order.
+    /// Returns the files that a profile's table includes, in order.
     fn included(&self, profile: &str) -> Vec<String> {
         let table = fs::read_to_string(self.path(&format!("target/{profile}/build/flux-1234/out/kernels.rs"))).unwrap();
         let paths = table.split("include_bytes!(\"").skip(1).map(|rest| rest.split('"').next().unwrap());
@@ -107,24 +111,24 @@ impl Project {
 fn every_profile_finds_what_another_compiled() {
     let project = Project::new();
     for (profile, compiled) in [("release", &["a.cu", "a.cu", "b_sm90a.cu"][..]), ("debug", &[]), ("release", &[])] {
-        Run::of(&mut project.command(profile)).succeeds();
+        Run::new(&mut project.command(profile)).succeeds();
         assert_eq!(project.compiled(), compiled, "{profile}");
         assert_eq!(project.included(profile), ["a", "b", "a"], "{profile}");
     }
     // Without its cache a build is the same, and the cache is written again.
     fs::remove_dir_all(project.path("target/kernels")).unwrap();
     assert_eq!(project.included("debug"), ["a", "b", "a"]);
-    Run::of(&mut project.command("debug")).succeeds();
+    Run::new(&mut project.command("debug")).succeeds();
     assert_eq!(project.compiled(), ["a.cu", "a.cu", "b_sm90a.cu"]);
 }
 
 #[test]
 fn whatever_a_kernel_is_made_from_is_part_of_its_key() {
     let project = Project::new();
-    // The first for bf16 and for fp16.
+    // The first kernel is for bf16 and for fp16.
     let both = ["a.cu", "a.cu", "b_sm90a.cu"];
     let compiled = |environment: &[(&str, &str)]| {
-        Run::of(project.command("release").envs(environment.iter().copied())).succeeds();
+        Run::new(project.command("release").envs(environment.iter().copied())).succeeds();
         project.compiled()
     };
     assert_eq!(compiled(&[]), both);
@@ -148,11 +152,11 @@ fn whatever_a_kernel_is_made_from_is_part_of_its_key() {
 fn the_table_says_what_it_was_built_with_and_for() {
     let project = Project::new();
     let built = |archs: &str| {
-        Run::of(project.command("release").env("FLUX_CUDA_ARCHS", archs)).succeeds();
+        Run::new(project.command("release").env("FLUX_CUDA_ARCHS", archs)).succeeds();
         project.built_for()
     };
     let all = r#"&["75", "80", "86", "89", "90a", "100", "120"];"#;
-    assert_eq!(built(""), [r#"Some("13.0");"#, all, r#"Some("80");"#]);
+    assert_eq!(built("all"), [r#"Some("13.0");"#, all, r#"Some("80");"#]);
     project.write(
         "bin/version",
         "nvcc: NVIDIA (R) Cuda compiler driver\nCuda compilation tools, release 13.0, V13.0.88\n",
@@ -161,49 +165,76 @@ fn the_table_says_what_it_was_built_with_and_for() {
     assert_eq!(built("75,90a"), [r#"Some("13.0.88");"#, r#"&["75", "90a"];"#, "None;"]);
 }
 
-/// The lines for cargo that begin with `start`.
-fn told(project: &Project, start: &str) -> Vec<String> {
-    let run = Run::of(project.command("release").env("TARGET", "x86_64-linux")).succeeds();
+#[test]
+fn kernels_are_compiled_for_the_gpus_of_this_machine() {
+    let project = Project::new();
+    let all = r#"&["75", "80", "86", "89", "90a", "100", "120"];"#;
+    let built = |script: &str| {
+        project.write("bin/nvidia-smi", &format!("#!/bin/sh\n{script}\n"));
+        fs::set_permissions(project.path("bin/nvidia-smi"), fs::Permissions::from_mode(0o755)).expect("our file");
+        let path = format!("{}:/usr/bin:/bin", project.path("bin").display());
+        let mut command = project.command("release");
+        Run::new(command.env_remove("FLUX_CUDA_ARCHS").env("PATH", path)).succeeds();
+        let [_, archs, ptx] = project.built_for().try_into().unwrap();
+        (archs, ptx == "None;")
+    };
+    let only = |archs: &str| (format!("&[{archs}];"), true);
+    assert_eq!(built("echo 9.0; echo 9.0"), only(r#""75", "90a""#));
+    assert_eq!(built("echo 8.9; echo 12.0"), only(r#""75", "120", "89""#));
+    assert_eq!(
+        built("echo 8.7; echo 10.3; echo 12.1"),
+        only(r#""75", "100", "120", "86""#),
+        "the next lower of the same major version"
+    );
+    assert_eq!(built("echo 7.5"), only(r#""75""#));
+    for unknown in ["echo 7.0", "echo 13.0", "echo 9.0; echo '[N/A]'", "exit 9", "true"] {
+        assert_eq!(built(unknown), (all.to_string(), false), "{unknown}");
+    }
+}
+
+/// Runs the build script of the program in a package of a project, and returns the values of the lines with this start.
+fn build_facts(program: &Path, package: &Path, start: &str) -> Vec<String> {
+    let run = Run::new(Command::new(program).current_dir(package).env("TARGET", "x86_64-linux")).succeeds();
     run.stdout.lines().filter_map(|line| line.strip_prefix(start)).map(String::from).collect()
 }
 
 #[test]
 fn the_commit_is_that_of_the_projects_own_checkout() {
-    let commit = |project: &Project| told(project, "cargo::rustc-env=BUILD_COMMIT=");
-    let project = Project::new();
-    assert_eq!(commit(&project), [""; 0], "no checkout");
-    assert_eq!(told(&project, "cargo::rustc-env=BUILD_TARGET="), ["x86_64-linux"]);
+    let (_compiled, program) = compiled("crates/flux-cli/build.rs");
+    let facts = |package: &Path, start: &str| build_facts(&program, package, start);
+    let commit = |package: &Path| facts(package, "cargo::rustc-env=BUILD_COMMIT=");
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let root = folder.path().join("flux");
+    let package = root.join("crates/flux-cli");
+    fs::create_dir_all(&package).expect("a temporary folder is writable");
+    fs::write(package.join("main.rs"), "").expect("a temporary folder is writable");
+    assert_eq!(commit(&package), [""; 0], "no checkout");
+    assert_eq!(facts(&package, "cargo::rustc-env=BUILD_TARGET="), ["x86_64-linux"]);
     let git = |folder: &Path, arguments: &[&str]| {
         let mut git = Command::new("git");
         git.args(["-c", "user.name=a", "-c", "user.email=a@localhost"]).args(arguments).current_dir(folder);
-        Run::of(git.env_remove("GIT_DIR")).succeeds().stdout.trim().to_string()
+        Run::new(git.env_remove("GIT_DIR")).succeeds().stdout.trim().to_string()
     };
     if Command::new("git").arg("--version").output().is_err() {
         println!("skipped: no git");
         return;
     }
-    // A checkout of something else, of which the project is a folder.
-    let above = tempfile::tempdir().expect("a temporary folder");
-    git(above.path(), &["init", "--quiet"]);
-    let inner = above.path().join("flux");
-    fs::create_dir(&inner).expect("a temporary folder is writable");
-    let mut command = project.command("release");
-    let run = Run::of(command.env("CARGO_MANIFEST_DIR", &inner)).succeeds();
-    assert!(!run.stdout.contains("BUILD_COMMIT"), "{}", run.stdout);
+    // A checkout of another project, with this project in a folder.
+    git(folder.path(), &["init", "--quiet"]);
+    assert_eq!(commit(&package), [""; 0], "another project's checkout");
 
-    fs::write(project.path(".gitignore"), "target\nbin\n").expect("a temporary folder is writable");
-    git(&project.path(""), &["init", "--quiet"]);
-    git(&project.path(""), &["add", "."]);
-    git(&project.path(""), &["commit", "--quiet", "-m", "first"]);
-    let head = git(&project.path(""), &["rev-parse", "--short", "HEAD"]);
-    assert_eq!(commit(&project), std::slice::from_ref(&head));
-    // Whether another commit is checked out is looked at, and nothing that every command of git writes.
-    let watched = told(&project, "cargo::rerun-if-changed=");
+    git(&root, &["init", "--quiet"]);
+    git(&root, &["add", "."]);
+    git(&root, &["commit", "--quiet", "-m", "first"]);
+    let head = git(&root, &["rev-parse", "--short", "HEAD"]);
+    assert_eq!(commit(&package), std::slice::from_ref(&head));
+    // Cargo watches the checked-out commit, and no file that every command of git writes.
+    let watched = facts(&package, "cargo::rerun-if-changed=");
     let of_git: Vec<_> = watched.iter().filter(|path| path.contains(".git/")).collect();
     assert!(of_git.len() == 2 && of_git.iter().all(|path| path.ends_with("HEAD")), "{watched:?}");
-    assert!(of_git.iter().all(|path| Path::new(path).exists()), "{watched:?}");
-    project.write("cuda/a.cu", "another");
-    assert_eq!(commit(&project), [format!("{head}-dirty")]);
+    assert!(of_git.iter().all(|path| package.join(path).exists()), "{watched:?}");
+    fs::write(package.join("main.rs"), "another").expect("a temporary folder is writable");
+    assert_eq!(commit(&package), [format!("{head}-dirty")]);
 }
 
 #[test]
@@ -211,7 +242,7 @@ fn a_file_is_compiled_for_the_architectures_that_can_run_it() {
     let project = Project::new();
     project.write("cuda/c_sm89.cu", "c");
     let compiled = |archs| {
-        Run::of(project.command("release").env("FLUX_CUDA_ARCHS", archs)).succeeds();
+        Run::new(project.command("release").env("FLUX_CUDA_ARCHS", archs)).succeeds();
         project.compiled()
     };
     assert_eq!(compiled("80,86,100"), ["a.cu"]);
@@ -224,7 +255,7 @@ fn a_file_is_compiled_for_the_architectures_that_can_run_it() {
 fn what_the_compiler_says_of_kernels_lies_beside_their_table() {
     let project = Project::new();
     for calls in [3, 0] {
-        Run::of(&mut project.command("release")).succeeds();
+        Run::new(&mut project.command("release")).succeeds();
         let text = fs::read_to_string(project.path("target/release/build/flux-1234/out/resources.txt")).unwrap();
         let (first, kernels) = text.split_once('\n').unwrap();
         assert!(first.starts_with("# nvcc 13.0: "), "{first}");
@@ -254,11 +285,11 @@ fn builds_side_by_side_and_builds_that_were_killed_do_no_harm() {
     let made = fatbins(&project);
     assert!(made.len() == 3 && made.iter().all(|name| name.ends_with(".fatbin")), "{made:?}");
 
-    // A build that was killed leaves half a file under a temporary name, which no other build uses.
+    // A killed build leaves half a file under a temporary name, which no other build uses.
     project.compiled();
     fs::remove_file(project.path("target/kernels").join(&made[0])).unwrap();
     project.write(&format!("target/kernels/{}", made[0].replace("fatbin", "1-1.part")), "half");
-    Run::of(&mut project.command("release")).succeeds();
+    Run::new(&mut project.command("release")).succeeds();
     assert_eq!(project.compiled(), ["a.cu"]);
     assert_eq!(project.included("release"), ["a", "b", "a"]);
 }
@@ -267,7 +298,7 @@ fn builds_side_by_side_and_builds_that_were_killed_do_no_harm() {
 fn a_kernel_that_does_not_compile_fails_the_build_and_leaves_nothing() {
     let project = Project::new();
     project.write("cuda/a.cu", "this is no C++");
-    let run = Run::of(&mut project.command("release"));
+    let run = Run::new(&mut project.command("release"));
     assert_eq!(run.code, Some(1));
     for words in ["cargo::error=nvcc could not compile", "a.cu", "line 1 | line 2"] {
         assert!(run.stdout.contains(words), "{words}: {}", run.stdout);
@@ -288,7 +319,7 @@ fn without_nvcc_the_table_is_empty_unless_nvcc_is_required() {
         for name in ["NVCC", "CUDA_HOME", "CUDA_PATH"] {
             command.env_remove(name);
         }
-        Run::of(command.env("PATH", "").env("FLUX_REQUIRE_NVCC", required))
+        Run::new(command.env("PATH", "").env("FLUX_REQUIRE_NVCC", required))
     };
     assert!(without("0").succeeds().stdout.contains("cargo::warning=nvcc was not found"));
     assert_eq!(project.included("release"), [""; 0]);

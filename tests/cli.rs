@@ -8,7 +8,11 @@ mod images;
 mod progress;
 mod prompts;
 mod readers;
+mod settings;
 mod signals;
+mod sizes;
+#[cfg(target_os = "linux")]
+mod unmapped;
 mod usage;
 
 use std::fs;
@@ -24,7 +28,7 @@ fn folder() -> tempfile::TempDir {
     tempfile::tempdir().expect("a temporary folder")
 }
 
-/// (keyword, text) of a PNG's UTF-8 text chunks.
+/// Returns (keyword, text) of a PNG's UTF-8 text chunks.
 fn texts(path: &Path) -> Vec<(String, String)> {
     let file = BufReader::new(fs::File::open(path).expect("the image is there"));
     let reader = png::Decoder::new(file).read_info().expect("a PNG");
@@ -63,11 +67,11 @@ fn a_seed_that_repeats_a_smaller_one_is_told() {
     assert!(!drawn("1", &[]).contains("2^32"));
     let small = image();
     let said = drawn("4294967297", &[]);
-    assert!(said.contains("note: seed 4294967297 gives the image of seed 1: seeds repeat after 2^32"), "{said}");
+    assert!(said.contains("note: seed 4294967297 generates the same image as seed 1: seeds repeat"), "{said}");
     assert!(image() == small, "the note is true");
     assert!(!drawn("4294967295", &[]).contains("2^32"));
     let said = drawn("4294967295", &["-n", "2"]);
-    assert!(said.contains("note: seed 4294967296 gives the image of seed 0"), "{said}");
+    assert!(said.contains("note: seed 4294967296 generates the same image as seed 0"), "{said}");
 }
 
 #[test]
@@ -99,11 +103,11 @@ fn a_png_says_how_it_was_made() {
 
 /// Runs the program on the CPU in `folder`.
 fn on_cpu(folder: &Path, words: &[&str]) -> Run {
-    Run::of(flux().current_dir(folder).args(words).args(["--device", "cpu", "-q"])).succeeds()
+    Run::new(flux().current_dir(folder).args(words).args(["--device", "cpu", "-q"])).succeeds()
 }
 
 fn info(folder: &Path, words: &[&str]) -> Run {
-    Run::of(flux().current_dir(folder).arg("info").args(words))
+    Run::new(flux().current_dir(folder).arg("info").args(words))
 }
 
 #[test]
@@ -156,7 +160,7 @@ fn files_say_that_a_model_made_them_unless_that_is_not_wanted() {
 fn a_prompt_that_no_jpeg_has_room_for_is_refused_before_any_work() {
     let folder = folder();
     let long = "many cats ".repeat(4000);
-    draw(folder.path(), &["-p", &long, "-o", "out.jpg"]).fails(1, &["a JPEG has room for", "write a PNG or a WebP"]);
+    draw(folder.path(), &["-p", &long, "-o", "out.jpg"]).fails(1, &["a JPEG", "write a PNG or a WebP"]);
     assert_eq!(names(folder.path()), [""; 0]);
     for name in ["out.png", "out.webp"] {
         draw(folder.path(), &["-p", &long, "-o", name]).succeeds();
@@ -178,7 +182,7 @@ fn an_image_without_a_recipe_and_one_whose_recipe_is_damaged_are_told() {
     let info = |name: &str| info(folder.path(), &[name]);
     info("damaged.png").fails(1, &["its recipe cannot be read", "in: damaged.png", "hint: "]);
     fs::copy(project("docs/gallery.png"), folder.path().join("other.png")).unwrap();
-    info("other.png").fails(1, &["an image", "other.png"]);
+    assert!(info("other.png").succeeds().stdout.contains("PNG"));
 }
 
 #[test]
@@ -217,8 +221,8 @@ fn one_command_makes_many_images_each_of_its_own_seed() {
     assert_eq!(of(|r| &r["plan"]["seed"]), (1..=10).collect::<Vec<_>>());
     assert_eq!(of(|r| &r["timings"]["images"]), [8, 8, 8, 8, 8, 8, 8, 8, 2, 2]);
     assert_eq!(of(|r| &r["timings"]["prompts_encoded"]), [1, 1, 1, 1, 1, 1, 1, 1, 0, 0]);
-    draw(folder.path(), &["-p", "a cat", "-S", "18446744073709551615", "-n", "2"]).fails(2, &["--seed", "too large"]);
-    draw(folder.path(), &["-p", "a cat", "-n", "0"]).fails(2, &["--count"]);
+    draw(folder.path(), &["-p", "a cat", "-S", "18446744073709551615", "-n", "2"]).fails(2, &["-S", "too large"]);
+    draw(folder.path(), &["-p", "a cat", "-n", "0"]).fails(2, &["-n 0"]);
 }
 
 #[test]
@@ -272,7 +276,7 @@ fn timings_name_the_stages_of_images_from_images() {
     let folder = folder();
     let run = |flags: &[&str]| {
         let same = ["-p", "a cat", "-q", "--size", "64", "-s", "1", "--device", "cpu", "-o", "out.png", "--timings"];
-        Run::of(flux().current_dir(folder.path()).args(same).args(flags)).succeeds()
+        Run::new(flux().current_dir(folder.path()).args(same).args(flags)).succeeds()
     };
     let stages = |run: &Run| {
         let stages = ["encode ", "references "].map(|stage| run.stderr.lines().any(|line| line.starts_with(stage)));
@@ -290,7 +294,7 @@ fn a_size_is_rounded_down_with_a_note() {
     let run = draw(folder.path(), &["-p", "a cat", "-o", "out.png", "--steps=1"]);
     run.fails(2, &["--steps"]); // twice the same flag
     let args = ["-p", "a cat", "-o", "out.png", "--device", "cpu", "-s", "1", "-W", "47", "-H", "32"];
-    let run = Run::of(flux().current_dir(folder.path()).args(args)).succeeds();
+    let run = Run::new(flux().current_dir(folder.path()).args(args)).succeeds();
     assert!(run.stderr.contains("note: width 47 is rounded down to 32"), "{}", run.stderr);
     assert_eq!(read(&folder.path().join("out.png")).unwrap().width, 32);
 }
@@ -327,7 +331,7 @@ fn impossible_numbers_are_usage_errors_that_name_the_flag() {
         if name != "--device" {
             command.args(["--device", "cpu"]);
         }
-        Run::of(&mut command).fails(2, &[name]);
+        Run::new(&mut command).fails(2, &[name]);
     }
     assert!(names(folder.path()).is_empty());
 }
@@ -335,11 +339,11 @@ fn impossible_numbers_are_usage_errors_that_name_the_flag() {
 #[test]
 fn wrong_usage_ends_with_2() {
     let folder = folder();
-    let run = |flags: &[&str]| Run::of(flux().current_dir(folder.path()).args(flags));
+    let run = |flags: &[&str]| Run::new(flux().current_dir(folder.path()).args(flags));
     run(&["-S", "1"]).fails(2, &["--prompt"]);
     run(&["-p", "a cat", "--colour"]).fails(2, &["--colour"]);
     run(&["-p", "a cat", "extra"]).fails(2, &["extra"]);
-    run(&["-p", "a cat", "-q", "-v"]).fails(2, &["--quiet", "--verbose"]);
+    run(&["-p", "a cat", "-q", "-v"]).fails(2, &["`-q`", "`-v`"]);
     run(&["-p", "a cat", "--device", "cpu", "--gpu-memory", "4"]).fails(2, &["--gpu-memory"]);
     for precision in ["auto", "f32", "bf16"] {
         run(&["-p", "a cat", "--fp8-cache", "--precision", precision]).fails(2, &["--fp8-cache", "--precision fp8"]);
@@ -363,13 +367,13 @@ fn an_output_that_cannot_be_written_is_refused_before_the_model_is_read() {
     let refused = |output: &str, code: i32, words: &[&str]| {
         draw(folder.path(), &["-d", "no-model", "-p", "a cat", "-o", output]).fails(code, words);
     };
-    refused("out.gif", 2, &["`out.gif`", ".png, .jpg, .jpeg or .webp", "--output"]);
+    refused("out.gif", 2, &["`out.gif`", ".png, .jpg, .jpeg or .webp", "in: -o"]);
     refused("out", 2, &["`out`"]);
-    draw(folder.path(), &["-d", "no-model", "-p", "a cat", "-S", "7", "-n", "2", "-o", "folder.png"])
+    draw(folder.path(), &["-d", "no-model", "-p", "a cat", "-S", "7", "-n", "2", "--output", "folder.png"])
         .fails(2, &["`folder-7.png` is a folder", "--output"]);
     refused("none/out.png", 1, &["no such folder: `none`", "mkdir -p none"]);
     refused(&format!("{}.png", "x".repeat(300)), 1, &["shorter"]);
-    #[cfg(target_os = "linux")] // nobody, not even root, makes files there
+    #[cfg(target_os = "linux")] // even root cannot create files there
     refused("/sys/out.png", 1, &["cannot write the image", "/sys/out.png"]);
     assert_eq!(names(folder.path()), ["folder-7.png"]);
 }
@@ -386,7 +390,7 @@ fn a_full_disk_is_told_and_leaves_nothing() {
         disk = disk.display(),
         flux = env!("CARGO_BIN_EXE_flux")
     );
-    let run = Run::of(Command::new("unshare").args(["--map-root-user", "--mount", "sh", "-c", &script]));
+    let run = Run::new(Command::new("unshare").args(["--map-root-user", "--mount", "sh", "-c", &script]));
     if run.code == Some(77) || run.stderr.contains("unshare") {
         eprintln!("skipped: no right to mount a disk: {}", run.stderr.trim());
         return;
@@ -402,7 +406,7 @@ fn a_stderr_that_is_full_costs_no_image_and_a_full_stdout_is_told() {
     let run = |redirect: &str| {
         let flags = SMALL.join(" ");
         let line = format!("{} -p x {flags} --print-path -o out.png {redirect}", env!("CARGO_BIN_EXE_flux"));
-        Run::of(Command::new("sh").args(["-c", &line]).current_dir(folder.path()).env_remove("FLUX_MODEL"))
+        Run::new(Command::new("sh").args(["-c", &line]).current_dir(folder.path()).env_remove("FLUX_MODEL"))
     };
     assert_eq!(run("2>/dev/full").succeeds().stdout, "out.png\n");
     run(">/dev/full").fails(1, &["cannot write to standard output"]);
@@ -432,14 +436,14 @@ fn a_missing_model_folder_is_named_with_a_remedy() {
     draw(folder.path(), &["-p", "a cat", "-d", "none"]).fails(
         1,
         &[
-            "no such model folder: `none`",
-            "in: --dir",
-            "`flux download 4b` fetches",
+            "no such model folder or file: `none`",
+            "in: -d",
+            "`flux download 4b` to fetch",
             "`black-forest-labs/FLUX.2-klein-4B`",
         ],
     );
     draw(folder.path(), &["-p", "a cat", "-d", "."]).fails(1, &["not a model folder", "model_index.json"]);
-    draw(folder.path(), &["-p", "a cat", "-d", ""]).fails(2, &["--dir"]);
+    draw(folder.path(), &["-p", "a cat", "-d", ""]).fails(2, &["`-d`"]);
     assert!(names(folder.path()).is_empty());
 }
 
@@ -447,7 +451,7 @@ fn a_missing_model_folder_is_named_with_a_remedy() {
 fn the_model_folder_comes_from_the_flag_then_from_the_environment() {
     let folder = folder();
     let run = |model: &str, flags: &[&str]| {
-        Run::of(
+        Run::new(
             flux()
                 .current_dir(folder.path())
                 .env("FLUX_MODEL", model)
@@ -456,12 +460,12 @@ fn the_model_folder_comes_from_the_flag_then_from_the_environment() {
                 .args(flags),
         )
     };
-    run("none", &["a.png"]).fails(1, &["no such model folder: `none`", "in: FLUX_MODEL"]);
+    run("none", &["a.png"]).fails(1, &["no such model folder or file: `none`", "in: FLUX_MODEL"]);
     run("", &["a.png"]).succeeds();
     let tiny = project("models/tiny");
     run("none", &["b.png", "-d", tiny.to_str().unwrap()]).succeeds();
     run(tiny.to_str().unwrap(), &["c.png"]).succeeds();
-    // The files say which model was named.
+    // The files record the name of the model.
     let image = |name: &str| read(&folder.path().join(name)).unwrap();
     assert!(image("a.png") == image("b.png"), "the built-in model is models/tiny");
     assert!(fs::read(folder.path().join("b.png")).unwrap() == fs::read(folder.path().join("c.png")).unwrap());
@@ -471,7 +475,7 @@ fn the_model_folder_comes_from_the_flag_then_from_the_environment() {
 fn a_gpu_that_is_not_there_is_an_error_and_auto_says_why_it_uses_the_cpu() {
     let folder = folder();
     let run = |flags: &[&str]| {
-        Run::of(
+        Run::new(
             flux()
                 .current_dir(folder.path())
                 .args(["-p", "a cat", "-W", "32", "-H", "32", "-s", "1", "-o", "out.png"])
@@ -479,14 +483,14 @@ fn a_gpu_that_is_not_there_is_an_error_and_auto_says_why_it_uses_the_cpu() {
         )
     };
     run(&["--device", "cuda:99"]).fails(1, &["--device cuda:99", "hint: "]);
-    run(&["--device", "cuda:0,1,0"]).fails(2, &["--device", "GPU 0 is there twice"]);
+    run(&["--device", "cuda:0,1,0"]).fails(2, &["--device", "GPU 0 is listed twice"]);
     run(&["--device", "cuda:"]).fails(2, &["--device", "cuda:all"]);
     run(&["--device", "cuda:0,1", "--parallel", "3"]).fails(2, &["`--parallel 3` needs 3 GPUs", "cuda:0,1", "hint: "]);
-    run(&["--parallel", "2"]).fails(2, &["`--device` names none", "cuda:all"]);
+    run(&["--parallel", "2"]).fails(2, &["`--device` lists none", "cuda:all"]);
     run(&["--parallel", "none"]).fails(2, &["a number of GPUs, auto or off"]);
     let missing = run(&["--device", "cuda:0,99", "-n", "2"]);
-    // Without a driver nobody knows how many there are.
-    let code = if missing.stderr.contains("no GPU 99: this machine shows") { 2 } else { 1 };
+    // Without a driver the number of GPUs is unknown.
+    let code = if missing.stderr.contains("no GPU 99: this machine has") { 2 } else { 1 };
     missing.fails(code, &["--device cuda:0,99", "hint: "]);
     run(&["--device", "cuda", "--precision", "f32"]).fails(2, &["--precision", "--device cpu"]);
     run(&["--device", "cpu", "--precision", "fp8"]).fails(2, &["--precision", "not in fp8", "--device cuda"]);
@@ -497,7 +501,7 @@ fn a_gpu_that_is_not_there_is_an_error_and_auto_says_why_it_uses_the_cpu() {
     if run(&["--device", "cuda"]).code == Some(0) {
         eprintln!("skipped: this machine has a GPU");
     } else {
-        // It has none, which nobody needs to be told each time.
+        // A machine without a GPU prints no note about it each time.
         assert!(!auto.stderr.contains("using the CPU"), "{}", auto.stderr);
         let told = run(&["-v"]).succeeds();
         assert!(told.stderr.lines().any(|line| line.starts_with("using the CPU: ")), "{}", told.stderr);
@@ -526,7 +530,7 @@ fn an_image_larger_than_the_memory_is_refused_before_anything_runs() {
     command
         .current_dir(folder.path())
         .args(["-p", "a cat", "--device", "cpu", "-W", "8192", "-H", "8192", "-o", "out.png"]);
-    let run = Run::of(&mut command);
+    let run = Run::new(&mut command);
     assert_eq!(run.code, Some(1), "{}", run.stderr);
     assert!(run.stderr.contains("8192 x 8192 image needs") && run.stderr.contains("MiB"), "{}", run.stderr);
     assert!(!folder.path().join("out.png").exists());

@@ -1,4 +1,4 @@
-//! What the program and the scripts do, each run in a process of its own.
+//! Tests of the program and the scripts, each run in a process of its own.
 
 #[path = "support/gguf.rs"]
 mod gguf;
@@ -6,6 +6,8 @@ mod gguf;
 mod hub;
 #[path = "support/model_copy.rs"]
 mod model_copy;
+#[path = "support/process.rs"]
+mod process;
 #[path = "support/program.rs"]
 mod program;
 #[cfg(unix)]

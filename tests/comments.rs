@@ -3,15 +3,15 @@
 use std::fs;
 use std::path::Path;
 
-use crate::program::{names, project};
+use crate::process::{names, project};
 
-/// Where sources are, and how their names end.
-const PLACES: [&str; 4] = ["src", "cuda", "tests", "build.rs"];
+/// The places of sources, and their extensions.
+const PLACES: [&str; 5] = ["src", "crates", "cuda", "tests", "build.rs"];
 const ENDINGS: [&str; 3] = ["rs", "cu", "cuh"];
 /// `max_width` in rustfmt.toml.
 const COLUMNS: usize = 120;
 
-/// The numbers of the lines of comments that are too long, each with its columns. A row of a table cannot be wrapped.
+/// Returns the line numbers of comments that are too long, each with its columns. A row of a table cannot be wrapped.
 fn too_long(source: &str) -> Vec<(usize, usize)> {
     let is_text = |line: &str| {
         let comment = line.trim_start().strip_prefix("//");

@@ -1,4 +1,4 @@
-//! `--quantize` and `flux convert`: weights in few bits, in memory and in files, are the same weights.
+//! `--quantize` and `flux convert`: quantized weights are the same in memory and in files.
 #![cfg(unix)]
 
 mod carried;
@@ -16,7 +16,7 @@ use flux::input::read;
 use flux::model::Conversion;
 use flux::stage::CancelFlag;
 
-/// Formats by their names, and the ending of files that have them.
+/// Formats by name, with the extension of their files.
 const FORMATS: [(&str, &str, Format); 13] = [
     ("fp8", "safetensors", Format::E4m3),
     ("int8", "safetensors", Format::Int8),
@@ -34,8 +34,8 @@ const FORMATS: [(&str, &str, Format); 13] = [
 ];
 const TRANSFORMER: &str = "transformer/diffusion_pytorch_model.safetensors";
 
-/// A model whose rows are whole blocks of 256 in the transformer, and of 32 in the text encoder; single files tell all
-/// of its sizes.
+/// Returns a model whose rows are whole blocks of 256 in the transformer, and of 32 in the text encoder; single files
+/// determine all of its sizes.
 fn model() -> &'static Path {
     static MODEL: OnceLock<tempfile::TempDir> = OnceLock::new();
     let folder = MODEL.get_or_init(|| {
@@ -48,7 +48,7 @@ fn model() -> &'static Path {
     folder.path()
 }
 
-/// Pixels of the smallest image.
+/// Returns the pixels of the smallest image.
 fn drawn(folder: &Path, flags: &[&str]) -> Vec<u8> {
     let output = folder.join("image.png");
     let mut command = flux();
@@ -66,19 +66,19 @@ fn drawn(folder: &Path, flags: &[&str]) -> Vec<u8> {
         "--device",
         "cpu",
     ]);
-    Run::of(command.args(flags).arg("-o").arg(&output)).succeeds();
+    Run::new(command.args(flags).arg("-o").arg(&output)).succeeds();
     read(&output).unwrap().bytes
 }
 
 fn convert(args: &[&str]) -> Run {
-    Run::of(flux().arg("convert").args(args))
+    Run::new(flux().arg("convert").args(args))
 }
 
 fn text(path: &Path) -> &str {
     path.to_str().unwrap()
 }
 
-/// The formats of matrices in a file, each once.
+/// Returns the formats of matrices in a file, each once.
 fn formats(path: &Path, is_layer: impl Fn(&str) -> bool) -> Vec<String> {
     let file = Container::open(path, "").unwrap();
     let mut found: Vec<String> = file
@@ -134,7 +134,7 @@ fn a_text_encoder_draws_the_same_from_a_file_and_from_memory_in_every_format() {
         }
         // 64 and 160 columns are no whole blocks of 256.
         let has_small_rows = format.block().values == 256;
-        assert_eq!(run.stderr.contains("no whole blocks of"), has_small_rows, "{}", run.stderr);
+        assert_eq!(run.stderr.contains("not whole blocks of"), has_small_rows, "{}", run.stderr);
         let wanted = format!("text={name}");
         assert!(from_file == drawn(folder.path(), &["-d", model, "--quantize", &wanted]), "{name}");
     }
@@ -149,7 +149,7 @@ fn a_text_encoder_draws_the_same_from_a_file_and_from_memory_in_every_format() {
 }
 
 #[test]
-fn fused_and_single_matrices_are_quantised_alike_and_both_components_at_once() {
+fn fused_and_single_matrices_are_quantized_alike_and_both_components_at_once() {
     let folder = tempfile::tempdir().unwrap();
     let model = text(model());
     let fused = folder.path().join("fused.safetensors");
@@ -161,7 +161,7 @@ fn fused_and_single_matrices_are_quantised_alike_and_both_components_at_once() {
         let one = drawn(folder.path(), &["-d", model, "--quantize", &format!("transformer={format}")]);
         assert!(one != single, "the text encoder too");
     }
-    let run = Run::of(flux().current_dir(folder.path()).args([
+    let run = Run::new(flux().current_dir(folder.path()).args([
         "-d",
         model,
         "-p",
@@ -177,7 +177,7 @@ fn fused_and_single_matrices_are_quantised_alike_and_both_components_at_once() {
         "text=q8_0",
     ]))
     .succeeds();
-    assert!(run.stderr.contains("quantised the text encoder to q8_0: "), "{}", run.stderr);
+    assert!(run.stderr.contains("quantized the text encoder to q8_0: "), "{}", run.stderr);
     let narrower = folder.path().join("q4_0.gguf");
     let wide = folder.path().join("q8_0.gguf");
     convert(&[model, text(&wide), "--format", "q8_0"]).succeeds();

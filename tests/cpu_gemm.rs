@@ -1,8 +1,8 @@
-//! Matrix products of the CPU backend at the sizes of the models: the tile unit against float64, and the speed of it
-//! and of the portable path.
+//! Matrix multiplications of the CPU backend at the sizes of the models: the tile unit against float64, and the speed
+//! of the tile unit and of the portable path.
 //!
 //! `cargo test --release --test cpu_gemm -- --ignored --nocapture --test-threads 1` measures. `FLUX_REQUIRE_AMX=1`
-//! fails where tiles are missing.
+//! fails if tiles are missing.
 
 use std::time::Instant;
 
@@ -21,7 +21,7 @@ fn noise(len: usize, seed: u32) -> Vec<f32> {
     (0..len).map(|_| next()).collect()
 }
 
-/// A weight as it lies in a file: at an odd multiple of 8 bytes.
+/// A weight with the alignment of a file: at an odd multiple of 8 bytes.
 fn weight_bytes(rows: usize, cols: usize) -> Vec<u8> {
     let mut bytes = vec![0u8; 8];
     bytes.extend(noise(rows * cols, 2).into_iter().flat_map(|w| bf16::from_f32(w).to_le_bytes()));
@@ -70,7 +70,7 @@ fn amx_matches_float64_at_a_size_of_the_model() {
     }
 }
 
-/// The time of the fastest of several runs, in seconds.
+/// Returns the time of the fastest of several runs, in seconds.
 fn best(runs: usize, mut run: impl FnMut()) -> f64 {
     run();
     (0..runs)
@@ -122,16 +122,16 @@ fn bench_amx() {
     amx_is_there();
 }
 
-/// `y = x weight^T` for x [m, k] and weight [rows, k], both dense; rows of y are `n` values apart.
+/// Computes `y = x weight^T` for x [m, k] and weight [rows, k], both dense; rows of y are `n` values apart.
 ///
 /// # Safety
 ///
-/// y is valid for m rows of `weight.len() / k` values, and nothing else uses these meanwhile.
+/// y is valid for m rows of `weight.len() / k` values, and nothing else uses them meanwhile.
 #[allow(unsafe_code)]
 unsafe fn product(x: &[f32], k: usize, weight: &[f32], y: *mut f32, n: usize, parallelism: gemm::Parallelism) {
     let (m, rows, stride) = (x.len() / k, weight.len() / k, k as isize);
     let (x, weight) = (x.as_ptr(), weight.as_ptr());
-    // SAFETY: x and weight are dense [m, k] and [rows, k]; for y the caller's promise.
+    // SAFETY: x and weight are dense [m, k] and [rows, k]; the caller promises the same for y.
     unsafe {
         gemm::gemm(
             m,
@@ -157,7 +157,7 @@ unsafe fn product(x: &[f32], k: usize, weight: &[f32], y: *mut f32, n: usize, pa
     }
 }
 
-/// A product by panels of weight rows, which are widened to float32 one at a time.
+/// A matrix multiplication by panels of weight rows, which are widened to float32 one at a time.
 struct Panels<'a> {
     x: &'a [f32], // [m, k]
     k: usize,

@@ -1,6 +1,5 @@
-//! The default model's images against those of the reference, and through its VAE and back.
+//! The default model's images against those of the reference, and round trips through its VAE.
 
-use std::path::Path;
 use std::sync::Arc;
 
 use flux::backend::Memory;
@@ -32,7 +31,7 @@ struct Golden {
 /// From text alone, at other sizes too, and edits. Observed: identical, or one level apart in a few pixels.
 #[test]
 fn images_and_edits_are_within_one_level_of_the_reference() {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let root = &crate::program::project("");
     let golden = root.join("tests/golden/default-model");
     let index: Index = serde_json::from_slice(&std::fs::read(golden.join("index.json")).unwrap()).unwrap();
     let edits = index.images.iter().filter(|image| !image.references.is_empty()).count();
@@ -58,10 +57,10 @@ fn images_and_edits_are_within_one_level_of_the_reference() {
     }
 }
 
-/// Latents of an image, as the transformer gets them, are decoded to nearly that image. Observed: 55.5 and 53.0 dB.
+/// Latents of an image, as the transformer gets them, decode to nearly the same image. Observed: 55.5 and 53.0 dB.
 #[test]
 fn an_image_comes_back_from_its_latents() -> flux::Result<()> {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let root = &crate::program::project("");
     let dir = ModelFiles::open(&root.join("models/tiny"))?;
     let (files, config, backend) = (vae::open(&dir)?, ModelInfo::read(&dir)?.vae, Cpu::new(Precision::F32));
     let weights = Weights::new(&backend, &files);

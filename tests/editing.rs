@@ -1,6 +1,6 @@
-//! Images from images, through the program: against the reference, and what they mean.
+//! Edits and references, through the program: against the reference, and by their content.
 //!
-//! The cases and their images are in golden/editing; golden/README.md says how they were made.
+//! The cases and their images are in golden/editing; golden/README.md describes how they were made.
 
 mod masks;
 mod meaning;

@@ -1,4 +1,4 @@
-//! FLUX.3 in all the ways in which models are used. What it computes is compared in golden/flux3.rs.
+//! FLUX.3 in all uses of models. golden/flux3.rs compares its results with the reference.
 
 mod adapters;
 mod batches;
@@ -47,7 +47,7 @@ fn reference(width: usize, height: usize) -> Arc<Rgb> {
     Arc::new(input::reference(&picture(width, height)).unwrap())
 }
 
-/// Words of more tokens than one window has.
+/// Returns a prompt with more tokens than one window.
 fn long() -> String {
     "a very long caption of a picture ".repeat(6)
 }

@@ -1,7 +1,7 @@
-//! Weights in every format: what their bytes mean.
+//! Weights in every format: the values of their bytes.
 //!
-//! The files in `tests/formats/` are small tensors in each format, each file beside what it means in float32. They are
-//! made by `scripts/dump_formats.py`.
+//! The files in `tests/formats/` are small tensors in each format, each file next to its values in float32.
+//! `scripts/dump_formats.py` makes them.
 
 mod folder;
 mod golden;

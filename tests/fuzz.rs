@@ -1,9 +1,9 @@
-//! Hostile input of every kind, in runs of the program: each ends in time, with an image or an error that says what,
-//! where and how to mend it, holds little memory, changes nothing that it reads, and leaves nothing behind.
+//! Hostile input of every kind, in runs of the program. Each run must end in time, with an image or an error that has
+//! a reason, a place and a hint; it must use little memory, change none of its inputs, and leave nothing behind.
 //!
-//! `FLUX_FUZZ_RUNS` is the number of runs, `FLUX_FUZZ_SEED` chooses them, `FLUX_FUZZ_FIRST` is the number of the first,
-//! `FLUX_FUZZ_ONLY` the number of a single run, whose folder stays, or the name of a kind, and `FLUX_FUZZ_PROGRAM`
-//! another program than the one that was built.
+//! `FLUX_FUZZ_RUNS` is the number of runs, `FLUX_FUZZ_SEED` chooses them, `FLUX_FUZZ_FIRST` is the number of the
+//! first, `FLUX_FUZZ_ONLY` the number of a single run, whose folder stays, or the name of a kind, and
+//! `FLUX_FUZZ_PROGRAM` another program than the built one.
 
 #![cfg(unix)]
 
@@ -27,6 +27,8 @@ mod mutate;
 mod pictures;
 #[path = "support/gguf.rs"]
 mod plain_gguf;
+#[path = "support/process.rs"]
+mod process;
 #[path = "support/program.rs"]
 mod program;
 #[path = "fuzz/rng.rs"]
@@ -57,31 +59,31 @@ use run::{Case, quiet};
 use sources::{Sources, attach};
 use tally::Tallies;
 
-/// After so many runs a line says so, from where they can be gone on with.
+/// Number of runs between progress lines, which have the number to continue from.
 const PROGRESS: u64 = 10_000;
 
-/// A number from the environment.
+/// Returns a number from the environment.
 fn number(variable: &str, default: u64) -> u64 {
     env::var(variable).map_or(default, |text| text.parse().unwrap_or_else(|_| panic!("{variable}={text}")))
 }
 
-/// What is run.
+/// The runs of the fuzzer.
 struct Plan {
     seed: u64,
     runs: Range<u64>,
     /// The only kind.
     kind: Option<Kind>,
-    /// Whether the folders of runs stay.
+    /// `true` if the folders of runs stay.
     keeps: bool,
 }
 
 impl Plan {
-    fn of_environment() -> Self {
+    fn from_environment() -> Self {
         let (seed, first) = (number("FLUX_FUZZ_SEED", 1), number("FLUX_FUZZ_FIRST", 0));
         let runs = first..first + number("FLUX_FUZZ_RUNS", if takes_long_form() { 2000 } else { 1000 });
         match env::var("FLUX_FUZZ_ONLY").ok().filter(|only| !only.is_empty()) {
             None => Self { seed, runs, kind: None, keeps: false },
-            Some(only) => match (only.parse(), Kind::of_name(&only)) {
+            Some(only) => match (only.parse(), Kind::from_name(&only)) {
                 (Ok(run), _) => Self { seed, runs: run..run + 1, kind: None, keeps: true },
                 (Err(_), Some(kind)) => Self { seed, runs, kind: Some(kind), keeps: false },
                 (Err(_), None) => panic!("FLUX_FUZZ_ONLY={only}, expected a number or the name of a kind"),
@@ -90,7 +92,7 @@ impl Plan {
     }
 }
 
-/// Not a test: what the fuzzer runs in a process of its own.
+/// No test: the fuzzer runs this in a process of its own.
 #[test]
 #[ignore = "run by the fuzzer"]
 fn a_cache_is_attached() {
@@ -101,9 +103,9 @@ fn a_cache_is_attached() {
     }
 }
 
-/// Runs the case with this number; returns what was found.
+/// Runs the case with this number, and returns its findings.
 fn one_run(sources: &Sources, plan: &Plan, number: u64, tallies: &Tallies) -> Option<String> {
-    let mut rng = Rng::of_run(plan.seed, number);
+    let mut rng = Rng::for_run(plan.seed, number);
     let kind = Kind::draw(&mut rng);
     if plan.kind.is_some_and(|only| only != kind) {
         return None;
@@ -125,7 +127,7 @@ fn one_run(sources: &Sources, plan: &Plan, number: u64, tallies: &Tallies) -> Op
 
 #[test]
 fn hostile_input_ends_in_an_image_or_an_error() {
-    let plan = Plan::of_environment();
+    let plan = Plan::from_environment();
     let program = env::var_os("FLUX_FUZZ_PROGRAM").map_or_else(|| env!("CARGO_BIN_EXE_flux").into(), PathBuf::from);
     let folder = tempfile::tempdir().expect("a temporary folder");
     let (sources, next) = (Sources::write(folder.path(), program), AtomicU64::new(plan.runs.start));
@@ -160,7 +162,7 @@ fn hostile_input_ends_in_an_image_or_an_error() {
     assert!(findings.is_empty(), "FLUX_FUZZ_SEED={seed}: {} findings, above, in runs {findings:?}", findings.len());
 }
 
-/// What a run of a script finds that was to end as `expected`, in a folder with a file `input`.
+/// Returns the findings of a script that should end as `expected`, in a folder with a file `input`.
 fn found(script: &str, expected: Expected) -> String {
     let own = tempfile::tempdir().expect("a temporary folder");
     let out = own.path().join("out");
@@ -173,7 +175,7 @@ fn found(script: &str, expected: Expected) -> String {
     Case { what: String::new(), command, stdin: Vec::new(), out, expected }.run(own.path()).findings.join("; ")
 }
 
-/// What the fuzzer looks for is found where it happens.
+/// Each kind of finding is found.
 #[test]
 fn each_finding_is_found() {
     let found_in = |script| found(script, Expected::default());
@@ -201,7 +203,7 @@ fn each_finding_is_found() {
     }
 }
 
-/// The same for what a case expects beyond that.
+/// The expectations of a case are checked.
 #[test]
 fn what_a_case_expects_is_looked_for() {
     let error = "printf 'error: bad\\n  in: file\\n  hint: none\\n' >&2; exit 1";

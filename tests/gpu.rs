@@ -1,8 +1,8 @@
-//! What the GPU computes, against the CPU and against itself.
+//! Tests of the GPU, against the CPU and against itself.
 //!
-//! Every test skips with a line where there is no GPU; `FLUX_REQUIRE_GPU=1` makes that a failure.
-//! `FLUX_PARITY_SIZES=small` leaves out the real sizes, and `few` most of many cases, too, for compute-sanitizer.
-//! `FLUX_TEST_ROOT` names the project's folder where that is not where the tests were built.
+//! Every test skips with a message if there is no GPU; `FLUX_REQUIRE_GPU=1` makes that a failure.
+//! `FLUX_PARITY_SIZES=small` leaves out the real sizes, and `few` also most of many cases, for compute-sanitizer.
+//! `FLUX_TEST_ROOT` is the project's folder, if it differs from the folder of the build.
 
 #[path = "support/bands.rs"]
 mod bands;
@@ -34,8 +34,8 @@ mod concat;
 mod conv2d;
 #[path = "parity/copies.rs"]
 mod copies;
-#[path = "parity/dequantise.rs"]
-mod dequantise;
+#[path = "parity/dequantize.rs"]
+mod dequantize;
 #[path = "parity/doors.rs"]
 mod doors;
 #[path = "parity/editing.rs"]
@@ -131,12 +131,12 @@ use std::sync::OnceLock;
 use flux::backend::Memory;
 use flux::backend::cuda::{Cuda, GemmCache, Precision};
 
-/// GPU 0 with counters of its own, or none where there is no GPU.
+/// Returns GPU 0 with counters of its own, or `None` if there is no GPU.
 fn cuda() -> Option<Cuda> {
-    // Tests run side by side, so what they time means nothing, and two of them could choose differently. Without a
-    // choice every product of one shape is the same to the bit.
+    // Tests run in parallel, so their timings are useless, and two of them could choose different algorithms. Without
+    // choices, every multiplication of one shape is the same to the bit.
     let open = || Cuda::with(0, None, Precision::Bf16, &GemmCache::Off);
-    // One handle lives throughout, so that the context is made once.
+    // One handle lives throughout, so that the context is created once.
     static FIRST: OnceLock<Result<Cuda, String>> = OnceLock::new();
     match FIRST.get_or_init(|| open().map_err(|e| e.to_string())) {
         Ok(_) => Some(open().expect("the GPU opened a moment ago")),
@@ -148,7 +148,7 @@ fn cuda() -> Option<Cuda> {
     }
 }
 
-/// The same in fp8; none where there is no GPU, or one that fp8 is not made for. A Hopper GPU must have it.
+/// `cuda` in fp8; `None` without a GPU, or on a GPU without fp8 support. A Hopper GPU must support it.
 fn cuda_fp8() -> Option<Cuda> {
     let device = cuda()?;
     match Cuda::with(0, None, Precision::Fp8, &GemmCache::Off) {
@@ -161,24 +161,24 @@ fn cuda_fp8() -> Option<Cuda> {
     }
 }
 
-/// The same where attention is in fp8, too.
+/// `cuda_fp8`, if attention is in fp8, too.
 fn cuda_fp8_attention() -> Option<Cuda> {
     cuda_fp8().filter(is_hopper)
 }
 
-/// The same with products of 8-bit integers; none where there is no GPU.
+/// `cuda` with multiplications of 8-bit integers; `None` without a GPU.
 fn cuda_int8() -> Option<Cuda> {
     cuda()?;
     Some(Cuda::with(0, None, Precision::Int8, &GemmCache::Off).expect("every GPU multiplies integers"))
 }
 
-/// The same with weights in 4 bits.
+/// `cuda` with weights in 4 bits.
 fn cuda_w4a8() -> Option<Cuda> {
     cuda()?;
     Some(Cuda::with(0, None, Precision::W4a8, &GemmCache::Off).expect("every GPU multiplies integers"))
 }
 
-/// As `cuda`, where that GPU has the kernels for Hopper.
+/// `cuda`, if that GPU has the kernels for Hopper.
 fn cuda_hopper() -> Option<Cuda> {
     let cuda = cuda()?;
     if !is_hopper(&cuda) {
@@ -188,7 +188,7 @@ fn cuda_hopper() -> Option<Cuda> {
     Some(cuda)
 }
 
-/// Whether the kernels for Hopper serve where no variable says otherwise: they are of bf16.
+/// Returns `true` if the kernels for Hopper are the default: they compute in bf16.
 fn is_hopper(cuda: &Cuda) -> bool {
     cuda.describe().contains("compute capability 9.0") && !compare::half()
 }
@@ -198,18 +198,18 @@ fn root() -> PathBuf {
     support::root()
 }
 
-/// Whether real sizes are left out.
+/// Returns `true` if real sizes are left out.
 fn small() -> bool {
     few() || std::env::var("FLUX_PARITY_SIZES").is_ok_and(|sizes| sizes == "small")
 }
 
-/// Whether most of many cases are left out, too.
+/// Returns `true` if most of many cases are left out, too.
 fn few() -> bool {
     std::env::var("FLUX_PARITY_SIZES").is_ok_and(|sizes| sizes == "few")
 }
 
-/// Says of one case after the other whether to try it: all, or of few cases the first of each `every`. A number that
-/// does not divide the lengths of nested lists meets each value of them.
+/// Returns a function that selects test cases: each one, or with few cases the first of each `every`. A number that
+/// does not divide the lengths of nested lists covers each value of the lists.
 fn sampled(every: usize) -> impl FnMut() -> bool {
     let (mut case, every) = (0, if few() { every } else { 1 });
     move || {

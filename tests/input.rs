@@ -1,9 +1,7 @@
-//! Image files, masks and sizes, against what the reference makes of them. `tests/input/README.md` says how it was
-//! asked.
+//! Image files, masks and sizes, against the reference's results. `tests/input/README.md` describes how these were
+//! made.
 
 mod masks;
-
-use std::path::Path;
 
 use crate::reference_mask;
 use flux::input::{Mask, Region, lanczos, read_bytes};
@@ -11,7 +9,7 @@ use serde::Deserialize;
 use serde::de::DeserializeOwned;
 
 fn rows<T: DeserializeOwned>(name: &str) -> Vec<T> {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/input").join(name);
+    let path = crate::program::project("").join("tests/input").join(name);
     let rows: Vec<T> = serde_json::from_slice(&std::fs::read(path).expect("the file is there")).expect("rows");
     assert!(!rows.is_empty());
     rows
@@ -54,7 +52,7 @@ fn every_kind_of_file_is_read_as_the_reference_reads_it() {
         let image = read_bytes(&bytes(&row.file)).unwrap_or_else(|error| panic!("{name}: {error}"));
         assert_eq!((image.width, image.height), (row.width, row.height), "{name}");
         if let Some(expected) = row.rgb {
-            // Decoders of JPEG round and scale colours in their own way: at most 3 levels here.
+            // Decoders of JPEG round and scale colours differently: at most 3 levels here.
             let apart = image.bytes.iter().zip(bytes(&expected)).map(|(a, b)| a.abs_diff(b)).max();
             assert!(apart <= Some(3), "{name}: {apart:?}");
         } else {
@@ -85,7 +83,7 @@ fn a_file_that_is_cut_off_is_refused_unless_all_of_the_image_is_there() {
         let whole = read_bytes(&file).unwrap();
         for keep in (0..file.len()).filter(|keep| keep % 5 == 0 || keep + 40 > file.len()) {
             match read_bytes(&file[..keep]) {
-                // What stands behind the pixels of a PNG may be lost, and with it which side is up.
+                // Chunks after the pixels of a PNG may be lost, and with them the orientation.
                 Ok(image) => assert!(image == whole || name == "upright-6-behind.png", "{name} cut at {keep}"),
                 Err(error) => assert!(error.to_string().contains("hint: "), "{name} cut at {keep}: {error}"),
             }
@@ -93,7 +91,7 @@ fn a_file_that_is_cut_off_is_refused_unless_all_of_the_image_is_there() {
     }
 }
 
-/// Decoders fill with grey what is missing.
+/// Decoders fill missing data with grey.
 #[test]
 fn a_jpeg_that_is_cut_in_front_of_its_end_is_refused() {
     let mut refused = 0;
@@ -105,7 +103,7 @@ fn a_jpeg_that_is_cut_in_front_of_its_end_is_refused() {
         let whole = read_bytes(&file).unwrap();
         for keep in 2..file.len() - 2 {
             match read_bytes(&[&file[..keep], &[0xff, 0xd9]].concat()) {
-                // The last bits of some scans are filling.
+                // The last bits of some scans are padding.
                 Ok(image) => assert!(image == whole, "{name} cut at {keep}"),
                 Err(error) => {
                     refused += 1;
@@ -119,7 +117,7 @@ fn a_jpeg_that_is_cut_in_front_of_its_end_is_refused() {
     assert!(refused > 1000, "{refused}");
 }
 
-/// Where the frame of a JPEG begins.
+/// Returns the position of a JPEG's frame header.
 fn frame(file: &[u8]) -> usize {
     file.windows(4).position(|found| matches!(found, [0xff, 0xc0..=0xc2, 0, _])).expect("a frame")
 }
@@ -131,12 +129,62 @@ fn a_jpeg_whose_data_do_not_fill_its_size_is_refused() {
         if !name.ends_with(".jpg") {
             continue;
         }
-        // Twice as high.
+        // Doubled height.
         let height = frame(&file) + 6;
         file[height] *= 2;
         let error = read_bytes(&file).map(|_| ()).expect_err(&name).to_string();
         assert!(error.contains("the JPEG") && error.contains("hint: "), "{name}: {error}");
     }
+}
+
+/// Returns the file without the Huffman tables for which `dropped` returns `true` by class and slot.
+fn without_tables(file: &[u8], dropped: impl Fn(u8) -> bool) -> Vec<u8> {
+    let (mut out, mut at) = (file[..2].to_vec(), 2);
+    loop {
+        let end = at + 2 + usize::from(u16::from_be_bytes([file[at + 2], file[at + 3]]));
+        if file[at + 1] == 0xda {
+            return [&out, &file[at..]].concat();
+        }
+        if file[at + 1] == 0xc4 {
+            let (mut tables, mut kept) = (&file[at + 4..end], Vec::new());
+            while let [table, ..] = tables {
+                let symbols: usize = tables[1..17].iter().map(|count| usize::from(*count)).sum();
+                let (this, rest) = tables.split_at(17 + symbols);
+                kept.extend(this.iter().filter(|_| !dropped(*table)));
+                tables = rest;
+            }
+            if !kept.is_empty() {
+                out.extend([&[0xff, 0xc4][..], &(kept.len() as u16 + 2).to_be_bytes(), &kept].concat());
+            }
+        } else {
+            out.extend(&file[at..end]);
+        }
+        at = end;
+    }
+}
+
+/// Cameras send frames without tables.
+#[test]
+fn a_jpeg_without_huffman_tables_is_read_with_the_standards() {
+    let mut read = 0;
+    for Image { name, file, .. } in rows::<Image>("images.json") {
+        let file = bytes(&file);
+        if !name.ends_with(".jpg") {
+            continue;
+        }
+        let is_sequential = file[frame(&file) + 1] != 0xc2;
+        match read_bytes(&without_tables(&file, |_| true)) {
+            Ok(image) => {
+                assert!(is_sequential && image == read_bytes(&file).unwrap(), "{name}");
+                let partly = read_bytes(&without_tables(&file, |table| table == 0)).map(|_| ()).expect_err(&name);
+                assert!(partly.to_string().contains("tables are missing"), "{name}: {partly}");
+                read += 1;
+            }
+            // Its own tables were different.
+            Err(error) => assert!(error.to_string().contains("hint: "), "{name}: {error}"),
+        }
+    }
+    assert!(read > 2, "{read}");
 }
 
 /// A chunk of a PNG.
@@ -253,7 +301,7 @@ struct Used {
     quarters: Vec<u8>,
 }
 
-/// The reference's rule, which tests that compare images with it use, and ours, which leaves out nothing of it.
+/// The reference's rule, for tests that compare images with it, and ours, which includes all of it.
 #[test]
 fn every_cell_that_the_reference_draws_anew_is_drawn_anew() {
     for row in rows::<MaskFile>("masks.json") {

@@ -1,4 +1,4 @@
-//! Tokens that keep what another pass made of them: evaluations of some tokens, edits under a mask, frames of a video.
+//! Tokens that are cached from an earlier pass: evaluations of some tokens, edits under a mask, frames of a video.
 
 mod evaluation;
 mod reuse;
@@ -21,14 +21,14 @@ fn model() -> Arc<Model<Cpu>> {
     Model::load(Cpu::new(Precision::F32), &files()).expect("the built-in model")
 }
 
-/// What the model draws, and the tokens that were computed for it and that there are, where some were kept.
+/// Returns the model's image, and the numbers of computed tokens and of all tokens, if some were cached.
 fn drawn(model: &Arc<Model<Cpu>>, request: &Request) -> (Rgb, Option<[u64; 2]>) {
     let image = model.generate(request).expect("an image");
     let tokens = image.timings.tokens.map(|tokens| [tokens.computed, tokens.all]);
     (Rgb { width: image.plan.width, height: image.plan.height, bytes: image.rgb }, tokens)
 }
 
-/// The mean absolute difference in levels, of the cells of 16 x 16 pixels that `counts` is true of.
+/// Returns the mean absolute difference in levels, over the cells of 16 x 16 pixels for which `counts` returns `true`.
 fn apart(a: &Rgb, b: &Rgb, counts: impl Fn(usize) -> bool) -> f64 {
     assert_eq!((a.width, a.height), (b.width, b.height));
     let cell = |i: usize| (i / 3 / a.width / 16) * (a.width / 16) + i / 3 % a.width / 16;

@@ -1,4 +1,4 @@
-//! What the library does, called from this process.
+//! Tests of the library, called from this process.
 
 #[path = "support/bands.rs"]
 mod bands;
@@ -8,6 +8,8 @@ mod flux3_base;
 mod gguf;
 #[path = "support/model_copy.rs"]
 mod model_copy;
+#[path = "support/process.rs"]
+mod process;
 #[path = "support/program.rs"]
 mod program;
 #[path = "support/ranks.rs"]
@@ -21,6 +23,7 @@ mod tiny_decoder;
 mod adapters;
 mod default_model;
 mod engine;
+mod examples;
 mod flux3;
 mod formats;
 mod golden;

@@ -1,4 +1,4 @@
-//! The program within bounds: on few and many threads, in little memory, and after a panic.
+//! The program with limited resources: few and many threads, little memory; and after a panic.
 
 use std::fs;
 use std::path::Path;
@@ -14,7 +14,7 @@ fn an_image_is_the_same_on_any_number_of_threads() {
             let name = format!("{side}-{threads}.png");
             let size = ["-W", side, "-H", side, "-s", "2", "-S", "7", "--device", "cpu", "-p", "a red apple", "-o"];
             let mut command = flux();
-            Run::of(command.args(["--threads", threads]).current_dir(&folder).args(size).arg(&name)).succeeds();
+            Run::new(command.args(["--threads", threads]).current_dir(&folder).args(size).arg(&name)).succeeds();
             fs::read(folder.path().join(name)).unwrap()
         };
         let one = image("1");
@@ -28,14 +28,14 @@ fn an_image_is_the_same_on_any_number_of_threads() {
 fn limited(limit: &str, folder: &Path, flags: &[&str]) -> Run {
     let mut command = Command::new("bash");
     command.args(["-c", &format!("{limit} && exec \"$0\" \"$@\""), env!("CARGO_BIN_EXE_flux")]);
-    Run::of(command.env_remove("FLUX_MODEL").env_remove("RUST_BACKTRACE").current_dir(folder).args(flags))
+    Run::new(command.env_remove("FLUX_MODEL").env_remove("RUST_BACKTRACE").current_dir(folder).args(flags))
 }
 
 #[test]
 fn too_little_memory_is_an_error_and_never_a_crash() {
     let folder = tempfile::tempdir().unwrap();
     let image = folder.path().join("x.png");
-    // The system ends by itself what it cannot even load.
+    // Below this, the system cannot even load the program.
     let program = fs::metadata(env!("CARGO_BIN_EXE_flux")).unwrap().len() / 1024;
     let enough = program + 920_000;
     for side in ["256", "512"] {
@@ -72,7 +72,7 @@ fn a_number_of_threads_that_is_none_is_a_usage_error() {
         draw(folder.path(), &["-p", "x", "--threads", bad]).fails(2, &["--threads"]);
     }
     for bad in ["100000", "abc", "-1"] {
-        let run = Run::of(flux().current_dir(&folder).args(SMALL).args(["-p", "x"]).env("RAYON_NUM_THREADS", bad));
+        let run = Run::new(flux().current_dir(&folder).args(SMALL).args(["-p", "x"]).env("RAYON_NUM_THREADS", bad));
         run.fails(2, &["RAYON_NUM_THREADS", bad, "hint: "]);
     }
     assert_eq!(names(folder.path()), [""; 0]);
@@ -83,12 +83,48 @@ fn a_panic_of_a_worker_is_one_error_and_exit_code_70() {
     let folder = tempfile::tempdir().unwrap();
     let mut command = flux();
     let flags = ["-q", "-p", "x", "-S", "1", "-o", "x.png", "--panic-for-test"];
-    let run = Run::of(command.current_dir(&folder).args(SMALL).args(flags).env_remove("RUST_BACKTRACE"));
-    if run.code == Some(2) && run.stderr.contains("unexpected argument") {
+    let run = Run::new(command.current_dir(&folder).args(SMALL).args(flags).env_remove("RUST_BACKTRACE"));
+    if run.code == Some(2) && run.stderr.contains("unknown flag") {
         println!("skipped: the program was built without debug assertions");
         return;
     }
-    let run = run.fails(70, &["error: internal: `--panic-for-test` was given at src/commands/drawing.rs:", "hint: "]);
+    let run = run.fails(
+        70,
+        &["error: internal: `--panic-for-test` was given at crates/flux-cli/src/commands/drawing.rs:", "hint: "],
+    );
     assert_eq!(run.stderr.lines().count(), 2, "{}", run.stderr);
     assert_eq!(names(folder.path()), [""; 0]);
+}
+
+#[test]
+fn a_small_stack_changes_nothing() {
+    let folder = tempfile::tempdir().unwrap();
+    let flags = [&SMALL[..], &["-p", "x", "-S", "1", "-o", "x.png"]].concat();
+    limited("true", folder.path(), &flags).succeeds();
+    let expected = fs::read(folder.path().join("x.png")).unwrap();
+    for kib in [32, 64, 100, 128, 256] {
+        let limit = format!("ulimit -s {kib}");
+        limited(&limit, folder.path(), &["--version"]).succeeds();
+        limited(&limit, folder.path(), &["info", "x.png"]).succeeds();
+        limited(&limit, folder.path(), &["info", "none"]).fails(1, &["none", "hint: "]);
+        limited(&limit, folder.path(), &flags).succeeds();
+        assert!(fs::read(folder.path().join("x.png")).unwrap() == expected, "{kib}");
+    }
+}
+
+#[test]
+fn a_recipe_with_a_long_list_is_refused_at_once() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("long.json");
+    let inputs = vec!["a"; 3_000_000];
+    let adapters = vec![serde_json::json!({"file": "a", "strength": 1}); 300_000];
+    for recipe in [serde_json::json!({"inputs": inputs}), serde_json::json!({"adapters": adapters})] {
+        fs::write(&path, recipe.to_string()).unwrap();
+        let start = std::time::Instant::now();
+        draw(folder.path(), &["--recipe", "long.json", "-o", "x.png"]).fails(2, &["at most 256 entries"]);
+        fs::write(folder.path().join("list.jsonl"), format!("{recipe}\n")).unwrap();
+        let run = Run::new(flux().current_dir(&folder).args(["batch", "list.jsonl", "--dry-run"]));
+        assert!(run.code == Some(1) || run.code == Some(2), "{}", run.stderr);
+        assert!(start.elapsed() < std::time::Duration::from_secs(10), "{:?}", start.elapsed());
+    }
 }

@@ -1,4 +1,4 @@
-//! `flux live`: frames in, images out, and what happens where one side stalls, breaks or ends.
+//! `flux live`: frames in, images out, and the reactions if one side stalls, breaks or ends.
 #![cfg(unix)]
 
 mod book;
@@ -20,12 +20,12 @@ use serde_json::Value;
 
 use crate::program::{Run, flux};
 
-/// Pixels on a side of frames: the least that a reference may have.
+/// Pixels on a side of frames: the minimum of a reference.
 const SIDE: usize = 64;
-/// What makes an image in about a tenth of a second.
+/// Flags for an image in about a tenth of a second.
 const QUICK: [&str; 9] = ["live", "--device", "cpu", "-s", "1", "-S", "7", "-p", "a red circle"];
 
-/// A frame that differs from those of other numbers.
+/// Returns a frame that differs from those of other numbers.
 fn frame(number: usize) -> Rgb {
     sized(number, SIDE, SIDE)
 }
@@ -44,23 +44,23 @@ fn jpeg(frame: &Rgb) -> Vec<u8> {
     encode_jpeg(frame, 95, &Metadata::default()).expect("a JPEG")
 }
 
-/// `flux live` on raw frames, with further flags.
+/// Returns the flags of `flux live` on raw frames, with further flags.
 fn raw_flags<'a>(flags: &[&'a str]) -> Vec<&'a str> {
     [&QUICK[..], &["--from", "rgb24", "--size", "64x64"], flags].concat()
 }
 
-/// The program with pipes at its ends.
+/// Starts the program with pipes at its ends.
 fn begun(folder: &Path, flags: &[&str]) -> Child {
     let mut command = flux();
     command.current_dir(folder).args(flags);
     command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("the program starts")
 }
 
-/// What comes of so many bytes: standard output, and how it ended.
+/// Runs the program on these bytes, and returns its standard output and its result.
 fn run(folder: &Path, flags: &[&str], bytes: Vec<u8>) -> (Vec<u8>, Run) {
     let mut child = begun(folder, flags);
     let mut stdin = child.stdin.take().expect("a pipe");
-    // One that refuses it does not read all of it.
+    // A program that refuses the input does not read all of it.
     let feeder = thread::spawn(move || drop(stdin.write_all(&bytes)));
     let output = child.wait_with_output().expect("it ends");
     feeder.join().expect("no panic");
@@ -68,23 +68,23 @@ fn run(folder: &Path, flags: &[&str], bytes: Vec<u8>) -> (Vec<u8>, Run) {
     (output.stdout, Run { code: output.status.code(), stdout: String::new(), stderr })
 }
 
-/// Images of 64 x 64 that were written as raw bytes.
+/// Reads images of 64 x 64 from raw bytes.
 fn images(bytes: &[u8]) -> Vec<Rgb> {
     let image = |bytes: &[u8]| Rgb { width: SIDE, height: SIDE, bytes: bytes.to_vec() };
     assert_eq!(bytes.len() % (3 * SIDE * SIDE), 0, "whole images");
     bytes.chunks_exact(3 * SIDE * SIDE).map(image).collect()
 }
 
-/// The image that `flux` makes of a frame, by flags beside those of [`QUICK`].
+/// Returns the image that `flux` makes of a frame, with flags in addition to [`QUICK`].
 fn still(folder: &Path, frame: &Rgb, flags: &[&str]) -> Rgb {
     fs::write(folder.join("frame.png"), encode(frame, ImageFormat::Png, &Metadata::default()).unwrap()).unwrap();
     let mut command = flux();
     command.current_dir(folder).args(&QUICK[1..]).args(["-i", "frame.png", "-o", "still.png", "-q"]).args(flags);
-    Run::of(&mut command).succeeds();
+    Run::new(&mut command).succeeds();
     read(&folder.join("still.png")).expect("an image")
 }
 
-/// What is told at the end with `--stats`.
+/// Returns the figures at the end with `--stats`.
 fn told(run: &Run) -> Value {
     let line = run.stderr.lines().rfind(|line| line.starts_with('{')).expect("figures");
     serde_json::from_str(line).expect("JSON")
@@ -101,7 +101,7 @@ fn a_frame_becomes_the_image_that_flux_makes_of_it() {
         &["--strength", "0.5", "-s", "2", "--no-self-reference"],
         &["-i", "other.png"],
     ] {
-        // Flags that are given twice are those of the program, too.
+        // Repeated flags are those of the program, too.
         let steps: Vec<&str> = if flags.contains(&"-s") { QUICK[5..].to_vec() } else { QUICK[3..].to_vec() };
         let live = [&QUICK[..3], &steps, &["--from", "rgb24", "--size", "64x64", "--all"], flags].concat();
         let (bytes, ended) = run(folder.path(), &live, raw([1, 2]));
@@ -116,7 +116,7 @@ fn a_frame_becomes_the_image_that_flux_makes_of_it() {
             .unwrap();
             let line =
                 [&["--device", "cpu"], &steps[..], &["-i", "frame.png"], flags, &["-o", "still.png", "-q"]].concat();
-            Run::of(flux().current_dir(&folder).args(line)).succeeds();
+            Run::new(flux().current_dir(&folder).args(line)).succeeds();
             let still = read(&folder.path().join("still.png")).unwrap();
             assert!(*image == still, "{flags:?}, frame {number}");
         }
@@ -144,6 +144,29 @@ fn formats_go_in_and_out_in_order() {
     let (out, ended) = run(folder.path(), &[&QUICK[..], &["--all"]].concat(), mjpeg);
     ended.succeeds();
     assert!(out.starts_with(b"\xff\xd8") && out.ends_with(b"\xff\xd9"));
+}
+
+/// Returns the frame as cameras send it, without its Huffman tables.
+fn without_tables(frame: &[u8]) -> Vec<u8> {
+    let mut out = frame.to_vec();
+    while let Some(at) = out.windows(2).position(|marker| marker == [0xff, 0xc4]) {
+        let length = usize::from(u16::from_be_bytes([out[at + 2], out[at + 3]]));
+        out.drain(at..at + 2 + length);
+    }
+    out
+}
+
+#[test]
+fn frames_of_a_camera_that_sends_no_huffman_tables_are_read() {
+    let folder = tempfile::tempdir().unwrap();
+    let flags = [&QUICK[..], &["--all", "--to", "rgb24"]].concat();
+    let made = |frames: Vec<u8>| {
+        let (bytes, ended) = run(folder.path(), &flags, frames);
+        ended.succeeds();
+        bytes
+    };
+    let frames = |of: fn(&[u8]) -> Vec<u8>| (1..3).flat_map(|number| of(&jpeg(&frame(number)))).collect();
+    assert!(made(frames(without_tables)) == made(frames(<[u8]>::to_vec)));
 }
 
 #[test]
@@ -208,7 +231,7 @@ fn feedback_begins_with_a_part_of_the_image_before() {
     run.fails(2, &["the feedback is 1", "hint: "]);
 }
 
-/// Runs a line of a shell in a folder that has the program.
+/// Runs a line of a shell in a folder with the program.
 fn shell(folder: &Path, line: &str) -> Run {
     let link = folder.join("flux");
     if !link.exists() {
@@ -217,5 +240,5 @@ fn shell(folder: &Path, line: &str) -> Run {
     let path = format!("{}:{}", folder.display(), std::env::var("PATH").unwrap_or_default());
     let mut command = Command::new("bash");
     command.args(["-c", line]).current_dir(folder).env("PATH", path).env_remove("FLUX_MODEL").env("FLUX_CONFIG", "");
-    Run::of(&mut command)
+    Run::new(&mut command)
 }

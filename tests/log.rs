@@ -1,4 +1,4 @@
-//! `--log`, and colours where they are not wanted.
+//! `--log`, and disabled colours.
 
 use std::fs;
 use std::path::Path;
@@ -11,9 +11,9 @@ fn folder() -> tempfile::TempDir {
     tempfile::tempdir().expect("a temporary folder")
 }
 
-/// Runs that end before anything is drawn.
+/// Runs a command that ends before an image is generated.
 fn info(folder: &Path, flags: &[&str]) -> Run {
-    Run::of(flux().current_dir(folder).args(["convert", "none", "out.gguf", "--format", "q8_0"]).args(flags))
+    Run::new(flux().current_dir(folder).args(["convert", "none", "out.gguf", "--format", "q8_0"]).args(flags))
 }
 
 #[test]
@@ -52,12 +52,12 @@ fn what_is_there_and_is_no_log_is_left_as_it_is() {
     fs::write(at("list.txt"), "a cat\na dog\n").unwrap();
     for name in ["a.png", "config.json", "list.txt"] {
         let before = fs::read(at(name)).unwrap();
-        info(folder.path(), &["--log", name]).fails(1, &["cannot write the log", "is no log", "--log"]);
+        info(folder.path(), &["--log", name]).fails(1, &["cannot write the log", "is not a log", "--log"]);
         assert!(fs::read(at(name)).unwrap() == before, "{name}");
     }
     rustix::fs::mkfifoat(rustix::fs::CWD, at("pipe"), 0o600.into()).unwrap();
     for name in ["pipe", "/dev/null"] {
-        info(folder.path(), &["--log", name]).fails(1, &["cannot write the log", "no regular file"]);
+        info(folder.path(), &["--log", name]).fails(1, &["cannot write the log", "not a regular file"]);
     }
 }
 
@@ -71,7 +71,7 @@ fn a_log_is_no_other_file_of_the_run() {
     draw(&["-o", "y.png", "--log", "./y.png", "--force"]).fails(2, &["written twice"]);
     let model = crate::program::project("models/tiny");
     let convert = |flags: &[&str]| {
-        Run::of(
+        Run::new(
             flux()
                 .current_dir(folder.path())
                 .args(["convert", model.to_str().unwrap(), "o.gguf", "--format", "q8_0"])
@@ -82,7 +82,7 @@ fn a_log_is_no_other_file_of_the_run() {
     assert!(!at("o.gguf").exists());
 }
 
-/// What a terminal of a kind and so many columns gets.
+/// Returns the output on a terminal with this environment and number of columns.
 #[cfg(target_os = "linux")]
 fn on_a_terminal(columns: u16, environment: &[(&str, &str)], flags: &[&str]) -> String {
     let mut command = flux();
@@ -113,7 +113,7 @@ fn colours_are_left_out_where_they_are_not_wanted() {
     }
 }
 
-/// A terminal that cannot move its cursor gets lines in place of bars.
+/// A terminal that cannot move its cursor gets lines instead of bars.
 #[cfg(target_os = "linux")]
 #[test]
 fn a_dumb_terminal_gets_no_bars() {
@@ -122,9 +122,9 @@ fn a_dumb_terminal_gets_no_bars() {
     let (from, to) = (tiny.to_str().expect("a text"), out.to_str().expect("a text"));
     let flags = ["convert", from, to, "--format", "q8_0", "--progress", "bar"];
     let bars = on_a_terminal(80, &[], &flags);
-    assert!(bars.contains('\u{1b}') && bars.contains("quantise ["), "{bars:?}");
+    assert!(bars.contains('\u{1b}') && bars.contains("quantize ["), "{bars:?}");
     fs::remove_file(&out).unwrap();
     let lines = on_a_terminal(80, &[("TERM", "dumb")], &flags);
-    assert!(!lines.contains('\u{1b}') && lines.contains("quantise, "), "{lines:?}");
-    assert!(lines.contains("no terminal that shows bars"), "{lines:?}");
+    assert!(!lines.contains('\u{1b}') && lines.contains("quantize, "), "{lines:?}");
+    assert!(lines.contains("not a terminal that supports bars"), "{lines:?}");
 }

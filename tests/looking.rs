@@ -1,4 +1,4 @@
-//! Commands to look at images: sheets, differences, pictures in the terminal.
+//! Commands to look at images: contact sheets, differences, images in the terminal.
 
 mod compare;
 mod sheet;
@@ -20,7 +20,7 @@ fn folder() -> tempfile::TempDir {
 
 /// Runs `flux` in a folder.
 fn run(folder: &Path, args: &[&str]) -> Run {
-    Run::of(flux().current_dir(folder).args(args))
+    Run::new(flux().current_dir(folder).args(args))
 }
 
 #[test]
@@ -31,20 +31,20 @@ fn images_of_phones_and_of_the_web_are_refused_with_what_converts_them() {
     {
         let file = [b"\0\0\0\x18ftyp", &brand[..], b"\0\0\0\0mif1miaf\0\0\0\x08meta"].concat();
         std::fs::write(folder.path().join(name), file).unwrap();
-        let said = [name, "which is not read", converter, "magick IN"];
+        let said = [name, "which is not supported", converter, "magick IN"];
         run(folder.path(), &["sheet", name, "-o", "sheet.png"]).fails(1, &said);
         run(folder.path(), &["compare", name, name]).fails(1, &said);
         run(folder.path(), &["make it red", "-i", name, "-o", "out.png", "--device", "cpu"]).fails(1, &said);
     }
 }
 
-/// An image in which no two pixels are alike.
+/// Returns an image with no two equal pixels.
 fn pixels(width: usize, height: usize) -> Rgb {
     let bytes = (0..height).flat_map(|y| (0..width).flat_map(move |x| [x as u8, y as u8, 77])).collect();
     Rgb { width, height, bytes }
 }
 
-/// The same in every pixel.
+/// Returns an image with one color.
 fn flat(width: usize, height: usize, color: [u8; 3]) -> Rgb {
     Rgb { width, height, bytes: color.repeat(width * height) }
 }
@@ -53,7 +53,7 @@ fn write(path: &Path, image: &Rgb) {
     Target::new(path).expect("a folder of ours").write(image, &Metadata::default()).expect("it is writable");
 }
 
-/// Writes an image that says how it was made.
+/// Writes an image with a recipe.
 fn write_made(path: &Path, image: &Rgb, prompt: &str, seed: u64) {
     let recipe = Recipe { steps: Some(4), width: Some(64), height: Some(64), ..Recipe::new(prompt, seed) };
     let model = ModelRecipe { name: "tiny".to_string(), ..ModelRecipe::default() };
@@ -68,7 +68,7 @@ fn a_grid_has_an_image_for_each_pair_of_values() {
     let folder = folder();
     let grid = |words: &[&str]| {
         let flags = ["--size", "64", "-s", "1", "--device", "cpu", "-q"];
-        Run::of(flux().current_dir(folder.path()).arg("grid").args(["-p", "a cat"]).args(words).args(flags))
+        Run::new(flux().current_dir(folder.path()).arg("grid").args(["-p", "a cat"]).args(words).args(flags))
     };
     grid(&["--vary", "seed=1,2", "--vary", "rng=torch,portable", "-o", "grid.png"]).succeeds();
     assert_eq!(names(&folder.path().join("grid")), ["001.png", "002.png", "003.png", "004.png"]);
@@ -80,7 +80,7 @@ fn a_grid_has_an_image_for_each_pair_of_values() {
     for (varied, words) in [
         ("step=1,2", &["step"][..]),
         ("steps=one", &["`steps` is `one`"]),
-        ("feather=3", &["no meaning"]),
+        ("feather=3", &["feather` requires"]),
         ("seed", &["FIELD=VALUES"]),
     ] {
         let run = grid(&["--vary", varied, "-o", "other.png"]);
@@ -95,7 +95,7 @@ fn a_grid_has_an_image_for_each_pair_of_values() {
 /// Runs `flux grid` for small images in a folder.
 fn grid(folder: &Path, flags: &[&str]) -> Run {
     let words = ["grid", "-p", "a cat", "--size", "32", "-s", "1", "--device", "cpu", "-q"];
-    Run::of(flux().current_dir(folder).args(words).args(flags))
+    Run::new(flux().current_dir(folder).args(words).args(flags))
 }
 
 #[test]
@@ -107,7 +107,7 @@ fn each_random_seed_of_a_grid_is_its_own_and_a_size_may_be_a_side() {
         .map(|name| run(folder, &["info", "--json", name]).succeeds().stdout)
         .map(|json| serde_json::from_str::<serde_json::Value>(&json).unwrap()["recipe"]["seed"].as_u64().unwrap());
     assert_ne!(first, second);
-    Run::of(flux().current_dir(folder).args(["grid", "-p", "x", "-s", "1", "--device", "cpu", "-q"]).args([
+    Run::new(flux().current_dir(folder).args(["grid", "-p", "x", "-s", "1", "--device", "cpu", "-q"]).args([
         "--vary",
         "size=32,48x32",
         "-o",
@@ -152,7 +152,7 @@ fn a_grid_that_cannot_be_drawn_as_a_whole_draws_nothing() {
     write(&folder.join("sheet/001.png"), &pixels(64, 64));
     let before = std::fs::read(folder.join("sheet/001.png")).unwrap();
     let input = ["--vary", "seed=1,2", "-i", "sheet/001.png", "-o", "sheet.png", "--force"];
-    grid(folder, &input).fails(2, &["001.png", "--input"]);
+    grid(folder, &input).fails(2, &["001.png", "`-i`"]);
     assert!(std::fs::read(folder.join("sheet/001.png")).unwrap() == before);
 }
 

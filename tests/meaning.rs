@@ -1,10 +1,9 @@
-//! The default model draws what the prompt says, and changes what the instruction names: images of prompts and of
-//! instructions that it was not trained on are read back and compared with them.
+//! The default model follows prompts and instructions. Images of prompts and of instructions outside its training set
+//! are read back and compared with them.
 
 #[path = "meaning/score.rs"]
 mod score;
 
-use std::path::Path;
 use std::sync::Arc;
 
 use flux::backend::cpu::{Cpu, Precision};
@@ -19,13 +18,13 @@ use score::{BOUNDS, Meaning, SIZES, expect_meaning, expect_meaning_at_sizes, exp
 
 use crate::program::takes_long_form;
 
-/// Formats of few bits in which the default model is asked.
+/// Quantized formats in which the default model is tested.
 fn formats() -> &'static [&'static str] {
     if takes_long_form() { &["q8_0", "q4_k"] } else { &["q4_k"] }
 }
 
 fn open() -> OpenModel {
-    let dir = ModelFiles::open(&Path::new(env!("CARGO_MANIFEST_DIR")).join("models/tiny")).unwrap();
+    let dir = ModelFiles::open(&crate::program::project("models/tiny")).unwrap();
     OpenModel::open(&dir).unwrap()
 }
 
@@ -33,19 +32,19 @@ fn default_model() -> Arc<Model<Cpu>> {
     Model::new(Cpu::new(Precision::F32), open())
 }
 
-/// The default model with its weights in a format of fewer bits.
+/// The default model with quantized weights.
 fn in_format(name: &str) -> Arc<Model<Cpu>> {
     let mut model = open();
-    model.quantise(&name.parse().unwrap(), &CancelFlag::default(), &mut |_| {}).unwrap();
+    model.quantize(&name.parse().unwrap(), &CancelFlag::default(), &mut |_| {}).unwrap();
     Model::new(Cpu::new(Precision::F32), model)
 }
 
-/// The default model with its large products in 8-bit integers, from weights in as many bits or in 4.
+/// The default model with its large matrix multiplications in 8-bit integers, from weights in 8 or 4 bits.
 fn in_integers(precision: Precision) -> Arc<Model<Cpu>> {
     Model::new(Cpu::new(precision), open())
 }
 
-/// Asks a model: of all prompts, or of a few in the short form.
+/// Tests a model with all prompts, or with a few in the short form.
 fn expect(model: &Arc<Model<Cpu>>) {
     if takes_long_form() {
         let meaning = Meaning::load();
@@ -81,7 +80,7 @@ fn edits_with_weights_in_few_bits_do_so_too() {
     }
 }
 
-/// What the instruction of another edit makes of a reference is wrong.
+/// Edits by another edit's instruction must be wrong.
 #[test]
 fn edits_by_shuffled_instructions_are_wrong() {
     let edits = Edits::load().few(1).shuffled();
@@ -102,8 +101,8 @@ fn images_of_products_in_int8_show_it_too() {
     expect(&in_integers(Precision::W4a8));
 }
 
-/// Prints, for each format that weights are brought to, how near images stand to those of the weights as they are, and
-/// how much of what was asked for they show: the numbers of the README's table.
+/// Prints, for each format of quantized weights, the distance of images from those of unquantized weights, and the
+/// share of right answers: the numbers of the README's table.
 #[test]
 #[ignore = "takes minutes"]
 fn images_in_every_format() {
@@ -115,7 +114,7 @@ fn images_in_every_format() {
     }
 }
 
-/// The same of products in int8, with weights in 4 bits, too, beside weights alone in 8 bits.
+/// As above for int8 multiplications, with weights in 4 bits too, compared with only weights in 8 bits.
 #[test]
 #[ignore = "takes minutes"]
 fn images_in_int8() {
@@ -134,7 +133,7 @@ fn tell(name: &str, meaning: &Meaning, images: &[Rgb], originals: &[Rgb]) {
     println!("{name}: {:.1} dB in median, {:.3} right", psnr[psnr.len() / 2], meaning.scores(images).total());
 }
 
-/// So what is read wrongly in an image of the model is wrong in the image.
+/// So reading errors in images of the model are errors of the images.
 #[test]
 fn drawn_images_are_read_without_an_error() {
     let meaning = Meaning::load();
@@ -146,12 +145,12 @@ fn drawn_images_are_read_without_an_error() {
     let edits = Edits::load();
     let drawn = edits.drawn();
     assert_eq!(edits.scores(&drawn).total(), 1.0);
-    // To the byte, but for where shapes reach beyond the boxes that say what is touched.
+    // To the byte, except if shapes extend beyond the boxes of the edited area.
     assert!(edits.kept_db(&drawn)[0] > 60.0, "{:?}", edits.kept_db(&drawn));
 }
 
-/// Left half redder than the background, right half less red: the median is the background's color, which no pixel is
-/// nearer to.
+/// Left half redder than the background, right half less red: the median is the background's color, so no pixel is
+/// nearer to it.
 #[test]
 fn an_object_of_many_colors_is_read() {
     let mut image = Rgb { width: 256, height: 256, bytes: vec![128; 3 * 256 * 256] };
@@ -166,8 +165,8 @@ fn an_empty_image_and_noise_are_not_clean() {
     let meaning = Meaning::load();
     let even = |level: u8| Rgb { width: 256, height: 256, bytes: vec![level; 3 * 256 * 256] };
     assert!(!meaning.is_clean(&even(90)));
-    // Noise in blocks of 1, 4 and 32 pixels: the first is even to the eye of the reader, the second is specks, the
-    // third is many objects.
+    // Noise in blocks of 1, 4 and 32 pixels: the reader sees the first as even, the second as specks, and the third as
+    // many objects.
     for block in [1, 4, 32] {
         let mut state = 1u32;
         let mut levels = std::iter::repeat_with(|| {

@@ -1,8 +1,9 @@
-//! Models as users have them: single files by the names of other programs, ComfyUI's folders, parts of several models.
-//! Each draws the image of the folder that it was made from, byte for byte.
+//! Users' models: single files with the names of other programs, ComfyUI's folders, components of several models. Each
+//! must generate the image of the folder that it was made from, byte for byte.
 
 #[cfg(unix)]
 mod damage;
+mod encoders;
 mod errors;
 mod left_out;
 #[cfg(unix)]
@@ -24,7 +25,7 @@ use safetensors::tensor::{Dtype, TensorView};
 
 use renamed::{Tensors, bfl, ldm, llama, read, write, write_gguf};
 
-/// A model of the sizes that no shape tells: 32 groups in norms, equal axes, the default text layers.
+/// A model with the sizes that no shape determines: 32 groups in norms, equal axes, the default text layers.
 fn sizes() -> RandomModel {
     let mut model = RandomModel::tiny();
     model.vae.norm_num_groups = 32;
@@ -32,12 +33,12 @@ fn sizes() -> RandomModel {
     model
 }
 
-/// Folders in which all kinds of files of one model are.
+/// Folders with all kinds of files of one model.
 pub struct Files {
     folder: tempfile::TempDir,
 }
 
-/// Those of the model, made once.
+/// The files of the model, made once.
 pub static FILES: LazyLock<Files> = LazyLock::new(|| {
     let files = Files { folder: tempfile::tempdir().unwrap() };
     sizes().write(&files.at("folder")).unwrap();
@@ -62,30 +63,30 @@ pub static FILES: LazyLock<Files> = LazyLock::new(|| {
 });
 
 impl Files {
-    /// A path in the folder.
+    /// Returns a path in the folder.
     pub fn at(&self, name: &str) -> PathBuf {
         self.folder.path().join(name)
     }
 }
 
-/// Copies a file into a folder that is made for it.
+/// Copies a file into a folder that is created for it.
 pub fn copy(from: &Path, to: &Path) {
     fs::create_dir_all(to.parent().unwrap()).unwrap();
     fs::copy(from, to).unwrap();
 }
 
-/// What is named: the model, a text encoder, a VAE and a tokenizer; an empty name is none.
+/// Returns the paths of the model, a text encoder, a VAE and a tokenizer; an empty name is `None`.
 fn paths(names: [&str; 4]) -> ModelPaths {
     let [model, text_encoder, vae, tokenizer] = names.map(|name| (!name.is_empty()).then(|| FILES.at(name)));
     ModelPaths { model, text_encoder, vae, tokenizer, variant: None }
 }
 
-/// The model of these paths.
+/// Opens the model of these paths.
 pub fn open(names: [&str; 4]) -> flux::Result<ModelFiles> {
-    paths(names).open(|| ModelFiles::open("models/tiny".as_ref()))
+    paths(names).open(|| ModelFiles::open(&crate::support::root().join("models/tiny")))
 }
 
-/// That of a small image.
+/// Returns the request for a small image.
 pub fn request() -> Request {
     Request {
         width: Some(32),
@@ -96,17 +97,17 @@ pub fn request() -> Request {
     }
 }
 
-/// The model, on the CPU.
+/// Loads the model, on the CPU.
 pub fn load(files: &ModelFiles) -> Arc<Model<Cpu>> {
     Model::load(Cpu::new(Precision::F32), files).unwrap()
 }
 
-/// Pixels of the request.
+/// Returns the pixels of the request.
 pub fn image(files: &ModelFiles) -> Vec<u8> {
     load(files).generate(&request()).unwrap().rgb
 }
 
-/// Pixels of the model's own folder.
+/// The pixels of the model's own folder.
 pub static EXPECTED: LazyLock<Vec<u8>> = LazyLock::new(|| image(&open(["folder", "", "", ""]).unwrap()));
 
 #[test]
@@ -170,9 +171,9 @@ fn what_was_found_and_the_variant_are_told() {
 
 #[test]
 fn a_folder_may_have_the_names_of_other_programs_beside_its_configs() {
-    let tiny = ModelFiles::open("models/tiny".as_ref()).unwrap();
+    let tiny = ModelFiles::open(&crate::support::root().join("models/tiny")).unwrap();
     let copy = tempfile::tempdir().unwrap();
-    support_copy(Path::new("models/tiny"), copy.path());
+    support_copy(&crate::support::root().join("models/tiny"), copy.path());
     for (component, rename) in
         [("transformer", (|tensors| bfl(tensors, "", ".scale")) as fn(&Tensors) -> Tensors), ("vae", ldm)]
     {
@@ -186,7 +187,7 @@ fn a_folder_may_have_the_names_of_other_programs_beside_its_configs() {
     assert!(drawn(&ModelFiles::open(copy.path()).unwrap()) == drawn(&tiny));
 }
 
-/// Copies what is in a folder.
+/// Copies the content of a folder.
 pub fn support_copy(from: &Path, to: &Path) {
     for entry in fs::read_dir(from).unwrap().map(Result::unwrap) {
         let target = to.join(entry.file_name());

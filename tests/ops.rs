@@ -1,5 +1,6 @@
-//! One op has one name in four places: this reads the names of files, the trait and the op index, and fails where a
-//! name is missing or belongs to no op.
+//! The files of an op. Every op has a file in `src/ops`, a method in the trait and a line in the op index. An op with a
+//! kernel of its own has the kernel, the launcher and the parity test under the op's name; [`COLLECTIVES`] and
+//! [`COMBINED`] have no kernel of their own.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -10,89 +11,29 @@ const LAUNCHERS: &str = "src/backend/cuda/ops";
 const KERNELS: &str = "cuda";
 const PARITY: &str = "tests/parity";
 
-/// The end of the name of a kernel file for Hopper only.
+/// The suffix of kernel files for Hopper only.
 const HOPPER_SUFFIX: &str = "_sm90a";
 
-/// The ops that have no file of their own in a place, and why.
-const MISSING: [(&str, &str, &str); 15] = [
-    (KERNELS, "norm_conv2d", "it is made of the kernels of group_norm and conv2d"),
-    (KERNELS, "project_attention", "it is made of the kernels of project and attention"),
-    (KERNELS, "all_gather", EXCHANGE),
-    (PARITY, "all_gather", COLLECTIVES),
-    (KERNELS, "all_reduce", EXCHANGE),
-    (PARITY, "all_reduce", COLLECTIVES),
-    (KERNELS, "all_to_all", EXCHANGE),
-    (PARITY, "all_to_all", COLLECTIVES),
-    (KERNELS, "broadcast", EXCHANGE),
-    (PARITY, "broadcast", COLLECTIVES),
-    (KERNELS, "halo", EXCHANGE),
-    (PARITY, "halo", COLLECTIVES),
-    (LAUNCHERS, "swap", "it is called once a step, and is an exchange already"),
-    (KERNELS, "swap", EXCHANGE),
-    (PARITY, "swap", COLLECTIVES),
-];
-const EXCHANGE: &str = "all collectives are one exchange";
-const COLLECTIVES: &str = "parallel has all collectives";
+/// Ops between devices. All are made of the kernel `exchange`, and `parallel` tests them.
+const COLLECTIVES: [&str; 6] = ["all_gather", "all_reduce", "all_to_all", "broadcast", "halo", "swap"];
+/// Ops that are made of other ops' kernels.
+const COMBINED: [&str; 2] = ["norm_conv2d", "project_attention"];
 
-/// Files that belong to no op, and why.
-const NO_OPS: [(&str, &str, &str); 40] = [
-    (LAUNCHERS, "ceiling", "what mma.sync does where it does nothing else"),
-    (LAUNCHERS, "dequantise", "products dequantise weights in the formats of files: no op of the trait"),
-    (LAUNCHERS, "elementwise", "what the launchers of add and mul share"),
-    (LAUNCHERS, "factors", "what is beside a weight of low rank"),
-    (LAUNCHERS, "occupancy", "what the compiler says of all kernels"),
-    (LAUNCHERS, "quantise", "products quantise what they take: no op of the trait"),
-    (KERNELS, "ceiling", "what mma.sync does where it does nothing else"),
-    (KERNELS, "collapse_taps", "weights of convolutions of upsampled images"),
-    (KERNELS, "dequantise", "products dequantise weights in the formats of files: no op of the trait"),
-    (KERNELS, "exchange", "what all collectives are made of"),
-    (KERNELS, "quantise", "products quantise what they take: no op of the trait"),
-    (KERNELS, "quantise_int8", "the same, and weights while they are loaded"),
-    (KERNELS, "quantise_w4a8", "weights are quantised while they are loaded"),
-    (KERNELS, "quantise_weight", "weights are quantised while they are loaded"),
-    (KERNELS, "unscale", "factors of low rank beside a weight in e4m3"),
-    (KERNELS, "transfer", "values between host and device"),
-    (PARITY, "adapters", "products with layers that have factors of low rank"),
-    (PARITY, "attention_e4m3", "attention in another way, which has a definition of its own"),
-    (PARITY, "capability", "forms of kernels for other GPUs"),
-    (PARITY, "compare", "what all parity tests share"),
-    (PARITY, "dequantise", "weights in the formats of files"),
-    (PARITY, "doors", "what all ops refuse"),
-    (PARITY, "editing", "whole images from images"),
-    (PARITY, "flux3", "whole images of FLUX.3"),
-    (PARITY, "fp8", "all products of quantised values"),
-    (PARITY, "fp8_weights", "weights that are quantised while they are loaded"),
-    (PARITY, "full_size", "whole images of full-size models"),
-    (PARITY, "graph", "captured work"),
-    (PARITY, "half", "what is special to fp16"),
-    (PARITY, "int8", "all products of integers"),
-    (PARITY, "meaning", "what images show"),
-    (PARITY, "memory", "allocations, waits and events"),
-    (PARITY, "copies", "weights that come from another GPU"),
-    (PARITY, "parallel", "collectives, and whole images by several ranks"),
-    (PARITY, "pipeline", "whole images"),
-    (PARITY, "selftest", "every op of an image, as users test their device"),
-    (PARITY, "streaming", "whole images with blocks that take turns in memory"),
-    (PARITY, "tiny_decoder", "previews by a tiny decoder"),
-    (PARITY, "transfer", "values between host and device"),
-    (PARITY, "vae_encoder", "an image on its way through all of the encoder"),
-];
-
-/// What the four places hold.
+/// The names of all files and methods of ops.
 #[derive(Clone)]
 struct Sources {
-    /// Names of the files of each place, without their endings.
+    /// Names of the files of each place, without extensions.
     ops: BTreeSet<String>,
     launchers: BTreeSet<String>,
     kernels: BTreeSet<String>,
     parity: BTreeSet<String>,
     /// Parity files that tests/gpu.rs compiles.
     compiled: BTreeSet<String>,
-    /// Ops that `trait Ops` names. One method may stand for several, which are its variants.
+    /// Ops in `trait Ops`. One method may stand for several, its variants.
     of_trait: BTreeSet<String>,
     /// Op files, and the methods of `Tensor` in them.
     methods: BTreeSet<(String, String)>,
-    /// The names in the op index, in its order.
+    /// The names in the op index, in order.
     index: Vec<String>,
 }
 
@@ -116,7 +57,7 @@ fn names(folder: &str, extension: &str) -> BTreeSet<String> {
     files.filter_map(|path| stem(path)).filter(|name| name != "mod").collect()
 }
 
-/// The identifier that `text` begins with.
+/// Returns the identifier at the start of `text`.
 fn identifier(text: &str) -> String {
     text.chars().take_while(|c| c.is_alphanumeric() || *c == '_').collect()
 }
@@ -154,7 +95,7 @@ impl Sources {
         }
     }
 
-    /// The op to which a method or a file of this name belongs: the longest op name that it equals or begins with.
+    /// Returns the op of a method or a file of this name: the longest op name that it equals or begins with.
     fn op_of(&self, name: &str) -> Option<&String> {
         let begins = |op: &str| name.strip_prefix(op).is_some_and(|rest| rest.is_empty() || rest.starts_with('_'));
         self.ops.iter().filter(|op| begins(op)).max_by_key(|op| op.len())
@@ -168,41 +109,29 @@ impl Sources {
         }
     }
 
-    /// What is wrong with the files of the ops.
+    /// Returns the faults in the files of the ops.
     fn wrong_files(&self) -> Vec<String> {
         let mut found = Vec::new();
-        let listed = |list: &[(&str, &str, &str)], place: &str, name: &str| {
-            list.iter().any(|(in_place, of, _)| *in_place == place && *of == name)
-        };
         for op in &self.ops {
-            for place in [LAUNCHERS, KERNELS, PARITY] {
-                if self.has_file(place, op) == listed(&MISSING, place, op) {
-                    found.push(format!("{place} and MISSING do not agree about a file of the op {op}"));
+            let is_collective = COLLECTIVES.contains(&op.as_str());
+            let has_kernel = !is_collective && !COMBINED.contains(&op.as_str());
+            for (place, is_needed) in [(LAUNCHERS, !is_collective), (PARITY, !is_collective), (KERNELS, has_kernel)] {
+                if is_needed && !self.has_file(place, op) {
+                    found.push(format!("{place} has no file of the op {op}"));
                 }
             }
-        }
-        for (place, files) in [(LAUNCHERS, &self.launchers), (KERNELS, &self.kernels), (PARITY, &self.parity)] {
-            for file in files {
-                let op = self.op_of(file.strip_suffix(HOPPER_SUFFIX).unwrap_or(file));
-                // A parity test is in the one file of its op.
-                let has_op = op.is_some_and(|op| place != PARITY || op == file);
-                if has_op == listed(&NO_OPS, place, file) {
-                    found.push(format!("{place} and NO_OPS do not agree about the op of {file}"));
-                }
-            }
-            for (_, gone, _) in NO_OPS.iter().filter(|(of, name, _)| *of == place && !files.contains(*name)) {
-                found.push(format!("{place} has no {gone}, which NO_OPS names"));
+            if !has_kernel && self.has_file(KERNELS, op) {
+                found.push(format!("the op {op} has a kernel of its own, so it is not in COLLECTIVES or COMBINED"));
             }
         }
-        for (place, gone, _) in MISSING.iter().filter(|(_, op, _)| !self.ops.contains(*op)) {
-            found.push(format!("{gone} is no op, of which MISSING says that it has no file in {place}"));
-        }
+        let gone = COLLECTIVES.iter().chain(&COMBINED).filter(|op| !self.ops.contains(**op));
+        found.extend(gone.map(|op| format!("{OPS} has no {op}, which COLLECTIVES or COMBINED names")));
         let differing = self.parity.symmetric_difference(&self.compiled);
         found.extend(differing.map(|file| format!("{PARITY} and tests/gpu.rs do not agree about {file}")));
         found
     }
 
-    /// What is wrong with the ops of the trait, the methods of `Tensor`, and the op index.
+    /// Returns the faults in the ops of the trait, the methods of `Tensor`, and the op index.
     fn wrong_names(&self) -> Vec<String> {
         let mut found = Vec::new();
         for op in &self.ops {
@@ -228,7 +157,7 @@ impl Sources {
 }
 
 #[test]
-fn every_op_has_its_name_in_four_places() {
+fn every_op_has_its_files() {
     let sources = Sources::read();
     let found = [sources.wrong_files(), sources.wrong_names()].concat();
     assert!(found.is_empty(), "\n{}", found.join("\n"));
@@ -243,7 +172,7 @@ fn a_name_that_is_missing_or_stands_for_nothing_is_found() {
         [changed.wrong_files(), changed.wrong_names()].concat()
     };
     assert!(wrong(|_| {}).is_empty());
-    let changes: [(&str, Change); 14] = [
+    let changes: [(&str, Change); 11] = [
         ("an op without a launcher", |s| {
             s.launchers.remove("silu");
         }),
@@ -259,20 +188,11 @@ fn a_name_that_is_missing_or_stands_for_nothing_is_found() {
         ("a parity test that is not compiled", |s| {
             s.compiled.remove("guide");
         }),
-        ("a launcher without an op", |s| {
-            s.launchers.insert("sampler".to_string());
-        }),
-        ("a kernel without an op", |s| {
-            s.kernels.insert("softmax_sm90a".to_string());
-        }),
-        ("a second parity file", |s| {
-            s.parity.insert("linear_rows".to_string());
-        }),
-        ("a kernel that was said to be missing", |s| {
+        ("a kernel of a combined op", |s| {
             s.kernels.insert("norm_conv2d".to_string());
         }),
-        ("a file that is no longer there", |s| {
-            s.parity.remove("fp8");
+        ("a collective that is gone", |s| {
+            s.ops.remove("swap");
         }),
         ("a file of no op", |s| {
             s.ops.insert("elementwise".to_string());

@@ -1,4 +1,4 @@
-//! docs/options.md is what `--help` says, as tables.
+//! docs/options.md is the output of `--help`, as tables.
 
 use std::fs;
 
@@ -6,7 +6,7 @@ use crate::program::{Run, flux, project};
 
 const PAGE: &str = "docs/options.md";
 
-/// What stands above the tables.
+/// The text above the tables.
 const TOP: &str = "\
 # Every option
 
@@ -17,7 +17,7 @@ const TOP: &str = "\
 - [Troubleshooting](troubleshooting.md#exit-codes) lists the exit codes.
 ";
 
-/// The commands whose help it is; none is `flux` alone.
+/// The commands on the page; `None` is `flux` alone.
 const COMMANDS: [Option<&str>; 27] = [
     None,
     Some("bench"),
@@ -48,35 +48,35 @@ const COMMANDS: [Option<&str>; 27] = [
     Some("show"),
 ];
 
-/// So wide that no line of help is wrapped.
+/// Wide enough to keep all lines of help unwrapped.
 const COLUMNS: &str = "10000";
 
-/// How the page is made anew.
+/// The command that regenerates the page.
 const AGAIN: &str = "if the change is meant: UPDATE_SNAPSHOTS=1 cargo test --release --test command_line options::";
 
 /// The heading of the subcommands.
 const SUBCOMMANDS: &str = "Commands";
 
-/// What `--help` of a command says.
+/// The output of `--help` of a command.
 #[derive(Default)]
 struct Help {
-    /// What the command does, and how it is used.
+    /// The description of the command, and its usage.
     top: Vec<String>,
     tables: Vec<(String, Vec<Entry>)>,
-    /// What stands behind the options.
+    /// The text after the options.
     bottom: Vec<String>,
 }
 
 /// An option, an argument or a subcommand.
 struct Entry {
     name: String,
-    /// What is said of it.
+    /// Its description.
     lines: Vec<String>,
 }
 
 impl Entry {
-    /// That of a line which names one. What is said of it begins further to the right.
-    fn of(line: &str) -> Option<Self> {
+    /// Reads the entry of a line that names one. Descriptions begin further to the right.
+    fn parse(line: &str) -> Option<Self> {
         let text = line.trim();
         let indent = line.len() - line.trim_start().len();
         if !(1..10).contains(&indent) || text.is_empty() {
@@ -86,7 +86,7 @@ impl Entry {
         Some(Self { name: name.to_string(), lines: vec![said.trim().to_string()] })
     }
 
-    /// Its row: name, meaning, default and values.
+    /// Returns its row: name, meaning, default and values.
     fn row(&self) -> String {
         let (mut meaning, mut default, mut values) = (String::new(), String::new(), Vec::new());
         let mut between = ", ";
@@ -141,7 +141,7 @@ impl Help {
                 help.top.push(line.to_string());
                 continue;
             };
-            if let Some(entry) = Entry::of(line) {
+            if let Some(entry) = Entry::parse(line) {
                 entries.push(entry);
             } else if line.is_empty() || line.starts_with(' ') {
                 if let Some(entry) = entries.last_mut() {
@@ -154,10 +154,10 @@ impl Help {
         help
     }
 
-    /// That of a command of the built program.
-    fn of(command: Option<&str>) -> Self {
+    /// Reads the help of a command of the built program.
+    fn for_command(command: Option<&str>) -> Self {
         Self::read(
-            &Run::of(
+            &Run::new(
                 flux().args(command.iter().flat_map(|name| name.split(' '))).arg("--help").env("COLUMNS", COLUMNS),
             )
             .succeeds()
@@ -165,13 +165,13 @@ impl Help {
         )
     }
 
-    /// The names of the subcommands.
+    /// Returns the names of the subcommands.
     fn subcommands(&self) -> impl Iterator<Item = &str> {
         let entries = self.tables.iter().filter(|(heading, _)| heading == SUBCOMMANDS).flat_map(|(_, entries)| entries);
         entries.map(|entry| entry.name.as_str())
     }
 
-    /// As a section of the page.
+    /// Returns the section of the page.
     fn section(&self, title: &str) -> String {
         let usage = self.top.iter().position(|line| line.starts_with("Usage:")).expect("help says how it is used");
         let (about, usage) = self.top.split_at(usage);
@@ -192,7 +192,7 @@ impl Help {
     }
 }
 
-/// Lines as they are.
+/// Returns lines as a block.
 fn block(lines: &[String]) -> String {
     format!("```text\n{}\n```\n", lines.join("\n").trim())
 }
@@ -202,7 +202,7 @@ fn the_page_of_options_is_the_help_of_every_command() {
     let mut page = TOP.to_string();
     for command in COMMANDS {
         let title = command.map_or("flux".to_string(), |command| format!("flux {command}"));
-        page += &Help::of(command).section(&title);
+        page += &Help::for_command(command).section(&title);
     }
     let path = project(PAGE);
     if std::env::var_os("UPDATE_SNAPSHOTS").is_some() {
@@ -218,7 +218,7 @@ fn the_page_of_options_is_the_help_of_every_command() {
 
 #[test]
 fn every_subcommand_that_the_help_names_has_a_section() {
-    let help = Help::of(None);
+    let help = Help::for_command(None);
     let named: Vec<&str> = help.subcommands().filter(|name| *name != "help").collect();
     assert!(named.len() >= 3, "{named:?}");
     for name in named {

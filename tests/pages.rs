@@ -1,4 +1,4 @@
-//! What shells and `man` read of the command line.
+//! Completions and man pages, as shells and `man` read them.
 #![cfg(unix)]
 
 use std::fs;
@@ -14,7 +14,7 @@ fn folder() -> tempfile::TempDir {
 }
 
 fn script(shell: &str) -> String {
-    Run::of(flux().args(["completions", shell])).succeeds().stdout
+    Run::new(flux().args(["completions", shell])).succeeds().stdout
 }
 
 fn is_installed(program: &str) -> bool {
@@ -34,10 +34,10 @@ fn every_shell_has_a_script_that_knows_commands_and_flags() {
             assert!(script.contains(word), "{shell}: {word}");
         }
     }
-    Run::of(flux().args(["completions", "tcsh"])).fails(2, &["tcsh", "bash, zsh, fish, elvish, powershell"]);
+    Run::new(flux().args(["completions", "tcsh"])).fails(2, &["tcsh", "bash, zsh, fish, elvish, powershell"]);
 }
 
-/// What bash offers in place of the last of `words`.
+/// Returns bash's completions of the last of `words`.
 fn offered(folder: &Path, words: &[&str]) -> Vec<String> {
     let line = format!(
         "source ./flux.bash; COMP_WORDS=({}); COMP_CWORD={}; {}; printf '%s\\n' \"${{COMPREPLY[@]}}\"",
@@ -45,7 +45,7 @@ fn offered(folder: &Path, words: &[&str]) -> Vec<String> {
         words.len() - 1,
         format_args!("_flux flux \"{}\" \"{}\"", words[words.len() - 1], words[words.len() - 2])
     );
-    let run = Run::of(Command::new("bash").current_dir(folder).args(["--norc", "-c", &line])).succeeds();
+    let run = Run::new(Command::new("bash").current_dir(folder).args(["--norc", "-c", &line])).succeeds();
     assert_eq!(run.stderr, "");
     run.stdout.lines().filter(|line| !line.is_empty()).map(String::from).collect()
 }
@@ -67,7 +67,32 @@ fn bash_completes_commands_flags_values_and_files() {
     }
 }
 
-/// Each shell that is here reads its script without a word.
+/// Completions of values with names: `list` prints them, as the installed function calls it.
+#[test]
+fn bash_completes_devices_and_models_that_can_be_downloaded() {
+    if !is_installed("bash") {
+        return;
+    }
+    let folder = folder();
+    fs::write(folder.path().join("flux.bash"), script("bash")).unwrap();
+    let offered = |words: &[&str]| {
+        let last = words.len() - 1;
+        let line = format!(
+            "source ./flux.bash; COMP_WORDS=({}); COMP_CWORD={last}; _flux_with_names {} '{}' '{}'; printf '%s\\n' \
+             \"${{COMPREPLY[@]}}\"",
+            words.join(" "),
+            flux().get_program().display(),
+            words[last],
+            words[last - 1]
+        );
+        Run::new(Command::new("bash").current_dir(folder.path()).args(["--norc", "-c", &line])).succeeds().stdout
+    };
+    let has = |text: String, word: &str| assert!(text.lines().any(|line| line == word), "{word}: {text}");
+    has(offered(&["flux", "--device", "c"]), "cpu");
+    has(offered(&["flux", "download", "4"]), "4b");
+}
+
+/// Each installed shell reads its script without output.
 #[test]
 fn shells_read_their_scripts() {
     let folder = folder();
@@ -75,7 +100,7 @@ fn shells_read_their_scripts() {
         if is_installed(shell) {
             let path = folder.path().join(shell);
             fs::write(&path, script(shell)).unwrap();
-            let run = Run::of(Command::new(shell).arg(flag).arg(&path)).succeeds();
+            let run = Run::new(Command::new(shell).arg(flag).arg(&path)).succeeds();
             assert_eq!(run.stderr, "", "{shell}");
         }
     }
@@ -85,7 +110,7 @@ fn shells_read_their_scripts() {
 fn there_is_a_page_of_each_command_which_is_the_same_every_time() {
     let (folder, again) = (folder(), folder());
     for folder in [&folder, &again] {
-        Run::of(flux().arg("man").arg(folder.path())).succeeds();
+        Run::new(flux().arg("man").arg(folder.path())).succeeds();
     }
     let pages = names(folder.path());
     for page in ["flux.1", "flux-bench.1", "flux-convert.1", "flux-devices.1", "flux-info.1", "flux-selftest.1"] {
@@ -100,17 +125,17 @@ fn there_is_a_page_of_each_command_which_is_the_same_every_time() {
         assert_eq!(read(folder.path()), read(again.path()), "{page}");
         if is_installed("groff") {
             let path = folder.path().join(page);
-            let run = Run::of(Command::new("groff").args(["-man", "-ww", "-Tutf8", "-Kutf8", "-P-cbou"]).arg(&path))
+            let run = Run::new(Command::new("groff").args(["-man", "-ww", "-Tutf8", "-Kutf8", "-P-cbou"]).arg(&path))
                 .succeeds();
             assert_eq!(run.stderr, "", "{page}");
             assert!(run.stdout.contains("SYNOPSIS") && run.stdout.contains("--log <FILE>"), "{page}: {}", run.stdout);
             let words = run.stdout.split_whitespace().collect::<Vec<_>>().join(" ");
-            assert!(words.contains("--log <FILE> Also write all that is said into a file"), "{page}: {words}");
+            assert!(words.contains("--log <FILE> Append all messages to a file"), "{page}: {words}");
         }
         if is_installed("mandoc") {
-            Run::of(Command::new("mandoc").args(["-T", "lint", "-W", "error"]).arg(folder.path().join(page)))
+            Run::new(Command::new("mandoc").args(["-T", "lint", "-W", "error"]).arg(folder.path().join(page)))
                 .succeeds();
         }
     }
-    Run::of(flux().arg("man").arg(folder.path().join("none"))).fails(1, &["none/flux.1", "hint: is the folder there"]);
+    Run::new(flux().arg("man").arg(folder.path().join("none"))).fails(1, &["none/flux.1", "hint: check that"]);
 }

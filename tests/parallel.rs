@@ -1,5 +1,5 @@
-//! Several devices that make one image: collectives against what they mean, and images against those of one device. The
-//! devices are ranks of the CPU backend, each on a thread of its own.
+//! Several devices that make one image: collectives against their definitions, and images against those of one device.
+//! The devices are ranks of the CPU backend, each on a thread of its own.
 
 mod collectives;
 mod images;

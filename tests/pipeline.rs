@@ -1,5 +1,5 @@
-//! One model and many images, one after the other and at the same time: what is computed only once, that this changes
-//! no image, and how sessions are cancelled.
+//! One model and many images, one after the other and at the same time: cached parts, which change no image, and
+//! cancellation of sessions.
 
 use std::sync::{Arc, Barrier};
 use std::thread;
@@ -7,7 +7,7 @@ use std::thread;
 use flux::backend::cpu::{Cpu, Precision};
 use flux::error::{ErrorKind, Field};
 use flux::files::ModelFiles;
-use flux::files::quantised_cache::QuantisedCache;
+use flux::files::quantized_cache::QuantizedCache;
 use flux::model::OpenModel;
 use flux::pipeline::{Image, MAX_PROMPT_BYTES, Model, Request, Session};
 use flux::stage::{CancelFlag, Progress, Stage};
@@ -31,7 +31,7 @@ fn assert_same_image(a: &[u8], b: &[u8], what: &str) {
     assert!(worst <= Some(1), "{what} differs by {worst:?} levels");
 }
 
-/// Makes an image, and counts what it reports of each stage.
+/// Makes an image, and returns its progress reports.
 fn reports(model: &Arc<Model<Cpu>>, request: &Request) -> (Image, Vec<Progress>) {
     let mut reports = Vec::new();
     let session = model.session(request, 1, &CancelFlag::default()).unwrap();
@@ -102,7 +102,7 @@ fn many_images_come_in_several_batches_and_none_is_refused() {
     assert_eq!([refused(1, 0), refused(u64::MAX, 2)], [Some(Field::Count), Some(Field::Seed)]);
 }
 
-/// The images of `requests`, made one after the other by a model, and by another at the same time.
+/// Returns the images of `requests` from a model one after the other, and from another at the same time.
 fn alone_and_together(load: impl Fn() -> Arc<Model<Cpu>>, requests: &[Request]) -> [Vec<Vec<u8>>; 2] {
     let model = load();
     let alone = requests.iter().map(|request| model.generate(request).unwrap().rgb).collect();
@@ -126,7 +126,7 @@ fn sessions_at_the_same_time_make_the_images_that_they_make_one_after_the_other(
         steps: Some(steps),
         ..Request::new(prompt, seed)
     };
-    // The last is of the shape of the first.
+    // The last one has the shape of the first.
     let requests = [
         sized("a cat", 1, [64, 48], 3),
         sized("a dog", 2, [96, 64], 2),
@@ -137,7 +137,7 @@ fn sessions_at_the_same_time_make_the_images_that_they_make_one_after_the_other(
         let [alone, together] = alone_and_together(|| model(name), &requests);
         assert!(alone == together, "{name}");
     }
-    let dir = ModelFiles::open("models/tiny".as_ref()).unwrap();
+    let dir = ModelFiles::open(&crate::support::root().join("models/tiny")).unwrap();
     let load = || Model::load(Cpu::new(Precision::F32), &dir).unwrap();
     let [alone, together] = alone_and_together(
         load,
@@ -165,7 +165,7 @@ fn a_cancelled_session_ends_at_once_and_the_model_goes_on() {
     let model = model("tiny");
     let request = Request { steps: Some(5), ..small("a cat", 1) };
     let expected = self::model("tiny").generate(&request).unwrap().rgb;
-    // From the second time on the shape is known. A GPU would launch captured work then.
+    // From the second time on the shape is known, and a GPU would launch captured work.
     for (round, stage) in [Stage::Text, Stage::Denoise, Stage::Decode, Stage::Denoise, Stage::Decode].iter().enumerate()
     {
         let cancel = CancelFlag::default();
@@ -224,11 +224,11 @@ fn a_size_far_from_the_models_has_a_note() {
         let model = Model::load(Cpu::new(Precision::F32), dir).unwrap();
         let request = Request { width: Some(width), height: Some(height), ..Request::new("a cat", 1) };
         let notes = model.plan(&request).unwrap().notes;
-        let note = notes.iter().find(|note| note.contains("made for")).cloned();
+        let note = notes.iter().find(|note| note.contains("trained for")).cloned();
         note.inspect(|note| assert!(note.contains(&format!("{width}x{height}")), "{note}")).is_some()
     };
-    // The built-in model says how far it goes.
-    let tiny = &ModelFiles::open("models/tiny".as_ref()).unwrap();
+    // The built-in model's metadata has its range of sizes.
+    let tiny = &ModelFiles::open(&crate::support::root().join("models/tiny")).unwrap();
     for (width, height, expected) in [
         (256, 256, false),
         (512, 512, false),
@@ -241,7 +241,7 @@ fn a_size_far_from_the_models_has_a_note() {
     ] {
         assert_eq!(noted(tiny, width, height), expected, "{width}x{height}");
     }
-    // A model that does not say was made for 64x64, and goes from half to twice the side.
+    // A model without trained sizes was made for 64x64, and supports half to twice the side.
     let silent = &preset("tiny");
     for (side, expected) in [(16, true), (32, false), (64, false), (128, false), (144, true)] {
         assert_eq!(noted(silent, side, side), expected, "{side}");
@@ -249,23 +249,23 @@ fn a_size_far_from_the_models_has_a_note() {
 }
 
 #[test]
-fn the_quantised_cache_lies_beside_the_model_and_changes_nothing_on_the_cpu() {
+fn the_quantized_cache_lies_beside_the_model_and_changes_nothing_on_the_cpu() {
     let dir = preset("sharded");
     let folder = dir.folder().unwrap();
-    let image = |expected: Option<QuantisedCache>| {
+    let image = |expected: Option<QuantizedCache>| {
         let mut model = OpenModel::open(&dir).unwrap();
         if let Some(expected) = expected {
-            let attached = model.attach_quantised_cache(folder, &CancelFlag::default(), &mut |_| {});
+            let attached = model.attach_quantized_cache(folder, &CancelFlag::default(), &mut |_| {});
             assert_eq!(attached.unwrap(), expected);
         }
         Model::new(Cpu::new(Precision::F32), model).generate(&small("a cat", 1)).unwrap().rgb
     };
     let path = folder.join("flux-fp8.safetensors");
     let [without, made, found] =
-        [None, Some(QuantisedCache::Made(path.clone(), None)), Some(QuantisedCache::Found)].map(image);
+        [None, Some(QuantizedCache::Made(path.clone(), None)), Some(QuantizedCache::Found)].map(image);
     assert!(without == made && made == found, "the CPU computes with the weights themselves");
 
-    // Of each stream of a double block q, k, v, out and two of the MLP; of a single block two.
+    // Each stream of a double block has q, k, v, out and two of the MLP; a single block has two.
     let transformer = model("sharded").info().transformer.clone();
     let bytes = std::fs::read(path).unwrap();
     let cache = SafeTensors::deserialize(&bytes).unwrap();
@@ -275,15 +275,15 @@ fn the_quantised_cache_lies_beside_the_model_and_changes_nothing_on_the_cpu() {
 }
 
 #[test]
-fn a_quantised_cache_that_is_cancelled_while_it_is_written_leaves_no_file() {
+fn a_quantized_cache_that_is_cancelled_while_it_is_written_leaves_no_file() {
     let dir = preset("tiny");
     let folder = dir.folder().unwrap();
     let entries = || std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().file_name()).collect::<Vec<_>>();
     let before = entries();
     let (cancel, mut later) = (CancelFlag::default(), 0);
-    let attached = OpenModel::open(&dir).unwrap().attach_quantised_cache(folder, &cancel, &mut |progress| {
+    let attached = OpenModel::open(&dir).unwrap().attach_quantized_cache(folder, &cancel, &mut |progress| {
         later += usize::from(cancel.check().is_err());
-        if progress.stage == Stage::Quantise && progress.done > 0 {
+        if progress.stage == Stage::Quantize && progress.done > 0 {
             cancel.cancel();
         }
     });

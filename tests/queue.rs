@@ -1,4 +1,4 @@
-//! `flux submit`, `flux worker` and `flux queue` as far as they need no broker: `make test-cluster` has one.
+//! `flux submit`, `flux worker` and `flux queue` without a broker: `make test-cluster` tests them with one.
 
 use std::fs;
 use std::path::Path;
@@ -10,7 +10,7 @@ fn folder() -> tempfile::TempDir {
     tempfile::tempdir().expect("a temporary folder")
 }
 
-/// Runs `flux` in a folder, with a store in it and a broker that nobody asks.
+/// Runs `flux` in a folder, with a store in it and a broker that is never contacted.
 fn command(folder: &Path, args: &[&str]) -> Command {
     let mut command = flux();
     command.env_remove("FLUX_QUEUE_PASSWORD").env("FLUX_QUEUE", "amqp://nobody.invalid");
@@ -20,7 +20,7 @@ fn command(folder: &Path, args: &[&str]) -> Command {
 }
 
 fn run(folder: &Path, args: &[&str]) -> Run {
-    Run::of(&mut command(folder, args))
+    Run::new(&mut command(folder, args))
 }
 
 fn register(folder: &Path, name: &str) {
@@ -38,13 +38,13 @@ fn the_same_list_is_the_same_batch_although_it_names_no_seeds() {
     register(folder.path(), "tiny");
     fs::write(folder.path().join("list.txt"), "a cat\na dog\na cat\n").unwrap();
     let first = dry(folder.path(), &["list.txt"]);
-    assert!(first.starts_with("b-") && first.contains("3 jobs: 3 to send, 0 there already"), "{first}");
+    assert!(first.starts_with("b-") && first.contains("3 jobs: 3 to send, 0 already done"), "{first}");
     assert_eq!(dry(folder.path(), &["list.txt", "--model", "tiny"]), first);
     assert_ne!(dry(folder.path(), &["list.txt", "--size", "64"]), first);
     let line = "{\"prompt\": \"a\", \"seed\": 1, \"output\": \"a.png\"}\n";
     fs::write(folder.path().join("twice.jsonl"), line.repeat(2)).unwrap();
     let alike = dry(folder.path(), &["twice.jsonl"]);
-    for words in ["1 jobs: 1 to send", "1 lines ask for the same", "`output` of 2 lines is not used"] {
+    for words in ["1 jobs: 1 to send", "1 lines request the same", "`output` of 2 lines is ignored"] {
         assert!(alike.contains(words), "{words}: {alike}");
     }
     assert!(!folder.path().join("store/batches").exists(), "nothing is written");
@@ -68,10 +68,10 @@ fn a_store_knows_its_models_by_name() {
     let folder = folder();
     fs::write(folder.path().join("list.txt"), "a cat\n").unwrap();
     let submit = |model: &[&str]| run(folder.path(), &[&["submit", "list.txt", "--dry-run"], model].concat());
-    submit(&[]).fails(2, &["the store knows no model", "--register"]);
+    submit(&[]).fails(2, &["the store has no model", "--register"]);
     register(folder.path(), "tiny");
     submit(&["--model", "other"]).fails(2, &["no model `other`"]);
-    submit(&["--model", "../x"]).fails(2, &["is no name for a model"]);
+    submit(&["--model", "../x"]).fails(2, &["not a valid model name"]);
     register(folder.path(), "other");
     submit(&[]).fails(2, &["several models: ", "other", "tiny"]);
     assert!(submit(&["--model", "other"]).succeeds().stderr.contains("1 to send"));
@@ -93,9 +93,9 @@ fn a_password_is_no_word_of_a_command_line_and_addresses_are_checked() {
     submit(&["--save-latents", "l.safetensors"]).fails(2, &["--save-latents"]);
     submit(&["--quality", "80"]).fails(2, &["--output-format jpeg"]);
     let mut without = command(folder.path(), &["submit", "list.txt"]);
-    Run::of(without.env_remove("FLUX_QUEUE")).fails(2, &["no queue is named", "FLUX_QUEUE"]);
+    Run::new(without.env_remove("FLUX_QUEUE")).fails(2, &["no queue address is set", "FLUX_QUEUE"]);
     let mut without = command(folder.path(), &["submit", "list.txt"]);
-    Run::of(without.env_remove("FLUX_STORE")).fails(2, &["no store is named", "FLUX_STORE"]);
+    Run::new(without.env_remove("FLUX_STORE")).fails(2, &["no store is specified", "FLUX_STORE"]);
     run(folder.path(), &["queue", "dead", "drop"]).fails(2, &["--all"]);
     run(folder.path(), &["queue", "status", "b-x"]).fails(1, &["nobody.invalid"]);
 }
@@ -105,12 +105,12 @@ fn a_broker_that_is_away_is_waited_for_as_long_as_is_said() {
     let folder = folder();
     register(folder.path(), "tiny");
     fs::write(folder.path().join("list.txt"), "a cat\n").unwrap();
-    // Nobody listens at a port that was free a moment ago.
+    // No process listens at a port that was free a moment ago.
     let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
     let submit = ["submit", "list.txt", "--wait", "0", "--queue", &format!("amqp://127.0.0.1:{port}")];
     let run = run(folder.path(), &submit);
     assert_eq!(run.code, Some(1), "{}", run.stderr);
-    assert!(run.stderr.contains("give the command again when the broker is back"), "{}", run.stderr);
+    assert!(run.stderr.contains("run the command again"), "{}", run.stderr);
 }
 
 #[cfg(feature = "server")]
@@ -119,11 +119,11 @@ fn a_server_of_a_queue_opens_no_model_and_is_told_where_its_jobs_go() {
     let folder = folder();
     let serve = |flags: &[&str]| run(folder.path(), &[&["serve", "--listen", "127.0.0.1:0"], flags].concat());
     let store = format!("file://{}", folder.path().join("store").display());
-    serve(&["--store", &store]).fails(2, &["the store knows no model", "--register"]);
+    serve(&["--store", &store]).fails(2, &["the store has no model", "--register"]);
     register(folder.path(), "tiny");
     serve(&["--store", &store, "--model", "other"]).fails(2, &["no model `other`"]);
-    serve(&["--store", &store, "--model", "tiny=models/tiny"]).fails(2, &["is no name for a model"]);
-    serve(&["--store", &store, "--model", "tiny", "--model", "tiny"]).fails(2, &["is there twice"]);
+    serve(&["--store", &store, "--model", "tiny=models/tiny"]).fails(2, &["not a valid model name"]);
+    serve(&["--store", &store, "--model", "tiny", "--model", "tiny"]).fails(2, &["`tiny` is used twice"]);
     for flags in [&["-d", "4b"][..], &["--batch-max", "2"], &["--device", "cpu"], &["--kv"], &["--quantize", "q8_0"]] {
         serve(&[&["--store", &store], flags].concat()).fails(2, &["cannot be used with", flags[0]]);
         serve(&[&["--queue", "amqp://broker"], flags].concat()).fails(2, &["cannot be used with", flags[0]]);
@@ -131,11 +131,11 @@ fn a_server_of_a_queue_opens_no_model_and_is_told_where_its_jobs_go() {
     serve(&["--queue", "amqp://flux:secret@broker"]).fails(2, &["--queue-password-file"]);
     serve(&["--queue", "broker"]).fails(2, &["amqps://USER@HOST"]);
     serve(&["--store", "gs://bucket"]).fails(2, &["s3://BUCKET/PREFIX"]);
-    serve(&["--store", &store, "--presigned-urls"]).fails(2, &["a folder has no addresses"]);
+    serve(&["--store", &store, "--presigned-urls"]).fails(2, &["a folder cannot presign URLs"]);
     serve(&["--presigned-urls"]).fails(2, &["--presigned-urls", "--store URL"]);
     serve(&["--queue-ca", "ca.pem"]).fails(2, &["--queue-ca", "--queue URL"]);
     register(folder.path(), "second");
     serve(&["--store", &store]).fails(2, &["several models: ", "--model"]);
     let mut without = command(folder.path(), &["serve", "--store", &store, "--model", "tiny"]);
-    Run::of(without.env_remove("FLUX_QUEUE")).fails(2, &["no queue is named", "FLUX_QUEUE"]);
+    Run::new(without.env_remove("FLUX_QUEUE")).fails(2, &["no queue address is set", "FLUX_QUEUE"]);
 }

@@ -1,5 +1,5 @@
-//! Every command in README.md and in the documents beside it is run, or leads to something that is; the list of
-//! variables is whole, and the messages that are explained are those of the program.
+//! Every command in README.md and in the documents next to it is run, or leads to something that is run; the list of
+//! variables is complete, and the explained messages are those of the program.
 #![cfg(unix)]
 
 mod draws;
@@ -20,28 +20,39 @@ use flux::model::ModelInfo;
 use flux::output::Rgb;
 use safetensors::tensor::{Dtype, TensorView};
 
-/// Files that tell someone what to run.
-pub const DOCUMENTS: [&str; 38] = [
+/// Documents with commands.
+pub const DOCUMENTS: [&str; 49] = [
     "README.md",
     "CHANGELOG.md",
     "CONTRIBUTING.md",
     "docs/SUMMARY.md",
+    "docs/a1111.md",
     "docs/adapters.md",
     "docs/architecture.md",
     "docs/batch.md",
     "docs/changelog.md",
     "docs/chat.md",
+    "docs/comfyui.md",
     "docs/config.md",
+    "docs/deploying.md",
     "docs/editing.md",
     "docs/environment.md",
     "docs/files.md",
     "docs/flux3.md",
     "docs/gpus.md",
+    "docs/http-api.md",
     "docs/installing.md",
+    "docs/kernels-attention.md",
+    "docs/kernels-conv.md",
+    "docs/kernels-gemm.md",
+    "docs/kernels-norms.md",
+    "docs/kernels-quantized.md",
+    "docs/kernels-transfers.md",
     "docs/kernels.md",
     "docs/library.md",
     "docs/live.md",
     "docs/looking.md",
+    "docs/mcp.md",
     "docs/measured.md",
     "docs/models.md",
     "docs/occupancy.md",
@@ -66,7 +77,7 @@ pub fn text_of(document: &str) -> String {
     fs::read_to_string(project(document)).unwrap_or_else(|error| panic!("{document}: {error}"))
 }
 
-/// Lines of a document's blocks in `sh`, without comments.
+/// Returns the lines of a document's `sh` blocks, without comments.
 pub fn commands_in(document: &str) -> Vec<String> {
     let text = text_of(document);
     let blocks = text.split("```sh\n").skip(1).map(|rest| rest.split("```").next().unwrap_or_default().to_string());
@@ -77,13 +88,45 @@ pub fn commands_in(document: &str) -> Vec<String> {
         .collect()
 }
 
-/// Those of the README.
+/// Returns the commands of the README.
 fn commands() -> Vec<String> {
     commands_in("README.md")
 }
 
-/// A folder in which the README's commands find what they name; the built-in model stands for the one that is
-/// downloaded.
+/// An empty folder for the commands of a page, with `flux` installed and the named models downloaded. The built-in
+/// model stands in for them.
+struct EmptyFolder {
+    folder: tempfile::TempDir,
+}
+
+impl EmptyFolder {
+    fn new() -> Self {
+        let folder = tempfile::tempdir().expect("a temporary folder");
+        for inner in [HERE, TOOLS, MODELS] {
+            fs::create_dir(folder.path().join(inner)).expect("a temporary folder is writable");
+        }
+        let link = |from: &Path, to: &str| {
+            std::os::unix::fs::symlink(from, folder.path().join(to)).expect("a temporary folder takes links")
+        };
+        link(Path::new(env!("CARGO_BIN_EXE_flux")), &format!("{TOOLS}/flux"));
+        for name in ["klein-4b", "klein-base-4b", "klein-9b-kv"] {
+            link(&project("models/tiny"), &format!("{MODELS}/{name}"));
+        }
+        Self { folder }
+    }
+
+    fn path(&self) -> std::path::PathBuf {
+        self.folder.path().join(HERE)
+    }
+}
+
+/// The folders of an [`EmptyFolder`].
+const HERE: &str = "here";
+const TOOLS: &str = "tools";
+const MODELS: &str = "models";
+
+/// Creates a folder with the files that the README's commands use; the built-in model stands in for the downloaded
+/// one.
 fn checkout() -> tempfile::TempDir {
     let folder = tempfile::tempdir().expect("a temporary folder");
     let link = |from: &Path, to: &str| {
@@ -115,7 +158,7 @@ fn write_adapter(path: &Path) {
     safetensors::serialize_to_file(pair, None, path).expect("a temporary folder is writable");
 }
 
-/// Noise for an image of 256 x 256 by the built-in model, of variance 1.
+/// Writes noise of variance 1 for an image of 256 x 256 by the built-in model.
 fn write_noise(path: &Path) {
     let dir = ModelFiles::open(&project("models/tiny")).expect("the built-in model");
     let shape = vec![1, ModelInfo::read(&dir).expect("the built-in model").transformer.in_channels, 16, 16];
@@ -128,27 +171,37 @@ fn write_noise(path: &Path) {
 }
 
 fn run(line: &str, folder: &Path) -> Run {
-    let path = format!("{}:{}", folder.display(), std::env::var("PATH").unwrap_or_default());
-    Run::of(
+    let beside = |name: &str| folder.with_file_name(name);
+    let old = std::env::var("PATH").unwrap_or_default();
+    let path = format!("{}:{}:{old}", folder.display(), beside(TOOLS).display());
+    Run::new(
         Command::new("sh")
             .args(["-c", line])
             .current_dir(folder)
             .env("PATH", path)
+            .env("FLUX_MODELS", beside(MODELS))
             .env_remove("FLUX_MODEL")
             .env_remove("FLUX_BIN"),
     )
 }
 
-/// The commands of the first block of a document.
+/// Returns the commands of a document's blocks with shell output.
+fn console_commands_in(document: &str) -> Vec<String> {
+    let text = text_of(document);
+    let blocks = text.split("```console\n").skip(1).filter_map(|rest| rest.split("```").next());
+    blocks.flat_map(str::lines).filter_map(|line| line.strip_prefix("$ ")).map(String::from).collect()
+}
+
+/// Returns the commands of the first block of a document.
 fn commands_of(document: &str) -> Vec<String> {
     let text = text_of(document);
     let block = text.split("```sh\n").nth(1).and_then(|rest| rest.split("```").next()).expect("it has commands");
     block.lines().map(String::from).collect()
 }
 
-/// Runs a command on the CPU. Returns the image that it names last.
+/// Runs a command on the CPU. Returns the last image that it names.
 fn image_of(line: &str, folder: &Path) -> Rgb {
-    // Flags stand in front of where the shell sends the image.
+    // Flags must precede the shell's redirection of the image.
     let (flags, pipes) = line.split_at(line.find(" < ").unwrap_or(line.len()));
     run(&format!("{flags} --device cpu{pipes}"), folder).succeeds();
     let name = line.rsplit(' ').next().expect("the image comes last");
@@ -166,9 +219,9 @@ fn every_command_is_of_a_kind_that_is_tested() {
             ["make", target, ..] => assert!(makefile.contains(&format!("\n{target}:")), "no target: {line}"),
             ["flux", "download" | "list" | "rm", ..] => {} // run in tests/download/pages.rs
             ["flux", "serve" | "key" | "mcp", ..] | ["curl", ..] | ["flux", .., "--server", _] | ["chmod", ..] => {} // run in tests/serve/book.rs
-            ["flux", ..] | ["printf", .., "|", "flux", _] => {} // run below
-            ["ffmpeg", ..] if line.contains("| flux live ") => {} // run in tests/live/book.rs
-            ["scripts/generate_batch.sh" | "scripts/compare_cpu_gpu.sh", ..] => {} // run below
+            ["flux", ..] | ["printf", ..] | ["echo", .., "base64", "-d", ">", _] => {} // run below
+            ["ffmpeg", ..] if line.contains("| flux live ") => {}                      // run in tests/live/book.rs
+            ["scripts/generate_batch.sh" | "scripts/compare_cpu_gpu.sh", ..] => {}     // run below
             // `make test-training` does the same in an environment of its own, with `--toy`.
             ["python3", "-m", "venv", ".venv", "&&", ".venv/bin/pip", "install", "-r", requirements] => {
                 assert!(makefile.contains(&format!("/bin/python: {requirements}\n")), "{line}");
@@ -178,6 +231,7 @@ fn every_command_is_of_a_kind_that_is_tested() {
             }
             // `make golden` is this block.
             ["for", ..] | ["done"] => assert!(makefile.contains(&line), "{line}"),
+            ["cargo", "build" | "check" | "clippy" | "test", ..] => text::has_package(&line),
             ["cargo", "run", "--example", example, ..] => {
                 assert!(makefile.contains(&format!("--example {example} --")), "{line}");
             }

@@ -1,4 +1,4 @@
-//! The program from outside: how noise becomes an image, and the tensors that it reads and writes.
+//! The program from outside: noise and schedules, and the tensors that it reads and writes.
 
 use std::collections::HashMap;
 use std::fs;
@@ -14,7 +14,7 @@ fn folder() -> tempfile::TempDir {
     tempfile::tempdir().expect("a temporary folder")
 }
 
-/// The texts of a PNG, by keyword.
+/// Returns the texts of a PNG, by keyword.
 fn texts(path: &Path) -> HashMap<String, String> {
     let file = std::io::BufReader::new(fs::File::open(path).expect("the image is there"));
     let reader = png::Decoder::new(file).read_info().expect("a PNG");
@@ -26,7 +26,7 @@ fn pixels(folder: &Path, name: &str) -> Vec<u8> {
     read_png(&folder.join(name)).expect("the image is there").bytes
 }
 
-/// A file of one tensor of zeros but for its first value.
+/// Writes a file with one tensor of zeros, except for its first value.
 fn write(path: &Path, shape: &[usize], first: f32) {
     let mut values = vec![0f32; shape.iter().product()];
     values[0] = first;
@@ -43,7 +43,7 @@ fn write_values(path: &Path, shape: &[usize], values: &[f32]) {
 fn a_schedule_is_chosen_and_told() {
     let folder = folder();
     let drawn = |flags: &[&str], name: &str| {
-        Run::of(
+        Run::new(
             flux()
                 .current_dir(folder.path())
                 .args(["a cat", "-S", "1", "--size", "32", "--device", "cpu", "-o", name])
@@ -60,7 +60,7 @@ fn a_schedule_is_chosen_and_told() {
     let (levels, facts) = drawn(&["--schedule", "sigmas:1,0.5"], "levels.png");
     assert!(levels == linear, "these are the levels of the linear schedule");
     assert_eq!((facts["schedule"].as_str(), facts["steps"].as_str()), ("sigmas:1,0.5", "2"));
-    draw(folder.path(), &["a cat", "--schedule", "sigmas:1,0.5"]).fails(2, &["2 steps, 1 are asked for", "hint: "]);
+    draw(folder.path(), &["a cat", "--schedule", "sigmas:1,0.5"]).fails(2, &["2 steps, but 1 were", "hint: "]);
     draw(folder.path(), &["a cat", "--schedule", "cosine"]).fails(2, &["--schedule", "not a schedule", "power:A"]);
 }
 
@@ -79,7 +79,7 @@ fn what_does_nothing_or_cannot_be_is_told() {
     assert_eq!(texts(&folder.path().join("b.png"))["max_sequence_length"], "7");
 }
 
-/// The mean difference of two images in 8 x 8 cells of each.
+/// Returns the mean difference of two images in 8 x 8 cells of each.
 fn apart(folder: &Path, a: &str, b: &str) -> f64 {
     let cells = |name: &str| {
         let image = read_png(&folder.join(name)).unwrap();
@@ -95,7 +95,7 @@ fn a_portable_seed_gives_a_similar_composition_at_another_size() {
     let folder = folder();
     let draw = |seed: &str, size: &str| {
         let flags = ["--rng", "portable", "-S", seed, "--size", size, "-o", &format!("{size}-{seed}.png")];
-        Run::of(flux().current_dir(folder.path()).args(["-p", "", "--device", "cpu"]).args(flags)).succeeds();
+        Run::new(flux().current_dir(folder.path()).args(["-p", "", "--device", "cpu"]).args(flags)).succeeds();
     };
     for seed in ["1", "2"] {
         draw(seed, "112");
@@ -128,16 +128,16 @@ fn latents_that_were_saved_are_taken_again() {
     );
     assert!(metadata["content"].contains("final latents"));
 
-    // From a low noise level on, the image stays near the one whose latents they are.
+    // From a low noise level on, the image stays near the one that the latents come from.
     let again =
         ["a cat", "--latents", "x-7.safetensors", "--schedule", "sigmas:0.01", "--device", "cpu", "-o", "again.png"];
-    Run::of(flux().current_dir(folder.path()).args(again)).succeeds();
+    Run::new(flux().current_dir(folder.path()).args(again)).succeeds();
     let (a, b) = (pixels(folder.path(), "out-7.png"), pixels(folder.path(), "again.png"));
     let mean = a.iter().zip(&b).map(|(a, b)| f64::from(a.abs_diff(*b))).sum::<f64>() / a.len() as f64;
     assert!(a.len() == b.len() && mean < 8.0, "{mean}: the size is that of the latents");
     assert_eq!(texts(&folder.path().join("again.png"))["latents"], "x-7.safetensors");
     let kept = draw(folder.path(), &["a cat", "--save-latents", "x-7.safetensors", "--no-clobber"]);
-    kept.fails(1, &["x-7.safetensors", "is there already"]);
+    kept.fails(1, &["x-7.safetensors", "already exists"]);
     draw(folder.path(), &["a cat", "--save-latents", "none/x.safetensors"]).fails(1, &["none/x.safetensors", "mkdir"]);
 }
 
@@ -158,7 +158,7 @@ fn noise_takes_the_place_of_the_seed_and_wrong_files_are_refused() {
     let first = pixels(folder.path(), "b.png");
     of("2", &[]).succeeds();
     assert!(pixels(folder.path(), "b.png") == first, "the seed has nothing to do with it");
-    of("1", &["-n", "2"]).fails(2, &["--noise", "holds 1 images, 2 are asked for", "hint: "]);
+    of("1", &["-n", "2"]).fails(2, &["--noise", "contains 1 images, but 2 were requested", "hint: "]);
     of("1", &["--latents", "x.safetensors"]).fails(2, &["--noise", "--latents"]);
     write(&noise, &[2, channels, 2, 2], 1.0);
     of("1", &["-n", "2"]).succeeds();
@@ -174,18 +174,18 @@ fn noise_takes_the_place_of_the_seed_and_wrong_files_are_refused() {
     write(&noise, &[channels, 2, 2], 1e38);
     of("1", &[]).fails(1, &["not numbers, from noise of up to 1e38", "in: --noise noise.safetensors", "hint: "]);
     write(&noise, &[channels, 2, 2], 3.4e38);
-    of("1", &[]).fails(1, &["value 1 of", "3.4e38, more than bfloat16 holds", "noise.safetensors", "hint: "]);
+    of("1", &[]).fails(1, &["value 1 of", "3.4e38, which overflows bfloat16", "noise.safetensors", "hint: "]);
     write(&noise, &[channels, 2, 2], f32::NAN);
     of("1", &[]).fails(1, &["value 1 of", "NaN", "noise.safetensors"]);
     fs::write(&noise, "no tensors").unwrap();
-    of("1", &[]).fails(1, &["the file is text", "in: noise.safetensors", "hint: name a safetensors file"]);
+    of("1", &[]).fails(1, &["the file is text", "in: noise.safetensors", "hint: name a valid safetensors file"]);
     fs::copy(project("docs/gallery.png"), &noise).unwrap();
     of("1", &[]).fails(1, &["the file is a PNG image of ", "in: noise.safetensors", "hint: "]);
     fs::write(&noise, b"\x40\0\0\0\0\0\0\0{\"a\": 1}").unwrap();
-    of("1", &[]).fails(1, &["not a whole safetensors file", "hint: "]);
+    of("1", &[]).fails(1, &["not a valid safetensors file", "hint: "]);
 }
 
-/// A copy of the built-in model without the text encoder's weights and the tokenizer.
+/// Copies the built-in model without the text encoder's weights and the tokenizer.
 fn without_text(to: &Path) {
     for part in ["text_encoder", "transformer", "vae", "scheduler"] {
         let from = project("models/tiny").join(part);

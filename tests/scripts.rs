@@ -39,7 +39,7 @@ fn write(path: PathBuf, text: &str) -> PathBuf {
     path
 }
 
-/// A program in place of flux, in shell.
+/// A stand-in for flux, in shell.
 fn program_that(folder: &Path, does: &str) -> PathBuf {
     let path = write(folder.join("program"), &format!("#!/bin/sh\n{does}\n"));
     fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).expect("our file");
@@ -56,18 +56,18 @@ fn every_script_explains_itself_and_refuses_what_it_does_not_know() {
         "test_server.sh",
         "test_page.sh",
     ] {
-        let help = Run::of(script(name).arg("--help")).succeeds();
+        let help = Run::new(script(name).arg("--help")).succeeds();
         assert!(help.stdout.starts_with(&format!("usage: scripts/{name}")), "{}", help.stdout);
     }
-    Run::of(&mut script("download_model.sh")).fails(2, &["no model"]);
-    Run::of(script("download_model.sh").arg("5b")).fails(2, &["unknown model: `5b`"]);
-    Run::of(script("download_model.sh").args(["4b", "a", "b"])).fails(2, &["too many"]);
-    Run::of(&mut script("generate_batch.sh")).fails(2, &["prompts"]);
-    Run::of(script("generate_batch.sh").args(["none.txt", "out"])).fails(1, &["none.txt"]);
-    Run::of(script("compare_cpu_gpu.sh").args(["--bound", "high"])).fails(2, &["bound"]);
-    Run::of(script("compare_cpu_gpu.sh").args(["-o", "x.png"])).fails(2, &["-o"]);
-    Run::of(script("compare_cpu_gpu.sh").args(["-n", "2"])).fails(2, &["one image"]);
-    Run::of(script("compare_cpu_gpu.sh").arg("-n2")).fails(2, &["one image"]);
+    Run::new(&mut script("download_model.sh")).fails(2, &["the model is missing"]);
+    Run::new(script("download_model.sh").arg("5b")).fails(2, &["unknown model: `5b`"]);
+    Run::new(script("download_model.sh").args(["4b", "a", "b"])).fails(2, &["unexpected argument: b"]);
+    Run::new(&mut script("generate_batch.sh")).fails(2, &["prompts"]);
+    Run::new(script("generate_batch.sh").args(["none.txt", "out"])).fails(1, &["none.txt"]);
+    Run::new(script("compare_cpu_gpu.sh").args(["--bound", "high"])).fails(2, &["bound"]);
+    Run::new(script("compare_cpu_gpu.sh").args(["-o", "x.png"])).fails(2, &["-o"]);
+    Run::new(script("compare_cpu_gpu.sh").args(["-n", "2"])).fails(2, &["one image"]);
+    Run::new(script("compare_cpu_gpu.sh").arg("-n2")).fails(2, &["one image"]);
 }
 
 #[test]

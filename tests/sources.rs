@@ -1,9 +1,11 @@
-//! What the files of the project are: their layers, their comments, the four places of each op, and what build.rs does.
+//! Checks of the project's files: layers, comments, the files of each op, and build.rs.
 
-#[path = "support/program.rs"]
-mod program;
+#[path = "support/process.rs"]
+mod process;
 
 mod build_script;
 mod comments;
 mod layering;
+mod layouts;
+mod messages;
 mod ops;

@@ -1,4 +1,4 @@
-//! The program from outside: what it does to files that are there already, and what it refuses to write to.
+//! The program from outside: its treatment of existing files, and of paths that it refuses to write.
 #![cfg(unix)]
 
 mod claims;
@@ -19,7 +19,7 @@ fn folder() -> tempfile::TempDir {
     tempfile::tempdir().expect("a temporary folder")
 }
 
-/// A run that must be refused before the model is read: there is none, and another error would say so.
+/// Checks that a run is refused before the model is read: there is none, which would be another error.
 #[track_caller]
 fn refused(folder: &Path, flags: &[&str], code: i32, words: &[&str]) {
     let run = draw(folder, &[&["-d", "no-model", "-p", "a cat", "-S", "7"], flags].concat()).fails(code, words);
@@ -39,7 +39,7 @@ fn a_device_a_pipe_and_a_socket_are_never_replaced() {
     assert!(Command::new("mkfifo").arg(at("pipe.png")).status().expect("mkfifo is there").success());
     symlink("pipe.png", at("link.png")).unwrap();
     let before = names(folder.path());
-    refused(folder.path(), &["-o", "null.png"], 2, &["`/dev/null` is a device, not a file", "--output", "hint: "]);
+    refused(folder.path(), &["-o", "null.png"], 2, &["`/dev/null` is a device, not a file", "in: -o", "hint: "]);
     refused(folder.path(), &["-o", "/dev/null"], 2, &["`/dev/null` is a device"]);
     refused(folder.path(), &["-o", "pipe.png"], 2, &["`pipe.png` is a pipe", "hint: "]);
     refused(folder.path(), &["-o", "link.png"], 2, &["pipe.png` is a pipe"]);
@@ -80,11 +80,12 @@ fn an_older_image_keeps_its_mode_and_its_other_names() {
     assert_eq!(names(folder.path()), ["alone.png", "one.png", "two.png"]);
 }
 
-/// The program as a user for whom rights count, with the files of `folder` given to it. None where that cannot be.
+/// Returns the program as a user with restricted permissions, who owns the files of `folder`. `None` if that is
+/// impossible.
 fn as_plain_user(folder: &Path) -> Option<Command> {
     const NOBODY: u32 = 65534;
     let (mut command, mut probe) = (flux(), flux());
-    // The test runs as the owner of what it makes.
+    // The test owns the files that it makes.
     if folder_owner() == 0 {
         for path in names(folder).iter().map(|name| folder.join(name)).chain([folder.to_path_buf()]) {
             std::os::unix::fs::chown(path, Some(NOBODY), Some(NOBODY)).ok()?;
@@ -113,7 +114,7 @@ fn a_folder_without_the_right_to_write_takes_an_image_in_place_of_a_file_that_ha
         fs::set_permissions(at(name), fs::Permissions::from_mode(mode)).unwrap();
     }
     fs::set_permissions(folder.path(), fs::Permissions::from_mode(0o555)).unwrap();
-    let run = |flags: &[&str]| Some(Run::of(as_plain_user(folder.path())?.args(["-p", "a cat", "-o"]).args(flags)));
+    let run = |flags: &[&str]| Some(Run::new(as_plain_user(folder.path())?.args(["-p", "a cat", "-o"]).args(flags)));
     let Some(open) = run(&["open.png"]) else { return };
     open.succeeds();
     assert_eq!(read(&at("open.png")).unwrap().width, 32);
@@ -127,10 +128,10 @@ fn a_folder_without_the_right_to_write_takes_an_image_in_place_of_a_file_that_ha
     fs::set_permissions(folder.path(), fs::Permissions::from_mode(0o755)).unwrap();
 }
 
-/// Runs a script that sees mounts of its own. None where that is not allowed.
+/// Runs a script with mounts of its own. `None` if that is not allowed.
 #[cfg(target_os = "linux")]
 fn with_mounts(script: &str) -> Option<Run> {
-    let run = Run::of(Command::new("unshare").args(["--map-root-user", "--mount", "sh", "-c", script]));
+    let run = Run::new(Command::new("unshare").args(["--map-root-user", "--mount", "sh", "-c", script]));
     if run.code == Some(77) || run.stderr.contains("unshare") {
         eprintln!("skipped: no right to mount: {}", run.stderr.trim());
         return None;
@@ -175,7 +176,7 @@ fn a_full_disk_keeps_an_image_that_is_replaced_and_tells_of_one_that_is_written_
     let run = run.fails(1, &["cannot write the image", "No space left", "free some space"]);
     assert!(run.stderr.ends_with("\nout.png\nold\n") && !run.stderr.contains("is lost"), "{}", run.stderr);
     let run = with_mounts(&script("ln out.png other.png;")).expect("as before");
-    let run = run.fails(1, &["No space left", "what it held is lost", "free some space"]);
+    let run = run.fails(1, &["No space left", "its old content is lost", "free some space"]);
     assert!(run.stderr.ends_with("\nother.png\nout.png\n"), "the file is empty: {}", run.stderr);
 }
 
@@ -185,8 +186,8 @@ fn no_clobber_keeps_what_is_there_and_says_so_before_any_work() {
     let at = |name: &str| folder.path().join(name);
     fs::write(at("out.png"), "old").unwrap();
     fs::write(at("many-8.png"), "old").unwrap();
-    refused(folder.path(), &["--no-clobber", "-o", "out.png"], 1, &["`out.png` is there already", "--no-clobber"]);
-    refused(folder.path(), &["--no-clobber", "-o", "many.png", "-n", "3"], 1, &["`many-8.png` is there already"]);
+    refused(folder.path(), &["--no-clobber", "-o", "out.png"], 1, &["`out.png` already exists", "--no-clobber"]);
+    refused(folder.path(), &["--no-clobber", "-o", "many.png", "-n", "3"], 1, &["`many-8.png` already exists"]);
     assert_eq!(fs::read(at("out.png")).unwrap(), b"old");
     draw(folder.path(), &["--no-clobber", "-p", "a cat", "-o", "new.png"]).succeeds();
     assert_eq!(names(folder.path()), ["many-8.png", "new.png", "out.png"]);
@@ -233,7 +234,7 @@ fn a_terminal_gets_no_image_and_a_closed_pipe_is_told() {
     assert!(played.shown.contains("standard output is a terminal"), "{}", played.shown);
     assert!(played.shown.contains("image.png"), "{}", played.shown);
     let piped = format!("{{ {} -p x {} -o -; echo $? >&2; }} | true", env!("CARGO_BIN_EXE_flux"), SMALL.join(" "));
-    let run = Run::of(Command::new("sh").args(["-c", &piped]).current_dir(folder.path()).env_remove("FLUX_MODEL"));
+    let run = Run::new(Command::new("sh").args(["-c", &piped]).current_dir(folder.path()).env_remove("FLUX_MODEL"));
     assert!(run.stderr.contains("cannot write to standard output") && run.stderr.ends_with("\n1\n"), "{}", run.stderr);
 }
 
@@ -243,7 +244,7 @@ fn a_limit_on_the_size_of_files_is_an_error_and_leaves_nothing() {
     // An image of noise is larger than the few blocks of the limit.
     let line =
         format!("ulimit -f 4; exec {} -p x -W 256 -H 256 -s 1 --device cpu -o out.png", env!("CARGO_BIN_EXE_flux"));
-    let run = Run::of(Command::new("sh").args(["-c", &line]).current_dir(folder.path()).env_remove("FLUX_MODEL"));
+    let run = Run::new(Command::new("sh").args(["-c", &line]).current_dir(folder.path()).env_remove("FLUX_MODEL"));
     run.fails(1, &["cannot write the image", "out.png", "ulimit -f"]);
     assert!(names(folder.path()).is_empty());
 }
@@ -251,13 +252,13 @@ fn a_limit_on_the_size_of_files_is_an_error_and_leaves_nothing() {
 #[test]
 fn a_program_begun_with_nohup_goes_on_when_its_terminal_is_closed() {
     let folder = folder();
-    // The signal is sent once the program says the seed, which it does when it listens to signals.
+    // The signal is sent once the program prints the seed, after it has installed its signal handlers.
     let line = format!(
         "trap '' HUP; {} -p x -S 1 -W 256 -H 256 -s 2 --device cpu -o out.png 2>said & \
          until grep -q '^seed 1' said; do sleep 0.01; done; kill -HUP $!; wait $!",
         env!("CARGO_BIN_EXE_flux")
     );
-    let run = Run::of(Command::new("sh").args(["-c", &line]).current_dir(folder.path()).env_remove("FLUX_MODEL"));
+    let run = Run::new(Command::new("sh").args(["-c", &line]).current_dir(folder.path()).env_remove("FLUX_MODEL"));
     run.succeeds();
     assert_eq!(read(&folder.path().join("out.png")).unwrap().width, 256);
 }

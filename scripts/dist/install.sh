@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# Installs a program with its completions, its pages for man and its licences; `--remove` takes them away again.
+# Installs a program with its completions, man pages and licences; `--remove` removes them.
 #
 #   scripts/dist/install.sh PROGRAM FOLDER
 #   scripts/dist/install.sh --remove FOLDER
 #
-# FOLDER is what `bin` and `share` are in, such as ~/.local, /usr/local, or one that a package is made of. LICENSES names
-# a file with the licences of all crates, which is installed too.
+# FOLDER is the parent folder of `bin` and `share`, such as ~/.local, /usr/local, or the folder of a package. LICENSES is a
+# file with the licences of all crates, which is also installed.
 set -euo pipefail
 
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
@@ -34,7 +34,7 @@ if [[ "$1" == --remove ]]; then
     for file in "${files[@]}"; do
         rm -f "$folder/$file"
     done
-    # Pages of commands that later versions may not have.
+    # Includes man pages of commands that later versions may not have.
     rm -f "$folder"/share/man/man1/flux.1 "$folder"/share/man/man1/flux-*.1
     if [[ -d "$folder/share/doc/flux" ]]; then
         rmdir --ignore-fail-on-non-empty "$folder/share/doc/flux"
@@ -45,7 +45,7 @@ fi
 program=$1
 made=$(mktemp -d)
 trap 'rm -rf "$made"' EXIT
-"$program" --version >/dev/null # an error here says why it does not run
+"$program" --version >/dev/null # fails with the reason if the program cannot run
 mkdir "$made/man"
 "$program" man "$made/man"
 for shell in bash zsh fish; do
@@ -59,10 +59,15 @@ put 644 "$made/fish" share/fish/vendor_completions.d/flux.fish
 for page in "$made"/man/*.1; do
     put 644 "$page" "share/man/man1/${page##*/}"
 done
+# systemd reads the system's units below /usr and /usr/local, and a user's units also below ~/.local.
 for unit in flux.service flux.socket; do
-    put 644 "$root/scripts/systemd/$unit" "lib/systemd/system/$unit"
+    [[ "$folder" == "${HOME:-}/.local" ]] || put 644 "$root/scripts/systemd/$unit" "lib/systemd/system/$unit"
     put 644 "$root/scripts/systemd/user/$unit" "share/systemd/user/$unit"
 done
+case "$folder" in
+    */usr | */usr/local | "${HOME:-}/.local") ;;
+    *) [[ -n "${LICENSES:-}" ]] || echo "note: systemd looks for units in other folders: add these with \`systemctl --user link \"$folder\"/share/systemd/user/flux.*\`" >&2 ;;
+esac
 put 644 "$root/LICENSE" share/doc/flux/LICENSE
 put 644 "$root/README.md" share/doc/flux/README.md
 if [[ -n "${LICENSES:-}" ]]; then

@@ -1,5 +1,5 @@
-"""Prints the licences of all that is in the program: of each crate that is linked, and of what it carries. Every text comes
-once, with the crates that have it."""
+"""Prints the licences of the program: of each linked crate, and of the embedded files. Every text is printed once, with the
+crates that use it."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ CARRIED = {
     "the built-in model": ROOT / "models/tiny/LICENSES.txt",
     "the tokenizer of Qwen3": ROOT / "models/qwen3-tokenizer/LICENSE",
 }
-"""What the program carries beside its code."""
+"""The files that the program embeds."""
 
 
 def linked() -> list[dict]:
-    """The packages that the program is linked from, but not itself, by name and version."""
+    """The linked packages by name and version, without the crates of the project."""
     command = ["cargo", "metadata", "--format-version=1", "--locked", "--offline", f"--filter-platform={TARGET}"]
     graph = json.loads(subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.PIPE).stdout)
     nodes = {node["id"]: node for node in graph["resolve"]["nodes"]}
-    root, seen = graph["resolve"]["root"], set()
-    waiting = [root]
+    own = {package["id"]: package["name"] for package in graph["packages"] if package["id"] in graph["workspace_members"]}
+    waiting, seen = [package for package, name in own.items() if name == "flux-cli"], set()
     while waiting:
         package = waiting.pop()
         if package not in seen:
             seen.add(package)
             edges = nodes[package]["deps"]
             waiting += [edge["pkg"] for edge in edges if any(kind["kind"] is None for kind in edge["dep_kinds"])]
-    packages = [package for package in graph["packages"] if package["id"] in seen - {root}]
+    packages = [package for package in graph["packages"] if package["id"] in seen - set(own)]
     return sorted(packages, key=lambda package: (package["name"], package["version"]))
 
 
@@ -49,18 +49,18 @@ def main() -> int:
     packages = linked()
     owners: dict[str, tuple[str, list[str]]] = {}
     without = []
-    print("flux is linked from these crates:\n")
+    print("flux is linked with these crates:\n")
     for package in packages:
         name = f"{package['name']} {package['version']}"
-        print(f"  {name}: {package['license'] or 'see its text'}")
+        print(f"  {name}: {package['license'] or 'see the text'}")
         texts = texts_of(package)
         for text in texts:
-            # Texts whose lines end at other places are one.
+            # Texts that differ only in line breaks are the same.
             owners.setdefault(" ".join(text.split()), (text, []))[1].append(name)
         if not texts:
-            without.append(f"{name}: {package['license']}, {package['repository'] or 'no address'}")
+            without.append(f"{name}: {package['license']}, {package['repository'] or 'no repository'}")
     if without:
-        print("\nThese have no licence file in their packages; the texts of their licences are among those below:\n")
+        print("\nThese packages have no licence file; the texts of their licences are among those below:\n")
         print("\n".join(f"  {line}" for line in without))
     for name, path in CARRIED.items():
         text = path.read_text(encoding="utf-8").strip()

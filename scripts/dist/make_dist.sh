@@ -1,10 +1,9 @@
 #!/usr/bin/env bash
-# Makes an archive and a package for Debian and Ubuntu of a program, and the file of their sums.
+# Creates an archive and a Debian and Ubuntu package of a program, and the file of their checksums.
 #
 #   scripts/dist/make_dist.sh PROGRAM FOLDER
 #
-# One program gives the same bytes each time: files are sorted, belong to root, and have the time of SOURCE_DATE_EPOCH, or
-# of the commit.
+# Builds are reproducible: files are sorted, belong to root, and have the time of SOURCE_DATE_EPOCH or of the commit.
 set -euo pipefail
 export LC_ALL=C TZ=UTC
 umask 022
@@ -31,18 +30,18 @@ trap 'rm -rf "$work"' EXIT
 strip -o "$work/flux" "$program"
 version=$("$work/flux" --version) version=${version#flux }
 name=flux-$version-x86_64-linux
-[[ "$(readelf -h "$work/flux")" == *X86-64* ]] || fail "$program is for another processor than x86-64"
+[[ "$(readelf -h "$work/flux")" == *X86-64* ]] || fail "$program is not for x86-64"
 python3 "$root/scripts/dist/licences.py" >"$work/LICENSES.txt"
 export LICENSES=$work/LICENSES.txt
 
-# The same time for all files and folders, so that no tool sees when they were made.
+# Sets the same time for all files and folders, for reproducible archives.
 settle() { find "$1" -exec touch --no-dereference --date="@$epoch" {} +; }
 
 archive() {
     local folder=$work/archive/$name
     "$root/scripts/dist/install.sh" "$work/flux" "$folder"
     cp "$root/LICENSE" "$root/README.md" "$work/LICENSES.txt" "$folder"
-    rm -r "$folder/share/doc" # they are at the top
+    rm -r "$folder/share/doc" # these files are at the top
     (cd "$folder" && find . -type f -printf '%P\0' | sort -z | xargs -0 sha256sum) >"$work/sums"
     install -m 644 "$work/sums" "$folder/SHA256SUMS"
     settle "$folder"
@@ -51,18 +50,18 @@ archive() {
     mv "$work/$name.tar.gz" "$out/"
 }
 
-# What the program asks of the system: `libc6 (>= 2.34), libgcc-s1`.
+# Prints the dependencies of the program: `libc6 (>= 2.34), libgcc-s1`.
 depends() {
     local needed glibc
     needed=$(readelf -d "$work/flux" | sed -n 's/.*(NEEDED).*\[\(.*\)\]/\1/p' | sort)
     for library in $needed; do
         case $library in
             libc.so.6 | libm.so.6 | libgcc_s.so.1 | ld-linux-x86-64.so.2) ;;
-            *) fail "the program needs $library, which no package is named for" ;;
+            *) fail "the program needs $library, whose package is unknown" ;;
         esac
     done
     glibc=$(readelf -W --version-info "$work/flux" | grep -o 'GLIBC_[0-9.]*' | sort -u -V | tail -n 1)
-    [[ -n "$glibc" ]] || fail "the program names no version of glibc"
+    [[ -n "$glibc" ]] || fail "the program requires no glibc version"
     printf 'libc6 (>= %s)' "${glibc#GLIBC_}"
     [[ "$needed" != *libgcc_s* ]] || printf ', libgcc-s1'
 }
@@ -75,7 +74,7 @@ package() {
     gzip -n -9 <"$root/CHANGELOG.md" >"$folder/usr/share/doc/flux/changelog.gz"
     cat "$root/LICENSE" "$work/LICENSES.txt" >"$folder/usr/share/doc/flux/copyright"
     rm "$folder/usr/share/doc/flux/LICENSE" "$folder/usr/share/doc/flux/LICENSES.txt"
-    # Debian's folder for zsh.
+    # Debian has its own folder for zsh.
     mkdir "$folder/usr/share/zsh/vendor-completions"
     mv "$folder/usr/share/zsh/site-functions/_flux" "$folder/usr/share/zsh/vendor-completions/"
     rmdir "$folder/usr/share/zsh/site-functions"
@@ -89,9 +88,9 @@ Installed-Size: $(du -sk --apparent-size "$folder/usr" | cut -f 1)
 Depends: $depends
 Section: graphics
 Priority: optional
-Description: words and images to images, with FLUX.2-klein
- Draws images of words, and changes images by words, on NVIDIA GPUs and CPUs.
- A small model is part of the program.
+Description: generates and edits images with FLUX.2-klein
+ Generates images from prompts, and edits images, on NVIDIA GPUs and CPUs.
+ A small model is included.
 END
     (cd "$folder" && find usr -type f -print0 | sort -z | xargs -0 md5sum) >"$work/md5sums"
     install -m 644 "$work/md5sums" "$folder/DEBIAN/md5sums"
@@ -100,13 +99,13 @@ END
     mv "$work/$file" "$out/"
 }
 
-# Of this version: what other ones left is not to be in the sums.
+# Files of other versions must not be in the checksums.
 rm -f "$out"/flux-*-x86_64-linux.tar.gz "$out"/flux_*_amd64.deb "$out/SHA256SUMS"
 archive
 if command -v dpkg-deb >/dev/null; then
     package
 else
-    echo "note: no dpkg-deb, so there is no package" >&2
+    echo "note: dpkg-deb is not installed, so no package is created" >&2
 fi
 (cd "$out" && sha256sum flux-*.tar.gz flux_*.deb 2>/dev/null) >"$work/SHA256SUMS" || [[ -s "$work/SHA256SUMS" ]]
 install -m 644 "$work/SHA256SUMS" "$out/SHA256SUMS"

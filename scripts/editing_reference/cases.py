@@ -1,7 +1,7 @@
-"""What the images are asked for with: one case for each rule, small and of odd sizes.
+"""The cases: one for each rule, small and of odd sizes.
 
-A case names a random model, the input files in the order of `-i`, and everything else that makes its image. `flags` spells
-it as this program's command line.
+A case names a random model, the input files in the order of `-i`, and all other settings of its image. `flags` returns the
+case as a command line of this program.
 """
 
 from dataclasses import dataclass, field
@@ -25,10 +25,10 @@ class Case:
     count: int = 1
     guidance: float | None = None
     keep_latents: bool = False
-    """Whether the latents after each step go into PRESET.safetensors, too."""
+    """True if the latents after each step are also stored in PRESET.safetensors."""
 
     def changes_an_image(self):
-        """Whether the first input is to be changed, rather than a reference."""
+        """True if the first input is edited with a strength, and is not a reference."""
         return self.mask is not None or self.strength is not None
 
     def flags(self):

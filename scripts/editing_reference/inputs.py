@@ -1,7 +1,7 @@
-"""The input images and masks: one of each format that readers get wrong, small, of odd sizes.
+"""The input images and masks: one of each format that readers often misread, small, of odd sizes.
 
 Shapes have hard edges, so that files are small. The JPEG consists of even blocks of 8x8 pixels, without chroma subsampling
-and at quality 100: other content decoders decode a level or two apart.
+and at quality 100: for other content, decoders differ by a level or two.
 """
 
 import struct

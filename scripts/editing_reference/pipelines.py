@@ -1,4 +1,4 @@
-"""Runs a case through the reference's pipelines, which are told to treat images as this program does."""
+"""Runs a case through the reference's pipelines, which process images as this program does."""
 
 import numpy as np
 import torch

@@ -1,4 +1,4 @@
-"""What the stages between image files and latents compute: references as tokens, the transformer with them, cached keys, masks."""
+"""The stages between image files and latents: references as tokens, the transformer with them, cached keys, masks."""
 
 import numpy as np
 import torch

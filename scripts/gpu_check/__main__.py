@@ -1,5 +1,5 @@
-"""Measures every GPU figure in one run, on a machine with a GPU and a Python that has torch, but without Rust and without
-network. `python3 scripts/gpu_check --help`"""
+"""Measures all GPU figures in one run, on a machine with a GPU and a Python with torch, but without Rust and network.
+`python3 scripts/gpu_check --help`"""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from table import BY_NAME, GROUPS, Section
 
 PACKAGE = Path(__file__).resolve().parent
 LEAST_S = 5
-"""A section is not begun with less time."""
+"""The min time to start a section."""
 
 
 def arguments() -> tuple[Path, list[str], list[Section]]:
@@ -35,7 +35,7 @@ def arguments() -> tuple[Path, list[str], list[Section]]:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("out", metavar="OUT", help="a folder for logs and the summary")
-    parser.add_argument("sections", metavar="SECTION", nargs="*", help="what to run, `all` or some of the names below")
+    parser.add_argument("sections", metavar="SECTION", nargs="*", help="sections to run: `all` or names from the list below")
     given = parser.parse_args()
     sections: list[Section] = []
     for name in given.sections:
@@ -43,17 +43,17 @@ def arguments() -> tuple[Path, list[str], list[Section]]:
             parser.error(f"unknown section: {name}")
         sections += GROUPS.get(name) or [BY_NAME[name]]
     if not sections:
-        parser.error("no section is named")
+        parser.error("no section was given")
     return Path(given.out), given.sections, sections
 
 
 def bundle_and_root() -> tuple[Path, Path]:
-    """The folder with bin.tar.xz, and one with what tests read."""
+    """The folder with bin.tar.xz, and the folder with the files of the tests."""
     here = PACKAGE.parent.parent
     bundle = here if (here / "bin.tar.xz").exists() else here / "gpu-bundle"
     if not (bundle / "bin.tar.xz").exists():
         raise Refused(
-            f"no bundle in {bundle}", "run `make gpu-bundle` on a machine with Rust and bring gpu-bundle/ here"
+            f"no bundle in {bundle}", "run `make gpu-bundle` on a machine with Rust, and copy gpu-bundle/ here"
         )
     folders = (PACKAGE / "folders.txt").read_text(encoding="utf-8").split()
     for root in (here, here.parent):
@@ -61,7 +61,7 @@ def bundle_and_root() -> tuple[Path, Path]:
             return bundle, root
     raise Refused(
         f"neither {here} nor the folder above has {', '.join(folders)}",
-        "run this in the root of the project, or make a bundle that has them with `make gpu-bundle STANDALONE=1`",
+        "run this in the root of the project, or create a bundle with these folders: `make gpu-bundle STANDALONE=1`",
     )
 
 
@@ -73,15 +73,15 @@ def unpack(check: Check) -> None:
             if hasattr(tarfile, "data_filter"):
                 tar.extraction_filter = tarfile.data_filter
             tar.extractall(check.bin)
-    except tarfile.TarError:  # a Python without lzma, too
+    except tarfile.TarError:  # also a Python without lzma
         if subprocess.run(["tar", "-xJf", archive, "-C", check.bin], check=False).returncode != 0:
-            raise Refused(f"{archive} cannot be unpacked", "make the bundle anew with `make gpu-bundle`") from None
+            raise Refused(f"{archive} cannot be unpacked", "create the bundle again with `make gpu-bundle`") from None
     for program in check.bin.iterdir():
         program.chmod(0o755)
 
 
 def run_section(section: Section, check: Check, left_s: float) -> tuple[bool, str]:
-    """Whether it passed, and its line of the summary."""
+    """Runs a section. Returns True if it passed, and its line of the summary."""
     limit_s = min(check.options.limit_s or section.limit_s, int(left_s))
     if limit_s < LEAST_S:
         return False, report.summary_line(section.name, "not-run", 0, "no time left")
@@ -111,7 +111,7 @@ def run_sections(check: Check, words: list[str], sections: list[Section]) -> int
 
 def main() -> int:
     out, words, sections = arguments()
-    # What is to be deleted at the end, and what is to be ended, is so where this is stopped.
+    # If this process is stopped, it still deletes its files and ends its processes.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     options = Options.of_environment()
     bundle, root = bundle_and_root()

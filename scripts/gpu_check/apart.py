@@ -1,4 +1,4 @@
-"""Runs a section in a process of its own, which has a log and a limit."""
+"""Runs a section in its own process, with a log and a time limit."""
 
 from __future__ import annotations
 
@@ -12,26 +12,26 @@ from typing import Callable
 
 from measure import Failed, say
 
-# What `timeout` ends with.
+# The exit codes of `timeout`.
 STOPPED, KILLED = 124, 137
 GRACE_S = 10
 
 
 def run_apart(section: Callable[[], str], log: Path, limit_s: float) -> int:
-    """Returns what the process ended with; STOPPED or KILLED where it was at its limit."""
+    """Returns the exit code of the process, or STOPPED or KILLED if it reached its limit."""
     process = multiprocessing.get_context("fork").Process(target=_run, args=(section, log))
     process.start()
     try:
         process.join(limit_s)
         at_limit = process.exitcode is None
     finally:
-        # Also where this process is stopped: a section deletes what it may not leave.
+        # Also if this process is stopped, so that the section deletes its files.
         if process.exitcode is None:
             _signal(process.pid, signal.SIGTERM)
             process.join(GRACE_S)
         killed = process.exitcode is None
         process.kill()
-        _signal(process.pid, signal.SIGKILL)  # also what the section has started and left
+        _signal(process.pid, signal.SIGKILL)  # also processes that the section started and left
         process.join()
     if killed:
         return KILLED
@@ -43,7 +43,7 @@ def _signal(group: int | None, number: int) -> None:
         try:
             os.killpg(group, number)
         except OSError:
-            pass  # it has not begun, or nothing is left of it
+            pass  # it has not started, or has ended
 
 
 def _run(section: Callable[[], str], log: Path) -> None:

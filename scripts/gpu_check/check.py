@@ -1,4 +1,4 @@
-"""A check of this machine: where everything is, and what the environment asks for."""
+"""A check of this machine: paths, and settings from the environment."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ PROMPT = "A cat holding a sign that says hello world"
 
 
 class Refused(Exception):
-    """Nothing is run: the error, what to do, and the exit code."""
+    """Stops before anything runs: the error, a hint, and the exit code."""
 
     def __init__(self, text: str, hint: str = "", code: int = 1) -> None:
         super().__init__(f"{text}\n  hint: {hint}" if hint else text)
@@ -24,7 +24,7 @@ class Refused(Exception):
 
 @dataclass(frozen=True)
 class Options:
-    """What the environment asks for; `--help` tells each."""
+    """The settings from the environment; see `--help`."""
 
     models: Path
     memory_dir: Path
@@ -44,7 +44,7 @@ class Options:
         def count(name: str) -> int | None:
             value = text(name, "")
             if value and not (value.isascii() and value.isdigit() and int(value) > 0):
-                raise Refused(f"{name} is `{value}`, not a number of seconds", code=2)
+                raise Refused(f"{name} is `{value}`, expected a number of seconds", code=2)
             return int(value) if value else None
 
         base = text("BASE", "")
@@ -63,7 +63,7 @@ class Options:
 
 @dataclass(frozen=True)
 class Check:
-    """`root` is the project's folder, or one that has as much of it as tests read; `work` is gone at the end, `out` stays."""
+    """`root` is the project's folder, or a folder with the files of the tests; `work` is deleted at the end, `out` is kept."""
 
     options: Options
     bundle: Path
@@ -93,7 +93,7 @@ class Check:
         return self.options.models / "klein-4b"
 
     def script(self, name: str, *words: Word) -> list[Word]:
-        """A script of Python beside this package, with the packages of the reference."""
+        """Runs a Python script from the parent folder, with the packages of the reference."""
         return [self.options.python, Path(__file__).resolve().parent.parent / name, *words]
 
     def image(self, model: Path, *words: Word, seed: int = 42) -> list[Word]:
@@ -102,7 +102,7 @@ class Check:
         return [*start, "--quiet", "--timings=json", *words]
 
     def bench_rows(self, *words: Word, env: dict[str, str] | None = None) -> Ran:
-        return run([self.flux, "bench", *words, "--json"], "the bench broke off", env)
+        return run([self.flux, "bench", *words, "--json"], "the bench failed", env)
 
     def needs_model(self) -> None:
         if not (self.klein_4b / "model_index.json").exists():
@@ -112,7 +112,7 @@ class Check:
         return ["bf16", "fp8"] if gpus.is_hopper() else ["bf16"]
 
     def misses(self, what: str, shown: str) -> list[str]:
-        """What is to be said of a figure that the table has a bound for and that is outside of it."""
+        """The message for a figure outside of its bound in the table, if any."""
         bound = self.bounds.get(what)
         return [] if bound is None or bound.holds(float(shown)) else [bound.missed_by(what, shown)]
 

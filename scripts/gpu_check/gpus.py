@@ -1,4 +1,4 @@
-"""What the driver says of the GPUs."""
+"""Queries of the GPU driver."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ USED = ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits"
 
 
 def ask(what: str) -> list[str]:
-    """A line for each GPU; none where there is no driver."""
+    """A line for each GPU; none without a driver."""
     try:
         command = ["nvidia-smi", f"--query-gpu={what}", "--format=csv,noheader"]
         return subprocess.run(command, capture_output=True, text=True, check=False).stdout.splitlines()
@@ -24,7 +24,7 @@ def ask(what: str) -> list[str]:
 
 
 def overview() -> str:
-    """What nvidia-smi prints by itself."""
+    """The output of nvidia-smi without arguments."""
     try:
         ran = subprocess.run(["nvidia-smi"], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
         return ran.stdout
@@ -48,11 +48,10 @@ def needs_two(what: str) -> None:
 
 
 def memory_of(command: Sequence[Word], failure: str) -> tuple[Ran, int]:
-    """Runs a program for which the driver's count of used memory is looked at 50 times a second. Also returns the most of it,
-    in MiB."""
+    """Runs a program, and samples the driver's used memory 50 times per second. Also returns the max, in MiB."""
     idle = [int(line) for line in subprocess.run(USED, capture_output=True, text=True, check=False).stdout.split()]
     if not idle:
-        raise Failed("the driver does not say how much memory is used")
+        raise Failed("the driver does not report the used memory")
     with tempfile.TemporaryFile("w+") as used:
         sampler = subprocess.Popen([*USED, "-lms", "20"], stdout=used)
         try:
@@ -68,7 +67,7 @@ def memory_of(command: Sequence[Word], failure: str) -> tuple[Ran, int]:
 
 
 def wait_for_first(sampler: subprocess.Popen[bytes], used: IO[str]) -> None:
-    """Until there is a sample, but not longer than it may take to start."""
+    """Waits for a sample, at most as long as the start may take."""
     for _ in range(500):
         if os.fstat(used.fileno()).st_size or sampler.poll() is not None:
             return
@@ -76,11 +75,11 @@ def wait_for_first(sampler: subprocess.Popen[bytes], used: IO[str]) -> None:
 
 
 def most_above(idle: list[int], used: IO[str]) -> int:
-    """The samples have a line for each GPU in turn."""
+    """The max of the samples, which have a line for each GPU in turn."""
     used.seek(0)
     samples = re.findall(r"^ *(\d+)\n", used.read(), re.MULTILINE)
     if not samples:
-        raise Failed("the driver's count of memory was not looked at")
+        raise Failed("the used memory was not sampled")
     return max(int(value) - idle[at % len(idle)] for at, value in enumerate(samples))
 
 

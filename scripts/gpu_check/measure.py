@@ -1,4 +1,4 @@
-"""Runs programs and reads what they measured."""
+"""Runs programs and reads their measurements."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from pathlib import Path
 from typing import Any, Iterable, Sequence, Union
 
 RUNS = 5
-"""How often a process is run of which the median is taken."""
+"""The number of runs for a median."""
 
 Word = Union[str, Path, int, float]
 
 
 class Failed(Exception):
-    """Ends a section: its line of the summary, and what its process ends with."""
+    """Ends a section: its line of the summary, and its exit code."""
 
     def __init__(self, line: str, code: int = 1) -> None:
         super().__init__(line)
@@ -30,7 +30,7 @@ class Failed(Exception):
 
 @dataclass(frozen=True)
 class Ran:
-    """A program that has ended. `errors` is empty where they went to the log at once."""
+    """A program that has ended. `errors` is empty if they went to the log directly."""
 
     code: int
     output: str
@@ -43,8 +43,8 @@ def say(text: object = "") -> None:
 
 
 def attempt(command: Sequence[Word], env: dict[str, str] | None = None, stderr: int | None = None) -> Ran:
-    """Runs a program; what it prints goes to the log line by line and is returned. Errors go to the log, or are returned
-    too: among the output with STDOUT, beside it with PIPE."""
+    """Runs a program; its output goes to the log line by line and is returned. Errors go to the log, or are also returned:
+    in the output with STDOUT, separately with PIPE."""
     start = time.monotonic()
     with tempfile.TemporaryFile("w+", errors="replace") as beside:
         process = subprocess.Popen(
@@ -71,8 +71,8 @@ def attempt(command: Sequence[Word], env: dict[str, str] | None = None, stderr: 
 
 
 def run(command: Sequence[Word], failure: str, env: dict[str, str] | None = None, stderr: int | None = None) -> Ran:
-    """Runs a program that must end with 0: else the section ends with `failure`, and with what the program printed as an
-    error where that was kept."""
+    """Runs a program that must exit with 0: otherwise the section ends with `failure` and the errors of the program, if they
+    were captured."""
     ran = attempt(command, env, stderr)
     if ran.code != 0:
         kept = {subprocess.PIPE: ran.errors, subprocess.STDOUT: ran.output}.get(stderr or 0, "")
@@ -84,7 +84,7 @@ class Row(dict[str, Any]):
     """A line of JSON."""
 
     def number(self, *names: str) -> float:
-        """A number, by the names of the objects that it is in and its own."""
+        """A number, by the names of its parent objects and its own name."""
         value: Any = self
         for name in names:
             value = value.get(name) if isinstance(value, dict) else None
@@ -97,7 +97,7 @@ class Row(dict[str, Any]):
 
 
 class Rows(list[Row]):
-    """The lines of JSON among what a program printed."""
+    """The JSON lines in the output of a program."""
 
     def __init__(self, text: str) -> None:
         for line in text.splitlines():
@@ -127,7 +127,7 @@ class Rows(list[Row]):
 
 @dataclass(frozen=True)
 class Bound:
-    """What a figure may be. One that is no number, and at most a bound not above 0, is outside."""
+    """The bound of a figure. NaN, and values up to 0 with a max bound, are outside."""
 
     words: str
     limit: float

@@ -1,4 +1,4 @@
-"""What a check says of itself, of the machine, and of how sections ended."""
+"""The texts of a check: help, the machine, and the results of sections."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from table import SECTIONS
 
 USE = "python3 scripts/gpu_check OUT all|SECTION..."
 
-ABOUT = """Runs what `make gpu-bundle` gathered, in the root of the project with gpu-bundle/ in it, or inside a standalone bundle.
-A section writes OUT/SECTION.log, ends after its limit, and gives a line in OUT/summary.txt."""
+ABOUT = """Runs the bundle of `make gpu-bundle`, in the root of the project that contains gpu-bundle/, or in a standalone bundle.
+A section writes OUT/SECTION.log, is stopped at its time limit, and adds a line to OUT/summary.txt."""
 
 ENVIRONMENT = """Environment:
-  MODEL_DIR        where models are written; 17 GB, for `nine` and `kv` 35 GB more [default: /tmp/flux-models]
-  MEMORY_DIR       where the 9B model is written when it does not fit there [default: /dev/shm]
-  KEEP             keeps the 9B model for a later section where it is set
-  TOTAL_S          when the last section ends, in seconds after the start [default: 540]
-  LIMIT_S          the limit of every section, in place of its own
-  TESTS            which parity tests run: parts of their names
-  BENCH            which ops are measured: parts of their names
-  BASE             what `compare` measures beside [default: what `make gpu-bundle BASE=PROGRAM` brought]
-  PYTHON           a Python with torch and transformers [default: the one that runs this]
+  MODEL_DIR        folder for models: 17 GB, and 35 GB more for `nine` and `kv` [default: /tmp/flux-models]
+  MEMORY_DIR       folder for the 9B model if it does not fit in MODEL_DIR [default: /dev/shm]
+  KEEP             if set, keeps the 9B model for a later section
+  TOTAL_S          max seconds from the start to the end of the last section [default: 540]
+  LIMIT_S          time limit of every section, instead of its own
+  TESTS            parity tests to run: parts of their names
+  BENCH            ops to measure: parts of their names
+  BASE             program for `compare` [default: the PROGRAM of `make gpu-bundle BASE=PROGRAM`]
+  PYTHON           a Python with torch and transformers [default: the running Python]
 
 Exit codes: 0 all passed, 1 a section failed or had no time left, 2 wrong usage."""
 
@@ -66,7 +66,7 @@ def machine(check: Check, words: Iterable[str]) -> str:
 
 
 def line_of(log: Path, limit_s: int | None) -> str:
-    """The line of a section whose log is given, and which was stopped at a limit or ended by itself."""
+    """The summary line of a section from its log, and its time limit if it was stopped there."""
     lines = log.read_text(encoding="utf-8", errors="replace").splitlines() or [""]
     results = [line[len("result: ") :] for line in lines if line.startswith("result: ")]
     line = results[-1] if results else lines[-1]

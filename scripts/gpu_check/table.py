@@ -1,4 +1,4 @@
-"""The sections: how long each may take, what it measures, and what its figures must be."""
+"""The sections: time limits, descriptions, and bounds of their figures."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Section:
     bounds: Mapping[str, Bound] = field(default_factory=dict)
 
 
-# What two GPUs take, of the time of one.
+# The time of two GPUs relative to one.
 TOGETHER = {
     "bf16 512x512 step": at_most(0.70),
     "bf16 1024x1024 step": at_most(0.60),
@@ -35,52 +35,52 @@ TOGETHER = {
     "start to PNG at 2048 x 2048 by two GPUs, beside one": at_most(1),
     "dB of two GPUs beside one": at_least(45),
 }
-# How many times the images of one GPU two make.
+# The throughput of two GPUs relative to one.
 REPLICAS = {f"the factor of {size} by {batch}": at_least(1.95) for size in (512, 1024) for batch in (1, 4)}
 
 # In the order of `all`, then the others.
 SECTIONS = [
     Section("parity", 240, tests.parity, "every op against the CPU and its composition, images against the reference"),
     Section("image", 30, speed.image, "one image of the default model through the command line"),
-    Section("machine", 90, tests.machine, "what `flux devices` and `flux selftest` say of the first GPU"),
-    Section("model", 90, models.model, "writes the 4B model with random weights, unless it is there"),
+    Section("machine", 90, tests.machine, "the output of `flux devices` and `flux selftest` for the first GPU"),
+    Section("model", 90, models.model, "writes the 4B model with random weights, unless it exists"),
     Section("bench", 90, speed.bench, "every op at the sizes of a 1024 x 1024 image of klein 4B"),
     Section("stages", 90, speed.stages, "the stages of warm images of the 4B model: 256, 512, 1024, 2048"),
-    Section("fp8", 90, speed.fp8, "the same in fp8; needs a Hopper GPU"),
+    Section("fp8", 90, speed.fp8, "the stages in fp8; needs a Hopper GPU"),
     Section(
         "half",
         120,
         tests.half,
-        "the parity tests and images in fp16, as GPUs without bf16 compute: of the default model against the reference, of "
-        "the 4B model at 512 and 1024, in which nothing may be cut off or no number",
+        "the parity tests and images in fp16, for GPUs without bf16: of the default model against the reference, and of "
+        "the 4B model at 512 and 1024, without clamped values and NaN",
     ),
     Section(
         "adapters",
         60,
         speed.adapters,
-        "a step with LoRA of rank 32, and changing from one to another, at 1024 with the 4B model, in bf16 and fp8",
+        "a step with a LoRA of rank 32, and switching between adapters, at 1024 with the 4B model, in bf16 and fp8",
     ),
     Section("cold", 60, speed.cold, f"the command line from start to PNG at 1024 x 1024, {RUNS} times"),
     Section(
         "lists",
         90,
         speed.lists,
-        "images a second of `flux batch` at 512 x 512, written, beside those of the bench",
+        "images per second of `flux batch` at 512 x 512 including files, compared with the bench",
         bounds={f"{precision} share of the bench's rate": at_least(0.97) for precision in ("bf16", "fp8")},
     ),
     Section(
         "previews",
         90,
         speed.previews,
-        "what a preview of each step costs at 1024 x 1024, by the linear map and by a decoder of TAEF2's sizes",
+        "the cost of a preview of each step at 1024 x 1024, by the linear map and by a decoder of TAEF2's sizes",
         bounds={f"ms of a preview by {name}": at_most(5) for name in ("map", "TAEF2")},
     ),
-    Section("recipes", 60, recipes.recipes, "images, alone and in a batch, made again byte for byte by `flux again`"),
+    Section("recipes", 60, recipes.recipes, "images, alone and in a batch, reproduced byte for byte by `flux again`"),
     Section(
         "memory",
         90,
         memory.memory,
-        "the same within 12, 8, 6, 4 and 3 GiB of GPU memory, and within 1 GiB, which must be refused",
+        "the same image within 12, 8, 6, 4 and 3 GiB of GPU memory, and within 1 GiB, which must be refused",
         bounds={"MiB of context": at_most(640), "MiB beside a limit": at_most(640)},
     ),
     Section("streaming", 90, speed.streaming, "the stages of warm images at 1024 x 1024 within 4, 6, 8 and 10.5 GiB"),
@@ -88,8 +88,8 @@ SECTIONS = [
         "formats",
         300,
         memory.formats,
-        "weights in fewer bits: distance of the final latents from float32, steps, resident and streamed, and the memory "
-        "where all are in Q4_K",
+        "quantized weights: distance of the final latents from float32, steps, resident and streamed, and the memory "
+        "with all weights in Q4_K",
     ),
     Section(
         "reference",
@@ -101,29 +101,29 @@ SECTIONS = [
         "fidelity",
         120,
         tests.fidelity,
-        "final latents at 512 and 1024 against the reference in float32: ours, and the reference's in bf16",
+        "final latents at 512 and 1024 of flux and of the reference in bf16, against the reference in float32",
     ),
     Section(
         "cpu",
         180,
         cpu.cpu,
-        "images of the 4B model on 2 cores in f32 and bf16, the reference's in bf16, and the tests of the tile unit; needs "
+        "images of the 4B model on 2 cores in f32 and bf16, the reference in bf16, and the tests of the tile unit; needs "
         "AMX-BF16",
     ),
     Section("memcheck", 480, sanitizers.memcheck, "the parity tests at small sizes under compute-sanitizer"),
-    Section("racecheck", 480, sanitizers.racecheck, "the same"),
-    Section("initcheck", 480, sanitizers.initcheck, "the same"),
+    Section("racecheck", 480, sanitizers.racecheck, "the same with racecheck"),
+    Section("initcheck", 480, sanitizers.initcheck, "the same with initcheck"),
     Section(
         "nine",
         180,
         models.nine,
-        "writes the 9B model unless it is there, draws one image with all memory and within 5 GiB, deletes what it wrote",
+        "writes the 9B model unless it exists, generates one image with all memory and within 5 GiB, deletes the model",
     ),
     Section(
         "edits",
         90,
         speed.edits,
-        "images from one and two references by the 4B model at 512 and 1024, in fp8 too on a Hopper GPU, and encoding at "
+        "edits with one and two references by the 4B model at 512 and 1024, also in fp8 on a Hopper GPU, and encoding at "
         "1024, 2048",
         in_all=False,
     ),
@@ -131,15 +131,15 @@ SECTIONS = [
         "kv",
         200,
         models.kv,
-        "the same by the 9B model with keys and values of 1, 2 and 4 references made once, beside none; writes and deletes "
-        "it as `nine`",
+        "edits by the 9B model with cached keys and values of 1, 2 and 4 references, compared with none; writes and deletes "
+        "the model as `nine`",
         in_all=False,
     ),
     Section(
         "flux3",
         200,
         flux3.flux3,
-        "writes FLUX.3-klein with random weights unless it is there; steps and images of it in bf16 and fp8, also from references",
+        "writes FLUX.3-klein with random weights unless it exists; its steps and images in bf16 and fp8, also with references",
         bounds={
             **{f"bf16 step {size}": at_most(ms) for size, ms in ((512, 18), (1024, 68), (2048, 390))},
             **{f"bf16 step + {count}": at_most(ms) for count, ms in ((1, 152), (2, 252))},
@@ -153,21 +153,21 @@ SECTIONS = [
         "flux3_reference",
         200,
         flux3.flux3_reference,
-        "the same of the reference (diffusers) on the same machine, in bf16",
+        "the same with the reference (diffusers) on the same machine, in bf16",
         in_all=False,
     ),
     Section(
         "flux3_compile",
         500,
         flux3.flux3_compile,
-        "steps of the reference through torch.compile; takes minutes",
+        "steps of the reference with torch.compile; takes minutes",
         in_all=False,
     ),
     Section(
         "flux3_fidelity",
         240,
         flux3.flux3_fidelity,
-        "final latents of FLUX.3-klein against the reference in float32: ours, and the reference's in bf16",
+        "final latents of FLUX.3-klein by flux and by the reference in bf16, against the reference in float32",
         in_all=False,
     ),
     Section(
@@ -182,7 +182,7 @@ SECTIONS = [
         "serve",
         500,
         serve.serve,
-        "`flux serve` under load at 256, 512 and 1024, beside the bench, in bf16 and fp8",
+        "`flux serve` under load at 256, 512 and 1024, compared with the bench, in bf16 and fp8",
         in_all=False,
         bounds={
             **{f"{of} {size} share of the engine's rate": at_least(0.97) for of in ("bf16", "fp8") for size in serve.SIZES},
@@ -193,7 +193,7 @@ SECTIONS = [
         "greedy",
         90,
         serve.greedy,
-        "what each of ten keys gets of a server that all of them ask for more than it can do",
+        "the share of each of ten API keys on an overloaded server",
         in_all=False,
         bounds={"% of the least": at_least(8), "% of the most": at_most(12)},
     ),
@@ -201,15 +201,15 @@ SECTIONS = [
         "soak",
         540,
         serve.soak,
-        "a server for 8 minutes at 80% of what it can do, with clients that go: memory and descriptors stay",
+        "a server for 8 minutes at 80% of its max rate, with clients that disconnect; memory and descriptors must not grow",
         in_all=False,
     ),
     Section(
         "live",
         120,
         live.live,
-        "frames a second of `flux bench live`, and the time from frame to image: 512 from the frame, 256 changed, and new "
-        "prompts",
+        "frames per second of `flux bench live`, and the time from frame to image: 512 with the frame as reference, 256 edited "
+        "with a strength, and new prompts",
         in_all=False,
         bounds={
             **{f"{row.figure}: frames a second": at_least(row.least) for row in live.ROWS},
@@ -220,14 +220,14 @@ SECTIONS = [
         "live-soak",
         540,
         live.soak,
-        "frames for 500 seconds: each in its order, the same image for the same frame, and memory and descriptors stay",
+        "frames for 500 seconds: their order, equal images for equal frames; memory and descriptors must not grow",
         in_all=False,
     ),
     Section(
         "live-two",
         60,
         live.in_turn,
-        "frames in turn by two GPUs beside those of one",
+        "alternating frames on two GPUs, compared with one",
         in_all=False,
         bounds={live.IN_TURN: at_least(1.95)},
     ),
@@ -235,8 +235,8 @@ SECTIONS = [
         "gpus",
         240,
         several.gpus_together,
-        "several ranks on one GPU and on two: collectives and images; then the stages of warm images by two GPUs beside one "
-        "of them, also from a reference and in fp8, and images from start to PNG; needs two GPUs",
+        "several ranks on one GPU and on two: collectives and images; then the stages of warm images on two GPUs compared "
+        "with one, also with a reference and in fp8, and images from start to PNG; needs two GPUs",
         in_all=False,
         bounds=TOGETHER,
     ),
@@ -244,8 +244,8 @@ SECTIONS = [
         "exchange",
         120,
         several.exchange,
-        "what two GPUs give each other in a block of klein 4B at 512, 1024, 2048, beside NCCL, with access to each other's "
-        "memory and without; needs two GPUs",
+        "the exchanges of two GPUs in a block of klein 4B at 512, 1024, 2048, compared with NCCL, with and without peer "
+        "access; needs two GPUs",
         in_all=False,
         bounds={"ours / NCCL": at_most(1)},
     ),
@@ -253,28 +253,28 @@ SECTIONS = [
         "compile",
         420,
         reference.compile,
-        "speed of the reference through torch.compile at 512, 1024; takes minutes, so not part of `all`",
+        "speed of the reference with torch.compile at 512, 1024; takes minutes, so not part of `all`",
         in_all=False,
     ),
     Section(
         "editing",
         120,
         reference.editing,
-        "what images from images add to the reference: encoding at 512, 1024, 2048, steps with references at 512, 1024",
+        "editing with the reference: encoding at 512, 1024, 2048, steps with references at 512, 1024",
         in_all=False,
     ),
     Section(
         "compile_editing",
         420,
         reference.compile_editing,
-        "the same through torch.compile; takes minutes",
+        "the same with torch.compile; takes minutes",
         in_all=False,
     ),
     Section(
         "replicas",
         180,
         several.replicas,
-        "images of the 4B model by two GPUs, and by one of them: 512 and 1024, cold starts, bytes; needs two GPUs",
+        "images of the 4B model on two GPUs and on one: 512 and 1024, cold starts, bytes; needs two GPUs",
         in_all=False,
         bounds={**REPLICAS, "start to PNG of two GPUs, beside one": at_most(1.15)},
     ),
@@ -282,7 +282,7 @@ SECTIONS = [
         "compare",
         200,
         compare.compare,
-        f"another program and this one in turn, {RUNS} times each: stages at 512 and 1024, in fp8 at 1024, cold starts",
+        f"A/B of another program and this one, {RUNS} times each: stages at 512 and 1024, in fp8 at 1024, cold starts",
         in_all=False,
     ),
 ]

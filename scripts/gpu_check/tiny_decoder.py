@@ -9,7 +9,7 @@ POOLED, PLAIN, UPSAMPLED = (3, 4, 5), (8, 9, 10, 13, 14, 15, 18), (7, 12, 17)
 
 
 def write_tiny_decoder(path: Path) -> Path:
-    """Writes the file, whose tensors are named as the decoder alone is by its reference. Returns `path`."""
+    """Writes the file with the tensor names of the reference's standalone decoder. Returns `path`."""
     import torch
     from safetensors.torch import save_file
 

@@ -30,7 +30,7 @@ class Size:
     text: TextSize
     vae: VaeSize = field(default_factory=VaeSize)
     image_size: int | None = None
-    """What the index says of the size of images."""
+    """The image sizes in the index."""
 
     @property
     def dim(self):

@@ -28,7 +28,7 @@ class Size:
     text: TextSize
     vae: VaeSize = field(default_factory=VaeSize)
     vision: VisionSize | None = None
-    """No image needs the half that sees."""
+    """The vision half, which no image needs."""
     modulation_gain: float = 0.5
     """The size of modulations, relative to that of other linear layers."""
 
@@ -62,7 +62,7 @@ SIZES = {
 
 
 def transformer_entries(size, base):
-    """What only a distilled model has is last, so a base model of the same seed shares all else."""
+    """The tensors of distilled models only are last, so a base model with the same seed shares all others."""
     dim, mlp = size.dim, MLP_RATIO * size.dim
     yield from time_embedder("timestep_embedder", dim)
     for part in ("early", "single"):

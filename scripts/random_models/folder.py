@@ -1,4 +1,4 @@
-"""What a model folder is made of."""
+"""The parts of a model folder."""
 
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -7,7 +7,7 @@ from random_models.tensors import Entry
 
 
 class Part(NamedTuple):
-    """A folder with weights. `stem` is how its files begin."""
+    """A folder with weights. `stem` is the prefix of its files."""
 
     name: str
     stem: str
@@ -17,7 +17,7 @@ class Part(NamedTuple):
 
 @dataclass(frozen=True)
 class Folder:
-    """Parts in the order in which they are drawn, other files by their place, and the index.
+    """Parts in the order of generation, other files by path, and the index.
 
     A file is JSON, text or bytes.
     """

@@ -1,4 +1,4 @@
-"""Random tensors, and the files that they go to: each is drawn, written and forgotten before the next."""
+"""Random tensors and their files. Each tensor is generated, written and freed before the next."""
 
 import json
 import math
@@ -11,7 +11,7 @@ SAFETENSORS_NAMES = {torch.bfloat16: "BF16", torch.int64: "I64"}
 
 
 class Entry(NamedTuple):
-    """A tensor to write. `make` takes the device to draw on."""
+    """A tensor to write. `make` gets the device for the generation."""
 
     name: str
     shape: tuple[int, ...]

@@ -1,4 +1,4 @@
-"""Qwen3, which reads the prompt, and the half of Qwen3-VL that sees images."""
+"""Qwen3, which encodes the prompt, and the vision half of Qwen3-VL."""
 
 from dataclasses import dataclass
 
@@ -21,7 +21,7 @@ class TextSize:
 
 @dataclass(frozen=True)
 class VisionSize:
-    """Of the half that sees. `deepstack` are the layers whose outputs the text half would read, too."""
+    """The sizes of the vision half. `deepstack` are the layers whose outputs the text half would also read."""
 
     hidden: int
     intermediate: int
@@ -74,7 +74,7 @@ def vision_entries(vision, text):
 
 
 def config(text, **more):
-    """What the configs of Qwen3 and of the text half of Qwen3-VL share."""
+    """The shared config of Qwen3 and of the text half of Qwen3-VL."""
     return dict(
         hidden_size=text.hidden,
         intermediate_size=text.intermediate,

@@ -21,7 +21,7 @@ SPLIT = (
 
 
 def special_of_bytes():
-    """Ids of the special tokens behind those of bytes."""
+    """IDs of the special tokens, after those of bytes."""
     return {token: BYTES + place for place, token in enumerate(SPECIAL)}
 
 

@@ -1,4 +1,4 @@
-"""The VAE of FLUX.2, which FLUX.3 has, too."""
+"""The VAE of FLUX.2 and FLUX.3."""
 
 from dataclasses import dataclass
 
@@ -15,7 +15,7 @@ PATCH_CHANNELS = 4 * LATENT_CHANNELS
 class VaeSize:
     channels: tuple[int, ...] = (128, 256, 512, 512)
     decoder_channels: tuple[int, ...] | None = None
-    """Those of the decoder, where they are others."""
+    """The widths of the decoder, if they differ."""
     groups: int = 32
     blocks: int = 2
     pixels: int = 1024
@@ -27,7 +27,7 @@ SIZES = {"small-decoder": VaeSize(decoder_channels=(96, 192, 384, 384))}
 
 
 def folder(size, base, tokenizer_file):
-    """A VAE alone."""
+    """Only a VAE."""
     index = dict(_class_name="Flux2KleinPipeline", vae=["diffusers", "AutoencoderKLFlux2"])
     part = Part("vae", "diffusion_pytorch_model", list(entries(size)), config(size))
     return Folder([part], {}, ("model_index.json", index))

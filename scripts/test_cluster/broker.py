@@ -1,4 +1,4 @@
-"""RabbitMQ as a plain process, on loopback alone."""
+"""RabbitMQ as a plain process, on loopback only."""
 
 import os
 import signal
@@ -12,7 +12,7 @@ FOLDER = Path("/usr/lib/rabbitmq/bin")
 
 
 class Broker:
-    """A node with folders and ports of its own; what it has been given survives `kill`."""
+    """A node with its own folders and ports. Its messages survive `kill`."""
 
     def __init__(self, folder):
         self.folder = Path(folder)
@@ -35,7 +35,7 @@ class Broker:
             RABBITMQ_CONFIG_FILE=str(self.folder / "rabbitmq.conf"),
             ERL_EPMD_PORT=str(epmd),
             ERL_EPMD_ADDRESS="127.0.0.1",
-            # Its port between nodes would listen on all addresses.
+            # By default, the port between nodes listens on all addresses.
             RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS="-kernel inet_dist_use_interface {127,0,0,1}",
         )
         self.process = None
@@ -45,7 +45,7 @@ class Broker:
         return f"amqp://127.0.0.1:{self.port}"
 
     def configure(self, text):
-        """Starts it anew with more lines of its configuration."""
+        """Adds lines to the configuration, and restarts the node."""
         with open(self.folder / "rabbitmq.conf", "a") as conf:
             conf.write(text)
         self.kill()
@@ -65,14 +65,14 @@ class Broker:
         try:
             pika.BlockingConnection(pika.URLParameters(self.url + "/%2f?heartbeat=10&socket_timeout=2")).close()
             return True
-        except Exception:  # noqa: BLE001 - whatever it is, it does not answer yet
+        except Exception:  # noqa: BLE001 - any error means that it does not answer yet
             return False
 
     def pid(self):
         return int((self.folder / "pid").read_text())
 
     def memory(self):
-        """Bytes that the node has in memory."""
+        """The memory of the node, in bytes."""
         status = Path(f"/proc/{self.pid()}/status").read_text()
         return int(status.split("VmRSS:")[1].split()[0]) * 1024
 
@@ -80,7 +80,7 @@ class Broker:
         os.kill(self.pid(), which)
 
     def kill(self):
-        """Ends it as a power cut would end its process."""
+        """Kills the process, like a power cut."""
         for stop in (lambda: os.kill(self.pid(), signal.SIGKILL), lambda: os.killpg(self.process.pid, signal.SIGKILL)):
             try:
                 stop()
@@ -89,7 +89,7 @@ class Broker:
         self.process.wait()
 
     def seconds(self):
-        """Of a core that the node has had."""
+        """The CPU time of the node, in seconds."""
         fields = Path(f"/proc/{self.pid()}/stat").read_text().rsplit(")", 1)[1].split()
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
@@ -105,6 +105,6 @@ class Broker:
         if self.process is None:
             return
         self.kill()
-        # The daemon that knows the names of nodes ends by itself, or is asked to.
+        # Ends the daemon for node names, if it still runs.
         subprocess.run(["epmd", "-port", self.environment["ERL_EPMD_PORT"], "-kill"], capture_output=True, check=False)
         time.sleep(0.1)

@@ -1,4 +1,4 @@
-"""A broker, a store and workers with the built-in model, and what is asserted of them."""
+"""A broker, a store and workers with the built-in model, and checks of them."""
 
 import json
 import os
@@ -39,7 +39,7 @@ class Cluster:
             RAYON_NUM_THREADS="1",
             **self.store.environment,
         )
-        # Past the proxy, which may be away.
+        # Bypasses the proxy, which may be down.
         self.objects = boto3.client(
             "s3",
             endpoint_url=f"http://127.0.0.1:{self.store.inner}",
@@ -75,11 +75,11 @@ class Cluster:
         return "".join(log.read_text(errors="replace") for log in sorted(self.folder.glob("worker-*.log")))
 
     def drawn(self):
-        """How often each result was drawn, by its hash."""
-        return Counter(re.findall(r"^drew job [0-9a-f]+ ([0-9a-f]{64})", self.logs(), re.MULTILINE))
+        """The number of times that each result was generated, by hash."""
+        return Counter(re.findall(r"^generated job [0-9a-f]+ ([0-9a-f]{64})", self.logs(), re.MULTILINE))
 
     def drawn_twice(self, batch, before=None):
-        """How many drawings of a batch were for nothing, since `drawn` gave `before`."""
+        """The number of redundant images of a batch, since `drawn` returned `before`."""
         drawn = self.drawn() - (before or Counter())
         wanted = {job["key"].split("/")[-1].split(".")[0] for job in self.manifest(batch)}
         return sum(times - 1 for key, times in drawn.items() if key in wanted)
@@ -92,18 +92,18 @@ class Cluster:
         return sum(one["waiting"] for one in queues if one["queue"] == queue)
 
     def publish(self, message, queue, exchange="flux", **properties):
-        """Sends what `flux submit` would not."""
+        """Sends a message that `flux submit` would not send."""
         with pika.BlockingConnection(pika.URLParameters(self.broker.url)) as connection:
             connection.channel().basic_publish(exchange, queue, message, pika.BasicProperties(**properties))
 
     def begin(self, *words):
-        """Starts `flux`, whose standard output and standard error are read later."""
+        """Starts `flux`, and captures its standard output and standard error."""
         return subprocess.Popen(
             [self.flux, *map(str, words)], env=self.environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
         )
 
     def wait(self, batch, seconds, every=1.0):
-        """Waits until nothing more comes of a batch."""
+        """Waits until all jobs of a batch have ended."""
         end = time.monotonic() + seconds * PACE
         while True:
             done = subprocess.run(
@@ -113,7 +113,7 @@ class Cluster:
             if status and status["done"] + status["failed"] + status["dead"] >= status["jobs"]:
                 return status
             if time.monotonic() > end:
-                fail(f"the batch is not over after {seconds} s: {status or done.stderr}")
+                fail(f"the batch did not end within {seconds} s: {status or done.stderr}")
             time.sleep(every)
 
     def object(self, name):
@@ -124,14 +124,14 @@ class Cluster:
         return [json.loads(line) for line in lines[1:]]
 
     def fetch(self, batch, folder, skip=()):
-        """Writes the results of a batch, by their lines."""
+        """Writes the results of a batch, named by line."""
         folder.mkdir(parents=True, exist_ok=True)
         for job in self.manifest(batch):
             if job["line"] not in skip:
                 (folder / f"{job['line']:05}.png").write_bytes(self.object(job["key"]))
 
     def compare(self, batch, prompts, skip=()):
-        """Whether the results of a batch have the pixels that `flux batch` draws of the same list."""
+        """Checks that the results of a batch have the pixels that `flux batch` generates from the same list."""
         fetched, drawn = self.folder / f"fetched-{batch}", self.folder / f"drawn-{batch}"
         self.fetch(batch, fetched, skip)
         lines = [line for number, line in enumerate(prompts.read_text().splitlines(), 1) if number not in skip]
@@ -155,7 +155,7 @@ class Cluster:
 
 
 def prompts(path, count, size=64, steps=1, first=0, **more):
-    """A list of `count` images, no two alike."""
+    """Writes a list of `count` different images."""
     things = ["a red circle", "an owl", "a rocket", "a yellow star", "a cat", "a green tree", "a house", "a fish"]
     lines = [
         {"prompt": f"{things[n % len(things)]} on a blue background", "seed": first + n, "size": size, "steps": steps, **more}

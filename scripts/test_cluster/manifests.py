@@ -1,4 +1,4 @@
-"""scripts/kubernetes against the schemas of Kubernetes, and of KEDA as far as it is used."""
+"""Checks scripts/kubernetes against the schemas of Kubernetes, and the used parts of the schemas of KEDA."""
 
 from pathlib import Path
 
@@ -24,7 +24,7 @@ def spec(required, properties):
     }
 
 
-# Of KEDA's CustomResourceDefinitions (config/crd/bases), v2.
+# From KEDA's CustomResourceDefinitions (config/crd/bases), v2.
 KEDA = {
     "TriggerAuthentication": spec(
         ["secretTargetRef"],
@@ -82,21 +82,21 @@ def run():
 
     documents = list(yaml.safe_load_all((FOLDER / "worker.yaml").read_text()))
     kinds = [document["kind"] for document in documents]
-    check(kinds == ["Deployment", "TriggerAuthentication", "ScaledObject"], "the manifests are those that are known")
+    check(kinds == ["Deployment", "TriggerAuthentication", "ScaledObject"], "the manifests are the expected ones")
     for document in documents:
         if document["kind"] in KEDA:
             jsonschema.validate(document, KEDA[document["kind"]])
         else:
             kubernetes_validate.validate(document, kubernetes_validate.latest_version(), strict=True)
-        print(f"ok: {document['kind']} has its schema", flush=True)
+        print(f"ok: {document['kind']} matches its schema", flush=True)
     names = {document["kind"]: document["metadata"]["name"] for document in documents}
     scaled = documents[2]["spec"]
-    check(scaled["scaleTargetRef"]["name"] == names["Deployment"], "what is scaled is the Deployment")
+    check(scaled["scaleTargetRef"]["name"] == names["Deployment"], "the Deployment is scaled")
     for trigger in scaled["triggers"]:
-        check(trigger["authenticationRef"]["name"] == names["TriggerAuthentication"], "a trigger knows who asks")
+        check(trigger["authenticationRef"]["name"] == names["TriggerAuthentication"], "each trigger has an authentication")
     broken = dict(documents[0], spec=dict(documents[0]["spec"], replicaz=1))
     try:
         kubernetes_validate.validate(broken, kubernetes_validate.latest_version(), strict=True)
     except kubernetes_validate.ValidationError:
         return
-    raise SystemExit("FAILED: the validator finds nothing wrong with a field that there is not")
+    raise SystemExit("FAILED: the validator accepts a field that does not exist")

@@ -1,4 +1,4 @@
-"""Very many jobs on the real broker, with workers that draw nothing: they write an empty result, and acknowledge."""
+"""Very many jobs on the real broker, with fake workers that write an empty result and acknowledge the job."""
 
 import json
 import multiprocessing
@@ -60,10 +60,10 @@ def run(flux, folder):
         batch, _ = flux_says("submit", str(listed), "-S", "1")
         submitted = time.monotonic() - began
         memory = broker.memory()
-        # The largest of the programs that have ended, in KiB.
+        # The peak memory of the programs that have ended, in KiB.
         own = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss
         print(f"million: {JOBS} jobs submitted in {submitted:.0f} s, load {os.getloadavg()[0]:.0f}", flush=True)
-        print(f"million: broker {memory / 2**20:.0f} MiB, {broker.seconds():.0f} s of a core; submit {own / 1024:.0f} MiB", flush=True)
+        print(f"million: broker {memory / 2**20:.0f} MiB, {broker.seconds():.0f} s of CPU time; submit {own / 1024:.0f} MiB", flush=True)
         left = multiprocessing.Value("q", JOBS)
         began = time.monotonic()
         workers = [multiprocessing.Process(target=fake_workers, args=(broker.url, store, left)) for _ in range(PROCESSES)]
@@ -75,13 +75,13 @@ def run(flux, folder):
             time.sleep(1)
         check(all(worker.exitcode == 0 for worker in workers), f"{PROCESSES * CHANNELS} fake workers are done")
         worked = time.monotonic() - began
-        print(f"million: {JOBS / worked:.0f} jobs a second handed out, load {os.getloadavg()[0]:.0f}", flush=True)
-        print(f"million: broker at most {most / 2**20:.0f} MiB, {broker.seconds():.0f} s of a core in all", flush=True)
+        print(f"million: {JOBS / worked:.0f} jobs delivered per second, load {os.getloadavg()[0]:.0f}", flush=True)
+        print(f"million: broker max {most / 2**20:.0f} MiB, {broker.seconds():.0f} s of CPU time in total", flush=True)
         began = time.monotonic()
         _, told = flux_says("submit", str(listed), "-S", "1")
         print(f"million: repair took {time.monotonic() - began:.0f} s", flush=True)
-        check(f" 0 sent, {JOBS} there already" in told, "repair finds nothing to do")
-        check(submitted <= SECONDS * max(JOBS / 1e6, 0.1), f"submitted within {SECONDS} s a million")
+        check(f" 0 sent, {JOBS} already done" in told, "repair finds nothing to do")
+        check(submitted <= SECONDS * max(JOBS / 1e6, 0.1), f"submitted within {SECONDS} s per million")
         check(most < BYTES, "the broker had less than 2 GiB")
         print(flux_says("queue", "status", batch)[0], flush=True)
     finally:

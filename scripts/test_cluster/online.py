@@ -1,4 +1,4 @@
-"""`flux serve --queue`: requests that workers answer, through the broker and the store."""
+"""`flux serve --queue`: requests that workers process, through the broker and the store."""
 
 import base64
 import json
@@ -33,7 +33,7 @@ class Server:
             self.process = subprocess.Popen(words, env=cluster.environment, stdout=log, stderr=log)
 
     def request(self, method, path, body=None, headers=None, timeout=300):
-        """Status, headers and bytes of an answer."""
+        """Returns the status, headers and bytes of a response."""
         data = json.dumps(body).encode() if isinstance(body, dict) else body
         headers = {"Content-Type": "application/json"} | (headers or {})
         request = urllib.request.Request(f"http://127.0.0.1:{self.port}{path}", data, headers, method=method)
@@ -48,7 +48,7 @@ class Server:
     def json(self, method, path, body=None, code=200):
         status, _, answer = self.request(method, path, body)
         if status != code:
-            fail(f"{method} {path} is answered {status}: {answer.decode(errors='replace')}\n{self.log.read_text()}")
+            fail(f"{method} {path} returned {status}: {answer.decode(errors='replace')}\n{self.log.read_text()}")
         return json.loads(answer)
 
     def generate(self, **fields):
@@ -56,7 +56,7 @@ class Server:
         return [base64.b64decode(one["b64_json"]) for one in answer["data"]], answer
 
     def refused(self, **fields):
-        """Status, code, Retry-After and seconds of a request that is not taken."""
+        """Returns the status, code, Retry-After and seconds of a refused request."""
         began = time.monotonic()
         status, headers, answer = self.request("POST", "/v1/jobs", SMALL | fields)
         code = json.loads(answer).get("error", {}).get("code") if answer else None
@@ -86,7 +86,7 @@ class Server:
 
 
 def events(server, job):
-    """The names of the events of a job that is over."""
+    """Returns the names of the events of a finished job."""
     _, _, text = server.request("GET", f"/v1/jobs/{job}/events")
     return [line.removeprefix("event: ") for line in text.decode().splitlines() if line.startswith("event: ")]
 
@@ -96,9 +96,9 @@ def drawn(cluster):
 
 
 def equal(cluster, remote, local):
-    """The same bytes as a server that draws itself."""
+    """The images have the same bytes as those of a local server."""
     (images, answer), (wanted, of_local) = (server.generate(seed=5, n=2) for server in (remote, local))
-    check(images == wanted and len(images) == 2, "images of /v1/images/generations are those of a local server")
+    check(images == wanted and len(images) == 2, "images of /v1/images/generations equal those of a local server")
     check(answer["usage"] == of_local["usage"] and answer["size"] == of_local["size"], "and so are usage and size")
     check(
         answer["flux"]["recipes"] == of_local["flux"]["recipes"] and answer["flux"]["notes"] == of_local["flux"]["notes"],
@@ -106,17 +106,17 @@ def equal(cluster, remote, local):
     )
     before = drawn(cluster)
     again, answer = remote.generate(seed=5, n=2)
-    check(again == wanted and drawn(cluster) == before, "asked for again, nothing is drawn")
+    check(again == wanted and drawn(cluster) == before, "a repeated request generates nothing")
     for fields in ({"output_format": "jpeg", "output_compression": 80}, {"output_format": "webp"}):
         check(remote.generate(seed=6, **fields)[0] == local.generate(seed=6, **fields)[0], f"equal bytes of {fields}")
     jobs = [server.submit(seed=7, size="128x128") for server in (remote, local)]
     ends = [server.end_of(job) for server, job in zip((remote, local), jobs, strict=True)]
     check([end["status"] for end in ends] == ["done", "done"], "a job of /v1/jobs is done")
     images = [server.request("GET", f"/v1/jobs/{job}/images/0")[2] for server, job in zip((remote, local), jobs, strict=True)]
-    check(images[0] == images[1] and images[0][:4] == b"\x89PNG", "and its image is that of a local server")
+    check(images[0] == images[1] and images[0][:4] == b"\x89PNG", "and its image equals that of a local server")
     told, of_local = (events(server, job) for server, job in zip((remote, local), jobs, strict=True))
     of_local = [event for event in of_local if event != "preview"]
-    check(told == of_local and told[-1] == "done", "its events are those of a local server, without previews")
+    check(told == of_local and told[-1] == "done", "its events equal those of a local server, without previews")
     told = [server.json("POST", "/sdapi/v1/txt2img", {"prompt": "an owl", "seed": 8, "width": 64, "height": 64, "steps": 2})
             for server in (remote, local)]  # fmt: skip
     check(told[0]["images"] == told[1]["images"], "A1111's clients get the same images")
@@ -127,15 +127,15 @@ def equal(cluster, remote, local):
     status, _, body = remote.request(
         "POST", "/v1/images/generations", SMALL | {"seed": 9, "stream": True, "partial_images": 2}
     )
-    check(status == 200 and b"image_generation.completed" in body and b"has no effect" in body, "a stream says what it lacks")
+    check(status == 200 and b"image_generation.completed" in body and b"has no effect" in body, "a stream reports unsupported options")
     status, _, answer = remote.request("POST", "/v1/images/generations", SMALL | {"size": "8192x8192"})
-    check((status, json.loads(answer)["error"]["param"]) == (400, "size"), "what is too large is refused")
+    check((status, json.loads(answer)["error"]["param"]) == (400, "size"), "images that are too large are refused")
     answer = remote.request("POST", "/v1/images/generations", SMALL | {"prompt": "\u20ac" * 21_800})
-    check(answer[0] == 400 and b"shorten the prompt" in answer[2], "what no message holds is refused")
+    check(answer[0] == 400 and b"shorten the prompt" in answer[2], "requests that are too large for a message are refused")
 
 
 def equal_pixels(cluster, name, of_workers, of_local, what):
-    """Compares images whose recipes name other files: those of the store, and those of the local server."""
+    """Compares images whose recipes name different files: those of the store, and those of the local server."""
     folders = [cluster.folder / f"{name}-{where}" for where in ("remote", "local")]
     for folder, image in zip(folders, (of_workers, of_local), strict=True):
         folder.mkdir()
@@ -145,12 +145,12 @@ def equal_pixels(cluster, name, of_workers, of_local, what):
 
 
 def pixels(png):
-    """What holds the pixels in a PNG, as it is."""
+    """Returns the pixel chunks of a PNG unchanged."""
     return png[png.index(b"IDAT") :]
 
 
 def of_graph(server):
-    """The image of a graph of ComfyUI's."""
+    """Returns the image of a ComfyUI graph."""
     graph = json.loads((GRAPHS / "text_to_image_distilled.json").read_text())
     name = server.json("POST", "/prompt", {"prompt": graph})["prompt_id"]
     wait_until(lambda: server.json("GET", f"/history/{name}"), 120, "the image of a graph")
@@ -171,7 +171,7 @@ def edit(server, image):
     kind = {"Content-Type": f"multipart/form-data; boundary={boundary}"}
     status, _, answer = server.request("POST", "/v1/images/edits", body, kind)
     if status != 200:
-        fail(f"an edit is answered {status}: {answer}")
+        fail(f"an edit returned {status}: {answer}")
     return base64.b64decode(json.loads(answer)["data"][0]["b64_json"])
 
 
@@ -190,7 +190,7 @@ def write_adapter(path):
 
 
 def adapted(cluster, adapter):
-    """Images with a LoRA of the server, which workers read in the store."""
+    """Images with a LoRA of the server, which workers read from the store."""
     flags = ("--lora", f"ink={adapter}")
     remote = Server(cluster, "lora-remote", "--queue", cluster.broker.url, *flags)
     local = Server(cluster, "lora-local", "--device", "cpu", "--batch-exact", *flags)
@@ -203,7 +203,7 @@ def adapted(cluster, adapter):
             loras = [{"name": "ink", "strength": strength}]
             of_workers, of_local = (server.generate(seed=15, loras=loras)[0][0] for server in servers)
             equal_pixels(cluster, f"lora-{strength}", of_workers, of_local, f"an image with a LoRA of strength {strength}")
-            check(pixels(of_local) != pixels(plain), "which are others than without it")
+            check(pixels(of_local) != pixels(plain), "which differ from the images without it")
         check([server.end() for server in servers] == [0, 0], "those servers end as usual")
     finally:
         for server in servers:
@@ -211,7 +211,7 @@ def adapted(cluster, adapter):
 
 
 def agents(remote, local):
-    """The tools of agents, over HTTP."""
+    """The tools for agents, over HTTP."""
     images = []
     for server in (remote, local):
         drawn = tool(server, "generate_image", {"prompt": "a cat", "size": "64x64", "steps": 2, "seed": 16})
@@ -223,44 +223,44 @@ def agents(remote, local):
 
 
 def tool(server, name, arguments):
-    """The content of an answer to a call of a tool."""
+    """Returns the content of the result of a tool call."""
     call = {"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": {"name": name, "arguments": arguments}}
     status, _, answer = server.request("POST", "/mcp", call, {"Accept": "application/json, text/event-stream"})
     lines = [line.removeprefix("data: ") for line in answer.decode().splitlines()]
     result = next((json.loads(line)["result"] for line in lines if '"result"' in line), None)
     if status != 200 or not result or result["isError"]:
-        fail(f"a call of {name} is answered {status}: {answer}")
+        fail(f"a call of {name} returned {status}: {answer}")
     return result["content"]
 
 
 def presigned(cluster, wanted):
-    """Addresses of the store."""
+    """URLs of the store."""
     server = Server(cluster, "presigned", "--store", f"s3://{BUCKET}/jobs", "--presigned-urls").wait_ready()
     answer = server.json("POST", "/v1/images/generations", SMALL | {"seed": 5, "response_format": "url"})
     url = answer["data"][0]["url"]
-    check(url.startswith("http") and "X-Amz-Expires=900" in url, "an address of the store is given")
+    check(url.startswith("http") and "X-Amz-Expires=900" in url, "the response has a URL of the store")
     with urllib.request.urlopen(url) as found:
-        check(found.read() == wanted, "and the image is there")
+        check(found.read() == wanted, "and the image exists")
     check(server.end() == 0, "that server ends as usual")
 
 
 def cancelled(cluster, remote):
-    """What nobody wants any more ends, wherever it is."""
+    """Work without a client ends in every state."""
     job, waiting = remote.submit(**LONG, seed=1), remote.submit(seed=20)
     wait_until(lambda: remote.status(job) == "running", 60, "a job that runs")
     behind = remote.submit(**LONG, seed=2)
     began = time.monotonic()
     for one in (behind, job):
         check(remote.json("DELETE", f"/v1/jobs/{one}")["status"] == "cancelled", "a job is cancelled")
-    check(remote.end_of(waiting)["status"] == "done", "and the next one is drawn")
+    check(remote.end_of(waiting)["status"] == "done", "and the next job is generated")
     with socket.create_connection(("127.0.0.1", remote.port)) as client:
         body = json.dumps(LONG | {"seed": 3}).encode()
         head = f"POST /v1/images/generations HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
         client.sendall(head.encode() + body)
         wait_until(lambda: remote.json("GET", "/v1/models") and running(remote) == 1, 60, "a request that runs")
     images, _ = remote.generate(seed=21)
-    check(len(images) == 1 and running(remote) == 0, "a client that is gone ends its work")
-    check(time.monotonic() - began < 120 * PACE, "all of that soon")
+    check(len(images) == 1 and running(remote) == 0, "a disconnect ends the work")
+    check(time.monotonic() - began < 120 * PACE, "all of that happens quickly")
 
 
 def running(server):
@@ -269,45 +269,45 @@ def running(server):
 
 
 def killed(cluster, remote, local, worker):
-    """A worker that is killed in the middle: the job is answered."""
+    """A worker that is killed during a job: the job is completed."""
     fields = {"seed": 30, "size": "256x256", "steps": 40}
     job = remote.submit(**fields)
     wait_until(lambda: remote.status(job) == "running", 60, "a job that runs")
     worker.send(signal.SIGKILL)
     check(remote.end_of(job)["status"] == "done" and worker.starts > 1, "a job whose worker was killed is done")
     wanted = local.generate(**fields)[0][0]
-    check(remote.request("GET", f"/v1/jobs/{job}/images/0")[2] == wanted, "with the bytes of a local server")
+    check(remote.request("GET", f"/v1/jobs/{job}/images/0")[2] == wanted, "with the same bytes as on a local server")
 
 
 def away(cluster, remote):
-    """Broker and store that are away: requests are refused soon, and taken when they are back."""
+    """Unavailable broker and store: requests are refused quickly, and accepted when both are back."""
     cluster.broker.kill()
-    wait_until(lambda: remote.ready() == (503, "broker_away"), 30, "a server that misses its broker")
+    wait_until(lambda: remote.ready() == (503, "broker_away"), 30, "a server that has lost its broker")
     status, code, after, took = remote.refused(seed=40)
-    check((status, code) == (503, "broker_away") and after and took < 7 * PACE, "without a broker a request is refused")
+    check((status, code) == (503, "broker_away") and after and took < 7 * PACE, "without a broker, a request is refused")
     cluster.broker.start()
     remote.wait_ready()
-    check(len(remote.generate(seed=41)[0]) == 1, "and taken when it is back")
+    check(len(remote.generate(seed=41)[0]) == 1, "and accepted when it is back")
     cluster.broker.control("set_disk_free_limit", "10000GB")
     status, code, after, took = remote.refused(seed=42)
-    check((status, code) == (503, "broker_away") and after and took < 7 * PACE, "a broker without disk is as one that is away")
-    wait_until(lambda: remote.ready() == (503, "broker_away"), 30, "a server that knows it")
+    check((status, code) == (503, "broker_away") and after and took < 7 * PACE, "a broker without disk space counts as unavailable")
+    wait_until(lambda: remote.ready() == (503, "broker_away"), 30, "a server that has noticed it")
     cluster.broker.control("set_disk_free_limit", "50MB")
     remote.wait_ready()
-    check(len(remote.generate(seed=43)[0]) == 1, "and not when it has room again")
+    check(len(remote.generate(seed=43)[0]) == 1, "and no longer when it has space again")
     job = remote.submit(seed=44, size="256x256", steps=20)
     wait_until(lambda: remote.status(job) == "running", 60, "a job that runs")
     cluster.store.kill()
-    wait_until(lambda: remote.ready() == (503, "store_away"), 60, "a server that misses its store")
+    wait_until(lambda: remote.ready() == (503, "store_away"), 60, "a server that has lost its store")
     status, code, after, _ = remote.refused(seed=45)
-    check((status, code) == (503, "store_away") and after, "without a store a request is refused")
+    check((status, code) == (503, "store_away") and after, "without a store, a request is refused")
     cluster.store.start()
     remote.wait_ready()
-    check(remote.end_of(job)["status"] == "done", "what was begun before is answered when it is back")
+    check(remote.end_of(job)["status"] == "done", "jobs that began before are completed when it is back")
 
 
 def full(cluster, remote):
-    """A queue that is full."""
+    """A full queue."""
     cluster.end_workers()
     cluster.broker.control(
         "set_policy", "small", "^flux\\.tiny\\.online$", '{"max-length": 2, "overflow": "reject-publish"}', "--apply-to", "queues"
@@ -322,15 +322,15 @@ def full(cluster, remote):
 
     wait_until(refused, 60, "a queue that is full")
     check(answers[-1][1]["error"]["code"] == "queue_full" and jobs, f"after {len(jobs)} jobs the queue is full")
-    check(remote.refused(seed=49, n=3)[1] == "queue_full", "several images are taken together or not at all")
+    check(remote.refused(seed=49, n=3)[1] == "queue_full", "the images of a request are accepted all or none")
     cluster.broker.control("clear_policy", "small")
     worker = cluster.worker("--batch-max", "1")
-    check({remote.end_of(job)["status"] for job in jobs} == {"done"}, "those that were taken are done")
+    check({remote.end_of(job)["status"] for job in jobs} == {"done"}, "the accepted jobs are done")
     return worker
 
 
 def hostile(cluster, remote, worker):
-    """Messages on the online queue that are none, and events that are none."""
+    """Invalid messages on the online queue, and invalid events."""
     import pika
 
     key = "out/00/" + "0" * 64 + ".png"
@@ -346,35 +346,35 @@ def hostile(cluster, remote, worker):
         for name in ("started", "step", "done", "failed"):
             for told in (b"", b"{}", b"\xff", json.dumps({"v": 1, "job": "1" * 32, "event": name, "key": key}).encode()):
                 channel.basic_publish("flux.events", f"{'1' * 32}.{name}", told)
-    check(len(remote.generate(seed=60)[0]) == 1, "after hostile messages and events a request is answered")
-    check(worker.starts == 1 and remote.process.poll() is None, "worker and server live")
-    # The store's word for the model is another one: workers refuse what is made for it.
+    check(len(remote.generate(seed=60)[0]) == 1, "after hostile messages and events, a request is completed")
+    check(worker.starts == 1 and remote.process.poll() is None, "worker and server keep running")
+    # The store describes another model, so workers refuse its jobs.
     word = "jobs/models/tiny.json"
     true = cluster.objects.get_object(Bucket="flux", Key=word)["Body"].read()
     cluster.objects.put_object(Bucket="flux", Key=word, Body=json.dumps(json.loads(true) | {"quantize": "q8_0"}).encode())
     other = Server(cluster, "other", "--queue", cluster.broker.url, "--model", "tiny").wait_ready()
     status, _, answer = other.request("POST", "/v1/images/generations", SMALL | {"seed": 61})
-    check((status, json.loads(answer)["error"]["code"]) == (500, "job_dead"), "a job that workers refuse is answered")
-    check(b"its key is not that of its recipe" in answer, "with the reason")
+    check((status, json.loads(answer)["error"]["code"]) == (500, "job_dead"), "a job that workers refuse gets a response")
+    check(b"its key does not match its recipe" in answer, "with the reason")
     cluster.objects.put_object(Bucket="flux", Key=word, Body=true)
     check(other.end() == 0, "that server ends as usual")
     cluster.run("queue", "dead", "drop", "--all")
 
 
 def together(cluster, remote):
-    """Many at once."""
+    """Many requests at once."""
     answers = []
     asking = [threading.Thread(target=lambda seed=seed: answers.append(remote.generate(seed=seed)[0])) for seed in range(70, 90)]
     for one in asking:
         one.start()
     for one in asking:
         one.join()
-    check(len(answers) == 20 and all(answers), "20 requests at once are answered")
+    check(len(answers) == 20 and all(answers), "20 requests at once are completed")
 
 
 def run(cluster, _short):
     _, told = cluster.run("serve", "--queue", cluster.broker.url, "--model", "none", code=2)
-    check("the store knows no model `none`" in told, "a model that no worker has is told at once")
+    check("the store has no model `none`" in told, "a model without a worker is reported at once")
     worker = cluster.worker("--batch-max", "1")
     remote = Server(cluster, "remote", "--queue", cluster.broker.url, "-v")
     local = Server(cluster, "local", "--device", "cpu", "--batch-exact")

@@ -1,4 +1,4 @@
-"""Processes of the test: each ends with it."""
+"""Processes of the test, which end with it."""
 
 import atexit
 import os
@@ -9,15 +9,15 @@ import subprocess
 import threading
 import time
 
-# How many times as long as usual everything may take, for busy machines.
+# A factor for all timeouts, for busy machines.
 PACE = float(os.environ.get("CLUSTER_PACE", "1"))
 
 _given = set()
 
 
 def free_port():
-    """A port that nothing listens on, and that was not given before. No connection takes it while what listens there is
-    dead: those have higher ones."""
+    """Returns a free port that was not returned before. It is below the ports of outgoing connections, which therefore
+    cannot occupy it while its server is down."""
     while True:
         port = random.randrange(20_000, 32_000)
         with socket.socket() as s:
@@ -35,12 +35,12 @@ def wait_until(holds, seconds, what):
     end = time.monotonic() + seconds * PACE
     while not holds():
         if time.monotonic() > end:
-            raise SystemExit(f"FAILED: {what} did not come within {seconds} s")
+            raise SystemExit(f"FAILED: timed out after {seconds} s: {what}")
         time.sleep(0.2)
 
 
 class Kept:
-    """A program that is started again whenever it ends, until it is stopped."""
+    """A program that is restarted whenever it ends, until it is stopped."""
 
     def __init__(self, words, environment, log):
         self.words, self.environment, self.log = words, environment, log
@@ -79,7 +79,7 @@ class Kept:
         self.thread.join(10)
 
     def end(self, seconds=60):
-        """Asks it to end, and returns its exit code."""
+        """Sends SIGTERM, and returns the exit code."""
         self.stopping = True
         self.send(signal.SIGCONT)
         self.send(signal.SIGTERM)

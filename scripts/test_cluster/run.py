@@ -1,4 +1,4 @@
-"""Runs the sections that are named; scripts/test_cluster.sh says which there are."""
+"""Runs the named sections; scripts/test_cluster.sh lists them."""
 
 import argparse
 import sys
@@ -16,7 +16,7 @@ import slurm
 from cluster import Cluster
 
 
-# Those that have a broker, a store and workers.
+# Sections with a broker, a store and workers.
 SECTIONS = {
     section.__name__: section
     for section in (

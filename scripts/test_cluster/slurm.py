@@ -1,4 +1,4 @@
-"""scripts/slurm_batch.sh on a Slurm of one node, whose daemons are plain processes on loopback."""
+"""Tests scripts/slurm_batch.sh on a one-node Slurm, whose daemons are plain processes on loopback."""
 
 import getpass
 import os
@@ -93,7 +93,7 @@ SlurmdParameters=config_overrides
 
 
 def pids_of(flux):
-    """The processes of the third task."""
+    """Returns the processes of the third task."""
     found = subprocess.run(["pgrep", "-f", f"{flux} batch .*--shard 2/{PARTS}"], capture_output=True, text=True)
     return [int(pid) for pid in found.stdout.split()]
 
@@ -115,12 +115,12 @@ def run(flux, folder):
             os.kill(pid, signal.SIGKILL)
         wait_until(lambda: slurm.run("squeue", "-h", "-j", job, may_fail=True) == "", 300, "the end of the array")
         made = len(list(images.glob("*.png")))
-        check(made < COUNT, f"one task of {PARTS} was killed: {made} of {COUNT} images are there")
+        check(made < COUNT, f"one task of {PARTS} was killed: {made} of {COUNT} images exist")
         before = {path.name: path.stat().st_mtime_ns for path in images.glob("*.png")}
         job = slurm.run(*submit)
         wait_until(lambda: slurm.run("squeue", "-h", "-j", job, may_fail=True) == "", 300, "the end of the second array")
         after = {path.name: path.stat().st_mtime_ns for path in images.glob("*.png")}
-        check(len(after) == COUNT, "the same command again makes the others")
-        check(all(after[name] == time for name, time in before.items()), "and none of those that were there")
+        check(len(after) == COUNT, "the same command again generates the others")
+        check(all(after[name] == time for name, time in before.items()), "and keeps the existing images")
     finally:
         slurm.close()

@@ -1,4 +1,4 @@
-"""moto as S3, behind a proxy that can go away: moto itself forgets all when it ends."""
+"""moto as S3, behind a proxy that can be killed, because moto loses its data when it ends."""
 
 import os
 import signal
@@ -46,11 +46,11 @@ class Store:
             return False
 
     def start(self):
-        """The store is there."""
+        """Makes the store available."""
         self.proxy = subprocess.Popen([sys.executable, __file__, str(self.port), str(self.inner)])
 
     def kill(self):
-        """The store is away, in the middle of whatever it was doing."""
+        """Makes the store unavailable, even during requests."""
         self.proxy.send_signal(signal.SIGKILL)
         self.proxy.wait()
 
@@ -88,5 +88,5 @@ def proxy(port, inner):
 
 if __name__ == "__main__":
     if os.getppid() == 1:
-        sys.exit("this is a part of scripts/test_cluster.sh")
+        sys.exit("error: run scripts/test_cluster.sh instead")
     proxy(int(sys.argv[1]), int(sys.argv[2]))

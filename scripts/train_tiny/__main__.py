@@ -22,36 +22,36 @@ PHASES = {
     "data": data.data, "check": check.check, "scenes": data.scenes, "vae": vae.vae, "latents": vae.latents, "base": base.base, "tune": base.tune,
     "distill": distill.distill, "score": score.score, "export": export.export, "start": start.start, "refine": distill.refine,
 }  # fmt: skip
-APART = ("start", "refine")  # phases of which `all` has none
+APART = ("start", "refine")  # phases that are not part of `all`
 
 
 def seconds(text: str) -> float:
     value = float(text)
     if not 0 < value < float("inf"):
-        raise argparse.ArgumentTypeError(f"`{text}` is not above 0")
+        raise argparse.ArgumentTypeError(f"`{text}` is not a number above 0")
     return value
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(
-        prog="train_tiny", description="Trains the default model, phase by phase. Each reads what those before it left in WORK."
+        prog="train_tiny", description="Trains the default model in phases. Each phase reads the output of earlier phases in WORK."
     )
     parser.add_argument(
-        "phases", nargs="+", choices=["all", *PHASES], metavar="PHASE", help=f"all (but {', '.join(APART)}), or some of: {', '.join(PHASES)}"
+        "phases", nargs="+", choices=["all", *PHASES], metavar="PHASE", help=f"all (except {', '.join(APART)}), or some of: {', '.join(PHASES)}"
     )
     parser.add_argument("--work", type=Path, required=True, help="folder for everything that the phases leave")
     parser.add_argument("--seconds", type=seconds, help="how long vae, base, tune, distill or refine trains, in place of its own time")
     parser.add_argument("--scenes", type=int, help="how many images from text alone are drawn to train on")
     parser.add_argument("--edits", type=int, help="how many edits are drawn to train on")
-    parser.add_argument("--shipped", type=Path, help="model folder that start reads, in place of models/tiny")
+    parser.add_argument("--shipped", type=Path, help="model folder for the phase start, instead of models/tiny")
     parser.add_argument("--before", type=Path, help="model folder of an earlier student, whose answers refine holds to, in place of the first weights'")
     parser.add_argument("--beyond", type=float, help="the part of what refine changed that export adds once more")
-    parser.add_argument("--toy", action="store_true", help="a few steps of a smaller model at 64 x 64 to 128 x 128, to see that everything runs")
+    parser.add_argument("--toy", action="store_true", help="a few steps of a smaller model at 64 x 64 to 128 x 128, to test that everything runs")
     arguments = parser.parse_args()
     try:
         arguments.work.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        parser.error(f"cannot make the folder of `--work`: {error}")
+        parser.error(f"cannot create the folder of `--work`: {error}")
     settings = Settings(arguments.work, "cuda" if torch.cuda.is_available() else "cpu")
     if arguments.toy:
         settings = toy(settings)

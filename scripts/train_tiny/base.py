@@ -1,5 +1,5 @@
-"""Phase `base`: text encoder and transformer together, by flow matching on latents, from random weights or from those that the phase `start` left.
-Phase `tune` goes on from there, with lower rates that fall for longer."""
+"""Phase `base`: text encoder and transformer together, by flow matching on latents, from random weights or those of the phase `start`.
+Phase `tune` continues with lower rates that fall for longer."""
 
 from itertools import product
 from random import Random
@@ -17,15 +17,15 @@ from report import log, phase
 from settings import Settings
 from steps import GraphedStep, compile_blocks, train, trapezoid
 
-# Of Muon and of AdamW: of random weights, of those that the phase `start` left, and of those of `base`.
+# The rates of Muon and AdamW: for random weights, for those of the phase `start`, and for those of `base`.
 RATES = (0.02, 1e-3)
 START_RATES = (0.01, 5e-4)
 TUNE_RATES = (0.005, 2.5e-4)
-TUNE_HOLD = 0.25  # of the time, before the rate falls: what `base` learned last it learned while its rate fell
+TUNE_HOLD = 0.25  # fraction of the time before the rate falls: `base` learned its last skills while the rate fell
 
 
 def draw_times(count: int, device: str) -> torch.Tensor:
-    """Between 0 (image) and 1 (noise): 60 % logit-normal(0.5, 1), where the layout is decided, the rest uniform."""
+    """Times between 0 (image) and 1 (noise): 60 % logit-normal(0.5, 1), which decide the layout, the rest uniform."""
     normal = torch.sigmoid(torch.randn(count, device=device) + 0.5)
     return torch.where(torch.rand(count, device=device) < 0.6, normal, torch.rand(count, device=device)).clamp(1e-3, 1.0)
 
@@ -49,7 +49,7 @@ def learn(
     settings: Settings, text_encoder: Qwen3ForCausalLM, transformer: Flux2Transformer2DModel, rates: tuple[float, float], seconds: float,
     name: str, rng: Random, hold: float = 0.5,
 ) -> None:  # fmt: skip
-    """Trains and leaves both under this name."""
+    """Trains both models, and saves them under this name."""
     device = settings.device
     millions = [sum(p.numel() for p in model.parameters()) / 1e6 for model in (transformer, text_encoder)]
     log("transformer {:.2f} M, text encoder {:.2f} M parameters".format(*millions))

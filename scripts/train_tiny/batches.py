@@ -1,4 +1,4 @@
-"""What training reads: scenes on the device, images of them, their latents and texts, by the length of the image stream."""
+"""The training data: scenes on the device, their images, latents and texts, by the length of the image stream."""
 
 from math import prod
 from random import Random
@@ -16,11 +16,11 @@ from report import left, log
 from settings import Settings
 from tokens import PADDING, encode
 
-TOKENS_AT_ONCE = 65_536  # that are drawn and encoded together
+TOKENS_AT_ONCE = 65_536  # images that are rendered and encoded together
 
 
 class SceneSet:
-    """The scenes of scenes.npz on the device, and the sprites to draw them with. A row has one to three of them: `sizes` says how many."""
+    """The scenes of scenes.npz on the device, and the sprites to render them. A row has one to three scenes, according to `sizes`."""
 
     def __init__(self, settings: Settings):
         arrays = np.load(left(settings, "scenes.npz"))
@@ -34,12 +34,12 @@ class SceneSet:
         return len(self.background)
 
     def draw(self, rows: slice | np.ndarray, size: Size, image: int = 0) -> torch.Tensor:
-        """One image of each row, [rows, 3, height, width] in -1..1."""
+        """Renders one image of each row, [rows, 3, height, width] in -1..1."""
         rows = torch.from_numpy(rows).to(self.background.device) if isinstance(rows, np.ndarray) else rows
         return render(self.sprites, self.background[rows, image], self.things[rows, image], self.count[rows, image], pixels(size))
 
     def some(self, count: int, seed: int) -> np.ndarray:
-        """Rows, at random."""
+        """Random rows."""
         return np.random.default_rng(seed).choice(len(self), min(count, len(self)), replace=False)
 
     def draw_bytes(self, rows: np.ndarray, size: Size) -> torch.Tensor:
@@ -63,7 +63,7 @@ def load_vae(settings: Settings) -> AutoencoderKLFlux2:
 
 
 def layout_rows(sizes: np.ndarray) -> list[tuple[Layout, int, int]]:
-    """Layouts in the order of the rows, each with its first row and the one behind its last."""
+    """Layouts in the order of the rows, each with its range of rows."""
     changes = np.flatnonzero((sizes[1:] != sizes[:-1]).any((1, 2))) + 1
     firsts = [0, *map(int, changes)]
     as_layout = lambda row: Layout(tuple((int(h), int(w)) for h, w in sizes[row] if h))  # noqa: E731
@@ -101,7 +101,7 @@ class Texts:
         return F.pad(ids, (0, length - ids.shape[1]), value=self.padding) if length > ids.shape[1] else ids
 
     def of(self, rows: torch.Tensor, length: int, empty_share: float = 0.0) -> tuple[torch.Tensor, torch.Tensor]:
-        """ids [rows, length] and lengths [rows]; a share of them, at random, of the empty prompt."""
+        """Returns ids [rows, length] and lengths [rows]; a random share uses the empty prompt."""
         ids, lengths = self.ids[rows].long(), self.lengths[rows].long()
         if empty_share:
             empty = torch.rand(len(rows), device=rows.device) < empty_share
@@ -111,13 +111,13 @@ class Texts:
 
 
 class Bucket:
-    """Examples whose image streams have one length. A CUDA graph reads this bucket's tensors, and `use` fills them with a layout."""
+    """Examples with image streams of the same length. A CUDA graph reads the bucket's tensors, and `use` fills them with a layout."""
 
     def __init__(self, settings: Settings, stream: int, first: int, layouts: list[tuple[Layout, int, int]], texts: Texts):
         device = settings.device
         self.stream, self.first, self.texts, self.changed_weight = stream, first, texts, settings.changed_weight
         self.layouts = [(layout, begin - first, end - first) for layout, begin, end in layouts]
-        # On the device, so that nothing is waited for between two replays.
+        # On the device, so that replays do not wait for the host.
         self.contents = {
             layout: [part.to(device) for part in (layout.ids(), layout.drawn(), layout.opposite(), torch.tensor(timesteps(layout.tokens, settings.steps)))]
             for layout, _, _ in layouts
@@ -125,17 +125,17 @@ class Bucket:
         self.latents = torch.load(left(settings, "latents") / f"{stream:04}.pt", map_location=device)
         self.begin, self.count = torch.zeros((), dtype=torch.int64, device=device), torch.ones((), device=device)
         self.ids = torch.zeros(stream, 4, dtype=torch.int64, device=device)
-        self.drawn = torch.ones(stream, 1, device=device)  # 1 for tokens of the image that is drawn
+        self.drawn = torch.ones(stream, 1, device=device)  # 1 for tokens of the generated image
         self.opposite = torch.zeros(stream, dtype=torch.int64, device=device)  # `Layout.opposite`
-        self.times = torch.zeros(settings.steps + 1, device=device)  # of the distilled model's steps at its size
+        self.times = torch.zeros(settings.steps + 1, device=device)  # the times of the distilled model's steps at this size
         self.use(Random(0), edit=self.weight(edit=False) == 0)
 
     def weight(self, edit: bool) -> int:
-        """How many examples are edits, or are not."""
+        """The number of examples that are edits, or are not."""
         return sum(end - begin for layout, begin, end in self.layouts if (len(layout.sizes) > 1) == edit)
 
     def use(self, rng: Random, edit: bool) -> None:
-        """The next batches are of one layout, with references or without."""
+        """Sets the next batches to one layout, with or without references."""
         among = [(layout, begin, end) for layout, begin, end in self.layouts if (len(layout.sizes) > 1) == edit]
         layout, begin, end = rng.choices(among, [end - begin for _, begin, end in among])[0]
         self.begin.fill_(begin)
@@ -144,22 +144,22 @@ class Bucket:
             tensor.copy_(content)
 
     def choose(self, batch: int) -> torch.Tensor:
-        """Rows of the bucket, at random."""
+        """Random rows of the bucket."""
         return self.begin + (torch.rand(batch, device=self.count.device) * self.count).long()
 
     def text(self, rows: torch.Tensor, length: int, empty_share: float = 0.0) -> tuple[torch.Tensor, torch.Tensor]:
         return self.texts.of(self.first + rows, length, empty_share)
 
     def mean(self, errors: torch.Tensor, clean: torch.Tensor) -> torch.Tensor:
-        """[batch, stream, channels] -> [batch]: over the image that is drawn. `clean`, the latents without noise, tells what an edit changes: those
-        tokens count for more."""
+        """[batch, stream, channels] -> [batch]: the loss over the generated image. `clean`, the latents without noise, shows the tokens that
+        an edit changes: those count more."""
         changed = (clean - clean[:, self.opposite]).square().mean(2)
         weights = self.drawn[:, 0] * (1 + self.changed_weight * changed / (changed + 1))
         return (errors.mean(2) * weights).sum(1) / weights.sum(1)
 
 
 class Buckets:
-    """All buckets, drawn by the number of examples in them."""
+    """All buckets, sampled in proportion to their number of examples."""
 
     def __init__(self, settings: Settings):
         self.settings, self.texts = settings, Texts(settings)
@@ -171,11 +171,11 @@ class Buckets:
         log("streams of " + ", ".join(f"{bucket.stream} ({len(bucket.latents)})" for bucket in self.all))
 
     def batch(self, bucket: Bucket, length: int) -> int:
-        """How many examples with so many text tokens fill a part of a step."""
+        """The number of examples with this number of text tokens that fill a part of a step."""
         return max(1, self.settings.part_tokens // (bucket.stream + length))
 
     def draw(self, rng: Random, part: str) -> Bucket:
-        """A bucket that is set to a layout for this part of a step."""
+        """Returns a bucket that is set to a layout for this part of a step."""
         edit = part == "edit"
         bucket = rng.choices(self.all, [bucket.weight(edit) for bucket in self.all])[0]
         bucket.use(rng, edit)

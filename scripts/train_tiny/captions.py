@@ -1,4 +1,4 @@
-"""What people write for a scene: one of many wordings, chosen by the given generator."""
+"""Captions for a scene: one of many wordings, chosen by the given generator."""
 
 from random import Random
 
@@ -62,7 +62,7 @@ def emoji(rng: Random, concept: Concept, tint: str | None = None, size: str | No
 
 
 def unknown(rng: Random, known: list[str]) -> str:
-    """A word that means nothing: syllables, or the halves of two names that the model knows."""
+    """A word without meaning: syllables, or halves of two known names."""
     if rng.random() < 0.3:
         first, second = rng.choice(known), rng.choice(known)
         word = first[: (len(first) + 1) // 2] + second[len(second) // 2 :]
@@ -75,7 +75,7 @@ def unknown(rng: Random, known: list[str]) -> str:
 
 
 def misspell(rng: Random, text: str) -> str:
-    """One letter of one long word left out, doubled, or swapped with the next."""
+    """Omits, doubles or swaps one letter of a long word."""
     words = text.split(" ")
     long = [i for i, word in enumerate(words) if len(word) > 5]
     if not long:
@@ -93,7 +93,7 @@ def background(rng: Random, name: str) -> str:
 
 
 def caption(rng: Random, core: str, background_name: str | None, style: str | None, has_emoji: bool) -> str:
-    """`core` names the things and their places; the rest of the sentence goes around it."""
+    """Puts a sentence around `core`, which names the things and their places."""
     if core.startswith(("a ", "an ")):
         chance = rng.random()
         if chance < 0.12:
@@ -121,7 +121,7 @@ def caption(rng: Random, core: str, background_name: str | None, style: str | No
 
 
 def finish(rng: Random, text: str) -> str:
-    """Manners, typing errors, capitals and the full stop."""
+    """Adds polite words, typing errors, capitals and a full stop."""
     if rng.random() < 0.03:
         text += rng.choice([" please", ", please"])
     if rng.random() < 0.02:

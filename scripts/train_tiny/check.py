@@ -1,4 +1,4 @@
-"""Phase `check`: holds edits, renderer and scorer against each other before anything is trained."""
+"""Phase `check`: compares edits, renderer and scorer before the training."""
 
 from random import Random
 
@@ -12,8 +12,8 @@ from render import Sprites
 from report import log, phase
 from settings import Settings
 
-CASES: list[tuple[Size, bool]] = [((16, 16), False), ((16, 24), True)]  # size in tokens, whether the edits are held out
-LEAST_READ, MOST_BY_CHANCE = 0.9, 0.05
+CASES: list[tuple[Size, bool]] = [((16, 16), False), ((16, 24), True)]  # size in tokens, True if the edits are held out
+LEAST_READ, MAX_BY_CHANCE = 0.9, 0.05
 
 
 def expect(holds: bool, what: str) -> None:
@@ -39,16 +39,16 @@ def check(settings: Settings) -> None:
         same = [*range(len(edits))]
         read, unchanged, chance = right(after, same), right(before, same), right(after, shuffled(edits))
         shares = [sum(row) / len(row) for row in (read, unchanged, chance)]
-        log("{}: drawn {:.3f} right, references {:.3f}, of another instruction {:.3f}".format(size_name(size), *shares))
+        log("{}: rendered {:.3f} right, references {:.3f}, with another instruction {:.3f}".format(size_name(size), *shares))
         for edit, is_right in zip(edits, read):
             if not is_right:
                 log(f"misread: {edit.instruction}")
         expect(shares[0] >= LEAST_READ, "the scorer misreads drawn images")
-        expect(max(shares[1:]) <= MOST_BY_CHANCE, "references, or images of other instructions, pass")
+        expect(max(shares[1:]) <= MAX_BY_CHANCE, "references, or images of other instructions, pass")
 
 
 def check_rest(edit: Edit, before: torch.Tensor, after: torch.Tensor) -> None:
-    """What the instruction does not name is the same thing, and the same pixels."""
+    """Checks that everything that the instruction does not name has the same things and pixels."""
     first, expected = edit.references[0], edit.expected
     rest = [thing for i, thing in enumerate(expected.things) if i not in edit.changed]
     expect(all(thing in first.things for thing in rest), f"`{edit.instruction}` changes more than it names")

@@ -1,8 +1,8 @@
 """The emoji that the model knows, read from concepts.txt.
 
 A line: LABEL[=NAME][~PLURAL][|OTHER NAME]...
-LABEL is the emoji's label in emojibase, NAME what captions call it where that differs, `~-` says that it has no plural, and a `!`
-before a name that it takes no article ("fire").
+LABEL is the emoji's label in emojibase, NAME is its name in captions if that differs, `~-` means no plural, and a `!` before
+a name means no article ("fire").
 """
 
 from dataclasses import dataclass
@@ -43,12 +43,12 @@ def parse_line(line: str) -> Concept:
 
 
 def read_concepts(count: int = 0) -> list[Concept]:
-    """The first `count` (0: all) and always the last, which stands for unknown words. Errors when two share a name."""
+    """The first `count` (0: all) and always the last, which represents unknown words. Errors if two share a name."""
     lines = Path(__file__).with_name("concepts.txt").read_text().splitlines()
     concepts = [parse_line(line) for line in lines if line and not line.startswith("#")]
     names = [concept.name.words for concept in concepts]
     if len(set(names)) < len(names):
-        raise ValueError(f"concepts.txt: names that come twice: {sorted({name for name in names if names.count(name) > 1})}")
+        raise ValueError(f"concepts.txt: duplicate names: {sorted({name for name in names if names.count(name) > 1})}")
     taken = set(names)
     concepts = [
         Concept(c.label, c.name, c.plural, tuple(other for other in c.others if other.words == c.name.words or other.words not in taken))

@@ -1,4 +1,4 @@
-"""Phase `data`: sprites, concepts and tokenizer in one archive. Phase `scenes`: what training draws, and the tokens of what is asked for."""
+"""Phase `data`: sprites, concepts and tokenizer in one archive. Phase `scenes`: the scenes for training, and the tokens of their texts."""
 
 import dataclasses
 import json
@@ -11,14 +11,14 @@ from tokenizers import Tokenizer
 
 from concepts import Concept, Name, read_concepts
 from edits import TRAINED, Edits
-from layouts import MOST_IMAGES, Layout, draw_layout
+from layouts import MAX_IMAGES, Layout, draw_layout
 from report import left, log, phase
 from scenes import Scene, Scenes, as_arrays
 from settings import Settings
 from sprites import Emoji, install_packages, premultiplied, shape_sprites
 from tokens import encode, train_tokenizer
 
-CHUNK = 2000  # examples from one seed
+CHUNK = 2000  # number of examples per seed
 
 
 def archive(settings: Settings) -> zipfile.ZipFile:
@@ -62,7 +62,7 @@ def data(settings: Settings) -> None:
 
 
 def replace_tokenizer(settings: Settings, text: str) -> None:
-    """Puts another tokenizer.json into the archive: that of weights which were trained with it."""
+    """Replaces tokenizer.json in the archive by the one of trained weights."""
     unfinished = settings.work / "data.zip.part"
     with archive(settings) as old, zipfile.ZipFile(unfinished, "w") as new:
         for entry in old.infolist():
@@ -72,7 +72,7 @@ def replace_tokenizer(settings: Settings, text: str) -> None:
 
 @dataclasses.dataclass
 class Example:
-    """Scenes of an image stream, the one to draw first, and the caption or instruction that asks for it."""
+    """The scenes of an image stream, the one to generate first, and its caption or instruction."""
 
     layout: Layout
     scenes: list[Scene]
@@ -90,14 +90,14 @@ def draw_edit(settings: Settings, rng: Random, edits: Edits) -> Example:
 
 
 def stream_arrays(examples: list[Example]) -> dict[str, np.ndarray]:
-    """`as_arrays` of all scenes with an axis for the image in the stream, [examples, 3, ..]: empty scenes where there are fewer; and
-    sizes [examples, 3, 2] u8, 0 where there are fewer."""
+    """Returns `as_arrays` of all scenes with an axis for the image in the stream, [examples, 3, ..], and sizes [examples, 3, 2] u8.
+    Missing scenes are empty, with a size of 0."""
     nothing = Scene("nothing", "white", [], "")
-    flat = as_arrays([scene for e in examples for scene in e.scenes + [nothing] * (MOST_IMAGES - len(e.scenes))])
-    sizes = np.zeros((len(examples), MOST_IMAGES, 2), np.uint8)
+    flat = as_arrays([scene for e in examples for scene in e.scenes + [nothing] * (MAX_IMAGES - len(e.scenes))])
+    sizes = np.zeros((len(examples), MAX_IMAGES, 2), np.uint8)
     for i, example in enumerate(examples):
         sizes[i, : len(example.scenes)] = example.layout.sizes
-    return {"sizes": sizes} | {key: value.reshape(-1, MOST_IMAGES, *value.shape[1:]) for key, value in flat.items()}
+    return {"sizes": sizes} | {key: value.reshape(-1, MAX_IMAGES, *value.shape[1:]) for key, value in flat.items()}
 
 
 def draw_chunk(job: tuple[Settings, list[Concept], int, int, int]) -> tuple[dict, list[str]]:
@@ -108,8 +108,8 @@ def draw_chunk(job: tuple[Settings, list[Concept], int, int, int]) -> tuple[dict
 
 
 def by_stream(sizes: np.ndarray) -> np.ndarray:
-    """The order of examples in which those of one length of the stream, and in them those of one layout, follow each other."""
-    keys = [sizes[:, i, axis] for i in reversed(range(MOST_IMAGES)) for axis in (1, 0)]
+    """Returns the order of examples, grouped by stream length, and within that by layout."""
+    keys = [sizes[:, i, axis] for i in reversed(range(MAX_IMAGES)) for axis in (1, 0)]
     return np.lexsort((*keys, stream_lengths(sizes)))
 
 
@@ -132,4 +132,4 @@ def scenes(settings: Settings) -> None:
     np.savez(unfinished, **{key: value[order] for key, value in arrays.items()})
     unfinished.rename(settings.work / "scenes.npz")
     tokens = stream_lengths(arrays["sizes"]).sum()
-    log(f"{len(ids)} examples, texts of {lengths.mean():.1f} tokens, at most {lengths.max()}; images of {tokens / 1e6:.1f} M tokens")
+    log(f"{len(ids)} examples, texts of {lengths.mean():.1f} tokens, max {lengths.max()}; images of {tokens / 1e6:.1f} M tokens")

@@ -1,13 +1,13 @@
 """Phase `distill`: four steps without guidance, from a teacher with many steps and guidance.
 
-The student learns, for an input at the start of each of the pipeline's four intervals of time (or inside it), the mean velocity that takes
-the teacher to the interval's end: plain regression on what the pipeline will ask for. Once it is roughly right, most steps start from its
-own previous output, as at inference, instead of from a noised image. Source: piecewise rectified flow (Yan et al., 2024).
+For an input at the start of each of the pipeline's four time intervals (or inside it), the student learns the mean velocity with which
+the teacher reaches the interval's end: plain regression on the pipeline's inputs. After a warm-up, most steps start from the student's
+previous output, as at inference, instead of a noised image. Source: piecewise rectified flow (Yan et al., 2024).
 
-Phase `refine`: a student goes on without a teacher. An edit has one right answer, so the image itself is what each of the four steps points at,
-and nothing of a teacher's errors is learned. A caption has many: there the student is held to what it did before. So it is where an image is
-to be changed as far as a strength says to what a caption tells (part `strength`): the caption contradicts the image, and nothing else in the
-training says how long the image holds against it. What it did before is what it begins with, or an earlier student that was refined to it.
+Phase `refine`: a student continues without a teacher. An edit has one right answer, so each of the four steps targets the image itself,
+and the errors of a teacher are not learned. A caption has many right answers, so the student keeps to its earlier outputs. The same holds for
+image to image with a strength (part `strength`): the caption contradicts the image, and nothing else in the training defines how far the
+image persists. The earlier outputs are those of the initial student, or of an earlier student before its refinement.
 """
 
 import copy
@@ -27,7 +27,7 @@ from settings import Settings
 from steps import GraphedStep, compile_blocks, train, trapezoid
 
 RATES = (0.005, 2.5e-4)
-HOLD = 0.3  # of the time, before the rate falls
+HOLD = 0.3  # fraction of the time before the rate falls
 OWN_OUTPUTS_FROM = 0.1  # of the time
 
 
@@ -52,7 +52,7 @@ def refine(settings: Settings) -> None:
 
 
 def freeze(settings: Settings, transformer: Flux2Transformer2DModel) -> Velocity:
-    """A copy that is not trained."""
+    """A frozen copy."""
     copied = copy.deepcopy(transformer).to(compute_dtype(settings)).requires_grad_(False)
     compile_blocks(settings, transformer_blocks(copied))
     return Velocity(copied)
@@ -62,7 +62,7 @@ def learn(
     settings: Settings, text_encoder: Qwen3ForCausalLM, transformer: Flux2Transformer2DModel, course: Callable[[Lessons], dict[str, Lesson]],
     parts: tuple[str, ...], seconds: float,
 ) -> None:  # fmt: skip
-    """Trains the transformer on these parts of a step, each with its lesson, and leaves both under `final`."""
+    """Trains the transformer on these parts of a step, each with its lesson, and saves both models under `final`."""
     device, dtype, intervals = settings.device, compute_dtype(settings), settings.steps
     trainer = Trainer({"transformer": transformer}, dtype, device, RATES, settings.ema)
     compile_blocks(settings, transformer_blocks(transformer))

@@ -1,5 +1,5 @@
-"""What tests ask the default model to edit: instructions, the images that they change, and what must be seen afterwards. The edits are of
-shapes, which `tests/meaning/reader.rs` reads.
+"""Edits for tests of the default model: instructions, their reference images, and the expected results. The edits are of
+shapes, which `tests/meaning/reader.rs` recognizes.
 
     python3 scripts/train_tiny/edit_prompts.py --work target/train --out target/train/edits
 
@@ -30,9 +30,9 @@ from report import UserError
 from scorer import Object, read
 from settings import Settings
 
-SEED, EACH = 2027, 4  # of each operation
+SEED, EACH = 2027, 4  # number of edits per operation
 SIZE = (16, 16)
-MARGIN = 0.02  # around what an edit touches, in parts of the image
+MARGIN = 0.02  # margin around the edited area, in parts of the image
 
 
 def touched(edit: Edit) -> list[list[float]] | None:
@@ -50,8 +50,8 @@ def seen(thing: Object) -> dict:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Writes edits for tests: instructions, their references, and what must be seen afterwards.")
-    parser.add_argument("--work", type=Path, required=True, help="folder in which the phase `data` left data.zip")
+    parser = argparse.ArgumentParser(description="Writes edits for tests: instructions, their references, and the expected results.")
+    parser.add_argument("--work", type=Path, required=True, help="folder with data.zip of the phase `data`")
     parser.add_argument("--out", type=Path, required=True, help="folder for edits.json, references.png and expected.png")
     arguments = parser.parse_args()
     settings = Settings(arguments.work, "cpu")

@@ -1,7 +1,7 @@
-"""Whether an image shows what an edit asks for: the change that the instruction names, and all else as it was.
+"""Checks an edited image: the change in the instruction is present, and everything else is unchanged.
 
-Shapes are read as `scorer.read` does and held against those that it reads in the drawn image of the expected scene. Emoji are told by pixels: of all
-of them, in the same style and color, of a larger and a smaller one, and of other tints, the right one must be the nearest where it should be.
+Shapes are read by `scorer.read` and compared with those in the rendered image of the expected scene. Emoji are recognized by pixels: among all
+emoji in the same style and color, in larger and smaller sizes and other tints, the right one must be the nearest at its place.
 """
 
 from dataclasses import replace

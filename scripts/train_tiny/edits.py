@@ -1,8 +1,8 @@
-"""Edits: reference scenes, an instruction, and the scene that it asks for. What the instruction does not name stays as it is: the same
-sprites at the same places.
+"""Edits: reference scenes, an instruction, and the expected scene. Everything that the instruction does not name is unchanged: the
+same sprites at the same places.
 
-One in ten combinations of a thing and a background is held out: training has no scene with such a thing on it, and in a scored edit the thing
-that is changed, or put on another background, is of such a combination afterwards.
+One in ten combinations of a thing and a background is held out: training has no scene with it, and in a scored edit the result of the
+changed thing, or of the new background, is such a combination.
 """
 
 from dataclasses import dataclass, replace
@@ -54,7 +54,7 @@ class Edit:
 
 
 class Unfit(Exception):
-    """A scene that an operation cannot be carried out on: another is drawn."""
+    """The operation cannot be applied to a scene, so another scene is sampled."""
 
 
 def scene_of(background: str, things: list[Thing]) -> Scene:

@@ -1,4 +1,4 @@
-"""Phase `export`: the model folder as the reference's pipeline and flux read it."""
+"""Phase `export`: the model folder for the reference's pipeline and flux."""
 
 import json
 import shutil
@@ -17,7 +17,7 @@ from report import UserError, log, phase
 from settings import Settings
 from tokens import CHAT_TEMPLATE, END, PADDING, SPECIAL
 
-MOST_BYTES_OF_FILE, MOST_BYTES = 16 * 2**20, 32 * 2**20
+MAX_FILE_BYTES, MAX_BYTES = 16 * 2**20, 32 * 2**20
 
 
 def write_weights(path: Path, model: torch.nn.Module, leave_out: tuple = ()) -> None:
@@ -51,28 +51,28 @@ def write_tokenizer(settings: Settings, folder: Path) -> None:
 
 
 def without_origin(path: Path) -> None:
-    """A config without the name of the folder that it was loaded from."""
+    """A config without the name of its source folder."""
     config = json.loads(path.read_text())
     config.pop("_name_or_path", None)
     write_json(path, config)
 
 
 def check_sizes(folder: Path) -> None:
-    """The program embeds the weights: says how large they are. Errors when that is too large."""
+    """Prints the size of the weights, which the program embeds. Errors if they are too large."""
     total = 0
     for path in sorted(folder.rglob("*.safetensors")):
         size = path.stat().st_size
         total += size
         log(f"{path.relative_to(folder)}: {size / 2**20:.2f} MiB")
-        if size > MOST_BYTES_OF_FILE:
-            raise UserError(f"`{path}` has {size / 2**20:.2f} MiB, at most 16 MiB are shipped in a file", "make the model smaller in settings.py")
-    if total > MOST_BYTES:
-        raise UserError(f"`{folder}` has {total / 2**20:.2f} MiB of weights, at most 32 MiB are shipped", "make the model smaller in settings.py")
+        if size > MAX_FILE_BYTES:
+            raise UserError(f"`{path}` has {size / 2**20:.2f} MiB, the maximum for a shipped file is 16 MiB", "make the model smaller in settings.py")
+    if total > MAX_BYTES:
+        raise UserError(f"`{folder}` has {total / 2**20:.2f} MiB of weights, the maximum is 32 MiB", "make the model smaller in settings.py")
 
 
 @torch.no_grad()
 def extrapolate(settings: Settings, transformer: torch.nn.Module) -> None:
-    """Adds a part of what `refine` changed once more, as longer training in the same direction would."""
+    """Extrapolates the change of `refine` by a part, like longer training in the same direction."""
     _, first = load_text_encoder_and_transformer(settings, "start")
     for weight, before in zip(transformer.parameters(), first.parameters(), strict=True):
         weight.add_(weight - before, alpha=settings.beyond)

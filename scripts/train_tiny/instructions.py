@@ -1,4 +1,4 @@
-"""What people write to have an image changed: one of many wordings, chosen by the given generator."""
+"""Edit instructions: one of many wordings, chosen by the given generator."""
 
 from random import Random
 

@@ -1,7 +1,7 @@
-"""What an image stream holds: the image that is drawn, then the references, each with its size and its own position ids.
+"""The contents of an image stream: the generated image, then the references, each with its size and its own position ids.
 
-Sizes count tokens of 16 x 16 pixels. A training step is one CUDA graph for each length of the stream, whatever the sizes in it are: so
-only layouts are trained whose tokens add up to one of `Settings.streams`. Those lengths have many factors, so every side comes up.
+Sizes count tokens of 16 x 16 pixels. A training step is one CUDA graph per length of the stream, for all sizes in it, so only
+layouts whose tokens add up to one of `Settings.streams` are trained. Those lengths have many factors, so every side occurs.
 """
 
 from collections import Counter
@@ -16,7 +16,7 @@ import torch
 from settings import Settings
 
 PIXELS = 16  # a token's side
-MOST_IMAGES = 3  # in a stream: one that is drawn, two references
+MAX_IMAGES = 3  # in a stream: one that is drawn, two references
 REFERENCE_STEP = 10  # between the first axis of the ids of one image and the next, as the pipeline has it
 
 Size = tuple[int, int]  # height, width
@@ -80,7 +80,7 @@ def layouts(settings: Settings) -> list[list[tuple[Layout, float]]]:
     native = (settings.latent_side, settings.latent_side)
     rng = Random(0)
     rows = []
-    for references in range(MOST_IMAGES):
+    for references in range(MAX_IMAGES):
         fits = lambda layout: layout.stream in settings.streams  # noqa: E731
         same = [layout for size in sizes if fits(layout := Layout((size,) * (1 + references)))]
         # Two references: the image has the size of the first, as in the pipeline.

@@ -1,4 +1,4 @@
-"""What a student is asked in each of the four intervals of time, and what is right: a teacher's answer, its own earlier one, or the image itself."""
+"""The inputs of a student in each of the four time intervals, and their targets: a teacher's output, its own earlier output, or the image itself."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""The three models with their first weights, and the parts of Flux2KleinPipeline that training needs."""
+"""The three models with their initial weights, and the parts of Flux2KleinPipeline for training."""
 
 import math
 import shutil
@@ -87,7 +87,7 @@ def load(path: Path, models: dict[str, torch.nn.Module], device: str) -> None:
         own = load_file(path / f"{name}.safetensors")
         expected = {key: value.shape for key, value in model.state_dict().items() if key != "lm_head.weight"}
         if expected != {key: value.shape for key, value in own.items()}:
-            raise UserError(f"`{path}` has other weights than this {name}", "use one `--work` with `--toy`, and another without")
+            raise UserError(f"the weights in `{path}` do not match this {name}", "use different `--work` folders with and without `--toy`")
         model.load_state_dict(own, strict=False)
         model.to(device)
 

@@ -1,6 +1,6 @@
 """Muon for the matrices inside blocks, AdamW for the rest; a bf16 working copy with f32 masters and their running mean.
 
-Everything stays on the device and keeps its place in memory, so that a whole training step can be one CUDA graph.
+Everything stays on the device at fixed addresses, so that a whole training step can be one CUDA graph.
 """
 
 import math

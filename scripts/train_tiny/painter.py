@@ -1,4 +1,4 @@
-"""Draws and edits images as the pipeline does."""
+"""Generates and edits images as the pipeline does."""
 
 from collections.abc import Sequence
 

@@ -1,4 +1,4 @@
-"""What tests/meaning asks the default model for: prompts, what their images must show, and how drawn images of them look.
+"""The data of tests/meaning for the default model: prompts, the required contents of their images, and rendered images.
 
     python3 scripts/train_tiny/prompts.py --work target/train
 
@@ -139,12 +139,12 @@ def shape_templates() -> list[dict]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Writes tests/meaning: prompts, what their images must show, and drawn images.")
-    parser.add_argument("--work", type=Path, required=True, help="folder in which the phase `data` left data.zip")
+    parser = argparse.ArgumentParser(description="Writes tests/meaning: prompts, the required contents of their images, and rendered images.")
+    parser.add_argument("--work", type=Path, required=True, help="folder with data.zip of the phase `data`")
     settings = Settings(parser.parse_args().work, "cpu")
     concepts = load_concepts(settings)
     if len(concepts) < CANDIDATES:
-        raise UserError(f"`{settings.work}` knows {len(concepts)} emoji, needed are {CANDIDATES}", "run the phase `data` without `--toy`")
+        raise UserError(f"`{settings.work}` has {len(concepts)} emoji, but {CANDIDATES} are required", "run the phase `data` without `--toy`")
     sprites = Sprites(torch.from_numpy(load_sprites(settings)))
     rng, held = Random(SEED + 1), Scenes(concepts, held=True)
     asked = [Asked(scene, facts(scene)) for scene in held_out_scenes(settings, SCENES, SEED)]
@@ -154,7 +154,7 @@ def main() -> None:
     drawn = to_bytes(F.avg_pool2d(render(sprites, **arrays, size=(256, 256)), 256 // CELLS))
     for row, image in zip(asked, drawn.permute(0, 2, 3, 1).numpy()):
         if row.scene.meaning and not all(grade(row.scene.kind, row.scene.background, row.scene.meaning, image).values()):
-            raise ValueError(f"the scorer misreads the drawn image of `{row.scene.caption}`")
+            raise ValueError(f"the scorer misreads the rendered image of `{row.scene.caption}`")
     names, thumbnails = candidates(concepts, sprites)
 
     TESTS.mkdir(exist_ok=True)

@@ -1,4 +1,4 @@
-"""Draws scenes on the device, many at once."""
+"""Renders scenes on the device, many at once."""
 
 import torch
 import torch.nn.functional as F

@@ -1,4 +1,4 @@
-"""What a run says: lines with the time, how long each phase took, and what the user can mend."""
+"""The output of a run: lines with the time, the duration of each phase, and errors with hints."""
 
 import functools
 import time
@@ -9,23 +9,23 @@ from settings import Settings
 
 started = time.monotonic()
 
-# Files that phases leave for others, by name: which phase.
+# The phases that write files for others, by file name.
 LEFT_BY = {"data.zip": "data", "scenes.npz": "scenes", "vae": "vae", "latents": "latents", "start": "start", "base": "base", "tune": "tune",
            "final": "distill` or `refine"}  # fmt: skip
 
 
 class UserError(Exception):
-    """What is wrong, and a hint that mends it: printed without a traceback."""
+    """An error and its hint, printed without a traceback."""
 
     def __init__(self, what: str, hint: str):
         super().__init__(f"error: {what}\n  hint: {hint}")
 
 
 def left(settings: Settings, name: str) -> Path:
-    """A file or folder that an earlier phase left. Errors when it is not there."""
+    """A file or folder of an earlier phase. Errors if it does not exist."""
     path = settings.work / name
     if not path.exists():
-        raise UserError(f"`{path}` is missing", f"run the phase `{LEFT_BY[name]}` before, or pass the `--work` in which it ran")
+        raise UserError(f"`{path}` is missing", f"run the phase `{LEFT_BY[name]}` first, or pass its `--work`")
     return path
 
 

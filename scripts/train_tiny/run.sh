@@ -1,14 +1,14 @@
 #!/usr/bin/env bash
-# Trains the shipped weights further on a machine with one GPU, from the data.zip in WORK, by the clock:
+# Continues training of the shipped weights on a machine with one GPU, from the data.zip in WORK, for a fixed time:
 #   scripts/train_tiny/run.sh WORK SECONDS [FLAGS of start]
-# Leaves final/, vae/, sheets/, scores.json and model/ in WORK. The first error ends everything; what was left stays, so phases may be run again
-# one by one.
+# Writes final/, vae/, sheets/, scores.json and model/ to WORK. The first error ends the script; the files written so far stay,
+# so you can run single phases again.
 set -euo pipefail
 work=$1 total=$2
 shift 2
 train=("${PYTHON:-python3}" "$(dirname "$0")")
 export PYTHONUNBUFFERED=1
-around=190 # seconds of `refine` beside the training itself, loading and capture, and of `export` and `score`
+around=190 # seconds of `refine` for loading and capture, and of `export` and `score`
 
 say() { echo "=== $SECONDS s: $*"; }
 

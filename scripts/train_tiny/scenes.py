@@ -1,4 +1,4 @@
-"""Scenes: which things are where, in which color, on which background, and a caption that says so.
+"""Scenes: things with places and colors, a background, and a caption.
 
 A scene is a background color and up to six things. A thing is a sprite with a center (in parts of the image's width and height) and a side
 (in parts of the shorter of them), drawn in its own colors, filled with one color (shapes) or tinted (emoji). Sprites are numbered: the
@@ -18,7 +18,7 @@ import captions
 from concepts import Concept
 from vocabulary import BACKGROUNDS, BASIC_COLORS, COLORS, PLACES, SHAPE_COLORS, SHAPES, color_distance
 
-MOST_THINGS = 6
+MAX_OBJECTS = 6
 OWN, FILLED, TINTED = 0, 1, 2
 
 # Kind of scene: share. Shapes: one, several, two, three, one inside another. Emoji: one, several, two, with a shape, inside a shape, unknown.
@@ -261,7 +261,7 @@ def jitter(rng: Random) -> float:
 
 def as_arrays(scenes: Sequence[Scene]) -> dict[str, np.ndarray]:
     """background [n, 3] u8, things [n, 6, 8] f32 (sprite, x, y, side, mode, r, g, b), count [n] u8."""
-    things = np.zeros((len(scenes), MOST_THINGS, 8), np.float32)
+    things = np.zeros((len(scenes), MAX_OBJECTS, 8), np.float32)
     for i, scene in enumerate(scenes):
         for j, thing in enumerate(scene.things):
             things[i, j] = thing.row()

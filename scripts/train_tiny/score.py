@@ -1,4 +1,4 @@
-"""Phase `score`: draws images of prompts, and edits images, as the pipeline does and checks what is in them."""
+"""Phase `score`: generates and edits images as the pipeline does, and checks their contents."""
 
 import json
 from collections import defaultdict

@@ -1,4 +1,4 @@
-"""Scores of edits: as many held-out ones of each operation, by group, at several sizes."""
+"""Scores of edits: the same number of held-out edits per operation, by group, at several sizes."""
 
 from collections import defaultdict
 from pathlib import Path
@@ -18,7 +18,7 @@ from sheets import sheet
 
 SEED = 124
 SHOWN = 48
-MOST_BY_CHANCE = 0.1
+MAX_BY_CHANCE = 0.1
 DRAWN: Size = (16, 16)  # what drawn images are read at; the toy's scorer reads no smaller ones
 
 Tables = dict[str, dict[str, dict[str, float]]]
@@ -64,9 +64,9 @@ def score_edits(settings: Settings, scorer: EditScorer, edits: list[Edit], paint
         others = shuffled(edits)
         drawn = scorer.drawn([edit.expected for edit in edits], size)
         chance = mean(scorer.grade(edits[j], images[i], drawn[j])["right"] for i, j in enumerate(others))
-        log(f"edits, {name}: {tables[name]['all edits']['right']:.3f} right, {chance:.3f} of another instruction")
-        if chance > MOST_BY_CHANCE:
-            raise RuntimeError(f"{chance:.3f} of the images pass for those of other instructions")
+        log(f"edits, {name}: {tables[name]['all edits']['right']:.3f} right, {chance:.3f} with another instruction")
+        if chance > MAX_BY_CHANCE:
+            raise RuntimeError(f"{chance:.3f} of the images also pass with other instructions")
         shown = slice(None, None, max(1, len(edits) // SHOWN))
         edit_sheet(scorer, edits[shown], images[shown], size, settings.work / f"sheets/edits-{weights}-{size_name(size)}.png")
     return tables

@@ -1,4 +1,4 @@
-"""Sizes of the model, the data and the training: one for the model that is shipped, one for a quick run of everything on a CPU."""
+"""Sizes of the model, the data and the training: for the shipped model, and for a quick run of everything on a CPU."""
 
 from dataclasses import dataclass, replace
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Contact sheets: images in rows, with what was asked for under each."""
+"""Contact sheets: images in rows, with their prompts below."""
 
 import math
 from pathlib import Path

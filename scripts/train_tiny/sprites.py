@@ -1,4 +1,4 @@
-"""The images that scenes are put together from: shapes drawn here, emoji from pinned npm packages."""
+"""The sprites of scenes: shapes drawn here, and emoji from pinned npm packages."""
 
 import io
 import json
@@ -70,17 +70,17 @@ def shape_mask(name: str) -> np.ndarray:
 
 
 def install_packages(folder: Path) -> Path:
-    """Fetches what package-lock.json pins (npm checks the hashes); returns node_modules."""
+    """Downloads the packages in package-lock.json (npm checks the hashes); returns node_modules."""
     modules = folder / "node_modules"
     if not modules.exists():
         if not shutil.which("npm"):
-            raise UserError("npm is not installed; it fetches the emoji", "install Node.js, or copy a `data.zip` of the phase `data` into `--work`")
+            raise UserError("npm, which downloads the emoji, is not installed", "install Node.js, or copy a `data.zip` of the phase `data` into `--work`")
         folder.mkdir(parents=True, exist_ok=True)
         for name in ("package.json", "package-lock.json"):
             shutil.copy(HERE / name, folder / name)
         install = subprocess.run(["npm", "ci", "--ignore-scripts", "--no-audit", "--no-fund"], cwd=folder, stdout=subprocess.DEVNULL)
         if install.returncode != 0:
-            raise UserError("npm could not fetch the emoji", "what it says stands above; is the network there?")
+            raise UserError("npm could not fetch the emoji", "see the output of npm above, and check the network")
     return modules
 
 

@@ -1,4 +1,4 @@
-"""Phase `start`: the models that are shipped with their tokenizer, in place of the phase `vae`, of random weights for `base`, and for `refine`."""
+"""Phase `start`: the shipped models with their tokenizer, instead of the phase `vae`, as initial weights for `base` and for `refine`."""
 
 import shutil
 from pathlib import Path
@@ -25,7 +25,7 @@ def read(settings: Settings, folder: Path) -> dict[str, nn.Module]:
         weights = load_file(path)
         expected = {key: value.shape for key, value in model.state_dict().items() if key != "lm_head.weight"}
         if expected != {key: value.shape for key, value in weights.items()}:
-            raise UserError(f"`{path}` has other shapes than the {name} in settings.py", "leave out the phase `start`, and train a VAE")
+            raise UserError(f"the shapes in `{path}` do not match the {name} in settings.py", "skip the phase `start`, and train a VAE")
         model.load_state_dict(weights, strict=False)
     return models
 
@@ -42,6 +42,6 @@ def start(settings: Settings) -> None:
         before = read(settings, settings.before)
         texts = [model["text_encoder"].state_dict() for model in (before, models)]
         if not all(torch.equal(texts[0][key], texts[1][key]) for key in texts[0]):
-            raise UserError(f"`{settings.before}` has another text encoder", "give a model that was refined from the same distilled one")
+            raise UserError(f"`{settings.before}` has a different text encoder", "give a model that was refined from the same distilled one")
         del before["vae"]
         save(settings.work / "before", before)

@@ -1,4 +1,4 @@
-"""Training by the clock: steps as CUDA graphs, and the learning rate over the time of a phase."""
+"""Training for a fixed time: steps as CUDA graphs, and the learning rate over the time of a phase."""
 
 import time
 from collections.abc import Callable, Iterable
@@ -40,7 +40,7 @@ class GraphedStep:
         GraphedStep.pool = graph.pool()
         self.graph, self.replay = graph, graph.replay
         torch.cuda.synchronize()
-        log(f"captured in {time.monotonic() - from_s:.1f} s, {torch.cuda.memory_reserved() / 2**30:.1f} GiB in use")
+        log(f"captured in {time.monotonic() - from_s:.1f} s, {torch.cuda.memory_reserved() / 2**30:.1f} GiB reserved")
 
 
 def compile_blocks(settings: Settings, blocks: Iterable[torch.nn.Module]) -> None:

@@ -1,4 +1,4 @@
-"""Phase `vae`: trains the autoencoder on drawn scenes of several sizes. Phase `latents`: encodes all scenes once."""
+"""Phase `vae`: trains the autoencoder on rendered scenes of several sizes. Phase `latents`: encodes all scenes once."""
 
 import math
 from math import prod
@@ -55,7 +55,7 @@ def vae(settings: Settings) -> None:
     native, *others = settings.vae_sizes
     budgets = {native: settings.vae_images} | {size: settings.vae_images * prod(native) // prod(size) // 4 for size in others}
     images = {size: scenes.draw_bytes(scenes.some(count, seed), size) for seed, (size, count) in enumerate(budgets.items())}
-    log(f"{sum(map(len, images.values()))} images drawn, {sum(part.nbytes for part in images.values()) / 2**30:.1f} GiB")
+    log(f"{sum(map(len, images.values()))} images rendered, {sum(part.nbytes for part in images.values()) / 2**30:.1f} GiB")
     model = make_vae(settings).to(settings.device)
     trainer = Trainer({"vae": model}, torch.float32, settings.device, RATES, settings.ema, decay=0.0)
     average = torch.zeros(3, device=settings.device)
@@ -124,7 +124,7 @@ def check(settings: Settings, scenes: SceneSet) -> dict[str, dict[str, float]]:
 
 @phase
 def latents(settings: Settings) -> None:
-    """A file for each length of the stream; those that are there already stay, so that a run that broke off goes on."""
+    """Writes a file per length of the stream. Existing files are kept, so that an interrupted run resumes."""
     model, scenes = load_vae(settings), SceneSet(settings)
     folder, unfinished = settings.work / "latents", settings.work / "latents.part"
     folder.mkdir(exist_ok=True)

@@ -1,4 +1,4 @@
-"""The words for shapes, colors, places and numbers, and what each stands for."""
+"""The words for shapes, colors, places and numbers, and their meanings."""
 
 SHAPES = ["circle", "square", "triangle", "rectangle", "oval", "diamond", "star", "heart",
           "pentagon", "hexagon", "cross", "ring", "crescent", "arrow"]  # fmt: skip

@@ -1,27 +1,27 @@
-//! What values take in the memory of a device.
+//! The memory costs of a device, for plans of an image.
 
 use super::Storage;
 
-/// What algorithms of cuBLASLt may use for split sums. NVIDIA asks for at least 32 MiB on Hopper.
+/// Workspace of cuBLASLt for split-K sums. NVIDIA recommends at least 32 MiB on Hopper.
 pub const GEMM_WORKSPACE_BYTES: usize = 64 << 20;
-/// The most memory that im2col rows may take at once, or that a product without them may write.
+/// The max bytes of im2col rows, or of the output of a matrix multiplication that needs no im2col rows.
 pub const IM2COL_BYTES: usize = 256 << 20;
-/// For what is in no other account: statistics, tables, staging, and fragments of the driver's pools, whose chunks are
-/// of 32 MiB. With 96 MiB the built-in model in fp8 did not always fit where it was planned to.
+/// Reserve for unaccounted memory: statistics, tables, staging, and fragmentation of the driver's pools, whose chunks
+/// are 32 MiB. With 96 MiB the built-in model in fp8 did not always fit as planned.
 const MARGIN_BYTES: u64 = 160 << 20;
 
-/// How an image is normed that a convolution reads: in bands of rows, which changes how much memory that takes and not
-/// the result. An image of at most two bands is done as one, because two would save little.
+/// Height of the row bands in which the normed input of a convolution is computed. It changes the memory and not the
+/// result. An image of at most two bands is computed as one, because two bands save little.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Bands {
-    /// They cost no time.
+    /// Large bands, without a cost in time.
     Wide,
-    /// They leave the memory to other things.
+    /// Small bands, which leave more memory for other uses.
     Narrow,
 }
 
 impl Bands {
-    /// The most bytes of a band.
+    /// The max bytes of a band.
     pub fn bytes(self) -> usize {
         match self {
             Self::Wide => 256 << 20,
@@ -30,48 +30,49 @@ impl Bands {
     }
 }
 
-/// What values take in the memory of a device, and what it can hold: what plans of an image are made of.
+/// The memory costs and limits of a device, for plans of an image.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Costs {
-    /// Bytes of one value of an activation.
+    /// Bytes of one activation value.
     pub element_bytes: u64,
-    /// The largest number of values with which every op takes a tensor; `u64::MAX` where only memory limits it.
+    /// The max number of values of a tensor that every op accepts; `u64::MAX` if only memory limits it.
     pub max_tensor_values: u64,
-    /// How the weights of large products are to be stored; see [`WeightPolicy`](crate::nn::WeightPolicy).
+    /// Storage of the weights of large matrix multiplications; see [`WeightPolicy`](crate::nn::WeightPolicy).
     pub products: Storage,
-    /// Bytes that ops take beside their operands and results, and that memory in pieces does not serve.
+    /// Bytes that ops need besides operands and results, and that the arena doesn't serve.
     pub workspace_bytes: u64,
-    /// Devices that make an image together, each in memory of its own.
+    /// Devices that generate an image together, each with its own memory.
     pub world: usize,
     kind: DeviceKind,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum DeviceKind {
-    /// Weights are used in the mapped files, but for quantised ones, and images are normed as a whole.
+    /// Weights are used in the mapped files, except quantized ones; images are normed as a whole.
     Host,
-    /// Convolutions of GPUs other than Hopper copy their input to im2col rows.
+    /// Convolutions on GPUs other than Hopper copy their input to im2col rows.
     Gpu { im2col: bool },
 }
 
 impl Costs {
-    /// Whether the device computes while the host does something else.
-    pub fn is_beside_host(&self) -> bool {
+    /// Returns `true` if the device computes asynchronously to the host.
+    pub fn is_asynchronous(&self) -> bool {
         self.kind != DeviceKind::Host
     }
 
-    /// Of a host, which computes in float32. `products` says how it stores the weights of large products.
+    /// Returns the costs of a host, which computes in float32. `products` is the storage of the weights of large matrix
+    /// multiplications.
     pub fn host(products: Storage, world: usize) -> Self {
         let (element_bytes, max_tensor_values) = (4, u64::MAX);
         Self { element_bytes, max_tensor_values, products, workspace_bytes: 0, world, kind: DeviceKind::Host }
     }
 
-    /// Of a GPU, known without one. `products` says how it stores the weights of large products, `im2col` whether its
-    /// convolutions copy their input to im2col rows.
+    /// Returns the costs of a GPU without opening it. `products` is the storage of the weights of large matrix
+    /// multiplications; `im2col` is `true` if convolutions copy their input to im2col rows.
     pub fn gpu(products: Storage, im2col: bool, world: usize) -> Self {
         Self {
             element_bytes: 2,
-            // cuBLASLt 13.6 fails for some tensors of 2^31 values and more, and kernels index with int.
+            // cuBLASLt 13.6 fails for some tensors of 2^31 values or more, and kernels index with int.
             // Source: https://github.com/NVIDIA/raft/pull/3098
             max_tensor_values: i32::MAX as u64,
             products,
@@ -81,25 +82,25 @@ impl Costs {
         }
     }
 
-    /// Of one GPU in bf16, Hopper.
+    /// Returns the costs of one Hopper GPU in bf16.
     pub fn hopper() -> Self {
         Self::gpu(Storage::Native, false, 1)
     }
 
-    /// Bytes that weights of `elements` elements take: zero where they are used in the mapped file.
+    /// Returns the bytes of a weight of `elements` elements; zero if it is used in the mapped file.
     pub fn weight_bytes(&self, elements: u64, storage: Storage) -> u64 {
         match (self.kind, storage) {
             (DeviceKind::Host, Storage::Native) => 0,
             (DeviceKind::Gpu { .. }, Storage::Native) => 2 * elements,
-            // A sixteenth for the scales, and for the copy in 16 bits of the weight that is on its way.
+            // A sixteenth for the scales and for the 16-bit copy of the weight that is being uploaded.
             (DeviceKind::Gpu { .. }, Storage::W4a8) => elements / 8 * 5 + elements / 16,
-            // The host has all of them as 8-bit integers.
+            // The host stores all of them as 8-bit integers.
             (_, Storage::Fp8 | Storage::Int8 | Storage::W4a8) => elements + elements / 16,
         }
     }
 
-    /// The most bytes that a convolution of 3 x 3 pixels of a normed image allocates beside its input and output, when
-    /// the whole normed image is `whole` bytes and it is made in `bands`.
+    /// Returns the max bytes that a 3 x 3 convolution of a normed image allocates besides its input and output, when
+    /// the whole normed image is `whole` bytes and is computed in `bands`.
     pub fn norm_conv2d_bytes(&self, whole: u64, bands: Bands) -> u64 {
         let DeviceKind::Gpu { im2col } = self.kind else { return whole };
         let band = bands.bytes() as u64;

@@ -1,4 +1,4 @@
-//! A cache of the graphs of repeated work, by the work's shape.
+//! A cache of the graphs of repeated work, by the shape of the work.
 
 use std::hash::Hash;
 use std::num::NonZeroUsize;
@@ -11,19 +11,19 @@ use super::{Backend, Participants};
 use crate::error::Result;
 use crate::tensor::Tensor;
 
-/// The most recently used shapes of one kind of work, each with its graph and with what the work reads (`R`).
+/// The most recently used shapes of one kind of work, each with its graph and its operands (`R`).
 pub struct GraphCache<K, R, B: Backend> {
     doers: Participants,
     entries: Mutex<LruCache<K, Arc<RepeatedWork<R, B>>>>,
 }
 
 impl<K: Clone + Eq + Hash, R: Send + Sync + 'static, B: Backend> GraphCache<K, R, B> {
-    /// A cache of `capacity` shapes of work that `doers` do.
+    /// Creates a cache of `capacity` shapes of work done by `doers`.
     pub fn new(capacity: NonZeroUsize, doers: Participants) -> Self {
         Self { doers, entries: Mutex::new(LruCache::new(capacity)) }
     }
 
-    /// The cached work whose shape and reads `fits` accepts; it becomes the most recently used.
+    /// Returns the cached work with a shape and operands that `fits` accepts, and marks it as the most recently used.
     pub fn find(&self, fits: impl Fn(&K, &Arc<R>) -> bool) -> Option<Arc<RepeatedWork<R, B>>> {
         let mut entries = self.entries();
         let key = entries.iter().find(|(key, work)| fits(key, &work.reads))?.0.clone();
@@ -38,13 +38,13 @@ impl<K: Clone + Eq + Hash, R: Send + Sync + 'static, B: Backend> GraphCache<K, R
             was_run: AtomicBool::new(false),
             graph: Mutex::new(Some(B::Graph::default())),
         });
-        // Dropping a graph waits for the device, so the lock is released first.
+        // Dropping a graph waits for the device, so release the lock first.
         let evicted = self.entries().push(key, Arc::clone(&work));
         drop(evicted);
         work
     }
 
-    /// Drops the entries whose shape `keeps` refuses.
+    /// Drops the entries with shapes for which `keeps` returns `false`.
     pub fn retain(&self, keeps: impl Fn(&K) -> bool) {
         let mut entries = self.entries();
         let gone: Vec<K> = entries.iter().map(|(key, _)| key).filter(|key| !keeps(key)).cloned().collect();
@@ -53,7 +53,7 @@ impl<K: Clone + Eq + Hash, R: Send + Sync + 'static, B: Backend> GraphCache<K, R
         drop(dropped);
     }
 
-    /// Drops all entries. Work that still runs is dropped when it ends.
+    /// Drops all entries. Running work is dropped when it ends.
     pub fn clear(&self) {
         let mut entries = self.entries();
         let dropped: Vec<_> = std::iter::from_fn(|| entries.pop_lru()).collect();
@@ -61,7 +61,7 @@ impl<K: Clone + Eq + Hash, R: Send + Sync + 'static, B: Backend> GraphCache<K, R
         drop(dropped);
     }
 
-    /// The number of shapes in the cache.
+    /// Returns the number of cached shapes.
     #[cfg(test)]
     pub(crate) fn len(&self) -> usize {
         self.entries().len()
@@ -77,25 +77,25 @@ pub struct RepeatedWork<R, B: Backend> {
     reads: Arc<R>,
     doers: Participants,
     was_run: AtomicBool,
-    /// None while a thread runs it.
+    /// `None` while a thread runs the graph.
     graph: Mutex<Option<B::Graph>>,
 }
 
 impl<R: Send + Sync + 'static, B: Backend> RepeatedWork<R, B> {
-    /// What the work reads.
+    /// Returns the operands of the work.
     pub fn reads(&self) -> &Arc<R> {
         &self.reads
     }
 
-    /// Whether it was run before. Only repeated work is worth a graph, because a graph holds memory as long as it
-    /// lives.
+    /// Returns `true` if the work was run before. Only repeated work is worth a graph, because a graph holds memory as
+    /// long as it lives.
     pub fn was_run(&self) -> bool {
         self.was_run.load(Ordering::Relaxed)
     }
 
-    /// Runs `work(reads, inputs)`: as a graph where `graphed` is set and no other thread runs the graph at the same
-    /// time. Of work that all ranks of a group do, where that is so on all of them: their memory, and what they have
-    /// cached, may differ.
+    /// Runs `work(reads, inputs)`: as a graph if `graphed` is set and no other thread runs the graph at the same time.
+    /// Work of all ranks of a group runs as a graph only if these conditions hold on every rank, because their memory
+    /// and caches may differ.
     ///
     /// Errors as [`Device::run_graph`](super::Device::run_graph) and [`Group::gather_soon`](super::Group::gather_soon).
     pub fn run<const N: usize>(
@@ -111,7 +111,7 @@ impl<R: Send + Sync + 'static, B: Backend> RepeatedWork<R, B> {
             Participants::All => backend.gather_soon("work", u64::from(graphed))?.iter().all(|graphed| *graphed == 1),
             Participants::One => graphed,
         };
-        // The graph is taken out, so that no thread waits for the lock while another one computes.
+        // Take the graph out, so that no thread waits for the lock while another one computes.
         let taken = if graphed { self.graph().take() } else { None };
         let Some(mut graph) = taken else { return work(&self.reads, inputs) };
         let result = backend.run_graph(&mut graph, self.doers, &self.reads, inputs, work);

@@ -1,54 +1,52 @@
-//! `trait Group`: devices that make one image together.
+//! `trait Group`: collectives of devices that generate one image together.
 
 use super::Memory;
 use crate::error::{Error, Result};
 use crate::tensor::Tensor;
 
-/// A place in a group of devices that make one image together: each has a part of the tokens or pixels, and the whole
-/// weights. The defaults are those of a device that is alone.
+/// The rank of a device in a group that generates one image: each rank has a part of the tokens or pixels, and the
+/// whole weights. The defaults are those of a single device.
 pub trait Group: Memory {
-    /// Which device of its group this is, from 0.
+    /// Returns the rank of this device in its group, from 0.
     fn rank(&self) -> usize {
         0
     }
-    /// Devices of its group, which make one image together: each has a part of the tokens or pixels, and the whole
-    /// weights. All of them call the same collectives in the same order.
+    /// Returns the number of devices in the group. All of them call the same collectives in the same order.
     fn world(&self) -> usize {
         1
     }
-    /// Gives each rank its parcel of `sent`, and returns what each rank gave this one, in the order of ranks: what all
-    /// collectives are made of. What a rank gives itself comes back. `op` names the collective.
+    /// Sends each rank its parcel of `sent`, and returns the parcels from all ranks, in the order of ranks: the
+    /// primitive of all collectives. A rank's parcel for itself is returned to it. `op` is the name of the collective.
     ///
-    /// What is given may be views, and parcels may be empty or of tensors without rows. It may be dropped at once; what
-    /// comes is for reading, as long as it is held.
+    /// Sent tensors may be views, and parcels may be empty or of tensors without rows. The caller may drop them at
+    /// once. Received tensors are read-only as long as they are held.
     ///
-    /// Errors when another rank fails, is gone, does not come in time, or is in another collective.
+    /// Errors if another rank fails, is gone, times out, or is in another collective.
     fn exchange(&self, op: &'static str, sent: Vec<Vec<Tensor<Self>>>) -> Result<Vec<Vec<Tensor<Self>>>> {
         if self.world() == 1 {
             return Ok(sent);
         }
-        Err(Error::new(format!("{} passes nothing to other devices", self.describe())).at(format!("op `{op}`")))
+        Err(Error::new(format!("{} cannot exchange data with other devices", self.describe())).at(format!("op `{op}`")))
     }
-    /// What the host of each rank gives, in the order of ranks. It waits longer than collectives do, because ranks may
-    /// be loading weights before it; `what` says what for. It does not wait for the device.
+    /// Returns the values of all hosts, in the order of ranks. Its timeout is longer than that of collectives, because
+    /// ranks may be loading weights first; `what` describes the purpose. Does not wait for the device.
     ///
     /// Errors as [`Group::exchange`].
     fn gather_host<T: Clone + Send + 'static>(&self, _what: &'static str, value: T) -> Result<Vec<T>> {
         Ok(vec![value])
     }
-    /// As [`Group::gather_host`], between ranks of which none loads anything: it waits no longer than collectives do.
+    /// As [`Group::gather_host`] with the timeout of collectives, if no rank is loading.
     ///
     /// Errors as [`Group::exchange`].
     fn gather_soon(&self, _what: &'static str, value: u64) -> Result<Vec<u64>> {
         Ok(vec![value])
     }
-    /// Ends the collectives of all ranks, those that wait and those to come, with `cause`, which ended the work of this
-    /// rank.
+    /// Ends all pending and later collectives of all ranks with `cause`, which ended the work of this rank.
     fn abort_collectives(&self, _cause: &Error) {}
-    /// Undoes [`Group::abort_collectives`], and forgets what was given and not taken. No rank is in a collective
-    /// meanwhile.
+    /// Undoes [`Group::abort_collectives`], and discards parcels that were sent and not received. No rank may be in a
+    /// collective meanwhile.
     ///
-    /// Errors when the group is of no more use.
+    /// Errors if the group can't be used any more.
     fn restore_collectives(&self) -> Result<()> {
         Ok(())
     }

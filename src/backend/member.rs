@@ -1,7 +1,7 @@
-//! Groups of backends that make one image together, each on a thread of its own: how their hosts meet.
+//! Rendezvous of the hosts of a group: backends that generate one image together, each on its own thread.
 //!
-//! Each rank has its own part of the tokens and pixels, and sees those of the others only through collectives. Since
-//! the hosts share the memory of the process, what a rank gives another one is a view, or where it lies on its device.
+//! Each rank has its own part of the tokens and pixels, and gets the parts of other ranks only through collectives. The
+//! hosts share the memory of the process, so ranks exchange views or device addresses.
 
 use std::any::Any;
 use std::collections::VecDeque;
@@ -11,21 +11,21 @@ use std::time::{Duration, Instant};
 
 use crate::error::{Error, ErrorKind, Result};
 
-/// Ranks wait so many times longer where others may be loading weights.
+/// Factor on the timeout if other ranks may be loading weights.
 const PATIENCE: u32 = 60;
 
-/// How long a rank waits for another one in a collective, unless someone has a reason for another limit.
+/// Default timeout of a rank that waits in a collective.
 pub(super) const LIMIT: Duration = Duration::from_secs(10);
 
-/// What ranks that wait for the host look at, where the devices of a group wait for each other too.
+/// The failure signal of the devices, polled by waiting hosts if the devices of a group wait for each other too.
 pub(super) trait Alarm: Send + Sync {
-    /// What ended the collectives on a device, and the rank that is to blame.
-    fn heard(&self) -> Option<(usize, Error)>;
+    /// Returns the error that ended the collectives on a device, and the rank that caused it.
+    fn error(&self) -> Option<(usize, Error)>;
     /// Ends the collectives of all devices.
     fn sound(&self);
 }
 
-/// How often a host that waits listens.
+/// Polling interval of a waiting host.
 const LISTEN: Duration = Duration::from_millis(50);
 
 /// The place of a backend in its group.
@@ -36,20 +36,20 @@ pub(super) struct Member {
 
 struct Group {
     world: usize,
-    /// How long a rank waits for another one in a collective.
+    /// The timeout of a rank that waits in a collective.
     limit: Duration,
     state: Mutex<State>,
     changed: Condvar,
-    /// None where only hosts wait.
+    /// `None` if only hosts wait.
     alarm: Option<Arc<dyn Alarm>>,
 }
 
 struct State {
-    /// What was given and not taken yet: by receiver, then sender, in the order of collectives.
+    /// Parcels that were sent and not received yet: by receiver, then sender, in the order of collectives.
     parcels: Vec<Vec<VecDeque<Parcel>>>,
-    /// Ranks whose backends were all dropped.
+    /// Ranks that dropped all their backends.
     gone: Vec<bool>,
-    /// What ended the collectives, and the rank that is to blame.
+    /// The error that ended the collectives, and the rank that caused it.
     failure: Option<(usize, Error)>,
 }
 
@@ -69,7 +69,7 @@ fn no_parcels(world: usize) -> Vec<Vec<VecDeque<Parcel>>> {
 }
 
 impl Member {
-    /// The members of a new group, in the order of ranks.
+    /// Returns the members of a new group, in the order of ranks.
     pub(super) fn group(world: usize, limit: Duration, alarm: Option<Arc<dyn Alarm>>) -> impl Iterator<Item = Self> {
         let state = Mutex::new(State::new(world));
         let group = Arc::new(Group { world, limit, state, changed: Condvar::new(), alarm });
@@ -93,14 +93,14 @@ impl Member {
         self.group.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Gives each rank its part of `sent` and waits for theirs, all in the order of ranks.
+    /// Sends each rank its part of `sent` and waits for the parts from all ranks, in the order of ranks.
     ///
-    /// Errors when another rank fails, is gone, does not come within the limit, or is in another collective.
+    /// Errors if another rank fails, is gone, exceeds the timeout, or is in another collective.
     pub(super) fn exchange<T: Send + 'static>(&self, op: &'static str, sent: Vec<T>) -> Result<Vec<T>> {
         self.exchange_within(op, sent, self.group.limit)
     }
 
-    /// The same where other ranks may be loading weights before they come.
+    /// As [`Member::exchange`], with a longer timeout because other ranks may be loading weights first.
     pub(super) fn exchange_patiently<T: Send + 'static>(&self, op: &'static str, sent: Vec<T>) -> Result<Vec<T>> {
         self.exchange_within(op, sent, self.group.limit.saturating_mul(PATIENCE))
     }
@@ -116,13 +116,9 @@ impl Member {
         while let Some(missing) = (0..self.group.world).find(|&from| state.parcels[self.rank][from].is_empty()) {
             self.check_state(&mut state, op)?;
             let waited = start.elapsed();
-            let late = || format!("rank {missing} did not come within {limit:?} to {}", self.waits_in(op));
+            let late = || format!("rank {missing} timed out after {limit:?} before {}", self.waits_in(op));
             if state.gone[missing] {
-                self.fail(
-                    &mut state,
-                    missing,
-                    format!("rank {missing} is gone, and cannot come to {}", self.waits_in(op)),
-                );
+                self.fail(&mut state, missing, format!("rank {missing} is gone before {}", self.waits_in(op)));
             } else if waited >= limit {
                 self.fail(&mut state, missing, late());
             } else {
@@ -136,7 +132,7 @@ impl Member {
             self.fail(&mut state, from, format!("rank {from} is in `{}`, not in {}", parcel.op, self.waits_in(op)));
             self.check_state(&mut state, op)?;
         }
-        let content = |parcel: Parcel| *parcel.content.downcast().expect("a collective gives values of one type");
+        let content = |parcel: Parcel| *parcel.content.downcast().expect("a collective has values of one type");
         Ok(parcels.into_iter().map(content).collect())
     }
 
@@ -154,14 +150,14 @@ impl Member {
         self.group.changed.notify_all();
     }
 
-    /// Errors when the collectives were ended.
+    /// Errors if the collectives were ended.
     pub(super) fn check(&self, op: &str) -> Result<()> {
         self.check_state(&mut self.state(), op)
     }
 
     fn check_state(&self, state: &mut State, op: &str) -> Result<()> {
         if state.failure.is_none()
-            && let Some((rank, cause)) = self.group.alarm.as_ref().and_then(|alarm| alarm.heard())
+            && let Some((rank, cause)) = self.group.alarm.as_ref().and_then(|alarm| alarm.error())
         {
             self.end(state, rank, cause);
         }
@@ -169,7 +165,7 @@ impl Member {
             None => Ok(()),
             Some((_, cause)) if cause.kind() == ErrorKind::Cancelled => Err(cause.clone()),
             Some((rank, cause)) => {
-                let what = format!("rank {} ends because of rank {rank}: {}", self.rank, cause.what());
+                let what = format!("rank {} stops because of rank {rank}: {}", self.rank, cause.what());
                 Err(Error::new(what).at(format!("op `{op}`")))
             }
         }
@@ -179,16 +175,18 @@ impl Member {
         self.end(&mut self.state(), self.rank, cause.clone());
     }
 
-    /// Whether the collectives were ended.
+    /// Returns `true` if the collectives were ended.
     pub(super) fn has_ended(&self) -> bool {
         self.state().failure.is_some()
     }
 
-    /// Errors when a rank is gone.
+    /// Errors if a rank is gone.
     pub(super) fn restore(&self) -> Result<()> {
         let mut state = self.state();
         if let Some(rank) = state.gone.iter().position(|gone| *gone) {
-            return Err(Error::new(format!("rank {rank} of {} is gone", self.group.world)).hint("make the group anew"));
+            return Err(
+                Error::new(format!("rank {rank} of {} is gone", self.group.world)).hint("create the group again")
+            );
         }
         state.failure = None;
         let forgotten = std::mem::replace(&mut state.parcels, no_parcels(self.group.world));
@@ -218,10 +216,10 @@ mod tests {
     use super::{Alarm, Arc, Duration, Error, ErrorKind, Instant, Member, Mutex, Result};
 
     const LIMIT: Duration = Duration::from_millis(100);
-    /// Far longer than anything takes that does not wait for it, on a busy machine as well.
+    /// Far longer than any step that doesn't wait for this limit takes, also on a busy machine.
     const LONG: Duration = Duration::from_secs(60);
 
-    /// What `work` returns on each rank of a group.
+    /// Returns the results of `work` on each rank of a group.
     fn on_each<T: Send>(world: usize, limit: Duration, work: impl Fn(Member) -> T + Sync) -> Vec<T> {
         let members: Vec<_> = Member::group(world, limit, None).collect();
         thread::scope(|scope| {
@@ -258,7 +256,7 @@ mod tests {
         }));
         assert!(start.elapsed() < LONG);
         for (rank, text) in texts.iter().enumerate() {
-            assert!(text.contains(&format!("rank {rank} ends because of rank 2: out of memory")), "{text}");
+            assert!(text.contains(&format!("rank {rank} stops because of rank 2: out of memory")), "{text}");
             assert!(text.contains("op `halo_rows`"), "{text}");
         }
     }
@@ -274,10 +272,10 @@ mod tests {
             ));
         assert!(start.elapsed() < LONG);
         for text in [&gone[0], &gone[2]] {
-            assert!(text.contains("rank 1 is gone, and cannot come to `x`, where rank"), "{text}");
+            assert!(text.contains("rank 1 is gone before `x`, where rank"), "{text}");
         }
         let other = texts(on_each(2, LONG, |member| member.exchange(["x", "y"][member.rank], vec![0; 2])));
-        // Whoever notices it first.
+        // Either rank may notice it first.
         let told =
             ["rank 1 is in `y`, not in `x`, where rank 0 waits", "rank 0 is in `x`, not in `y`, where rank 1 waits"];
         assert!(other.iter().any(|text| told.iter().any(|told| text.contains(told))), "{other:?}");
@@ -288,10 +286,7 @@ mod tests {
             member.exchange("x", vec![0; 3])
         }));
         for (rank, text) in late.iter().enumerate() {
-            assert!(
-                text.contains(&format!("rank {rank} ends because of rank 0: rank 0 did not come within")),
-                "{text}"
-            );
+            assert!(text.contains(&format!("rank {rank} stops because of rank 0: rank 0 timed out after")), "{text}");
         }
     }
 
@@ -299,7 +294,7 @@ mod tests {
     struct Bell(Mutex<(Option<usize>, bool)>);
 
     impl Alarm for Bell {
-        fn heard(&self) -> Option<(usize, Error)> {
+        fn error(&self) -> Option<(usize, Error)> {
             self.0.lock().unwrap().0.map(|rank| (rank, Error::new("the device is stuck")))
         }
 

@@ -1,7 +1,8 @@
-//! `trait Backend`: where tensors live and ops run.
+//! `trait Backend`: the devices that hold tensors and run ops.
 //!
-//! It is the sum of [`Device`], [`Group`], [`WeightStore`] and [`Ops`], on [`Memory`]. [`cpu::Cpu`] inherits most of
-//! the fused ops; [`cuda::Cuda`] replaces them with kernels that are tested against what they stand for.
+//! A backend combines [`Device`], [`Group`], [`WeightStore`] and [`Ops`], on [`Memory`], and knows nothing about
+//! models. [`cpu::Cpu`] inherits most of the fused ops; [`cuda::Cuda`] replaces them with kernels that are tested
+//! against the compositions. Start reading at [`Ops`].
 
 mod costs;
 pub mod cpu;
@@ -28,14 +29,14 @@ pub use weight_store::WeightStore;
 
 use crate::error::{Error, Result};
 
-/// The memory that a backend holds, and counts of what it did. Backends on the host report zeros.
+/// The memory of a backend, and counters of its work. Backends on the host report zeros.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, serde::Serialize)]
 pub struct Stats {
     /// Bytes of device memory in use now.
     pub memory_bytes: u64,
-    /// The most that was in use at once.
+    /// The peak of the bytes in use.
     pub peak_memory_bytes: u64,
-    /// Kernels, library calls and copies on the device that were enqueued.
+    /// Kernels, library calls and copies enqueued on the device.
     pub launches: u64,
     /// Times the host waited for the device.
     pub waits: u64,
@@ -43,78 +44,78 @@ pub struct Stats {
     pub copies: u64,
     /// Device allocations.
     pub allocations: u64,
-    /// Fused ops that ran as their composition because no kernel covers the shape.
+    /// Fused ops that ran as their composition because no kernel supports the shape.
     pub composed: u64,
-    /// Launches of graphs; the work inside a graph is counted nowhere else.
+    /// Launches of graphs; the work inside a graph is not counted elsewhere.
     pub graph_launches: u64,
-    /// Pieces of work that could not be captured; [`Device::remarks`] says why.
+    /// Pieces of work that could not be captured; see [`Device::remarks`].
     pub uncaptured: u64,
 }
 
-/// Which ranks of a group do a piece of work. A backend that is in no group is all of them.
+/// The ranks of a group that take part in a piece of work. For a backend without a group both are the same.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Participants {
-    /// All, at the same time: it may have collectives.
+    /// All ranks, at the same time: the work may contain collectives.
     All,
-    /// One alone.
+    /// A single rank.
     One,
 }
 
-/// How often the blocks of a component are read.
+/// The access frequency of a component's blocks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum AccessFrequency {
-    /// For a new prompt.
+    /// Once for each new prompt.
     Seldom,
     /// At every step of an image.
     Often,
 }
 
-/// How a backend stores the weight of a linear layer.
+/// The storage of the weight of a linear layer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Storage {
-    /// As the file has it, or in the type in which the backend computes.
+    /// As in the file, or in the backend's compute type.
     Native,
     /// e4m3 with a float32 scale for each output feature.
     Fp8,
-    /// 8-bit integers with a float32 scale for each output feature, whose input features may be rotated; see
+    /// 8-bit integers with a float32 scale for each output feature, with input features that may be rotated; see
     /// [`crate::files::int8`].
     Int8,
-    /// 4 bits that are multiplied as such integers: see [`crate::files::w4a8`]. Rows that do not suit it are in `Int8`.
+    /// 4-bit integers, multiplied as integers; see [`crate::files::w4a8`]. Rows that can't be stored so are stored as
+    /// `Int8`.
     W4a8,
 }
 
-/// Something about how a backend works that the user may want to know.
+/// A note for the user about how a backend works.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Remark {
-    /// For the curious.
+    /// Shown in verbose output only.
     Detail(String),
-    /// For everybody.
+    /// Always shown.
     Warning(String),
 }
 
-/// All of a backend: a place where tensors live and ops run.
+/// A complete backend, which holds tensors and runs ops.
 pub trait Backend: Device + Group + WeightStore + Ops {}
 
 impl<B: Device + Group + WeightStore + Ops> Backend for B {}
 
-/// What is wrong with an image that has a pixel that is NaN.
+/// The message for an image with a pixel that is NaN.
 pub const NOT_NUMBERS: &str = "the model computed pixels that are not numbers";
 
-/// The error for such an image.
+/// Returns the error for an image with [`NOT_NUMBERS`].
 fn not_a_number() -> Error {
     Error::new(NOT_NUMBERS).hint("the weights are damaged: fetch the model again")
 }
 
-/// Errors unless `bytes` are three for each pixel.
+/// Errors unless there are three `bytes` per pixel.
 fn expect_rgb8(bytes: &[u8], height: usize, width: usize) -> Result<()> {
     if height.checked_mul(width).and_then(|pixels| pixels.checked_mul(3)) == Some(bytes.len()) {
         return Ok(());
     }
-    Err(Error::new(format!("{} bytes do not make {height} x {width} pixels of RGB", bytes.len()))
-        .at("op `upload_rgb8`"))
+    Err(Error::new(format!("{} bytes are not {height} x {width} RGB pixels", bytes.len())).at("op `upload_rgb8`"))
 }
 
-/// The error for host values whose number does not fit their shape.
+/// Returns the error for host values that don't fit their shape.
 fn wrong_length(len: usize, rows: usize, cols: usize) -> Error {
-    Error::new(format!("{len} values do not make [{rows}, {cols}]")).at("op `upload`")
+    Error::new(format!("{len} values do not fit shape [{rows}, {cols}]")).at("op `upload`")
 }

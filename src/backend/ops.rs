@@ -1,7 +1,7 @@
-//! `trait Ops`: what a backend computes.
+//! `trait Ops`: the ops of a backend.
 //!
-//! The primitives are required: every backend writes them. The fused ops are provided: their body is the mathematics,
-//! in primitives.
+//! The primitives are required: every backend implements them. The fused ops are provided: their default body is the
+//! composition of primitives.
 
 use super::{Device, Group, WeightStore};
 use crate::error::Result;
@@ -12,10 +12,10 @@ use crate::ops::{
 };
 use crate::tensor::Tensor;
 
-/// The ops, one method each, by the names of `ops/`. Callers go through the methods of [`Tensor`], which check shapes
-/// once; backends rely on these checks.
+/// The ops, one method each, named as in `ops/`. Callers use the methods of [`Tensor`], which check shapes once;
+/// backends rely on these checks.
 pub trait Ops: Device + Group + WeightStore {
-    /// Means and variances of a tensor's channels, where the op that made the tensor computed them as well.
+    /// Means and variances of a tensor's channels, if the op that computed the tensor also computed them.
     type ChannelStatistics: Send + Sync;
 
     /// See [`Tensor::linear`], [`Tensor::linear_add`], [`Tensor::linear_rows`] and [`Tensor::linear_concat`].

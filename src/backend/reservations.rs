@@ -1,5 +1,4 @@
-//! Memory of a device that is promised to work that goes on, so that no two pieces of work count the same bytes as
-//! free.
+//! Reservations of device memory for running work, so that no two pieces of work count the same bytes as free.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Condvar, LazyLock, Mutex, MutexGuard, PoisonError};
@@ -8,47 +7,47 @@ use std::time::Duration;
 
 use crate::error::Result;
 
-/// How often work that waits for memory checks whether it is cancelled.
+/// Polling interval for cancellation of work that waits for memory.
 const CHECK_EVERY: Duration = Duration::from_millis(20);
 
-/// A device of this process: its kind, and its number among those.
+/// A device of this process: its kind, and its number within the kind.
 pub type DeviceKey = (&'static str, usize);
 
-/// What is promised on one device, to all backends that use it.
+/// The reservations on one device, of all backends that use it.
 #[derive(Default)]
 pub struct Reservations {
     claims: Mutex<Vec<Entry>>,
     ended: Condvar,
 }
 
-/// Whose a claim is.
+/// The owner of a claim.
 #[derive(Clone)]
 pub struct Claimant {
-    /// Tells apart the pools of memory from which backends allocate.
+    /// Identifies the memory pool from which backends allocate.
     pub pool: usize,
-    /// Tells apart models, whose work shares weights.
+    /// Identifies the model; work of one model shares weights.
     pub model: usize,
-    /// Bytes that are allocated from the pool.
+    /// Returns the bytes that are allocated from the pool.
     pub used: Arc<dyn Fn() -> u64 + Send + Sync>,
 }
 
 /// Bytes that work may have allocated at once.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Claim {
-    /// Weights and what else all work of a model shares.
+    /// Weights and other memory that all work of a model shares.
     pub shared: u64,
-    /// What the work has for itself.
+    /// Memory of this work alone.
     pub own: u64,
 }
 
-/// Bytes that are promised to others.
+/// Bytes that other claims reserve.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Promised {
-    /// From the same pool, be they allocated or not.
+    /// In the same pool, allocated or not.
     pub in_pool: u64,
-    /// From other pools, beyond what is allocated there.
+    /// In other pools, beyond their allocated bytes.
     pub in_others: u64,
-    /// What work of the same model shares; it stays as it is while that work goes on.
+    /// Memory shared by work of the same model; it doesn't change while that work runs.
     pub shared: u64,
 }
 
@@ -59,7 +58,7 @@ struct Entry {
     thread: ThreadId,
 }
 
-/// A claim, until this is dropped.
+/// A claim that is released on drop.
 pub struct Reservation {
     device: Arc<Reservations>,
     by: Claimant,
@@ -67,8 +66,8 @@ pub struct Reservation {
 }
 
 impl Reservations {
-    /// Those of a device.
-    pub fn of(device: DeviceKey) -> Arc<Self> {
+    /// Returns the reservations of a device.
+    pub fn for_device(device: DeviceKey) -> Arc<Self> {
         static DEVICES: LazyLock<Mutex<HashMap<DeviceKey, Arc<Reservations>>>> = LazyLock::new(Mutex::default);
         Arc::clone(DEVICES.lock().unwrap_or_else(PoisonError::into_inner).entry(device).or_default())
     }
@@ -77,14 +76,14 @@ impl Reservations {
         self.claims.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// What is promised to others than `by`.
+    /// Returns the bytes that claimants other than `by` reserve.
     pub fn promised(&self, by: &Claimant) -> Promised {
         promised(&self.claims(), by, None)
     }
 
-    /// Makes a claim. `decide` says what it is where so much is promised to others, or that too little is left; then it
-    /// is asked again once other work has ended, as long as another thread's goes on, and `wait` gives no error. Gives
-    /// `None` where there is nothing to wait for, or no `wait`.
+    /// Makes a claim. `decide` gets the bytes reserved by others, and returns the claim, or that too little memory is
+    /// left. Then it is called again after other work has ended, as long as work of another thread runs and `wait`
+    /// returns no error. Returns `None` if there is nothing to wait for, or no `wait`.
     ///
     /// Errors as `wait`.
     pub fn reserve<T>(
@@ -111,12 +110,12 @@ impl Reservations {
 }
 
 impl Reservation {
-    /// What is promised to others.
+    /// Returns the bytes that other claims reserve.
     pub fn promised(&self) -> Promised {
         promised(&self.device.claims(), &self.by, Some(self.id))
     }
 
-    /// The work has `own` bytes for itself from here on.
+    /// Changes the bytes of this work alone to `own`.
     pub fn resize(&self, own: u64) {
         let mut claims = self.device.claims();
         if let Some(entry) = claims.iter_mut().find(|entry| entry.id == self.id) {
@@ -134,7 +133,7 @@ impl Drop for Reservation {
 
 fn promised(claims: &[Entry], by: &Claimant, except: Option<u64>) -> Promised {
     let mut found = Promised::default();
-    // By pool and model what its work shares; by pool what is promised beyond that.
+    // Shared bytes by pool and model; bytes beyond these by pool.
     let (mut shared, mut pools) = (HashMap::new(), HashMap::new());
     for Entry { by: other, claim, .. } in claims.iter().filter(|entry| Some(entry.id) != except) {
         let most: &mut u64 = shared.entry((other.pool, other.model)).or_default();

@@ -1,14 +1,14 @@
-//! Which of a few slabs of memory holds which block, where blocks take turns in them.
+//! The assignment of blocks to a few slabs of memory that the blocks use in turn.
 
-/// How many slabs the blocks of a component share: one is computed with while the other is filled.
+/// Slabs that the blocks of a component share: one is read while the other is filled.
 pub const SLABS: usize = 2;
 
-/// The slab of a turn. It is always the same, so that weights have one address.
+/// Returns the slab of a turn. It is always the same, so that weights have one address.
 pub fn slab_of(turn: usize) -> usize {
     turn % SLABS
 }
 
-/// Bytes of the slabs in which blocks of these sizes take turns.
+/// Returns the bytes of the slabs for blocks of these sizes.
 pub fn slab_bytes(turns: impl IntoIterator<Item = u64>) -> [u64; SLABS] {
     let mut slabs = [0; SLABS];
     for (turn, bytes) in turns.into_iter().enumerate() {
@@ -18,24 +18,24 @@ pub fn slab_bytes(turns: impl IntoIterator<Item = u64>) -> [u64; SLABS] {
     slabs
 }
 
-/// What the slabs hold. SlabSchedule come in any order: work that ends early begins again with the first.
+/// The contents of the slabs. Turns come in any order: work that ends early starts again with the first.
 #[derive(Debug, Default)]
 pub struct SlabSchedule {
     held: [Option<usize>; SLABS],
 }
 
 impl SlabSchedule {
-    /// Whether the slab of `turn` has to be filled before it is read.
+    /// Returns `true` if the slab of `turn` must be filled before it is read.
     pub fn needs_filling(&self, turn: usize) -> bool {
         self.held[slab_of(turn)] != Some(turn)
     }
 
-    /// The slab of `turn` is about to be written: what it held is gone, also where writing fails.
+    /// Marks the slab of `turn` as empty, because it is about to be overwritten; also valid if writing fails.
     pub fn begin_filling(&mut self, turn: usize) {
         self.held[slab_of(turn)] = None;
     }
 
-    /// The slab of `turn` holds its block.
+    /// Marks the slab of `turn` as filled.
     pub fn filled(&mut self, turn: usize) {
         self.held[slab_of(turn)] = Some(turn);
     }
@@ -45,7 +45,7 @@ impl SlabSchedule {
 mod tests {
     use super::*;
 
-    /// Enters turns in order and counts those that had to be filled.
+    /// Runs turns in order and returns those that had to be filled.
     fn pass(turns: &mut SlabSchedule, order: impl IntoIterator<Item = usize>) -> Vec<usize> {
         let mut filled = Vec::new();
         for turn in order {
@@ -62,13 +62,13 @@ mod tests {
     fn every_block_is_filled_once_a_pass_and_never_read_from_a_slab_of_another() {
         let mut turns = SlabSchedule::default();
         assert_eq!(pass(&mut turns, 0..5), [0, 1, 2, 3, 4]);
-        assert_eq!(pass(&mut turns, 0..5), [0, 1, 2, 3, 4], "an odd number: the first slab was the last block's");
+        assert_eq!(pass(&mut turns, 0..5), [0, 1, 2, 3, 4], "with an odd number, the last block replaced the first");
         // Work that ended after its third block leaves the second and the third in the slabs.
         assert_eq!(pass(&mut turns, 0..3), [0, 1, 2]);
-        assert_eq!(pass(&mut turns, 0..5), [0, 2, 3, 4], "the second is still there");
+        assert_eq!(pass(&mut turns, 0..5), [0, 2, 3, 4], "the second block is still loaded");
         let mut few = SlabSchedule::default();
         assert_eq!(pass(&mut few, 0..2), [0, 1]);
-        assert_eq!(pass(&mut few, 0..2), [0; 0], "as many blocks as slabs stay");
+        assert_eq!(pass(&mut few, 0..2), [0; 0], "as many blocks as slabs stay loaded");
     }
 
     #[test]

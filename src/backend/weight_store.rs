@@ -1,4 +1,4 @@
-//! `trait WeightStore`: weights in the form in which products and convolutions read them.
+//! `trait WeightStore`: weights in the layouts that linear layers and convolutions read.
 
 use super::{AccessFrequency, Memory, Storage};
 use crate::error::Result;
@@ -8,38 +8,39 @@ use crate::tensor::Tensor;
 
 /// Loads weights from files, and keeps them.
 pub trait WeightStore: Memory {
-    /// The weight of a linear layer, in the form in which products read it.
+    /// The weight of a linear layer, in the layout that matrix multiplications read.
     type Weight: Send + Sync;
-    /// Memory in which weights of blocks take turns, and where they come from.
+    /// Memory that the weights of blocks use in turn, and the sources of these weights.
     type BlockStream: Default + Send + Sync;
-    /// The weight of a convolution, in the form in which convolutions read it.
+    /// The weight of a convolution, in the layout that convolutions read.
     type ConvWeight: Send + Sync;
-    /// Weights that go up together.
+    /// A batch of weights to upload together.
     type Uploads: Sync;
 
-    /// Runs `work`, and then uploads the weights that it loaded with what it is given. It computes nothing with them.
-    /// `report` is called with the number of elements that were uploaded.
+    /// Runs `work`, then uploads the weights that `work` added to its batch. `work` computes nothing with them.
+    /// `report` gets the number of elements that were uploaded.
     fn load<T>(&self, work: impl FnOnce(&Self::Uploads) -> Result<T>, report: &mut dyn FnMut(u64)) -> Result<T>;
-    /// Has this device copy the weights that it loads from here on out of the memory of `other`, where that one has
-    /// them by then, instead of reading them from files. Returns whether it does: where both compute alike and are
-    /// linked. A link that cannot be used is told by [`Device::remarks`](super::Device::remarks).
+    /// Makes this device copy later weights from the memory of `other`, if loaded there by then, instead of reading
+    /// them from files. Returns `true` if it does: both compute alike and are linked.
+    /// [`Device::remarks`](super::Device::remarks) reports a link that can't be used.
     ///
-    /// Errors when the user's wish about links is none.
+    /// Errors if the user's setting for links is invalid.
     fn copy_weights_from(&self, _other: &Self) -> Result<bool> {
         Ok(false)
     }
-    /// A weight matrix whose rows are the parts' rows, one part under the other; all parts have the same number of
-    /// columns. It is uploaded with others, or else at once.
+    /// Loads a weight matrix with the concatenated rows of `parts`, which have equal numbers of columns. It is uploaded
+    /// with `uploads`, or else at once.
     ///
-    /// Errors when this backend does not multiply weights of this storage, or memory runs out.
+    /// Errors if this backend doesn't multiply weights of this storage, or memory runs out.
     fn load_weight(
         &self,
         parts: &[TensorView],
         storage: Storage,
         uploads: Option<&Self::Uploads>,
     ) -> Result<Self::Weight>;
-    /// Weights of as many rows each, as [`WeightStore::load_weight`] makes them, whose products are summed
-    /// ([`Tensor::linear_sum`]). A backend may lay them side by side, so that one product gives the sum.
+    /// Loads weights with equal numbers of rows, as [`WeightStore::load_weight`] does, for a sum of matrix
+    /// multiplications ([`Tensor::linear_sum`]). A backend may concatenate their columns, so that one matrix
+    /// multiplication computes the sum.
     ///
     /// Errors as [`WeightStore::load_weight`].
     fn load_summed_weights(
@@ -50,8 +51,8 @@ pub trait WeightStore: Memory {
     ) -> Result<Vec<Self::Weight>> {
         weights.iter().map(|parts| self.load_weight(parts, storage, uploads)).collect()
     }
-    /// As [`WeightStore::load_weight`], of a block that is streamed: its values are there between
-    /// [`WeightStore::enter_block`] of its turn and [`WeightStore::leave_block`]. All weights come before
+    /// As [`WeightStore::load_weight`], for a block that is streamed: its values are present between
+    /// [`WeightStore::enter_block`] of its turn and [`WeightStore::leave_block`]. All weights must be added before
     /// [`WeightStore::allocate_stream`].
     ///
     /// Errors as [`WeightStore::load_weight`].
@@ -76,28 +77,28 @@ pub trait WeightStore: Memory {
     ) -> Result<Vec<Self::Weight>> {
         weights.iter().map(|parts| self.stream_weight(stream, turn, parts, storage)).collect()
     }
-    /// Makes the memory in which the blocks of `stream` take turns, which are copied there so often.
+    /// Allocates the memory that the blocks of `stream` use in turn; `_passes` is how often they are copied there.
     ///
-    /// Errors when memory runs out.
+    /// Errors if memory runs out.
     fn allocate_stream(&self, _stream: &Self::BlockStream, _passes: AccessFrequency) -> Result<()> {
         Ok(())
     }
-    /// Work that is enqueued from here on finds the weights of block `turn` in their place.
+    /// Makes the weights of block `turn` present for work that is enqueued from here on.
     ///
-    /// Errors when they cannot be copied there. Only one thread at a time is between this and
+    /// Errors if they can't be copied. Only one thread at a time may be between this call and
     /// [`WeightStore::leave_block`].
     fn enter_block(&self, _stream: &Self::BlockStream, _turn: usize) -> Result<()> {
         Ok(())
     }
-    /// No work that is enqueued from here on reads the weights of block `turn`.
+    /// Ends the reads of block `turn`: no work that is enqueued from here on reads its weights.
     fn leave_block(&self, _stream: &Self::BlockStream, _turn: usize) -> Result<()> {
         Ok(())
     }
-    /// The weight of `base`, which is not quantised, with `up down` added: summed in float32, rounded once, and then
-    /// stored as `storage` says. None where this backend computes the low-rank product beside that of the weight, and
-    /// for a weight that is streamed, or in few bits in its file.
+    /// Returns the weight of `base`, which is not quantized, plus `up down`: accumulated in float32, rounded once, and
+    /// then stored as `storage`. `None` if this backend computes the low-rank product separately, and for a weight that
+    /// is streamed or quantized in its file.
     ///
-    /// Errors when memory runs out.
+    /// Errors if memory runs out.
     fn merge_weight(
         &self,
         _base: &Linear<Self>,
@@ -106,18 +107,18 @@ pub trait WeightStore: Memory {
     ) -> Result<Option<Self::Weight>> {
         Ok(None)
     }
-    /// Factors of low rank as products read them beside the weight of `base`.
+    /// Converts low-rank factors to the layout that matrix multiplications with the weight of `base` read.
     ///
-    /// Errors when memory runs out.
-    fn factors_beside(&self, _base: &Linear<Self>, factors: LowRank<Self>) -> Result<LowRank<Self>> {
+    /// Errors if memory runs out.
+    fn factors_for(&self, _base: &Linear<Self>, factors: LowRank<Self>) -> Result<LowRank<Self>> {
         Ok(factors)
     }
-    /// The weight [out, in, k, k] of a convolution. It is uploaded with others, or else at once.
+    /// Loads the weight [out, in, k, k] of a convolution. It is uploaded with `uploads`, or else at once.
     fn load_conv_weight(&self, view: &TensorView, uploads: Option<&Self::Uploads>) -> Result<Self::ConvWeight>;
-    /// Rows `ids` of a table [rows, cols] that stays on the host, as activations [ids, cols]. The ids are inside the
-    /// table.
+    /// Returns rows `ids` of a table [rows, cols] that stays on the host, as activations [ids, cols]. The ids must be
+    /// within the table.
     fn embedding(&self, table: &TensorView, ids: &[usize]) -> Result<Tensor<Self>>;
-    /// Releases what loading left behind, without waiting for the device.
+    /// Releases leftovers of loading, without waiting for the device.
     fn settle(&self) -> Result<()> {
         Ok(())
     }

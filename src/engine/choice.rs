@@ -1,4 +1,4 @@
-//! Which devices make images, and how they compute.
+//! Choices of devices and of the type of their arithmetic.
 
 use std::fmt;
 use std::str::FromStr;
@@ -7,10 +7,11 @@ use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, Field};
 
-/// Which devices are opened.
+/// The devices to open.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub enum DeviceChoice {
-    /// A GPU when there is one.
+#[non_exhaustive]
+pub enum Device {
+    /// A GPU if there is one, otherwise the CPU.
     #[default]
     Auto,
     /// The CPU.
@@ -19,16 +20,16 @@ pub enum DeviceChoice {
     Cuda(Gpus),
 }
 
-/// Which GPUs.
+/// A selection of GPUs.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Gpus {
-    /// All of this machine.
+    /// All GPUs of this machine.
     All,
-    /// Those with these numbers: at least one, each once.
+    /// GPUs with these numbers: at least one, each once.
     Numbers(Vec<usize>),
 }
 
-impl FromStr for DeviceChoice {
+impl FromStr for Device {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
@@ -42,8 +43,8 @@ impl FromStr for DeviceChoice {
     }
 }
 
-impl DeviceChoice {
-    /// How many devices it names; none where that depends on the machine.
+impl Device {
+    /// Returns the number of devices; `None` if it depends on the machine.
     pub fn count(&self) -> Option<usize> {
         match self {
             Self::Auto | Self::Cpu => Some(1),
@@ -53,13 +54,13 @@ impl DeviceChoice {
     }
 }
 
-/// What is expected in place of `text`, and what may have been meant by it.
+/// Returns an error message that lists the valid devices, with a suggestion for `text`.
 fn no_device(text: &str) -> String {
     const OTHERS: [&str; 9] = ["mps", "metal", "mlx", "rocm", "hip", "vulkan", "xpu", "opencl", "directml"];
     let plain = text.to_lowercase();
     let numbers = plain.trim_start_matches(|c: char| !c.is_ascii_digit()).replace(' ', "");
     let meant = if OTHERS.iter().any(|other| plain.starts_with(other)) {
-        "; this program computes on NVIDIA GPUs and on CPUs".to_string()
+        "; this program supports NVIDIA GPUs and CPUs".to_string()
     } else if !numbers.is_empty() && numbers.split(',').all(|number| number.parse::<usize>().is_ok()) {
         format!("; write cuda:{numbers}")
     } else if ["gpu", "cuda", "nvidia"].contains(&plain.as_str()) {
@@ -75,7 +76,7 @@ fn numbers(list: &str) -> Result<Gpus, String> {
     for number in list.split(',') {
         let number = number.parse().map_err(|_| no_device(list))?;
         if numbers.contains(&number) {
-            return Err(format!("GPU {number} is there twice"));
+            return Err(format!("GPU {number} is listed twice"));
         }
         numbers.push(number);
     }
@@ -94,15 +95,15 @@ impl fmt::Display for Gpus {
     }
 }
 
-/// How many GPUs make each image together.
+/// The number of GPUs that generate each image together.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum ParallelChoice {
-    /// As many GPUs as make an image soonest.
+    /// As many GPUs as are fastest for one image.
     #[default]
     Auto,
-    /// Each GPU makes images of its own.
+    /// Each GPU generates its own images.
     Off,
-    /// So many, at least one.
+    /// This number of GPUs, at least one.
     Gpus(usize),
 }
 
@@ -122,10 +123,10 @@ impl FromStr for ParallelChoice {
 }
 
 impl ParallelChoice {
-    /// How many GPUs make an image together where that is for the program to choose. More were not measured.
+    /// Number of GPUs that generate an image together with [`ParallelChoice::Auto`]. More were not measured.
     pub const PAIR: usize = 2;
 
-    /// Whether some of `gpus`, or of an unknown number, may make one of the images together.
+    /// Returns `true` if some of `gpus` GPUs may generate an image together; `None` is an unknown number of GPUs.
     pub fn may_share(self, gpus: Option<usize>, images: usize) -> bool {
         match self {
             Self::Off => false,
@@ -134,7 +135,7 @@ impl ParallelChoice {
         }
     }
 
-    /// How many GPUs make each image together, at least.
+    /// Returns the minimum number of GPUs for each image.
     pub fn least(self) -> usize {
         match self {
             Self::Auto | Self::Off => 1,
@@ -142,57 +143,57 @@ impl ParallelChoice {
         }
     }
 
-    /// Errors when `gpus` are `there`, fewer than this.
+    /// Errors if `there`, the number of `gpus`, is too small.
     pub fn check_enough(self, there: usize, gpus: &Gpus) -> crate::error::Result<()> {
         let world = self.least();
         if world <= there {
             return Ok(());
         }
         let what =
-            format!("`{:#} {world}` needs {world} GPUs, and `{:#} {gpus}` is {there}", Field::Parallel, Field::Device);
+            format!("`{:#} {world}` needs {world} GPUs, but `{:#} {gpus}` has {there}", Field::Parallel, Field::Device);
         Err(Error::usage(what)
-            .hint(format!("name as many, as in `{0:#} cuda:0,1`, or use `{0:#} cuda:all`", Field::Device)))
+            .hint(format!("list as many, as in `{0:#} cuda:0,1`, or use `{0:#} cuda:all`", Field::Device)))
     }
 
-    /// Errors where no GPUs are named, and this needs several.
+    /// Errors if this choice needs several GPUs. Called when no GPUs are named.
     pub fn check_alone(self) -> crate::error::Result<()> {
         let world = self.least();
         if world == 1 {
             return Ok(());
         }
         Err(Error::usage(format!(
-            "`{:#} {world}` needs {world} GPUs, and `{:#}` names none",
+            "`{:#} {world}` needs {world} GPUs, but `{:#}` lists none",
             Field::Parallel,
             Field::Device
         ))
-        .hint(format!("name them, as in `{0:#} cuda:0,1`, or use `{0:#} cuda:all`", Field::Device)))
+        .hint(format!("list them, as in `{0:#} cuda:0,1`, or use `{0:#} cuda:all`", Field::Device)))
     }
 }
 
-/// In which type devices compute.
+/// The type in which devices compute.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum PrecisionChoice {
-    /// float32 on the CPU, bf16 on a GPU, fp16 where it has none.
+    /// float32 on the CPU, bf16 on a GPU, fp16 on a GPU without bf16.
     #[default]
     Auto,
-    /// float32, on the CPU alone.
+    /// float32, only on the CPU.
     F32,
     /// bf16.
     Bf16,
-    /// e4m3 in the transformer's products, on GPUs of compute capability 8.9, 9.0 and 12.x.
+    /// e4m3 in the transformer's matrix multiplications, on GPUs of compute capability 8.9, 9.0 and 12.x.
     Fp8,
-    /// 8-bit integers in the transformer's products.
+    /// 8-bit integers in the transformer's matrix multiplications.
     Int8,
-    /// The same with weights in 4 bits.
+    /// 8-bit integers in the transformer's matrix multiplications, with 4-bit weights.
     W4a8,
 }
 
 impl PrecisionChoice {
-    /// The names of all.
+    /// The names of all precisions.
     pub const NAMES: [&str; 6] = ["auto", "f32", "bf16", "fp8", "int8", "w4a8"];
 
-    /// Its name.
+    /// Returns the name of the precision.
     pub fn name(self) -> &'static str {
         Self::NAMES[self as usize]
     }
@@ -206,11 +207,11 @@ impl FromStr for PrecisionChoice {
     }
 }
 
-/// In which type attention is computed.
+/// The type in which attention is computed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum AttentionChoice {
-    /// fp8 beside products in fp8 on Hopper GPUs, else as everything else.
+    /// fp8 on Hopper GPUs if matrix multiplications are in fp8, otherwise the type of all other arithmetic.
     #[default]
     Auto,
     /// bf16, on GPUs.
@@ -220,15 +221,15 @@ pub enum AttentionChoice {
 }
 
 impl AttentionChoice {
-    /// The names of all.
+    /// The names of all choices.
     pub const NAMES: [&str; 3] = ["auto", "bf16", "fp8"];
 
-    /// Its name.
+    /// Returns the name of the choice.
     pub fn name(self) -> &'static str {
         Self::NAMES[self as usize]
     }
 
-    /// Whether the choice is left to the program.
+    /// Returns `true` if the choice is left to the program.
     pub fn is_auto(&self) -> bool {
         *self == Self::Auto
     }
@@ -242,7 +243,7 @@ impl FromStr for AttentionChoice {
     }
 }
 
-/// The one of `choices` whose name this is.
+/// Returns the choice with this name.
 fn named<T: Copy>(text: &str, names: &[&str], choices: &[T]) -> Result<T, String> {
     let found = names.iter().zip(choices).find(|(name, _)| **name == text);
     found.map(|(_, choice)| *choice).ok_or_else(|| format!("expected one of {}", names.join(", ")))
@@ -276,7 +277,7 @@ mod tests {
         ] {
             assert_eq!(parallel.may_share(gpus, images), expected, "{parallel:?} {gpus:?} {images}");
         }
-        let count = |text: &str| text.parse().map(|device: DeviceChoice| device.count());
+        let count = |text: &str| text.parse().map(|device: Device| device.count());
         assert_eq!(
             ["auto", "cpu", "cuda", "cuda:3,1"].map(count),
             [Ok(Some(1)), Ok(Some(1)), Ok(Some(1)), Ok(Some(2))]
@@ -294,13 +295,13 @@ mod tests {
             ("cuda0", "write cuda:0"),
             ("GPU", "cuda is the first GPU"),
             ("CUDA", "cuda is the first GPU"),
-            ("mps", "on NVIDIA GPUs and on CPUs"),
-            ("rocm:0", "on NVIDIA GPUs and on CPUs"),
+            ("mps", "supports NVIDIA GPUs and CPUs"),
+            ("rocm:0", "supports NVIDIA GPUs and CPUs"),
         ] {
-            assert!(text.parse::<DeviceChoice>().is_err_and(|why| why.ends_with(meant)), "{text}");
+            assert!(text.parse::<Device>().is_err_and(|why| why.ends_with(meant)), "{text}");
         }
         for text in ["", "cuda:", "cuda:x", "tpu"] {
-            assert!(text.parse::<DeviceChoice>().is_err_and(|why| why.ends_with("or cuda:all")), "{text}");
+            assert!(text.parse::<Device>().is_err_and(|why| why.ends_with("or cuda:all")), "{text}");
         }
     }
 

@@ -1,33 +1,34 @@
-//! Opens devices; the only file that names `Cpu` and `Cuda` together.
+//! Opening of devices; the only file that names both `Cpu` and `Cuda`.
 
 use std::env;
 use std::thread::{self, JoinHandle};
 
-use super::args::{EngineArgs, Observer};
-use super::choice::{AttentionChoice, DeviceChoice, Gpus, ParallelChoice, PrecisionChoice};
+use super::args::EngineArgs;
+use super::choice::{AttentionChoice, Device, Gpus, ParallelChoice, PrecisionChoice};
 use crate::backend::Memory;
 use crate::backend::cpu::{self, Cpu};
 pub use crate::backend::cpu::{HostFacts, host_facts};
 use crate::backend::cuda::{self, Arithmetic, Cuda, GemmCache, GroupOptions};
 pub use crate::backend::cuda::{Fastest, GpuFacts, KernelsBuilt, Survey, free_bytes, kernels_built, survey};
 use crate::error::{Error, Field, Result};
+use crate::stage::Observer;
 
-/// Has the CPU count as several devices, to try what several GPUs do.
+/// Environment variable that splits the CPU into several devices, to try multi-GPU features.
 const CPU_DEVICES: &str = "FLUX_CPU_DEVICES";
-const MOST_CPU_DEVICES: usize = 16;
+const MAX_CPU_DEVICES: usize = 16;
 
-/// Devices, each with its name. Each group makes its images together, and may be one device.
+/// Open devices, each with its name. Each group generates its images together, and may be one device.
 pub enum Devices {
-    /// The CPU. Where it is several devices, each of them makes its own images.
+    /// The CPU. If it is split into several devices, each of them generates its own images.
     Cpu(Group<Cpu>),
     /// GPUs.
     Cuda(OpenGpus),
 }
 
-/// In the order of ranks.
+/// The devices of a group in the order of ranks.
 pub type Group<B> = Vec<(String, B)>;
 
-/// GPUs of which the first group is open; the others are being opened, while that loads weights.
+/// GPUs. The first group is open; the other groups are being opened while the first loads weights.
 pub struct OpenGpus {
     /// The first group.
     pub first: Group<Cuda>,
@@ -37,7 +38,7 @@ pub struct OpenGpus {
 impl OpenGpus {
     /// Calls `take` with each of the other groups.
     ///
-    /// Errors as `take`, and when a GPU cannot be opened.
+    /// Errors as `take`, and if a GPU cannot be opened.
     pub fn take_others(mut self, mut take: impl FnMut(Group<Cuda>) -> Result<()>) -> Result<()> {
         while !self.others.is_empty() {
             let group = self.others.remove(0).join();
@@ -54,31 +55,31 @@ impl Drop for OpenGpus {
     }
 }
 
-/// Opens the devices that are asked for, no more groups of them than there are images to make. Where the choice is left
-/// to the program, that is a GPU where one can be used; else it is the CPU, and a line says why. `gains_by_sharing`
-/// says whether two GPUs make one of the images sooner than one does; it is asked where that is to be decided.
+/// Opens the requested devices, with at most as many groups as there are images. With an automatic choice, this is a
+/// usable GPU, or the CPU with a note of the reason. `gains_by_sharing` returns `true` if two GPUs generate one of
+/// the images faster than one GPU; it is called only if the choice depends on it.
 ///
-/// Errors when a device cannot be opened, or computes in no such type.
+/// Errors if a device cannot be opened, or does not support the requested type.
 pub fn open(args: &EngineArgs, gains_by_sharing: &dyn Fn() -> bool, observer: &mut dyn Observer) -> Result<Devices> {
-    if args.precision == PrecisionChoice::F32 && matches!(args.device, DeviceChoice::Cuda(_)) {
+    if args.precision == PrecisionChoice::F32 && matches!(args.device, Device::Cuda(_)) {
         return Err(Error::usage("a GPU computes in 16 bits, not in f32")
-            .of(Field::Precision)
+            .for_field(Field::Precision)
             .hint(format!("use `{:#} cpu` for f32", Field::Device)));
     }
-    if args.precision == PrecisionChoice::Fp8 && args.device == DeviceChoice::Cpu {
+    if args.precision == PrecisionChoice::Fp8 && args.device == Device::Cpu {
         return Err(Error::usage("the CPU computes in f32, bf16 or int8, not in fp8")
-            .of(Field::Precision)
+            .for_field(Field::Precision)
             .hint(format!("use `{:#} cuda` for fp8", Field::Device)));
     }
-    let on_cpu = args.device == DeviceChoice::Cpu || args.precision == PrecisionChoice::F32;
+    let on_cpu = args.device == Device::Cpu || args.precision == PrecisionChoice::F32;
     if !args.attention.is_auto() && on_cpu {
         return Err(Error::usage("the CPU computes attention in f32")
-            .of(Field::Attention)
+            .for_field(Field::Attention)
             .hint(format!("leave out `{:#}`", Field::Attention)));
     }
     match &args.device {
-        DeviceChoice::Cpu => cpu(args, observer),
-        DeviceChoice::Cuda(gpus) => {
+        Device::Cpu => cpu(args, observer),
+        Device::Cuda(gpus) => {
             let numbers = numbers(gpus)?;
             args.parallel.check_enough(numbers.len(), gpus)?;
             let images = args.images.unwrap_or(usize::MAX);
@@ -94,11 +95,11 @@ pub fn open(args: &EngineArgs, gains_by_sharing: &dyn Fn() -> bool, observer: &m
             }
             open_gpus(args, used.chunks(world)).map(Devices::Cuda)
         }
-        DeviceChoice::Auto if args.precision == PrecisionChoice::F32 => {
+        Device::Auto if args.precision == PrecisionChoice::F32 => {
             observer.note("using the CPU: a GPU computes in 16 bits, not in f32");
             cpu(args, observer)
         }
-        DeviceChoice::Auto => match (open_gpu(args, 0), for_gpus_alone(args)) {
+        Device::Auto => match (open_gpu(args, 0), for_gpus_alone(args)) {
             (Ok(gpu), _) => Ok(only(gpu)),
             (Err(error), Some((field, value))) => {
                 let capability = match (value, field) {
@@ -106,12 +107,12 @@ pub fn open(args: &EngineArgs, gains_by_sharing: &dyn Fn() -> bool, observer: &m
                     ("fp8", _) => " of compute capability 9.0",
                     _ => "",
                 };
-                let hint = format!("{value} needs an NVIDIA GPU{capability}; leave out `{field:#}` without one");
-                Err(error.at(format!("{field:#} {value}")).of(field).hint(hint))
+                let hint = format!("use an NVIDIA GPU{capability} for {value}, or leave out `{field:#}`");
+                Err(error.at(format!("{field:#} {value}")).for_field(field).hint(hint))
             }
             (Err(why), None) => {
                 let why = format!("using the CPU: {}", why.what());
-                // Where there is no GPU that this program could use, that is as it always is.
+                // Without any GPU, using the CPU is expected, so it is only a detail.
                 if cuda::count_gpus().is_ok_and(|count| count > 0) {
                     observer.note(&why)
                 } else {
@@ -123,7 +124,7 @@ pub fn open(args: &EngineArgs, gains_by_sharing: &dyn Fn() -> bool, observer: &m
     }
 }
 
-/// What is asked for that the CPU does not have, and in which field.
+/// Returns the field and value that the CPU does not support, if any.
 fn for_gpus_alone(args: &EngineArgs) -> Option<(Field, &'static str)> {
     match (args.precision, args.attention) {
         (PrecisionChoice::Fp8, _) => Some((Field::Precision, args.precision.name())),
@@ -132,16 +133,16 @@ fn for_gpus_alone(args: &EngineArgs) -> Option<(Field, &'static str)> {
     }
 }
 
-/// The CPU, as one device or as several that share its cores.
+/// Opens the CPU, as one device or as several that share its cores.
 ///
-/// Errors when [`CPU_DEVICES`] is no number of devices.
+/// Errors if [`CPU_DEVICES`] is not a valid number of devices.
 fn cpu(args: &EngineArgs, observer: &mut dyn Observer) -> Result<Devices> {
     let count = cpu_devices(env::var(CPU_DEVICES).ok().as_deref())?;
     let cpu = Cpu::new(match args.precision {
         PrecisionChoice::Bf16 => cpu::Precision::Bf16,
         PrecisionChoice::Int8 => cpu::Precision::Int8,
         PrecisionChoice::W4a8 => cpu::Precision::W4a8,
-        // fp8 does not come here: without a GPU it is an error.
+        // fp8 never gets here: without a GPU it is an error.
         PrecisionChoice::Auto | PrecisionChoice::F32 | PrecisionChoice::Fp8 => cpu::Precision::F32,
     });
     if let Some(note) = cpu.note() {
@@ -153,34 +154,34 @@ fn cpu(args: &EngineArgs, observer: &mut dyn Observer) -> Result<Devices> {
     }))
 }
 
-/// As how many devices the CPU counts.
+/// Returns the number of devices that the CPU is split into.
 fn cpu_devices(value: Option<&str>) -> Result<usize> {
     let Some(value) = value.filter(|value| !value.is_empty()) else { return Ok(1) };
-    value.parse().ok().filter(|count| (1..=MOST_CPU_DEVICES).contains(count)).ok_or_else(|| {
-        Error::usage(format!("`{value}` is no number of devices, expected 1 to {MOST_CPU_DEVICES}"))
+    value.parse().ok().filter(|count| (1..=MAX_CPU_DEVICES).contains(count)).ok_or_else(|| {
+        Error::usage(format!("`{value}` is not a number of devices, expected 1 to {MAX_CPU_DEVICES}"))
             .at(CPU_DEVICES)
-            .hint("leave it out: the CPU is one device")
+            .hint("leave it out to use the CPU as one device")
     })
 }
 
-/// The numbers of GPUs, at least one. Of several, all are there.
+/// Returns the numbers of GPUs, at least one. If there are several, all of them exist.
 fn numbers(gpus: &Gpus) -> Result<Vec<usize>> {
     let count = || cuda::count_gpus().map_err(|e| explained(e, gpus));
     match gpus {
         Gpus::All => match count()? {
-            0 => Err(explained(Error::new("this machine shows no GPU"), gpus)),
+            0 => Err(explained(Error::new("this machine has no GPU"), gpus)),
             count => Ok((0..count).collect()),
         },
-        // Opening one tells whether it is there.
+        // Opening a single GPU reports if it does not exist.
         Gpus::Numbers(numbers) if numbers.len() == 1 => Ok(numbers.clone()),
         Gpus::Numbers(numbers) => {
             let count = count()?;
             match numbers.iter().find(|number| **number >= count) {
-                Some(missing) => Err(Error::usage(format!("no GPU {missing}: this machine shows {count}"))
+                Some(missing) => Err(Error::usage(format!("no GPU {missing}: this machine has {count}"))
                     .at(format!("{:#} {gpus}", Field::Device))
-                    .of(Field::Device)
+                    .for_field(Field::Device)
                     .hint(format!(
-                        "GPUs count from 0; `nvidia-smi -L` lists them, and `{:#} cuda:all` uses all",
+                        "count GPUs from 0, list them with `nvidia-smi -L`, or use all with `{:#} cuda:all`",
                         Field::Device
                     ))),
                 None => Ok(numbers.clone()),
@@ -189,8 +190,9 @@ fn numbers(gpus: &Gpus) -> Result<Vec<usize>> {
     }
 }
 
-/// How many GPUs make each image together with `--parallel auto`: two where there are two for each, which gain by it;
-/// one else, because GPUs that each make images of their own make the most. More than two were not measured.
+/// Returns the number of GPUs that generate each image together with `--parallel auto`: two if there are two for each
+/// image and two are faster; otherwise one, because independent GPUs generate the most images. More than two were not
+/// measured.
 fn soonest(
     numbers: &[usize],
     images: usize,
@@ -201,35 +203,33 @@ fn soonest(
     if !ParallelChoice::Auto.may_share(Some(numbers.len()), images) || !gains_by_sharing() {
         return Ok(1);
     }
-    // `may_share` has seen to it that there are so many.
+    // `may_share` has checked that there are enough GPUs.
     for pair in numbers.chunks_exact(PAIR).take(images) {
         if !cuda::are_linked(pair)? {
             let pair = Gpus::Numbers(pair.to_vec());
-            observer.detail(&format!(
-                "{pair} are not of one kind or out of each other's reach, so one GPU makes each image"
-            ));
+            observer.detail(&format!("{pair} are of different kinds or not linked, so each image uses one GPU"));
             return Ok(1);
         }
     }
     observer.detail(&format!(
-        "two GPUs make each image together, which takes less time than one; `{:#} off` has one do it",
+        "two GPUs share each image, which is faster than one; use one with `{:#} off`",
         Field::Parallel
     ));
     Ok(PAIR)
 }
 
-/// What to say where not `all` GPUs are `used`.
+/// Returns a note for the user if not `all` GPUs are `used`.
 fn unused(used: &[usize], all: &[usize], images: usize, world: usize) -> String {
     let made = match images {
-        1 => "one image is made".to_string(),
-        _ => format!("{images} images are made"),
+        1 => "one image is generated".to_string(),
+        _ => format!("{images} images are generated"),
     };
-    let note = format!("{made} by {} alone, not by all {} GPUs", Gpus::Numbers(used.to_vec()), all.len());
-    if world > 1 { note } else { format!("{note}; `{:#} N` has N of them make each image together", Field::Parallel) }
+    let note = format!("{made} on {} only, not on all {} GPUs", Gpus::Numbers(used.to_vec()), all.len());
+    if world > 1 { note } else { format!("{note}; use `{:#} N` to share each image between N GPUs", Field::Parallel) }
 }
 
-/// Opens groups of GPUs: the first at once, and all others at the same time by threads of their own. The driver opens
-/// GPUs one after the other, so the first one is not to wait.
+/// Opens groups of GPUs: the first immediately, the others concurrently on their own threads. The driver opens GPUs
+/// one after the other, so the first must not wait.
 fn open_gpus<'a>(args: &EngineArgs, mut groups: impl Iterator<Item = &'a [usize]>) -> Result<OpenGpus> {
     let open = |args: &EngineArgs, numbers: &[usize]| {
         let list = Gpus::Numbers(numbers.to_vec());
@@ -253,15 +253,15 @@ fn named(number: usize, gpu: Cuda) -> (String, Cuda) {
     (format!("cuda:{number}"), gpu)
 }
 
-/// The first GPU alone.
+/// Returns the first GPU alone.
 fn only(gpu: Cuda) -> Devices {
     Devices::Cuda(OpenGpus { first: vec![named(0, gpu)], others: Vec::new() })
 }
 
 fn explained(error: Error, gpus: &Gpus) -> Error {
     let device = Field::Device;
-    let hint = format!("`{device:#} cpu` works without a GPU; `nvidia-smi` lists the GPUs");
-    error.at(format!("{device:#} {gpus}")).of(device).hint(hint)
+    let hint = format!("list the GPUs with `nvidia-smi`, or use `{device:#} cpu`");
+    error.at(format!("{device:#} {gpus}")).for_field(device).hint(hint)
 }
 
 fn open_gpu(args: &EngineArgs, number: usize) -> Result<Cuda> {
@@ -270,7 +270,7 @@ fn open_gpu(args: &EngineArgs, number: usize) -> Result<Cuda> {
     Ok(cuda)
 }
 
-/// The GPUs of a list as ranks that make each image together.
+/// Opens the GPUs of a list as ranks that generate each image together.
 pub fn open_group(args: &EngineArgs, gpus: &Gpus) -> Result<Vec<Cuda>> {
     let cache = GemmCache::from_environment();
     let ranks = Cuda::group(&numbers(gpus)?, args.gpu_memory, arithmetic(args), &cache, GroupOptions::default())
@@ -292,7 +292,8 @@ fn arithmetic(args: &EngineArgs) -> Arithmetic {
     }
 }
 
-/// Errors when bf16 is asked for and the GPU has none, or attention in fp8 and this program has none.
+/// Errors if bf16 is requested and the GPU does not support it, or if attention in fp8 is requested and this program
+/// has no kernel for it.
 fn check_type(args: &EngineArgs, cuda: &Cuda) -> Result<()> {
     let asks_for_bf16 = [
         (Field::Precision, args.precision == PrecisionChoice::Bf16),
@@ -300,12 +301,12 @@ fn check_type(args: &EngineArgs, cuda: &Cuda) -> Result<()> {
     ];
     if let Some((field, _)) = asks_for_bf16.into_iter().find(|(_, asks)| *asks && !cuda.computes_in_bf16()) {
         return Err(Error::usage(format!("{} computes in fp16, not in bf16", cuda.describe()))
-            .of(field)
+            .for_field(field)
             .hint(format!("leave out `{field:#}`")));
     }
     if args.attention == AttentionChoice::Fp8 && !cuda.has_fp8_attention() {
-        return Err(Error::usage("this program was built without the kernel for attention in fp8")
-            .of(Field::Attention)
+        return Err(Error::usage("this program was built without the fp8 attention kernel")
+            .for_field(Field::Attention)
             .hint(format!("leave out `{:#}`, or build for compute capability 9.0", Field::Attention)));
     }
     Ok(())
@@ -313,8 +314,8 @@ fn check_type(args: &EngineArgs, cuda: &Cuda) -> Result<()> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::args::Unobserved;
     use super::*;
+    use crate::stage::Unobserved;
 
     #[test]
     fn the_cpu_is_as_many_devices_as_the_variable_says() {
@@ -329,7 +330,7 @@ mod tests {
         let by_itself = |numbers: &[usize], images: usize, gains_by_sharing: &dyn Fn() -> bool| {
             soonest(numbers, images, gains_by_sharing, &mut Unobserved).unwrap() == 1
         };
-        let unasked = || -> bool { panic!("there are not two GPUs for each image") };
+        let unasked = || -> bool { panic!("there are fewer than two GPUs per image") };
         assert!(by_itself(&[0], 1, &unasked) && by_itself(&[0, 1], 2, &unasked) && by_itself(&[2, 5, 7], 2, &unasked));
         assert!(by_itself(&[0, 1], usize::MAX, &unasked));
         assert!(by_itself(&[0, 1], 1, &|| false) && by_itself(&[0, 1, 2, 3], 2, &|| false));

@@ -1,4 +1,4 @@
-//! The digests of a model's parts, which are made while it is opened.
+//! Digests of a model's components, computed while it is opened.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, OnceLock};
@@ -7,7 +7,7 @@ use std::thread;
 use crate::files::ModelFiles;
 use crate::files::adapter::Adapter;
 
-/// The digests of a model's parts, by their names; none where there are no files.
+/// The digests of a model's components by name; empty without files.
 #[derive(Debug, Default)]
 pub(super) struct ModelDigests {
     files: Option<Arc<ModelFiles>>,
@@ -19,10 +19,11 @@ impl ModelDigests {
         Self { files: Some(files), digests: OnceLock::new() }
     }
 
-    /// Makes them, and those of `adapters`, on a thread of their own: until an image is written they are there.
+    /// Computes the digests of the model and of `adapters` on another thread, so that they are ready before an image
+    /// is written.
     pub(super) fn prepare(self: &Arc<Self>, adapters: Vec<Arc<Adapter>>) {
         let digests = Arc::clone(self);
-        // Without a thread they are made when they are asked for.
+        // Without a thread, they are computed on first use.
         let _ = thread::Builder::new().name("digests".to_string()).spawn(move || {
             digests.get();
             for adapter in adapters {
@@ -31,7 +32,7 @@ impl ModelDigests {
         });
     }
 
-    /// Waits for them. Files that cannot be read have none: opening the model tells why.
+    /// Waits for the digests. Unreadable files have no digests; opening the model reports the error.
     pub(super) fn get(&self) -> &BTreeMap<String, String> {
         self.digests.get_or_init(|| {
             let digests = self.files.as_ref().and_then(|files| files.digests().ok()).unwrap_or_default();

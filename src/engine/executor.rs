@@ -1,14 +1,14 @@
-//! What an engine needs of a model on devices, whichever backend they are of.
+//! Interfaces between an engine and a model on devices, independent of the backend.
 
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use super::OfImages;
-use super::image::JobImage;
-use super::job::Event;
-use super::schedule::{Batch, Schedule};
+use super::event::Event;
+use super::image::Image;
+use super::schedule::{Batch, JobShare, Scheduler};
+use super::{DeviceMemory, OfImages};
 use crate::backend::{Backend, Remark};
 use crate::error::{Error, Result};
 use crate::files::adapter::Adapter;
@@ -40,13 +40,15 @@ pub(super) trait Pool: Send + Sync {
     fn devices(&self, count: usize) -> Vec<(String, String)>;
     /// See [`Engine::machine`](super::Engine::machine).
     fn machine(&self, count: usize) -> String;
-    /// See [`Engine::computes_beside_host`](super::Engine::computes_beside_host).
-    fn computes_beside_host(&self) -> bool;
-    /// Whether an image of a batch may be another than the same image alone.
+    /// See [`Engine::computes_asynchronously`](super::Engine::computes_asynchronously).
+    fn computes_asynchronously(&self) -> bool;
+    /// Returns `true` if an image in a batch may differ from the same image alone.
     fn rounds_by_batch(&self) -> bool;
     /// See [`Engine::remarks`](super::Engine::remarks).
     fn remarks(&self, count: usize) -> Vec<(String, Remark)>;
-    /// The model.
+    /// See [`Engine::memory`](super::Engine::memory).
+    fn memory(&self) -> Vec<DeviceMemory>;
+    /// Returns the model's configs.
     fn info(&self) -> &ModelInfo;
     /// See [`Engine::adapter`](super::Engine::adapter).
     fn adapter(&self, path: &Path) -> Result<Arc<Adapter>>;
@@ -66,7 +68,7 @@ impl<B: Backend> Pool for Replicas<B> {
     }
 
     fn encode_images_ahead(&self, request: &Request, cancel: &CancelFlag) -> Result<()> {
-        // Of several devices nobody knows yet which makes the image.
+        // With several devices, it is not known yet which one generates the image.
         match &self.used(usize::MAX)[..] {
             [only] => only.model().encode_images_ahead(request, cancel),
             _ => Ok(()),
@@ -87,18 +89,18 @@ impl<B: Backend> Pool for Replicas<B> {
 
     fn devices(&self, count: usize) -> Vec<(String, String)> {
         let describe = |model: &Arc<Model<B>>| model.backend().describe();
-        let of = |replica: &Arc<Replica<B>>| replica.ranks().of_each(describe).collect::<Vec<_>>();
+        let of = |replica: &Arc<Replica<B>>| replica.ranks().map_devices(describe).collect::<Vec<_>>();
         self.used(count).iter().flat_map(of).collect()
     }
 
     fn machine(&self, count: usize) -> String {
         let used = self.used(count);
-        let machines = used.iter().flat_map(|replica| replica.ranks().of_each(|model| model.backend().machine()));
+        let machines = used.iter().flat_map(|replica| replica.ranks().map_devices(|model| model.backend().machine()));
         machines.map(|(_, machine)| machine).next().unwrap_or_default()
     }
 
-    fn computes_beside_host(&self) -> bool {
-        self.first().model().backend().costs().is_beside_host()
+    fn computes_asynchronously(&self) -> bool {
+        self.first().model().backend().costs().is_asynchronous()
     }
 
     fn rounds_by_batch(&self) -> bool {
@@ -107,11 +109,22 @@ impl<B: Backend> Pool for Replicas<B> {
 
     fn remarks(&self, count: usize) -> Vec<(String, Remark)> {
         let remarks = |model: &Arc<Model<B>>| model.backend().remarks();
-        let of = |replica: &Arc<Replica<B>>| replica.ranks().of_each(remarks).collect::<Vec<_>>();
+        let of = |replica: &Arc<Replica<B>>| replica.ranks().map_devices(remarks).collect::<Vec<_>>();
         let named = |(name, remarks): (String, Vec<Remark>)| {
             remarks.into_iter().map(|remark| (name.clone(), remark)).collect::<Vec<_>>()
         };
         self.used(count).iter().flat_map(of).flat_map(named).collect()
+    }
+
+    fn memory(&self) -> Vec<DeviceMemory> {
+        let memory = |model: &Arc<Model<B>>| {
+            let (backend, prompts) = (model.backend(), model.prompt_cache());
+            let available = Some(backend.available_bytes()).filter(|bytes| *bytes != u64::MAX);
+            (backend.stats().memory_bytes, available, prompts)
+        };
+        let of = |replica: &Arc<Replica<B>>| replica.ranks().map_devices(memory).collect::<Vec<_>>();
+        let named = |(device, (used, available, prompts))| DeviceMemory { device, used, available, prompts };
+        self.used(usize::MAX).iter().flat_map(of).map(named).collect()
     }
 
     fn info(&self) -> &ModelInfo {
@@ -123,60 +136,60 @@ impl<B: Backend> Pool for Replicas<B> {
     }
 }
 
-/// What makes batches: one device, or a group.
+/// An executor of batches: one device, or a group.
 pub(super) trait Executor: Send + Sync {
-    /// Its name; of a group, the names of all.
+    /// Returns the name of the device, or the joined names of a group.
     fn name(&self) -> &str;
-    /// Whether it is a group.
+    /// Returns `true` for a group of several devices.
     fn is_group(&self) -> bool;
-    /// Makes a batch.
+    /// Generates a batch.
     ///
-    /// Errors as sessions do; those of a group have the name of the device.
-    fn make(&self, batch: &Arc<Making>) -> Result<()>;
-    /// Whether it is still busy with a batch that has ended with an error.
+    /// Errors as sessions do; errors of a group include the name of the device.
+    fn make(&self, batch: &Arc<RunningBatch>) -> Result<()>;
+    /// Returns `true` if the executor is still busy with a batch that has ended with an error.
     fn is_late(&self) -> bool;
 }
 
-/// A batch that a device makes, and where it says how far it is.
-pub(super) struct Making {
-    schedule: Arc<Schedule>,
+/// A batch in progress on a device; it sends its events to the jobs.
+pub(super) struct RunningBatch {
+    scheduler: Arc<Scheduler>,
     batch: Mutex<Batch>,
     made: AtomicUsize,
 }
 
-impl Making {
-    pub(super) fn new(schedule: Arc<Schedule>, batch: Batch) -> Self {
-        Self { schedule, batch: Mutex::new(batch), made: AtomicUsize::new(0) }
+impl RunningBatch {
+    pub(super) fn new(scheduler: Arc<Scheduler>, batch: Batch) -> Self {
+        Self { scheduler, batch: Mutex::new(batch), made: AtomicUsize::new(0) }
     }
 
     pub(super) fn batch(&self) -> MutexGuard<'_, Batch> {
         self.batch.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Images that were handed out.
+    /// Returns the number of images that were sent.
     pub(super) fn made(&self) -> usize {
         self.made.load(Ordering::Relaxed)
     }
 
-    /// Everything before the first step is done; there is memory for the first `count` images.
+    /// Sends that steps begin, with memory for the first `count` images; returns the other images to the scheduler.
     pub(super) fn start(&self, count: usize, remark: Option<&str>) {
         let mut batch = self.batch();
-        self.schedule.keep(&mut batch, count);
+        self.scheduler.keep(&mut batch, count);
         for part in batch.parts.iter().filter(|part| !part.images().is_empty()) {
             part.send(Event::Started { images: part.images(), batch: count, remark: remark.map(str::to_string) });
         }
     }
 
-    /// Whether somebody wants to see what steps lead to.
+    /// Returns `true` if a job requests previews.
     pub(super) fn wants_previews(&self) -> bool {
-        self.batch().parts.iter().any(|part| part.previews)
+        self.batch().parts.iter().any(|part| part.job().previews)
     }
 
-    /// Hands out what the steps so far lead to, of each image.
+    /// Sends the preview of each image.
     pub(super) fn previews(&self, mut images: impl Iterator<Item = Option<Rgb>>, steps: [usize; 2]) {
         for part in &self.batch().parts {
             for (place, image) in part.images().zip(&mut images) {
-                if let Some(image) = image.filter(|_| part.previews) {
+                if let Some(image) = image.filter(|_| part.job().previews) {
                     part.send(Event::Preview { place, steps, image });
                 }
             }
@@ -184,20 +197,22 @@ impl Making {
     }
 
     pub(super) fn progress(&self, progress: Progress) {
-        self.batch().parts.iter().for_each(|part| part.send(Event::Progress(progress)));
+        let batch = self.batch();
+        self.scheduler.progress(&batch, progress);
+        batch.parts.iter().for_each(|part| part.send(Event::Progress(progress)));
     }
 
-    /// Hands out the next image.
+    /// Sends the next image.
     pub(super) fn image(&self, image: Decoded, latents: Option<Latents>) {
         let mut place = self.made.fetch_add(1, Ordering::Relaxed);
-        self.schedule.made();
         let made = self.batch();
+        self.scheduler.made(&made);
         let of_batch = OfImages { place, count: made.requests.len() };
         for part in &made.parts {
             let images = part.images();
             if place < images.len() {
                 let place = images.start + place;
-                let image = Box::new(JobImage::new(image, place, of_batch, Arc::clone(&part.origin)));
+                let image = Box::new(Image::new(image, place, of_batch, Arc::clone(&part.origin)));
                 part.send(Event::Image { place, image, latents });
                 return;
             }
@@ -205,7 +220,7 @@ impl Making {
         }
     }
 
-    /// All images are handed out.
+    /// Sends that all images are generated.
     pub(super) fn finish(&self, device: &Arc<str>, timings: &Timings) {
         for part in self.batch().parts.iter().filter(|part| !part.images().is_empty()) {
             let (images, device) = (part.images(), Arc::clone(device));
@@ -227,7 +242,7 @@ impl<B: Backend> Executor for Replica<B> {
         self.ranks().is_late()
     }
 
-    fn make(&self, making: &Arc<Making>) -> Result<()> {
+    fn make(&self, making: &Arc<RunningBatch>) -> Result<()> {
         let (requests, reader, cancel) = {
             let batch = making.batch();
             (batch.requests.clone(), batch.reader.clone(), batch.cancel.clone())
@@ -235,29 +250,29 @@ impl<B: Backend> Executor for Replica<B> {
         let (making, name): (_, Arc<str>) = (Arc::clone(making), self.name().into());
         let model = Arc::clone(self.model());
         let on_rank = move |rank: usize, session: Session<B>, _: &mut dyn FnMut(Progress)| match rank {
-            0 => hand_out(session, &making, &name, &model),
-            // What the first rank makes is handed out.
+            0 => send_images(session, &making, &name, &model),
+            // Only the first rank sends the images.
             _ => session.run(&mut |_| {}).map(drop),
         };
         self.ranks().run_items(requests, &reader, &cancel, &mut |_| {}, on_rank)
     }
 }
 
-/// Makes the images of a session, and hands them out.
-fn hand_out<B: Backend>(
+/// Generates the images of a session, and sends them.
+fn send_images<B: Backend>(
     mut session: Session<B>,
-    making: &Making,
+    making: &RunningBatch,
     device: &Arc<str>,
     model: &Arc<Model<B>>,
 ) -> Result<()> {
     let report = &mut |progress| making.progress(progress);
-    if making.batch().parts.iter().any(|part| part.embeddings) {
+    if making.batch().parts.iter().any(JobShare::wants_embeddings) {
         let embeddings = session.embeddings()?;
         let batch = making.batch();
         batch
             .parts
             .iter()
-            .filter(|part| part.embeddings)
+            .filter(|part| part.wants_embeddings())
             .for_each(|part| part.send(Event::Embeddings(embeddings.clone())));
     }
     let count = session.prepare(report)?;
@@ -265,7 +280,7 @@ fn hand_out<B: Backend>(
     if making.wants_previews() {
         show_steps(&mut session, making, model, report)?;
     }
-    let wants_latents = making.batch().parts.iter().any(|part| part.latents);
+    let wants_latents = making.batch().parts.iter().any(|part| part.job().latents);
     let mut latents = if wants_latents { session.final_latents(report)? } else { Vec::new() }.into_iter();
     while let Some(image) = session.decode(report)? {
         making.image(image, latents.next());
@@ -274,11 +289,11 @@ fn hand_out<B: Backend>(
     Ok(())
 }
 
-/// Makes the steps, and hands out what each leads to. A VAE without an encoder has no map, so there is nothing to see,
-/// which is no error.
+/// Runs the steps, and sends a preview of each. A VAE without an encoder has no preview map; then there are no
+/// previews, which is not an error.
 fn show_steps<B: Backend>(
     session: &mut Session<B>,
-    making: &Making,
+    making: &RunningBatch,
     model: &Model<B>,
     report: &mut dyn FnMut(Progress),
 ) -> Result<()> {
@@ -302,11 +317,11 @@ fn show_steps<B: Backend>(
     let mut previews = None;
     for done in 1..total {
         session.step(report)?;
-        // What the step before it led to becomes an image while the device makes this one.
+        // The preview of the previous step is finished while the device computes this step.
         show(previews.take(), done - 1)?;
         let begin = |latents| previewer.begin(backend, latents, size);
         previews = session.predict()?.map(begin).transpose()?;
-        // A backend that computes while the host enqueues has it already.
+        // A backend that computes while the host enqueues has finished this step already.
         if session.is_idle()? {
             show(previews.take(), done)?;
         }

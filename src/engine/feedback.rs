@@ -1,4 +1,4 @@
-//! Images that begin with a part of the one before, so that frames of a video change less.
+//! Images that begin with a part of the previous image, so that video frames change less.
 
 use super::Engine;
 use crate::error::{Error, Result};
@@ -6,22 +6,22 @@ use crate::pipeline::{Latents, Plan, Request};
 use crate::sampler::ScheduleKind;
 
 impl Engine {
-    /// The request where its image begins with a part of the final latents of another one. Where `share` is that part,
-    /// the rest is the seed's noise, and noise levels fall from `1 - share`: the model's own, times that. No part, and
-    /// latents of another size, leave the request as it is.
+    /// Returns a request whose image begins with a part of the final latents of another image. `share` is that part.
+    /// The rest is the seed's noise, and the model's own noise levels are multiplied by `1 - share`. The request is
+    /// unchanged if `share` is 0, or if the latents have another size.
     ///
-    /// Errors as [`Engine::plan`], and when the part is not from 0 to below 1, or something else gives the first
+    /// Errors as [`Engine::plan`], and if `share` is not from 0 to below 1, or something else provides the first
     /// latents.
     pub fn begin_with(&self, request: Request, before: &Latents, share: f32) -> Result<Request> {
         if !(0.0..1.0).contains(&share) {
-            return Err(Error::usage(format!("the part of the image before is {share}, expected 0 to below 1"))
-                .hint("0.2 is a little of it, 0.6 much"));
+            return Err(Error::usage(format!("the share of the previous image is {share}, expected 0 to below 1"))
+                .hint("use 0.2 for a little of it, 0.6 for much of it"));
         }
         if share == 0.0 {
             return Ok(request);
         }
         if request.change.is_some() || request.start().is_some() {
-            return Err(Error::usage("a part of the image before and something else give the first latents")
+            return Err(Error::usage("the previous image cannot be used with another source of the first latents")
                 .hint("leave one of them out"));
         }
         let plan = self.plan(&request)?;

@@ -1,4 +1,4 @@
-//! An image of a job, and the file that it becomes.
+//! Images of a job, and their files.
 
 use std::borrow::Cow;
 use std::path::{Path, PathBuf};
@@ -6,48 +6,41 @@ use std::sync::Arc;
 
 use super::digests::ModelDigests;
 use super::image_recipe::{ImageRecipe, ModelRecipe, OfImages};
-use super::{Inputs, Recipe};
+use super::job::Job;
 use crate::error::Result;
 use crate::metadata::{DigitalSource, Metadata};
 use crate::output::{self, ImageFormat, Target};
-use crate::pipeline::{Decoded, Embeddings, Latents, Plan, Request};
-use crate::rgb::Rgb;
+use crate::pipeline::{Decoded, Embeddings, Latents, Plan};
+use crate::rgb::{Rgb, RgbImage};
 use crate::sampler::{Rng, ScheduleKind};
 
-/// An image of a job.
+/// A generated image, and the origin that [`Image::recipe`] describes.
 #[derive(Debug, Clone)]
-pub struct JobImage {
-    /// What the model made.
+pub struct Image {
+    /// Output of the model.
     pub rgb: Rgb,
-    /// Size, steps, seed and guidance that were used.
+    /// Size, steps, seed and guidance of the image.
     pub plan: Plan,
-    /// Which of the job's images it is.
+    /// Index of the image in the job.
     place: usize,
-    /// Which of the images that were made at once.
+    /// Index of the image in its batch.
     of_batch: OfImages,
     origin: Arc<Origin>,
 }
 
-/// What all images of a job are made of.
+/// The origin of all images of a job.
 #[derive(Debug)]
 pub(super) struct Origin {
-    pub(super) request: Request,
-    pub(super) inputs: Arc<Inputs>,
-    pub(super) recipe: Option<Arc<Recipe>>,
-    /// Images of the job.
-    pub(super) count: usize,
-    pub(super) provenance: bool,
-    pub(super) of: Option<OfImages>,
-    /// Whether images of a batch round otherwise than alone.
+    pub(super) job: Job,
+    /// `true` if images in a batch round differently than single images.
     pub(super) rounds_by_batch: bool,
-    pub(super) key: Option<String>,
     pub(super) model: Arc<ModelRecipe>,
     pub(super) digests: Arc<ModelDigests>,
-    /// What computes, in words.
+    /// Description of the device.
     pub(super) device: String,
 }
 
-impl JobImage {
+impl Image {
     pub(super) fn new(
         Decoded { rgb: bytes, plan }: Decoded,
         place: usize,
@@ -57,64 +50,71 @@ impl JobImage {
         Self { rgb: Rgb { width: plan.width, height: plan.height, bytes }, plan, place, of_batch, origin }
     }
 
-    /// Writes it as a PNG, a JPEG or a WebP, as the name ends; the file says how it was made. Where an image was
-    /// changed, it lies over that one, as [`Job::inputs`](super::Job::inputs) say.
+    /// Writes the image as a PNG, a JPEG or a WebP, by the extension of the name, with its recipe as metadata. An
+    /// edited image is composited over the original, as [`Job::inputs`](super::Job::inputs) specify.
     ///
     /// Errors as [`Target::new`] and [`Target::write`].
     pub fn save(&self, path: impl AsRef<Path>) -> Result<()> {
         self.write(&Target::new(path.as_ref())?)
     }
 
-    /// [`JobImage::save`] at a place that was found to be writable.
+    /// Writes the image as [`Image::save`] does, to a target that was already checked.
     ///
     /// Errors as [`Target::write`].
     pub fn write(&self, target: &Target) -> Result<()> {
         target.write(self.pixels()?.as_ref(), &self.metadata())
     }
 
-    /// The bytes of the file.
+    /// Returns the bytes of an image file.
     ///
     /// Errors as [`output::encode`].
     pub fn encode(&self, format: ImageFormat) -> Result<Vec<u8>> {
         output::encode(self.pixels()?.as_ref(), format, &self.metadata())
     }
 
-    /// The bytes of a JPEG of a quality from 1 to 100.
+    /// Returns the bytes of a JPEG with a quality from 1 to 100.
     ///
     /// Errors as [`output::encode_jpeg`].
     pub fn encode_jpeg(&self, quality: u8) -> Result<Vec<u8>> {
         output::encode_jpeg(self.pixels()?.as_ref(), quality, &self.metadata())
     }
 
-    /// What is written of it: where an image was changed, that one with what is new.
+    /// Returns the pixels for the file: an edited image is composited over the original.
     ///
-    /// Errors when the result is not of the size of what was changed.
+    /// Errors if the result does not have the size of the edited image.
     pub fn pixels(&self) -> Result<Cow<'_, Rgb>> {
-        self.origin.inputs.finish(&self.rgb)
+        self.origin.job.inputs.finish(&self.rgb)
     }
 
-    /// What the file says of itself.
+    /// Returns the pixels of [`Image::pixels`] as an image of the crate `image`.
+    ///
+    /// Errors as [`Image::pixels`].
+    pub fn to_rgb_image(&self) -> Result<RgbImage> {
+        self.pixels()?.into_owned().try_into()
+    }
+
+    /// Returns the metadata of the file.
     fn metadata(&self) -> Metadata {
         let recipe = self.recipe();
         Metadata {
             texts: self.facts(),
             recipe: recipe.as_ref().map(ImageRecipe::to_json),
             parameters: recipe.as_ref().map(ImageRecipe::parameters),
-            source: self.origin.provenance.then(|| match self.origin.inputs.is_composite() {
+            source: self.origin.job.provenance.then(|| match self.origin.job.inputs.is_composite() {
                 true => DigitalSource::CompositeWithTrainedAlgorithmicMedia,
                 false => DigitalSource::TrainedAlgorithmicMedia,
             }),
         }
     }
 
-    /// How it is made again; none where the job has no recipe.
+    /// Returns the recipe to reproduce the image; `None` if the job has no recipe.
     pub fn recipe(&self) -> Option<ImageRecipe> {
-        let Origin { request, recipe, model, digests, device, inputs, count, of, key, rounds_by_batch, .. } =
-            &*self.origin;
+        let Origin { job, model, digests, device, rounds_by_batch } = &*self.origin;
+        let Job { request, recipe, inputs, count, of, key, .. } = job;
         let recipe = recipe.as_ref()?;
-        let mut made = ImageRecipe::of(recipe, &self.plan, model, device).with_inputs(inputs);
+        let mut made = ImageRecipe::for_plan(recipe, &self.plan, model, device).with_inputs(inputs);
         if inputs.place_in([self.plan.width, self.plan.height]).is_some() {
-            // It is the image that says the size, which is not one that the model makes.
+            // The size comes from the input image, and is not a size that the model generates.
             (made.recipe.width, made.recipe.height) = (None, None);
         }
         let is_of_several = *count > 1 && (recipe.noise.is_some() || recipe.latents.is_some());
@@ -122,22 +122,22 @@ impl JobImage {
         made.batch = Some(self.of_batch).filter(|batch| *rounds_by_batch && batch.count > 1);
         made.key = key.clone();
         made.model.digests = digests.get().clone();
-        // By the names that the recipe has for them.
+        // Digests of adapters, by the names in the recipe.
         let names = recipe.adapters.iter().map(|used| used.file.to_string_lossy().into_owned());
         made.digests.extend(names.zip(request.adapters.iter().map(|used| used.adapter.digest().to_string())));
         Some(made)
     }
 
-    /// What the texts of a PNG say: pairs of a keyword and a text.
+    /// Returns the texts of a PNG: pairs of a keyword and a text.
     fn facts(&self) -> Vec<(&'static str, String)> {
-        let Origin { request, inputs, model, .. } = &*self.origin;
+        let Origin { job: Job { request, inputs, .. }, model, .. } = &*self.origin;
         let Plan { width, height, steps, guidance, seed, rng, schedule, negative, .. } = &self.plan;
         let path = |path: Option<&Path>| path.map(|path| path.display().to_string());
         let adapters = request.adapters.iter().map(|used| format!("{}:{}", name(used.adapter.path()), used.strength));
         let adapters: Vec<_> = adapters.collect();
         let names = |files: &[PathBuf]| files.iter().map(|file| name(file)).collect::<Vec<_>>().join(", ");
         let facts = [
-            // The keyword of the standard; ComfyUI takes `prompt` for a graph in JSON.
+            // The keyword of the PNG standard; ComfyUI reads `prompt` as a graph in JSON.
             ("Description", Some(request.prompt.clone())),
             ("seed", Some(seed.to_string())),
             ("steps", Some(steps.to_string())),
@@ -162,7 +162,7 @@ impl JobImage {
     }
 }
 
-/// The name of a file, without its folder.
+/// Returns the name of a file without its folder.
 fn name(file: &Path) -> String {
     file.file_name().unwrap_or_default().to_string_lossy().into_owned()
 }

@@ -1,7 +1,7 @@
-//! What an image file carries: how the image is made again.
+//! Image recipes: metadata of image files to reproduce the images.
 
 use std::collections::BTreeMap;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use base64::Engine;
 use serde::{Deserialize, Serialize};
@@ -13,45 +13,44 @@ use crate::error::{Error, Result};
 use crate::files::ModelPaths;
 use crate::metadata::{DigitalSource, Metadata};
 use crate::output::ImageFormat;
-use crate::pipeline::Plan;
+use crate::pipeline::{MAX_REFERENCES, Plan};
 
-/// The version of the arithmetic. It is raised where the same recipe, model and device give an image that differs in a
-/// bit from that of the version before.
+/// The version of the arithmetic. It is raised when the same recipe, model and device give an image that differs in
+/// any bit.
 pub const NUMERICS: u32 = 1;
 
-/// The most images among which one may be, so that a damaged recipe asks for no endless work.
-const MOST_IMAGES: usize = 65_536;
+/// Maximum [`OfImages::count`], so that a damaged recipe does not request endless work.
+const MAX_IMAGES: usize = 65_536;
 
-/// How an image was made: the recipe with every choice made, and with what.
+/// A recipe with every choice made, the model and the device, for reproducing an image.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ImageRecipe {
-    /// The version of the program that made it.
+    /// Version of the program that generated the image.
     pub flux: String,
-    /// The version of the arithmetic, see [`NUMERICS`]; 0 of a program that did not say it.
+    /// Version of the arithmetic, see [`NUMERICS`]; 0 if the program did not record it.
     #[serde(default)]
     pub numerics: u32,
-    /// What makes it again.
+    /// Recipe that reproduces the image.
     pub recipe: Recipe,
-    /// The model.
+    /// Model.
     pub model: ModelRecipe,
-    /// What computed it: the name of a GPU and how it computes, or the CPU. How many threads or GPUs there were changes
-    /// no image.
+    /// Device: the name of a GPU and its type of arithmetic, or the CPU. The number of threads or GPUs changes no
+    /// image.
     pub device: String,
-    /// Which of the images of the files of noise or latents it is, where they have several.
+    /// Index in the files of noise or latents, if they hold several images.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub of: Option<OfImages>,
-    /// Which of the images that were made at once it is, where that changes how it is rounded.
+    /// Index in the image's batch, if it affects rounding.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub batch: Option<OfImages>,
-    /// A hash of what was asked for, by which whoever asked knows the image again.
+    /// Hash of the request, so that its author recognizes the image.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub key: Option<String>,
-    /// The digest of each file that it was made from, by the name that the recipe has for it; see
-    /// [`digest`](crate::files::digest).
+    /// Digest of each input file, by its name in the recipe; see [`digest`](crate::files::digest).
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub digests: BTreeMap<String, String>,
-    /// Files that it was made from, in base64.
+    /// Embedded input files, in base64.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub embedded: BTreeMap<String, String>,
 }
@@ -60,42 +59,44 @@ pub struct ImageRecipe {
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ModelRecipe {
-    /// Its name.
+    /// Name of the model.
     pub name: String,
-    /// What was named; nothing for the built-in model.
+    /// Paths that were passed; empty for the built-in model.
     #[serde(default)]
     pub paths: ModelPaths,
-    /// Whether keys and values of references were made once, whatever the model's folder says.
+    /// `true` if keys and values of references were computed once, even if the model's folder does not request it.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub kv: bool,
-    /// The formats that weights were brought to.
+    /// Formats of quantized weights.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub quantize: Option<String>,
-    /// The type of the arithmetic that was asked for.
+    /// Requested type of the arithmetic.
     #[serde(default)]
     pub precision: PrecisionChoice,
-    /// The type of attention that was asked for.
+    /// Requested type of attention.
     #[serde(default, skip_serializing_if = "AttentionChoice::is_auto")]
     pub attention: AttentionChoice,
-    /// The digests of its parts.
+    /// Digests of the model's components.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub digests: BTreeMap<String, String>,
 }
 
-/// An image among others: those of a file, or those that were made at once.
+/// The position of an image among the images of a file or of a batch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct OfImages {
-    /// Counted from 0.
+    /// Index, from 0.
     pub place: usize,
-    /// All of them.
+    /// Number of images.
     pub count: usize,
 }
 
 impl ImageRecipe {
-    /// What makes the image of `plan` again. The model and the files have no digests.
-    pub(super) fn of(recipe: &Recipe, plan: &Plan, model: &ModelRecipe, device: &str) -> Self {
+    /// Creates the recipe of the image of `plan`, without digests of the model and of files.
+    pub(super) fn for_plan(recipe: &Recipe, plan: &Plan, model: &ModelRecipe, device: &str) -> Self {
         let recipe = Recipe {
+            prompt: recipe.full_prompt().into_owned(),
+            boxes: Vec::new(),
             width: Some(plan.width),
             height: Some(plan.height),
             steps: Some(plan.steps),
@@ -121,7 +122,7 @@ impl ImageRecipe {
         }
     }
 
-    /// The same with the digests of the inputs, and with those that are kept.
+    /// Adds the digests of the inputs, and the inputs to embed.
     pub(super) fn with_inputs(mut self, inputs: &Inputs) -> Self {
         self.digests.extend(inputs.digests.clone());
         let base64 = |bytes: &Vec<u8>| base64::engine::general_purpose::STANDARD.encode(bytes);
@@ -130,22 +131,32 @@ impl ImageRecipe {
         self
     }
 
-    /// The files that it carries.
+    /// Returns the embedded files. Bytes that several files share are stored under one of their names.
     ///
-    /// Errors when they are no base64.
+    /// Errors if they are not valid base64.
     pub fn embedded_files(&self) -> Result<EmbeddedFiles> {
         let decode = |(name, text): (&String, &String)| match base64::engine::general_purpose::STANDARD.decode(text) {
             Ok(bytes) => Ok((PathBuf::from(name), bytes)),
-            Err(e) => Err(Error::new(format!("the file `{name}` that the recipe carries is damaged: {e}"))
-                .hint("name the file with a flag")),
+            Err(e) => Err(Error::new(format!("the file `{name}` that the recipe embeds is damaged: {e}"))
+                .hint("pass the file with a flag")),
         };
-        self.embedded.iter().map(decode).collect()
+        let mut files = self.embedded.iter().map(decode).collect::<Result<EmbeddedFiles>>()?;
+        let digest = |file: &Path| self.digests.get(&*file.to_string_lossy());
+        for file in self.recipe.inputs.iter().take(MAX_REFERENCES).chain(&self.recipe.mask) {
+            let same = digest(file).and_then(|own| files.iter().find(|(other, _)| digest(other) == Some(own)));
+            if let Some(bytes) = same.map(|(_, bytes)| bytes.clone()).filter(|_| !files.contains_key(file)) {
+                files.insert(file.clone(), bytes);
+            }
+        }
+        Ok(files)
     }
 
-    /// Errors when a file of this format has no room for the recipe, which a JPEG bounds: asked before the image is
-    /// made.
+    /// Checks that a file of this format has room for the recipe, before the image is generated. Only JPEG has a
+    /// limit.
+    ///
+    /// Errors if the recipe is too long.
     pub fn check_room(recipe: &Recipe, paths: &ModelPaths, inputs: &Inputs, format: ImageFormat) -> Result<()> {
-        /// Longer than the choices of the model, its digests, and what describes it and the device.
+        /// Longer than the model's options, its digests, and the descriptions of the model and the device.
         const MORE: usize = 2048;
         /// A digest with its quotes.
         const DIGEST: usize = 96;
@@ -160,33 +171,33 @@ impl ImageRecipe {
         Metadata { recipe, parameters, source, ..Metadata::default() }.check_jpeg()
     }
 
-    /// As an image file has it: JSON in one line.
+    /// Returns the recipe as in an image file: JSON on one line.
     ///
-    /// A name of a file that is no text has a replacement character for what is none.
+    /// In file names, bytes that are not text become replacement characters.
     pub fn to_json(&self) -> String {
         let made = self.clone();
-        let model = ModelRecipe { paths: of_text(made.model.paths), ..made.model };
+        let model = ModelRecipe { paths: paths_as_text(made.model.paths), ..made.model };
         let made = Self { recipe: with_text_names(made.recipe), model, ..made };
         serde_json::to_string(&made).expect("names are text, and so are keys")
     }
 
-    /// Reads what an image file has.
+    /// Reads the recipe of an image file.
     ///
-    /// Errors when it is not what this version of the program writes.
-    pub fn of_json(json: &str) -> Result<Self> {
+    /// Errors if this version of the program does not write such a recipe.
+    pub fn from_json(json: &str) -> Result<Self> {
         let wrong = |what: String| {
             Error::new(format!("its recipe cannot be read: {what}"))
-                .hint("the file was changed, or another version of flux made it")
+                .hint("use the original file: this one was changed, or comes from another version of flux")
         };
         let made: Self = serde_json::from_str(json).map_err(|e| wrong(e.to_string()))?;
         let others = [made.of, made.batch];
-        match others.into_iter().flatten().find(|of| of.place >= of.count || of.count > MOST_IMAGES) {
-            Some(OfImages { place, count }) => Err(wrong(format!("it would be image {place}, from 0, of {count}"))),
+        match others.into_iter().flatten().find(|of| of.place >= of.count || of.count > MAX_IMAGES) {
+            Some(OfImages { place, count }) => Err(wrong(format!("image index {place} does not fit {count} images"))),
             None => Ok(made),
         }
     }
 
-    /// The same as programs that read what A1111 writes understand it.
+    /// Returns the recipe in the format of A1111, for programs that read it.
     pub fn parameters(&self) -> String {
         let Self { recipe, model, .. } = self;
         let size = recipe.width.zip(recipe.height).map(|(width, height)| format!("{width}x{height}"));
@@ -208,7 +219,7 @@ impl ImageRecipe {
             ("Version", Some(format!("flux {}", self.flux))),
         ];
         let pairs = pairs.into_iter().filter_map(|(key, value)| Some(format!("{key}: {}", quoted(&value?))));
-        // ComfyUI reads none of it where the line is missing.
+        // ComfyUI reads nothing without this line.
         let negative = format!("Negative prompt: {}", recipe.negative.as_deref().unwrap_or_default());
         let lines = [recipe.prompt.clone(), negative].into_iter();
         lines.chain([pairs.collect::<Vec<_>>().join(", ")]).collect::<Vec<_>>().join("\n")
@@ -232,13 +243,13 @@ fn with_text_names(recipe: Recipe) -> Recipe {
     }
 }
 
-fn of_text(paths: ModelPaths) -> ModelPaths {
+fn paths_as_text(paths: ModelPaths) -> ModelPaths {
     let ModelPaths { model, text_encoder, vae, tokenizer, variant } = paths;
     let [model, text_encoder, vae, tokenizer] = [model, text_encoder, vae, tokenizer].map(|path| path.map(text));
     ModelPaths { model, text_encoder, vae, tokenizer, variant }
 }
 
-/// A value as A1111 writes it: in quotes where it would end too early.
+/// Returns a value as A1111 writes it: quoted if it contains separators.
 fn quoted(value: &str) -> String {
     if value.contains([',', ':', '\n']) { serde_json::json!(value).to_string() } else { value.to_string() }
 }
@@ -256,18 +267,18 @@ mod tests {
             ..Recipe::new("a cat,\na hat", 7)
         };
         let model = ModelRecipe { name: "tiny".to_string(), ..ModelRecipe::default() };
-        let plan = Plan::of_size(64, 48);
-        ImageRecipe::of(&recipe, &Plan { seed: 9, ..plan }, &model, "CPU")
+        let plan = Plan::with_size(64, 48);
+        ImageRecipe::for_plan(&recipe, &Plan { seed: 9, ..plan }, &model, "CPU")
     }
 
     #[test]
     fn it_is_the_same_after_json_and_has_every_choice() {
         let made = made();
-        assert_eq!(ImageRecipe::of_json(&made.to_json()).unwrap(), made);
+        assert_eq!(ImageRecipe::from_json(&made.to_json()).unwrap(), made);
         let Recipe { width, height, steps, guidance, seed, .. } = made.recipe;
         assert_eq!((width, height, steps, guidance, seed), (Some(64), Some(48), Some(1), Some(1.0), 9));
         for json in ["", "{}", r#"{"flux":"1","recipe":{"x":1},"model":{"name":""},"device":""}"#] {
-            assert!(ImageRecipe::of_json(json).is_err(), "{json}");
+            assert!(ImageRecipe::from_json(json).is_err(), "{json}");
         }
     }
 
@@ -293,7 +304,7 @@ mod tests {
         assert!(json.contains("a\u{fffd}.png"), "{json}");
     }
 
-    /// What the parser of A1111 makes of the last line. Source: `parse_generation_parameters` and `re_param` in its
+    /// Parses the last line as A1111 does. Source: `parse_generation_parameters` and `re_param` in its
     /// `modules/infotext_utils.py`.
     fn pairs(parameters: &str) -> Vec<(String, String)> {
         let pair = regex::Regex::new(r#"\s*(\w[\w \-/]+):\s*("(?:\\.|[^\\"])+"|[^,]*)(?:,|$)"#).unwrap();
@@ -311,15 +322,15 @@ mod tests {
             ["1", "9", "64x48", "1"]
         );
         assert_eq!([value("Schedule type"), value("Lora")].map(Option::unwrap), ["power:1.5", "style:0.5"]);
-        // With fewer it would take the line for a part of the prompt.
+        // With fewer pairs, A1111 would read the line as a part of the prompt.
         assert!(pairs.len() >= 3);
     }
 
-    /// What ComfyUI's front end makes of it: prompt, negative prompt and pairs. Source: `importA1111` in its
+    /// Parses the text as ComfyUI's front end does: prompt, negative prompt and pairs. Source: `importA1111` in its
     /// `pnginfo.ts`.
     fn comfyui(parameters: &str) -> (String, String, Vec<(String, String)>) {
-        let steps = parameters.rfind("\nSteps:").expect("else it reads nothing");
-        let negative = parameters[..steps].rfind("\nNegative prompt:").expect("else it makes no graph");
+        let steps = parameters.rfind("\nSteps:").expect("without it, nothing is read");
+        let negative = parameters[..steps].rfind("\nNegative prompt:").expect("without it, no graph is created");
         let pair = regex::Regex::new(r#"\s*([^:]+:\s*([^"\{].*?|".*?"|\{.*?\}))\s*(,|$)"#).unwrap();
         let pairs = pair.find_iter(parameters[steps..].split('\n').nth(1).unwrap()).map(|found| {
             let mut parts = found.as_str().split(':');

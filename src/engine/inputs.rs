@@ -1,4 +1,4 @@
-//! The images that a recipe names: read, prepared for the model, and the way back onto them.
+//! Input images of a recipe: reading, preparing them for the model, and compositing results over them.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -13,29 +13,34 @@ use crate::files::digest;
 use crate::input::{self, Edit, Mask, Region, is_stdin};
 use crate::pipeline::{Change, GivenReference, MAX_REFERENCES, Request};
 use crate::rgb::Rgb;
+use crate::stage::CancelFlag;
 
-/// The most bytes of files that an image file carries.
+/// Maximum bytes of files embedded in an image file.
 const MAX_EMBEDDED: usize = 4 << 20;
-/// The strength with which a part of an image is drawn anew, as in the reference.
+/// Sides of model images are multiples of this many pixels.
+const CELL: usize = 16;
+/// Default strength with a mask, as in the reference.
 const MASKED_STRENGTH: f64 = 0.8;
 
-/// Where the files of a recipe come from.
+/// The source of a recipe's files.
 pub struct InputSource<'a> {
-    /// What the image `-` is.
+    /// Content of the image `-`.
     pub stdin: &'a mut dyn Read,
-    /// Files that need not be there, by their names in the recipe.
+    /// Embedded files by their names in the recipe; they need not exist on disk.
     pub embedded: EmbeddedFiles,
-    /// Whether the images' files are kept, so that image files can carry them.
+    /// `true` if files of images are kept, to embed them in image files.
     pub keeps: bool,
+    /// Stops reading between two files.
+    pub cancel: CancelFlag,
 }
 
-/// Files of images by the names that a recipe has for them.
+/// Image files by their names in a recipe.
 pub type EmbeddedFiles = BTreeMap<PathBuf, Vec<u8>>;
 
 impl<'a> InputSource<'a> {
-    /// Files on disk, and `stdin`.
+    /// Creates a source of files on disk and `stdin`.
     pub fn new(stdin: &'a mut dyn Read) -> Self {
-        Self { stdin, embedded: EmbeddedFiles::new(), keeps: false }
+        Self { stdin, embedded: EmbeddedFiles::new(), keeps: false, cancel: CancelFlag::default() }
     }
 
     fn read(&mut self, file: &Path) -> Result<Vec<u8>> {
@@ -47,22 +52,24 @@ impl<'a> InputSource<'a> {
     }
 }
 
-/// What the files of images hold. None are there by default.
+/// The contents of the input images; empty by default.
 #[derive(Debug, Default)]
 pub struct Inputs {
-    /// What the recipe says of them, for the texts of a PNG.
+    /// Fields of the recipe, for the texts of a PNG.
     pub(super) files: Vec<PathBuf>,
     pub(super) mask: Option<PathBuf>,
     pub(super) strength: Option<f64>,
-    /// Of each file that was read, tensors too, its name and its digest.
+    /// Name and digest of each file that was read, including tensors.
     pub(super) digests: BTreeMap<String, String>,
-    /// The files themselves, where they are kept.
+    /// Bytes of the files, if they are kept.
     pub(super) kept: EmbeddedFiles,
     references: Vec<Arc<GivenReference>>,
-    /// Whether the recipe says the size of results.
+    /// `true` if the recipe determines the size of results.
     is_sized: bool,
+    /// Size of results with the proportions of the first reference.
+    size: Option<[usize; 2]>,
     change: Option<Change>,
-    /// The image to change, onto which results come back.
+    /// Image to edit, over which results are composited.
     edit: Option<Edit>,
     feather: usize,
     notes: Vec<String>,
@@ -71,47 +78,52 @@ pub struct Inputs {
 impl Inputs {
     /// Reads all files.
     ///
-    /// Errors when one cannot be read, or does not suit the others, or when files that are kept are too long.
+    /// Errors if a file cannot be read, if files do not fit together, or if files to embed are too large.
     pub fn read(recipe: &Recipe, source: &mut InputSource<'_>) -> Result<Self> {
         if recipe.inputs.len() > MAX_REFERENCES {
             let given = recipe.inputs.len();
-            return Err(Error::usage(format!("{given} images are given, expected at most {MAX_REFERENCES}"))
-                .of(Field::Inputs)
+            return Err(Error::usage(format!("{given} input images were passed, expected at most {MAX_REFERENCES}"))
+                .for_field(Field::Inputs)
                 .hint("leave some out"));
         }
         let mut files = Files { source, digests: BTreeMap::new(), kept: EmbeddedFiles::new() };
         let (first, others) = recipe.inputs.split_at(usize::from(recipe.changes()).min(recipe.inputs.len()));
         let image = first.first().map(|file| files.decode(file, input::read_bytes)).transpose()?;
         let mask = recipe.mask.as_deref().map(|file| files.decode(file, Mask::read_bytes)).transpose()?;
-        let notes = mask.iter().flat_map(Mask::notes).cloned().collect();
-        let edit =
-            image.map(|image| edit(recipe, image, mask.as_ref()).map_err(|e| e.at(place(&first[0])))).transpose()?;
-        let given = if recipe.inputs.len() == 1 { GivenReference::alone } else { GivenReference::of_several };
+        let mut notes: Vec<String> = mask.iter().flat_map(Mask::notes).cloned().collect();
+        let at = |e: Error| e.at(place(&first[0]));
+        let edit = image.map(|image| edit(recipe, image, mask).map_err(at)).transpose()?;
+        notes.extend(edit.as_ref().and_then(|edit| reduction(recipe, edit, &first[0])));
+        let given = if recipe.inputs.len() == 1 { GivenReference::alone } else { GivenReference::among_several };
         let mut reference = |file: &PathBuf| Ok(Arc::new(given(files.decode(file, input::read_bytes)?, place(file))));
-        let references = others.iter().map(&mut reference).collect::<Result<_>>()?;
+        let references = others.iter().map(&mut reference).collect::<Result<Vec<_>>>()?;
+        let size = recipe.resize.filter(|_| !recipe.changes()).zip(references.first());
+        let size = size.map(|(resize, first)| resize.output_size(first.size())).transpose()?;
         files.digest_tensors(recipe)?;
         let Files { digests, kept, .. } = files;
-        Ok(Self { digests, kept, notes, ..Self::of(recipe, edit, references) })
+        let is_sized = size.is_some() || recipe.width.is_some() || recipe.height.is_some();
+        Ok(Self { digests, kept, notes, size, is_sized, ..Self::new(recipe, edit, references) })
     }
 
-    /// A frame of a video as the first image of a recipe without a mask, and behind it images that were read before.
+    /// Creates inputs from a video frame, as the first image of a recipe without a mask, followed by images that were
+    /// read before.
     ///
-    /// Errors when the frame is to be changed, and is too narrow.
-    pub fn of_frame(recipe: &Recipe, frame: Rgb, others: &[Arc<GivenReference>]) -> Result<Self> {
+    /// Errors if the frame is edited and too narrow.
+    pub fn from_frame(recipe: &Recipe, frame: Rgb, others: &[Arc<GivenReference>]) -> Result<Self> {
         if recipe.changes() {
-            return Ok(Self::of(recipe, Some(Edit::whole(frame)?), others.to_vec()));
+            return Ok(Self::new(recipe, Some(edit(recipe, frame, None)?), others.to_vec()));
         }
-        let given = if others.is_empty() { GivenReference::alone } else { GivenReference::of_several };
+        let given = if others.is_empty() { GivenReference::alone } else { GivenReference::among_several };
         let first = Arc::new(given(frame, "the frame".to_string()));
-        Ok(Self::of(recipe, None, iter::once(first).chain(others.iter().cloned()).collect()))
+        Ok(Self::new(recipe, None, iter::once(first).chain(others.iter().cloned()).collect()))
     }
 
-    /// References alone, which were read before.
-    pub fn of_references(recipe: &Recipe, references: &[Arc<GivenReference>]) -> Self {
-        Self::of(recipe, None, references.to_vec())
+    /// Creates inputs from references that were read before.
+    pub fn from_references(recipe: &Recipe, references: &[Arc<GivenReference>]) -> Self {
+        Self::new(recipe, None, references.to_vec())
     }
 
-    fn of(recipe: &Recipe, edit: Option<Edit>, references: Vec<Arc<GivenReference>>) -> Self {
+    fn new(recipe: &Recipe, edit: Option<Edit>, references: Vec<Arc<GivenReference>>) -> Self {
         let change = edit.as_ref().map(|edit| Change {
             image: Arc::new(edit.image().clone()),
             cells: edit.cells().map(Arc::from),
@@ -131,40 +143,45 @@ impl Inputs {
         }
     }
 
-    /// What someone should know of how they are read.
+    /// Returns notes for the user about reading the images.
     pub fn notes(&self) -> &[String] {
         &self.notes
     }
 
-    /// The request with these images.
+    /// Returns the request with these images.
     pub fn apply(&self, request: Request) -> Request {
-        Request { given_references: self.references.clone(), change: self.change.clone(), ..request }
+        let [width, height] = match self.size {
+            Some(size) => size.map(|side| Some(in_cells(side))),
+            None => [request.width, request.height],
+        };
+        Request { width, height, given_references: self.references.clone(), change: self.change.clone(), ..request }
     }
 
-    /// The files that were read, by their names in the recipe, and their digests.
+    /// Returns the names in the recipe and the digests of the files that were read.
     pub fn digests(&self) -> impl Iterator<Item = (&str, &str)> {
         self.digests.iter().map(|(name, digest)| (name.as_str(), digest.as_str()))
     }
 
-    /// Bytes of the pixels that are kept.
+    /// Returns the bytes of the cached pixels.
     pub fn bytes(&self) -> usize {
         let change = self.change.as_ref().map_or(0, |change| change.image.bytes.len());
         let edit = self.edit.as_ref().map_or(0, Edit::bytes);
         self.references.iter().map(|given| given.bytes()).sum::<usize>() + change + edit
     }
 
-    /// The part of a result of this size that is the image that gave it the size, where that is not all of it.
+    /// Returns the region of a result of this size that shows the image that determined the size, if it is not all of
+    /// the result.
     pub(super) fn place_in(&self, size: [usize; 2]) -> Option<Region> {
         let only = self.references.first().filter(|_| !self.is_sized)?;
         only.place_in(size).filter(|place| place.size() != size)
     }
 
-    /// Whether results come back onto the image that was changed.
+    /// Returns `true` if results are composited over the original image.
     pub(super) fn is_composite(&self) -> bool {
         self.edit.is_some()
     }
 
-    /// The size of what is written of a result of this size, once a plan says that there will be one.
+    /// Returns the size of the written image for a result of this size, for results that a plan has confirmed.
     pub fn finished_size(&self, size: [usize; 2]) -> [usize; 2] {
         match &self.edit {
             Some(edit) => edit.composite_size(),
@@ -172,9 +189,9 @@ impl Inputs {
         }
     }
 
-    /// What is written of a result of the model.
+    /// Returns the image to write for a result of the model.
     ///
-    /// Errors when the result is not of the size of what was changed.
+    /// Errors if the result does not have the size of the edited image.
     pub fn finish<'a>(&self, result: &'a Rgb) -> Result<Cow<'a, Rgb>> {
         match &self.edit {
             Some(edit) => edit.composite(result, self.feather).map(Cow::Owned),
@@ -186,12 +203,12 @@ impl Inputs {
     }
 }
 
-/// Where an image comes from, for messages.
+/// Returns the origin of an image, for messages.
 fn place(file: &Path) -> String {
     if is_stdin(file) { "standard input".to_string() } else { file.display().to_string() }
 }
 
-/// Reads files, and remembers their digests.
+/// Reads files, and records their digests.
 struct Files<'a, 'b> {
     source: &'a mut InputSource<'b>,
     digests: BTreeMap<String, String>,
@@ -199,41 +216,84 @@ struct Files<'a, 'b> {
 }
 
 impl Files<'_, '_> {
-    /// What `decode` makes of a file.
+    /// Decodes a file with `decode`.
     fn decode<T>(&mut self, file: &Path, decode: impl Fn(&[u8]) -> Result<T>) -> Result<T> {
+        self.source.cancel.check()?;
         let name = place(file);
         let bytes = self.source.read(file).map_err(|e| e.at(name.clone()))?;
         let decoded = decode(&bytes).map_err(|e| e.at(name))?;
-        self.digests.insert(file.to_string_lossy().into_owned(), digest::of_bytes(&bytes));
-        if self.source.keeps {
+        let digest = digest::hash_bytes(&bytes);
+        if self.source.keeps && !self.is_kept(&digest) {
             self.kept.insert(file.to_path_buf(), bytes);
             check_kept(&self.kept)?;
         }
+        self.digests.insert(file.to_string_lossy().into_owned(), digest);
         Ok(decoded)
+    }
+
+    /// Returns `true` if a file with the same bytes is kept, under any name.
+    fn is_kept(&self, digest: &str) -> bool {
+        let digest_of = |file: &PathBuf| self.digests.get(&*file.to_string_lossy());
+        self.kept.keys().any(|file| digest_of(file).is_some_and(|known| known == digest))
     }
 
     fn digest_tensors(&mut self, recipe: &Recipe) -> Result<()> {
         for file in [&recipe.noise, &recipe.latents, &recipe.embeddings].into_iter().flatten() {
-            self.digests.insert(file.to_string_lossy().into_owned(), digest::of_file(file)?);
+            self.digests.insert(file.to_string_lossy().into_owned(), digest::hash_file(file)?);
         }
         Ok(())
     }
 }
 
-/// Errors when files are too long to be carried in an image file.
+/// Errors if files are too large to be embedded in an image file.
 fn check_kept(kept: &EmbeddedFiles) -> Result<()> {
     let bytes: usize = kept.values().map(Vec::len).sum();
     if bytes <= MAX_EMBEDDED {
         return Ok(());
     }
     let files = if kept.len() == 1 { "the file has" } else { "the files together have" };
-    Err(Error::usage(format!("{files} {bytes} bytes, and an image carries at most {MAX_EMBEDDED}"))
-        .of(Field::EmbedInputs)
-        .hint("scale them down, or leave the flag out: the image names its inputs in any case"))
+    Err(Error::usage(format!("{files} {bytes} bytes, but an image can embed at most {MAX_EMBEDDED}"))
+        .for_field(Field::EmbedInputs)
+        .hint("scale them down, or leave the flag out: the image always records the names of its inputs"))
 }
 
-/// The image to change.
-fn edit(recipe: &Recipe, image: Rgb, mask: Option<&Mask>) -> Result<Edit> {
+/// Returns the nearest multiple of 16 pixels, at least 16.
+fn in_cells(side: usize) -> usize {
+    ((side + CELL / 2) / CELL * CELL).max(CELL)
+}
+
+/// Returns a note if the model sees an image to edit with fewer pixels than it has.
+fn reduction(recipe: &Recipe, edit: &Edit, file: &Path) -> Option<String> {
+    let [[width, height], [to_width, to_height]] = edit.reduced()?;
+    let then = match (recipe.no_composite, edit.cells().is_some(), recipe.full_size) {
+        (false, true, _) if recipe.mask_padding.is_none() && recipe.extend.is_none() => format!(
+            "the generated area is scaled back; use `{:#}` to generate only the surroundings of the mask, larger",
+            Field::MaskPadding
+        ),
+        (false, true, _) | (_, _, true) => "the generated area is scaled back".to_string(),
+        _ => format!("the result is also reduced; use `{:#}` to scale it back", Field::FullSize),
+    };
+    let file = place(file);
+    Some(format!("`{file}`, {width}x{height}, is reduced to {to_width}x{to_height} for the model: {then}"))
+}
+
+/// Returns the image to edit, in the size that the recipe specifies.
+fn edit(recipe: &Recipe, image: Rgb, mask: Option<Mask>) -> Result<Edit> {
+    let (image, mask) = match recipe.resize {
+        Some(resize) => {
+            let (size, region) = ([image.width, image.height], resize.region([image.width, image.height]));
+            let comes_back = mask.is_some() || recipe.extend.is_some() || recipe.full_size;
+            // A result in the model's size gets the nearest size that the model supports.
+            let new = if comes_back { resize.output_size(size)? } else { resize.output_size(size)?.map(in_cells) };
+            let image = input::resized(&input::cropped(&image, region), new);
+            (image, mask.map(|mask| mask.cut(size, region)))
+        }
+        None => (image, mask),
+    };
+    edit_in_size(recipe, image, mask.as_ref()).map(|edit| edit.with_full_size(recipe.full_size))
+}
+
+fn edit_in_size(recipe: &Recipe, image: Rgb, mask: Option<&Mask>) -> Result<Edit> {
     match (mask, recipe.extend, recipe.mask_padding) {
         (mask, Some(sides), _) => Edit::extended(&image, sides, mask),
         (Some(mask), None, Some(padding)) => {
@@ -245,5 +305,82 @@ fn edit(recipe: &Recipe, image: Rgb, mask: Option<&Mask>) -> Result<Edit> {
         }
         (Some(mask), None, None) => Edit::masked(image, mask),
         (None, None, _) => Edit::whole(image),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::metadata::Metadata;
+    use crate::model::registry::ReferenceSizes;
+    use crate::output::{ImageFormat, encode};
+
+    fn inputs(recipe: Recipe, [width, height]: [usize; 2]) -> Result<Inputs> {
+        let folder = tempfile::tempdir().unwrap();
+        let write = |name: &str, [width, height]: [usize; 2], level: u8| {
+            let image = Rgb { width, height, bytes: vec![level; 3 * width * height] };
+            let path = folder.path().join(name);
+            std::fs::write(&path, encode(&image, ImageFormat::Png, &Metadata::default()).unwrap()).unwrap();
+            path
+        };
+        let inputs = vec![write("in.png", [width, height], 90)];
+        let mask = recipe.mask.as_ref().map(|_| write("mask.png", [64, 64], 255));
+        Inputs::read(&Recipe { inputs, mask, ..recipe }, &mut InputSource::new(&mut std::io::empty()))
+    }
+
+    fn changed(strength: f64) -> Recipe {
+        Recipe { strength: Some(strength), ..Recipe::new("x", 1) }
+    }
+
+    #[test]
+    fn an_image_that_is_reduced_for_the_model_is_noted() {
+        let masked = Recipe { mask: Some("m".into()), ..Recipe::new("x", 1) };
+        let note = |recipe: &Recipe, size| {
+            let notes = inputs(recipe.clone(), size).unwrap().notes;
+            notes.into_iter().find(|note| note.contains("is reduced to"))
+        };
+        let large = [1400, 1100];
+        let said = note(&changed(0.5), large).unwrap();
+        assert!(said.contains("1400x1100, is reduced to 1152x896") && said.contains("full_size"), "{said}");
+        let full = Recipe { full_size: true, ..changed(0.5) };
+        assert!(note(&full, large).unwrap().contains("scaled back"));
+        assert!(note(&masked, large).unwrap().contains("mask_padding"));
+        let resized = Recipe { resize: "512".parse().ok(), ..masked.clone() };
+        for (recipe, size) in [(&masked, [1024, 1024]), (&masked, [1000, 700]), (&resized, large)] {
+            assert_eq!(note(recipe, size), None, "{size:?}");
+        }
+        let reference = inputs(Recipe::new("x", 1), large).unwrap().references[0].note(ReferenceSizes::Cropped);
+        assert!(reference.unwrap().contains("1400x1100, is reduced to 1152x896"));
+        let reference = inputs(Recipe::new("x", 1), [1000, 700]).unwrap().references[0].note(ReferenceSizes::Cropped);
+        assert_eq!(reference, None);
+    }
+
+    #[test]
+    fn a_size_keeps_the_proportions_of_the_first_input() {
+        let size = |recipe: Recipe, resize: &str| {
+            let inputs = inputs(Recipe { resize: resize.parse().ok(), ..recipe }, [400, 300]).unwrap();
+            let Request { width, height, change, .. } = inputs.apply(Request::new("x", 1));
+            let own = || [width, height].map(Option::unwrap);
+            let model = change.map_or_else(own, |it| [it.image.width, it.image.height]);
+            (model, inputs.finished_size(model))
+        };
+        let masked = Recipe { mask: Some("m".into()), ..Recipe::new("x", 1) };
+        let full = Recipe { full_size: true, ..changed(0.5) };
+        assert_eq!(size(Recipe::new("x", 1), "128"), ([128, 96], [128, 96]));
+        assert_eq!(size(Recipe::new("x", 1), "1000"), ([1008, 752], [1008, 752]), "also larger");
+        assert_eq!(size(changed(0.5), "128"), ([128, 96], [128, 96]));
+        assert_eq!(size(changed(0.5), "100x100"), ([96, 96], [96, 96]));
+        assert_eq!(size(full, "100x90"), ([96, 80], [100, 90]));
+        assert_eq!(size(masked.clone(), "100x"), ([96, 64], [100, 75]));
+        assert_eq!(size(masked, "100x100"), ([96, 96], [100, 100]));
+        assert!(inputs(Recipe { resize: "20000".parse().ok(), ..changed(0.5) }, [400, 300]).is_err());
+    }
+
+    #[test]
+    fn full_size_is_of_a_change_alone() {
+        let full = |recipe: Recipe| Recipe { full_size: true, inputs: vec!["a".into()], ..recipe }.check();
+        assert!(full(Recipe::new("x", 1)).is_err());
+        assert!(full(Recipe { no_composite: true, mask: Some("m".into()), ..Recipe::new("x", 1) }).is_err());
+        assert!(full(changed(0.5)).is_ok());
     }
 }

@@ -1,48 +1,53 @@
-//! What an engine is asked for, and what happens to it.
+//! Jobs.
 
-use std::ops::Range;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
-use super::{Inputs, JobImage, OfImages, Recipe};
-use crate::error::Result;
-use crate::pipeline::session::shape::Shape;
-use crate::pipeline::{Embeddings, Latents, Request, Timings};
-use crate::rgb::Rgb;
-use crate::stage::{CancelFlag, Progress};
+use super::{Inputs, OfImages, Recipe};
+use crate::pipeline::Request;
+use crate::stage::CancelFlag;
 
-/// Images to make.
+/// A job: images to generate.
 #[derive(Debug, Clone)]
 pub struct Job {
-    /// The first image; the others have the seeds that follow its seed.
+    /// Request for the first image; other images have the following seeds.
     pub request: Request,
-    /// Images, at least one.
+    /// Number of images, at least one.
     pub count: usize,
-    /// The images of the request, see [`Inputs::apply`]: results come back onto them when they are written.
+    /// Input images of the request, see [`Inputs::apply`]: written results are composited over them.
     pub inputs: Arc<Inputs>,
-    /// What the request was made of. Image files carry it, so that the image can be made again.
+    /// Recipe of the request. Image files contain it, so that the image can be reproduced.
     pub recipe: Option<Arc<Recipe>>,
-    /// Which of the images of a file of noise or latents it is, where the request has that one alone.
+    /// Index in a file of noise or latents, if the request has only one of its images.
     pub of: Option<OfImages>,
-    /// A hash of what is asked for, which image files carry.
+    /// Hash of the request, for the metadata of image files.
     pub key: Option<String>,
-    /// Whether image files say in XMP that a model made them.
+    /// `true` if XMP metadata declares that a model generated the image.
     pub provenance: bool,
-    /// Jobs of a higher priority begin first; of one priority, those that were submitted first.
-    pub priority: i32,
-    /// The most images of a batch that it shares with other jobs; 1 makes it alone.
-    pub most_together: usize,
-    /// Whether the text features are wanted, too.
+    /// Owner of the job. Owners take turns by the cost of their images.
+    pub owner: Owner,
+    /// Priority: higher ones begin first; jobs of one owner and priority begin in the order of submission.
+    pub priority: Priority,
+    /// Time at which the job fails unless it was started.
+    pub deadline: Option<Instant>,
+    /// Maximum batch size when sharing batches with other jobs; 1 forbids sharing.
+    pub max_together: usize,
+    /// Maximum estimated time of a batch that the job shares with other jobs.
+    pub max_latency: Option<Duration>,
+    /// Time for which the job waits for others to share a batch with.
+    pub window: Duration,
+    /// `true` to send the text features too.
     pub embeddings: bool,
-    /// Whether the final latents of each image are wanted, too.
+    /// `true` to send the final latents of each image too.
     pub latents: bool,
-    /// Whether a small image is wanted of what each step leads to.
+    /// `true` to send a small preview of each step.
     pub previews: bool,
-    /// Ends the job, as [`Ticket::cancel`](super::Ticket::cancel).
+    /// Cancel flag, see [`Ticket::cancel`](super::Ticket::cancel).
     pub cancel: CancelFlag,
 }
 
 impl Job {
-    /// `count` images of a request, whose seeds are its own and those that follow it.
+    /// Creates a job for `count` images of a request. Seeds count up from the request's seed.
     pub fn new(request: Request, count: usize) -> Self {
         Self {
             request,
@@ -52,80 +57,54 @@ impl Job {
             of: None,
             key: None,
             provenance: true,
-            priority: 0,
-            most_together: usize::MAX,
+            owner: Owner::default(),
+            priority: Priority::default(),
+            deadline: None,
+            max_together: usize::MAX,
+            max_latency: None,
+            window: Duration::ZERO,
             embeddings: false,
             latents: false,
             previews: false,
             cancel: CancelFlag::default(),
         }
     }
-}
 
-/// With which others an image may be made as one batch: those of an equal shape.
-#[derive(Debug, Clone, PartialEq)]
-pub struct BatchShape(pub(super) Shape);
-
-impl BatchShape {
-    /// Images that take less time in one batch than one after the other, where memory does not decide.
-    pub fn most_at_once(&self) -> usize {
-        self.0.most_at_once()
+    /// Returns a job of one of the images.
+    pub fn part(&self, image: usize) -> Self {
+        let request = self.request.part(image..image + 1);
+        let recipe = self.recipe.as_ref().map(|recipe| Arc::new(Recipe { seed: request.seed, ..(**recipe).clone() }));
+        Self { request, recipe, count: 1, ..self.clone() }
     }
 }
 
-/// What happens to a job. Its images are counted from 0, in the order of their seeds.
-#[derive(Debug, Clone)]
-pub enum Event {
-    /// The job waits behind so many images of other jobs.
-    Queued(usize),
-    /// A device makes a batch.
-    Started {
-        /// The images of this job in it.
-        images: Range<usize>,
-        /// All images in it.
-        batch: usize,
-        /// Where the transformer has the adapters, for the curious.
-        remark: Option<String>,
-    },
-    /// How far a batch is.
-    Progress(Progress),
-    /// What the steps so far lead to: of an eighth of the image's sides, or with a preview decoder
-    /// (see [`EngineArgs`](super::EngineArgs)) of up to 512 pixels a side. There is none after the last step, which the
-    /// image follows, and none where several devices make an image together.
-    Preview {
-        /// Which image it is of.
-        place: usize,
-        /// Steps that were done, of so many.
-        steps: [usize; 2],
-        /// What it looks like.
-        image: Rgb,
-    },
-    /// The text features that were asked for.
-    Embeddings(Embeddings),
-    /// An image is made.
-    Image {
-        /// Which one.
-        place: usize,
-        /// What was made.
-        image: Box<JobImage>,
-        /// Its final latents, where they were asked for.
-        latents: Option<Latents>,
-    },
-    /// All of a batch is made.
-    Finished {
-        /// The images of this job in it.
-        images: Range<usize>,
-        /// The device, or the devices of a group.
-        device: Arc<str>,
-        /// Where the time of the batch went.
-        timings: Box<Timings>,
-    },
+/// The identity of a job.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct JobId(pub(super) u64);
+
+/// The owner of a job. Keys take turns, and so do the users of a key.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Owner {
+    /// The name of a client, for example.
+    pub key: Arc<str>,
+    /// The user of the key.
+    pub user: Arc<str>,
 }
 
-/// What the schedule sends of a job.
-pub(super) enum TicketMessage {
-    /// Of the batch whose first image is `first`.
-    Event { first: usize, event: Event },
-    /// The last of it; an error where not all images are made.
-    End(Result<()>),
+impl Default for Owner {
+    fn default() -> Self {
+        Self { key: "".into(), user: "".into() }
+    }
+}
+
+/// The priority of a job among those of all owners.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
+pub enum Priority {
+    /// After all others.
+    Low,
+    /// The default.
+    #[default]
+    Normal,
+    /// Before all others.
+    High,
 }

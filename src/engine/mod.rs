@@ -1,8 +1,10 @@
-//! An engine opens a model once and makes images for whoever asks: jobs go in, events and images come out.
+//! An engine, which opens a model once and generates images for any number of callers: jobs go in, events and images
+//! come out.
 //!
-//! One thread of each device, or of each group of devices that make an image together, lives as long as the engine. A
-//! thread takes the next batch of the schedule, which joins images of one shape that wait: those of a job, and
-//! those of several jobs. A [`Job`] may be cancelled at any time; an error ends its own job alone.
+//! Each device, or group of devices that generate an image together, has one thread that lives as long as the engine.
+//! The thread takes the next batch from a [`Scheduler`], which combines waiting images of one shape from one or several
+//! jobs. A [`Job`] can be cancelled at any time; an error ends only its own job. Nothing here knows servers or
+//! command lines. Start reading at [`Engine`].
 //!
 //! ```no_run
 //! use flux::backend::cpu::{Cpu, Precision};
@@ -25,13 +27,20 @@
 //! ```
 
 mod args;
+pub mod boxes;
+mod builder;
 pub mod choice;
 pub mod devices;
 mod digests;
+mod estimate;
+mod event;
 mod executor;
+mod fair;
 mod feedback;
+mod generation;
 mod image;
 mod image_recipe;
+mod input_image;
 mod inputs;
 mod job;
 mod open;
@@ -46,41 +55,53 @@ mod worker;
 use std::io::Read;
 use std::mem;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-pub use args::{Decodes, EngineArgs, Observer, PreviewDecoder, Unobserved};
-pub use image::JobImage;
+pub use args::{Decodes, EngineArgs, PreviewDecoder};
+pub use builder::EngineBuilder;
+pub use estimate::Ahead;
+pub use event::{Event, Message, Sink};
+pub use flux_base::stage::{Observer, Unobserved};
+pub use generation::Generation;
+pub use image::Image;
 pub use image_recipe::{ImageRecipe, ModelRecipe, NUMERICS, OfImages};
+pub use input_image::InputImage;
 pub use inputs::{EmbeddedFiles, InputSource, Inputs};
-pub use job::{BatchShape, Event, Job};
+pub use job::{Job, JobId, Owner, Priority};
 pub use open::OpeningTimes;
 pub use recipe::{AdapterFile, Recipe};
+pub use schedule::Scheduler;
 pub use ticket::{InOrder, Ticket};
 
 use self::digests::ModelDigests;
+use self::estimate::Cost;
 use self::executor::{Executor, Pool};
 use self::image::Origin;
-use self::schedule::Schedule;
+use self::schedule::Submission;
+use self::worker::Seat;
 use crate::backend::{Backend, Remark};
 use crate::error::Result;
 use crate::files::adapter::Adapter;
 use crate::files::adapter::AdapterUse;
 use crate::model::{ModelInfo, OpenModel};
-use crate::pipeline::{Image, MemoryPlan, Plan, Replicas, Request};
+use crate::pipeline::{self, CacheStats, MemoryPlan, Plan, Replicas, Request};
 use crate::stage::{CancelFlag, Progress};
 
-/// A model on devices, and the threads that make images with it.
+/// A model on devices, and the threads that generate images with it.
 pub struct Engine {
     pool: Arc<dyn Pool>,
-    schedule: Arc<Schedule>,
-    threads: Mutex<Vec<JoinHandle<()>>>,
-    /// Devices that are being opened.
+    /// The scheduler, and the number of the model there.
+    scheduler: Mutex<(Arc<Scheduler>, usize)>,
+    threads: Mutex<Vec<(Arc<Seat>, JoinHandle<()>)>>,
+    prepares_previews: AtomicBool,
+    /// Devices that are still being opened.
     late: Mutex<Option<Late>>,
-    /// Those that were opened with the model, by the path that was given.
+    /// Adapters that were opened with the model, by the path that was passed.
     adapters: Vec<(PathBuf, Arc<Adapter>)>,
-    /// What images say of the model.
+    /// Model metadata for images.
     model: Arc<ModelRecipe>,
     digests: Arc<ModelDigests>,
     times: OpeningTimes,
@@ -89,46 +110,61 @@ pub struct Engine {
 /// Waits for devices that are being opened.
 type Late = Box<dyn FnOnce() -> Result<Vec<Arc<dyn Executor>>> + Send>;
 
-/// What an engine is doing.
+/// The current work of an engine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, serde::Serialize)]
+#[non_exhaustive]
 pub struct EngineStats {
-    /// Threads that make images.
+    /// Device threads.
     pub devices: usize,
-    /// Images of jobs that no device has begun.
+    /// Images of jobs that no device has started.
     pub waiting: usize,
-    /// Images that devices are making.
+    /// Images in progress on devices.
     pub running: usize,
-    /// Images that were made since the engine was opened.
+    /// Images finished since the engine was opened.
     pub made: usize,
 }
 
+/// The memory of a device.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct DeviceMemory {
+    /// Name of the device.
+    pub device: String,
+    /// Bytes used by the model and its images.
+    pub used: u64,
+    /// Bytes that can still be allocated, if known.
+    pub available: Option<u64>,
+    /// Cache of text features, which is part of `used`.
+    pub prompts: CacheStats,
+}
+
 impl Engine {
-    /// An engine on groups of devices, each device with its name; a group makes each image together, and may be one
-    /// device. Weights are loaded for the first job.
+    /// Creates an engine on groups of devices, each device with its name. A group generates each image together, and
+    /// may be one device. Weights are loaded for the first job.
     ///
-    /// Errors as [`Replicas::of_groups`], and when the system starts no thread.
+    /// Errors as [`Replicas::from_groups`], and if the system starts no thread.
     pub fn on<B: Backend>(groups: Vec<Vec<(String, B)>>, model: OpenModel) -> Result<Self> {
-        Self::of(&Replicas::of_groups(groups, model)?)
+        Self::from_replicas(&Replicas::from_groups(groups, model)?)
     }
 
-    /// An engine on devices that have the model already, and may be used beside it.
+    /// Creates an engine on devices that already have the model. The replicas can also be used independently.
     ///
-    /// Errors when the system starts no thread.
-    pub fn of<B: Backend>(replicas: &Replicas<B>) -> Result<Self> {
+    /// Errors if the system starts no thread.
+    pub fn from_replicas<B: Backend>(replicas: &Replicas<B>) -> Result<Self> {
         let pool = Arc::new(replicas.clone());
         let devices = replicas.all().into_iter().map(|replica| replica as Arc<dyn Executor>);
         Self::with(pool, devices.collect())
     }
 
     fn with(pool: Arc<dyn Pool>, devices: Vec<Arc<dyn Executor>>) -> Result<Self> {
-        let ModelInfo { name, quantised, .. } = pool.info();
-        let model = ModelRecipe { name: name.clone(), quantize: quantised.clone(), ..ModelRecipe::default() };
+        let ModelInfo { name, quantized, .. } = pool.info();
+        let model = ModelRecipe { name: name.clone(), quantize: quantized.clone(), ..ModelRecipe::default() };
         let engine = Self {
             pool,
             model: Arc::new(model),
             digests: Arc::default(),
-            schedule: Arc::default(),
+            scheduler: Mutex::default(),
             threads: Mutex::default(),
+            prepares_previews: AtomicBool::new(false),
             late: Mutex::default(),
             adapters: Vec::new(),
             times: OpeningTimes::default(),
@@ -138,52 +174,105 @@ impl Engine {
     }
 
     fn add(&self, devices: Vec<Arc<dyn Executor>>) -> Result<()> {
-        // All are there before the first of them takes a batch.
-        let first = self.schedule.add(devices.len());
-        for (number, device) in (first..).zip(devices) {
-            let thread = worker::start(number, device, Arc::clone(&self.schedule))?;
-            self.threads().push(thread);
+        let (scheduler, model) = self.scheduler();
+        // All devices are registered before the first of them takes a batch.
+        let seats: Vec<_> = devices.iter().map(|_| Seat::new(&scheduler, scheduler.add(model))).collect();
+        for (seat, device) in seats.into_iter().zip(devices) {
+            let thread = worker::start(Arc::clone(&seat), device)?;
+            self.threads().push((seat, thread));
         }
         Ok(())
     }
 
-    /// Devices that come later.
+    fn scheduler(&self) -> (Arc<Scheduler>, usize) {
+        self.scheduler.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Lets the devices take work from a scheduler that several engines share, as model number `model`. Existing jobs
+    /// are done first.
+    pub fn join(&self, scheduler: &Arc<Scheduler>, model: usize) {
+        let threads = self.threads();
+        let mut own = self.scheduler.lock().unwrap_or_else(PoisonError::into_inner);
+        if Arc::ptr_eq(&own.0, scheduler) {
+            return;
+        }
+        let (before, _) = mem::replace(&mut *own, (Arc::clone(scheduler), model));
+        let numbers: Vec<_> = threads.iter().map(|_| scheduler.add(model)).collect();
+        threads.iter().zip(numbers).for_each(|((seat, _), number)| seat.change(scheduler, number));
+        before.retire();
+    }
+
+    /// Registers devices that are still being opened.
     fn expect(&self, late: Late) {
         *self.late.lock().unwrap_or_else(PoisonError::into_inner) = Some(late);
     }
 
     /// Waits until all devices are open.
     ///
-    /// Errors when one of them cannot be opened.
+    /// Errors if one of them cannot be opened.
     pub fn wait_for_devices(&self) -> Result<()> {
         let mut late = self.late.lock().unwrap_or_else(PoisonError::into_inner);
         late.take().map_or(Ok(()), |wait| self.add(wait()?))
     }
 
-    /// How long opening took.
+    /// Returns the time that opening took.
     pub fn times(&self) -> OpeningTimes {
         self.times
     }
 
-    fn threads(&self) -> MutexGuard<'_, Vec<JoinHandle<()>>> {
+    fn threads(&self) -> MutexGuard<'_, Vec<(Arc<Seat>, JoinHandle<()>)>> {
         self.threads.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The job of `count` images of a recipe, whose seeds are its own and those that follow it. Reads the files that
-    /// the recipe names; the image `-` is `stdin`.
+    /// Creates a job for `count` images of a recipe. Seeds count up from the recipe's seed. Reads the files that the
+    /// recipe names; the image `-` is `stdin`.
     ///
-    /// Errors when one cannot be read, or does not suit the model or the others.
+    /// Errors if a file cannot be read, or does not suit the model or the other files.
     pub fn job(&self, recipe: &Recipe, count: usize, stdin: &mut dyn Read) -> Result<Job> {
-        let inputs = Inputs::read(recipe, &mut InputSource::new(stdin))?;
+        self.job_from(recipe, count, InputSource::new(stdin))
+    }
+
+    /// As [`Engine::job`], with another source of files.
+    fn job_from(&self, recipe: &Recipe, count: usize, mut source: InputSource<'_>) -> Result<Job> {
+        recipe.check()?;
+        let inputs = Inputs::read(recipe, &mut source)?;
         let request = Request { adapters: self.adapters(recipe)?, ..inputs.apply(recipe.request()?) };
         Ok(Job { inputs: Arc::new(inputs), recipe: Some(Arc::new(recipe.clone())), ..Job::new(request, count) })
     }
 
-    /// Has devices make the images of a job.
+    /// Submits a job.
     ///
-    /// Errors when the model cannot do what is asked for, there is too little memory for it, or the engine takes no
+    /// Errors if the model cannot do what is requested, there is too little memory for it, or the engine takes no
     /// more jobs.
     pub fn submit(&self, job: Job) -> Result<Ticket> {
+        let (scheduler, model) = self.scheduler();
+        Ticket::new(scheduler, model, |sender| {
+            // Without a receiver, the caller is gone.
+            self.submission(job, Arc::new(move |message| drop(sender.send(message))), false)
+        })
+    }
+
+    /// Submits jobs at once, whose messages go to functions. If the engine is closed, waiting jobs are generated by the
+    /// next engine of its model, see [`Engine::join`].
+    ///
+    /// Errors as [`Engine::submit`].
+    pub fn submit_to(&self, jobs: impl IntoIterator<Item = (Job, Sink)>) -> Result<Vec<JobId>> {
+        let jobs = jobs.into_iter().map(|(job, sink)| self.submission(job, sink, true)).collect::<Result<_>>()?;
+        let (scheduler, model) = self.scheduler();
+        scheduler.submit(model, jobs)
+    }
+
+    /// Returns the estimated seconds until all jobs of the engine's scheduler and `count` images like `request` are
+    /// done, if images of the model were timed.
+    ///
+    /// Errors as [`Engine::plan`], without the errors of the tokenizer.
+    pub fn seconds_with(&self, request: &Request, count: usize) -> Result<Option<f64>> {
+        let (scheduler, model) = self.scheduler();
+        let (tokens, evaluations) = self.pool.shape(request)?.tokens_and_evaluations();
+        Ok(scheduler.seconds_with(Some((Cost { model, tokens, evaluations }, count))))
+    }
+
+    fn submission(&self, job: Job, sink: Sink, outlives_engine: bool) -> Result<Submission> {
         job.request.check_count(job.count)?;
         job.cancel.check()?;
         self.wait_for_devices()?;
@@ -192,25 +281,22 @@ impl Engine {
         if job.previews {
             self.prepare_previews();
         }
-        let Job { request, inputs, recipe, count, provenance, of, key, .. } = job.clone();
-        let (model, digests, device) = (Arc::clone(&self.model), Arc::clone(&self.digests), self.machine(count));
-        let rounds_by_batch = self.pool.rounds_by_batch();
-        let origin =
-            Origin { request, inputs, recipe, count, provenance, of, rounds_by_batch, key, model, digests, device };
-        Ticket::new(&self.schedule, job, Arc::new(origin), shape, self.pool.shared_text())
+        let (model, digests, device) = (Arc::clone(&self.model), Arc::clone(&self.digests), self.machine(job.count));
+        let origin = Origin { job, rounds_by_batch: self.pool.rounds_by_batch(), model, digests, device };
+        Ok(Submission { origin: Arc::new(origin), shape, text: self.pool.shared_text(), sink, outlives_engine })
     }
 
-    /// Makes `count` images, whose seeds are the request's and those that follow it. `report` gets the progress of the
-    /// batch whose images come next.
+    /// Generates `count` images. Seeds count up from the request's seed. `report` receives the progress of the batch
+    /// whose images come next.
     ///
     /// Errors as [`Engine::submit`] and as the job does.
-    pub fn generate(
+    pub fn generate_images(
         &self,
         request: &Request,
         count: usize,
         cancel: &CancelFlag,
         report: &mut dyn FnMut(Progress),
-    ) -> Result<Vec<Image>> {
+    ) -> Result<Vec<pipeline::Image>> {
         let job = Job { cancel: cancel.clone(), ..Job::new(request.clone(), count) };
         let (mut images, mut decoded) = (Vec::new(), Vec::new());
         for event in self.submit(job)?.in_order() {
@@ -219,7 +305,7 @@ impl Engine {
                 Event::Image { image, .. } => decoded.push(*image),
                 Event::Finished { timings, .. } => {
                     let image =
-                        |JobImage { rgb, plan, .. }| Image { rgb: rgb.bytes, plan, timings: (*timings).clone() };
+                        |Image { rgb, plan, .. }| pipeline::Image { rgb: rgb.bytes, plan, timings: (*timings).clone() };
                     images.extend(mem::take(&mut decoded).into_iter().map(image));
                 }
                 Event::Queued(_) | Event::Started { .. } | Event::Preview { .. } | Event::Embeddings(_) => {}
@@ -228,17 +314,17 @@ impl Engine {
         Ok(images)
     }
 
-    /// Starts loading what the images of a job need first, see [`Replicas::prefetch`].
+    /// Starts loading weights for the first images of a job, see [`Replicas::prefetch`].
     ///
-    /// Errors as that.
+    /// Errors as [`Replicas::prefetch`].
     pub fn prefetch(&self, request: &Request, count: usize) -> Result<()> {
         self.pool.prefetch(request, count)
     }
 
-    /// Encodes the prompt of a request, so that jobs with it need not. Nothing happens where the engine has work, or
-    /// where not all parts of the model are in memory together.
+    /// Encodes the prompt of a request, so that jobs with this prompt find it cached. Does nothing if the engine has
+    /// work, or if not all parts of the model are in memory together.
     ///
-    /// Errors as [`Engine::submit`] and as the text encoder does, and as cancelled.
+    /// Errors as [`Engine::submit`] and as the text encoder does, and if cancelled.
     pub fn encode_ahead(&self, request: &Request, cancel: &CancelFlag) -> Result<()> {
         let EngineStats { waiting, running, .. } = self.stats();
         let together = |(_, plan): (_, Result<MemoryPlan>)| plan.is_ok_and(|plan| plan.together);
@@ -251,92 +337,94 @@ impl Engine {
         events.find(|event| !matches!(event, Ok(false))).map_or(Ok(()), |event| event.map(drop))
     }
 
-    /// Encodes the images of a job that is submitted next, while the device still makes another one, so that it need
-    /// not wait for them. Nothing happens where several devices make images, or not all parts of the model are in
-    /// memory.
+    /// Encodes the images of the next job while the device still generates another image, so that the job finds them
+    /// cached. Does nothing if several devices generate images, or if not all parts of the model are in memory.
     ///
-    /// Errors as the job would, which then says so.
+    /// Errors as the job would, which then reports the error again.
     pub fn encode_images_ahead(&self, job: &Job) -> Result<()> {
         self.pool.encode_images_ahead(&job.request, &job.cancel)
     }
 
-    /// Whether its devices compute while the host does something else.
-    pub fn computes_beside_host(&self) -> bool {
-        self.pool.computes_beside_host()
+    /// Returns `true` if the devices compute while the host does something else.
+    pub fn computes_asynchronously(&self) -> bool {
+        self.pool.computes_asynchronously()
     }
 
-    /// Starts making what previews need, on a thread of its own. Jobs that want previews do so themselves; the first of
-    /// them has its previews sooner where this was done when the engine was opened.
+    /// Starts preparing previews, on another thread. Jobs with previews do this themselves; calling it when the
+    /// engine is opened gives the first of them its previews sooner.
     pub fn prepare_previews(&self) {
+        if self.prepares_previews.swap(true, Ordering::Relaxed) {
+            return;
+        }
         let pool = Arc::clone(&self.pool);
-        // Without a thread it is made when the first preview is.
+        // Without a thread, the first preview does this.
         let _ = thread::Builder::new().name("previews".to_string()).spawn(move || pool.prepare_previews().is_ok());
     }
 
-    /// Whether previews can be made, and why not. Waits for what they need.
+    /// Checks that previews can be generated. Waits for their preparation.
     ///
-    /// Errors when the VAE has no encoder.
+    /// Errors if the VAE has no encoder.
     pub fn check_previews(&self) -> Result<()> {
         self.pool.prepare_previews()
     }
 
-    /// What the engine is doing.
+    /// Returns the current work of the engine.
     pub fn stats(&self) -> EngineStats {
-        self.schedule.stats()
+        let (scheduler, model) = self.scheduler();
+        scheduler.stats(model)
     }
 
-    /// Takes no more jobs, and waits until those that it has are done. Returns whether they are; after `timeout` it
-    /// cancels them.
+    /// Returns the memory of each device.
+    pub fn memory(&self) -> Vec<DeviceMemory> {
+        self.pool.memory()
+    }
+
+    /// Takes no more jobs, and waits until existing jobs are done. After `timeout`, it cancels them and returns
+    /// `false`.
     pub fn drain(&self, timeout: Duration) -> bool {
-        self.schedule.close(Instant::now() + timeout)
+        self.scheduler().0.close(Instant::now() + timeout)
     }
 
-    /// The names of the devices that make `count` images, in the order of groups and ranks, and how each computes.
+    /// Returns the names of the devices that generate `count` images, in the order of groups and ranks, each with its
+    /// type of arithmetic.
     pub fn devices(&self, count: usize) -> Vec<(String, String)> {
         self.pool.devices(count)
     }
 
-    /// What makes `count` images, told apart from machines that may round otherwise: images say it.
+    /// Returns a description of the machine that generates `count` images, for metadata. Machines that may round
+    /// differently have different descriptions.
     pub fn machine(&self, count: usize) -> String {
         self.pool.machine(count)
     }
 
-    /// What images say of the model, with the digests of its parts. Waits for these.
+    /// Returns the model metadata of images, with the digests of the model's components. Waits for the digests.
     pub fn model(&self) -> ModelRecipe {
         ModelRecipe { digests: self.digests.get().clone(), ..(*self.model).clone() }
     }
 
-    /// What these devices have to say of how they work on this machine.
+    /// Returns remarks of the devices about this machine.
     pub fn remarks(&self, count: usize) -> Vec<(String, Remark)> {
         self.pool.remarks(count)
     }
 
-    /// The model.
+    /// Returns the model's configs.
     pub fn info(&self) -> &ModelInfo {
         self.pool.info()
     }
 
-    /// What a job would make of the request. Waits for the tokenizer.
+    /// Returns the plan of a request. Waits for the tokenizer.
     ///
     /// Errors as [`Model::plan`](crate::pipeline::Model::plan).
     pub fn plan(&self, request: &Request) -> Result<Plan> {
         self.pool.plan(request)
     }
 
-    /// With which others the image of a request may be made as one batch.
-    ///
-    /// Errors as [`Engine::plan`], but for the tokenizer.
-    pub fn batch_shape(&self, request: &Request) -> Result<BatchShape> {
-        self.pool.shape(request).map(BatchShape)
-    }
-
-    /// Which parts of the model are in memory while devices make `count` images like `plan`, of each device with its
-    /// name.
+    /// Returns the memory plan of each device, with the device's name, for `count` images like `plan`.
     pub fn memory_plans(&self, plan: &Plan, count: usize) -> Vec<(String, Result<MemoryPlan>)> {
         self.pool.memory_plans(plan, count)
     }
 
-    /// The adapters of a recipe.
+    /// Returns the adapters of a recipe.
     ///
     /// Errors as [`Engine::adapter`].
     pub fn adapters(&self, recipe: &Recipe) -> Result<Vec<AdapterUse>> {
@@ -344,7 +432,7 @@ impl Engine {
         recipe.adapters.iter().map(open).collect()
     }
 
-    /// An adapter for the model, which is opened unless it is open.
+    /// Returns an adapter for the model, and opens it if necessary.
     ///
     /// Errors as [`Adapter::open`].
     pub fn adapter(&self, path: &Path) -> Result<Arc<Adapter>> {
@@ -354,11 +442,14 @@ impl Engine {
 }
 
 impl Drop for Engine {
-    /// Cancels what is left, and waits for the threads.
+    /// Cancels remaining jobs, and waits for the threads.
     fn drop(&mut self) {
-        self.schedule.close(Instant::now());
-        for thread in mem::take(&mut *self.threads()) {
-            // A thread catches the panics of what it does.
+        let (scheduler, model) = self.scheduler();
+        let threads = mem::take(&mut *self.threads());
+        let devices: Vec<_> = threads.iter().map(|(seat, _)| seat.get().1).collect();
+        scheduler.leave(model, &devices);
+        for (_, thread) in threads {
+            // A thread catches the panics of its work.
             let _ = thread.join();
         }
     }

@@ -1,4 +1,4 @@
-//! Opens a model on devices.
+//! Opening of a model on devices.
 
 use std::mem;
 use std::path::PathBuf;
@@ -7,7 +7,7 @@ use std::thread;
 use std::time::Instant;
 
 use super::Engine;
-use super::args::{Decodes, EngineArgs, Observer, PreviewDecoder};
+use super::args::{Decodes, EngineArgs, PreviewDecoder};
 use super::devices::{self, Devices};
 use super::digests::ModelDigests;
 use super::executor::Executor;
@@ -18,23 +18,25 @@ use crate::files::adapter::Adapter;
 use crate::model::{ModelInfo, OpenModel};
 use crate::pipeline::{Replicas, Request};
 use crate::stage::CancelFlag;
+use crate::stage::Observer;
 
-/// How long opening took, in seconds.
+/// The time of opening, in seconds.
 #[derive(Debug, Clone, Copy, Default)]
+#[non_exhaustive]
 pub struct OpeningTimes {
     /// Finding and opening the first device.
     pub device_s: f64,
-    /// Opening and checking the model without its tokenizer, at the same time as the device.
+    /// Opening and checking the model without its tokenizer, concurrently with the device.
     pub open_s: f64,
 }
 
 impl Engine {
-    /// Opens the model in `files` on devices. It returns as soon as the first of them is open: [`Engine::prefetch`] may
-    /// have that one load weights while others are opened. `first` is the first request, where it is known; it decides
-    /// whether GPUs share its images.
+    /// Opens the model in `files` on devices. Returns as soon as the first device is open: [`Engine::prefetch`] can
+    /// load weights to it while others are opened. `first` is the first request, if known; it decides if GPUs
+    /// generate its images together.
     ///
-    /// Errors when the model or an adapter is damaged, a device cannot be opened, weights cannot be brought to other
-    /// formats, or `cancel` is set.
+    /// Errors if the model or an adapter is damaged, a device cannot be opened, weights cannot be quantized, or
+    /// `cancel` is set.
     pub fn open(
         files: ModelFiles,
         args: &EngineArgs,
@@ -42,8 +44,8 @@ impl Engine {
         observer: &mut dyn Observer,
         cancel: &CancelFlag,
     ) -> Result<Self> {
-        // Opening a GPU takes the driver long, so another thread opens the model meanwhile. The tokenizer is read on
-        // until a prompt is encoded.
+        // Opening a GPU takes the driver long, so another thread opens the model concurrently. The tokenizer is still
+        // being read until a prompt is encoded.
         let files = Arc::new(files);
         let opening = thread::Builder::new().spawn({
             let open = if args.without_text_encoder { OpenModel::open_without_text_encoder } else { OpenModel::open };
@@ -51,7 +53,7 @@ impl Engine {
             move || timed(|| open(&files))
         });
         let opening = opening.map_err(|e| Error::no_thread(&e))?;
-        // What is wrong with the model or the request, opening it says.
+        // Opening the model reports errors in the model or the request.
         let gains = |request| ModelInfo::read(&files).and_then(|info| info.gains_by_sharing(request));
         let gains_by_sharing = || first.is_some_and(|request| gains(request).unwrap_or(false));
         let (devices, device_s) = timed(|| devices::open(args, &gains_by_sharing, observer));
@@ -65,8 +67,8 @@ impl Engine {
         let mut engine = match devices {
             Devices::Cpu(cpus) => Self::on(cpus.into_iter().map(|cpu| vec![cpu]).collect(), model)?,
             Devices::Cuda(mut gpus) => {
-                let replicas = Replicas::of_groups(vec![mem::take(&mut gpus.first)], model)?;
-                let engine = Self::of(&replicas)?;
+                let replicas = Replicas::from_groups(vec![mem::take(&mut gpus.first)], model)?;
+                let engine = Self::from_replicas(&replicas)?;
                 engine.expect(Box::new(move || {
                     let mut devices: Vec<Arc<dyn Executor>> = Vec::new();
                     gpus.take_others(|group| replicas.add(group).map(|replica| devices.push(replica)))?;
@@ -86,7 +88,7 @@ impl Engine {
     }
 }
 
-/// Does to the model what `args` ask for, and opens the adapters.
+/// Prepares the model according to `args`, and opens the adapters.
 fn prepare(
     model: &mut OpenModel,
     args: &EngineArgs,
@@ -101,7 +103,7 @@ fn prepare(
         match model.attach_preview_decoder(decoder) {
             Err(error) if *decodes == Decodes::StepsIfItFits => {
                 let what = error.what();
-                observer.note(&format!("a linear map shows steps, and not {}: {what}", file.display()));
+                observer.note(&format!("steps are shown with a linear map instead of {}: {what}", file.display()));
             }
             attached => attached?,
         }
@@ -116,21 +118,21 @@ fn prepare(
         }
     }
     if let Some(folder) = &args.fp8_cache {
-        let cache = model.attach_quantised_cache(folder, cancel, &mut |progress| observer.progress(progress))?;
+        let cache = model.attach_quantized_cache(folder, cancel, &mut |progress| observer.progress(progress))?;
         observer.finish();
         if let Some(note) = cache.note() {
             observer.note(&note);
         }
     }
-    if let Some(wanted) = &args.quantise {
-        let done = model.quantise(wanted, cancel, &mut |progress| observer.progress(progress))?;
+    if let Some(wanted) = &args.quantize {
+        let done = model.quantize(wanted, cancel, &mut |progress| observer.progress(progress))?;
         observer.finish();
-        done.iter().for_each(|quantised| observer.detail(&quantised.to_string()));
+        done.iter().for_each(|quantized| observer.detail(&quantized.to_string()));
     }
     Ok(adapters)
 }
 
-/// What `work` returns, and the seconds that it took.
+/// Returns the result of `work`, and the seconds that it took.
 fn timed<T>(work: impl FnOnce() -> T) -> (T, f64) {
     let start = Instant::now();
     let done = work();

@@ -1,18 +1,18 @@
-//! What devices say of their batches, in the order of the images.
+//! Sorting of batch events into the order of the images.
 
 use std::collections::BTreeMap;
 use std::mem;
 
 pub(super) enum Output<T> {
-    /// Something that comes in the order of the images.
+    /// An item to sort.
     Item(T),
-    /// All was said of a batch of so many images.
+    /// The end of a batch of this number of images.
     End(usize),
 }
 
-/// Holds back what is said of later batches until all was said of those before.
+/// Holds back items of later batches until all earlier batches have ended.
 pub(super) struct Order<T> {
-    /// The first image of the batch that is heard now.
+    /// First image of the current batch.
     next: usize,
     later: BTreeMap<usize, Vec<Output<T>>>,
 }
@@ -22,12 +22,12 @@ impl<T> Order<T> {
         Self { next: 0, later: BTreeMap::new() }
     }
 
-    /// Whether the batch whose first image is `first` is heard now.
-    pub(super) fn hears(&self, first: usize) -> bool {
+    /// Returns `true` if the batch with the first image `first` is the current one.
+    pub(super) fn is_current(&self, first: usize) -> bool {
         first == self.next
     }
 
-    /// What may be handed on once this was said of the batch whose first image is `first`.
+    /// Adds an output of the batch with the first image `first`. Returns the items that are now in order.
     pub(super) fn sort(&mut self, first: usize, output: Output<T>) -> Vec<T> {
         self.later.entry(first).or_default().push(output);
         let mut items = Vec::new();
@@ -45,7 +45,7 @@ impl<T> Order<T> {
         items
     }
 
-    /// What was held back of batches that come to no end, in the order of the images.
+    /// Returns held-back items of batches that do not end, in the order of the images.
     pub(super) fn rest(&mut self) -> Vec<T> {
         let item = |output| match output {
             Output::Item(item) => Some(item),
@@ -75,7 +75,7 @@ mod tests {
         ] {
             assert_eq!(order.sort(first, output), expected);
         }
-        assert!(order.hears(5) && !order.hears(4));
+        assert!(order.is_current(5) && !order.is_current(4));
         for (first, item) in [(7, "h"), (6, "g"), (7, "i")] {
             assert!(order.sort(first, Output::Item(item)).is_empty());
         }

@@ -1,29 +1,41 @@
-//! How an image is made, as data.
+//! Recipes: how to generate an image, as data.
 
+use std::borrow::Cow;
+use std::fmt;
+use std::marker::PhantomData;
 use std::path::{Path, PathBuf};
 
-use serde::{Deserialize, Serialize};
+use serde::de::{Error as _, SeqAccess, Visitor};
+use serde::{Deserialize, Deserializer, Serialize};
 
+use super::boxes::{self, LayoutBox};
 use crate::error::{Error, Field, Result};
-use crate::input::Sides;
+use crate::input::{Resize, Sides};
 use crate::pipeline::{Embeddings, Latents, Request};
 use crate::sampler::{Rng, ScheduleKind};
 
-/// Everything that makes an image again with one model: what is drawn, how, and from which files. Where a field is left
-/// out, the model chooses. As JSON, a field that is not known is an error.
+/// Maximum number of inputs, of adapters, and of boxes, in a recipe as JSON. Models accept fewer; the bound avoids
+/// reading a long list.
+const MAX_FILES: usize = 256;
+
+/// Everything that reproduces an image with one model: prompt, options and files. The model chooses omitted fields.
+/// In JSON, an unknown field is an error.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Recipe {
-    /// What to draw; see [`Request::prompt`].
+    /// Prompt; see [`Request::prompt`].
     #[serde(skip_serializing_if = "String::is_empty")]
     pub prompt: String,
-    /// What to lean away from.
+    /// Places of objects, which [`Recipe::full_prompt`] adds to the prompt; the recipe of an image has none.
+    #[serde(skip_serializing_if = "Vec::is_empty", deserialize_with = "bounded")]
+    pub boxes: Vec<LayoutBox>,
+    /// Negative prompt.
     #[serde(skip_serializing_if = "Option::is_none", alias = "negative_prompt")]
     pub negative: Option<String>,
-    /// Pixels.
+    /// Width in pixels.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub width: Option<usize>,
-    /// Pixels.
+    /// Height in pixels.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub height: Option<usize>,
     /// Denoising steps.
@@ -31,56 +43,63 @@ pub struct Recipe {
     pub steps: Option<usize>,
     /// Seed of the noise.
     pub seed: u64,
-    /// How strongly the image follows the prompt.
+    /// Guidance scale, the strength of the prompt.
     #[serde(skip_serializing_if = "Option::is_none", alias = "guidance_scale")]
     pub guidance: Option<f32>,
-    /// How the noise levels fall.
+    /// Schedule of the noise levels.
     #[serde(skip_serializing_if = "is_default")]
     pub schedule: ScheduleKind,
-    /// How the seed becomes noise.
+    /// Random number generator of the noise.
     #[serde(skip_serializing_if = "is_default")]
     pub rng: Rng,
-    /// Tokens that prompts are cut or padded to.
+    /// Number of tokens that prompts are truncated or padded to.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub max_sequence_length: Option<usize>,
-    /// Images that the model sees; where something says how one is changed, the first is that one.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
+    /// Reference images. With `mask`, `strength` or `extend`, the first one is the image to edit.
+    #[serde(skip_serializing_if = "Vec::is_empty", deserialize_with = "bounded")]
     pub inputs: Vec<PathBuf>,
-    /// An image that is white where the first input is drawn anew.
+    /// Size to which the first input is resized before it is edited; without an edit, the size of the result with the
+    /// proportions of the first input.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub resize: Option<Resize>,
+    /// Mask image, white in the area of the first input to regenerate.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub mask: Option<PathBuf>,
-    /// How far from the first input to go, from 0 to 1.
+    /// Strength of the change to the first input, from 0 to 1.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub strength: Option<f64>,
-    /// By how many pixels the first input grows.
+    /// Growth of the first input on each side, in pixels.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub extend: Option<Sides>,
-    /// How many pixels around what the mask covers the model sees; all of the image where it is left out.
+    /// Number of pixels around the masked area that the model sees; the whole image if omitted.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub mask_padding: Option<usize>,
-    /// Pixels over which what is drawn fades into the image around it.
+    /// Width in pixels of the transition between the generated area and the image around it.
     #[serde(skip_serializing_if = "is_default")]
     pub feather: usize,
-    /// Whether the result is what the model makes, and not the first input with what is new.
+    /// `true` if the result is the output of the model, without compositing it over the first input.
     #[serde(skip_serializing_if = "is_default")]
     pub no_composite: bool,
-    /// Whether the image to change is none of the references.
+    /// `true` if a result without a mask is scaled to the size of the first input, as a result with a mask always is.
+    #[serde(skip_serializing_if = "is_default")]
+    pub full_size: bool,
+    /// `true` if the image to edit is not one of the references.
     #[serde(skip_serializing_if = "is_default")]
     pub no_self_reference: bool,
-    /// Whether steps behind the first compute only what the mask covers, and what is next to it.
+    /// `true` if steps after the first compute only the masked area and the tokens next to it.
     #[serde(skip_serializing_if = "is_default")]
     pub sparse: bool,
-    /// A file of noise in place of the seed's.
+    /// File of noise in place of the seed's noise.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub noise: Option<PathBuf>,
-    /// A file of latents to begin with.
+    /// File of latents to begin with.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub latents: Option<PathBuf>,
-    /// A file of text features in place of a prompt.
+    /// File of text features in place of a prompt.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub embeddings: Option<PathBuf>,
-    /// Files that change the model, each with its strength.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
+    /// Adapter files, each with its strength.
+    #[serde(skip_serializing_if = "Vec::is_empty", deserialize_with = "bounded")]
     pub adapters: Vec<AdapterFile>,
 }
 
@@ -88,10 +107,36 @@ pub struct Recipe {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct AdapterFile {
-    /// A file, or a folder of PEFT.
+    /// A file, or a PEFT folder.
     pub file: PathBuf,
-    /// How strongly it changes the model; 1 is the adapter as it was made.
+    /// Strength of the adapter; 1 is the strength of its training.
     pub strength: f32,
+}
+
+/// Reads a list, and stops at the first entry beyond [`MAX_FILES`].
+fn bounded<'de, D: Deserializer<'de>, T: Deserialize<'de>>(list: D) -> std::result::Result<Vec<T>, D::Error> {
+    struct Bounded<T>(PhantomData<T>);
+
+    impl<'de, T: Deserialize<'de>> Visitor<'de> for Bounded<T> {
+        type Value = Vec<T>;
+
+        fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+            write!(f, "a list of at most {MAX_FILES} entries")
+        }
+
+        fn visit_seq<A: SeqAccess<'de>>(self, mut entries: A) -> std::result::Result<Vec<T>, A::Error> {
+            let mut list = Vec::new();
+            while let Some(entry) = entries.next_element()? {
+                if list.len() == MAX_FILES {
+                    return Err(A::Error::invalid_length(MAX_FILES + 1, &self));
+                }
+                list.push(entry);
+            }
+            Ok(list)
+        }
+    }
+
+    list.deserialize_seq(Bounded(PhantomData))
 }
 
 fn is_default<T: Default + PartialEq>(value: &T) -> bool {
@@ -99,17 +144,18 @@ fn is_default<T: Default + PartialEq>(value: &T) -> bool {
 }
 
 impl Recipe {
-    /// A prompt and a seed; the model chooses everything else.
+    /// Creates a recipe from a prompt and a seed; the model chooses everything else.
     pub fn new(prompt: impl Into<String>, seed: u64) -> Self {
         Self { prompt: prompt.into(), seed, ..Self::default() }
     }
 
-    /// Whether the first input is an image to change.
+    /// Returns `true` if the first input is an image to edit.
     pub fn changes(&self) -> bool {
         self.mask.is_some() || self.strength.is_some() || self.extend.is_some()
     }
 
-    /// The files of images and tensors that are read, as a whole before any work; those of adapters are not.
+    /// Returns the files of images and tensors, which are read completely before any work; adapters are not among
+    /// them.
     pub fn files(&self) -> impl Iterator<Item = (Field, &Path)> {
         let inputs = self.inputs.iter().map(|file| (Field::Inputs, file));
         let others = [
@@ -122,8 +168,17 @@ impl Recipe {
         inputs.chain(others).map(|(field, file)| (field, file.as_path()))
     }
 
-    /// Errors when something has no meaning without something else, or beside it.
+    /// Returns the prompt with the table of [`Recipe::boxes`].
+    pub fn full_prompt(&self) -> Cow<'_, str> {
+        match self.boxes.is_empty() {
+            true => Cow::Borrowed(&self.prompt),
+            false => Cow::Owned(boxes::with_boxes(&self.prompt, &self.boxes, !self.inputs.is_empty())),
+        }
+    }
+
+    /// Errors if a field requires another field that is missing, or excludes one that is present.
     pub fn check(&self) -> Result<()> {
+        boxes::check(&self.boxes, self.inputs.len())?;
         self.check_needs().and_then(|()| self.check_conflicts())
     }
 
@@ -141,6 +196,8 @@ impl Recipe {
             (self.feather > 0, Field::Feather, part),
             (self.no_composite, Field::NoComposite, part),
             (self.no_self_reference, Field::NoSelfReference, change),
+            (self.full_size, Field::FullSize, change),
+            (self.resize.is_some(), Field::Size, input),
             (self.sparse, Field::Sparse, part),
         ];
         let Some((_, field, (_, others))) = needs.iter().find(|(given, _, (met, _))| *given && !met) else {
@@ -148,9 +205,9 @@ impl Recipe {
         };
         let others: Vec<_> = others.iter().map(|other| format!("`{other:#}`")).collect();
         let others = others.join(" or ");
-        Err(Error::usage(format!("`{field:#}` has no meaning without {others}"))
-            .of(*field)
-            .hint(format!("give {others} too, or leave out `{field:#}`")))
+        Err(Error::usage(format!("`{field:#}` requires {others}"))
+            .for_field(*field)
+            .hint(format!("pass {others} too, or leave out `{field:#}`")))
     }
 
     fn check_conflicts(&self) -> Result<()> {
@@ -158,31 +215,34 @@ impl Recipe {
         let conflicts = [
             (self.mask_padding.is_some() && self.extend.is_some(), Field::MaskPadding, Field::Extend),
             (self.feather > 0 && self.no_composite, Field::Feather, Field::NoComposite),
+            (self.full_size && self.no_composite, Field::FullSize, Field::NoComposite),
             (self.sparse && self.no_self_reference, Field::Sparse, Field::NoSelfReference),
             (self.noise.is_some() && self.latents.is_some(), Field::Noise, Field::Latents),
             (has_features && !self.prompt.is_empty(), Field::Embeddings, Field::Prompt),
+            (has_features && !self.boxes.is_empty(), Field::Embeddings, Field::Boxes),
             (has_features && self.negative.is_some(), Field::Embeddings, Field::NegativePrompt),
             (has_features && self.max_sequence_length.is_some(), Field::Embeddings, Field::MaxSequenceLength),
         ];
         match conflicts.iter().find(|(both, ..)| *both) {
-            Some((_, field, other)) => Err(Error::usage(format!("`{field:#}` does not go with `{other:#}`"))
-                .of(*field)
+            Some((_, field, other)) => Err(Error::usage(format!("`{field:#}` cannot be used with `{other:#}`"))
+                .for_field(*field)
                 .hint("leave one of them out")),
             None => Ok(()),
         }
     }
 
-    /// The request, as far as it needs neither a model nor the files of images. Reads the files of tensors; the prompt
-    /// of text features is the one that their file names.
+    /// Creates a request, as far as this needs neither a model nor the image files. Reads tensor files; with text
+    /// features, the prompt is the one in their file.
     ///
-    /// Errors as [`Recipe::check`] and [`Request::check_prompt`], and when a file cannot be read, or holds something
+    /// Errors as [`Recipe::check`] and [`Request::check_prompt`], and if a file cannot be read, or holds something
     /// else.
     pub fn request(&self) -> Result<Request> {
         self.check()?;
         let latents = |path: &Option<PathBuf>, field: Field| {
-            path.as_deref().map(|path| Latents::read(path).map_err(|e: Error| e.of(field))).transpose()
+            path.as_deref().map(|path| Latents::read(path).map_err(|e: Error| e.for_field(field))).transpose()
         };
         let mut request = Request {
+            has_boxes: !self.boxes.is_empty(),
             width: self.width,
             height: self.height,
             steps: self.steps,
@@ -194,10 +254,10 @@ impl Recipe {
             noise: latents(&self.noise, Field::Noise)?,
             latents: latents(&self.latents, Field::Latents)?,
             sparse: self.sparse,
-            ..Request::new(&self.prompt, self.seed)
+            ..Request::new(self.full_prompt(), self.seed)
         };
         if let Some(path) = &self.embeddings {
-            let (embeddings, prompt) = Embeddings::read(path).map_err(|e| e.of(Field::Embeddings))?;
+            let (embeddings, prompt) = Embeddings::read(path).map_err(|e| e.for_field(Field::Embeddings))?;
             (request.embeddings, request.prompt) = (Some(embeddings), prompt.unwrap_or_default());
         }
         request.check_prompt()?;
@@ -291,6 +351,9 @@ mod tests {
             r#"{"rng": "cuda"}"#,
             r#"{"adapters": [{"file": "a", "strength": 1, "layers": 3}]}"#,
             r#"{"seed": -1}"#,
+            &format!(r#"{{"inputs": [{}"a"]}}"#, r#""a","#.repeat(MAX_FILES)),
+            // The rest of the list is not read.
+            &format!(r#"{{"adapters": [{}"#, r#"{"file": "a", "strength": 1},"#.repeat(MAX_FILES + 1)),
         ] {
             assert!(serde_json::from_str::<Recipe>(json).is_err(), "{json}");
         }

@@ -1,308 +1,332 @@
-//! Which batch a device makes next: jobs that wait, in their order, and how they are divided and joined.
+//! Scheduling of batches on devices: waiting jobs, batches in progress, and the devices of one or several engines.
 //!
-//! A job of several images is divided evenly, so that all devices end together; see [`batches`]. How it is divided
-//! depends on the numbers of its images and of devices alone, never on which device is faster, so the same images are
-//! made together each time. Jobs that wait are joined as far as one batch of the first one's shape has room: what waits
-//! behind a busy device is made together, and an idle device waits for nothing.
+//! [`fair`](super::fair) decides which jobs a device generates next. A job of several images is divided evenly, so that
+//! all devices end together; see [`batches`]. The division depends only on the numbers of its images and of devices,
+//! never on the speed of a device, so the same images form batches each time. Waiting jobs are combined as far as one
+//! batch of the first job's shape has room. So jobs that wait behind a busy device form batches, and an idle device
+//! waits for nothing.
+
+mod batch;
+mod predictions;
 
 use std::cmp::Reverse;
-use std::iter::Peekable;
+use std::collections::BTreeMap;
 use std::ops::Range;
-use std::sync::mpsc::{self, Receiver, Sender};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
+use self::batch::{Active, Batches, batches};
+pub(super) use self::batch::{Batch, JobShare};
+use self::predictions::Predicted;
 use super::EngineStats;
+use super::estimate::{Cost, Pace, Rates};
+use super::event::{Event, Message, Sink};
+use super::fair::{Fits, Next, Queue, Waiting};
 use super::image::Origin;
-use super::job::{Event, Job, TicketMessage};
+use super::job::JobId;
 use crate::error::{Error, ErrorKind, Result};
-use crate::pipeline::Request;
 use crate::pipeline::session::shape::Shape;
 use crate::pipeline::session::shared_text::{SharedText, TextSource};
-use crate::stage::CancelFlag;
+use crate::stage::{CancelFlag, Progress};
 
-/// Batches of a job that a device may be ahead of those that the caller has, so that what waits for it is bounded.
+/// Maximum batches of a job per device that are ahead of the caller, which bounds the memory of waiting images.
 const AHEAD: usize = 2;
+/// The interval between checks for cancelled jobs and jobs past their deadline while the devices become idle.
+const LOOK: Duration = Duration::from_millis(500);
 
-/// What tells jobs apart.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) struct JobId(u64);
-
-/// The jobs of an engine, and which of their images devices make.
+/// The jobs of one or several engines, and the batches in progress on their devices. An engine has its own scheduler,
+/// or shares that of other engines; see [`Engine::join`](super::Engine::join).
 #[derive(Default)]
-pub(super) struct Schedule {
+pub struct Scheduler {
     state: Mutex<State>,
     changed: Condvar,
+    /// The latest prediction. One caller computes it while others wait for it.
+    predicted: Mutex<Option<Predicted>>,
 }
 
 #[derive(Default)]
 struct State {
-    /// Those of a high priority first, then the older ones.
-    jobs: Vec<Waiting>,
-    /// What devices make.
+    queue: Queue<Shape>,
+    /// Jobs that are not over.
+    jobs: BTreeMap<JobId, Active>,
+    /// Batches in progress on devices.
     running: Vec<Running>,
-    /// Which of the devices wait for a batch, and which do not answer.
-    idle: Vec<bool>,
-    late: Vec<bool>,
+    devices: Vec<Device>,
+    rates: Rates,
     submitted: u64,
-    /// Batches that were taken.
+    /// Number of batches that were taken.
     taken: u64,
-    made: usize,
     closed: bool,
+    /// `true` while devices start nothing.
+    paused: bool,
+    /// Incremented by each change that affects predictions.
+    version: u64,
 }
 
-/// Made as they are taken, however many images there are.
-type Batches = Box<dyn Iterator<Item = Range<usize>> + Send>;
-
-/// A job that is not over.
-struct Waiting {
-    id: JobId,
-    job: Job,
-    origin: Arc<Origin>,
-    shape: Shape,
-    sender: Sender<TicketMessage>,
-    /// What comes back of batches, as the first that wait.
-    first: Vec<Range<usize>>,
-    /// What was not taken yet.
-    rest: Peekable<Batches>,
-    /// The text features that the device of the first batch makes for all, where there are several batches.
-    text: Option<Arc<SharedText>>,
-    /// Whether it is made with no other job: an error of a batch is one of a single job then.
-    alone: bool,
-    /// Batches that were taken and not handed on.
-    open: usize,
-    /// Batches that were taken and have not ended.
-    running: usize,
-    /// Images that no device has begun.
-    left: usize,
-    failed: Option<Error>,
+/// A device, or a group of devices.
+struct Device {
+    /// Number of its model.
+    model: usize,
+    /// `true` if it waits for a batch.
+    is_idle: bool,
+    /// `true` if it does not respond.
+    is_late: bool,
+    /// `true` if its engine takes no more work for it.
+    is_gone: bool,
+    /// Number of finished images.
+    made: usize,
 }
 
-/// Images of a job in a batch.
-pub(super) struct JobShare {
-    id: JobId,
-    images: Range<usize>,
-    sender: Sender<TicketMessage>,
+/// A job to submit, as the origin of its images. `text` are the text features shared by the devices that generate its
+/// images.
+pub(super) struct Submission {
     pub(super) origin: Arc<Origin>,
-    pub(super) embeddings: bool,
-    pub(super) latents: bool,
-    pub(super) previews: bool,
+    pub(super) shape: Shape,
+    pub(super) text: Arc<SharedText>,
+    pub(super) sink: Sink,
+    /// `true` if the job waits for the next engine of its model when its engine is closed.
+    pub(super) outlives_engine: bool,
 }
 
-impl JobShare {
-    /// The images of the job, by their places in it.
-    pub(super) fn images(&self) -> Range<usize> {
-        self.images.clone()
-    }
-
-    pub(super) fn send(&self, event: Event) {
-        // Without a receiver the job was cancelled, which the session finds out.
-        let _ = self.sender.send(TicketMessage::Event { first: self.images.start, event });
-    }
-}
-
-/// Images that a device makes at once, as far as it has memory for all.
-pub(super) struct Batch {
-    number: u64,
-    pub(super) parts: Vec<JobShare>,
-    /// Of each image, in the order of the parts.
-    pub(super) requests: Vec<Request>,
-    pub(super) reader: TextSource,
-    pub(super) cancel: CancelFlag,
-}
-
-/// A batch that a device makes.
+/// A batch in progress on a device.
 struct Running {
     number: u64,
+    model: usize,
     images: usize,
     jobs: Vec<JobId>,
     cancel: CancelFlag,
+    pace: Pace,
 }
 
-impl Schedule {
-    /// Adds devices. Returns the number of the first.
-    pub(super) fn add(&self, devices: usize) -> usize {
-        let mut state = self.state();
-        let first = state.idle.len();
-        state.idle.resize(first + devices, false);
-        state.late.resize(first + devices, false);
-        first
+impl Scheduler {
+    /// Adds a device of a model. Returns its number.
+    pub(super) fn add(&self, model: usize) -> usize {
+        let device = Device { model, is_idle: false, is_late: false, is_gone: false, made: 0 };
+        self.change(|state| {
+            state.devices.push(device);
+            state.devices.len() - 1
+        })
+    }
+
+    /// Removes devices of a model: their threads end. If the model has no other devices, cancels its jobs, except jobs
+    /// that wait for its next engine.
+    pub(super) fn leave(&self, model: usize, devices: &[usize]) {
+        self.change(|state| {
+            devices.iter().for_each(|device| state.devices[*device].is_gone = true);
+            if state.devices.iter().any(|device| device.model == model && !device.is_gone) {
+                return;
+            }
+            let is_left = |(_, job): &(&JobId, &Active)| job.cost.model == model && !job.outlives_engine;
+            let left: Vec<JobId> = state.jobs.iter().filter(is_left).map(|(id, _)| *id).collect();
+            left.into_iter().for_each(|id| state.cancel(id));
+        });
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Adds a job, and returns what is said of it. `text` are the text features that devices share which make its
-    /// images.
-    ///
-    /// Errors once the schedule is closed.
-    pub(super) fn submit(
-        &self,
-        job: Job,
-        origin: Arc<Origin>,
-        shape: Shape,
-        text: Arc<SharedText>,
-    ) -> Result<(JobId, Receiver<TicketMessage>)> {
-        let (sender, messages) = mpsc::channel();
+    /// Changes the state, and wakes devices.
+    fn change<T>(&self, change: impl FnOnce(&mut State) -> T) -> T {
         let mut state = self.state();
-        if state.closed {
-            return Err(Error::new("the engine takes no more jobs").hint("send the job to another one"));
-        }
-        let devices = state.idle.len();
-        state.submitted += 1;
-        let id = JobId(state.submitted);
-        let divided = devices > 1 && job.count > 1;
-        let shares_text = divided && job.request.embeddings.is_none();
-        let rest = batches(job.count, devices, shape.most_at_once()).peekable();
-        let waiting = Waiting {
-            id,
-            origin,
-            shape,
-            sender,
-            first: Vec::new(),
-            rest,
-            text: shares_text.then_some(text),
-            alone: job.most_together <= 1,
-            open: 0,
-            running: 0,
-            left: job.count,
-            failed: None,
-            job: Job { cancel: job.cancel.child(), ..job },
-        };
-        let place = state.jobs.partition_point(|other| other.job.priority >= waiting.job.priority);
-        let ahead = state.jobs[..place].iter().map(|job| job.left).sum();
-        waiting.send(0, Event::Queued(ahead));
-        state.jobs.insert(place, waiting);
+        let changed = change(&mut state);
+        state.version += 1;
+        drop(state);
         self.changed.notify_all();
-        Ok((id, messages))
+        changed
     }
 
-    /// The next batch for a device; waits for one. `None` once the schedule is closed and nothing is left to make.
+    /// Adds jobs of a model at once. Returns their identities.
+    ///
+    /// Errors if the scheduler is closed.
+    pub(super) fn submit(&self, model: usize, jobs: Vec<Submission>) -> Result<Vec<JobId>> {
+        self.change(|state| {
+            if state.closed {
+                return Err(
+                    Error::new("the engine does not accept any more jobs").hint("send the job to another engine")
+                );
+            }
+            Ok(jobs.into_iter().map(|job| state.submit(model, job)).collect())
+        })
+    }
+
+    /// Takes the next batch for a device; waits for one. Returns `None` if there are none left: the scheduler is
+    /// closed, or the engine of the device is.
     pub(super) fn take(&self, device: usize) -> Option<Batch> {
         let mut state = self.state();
-        state.idle[device] = true;
+        state.devices[device].is_idle = true;
         let taken = loop {
-            // The first of several idle devices takes what there is: it is the one that begins to load weights for it.
-            if !state.idle[..device].contains(&true)
-                && let Some(batch) = state.next(device)
-            {
-                break Some(batch);
+            if state.devices[device].is_gone {
+                break None;
+            }
+            let mut wait = None;
+            match state.decide(device, Instant::now()) {
+                Next::Batch { jobs, passed } => break state.begin(device, &jobs, &passed),
+                Next::Wait(time) => wait = Some(time),
+                Next::Nothing => {}
             }
             if state.closed && state.jobs.is_empty() {
                 break None;
             }
-            state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+            state = match wait {
+                Some(time) => self.changed.wait_timeout(state, time).unwrap_or_else(PoisonError::into_inner).0,
+                None => self.changed.wait(state).unwrap_or_else(PoisonError::into_inner),
+            };
         };
-        state.idle[device] = false;
+        state.devices[device].is_idle = false;
+        state.version += 1;
+        drop(state);
         self.changed.notify_all();
         taken
     }
 
-    /// Says whether a device answers: what one has in hand that does not, is not waited for.
-    pub(super) fn set_late(&self, device: usize, late: bool) {
-        let mut state = self.state();
-        if state.late[device] != late {
-            state.late[device] = late;
-            self.changed.notify_all();
+    /// Marks a device as late or not. Work reserved for a late device is not waited for.
+    pub(super) fn set_late(&self, device: usize, is_late: bool) {
+        if self.state().devices[device].is_late != is_late {
+            self.change(|state| state.devices[device].is_late = is_late);
         }
     }
 
-    /// Whether none of the devices answers.
-    pub(super) fn all_are_late(&self) -> bool {
-        self.state().late.iter().all(|late| *late)
+    /// Returns `true` if no device of the same model responds.
+    pub(super) fn all_are_late(&self, device: usize) -> bool {
+        let state = self.state();
+        state.siblings(device).all(|device| state.devices[device].is_late)
     }
 
-    /// Whether there are several devices, which their errors tell apart.
-    pub(super) fn has_several(&self) -> bool {
-        self.state().idle.len() > 1
+    /// Returns `true` if there are several devices of the same model, so that errors include the name of the device.
+    pub(super) fn has_several(&self, device: usize) -> bool {
+        self.state().siblings(device).count() > 1
     }
 
-    pub(super) fn is_closed(&self) -> bool {
-        self.state().closed
+    /// Returns `true` if the device starts nothing more.
+    pub(super) fn is_closed(&self, device: usize) -> bool {
+        let state = self.state();
+        state.closed || state.devices[device].is_gone
     }
 
-    /// The device that took `batch` makes its first `count` images. Others come back, as the first that wait.
+    /// Limits a batch to its first `count` images, and records that its steps begin. The other images return to their
+    /// jobs, as the next to generate.
     pub(super) fn keep(&self, batch: &mut Batch, count: usize) {
-        let mut state = self.state();
-        let mut left = count;
-        for part in &mut batch.parts {
-            let kept = part.images.len().min(left);
-            left -= kept;
-            let back = part.images.start + kept..part.images.end;
-            part.images.end = back.start;
-            if let Some(job) = state.job(part.id) {
-                job.put_back(back);
+        self.change(|state| {
+            let mut left = count;
+            for part in &mut batch.parts {
+                let kept = part.images.len().min(left);
+                left -= kept;
+                let back = part.images.start + kept..part.images.end;
+                part.images.end = back.start;
+                state.put_back(part.id, back);
             }
-        }
-        batch.requests.truncate(count);
+            batch.requests.truncate(count);
+            if let Some(running) = state.running.iter_mut().find(|running| running.number == batch.number) {
+                running.images = count;
+                running.pace.start(count, Instant::now());
+            }
+        });
+    }
+
+    /// Records the progress of a batch.
+    pub(super) fn progress(&self, batch: &Batch, progress: Progress) {
+        let mut state = self.state();
+        state.version += 1;
         if let Some(running) = state.running.iter_mut().find(|running| running.number == batch.number) {
-            running.images = count;
+            running.pace.progress(progress, Instant::now());
         }
-        self.changed.notify_all();
     }
 
-    /// An image was made.
-    pub(super) fn made(&self) {
-        self.state().made += 1;
+    /// Counts a finished image of a batch.
+    pub(super) fn made(&self, batch: &Batch) {
+        self.state().devices[batch.device].made += 1;
     }
 
-    /// A device has done with a batch, of whose images it made the first `made`.
+    /// Ends a batch on a device that has generated the first `made` of its images.
     pub(super) fn end(&self, batch: &Batch, made: usize, result: Result<()>) {
         batch.reader.abandon();
-        let mut state = self.state();
-        state.running.retain(|running| running.number != batch.number);
-        let joined = batch.parts.len() > 1;
-        let mut left = made;
-        for part in &batch.parts {
-            let made = part.images.len().min(left);
-            left -= made;
-            let Some(job) = state.job(part.id) else { continue };
-            job.running -= 1;
-            match &result {
-                Ok(()) => {}
-                Err(error) if joined && error.kind() != ErrorKind::Cancelled && job.failed.is_none() => {
-                    // The error may be that of another job, so each is tried once by itself.
-                    job.alone = true;
-                    let back = part.images.start + made..part.images.end;
-                    if made == 0 {
-                        job.open -= 1;
-                    } else {
-                        let images = part.images.start..back.start;
-                        part.send(Event::Finished { images, device: Arc::from(""), timings: Box::default() });
-                    }
-                    job.put_back(back);
+        self.change(|state| {
+            if let Some(place) = state.running.iter().position(|running| running.number == batch.number) {
+                let running = state.running.remove(place);
+                if result.is_ok() {
+                    running.pace.learn(&mut state.rates, Instant::now());
                 }
-                Err(error) => job.fail(error.clone()),
             }
-            state.end_if_over(part.id);
+            let joined = batch.parts.len() > 1;
+            let mut left = made;
+            for part in &batch.parts {
+                let made = part.images.len().min(left);
+                left -= made;
+                let Some(job) = state.jobs.get_mut(&part.id) else { continue };
+                job.running -= 1;
+                match &result {
+                    Ok(()) => {}
+                    Err(error) if joined && error.kind() != ErrorKind::Cancelled && job.failed.is_none() => {
+                        // The error may belong to another job, so each job is retried alone once.
+                        let back = part.images.start + made..part.images.end;
+                        if made == 0 {
+                            job.open -= 1;
+                        } else {
+                            let images = part.images.start..back.start;
+                            part.send(Event::Finished { images, device: Arc::from(""), timings: Box::default() });
+                        }
+                        state.queue.get_mut(part.id).into_iter().for_each(|job| job.combines = false);
+                        state.put_back(part.id, back);
+                    }
+                    Err(error) => state.fail(part.id, error.clone()),
+                }
+                state.end_if_over(part.id);
+            }
+        });
+    }
+
+    /// Records that the caller of a job has received all of a batch.
+    pub(super) fn batch_received(&self, id: JobId) {
+        self.change(|state| {
+            if let Some(job) = state.jobs.get_mut(&id) {
+                job.open = job.open.saturating_sub(1);
+            }
+        });
+    }
+
+    /// Cancels a job, see [`Ticket::cancel`](super::Ticket::cancel).
+    pub fn cancel(&self, id: JobId) {
+        self.change(|state| state.cancel(id));
+    }
+
+    /// Ends jobs whose cancel flag is set, and jobs that were not started before their deadline. Devices that take a
+    /// batch do this, too; call it regularly if they may be busy for long.
+    pub fn sweep(&self) {
+        self.change(|state| state.sweep(Instant::now()));
+    }
+
+    /// Waits until all devices are idle, and runs `work` before they start anything else.
+    pub fn while_idle<T>(&self, work: impl FnOnce() -> T) -> T {
+        /// Lets devices start again, also after a panic.
+        struct Resume<'a>(&'a Scheduler);
+        impl Drop for Resume<'_> {
+            fn drop(&mut self) {
+                self.0.change(|state| state.paused = false);
+            }
         }
-        self.changed.notify_all();
-    }
-
-    /// The caller of a job has all of a batch.
-    pub(super) fn handed_on(&self, id: JobId) {
-        if let Some(job) = self.state().job(id) {
-            job.open = job.open.saturating_sub(1);
+        let mut state = self.state();
+        state.paused = true;
+        let resume = Resume(self);
+        while !state.running.is_empty() {
+            state = self.changed.wait_timeout(state, LOOK).unwrap_or_else(PoisonError::into_inner).0;
+            state.sweep(Instant::now());
         }
-        self.changed.notify_all();
+        drop(state);
+        let done = work();
+        drop(resume);
+        done
     }
 
-    /// See [`Ticket::cancel`](super::Ticket::cancel).
-    pub(super) fn cancel(&self, id: JobId) {
-        self.state().cancel(id);
-        self.changed.notify_all();
-    }
-
-    /// Takes no more jobs, and waits until those that are there are over. Returns whether they are; those that are not
-    /// by `deadline` are cancelled.
+    /// Takes no more jobs, and waits until existing jobs are over. At `deadline`, it cancels the remaining jobs and
+    /// returns `false`.
     pub(super) fn close(&self, deadline: Instant) -> bool {
         let mut state = self.state();
         state.closed = true;
         self.changed.notify_all();
         while !state.jobs.is_empty() {
             let Some(left) = deadline.checked_duration_since(Instant::now()).filter(|left| !left.is_zero()) else {
-                let ids: Vec<JobId> = state.jobs.iter().map(|job| job.id).collect();
+                let ids: Vec<JobId> = state.jobs.keys().copied().collect();
                 ids.into_iter().for_each(|id| state.cancel(id));
                 self.changed.notify_all();
                 return false;
@@ -312,199 +336,195 @@ impl Schedule {
         true
     }
 
-    pub(super) fn stats(&self) -> EngineStats {
+    /// Takes no more jobs.
+    pub(super) fn retire(&self) {
+        self.change(|state| state.closed = true);
+    }
+
+    pub(super) fn stats(&self, model: usize) -> EngineStats {
         let state = self.state();
+        let devices = || state.devices.iter().filter(|device| device.model == model && !device.is_gone);
         EngineStats {
-            devices: state.idle.len(),
-            waiting: state.jobs.iter().map(|job| job.left).sum(),
-            running: state.running.iter().map(|running| running.images).sum(),
-            made: state.made,
+            devices: devices().count(),
+            waiting: state.queue.iter().filter(|job| job.model == model).map(|job| job.images).sum(),
+            running: state.running.iter().filter(|running| running.model == model).map(|running| running.images).sum(),
+            made: devices().map(|device| device.made).sum(),
         }
     }
 }
 
 impl State {
-    fn job(&mut self, id: JobId) -> Option<&mut Waiting> {
-        self.jobs.iter_mut().find(|job| job.id == id)
+    /// Returns the devices of the same model.
+    fn siblings(&self, device: usize) -> impl Iterator<Item = usize> {
+        let model = self.devices[device].model;
+        let is_one = move |(_, device): &(usize, &Device)| device.model == model && !device.is_gone;
+        self.devices.iter().enumerate().filter(is_one).map(|(device, _)| device)
     }
 
-    /// The batch that a device makes next, of those that wait.
-    fn next(&mut self, device: usize) -> Option<Batch> {
-        let cancelled: Vec<JobId> =
-            self.jobs.iter().filter(|job| job.job.cancel.check().is_err()).map(|job| job.id).collect();
-        cancelled.into_iter().for_each(|id| self.cancel(id));
-        let first_is_late = self.late.first() == Some(&true);
-        let most_open = AHEAD * self.idle.len();
-        let (place, images) = self.jobs.iter_mut().enumerate().find_map(|(place, job)| {
-            // The first device reads the prompt for all: it has loaded what that takes.
-            let is_kept = job.text.is_some() && job.is_new() && device > 0 && !first_is_late;
-            let images = if job.open < most_open && !is_kept { job.take() } else { None };
-            images.map(|images| (place, images))
-        })?;
-        self.taken += 1;
-        let number = self.taken;
-        let first = &self.jobs[place];
-        let reader = match &first.text {
-            None => TextSource::Own,
-            Some(text) if images.start == 0 => TextSource::First(Arc::clone(text)),
-            Some(text) => TextSource::Other(Arc::clone(text)),
+    fn submit(&mut self, model: usize, submission: Submission) -> JobId {
+        let Submission { origin, shape, text, sink, outlives_engine } = submission;
+        let job = &origin.job;
+        let devices = self.devices.iter().filter(|device| device.model == model && !device.is_gone).count();
+        self.submitted += 1;
+        let id = JobId(self.submitted);
+        let divided = devices > 1 && job.count > 1;
+        let text = (divided && job.request.embeddings.is_none()).then_some(text);
+        let (tokens, evaluations) = shape.tokens_and_evaluations();
+        let (cost, max) = (Cost { model, tokens, evaluations }, shape.max_at_once());
+        let ahead = self.queue.iter().filter(|other| other.priority >= job.priority).map(|other| other.images).sum();
+        sink(Message::Event { first: 0, event: Event::Queued(ahead) });
+        self.queue.push(Waiting {
+            id,
+            owner: job.owner.clone(),
+            priority: job.priority,
+            deadline: job.deadline,
+            cost: cost.work(),
+            count: job.count,
+            images: job.count,
+            combines: text.is_none() && job.max_together > 1,
+            model,
+            shape,
+            max_together: job.max_together.min(max),
+            max_latency: job.max_latency,
+            window: job.window,
+            since: Instant::now(),
+            passed: 0,
+        });
+        let active = Active {
+            cancel: job.cancel.child(),
+            sink,
+            outlives_engine,
+            cost,
+            max,
+            first: Vec::new(),
+            rest: batches(job.count, devices.max(1), max).peekable(),
+            text,
+            open: 0,
+            running: 0,
+            failed: None,
+            origin,
         };
-        let mut batch =
-            Batch { number, parts: Vec::new(), requests: Vec::new(), reader, cancel: CancelFlag::default() };
-        self.jobs[place].join(images, &mut batch);
-        if self.jobs[place].text.is_none() && !self.jobs[place].alone {
-            self.fill(place, &mut batch);
+        self.jobs.insert(id, active);
+        id
+    }
+
+    /// Ends jobs whose cancel flag is set, and jobs that were not started before their deadline.
+    fn sweep(&mut self, now: Instant) {
+        let cancelled = self.jobs.iter().filter(|(_, job)| job.cancel.check().is_err());
+        let cancelled: Vec<JobId> = cancelled.map(|(id, _)| *id).collect();
+        cancelled.into_iter().for_each(|id| self.cancel(id));
+        let late = |job: &&Waiting<Shape>| job.deadline.is_some_and(|deadline| deadline <= now);
+        let late: Vec<JobId> = self.queue.iter().filter(late).map(|job| job.id).collect();
+        for id in late {
+            self.fail(id, Error::new("the job was not started before its deadline"));
+            self.end_if_over(id);
+        }
+    }
+
+    /// Returns what a device generates next.
+    fn decide(&mut self, device: usize, now: Instant) -> Next {
+        self.sweep(now);
+        let model = self.devices[device].model;
+        // The first of several idle devices takes the batch: it is the one that loads weights first.
+        if self.paused || self.siblings(device).find(|other| self.devices[*other].is_idle) != Some(device) {
+            return Next::Nothing;
+        }
+        let max_open = AHEAD * self.siblings(device).count();
+        let first = self.siblings(device).next();
+        // The first device encodes the prompt for all: it has loaded the text encoder.
+        let encodes = first == Some(device) || first.is_some_and(|first| self.devices[first].is_late);
+        let starts = |job: &Waiting<Shape>| {
+            let is_new = |active: &Active| job.images == job.count && active.first.is_empty();
+            let can_start =
+                |active: &Active| active.open < max_open && (encodes || active.text.is_none() || !is_new(active));
+            job.model == model && self.jobs.get(&job.id).is_some_and(can_start)
+        };
+        let fits = Fits { starts: &starts, seconds: &|job| self.seconds(job.id), waits: !self.closed };
+        self.queue.next(&fits, now)
+    }
+
+    /// Returns the estimated seconds of an image of a job.
+    fn seconds(&self, id: JobId) -> Option<f64> {
+        self.rates.estimate(self.jobs.get(&id)?.cost)
+    }
+
+    /// Starts a batch of jobs on a device.
+    fn begin(&mut self, device: usize, jobs: &[JobId], passed: &[JobId]) -> Option<Batch> {
+        for id in passed {
+            self.queue.get_mut(*id).into_iter().for_each(|job| job.passed += 1);
+        }
+        self.taken += 1;
+        let (number, cancel) = (self.taken, CancelFlag::default());
+        let (parts, requests, reader) = (Vec::new(), Vec::new(), TextSource::Own);
+        let mut batch = Batch { number, device, parts, requests, reader, cancel };
+        for id in jobs {
+            let Some(job) = self.jobs.get_mut(id) else { continue };
+            if let Some(images) = job.take() {
+                self.queue.take(*id, images.len());
+                job.join(*id, images, &mut batch);
+            }
+        }
+        let head = self.jobs.get(&batch.parts.first()?.id)?;
+        if let Some(text) = &head.text {
+            let text = Arc::clone(text);
+            batch.reader = match batch.parts[0].images.start {
+                0 => TextSource::First(text),
+                _ => TextSource::Other(text),
+            };
         }
         if batch.parts.len() == 1 {
-            batch.cancel = self.jobs[place].job.cancel.child();
+            batch.cancel = head.cancel.child();
         }
-        let jobs = batch.parts.iter().map(|part| part.id).collect();
-        self.running.push(Running { number, images: batch.requests.len(), jobs, cancel: batch.cancel.clone() });
+        let (jobs, images) = (batch.parts.iter().map(|part| part.id).collect(), batch.requests.len());
+        let pace = Pace::new(head.cost, images, &self.rates, Instant::now());
+        let (model, cancel) = (head.cost.model, batch.cancel.clone());
+        self.running.push(Running { number, model, images, jobs, cancel, pace });
         Some(batch)
     }
 
-    /// Joins jobs to a batch that begins with one of job `place`, as far as there is room for all that is left of each.
-    fn fill(&mut self, place: usize, batch: &mut Batch) {
-        let (before, from) = self.jobs.split_at_mut(place + 1);
-        let Some(first) = before.last() else { return };
-        let mut most = first.shape.most_at_once().min(first.job.most_together);
-        for job in from {
-            let suits = !job.alone && job.text.is_none() && job.is_new() && job.shape == first.shape;
-            let most_with = most.min(job.job.most_together);
-            if suits
-                && batch.requests.len().saturating_add(job.job.count) <= most_with
-                && let Some(images) = job.take()
-            {
-                most = most_with;
-                job.join(images, batch);
-            }
+    fn put_back(&mut self, id: JobId, images: Range<usize>) {
+        if let Some(job) = self.jobs.get_mut(&id).filter(|job| !images.is_empty() && job.failed.is_none()) {
+            self.queue.put_back(id, images.len());
+            job.first.push(images);
+            job.first.sort_by_key(|images| Reverse(images.start));
         }
     }
 
-    /// Begins nothing more of a job, and ends what is begun where no other job is in the same batch.
+    /// Stops scheduling the job, and cancels its running batches. Their cancellation errors do not replace the first
+    /// error.
+    fn fail(&mut self, id: JobId, error: Error) {
+        self.queue.get_mut(id).into_iter().for_each(|job| job.images = 0);
+        let Some(job) = self.jobs.get_mut(&id) else { return };
+        job.first.clear();
+        job.rest = (Box::new(std::iter::empty()) as Batches).peekable();
+        match &job.failed {
+            Some(known) if known.kind() != ErrorKind::Cancelled || error.kind() == ErrorKind::Cancelled => {}
+            _ => job.failed = Some(error),
+        }
+        job.cancel.cancel();
+    }
+
+    /// Stops scheduling the job, and cancels batches that no other job shares.
     fn cancel(&mut self, id: JobId) {
-        let Some(job) = self.job(id) else { return };
-        job.fail(Error::cancelled());
-        for place in 0..self.running.len() {
-            let jobs = self.running[place].jobs.clone();
-            if jobs.contains(&id) && jobs.iter().all(|id| self.is_cancelled(*id)) {
-                self.running[place].cancel.cancel();
+        self.fail(id, Error::cancelled());
+        for running in self.running.iter().filter(|running| running.jobs.contains(&id)) {
+            let is_cancelled = |id| self.jobs.get(id).is_none_or(|job| job.failed.is_some());
+            if running.jobs.iter().all(is_cancelled) {
+                running.cancel.cancel();
             }
         }
         self.end_if_over(id);
     }
 
-    fn is_cancelled(&self, id: JobId) -> bool {
-        self.jobs.iter().find(|job| job.id == id).is_none_or(|job| job.failed.is_some())
-    }
-
-    /// Takes a job out of those that wait once all of it is made, or nothing more of it.
+    /// Removes a job if it is finished or has failed, and no batch is running.
     fn end_if_over(&mut self, id: JobId) {
-        let Some(place) = self.jobs.iter().position(|job| job.id == id) else { return };
-        if self.jobs[place].running > 0 || self.jobs[place].has_more() {
+        let Some(job) = self.jobs.get_mut(&id) else { return };
+        if job.running > 0 || !job.first.is_empty() || job.rest.peek().is_some() {
             return;
         }
-        let job = self.jobs.remove(place);
-        // Without a receiver nobody asks any more.
-        let _ = job.sender.send(TicketMessage::End(job.failed.map_or(Ok(()), Err)));
-    }
-}
-
-impl Waiting {
-    fn send(&self, first: usize, event: Event) {
-        let _ = self.sender.send(TicketMessage::Event { first, event });
-    }
-
-    /// Whether nothing of it was taken.
-    fn is_new(&mut self) -> bool {
-        self.first.is_empty() && self.rest.peek().is_some_and(|images| images.start == 0)
-    }
-
-    fn has_more(&mut self) -> bool {
-        !self.first.is_empty() || self.rest.peek().is_some()
-    }
-
-    /// The next images to make at once.
-    fn take(&mut self) -> Option<Range<usize>> {
-        let images = self.first.pop().or_else(|| self.rest.next())?;
-        // One device takes all that are left each time.
-        let most = self.shape.most_at_once();
-        if images.len() > most {
-            self.first.push(images.start + most..images.end);
+        self.queue.remove(id);
+        if let Some(job) = self.jobs.remove(&id) {
+            (job.sink)(Message::End(job.failed.map_or(Ok(()), Err)));
         }
-        let images = images.start..images.end.min(images.start + most);
-        self.left -= images.len();
-        Some(images)
-    }
-
-    fn put_back(&mut self, images: Range<usize>) {
-        if !images.is_empty() && self.failed.is_none() {
-            self.left += images.len();
-            self.first.push(images);
-            self.first.sort_by_key(|images| Reverse(images.start));
-        }
-    }
-
-    /// Adds images of it to a batch.
-    fn join(&mut self, images: Range<usize>, batch: &mut Batch) {
-        (self.open, self.running) = (self.open + 1, self.running + 1);
-        let item = |image: usize| self.job.request.part(image..image + 1);
-        batch.requests.extend(images.clone().map(item));
-        batch.parts.push(JobShare {
-            id: self.id,
-            embeddings: self.job.embeddings && images.start == 0,
-            latents: self.job.latents,
-            previews: self.job.previews,
-            images,
-            sender: self.sender.clone(),
-            origin: Arc::clone(&self.origin),
-        });
-    }
-
-    /// Begins nothing more of it, and ends what is begun. Batches that end because of it do not say why.
-    fn fail(&mut self, error: Error) {
-        self.first.clear();
-        self.left = 0;
-        self.rest = (Box::new(std::iter::empty()) as Batches).peekable();
-        match &self.failed {
-            Some(known) if known.kind() != ErrorKind::Cancelled || error.kind() == ErrorKind::Cancelled => {}
-            _ => self.failed = Some(error),
-        }
-        self.job.cancel.cancel();
-    }
-}
-
-/// Divides images evenly: every device gets as many batches of nearly one size, so that all end together. One device
-/// takes all that are left each time, and makes as many as it can.
-fn batches(count: usize, devices: usize, most: usize) -> Batches {
-    let batches = if devices == 1 { 1 } else { count.min(count.div_ceil(devices * most) * devices) };
-    let (size, larger) = (count / batches, count % batches);
-    let start = move |batch: usize| batch * size + batch.min(larger);
-    Box::new((0..batches).map(move |batch| start(batch)..start(batch + 1)))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn sizes(count: usize, devices: usize, most: usize) -> Vec<usize> {
-        let batches: Vec<_> = batches(count, devices, most).collect();
-        let ends: Vec<_> = batches.iter().map(|batch| batch.end).collect();
-        let starts: Vec<_> = batches.iter().skip(1).map(|batch| batch.start).collect();
-        assert_eq!((starts, ends[ends.len() - 1]), (ends[..ends.len() - 1].to_vec(), count), "none is left out");
-        batches.iter().map(Range::len).collect()
-    }
-
-    #[test]
-    fn images_are_shared_evenly() {
-        assert_eq!(sizes(2, 2, 8), [1, 1]);
-        assert_eq!(sizes(8, 2, 8), [4, 4]);
-        assert_eq!(sizes(3, 2, 8), [2, 1]);
-        assert_eq!(sizes(1, 2, 8), [1]);
-        assert_eq!(sizes(17, 2, 8), [5, 4, 4, 4], "as few rounds as batches allow");
-        assert_eq!(sizes(5, 2, 1), [1; 5], "images that are made alone");
-        assert_eq!(sizes(20, 1, 8), [20], "one device cuts them when it makes them");
-        assert_eq!(sizes(10_000, 3, 8).iter().max(), Some(&8));
-        assert_eq!(batches(usize::MAX, 2, 8).nth(1), Some(8..16), "none is made before it is taken");
     }
 }

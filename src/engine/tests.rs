@@ -1,11 +1,11 @@
-//! Devices that fail, panic, hang or have little memory: stand-ins that make no images, so that each does what a test
-//! says. Engines on real devices are in tests/engine.rs.
+//! Tests with devices that fail, panic, hang or have little memory: stand-ins that generate no images and do what a
+//! test specifies. Engines on real devices are tested in tests/engine.rs.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc;
 use std::time::Duration;
 
-use super::executor::Making;
+use super::executor::RunningBatch;
 use super::*;
 use crate::backend::cpu::{Cpu, Precision};
 use crate::error::{Error, ErrorKind};
@@ -13,7 +13,7 @@ use crate::files::ModelFiles;
 use crate::pipeline::{Decoded, Timings};
 use crate::stage::Stage;
 
-type Make = Box<dyn Fn(&Making) -> Result<()> + Send + Sync>;
+type Make = Box<dyn Fn(&RunningBatch) -> Result<()> + Send + Sync>;
 
 struct StandIn {
     name: &'static str,
@@ -30,7 +30,7 @@ impl Executor for StandIn {
         false
     }
 
-    fn make(&self, making: &Arc<Making>) -> Result<()> {
+    fn make(&self, making: &Arc<RunningBatch>) -> Result<()> {
         (self.make)(making)
     }
 
@@ -39,7 +39,7 @@ impl Executor for StandIn {
     }
 }
 
-fn device(name: &'static str, make: impl Fn(&Making) -> Result<()> + Send + Sync + 'static) -> Arc<dyn Executor> {
+fn device(name: &'static str, make: impl Fn(&RunningBatch) -> Result<()> + Send + Sync + 'static) -> Arc<dyn Executor> {
     Arc::new(StandIn { name, make: Box::new(make), late: Arc::default() })
 }
 
@@ -53,13 +53,13 @@ fn request(seed: u64) -> Request {
     Request { width: Some(32), height: Some(32), steps: Some(1), ..Request::new("a cat", seed) }
 }
 
-/// Hands out the first `room` images of a batch, which are their seeds.
-fn hand_out(making: &Making, room: usize) {
+/// Sends the first `room` images of a batch, identified by their seeds.
+fn send_images(making: &RunningBatch, room: usize) {
     let seeds: Vec<u64> = making.batch().requests.iter().map(|request| request.seed).collect();
     let count = seeds.len().min(room);
     making.start(count, None);
     for seed in seeds.into_iter().take(count) {
-        let mut plan = Plan::of_size(32, 32);
+        let mut plan = Plan::with_size(32, 32);
         plan.seed = seed;
         let image = Decoded { rgb: Vec::new(), plan };
         making.image(image, None);
@@ -67,7 +67,7 @@ fn hand_out(making: &Making, room: usize) {
     making.finish(&Arc::from("a device"), &Timings::default());
 }
 
-/// The seeds of the images of a job, and its error.
+/// Returns the seeds of the images of a job, and its error.
 fn seeds(events: impl Iterator<Item = Result<Event>>) -> (Vec<u64>, Option<Error>) {
     let (mut seeds, mut error) = (Vec::new(), None);
     for event in events {
@@ -80,13 +80,13 @@ fn seeds(events: impl Iterator<Item = Result<Event>>) -> (Vec<u64>, Option<Error
     (seeds, error)
 }
 
-/// A device with room for one image and one with room for three make all images, each once, whoever is slower.
+/// A device with room for one image and one with room for three generate all images, each once, whichever is slower.
 #[test]
 fn devices_of_unequal_memory_make_what_they_can() {
     for slow in [0, 1] {
         let with_room = |number: usize, room: usize| {
             device(["a", "b"][number], move |making| {
-                hand_out(making, room);
+                send_images(making, room);
                 std::thread::sleep(Duration::from_millis(if number == slow { 3 } else { 0 }));
                 Ok(())
             })
@@ -104,11 +104,11 @@ fn images_come_in_the_order_of_seeds_whichever_device_is_faster() {
     let engine = engine(vec![
         device("slow", |making| {
             std::thread::sleep(Duration::from_millis(20));
-            hand_out(making, 8);
+            send_images(making, 8);
             Ok(())
         }),
         device("fast", |making| {
-            hand_out(making, 8);
+            send_images(making, 8);
             Ok(())
         }),
     ]);
@@ -118,12 +118,12 @@ fn images_come_in_the_order_of_seeds_whichever_device_is_faster() {
 
 #[test]
 fn an_error_ends_its_job_and_names_the_device_and_the_engine_goes_on() {
-    let fails = |making: &Making| making.batch().requests.iter().any(|request| request.seed >= 1000);
-    let make = move |making: &Making| {
+    let fails = |making: &RunningBatch| making.batch().requests.iter().any(|request| request.seed >= 1000);
+    let make = move |making: &RunningBatch| {
         if fails(making) {
             return Err(Error::new("out of memory").hint("use less"));
         }
-        hand_out(making, 8);
+        send_images(making, 8);
         Ok(())
     };
     let engine = engine(vec![device("a", make), device("b", make)]);
@@ -148,7 +148,7 @@ fn the_error_of_one_job_is_not_that_of_another_in_the_same_batch() {
         if seeds.contains(&7) {
             return Err(Error::new("its values are not numbers"));
         }
-        hand_out(making, 8);
+        send_images(making, 8);
         Ok(())
     })]);
     let first = engine.submit(Job::new(request(0), 1)).unwrap();
@@ -167,8 +167,8 @@ fn the_error_of_one_job_is_not_that_of_another_in_the_same_batch() {
 #[test]
 fn a_panic_is_an_error_of_its_job() {
     let engine = engine(vec![device("a", |making| {
-        assert!(making.batch().requests[0].seed != 5, "a defect of a test");
-        hand_out(making, 8);
+        assert!(making.batch().requests[0].seed != 5, "a panic of a test");
+        send_images(making, 8);
         Ok(())
     })]);
     let (made, error) = seeds(engine.submit(Job::new(request(5), 1)).unwrap());
@@ -180,7 +180,7 @@ fn a_panic_is_an_error_of_its_job() {
 fn a_device_that_does_not_answer_is_not_waited_for() {
     let late = Arc::new(AtomicBool::new(true));
     let make: Make = Box::new(|making| {
-        hand_out(making, 8);
+        send_images(making, 8);
         Ok(())
     });
     let hung = StandIn { name: "hung", make, late: Arc::clone(&late) };
@@ -188,7 +188,7 @@ fn a_device_that_does_not_answer_is_not_waited_for() {
     let counted = Arc::clone(&made_by_b);
     let other = device("b", move |making| {
         counted.fetch_add(1, Ordering::Relaxed);
-        hand_out(making, 8);
+        send_images(making, 8);
         Ok(())
     });
     let engine = engine(vec![Arc::new(hung), other]);
@@ -213,10 +213,10 @@ fn a_job_that_is_cancelled_ends_and_others_go_on() {
                 std::thread::sleep(Duration::from_millis(1));
             }
         }
-        hand_out(making, 8);
+        send_images(making, 8);
         Ok(())
     })]);
-    // Which waits, which is being made, by the flag and by the ticket.
+    // Jobs in progress and waiting jobs are cancelled, by flag, by ticket and by dropping the ticket.
     let flag = CancelFlag::default();
     let running = engine.submit(Job::new(request(1), 1)).unwrap();
     assert_eq!(begins.recv(), Ok(1));
@@ -233,7 +233,7 @@ fn a_job_that_is_cancelled_ends_and_others_go_on() {
     running.cancel();
     assert_eq!(cancelled(running), Some(ErrorKind::Cancelled));
     assert_eq!(seeds(last).0, [100]);
-    assert_eq!(begins.try_iter().collect::<Vec<_>>(), [100], "what waited was not begun");
+    assert_eq!(begins.try_iter().collect::<Vec<_>>(), [100], "the waiting jobs were not started");
 }
 
 #[test]
@@ -247,7 +247,7 @@ fn flags_of_jobs_in_one_batch_are_heard_while_it_tells_of_progress() {
         };
         if seed == 0 {
             wait.lock().unwrap().recv().unwrap();
-            hand_out(making, 8);
+            send_images(making, 8);
             return Ok(());
         }
         let start = Instant::now();
@@ -256,7 +256,7 @@ fn flags_of_jobs_in_one_batch_are_heard_while_it_tells_of_progress() {
             cancel.check()?;
             std::thread::sleep(Duration::from_millis(1));
         }
-        Err(Error::new("no flag was heard"))
+        Err(Error::new("the job was not cancelled"))
     })]);
     let first = engine.submit(Job::new(request(0), 1)).unwrap();
     while engine.stats().running == 0 {
@@ -290,7 +290,7 @@ fn jobs_of_a_higher_priority_begin_first_and_one_of_another_shape_is_no_part_of_
             wait.lock().unwrap().recv().unwrap();
         }
         told.lock().unwrap().send(seeds).unwrap();
-        hand_out(making, 8);
+        send_images(making, 8);
         Ok(())
     })]);
     let first = engine.submit(Job::new(request(0), 1)).unwrap();
@@ -301,7 +301,7 @@ fn jobs_of_a_higher_priority_begin_first_and_one_of_another_shape_is_no_part_of_
         Job::new(request(1), 1),
         Job::new(Request { height: Some(64), ..request(2) }, 1),
         Job::new(Request { prompt: "a dog".to_string(), ..request(3) }, 2),
-        Job { priority: 1, ..Job::new(Request { steps: Some(2), ..request(5) }, 1) },
+        Job { priority: Priority::High, ..Job::new(Request { steps: Some(2), ..request(5) }, 1) },
         Job::new(request(6), 6),
         Job::new(request(12), 5),
     ];
@@ -323,7 +323,7 @@ fn no_device_runs_far_ahead_of_the_caller() {
     let counted = Arc::clone(&begun);
     let engine = engine(vec![device("a", move |making| {
         counted.fetch_add(1, Ordering::Relaxed);
-        hand_out(making, 1);
+        send_images(making, 1);
         Ok(())
     })]);
     let mut ticket = engine.submit(Job::new(request(0), 100)).unwrap();
@@ -342,7 +342,7 @@ fn an_engine_that_ends_finishes_what_it_has_or_cancels_it() {
     let engine = engine(vec![device("a", |making| {
         std::thread::sleep(Duration::from_millis(5));
         making.batch().cancel.check()?;
-        hand_out(making, 1);
+        send_images(making, 1);
         Ok(())
     })]);
     let short = engine.submit(Job::new(request(1), 2)).unwrap();

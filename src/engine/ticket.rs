@@ -1,92 +1,103 @@
-//! What the caller of a job has of it.
+//! The caller's handle of a submitted job.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::sync::mpsc::{Receiver, RecvTimeoutError};
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
 use std::time::Duration;
 
-use super::image::Origin;
-use super::job::{Event, Job, TicketMessage};
+use super::event::{Event, Message};
+use super::image::Image;
+use super::job::JobId;
 use super::order::{Order, Output};
-use super::schedule::{JobId, Schedule};
+use super::schedule::{Scheduler, Submission};
 use crate::error::{Error, Result};
-use crate::pipeline::session::shape::Shape;
-use crate::pipeline::session::shared_text::SharedText;
 use crate::stage::CancelFlag;
 
-/// How often the flag of a job that says nothing is looked at.
+/// Polling interval of the cancel flag of a job without events.
 const POLL: Duration = Duration::from_millis(20);
 
-/// A job that was submitted. Dropping it cancels the job.
+/// A submitted job. Dropping the ticket cancels the job.
 pub struct Ticket {
     id: JobId,
-    schedule: Arc<Schedule>,
-    messages: Receiver<TicketMessage>,
+    scheduler: Arc<Scheduler>,
+    messages: Receiver<Message>,
     cancel: CancelFlag,
     is_over: bool,
 }
 
 impl Ticket {
-    /// Submits a job of this shape, whose images are of `origin`. Devices that make them share `text`.
+    /// Submits a job of a model. `submission` creates it from the receiver of its messages.
     ///
-    /// Errors once the schedule is closed.
+    /// Errors as `submission`, and if the scheduler is closed.
     pub(super) fn new(
-        schedule: &Arc<Schedule>,
-        job: Job,
-        origin: Arc<Origin>,
-        shape: Shape,
-        text: Arc<SharedText>,
+        scheduler: Arc<Scheduler>,
+        model: usize,
+        submission: impl FnOnce(mpsc::Sender<Message>) -> Result<Submission>,
     ) -> Result<Self> {
-        let cancel = job.cancel.clone();
-        let (id, messages) = schedule.submit(job, origin, shape, text)?;
-        Ok(Self { id, schedule: Arc::clone(schedule), messages, cancel, is_over: false })
+        let (sender, messages) = mpsc::channel();
+        let submission = submission(sender)?;
+        let cancel = submission.origin.job.cancel.clone();
+        let ids = scheduler.submit(model, vec![submission])?;
+        Ok(Self { id: ids[0], scheduler, messages, cancel, is_over: false })
     }
 
-    /// Cancels the job: its images that wait are not begun, and those that devices make end within about a step, unless
-    /// other jobs have images in the same batch.
+    /// Cancels the job. Waiting images are not started, and images in progress end within about a step, unless other
+    /// jobs have images in the same batch.
     pub fn cancel(&self) {
-        self.schedule.cancel(self.id);
+        self.scheduler.cancel(self.id);
     }
 
-    /// The events in the order of images: what is said of a batch waits until all was said of the batches of earlier
-    /// images, whichever device is faster. Of later ones, no progress is told.
+    /// Returns the events in the order of the images: events of a batch wait until the batches of earlier images have
+    /// ended, regardless of the speed of devices. Progress of later batches is dropped.
     pub fn in_order(self) -> InOrder {
         InOrder { ticket: self, order: Order::new(), ready: VecDeque::new(), error: None }
     }
 
-    /// What comes next, and the first image of the batch that it is of. `None` after the end.
+    /// Waits for all images, and returns them in the order of their seeds.
+    ///
+    /// Errors if the job fails or is cancelled.
+    pub fn wait(self) -> Result<Vec<Image>> {
+        let image = |event| match event {
+            Ok(Event::Image { image, .. }) => Some(Ok(*image)),
+            Ok(_) => None,
+            Err(error) => Some(Err(error)),
+        };
+        self.in_order().filter_map(image).collect()
+    }
+
+    /// Receives the next event, with the first image of its batch. `None` after the end.
     fn receive(&mut self) -> Option<Result<(usize, Event)>> {
         while !self.is_over {
-            // A flag that only the caller knows is looked at here, also while events come.
+            // Only the caller may know the flag, so it is checked here, also while events arrive.
             if self.cancel.check().is_err() {
                 self.cancel();
             }
             match self.messages.recv_timeout(POLL) {
-                Ok(TicketMessage::Event { first, event }) => return Some(Ok((first, event))),
-                Ok(TicketMessage::End(end)) => {
+                Ok(Message::Event { first, event }) => return Some(Ok((first, event))),
+                Ok(Message::End(end)) => {
                     self.is_over = true;
                     return end.err().map(Err);
                 }
                 Err(RecvTimeoutError::Timeout) => {}
                 Err(RecvTimeoutError::Disconnected) => {
                     self.is_over = true;
-                    return Some(Err(Error::new("the engine ended before the job")));
+                    return Some(Err(Error::new("the engine stopped before the job was finished")));
                 }
             }
         }
         None
     }
 
-    /// Lets devices begin more batches of this job, once its caller has one.
+    /// Lets devices start more batches of this job after the caller has received one.
     fn hand_on(&self, event: &Event) {
         if let Event::Finished { .. } = event {
-            self.schedule.handed_on(self.id);
+            self.scheduler.batch_received(self.id);
         }
     }
 }
 
-/// The events in the order in which they happen. An error is the last: that of a device or of the request, or
-/// [`Kind::Cancelled`](crate::error::ErrorKind::Cancelled).
+/// The events in the order in which they happen. An error is the last item: from a device, from the request, or
+/// [`ErrorKind::Cancelled`](crate::error::ErrorKind::Cancelled).
 impl Iterator for Ticket {
     type Item = Result<Event>;
 
@@ -105,7 +116,7 @@ impl Drop for Ticket {
     }
 }
 
-/// The events of a job in the order of its images, see [`Ticket::in_order`]. An error is the last.
+/// The events of a job in the order of its images, see [`Ticket::in_order`]. An error is the last item.
 pub struct InOrder {
     ticket: Ticket,
     order: Order<Event>,
@@ -119,11 +130,11 @@ impl InOrder {
         self.ticket.cancel();
     }
 
-    /// What may be told once this was said of the batch whose first image is `first`.
+    /// Queues the events that are in order after adding an event of the batch with the first image `first`.
     fn sort(&mut self, first: usize, event: Event) {
         match event {
             Event::Queued(_) => self.ready.push_back(event),
-            Event::Progress(_) if !self.order.hears(first) => {}
+            Event::Progress(_) if !self.order.is_current(first) => {}
             Event::Progress(_) => self.ready.push_back(event),
             Event::Finished { ref images, .. } => {
                 let images = images.len();
@@ -149,7 +160,7 @@ impl Iterator for InOrder {
             }
             match self.ticket.receive()? {
                 Ok((first, event)) => self.sort(first, event),
-                // What was made before is handed on as well.
+                // Events held back before the error are delivered as well.
                 Err(error) => {
                     self.ready.extend(self.order.rest());
                     self.error = Some(error);

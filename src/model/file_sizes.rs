@@ -1,14 +1,14 @@
-//! What the weights of blocks take that stay in the formats of their files.
+//! Sizes of block weights that stay in the formats of their files.
 
 use crate::files::TensorFiles;
 use crate::transformer::TransformerConfig;
 
-/// Weights of the blocks of a component that are no plain floats: a GPU holds them as they are in the files.
+/// Quantized weights of a component's blocks, which a GPU holds in the formats of the files.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct FileSizes {
-    /// Of each block, in the order of use; the blocks behind the last have none.
+    /// One entry for each block, in the order of use; blocks after the last entry have no such weights.
     blocks: Vec<Held>,
-    /// Values of the largest weight, which are bf16 in front of its product.
+    /// Number of values of the largest weight, which is dequantized to bf16 for its matrix multiplication.
     largest: u64,
 }
 
@@ -19,9 +19,9 @@ struct Held {
 }
 
 impl FileSizes {
-    /// Of the blocks whose names begin with these prefixes, in the order of use. `matrices` are the values and bytes of
-    /// those of a block.
-    fn of(prefixes: impl Iterator<Item = String>, matrices: impl Fn(&str) -> Vec<[u64; 2]>) -> Self {
+    /// Sums the weights of the blocks whose names begin with these prefixes, in the order of use. `matrices` returns
+    /// the values and bytes of each matrix of a block.
+    fn from_prefixes(prefixes: impl Iterator<Item = String>, matrices: impl Fn(&str) -> Vec<[u64; 2]>) -> Self {
         let mut sizes = Self::default();
         for prefix in prefixes {
             let mut block = Held::default();
@@ -34,35 +34,35 @@ impl FileSizes {
         sizes
     }
 
-    /// Of the first `layers` layers of a text encoder, as its files have them.
-    pub(crate) fn of_text_encoder(files: &TensorFiles, layers: usize) -> Self {
-        Self::of_layers(layers, |prefix| files.quantised_matrices(prefix))
+    /// Returns the sizes of a text encoder's first `layers` layers in its files.
+    pub(crate) fn for_text_encoder(files: &TensorFiles, layers: usize) -> Self {
+        Self::for_layers(layers, |prefix| files.quantized_matrices(prefix))
     }
 
-    /// Of a transformer's blocks, as its files have them.
-    pub(crate) fn of_transformer(files: &TensorFiles, config: &TransformerConfig) -> Self {
-        Self::of_blocks(config, |prefix| files.quantised_matrices(prefix))
+    /// Returns the sizes of a transformer's blocks in its files.
+    pub(crate) fn for_transformer(files: &TensorFiles, config: &TransformerConfig) -> Self {
+        Self::for_blocks(config, |prefix| files.quantized_matrices(prefix))
     }
 
-    /// Of the first `layers` layers of a text encoder, whose matrices take so much.
-    pub(crate) fn of_layers(layers: usize, matrices: impl Fn(&str) -> Vec<[u64; 2]>) -> Self {
-        Self::of((0..layers).map(|layer| format!("model.layers.{layer}.")), matrices)
+    /// Returns the sizes of a text encoder's first `layers` layers, by the sizes of their matrices.
+    pub(crate) fn for_layers(layers: usize, matrices: impl Fn(&str) -> Vec<[u64; 2]>) -> Self {
+        Self::from_prefixes((0..layers).map(|layer| format!("model.layers.{layer}.")), matrices)
     }
 
-    /// Of a transformer's blocks, whose matrices take so much.
-    pub(crate) fn of_blocks(config: &TransformerConfig, matrices: impl Fn(&str) -> Vec<[u64; 2]>) -> Self {
-        Self::of(config.block_prefixes(), matrices)
+    /// Returns the sizes of a transformer's blocks, by the sizes of their matrices.
+    pub(crate) fn for_blocks(config: &TransformerConfig, matrices: impl Fn(&str) -> Vec<[u64; 2]>) -> Self {
+        Self::from_prefixes(config.block_prefixes(), matrices)
     }
 
-    /// Bytes of block `index` of `elements` elements, those that are plain floats being `floats(number)` bytes.
+    /// Returns the bytes of block `index` of `elements` elements. `floats` returns the bytes of its plain floats.
     pub(crate) fn block(&self, index: usize, elements: u64, floats: impl Fn(u64) -> u64) -> u64 {
         let held = self.blocks.get(index).copied().unwrap_or_default();
         held.bytes + floats(elements.saturating_sub(held.values))
     }
 
-    /// Values of the largest weight that is dequantised.
+    /// Returns the number of values of the largest weight that is dequantized.
     pub(crate) fn largest(&self) -> u64 {
-        // The largest layer of a model, the projection of a single block, is one tensor of every file.
+        // The largest layer of a model, the projection of a single block, is one tensor in every file.
         self.largest
     }
 }

@@ -1,4 +1,4 @@
-//! What is said of a model as a whole: in `model_index.json`, or in the metadata of the transformer's file.
+//! Metadata of the model as a whole: `model_index.json`, or the metadata of the transformer's file.
 
 use serde::{Deserialize, Serialize};
 
@@ -29,31 +29,31 @@ pub struct Index {
 }
 
 impl Index {
-    /// What is said of a model, and where: the transformer's file counts before the folder.
+    /// Reads the metadata, and returns its source too. The transformer's file takes precedence over the folder.
     ///
-    /// Errors when it cannot be read, or is malformed.
+    /// Errors if the metadata cannot be read, or is malformed.
     pub fn read(dir: &ModelFiles) -> Result<(Self, ConfigPlace)> {
         let of_folder: Self = dir.index()?.unwrap_or_default();
         let said = dir.component(Role::Transformer).said_of_the_model()?.filter(|said| !said.is_empty());
         Ok(match said {
-            Some(said) => (Self::of_values(&said)?.or(of_folder), said.place()),
+            Some(said) => (Self::from_values(&said)?.or(of_folder), said.place()),
             None => (of_folder, dir.index_place()),
         })
     }
 
-    /// What is said of the model that a transformer is of, where it goes to a file of its own: how it was trained, too,
-    /// which the name of its file or folder may say.
+    /// Returns the metadata to write into a file that holds the transformer alone. The variant may come from the name
+    /// of the transformer's file or folder.
     ///
     /// Errors as [`Index::read`] and [`Index::kind`].
-    pub fn of_transformer(transformer: &Component) -> Result<Self> {
-        let beside: Option<Self> = transformer.index_beside()?;
+    pub fn for_transformer(transformer: &Component) -> Result<Self> {
+        let beside: Option<Self> = transformer.adjacent_index()?;
         let is_in_its_folder = beside.is_some() && transformer.path().ends_with(Role::Transformer.folder());
-        let by_name = Variant::of_name(&transformer.path()).filter(|_| !is_in_its_folder);
+        let by_name = Variant::from_name(&transformer.path()).filter(|_| !is_in_its_folder);
         let variant = by_name.or(beside.as_ref().map(Self::variant));
         let said = transformer.said_of_the_model()?;
-        let own = said.as_ref().map(Self::of_values).transpose()?.unwrap_or_default();
+        let own = said.as_ref().map(Self::from_values).transpose()?.unwrap_or_default();
         let index = own.or(beside.unwrap_or_default());
-        let config = TransformerConfig::of(transformer)?;
+        let config = TransformerConfig::from_component(transformer)?;
         let kind = index.kind(&config, &transformer.place())?;
         let said = said.map(|said| said.variant()).transpose()?.flatten();
         let variant = config.variant().or(said).or(variant);
@@ -65,7 +65,7 @@ impl Index {
         })
     }
 
-    fn of_values(said: &Values) -> Result<Self> {
+    fn from_values(said: &Values) -> Result<Self> {
         Ok(Self {
             class_name: said.get("_class_name", "a class")?,
             is_distilled: said.get("is_distilled", "true or false")?,
@@ -78,9 +78,9 @@ impl Index {
         })
     }
 
-    /// What this says, and what only `other` says.
+    /// Fills values that are missing here from `other`.
     fn or(self, other: Self) -> Self {
-        // Both say one thing together.
+        // The class and `is_distilled` are meant together, so both come from one source.
         let [class_name, is_distilled] = [self.class_name.is_some(), self.is_distilled.is_some()];
         let (class_name, is_distilled) = if class_name || is_distilled {
             (self.class_name, self.is_distilled)
@@ -99,12 +99,12 @@ impl Index {
         }
     }
 
-    /// How the model was trained.
+    /// The variant: how the model was trained.
     pub fn variant(&self) -> Variant {
-        Variant::of_index(self.class_name.as_deref(), self.is_distilled)
+        Variant::from_index(self.class_name.as_deref(), self.is_distilled)
     }
 
-    /// Errors when the class is that of no kind.
+    /// Errors if the class belongs to no known kind of models.
     pub fn check_class(&self, place: &ConfigPlace) -> Result<()> {
         let Some(class) = &self.class_name else { return Ok(()) };
         let all = || KINDS.iter().flat_map(|kind| kind.files.variants);
@@ -117,17 +117,19 @@ impl Index {
         Err(Error::new(what).at(place.path()).hint(fetch_a_model()))
     }
 
-    /// Which kind of models it is of: what its transformer tells.
+    /// Returns the kind of the model, by the architecture of its transformer.
     ///
-    /// Errors when the class is that of no kind, or of another one.
+    /// Errors if the class belongs to no known kind, or to a different one.
     pub fn kind(&self, transformer: &TransformerConfig, place: &ConfigPlace) -> Result<&'static ModelKind> {
         self.check_class(place)?;
-        let own = ModelKind::of(transformer.architecture());
+        let own = ModelKind::for_architecture(transformer.architecture());
         let Some(class) = &self.class_name else { return Ok(own) };
         if own.files.variants.iter().any(|names| names.class == class) {
             return Ok(own);
         }
-        let what = format!("this is a `{class}` model, and its transformer is one of {}", own.files.name);
-        Err(Error::new(what).at(place.path()).hint("name the transformer of such a model, or the other folder"))
+        let what = format!("this is a `{class}` model, but its transformer is one of {}", own.files.name);
+        Err(Error::new(what)
+            .at(place.path())
+            .hint("choose a transformer of this model, or the folder of the other model"))
     }
 }

@@ -1,4 +1,4 @@
-//! What the configs of a model say.
+//! The configs of a model, read and checked against each other.
 
 use crate::error::{Error, Field, Result};
 use crate::files::own_models::VariantNames;
@@ -11,14 +11,14 @@ use crate::text_encoder::{CARRIED_TOKENS, TextEncoderConfig};
 use crate::transformer::TransformerConfig;
 use crate::vae::{TinyDecoderSizes, VaeConfig};
 
-/// The most pixels on a side: more than any model was trained for, and so few that no size overflows.
+/// Maximum pixels on a side: above any trained size, and low enough that no size overflows.
 pub(crate) const MAX_SIDE: usize = 8192;
-/// The most steps: more than any schedule distinguishes.
+/// Maximum number of steps: no schedule distinguishes more.
 pub(crate) const MAX_STEPS: usize = 1000;
 
-/// Tokens of a usual prompt, where a prompt of more has more text tokens.
+/// Tokens of a usual prompt, for models whose number of text tokens grows with the prompt.
 pub(crate) const USUAL_TOKENS: usize = 320;
-/// The most text tokens: more than any prompt has, and so few that memory for them can be asked for.
+/// Maximum text tokens: above any prompt, and low enough that their memory can be allocated.
 pub(crate) const MAX_TEXT_TOKENS: usize = 1 << 16;
 
 /// The configs of a model, checked against each other.
@@ -26,23 +26,23 @@ pub(crate) const MAX_TEXT_TOKENS: usize = 1 << 16;
 pub struct ModelInfo {
     /// The folder's name.
     pub name: String,
-    /// Which kind of models it is of.
+    /// The kind of models that it belongs to.
     pub kind: &'static ModelKind,
-    /// Whether it was distilled to few steps without guidance.
+    /// `true` if the model was distilled to few steps without guidance.
     pub is_distilled: bool,
-    /// Whether it was trained so that keys and values of reference images are made once, for all steps.
+    /// `true` if the model was trained to compute keys and values of reference images once, for all steps.
     pub caches_references: bool,
     /// Hidden states of the text encoder that the transformer reads.
     pub out_layers: Vec<usize>,
     /// Text tokens, padding included.
     pub max_sequence_length: usize,
-    /// The shift of its schedule, where it says another than its kind.
+    /// The shift of the schedule, if it differs from the kind's.
     pub shift: Option<Shift>,
     /// [height, width] in pixels.
     pub default_image_size: [usize; 2],
-    /// The images that it was trained on, where the model says so.
+    /// The image sizes that the model was trained on, if its metadata has them.
     pub trained_sizes: Option<TrainedSizes>,
-    /// Steps where the request names none.
+    /// Number of steps if the request has none.
     pub default_steps: usize,
     /// Text encoder sizes.
     pub text_encoder: TextEncoderConfig,
@@ -50,28 +50,28 @@ pub struct ModelInfo {
     pub transformer: TransformerConfig,
     /// VAE sizes.
     pub vae: VaeConfig,
-    /// Of the text encoder's and of the transformer's weights, what stays in the formats of the files. Known once these
-    /// are opened.
+    /// Weights that stay in the formats of the files: text encoder, transformer. Known once the files are opened.
     pub file_sizes: [FileSizes; 2],
-    /// The formats that weights were brought to when it was opened, as [`Quantisation`](super::Quantisation) reads
-    /// them.
-    pub quantised: Option<String>,
-    /// The sizes of the tiny decoder that shows steps, where one was attached.
+    /// The formats that weights were quantized to when the model was opened, as [`Quantization`](super::Quantization)
+    /// reads them.
+    pub quantized: Option<String>,
+    /// The sizes of the preview decoder, if one is attached.
     pub preview_decoder: Option<TinyDecoderSizes>,
 }
 
-/// The images that a model was trained on: others are worse.
+/// The image sizes that a model was trained on; other sizes give worse images.
 #[derive(Debug, Clone, Copy)]
 pub struct TrainedSizes {
     /// Pixels of the shortest and of the longest side.
     pub sides: [usize; 2],
-    /// How many times longer one side may be than the other.
+    /// Maximum ratio of the longer to the shorter side.
     pub aspect_ratio: f64,
 }
 
-/// The hidden states that the transformers of a kind read, which are as far inside of a smaller text encoder.
+/// The hidden states that transformers of this kind read. In a smaller text encoder they are at the same relative
+/// depths.
 ///
-/// Errors when the encoder at `place` has too few layers.
+/// Errors if the encoder at `place` has too few layers.
 pub(crate) fn default_out_layers(kind: &ModelKind, layers: usize, place: &ConfigPlace) -> Result<Vec<usize>> {
     let own = kind.files.out_layers;
     let parts = own.len() + 1;
@@ -86,9 +86,9 @@ pub(crate) fn default_out_layers(kind: &ModelKind, layers: usize, place: &Config
     }
 }
 
-/// The hidden states of the text encoder that are read: those that are named, else those of its kind.
+/// The hidden states of the text encoder that are read: `named`, else those of the kind.
 ///
-/// Errors when an encoder of so many layers lacks one of them.
+/// Errors if an encoder of `layers` layers lacks one of them.
 fn out_layers(
     named: Option<Vec<usize>>,
     kind: &ModelKind,
@@ -96,7 +96,7 @@ fn out_layers(
     dir: &ModelFiles,
     place: &ConfigPlace,
 ) -> Result<Vec<usize>> {
-    // The last hidden state would be the normed one, which no FLUX.2-klein model reads.
+    // The last hidden state is normed in the encoder; no FLUX.2-klein model reads it.
     let has = |states: &[usize]| !states.is_empty() && states.iter().all(|state| (1..layers).contains(state));
     match named {
         Some(states) if has(&states) => Ok(states),
@@ -106,16 +106,16 @@ fn out_layers(
                 "text_encoder_out_layers {states:?} do not fit the text encoder in `{}`, which has {layers} layers",
                 encoder.display()
             );
-            let hint = "the two are of different models: name the text encoder of this one";
+            let hint = "the two belong to different models: choose the text encoder of this one";
             Err(Error::new(what).at(place.path()).hint(hint))
         }
         None => default_out_layers(kind, layers, &dir.component(Role::TextEncoder).place()),
     }
 }
 
-/// How the model was trained: as its weights tell, else as somebody says, else as its index says.
+/// The variant of the model: by its weights, else as the user named it, else by its index.
 ///
-/// Errors when weights and somebody contradict each other, or no model of its kind was trained so.
+/// Errors if weights and user contradict each other, or no model of this kind was trained so.
 fn variant(
     dir: &ModelFiles,
     kind: &ModelKind,
@@ -128,19 +128,21 @@ fn variant(
         None => {}
         Some(said) => {
             let what =
-                format!("this {} is asked to run as a {said} model, and its weights are {variant}", kind.files.name);
-            return Err(Error::usage(what).of(Field::Variant).hint("leave it out: the weights tell"));
+                format!("this {} was requested as a {said} model, but its weights are {variant}", kind.files.name);
+            return Err(Error::usage(what)
+                .for_field(Field::Variant)
+                .hint("leave it out: the weights determine the variant"));
         }
     }
     kind.files.variant(variant).ok_or_else(|| {
-        let what = format!("there is no {} that is a {variant} model", kind.files.name);
-        Error::usage(what).of(Field::Variant).hint("leave it out, or name another model")
+        let what = format!("{} has no {variant} model", kind.files.name);
+        Error::usage(what).for_field(Field::Variant).hint("leave it out, or choose another model")
     })
 }
 
-/// The shift of the schedule in a folder that says it.
+/// The shift of the schedule, if the folder sets it.
 ///
-/// Errors when it is none, or the schedule moves otherwise.
+/// Errors if the shift is invalid, or the schedule uses dynamic shifting.
 fn shift(dir: &ModelFiles, kind: &ModelKind) -> Result<Option<Shift>> {
     #[derive(serde::Deserialize)]
     struct Scheduler {
@@ -148,7 +150,7 @@ fn shift(dir: &ModelFiles, kind: &ModelKind) -> Result<Option<Shift>> {
         #[serde(default)]
         use_dynamic_shifting: bool,
     }
-    // Schedules of FLUX.2 depend on the size, by numbers that no file has.
+    // Schedules of FLUX.2 depend on the size, by numbers that are in no file.
     let Shift::Constant(own) = (kind.shift)(1, 1) else { return Ok(None) };
     let Some((scheduler, place)) = dir.scheduler::<Scheduler>()? else { return Ok(None) };
     let shift = scheduler.shift.unwrap_or(own);
@@ -162,24 +164,25 @@ fn shift(dir: &ModelFiles, kind: &ModelKind) -> Result<Option<Shift>> {
 }
 
 impl ModelInfo {
-    /// The shift of the schedule for an image of `tokens` tokens in `steps` steps.
+    /// Returns the shift of the schedule for an image of `tokens` tokens in `steps` steps.
     pub fn schedule_shift(&self, tokens: usize, steps: usize) -> Shift {
         self.shift.unwrap_or_else(|| (self.kind.shift)(tokens, steps))
     }
 
-    /// Text tokens of a usual prompt, padding included.
+    /// Returns the text tokens of a usual prompt, padding included.
     pub fn usual_text_tokens(&self) -> usize {
         self.kind.window.length(USUAL_TOKENS, self.max_sequence_length)
     }
 
-    /// How many layers of the text encoder run.
+    /// Returns the number of text encoder layers that run.
     pub fn layers_to_run(&self) -> usize {
         self.out_layers.iter().copied().max().unwrap_or(0)
     }
 
-    /// Reads `model_index.json` and the three configs; where one is missing, the shapes of the weights tell the sizes.
+    /// Reads `model_index.json` and the three configs. If a config is missing, the sizes come from the shapes of the
+    /// weights.
     ///
-    /// Errors when one is missing or wrong, or they do not fit together.
+    /// Errors if one is missing or wrong, or they do not fit together.
     pub fn read(dir: &ModelFiles) -> Result<Self> {
         let (mut index, place) = Index::read(dir)?;
         index.check_class(&place)?;
@@ -198,7 +201,7 @@ impl ModelInfo {
             is_distilled,
             caches_references,
             out_layers,
-            max_sequence_length: index.max_sequence_length.unwrap_or(kind.window.most),
+            max_sequence_length: index.max_sequence_length.unwrap_or(kind.window.max),
             shift: shift(dir, kind)?,
             default_image_size: index.default_image_size.unwrap_or([side, side]),
             trained_sizes: index.image_sides.map(|sides| TrainedSizes {
@@ -210,7 +213,7 @@ impl ModelInfo {
             transformer,
             vae,
             file_sizes: Default::default(),
-            quantised: None,
+            quantized: None,
             preview_decoder: None,
         };
         info.check(dir, &place, index.default_image_size.is_some())?;
@@ -221,29 +224,29 @@ impl ModelInfo {
         let vocabulary = self.text_encoder.vocab_size;
         if matches!(dir.tokenizer(), TokenizerFile::Carried) && vocabulary < CARRIED_TOKENS {
             return Err(Error::new(format!(
-                "the text encoder has a vocabulary of {vocabulary}, and {}'s tokenizer {CARRIED_TOKENS} tokens",
+                "the text encoder has a vocabulary of {vocabulary}, but {}'s tokenizer has {CARRIED_TOKENS} tokens",
                 self.kind.files.text_encoder
             ))
             .at(dir.component(Role::TextEncoder).path().display().to_string())
-            .hint(format!("name the tokenizer of this text encoder with `{}`", Field::Tokenizer)));
+            .hint(format!("pass the tokenizer of this text encoder with `{}`", Field::Tokenizer)));
         }
         let (own, encoder) = (self.kind.files, dir.component(Role::TextEncoder));
         let theta = self.text_encoder.rope_theta;
         if own.text_encoder_sees && theta != own.text_encoder_theta {
             let what = format!(
-                "the text encoder has a rope_theta of {theta}, expected that of {}, {}",
+                "the text encoder has a rope_theta of {theta}, expected the one of {}, which is {}",
                 own.text_encoder, own.text_encoder_theta
             );
             return Err(Error::new(what).at(encoder.path().display().to_string()).hint(self.kind.encoders()));
         }
         if !own.text_encoder_sees && encoder.has_vision() {
-            let what = format!("the text encoder is one that sees images, expected {}", own.text_encoder);
+            let what = format!("the text encoder also reads images, expected {}", own.text_encoder);
             return Err(Error::new(what).at(encoder.path().display().to_string()).hint(self.kind.encoders()));
         }
         let features = self.out_layers.len() * self.text_encoder.hidden_size;
         if features != self.transformer.joint_attention_dim {
             return Err(Error::new(format!(
-                "the encoder in `{}` gives {} x {} = {features} features, the model in `{}` reads {}",
+                "the encoder in `{}` returns {} x {} = {features} features, but the model in `{}` reads {}",
                 dir.component(Role::TextEncoder).path().display(),
                 self.out_layers.len(),
                 self.text_encoder.hidden_size,
@@ -255,15 +258,15 @@ impl ModelInfo {
         }
         if self.transformer.in_channels != 4 * self.vae.latent_channels {
             return Err(Error::new(format!(
-                "the transformer in `{}` has {} channels, the VAE {} latent channels; expected four times as many",
+                "the transformer in `{}` has {} channels, expected four times the {} latent channels of the VAE",
                 dir.component(Role::Transformer).path().display(),
                 self.transformer.in_channels,
                 self.vae.latent_channels
             ))
             .at(dir.component(Role::Vae).place().path())
-            .hint("the two are of different models: fetch the whole folder again"));
+            .hint("the two belong to different models: fetch the whole folder again"));
         }
-        // A hostile folder must not exhaust memory by naming a long sequence.
+        // A hostile folder must not exhaust memory with a long sequence.
         let length = self.max_sequence_length;
         let counts = [
             ("max_sequence_length", length, 16..=MAX_TEXT_TOKENS),
@@ -274,7 +277,8 @@ impl ModelInfo {
             let what = format!("max_position_embeddings is {positions}, less than the {length} tokens of a prompt");
             return Err(dir.component(Role::TextEncoder).place().wrong(what));
         }
-        // What a request leaves open comes from these, and an error should not name an option that nobody gave.
+        // Defaults of requests come from these values. Checking them here keeps errors from naming an option that the
+        // user did not pass.
         let [height, width] = self.default_image_size;
         let sides = self.vae.patch_pixels()..=MAX_SIDE;
         match (index_names_size, self.vae.sample_size) {
@@ -287,7 +291,7 @@ impl ModelInfo {
         Ok(())
     }
 
-    /// How it was trained.
+    /// Returns the variant: how the model was trained.
     pub fn variant(&self) -> Variant {
         match (self.caches_references, self.is_distilled) {
             (true, _) => Variant::Kv,
@@ -296,7 +300,7 @@ impl ModelInfo {
         }
     }
 
-    /// Makes it a distilled model, with the defaults of one.
+    /// Marks the model as distilled, with the defaults of a distilled model.
     pub(crate) fn mark_distilled(&mut self) {
         if !self.is_distilled && self.default_steps == self.kind.base.steps {
             self.default_steps = self.kind.distilled.steps;
@@ -304,17 +308,17 @@ impl ModelInfo {
         self.is_distilled = true;
     }
 
-    /// Guidance scale where the request names none.
+    /// Returns the guidance scale for requests that have none.
     pub fn default_guidance(&self) -> f32 {
         self.kind.defaults(self.is_distilled).guidance
     }
 
-    /// The most text tokens that a prompt may be cut or padded to.
+    /// Returns the maximum number of text tokens that a prompt may be cut or padded to.
     pub fn longest_sequence(&self) -> usize {
         self.text_encoder.max_position_embeddings.unwrap_or(MAX_TEXT_TOKENS).min(MAX_TEXT_TOKENS)
     }
 
-    /// What someone should know who asks for this size, if anything.
+    /// Returns a note if images of this size are worse.
     pub(crate) fn size_note(&self, width: usize, height: usize) -> Option<String> {
         let [made_height, made_width] = self.default_image_size;
         let (is_worse, made_for) = match self.trained_sizes {
@@ -324,19 +328,19 @@ impl ModelInfo {
                 (is_worse, format!("sides of {least} to {most} pixels and ratios up to {aspect_ratio}:1"))
             }
             None => {
-                // As floats, because the config may name sides whose product overflows.
+                // Floats, because the config may have sides whose product overflows.
                 let ratio = (width as f64 * height as f64) / (made_width as f64 * made_height as f64);
                 (ratio.max(ratio.recip()) > self.kind.area_factor, format!("{made_width}x{made_height}"))
             }
         };
-        is_worse.then(|| format!("this model is made for {made_for}; images of {width}x{height} are worse"))
+        is_worse.then(|| format!("this model was trained for {made_for}; images of {width}x{height} are worse"))
     }
 
-    /// Adds a hint to the error of a tensor whose shape is wrong.
+    /// Adds a hint to the error of a tensor with a wrong shape.
     pub(crate) fn explain(&self, error: Error) -> Error {
         error.hint(
-            "weights and config.json are of different models (4B and 9B have the same tensor names): \
-             fetch the folder again as a whole",
+            "weights and config.json belong to different models (4B and 9B have the same tensor names): fetch the \
+             whole folder again",
         )
     }
 }

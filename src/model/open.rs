@@ -1,4 +1,4 @@
-//! A model that is opened and checked before any device is needed.
+//! Opens and checks a model before a device is needed.
 
 use std::path::Path;
 use std::sync::{Arc, LazyLock};
@@ -8,7 +8,7 @@ use crate::backend::cpu::{Cpu, Precision};
 use crate::backend::{Memory, NOT_NUMBERS};
 use crate::error::{Error, Result};
 use crate::files::adapter::{self, Adapter};
-use crate::files::quantised_cache::{self, QuantisedCache};
+use crate::files::quantized_cache::{self, QuantizedCache};
 use crate::files::{Container, ModelFiles, TensorFiles, Variant};
 use crate::model::file_sizes::FileSizes;
 use crate::model::info::ModelInfo;
@@ -20,8 +20,8 @@ use crate::transformer::{self, Transformer};
 use crate::vae::preview::{self, PreviewMap};
 use crate::vae::{self, Decoder, Encoder, Grid, TinyDecoderFile};
 
-/// What a [`Model`](crate::pipeline::Model) is made of: the checked configs and mapped weights, and the tokenizer,
-/// which another thread still reads.
+/// The checked configs and mapped weights of a [`Model`](crate::pipeline::Model), and its tokenizer, which another
+/// thread may still be reading.
 pub struct OpenModel {
     pub(crate) info: ModelInfo,
     pub(crate) tokenizer: LazyTokenizer,
@@ -29,7 +29,7 @@ pub struct OpenModel {
     notes: Vec<String>,
 }
 
-/// The tokenizer that another thread reads. The first call of [`LazyTokenizer::get`] waits for it.
+/// A tokenizer that another thread reads. The first call of [`LazyTokenizer::get`] waits for it.
 pub(crate) struct LazyTokenizer(Lazy<Tokenizer>);
 
 type Lazy<T> = LazyLock<Result<T>, Box<dyn FnOnce() -> Result<T> + Send>>;
@@ -46,47 +46,47 @@ impl LazyTokenizer {
         Self(LazyLock::new(Box::new(join)))
     }
 
-    /// None, in a model that is opened without its text encoder.
+    /// A tokenizer that always returns an error, for a model opened without its text encoder.
     fn absent() -> Self {
         Self(LazyLock::new(Box::new(|| Err(no_text_encoder()))))
     }
 
-    /// Errors as [`Tokenizer::load`].
+    /// Returns the tokenizer. Errors as [`Tokenizer::load`].
     pub(crate) fn get(&self) -> Result<&Tokenizer> {
         self.0.as_ref().map_err(Error::clone)
     }
 }
 
 pub(crate) struct Files {
-    /// None where the model was opened without it.
+    /// `None` if the model was opened without it.
     pub(crate) text_encoder: Option<TensorFiles>,
     pub(crate) transformer: TensorFiles,
     pub(crate) vae: TensorFiles,
-    /// What shows the steps, where it was attached.
+    /// The decoder of previews, if one was attached.
     pub(crate) preview_decoder: Option<TinyDecoderFile>,
-    /// Whether it also makes the images, in place of the VAE's decoder.
+    /// `true` if the preview decoder also makes the final images, instead of the VAE's decoder.
     pub(crate) tiny_images: bool,
 }
 
 impl Files {
-    /// What weights take that stay in the formats of these files.
+    /// Returns the sizes of the weights that stay in the formats of these files: text encoder, transformer.
     pub(crate) fn sizes(&self, info: &ModelInfo) -> [FileSizes; 2] {
-        let of_text = self.text_encoder.as_ref().map(|files| FileSizes::of_text_encoder(files, info.layers_to_run()));
-        [of_text.unwrap_or_default(), FileSizes::of_transformer(&self.transformer, &info.transformer)]
+        let of_text = self.text_encoder.as_ref().map(|files| FileSizes::for_text_encoder(files, info.layers_to_run()));
+        [of_text.unwrap_or_default(), FileSizes::for_transformer(&self.transformer, &info.transformer)]
     }
 
-    /// Errors when the VAE's encoder is not there, or not as the config says. Only images that are given need it, so it
-    /// is not checked when the model is opened.
+    /// Errors if the VAE's encoder is missing or does not fit the config. Only input images need the encoder, so
+    /// opening a model does not check it.
     pub(crate) fn check_encoder(&self, info: &ModelInfo) -> Result<()> {
         let encoder = Encoder::load(&Weights::new(&Cpu::new(Precision::F32), &self.vae), &info.vae);
         encoder
             .map(drop)
-            .map_err(|e| e.hint("without its encoder the model draws from words alone: fetch the VAE as a whole"))
+            .map_err(|e| e.hint("without its encoder, the model can only generate from prompts: fetch the whole VAE"))
     }
 
-    /// The map from latents to small images, which the VAE's encoder is asked for on the CPU.
+    /// Fits the linear map from latents to previews, by running the VAE's encoder on a chart on the CPU.
     ///
-    /// Errors when the encoder is not there, or gives no numbers.
+    /// Errors if the encoder is missing, or returns no numbers.
     pub(crate) fn preview_map(&self, info: &ModelInfo) -> Result<PreviewMap> {
         let cpu = Cpu::new(Precision::F32);
         let encoder = Encoder::load(&Weights::new(&cpu, &self.vae), &info.vae)?;
@@ -95,18 +95,19 @@ impl Files {
         let latents = encoder.forward(Grid::new(pixels, chart.height, chart.width), None, |_| Ok(()))?;
         let (values, channels) = (cpu.download(&latents)?, latents.cols());
         PreviewMap::fit(&values, channels, &chart, info.vae.patch_pixels())
-            .ok_or_else(|| Error::new("the VAE's encoder gives no latents that fit its images"))
+            .ok_or_else(|| Error::new("the latents of the VAE's encoder do not fit its images"))
     }
 
-    /// The error that names the damaged weights where `error` says that pixels are not numbers, or what `given`
-    /// makes of it; any other as it is. This reads all weights, which takes too long to do it before.
+    /// If `error` says that pixels are not numbers, returns an error that names the damaged weights, or the error that
+    /// `given` returns. Other errors are returned unchanged. This reads all weights, which takes too long to do in
+    /// advance.
     pub(crate) fn explain(&self, error: Error, given: impl FnOnce(&str) -> Option<Error>) -> Error {
         if error.what() != NOT_NUMBERS {
             return error;
         }
         let all = || self.text_encoder.iter().chain([&self.transformer, &self.vae]);
         let checked = all().try_for_each(TensorFiles::check_finite);
-        // Finite weights may be so large that what is computed with them is not.
+        // Weights can be finite, yet so large that the results are not.
         let by_weights = || {
             let files = all().flat_map(TensorFiles::files).map(|file| (file.largest(), file.path()));
             let largest = files.max_by(|(a, _), (b, _)| a.total_cmp(b));
@@ -117,20 +118,20 @@ impl Files {
 }
 
 impl OpenModel {
-    /// Opens a model folder and checks all of it but the tokenizer: configs, and the name, shape and dtype of every
-    /// tensor.
+    /// Opens a model folder and checks everything except the tokenizer: configs, and the name, shape and dtype of
+    /// every tensor.
     ///
-    /// Errors say which file and tensor is wrong. Reading the tokenizer takes longest by far, so another thread does
-    /// it. A damaged tokenizer is an error of [`Model::plan`](crate::pipeline::Model::plan), and of everything that
-    /// makes an image.
+    /// Errors name the file and the tensor that are wrong. Reading the tokenizer takes longest by far, so another
+    /// thread does it. A damaged tokenizer is an error of [`Model::plan`](crate::pipeline::Model::plan), and of every
+    /// call that makes an image.
     pub fn open(dir: &ModelFiles) -> Result<Self> {
         Self::open_parts(dir, true)
     }
 
-    /// [`OpenModel::open`] for requests with [`Embeddings`](crate::pipeline::Embeddings) only: neither the tokenizer
-    /// nor the weights of the text encoder are opened, nor need they be there.
+    /// [`OpenModel::open`] for requests with [`Embeddings`](crate::pipeline::Embeddings) only: the tokenizer and the
+    /// weights of the text encoder are not opened and may be missing.
     ///
-    /// Errors as it does.
+    /// Errors as [`OpenModel::open`].
     pub fn open_without_text_encoder(dir: &ModelFiles) -> Result<Self> {
         Self::open_parts(dir, false)
     }
@@ -138,7 +139,7 @@ impl OpenModel {
     fn open_parts(dir: &ModelFiles, text: bool) -> Result<Self> {
         let info = &ModelInfo::read(dir)?;
         let tokenizer = if text { LazyTokenizer::read(dir, info) } else { LazyTokenizer::absent() };
-        // On the CPU weights stay in the mapped files, so loading them there checks every tensor and costs nothing.
+        // Loading on the CPU leaves weights in the mapped files, so it checks every tensor and costs nothing.
         let host = &Cpu::new(Precision::F32);
         let (text_encoder, transformer, vae) = scope(|scope| {
             let text_encoder = spawn(scope, move || {
@@ -148,20 +149,20 @@ impl OpenModel {
                 let files = text_encoder::open(dir)?;
                 TextEncoder::load(&Weights::new(host, &files), info.text_encoder, &info.out_layers)
                     .map_err(|e| info.explain(e))?;
-                let note = left_out::of_text_encoder(&files, info.layers_to_run())?;
+                let note = left_out::text_encoder_note(&files, info.layers_to_run())?;
                 Ok(Some((files, note)))
             });
             let transformer = spawn(scope, || {
                 let files = transformer::open(dir)?;
                 Transformer::load(&Weights::new(host, &files), &info.transformer).map_err(|e| info.explain(e))?;
-                let note = left_out::of_transformer(&files)?;
+                let note = left_out::transformer_note(&files)?;
                 Ok((files, note))
             });
             let vae = spawn(scope, || {
                 let files = vae::open(dir)?;
                 Decoder::load(&Weights::new(host, &files), &info.vae).map_err(|e| info.explain(e))?;
                 let has_encoder = Encoder::load(&Weights::new(host, &files), &info.vae).is_ok();
-                let note = left_out::of_vae(&files, has_encoder)?;
+                let note = left_out::vae_note(&files, has_encoder)?;
                 Ok((files, note))
             });
             (join(text_encoder), join(transformer), join(vae))
@@ -174,19 +175,19 @@ impl OpenModel {
         Ok(Self { info, tokenizer, files, notes })
     }
 
-    /// What someone should know about its weights.
+    /// Returns notes about the weights for the user.
     pub fn notes(&self) -> &[String] {
         &self.notes
     }
 
-    /// Says that the transformer was trained so that keys and values of reference images are made once, for all steps;
-    /// such models are distilled. A folder of such a model says so itself.
+    /// Marks the transformer as trained with cached keys and values of reference images. Such models are distilled. A
+    /// model folder that was trained so says it in its index.
     ///
-    /// Errors when no model of its kind was trained so.
+    /// Errors if no model of this kind was trained so.
     pub fn cache_references(&mut self) -> Result<()> {
         let own = self.info.kind.files;
         if own.variant(Variant::Kv).is_none() {
-            let what = format!("no {} was trained so that keys and values of references are made once", own.name);
+            let what = format!("no {} was trained to compute keys and values of references once", own.name);
             return Err(Error::usage(what).hint("leave out `kv`: references are read with the image"));
         }
         self.info.caches_references = true;
@@ -194,16 +195,16 @@ impl OpenModel {
         Ok(())
     }
 
-    /// Opens a file of a tiny decoder, TAEF2.
+    /// Opens a TAEF2 tiny decoder.
     ///
     /// Errors as [`TinyDecoderFile::open`].
     pub fn preview_decoder(&self, path: &Path) -> Result<TinyDecoderFile> {
         TinyDecoderFile::open(path, &Cpu::new(Precision::F32))
     }
 
-    /// Shows steps by a tiny decoder in place of a linear map.
+    /// Makes previews with a tiny decoder instead of the linear map.
     ///
-    /// Errors when it is one of another model.
+    /// Errors if the decoder belongs to another model.
     pub fn attach_preview_decoder(&mut self, file: TinyDecoderFile) -> Result<()> {
         file.expect_latents(self.info.vae.latent_channels)?;
         self.info.preview_decoder = Some(file.sizes());
@@ -211,7 +212,8 @@ impl OpenModel {
         Ok(())
     }
 
-    /// Has the tiny decoder that was attached make the images too: sooner than the VAE's decoder, and others.
+    /// Makes the attached tiny decoder decode the final images too. They are ready sooner than with the VAE's decoder,
+    /// and differ from its images.
     pub fn decode_by_preview_decoder(&mut self) {
         self.files.tiny_images = true;
     }
@@ -224,22 +226,22 @@ impl OpenModel {
         self.info.adapter_near(path, weights)
     }
 
-    /// Loads the transformer's quantised weights from the quantised cache: a file in `folder`, the model's, which holds
-    /// them in e4m3. That is half the bytes of bf16, and nothing is left to quantise. The file is written when it is
-    /// missing or was made from other weights. An image in fp8 is the same with and without it; other precisions do not
+    /// Loads the transformer's quantized weights from the quantized cache: a file in the model's `folder` that holds
+    /// them in e4m3. The file has half the bytes of bf16, and nothing is left to quantize. It is written if it is
+    /// missing or was made from other weights. Images in fp8 are the same with and without it; other precisions do not
     /// read it.
     ///
-    /// Errors when the file is damaged, the weights cannot be read, or `cancel` is set while the file is written, which
-    /// leaves no file. A file that cannot be written is no error.
-    pub fn attach_quantised_cache(
+    /// Errors if the file is damaged, the weights cannot be read, or `cancel` is set while the file is written, which
+    /// leaves no file. Failing to write the file is no error.
+    pub fn attach_quantized_cache(
         &mut self,
         folder: &Path,
         cancel: &CancelFlag,
         report: &mut dyn FnMut(Progress),
-    ) -> Result<QuantisedCache> {
+    ) -> Result<QuantizedCache> {
         let caller = Caller::new(report, cancel);
-        quantised_cache::attach(folder, &mut self.files.transformer, WeightPolicy::may_quantise, &mut |done, total| {
-            caller.report(Stage::Quantise, done, total);
+        quantized_cache::attach(folder, &mut self.files.transformer, WeightPolicy::may_quantize, &mut |done, total| {
+            caller.report(Stage::Quantize, done, total);
             caller.check()
         })
     }
@@ -253,17 +255,17 @@ impl ModelInfo {
         self.adapter_near(path, None)
     }
 
-    /// The same, for a model whose transformer is the file `weights`.
+    /// [`ModelInfo::adapter`] for a model whose transformer is the file `weights`.
     pub(crate) fn adapter_near(&self, path: &Path, weights: Option<&Path>) -> Result<Arc<Adapter>> {
         let others = weights.map(adapter::folders_near).unwrap_or_default();
-        Adapter::open_near(path, &self.transformer.adapter_modules(), &others).map(Arc::new)
+        Adapter::open_near(path, &self.transformer.adapter_modules()?, &others).map(Arc::new)
     }
 }
 
-/// The error of a prompt for a model that was opened without its text encoder.
+/// The error for a prompt if the model was opened without its text encoder.
 pub(crate) fn no_text_encoder() -> Error {
-    Error::new("the model was opened without its text encoder, which a prompt needs")
-        .hint("open it with the text encoder, or give text features")
+    Error::new("the model was opened without its text encoder, so it cannot read prompts")
+        .hint("open it with the text encoder, or pass text features")
 }
 
 fn spawn<'scope, T: Send + 'scope>(

@@ -1,4 +1,4 @@
-//! Kinds of models that this program runs: all facts of a kind stand in its value, or in the table of
+//! The kinds of models that this program runs. All facts of a kind are in its [`ModelKind`], or in the table of
 //! [`own_models`] that it points to.
 
 use crate::files::own_models::{self, Architecture, OwnModel};
@@ -8,43 +8,45 @@ use crate::text_encoder::{Padding, Template, Window};
 /// A kind of models.
 #[derive(Debug)]
 pub struct ModelKind {
-    /// Its files.
+    /// The table of its files.
     pub files: &'static OwnModel,
-    /// Where it was distilled to few steps without guidance.
+    /// Defaults of models that were distilled to few steps without guidance.
     pub distilled: Defaults,
-    /// Where it was not.
+    /// Defaults of undistilled models.
     pub base: Defaults,
-    /// Pixels on each side of an image, where neither the model nor a request says so.
+    /// Pixels on each side of an image, if neither the model nor the request sets a size.
     pub side: usize,
-    /// How far in area an image may be from the size that a model was made for, where it names no sides.
+    /// Maximum ratio between the area of an image and the model's own, for models without trained sides.
     pub area_factor: f64,
-    /// How many times longer than the other a side may be, where a model names sides but no ratio.
+    /// Maximum ratio of the sides, for models that have trained sides but no ratio.
     pub aspect_ratio: f64,
-    /// What stands around a prompt.
+    /// The chat template around a prompt.
     pub template: Template,
-    /// Text tokens of a prompt, padding included, where a model names no other number.
+    /// Text tokens of a prompt, padding included, unless the model sets another number.
     pub window: Window,
-    /// The shift of the schedule, by tokens of an image and steps.
+    /// Returns the shift of the schedule, by the tokens of an image and the number of steps.
     pub shift: fn(usize, usize) -> Shift,
-    /// Whether a size that the model cannot make is rounded down; else it is an error.
+    /// `true` if a size that the model cannot make is rounded down; otherwise it is an error.
     pub rounds_sizes: bool,
-    /// Whether guidance below 1 is another than none.
+    /// `true` if guidance below 1 has an effect.
     pub guides_below_one: bool,
-    /// How the images become references that are given.
+    /// The resizing of input images to references.
     pub references: ReferenceSizes,
+    /// `true` if the model was trained on prompts with boxes.
+    pub reads_boxes: bool,
 }
 
-/// How images that are given become references.
+/// The resizing of input images to references.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ReferenceSizes {
-    /// Each is scaled down to a megapixel and cropped. There are bounds for its sides.
+    /// Each image is scaled down to a megapixel and cropped. Its sides are bounded.
     Cropped,
-    /// The same where there are several, without bounds. One alone keeps its size up to four megapixels, is filled up,
-    /// and gives the result its size.
+    /// Several images are scaled and cropped as in [`ReferenceSizes::Cropped`], without bounds. A single image keeps
+    /// its size up to four megapixels, is padded, and sets the size of the result.
     AloneWhole,
 }
 
-/// What a request leaves open, where the model does not say it either.
+/// Values for requests and models that set none.
 #[derive(Debug)]
 pub struct Defaults {
     /// Steps.
@@ -59,7 +61,7 @@ pub static FLUX2_KLEIN: ModelKind = ModelKind {
     distilled: Defaults { steps: 4, guidance: 1.0 },
     base: Defaults { steps: 50, guidance: 4.0 },
     side: 1024,
-    // The full-size models saw half and twice the side.
+    // The full-size models were trained on half and twice the side.
     area_factor: 4.0,
     aspect_ratio: 2.0,
     // The text encoder's chat template for one user message with thinking disabled.
@@ -68,11 +70,12 @@ pub static FLUX2_KLEIN: ModelKind = ModelKind {
         after: "<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n",
         padding: Padding::Counted,
     },
-    window: Window { most: 512, step: None },
+    window: Window { max: 512, step: None },
     shift: empirical_shift,
     rounds_sizes: true,
     guides_below_one: false,
     references: ReferenceSizes::Cropped,
+    reads_boxes: false,
 };
 
 /// FLUX.3-klein.
@@ -89,29 +92,30 @@ pub static FLUX3_KLEIN: ModelKind = ModelKind {
         after: "<|im_end|>\n<|im_start|>assistant\n",
         padding: Padding::At(1),
     },
-    window: Window { most: 8192, step: Some(80) },
+    window: Window { max: 8192, step: Some(80) },
     shift: |_, _| Shift::Constant(6.93),
     rounds_sizes: false,
     guides_below_one: true,
     references: ReferenceSizes::AloneWhole,
+    reads_boxes: true,
 };
 
-/// All of them.
+/// All kinds of models.
 pub static KINDS: [&ModelKind; 2] = [&FLUX2_KLEIN, &FLUX3_KLEIN];
 
 impl ModelKind {
-    /// The kind of models with this transformer.
-    pub fn of(architecture: Architecture) -> &'static Self {
+    /// Returns the kind of models with this architecture.
+    pub fn for_architecture(architecture: Architecture) -> &'static Self {
         let is = |kind: &&Self| kind.files.architecture == architecture;
         KINDS.into_iter().find(is).expect("every architecture is of a kind")
     }
 
-    /// What requests leave open.
+    /// Returns the values for requests that set none.
     pub fn defaults(&self, is_distilled: bool) -> &Defaults {
         if is_distilled { &self.distilled } else { &self.base }
     }
 
-    /// Which text encoders its published sizes need, for someone whose own does not fit.
+    /// Lists the text encoders of the published sizes, for the error of an encoder that does not fit.
     pub(super) fn encoders(&self) -> String {
         let sizes = self.files.sizes.iter().enumerate().map(|(index, size)| {
             let (encoder, _) = size.text_encoder;
@@ -119,7 +123,7 @@ impl ModelKind {
             format!("the {} transformer {encoder} ({})", size.name, size.features)
         });
         let sizes = sizes.collect::<Vec<_>>().join(", ");
-        format!("the two are of different models: {sizes}")
+        format!("the two belong to different models: {sizes}")
     }
 }
 
@@ -131,8 +135,8 @@ mod tests {
     fn text_encoders_are_named_with_their_sizes() {
         assert_eq!(
             FLUX2_KLEIN.encoders(),
-            "the two are of different models: the 4B transformer needs the Qwen3-4B encoder (7680), the 9B transformer \
-             Qwen3-8B (12288)"
+            "the two belong to different models: the 4B transformer needs the Qwen3-4B encoder (7680), the 9B \
+             transformer Qwen3-8B (12288)"
         );
     }
 

@@ -1,5 +1,5 @@
-//! The layers of a component with adapters: those that no adapter changes are shared, low-rank changes are factors
-//! beside the weight, all others are merged in float32.
+//! The layers of a component with adapters. Layers without changes are shared, low-rank changes become factors of the
+//! layer, and all other changes are merged in float32.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -12,42 +12,42 @@ use super::{Layers, Linear, LowRank};
 use crate::backend::{Backend, Storage};
 use crate::error::{Error, Result};
 use crate::files::adapter::{AdapterUse, Change, ColumnLengths};
-use crate::files::{Bytes, Format, Scales, TensorView, dequantise_rows};
+use crate::files::{Bytes, Format, Scales, TensorView, dequantize_rows};
 use crate::tensor::Tensor;
 
 /// Rows of a weight that one task merges.
 const TASK_ROWS: usize = 32;
 
-/// The change of rows of a layer.
+/// A change to some rows of a layer.
 struct Segment {
     change: Arc<Change>,
-    /// Which of the adapters it is of.
+    /// The index of its adapter.
     of: usize,
     strength: f32,
-    /// In the module that the change is of.
+    /// The rows in the module that the adapter changes.
     rows: Range<usize>,
     /// The first row in the layer.
     first: usize,
 }
 
-/// Factors of low rank, each as parts that lie one under the other.
+/// Low-rank factors, each as stacked parts.
 struct Factors {
     downs: Vec<TensorView>,
     ups: Vec<TensorView>,
 }
 
-/// A layer and all changes of it.
+/// A layer and all changes to it.
 struct Changed<'a, B: Backend> {
     layer: &'a LinearLayer<B>,
     segments: Vec<Segment>,
 }
 
 impl<B: Backend> Layers<B> {
-    /// The same layers with `adapters`: the factors of changes of low rank are beside the weights, where
-    /// [`Layers::merged`] finds them; what it leaves is for [`Layers::beside`]. Weights of these layers are shared and
-    /// stay as they are.
+    /// Returns these layers with `adapters`. Factors of low-rank changes are attached to the layers: [`Layers::merged`]
+    /// merges factors into weights, and [`Layers::into_unmerged`] prepares the remaining ones. Weights of these layers
+    /// are shared and stay unchanged.
     ///
-    /// Errors when memory runs out.
+    /// Errors if memory runs out.
     pub fn adapted(&self, adapters: &[AdapterUse]) -> Result<Self> {
         let mut layers = Self { originals: Arc::clone(&self.originals), ..Self::default() };
         let mut branches = Vec::new();
@@ -74,10 +74,10 @@ impl<B: Backend> Layers<B> {
         Ok(layers)
     }
 
-    /// The same layers, with factors in the form in which products beside a weight read them.
+    /// Converts factors to the form that unmerged layers need.
     ///
-    /// Errors when memory runs out.
-    pub fn beside(mut self) -> Result<Self> {
+    /// Errors if memory runs out.
+    pub fn into_unmerged(mut self) -> Result<Self> {
         for layer in self.linears.values_mut() {
             if let Some(LowRank { down, up }) = layer.linear.low_rank() {
                 layer.linear = layer.linear.with_low_rank(LowRank { down: down.clone(), up: up.clone() })?;
@@ -86,12 +86,12 @@ impl<B: Backend> Layers<B> {
         Ok(self)
     }
 
-    /// How many layers have factors beside their weight.
+    /// Returns the number of layers with low-rank factors.
     pub fn low_ranks(&self) -> usize {
         self.linears.values().filter(|layer| layer.linear.low_rank().is_some()).count()
     }
 
-    /// How many values the layers have that `adapters` change, by how they are stored.
+    /// Returns the number of values in the layers that `adapters` change, by storage.
     pub fn changed_elements(&self, adapters: &[AdapterUse]) -> [(Storage, u64); 4] {
         let mut elements = [Storage::Native, Storage::Fp8, Storage::Int8, Storage::W4a8].map(|storage| (storage, 0));
         for layer in self.linears.values().filter(|layer| layer.is_changed_by(adapters)) {
@@ -107,7 +107,7 @@ impl<B: Backend> Layers<B> {
     }
 }
 
-/// The changes of a layer whose rows are `parts`: (key, first row in the tensor, rows), one under the other.
+/// Returns the changes of a layer that consists of `parts`, stacked: (key, first row in the tensor, rows).
 fn segments<'a>(parts: impl Iterator<Item = (&'a str, usize, usize)>, adapters: &[AdapterUse]) -> Vec<Segment> {
     let (mut segments, mut row) = (Vec::new(), 0);
     for (key, first, rows) in parts {
@@ -134,8 +134,7 @@ fn segments<'a>(parts: impl Iterator<Item = (&'a str, usize, usize)>, adapters: 
     segments
 }
 
-/// The layers with their low-rank changes. All factors are put together by all cores, and then go to the device
-/// together.
+/// Returns the layers with their low-rank changes. All cores assemble the factors, which are then uploaded together.
 fn with_factors<B: Backend>(changed: Vec<(String, Changed<'_, B>)>) -> Result<Vec<(String, Linear<B>)>> {
     let Some((_, Changed { layer, .. })) = changed.first() else { return Ok(Vec::new()) };
     let backend = layer.linear.backend().clone();
@@ -155,7 +154,7 @@ impl<B: Backend> Changed<'_, B> {
         self.segments.iter().all(|segment| segment.change.low_rank().is_some())
     }
 
-    /// Factors to go to the device.
+    /// Uploads factors.
     fn low_rank(&self, Factors { downs, ups }: &Factors, uploads: &B::Uploads) -> Result<LowRank<B>> {
         let linear = &self.layer.linear;
         let load = |half: &str, parts: &[TensorView]| {
@@ -166,8 +165,8 @@ impl<B: Backend> Changed<'_, B> {
         Ok(LowRank { down: load("down", downs)?, up: load("up", ups)? })
     }
 
-    /// All changes as one product of two factors: the downs one under the other, and for each its columns of up, zeros
-    /// in rows that it does not change. Scales and strengths are in up.
+    /// Combines all changes into one pair of factors: the stacked downs, and for each down its columns of up, with
+    /// zeros in rows that it does not change. up includes scales and strengths.
     fn factors(&self) -> Result<Factors> {
         // The parts of a fused module have one down.
         let mut columns: BTreeMap<(usize, usize), Range<usize>> = BTreeMap::new();
@@ -194,7 +193,7 @@ impl<B: Backend> Changed<'_, B> {
                 };
                 let columns = &columns[&segment.factors()];
                 let mut values = vec![0.0; in_module.len() * columns.len()];
-                dequantise_rows(&low_rank.up, in_module, &mut values);
+                dequantize_rows(&low_rank.up, in_module, &mut values);
                 let factor = low_rank.scale * segment.strength;
                 for (row, values) in in_layer.zip(values.chunks_exact(columns.len())) {
                     let out = &mut out[(row - rows.start) * rank..][columns.clone()];
@@ -205,8 +204,8 @@ impl<B: Backend> Changed<'_, B> {
         Ok(Factors { downs, ups: vec![owned(up, &[all_rows, rank])?] })
     }
 
-    /// Up as it is in the file, where nothing scales it, and its rows are those of the layer: by the segments, since
-    /// layers may have them in another order.
+    /// Returns up as it is in the file, if nothing scales it and it has the layer's rows. The segments give the order
+    /// of rows, which may differ between file and layer.
     fn ups_of_file(&self) -> Option<Vec<TensorView>> {
         let first = self.segments.first()?;
         let mut row = 0;
@@ -223,7 +222,7 @@ impl<B: Backend> Changed<'_, B> {
         (row == self.layer.linear.rows()).then_some(parts)
     }
 
-    /// The layer with its changes in the weight: summed in float32, then stored as the layer is.
+    /// Merges the changes into the weight: accumulated in float32, then stored in the layer's format.
     fn merged(&self) -> Result<Linear<B>> {
         let LinearLayer { linear, parts, storage } = self.layer;
         let views: Vec<TensorView> = parts.iter().map(|part| part.view.clone()).collect();
@@ -231,11 +230,11 @@ impl<B: Backend> Changed<'_, B> {
         let bytes = (rows * cols * size_of::<f32>()) as u64;
         if linear.backend().available_bytes() < bytes {
             return Err(Error::new(format!(
-                "`{}` with its adapter takes {} MiB more than is free",
+                "`{}` with its adapter needs {} MiB, more than is free",
                 linear.name(),
                 bytes >> 20
             ))
-            .hint("use fewer adapters, a smaller image, or one whose changes are of low rank (LoRA)"));
+            .hint("use fewer adapters, a smaller image, or a low-rank adapter (LoRA)"));
         }
         let base = |rows: Range<usize>| rows_of(&views, rows, cols);
         let lengths: Vec<Option<ColumnLengths>> =
@@ -256,7 +255,7 @@ impl<B: Backend> Changed<'_, B> {
         Ok(linear.with_weight(weight))
     }
 
-    /// Lengths of columns for the change of a segment. All rows of its module are in this layer.
+    /// Returns the lengths of columns for the change of a segment. All rows of its module are in this layer.
     fn lengths(&self, segment: &Segment, base: impl Fn(Range<usize>) -> Vec<f32>) -> Option<ColumnLengths> {
         let same = |other: &&Segment| other.factors() == segment.factors();
         segment.change.column_lengths(|rows| {
@@ -275,12 +274,12 @@ impl<B: Backend> Changed<'_, B> {
 }
 
 impl Segment {
-    /// The same number for segments of the same change by the same adapter.
+    /// Returns an identifier that segments of one change by one adapter share.
     fn factors(&self) -> (usize, usize) {
         (self.of, Arc::as_ptr(&self.change).addr())
     }
 
-    /// The rows of the layer that are in `rows` and that this changes, in the layer and in the module.
+    /// Returns the rows of `rows` that this segment changes: in the layer, and in the module.
     fn overlap(&self, rows: &Range<usize>) -> Option<(Range<usize>, Range<usize>)> {
         let (start, end) = (rows.start.max(self.first), rows.end.min(self.first + self.rows.len()));
         let in_module = |row: usize| self.rows.start + (row - self.first);
@@ -289,7 +288,7 @@ impl Segment {
 }
 
 impl<B: Backend> VectorLayer<B> {
-    /// The vector with its changes, or itself.
+    /// Returns the vector with its changes, or the vector itself.
     fn adapted(&self, adapters: &[AdapterUse]) -> Result<Self> {
         let (vector, part) = (&self.vector, self.part.clone());
         let len = part.view.rows();
@@ -308,7 +307,7 @@ impl<B: Backend> VectorLayer<B> {
     }
 }
 
-/// Rows of parts that lie one under the other, in float32.
+/// Returns rows of stacked parts, in float32.
 fn rows_of(parts: &[TensorView], rows: Range<usize>, cols: usize) -> Vec<f32> {
     let mut values = vec![0.0; rows.len() * cols];
     let mut top = 0;
@@ -316,19 +315,19 @@ fn rows_of(parts: &[TensorView], rows: Range<usize>, cols: usize) -> Vec<f32> {
         let (start, end) = (rows.start.max(top), rows.end.min(top + part.rows()));
         if start < end {
             let out = &mut values[(start - rows.start) * cols..(end - rows.start) * cols];
-            dequantise_rows(part, start - top..end - top, out);
+            dequantize_rows(part, start - top..end - top, out);
         }
         top += part.rows();
     }
     values
 }
 
-/// A factor as it is, or in float32 where its file has it in few bits: what adds or merges factors reads floats.
+/// Returns a factor as it is, or in float32 if its file has it quantized: adding and merging factors read floats.
 fn in_floats(view: &TensorView) -> Result<TensorView> {
     if view.format().is_float() { Ok(view.clone()) } else { owned(view.to_f32(), view.shape()) }
 }
 
-/// A tensor of values that were computed.
+/// Creates a tensor from computed values.
 fn owned(values: Vec<f32>, shape: &[usize]) -> Result<TensorView> {
     let bytes = Bytes::Computed(values);
     let range = 0..bytes.as_slice().len();
@@ -381,7 +380,7 @@ mod tests {
                 (format!("{module}.lora_B.weight"), tensor(&bytes[..], vec![rows, 1])),
             ];
             safetensors::serialize_to_file(pair, None, &path).unwrap();
-            Arc::new(Adapter::open(&path, &config.adapter_modules()).unwrap())
+            Arc::new(Adapter::open(&path, &config.adapter_modules().unwrap()).unwrap())
         };
         let up = |layer: &str, uses: &[(&Arc<Adapter>, f32)]| {
             let uses: Vec<_> =

@@ -1,4 +1,4 @@
-//! Where the weights of a component's blocks are: each in memory, or some of them take turns in it.
+//! Placement of a component's blocks: resident in device memory, or streamed through it.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -6,18 +6,18 @@ use crate::backend::{AccessFrequency, Backend, Storage};
 use crate::error::Result;
 use crate::files::TensorView;
 
-/// The blocks of a component, in the order of use. Components that share weights share them.
+/// The blocks of a component, in the order of use. Components that share weights share their blocks too.
 pub struct Blocks<B: Backend> {
-    /// Of each block, which turn it has if it is streamed. Blocks behind the last are resident.
+    /// The turn of each block, if it is streamed. Blocks after the last entry are resident.
     turns: Vec<Option<usize>>,
     stream: B::BlockStream,
     passes: AccessFrequency,
-    /// Held by a thread that enqueues work with blocks: two that take turns would wait for each other's copies, and
-    /// read each other's weights.
+    /// Held by a thread that enqueues work with blocks. Two threads taking turns would wait for each other's copies,
+    /// and read each other's weights.
     order: Mutex<()>,
 }
 
-/// Work that goes over blocks, while it is enqueued.
+/// A pass over the blocks, while its work is enqueued.
 pub struct Pass<'a, B: Backend> {
     backend: &'a B,
     blocks: &'a Blocks<B>,
@@ -26,14 +26,15 @@ pub struct Pass<'a, B: Backend> {
 }
 
 impl<B: Backend> Default for Blocks<B> {
-    /// All resident.
+    /// All blocks resident.
     fn default() -> Self {
         Self::new(&[], AccessFrequency::Seldom)
     }
 }
 
 impl<B: Backend> Blocks<B> {
-    /// Blocks of which some are streamed, for so many passes; those that are not listed are resident.
+    /// Creates blocks, some of them streamed, for passes of this frequency; blocks that are not listed are
+    /// resident.
     pub fn new(streamed: &[bool], passes: AccessFrequency) -> Self {
         let mut next = 0;
         let turns = streamed.iter().map(|streamed| {
@@ -45,17 +46,17 @@ impl<B: Backend> Blocks<B> {
         Self { turns: turns.collect(), stream: B::BlockStream::default(), passes, order: Mutex::default() }
     }
 
-    /// Whether some blocks are streamed.
+    /// Returns `true` if some blocks are streamed.
     pub fn are_streamed(&self) -> bool {
         self.turns.iter().any(Option::is_some)
     }
 
-    /// Which blocks are streamed; those behind the last are resident.
+    /// Returns `true` for each block that is streamed; blocks after the last entry are resident.
     pub fn streamed(&self) -> Vec<bool> {
         self.turns.iter().map(Option::is_some).collect()
     }
 
-    /// Loads a weight of `block`, or notes where it comes from.
+    /// Loads a weight of `block`, or records its source if the block is streamed.
     ///
     /// Errors as [`WeightStore::load_weight`](crate::backend::WeightStore::load_weight).
     pub(super) fn load(
@@ -71,7 +72,7 @@ impl<B: Backend> Blocks<B> {
         }
     }
 
-    /// The same of weights whose products are summed.
+    /// As `load`, for weights whose results are summed.
     ///
     /// Errors as [`WeightStore::load_weight`](crate::backend::WeightStore::load_weight).
     pub(super) fn load_summed(
@@ -91,15 +92,14 @@ impl<B: Backend> Blocks<B> {
         self.turns.get(block).copied().flatten()
     }
 
-    /// Makes the memory in which blocks take turns, once all weights are noted.
+    /// Allocates the memory that streamed blocks share, once all weights are recorded.
     ///
-    /// Errors when memory runs out.
+    /// Errors if memory runs out.
     pub fn allocate(&self, backend: &B) -> Result<()> {
         if self.are_streamed() { backend.allocate_stream(&self.stream, self.passes) } else { Ok(()) }
     }
 
-    /// Begins work that goes over the blocks. Where some are streamed, it waits while another thread enqueues such
-    /// work.
+    /// Begins a pass over the blocks. If some are streamed, this waits while another thread enqueues one.
     pub fn begin<'a>(&'a self, backend: &'a B) -> Pass<'a, B> {
         let order = self.are_streamed().then(|| self.order.lock().unwrap_or_else(PoisonError::into_inner));
         Pass { backend, blocks: self, current: None, _order: order }
@@ -107,9 +107,9 @@ impl<B: Backend> Blocks<B> {
 }
 
 impl<B: Backend> Pass<'_, B> {
-    /// From here on work reads the weights of `block`, and no longer those of the block before.
+    /// Makes later work read the weights of `block`, and leaves the block before it.
     ///
-    /// Errors when they cannot be copied to the device.
+    /// Errors if the weights cannot be copied to the device.
     pub fn enter(&mut self, block: usize) -> Result<()> {
         self.leave()?;
         let Some(turn) = self.blocks.turn(block) else { return Ok(()) };
@@ -124,7 +124,7 @@ impl<B: Backend> Pass<'_, B> {
 
 impl<B: Backend> Drop for Pass<'_, B> {
     fn drop(&mut self) {
-        // What fails here has failed before, on a device that does not answer.
+        // An error here was reported before: the device does not respond.
         let _ = self.leave();
     }
 }

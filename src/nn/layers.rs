@@ -1,4 +1,4 @@
-//! The layers of a component by their keys, with where their weights lie in the files.
+//! The layers of a component by key, with the position of their weights in the files.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -10,8 +10,8 @@ use crate::error::{Error, Result};
 use crate::files::adapter::AdapterUse;
 use crate::tensor::Tensor;
 
-/// Linear layers and vectors of a component, by key. They are handles: the component and whatever is made of them share
-/// the weights.
+/// Linear layers and vectors of a component, by key. They are handles: all components built from them share the
+/// weights.
 pub struct Layers<B: Backend> {
     pub(super) linears: BTreeMap<String, LinearLayer<B>>,
     pub(super) vectors: BTreeMap<String, VectorLayer<B>>,
@@ -21,7 +21,7 @@ pub struct Layers<B: Backend> {
 /// A linear layer.
 pub(super) struct LinearLayer<B: Backend> {
     pub(super) linear: Linear<B>,
-    /// Its rows in the files, one part under the other.
+    /// Its rows in the files, as stacked parts.
     pub(super) parts: Vec<TensorSlice>,
     pub(super) storage: Storage,
 }
@@ -39,7 +39,7 @@ impl<B: Backend> Default for Layers<B> {
 }
 
 impl<B: Backend> LinearLayer<B> {
-    /// Values of its weight.
+    /// Returns the number of values of its weight.
     pub(super) fn elements(&self) -> u64 {
         (self.linear.rows() * self.linear.cols()) as u64
     }
@@ -51,28 +51,28 @@ impl<B: Backend> LinearLayer<B> {
 }
 
 impl<B: Backend> Layers<B> {
-    /// Errors when there is a layer of this key: a component made of these layers would have one of them twice.
+    /// Adds a layer. Errors if the key exists: a component built from these layers would have the layer twice.
     pub(super) fn add_linear(&mut self, linear: &Linear<B>, parts: &[TensorSlice], storage: Storage) -> Result<()> {
         let layer = LinearLayer { linear: linear.clone(), parts: parts.to_vec(), storage };
         self.linears.insert(linear.name().to_string(), layer).map_or(Ok(()), |_| Err(twice(linear.name())))
     }
 
-    /// Errors as [`Layers::add_linear`].
+    /// Adds a vector. Errors as [`Layers::add_linear`].
     pub(super) fn add_vector(&mut self, vector: &Tensor<B>, part: &TensorSlice) -> Result<()> {
         let layer = VectorLayer { vector: vector.row_view(0..vector.rows()), part: part.clone() };
         self.vectors.insert(part.key.clone(), layer).map_or(Ok(()), |_| Err(twice(&part.key)))
     }
 
-    /// The layer of this key.
+    /// Returns the layer of this key.
     ///
-    /// Errors when there is none.
+    /// Errors if there is none.
     pub(super) fn linear(&self, key: &str) -> Result<Linear<B>> {
         self.linears.get(key).map(|layer| layer.linear.clone()).ok_or_else(|| missing(key))
     }
 
-    /// The vector of this key, for reading.
+    /// Returns the vector of this key, for reading.
     ///
-    /// Errors when there is none.
+    /// Errors if there is none.
     pub(super) fn vector(&self, key: &str) -> Result<Tensor<B>> {
         self.vectors.get(key).map(|layer| layer.vector.row_view(0..1)).ok_or_else(|| missing(key))
     }

@@ -1,8 +1,8 @@
-//! Layers whose changes of low rank are merged into copies of their weights, so that products cost nothing more.
+//! Merges low-rank changes into copies of the weights, so that matrix multiplications cost nothing extra.
 //!
-//! A quantised weight is merged from what its file holds, because a sum with rounded values would be rounded twice.
-//! That has to go to the device for it, which takes far longer than merging, so it may stay there for the next set of
-//! adapters.
+//! A quantized weight is merged from its original in the file, because merging into rounded values would round twice.
+//! The original must be uploaded for this, which takes far longer than merging, so it may stay on the device for the
+//! next set of adapters.
 
 use super::layers::LinearLayer;
 use super::{Layers, Linear};
@@ -12,11 +12,11 @@ use crate::files::TensorView;
 use crate::files::adapter::AdapterUse;
 
 impl<B: Backend> LinearLayer<B> {
-    fn is_quantised(&self) -> bool {
+    fn is_quantized(&self) -> bool {
         self.storage != Storage::Native
     }
 
-    /// The layer as its file has it, uploaded with others, or else at once.
+    /// Loads the layer as its file has it, with other uploads or at once.
     fn original(&self, uploads: Option<&B::Uploads>) -> Result<Linear<B>> {
         let views: Vec<TensorView> = self.parts.iter().map(|part| part.view.clone()).collect();
         Linear::load_with((self.linear.backend(), uploads), self.linear.name(), &views, Storage::Native)
@@ -24,10 +24,10 @@ impl<B: Backend> LinearLayer<B> {
 }
 
 impl<B: Backend> Layers<B> {
-    /// The same layers, with the factors that are beside a weight in a copy of it, where the backend does that.
-    /// `keeps_originals` says whether the originals of quantised weights stay on the device for the next set.
+    /// Merges factors into copies of their weights, if the backend merges. With `keeps_originals`, the originals of
+    /// quantized weights stay on the device for the next set.
     ///
-    /// Errors when memory runs out.
+    /// Errors if memory runs out.
     pub fn merged(mut self, keeps_originals: bool) -> Result<Self> {
         if keeps_originals {
             self.load_originals()?;
@@ -37,7 +37,7 @@ impl<B: Backend> Layers<B> {
             let kept = self.originals.weights().get(key).cloned();
             let original = match kept {
                 Some(original) => original,
-                None if layer.is_quantised() => layer.original(None)?,
+                None if layer.is_quantized() => layer.original(None)?,
                 None => layer.linear.clone(),
             };
             if let Some(weight) = original.backend().merge_weight(&original, low_rank, layer.storage)? {
@@ -47,26 +47,27 @@ impl<B: Backend> Layers<B> {
         Ok(self)
     }
 
-    /// How many values the originals of quantised layers that `adapters` change have, as far as they are not kept.
+    /// Returns the number of values in the originals of quantized layers that `adapters` change, without the loaded
+    /// ones.
     pub fn absent_originals(&self, adapters: &[AdapterUse]) -> u64 {
         let kept = self.originals.weights();
-        let absent = self.linears.iter().filter(|(key, layer)| layer.is_quantised() && !kept.contains_key(*key));
+        let absent = self.linears.iter().filter(|(key, layer)| layer.is_quantized() && !kept.contains_key(*key));
         absent.filter(|(_, layer)| layer.is_changed_by(adapters)).map(|(_, layer)| layer.elements()).sum()
     }
 
-    /// Frees the originals of quantised weights.
+    /// Frees the originals of quantized weights.
     pub fn free_originals(&self) {
         let freed = std::mem::take(&mut *self.originals.weights());
-        // The lock is released, because freeing may wait.
+        // Outside the lock, because freeing may wait.
         drop(freed);
     }
 
-    /// Brings the originals of all quantised layers with factors to the device together.
+    /// Uploads the originals of all quantized layers with factors together.
     fn load_originals(&self) -> Result<()> {
         let absent: Vec<_> = {
             let kept = self.originals.weights();
-            let quantised = self.linears.iter().filter(|(_, layer)| layer.is_quantised());
-            quantised.filter(|(key, layer)| layer.linear.low_rank().is_some() && !kept.contains_key(*key)).collect()
+            let quantized = self.linears.iter().filter(|(_, layer)| layer.is_quantized());
+            quantized.filter(|(key, layer)| layer.linear.low_rank().is_some() && !kept.contains_key(*key)).collect()
         };
         let Some((_, first)) = absent.first() else { return Ok(()) };
         let backend = first.linear.backend().clone();
@@ -97,8 +98,8 @@ mod tests {
 
     const KEY: &str = "transformer_blocks.0.attn.to_out.0";
 
-    /// The layers of a model, one of which passes for quantised, and an adapter that changes that and no other.
-    fn quantised() -> (Layers<Cpu>, AdapterUse) {
+    /// Returns the layers of a model with one quantized layer, and an adapter that changes this layer only.
+    fn quantized() -> (Layers<Cpu>, AdapterUse) {
         let dir = ModelFiles::open("models/tiny".as_ref()).unwrap();
         let (config, files) = (TransformerConfig::read(&dir).unwrap(), transformer::open(&dir).unwrap());
         let cpu = Cpu::new(Precision::F32);
@@ -112,17 +113,17 @@ mod tests {
         let (down, up) = (tensor(vec![1, config.dim()]), tensor(vec![config.dim(), 1]));
         let pair = [(format!("{KEY}.lora_A.weight"), down), (format!("{KEY}.lora_B.weight"), up)];
         safetensors::serialize_to_file(pair, None, &path).unwrap();
-        let adapter = Adapter::open(&path, &config.adapter_modules()).unwrap();
+        let adapter = Adapter::open(&path, &config.adapter_modules().unwrap()).unwrap();
         (layers, AdapterUse { adapter: Arc::new(adapter), strength: 1.0 })
     }
 
     #[test]
     fn originals_are_kept_where_they_are_wanted_until_they_are_freed() {
-        let (layers, used) = quantised();
+        let (layers, used) = quantized();
         let (uses, elements) = ([used], layers.linears[KEY].elements());
         assert_eq!((layers.absent_originals(&uses), layers.absent_originals(&[])), (elements, 0));
         layers.adapted(&uses).unwrap().merged(false).unwrap();
-        assert_eq!(layers.absent_originals(&uses), elements, "they went with the merged layers");
+        assert_eq!(layers.absent_originals(&uses), elements, "they were freed with the merged layers");
         layers.adapted(&uses).unwrap().merged(true).unwrap();
         assert_eq!(layers.absent_originals(&uses), 0);
         let kept = layers.originals.weights()[KEY].clone();
@@ -134,8 +135,8 @@ mod tests {
     }
 
     #[test]
-    fn only_layers_that_are_quantised_have_originals() {
-        let (mut layers, used) = quantised();
+    fn only_layers_that_are_quantized_have_originals() {
+        let (mut layers, used) = quantized();
         layers.linears.get_mut(KEY).unwrap().storage = Storage::Native;
         let uses = [used];
         assert_eq!(layers.absent_originals(&uses), 0);

@@ -1,4 +1,4 @@
-//! What quantised weights are made of, where it stays on the device.
+//! Unquantized originals of quantized weights, while they stay on the device.
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -6,7 +6,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use super::Linear;
 use crate::backend::Backend;
 
-/// The weights of quantised layers as their files have them, by key. Layers with adapters share those of their base.
+/// The weights of quantized layers as their files have them, by key. Layers with adapters share the map of their base.
 pub(super) struct Originals<B: Backend>(Mutex<BTreeMap<String, Linear<B>>>);
 
 impl<B: Backend> Default for Originals<B> {
@@ -16,7 +16,7 @@ impl<B: Backend> Default for Originals<B> {
 }
 
 impl<B: Backend> Originals<B> {
-    /// Those that are there.
+    /// Locks and returns the loaded originals.
     pub(super) fn weights(&self) -> MutexGuard<'_, BTreeMap<String, Linear<B>>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }

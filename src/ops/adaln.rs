@@ -6,11 +6,11 @@ use crate::ops::{Adaln, Norm};
 use crate::tensor::{Tensor, expect_activations};
 
 impl<B: Backend> Tensor<B> {
-    /// `(1 + scale) * layer_norm(self) + shift`, the layer norm without learned weights.
+    /// Computes `(1 + scale) * layer_norm(self) + shift`; the layer norm has no learned weights.
     ///
     /// self [tokens, dim], shift [1, dim], scale [1, dim] -> [tokens, dim]. Statistics in float32.
     ///
-    /// Errors when `shift` or `scale` is not [1, dim].
+    /// Errors if `shift` or `scale` is not [1, dim].
     /// Source: FLUX.2 reference, `norm1` and modulation of `Flux2TransformerBlock.forward`.
     pub fn adaln(&self, shift: &Self, scale: &Self, eps: f32) -> Result<Self> {
         expect_activations("adaln", &[self, shift, scale])?;
@@ -19,12 +19,12 @@ impl<B: Backend> Tensor<B> {
         self.backend().adaln(self, shift, scale, eps)
     }
 
-    /// `adaln` with the first norm for the first `txt_rows` rows, which may be none, and with the second for the rows
-    /// after them.
+    /// `adaln` with the first norm for the first `txt_rows` rows, which may be none, and the second for the rows after
+    /// them.
     ///
     /// self [tokens, dim] -> [tokens, dim].
     ///
-    /// Errors when a shift or scale is not [1, dim], or `txt_rows` more than there are.
+    /// Errors if a shift or scale is not [1, dim], or `txt_rows` exceeds the rows.
     pub fn adaln_rows(&self, norms: [Norm<'_, B>; 2], adaln: Adaln) -> Result<Self> {
         const OP: &str = "adaln_rows";
         for norm in norms {
@@ -38,7 +38,7 @@ impl<B: Backend> Tensor<B> {
     }
 }
 
-/// What `adaln_rows` means.
+/// Defines `adaln_rows` by simpler ops.
 pub fn compose_rows<B: Backend>(b: &B, x: &Tensor<B>, norms: [Norm<'_, B>; 2], adaln: Adaln) -> Result<Tensor<B>> {
     let of = |rows, norm: Norm<'_, B>| b.adaln(&x.row_view(rows), norm.shift, norm.scale, adaln.eps);
     let [txt, img] = norms;
@@ -49,7 +49,7 @@ pub fn compose_rows<B: Backend>(b: &B, x: &Tensor<B>, norms: [Norm<'_, B>; 2], a
     }
 }
 
-/// What `adaln` means. The CPU runs this; a kernel must match it.
+/// Defines `adaln` by simpler ops. The CPU runs this; a kernel must match it.
 pub fn compose<B: Backend>(b: &B, x: &Tensor<B>, shift: &Tensor<B>, scale: &Tensor<B>, eps: f32) -> Result<Tensor<B>> {
     let normed = b.layer_norm(x, eps)?;
     b.scale_shift(normed, scale, shift)

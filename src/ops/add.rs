@@ -7,7 +7,7 @@ use crate::tensor::{Tensor, expect_activations};
 // It returns a Result, so the operator trait does not fit.
 #[allow(clippy::should_implement_trait)]
 impl<B: Backend> Tensor<B> {
-    /// `self + y`. Errors when the shapes differ.
+    /// Computes `self + y`. Errors if the shapes differ.
     pub fn add(self, y: &Self) -> Result<Self> {
         expect_activations("add", &[&self, y])?;
         self.expect_same("add", "y", y)?;

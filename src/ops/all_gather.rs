@@ -1,4 +1,4 @@
-//! The rows of all devices, on each of them.
+//! Gathers the rows of all devices on each device.
 
 use super::RowSplit;
 use super::all_to_all::{assemble, exchange_among};
@@ -7,19 +7,18 @@ use crate::error::Result;
 use crate::tensor::{Tensor, expect, expect_activations};
 
 impl<B: Backend> Tensor<B> {
-    /// The rows of all ranks that share them, at their places in the whole.
+    /// Returns the rows of all ranks that share them, at their places in the whole.
     ///
-    /// self [rows.rows_of(rank), cols] -> [rows.rows(), cols]. Where one device has all of them, they are returned as
-    /// they are.
+    /// self [rows.rows_of(rank), cols] -> [rows.rows(), cols]. If one device has all rows, it returns them unchanged.
     ///
-    /// Errors when the rows do not fit, or another rank fails or does not come.
+    /// Errors if the rows do not fit, or another rank fails or does not join.
     pub fn all_gather_rows(self, rows: &RowSplit) -> Result<Self> {
         const OP: &str = "all_gather_rows";
         expect_activations(OP, &[&self])?;
         let b = self.backend().clone();
         let (rank, ranks) = (b.rank(), rows.ranks());
         expect(ranks.contains(&rank) && ranks.end <= b.world(), OP, || {
-            format!("rows that ranks {ranks:?} share, on rank {rank} of {}", b.world())
+            format!("ranks {ranks:?} cannot share rows on rank {rank} of {}", b.world())
         })?;
         let own = rows.rows_of(rank - ranks.start);
         expect(self.rows() == own, OP, || format!("x has {} rows, expected {own}", self.rows()))?;
@@ -27,7 +26,7 @@ impl<B: Backend> Tensor<B> {
     }
 }
 
-/// What `all_gather_rows` means.
+/// Defines `all_gather_rows` by an exchange.
 pub fn compose<B: Backend>(b: &B, x: Tensor<B>, rows: &RowSplit) -> Result<Tensor<B>> {
     const OP: &str = "all_gather_rows";
     if rows.world() == 1 {

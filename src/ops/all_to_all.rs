@@ -1,4 +1,4 @@
-//! What crosses between devices around attention: each has some tokens before and after it, and some heads in between.
+//! Exchanges between devices around attention: outside it each device has some tokens, inside it some heads.
 
 use std::ops::Range;
 
@@ -9,14 +9,14 @@ use crate::tensor::{Tensor, expect, expect_activations};
 use crate::token_split::own_heads;
 
 impl<B: Backend> Tensor<B> {
-    /// k, v and q of the tokens of this rank -> the heads of this rank of k, v and q of all tokens.
+    /// Exchanges k, v and q of this rank's tokens for this rank's heads of k, v and q of all tokens.
     ///
     /// k and v [split.own().rows(), dim], q [split.own().query_rows(), dim] -> k and v [split.whole().rows(), dim /
-    /// world], q [split.whole().query_rows(), dim / world]: columns `rank * dim / world` and those that follow. On one
-    /// device they are returned as they are.
+    /// world], q [split.whole().query_rows(), dim / world]: `dim / world` columns from column `rank * dim / world` on.
+    /// On one device they are returned unchanged.
     ///
-    /// Errors when the shapes do not fit, the heads of `head_dim` columns cannot be shared evenly, or another rank
-    /// fails or does not come.
+    /// Errors if the shapes do not fit, the heads of `head_dim` columns cannot be shared evenly, or another rank fails
+    /// or does not join.
     pub fn all_to_all_heads(kvq: [Self; 3], head_dim: usize, split: &TokenSplit) -> Result<[Self; 3]> {
         const OP: &str = "all_to_all_heads";
         expect_activations(OP, &kvq.each_ref())?;
@@ -24,7 +24,7 @@ impl<B: Backend> Tensor<B> {
         let own = split.own();
         for (x, rows) in kvq.iter().zip([own.rows(), own.rows(), own.query_rows()]) {
             expect(x.rows() == rows && x.cols().is_multiple_of(head_dim.max(1)), OP, || {
-                format!("x is [{}, {}], expected {rows} rows of heads of {head_dim}", x.rows(), x.cols())
+                format!("x has shape [{}, {}], expected {rows} rows of heads of {head_dim}", x.rows(), x.cols())
             })?;
             own_heads(x.cols() / head_dim.max(1), split.world()).map_err(|e| e.at(format!("op `{OP}`")))?;
         }
@@ -32,12 +32,12 @@ impl<B: Backend> Tensor<B> {
         b.all_to_all_heads(kvq, split)
     }
 
-    /// The heads of this rank of the queries of all tokens -> all heads of the queries of this rank: what undoes
+    /// Exchanges this rank's heads of all queries for all heads of this rank's queries. This undoes
     /// [`Tensor::all_to_all_heads`] of q.
     ///
     /// self [split.whole().query_rows(), dim / world] -> [split.own().query_rows(), dim].
     ///
-    /// Errors when the rows do not fit, or another rank fails or does not come.
+    /// Errors if the rows do not fit, or another rank fails or does not join.
     pub fn all_to_all_rows(self, split: &TokenSplit) -> Result<Self> {
         const OP: &str = "all_to_all_rows";
         expect_activations(OP, &[&self])?;
@@ -53,11 +53,11 @@ fn expect_rank<B: Backend>(op: &str, on: &B, split: &TokenSplit) -> Result<()> {
     let ranks = split.ranks();
     expect(ranks.start + split.rank() == on.rank() && ranks.end <= on.world(), op, || {
         let (rank, world) = (ranks.start + split.rank(), ranks.end);
-        format!("tokens of rank {rank} of {world} on rank {} of {}", on.rank(), on.world())
+        format!("tokens of rank {rank} of {world} cannot be used on rank {} of {}", on.rank(), on.world())
     })
 }
 
-/// Exchanges among some ranks of the group, counted from the first of them; the others have exchanges of their own.
+/// Exchanges among `ranks` of the group, counted from the first of them; other ranks have exchanges of their own.
 pub(super) fn exchange_among<B: Backend>(
     b: &B,
     op: &'static str,
@@ -70,7 +70,7 @@ pub(super) fn exchange_among<B: Backend>(
     Ok(received.split_off(ranks.start))
 }
 
-/// What `all_to_all_heads` means.
+/// Defines `all_to_all_heads` by an exchange.
 pub fn compose_heads<B: Backend>(b: &B, kvq: [Tensor<B>; 3], split: &TokenSplit) -> Result<[Tensor<B>; 3]> {
     const OP: &str = "all_to_all_heads";
     let world = split.world();
@@ -89,7 +89,7 @@ pub fn compose_heads<B: Backend>(b: &B, kvq: [Tensor<B>; 3], split: &TokenSplit)
     Ok([whole(0, split.rows())?, whole(1, split.rows())?, whole(2, split.query_rows())?])
 }
 
-/// What `all_to_all_rows` means.
+/// Defines `all_to_all_rows` by an exchange.
 pub fn compose_rows<B: Backend>(b: &B, x: Tensor<B>, split: &TokenSplit) -> Result<Tensor<B>> {
     const OP: &str = "all_to_all_rows";
     if split.world() == 1 {
@@ -107,7 +107,7 @@ pub fn compose_rows<B: Backend>(b: &B, x: Tensor<B>, split: &TokenSplit) -> Resu
     b.concat_cols(&heads.iter().collect::<Vec<_>>())
 }
 
-/// The whole of which each rank gave its rows.
+/// Assembles the whole from each rank's rows.
 pub(super) fn assemble<B: Backend>(b: &B, op: &str, rows: RowSplit, parts: &[&Tensor<B>]) -> Result<Tensor<B>> {
     for (rank, part) in parts.iter().enumerate() {
         expect_parcel(op, rank, shape_of(part), [rows.rows_of(rank), parts[0].cols()])?;
@@ -116,7 +116,7 @@ pub(super) fn assemble<B: Backend>(b: &B, op: &str, rows: RowSplit, parts: &[&Te
     concat_rows(b, views.iter().collect())
 }
 
-/// The parts one under the other. Those without rows are left out, unless there are no others.
+/// Stacks the parts. Parts without rows are left out, unless all are empty.
 pub(super) fn concat_rows<B: Backend>(b: &B, mut parts: Vec<&Tensor<B>>) -> Result<Tensor<B>> {
     if parts.iter().any(|part| part.rows() > 0) {
         parts.retain(|part| part.rows() > 0);
@@ -128,12 +128,12 @@ pub(super) fn shape_of<B: Backend>(x: &Tensor<B>) -> [usize; 2] {
     [x.rows(), x.cols()]
 }
 
-/// Errors unless what rank `rank` gave has the shape that it must have. Ranks that do not make the same image differ.
+/// Errors unless the tensor from rank `rank` has the expected shape. It differs if ranks make different images.
 pub(crate) fn expect_parcel(op: &str, rank: usize, shape: [usize; 2], expected: [usize; 2]) -> Result<()> {
     if shape == expected {
         return Ok(());
     }
-    Err(Error::new(format!("rank {rank} gave {shape:?}, expected {expected:?}"))
+    Err(Error::new(format!("rank {rank} sent {shape:?}, expected {expected:?}"))
         .at(format!("op `{op}`"))
-        .hint("all ranks must make the same image with the same model"))
+        .hint("generate the same image with the same model on all ranks"))
 }

@@ -1,11 +1,11 @@
-//! Scaled dot-product attention over text and image tokens together.
+//! Scaled dot-product attention over text and image tokens.
 
 use super::TokenLayout;
 use crate::backend::Backend;
 use crate::error::Result;
 use crate::tensor::{Tensor, expect, expect_activations};
 
-/// Which keys a query may see.
+/// The keys that a query can see.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Mask {
     /// All keys of its sample.
@@ -17,7 +17,7 @@ pub enum Mask {
     },
 }
 
-/// Keys and values of tokens that are in no row of a sequence, because another pass made them.
+/// Keys and values of tokens that an earlier pass computed. They have no rows in the sequence.
 pub struct KeyValues<B: Backend> {
     /// [tokens, kv_heads * head_dim]
     pub k: Tensor<B>,
@@ -25,7 +25,7 @@ pub struct KeyValues<B: Backend> {
     pub v: Tensor<B>,
 }
 
-/// What attention reads.
+/// The operands of attention.
 pub struct Attention<'a, B: Backend> {
     /// [layout.query_rows(), heads * head_dim]. The result may overwrite it.
     pub q: Tensor<B>,
@@ -33,39 +33,38 @@ pub struct Attention<'a, B: Backend> {
     pub k: &'a Tensor<B>,
     /// [layout.rows(), kv_heads * head_dim]
     pub v: &'a Tensor<B>,
-    /// Keys and values before those of k and v; of one sample, without a mask.
+    /// Keys and values to read before those of k and v; for one sample, without a mask.
     pub cached: Option<&'a KeyValues<B>>,
     /// Columns of a head.
     pub head_dim: usize,
-    /// Which rows are tokens of which sample, and which of them ask queries.
+    /// The samples of the rows, and the rows that have queries.
     pub layout: TokenLayout,
-    /// Which keys a query may see.
+    /// The keys that a query can see.
     pub mask: Mask,
 }
 
 impl<B: Backend> Tensor<B> {
-    /// `softmax(q k^T / sqrt(head_dim) + mask) v` of each head; self is q.
+    /// Computes `softmax(q k^T / sqrt(head_dim) + mask) v` of each head; self is q.
     ///
     /// self [layout.query_rows(), heads * head_dim], k and v [layout.rows(), kv_heads * head_dim] -> as self. Query
-    /// head `h` reads key head `h / (heads / kv_heads)`. The result overwrites q where that is writable. Softmax
-    /// and sums are in float32; no backend holds the whole score matrix.
+    /// head `h` reads key head `h / (heads / kv_heads)`. The result overwrites q if it is writable. Softmax and sums
+    /// are in float32; no backend holds the whole score matrix.
     ///
-    /// Errors when shapes do not fit `layout` and `head_dim`, or kv_heads does not divide heads.
+    /// Errors if shapes do not fit `layout` and `head_dim`, or kv_heads does not divide heads.
     pub fn attention(self, k: &Self, v: &Self, head_dim: usize, layout: TokenLayout, mask: Mask) -> Result<Self> {
         expect_operands("attention", &self, k, v, head_dim, layout)?;
         if let Mask::Causal { keys } = mask {
             expect((1..=layout.tokens()).contains(&keys), "attention", || {
-                format!("{keys} keys of {} tokens", layout.tokens())
+                format!("{keys} keys do not fit {} tokens", layout.tokens())
             })?;
         }
         let b = self.backend().clone();
         b.attention(Attention { q: self, k, v, cached: None, head_dim, layout, mask })
     }
 
-    /// [`Tensor::attention`] without a mask, of one sample, over the keys and values of `cached` and then those of k
-    /// and v.
+    /// [`Tensor::attention`] of one sample, without a mask, over the keys and values of `cached` followed by k and v.
     ///
-    /// Errors as [`Tensor::attention`], and when there are several samples or `cached` has other columns than k.
+    /// Errors as [`Tensor::attention`], and if there are several samples or `cached` differs from k in columns.
     pub fn attention_cached(
         self,
         k: &Self,
@@ -79,7 +78,12 @@ impl<B: Backend> Tensor<B> {
         expect_activations(OP, &[&self, &cached.k, &cached.v])?;
         cached.k.expect_same(OP, "v", &cached.v)?;
         expect(layout.batch == 1 && cached.k.cols() == k.cols(), OP, || {
-            format!("cached keys have {} columns for k of {}, {} samples", cached.k.cols(), k.cols(), layout.batch)
+            format!(
+                "cached keys have {} columns, but k has {}, with {} samples",
+                cached.k.cols(),
+                k.cols(),
+                layout.batch
+            )
         })?;
         let b = self.backend().clone();
         b.attention(Attention { q: self, k, v, cached: Some(cached), head_dim, layout, mask: Mask::None })
@@ -100,7 +104,11 @@ fn expect_operands<B: Backend>(
     k.expect_same(op, "v", v)?;
     for (x, rows) in [(q, layout.query_rows()), (k, layout.rows())] {
         expect(x.rows() == rows && x.cols().is_multiple_of(head_dim) && x.cols() > 0, op, || {
-            format!("x is [{}, {}], expected {rows} rows for {layout:?} and heads of {head_dim}", x.rows(), x.cols())
+            format!(
+                "x has shape [{}, {}], expected {rows} rows for {layout:?} and heads of {head_dim}",
+                x.rows(),
+                x.cols()
+            )
         })?;
     }
     expect(q.cols().is_multiple_of(k.cols()), op, || {
@@ -108,7 +116,7 @@ fn expect_operands<B: Backend>(
     })
 }
 
-/// What attention over cached keys means: the cached tokens are tokens before all others that ask no query.
+/// Defines attention over cached keys: cached tokens precede all others and have no query.
 pub fn compose<B: Backend>(b: &B, attention: Attention<'_, B>) -> Result<Tensor<B>> {
     let Attention { k, v, cached, layout, .. } = attention;
     let Some(cached) = cached else { return b.attention(attention) };

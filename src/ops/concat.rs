@@ -1,4 +1,4 @@
-//! Rows one under the other, columns side by side.
+//! Concatenation of rows and of columns.
 
 use std::ops::Range;
 
@@ -7,9 +7,9 @@ use crate::error::Result;
 use crate::tensor::{Tensor, expect, expect_activations};
 
 impl<B: Backend> Tensor<B> {
-    /// A copy of the parts, one under the other: [sum rows_i, cols].
+    /// Copies the parts into one tensor, stacked: [sum rows_i, cols].
     ///
-    /// Errors when the parts differ in columns. Panics when `parts` is empty.
+    /// Errors if the parts differ in columns. Panics if `parts` is empty.
     pub fn concat_rows(parts: &[&Self]) -> Result<Self> {
         let first = parts[0];
         expect_activations("concat_rows", parts)?;
@@ -19,9 +19,9 @@ impl<B: Backend> Tensor<B> {
         first.backend().concat_rows(parts)
     }
 
-    /// A copy of the parts, side by side: [rows, sum cols_i].
+    /// Copies the parts into one tensor, side by side: [rows, sum cols_i].
     ///
-    /// Errors when the parts differ in rows. Panics when `parts` is empty.
+    /// Errors if the parts differ in rows. Panics if `parts` is empty.
     pub fn concat_cols(parts: &[&Self]) -> Result<Self> {
         let first = parts[0];
         expect_activations("concat_cols", parts)?;
@@ -31,20 +31,20 @@ impl<B: Backend> Tensor<B> {
         first.backend().concat_cols(parts)
     }
 
-    /// A copy of some runs of rows, one under the other.
+    /// Copies some runs of rows into one tensor.
     ///
-    /// Panics when there are none, or a run has rows that are not there.
+    /// Panics if `runs` is empty, or a run exceeds the rows.
     pub fn copy_runs(&self, runs: &[Range<usize>]) -> Result<Self> {
         let views: Vec<_> = runs.iter().map(|run| self.row_view(run.clone())).collect();
         Self::concat_rows(&views.iter().collect::<Vec<_>>())
     }
 
-    /// A copy of self in which some runs of rows, in their order, are those of `rows`.
+    /// Returns a copy of self in which `rows` replace some runs of rows, in their order.
     ///
-    /// Errors when `rows` has other columns, or another number of rows than the runs.
+    /// Errors if `rows` differs in columns, or has another number of rows than the runs.
     pub fn with_runs(&self, runs: &[Range<usize>], rows: &Self) -> Result<Self> {
         let count: usize = runs.iter().map(Range::len).sum();
-        expect(rows.rows() == count, "with_runs", || format!("{} rows are given, expected {count}", rows.rows()))?;
+        expect(rows.rows() == count, "with_runs", || format!("{} rows were passed, expected {count}", rows.rows()))?;
         let (mut parts, mut end, mut taken) = (Vec::new(), 0, 0);
         for run in runs {
             parts.push(self.row_view(end..run.start));
@@ -56,10 +56,10 @@ impl<B: Backend> Tensor<B> {
         Self::concat_rows(&parts)
     }
 
-    /// `self` with `bottom` under it; without a copy when [`Tensor::split_rows`] made them and both were written in
+    /// Stacks `self` and `bottom`. No copy is needed if [`Tensor::split_rows`] made both and both were written in
     /// place.
     ///
-    /// Errors when the parts differ in columns.
+    /// Errors if the parts differ in columns.
     pub fn join_rows(self, bottom: Self) -> Result<Self> {
         expect_activations("join_rows", &[&self, &bottom])?;
         match Self::adjacent_rows(self, bottom) {

@@ -1,4 +1,4 @@
-//! Convolution over pixels in rows.
+//! 2D convolution. Pixels are rows of a tensor.
 
 use std::mem;
 
@@ -27,12 +27,12 @@ pub struct Conv {
 }
 
 impl Conv {
-    /// Same size out as in: odd kernel, stride 1.
+    /// Creates a convolution that keeps the size: odd kernel, stride 1.
     pub fn same(height: usize, width: usize, kernel: usize) -> Self {
         Self { height, width, kernel, stride: 1, pad_before: kernel / 2, pad_after: kernel / 2 }
     }
 
-    /// Half the size: 3 x 3, stride 2, zeros only after the last row and column.
+    /// Creates a convolution that halves the size: 3 x 3, stride 2, zeros only after the last row and column.
     /// Source: diffusers `Downsample2D` with `padding=0`, which pads (0, 1, 0, 1).
     pub fn halve(height: usize, width: usize) -> Self {
         Self { height, width, kernel: 3, stride: 2, pad_before: 0, pad_after: 1 }
@@ -49,11 +49,11 @@ impl Conv {
     }
 }
 
-/// What a convolution makes.
+/// The result of a convolution.
 pub struct Convolved<B: Backend> {
     /// [out_height * out_width, out]
     pub pixels: Tensor<B>,
-    /// Channel statistics of `pixels`, where the backend computed them as well. They hold for these values only: an op
+    /// Channel statistics of `pixels`, if the backend computed them as well. They hold for these values only: an op
     /// that overwrites the pixels drops them.
     pub statistics: Option<B::ChannelStatistics>,
 }
@@ -64,14 +64,14 @@ impl<B: Backend> From<Tensor<B>> for Convolved<B> {
     }
 }
 
-/// A convolution, and what goes before and after it.
+/// A convolution, with the ops before and after it.
 pub struct Conv2d<'a, B: Backend> {
     /// [height * width, in]. The result may overwrite it.
     pub x: Tensor<B>,
-    /// x is normed and activated first: `silu(group_norm(x))`.
+    /// Group norm and silu on x first: `silu(group_norm(x))`.
     pub norm: Option<&'a GroupNorm<'a, B>>,
-    /// x is then doubled in height and width, every pixel a square of two by two; the output has four times the pixels
-    /// that `conv` says.
+    /// Doubles x in height and width before the convolution: every pixel becomes a square of two by two. The output
+    /// has four times the pixels of `conv`.
     pub upsample: bool,
     /// [out, in, k, k]
     pub weight: &'a ConvKernel<B>,
@@ -79,31 +79,31 @@ pub struct Conv2d<'a, B: Backend> {
     pub bias: &'a Tensor<B>,
     /// The geometry of x.
     pub conv: Conv,
-    /// What is above and below x, in place of zeros; normed and doubled as x is. It is not empty.
+    /// Rows above and below x, instead of zeros; normed and doubled like x. Not empty.
     pub halo: Option<&'a Halo<B>>,
-    /// [output pixels, out], which is added to the output. The result may overwrite it.
+    /// [output pixels, out], added to the output. The result may overwrite it.
     pub residual: Option<Tensor<B>>,
-    /// The output is rectified: `max(output, 0)`, after the residual.
+    /// Applies `max(output, 0)` after the residual.
     pub relu: bool,
 }
 
 impl<'a, B: Backend> Conv2d<'a, B> {
-    /// The convolution alone.
+    /// Creates a plain convolution.
     pub fn new(x: Tensor<B>, weight: &'a ConvKernel<B>, bias: &'a Tensor<B>, conv: Conv) -> Self {
         Self { x, norm: None, upsample: false, weight, bias, conv, halo: None, residual: None, relu: false }
     }
 
-    /// Pixels of the output.
+    /// Returns the number of output pixels.
     pub fn outputs(&self) -> usize {
         self.conv.out_height() * self.conv.out_width() * if self.upsample { 4 } else { 1 }
     }
 
-    /// The convolution of an x that is only read.
-    pub(super) fn of_view(x: &Tensor<B>, weight: &'a ConvKernel<B>, bias: &'a Tensor<B>, conv: Conv) -> Self {
+    /// Creates a plain convolution that only reads x.
+    pub(super) fn from_view(x: &Tensor<B>, weight: &'a ConvKernel<B>, bias: &'a Tensor<B>, conv: Conv) -> Self {
         Self::new(x.row_view(0..x.rows()), weight, bias, conv)
     }
 
-    /// Checks the operands of the op of this name, and computes it.
+    /// Checks the operands of the op named `op`, and runs it.
     pub(super) fn run(self, op: &str) -> Result<Convolved<B>> {
         let Self { x, norm, weight, bias, conv, residual, .. } = &self;
         let halo = self.halo.filter(|halo| !halo.is_empty());
@@ -111,13 +111,13 @@ impl<'a, B: Backend> Conv2d<'a, B> {
         expect_conv(op, x, weight, bias, *conv)?;
         halo.map_or(Ok(()), |halo| expect_halo(op, x, *conv, halo))?;
         expect(halo.is_none() || norm.is_none_or(|norm| norm.statistics.is_some()), op, || {
-            "a band with a halo has a norm by the statistics of the whole image".to_string()
+            "a norm of a band with a halo requires the statistics of the whole image".to_string()
         })?;
         if let Some(residual) = residual {
             let (rows, cols) = (self.outputs(), weight.rows());
             expect_activations(op, &[x, residual])?;
             expect((residual.rows(), residual.cols()) == (rows, cols), op, || {
-                format!("residual is [{}, {}], expected [{rows}, {cols}]", residual.rows(), residual.cols())
+                format!("residual has shape [{}, {}], expected [{rows}, {cols}]", residual.rows(), residual.cols())
             })?;
         }
         let backend = x.backend().clone();
@@ -126,45 +126,45 @@ impl<'a, B: Backend> Conv2d<'a, B> {
 }
 
 impl<B: Backend> Tensor<B> {
-    /// Convolution with bias.
+    /// Convolves with a bias.
     ///
     /// self [height * width, in], weight [out, in, k, k], bias [1, out] -> [out_height * out_width, out].
     ///
-    /// Errors when the shapes do not fit `conv`, or `conv` has a stride or a kernel of 0, or a kernel larger than the
+    /// Errors if the shapes do not fit `conv`, or `conv` has a stride or a kernel of 0, or a kernel larger than the
     /// padded image.
     pub fn conv2d(&self, weight: &ConvKernel<B>, bias: &Self, conv: Conv) -> Result<Convolved<B>> {
-        Conv2d::of_view(self, weight, bias, conv).run("conv2d")
+        Conv2d::from_view(self, weight, bias, conv).run("conv2d")
     }
 
-    /// `conv2d` of a band of an image, with a halo in place of zeros.
+    /// `conv2d` of a band of an image, with a halo instead of zeros.
     ///
-    /// Errors as [`Tensor::conv2d`], and when the halo has not as many rows as `conv` has zeros.
+    /// Errors as [`Tensor::conv2d`], and if the halo does not have as many rows as `conv` has zeros.
     pub fn conv2d_band(&self, weight: &ConvKernel<B>, bias: &Self, conv: Conv, halo: &Halo<B>) -> Result<Convolved<B>> {
-        Conv2d { halo: Some(halo), ..Conv2d::of_view(self, weight, bias, conv) }.run("conv2d")
+        Conv2d { halo: Some(halo), ..Conv2d::from_view(self, weight, bias, conv) }.run("conv2d")
     }
 
-    /// `conv2d(self)`, which may overwrite `self`.
+    /// As `conv2d`, but may overwrite `self`.
     ///
     /// Errors as [`Tensor::conv2d`].
     pub fn conv2d_over(self, weight: &ConvKernel<B>, bias: &Self, conv: Conv) -> Result<Convolved<B>> {
         Conv2d::new(self, weight, bias, conv).run("conv2d_over")
     }
 
-    /// `relu(conv2d(self))`.
+    /// Computes `relu(conv2d(self))`.
     ///
     /// Errors as [`Tensor::conv2d`].
     pub fn conv2d_relu(&self, weight: &ConvKernel<B>, bias: &Self, conv: Conv) -> Result<Convolved<B>> {
-        Conv2d { relu: true, ..Conv2d::of_view(self, weight, bias, conv) }.run("conv2d_relu")
+        Conv2d { relu: true, ..Conv2d::from_view(self, weight, bias, conv) }.run("conv2d_relu")
     }
 
-    /// `conv2d(self) + residual`. The result may overwrite `residual`.
+    /// Computes `conv2d(self) + residual`. The result may overwrite `residual`.
     ///
-    /// Errors as [`Tensor::conv2d`], and when `residual` is not of the output's shape.
+    /// Errors as [`Tensor::conv2d`], and if `residual` differs from the output in shape.
     pub fn conv2d_add(&self, weight: &ConvKernel<B>, bias: &Self, conv: Conv, residual: Self) -> Result<Convolved<B>> {
-        Conv2d { residual: Some(residual), ..Conv2d::of_view(self, weight, bias, conv) }.run("conv2d_add")
+        Conv2d { residual: Some(residual), ..Conv2d::from_view(self, weight, bias, conv) }.run("conv2d_add")
     }
 
-    /// `relu(conv2d(self) + residual)`. The result may overwrite `residual`.
+    /// Computes `relu(conv2d(self) + residual)`. The result may overwrite `residual`.
     ///
     /// Errors as [`Tensor::conv2d_add`].
     pub fn conv2d_add_relu(
@@ -174,7 +174,7 @@ impl<B: Backend> Tensor<B> {
         conv: Conv,
         residual: Self,
     ) -> Result<Convolved<B>> {
-        let conv2d = Conv2d::of_view(self, weight, bias, conv);
+        let conv2d = Conv2d::from_view(self, weight, bias, conv);
         Conv2d { residual: Some(residual), relu: true, ..conv2d }.run("conv2d_add_relu")
     }
 }
@@ -209,7 +209,7 @@ fn expect_conv<B: Backend>(
     })
 }
 
-/// Errors unless the halo has, on each side, no rows or as many as `conv` has zeros.
+/// Errors unless the halo has no rows, or as many as `conv` has zeros, on each side.
 fn expect_halo<B: Backend>(op: &str, x: &Tensor<B>, conv: Conv, halo: &Halo<B>) -> Result<()> {
     for (rows, zeros) in [(&halo.above, conv.pad_before), (&halo.below, conv.pad_after)] {
         let Some(rows) = rows else { continue };
@@ -221,8 +221,8 @@ fn expect_halo<B: Backend>(op: &str, x: &Tensor<B>, conv: Conv, halo: &Halo<B>) 
     Ok(())
 }
 
-/// What a convolution means: plain ones, without a halo, a norm, an upsampled image, a residual or an activation, which
-/// backends do not leave to this.
+/// Defines a convolution by plain ones: without a halo, a norm, upsampling, a residual or an activation. Backends must
+/// implement the plain ones.
 pub fn compose<B: Backend>(b: &B, mut conv2d: Conv2d<'_, B>) -> Result<Convolved<B>> {
     if mem::take(&mut conv2d.relu) {
         return b.relu(b.conv2d(conv2d)?.pixels).map(Convolved::from);
@@ -244,17 +244,17 @@ pub fn compose<B: Backend>(b: &B, mut conv2d: Conv2d<'_, B>) -> Result<Convolved
     }
 }
 
-/// What a convolution of a normed image means.
+/// Defines a convolution of a normed image.
 fn compose_norm<B: Backend>(b: &B, conv2d: Conv2d<'_, B>) -> Result<Convolved<B>> {
     let Some(norm) = conv2d.norm else { return b.conv2d(conv2d) };
     let Conv2d { x, upsample, weight, bias, conv, halo, residual, relu, .. } = conv2d;
     let normed = b.group_norm_silu(&x, norm)?;
-    // This makes room for the output, which may need memory of its own.
+    // Frees memory for the output, which may need a buffer of its own.
     drop(x);
     b.conv2d(Conv2d { x: normed, norm: None, upsample, weight, bias, conv, halo, residual, relu })
 }
 
-/// What a convolution of an upsampled image means.
+/// Defines a convolution of an upsampled image.
 fn compose_upsample<B: Backend>(b: &B, conv2d: Conv2d<'_, B>) -> Result<Convolved<B>> {
     let Conv2d { x, conv, .. } = conv2d;
     let upsampled = b.upsample(&x, conv.height, conv.width)?;
@@ -264,7 +264,7 @@ fn compose_upsample<B: Backend>(b: &B, conv2d: Conv2d<'_, B>) -> Result<Convolve
     b.conv2d(Conv2d { x: upsampled, conv, upsample: false, ..conv2d })
 }
 
-/// What a convolution of a band means: that of the band between its halo, without the outputs of the halo.
+/// Defines a convolution of a band: that of the band within its halo, without the outputs of the halo.
 fn compose_band<B: Backend>(b: &B, band: Conv2d<'_, B>, halo: &Halo<B>) -> Result<Convolved<B>> {
     let (conv, scale) = (band.conv, if band.upsample { 2 } else { 1 });
     let [above, below] = halo.rows().map(|rows| rows / conv.width);

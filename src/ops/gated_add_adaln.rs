@@ -1,4 +1,4 @@
-//! A gated residual and the norm that follows it: what lies between two layers of the transformer.
+//! A gated residual and the norm that follows it: the ops between two layers of the transformer.
 
 use super::linear::expect_weight;
 use crate::backend::Backend;
@@ -12,7 +12,8 @@ pub struct Norm<'a, B: Backend> {
     pub shift: &'a Tensor<B>,
     /// [1, dim]
     pub scale: &'a Tensor<B>,
-    /// The layer that reads the result, for which a backend may bring the result to the form in which it multiplies it.
+    /// The layer that reads the result. A backend may convert the result to the form in which this layer multiplies
+    /// it.
     pub reader: &'a Linear<B>,
 }
 
@@ -25,24 +26,24 @@ impl<B: Backend> Clone for Norm<'_, B> {
 
 impl<B: Backend> Copy for Norm<'_, B> {}
 
-/// How [`Tensor::gated_add_adaln`] and [`Tensor::adaln_rows`] norm.
+/// The parameters of the norms in [`Tensor::gated_add_adaln`] and [`Tensor::adaln_rows`].
 #[derive(Debug, Clone, Copy)]
 pub struct Adaln {
-    /// Rows that the first gate and norm are for.
+    /// Number of rows that the first gate and the first norm apply to.
     pub txt_rows: usize,
     /// Added to the variance.
     pub eps: f32,
 }
 
 impl Adaln {
-    /// Errors when there are more text rows than x has.
+    /// Errors if there are more text rows than x has rows.
     pub(super) fn expect_rows<B: Backend>(self, op: &str, x: &Tensor<B>) -> Result<()> {
         let txt_rows = self.txt_rows;
-        expect(txt_rows <= x.rows(), op, || format!("x has {} rows, of which {txt_rows} cannot be text", x.rows()))
+        expect(txt_rows <= x.rows(), op, || format!("x has {} rows, too few for {txt_rows} rows of text", x.rows()))
     }
 }
 
-/// What [`Tensor::gated_add_adaln`] reads. The pairs are for the first rows, and for those after them.
+/// The operands of [`Tensor::gated_add_adaln`]. In each pair, the first is for the text rows, the second for the rest.
 pub struct GatedAddAdaln<'a, B: Backend> {
     /// [rows, dim]. The sum may overwrite it.
     pub x: Tensor<B>,
@@ -52,18 +53,19 @@ pub struct GatedAddAdaln<'a, B: Backend> {
     pub y: &'a Tensor<B>,
     /// The norms of the sum.
     pub norms: [Norm<'a, B>; 2],
-    /// How it is normed.
+    /// The parameters of the norms.
     pub adaln: Adaln,
 }
 
 impl<B: Backend> Tensor<B> {
-    /// `x = self + gate * y` and `h = adaln(x)`, as (x, h).
+    /// Returns (x, h): `x = self + gate * y` and `h = adaln(x)`.
     ///
-    /// self and y [rows, dim]; gates [1, dim] -> 2 x [rows, dim]. The first gate and norm are for the first `txt_rows`
-    /// rows, which may be none, the second ones for the rows after them. x overwrites self where that is writable.
+    /// self and y [rows, dim]; gates [1, dim] -> 2 x [rows, dim]. The first gate and norm apply to the first
+    /// `txt_rows` rows, which may be none, the second ones to the rows after them. x overwrites self if it is
+    /// writable.
     ///
-    /// Errors when a gate, shift or scale is not [1, dim], y not of the shape of self, `txt_rows` more than there are,
-    /// or a reader does not take `dim` columns.
+    /// Errors if a gate, shift or scale is not [1, dim], y differs from self in shape, `txt_rows` exceeds the rows, or
+    /// a reader does not take `dim` columns.
     pub fn gated_add_adaln(
         self,
         gates: [&Self; 2],
@@ -87,7 +89,7 @@ impl<B: Backend> Tensor<B> {
     }
 }
 
-/// What `gated_add_adaln` means.
+/// Defines `gated_add_adaln` by simpler ops.
 pub fn compose<B: Backend>(b: &B, operands: GatedAddAdaln<'_, B>) -> Result<(Tensor<B>, Operand<B>)> {
     let GatedAddAdaln { x, gates: [of_txt, of_img], y, norms, adaln } = operands;
     let (txt_rows, rows) = (adaln.txt_rows, x.rows());

@@ -14,23 +14,23 @@ pub struct GroupNorm<'a, B: Backend> {
     pub groups: usize,
     /// Added to the variance.
     pub eps: f32,
-    /// Channel statistics of the input, where they are known; see [`Convolved`](super::Convolved::statistics).
+    /// Channel statistics of the input, if they are known; see [`Convolved`](super::Convolved::statistics).
     pub statistics: Option<&'a B::ChannelStatistics>,
 }
 
 impl<B: Backend> Tensor<B> {
-    /// `(x - mean) / sqrt(variance + eps) * weight + bias`, mean and variance over all pixels and the channels of a
-    /// group.
+    /// Computes `(x - mean) / sqrt(variance + eps) * weight + bias`, with mean and variance over all pixels and the
+    /// channels of a group.
     ///
     /// self [height * width, channels] -> the same shape; groups of `channels / groups` neighbours.
     ///
-    /// Errors when the groups do not divide the channels or a vector is not [1, channels].
+    /// Errors if the groups do not divide the channels or a vector is not [1, channels].
     pub fn group_norm(&self, norm: &GroupNorm<'_, B>) -> Result<Self> {
         expect_groups("group_norm", self, norm)?;
         self.backend().group_norm(self, norm)
     }
 
-    /// `silu(group_norm(self))`; shapes and errors as [`Tensor::group_norm`].
+    /// Computes `silu(group_norm(self))`; shapes and errors as [`Tensor::group_norm`].
     pub fn group_norm_silu(&self, norm: &GroupNorm<'_, B>) -> Result<Self> {
         expect_groups("group_norm_silu", self, norm)?;
         self.backend().group_norm_silu(self, norm)
@@ -46,7 +46,7 @@ pub(super) fn expect_groups<B: Backend>(op: &str, x: &Tensor<B>, norm: &GroupNor
     })
 }
 
-/// What `group_norm_silu` means.
+/// Defines `group_norm_silu` by simpler ops.
 pub fn compose_silu<B: Backend>(b: &B, x: &Tensor<B>, norm: &GroupNorm<'_, B>) -> Result<Tensor<B>> {
     let normed = b.group_norm(x, norm)?;
     b.silu(normed)

@@ -5,10 +5,9 @@ use crate::error::Result;
 use crate::tensor::{Tensor, expect_activations};
 
 impl<B: Backend> Tensor<B> {
-    /// Classifier-free guidance: `negative + guidance * (self - negative)`, each of the three ops rounded as
-    /// activations are.
+    /// Computes `negative + guidance * (self - negative)`. Each of the three ops rounds as activations do.
     ///
-    /// Errors when the shapes differ.
+    /// Errors if the shapes differ.
     pub fn guide(&self, negative: &Self, guidance: f32) -> Result<Self> {
         expect_activations("guide", &[self, negative])?;
         self.expect_same("guide", "negative", negative)?;

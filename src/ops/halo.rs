@@ -1,15 +1,15 @@
-//! The rows of pixels that a convolution reads beyond the band of this device.
+//! The rows of pixels that a convolution reads beyond the band of a device.
 
 use super::all_to_all::{concat_rows, expect_parcel, shape_of};
 use crate::backend::Backend;
 use crate::error::Result;
 use crate::tensor::{Tensor, expect, expect_activations};
 
-/// Rows of pixels above and below a band of an image, in place of which convolutions have zeros where there are none.
+/// Rows of pixels above and below a band of an image. Convolutions read zeros on a side without rows.
 pub struct Halo<B: Backend> {
-    /// None at the top of the image.
+    /// `None` at the top of the image.
     pub above: Option<Tensor<B>>,
-    /// None at its bottom.
+    /// `None` at the bottom of the image.
     pub below: Option<Tensor<B>>,
 }
 
@@ -20,41 +20,41 @@ impl<B: Backend> Default for Halo<B> {
 }
 
 impl<B: Backend> Halo<B> {
-    /// Whether there are zeros on both sides.
+    /// Returns `true` if both sides are zeros.
     pub fn is_empty(&self) -> bool {
         self.above.is_none() && self.below.is_none()
     }
 
-    /// Tensor rows above and below.
+    /// Returns the tensor rows above and below.
     pub fn rows(&self) -> [usize; 2] {
         [&self.above, &self.below].map(|rows| rows.as_ref().map_or(0, Tensor::rows))
     }
 
-    /// x between the rows of the halo.
+    /// Stacks the rows above, x, and the rows below.
     pub fn around(&self, x: &Tensor<B>) -> Result<Tensor<B>> {
         concat_rows(x.backend(), [self.above.as_ref(), Some(x), self.below.as_ref()].into_iter().flatten().collect())
     }
 }
 
 impl<B: Backend> Tensor<B> {
-    /// The last `above` rows of the rank before this one, and the first `below` rows of the rank after it. The first
-    /// rank has nothing above it, and the last one nothing below it; on one device there is no halo.
+    /// Returns the last `above` rows of the previous rank, and the first `below` rows of the next rank. The first rank
+    /// has nothing above it, and the last rank nothing below it; on one device there is no halo.
     ///
-    /// self [rows, cols], rows at least `above` and `below` -> [above, cols] and [below, cols]; none for 0 rows. The
-    /// bands of ranks may differ in rows.
+    /// self [rows, cols], rows at least `above` and `below` -> [above, cols] and [below, cols]; `None` for 0 rows.
+    /// Bands of ranks may differ in rows.
     ///
-    /// Errors when self has too few rows, or another rank fails or does not come.
+    /// Errors if self has too few rows, or another rank fails or does not join.
     pub fn halo_rows(&self, [above, below]: [usize; 2]) -> Result<Halo<B>> {
         const OP: &str = "halo_rows";
         expect_activations(OP, &[self])?;
         expect(self.rows() >= above.max(below), OP, || {
-            format!("a band of {} rows has no halo of {above} and {below} rows", self.rows())
+            format!("a band of {} rows is too short for a halo of {above} and {below} rows", self.rows())
         })?;
         self.backend().halo_rows(self, [above, below])
     }
 }
 
-/// What `halo_rows` means.
+/// Defines `halo_rows` by an exchange.
 pub fn compose<B: Backend>(b: &B, x: &Tensor<B>, [above, below]: [usize; 2]) -> Result<Halo<B>> {
     const OP: &str = "halo_rows";
     let (rank, rows) = (b.rank(), x.rows());

@@ -1,19 +1,19 @@
-//! Matrix products with weights.
+//! Matrix multiplications with weights.
 //!
-//! A layer may have factors of low rank ([`Linear::low_rank`]) beside its weight. Its product is that with the weight
-//! plus `x down^T up^T`, on every backend: that is [`Tensor::low_rank`], to which these ops turn. In the ops themselves
-//! backends compute with the weight alone.
+//! A layer may have low-rank factors ([`Linear::low_rank`]). On every backend, its result is then `x weight^T + x
+//! down^T up^T`. These ops call [`Tensor::low_rank`] for such layers; backends implement the ops with the weight
+//! alone.
 
 use crate::backend::Backend;
 use crate::error::Result;
 use crate::nn::{Linear, LowRank, Operand};
 use crate::tensor::{Dtype, Tensor, expect, expect_activation, expect_activations};
 
-/// What is multiplied by which weights.
+/// Operands of matrix multiplications: inputs and their weights.
 pub enum Products<'a, B: Backend> {
-    /// One product, of columns side by side: x_i [rows, in_i], weight [out, sum in_i] -> [rows, out].
+    /// One multiplication of concatenated columns: x_i [rows, in_i], weight [out, sum in_i] -> [rows, out].
     Columns(&'a [&'a Tensor<B>], &'a Linear<B>),
-    /// Products one under the other: x_i [rows_i, in_i], weight_i [out, in_i] -> [sum rows_i, out].
+    /// Stacked multiplications: x_i [rows_i, in_i], weight_i [out, in_i] -> [sum rows_i, out].
     Rows(&'a [(&'a Tensor<B>, &'a Linear<B>)]),
 }
 
@@ -26,9 +26,9 @@ impl<B: Backend> Clone for Products<'_, B> {
 
 impl<B: Backend> Copy for Products<'_, B> {}
 
-/// Products with weights, and what is added to them. Backends compute with the weights alone.
+/// Matrix multiplications, and the summands of their results. Backends use the weights alone, without factors.
 pub struct LinearArgs<'a, B: Backend> {
-    /// The products.
+    /// The multiplications.
     pub products: Products<'a, B>,
     /// [1, out]
     pub bias: Option<&'a Tensor<B>>,
@@ -43,34 +43,34 @@ impl<'a, B: Backend> From<Products<'a, B>> for LinearArgs<'a, B> {
 }
 
 impl<B: Backend> Tensor<B> {
-    /// `self weight^T + bias`, summed in float32.
+    /// Computes `self weight^T + bias`, accumulated in float32.
     ///
     /// self [rows, in], weight [out, in], bias [1, out] -> [rows, out].
     ///
-    /// Errors when the shapes do not fit.
+    /// Errors if the shapes do not fit.
     pub fn linear(&self, weight: &Linear<B>, bias: Option<&Self>) -> Result<Self> {
         expect_linear("linear", self, weight)?;
         let Some(bias) = bias else { return product(self, weight) };
         expect_activations("linear", &[self, bias])?;
         expect(bias.rows() == 1 && bias.cols() == weight.rows(), "linear", || {
-            format!("bias is [{}, {}], expected [1, {}]", bias.rows(), bias.cols(), weight.rows())
+            format!("bias has shape [{}, {}], expected [1, {}]", bias.rows(), bias.cols(), weight.rows())
         })?;
         let products = Products::Columns(&[self], weight);
         let out = self.backend().linear(LinearArgs { bias: Some(bias), ..products.into() })?;
         add_low_rank(self.backend(), &[self], weight, out)
     }
 
-    /// `linear(self) + residual`, rounded once. The result overwrites `residual` where that is writable.
+    /// Computes `linear(self) + residual`, rounded once. Overwrites `residual` if it is writable.
     ///
     /// self [rows, in], weight [out, in], residual [rows, out] -> [rows, out].
     ///
-    /// Errors when the shapes do not fit.
+    /// Errors if the shapes do not fit.
     pub fn linear_add(&self, weight: &Linear<B>, residual: Self) -> Result<Self> {
         expect_linear("linear_add", self, weight)?;
         expect_activations("linear_add", &[self, &residual])?;
         expect(residual.rows() == self.rows() && residual.cols() == weight.rows(), "linear_add", || {
             format!(
-                "residual is [{}, {}], expected [{}, {}]",
+                "residual has shape [{}, {}], expected [{}, {}]",
                 residual.rows(),
                 residual.cols(),
                 self.rows(),
@@ -82,11 +82,11 @@ impl<B: Backend> Tensor<B> {
         add_low_rank(self.backend(), &[self], weight, out)
     }
 
-    /// `linear` of each (x, weight), the results one under the other.
+    /// Stacks `linear` of each (x, weight).
     ///
     /// x_i [rows_i, in_i], weight_i [out, in_i] -> [sum rows_i, out].
     ///
-    /// Errors when the shapes do not fit. Panics when `parts` is empty.
+    /// Errors if the shapes do not fit. Panics if `parts` is empty.
     pub fn linear_rows(parts: &[(&Self, &Linear<B>)]) -> Result<Self> {
         expect_rows("linear_rows", parts)?;
         let (backend, products) = (parts[0].0.backend(), Products::Rows(parts));
@@ -96,11 +96,11 @@ impl<B: Backend> Tensor<B> {
         }
     }
 
-    /// The sum of `linear` of each (x, weight), rounded once where the backend makes it as one product.
+    /// Sums `linear` of each (x, weight). The sum is rounded once if the backend computes it as one multiplication.
     ///
     /// x_i [rows, in_i], weight_i [out, in_i] -> [rows, out].
     ///
-    /// Errors when the shapes do not fit. Panics when `parts` is empty.
+    /// Errors if the shapes do not fit. Panics if `parts` is empty.
     pub fn linear_sum(parts: &[(&Self, &Linear<B>)]) -> Result<Self> {
         expect_rows("linear_sum", parts)?;
         let ((first, first_weight), rest) = (parts[0], &parts[1..]);
@@ -114,11 +114,11 @@ impl<B: Backend> Tensor<B> {
         rest.iter().try_fold(sum, |sum, (x, weight)| x.linear_add(weight, sum))
     }
 
-    /// `linear` of the parts' columns side by side.
+    /// `linear` of the parts' concatenated columns.
     ///
     /// x_i [rows, in_i], weight [out, sum in_i] -> [rows, out].
     ///
-    /// Errors when the shapes do not fit. Panics when `parts` is empty.
+    /// Errors if the shapes do not fit. Panics if `parts` is empty.
     pub fn linear_concat(parts: &[&Self], weight: &Linear<B>) -> Result<Self> {
         expect_concat("linear_concat", parts, weight)?;
         let (backend, products) = (parts[0].backend(), Products::Columns(parts, weight));
@@ -130,7 +130,7 @@ impl<B: Backend> Tensor<B> {
 }
 
 impl<B: Backend> Operand<B> {
-    /// `self weight^T`; shapes and errors as [`Tensor::linear`].
+    /// Computes `self weight^T`; shapes and errors as [`Tensor::linear`].
     pub fn linear(&self, weight: &Linear<B>) -> Result<Tensor<B>> {
         expect_operand("linear", self.tensor().backend(), self)?;
         expect_weight("linear", self.tensor().backend(), self.cols(), weight)?;
@@ -138,7 +138,7 @@ impl<B: Backend> Operand<B> {
     }
 }
 
-/// `x weight^T`, with the factors beside the weight.
+/// Computes `x weight^T`, with the weight's factors if it has any.
 fn product<B: Backend>(x: &Tensor<B>, weight: &Linear<B>) -> Result<Tensor<B>> {
     match weight.low_rank() {
         Some(_) => x.backend().low_rank(Products::Rows(&[(x, weight)])),
@@ -151,20 +151,20 @@ fn expect_linear<B: Backend>(op: &str, x: &Tensor<B>, weight: &Linear<B>) -> Res
     expect_weight(op, x.backend(), x.cols(), weight)
 }
 
-/// Errors unless the results of the products of each (x, weight) fit one under the other.
+/// Errors unless the results of all (x, weight) can be stacked.
 pub(super) fn expect_rows<B: Backend>(op: &str, parts: &[(&Tensor<B>, &Linear<B>)]) -> Result<()> {
     let (first, first_weight) = parts[0];
     for (x, weight) in parts {
         expect_linear(op, x, weight)?;
         expect_activations(op, &[first, x])?;
         expect(weight.rows() == first_weight.rows(), op, || {
-            format!("weights have {} and {} rows", first_weight.rows(), weight.rows())
+            format!("the weights differ in rows, {} and {}", first_weight.rows(), weight.rows())
         })?;
     }
     Ok(())
 }
 
-/// Errors unless `weight` takes the columns of the parts side by side.
+/// Errors unless `weight` takes the concatenated columns of the parts.
 pub(super) fn expect_concat<B: Backend>(op: &str, parts: &[&Tensor<B>], weight: &Linear<B>) -> Result<()> {
     expect_activations(op, parts)?;
     expect_weight(op, parts[0].backend(), parts.iter().map(|x| x.cols()).sum(), weight)?;
@@ -172,22 +172,22 @@ pub(super) fn expect_concat<B: Backend>(op: &str, parts: &[&Tensor<B>], weight: 
     expect(parts.iter().all(|x| x.rows() == rows), op, || "the parts differ in rows".to_string())
 }
 
-/// Errors unless `x` is on the device of `on`, and is what products read: an activation, or one that was quantised.
+/// Errors unless `x` is on the device of `on`, and is an activation or a quantized one.
 pub(super) fn expect_operand<B: Backend>(op: &str, on: &B, x: &Operand<B>) -> Result<()> {
     let x = x.tensor();
-    let is_quantised = matches!(x.dtype(), Dtype::E4m3 | Dtype::Int8);
-    if is_quantised && on.is_same_device(x.backend()) { Ok(()) } else { expect_activation(op, on, x) }
+    let is_quantized = matches!(x.dtype(), Dtype::E4m3 | Dtype::Int8);
+    if is_quantized && on.is_same_device(x.backend()) { Ok(()) } else { expect_activation(op, on, x) }
 }
 
 /// Errors unless `weight` is on the device of `on` and takes an operand of `cols` columns.
 pub(super) fn expect_weight<B: Backend>(op: &str, on: &B, cols: usize, weight: &Linear<B>) -> Result<()> {
     expect(on.is_same_device(weight.backend()), op, || format!("`{}` is on another device", weight.name()))?;
     expect(cols == weight.cols(), op, || {
-        format!("x has {cols} columns but `{}` is [{}, {}]", weight.name(), weight.rows(), weight.cols())
+        format!("x has {cols} columns, but `{}` has shape [{}, {}]", weight.name(), weight.rows(), weight.cols())
     })
 }
 
-/// `out + x down^T up^T` by the factors of `weight`, or `out` where it has none. x are columns side by side.
+/// Returns `out + x down^T up^T` by the factors of `weight`, or `out` if it has none. x are concatenated columns.
 pub(super) fn add_low_rank<B: Backend>(
     b: &B,
     x: &[&Tensor<B>],
@@ -199,7 +199,7 @@ pub(super) fn add_low_rank<B: Backend>(
     b.linear(LinearArgs { residual: Some(out), ..Products::Columns(&[&low], up).into() })
 }
 
-/// What a sum of products means: each is added to the rounded sum of those before.
+/// Defines a sum of multiplications: each is added to the rounded sum of those before it.
 pub fn compose_sum<B: Backend>(b: &B, parts: &[(&Tensor<B>, &Linear<B>)]) -> Result<Tensor<B>> {
     let ((first, first_weight), rest) = (parts[0], &parts[1..]);
     let sum = b.linear(Products::Columns(&[first], first_weight).into())?;
@@ -208,7 +208,7 @@ pub fn compose_sum<B: Backend>(b: &B, parts: &[(&Tensor<B>, &Linear<B>)]) -> Res
     })
 }
 
-/// What products with a residual mean.
+/// Defines multiplications with a residual.
 pub fn compose<B: Backend>(b: &B, mut args: LinearArgs<'_, B>) -> Result<Tensor<B>> {
     let residual = args.residual.take();
     let out = b.linear(args)?;

@@ -1,4 +1,4 @@
-//! Products with layers that have factors of low rank beside their weight.
+//! Matrix multiplications with layers that have low-rank factors.
 
 use super::Products;
 use super::linear::{add_low_rank, expect_concat, expect_rows};
@@ -8,29 +8,29 @@ use crate::nn::Linear;
 use crate::tensor::Tensor;
 
 impl<B: Backend> Tensor<B> {
-    /// `x weight^T + (x down^T) up^T` of each (x, weight), the results one under the other. A weight without factors
+    /// Computes `x weight^T + (x down^T) up^T` of each (x, weight), and stacks the results. A weight without factors
     /// gives `x weight^T`.
     ///
     /// x_i [rows_i, in_i], weight_i [out, in_i], down_i [rank_i, in_i], up_i [out, rank_i] -> [sum rows_i, out].
     ///
-    /// Errors when the shapes do not fit. Panics when `parts` is empty.
+    /// Errors if the shapes do not fit. Panics if `parts` is empty.
     pub fn low_rank(parts: &[(&Self, &Linear<B>)]) -> Result<Self> {
         expect_rows("low_rank", parts)?;
         parts[0].0.backend().low_rank(Products::Rows(parts))
     }
 
-    /// `low_rank` of the parts' columns side by side.
+    /// `low_rank` of the parts' concatenated columns.
     ///
     /// x_i [rows, in_i], weight [out, sum in_i] -> [rows, out].
     ///
-    /// Errors when the shapes do not fit. Panics when `parts` is empty.
+    /// Errors if the shapes do not fit. Panics if `parts` is empty.
     pub fn low_rank_concat(parts: &[&Self], weight: &Linear<B>) -> Result<Self> {
         expect_concat("low_rank_concat", parts, weight)?;
         parts[0].backend().low_rank(Products::Columns(parts, weight))
     }
 }
 
-/// What `low_rank` means.
+/// Defines `low_rank` by simpler ops.
 pub fn compose<B: Backend>(b: &B, products: Products<'_, B>) -> Result<Tensor<B>> {
     let mut below = b.linear(products.into())?;
     let parts = match products {

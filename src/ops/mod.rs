@@ -1,25 +1,28 @@
-//! The op index. One file per op: the contract and shape check as a method of [`Tensor`], and for a fused op `compose`,
-//! which is what it means. A variant (`NAME_add`, `NAME_rows`) is in the file of NAME, and
-//! fields of what a method of [`Ops`](crate::backend::Ops) takes tell it from the others.
+//! The ops: one file for each op, with its contract and shape check as a method of [`Tensor`]. Nothing here knows a
+//! model or a device; backends implement [`Ops`](crate::backend::Ops). Start with the table below, then `linear`.
 //!
-//! The methods also check that their operands are of the right dtype and on one device. Backends rely on these checks.
+//! A fused op has a `compose`, which defines it by simpler ops. A variant (`NAME_add`, `NAME_rows`) is in the file of
+//! NAME. Fields of the argument struct of [`Ops`](crate::backend::Ops) methods select the variant.
 //!
-//! The last of them are collectives: all devices of a group call them in the same order, and on one device they return
-//! what they got.
+//! The methods also check that their operands have the right dtype and are on one device. Backends rely on this.
 //!
-//! An op has one name in four places: here, in `cuda/`, in `src/backend/cuda/ops/` and in `tests/parity/`.
+//! The last ops of the table are collectives: all devices of a group call them in the same order, and on one device
+//! they return their input.
+//!
+//! An op with a kernel of its own has the same name in four places: here, in `cuda/`, in `src/backend/cuda/ops/` and in
+//! `tests/parity/`.
 //!
 //! | op | formula | shapes |
 //! |---|---|---|
 //! | [`linear`](Tensor::linear), [`linear_add`](Tensor::linear_add) | `x W^T + b` (+ residual) | [rows, in], [out, in] -> [rows, out] |
-//! | [`linear_rows`](Tensor::linear_rows) | several linears, one under the other | |
-//! | [`linear_sum`](Tensor::linear_sum) | the sum of linear of several | |
-//! | [`linear_concat`](Tensor::linear_concat) | linear over columns side by side | |
-//! | [`low_rank`](Tensor::low_rank) | `x W^T + (x down^T) up^T` of several x and W, one under the other | [rows, in], [out, in] -> [rows, out] |
-//! | [`low_rank_concat`](Tensor::low_rank_concat) | the same over columns side by side | |
+//! | [`linear_rows`](Tensor::linear_rows) | several linears, stacked | |
+//! | [`linear_sum`](Tensor::linear_sum) | the sum of several linears | |
+//! | [`linear_concat`](Tensor::linear_concat) | linear over concatenated columns | |
+//! | [`low_rank`](Tensor::low_rank) | `x W^T + (x down^T) up^T` of several x and W, stacked | [rows, in], [out, in] -> [rows, out] |
+//! | [`low_rank_concat`](Tensor::low_rank_concat) | `low_rank` over concatenated columns | |
 //! | [`conv2d`](Tensor::conv2d), [`conv2d_add`](Tensor::conv2d_add), [`conv2d_relu`](Tensor::conv2d_relu), [`conv2d_add_relu`](Tensor::conv2d_add_relu) | convolution (+ residual), its activation | [h * w, in] -> [h' * w', out] |
-//! | [`conv2d_band`](Tensor::conv2d_band), [`norm_conv2d_band`](Tensor::norm_conv2d_band), [`norm_conv2d_add_band`](Tensor::norm_conv2d_add_band), [`upsample_conv2d_band`](Tensor::upsample_conv2d_band) | the same of a band of an image, with a halo in place of zeros | |
-//! | [`conv2d_over`](Tensor::conv2d_over) | `conv2d`, for which the input may be overwritten | |
+//! | [`conv2d_band`](Tensor::conv2d_band), [`norm_conv2d_band`](Tensor::norm_conv2d_band), [`norm_conv2d_add_band`](Tensor::norm_conv2d_add_band), [`upsample_conv2d_band`](Tensor::upsample_conv2d_band) | convolutions of a band of an image, with a halo instead of zeros | |
+//! | [`conv2d_over`](Tensor::conv2d_over) | `conv2d` that may overwrite its input | |
 //! | [`upsample_conv2d`](Tensor::upsample_conv2d) | convolution of the upsampled image | [h * w, in] -> [4 * h * w, out] |
 //! | [`attention`](Tensor::attention) | `softmax(q k^T / sqrt(head_dim)) v` per head | [tokens, dim] |
 //! | [`attention_cached`](Tensor::attention_cached) | `attention` over cached keys and values as well | [tokens, dim] |
@@ -30,16 +33,16 @@
 //! | [`swiglu`](Tensor::swiglu) | `silu(gate) * up` | [tokens, mlp] |
 //! | [`project`](Tensor::project) | linear, then `qk_norm_rope` of its columns q and k and `swiglu` of gate and up | [rows, in] -> k, v, q, mlp |
 //! | [`project_attention`](Tensor::project_attention) | `project`, then `attention` of its q, k and v | [rows, in] -> [queries, dim], mlp |
-//! | [`qk_norm_rope`](Tensor::qk_norm_rope) | `rope(rms_norm(q))`, the same for k | [tokens, dim] |
+//! | [`qk_norm_rope`](Tensor::qk_norm_rope) | `rope(rms_norm(q))` and `rope(rms_norm(k))` | [tokens, dim] |
 //! | [`rms_norm`](Tensor::rms_norm), [`layer_norm`](Tensor::layer_norm) | over columns | |
 //! | [`group_norm`](Tensor::group_norm), [`group_norm_silu`](Tensor::group_norm_silu) | over pixels and a group of channels | [h * w, channels] |
 //! | [`norm_conv2d`](Tensor::norm_conv2d) | `conv2d(silu(group_norm(x)))` | [h * w, in] -> [h' * w', out] |
-//! | [`norm_conv2d_add`](Tensor::norm_conv2d_add) | the same + residual | |
+//! | [`norm_conv2d_add`](Tensor::norm_conv2d_add) | `norm_conv2d` + residual | |
 //! | [`rope`](Tensor::rope) | rotation of pairs of columns by position | [tokens, dim] |
 //! | [`silu`](Tensor::silu), [`relu`](Tensor::relu), [`softcap`](Tensor::softcap), [`add`](Tensor::add), [`mul`](Tensor::mul), [`scale_shift`](Tensor::scale_shift) | elementwise | |
-//! | [`concat_rows`](Tensor::concat_rows), [`join_rows`](Tensor::join_rows), [`concat_cols`](Tensor::concat_cols) | one under the other, side by side | |
-//! | [`copy_runs`](Tensor::copy_runs), [`with_runs`](Tensor::with_runs) | some runs of rows; others in their place | |
-//! | [`upsample`](Tensor::upsample) | nearest, twice as high and wide | [h * w, c] -> [4 * h * w, c] |
+//! | [`concat_rows`](Tensor::concat_rows), [`join_rows`](Tensor::join_rows), [`concat_cols`](Tensor::concat_cols) | rows stacked, columns side by side | |
+//! | [`copy_runs`](Tensor::copy_runs), [`with_runs`](Tensor::with_runs) | copies runs of rows; replaces runs of rows | |
+//! | [`upsample`](Tensor::upsample) | nearest neighbour, doubled height and width | [h * w, c] -> [4 * h * w, c] |
 //! | [`patchify`](Tensor::patchify) | VAE latents -> packed latents | [4 * h * w, c] -> [h * w, 4 * c] |
 //! | [`unpatchify`](Tensor::unpatchify) | packed latents -> VAE latents | [h * w, 4 * c] -> [4 * h * w, c] |
 //! | [`euler_step`](Tensor::euler_step), [`guide`](Tensor::guide) | sampler | [tokens, channels] |

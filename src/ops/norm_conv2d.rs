@@ -1,6 +1,6 @@
-//! Group norm, silu and a convolution, one after the other, as residual blocks have them.
+//! Group norm, silu and a convolution, as in residual blocks.
 //!
-//! The normed image between them is as large as the input; a backend may make some rows of it at a time.
+//! The normed image between them is as large as the input, so a backend may compute a few rows of it at a time.
 
 use super::{Conv, Conv2d, Convolved, GroupNorm, Halo};
 use crate::backend::Backend;
@@ -9,7 +9,7 @@ use crate::nn::ConvKernel;
 use crate::tensor::Tensor;
 
 impl<B: Backend> Tensor<B> {
-    /// `conv2d(silu(group_norm(self)))`
+    /// Computes `conv2d(silu(group_norm(self)))`.
     ///
     /// Shapes as [`Tensor::group_norm`] and [`Tensor::conv2d`]. Errors as both.
     pub fn norm_conv2d(
@@ -19,12 +19,12 @@ impl<B: Backend> Tensor<B> {
         bias: &Self,
         conv: Conv,
     ) -> Result<Convolved<B>> {
-        Conv2d { norm: Some(norm), ..Conv2d::of_view(self, weight, bias, conv) }.run("norm_conv2d")
+        Conv2d { norm: Some(norm), ..Conv2d::from_view(self, weight, bias, conv) }.run("norm_conv2d")
     }
 
-    /// `norm_conv2d` of a band of an image, with a halo in place of zeros, which is normed as well.
+    /// `norm_conv2d` of a band of an image, with a halo instead of zeros. The halo is normed as well.
     ///
-    /// Errors as [`Tensor::norm_conv2d`] and [`Tensor::conv2d_band`], and when there is a halo and the norm has not the
+    /// Errors as [`Tensor::norm_conv2d`] and [`Tensor::conv2d_band`], and if there is a halo but the norm has no
     /// statistics of the whole image.
     pub fn norm_conv2d_band(
         &self,
@@ -34,13 +34,13 @@ impl<B: Backend> Tensor<B> {
         conv: Conv,
         halo: &Halo<B>,
     ) -> Result<Convolved<B>> {
-        let conv2d = Conv2d::of_view(self, weight, bias, conv);
+        let conv2d = Conv2d::from_view(self, weight, bias, conv);
         Conv2d { norm: Some(norm), halo: Some(halo), ..conv2d }.run("norm_conv2d")
     }
 
-    /// `norm_conv2d(self) + residual`. The result may overwrite `residual`.
+    /// Computes `norm_conv2d(self) + residual`. The result may overwrite `residual`.
     ///
-    /// Errors as [`Tensor::norm_conv2d`], and when `residual` is not of the output's shape.
+    /// Errors as [`Tensor::norm_conv2d`], and if `residual` differs from the output in shape.
     pub fn norm_conv2d_add(
         self,
         norm: &GroupNorm<'_, B>,
@@ -53,7 +53,7 @@ impl<B: Backend> Tensor<B> {
         Conv2d { norm: Some(norm), residual: Some(residual), ..conv2d }.run("norm_conv2d_add")
     }
 
-    /// `norm_conv2d_band(self) + residual`. The result may overwrite `residual`.
+    /// Computes `norm_conv2d_band(self) + residual`. The result may overwrite `residual`.
     ///
     /// Errors as [`Tensor::norm_conv2d_band`] and [`Tensor::norm_conv2d_add`].
     pub fn norm_conv2d_add_band(

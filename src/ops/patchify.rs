@@ -4,7 +4,7 @@ use crate::backend::Backend;
 use crate::error::Result;
 use crate::tensor::{Tensor, expect, expect_activations, expect_f32};
 
-/// What [`Tensor::patchify`] and [`Tensor::unpatchify`] read.
+/// The operands of [`Tensor::patchify`] and [`Tensor::unpatchify`].
 pub struct Patches<'a, B: Backend> {
     /// VAE latents, or packed ones.
     pub x: &'a Tensor<B>,
@@ -19,13 +19,13 @@ pub struct Patches<'a, B: Backend> {
 }
 
 impl<B: Backend> Tensor<B> {
-    /// VAE latents to packed latents: channel c of pixel (2 y + dy, 2 x + dx) becomes channel `4 c + 2 dy + dx` of
-    /// token (y, x), then `(x - mean) / std`. Undoes [`Tensor::unpatchify`].
+    /// Converts VAE latents to packed latents: channel c of pixel (2 y + dy, 2 x + dx) becomes channel `4 c + 2 dy +
+    /// dx` of token (y, x), then `(x - mean) / std`. Undoes [`Tensor::unpatchify`].
     ///
     /// self [2 * height * 2 * width, channels], mean and std [1, 4 * channels] in float32 -> [height * width, 4 *
     /// channels].
     ///
-    /// Errors when the shapes do not fit.
+    /// Errors if the shapes do not fit.
     /// Source: FLUX.2 reference `_patchify_latents` and the batch-norm statistics of its VAE.
     pub fn patchify(&self, mean: &Self, std: &Self, height: usize, width: usize) -> Result<Self> {
         expect_activations("patchify", &[self])?;
@@ -34,8 +34,8 @@ impl<B: Backend> Tensor<B> {
         let fits = self.rows() == 4 * height * width && [mean, std].iter().all(|x| (x.rows(), x.cols()) == (1, packed));
         expect(fits, "patchify", || {
             format!(
-                "x is [{}, {}], mean [{}, {}], std [{}, {}], expected twice {height} x twice {width} rows and vectors of \
-                 {packed}",
+                "x has shape [{}, {}], mean [{}, {}], std [{}, {}], expected 2 * {height} x 2 * {width} rows and \
+                 vectors of {packed}",
                 self.rows(),
                 self.cols(),
                 mean.rows(),
@@ -57,7 +57,7 @@ mod tests {
     fn patchify_undoes_unpatchify() {
         let b = Cpu::new(Precision::F32);
         let (height, width, packed) = (3, 5, 8);
-        // Eighths, for which nothing rounds.
+        // Multiples of an eighth, so nothing rounds.
         let numbers = |n: usize| (0..n).map(|i| (i * 37 % 101) as f32 / 8.0).collect::<Vec<_>>();
         let mean = b.upload_f32(&numbers(packed), 1, packed).unwrap();
         let std = b.upload_f32(&(0..8).map(|i| 0.25 * (1 << (i % 3)) as f32).collect::<Vec<_>>(), 1, packed).unwrap();

@@ -1,4 +1,4 @@
-//! The product in front of attention and inside a gated MLP, with the ops that follow on its columns.
+//! The projection before attention and inside a gated MLP, with the ops on its columns.
 
 use super::linear::{expect_operand, expect_weight};
 use super::qk_norm_rope::expect_norm;
@@ -9,35 +9,35 @@ use crate::error::Result;
 use crate::nn::{Linear, Operand};
 use crate::tensor::{Tensor, expect};
 
-/// How the columns of attention are normed and rotated.
+/// The norms and the rotation of attention's columns.
 pub struct Heads<'a, B: Backend> {
     /// Number of columns of each of k, v and q.
     pub dim: usize,
-    /// For text rows, and for image rows.
+    /// One norm for text rows, one for image rows.
     pub norm: [&'a QkNorm<B>; 2],
     /// The rotation of k and q.
     pub rope: &'a Rope<B>,
-    /// Which rows are text and image, and which of them ask queries: of the others only k and v are computed.
+    /// The split into text and image rows. Rows without a query get k and v only.
     pub layout: TokenLayout,
 }
 
-/// What [`Tensor::project`] makes.
+/// The result of [`Tensor::project`].
 pub struct Projection<B: Backend> {
-    /// k normed and rotated, v, and q normed and rotated, each [rows, dim]; q lacks the rows that ask no query. They
-    /// have no columns where there are no heads.
+    /// k normed and rotated, v, and q normed and rotated, each [rows, dim]; q lacks the rows without a query. Without
+    /// heads they have no columns.
     pub kvq: [Tensor<B>; 3],
-    /// `swiglu(gate, up)` of the rows of q, [rows, mlp]. It has no columns where the weight has no MLP part.
+    /// `swiglu(gate, up)` of the rows of q, [rows, mlp]. It has no columns if the weight has no MLP part.
     pub mlp: Tensor<B>,
 }
 
 impl<B: Backend> Tensor<B> {
-    /// The product of each (x, weight), one under the other, whose columns are then normed, rotated and activated.
-    /// Factors of low rank beside a weight belong to its product.
+    /// Multiplies each (x, weight), stacks the results, then norms, rotates and activates their columns. The low-rank
+    /// factors of a weight count as part of it.
     ///
     /// x [rows, in], weight [3 * heads.dim + 2 * mlp, in] with the rows k, v, q, gate, up in this order; without
-    /// `heads` they are gate and up alone. q and mlp are columns side by side of one buffer.
+    /// `heads` they are gate and up alone. q and mlp are adjacent columns of one buffer.
     ///
-    /// Errors when the shapes do not fit, when the rows without a query are more than those of the first x, or as
+    /// Errors if the shapes do not fit, the rows without a query exceed those of the first x, or as
     /// [`Tensor::qk_norm_rope`].
     pub fn project(parts: &[(&Operand<B>, &Linear<B>)], heads: Option<&Heads<'_, B>>) -> Result<Projection<B>> {
         expect_parts("project", parts, heads)?;
@@ -57,20 +57,20 @@ pub(super) fn expect_parts<B: Backend>(
     for (x, weight) in parts {
         expect_operand(op, backend, x)?;
         expect_weight(op, backend, x.cols(), weight)?;
-        expect(weight.rows() == out, op, || format!("the weights have {out} and {} rows", weight.rows()))?;
+        expect(weight.rows() == out, op, || format!("the weights differ in rows, {out} and {}", weight.rows()))?;
     }
     expect(out >= attention && (out - attention).is_multiple_of(2), op, || {
-        format!("a weight of {out} rows is not k, v and q of {} rows each, and two halves", attention / 3)
+        format!("a weight of {out} rows cannot be split into k, v and q of {} rows each and two halves", attention / 3)
     })?;
     let Some(heads) = heads else { return Ok(()) };
     let first = parts[0].0.rows();
     let without_query = heads.layout.rows_without_query();
-    expect(without_query <= first, op, || format!("{without_query} rows of {first} cannot be without a query"))?;
+    expect(without_query <= first, op, || format!("{without_query} rows without a query do not fit {first} rows"))?;
     expect_rope(op, backend, parts.iter().map(|(x, _)| x.rows()).sum(), heads.dim, heads.rope, heads.layout)?;
     expect_norm(op, backend, heads.norm, heads.rope)
 }
 
-/// What `project` means.
+/// Defines `project` by simpler ops.
 pub fn compose<B: Backend>(
     b: &B,
     parts: &[(&Operand<B>, &Linear<B>)],
@@ -81,7 +81,7 @@ pub fn compose<B: Backend>(
     Ok(Projection { kvq: [k, v, q], mlp })
 }
 
-/// k, v and q of [`Projection`], and gate and up of its MLP: [rows of q, mlp] each.
+/// Returns k, v and q of [`Projection`], and gate and up of its MLP: [rows of q, mlp] each.
 pub fn columns<B: Backend>(
     b: &B,
     parts: &[(&Operand<B>, &Linear<B>)],

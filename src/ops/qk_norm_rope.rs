@@ -1,4 +1,4 @@
-//! The norm of queries and keys, and the rotary positions that follow it.
+//! The norm and the rotary positions of queries and keys.
 
 use super::TokenLayout;
 use super::rope::{Rope, expect_rope};
@@ -16,27 +16,27 @@ pub struct QkNorm<B: Backend> {
     pub eps: f32,
 }
 
-/// What [`Tensor::qk_norm_rope`] reads.
+/// The operands of [`Tensor::qk_norm_rope`].
 pub struct QkNormRope<'a, B: Backend> {
     /// [layout.rows(), heads * head_dim]. The result may overwrite it.
     pub q: Tensor<B>,
     /// [layout.rows(), kv_heads * head_dim]. The result may overwrite it.
     pub k: Tensor<B>,
-    /// For text rows, and for image rows.
+    /// One norm for text rows, one for image rows.
     pub norm: [&'a QkNorm<B>; 2],
     /// The rotation of q and k.
     pub rope: &'a Rope<B>,
-    /// Which rows are text and image.
+    /// The split into text and image rows.
     pub layout: TokenLayout,
 }
 
 impl<B: Backend> Tensor<B> {
-    /// `rope(rms_norm(q))` and `rope(rms_norm(k))`, the norm per head; self is q.
+    /// Computes `rope(rms_norm(q))` and `rope(rms_norm(k))`, with the norm over each head; self is q.
     ///
-    /// q [layout.rows(), heads * head_dim], k [layout.rows(), kv_heads * head_dim] -> the same shapes. `norm[0]` is for
-    /// the text rows, `norm[1]` for the image rows. The results overwrite q and k where these are writable.
+    /// q [layout.rows(), heads * head_dim], k [layout.rows(), kv_heads * head_dim] -> the same shapes. `norm[0]` is
+    /// for the text rows, `norm[1]` for the image rows. The results overwrite q and k if they are writable.
     ///
-    /// Errors as [`Tensor::rope`], and when a norm weight is not [1, head_dim].
+    /// Errors as [`Tensor::rope`], and if a norm weight is not [1, head_dim].
     /// Source: FLUX.2 reference `Flux2AttnProcessor` (`norm_q`, `norm_added_q`); Qwen3 `q_norm`.
     pub fn qk_norm_rope(
         self,
@@ -60,13 +60,13 @@ pub(super) fn expect_norm<B: Backend>(op: &str, on: &B, norm: [&QkNorm<B>; 2], r
     for weight in norm.iter().flat_map(|norm| [&norm.q, &norm.k]) {
         expect_activation(op, on, weight)?;
         expect(weight.rows() == 1 && weight.cols() == head_dim, op, || {
-            format!("norm weight is [{}, {}], expected [1, {head_dim}]", weight.rows(), weight.cols())
+            format!("norm weight has shape [{}, {}], expected [1, {head_dim}]", weight.rows(), weight.cols())
         })?;
     }
     Ok(())
 }
 
-/// What `qk_norm_rope` means.
+/// Defines `qk_norm_rope` by simpler ops.
 pub fn compose<B: Backend>(b: &B, operands: QkNormRope<'_, B>) -> Result<(Tensor<B>, Tensor<B>)> {
     let QkNormRope { q, k, norm, rope, layout } = operands;
     let normed = |x: Tensor<B>, weights: [&Tensor<B>; 2]| -> Result<Tensor<B>> {

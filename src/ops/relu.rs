@@ -5,7 +5,7 @@ use crate::error::Result;
 use crate::tensor::{Tensor, expect_activations};
 
 impl<B: Backend> Tensor<B> {
-    /// `max(x, 0)`; what is not a number stays so.
+    /// Computes `max(x, 0)`; NaN stays NaN.
     pub fn relu(self) -> Result<Self> {
         expect_activations("relu", &[&self])?;
         let b = self.backend().clone();

@@ -5,7 +5,7 @@ use crate::error::Result;
 use crate::tensor::{Tensor, expect_activations};
 
 impl<B: Backend> Tensor<B> {
-    /// `x / (1 + exp(-x))`.
+    /// Computes `x / (1 + exp(-x))`.
     pub fn silu(self) -> Result<Self> {
         expect_activations("silu", &[&self])?;
         let b = self.backend().clone();

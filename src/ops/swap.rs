@@ -1,4 +1,4 @@
-//! What the two halves of a group have of each other.
+//! Swaps tensors between the two halves of a group.
 
 use super::all_to_all::{exchange_among, expect_parcel, shape_of};
 use crate::backend::Backend;
@@ -6,21 +6,21 @@ use crate::error::Result;
 use crate::tensor::{Tensor, expect, expect_activations};
 
 impl<B: Backend> Tensor<B> {
-    /// The tensor of the rank at the same place in the other half of the group, which gets this one.
+    /// Returns the tensor of the rank at the same place in the other half of the group, which gets this one.
     ///
     /// self [rows, cols] -> the same shape.
     ///
-    /// Errors when the group has no halves, the other rank has another shape, or another rank fails or does not come.
+    /// Errors if the group has no halves, the other rank has another shape, or another rank fails or does not join.
     pub fn swap_halves(&self) -> Result<Self> {
         const OP: &str = "swap_halves";
         expect_activations(OP, &[self])?;
         let world = self.backend().world();
-        expect(world.is_multiple_of(2), OP, || format!("{world} ranks have no halves"))?;
+        expect(world.is_multiple_of(2), OP, || format!("{world} ranks cannot be split into halves"))?;
         self.backend().swap_halves(self)
     }
 }
 
-/// What `swap_halves` means.
+/// Defines `swap_halves` by an exchange.
 pub fn compose<B: Backend>(b: &B, x: &Tensor<B>) -> Result<Tensor<B>> {
     const OP: &str = "swap_halves";
     let (rank, world) = (b.rank(), b.world());

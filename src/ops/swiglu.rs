@@ -5,11 +5,11 @@ use crate::error::Result;
 use crate::tensor::{Tensor, expect_activations};
 
 impl<B: Backend> Tensor<B> {
-    /// `silu(self) * up`, self being the gate half.
+    /// Computes `silu(self) * up`; self is the gate half.
     ///
-    /// self [tokens, mlp], up [tokens, mlp] -> [tokens, mlp], in place of self where that is writable.
+    /// self [tokens, mlp], up [tokens, mlp] -> [tokens, mlp]. Overwrites self if it is writable.
     ///
-    /// Errors when the shapes differ.
+    /// Errors if the shapes differ.
     /// Source: FLUX.2 reference `Flux2SwiGLU`, Qwen3 `Qwen3MLP`: silu on the first half.
     pub fn swiglu(self, up: &Self) -> Result<Self> {
         expect_activations("swiglu", &[&self, up])?;
@@ -19,7 +19,7 @@ impl<B: Backend> Tensor<B> {
     }
 }
 
-/// What `swiglu` means.
+/// Defines `swiglu` by simpler ops.
 pub fn compose<B: Backend>(b: &B, gate: Tensor<B>, up: &Tensor<B>) -> Result<Tensor<B>> {
     let activated = b.silu(gate)?;
     b.mul(activated, up)

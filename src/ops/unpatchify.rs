@@ -6,13 +6,13 @@ use crate::error::Result;
 use crate::tensor::{Tensor, expect, expect_activations, expect_f32};
 
 impl<B: Backend> Tensor<B> {
-    /// Packed latents to VAE latents: `x * std + mean`, then channel `4 c + 2 dy + dx` of token (y, x) becomes channel
-    /// c of pixel (2 y + dy, 2 x + dx).
+    /// Converts packed latents to VAE latents: `x * std + mean`, then channel `4 c + 2 dy + dx` of token (y, x)
+    /// becomes channel c of pixel (2 y + dy, 2 x + dx).
     ///
     /// self [height * width, 4 * channels], mean and std [1, 4 * channels] in float32 -> [2 * height * 2 * width,
     /// channels].
     ///
-    /// Errors when the shapes do not fit.
+    /// Errors if the shapes do not fit.
     /// Source: FLUX.2 reference `_unpatchify_latents` and the batch-norm statistics of its VAE.
     pub fn unpatchify(&self, mean: &Self, std: &Self, height: usize, width: usize) -> Result<Self> {
         expect_activations("unpatchify", &[self])?;
@@ -21,7 +21,7 @@ impl<B: Backend> Tensor<B> {
         self.expect_vec("unpatchify", "std", std)?;
         expect(self.rows() == height * width && self.cols().is_multiple_of(4), "unpatchify", || {
             format!(
-                "x is [{}, {}], expected {height} x {width} rows and four columns a channel",
+                "x has shape [{}, {}], expected {height} x {width} rows and four columns per channel",
                 self.rows(),
                 self.cols()
             )

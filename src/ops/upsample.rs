@@ -9,7 +9,7 @@ impl<B: Backend> Tensor<B> {
     ///
     /// self [height * width, channels] -> [2 * height * 2 * width, channels].
     ///
-    /// Errors when self has not height * width rows.
+    /// Errors if self does not have height * width rows.
     pub fn upsample(&self, height: usize, width: usize) -> Result<Self> {
         expect_activations("upsample", &[self])?;
         expect(self.rows() == height * width, "upsample", || {

@@ -7,13 +7,13 @@ use crate::nn::ConvKernel;
 use crate::tensor::Tensor;
 
 impl<B: Backend> Tensor<B> {
-    /// 3 x 3 convolution of the image twice as high and wide, every pixel a square of two by two.
+    /// 3 x 3 convolution of the image doubled in height and width, every pixel a square of two by two.
     ///
     /// self [height * width, in], weight [out, in, 3, 3], bias [1, out] -> [2 * height * 2 * width, out]. An output
-    /// sees four different pixels. A kernel may sum the 1, 2 or 4 weights that fall on the same pixel, in float32, and
-    /// round the sum to the dtype of weights, which is one rounding more than the definition has.
+    /// sees four different pixels. A kernel may sum the 1, 2 or 4 weights of the same pixel in float32, and round the
+    /// sum to the dtype of weights: one rounding more than in the definition.
     ///
-    /// Errors when the shapes do not fit.
+    /// Errors if the shapes do not fit.
     pub fn upsample_conv2d(
         self,
         weight: &ConvKernel<B>,
@@ -24,9 +24,9 @@ impl<B: Backend> Tensor<B> {
         self.upsample_conv2d_band(weight, bias, [height, width], &Halo::default())
     }
 
-    /// `upsample_conv2d` of a band of an image, with a halo of one row of pixels on each side in place of zeros.
+    /// `upsample_conv2d` of a band of an image, with a halo of one row of pixels on each side instead of zeros.
     ///
-    /// Errors when the shapes do not fit.
+    /// Errors if the shapes do not fit.
     pub fn upsample_conv2d_band(
         self,
         weight: &ConvKernel<B>,

@@ -1,15 +1,17 @@
-//! Prompt and images to image: the order in which the components of a model run, and how long each lives.
+//! Generation of images from prompts and input images: plans a request, loads the components of a model, and runs
+//! them.
 //!
 //! [`Model::load`] opens and checks the model while another thread reads the tokenizer. Weights are loaded to the
 //! device when they are first needed, or when [`Model::prefetch`] asks for them. The text encoder is freed before the
 //! transformer is loaded, unless there is memory for both: then other threads load the transformer and the decoder
 //! while the text encoder runs.
 //!
-//! A [`Session`] makes one batch of images. While it computes, it waits for the device in two places: before a step,
-//! until the step two before it is done, and for the pixels of an image. So at most two steps are in flight: enough to
-//! give the device work at all times, and so few that a [`CancelFlag`](crate::stage::CancelFlag) ends the session
-//! within about a step. Several devices have the model as [`Replicas`], of which an [`Engine`](crate::engine::Engine)
-//! makes use.
+//! A [`Session`] generates one batch of images. It waits for the device in two places: before a step, until the step
+//! two before it is done, and for the pixels of an image. So at most two steps are in flight. This always gives the
+//! device work, and a [`CancelFlag`](crate::stage::CancelFlag) ends the session within about a step. [`Replicas`]
+//! hold the model on several devices, for an [`Engine`](crate::engine::Engine).
+//!
+//! Nothing here knows command lines, servers or formats of image files. Start reading at [`Model`] and [`Session`].
 //!
 //! ```no_run
 //! use flux::backend::cpu::{Cpu, Precision};
@@ -26,11 +28,12 @@
 //! # Ok::<(), flux::Error>(())
 //! ```
 //!
-//! Several devices make one image together where a [`Parallel`] runs the same session on each of them: its backends are
-//! a group, in which each has some of the tokens and some rows of pixels.
+//! Several devices generate one image together with a [`Parallel`], which runs the same session on each of them: its
+//! backends are a group, in which each device has some of the tokens and some rows of pixels.
 //!
-//! Images are read and brought to sizes of the model by [`input`](crate::input): [`input::reference`] makes a reference
-//! for [`Request::references`], and an [`Edit`] what a [`Change`] needs. It also lays the result over the original:
+//! [`input`](crate::input) reads images and resizes them for the model: [`input::reference`] makes a reference for
+//! [`Request::references`], and an [`Edit`] makes the input of a [`Change`]. An edit also composites the result over
+//! the original:
 //!
 //! [`input::reference`]: crate::input::reference
 //! [`Edit`]: crate::input::Edit
@@ -87,6 +90,7 @@ pub use request::kept::Reuse;
 pub use request::latents::Latents;
 pub use request::plan::{MAX_PROMPT_BYTES, PROMPT_TOO_LONG, Plan, Request};
 pub use request::summary::{ComponentSummary, MemoryLevel, Sizes, Summary};
+pub use residency::byte_cache::CacheStats;
 pub use residency::placement::Placement;
 pub use residency::timings::{Timings, TokenCount};
 pub use session::model::Model;

@@ -1,54 +1,59 @@
-//! The sampler: from noise to latents in Euler steps over a shifted schedule.
+//! The sampler: denoises latents in Euler steps over a shifted schedule.
+//!
+//! It knows no prompts and no devices; a step enqueues ops on a backend. Start with [`step`]; [`schedule`] has the
+//! noise levels and [`noise`](mod@noise) the initial latents.
 
 pub mod noise;
 mod portable;
 pub mod schedule;
+mod seed;
 pub mod times;
 
 pub use noise::{Drawing, Noise, Rng, Start, noise};
 pub use schedule::{Schedule, ScheduleKind, Shift, empirical_shift};
+pub use seed::random_seed;
 
 use crate::backend::Backend;
 use crate::error::Result;
 use crate::tensor::Tensor;
 use crate::transformer::{KeyCache, Sequence, StepModulation, Transformer};
 
-/// What the transformer reads beside the latents.
+/// The transformer's inputs in addition to the latents.
 pub struct Conditioning<'a, B: Backend> {
-    /// What [`Transformer::forward`] takes: the projected text [samples * txt, dim] of the prompt, once for each
-    /// sample, and the references [references, dim]; with guidance, the same of the negative prompt follows. Where
-    /// halves of the devices have sequences of their own, the second half has those of the negative prompt alone, and
-    /// the first half the others alone.
+    /// The context of [`Transformer::forward`]: the projected text [samples * txt, dim] of the prompt, once for each
+    /// sample, and the references [references, dim]. With guidance, the context of the negative prompt follows. If
+    /// halves of the devices have sequences of their own, the first half has only the prompt's context, and the second
+    /// half only the negative prompt's.
     pub context: &'a Tensor<B>,
-    /// The tokens of one evaluation of all samples, of all devices, and the positions of one sample.
+    /// The tokens of one evaluation of all samples, on all devices, and the positions of one sample.
     pub sequence: Sequence<'a, B>,
-    /// The same of the negative prompt, where it has another number of tokens; then the evaluations of guidance are no
-    /// batch.
+    /// The sequence of the negative prompt, if its number of tokens differs. The evaluations of guidance are not
+    /// batched then.
     pub negative: Option<Sequence<'a, B>>,
     /// Keys and values of references that are not in the context; see [`Transformer::forward`].
     pub cached: Option<&'a KeyCache<B>>,
-    /// Guidance scale; `None` where one evaluation makes a step.
+    /// Guidance scale; `None` if a step is one evaluation.
     pub guidance: Option<f32>,
-    /// How both evaluations of guidance are made.
+    /// The order of both evaluations of guidance.
     pub evaluations: Evaluations,
 }
 
-/// How both evaluations of guidance are made.
+/// The order of both evaluations of guidance.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Evaluations {
     /// One after the other.
     InTurn,
     /// As one batch; without references only.
     Batched,
-    /// Each by one half of the devices, this one by the half that has the prompt or by the other.
+    /// Each on one half of the devices.
     Halved {
-        /// Whether it is the half that has the prompt.
+        /// `true` on the half that has the prompt.
         has_prompt: bool,
     },
 }
 
-/// One step: latents [samples * tokens of this device, channels] -> latents; dt is [1, 1]. Enqueues work only; waits
-/// for nothing.
+/// Runs one step: latents [samples * tokens of this device, channels] -> latents; dt is [1, 1]. Only enqueues work,
+/// without waiting.
 pub fn step<B: Backend>(
     transformer: &Transformer<B>,
     latents: Tensor<B>,
@@ -73,7 +78,7 @@ fn velocity<B: Backend>(
     let Some(guidance) = guidance else {
         return forward(latents, context, sequence);
     };
-    // What the image becomes by itself is the same in both.
+    // The early blocks of the image give the same result in both evaluations.
     let is_shared = transformer.config().has_early_blocks() && !matches!(evaluations, Evaluations::Halved { .. });
     let img = is_shared.then(|| transformer.early_image(latents, modulation, &sequence)).transpose()?;
     let meet = |img: &Tensor<B>, context: &Tensor<B>, sequence: Sequence<'_, B>| {

@@ -1,4 +1,4 @@
-//! Noise from a seed, drawn on the host, so that every backend starts from the same numbers.
+//! Noise from a seed, generated on the host, so that every backend starts from the same numbers.
 
 use std::fmt;
 use std::str::FromStr;
@@ -14,19 +14,19 @@ use crate::error::{Error, Result};
 /// Number of tokens that are packed together: all their channels stay in the first-level cache.
 const TOKENS_AT_ONCE: usize = 64;
 
-/// Number of values that are transformed at once while the following ones are drawn; a multiple of 16.
+/// Number of values that are transformed at once while the next ones are generated; a multiple of 16.
 const VALUES_AT_ONCE: usize = 16 << 10;
 
-/// How a seed becomes noise.
+/// The generator that turns a seed into noise.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Rng {
-    /// As the reference draws it on the CPU, value by value in the order [channels, height, width]: at another size it
-    /// is other noise. Seeds count by their low 32 bits.
+    /// The reference's CPU generator, value by value in the order [channels, height, width]. The noise differs between
+    /// sizes. Only the low 32 bits of a seed count.
     #[default]
     Torch,
-    /// By waves over the whole image, of which the coarse ones are the same at every size, so that a seed gives a
-    /// similar composition. All 64 bits of a seed count.
+    /// Waves over the whole image. The coarse waves are the same at every size, so a seed gives a similar composition.
+    /// All 64 bits of a seed count.
     Portable,
 }
 
@@ -46,14 +46,15 @@ impl FromStr for Rng {
         [Self::Torch, Self::Portable]
             .into_iter()
             .find(|rng| rng.to_string() == text)
-            .ok_or_else(|| Error::usage(format!("`{text}` draws no noise")).hint("write torch or portable"))
+            .ok_or_else(|| Error::usage(format!("`{text}` is not a noise generator")).hint("use torch or portable"))
     }
 }
 
-/// Standard normal noise of an image: [height * width, channels], as the reference draws it with a CPU generator.
+/// Generates the standard normal noise of an image, [height * width, channels], as the reference does with a CPU
+/// generator.
 ///
-/// The values are drawn in the order [channels, height, width] and then packed token by token. `seed` is reduced
-/// to its low 32 bits, as there.
+/// The values are generated in the order [channels, height, width] and then packed token by token. `seed` is reduced
+/// to its low 32 bits, as in the reference.
 ///
 /// Source: the CPU generator of torch: MT19937, 24-bit uniforms, Box-Muller over blocks of 16.
 pub fn noise(seed: u64, channels: usize, height: usize, width: usize) -> Vec<f32> {
@@ -62,23 +63,22 @@ pub fn noise(seed: u64, channels: usize, height: usize, width: usize) -> Vec<f32
     noise.packed
 }
 
-/// Where the noise of an image comes from.
+/// The source of an image's noise.
 #[derive(Debug, Clone, Copy)]
 pub enum Start<'a> {
-    /// It is drawn from a seed.
+    /// Noise from a seed.
     Seed(Rng, u64),
-    /// Values [channels, height, width], taken as they are.
+    /// Given values [channels, height, width], unchanged.
     Given(&'a [f32]),
 }
 
-/// Noise of several images. Its memory is used again for the next ones, because mapping new pages takes about as long
-/// as filling them.
+/// Noise of several images. Its memory is reused, because mapping new pages takes about as long as filling them.
 #[derive(Default)]
 pub struct Noise {
-    /// The values of one image, in the order in which they are drawn.
+    /// The values of one image, in the order of generation.
     planes: Vec<f32>,
     packed: Vec<f32>,
-    /// What was drawn last; none where some of it was given.
+    /// The seeds and size of the current noise; `None` if some of it was given.
     drawn: Option<Drawn>,
 }
 
@@ -86,10 +86,10 @@ pub struct Noise {
 type Drawn = (Vec<(Rng, u64)>, [usize; 3]);
 
 impl Noise {
-    /// Draws or takes the noise of one image for each of `starts`.
+    /// Generates or copies the noise of one image for each of `starts`.
     pub fn fill(&mut self, starts: &[Start<'_>], channels: usize, height: usize, width: usize) {
         let drawn = seeds(starts).map(|seeds| (seeds, [channels, height, width]));
-        // Until it is whole it is nothing that is known.
+        // Unset until the noise is complete.
         self.drawn = None;
         let tokens = height * width;
         self.planes.resize(channels * tokens, 0.0);
@@ -108,19 +108,19 @@ impl Noise {
         self.drawn = drawn;
     }
 
-    /// Whether this is the noise of `starts`. Nothing is known of what was given.
+    /// Returns `true` if this is the noise of `starts`; always `false` if some noise was given.
     pub fn is_drawn(&self, starts: &[Start<'_>], channels: usize, height: usize, width: usize) -> bool {
         let Some((drawn, size)) = &self.drawn else { return false };
         *size == [channels, height, width] && seeds(starts).as_ref() == Some(drawn)
     }
 
-    /// What was drawn or taken last: [images * height * width, channels].
+    /// Returns the current noise: [images * height * width, channels].
     pub fn values(&self) -> &[f32] {
         &self.packed
     }
 }
 
-/// The seeds of noise that is drawn, where all of it is.
+/// Returns the seeds; `None` if some noise was given.
 fn seeds(starts: &[Start<'_>]) -> Option<Vec<(Rng, u64)>> {
     let seed = |start: &Start<'_>| match start {
         Start::Seed(rng, seed) => Some((*rng, *seed)),
@@ -129,27 +129,27 @@ fn seeds(starts: &[Start<'_>]) -> Option<Vec<(Rng, u64)>> {
     starts.iter().map(seed).collect()
 }
 
-/// Noise that is there, or that another thread draws.
+/// Noise that is generated, or that another thread generates.
 pub enum Drawing {
-    /// It is there.
+    /// The noise is already generated.
     Drawn(Noise),
-    /// A thread draws it.
+    /// A thread generates it.
     OnThread(JoinHandle<Noise>),
 }
 
 impl Drawing {
-    /// The noise. Waits for the thread.
+    /// Returns the noise. Waits for the thread.
     ///
-    /// Errors when it panicked.
+    /// Errors if the thread panicked.
     pub fn finish(self) -> Result<Noise> {
         match self {
             Self::Drawn(noise) => Ok(noise),
-            Self::OnThread(thread) => thread.join().map_err(|_| Error::new("the thread that draws the noise panicked")),
+            Self::OnThread(thread) => thread.join().map_err(|_| Error::new("the noise thread panicked")),
         }
     }
 }
 
-/// [channels, tokens] -> [tokens, channels]
+/// Transposes [channels, tokens] to [tokens, channels].
 fn pack(planes: &[f32], packed: &mut [f32], channels: usize, tokens: usize) {
     packed.par_chunks_mut(channels * TOKENS_AT_ONCE).enumerate().for_each(|(block, packed)| {
         for c in 0..channels {
@@ -159,13 +159,13 @@ fn pack(planes: &[f32], packed: &mut [f32], channels: usize, tokens: usize) {
     });
 }
 
-/// Tokens [tokens, channels] to [channels, tokens].
+/// Transposes [tokens, channels] to [channels, tokens].
 pub(crate) fn unpack(packed: &[f32], channels: usize) -> Vec<f32> {
     (0..channels).flat_map(|c| packed.iter().skip(c).step_by(channels).copied()).collect()
 }
 
-/// Values of the reference's normal distribution; it draws fewer than 16 in another way, but no model has so small an
-/// image.
+/// Generates values of the reference's normal distribution. The reference treats fewer than 16 values differently, but
+/// no model has such a small image.
 fn normal(seed: u64, values: &mut [f32]) {
     if values.len() < 16 {
         let mut block = [0.0; 16];
@@ -175,7 +175,7 @@ fn normal(seed: u64, values: &mut [f32]) {
     }
     let mut generator = Mt::new(seed as u32);
     let mut uniform = || (generator.next_u32() & 0xff_ffff) as f32 / (1 << 24) as f32;
-    // The blocks are independent, so all cores may share them.
+    // The blocks are independent, so all cores share them.
     rayon::in_place_scope(|scope| {
         for blocks in values.chunks_mut(VALUES_AT_ONCE) {
             blocks.fill_with(&mut uniform);
@@ -183,7 +183,7 @@ fn normal(seed: u64, values: &mut [f32]) {
         }
     });
     if !values.len().is_multiple_of(16) {
-        // A last block that is not full is drawn anew, together with the values before it.
+        // An incomplete last block is regenerated, together with the values before it.
         let from = values.len() - 16;
         let last = &mut values[from..];
         last.fill_with(uniform);
@@ -191,7 +191,7 @@ fn normal(seed: u64, values: &mut [f32]) {
     }
 }
 
-/// 16 uniforms to 16 normals: a radius from the first half, an angle from the second.
+/// Turns 16 uniforms into 16 normals: a radius from the first half, an angle from the second.
 fn box_muller(block: &mut [f32]) {
     for i in 0..8 {
         let radius = (-2.0 * (1.0 - block[i]).ln()).sqrt();
@@ -227,7 +227,7 @@ mod tests {
         let packed = noise(7, 4, 2, 3);
         assert_eq!(packed[5 * 4 + 1], planes[6 + 5]);
     }
-    /// The definition, written plainly.
+    /// A direct implementation of the definition.
     fn normal_one_by_one(seed: u64, count: usize) -> Vec<f32> {
         let mut generator = Mt::new(seed as u32);
         let mut uniform = || (generator.next_u32() & 0xff_ffff) as f32 / (1 << 24) as f32;

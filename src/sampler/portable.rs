@@ -1,15 +1,15 @@
 //! Noise that does not depend on the size of the image, so that a seed gives a similar composition at every size.
 //!
-//! What a seed decides is not the value of a pixel but the strength of each wave over the whole image: the coefficient
-//! of the orthonormal cosine transform (DCT-II) with `ky` half waves down and `kx` across. An image of `height` x
-//! `width` latents is the inverse transform of the coefficients below its height and width. A larger image has further,
-//! finer waves, and the coarse ones, which place what is drawn, are the same. Of independent standard normal
-//! coefficients an orthonormal transform makes independent standard normal values, so at each size the noise is exactly
-//! what the model expects.
+//! A seed determines the strength of each wave over the whole image, not the value of a pixel: the coefficient of the
+//! orthonormal cosine transform (DCT-II) with `ky` half waves down and `kx` across. An image of `height` x `width`
+//! latents is the inverse transform of the coefficients below its height and width. A larger image has further, finer
+//! waves; the coarse waves, which determine the composition, are the same. An orthonormal transform of independent
+//! standard normal coefficients gives independent standard normal values, so at each size the noise is exactly what
+//! the model expects.
 //!
 //! Coefficients come from ChaCha8. Its key is the seed, all 64 bits in little-endian order, then zeros; its stream is
-//! `channel * 2^32 + ky`. Along kx two outputs `a`, `b` of 64 bits, of which the upper 53 count, make two coefficients
-//! `sqrt(-2 ln((a + 1) / 2^53))` times cos and sin of `2 pi b / 2^53`.
+//! `channel * 2^32 + ky`. Along kx two outputs `a`, `b` of 64 bits, reduced to their upper 53 bits, make two
+//! coefficients `sqrt(-2 ln((a + 1) / 2^53))` times cos and sin of `2 pi b / 2^53`.
 
 use std::f64::consts::{SQRT_2, TAU};
 use std::sync::Arc;
@@ -38,7 +38,7 @@ pub(super) fn normal(seed: u64, planes: &mut [f32], height: usize, width: usize)
     });
 }
 
-/// The first standard normal values of a stream.
+/// Generates the first standard normal values of a stream.
 fn draw(seed: u64, stream: u64, values: &mut [f64]) {
     let mut key = [0; 32];
     key[..8].copy_from_slice(&seed.to_le_bytes());
@@ -53,7 +53,7 @@ fn draw(seed: u64, stream: u64, values: &mut [f64]) {
     }
 }
 
-/// The inverse of the orthonormal DCT-II.
+/// Computes the inverse of the orthonormal DCT-II.
 fn inverse(transform: &Arc<dyn TransformType2And3<f64>>, line: &mut [f64]) {
     // The transform halves its first input and leaves out the factor.
     line[0] *= SQRT_2;
@@ -80,7 +80,7 @@ mod tests {
         dot(a, b) / (dot(a, a) * dot(b, b)).sqrt()
     }
 
-    /// Half the height and width: the mean of each square of four.
+    /// Halves height and width: the mean of each square of four.
     fn halved(planes: &[f32], height: usize, width: usize) -> Vec<f32> {
         let at = |c: usize, y: usize, x: usize| planes[(c * height + y) * width + x];
         let mean = |c, y, x| (at(c, y, x) + at(c, y + 1, x) + at(c, y, x + 1) + at(c, y + 1, x + 1)) / 4.0;
@@ -88,7 +88,7 @@ mod tests {
         rows.flat_map(|(c, y)| (0..width / 2).map(move |x| mean(c, y, 2 * x))).collect()
     }
 
-    // The expected values are those of the definition above, written plainly in Python.
+    // The expected values come from a direct implementation of the definition in Python.
     #[test]
     fn the_first_values_stay_as_they_are() {
         let mut coefficients = [0.0; 4];
@@ -116,7 +116,7 @@ mod tests {
                 let got = moment(power);
                 assert!((got - expected).abs() < bound(variance), "{height} x {width}: moment {power} is {got}");
             }
-            // Neighbours across, down where there are rows, and in the next channel.
+            // Neighbours across, down if there are rows, and in the next channel.
             for step in [1, width, height * width] {
                 let got = correlation(&values[..values.len() - step], &values[step..]);
                 assert!(got.abs() < bound(1.0), "{height} x {width}: {got} at a distance of {step}");
@@ -137,7 +137,7 @@ mod tests {
     #[test]
     fn the_coarse_part_is_the_same_at_another_size() {
         let (small, large) = (noise(7, 16, 24), noise(7, 32, 48));
-        // Of independent noise this would be 0; a mean of four cannot hold all of the finest waves.
+        // For independent noise this would be 0; a mean of four cannot hold all of the finest waves.
         let got = correlation(&small, &halved(&large, 32, 48));
         assert!(got > 0.75, "{got}");
         // Twice as coarse, nearly all of it.

@@ -1,4 +1,4 @@
-//! The noise levels of each step.
+//! Schedules: the noise levels of each step.
 
 use std::fmt;
 use std::str::FromStr;
@@ -12,18 +12,17 @@ use crate::transformer::StepTimes;
 /// The noise levels, and the timesteps that the model reads.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Schedule {
-    /// Noise levels, steps + 1 of them, falling to 0; the first is 1 unless the user asked for another.
+    /// Noise levels, steps + 1 of them, falling to 0. The first is 1 unless the user passed another.
     pub sigmas: Vec<f32>,
-    /// What the transformer reads at each step, in 0..1000, in float32 on every backend.
+    /// The transformer's timesteps, in 0..1000, in float32 on every backend.
     ///
-    /// Nothing is rounded here. In bf16 the reference rounds its timestep too, to a multiple of 4 above 512. On random
-    /// weights, that alone moves its final latents by 0.065 (512 x 512) and 0.035 (1024 x 1024) from its own in
+    /// They are not rounded. In bf16 the reference rounds its timestep too, to a multiple of 4 above 512. On random
+    /// weights, this alone moves its final latents by 0.065 (512 x 512) and 0.035 (1024 x 1024) from its own in
     /// float32; with exact timesteps the rest of bf16 moves them by 0.0064 and 0.0067.
     pub timesteps: Vec<f32>,
 }
 
-/// How evenly spaced noise levels are moved towards 1, by a factor that the formulas have in different places: they
-/// round otherwise.
+/// The shift of evenly spaced noise levels towards 1. The two formulas are equivalent but round differently.
 ///
 /// Source: diffusers `FlowMatchEulerDiscreteScheduler`.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -44,86 +43,87 @@ impl Shift {
 }
 
 impl Schedule {
-    /// A model's own schedule in `steps` steps, [`ScheduleKind::Flow`], with the shift of its kind.
+    /// Creates a model's own schedule in `steps` steps, [`ScheduleKind::Flow`], with the shift of its kind.
     ///
     /// Source: diffusers `FlowMatchEulerDiscreteScheduler`.
     pub fn new(shift: Shift, steps: usize) -> Self {
-        Self::of_levels((0..steps).map(|i| shift.level(linspace_down(i, steps) as f32)))
+        Self::from_levels((0..steps).map(|i| shift.level(linspace_down(i, steps) as f32)))
     }
 
-    /// The times of each step, in 0..1000.
+    /// Returns the times of each step, in 0..1000.
     pub fn times(&self) -> Vec<StepTimes> {
         let next = self.timesteps.iter().skip(1).copied().chain([0.0]);
         self.timesteps.iter().zip(next).map(|(&now, next)| StepTimes { now, next }).collect()
     }
 
-    /// The same noise levels, of which `time` makes the timesteps.
+    /// Sets the timesteps to `time` of the noise levels.
     pub fn with_times(self, time: impl Fn(f32) -> f32) -> Self {
         let timesteps = self.sigmas[..self.steps()].iter().map(|&sigma| time(sigma)).collect();
         Self { timesteps, ..self }
     }
 
-    /// A schedule of these noise levels; the 0 at the end is not among them.
-    fn of_levels(levels: impl Iterator<Item = f32>) -> Self {
+    /// Creates a schedule of these noise levels, and appends the final 0.
+    fn from_levels(levels: impl Iterator<Item = f32>) -> Self {
         let sigmas: Vec<f32> = levels.chain([0.0]).collect();
         let timesteps = sigmas[..sigmas.len() - 1].iter().map(|sigma| sigma * 1000.0).collect();
         Self { sigmas, timesteps }
     }
 
-    /// Steps.
+    /// Returns the number of steps.
     pub fn steps(&self) -> usize {
         self.timesteps.len()
     }
 
-    /// The length of each step; negative.
+    /// Returns the length of each step; negative.
     pub fn dts(&self) -> Vec<f32> {
         self.sigmas.windows(2).map(|pair| pair[1] - pair[0]).collect()
     }
 }
 
-/// How the noise levels fall.
+/// The curve of the noise levels.
 ///
 /// As text, and so in JSON: `flow`, `linear`, `power:A`, `sigmas:S0,S1,..`.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub enum ScheduleKind {
-    /// Evenly spaced levels, shifted as the model was trained for. FLUX.2 has `e / (e + (1 / s - 1))` with `e =
-    /// exp(mu)` of the number of image tokens and of steps and `s = 1 - i / steps`, FLUX.3 the same with an `e` that is
-    /// always 6.93.
+    /// Evenly spaced levels, shifted as the model was trained for. FLUX.2 has `e / (e + (1 / s - 1))` with `s = 1 - i
+    /// / steps` and `e = exp(mu)`, which depends on the number of image tokens and of steps. In FLUX.3 `e` is always
+    /// 6.93.
     #[default]
     Flow,
     /// Level i is `1 - i / steps`; [`ScheduleKind::Power`] of 1.
     Linear,
-    /// Level i is `1 - (i / steps)^exponent`: steps are short at first and long at the end where the exponent is above
-    /// 1, as in iris.c, whose own is 2.
+    /// Level i is `1 - (i / steps)^exponent`. With an exponent above 1, steps are short at first and long at the end,
+    /// as in iris.c, which uses 2.
     Power(f32),
-    /// These levels, falling and above 0; a last one that is 0 is added. Each is used as it is. The reference shifts
-    /// the sigmas that it is given: its `s` becomes our `e / (e + (1 / s - 1))`, so a level here is `s = 1 / (1 + e *
-    /// (1 / level - 1))` there, with `e = exp(mu)` of the tokens and of its `num_inference_steps`.
+    /// The given levels, falling and above 0, without a shift; a final 0 is added if it is missing.
+    ///
+    /// The reference shifts its sigmas: its `s` becomes our `e / (e + (1 / s - 1))`, with `e = exp(mu)` of the tokens
+    /// and of its `num_inference_steps`. So a level here is `s = 1 / (1 + e * (1 / level - 1))` in the reference.
     Sigmas(Vec<f32>),
 }
 
 /// The exponent of `power` without a number, as in iris.c.
 const DEFAULT_EXPONENT: f32 = 2.0;
-/// The largest exponent, far beyond one that makes an image.
+/// Maximum exponent, far beyond useful ones.
 const MAX_EXPONENT: f32 = 100.0;
 
 impl ScheduleKind {
-    /// The schedule in `steps` steps; `shift` is that of [`Schedule::new`]. [`ScheduleKind::Sigmas`] decides itself how
-    /// many steps there are.
+    /// Creates the schedule in `steps` steps; `shift` is as in [`Schedule::new`]. [`ScheduleKind::Sigmas`] sets its
+    /// own number of steps.
     pub fn schedule(&self, shift: Shift, steps: usize) -> Schedule {
         let power = |exponent: f32| {
             let level = move |i: usize| (1.0 - (i as f64 / steps as f64).powf(f64::from(exponent))) as f32;
-            Schedule::of_levels((0..steps).map(level))
+            Schedule::from_levels((0..steps).map(level))
         };
         match self {
             Self::Flow => Schedule::new(shift, steps),
             Self::Linear => power(1.0),
             Self::Power(exponent) => power(*exponent),
-            Self::Sigmas(levels) => Schedule::of_levels(without_end(levels).iter().copied()),
+            Self::Sigmas(levels) => Schedule::from_levels(without_end(levels).iter().copied()),
         }
     }
 
-    /// The number of steps where the levels decide it.
+    /// Returns the number of steps, if the levels determine it.
     pub fn steps(&self) -> Option<usize> {
         match self {
             Self::Sigmas(levels) => Some(without_end(levels).len()),
@@ -131,7 +131,7 @@ impl ScheduleKind {
         }
     }
 
-    /// Errors when an exponent or the levels make no schedule.
+    /// Errors if an exponent or the levels make no schedule.
     pub fn check(&self) -> Result<()> {
         let refused = |what: String, hint: &str| Err(Error::usage(what).hint(hint));
         match self {
@@ -139,12 +139,12 @@ impl ScheduleKind {
             Self::Power(exponent) if *exponent > 0.0 && *exponent <= MAX_EXPONENT => Ok(()),
             Self::Power(exponent) => refused(
                 format!("the exponent of the schedule is {exponent}, expected above 0 to {MAX_EXPONENT}"),
-                "1 is the linear schedule, 2 the usual one",
+                "use 1 for the linear schedule, 2 for the usual one",
             ),
             Self::Sigmas(levels) => {
                 let levels = without_end(levels);
                 let fits = |level: f32| level > 0.0 && level <= 1.0;
-                let hint = "write them as in `sigmas:1,0.8,0.4`; the 0 at the end is added";
+                let hint = "write them as in `sigmas:1,0.8,0.4`; the final 0 is added";
                 if let Some(level) = levels.iter().find(|level| !fits(**level)) {
                     return refused(format!("a noise level is {level}, expected above 0 to 1"), hint);
                 }
@@ -161,7 +161,7 @@ impl ScheduleKind {
     }
 }
 
-/// Levels without a 0 at the end.
+/// Returns the levels without a 0 at the end.
 fn without_end(levels: &[f32]) -> &[f32] {
     match levels {
         [rest @ .., last] if *last == 0.0 => rest,
@@ -186,7 +186,7 @@ impl fmt::Display for ScheduleKind {
 impl FromStr for ScheduleKind {
     type Err = Error;
 
-    /// Errors when the text names no schedule, and as [`ScheduleKind::check`].
+    /// Errors if the text is no schedule, and as [`ScheduleKind::check`].
     fn from_str(text: &str) -> Result<Self> {
         let number = |text: &str| {
             text.trim().parse::<f32>().map_err(|_| Error::usage(format!("`{text}` is not a number")).hint(FORMS))
@@ -203,7 +203,7 @@ impl FromStr for ScheduleKind {
     }
 }
 
-/// What names a schedule.
+/// The accepted forms of a schedule.
 const FORMS: &str = "write flow, linear, power:A or sigmas:1,0.8,..";
 
 impl Serialize for ScheduleKind {
@@ -227,14 +227,14 @@ fn linspace_down(i: usize, n: usize) -> f64 {
     1.0 + i as f64 * ((end - 1.0) / (n.max(2) - 1) as f64)
 }
 
-/// The shift of FLUX.2 models for an image of `tokens` tokens in `steps` steps.
+/// Returns the shift of FLUX.2 models for an image of `tokens` tokens in `steps` steps.
 ///
 /// Source: FLUX.2 reference pipeline (`compute_empirical_mu`) with dynamic shifting.
 pub fn empirical_shift(tokens: usize, steps: usize) -> Shift {
     Shift::Exponential(mu(tokens, steps).exp() as f32)
 }
 
-/// It jumps at 4300 tokens.
+/// `mu` of FLUX.2. It jumps at 4300 tokens.
 fn mu(tokens: usize, steps: usize) -> f64 {
     let n = tokens as f64;
     let at_200 = 0.00016927 * n + 0.45666666;

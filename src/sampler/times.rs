@@ -1,16 +1,16 @@
-//! How exactly the model reads the times of its steps.
+//! The precision of the times that the model reads.
 
 use std::env;
 use std::ffi::OsStr;
 
 use crate::error::{Error, Result};
 
-/// `bf16` rounds the times as the reference does in bf16, to compare with it; `f32`, the default, rounds nothing.
+/// `bf16` rounds times as the reference does in bf16, for comparisons with it; `f32`, the default, rounds nothing.
 const VARIABLE: &str = "FLUX_TIMES";
 
-/// Whether [`Schedule::with_times`](super::Schedule::with_times) is to round the times.
+/// Returns `true` if [`Schedule::with_times`](super::Schedule::with_times) should round the times.
 ///
-/// Errors when `FLUX_TIMES` says something else.
+/// Errors if `FLUX_TIMES` has another value.
 pub fn are_rounded() -> Result<bool> {
     from_value(env::var_os(VARIABLE).as_deref())
 }
@@ -21,7 +21,7 @@ fn from_value(value: Option<&OsStr>) -> Result<bool> {
         Some("bf16") => Ok(true),
         Some(other) => Err(Error::usage(format!("`{other}` is neither f32 nor bf16"))
             .at(VARIABLE)
-            .hint("leave it out, unless images are compared with those of the reference in bf16")),
+            .hint("leave it out, except to compare images with those of the bf16 reference")),
     }
 }
 

@@ -1,4 +1,5 @@
-//! `text_encoder/config.json`, in its old and new key forms, or the shapes of a single file and what it says.
+//! The text encoder's config: `text_encoder/config.json` with old or new keys, or the shapes and metadata of a single
+//! file.
 
 use serde::{Deserialize, Serialize};
 use serde_json::json;
@@ -7,10 +8,10 @@ use crate::error::Result;
 use crate::files::own_models::{FLUX2_KLEIN, FLUX3_KLEIN, is_class};
 use crate::files::{Component, ConfigPlace, FileConfig, ModelFiles, Role, TensorFiles};
 
-/// What no shape tells.
-const UNTOLD: [&str; 2] = ["rope_theta", "rms_norm_eps"];
-/// The published models of Qwen3, from 0.6B to 32B: features of a token and of the MLP, heads, and heads of keys. All
-/// have heads of [`PUBLISHED_HEAD`] features.
+/// The values that no shape determines.
+const NOT_IMPLIED: [&str; 2] = ["rope_theta", "rms_norm_eps"];
+/// The published models of Qwen3, from 0.6B to 32B: features of a token and of the MLP, heads, and key heads. All have
+/// heads of [`PUBLISHED_HEAD`] features.
 const PUBLISHED: [[usize; 4]; 6] = [
     [1024, 3072, 16, 8],
     [2048, 6144, 16, 8],
@@ -20,12 +21,12 @@ const PUBLISHED: [[usize; 4]; 6] = [
     [5120, 25600, 64, 8],
 ];
 const PUBLISHED_HEAD: usize = 128;
-/// The prompt that Qwen3 reads at most.
+/// Maximum prompt length of Qwen3.
 const MAX_POSITIONS: usize = 40960;
-/// The most features of a token; Qwen3-8B has 12288 in its MLP.
+/// Maximum features of a token; Qwen3-8B has 12288 in its MLP.
 const MAX_WIDTH: usize = 1 << 20;
 
-/// The config of an encoder that sees images holds that of its text half.
+/// The config of a vision-language encoder, which contains the config of the text model.
 #[derive(Deserialize)]
 struct Nested {
     text_config: Option<Raw>,
@@ -59,7 +60,7 @@ struct Raw {
 struct RopeParameters {
     rope_theta: Option<f64>,
     rope_type: Option<String>,
-    /// What older configs call it.
+    /// The key in older configs.
     r#type: Option<String>,
 }
 
@@ -92,27 +93,28 @@ pub struct TextEncoderConfig {
     pub rope_theta: f64,
     /// Rows of the embedding table.
     pub vocab_size: usize,
-    /// The most tokens of a prompt, where the model names a number.
+    /// Maximum tokens of a prompt, if the model has a limit.
     pub max_position_embeddings: Option<usize>,
 }
 
 impl TextEncoderConfig {
-    /// Reads and checks the config; without one, the shapes of the file tell the sizes, and the file what they do not.
+    /// Reads and checks the config. Without a config, sizes come from the shapes in the file, and the rest from its
+    /// metadata.
     ///
-    /// Errors when it is missing, no JSON, or describes a model of another kind.
+    /// Errors if the config is missing, no JSON, or of another kind of model.
     pub fn read(dir: &ModelFiles) -> Result<Self> {
-        Self::of(dir.component(Role::TextEncoder))
+        Self::from_component(dir.component(Role::TextEncoder))
     }
 
     /// [`TextEncoderConfig::read`] of a component.
     ///
-    /// Errors as it does.
-    pub fn of(component: &Component) -> Result<Self> {
+    /// Errors as [`TextEncoderConfig::read`].
+    pub fn from_component(component: &Component) -> Result<Self> {
         let nested = component.config::<Nested>()?.and_then(|nested| nested.text_config);
         let (config, place) = match nested.map_or_else(|| component.config(), |raw| Ok(Some(raw)))? {
-            Some(raw) => (Self::of_raw(raw, &component.place())?, component.place()),
+            Some(raw) => (Self::from_raw(raw, &component.place())?, component.place()),
             None => {
-                let (config, said) = Self::of_file(component)?;
+                let (config, said) = Self::from_file(component)?;
                 (config, said.place())
             }
         };
@@ -120,7 +122,7 @@ impl TextEncoderConfig {
         Ok(config)
     }
 
-    fn of_raw(raw: Raw, place: &ConfigPlace) -> Result<Self> {
+    fn from_raw(raw: Raw, place: &ConfigPlace) -> Result<Self> {
         let rope = [raw.rope_parameters, raw.rope_scaling];
         let new_theta = rope.iter().flatten().find_map(|rope| rope.rope_theta);
         let mut kinds = rope.into_iter().flatten().flat_map(|rope| [rope.rope_type, rope.r#type]).flatten();
@@ -154,24 +156,24 @@ impl TextEncoderConfig {
         })
     }
 
-    /// Where the values are told that no shape tells, for display.
+    /// Returns the source of the values that no shape determines, for display.
     ///
     /// Errors as [`TextEncoderConfig::read`].
     pub fn source(component: &Component) -> Result<String> {
         match component.single_file() {
-            Some(_) => Ok(Self::of_file(component)?.1.source()),
+            Some(_) => Ok(Self::from_file(component)?.1.source()),
             None => Ok(component.place().path().to_string()),
         }
     }
 
-    /// The sizes of a single file, and what it says.
+    /// Reads the sizes of a single file, and its metadata.
     ///
-    /// Errors when it cannot be opened, lacks one of the layers that tell them, or says too little.
-    fn of_file(component: &Component) -> Result<(Self, FileConfig)> {
+    /// Errors if the file cannot be opened, lacks a layer that determines sizes, or has too little metadata.
+    fn from_file(component: &Component) -> Result<(Self, FileConfig)> {
         let files = component.tensors()?;
-        let mut config = Self::of_shapes(component, &files)?;
+        let mut config = Self::from_shapes(component, &files)?;
         config.rope_theta = component.text_encoder_of().text_encoder_theta;
-        let told = [
+        let implied = [
             ("hidden_size", json!(config.hidden_size)),
             ("intermediate_size", json!(config.intermediate_size)),
             ("num_hidden_layers", json!(config.num_hidden_layers)),
@@ -179,14 +181,14 @@ impl TextEncoderConfig {
             ("num_key_value_heads", json!(config.num_key_value_heads)),
             ("head_dim", json!(config.head_dim)),
             ("vocab_size", json!(config.vocab_size)),
-            // What other models of these layers have.
+            // Keys that differ in other models with these layers.
             ("attention_bias", json!(false)),
             ("use_sliding_window", json!(false)),
             ("has_experts", json!(false)),
             ("hidden_act", json!("silu")),
             ("rope_type", json!("default")),
         ];
-        let said = FileConfig::read(component, &files, &UNTOLD, &told)?;
+        let said = FileConfig::read(component, &files, &NOT_IMPLIED, &implied)?;
         let sizes =
             [config.hidden_size, config.intermediate_size, config.num_attention_heads, config.num_key_value_heads];
         said.check_complete(config.head_dim == PUBLISHED_HEAD && PUBLISHED.contains(&sizes))?;
@@ -197,17 +199,17 @@ impl TextEncoderConfig {
         Ok((config, said))
     }
 
-    /// The sizes of a single file, beside the values of published models.
+    /// Returns the sizes by the shapes of a single file, and otherwise the values of published models.
     ///
-    /// Errors as [`TextEncoderConfig::of_file`].
-    fn of_shapes(component: &Component, files: &TensorFiles) -> Result<Self> {
+    /// Errors as [`TextEncoderConfig::from_file`].
+    fn from_shapes(component: &Component, files: &TensorFiles) -> Result<Self> {
         let layer = |name: &str| files.axis(&format!("model.layers.0.{name}.weight"), 0);
         let embedding = |axis| files.axis("model.embed_tokens.weight", axis);
         let head_dim = layer("self_attn.q_norm")?;
         let heads = |name: &str| -> Result<usize> {
             let rows = layer(name)?;
             let heads = rows.checked_div(head_dim).filter(|heads| heads * head_dim == rows);
-            heads.ok_or_else(|| component.place().wrong(format!("`{name}` has {rows} rows, no heads of {head_dim}")))
+            heads.ok_or_else(|| component.place().wrong(format!("`{name}` has {rows} rows, not heads of {head_dim}")))
         };
         Ok(Self {
             hidden_size: embedding(1)?,
@@ -251,14 +253,14 @@ impl TextEncoderConfig {
         Ok(())
     }
 
-    /// Values for each token at the peak where so many hidden states are read: these and those laid side by side, the
-    /// stream and its norm, and inside a layer the widest projection beside what comes of it.
+    /// Returns the peak number of values for each token when `states` hidden states are read: these and their
+    /// concatenation, the stream and its norm, and inside a layer the widest projection with its result.
     pub fn activations(&self, states: usize) -> u64 {
         let attention = self.head_dim * (2 * self.num_attention_heads + 2 * self.num_key_value_heads);
         ((2 * states + 2) * self.hidden_size + attention.max(3 * self.intermediate_size)) as u64
     }
 
-    /// Weights of one layer.
+    /// Returns the number of weights of one layer.
     pub fn layer_elements(&self) -> u64 {
         let attention = 2 * self.head_dim * (self.num_attention_heads + self.num_key_value_heads);
         (self.hidden_size * (attention + 3 * self.intermediate_size + 2) + 2 * self.head_dim) as u64

@@ -51,7 +51,7 @@ impl<B: Backend> Layer<B> {
         })
     }
 
-    /// hidden_states [tokens, hidden] -> [tokens, hidden].
+    /// Runs the layer on hidden_states [tokens, hidden] -> [tokens, hidden].
     pub fn forward(
         &self,
         hidden_states: Tensor<B>,

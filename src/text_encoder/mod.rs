@@ -1,9 +1,9 @@
-//! Qwen3: a prompt to the features that the transformer reads.
+//! The text encoder, Qwen3: encodes a prompt to the features that the transformer reads.
 //!
-//! Some hidden states are read and laid side by side. The layers after the last of them, the final norm and the output
-//! head are never loaded, nor is the half of Qwen3-VL that sees images. Padding tokens have states too, and the
-//! transformer was trained with them. Where all padding stands at one position, all of it has one state, which is
-//! computed once.
+//! The features are several hidden states, concatenated. Layers after the last of them, the final norm, the output
+//! head and the vision part of Qwen3-VL are never loaded. The transformer was trained with padding, so padding tokens
+//! are encoded too. If all padding is at one position, it has one state, which is computed once. Nothing here knows
+//! images or the transformer. Start with [`TextEncoder`]; [`Tokenizer`] makes its tokens.
 
 mod config;
 mod gguf_tokenizer;
@@ -30,16 +30,15 @@ use crate::nn::{Blocks, Weights};
 use crate::ops::{Mask, Pairs, Rope, TokenLayout};
 use crate::tensor::Tensor;
 
-/// Qwen3 up to the last layer that is needed.
+/// Qwen3 up to the last layer that is read.
 pub struct TextEncoder<B: Backend> {
     backend: B,
     config: TextEncoderConfig,
     embed_tokens: TensorView, // [vocab, hidden], stays on the host: a prompt needs a few hundred rows
     layers: Arc<Layers<B>>,
-    /// The cached tables of the positions of one prompt, the first that was asked for: where prompts are padded to one
-    /// length, they are those of all.
+    /// The cached rotary tables of the first prompt. If prompts are padded to one length, the tables suit all prompts.
     rope: OnceLock<(Vec<usize>, Arc<Rope<B>>)>,
-    /// The key is the number of tokens that are no padding, on which the mask depends.
+    /// The key is the number of tokens that are no padding; the mask depends on it.
     graphs: GraphCache<usize, Reads<B>, B>,
 }
 
@@ -51,23 +50,23 @@ struct Layers<B: Backend> {
     blocks: Arc<Blocks<B>>,
 }
 
-/// What the graph of a prompt reads.
+/// The inputs of a prompt's graph, which must outlive it.
 struct Reads<B: Backend> {
     layers: Arc<Layers<B>>,
     rope: Arc<Rope<B>>,
 }
 
-/// The number of prompt lengths that may have a graph.
+/// Maximum number of prompt lengths that have a graph.
 const MAX_GRAPHS: NonZeroUsize = NonZeroUsize::new(8).unwrap();
 
 impl<B: Backend> TextEncoder<B> {
     /// Loads the layers up to the last of `out_layers` (hidden state k is the output of layer k - 1).
     ///
-    /// Errors when a tensor is missing or has another shape than the config says, or the model lacks one of the states.
+    /// Errors if a tensor is missing or its shape does not fit the config, or the model lacks one of the states.
     pub fn load(weights: &Weights<'_, B>, config: TextEncoderConfig, out_layers: &[usize]) -> Result<Self> {
         let weights = weights.at("model");
         let last = out_layers.iter().copied().max().unwrap_or(0);
-        // The last hidden state would be the normed one, which no FLUX.2-klein model reads.
+        // The last hidden state is normed in the encoder; no FLUX.2-klein model reads it.
         if last >= config.num_hidden_layers || out_layers.is_empty() || out_layers.contains(&0) {
             return Err(Error::new(format!(
                 "text_encoder_out_layers {out_layers:?} do not fit an encoder of {} layers",
@@ -77,7 +76,7 @@ impl<B: Backend> TextEncoder<B> {
             .hint("this is not the index of a klein model: fetch the whole folder again"));
         }
         let embed_tokens = weights.view("embed_tokens.weight", &[config.vocab_size, config.hidden_size])?;
-        let layer = |i| Layer::load(&weights.at("layers").at(i).of_block(i), &config);
+        let layer = |i| Layer::load(&weights.at("layers").at(i).for_block(i), &config);
         let layers = (0..last).map(layer).collect::<Result<_>>()?;
         let (backend, blocks) = (weights.backend().clone(), Arc::clone(weights.blocks()));
         blocks.allocate(&backend)?;
@@ -91,21 +90,21 @@ impl<B: Backend> TextEncoder<B> {
         })
     }
 
-    /// Number of weights that are uploaded: those of the layers that run.
+    /// Returns the number of weights that are uploaded: those of the layers that run.
     pub fn elements(config: &TextEncoderConfig, out_layers: &[usize]) -> u64 {
         out_layers.iter().copied().max().unwrap_or(0) as u64 * config.layer_elements()
     }
 
-    /// Tokens to features; reports each layer to `done(layers so far)`, which may end the work with an error.
+    /// Encodes tokens to features. Calls `done(layers so far)` after each layer, whose error ends the work.
     ///
     /// n tokens -> [n, out_layers * hidden].
     ///
-    /// Errors when a token id is outside the vocabulary, and as `done`.
+    /// Errors if a token id is outside the vocabulary, and as `done`.
     /// Source: FLUX.2 reference `_get_qwen3_prompt_embeds`.
     pub fn forward(&self, tokens: &PromptTokens, mut done: impl FnMut(usize) -> Result<()>) -> Result<Tensor<B>> {
         let positions = positions(tokens);
         let embedded = self.embed(&tokens.ids[..positions.len()])?;
-        // A capture runs the layers once more than asked for, and a graph does not run them one by one.
+        // Capturing a graph runs the layers once more, and replaying it does not run them one by one.
         let told = RefCell::new((0, &mut done));
         let tell = |layers| {
             let (last, done) = &mut *told.borrow_mut();
@@ -117,7 +116,7 @@ impl<B: Backend> TextEncoder<B> {
         };
         let rope = self.cached_rope(&positions)?;
         let is_cached = self.rope.get().is_some_and(|(cached, _)| *cached == positions);
-        // No graph holds copies of weights that are streamed.
+        // Graphs cannot contain copies of streamed weights.
         if !is_cached || self.layers.blocks.are_streamed() {
             return padded(self.layers.forward(&embedded, &rope, tokens.real, tell)?, tokens);
         }
@@ -130,12 +129,12 @@ impl<B: Backend> TextEncoder<B> {
         padded(features, tokens)
     }
 
-    /// Number of layers that run.
+    /// Returns the number of layers that run.
     pub fn layers(&self) -> usize {
         self.layers.layers.len()
     }
 
-    /// [`TextEncoder::rope`], which caches the tables that came first.
+    /// [`TextEncoder::rope`] with a cache of the first tables.
     fn cached_rope(&self, positions: &[usize]) -> Result<Arc<Rope<B>>> {
         match self.rope.get() {
             Some((cached, rope)) if cached == positions => Ok(Arc::clone(rope)),
@@ -157,7 +156,7 @@ impl<B: Backend> TextEncoder<B> {
         self.backend.embedding(&self.embed_tokens, &ids)
     }
 
-    /// Rotate-half tables of these positions.
+    /// Returns the rotate-half tables of these positions.
     pub fn rope(&self, positions: &[usize]) -> Result<Rope<B>> {
         let (n, half) = (positions.len(), self.config.head_dim / 2);
         let angle = |position: usize, i: usize| {
@@ -176,7 +175,7 @@ impl<B: Backend> TextEncoder<B> {
 }
 
 impl<B: Backend> Layers<B> {
-    /// embedded [n, hidden], whose first `real` rows are no padding -> [n, out_layers * hidden].
+    /// Runs the layers on embedded [n, hidden], whose first `real` rows are no padding -> [n, out_layers * hidden].
     fn forward(
         &self,
         embedded: &Tensor<B>,
@@ -205,7 +204,7 @@ impl<B: Backend> Layers<B> {
     }
 }
 
-/// The positions of the tokens that are computed: all of them, or of padding that has one state the first.
+/// Returns the positions of the computed tokens: all tokens, or without padding that repeats the first padding token.
 fn positions(tokens: &PromptTokens) -> Vec<usize> {
     let (n, real) = (tokens.ids.len(), tokens.real);
     match tokens.padding {
@@ -214,7 +213,7 @@ fn positions(tokens: &PromptTokens) -> Vec<usize> {
     }
 }
 
-/// The features of all tokens, of which those of the first padding may stand for the others too.
+/// Returns the features of all tokens; the last row may stand for all padding.
 fn padded<B: Backend>(features: Tensor<B>, tokens: &PromptTokens) -> Result<Tensor<B>> {
     let (n, rows) = (tokens.ids.len(), features.rows());
     if rows == n {

@@ -1,4 +1,4 @@
-//! A prompt to token ids: template, byte-level BPE, truncation and padding.
+//! Prompts to token ids: template, byte-level BPE, truncation and padding.
 
 use std::num::NonZeroUsize;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -11,49 +11,49 @@ use super::tokenizer_file::{self, Inner};
 use super::{gguf_tokenizer, qwen3};
 use crate::error::{Error, Field, Result};
 use crate::files::{Gguf, TokenizerFile, damage};
-use crate::guard::guarded;
+use flux_base::guard::guarded;
 
-/// The longest tokenizer; Qwen3's has 11 MB.
+/// Maximum bytes of a tokenizer file; Qwen3's has 11 MB.
 const MAX_BYTES: usize = 64 << 20;
-/// The token that pads a prompt at its end.
+/// The padding token.
 const PAD: &str = "<|endoftext|>";
-/// Prompts whose tokens are kept: each is asked for several times while its image is planned, and live images have one
-/// again and again.
+/// Number of prompts whose tokens are cached: planning an image tokenizes its prompt several times, and live images
+/// repeat their prompt.
 const KEPT: NonZeroUsize = NonZeroUsize::new(16).unwrap();
-/// The longest prompt that is kept, in bytes.
-const MOST_KEPT: usize = 4096;
+/// Maximum bytes of a cached prompt.
+const MAX_CACHED: usize = 4096;
 
-/// What stands around a prompt.
+/// The chat template around a prompt.
 #[derive(Debug, Clone, Copy)]
 pub struct Template {
-    /// Before it.
+    /// The text before the prompt.
     pub before: &'static str,
-    /// Behind it.
+    /// The text after the prompt.
     pub after: &'static str,
-    /// Where the padding behind that stands.
+    /// The positions of the padding.
     pub padding: Padding,
 }
 
 /// The positions of padding.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Padding {
-    /// They count on behind the last token.
+    /// Consecutive positions after the last token.
     Counted,
-    /// All of it is at one position. So all of it has the same features.
+    /// One position for all padding, so all padding has the same features.
     At(usize),
 }
 
-/// How many tokens a prompt in its template becomes, padding included.
+/// The number of tokens that a prompt in its template is cut or padded to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Window {
-    /// As many at most; longer prompts are cut.
-    pub most: usize,
-    /// Where this is none, as many always; else the least multiple of it that the prompt fits in, or the most.
+    /// The maximum number of tokens; longer prompts are cut.
+    pub max: usize,
+    /// Prompts are padded to a multiple of `step`, or to `max`. `None` always pads to `max`.
     pub step: Option<usize>,
 }
 
 impl Window {
-    /// Of a prompt of `tokens` tokens, where `most` are read.
+    /// Returns the padded length of a prompt of `tokens` tokens, at most `most`.
     pub fn length(self, tokens: usize, most: usize) -> usize {
         self.step.map_or(most, |step| (tokens.max(1).div_ceil(step) * step).min(most))
     }
@@ -64,32 +64,32 @@ impl Window {
 pub struct PromptTokens {
     /// Ids, padded to the model's length.
     pub ids: Vec<u32>,
-    /// How many of them are no padding.
+    /// Number of tokens that are no padding.
     pub real: usize,
-    /// Where the padding stands.
+    /// The positions of the padding.
     pub padding: Padding,
-    /// Tokens that were cut off because the prompt in its template is too long.
+    /// Number of tokens that were cut off because the prompt in its template is too long.
     pub truncated: usize,
-    /// Where the part of the prompt begins that was cut off, in bytes; the prompt's length where all of it was read.
+    /// Byte offset of the part of the prompt that was cut off; the prompt's length if nothing was cut off.
     pub cut_at: usize,
 }
 
-/// The model's own tokenizer.
+/// The model's tokenizer.
 pub struct Tokenizer {
     inner: Inner,
     pad: u32,
     template: Template,
     length: usize,
-    /// Its path, for messages.
+    /// The path of its file, for messages.
     file: String,
-    /// Ids of the prompts in the template that were asked for last, neither cut nor padded.
+    /// Cached ids of recent prompts in the template, neither cut nor padded.
     known: Mutex<LruCache<String, Arc<[u32]>>>,
 }
 
 impl Tokenizer {
     /// Reads a tokenizer; prompts in the template become `length` tokens.
     ///
-    /// Errors when the file is missing, no tokenizer of Qwen's kind, or lacks a token of the template.
+    /// Errors if the file is missing, is no tokenizer of Qwen's kind, or lacks a token of the template.
     pub fn load(file: &TokenizerFile, template: Template, length: usize) -> Result<Self> {
         let refused = |what: String| {
             Error::new(what)
@@ -106,7 +106,7 @@ impl Tokenizer {
             }
             TokenizerFile::Gguf(path) => {
                 let gguf = Gguf::open(path, "the file is damaged: fetch it again")?;
-                let parts = gguf_tokenizer::Parts::of(&gguf)?;
+                let parts = gguf_tokenizer::Parts::read(&gguf)?;
                 guarded(|| parts.tokenizer())
             }
             TokenizerFile::Carried => guarded(qwen3::tokenizer),
@@ -121,33 +121,33 @@ impl Tokenizer {
         Ok(Self { inner, pad, template, length, file: file.display(), known: Mutex::new(LruCache::new(KEPT)) })
     }
 
-    /// The vocabulary, filled up to the `size` embeddings of a text encoder.
+    /// Returns the vocabulary, padded to the `size` embeddings of a text encoder.
     ///
-    /// Errors when it has more tokens.
+    /// Errors if it has more tokens.
     pub fn vocabulary(&self, size: usize) -> Result<Vocabulary> {
-        Vocabulary::of(&self.inner, size).map_err(|why| {
+        Vocabulary::new(&self.inner, size).map_err(|why| {
             Error::new(why)
                 .at(self.file.as_str())
-                .hint(format!("name the tokenizer of this text encoder with `{}`", Field::Tokenizer))
+                .hint(format!("pass the tokenizer of this text encoder with `{}`", Field::Tokenizer))
         })
     }
 
-    /// [`Tokenizer::encode_to`] the length of the model.
+    /// [`Tokenizer::encode_to`] with the model's length.
     ///
-    /// Errors as it does.
+    /// Errors as [`Tokenizer::encode_to`].
     pub fn encode(&self, prompt: &str) -> Result<PromptTokens> {
         self.encode_to(prompt, self.length)
     }
 
-    /// The prompt in the template, cut to `length` tokens on the right and padded to them.
+    /// Encodes the prompt in the template, cut to `length` tokens on the right or padded to them.
     ///
-    /// Errors when the tokenizer fails, which a valid one does not.
+    /// Errors if the tokenizer fails, which a valid tokenizer does not.
     pub fn encode_to(&self, prompt: &str, length: usize) -> Result<PromptTokens> {
         let mut ids = self.ids(prompt)?.to_vec();
         let truncated = ids.len().saturating_sub(length);
         let mut cut_at = prompt.len();
         if truncated > 0 {
-            // Places in the text cost time, so they are asked for only here.
+            // Offsets are slow to compute, so they are computed only here.
             let (before, text) = (self.template.before, self.whole(prompt));
             let places = self.encoding(|inner| inner.encode(text.as_str(), false))?;
             let place = places.get_offsets().get(length).map_or(text.len(), |&(start, _)| start);
@@ -159,20 +159,20 @@ impl Tokenizer {
         Ok(PromptTokens { ids, real, padding: self.template.padding, truncated, cut_at })
     }
 
-    /// How many tokens the prompt in the template has, without padding.
+    /// Returns the number of tokens of the prompt in the template, without padding.
     ///
     /// Errors as [`Tokenizer::encode_to`].
     pub fn count(&self, prompt: &str) -> Result<usize> {
         self.ids(prompt).map(|ids| ids.len())
     }
 
-    /// The prompt in the template.
+    /// Returns the prompt in the template.
     fn whole(&self, prompt: &str) -> String {
         let Template { before, after, .. } = self.template;
         format!("{before}{prompt}{after}")
     }
 
-    /// The ids of that.
+    /// Returns the ids of the prompt in the template.
     fn ids(&self, prompt: &str) -> Result<Arc<[u32]>> {
         let known = || self.known.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(found) = known().get(prompt) {
@@ -180,13 +180,13 @@ impl Tokenizer {
         }
         let text = self.whole(prompt);
         let ids: Arc<[u32]> = self.encoding(|inner| inner.encode_fast(text.as_str(), false))?.get_ids().into();
-        if prompt.len() <= MOST_KEPT {
+        if prompt.len() <= MAX_CACHED {
             known().put(prompt.to_string(), Arc::clone(&ids));
         }
         Ok(ids)
     }
 
-    /// Errors when a text encoder with a vocabulary of `size` tokens has none of these.
+    /// Errors if a token is outside a text encoder's vocabulary of `size` tokens.
     pub fn check_vocabulary(&self, tokens: &PromptTokens, size: usize) -> Result<()> {
         match tokens.ids.iter().find(|&&id| id as usize >= size) {
             None => Ok(()),
@@ -194,20 +194,20 @@ impl Tokenizer {
         }
     }
 
-    /// What the crate makes of a prompt, with its errors and panics as errors.
+    /// Runs the crate's encoder, with its errors and panics as errors.
     fn encoding(&self, encode: impl FnOnce(&Inner) -> tokenizers::Result<Encoding>) -> Result<Encoding> {
         guarded(|| encode(&self.inner).map_err(|e| e.to_string())).and_then(|encoded| encoded).map_err(|why| {
             Error::new(format!("cannot tokenize the prompt: {why}"))
                 .at(self.file.as_str())
-                .hint("fetch the tokenizer again; if it is whole, word the prompt otherwise")
+                .hint("fetch the tokenizer again; if it is intact, reword the prompt")
         })
     }
 }
 
-/// The error of a token that a vocabulary of `size` tokens does not have.
+/// The error for a token outside a vocabulary of `size` tokens.
 pub(super) fn outside(id: u32, size: usize) -> Error {
     Error::new(format!("token id {id} is outside the encoder's vocabulary of {size}"))
-        .hint("tokenizer and text encoder are of different models: fetch the whole folder again")
+        .hint("tokenizer and text encoder belong to different models: fetch the whole folder again")
 }
 
 #[cfg(test)]
@@ -222,7 +222,7 @@ mod tests {
     const FILE: &str = "tokenizer.json";
     const BARE: Template = Template { before: "", after: "", padding: Padding::Counted };
 
-    /// What loading the built-in model's tokenizer gives after `change`.
+    /// Loads the built-in model's tokenizer after `change`.
     fn changed(change: impl FnOnce(&mut Value)) -> Result<Tokenizer> {
         let mut tokenizer =
             serde_json::from_slice(include_bytes!("../../models/tiny/tokenizer/tokenizer.json")).unwrap();
@@ -298,7 +298,7 @@ mod tests {
         });
         refused(&["400001 merges"], |file| file["model"]["merges"] = json!(vec!["a b"; 400_001]));
         refused(&["the token `xxx", "2000 bytes"], |file| file["model"]["vocab"]["x".repeat(2000)] = json!(7));
-        refused(&["the token `~~`", "the id 4294967295"], |file| file["model"]["vocab"]["~~"] = json!(u32::MAX));
+        refused(&["the token `~~`", "id 4294967295"], |file| file["model"]["vocab"]["~~"] = json!(u32::MAX));
         changed(|file| tokens(file, (0..4000).map(|i| added(format!("{i:0>256}"))).collect())).unwrap();
     }
 
@@ -319,7 +319,7 @@ mod tests {
             }]
         {
             let error = of(change).unwrap_err().to_string();
-            assert!(error.contains("words are not those from 0 to") && error.contains("`tokenizer`"), "{error}");
+            assert!(error.contains("words are not 0 to") && error.contains("`tokenizer`"), "{error}");
         }
     }
 }

@@ -1,7 +1,7 @@
-//! The tokenizer of Qwen3, for models that come without one.
+//! The tokenizer of Qwen3, for models that have none.
 //!
-//! Its vocabulary follows from its merges: the first 256 tokens are the letters that stand for bytes, and each merge
-//! makes the next one. So the program carries the merges, compressed, and the list of added tokens.
+//! The merges determine the vocabulary: the first 256 tokens are the letters that stand for bytes, and each merge
+//! makes the next token. So the program contains only the merges, compressed, and the list of added tokens.
 
 use std::collections::BTreeMap;
 use std::io::Read;
@@ -18,7 +18,7 @@ use super::tokenizer_file::{Inner, build};
 const MERGES: &[u8] = include_bytes!("../../models/qwen3-tokenizer/merges.txt.gz");
 const CONFIG: &[u8] = include_bytes!("../../models/qwen3-tokenizer/tokenizer_config.json");
 
-/// Its tokens, those that are added included.
+/// Number of its tokens, added tokens included.
 pub const TOKENS: usize = 151_669;
 
 #[derive(Deserialize)]
@@ -26,11 +26,11 @@ struct Config {
     added_tokens_decoder: BTreeMap<u32, AddedToken>,
 }
 
-/// The tokenizer.
+/// Builds the tokenizer.
 ///
-/// Errors with the reason when what the program carries is damaged.
+/// Errors with the reason if the embedded data is damaged.
 pub(super) fn tokenizer() -> Result<Inner, String> {
-    let damaged = |e: &dyn std::fmt::Display| format!("the program's own tokenizer is damaged: {e}");
+    let damaged = |e: &dyn std::fmt::Display| format!("the built-in tokenizer is damaged: {e}");
     let mut text = String::new();
     GzDecoder::new(MERGES).read_to_string(&mut text).map_err(|e| damaged(&e))?;
     let mut vocab: Vocab = letters().zip(0..).map(|(letter, id)| (letter.to_string(), id)).collect();
@@ -45,8 +45,8 @@ pub(super) fn tokenizer() -> Result<Inner, String> {
     build(vocab, merges, Some(NFC), &added)
 }
 
-/// The letters that stand for bytes, in the order of their tokens: those that can be printed stand for themselves, and
-/// those behind for the others.
+/// The letters that stand for bytes, in the order of their tokens: printable bytes stand for themselves, and the
+/// letters from U+0100 on for the other bytes.
 fn letters() -> impl Iterator<Item = char> {
     ('!'..='~').chain('\u{a1}'..='\u{ac}').chain('\u{ae}'..='\u{ff}').chain('\u{100}'..='\u{143}')
 }

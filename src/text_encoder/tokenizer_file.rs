@@ -1,8 +1,8 @@
-//! `tokenizer.json`, of the kind that Qwen has and of no other: whatever else the format allows, such as patterns that
-//! take for ever or rules that change with each run, is refused by name.
+//! `tokenizer.json` of Qwen's kind. Everything else that the format allows, such as patterns of unbounded run time or
+//! rules that change with each run, is an error.
 //!
-//! The model type is given, so the file is parsed once: 150 ms for Qwen3's 11 MB on one core. `tokenizers::Tokenizer`
-//! takes 220 ms, because it reads a tree first to find the model type, and copies that twice.
+//! The model type is fixed, so the file is parsed once: 150 ms for Qwen3's 11 MB on one core. `tokenizers::Tokenizer`
+//! takes 220 ms, because it reads a tree first to find the model type, and copies the tree twice.
 
 use std::fmt;
 
@@ -21,13 +21,13 @@ use crate::error::shortened;
 /// A tokenizer of this kind.
 pub(super) type Inner = TokenizerImpl<BPE, NFC, PreTokenizerWrapper, PostProcessorWrapper, DecoderWrapper>;
 
-/// How Qwen2 and Qwen3 split a text into words.
+/// The regular expression by which Qwen2 and Qwen3 split a text into words.
 const SPLIT_REGEX: &str =
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 /// Qwen3 has 151643 tokens and 151387 merges; its longest token has 256 bytes.
 pub(super) const MAX_TOKENS: usize = 400_000;
 pub(super) const MAX_TOKEN_BYTES: usize = 1024;
-/// Qwen3 adds 26 tokens of up to 20 bytes. One of 50 kB takes more than a minute to add.
+/// Qwen3 adds 26 tokens of up to 20 bytes. Adding one of 50 kB takes more than a minute.
 pub(super) const MAX_ADDED: usize = 4096;
 pub(super) const MAX_ADDED_BYTES: usize = 256;
 
@@ -42,7 +42,7 @@ struct File {
     model: Model,
 }
 
-/// A step of tokenizing, with the settings that tell whether it is the one that Qwen has.
+/// A step of tokenizing, with the settings that identify Qwen's.
 #[derive(Deserialize)]
 struct TokenizerStep {
     #[serde(rename = "type")]
@@ -79,7 +79,7 @@ struct Model {
     merges: Vec<Merge>,
 }
 
-/// Two tokens that become one: a pair, or `"a b"` in older files.
+/// Two tokens that merge: a pair, or `"a b"` in older files.
 struct Merge(String, String);
 
 impl<'de> Deserialize<'de> for Merge {
@@ -111,8 +111,8 @@ impl<'de> Deserialize<'de> for Merge {
 
 /// Reads a tokenizer.
 ///
-/// Errors with the reason when it is none, of another kind, or larger than any of this kind. May panic where
-/// the crate does.
+/// Errors with the reason if the file is no tokenizer, of another kind, or exceeds the bounds of this kind. May panic
+/// if the crate does.
 pub(super) fn parse(bytes: &[u8]) -> Result<Inner, String> {
     let file: File = serde_json::from_slice(bytes).map_err(|e| format!("not a tokenizer: {e}"))?;
     file.check_kind()?;
@@ -122,9 +122,9 @@ pub(super) fn parse(bytes: &[u8]) -> Result<Inner, String> {
     build(model.vocab, merges, normalizer.map(|_| NFC), &added_tokens)
 }
 
-/// The tokenizer of a vocabulary, its merges, and tokens that are no words of it.
+/// Builds a tokenizer from a vocabulary, its merges, and added tokens.
 ///
-/// Errors with the reason when a merge names a token that is not in the vocabulary.
+/// Errors with the reason if a merge has a token that is not in the vocabulary.
 pub(super) fn build(
     vocab: Vocab,
     merges: Vec<(String, String)>,
@@ -133,7 +133,7 @@ pub(super) fn build(
 ) -> Result<Inner, String> {
     let bpe = BPE::builder().vocab_and_merges(vocab, merges).build().map_err(|e| format!("not a tokenizer: {e}"))?;
     let split = Split::new(SplitPattern::Regex(SPLIT_REGEX.into()), SplitDelimiterBehavior::Isolated, false)
-        .map_err(|e| format!("the program's own pattern is refused: {e}"))?;
+        .map_err(|e| format!("the built-in pattern is invalid: {e}"))?;
     let mut inner = Inner::new(bpe);
     inner.with_normalizer(normalizer);
     // Decoder and post-processor change no ids, so they are left out.
@@ -186,7 +186,7 @@ impl File {
             vocab.iter().find(|(token, id)| token.len() > MAX_TOKEN_BYTES || **id as usize >= 2 * MAX_TOKENS)
         {
             return Err(format!(
-                "the token `{}` has {} bytes and the id {id}, expected at most {MAX_TOKEN_BYTES} bytes and an id below {}",
+                "the token `{}` has {} bytes and id {id}, expected at most {MAX_TOKEN_BYTES} bytes and an id below {}",
                 short(token),
                 token.len(),
                 2 * MAX_TOKENS
@@ -229,14 +229,14 @@ impl Model {
             ("ignore_merges", self.ignore_merges == Some(true)),
         ];
         match settings.iter().find(|(_, set)| *set) {
-            Some((name, _)) => Err(format!("the tokenizer's model has {name}, which Qwen's has not")),
+            Some((name, _)) => Err(format!("the tokenizer's model has {name}, which Qwen's does not have")),
             None => Ok(()),
         }
     }
 }
 
-/// Both ends of a text from the file, for a message.
+/// Shortens a text from the file to both of its ends, for a message.
 pub(super) fn short(text: &str) -> String {
-    const MOST: usize = 40;
-    shortened(text, MOST).into_owned()
+    const MAX: usize = 40;
+    shortened(text, MAX).into_owned()
 }

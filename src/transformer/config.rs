@@ -1,4 +1,4 @@
-//! `transformer/config.json`, or the shapes of a single file and what it says.
+//! The transformer's config: `transformer/config.json`, or the shapes and metadata of a single file.
 
 use serde::{Deserialize, Serialize};
 use serde_json::json;
@@ -7,26 +7,26 @@ use crate::error::Result;
 use crate::files::own_models::Architecture;
 use crate::files::{Component, ConfigPlace, FileConfig, ModelFiles, Role, Variant};
 
-/// What no shape tells.
-const UNTOLD: [&str; 3] = ["axes_dims_rope", "rope_theta", "eps"];
-/// What the published models have there.
+/// The values that no shape determines.
+const NOT_IMPLIED: [&str; 3] = ["axes_dims_rope", "rope_theta", "eps"];
+/// `eps` of the published models.
 const EPS: f32 = 1e-6;
-/// The published models: features of a token, of a head and of a text token, and channels. All have four axes of a
-/// quarter of a head. Numbers of blocks and widths of MLPs may be others, as in models that were pruned.
+/// The published models: features of a token, of a head and of a text token, and channels. All have four position axes
+/// of a quarter of a head each. Numbers of blocks and MLP widths may differ, as in pruned models.
 const PUBLISHED: [[usize; 4]; 4] =
     [[3072, 128, 7680, 128], [4096, 128, 12288, 128], [6144, 128, 15360, 128], [3072, 128, 20480, 128]];
-/// The most features of a token; klein 9B has 4096, and three times as many in its MLP.
+/// Maximum features of a token; klein 9B has 4096, and three times as many in its MLP.
 const MAX_DIM: usize = 1 << 17;
 const MAX_MLP: usize = 1 << 20;
 
-/// Sizes of a transformer, named as in the file of FLUX.2.
+/// Sizes of a transformer, named as in the config of FLUX.2.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct TransformerConfig {
     /// Channels of a packed latent.
     pub in_channels: usize,
-    /// Channels of the velocity; `in_channels` when absent.
+    /// Channels of the velocity; `in_channels` if absent.
     pub out_channels: Option<usize>,
-    /// Double blocks; of FLUX.3, blocks that each stream has for itself.
+    /// Double blocks; for FLUX.3, the blocks of each stream before the streams are joined.
     pub num_layers: usize,
     /// Single blocks.
     pub num_single_layers: usize,
@@ -39,7 +39,7 @@ pub struct TransformerConfig {
     /// Length of the sinusoidal timestep embedding.
     #[serde(alias = "timestep_channels")]
     pub timestep_guidance_channels: usize,
-    /// MLP width over dim.
+    /// Features inside the MLP, as a multiple of the features of a token.
     pub mlp_ratio: f64,
     /// Number of features of a head that each position axis (t, h, w, l) rotates.
     pub axes_dims_rope: Vec<usize>,
@@ -47,16 +47,16 @@ pub struct TransformerConfig {
     pub rope_theta: f64,
     /// Added to the variance in every norm.
     pub eps: f32,
-    /// Whether the model reads a guidance value: FLUX.2-dev, not klein.
+    /// `true` if the model reads a guidance value: FLUX.2-dev, not klein.
     #[serde(default)]
     pub guidance_embeds: bool,
-    /// Patches inside the model; klein packs outside it.
+    /// Patch size inside the model; klein packs latents outside it.
     #[serde(default = "one")]
     pub patch_size: usize,
-    /// Whether the model reads the time that a step leads to. FLUX.3 alone says so or not.
+    /// `true` if the model reads the time that a step leads to. Only configs of FLUX.3 have this key.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub flow_map: Option<bool>,
-    /// Channels of a packed latent of references; those of FLUX.2 have no embedder of their own.
+    /// Channels of a packed latent of references. FLUX.2 has no separate embedder for them.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cond_in_channels: Option<usize>,
 }
@@ -66,30 +66,31 @@ fn one() -> usize {
 }
 
 impl TransformerConfig {
-    /// Reads and checks the config; without one, the shapes of the file tell the sizes, and the file what they do not.
+    /// Reads and checks the config. Without a config, sizes come from the shapes in the file, and the rest from its
+    /// metadata.
     ///
-    /// Errors when it is missing, no JSON, or describes a model of another kind.
+    /// Errors if the config is missing, no JSON, or of another kind of model.
     pub fn read(dir: &ModelFiles) -> Result<Self> {
         let component = dir.component(Role::Transformer);
-        let config = Self::of(component)?;
+        let config = Self::from_component(component)?;
         if config.guidance_embeds || config.patch_size != 1 {
-            let what = "a model with guidance_embeds or patch_size other than 1 is no klein model";
+            let what = "a model with guidance_embeds or patch_size other than 1 is not a klein model";
             return Err(component.place().wrong(what));
         }
         Ok(config)
     }
 
-    /// [`TransformerConfig::read`] of a component, which may also be one that reads a guidance value.
+    /// [`TransformerConfig::read`] of a component, which may also read a guidance value.
     ///
-    /// Errors as it does.
-    pub fn of(component: &Component) -> Result<Self> {
+    /// Errors as [`TransformerConfig::read`].
+    pub fn from_component(component: &Component) -> Result<Self> {
         let (config, place) = match component.config()? {
             Some(config) => {
                 check_class(component, &config)?;
                 (config, component.place())
             }
             None => {
-                let (config, said) = Self::of_file(component)?;
+                let (config, said) = Self::from_file(component)?;
                 (config, said.place())
             }
         };
@@ -97,23 +98,23 @@ impl TransformerConfig {
         Ok(config)
     }
 
-    /// Where the values are told that no shape tells, for display.
+    /// Returns the source of the values that no shape determines, for display.
     ///
     /// Errors as [`TransformerConfig::read`].
     pub fn source(component: &Component) -> Result<String> {
         match component.single_file() {
-            Some(_) => Ok(Self::of_file(component)?.1.source()),
+            Some(_) => Ok(Self::from_file(component)?.1.source()),
             None => Ok(component.place().path().to_string()),
         }
     }
 
-    /// The sizes of a single file, and what it says.
+    /// Reads the sizes of a single file, and its metadata.
     ///
-    /// Errors when it cannot be opened, lacks one of the layers that tell them, or says too little.
-    fn of_file(component: &Component) -> Result<(Self, FileConfig)> {
+    /// Errors if the file cannot be opened, lacks a layer that determines sizes, or has too little metadata.
+    fn from_file(component: &Component) -> Result<(Self, FileConfig)> {
         let files = component.tensors()?;
-        let mut config = super::of_shapes(component, &files)?;
-        let mut told = vec![
+        let mut config = super::config_from_shapes(component, &files)?;
+        let mut implied = vec![
             ("in_channels", json!(config.in_channels)),
             ("out_channels", json!(config.out_channels)),
             ("num_layers", json!(config.num_layers)),
@@ -126,9 +127,10 @@ impl TransformerConfig {
             ("patch_size", json!(config.patch_size)),
         ];
         if config.architecture() == Architecture::Flux3 {
-            told.extend([("flow_map", json!(config.flow_map)), ("cond_in_channels", json!(config.cond_in_channels))]);
+            implied
+                .extend([("flow_map", json!(config.flow_map)), ("cond_in_channels", json!(config.cond_in_channels))]);
         }
-        let said = FileConfig::read(component, &files, &UNTOLD, &told)?;
+        let said = FileConfig::read(component, &files, &NOT_IMPLIED, &implied)?;
         if let Some(mlp_ratio) = said.get("mlp_ratio", "a number")? {
             let mlp = config.mlp();
             config.mlp_ratio = mlp_ratio;
@@ -145,12 +147,12 @@ impl TransformerConfig {
         Ok((config, said))
     }
 
-    /// The config of so many features of a token, of a head and in the MLP, whose other sizes are still to be told.
+    /// Creates a config with these features of a token, of a head and of the MLP; the caller sets the other sizes.
     ///
-    /// Errors when heads do not divide the features.
-    pub(super) fn of_widths(component: &Component, [dim, head_dim, mlp]: [usize; 3], rope_theta: f64) -> Result<Self> {
+    /// Errors if heads do not divide the features.
+    pub(super) fn new(component: &Component, [dim, head_dim, mlp]: [usize; 3], rope_theta: f64) -> Result<Self> {
         if head_dim == 0 || dim == 0 || !dim.is_multiple_of(head_dim) {
-            return Err(component.place().wrong(format!("{dim} features are not made of heads of {head_dim}")));
+            return Err(component.place().wrong(format!("{dim} features are not a multiple of heads of {head_dim}")));
         }
         Ok(Self {
             in_channels: 0,
@@ -209,15 +211,16 @@ impl TransformerConfig {
                 self.out_channels()
             ));
         }
-        if self.cond_in_channels.is_some_and(|channels| channels != self.in_channels) {
+        if let Some(channels) = self.cond_in_channels
+            && channels != self.in_channels
+        {
             return error(format!(
-                "cond_in_channels {:?} and in_channels {} must be equal: references are made by the VAE that makes images",
-                self.cond_in_channels.unwrap_or_default(),
+                "cond_in_channels {channels} and in_channels {} must be equal: one VAE encodes references and images",
                 self.in_channels
             ));
         }
         if self.architecture() == Architecture::Flux3 && self.num_single_layers == 0 {
-            return error("num_single_layers is 0, so text and image never meet".to_string());
+            return error("num_single_layers is 0, so text and image never interact".to_string());
         }
         if !self.timestep_guidance_channels.is_multiple_of(2) {
             return error(format!("timestep_guidance_channels {} must be even", self.timestep_guidance_channels));
@@ -225,48 +228,48 @@ impl TransformerConfig {
         Ok(())
     }
 
-    /// Features of a token.
+    /// Returns the number of features of a token.
     pub fn dim(&self) -> usize {
         self.num_attention_heads * self.attention_head_dim
     }
 
-    /// Features inside the MLP.
+    /// Returns the number of features inside the MLP.
     pub fn mlp(&self) -> usize {
         (self.dim() as f64 * self.mlp_ratio) as usize
     }
 
-    /// Channels of the velocity.
+    /// Returns the number of channels of the velocity.
     pub fn out_channels(&self) -> usize {
         self.out_channels.unwrap_or(self.in_channels)
     }
 
-    /// What the transformer computes.
+    /// Returns the architecture, FLUX.2 or FLUX.3.
     pub fn architecture(&self) -> Architecture {
         if self.flow_map.is_some() { Architecture::Flux3 } else { Architecture::Flux2 }
     }
 
-    /// Whether the model reads the time that a step leads to, on which then all of it depends.
+    /// Returns `true` if the model reads the time that a step leads to. All its modulations then depend on that time.
     pub fn reads_next_time(&self) -> bool {
         self.flow_map == Some(true)
     }
 
-    /// Whether text, references and image have blocks for themselves before they meet.
+    /// Returns `true` if text, references and image have separate blocks before they are joined.
     pub fn has_early_blocks(&self) -> bool {
         self.architecture() == Architecture::Flux3 && self.num_layers > 0
     }
 
-    /// Double blocks.
+    /// Returns the number of double blocks.
     pub fn double_blocks(&self) -> usize {
         if self.architecture() == Architecture::Flux2 { self.num_layers } else { 0 }
     }
 
-    /// How the model was trained, where its weights tell.
+    /// Returns the variant of the model, if its weights determine it.
     pub fn variant(&self) -> Option<Variant> {
         self.flow_map.map(|reads_next_time| if reads_next_time { Variant::Distilled } else { Variant::Base })
     }
 
-    /// Number of blocks in each list of [`LayerMap::blocks`](crate::files::names::LayerMap::blocks), which are in the
-    /// order of use.
+    /// Returns the number of blocks in each list of [`LayerMap::blocks`](crate::files::names::LayerMap::blocks). The
+    /// lists are in the order of use.
     pub fn block_counts(&self) -> Vec<usize> {
         match self.architecture() {
             Architecture::Flux2 => vec![self.num_layers, self.num_single_layers],
@@ -274,13 +277,13 @@ impl TransformerConfig {
         }
     }
 
-    /// What is in front of the names of the tensors of each block, in the order of use.
+    /// Returns the name prefix of each block's tensors, in the order of use.
     pub fn block_prefixes(&self) -> impl Iterator<Item = String> {
         let lists = self.architecture().model().layers.blocks.iter().zip(self.block_counts());
         lists.flat_map(|((_, own, _), count)| (0..count).map(move |block| format!("{own}.{block}.")))
     }
 
-    /// Number of weights of each block in the order of use; double blocks have those of two streams.
+    /// Returns the number of weights of each block, in the order of use; double blocks have weights for two streams.
     pub fn elements_of_blocks(&self) -> Vec<u64> {
         let single = self.single_block_elements();
         let counts = self.block_counts();
@@ -289,30 +292,31 @@ impl TransformerConfig {
         (0..all).map(|block| if block < double { 2 * single } else { single }).collect()
     }
 
-    /// Number of weights of a single block. As many multiply each token in a double block, which has others for text.
+    /// Number of weights of a single block. A double block uses as many for each token, and has separate ones for
+    /// text.
     fn single_block_elements(&self) -> u64 {
         let (dim, mlp) = (self.dim() as u64, self.mlp() as u64);
         4 * dim * dim + 3 * dim * mlp
     }
 
-    /// Floating-point operations of the blocks in an evaluation of so many tokens; `u64::MAX` where there are more.
+    /// Returns the floating-point operations of the blocks in an evaluation of `tokens` tokens, at most `u64::MAX`.
     pub fn evaluation_flops(&self, tokens: u64) -> u64 {
         let attention = (4 * self.dim() as u64).saturating_mul(tokens).saturating_mul(tokens);
         let products = 2u64.saturating_mul(self.single_block_elements()).saturating_mul(tokens);
         products.saturating_add(attention).saturating_mul((self.num_layers + self.num_single_layers) as u64)
     }
 
-    /// Number of weights in the blocks.
+    /// Returns the number of weights in the blocks.
     pub fn block_elements(&self) -> u64 {
         self.elements_of_blocks().iter().sum()
     }
 
-    /// Number of weights.
+    /// Returns the number of weights.
     pub fn elements(&self) -> u64 {
         self.block_elements() + self.other_elements()
     }
 
-    /// Number of weights around the blocks.
+    /// Returns the number of weights outside the blocks.
     pub fn other_elements(&self) -> u64 {
         let dim = self.dim() as u64;
         let channels =
@@ -320,8 +324,8 @@ impl TransformerConfig {
                 as u64;
         let (vectors, own_channels) = match self.architecture() {
             Architecture::Flux2 => (18, 0),
-            // Three for each stream of both kinds of blocks, two for the final norm, and one of the embedder; where the
-            // next time is read, it has an embedder too.
+            // Three for each stream of both kinds of blocks, two for the final norm, and one for the embedder. A model
+            // that reads the next time has an embedder for that too.
             Architecture::Flux3 if self.reads_next_time() => (22, self.in_channels + self.timestep_guidance_channels),
             Architecture::Flux3 => (21, self.in_channels),
         };
@@ -329,7 +333,7 @@ impl TransformerConfig {
     }
 }
 
-/// Errors when the config is of a class that says more than it does, or of another one than its values.
+/// Errors if the class needs keys that the config lacks, or contradicts its values.
 fn check_class(component: &Component, config: &TransformerConfig) -> Result<()> {
     #[derive(Deserialize)]
     struct Class {
@@ -337,19 +341,19 @@ fn check_class(component: &Component, config: &TransformerConfig) -> Result<()> 
         class_name: Option<String>,
     }
     let Some(Class { class_name: Some(class) }) = component.config()? else { return Ok(()) };
-    match Architecture::of_class(&class) {
+    match Architecture::from_class(&class) {
         Some(named) if named != config.architecture() => {
             let what = match named {
-                Architecture::Flux3 => "flow_map is missing, which says whether it reads the time that a step leads to",
-                Architecture::Flux2 => "flow_map is there, which a transformer of this class does not have",
+                Architecture::Flux3 => "flow_map is missing, which a transformer of this class must have",
+                Architecture::Flux2 => "flow_map is set, which a transformer of this class does not have",
             };
-            Err(component.place().wrong(format!("the config is that of a `{class}`, and {what}")))
+            Err(component.place().wrong(format!("the config is for a `{class}`, but {what}")))
         }
         _ => Ok(()),
     }
 }
 
-/// The least ratio at or above `mlp / dim` whose product with `dim` is not below `mlp`.
+/// Returns the smallest ratio at or above `mlp / dim` whose product with `dim` is not below `mlp`.
 fn ratio(mlp: usize, dim: usize) -> f64 {
     let ratio = mlp as f64 / dim as f64;
     if ((dim as f64 * ratio) as usize) < mlp { ratio.next_up() } else { ratio }

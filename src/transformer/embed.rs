@@ -7,7 +7,7 @@ use half::bf16;
 use super::TransformerConfig;
 use crate::files::own_models::Architecture;
 
-/// The sinusoidal embedding of a timestep in 0..1000: cosines, then sines.
+/// Returns the sinusoidal embedding of a timestep in 0..1000: cosines, then sines.
 ///
 /// Source: FLUX.2 reference `Timesteps(flip_sin_to_cos=True, downscale_freq_shift=0)`.
 pub fn timestep_embedding(timestep: f32, channels: usize) -> Vec<f32> {
@@ -16,10 +16,10 @@ pub fn timestep_embedding(timestep: f32, channels: usize) -> Vec<f32> {
     (0..half).map(|i| angle(i).cos()).chain((0..half).map(|i| angle(i).sin())).collect()
 }
 
-/// The time in 0..1000 of which the reference makes its sinusoid at a noise level when it computes in bf16.
+/// Returns the time in 0..1000 that the reference embeds for a noise level when it computes in bf16.
 ///
-/// Source: FLUX.2 reference pipeline, which multiplies by 1000 and divides again in front of the transformer, which
-/// multiplies; FLUX.3 reference transformer, which takes noise levels.
+/// Source: FLUX.2 reference pipeline, which multiplies by 1000 and divides by it before the transformer, which
+/// multiplies again; FLUX.3 reference transformer, which takes noise levels.
 pub fn time_in_bf16(config: &TransformerConfig, sigma: f32) -> f32 {
     let round = |value: f32| bf16::from_f32(value).to_f32();
     let read = match config.architecture() {
@@ -29,15 +29,16 @@ pub fn time_in_bf16(config: &TransformerConfig, sigma: f32) -> f32 {
     round(1000.0 * read)
 }
 
-/// Rotary (cos, sin) of each position, each [positions, head_dim / 2]: the pairs of axis t, then of h, w and l.
+/// Returns the rotary (cos, sin) of each position, each [positions, head_dim / 2]: the pairs of axis t, then of h, w
+/// and l.
 ///
-/// Angles in float64, as the reference has them.
+/// Angles are in float64, as in the reference.
 pub fn rope_tables(config: &TransformerConfig, ids: &[[f32; 4]]) -> (Vec<f32>, Vec<f32>) {
     let half = config.attention_head_dim / 2;
     let (mut cos, mut sin) = (vec![0.0; ids.len() * half], vec![0.0; ids.len() * half]);
     let mut first = 0;
     for (axis, &dim) in config.axes_dims_rope.iter().enumerate() {
-        // An image has few coordinates and many tokens, so each coordinate's angles are computed once.
+        // An image has few coordinates and many tokens, so angles are computed once for each coordinate.
         let of_place = |place: f32| -> Vec<(f32, f32)> {
             let angle = |j: usize| f64::from(place) * config.rope_theta.powf(-(2.0 * j as f64) / dim as f64);
             (0..dim / 2).map(|j| (angle(j).cos() as f32, angle(j).sin() as f32)).collect()

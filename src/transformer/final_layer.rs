@@ -1,4 +1,4 @@
-//! The last projection: normed image tokens to velocity.
+//! The final projection of normed image tokens to the velocity.
 
 use super::TransformerConfig;
 use crate::backend::Backend;
@@ -17,12 +17,12 @@ impl<B: Backend> FinalLayer<B> {
         Ok(Self { proj_out: weights.linear("proj_out", config.out_channels(), config.dim())? })
     }
 
-    /// The norm in front, by (shift, scale).
+    /// Returns the final norm, with (shift, scale).
     pub(super) fn norm<'a>(&'a self, (shift, scale): &'a (Tensor<B>, Tensor<B>)) -> Norm<'a, B> {
         Norm { shift, scale, reader: &self.proj_out }
     }
 
-    /// h [tokens, dim], normed -> [tokens, out_channels].
+    /// Projects h [tokens, dim], which is normed -> [tokens, out_channels].
     pub fn forward(&self, h: &Operand<B>) -> Result<Tensor<B>> {
         h.linear(&self.proj_out)
     }

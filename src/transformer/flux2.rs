@@ -1,11 +1,13 @@
-//! The transformer of FLUX.2: double blocks keep text and image apart and let them meet in one attention; single blocks
-//! run over both as one stream, text first.
+//! The transformer of FLUX.2: double blocks process text and image separately, with a joint attention; single blocks
+//! process both as one stream, text first.
 //!
 //! All double blocks share one modulation and all single blocks another.
 
 use std::sync::Arc;
 
-use super::modulation::{ModulationWeights, SingleModulation, StepModulation, TimeEmbedder, TimeOf, Vectors};
+use super::modulation::{
+    DoubleModulation, ModulationWeights, SingleModulation, StepModulation, TimeEmbedder, TimeOf, Vectors,
+};
 use super::{DoubleBlock, Early, FinalLayer, SingleBlock, Transformer, TransformerConfig};
 use crate::backend::Backend;
 use crate::error::Result;
@@ -13,19 +15,30 @@ use crate::files::{Component, TensorFiles};
 use crate::nn::{Layers, Weights};
 use crate::tensor::Tensor;
 
-/// Vectors of `dim` values in the modulation of a step: six for each stream of the double blocks, three for the single
-/// blocks and two for the final norm.
+/// Vectors of `dim` values in the modulation of a step: six each for text and image in the double blocks, three for the
+/// single blocks and two for the final norm.
 const VECTORS: usize = 17;
-/// What the published models have where no shape tells it.
+/// The value of published models, which no shape determines.
 const ROPE_THETA: f64 = 2000.0;
-/// How far on the axis t one reference image is from the next, and the first one from the image.
+/// The projections before and after attention in a double block.
+const DOUBLE_ATTENTION: [&str; 8] = [
+    "attn.to_q",
+    "attn.to_k",
+    "attn.to_v",
+    "attn.to_out.0",
+    "attn.add_q_proj",
+    "attn.add_k_proj",
+    "attn.add_v_proj",
+    "attn.to_add_out",
+];
+/// Distance on the axis t between consecutive reference images, and between the image and the first reference.
 const REFERENCE_STEP: usize = 10;
 
 pub(super) fn load<B: Backend>(weights: &Weights<'_, B>, config: &TransformerConfig) -> Result<Transformer<B>> {
     let (dim, channels) = (config.dim(), config.timestep_guidance_channels);
-    let double = |i| DoubleBlock::load(&weights.at("transformer_blocks").at(i).of_block(i), config);
+    let double = |i| DoubleBlock::load(&weights.at("transformer_blocks").at(i).for_block(i), config);
     let single = |i| {
-        let block = weights.at("single_transformer_blocks").at(i).of_block(config.num_layers + i);
+        let block = weights.at("single_transformer_blocks").at(i).for_block(config.num_layers + i);
         SingleBlock::load(&block, config, i + 1 == config.num_single_layers)
     };
     let x_embedder = weights.linear("x_embedder", dim, config.in_channels)?;
@@ -56,13 +69,15 @@ pub(super) fn load<B: Backend>(weights: &Weights<'_, B>, config: &TransformerCon
     })
 }
 
-/// The modulation that a row holds.
+/// Splits a row into the modulation of a step.
 pub(super) fn modulation<B: Backend>(row: &Tensor<B>) -> Result<StepModulation<B>> {
-    let mut vectors = Vectors::of::<VECTORS>(row)?;
-    let mut two = || [vectors.modulation(), vectors.modulation()];
-    let (img, txt) = (two(), two());
-    let single = SingleModulation::Joined(vectors.modulation());
-    Ok(StepModulation { double: Some([txt, img]), early: None, single, norm_out: vectors.norm_out() })
+    let mut vectors = Vectors::from_row::<VECTORS>(row)?;
+    let [img_attn, img_mlp] = vectors.modulations();
+    let [txt_attn, txt_mlp] = vectors.modulations();
+    let [single] = vectors.modulations();
+    let double = DoubleModulation { attn: [txt_attn, img_attn], mlp: [txt_mlp, img_mlp] };
+    let (double, single) = (Some(double), SingleModulation::Joined(single));
+    Ok(StepModulation { double, early: None, single, norm_out: vectors.norm_out() })
 }
 
 /// Positions on the axes (t, h, w, l): `txt` text tokens (0, 0, 0, s), then the tokens of each reference image k (10 *
@@ -78,8 +93,8 @@ pub(super) fn position_ids(txt: usize, references: &[[usize; 2]], image: [usize;
     text.chain(references).chain(tokens(0, image)).collect()
 }
 
-/// The sizes that the shapes of a single file tell, beside the values of published models.
-pub(super) fn of_shapes(component: &Component, files: &TensorFiles) -> Result<TransformerConfig> {
+/// Returns the sizes by the shapes of a single file, and otherwise the values of published models.
+pub(super) fn config_from_shapes(component: &Component, files: &TensorFiles) -> Result<TransformerConfig> {
     let axis = |name: &str, axis: usize| files.axis(name, axis);
     let blocks = [files.blocks("transformer_blocks."), files.blocks("single_transformer_blocks.")];
     let dim = axis("x_embedder.weight", 0)?;
@@ -90,7 +105,7 @@ pub(super) fn of_shapes(component: &Component, files: &TensorFiles) -> Result<Tr
         ("single_transformer_blocks.0.attn.norm_q.weight", qkv_mlp.saturating_sub(dim.saturating_mul(3)) / 2)
     };
     let head_dim = axis(norm, 0)?;
-    let config = TransformerConfig::of_widths(component, [dim, head_dim, mlp], ROPE_THETA)?;
+    let config = TransformerConfig::new(component, [dim, head_dim, mlp], ROPE_THETA)?;
     Ok(TransformerConfig {
         in_channels: axis("x_embedder.weight", 1)?,
         out_channels: Some(axis("proj_out.weight", 0)?),
@@ -103,7 +118,7 @@ pub(super) fn of_shapes(component: &Component, files: &TensorFiles) -> Result<Tr
     })
 }
 
-/// The shape of the weight of a layer; none of those that this model has not.
+/// Returns the shape of a layer's weight; `None` if this model has no such layer.
 pub(super) fn layer_shape(config: &TransformerConfig, name: &str) -> Option<Vec<usize>> {
     let (dim, mlp) = (config.dim(), config.mlp());
     let matrix = match name {
@@ -119,14 +134,15 @@ pub(super) fn layer_shape(config: &TransformerConfig, name: &str) -> Option<Vec<
             let mut parts = name.splitn(3, '.');
             let (block, layer) = (parts.next()?, parts.nth(1)?);
             match (block, layer) {
-                (_, "attn.norm_q" | "attn.norm_k" | "attn.norm_added_q" | "attn.norm_added_k") => {
+                ("transformer_blocks" | "single_transformer_blocks", "attn.norm_q" | "attn.norm_k")
+                | ("transformer_blocks", "attn.norm_added_q" | "attn.norm_added_k") => {
                     return Some(vec![config.attention_head_dim]);
                 }
                 ("single_transformer_blocks", "attn.to_qkv_mlp_proj") => [3 * dim + 2 * mlp, dim],
                 ("single_transformer_blocks", "attn.to_out") => [dim, dim + mlp],
                 ("transformer_blocks", "ff.linear_in" | "ff_context.linear_in") => [2 * mlp, dim],
                 ("transformer_blocks", "ff.linear_out" | "ff_context.linear_out") => [dim, mlp],
-                ("transformer_blocks", _) => [dim, dim],
+                ("transformer_blocks", layer) if DOUBLE_ATTENTION.contains(&layer) => [dim, dim],
                 _ => return None,
             }
         }

@@ -1,4 +1,4 @@
-//! Evaluations of which some tokens keep the keys and values that an earlier evaluation made.
+//! Evaluations that reuse keys and values of some tokens from an earlier evaluation.
 
 use std::ops::Range;
 
@@ -10,9 +10,10 @@ use crate::ops::{ActiveTokens, Pairs, Rope};
 use crate::tensor::Tensor;
 
 impl<B: Backend> Transformer<B> {
-    /// [`Transformer::forward`] of one sample without cached references, and the keys and values of some of its tokens.
+    /// [`Transformer::forward`] of one sample without cached references. Also returns the keys and values of some of
+    /// its tokens.
     ///
-    /// For models in which all streams meet at once: keys of blocks before that are not recorded.
+    /// For models without early blocks, whose keys are not recorded.
     pub fn forward_recorded(
         &self,
         latents: &Tensor<B>,
@@ -21,20 +22,19 @@ impl<B: Backend> Transformer<B> {
         sequence: &Sequence<'_, B>,
         tokens: Vec<Range<usize>>,
     ) -> Result<(Tensor<B>, KeyCache<B>)> {
-        let img = self.early_stream_of_image(latents, modulation, sequence)?;
-        let mut keys = AllKeys::Recorded(Recorder::new(tokens));
-        let velocity = self.forward_stream(img, context, modulation, sequence, &mut keys)?;
-        let AllKeys::Recorded(recorder) = keys else { unreachable!("made above") };
+        let img = self.image_stream(latents, modulation, sequence)?;
+        let mut recorder = Recorder::new(tokens);
+        let velocity = self.velocity(img, context, modulation, sequence, AllKeys::Recorded(&mut recorder))?;
         Ok((velocity, recorder.into_cache()))
     }
 
-    /// [`Transformer::rope`] of the tokens that are computed, of images of these sizes, [height, width] in tokens.
+    /// [`Transformer::rope`] of the computed tokens, for images of these sizes, [height, width] in tokens.
     pub fn rope_of(&self, tokens: &ActiveTokens, references: &[[usize; 2]], image: [usize; 2]) -> Result<Rope<B>> {
         let all = position_ids(&self.config, tokens.whole().txt, references, image);
         self.rope_at(&tokens.active().iter().flat_map(|run| all[run.clone()].to_vec()).collect::<Vec<_>>())
     }
 
-    /// Rotary tables of these positions.
+    /// Returns the rotary tables of these positions.
     pub(super) fn rope_at(&self, ids: &[[f32; 4]]) -> Result<Rope<B>> {
         let (cos, sin) = rope_tables(&self.config, ids);
         let (rows, cols) = (ids.len(), self.config.attention_head_dim / 2);

@@ -1,11 +1,10 @@
-//! Keys and values that are kept from one pass to another.
+//! Keys and values that are reused by later passes.
 //!
-//! Those of reference images are made once, for models that are trained so: there reference tokens see reference tokens
-//! only, and are modulated as at timestep 0. So what they become depends on the references alone: not on the prompt,
-//! the noise, the size or the step. One pass over them makes the keys and values of every block, and every step of
-//! every image reads these.
+//! In models trained for it, reference tokens see only reference tokens and are modulated as at timestep 0. Their keys
+//! and values then depend on the references alone: not on the prompt, the noise, the size or the step. One pass over
+//! the references computes the keys and values of every block, and every step of every image reads these.
 //!
-//! Those of any tokens may be kept that a later pass does not compute again, see
+//! Keys and values of any tokens that a later pass does not recompute may also be kept, see
 //! [`ActiveTokens`](crate::ops::ActiveTokens).
 
 use std::iter;
@@ -18,29 +17,29 @@ use crate::ops::project_attention::borrowed;
 use crate::ops::{Attended, Heads, KeyValues, Mask, Projection, Rope, TokenSplit};
 use crate::tensor::Tensor;
 
-/// Keys and values of tokens in every block, after the norm and the rotation. Of several devices, each has those of its
-/// own heads.
+/// Keys and values of tokens in every block, after the norm and the rotation. With several devices, each has those of
+/// its own heads.
 pub struct KeyCache<B: Backend> {
     /// Double blocks, then single blocks.
     pub(super) blocks: Vec<KeyValues<B>>,
 }
 
 impl<B: Backend> KeyCache<B> {
-    /// How many tokens.
+    /// Returns the number of tokens.
     pub fn tokens(&self) -> usize {
         self.blocks.first().map_or(0, |block| block.k.rows())
     }
 
-    /// Keys and values of block `block`, [tokens, dim / world] each; double blocks come first.
+    /// Returns keys and values of block `block`, [tokens, dim / world] each; double blocks come first.
     pub fn block(&self, block: usize) -> Option<&KeyValues<B>> {
         self.blocks.get(block)
     }
 
-    /// Those of some of the tokens, copied. All blocks are copied at once, one under the other: of dozens of runs of
-    /// rows each, what copies take would be their launches.
+    /// Copies the keys and values of some tokens. One copy handles all blocks: with dozens of runs in each block,
+    /// launches would take most of the time.
     ///
-    /// Errors when memory runs out. Panics when there are none.
-    pub fn of_rows(&self, rows: &[Range<usize>]) -> Result<Self> {
+    /// Errors if memory runs out. Panics if `rows` is empty.
+    pub fn copy_rows(&self, rows: &[Range<usize>]) -> Result<Self> {
         let tensors = self.blocks.iter().flat_map(|block| [&block.k, &block.v]);
         let runs: Vec<_> = tensors.flat_map(|tensor| rows.iter().map(|run| tensor.row_view(run.clone()))).collect();
         let all = Tensor::concat_rows(&runs.iter().collect::<Vec<_>>())?;
@@ -53,14 +52,14 @@ impl<B: Backend> KeyCache<B> {
 
 /// The tokens of a sequence and their positions.
 pub struct Sequence<'a, B: Backend> {
-    /// The tokens, and which of them this device has.
+    /// The tokens, and this device's share of them.
     pub split: TokenSplit,
-    /// A row for each token of a sample that this device has.
+    /// A row for each token of a sample on this device.
     pub rope: &'a Rope<B>,
 }
 
 impl<B: Backend> Sequence<'_, B> {
-    /// Whether references are among the tokens of all devices.
+    /// Returns `true` if there are references among the tokens of all devices.
     pub(super) fn has_references(&self) -> bool {
         self.split.whole().references > 0
     }
@@ -75,35 +74,35 @@ impl<B: Backend> Clone for Sequence<'_, B> {
 
 impl<B: Backend> Copy for Sequence<'_, B> {}
 
-/// What becomes of the keys and values of the rows of a block.
+/// The use of the keys and values of a block's rows.
 pub enum Keys<'a, B: Backend> {
-    /// Attention reads them alone.
+    /// Attention reads only them.
     Rows,
-    /// The same, and those of some rows are recorded.
+    /// Attention reads only them, and some rows are recorded.
     Recorded(&'a mut Recorder<B>),
-    /// Attention reads cached ones as well.
+    /// Attention also reads cached ones.
     Cached(&'a KeyValues<B>),
 }
 
-/// What records keys and values, block by block.
+/// Records keys and values, block by block.
 pub struct Recorder<B: Backend> {
-    /// Of which rows.
+    /// The rows to record.
     rows: Vec<Range<usize>>,
     blocks: Vec<KeyValues<B>>,
 }
 
 impl<B: Backend> Recorder<B> {
-    /// Of so many rows, which are all.
-    pub(super) fn of_all(rows: usize) -> Self {
+    /// Creates a recorder of all `rows` rows.
+    pub(super) fn all(rows: usize) -> Self {
         Self::new(iter::once(0..rows).collect())
     }
 
-    /// Of some rows.
+    /// Creates a recorder of some rows.
     pub(super) fn new(rows: Vec<Range<usize>>) -> Self {
         Self { rows, blocks: Vec::new() }
     }
 
-    /// Copies, because k and v are columns of a tensor that holds far more.
+    /// Copies k and v, because they are columns of a much larger tensor.
     fn record(&mut self, k: &Tensor<B>, v: &Tensor<B>) -> Result<()> {
         self.blocks.push(copied(k, v, &self.rows)?);
         Ok(())
@@ -114,25 +113,25 @@ impl<B: Backend> Recorder<B> {
     }
 }
 
-/// Some rows of keys and values.
+/// Copies some rows of keys and values.
 fn copied<B: Backend>(k: &Tensor<B>, v: &Tensor<B>, rows: &[Range<usize>]) -> Result<KeyValues<B>> {
     Ok(KeyValues { k: k.copy_runs(rows)?, v: v.copy_runs(rows)? })
 }
 
-/// The same for all blocks.
+/// [`Keys`] of all blocks.
 pub(super) enum AllKeys<'a, B: Backend> {
     Rows,
-    Recorded(Recorder<B>),
+    Recorded(&'a mut Recorder<B>),
     Cached(&'a KeyCache<B>),
 }
 
 impl<'a, B: Backend> AllKeys<'a, B> {
-    /// Those of cached tokens as well, where there are any.
-    pub(super) fn of(cached: Option<&'a KeyCache<B>>) -> Self {
+    /// Reads cached keys as well, if there are any.
+    pub(super) fn from_cache(cached: Option<&'a KeyCache<B>>) -> Self {
         cached.map_or(Self::Rows, Self::Cached)
     }
 
-    pub(super) fn of_block(&mut self, block: usize) -> Keys<'_, B> {
+    pub(super) fn block(&mut self, block: usize) -> Keys<'_, B> {
         match self {
             Self::Rows => Keys::Rows,
             Self::Recorded(recorder) => Keys::Recorded(recorder),
@@ -141,8 +140,8 @@ impl<'a, B: Backend> AllKeys<'a, B> {
     }
 }
 
-/// The products in front of a block's attention, as of [`Tensor::project_attention`], and attention of the rows of all
-/// devices. In between, each device has its share of the heads of all tokens.
+/// Runs the projection before a block's attention, as [`Tensor::project_attention`], and attention over the rows of
+/// all devices. During attention, each device has its share of the heads of all tokens.
 pub(super) fn attend<B: Backend>(
     parts: Vec<(Operand<B>, &Linear<B>)>,
     heads: &Heads<'_, B>,
@@ -153,7 +152,7 @@ pub(super) fn attend<B: Backend>(
         return Tensor::project_attention(parts, heads);
     }
     let Projection { kvq, mlp } = Tensor::project(&borrowed(&parts), Some(heads))?;
-    drop(parts); // makes room for the next
+    drop(parts); // frees memory for the next tensors
     let head_dim = heads.norm[0].q.cols();
     let ([k, v, q], layout) = (Tensor::all_to_all_heads(kvq, head_dim, split)?, split.whole());
     let attn = match keys {

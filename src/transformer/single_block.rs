@@ -1,14 +1,14 @@
-//! A single block: attention and MLP side by side over text and image as one stream.
+//! Single blocks: parallel attention and MLP over text and image as one stream.
 
 use super::references::attend;
-use super::{Keys, Modulation, Residual, Sequence, TransformerConfig};
+use super::{Keys, Modulated, Sequence, Stream, TransformerConfig};
 use crate::backend::Backend;
 use crate::error::Result;
 use crate::nn::{Linear, TensorSlice, Weights};
 use crate::ops::{Attended, Heads, QkNorm};
 use crate::tensor::Tensor;
 
-/// One single-stream block; attention and MLP come from one projection.
+/// A single-stream block; one projection feeds attention and MLP.
 pub struct SingleBlock<B: Backend> {
     dim: usize,
     last: bool,
@@ -17,16 +17,16 @@ pub struct SingleBlock<B: Backend> {
     output: Output<B>,
 }
 
-/// What makes of attention and MLP what is added to the stream.
+/// The output projection of attention and MLP.
 enum Output<B: Backend> {
-    /// One product with both side by side: [dim, dim + mlp].
+    /// One matrix multiplication with both concatenated: [dim, dim + mlp].
     Joined(Linear<B>),
-    /// The sum of a product with each: [dim, dim] and [dim, mlp].
+    /// The sum of separate matrix multiplications: [dim, dim] and [dim, mlp].
     Apart(Vec<Linear<B>>),
 }
 
 impl<B: Backend> Output<B> {
-    /// attn [rows, dim], mlp [rows, mlp] -> [rows, dim].
+    /// Projects attn [rows, dim] and mlp [rows, mlp] -> [rows, dim].
     fn forward(&self, attn: &Tensor<B>, mlp: &Tensor<B>) -> Result<Tensor<B>> {
         match self {
             Self::Joined(to_out) => Tensor::linear_concat(&[attn, mlp], to_out),
@@ -36,19 +36,19 @@ impl<B: Backend> Output<B> {
 }
 
 impl<B: Backend> SingleBlock<B> {
-    /// Loads one block; `last` says whether it is the last one, whose text rows nothing reads.
+    /// Loads one block. `last` is `true` for the last block, whose text rows are not read.
     pub fn load(weights: &Weights<'_, B>, config: &TransformerConfig, last: bool) -> Result<Self> {
         let (dim, mlp) = (config.dim(), config.mlp());
         let attn = weights.at("attn");
-        // The file has q first. With k and v first, attention may write over q, and the activated MLP lies beside it
-        // for `to_out`.
+        // The file has q first. With k and v first, attention may write over q, and the activated MLP is adjacent to
+        // it for `to_out`.
         let proj = attn.part("to_qkv_mlp_proj.weight", &[3 * dim + 2 * mlp, dim])?;
         let parts = [proj.row_range(dim..3 * dim), proj.row_range(0..dim), proj.row_range(3 * dim..3 * dim + 2 * mlp)];
         let output = || attn.linear("to_out", dim, dim + mlp).map(Output::Joined);
-        Self::of_parts(weights, config, last, &parts, output)
+        Self::from_parts(weights, config, last, &parts, output)
     }
 
-    /// The same where attention and MLP have weights of their own in the file.
+    /// As `load`, for files that store attention and MLP separately.
     pub fn load_apart(weights: &Weights<'_, B>, config: &TransformerConfig, last: bool) -> Result<Self> {
         let (dim, mlp) = (config.dim(), config.mlp());
         let (attn, ff) = (weights.at("attn"), weights.at("ff"));
@@ -60,10 +60,10 @@ impl<B: Backend> SingleBlock<B> {
         ];
         let output =
             || weights.summed_linears(&[("attn.to_out.0", dim), ("ff.linear_out", mlp)], dim).map(Output::Apart);
-        Self::of_parts(weights, config, last, &parts.concat(), output)
+        Self::from_parts(weights, config, last, &parts.concat(), output)
     }
 
-    fn of_parts(
+    fn from_parts(
         weights: &Weights<'_, B>,
         config: &TransformerConfig,
         last: bool,
@@ -84,46 +84,25 @@ impl<B: Backend> SingleBlock<B> {
         })
     }
 
-    /// The stream [rows of this device, dim], text rows first, in parts that lie one under the other -> the same;
-    /// behind the last block it has image rows only, which are rows of the last part. Each part has a modulation for
-    /// its text rows and one for the others; where both are one, none of its rows are text from here on.
+    /// Runs the block on the stream [rows of this device, dim], text rows first, with a modulation for each part -> the
+    /// same shape. The last block returns image rows only.
     ///
     /// Source: FLUX.2 reference `Flux2SingleTransformerBlock.forward` and `Flux2ParallelSelfAttention`.
     pub fn forward<'a>(
         &self,
-        stream: Vec<Residual<'a, B>>,
-        modulations: &[[&'a Modulation<B>; 2]],
+        stream: Stream<'a, B>,
+        modulations: &[Modulated<'a, B>],
         sequence: &Sequence<'_, B>,
         keys: Keys<'_, B>,
-    ) -> Result<Vec<Residual<'a, B>>> {
-        let split = sequence.split;
-        let split = if self.last { split.image_queries() } else { split };
+    ) -> Result<Stream<'a, B>> {
+        let split = if self.last { sequence.split.image_queries() } else { sequence.split };
         let layout = split.own();
-
-        let (mut residuals, mut h) = (Vec::new(), Vec::new());
-        for (residual, modulation) in stream.into_iter().zip(modulations) {
-            let (residual, normed) = residual.norm(modulation.map(|of_rows| of_rows.norm(&self.to_kvq_mlp_proj)))?;
-            residuals.push(residual);
-            h.push(normed);
-        }
         let heads = Heads { dim: self.dim, norm: [&self.qk_norm; 2], rope: sequence.rope, layout };
-        let parts = h.into_iter().map(|normed| (normed, &self.to_kvq_mlp_proj)).collect();
-        let Attended { attn, mlp } = attend(parts, &heads, &split, keys)?;
-        let mut out = self.output.forward(&attn, &mlp)?;
-        let (mut without_query, mut next) = (layout.rows_without_query(), Vec::new());
-        for (residual, [txt, img]) in residuals.into_iter().zip(modulations) {
-            let rows = residual.x().rows();
-            let dropped = without_query.min(rows);
-            without_query -= dropped;
-            let (own, rest) = out.split_rows(rows - dropped);
-            out = rest;
-            let residual = residual.without_rows(dropped);
-            next.push(if self.last || std::ptr::eq(*txt, *img) {
-                residual.gated_add_joined(&img.gate, own)
-            } else {
-                residual.gated_add([&txt.gate, &img.gate], own)
-            });
-        }
-        Ok(if self.last { next.split_off(next.len() - 1) } else { next })
+
+        let (residual, h) = stream.norm(modulations, &self.to_kvq_mlp_proj)?;
+        let Attended { attn, mlp } = attend(h, &heads, &split, keys)?;
+        let out = self.output.forward(&attn, &mlp)?;
+        let residual = if self.last { residual.image_rows(layout.img_rows()) } else { residual };
+        Ok(residual.add(out))
     }
 }

@@ -1,4 +1,4 @@
-//! `vae/config.json`, or the shapes of a single file and what it says.
+//! The VAE's config: `vae/config.json`, or the shapes and metadata of a single file.
 
 use serde::{Deserialize, Serialize};
 use serde_json::json;
@@ -6,14 +6,14 @@ use serde_json::json;
 use crate::error::Result;
 use crate::files::{Component, ConfigPlace, FileConfig, ModelFiles, Role, TensorFiles};
 
-/// What no shape tells.
-const UNTOLD: [&str; 2] = ["norm_num_groups", "batch_norm_eps"];
-/// What the published VAEs of FLUX.2 have there.
+/// The values that no shape determines.
+const NOT_IMPLIED: [&str; 2] = ["norm_num_groups", "batch_norm_eps"];
+/// `norm_num_groups` of the published VAEs of FLUX.2.
 const NORM_GROUPS: usize = 32;
-/// Their latent channels, and the channels of a side's blocks: those of the small decoder are others.
+/// Latent channels and block channels of the published VAEs. The small decoder has other channels.
 const PUBLISHED_LATENTS: usize = 32;
 const PUBLISHED: [[usize; 4]; 2] = [[128, 256, 512, 512], [96, 192, 384, 384]];
-/// The most blocks of a side; klein models have 4.
+/// Maximum number of blocks of encoder or decoder; klein models have 4.
 const MAX_BLOCKS: usize = 8;
 
 /// Sizes of the VAE, named as in the file.
@@ -23,7 +23,7 @@ pub struct VaeConfig {
     pub latent_channels: usize,
     /// Channels of the encoder's blocks.
     pub block_out_channels: Vec<usize>,
-    /// Channels of the decoder's blocks where they differ.
+    /// Channels of the decoder's blocks, if they differ.
     pub decoder_block_out_channels: Option<Vec<usize>>,
     /// Residual blocks of a down block; up blocks have one more.
     pub layers_per_block: usize,
@@ -32,13 +32,13 @@ pub struct VaeConfig {
     /// Added to the latent variance.
     #[serde(default = "default_eps")]
     pub batch_norm_eps: f32,
-    /// Whether a 1 x 1 convolution comes behind the encoder.
+    /// `true` if a 1 x 1 convolution follows the encoder.
     #[serde(default = "yes")]
     pub use_quant_conv: bool,
-    /// Whether a 1 x 1 convolution comes before the decoder.
+    /// `true` if a 1 x 1 convolution precedes the decoder.
     #[serde(default = "yes")]
     pub use_post_quant_conv: bool,
-    /// Whether the middle block has attention.
+    /// `true` if the middle block has attention.
     #[serde(default = "yes")]
     pub mid_block_add_attention: bool,
     /// Side of the images that the model was made for.
@@ -61,15 +61,16 @@ fn silu() -> String {
 }
 
 impl VaeConfig {
-    /// Reads and checks the config; without one, the shapes of the file tell the sizes, and the file what they do not.
+    /// Reads and checks the config. Without a config, sizes come from the shapes in the file, and the rest from its
+    /// metadata.
     ///
-    /// Errors when it is missing, no JSON, or describes a model of another kind.
+    /// Errors if the config is missing, no JSON, or of another kind of model.
     pub fn read(dir: &ModelFiles) -> Result<Self> {
         let component = dir.component(Role::Vae);
         let (config, place) = match component.config()? {
             Some(config) => (config, component.place()),
             None => {
-                let (config, said) = Self::of_file(component)?;
+                let (config, said) = Self::from_file(component)?;
                 (config, said.place())
             }
         };
@@ -77,24 +78,24 @@ impl VaeConfig {
         Ok(config)
     }
 
-    /// Where the values are told that no shape tells, for display.
+    /// Returns the source of the values that no shape determines, for display.
     ///
     /// Errors as [`VaeConfig::read`].
     pub fn source(component: &Component) -> Result<String> {
         match component.single_file() {
-            Some(_) => Ok(Self::of_file(component)?.1.source()),
+            Some(_) => Ok(Self::from_file(component)?.1.source()),
             None => Ok(component.place().path().to_string()),
         }
     }
 
-    /// The sizes of a single file, and what it says.
+    /// Reads the sizes of a single file, and its metadata.
     ///
-    /// Errors when it cannot be opened, lacks one of the layers that tell them, or says too little.
-    fn of_file(component: &Component) -> Result<(Self, FileConfig)> {
+    /// Errors if the file cannot be opened, lacks a layer that determines sizes, or has too little metadata.
+    fn from_file(component: &Component) -> Result<(Self, FileConfig)> {
         let files = component.tensors()?;
-        let mut config = Self::of_shapes(&files)?;
-        // Channels are not compared: a file without an encoder tells less of them.
-        let told = [
+        let mut config = Self::from_shapes(&files)?;
+        // Channels are not compared: a file without an encoder determines only some of them.
+        let implied = [
             ("latent_channels", json!(config.latent_channels)),
             ("layers_per_block", json!(config.layers_per_block)),
             ("use_quant_conv", json!(config.use_quant_conv)),
@@ -102,7 +103,7 @@ impl VaeConfig {
             ("mid_block_add_attention", json!(config.mid_block_add_attention)),
             ("act_fn", json!(config.act_fn)),
         ];
-        let said = FileConfig::read(component, &files, &UNTOLD, &told)?;
+        let said = FileConfig::read(component, &files, &NOT_IMPLIED, &implied)?;
         let sides = [config.block_out_channels.as_slice(), config.decoder_channels()];
         let is_published = config.latent_channels == PUBLISHED_LATENTS
             && sides.iter().all(|side| PUBLISHED.iter().any(|published| *published == **side));
@@ -113,11 +114,11 @@ impl VaeConfig {
         Ok((config, said))
     }
 
-    /// The sizes of a single file, beside the values of published models.
+    /// Returns the sizes by the shapes of a single file, and otherwise the values of published models.
     ///
-    /// Errors as [`VaeConfig::of_file`].
-    fn of_shapes(files: &TensorFiles) -> Result<Self> {
-        // A block's first convolution has the channels that the block gives.
+    /// Errors as [`VaeConfig::from_file`].
+    fn from_shapes(files: &TensorFiles) -> Result<Self> {
+        // The output channels of a block are those of its first convolution.
         let channels = |side: &str| -> Result<Vec<usize>> {
             let blocks = files.blocks(side).min(MAX_BLOCKS + 1);
             (0..blocks).map(|block| files.axis(&format!("{side}{block}.resnets.0.conv1.weight"), 0)).collect()
@@ -125,7 +126,7 @@ impl VaeConfig {
         let mut up = channels("decoder.up_blocks.")?;
         up.reverse();
         let down = channels("encoder.down_blocks.")?;
-        // Without an encoder the file still makes images from words.
+        // A file without an encoder still generates images from prompts.
         let down = if down.is_empty() { up.clone() } else { down };
         Ok(Self {
             latent_channels: files.axis("decoder.conv_in.weight", 1)?,
@@ -172,22 +173,22 @@ impl VaeConfig {
         let blocks = [self.block_out_channels.len(), self.decoder_channels().len()];
         if blocks[0] != blocks[1] {
             let [down, up] = blocks;
-            return error(format!("block_out_channels are of {down} blocks, decoder_block_out_channels of {up}"));
+            return error(format!("block_out_channels has {down} blocks, but decoder_block_out_channels has {up}"));
         }
         Ok(())
     }
 
-    /// Channels of the decoder's blocks, from the pixels inwards.
+    /// Returns the channels of the decoder's blocks, from the pixels inwards.
     pub fn decoder_channels(&self) -> &[usize] {
         self.decoder_block_out_channels.as_deref().unwrap_or(&self.block_out_channels)
     }
 
-    /// Pixels on a side of a packed latent: 16 where four blocks halve three times.
+    /// Returns the pixels on a side of a packed latent: 16 for four blocks, which halve three times.
     pub fn patch_pixels(&self) -> usize {
         2 << (self.decoder_channels().len() - 1)
     }
 
-    /// Number of weights of the encoder, within a few percent.
+    /// Returns the number of weights of the encoder, within a few percent.
     pub fn encoder_elements(&self) -> u64 {
         let channels = &self.block_out_channels;
         let block = |i: usize| {
@@ -201,18 +202,18 @@ impl VaeConfig {
         (0..channels.len()).map(block).sum::<u64>() + middle_elements(top) + outside
     }
 
-    /// Number of weights of the decoder, within a few percent.
+    /// Returns the number of weights of the decoder, within a few percent.
     pub fn decoder_elements(&self) -> u64 {
         let channels = self.decoder_channels();
         let mid = middle_elements(channels[channels.len() - 1] as u64);
         let ups =
             channels.iter().map(|&c| (2 * (self.layers_per_block as u64 + 1) + 1) * 9 * (c * c) as u64).sum::<u64>();
-        // The first residual block of an up block reads the channels of the one before.
+        // The first residual block of an up block reads the channels of the previous block.
         mid + ups + channels.windows(2).map(|pair| 9 * (pair[0] * pair[1]) as u64).sum::<u64>()
     }
 }
 
-/// Weights of the middle block: four convolutions, and the products of its attention.
+/// Weights of the middle block: four convolutions, and the projections of its attention.
 fn middle_elements(channels: u64) -> u64 {
     4 * 9 * channels * channels + 4 * channels * channels
 }

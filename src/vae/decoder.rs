@@ -1,4 +1,4 @@
-//! Latents to pixels.
+//! The VAE's decoder: latents to pixels.
 
 use super::grid::{Band, Grid};
 use super::layers::{ConvLayer, GroupNorm};
@@ -8,7 +8,7 @@ use crate::error::Result;
 use crate::nn::Weights;
 use crate::tensor::Tensor;
 
-/// Latents to pixels.
+/// The decoder: latents to pixels.
 pub struct Decoder<B: Backend> {
     statistics: LatentStatistics<B>,
     post_quant_conv: Option<ConvLayer<B>>,
@@ -27,12 +27,12 @@ struct UpBlock<B: Backend> {
 impl<B: Backend> Decoder<B> {
     /// Loads the decoder and the latent statistics.
     ///
-    /// Errors when a tensor is missing or has another shape than the config says.
+    /// Errors if a tensor is missing or its shape does not fit the config.
     pub fn load(weights: &Weights<'_, B>, config: &VaeConfig) -> Result<Self> {
         let decoder = weights.at("decoder");
         let latent = config.latent_channels;
 
-        // The decoder walks the encoder's channels backwards.
+        // The decoder's channels are in the reverse order of the encoder's.
         let channels: Vec<usize> = config.decoder_channels().iter().rev().copied().collect();
         let (first, last) = (channels[0], channels[channels.len() - 1]);
         let mut up_blocks = Vec::new();
@@ -75,8 +75,8 @@ impl<B: Backend> Decoder<B> {
         })
     }
 
-    /// Packed latents [height * width, 4 * latent_channels] of the sampler -> VAE latents [2 * height * 2 * width,
-    /// latent_channels], or a band of them.
+    /// Unpacks the sampler's packed latents [height * width, 4 * latent_channels] to VAE latents [2 * height * 2 *
+    /// width, latent_channels], or to a band of them.
     pub fn unpack(&self, latents: &Tensor<B>, height: usize, width: usize, band: Option<Band>) -> Result<Grid<B>> {
         let LatentStatistics { mean, std } = &self.statistics;
         let Some(band) = band else {
@@ -85,11 +85,11 @@ impl<B: Backend> Decoder<B> {
         let own = band.own();
         let rows = latents.row_view(own.start * width..own.end * width);
         let unpacked = rows.unpatchify(mean, std, own.len(), width)?;
-        Ok(Grid::of_band(unpacked, 2 * own.len(), 2 * width, Some(band)))
+        Ok(Grid::with_band(unpacked, 2 * own.len(), 2 * width, Some(band)))
     }
 
-    /// VAE latents, or a band of them -> pixels [.., 3] of the whole in about -1..1; reports each
-    /// stage to `done(stages so far)`, which may end the work with an error.
+    /// Decodes VAE latents, or a band of them -> pixels [.., 3] of the whole image in about -1..1. Calls `done(stages
+    /// so far)` after each stage, whose error ends the work.
     ///
     /// Source: diffusers `AutoencoderKLFlux2.decode` and `Decoder.forward`.
     pub fn forward(&self, latents: Grid<B>, mut done: impl FnMut(usize) -> Result<()>) -> Result<Grid<B>> {
@@ -114,7 +114,7 @@ impl<B: Backend> Decoder<B> {
         Ok(pixels)
     }
 
-    /// Number of stages that [`Decoder::forward`] reports.
+    /// Returns the number of stages that [`Decoder::forward`] reports.
     pub fn stages(&self) -> usize {
         self.up_blocks.len() + 2
     }

@@ -33,7 +33,8 @@ impl<B: Backend> DownBlock<B> {
         })
     }
 
-    /// x [height * width, in] -> [height / 2 * width / 2, out], or [height * width, out] if it does not halve.
+    /// Runs the block on x [height * width, in] -> [height / 2 * width / 2, out], or [height * width, out] if it does
+    /// not halve.
     pub fn forward(&self, mut x: Grid<B>) -> Result<Grid<B>> {
         for resnet in &self.resnets {
             x = resnet.forward(x)?;

@@ -1,4 +1,4 @@
-//! Pixels to latents.
+//! The VAE's encoder: pixels to latents.
 
 use super::grid::{Band, Grid};
 use super::layers::{ConvLayer, GroupNorm};
@@ -8,7 +8,7 @@ use crate::error::{Error, Result};
 use crate::nn::Weights;
 use crate::tensor::Tensor;
 
-/// Pixels to latents.
+/// The encoder: pixels to latents.
 pub struct Encoder<B: Backend> {
     conv_in: ConvLayer<B>,
     down_blocks: Vec<DownBlock<B>>,
@@ -23,7 +23,7 @@ pub struct Encoder<B: Backend> {
 impl<B: Backend> Encoder<B> {
     /// Loads the encoder and the latent statistics.
     ///
-    /// Errors when a tensor is missing or has another shape than the config says.
+    /// Errors if a tensor is missing or its shape does not fit the config.
     pub fn load(weights: &Weights<'_, B>, config: &VaeConfig) -> Result<Self> {
         let (encoder, groups) = (weights.at("encoder"), config.norm_num_groups);
         let channels = config.block_out_channels.as_slice();
@@ -33,8 +33,8 @@ impl<B: Backend> Encoder<B> {
             let weights = encoder.at("down_blocks").at(i);
             DownBlock::load(&weights, sizes, config.layers_per_block, groups, i + 1 < channels.len())
         };
-        // The last convolution makes means, then logarithms of variances, which nobody reads here: an image has the
-        // latents of the greatest density.
+        // The last convolution makes means, then log variances. Only the means are read: the latents of an image are
+        // those of maximum density.
         let latent = config.latent_channels;
         let (conv_out, quant_conv) = if config.use_quant_conv {
             let quant_conv = ConvLayer::load_first(weights, "quant_conv", 2 * latent, [latent, 2 * latent], 1)?;
@@ -54,12 +54,12 @@ impl<B: Backend> Encoder<B> {
         })
     }
 
-    /// Pixels [height * width, 3] in -1..1 -> packed latents [height / patch * width / patch, 4 * latent_channels], of
-    /// mean 0 and variance 1 as the sampler has them, where patch is [`VaeConfig::patch_pixels`]. Reports each stage to
-    /// `done(stages so far)`, which may end the work with an error. This device computes with the `band` of them that
-    /// it has.
+    /// Encodes pixels [height * width, 3] in -1..1 -> packed latents [height / patch * width / patch, 4 *
+    /// latent_channels], of mean 0 and variance 1 as in the sampler, with [`VaeConfig::patch_pixels`] as patch. Calls
+    /// `done(stages so far)` after each stage, whose error ends the work. With a `band`, this device computes only its
+    /// band.
     ///
-    /// Errors when height or width is 0 or no multiple of the patch.
+    /// Errors if height or width is 0 or no multiple of the patch.
     /// Source: diffusers `AutoencoderKLFlux2.encode`, `Encoder.forward` and `Flux2KleinPipeline._encode_vae_image`.
     pub fn forward(
         &self,
@@ -70,8 +70,10 @@ impl<B: Backend> Encoder<B> {
         let patch = self.patch_pixels;
         let [height, width] = [pixels.height, pixels.width];
         if [height, width].iter().any(|&side| side == 0 || !side.is_multiple_of(patch)) {
-            return Err(Error::new(format!("an image of {width} x {height} pixels is not made of {patch} x {patch}"))
-                .hint(format!("cut its sides to multiples of {patch}")));
+            return Err(Error::new(format!(
+                "an image of {width} x {height} pixels cannot be divided into patches of {patch} x {patch}"
+            ))
+            .hint(format!("crop its sides to multiples of {patch}")));
         }
         let pixels = pixels.into_band(band);
         let mut x = self.conv_in.forward(&pixels)?;
@@ -96,7 +98,7 @@ impl<B: Backend> Encoder<B> {
         Ok(packed)
     }
 
-    /// Number of stages that [`Encoder::forward`] reports.
+    /// Returns the number of stages that [`Encoder::forward`] reports.
     pub fn stages(&self) -> usize {
         self.down_blocks.len() + 2
     }

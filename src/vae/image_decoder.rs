@@ -1,4 +1,4 @@
-//! What makes pixels of latents.
+//! The decoder of final images: the VAE's, or a tiny one.
 
 use std::sync::Arc;
 
@@ -7,16 +7,16 @@ use crate::backend::Backend;
 use crate::error::Result;
 use crate::tensor::Tensor;
 
-/// The VAE's decoder, or a tiny one in its place.
+/// The VAE's decoder, or a tiny decoder instead.
 pub enum ImageDecoder<B: Backend> {
-    /// That of the VAE.
+    /// The VAE's decoder.
     Whole(Arc<Decoder<B>>),
-    /// That of TAEF2.
+    /// The decoder of TAEF2.
     Tiny(Arc<TinyDecoder<B>>),
 }
 
 impl<B: Backend> ImageDecoder<B> {
-    /// Whether both are one.
+    /// Returns `true` if both are the same decoder.
     pub fn is(&self, other: &Self) -> bool {
         match (self, other) {
             (Self::Whole(own), Self::Whole(other)) => Arc::ptr_eq(own, other),
@@ -25,8 +25,9 @@ impl<B: Backend> ImageDecoder<B> {
         }
     }
 
-    /// Packed latents of the sampler [height * width, 4 * latent_channels] -> pixels [16 height * 16 width, 3] in about
-    /// -1..1. Of several devices each makes its band of rows and has all of them; a tiny one makes all on each.
+    /// Decodes the sampler's packed latents [height * width, 4 * latent_channels] -> pixels [16 height * 16 width, 3]
+    /// in about -1..1. Each of several devices decodes its band of rows and returns all rows; a tiny decoder decodes
+    /// all rows on each device.
     ///
     /// Errors as [`Decoder::forward`] and [`TinyDecoder::forward`].
     pub fn forward(
@@ -46,7 +47,7 @@ impl<B: Backend> ImageDecoder<B> {
         }
     }
 
-    /// Number of stages that [`ImageDecoder::forward`] reports.
+    /// Returns the number of stages that [`ImageDecoder::forward`] reports.
     pub fn stages(&self) -> usize {
         match self {
             Self::Whole(decoder) => decoder.stages(),

@@ -1,5 +1,4 @@
-//! The latent statistics: what takes latents to a mean of 0 and a variance of 1, as the sampler and the transformer
-//! have them.
+//! Latent statistics, which normalize latents to mean 0 and variance 1 for the sampler and the transformer.
 
 use super::VaeConfig;
 use crate::backend::Backend;
@@ -16,9 +15,9 @@ pub(super) struct LatentStatistics<B: Backend> {
 }
 
 impl<B: Backend> LatentStatistics<B> {
-    /// Loads `bn` of all weights of the VAE.
+    /// Loads `bn` from the weights of the VAE.
     ///
-    /// Errors when a tensor is missing or has another shape than the config says.
+    /// Errors if a tensor is missing or its shape does not fit the config.
     pub fn load(weights: &Weights<'_, B>, config: &VaeConfig) -> Result<Self> {
         let backend = weights.backend();
         let packed = 4 * config.latent_channels;

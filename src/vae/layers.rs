@@ -1,4 +1,4 @@
-//! What the VAE's blocks are made of: convolutions and group norms.
+//! The layers of the VAE's blocks: convolutions and group norms.
 
 use super::grid::Grid;
 use crate::backend::Backend;
@@ -11,7 +11,7 @@ use crate::tensor::Tensor;
 /// Source: diffusers `Decoder(resnet_eps=1e-6)`; it is in no config.
 const GROUP_NORM_EPS: f32 = 1e-6;
 
-/// A convolution, whose output has the size of its input unless a method says otherwise.
+/// A convolution. The output has the size of the input unless a method says otherwise.
 pub(super) struct ConvLayer<B: Backend> {
     weight: ConvKernel<B>, // [out, in, k, k]
     bias: Tensor<B>,       // [1, out]
@@ -25,7 +25,7 @@ impl<B: Backend> ConvLayer<B> {
         })
     }
 
-    /// The same without a bias.
+    /// As `load`, without a bias.
     pub(super) fn load_unbiased(
         weights: &Weights<'_, B>,
         name: &str,
@@ -37,7 +37,7 @@ impl<B: Backend> ConvLayer<B> {
         Ok(Self { weight: weights.conv(name, cin, cout, kernel)?, bias })
     }
 
-    /// The first `cout` of the `all` outputs that the checkpoint has.
+    /// Loads the first `cout` of the `all` outputs in the checkpoint.
     pub(super) fn load_first(
         weights: &Weights<'_, B>,
         name: &str,
@@ -54,62 +54,62 @@ impl<B: Backend> ConvLayer<B> {
         self.forward_by(x, self.same(x))
     }
 
-    /// `relu(forward(x))`
+    /// Computes `relu(forward(x))`.
     pub(super) fn forward_relu(&self, x: &Grid<B>) -> Result<Grid<B>> {
         let made = x.pixels.conv2d_relu(&self.weight, &self.bias, self.same(x))?;
         Ok(Grid::new(made, x.height, x.width))
     }
 
-    /// `relu(forward(x) + residual)`, which may overwrite the residual.
+    /// Computes `relu(forward(x) + residual)`, which may overwrite the residual.
     pub(super) fn forward_add_relu(&self, x: &Grid<B>, residual: Grid<B>) -> Result<Grid<B>> {
         let residual = residual.into_convolved().pixels;
         let sum = x.pixels.conv2d_add_relu(&self.weight, &self.bias, self.same(x), residual)?;
         Ok(Grid::new(sum, x.height, x.width))
     }
 
-    /// `forward(x) + residual`, which may overwrite the residual.
+    /// Computes `forward(x) + residual`, which may overwrite the residual.
     pub(super) fn forward_add(&self, x: &Grid<B>, residual: Grid<B>) -> Result<Grid<B>> {
         let residual = residual.into_convolved().pixels;
         let sum = x.pixels.conv2d_add(&self.weight, &self.bias, self.same(x), residual)?;
         Ok(Grid::new(sum, x.height, x.width))
     }
 
-    /// A convolution of another geometry, such as one that halves the image.
+    /// Convolves with another geometry, such as one that halves the image.
     pub(super) fn forward_by(&self, x: &Grid<B>, conv: Conv) -> Result<Grid<B>> {
         let made = x.pixels.conv2d_band(&self.weight, &self.bias, conv, &x.halo(conv)?)?;
-        Ok(Grid::of_band(made, conv.out_height(), conv.out_width(), x.band()))
+        Ok(Grid::with_band(made, conv.out_height(), conv.out_width(), x.band()))
     }
 
-    /// `forward(x)` of a 1 x 1 convolution, which may overwrite x.
+    /// Computes `forward(x)` of a 1 x 1 convolution, which may overwrite x.
     pub(super) fn forward_over(&self, x: Grid<B>) -> Result<Grid<B>> {
         let (conv, band) = (self.same(&x), x.band());
-        Ok(Grid::of_band(x.pixels.conv2d_over(&self.weight, &self.bias, conv)?, x.height, x.width, band))
+        Ok(Grid::with_band(x.pixels.conv2d_over(&self.weight, &self.bias, conv)?, x.height, x.width, band))
     }
 
-    /// `forward(silu(norm(x)))`
+    /// Computes `forward(silu(norm(x)))`.
     pub(super) fn forward_normed(&self, x: &Grid<B>, norm: &GroupNorm<B>) -> Result<Grid<B>> {
         let (reduced, conv) = (x.reduced_statistics()?, self.same(x));
         let norm = norm.op(reduced.as_ref().or(x.statistics()));
         let made = x.pixels.norm_conv2d_band(&norm, &self.weight, &self.bias, conv, &x.halo(conv)?)?;
-        Ok(Grid::of_band(made, x.height, x.width, x.band()))
+        Ok(Grid::with_band(made, x.height, x.width, x.band()))
     }
 
-    /// `forward(silu(norm(x))) + residual`, which may overwrite the residual.
+    /// Computes `forward(silu(norm(x))) + residual`, which may overwrite the residual.
     pub(super) fn forward_normed_add(&self, x: Grid<B>, norm: &GroupNorm<B>, residual: Grid<B>) -> Result<Grid<B>> {
         let (height, width, band, conv) = (x.height, x.width, x.band(), self.same(&x));
         let (reduced, halo) = (x.reduced_statistics()?, x.halo(conv)?);
         let Convolved { pixels, statistics } = x.into_convolved();
         let norm = norm.op(reduced.as_ref().or(statistics.as_ref()));
         let sum = pixels.norm_conv2d_add_band(&norm, &self.weight, &self.bias, (conv, &halo), residual.pixels)?;
-        Ok(Grid::of_band(sum, height, width, band))
+        Ok(Grid::with_band(sum, height, width, band))
     }
 
-    /// `forward` of the image twice as high and wide; for 3 x 3 only.
+    /// Computes `forward` of the image doubled in height and width; for 3 x 3 only.
     pub(super) fn forward_upsampled(&self, x: Grid<B>) -> Result<Grid<B>> {
         let (halo, band, [height, width]) = (x.halo(self.same(&x))?, x.band(), [x.height, x.width]);
-        // By value, so that the small image is gone before the large one is made.
+        // By value, so that the small image is freed before the large one is allocated.
         let made = x.pixels.upsample_conv2d_band(&self.weight, &self.bias, [height, width], &halo)?;
-        Ok(Grid::of_band(made, 2 * height, 2 * width, band))
+        Ok(Grid::with_band(made, 2 * height, 2 * width, band))
     }
 
     fn same(&self, x: &Grid<B>) -> Conv {
@@ -136,7 +136,7 @@ impl<B: Backend> GroupNorm<B> {
         Ok(Self { weight, bias, groups, eps: GROUP_NORM_EPS })
     }
 
-    /// With another epsilon.
+    /// Sets the epsilon.
     pub(super) fn with_eps(self, eps: f32) -> Self {
         Self { eps, ..self }
     }

@@ -9,13 +9,13 @@ use crate::nn::{Linear, Weights};
 use crate::ops::{Mask, TokenLayout};
 use crate::tensor::Tensor;
 
-/// Residual block, attention, residual block.
+/// A residual block, attention, and a residual block.
 pub struct MidBlock<B: Backend> {
     resnets: [ResnetBlock<B>; 2],
     attention: Option<Attention<B>>,
 }
 
-/// One head as wide as the channels.
+/// Attention with one head as wide as the channels.
 struct Attention<B: Backend> {
     channels: usize,
     group_norm: GroupNorm<B>,
@@ -58,17 +58,17 @@ impl<B: Backend> Attention<B> {
     fn forward(&self, x: Grid<B>) -> Result<Grid<B>> {
         let h = self.group_norm.forward(&x)?;
         let (own, band, q) = (h.rows(), x.band(), self.to_q.forward(&h)?);
-        // Keys and values of a band are those of the whole image. Rows cross once, and are projected on all devices.
+        // A band needs keys and values of the whole image. Rows are exchanged once, and projected on all devices.
         let h = match x.rows() {
             Some(rows) => h.all_gather_rows(&rows)?,
             None => h,
         };
         let (k, v) = (self.to_k.forward(&h)?, self.to_v.forward(&h)?);
-        // A query sees all keys, so it is of no matter which of them the layout calls its own.
+        // A query sees all keys, so the layout's choice of its own keys does not matter.
         let layout = TokenLayout { references: h.rows() - own, ..TokenLayout::single(own) }.image_queries();
         let layout = if own == h.rows() { TokenLayout::single(own) } else { layout };
         let attn = q.attention(&k, &v, self.channels, layout, Mask::None)?;
-        Ok(Grid::of_band(x.pixels.add(&self.to_out.forward(&attn)?)?, x.height, x.width, band))
+        Ok(Grid::with_band(x.pixels.add(&self.to_out.forward(&attn)?)?, x.height, x.width, band))
     }
 }
 
@@ -82,7 +82,7 @@ impl<B: Backend> MidBlock<B> {
         })
     }
 
-    /// x [height * width, channels] -> the same shape.
+    /// Runs the block on x [height * width, channels] -> the same shape.
     pub fn forward(&self, x: Grid<B>) -> Result<Grid<B>> {
         let mut x = self.resnets[0].forward(x)?;
         if let Some(attention) = &self.attention {

@@ -1,10 +1,10 @@
 //! The VAE: latents to pixels, and pixels to latents.
 //!
 //! A row is a pixel and a column a channel, so a 1 x 1 convolution is a `linear` and the attention of the middle block
-//! needs no transpose.
+//! needs no transpose. Nothing here knows prompts or the sampler. Start with [`Decoder`].
 //!
-//! Of several devices that make one image, each has a band of rows of pixels. Convolutions take the rows beyond it from
-//! the neighbours, group norms add up their statistics over all devices, and attention reads all rows.
+//! With several devices for one image, each has a band of rows of pixels. Convolutions read rows beyond the band from
+//! the neighbours, group norms combine statistics of all devices, and attention reads all rows.
 
 mod config;
 mod decoder;

@@ -1,20 +1,21 @@
-//! Latents to a small image at once: a linear map, fitted to what the VAE's own encoder makes of a chart of colours.
+//! Fast previews: a linear map from latents to a small image, fitted to the VAE's own encoder on a chart of colours.
 //!
-//! Each packed latent becomes 2 x 2 pixels, so the image has an eighth of the sides that the VAE would give it. The fit
-//! is a ridge regression over the latents of the chart.
+//! Each packed latent becomes 2 x 2 pixels, so the preview has an eighth of the VAE's width and height. The fit is a
+//! ridge regression over the latents of the chart.
 
 use crate::rgb::Rgb;
 
-/// Pixels of a side that a packed latent becomes.
+/// Pixels on a side for each packed latent.
 const SIDE: usize = 2;
-/// Values that it becomes.
+/// Values for each packed latent.
 const VALUES: usize = SIDE * SIDE * 3;
-/// Pixels of a side of the chart.
+/// Pixels on a side of the chart.
 const CHART: usize = 320;
-/// How strongly the fit is kept from what the chart alone has, for each latent: they have variance 1.
+/// Strength of the ridge penalty for each latent, whose variance is 1. It keeps the fit from depending on the chart
+/// alone.
 const RIDGE: f64 = 0.02;
 
-/// The map of a VAE.
+/// The linear map of a VAE.
 #[derive(Debug, Clone, PartialEq)]
 pub struct PreviewMap {
     channels: usize,
@@ -22,7 +23,7 @@ pub struct PreviewMap {
     weights: Vec<f32>,
 }
 
-/// The chart: patches of even colours, and waves of all lengths.
+/// Draws the chart: patches of even colours, and waves of all lengths.
 pub fn chart() -> Rgb {
     let pixel = |x: usize, y: usize| -> [u8; 3] {
         if x < CHART / 2 {
@@ -43,9 +44,9 @@ pub fn chart() -> Rgb {
 }
 
 impl PreviewMap {
-    /// The map that fits best the packed latents of an image, [height / patch * width / patch, channels].
+    /// Fits the map to the packed latents of an image, [height / patch * width / patch, channels].
     ///
-    /// `None` where they are not those of the image, or not numbers.
+    /// `None` if the latents do not have the image's size, or are not numbers.
     pub fn fit(latents: &[f32], channels: usize, image: &Rgb, patch: usize) -> Option<Self> {
         let (rows, size) = (image.height / patch * (image.width / patch), channels + 1);
         if latents.len() != rows * channels || latents.iter().any(|value| !value.is_finite()) {
@@ -67,12 +68,12 @@ impl PreviewMap {
         Some(Self { channels, weights: solved.into_iter().map(|weight| weight as f32).collect() })
     }
 
-    /// The image of packed latents, [height * width, channels]: it has twice as many pixels on a side.
+    /// Maps packed latents [height * width, channels] to an image with twice as many pixels on a side.
     pub fn apply(&self, latents: &[f32], [height, width]: [usize; 2]) -> Rgb {
         let (wide, mut bytes) = (width * SIDE, vec![0; height * width * VALUES]);
         for (place, latent) in latents.chunks_exact(self.channels).take(height * width).enumerate() {
             let (top, left) = (place / width * SIDE, place % width * SIDE);
-            // All values of a latent at once, which the compiler makes vectors of.
+            // All values of a latent at once, so that the compiler vectorizes the loop.
             let mut sums = [0.0; VALUES];
             for (x, weights) in latent.iter().chain([&1.0]).zip(self.weights.chunks_exact(VALUES)) {
                 sums.iter_mut().zip(weights).for_each(|(sum, weight)| *sum += x * weight);
@@ -80,7 +81,7 @@ impl PreviewMap {
             for (value, sum) in sums.into_iter().enumerate() {
                 let (pixel, colour) = (value / 3, value % 3);
                 let at = (top + pixel / SIDE) * wide + left + pixel % SIDE;
-                // What is not a number becomes 0.
+                // NaN becomes 0.
                 bytes[3 * at + colour] = (255.0 * sum).round().clamp(0.0, 255.0) as u8;
             }
         }
@@ -88,7 +89,7 @@ impl PreviewMap {
     }
 }
 
-/// The means of the pixels that a packed latent stands for, from 0 to 1: 2 x 2 parts of three colours.
+/// Returns the mean colours of a packed latent's pixels, from 0 to 1: 2 x 2 parts of three colours.
 fn pixels(image: &Rgb, place: usize, patch: usize) -> [f64; VALUES] {
     let (columns, side) = (image.width / patch, patch / SIDE);
     let (top, left) = (place / columns * patch, place % columns * patch);
@@ -101,8 +102,8 @@ fn pixels(image: &Rgb, place: usize, patch: usize) -> [f64; VALUES] {
     })
 }
 
-/// What solves `normal * solution = right`, by Cholesky's factors of the symmetric [size, size]; right is
-/// [size, VALUES]. `None` where it has none.
+/// Solves `normal * solution = right` by Cholesky decomposition of the symmetric [size, size]; right is [size,
+/// VALUES]. `None` if there is no solution.
 fn solved(mut normal: Vec<f64>, mut right: Vec<f64>, size: usize) -> Option<Vec<f64>> {
     for i in 0..size {
         for j in 0..=i {
@@ -134,7 +135,7 @@ fn solved(mut normal: Vec<f64>, mut right: Vec<f64>, size: usize) -> Option<Vec<
 mod tests {
     use super::*;
 
-    /// Latents of which a map makes the image again: the means of its parts, mixed, and some channels of noise.
+    /// Latents from which a map can reproduce the image: the means of its parts, mixed, and some channels of noise.
     fn latents(image: &Rgb, channels: usize) -> Vec<f32> {
         let places = image.height / 16 * (image.width / 16);
         let of = |place: usize| {

@@ -29,7 +29,7 @@ impl<B: Backend> ResnetBlock<B> {
         })
     }
 
-    /// x [height * width, in] -> [height * width, out].
+    /// Runs the block on x [height * width, in] -> [height * width, out].
     pub fn forward(&self, x: Grid<B>) -> Result<Grid<B>> {
         let h = self.conv1.forward_normed(&x, &self.norm1)?;
         let shortcut = match &self.conv_shortcut {

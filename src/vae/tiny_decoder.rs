@@ -1,5 +1,5 @@
-//! TAEF2's decoder, the tiny autoencoder for FLUX.2: latents to pixels in a fraction of the VAE's work, to show what
-//! steps lead to.
+//! TAEF2's decoder, the tiny autoencoder for FLUX.2: latents to pixels with a fraction of the VAE's work, for previews
+//! of steps.
 //!
 //! ```text
 //! latents [2 h * 2 w, 32] -> conv_in, 3 blocks with pools, 3 x (upsample, conv, blocks), conv_out -> [16 h * 16 w, 3]
@@ -17,39 +17,39 @@ use crate::error::{Error, Result};
 use crate::nn::Weights;
 use crate::tensor::Tensor;
 
-/// Groups and epsilon of the norm of a pool; they are in no config.
+/// Groups and epsilon of a pool's norm, which are in no config.
 const POOL_GROUPS: usize = 4;
 const POOL_EPS: f32 = 1e-5;
-/// Latents are bounded by this, softly.
+/// The soft cap of latents.
 const BOUND: f32 = 3.0;
 
-/// Latents to pixels.
+/// The tiny decoder: latents to pixels.
 pub struct TinyDecoder<B: Backend> {
     conv_in: ConvLayer<B>,
     stages: Vec<Stage<B>>,
     conv_out: ConvLayer<B>,
-    /// What unpatchifying takes for the statistics of latents that stay as they are: [1, 4 * latent_channels].
+    /// Statistics for `unpatchify` that leave latents unchanged: [1, 4 * latent_channels].
     zeros: Tensor<B>,
     ones: Tensor<B>,
-    /// From 0..1 to -1..1.
+    /// Map 0..1 to -1..1.
     scale: Tensor<B>,
     shift: Tensor<B>,
 }
 
 /// The blocks at one size.
 struct Stage<B: Backend> {
-    /// Of the image twice as high and wide; none of the first stage.
+    /// The convolution after upsampling; `None` in the first stage.
     upsampled: Option<ConvLayer<B>>,
     blocks: Vec<Block<B>>,
 }
 
-/// `relu(conv.4(relu(conv.2(relu(conv.0(x))))) + x)`, where x has its pool added to it if there is one.
+/// `relu(conv.4(relu(conv.2(relu(conv.0(x))))) + x)`, with its pool added to x if there is one.
 struct Block<B: Backend> {
     pool: Option<Pool<B>>,
     convs: [ConvLayer<B>; 3],
 }
 
-/// `pool.3(relu(pool.1(pool.0(x))))`: products over channels around a group norm.
+/// `pool.3(relu(pool.1(pool.0(x))))`: 1 x 1 convolutions around a group norm.
 struct Pool<B: Backend> {
     widen: ConvLayer<B>,
     norm: GroupNorm<B>,
@@ -59,7 +59,7 @@ struct Pool<B: Backend> {
 impl<B: Backend> TinyDecoder<B> {
     /// Loads the decoder.
     ///
-    /// Errors when a tensor is missing, no float, or has another shape than the sizes say.
+    /// Errors if a tensor is missing, no float, or does not have the shape by `sizes`.
     pub fn load(weights: &LayerWeights<'_, B>, sizes: &TinyDecoderSizes) -> Result<Self> {
         let &TinyDecoderSizes { latent_channels, channels, .. } = sizes;
         let stage = |(number, blocks): (usize, Range<usize>)| {
@@ -67,7 +67,7 @@ impl<B: Backend> TinyDecoder<B> {
                 let name = weights.name(UPSAMPLED[number]);
                 ConvLayer::load_unbiased(weights.all(), &name, channels, channels, 3)
             });
-            // Only those of the smallest size have pools.
+            // Only blocks of the smallest size have pools.
             let block = |block| Block::load(&weights.all().at(weights.name(block)), sizes, number == 0);
             Ok(Stage { upsampled: upsampled.transpose()?, blocks: blocks.map(block).collect::<Result<_>>()? })
         };
@@ -84,10 +84,10 @@ impl<B: Backend> TinyDecoder<B> {
         })
     }
 
-    /// Packed latents of the sampler [height * width, 4 * latent_channels] -> pixels [16 height * 16 width, 3] in about
-    /// -1..1.
+    /// Decodes the sampler's packed latents [height * width, 4 * latent_channels] -> pixels [16 height * 16 width, 3]
+    /// in about -1..1.
     ///
-    /// Errors when the latents do not fit the size, or memory runs out.
+    /// Errors if the latents do not fit the size, or memory runs out.
     pub fn forward(&self, latents: Tensor<B>, [height, width]: [usize; 2]) -> Result<Grid<B>> {
         let x = Grid::new(
             latents.softcap(BOUND)?.unpatchify(&self.zeros, &self.ones, height, width)?,
@@ -133,7 +133,9 @@ impl<B: Backend> Pool<B> {
     fn load(weights: &Weights<'_, B>, sizes: &TinyDecoderSizes) -> Result<Self> {
         let &TinyDecoderSizes { channels, pool_channels, .. } = sizes;
         if !pool_channels.is_multiple_of(POOL_GROUPS) {
-            return Err(Error::new(format!("a pool of {pool_channels} channels has no {POOL_GROUPS} groups")));
+            return Err(Error::new(format!(
+                "a pool of {pool_channels} channels cannot be divided into {POOL_GROUPS} groups"
+            )));
         }
         Ok(Self {
             widen: ConvLayer::load_unbiased(weights, "0", channels, pool_channels, 1)?,
@@ -142,7 +144,7 @@ impl<B: Backend> Pool<B> {
         })
     }
 
-    /// x + what the pool makes of it.
+    /// Adds the result of the pool to x.
     fn forward_add(&self, x: Grid<B>) -> Result<Grid<B>> {
         let h = self.widen.forward(&x)?;
         let (height, width) = (h.height, h.width);

@@ -1,4 +1,5 @@
-//! What is no adapter, or is given wrongly, is named as what it is, and no image is made with half of it.
+//! Files that are no adapters, and wrong uses of adapters, are named in errors, and no image is made with half an
+//! adapter.
 
 use std::collections::HashMap;
 use std::fs;
@@ -18,7 +19,7 @@ fn draw(own: &Path, flags: &[&str]) -> Run {
         .args(SMALL)
         .args(["-p", "a cat", "-S", "3", "-o", "x.png"])
         .args(flags);
-    Run::of(&mut command)
+    Run::new(&mut command)
 }
 
 #[test]
@@ -42,25 +43,25 @@ fn a_path_that_names_no_adapter_is_told_with_what_is_there() {
     assert_eq!(names(own.path()), before, "no image is written");
 }
 
-/// An error is about what was given, and not about the model.
+/// Errors name the adapter, not the model.
 #[test]
 fn an_adapter_of_which_no_image_comes_is_named() {
     let own = tempfile::tempdir().unwrap();
     let at = |name: &str| own.path().join(name);
     let draw = |lora: &str| program::draw(own.path(), &["a cat", "-o", "x.png", "--lora", lora]);
     let layer = "proj_out";
-    let weight = &weights(Path::new("models/tiny"))[&format!("{layer}.weight")];
+    let weight = &weights(&crate::support::root().join("models/tiny"))[&format!("{layer}.weight")];
     let (rows, cols) = (weight.rows, weight.cols);
     let lora = |name: &str, value: f64, alpha: &str| {
         let tensors = [
-            (format!("{layer}.lora_A.weight"), Matrix::of(1, cols, |_, _| value)),
-            (format!("{layer}.lora_B.weight"), Matrix::of(rows, 1, |_, _| value)),
+            (format!("{layer}.lora_A.weight"), Matrix::from_fn(1, cols, |_, _| value)),
+            (format!("{layer}.lora_B.weight"), Matrix::from_fn(rows, 1, |_, _| value)),
         ];
         let metadata = format!(r#"{{"transformer.r": 1, "transformer.lora_alpha": {alpha}}}"#);
         write(&at(name), &tensors, HashMap::from([("lora_adapter_metadata".to_string(), metadata)]));
         draw(name)
     };
-    lora("alpha.safetensors", 0.01, "1e39").fails(1, &["1e39", "more than float32 holds", layer, "alpha.safetensors"]);
+    lora("alpha.safetensors", 0.01, "1e39").fails(1, &["1e39", "overflows float32", layer, "alpha.safetensors"]);
     lora("huge.safetensors", 1e38, "1").fails(1, &["lora_A.weight` overflows", "huge.safetensors", "hint: "]);
     let late = lora("late.safetensors", 1e18, "1");
     late.fails(
@@ -68,7 +69,7 @@ fn an_adapter_of_which_no_image_comes_is_named() {
         &[
             "not numbers, from an adapter at strength 1",
             "in: --lora late.safetensors",
-            "weights of the model are whole",
+            "weights of the model are intact",
         ],
     );
     draw("late.safetensors:1000").fails(2, &["at strength 1000", "overflow", "hint: "]);
@@ -83,9 +84,9 @@ fn a_file_that_is_no_adapter_is_named_as_what_it_is() {
     fs::create_dir(own.path().join("empty")).unwrap();
     let text = |path: &Path| path.to_str().unwrap().to_string();
     for (value, words) in [
-        ("a.pt".to_string(), &["pickle of PyTorch", "a.pt"][..]),
-        ("empty".to_string(), &["the folder holds no adapter", "empty"]),
-        (text(&model), &["is that of a model", "`-d`"]),
+        ("a.pt".to_string(), &["PyTorch pickle", "a.pt"][..]),
+        ("empty".to_string(), &["contains no adapter", "empty"]),
+        (text(&model), &["contains a model", "`-d`"]),
         (text(&model.join("vae")), &["a VAE, expected an adapter", "`--vae`"]),
     ] {
         draw(own.path(), &["--lora", &value]).fails(1, &[&["hint: "], words].concat());
@@ -105,7 +106,7 @@ fn names_that_are_no_text_take_a_strength() {
     let image = |lora: OsString| {
         let mut command = flux();
         command.current_dir(own.path()).arg("-d").arg(folder_of("sharded")).args(SMALL);
-        Run::of(command.args(["-p", "a cat", "-S", "3", "-o", "y.png", "--lora"]).arg(lora)).succeeds();
+        Run::new(command.args(["-p", "a cat", "-S", "3", "-o", "y.png", "--lora"]).arg(lora)).succeeds();
         flux::input::read(&own.path().join("y.png")).unwrap().bytes
     };
     let with = |strength: &[u8]| OsString::from_vec([name.as_encoded_bytes(), strength].concat());

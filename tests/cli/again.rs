@@ -1,10 +1,14 @@
-//! Images that are made again from what they say of themselves.
+//! Images that are reproduced from their metadata.
 
 use std::collections::HashMap;
 use std::fs;
 use std::path::Path;
 
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
 use flux::input::read;
+use flux::metadata::Metadata;
+use flux::output::{ImageFormat, Rgb, encode};
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 use safetensors::tensor::{Dtype, TensorView, serialize_to_file};
@@ -24,26 +28,25 @@ impl Rng {
         self.below(parts) == 0
     }
 
-    fn of<'a>(&mut self, values: &[&'a str]) -> &'a str {
+    fn choose<'a>(&mut self, values: &[&'a str]) -> &'a str {
         values[self.below(values.len())]
     }
 }
 
 fn again(folder: &Path, words: &[&str]) -> Run {
-    Run::of(flux().current_dir(folder).arg("again").args(words).args(["--device", "cpu"]))
+    Run::new(flux().current_dir(folder).arg("again").args(words).args(["--device", "cpu"]))
 }
 
 fn bytes(folder: &Path, name: &str) -> Vec<u8> {
     fs::read(folder.join(name)).unwrap_or_else(|e| panic!("{name}: {e}"))
 }
 
-/// A LoRA of the built-in model whose values go up to `scale`.
+/// Writes a LoRA of the built-in model with values up to `scale`.
 pub fn write_adapter(path: &Path, scale: f32) {
     let values = |count: usize| {
         (0..count).flat_map(|i| (scale * ((i % 7) as f32 / 3.0 - 1.0)).to_le_bytes()).collect::<Vec<u8>>()
     };
-    let weights =
-        Path::new(env!("CARGO_MANIFEST_DIR")).join("models/tiny/transformer/diffusion_pytorch_model.safetensors");
+    let weights = crate::program::project("models/tiny/transformer/diffusion_pytorch_model.safetensors");
     let weights = fs::read(weights).unwrap();
     let model = safetensors::SafeTensors::deserialize(&weights).unwrap();
     let layer = "single_transformer_blocks.0.attn.to_out";
@@ -56,21 +59,21 @@ pub fn write_adapter(path: &Path, scale: f32) {
     serialize_to_file(&tensors, None, path).unwrap();
 }
 
-/// A folder with everything that a recipe may name.
+/// Creates a folder with every file that a recipe may name.
 fn files() -> tempfile::TempDir {
     let folder = folder();
     for (seed, size, name) in [("1", "80x64", "in.png"), ("2", "64", "other.webp"), ("3", "80x64", "mask.png")] {
         let words = ["-p", "a white circle on a black background", "-S", seed, "-s", "1", "--size", size, "-o", name];
-        Run::of(flux().current_dir(folder.path()).args(words).args(["--device", "cpu", "-q"])).succeeds();
+        Run::new(flux().current_dir(folder.path()).args(words).args(["--device", "cpu", "-q"])).succeeds();
     }
     let tensors = ["-W", "48", "-H", "32", "-s", "1", "-S", "5", "--device", "cpu", "-q", "-o", "x.png"];
     let save = ["-p", "a cat", "--save-latents", "latents.safetensors", "--save-embeddings", "words.safetensors"];
-    Run::of(flux().current_dir(folder.path()).args(tensors).args(save)).succeeds();
+    Run::new(flux().current_dir(folder.path()).args(tensors).args(save)).succeeds();
     write_adapter(&folder.path().join("style.safetensors"), 0.3);
     folder
 }
 
-/// Flags of a random recipe.
+/// Returns the flags of a random recipe.
 fn recipe(rng: &mut Rng) -> Vec<String> {
     let mut words: Vec<String> = Vec::new();
     let mut add = |flags: &[&str]| words.extend(flags.iter().map(|flag| flag.to_string()));
@@ -78,22 +81,25 @@ fn recipe(rng: &mut Rng) -> Vec<String> {
     if has_words {
         add(&["--embeddings", "words.safetensors"]);
     } else {
-        add(&["-p", rng.of(&["a cat", "-x", "ein Käse 🧀", "two\nlines", "it's \"here\" <&> $HOME", "", "a, b: c\\"])]);
+        add(&[
+            "-p",
+            rng.choose(&["a cat", "-x", "ein Käse 🧀", "two\nlines", "it's \"here\" <&> $HOME", "", "a, b: c\\"]),
+        ]);
     }
-    add(&["-S", &rng.below(1 << 30).to_string(), "-s", rng.of(&["1", "2"])]);
+    add(&["-S", &rng.below(1 << 30).to_string(), "-s", rng.choose(&["1", "2"])]);
     let begins = rng.below(12);
     let begins_with_file = begins < 2;
     match begins {
         0 => add(&["--noise", "latents.safetensors"]),
         1 => add(&["--latents", "latents.safetensors"]),
-        _ => add(&["--size", rng.of(&["32x48", "64", "48x33"])]),
+        _ => add(&["--size", rng.choose(&["32x48", "64", "48x33"])]),
     }
     let inputs = if begins_with_file { 0 } else { rng.below(3) };
     ["in.png", "other.webp"].iter().take(inputs).for_each(|input| add(&["-i", input]));
     if inputs > 0 {
         match rng.below(5) {
-            0 => add(&["--strength", rng.of(&["0.5", "0.75", "1"])]),
-            1 => add(&["--mask", "mask.png", "--feather", rng.of(&["0", "3"])]),
+            0 => add(&["--strength", rng.choose(&["0.5", "0.75", "1"])]),
+            1 => add(&["--mask", "mask.png", "--feather", rng.choose(&["0", "3"])]),
             2 => add(&["--mask", "mask.png", "--mask-padding", "8", "--strength", "0.9"]),
             3 => add(&["--extend", "16,0,0,8", "--no-composite"]),
             _ => {}
@@ -102,7 +108,7 @@ fn recipe(rng: &mut Rng) -> Vec<String> {
     let changes = words.iter().any(|word| ["--strength", "--mask", "--extend"].contains(&word.as_str()));
     let mut add = |flags: &[&str]| words.extend(flags.iter().map(|flag| flag.to_string()));
     if changes {
-        // The image gives the size.
+        // The image sets the size.
         if rng.one_in(3) {
             add(&["--no-self-reference"]);
         }
@@ -140,12 +146,12 @@ fn random_recipes_are_made_again_from_every_format() {
         let ending = ["png", "webp", "jpg"][number % 3];
         let first = format!("first.{ending}");
         let words = recipe(&mut rng);
-        let drawn = Run::of(flux().current_dir(folder).args(&words).args(["--device", "cpu", "-q", "-o", &first]));
+        let drawn = Run::new(flux().current_dir(folder).args(&words).args(["--device", "cpu", "-q", "-o", &first]));
         assert_eq!(drawn.code, Some(0), "{number}: {words:?}: {}", drawn.stderr);
         let made = again(folder, &[&first]);
         assert_eq!(made.code, Some(0), "{number}: {words:?}: {}", made.stderr);
-        assert!(!made.stderr.contains("may not be the same"), "{number}: {words:?}: {}", made.stderr);
-        // What is told of the image is no part of the recipe: --no-provenance and --embed-inputs are given again.
+        assert!(!made.stderr.contains("the image may differ"), "{number}: {words:?}: {}", made.stderr);
+        // Flags about metadata are no part of the recipe: --no-provenance and --embed-inputs are repeated.
         let [one, two] = [&first, &format!("first-again.{ending}")].map(|name| read(&folder.join(name)).unwrap());
         assert!(one == two, "{number}: {words:?}: other pixels");
         if !words.iter().any(|word| ["--embed-inputs", "--no-provenance"].contains(&word.as_str())) {
@@ -171,7 +177,7 @@ fn flags_change_what_an_image_says() {
     again(folder, &["cat.png", "dog.png", "--size", "48", "-s", "2", "-o", "many/"]).succeeds();
     assert_eq!(names(&folder.join("many")), ["cat-again.png", "dog-again.png"]);
     assert_eq!(read(&folder.join("many/cat-again.png")).unwrap().width, 48);
-    // Nothing is written over what is read.
+    // No input is overwritten.
     again(folder, &["cat.png", "-o", "cat.png"]).fails(2, &["`cat.png`", "--force"]);
 }
 
@@ -184,7 +190,7 @@ fn a_file_of_json_and_an_image_are_recipes_of_the_program_too() {
     fs::write(folder.join("made.json"), &json).unwrap();
     let made: serde_json::Value = serde_json::from_str(&json).unwrap();
     fs::write(folder.join("recipe.json"), made["recipe"].to_string()).unwrap();
-    let cpu = |words: &[&str]| Run::of(flux().current_dir(folder).args(words).args(["--device", "cpu", "-q"]));
+    let cpu = |words: &[&str]| Run::new(flux().current_dir(folder).args(words).args(["--device", "cpu", "-q"]));
     for (flags, name) in [
         (["--recipe", "made.json"], "a.png"),
         (["--recipe", "recipe.json"], "b.png"),
@@ -197,7 +203,7 @@ fn a_file_of_json_and_an_image_are_recipes_of_the_program_too() {
     cpu(&["a dog", "--recipe", "made.json", "-S", "8", "-o", "d.png"]).succeeds();
     assert!(bytes(folder, "d.png") == bytes(folder, "dog.png"));
     for (text, words) in [
-        ("{", &["no JSON"][..]),
+        ("{", &["not valid JSON"][..]),
         (r#"{"promt": "a"}"#, &["promt"]),
         (r#"{"recipe": {"prompt": "a"}}"#, &["recipe cannot be read"]),
     ] {
@@ -210,7 +216,7 @@ fn a_file_of_json_and_an_image_are_recipes_of_the_program_too() {
     }
     cpu(&["--recipe", "none.json"]).fails(1, &["none.json"]);
     fs::write(folder.join("plain.png"), bytes(&crate::program::project("docs"), "gallery.png")).unwrap();
-    again(folder, &["plain.png"]).fails(1, &["does not say how it was made", "plain.png"]);
+    again(folder, &["plain.png"]).fails(1, &["does not record how it was generated", "plain.png"]);
 }
 
 #[test]
@@ -218,7 +224,7 @@ fn what_is_not_as_it_was_is_named_before_the_work() {
     let folder = files();
     let folder = folder.path();
     let edit = ["-p", "x", "-S", "1", "-s", "1", "--device", "cpu", "-q", "-i", "in.png"];
-    let draw = |words: &[&str]| Run::of(flux().current_dir(folder).args(edit).args(words)).succeeds();
+    let draw = |words: &[&str]| Run::new(flux().current_dir(folder).args(edit).args(words)).succeeds();
     draw(&["-o", "a.png"]);
     draw(&["--embed-inputs", "-o", "carries.png"]);
     draw(&["--lora", "style.safetensors", "-o", "styled.png"]);
@@ -231,15 +237,15 @@ fn what_is_not_as_it_was_is_named_before_the_work() {
     assert!(read(&folder.join("found.png")).unwrap() == read(&folder.join("a.png")).unwrap());
     again(folder, &["a.png"]).fails(1, &["in.png"]);
     let carried = again(folder, &["carries.png"]).succeeds();
-    assert!(!carried.stderr.contains("may not be the same"), "{}", carried.stderr);
+    assert!(!carried.stderr.contains("the image may differ"), "{}", carried.stderr);
     assert!(read(&folder.join("carries-again.png")).unwrap() == read(&folder.join("a.png")).unwrap());
 
     fs::copy(folder.join("other.webp"), folder.join("in.png")).unwrap();
     let other = again(folder, &["a.png", "-o", "b.png"]).succeeds();
-    assert!(other.stderr.contains("`in.png` is another file than the image was made from"), "{}", other.stderr);
-    again(folder, &["a.png", "--exact", "-o", "c.png"]).fails(1, &["another file", "--exact"]);
+    assert!(other.stderr.contains("`in.png` is not the file that the image was generated from"), "{}", other.stderr);
+    again(folder, &["a.png", "--exact", "-o", "c.png"]).fails(1, &["`in.png`", "--exact"]);
     let kept = again(folder, &["carries.png", "-o", "d.png"]).succeeds();
-    assert!(kept.stderr.contains("the one that the image carries is used"), "{}", kept.stderr);
+    assert!(kept.stderr.contains("the one embedded in the image is used"), "{}", kept.stderr);
     assert!(read(&folder.join("d.png")).unwrap() == read(&folder.join("a.png")).unwrap());
 
     fs::rename(folder.join("below/in.png"), folder.join("in.png")).unwrap();
@@ -247,11 +253,11 @@ fn what_is_not_as_it_was_is_named_before_the_work() {
     *style.last_mut().unwrap() ^= 1;
     fs::write(folder.join("style.safetensors"), style).unwrap();
     let styled = again(folder, &["styled.png"]).succeeds();
-    assert!(styled.stderr.contains("`style.safetensors` is another file"), "{}", styled.stderr);
-    // A model that was asked for is no change that nobody knows of.
+    assert!(styled.stderr.contains("`style.safetensors` is not the file"), "{}", styled.stderr);
+    // A requested model is no silent change.
     let model = crate::program::project("models/tiny");
     let asked = again(folder, &["a.png", "-d", model.to_str().unwrap(), "-o", "e.png"]).succeeds();
-    assert!(!asked.stderr.contains("may not be the same"), "{}", asked.stderr);
+    assert!(!asked.stderr.contains("the image may differ"), "{}", asked.stderr);
 }
 
 #[test]
@@ -259,8 +265,8 @@ fn numbers_are_read_as_they_are_written() {
     let folder = files();
     let folder = folder.path();
     let words = ["-p", "x", "-S", "1", "-s", "4", "-i", "in.png", "--device", "cpu", "-q", "-o", "a.png"];
-    // Not all decimals of 17 digits are read right by a quick reader.
-    Run::of(flux().current_dir(folder).args(words).args(["--strength", "0.40159101448507484"])).succeeds();
+    // Fast parsers read some decimals of 17 digits wrongly.
+    Run::new(flux().current_dir(folder).args(words).args(["--strength", "0.40159101448507484"])).succeeds();
     again(folder, &["a.png", "--exact"]).succeeds();
     assert!(bytes(folder, "a.png") == bytes(folder, "a-again.png"));
 }
@@ -277,7 +283,7 @@ fn each_of_several_images_has_a_file_of_its_own_or_none_is_made() {
     again(folder, &["a/x.png", "b/x.png", "-o", "y.png"]).fails(2, &["y.png", "the same file"]);
     fs::copy(folder.join("a/x.png"), folder.join("q%d{.png")).unwrap();
     fs::copy(folder.join("b/x.png"), folder.join("q%d{-again.png")).unwrap();
-    again(folder, &["q%d{.png", "q%d{-again.png"]).fails(2, &["one of the images that are made again"]);
+    again(folder, &["q%d{.png", "q%d{-again.png"]).fails(2, &["one of the images to reproduce"]);
     assert!(bytes(folder, "q%d{-again.png") == bytes(folder, "b/x.png"));
     again(folder, &["q%d{.png", "q%d{-again.png", "--force"]).succeeds();
     assert!(bytes(folder, "q%d{-again.png") == bytes(folder, "a/x.png"));
@@ -295,19 +301,19 @@ fn a_recipe_that_was_damaged_is_refused() {
         );
         fs::write(folder.join("made.json"), format!("\u{feff}{text}")).unwrap();
         let flags = ["--recipe", "made.json", "--device", "cpu", "-q", "-o", "x.png"];
-        Run::of(flux().current_dir(folder).args(flags))
+        Run::new(flux().current_dir(folder).args(flags))
     };
     for (more, words) in [
-        (r#", "batch": {"place": 5, "count": 2}"#, "image 5, from 0, of 2"),
-        (r#", "batch": {"place": 0, "count": 100000}"#, "of 100000"),
-        (r#", "of": {"place": 18446744073709551615, "count": 1}"#, "image 18446744073709551615"),
+        (r#", "batch": {"place": 5, "count": 2}"#, "image index 5 does not fit 2 images"),
+        (r#", "batch": {"place": 0, "count": 100000}"#, "100000 images"),
+        (r#", "of": {"place": 18446744073709551615, "count": 1}"#, "image index 18446744073709551615"),
     ] {
         made(more).fails(1, &[words, "made.json"]);
     }
     made("").succeeds();
     fs::write(folder.join("made.json"), "[\"a cat\", null, 64, 64, 1, 5]").unwrap();
     let flags = ["--recipe", "made.json", "--device", "cpu", "-o", "x.png"];
-    Run::of(flux().current_dir(folder).args(flags)).fails(2, &["no object of JSON", "made.json"]);
+    Run::new(flux().current_dir(folder).args(flags)).fails(2, &["not a JSON object", "made.json"]);
 }
 
 #[test]
@@ -323,8 +329,8 @@ fn a_model_that_has_changed_is_named() {
         bytes[last] ^= 1;
     });
     let run = again(folder.path(), &["cat.png"]).succeeds();
-    assert!(run.stderr.contains("the vae of the model is another one"), "{}", run.stderr);
-    // Whatever it is called, it is not what made the image.
+    assert!(run.stderr.contains("the vae of the model is not the one"), "{}", run.stderr);
+    // Under any name, it is not the model that made the image.
     let other = format!("{path}/.");
     again(folder.path(), &["cat.png", "-d", &other, "--exact"]).fails(1, &["the vae of the model", "--exact"]);
     again(folder.path(), &["cat.png", "--precision", "bf16", "--exact"]).fails(1, &["--exact"]);
@@ -337,7 +343,7 @@ fn an_input_from_standard_input_is_gone_unless_the_image_carries_it() {
     for (name, flags) in [("gone.png", &[][..]), ("kept.png", &["--embed-inputs"])] {
         let file = fs::File::open(folder.join("in.png")).unwrap();
         let words = ["-p", "x", "-S", "1", "-s", "1", "--device", "cpu", "-q", "-i", "-", "-o", name];
-        Run::of(flux().current_dir(folder).args(words).args(flags).stdin(file)).succeeds();
+        Run::new(flux().current_dir(folder).args(words).args(flags).stdin(file)).succeeds();
     }
     again(folder, &["gone.png"]).fails(2, &["standard input", "--input", "--embed-inputs"]);
     again(folder, &["kept.png"]).succeeds();
@@ -347,7 +353,7 @@ fn an_input_from_standard_input_is_gone_unless_the_image_carries_it() {
     let long = vec![0; 5 << 20];
     fs::write(folder.join("long.png"), [bytes(folder, "in.png"), long].concat()).unwrap();
     let words = ["-p", "x", "-i", "long.png", "--embed-inputs", "--device", "cpu"];
-    Run::of(flux().current_dir(folder).args(words)).fails(2, &["--embed-inputs", "an image carries at most"]);
+    Run::new(flux().current_dir(folder).args(words)).fails(2, &["--embed-inputs", "an image can embed at most"]);
 }
 
 #[test]
@@ -364,12 +370,180 @@ fn one_object_of_json_is_printed_for_each_image_and_for_an_error() {
         (&["-p", "x", "--colour", "--json"], "usage", "--colour"),
         (&["info", "none", "--json"], "failure", "none"),
     ] {
-        let run = Run::of(flux().current_dir(folder.path()).args(words));
+        let run = Run::new(flux().current_dir(folder.path()).args(words));
         assert!(run.code == Some(1) || run.code == Some(2), "{words:?}: {:?}", run.code);
         let line: serde_json::Value =
             serde_json::from_str(&run.stdout).unwrap_or_else(|e| panic!("{words:?}: {e}: {}", run.stdout));
         let error = &line["error"];
         assert!(error.to_string().contains(what) && error["kind"] == kind, "{words:?}: {error}");
         assert!(run.stderr.contains("error: "), "{}", run.stderr);
+    }
+}
+
+/// Writes an image file with these parameters of another program.
+fn write_foreign(path: &Path, parameters: &str) {
+    let metadata = Metadata { parameters: Some(parameters.to_string()), ..Metadata::default() };
+    let image = Rgb { width: 64, height: 48, bytes: vec![90; 3 * 64 * 48] };
+    fs::write(path, encode(&image, ImageFormat::from_path(path).unwrap(), &metadata).unwrap()).unwrap();
+}
+
+#[test]
+fn settings_of_other_programs_are_read_from_every_format() {
+    let folder = folder();
+    let folder = folder.path();
+    let flags = ["-S", "7", "--size", "64x48", "-s", "2", "--device", "cpu", "-o", "expected.png"];
+    Run::new(flux().current_dir(folder).args(["-p", "a cat, \"big\""]).args(flags)).succeeds();
+    let expected = read(&folder.join("expected.png")).unwrap();
+    let settings = "Steps: 2, Sampler: DPM++ 2M, CFG scale: 1, Seed: 7, Size: 64x48, Model hash: 1f, Hires upscale: 2, \
+                    Version: v1.10.1";
+    let infotext = format!("a cat, \"big\" <lora:ink:0.5>\nNegative prompt: a dog\n{settings}");
+    let mflux =
+        r#"{"mflux_version": "0.11", "prompt": "a cat, \"big\"", "seed": 7, "steps": 2, "width": 64, "height": 48}"#;
+    let swarm =
+        r#"{"sui_image_params": {"prompt": "a cat, \"big\"", "seed": 7, "steps": 2, "width": 64, "height": 48}}"#;
+    for (text, ending, program) in [
+        (infotext.as_str(), "png", "A1111 v1.10.1"),
+        (&infotext, "jpg", "A1111 v1.10.1"),
+        (&infotext, "webp", "A1111 v1.10.1"),
+        (mflux, "jpg", "mflux 0.11"),
+        (swarm, "png", "SwarmUI"),
+    ] {
+        let name = format!("foreign.{ending}");
+        write_foreign(&folder.join(&name), text);
+        let told = info(folder, &[&name]).succeeds();
+        for part in [program, "64x48, 8-bit RGB", "a cat, \"big\"", "seed: 7", "steps: 2"] {
+            assert!(told.stdout.contains(part), "{name}: {part}: {}", told.stdout);
+        }
+        let json: serde_json::Value =
+            serde_json::from_str(&info(folder, &["--json", &name]).succeeds().stdout).unwrap();
+        assert_eq!((&json["width"], &json["settings"]["seed"]), (&64.into(), &7.into()), "{json}");
+        let made = again(folder, &[&name, "-o", "made.png"]).succeeds();
+        assert!(read(&folder.join("made.png")).unwrap() == expected, "{name}");
+        assert!(made.stderr.contains(program), "{name}: {}", made.stderr);
+        if text == infotext {
+            for lost in ["DPM++ 2M", "Hires upscale", "--lora ink.safetensors:0.5"] {
+                assert!(made.stderr.contains(lost), "{lost}: {}", made.stderr);
+            }
+            assert!(!made.stderr.contains("hash"), "{}", made.stderr);
+        }
+        again(folder, &[&name, "--exact", "-o", "exact.png"]).fails(1, &["another program", "--exact"]);
+    }
+}
+
+#[test]
+fn an_image_without_settings_is_described() {
+    let folder = folder();
+    let folder = folder.path();
+    let image = Rgb { width: 64, height: 48, bytes: vec![90; 3 * 64 * 48] };
+    fs::write(folder.join("plain.jpg"), encode(&image, ImageFormat::Jpeg, &Metadata::default()).unwrap()).unwrap();
+    fs::write(folder.join("x.gif"), b"GIF89a\x10\0\x08\0\0\0\0;").unwrap();
+    write_foreign(&folder.join("comment.png"), "a \u{1b}[2J comment");
+    for (name, part) in
+        [("plain.jpg", "JPEG, 64x48, 8-bit RGB"), ("x.gif", "GIF, 16x8"), ("comment.png", "a \\u{1b}[2J comment")]
+    {
+        let told = info(folder, &[name]).succeeds();
+        assert!(told.stdout.contains(part) && !told.stdout.contains('\u{1b}'), "{}", told.stdout);
+    }
+    again(folder, &["plain.jpg"]).fails(1, &["does not record how it was generated", "flux info"]);
+    again(folder, &["comment.png"]).fails(1, &["does not record how it was generated"]);
+}
+
+/// Returns a PNG without some of its texts.
+fn without_texts(png: &[u8], keywords: &[&str]) -> Vec<u8> {
+    let (mut kept, mut at) = (png[..8].to_vec(), 8);
+    while at < png.len() {
+        let end = at + 12 + u32::from_be_bytes(png[at..at + 4].try_into().unwrap()) as usize;
+        let is_text = [b"tEXt", b"iTXt"].iter().any(|kind| png[at + 4..at + 8] == kind[..]);
+        let data = &png[at + 8..end];
+        if !(is_text && keywords.iter().any(|keyword| data.starts_with(&[keyword.as_bytes(), b"\0"].concat()))) {
+            kept.extend_from_slice(&png[at..end]);
+        }
+        at = end;
+    }
+    kept
+}
+
+#[test]
+fn the_recipe_in_a_png_survives_programs_that_keep_only_xmp() {
+    let folder = folder();
+    let folder = folder.path();
+    draw(folder, &["-p", "a <cat> & \"dog\"", "-S", "7", "-o", "a.png"]).succeeds();
+    let texts = ["flux", "parameters", "prompt", "seed", "steps", "size", "model"];
+    fs::write(folder.join("kept.png"), without_texts(&bytes(folder, "a.png"), &texts)).unwrap();
+    let made = again(folder, &["kept.png", "--exact", "-o", "b.png"]).succeeds();
+    assert!(bytes(folder, "a.png") == bytes(folder, "b.png"), "{}", made.stderr);
+    fs::write(folder.join("kept.png"), without_texts(&bytes(folder, "a.png"), &["flux", "XML:com.adobe.xmp"])).unwrap();
+    let made = again(folder, &["kept.png", "-o", "c.png"]).succeeds();
+    assert!(read(&folder.join("a.png")).unwrap() == read(&folder.join("c.png")).unwrap(), "{}", made.stderr);
+}
+
+#[test]
+fn an_input_is_embedded_once() {
+    let folder = files();
+    let folder = folder.path();
+    fs::copy(folder.join("mask.png"), folder.join("copy.png")).unwrap();
+    let inputs = ["-i", "mask.png", "-i", "copy.png", "-i", "copy.png", "--mask", "copy.png", "--embed-inputs"];
+    for name in ["a.png", "a.jpg", "a.webp"] {
+        let words = [&["-p", "x", "-S", "1", "-s", "1", "--device", "cpu", "-q", "-o", name], &inputs[..]].concat();
+        Run::new(flux().current_dir(folder).args(words)).succeeds();
+    }
+    let stored = STANDARD.encode(bytes(folder, "copy.png"));
+    fs::create_dir(folder.join("away")).unwrap();
+    for name in ["mask.png", "copy.png"] {
+        fs::rename(folder.join(name), folder.join("away").join(name)).unwrap();
+    }
+    for name in ["a.png", "a.jpg", "a.webp"] {
+        let times = bytes(folder, name).windows(stored.len()).filter(|part| *part == stored.as_bytes()).count();
+        assert_eq!(times, 1, "{name}");
+        let made = again(folder, &[name, "--exact", "-o", "again.png"]).succeeds();
+        assert!(!made.stderr.contains("the image may differ"), "{}", made.stderr);
+        let first = if name == "a.jpg" { "a.png" } else { name };
+        assert!(read(&folder.join("again.png")).unwrap() == read(&folder.join(first)).unwrap(), "{name}");
+    }
+}
+
+/// Writes an image whose metadata has this prompt.
+fn says(path: &Path, prompt: &str) {
+    use flux::engine::{ImageRecipe, Recipe};
+    let rgb = flux::rgb::Rgb { width: 16, height: 16, bytes: vec![7; 16 * 16 * 3] };
+    let made = ImageRecipe { recipe: Recipe::new(prompt, 7), ..ImageRecipe::default() };
+    let metadata = flux::metadata::Metadata { recipe: Some(made.to_json()), ..Default::default() };
+    fs::write(path, flux::output::encode(&rgb, flux::output::ImageFormat::Png, &metadata).unwrap()).unwrap();
+}
+
+#[cfg(unix)]
+#[test]
+fn the_command_of_an_image_is_read_by_every_shell_and_runs_nothing_else() {
+    use std::os::unix::fs::PermissionsExt;
+    let folder = folder();
+    let folder = folder.path();
+    let bin = folder.join("bin");
+    fs::create_dir(&bin).unwrap();
+    // A stand-in for the program that writes down its argument.
+    fs::write(bin.join("flux"), "#!/bin/sh\nprintf %s \"$2\" > got\n").unwrap();
+    fs::set_permissions(bin.join("flux"), fs::Permissions::from_mode(0o755)).unwrap();
+    let path = format!("{}:/usr/bin:/bin", bin.display());
+    for prompt in [
+        "a'\\''; touch pwned #\u{7}",
+        "two\nlines",
+        "'; touch pwned; '",
+        "-x",
+        "$(touch pwned) `touch pwned` ${HOME} !x \\ \"",
+        "\u{1b}]0;x\u{7}\u{1b}[2J\\033",
+    ] {
+        says(&folder.join("a.png"), prompt);
+        let printed = Run::new(flux().current_dir(folder).args(["info", "a.png"])).succeeds().stdout;
+        let (_, rest) = printed.split_once('\n').unwrap();
+        let (command, _) = rest.split_once("\n{").unwrap();
+        assert!(!command.contains("$'"), "{command}");
+        for shell in ["sh", "dash", "bash", "zsh"] {
+            let mut run = std::process::Command::new(shell);
+            if run.current_dir(folder).env("PATH", &path).args(["-c", command]).status().is_err() {
+                continue; // the shell is not installed
+            }
+            assert_eq!(fs::read_to_string(folder.join("got")).unwrap(), prompt, "{shell}: {command}");
+            assert!(!folder.join("pwned").exists(), "{shell}: {command}");
+            fs::remove_file(folder.join("got")).unwrap();
+        }
     }
 }

@@ -1,4 +1,4 @@
-//! Conversations whose lines come from a pipe, or from a terminal.
+//! Interactive mode with lines from a pipe, or from a terminal.
 
 #![cfg(unix)]
 
@@ -37,7 +37,7 @@ fn each_line_is_an_image_of_what_is_set() {
     assert!(fs::read(folder.join(files[0])).unwrap() == fs::read(folder.join("alone.png")).unwrap());
     assert_eq!(read(&folder.join(files[2])).unwrap().width, 48);
     assert!(run.stderr.contains("$2  chat-002-a-dog.png  seed 7  a dog"), "{}", run.stderr);
-    // Another conversation writes over nothing.
+    // Another conversation overwrites nothing.
     let other = talk(folder, "a cat\n", &SMALL[..6]).succeeds();
     assert_eq!(other.stdout.trim(), "chat-004-a-cat.png");
 }
@@ -67,12 +67,12 @@ fn a_line_that_is_wrong_is_told_and_the_conversation_goes_on() {
     let run = talk(folder.path(), lines, &[]);
     assert_eq!(run.code, Some(1));
     for words in [
-        "`!seed` is one",
+        "did you mean `!seed`?",
         "expected `!steps [N]`",
         "there is no prompt yet",
         "there is no image yet",
         "expected auto, cpu, cuda",
-        "there is no such adapter",
+        "the adapter does not exist",
         "none.png",
         "no image to forget",
         "steps",
@@ -81,7 +81,35 @@ fn a_line_that_is_wrong_is_told_and_the_conversation_goes_on() {
         assert!(run.stderr.contains(words), "{words}: {}", run.stderr);
     }
     assert_eq!(run.stdout.trim(), "chat-001-a-cat.png");
-    Run::of(flux().current_dir(folder.path()).args(["chat", "--save-latents", "x"])).fails(2, &["--save-latents"]);
+    Run::new(flux().current_dir(folder.path()).args(["chat", "--save-latents", "x"])).fails(2, &["--save-latents"]);
+}
+
+#[test]
+fn what_is_removed_numbered_and_kept_is_said() {
+    let folder = folder();
+    let folder = folder.path();
+    draw(folder, &["-p", "a cat", "-S", "1", "-o", "photo.png"]).succeeds();
+    let lines = "!size 32\n!steps 1\n!seed 4\na cat\n!explore 3\n!load photo.png\n!keep $3\n!undo\n!undo\n";
+    let run = talk(folder, lines, &[]).succeeds();
+    let said: Vec<_> = run.stderr.lines().collect();
+    for words in [
+        "size 32x32 for the next images",
+        "seed 4 for the next images",
+        "$1 is chat-001-a-cat.png",
+        "$3 is chat-002-a-cat-5.png",
+        "removed chat-002-a-cat-4.png",
+        "removed chat-002-a-cat-6.png",
+        "$2 is now chat-002-a-cat-5.png",
+        "$3 is now photo.png",
+        "seed 5 for the next images",
+        "removed photo.png from the list; its file is kept",
+        "removed chat-002-a-cat-5.png",
+    ] {
+        assert!(said.iter().any(|line| line.starts_with(words)), "{words}: {}", run.stderr);
+    }
+    assert_eq!(names(folder), ["chat-001-a-cat.png", "photo.png"]);
+    assert!(!talk(folder, "!size 32\n!steps 1\na cat\nexit\na dog\n", &["-q"]).stderr.contains("for the next"));
+    assert!(!names(folder).iter().any(|name| name.contains("dog") || name.contains("exit")));
 }
 
 #[test]
@@ -100,7 +128,7 @@ fn only_what_was_drawn_here_is_ever_removed() {
     assert!(fs::read(folder.join("photo.png")).unwrap() == photo);
 }
 
-/// A conversation that is heard line by line: its input stays open.
+/// A conversation that is answered line by line: its input stays open.
 struct Held {
     child: Child,
     stdin: ChildStdin,
@@ -127,10 +155,10 @@ impl Held {
         assert!(self.stderr.any(|line| line.unwrap().contains(words)), "`{words}` is never said");
     }
 
-    /// Waits until all lines so far are heard, and the next one is waited for.
+    /// Waits until all lines so far are processed, and the program waits for the next one.
     fn until_it_waits(&mut self) {
         self.say("!nothing\n");
-        self.until("there is no command");
+        self.until("unknown command");
         thread::sleep(Duration::from_millis(200));
     }
 
@@ -139,7 +167,7 @@ impl Held {
         assert!(sent.is_ok_and(|status| status.success()));
     }
 
-    /// Its exit code, and the rest of stderr. Its input stays open until it has ended.
+    /// Returns its exit code, and the rest of stderr. Its input stays open until it has ended.
     fn end(mut self) -> (Option<i32>, String) {
         let said: Vec<_> = self.stderr.map(|line| line.unwrap()).collect();
         let code = self.child.wait().unwrap().code();
@@ -214,11 +242,11 @@ fn images_that_are_gone_or_changed_are_left_alone() {
     fs::remove_file(folder.join("chat-002-a-cat-6.png")).unwrap();
     fs::write(folder.join("chat-002-a-cat-7.png"), "mine").unwrap();
     held.say("!keep 2\n!list\n");
-    held.until("chat-002-a-cat-7.png was changed meanwhile, and stays");
+    held.until("chat-002-a-cat-7.png was changed in the meantime, and is kept");
     held.until("$2  chat-002-a-cat-5.png");
     held.until_it_waits();
     assert_eq!(names(folder), ["chat-001-a-cat.png", "chat-002-a-cat-5.png", "chat-002-a-cat-7.png"]);
-    // What cannot be removed stays in the list.
+    // Images that cannot be removed stay in the list.
     fs::remove_file(folder.join("chat-002-a-cat-5.png")).unwrap();
     held.say("!undo\n!list\n");
     held.until("$1  chat-001-a-cat.png");
@@ -236,7 +264,7 @@ fn a_copy_is_whole_and_written_over_nothing() {
     std::os::unix::fs::symlink("nowhere.png", folder.join("link.png")).unwrap();
     let lines = "!size 32\n!steps 1\na cat\n!save there.png\n!save link.png\n!save none/copy.png\n!save copy.png\n";
     let run = talk(folder, lines, &[]);
-    assert_eq!(run.stderr.matches("a file is there already").count(), 2, "{}", run.stderr);
+    assert_eq!(run.stderr.matches("the file already exists").count(), 2, "{}", run.stderr);
     assert!(run.stderr.contains("cannot write the copy") && run.stderr.contains("3 lines failed"), "{}", run.stderr);
     assert_eq!(names(folder), ["chat-001-a-cat.png", "copy.png", "link.png", "there.png"]);
     let bytes = |name: &str| fs::read(folder.join(name)).unwrap();
@@ -267,7 +295,7 @@ fn a_line_that_is_too_long_is_an_error_of_its_own() {
     assert_eq!(names(folder.path()), ["chat-001-a-cat.png"]);
 }
 
-/// A conversation on a terminal, away from the user's lines.
+/// Returns a command for a conversation on a terminal, without the user's history.
 fn on_terminal(folder: &Path, flags: &[&str]) -> Command {
     let mut command = flux();
     command.current_dir(folder).env("XDG_STATE_HOME", folder.join("state")).env("TERM", "xterm-256color");
@@ -285,7 +313,7 @@ fn a_signal_while_a_line_is_edited_ends_the_conversation_and_the_terminal_is_as_
         assert_eq!((played.code, played.mode_is_kept), (Some(code), true), "{signal}: {}", played.shown);
         assert!(played.shown.contains("\x1b[?2004l"), "{}", played.shown);
     }
-    // Ctrl-C, from wherever it comes, ends neither the conversation nor the next image.
+    // Ctrl-C, from any source, ends neither the conversation nor the next image.
     let steps: [Step<'_>; 4] =
         [("1> ", &sends("INT")), ("1> ", &types("\x03")), ("1> ", &types("a cat 32x32\r")), ("2> ", &types("\x04"))];
     let played = converse(&mut on_terminal(folder.path(), &["-s", "1"]), None, &steps);
@@ -309,7 +337,7 @@ fn nothing_draws_over_the_prompt_once_an_image_is_cancelled() {
 }
 
 #[test]
-fn of_a_terminal_only_results_go_to_a_file_or_pipe() {
+fn only_results_go_to_a_file_or_pipe_instead_of_a_terminal() {
     let folder = folder();
     let folder = folder.path();
     let out = fs::File::create(folder.join("out")).unwrap();

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use super::folder;
 use crate::program::{Run, draw, flux, project};
 
-/// What is said of equal images of 32 x 32.
+/// The output for equal images of 32 x 32.
 const SAME: &str = "max 0 mean 0.0000 psnr inf dB ssim 1.00000 differing 0 of 1024\n";
 
 #[test]
@@ -15,14 +15,14 @@ fn compare_measures_and_holds_to_its_bound() {
     for (seed, name) in [("1", "a.png"), ("2", "b.png")] {
         draw(folder.path(), &["-p", "a cat", "-S", seed, "-o", name]).succeeds();
     }
-    let compare = |args: &[&str]| Run::of(flux().current_dir(folder.path()).arg("compare").args(args));
+    let compare = |args: &[&str]| Run::new(flux().current_dir(folder.path()).arg("compare").args(args));
     assert_eq!(compare(&["a.png", "a.png", "--min-psnr", "60"]).succeeds().stdout, SAME);
     let apart = compare(&["a.png", "b.png", "--min-psnr", "60"]);
     assert_eq!(apart.code, Some(1));
     assert!(apart.stdout.starts_with("max ") && apart.stderr.contains("expected at least 60 dB"), "{}", apart.stderr);
     compare(&["a.png", "none.png"]).fails(1, &["none.png"]);
     fs::write(folder.path().join("text.png"), "no image").unwrap();
-    compare(&["a.png", "text.png"]).fails(1, &["the file is no PNG, JPEG or WebP", "text.png", "hint: convert it"]);
+    compare(&["a.png", "text.png"]).fails(1, &["not a PNG, JPEG or WebP", "text.png", "hint: convert it"]);
     draw(folder.path(), &["-p", "a cat", "-S", "1", "-o", "a.webp"]).succeeds();
     draw(folder.path(), &["-p", "a cat", "-S", "1", "-o", "a.jpg"]).succeeds();
     assert_eq!(compare(&["a.png", "a.webp"]).succeeds().stdout, SAME);
@@ -34,7 +34,7 @@ fn compare_measures_and_holds_to_its_bound() {
 fn bench_measures_every_stage_and_op_beside_the_ceilings() {
     let tiny = project("models/tiny");
     let bench = |args: &[&str]| {
-        Run::of(flux().arg("bench").args(["--device", "cpu", "--runs", "1"]).args(args).arg("-d").arg(&tiny))
+        Run::new(flux().arg("bench").args(["--device", "cpu", "--runs", "1"]).args(args).arg("-d").arg(&tiny))
     };
     // Rounded down, and each once.
     let run = bench(&["--json", "--size", "32,48,47,48", "--steps", "1", "--batch", "2"]).succeeds();
@@ -92,7 +92,7 @@ fn bench_measures_every_stage_and_op_beside_the_ceilings() {
     assert!(table.contains("GB/s") && table.contains("of ceiling") && table.contains("composed"), "{table}");
     assert!(!table.contains("in a row"), "{table}");
 
-    // Ops that write over what they read, and ops that do not.
+    // Ops that overwrite their input, and ops that do not.
     let run =
         bench(&["--json", "--size", "32", "--in-a-row", "0.01", "ops/add", "ops/attention", "ops/rms_norm"]).succeeds();
     let rows: Vec<serde_json::Value> =
@@ -117,7 +117,7 @@ fn bench_measures_every_stage_and_op_beside_the_ceilings() {
 #[test]
 fn bench_measures_images_from_references() {
     let bench = |args: &[&str]| {
-        Run::of(flux().arg("bench").args(["--device", "cpu", "--runs", "1", "--steps", "1"]).args(args))
+        Run::new(flux().arg("bench").args(["--device", "cpu", "--runs", "1", "--steps", "1"]).args(args))
     };
     let rows = |args: &[&str]| -> Vec<serde_json::Value> {
         let run = bench(&[&["--json", "--size", "64"], args].concat()).succeeds();
@@ -127,7 +127,7 @@ fn bench_measures_images_from_references() {
         let value = |field: &&str| row[*field].as_f64().filter(|value| *value > 0.0);
         fields.iter().map(|field| value(field).unwrap_or_else(|| panic!("{field}: {row}"))).sum()
     };
-    // Each once, beside the image from words alone.
+    // Each once, next to the image without references.
     let plain = rows(&["--references", "1,2,1", "stages/"]);
     let names: Vec<_> = plain.iter().map(|row| row["name"].as_str().unwrap()).collect();
     assert_eq!(names, ["stages/64x64", "stages/edit-64x64+1", "stages/edit-64x64+2"]);
@@ -165,7 +165,7 @@ fn bench_measures_what_adapters_cost() {
     let bench = |flags: &[&str]| {
         let mut command = flux();
         command.args(["bench", "--device", "cpu", "--runs", "1", "--size", "32", "--steps", "1", "adapters/"]);
-        Run::of(command.env("TMPDIR", folder.path()).args(flags).arg("-d").arg(&tiny)).succeeds().stdout
+        Run::new(command.env("TMPDIR", folder.path()).args(flags).arg("-d").arg(&tiny)).succeeds().stdout
     };
     let printed = bench(&["--json"]);
     let row: serde_json::Value = serde_json::from_str(printed.trim()).expect("one row");
@@ -173,24 +173,24 @@ fn bench_measures_what_adapters_cost() {
     for field in ["step_ms", "beside_step_ms", "open_ms", "first_ms", "again_ms", "without_ms", "factors_ms"] {
         assert!(row[field].as_f64().is_some_and(|ms| ms > 0.0), "{field}: {row}");
     }
-    // All modules of the blocks are changed, so the factors are a good part of the model's weights.
+    // All modules of the blocks are changed, so the factors are a large part of the model's weights.
     assert!(row["file_bytes"].as_u64().is_some_and(|bytes| bytes > 1_000_000), "{row}");
     assert!(row["factors_ms"].as_f64() < row["first_ms"].as_f64(), "{row}");
-    // The CPU merges no factors; the time between two events is not quite nothing.
+    // The CPU merges no factors; the time between two events is not quite zero.
     assert_eq!(row["placement"].as_str(), Some("beside"), "{row}");
     assert!(row["merge_ms"].as_f64().is_some_and(|ms| ms < 100.0), "{row}");
     assert!(row.get("merged_step_ms").is_none(), "{row}");
     assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0, "the adapters are removed");
 
     let table = bench(&[]);
-    for line in ["adapters/32x32 step, beside the weights", "ready for a step, first use", "ms for factors"] {
+    for line in ["adapters/32x32 step, unmerged", "ready for a step, first use", "ms for factors"] {
         assert!(table.contains(line), "{table}");
     }
 }
 
 #[test]
 fn bench_takes_the_shapes_of_klein_4b_without_a_model_and_refuses_what_it_cannot_measure() {
-    let bench = |args: &[&str]| Run::of(flux().arg("bench").args(["--device", "cpu", "--runs", "1"]).args(args));
+    let bench = |args: &[&str]| Run::new(flux().arg("bench").args(["--device", "cpu", "--runs", "1"]).args(args));
     let table = bench(&["--size", "16", "rms_norm"]).succeeds().stdout;
     assert!(table.contains("ops/rms_norm 512x2560 "), "{table}");
     assert!(bench(&["--size", "16", "--steps", "1", "stages/"]).succeeds().stdout.contains("stages/16x16 PNG"));
@@ -200,14 +200,14 @@ fn bench_takes_the_shapes_of_klein_4b_without_a_model_and_refuses_what_it_cannot
     bench(&["--runs", "0"]).fails(2, &["--runs"]);
     bench(&["--in-a-row", "61"]).fails(2, &["--in-a-row"]);
     bench(&["--pause", "61"]).fails(2, &["--pause"]);
-    bench(&["-d", "none"]).fails(1, &["no such model folder: `none`", "--dir"]);
+    bench(&["-d", "none"]).fails(1, &["no such model folder or file: `none`", "in: -d"]);
 }
 
 #[test]
 fn version_and_help_are_as_they_were() {
-    let version = Run::of(flux().arg("-V")).succeeds();
+    let version = Run::new(flux().arg("-V")).succeeds();
     assert_eq!(version.stdout, concat!("flux ", env!("CARGO_PKG_VERSION"), "\n"));
-    let help = Run::of(flux().arg("--help").env_remove("COLUMNS")).succeeds().stdout;
+    let help = Run::new(flux().arg("--help").env_remove("COLUMNS")).succeeds().stdout;
     let snapshot = project("tests/snapshots/help.txt");
     if std::env::var_os("UPDATE_SNAPSHOTS").is_some() {
         fs::write(&snapshot, &help).unwrap();
@@ -221,7 +221,7 @@ fn version_and_help_are_as_they_were() {
 
 #[test]
 fn help_fits_the_terminal_and_groups_the_flags() {
-    let help = |flags: &[&str], columns: &str| Run::of(flux().args(flags).env("COLUMNS", columns)).succeeds().stdout;
+    let help = |flags: &[&str], columns: &str| Run::new(flux().args(flags).env("COLUMNS", columns)).succeeds().stdout;
     let too_long = |text: &str, most: usize| text.lines().find(|line| line.chars().count() > most).map(String::from);
     for flags in [&["-h"][..], &["--help"], &["bench", "-h"], &["bench", "--help"], &["convert", "--help"]] {
         for columns in [60, 80, 120] {
@@ -237,11 +237,11 @@ fn help_fits_the_terminal_and_groups_the_flags() {
     let headings: Vec<_> = text.lines().filter(|line| line.ends_with(':') && !line.starts_with(' ')).collect();
     let expected = [
         "Commands:",
-        "What to draw:",
+        "Prompt:",
         "Size and sampling:",
         "Output:",
-        "Images to draw from:",
-        "Tensors in and out:",
+        "Input images:",
+        "Tensors:",
         "Model:",
         "Device:",
         "Information:",
@@ -272,14 +272,14 @@ fn a_config_file_is_under_variables_and_these_under_flags() {
         command
     };
     let words = ["-p", "a cat", "-S", "7", "-s", "1", "--size", "32", "-v"];
-    let run = Run::of(command().args(words)).succeeds();
+    let run = Run::new(command().args(words)).succeeds();
     assert!(run.stderr.contains("images/7.webp") && run.stderr.contains("device: CPU"), "{}", run.stderr);
     assert!(folder.join("images/7.webp").exists());
-    Run::of(command().args(words).args(["-o", "flag.png"])).succeeds();
+    Run::new(command().args(words).args(["-o", "flag.png"])).succeeds();
     assert!(folder.join("flag.png").exists());
-    Run::of(command().env("FLUX_OUTPUT", "variable.png").args(words)).succeeds();
+    Run::new(command().env("FLUX_OUTPUT", "variable.png").args(words)).succeeds();
     assert!(folder.join("variable.png").exists());
-    let told = Run::of(command().env("FLUX_PRECISION", "bf16").arg("config")).succeeds().stdout;
+    let told = Run::new(command().env("FLUX_PRECISION", "bf16").arg("config")).succeeds().stdout;
     for line in [
         "device          cpu  (flux.toml, line 3)",
         "precision       bf16  (FLUX_PRECISION)",
@@ -287,15 +287,15 @@ fn a_config_file_is_under_variables_and_these_under_flags() {
     ] {
         assert!(told.contains(line), "{line}: {told}");
     }
-    let json = Run::of(command().args(["config", "--json"])).succeeds().stdout;
+    let json = Run::new(command().args(["config", "--json"])).succeeds().stdout;
     let json: serde_json::Value = serde_json::from_str(&json).unwrap();
     assert_eq!((json["device"]["value"].as_str(), json["parallel"].is_null()), (Some("cpu"), true));
-    // A model that is not there is told where it was named.
-    Run::of(command().env("FLUX_MODEL", "none").args(words)).fails(1, &["none", "FLUX_MODEL"]);
+    // The error for a missing model names the source of its name.
+    Run::new(command().env("FLUX_MODEL", "none").args(words)).fails(1, &["none", "FLUX_MODEL"]);
     // An image keeps the model that made it.
-    Run::of(command().env("FLUX_MODEL", "none").args(["again", "flag.png", "-o", "again.png"])).succeeds();
-    fs::write(folder.join("flux.toml"), "device = \"cpu\"\nsteps = 3\n").unwrap();
-    Run::of(command().args(words)).fails(2, &["line 2", "steps", "flux.toml", "keys are"]);
-    Run::of(command().env("FLUX_CONFIG", "").args(["config"])).succeeds();
-    Run::of(command().env("FLUX_CONFIG", "gone.toml").args(["config"])).fails(1, &["gone.toml"]);
+    Run::new(command().env("FLUX_MODEL", "none").args(["again", "flag.png", "-o", "again.png"])).succeeds();
+    fs::write(folder.join("flux.toml"), "device = \"cpu\"\nstride = 3\n").unwrap();
+    Run::new(command().args(words)).fails(2, &["line 2", "stride", "flux.toml", "keys are"]);
+    Run::new(command().env("FLUX_CONFIG", "").args(["config"])).succeeds();
+    Run::new(command().env("FLUX_CONFIG", "gone.toml").args(["config"])).fails(1, &["gone.toml"]);
 }

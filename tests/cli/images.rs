@@ -1,4 +1,4 @@
-//! Flags that name images: wrong usage, files that nobody should be sent, and what comes back.
+//! Flags for images: wrong usage, hostile files, and results.
 
 use std::fs;
 use std::path::Path;
@@ -14,12 +14,12 @@ use crate::program::{Run, draw, flux, names, project};
 #[cfg(target_os = "linux")]
 use crate::pty::watch;
 
-/// Colours that differ from pixel to pixel.
+/// Returns colours that differ from pixel to pixel.
 fn colours(width: usize, height: usize) -> Rgb {
     Rgb { width, height, bytes: (0..3 * width * height).map(|i| (i * i / 7 % 251) as u8).collect() }
 }
 
-/// White from a column on.
+/// Returns an image that is white from a column on.
 fn white_from(column: usize, width: usize, height: usize) -> Rgb {
     let bytes = (0..3 * width * height).map(|i| if i / 3 % width >= column { 255 } else { 0 }).collect();
     Rgb { width, height, bytes }
@@ -30,7 +30,7 @@ fn save(folder: &Path, name: &str, image: &Rgb) {
         .expect("a folder");
 }
 
-/// A folder with `a.png`, an image of 70 x 64 pixels, and `mask.png`, white in its right part.
+/// Creates a folder with `a.png`, an image of 70 x 64 pixels, and `mask.png`, white in its right part.
 fn images() -> tempfile::TempDir {
     let folder = folder();
     save(folder.path(), "a.png", &colours(70, 64));
@@ -38,7 +38,7 @@ fn images() -> tempfile::TempDir {
     folder
 }
 
-/// The file with this name of a list in tests/input.
+/// Returns the file with this name from a list in tests/input.
 fn file_of(list: &str, name: &str) -> Vec<u8> {
     let rows = fs::read(project("tests/input").join(list)).expect("the list is there");
     let rows: Vec<serde_json::Value> = serde_json::from_slice(&rows).expect("rows");
@@ -47,9 +47,9 @@ fn file_of(list: &str, name: &str) -> Vec<u8> {
     (0..hex.len()).step_by(2).map(|at| u8::from_str_radix(&hex[at..at + 2], 16).expect("hexadecimal")).collect()
 }
 
-/// One step on the CPU, in the size that the images give.
+/// Runs one step on the CPU, in the size of the images.
 fn edit(folder: &Path, flags: &[&str]) -> Run {
-    Run::of(flux().current_dir(folder).args(["-p", "x", "-S", "1", "-s", "1", "--device", "cpu"]).args(flags))
+    Run::new(flux().current_dir(folder).args(["-p", "x", "-S", "1", "-s", "1", "--device", "cpu"]).args(flags))
 }
 
 #[test]
@@ -63,11 +63,11 @@ fn flags_that_need_another_one_or_contradict_it_are_usage_errors() {
         &["--no-composite"],
         &["--no-self-reference"],
     ] {
-        let words = format!("`{}` has no meaning without `--input`", flags[0]);
-        edit(folder.path(), flags).fails(2, &[&words, "hint: give `--input` too"]);
+        let words = format!("`{}` requires `--input`", flags[0]);
+        edit(folder.path(), flags).fails(2, &[&words, "hint: pass `--input` too"]);
     }
-    let with_input: [(&[&str], &[&str]); 16] = [
-        (&["--mask-padding", "2"], &["`--mask-padding` has no meaning without `--mask`", "hint: give"]),
+    let with_input: [(&[&str], &[&str]); 15] = [
+        (&["--mask-padding", "2"], &["`--mask-padding` requires `--mask`", "hint: pass"]),
         (&["--mask", "mask.png", "--mask-padding", "2", "--extend", "0,0,16,0"], &["--mask-padding", "--extend"]),
         (&["--mask", "mask.png", "--no-composite", "--feather", "2"], &["--no-composite", "--feather"]),
         (&["--extend", "1,2,3"], &["--extend", "LEFT,TOP,RIGHT,BOTTOM"]),
@@ -76,23 +76,21 @@ fn flags_that_need_another_one_or_contradict_it_are_usage_errors() {
         (&["--strength", "half"], &["--strength"]),
         (
             &["--strength", "0.5", "--feather", "2"],
-            &["without `--mask` or `--extend`", "in: --feather", "hint: give `--mask`"],
+            &["requires `--mask` or `--extend`", "in: --feather", "hint: pass `--mask`"],
         ),
-        (&["--no-composite"], &["without `--mask` or `--extend`", "in: --no-composite", "hint: give `--mask`"]),
-        (&["--no-self-reference"], &["without `--strength`", "in: --no-self-reference", "hint: give `--strength`"]),
+        (&["--no-composite"], &["requires `--mask` or `--extend`", "in: --no-composite", "hint: pass `--mask`"]),
+        (&["--no-self-reference"], &["requires `--strength`", "in: --no-self-reference", "hint: pass `--strength`"]),
         (&["--strength", "1.5"], &["the strength is 1.5, expected 0 to 1", "in: --strength", "hint: "]),
         (&["--strength", "nan"], &["the strength is NaN", "in: --strength", "hint: "]),
         (&["--strength", "-0.5"], &["the strength is -0.5", "in: --strength", "hint: "]),
-        (&["--strength", "0"], &["leaves none of 1 steps", "in: --strength", "hint: give more than 0"]),
-        (&["--extend", "0,0,0,0"], &["extended by nothing", "in: a.png", "hint: "]),
-        (&["--mask", "mask.png", "-W", "100"], &["96x64 is asked for, the image to change is 64x64", "hint: leave"]),
+        (&["--strength", "0"], &["runs none of 1 steps", "in: --strength", "hint: use more than 0"]),
+        (&["--extend", "0,0,0,0"], &["all sides are 0", "in: a.png", "hint: "]),
     ];
     for (flags, words) in with_input {
         edit(folder.path(), &[&["-i", "a.png"], flags].concat()).fails(2, words);
     }
     let many = ["-i", "a.png"].repeat(17);
-    edit(folder.path(), &many)
-        .fails(2, &["17 images are given, expected at most 16", "in: --input", "hint: leave some"]);
+    edit(folder.path(), &many).fails(2, &["17 input images were passed", "in: -i", "hint: leave some"]);
     assert_eq!(names(folder.path()), ["a.png", "mask.png"]);
 }
 
@@ -100,10 +98,10 @@ fn flags_that_need_another_one_or_contradict_it_are_usage_errors() {
 fn standard_input_is_read_once() {
     let folder = images();
     for flags in [&["-i", "-", "-i", "-"][..], &["-i", "-", "--mask", "-"], &["-i", "a.png", "-i", "-", "--mask=-"]] {
-        edit(folder.path(), flags).fails(2, &["standard input is to be read more than once", "in: --input", "hint: "]);
+        edit(folder.path(), flags).fails(2, &["more than once", "in: --input", "hint: "]);
     }
     let prompt = ["-p", "-", "-i", "-", "--device", "cpu"];
-    Run::of(flux().args(prompt)).fails(2, &["more than once", "the prompt may come from standard input"]);
+    Run::new(flux().args(prompt)).fails(2, &["more than once", "the prompt can come from standard input"]);
 }
 
 #[test]
@@ -141,7 +139,7 @@ fn a_terminal_is_no_image() {
     );
 }
 
-/// Each is refused as a reference, as the image to change and as a mask, and before the model is looked for.
+/// Each is refused as a reference, as an input image and as a mask, before the model is opened.
 #[test]
 fn hostile_images_are_refused_before_a_model_is_opened() {
     let folder = images();
@@ -157,8 +155,8 @@ fn hostile_images_are_refused_before_a_model_is_opened() {
         ("many.png", refused("png of 16384x8193"), "at most 134217728 pixels"),
         ("bomb.jpg", refused("jpeg of 65535x65535"), "65535x65535"),
         ("moves.webp", refused("animated.webp"), "the WebP is animated"),
-        ("image.gif", refused("image.gif"), "no PNG, JPEG or WebP"),
-        ("text.png", b"no image".to_vec(), "no PNG, JPEG or WebP"),
+        ("image.gif", refused("image.gif"), "not a PNG, JPEG or WebP"),
+        ("text.png", b"no image".to_vec(), "not a PNG, JPEG or WebP"),
         ("empty.png", Vec::new(), "the file is empty"),
     ];
     let start = Instant::now();
@@ -171,7 +169,7 @@ fn hostile_images_are_refused_before_a_model_is_opened() {
     let none = |flags: &[&str]| edit(path, &[flags, &["-d", "no-model"]].concat());
     none(&["-i", "none.png"]).fails(1, &["none.png", "hint: "]);
     none(&["-i", "."]).fails(1, &["hint: "]);
-    none(&["-i", ""]).fails(2, &["--input"]);
+    none(&["-i", ""]).fails(2, &["`-i`"]);
     none(&["-i", "a.png", "--mask", "none.png"]).fails(1, &["none.png", "hint: "]);
     #[cfg(target_os = "linux")]
     none(&["-i", "/dev/zero"]).fails(1, &["/dev/zero", "hint: "]);
@@ -187,7 +185,7 @@ fn images_that_models_do_not_take_are_refused_with_their_size() {
     save(path, "line.png", &colours(80, 15));
     save(path, "black.png", &white_from(8, 8, 8));
     edit(path, &["-i", "small.png"]).fails(1, &["63x80, expected sides of at least 64", "in: small.png", "hint: "]);
-    edit(path, &["-i", "long.png"]).fails(1, &["64x513", "8 times", "in: long.png", "hint: "]);
+    edit(path, &["-i", "long.png"]).fails(1, &["64x513", "at most 8", "in: long.png", "hint: "]);
     edit(path, &["-i", "line.png", "--strength", "1"]).fails(1, &["80x15, too narrow", "in: line.png", "hint: "]);
     edit(path, &["-i", "a.png", "--mask", "black.png", "--mask-padding", "4"])
         .fails(1, &["the mask is black", "in: black.png", "hint: "]);
@@ -226,7 +224,7 @@ fn the_size_is_that_of_the_first_reference_unless_it_is_given() {
     assert_eq!(size(&["-i", "wide.png"]), [96, 64], "in multiples of 16");
     assert_eq!(size(&["-i", "a.png", "-i", "wide.png"]), [64, 64]);
     assert_eq!(size(&["-i", "wide.png", "-H", "32"]), [96, 32], "each side by itself");
-    assert_eq!(size(&["-i", "wide.png", "--size", "48"]), [48, 48]);
+    assert_eq!(size(&["-i", "wide.png", "--size", "48"]), [48, 32], "the longer side");
     assert_eq!(size(&["-i", "wide.png", "--strength", "1"]), [96, 64], "drawn anew as a whole");
     assert_eq!(size(&["-i", "a.png", "--mask", "mask.png"]), [70, 64], "of the file");
     assert_eq!(size(&["-i", "a.png", "--mask", "mask.png", "--no-composite"]), [64, 64], "of the model");
@@ -251,6 +249,6 @@ fn a_strength_that_is_rounded_is_told() {
     let folder = images();
     let mut command = flux();
     command.current_dir(folder.path()).args(["-p", "x", "-S", "1", "-s", "4", "--device", "cpu", "-o", "out.png"]);
-    let run = Run::of(command.args(["-i", "a.png", "--strength", "0.6"])).succeeds();
-    assert!(run.stderr.contains("note: a strength of 0.6 runs 3 of 4 steps, as one of 0.75 does"), "{}", run.stderr);
+    let run = Run::new(command.args(["-i", "a.png", "--strength", "0.6"])).succeeds();
+    assert!(run.stderr.contains("note: a strength of 0.6 runs 3 of 4 steps, the same as 0.75"), "{}", run.stderr);
 }

@@ -1,4 +1,4 @@
-//! How a run shows how far it is.
+//! The progress display of a run.
 
 use std::time::{Duration, Instant};
 
@@ -7,9 +7,9 @@ use crate::program::{Run, SMALL, draw, flux};
 #[cfg(target_os = "linux")]
 use crate::pty::watch;
 
-/// Lines that tell of a stage.
+/// Returns the lines about stages.
 fn stages(run: &Run) -> Vec<String> {
-    let names = ["load", "text", "encode", "denoise", "decode", "quantise"];
+    let names = ["load", "text", "encode", "denoise", "decode", "quantize"];
     let first = |line: &str| line.split([' ', ',']).next().unwrap_or_default().to_string();
     run.stderr.lines().map(first).filter(|word| names.contains(&word.as_str())).collect()
 }
@@ -30,12 +30,12 @@ fn stages_are_lines_bars_or_nothing_as_is_asked_for() {
     for flags in [&["--progress", "none"][..], &["--progress", "plain", "-q"], &[], &["--progress", "auto"]] {
         let start = Instant::now();
         let shown = stages(&run(flags));
-        // On a busy machine the run may be so long that it is told.
+        // On a busy machine the run may be long enough for progress lines.
         assert!(shown.is_empty() || start.elapsed() > Duration::from_secs(10) && !flags.contains(&"none"), "{flags:?}");
     }
     let bars = run(&["--progress", "bar"]);
     assert!(
-        bars.stderr.contains("note: standard error is no terminal") && !stages(&bars).is_empty(),
+        bars.stderr.contains("note: standard error is not a terminal") && !stages(&bars).is_empty(),
         "{}",
         bars.stderr
     );
@@ -43,17 +43,18 @@ fn stages_are_lines_bars_or_nothing_as_is_asked_for() {
     let convert = ["convert", "x.gguf", "--format", "q8_0", "--progress", "plain"];
     let tiny = crate::program::project("models/tiny");
     let mut command = flux();
-    let run = Run::of(command.current_dir(folder.path()).args(&convert[..1]).arg(&tiny).args(&convert[1..])).succeeds();
-    assert_eq!(stages(&run), ["quantise"]);
+    let run =
+        Run::new(command.current_dir(folder.path()).args(&convert[..1]).arg(&tiny).args(&convert[1..])).succeeds();
+    assert_eq!(stages(&run), ["quantize"]);
 }
 
-/// What a terminal of 40 columns gets.
+/// Returns the output on a terminal of 40 columns.
 #[cfg(target_os = "linux")]
 fn on_a_terminal(folder: &std::path::Path, flags: &[&str]) -> String {
     watch(flux().current_dir(folder).args(SMALL).args(flags).env("TERM", "xterm"), 40).shown
 }
 
-/// The rows of a terminal that is never full: text, line ends, and what takes a row off.
+/// Returns the rows of a terminal that is never full: text, line ends, and erased rows.
 #[cfg(target_os = "linux")]
 fn rows(shown: &str) -> Vec<String> {
     let row = |text: &str| {
@@ -88,8 +89,8 @@ fn at_40_columns_nothing_breaks_inside_a_word_and_no_bar_is_left() {
     let rows = rows(&shown);
     let words = rows.iter().flat_map(|row| row.split_whitespace()).collect::<Vec<_>>().join(" ");
     for note in [
-        "note: `<lora:x>` is read as words of the prompt; `--lora x.safetensors:1` uses an adapter",
-        "note: seed 4294967297 gives the image of seed 1: seeds repeat after 2^32, as in the reference",
+        "note: `<lora:x>` is read as part of the prompt; to use an adapter, pass `--lora x.safetensors:1`",
+        "note: seed 4294967297 generates the same image as seed 1: seeds repeat after 2^32, as in the reference",
         "wrote out.png in",
     ] {
         assert!(words.contains(note), "{words}");
@@ -97,11 +98,11 @@ fn at_40_columns_nothing_breaks_inside_a_word_and_no_bar_is_left() {
     let long = rows.iter().find(|row| row.chars().count() > 40);
     assert_eq!(long, None, "{shown:?}");
     assert!(!rows.iter().any(|row| row.contains("denoise") || row.contains("decode")), "{rows:?}");
-    // An error too.
+    // Errors, too.
     let error = on_a_terminal(folder.path(), &["-p", "x", "--fp8-cache"]);
     assert!(rows_are_within(&error, 40) && error.contains("hint: "), "{error:?}");
     let clap = on_a_terminal(folder.path(), &["-p", "x", "--precision", "f16"]);
-    assert!(rows_are_within(&clap, 40) && clap.contains("possible values"), "{clap:?}");
+    assert!(rows_are_within(&clap, 40) && clap.contains("expected one"), "{clap:?}");
 }
 
 #[cfg(target_os = "linux")]

@@ -1,4 +1,4 @@
-//! Prompts: from arguments and from standard input, wrong ones and too long ones.
+//! Prompts: from arguments and from standard input, invalid ones and long ones.
 
 use std::fs;
 use std::io::Write;
@@ -25,7 +25,7 @@ fn a_prompt_may_be_empty_or_come_from_standard_input() {
         assert!(piped(bytes).status.success());
         assert_eq!(texts(&folder.path().join("piped.png"))[0].1, "two\nlines");
     }
-    // The same as an argument.
+    // The same prompt as an argument.
     for prompt in ["two\nlines\n", "two\r\nlines\r\n\r\n", "\u{feff}two\r\nlines"] {
         draw(folder.path(), &["-p", prompt, "-o", "given.png"]).succeeds();
         assert_eq!(texts(&folder.path().join("given.png"))[0].1, "two\nlines", "{prompt:?}");
@@ -60,7 +60,7 @@ fn a_prompt_that_is_no_text_is_refused() {
     {
         use std::os::unix::ffi::OsStrExt;
         let latin = std::ffi::OsStr::from_bytes(b"a k\xe4se");
-        Run::of(flux().args(SMALL).arg("-p").arg(latin)).fails(2, &["UTF-8", "from byte 4 on", "in: --prompt"]);
+        Run::new(flux().args(SMALL).arg("-p").arg(latin)).fails(2, &["UTF-8", "from byte 4 on", "in: --prompt"]);
     }
     assert_eq!(names(folder.path()), ["out.png"]);
 }
@@ -82,7 +82,7 @@ fn someone_at_a_terminal_is_asked_for_the_prompt() {
     let folder = folder();
     let mut command = flux();
     command.current_dir(folder.path()).args(SMALL).args(["-p", "-", "-S", "1", "-o", "out.png"]);
-    let played = converse(&mut command, None, &[("type the prompt; Ctrl-D", &types("a cat\n\x04"))]);
+    let played = converse(&mut command, None, &[("type the prompt, then press Ctrl-D", &types("a cat\n\x04"))]);
     assert!(played.code == Some(0) && played.shown.contains("wrote out.png"), "{}", played.shown);
     assert_eq!(texts(&folder.path().join("out.png"))[0].1, "a cat");
 }
@@ -92,13 +92,13 @@ fn a_prompt_without_a_flag_and_a_size_draw_the_same_image() {
     let folder = folder();
     let drawn = |flags: &[&str]| {
         let flags = [&["-S", "7", "-s", "1", "--device", "cpu", "--quiet", "-o", "out.png"], flags].concat();
-        let run = Run::of(flux().current_dir(folder.path()).args(flags)).succeeds();
+        let run = Run::new(flux().current_dir(folder.path()).args(flags)).succeeds();
         assert_eq!(run.stderr, "");
         fs::read(folder.path().join("out.png")).unwrap()
     };
     assert_eq!(drawn(&["five cats", "--size", "48x32"]), drawn(&["-p", "five cats", "-W", "48", "-H", "32"]));
     assert_eq!(drawn(&["--size", "32", "--", "-5 degrees"]), drawn(&["-p", "-5 degrees", "--size", "32X32"]));
-    let run = |flags: &[&str]| Run::of(flux().current_dir(folder.path()).args(flags));
+    let run = |flags: &[&str]| Run::new(flux().current_dir(folder.path()).args(flags));
     run(&["a", "red", "circle"]).fails(2, &["`a` and `red`", "in quotes"]);
     run(&["a cat", "--timings", "json"]).fails(2, &["`--timings=json`"]);
     let help = |flags: &[&str]| run(flags).succeeds().stdout;
@@ -113,7 +113,7 @@ fn a_prompt_that_is_too_long_is_refused_at_once() {
     let mut child = flux();
     child.current_dir(folder.path()).args(SMALL).args(["-p", "-", "-o", "out.png"]);
     let mut child = child.stdin(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("the program starts");
-    // The program ends before it has read all, so the pipe breaks.
+    // The program ends before it has read everything, so the pipe breaks.
     let written = child.stdin.take().expect("a pipe").write_all(&vec![b'x'; 20_000_000]);
     let output = child.wait_with_output().expect("the program ends");
     let said = String::from_utf8(output.stderr).expect("UTF-8");

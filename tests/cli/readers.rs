@@ -1,4 +1,4 @@
-//! What other programs read in the files of images. Those that are not installed are passed over, and said to be.
+//! Image files in other programs. Programs that are not installed are skipped with a message.
 
 use std::path::Path;
 use std::process::{Command, Output};
@@ -11,7 +11,7 @@ use crate::program::draw;
 const PROMPT: &str = "ein Käse 🧀, \"quoted\": <a> & b";
 const ENDINGS: [&str; 3] = ["png", "jpg", "webp"];
 
-/// What a program prints; none where it is not installed.
+/// Returns a program's output; `None` if it is not installed.
 fn ran(program: &str, words: &[&str], folder: &Path) -> Option<String> {
     match Command::new(program).args(words).current_dir(folder).output() {
         Ok(Output { status, stdout, stderr }) => {
@@ -25,7 +25,7 @@ fn ran(program: &str, words: &[&str], folder: &Path) -> Option<String> {
     }
 }
 
-/// A folder with an image of each format.
+/// Creates a folder with an image of each format.
 fn images() -> tempfile::TempDir {
     let folder = folder();
     for ending in ENDINGS {

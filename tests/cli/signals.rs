@@ -1,4 +1,4 @@
-//! Signals that end the program, and files that are cut off while it runs.
+//! Signals that end the program, and files that are truncated while it runs.
 
 use std::io::{BufRead, BufReader, Lines};
 use std::path::Path;
@@ -12,7 +12,7 @@ use super::folder;
 use crate::model_copy;
 use crate::program::{flux, names, takes_long_form};
 
-/// The program while it runs, and the lines of its stderr that were not read yet.
+/// The running program, and the unread lines of its stderr.
 #[cfg(unix)]
 struct Begun {
     child: Child,
@@ -36,8 +36,8 @@ impl Begun {
         self
     }
 
-    /// Waits until it handles SIGINT and SIGTERM, which it does just before it opens the model. False where the system
-    /// does not tell.
+    /// Waits until it handles SIGINT and SIGTERM, which it does just before it opens the model. Returns `false` if the
+    /// system does not report this.
     fn listens(&self) -> bool {
         const WANTED: u64 = 1 << (2 - 1) | 1 << (15 - 1);
         let start = Instant::now();
@@ -56,8 +56,7 @@ impl Begun {
         assert!(sent.expect("kill is there").success());
     }
 
-    /// Waits until it has heard the signals that were sent: of two that wait, the system delivers the lower number
-    /// first.
+    /// Waits until it has received the signals: of two pending signals, the system delivers the lower number first.
     fn until_heard(&self) {
         let waiting = |line: &str| {
             line.strip_prefix("ShdPnd:").is_some_and(|mask| mask.trim().bytes().any(|digit| digit != b'0'))
@@ -66,11 +65,11 @@ impl Begun {
         while status().lines().any(waiting) {
             thread::sleep(Duration::from_millis(1));
         }
-        // Its handler may run now, and where the system does not tell, the signal may be on its way.
+        // Its handler may be running now; if the system does not report pending signals, the signal may be on its way.
         thread::sleep(Duration::from_millis(50));
     }
 
-    /// Its exit code, what else it said, and how long that took.
+    /// Returns its exit code, the rest of its output, and the time until its end.
     fn end(mut self) -> (Option<i32>, String, Duration) {
         let start = Instant::now();
         let said: Vec<_> = self.lines.map(|line| line.expect("UTF-8")).collect();
@@ -129,7 +128,7 @@ fn a_weight_file_that_is_cut_off_while_it_is_read_ends_the_program_with_a_messag
     fs::File::options().write(true).open(model.file(WEIGHTS)).unwrap().set_len(4096).unwrap();
     let (ended, said, _) = begun.end();
     assert_eq!(ended, Some(1), "{said}");
-    assert!(said.starts_with("error: a file of the model was cut off") && said.contains("\n  hint: "), "{said}");
+    assert!(said.starts_with("error: a model file was truncated") && said.contains("\n  hint: "), "{said}");
     assert_eq!(said.lines().count(), 2, "told once: {said}");
     assert!(names(folder.path()).is_empty());
 }
@@ -144,7 +143,7 @@ fn a_signal_at_any_time_leaves_nothing() {
         thread::sleep(Duration::from_millis(wait));
         begun.signal("INT");
         let status = begun.child.wait().expect("the program ends");
-        // A shell tells 130 of both. The program listens to signals once its flags are checked.
+        // A shell reports 130 for both. The program handles signals once its flags are checked.
         let ended = status.code().or(status.signal().map(|signal| 128 + signal));
         assert_eq!(ended, Some(130), "after {wait} ms");
         assert!(names(folder.path()).is_empty(), "after {wait} ms");

@@ -1,4 +1,4 @@
-//! What is said of flags, values and prompts that are not what they seem.
+//! Messages for misleading flags, values and prompts.
 
 use std::fs;
 
@@ -25,7 +25,7 @@ fn a_mistyped_path_gets_what_is_near_it() {
     for flag in ["--vae", "--text-encoder", "--tokenizer"] {
         refused(&[flag, "models/klein-4"], "models/klein-4b");
     }
-    draw(folder.path(), &["-p", "a cat", "-i", "dog.png"]).fails(1, &["dog.png", "hint: name an image that is there"]);
+    draw(folder.path(), &["-p", "a cat", "-i", "dog.png"]).fails(1, &["dog.png", "hint: name an existing image"]);
 }
 
 #[test]
@@ -34,7 +34,7 @@ fn commands_that_are_suggested_are_words_of_a_shell() {
     for (output, hint) in [
         ("my images/out.png", "`mkdir -p 'my images'`"),
         ("a$(b)/out.png", "`mkdir -p 'a$(b)'`"),
-        ("it's/out.png", "`mkdir -p \"it's\"`"),
+        ("it's/out.png", "`mkdir -p 'it'\\''s'`"),
         ("plain/out.png", "`mkdir -p plain`"),
     ] {
         draw(folder.path(), &["-p", "a cat", "-o", output]).fails(1, &[hint]);
@@ -52,12 +52,12 @@ fn a_place_is_named_where_it_was_given() {
         if let Some(model) = model {
             command.env("FLUX_MODEL", model);
         }
-        let run = Run::of(&mut command);
+        let run = Run::new(&mut command);
         assert_eq!(run.code, Some(1), "{}", run.stderr);
         run.stderr
     };
     assert!(run(Some("none"), &["-p", "a cat"]).contains("in: FLUX_MODEL"));
-    assert!(run(Some("none"), &["-p", "a cat", "-d", "other"]).contains("in: --dir"));
+    assert!(run(Some("none"), &["-p", "a cat", "-d", "other"]).contains("in: -d"));
     assert!(run(None, &["-p", "a cat", "--vae", "none"]).contains("in: --vae"));
     for flags in [&["info", "none"][..], &["info", "-d", "none"], &["info", "--vae", "none"]] {
         assert!(!run(None, flags).contains("FLUX_MODEL"), "{flags:?}");
@@ -67,7 +67,7 @@ fn a_place_is_named_where_it_was_given() {
 #[test]
 fn a_number_that_is_none_is_told_what_is_expected() {
     let folder = folder();
-    let run = |args: &[&str]| Run::of(flux().current_dir(folder.path()).args(args));
+    let run = |args: &[&str]| Run::new(flux().current_dir(folder.path()).args(args));
     let numbers = [
         "--width",
         "--height",
@@ -115,20 +115,20 @@ fn a_number_that_is_none_is_told_what_is_expected() {
 fn prompts_and_numbers_that_mean_something_elsewhere_get_a_note() {
     let folder = folder();
     let said = |flags: &[&str]| draw(folder.path(), &[&["-o", "out.png", "-S", "1"], flags].concat()).succeeds().stderr;
-    let unknown = "note: the built-in model knows no word of this prompt";
+    let unknown = "note: the built-in model does not know any word of this prompt";
     assert_eq!(said(&["-p", "ein roter Kreis", "-n", "2"]).matches(unknown).count(), 1);
     for prompt in ["a red circle", "", "a rocket on a dark blue background"] {
         assert!(!said(&["-p", prompt]).contains(unknown), "{prompt}");
     }
     let tiny = project("models/tiny");
     assert!(!said(&["-p", "ein roter Kreis", "-d", tiny.to_str().unwrap()]).contains(unknown));
-    assert!(said(&["-p", "a cat <lora:style:0.8>"]).contains("`--lora style.safetensors:0.8` uses an adapter"));
+    assert!(said(&["-p", "a cat <lora:style:0.8>"]).contains("pass `--lora style.safetensors:0.8`"));
     let steps = |flags: &[&str]| {
         let same = ["-p", "a cat", "--size", "32", "--device", "cpu", "-o", "out.png"];
-        Run::of(flux().current_dir(folder.path()).args(same).args(flags)).succeeds().stderr
+        Run::new(flux().current_dir(folder.path()).args(same).args(flags)).succeeds().stderr
     };
-    assert!(steps(&["-s", "12"]).contains("note: 12 steps of a model that was distilled to 4; the seed is `-S`"));
-    assert!(steps(&["-s", "12", "-S", "1"]).contains("note: 12 steps of a model that was distilled to 4\n"));
+    assert!(steps(&["-s", "12"]).contains("distilled to 4; the flag for the seed is `-S`"));
+    assert!(steps(&["-s", "12", "-S", "1"]).contains("note: 12 steps with a model that was distilled to 4\n"));
     for few in [&["-s", "8", "-S", "1"][..], &["-S", "42"]] {
         assert!(!steps(few).contains("distilled"), "{few:?}");
     }
@@ -142,17 +142,17 @@ fn formats_have_the_names_of_other_programs_too() {
         (run.stderr, flux::input::read(&folder.path().join(name)).unwrap().bytes)
     };
     let (said, expected) = drawn("q4_k", "a.png");
-    assert!(!said.contains("is taken as"), "{said}");
+    assert!(!said.contains("is treated as"), "{said}");
     let (said, found) = drawn("transformer=Q4_K_M,text=q4_k", "b.png");
-    assert!(said.contains("note: Q4_K_M is taken as q4_k for all matrices") && found == expected, "{said}");
+    assert!(said.contains("note: Q4_K_M is treated as q4_k for all matrices") && found == expected, "{said}");
     assert!(drawn("float8_e4m3fn", "c.png").1 == drawn("FP8", "d.png").1);
     draw(folder.path(), &["-p", "a cat", "--quantize", "IQ4_NL"]).fails(2, &["`IQ4_NL`", "the nearest is q4_k"]);
     let convert = |format: &str, name: &str| {
         let mut command = flux();
         command.current_dir(folder.path()).arg("convert").arg(project("models/tiny")).args([name, "--type", format]);
-        Run::of(&mut command).succeeds().stderr
+        Run::new(&mut command).succeeds().stderr
     };
-    assert!(convert("Q5_K_S", "x.gguf").contains("note: Q5_K_S is taken as q5_k"));
+    assert!(convert("Q5_K_S", "x.gguf").contains("note: Q5_K_S is treated as q5_k"));
     convert("q5_k", "y.gguf");
     let bytes = |name: &str| fs::read(folder.path().join(name)).unwrap();
     assert!(bytes("x.gguf") == bytes("y.gguf"));

@@ -1,4 +1,4 @@
-//! What no shape tells goes with a file that is written: images of it are those of the folder.
+//! Values that no shape determines are written with a file: its images are those of the folder.
 
 use std::fs;
 use std::path::Path;
@@ -10,41 +10,41 @@ use super::{FORMATS, TRANSFORMER, convert, text};
 use crate::program::{Run, flux, takes_long_form};
 use crate::support::random_model::{Kind, RandomModel};
 
-/// Pixels of a small image.
+/// Returns the pixels of a small image.
 fn pixels(folder: &Path, flags: &[&str]) -> Vec<u8> {
     let output = folder.join("image.png");
     let mut command = flux();
     command.args(["-p", "a red circle", "-S", "3", "--size", "32", "-s", "1", "--device", "cpu"]).args(flags);
-    Run::of(command.arg("-o").arg(&output)).succeeds();
+    Run::new(command.arg("-o").arg(&output)).succeeds();
     read(&output).unwrap().bytes
 }
 
 #[test]
 fn the_built_in_model_draws_the_same_from_files_in_every_format_to_the_byte() {
     let folder = tempfile::tempdir().unwrap();
-    let model = concat!(env!("CARGO_MANIFEST_DIR"), "/models/tiny");
+    let model = &crate::program::project("models/tiny").display().to_string();
     let original = pixels(folder.path(), &["-d", model]);
-    // Of random models, each format is asked in any case.
+    // The short form tests some formats of the random models.
     let asked = |name: &str| takes_long_form() || ["fp8", "bf16", "q4_k"].contains(&name);
     for (name, ending, _) in FORMATS.into_iter().filter(|(name, _, _)| asked(name)) {
         let [transformer, encoder] =
             ["transformer", "text"].map(|part| folder.path().join(format!("{part}-{name}.{ending}")));
         convert(&[model, text(&transformer), "--format", name]).succeeds();
         convert(&[model, text(&encoder), "--format", name, "--component", "text"]).succeeds();
-        let quantised = |what: &str| match name {
+        let quantized = |what: &str| match name {
             "bf16" => original.clone(),
             _ => pixels(folder.path(), &["-d", model, "--quantize", &format!("{what}{name}")]),
         };
         let parts = ["-d", text(&transformer), "--text-encoder", model, "--vae", model];
-        assert!(pixels(folder.path(), &parts) == quantised("transformer="), "the transformer in {name}");
+        assert!(pixels(folder.path(), &parts) == quantized("transformer="), "the transformer in {name}");
         let parts = ["-d", model, "--text-encoder", text(&encoder)];
-        assert!(pixels(folder.path(), &parts) == quantised("text="), "the text encoder in {name}");
+        assert!(pixels(folder.path(), &parts) == quantized("text="), "the text encoder in {name}");
         let parts = ["-d", text(&transformer), "--text-encoder", text(&encoder), "--vae", model, "--tokenizer", model];
-        assert!(pixels(folder.path(), &parts) == quantised(""), "both in {name}");
+        assert!(pixels(folder.path(), &parts) == quantized(""), "both in {name}");
     }
 }
 
-/// A model of which no shape tells how it computes, nor what it draws where nothing is asked.
+/// Returns a model with values that no shape determines, and unusual defaults.
 fn strange() -> RandomModel {
     let mut model = RandomModel::tiny();
     model.transformer.axes_dims_rope = [4, 12, 12, 4];
@@ -63,7 +63,7 @@ fn what_no_shape_tells_goes_with_the_file() {
     let at = |name: &str| folder.path().join(name);
     let odd = at("odd");
     strange().write(&odd).unwrap();
-    // What a config says and this model does not have.
+    // Values in a config that this model does not have.
     for (path, key, value) in [
         ("transformer/config.json", "eps", json!(3e-6)),
         ("text_encoder/config.json", "rms_norm_eps", json!(2e-6)),
@@ -77,12 +77,12 @@ fn what_no_shape_tells_goes_with_the_file() {
     let image = |flags: &[&str]| {
         let output = at("image.png");
         let run =
-            Run::of(flux().args(["-p", "a cat", "-S", "3", "--device", "cpu"]).args(flags).arg("-o").arg(&output));
+            Run::new(flux().args(["-p", "a cat", "-S", "3", "--device", "cpu"]).args(flags).arg("-o").arg(&output));
         let is_noted = run.succeeds().stderr.contains("images of 32x48 are worse");
         (read(&output).unwrap().bytes, is_noted)
     };
     let info = |flags: &[&str]| -> Value {
-        let run = Run::of(flux().args(["info", "--json"]).args(flags)).succeeds();
+        let run = Run::new(flux().args(["info", "--json"]).args(flags)).succeeds();
         serde_json::from_str(&run.stdout).unwrap()
     };
     let model = text(&odd);
@@ -90,7 +90,7 @@ fn what_no_shape_tells_goes_with_the_file() {
     for ending in ["gguf", "safetensors"] {
         let [one, two, encoder] = ["one", "two", "encoder"].map(|name| at(&format!("{name}.{ending}")));
         convert(&[model, text(&one), "-f", "bf16"]).succeeds();
-        // From a file it goes on to the next.
+        // A converted file can be converted again.
         convert(&[text(&one), text(&two), "-f", "bf16"]).succeeds();
         convert(&[model, text(&encoder), "-f", "bf16", "--component", "text"]).succeeds();
         for file in [one, two] {
@@ -104,7 +104,7 @@ fn what_no_shape_tells_goes_with_the_file() {
                 assert_eq!(said["components"][part]["config"], "the metadata of the file");
                 let sizes = |info: &Value| info["components"][part]["sizes"].as_object().unwrap().clone();
                 let said = sizes(&said);
-                // What a config leaves out, shapes tell.
+                // Shapes determine the values that a config leaves out.
                 for (key, value) in sizes(&expected_info).iter().filter(|(_, value)| !value.is_null()) {
                     assert_eq!(&said[key], value, "{key} of {}", file.display());
                 }
@@ -119,7 +119,7 @@ fn what_no_shape_tells_goes_with_the_file() {
         let said = info(&[text(&file), "--text-encoder", model, "--vae", model]);
         assert_eq!(said["variant"], word);
     }
-    // A name says it where nothing else does, and goes with the file, too.
+    // A name is used if nothing else has the information, and its meaning is written to the file, too.
     let base = at("klein-base.safetensors");
     let config = fs::read_to_string(odd.join("transformer/config.json")).unwrap();
     fs::copy(odd.join(TRANSFORMER), &base).unwrap();

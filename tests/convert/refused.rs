@@ -1,4 +1,4 @@
-//! What cannot be converted is refused by name, and leaves nothing.
+//! Impossible conversions are refused with the reason, and leave no file.
 
 use std::collections::HashMap;
 use std::fs;
@@ -18,32 +18,32 @@ fn what_makes_no_sense_is_refused_and_leaves_nothing() {
     convert(&[model, text(&file), "--format", "q4_0"]).succeeds();
     let out = |name: &str| text(&at(name)).to_string();
     for (args, words) in [
-        (vec![text(&file), &out("a.gguf"), "-f", "q8_0"], ["is in Q4_0 already", "q8_0 is not narrower"]),
-        (vec![model, &out("a.gguf"), "-f", "fp8"], ["GGUF files have no weights in fp8", ".safetensors"]),
-        (vec![model, &out("a.safetensors"), "-f", "q4_k"], ["safetensors files have no weights in q4_k", ".gguf"]),
-        (vec![model, &out("a.bin"), "-f", "q4_k"], ["cannot tell what to write", ".gguf or .safetensors"]),
-        (vec![model, &out("a.gguf"), "-f", "q3"], ["`q3` is no format of weights", "q4_k"]),
-        (vec![text(&file), text(&file), "-f", "q4_0"], ["is what is read", "name another file"]),
+        (vec![text(&file), &out("a.gguf"), "-f", "q8_0"], ["is already in Q4_0", "q8_0"]),
+        (vec![model, &out("a.gguf"), "-f", "fp8"], ["GGUF files cannot store weights in fp8", ".safetensors"]),
+        (vec![model, &out("a.safetensors"), "-f", "q4_k"], ["safetensors files cannot store weights in q4_k", ".gguf"]),
+        (vec![model, &out("a.bin"), "-f", "q4_k"], ["cannot tell the output format", ".gguf or .safetensors"]),
+        (vec![model, &out("a.gguf"), "-f", "q3"], ["`q3` is not a supported weight format", "q4_k"]),
+        (vec![text(&file), text(&file), "-f", "q4_0"], ["is also an input file", "name another file"]),
         (vec![text(&file), &out("a.gguf"), "-f", "q4_0", "--component", "text"], ["expected a text encoder", "hint"]),
-        (vec![model, &out("a.gguf"), "-f", "q8_0", "--tokenizer", model], ["a text encoder alone", "--tokenizer"]),
+        (vec![model, &out("a.gguf"), "-f", "q8_0", "--tokenizer", model], ["of a text encoder", "--tokenizer"]),
     ] {
         let code = if words[0].contains("expected a text") { 1 } else { 2 };
         convert(&args).fails(code, &words);
     }
-    convert(&[model, text(&file), "-f", "q8_0", "--no-clobber"]).fails(1, &["is there already", "--no-clobber"]);
+    convert(&[model, text(&file), "-f", "q8_0", "--no-clobber"]).fails(1, &["already exists", "--no-clobber"]);
     let vae = format!("{model}/vae/diffusion_pytorch_model.safetensors");
     convert(&[&vae, &out("a.gguf"), "-f", "q8_0"]).fails(2, &["is a VAE"]);
     assert_eq!(names(folder.path()), ["q4_0.gguf"]);
-    let draw = |flags: &[&str]| Run::of(flux().args(["-p", "a cat", "--device", "cpu"]).args(flags));
+    let draw = |flags: &[&str]| Run::new(flux().args(["-p", "a cat", "--device", "cpu"]).args(flags));
     draw(&["-d", model, "--quantize", "q4"])
-        .fails(2, &["`q4` is no format of weights", "the nearest is q4_k; expected one of bf16, fp8"]);
+        .fails(2, &["`q4` is not a supported weight format", "the nearest is q4_k; expected one of bf16, fp8"]);
     draw(&["-d", text(&file), "--text-encoder", model, "--vae", model, "--quantize", "q8_0"])
-        .fails(2, &["the transformer is in Q4_0 already, and q8_0 is not narrower", "--quantize"]);
-    draw(&["-d", model, "--quantize", "bf16"]).fails(2, &["the transformer is in bf16 already"]);
+        .fails(2, &["the transformer is already in Q4_0, and q8_0", "--quantize"]);
+    draw(&["-d", model, "--quantize", "bf16"]).fails(2, &["the transformer is already in bf16"]);
     draw(&["-d", model, "--quantize", "fp8", "--fp8-cache", "--precision", "fp8"]).fails(2, &["--fp8-cache"]);
 }
 
-/// A copy of the transformer whose tensor `name` is changed.
+/// Copies the transformer with a changed tensor `name`.
 fn changed(folder: &Path, name: &str, change: impl Fn(&mut Vec<usize>, &mut Vec<u8>)) -> PathBuf {
     let bytes = fs::read(model().join(TRANSFORMER)).unwrap();
     let tensors = safetensors::SafeTensors::deserialize(&bytes).unwrap();
@@ -71,9 +71,9 @@ fn values_that_a_format_does_not_hold_are_named() {
     let name = "single_transformer_blocks.0.attn.to_out.weight";
     let out = folder.path().join("out.gguf");
     let nan = changed(folder.path(), name, |_, bytes| bytes[10..12].copy_from_slice(&[0xc0, 0x7f]));
-    convert(&[text(&nan), text(&out), "-f", "q4_k"]).fails(1, &[name, "not numbers", "in: "]);
+    convert(&[text(&nan), text(&out), "-f", "q4_k"]).fails(1, &[name, "NaN", "in: "]);
     let large = changed(folder.path(), name, |_, bytes| bytes[10..12].copy_from_slice(&[0x00, 0x60]));
-    convert(&[text(&large), text(&out), "-f", "q4_k"]).fails(1, &[name, "holds magnitudes up to 6.5504e4"]);
+    convert(&[text(&large), text(&out), "-f", "q4_k"]).fails(1, &[name, "limited to magnitudes up to 6.5504e4"]);
     convert(&[text(&large), text(&out.with_extension("safetensors")), "-f", "int8"]).succeeds();
     assert_eq!(names(folder.path()), ["changed.safetensors", "out.safetensors"]);
 }
@@ -82,7 +82,7 @@ fn values_that_a_format_does_not_hold_are_named() {
 fn weights_that_a_format_does_not_tell_from_zeros_are_named() {
     let folder = tempfile::tempdir().unwrap();
     let name = "single_transformer_blocks.0.attn.to_out.weight";
-    // All times a power of two: the bits of the exponent, of those values that are no zeros.
+    // Multiplies all nonzero values by a power of two, in the bits of the exponent.
     let scaled = |exponent: i32| {
         changed(folder.path(), name, |_, bytes| {
             for value in bytes.as_chunks_mut::<2>().0 {
@@ -98,7 +98,7 @@ fn weights_that_a_format_does_not_tell_from_zeros_are_named() {
         let run = convert(&[text(&tiny), text(&out(format, ending)), "-f", format]);
         // Scales of 32 bits reach further.
         match ending {
-            "gguf" => run.fails(1, &[name, "does not tell from zeros", "in: ", "changed", "hint: "]),
+            "gguf" => run.fails(1, &[name, "distinguish from zero", "in: ", "changed", "hint: "]),
             _ => run.succeeds(),
         };
     }
@@ -127,7 +127,7 @@ fn weights_that_are_zeros_by_their_scales_are_named_as_zeros() {
             let Container::Gguf(opened) = Container::open(&file, "").unwrap() else { unreachable!("it is one") };
             let view = opened.tensor(name).unwrap();
             let (start, block) = (view.start(), view.format().block());
-            // The scales in float16 of each block.
+            // The float16 scales of each block.
             let scales: &[usize] = match format {
                 "q6_k" => &[208],
                 "q8_0" | "q5_0" | "q4_0" => &[0],
@@ -137,7 +137,7 @@ fn weights_that_are_zeros_by_their_scales_are_named_as_zeros() {
                 scales.iter().for_each(|place| bytes[first + place..first + place + 2].fill(0));
             }
         } else if format == "bf16" {
-            // Zeros with a sign.
+            // Negative zeros.
             bytes[range(name)].as_chunks_mut::<2>().0.iter_mut().for_each(|value| *value = [0, 0x80]);
         } else {
             let header: serde_json::Value = {
@@ -152,7 +152,7 @@ fn weights_that_are_zeros_by_their_scales_are_named_as_zeros() {
         }
         fs::write(&file, bytes).unwrap();
         let parts = ["-d", text(&file), "--text-encoder", text(model()), "--vae", text(model())];
-        let draw = Run::of(flux().args(["-p", "a cat", "--device", "cpu", "-o"]).arg(at("out.png")).args(parts));
+        let draw = Run::new(flux().args(["-p", "a cat", "--device", "cpu", "-o"]).arg(at("out.png")).args(parts));
         draw.fails(1, &[name, "is all zeros", "in: ", "hint: "]);
     }
 }
@@ -181,7 +181,7 @@ fn every_error_says_where_and_what_to_do_and_leaves_nothing() {
     let more = named.iter().chain([&to_folder]).map(|pair| pair.iter().map(String::as_str).collect::<Vec<_>>());
     for pair in cases.into_iter().chain(more) {
         for flags in [&["-f", "q8_0"][..], &["-f", "q8_0", "--component", "text"], &["-f", "nvfp4"]] {
-            let run = Run::of(flux().current_dir(folder.path()).arg("convert").args(&pair).args(flags));
+            let run = Run::new(flux().current_dir(folder.path()).arg("convert").args(&pair).args(flags));
             let message = run.stderr.clone();
             assert!(run.code != Some(0), "{pair:?} {flags:?}: {message}");
             assert!(message.contains("\n  in: ") && message.contains("\n  hint: "), "{pair:?} {flags:?}: {message}");
@@ -189,8 +189,8 @@ fn every_error_says_where_and_what_to_do_and_leaves_nothing() {
         }
     }
     for (pair, argument) in [([tiny.as_str(), "-"], "OUT"), (["-", &out], "IN")] {
-        let run = Run::of(flux().current_dir(folder.path()).arg("convert").args(pair).args(["-f", "q8_0"]));
-        run.fails(2, &[argument, "neither standard input nor standard output", "name a file"]);
+        let run = Run::new(flux().current_dir(folder.path()).arg("convert").args(pair).args(["-f", "q8_0"]));
+        run.fails(2, &[argument, "standard input and output", "name a file"]);
     }
     assert_eq!(names(folder.path()), before);
 }
@@ -211,7 +211,7 @@ fn shapes_that_no_model_has_are_refused() {
     let to_k = "transformer_blocks.0.attn.to_k.weight";
     refused(to_k, |old| vec![2 * old[0], old[1] / 2], &["differ in columns", to_k]);
     refused("norm_out.linear.weight", |old| vec![old[0] * old[1]], &["expected 2 axes"]);
-    refused("proj_out.weight", |old| vec![0, old[1]], &["`proj_out.weight` is [0, ", "holds no values"]);
+    refused("proj_out.weight", |old| vec![0, old[1]], &["`proj_out.weight` has shape [0, ", "has no values"]);
     let norm = "transformer_blocks.0.attn.norm_q.weight";
     refused(norm, |old| vec![1, old[0]], &[norm, "expected 1 axes"]);
     assert_eq!(names(folder.path()), ["changed.safetensors"]);
@@ -249,5 +249,5 @@ fn a_text_encoder_that_lacks_a_tensor_or_has_one_too_many_is_refused() {
     let mut tensors = whole.tensors();
     let bias = TensorView::new(Dtype::F32, vec![1], &[0, 0, 128, 63]).unwrap();
     tensors.push(("model.layers.0.self_attn.q_proj.bias".to_string(), bias));
-    refused(tensors, &["`model.layers.0.self_attn.q_proj.bias` belongs to a layer that has no such tensor"]);
+    refused(tensors, &["`model.layers.0.self_attn.q_proj.bias` belongs to a layer"]);
 }

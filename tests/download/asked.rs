@@ -1,9 +1,9 @@
-//! What is asked on a terminal.
+//! Questions on a terminal.
 
 use super::*;
 use crate::pty::{Step, converse, types, watch};
 
-/// A command on a terminal where someone answers a question. Returns its exit code and what the terminal shows.
+/// Answers the question of a command on a terminal. Returns its exit code and the content of the terminal.
 fn asked(command: &mut Command, question: &str, answer: &'static str) -> (Option<i32>, String) {
     let played = converse(command, None, &[(question, &types(answer))]);
     (played.code, played.shown.replace('\r', ""))
@@ -21,13 +21,13 @@ fn a_model_that_is_not_there_is_fetched_where_someone_agrees() {
     let (code, shown) = asked(&mut info(), "[y/N]", "n\n");
     assert_eq!(code, Some(1), "{shown}");
     assert!(shown.contains("`4b` is not in the cache") && shown.contains("licence: apache-2.0"), "{shown}");
-    assert!(shown.contains("Fetch it? [y/N]") && shown.contains("`flux download 4b` fetches it later"), "{shown}");
+    assert!(shown.contains("Download it? [y/N]") && shown.contains("`flux download 4b`"), "{shown}");
     assert!(hub.take_seen().iter().all(|seen| seen.path.starts_with("/api/")), "nothing was fetched");
     let (code, shown) = asked(&mut info(), "[y/N]", "y\n");
     assert_eq!(code, Some(0), "{shown}");
     assert!(shown.contains("distilled model"), "{shown}");
     let shown = watch(&mut info(), 80).shown;
-    assert!(!shown.contains("Fetch it?"), "it is there: {shown}");
+    assert!(!shown.contains("Download it?"), "it is there: {shown}");
 
     let rm = || {
         let mut rm = home.flux();
@@ -71,7 +71,7 @@ fn ctrl_c_in_a_conversation_is_no_to_a_question_and_ends_a_download() {
     let steps: [Step<'_>; 6] = [
         ("1> ", &types("a cat\r")),
         ("[y/N] ", &types("\x03")),
-        ("`flux download 4b` fetches it later", &types("")),
+        ("run `flux download 4b` to download it later", &types("")),
         ("1> ", &types("a cat\r")),
         ("[y/N] ", &types("y\n")),
         (" left", &types("\x03")),

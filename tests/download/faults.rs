@@ -1,4 +1,4 @@
-//! Servers that break off, lie, are busy, or send us elsewhere.
+//! Servers that break off, send wrong data, are busy, or redirect.
 
 use std::io::{BufRead, BufReader, Write};
 use std::net::{TcpListener, TcpStream};
@@ -20,8 +20,8 @@ fn a_transfer_that_breaks_off_goes_on_where_it_was() {
         }
     });
     let home = Home::new();
-    let run = Run::of(&mut home.download(&hub, &["4b"])).succeeds();
-    assert!(run.stderr.contains("broke off"), "{}", run.stderr);
+    let run = Run::new(&mut home.download(&hub, &["4b"])).succeeds();
+    assert!(run.stderr.contains("was interrupted"), "{}", run.stderr);
     home.has(&hub, is_read);
     assert_eq!(ranges(&hub, LARGE), ["", "bytes=900000-", "bytes=1800000-", "bytes=2700000-"]);
 }
@@ -34,13 +34,13 @@ fn what_an_earlier_run_has_left_is_not_fetched_again() {
         }
     });
     let home = Home::new();
-    Run::of(&mut home.download(&hub, &["4b"])).fails(1, &["broke off", "goes on where this one ended"]);
+    Run::new(&mut home.download(&hub, &["4b"])).fails(1, &["was interrupted", "again to resume"]);
     let content = &hub.content().files[LARGE];
     assert_eq!(fs::read(home.partial(content)).unwrap(), content[..5000]);
     assert!(!home.snapshot(KLEIN).exists(), "what is not whole has no name");
     hub.take_seen();
-    let run = Run::of(&mut home.download(&hub, &["4b"])).succeeds();
-    assert!(run.stderr.contains("5000 of 3000000 bytes are there"), "{}", run.stderr);
+    let run = Run::new(&mut home.download(&hub, &["4b"])).succeeds();
+    assert!(run.stderr.contains("5000 of 3000000 bytes"), "{}", run.stderr);
     assert_eq!(ranges(&hub, LARGE), ["bytes=5000-"]);
     home.has(&hub, is_read);
 }
@@ -59,7 +59,7 @@ fn a_part_that_is_damaged_or_too_long_is_fetched_from_the_start() {
         fs::create_dir_all(home.repository(KLEIN).join("blobs")).unwrap();
         fs::write(home.partial(&content), part).unwrap();
         hub.take_seen();
-        Run::of(&mut home.download(&hub, &["4b"])).succeeds();
+        Run::new(&mut home.download(&hub, &["4b"])).succeeds();
         assert_eq!(ranges(&hub, LARGE), asked);
         home.has(&hub, is_read);
     }
@@ -77,13 +77,13 @@ fn servers_that_ignore_or_refuse_ranges_serve_from_the_start() {
             } else if seen.range.is_some() {
                 match status {
                     200 => *reply = Reply { status, body: noise(LARGE_BYTES, 3), ..Reply::default() },
-                    416 => *reply = Reply::of(416, &[], ""),
+                    416 => *reply = Reply::new(416, &[], ""),
                     _ => reply.set("Content-Range", "bytes 1-2999999/3000000"),
                 }
             }
         });
         let home = Home::new();
-        Run::of(&mut home.download(&hub, &["4b"])).succeeds();
+        Run::new(&mut home.download(&hub, &["4b"])).succeeds();
         home.has(&hub, is_read);
         let asked = ranges(&hub, LARGE);
         assert_eq!(asked[1], "bytes=500000-", "{status}");
@@ -107,8 +107,8 @@ fn a_file_that_changes_meanwhile_is_not_put_together_of_two() {
         }
     });
     let home = Home::new();
-    let run = Run::of(&mut home.download(&hub, &["4b"]));
-    // What comes then has another checksum; the next requests are without a range.
+    let run = Run::new(&mut home.download(&hub, &["4b"]));
+    // The resumed data have another checksum; the next requests have no range.
     assert_eq!(run.code, Some(1), "{}", run.stderr);
     let seen = hub.take_seen();
     let second = seen.iter().filter(|seen| is_large(seen)).nth(1).unwrap();
@@ -116,20 +116,20 @@ fn a_file_that_changes_meanwhile_is_not_put_together_of_two() {
     assert!(!home.snapshot(KLEIN).exists());
 }
 
-/// A mirror that has no list, and tags that are no checksums.
+/// Starts a mirror without a list, with tags that are no checksums.
 fn without_sums(seed: u32, change: impl Fn(&Seen, usize, &mut Reply) + Send + Sync + 'static) -> Hub {
     let mut content = Content { redirects: false, ..small() };
     content.files.insert(LARGE.to_string(), noise(LARGE_BYTES, seed));
     Hub::start(content, move |seen, count, reply| {
         if seen.path.starts_with("/api/") {
-            *reply = Reply::of(404, &[], "");
+            *reply = Reply::new(404, &[], "");
         } else if seen.method == "GET" && seen.path.ends_with(LARGE) {
             change(seen, count, reply);
         }
     })
 }
 
-/// The range and the tag that were asked for with each GET of the large file.
+/// Returns the requested range and tag of each GET of the large file.
 fn asked(hub: &Hub) -> Vec<(Option<String>, Option<String>)> {
     let gets = hub.take_seen().into_iter().filter(|seen| seen.method == "GET" && seen.path.ends_with(LARGE));
     gets.map(|seen| (seen.range, seen.if_range)).collect()
@@ -143,11 +143,11 @@ fn without_a_checksum_two_versions_are_never_put_together() {
     for arguments in [&[name.as_str()][..], &[&name, "--folder", "x"]] {
         let home = Home::new();
         let got = |hub: &Hub| {
-            let run = Run::of(&mut home.download(hub, arguments)).succeeds();
+            let run = Run::new(&mut home.download(hub, arguments)).succeeds();
             fs::read(home.path().join(run.stdout.trim_end())).unwrap()
         };
-        // What an earlier run has left goes on by its tag, and in no file of another version.
-        Run::of(&mut home.download(&without_sums(3, breaks), arguments)).fails(1, &["broke off"]);
+        // An earlier run's partial file is resumed by its tag, and never with another version.
+        Run::new(&mut home.download(&without_sums(3, breaks), arguments)).fails(1, &["was interrupted"]);
         let other = without_sums(77, fine);
         assert!(got(&other) == noise(LARGE_BYTES, 77));
         assert_eq!(asked(&other), [(None, None)]);
@@ -155,7 +155,7 @@ fn without_a_checksum_two_versions_are_never_put_together() {
         assert!(got(&first) == noise(LARGE_BYTES, 3));
         assert_eq!(asked(&first), [(Some("bytes=2500000-".to_string()), Some(tag.clone()))]);
     }
-    // The file changes in the middle, on servers that do not look at the tag.
+    // The file changes in the middle, on servers that ignore the tag.
     for told in [None, Some("\"other\""), Some("W/\"other\"")] {
         let hub = without_sums(3, move |seen, count, reply| {
             if count == 0 {
@@ -171,22 +171,22 @@ fn without_a_checksum_two_versions_are_never_put_together() {
             told.into_iter().for_each(|tag| reply.set("ETag", tag));
         });
         let home = Home::new();
-        let run = Run::of(&mut home.download(&hub, &[&name])).succeeds();
+        let run = Run::new(&mut home.download(&hub, &[&name])).succeeds();
         assert!(fs::read(run.stdout.trim_end()).unwrap() == noise(LARGE_BYTES, 77), "{told:?}");
-        assert!(run.stderr.contains("has another file by now"), "{}", run.stderr);
+        assert!(run.stderr.contains("the file on the server has changed"), "{}", run.stderr);
     }
-    // Without a tag nothing can be asked for in the middle.
+    // Without a tag no range can be requested.
     let hub = without_sums(3, |_, count, reply| {
         reply.headers.clear();
         reply.cut = (count == 0).then_some(500_000);
     });
-    let run = Run::of(&mut Home::new().download(&hub, &[&name, "--folder", "x"])).succeeds();
+    let run = Run::new(&mut Home::new().download(&hub, &[&name, "--folder", "x"])).succeeds();
     assert_eq!((run.stdout.trim_end(), asked(&hub)), (&*format!("x/{LARGE}"), vec![(None, None); 2]));
 }
 
 #[test]
 fn a_server_that_gets_no_further_is_asked_a_few_times() {
-    for (kind, words) in [("damaged", "wrong checksum"), ("416", "cannot go on"), ("range", "the server sends")] {
+    for (kind, words) in [("damaged", "wrong checksum"), ("416", "cannot resume"), ("range", "the server sends")] {
         let hub = Hub::start(small(), move |seen, _, reply| {
             if !is_large(seen) {
                 return;
@@ -196,17 +196,17 @@ fn a_server_that_gets_no_further_is_asked_a_few_times() {
                     reply.body[7] ^= u8::from(kind == "damaged");
                     reply.cut = Some(1_500_000);
                 }
-                Some(_) if kind == "416" => *reply = Reply::of(416, &[], ""),
+                Some(_) if kind == "416" => *reply = Reply::new(416, &[], ""),
                 Some(_) if kind == "range" => reply.set("Content-Range", "bytes 1-2999999/3000000"),
                 Some(_) => {}
             }
         });
-        let run = Run::of(&mut Home::new().download(&hub, &["4b"]));
+        let run = Run::new(&mut Home::new().download(&hub, &["4b"]));
         assert!(run.stderr.contains(words), "{}", run.stderr);
         run.fails(1, &[]);
         assert!(ranges(&hub, LARGE).len() <= 6, "{kind}");
     }
-    // It comes a bit further each time, from the start.
+    // Each attempt gets a bit further, from the start.
     let hub = Hub::start(small(), |seen, count, reply| {
         if is_large(seen) {
             let body = noise(LARGE_BYTES, 3);
@@ -214,10 +214,10 @@ fn a_server_that_gets_no_further_is_asked_a_few_times() {
             *reply = Reply { status: 200, body, cut, ..Reply::default() };
         }
     });
-    Run::of(&mut Home::new().download(&hub, &["4b"])).fails(1, &["broke off"]);
+    Run::new(&mut Home::new().download(&hub, &["4b"])).fails(1, &["was interrupted"]);
 }
 
-/// A server whose first answer goes on and on; it closes all other connections.
+/// Starts a server whose first response never ends; it closes all other connections.
 fn endless(first: &'static str, again: &'static str) -> String {
     let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
     let url = format!("http://{}", listener.local_addr().expect("an address"));
@@ -242,7 +242,7 @@ fn answers_that_go_on_and_on_are_given_up() {
     for (first, again) in [(head, " "), ("", "HTTP/1.1 100 Continue\r\n\r\n"), ("HTTP/1.1 200 OK\r\n", "X: y\r\n")] {
         let start = Instant::now();
         let mut download = Home::new().download_from(&endless(first, again), &["4b"]);
-        Run::of(download.env("HF_HUB_DOWNLOAD_TIMEOUT", "1").current_dir("/")).fails(1, &["timeout", "HF_ENDPOINT"]);
+        Run::new(download.env("HF_HUB_DOWNLOAD_TIMEOUT", "1").current_dir("/")).fails(1, &["timeout", "HF_ENDPOINT"]);
         assert!(start.elapsed() < Duration::from_secs(30), "{first:?} {again:?}");
     }
 }
@@ -256,7 +256,7 @@ fn a_server_on_this_machine_is_asked_without_a_proxy() {
         let hub = Hub::start(Content { token: Some(secret), ..small() }, fine);
         let url = hub.url().replace("127.0.0.1", "LocalHost");
         let home = Home::new();
-        Run::of(home.download_from(&url, &["4b"]).env("HF_TOKEN", secret).env(name, &address)).succeeds();
+        Run::new(home.download_from(&url, &["4b"]).env("HF_TOKEN", secret).env(name, &address)).succeeds();
         home.has(&hub, is_read);
     }
     proxy.set_nonblocking(true).unwrap();
@@ -277,7 +277,7 @@ fn a_wrong_checksum_is_fetched_again_and_never_gets_a_name() {
                 }
             });
             let home = Home::new();
-            let run = Run::of(&mut home.download(&hub, &["4b"]));
+            let run = Run::new(&mut home.download(&hub, &["4b"]));
             assert!(run.stderr.contains(&format!("{file}: wrong checksum")), "{}", run.stderr);
             if times == 1 {
                 run.succeeds();
@@ -292,7 +292,7 @@ fn a_wrong_checksum_is_fetched_again_and_never_gets_a_name() {
 
 #[test]
 fn sizes_that_are_not_true_take_no_more_of_the_disk_than_was_told() {
-    // Longer than the list told, with and without a header that says so, and shorter.
+    // Longer than in the list, with and without a header that says so, and shorter.
     for (bytes, words) in [(LARGE_BYTES + 5000, "sends 3005000 bytes"), (LARGE_BYTES - 5000, "sends 2995000 bytes")] {
         let hub = Hub::start(small(), move |seen, _, reply| {
             if is_large(seen) {
@@ -300,7 +300,7 @@ fn sizes_that_are_not_true_take_no_more_of_the_disk_than_was_told() {
             }
         });
         let home = Home::new();
-        Run::of(&mut home.download(&hub, &["4b"])).fails(1, &[words, "had told of 3000000"]);
+        Run::new(&mut home.download(&hub, &["4b"])).fails(1, &[words, "reported 3000000"]);
         assert!(!home.snapshot(KLEIN).exists());
     }
     let hub = Hub::start(small(), |seen, _, reply| {
@@ -311,40 +311,40 @@ fn sizes_that_are_not_true_take_no_more_of_the_disk_than_was_told() {
         }
     });
     let home = Home::new();
-    Run::of(&mut home.download(&hub, &["4b"])).succeeds(); // what is behind the end is not read
+    Run::new(&mut home.download(&hub, &["4b"])).succeeds(); // the data after the end are not read
     home.has(&hub, is_read);
 }
 
-/// A server that answers with `status` at first.
+/// Checks that a response with `status` is retried.
 fn is_asked_again(status: u16) {
     let hub = Hub::start(small(), move |seen, count, reply| {
         let is_asked = seen.path.contains("/revision/") || seen.path.contains("/tree/") || is_large(seen);
         if is_asked && count < 2 {
-            *reply = Reply::of(status, &[("Retry-After", if count == 0 { "1" } else { "0" })], "");
+            *reply = Reply::new(status, &[("Retry-After", if count == 0 { "1" } else { "0" })], "");
         }
     });
     let home = Home::new();
     let start = Instant::now();
-    let run = Run::of(&mut home.download(&hub, &["4b"])).succeeds();
+    let run = Run::new(&mut home.download(&hub, &["4b"])).succeeds();
     let told = &run.stderr;
-    assert!(told.contains(&format!("status {status}")) && told.contains("again in 1 s"), "{told}");
+    assert!(told.contains(&format!("status {status}")) && told.contains("retrying in 1 s"), "{told}");
     assert!(start.elapsed() >= Duration::from_secs(3), "{status}");
     home.has(&hub, is_read);
 }
 
 #[test]
 fn a_busy_server_is_asked_again_after_the_wait_that_it_names() {
-    // At once, because they wait.
+    // In parallel, because they wait.
     thread::scope(|scope| {
         for status in [408, 429, 500, 502, 503, 504] {
             scope.spawn(move || is_asked_again(status));
         }
     });
-    let hub = Hub::start(small(), |_, _, reply| *reply = Reply::of(503, &[], ""));
-    Run::of(&mut Home::new().download(&hub, &["4b"])).fails(1, &["status 503", "try again later"]);
+    let hub = Hub::start(small(), |_, _, reply| *reply = Reply::new(503, &[], ""));
+    Run::new(&mut Home::new().download(&hub, &["4b"])).fails(1, &["status 503", "try again later"]);
     assert_eq!(hub.take_seen().len(), 5);
-    let hub = Hub::start(small(), |_, _, reply| *reply = Reply::of(429, &[("Retry-After", "86400")], ""));
-    Run::of(&mut Home::new().download(&hub, &["4b"])).fails(1, &["status 429", "come back in 86400 seconds"]);
+    let hub = Hub::start(small(), |_, _, reply| *reply = Reply::new(429, &[("Retry-After", "86400")], ""));
+    Run::new(&mut Home::new().download(&hub, &["4b"])).fails(1, &["status 429", "86400 seconds"]);
 }
 
 #[test]
@@ -353,7 +353,7 @@ fn connections_that_are_closed_or_say_nothing_are_made_again() {
         reply.silent = count == 0 && !seen.path.contains(".json");
     });
     let home = Home::new();
-    Run::of(&mut home.download(&hub, &["4b"])).succeeds();
+    Run::new(&mut home.download(&hub, &["4b"])).succeeds();
     home.has(&hub, is_read);
 
     // A server that holds a connection open and sends nothing.
@@ -363,7 +363,7 @@ fn connections_that_are_closed_or_say_nothing_are_made_again() {
         }
     });
     let home = Home::new();
-    Run::of(home.download(&hub, &["4b"]).env("HF_HUB_DOWNLOAD_TIMEOUT", "1")).succeeds();
+    Run::new(home.download(&hub, &["4b"]).env("HF_HUB_DOWNLOAD_TIMEOUT", "1")).succeeds();
     assert_eq!(ranges(&hub, LARGE).len(), 2);
     home.has(&hub, is_read);
 }
@@ -376,27 +376,45 @@ fn a_slow_server_is_waited_for() {
         }
     });
     let home = Home::new();
-    Run::of(home.download(&hub, &["4b"]).env("HF_HUB_DOWNLOAD_TIMEOUT", "1")).succeeds();
+    Run::new(home.download(&hub, &["4b"]).env("HF_HUB_DOWNLOAD_TIMEOUT", "1")).succeeds();
     assert_eq!(ranges(&hub, LARGE), [""], "it took longer than the timeout of a read");
+}
+
+#[test]
+fn a_server_that_sends_too_little_is_asked_again_and_then_given_up() {
+    let hub = Hub::start(small(), |seen, _, reply| {
+        if is_large(seen) {
+            reply.pause = Duration::from_millis(400);
+        }
+    });
+    let home = Home::new();
+    let download = |speed: &str| {
+        let mut download = home.download(&hub, &["4b"]);
+        Run::new(download.env("HF_HUB_DOWNLOAD_TIMEOUT", "1").env("FLUX_DOWNLOAD_MIN_SPEED", speed))
+    };
+    download("1000000").fails(1, &["bytes per second", "FLUX_DOWNLOAD_MIN_SPEED"]);
+    let asked = ranges(&hub, LARGE);
+    assert!(asked.len() == 5 && asked[1..].iter().all(|range| range.starts_with("bytes=")), "{asked:?}");
+    download("fast").fails(2, &["FLUX_DOWNLOAD_MIN_SPEED", "not a number"]);
 }
 
 #[test]
 fn redirections_are_followed_and_the_token_stays_at_home() {
     let secret = "hf_secret";
     let hub = Hub::start(Content { token: Some(secret), ..small() }, |seen, _, reply| {
-        // A repository that was renamed: the old name leads to the new one on the same server.
+        // A renamed repository: the old name redirects to the new one on the same server.
         if let Some(file) = seen.path.strip_prefix(&format!("/{KLEIN}/resolve/{COMMIT}/"))
             && file.starts_with("vae/")
         {
             let new = format!("/{KLEIN}/resolve/main/{file}");
-            *reply = Reply::of(307, &[("Location", &new)], "");
+            *reply = Reply::new(307, &[("Location", &new)], "");
         }
         if seen.path.contains("/scheduler/") && seen.path.contains(COMMIT) {
-            *reply = Reply::of(302, &[("Location", "../../main/scheduler/scheduler_config.json")], "");
+            *reply = Reply::new(302, &[("Location", "../../main/scheduler/scheduler_config.json")], "");
         }
     });
     let home = Home::new();
-    let run = Run::of(home.download(&hub, &["4b"]).env("HF_TOKEN", secret)).succeeds();
+    let run = Run::new(home.download(&hub, &["4b"]).env("HF_TOKEN", secret)).succeeds();
     assert!(!run.stdout.contains(secret) && !run.stderr.contains(secret));
     home.has(&hub, is_read);
     let (other, own): (Vec<_>, Vec<_>) = hub.take_seen().into_iter().partition(|seen| seen.path.starts_with("/cdn/"));
@@ -408,13 +426,13 @@ fn redirections_are_followed_and_the_token_stays_at_home() {
 fn redirections_that_lead_nowhere_end() {
     for (target, words) in [
         ("/api/models/x", "more than 10 times"),
-        ("file:///etc/passwd", "no address"),
-        ("gopher://a/b", "no address"),
+        ("file:///etc/passwd", "not an HTTP address"),
+        ("gopher://a/b", "not an HTTP address"),
         ("http://127.0.0.1:9/x", "cannot reach"),
         ("http://\u{1b}[31m/", "no"),
     ] {
-        let hub = Hub::start(small(), move |_, _, reply| *reply = Reply::of(302, &[("Location", target)], ""));
-        let run = Run::of(&mut Home::new().download(&hub, &["4b"])).fails(1, &[words]);
+        let hub = Hub::start(small(), move |_, _, reply| *reply = Reply::new(302, &[("Location", target)], ""));
+        let run = Run::new(&mut Home::new().download(&hub, &["4b"])).fails(1, &[words]);
         assert!(!run.stderr.contains('\u{1b}'), "{target}: {}", run.stderr);
     }
 }
@@ -430,13 +448,13 @@ fn an_address_that_has_ended_is_asked_for_again() {
             0 => reply.cut = Some(1_500_000),
             1 => {
                 HAS_ENDED.store(true, Ordering::SeqCst);
-                *reply = Reply::of(403, &[], "");
+                *reply = Reply::new(403, &[], "");
             }
             _ => {}
         }
     });
     let home = Home::new();
-    Run::of(&mut home.download(&hub, &["4b"])).succeeds();
+    Run::new(&mut home.download(&hub, &["4b"])).succeeds();
     assert!(HAS_ENDED.load(Ordering::SeqCst));
     let asked = hub.take_seen().iter().filter(|seen| seen.path == format!("/{KLEIN}/resolve/{COMMIT}/{LARGE}")).count();
     assert_eq!(asked, 3);
@@ -446,14 +464,14 @@ fn an_address_that_has_ended_is_asked_for_again() {
 #[test]
 fn a_server_that_cannot_be_reached_is_told_with_what_to_do() {
     let home = Home::new();
-    Run::of(&mut home.download_from("http://127.0.0.1:9", &["4b"]))
+    Run::new(&mut home.download_from("http://127.0.0.1:9", &["4b"]))
         .fails(1, &["cannot reach http://127.0.0.1:9", "HF_ENDPOINT", "HF_HUB_OFFLINE"]);
-    Run::of(&mut home.download_from("http://no-such-host.invalid", &["4b"])).fails(1, &["cannot reach", "network"]);
+    Run::new(&mut home.download_from("http://no-such-host.invalid", &["4b"])).fails(1, &["cannot reach", "network"]);
     for url in ["file:///etc", "--upload-file=/etc/passwd", "http://", "ftp://a", "http://user:word@host", "http://a b"]
     {
-        Run::of(&mut home.download_from(url, &["4b"])).fails(2, &["HF_ENDPOINT is", "expected http"]);
+        Run::new(&mut home.download_from(url, &["4b"])).fails(2, &["HF_ENDPOINT is", "expected http"]);
     }
-    // TLS to a server that has none.
+    // TLS to a server without TLS.
     let hub = Hub::start(small(), fine);
-    Run::of(&mut home.download_from(&hub.url().replace("http:", "https:"), &["4b"])).fails(1, &["cannot reach"]);
+    Run::new(&mut home.download_from(&hub.url().replace("http:", "https:"), &["4b"])).fails(1, &["cannot reach"]);
 }

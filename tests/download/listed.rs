@@ -3,7 +3,7 @@
 use super::*;
 
 fn listed(home: &Home) -> Vec<serde_json::Value> {
-    let run = Run::of(home.flux().args(["list", "--json"]).env("FLUX_MODELS", home.path().join("shelf"))).succeeds();
+    let run = Run::new(home.flux().args(["list", "--json"]).env("FLUX_MODELS", home.path().join("shelf"))).succeeds();
     assert_eq!(run.stderr, "");
     run.stdout.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
 }
@@ -11,11 +11,11 @@ fn listed(home: &Home) -> Vec<serde_json::Value> {
 #[test]
 fn models_parts_and_adapters_are_listed_and_damaged_ones_with_their_fault() {
     let home = Home::new();
-    let none = Run::of(home.flux().arg("list")).succeeds();
+    let none = Run::new(home.flux().arg("list")).succeeds();
     assert!(none.stdout.is_empty() && none.stderr.contains("flux download 4b"), "{}", none.stderr);
 
     let hub = Hub::start(tiny(KLEIN), fine);
-    Run::of(&mut home.download(&hub, &["4b"])).succeeds();
+    Run::new(&mut home.download(&hub, &["4b"])).succeeds();
     let tiny_folder = model_copy::tiny();
     let shelf = home.path().join("shelf");
     for folder in ["vae", "damaged", "foreign", "broken", "models"] {
@@ -55,7 +55,7 @@ fn models_parts_and_adapters_are_listed_and_damaged_ones_with_their_fault() {
     }
     assert!(entries.iter().all(|entry| !entry["path"].as_str().unwrap().contains("foreign")), "{entries:?}");
 
-    let table = Run::of(home.flux().arg("list").env("FLUX_MODELS", &shelf)).succeeds().stdout;
+    let table = Run::new(home.flux().arg("list").env("FLUX_MODELS", &shelf)).succeeds().stdout;
     let first = table.lines().next().unwrap();
     assert!(first.starts_with("name") && first.ends_with("path"), "{table}");
     assert!(table.lines().any(|line| line.starts_with("4b ") && line.contains("  model  ")), "{table}");
@@ -69,8 +69,8 @@ fn a_download_that_has_not_ended_is_listed_so() {
         }
     });
     let home = Home::new();
-    Run::of(&mut home.download(&hub, &["4b"])).fails(1, &["broke off"]);
+    Run::new(&mut home.download(&hub, &["4b"])).fails(1, &["was interrupted"]);
     let entries = listed(&home);
     assert_eq!(entries.len(), 1, "{entries:?}");
-    assert!(entries[0]["fault"].as_str().unwrap().contains("`flux download 4b` goes on with it"), "{entries:?}");
+    assert!(entries[0]["fault"].as_str().unwrap().contains("run `flux download 4b` to resume it"), "{entries:?}");
 }

@@ -4,7 +4,7 @@ use super::*;
 use crate::readme::text::{commands_in_text, is_of_hub};
 use crate::readme::{DOCUMENTS, commands_in};
 
-/// A command with names in place of the words in capitals.
+/// Replaces the words in capitals in a command by names.
 fn filled(line: &str) -> Vec<String> {
     let word = |word: &str| match word {
         "NAME" => "4b".to_string(),
@@ -24,15 +24,15 @@ fn every_command_that_needs_a_hub_works() {
                 continue;
             }
             let home = Home::new();
-            Run::of(&mut home.download(&hub, &["4b"])).succeeds();
+            Run::new(&mut home.download(&hub, &["4b"])).succeeds();
             let mut words = filled(&line);
-            // The name of a command alone, and one that would ask.
+            // The name of a command alone, and a command that would ask.
             match &words[..] {
                 [name] if name != "list" => words.push("--help".to_string()),
                 [name, ..] if name == "rm" && !words.contains(&"--yes".to_string()) => words.push("--yes".to_string()),
                 _ => {}
             }
-            let run = Run::of(home.flux().env("HF_ENDPOINT", hub.url()).args(&words));
+            let run = Run::new(home.flux().env("HF_ENDPOINT", hub.url()).args(&words));
             assert_eq!(run.code, Some(0), "{document}: {line}: {}", run.stderr);
         }
     }
@@ -43,9 +43,9 @@ fn every_command_that_needs_a_hub_works() {
 fn the_table_of_names_is_that_of_the_program() {
     let page = fs::read_to_string(crate::program::project("docs/models.md")).unwrap();
     let rows: Vec<&str> = page.lines().filter(|line| line.contains("black-forest-labs/")).collect();
-    let row = |model: &flux::hub::Published| {
+    let row = |model: &flux_hub::Published| {
         let (name, repository, licence) = (model.name, model.repository, model.licence);
         format!("| `{name}` | `{repository}` | {} GB | {licence} |", model.bytes / 1_000_000_000)
     };
-    assert_eq!(rows, flux::hub::PUBLISHED.iter().map(row).collect::<Vec<_>>());
+    assert_eq!(rows, flux_hub::PUBLISHED.iter().map(row).collect::<Vec<_>>());
 }

@@ -1,4 +1,4 @@
-//! Access that is denied, and answers that are no lists of files.
+//! Denied access, and responses that are no lists of files.
 
 use super::*;
 
@@ -7,20 +7,20 @@ fn refusals_say_what_to_do_and_where() {
     let hub = Hub::start(Content { token: Some("hf_right"), ..small() }, fine);
     let home = Home::new();
     let page = format!("accept the licence at {}/{KLEIN}", hub.url());
-    Run::of(&mut home.download(&hub, &["4b"]))
-        .fails(1, &[&page, "asks to accept its licence", "HF_TOKEN", "settings/tokens"]);
-    let run = Run::of(home.download(&hub, &["4b"]).env("HF_TOKEN", "hf_other"));
-    let run = run.fails(1, &["403", &page, "the account that the token belongs to"]);
+    Run::new(&mut home.download(&hub, &["4b"]))
+        .fails(1, &[&page, "requires accepting its licence", "HF_TOKEN", "settings/tokens"]);
+    let run = Run::new(home.download(&hub, &["4b"]).env("HF_TOKEN", "hf_other"));
+    let run = run.fails(1, &["(403)", &page, "the account that the token belongs to"]);
     assert!(!run.stderr.contains("hf_other"), "{}", run.stderr);
     for (status, code, words) in [
         (401, "RepoNotFound", ["no repository", "private"]),
-        (401, "", ["asks who you are", "HF_TOKEN"]),
+        (401, "", ["requires authentication (401)", "HF_TOKEN"]),
         (403, "", ["denies access (403)", KLEIN]),
         (404, "RepoNotFound", ["no repository", "name"]),
         (410, "", ["status 410", "HF_ENDPOINT"]),
     ] {
-        let hub = Hub::start(small(), move |_, _, reply| *reply = Reply::of(status, &[("X-Error-Code", code)], ""));
-        Run::of(&mut home.download(&hub, &["4b"])).fails(1, &words);
+        let hub = Hub::start(small(), move |_, _, reply| *reply = Reply::new(status, &[("X-Error-Code", code)], ""));
+        Run::new(&mut home.download(&hub, &["4b"])).fails(1, &words);
     }
 }
 
@@ -29,18 +29,18 @@ fn tokens_come_from_where_other_tools_have_them() {
     let hub = Hub::start(Content { token: Some("hf_right"), ..small() }, fine);
     let home = Home::new();
     fs::write(home.path().join("token"), "hf_right\n").unwrap();
-    Run::of(&mut home.download(&hub, &["4b:model_index.json"])).succeeds();
+    Run::new(&mut home.download(&hub, &["4b:model_index.json"])).succeeds();
     fs::write(home.path().join("token"), "hf_wrong").unwrap();
     fs::write(home.path().join("mine"), " hf_right ").unwrap();
-    Run::of(home.download(&hub, &["4b:README.md"]).env("HF_TOKEN_PATH", home.path().join("mine"))).succeeds();
-    Run::of(home.download(&hub, &["4b:teaser.jpg"]).env("HF_TOKEN", "hf_right")).succeeds();
-    Run::of(&mut home.download(&hub, &["4b:vae/config.json"])).fails(1, &["403"]);
-    let run = Run::of(home.download(&hub, &["4b"]).env("HF_TOKEN", "a token\nwith lines"));
-    let run = run.fails(1, &["characters that no token has", "in: HF_TOKEN"]);
+    Run::new(home.download(&hub, &["4b:README.md"]).env("HF_TOKEN_PATH", home.path().join("mine"))).succeeds();
+    Run::new(home.download(&hub, &["4b:teaser.jpg"]).env("HF_TOKEN", "hf_right")).succeeds();
+    Run::new(&mut home.download(&hub, &["4b:vae/config.json"])).fails(1, &["403"]);
+    let run = Run::new(home.download(&hub, &["4b"]).env("HF_TOKEN", "a token\nwith lines"));
+    let run = run.fails(1, &["invalid characters", "in: HF_TOKEN"]);
     assert!(!run.stderr.contains("with lines"), "{}", run.stderr);
-    // It is sent to no server that anyone may listen to.
+    // The token is sent to no server over an unencrypted connection.
     let mut elsewhere = home.download_from("http://no-such-host.invalid", &["4b"]);
-    let run = Run::of(elsewhere.env("HF_TOKEN", "hf_right"));
+    let run = Run::new(elsewhere.env("HF_TOKEN", "hf_right"));
     assert!(run.stderr.contains("the token is not sent"), "{}", run.stderr);
 }
 
@@ -52,16 +52,16 @@ fn what_is_no_list_of_files_is_said_to_be_none() {
         }
     };
     let hub = Hub::start(small(), cut);
-    Run::of(&mut Home::new().download(&hub, &["4b"])).fails(1, &["broke off"]);
+    Run::new(&mut Home::new().download(&hub, &["4b"])).fails(1, &["was interrupted"]);
     for (part, body, words) in [
-        ("/tree/", "<html>sign in</html>", "not what a hub says"),
-        ("/tree/", "{}", "not what a hub says"),
-        ("/tree/", "[{\"type\": \"file\", \"path\": \"a\"}]", "does not tell the size"),
-        ("/tree/", "[{\"type\": \"file\", \"path\": \"a\", \"size\": -1}]", "not what a hub says"),
-        ("/tree/", "[{\"type\": \"file\", \"path\": \"a\", \"size\": 1, \"oid\": \"../x\"}]", "names no file"),
-        ("/tree/", "[]", "no `model_index.json` and no file of weights"),
-        ("/revision/", "[", "not what a hub says"),
-        ("/revision/", "{\"sha\": \"../../x\"}", "which is none"),
+        ("/tree/", "<html>sign in</html>", "sent an invalid response"),
+        ("/tree/", "{}", "sent an invalid response"),
+        ("/tree/", "[{\"type\": \"file\", \"path\": \"a\"}]", "did not report the size"),
+        ("/tree/", "[{\"type\": \"file\", \"path\": \"a\", \"size\": -1}]", "sent an invalid response"),
+        ("/tree/", "[{\"type\": \"file\", \"path\": \"a\", \"size\": 1, \"oid\": \"../x\"}]", "invalid entity tag"),
+        ("/tree/", "[]", "no `model_index.json` and no weight file"),
+        ("/revision/", "[", "sent an invalid response"),
+        ("/revision/", "{\"sha\": \"../../x\"}", "../../x"),
     ] {
         let hub = Hub::start(small(), move |seen, _, reply| {
             if seen.path.contains(part) {
@@ -69,7 +69,7 @@ fn what_is_no_list_of_files_is_said_to_be_none() {
             }
         });
         let home = Home::new();
-        Run::of(&mut home.download(&hub, &["4b"])).fails(1, &[words]);
+        Run::new(&mut home.download(&hub, &["4b"])).fails(1, &[words]);
         assert!(!home.path().join("hub").exists(), "{body}");
     }
 }
@@ -83,13 +83,13 @@ fn a_list_without_an_end_and_one_that_goes_on_elsewhere_are_refused() {
             reply.set("Link", &own);
         }
     });
-    Run::of(&mut Home::new().download(&hub, &["4b"])).fails(1, &["does not end"]);
+    Run::new(&mut Home::new().download(&hub, &["4b"])).fails(1, &["is too long"]);
     let hub = Hub::start(small(), |seen, _, reply| {
         if seen.path.contains("/tree/") {
             reply.set("Link", "<https://elsewhere.example/list>; rel=\"next\"");
         }
     });
-    Run::of(&mut Home::new().download(&hub, &["4b"])).fails(1, &["which is elsewhere"]);
+    Run::new(&mut Home::new().download(&hub, &["4b"])).fails(1, &["https://elsewhere.example/list"]);
 }
 
 #[test]
@@ -101,7 +101,7 @@ fn names_of_files_never_lead_out_of_the_folder() {
         let hub = Hub::start(content, fine);
         let home = Home::new();
         let before = names_in(home.path());
-        let run = Run::of(&mut home.download(&hub, &["4b"])).fails(1, &["no name for a file of a model"]);
+        let run = Run::new(&mut home.download(&hub, &["4b"])).fails(1, &["sent an invalid file name"]);
         assert!(!run.stderr.contains(['\u{1b}', '\u{202e}']), "{name}: {}", run.stderr);
         assert_eq!(names_in(home.path()), before, "{name}");
     }
@@ -112,7 +112,7 @@ fn names_of_files_never_lead_out_of_the_folder() {
         let list = serde_json::json!({ "weight_map": { "one": name } }).to_string();
         content.files.insert(format!("{LARGE}.index.json"), list.into_bytes());
         let hub = Hub::start(content, fine);
-        let run = Run::of(&mut Home::new().download(&hub, &["4b"])).fails(1, &["no name for a file of weights"]);
+        let run = Run::new(&mut Home::new().download(&hub, &["4b"])).fails(1, &["not a valid weight file"]);
         assert!(!run.stderr.contains('\u{1b}'), "{name}: {}", run.stderr);
     }
 }
@@ -121,9 +121,9 @@ fn names_of_files_never_lead_out_of_the_folder() {
 fn command_lines_that_name_no_model_are_wrong_before_any_request() {
     let home = Home::new();
     let url = "http://127.0.0.1:9";
-    Run::of(&mut home.download_from(url, &["5b"])).fails(2, &["unknown model: `5b`", "name 4b, 9b"]);
-    Run::of(&mut home.download_from(url, &["4b", "a/b/c"])).fails(2, &["unknown model: `a/b/c`"]);
-    Run::of(&mut home.download_from(url, &["4b:../x"])).fails(2, &["unknown model"]);
-    Run::of(&mut home.download_from(url, &["4b", "9b", "--folder", "x"])).fails(2, &["--folder"]);
-    Run::of(&mut home.download_from(url, &[])).fails(2, &["NAME"]);
+    Run::new(&mut home.download_from(url, &["5b"])).fails(2, &["unknown model: `5b`", "name 4b, 9b"]);
+    Run::new(&mut home.download_from(url, &["4b", "a/b/c"])).fails(2, &["unknown model: `a/b/c`"]);
+    Run::new(&mut home.download_from(url, &["4b:../x"])).fails(2, &["unknown model"]);
+    Run::new(&mut home.download_from(url, &["4b", "9b", "--folder", "x"])).fails(2, &["--folder"]);
+    Run::new(&mut home.download_from(url, &[])).fails(2, &["NAME"]);
 }

@@ -2,10 +2,10 @@
 
 use super::*;
 
-/// A cache with two snapshots, of which the second has another VAE.
+/// Creates a cache with two snapshots; the second has another VAE.
 fn two_snapshots(home: &Home) -> PathBuf {
     let hub = Hub::start(small(), fine);
-    Run::of(&mut home.download(&hub, &["4b"])).succeeds();
+    Run::new(&mut home.download(&hub, &["4b"])).succeeds();
     let repository = home.repository(KLEIN);
     let other = repository.join("snapshots").join("f".repeat(40));
     fs::create_dir_all(other.join("vae")).unwrap();
@@ -20,7 +20,7 @@ fn two_snapshots(home: &Home) -> PathBuf {
 }
 
 fn remove(home: &Home, arguments: &[&str]) -> Run {
-    Run::of(home.flux().arg("rm").args(arguments))
+    Run::new(home.flux().arg("rm").args(arguments))
 }
 
 #[test]
@@ -37,7 +37,7 @@ fn a_model_is_removed_as_a_whole_and_nothing_else() {
     fs::create_dir(repository.join("trees")).unwrap();
     fs::write(repository.join("trees/list.json"), "[]").unwrap();
 
-    remove(&home, &["4b"]).fails(2, &["nobody can be asked", "`flux rm --yes 4b`"]);
+    remove(&home, &["4b"]).fails(2, &["requires a terminal", "`flux rm --yes 4b`"]);
     assert!(repository.exists());
     let run = remove(&home, &["4b", "--yes"]).succeeds();
     assert!(run.stdout.is_empty() && run.stderr.contains("removed 4b: 3.3 MB"), "{}", run.stderr);
@@ -48,7 +48,7 @@ fn a_model_is_removed_as_a_whole_and_nothing_else() {
 }
 
 #[test]
-fn of_a_revision_the_blobs_stay_that_another_one_uses() {
+fn a_removed_revision_keeps_the_blobs_that_another_one_uses() {
     let home = Home::new();
     let repository = two_snapshots(&home);
     let shared = home.snapshot(KLEIN).join("model_index.json").canonicalize().unwrap();
@@ -104,7 +104,7 @@ fn what_lies_behind_links_in_the_cache_is_never_removed() {
     let kept = names_in(&outside);
     remove(&home, &["4b:vae/mine.txt", "-y"]).fails(1, &["this is a link", "in: ", "/vae"]);
     assert_eq!(names_in(&outside), kept);
-    // The link itself is of the snapshot.
+    // The link itself belongs to the snapshot.
     remove(&home, &["4b:vae", "--revision", "main", "-y"]).succeeds();
     assert!(snapshot.join("vae").symlink_metadata().is_err() && names_in(&outside) == kept);
 
@@ -137,7 +137,7 @@ fn a_folder_is_no_file_and_names_given_twice_are_one() {
     two_snapshots(&home);
     let run =
         remove(&home, &["4b:vae", "-y"]).fails(2, &["`4b:vae` is a folder, expected a file", "`4b` for the whole"]);
-    assert!(!run.stderr.contains("right to write"), "{}", run.stderr);
+    assert!(!run.stderr.contains("write permission"), "{}", run.stderr);
     let run = remove(&home, &["4b:only-here", "4b", KLEIN, "4b", "-y", "--json"]).succeeds();
     assert_eq!(run.stdout.lines().count(), 1, "{}", run.stdout);
     assert!(!home.repository(KLEIN).exists());

@@ -1,4 +1,4 @@
-//! Downloads that are ended, full disks, caches that cannot be written, and two at once.
+//! Downloads that are interrupted, full disks, caches that are not writable, and concurrent downloads.
 
 use std::os::unix::fs::PermissionsExt;
 use std::process::Stdio;
@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use super::*;
 
-/// Answers that take long in the middle of the large file.
+/// Slows a response in the middle of the large file.
 fn slow(seen: &Seen, _: usize, reply: &mut Reply) {
     if seen.path.starts_with("/cdn/") && seen.path.ends_with(LARGE) {
         reply.pause = Duration::from_millis(40);
@@ -36,12 +36,12 @@ fn what_was_fetched_before_a_signal_is_not_fetched_again() {
         let home = Home::new();
         let run = ended(&home, &hub, signal);
         assert_eq!((run.code, run.stdout.as_str()), (code, ""), "{}", run.stderr);
-        assert_eq!(run.stderr.contains("what was fetched is kept"), signal != "-KILL", "{}", run.stderr);
+        assert_eq!(run.stderr.contains("the downloaded part is kept"), signal != "-KILL", "{}", run.stderr);
         let partial = home.partial(&hub.content().files[LARGE]);
         let have = fs::metadata(&partial).unwrap().len();
         assert!((500_000..LARGE_BYTES as u64).contains(&have));
         hub.take_seen();
-        Run::of(&mut home.download(&hub, &["4b"])).succeeds();
+        Run::new(&mut home.download(&hub, &["4b"])).succeeds();
         let seen = hub.take_seen();
         let fetched: Vec<_> = seen.iter().filter(|seen| seen.path.starts_with("/cdn/")).collect();
         assert_eq!(fetched[0].range, Some(format!("bytes={have}-")), "{signal}");
@@ -51,19 +51,19 @@ fn what_was_fetched_before_a_signal_is_not_fetched_again() {
 }
 
 #[test]
-fn of_two_downloads_at_once_each_file_is_fetched_by_one() {
+fn each_file_is_fetched_by_one_of_two_downloads_at_once() {
     let hub = Hub::start(small(), slow);
     let home = Home::new();
     let runs = thread::scope(|scope| {
-        let run = || scope.spawn(|| Run::of(&mut home.download(&hub, &["4b"])).succeeds());
+        let run = || scope.spawn(|| Run::new(&mut home.download(&hub, &["4b"])).succeeds());
         [run(), run()].map(|run| run.join().expect("a run that succeeds"))
     });
-    assert!(runs.iter().any(|run| run.stderr.contains("waiting until another download")), "{}", runs[0].stderr);
+    assert!(runs.iter().any(|run| run.stderr.contains("waiting for another download")), "{}", runs[0].stderr);
     assert_eq!(ranges(&hub, LARGE), [""]);
     home.has(&hub, is_read);
 }
 
-/// The system's limit on the size of a file stands for a full disk.
+/// The system's limit on the size of a file simulates a full disk.
 #[test]
 fn a_full_disk_is_called_so_and_the_download_goes_on_later() {
     let hub = Hub::start(small(), fine);
@@ -77,12 +77,12 @@ fn a_full_disk_is_called_so_and_the_download_goes_on_later() {
             None => command.env_remove(name),
         };
     }
-    Run::of(command.current_dir(home.path()))
+    Run::new(command.current_dir(home.path()))
         .fails(1, &["cannot write it", "are missing", "are free", "free some space"]);
     let have = fs::metadata(home.partial(&hub.content().files[LARGE])).unwrap().len();
     assert_eq!(have, 1000 * 1024);
     hub.take_seen();
-    Run::of(&mut home.download(&hub, &["4b"])).succeeds();
+    Run::new(&mut home.download(&hub, &["4b"])).succeeds();
     assert_eq!(ranges(&hub, LARGE), [format!("bytes={have}-")]);
 }
 
@@ -95,7 +95,7 @@ fn what_does_not_fit_the_disk_is_not_begun() {
         }
     });
     let home = Home::new();
-    Run::of(&mut home.download(&hub, &["4b"])).fails(1, &["bytes are to be fetched", "are free", "HF_HUB_CACHE"]);
+    Run::new(&mut home.download(&hub, &["4b"])).fails(1, &["the download needs", "are free", "HF_HUB_CACHE"]);
     assert!(hub.take_seen().iter().all(|seen| seen.path.starts_with("/api/")));
 }
 
@@ -103,7 +103,7 @@ fn what_does_not_fit_the_disk_is_not_begun() {
 fn a_cache_that_cannot_be_written_serves_what_it_has() {
     let hub = Hub::start(small(), fine);
     let home = Home::new();
-    Run::of(&mut home.download(&hub, &["4b"])).succeeds();
+    Run::new(&mut home.download(&hub, &["4b"])).succeeds();
     let mut folders = vec![home.path().join("hub")];
     let mut all = folders.clone();
     while let Some(folder) = folders.pop() {
@@ -116,20 +116,20 @@ fn a_cache_that_cannot_be_written_serves_what_it_has() {
         all.iter().rev().for_each(|folder| drop(fs::set_permissions(folder, fs::Permissions::from_mode(mode))));
     };
     mode(0o555);
-    Run::of(&mut home.download(&hub, &["4b"])).succeeds();
+    Run::new(&mut home.download(&hub, &["4b"])).succeeds();
     // The tests may run as root, who may write everywhere.
     if fs::write(home.path().join("hub/probe"), "").is_err() {
-        Run::of(&mut home.download(&hub, &["9b"])).fails(1, &["404"]);
+        Run::new(&mut home.download(&hub, &["9b"])).fails(1, &["404"]);
         fs::remove_file(home.snapshot(KLEIN).join("README.md")).unwrap_err();
     }
     mode(0o755);
 
-    // A file in place of a folder cannot be written by root either.
+    // Even root cannot write into a file in place of a folder.
     let home = Home::new();
     fs::write(home.path().join("hub"), "").unwrap();
-    Run::of(&mut home.download(&hub, &["4b"])).fails(1, &["cannot write it", "HF_HUB_CACHE"]);
+    Run::new(&mut home.download(&hub, &["4b"])).fails(1, &["cannot write it", "HF_HUB_CACHE"]);
     fs::write(home.path().join("file"), "").unwrap();
-    Run::of(&mut home.download(&hub, &["4b", "--folder", "file"])).fails(1, &["cannot write it", "--folder"]);
+    Run::new(&mut home.download(&hub, &["4b", "--folder", "file"])).fails(1, &["cannot write it", "--folder"]);
 }
 
 #[test]

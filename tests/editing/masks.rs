@@ -1,4 +1,4 @@
-//! Masks of every kind of file: which part they select, what is said of them, and which are refused.
+//! Masks in every kind of file: the selected area, the notes, and the errors.
 
 use std::fs;
 use std::path::Path;
@@ -16,13 +16,13 @@ use crate::support::preset;
 
 const SIDE: u32 = 64;
 
-/// Where a mask selects something: not on the squares of 16 pixels.
+/// Returns `true` inside the selected area, which is not aligned to squares of 16 pixels.
 fn is_inside(x: u32, y: u32) -> bool {
     (21..38).contains(&x) && (9..30).contains(&y)
 }
 
-/// One value inside, another one outside.
-fn of<T>(inside: T, outside: T) -> impl Fn(u32, u32) -> T
+/// Returns one value inside, another outside.
+fn inside_or_outside<T>(inside: T, outside: T) -> impl Fn(u32, u32) -> T
 where
     T: Copy,
 {
@@ -36,21 +36,21 @@ fn saved(image: impl Into<DynamicImage>, format: Format) -> Vec<u8> {
 }
 
 fn grey(inside: u8, outside: u8) -> Vec<u8> {
-    let of = of(inside, outside);
+    let of = inside_or_outside(inside, outside);
     saved(GrayImage::from_fn(SIDE, SIDE, |x, y| Luma([of(x, y)])), Format::Png)
 }
 
 fn deep(inside: u16, outside: u16) -> Vec<u8> {
-    let of = of(inside, outside);
+    let of = inside_or_outside(inside, outside);
     saved(ImageBuffer::<Luma<u16>, _>::from_fn(SIDE, SIDE, |x, y| Luma([of(x, y)])), Format::Png)
 }
 
 fn rgba(inside: [u8; 4], outside: [u8; 4]) -> Vec<u8> {
-    let of = of(inside, outside);
+    let of = inside_or_outside(inside, outside);
     saved(RgbaImage::from_fn(SIDE, SIDE, |x, y| image::Rgba(of(x, y))), Format::Png)
 }
 
-/// A PNG with a palette: the second of its colours inside, the first one outside.
+/// Returns a PNG with a palette: the second of its colours inside, the first outside.
 fn palette(colors: &[u8], alphas: &[u8]) -> Vec<u8> {
     let mut file = Vec::new();
     let mut encoder = png::Encoder::new(&mut file, SIDE, SIDE);
@@ -60,13 +60,13 @@ fn palette(colors: &[u8], alphas: &[u8]) -> Vec<u8> {
     if !alphas.is_empty() {
         encoder.set_trns(alphas.to_vec());
     }
-    let of = of(1, 0);
+    let of = inside_or_outside(1, 0);
     let indices: Vec<u8> = (0..SIDE * SIDE).map(|at| of(at % SIDE, at / SIDE)).collect();
     encoder.write_header().and_then(|mut writer| writer.write_image_data(&indices)).expect("a PNG");
     file
 }
 
-/// Draws under a mask, `mask.png` among the flags, with a small random model.
+/// Generates an image under a mask, `mask.png` in the flags, with a small random model.
 fn masked(mask: &[u8], flags: &[&str]) -> (Run, Rgb, Option<Rgb>) {
     let folder = tempfile::tempdir().expect("a temporary folder");
     let value = |i: usize| 40 + ((i as u32).wrapping_mul(2_654_435_761) >> 25) as u8;
@@ -81,11 +81,11 @@ fn masked(mask: &[u8], flags: &[&str]) -> (Run, Rgb, Option<Rgb>) {
     let steps: &[&str] = if flags.contains(&"-s") { &[] } else { &["-s", "1"] };
     command.current_dir(folder.path()).args(["-p", "x", "-S", "1", "--device", "cpu", "-d"]).arg(model);
     command.args(["-i", "in.png", "--mask", "mask.png", "-o", "out.png"]).args(steps).args(flags);
-    let run = Run::of(&mut command);
+    let run = Run::new(&mut command);
     (run, before, read(&folder.path().join("out.png")).ok())
 }
 
-/// What a mask does.
+/// The effect of a mask.
 #[derive(Debug, Clone, Copy, PartialEq)]
 enum Selects {
     Inside,
@@ -121,12 +121,12 @@ fn expect_selected(name: &str, mask: &[u8], selects: Selects, words: &[&str]) {
     }
 }
 
-const LABELS: &str = "0 and 1, as labels have them: 1 is read as white";
-const ALPHA: &str = "its alpha counts";
+const LABELS: &str = "0 and 1, like a label image: 1 is read as white";
+const ALPHA: &str = "its alpha is used";
 
 #[test]
 fn masks_of_brightness_are_used_as_they_are() {
-    let white = of(Pixel([255; 3]), Pixel([0; 3]));
+    let white = inside_or_outside(Pixel([255; 3]), Pixel([0; 3]));
     let lossless = saved(RgbImage::from_fn(SIDE, SIDE, white), Format::WebP);
     let cases = [
         ("grey", grey(255, 0), Selects::Inside),
@@ -146,7 +146,7 @@ fn masks_of_brightness_are_used_as_they_are() {
 
 #[test]
 fn alpha_under_one_colour_is_the_mask() {
-    let of = of([255, 255], [255, 0]);
+    let of = inside_or_outside([255, 255], [255, 0]);
     let grey_alpha = GrayAlphaImage::from_fn(SIDE, SIDE, |x, y| image::LumaA(of(x, y)));
     let cases = [
         ("white", rgba([255, 255, 255, 255], [255, 255, 255, 0])),
@@ -188,7 +188,7 @@ fn masks_whose_colours_and_alpha_differ_are_refused() {
 
 #[test]
 fn labels_are_read_as_black_and_white_and_named() {
-    let colors = of(Pixel([1, 0, 0]), Pixel([0; 3]));
+    let colors = inside_or_outside(Pixel([1, 0, 0]), Pixel([0; 3]));
     let cases = [
         ("grey", grey(1, 0), Selects::Inside, vec![LABELS]),
         ("the other way round", grey(0, 1), Selects::Outside, vec![LABELS]),
@@ -206,19 +206,14 @@ fn labels_are_read_as_black_and_white_and_named() {
 
 #[test]
 fn masks_that_select_nothing_or_everything_or_are_dim_are_told() {
-    let red = of(Pixel([255, 0, 0]), Pixel([0; 3]));
+    let red = inside_or_outside(Pixel([255, 0, 0]), Pixel([0; 3]));
     let red = saved(RgbImage::from_fn(SIDE, SIDE, red), Format::Png);
     let cases = [
         ("black", grey(0, 0), Selects::Nothing, vec!["selects nothing"]),
-        ("white", grey(255, 255), Selects::Everything, vec!["selects all"]),
-        ("grey", grey(255, 90), Selects::Everything, vec!["nowhere black"]),
-        ("half", grey(127, 0), Selects::Inside, vec!["nowhere white: its brightest pixel is drawn anew by 127 of 255"]),
-        (
-            "red",
-            red,
-            Selects::Inside,
-            vec!["has colours, of which the brightness counts: its brightest pixel is drawn anew by 76"],
-        ),
+        ("white", grey(255, 255), Selects::Everything, vec!["selects the whole image"]),
+        ("grey", grey(255, 90), Selects::Everything, vec!["no black pixels"]),
+        ("half", grey(127, 0), Selects::Inside, vec!["so the edit is mixed: the brightest pixel is 127"]),
+        ("red", red, Selects::Inside, vec!["has colours, so their brightness is used: the brightest pixel is 76 of"]),
     ];
     for (name, mask, selects, words) in cases {
         expect_selected(name, &mask, selects, &words);
@@ -227,10 +222,10 @@ fn masks_that_select_nothing_or_everything_or_are_dim_are_told() {
     assert!(run.code == Some(1) && run.stderr.contains("the mask is black"), "{}", run.stderr);
 }
 
-/// Its noise beside edges is neither new nor mixed.
+/// Its noise next to edges is neither regenerated nor mixed.
 #[test]
 fn a_mask_in_jpeg_selects_what_it_did_before() {
-    let of = of(255, 0);
+    let of = inside_or_outside(255, 0);
     let mask = GrayImage::from_fn(SIDE, SIDE, |x, y| Luma([of(x, y)]));
     for quality in [75, 90] {
         let mut file = Vec::new();

@@ -1,4 +1,4 @@
-//! What comes back of an image that is changed: its own size, and its own bytes wherever nothing is drawn.
+//! Originals after an edit: their own size, and their own bytes outside the edited area.
 
 use std::fs;
 use std::path::Path;
@@ -10,13 +10,13 @@ use flux::output::{ImageFormat, Rgb, encode};
 use crate::program::{Run, flux, takes_long_form};
 use crate::support::preset;
 
-/// Noise, which no scaling and no encoder gives back.
+/// Noise, which no scaling and no encoder reproduces.
 fn noise(width: usize, height: usize) -> Rgb {
     let value = |i: usize| ((i as u32).wrapping_mul(2_654_435_761) >> 24) as u8;
     Rgb { width, height, bytes: (0..3 * width * height).map(value).collect() }
 }
 
-/// White in `columns` and `rows`.
+/// A mask that is white in `columns` and `rows`.
 fn mask(width: usize, height: usize, columns: [usize; 2], rows: [usize; 2]) -> Rgb {
     let is_white = |x, y| (columns[0]..columns[1]).contains(&x) && (rows[0]..rows[1]).contains(&y);
     let pixels = (0..height).flat_map(|y| (0..width).map(move |x| (x, y)));
@@ -24,8 +24,8 @@ fn mask(width: usize, height: usize, columns: [usize; 2], rows: [usize; 2]) -> R
     Rgb { width, height, bytes }
 }
 
-/// Changes an image under a mask with a small random model, and counts the pixels that changed inside of the mask and
-/// `feather` pixels around it. Any other pixel must be as it was.
+/// Edits an image under a mask with a small random model, and counts the changed pixels inside the mask and `feather`
+/// pixels around it. All other pixels must be unchanged.
 #[track_caller]
 fn changed_around(size: [usize; 2], columns: [usize; 2], rows: [usize; 2], feather: usize, flags: &[&str]) -> usize {
     let folder = tempfile::tempdir().expect("a temporary folder");
@@ -44,7 +44,7 @@ fn changed_around(size: [usize; 2], columns: [usize; 2], rows: [usize; 2], feath
         .args(["-p", "x", "-S", "1", "-s", "1", "--device", "cpu", "-q", "-d"])
         .arg(model);
     command.args(["-i", "in.png", "--mask", "mask.png", "--feather", &feather.to_string(), "-o", "out.webp"]);
-    Run::of(command.args(flags)).succeeds();
+    Run::new(command.args(flags)).succeeds();
 
     let after = read(&folder.path().join("out.webp")).expect("the program wrote it");
     assert_eq!([after.width, after.height], size);

@@ -1,5 +1,5 @@
-//! Every case of the reference's images, with the flags that its index tells. Under a mask it takes the reference's
-//! cells: the program draws more of them anew, because it loses nothing that is small.
+//! Every case of the reference's images, with the flags in its index. With a mask the test uses the reference's cells:
+//! the program regenerates more of them, because it loses no small details.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -19,8 +19,8 @@ use crate::program::{Run, flux};
 use crate::reference_mask;
 use crate::support::{preset, root};
 
-/// Both sides compute in float32, so only the order of sums differs: a value that lies between two levels may be
-/// rounded to either. The mean is that of one value in 200.
+/// Both sides compute in float32, so only the order of sums differs: a value between two levels may be rounded to
+/// either. The mean is that of one value in 200.
 const MAX: u8 = 1;
 const MEAN: f64 = 0.005;
 
@@ -29,7 +29,7 @@ const MEAN: f64 = 0.005;
 struct Case {
     name: String,
     preset: String,
-    /// For the program, in the folder of the index.
+    /// Flags of the program, in the folder of the index.
     flags: Vec<String>,
     images: Vec<Image>,
 }
@@ -49,7 +49,7 @@ fn cases() -> Vec<Case> {
 }
 
 impl Case {
-    /// What stands behind a flag, each time that it is given.
+    /// Returns the values of a flag, each time that it occurs.
     fn values(&self, flag: &str) -> impl Iterator<Item = &str> {
         let pairs = self.flags.iter().zip(self.flags.iter().skip(1));
         pairs.filter(move |(name, _)| *name == flag).map(|(_, value)| value.as_str())
@@ -59,7 +59,7 @@ impl Case {
         self.values(flag).next().and_then(|value| value.parse().ok())
     }
 
-    /// The image that is changed, as the model sees it, and what the reference draws anew of it under the mask.
+    /// Returns the input image as the model sees it, and the cells that the reference regenerates under the mask.
     fn masked(&self) -> Option<(Edit, Vec<f32>)> {
         let mask = fs::read(golden().join(self.values("--mask").next()?)).expect("a mask");
         let image = self.values("-i").next().expect("an image");
@@ -69,7 +69,7 @@ impl Case {
         Some((edit, cells))
     }
 
-    /// The flags, with a mask of whole cells, which the program and the reference divide alike.
+    /// Returns the flags, with a mask of whole cells, which the program and the reference divide alike.
     fn flags_with(&self, edit: &Edit, cells: &[f32], out: &Path) -> Vec<String> {
         let [width, height] = [edit.image().width, edit.image().height].map(|side| side as u32);
         let is_white = |x: u32, y: u32| cells[(y / 16 * (width / 16) + x / 16) as usize] > 0.0;
@@ -81,7 +81,7 @@ impl Case {
         self.flags.iter().map(of).collect()
     }
 
-    /// The images of the program.
+    /// Returns the images of the program.
     fn drawn(&self, flags: &[String], out: &Path) -> Result<Vec<Rgb>, String> {
         let model = preset(&self.preset);
         let mut command = flux();
@@ -89,7 +89,8 @@ impl Case {
             .current_dir(golden())
             .args(["-d".as_ref(), model.folder().expect("a folder of its own").as_os_str()])
             .args(flags);
-        let run = Run::of(command.args(["--device", "cpu", "--precision", "f32", "-q", "-o"]).arg(out.join("out.png")));
+        let run =
+            Run::new(command.args(["--device", "cpu", "--precision", "f32", "-q", "-o"]).arg(out.join("out.png")));
         if run.code != Some(0) {
             return Err(run.stderr);
         }
@@ -103,8 +104,8 @@ impl Case {
         self.images.iter().map(read).collect()
     }
 
-    /// The image of the pipeline, which takes any cells: the program draws whole ones, the reference also a part of
-    /// one.
+    /// Returns the image of the pipeline with arbitrary cells: the program regenerates whole cells, the reference also
+    /// parts of a cell.
     fn drawn_in_parts(&self, edit: &Edit, cells: &[f32]) -> flux::Result<Vec<Rgb>> {
         let model = Model::load(Cpu::new(Precision::F32), &preset(&self.preset))?;
         let others = self.values("-i").skip(1).map(|file| reference(&read_png(&golden().join(file))?).map(Arc::new));
@@ -127,7 +128,7 @@ impl Case {
         Ok(vec![Rgb { width: made.plan.width, height: made.plan.height, bytes: made.rgb }])
     }
 
-    /// How far each image is from the reference's, or what the program said when it failed.
+    /// Returns the distance of each image from the reference's, or the program's error.
     fn differences(&self, out: &Path) -> Result<Vec<Difference>, String> {
         let drawn = match self.masked() {
             None => self.drawn(&self.flags, out)?,
@@ -144,7 +145,7 @@ impl Case {
     }
 }
 
-/// Runs all cases whose name begins with `prefix`, and tells of each before it fails.
+/// Runs all cases whose name begins with `prefix`, and reports each before it fails.
 #[track_caller]
 fn expect_the_images_of_the_reference(prefix: &str) {
     let folder = tempfile::tempdir().expect("a temporary folder");
@@ -194,7 +195,7 @@ fn adapters() {
     expect_the_images_of_the_reference("lora");
 }
 
-/// No case is left out above, no image is without a case, and nothing lies in `inputs` and `adapters` that none reads.
+/// Checks that no case is left out above, no image lacks a case, and all files in `inputs` and `adapters` are used.
 #[test]
 fn every_case_and_every_file_is_used() {
     const PREFIXES: [&str; 5] = ["edit", "inpaint", "strength", "kv", "lora"];

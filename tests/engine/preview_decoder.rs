@@ -1,4 +1,4 @@
-//! Previews by a tiny decoder, against what it means, and files of it that are refused.
+//! Previews by a tiny decoder, against its definition, and invalid decoder files.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -14,7 +14,7 @@ use safetensors::tensor::Dtype;
 use super::cpus;
 use super::previews::previews_of;
 use crate::program::project;
-use crate::tiny_decoder::{TinyDecoder, of_diffusers};
+use crate::tiny_decoder::{TinyDecoder, diffusers_name};
 
 /// Channels of the latents of models/tiny.
 const LATENTS: usize = 8;
@@ -23,7 +23,7 @@ fn model() -> OpenModel {
     OpenModel::open(&ModelFiles::open(&project("models/tiny")).unwrap()).unwrap()
 }
 
-/// The error of a file as the decoder of models/tiny.
+/// Returns the error for a file as the decoder of models/tiny.
 #[track_caller]
 fn refused(path: &Path) -> String {
     let mut model = model();
@@ -31,10 +31,10 @@ fn refused(path: &Path) -> String {
     attached.expect_err("it is wrong").to_string()
 }
 
-/// A file of `decoder`, as diffusers writes it.
+/// Writes a file of `decoder`, with the names of diffusers.
 fn written(folder: &tempfile::TempDir, decoder: &TinyDecoder) -> PathBuf {
     let path = folder.path().join("taef2.safetensors");
-    decoder.write(&path, Dtype::F16, of_diffusers);
+    decoder.write(&path, Dtype::F16, diffusers_name);
     path
 }
 
@@ -52,7 +52,7 @@ fn previews_are_what_the_decoder_makes_of_what_steps_lead_to() {
     assert_eq!(told, [(0, [1, 3]), (1, [1, 3]), (0, [2, 3]), (1, [2, 3])]);
 
     let alone = Model::new(Cpu::new(Precision::F32), model());
-    let same = engine.generate(&request, 2, &CancelFlag::default(), &mut |_| {}).unwrap();
+    let same = engine.generate_images(&request, 2, &CancelFlag::default(), &mut |_| {}).unwrap();
     assert!(same.iter().zip(&images).all(|(image, shown)| image.rgb == shown.bytes), "looking on changes nothing");
     let items = [request.clone(), Request { seed: 4, ..request }];
     let mut session = alone.session_of(&items, &CancelFlag::default()).unwrap();
@@ -78,9 +78,9 @@ fn layers_are_found_by_the_names_of_all_writers() {
     let folder = tempfile::tempdir().unwrap();
     let decoder = TinyDecoder::random(LATENTS, 4);
     let path = folder.path().join("x.safetensors");
-    let lower = |name: &str| of_diffusers(name).replace("decoder.layers.", "");
+    let lower = |name: &str| diffusers_name(name).replace("decoder.layers.", "");
     let names: [&dyn Fn(&str) -> String; 4] =
-        [&of_diffusers, &|name| format!("decoder.{name}"), &|name| name.to_string(), &lower];
+        [&diffusers_name, &|name| format!("decoder.{name}"), &|name| name.to_string(), &lower];
     for (name, dtype) in names.iter().zip([Dtype::F32, Dtype::BF16, Dtype::F16, Dtype::F16]) {
         decoder.write(&path, dtype, name);
         let mut model = model();
@@ -110,7 +110,7 @@ fn files_that_are_no_decoder_of_the_model_are_refused() {
     });
     expect(shape, &["decoder.layers.11.weight", "[4, 4, 1, 9]", "[4, 4, 3, 3]"]);
     let unknown = of(&|decoder| drop(decoder.tensors.insert("9.skip.weight".into(), (vec![1], vec![1.0]))));
-    expect(unknown, &["`decoder.layers.8.skip.weight` is of no layer"]);
+    expect(unknown, &["`decoder.layers.8.skip.weight` does not belong"]);
     let infinite = of(&|decoder| decoder.tensors.get_mut("19.bias").unwrap().1[0] = f64::INFINITY);
     expect(infinite, &["decoder.layers.18.bias", "infinite"]);
     let groups = of(&|decoder| {
@@ -129,13 +129,13 @@ fn files_that_are_no_decoder_of_the_model_are_refused() {
     expect(groups, &["6 channels", "4 groups"]);
     expect(refused(&written(&folder, &TinyDecoder::random(LATENTS, 0))), &["decoder.layers.0.weight` has 0 rows"]);
     let no_pools = of(&|decoder| decoder.tensors.retain(|name, _| !name.contains("pool")));
-    expect(no_pools, &["decoder.layers.2.pool.0.weight` is missing", "of another model"]);
+    expect(no_pools, &["decoder.layers.2.pool.0.weight` is missing", "another model"]);
     let path = written(&folder, &TinyDecoder::random(16, 4));
-    expect(refused(&path), &["`decoder.layers.0.weight` reads latents of 16 channels, this model has 8"]);
+    expect(refused(&path), &["`decoder.layers.0.weight` reads latents of 16 channels, but this model has 8"]);
     decoder().write(&path, Dtype::F16, |name| format!("encoder.layers.1{name}"));
-    expect(refused(&path), &["no tiny autoencoder"]);
+    expect(refused(&path), &["not a tiny autoencoder"]);
     fs::write(&path, fs::read(project("models/tiny/vae/diffusion_pytorch_model.safetensors")).unwrap()).unwrap();
-    expect(refused(&path), &["no tiny autoencoder"]);
+    expect(refused(&path), &["not a tiny autoencoder"]);
     let whole = fs::read(written(&folder, &decoder())).unwrap();
     for length in [0, 7, 100, whole.len() / 2, whole.len() - 1] {
         fs::write(&path, &whole[..length]).unwrap();
@@ -143,7 +143,7 @@ fn files_that_are_no_decoder_of_the_model_are_refused() {
     }
     let pickle = folder.path().join("taef2_decoder.pth");
     fs::write(&pickle, b"PK\x03\x04\x00\x00archive/data.pkl").unwrap();
-    expect(refused(&pickle), &["a pickle of PyTorch", "weights_only=True", "save_file"]);
+    expect(refused(&pickle), &["a PyTorch pickle", "weights_only=True", "save_file"]);
     expect(refused(&folder.path().join("none.safetensors")), &["none.safetensors"]);
     expect(refused(folder.path()), &[]);
 }

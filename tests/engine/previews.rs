@@ -1,4 +1,4 @@
-//! Small images of what steps lead to.
+//! Previews: small images of the results of steps.
 
 use flux::engine::{Engine, Event, Job};
 use flux::files::ModelFiles;
@@ -9,7 +9,7 @@ use flux::rgb::Rgb;
 use super::{cpus, preset, tiny};
 use crate::program::project;
 
-/// Of which image, after how many of how many steps, and what it looks like.
+/// The image's index, the step and the number of steps, and the preview.
 type Preview = (usize, [usize; 2], Rgb);
 
 pub fn previews_of(engine: &Engine, request: Request, count: usize) -> (Vec<Preview>, Vec<Rgb>) {
@@ -25,7 +25,7 @@ pub fn previews_of(engine: &Engine, request: Request, count: usize) -> (Vec<Prev
     (previews, images)
 }
 
-/// The mean difference of an image and one of an eighth of its sides, whose pixels are means.
+/// Returns the mean difference of an image and one of an eighth of its width and height, whose pixels are means.
 fn apart(image: &Rgb, small: &Rgb) -> f64 {
     assert_eq!([image.width / 8, image.height / 8], [small.width, small.height]);
     let mean = |at: usize| {
@@ -54,11 +54,11 @@ fn each_step_but_the_last_is_shown_and_looks_like_the_image() {
         of_step.map(|(place, _, preview)| apart(&images[*place], preview)).sum::<f64>() / images.len() as f64
     };
     let distances: Vec<_> = (1..steps).map(distance).collect();
-    // Observed: 15 to 18 levels, which is what a linear map makes of latents.
+    // Observed: 15 to 18 levels, the accuracy of a linear map.
     let small = &previews[0].2;
     let grey = apart(&images[0], &Rgb { bytes: vec![128; small.bytes.len()], ..small.clone() });
     assert!(distances.iter().all(|distance| *distance < grey / 2.0 && *distance < 25.0), "{distances:?}, grey {grey}");
-    let same = engine.generate(&request, 2, &Default::default(), &mut |_| {}).unwrap();
+    let same = engine.generate_images(&request, 2, &Default::default(), &mut |_| {}).unwrap();
     assert!(same.iter().zip(&images).all(|(image, shown)| image.rgb == shown.bytes), "looking on changes nothing");
 }
 

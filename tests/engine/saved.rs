@@ -1,11 +1,10 @@
-//! An image of an engine as the library saves it: the bytes are those of the file that the program writes for the same
-//! recipe.
+//! Images that the library saves: the bytes are those of the program's file for the same recipe.
 
 use std::collections::HashMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use flux::engine::choice::DeviceChoice;
+use flux::engine::choice::Device;
 use flux::engine::{AdapterFile, Engine, EngineArgs, Event, Recipe, Unobserved};
 use flux::files::{Array, ArrayTarget, ModelFiles};
 use flux::model::ModelInfo;
@@ -16,9 +15,9 @@ use crate::program::{Run, flux, project};
 use crate::support::{golden, preset};
 
 /// Makes the images of a recipe, and saves them as these files.
-fn save(files: &ModelFiles, quantise: Option<&str>, recipe: &Recipe, names: &[PathBuf]) -> flux::Result<()> {
-    let quantise = quantise.map(|formats| formats.parse().unwrap());
-    let args = EngineArgs { device: DeviceChoice::Cpu, quantise, ..EngineArgs::default() };
+fn save(files: &ModelFiles, quantize: Option<&str>, recipe: &Recipe, names: &[PathBuf]) -> flux::Result<()> {
+    let quantize = quantize.map(|formats| formats.parse().unwrap());
+    let args = EngineArgs { device: Device::Cpu, quantize, ..EngineArgs::default() };
     let engine = Engine::open(files.clone(), &args, None, &mut Unobserved, &CancelFlag::default())?;
     for event in engine.submit(engine.job(recipe, names.len(), &mut std::io::empty())?)?.in_order() {
         if let Event::Image { place, image, .. } = event? {
@@ -28,7 +27,7 @@ fn save(files: &ModelFiles, quantise: Option<&str>, recipe: &Recipe, names: &[Pa
     Ok(())
 }
 
-/// Writes an adapter of the model in a folder of its own, as PEFT does.
+/// Writes an adapter of the model in a folder of its own, in the form of PEFT.
 fn write_adapter(folder: &Path, files: &ModelFiles) {
     let dim = ModelInfo::read(files).unwrap().transformer.dim();
     let array = |shape: [usize; 2]| Array::new(shape.to_vec(), vec![0.05; dim]).unwrap();
@@ -50,7 +49,7 @@ fn an_image_that_is_saved_is_the_file_that_the_program_writes() {
         let mut command = flux();
         command.args(["-S", "7", "--device", "cpu", "-d"]).arg(files.folder().unwrap());
         let words = line.split_whitespace();
-        Run::of(command.args(words.map(|word| word.replace("DIR", folder.path().to_str().unwrap())))).succeeds();
+        Run::new(command.args(words.map(|word| word.replace("DIR", folder.path().to_str().unwrap())))).succeeds();
     };
     draw("-p cat -s 1 -W 64 -H 64 --save-latents DIR/l.safetensors --save-embeddings DIR/e.safetensors -o DIR/x.png");
     let (image, mask) = (golden("tiny-144x80-s0.png"), project("docs/corner.png"));
@@ -81,7 +80,7 @@ fn an_image_that_is_saved_is_the_file_that_the_program_writes() {
     let of_tensors = "-s 1 --rng portable --schedule power:1.5 --latents DIR/l.safetensors \
                       --embeddings DIR/e.safetensors --lora DIR/style:0.5 --quantize fp8";
     let plain = "-p cat -s 1 -W 32 -H 48";
-    for (recipe, quantise, line, ending, count) in [
+    for (recipe, quantize, line, ending, count) in [
         (&cat, None, plain, "png", 2),
         (&cat, None, plain, "jpg", 1),
         (&cat, None, plain, "webp", 1),
@@ -93,7 +92,7 @@ fn an_image_that_is_saved_is_the_file_that_the_program_writes() {
             1 => vec![at(&format!("{who}.{ending}"))],
             count => (7..7 + count).map(|seed| at(&format!("{who}-{seed}.{ending}"))).collect::<Vec<_>>(),
         };
-        save(&files, quantise, recipe, &names("library")).unwrap();
+        save(&files, quantize, recipe, &names("library")).unwrap();
         for (written, saved) in names("program").iter().zip(names("library")) {
             assert!(fs::read(written).unwrap() == fs::read(saved).unwrap(), "{line}, {ending}");
         }

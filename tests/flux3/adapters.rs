@@ -1,4 +1,4 @@
-//! Adapters by every name.
+//! Adapters with every kind of name.
 
 use std::fs;
 use std::path::Path;
@@ -44,10 +44,10 @@ fn bytes(values: &[f32]) -> Vec<u8> {
 
 /// The factors of a layer, down and up, and its [rank, rows, columns].
 type Factors = (Vec<f32>, Vec<f32>, [usize; 3]);
-/// The same with the layer's name.
+/// [`Factors`] with the layer's name.
 type NamedFactors = (String, Vec<f32>, Vec<f32>, [usize; 3]);
 
-/// Writes an adapter of these layers, whose halves of names are `[down, up]`.
+/// Writes an adapter of these layers, with the suffixes `[down, up]` of names.
 fn write_adapter(path: &Path, layers: &[NamedFactors], halves: [&str; 2]) {
     let mut tensors = Vec::new();
     for (name, down, up, [rank, rows, cols]) in layers {
@@ -82,7 +82,7 @@ fn adapters_by_every_name_are_as_weights_with_them() {
     let folder = tempfile::tempdir().unwrap();
     let at = |name: &str| folder.path().join(name);
     let own = read(&model_folder().join(TRANSFORMER));
-    // The weights with what is added to them, in float32.
+    // The weights with their changes, in float32.
     let merged = at("merged");
     write_base(&merged);
     for name in ["transformer/config.json", "modular_model_index.json"] {
@@ -137,7 +137,7 @@ fn adapters_by_every_name_are_as_weights_with_them() {
     write_adapter(&kohya, &layers(&flat, true), ["lora_down.weight", "lora_up.weight"]);
     assert_near("kohya", &with(&kohya), &expected);
 
-    // q, k and v at once are each of them.
+    // q, k and v together change each of them.
     let dim = 64;
     let low = LowRank { rank: 2, rows: 3 * dim, cols: dim };
     let (down, up) = (low.down(), low.up());
@@ -159,7 +159,7 @@ fn adapters_by_every_name_are_as_weights_with_them() {
     );
     assert!(with(&fused) == with(&apart));
 
-    // One of FLUX.2 is refused by name.
+    // An adapter of FLUX.2 is refused by name.
     let other = at("other.safetensors");
     write_adapter(
         &other,
@@ -167,5 +167,5 @@ fn adapters_by_every_name_are_as_weights_with_them() {
         ["lora_A.weight", "lora_B.weight"],
     );
     let error = model.adapter(&other).map(drop).unwrap_err().to_string();
-    assert!(error.contains("made for FLUX.1 or FLUX.2, not for FLUX.3"), "{error}");
+    assert!(error.contains("for FLUX.1 or FLUX.2, not for FLUX.3"), "{error}");
 }

@@ -1,4 +1,4 @@
-//! Batches and several devices make the images that one device makes one by one.
+//! Batches and several devices make the same images as one device one by one.
 
 use std::fs;
 use std::path::Path;
@@ -37,7 +37,7 @@ fn images_of_a_batch_are_those_that_are_made_alone() {
     }
 }
 
-/// Has the transformer in a folder four heads of 16 features in place of two of 32.
+/// Gives the transformer in a folder four heads of 16 features instead of two of 32.
 fn divide_heads(folder: &Path) {
     let path = folder.join(TRANSFORMER);
     let mut tensors = read(&path);

@@ -1,4 +1,4 @@
-//! What text and references become before they meet the image is made once, as long as they are known.
+//! The early blocks of text and references run once, as long as the text and the references are cached.
 
 use std::sync::Arc;
 
@@ -11,13 +11,13 @@ use super::adapters::write_one;
 use super::{distilled, load, reference, small};
 use crate::flux3_base::write_base;
 
-/// An image, and how often text or references went through blocks of their own for it.
+/// Returns an image, and how often early blocks of text or references ran for it.
 fn made(model: &Arc<Model<Cpu>>, request: &Request) -> (Vec<u8>, usize) {
     let image = model.generate(request).unwrap();
     (image.rgb, image.timings.early_passes)
 }
 
-/// The same as a model draws it that knows nothing.
+/// Checks an image against that of a model without caches.
 #[track_caller]
 fn assert_fresh(image: &[u8], request: &Request) {
     assert!(image == made(&distilled(), request).0, "an image of early results that were known is another one");
@@ -43,7 +43,7 @@ fn early_results_are_made_once_for_a_prompt_and_the_times_that_steps_lead_to() {
         assert!(passes > 0);
         assert_fresh(&image, &other);
     }
-    // Two steps of a larger image have their text made at once.
+    // Two steps of a larger image compute their text at once.
     let large = Request { width: Some(320), height: Some(320), ..request.clone() };
     let (image, _) = made(&model, &large);
     assert_fresh(&image, &large);

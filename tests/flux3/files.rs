@@ -1,4 +1,4 @@
-//! Files by the names of other programs, in their folders, and in several repositories.
+//! Files with the names of other programs, in their folders, and in several repositories.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -14,7 +14,7 @@ use crate::golden::flux3::model_folder;
 use crate::opening::renamed::{Tensors, prefixed, read, read_with_metadata, write_gguf_with, write_with};
 use crate::program::{Run, flux};
 
-/// The transformer as Black Forest Labs name it; norms end with `norm`.
+/// Returns the transformer with the names of Black Forest Labs; norms end with `norm`.
 fn bfl(tensors: &Tensors, prefix: &str, norm: &str) -> Tensors {
     let named = |name: &str| {
         let mut name = name.to_string();
@@ -40,7 +40,7 @@ fn bfl(tensors: &Tensors, prefix: &str, norm: &str) -> Tensors {
         ] {
             name = name.replace(own, bfl);
         }
-        // Only the last layer's own name has `linear` in it.
+        // Only the last layer's own name contains `linear`.
         name = name.replace("final_layer.image.lin.", "final_layer.image.linear.");
         let is_stream = name.starts_with("mode_blocks.");
         format!("{prefix}{}{name}", if is_stream { "content_" } else { "" })
@@ -56,7 +56,7 @@ fn bfl(tensors: &Tensors, prefix: &str, norm: &str) -> Tensors {
     tensors.iter().map(tensor).collect()
 }
 
-/// The same with q, k and v as one matrix, whose rows have the scales that they had.
+/// Returns the tensors with q, k and v as one matrix, whose rows keep their scales.
 fn fused(tensors: &Tensors) -> Tensors {
     let mut fused = Tensors::new();
     for (name, (dtype, shape, bytes)) in tensors {
@@ -77,12 +77,12 @@ fn fused(tensors: &Tensors) -> Tensors {
     fused
 }
 
-/// What a file says of itself.
+/// Returns the config of a component.
 fn config(folder: &Path, part: &str) -> String {
     fs::read_to_string(folder.join(part).join("config.json")).unwrap()
 }
 
-/// The model of which `transformer` is the transformer, with the parts of the golden model.
+/// Opens a model with `transformer` as its transformer, and the other components of the golden model.
 fn with_transformer(transformer: PathBuf) -> ModelFiles {
     let parts = Some(model_folder());
     let paths = ModelPaths {
@@ -109,7 +109,7 @@ fn single_files_by_every_name_draw_the_image_of_the_folder() {
         ("fused", fused(&plain)),
         ("diffusers", own.clone()),
         ("prefixed", prefixed(&own, "model.diffusion_model.")),
-        // What only training needed.
+        // Tensors that only training needs.
         (
             "more",
             plain
@@ -149,7 +149,7 @@ fn fused_projections_in_int8_are_those_that_stand_apart() {
     let apart = at("apart.safetensors");
     let mut convert = flux();
     convert.arg("convert").args([&model_folder(), &apart]);
-    Run::of(convert.args(["--format", "int8", "--component", "transformer"])).succeeds();
+    Run::new(convert.args(["--format", "int8", "--component", "transformer"])).succeeds();
     let (tensors, metadata) = read_with_metadata(&apart);
     let expected = pixels(&load(&with_transformer(apart)), &small("a cat", 1));
     let draw = |name: &str, tensors: &Tensors| {
@@ -161,7 +161,7 @@ fn fused_projections_in_int8_are_those_that_stand_apart() {
     let mut fused = fused(&tensors);
     assert!(fused.contains_key("single_blocks.0.qkv_proj.weight_scale") && fused.len() < tensors.len());
     assert!(draw("fused.safetensors", &fused).unwrap() == (expected.clone(), Vec::new()));
-    // How attention is computed elsewhere is told and left out; what is beside weights may be a part of them.
+    // Settings of attention's computation are noted and left out; other tensors next to weights may belong to them.
     let setting = (Dtype::U8, vec![2], b"{}".to_vec());
     fused.insert("single_blocks.0.attn.comfy_quant".to_string(), setting.clone());
     let (image, notes) = draw("setting.safetensors", &fused).unwrap();
@@ -217,7 +217,7 @@ fn parts_are_found_in_the_folders_of_comfyui() {
     let text: serde_json::Value = serde_json::from_str(&config(&model_folder(), "text_encoder")).unwrap();
     let text = text["text_config"].to_string();
     write_with(&at("text_encoders/some.safetensors"), &encoder, &[("config", &text)]);
-    // One of FLUX.2 has the same width, and does not see.
+    // The text encoder of FLUX.2 has the same width, and no vision part.
     let reads: Tensors = encoder.into_iter().filter(|(name, _)| !name.contains("visual")).collect();
     write_with(&at("text_encoders/qwen_3_4b.safetensors"), &reads, &[("config", &text)]);
     let vae = read(&model_folder().join("vae/diffusion_pytorch_model.safetensors"));

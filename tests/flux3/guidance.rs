@@ -32,7 +32,7 @@ fn windows_follow_the_prompt_and_may_differ() {
     assert_eq!((plan.text_tokens, plan.negative_tokens), (80, 240));
     let image = pixels(&model, &request(&long()));
     assert!(image != pixels(&model, &request("")));
-    // Text features take the same way as prompts.
+    // Text features behave like prompts.
     let mut session = model.session(&request(&long()), 1, &CancelFlag::default()).unwrap();
     let features = session.embeddings().unwrap();
     let given = Request { embeddings: Some(features), ..small("", 1) };

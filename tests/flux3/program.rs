@@ -1,4 +1,4 @@
-//! The program from outside: references that keep their size, and files that it converts.
+//! The program from outside: references that keep their size, and converted files.
 
 use std::fs;
 use std::path::Path;
@@ -31,7 +31,7 @@ fn a_result_has_the_size_of_its_only_reference_and_is_made_again() {
     let draw = |flags: &[&str], to: &str| {
         let mut command = flux();
         command.args(["-p", "make it night", "-d", text(&model), "-s", "4", "-S", "0", "--device", "cpu"]).args(flags);
-        Run::of(command.args(["-i", text(&at("picture.png")), "-o", text(&at(to))])).succeeds();
+        Run::new(command.args(["-i", text(&at("picture.png")), "-o", text(&at(to))])).succeeds();
         input::read(&at(to)).unwrap()
     };
     let image = draw(&[], "night.png");
@@ -39,7 +39,7 @@ fn a_result_has_the_size_of_its_only_reference_and_is_made_again() {
     assert_eq!((image.width, image.height), (100, 70));
     assert_near("the golden image", &image.bytes, &expected.bytes);
     let mut again = flux();
-    Run::of(again.args([
+    Run::new(again.args([
         "again",
         text(&at("night.png")),
         "-d",
@@ -58,6 +58,26 @@ fn a_result_has_the_size_of_its_only_reference_and_is_made_again() {
 }
 
 #[test]
+fn boxes_are_a_table_behind_the_prompt_and_other_models_refuse_them() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = |name: &str| folder.path().join(name);
+    let draw = |model: &Path, flags: &[&str], to: &str| {
+        let mut command = flux();
+        command.args(["-d", text(model), "-s", "2", "-S", "0", "--size", "64x64", "--device", "cpu"]);
+        Run::new(command.args(flags).args(["-o", text(&at(to))]))
+    };
+    let words = ["-p", "A cat <cat_1>", "--box", "cat_1=0,10%,500,900:a \"black\" cat"];
+    let prompt = r#"A cat <cat_1> [{"id": "cat_1", "bbox": [0, 100, 500, 900], "desc": "a \"black\" cat"}]"#;
+    draw(&model_folder(), &words, "boxes.png").succeeds();
+    draw(&model_folder(), &["-p", prompt], "text.png").succeeds();
+    let [boxes, expected] = ["boxes.png", "text.png"].map(|name| fs::read(at(name)).unwrap());
+    assert!(boxes == expected, "the pixels and the recipe of the same prompt");
+    draw(&support::root().join("models/tiny"), &words, "none.png").fails(2, &["boxes", "FLUX.3"]);
+    let twice = [&words[..], &["--box", "cat_1=0,0,9,9"]].concat();
+    draw(&model_folder(), &twice, "none.png").fails(2, &["`cat_1` occurs twice"]);
+}
+
+#[test]
 fn several_references_may_be_smaller_than_those_of_flux2() {
     let folder = tempfile::tempdir().unwrap();
     let at = |name: &str| folder.path().join(name);
@@ -67,7 +87,7 @@ fn several_references_may_be_smaller_than_those_of_flux2() {
         let mut command = flux();
         command.args(["-p", "the first in the light of the second", "-d", text(model), "-s", "4", "-S", "0"]);
         command.args(["-i", text(&at("first.png")), "-i", text(&at("second.png")), "--device", "cpu"]);
-        Run::of(command.args(["-o", text(&at("both.png"))]))
+        Run::new(command.args(["-o", text(&at("both.png"))]))
     };
     draw(&model_folder()).succeeds();
     let expected = input::read(&support::root().join("tests/golden/flux3/distilled-two-refs.png")).unwrap();
@@ -76,38 +96,38 @@ fn several_references_may_be_smaller_than_those_of_flux2() {
 }
 
 #[test]
-fn converted_files_draw_the_same_and_quantised_ones_alike() {
+fn converted_files_draw_the_same_and_quantized_ones_alike() {
     let folder = tempfile::tempdir().unwrap();
     let at = |name: &str| folder.path().join(name);
     let model = model_folder();
     let draw = |flags: &[&str]| {
         let mut command = flux();
         command.args(["-p", "a cat", "-S", "3", "--size", "64", "-s", "2", "--device", "cpu"]).args(flags);
-        Run::of(command.args(["-o", text(&at("image.png"))])).succeeds();
+        Run::new(command.args(["-o", text(&at("image.png"))])).succeeds();
         input::read(&at("image.png")).unwrap().bytes
     };
     let convert = |from: &str, to: &Path, format: &str, part: &str| {
         let args = ["convert", from, text(to), "--format", format, "--component", part];
-        Run::of(flux().args(args)).succeeds();
+        Run::new(flux().args(args)).succeeds();
     };
     let expected = draw(&["-d", text(&model)]);
     for (format, ending) in [("bf16", "safetensors"), ("bf16", "gguf"), ("q8_0", "gguf"), ("fp8", "safetensors")] {
         let [transformer, encoder] = ["t", "qwen3vl"].map(|name| at(&format!("{name}-{format}.{ending}")));
         convert(text(&model), &transformer, format, "transformer");
         convert(text(&model), &encoder, format, "text");
-        let quantised = |what: &str| match format {
+        let quantized = |what: &str| match format {
             "bf16" => expected.clone(),
             _ => draw(&["-d", text(&model), "--quantize", &format!("{what}{format}")]),
         };
         let parts = ["-d", text(&transformer), "--text-encoder", text(&model), "--vae", text(&model)];
-        assert!(draw(&parts) == quantised("transformer="), "the transformer in {format}");
+        assert!(draw(&parts) == quantized("transformer="), "the transformer in {format}");
         assert!(
             draw(&["-d", text(&model), "--text-encoder", text(&encoder), "--tokenizer", text(&model)])
-                == quantised("text="),
+                == quantized("text="),
             "the text encoder in {format}"
         );
     }
-    let said = Run::of(flux().args(["info", text(&model)])).succeeds().stdout;
+    let said = Run::new(flux().args(["info", text(&model)])).succeeds().stdout;
     for words in ["distilled model", "16 steps", "up to 8192 tokens", "FLUX.3, 2 blocks each", "clause for outputs"] {
         assert!(said.contains(words), "{words}: {said}");
     }
@@ -133,7 +153,7 @@ fn times_are_rounded_where_the_environment_says_so() {
             "--device",
             "cpu",
         ]);
-        Run::of(command.args(["-o", text(&path)]).env("FLUX_TIMES", times))
+        Run::new(command.args(["-o", text(&path)]).env("FLUX_TIMES", times))
     };
     let image = |times: &str| {
         draw(times).succeeds();

@@ -1,4 +1,4 @@
-//! What these models cannot do, and parts that are not theirs.
+//! Unsupported uses of these models, and components of other models.
 
 use std::fs;
 
@@ -26,14 +26,14 @@ fn what_the_model_cannot_do_is_an_error() {
     }
     let files = ModelFiles::open(&model_folder()).unwrap();
     let error = OpenModel::open(&files).unwrap().cache_references().unwrap_err().to_string();
-    assert!(error.contains("no FLUX.3-klein was trained so"), "{error}");
+    assert!(error.contains("no FLUX.3-klein was trained to"), "{error}");
     // The transformer of one kind, the index of the other.
     write_base(folder.path());
     fs::remove_file(folder.path().join("modular_model_index.json")).unwrap();
     fs::write(folder.path().join("model_index.json"), r#"{"_class_name": "Flux2KleinPipeline"}"#).unwrap();
     let error = ModelInfo::read(&ModelFiles::open(folder.path()).unwrap()).unwrap_err().to_string();
     assert!(error.contains("Flux2KleinPipeline") && error.contains("FLUX.3"), "{error}");
-    // A text encoder that reads only, and one that sees where none is wanted.
+    // A text-only encoder, and a vision-language encoder in place of a text-only one.
     let change = |key: &str, value: serde_json::Value| {
         write_base(folder.path());
         let _ = fs::remove_file(folder.path().join("model_index.json"));
@@ -51,5 +51,5 @@ fn what_the_model_cannot_do_is_an_error() {
         ..ModelPaths::default()
     };
     let error = ModelInfo::read(&paths.open(|| unreachable!("a model is named")).unwrap()).unwrap_err().to_string();
-    assert!(error.contains("sees images") || error.contains("vocabulary"), "{error}");
+    assert!(error.contains("reads images") || error.contains("vocabulary"), "{error}");
 }

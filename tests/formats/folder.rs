@@ -1,5 +1,5 @@
-//! Whole files in every format, each beside what it means in float32, in the folder that `FLUX_WEIGHT_FILES` names:
-//! `<folder>/<format>/about.json` with `component` and `files`, and `<folder>/<format>/dequantised`, a model folder.
+//! Whole files in every format, each next to its values in float32, in the folder `FLUX_WEIGHT_FILES`:
+//! `<folder>/<format>/about.json` with `component` and `files`, and `<folder>/<format>/dequantized`, a model folder.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -8,7 +8,7 @@ use flux::files::{Container, Format, ModelFiles, TensorView};
 use flux::transformer::TransformerConfig;
 use serde_json::Value;
 
-/// Formats whose values are sums, or products in another order: what they may be off by, relative to the largest value.
+/// Formats whose values are sums, or products in another order: their maximum error, relative to the largest value.
 const ROUNDED: [(&str, f32); 3] = [("int8-convrot", 1e-6), ("bnb-nf4", 1e-6), ("bnb-nf4-nested", 1e-6)];
 /// llama.cpp's names of the layers of a text encoder, and those of the checkpoint.
 const LLAMA_NAMES: [(&str, &str); 11] = [
@@ -25,14 +25,14 @@ const LLAMA_NAMES: [(&str, &str); 11] = [
     ("ffn_down", "mlp.down_proj"),
 ];
 
-/// A tensor under its name in the checkpoint: some of its rows.
+/// Some rows of a tensor, under its name in the checkpoint.
 struct Rows {
     key: String,
     first: usize,
     view: TensorView,
 }
 
-/// The largest difference from the truth relative to the largest value, and what was compared.
+/// The maximum difference from the truth relative to the largest value, and the compared tensors.
 #[derive(Default)]
 struct Comparison {
     worst: f32,
@@ -70,7 +70,7 @@ fn whole_files_mean_what_is_said_beside_them() {
 
 fn compare(folder: &Path, component: &str, file: &str) -> Comparison {
     let truth_file = if component == "text_encoder" { "model" } else { "diffusion_pytorch_model" };
-    let truth_folder = folder.join("dequantised");
+    let truth_folder = folder.join("dequantized");
     let truth = Container::open(&truth_folder.join(component).join(format!("{truth_file}.safetensors")), "").unwrap();
     let mut path = folder.join(file);
     if path.is_dir() {
@@ -100,7 +100,7 @@ fn compare(folder: &Path, component: &str, file: &str) -> Comparison {
     compared
 }
 
-/// The rows of a tensor of a file, under the names of the checkpoint.
+/// Returns the rows of a tensor of a file, under the names of the checkpoint.
 fn rows(folder: &Path, component: &str, truth: &Container, name: &str, view: TensorView) -> Vec<Rows> {
     if truth.contains(name) {
         return vec![Rows { key: name.to_string(), first: 0, view }];
@@ -109,7 +109,7 @@ fn rows(folder: &Path, component: &str, truth: &Container, name: &str, view: Ten
         return vec![Rows { key: key_of_llama(name), first: 0, view }];
     }
     let config = TransformerConfig::read(&ModelFiles::open(folder).unwrap()).unwrap();
-    let modules = config.adapter_modules();
+    let modules = config.adapter_modules().unwrap();
     let layer = name.strip_suffix(".weight").or_else(|| name.strip_suffix(".scale")).unwrap_or(name);
     let module = modules.get(modules.find(layer).or_else(|| modules.find(name)).expect(name));
     assert_eq!(module.shape, view.shape(), "{name}");

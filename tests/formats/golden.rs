@@ -1,15 +1,13 @@
 //! Small tensors in every format.
 
-use std::path::PathBuf;
-
-use flux::files::{Container, Format, TensorView, dequantise_rows};
+use flux::files::{Container, Format, TensorView, dequantize_rows};
 
 fn open(name: &str) -> Container {
-    let path = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/formats").join(name);
+    let path = crate::program::project("").join("tests/formats").join(name);
     Container::open(&path, "make it anew with scripts/dump_formats.py").unwrap()
 }
 
-/// The tensors of a file with what they mean, by name.
+/// Returns the tensors of a file with their true values, by name.
 fn tensors(name: &str) -> Vec<(String, TensorView, Vec<f32>)> {
     let stem = name.split_once('.').expect("a name with an ending").0;
     let (file, truth) = (open(name), open(&format!("{stem}.truth.safetensors")));
@@ -46,14 +44,14 @@ fn check(name: &str) -> Vec<Format> {
     formats
 }
 
-/// Rows alone are the same as in the whole, also of rows of rows.
+/// Checks that rows alone are the same as in the whole, also rows of rows.
 fn check_ranges(tensor: &str, view: &TensorView, whole: &[f32]) {
     let (rows, cols) = (view.rows(), view.cols());
     for first in (0..rows).step_by(rows.div_ceil(9)) {
         for end in [first, first + 1, rows] {
             let expected = &whole[first * cols..end * cols];
             let mut values = vec![f32::NAN; expected.len()];
-            dequantise_rows(view, first..end, &mut values);
+            dequantize_rows(view, first..end, &mut values);
             assert_eq!(values, expected, "{tensor}: rows {first}..{end}");
             assert_eq!(view.row_range(first..rows).row_range(0..end - first).to_f32(), expected, "{tensor}: of rows");
         }

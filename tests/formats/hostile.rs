@@ -1,5 +1,5 @@
-//! Damaged files lead to errors, or to tensors that lie in them; never to a panic, nor to more memory than the file is
-//! worth.
+//! Damaged files lead to errors, or to tensors inside the file; never to a panic, or to more memory than the file
+//! needs.
 //!
 //! `FLUX_FUZZ_RUNS` is the number of damaged files, `FLUX_FUZZ_SEED` chooses them.
 
@@ -21,8 +21,8 @@ const FILES: [&str; 8] = [
     "fp8r.safetensors",
     "blocks.gguf",
 ];
-/// What a file of a few KiB may allocate at once: its values in float32 take at most 16 times its bytes.
-const MOST_BYTES: usize = 1 << 20;
+/// Maximum allocation for a file of a few KiB: its values in float32 take at most 16 times its bytes.
+const MAX_BYTES: usize = 1 << 20;
 
 thread_local! {
     static LARGEST: Cell<usize> = const { Cell::new(0) };
@@ -35,11 +35,11 @@ struct Watched;
 static WATCHED: Watched = Watched;
 
 fn watch(bytes: usize) {
-    // A thread that ends has no value any more.
+    // A thread that is ending has lost its value.
     let _ = LARGEST.try_with(|largest| largest.set(largest.get().max(bytes)));
 }
 
-// SAFETY: every call goes to `System` as it is.
+// SAFETY: every call goes to `System` unchanged.
 #[allow(unsafe_code)]
 unsafe impl GlobalAlloc for Watched {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
@@ -67,14 +67,14 @@ unsafe impl GlobalAlloc for Watched {
 }
 
 fn read(name: &str) -> Vec<u8> {
-    fs::read(PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/formats").join(name)).unwrap()
+    fs::read(crate::program::project("").join("tests/formats").join(name)).unwrap()
 }
 
 fn number(variable: &str, default: u64) -> u64 {
     std::env::var(variable).map_or(default, |text| text.parse().unwrap())
 }
 
-/// Whether the file is opened; all of its tensors are then read.
+/// Returns `true` if the file can be opened; all of its tensors are then read.
 fn opens(bytes: &[u8]) -> bool {
     let copy = |to: &mut [u8]| -> Result<(), String> {
         to.copy_from_slice(bytes);
@@ -84,7 +84,7 @@ fn opens(bytes: &[u8]) -> bool {
     let Ok(file) = Container::new(PathBuf::from("model"), bytes, "") else { return false };
     for name in file.names() {
         let Ok(view) = file.tensor(name) else { continue };
-        // A shape of a damaged header may have many axes, and values of no bytes.
+        // A damaged header may have a shape of many axes, and of values without bytes.
         assert!(view.elements() <= 8 * view.bytes().len() + 1, "{name}");
         view.to_f32();
         view.row_range(0..view.rows().min(1));
@@ -92,7 +92,7 @@ fn opens(bytes: &[u8]) -> bool {
     true
 }
 
-/// Damage of a few bytes, at the start of the file as often as anywhere, because the header is there.
+/// Damages a few bytes, in half of the cases at the start of the file, because the header is there.
 fn damage(bytes: &mut Vec<u8>, mut random: impl FnMut(usize) -> usize) {
     for _ in 0..1 + random(3) {
         let place = if random(2) == 0 { random(bytes.len().min(1024)) } else { random(bytes.len()) };
@@ -140,7 +140,7 @@ fn files_that_are_damaged_lead_to_no_panic_and_take_little_memory() {
             LARGEST.set(0);
             opened += u64::from(opens(&damaged));
             let largest = LARGEST.get();
-            assert!(largest <= MOST_BYTES, "run {run} of {name}: {largest} bytes were allocated at once");
+            assert!(largest <= MAX_BYTES, "run {run} of {name}: {largest} bytes were allocated at once");
         }
         println!("{name}: {opened} of {of_each} damaged files are opened");
         assert!(opened > of_each / 100 && opened < of_each, "{opened} of {of_each} of {name} are opened");

@@ -1,4 +1,4 @@
-//! Images of a model whose weights are in few bits, beside those of the same values in float32.
+//! Images of a model with quantized weights, compared with those of the same values in float32.
 
 use std::fs;
 use std::path::Path;
@@ -23,9 +23,9 @@ struct Part {
     bytes: Vec<u8>,
 }
 
-/// The matrices of a file whose names have `sign` in int8 with a scale for each row, or as e4m3 without a scale; the
-/// other tensors as they are.
-fn quantised(path: &Path, sign: &str, dtype: Dtype) -> Vec<Part> {
+/// Returns the tensors of a file. Matrices with `sign` in their names are int8 with a scale for each row, or e4m3
+/// without a scale; the others are unchanged.
+fn quantized(path: &Path, sign: &str, dtype: Dtype) -> Vec<Part> {
     let file = Container::open(path, "").unwrap();
     let mut parts = Vec::new();
     for name in file.names() {
@@ -65,7 +65,7 @@ fn write(path: &Path, parts: &[Part]) {
     safetensors::serialize_to_file(views, None, path).unwrap();
 }
 
-/// The same values in float32.
+/// Returns the same values in float32.
 fn widened(path: &Path) -> Vec<Part> {
     let file = Container::open(path, "").unwrap();
     let widen = |name: &str| {
@@ -77,17 +77,17 @@ fn widened(path: &Path) -> Vec<Part> {
 }
 
 #[test]
-fn a_quantised_model_draws_what_its_values_draw_in_float32() {
-    let (quantised_model, wide_model) = (ModelCopy::new(), ModelCopy::new());
+fn a_quantized_model_draws_what_its_values_draw_in_float32() {
+    let (quantized_model, wide_model) = (ModelCopy::new(), ModelCopy::new());
     let kinds = [(TRANSFORMER, "blocks.", Dtype::I8), (TEXT_ENCODER, "", Dtype::F8_E4M3)];
     for (name, sign, dtype) in kinds {
-        let parts = quantised(&tiny().join(name), sign, dtype);
+        let parts = quantized(&tiny().join(name), sign, dtype);
         assert!(parts.iter().any(|part| part.dtype == dtype));
-        for model in [&quantised_model, &wide_model] {
+        for model in [&quantized_model, &wide_model] {
             model.remove(name);
         }
-        write(&quantised_model.file(name), &parts);
-        write(&wide_model.file(name), &widened(&quantised_model.file(name)));
+        write(&quantized_model.file(name), &parts);
+        write(&wide_model.file(name), &widened(&quantized_model.file(name)));
     }
     let folder = tempfile::tempdir().unwrap();
     let draw = |model: &ModelCopy, name: &str| {
@@ -98,14 +98,14 @@ fn a_quantised_model_draws_what_its_values_draw_in_float32() {
             .arg(model.path())
             .arg("-o")
             .arg(&path);
-        Run::of(&mut command).succeeds();
+        Run::new(&mut command).succeeds();
         (read(&path).unwrap(), fs::read(&path).unwrap())
     };
-    let (quantised, wide) = (draw(&quantised_model, "quantised.png"), draw(&wide_model, "wide.png"));
-    let apart = difference(&quantised.0, &wide.0).unwrap();
-    // Without tiles both are the same products.
+    let (quantized, wide) = (draw(&quantized_model, "quantized.png"), draw(&wide_model, "wide.png"));
+    let apart = difference(&quantized.0, &wide.0).unwrap();
+    // Without tiles both are the same multiplications.
     let most = if flux::backend::cpu::amx::available() { 1 } else { 0 };
     assert!(apart.max <= most, "{apart:?}");
     let original = draw(&ModelCopy::new(), "original.png");
-    assert!(original.1 != quantised.1, "the weights are others");
+    assert!(original.1 != quantized.1, "the weights are others");
 }

@@ -1,20 +1,20 @@
-//! What a run may say and write.
+//! Allowed output of a run.
 
 use std::path::{Path, PathBuf};
 
-/// The longest text that a run may print to standard error, in bytes: what is in files is shortened in it.
-const MOST_TEXT: usize = 12 << 10;
+/// Maximum bytes on standard error: messages shorten the content of files.
+const MAX_TEXT: usize = 12 << 10;
 
-/// What may be on standard output.
+/// Allowed content of standard output.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Prints {
     Nothing,
-    /// What was asked for, or nothing after an error.
+    /// The requested output, or nothing after an error.
     OnSuccess,
     Always,
 }
 
-/// How a run may end.
+/// Allowed ends of a run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum End {
     Any,
@@ -24,27 +24,27 @@ pub enum End {
     NotSilent,
 }
 
-/// What a file that a run writes holds.
+/// The content of a file that a run writes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Content {
     Image,
     Tensors,
 }
 
-/// What is wrong with what was said, beyond what every run may say.
+/// Returns the faults in the output, beyond the checks of every run.
 pub type Check = Box<dyn Fn(&Said<'_>) -> Vec<String>>;
 
-/// What a case expects of its run.
+/// The expectations of a case.
 pub struct Expected {
     pub prints: Prints,
     pub end: End,
-    /// Whether an error must say where, which a usage error of the command line need not.
+    /// `true` if an error must name its place; a usage error need not.
     pub of_a_file: bool,
-    /// An error must have one of these in it: the file or flag that is at fault.
+    /// An error must contain one of these: the file or flag at fault.
     pub blames: Vec<String>,
-    /// The files that a run that succeeds writes.
+    /// The files that a successful run writes.
     pub writes: Vec<(PathBuf, Content)>,
-    /// What a run that succeeds may change though it was there before, and folders in which it may change anything.
+    /// Existing files that a successful run may change, and folders in which it may change anything.
     pub may_change: Vec<PathBuf>,
     pub check: Option<Check>,
 }
@@ -63,7 +63,7 @@ impl Default for Expected {
     }
 }
 
-/// What a run said.
+/// The output of a run.
 pub struct Said<'a> {
     /// Standard error.
     pub text: &'a str,
@@ -73,7 +73,7 @@ pub struct Said<'a> {
 }
 
 impl Expected {
-    /// What is wrong with what a run in `own` said.
+    /// Returns the faults in the output of a run in `own`.
     pub fn findings(&self, said: &Said<'_>, own: &Path) -> Vec<String> {
         let mut findings = Vec::new();
         let mut find = |what: String| findings.push(what);
@@ -84,7 +84,7 @@ impl Expected {
         if let Some(control) = text.chars().find(|c| *c != '\n' && is_control(*c)) {
             find(format!("{control:?} on standard error"));
         }
-        if text.len() > MOST_TEXT {
+        if text.len() > MAX_TEXT {
             find(format!("{} bytes on standard error", text.len()));
         }
         match self.end {
@@ -110,13 +110,13 @@ impl Expected {
             find("it failed without an error".to_string());
         }
         let place = text.lines().find_map(|line| line.strip_prefix("  in: "));
-        // What is not there is named in the first line.
+        // A missing file is named in the first line.
         let says_where = place.is_some() || text.contains("error: no such ");
         if self.of_a_file && !(says_where && text.contains("  hint: ")) {
             find("an error without where, or without a hint".to_string());
         }
         if let Some(place) = place {
-            // The run's own folder holds all that is given, so it is at fault for nothing.
+            // The run's own folder contains all inputs, so no error may blame the folder.
             let is_above = Path::new(place).is_absolute() && own.starts_with(place);
             if place.trim().is_empty() || is_above {
                 find(format!("the error is in `{place}`, which says nothing"));
@@ -128,7 +128,7 @@ impl Expected {
     }
 }
 
-/// Characters that move the cursor or the direction of text.
+/// Returns `true` for characters that move the cursor or the direction of text.
 fn is_control(c: char) -> bool {
     c.is_control() || matches!(c, '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
 }

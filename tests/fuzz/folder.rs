@@ -1,4 +1,4 @@
-//! A model folder in which one file is not what it should be.
+//! Model folders with one wrong file.
 
 use std::ffi::CString;
 use std::fs;
@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use super::mutate;
 use super::rng::Rng;
 
-/// The files below a folder, sorted.
+/// Returns the files below a folder, sorted.
 pub fn files(folder: &Path) -> Vec<PathBuf> {
     let mut found = Vec::new();
     for entry in fs::read_dir(folder).expect("a folder of ours") {
@@ -24,7 +24,7 @@ pub fn files(folder: &Path) -> Vec<PathBuf> {
     found
 }
 
-/// Replaces a link by a file of what `change` makes of its bytes.
+/// Replaces a link by a file, with bytes changed by `change`.
 pub fn change(path: &Path, change: impl FnOnce(&[u8]) -> Vec<u8>) {
     let bytes = change(&fs::read(path).expect("a file of ours"));
     fs::remove_file(path).expect("a link of ours");
@@ -40,7 +40,7 @@ pub fn damage(path: &Path, rng: &mut Rng) {
     }
 }
 
-/// Replaces a file by something that is not that file. Returns what.
+/// Replaces a file by something else, and returns a description.
 pub fn replace(path: &Path, rng: &mut Rng) -> &'static str {
     fs::remove_file(path).expect("a link of ours");
     let link = |to: &str| symlink(to, path).expect("a temporary folder takes links");

@@ -1,4 +1,4 @@
-//! Components in every format that files have, with scales that are right.
+//! Components in every format of files, with valid scales.
 
 use std::path::{Path, PathBuf};
 
@@ -11,12 +11,12 @@ use super::gguf::{Gguf, KINDS};
 use super::tensors::{Tensor, TensorFile};
 
 /// A component in a format.
-pub struct Quantised {
+pub struct Quantized {
     pub path: PathBuf,
     pub role: Role,
 }
 
-/// What `flux convert` writes.
+/// Formats that `flux convert` writes.
 const CONVERTED: [(Role, Format, &str); 14] = [
     (Role::Transformer, Format::Bf16, "safetensors"),
     (Role::Transformer, Format::E4m3, "safetensors"),
@@ -33,7 +33,7 @@ const CONVERTED: [(Role, Format, &str); 14] = [
     (Role::TextEncoder, Format::Q6K, "gguf"),
     (Role::TextEncoder, Format::Bf16, "gguf"),
 ];
-/// What other programs write, in safetensors.
+/// Formats that other programs write, in safetensors.
 const FOREIGN: [&str; 12] = [
     "fp8-older",
     "fp8-rows",
@@ -49,28 +49,28 @@ const FOREIGN: [&str; 12] = [
     "int8-bnb",
 ];
 
-/// Writes them into `folder`, made from a model's components.
-pub fn write_all(folder: &Path, model: &Path) -> Vec<Quantised> {
+/// Writes all formats into `folder`, from a model's components.
+pub fn write_all(folder: &Path, model: &Path) -> Vec<Quantized> {
     let mut all = Vec::new();
     for (role, format, ending) in CONVERTED {
         let path = folder.join(format!("{}-{format}.{ending}", role.folder()).replace(' ', "-"));
         let conversion = Conversion::new(model, Some(role), None, format, &path, false).expect("a model without fault");
         conversion.write(&CancelFlag::default(), &mut |_| {}).expect("a model without fault");
-        all.push(Quantised { path, role });
+        all.push(Quantized { path, role });
     }
     let plain = TensorFile::read(&all[0].path);
     for name in FOREIGN {
         let path = folder.join(format!("{name}.safetensors"));
         foreign(&plain, name).write(&path);
-        all.push(Quantised { path, role: Role::Transformer });
+        all.push(Quantized { path, role: Role::Transformer });
     }
     let encoder = Gguf::read(&all[13].path);
     for kind in &KINDS {
         let path = folder.join(format!("text_encoder-as-{}.gguf", kind.name));
-        of_kind(&encoder, kind.id).write(&path);
-        all.push(Quantised { path, role: Role::TextEncoder });
+        with_kind(&encoder, kind.id).write(&path);
+        all.push(Quantized { path, role: Role::TextEncoder });
     }
-    for Quantised { path, .. } in &all {
+    for Quantized { path, .. } in &all {
         let file = Container::open(path, "").expect("a file without fault");
         let unreadable = file.names().find(|name| file.tensor(name).is_err());
         assert_eq!(unreadable, None, "{}", path.display());
@@ -79,13 +79,13 @@ pub fn write_all(folder: &Path, model: &Path) -> Vec<Quantised> {
     all
 }
 
-/// Bytes that differ.
+/// Returns differing bytes.
 fn codes(count: usize) -> Vec<u8> {
     (0..count).map(|i| (i * 7919 % 1013 / 3) as u8).collect()
 }
 
-/// A text encoder whose matrices with whole rows of blocks are of a type.
-fn of_kind(file: &Gguf, id: u32) -> Gguf {
+/// Returns a text encoder whose matrices of whole blocks have a given type.
+fn with_kind(file: &Gguf, id: u32) -> Gguf {
     let mut file = file.clone();
     let kind = KINDS.iter().find(|kind| kind.id == id).expect("one of them");
     let [values, bytes] = kind.block;
@@ -107,7 +107,7 @@ fn of_kind(file: &Gguf, id: u32) -> Gguf {
     file
 }
 
-/// A transformer whose blocks are in a format of another program.
+/// Returns a transformer whose blocks are in a format of another program.
 fn foreign(plain: &TensorFile, format: &str) -> TensorFile {
     let mut file = TensorFile { metadata: plain.metadata.clone(), tensors: Vec::new() };
     for tensor in &plain.tensors {
@@ -125,7 +125,7 @@ fn foreign(plain: &TensorFile, format: &str) -> TensorFile {
     file
 }
 
-/// The tensors of a layer in a format.
+/// Returns the tensors of a layer in a format.
 fn in_format(layer: &str, tensor: &Tensor, format: &str) -> Vec<Tensor> {
     let [rows, cols] = [tensor.shape[0], tensor.shape[1]];
     let named = |end: &str| format!("{layer}.{end}");
@@ -134,7 +134,7 @@ fn in_format(layer: &str, tensor: &Tensor, format: &str) -> Vec<Tensor> {
         let text = what.to_string().into_bytes();
         Tensor::new(named("comfy_quant"), "U8", &[text.len()], text)
     };
-    // Floats with one exponent, so that all are of one size and none is no number.
+    // Floats with one exponent, so that all have the same magnitude and none is NaN.
     let floats = |dtype: &str, exponent: u8, mantissa: u8| {
         let bytes = codes(rows * cols).into_iter().map(|code| code & 0x80 | exponent | code & mantissa).collect();
         Tensor::new(named("weight"), dtype, &[rows, cols], bytes)
@@ -170,7 +170,7 @@ fn in_format(layer: &str, tensor: &Tensor, format: &str) -> Vec<Tensor> {
     }
 }
 
-/// A weight of bitsandbytes in 4 bits.
+/// Returns a weight of bitsandbytes in 4 bits.
 fn four_bits(name: &str, rows: usize, cols: usize, kind: &str, is_nested: bool) -> Vec<Tensor> {
     const BLOCK: usize = 64;
     let blocks = (rows * cols).div_ceil(BLOCK);

@@ -1,4 +1,4 @@
-//! GGUF files whose keys and tensors can be changed one by one.
+//! GGUF files with keys and tensors that can be changed one by one.
 
 use std::fs;
 use std::path::Path;
@@ -8,7 +8,7 @@ use crate::plain_gguf::{self, ALIGNMENT};
 const STRING: u32 = 8;
 const ARRAY: u32 = 9;
 
-/// A key: its type, and the bytes of its value as the file has them.
+/// A key: its type, and the bytes of its value in the file.
 #[derive(Clone)]
 pub struct Entry {
     pub key: String,
@@ -38,11 +38,11 @@ pub struct Kind {
     pub name: &'static str,
     /// Values of a block, and its bytes.
     pub block: [usize; 2],
-    /// Where in a block the scales in float16 are.
+    /// Positions of the float16 scales in a block.
     pub scales: &'static [usize],
 }
 
-/// The types that have scales.
+/// The types with scales.
 pub const KINDS: [Kind; 12] = [
     Kind { id: 2, name: "Q4_0", block: [32, 18], scales: &[0] },
     Kind { id: 3, name: "Q4_1", block: [32, 20], scales: &[0, 2] },
@@ -59,13 +59,13 @@ pub const KINDS: [Kind; 12] = [
 ];
 
 impl Tensor {
-    /// Its type, where that has scales.
+    /// Returns its type, if the type has scales.
     pub fn kind(&self) -> Option<&'static Kind> {
         KINDS.iter().find(|kind| kind.id == self.kind)
     }
 }
 
-/// What is left of a file.
+/// The rest of a file.
 struct Cursor<'a>(&'a [u8]);
 
 impl<'a> Cursor<'a> {
@@ -106,7 +106,7 @@ impl<'a> Cursor<'a> {
 }
 
 impl Gguf {
-    /// A file that was written without fault.
+    /// Reads a valid file.
     pub fn read(path: &Path) -> Self {
         let file = fs::read(path).expect("a file of ours");
         let mut cursor = Cursor(&file);

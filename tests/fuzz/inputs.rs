@@ -1,4 +1,4 @@
-//! What a run changes: nothing that it reads, nothing when it fails, and no file twice.
+//! Allowed changes of a run: none to its inputs, none after an error, and no file written twice.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -11,10 +11,10 @@ use safetensors::SafeTensors;
 
 use super::expect::{Content, Expected};
 
-/// The longest file whose bytes are compared; of longer ones, which have holes, the times are.
-const MOST_BYTES: u64 = 32 << 20;
+/// Maximum size of files whose bytes are compared. Longer files are sparse; their times are compared.
+const MAX_BYTES: u64 = 32 << 20;
 
-/// All that is in a folder.
+/// The content of a folder.
 pub struct Snapshot(BTreeMap<PathBuf, Entry>);
 
 #[derive(PartialEq, Eq)]
@@ -25,14 +25,14 @@ enum Entry {
 }
 
 impl Snapshot {
-    /// Links are not followed.
-    pub fn of(folder: &Path) -> Self {
+    /// Reads a folder, without following links.
+    pub fn read(folder: &Path) -> Self {
         let mut entries = BTreeMap::new();
         add(folder, &mut entries);
         Self(entries)
     }
 
-    /// What of the changes since may not be. New files lie in `out`, and there are none after an error.
+    /// Returns the changes that are not allowed. New files are in `out`, and there are none after an error.
     pub fn findings(&self, after: &Self, out: &Path, expected: &Expected, succeeded: bool) -> Vec<String> {
         let mut findings = Vec::new();
         let may_change = |path: &Path| expected.may_change.iter().any(|allowed| path.starts_with(allowed));
@@ -66,7 +66,7 @@ impl Snapshot {
     }
 }
 
-/// What is wrong with the files that a run had to write.
+/// Returns the faults in the files that a run had to write.
 fn written(files: &[(PathBuf, Content)]) -> Vec<String> {
     let mut findings = Vec::new();
     let mut known = BTreeMap::new();
@@ -92,7 +92,7 @@ fn written(files: &[(PathBuf, Content)]) -> Vec<String> {
 }
 
 fn add(folder: &Path, entries: &mut BTreeMap<PathBuf, Entry>) {
-    // A folder may be closed to us, as one of the cases.
+    // Some cases make a folder unreadable.
     let Ok(found) = fs::read_dir(folder) else { return };
     for path in found.flatten().map(|entry| entry.path()) {
         let Ok(metadata) = path.symlink_metadata() else { continue };
@@ -112,7 +112,7 @@ fn add(folder: &Path, entries: &mut BTreeMap<PathBuf, Entry>) {
 
 fn digest(path: &Path, metadata: &fs::Metadata) -> u64 {
     let mut hasher = DefaultHasher::new();
-    let bytes = (metadata.len() <= MOST_BYTES).then(|| fs::read(path).ok()).flatten();
+    let bytes = (metadata.len() <= MAX_BYTES).then(|| fs::read(path).ok()).flatten();
     match bytes {
         Some(bytes) => hasher.write(&bytes),
         None => hasher.write_i64(metadata.mtime_nsec() ^ metadata.mtime()),
@@ -120,12 +120,12 @@ fn digest(path: &Path, metadata: &fs::Metadata) -> u64 {
     hasher.finish()
 }
 
-/// Sizes and times of what all runs share: a run that writes to it is found.
+/// Sizes and times of the shared files: they show a run that writes to one of them.
 #[derive(PartialEq, Eq)]
 pub struct Shared(Vec<(PathBuf, u64, i64, i64)>);
 
 impl Shared {
-    pub fn of(files: &[PathBuf]) -> Self {
+    pub fn new(files: &[PathBuf]) -> Self {
         let facts = |path: &PathBuf| {
             let found = path.metadata().ok()?;
             Some((path.clone(), found.len(), found.ctime(), found.ctime_nsec()))
@@ -133,7 +133,7 @@ impl Shared {
         Self(files.iter().filter_map(facts).collect())
     }
 
-    /// The files that have changed since.
+    /// Returns the files that have changed since.
     pub fn changed(&self, now: &Self) -> Vec<PathBuf> {
         self.0.iter().filter(|entry| !now.0.contains(entry)).map(|(path, ..)| path.clone()).collect()
     }

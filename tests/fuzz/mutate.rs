@@ -4,7 +4,7 @@ use serde_json::{Map, Number, Value, json};
 
 use super::rng::Rng;
 
-/// Text that nobody should see on a terminal, or that is long.
+/// Returns text that must not reach a terminal, or that is long.
 pub fn hostile_text(rng: &mut Rng) -> String {
     match rng.below(8) {
         0 => String::new(),
@@ -45,7 +45,7 @@ fn hostile_number(rng: &mut Rng) -> Value {
     }
 }
 
-/// Any JSON.
+/// Returns arbitrary JSON.
 pub fn hostile_value(rng: &mut Rng) -> Value {
     match rng.below(9) {
         0 => Value::Null,
@@ -59,7 +59,7 @@ pub fn hostile_value(rng: &mut Rng) -> Value {
     }
 }
 
-/// How many values there are, the outermost one and those inside of others among them.
+/// Counts the values, including the outermost one and nested ones.
 fn count(value: &Value) -> usize {
     1 + match value {
         Value::Array(items) => items.iter().map(count).sum(),
@@ -68,7 +68,7 @@ fn count(value: &Value) -> usize {
     }
 }
 
-/// The value with this number, in the order of [`count`].
+/// Returns the value with this number, in the order of [`count`].
 fn nth(value: &mut Value, mut number: usize) -> &mut Value {
     if number == 0 {
         return value;
@@ -128,7 +128,7 @@ fn change_object(items: &mut Map<String, Value>, other: &Value, rng: &mut Rng) {
     }
 }
 
-/// JSON with up to four changes, or bytes that are none.
+/// Returns JSON with up to four changes, or bytes that are no JSON.
 pub fn json(bytes: &[u8], rng: &mut Rng) -> Vec<u8> {
     let Ok(mut root) = serde_json::from_slice(bytes) else { return damaged(bytes, rng) };
     if rng.one_of(8) {
@@ -140,7 +140,7 @@ pub fn json(bytes: &[u8], rng: &mut Rng) -> Vec<u8> {
     serde_json::to_vec(&root).unwrap_or_default()
 }
 
-/// A safetensors file whose header or bytes are changed.
+/// Returns a safetensors file with a changed header or changed bytes.
 pub fn safetensors(bytes: &[u8], rng: &mut Rng) -> Vec<u8> {
     let length = bytes.first_chunk().map_or(0, |length| u64::from_le_bytes(*length) as usize);
     let Some((header, data)) = bytes.get(8..).and_then(|rest| rest.split_at_checked(length)) else {
@@ -149,7 +149,7 @@ pub fn safetensors(bytes: &[u8], rng: &mut Rng) -> Vec<u8> {
     match rng.below(8) {
         0 => damaged(bytes, rng),
         1 => {
-            // Values that are no numbers: a stretch of ones is NaN in every format.
+            // Values that are NaN: a run of ones is NaN in every format.
             let mut file = bytes.to_vec();
             let at = 8 + length + rng.below(data.len().max(1));
             let end = file.len().min(at + (1 << rng.below(12)));
@@ -168,7 +168,7 @@ pub fn safetensors(bytes: &[u8], rng: &mut Rng) -> Vec<u8> {
     }
 }
 
-/// Bytes that are cut, longer, or changed in places.
+/// Returns bytes that are cut, extended, or changed in places.
 pub fn damaged(bytes: &[u8], rng: &mut Rng) -> Vec<u8> {
     let mut bytes = bytes.to_vec();
     for _ in 0..1 + rng.below(4) {

@@ -1,4 +1,4 @@
-//! The random numbers of a run, which its seed and its number give.
+//! Random numbers of a run, determined by its seed and its number.
 
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
@@ -7,27 +7,27 @@ use rand::{RngExt, SeedableRng};
 pub struct Rng(StdRng);
 
 impl Rng {
-    /// The stream of a run.
-    pub fn of_run(seed: u64, run: u64) -> Self {
+    /// Returns the stream of a run.
+    pub fn for_run(seed: u64, run: u64) -> Self {
         Self(StdRng::seed_from_u64(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ run))
     }
 
-    /// A number below `end`, which is not 0.
+    /// Returns a number below `end`, which is not 0.
     pub fn below(&mut self, end: usize) -> usize {
         self.0.random_range(0..end)
     }
 
-    /// Any number.
+    /// Returns any number.
     pub fn any(&mut self) -> u64 {
         self.0.random()
     }
 
-    /// Whether one of `of` such choices is taken.
+    /// Returns `true` in one of `of` cases.
     pub fn one_of(&mut self, of: usize) -> bool {
         self.below(of) == 0
     }
 
-    /// One of these.
+    /// Picks one of the items.
     pub fn pick<'a, T>(&mut self, of: &'a [T]) -> &'a T {
         &of[self.below(of.len())]
     }

@@ -1,4 +1,4 @@
-//! One run of the program, and what may not happen in it.
+//! One run of the program, and the checks on it.
 
 use std::fs::{self, File};
 use std::os::unix::process::ExitStatusExt;
@@ -10,46 +10,46 @@ use std::time::{Duration, Instant};
 use super::expect::{Expected, Said};
 use super::inputs::Snapshot;
 
-/// The most time of the processor that a run may take, in seconds.
-const MOST_SECONDS: f64 = 15.0;
-/// The longest that a run may take, also on a machine that does other work.
+/// Maximum processor time of a run, in seconds.
+const MAX_SECONDS: f64 = 15.0;
+/// Maximum duration of a run, even on a busy machine.
 const LIMIT: Duration = Duration::from_secs(90);
-/// The most memory that a run may hold.
-const MOST_KIB: u64 = 1 << 20;
+/// Maximum memory of a run.
+const MAX_KIB: u64 = 1 << 20;
 
-/// A run that is prepared.
+/// A prepared run.
 pub struct Case {
-    /// What is wrong, for the report.
+    /// A description of the fault, for the report.
     pub what: String,
     pub command: Command,
-    /// What the program reads from standard input.
+    /// Standard input of the program.
     pub stdin: Vec<u8>,
-    /// The folder in which the program runs, where what it writes goes.
+    /// The working folder of the program, for its outputs.
     pub out: PathBuf,
     pub expected: Expected,
 }
 
-/// How a run ended.
+/// The result of a run.
 pub struct Ended {
     pub code: Option<i32>,
     pub seconds: f64,
-    /// Time of the processor, in seconds.
+    /// Processor time, in seconds.
     pub processor: f64,
     pub kib: u64,
-    /// What should not have happened.
+    /// The faults that were found.
     pub findings: Vec<String>,
 }
 
-/// What the system says of a process that ended.
+/// The resource usage of an ended process.
 struct Used {
-    /// None where it was ended at the limit.
+    /// `None` if it was killed at the limit.
     status: Option<ExitStatus>,
     processor: f64,
     kib: u64,
 }
 
 impl Case {
-    /// Runs the program. Nothing in `own`, the run's own folder, may change but what is expected to.
+    /// Runs the program. In `own`, the run's own folder, only expected files may change.
     pub fn run(mut self, own: &Path) -> Ended {
         let streams = tempfile::tempdir().expect("a temporary folder");
         let [stdin, stdout, stderr] = ["stdin", "stdout", "stderr"].map(|name| streams.path().join(name));
@@ -60,16 +60,16 @@ impl Case {
             .stdout(created(&stdout))
             .stderr(created(&stderr))
             .current_dir(&self.out);
-        let before = Snapshot::of(own);
+        let before = Snapshot::read(own);
         let start = Instant::now();
         let used = wait(&mut self.command, start);
         let seconds = start.elapsed().as_secs_f64();
         let [stdout, stderr] = [stdout, stderr].map(|path| fs::read(path).expect("written by the program"));
         let mut findings = self.look_at(own, &before, used.status, &stdout, &stderr);
-        if used.processor > MOST_SECONDS {
+        if used.processor > MAX_SECONDS {
             findings.push(format!("{:.1} s of the processor", used.processor));
         }
-        if used.kib > MOST_KIB {
+        if used.kib > MAX_KIB {
             findings.push(format!("{} MiB of memory", used.kib / 1024));
         }
         if !findings.is_empty() {
@@ -102,7 +102,7 @@ impl Case {
         let text = String::from_utf8_lossy(stderr);
         let said = Said { text: &text, printed: stdout.len(), succeeded };
         findings.extend(self.expected.findings(&said, own));
-        findings.extend(before.findings(&Snapshot::of(own), &self.out, &self.expected, succeeded));
+        findings.extend(before.findings(&Snapshot::read(own), &self.out, &self.expected, succeeded));
         if let (Some(check), true) = (&self.expected.check, findings.is_empty()) {
             findings.extend(check(&said));
         }
@@ -110,8 +110,8 @@ impl Case {
     }
 }
 
-/// Waits until the program ends, or ends it at the limit.
-#[allow(unsafe_code, clippy::zombie_processes)] // wait4 waits, because `Child` does not say how much memory was held.
+/// Waits until the program ends, or kills it at the limit.
+#[allow(unsafe_code, clippy::zombie_processes)] // wait4 waits, because `Child` does not report the memory.
 fn wait(command: &mut Command, start: Instant) -> Used {
     let child = command.spawn().expect("the program starts");
     let pid = child.id() as libc::pid_t;
@@ -121,7 +121,7 @@ fn wait(command: &mut Command, start: Instant) -> Used {
         let mut status = 0;
         // SAFETY: zeros are a valid value of this plain struct.
         let mut usage: libc::rusage = unsafe { std::mem::zeroed() };
-        // SAFETY: both places are ours, and the process is a child that nobody else waits for.
+        // SAFETY: both places are ours, and no other code waits for this child.
         let ended = unsafe { libc::wait4(pid, &mut status, libc::WNOHANG, &mut usage) };
         assert!(ended >= 0, "the child is ours: {}", std::io::Error::last_os_error());
         if ended == pid {
@@ -140,7 +140,7 @@ fn wait(command: &mut Command, start: Instant) -> Used {
     }
 }
 
-/// A command whose input and output are set by [`Case::run`].
+/// Returns a command whose input and output are set by [`Case::run`].
 pub fn quiet(program: &Path) -> Command {
     let mut command = Command::new(program);
     command.env_remove("FLUX_MODEL").env_remove("RUST_BACKTRACE").env("RAYON_NUM_THREADS", "1").stdin(Stdio::null());

@@ -1,4 +1,4 @@
-//! What cases are made from: models, files and images that work.
+//! The sources of cases: valid models, files and images.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -10,7 +10,7 @@ use flux::output::{ImageFormat, Rgb, encode};
 use flux::stage::CancelFlag;
 
 use super::folder;
-use super::formats::{self, Quantised};
+use super::formats::{self, Quantized};
 use super::inputs::Shared;
 use super::support::random_model::{RandomModel, TextEncoder, Transformer, Vae};
 use super::tensors::{Tensor, TensorFile};
@@ -18,20 +18,20 @@ use super::tensors::{Tensor, TensorFile};
 /// Tokens of the embeddings.
 const TOKENS: usize = 8;
 
-/// Paths of what cases are made from. Nothing in them may change.
+/// Paths of the sources, which must not change.
 pub struct Sources {
     /// The program.
     pub program: PathBuf,
-    /// Folders of small models that work, one of them with a cache of quantised weights.
+    /// Folders of small valid models, one of them with a quantized cache.
     pub models: Vec<PathBuf>,
     /// The smallest of them.
     pub small: PathBuf,
     /// Images that can be read and edited.
     pub images: Vec<PathBuf>,
-    /// Images of every kind that can be read, most of them too small to be edited.
+    /// Images of every readable kind, most of them too small to be edited.
     pub corpus: Vec<Vec<u8>>,
     /// Components of the smallest model in every format.
-    pub quantised: Vec<Quantised>,
+    pub quantized: Vec<Quantized>,
     /// Tensors for the smallest image of the smallest model.
     pub noise: PathBuf,
     pub embeddings: PathBuf,
@@ -58,7 +58,7 @@ fn small() -> RandomModel {
 }
 
 impl Sources {
-    /// Writes them into a folder.
+    /// Writes the sources into a folder.
     pub fn write(folder: &Path, program: PathBuf) -> Self {
         let models = [
             ("small", small()),
@@ -83,27 +83,27 @@ impl Sources {
         write_tensor(&embeddings, "prompt_embeds", &[1, TOKENS, 3 * info.text_encoder.hidden_size]);
         let formats = folder.join("formats");
         fs::create_dir(&formats).expect("a temporary folder is writable");
-        let quantised = formats::write_all(&formats, &small);
+        let quantized = formats::write_all(&formats, &small);
         let images = write_images(folder);
         let files = folder::files(folder);
-        let root = Path::new(env!("CARGO_MANIFEST_DIR"));
-        let shared = Shared::of(&files);
+        let root = &crate::program::project("");
+        let shared = Shared::new(&files);
         let corpus = corpus(&root.join("tests/input/images.json"));
-        Self { program, models, small, images, corpus, quantised, noise, embeddings, files, shared }
+        Self { program, models, small, images, corpus, quantized, noise, embeddings, files, shared }
     }
 
-    /// The sources that were changed since they were written.
+    /// Returns the sources that were changed since they were written.
     pub fn changed(&self) -> Vec<PathBuf> {
-        self.shared.changed(&Shared::of(&self.files))
+        self.shared.changed(&Shared::new(&self.files))
     }
 
-    /// The weights of a component of the smallest model.
+    /// Returns the weights of a component of the smallest model.
     pub fn weights(&self, role: Role) -> PathBuf {
         weights(&self.small, role)
     }
 }
 
-/// The only file of weights of a component of a model.
+/// Returns the only weights file of a component of a model.
 pub fn weights(model: &Path, role: Role) -> PathBuf {
     match role {
         Role::Transformer => model.join("transformer/diffusion_pytorch_model.safetensors"),
@@ -112,14 +112,14 @@ pub fn weights(model: &Path, role: Role) -> PathBuf {
     }
 }
 
-/// Adds the cache of quantised weights to a model's folder.
+/// Adds the quantized cache to a model's folder.
 pub fn attach(model: &Path) -> flux::Result<()> {
     let files = ModelFiles::open(model)?;
     let mut open = OpenModel::open(&files)?;
-    open.attach_quantised_cache(model, &CancelFlag::default(), &mut |_| {}).map(drop)
+    open.attach_quantized_cache(model, &CancelFlag::default(), &mut |_| {}).map(drop)
 }
 
-/// The adapter that belongs to the folder of a model.
+/// Returns the adapter that belongs to the folder of a model.
 pub fn adapter_of(model: &Path) -> PathBuf {
     model.with_extension("adapter.safetensors")
 }
@@ -129,7 +129,7 @@ fn write_tensor(path: &Path, name: &str, shape: &[usize]) {
     TensorFile { tensors: vec![Tensor::f32(name, shape, &values)], ..TensorFile::default() }.write(path);
 }
 
-/// An image in every format, as small as a reference image may be.
+/// Writes an image in every format, as small as a reference image may be.
 fn write_images(folder: &Path) -> Vec<PathBuf> {
     let image = Rgb { width: 70, height: 64, bytes: (0..70 * 64 * 3).map(|i| (i * 7 % 251) as u8).collect() };
     let metadata = Metadata { texts: vec![("prompt", "a red circle".to_string())], ..Metadata::default() };
@@ -142,7 +142,7 @@ fn write_images(folder: &Path) -> Vec<PathBuf> {
     images.into()
 }
 
-/// The files of the images that are compared with the reference.
+/// Reads the files of the images that are compared with the reference.
 fn corpus(list: &Path) -> Vec<Vec<u8>> {
     let list: serde_json::Value = serde_json::from_slice(&fs::read(list).expect("a golden file")).expect("JSON");
     let hex = |text: &str| -> Vec<u8> {
@@ -152,7 +152,7 @@ fn corpus(list: &Path) -> Vec<Vec<u8>> {
     images.map(|image| hex(image["file"].as_str().expect("a file in hexadecimal"))).collect()
 }
 
-/// An adapter with tensors of every kind.
+/// Writes an adapter with tensors of every kind.
 fn write_adapter(model: &Path) {
     let dir = ModelFiles::open(model).expect("written above");
     let dim = ModelInfo::read(&dir).expect("written above").transformer.dim();

@@ -1,4 +1,4 @@
-//! What runs came to, by kind.
+//! Results of runs, by kind.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -7,7 +7,7 @@ use std::sync::Mutex;
 use super::cases::Kind;
 use super::run::Ended;
 
-/// What the runs of one kind came to.
+/// The results of the runs of one kind.
 #[derive(Default)]
 struct Tally {
     codes: BTreeMap<Option<i32>, u64>,
@@ -34,7 +34,7 @@ impl Tallies {
         }
     }
 
-    /// A line for each kind, and one for all.
+    /// Returns a line for each kind, and one for all.
     pub fn table(&self) -> String {
         let tallies = self.0.lock().expect("no thread panics with it");
         let mut table = format!(

@@ -1,4 +1,4 @@
-//! Safetensors files whose parts can be changed one by one, also to what no writer would write.
+//! Safetensors files with parts that can be changed one by one, also to invalid ones.
 
 use std::fs;
 use std::path::Path;
@@ -24,7 +24,7 @@ pub struct TensorFile {
     pub tensors: Vec<Tensor>,
 }
 
-/// Finite values at the ends of what types hold, and what is close to nothing.
+/// Finite values at the limits of types, and values close to zero.
 const EXTREMES: [f64; 22] = [
     1e38, -1e38, 3.4e38, 1e37, 1e30, 1e19, 1e10, 65504.0, -65504.0, 65519.0, 448.0, 57344.0, 1e-3, 1e-7, 6e-8, 1e-20,
     1e-38, 1e-45, -1e-45, 0.0, -0.0, 1e39,
@@ -35,12 +35,12 @@ impl Tensor {
         Self { name: name.into(), dtype: dtype.to_string(), shape: shape.to_vec(), bytes }
     }
 
-    /// Float32 values.
+    /// Creates a tensor of float32 values.
     pub fn f32(name: impl Into<String>, shape: &[usize], values: &[f32]) -> Self {
         Self::new(name, "F32", shape, values.iter().flat_map(|value| value.to_le_bytes()).collect())
     }
 
-    /// Bytes of a value; none where it is none of whole bytes that we know.
+    /// Returns the bytes of a value; `None` if its size is unknown or no whole number of bytes.
     pub fn size(&self) -> Option<usize> {
         match self.dtype.as_str() {
             "F64" | "I64" => Some(8),
@@ -55,7 +55,7 @@ impl Tensor {
         matches!(self.dtype.as_str(), "F64" | "F32" | "F16" | "BF16")
     }
 
-    /// Whether all values are floats and zero, of either sign.
+    /// Returns `true` if all values are floats and zero, of either sign.
     pub fn is_zero(&self) -> bool {
         let is_zero = |value: &[u8]| {
             value.split_last().is_some_and(|(sign, rest)| sign & 0x7f == 0 && rest.iter().all(|byte| *byte == 0))
@@ -63,7 +63,7 @@ impl Tensor {
         self.is_float() && self.bytes.chunks_exact(self.size().unwrap_or(1)).all(is_zero)
     }
 
-    /// A float as this tensor has it, which is infinite where it has no such value.
+    /// Encodes a float in this tensor's type, as infinity if the type has no such value.
     pub fn encode(&self, value: f64) -> Vec<u8> {
         match self.dtype.as_str() {
             "F64" => value.to_le_bytes().to_vec(),
@@ -74,7 +74,7 @@ impl Tensor {
         }
     }
 
-    /// One finite value, the largest of its type where the type does not have the one that is drawn.
+    /// Returns one finite value, the largest of the type if the type lacks the drawn value.
     pub fn extreme(&self, rng: &mut Rng) -> (f64, Vec<u8>) {
         let most = match self.dtype.as_str() {
             "F16" => f16::MAX.to_f64(),
@@ -86,7 +86,7 @@ impl Tensor {
         (value, self.encode(value))
     }
 
-    /// Sets one value, a run of them, or all.
+    /// Sets one value, a run of values, or all.
     pub fn fill(&mut self, value: &[u8], rng: &mut Rng) -> &'static str {
         let count = self.bytes.len() / value.len().max(1);
         if count == 0 {
@@ -116,7 +116,7 @@ impl TensorFile {
         Self::parse(&bytes).expect("a safetensors file of ours")
     }
 
-    /// None where the bytes are no safetensors file.
+    /// Returns `None` if the bytes are no safetensors file.
     pub fn parse(bytes: &[u8]) -> Option<Self> {
         let length = u64::from_le_bytes(*bytes.first_chunk()?) as usize;
         let (header, data) = bytes.get(8..)?.split_at_checked(length)?;
@@ -156,7 +156,7 @@ impl TensorFile {
         fs::write(path, self.bytes()).expect("a temporary folder is writable");
     }
 
-    /// One of the tensors that `fits`.
+    /// Picks one of the tensors that `fits`.
     pub fn pick(&mut self, rng: &mut Rng, fits: impl Fn(&Tensor) -> bool) -> Option<&mut Tensor> {
         let mut fitting: Vec<&mut Tensor> = self.tensors.iter_mut().filter(|tensor| fits(tensor)).collect();
         (!fitting.is_empty()).then(|| fitting.swap_remove(rng.below(fitting.len())))

@@ -1,4 +1,4 @@
-//! Images from images, stage by stage: references as tokens, masks, one evaluation, cached keys and values, and the
+//! Edits and references, stage by stage: references as tokens, masks, one evaluation, cached keys and values, and the
 //! latents after each step.
 
 use std::path::PathBuf;
@@ -49,7 +49,7 @@ struct Model {
 }
 
 impl Model {
-    fn of(name: &'static str) -> Result<Self> {
+    fn load(name: &'static str) -> Result<Self> {
         let (cpu, dir) = (Cpu::new(Precision::F32), preset(name));
         let info = ModelInfo::read(&dir)?;
         let transformer = Transformer::load(&Weights::new(&cpu, &transformer::open(&dir)?), &info.transformer)?;
@@ -72,7 +72,7 @@ impl Model {
         Ok(())
     }
 
-    /// Packed latents of an image that is prepared.
+    /// Returns the packed latents of a prepared image.
     fn encode(&self, image: &Rgb) -> Result<Tensor<Cpu>> {
         let pixels = self.cpu.upload_rgb8(&image.bytes, image.height, image.width)?;
         self.encoder.forward(Grid::new(pixels, image.height, image.width), None, |_| Ok(()))
@@ -90,7 +90,7 @@ impl Model {
         )
     }
 
-    /// The sequence of one sample at `image` tokens, with `references` in it.
+    /// Returns the sequence of one sample at `image` tokens, with `references` in it.
     fn layout(&self, txt: usize, references: &[[usize; 2]], [height, width]: [usize; 2]) -> TokenLayout {
         let references = references.iter().map(|[height, width]| height * width).sum();
         TokenLayout { references, ..TokenLayout::new(1, txt, height * width) }
@@ -100,7 +100,7 @@ impl Model {
 #[test]
 fn references_are_prepared_encoded_and_placed() -> Result<()> {
     for name in ALL_PRESETS {
-        let model = Model::of(name)?;
+        let model = Model::load(name)?;
         let ids = position_ids(&model.info.transformer, 0, &REFERENCES, [0, 0]).concat();
         let ids: Vec<i32> = ids.iter().map(|&id| id as i32).collect();
         let latents =
@@ -115,7 +115,7 @@ fn references_are_prepared_encoded_and_placed() -> Result<()> {
 #[test]
 fn one_evaluation_with_references() -> Result<()> {
     for name in PRESETS {
-        let model = Model::of(name)?;
+        let model = Model::load(name)?;
         let (transformer, txt) = (&model.transformer, model.upload("transformer.txt")?);
         let references = transformer.references(&model.upload("references.tokens")?)?;
         let context = Tensor::concat_rows(&[&transformer.context(&txt)?, &references])?;
@@ -133,7 +133,7 @@ fn one_evaluation_with_references() -> Result<()> {
 
 #[test]
 fn keys_and_values_of_references_and_a_step_that_reads_them() -> Result<()> {
-    let model = Model::of("kv")?;
+    let model = Model::load("kv")?;
     let (transformer, config) = (&model.transformer, model.transformer.config());
     let references = transformer.references(&model.upload("references.tokens")?)?;
     let cache = transformer.reference_cache(&references, &REFERENCES, TokenSplit::alone(TokenLayout::single(40)))?;
@@ -155,16 +155,16 @@ fn keys_and_values_of_references_and_a_step_that_reads_them() -> Result<()> {
         Some(&cache),
     )?;
     model.expect("kv.velocity_cached", &velocity, BOUND)?;
-    // The reference's first step, which makes the cache, gives the same.
+    // The reference's first step, which makes the cache, gives the same result.
     model.expect("kv.velocity_extracting", &velocity, BOUND)
 }
 
-/// What the reference draws anew of an image of 96 x 80 pixels.
+/// Returns the cells that the reference regenerates in an image of 96 x 80 pixels.
 fn cells(mask: &str) -> Vec<f32> {
     reference_mask::cells(&reference_mask::grey(&std::fs::read(file(mask)).expect("a mask"), [96, 80]), 96)
 }
 
-/// By the reference's rule; the program's own draws more of them anew.
+/// By the reference's rule; the program's own regenerates more of them.
 #[test]
 fn masks_become_cells() -> Result<()> {
     for name in ["mask-1-bit", "mask-rgb", "mask-small", "mask-soft"] {
@@ -177,7 +177,7 @@ fn masks_become_cells() -> Result<()> {
     Ok(())
 }
 
-/// Runs a schedule from its step `first_step` on, and compares the latents after each.
+/// Runs a schedule from `first_step` on, and compares the latents after each step.
 fn expect_steps(model: &Model, case: &str, seed: u64, edit: Option<(&Edit, &[f32])>, first_step: usize) -> Result<()> {
     let (transformer, channels) = (&model.transformer, model.info.transformer.in_channels);
     let image = match edit {
@@ -226,8 +226,8 @@ fn expect_steps(model: &Model, case: &str, seed: u64, edit: Option<(&Edit, &[f32
 
 #[test]
 fn latents_after_each_step() -> Result<()> {
-    expect_steps(&Model::of("tiny")?, "edit", 1, None, 0)?;
-    expect_steps(&Model::of("kv")?, "kv-one", 2, None, 0)?;
+    expect_steps(&Model::load("tiny")?, "edit", 1, None, 0)?;
+    expect_steps(&Model::load("kv")?, "kv-one", 2, None, 0)?;
     let edit = Edit::masked(input::read(&file("scene.png"))?, &Mask::read(&file("mask-soft.png"))?)?;
-    expect_steps(&Model::of("tiny")?, "inpaint-0.75", 1, Some((&edit, &cells("mask-soft.png"))), 1)
+    expect_steps(&Model::load("tiny")?, "inpaint-0.75", 1, Some((&edit, &cells("mask-soft.png"))), 1)
 }

@@ -1,4 +1,5 @@
-//! The VAE encoder of each random model, stage by stage, each stage fed with the reference's output of the one before.
+//! The VAE encoder of each random model, stage by stage. The input of each stage is the reference's output of the
+//! previous one.
 
 use flux::backend::Memory;
 use flux::backend::cpu::{Cpu, Precision};
@@ -36,7 +37,7 @@ impl Case {
         Weights::new(&self.backend, &self.files)
     }
 
-    /// The image, as the encoder gets it.
+    /// Returns the image in the form of the encoder's input.
     fn image(&self) -> Grid<Cpu> {
         let (shape, values) = self.golden.get_ints("rgb");
         let bytes: Vec<u8> = values.iter().map(|&v| u8::try_from(v).unwrap()).collect();

@@ -1,5 +1,4 @@
-//! Noise and the first step of the images of random models, so that an error in the final latents is found where it
-//! begins.
+//! Noise and the first step of the images of random models. They locate an error in the final latents.
 
 use flux::backend::Memory;
 use flux::backend::cpu::{Cpu, Precision};
@@ -53,7 +52,7 @@ fn noise_and_the_first_step_are_those_of_the_reference() -> Result<()> {
         let modulation = model.modulation(&modulations.row(0))?;
         let dt = cpu.upload(&schedule.dts()[..1], 1, 1)?;
         let latents = sampler::step(&model, latents, &conditioning, &modulation, &dt)?;
-        // The bound is that of the final latents.
+        // The bound of the final latents.
         let expected = golden.get(&format!("{case}.latents_step_1")).1;
         assert_close(&format!("{what} step 1"), &cpu.download(&latents)?, &expected, 1e-4);
     }

@@ -1,4 +1,4 @@
-//! FLUX.3 against the reference, stage by stage: a random model, distilled and not.
+//! FLUX.3 against the reference, stage by stage: a random model, distilled and undistilled.
 
 use std::fs;
 use std::path::PathBuf;
@@ -38,7 +38,7 @@ struct Case {
     /// [width, height].
     references: Vec<[usize; 2]>,
     adapter: Option<String>,
-    /// Whether there are more tensors of it than the schedule and the last latents.
+    /// `true` if it has more tensors than the schedule and the last latents.
     keeps_stages: bool,
     text_rows: usize,
     negative_rows: Option<usize>,
@@ -52,7 +52,7 @@ fn with_stages() -> impl Iterator<Item = Case> {
     cases().into_iter().filter(|case| case.keeps_stages)
 }
 
-/// The models of the cases: one that was distilled, and one that was not, in a folder of its own.
+/// The models of the cases: a distilled one, and an undistilled one in a folder of its own.
 struct Models {
     distilled: ModelFiles,
     base: ModelFiles,
@@ -67,7 +67,7 @@ impl Models {
         Self { distilled, base: ModelFiles::open(folder.path()).unwrap(), _folder: folder }
     }
 
-    fn of(&self, case: &Case) -> &ModelFiles {
+    fn for_case(&self, case: &Case) -> &ModelFiles {
         if case.guidance.is_none() { &self.distilled } else { &self.base }
     }
 }
@@ -77,14 +77,14 @@ impl Case {
         Golden::open_path(&golden(&format!("flux3/{}.safetensors", self.name)))
     }
 
-    /// The texts that the model reads, by the names of their features, with the tokens of their windows.
+    /// Returns the texts that the model reads, by the names of their features, with the tokens of their windows.
     fn texts(&self) -> Vec<(&'static str, &str, usize)> {
         let negative = self.negative.as_deref().zip(self.negative_rows);
         let negative = negative.map(|(text, rows)| ("negative_prompt_embeds", text, rows));
         [("prompt_embeds", self.prompt.as_str(), self.text_rows)].into_iter().chain(negative).collect()
     }
 
-    /// The references as the model reads them.
+    /// Returns the references as the model reads them.
     fn references(&self) -> Result<Vec<Rgb>> {
         let images: Vec<Rgb> = self.references.iter().map(|&[width, height]| picture(width, height)).collect();
         match &images[..] {
@@ -93,7 +93,7 @@ impl Case {
         }
     }
 
-    /// [height, width] in tokens of the image, and of the references.
+    /// Returns [height, width] in tokens of the image, and of the references.
     fn latent_sizes(&self) -> Result<([usize; 2], Vec<[usize; 2]>)> {
         let references: Vec<[usize; 2]> =
             self.references()?.iter().map(|image| [image.height / 16, image.width / 16]).collect();
@@ -110,7 +110,7 @@ impl Case {
             negative: self.negative.clone(),
             ..Request::new(&self.prompt, self.seed)
         };
-        let given = if self.references.len() == 1 { GivenReference::alone } else { GivenReference::of_several };
+        let given = if self.references.len() == 1 { GivenReference::alone } else { GivenReference::among_several };
         let references =
             self.references.iter().map(|&[width, height]| given(picture(width, height), self.name.clone()));
         request.given_references = references.map(Arc::new).collect();
@@ -130,7 +130,7 @@ pub fn picture(width: usize, height: usize) -> Rgb {
     Rgb { width, height, bytes }
 }
 
-/// The features of a prompt in the golden data have one row for all padding.
+/// Compares features. In the golden data a prompt has one row for all padding.
 fn expect_features(case: &Case, name: &str, got: &[f32], features: usize) {
     let expected = case.golden().get(name).1;
     let (head, pad) = expected.split_at(expected.len() - features);
@@ -144,7 +144,7 @@ fn expect_features(case: &Case, name: &str, got: &[f32], features: usize) {
 fn text_features_are_those_of_the_reference() -> Result<()> {
     let (cpu, models) = (Cpu::new(Precision::F32), Models::open());
     for case in with_stages() {
-        let dir = models.of(&case);
+        let dir = models.for_case(&case);
         let info = ModelInfo::read(dir)?;
         let files = text_encoder::open(dir)?;
         let encoder = TextEncoder::load(&Weights::new(&cpu, &files), info.text_encoder, &info.out_layers)?;
@@ -186,10 +186,10 @@ fn prompts_are_tokenized_as_by_the_reference() {
 fn schedules_are_those_of_the_reference() -> Result<()> {
     let models = Models::open();
     for case in cases() {
-        let (info, golden) = (ModelInfo::read(models.of(&case))?, case.golden());
+        let (info, golden) = (ModelInfo::read(models.for_case(&case))?, case.golden());
         let schedule = Schedule::new(info.schedule_shift(1, case.steps), case.steps);
         assert_eq!(schedule.sigmas, golden.get("sigmas").1, "{}", case.name);
-        // The reference gives the model sigmas, which that multiplies by 1000.
+        // The reference passes sigmas to the model, which multiplies them by 1000.
         let expected = |name: &str| golden.get(name).1.iter().map(|sigma| sigma * 1000.0).collect::<Vec<_>>();
         let times = schedule.times();
         let now: Vec<f32> = times.iter().map(|times| times.now).collect();
@@ -202,7 +202,7 @@ fn schedules_are_those_of_the_reference() -> Result<()> {
     Ok(())
 }
 
-/// How the reference rounds the times of 16 steps in bf16.
+/// The reference's rounding of the times of 16 steps in bf16.
 #[test]
 fn times_in_bf16_are_those_of_the_reference() -> Result<()> {
     let info = ModelInfo::read(&Models::open().distilled)?;
@@ -221,7 +221,7 @@ fn times_in_bf16_are_those_of_the_reference() -> Result<()> {
 fn positions_are_those_of_the_reference() -> Result<()> {
     let models = Models::open();
     for case in with_stages() {
-        let (info, golden) = (ModelInfo::read(models.of(&case))?, case.golden());
+        let (info, golden) = (ModelInfo::read(models.for_case(&case))?, case.golden());
         let (size, references) = case.latent_sizes()?;
         let ids =
             |txt, references: &[[usize; 2]], image| position_ids(&info.transformer, txt, references, image).concat();
@@ -238,7 +238,7 @@ fn positions_are_those_of_the_reference() -> Result<()> {
 fn references_are_prepared_and_encoded_as_by_the_reference() -> Result<()> {
     let (cpu, models) = (Cpu::new(Precision::F32), Models::open());
     for case in with_stages().filter(|case| !case.references.is_empty()) {
-        let dir = models.of(&case);
+        let dir = models.for_case(&case);
         let info = ModelInfo::read(dir)?;
         let encoder = Encoder::load(&Weights::new(&cpu, &vae::open(dir)?), &info.vae)?;
         let mut tokens = Vec::new();
@@ -253,12 +253,12 @@ fn references_are_prepared_and_encoded_as_by_the_reference() -> Result<()> {
     Ok(())
 }
 
-/// All steps from the features of the reference on.
+/// All steps, starting from the features of the reference.
 #[test]
 fn velocities_and_latents_are_those_of_the_reference() -> Result<()> {
     let (cpu, models) = (Cpu::new(Precision::F32), Models::open());
     for case in with_stages() {
-        let (dir, golden) = (models.of(&case), case.golden());
+        let (dir, golden) = (models.for_case(&case), case.golden());
         let info = ModelInfo::read(dir)?;
         let model = Transformer::load(&Weights::new(&cpu, &transformer::open(dir)?), &info.transformer)?;
         let channels = info.transformer.in_channels;
@@ -274,7 +274,7 @@ fn velocities_and_latents_are_those_of_the_reference() -> Result<()> {
         let (size, sizes) = case.latent_sizes()?;
         let tokens = size[0] * size[1];
         let references: usize = sizes.iter().map(|[height, width]| height * width).sum();
-        // The tokens of an evaluation with so many of text, and their positions.
+        // The tokens of an evaluation with `txt` text tokens, and their positions.
         let sequence = |txt: usize| {
             let split = TokenSplit::alone(TokenLayout { references, ..TokenLayout::new(1, txt, tokens) });
             Ok::<_, flux::Error>((split, model.rope(&split, &sizes, size)?))
@@ -348,7 +348,7 @@ fn last_latents_and_images_are_those_of_the_reference() -> Result<()> {
         let latents = session.final_latents(&mut |_| {})?.remove(0).to_array();
         let (shape, expected) = case.golden().get(&format!("latents_{}", case.steps));
         let [tokens, channels] = [shape[1], shape[2]];
-        // Those of the pipeline are [channels, height, width].
+        // Latents of the pipeline are [channels, height, width].
         let packed: Vec<f32> =
             (0..tokens * channels).map(|i| latents.values[i % channels * tokens + i / channels]).collect();
         assert_close(&format!("last latents of {}", case.name), &packed, &expected, 1e-4);

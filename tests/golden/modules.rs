@@ -3,12 +3,12 @@
 use flux::backend::Memory;
 use flux::backend::cpu::{Cpu, Precision};
 use flux::model::ModelInfo;
-use flux::nn::{Operand, Weights};
+use flux::nn::{Linear, Operand, Weights};
 use flux::ops::{Conv, Mask, Norm, Rope, TokenLayout, TokenSplit};
 use flux::text_encoder::{self, Layer, Padding, PromptTokens, TextEncoder};
 use flux::transformer::{
-    self, DoubleBlock, Keys, Modulation, Residual, Sequence, SingleBlock, SingleModulation, StepModulation, StepTimes,
-    Transformer, TransformerConfig,
+    self, DoubleBlock, Keys, Modulated, Modulation, Sequence, SingleBlock, SingleModulation, StepModulation, StepTimes,
+    Stream, Transformer, TransformerConfig,
 };
 use flux::vae::{self, Decoder, Grid, MidBlock, ResnetBlock};
 use flux::{Result, Tensor};
@@ -92,7 +92,7 @@ fn text_encoder_layer_and_stacked_states() -> Result<()> {
         )?;
         case.expect("text.layer_0.output", &out);
         case.expect("text.prompt_embeds", &encoder.forward(&tokens, |_| Ok(()))?);
-        // The empty prompt, where guidance needs it.
+        // The empty prompt, if guidance needs it.
         if !case.info.is_distilled {
             let empty = text_encoder::Tokenizer::load(
                 case.dir.tokenizer(),
@@ -114,12 +114,13 @@ fn modulations_of_a_timestep() -> Result<()> {
             &case.golden.get("transformer.timestep").1.into_iter().map(StepTimes::at).collect::<Vec<_>>(),
         )?;
         let StepModulation { double, single, .. } = model.modulation(&modulations.row(0))?;
-        let (Some([double_txt, double_img]), SingleModulation::Joined(single)) = (double, single) else {
+        let (Some(double), SingleModulation::Joined(single)) = (double, single) else {
             panic!("{} has modulations of FLUX.3", case.name);
         };
+        let ([txt_attn, img_attn], [txt_mlp, img_mlp]) = (double.attn, double.mlp);
         for (name, modulations) in [
-            ("double_stream_modulation_img", &double_img[..]),
-            ("double_stream_modulation_txt", &double_txt),
+            ("double_stream_modulation_img", &[img_attn, img_mlp][..]),
+            ("double_stream_modulation_txt", &[txt_attn, txt_mlp]),
             ("single_stream_modulation", &[single]),
         ] {
             let name = format!("transformer.{name}");
@@ -133,7 +134,7 @@ fn modulations_of_a_timestep() -> Result<()> {
     Ok(())
 }
 
-/// What the blocks of a transformer read beside the stream.
+/// The inputs of a transformer's blocks in addition to the stream.
 struct Step<'a> {
     config: &'a TransformerConfig,
     modulation: StepModulation<Cpu>,
@@ -151,6 +152,13 @@ impl Step<'_> {
         single
     }
 
+    /// Returns a stream of one part, and the norm of it that the next single block reads.
+    fn next_norm(&self, stream: Stream<'_, Cpu>, reader: &Linear<Cpu>) -> Result<(Tensor<Cpu>, Operand<Cpu>)> {
+        let (out, mut h) = stream.norm(&[Modulated::Joined(self.single())], reader)?;
+        let x = out.x().next().expect("a part");
+        Ok((x.row_view(0..x.rows()), h.remove(0).0))
+    }
+
     fn sequence(&self) -> Sequence<'_, Cpu> {
         Sequence { split: TokenSplit::alone(self.layout), rope: &self.rope }
     }
@@ -161,16 +169,15 @@ fn expect_double_block(case: &Case, weights: &Weights<'_, Cpu>, step: &Step<'_>)
     let [txt_in, img_in] =
         ["txt_input", "img_input"].map(|name| case.input(&format!("transformer.double_block_0.{name}")));
     let double = DoubleBlock::load(&weights.at("transformer_blocks.0"), config)?;
-    let residual = Residual::new(Tensor::concat_rows(&[&txt_in, &img_in])?, layout.txt, config.eps);
-    let [txt, img] = modulation.double.as_ref().expect("FLUX.2 has double blocks");
-    let residual = double.forward(residual, [txt, img], &step.sequence(), Keys::Rows)?;
+    let stream = Stream::new(Tensor::concat_rows(&[&txt_in, &img_in])?, layout.txt, config.eps);
+    let of_double = modulation.double.as_ref().expect("FLUX.2 has double blocks");
+    let stream = double.forward(stream, of_double, &step.sequence(), Keys::Rows)?;
     let reader = weights.linear("proj_out", config.out_channels(), config.dim())?;
-    let next = step.single().norm(&reader);
-    let (out, next_h) = residual.norm([next; 2])?;
+    let (out, next_h) = step.next_norm(stream, &reader)?;
     let backend = weights.backend();
-    let expected = backend.download(&step.normed(out.x(), next)?)?;
+    let expected = backend.download(&step.normed(&out, step.single().norm(&reader))?)?;
     assert_eq!(backend.download(next_h.tensor())?, expected, "the norm that the next block reads");
-    let (txt_out, img_out) = (out.x().row_view(0..layout.txt), out.x().row_view(layout.txt..out.x().rows()));
+    let (txt_out, img_out) = out.split_rows(layout.txt);
     case.expect("transformer.double_block_0.txt_output", &txt_out);
     case.expect("transformer.double_block_0.img_output", &img_out);
     Ok(())
@@ -182,10 +189,9 @@ fn expect_single_block(case: &Case, weights: &Weights<'_, Cpu>, step: &Step<'_>)
     let run = |last| {
         let single = SingleBlock::load(&weights.at("single_transformer_blocks.0"), config, last)?;
         let x = case.input("transformer.single_block_0.input");
-        let residual = Residual::new(x, 0, config.eps);
-        let mut stream = single.forward(vec![residual], &[[step.single(); 2]], &step.sequence(), Keys::Rows)?;
-        let (out, next_h) = stream.remove(0).norm([step.single().norm(&reader); 2])?;
-        Ok::<_, flux::Error>((out.x().row_view(0..out.x().rows()), next_h))
+        let stream = Stream::new(x, 0, config.eps);
+        let stream = single.forward(stream, &[Modulated::Joined(step.single())], &step.sequence(), Keys::Rows)?;
+        step.next_norm(stream, &reader)
     };
     let (out, next_h) = run(false)?;
     case.expect("transformer.single_block_0.output", &out);

@@ -26,7 +26,8 @@ fn tokenizer(length: usize) -> (tempfile::TempDir, Tokenizer) {
     (dir, tokenizer)
 }
 
-/// The words, numbers, symbols and letters of many scripts that tell two tokenizers apart, in an order of no language.
+/// Returns words, numbers, symbols and letters of many scripts that distinguish tokenizers, in an order of no
+/// language.
 fn strange_texts() -> impl Iterator<Item = String> {
     let pieces = [
         "a",
@@ -76,7 +77,7 @@ fn a_gguf_file_gives_the_ids_of_the_file_that_it_was_made_from() {
     let json: serde_json::Value =
         serde_json::from_slice(&std::fs::read(dir.path().join("tokenizer.json")).unwrap()).unwrap();
     let vocab = json["model"]["vocab"].as_object().unwrap();
-    // Rows of the embedding that no token has are there too, as llama.cpp writes them.
+    // Rows of the embedding without a token are included, as in llama.cpp's files.
     let mut tokens: Vec<String> = (0..151_936).map(|id| format!("[PAD{id}]")).collect();
     let mut kinds = vec![5; tokens.len()];
     for (token, id) in vocab {
@@ -114,7 +115,7 @@ fn a_gguf_file_gives_the_ids_of_the_file_that_it_was_made_from() {
         assert!(error.contains(word) && error.contains("qwen.gguf") && error.contains("hint: "), "{error}");
     };
     refused(written("llama-bpe", kinds.clone()), "`tokenizer.ggml.pre` is `llama-bpe`, expected `qwen2`");
-    refused(written("qwen2", vec![1; 3]), "151936 tokens and 3 types");
+    refused(written("qwen2", vec![1; 3]), "151936 tokens, but 3 token types");
     kinds[151_643] = 5;
     refused(written("qwen2", kinds), "does not follow");
 }

@@ -11,7 +11,7 @@ fn names(folder: &Path) -> BTreeSet<String> {
     entries.map(|entry| entry.file_name().into_string().unwrap()).collect()
 }
 
-/// Runs the other tests of this module once more, and compares what they read with what is there.
+/// Runs the other tests of this module again, and compares the data that they read with the existing data.
 #[test]
 fn every_file_and_every_tensor_is_read_by_a_test() {
     let folder = tempfile::tempdir().unwrap();
@@ -42,7 +42,7 @@ fn every_file_and_every_tensor_is_read_by_a_test() {
     assert!(unread.is_empty(), "no test reads {unread:#?}");
 }
 
-/// tests/default_model.rs draws each image of the index.
+/// tests/default_model.rs generates each image of the index.
 #[test]
 fn every_image_of_the_default_model_is_in_the_index() {
     #[derive(serde::Deserialize)]

@@ -1,4 +1,4 @@
-//! What comes back under a mask: black as it was, grey in proportion, and no part of it lost.
+//! Results under a mask: black areas unchanged, grey in proportion, and no part of the mask lost.
 
 use flux::input::{Edit, Grey, Mask, Sides};
 use flux::rgb::Rgb;
@@ -14,15 +14,15 @@ fn even(like: &Rgb, level: u8) -> Rgb {
     Rgb { bytes: vec![level; like.bytes.len()], ..*like }
 }
 
-/// White where `is_white` says so of the middle of a pixel, in parts of the mask's sides.
+/// A mask that is white if `is_white` returns `true` for the middle of a pixel, relative to the mask's sides.
 fn mask(width: usize, height: usize, is_white: impl Fn(f64, f64) -> bool) -> Grey {
     let part = |at: usize, side: usize| (at as f64 + 0.5) / side as f64;
     let of = |at: usize| u8::from(is_white(part(at % width, width), part(at / width, height))) * 255;
     Grey { width, height, bytes: (0..width * height).map(of).collect() }
 }
 
-/// Whether any of the mask's pixels that lie over the pixel `at` of an image of `size` is not black, `reach` pixels of
-/// the image around it among them.
+/// Returns `true` if one of the mask's pixels above the pixel `at` of an image of `size`, or within `reach` pixels of
+/// the image around it, is not black.
 fn selects(mask: &Grey, size: [usize; 2], at: usize, reach: usize) -> bool {
     let (x, y) = (at % size[0], at / size[0]);
     let over = |at: usize, side: usize, of: usize| {
@@ -33,7 +33,7 @@ fn selects(mask: &Grey, size: [usize; 2], at: usize, reach: usize) -> bool {
     rows.any(|row| over(x, size[0], mask.width).any(|column| mask.bytes[row * mask.width + column] > 0))
 }
 
-/// Fails when a pixel that the mask leaves black, and that is beyond the feather, is not as it was.
+/// Fails if a pixel that the mask leaves black, and that is beyond the feather, has changed.
 #[track_caller]
 fn expect_kept(edit: &Edit, original: &Rgb, mask: &Grey, feather: usize, what: &str) {
     let result = edit.composite(&even(edit.image(), 255), feather).unwrap();
@@ -114,7 +114,7 @@ fn one_white_pixel_draws_its_square_anew_wherever_it_is() {
     }
 }
 
-/// Also where its pixels are far smaller than the image's.
+/// Even if the mask's pixels are far smaller than the image's.
 #[test]
 fn a_thin_line_in_a_large_mask_is_not_lost() {
     let mut mask = Grey { width: 2000, height: 2000, bytes: vec![0; 2000 * 2000] };

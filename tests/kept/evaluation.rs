@@ -1,4 +1,4 @@
-//! One evaluation of the transformer of which some tokens are kept.
+//! One evaluation of the transformer with some cached tokens.
 
 use flux::Result;
 use flux::backend::cpu::{Cpu, Precision};
@@ -15,14 +15,14 @@ const REFERENCE: [usize; 2] = [3, 4];
 const IMAGE: [usize; 2] = [4, 5];
 const TXT: usize = 7;
 
-/// Values that differ from row to row.
+/// Returns values that differ from row to row.
 fn values<B: Backend>(backend: &B, rows: usize, cols: usize, seed: usize) -> Result<Tensor<B>> {
     let value = |i: usize| ((i * 7919 + seed * 104_729) % 2003) as f32 / 1001.5 - 1.0;
     backend.upload(&(0..rows * cols).map(value).collect::<Vec<_>>(), rows, cols)
 }
 
-/// The velocities of tokens that are computed, by an evaluation of all tokens and by one that reads what that made of
-/// the others.
+/// Returns the velocities of the computed tokens, by an evaluation of all tokens and by one that reads its cached keys
+/// and values of the other tokens.
 fn both(is_active: impl Fn(usize) -> bool) -> Result<[Vec<f32>; 2]> {
     let (cpu, files) = (Cpu::new(Precision::F32), files());
     let (info, tensors) = (ModelInfo::read(&files)?, transformer::open(&files)?);

@@ -1,4 +1,4 @@
-//! `reuse`: frames of which some tokens are those of an earlier frame.
+//! `reuse`: frames that reuse tokens of an earlier frame.
 
 use std::sync::Arc;
 
@@ -10,7 +10,7 @@ use super::{apart, drawn, model};
 
 const SIDE: usize = 192;
 
-/// A disc on a slope of colours, of which a pan shows another part, with the noise of a camera.
+/// Returns a disc on a slope of colours, moved by a pan, with the noise of a camera.
 fn scene(disc: [i64; 2], pan: i64, noise: i64, time: u64) -> Arc<Rgb> {
     let value = |i: usize| {
         let (x, y, color) = ((i / 3 % SIDE) as i64, (i / 3 / SIDE) as i64, i % 3);
@@ -27,18 +27,18 @@ fn scene(disc: [i64; 2], pan: i64, noise: i64, time: u64) -> Arc<Rgb> {
     Arc::new(Rgb { width: SIDE, height: SIDE, bytes: (0..3 * SIDE * SIDE).map(value).collect() })
 }
 
-/// The image of a frame, alone.
+/// Returns a request for the image of a frame, alone.
 fn alone(frame: &Arc<Rgb>) -> Request {
     Request { references: vec![Arc::clone(frame)], steps: Some(2), ..Request::new("make the disc green", 42) }
 }
 
-/// The same where tokens are reused.
+/// As `alone`, with reused tokens.
 fn reused(frame: &Arc<Rgb>) -> Request {
     Request { reuse: Some(Reuse { threshold: 0.02, refresh: 100 }), ..alone(frame) }
 }
 
-/// The share of the tokens that were computed, and how many levels the image of `frame` is from the one that it becomes
-/// alone, after that of `first`.
+/// Makes the image of `frame` after that of `first`. Returns the share of computed tokens, the distance in levels from
+/// the image of `frame` alone, and the image.
 fn behind(model: &Arc<Model<Cpu>>, first: &Arc<Rgb>, frame: &Arc<Rgb>) -> (f64, f64, Rgb) {
     let (_, tokens) = drawn(model, &reused(first));
     let [computed, all] = tokens.expect("frames count them");
@@ -61,7 +61,7 @@ fn a_frame_that_is_equal_has_the_image_of_the_one_before_to_the_byte_without_wor
     assert!(second == expected && tokens.is_some_and(|[computed, all]| computed == 0 && all > 0), "{tokens:?}");
 }
 
-/// The errors that docs/live.md states, in levels of 8 bits, against the full computation.
+/// The errors in docs/live.md, in levels of 8 bits, against the full computation.
 #[test]
 fn the_error_of_three_scenes_is_what_is_stated() {
     let model = model();
@@ -131,9 +131,9 @@ fn what_cannot_be_reused_is_refused_and_says_why() {
     let values = vec![0.0; 32 * 144];
     let latents = Latents::new(flux::files::Array { shape: vec![32, 12, 12], values }).unwrap();
     for (request, why) in [
-        (Request { references: Vec::new(), ..reused(&frame) }, "images of frames"),
-        (Request { width: Some(64), ..reused(&frame) }, "in their size"),
-        (Request { change: Some(masked), references: Vec::new(), ..reused(&frame) }, "without a mask"),
+        (Request { references: Vec::new(), ..reused(&frame) }, "requires a frame"),
+        (Request { width: Some(64), ..reused(&frame) }, "of the same size"),
+        (Request { change: Some(masked), references: Vec::new(), ..reused(&frame) }, "with a mask"),
         (Request { latents: Some(latents), ..reused(&frame) }, "noise of one seed"),
         (Request { reuse: Some(Reuse { threshold: 2.0, refresh: 1 }), ..reused(&frame) }, "expected 0 to 1"),
     ] {

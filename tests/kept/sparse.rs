@@ -1,4 +1,4 @@
-//! `sparse`: edits of which steps behind the first compute what is drawn anew.
+//! `sparse`: edits whose steps after the first compute only the masked area.
 
 use std::sync::Arc;
 
@@ -14,14 +14,14 @@ use crate::support::{preset, root};
 const SIDE: usize = 256;
 const CELLS: usize = SIDE / 16;
 
-/// An edit of the cells for which `is_anew` is true, whose image is also a reference.
+/// Returns an edit of the cells for which `is_anew` returns `true`, with the image as a reference.
 fn edit(prompt: &str, image: &Arc<Rgb>, is_anew: impl Fn(usize) -> bool) -> Request {
     let cells = (0..image.width * image.height / 256).map(|cell| f32::from(u8::from(is_anew(cell)))).collect();
     let change = Change { image: Arc::clone(image), cells: Some(cells), strength: 1.0, is_reference: true };
     Request { change: Some(change), steps: Some(4), ..Request::new(prompt, 1) }
 }
 
-/// A quarter of all cells, `left` and `top` cells from the corner.
+/// Returns `true` in a quarter of all cells, `left` and `top` cells from the corner.
 fn quarter(cell: usize, left: usize, top: usize) -> bool {
     let inside = |at: usize, start: usize| (start..start + CELLS / 2).contains(&at);
     inside(cell % CELLS, left) && inside(cell / CELLS, top)
@@ -30,7 +30,7 @@ fn quarter(cell: usize, left: usize, top: usize) -> bool {
 #[test]
 fn a_sparse_edit_is_near_the_full_one_and_computes_half_the_tokens() {
     let model = model();
-    // The error is in levels, over what is drawn anew; another seed changes the full edit by 0.4 to 8 levels.
+    // The error is in levels, over the masked area; another seed changes the full edit by 0.4 to 8 levels.
     for (before, prompt, [left, top], most) in [
         (
             "a blue square in the bottom left corner, yellow background",
@@ -50,12 +50,12 @@ fn a_sparse_edit_is_near_the_full_one_and_computes_half_the_tokens() {
         println!("{prompt}: {error:.2} levels from the full edit, {change:.1} from the image; {tokens:?}");
         assert!(error < most && change > 1.5 * error, "{prompt}: {error} {change}");
         let [computed, all] = tokens.expect("some are kept");
-        // 512 text tokens, a third and more of all in so small an image.
+        // 512 text tokens, a third and more of all tokens in such a small image.
         assert!(none.is_none() && all == 4 * 1024 && 10 * computed < 7 * all + all / 10, "{computed} of {all}");
     }
 }
 
-/// Of a megapixel, where text is few of the tokens, a mask of a quarter leaves less than half of the work.
+/// In a megapixel, text is a small part of the tokens, and a mask of a quarter leaves less than half of the work.
 #[test]
 fn with_a_quarter_of_a_large_image_less_than_half_of_all_tokens_are_computed() {
     let model = model();
@@ -106,7 +106,7 @@ fn under_a_black_mask_nothing_is_computed_and_the_image_stays() {
     let request = edit("a red star", &image, |_| false);
     let (full, _) = drawn(&model, &request);
     let (sparse, tokens) = drawn(&model, &Request { sparse: true, ..request });
-    // The first step computes all, and says what the others would read.
+    // The first step computes all tokens, and records the keys and values for the others.
     assert!(sparse == full && tokens.is_some_and(|[computed, all]| 4 * computed == all), "{tokens:?}");
 }
 
@@ -128,17 +128,16 @@ fn what_cannot_be_sparse_is_refused_and_says_why() {
     let whole = Change { cells: None, ..masked.change.clone().unwrap() };
     let hidden = Change { is_reference: false, ..masked.change.clone().unwrap() };
     for (request, why) in [
-        (Request::new("a red star", 1), "without `mask`"),
-        (Request { change: Some(whole), ..masked.clone() }, "without `mask`"),
-        (Request { change: Some(hidden), ..masked.clone() }, "does not go with `no_self_reference`"),
+        (Request::new("a red star", 1), "requires `mask`"),
+        (Request { change: Some(whole), ..masked.clone() }, "requires `mask`"),
+        (Request { change: Some(hidden), ..masked.clone() }, "cannot be used with `no_self_reference`"),
     ] {
         let error = model.plan(&Request { sparse: true, ..request }).unwrap_err();
         assert!(error.kind() == ErrorKind::Usage && error.to_string().contains(why), "{error}");
         assert!(error.to_string().contains("hint: "), "{error}");
     }
     let flux3 = ModelFiles::open(&root().join("tests/golden/flux3/model")).expect("the golden model");
-    for (files, why) in [(preset("kv"), "made once"), (preset("base"), "without guidance"), (flux3, "all meet at once")]
-    {
+    for (files, why) in [(preset("kv"), "cached keys"), (preset("base"), "with guidance"), (flux3, "early blocks")] {
         let other = Model::load(Cpu::new(Precision::F32), &files).expect("a model of the tests");
         let error = other.plan(&Request { sparse: true, ..masked.clone() }).unwrap_err().to_string();
         assert!(error.contains(why), "{error}");

@@ -1,27 +1,33 @@
-//! The library names no flag: its messages speak of fields, and the program alone says which flags these are.
+//! The library contains no flags: its messages use fields, and only the program maps them to flags.
 
+use std::path::Path;
 use std::sync::LazyLock;
 
 use regex::Regex;
 
 use super::paths::{SourceFile, Sources};
-use super::{is_of_program, src};
+use super::src;
+use crate::process::project;
 
-/// The literals of a file that begin with a flag, or have one behind a backtick; each with its line. Flags of other
-/// programs stand behind their names.
+/// Returns the literals of a file that begin with a flag, or have one after a backtick; each with its line. Flags of
+/// other programs follow their names.
 fn flags(file: &SourceFile) -> Vec<String> {
     static FLAG: LazyLock<Regex> = LazyLock::new(|| Regex::new(r"(^|`)(-[A-Za-z]\b|--[a-z{])").expect("a pattern"));
     let named = file.literals.iter().filter(|(_, text)| FLAG.is_match(text));
-    named.map(|(line, text)| format!("src/{}:{line}: {text:?}", file.name)).collect()
+    named.map(|(line, text)| format!("{}:{line}: {text:?}", file.name)).collect()
+}
+
+fn found_below(folder: &Path) -> Vec<String> {
+    Sources::read(folder).files.iter().flat_map(flags).collect()
 }
 
 #[test]
 fn no_flag_is_named_in_the_library() {
-    let sources = Sources::read(&src());
-    let (of_program, library): (Vec<_>, Vec<_>) = sources.files.iter().partition(|file| is_of_program(&file.name));
-    let found: Vec<_> = library.into_iter().flat_map(flags).collect();
+    let of_library = ["flux-base", "flux-files", "flux-media"].map(|name| format!("crates/{name}/src"));
+    let folders = of_library.iter().map(|folder| project(folder)).chain([src()]);
+    let found: Vec<_> = folders.flat_map(|folder| found_below(&folder)).collect();
     assert!(found.is_empty(), "\n{}", found.join("\n"));
-    assert!(of_program.into_iter().flat_map(flags).count() > 50, "the program names its flags");
+    assert!(found_below(&project("crates/flux-cli/src")).len() > 50, "the program names its flags");
 }
 
 #[test]

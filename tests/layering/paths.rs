@@ -1,7 +1,7 @@
-//! The paths that Rust code names, and the modules of this crate that they lead to.
+//! Paths in Rust code, and the modules of this crate that they lead to.
 //!
-//! Files are parsed, so that a path is found wherever it stands: in a `use` of many lines, in code, in a macro's
-//! tokens, behind `super::` or an alias. Code that is compiled for tests only is left out.
+//! Files are parsed, so that paths are found everywhere: in a `use` of many lines, in code, in a macro's tokens, after
+//! `super::` or an alias. Code that is compiled for tests only is left out.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fs;
@@ -12,18 +12,18 @@ use syn::spanned::Spanned;
 use syn::visit::{self, Visit};
 use syn::{Attribute, ImplItem, Item, Lit, LitStr, Meta, UseTree};
 
-/// The names of a path without what it begins at: `["tensor", "Tensor"]` is `crate::tensor::Tensor`.
+/// The names of a path without its root: `["tensor", "Tensor"]` is `crate::tensor::Tensor`.
 pub type Names = Vec<String>;
 
-/// How many aliases are followed one after the other, so that two that name each other end.
-const MOST_ALIASES: usize = 16;
+/// Maximum number of consecutive aliases, so that two that refer to each other end.
+const MAX_ALIASES: usize = 16;
 
-/// Where a path leads.
+/// The target of a path.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Place {
-    /// Into this crate. (The program calls the library by its name, `flux`; their modules have different names.)
+    /// In this crate. (The program calls the library by its name, `flux`; their modules have different names.)
     Own(Names),
-    /// Into another crate, or to a type or a variable of the module itself.
+    /// In another crate, or a type or a variable of the module itself.
     Other(Names),
 }
 
@@ -31,35 +31,35 @@ pub enum Place {
 #[derive(Clone)]
 struct Written {
     line: usize,
-    /// The module that it stands in.
+    /// The module that contains it.
     module: Names,
-    /// Whether it begins with `::`.
+    /// `true` if it begins with `::`.
     rooted: bool,
     names: Names,
 }
 
-/// What a file names.
+/// The names in a file.
 #[derive(Clone)]
 pub struct SourceFile {
     /// Relative to src/.
     pub name: String,
     module: Names,
-    /// Modules that only tests have, and modules inside of the file.
+    /// Modules that only tests have, and modules inside the file.
     test_modules: Vec<Names>,
     inner_modules: Vec<Names>,
     written: Vec<Written>,
-    /// The names that a module imports, and what they stand for.
+    /// The names that a module imports, and their targets.
     imports: HashMap<(Names, String), (bool, Names)>,
-    /// The modules of which a module imports everything.
+    /// The modules that a module imports with a glob.
     globs: Vec<(Names, Names)>,
     /// Lines with unsafe code, or with an attribute that allows it.
     pub unsafe_lines: Vec<usize>,
-    /// Texts and the lines of them; comments are none.
+    /// Literals and their lines, without comments.
     pub literals: Vec<(usize, String)>,
 }
 
 impl SourceFile {
-    /// Reads the text of a file of src/.
+    /// Parses the text of a file of src/.
     pub fn parse(name: &str, text: &str) -> syn::Result<Self> {
         let file = syn::parse_file(text)?;
         let module = module_of(name);
@@ -82,14 +82,14 @@ impl SourceFile {
     }
 }
 
-/// `a/mod.rs` and `a.rs` are the module `a`; lib.rs and main.rs are the root.
+/// Returns the module of a file: `a/mod.rs` and `a.rs` are the module `a`; lib.rs and main.rs are the root.
 fn module_of(name: &str) -> Names {
     let stem = name.trim_end_matches(".rs");
     let stem = stem.strip_suffix("/mod").unwrap_or(stem);
     if ["lib", "main"].contains(&stem) { Vec::new() } else { stem.split('/').map(String::from).collect() }
 }
 
-/// All files of src/ and what their paths lead to.
+/// All files of src/ and the targets of their paths.
 pub struct Sources {
     pub files: Vec<SourceFile>,
     modules: BTreeSet<Names>,
@@ -111,20 +111,20 @@ impl Sources {
         Self::new(files)
     }
 
-    /// Every path of a file: its line, and the place that it leads to.
+    /// Returns every path of a file: its line, and its target.
     pub fn used<'a>(&'a self, file: &'a SourceFile) -> impl Iterator<Item = (usize, Place)> + 'a {
-        let place = |path: &Written| self.place(file, &path.module, path.rooted, &path.names, MOST_ALIASES);
+        let place = |path: &Written| self.place(file, &path.module, path.rooted, &path.names, MAX_ALIASES);
         file.written.iter().map(move |path| (path.line, place(path)))
     }
 
-    /// Replaces what a path of `module` begins with, until it begins at the root of a crate.
+    /// Resolves the beginning of a path of `module`, until it begins at the root of a crate.
     fn place(&self, file: &SourceFile, module: &[String], rooted: bool, names: &[String], left: usize) -> Place {
         let (first, rest) = names.split_first().expect("a path has a name");
         let below = |module: &[String], rest: &[String]| Place::Own([module, rest].concat());
         let parent = |module: &[String]| module[..module.len().saturating_sub(1)].to_vec();
         match first.as_str() {
-            _ if rooted && first != "flux" => return Place::Other(names.to_vec()),
-            "crate" | "flux" => return Place::Own(rest.to_vec()),
+            _ if rooted => return Place::Other(names.to_vec()),
+            "crate" => return Place::Own(rest.to_vec()),
             "self" => return below(module, rest),
             "super" => {
                 let up = rest.iter().take_while(|name| *name == "super").count();
@@ -155,17 +155,17 @@ impl Sources {
         Place::Other(names.to_vec())
     }
 
-    /// The module that holds what a path of this crate leads to, behind all re-exports.
+    /// Returns the module that defines the target of a path of this crate, through all re-exports.
     fn holder(&self, path: &[String]) -> Names {
         let mut path = path.to_vec();
-        for _ in 0..MOST_ALIASES {
+        for _ in 0..MAX_ALIASES {
             let module = (0..=path.len()).rev().map(|n| &path[..n]).find(|module| self.modules.contains(*module));
             let module = module.unwrap_or_default().to_vec();
             let Some(name) = path.get(module.len()) else { return module };
             let key = (module.clone(), name.clone());
             let found = self.files.iter().filter(|file| file.name != "main.rs").find_map(|file| {
                 let (rooted, target) = file.imports.get(&key)?;
-                Some(self.place(file, &module, *rooted, target, MOST_ALIASES))
+                Some(self.place(file, &module, *rooted, target, MAX_ALIASES))
             });
             match found {
                 Some(Place::Own(target)) => path = [&target, &path[module.len() + 1..]].concat(),
@@ -175,7 +175,7 @@ impl Sources {
         path
     }
 
-    /// For every module the modules of which it uses something.
+    /// Returns the modules that every module uses.
     pub fn module_graph(&self) -> BTreeMap<Names, BTreeSet<Names>> {
         let mut graph: BTreeMap<Names, BTreeSet<Names>> = BTreeMap::new();
         for file in &self.files {
@@ -203,8 +203,8 @@ fn read_below(folder: &FilePath, below: &str, files: &mut Vec<SourceFile>) {
     }
 }
 
-/// Circles among the modules of each folder: sets of siblings that use each other, directly or through others of them.
-/// A sibling uses what the modules in it use.
+/// Returns the cycles among the modules of each folder: sets of siblings that use each other, directly or through
+/// others of them. A sibling uses everything that its submodules use.
 pub fn circles(graph: &BTreeMap<Names, BTreeSet<Names>>) -> Vec<(String, BTreeSet<String>)> {
     let folders: BTreeSet<&[String]> = graph.keys().flat_map(|m| (0..m.len()).map(|n| &m[..n])).collect();
     let mut found = Vec::new();
@@ -215,7 +215,7 @@ pub fn circles(graph: &BTreeMap<Names, BTreeSet<Names>>) -> Vec<(String, BTreeSe
             let Some(from) = sibling(module) else { continue };
             reach.entry(from.clone()).or_default().extend(uses.iter().filter_map(sibling).filter(|to| *to != from));
         }
-        // Each round doubles the length of the ways that are known, and no way is longer than there are modules.
+        // Each round doubles the length of the known ways, and no way is longer than the number of modules.
         for _ in 0..reach.len() {
             let once = reach.clone();
             for to in reach.values_mut() {
@@ -280,7 +280,7 @@ impl Reader {
         self.file.literals.push((text.span().start().line, text.value()));
     }
 
-    /// Texts, and paths of two or more names, among the tokens of a macro.
+    /// Collects literals, and paths of two or more names, among the tokens of a macro.
     fn tokens(&mut self, tokens: TokenStream) {
         let tokens: Vec<TokenTree> = tokens.into_iter().collect();
         let punct = |i: usize, c: char| matches!(tokens.get(i), Some(TokenTree::Punct(p)) if p.as_char() == c);
@@ -298,7 +298,7 @@ impl Reader {
                         self.file.unsafe_lines.push(ident.span().start().line);
                     }
                     let rooted = i >= 2 && punct(i - 1, ':') && punct(i - 2, ':');
-                    // `$crate` is `crate`; any other name behind a `$` stands for something else.
+                    // `$crate` is `crate`; any other name after a `$` is a variable.
                     let variable = i >= 1 && punct(i - 1, '$') && ident != "crate";
                     let mut names = vec![ident.to_string()];
                     while punct(i + 1, ':')
@@ -319,7 +319,7 @@ impl Reader {
     }
 }
 
-/// Whether code with such a condition is compiled for tests only.
+/// Returns `true` if code with such a condition is compiled for tests only.
 fn needs_test(condition: &Meta) -> bool {
     match condition {
         Meta::Path(path) => path.is_ident("test"),
@@ -387,7 +387,7 @@ impl<'ast> Visit<'ast> for Reader {
     }
 
     fn visit_path(&mut self, path: &'ast syn::Path) {
-        // A single name is a variable, or what a `use` brought in.
+        // A single name is a variable, or a name imported by a `use`.
         if path.segments.len() > 1 {
             let names = path.segments.iter().map(|segment| segment.ident.to_string()).collect();
             self.write(path.span().start().line, path.leading_colon.is_some(), names);

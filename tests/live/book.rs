@@ -5,7 +5,7 @@ use std::process::Command;
 use super::shell;
 use crate::readme::commands_in;
 
-/// What stands in the book, and what a test has in its place: a camera and a screen that are there, and less to do.
+/// Parts of the book's commands, and their replacements in the test: an available camera and screen, and less work.
 const INSTEAD: [(&str, &str); 14] = [
     ("-f v4l2 -input_format mjpeg -i /dev/video0 -c copy", "-f lavfi -i testsrc=size=96x96:rate=4:duration=1 -q:v 3"),
     ("-f v4l2 -i /dev/video0", "-f lavfi -i testsrc=size=96x96:rate=4:duration=1"),

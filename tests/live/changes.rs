@@ -1,4 +1,4 @@
-//! What changes between frames.
+//! Changes between frames.
 
 use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -29,7 +29,7 @@ impl Live {
         Self { child, stdin }
     }
 
-    /// The image of a frame.
+    /// Returns the image of a frame.
     fn image(&mut self, number: usize) -> Rgb {
         self.stdin.write_all(&frame(number).bytes).unwrap();
         self.next()
@@ -77,7 +77,7 @@ fn a_socket_takes_changes_and_answers_each() {
     let second = live.image(1);
     assert!(second != first);
     for (line, word) in [
-        ("{", "no change"),
+        ("{", "not a valid change"),
         (r#"{"promt": "x"}"#, "promt"),
         (r#"{"strength": 2}"#, "strength is 2"),
         (r#"{"references": ["none.png"]}"#, "none.png"),
@@ -86,7 +86,7 @@ fn a_socket_takes_changes_and_answers_each() {
         assert!(answer["error"].as_str().is_some_and(|error| error.contains(word)), "{answer}");
     }
     assert!(live.image(1) == second, "what was refused changes nothing");
-    // Another client, and back to what was first.
+    // Another client, and back to the first settings.
     let mut other = BufReader::new(UnixStream::connect(&path).unwrap());
     assert_eq!(ask(&mut other, r#"{"seed": 7, "prompt": "a red circle"}"#), json!({"ok": true}));
     assert!(live.image(1) == first);
@@ -109,7 +109,7 @@ fn a_fifo_takes_changes_of_one_writer_after_the_other() {
         fs::write(&fifo, line).unwrap();
         wait_for(|| (live.image(1) == first) == is_first);
     }
-    assert!(live.end().stderr.contains("all stays as it is"));
+    assert!(live.end().stderr.contains("the settings are unchanged"));
     let other = folder.path().join("file");
     fs::write(&other, "").unwrap();
     let (_, ended) = run(folder.path(), &raw_flags(&["--control", "file"]), raw([1]));
@@ -128,7 +128,7 @@ fn a_file_with_the_prompt_is_read_again() {
     let first = live.image(1);
     fs::write(&prompt, "a blue star").unwrap();
     wait_for(|| live.image(1) != first);
-    // What is no prompt changes nothing.
+    // A file that is no prompt changes nothing.
     fs::write(&prompt, b"\xff\xfe").unwrap();
     fs::remove_file(&prompt).unwrap();
     fs::write(&prompt, "a red circle").unwrap();

@@ -1,4 +1,4 @@
-//! A reader that stalls or is gone, a frame that is broken or has another size, a stream that ends anywhere.
+//! Readers that stall or disconnect, frames that are broken or have another size, streams that end anywhere.
 
 use std::fs;
 use std::io::{Read, Write};
@@ -9,10 +9,10 @@ use std::time::{Duration, Instant};
 use super::{QUICK, SIDE, begun, frame, images, jpeg, raw, raw_flags, run, sized, still, told};
 use crate::program::{Run, flux};
 
-/// No state takes longer to end.
+/// Maximum time to end, in any state.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// How a program ended that is to end by itself.
+/// Returns the result of a program that should end by itself.
 fn ended(mut child: Child) -> Run {
     let start = Instant::now();
     let status = loop {
@@ -70,10 +70,10 @@ fn frames_in_front_of_a_damaged_one_become_images() {
     let bytes = [&b"YUV4MPEG2 W64 H64 Cmono\n"[..], &grey(90), &grey(160), b"FRAMES are no more\n"].concat();
     let (out, ended) = run(folder.path(), &[&QUICK[..], &["--all", "--to", "rgb24"]].concat(), bytes.clone());
     assert_eq!(images(&out).len(), 2);
-    ended.fails(1, &["does not begin as one"]);
+    ended.fails(1, &["no valid header"]);
     let (out, ended) = run(folder.path(), &[&QUICK[..], &["--to", "rgb24"]].concat(), bytes);
     assert!(!out.is_empty(), "the last one is there");
-    ended.fails(1, &["does not begin as one"]);
+    ended.fails(1, &["no valid header"]);
 }
 
 #[test]
@@ -82,7 +82,7 @@ fn what_are_no_frames_is_refused() {
     for (flags, bytes, code, words) in [
         (&QUICK[..], &b""[..], 1, "ended before the first frame"),
         (&QUICK[..], b"hello, these are no frames", 2, "neither Y4M nor MJPEG"),
-        (&raw_flags(&[])[..], b"too short", 1, "ends inside the frame"),
+        (&raw_flags(&[])[..], b"too short", 1, "ends inside a frame"),
         (&QUICK[..], b"\xff\xd8\xff\xe0 no JPEG", 1, "JPEG"),
         (&QUICK[..], b"YUV4MPEG2 W64 H64 C420p10\n", 2, "more than 8 bits"),
         (&QUICK[..], b"YUV4MPEG2 W64 H64 C444\nFRAM", 1, ""),
@@ -121,7 +121,7 @@ fn a_reader_that_is_gone_ends_it_while_it_writes_and_while_it_waits() {
     drop(child.stdout.take());
     ended(child).fails(1, &["standard output", "hint: "]);
     feeder.join().unwrap();
-    // Nothing comes, a part of a frame, or no second one.
+    // No frame, a part of a frame, or no second frame.
     for bytes in [vec![], vec![0; 100], raw([1])] {
         let mut child = begun(folder.path(), &raw_flags(&[]));
         let mut stdin = child.stdin.take().unwrap();
@@ -133,7 +133,7 @@ fn a_reader_that_is_gone_ends_it_while_it_writes_and_while_it_waits() {
             child.stdout.as_mut().unwrap().read_exact(&mut image).unwrap();
         }
         drop(child.stdout.take());
-        ended(child).fails(1, &["nobody reads", "standard output"]);
+        ended(child).fails(1, &["the receiver of the images", "standard output"]);
         drop(stdin);
     }
 }
@@ -154,7 +154,7 @@ fn a_reader_that_stalls_stalls_all_and_takes_no_memory() {
         let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:").map(str::to_string));
         line.and_then(|line| line.trim().trim_end_matches(" kB").parse::<u64>().ok()).unwrap_or(0)
     };
-    // One image is read, so that all that is loaded is.
+    // One image is read, so that everything is loaded.
     let mut image = vec![0; raw([1]).len()];
     child.stdout.as_mut().unwrap().read_exact(&mut image).unwrap();
     thread::sleep(Duration::from_secs(4));
@@ -177,7 +177,7 @@ fn a_signal_ends_it_while_it_waits_for_frames() {
         let mut stdin = child.stdin.take().unwrap();
         stdin.write_all(&bytes).unwrap();
         if bytes.len() < raw([1]).len() {
-            // It listens to signals before it reads.
+            // It handles signals before it reads.
             thread::sleep(Duration::from_secs(4));
         } else {
             let mut image = vec![0; bytes.len()];
@@ -198,12 +198,12 @@ fn the_first_error_is_told_where_figures_cannot_be_written_either() {
     let folder = tempfile::tempdir().unwrap();
     let (_, ended) = run(folder.path(), &[&QUICK[..], &["--stats=/dev/full"]].concat(), b"no frames at all".to_vec());
     ended.fails(2, &["neither Y4M nor MJPEG"]);
-    run(folder.path(), &raw_flags(&["--stats=/dev/full"]), raw([1])).1.fails(1, &["cannot write the figures"]);
+    run(folder.path(), &raw_flags(&["--stats=/dev/full"]), raw([1])).1.fails(1, &["cannot write the statistics"]);
 }
 
 #[test]
 fn a_terminal_is_no_place_for_frames() {
-    // Without one, the program cannot tell; `script` of tests/support/pty.rs is for what is shown.
-    let run = Run::of(flux().args(QUICK).stdin(Stdio::null()));
+    // Without a terminal, the program cannot tell; `script` of tests/support/pty.rs tests its output.
+    let run = Run::new(flux().args(QUICK).stdin(Stdio::null()));
     run.fails(1, &["ended before the first frame"]);
 }

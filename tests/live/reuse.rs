@@ -1,4 +1,4 @@
-//! `--reuse`: frames that differ little from one before.
+//! `--reuse`: frames that differ little from an earlier one.
 
 use std::fs;
 
@@ -7,7 +7,7 @@ use serde_json::Value;
 
 use super::{SIDE, frame, images, raw_flags, run};
 
-/// A frame in whose first square something is seen.
+/// Returns a frame with an object in its first square.
 fn marked() -> Rgb {
     let mut frame = frame(0);
     let is_marked = |i: usize| i / 3 % SIDE < 8 && i / 3 / SIDE < 8;

@@ -1,4 +1,4 @@
-//! Images that a tiny decoder makes.
+//! Images by a tiny decoder.
 
 use std::sync::Arc;
 
@@ -10,13 +10,13 @@ use safetensors::tensor::Dtype;
 
 use super::{frame, images, raw, raw_flags, run};
 use crate::program::project;
-use crate::tiny_decoder::{TinyDecoder, of_diffusers};
+use crate::tiny_decoder::{TinyDecoder, diffusers_name};
 
 #[test]
 fn a_tiny_decoder_makes_the_images_where_it_is_given() {
     let folder = tempfile::tempdir().unwrap();
     let decoder = TinyDecoder::random(8, 8);
-    decoder.write(&folder.path().join("taef2.safetensors"), Dtype::F16, of_diffusers);
+    decoder.write(&folder.path().join("taef2.safetensors"), Dtype::F16, diffusers_name);
     let drawn = |flags: &[&str]| {
         let flags = [&["--all", "--precision", "f32"], flags].concat();
         let (bytes, ended) = run(folder.path(), &raw_flags(&flags), raw([1, 2, 1]));
@@ -41,7 +41,7 @@ fn a_tiny_decoder_makes_the_images_where_it_is_given() {
 #[test]
 fn a_decoder_that_is_none_or_of_another_model_is_refused_before_any_frame() {
     let folder = tempfile::tempdir().unwrap();
-    TinyDecoder::random(32, 4).write(&folder.path().join("other.safetensors"), Dtype::F16, of_diffusers);
+    TinyDecoder::random(32, 4).write(&folder.path().join("other.safetensors"), Dtype::F16, diffusers_name);
     for (file, words) in [("none", "none"), ("other.safetensors", "latent")] {
         let (bytes, ended) = run(folder.path(), &raw_flags(&["--preview-decoder", file]), raw([1]));
         assert!(bytes.is_empty());

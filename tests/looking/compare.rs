@@ -9,7 +9,7 @@ use flux::input::read;
 /// The first value that differs.
 const MIDDLE: usize = 3 * (8 * 32 + 12);
 
-/// Two images of 32 x 16, of which 8 pixels in the middle differ by 10, and the same in two folders.
+/// Creates two images of 32 x 16, with 8 pixels in the middle that differ by 10, and the same in two folders.
 fn images() -> tempfile::TempDir {
     let folder = folder();
     for name in ["one", "two"] {
@@ -47,7 +47,7 @@ fn a_line_tells_how_far_two_images_are_apart() {
     run(folder.path(), &["compare", "a.png", "b.png", "--min-psnr", "46"]).succeeds();
     let apart = run(folder.path(), &["compare", "a.png", "b.png", "--min-psnr", "47"]);
     assert_eq!((apart.code, apart.stdout), (Some(1), line), "the line is printed in any case");
-    assert!(apart.stderr.contains("46.19 dB apart, expected at least 47 dB"), "{}", apart.stderr);
+    assert!(apart.stderr.contains("46.19 dB, expected at least 47 dB"), "{}", apart.stderr);
     let found = json(folder.path(), &["a.png", "b.png"]);
     assert_eq!((found["max"].as_u64(), found["differing_pixels"].as_u64()), (Some(10), Some(8)));
     assert_eq!((found["width"].as_u64(), found["height"].as_u64()), (Some(32), Some(16)));
@@ -59,7 +59,7 @@ fn a_line_tells_how_far_two_images_are_apart() {
 fn the_differences_are_shown_so_that_they_can_be_seen() {
     let folder = images();
     let made = run(folder.path(), &["compare", "a.png", "b.png", "--diff", "diff.png"]).succeeds();
-    assert_eq!(made.stderr, "wrote diff.png: the differences, 25 times as large\n");
+    assert_eq!(made.stderr, "wrote diff.png: the differences, amplified 25 times\n");
     let diff = read(&folder.path().join("diff.png")).unwrap();
     let expected = |place| if (MIDDLE..MIDDLE + 24).contains(&place) { 250 } else { 0 };
     assert!(diff.bytes.iter().enumerate().all(|(place, level)| *level == expected(place)));
@@ -70,15 +70,15 @@ fn the_differences_are_shown_so_that_they_can_be_seen() {
         .fails(2, &["is one of the images", "--diff"]);
     assert_eq!(fs::read(folder.path().join("b.png")).unwrap(), before);
     run(folder.path(), &["compare", "a.png", "b.png", "--diff", "diff.gif"]).fails(2, &["--diff", ".png, .jpg"]);
-    run(folder.path(), &["compare", "one", "two", "--diff", "diff.png"]).fails(2, &["--diff", "two folders"]);
+    run(folder.path(), &["compare", "one", "two", "--diff", "diff.png"]).fails(2, &["--diff", "two images"]);
 }
 
 #[test]
 fn images_that_cannot_be_compared_are_told() {
     let folder = images();
     write(&folder.path().join("tall.png"), &flat(16, 32, [0; 3]));
-    run(folder.path(), &["compare", "a.png", "tall.png"]).fails(1, &["the images are 32x16 and 16x32", "one size"]);
-    run(folder.path(), &["compare", "a.png", "one"]).fails(2, &["it is a folder, and `a.png` is not", "in: one"]);
+    run(folder.path(), &["compare", "a.png", "tall.png"]).fails(1, &["32x16 and 16x32", "the same size"]);
+    run(folder.path(), &["compare", "a.png", "one"]).succeeds(); // with the image of its name
     run(folder.path(), &["compare", "a.png", "none.png"]).fails(1, &["none.png"]);
     let small = run(folder.path(), &["compare", "tall.png", "tall.png"]).succeeds().stdout;
     assert!(small.contains("ssim 1.00000"), "{small}");
@@ -103,7 +103,7 @@ fn folders_are_compared_name_by_name_with_a_summary() {
     run_folders(&["--min-psnr", "46"]).succeeds();
     let apart = run_folders(&["--min-psnr", "47"]);
     assert_eq!(apart.code, Some(1));
-    assert!(apart.stderr.contains("1 of 2 pairs are further apart than 47 dB; `x.png`"), "{}", apart.stderr);
+    assert!(apart.stderr.contains("1 of 2 pairs have a PSNR below 47 dB; `x.png`"), "{}", apart.stderr);
     let found = json(folder.path(), &["one", "two"]);
     assert_eq!(found["pairs"].as_array().map(Vec::len), Some(2));
     assert_eq!((&found["pairs"][1]["name"], &found["pairs"][1]["max"]), (&"x.png".into(), &10.into()));
@@ -116,10 +116,10 @@ fn a_pair_that_cannot_be_compared_does_not_hide_the_others() {
     write(&folder.path().join("two/only.png"), &flat(16, 32, [0; 3]));
     let made = run(folder.path(), &["compare", "one", "two"]);
     assert_eq!(made.code, Some(1));
-    assert!(made.stdout.contains("only.png   the images are 32x16 and 16x32\n"), "{}", made.stdout);
+    assert!(made.stdout.contains("only.png   the images have different sizes: 32x16 and 16x32\n"), "{}", made.stdout);
     assert!(made.stdout.contains("2 pairs, 1 equal"), "{}", made.stdout);
     assert!(made.stderr.contains("1 of 3 pairs cannot be compared") && made.stderr.contains("only.png"));
     fs::create_dir(folder.path().join("empty")).unwrap();
     run(folder.path(), &["compare", "one", "empty"])
-        .fails(1, &["no image of a name that one in `empty` has", "in: one"]);
+        .fails(1, &["no image with the same name as one in `empty`", "in: one"]);
 }

@@ -15,7 +15,7 @@ fn at(image: &Rgb, x: usize, y: usize) -> [u8; 3] {
     image.bytes.as_chunks::<3>().0[y * image.width + x]
 }
 
-/// Whether there is anything but white in a part of an image.
+/// Returns `true` if a part of an image is not completely white.
 fn has_ink(image: &Rgb, x: std::ops::Range<usize>, y: std::ops::Range<usize>) -> bool {
     y.into_iter().any(|y| x.clone().any(|x| at(image, x, y) != [255; 3]))
 }
@@ -25,7 +25,7 @@ fn sheet(folder: &Path, args: &[&str]) -> Rgb {
     read(&folder.join("sheet.png")).expect("the sheet is there")
 }
 
-/// Two images of 64 x 64 whose seeds differ, and a photograph of 32 x 16.
+/// Creates two images of 64 x 64 with different seeds, and a photograph of 32 x 16.
 fn images() -> tempfile::TempDir {
     let folder = folder();
     write_made(&folder.path().join("a.png"), &flat(64, 64, RED), "a cat", 1);
@@ -47,7 +47,7 @@ fn a_sheet_has_the_images_in_rows_and_what_differs_under_them() {
     // The photograph is not scaled up, and is in the middle of its place.
     assert_eq!((at(&image, 24, 127), at(&image, 55, 142)), ([0, 0, 200], [0, 0, 200]));
     assert_eq!((at(&image, 23, 127), at(&image, 24, 126)), ([255; 3], [255; 3]));
-    // Under the first `1`, under the second `22`, which is wider, and under the last its name.
+    // The label of the first is `1`, of the second `22`, which is wider, and of the last its name.
     assert!(has_ink(&image, 35..45, 74..95) && !has_ink(&image, 8..35, 74..95));
     assert!(has_ink(&image, 103..112, 74..95) && has_ink(&image, 112..121, 74..95));
     assert!(has_ink(&image, 17..62, 169..190));
@@ -96,14 +96,14 @@ fn what_cannot_be_done_is_found_before_the_work() {
     refused(&["-o", "sheet.png"], 2, &["FILE"]);
     refused(&["a.png"], 2, &["--output"]);
     refused(&["a.png", "none.png", "-o", "sheet.png"], 1, &["none.png"]);
-    refused(&["a.png", "-o", "sheet.png", "--label", "{sed}"], 2, &["--label", "no field `sed`"]);
+    refused(&["a.png", "-o", "sheet.png", "--label", "{sed}"], 2, &["--label", "unknown field `sed`"]);
     refused(&["a.png", "-o", "sheet.png", "--background", "pink"], 2, &["--background", "20a0ff"]);
     refused(&["a.png", "-o", "sheet.png", "--cell", "0"], 2, &["--cell"]);
     let many = vec!["a.png"; 300];
     let large = ["-o", "sheet.png", "--cell", "1024"];
     refused(&[&many[..], &large].concat(), 2, &["the sheet would be", "in: --cell", "--columns"]);
     fs::write(folder.path().join("text.png"), "no image").unwrap();
-    refused(&["a.png", "text.png", "-o", "sheet.png"], 1, &["text.png", "no PNG, JPEG or WebP"]);
+    refused(&["a.png", "text.png", "-o", "sheet.png"], 1, &["text.png", "not a PNG, JPEG or WebP"]);
     assert!(!folder.path().join("sheet.png").exists());
 }
 
@@ -128,7 +128,7 @@ fn a_recipe_that_cannot_be_read_is_noted_and_the_name_is_shown() {
     Target::new(&folder.path().join("a.png")).unwrap().write(&pixels(64, 64), &metadata).unwrap();
     let made = run(folder.path(), &["sheet", "a.png", "-o", "sheet.png", "--label", "seed"]).succeeds();
     assert!(
-        made.stderr.contains("note: `a.png` has its name for a label: its recipe cannot be read"),
+        made.stderr.contains("note: `a.png` is labelled with its file name: its recipe cannot be read"),
         "{}",
         made.stderr
     );

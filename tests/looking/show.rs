@@ -1,4 +1,4 @@
-//! `flux show` in terminals of all kinds. After each, the terminal is as it was.
+//! `flux show` in terminals of all kinds. Each run must restore the terminal.
 
 use std::path::Path;
 use std::process::Command;
@@ -13,10 +13,10 @@ const KITTY: &str = "\x1b_Ga=T,f=100,";
 const ITERM2: &str = "\x1b]1337;File=inline=1;size=";
 const SIXEL: &str = "\x1bP0;1;0q\"1;1;64;48#";
 const BLOCK: &str = "▀";
-/// kitty's question.
+/// The query for kitty's protocol.
 const ASKS_KITTY: &str = "\x1b_Gi=31,";
 
-/// `flux show`, away from the terminal that the tests run in.
+/// Returns a `flux show` command, without the terminal that the tests run in.
 fn show(folder: &Path, args: &[&str], variables: &[(&str, &str)]) -> Command {
     let mut command = flux();
     for name in ["NO_COLOR", "TMUX", "SSH_TTY", "COLORTERM", "TERM_PROGRAM"] {
@@ -37,7 +37,7 @@ fn shown(variables: &[(&str, &str)], terminal: &Terminal<'_>) -> Played {
     played
 }
 
-/// Fails where not this one of all kinds of images is shown.
+/// Fails unless exactly this kind of image is shown.
 #[track_caller]
 fn expect(played: &Played, kind: &str) {
     assert_eq!(played.code, Some(0), "{}", played.stderr);
@@ -59,7 +59,7 @@ fn each_terminal_gets_what_it_says_that_it_knows() {
     expect(&played, ITERM2);
     assert!(played.shown.contains(";width=8;height=3;"), "{:?}", played.shown);
     expect(&shown(&[], &answering(b"\x1bP>|XTerm(390)\x1b\\\x1b[?64;1;2;4;6;9;15;22c")), SIXEL);
-    // VS Code does not tell its version.
+    // VS Code does not report its version.
     let code = [("TERM_PROGRAM", "vscode")];
     let played = shown(&code, &answering(b"\x1b[?1;2c"));
     expect(&played, BLOCK);
@@ -75,7 +75,7 @@ fn a_terminal_that_never_answers_is_not_waited_for_long() {
     let never = Terminal { answer: None, then: &|_, _| {} };
     let played = shown(&[], &never);
     expect(&played, BLOCK);
-    // 0.2 s for answers and 0.4 s for late ones; the rest is a busy machine.
+    // 0.2 s for answers and 0.4 s for late ones; the rest is for busy machines.
     assert!(played.time < Duration::from_secs(10), "{:?}", played.time);
 }
 
@@ -101,7 +101,7 @@ fn keys_and_signals_meanwhile_end_it_and_the_terminal_is_as_it_was() {
     };
     let played = shown(&ssh, &interrupts);
     assert_eq!((played.code, played.shown.contains(BLOCK)), (Some(130), false), "{}", played.stderr);
-    // The second signal may come when the first has ended it.
+    // The second signal may come when the first has ended the program.
     let cases = [(["TERM", ""], [143, 143]), (["TERM", "TERM"], [143, 143]), (["HUP", "INT"], [129, 130])];
     for (signals, codes) in cases {
         let send = Terminal {
@@ -137,7 +137,7 @@ fn a_terminal_for_text_alone_is_neither_asked_nor_shown_anything() {
         let played = shown(&variables, &answering(b""));
         assert_eq!((played.code, played.shown.as_str()), (Some(2), ""), "{variables:?}");
         assert!(
-            played.stderr.contains("text alone") && played.stderr.contains("--protocol blocks"),
+            played.stderr.contains("only text") && played.stderr.contains("--protocol blocks"),
             "{}",
             played.stderr
         );
@@ -148,7 +148,7 @@ fn a_terminal_for_text_alone_is_neither_asked_nor_shown_anything() {
 fn without_a_terminal_to_read_from_nothing_is_asked() {
     let folder = folder();
     write(&folder.path().join("a.png"), &pixels(64, 48));
-    // A shell has the terminal, and the program reads from a file.
+    // A shell owns the terminal, and the program reads from a file.
     let mut command = Command::new("sh");
     let line = format!("'{}' show a.png < /dev/null", flux().get_program().to_string_lossy());
     command.current_dir(folder.path()).args(["-c", &line]).env("TERM", "xterm-256color");
@@ -164,7 +164,7 @@ fn without_a_terminal_to_read_from_nothing_is_asked() {
 fn without_a_terminal_it_fails_unless_a_protocol_is_named() {
     let folder = folder();
     write(&folder.path().join("a.png"), &pixels(64, 48));
-    run(folder.path(), &["show", "a.png"]).fails(2, &["standard output is no terminal", "--protocol blocks"]);
+    run(folder.path(), &["show", "a.png"]).fails(2, &["standard output is not a terminal", "--protocol blocks"]);
     for (protocol, kind) in [("kitty", KITTY), ("iterm2", ITERM2), ("sixel", SIXEL), ("blocks", BLOCK)] {
         let shown = run(folder.path(), &["show", "a.png", "--protocol", protocol]).succeeds().stdout;
         assert!(shown.contains(kind) && !shown.contains("\x1b[c"), "{protocol}: {shown:?}");
@@ -190,7 +190,7 @@ fn several_images_have_their_names() {
     assert!(shown.starts_with("a.png\n") && shown.contains("b\\u{1b}[2Jc.png\n"), "{shown:?}");
 }
 
-/// tmux itself, where it is installed.
+/// tmux itself, if it is installed.
 #[test]
 fn in_tmux_the_terminal_is_as_it_was_and_blocks_are_on_the_screen() {
     let folder = folder();
@@ -228,7 +228,7 @@ fn in_tmux_the_terminal_is_as_it_was_and_blocks_are_on_the_screen() {
     let text = |name: &str| std::fs::read_to_string(folder.path().join(name)).expect("a mode");
     assert_eq!(text("before"), text("after"));
     let screen = String::from_utf8_lossy(&screen);
-    // 64 x 48 pixels are 8 x 3 characters, or fewer where tmux tells larger ones; and nothing but them.
+    // 64 x 48 pixels are 8 x 3 characters, or fewer if tmux reports larger ones; and nothing else.
     assert!(screen.contains(BLOCK) && screen.trim().chars().all(|c| c == '▀' || c == '\n'), "{screen}");
     assert!(!String::from_utf8_lossy(&title).contains("i=31"), "{title:?}");
 }

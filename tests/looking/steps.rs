@@ -1,4 +1,4 @@
-//! What `--show-steps` shows: with a tiny decoder, what that makes of the latents, and else what a linear map does.
+//! `--show-steps`: previews by a tiny decoder if there is one, else by a linear map.
 
 use std::fs;
 use std::path::Path;
@@ -15,9 +15,9 @@ use safetensors::tensor::Dtype;
 
 use super::folder;
 use crate::program::{Run, flux, project};
-use crate::tiny_decoder::{TinyDecoder, of_diffusers};
+use crate::tiny_decoder::{TinyDecoder, diffusers_name};
 
-/// What is drawn.
+/// The flags of the image.
 const DRAWN: [&str; 14] =
     ["-p", "a cat", "-S", "1", "-W", "48", "-H", "32", "-s", "2", "--device", "cpu", "--precision", "f32"];
 
@@ -25,10 +25,10 @@ fn drawn(folder: &Path, variables: &[(&str, &str)], flags: &[&str]) -> Run {
     let model = project("models/tiny");
     let mut command = flux();
     command.current_dir(folder).arg("-d").arg(model).args(DRAWN).args(["-q", "-o", "x.png"]).args(flags);
-    Run::of(command.envs(variables.iter().copied()))
+    Run::new(command.envs(variables.iter().copied()))
 }
 
-/// The images that were sent by kitty's protocol.
+/// Returns the images that were sent by kitty's protocol.
 fn sent(folder: &Path, stdout: &str) -> Vec<Rgb> {
     let mut images: Vec<String> = Vec::new();
     for command in stdout.split("\x1b_G").skip(1) {
@@ -52,7 +52,7 @@ fn sent(folder: &Path, stdout: &str) -> Vec<Rgb> {
 fn steps_are_shown_as_the_decoder_draws_them() {
     let folder = folder();
     let decoder = TinyDecoder::random(8, 8);
-    decoder.write(&folder.path().join("taef2.safetensors"), Dtype::F16, of_diffusers);
+    decoder.write(&folder.path().join("taef2.safetensors"), Dtype::F16, diffusers_name);
     let steps = ["--show-steps", "--show=kitty"];
     let shown = |variables: &[(&str, &str)], flags: &[&str]| {
         let run = drawn(folder.path(), variables, &[&steps[..], flags].concat()).succeeds();
@@ -82,7 +82,7 @@ fn steps_are_shown_as_the_decoder_draws_them() {
 fn a_decoder_is_for_steps_that_are_shown_and_is_no_vae() {
     let folder = folder();
     let path = folder.path().join("taef2.safetensors");
-    TinyDecoder::random(8, 4).write(&path, Dtype::F16, of_diffusers);
+    TinyDecoder::random(8, 4).write(&path, Dtype::F16, diffusers_name);
     let alone = ["--preview-decoder", "taef2.safetensors"];
     drawn(folder.path(), &[], &alone).fails(2, &["--show-steps"]);
     drawn(folder.path(), &[("FLUX_PREVIEW_DECODER", "none")], &[]).succeeds();
@@ -90,18 +90,18 @@ fn a_decoder_is_for_steps_that_are_shown_and_is_no_vae() {
     drawn(folder.path(), &[], &[&steps[..], &["none"]].concat()).fails(1, &["none"]);
     let saved = ["--save-latents", "taef2.safetensors"];
     let over = [&steps[..], &["taef2.safetensors"], &saved].concat();
-    drawn(folder.path(), &[], &over).fails(2, &["(TAEF2), and is not written over"]);
+    drawn(folder.path(), &[], &over).fails(2, &["(TAEF2) and is never overwritten"]);
     let told = ["the tiny autoencoder of FLUX.2 (TAEF2)", "--preview-decoder"];
-    // One of another model shows no steps where it is set, and is an error where it is asked for.
+    // A decoder of another model shows no steps if it is set, and is an error if it is requested.
     let other = folder.path().join("other.safetensors");
-    TinyDecoder::random(32, 4).write(&other, Dtype::F16, of_diffusers);
+    TinyDecoder::random(32, 4).write(&other, Dtype::F16, diffusers_name);
     let set = [("FLUX_PREVIEW_DECODER", "other.safetensors")];
     let by_map = drawn(folder.path(), &set, &[&steps[..2], &["--log", "log"]].concat()).succeeds();
     let log = fs::read_to_string(folder.path().join("log")).unwrap();
-    assert!(log.contains("a linear map shows steps, and not other.safetensors"), "{log}");
+    assert!(log.contains("instead of other.safetensors"), "{log}");
     assert_eq!(sent(folder.path(), &by_map.stdout).len(), 2, "a step and the image");
-    drawn(folder.path(), &[], &[&steps[..], &["other.safetensors"]].concat()).fails(1, &["of another model"]);
+    drawn(folder.path(), &[], &[&steps[..], &["other.safetensors"]].concat()).fails(1, &["another model"]);
     drawn(folder.path(), &[], &["--vae", "taef2.safetensors"]).fails(1, &told);
-    Run::of(flux().current_dir(&folder).args(["info", "taef2.safetensors"])).fails(1, &told);
-    drawn(folder.path(), &[], &["--taesd", "taef2.safetensors"]).fails(2, &["no flag `--taesd`", "--preview-decoder"]);
+    Run::new(flux().current_dir(&folder).args(["info", "taef2.safetensors"])).fails(1, &told);
+    drawn(folder.path(), &[], &["--taesd", "taef2.safetensors"]).fails(2, &["`--taesd`", "--preview-decoder"]);
 }

@@ -1,4 +1,4 @@
-//! Edits: whether an image shows what an instruction asks for, and all else as it was in the reference.
+//! Scores of edits: the image follows the instruction, and everything else is as in the reference.
 
 use std::sync::Arc;
 
@@ -11,22 +11,22 @@ use super::{Meaning, SHORT, Scores, draw, tiles};
 
 /// Side of the tiles of references.png and expected.png.
 const SIDE: usize = 256;
-/// Edits of each operation in edits.json, one after the other, and how many operations there are.
+/// Number of consecutive edits of each operation in edits.json, and number of operations.
 const EACH: usize = 4;
 const OPERATIONS: usize = 12;
-/// How far from its place an object may be, in parts of the image, and by which factor its side may be off.
+/// Maximum distance of an object from its place, relative to the image, and maximum factor of its side.
 const PLACE_TOLERANCE: f64 = 0.08;
 const SIDE_TOLERANCE: f64 = 1.25;
 
-/// The smallest share of right answers that passes: over all edits, and of each group of operations with several.
-const LEAST_RIGHT: f64 = 0.85;
-const LEAST_OF_A_GROUP: f64 = 0.5;
-/// The least median of the PSNR where an instruction changes nothing, dB.
-const LEAST_KEPT_DB: f64 = 30.0;
+/// Minimum share of right answers: over all edits, and for each group of operations with several.
+const MIN_RIGHT: f64 = 0.85;
+const MIN_OF_A_GROUP: f64 = 0.5;
+/// Minimum median of the PSNR outside the edited area, dB.
+const MIN_KEPT_DB: f64 = 30.0;
 /// The bound for images of other instructions.
-const MOST_BY_CHANCE: f64 = 0.2;
+const MAX_BY_CHANCE: f64 = 0.2;
 
-/// edits.json, which scripts/train_tiny/edit_prompts.py writes, with its images.
+/// edits.json from scripts/train_tiny/edit_prompts.py, with its images.
 pub struct Edits {
     reader: Reader,
     edits: Vec<Edit>,
@@ -37,7 +37,7 @@ struct File {
     edits: Vec<Asked>,
 }
 
-/// An instruction, and what an image that follows it must show.
+/// An instruction, and the required content of the edited image.
 #[derive(serde::Deserialize)]
 struct Asked {
     prompt: String,
@@ -46,7 +46,7 @@ struct Asked {
     references: usize,
     background: String,
     objects: Vec<Thing>,
-    /// Boxes [left, top, right, bottom] in parts of the image, outside of which it stays as it is. Nothing where the
+    /// Boxes [left, top, right, bottom] relative to the image; outside of them it stays unchanged. `None` if the
     /// background changes, or there are two references.
     touched: Option<Vec<[f64; 4]>>,
 }
@@ -75,7 +75,7 @@ enum Operation {
 }
 
 impl Operation {
-    /// What it is scored with.
+    /// The name under which it is scored.
     fn group(self) -> &'static str {
         match self {
             Self::Color => "color",
@@ -116,7 +116,7 @@ impl Edits {
         Self { edits, reader: Meaning::load().reader }
     }
 
-    /// So many edits of each operation, of the four that there are.
+    /// Keeps `each` edits of each operation.
     pub fn few(mut self, each: usize) -> Self {
         let mut i = 0;
         self.edits.retain(|_| {
@@ -126,7 +126,7 @@ impl Edits {
         self
     }
 
-    /// The same references, each with the instruction of another operation.
+    /// Gives each reference the instruction of another operation.
     pub fn shuffled(mut self) -> Self {
         let mut prompts: Vec<String> = self.edits.iter().map(|edit| edit.asked.prompt.clone()).collect();
         prompts.rotate_left(self.edits.len() / OPERATIONS);
@@ -134,13 +134,13 @@ impl Edits {
         self
     }
 
-    /// The images that are asked for, as the training's renderer draws them.
+    /// Returns the expected images by the training's renderer.
     pub fn drawn(&self) -> Vec<Rgb> {
         let copy = |image: &Rgb| Rgb { width: image.width, height: image.height, bytes: image.bytes.clone() };
         self.edits.iter().map(|edit| copy(&edit.expected)).collect()
     }
 
-    /// What a model makes of each. With `short`, of text that is no longer than it must be.
+    /// Generates an image for each edit. With `short`, the text has the minimum length.
     pub fn generate<B: Backend>(&self, model: &Arc<Model<B>>, short: bool) -> Vec<Rgb> {
         let request = |edit: &Edit| Request {
             references: edit.references.clone(),
@@ -150,7 +150,7 @@ impl Edits {
         self.edits.iter().map(|edit| draw(model, request(edit))).collect()
     }
 
-    /// How many images are right, by group of operations; what is wrong is printed.
+    /// Returns the number of right images, by group of operations; wrong ones are printed.
     pub fn scores(&self, images: &[Rgb]) -> Scores {
         assert_eq!(images.len(), self.edits.len());
         let mut scores = Scores::default();
@@ -171,7 +171,7 @@ impl Edits {
             && asked.objects.iter().all(|thing| thing.is_among(&seen.objects))
     }
 
-    /// PSNR of each image and its reference where the instruction changes nothing, ascending, dB.
+    /// Returns the PSNR of each image and its reference outside the edited area, ascending, dB.
     pub fn kept_db(&self, images: &[Rgb]) -> Vec<f64> {
         let kept = |(edit, image): (&Edit, &Rgb)| {
             let boxes = edit.asked.touched.as_ref()?;
@@ -204,21 +204,21 @@ impl Thing {
     }
 }
 
-/// Fails when images of a model follow too few instructions, or change what these do not name.
+/// Fails if images of a model follow too few instructions, or change other things.
 pub fn expect_edits(edits: &Edits, images: &[Rgb]) {
     let (scores, kept) = (edits.scores(images), edits.kept_db(images));
     let median = kept[kept.len() / 2];
     println!("{:.3} right: {scores}; kept at {median:.1} dB in median", scores.total());
-    assert!(scores.total() >= LEAST_RIGHT, "{:.3} right, the bound is {LEAST_RIGHT}", scores.total());
+    assert!(scores.total() >= MIN_RIGHT, "{:.3} right, the bound is {MIN_RIGHT}", scores.total());
     for (group, _) in scores.names().filter(|(_, count)| *count > 1) {
-        assert!(scores.share(group) >= LEAST_OF_A_GROUP, "{group}: {:.2} right", scores.share(group));
+        assert!(scores.share(group) >= MIN_OF_A_GROUP, "{group}: {:.2} right", scores.share(group));
     }
-    assert!(median >= LEAST_KEPT_DB, "kept at {median:.1} dB, the bound is {LEAST_KEPT_DB}");
+    assert!(median >= MIN_KEPT_DB, "kept at {median:.1} dB, the bound is {MIN_KEPT_DB}");
 }
 
-/// Fails when images of other instructions pass, too.
+/// Fails if images of other instructions pass, too.
 pub fn expect_nothing(edits: &Edits, images: &[Rgb]) {
     let scores = edits.scores(images);
     println!("of other instructions: {:.3} right: {scores}", scores.total());
-    assert!(scores.total() < MOST_BY_CHANCE, "{:.3} right of other instructions", scores.total());
+    assert!(scores.total() < MAX_BY_CHANCE, "{:.3} right of other instructions", scores.total());
 }

@@ -1,20 +1,20 @@
 //! Reads an image of shapes: its background, and the color, shape and place of every object.
 //!
-//! The same steps as scripts/train_tiny/scorer.py: the background is the median of the border; cells that differ from
-//! it fall into connected parts; a part has the nearest color of the palette and the shape whose template its outline,
-//! by pixels, overlaps most.
+//! The steps are those of scripts/train_tiny/scorer.py: the background is the median of the border; cells that differ
+//! from it form connected parts; a part has the nearest color of the palette and the shape whose template overlaps its
+//! outline, by pixels, the most.
 
 use std::collections::HashMap;
 
 use flux::output::Rgb;
 
-/// The image is averaged to so many cells a side.
+/// Cells on a side, to which the image is averaged.
 const CELLS: usize = 64;
-/// sRGB distance from the background that makes a cell part of an object.
+/// Minimum sRGB distance from the background of an object's cell.
 const DIFFERENT: f64 = 48.0;
-/// Cells of the smallest object. A smaller part is a speck.
+/// Number of cells of the smallest object. Smaller parts are specks.
 const SMALLEST: usize = 20;
-/// What an aspect ratio that is off by a factor of e takes from the overlap.
+/// Reduction of the overlap for an aspect ratio that is off by a factor of e.
 const ASPECT_WEIGHT: f64 = 0.6;
 
 type Color = [f64; 3];
@@ -26,22 +26,22 @@ pub struct Reader {
     shapes: Vec<Template>,
 }
 
-/// A shape, scaled so that it fills a square.
+/// A shape, scaled to fill a square.
 #[derive(serde::Deserialize)]
 struct Template {
     name: String,
     /// Logarithm of width by height.
     aspect: f64,
-    /// `#` where the shape is.
+    /// `#` inside the shape.
     rows: Vec<String>,
 }
 
-/// What an image shows.
+/// The content of an image.
 pub struct Seen {
     pub background: String,
-    /// The largest first.
+    /// Largest first.
     pub objects: Vec<Object>,
-    /// Connected parts, specks too.
+    /// Number of connected parts, specks included.
     parts: usize,
     /// Share of the cells that differ from the background.
     covered: f64,
@@ -52,15 +52,15 @@ pub struct Seen {
 pub struct Object {
     pub color: String,
     pub shape: String,
-    /// Center, in parts of the image.
+    /// Center, relative to the image.
     pub x: f64,
     pub y: f64,
-    /// The longer side of its outline, in parts of the image's shorter side.
+    /// The longer side of its outline, relative to the image's shorter side.
     pub side: f64,
 }
 
 impl Seen {
-    /// Whether it shows one or a few objects on an even background: not noise, not many specks, not nothing.
+    /// Returns `true` if it shows one or a few objects on an even background: no noise, few specks, not empty.
     pub fn is_clean(&self) -> bool {
         (1..=4).contains(&self.parts)
             && !self.objects.is_empty()
@@ -70,7 +70,7 @@ impl Seen {
 }
 
 impl Reader {
-    /// Reads an image whose sides [`CELLS`] divides.
+    /// Reads an image with sides that are multiples of [`CELLS`].
     pub fn read(&self, image: &Rgb) -> Seen {
         assert_eq!((image.width % CELLS, image.height % CELLS), (0, 0), "{} x {}", image.width, image.height);
         let background = border_median(image);
@@ -118,7 +118,8 @@ impl Reader {
 }
 
 impl Template {
-    /// Intersection over union of an outline, scaled likewise, and the shape, less what the aspect ratios are apart.
+    /// Returns the intersection over union of an outline, scaled to a square, and the shape, reduced by the difference
+    /// of the aspect ratios.
     fn fit(&self, outline: &[(usize, usize)]) -> f64 {
         let (left, width) = extent(outline.iter().map(|place| place.0));
         let (top, height) = extent(outline.iter().map(|place| place.1));
@@ -139,21 +140,21 @@ impl Template {
     }
 }
 
-/// The smallest, and how many there are from it to the largest.
+/// Returns the smallest place, and the number of places from it to the largest.
 fn extent(places: impl Iterator<Item = usize>) -> (usize, usize) {
     let (first, last) = places.fold((usize::MAX, 0), |(first, last), at| (first.min(at), last.max(at)));
     (first, last + 1 - first)
 }
 
-/// The cells of a part and those beside it, as a mask [CELLS, CELLS].
+/// Returns the cells of a part and their neighbours, as a mask [CELLS, CELLS].
 fn grown(part: &[usize]) -> Vec<bool> {
     let mut mask = vec![false; CELLS * CELLS];
     part.iter().for_each(|&cell| std::iter::once(cell).chain(neighbours(cell)).for_each(|at| mask[at] = true));
     mask
 }
 
-/// The pixels (x, y) of the cells `near` that are nearer to the object's color than to the background. Where there is
-/// none, as an object of many colors may have it, all of them.
+/// Returns the pixels (x, y) of the cells `near` that are nearer to the object's color than to the background. If
+/// there are none, as in objects of many colors, returns all of them.
 fn outline(image: &Rgb, near: &[bool], color: Color, background: Color) -> Vec<(usize, usize)> {
     let cell = |(x, y): &(usize, usize)| y * CELLS / image.height * CELLS + x * CELLS / image.width;
     let places = (0..image.height).flat_map(|y| (0..image.width).map(move |x| (x, y)));
@@ -166,8 +167,8 @@ fn outline(image: &Rgb, near: &[bool], color: Color, background: Color) -> Vec<(
     if outline.is_empty() { places } else { outline }
 }
 
-/// Part of an image (left, top, width, height), averaged to side x side; the windows of neighbours overlap where sizes
-/// do not divide.
+/// Averages a part of an image (left, top, width, height) to side x side; windows of neighbours overlap if sizes do
+/// not divide.
 pub fn averaged(image: &Rgb, [left, top, width, height]: [usize; 4], side: usize) -> Vec<Color> {
     let window = |at: usize, length: usize| at * length / side..((at + 1) * length).div_ceil(side);
     let cell = |x: usize, y: usize| {
@@ -197,7 +198,7 @@ fn distance(a: Color, b: Color) -> f64 {
     a.iter().zip(b).map(|(a, b)| (a - b).powi(2)).sum::<f64>().sqrt()
 }
 
-/// The median of a frame of a fortieth of the height; corners count twice.
+/// Returns the median of a frame of a fortieth of the height; corners count twice.
 fn border_median(image: &Rgb) -> Color {
     let (width, height, edge) = (image.width, image.height, (image.height / 40).max(2));
     let rows = (0..edge).chain(height - edge..height).flat_map(|y| (0..width).map(move |x| (x, y)));
@@ -205,7 +206,7 @@ fn border_median(image: &Rgb) -> Color {
     median(rows.chain(columns).map(|(x, y)| pixel(image, x, y)))
 }
 
-/// Of each channel by itself.
+/// Returns the median of each channel.
 fn median(colors: impl Iterator<Item = Color>) -> Color {
     let colors: Vec<Color> = colors.collect();
     [0, 1, 2].map(|channel| {
@@ -220,7 +221,7 @@ fn mean(values: impl ExactSizeIterator<Item = usize>) -> f64 {
     values.sum::<usize>() as f64 / count
 }
 
-/// The cells to the left, to the right, above and below.
+/// Returns the cells to the left, to the right, above and below.
 fn neighbours(cell: usize) -> impl Iterator<Item = usize> {
     let (x, y) = (cell % CELLS, cell / CELLS);
     let among = [
@@ -232,7 +233,7 @@ fn neighbours(cell: usize) -> impl Iterator<Item = usize> {
     among.into_iter().filter(|(inside, _)| *inside).map(|(_, at)| at)
 }
 
-/// The 4-connected parts of a mask [CELLS, CELLS] as lists of cells, the largest first.
+/// Returns the 4-connected parts of a mask [CELLS, CELLS] as lists of cells, the largest first.
 fn parts(mask: &[bool]) -> Vec<Vec<usize>> {
     let mut rest = mask.to_vec();
     let mut found = Vec::new();

@@ -1,4 +1,4 @@
-//! Scores: how much of what the prompts of prompts.json ask for is in their images.
+//! Scores: the share of the prompts' content that is in their images, for prompts.json.
 
 // Each test crate uses its own part of this module.
 #![allow(dead_code)]
@@ -15,18 +15,18 @@ use flux::output::Rgb;
 use flux::pipeline::{Model, Request};
 use reader::{Object, Reader, averaged};
 
-/// How far from its place an object may be, in parts of the image.
+/// Maximum distance of an object from its place, relative to the image.
 const PLACE_TOLERANCE: f64 = 0.15;
-/// Side of the tiles of drawn.png, and of emoji.png.
+/// Sides of the tiles of drawn.png and of emoji.png.
 const TILE: usize = 64;
 const THUMBNAIL: usize = 16;
-/// What surrounds an emoji that is drawn at its normal size, in parts of the image.
+/// The margin around an emoji at its normal size, relative to the image.
 const EMOJI_MARGIN: f64 = 0.14;
 
-/// Text tokens that hold the prompts of tests which have no time for 512.
+/// Number of text tokens for prompts in tests that have no time for 512.
 const SHORT: usize = 64;
 
-/// The smallest share of right answers that passes, for each thing that prompts ask for.
+/// Minimum share of right answers, for each property that prompts request.
 pub const BOUNDS: [(&str, f64); 10] = [
     ("background", 0.95),
     ("clean", 1.0),
@@ -39,15 +39,15 @@ pub const BOUNDS: [(&str, f64); 10] = [
     ("relation_shapes", 0.85),
     ("shape", 0.92),
 ];
-/// The bound where few prompts ask, for each thing that they ask for.
+/// The bound with few prompts, for each property.
 const BOUND_OF_FEW: f64 = 0.8;
-/// Sides of images for which [`expect_meaning_at_sizes`] asks, and of how many prompts of one shape.
+/// Image sizes of [`expect_meaning_at_sizes`], and the number of prompts with one shape.
 pub const SIZES: [([usize; 2], usize); 5] =
     [([128, 128], 6), ([192, 192], 6), ([320, 320], 3), ([384, 256], 3), ([512, 512], 3)];
-/// The bound for images of other prompts: their share over everything that depends on the prompt stays below it.
-const MOST_BY_CHANCE: f64 = 0.2;
+/// The bound for images of other prompts: their share over all properties that depend on the prompt stays below it.
+const MAX_BY_CHANCE: f64 = 0.2;
 
-/// prompts.json, which scripts/train_tiny/prompts.py writes.
+/// prompts.json from scripts/train_tiny/prompts.py.
 #[derive(serde::Deserialize)]
 pub struct Meaning {
     #[serde(flatten)]
@@ -57,21 +57,21 @@ pub struct Meaning {
     pub prompts: Vec<Prompt>,
 }
 
-/// A prompt and what its image must show.
+/// A prompt and the required content of its image.
 #[derive(serde::Deserialize)]
 pub struct Prompt {
     pub prompt: String,
     pub seed: u64,
     kind: Kind,
     background: String,
-    /// What `prompt` names, in its order.
+    /// The objects in `prompt`, in its order.
     #[serde(default)]
     objects: Vec<Thing>,
-    /// Center of the object, in parts of the image.
+    /// Center of the object, relative to the image.
     place: Option<[f64; 2]>,
-    /// Where the first object is, seen from the second.
+    /// The position of the first object relative to the second.
     relation: Option<Relation>,
-    /// For words that mean nothing it is the question mark.
+    /// For meaningless words, the question mark.
     emoji: Option<String>,
 }
 
@@ -105,18 +105,18 @@ impl Meaning {
         serde_json::from_str(include_str!("prompts.json")).expect("the exporter writes what is read here")
     }
 
-    /// The image that the training's renderer draws for every prompt.
+    /// Returns the image of every prompt by the training's renderer.
     pub fn drawn(&self) -> Vec<Rgb> {
         tiles(include_bytes!("drawn.png"), TILE, self.prompts.len())
     }
 
-    /// One image for each prompt.
+    /// Generates one image for each prompt.
     pub fn generate<B: Backend>(&self, model: &Arc<Model<B>>) -> Vec<Rgb> {
         self.prompts.iter().map(|prompt| draw(model, Request::new(&prompt.prompt, prompt.seed))).collect()
     }
 
-    /// The first prompts of each kind that asks for shapes: so many of one shape, a third as many of several and of
-    /// two.
+    /// Keeps the first prompts of each kind with shapes: `of_one` with one shape, a third as many with several and
+    /// with two.
     pub fn few(mut self, of_one: usize) -> Self {
         let mut left =
             HashMap::from([(Kind::Shape, of_one), (Kind::Shapes, of_one / 3), (Kind::TwoShapes, of_one / 3)]);
@@ -130,7 +130,7 @@ impl Meaning {
         self
     }
 
-    /// One image of so many pixels for each prompt, of text that is no longer than it must be.
+    /// Generates one image of this size for each prompt, with text of the minimum length.
     pub fn generate_at<B: Backend>(&self, model: &Arc<Model<B>>, [width, height]: [usize; 2]) -> Vec<Rgb> {
         let request = |prompt: &Prompt| Request {
             width: Some(width),
@@ -141,12 +141,12 @@ impl Meaning {
         self.prompts.iter().map(|prompt| draw(model, request(prompt))).collect()
     }
 
-    /// Whether an image is clean, whatever it shows.
+    /// Returns `true` if an image is clean, whatever it shows.
     pub fn is_clean(&self, image: &Rgb) -> bool {
         self.reader.read(image).is_clean()
     }
 
-    /// Scores of one image for each prompt; what is wrong is printed.
+    /// Scores one image for each prompt; errors are printed.
     pub fn scores(&self, images: &[Rgb]) -> Scores {
         assert_eq!(images.len(), self.prompts.len());
         let mut scores = Scores::default();
@@ -161,7 +161,7 @@ impl Meaning {
         scores
     }
 
-    /// Scores when every image is held against the next prompt of its kind.
+    /// Scores every image against the next prompt of its kind.
     pub fn scores_by_chance(&self, images: &[Rgb]) -> Scores {
         let mut of_kind: HashMap<Kind, Vec<usize>> = HashMap::new();
         for (i, prompt) in self.prompts.iter().enumerate() {
@@ -176,7 +176,7 @@ impl Meaning {
         scores
     }
 
-    /// What is right of what was asked for, by name.
+    /// Grades each requested property, by name.
     fn grades(&self, asked: &Prompt, image: &Rgb) -> Vec<(&'static str, bool)> {
         let seen = self.reader.read(image);
         let mut grades = vec![("background", seen.background == asked.background)];
@@ -227,7 +227,7 @@ impl Meaning {
         grades
     }
 
-    /// The emoji whose thumbnail, on the background that was asked for, is nearest to the middle of an image.
+    /// Returns the emoji whose thumbnail, on the requested background, is nearest to the middle of an image.
     fn nearest_emoji(&self, asked: &Prompt, image: &Rgb) -> &str {
         let sheet = image::load_from_memory(include_bytes!("emoji.png")).expect("a PNG").to_rgba8();
         let across = sheet.width() as usize / THUMBNAIL;
@@ -256,13 +256,13 @@ impl Meaning {
     }
 }
 
-/// The image of a request in the four steps that the default model takes.
+/// Generates the image of a request in the default model's four steps.
 fn draw<B: Backend>(model: &Arc<Model<B>>, request: Request) -> Rgb {
     let image = model.generate(&Request { steps: Some(4), ..request }).unwrap();
     Rgb { width: image.plan.width, height: image.plan.height, bytes: image.rgb }
 }
 
-/// The first tiles of a PNG that has them in rows.
+/// Returns the first tiles of a PNG with rows of tiles.
 fn tiles(png: &[u8], side: usize, count: usize) -> Vec<Rgb> {
     let sheet = image::load_from_memory(png).expect("a PNG").to_rgb8();
     let (pixels, across) = (side as u32, sheet.width() / side as u32);
@@ -274,7 +274,7 @@ fn tiles(png: &[u8], side: usize, count: usize) -> Vec<Rgb> {
     (0..count as u32).map(|i| Rgb { width: side, height: side, bytes: tile(i) }).collect()
 }
 
-/// Right answers and all answers, by what was asked for.
+/// Right answers and all answers, by property.
 #[derive(Default)]
 pub struct Scores(BTreeMap<&'static str, (usize, usize)>);
 
@@ -286,18 +286,18 @@ impl Scores {
         }
     }
 
-    /// The share that is right of what is asked for under `name`.
+    /// Returns the share of right answers for `name`.
     pub fn share(&self, name: &str) -> f64 {
         let (right, all) = self.0.get(name).unwrap_or_else(|| panic!("no prompt asks for `{name}`"));
         *right as f64 / *all as f64
     }
 
-    /// What is asked for, and how often.
+    /// Returns the properties, and the number of answers.
     pub fn names(&self) -> impl Iterator<Item = (&'static str, usize)> {
         self.0.iter().map(|(name, (_, all))| (*name, *all))
     }
 
-    /// Over everything that depends on the prompt.
+    /// Returns the share over all properties that depend on the prompt.
     pub fn total(&self) -> f64 {
         let (right, all) = self
             .0
@@ -315,8 +315,7 @@ impl std::fmt::Display for Scores {
     }
 }
 
-/// Fails when the images of a model show too little of what their prompts ask for, or when images of other prompts
-/// would pass too.
+/// Fails if the images of a model show too little of their prompts, or if images of other prompts would pass too.
 pub fn expect_meaning(meaning: &Meaning, images: &[Rgb]) {
     let (scores, by_chance) = (meaning.scores(images), meaning.scores_by_chance(images));
     println!("right:     {scores}\nby chance: {by_chance}");
@@ -328,10 +327,10 @@ pub fn expect_meaning(meaning: &Meaning, images: &[Rgb]) {
             by_chance.share(name)
         );
     }
-    assert!(by_chance.total() < MOST_BY_CHANCE, "{:.2} right by chance", by_chance.total());
+    assert!(by_chance.total() < MAX_BY_CHANCE, "{:.2} right by chance", by_chance.total());
 }
 
-/// Fails when images of few prompts show too little of what these ask for.
+/// Fails if images of few prompts show too little of them.
 pub fn expect_most(meaning: &Meaning, images: &[Rgb]) {
     let scores = meaning.scores(images);
     println!("right: {scores}");
@@ -340,8 +339,7 @@ pub fn expect_most(meaning: &Meaning, images: &[Rgb]) {
     }
 }
 
-/// Fails when images at one of `sizes`, each with of how many prompts of one shape, show too little of what these ask
-/// for.
+/// Fails if images at one of `sizes`, each with its number of prompts of one shape, show too little of their prompts.
 pub fn expect_meaning_at_sizes<B: Backend>(model: &Arc<Model<B>>, sizes: &[([usize; 2], usize)]) {
     for (size, of_one) in sizes {
         println!("{size:?}");

@@ -1,4 +1,5 @@
-//! Damaged files are named with their damage, wherever they are: named, in a model's folder, or beside a transformer.
+//! Errors for damaged files describe the damage, whether the file is named, in a model's folder, or next to a
+//! transformer.
 
 use std::fs;
 use std::os::unix::fs::symlink;
@@ -14,7 +15,7 @@ use safetensors::tensor::Dtype;
 use super::renamed::{Tensors, write};
 use super::{FILES, copy};
 
-/// Ways to damage a file, and what is said of each.
+/// Ways to damage a file, and the words in the error for each.
 type Damage = (&'static str, fn(&Path, &[u8]), &'static [&'static str]);
 
 const PNG: &[u8] = b"\x89PNG\r\n\x1a\n\0\0\0\x0dIHDR\0\0\0\x40\0\0\0\x30\x08\x02\0\0\0";
@@ -24,15 +25,15 @@ const DAMAGES: [Damage; 9] = [
     (
         "cut",
         |path, bytes| fs::write(path, &bytes[..bytes.len() - 9]).unwrap(),
-        &["not a whole safetensors file", "cut off"],
+        &["not a valid safetensors file", "cut off"],
     ),
     ("html", |path, _| fs::write(path, "<!DOCTYPE html>\n<html>Login").unwrap(), &["a web page (HTML)", "login"]),
-    ("link", |path, _| symlink("/none/of/these", path).unwrap(), &["a link to `/none/of/these`, which is not there"]),
+    ("link", |path, _| symlink("/none/of/these", path).unwrap(), &["a link to `/none/of/these`, which does not exist"]),
     ("lfs", |path, _| fs::write(path, LFS).unwrap(), &["a Git LFS pointer", "336213556", "git lfs pull"]),
     ("empty", |path, _| fs::write(path, "").unwrap(), &["the file is empty", "fetch it again"]),
-    ("zeros", |path, _| fs::write(path, [0; 4096]).unwrap(), &["zeros at its beginning", "did not end"]),
+    ("zeros", |path, _| fs::write(path, [0; 4096]).unwrap(), &["filled with zeros", "incomplete"]),
     ("png", |path, _| fs::write(path, PNG).unwrap(), &["a PNG image of 64x48 pixels", "name a model"]),
-    ("pickle", |path, _| fs::write(path, b"\x80\x02}q\0.").unwrap(), &["a pickle of PyTorch", "or convert them"]),
+    ("pickle", |path, _| fs::write(path, b"\x80\x02}q\0.").unwrap(), &["a PyTorch pickle", "or convert them"]),
     (
         "pipe",
         |path, _| assert!(Command::new("mkfifo").arg(path).status().unwrap().success()),
@@ -50,10 +51,10 @@ fn refused(files: flux::Result<ModelFiles>, words: &[&str], place: &Path) {
     for word in words.iter().chain(&[&*place]) {
         assert!(error.contains(word), "{word}: {error}");
     }
-    assert!(!error.contains("resumes it"), "{error}");
+    assert!(!error.contains("to resume it"), "{error}");
 }
 
-/// Puts a damaged file in the place of a whole one.
+/// Replaces a file by a damaged one.
 fn damage(path: &Path, damage: fn(&Path, &[u8])) {
     let bytes = fs::read(path).unwrap();
     fs::remove_file(path).unwrap();
@@ -133,8 +134,8 @@ fn a_damaged_file_in_a_folder_with_configs_is_told_with_its_damage() {
     }
 }
 
-/// Tensors of these names, in int8 where they are weights.
-fn of(names: &[&str]) -> Tensors {
+/// Returns tensors of these names, weights in int8.
+fn int8_tensors(names: &[&str]) -> Tensors {
     let tensor = |name: &&str| {
         let int8 = name.ends_with(".weight") && !name.ends_with("norm.weight");
         let (dtype, bytes) = if int8 { (Dtype::I8, 16) } else { (Dtype::F32, 64) };
@@ -155,7 +156,6 @@ fn weights_of_other_methods_are_named_before_sizes_are_computed() {
         ("SDNQ", &[".weight", ".scale", ".zero_point"]),
         ("torchao", &["._weight_qdata", "._weight_scale"]),
         ("compressed-tensors", &[".weight_packed", ".weight_scale"]),
-        ("fp8 with scales of blocks", &[".weight", ".weight_scale_inv"]),
         ("HQQ", &[".W_q", ".meta"]),
     ] {
         let folder = method.split(' ').next().unwrap().to_lowercase();
@@ -163,9 +163,9 @@ fn weights_of_other_methods_are_named_before_sizes_are_computed() {
         let mut names: Vec<&str> = names.iter().map(String::as_str).collect();
         names.extend(["model.layers.0.self_attn.q_norm.weight", "model.embed_tokens.weight"]);
         let path = FILES.at(&format!("methods/{folder}/text_encoders/qwen.safetensors"));
-        write(&path, &of(&names));
+        write(&path, &int8_tensors(&names));
         copy(&FILES.at("files/klein.safetensors"), &FILES.at(&format!("methods/{folder}/unet/klein.safetensors")));
-        let words = [method, "which this program does not read", "GGUF"];
+        let words = [method, "which is not supported", "GGUF"];
         let named =
             ModelPaths { model: Some(FILES.at("folder")), text_encoder: Some(path.clone()), ..ModelPaths::default() };
         refused(named.open(|| unreachable!()), &words, &path);
@@ -187,7 +187,7 @@ fn what_belongs_to_a_weight_and_is_not_understood_is_refused() {
     let paths =
         ModelPaths { model: Some(path.clone()), text_encoder: folder.clone(), vae: folder, ..ModelPaths::default() };
     let error = paths.open(|| unreachable!()).and_then(|files| OpenModel::open(&files)).err().unwrap().to_string();
-    for word in ["`img_in.weight_shift` belongs to tensor `img_in.weight`", "does not know what it means", "hint: "] {
+    for word in ["`img_in.weight_shift` belongs to tensor `img_in.weight`", "its meaning is unknown", "hint: "] {
         assert!(error.contains(word), "{word}: {error}");
     }
 }

@@ -1,4 +1,4 @@
-//! What cannot be opened is refused in the user's words: what it is, where, and which option is for it.
+//! Models that cannot be opened are refused in the user's words: the kind of file, its place, and the right option.
 
 use std::fs;
 
@@ -19,7 +19,7 @@ fn refused(files: flux::Result<ModelFiles>, words: &[&str]) {
     }
 }
 
-fn of(names: &[&str]) -> Tensors {
+fn float_tensors(names: &[&str]) -> Tensors {
     names.iter().map(|name| (name.to_string(), (Dtype::F32, vec![1], vec![1; 4]))).collect()
 }
 
@@ -37,12 +37,12 @@ fn a_file_in_the_wrong_place_is_told_with_the_field_that_is_for_it() {
     for (name, keys, words) in [
         ("lora", &["diffusion_model.img_in.lora_A.weight"][..], &["an adapter", "`adapters`"][..]),
         ("flux1", &["double_blocks.0.img_mod.lin.weight"], &["a transformer of FLUX.1", "FLUX.2-klein"]),
-        ("sdxl-vae", &["decoder.mid.block_1.conv1.weight"], &["a VAE, but not that of FLUX.2"]),
+        ("sdxl-vae", &["decoder.mid.block_1.conv1.weight"], &["a VAE, but not the FLUX.2 VAE"]),
         ("llama", &["model.layers.0.mlp.up_proj.weight"], &["a language model, but not Qwen3"]),
-        ("other", &["x"], &["no part of a klein model"]),
+        ("other", &["x"], &["not a part of a klein model"]),
     ] {
         let file = format!("wrong/{name}.safetensors");
-        write(&FILES.at(&file), &of(keys));
+        write(&FILES.at(&file), &float_tensors(keys));
         for place in [[&*file, "", "", ""], ["folder", &file, "", ""], ["folder", "", &file, ""]] {
             refused(open(place), words);
         }
@@ -66,13 +66,13 @@ fn a_file_in_the_wrong_place_is_told_with_the_field_that_is_for_it() {
 fn what_is_missing_is_told_with_its_name_and_where_to_put_it() {
     copy(&FILES.at("files/klein.safetensors"), &FILES.at("alone/klein.safetensors"));
     let alone = ["alone/klein.safetensors", "", "", ""];
-    refused(open(alone), &["without a text encoder", "a Qwen3 of 64 features", "`text_encoder`", "text_encoders"]);
+    refused(open(alone), &["without a text encoder", "a Qwen3 with 64 features", "`text_encoder`", "text_encoders"]);
     refused(open(["alone/klein.safetensors", "folder", "", ""]), &["without a VAE", "flux2-vae.safetensors", "`vae`"]);
     refused(open(["alone", "", "", ""]), &["without a text encoder"]);
     refused(open(["folder/tokenizer", "", "", ""]), &["model_index.json"]);
     fs::create_dir_all(FILES.at("empty/diffusion_models")).unwrap();
-    refused(open(["empty", "", "", ""]), &["no file of a FLUX.2-klein or FLUX.3-klein transformer"]);
-    // One without a tokenizer of its own has that of the program, which has more tokens than this text encoder.
+    refused(open(["empty", "", "", ""]), &["no FLUX.2-klein or FLUX.3-klein transformer"]);
+    // An encoder without a tokenizer gets the program's, which has more tokens than this text encoder.
     refused(open(["files", "", "", ""]), &["vocabulary of 512", "`tokenizer`"]);
 }
 
@@ -85,13 +85,13 @@ fn files_that_fit_equally_are_listed() {
     copy(&FILES.at("files/klein.safetensors"), &FILES.at("double/unet/klein.safetensors"));
     refused(
         open(["double", "", "", "folder"]),
-        &["2 files of a VAE", "one.safetensors`, ", "two.safetensors", "`vae`"],
+        &["2 matching files for the VAE", "one.safetensors`, ", "two.safetensors", "`vae`"],
     );
     assert!(open(["double", "", "double/vae/one.safetensors", "folder"]).is_ok());
     copy(&FILES.at("files/klein.safetensors"), &FILES.at("double/unet/other.safetensors"));
     refused(
         open(["double", "", "", "folder"]),
-        &["2 files of a transformer", "double/unet/other.safetensors", "`model`"],
+        &["2 matching files for the transformer", "double/unet/other.safetensors", "`model`"],
     );
 }
 
@@ -107,23 +107,23 @@ fn parts_of_different_models_are_told_by_the_names_of_both() {
     refused(open(["other", "", "", ""]).and_then(|_| open(["other/transformer", "folder", "", ""])), &["reads 288"]);
     copy(&FILES.at(qwen), &FILES.at("misfit/text_encoders/qwen.safetensors"));
     copy(&FILES.at("files/klein.safetensors"), &FILES.at("misfit/unet/klein.safetensors"));
-    refused(open(["misfit", "", "", ""]), &["text_encoders/qwen.safetensors`, of 96, does not fit"]);
+    refused(open(["misfit", "", "", ""]), &["text_encoders/qwen.safetensors`, with 96, does not fit"]);
 }
 
 #[test]
-fn weights_that_are_quantised_in_ways_that_are_not_read_are_refused_by_the_method() {
+fn weights_that_are_quantized_in_ways_that_are_not_read_are_refused_by_the_method() {
     for (folder, component) in [("torchao", "transformer"), ("quanto", "text_encoder")] {
         sizes().write(&FILES.at(folder)).unwrap();
         let path = FILES.at(folder).join(component).join("config.json");
         let mut config: serde_json::Value = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
         config["quantization_config"] = serde_json::json!({ "quant_method": folder });
         fs::write(&path, config.to_string()).unwrap();
-        let words = [&*format!("quantised by `{folder}`"), &*format!("{component}/config.json"), "GGUF"];
+        let words = [&*format!("quantized with `{folder}`"), &*format!("{component}/config.json"), "GGUF"];
         refused(open([folder, "", "", ""]), &words);
     }
 }
 
-/// A transformer file with one change.
+/// Opens a transformer file with one change.
 fn changed(name: &str, change: impl FnOnce(&mut Tensors)) -> flux::Result<ModelFiles> {
     let mut tensors = read(&FILES.at("files/klein.safetensors"));
     change(&mut tensors);
@@ -182,7 +182,7 @@ fn a_vae_or_text_encoder_of_strange_shapes_is_refused() {
     refused(vae("decoder.up.2.block.0.conv1.weight", &[48, 1, 1, 1]), &["does not divide 48"]);
     refused(vae("decoder.up.99.block.0.conv1.weight", &[64, 1, 1, 1]), &["strange"]);
     refused(vae("decoder.conv_in.weight", &[64]), &["decoder.conv_in.weight", "axes"]);
-    refused(qwen("model.layers.0.self_attn.q_norm.weight", &[7]), &["no heads of 7"]);
-    refused(qwen("model.layers.0.self_attn.q_norm.weight", &[0]), &["no heads of 0"]);
+    refused(qwen("model.layers.0.self_attn.q_norm.weight", &[7]), &["not heads of 7"]);
+    refused(qwen("model.layers.0.self_attn.q_norm.weight", &[0]), &["not heads of 0"]);
     refused(qwen("model.layers.99999.self_attn.q_norm.weight", &[16]), &["num_hidden_layers"]);
 }

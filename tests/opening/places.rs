@@ -1,4 +1,4 @@
-//! Where users have files: any ending, folders in folders, the cache of Hugging Face; and what is strange about them.
+//! Places of users' files: any extension, nested folders, the cache of Hugging Face; and unusual names.
 
 use std::fs;
 use std::os::unix::fs::symlink;
@@ -8,7 +8,7 @@ use flux::files::{Component, ModelFiles, ModelPaths, Role};
 
 use super::{EXPECTED, FILES, copy, image};
 
-/// The model at `path`, with the tokenizer of the folder.
+/// Opens the model at `path`, with the tokenizer of the folder.
 fn at(path: &Path) -> flux::Result<ModelFiles> {
     let folder = Some(FILES.at("folder"));
     ModelPaths { model: Some(path.to_path_buf()), tokenizer: folder, ..ModelPaths::default() }.open(|| unreachable!())
@@ -58,7 +58,7 @@ fn endings_have_any_case_and_folders_any_depth_that_comfyui_has() {
     draws(&folder);
 }
 
-/// Writes the folder of a repository as the cache of Hugging Face has it: links into a folder of bytes without names.
+/// Writes the folder of a repository as in the cache of Hugging Face: links into a folder of nameless blobs.
 fn cached(repository: &Path, snapshot: &str, from: &Path) {
     let root = repository.join("snapshots").join(snapshot);
     let mut folders = vec![PathBuf::new()];
@@ -86,7 +86,7 @@ fn the_cache_of_hugging_face_is_read_by_its_folders() {
     draws(&repository);
     draws(&hub);
     draws(hub.parent().unwrap());
-    // Another repository in the cache is not meant.
+    // Another repository in the cache is not used.
     fs::create_dir_all(hub.join("models--other--sdxl/snapshots/x")).unwrap();
     fs::write(hub.join("models--other--sdxl/snapshots/x/model_index.json"), r#"{"_class_name": "Other"}"#).unwrap();
     draws(&hub);
@@ -103,7 +103,7 @@ fn the_cache_of_hugging_face_is_read_by_its_folders() {
     }
     fs::remove_dir(other).unwrap();
     draws(&repository);
-    // Parts of it, too.
+    // Components of it, too.
     let part =
         ModelPaths { text_encoder: Some(repository.clone()), vae: Some(repository.clone()), ..ModelPaths::default() };
     let part = ModelPaths { model: Some(FILES.at("folder")), ..part }.open(|| unreachable!()).unwrap();
@@ -112,7 +112,7 @@ fn the_cache_of_hugging_face_is_read_by_its_folders() {
     cached(&hub.join("models--a--b"), "cccc", &FILES.at("folder"));
     refused(&hub, &["2 models", "models--a--b", "FLUX.2-klein-4B", "hint: "]);
     fs::create_dir_all(FILES.at("begun/models--a--b/snapshots")).unwrap();
-    refused(&FILES.at("begun/models--a--b"), &["no snapshot", "its download did not end", "models--a--b"]);
+    refused(&FILES.at("begun/models--a--b"), &["no snapshot", "its download is incomplete", "models--a--b"]);
 }
 
 #[test]
@@ -123,7 +123,7 @@ fn a_single_file_in_the_cache_is_beside_its_folders() {
     let file = repository.join("snapshots/aaaa/flux-2-klein-4b.safetensors");
     symlink("../../blobs/klein", &file).unwrap();
     draws(&file);
-    // A link out of ComfyUI's folders has its other parts there.
+    // A link out of ComfyUI's folders finds the other components there.
     let comfy = FILES.at("linked");
     copy(&FILES.at("files/qwen.safetensors"), &comfy.join("text_encoders/q.safetensors"));
     copy(&FILES.at("files/vae.safetensors"), &comfy.join("vae/v.safetensors"));
@@ -168,7 +168,7 @@ fn bytes_behind_a_safetensors_file_are_told_and_left_out() {
         fs::write(&path, bytes).unwrap();
         let files = at(&folder).unwrap();
         let notes = files.notes().join("\n");
-        let words = format!("has {count} bytes behind its tensors, which are left out");
+        let words = format!("has {count} bytes after its tensors, which are ignored");
         assert!(notes.contains(&words) && notes.contains(component), "{notes}");
         assert!(image(&files) == *EXPECTED);
     }

@@ -1,10 +1,10 @@
-//! Parts of a model under whatever stands in front of their names, alone and all in one file: their weights are those
-//! of the plain files.
+//! Components of a model with any prefix of their names, alone and all in one file: their weights are those of the
+//! plain files.
 
 use std::path::{Path, PathBuf};
 
 use flux::files::{Component, Format, ModelFiles, ModelPaths, Role, TensorFiles};
-use flux::model::{Conversion, OpenModel, Quantisation};
+use flux::model::{Conversion, OpenModel, Quantization};
 use flux::pipeline::Summary;
 use flux::rgb::Rgb;
 use flux::stage::CancelFlag;
@@ -16,7 +16,7 @@ use super::renamed::{
 use super::{EXPECTED, FILES, image, load, open, request};
 use crate::gguf::Value;
 
-/// What stands in front of names, in files of this and other programs.
+/// Prefixes of names in files of this program and of others.
 const PREFIXES: [&str; 14] = [
     "",
     "model.",
@@ -34,7 +34,7 @@ const PREFIXES: [&str; 14] = [
     "what.nobody.wrote.yet.",
 ];
 
-/// The key of the metadata that has the formats of layers.
+/// The metadata key with the formats of layers.
 const LAYERS: &str = "_quantization_metadata";
 
 fn original(component: &str, stem: &str) -> Tensors {
@@ -49,13 +49,13 @@ fn vae() -> Tensors {
     original("vae", "diffusion_pytorch_model")
 }
 
-/// The text encoder without the `model.` that all of its names begin with.
+/// Returns the text encoder without the prefix `model.` of all of its names.
 fn qwen() -> Tensors {
     let names = original("text_encoder", "model").into_iter();
     names.map(|(name, tensor)| (name.strip_prefix("model.").unwrap_or(&name).to_string(), tensor)).collect()
 }
 
-/// All names and values.
+/// Returns all names and values.
 fn values(files: &TensorFiles) -> Vec<(String, Vec<usize>, Vec<f32>)> {
     let mut names: Vec<&str> = files.names().collect();
     names.sort_unstable();
@@ -64,11 +64,11 @@ fn values(files: &TensorFiles) -> Vec<(String, Vec<usize>, Vec<f32>)> {
         let parts = files.parts(name, &shape).unwrap_or_default();
         (name.to_string(), shape, parts.iter().flat_map(|part| part.to_f32()).collect())
     };
-    // A counter is of no format.
+    // A counter has no format.
     names.iter().filter(|name| !name.ends_with("num_batches_tracked")).map(value).collect()
 }
 
-/// The same tensors by name, of shapes that mean the same.
+/// Checks for the same tensors by name, with equivalent shapes.
 #[track_caller]
 fn same(found: &TensorFiles, expected: &TensorFiles, what: &str) {
     let (found, expected) = (values(found), values(expected));
@@ -135,12 +135,12 @@ fn a_bare_decoder_draws_and_an_image_input_says_what_is_missing() {
     let mut request = request();
     request.references = vec![Rgb { width: 32, height: 32, bytes: vec![90; 3 * 32 * 32] }.into()];
     let error = load(&files).generate(&request).map(drop).unwrap_err().to_string();
-    for words in ["tensor `encoder.", "is missing", "decoder.safetensors", "draws from words alone"] {
+    for words in ["tensor `encoder.", "is missing", "decoder.safetensors", "only generate from prompts"] {
         assert!(error.contains(words), "{words}: {error}");
     }
 }
 
-/// Files with a whole model, each in other styles and under other prefixes.
+/// Writes files with a whole model, each in other styles and with other prefixes.
 fn whole_models() -> Vec<PathBuf> {
     let (transformer, qwen, vae) = (transformer(), qwen(), vae());
     let joined = |parts: [(&Tensors, &str); 3]| -> Tensors {
@@ -158,7 +158,7 @@ fn whole_models() -> Vec<PathBuf> {
     let mixed = joined([(&transformer, "pipe.dit."), (&llama, "model."), (&ldm, "model.vae.")]);
     let mut paths = Vec::new();
     for (name, mut tensors) in [("comfy", comfy), ("folders", folders), ("bare", bare), ("mixed", mixed)] {
-        // Checkpoints have what belongs to no part.
+        // Checkpoints have tensors of no component.
         let (dtype, shape, bytes) = &transformer["x_embedder.weight"];
         tensors.insert("text_encoders.clip_l.logit_scale".into(), (*dtype, shape.clone(), bytes.clone()));
         for ending in ["safetensors", "gguf"] {
@@ -192,7 +192,7 @@ fn a_model_in_one_file_is_that_of_the_three_files() {
         let part = ModelPaths { text_encoder: Some(path.clone()), vae: Some(path.clone()), ..paths.clone() };
         let parts = ModelPaths { model: Some(folder.clone()), ..part }.open(|| unreachable!()).unwrap();
         assert!(image(&parts) == *EXPECTED, "{name}");
-        let summary = |files: &ModelFiles| Summary::read(files, &Quantisation::default()).unwrap();
+        let summary = |files: &ModelFiles| Summary::read(files, &Quantization::default()).unwrap();
         let expected = summary(&ModelFiles::open(&folder).unwrap());
         for (found, expected) in summary(&whole).components.iter().zip(&expected.components) {
             assert_eq!((found.role, found.tensors > 0), (expected.role, true));
@@ -255,7 +255,7 @@ fn formats_are_those_of_the_header_whatever_is_in_front_of_the_names_there_and_h
         write_with(&path, &prefixed(&tensors, here), &metadata);
         same(&component(&path, Role::Transformer), &expected, &format!("`{here}` here, `{there}` there"));
     }
-    // What says the format beside each layer.
+    // The declarations of the format next to each layer.
     let int8 = FILES.at("few/int8.safetensors");
     let conversion = Conversion::new(&source, Some(Role::TextEncoder), None, Format::Int8, &int8, false).unwrap();
     conversion.write(&CancelFlag::default(), &mut |_| {}).unwrap();

@@ -1,5 +1,5 @@
-//! The same tensors by the names of other programs, fused as these fuse them. This is written apart from the maps that
-//! the program reads them by.
+//! Tensors with the names of other programs, fused as in these. This code is independent of the maps by which the
+//! program reads them.
 
 // Each test crate uses its own part of this module.
 #![allow(dead_code)]
@@ -15,7 +15,7 @@ use safetensors::tensor::{Dtype, SafeTensors, TensorView};
 /// Dtype, shape and bytes by name.
 pub type Tensors = BTreeMap<String, (Dtype, Vec<usize>, Vec<u8>)>;
 
-/// The tensors of a file, and its metadata.
+/// Reads the tensors of a file, and its metadata.
 pub fn read_with_metadata(path: &Path) -> (Tensors, HashMap<String, String>) {
     let bytes = fs::read(path).unwrap();
     let (_, header) = SafeTensors::read_metadata(&bytes).unwrap();
@@ -30,7 +30,7 @@ pub fn read(path: &Path) -> Tensors {
     tensors.tensors().into_iter().map(tensor).collect()
 }
 
-/// What the shapes of a small model do not tell, as files that other programs write carry it.
+/// The values that the shapes of a small model do not determine, in the form of other programs' files.
 pub const CONFIG: &str = r#"{
     "transformer": {"axes_dims_rope": [8, 8, 8, 8], "rope_theta": 2000, "eps": 1e-6},
     "text_encoder": {"rope_theta": 1e6, "rms_norm_eps": 1e-6, "max_position_embeddings": 512},
@@ -41,7 +41,7 @@ pub fn write(path: &Path, tensors: &Tensors) {
     write_with(path, tensors, &[("config", CONFIG)]);
 }
 
-/// Writes them to a safetensors file with these metadata.
+/// Writes tensors to a safetensors file with this metadata.
 pub fn write_with(path: &Path, tensors: &Tensors, metadata: &[(&str, &str)]) {
     fs::create_dir_all(path.parent().unwrap()).unwrap();
     let metadata = metadata.iter().map(|(key, text)| (key.to_string(), text.to_string())).collect();
@@ -55,13 +55,13 @@ pub fn prefixed(tensors: &Tensors, prefix: &str) -> Tensors {
     tensors.iter().map(|(name, tensor)| (format!("{prefix}{name}"), tensor.clone())).collect()
 }
 
-/// A VAE without its encoder, in either style.
+/// Returns a VAE without its encoder, in either style.
 pub fn decoder_only(tensors: &Tensors) -> Tensors {
     let is_encoder = |name: &str| name.starts_with("encoder.") || name.starts_with("quant_conv.");
     tensors.iter().filter(|(name, _)| !is_encoder(name)).map(|(name, tensor)| (name.clone(), tensor.clone())).collect()
 }
 
-/// A transformer as Black Forest Labs name it; norms end with `norm_suffix`.
+/// Returns a transformer with the names of Black Forest Labs; norms end with `norm_suffix`.
 pub fn bfl(tensors: &Tensors, prefix: &str, norm_suffix: &str) -> Tensors {
     const NAMES: [(&str, &str); 22] = [
         ("single_transformer_blocks.", "single_blocks."),
@@ -123,7 +123,7 @@ pub fn bfl(tensors: &Tensors, prefix: &str, norm_suffix: &str) -> Tensors {
     renamed
 }
 
-/// A text encoder as llama.cpp names it.
+/// Returns a text encoder with the names of llama.cpp.
 pub fn llama(tensors: &Tensors) -> Tensors {
     const NAMES: [(&str, &str); 14] = [
         ("model.embed_tokens.", "token_embd."),
@@ -145,12 +145,12 @@ pub fn llama(tensors: &Tensors) -> Tensors {
     tensors.iter().map(|(name, tensor)| (rename(name), tensor.clone())).collect()
 }
 
-/// Writes them to a GGUF file.
+/// Writes tensors to a GGUF file.
 pub fn write_gguf(path: &Path, tensors: &Tensors) {
     write_gguf_with(path, tensors, &[("config", gguf::Value::Text(CONFIG))]);
 }
 
-/// Writes them to a GGUF file with these values.
+/// Writes tensors to a GGUF file with these values.
 pub fn write_gguf_with(path: &Path, tensors: &Tensors, values: &[(&str, gguf::Value<'_>)]) {
     fs::create_dir_all(path.parent().unwrap()).unwrap();
     let tensors: Vec<gguf::Tensor<'_>> = tensors
@@ -161,7 +161,7 @@ pub fn write_gguf_with(path: &Path, tensors: &Tensors, values: &[(&str, gguf::Va
     gguf::write(path, values, &tensors);
 }
 
-/// A VAE as latent diffusion names it.
+/// Returns a VAE with the names of latent diffusion.
 pub fn ldm(tensors: &Tensors) -> Tensors {
     const NAMES: [(&str, &str); 17] = [
         ("post_quant_conv.", "@post."),

@@ -1,4 +1,4 @@
-//! What a single file says of its model beside its shapes: in its metadata, or in a config beside it.
+//! Model properties of a single file apart from its shapes: in its metadata, or in a config next to it.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -13,7 +13,7 @@ use super::renamed::{CONFIG, Tensors, bfl, ldm, llama, read, write_gguf_with, wr
 use super::{EXPECTED, FILES, image};
 use crate::gguf::Value as Gguf;
 
-/// A part of the model as a single file in a folder of its own.
+/// A component of the model as a single file in a folder of its own.
 pub struct Single {
     folder: PathBuf,
     part: &'static str,
@@ -21,7 +21,7 @@ pub struct Single {
 }
 
 impl Single {
-    /// A file of the part `part` of the model, in the folder `name`.
+    /// Creates a file of the component `part` of the model, in the folder `name`.
     pub fn new(name: &str, part: &'static str) -> Self {
         let folder = FILES.at(&format!("said/{name}"));
         fs::create_dir_all(&folder).unwrap();
@@ -39,13 +39,13 @@ impl Single {
         self.folder.join(name)
     }
 
-    /// Writes the file with these metadata.
+    /// Writes the file with this metadata.
     pub fn write(&self, metadata: &[(&str, &str)]) -> &Self {
         write_with(&self.at("one.safetensors"), &self.tensors, metadata);
         self
     }
 
-    /// Writes a config beside the file: the part's own, changed.
+    /// Writes a config next to the file: the component's own, changed.
     fn beside(&self, name: &str, change: impl FnOnce(&mut Value)) -> &Self {
         let own = fs::read(FILES.at(&format!("folder/{}/config.json", self.part))).unwrap();
         let mut config = serde_json::from_slice(&own).unwrap();
@@ -111,14 +111,14 @@ fn a_file_of_no_published_sizes_needs_a_config_and_says_where_to_put_it() {
             assert!(drawn(&file) == *EXPECTED, "{name}");
             fs::remove_file(file.at(&name)).unwrap();
         }
-        // As some programs write it: the config of the part alone.
+        // As some programs write it: the config of the component alone.
         let own = fs::read_to_string(FILES.at(&format!("folder/{part}/config.json"))).unwrap();
         file.write(&[("config", &own)]);
         assert!(drawn(&file) == *EXPECTED);
     }
 }
 
-/// A file of tensors in bf16 of these shapes, which has holes for values.
+/// Creates a sparse file of bf16 tensors with these shapes.
 fn hollow(name: &str, tensors: &[(&str, &[u64])]) -> flux::Result<Component> {
     let path = FILES.at(&format!("hollow/{name}.safetensors"));
     fs::create_dir_all(path.parent().unwrap()).unwrap();
@@ -153,12 +153,12 @@ fn files_of_published_sizes_need_no_config_also_where_blocks_were_pruned() {
         .unwrap()
     };
     for (name, sizes) in [("4b", [3072, 128, 7680]), ("9b", [4096, 128, 12288])] {
-        let config = TransformerConfig::of(&transformer(name, sizes)).unwrap();
+        let config = TransformerConfig::from_component(&transformer(name, sizes)).unwrap();
         assert_eq!((&config.axes_dims_rope[..], config.rope_theta, config.eps), (&[32; 4][..], 2000.0, 1e-6));
         assert_eq!((config.num_layers, config.num_single_layers), (1, 3));
     }
     for (name, sizes) in [("heads", [3072, 96, 7680]), ("width", [2048, 128, 7680]), ("text", [3072, 128, 4096])] {
-        refused(TransformerConfig::of(&transformer(name, sizes)), &["no published model", name]);
+        refused(TransformerConfig::from_component(&transformer(name, sizes)), &["no published model", name]);
     }
     let encoder = |name: &str, hidden: u64, more: &[(&str, &[u64])]| {
         let layer = [
@@ -168,12 +168,12 @@ fn files_of_published_sizes_need_no_config_also_where_blocks_were_pruned() {
             ("model.layers.0.self_attn.k_proj.weight", &[1024, hidden]),
             ("model.layers.0.mlp.gate_proj.weight", &[9728, hidden]),
         ];
-        TextEncoderConfig::of(&hollow(name, &[&layer[..], more].concat())?)
+        TextEncoderConfig::from_component(&hollow(name, &[&layer[..], more].concat())?)
     };
     let config = encoder("qwen", 2560, &[]).unwrap();
     assert_eq!((config.rope_theta, config.rms_norm_eps, config.max_position_embeddings), (1e6, 1e-6, Some(40960)));
     refused(encoder("wider", 2816, &[]), &["`rope_theta`, `rms_norm_eps`", "wider"]);
-    // One that sees images is of the same sizes, and computes with another base.
+    // A vision-language encoder has the same sizes, and another base of the rotary frequencies.
     let sees = encoder("sees", 2560, &[("visual.patch_embed.proj.weight", &[16])]).unwrap();
     assert_eq!(sees.rope_theta, 5e6);
 }
@@ -192,16 +192,16 @@ fn the_files_own_values_count_before_those_beside_it() {
     assert_eq!(theta(&file), 1500.0, "and what it does not say is beside it");
     file.write(&[("config", CONFIG)]);
     assert_eq!(theta(&file), 2000.0);
-    // What is beside a file may be of others.
+    // Files next to it may belong to others.
     for name in ["one.json", "config.json"] {
         fs::remove_file(file.at(name)).unwrap();
     }
     file.write(&[]).beside("transformer/config.json", |config| config["num_layers"] = json!(7));
-    file.refused(&["does not say `axes_dims_rope`"]);
+    file.refused(&["does not specify `axes_dims_rope`"]);
     file.beside("config.json", |config| config["_class_name"] = json!("WanTransformer3DModel"));
-    file.refused(&["does not say `axes_dims_rope`"]);
+    file.refused(&["does not specify `axes_dims_rope`"]);
     fs::write(file.at("one.json"), r#"{"description": "of a gallery", "sd version": "Flux"}"#).unwrap();
-    file.refused(&["does not say `axes_dims_rope`"]);
+    file.refused(&["does not specify `axes_dims_rope`"]);
     file.beside("transformer/config.json", |_| {});
     file.opens();
 }
@@ -235,11 +235,11 @@ fn values_that_contradict_the_tensors_are_refused_by_name() {
         file.refused(&[words, &["one.safetensors"]].concat());
     }
     for (text, words) in [
-        ("{", "no JSON object"),
-        ("[1]", "no JSON object"),
-        ("a text", "no JSON object"),
+        ("{", "not a JSON object"),
+        ("[1]", "not a JSON object"),
+        ("a text", "not a JSON object"),
         (r#"{"transformer": 5}"#, "`transformer` in `config` is 5, expected a config"),
-        (r#"{"_class_name": "WanTransformer3DModel", "axes_dims_rope": [1]}"#, "that of a `WanTransformer3DModel`"),
+        (r#"{"_class_name": "WanTransformer3DModel", "axes_dims_rope": [1]}"#, "is for a `WanTransformer3DModel`"),
         (r#"{"is_distilled": 1, "transformer": {}}"#, "`is_distilled` in `config` is 1, expected true or false"),
     ] {
         Single::new("malformed", "transformer").write(&[("config", text)]).refused(&[words, "one.safetensors"]);
@@ -252,7 +252,7 @@ fn values_that_contradict_the_tensors_are_refused_by_name() {
     }
 }
 
-/// The transformer and the text encoder as GGUF files with these values.
+/// Opens the transformer or the text encoder as a GGUF file with these values.
 fn gguf(name: &str, values: &[(&str, Gguf<'_>)]) -> flux::Result<(ModelInfo, Vec<String>)> {
     let part = if name.starts_with("text") { "text_encoder" } else { "transformer" };
     let file = Single::new(&format!("gguf-{name}"), part);
@@ -280,7 +280,7 @@ fn values_under_the_architecture_are_read_whatever_its_name_is() {
             (5e6, 1e-5, Some(300)),
             "{name}"
         );
-        let is_noted = notes.iter().any(|note| note.contains("of the architecture `my-own`, which is not known"));
+        let is_noted = notes.iter().any(|note| note.contains("the unknown architecture `my-own`"));
         assert_eq!(is_noted, name == "my-own", "{notes:?}");
     }
     for name in ["flux", "flux2", "pig", "my-own"] {
@@ -296,9 +296,9 @@ fn values_under_the_architecture_are_read_whatever_its_name_is() {
         assert_eq!(transformer.axes_dims_rope, [4, 12, 12, 4], "{name}");
         assert_eq!((transformer.rope_theta, transformer.eps), (1000.0, 1e-5));
     }
-    // Under another name they are of something else.
+    // Under another name they mean something else.
     let other = [("general.architecture", Gguf::Text("qwen3")), ("qwen2.rope.freq_base", Gguf::Float(5e6))];
-    refused(gguf("text-other", &other), &["does not say `rope_theta`", "one.gguf"]);
+    refused(gguf("text-other", &other), &["does not specify `rope_theta`", "one.gguf"]);
     let unknown = [
         ("general.architecture", Gguf::Text("qwen3")),
         ("qwen3.rope.freq_base", Gguf::Float(5e6)),
@@ -306,10 +306,7 @@ fn values_under_the_architecture_are_read_whatever_its_name_is() {
         ("qwen3.attention.logit_softcapping", Gguf::Float(30.0)),
     ];
     let (_, notes) = gguf("text-unknown", &unknown).unwrap();
-    assert!(
-        notes.iter().any(|note| note.contains("`qwen3.attention.logit_softcapping`, which is not known")),
-        "{notes:?}"
-    );
+    assert!(notes.iter().any(|note| note.contains("the unknown key `qwen3.attention.logit_softcapping`")), "{notes:?}");
 }
 
 #[test]
@@ -370,9 +367,7 @@ fn what_a_file_says_of_the_whole_model_counts() {
     let named = file.at("klein-kv.safetensors");
     fs::copy(file.at("one.safetensors"), &named).unwrap();
     let (info, notes) = file.open(&named).unwrap();
-    assert!(
-        !info.is_distilled && notes.iter().any(|note| note.contains("runs as a base model, because the file says so"))
-    );
+    assert!(!info.is_distilled && notes.iter().any(|note| note.contains("runs as a base model because the file")));
     config["_class_name"] = json!("WanPipeline");
     file.write(&[("config", &config.to_string())]).refused(&["a `WanPipeline` model", "one.safetensors"]);
 }

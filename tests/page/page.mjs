@@ -653,7 +653,7 @@ await check('the key is asked for once', async () => {
       page.route('**/v1/**', (route) => {
         if (route.request().headers().authorization === 'Bearer right') return route.continue();
         const error = {
-          message: 'a key is needed',
+          message: 'an API key is required',
           type: 'authentication_error',
           param: null,
           code: 'invalid_api_key',
@@ -853,14 +853,14 @@ const mean = (page, id) =>
 
 await check('live: words are drawn while they are typed', async () => {
   const page = await visit();
-  await Promise.all([page.waitForURL('**/live'), page.click('header a[href="/live"]')]);
+  await Promise.all([page.waitForURL('**/live'), page.click('header a[href="live"]')]);
   await page.selectOption('#side', '128');
   await page.selectOption('#steps', '1');
   await live(page);
   await page.fill('#prompt', '');
   await page.locator('#prompt').pressSequentially('a white star on a red background', { delay: 20 });
   await live(page);
-  await page.waitForFunction(() => /\d images a second . \d+ ms/.test(document.querySelector('#figures').textContent));
+  await page.waitForFunction(() => /\d images per second . \d+ ms/.test(document.querySelector('#figures').textContent));
   // What was typed last is what is shown.
   await page.waitForTimeout(3000);
   const [red, green, blue] = await mean(page, 'out');
@@ -886,7 +886,7 @@ await check('live: what was refused for a while is drawn later', async () => {
             return;
           }
           refusals.left -= 1;
-          const error = { message: 'too many requests wait already', code: 'queue_full' };
+          const error = { message: 'too many requests are already waiting', code: 'queue_full' };
           socket.send(JSON.stringify({ number, error, retry_after: 1 }));
         });
       }),
@@ -947,14 +947,14 @@ await check('live: the camera is drawn from, and a lost connection is made again
   await page.click('#ways button:has-text("Camera")');
   await live(page, 3);
   const told = await page.textContent('#figures');
-  assert(/\d images a second · \d+ ms from frame to image/.test(told), `the figures are ${told}`);
+  assert(/\d images per second · \d+ ms from frame to image/.test(told), `the figures are ${told}`);
   await shot(page, 'live-camera');
   const count = lost.sockets.length;
   await lost.sockets.at(-1).close();
   await page.waitForFunction(() => document.querySelector('#figures').textContent.startsWith('Connecting'));
   await live(page, 2);
   assert(lost.sockets.length > count, 'it connected again');
-  await page.click('#ways button:has-text("Words")');
+  await page.click('#ways button:has-text("Text")');
   await live(page);
   assert(await page.evaluate(() => document.querySelector('#video').srcObject.getTracks()[0].readyState === 'ended'));
   await assertAccessible(page, 'the camera');
@@ -983,7 +983,7 @@ await check('live: a camera that is not wanted any more is off', async () => {
   };
   const press = (name) => page.click(`#ways button:has-text("${name}")`);
   await press('Camera');
-  await press('Words');
+  await press('Text');
   assertEqual(await areOff(1), [true], 'whether cameras are off');
   await press('Camera');
   await press('Camera');
@@ -1048,7 +1048,7 @@ await check('batches: how far they are is shown, and refreshed', async () => {
   await page.waitForSelector('#all li:nth-child(2)');
   const texts = () => page.locator('#all li').first().innerText();
   const first = await texts();
-  for (const text of ['500 of 2,000', '1,497', '4.13', '6 min 3 s', 'being drawn', 'tiny'])
+  for (const text of ['500 of 2,000', '1,497', '4.13', '6 min 3 s', 'in progress', 'tiny'])
     assert(first.includes(text), `${text}: ${first}`);
   await assertAccessible(page, 'the batches');
   await shot(page, 'batches');
@@ -1062,7 +1062,7 @@ await check('batches: how far they are is shown, and refreshed', async () => {
   const values = await page.locator('#all progress').evaluateAll((all) => all.map(({ value, max }) => [value, max]));
   assertEqual(values, [[1000, 2000], [1997, 2000]], 'the bars');
   const overs = await page.locator('#all li').nth(1).innerText();
-  assert(overs.includes('over') && overs.includes('–'), `of one that is over it says ${overs}`);
+  assert(overs.includes('finished') && overs.includes('–'), `of one that is over it says ${overs}`);
 });
 
 await check('batches: a server without a queue says so, and a phone needs no sideways scroll', async () => {

@@ -19,7 +19,7 @@ fn group(world: usize) -> Vec<Cpu> {
     Cpu::group(Precision::F32, world, Cpu::GROUP_LIMIT).expect("a group")
 }
 
-/// What `work` returns on each rank of a group.
+/// Runs `work` on each rank of a group.
 fn on_each<T: Send>(world: usize, work: impl Fn(Cpu) -> Result<T> + Sync) -> Vec<Result<T>> {
     thread::scope(|scope| {
         let threads: Vec<_> = group(world).into_iter().map(|cpu| scope.spawn(|| work(cpu))).collect();
@@ -27,7 +27,7 @@ fn on_each<T: Send>(world: usize, work: impl Fn(Cpu) -> Result<T> + Sync) -> Vec
     })
 }
 
-/// The same, where all succeed.
+/// As `on_each`, if all succeed.
 fn all<T: Send>(world: usize, work: impl Fn(Cpu) -> Result<T> + Sync) -> Vec<T> {
     on_each(world, work).into_iter().map(|result| result.unwrap()).collect()
 }
@@ -45,7 +45,7 @@ fn heads_cross_to_all_tokens_and_back() {
 #[test]
 fn a_group_without_halves_swaps_nothing_nor_do_halves_of_different_shapes() {
     let one = Cpu::new(Precision::F32).upload(&[0.0], 1, 1).unwrap().swap_halves().map(|_| ()).unwrap_err();
-    assert!(one.to_string().contains("1 ranks have no halves"), "{one}");
+    assert!(one.to_string().contains("1 ranks cannot be split into halves"), "{one}");
     let shapes = on_each(2, |cpu| cpu.upload(&vec![0.0; 1 + cpu.rank()], 1 + cpu.rank(), 1)?.swap_halves().map(|_| ()));
     for result in shapes {
         let text = result.unwrap_err().to_string();
@@ -70,7 +70,7 @@ fn a_halo_has_the_rows_of_the_neighbours_and_none_beyond_the_edges() {
         }
     }
     let too_few = on_each(2, |cpu| cpu.upload(&[0.0], 1, 1)?.halo_rows([2, 0]).map(|_| ()));
-    assert!(too_few[0].as_ref().unwrap_err().to_string().contains("a band of 1 rows has no halo of 2"));
+    assert!(too_few[0].as_ref().unwrap_err().to_string().contains("a band of 1 rows is too short for a halo of 2"));
 }
 
 #[test]
@@ -123,7 +123,7 @@ fn rank_0_gives_and_all_have() {
         let x = cpu.upload(&[1.0], 1, 1)?;
         Tensor::broadcast(&cpu, Some(x), [1, 1]).map(|_| ())
     });
-    assert!(wrong[1].as_ref().unwrap_err().to_string().contains("expected x of rank 0 alone"));
+    assert!(wrong[1].as_ref().unwrap_err().to_string().contains("expected x from rank 0 only"));
 }
 
 #[test]
@@ -171,7 +171,7 @@ fn what_cannot_be_shared_is_refused_on_all_ranks() {
     let x = cpu.upload(&[0.0; 4], 2, 2).unwrap();
     let other = TokenSplit::new(TokenLayout::single(4), 1, 2);
     let text = x.all_to_all_rows(&other).map(|_| ()).unwrap_err().to_string();
-    assert!(text.contains("tokens of rank 1 of 2 on rank 0 of 2"), "{text}");
+    assert!(text.contains("tokens of rank 1 of 2 cannot be used on rank 0 of 2"), "{text}");
     let parcels = on_each(2, |cpu| {
         // Rank 1 makes another image.
         let split = TokenSplit::new(TokenLayout::single(4 + 2 * cpu.rank()), cpu.rank(), 2);
@@ -180,7 +180,7 @@ fn what_cannot_be_shared_is_refused_on_all_ranks() {
     });
     for result in parcels {
         let text = result.unwrap_err().to_string();
-        assert!(text.contains("gave [") && text.contains("the same image"), "{text}");
+        assert!(text.contains("sent [") && text.contains("the same image"), "{text}");
     }
 }
 
@@ -190,8 +190,8 @@ fn a_rank_that_never_comes_is_named_within_the_limit() {
     let [a, b]: [Cpu; 2] = Cpu::group(Precision::F32, 2, limit).unwrap().try_into().unwrap();
     let x = a.upload(&[0.0; 2], 2, 1).unwrap();
     let text = x.halo_rows([1, 1]).map(|_| ()).unwrap_err().to_string();
-    assert!(text.contains("rank 1 did not come within 200ms to `halo_rows`, where rank 0 waits"), "{text}");
+    assert!(text.contains("rank 1 timed out after 200ms before `halo_rows`, where rank 0 waits"), "{text}");
     let late = b.upload(&[0.0; 2], 2, 1).unwrap().halo_rows([1, 1]).map(|_| ()).unwrap_err().to_string();
-    assert!(late.contains("did not come"), "{late}");
+    assert!(late.contains("timed out"), "{late}");
     assert!(Cpu::group(Precision::F32, 0, limit).is_err());
 }

@@ -1,5 +1,4 @@
-//! Images that several devices make together against those that one makes, and what becomes of an image that one of
-//! them cannot make.
+//! Images of several devices together, against those of one device, and failures of one of the devices.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex, mpsc};
@@ -20,7 +19,7 @@ use crate::support::random_model::{self, RandomModel};
 const WORLDS: [usize; 2] = [2, 4];
 
 fn default_model() -> ModelFiles {
-    ModelFiles::open("models/tiny".as_ref()).expect("the default model")
+    ModelFiles::open(&crate::support::root().join("models/tiny")).expect("the default model")
 }
 
 fn alone(files: &ModelFiles) -> Arc<Model<Cpu>> {
@@ -45,7 +44,7 @@ fn picture(width: usize, height: usize, seed: usize) -> Arc<Rgb> {
     Arc::new(Rgb { width, height, bytes: (0..3 * width * height).map(byte).collect() })
 }
 
-/// Some of each packed latent is drawn anew in the lower half.
+/// Returns an edit of some cells in the lower half.
 fn changed(image: Arc<Rgb>, is_reference: bool, strength: f64) -> Option<Change> {
     let (columns, rows) = (image.width / 16, image.height / 16);
     let cells = (0..columns * rows).map(|i| if i / columns < rows / 2 { 0.0 } else { 0.75 }).collect();
@@ -56,7 +55,7 @@ fn generate(parallel: &Parallel<Cpu>, request: &Request, count: usize) -> flux::
     parallel.generate_batch(request, count, &CancelFlag::default(), &mut |_| {})
 }
 
-/// Observed: one level in few bytes, which rounding moves.
+/// Observed: one level in few bytes, by rounding.
 #[track_caller]
 fn assert_same(files: &ModelFiles, worlds: &[usize], request: &Request, count: usize, what: &str) {
     let expected = alone(files).generate_batch(request, count).unwrap();
@@ -84,7 +83,7 @@ fn several_devices_make_the_image_of_one() {
     let files = default_model();
     assert_same(&files, &WORLDS, &sized("a red heart", 1, [208, 176]), 1, "208 x 176");
     assert_same(&files, &[8], &sized("a red heart", 1, [48, 144]), 1, "48 x 144");
-    // Fewer rows of packed latents than devices, and fewer tokens than that.
+    // Fewer rows of packed latents than devices, and even fewer tokens.
     assert_same(&files, &[4], &sized("a boat", 2, [112, 48]), 1, "112 x 48");
     assert_same(&files, &[4], &sized("a boat", 2, [32, 16]), 1, "32 x 16");
 }
@@ -105,7 +104,7 @@ fn guidance_is_shared_with_prompts_of_one_length_and_of_two() {
     assert_same(&files, &[2], &same_length, 1, "guidance with the empty prompt");
     let references = vec![picture(48, 80, 0)];
     assert_same(&files, &[2], &Request { references: references.clone(), ..guided.clone() }, 1, "with a reference");
-    // Four heads, of which each half of four devices has all.
+    // Four heads: each half of four devices has all of them.
     let folder = tempfile::tempdir().unwrap();
     let model = RandomModel { kind: random_model::Kind::Base, ..RandomModel::preset("tiny").unwrap() };
     model.write(folder.path()).unwrap();
@@ -200,7 +199,7 @@ fn a_device_that_hangs_is_named_and_left_behind() {
         session.run(report)
     });
     let text = hung.unwrap_err().to_string();
-    assert!(text.contains("rank 0 ends because of rank 1: rank 1 did not come within 1.5s"), "{text}");
+    assert!(text.contains("rank 0 stops because of rank 1: rank 1 timed out after 1.5s"), "{text}");
     let busy = generate(&parallel, &request, 1).unwrap_err().to_string();
     assert!(busy.contains("device 1 is still busy"), "{busy}");
     drop(release);
@@ -235,7 +234,7 @@ fn a_panic_of_the_caller_ends_all_devices() {
     let run = || parallel.generate_batch(&request, 1, &CancelFlag::default(), &mut |_| panic!("a defect of a caller"));
     assert!(catch_unwind(AssertUnwindSafe(run)).is_err());
     let small = Request { steps: Some(1), ..sized("a cat", 1, [32, 48]) };
-    // Devices end with the step at which they are.
+    // Devices end after their current step.
     while let Err(error) = generate(&parallel, &small, 1) {
         assert!(error.to_string().contains("is still busy") && start.elapsed() < Duration::from_secs(60), "{error}");
         thread::sleep(Duration::from_millis(20));
@@ -247,14 +246,14 @@ fn devices_that_are_no_group_are_refused() {
     let files = default_model();
     let load = |backends| Parallel::load(backends, &files).err().expect("no group").to_string();
     let mut ranks = Cpu::group(Precision::F32, 2, Cpu::GROUP_LIMIT).unwrap();
-    assert!(load(Vec::new()).contains("no devices"));
-    assert!(load(vec![ranks[0].clone()]).contains("device 0, of 1, is rank 0 of 2"));
+    assert!(load(Vec::new()).contains("at least 1 device"));
+    assert!(load(vec![ranks[0].clone()]).contains("device 0 of 1 is rank 0 of 2"));
     ranks.reverse();
-    assert!(load(ranks).contains("device 0, of 2, is rank 1 of 2"));
+    assert!(load(ranks).contains("device 0 of 2 is rank 1 of 2"));
     let ranks = Cpu::group(Precision::F32, 2, Cpu::GROUP_LIMIT).unwrap();
     let of = |(rank, cpu): (usize, Cpu)| Model::load(cpu, &if rank == 0 { default_model() } else { preset("tiny") });
     let models = ranks.into_iter().enumerate().map(|rank| of(rank).unwrap()).collect();
-    assert!(Parallel::new(models).err().expect("two models").to_string().contains("another model"));
+    assert!(Parallel::new(models).err().expect("two models").to_string().contains("a different model"));
     let three = Cpu::group(Precision::F32, 3, Cpu::GROUP_LIMIT).unwrap();
     let text = load(three);
     assert!(text.contains("3 devices cannot share 8 heads") && text.contains("1, 2, 4, 8"), "{text}");

@@ -20,7 +20,7 @@ impl Case for Adaln {
     }
 }
 
-/// A shape, and how many of its rows are text.
+/// A shape, and the number of its text rows.
 struct AdalnRows(Shape, usize);
 
 impl AdalnRows {
@@ -53,7 +53,7 @@ fn adaln_rows_matches_its_composition() {
         for txt_rows in [0, 1, rows / 3, rows - 1, rows] {
             let case = AdalnRows(Shape::dense(rows, cols), txt_rows);
             let what = format!("adaln_rows [{rows}, {cols}], {txt_rows} of text");
-            // The definition is the same kernel on each part: all that differs is where rows lie.
+            // The definition is the same kernel on each part: only the position of rows differs.
             check(&cuda, &what, &case, 1.0);
         }
     }

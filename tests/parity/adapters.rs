@@ -1,4 +1,4 @@
-//! Layers with factors of low rank: merged on the device and beside their weight, against the CPU in float32.
+//! Layers with low-rank factors: merged on the device and unmerged, against the CPU in float32.
 
 use std::sync::Arc;
 
@@ -13,7 +13,7 @@ use safetensors::tensor::{Dtype, TensorView};
 use crate::compare::{Case, Shape, Weight, check_against, compare};
 use crate::pipeline::{default_model, psnr};
 
-/// Rows, columns and rank: those of tiles, and none that anything divides.
+/// Rows, columns and rank: multiples of tiles, and sizes with no common divisor.
 const SIZES: [[usize; 3]; 7] =
     [[64, 128, 8], [7, 24, 5], [33, 27, 3], [96, 40, 13], [3, 5, 1], [129, 9, 2], [384, 256, 96]];
 
@@ -44,7 +44,7 @@ impl Adapted {
         cuda.matrix_values(&merged.expect("the GPU merges")).unwrap()
     }
 
-    /// The sum in float32.
+    /// Returns the sum in float32.
     fn sum(&self) -> Vec<f32> {
         let (base, down, up) = (self.base.view(), self.down.view().to_f32(), self.up.view().to_f32());
         let (cols, rank) = (base.cols(), self.up.view().cols());
@@ -67,7 +67,7 @@ fn a_merged_weight_is_the_sum_rounded_once_and_its_base_stays() {
     }
 }
 
-/// Two layers whose weights lie side by side on a GPU. The first has factors beside its weight in sums.
+/// Two layers whose weights are adjacent on a GPU. The first has unmerged factors in sums.
 struct SideBySide<'a>([&'a Adapted; 2]);
 
 impl SideBySide<'_> {
@@ -104,20 +104,20 @@ fn weights_side_by_side_are_merged_and_adapted_one_by_one() {
 
 /// The sum is rounded to bf16 and then to e4m3, whose roundings are sixteen of bf16.
 #[test]
-fn a_weight_is_merged_before_it_is_quantised() {
+fn a_weight_is_merged_before_it_is_quantized() {
     let Some(cuda) = crate::cuda_fp8() else { return };
     for sizes in SIZES {
         let adapted = Adapted::seeded(sizes);
         let base = adapted.base.linear(&cuda);
         compare(&format!("merged e4m3 {sizes:?}"), &adapted.merged(&cuda, &base, Storage::Fp8), &adapted.sum(), 17.0);
         assert!(cuda.weight_values(&base).unwrap() == adapted.base.view().to_f32(), "{sizes:?}: the base stays");
-        let (quantised, low_rank) = (adapted.base.fp8(&cuda), adapted.low_rank(&cuda));
-        let merged = cuda.merge_weight(&quantised, &low_rank, Storage::Fp8).unwrap();
+        let (quantized, low_rank) = (adapted.base.fp8(&cuda), adapted.low_rank(&cuda));
+        let merged = cuda.merge_weight(&quantized, &low_rank, Storage::Fp8).unwrap();
         assert!(merged.is_none(), "{sizes:?}: it would round twice, so the factors stay beside it");
     }
 }
 
-/// A product with factors beside the weight, of x or of its columns in two tensors.
+/// A multiplication with unmerged factors, of x or of its columns in two tensors.
 struct Beside<'a>(&'a Adapted, usize);
 
 impl Case for Beside<'_> {
@@ -135,8 +135,8 @@ impl Case for Beside<'_> {
     }
 }
 
-/// Three roundings of bf16: of the product with down, of the product with the weight, and of the sum. The first is an
-/// error of each of the terms of the last product, which add up at random.
+/// Three roundings of bf16: of the multiplication with down, of the multiplication with the weight, and of the sum.
+/// The first is an error of each term of the last multiplication, and these add up at random.
 #[test]
 fn factors_beside_a_weight_match_the_cpu() {
     let Some(cuda) = crate::cuda() else { return };
@@ -153,7 +153,7 @@ fn adapter(model: &Arc<Model<Cuda>>) -> Arc<Adapter> {
     adapter_in(model, Dtype::F32, &0.35f32.to_le_bytes())
 }
 
-/// The same, all of whose values are this one.
+/// As `adapter`, with all values equal to `value`.
 fn adapter_in(model: &Arc<Model<Cuda>>, dtype: Dtype, value: &[u8]) -> Arc<Adapter> {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("adapter.safetensors");
@@ -166,7 +166,7 @@ fn adapter_in(model: &Arc<Model<Cuda>>, dtype: Dtype, value: &[u8]) -> Arc<Adapt
     model.adapter(&path).unwrap()
 }
 
-/// An image by a model with an adapter, and how many copies there were between host and device.
+/// Returns an image by a model with an adapter, and the number of copies between host and device.
 fn image(model: &Arc<Model<Cuda>>, adapter: &Arc<Adapter>, strength: f32) -> (Vec<u8>, u64) {
     let adapters = vec![AdapterUse { adapter: Arc::clone(adapter), strength }];
     let size = Some(64);
@@ -177,7 +177,7 @@ fn image(model: &Arc<Model<Cuda>>, adapter: &Arc<Adapter>, strength: f32) -> (Ve
 }
 
 #[test]
-fn what_quantised_weights_are_merged_from_stays_for_the_next_set() {
+fn what_quantized_weights_are_merged_from_stays_for_the_next_set() {
     let Some(cuda) = crate::cuda_fp8() else { return };
     let model = Model::load(cuda, &default_model()).unwrap();
     let adapter = adapter(&model);
@@ -186,7 +186,7 @@ fn what_quantised_weights_are_merged_from_stays_for_the_next_set() {
     let (second, fewer) = image(&model, &adapter, 2.0);
     assert!(fewer < copies, "{fewer} copies for the second set, {copies} for the first");
     assert!(first != base && second != first);
-    // All sets leave, and the originals stay.
+    // All sets are freed, and the originals stay.
     model.place_adapters(None);
     let (again, copies) = image(&model, &adapter, 1.0);
     assert!(again == first, "another image");
@@ -200,7 +200,7 @@ fn factors_in_few_bits_are_those_values() {
         [(Dtype::F32, &0.375f32.to_le_bytes()), (Dtype::F8_E4M3, &[0x2c]), (Dtype::F8_E5M2, &[0x36])];
     for cuda in [crate::cuda(), crate::cuda_fp8()].into_iter().flatten() {
         let model = Model::load(cuda, &default_model()).unwrap();
-        for placement in [Placement::Merged, Placement::Beside] {
+        for placement in [Placement::Merged, Placement::Unmerged] {
             model.place_adapters(Some(placement));
             let images = files.map(|(dtype, value)| image(&model, &adapter_in(&model, dtype, value), 1.0).0);
             assert!(images[1..].iter().all(|image| *image == images[0]), "{placement:?}");
@@ -224,7 +224,7 @@ fn expect_merged_and_beside_within(cuda: Cuda, least_db: f64) {
         model.place_adapters(Some(placement));
         image(&model, &adapter, strength).0
     };
-    let [base, merged, beside] = [of(Placement::Merged, 0.0), of(Placement::Merged, 1.0), of(Placement::Beside, 1.0)];
+    let [base, merged, beside] = [of(Placement::Merged, 0.0), of(Placement::Merged, 1.0), of(Placement::Unmerged, 1.0)];
     let (near, far) = (psnr(&merged, &beside), psnr(&merged, &base));
     println!("merged and beside are {near:.1} dB from each other, and {far:.1} from the model itself");
     assert!(near >= least_db && near > far, "{near:.1} dB, {far:.1} dB");

@@ -11,7 +11,7 @@ use flux::tensor::Tensor;
 use crate::compare::{check_choices, hash_of_bits, rounding, values, with_variable};
 use crate::{cuda, few, is_hopper, sampled, small};
 
-/// What attention is asked for.
+/// The operands of attention.
 #[derive(Debug, Clone, Copy)]
 struct Case {
     head_dim: usize,
@@ -26,23 +26,23 @@ struct Case {
 /// Head sizes that have kernels everywhere.
 const KERNELS: [usize; 4] = [128, 64, 32, 16];
 
-/// No input is greater; see [`values`].
+/// The maximum input; see [`values`].
 const MAX_V: f32 = 1.74;
 
-/// Where q, k and v lie.
+/// The placement of q, k and v.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Layout {
     /// Three tensors, each dense.
     Dense,
-    /// Columns k, v, q of one projection with more columns behind; the result goes over q.
+    /// Columns k, v, q of one projection with more columns after them; the result overwrites q.
     InPlace,
-    /// The same, but q may not be written.
+    /// As `InPlace`, but q must not be written.
     ReadOnly,
     /// As `InPlace`, but no row starts at a multiple of 16 bytes.
     Unaligned,
 }
 
-/// Matrices of different widths side by side.
+/// Concatenates the columns of matrices of different widths.
 fn side_by_side(parts: &[(&[f32], usize)], rows: usize) -> Vec<f32> {
     (0..rows)
         .flat_map(|row| parts.iter().flat_map(move |(values, cols)| &values[row * cols..][..*cols]))
@@ -65,7 +65,8 @@ impl Case {
         [self.heads * self.head_dim, self.kv_heads * self.head_dim]
     }
 
-    /// Whether Hopper's kernel for heads of 512 takes it: no mask, a sample's rows in one run, and its queries too.
+    /// Returns `true` if Hopper's kernel for heads of 512 takes it: no mask, and a sample's rows and its queries
+    /// contiguous.
     fn suits_512(&self, b: &Cuda) -> bool {
         let in_runs = self.layout.batch == 1 || self.layout.txt == 0;
         let suits = in_runs && self.mask == Mask::None;
@@ -73,12 +74,12 @@ impl Case {
         self.head_dim == 512 && suits && wanted && is_hopper(b)
     }
 
-    /// The same, with queries of the images alone.
+    /// Restricts queries to the images.
     fn image_queries(self) -> Self {
         Self { layout: self.layout.image_queries(), ..self }
     }
 
-    /// The same, with reference images of `references` tokens.
+    /// Adds reference images of `references` tokens.
     fn with_references(self, references: usize) -> Self {
         Self { layout: TokenLayout { references, ..self.layout }, ..self }
     }
@@ -152,12 +153,12 @@ impl Case {
         b.download(&out).unwrap()
     }
 
-    /// Fails when `got` is further from `expected` than rounding explains.
+    /// Fails if `got` is further from `expected` than rounding explains.
     ///
     /// Weights and result are rounded to bf16, each by at most 2^-9 of itself. So a value is off by at most 2^-9
-    /// |value| for its own rounding and 2^-9 sum(weight |v|) for the weights', of which the sum is at most max |v|. The
-    /// weights' errors are independent, so of many keys they come to 2^-9 of the typical value, and nowhere to 8 times
-    /// that; in the norm the two add to 2^-8 at most. A twentieth is for float32 sums and exponentials.
+    /// |value| for its own rounding and 2^-9 sum(weight |v|) for the weights' roundings, and that sum is at most max
+    /// |v|. The weights' errors are independent, so with many keys they come to 2^-9 of the typical value, and nowhere
+    /// to 8 times that; in the norm the two add to 2^-8 at most. A twentieth is for float32 sums and exponentials.
     fn expect_close(&self, what: &str, got: &[f32], expected: &[f32]) {
         assert_eq!(got.len(), expected.len(), "{self:?}, {what}: number of values");
         let (mut worst, mut sum, mut squares, mut norm, mut got_norm, mut product) =
@@ -196,7 +197,7 @@ impl Case {
         assert!(relative <= f64::from(2.0 * rounding()), "{self:?}, {what}: {relative:.1e} apart in the norm");
     }
 
-    /// Every layout against the CPU, and twice for the same bytes.
+    /// Compares every layout with the CPU, and two runs with each other.
     fn check(&self, cuda: &Cuda, layouts: &[Layout]) {
         let inputs = self.inputs();
         let expected = self.run(&Cpu::new(Precision::F32), &inputs);
@@ -225,11 +226,11 @@ fn case(
 
 const LAYOUTS: [Layout; 3] = [Layout::Dense, Layout::InPlace, Layout::ReadOnly];
 
-/// Tokens that no tile divides, one and two samples, text and image apart and not, causal masks, shared key heads.
+/// Tokens that no tile divides, one and two samples, text and image apart or not, causal masks, shared key heads.
 #[test]
 fn every_head_size_matches_the_cpu() {
     let Some(cuda) = cuda() else { return };
-    // Every fourth has each of the cases for one size of heads.
+    // Every fourth case covers each case for one head size.
     let mut sampled = sampled(4);
     for head_dim in KERNELS {
         for (heads, samples, keys) in [
@@ -259,7 +260,7 @@ fn every_head_size_matches_the_cpu() {
             case.check(&cuda, &LAYOUTS);
             Case { gain: 8.0, ..case }.check(&cuda, &[Layout::InPlace]);
         }
-        // The queries of images alone: behind text of no tile's size, of several samples, and under a mask.
+        // Queries of images only: after text of no tile's size, in several samples, and under a mask.
         for (heads, samples, keys) in [
             ((2, 2), (1, 3, 352), 0),
             ((4, 2), (1, 130, 1), 0),
@@ -307,9 +308,9 @@ fn attention_cached_matches_the_cpu() {
     }
 }
 
-/// The VAE's head, which Hopper has a kernel for: of less than a tile of queries, of a tile and of a tile of keys and
-/// one token about it; an odd number of tiles; more blocks than run at a time; several heads, key heads that are
-/// shared, and samples; and what that kernel leaves to the others.
+/// The VAE's head, for which Hopper has a kernel: less than a tile of queries, a tile of queries and a tile of keys,
+/// each with one token more or less; an odd number of tiles; more blocks than run at a time; several heads, shared key
+/// heads, and samples; and cases that this kernel leaves to the others.
 #[test]
 fn heads_of_512_match_the_cpu() {
     let Some(cuda) = cuda() else { return };
@@ -322,14 +323,14 @@ fn heads_of_512_match_the_cpu() {
             Case { gain: 8.0, ..case }.check(&cuda, &[Layout::InPlace]);
         }
     }
-    // Some of the tokens ask: a tile of queries and one about it, of many keys.
+    // Some of the tokens have queries: a tile of queries and one more or less, with many keys.
     for (txt, img) in [(300, 63), (45, 64), (9, 70), (130, 129), (1, 1)] {
         if sampled() {
             case(512, (2, 1), (1, txt, img), 0).image_queries().check(&cuda, &LAYOUTS);
             case(512, (1, 1), (1, 0, img), 0).with_references(txt).image_queries().check(&cuda, &[Layout::InPlace]);
         }
     }
-    // What that kernel leaves to products and a softmax, which are slow under the slowest tool.
+    // Cases that this kernel leaves to GEMM and softmax, which are slow under the slowest tool.
     if !few() {
         case(512, (2, 2), (2, 9, 70), 0).check(&cuda, &LAYOUTS);
         case(512, (1, 1), (1, 0, 140), 70).check(&cuda, &[Layout::InPlace]);
@@ -342,7 +343,7 @@ fn heads_of_512_match_the_cpu() {
     }
 }
 
-/// Heads of sizes without a kernel, and rows at unaligned addresses.
+/// Head sizes without a kernel, and rows at unaligned addresses.
 #[test]
 fn what_no_kernel_takes_matches_the_cpu() {
     let Some(cuda) = cuda() else { return };
@@ -356,7 +357,7 @@ fn what_no_kernel_takes_matches_the_cpu() {
     }
     case(24, (2, 1), (2, 9, 70), 0).image_queries().check(&cuda, &LAYOUTS);
     case(24, (2, 1), (1, 9, 70), 0).with_references(50).image_queries().check(&cuda, &LAYOUTS);
-    // Rows of scores that fill the registers of their block just so, and longer ones.
+    // Rows of scores that just fill the registers of their block, and longer ones.
     for tokens in if small() { [352, 353] } else { [4096, 4097] } {
         case(8, (1, 1), (1, 0, tokens), 0).check(&cuda, &[Layout::Dense]);
         case(8, (1, 1), (1, 0, tokens), 40).check(&cuda, &[Layout::Dense]);
@@ -366,9 +367,8 @@ fn what_no_kernel_takes_matches_the_cpu() {
     }
 }
 
-/// On Hopper pairs of blocks that take several pairs of tiles one after the other: of an even number of tiles, of an
-/// odd one (the last has no partner), with text and image apart (a pair may have a tile of each), and with key heads
-/// that are shared.
+/// On Hopper, pairs of blocks that take several pairs of tiles: an even number of tiles, an odd one (the last has no
+/// partner), with text and image apart (a pair may have a tile of each), and with shared key heads.
 #[test]
 fn many_tiles_match_the_cpu() {
     let Some(cuda) = cuda() else { return };
@@ -383,8 +383,8 @@ fn many_tiles_match_the_cpu() {
     }
 }
 
-/// Keys that fill a tile of Hopper's kernel, and leave of the last one as many as each of its widths holds, one more
-/// and one less.
+/// Keys that fill a tile of Hopper's kernel, and whose last tile has as many keys as each of its widths holds, one
+/// more and one less.
 #[test]
 fn last_tiles_of_every_width_match_the_cpu() {
     let Some(cuda) = cuda() else { return };
@@ -403,8 +403,8 @@ fn last_tiles_of_every_width_match_the_cpu() {
     }
 }
 
-/// What a block takes of a head, which depends on how many there are, changes no bit of it: of many heads whole tiles
-/// and halves of tiles (or on Hopper pairs of them), of one head by itself halves (or single ones).
+/// The share of a block in a head depends on the number of heads, but changes no bit of the result: whole tiles and
+/// halves of tiles for many heads (on Hopper pairs), halves for a single head (on Hopper single tiles).
 #[test]
 fn a_head_is_the_same_alone_and_among_many() {
     let Some(cuda) = cuda() else { return };
@@ -426,8 +426,8 @@ fn a_head_is_the_same_alone_and_among_many() {
     }
 }
 
-/// An image of 1024 x 1024 in the VAE, and in the transformer, alone and with another. Heads do not meet, so the CPU
-/// computes a few.
+/// An image of 1024 x 1024 in the VAE, and in the transformer, alone and with another image. Heads are independent, so
+/// the CPU computes a few.
 #[test]
 fn real_sizes_match_the_cpu() {
     let Some(cuda) = cuda() else { return };
@@ -482,13 +482,13 @@ fn an_unknown_kernel_is_an_error_that_names_the_known_ones() {
     let (passed, text) = with_variable("attention::every_head_size_matches_the_cpu", "FLUX_ATTENTION", "flash");
     assert!(
         !passed
-            && text.contains("`flash` is no attention kernel")
-            && text.contains("`base` and `sm90` and `sm90-single` are"),
+            && text.contains("`flash` is not a kernel for attention")
+            && text.contains("use `base` or `sm90` or `sm90-single`"),
         "{text}"
     );
 }
 
-/// On Hopper: who fetches a tile changes no bit of what is made of it.
+/// On Hopper: the block that fetches a tile changes no bit of the result.
 #[test]
 fn single_blocks_and_pairs_give_the_same_bits() {
     let Some(cuda) = cuda() else { return };

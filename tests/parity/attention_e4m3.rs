@@ -1,4 +1,5 @@
-//! Attention in e4m3 against its definition (cuda/attention_e4m3_sm90a.cu), tile by tile, and against that in float32.
+//! Attention in e4m3 against its definition (cuda/attention_e4m3_sm90a.cu), tile by tile, and against attention in
+//! float32.
 
 use flux::backend::cuda::{Arithmetic, Cuda, GemmCache, Precision};
 use flux::backend::{Device, Memory};
@@ -19,7 +20,7 @@ pub struct Case {
     heads: usize,
     kv_heads: usize,
     cached: usize,
-    /// Of q.
+    /// Standard deviation of q.
     gain: f32,
 }
 
@@ -69,7 +70,7 @@ impl Case {
         cuda.download(&out.unwrap()).unwrap()
     }
 
-    /// What `of_head` makes of the queries, keys and values of each head of each sample, HEAD_DIM values each.
+    /// Applies `of_head` to the queries, keys and values of each head of each sample, HEAD_DIM values each.
     pub fn by_head(
         &self,
         inputs: &Inputs,
@@ -110,8 +111,8 @@ fn cells(values: &[f32], heads: usize, head: usize, row: usize) -> &[f32] {
     &values[(row * heads + head) * HEAD_DIM..][..HEAD_DIM]
 }
 
-/// These values in e4m3 and their scale, which is the largest magnitude over 448.
-fn quantised(rows: &[&[f32]]) -> (Vec<Vec<f32>>, f32) {
+/// Returns these values in e4m3 and their scale, which is the largest magnitude over 448.
+fn quantized(rows: &[&[f32]]) -> (Vec<Vec<f32>>, f32) {
     let most = rows.iter().flat_map(|row| row.iter()).fold(0f32, |most, value| most.max(value.abs()));
     let inverse = if most > 0.0 { 448.0 / most } else { 0.0 };
     (rows.iter().map(|row| row.iter().map(|value| e4m3(value * inverse)).collect()).collect(), most / 448.0)
@@ -121,12 +122,12 @@ fn dot(a: &[f32], b: &[f32]) -> f32 {
     a.iter().zip(b).map(|(a, b)| a * b).sum()
 }
 
-/// What the kernels compute of a head of a sample, but for the tensor cores' sums.
+/// The result of the kernels for a head of a sample, except for the tensor cores' sums.
 fn definition(queries: &[&[f32]], keys: &[&[f32]], values: &[&[f32]]) -> Vec<Vec<f32>> {
-    let tiles: Vec<_> = keys.chunks(TILE).map(quantised).zip(values.chunks(TILE).map(quantised)).collect();
+    let tiles: Vec<_> = keys.chunks(TILE).map(quantized).zip(values.chunks(TILE).map(quantized)).collect();
     let scale = (8.0 * std::f64::consts::LOG2_E / (HEAD_DIM as f64).sqrt()) as f32;
     let of_query = |query: &&[f32]| {
-        let (q8, q_scale) = quantised(&[query]);
+        let (q8, q_scale) = quantized(&[query]);
         let (mut out, mut sum, mut top) = (vec![0f32; HEAD_DIM], 0f32, -16384i32);
         for ((k8, k_scale), (v8, v_scale)) in &tiles {
             let y: Vec<i32> = k8
@@ -175,8 +176,8 @@ pub fn case(layout: TokenLayout, heads: usize, kv_heads: usize, cached: usize, g
     Case { layout, heads, kv_heads, cached, gain }
 }
 
-/// Tiles that are full, that lack keys or queries, and that have one; samples whose text and image lie apart; shared
-/// key heads; queries of images alone; references; cached keys; scores of many powers of two.
+/// Tiles that are full, that lack keys or queries, and that have one; samples with text and image apart; shared key
+/// heads; queries of images only; references; cached keys; scores over many powers of two.
 #[test]
 fn attention_in_e4m3_is_its_definition() {
     let Some(cuda) = cuda_fp8_attention() else { return };
@@ -221,7 +222,7 @@ fn attention_in_e4m3_is_its_definition() {
         let again = case.run(&cuda, &inputs);
         assert!(got.iter().map(|x| x.to_bits()).eq(again.iter().map(|x| x.to_bits())), "{case:?}: two runs differ");
     }
-    // Rows of zeros see all keys alike, and nothing overflows where rows are long.
+    // Rows of zeros see all keys alike, and long rows do not overflow.
     let zeros = case(layout(1, 0, 200), 1, 1, 0, 0.0);
     assert!(error(&zeros.run(&cuda, &zeros.inputs()), &zeros.by_head(&zeros.inputs(), exact)) < 0.05);
     let long = case(layout(1, 0, 200), 1, 1, 0, 1e5);

@@ -1,5 +1,5 @@
-//! Forms of kernels for GPUs with other sizes of shared memory, which a newer GPU launches when it is taken for one of
-//! these (`FLUX_CAPABILITY`).
+//! Variants of kernels for GPUs with other sizes of shared memory. A newer GPU launches them when `FLUX_CAPABILITY`
+//! makes it pass for such a GPU.
 
 use flux::backend::Memory;
 
@@ -7,7 +7,7 @@ use crate::compare::with_variable;
 
 const VARIABLE: &str = "FLUX_CAPABILITY";
 
-/// Tests of ops that have such forms, none of which asks for a kernel of the GPU's own.
+/// Tests of ops with such variants; none requires a kernel of the GPU's own.
 const TESTS: [&str; 7] = [
     "attention::every_head_size_matches_the_cpu",
     "conv2d::ragged_3x3_convolutions_match_the_cpu",
@@ -29,5 +29,5 @@ fn kernels_of_older_gpus_can_be_asked_for() {
     }
     let (passed, text) = with_variable("fp8::linear_in_fp8_matches_the_cpu", VARIABLE, "8.9");
     assert!(passed, "as 8.9: {text}");
-    assert!(!cuda.describe().contains("taken for"), "{}", cuda.describe());
+    assert!(!cuda.describe().contains("overridden"), "{}", cuda.describe());
 }

@@ -1,4 +1,4 @@
-//! Inputs from a seed, and the comparison of what two backends made of them.
+//! Inputs from a seed, and comparisons of the results of two backends.
 
 use std::process::Command;
 use std::sync::LazyLock;
@@ -8,13 +8,13 @@ use flux::backend::cuda::Cuda;
 use flux::backend::{Backend, Memory, Storage};
 use flux::files::{Folder, TensorView};
 use flux::nn::{ConvKernel, Linear};
-use flux::selftest::{self, Bound};
 use flux::tensor::Tensor;
+use flux_bench::selftest::{self, Bound};
 use half::{bf16, f16};
 use safetensors::Dtype;
 use safetensors::tensor::TensorView as FileTensor;
 
-/// Whether the GPU computes in fp16: by itself, or because `FLUX_COMPUTE` asks for it.
+/// Returns `true` if the GPU computes in fp16, by itself or by `FLUX_COMPUTE`.
 pub fn half() -> bool {
     static HALF: LazyLock<bool> =
         LazyLock::new(|| crate::cuda().is_some_and(|cuda| cuda.activation_dtype() == flux::tensor::Dtype::F16));
@@ -26,26 +26,26 @@ pub fn rounding() -> f32 {
     selftest::rounding(if half() { flux::tensor::Dtype::F16 } else { flux::tensor::Dtype::Bf16 })
 }
 
-/// A weight as the GPU holds it.
+/// Rounds a weight as the GPU does.
 pub fn rounded_weight(value: f32) -> f32 {
     if half() { f16::from_f32(value).to_f32() } else { bf16::from_f32(value).to_f32() }
 }
 
-/// An activation as the GPU holds it, in fp16 in units of 32.
+/// Rounds an activation as the GPU does, in fp16 in units of 32.
 pub fn rounded(value: f32) -> f32 {
     if half() { f16::from_f32(value / 32.0).to_f32() * 32.0 } else { bf16::from_f32(value).to_f32() }
 }
 
-/// Roundings of a product by cuBLASLt with bias or residual. One is not enough for some shapes (-144 came out where
-/// -144.88 was exact, and bf16 is 1 apart there), as if the product were rounded before the epilogue adds to it; that
-/// this is the cause was not established.
+/// Roundings of a multiplication by cuBLASLt with bias or residual. One is not enough for some shapes (-144 came out
+/// where -144.88 was exact, and bf16 is 1 apart there), as if the result were rounded before the epilogue adds to it.
+/// The cause is not known.
 pub const WITH_EPILOGUE: f32 = 2.0;
 
-/// `n` values of variance 1 between -1.73 and 1.73, all on the grid of bf16, and of fp16 where the GPU computes in
-/// that, so that every backend starts from the same numbers.
+/// Returns `n` values of variance 1 between -1.73 and 1.73, all on the grid of bf16, and of fp16 if the GPU computes
+/// in it, so that every backend starts from the same numbers.
 pub fn values(seed: u64, n: usize) -> Vec<f32> {
     let value = |i: usize| {
-        // splitmix64: any index at once.
+        // splitmix64 computes any index at once.
         let mut z =
             seed.wrapping_mul(0x2545_f491_4f6c_dd1d).wrapping_add((i as u64 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15));
         z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -56,7 +56,7 @@ pub fn values(seed: u64, n: usize) -> Vec<f32> {
     (0..n).map(value).collect()
 }
 
-/// A matrix that is a view: `before` and `after` columns of other values lie beside its own.
+/// A matrix that is a view, between `before` and `after` columns of other values.
 #[derive(Debug, Clone, Copy)]
 pub struct Shape {
     pub rows: usize,
@@ -74,7 +74,7 @@ impl Shape {
         Self { rows, cols, before, after }
     }
 
-    /// Seeded values in this shape.
+    /// Returns seeded values in this shape.
     pub fn tensor<B: Backend>(&self, b: &B, seed: u64) -> Tensor<B> {
         let stride = self.before + self.cols + self.after;
         let whole = b.upload(&values(seed, self.rows * stride), self.rows, stride).unwrap();
@@ -83,8 +83,8 @@ impl Shape {
     }
 }
 
-/// Sizes of weights that are quantised: of both kernels, of each group of columns, with the last threads of a block
-/// idle or with fewer values than the others, and of rows in less than a warp; and `own` ones.
+/// Returns sizes of weights to quantize: for both kernels, for each group of columns, with the last threads of a block
+/// idle or with fewer values than the others, for rows of less than a warp; and the `own` ones.
 pub fn weight_sizes(own: [(usize, usize); 2]) -> Vec<(usize, usize)> {
     let shared = [
         (16, 64),
@@ -103,7 +103,7 @@ pub fn weight_sizes(own: [(usize, usize); 2]) -> Vec<(usize, usize)> {
     shared.into_iter().chain(own).collect()
 }
 
-/// A real size, one row, sizes that no tile divides, and views: of whole 16 bytes, and beginning at any place.
+/// Returns a real size, one row, sizes that no tile divides, and views: aligned to 16 bytes, and at any position.
 pub fn shapes(real: Shape) -> Vec<Shape> {
     let cols = real.cols.min(3072);
     let mut shapes = vec![
@@ -121,23 +121,23 @@ pub fn shapes(real: Shape) -> Vec<Shape> {
     shapes
 }
 
-/// A vector [1, cols].
+/// Returns a vector [1, cols].
 pub fn vector<B: Backend>(b: &B, seed: u64, cols: usize) -> Tensor<B> {
     b.upload(&values(seed, cols), 1, cols).unwrap()
 }
 
 /// One op with its inputs, for any backend.
 pub trait Case {
-    /// Through `Tensor`'s method: a kernel where there is one.
+    /// Runs `Tensor`'s method: a kernel if there is one.
     fn run<B: Backend>(&self, b: &B) -> Vec<Tensor<B>>;
-    /// The definition in primitives, where the op has one.
+    /// Runs the definition in primitives, if the op has one.
     fn compose<B: Backend>(&self, b: &B) -> Vec<Tensor<B>> {
         self.run(b)
     }
 }
 
-/// What one comparison may differ by: a value by `roundings` roundings of its own magnitude plus the typical magnitude,
-/// and the mean difference by half of that, because the errors of rounding are spread evenly.
+/// Checks the distance of two results: a value may differ by `roundings` roundings of its own magnitude plus the
+/// typical magnitude, and the mean difference is at most half of that, because rounding errors are spread evenly.
 pub fn compare(what: &str, got: &[f32], expected: &[f32], roundings: f32) {
     assert_eq!(got.len(), expected.len(), "{what}: number of values");
     let found = selftest::compare(got, expected, Bound { rounding: rounding(), roundings, spread: 1.0 });
@@ -147,13 +147,13 @@ pub fn compare(what: &str, got: &[f32], expected: &[f32], roundings: f32) {
     }
 }
 
-/// The kernel against the definition on the CPU in float32, and against the definition on the GPU; `composed` is how
-/// many roundings the latter has on top.
+/// Checks the kernel against the definition on the CPU in float32, and against the definition on the GPU, which has
+/// `composed` more roundings.
 pub fn check(cuda: &Cuda, what: &str, case: &impl Case, composed: f32) {
     check_against(cuda, what, case, 1.0, composed);
 }
 
-/// As [`check`], where the kernel itself rounds more than once, by `fused` roundings.
+/// As [`check`], for a kernel that rounds more than once, by `fused` roundings.
 pub fn check_against(cuda: &Cuda, what: &str, case: &impl Case, fused: f32, composed: f32) {
     let download =
         |tensors: Vec<Tensor<Cuda>>| -> Vec<Vec<f32>> { tensors.iter().map(|x| cuda.download(x).unwrap()).collect() };
@@ -170,20 +170,20 @@ pub fn check_against(cuda: &Cuda, what: &str, case: &impl Case, fused: f32, comp
     }
 }
 
-/// A hash of the bits of values, which a test may print for another process to compare.
+/// Returns a hash of the bits of values, which a test may print for another process to compare.
 pub fn hash_of_bits(values: &[f32]) -> u64 {
     let add =
         |hash: u64, value: &f32| (hash.rotate_left(5) ^ u64::from(value.to_bits())).wrapping_mul(0x9e37_79b9_7f4a_7c15);
     values.iter().fold(0, add)
 }
 
-/// Another test of this program, `test` by its path in the crate, with an environment variable set, which is read by a
-/// whole process. Returns whether it passed, and its words.
+/// Runs another test of this program, `test` by its path in the crate, with an environment variable, which is read
+/// once by a process. Returns `true` if it passed, and its output.
 pub fn with_variable(test: &str, variable: &str, value: &str) -> (bool, String) {
     with_variables(test, &[(variable, value)])
 }
 
-/// The same with several set.
+/// As [`with_variable`], with several variables.
 pub fn with_variables(test: &str, set: &[(&str, &str)]) -> (bool, String) {
     let mut program = Command::new(std::env::current_exe().unwrap());
     let output = program.args([test, "--exact", "--nocapture"]).envs(set.iter().copied()).output().unwrap();
@@ -192,7 +192,7 @@ pub fn with_variables(test: &str, set: &[(&str, &str)]) -> (bool, String) {
     (output.status.success(), text)
 }
 
-/// `base` and `sm90` as the value of `variable`: `test` passes with both where the GPU has both kernels.
+/// Checks that `test` passes with `base` and with `sm90` as the value of `variable`, if the GPU has both kernels.
 pub fn check_choices(cuda: &Cuda, test: &str, variable: &str) {
     let (passed, text) = with_variable(test, variable, "base");
     assert!(passed, "{variable}=base: {text}");
@@ -204,12 +204,12 @@ pub fn check_choices(cuda: &Cuda, test: &str, variable: &str) {
     }
 }
 
-/// The type of files that the GPU multiplies as it is.
+/// The dtype of files that the GPU multiplies directly.
 pub fn plain() -> Dtype {
     if half() { Dtype::F16 } else { Dtype::BF16 }
 }
 
-/// Values as a file has them.
+/// Encodes values as a file has them.
 pub fn encoded(values: &[f32], dtype: Dtype) -> Vec<u8> {
     match dtype {
         Dtype::BF16 => values.iter().flat_map(|v| bf16::from_f32(*v).to_le_bytes()).collect(),
@@ -219,7 +219,7 @@ pub fn encoded(values: &[f32], dtype: Dtype) -> Vec<u8> {
     }
 }
 
-/// A tensor in a safetensors file, as weights come.
+/// A tensor in a safetensors file, as weights are stored.
 pub struct Weight {
     _folder: tempfile::TempDir,
     view: TensorView,
@@ -240,7 +240,7 @@ impl Weight {
         Self::new(&values(seed, rows * cols), &[rows, cols], Dtype::BF16)
     }
 
-    /// In the type in which the GPU multiplies it.
+    /// A weight in the dtype in which the GPU multiplies it.
     pub fn plain(seed: u64, rows: usize, cols: usize) -> Self {
         Self::new(&values(seed, rows * cols), &[rows, cols], plain())
     }
@@ -253,12 +253,12 @@ impl Weight {
         self.linear_with(b, None)
     }
 
-    /// The same, uploaded with others.
+    /// As `linear`, with other uploads.
     pub fn linear_with<B: Backend>(&self, b: &B, uploads: Option<&B::Uploads>) -> Linear<B> {
         Linear::load_with((b, uploads), "weight", &[self.view()], Storage::Native).unwrap()
     }
 
-    /// In e4m3.
+    /// Loads the weight in e4m3.
     pub fn fp8(&self, cuda: &Cuda) -> Linear<Cuda> {
         Linear::load(cuda, "weight", &[self.view()], Storage::Fp8).unwrap()
     }

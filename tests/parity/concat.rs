@@ -9,7 +9,7 @@ use crate::compare::Shape;
 enum Concat {
     Rows(Vec<Shape>),
     Cols(Vec<Shape>),
-    /// A matrix that was split at a row, with its parts in this order again or in the other one.
+    /// A matrix that was split at a row, with its parts in the same order or swapped.
     Join {
         shape: Shape,
         split: usize,
@@ -42,7 +42,7 @@ fn rows_and_columns_go_where_they_belong() {
         Concat::Rows(vec![Shape::dense(3, 40), Shape::dense(0, 40), Shape::view(5, 40, 7, 1), Shape::dense(1, 40)]),
         Concat::Cols(vec![Shape::dense(9, 40), Shape::view(9, 3, 7, 1), Shape::dense(9, 8)]),
     ];
-    // By the kernel, and some that it does not take.
+    // Parts for the kernel, and some that it does not take.
     let many = |count: usize, cols: usize| {
         let shape = |i: usize| match i % 3 {
             0 => Shape::dense(i % 5, cols),
@@ -65,7 +65,7 @@ fn rows_and_columns_go_where_they_belong() {
     }
 }
 
-/// Rows that still lie one under the other need no copy.
+/// Rows that are still adjacent need no copy.
 #[test]
 fn rows_that_were_split_are_joined_without_a_copy() {
     let Some(cuda) = crate::cuda() else { return };

@@ -15,7 +15,7 @@ pub struct Conv2d<'a> {
     pub weight: &'a Weight,
     pub conv: Conv,
     pub out: usize,
-    /// Columns beside the residual, where there is one.
+    /// Columns around the residual, if there is one.
     pub residual: Option<[usize; 2]>,
     pub relu: bool,
 }
@@ -120,8 +120,8 @@ fn conv2d_matches_at_the_decoders_sizes() {
     check_conv(&cuda, Conv::same(512, 512, 3), 3, 128, [0, 0], None);
 }
 
-/// Height, width, channels in and out, of images that no tile divides; the last two have so many tiles that larger ones
-/// are chosen, or several for each multiprocessor.
+/// Height, width, channels in and out, of images that no tile divides. The last two have so many tiles that larger
+/// ones are chosen, or several for each multiprocessor.
 pub const RAGGED: [([usize; 2], usize, usize); 10] = [
     ([1, 1], 64, 8),
     ([1, 17], 64, 3),
@@ -139,16 +139,16 @@ pub const RAGGED: [([usize; 2], usize, usize); 10] = [
 fn ragged_3x3_convolutions_match_the_cpu() {
     let Some(cuda) = crate::cuda() else { return };
     for ([height, width], cin, cout) in RAGGED {
-        // The second residual is a view that the result goes over.
+        // The second residual is a view that the result overwrites.
         for (beside, residual) in [([0, 0], None), ([0, 0], Some([0, 0])), ([8, 16], Some([16, 8]))] {
             check_conv(&cuda, Conv::same(height, width, 3), cin, cout, beside, residual);
         }
     }
 }
 
-/// More tiles than an H200 has multiprocessors, so that each kernel for Hopper meets tiles behind the first, also with
-/// a residual: in turn those of 16 x 16 x 128 and 16 x 8 x 128. With eight outputs and a residual, a tile's outputs are
-/// mostly outside.
+/// More tiles than an H200 has multiprocessors, so that each kernel for Hopper gets tiles after the first, also with a
+/// residual: alternately those of 16 x 16 x 128 and 16 x 8 x 128. With eight outputs and a residual, most of a tile's
+/// outputs are outside.
 #[test]
 fn convolutions_of_many_ragged_tiles_match_the_cpu() {
     let Some(cuda) = crate::cuda() else { return };
@@ -159,7 +159,7 @@ fn convolutions_of_many_ragged_tiles_match_the_cpu() {
     }
 }
 
-/// Also those of the tiny decoder's 64 channels, of which half a tile's outputs are none.
+/// Also with the tiny decoder's 64 channels, which leave half a tile's outputs empty.
 #[test]
 fn rectified_convolutions_match_the_cpu() {
     let Some(cuda) = crate::cuda() else { return };
@@ -173,8 +173,8 @@ fn rectified_convolutions_match_the_cpu() {
     check_activated(&cuda, Conv::halve(34, 54), [40, 136], ([0, 0], None), true);
 }
 
-/// Images of which no tile divides the half, one that is smaller than a tile, odd ones, for which im2col serves, and
-/// one with more tiles than an H200 has multiprocessors.
+/// Images whose half no tile divides, one that is smaller than a tile, odd ones, which use im2col, and one with more
+/// tiles than an H200 has multiprocessors.
 #[test]
 fn halved_images_match_the_cpu() {
     let Some(cuda) = crate::cuda() else { return };
@@ -196,7 +196,7 @@ fn halved_images_match_the_cpu() {
     }
 }
 
-/// The norm behind a halved image by the statistics that the convolution left, and by a pass over the image.
+/// The norm after a halved image, by the statistics from the convolution, and by a pass over the image.
 #[test]
 fn a_halved_image_brings_its_own_statistics() {
     let Some(cuda) = crate::cuda() else { return };
@@ -228,7 +228,7 @@ fn an_unknown_kernel_is_an_error_that_names_the_known_ones() {
     }
     let (passed, text) = with_variable("conv2d::ragged_3x3_convolutions_match_the_cpu", "FLUX_CONV2D", "winograd");
     assert!(
-        !passed && text.contains("`winograd` is no conv2d kernel") && text.contains("`base` and `sm90` are"),
+        !passed && text.contains("`winograd` is not a kernel for conv2d") && text.contains("use `base` or `sm90`"),
         "{text}"
     );
 }
@@ -249,12 +249,12 @@ fn a_residual_that_may_not_be_written_stays() {
     if crate::is_hopper(&cuda) {
         assert!(elsewhere == over);
     } else {
-        // cuBLASLt may add a residual that it writes over in another way.
+        // cuBLASLt may add a residual differently when it overwrites it.
         compare("over the residual", &over, &elsewhere, WITH_EPILOGUE);
     }
 }
 
-/// No im2col rows are made where there is a kernel that needs none.
+/// No im2col rows are made if a kernel needs none.
 #[test]
 fn hopper_launches_one_kernel_for_a_convolution() {
     let Some(cuda) = crate::cuda_hopper() else { return };

@@ -1,5 +1,4 @@
-//! Weights that a GPU copies from another one: here from another handle to the same GPU, and from a second one where
-//! there is one.
+//! Weights that a GPU copies from another handle: to the same GPU, and to a second one if there is one.
 
 use flux::backend::cuda::{Cuda, GemmCache, Precision};
 use flux::backend::{Device, Remark, Storage, WeightStore};
@@ -16,7 +15,7 @@ use crate::pipeline::default_model;
 use crate::support::preset;
 use crate::{cuda, cuda_fp8};
 
-/// Other handles that compute as `cuda`, to the same GPU and to the second one where there is one.
+/// Other handles with the precision of `cuda`, to the same GPU and to the second one if there is one.
 fn others(precision: Precision) -> Vec<Cuda> {
     let open = |gpu| Cuda::with(gpu, None, precision, &GemmCache::Off);
     let mut others = vec![open(0).unwrap()];
@@ -32,7 +31,7 @@ fn load(cuda: &Cuda, parts: &[TensorView], storage: Storage) -> Linear<Cuda> {
     cuda.load(|uploads| Linear::load_with((cuda, Some(uploads)), "weight", parts, storage), &mut |_| {}).unwrap()
 }
 
-/// The gigabytes that were copied from another GPU, as the program says.
+/// The gigabytes that were copied from another GPU, as reported by the program.
 fn copied(cuda: &Cuda) -> Option<f64> {
     cuda.remarks().iter().find_map(|remark| match remark {
         Remark::Detail(text) => text.split_once(" GB of weights were copied from GPU 0")?.0.parse().ok(),
@@ -53,11 +52,11 @@ fn a_copy_of_a_weight_is_the_weight() {
                 let copy = load(&other, &parts, Storage::Native);
                 assert_eq!(other.stats().copies, before, "nothing comes from the host");
                 assert!(cuda.weight_values(&weight).unwrap() == other.weight_values(&copy).unwrap(), "{rows} x {cols}");
-                // It is of the weight as it was: the first one may go.
+                // The copy has the original values, so the first weight may be freed.
                 drop(weight);
                 let expected: Vec<f32> = parts.iter().flat_map(TensorView::to_f32).collect();
                 assert!(other.weight_values(&copy).unwrap() == expected, "{rows} x {cols}");
-                // What is gone comes from the file.
+                // Freed weights come from the file.
                 assert!(other.weight_values(&load(&other, &parts, Storage::Native)).unwrap() == expected);
                 assert!(other.stats().copies > before);
             }
@@ -102,7 +101,7 @@ fn what_is_loaded_at_the_same_time_is_copied_or_read() {
                 });
                 let copies: Vec<_> =
                     parts.iter().map(|part| load(&other, std::slice::from_ref(part), Storage::Native)).collect();
-                // They go while the others are copied.
+                // They are freed while the others are copied.
                 let whole: Vec<Linear<Cuda>> = whole.join().unwrap();
                 drop(whole);
                 for (copy, part) in copies.iter().zip(&parts) {
@@ -114,7 +113,7 @@ fn what_is_loaded_at_the_same_time_is_copied_or_read() {
 }
 
 #[test]
-fn quantised_weights_are_copied_with_their_scales() {
+fn quantized_weights_are_copied_with_their_scales() {
     let Some(cuda) = cuda_fp8() else { return };
     for other in others(Precision::Fp8) {
         assert!(other.copy_weights_from(&cuda).unwrap());
@@ -123,7 +122,7 @@ fn quantised_weights_are_copied_with_their_scales() {
             let (weight, before) = (load(&cuda, &[file.view()], Storage::Fp8), other.stats());
             let copy = load(&other, &[file.view()], Storage::Fp8);
             let after = other.stats();
-            assert_eq!((after.copies, after.launches), (before.copies, before.launches), "it is quantised once");
+            assert_eq!((after.copies, after.launches), (before.copies, before.launches), "it is quantized once");
             assert!(cuda.weight_values(&weight).unwrap() == other.weight_values(&copy).unwrap());
         }
     }
@@ -132,7 +131,7 @@ fn quantised_weights_are_copied_with_their_scales() {
     assert!(!cuda.copy_weights_from(&cuda.clone()).unwrap(), "they are one");
 }
 
-/// Images of a model whose weights were copied, and what was: all that it has but for the text encoder.
+/// Compares images of a model with copied weights, and checks that all weights but the text encoder's were copied.
 #[test]
 fn images_of_copied_weights_are_those_of_the_files() {
     let Some(cuda) = cuda() else { return };
@@ -145,9 +144,10 @@ fn images_of_copied_weights_are_those_of_the_files() {
         for other in others(Precision::Bf16) {
             let first = Cuda::with(0, None, Precision::Bf16, &GemmCache::Off).unwrap();
             let devices = vec![("a".to_string(), first), ("b".to_string(), other.clone())];
-            let engine = Engine::of(&Replicas::new(devices, OpenModel::open(&dir).unwrap()).unwrap()).unwrap();
+            let engine =
+                Engine::from_replicas(&Replicas::new(devices, OpenModel::open(&dir).unwrap()).unwrap()).unwrap();
             for count in [2, 3] {
-                let images = engine.generate(&request, count, &CancelFlag::default(), &mut |_| {}).unwrap();
+                let images = engine.generate_images(&request, count, &CancelFlag::default(), &mut |_| {}).unwrap();
                 let read: Vec<_> = images.iter().map(|image| image.timings.prompts_encoded).collect();
                 assert_eq!(
                     read.iter().sum::<usize>(),
@@ -161,7 +161,7 @@ fn images_of_copied_weights_are_those_of_the_files() {
             let info = alone.info();
             let elements = info.transformer.elements() + info.vae.decoder_elements();
             let copied = copied(&other).expect("weights are copied");
-            // Vectors are not, and rows are padded.
+            // Vectors are not copied, and rows are padded.
             let of_files = elements as f64 * 2.0 / 1e9;
             assert!((0.9..1.3).contains(&(copied / of_files)) || of_files < 0.01, "{copied} GB of {of_files}");
         }

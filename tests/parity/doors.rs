@@ -1,5 +1,5 @@
-//! The methods of `Tensor` refuse operands of another type, and of another handle, and say of which op they are; so no
-//! kernel reads bytes as values that they are not. On the CPU all tensors are float32, of one device.
+//! The methods of `Tensor` refuse operands of another type, and of another handle, and name their op, so no kernel
+//! misreads bytes. On the CPU all tensors are float32, on one device.
 
 use flux::Result;
 use flux::backend::Memory;
@@ -11,22 +11,22 @@ use flux::tensor::Tensor;
 use crate::compare::{Weight, half, values};
 use crate::conv2d::weight as kernel;
 
-/// What an operand has to be.
+/// The required type of an operand.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Kind {
     Activation,
     F32,
-    /// Quantised for products with fp8 weights.
+    /// Quantized for multiplications with fp8 weights.
     E4m3,
 }
 
-/// Rows and columns of an operand, and what it has to be.
+/// Rows and columns of an operand, and its required type.
 type Operand = ([usize; 2], Kind);
 
 /// The op on its operands. Weights are on the handle that is passed.
 type Call = fn(&Cuda, Vec<Tensor<Cuda>>) -> Result<Tensor<Cuda>>;
 
-/// An op, what it takes, and how.
+/// An op, its operands, and its call.
 struct Door {
     op: &'static str,
     operands: &'static [Operand],
@@ -38,7 +38,7 @@ fn tensor(cuda: &Cuda, ([rows, cols], kind): Operand) -> Tensor<Cuda> {
     match kind {
         Kind::Activation => cuda.upload(&values, rows, cols).unwrap(),
         Kind::F32 => cuda.upload_f32(&values, rows, cols).unwrap(),
-        Kind::E4m3 => cuda.quantise(&cuda.upload(&values, rows, cols).unwrap()).unwrap(),
+        Kind::E4m3 => cuda.quantize(&cuda.upload(&values, rows, cols).unwrap()).unwrap(),
     }
 }
 
@@ -47,7 +47,7 @@ fn linear(cuda: &Cuda, rows: usize) -> Linear<Cuda> {
     Weight::seeded(1, rows, 8).linear(cuda)
 }
 
-/// The same from 8 columns to 8, with factors of rank 2.
+/// A linear layer from 8 columns to 8, with factors of rank 2.
 fn low_rank(cuda: &Cuda) -> Linear<Cuda> {
     let up = Weight::seeded(2, 8, 2).linear(cuda);
     linear(cuda, 8).with_low_rank(LowRank { down: linear(cuda, 2), up }).unwrap()
@@ -401,7 +401,7 @@ const DOORS: [Door; 42] = [
     },
 ];
 
-/// The op's operands on `cuda`, but for operand `index`, which is `instead`.
+/// Returns the op's operands on `cuda`, with `instead` as operand `index`.
 fn operands(cuda: &Cuda, door: &Door, index: usize, instead: Tensor<Cuda>) -> Vec<Tensor<Cuda>> {
     let mut operands: Vec<_> = door.operands.iter().map(|operand| tensor(cuda, *operand)).collect();
     operands[index] = instead;
@@ -414,7 +414,7 @@ fn expect_refused(door: &Door, index: usize, result: Result<Tensor<Cuda>>, what:
     assert!(text.contains(&format!("op `{}`", door.op)) && text.contains(what), "{}: {text}", door.op);
 }
 
-/// Whether an operand of `op` may be quantised: those of products are what [`Input`] holds.
+/// Returns `true` if an operand of `op` may be quantized: operands of multiplications, as [`Input`] holds them.
 fn takes_e4m3(op: &str, index: usize) -> bool {
     op == "project" && index == 0
 }
@@ -426,11 +426,11 @@ fn operands_of_another_type_are_errors_that_name_the_op() {
         for (index, &(shape, kind)) in door.operands.iter().enumerate() {
             let with = |kind| (door.call)(&cuda, operands(&cuda, door, index, tensor(&cuda, (shape, kind))));
             assert!(with(kind).is_ok(), "{}: {:?}", door.op, with(kind).err());
-            // Nothing makes e4m3 beside fp16.
+            // No op makes e4m3 with fp16.
             let kinds = [Kind::Activation, Kind::F32, Kind::E4m3];
             let others = kinds[..if half() { 2 } else { 3 }].iter().copied().filter(|other| *other != kind);
             for other in others.filter(|other| *other != Kind::E4m3 || !takes_e4m3(door.op, index)) {
-                expect_refused(door, index, with(other), "a tensor is of");
+                expect_refused(door, index, with(other), "a tensor has type");
             }
         }
     }
@@ -442,7 +442,7 @@ fn operands_of_two_handles_are_errors_that_name_the_op() {
     for door in DOORS.iter().filter(|door| door.operands.len() > 1) {
         for (index, operand) in door.operands.iter().enumerate() {
             let result = (door.call)(&cuda, operands(&cuda, door, index, tensor(&other, *operand)));
-            expect_refused(door, index, result, " is on ");
+            expect_refused(door, index, result, " device");
         }
     }
 }

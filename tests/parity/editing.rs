@@ -1,4 +1,4 @@
-//! Images from images on the GPU: against the CPU, against themselves, and what a warm edit costs.
+//! Edits and references on the GPU: against the CPU, against themselves, and the costs of a warm edit.
 
 use std::sync::Arc;
 
@@ -13,7 +13,7 @@ use crate::pipeline::{default_model, psnr};
 use crate::support::{golden, preset};
 use crate::{cuda, cuda_fp8, small};
 
-/// A part of an image that the default model drew.
+/// A part of an image by the default model.
 fn drawn(name: &str, width: u32, height: u32) -> Arc<Rgb> {
     let image = image::open(golden("default-model").join(name)).unwrap().crop_imm(3, 5, width, height).to_rgb8();
     Arc::new(Rgb { width: width as usize, height: height as usize, bytes: image.into_raw() })
@@ -29,7 +29,7 @@ fn image(width: usize, height: usize, shade: u8) -> Arc<Rgb> {
     Arc::new(Rgb { width, height, bytes })
 }
 
-/// A change of `image`; with a mask, of its right half.
+/// An edit of `image`; with a mask, of its right half.
 fn change(image: &Arc<Rgb>, masked: bool, strength: f64, is_reference: bool) -> Change {
     let edit = if masked {
         let white = |x: usize| [if 2 * x < image.width { 0 } else { 255 }; 3];
@@ -43,7 +43,7 @@ fn change(image: &Arc<Rgb>, masked: bool, strength: f64, is_reference: bool) -> 
     Change { image, cells: edit.cells().map(Arc::from), strength, is_reference }
 }
 
-/// Names, and what is asked for: references of odd numbers of tokens, masks, strengths.
+/// Names and requests: references with odd numbers of tokens, masks, strengths.
 fn requests() -> Vec<(&'static str, Request)> {
     let prompt = || Request { height: Some(128), width: Some(160), ..Request::new("a red heart", 5) };
     let changed = |change| Request { change: Some(change), ..Request::new("a yellow star", 6) };
@@ -61,8 +61,8 @@ fn requests() -> Vec<(&'static str, Request)> {
     ]
 }
 
-/// The default model; or a random one that caches references, as the default model was not trained to do: it would lean
-/// on what it cannot read, so that roundings grow.
+/// The default model; or a random one that caches references. The default model was not trained for that: it would
+/// depend on tokens that it cannot read, so that roundings grow.
 fn model<B: Backend>(backend: B, caches_references: bool) -> Arc<Model<B>> {
     let files = if caches_references { preset("kv") } else { default_model() };
     let model = Model::new(backend, OpenModel::open(&files).unwrap());
@@ -120,7 +120,7 @@ fn edits_and_frames_that_keep_tokens_are_45_db_from_those_of_the_cpu() {
     }
 }
 
-/// Sizes, references and sets of cached references take turns, so that graphs of several shapes share their memory.
+/// Sizes, references and sets of cached references alternate, so that graphs of several shapes share their memory.
 #[test]
 fn captured_edits_are_those_of_a_fresh_model() {
     let Some(cuda) = cuda() else { return };
@@ -149,7 +149,7 @@ fn a_warm_edit_costs_exactly_this() {
         Request { references: vec![image], width: Some(128), height: Some(128), ..plain }
     };
     for shade in 0..4 {
-        // Another image each time, so that it is encoded.
+        // A new image each time, so that it is encoded.
         let request = request(image(144, 112, 10 * shade));
         let before = cuda.stats();
         let made = model.generate(&request).unwrap();
@@ -165,13 +165,13 @@ fn a_warm_edit_costs_exactly_this() {
         assert_eq!(after.copies - before.copies, 3);
         assert_eq!(after.graph_launches - before.graph_launches, steps + 1);
         assert_eq!(after.composed, before.composed);
-        // Once more, with the image known: it is not encoded, and nothing is copied for it.
+        // Again, with the image cached: it is not encoded, and nothing is copied for it.
         let before = cuda.stats();
         assert!(model.generate(&request).unwrap().rgb == made.rgb);
         let after = cuda.stats();
         assert_eq!((after.waits - before.waits, after.copies - before.copies), (steps + 2, 2));
-        // The features, the latents of references, and both are put under each other, and each is projected; around
-        // each graph its inputs and its output are copied, and at the end pixels become bytes.
+        // The features, the latents of references, and both are stacked, and each is projected; around each graph its
+        // inputs and its output are copied, and at the end pixels become bytes.
         assert_eq!(after.launches - before.launches, 6 + (4 + 1) * steps + (1 + 1) + 1);
     }
 }

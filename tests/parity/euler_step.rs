@@ -9,7 +9,7 @@ fn euler_step_rounds_as_the_reference() {
     let Some(cuda) = crate::cuda() else { return };
     for (rows, cols) in [(4096, 128), (5, 77)] {
         let (x, v, dt) = (values(1, rows * cols), values(2, rows * cols), -0.140_944_5f32);
-        // A row of several, as a step's is one of its schedule's.
+        // A row of several, as a step's dt is a row of its schedule.
         let dts = cuda.upload(&[1.0, dt, 2.0], 3, 1).unwrap();
         let velocity = cuda.upload(&v, rows, cols).unwrap();
         let latents = cuda.upload(&x, rows, cols).unwrap().euler_step(&velocity, &dts.row_view(1..2)).unwrap();

@@ -14,8 +14,8 @@ use crate::flux3_base::write_base;
 use crate::pipeline::psnr;
 use crate::support::root;
 
-/// The least distance in dB. The weights are random, so roundings grow: with these models and requests the reference in
-/// bf16 is 40 to 42 dB from itself in float32, and 42 to 45 where its times are not rounded, as ours are not.
+/// Minimum PSNR in dB. The weights are random, so roundings grow: with these models and requests the reference in bf16
+/// is 40 to 42 dB from itself in float32, and 42 to 45 with unrounded times, as ours are.
 const LEAST: f64 = 35.0;
 
 fn model<B: Backend>(backend: B, folder: &Path) -> Arc<Model<B>> {

@@ -1,5 +1,5 @@
-//! Products in e4m3: what is rounded against the definition of that format, what is computed against the CPU, and fused
-//! ops against their parts.
+//! Multiplications in e4m3: rounding against the definition of that format, results against the CPU, and fused ops
+//! against their parts.
 
 use std::sync::LazyLock;
 
@@ -16,17 +16,18 @@ use crate::compare::{Shape, WITH_EPILOGUE, Weight, compare, shapes, values, vect
 use crate::cuda_fp8;
 use crate::pipeline::draws_alike;
 
-/// With `0`, sums go on in float32; see docs/environment.md. Tests with either value run in processes of their own.
+/// With `0`, sums are accumulated in float32; see docs/environment.md. Tests with either value run in their own
+/// processes.
 const FAST_ACCUMULATION: &str = "FLUX_FP8_FAST_ACCUMULATION";
-/// `base` has mma.sync multiply, as it does on GPUs other than Hopper.
+/// `base` selects mma.sync for multiplications, as on GPUs other than Hopper.
 const GEMM: &str = "FLUX_GEMM";
 
 /// Roundings of a product of `terms` terms: one to bf16, and those of the tensor cores.
 ///
-/// With each instruction 32 terms and the sum so far are cut off at 2^-13 of the largest of them, which is about the
-/// sum. Cut off at random, n of them are off by sqrt(n / 3) * 2^-13 of it, and the worst of millions of sums by 5 times
-/// that: in roundings, which are 2^-8, by 5 * sqrt(n / 3) / 32. Sums that go on in float32 behind every 128 terms are
-/// off by half a rounding at most, because 128 terms are a small part of a long sum.
+/// Each instruction cuts 32 terms and the sum so far off at 2^-13 of the largest of them, which is about the sum. Cut
+/// off at random, n of them are off by sqrt(n / 3) * 2^-13 of it, and the worst of millions of sums by 5 times that:
+/// in roundings, which are 2^-8, by 5 * sqrt(n / 3) / 32. Sums that move to float32 after every 128 terms are off by
+/// half a rounding at most, because 128 terms are a small part of a long sum.
 fn roundings(terms: usize) -> f32 {
     if std::env::var(FAST_ACCUMULATION).is_ok_and(|value| value == "0") {
         1.5
@@ -35,7 +36,7 @@ fn roundings(terms: usize) -> f32 {
     }
 }
 
-/// All magnitudes of the format by their bits: 4 of exponent, 3 of mantissa; the last pattern is no number.
+/// All magnitudes of the format by their bits: 4 of exponent, 3 of mantissa; the last pattern is NaN.
 pub static MAGNITUDES: LazyLock<[f64; 0x7f]> = LazyLock::new(|| {
     std::array::from_fn(|bits| {
         let (exponent, mantissa) = ((bits >> 3) as i32, (bits & 7) as f64 / 8.0);
@@ -43,10 +44,10 @@ pub static MAGNITUDES: LazyLock<[f64; 0x7f]> = LazyLock::new(|| {
     })
 });
 
-/// The nearest e4m3 value; of two as near the one whose last bit is 0; 448 is the largest.
+/// Returns the nearest e4m3 value; between two equally near values, the one with last bit 0; 448 is the largest.
 pub fn e4m3(value: f32) -> f32 {
     let magnitude = f64::from(value.abs());
-    // By halves: the tests round tens of millions of values.
+    // By bisection: the tests round tens of millions of values.
     let nearest = match MAGNITUDES.partition_point(|least| *least < magnitude) {
         0 => 0.0,
         0x7f => 448.0,
@@ -59,8 +60,8 @@ pub fn e4m3(value: f32) -> f32 {
     (nearest as f32).copysign(value)
 }
 
-/// Rows of `cols` activations as e4m3 holds them: each row over its scale, which is its largest magnitude over 448.
-pub fn quantised(values: &[f32], cols: usize) -> Vec<f32> {
+/// Returns rows of `cols` activations in e4m3: each row over its scale, which is its largest magnitude over 448.
+pub fn quantized(values: &[f32], cols: usize) -> Vec<f32> {
     let row = |row: &[f32]| {
         let largest = row.iter().fold(1e-30, |largest: f32, value| largest.max(value.abs()));
         let (scale, inverse) = (largest / 448.0, 448.0 / largest);
@@ -69,7 +70,8 @@ pub fn quantised(values: &[f32], cols: usize) -> Vec<f32> {
     values.chunks(cols).flat_map(row).collect()
 }
 
-/// Values over 24 powers of two, so that every exponent and the end of the range occur; every third row is zeros.
+/// Returns values over 24 powers of two, so that every exponent and the end of the range occur; every third row is
+/// zeros.
 pub fn wide_values(rows: usize, cols: usize) -> Vec<f32> {
     let scaled =
         |(i, value): (usize, f32)| if i / cols % 3 == 2 { 0.0 } else { value * 2f32.powi((i * 7 % 24) as i32 - 20) };
@@ -112,14 +114,14 @@ fn activations_are_e4m3_with_a_scale_for_each_row() {
         let host = cuda.download(&x).unwrap();
         assert_equal(
             &format!("{shape:?}"),
-            &cuda.download(&cuda.quantise(&x).unwrap()).unwrap(),
-            &quantised(&host, shape.cols),
+            &cuda.download(&cuda.quantize(&x).unwrap()).unwrap(),
+            &quantized(&host, shape.cols),
         );
     }
     for (rows, cols) in [(9, 1024), (9, 77)] {
         let host = wide_values(rows, cols);
         let x = cuda.upload(&host, rows, cols).unwrap();
-        assert_equal("wide values", &cuda.download(&cuda.quantise(&x).unwrap()).unwrap(), &quantised(&host, cols));
+        assert_equal("wide values", &cuda.download(&cuda.quantize(&x).unwrap()).unwrap(), &quantized(&host, cols));
     }
 }
 
@@ -141,7 +143,7 @@ fn what_is_not_a_number_stays_so() {
 fn e4m3_is_for_products_only() {
     let Some(cuda) = cuda_fp8() else { return };
     let x = Shape::dense(64, 64).tensor(&cuda, 2);
-    let e4m3 = || cuda.quantise(&x).unwrap();
+    let e4m3 = || cuda.quantize(&x).unwrap();
     let (weight, row) = (Weight::seeded(3, 64, 64).linear(&cuda), vector(&cuda, 4, 64));
     let errors = [
         e4m3().silu(),
@@ -160,14 +162,14 @@ fn e4m3_is_for_products_only() {
     }
 }
 
-/// `x weight^T` of values that e4m3 holds exactly, on the CPU.
+/// Computes `x weight^T` of values that are exact in e4m3, on the CPU.
 fn product(x: &[f32], weight: &[f32], [rows, cols, out]: [usize; 3]) -> Vec<f32> {
     let cpu = Cpu::new(Precision::F32);
     let weight = Weight::new(weight, &[out, cols], Dtype::F32).linear(&cpu);
     cpu.download(&cpu.upload(x, rows, cols).unwrap().linear(&weight, None).unwrap()).unwrap()
 }
 
-/// Whether cuBLASLt makes the products.
+/// Returns `true` if cuBLASLt runs the multiplications.
 fn by_cublaslt(cuda: &Cuda) -> bool {
     crate::is_hopper(cuda) && std::env::var_os(GEMM).is_none_or(|value| value != "base")
 }
@@ -175,7 +177,7 @@ fn by_cublaslt(cuda: &Cuda) -> bool {
 fn check_linear(cuda: &Cuda, shape: Shape, out: usize) {
     let (x, weight) = (shape.tensor(cuda, 1), Weight::seeded(2, out, shape.cols).fp8(cuda));
     let (x_values, weight_values) =
-        (quantised(&cuda.download(&x).unwrap(), shape.cols), cuda.weight_values(&weight).unwrap());
+        (quantized(&cuda.download(&x).unwrap(), shape.cols), cuda.weight_values(&weight).unwrap());
     let expected = product(&x_values, &weight_values, [shape.rows, shape.cols, out]);
     let got = cuda.download(&x.linear(&weight, None).unwrap()).unwrap();
     compare(&format!("linear in fp8 {shape:?} -> {out}"), &got, &expected, roundings(shape.cols));
@@ -189,12 +191,12 @@ fn check_linear(cuda: &Cuda, shape: Shape, out: usize) {
         let what = format!("linear_add in fp8 {shape:?} -> {out}, beside {beside:?}");
         compare(&what, &cuda.download(&got).unwrap(), &expected, WITH_EPILOGUE + roundings(shape.cols));
         if beside == [0, 0] && out.is_multiple_of(MULTIPLE) && by_cublaslt(cuda) {
-            assert_eq!(launches, 2, "{what}: to quantise, and the product");
+            assert_eq!(launches, 2, "{what}: to quantize, and the product");
         }
     }
 }
 
-/// Products of e4m3 values are exact in float32, and the scales are multiplied in float32 behind the sum.
+/// Products of e4m3 values are exact in float32, and the scales are multiplied in float32 after the sum.
 #[test]
 fn linear_in_fp8_matches_the_cpu() {
     let Some(cuda) = cuda_fp8() else { return };
@@ -207,7 +209,7 @@ fn linear_in_fp8_matches_the_cpu() {
     }
 }
 
-/// The real shapes; on fewer rows, because the CPU has to do them too.
+/// The real shapes; on fewer rows, because the CPU has to compute them too.
 #[test]
 fn linear_in_fp8_matches_at_real_sizes() {
     let Some(cuda) = cuda_fp8() else { return };
@@ -219,8 +221,8 @@ fn linear_in_fp8_matches_at_real_sizes() {
     }
 }
 
-/// [rows, cols] times two weights [out, cols], of which the first is for the first `first` rows: at such and at other
-/// places than those at which cuBLASLt takes scales, and with no row on one side.
+/// [rows, cols] times two weights [out, cols], the first weight for the first `first` rows: at positions that cuBLASLt
+/// takes for scales and at others, and with no row on one side.
 const SPLITS: [([usize; 3], usize); 9] = [
     ([40, 64, 96], 16),
     ([40, 64, 96], 13),
@@ -243,7 +245,7 @@ fn linear_rows_in_fp8_matches_the_cpu() {
                 continue;
             }
             let x = shape.tensor(&cuda, 1);
-            let x_values = quantised(&cuda.download(&x).unwrap(), cols);
+            let x_values = quantized(&cuda.download(&x).unwrap(), cols);
             let [top_weight, bottom_weight] = [2, 3].map(|seed| Weight::seeded(seed, out, cols).fp8(&cuda));
             let (top_values, bottom_values) = x_values.split_at(first * cols);
             let mut expected = product(top_values, &cuda.weight_values(&top_weight).unwrap(), [first, cols, out]);
@@ -262,9 +264,9 @@ fn linear_rows_in_fp8_matches_the_cpu() {
                 &expected,
                 roundings(cols),
             );
-            let quantised_at_once = first.is_multiple_of(4) || first == rows;
+            let quantized_at_once = first.is_multiple_of(4) || first == rows;
             let products = u64::from(first > 0) + u64::from(first < rows);
-            assert_eq!(launches, products + if quantised_at_once { 1 } else { 2 }, "{first} of {rows} rows first");
+            assert_eq!(launches, products + if quantized_at_once { 1 } else { 2 }, "{first} of {rows} rows first");
         }
     }
 }
@@ -300,7 +302,7 @@ fn products_in_fp8_by_mma_match_too() {
     }
 }
 
-/// What mma.sync does alone, where it makes the products.
+/// mma.sync alone, on GPUs that use it for multiplications.
 #[test]
 fn e4m3_is_multiplied_alone_where_mma_multiplies_it() {
     let Some(cuda) = cuda_fp8() else { return };
@@ -344,7 +346,7 @@ fn sums_stay_in_the_tensor_cores_unless_the_variable_says_otherwise() {
 
 const LONG_PRODUCT: &str = "the sum of a long product: ";
 
-/// For the test above, which compares what it prints.
+/// For the test above, which compares its output.
 #[test]
 fn a_long_product_says_what_it_is() {
     let Some(cuda) = cuda_fp8() else { return };
@@ -388,7 +390,7 @@ fn gated_add_adaln_for_fp8_weights_equals_its_parts() {
             &cuda.download(&x).unwrap(),
             &cuda.download(&expected_x).unwrap(),
         );
-        // Its rows are read in the way that the blocks read them.
+        // Its rows are read as the blocks read them.
         let [got, expected] = [h, expected_h].map(|h| {
             let (txt, img) = h.split_rows(txt_rows);
             [txt, img].map(|rows| cuda.download(&rows.linear(&e4m3).unwrap()).unwrap()).concat()

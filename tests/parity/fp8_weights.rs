@@ -1,11 +1,11 @@
-//! Weights in e4m3: the scale of least error for each row, as the GPU makes them and as files have them.
+//! Weights in e4m3: the scale of least error for each row, on the GPU and in files.
 
 use std::path::Path;
 
 use flux::backend::cuda::Cuda;
 use flux::backend::{Device, Memory, Storage};
-use flux::files::e4m3::{MULTIPLE, quantise_row, to_f32};
-use flux::files::quantised_cache::QuantisedCache;
+use flux::files::e4m3::{MULTIPLE, quantize_row, to_f32};
+use flux::files::quantized_cache::QuantizedCache;
 use flux::files::{Folder, ModelFiles, Safetensors, TensorFiles, TensorView, scales_name};
 use flux::model::OpenModel;
 use flux::nn::Linear;
@@ -17,37 +17,37 @@ use safetensors::tensor::TensorView as FileTensor;
 
 use crate::compare::{Shape, Weight, values, weight_sizes};
 use crate::cuda_fp8;
-use crate::fp8::{assert_equal, quantised, wide_values};
+use crate::fp8::{assert_equal, quantized, wide_values};
 use crate::support::preset;
 
-/// The bits of rows of `cols` values of a weight, which are padded with zeros, and the rows' scales; with the scale of
-/// least error, which tests of e4m3.rs look for in another way.
+/// Returns the bits of rows of `cols` values of a weight, padded with zeros, and the rows' scales of least error,
+/// which tests of e4m3.rs find in another way.
 fn weight_bits(values: &[f32], cols: usize) -> (Vec<u8>, Vec<f32>) {
     let stride = cols.next_multiple_of(MULTIPLE);
     let mut bits = vec![0; values.len() / cols * stride];
-    let row = |(row, out): (&[f32], &mut [u8])| quantise_row(row, out);
+    let row = |(row, out): (&[f32], &mut [u8])| quantize_row(row, out);
     let scales = values.par_chunks(cols).zip(bits.par_chunks_mut(stride)).map(row).collect();
     (bits, scales)
 }
 
-/// Rows of `cols` values of a weight as e4m3 holds them.
-fn quantised_weight(values: &[f32], cols: usize) -> Vec<f32> {
+/// Returns rows of `cols` values of a weight in e4m3.
+fn quantized_weight(values: &[f32], cols: usize) -> Vec<f32> {
     let (bits, scales) = weight_bits(values, cols);
     let row =
         |(bits, scale): (&[u8], f32)| bits[..cols].iter().map(move |bits| to_f32(*bits) * scale).collect::<Vec<_>>();
     bits.chunks(cols.next_multiple_of(MULTIPLE)).zip(scales).flat_map(row).collect()
 }
 
-/// Beside the sizes that all weights have.
+/// Sizes in addition to those that all weights have.
 const OWN_SIZES: [(usize, usize); 2] = [(3, 7), (3, 16392)];
 
-/// A weight of these parts in e4m3.
+/// Loads a weight of these parts in e4m3.
 fn fp8(cuda: &Cuda, parts: &[TensorView]) -> Linear<Cuda> {
     Linear::load(cuda, "weight", parts, Storage::Fp8).unwrap()
 }
 
-/// Values of three kinds of rows: spread evenly, over many powers of two, and with heavy tails, most far below the
-/// largest.
+/// Returns values of three kinds of rows: spread evenly, over many powers of two, and with heavy tails, most far below
+/// the largest.
 fn weights_of(rows: usize, cols: usize) -> [Vec<f32>; 3] {
     let even = values(2, rows * cols);
     let heavy = even.iter().map(|value| half::bf16::from_f32(value * value * value).to_f32()).collect();
@@ -64,7 +64,7 @@ fn fp8_weights_are_e4m3_with_the_scale_of_least_error_for_each_row() {
             assert_equal(
                 &format!("weight [{rows}, {cols}]"),
                 &cuda.weight_values(&weight).unwrap(),
-                &quantised_weight(&host, cols),
+                &quantized_weight(&host, cols),
             );
         }
     }
@@ -79,13 +79,13 @@ fn fp8_weights_are_nearer_than_with_the_least_scale() {
         let host = host.view().to_f32();
         let error =
             |got: &[f32]| host.iter().zip(got).map(|(value, got)| f64::from(value - got).powi(2)).sum::<f64>().sqrt();
-        let (chosen, least) = (error(&weight), error(&quantised(&host, cols)));
+        let (chosen, least) = (error(&weight), error(&quantized(&host, cols)));
         println!("[{rows}, {cols}]: {:.4} of the error", chosen / least);
         assert!(chosen < factor * least, "[{rows}, {cols}]: {chosen} of {least}");
     }
 }
 
-/// Among other values, which come out as they do without.
+/// Other values are not affected.
 #[test]
 fn fp8_weights_keep_what_is_not_a_number() {
     let Some(cuda) = cuda_fp8() else { return };
@@ -95,7 +95,7 @@ fn fp8_weights_keep_what_is_not_a_number() {
         host[2 * cols + 6] = f32::INFINITY;
         let weight = Weight::new(&host, &[4, cols], Dtype::BF16);
         let got = cuda.weight_values(&weight.fp8(&cuda)).unwrap();
-        let expected = quantised_weight(&host, cols);
+        let expected = quantized_weight(&host, cols);
         assert!(got[cols + 5].is_nan() && got[2 * cols..3 * cols].iter().all(|value| value.is_nan()), "{cols}");
         let numbers = |values: &[f32]| values.iter().copied().filter(|value| !value.is_nan()).collect::<Vec<_>>();
         assert_equal(&format!("numbers of {cols}"), &numbers(&got), &numbers(&expected));
@@ -110,10 +110,10 @@ fn stacked_fp8_weights_arrive_whole() {
     let (a, b) = (values(1, rows * 3072), values(2, 3 * 3072));
     let (large, tail) = (Weight::new(&a, &[rows, 3072], Dtype::F32), Weight::new(&b, &[3, 3072], Dtype::BF16));
     let both = fp8(&cuda, &[large.view(), tail.view()]);
-    assert_equal("stacked", &cuda.weight_values(&both).unwrap(), &quantised_weight(&[a, b].concat(), 3072));
+    assert_equal("stacked", &cuda.weight_values(&both).unwrap(), &quantized_weight(&[a, b].concat(), 3072));
 }
 
-/// Files of a matrix in bf16, and of one in e4m3 with the same name, which here is that of `others`.
+/// Files of a matrix in bf16, and of one in e4m3 with the same name, here with the values `others`.
 fn with_e4m3(values: &[f32], others: &[f32], rows: usize, cols: usize) -> (tempfile::TempDir, TensorFiles) {
     let folder = tempfile::tempdir().unwrap();
     std::fs::create_dir(folder.path().join("w")).unwrap();
@@ -132,7 +132,7 @@ fn with_e4m3(values: &[f32], others: &[f32], rows: usize, cols: usize) -> (tempf
     let path = folder.path().join("e4m3.safetensors");
     safetensors::serialize_to_file(e4m3, None, &path).unwrap();
     let mut files = Folder::Disk(folder.path().join("w")).tensors("w").unwrap();
-    files.set_quantised(Safetensors::open(&path, "").unwrap());
+    files.set_quantized(Safetensors::open(&path, "").unwrap());
     (folder, files)
 }
 
@@ -156,12 +156,12 @@ fn fp8_weights_of_a_file_are_those_that_the_gpu_makes() {
             let view = files.get("weight", &[rows, cols]).unwrap();
             let before = cuda.stats().launches;
             let from_file = fp8(&cuda, std::slice::from_ref(&view));
-            assert_eq!(cuda.stats().launches, before, "nothing is quantised");
+            assert_eq!(cuda.stats().launches, before, "nothing is quantized");
             let plain = Weight::new(&host, &[rows, cols], Dtype::BF16);
             let made = plain.fp8(&cuda);
             let what = format!("weight [{rows}, {cols}]");
             assert_equal(&what, &cuda.weight_values(&from_file).unwrap(), &cuda.weight_values(&made).unwrap());
-            // The padding is zeros, too, because a product reads it.
+            // The padding is zeros, too, because multiplications read it.
             let x = Shape::dense(9, cols).tensor(&cuda, 1);
             let [got, expected] =
                 [&from_file, &made].map(|weight| cuda.download(&x.linear(weight, None).unwrap()).unwrap());
@@ -170,7 +170,7 @@ fn fp8_weights_of_a_file_are_those_that_the_gpu_makes() {
     }
 }
 
-/// The e4m3 file holds other values than the bf16 file, which shows which of them is read.
+/// The e4m3 file has other values than the bf16 file, which shows which of them is read.
 #[test]
 fn rows_of_fp8_weights_come_from_the_file_in_any_order() {
     let Some(cuda) = cuda_fp8() else { return };
@@ -182,7 +182,7 @@ fn rows_of_fp8_weights_come_from_the_file_in_any_order() {
     let stacked = fp8(&cuda, &parts.clone().map(|rows| view.row_range(rows)));
     let reordered: Vec<f32> =
         parts.into_iter().flat_map(|rows| others[rows.start * cols..rows.end * cols].to_vec()).collect();
-    assert_equal("reordered rows", &cuda.weight_values(&stacked).unwrap(), &quantised_weight(&reordered, cols));
+    assert_equal("reordered rows", &cuda.weight_values(&stacked).unwrap(), &quantized_weight(&reordered, cols));
     // In bf16 the values of the other file are read.
     let native = Linear::load(&cuda, "weight", &[view], Storage::Native).unwrap();
     assert_equal("a weight in bf16", &cuda.weight_values(&native).unwrap(), &host);
@@ -206,17 +206,17 @@ fn images_are_the_same_with_weights_from_a_file() {
     let copy = tempfile::tempdir().unwrap();
     copy_all(&crate::root().join("models/tiny"), copy.path());
     for dir in [ModelFiles::open(copy.path()).unwrap(), preset("uneven"), preset("sharded")] {
-        let open = |cache: Option<QuantisedCache>| {
+        let open = |cache: Option<QuantizedCache>| {
             let mut model = OpenModel::open(&dir).unwrap();
             if let Some(cache) = cache {
                 let (folder, cancel) = (dir.folder().unwrap(), CancelFlag::default());
-                assert_eq!(model.attach_quantised_cache(folder, &cancel, &mut |_| {}).unwrap(), cache);
+                assert_eq!(model.attach_quantized_cache(folder, &cancel, &mut |_| {}).unwrap(), cache);
             }
             Model::new(cuda.clone(), model)
         };
-        let made = QuantisedCache::Made(dir.folder().unwrap().join("flux-fp8.safetensors"), None);
+        let made = QuantizedCache::Made(dir.folder().unwrap().join("flux-fp8.safetensors"), None);
         let launches = || cuda.stats().launches;
-        let [expected, first, later] = [None, Some(made), Some(QuantisedCache::Found)].map(|cache| {
+        let [expected, first, later] = [None, Some(made), Some(QuantizedCache::Found)].map(|cache| {
             let request =
                 Request { width: Some(64), height: Some(96), steps: Some(2), ..Request::new("a red heart", 45) };
             let (model, before) = (open(cache), launches());
@@ -227,7 +227,7 @@ fn images_are_the_same_with_weights_from_a_file() {
         let (latents, all, fp8_weights) = expected;
         for (with, some, _) in [first, later] {
             assert!(with == latents, "{dir:?}");
-            assert!(all - some >= fp8_weights, "weights were quantised, or converted to bf16 for that: {dir:?}");
+            assert!(all - some >= fp8_weights, "weights were quantized, or converted to bf16 for that: {dir:?}");
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Full-size models against the reference in float32: in bf16, in fp8, int8 and w4a8, and with weights in fewer bits.
+//! Full-size models against the reference in float32: in bf16, in fp8, int8 and w4a8, and with quantized weights.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -8,9 +8,9 @@ use flux::backend::cpu::{Cpu, Precision};
 use flux::backend::cuda::{self, Cuda, GemmCache, GroupOptions};
 use flux::files::Format;
 use flux::files::ModelFiles;
-use flux::files::quantise::bits_per_value;
+use flux::files::quantize::bits_per_value;
 use flux::input;
-use flux::model::{OpenModel, Quantisation};
+use flux::model::{OpenModel, Quantization};
 use flux::nn::Weights;
 use flux::pipeline::{Model, Parallel, Request, Session};
 use flux::stage::{CancelFlag, Progress};
@@ -27,7 +27,7 @@ fn full_size_latents_stand_no_further_from_float32_than_the_reference_in_bf16() 
     full_size(|| Some(vec![cuda()?])).iter().for_each(FullSize::check);
 }
 
-/// The group has two GPUs, or where there is one shares that: it computes the same.
+/// The group has two GPUs, or shares a single one: the results are the same.
 #[test]
 fn full_size_latents_of_a_group_stand_no_further_from_float32_than_the_reference_in_bf16() {
     const MEMORY_BYTES: u64 = 20 << 30;
@@ -44,7 +44,7 @@ fn full_size_latents_of_a_group_stand_no_further_from_float32_than_the_reference
     full_size(group).iter().for_each(FullSize::check);
 }
 
-/// bf16 stood 0.0064 (512 x 512) and 0.0066 from float32 on an H200 where fp8 stood 0.0129 and 0.0125.
+/// bf16 was 0.0064 (512 x 512) and 0.0066 from float32 on an H200, and fp8 0.0129 and 0.0125.
 #[test]
 fn full_size_latents_in_fp8_are_of_the_same_image() {
     expect_as_far_as_bf16(2.1, cuda_fp8);
@@ -55,13 +55,13 @@ fn full_size_latents_in_int8_are_of_the_same_image() {
     expect_as_far_as_bf16(2.1, cuda_int8);
 }
 
-/// Files in 4 bits stand as far from float32 with activations in 16.
+/// Files in 4 bits are as far from float32 with activations in 16.
 #[test]
 fn full_size_latents_in_w4a8_are_of_the_same_image() {
     expect_as_far_as_bf16(8.0, crate::cuda_w4a8);
 }
 
-/// At most so many times as far.
+/// Checks that the error is at most `times` that of bf16.
 fn expect_as_far_as_bf16(times: f64, open: fn() -> Option<Cuda>) {
     let [bf16, fewer_bits] = [cuda, open].map(|open| full_size(|| Some(vec![open()?])));
     for (bf16, FullSize { size, ours, .. }) in bf16.into_iter().zip(fewer_bits) {
@@ -70,14 +70,14 @@ fn expect_as_far_as_bf16(times: f64, open: fn() -> Option<Cuda>) {
     }
 }
 
-/// How far the final latents are from the reference in float32.
+/// The distance of the final latents from the reference in float32.
 struct FullSize {
     size: usize,
-    /// Of the 4B model of FLUX.2 and images without a reference image, that which it has; of others that of the
-    /// reference.
+    /// The measured bound for images of FLUX.2's 4B model without a reference image; for others the distance of the
+    /// reference in bf16.
     bound: f64,
     ours: f64,
-    /// The reference in bf16.
+    /// The distance of the reference in bf16.
     theirs: f64,
 }
 
@@ -88,8 +88,8 @@ impl FullSize {
     }
 }
 
-/// Prints, for each format that weights are brought to, how far the final latents are from float32, and what that
-/// costs: the numbers of the README's table.
+/// Prints the distance of the final latents from float32, and its costs, for each format of quantized weights: the
+/// numbers of the README's table.
 #[test]
 fn full_size_latents_of_weights_in_few_bits_are_near_float32() {
     let Some(Asked { model: dir, reference }) = asked() else { return };
@@ -100,9 +100,9 @@ fn full_size_latents_of_weights_in_few_bits_are_near_float32() {
     let mut steps_of_bf16 = None;
     for (name, format) in [("bf16", None)].into_iter().chain(formats) {
         let mut open = OpenModel::open(&dir).unwrap();
-        let wanted = Quantisation { transformer: format, text_encoder: format };
-        for quantised in open.quantise(&wanted, &CancelFlag::default(), &mut |_| {}).unwrap() {
-            println!("{name}: {quantised}");
+        let wanted = Quantization { transformer: format, text_encoder: format };
+        for quantized in open.quantize(&wanted, &CancelFlag::default(), &mut |_| {}).unwrap() {
+            println!("{name}: {quantized}");
         }
         let model = Model::new(cuda.clone(), open);
         let ranks = Parallel::new(vec![Arc::clone(&model)]).unwrap();
@@ -134,10 +134,10 @@ fn full_size_latents_of_weights_in_few_bits_are_near_float32() {
     }
 }
 
-/// Needs `FLUX_FULL_MODEL`, a folder of a full-size model, and `FLUX_REFERENCE`, a folder with
+/// Reads the test's inputs: `FLUX_FULL_MODEL`, a folder of a full-size model, and `FLUX_REFERENCE`, a folder with
 /// `diffusers_latents_<size>.safetensors`: the final latents of the reference in float32 (`f32`) and bf16 (`bf16`),
-/// seed 42, for the prompt below; `diffusers_latents_<size>_edited.safetensors` of an image with the reference image
-/// `reference.png`. None without both; whoever sets one asks for the test, and is told what is missing.
+/// seed 42, for the prompt below; and `diffusers_latents_<size>_edited.safetensors` for the reference image
+/// `reference.png`. `None` if both are unset; with one set, the test fails and prints what is missing.
 fn asked() -> Option<Asked> {
     match (std::env::var_os("FLUX_FULL_MODEL"), std::env::var_os("FLUX_REFERENCE")) {
         (Some(model), Some(reference)) => {
@@ -165,7 +165,7 @@ fn golden_of(reference: &Path, what: &str) -> Golden {
     Golden::open_path(&file)
 }
 
-/// The final latents of a request for a square, channels first, as the reference has them.
+/// The final latents of a request for a square, channels first, as in the reference.
 fn unpacked(dir: &ModelFiles, ranks: &Parallel<Cuda>, request: &Request) -> Vec<f32> {
     let size = request.width.unwrap();
     let (tokens, side, host) = (size * size / 256, size / 16, Cpu::new(Precision::F32));
@@ -179,12 +179,12 @@ fn unpacked(dir: &ModelFiles, ranks: &Parallel<Cuda>, request: &Request) -> Vec<
     (0..pixels.len()).map(|i| pixels[i % area * (pixels.len() / area) + i / area]).collect()
 }
 
-/// Empty where nobody asks for it.
+/// Empty if the test is not requested.
 fn full_size(open: impl Fn() -> Option<Vec<Cuda>>) -> Vec<FullSize> {
     let Some(Asked { model: dir, reference }) = asked() else { return Vec::new() };
     let ranks = match open() {
         Some(ranks) => ranks,
-        None if cuda().is_some() => return Vec::new(), // it has no fp8, which was said
+        None if cuda().is_some() => return Vec::new(), // fp8 is missing, which was reported
         None => panic!("FLUX_FULL_MODEL is set, and there is no GPU to draw with"),
     };
     let device = ranks[0].describe();
@@ -193,7 +193,7 @@ fn full_size(open: impl Fn() -> Option<Vec<Cuda>>) -> Vec<FullSize> {
         let golden = golden_of(&reference, &if edited { format!("{size}_edited") } else { size.to_string() });
         let image = || input::reference(&input::read(&reference.join("reference.png")).unwrap()).unwrap();
         let references = if edited { vec![Arc::new(image())] } else { Vec::new() };
-        let steps = Some(4); // as the reference was asked for
+        let steps = Some(4); // as in the reference
         let request = Request { width: Some(size), height: Some(size), steps, references, ..Request::new(PROMPT, 42) };
         let (got, expected) = (unpacked(&dir, &ranks, &request), golden.get("f32").1);
         let (ours, theirs) = (relative_error(&got, &expected), relative_error(&golden.get("bf16").1, &expected));

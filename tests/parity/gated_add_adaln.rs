@@ -11,7 +11,7 @@ use crate::compare::{Case, Shape, Weight, check, check_against, shapes, vector};
 /// more.
 const COMPOSED: f32 = 4.0;
 
-/// A shape, and how many of its rows are text.
+/// A shape, and the number of its text rows.
 struct GatedAddAdaln(Shape, usize);
 
 impl GatedAddAdaln {
@@ -48,7 +48,7 @@ impl Case for GatedAddAdaln {
     }
 }
 
-/// The composition rounds x before the norm; where the kernel does not cover a shape, both are the composition.
+/// The composition rounds x before the norm. If the kernel does not cover a shape, both sides are the composition.
 #[test]
 fn gated_add_adaln_matches_its_composition() {
     let Some(cuda) = crate::cuda() else { return };
@@ -72,7 +72,7 @@ fn gated_add_adaln_matches_its_composition() {
     }
 }
 
-/// x that may not be overwritten stays as it was.
+/// A view of x that must not be overwritten stays unchanged.
 #[test]
 fn gated_add_adaln_leaves_what_it_may_not_write() {
     struct Borrowed;

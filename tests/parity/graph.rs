@@ -1,4 +1,4 @@
-//! Work that is captured and launched as a CUDA graph: the same values from fewer launches, and no memory left behind.
+//! Work that is captured and launched as a CUDA graph: the same values from fewer launches, without leaked memory.
 
 use std::cell::Cell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -14,7 +14,7 @@ use safetensors::Dtype;
 
 use crate::compare::{Shape, Weight, values, vector};
 
-/// What a double block does to its streams, in small: every kind of node, views, and memory of several sizes.
+/// The work of a double block on its streams, in small: every kind of node, views, and memory of several sizes.
 fn work(
     x: &Tensor<Cuda>,
     y: &Tensor<Cuda>,
@@ -53,8 +53,8 @@ fn captured_work_computes_the_same_from_one_launch() {
         let rest =
             (after.graph_launches - before.graph_launches, after.waits - before.waits, after.copies - before.copies);
         match round {
-            // Two copies, adaln, two GEMM, swiglu, gated_add, silu; two inputs and an output are copied, too; what is
-            // captured behind does not count.
+            // Two copies, adaln, two GEMM, swiglu, gated_add, silu; two inputs and an output are copied, too; the
+            // capture after them does not count.
             0 => assert_eq!((launches, rest), (11, (0, 0, 0))),
             _ => assert_eq!((launches, rest, after.allocations - before.allocations), (3, (1, 0, 0), 1)),
         }
@@ -63,13 +63,13 @@ fn captured_work_computes_the_same_from_one_launch() {
     let held = cuda.stats().memory_bytes;
     drop(graph);
     assert!(cuda.stats().memory_bytes < held, "the arena holds memory as long as the graph is there");
-    // The first product also made the workspace.
+    // The first multiplication also allocated the workspace.
     let workspace = 64 << 20;
     assert_eq!(cuda.stats().memory_bytes, start.memory_bytes + workspace);
 }
 
-/// Products of more tiles than there are multiprocessors, whose kernels hand tiles out by a counter: each launch of a
-/// graph begins anew, whatever ran before.
+/// Multiplications with more tiles than multiprocessors, whose kernels distribute tiles by a counter: each launch of a
+/// graph starts from the beginning, whatever ran before.
 #[test]
 fn captured_products_hand_out_all_tiles_every_time() {
     let Some(cuda) = crate::cuda() else { return };
@@ -89,11 +89,11 @@ fn captured_products_hand_out_all_tiles_every_time() {
     assert_eq!(cuda.stats().uncaptured, 0, "{:?}", cuda.remarks());
 }
 
-/// Closing a handle waits for all work of the context, which would break what another one captures.
+/// Closing a handle waits for all work of the context, which would break another handle's capture.
 #[test]
 fn handles_come_and_go_while_another_captures() {
     let Some(cuda) = crate::cuda() else { return };
-    // Its products keep the size of x.
+    // Its multiplications keep the size of x.
     let small: Vec<f32> = values(4, 128 * 128).iter().map(|v| v / 16.0).collect();
     let weight = Weight::new(&small, &[128, 128], Dtype::F32).linear(&cuda);
     let x = Shape::dense(96, 128).tensor(&cuda, 1);
@@ -173,7 +173,7 @@ fn work_that_cannot_be_captured_runs_all_the_same_and_says_so() {
     assert!(remarks.iter().any(told), "{remarks:?}");
 }
 
-/// What one thread captures holds none of the launches of another, which would then not be done, or again and again.
+/// A capture of one thread includes no launches of other threads, which would then be skipped or repeated.
 #[test]
 fn launches_of_another_thread_are_never_captured() {
     let Some(cuda) = crate::cuda() else { return };
@@ -191,7 +191,7 @@ fn launches_of_another_thread_are_never_captured() {
                     let work = || cuda.download(&x.linear(&weight, None).unwrap().silu().unwrap()).unwrap();
                     let expected = work();
                     while !stop.load(Ordering::Relaxed) {
-                        // Uploads, products, memory and downloads, each of which a capture could take in.
+                        // Uploads, multiplications, memory and downloads: a graph could capture each of them.
                         let y = Shape::dense(200, 136).tensor(cuda, seed);
                         assert!(cuda.download(&y).unwrap() == values(seed, 200 * 136), "{expect}");
                         assert!(work() == expected, "{expect}");
@@ -243,7 +243,7 @@ fn a_graph_keeps_what_it_reads() {
     assert_eq!(cuda.download(&got).unwrap(), expected);
     let other = Arc::new(weight.linear(&cuda));
     let error = cuda.run_graph(&mut graph, Participants::One, &other, [&x], product).map(drop).unwrap_err().to_string();
-    assert!(error.contains("reads something else"), "{error}");
+    assert!(error.contains("different inputs"), "{error}");
     drop((graph, reads));
     assert!(weak.upgrade().is_none(), "and no longer than it lives");
 }
@@ -324,7 +324,7 @@ fn inputs_of_another_shape_are_an_error() {
         run(64).unwrap();
     }
     let error = run(65).map(drop).unwrap_err().to_string();
-    assert!(error.contains("another shape"), "{error}");
+    assert!(error.contains("a different shape"), "{error}");
 }
 
 #[test]

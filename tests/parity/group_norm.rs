@@ -43,7 +43,7 @@ impl Case for GroupNorm {
     }
 }
 
-/// The composition rounds what silu takes; silu's slope is at most 1.1, its value typically half of what it takes.
+/// The composition rounds the input of silu; silu's slope is at most 1.1, its value typically half of its input.
 #[test]
 fn group_norm_and_group_norm_silu_match() {
     let Some(cuda) = crate::cuda() else { return };
@@ -103,7 +103,7 @@ fn group_norm_gives_the_same_bytes_every_time() {
     assert!((0..5).all(|_| run() == first));
 }
 
-/// A convolution whose outputs lie around `mean`, with a deviation of about 2.
+/// A convolution whose outputs are around `mean`, with a deviation of about 2.
 struct Maker {
     height: usize,
     width: usize,
@@ -144,8 +144,8 @@ impl Maker {
     }
 }
 
-/// The group norm of what a convolution made against that of the same values on the CPU, and whether it had to read
-/// them for their statistics.
+/// Compares the group norm of a convolution's result with that of the same values on the CPU. Returns `true` if it had
+/// to read the values for their statistics.
 fn check_norm_of(cuda: &Cuda, what: &str, convolved: &Convolved<Cuda>, groups: usize) -> bool {
     let (cpu, x) = (Cpu::new(Precision::F32), &convolved.pixels);
     let plain = cpu.upload(&cuda.download(x).unwrap(), x.rows(), x.cols()).unwrap();
@@ -163,7 +163,7 @@ fn check_norm_of(cuda: &Cuda, what: &str, convolved: &Convolved<Cuda>, groups: u
     launches == 3
 }
 
-/// Whether convolutions give statistics here.
+/// Returns `true` if convolutions compute statistics on this GPU.
 fn gives_statistics(cuda: &Cuda) -> bool {
     crate::is_hopper(cuda) && std::env::var_os("FLUX_CONV2D").is_none_or(|kernel| kernel != "base")
 }
@@ -172,7 +172,7 @@ fn gives_statistics(cuda: &Cuda) -> bool {
 fn a_norm_of_a_convolution_is_that_of_its_values() {
     let Some(cuda) = crate::cuda() else { return };
     let reads = !gives_statistics(&cuda);
-    // The last ones have more tiles than there are multiprocessors, and for their shapes more than one round of them.
+    // The last ones have more tiles than multiprocessors, and for their shapes more than one round of them.
     let mut cases = vec![
         ([1usize, 1usize], 8, 64, 8),
         ([1, 1], 64, 512, 32),
@@ -200,7 +200,7 @@ fn a_norm_of_a_convolution_is_that_of_its_values() {
             };
             check("conv2d", &maker.conv2d());
             let pixels = size[0] * size[1];
-            // Over the residual, over the columns of a longer residual, and over what a convolution made.
+            // Over the residual, over the columns of a longer residual, and over the result of a convolution.
             check("conv2d_add", &maker.conv2d_add(Shape::dense(pixels, out).tensor(&cuda, 4)));
             check("conv2d_add in place", &maker.conv2d_add(Shape::view(pixels, out, 16, 8).tensor(&cuda, 4)));
             check("conv2d_add to conv2d", &maker.conv2d_add(maker.conv2d().pixels));
@@ -225,7 +225,7 @@ fn statistics_of_other_channels_are_an_error() {
     let (x, row) = (Shape::dense(33 * 50, 64).tensor(&cuda, 1), vector(&cuda, 5, 64));
     let norm = ops::GroupNorm { weight: &row, bias: &row, groups: 32, eps: 1e-6, statistics: Some(&statistics) };
     let error = x.group_norm(&norm).map(drop).unwrap_err().to_string();
-    assert!(error.contains("its statistics are of 128"), "{error}");
+    assert!(error.contains("its statistics have 128"), "{error}");
 }
 
 fn norm_of<'a>(x: &'a Convolved<Cuda>, weight: &'a Tensor<Cuda>, bias: &'a Tensor<Cuda>) -> ops::GroupNorm<'a, Cuda> {

@@ -1,4 +1,4 @@
-//! What is special to fp16, whose largest value is 65504: residual streams may pass that. A GPU with bf16 runs these
+//! Special cases of fp16, whose largest value is 65504: residual streams may exceed it. A GPU with bf16 runs these
 //! tests in processes of their own, with `FLUX_COMPUTE=fp16`.
 
 use flux::backend::cuda::Cuda;
@@ -9,11 +9,11 @@ use safetensors::Dtype;
 
 use crate::compare::{Case, Shape, Weight, check_against, half, values, vector, with_variable};
 
-/// What activations are in units of, and the largest one.
+/// The unit of activations, and the largest activation.
 const UNIT: f32 = 32.0;
 const LARGEST: f32 = 65504.0 * UNIT;
 
-/// GPU 0 where it computes in fp16.
+/// Returns GPU 0 if it computes in fp16.
 fn fp16() -> Option<Cuda> {
     if !half() {
         println!("skipped: no GPU that computes in fp16");
@@ -41,8 +41,8 @@ fn fp16_works_on_gpus_that_have_bf16() {
     assert!(!passed && text.contains("`fp32` is neither bf16 nor fp16"), "{text}");
 }
 
-/// Values of magnitude 2^18, as in a residual stream with massive activations, through all that reads one or adds to
-/// it.
+/// Values of magnitude 2^18, as in a residual stream with massive activations, through all ops that read or add to a
+/// stream.
 struct Large;
 
 impl Large {
@@ -101,7 +101,7 @@ fn what_is_too_large_is_cut_off_and_noticed() {
     assert_eq!(download(&filled(-1.5e6).add(&filled(-1.5e6)).unwrap()), [-LARGEST; 192]);
     assert!(warnings().contains("too large for fp16") && warnings().contains("`add`"), "{}", warnings());
 
-    // A product leaves infinity, which the next op takes for the largest value.
+    // The multiplication gives infinity, which the next op reads as the largest value.
     let weight = Weight::new(&vec![1.0; 64 * cols], &[64, cols], Dtype::BF16).linear(&cuda);
     let infinite = filled(1e6).linear(&weight, None).unwrap();
     assert_eq!(download(&infinite.silu().unwrap()), [LARGEST; 192]);

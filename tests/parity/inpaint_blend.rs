@@ -18,7 +18,7 @@ impl Case for InpaintBlend {
         let [x, noise, image] = [1, 2, 3].map(|seed| self.shape.tensor(b, seed));
         let mask: Vec<f32> = (0..rows).map(|row| (row % 5) as f32 / 4.0).collect();
         let mask = b.upload(&mask, rows, 1).unwrap();
-        // A row of several, as a step's is one of its schedule's.
+        // A row of several, as a step's sigma is a row of its schedule.
         let sigma = b.upload_f32(&[1.0, self.sigma], 2, 1).unwrap().row_view(1..2);
         if self.borrowed {
             let blended = x.row_view(0..rows).inpaint_blend(&noise, &image, &mask, &sigma).unwrap();

@@ -1,9 +1,9 @@
-//! Products of 8-bit integers, also with weights in 4 bits: rows as integers, and products, against the definition on
-//! the CPU to the last bit, and fused ops against their parts.
+//! Multiplications of 8-bit integers, also with weights in 4 bits: rows as integers, and results, against the
+//! definition on the CPU to the last bit, and fused ops against their parts.
 
 use flux::backend::cpu::{Cpu, Precision};
 use flux::backend::{Backend, Device, Memory, Storage};
-use flux::files::int8::{group_of, quantise_row};
+use flux::files::int8::{group_of, quantize_row};
 use flux::files::{Bytes, FileSlice, Format, Scales, TensorView, w4a8};
 use flux::nn::{Linear, LowRank};
 use flux::ops::{self, Adaln, Heads, Norm, Pairs, QkNorm, Rope, TokenLayout};
@@ -14,7 +14,7 @@ use crate::compare::{Shape, Weight, compare, half, rounded, rounded_weight, shap
 use crate::cuda_int8;
 use crate::pipeline::draws_alike;
 
-/// What a 1 in memory stands for.
+/// The value of a 1 in memory.
 fn unit() -> f32 {
     if half() { 32.0 } else { 1.0 }
 }
@@ -27,18 +27,18 @@ fn integral<B: Backend>(b: &B, weight: &Weight, storage: Storage) -> Linear<B> {
     Linear::load(b, "weight", &[weight.view()], storage).unwrap()
 }
 
-/// How weights are stored that products of integers take: in 4 bits those of whole steps of 64 columns, others in 8.
+/// Storage of weights for integer multiplications: 4 bits for whole steps of 64 columns, 8 bits for others.
 const STORAGES: [Storage; 2] = [Storage::Int8, Storage::W4a8];
 
-/// The integers of rows of `cols` values and their scales, by the definition.
+/// Returns the integers of rows of `cols` values and their scales, by the definition.
 fn integers(values: &[f32], cols: usize, group: usize) -> (Vec<i8>, Vec<f32>) {
     let mut all = vec![0; values.len()];
-    let row = |(row, out): (&[f32], &mut [i8])| quantise_row(&mut row.to_vec(), group, out);
+    let row = |(row, out): (&[f32], &mut [i8])| quantize_row(&mut row.to_vec(), group, out);
     let scales = values.chunks(cols).zip(all.chunks_mut(cols)).map(row).collect();
     (all, scales)
 }
 
-/// The same of a weight, by way of 4 bits where it is in these.
+/// As `integers` for a weight, through 4 bits if it is stored in these.
 fn weight_integers(values: &[f32], cols: usize, storage: Storage) -> (Vec<i8>, Vec<f32>, usize) {
     let group = group_of(cols);
     if storage == Storage::Int8 || !w4a8::takes(cols) {
@@ -46,12 +46,12 @@ fn weight_integers(values: &[f32], cols: usize, storage: Storage) -> (Vec<i8>, V
         return (all, scales, group);
     }
     let mut all = vec![0; values.len()];
-    let row = |(row, out): (&[f32], &mut [i8])| w4a8::quantise_row(&mut row.to_vec(), group, out);
+    let row = |(row, out): (&[f32], &mut [i8])| w4a8::quantize_row(&mut row.to_vec(), group, out);
     let scales = values.chunks(cols).zip(all.chunks_mut(cols)).map(row).collect();
     (all, scales, group)
 }
 
-/// Values of which one in 600 is far above the others.
+/// Values; one in 600 is far above the others.
 fn outlying_values(seed: u64, n: usize) -> Vec<f32> {
     values(seed, n).into_iter().enumerate().map(|(i, value)| if i % 600 == 7 { 64.0 * value } else { value }).collect()
 }
@@ -68,7 +68,7 @@ fn int8_weights_are_the_integers_of_the_definition() {
             assert!(got == weight_integers(&host, cols, storage), "weight [{rows}, {cols}] in {storage:?}");
             let values = cuda.weight_values(&weight).unwrap();
             let error: f32 = values.iter().zip(&host).map(|(a, b)| (a - b).powi(2)).sum();
-            // Half a step for each value; a rotation keeps lengths. In 4 bits a tenth of all.
+            // Half a step for each value; a rotation keeps lengths. In 4 bits a tenth of the total.
             let most: f32 = match storage == Storage::W4a8 && w4a8::takes(cols) {
                 true => 0.01 * host.iter().map(|value| value.powi(2)).sum::<f32>(),
                 false => 1.01 * got.1.iter().map(|scale| cols as f32 * (0.5 * scale).powi(2)).sum::<f32>(),
@@ -88,13 +88,13 @@ fn activations_are_the_integers_of_the_definition() {
             if !shape.cols.is_multiple_of(group) {
                 continue;
             }
-            let got = cuda.integers(&cuda.quantise_int8(&x, group).unwrap()).unwrap();
+            let got = cuda.integers(&cuda.quantize_int8(&x, group).unwrap()).unwrap();
             assert!(got == integers(&in_memory, shape.cols, group), "{shape:?} in groups of {group}");
         }
     }
 }
 
-/// Tiles are of 128 rows and 128 or 256 columns, steps of 64 or 128.
+/// Tiles have 128 rows and 128 or 256 columns, steps have 64 or 128.
 const PRODUCTS: [[usize; 3]; 15] = [
     [64, 128, 256],
     [1, 64, 96],
@@ -114,7 +114,7 @@ const PRODUCTS: [[usize; 3]; 15] = [
     [3700, 64, 600],
 ];
 
-/// Sums are exact, and each further step is rounded as on the CPU: what comes out is its result, rounded once.
+/// Sums are exact, and each further step is rounded as on the CPU: the result is the CPU's, rounded once.
 #[test]
 fn linear_in_int8_equals_the_cpu() {
     let Some(cuda) = cuda_int8() else { return };
@@ -128,7 +128,7 @@ fn linear_in_int8_equals_the_cpu() {
             let shape = Shape::view(rows, cols, before, after);
             let weight = Weight::seeded(2, out, cols);
             let x = shape.tensor(&cuda, 1);
-            // Units of activations are powers of two, so the CPU's scales differ by one, and nothing else does.
+            // Units of activations are powers of two, so only the CPU's scales differ, by such a factor.
             let host = cpu.upload(&cuda.download(&x).unwrap(), rows, cols).unwrap();
             let bias = values(3, out);
             for (storage, with_bias) in STORAGES.into_iter().flat_map(|storage| [(storage, false), (storage, true)]) {
@@ -144,7 +144,7 @@ fn linear_in_int8_equals_the_cpu() {
     }
 }
 
-/// The real shapes; on fewer rows, because the CPU has to do them too.
+/// The real shapes; on fewer rows, because the CPU has to compute them too.
 #[test]
 fn linear_in_int8_equals_the_cpu_at_real_sizes() {
     let Some(cuda) = cuda_int8() else { return };
@@ -165,7 +165,7 @@ fn linear_in_int8_equals_the_cpu_at_real_sizes() {
     }
 }
 
-/// The largest integers on both sides, over as many terms as the largest model has.
+/// The largest integers on both sides, over as many terms as in the largest model.
 #[test]
 fn the_largest_sums_in_int8_are_exact() {
     let Some(cuda) = cuda_int8() else { return };
@@ -244,18 +244,18 @@ fn what_is_not_a_number_stays_so_in_int8() {
 fn integers_are_for_products_only() {
     let Some(cuda) = cuda_int8() else { return };
     let x = Shape::dense(64, 64).tensor(&cuda, 2);
-    let quantised = || cuda.quantise_int8(&x, 64).unwrap();
+    let quantized = || cuda.quantize_int8(&x, 64).unwrap();
     let native = Weight::seeded(3, 64, 64).linear(&cuda);
-    for error in [quantised().silu(), quantised().linear(&native, None), Tensor::concat_rows(&[&x, &quantised()])] {
+    for error in [quantized().silu(), quantized().linear(&native, None), Tensor::concat_rows(&[&x, &quantized()])] {
         let error = error.map(drop).unwrap_err().to_string();
         assert!(error.contains("Int8, expected"), "{error}");
     }
-    let other = cuda.quantise_int8(&x, 1).unwrap();
+    let other = cuda.quantize_int8(&x, 1).unwrap();
     let error = flux::nn::Operand::from(other).linear(&int8(&cuda, &Weight::seeded(3, 64, 64))).map(drop).unwrap_err();
-    assert!(error.to_string().contains("quantised alike"), "{error}");
+    assert!(error.to_string().contains("in the same way"), "{error}");
 }
 
-/// Text and image rows by weights of their own, also where one has no row, and with a residual.
+/// Text and image rows with separate weights, also with no row for one of them, and with a residual.
 #[test]
 fn variants_of_linear_in_int8_equal_their_parts() {
     let Some(cuda) = cuda_int8() else { return };
@@ -278,7 +278,7 @@ fn variants_of_linear_in_int8_equal_their_parts() {
     }
 }
 
-/// The MLP's columns are multiplied by their gates before they are rounded, in the composition after.
+/// The MLP's columns are multiplied by their gates before they are rounded; in the composition, after.
 #[test]
 fn project_in_int8_matches_its_composition() {
     let Some(cuda) = cuda_int8() else { return };
@@ -320,7 +320,7 @@ fn project_in_int8_matches_its_composition() {
     }
 }
 
-/// Factors beside a weight read activations as they are.
+/// Factors of a weight read unquantized activations.
 #[test]
 fn factors_beside_an_int8_weight_are_added_to_its_product() {
     let Some(cuda) = cuda_int8() else { return };
@@ -348,27 +348,27 @@ fn gated_add_adaln_for_int8_weights_equals_its_parts() {
         }
         let [gate, shift, scale] = [3, 4, 5].map(|seed| vector(&cuda, seed, shape.cols));
         let weight = Weight::seeded(6, 21, shape.cols);
-        let (quantised, native) = (int8(&cuda, &weight), weight.linear(&cuda));
+        let (quantized, native) = (int8(&cuda, &weight), weight.linear(&cuda));
         let txt_rows = shape.rows / 8 * 4;
-        let [(x, h), (expected_x, expected_h)] = [&quantised, &native].map(|reader| {
+        let [(x, h), (expected_x, expected_h)] = [&quantized, &native].map(|reader| {
             let (x, y) = (shape.tensor(&cuda, 1), shape.tensor(&cuda, 2));
             let norm = Norm { shift: &shift, scale: &scale, reader };
             x.gated_add_adaln([&gate; 2], &y, [norm; 2], Adaln { txt_rows, eps: 1e-6 }).unwrap()
         });
         assert!(cuda.download(&x).unwrap() == cuda.download(&expected_x).unwrap(), "the sum of {shape:?}");
         if let Ok(fused) = cuda.integers(h.tensor()) {
-            let parts = cuda.quantise_int8(expected_h.tensor(), group_of(shape.cols)).unwrap();
+            let parts = cuda.quantize_int8(expected_h.tensor(), group_of(shape.cols)).unwrap();
             assert!(fused == cuda.integers(&parts).unwrap(), "the integers of {shape:?}");
             count += 1;
         }
-        // Its rows are read in the way that the blocks read them.
+        // Its rows are read as the blocks read them.
         let [got, expected] = [h, expected_h].map(|h| {
             let (txt, img) = h.split_rows(txt_rows);
-            [txt, img].map(|rows| cuda.download(&rows.linear(&quantised).unwrap()).unwrap()).concat()
+            [txt, img].map(|rows| cuda.download(&rows.linear(&quantized).unwrap()).unwrap()).concat()
         });
         assert!(got == expected, "the norm of {shape:?}");
     }
-    assert!(count > 0, "the kernel quantises");
+    assert!(count > 0, "the kernel quantizes");
 }
 
 #[test]

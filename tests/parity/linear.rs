@@ -1,4 +1,4 @@
-//! Matrix products against the CPU in float32.
+//! Matrix multiplications against the CPU in float32.
 
 use std::path::Path;
 
@@ -48,7 +48,7 @@ fn linear_matches_the_cpu() {
     }
 }
 
-/// The real shapes, by the algorithms that timing chooses; on fewer rows, because the CPU has to do them too.
+/// The real shapes, by the algorithms that timing chooses; on fewer rows, because the CPU has to compute them too.
 #[test]
 fn linear_matches_at_real_sizes() {
     if crate::cuda().is_none() || crate::small() {
@@ -74,7 +74,7 @@ fn linear_matches_at_real_sizes() {
     }
 }
 
-/// A product of many tiles has another algorithm than one of few.
+/// A multiplication of many tiles uses another algorithm than one of few.
 #[test]
 fn a_product_of_many_tiles_is_that_of_its_rows() {
     let Some(cuda) = crate::cuda() else { return };
@@ -93,7 +93,7 @@ fn a_product_of_many_tiles_is_that_of_its_rows() {
     compare("of many tiles", &whole, &rows, 1.0);
 }
 
-/// The sizes of x, the weight, and columns beside the residual.
+/// The sizes of x, the weight, and the columns around the residual.
 struct LinearAdd<'a>(Shape, &'a Weight, [usize; 2]);
 
 impl LinearAdd<'_> {
@@ -124,7 +124,7 @@ impl Case for LinearAdd<'_> {
     }
 }
 
-/// The composition rounds the product before the sum.
+/// The composition rounds the result before the sum.
 #[test]
 fn linear_add_matches_its_composition() {
     let Some(cuda) = crate::cuda() else { return };
@@ -168,7 +168,7 @@ fn linear_rows_matches_the_cpu() {
     check(&cuda, "linear_rows without text", &LinearRows([(Shape::dense(0, 64), &a), (Shape::dense(50, 64), &b)]), 0.0);
 }
 
-/// Widths of columns side by side, in one buffer or in several.
+/// Widths of concatenated columns, in one buffer or in several.
 struct LinearConcat<'a>([usize; 2], &'a Weight, bool);
 
 impl Case for LinearConcat<'_> {
@@ -197,7 +197,7 @@ fn linear_concat_matches_the_cpu() {
     }
 }
 
-/// Tensors side by side in one buffer or apart, each with a weight. Weights of FLUX.3's size lie side by side on a GPU.
+/// Tensors adjacent in one buffer or apart, each with a weight. Weights of FLUX.3's size are adjacent on a GPU.
 struct LinearSum<'a>(&'a [Weight], usize, bool);
 
 impl Case for LinearSum<'_> {
@@ -213,7 +213,7 @@ impl Case for LinearSum<'_> {
     }
 }
 
-/// Layers whose products are summed.
+/// Layers whose results are summed.
 fn summed<B: Backend>(b: &B, files: &[Weight]) -> Vec<nn::Linear<B>> {
     let views: Vec<_> = files.iter().map(|file| vec![file.view()]).collect();
     let names = files.iter().map(|_| "weight".to_string()).collect();
@@ -230,7 +230,7 @@ fn linear_sum_matches_the_cpu() {
         let lie_side_by_side = out % 8 == 0 && widths.iter().all(|cols| cols % 128 == 0);
         assert_eq!(apart == 2 * widths[0] as u64, lie_side_by_side, "{out} of {widths:?}");
         for (rows, adjacent) in [(40, true), (40, false), (7, true), (1, true)] {
-            // Products apart are rounded one by one.
+            // Separate multiplications are rounded one by one.
             let (roundings, error) = if lie_side_by_side && adjacent { (1.0, 0.0) } else { (WITH_EPILOGUE, 1.5) };
             let case = LinearSum(&files, rows, adjacent);
             let what = format!("linear_sum of {rows} rows, {widths:?} -> {out}, adjacent {adjacent}");
@@ -242,10 +242,10 @@ fn linear_sum_matches_the_cpu() {
 #[test]
 fn weights_side_by_side_are_those_of_their_files() {
     let Some(cuda) = crate::cuda() else { return };
-    // Rows of some MiB end in the middle of what one copy takes.
+    // Rows of some MiB end in the middle of a copy.
     for (rows, widths) in [(8, [128, 128]), (3000, [1024, 3072])] {
         let files = widths.map(|cols| Weight::plain(cols as u64, rows, cols));
-        // What is read a second time comes from registered pages.
+        // The second read comes from registered pages.
         for _ in 0..2 {
             for (weight, file) in summed(&cuda, &files).iter().zip(&files) {
                 assert!(cuda.weight_values(weight).unwrap() == file.view().to_f32(), "{rows} x {widths:?}");
@@ -254,10 +254,10 @@ fn weights_side_by_side_are_those_of_their_files() {
     }
 }
 
-/// A product that is worth timing.
+/// A shape that is large enough for timing.
 const TIMED: [usize; 3] = [512, 1024, 2048];
 
-/// What a GPU makes of that product, whose choices are in `folder`: the values' bits, and how often the host waited.
+/// Runs that shape on a GPU, with cached choices in `folder`: the values' bits, and the number of host waits.
 fn timed_product(folder: &Path, weight: &Weight) -> (Vec<u32>, u64, Option<String>) {
     let cuda = Cuda::with(0, None, Precision::Bf16, &GemmCache::Folder(folder.to_path_buf())).unwrap();
     let x = Shape::dense(TIMED[0], TIMED[1]).tensor(&cuda, 1);
@@ -286,7 +286,7 @@ fn the_choice_of_an_algorithm_is_timed_once_and_read_back() {
     assert_eq!(second, first);
     assert_eq!(std::fs::read_to_string(&file).unwrap(), cached);
 
-    // Well-formed, but no algorithm of cuBLASLt, which begins with its number: timed anew and put in order.
+    // Well-formed, but the first number is no algorithm of cuBLASLt: it is timed again and corrected.
     let mut json: serde_json::Value = serde_json::from_str(&cached).unwrap();
     let number = &mut json["choices"][0]["algorithm"][0];
     *number = serde_json::json!(number.as_u64().unwrap() >> 32 << 32 | 0x7fff_ffff);
@@ -314,10 +314,10 @@ fn without_a_cache_nothing_is_timed() {
     assert_eq!((after.waits - before.waits, after.launches - before.launches), (0, 1));
 }
 
-/// Timing writes to other memory than the product's: a residual that is also the output is added once.
+/// Timing writes to memory apart from the output: a residual that is also the output is added once.
 #[test]
 fn timing_leaves_the_residual_alone() {
-    /// The first product of its shape goes over the residual.
+    /// The first multiplication of its shape overwrites the residual.
     struct Over<'a>(&'a Weight);
     impl Case for Over<'_> {
         fn run<B: Backend>(&self, b: &B) -> Vec<Tensor<B>> {

@@ -1,5 +1,9 @@
 //! cuda/low_rank_sm90a.cu against its composition.
 
+use std::sync::mpsc;
+use std::thread;
+use std::time::Duration;
+
 use flux::backend::cuda::Cuda;
 use flux::backend::{Backend, Memory};
 use flux::nn::{Linear, LowRank};
@@ -9,16 +13,16 @@ use safetensors::Dtype;
 
 use crate::compare::{Case, Shape, Weight, check_against, check_choices, compare, values, with_variable};
 
-/// Products of one part or two, one under the other.
+/// Stacked multiplications of one part or two.
 #[derive(Debug, Clone, Copy)]
 struct Product {
-    /// Rows of each part; 0 of the first is one part alone, without the first.
+    /// Rows of each part; with 0 as the first there is only the second part.
     rows: [usize; 2],
     features: usize,
-    /// Columns of x, before and behind what is read.
+    /// Columns of the buffer before and after x.
     beside: [usize; 2],
     out: usize,
-    /// Of the factors; 0 is none.
+    /// Ranks of the factors; 0 is none.
     ranks: [usize; 2],
 }
 
@@ -34,12 +38,12 @@ impl Product {
         Self { rows, features, beside: [0, 0], out, ranks }
     }
 
-    /// x and a layer of each part. The product with the factors is half of that with the weight.
+    /// Returns x and a layer for each part. The result of the factors is half of that of the weight.
     fn parts<B: Backend>(&self, b: &B) -> [(Tensor<B>, Linear<B>); 2] {
         self.parts_of(b, &|weight| weight.linear(b))
     }
 
-    /// The same, with weights as `load` loads them.
+    /// As `parts`, with weights loaded by `load`.
     fn parts_of<B: Backend>(&self, b: &B, load: &dyn Fn(&Weight) -> Linear<B>) -> [(Tensor<B>, Linear<B>); 2] {
         [0, 1].map(|part| {
             let seed = 10 * part as u64;
@@ -78,19 +82,19 @@ impl Case for Product {
     }
 }
 
-/// Of the composition, which runs where the kernel would be slower: the product with down, that with the weight, and
-/// the sum, in cuBLASLt's epilogue. The first is an error of each of the terms of the last product, which add up at
-/// random.
+/// The roundings of the composition, which runs if the kernel would be slower: the multiplications with down and with
+/// the weight, and the sum in cuBLASLt's epilogue. The first rounding is an error of each term of the last
+/// multiplication, and these add up at random.
 const FUSED: f32 = 4.0;
-/// The kernel leaves out the second.
+/// The kernel omits the second rounding.
 const COMPOSED: f32 = 2.0;
 
 fn check(cuda: &Cuda, case: Product) {
     check_against(cuda, &format!("{case:?}"), &case, FUSED, COMPOSED);
 }
 
-/// Ranks within a multiply, a box, and two of them; columns within a tile, narrow tiles, and several
-/// whole ones; what the kernel declines.
+/// Ranks within a multiply, a box, and two of them; columns within a tile, narrow tiles, and several whole ones; and
+/// sizes that the kernel declines.
 #[test]
 fn low_rank_matches_its_composition() {
     let Some(cuda) = crate::cuda() else { return };
@@ -112,8 +116,8 @@ fn low_rank_matches_its_composition() {
     check(&cuda, Product { ranks: [0, 0], ..taken });
 }
 
-/// As many tiles as clusters and more, so that the kernel runs without being asked for, some of them narrow, and
-/// clusters take several in turn.
+/// As many tiles as clusters and more, some of them narrow, so that the kernel runs by default and clusters take
+/// several tiles.
 #[test]
 fn low_rank_of_many_tiles_matches_its_composition() {
     let Some(cuda) = crate::cuda() else { return };
@@ -125,14 +129,14 @@ fn low_rank_of_many_tiles_matches_its_composition() {
     check(&cuda, Product::new([0, 800], [3072, 3072], [32, 96]));
 }
 
-/// Sums of e4m3 keep 14 bits in the tensor cores, which the composition may do or not: over 12288 terms one of millions
-/// is 10 roundings off.
+/// Sums of e4m3 keep 14 bits in the tensor cores, which the composition may use or not: over 12288 terms one of
+/// millions is 10 roundings off.
 fn in_fp8(features: usize) -> f32 {
     1.0 + 5.0 * (features as f32 / 3.0).sqrt() / 32.0
 }
 
-/// Weights and down in e4m3. The composition, which the tests of its parts hold against the CPU, rounds the sum of the
-/// product with the weight.
+/// Weights and down in e4m3. The composition, which the tests of its parts compare with the CPU, rounds the result of
+/// the weight before the sum.
 #[test]
 fn low_rank_in_fp8_matches_its_composition() {
     let Some(cuda) = crate::cuda_fp8() else { return };
@@ -173,7 +177,7 @@ fn low_rank_in_fp8_matches_its_composition() {
     }
 }
 
-/// Columns of one buffer, and of two, which are copied.
+/// Columns of one buffer, or of two, which are copied.
 struct SideBySide(bool);
 
 impl SideBySide {
@@ -207,8 +211,8 @@ fn low_rank_concat_matches_its_composition() {
     }
 }
 
-/// Clusters read what others wrote in the same launch, and leave their counters to the next: a race would show as other
-/// bytes.
+/// Clusters read values from other clusters of the same launch, and leave their counters to the next launch: a race
+/// would change bytes.
 #[test]
 fn low_rank_gives_the_same_bytes_every_time() {
     let Some(cuda) = crate::cuda() else { return };
@@ -222,6 +226,36 @@ fn low_rank_gives_the_same_bytes_every_time() {
     let first = bytes();
     for run in 1..8 {
         assert!(bytes() == first, "run {run}");
+    }
+}
+
+/// Blocks wait for `low`, which other blocks of their launch compute. If the GPU started some blocks of each of
+/// several such launches, all of them would wait forever.
+#[test]
+fn launches_of_several_devices_of_one_gpu_end() {
+    const DEVICES: usize = 3;
+    const LIMIT: Duration = Duration::from_secs(60);
+    let Some(_) = crate::cuda() else { return };
+    let (case, launches) = match crate::small() {
+        true => (Product::new([300, 212], [136, 264], [16, 48]), 20),
+        false => (Product::new([512, 4096], [3072, 3072], [32, 32]), 300),
+    };
+    let (done, ended) = mpsc::channel();
+    for _ in 0..DEVICES {
+        let done = done.clone();
+        thread::spawn(move || {
+            let cuda = crate::cuda().expect("the GPU opened a moment ago");
+            let [first, second] = case.parts(&cuda);
+            let parts = [(&first.0, &first.1), (&second.0, &second.1)];
+            let run = || Tensor::low_rank(&parts).unwrap();
+            let first = cuda.download(&run()).unwrap();
+            (1..launches).for_each(|_| drop(run()));
+            done.send(first == cuda.download(&run()).unwrap()).expect("the test waits");
+        });
+    }
+    for device in 0..DEVICES {
+        let same = ended.recv_timeout(LIMIT).unwrap_or_else(|_| panic!("only {device} of {DEVICES} devices are done"));
+        assert!(same, "other bytes beside other devices");
     }
 }
 

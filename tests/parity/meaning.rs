@@ -1,4 +1,4 @@
-//! The default model draws what the prompt says, and changes what the instruction names, in bf16 and in fp8, too.
+//! The default model generates images that match the prompt, and edits that match the instruction, in bf16 and in fp8.
 
 use std::sync::Arc;
 
@@ -12,7 +12,7 @@ use crate::score::edits::{Edits, expect_edits, expect_nothing};
 use crate::score::{Meaning, SIZES, expect_meaning, expect_meaning_at_sizes};
 use crate::{cuda, cuda_fp8, root, small};
 
-/// The default model on a device, where there is one and time for it.
+/// The default model on a device, if there is one and time for it.
 fn default_model(device: Option<Cuda>) -> Option<Arc<Model<Cuda>>> {
     if small() {
         println!("skipped: one image says nothing about shares, and small sizes leave no time for more");
@@ -41,7 +41,7 @@ fn edits_with_weights_in_few_bits_change_it_too() {
     for format in ["q8_0", "q4_k"] {
         let Some(device) = cuda().filter(|_| !small()) else { return };
         let mut model = OpenModel::open(&ModelFiles::open(&root().join("models/tiny")).unwrap()).unwrap();
-        model.quantise(&format.parse().unwrap(), &CancelFlag::default(), &mut |_| {}).unwrap();
+        model.quantize(&format.parse().unwrap(), &CancelFlag::default(), &mut |_| {}).unwrap();
         let edits = Edits::load();
         expect_edits(&edits, &edits.generate(&Model::new(device, model), false));
     }

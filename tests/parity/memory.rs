@@ -1,4 +1,4 @@
-//! What the backend counts: memory, launches, waits and copies.
+//! Counters of the backend: memory, launches, waits and copies.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -64,7 +64,7 @@ fn memory_over_the_cap_is_an_error_and_the_device_goes_on() {
     assert_eq!(cuda.download(&x.silu().unwrap()).unwrap().len(), 2);
 }
 
-/// Tensors of many sizes come and go, so that freed memory lies in pieces between what is in use.
+/// Tensors of many sizes are allocated and freed, so that free memory is fragmented.
 #[test]
 fn what_the_driver_holds_stays_under_the_cap() {
     if crate::cuda().is_none() {
@@ -81,7 +81,7 @@ fn what_the_driver_holds_stays_under_the_cap() {
             Err(error) => {
                 assert!(error.to_string().contains("out of GPU memory"), "{error}");
                 refused += 1;
-                // Of those that are left, the neighbours in memory are mostly in use.
+                // The neighbours of the remaining tensors are mostly in use.
                 let mut index = 0;
                 tensors.retain(|_| {
                     index += 1;

@@ -7,7 +7,7 @@ use crate::compare::{Case, Shape, check, shapes, vector};
 
 struct Mul {
     shape: Shape,
-    /// y is one row that serves all.
+    /// `true` if y is one row for all rows of x.
     row: bool,
 }
 

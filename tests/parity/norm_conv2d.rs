@@ -1,5 +1,4 @@
-//! Norms and convolutions in bands of rows: against the CPU, against themselves in other bands, and how much memory
-//! they take.
+//! Norms and convolutions in bands of rows: against the CPU, against other bands, and their memory.
 
 use std::sync::Arc;
 
@@ -21,7 +20,7 @@ use crate::compare::{
 use crate::conv2d::Conv2d;
 use crate::pipeline::default_model;
 
-/// A convolution behind a norm.
+/// A convolution after a norm.
 struct NormConv2d<'a> {
     conv2d: Conv2d<'a>,
     groups: usize,
@@ -84,8 +83,8 @@ fn norm_conv2d_and_norm_conv2d_add_match_the_cpu() {
                     cuda.limit_bands(limit);
                     let beside = format!("beside {beside:?}, residual {residual:?}");
                     let what = format!("norm_conv2d {conv:?} {cin} -> {cout}, {beside}, bands of {limit}");
-                    // The values between norm and convolution round once; their errors are independent, so that
-                    // together they move an output no more than one rounding of it.
+                    // The values between norm and convolution are rounded once. Their errors are independent, so
+                    // together they move an output by at most one of its roundings.
                     check_against(&cuda, &what, &case, WITH_EPILOGUE + 1.0, 1.0);
                 }
             }
@@ -93,7 +92,7 @@ fn norm_conv2d_and_norm_conv2d_add_match_the_cpu() {
     }
 }
 
-/// Whether the kernel for Hopper takes what is aligned.
+/// Returns `true` if the kernel for Hopper takes aligned operands.
 fn on_hopper(cuda: &Cuda) -> bool {
     crate::is_hopper(cuda) && std::env::var_os("FLUX_CONV2D").is_none_or(|kernel| kernel != "base")
 }
@@ -214,8 +213,8 @@ fn bands_are_what_was_asked_for() {
         };
         let (whole, banded) = (launches(usize::MAX), launches(0));
         if on_hopper(&cuda) {
-            // Two kernels for the statistics, then a norm and a convolution for each band. A last band of one row needs
-            // no norm of its own: that row was normed for the band before, which sees it too.
+            // Two kernels for the statistics, then a norm and a convolution for each band. A last band of one row
+            // needs no norm of its own: the previous band, which reads that row too, normed it.
             let bands = size[0].div_ceil(16) as u64;
             let norms = bands - u64::from(bands > 1 && size[0] % 16 == 1);
             assert_eq!((whole, banded), (2 + 2, 2 + norms + bands), "{size:?} {cin} -> {cout}");
@@ -225,8 +224,8 @@ fn bands_are_what_was_asked_for() {
     }
 }
 
-/// The image is so large that im2col rows come in pieces. Bands do not change these: each piece finds the rows it
-/// needs.
+/// The image is so large that im2col rows are made in pieces. Bands do not change the pieces: each piece finds the
+/// rows that it needs.
 #[test]
 fn bands_change_no_byte_where_im2col_comes_in_pieces() {
     let Some(cuda) = crate::cuda() else { return };
@@ -287,7 +286,7 @@ fn bands_give_the_same_bytes_every_time_also_captured() {
     assert!(matches!(graph, Graph::Captured(_)));
 }
 
-/// The sum overwrites a residual that nothing else uses; one that is still in use stays as it was.
+/// The sum overwrites a residual that has no other use; a residual in use stays unchanged.
 #[test]
 fn a_sum_goes_over_its_residual() {
     let Some(cuda) = crate::cuda() else { return };
@@ -315,16 +314,16 @@ fn a_sum_goes_over_its_residual() {
         assert!(over_pixels == elsewhere_pixels);
         assert!(norms[0] == norms[1], "the statistics are of the old values");
     } else {
-        // cuBLASLt may add a residual that it writes over in another way.
+        // cuBLASLt may add a residual differently when it overwrites it.
         compare("over the residual", &over_pixels, &elsewhere_pixels, WITH_EPILOGUE);
         compare("its norm", &norms[0], &norms[1], 2.0 * WITH_EPILOGUE);
     }
 }
 
-/// More than the statistics of a small image take.
+/// More than the statistics of a small image need.
 const STATISTICS_BYTES: u64 = 1 << 18;
 
-/// Twice as high and wide, on the device.
+/// Doubles height and width, on the device.
 fn doubled(x: &Tensor<Cuda>, [height, width]: [usize; 2], times: usize) -> Tensor<Cuda> {
     let mut x = x.upsample(height, width).unwrap();
     for step in 1..times {
@@ -345,7 +344,7 @@ fn a_small_conv2d_over_is_conv2d() {
     }
 }
 
-/// Two pieces and a few more rows: the first piece, or all of them, are written elsewhere and then copied.
+/// Two pieces and a few more rows: the first piece, or all of them, are written to other memory and then copied.
 #[test]
 fn a_large_conv2d_over_is_conv2d_in_the_memory_of_its_input() {
     let Some(cuda) = crate::cuda() else { return };
@@ -409,7 +408,7 @@ fn resnet_files(folder: &tempfile::TempDir, cin: usize, cout: usize) -> TensorFi
     Folder::Disk(folder.path().to_path_buf()).tensors("w").unwrap()
 }
 
-/// The block that needs the most memory of klein's decoder, for 2048 x 2048 pixels.
+/// The block of klein's decoder that needs the most memory, for 2048 x 2048 pixels.
 #[test]
 fn a_residual_block_holds_its_input_its_middle_and_a_band() {
     let Some(cuda) = crate::cuda() else { return };
@@ -434,7 +433,7 @@ fn a_residual_block_holds_its_input_its_middle_and_a_band() {
             .map(|row| cuda.download(&y.row_view(row * side..(row + 1) * side)).unwrap());
         (before, cuda.stats(), rows)
     };
-    // The library's workspace, statistics, and rows beside a band.
+    // The library's workspace, statistics, and rows around a band.
     let few = 128u64 << 20;
     let [x_bytes, h_bytes] = [cin, cout].map(|channels| (2 * side * side * channels) as u64);
     let (before, after, banded) = run();

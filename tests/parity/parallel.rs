@@ -1,5 +1,5 @@
-//! Ranks of a group: collectives at sizes that do not divide, images against those of one GPU, and what becomes of an
-//! image that a rank cannot make. Ranks share the first GPU; where there are more, they also have one each.
+//! Ranks of a group: collectives at sizes that do not divide, images against those of one GPU, and failures of a rank.
+//! Ranks share the first GPU; if there are more GPUs, they also have one each.
 
 use std::sync::Arc;
 use std::thread;
@@ -23,15 +23,15 @@ use crate::ranks::{
 use crate::support::preset;
 use crate::{cuda, few, small};
 
-/// Of each rank on a GPU that ranks share.
+/// Memory of each rank on a shared GPU.
 const MEMORY_BYTES: u64 = 4 << 30;
 
-/// Which GPUs the ranks of a group have, and how these get at what they give each other.
+/// The GPUs of a group's ranks, and the link between them.
 #[derive(Debug, Clone, Copy)]
 enum Place {
-    /// So many ranks share the first one.
+    /// Ranks that share the first GPU.
     OneGpu(usize, Link),
-    /// So many ranks have one each, from the first on.
+    /// Ranks with one GPU each, from the first on.
     OneEach(usize, Link),
 }
 
@@ -46,8 +46,7 @@ impl Place {
                 Cuda::group(&gpus, None, Precision::Bf16, &GemmCache::Off, options(link))
             }
         }?;
-        // Where ranks share a GPU, the driver must not wait for it to load a kernel while one of them waits for
-        // another.
+        // If ranks share a GPU, the driver must not wait for it to load a kernel while a rank waits for another.
         ranks.iter().try_for_each(Cuda::warm_up)?;
         Ok(ranks)
     }
@@ -57,12 +56,12 @@ impl Place {
     }
 }
 
-/// How long ranks wait for each other.
+/// The time limit of ranks that wait for each other.
 fn limit() -> Duration {
     GroupOptions::default().limit
 }
 
-/// The places that there are; none without a GPU.
+/// Returns the places that exist; none without a GPU.
 fn places() -> Vec<Place> {
     if cuda().is_none() {
         return Vec::new();
@@ -93,7 +92,7 @@ fn places() -> Vec<Place> {
     places
 }
 
-/// What `work` returns on each rank. A rank that fails ends the others, as it does where an image is made.
+/// Runs `work` on each rank. A rank that fails ends the others, as when an image is made.
 fn on_each<T: Send>(ranks: &[Cuda], work: impl Fn(&Cuda) -> Result<T> + Sync) -> Vec<Result<T>> {
     let (work, one) = (&work, |cuda: &Cuda, result: Result<T>| result.inspect_err(|e| cuda.abort_collectives(e)));
     thread::scope(|scope| {
@@ -106,7 +105,7 @@ fn all<T: Send>(ranks: &[Cuda], work: impl Fn(&Cuda) -> Result<T> + Sync) -> Vec
     on_each(ranks, work).into_iter().map(|result| result.unwrap()).collect()
 }
 
-/// Among them more copies than one launch has, and tokens of a large image.
+/// Layouts, including more copies than one launch has, and tokens of a large image.
 fn more_layouts() -> Vec<TokenLayout> {
     layouts(&[TokenLayout::new(40, 3, 7), TokenLayout { references: 700, ..TokenLayout::new(1, 512, 1201) }])
 }
@@ -151,7 +150,7 @@ fn convolutions_of_bands_are_those_of_the_whole() {
             for limit in [usize::MAX, 0] {
                 ranks.iter().for_each(|cuda| cuda.limit_bands(limit));
                 let bands = all(&ranks, |cuda| image.convolve(cuda));
-                // The statistics round otherwise, and then what is normed by them.
+                // The statistics round differently, and so do the values normed by them.
                 image.assert_same(&bands, &whole, 1.0 / 64.0, &format!("{place:?}, bands of {limit} bytes"));
             }
         }
@@ -300,7 +299,7 @@ fn a_rank_whose_memory_is_full_is_named_by_all() {
     }
 }
 
-/// [rows, 1024] of this many bytes in all.
+/// Returns [rows, 1024] with this many bytes in total.
 fn gibibyte(cuda: &Cuda) -> Result<Tensor<Cuda>> {
     let part = cuda.upload(&vec![0.5; 1 << 20], 1 << 10, 1 << 10)?;
     Tensor::concat_rows(&[&part; 512])
@@ -308,7 +307,7 @@ fn gibibyte(cuda: &Cuda) -> Result<Tensor<Cuda>> {
 
 #[test]
 fn a_rank_that_does_not_come_is_named_and_what_waits_for_it_ends() {
-    // Under a tool, ranks that come are slower than the first of these.
+    // Under a tool, even ranks in time exceed the shorter limit.
     let limit = if small() { Duration::from_secs(10) } else { Duration::from_millis(300) };
     for place in places() {
         let ranks = place.group_within(limit).unwrap();
@@ -319,7 +318,7 @@ fn a_rank_that_does_not_come_is_named_and_what_waits_for_it_ends() {
         let start = Instant::now();
         let late = on_each(&ranks, |cuda| if cuda.rank() == 1 { Ok(vec![]) } else { cuda.download(&gathered(cuda)?) });
         let text = late[0].as_ref().unwrap_err().to_string();
-        assert!(text.contains(&format!("rank 1 did not come within {limit:?}")), "{place:?}: {text}");
+        assert!(text.contains(&format!("rank 1 timed out after {limit:?}")), "{place:?}: {text}");
         assert!(start.elapsed() < limit + Duration::from_millis(2700), "{:?}", start.elapsed());
         restore(&ranks);
         if small() {
@@ -327,7 +326,7 @@ fn a_rank_that_does_not_come_is_named_and_what_waits_for_it_ends() {
             continue;
         }
 
-        // The host of rank 1 comes, but its GPU has more to do before than there is time.
+        // The host of rank 1 joins, but its GPU has too much other work to be in time.
         let mut busy: Vec<_> = ranks.iter().map(|cuda| (cuda.rank() == 1).then(|| gibibyte(cuda).unwrap())).collect();
         busy[1] = busy[1].take().map(|x| Tensor::concat_rows(&[&x, &x]).unwrap());
         let busy = std::sync::Mutex::new(busy);
@@ -340,7 +339,7 @@ fn a_rank_that_does_not_come_is_named_and_what_waits_for_it_ends() {
         });
         let text = hung[0].as_ref().unwrap_err().to_string();
         assert!(
-            text.contains(&format!("the GPU of rank 1 did not come within {limit:?} to exchange 1")),
+            text.contains(&format!("the GPU of rank 1 did not reach exchange 1 within {limit:?}")),
             "{place:?}: {text}"
         );
         restore(&ranks);
@@ -366,7 +365,7 @@ fn groups_that_cannot_be_are_refused() {
         made.err().expect("no such group").to_string()
     };
     assert!(group(&[]).contains("a group of 0 GPUs"));
-    assert!(group(&[0, 1, 0]).contains("GPU 0 is named twice"));
+    assert!(group(&[0, 1, 0]).contains("GPU 0 is listed twice"));
     if cuda().is_some() {
         assert!(group(&[0, 99]).contains("no GPU 99"));
     }

@@ -1,4 +1,4 @@
-//! Whole images on the GPU: against the reference, against themselves, and what a step may cost.
+//! Whole images on the GPU: against the reference, against themselves, and the costs of a step.
 
 use std::thread;
 
@@ -26,7 +26,7 @@ pub fn psnr(a: &[u8], b: &[u8]) -> f64 {
     difference(&row(a), &row(b)).unwrap().psnr_db
 }
 
-/// The built-in model draws on the second backend what it draws on the first, to `least` dB, and the same twice.
+/// Checks that the built-in model makes the same image on both backends, to `least` dB, and twice the same.
 pub fn draws_alike(backends: [Cuda; 2], what: &str, least: f64) {
     let models = backends.map(|cuda| Model::load(cuda, &default_model()).unwrap());
     for (prompt, seed) in
@@ -65,7 +65,7 @@ struct DefaultImage {
     seed: u64,
 }
 
-/// The reference in bf16 stands 49 to 56 dB from itself in float32.
+/// The reference in bf16 is 49 to 56 dB from itself in float32.
 #[test]
 fn default_model_images_are_45_db_from_the_reference() {
     let Some(cuda) = cuda() else { return };
@@ -108,7 +108,7 @@ fn same_seed_gives_the_same_bytes_and_another_seed_does_not() {
     assert_ne!(first, image(6));
 }
 
-/// Products of another size are summed in another order, so both stand as far from each other as from the reference.
+/// Multiplications of another size sum in another order, so both are as far from each other as from the reference.
 #[test]
 fn images_of_a_batch_are_those_of_their_seeds_alone() {
     let Some(cuda) = cuda() else { return };
@@ -139,22 +139,22 @@ fn a_warm_image_costs_exactly_this() {
         assert!(image.rgb == first.rgb, "image {round}");
         assert_eq!(image.timings.steps_s.len() as u64, steps);
         assert_eq!(after.uncaptured, 0, "{:?}", cuda.remarks());
-        // For each step, the first of them so that no more than two are in flight; for the pixels, and for the last
-        // event.
+        // One for each step, the first of them so that no more than two are in flight; one for the pixels, and one for
+        // the last event.
         assert_eq!(after.waits - before.waits, steps + 2, "image {round}");
-        // Noise, and pixels back; the prompt is known.
+        // Noise, and pixels back; the prompt is cached.
         assert_eq!(after.copies - before.copies, 2, "image {round}");
-        // The first image runs without graphs. Of the second, the first step and the decoder run and are then captured,
-        // and the other steps are launches of that graph; later, all are.
+        // The first image runs without graphs. For the second, the first step and the decoder run and are then
+        // captured, and the other steps are launches of that graph; later, all are.
         let graphs = if round == 2 { steps - 1 } else { steps + 1 };
         assert_eq!(after.graph_launches - before.graph_launches, graphs, "image {round}");
         if round == 2 {
             continue;
         }
-        // The features are put under each other and the context is projected; around each graph its inputs (four of a
-        // step: latents, context, modulations and dt) and its output are copied, and at the end pixels become bytes.
+        // The features are stacked and the context is projected. Around each graph its inputs (four for a step:
+        // latents, context, modulations and dt) and its output are copied, and at the end pixels become bytes.
         assert_eq!(after.launches - before.launches, 2 + (4 + 1) * steps + (1 + 1) + 1, "image {round}");
-        // Features, context, noise, what the graphs give, bytes.
+        // Features, context, noise, outputs of graphs, bytes.
         assert_eq!(after.allocations - before.allocations, 3 + (steps + 1) + 1, "image {round}");
     }
 }
@@ -171,7 +171,7 @@ fn later_batches_of_many_images_are_graphed_whatever_is_left() {
         let images = model.generate_batch(&request, left).unwrap();
         let after = cuda.stats();
         let steps = images[0].plan.steps as u64;
-        // For each step, for the pixels of each image, and for the last event.
+        // One for each step, for the pixels of each image, and for the last event.
         assert_eq!(after.waits - before.waits, steps + images.len() as u64 + 1, "{left} images left");
         batches.push((images.len(), after.graph_launches - before.graph_launches));
         if batches.len() == 3 {
@@ -180,14 +180,14 @@ fn later_batches_of_many_images_are_graphed_whatever_is_left() {
                 steps + 8,
                 "the steps of a batch, and the decoder for each image"
             );
-            // The features are put under each other, the context is projected and put under itself eight times at once;
-            // around each graph its inputs and its output are copied, and at the end pixels become bytes.
+            // The features are stacked, and the context is projected and stacked eight times at once. Around each
+            // graph its inputs and its output are copied, and at the end pixels become bytes.
             assert_eq!(after.launches - before.launches, 2 + 1 + (4 + 1) * steps + (2 + 1) * 8);
         }
         (left, request.seed) = (left - images.len(), request.seed + images.len() as u64);
     }
-    // The decoder is captured at the second image, a step at the first of the second batch, whose three others are
-    // launches of that graph; the last batch is of another size, and its steps run as they are.
+    // The decoder is captured at the second image, and a step at the first one of the second batch, whose three others
+    // are launches of that graph. The last batch has another size, and its steps run without a graph.
     assert_eq!(batches, [(8, 6), (8, 3 + 8), (8, 4 + 8), (2, 2)]);
     assert_eq!(cuda.stats().uncaptured, 0, "{:?}", cuda.remarks());
 }
@@ -196,7 +196,7 @@ fn later_batches_of_many_images_are_graphed_whatever_is_left() {
 fn captured_images_are_those_of_a_fresh_model() {
     let Some(cuda) = cuda() else { return };
     let model = Model::load(cuda, &default_model()).unwrap();
-    // Sizes take turns, so that graphs of several sizes share their memory.
+    // Sizes alternate, so that graphs of several sizes share their memory.
     for round in 0..4 {
         for (width, height, steps, prompt) in
             [(256, 256, 4, "a red heart"), (128, 192, 4, "a robot on a lavender background"), (256, 256, 2, "a cat")]
@@ -214,8 +214,8 @@ fn captured_images_are_those_of_a_fresh_model() {
         }
     }
     assert_eq!(model.backend().stats().uncaptured, 0, "{:?}", model.backend().remarks());
-    // From the third round on steps and decoder; and before that the steps of 256 x 256, which are one graph whatever
-    // their number, and the text encoder, as often as prompts of one length came before.
+    // From the third round on, steps and decoder; before that the steps of 256 x 256, which are one graph for any
+    // number of steps, and the text encoder, as often as an earlier prompt had the same length.
     assert!(model.backend().stats().graph_launches >= 2 * (5 + 5 + 3));
 }
 
@@ -239,7 +239,7 @@ fn sessions_at_the_same_time_make_the_images_that_they_make_one_after_the_other(
         steps: Some(steps),
         ..Request::new(prompt, seed)
     };
-    // The last is of the shape of the first.
+    // The last one has the shape of the first.
     let requests = [
         request("a red heart", 1, 256, 256, 4),
         request("a robot on a lavender background", 2, 128, 192, 6),
@@ -272,11 +272,11 @@ fn a_cancelled_session_leaves_the_model_usable() {
     let model = Model::load(cuda.clone(), &default_model()).unwrap();
     let request = Request { steps: Some(8), ..Request::new("a black cat on an orange background", 5) };
     let expected = model.generate(&request).unwrap().rgb;
-    // While work runs as it is, while it is captured, and while it is launched as a graph.
+    // While work runs without a graph, while it is captured, and while it is launched as a graph.
     for _ in 0..3 {
         for stage in [Stage::Text, Stage::Denoise, Stage::Decode] {
             let cancel = CancelFlag::default();
-            // A prompt that is known is not encoded. Of two images the second is not decoded.
+            // A cached prompt is not encoded. The second of two images is not decoded.
             let prompt = if stage == Stage::Text { "a black dog on an orange background" } else { &request.prompt };
             let request = Request { prompt: prompt.to_string(), ..request.clone() };
             let ended = model.session(&request, 2, &cancel).unwrap().run(&mut |progress| {
@@ -319,14 +319,14 @@ fn weights_that_are_prefetched_are_those_that_are_needed() {
     }
     assert!(model.generate(&request).unwrap().rgb == expected);
     assert_eq!(cuda.stats().uncaptured, 0, "{:?}", cuda.remarks());
-    // Weights that are there are not loaded again.
+    // Loaded weights are not loaded again.
     let copies = cuda.stats().copies;
     model.prefetch(&request).unwrap();
     model.generate(&request).unwrap();
     assert_eq!(cuda.stats().copies - copies, 2, "noise and pixels");
     drop(model);
     assert_eq!(cuda.stats().memory_bytes, before);
-    // Weights that are still being loaded when nothing needs them any more do not stay either.
+    // Weights whose loading ends after they are no longer needed do not stay either.
     let model = Model::load(cuda.clone(), &default_model()).unwrap();
     model.prefetch(&request).unwrap();
     drop(model);
@@ -336,10 +336,10 @@ fn weights_that_are_prefetched_are_those_that_are_needed() {
 #[test]
 fn a_step_waits_for_nothing_and_copies_nothing() {
     let Some(cuda) = cuda() else { return };
-    // Per double block 4 GEMM for each stream, qk_norm_rope, attention, swiglu and 2 gated_add_adaln for both; per
-    // single block GEMM, qk_norm_rope, attention, swiglu, GEMM, gated_add_adaln; around them x_embedder, copies of two
-    // parts for x, adaln, proj_out, euler_step. On Hopper what is inside a double block's MLP is one kernel, in place
-    // of two GEMM and a swiglu; heads of 32 keep off it in front of attention.
+    // For each double block 4 GEMM for each stream, qk_norm_rope, attention, swiglu and 2 gated_add_adaln for both;
+    // for each single block GEMM, qk_norm_rope, attention, swiglu, GEMM, gated_add_adaln; around them x_embedder,
+    // copies of two parts for x, adaln, proj_out, euler_step. On Hopper the inside of a double block's MLP is one
+    // kernel instead of two GEMM and a swiglu; heads of 32 do not use it before attention.
     let (config, launches) = step_launches(&cuda);
     assert_eq!(
         launches,
@@ -348,21 +348,22 @@ fn a_step_waits_for_nothing_and_copies_nothing() {
 }
 
 #[test]
-fn a_step_in_fp8_quantises_what_no_kernel_quantised_on_the_way() {
+fn a_step_in_fp8_quantizes_what_no_kernel_quantized_on_the_way() {
     let Some(cuda) = cuda_fp8_attention() else { return };
-    // In a double block what the attention gives, of text and image at once; and what comes into the first.
+    // In a double block the output of attention, for text and image at once; and the input of the first block.
     let (config, launches) = step_launches(&cuda);
-    // What SwiGLU gives is bf16, in double blocks of both streams at once.
+    // The output of SwiGLU is bf16, in double blocks for both streams at once.
     let (double, single) = (2 * 4 + 5 - fused_mlp(&cuda) + 1 + 1, 6 + 1);
     assert_eq!(launches, (config.num_layers * double + config.num_single_layers * single + 6 + 1) as u64);
 }
 
-/// Launches that the kernel of cuda/project_sm90a.cu saves inside an MLP.
+/// Returns the launches that the kernel of cuda/project_sm90a.cu saves inside an MLP.
 fn fused_mlp(cuda: &Cuda) -> usize {
     if is_hopper(cuda) { 2 } else { 0 }
 }
 
-/// What a step of the default model launches; checks that all steps launch the same, wait for nothing and copy nothing.
+/// Counts the launches of a step of the default model, and checks that all steps launch the same, wait for nothing and
+/// copy nothing.
 fn step_launches(cuda: &Cuda) -> (TransformerConfig, u64) {
     let dir = default_model();
     let info = ModelInfo::read(&dir).unwrap();
@@ -412,8 +413,8 @@ fn too_little_memory_is_an_error_that_names_the_sizes() {
     if cuda().is_none() {
         return;
     }
-    // What ops need beside their operands is more than the first cap, and with the activations more than the second.
-    // Both are errors before anything is loaded.
+    // The ops' own memory exceeds the first cap, and with the activations the second. Both are errors before anything
+    // is loaded.
     let caps = [8 << 20, 170 << 20];
     for (prefetch, cap) in [false, true].into_iter().flat_map(|prefetch| caps.map(|cap| (prefetch, cap))) {
         let capped = Cuda::new(0, Some(cap)).unwrap();

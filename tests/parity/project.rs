@@ -12,18 +12,19 @@ use crate::compare::{
 
 const HEAD_DIM: usize = 128;
 
-/// The projection before a block's attention, before its MLP, or both; text and image have one weight, or one each.
+/// The projection before a block's attention, before its MLP, or both; text and image share a weight, or have one
+/// each.
 #[derive(Debug, Clone, Copy)]
 struct Project {
     layout: TokenLayout,
     features: usize,
-    /// Columns of x, before and behind what is read.
+    /// Columns of the buffer before and after x.
     beside: [usize; 2],
     dim: usize,
     mlp: usize,
     streams: bool,
     pairs: Pairs,
-    /// Of the factors beside each weight; 0 is none.
+    /// Ranks of the factors of each weight; 0 is none.
     ranks: [usize; 2],
 }
 
@@ -34,13 +35,13 @@ impl Project {
 
     fn weight(&self, seed: u64) -> Weight {
         let rows = 3 * self.dim + 2 * self.mlp;
-        // Products of about 1, where silu is most curved; a power of two keeps the values on the bf16 grid.
+        // Results of about 1, where silu is most curved; a power of two keeps the values on the bf16 grid.
         let scale = (self.features as f32).sqrt().log2().round().exp2();
         let values: Vec<f32> = values(seed, rows * self.features).iter().map(|value| value / scale).collect();
         Weight::new(&values, &[rows, self.features], Dtype::BF16)
     }
 
-    /// The layer with the factors of this rank beside its weight. Their product is a quarter of that of the weight.
+    /// Adds factors of this rank to a layer. Their result is a quarter of that of the weight.
     fn with_factors<B: Backend>(&self, b: &B, linear: Linear<B>, rank: usize) -> Linear<B> {
         if rank == 0 {
             return linear;
@@ -95,7 +96,7 @@ impl Case for Project {
     }
 }
 
-/// The product rounds, then the result does; of what is gated and of a rotated pair two products come together.
+/// The matrix multiplication rounds, then the result does; gated values and rotated pairs combine two results.
 const FUSED: f32 = 4.0;
 /// The composition rounds in the same places.
 const COMPOSED: f32 = 2.0;
@@ -113,7 +114,7 @@ fn project_matches_its_composition() {
         ragged,
         batch,
         references,
-        // The last tiles of both streams, and of all rows, of 256 and of 224 rows, are short or just whole.
+        // The last tiles of both streams, and of all rows, of 256 and of 224 rows, are partial or just full.
         TokenLayout::new(1, 257, 320),
         TokenLayout::new(1, 384, 256),
         TokenLayout::new(1, 336, 225),
@@ -135,7 +136,7 @@ fn project_matches_its_composition() {
     }
 }
 
-/// Rows without a query, fewer than a tile, some tiles of 256 and more, all of the first part, and all rows.
+/// Rows without a query: fewer than a tile, some tiles of 256 and more, all of the first part, and all rows.
 #[test]
 fn project_of_image_queries_matches_its_composition() {
     let Some(cuda) = crate::cuda() else { return };
@@ -156,13 +157,13 @@ fn project_of_image_queries_matches_its_composition() {
             check_against(&cuda, &format!("{case:?}"), &case, FUSED, COMPOSED);
         }
     }
-    // Where no kernel takes it.
+    // Sizes that no kernel takes.
     let case = Project::new(TokenLayout::new(1, 300, 50).image_queries(), 64, [128, 128], false);
     check_against(&cuda, &format!("{case:?}"), &case, FUSED, COMPOSED);
 }
 
-/// Ranks within a multiply, a box and more of them, of both parts and of one alone. The product with down rounds too,
-/// and the composition rounds the sum of both products once more.
+/// Ranks within a multiply, a box and more of them, of both parts and of one. The multiplication with down rounds too,
+/// and the composition rounds the sum of both results once more.
 #[test]
 fn project_with_factors_of_low_rank_matches_its_composition() {
     let Some(cuda) = crate::cuda() else { return };
@@ -189,11 +190,11 @@ fn project_with_factors_of_low_rank_matches_its_composition() {
     }
 }
 
-/// Sums of e4m3 keep 14 bits in the tensor cores, which the composition may do or not: over 3072 terms one of millions
-/// was 6 roundings off.
+/// Sums of e4m3 keep 14 bits in the tensor cores, which the composition may use or not: over 3072 terms one of
+/// millions was 6 roundings off.
 const IN_FP8: f32 = 2.0;
 
-/// The composition in e4m3 is held against the CPU by the tests of its parts.
+/// The composition in e4m3 is compared with the CPU by the tests of its parts.
 #[test]
 fn project_in_fp8_matches_its_composition() {
     let Some(cuda) = crate::cuda_fp8() else { return };
@@ -219,7 +220,7 @@ fn project_in_fp8_matches_its_composition() {
     }
 }
 
-/// Down is in e4m3 then, too. The composition adds the product with up to a sum that was rounded.
+/// Down is in e4m3 too. The composition adds the result of up to a rounded sum.
 #[test]
 fn project_in_fp8_with_factors_of_low_rank_matches_its_composition() {
     let Some(cuda) = crate::cuda_fp8() else { return };
@@ -251,8 +252,8 @@ fn project_in_fp8_with_factors_of_low_rank_matches_its_composition() {
     }
 }
 
-/// On the 66 clusters of an H100 or H200 the last tall tiles are done in halves, where these are whole or ragged,
-/// beside short tiles, beside tiles of keys only, and behind those of factors.
+/// On the 66 clusters of an H100 or H200 the remaining tall tiles are split in halves. These are full or partial, next
+/// to short tiles, next to tiles of keys only, and after tiles of factors.
 #[test]
 fn tall_tiles_that_are_left_over_are_done_in_halves() {
     let Some(cuda) = crate::cuda() else { return };
@@ -272,7 +273,7 @@ fn tall_tiles_that_are_left_over_are_done_in_halves() {
     }
 }
 
-/// Sizes, places in memory and pairs that the kernel does not take.
+/// Sizes, alignments and pairs that the kernel does not take.
 #[test]
 fn project_matches_its_composition_where_no_kernel_takes_it() {
     let Some(cuda) = crate::cuda() else { return };
@@ -296,7 +297,7 @@ fn project_matches_at_real_sizes() {
     if crate::small() {
         return;
     }
-    // On fewer rows, because the CPU has to do them too.
+    // On fewer rows, because the CPU has to compute them too.
     let layout = TokenLayout::new(1, 300, 500);
     for (sizes, streams) in [([3072, 9216], false), ([3072, 0], true), ([0, 9216], true)] {
         let case = Project::new(layout, 3072, sizes, streams);
@@ -304,8 +305,8 @@ fn project_matches_at_real_sizes() {
     }
 }
 
-/// Every tile is multiplied by two blocks that write to each other's memory, and all read what the first ones made of
-/// the factors: a race would show as other bytes.
+/// Two blocks multiply every tile and write to each other's memory, and all read the results of the factors from the
+/// first blocks: a race would change bytes.
 #[test]
 fn project_gives_the_same_bytes_every_time() {
     let Some(cuda) = crate::cuda() else { return };
@@ -328,8 +329,8 @@ fn each_kernel_can_be_asked_for() {
     check_choices(&cuda, "project::project_matches_its_composition", "FLUX_PROJECT");
 }
 
-/// The other tests see the kernel whose tiles are 224 rows high, but where rows fill those of 256. Sums do not depend
-/// on the tiles in which they are made.
+/// The other tests run the kernel with tiles of 224 rows, unless rows fill tiles of 256. Sums do not depend on the
+/// tile height.
 #[test]
 fn tiles_of_each_height_match_and_give_the_same_bytes() {
     let Some(cuda) = crate::cuda() else { return };

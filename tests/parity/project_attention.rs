@@ -1,6 +1,6 @@
-//! `project_attention` in e4m3, where q and k have scales that their norms tell (cuda/project_sm90a.cu and
-//! cuda/attention_e4m3_sm90a.cu), against its composition and against attention in float32; and of products alone,
-//! where `swiglu` is beside attention, against its composition.
+//! `project_attention` in e4m3, with scales of q and k from their norms (cuda/project_sm90a.cu and
+//! cuda/attention_e4m3_sm90a.cu), against its composition and against attention in float32; and in bf16, with `swiglu`
+//! parallel to attention, against its composition.
 
 use std::sync::Arc;
 
@@ -25,16 +25,16 @@ struct Case {
     heads: usize,
     mlp: usize,
     streams: bool,
-    /// Of the norms of q and k of images; those of texts have half of it.
+    /// Gain of the norms of q and k of images; those of texts have half of it.
     gain: f32,
-    /// Whether weights are in e4m3.
+    /// `true` if weights are in e4m3.
     fp8: bool,
 }
 
 type Parts<'a> = Vec<(Operand<Cuda>, &'a Linear<Cuda>)>;
 
 impl Case {
-    /// What `project` and `attend` make of the same operands.
+    /// Runs `make` on the operands of `project` and `attend`.
     fn with<T>(&self, cuda: &Cuda, make: impl FnOnce(Parts<'_>, &Heads<'_, Cuda>) -> flux::Result<T>) -> T {
         let dim = self.heads * HEAD_DIM;
         let weight = |seed| {
@@ -77,7 +77,7 @@ impl Case {
         self.with(cuda, |parts, heads| downloaded(cuda, ops::project_attention::compose(cuda, parts, heads)?))
     }
 
-    /// Attention in float32 of what `project` alone makes.
+    /// Attention in float32 of the result of `project` alone.
     fn exact(&self, cuda: &Cuda) -> Vec<f32> {
         let [k, v, mut q] = self.with(cuda, |parts, heads| {
             let parts = ops::project_attention::borrowed(&parts);
@@ -95,8 +95,8 @@ fn downloaded(cuda: &Cuda, Attended { attn, mlp }: Attended<Cuda>) -> flux::Resu
     Ok([cuda.download(&attn)?, if mlp.cols() > 0 { cuda.download(&mlp)? } else { Vec::new() }])
 }
 
-/// Tiles of both kernels that are full, that lack rows, and that have one; text and image of one weight and of two;
-/// queries of images alone; references; norms whose scores are of many powers of two.
+/// Tiles of both kernels that are full, that lack rows, and that have one row; text and image with one weight and with
+/// two; queries of images only; references; norms whose scores span many powers of two.
 #[test]
 fn scales_of_norms_lose_no_more_than_those_of_rows_and_tiles() {
     let Some(cuda) = cuda_fp8_attention() else { return };
@@ -127,35 +127,35 @@ fn scales_of_norms_lose_no_more_than_those_of_rows_and_tiles() {
     }
     for layout in layouts {
         for (heads, mlp, streams, gain) in [(2, 128, false, 1.0), (4, 0, true, 1.0), (2, 384, true, 3.0)] {
-            // Rows without a query are those of one part.
+            // Rows without a query must belong to one part.
             let streams = streams && layout.rows_without_query() <= layout.txt_rows();
             let case = Case { layout, heads, mlp, streams, gain, fp8: true };
             let (fused, composed, exact) = (case.run(&cuda), case.composed(&cuda), case.exact(&cuda));
             assert!(fused[1] == composed[1], "{case:?}: mlp differs");
             let [of_fused, of_composed] = [&fused, &composed].map(|made| error(&made[0], &exact));
             println!("{case:?}: {of_fused:.4} from float32, by scales of rows and tiles {of_composed:.4}");
-            // Of few rows, errors of their own differ.
+            // With few rows, the errors of both vary.
             let most = if layout.query_rows() * heads < 256 { 2.0 } else { 1.1 };
             assert!(of_fused < most * of_composed + 0.002, "{case:?}: {of_fused}, composed {of_composed}");
             assert!(layout.tokens() < 100 || fused[0] != composed[0], "{case:?}: it did not run");
             assert!(case.run(&cuda) == fused, "{case:?}: two runs differ");
         }
     }
-    // Where rows of a sample lie apart, and weights are none of e4m3, it is the composition.
+    // If rows of a sample are apart, and no weights are in e4m3, it is the composition.
     let batch = Case { layout: layout(2, 30, 200), heads: 2, mlp: 128, streams: false, gain: 1.0, fp8: true };
     assert!(batch.run(&cuda) == batch.composed(&cuda));
     let native = Case { layout: layout(1, 30, 300), fp8: false, ..batch };
     let arithmetic = Arithmetic { products: Precision::Bf16, fp8_attention: Some(true) };
     let bf16 = Cuda::with(0, None, arithmetic, &GemmCache::Off).unwrap();
     assert!(native.run(&bf16) == native.composed(&bf16));
-    // Scores that would not fit are scaled down, and zeros see all keys alike.
+    // Scores that would overflow are scaled down, and zeros see all keys alike.
     for gain in [0.0, 300.0] {
         let case = Case { layout: layout(1, 30, 300), gain, ..batch };
         assert!(case.run(&cuda)[0].iter().all(|value| value.is_finite() && value.abs() < 100.0), "{gain}");
     }
 }
 
-/// The composition rounds otherwise, so other values say that it did not run.
+/// The composition rounds differently, so different values show that it did not run.
 #[test]
 fn long_sequences_of_one_sample_take_scales_of_norms() {
     let Some(cuda) = cuda_fp8_attention() else { return };
@@ -166,7 +166,7 @@ fn long_sequences_of_one_sample_take_scales_of_norms() {
     }
 }
 
-/// The same values, whatever is done first: kernel by kernel, and in a graph.
+/// The values do not depend on the order: kernel by kernel, and in a graph.
 #[test]
 fn what_is_beside_attention_is_as_behind_it() {
     const VARIABLE: &str = "FLUX_PROJECT";
@@ -192,7 +192,7 @@ fn what_is_beside_attention_is_as_behind_it() {
         let captured: Vec<_> = case.with(&cuda, |parts, heads| {
             let (x, weight) = (parts[0].0.tensor(), parts[0].1);
             let work = |x: &Tensor<Cuda>| {
-                // Of a tensor of its own, whose memory is given back in front of attention.
+                // A tensor of its own, whose memory is freed before attention.
                 let parts = vec![(Operand::from(Tensor::concat_rows(&[x])?), weight)];
                 let Attended { attn, mlp } = Tensor::project_attention(parts, heads)?;
                 Tensor::concat_cols(&[&attn, &mlp])

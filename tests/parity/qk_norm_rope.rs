@@ -13,7 +13,7 @@ struct QkNormRope {
     kv_heads: usize,
     head_dim: usize,
     pairs: Pairs,
-    /// Columns between q, k and what is beside them.
+    /// Columns between q, k and their neighbours.
     gap: usize,
 }
 
@@ -48,7 +48,7 @@ impl Case for QkNormRope {
     }
 }
 
-/// The composition rounds the normed pair, each half of which weighs at most 1 in the rotated one.
+/// The composition rounds the normed pair, and each half weighs at most 1 in the rotated pair.
 const COMPOSED: f32 = 3.0;
 
 #[test]

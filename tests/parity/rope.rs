@@ -12,7 +12,7 @@ struct Rope {
     heads: usize,
     head_dim: usize,
     pairs: Pairs,
-    /// Columns before and behind those that rotate.
+    /// Columns before and after those that rotate.
     beside: [usize; 2],
 }
 

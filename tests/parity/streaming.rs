@@ -1,5 +1,5 @@
-//! Images by models of which parts are streamed, or take turns in memory: the bytes of those whose parts are resident,
-//! and no more memory than was allowed.
+//! Images by models with streamed parts, or parts that share memory: the same bytes as with resident parts, and no
+//! more memory than allowed.
 
 use std::sync::Arc;
 use std::thread;
@@ -19,22 +19,22 @@ use crate::pipeline::default_model;
 use crate::support::preset;
 use crate::{cuda, cuda_fp8};
 
-/// A handle that may use `bytes`, and computes as those of other tests.
+/// A handle that may use `bytes`, and computes as in other tests.
 fn capped(bytes: u64, precision: Precision) -> Cuda {
     Cuda::with(0, Some(bytes), precision, &GemmCache::Off).unwrap()
 }
 
-/// The memory in which the model's parts are resident, streamed, and take turns, for images like `request`.
+/// The memory limits at which the model's parts are resident, streamed, and share memory, for images like `request`.
 fn levels(cuda: &Cuda, dir: &ModelFiles, request: &Request) -> [(&'static str, u64); 4] {
     let size = request.height.zip(request.width).map(|(height, width)| [height, width]);
     ModelInfo::read(dir).unwrap().memory_sizes(&cuda.costs(), size).unwrap().levels()
 }
 
-/// Makes images at each level, and compares them to those of a model that has all memory.
+/// Makes images at each level, and compares them with images of a model that has all memory.
 fn check(cuda: &Cuda, precision: Precision, dir: &ModelFiles, request: &Request) {
     let other = Request { prompt: "a robot on a lavender background".to_string(), ..request.clone() };
     let resident = Model::load(cuda.clone(), dir).unwrap();
-    // As many blocks as there are slabs take no turns.
+    // With as many blocks as slabs, no blocks take turns.
     let info = resident.info();
     let layers = info.out_layers.iter().max().copied().unwrap_or(0);
     let takes_turns = [layers > SLABS, info.transformer.elements_of_blocks().len() > SLABS];
@@ -74,7 +74,7 @@ fn images_of_streamed_blocks_in_fp8_are_those_of_resident_ones() {
     check(&cuda, Precision::Fp8, &default_model(), &Request::new("a black cat on an orange background", 5));
 }
 
-/// Weights that are padded, files in several parts, and weights in float32.
+/// Padded weights, files in several parts, and weights in float32.
 #[test]
 fn blocks_of_any_size_and_format_are_streamed() {
     let Some(cuda) = cuda() else { return };
@@ -97,7 +97,7 @@ fn sessions_that_have_no_room_beside_each_other_wait() {
     let requests = [1, 2, 3].map(request);
     let resident = Model::load(cuda.clone(), &dir).unwrap();
     let expected = requests.each_ref().map(|request| resident.generate(request).unwrap().rgb);
-    // Of which there is room for one.
+    // There is room for one of them.
     for (level, bytes) in levels(&cuda, &dir, &requests[0]) {
         let capped = capped(bytes, Precision::Bf16);
         let model = Model::load(capped.clone(), &dir).unwrap();
@@ -154,7 +154,7 @@ fn a_larger_image_streams_more_and_a_cancelled_one_leaves_the_model_usable() {
     let resident = Model::load(cuda.clone(), &dir).unwrap();
     let sides = [64, 384, 64];
     let expected = sides.map(|side| resident.generate(&request(side)).unwrap().rgb);
-    // Just enough for the larger image with its blocks streamed, and for all blocks beside the smaller.
+    // Just enough for the larger image with streamed blocks, and for all blocks with the smaller image.
     let (_, bytes) = levels(&cuda, &dir, &request(384))[2];
     let model = Model::load(capped(bytes, Precision::Bf16), &dir).unwrap();
     for (side, expected) in sides.into_iter().zip(&expected) {
@@ -173,12 +173,12 @@ fn a_larger_image_streams_more_and_a_cancelled_one_leaves_the_model_usable() {
     }
 }
 
-/// Weights whose products are summed, which lie side by side in memory: of blocks that take turns, and of others.
+/// Weights whose products are summed, adjacent in memory: in streamed blocks and in resident blocks.
 #[test]
 fn sums_of_streamed_weights_are_those_of_resident_ones() {
     let Some(cuda) = cuda() else { return };
     const BLOCKS: usize = 5;
-    // Of the second kind none are side by side, and of the third they have padding.
+    // Weights of the second kind are not adjacent, and those of the third have padding.
     for (rows, cols, dtype) in [
         (64, [256, 128], plain()),
         (64, [256, 128], Dtype::F32),
@@ -196,7 +196,7 @@ fn sums_of_streamed_weights_are_those_of_resident_ones() {
             let blocks = Arc::new(blocks);
             let weights = Weights::new(&cuda, &files).with_blocks(Arc::clone(&blocks));
             let layers = |block: usize| {
-                weights.at(block).of_block(block).summed_linears(&[("a", cols[0]), ("b", cols[1])], rows).unwrap()
+                weights.at(block).for_block(block).summed_linears(&[("a", cols[0]), ("b", cols[1])], rows).unwrap()
             };
             let layers: Vec<_> = (0..BLOCKS).map(layers).collect();
             blocks.allocate(&cuda).unwrap();

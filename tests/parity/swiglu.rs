@@ -22,7 +22,7 @@ impl Case for Swiglu {
     }
 }
 
-/// The composition rounds `silu(gate)` once more. The other half must stay as it was.
+/// The composition rounds `silu(gate)` once more. The other half must stay unchanged.
 #[test]
 fn swiglu_matches_its_composition_and_leaves_the_other_half() {
     let Some(cuda) = crate::cuda() else { return };

@@ -1,4 +1,4 @@
-//! A tiny decoder of TAEF2's sizes and random weights, on both devices, and how long it takes.
+//! A tiny decoder of TAEF2's sizes with random weights, on both devices, and its speed.
 
 use std::time::Instant;
 
@@ -10,18 +10,18 @@ use flux::vae::{TinyDecoder, TinyDecoderFile};
 use safetensors::tensor::Dtype;
 
 use crate::compare::{compare, values};
-use crate::tiny_decoder::{TinyDecoder as RandomDecoder, of_diffusers};
+use crate::tiny_decoder::{TinyDecoder as RandomDecoder, diffusers_name};
 
 /// Channels of the latents of klein models, and of TAEF2.
 const LATENTS: usize = 32;
 const CHANNELS: usize = 64;
-/// How many roundings pixels may be away: those of 36 layers add up.
+/// Maximum distance of pixels in roundings: those of 36 layers add up.
 const ROUNDINGS: f32 = 16.0;
 
 fn open() -> TinyDecoderFile {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("taef2.safetensors");
-    RandomDecoder::random(LATENTS, CHANNELS).write(&path, Dtype::F16, of_diffusers);
+    RandomDecoder::random(LATENTS, CHANNELS).write(&path, Dtype::F16, diffusers_name);
     TinyDecoderFile::open(&path, &Cpu::new(Precision::F32)).unwrap()
 }
 
@@ -64,7 +64,7 @@ fn a_preview_of_a_large_image_takes_few_milliseconds() {
         cuda.take_rgb8(cuda.rgb8(&pixels.pixels).unwrap()).unwrap();
         times.push(began.elapsed().as_secs_f64() * 1e3);
     }
-    // The first ones load kernels.
+    // The first runs load kernels.
     let times = &mut times[5..];
     times.sort_by(f64::total_cmp);
     let [least, median, most] = [0, times.len() / 2, times.len() - 1].map(|place| times[place]);

@@ -1,4 +1,4 @@
-//! Weights on their way to the GPU: every dtype, every padding, several slices; and results on their way back.
+//! Transfers: weights to the GPU with every dtype, every padding and several slices; and results back.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -13,12 +13,12 @@ use safetensors::Dtype;
 
 use crate::compare::{Shape, Weight, compare, rounded, rounded_weight, values};
 
-/// A weight of these parts in the type in which the GPU computes.
+/// Loads a weight of these parts in the GPU's type.
 fn native(cuda: &Cuda, parts: &[TensorView]) -> flux::Result<Linear<Cuda>> {
     Linear::load(cuda, "weight", parts, Storage::Native)
 }
 
-/// The same, uploaded with others.
+/// As `native`, with other uploads.
 fn native_with(
     cuda: &Cuda,
     parts: &[TensorView],
@@ -32,7 +32,7 @@ fn weights_of_every_dtype_arrive_rounded() {
     let Some(cuda) = crate::cuda() else { return };
     for dtype in [Dtype::BF16, Dtype::F16, Dtype::F32] {
         for (rows, cols) in [(16, 64), (5, 64), (16, 27), (1, 1), (3, 7)] {
-            // No dtype holds thirds exactly, so converting has to round.
+            // No dtype represents thirds exactly, so converting has to round.
             let thirds: Vec<f32> = values(1, rows * cols).iter().map(|v| v / 3.0).collect();
             let weight = Weight::new(&thirds, &[rows, cols], dtype);
             let expected: Vec<f32> = weight.view().to_f32().iter().map(|v| rounded_weight(*v)).collect();
@@ -63,7 +63,7 @@ fn some_rows_of_a_weight_arrive() {
     assert_eq!(cuda.weight_values(&part).unwrap(), host[7 * 24..20 * 24]);
 }
 
-/// Products read them as bf16, or as e4m3 where they are that and the GPU multiplies it.
+/// Multiplications read them as bf16, or as e4m3 if they have that format and the GPU multiplies it.
 #[test]
 fn weights_in_fewer_bits_arrive_as_products_read_them() {
     let Some(cuda) = crate::cuda() else { return };
@@ -122,8 +122,8 @@ fn rows_of_a_table_come_in_the_order_of_their_ids() {
     }
 }
 
-/// Below and above what goes through pinned memory, in one part and in several, with ends of parts inside of the values
-/// and behind them.
+/// Below and above the size limit of pinned memory, in one part and in several, with ends of parts inside of values
+/// and between them.
 #[test]
 fn values_come_back_whatever_their_size() {
     let Some(cuda) = crate::cuda() else { return };
@@ -140,7 +140,7 @@ fn values_come_back_whatever_their_size() {
         (1, 3_000_001),
     ];
     let shapes = if crate::small() { &shapes[..6] } else { &shapes[..] };
-    // Several are on their way at once, so that staging buffers are used again.
+    // Several transfers run at once, so that staging buffers are reused.
     let uploaded: Vec<_> = (1..)
         .zip(shapes.iter().chain(shapes))
         .map(|(seed, &(rows, cols))| {
@@ -179,7 +179,7 @@ fn weights_that_are_loaded_together_arrive_across_the_ends_of_staging_buffers_an
     let bounds = [0, rows / 5, rows / 5 + 1, rows / 2, rows - 3, rows];
     let parts: Vec<_> = bounds.windows(2).map(|pair| file.view().row_range(pair[0]..pair[1])).collect();
     let converted = Weight::new(&host[..3 * cols], &[3, cols], Dtype::F32);
-    // Through staging buffers, where there are enough cores; then registered; then anew.
+    // Through staging buffers, if there are enough cores; then registered; then once more.
     for round in 0..3 {
         let mut reported = 0;
         let load = |uploads: &_| {
@@ -255,7 +255,7 @@ fn a_panic_while_weights_are_loaded_leaves_nothing_behind() {
         cuda.load(panics, &mut |_| {})
     };
     assert!(catch_unwind(AssertUnwindSafe(load)).is_err());
-    // A weight by itself is uploaded at once: no batch of this thread is open any more.
+    // A single weight is uploaded at once: this thread has no open batch.
     assert_eq!(cuda.weight_values(&weight.linear(&cuda)).unwrap(), values(1, 512 * 1024));
     let loaded = cuda.load(|uploads| Ok(weight.linear_with(&cuda, Some(uploads))), &mut |_| {}).unwrap();
     assert_eq!(cuda.weight_values(&loaded).unwrap(), values(1, 512 * 1024));
@@ -282,7 +282,7 @@ fn rgb_bytes_are_rounded_half_to_even_and_clamped() {
     assert_eq!(rgb8(&cuda, &shape.tensor(&cuda, 4)).unwrap(), rgb8(&cpu, &shape.tensor(&cpu, 4)).unwrap());
 }
 
-/// Below and above what goes through pinned memory, and rows that are longer than a staging buffer.
+/// Below and above the size limit of pinned memory, and rows that are longer than a staging buffer.
 #[test]
 fn rgb_bytes_become_pixels_of_every_level() {
     let Some(cuda) = crate::cuda() else { return };
@@ -300,7 +300,7 @@ fn rgb_bytes_become_pixels_of_every_level() {
     for error in
         [cuda.upload_rgb8(&[0; 6], 1, 1).map(drop).unwrap_err(), cpu.upload_rgb8(&[0; 6], 1, 1).map(drop).unwrap_err()]
     {
-        assert!(error.to_string().contains("6 bytes do not make 1 x 1 pixels"), "{error}");
+        assert!(error.to_string().contains("6 bytes are not 1 x 1 RGB pixels"), "{error}");
     }
 }
 

@@ -33,8 +33,8 @@ fn check_upsampled(cuda: &Cuda, [height, width]: [usize; 2], cin: usize, cout: u
     let weight = weight(cin, cout, 3);
     let x = Shape::view(height * width, cin, beside[0], beside[1]);
     let case = UpsampleConv2d { x, weight: &weight, height, width, out: cout };
-    // The kernel's sums of weights round once. Their errors are independent, so that they move an output as little as
-    // one rounding of it.
+    // The kernel's sums of weights round once. Their errors are independent, so that they move an output by at most
+    // one of its roundings.
     check_against(
         cuda,
         &format!("upsample_conv2d {height}x{width} {cin} -> {cout}, beside {beside:?}"),
@@ -60,7 +60,7 @@ fn upsample_conv2d_matches_the_cpu() {
     }
 }
 
-/// More tiles than an H200 has multiprocessors, in turn of 16 x 16 x 128 and 16 x 8 x 128.
+/// More tiles than an H200 has multiprocessors, alternately of 16 x 16 x 128 and 16 x 8 x 128.
 #[test]
 fn upsample_conv2d_of_many_ragged_tiles_matches_the_cpu() {
     let Some(cuda) = crate::cuda() else { return };
@@ -68,14 +68,14 @@ fn upsample_conv2d_of_many_ragged_tiles_matches_the_cpu() {
     check_upsampled(&cuda, [90, 90], 72, 128, [0, 0]);
 }
 
-/// Without the kernel for Hopper there are that of all GPUs, and im2col, which read the image before it is upsampled.
+/// Apart from the kernel for Hopper there are the one for all GPUs, and im2col. Both read the image before upsampling.
 #[test]
 fn each_kernel_can_be_asked_for() {
     let Some(cuda) = crate::cuda() else { return };
     check_choices(&cuda, "upsample_conv2d::upsample_conv2d_matches_the_cpu", "FLUX_CONV2D");
 }
 
-/// No upsampled image is made where there is a kernel that needs none.
+/// No upsampled image is made if a kernel needs none.
 #[test]
 fn hopper_launches_two_kernels_for_an_upsampled_image() {
     let Some(cuda) = crate::cuda_hopper() else { return };

@@ -12,8 +12,8 @@ use flux::vae::{self, Encoder, Grid};
 use crate::compare::compare;
 use crate::pipeline::default_model;
 
-/// How many roundings latents may be away: those of some thirty layers add up. Of the same images the reference in bf16
-/// is up to 5.3 from itself in float32.
+/// Maximum distance of latents in roundings: those of some thirty layers add up. For the same images the reference in
+/// bf16 is up to 5.3 from itself in float32.
 const ROUNDINGS: f32 = 8.0;
 
 fn encoder<B: Backend>(b: &B) -> Encoder<B> {

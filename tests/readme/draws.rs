@@ -1,35 +1,57 @@
-//! The commands of the README, the pages and the help draw what the text around them says.
+//! The commands of the README, the pages and the help generate images that match the text around them.
 
 use std::fs;
 
-use super::{checkout, commands, commands_in, commands_of, image_of, run, text};
+use std::path::Path;
+
+use super::{EmptyFolder, checkout, commands, commands_in, commands_of, console_commands_in, image_of, run, text};
 use crate::program::{self, Run};
 use flux::compare::difference;
 use flux::input::read;
 use flux::output::Rgb;
 
+/// Returns the lines of a page that need only `flux`, in order.
+fn own_lines(document: &str) -> Vec<String> {
+    let needs_more = |line: &str| line.starts_with("make ") || line.starts_with("scripts/") || text::is_of_hub(line);
+    commands_in(document).into_iter().filter(|line| !needs_more(line)).collect()
+}
+
+/// Runs a line with as little computation as possible.
+fn run_quickly(line: &str, folder: &Path) -> Run {
+    let computes = line.starts_with("flux ")
+        && !["flux convert", "flux info", "flux config"].iter().any(|own| line.starts_with(own));
+    let steps = if line.contains(" -s ") { "" } else { " -s 1" };
+    let more = if computes { format!(" --device cpu{steps}") } else { String::new() };
+    run(&format!("{line}{more}"), folder).succeeds()
+}
+
 #[test]
-fn the_commands_for_a_full_size_model_draw() {
-    let folder = checkout();
-    let lines: Vec<_> = commands().into_iter().filter(|line| line.starts_with("flux -d")).collect();
-    assert!(!lines.is_empty());
+fn the_commands_of_the_readme_run_in_order_in_an_empty_folder() {
+    let empty = EmptyFolder::new();
+    let lines = own_lines("README.md");
+    assert!(lines.len() > 8, "{lines:?}");
     for line in lines {
-        run(&line, folder.path()).succeeds();
-        assert!(folder.path().join("lighthouse.png").exists(), "{line}");
+        run_quickly(&line, &empty.path());
+    }
+    for file in ["image.png", "blue.png", "lighthouse.png", "quantized.png", "klein-4b-q4_k.gguf", "images"] {
+        assert!(empty.path().join(file).exists(), "{file}");
     }
 }
 
-/// What the commands show is what the text around them says.
+/// The commands' results match the text around them.
 #[test]
 fn the_commands_of_images_from_images_draw() {
-    let folder = checkout();
-    let lines = commands_of("docs/editing.md");
+    let folder = EmptyFolder::new();
+    let folder = &folder.path();
+    let (masks, lines): (Vec<_>, Vec<_>) =
+        commands_of("docs/editing.md").into_iter().partition(|l| l.starts_with("echo"));
+    masks.iter().for_each(|line| drop(run(line, folder).succeeds()));
     let names =
         ["square", "edited", "star", "small-star", "sparse", "near", "wide", "heart", "both", "piped", "cached"];
     assert_eq!(lines.len(), names.len());
     let [square, edited, star, small_star, sparse, near, wide, heart, both, piped, cached] = std::array::from_fn(|i| {
         assert!(lines[i].ends_with(&format!(" {}.png", names[i])), "{}", lines[i]);
-        image_of(&lines[i], folder.path())
+        image_of(&lines[i], folder)
     });
     let apart = |image: &Rgb| difference(image, &square).unwrap().mean;
     let share = |image: &Rgb, is: fn(&[u8; 3]) -> bool| {
@@ -44,7 +66,7 @@ fn the_commands_of_images_from_images_draw() {
     assert!((yellow(&edited) - yellow(&square)).abs() < 0.01, "all else is as it was: {}", yellow(&edited));
     assert!((red(&both) - red(&heart)).abs() < 0.02 && yellow(&both) > 0.6, "{} {}", red(&both), yellow(&both));
     assert!(blue(&piped) < 0.005 && yellow(&piped) > 0.6, "{} {}", blue(&piped), yellow(&piped));
-    // A star where the square was, and nothing else: observed are 0.49 of the square's blue, and 11 levels.
+    // A star replaces the square, and nothing else changes: observed are 0.49 of the square's blue, and 11 levels.
     assert!((0.4..0.8).contains(&(blue(&near) / blue(&square))), "{} {}", blue(&near), blue(&square));
     assert!(apart(&near) < 20.0, "{}", apart(&near));
     assert_ne!(edited, cached, "the flag is for models that were trained so");
@@ -63,12 +85,15 @@ fn the_commands_of_images_from_images_draw() {
 
 #[test]
 fn the_commands_of_the_quick_start_draw() {
-    let folder = checkout();
-    let draws = |line: &String| line.starts_with("flux ") && !line.starts_with("flux batch") && !text::is_of_hub(line);
-    let lines: Vec<_> = commands_in("docs/quick-start.md").into_iter().filter(draws).collect();
-    assert_eq!(lines.len(), 4, "{lines:?}");
-    for line in lines {
-        image_of(&line, folder.path());
+    let empty = EmptyFolder::new();
+    for line in own_lines("docs/quick-start.md") {
+        match line.split_once("-o ") {
+            Some(_) => drop(image_of(&line, &empty.path())),
+            None => drop(run_quickly(&line, &empty.path())),
+        }
+    }
+    for file in ["green.png", "rocket.png", "lighthouse.png", "images"] {
+        assert!(empty.path().join(file).exists(), "{file}");
     }
 }
 
@@ -86,50 +111,44 @@ fn the_commands_of_installing_write_completions() {
 
 #[test]
 fn the_commands_of_sampling_and_conditioning_draw() {
-    let folder = checkout();
+    let empty = EmptyFolder::new();
     let lines = commands_of("docs/sampling.md");
-    assert_eq!(lines.len(), 8, "{lines:?}");
+    assert_eq!(lines.len(), 7, "{lines:?}");
     for line in lines {
+        image_of(&line, &empty.path());
+    }
+    let folder = checkout();
+    for line in console_commands_in("docs/sampling.md") {
         image_of(&line, folder.path());
     }
 }
 
 #[test]
 fn the_commands_of_recipes_and_of_many_images_run() {
-    let folder = checkout();
-    let folder = folder.path();
-    let write = |name: &str, text: &str| fs::write(folder.join(name), text).expect("a temporary folder is writable");
-    write("list.jsonl", "{\"prompt\": \"a cat\", \"seed\": 7, \"size\": \"160x128\", \"output\": \"cat.webp\"}\n");
-    write("list.csv", "prompt,seed,n\n\"a cat, sitting\",5,2\n");
-    let cpu = |line: &str| run(&format!("{line} --device cpu -s 1"), folder).succeeds();
-    cpu("flux cat -o image.png");
-    let lists: Vec<_> = commands()
-        .into_iter()
-        .filter(|line| line.starts_with("flux batch") || line.starts_with("flux again"))
-        .chain(commands_in("docs/recipes.md"))
-        .chain(commands_in("docs/batch.md"))
-        .chain(commands_in("docs/config.md"))
-        .chain(commands_in("docs/chat.md"))
-        .collect();
-    assert_eq!(lists.len(), 2 + 8 + 6 + 2 + 1, "{lists:?}");
-    for line in lists {
-        match line.split(' ').nth(1) {
-            Some("info" | "config") => run(&line, folder).succeeds(),
-            // It has the steps itself.
-            _ if line.contains(" -s ") => run(&format!("{line} --device cpu"), folder).succeeds(),
-            _ => cpu(&line),
-        };
+    for page in ["docs/config.md", "docs/chat.md"] {
+        let empty = EmptyFolder::new();
+        commands_in(page).iter().for_each(|line| drop(run_quickly(line, &empty.path())));
     }
-    let bytes = |name: &str| fs::read(folder.join(name)).unwrap_or_else(|error| panic!("{name}: {error}"));
+    let folders = ["docs/recipes.md", "docs/batch.md"].map(|page| {
+        let empty = EmptyFolder::new();
+        let lines = commands_in(page);
+        assert!(lines.len() > 5, "{lines:?}");
+        lines.iter().for_each(|line| drop(run_quickly(line, &empty.path())));
+        empty
+    });
+    let find = |name: &str| folders.iter().map(|folder| folder.path().join(name)).find(|path| path.exists());
+    let found = |name: &str| find(name).unwrap_or_else(|| panic!("{name} is not made"));
+    let bytes = |name: &str| fs::read(found(name)).unwrap_or_else(|error| panic!("{name}: {error}"));
     assert!(bytes("circle.png") == bytes("same.png") && bytes("circle.png") == bytes("third.png"));
     for name in ["more", "owls", "images/cat.webp", "images/001-5.webp", "many/0001-a-red-circle-2.png", "slower.png"] {
-        assert!(folder.join(name).exists(), "{name}");
+        found(name);
     }
 }
 
 #[test]
 fn the_commands_to_look_at_images_work() {
-    let folder = checkout();
+    let empty = EmptyFolder::new();
+    let folder = &empty.path();
     let lines = commands_of("docs/looking.md");
     assert_eq!(lines.len(), 7, "{lines:?}");
     for line in lines {
@@ -140,10 +159,10 @@ fn the_commands_to_look_at_images_work() {
             "show" => " --protocol blocks",
             _ => " --device cpu -s 1",
         };
-        let ran = run(&format!("{line}{more}"), folder.path()).succeeds();
+        let ran = run(&format!("{line}{more}"), folder).succeeds();
         let writes = words.iter().position(|word| ["-o", "--diff"].contains(word)).filter(|_| more.is_empty());
         if let Some(place) = writes {
-            assert!(read(&folder.path().join(words[place + 1])).is_ok(), "{line}");
+            assert!(read(&folder.join(words[place + 1])).is_ok(), "{line}");
         }
         assert!(words[1] != "show" || ran.stdout.contains('▀'), "{line}");
     }
@@ -152,7 +171,7 @@ fn the_commands_to_look_at_images_work() {
 #[test]
 fn the_command_with_an_adapter_draws_another_image_than_without() {
     let folder = checkout();
-    let line = commands().into_iter().find(|line| line.contains("--lora")).expect("the README shows it");
+    let line = console_commands_in("docs/adapters.md").into_iter().next().expect("the page shows it");
     let adapted = |line: &str| {
         run(&format!("{line} -s 1 --device cpu"), folder.path()).succeeds();
         read(&folder.path().join("styled.png")).unwrap().bytes
@@ -164,7 +183,7 @@ fn the_command_with_an_adapter_draws_another_image_than_without() {
 #[test]
 fn the_examples_of_the_help_draw() {
     let folder = checkout();
-    let help = Run::of(program::flux().arg("--help").env_remove("COLUMNS")).succeeds().stdout;
+    let help = Run::new(program::flux().arg("--help").env_remove("COLUMNS")).succeeds().stdout;
     let examples: Vec<_> = help.lines().skip_while(|line| *line != "Examples:").skip(1).collect();
     assert_eq!(examples.len(), 5, "{help}");
     for line in examples {
@@ -176,6 +195,6 @@ fn the_examples_of_the_help_draw() {
 fn the_command_for_two_devices_works() {
     let folder = checkout();
     let line = commands().into_iter().find(|line| line.starts_with("scripts/compare_cpu_gpu.sh"));
-    // Where there is no GPU, the CPU stands for it.
+    // Without a GPU, the CPU is used instead.
     run(&format!("{} --against cpu", line.expect("the README shows it")), folder.path()).succeeds();
 }

@@ -1,4 +1,4 @@
-//! The images of the README are what the commands and the lists beside them draw.
+//! The images of the README are those of the commands and lists next to them.
 
 use std::fs;
 use std::path::Path;
@@ -9,7 +9,7 @@ use flux::compare::difference;
 use flux::input::{read, resized};
 use flux::output::Rgb;
 
-/// Images of a row of the gallery, and pixels of their sides, as the Makefile has them.
+/// Images in a row of the gallery, and pixels on their sides, as in the Makefile.
 const COLUMNS: usize = 4;
 const SIDE: usize = 192;
 
@@ -22,7 +22,7 @@ fn the_gallery_at_the_top_is_what_its_prompts_draw() {
     let cells: Vec<&str> = rows.flat_map(cells_of).collect();
     assert_eq!(cells, prompts, "the table under the gallery says what is in docs/gallery.txt");
 
-    // The command under the gallery draws its first image.
+    // The command below the gallery generates its first image.
     let folder = checkout();
     let line = commands().into_iter().find(|line| line.starts_with("flux ")).expect("a command under the gallery");
     assert!(line.contains(prompts[0]) && line.ends_with("-o image.png"), "{line}");
@@ -31,7 +31,7 @@ fn the_gallery_at_the_top_is_what_its_prompts_draw() {
     assert_eq!((gallery.width, gallery.height), (COLUMNS * SIDE, prompts.len() / COLUMNS * SIDE));
     expect_tile(&gallery, 0, &folder.path().join("image.png"));
 
-    // `make image` draws the same.
+    // `make image` generates the same image.
     let makefile = fs::read_to_string(project("Makefile")).unwrap();
     for (variable, flag) in [("PROMPT", "-p"), ("SEED", "-S"), ("IMAGE", "-o")] {
         let value = makefile.lines().find_map(|l| l.strip_prefix(&format!("{variable} ?= "))).expect("a default");
@@ -42,18 +42,18 @@ fn the_gallery_at_the_top_is_what_its_prompts_draw() {
     }
 }
 
-/// The cells of a row of a table.
+/// Returns the cells of a row of a table.
 fn cells_of(row: &str) -> impl Iterator<Item = &str> {
     row.trim_matches('|').split('|').map(str::trim)
 }
 
-/// Fails when the first tile in a row of a contact sheet is not the image of a file.
+/// Fails if the first tile in a row of a contact sheet is not the image of a file.
 fn expect_tile(sheet: &Rgb, row: usize, path: &Path) {
     let drawn = resized(&read(path).unwrap(), [SIDE, SIDE]);
     let rows = sheet.bytes.chunks_exact(3 * sheet.width).skip(row * SIDE).take(SIDE);
     let tile = Rgb { width: SIDE, height: SIDE, bytes: rows.flat_map(|row| &row[..3 * SIDE]).copied().collect() };
     let apart = difference(&tile, &drawn).unwrap();
-    // Observed: equal, on the machine that drew it. Processors round in other places: below a level in the mean.
+    // Observed: equal, on the machine that made the gallery. Processors round differently: below a level in the mean.
     assert!(apart.psnr_db > 50.0, "{}: {apart:?}: draw it anew with `make gallery`", path.display());
 }
 
@@ -66,7 +66,7 @@ fn the_edits_at_the_top_are_what_their_instructions_make() {
     let cells: Vec<&str> = row.into_iter().flat_map(cells_of).collect();
     assert_eq!(cells, edits.iter().map(|edit| edit.0).collect::<Vec<_>>(), "the table says what is in docs/edits.txt");
 
-    // The second and the third command draw the first of them.
+    // The second and the third command generate the first of them.
     let (instruction, prompt) = edits[0];
     let lines: Vec<_> = commands().into_iter().filter(|line| line.starts_with("flux ")).skip(1).take(2).collect();
     assert_eq!(lines[0], format!("flux -p \"{prompt}\" -S 1 -o star.png"));

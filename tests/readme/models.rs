@@ -1,4 +1,4 @@
-//! The commands for models that one has, each with a model of its kind.
+//! The commands for existing models, each with a model of its kind.
 
 #[path = "../opening/renamed.rs"]
 mod renamed;
@@ -9,7 +9,7 @@ use std::path::Path;
 use super::{checkout, run, text_of};
 use crate::support::random_model::RandomModel;
 
-/// The files that the table of models names, made from one random model with the vocabulary of Qwen3.
+/// Writes the files in the table of models, from one random model with the vocabulary of Qwen3.
 fn write_files(folder: &Path) {
     let mut model = RandomModel::tiny();
     model.text_encoder.vocab = 151_936;
@@ -37,7 +37,7 @@ fn write_files(folder: &Path) {
     fs::rename(whole, folder.join("models/klein-4b")).expect("a temporary folder is writable");
 }
 
-/// The commands in the table of models that someone has.
+/// Returns the commands in the table of existing models.
 pub fn lines_of_models() -> Vec<String> {
     let text = text_of("docs/files.md");
     // The first table.

@@ -8,12 +8,12 @@ use super::models::lines_of_models;
 use super::{DOCUMENTS, checkout, commands_of, run, text_of};
 use crate::program::{Run, names, project};
 
-/// Whether a command needs a hub; these are run in tests/download/pages.rs.
+/// Returns `true` if a command needs a hub; tests/download/pages.rs runs these.
 pub fn is_of_hub(line: &str) -> bool {
     ["flux download", "flux list", "flux rm"].iter().any(|command| line.starts_with(command))
 }
 
-/// The code in a document's text that is more than a word, with its lines joined. Blocks are not in it.
+/// Returns the inline code of a document with more than one word, with its lines joined, without code blocks.
 pub fn commands_in_text(document: &str) -> Vec<String> {
     let text: String = text_of(document).split("```").step_by(2).collect();
     let joined = |code: &str| code.split_whitespace().collect::<Vec<_>>().join(" ");
@@ -49,7 +49,12 @@ fn every_command_in_the_text_is_run_or_leads_to_what_is_there() {
                 }
                 ["python3", "scripts/gpu_check", ..] => has_sections(&line),
                 ["python3", script, ..] => has_flags(script, &line),
+                ["cargo", "build" | "check" | "clippy" | "test", ..] if line.contains(" -p ") => has_package(&line),
                 ["cargo", "test", "--release", ref rest @ ..] => has_tests(rest, &line),
+                // tests/examples.rs runs them
+                ["cargo", "run", "--release", "--example", name] => {
+                    assert!(project(&format!("examples/{name}.rs")).exists(), "{line}");
+                }
                 _ => panic!("{document}: nothing tests this command: {line}"),
             }
         }
@@ -57,10 +62,10 @@ fn every_command_in_the_text_is_run_or_leads_to_what_is_there() {
     assert!(count > 30, "{count}");
 }
 
-/// What `flux bench` is short for here.
+/// The quick form of `flux bench` in this test.
 const BENCH: &str = "flux bench stages/64x64 ops/add --size 64 --device cpu --runs 1 --steps 1";
 
-/// Runs what the text shows, with files in place of the words in capitals, and with less to do.
+/// Runs a command of the text, with files instead of the words in capitals, and with less to do.
 fn run_flux(line: &str, folder: &Path) {
     let filled = |word: &str| match word {
         "DIR" => ".".to_string(),
@@ -79,7 +84,7 @@ fn run_flux(line: &str, folder: &Path) {
     let line = line.split(' ').map(filled).collect::<Vec<_>>().join(" ");
     if line.contains("--device cuda:0,1") {
         let ran = run(&line, folder);
-        // Where there are no two GPUs, that is what is missing.
+        // Without two GPUs, the error must be about them.
         assert!(ran.code == Some(0) || ran.stderr.contains("in: --device cuda:0,1"), "{line}: {}", ran.stderr);
     } else if line.starts_with("flux selftest") {
         run("flux selftest 37x77 --device cpu", folder).succeeds(); // all of it takes longer
@@ -87,7 +92,7 @@ fn run_flux(line: &str, folder: &Path) {
     {
         run(&line, folder).succeeds();
     } else if line.split(' ').count() == 2 && run(&format!("{line} --help"), folder).code == Some(0) {
-        // The name of a command alone: that it is there is what the text says.
+        // Only the name of a command: the text says that it exists.
         assert!(line != "flux bench" || run(BENCH, folder).code == Some(0));
     } else if line.starts_with("flux bench serve") {
         // It needs a server; tests/serve/life.rs runs it.
@@ -112,9 +117,10 @@ fn run_flux(line: &str, folder: &Path) {
     }
 }
 
-/// `python3 scripts/gpu_check OUT SECTION...` names sections.
+/// Checks that `python3 scripts/gpu_check OUT SECTION...` names sections.
 pub fn has_sections(line: &str) {
-    let help = Run::of(std::process::Command::new("python3").arg("-B").arg(project("scripts/gpu_check")).arg("--help"));
+    let help =
+        Run::new(std::process::Command::new("python3").arg("-B").arg(project("scripts/gpu_check")).arg("--help"));
     let help = help.succeeds().stdout;
     for section in line.split(' ').skip(3).filter(|section| *section != "all") {
         assert!(
@@ -124,7 +130,7 @@ pub fn has_sections(line: &str) {
     }
 }
 
-/// A script that is there and knows the flags.
+/// Checks that a script exists and knows the flags.
 fn has_flags(script: &str, line: &str) {
     let source = fs::read_to_string(project(script)).unwrap_or_else(|error| panic!("{line}: {error}"));
     for flag in line.split(' ').filter(|word| word.starts_with("--")) {
@@ -132,17 +138,18 @@ fn has_flags(script: &str, line: &str) {
     }
 }
 
-/// Tests of the library or of a file, with such a name, some of which are left out of other runs where that is said.
+/// Checks that tests of the library or of a file have such a name, and that some are ignored if the text says so.
 fn has_tests(words: &[&str], line: &str) {
     let (sources, filter) = match words {
-        ["--lib", filter, ..] => (sources_below(&project("src")), *filter),
+        ["--lib", filter, ..] => (sources_below(&project("src")) + &sources_below(&project("crates")), *filter),
         ["--test", file, rest @ ..] => {
-            let is_program = text_of("Cargo.toml").contains(&format!("[[test]]\nname = \"{file}\"\n"));
+            let manifests = text_of("Cargo.toml") + &text_of("crates/flux-cli/Cargo.toml");
+            let is_program = manifests.contains(&format!("[[test]]\nname = \"{file}\"\n"));
             assert!(is_program, "there is no test program `{file}`: {line}");
             let source = |file: &str| fs::read_to_string(project("tests").join(format!("{file}.rs")));
             let filter = rest.first().filter(|word| **word != "--").copied().unwrap_or_default();
             let all = source(file).unwrap_or_else(|error| panic!("{line}: {error}"));
-            // Of the modules that are named, too.
+            // The named modules count, too.
             let names: Vec<&str> = filter.split("::").collect();
             let modules = (1..=names.len()).map(|count| source(&names[..count].join("/")).unwrap_or_default());
             (all + &modules.collect::<String>(), filter)
@@ -159,7 +166,7 @@ fn has_tests(words: &[&str], line: &str) {
     assert!(!words.contains(&"--ignored") || sources.contains("#[ignore"), "{line}");
 }
 
-/// The text of a file, or of all files below a folder.
+/// Returns the text of a file, or of all files below a folder.
 pub fn sources_below(path: &Path) -> String {
     if !path.is_dir() {
         // An image among them has no text.
@@ -168,16 +175,13 @@ pub fn sources_below(path: &Path) -> String {
     names(path).into_iter().map(|name| sources_below(&path.join(name))).collect()
 }
 
-/// Tests run the first commands and those of these pages. One that stands elsewhere would be run by none.
+/// Tests run the first commands and those of these pages. No test would run a command of another page.
 #[test]
 fn every_command_of_flux_in_a_block_is_one_that_a_test_runs() {
-    let readme = super::commands();
-    let of_large = readme.iter().filter(|line| line.starts_with("flux -d"));
-    let of_lists = readme.iter().filter(|line| line.starts_with("flux batch") || line.starts_with("flux again"));
-    let mut tested: Vec<String> = readme.iter().take(3).chain(of_large).chain(of_lists).cloned().collect();
-    let pages = ["docs/editing.md", "docs/sampling.md", "docs/adapters.md", "docs/looking.md"];
-    tested.extend(pages.into_iter().flat_map(commands_of).chain(lines_of_models()));
-    let pages = ["quick-start", "installing", "recipes", "batch", "config", "chat", "serving"];
+    let pages = ["docs/editing.md", "docs/sampling.md", "docs/looking.md"];
+    let mut tested: Vec<String> = pages.into_iter().flat_map(commands_of).chain(lines_of_models()).collect();
+    tested.extend(super::commands());
+    let pages = ["quick-start", "installing", "recipes", "batch", "config", "chat", "serving", "deploying"];
     tested.extend(pages.into_iter().flat_map(|page| super::commands_in(&format!("docs/{page}.md"))));
     for document in DOCUMENTS {
         for line in super::commands_in(document).into_iter().filter(|line| line.starts_with("flux ")) {
@@ -196,8 +200,8 @@ fn every_document_is_looked_at() {
     assert_eq!(found, listed);
 }
 
-/// Adds the documents of the project. Runs of benches say what was run then, and what is built or downloaded is none of
-/// ours.
+/// Adds the documents of the project. Runs of benches describe past commands, and built or downloaded files are not
+/// the project's.
 fn add_documents(folder: &Path, path: &str, into: &mut Vec<String>) {
     for name in names(folder) {
         let (entry, path) = (folder.join(&name), format!("{path}{name}"));
@@ -208,5 +212,17 @@ fn add_documents(folder: &Path, path: &str, into: &mut Vec<String>) {
         } else if path.ends_with(".md") {
             into.push(path);
         }
+    }
+}
+
+/// Checks that a command names a crate of the workspace behind `-p`, and a test program of it behind `--test`.
+pub fn has_package(line: &str) {
+    let named = |flag: &str| line.split(flag).nth(1).and_then(|rest| rest.split(' ').next());
+    let package = named(" -p ").unwrap_or_else(|| panic!("the command names no crate: {line}"));
+    let folder = if package == "flux" { String::new() } else { format!("crates/{package}/") };
+    let manifest = text_of(&format!("{folder}Cargo.toml"));
+    assert!(manifest.contains(&format!("\nname = \"{package}\"\n")), "there is no crate `{package}`: {line}");
+    if let Some(test) = named(" --test ") {
+        assert!(manifest.contains(&format!("[[test]]\nname = \"{test}\"\n")), "`{package}` has no test {test}: {line}");
     }
 }

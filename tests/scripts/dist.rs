@@ -1,4 +1,4 @@
-//! Installing, and what goes into an archive. `make test-dist` does the rest with the program.
+//! Installation, and the content of archives. `make test-dist` tests the rest with the program.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -8,7 +8,7 @@ use std::process::Command;
 use super::{folder, program_that};
 use crate::program::{Run, names, project};
 
-/// A program in place of flux, for the scripts.
+/// A stand-in for flux, for the scripts.
 const PROGRAM: &str = r#"case "$1" in
     --version) echo "flux 0.1.0" ;;
     man) echo page >"$2/flux.1"; echo page >"$2/flux-bench.1" ;;
@@ -21,7 +21,7 @@ fn install(words: &[&Path]) -> Command {
     command
 }
 
-/// All files below a folder, by their paths.
+/// Returns all files below a folder, by their paths.
 fn files(folder: &Path) -> Vec<String> {
     let mut found = Vec::new();
     for name in names(folder) {
@@ -38,7 +38,7 @@ fn files(folder: &Path) -> Vec<String> {
 fn what_is_installed_can_be_removed_and_nothing_else_is() {
     let folder = folder();
     let (program, to) = (program_that(folder.path(), PROGRAM), folder.path().join("a b/local"));
-    Run::of(&mut install(&[&program, &to])).succeeds();
+    Run::new(&mut install(&[&program, &to])).succeeds();
     let expected = [
         "bin/flux",
         "lib/systemd/system/flux.service",
@@ -60,10 +60,25 @@ fn what_is_installed_can_be_removed_and_nothing_else_is() {
 
     fs::write(to.join("share/man/man1/fluxbox.1"), "another").unwrap();
     fs::write(to.join("bin/other"), "another").unwrap();
-    Run::of(&mut install(&[&program, &to])).succeeds(); // over what is there
+    Run::new(&mut install(&[&program, &to])).succeeds(); // over existing files
     for _ in 0..2 {
-        Run::of(&mut install(&[Path::new("--remove"), &to])).succeeds();
+        Run::new(&mut install(&[Path::new("--remove"), &to])).succeeds();
         assert_eq!(files(&to), ["bin/other", "share/man/man1/fluxbox.1"]);
+    }
+}
+
+#[test]
+fn units_are_installed_where_systemd_looks() {
+    let folder = folder();
+    let program = program_that(folder.path(), PROGRAM);
+    for (to, has_system_units, has_note) in
+        [("home/.local", false, false), ("usr/local", true, false), ("opt/flux", true, true)]
+    {
+        let to = folder.path().join(to);
+        let run = Run::new(install(&[&program, &to]).env("HOME", folder.path().join("home"))).succeeds();
+        assert!(to.join("share/systemd/user/flux.service").exists());
+        assert_eq!(to.join("lib").exists(), has_system_units, "{}", to.display());
+        assert_eq!(run.stderr.contains("systemctl --user link"), has_note, "{}", run.stderr);
     }
 }
 
@@ -71,15 +86,15 @@ fn what_is_installed_can_be_removed_and_nothing_else_is() {
 fn a_program_that_does_not_run_is_not_installed() {
     let folder = folder();
     let (program, to) = (program_that(folder.path(), "exit 3"), folder.path().join("local"));
-    assert_eq!(Run::of(&mut install(&[&program, &to])).code, Some(3));
+    assert_eq!(Run::new(&mut install(&[&program, &to])).code, Some(3));
     assert!(!to.exists());
-    let usage = Run::of(&mut install(&[&to]));
+    let usage = Run::new(&mut install(&[&to]));
     assert!(usage.code == Some(2) && usage.stderr.contains("--remove FOLDER"), "{}", usage.stderr);
-    let usage = Run::of(Command::new(project("scripts/check_dist.sh")).arg(folder.path().join("none")));
+    let usage = Run::new(Command::new(project("scripts/check_dist.sh")).arg(folder.path().join("none")));
     assert!(usage.code == Some(2) && usage.stderr.contains("make dist"), "{}", usage.stderr);
 }
 
-/// Every crate that is linked is named, and every text belongs to one.
+/// Every linked crate is listed, and every text belongs to a crate.
 #[test]
 fn the_licences_of_all_crates_are_gathered() {
     let Ok(python) = Command::new("python3").arg("--version").output() else {
@@ -87,7 +102,7 @@ fn the_licences_of_all_crates_are_gathered() {
         return;
     };
     assert!(python.status.success());
-    let text = Run::of(Command::new("python3").arg(project("scripts/dist/licences.py"))).succeeds().stdout;
+    let text = Run::new(Command::new("python3").arg(project("scripts/dist/licences.py"))).succeeds().stdout;
     for name in ["clap ", "safetensors ", "tokenizers ", "cudarc ", "the built-in model", "the tokenizer of Qwen3"] {
         assert!(text.contains(name), "{name}");
     }
@@ -95,7 +110,7 @@ fn the_licences_of_all_crates_are_gathered() {
     assert!(text.matches("Permission is hereby granted").count() > 10);
 }
 
-/// The steps that `make test-dist` runs are all of them.
+/// `make test-dist` runs all of the steps.
 #[test]
 fn the_containers_file_has_only_steps_of_one_line() {
     let text = fs::read_to_string(project("scripts/container/Containerfile")).unwrap();

@@ -1,5 +1,5 @@
-//! The script that fetches a model into a folder, from a mirror on localhost without a list of files. `tests/download`
-//! has what `flux download` does with servers of all kinds.
+//! The script that downloads a model into a folder, from a mirror on localhost without a list of files.
+//! `tests/download` tests `flux download` with servers of all kinds.
 
 use std::collections::HashMap;
 use std::fs;
@@ -15,7 +15,7 @@ use crate::server::{Behaviour, Server, sha256};
 
 const ROOT: &str = "black-forest-labs/FLUX.2-klein-4B/resolve/main/";
 
-/// The default model as a mirror would hold it: one part in shards, some in one file.
+/// The default model as on a mirror: one part in shards, the others in single files.
 fn mirror(behaviour: Behaviour) -> Server {
     Server::start(mirror_files(ROOT), behaviour)
 }
@@ -69,16 +69,16 @@ fn no_part_is_left(folder: &Path) {
 fn a_download_is_a_model_that_draws_and_is_not_fetched_twice() {
     let server = mirror(Behaviour { redirects: true, ..Behaviour::default() });
     let target = folder();
-    let run = Run::of(&mut download(&server, target.path(), &[])).succeeds();
+    let run = Run::new(&mut download(&server, target.path(), &[])).succeeds();
     assert!(run.stdout.starts_with(&format!("complete: {}", target.path().display())), "{}", run.stdout);
     no_part_is_left(target.path());
     assert!(target.path().join("tokenizer/vocab.json").exists(), "what other programs need comes too");
     let out = target.path().join("out.png");
-    Run::of(program::flux().args(SMALL).args(["-p", "a cat", "-S", "1", "-d"]).arg(target.path()).arg("-o").arg(&out))
+    Run::new(program::flux().args(SMALL).args(["-p", "a cat", "-S", "1", "-d"]).arg(target.path()).arg("-o").arg(&out))
         .succeeds();
 
     server.take_seen();
-    Run::of(&mut download(&server, target.path(), &[])).succeeds();
+    Run::new(&mut download(&server, target.path(), &[])).succeeds();
     let is_content = |path: &str| path.contains("/resolve/") && !path.ends_with(".index.json");
     let seen = server.take_seen();
     assert!(seen.iter().all(|seen| seen.method == "HEAD" || !is_content(&seen.path)), "nothing is fetched again");
@@ -88,7 +88,7 @@ fn a_download_is_a_model_that_draws_and_is_not_fetched_twice() {
     let mut wrong = right.clone();
     wrong[5000] ^= 1;
     fs::write(&damaged, &wrong).unwrap();
-    Run::of(&mut download(&server, target.path(), &["--verify"])).succeeds();
+    Run::new(&mut download(&server, target.path(), &["--verify"])).succeeds();
     assert_eq!(fs::read(&damaged).unwrap(), right);
 }
 
@@ -96,17 +96,17 @@ fn a_download_is_a_model_that_draws_and_is_not_fetched_twice() {
 fn a_broken_download_is_continued_where_it_broke() {
     let server = mirror(Behaviour { broken_answers: 3, break_after: 100_000, ..Behaviour::default() });
     let target = folder();
-    Run::of(&mut download(&server, target.path(), &[])).succeeds();
+    Run::new(&mut download(&server, target.path(), &[])).succeeds();
     no_part_is_left(target.path());
     let ranges: Vec<_> = server.take_seen().into_iter().filter_map(|seen| seen.range).collect();
     assert!(ranges.iter().any(|range| range == "bytes=100000-"), "{ranges:?}");
 
-    // A part that does not say what it is of is not gone on with.
+    // A partial file of unknown origin is not resumed.
     let whole = target.path().join("vae/diffusion_pytorch_model.safetensors");
     let right = fs::read(&whole).unwrap();
     fs::remove_file(&whole).unwrap();
     fs::write(whole.with_extension("safetensors.part"), vec![7; 1_234_567]).unwrap();
-    Run::of(&mut download(&server, target.path(), &[])).succeeds();
+    Run::new(&mut download(&server, target.path(), &[])).succeeds();
     assert!(fs::read(&whole).unwrap() == right);
     assert!(server.take_seen().iter().all(|seen| seen.range.as_deref() != Some("bytes=1234567-")));
 }
@@ -123,12 +123,12 @@ fn a_server_without_ranges_and_a_busy_one_serve_too() {
         ..Behaviour::default()
     });
     let target = folder();
-    Run::of(&mut download(&server, target.path(), &[])).succeeds();
+    Run::new(&mut download(&server, target.path(), &[])).succeeds();
     no_part_is_left(target.path());
 
-    // What the server is too busy to tell of is not taken for a file that is not there.
+    // If the server is too busy to answer for a file, the file does not count as missing.
     let server = mirror(Behaviour { busy_heads: usize::MAX, ..Behaviour::default() });
-    Run::of(&mut download(&server, folder().path(), &[])).fails(1, &["status 503", "try again later"]);
+    Run::new(&mut download(&server, folder().path(), &[])).fails(1, &["status 503", "try again later"]);
 }
 
 #[test]
@@ -138,7 +138,7 @@ fn a_manifest_of_the_mirror_counts_more_than_its_etag() {
     files.insert(format!("{ROOT}SHA256SUMS"), manifest.into_bytes());
     let server = Server::start(files, Behaviour::default());
     let target = folder();
-    let run = Run::of(&mut download(&server, target.path(), &[])).fails(1, &["model_index.json: wrong checksum"]);
+    let run = Run::new(&mut download(&server, target.path(), &[])).fails(1, &["model_index.json: wrong checksum"]);
     assert!(!target.path().join("model_index.json").exists(), "{}", run.stderr);
 }
 
@@ -147,12 +147,12 @@ fn refusals_are_told_apart_and_the_token_stays_secret() {
     let secret = "hf_secret_123";
     let server = mirror(Behaviour { token: Some(secret.to_string()), redirects: true, ..Behaviour::default() });
     let target = folder();
-    Run::of(&mut download(&server, target.path(), &[])).fails(1, &["(401)", "HF_TOKEN", "licence"]);
-    Run::of(download(&server, target.path(), &[]).env("HF_TOKEN", "hf_other")).fails(1, &["(403)"]);
-    Run::of(download(&server, target.path(), &[]).env("HF_TOKEN", "a token\nwith lines")).fails(1, &["HF_TOKEN"]);
+    Run::new(&mut download(&server, target.path(), &[])).fails(1, &["(401)", "HF_TOKEN", "licence"]);
+    Run::new(download(&server, target.path(), &[]).env("HF_TOKEN", "hf_other")).fails(1, &["(403)"]);
+    Run::new(download(&server, target.path(), &[]).env("HF_TOKEN", "a token\nwith lines")).fails(1, &["HF_TOKEN"]);
 
     server.take_seen();
-    let run = Run::of(download(&server, target.path(), &[]).env("HF_TOKEN", secret)).succeeds();
+    let run = Run::new(download(&server, target.path(), &[]).env("HF_TOKEN", secret)).succeeds();
     assert!(!run.stdout.contains(secret) && !run.stderr.contains(secret));
     let (other, own): (Vec<_>, Vec<_>) =
         server.take_seen().into_iter().partition(|seen| seen.path.starts_with("/other-host/"));
@@ -163,7 +163,7 @@ fn refusals_are_told_apart_and_the_token_stays_secret() {
     assert!(own.iter().all(|seen| seen.authorization.is_some()));
 
     let mut nobody = script("download_model.sh");
-    Run::of(nobody.env("FLUX_MIRROR", "http://127.0.0.1:9").env("RETRY_SECONDS", "0").arg("4b").arg(target.path()))
+    Run::new(nobody.env("FLUX_MIRROR", "http://127.0.0.1:9").env("RETRY_SECONDS", "0").arg("4b").arg(target.path()))
         .fails(1, &["cannot reach", "network"]);
 }
 
@@ -176,7 +176,7 @@ fn the_second_of_two_downloads_into_a_folder_waits_for_the_first() {
     killed.kill().expect("our process");
     killed.wait().expect("our process");
     thread::scope(|scope| {
-        let run = || scope.spawn(|| Run::of(&mut download(&server, target.path(), &[])).succeeds());
+        let run = || scope.spawn(|| Run::new(&mut download(&server, target.path(), &[])).succeeds());
         [run(), run()].map(|run| run.join().expect("a run that succeeds"))
     });
     no_part_is_left(target.path());
@@ -190,7 +190,7 @@ fn an_address_is_taken_as_it_is() {
     let server = Server::start(mirror_files(&format!("{{a,b}}[1-2]/{ROOT}")), Behaviour::default());
     let target = folder();
     let mut command = download(&server, target.path(), &[]);
-    Run::of(command.env("FLUX_MIRROR", format!("{}/{{a,b}}[1-2]", server.url()))).succeeds();
+    Run::new(command.env("FLUX_MIRROR", format!("{}/{{a,b}}[1-2]", server.url()))).succeeds();
     assert!(target.path().join("vae/diffusion_pytorch_model.safetensors").exists());
     for (name, value) in [
         ("FLUX_MIRROR", "--upload-file=/etc/passwd"),
@@ -199,7 +199,7 @@ fn an_address_is_taken_as_it_is() {
         ("RETRY_SECONDS", "soon"),
         ("RETRY_SECONDS", "-1"),
     ] {
-        let run = Run::of(download(&server, target.path(), &[]).env(name, value)).fails(2, &[name, "expected"]);
+        let run = Run::new(download(&server, target.path(), &[]).env(name, value)).fails(2, &[name, "expected"]);
         assert!(!run.stderr.contains('\x1b'), "{}", run.stderr);
     }
 }

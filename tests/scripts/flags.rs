@@ -1,11 +1,11 @@
-//! The list of flags that the scripts read, beside those of the program.
+//! The list of flags that the scripts read, compared with the program's.
 
 use std::collections::BTreeMap;
 use std::fs;
 
 use crate::program::{Run, flux, project};
 
-/// The flags in scripts/flags.sh by other names of theirs, and those that take a value.
+/// Returns the flags in scripts/flags.sh by their other names, and the flags that take a value.
 fn listed() -> (BTreeMap<String, String>, Vec<String>) {
     let text = fs::read_to_string(project("scripts/flags.sh")).expect("the list");
     let (names, values) = text.split_once("takes_value() {").expect("the list");
@@ -26,11 +26,11 @@ fn listed() -> (BTreeMap<String, String>, Vec<String>) {
     (long, words(values))
 }
 
-/// What the scripts do not know to take a value would leave it as a word of its own.
+/// If the scripts do not know that a flag takes a value, they treat the value as a separate word.
 #[test]
 fn every_option_of_flux_with_a_value_is_known_to_the_scripts() {
     let (long, values) = listed();
-    let help = Run::of(flux().arg("--help")).succeeds().stdout;
+    let help = Run::new(flux().arg("--help")).succeeds().stdout;
     let mut options = 0;
     for line in help.lines().map(str::trim).filter(|line| line.starts_with('-') && line.contains(" <")) {
         let (flags, _) = line.split_once(" <").expect("a value");
@@ -44,11 +44,11 @@ fn every_option_of_flux_with_a_value_is_known_to_the_scripts() {
     assert!(options > 30, "{help}");
 }
 
-/// A name that only flux knows would pass by what the scripts do with the flag.
+/// If only flux knows a name of a flag, the scripts miss the flag.
 #[test]
 fn every_name_that_flux_takes_for_a_flag_is_known_to_the_scripts() {
     let (long, _) = listed();
-    let text = fs::read_to_string(project("src/cli/foreign.rs")).expect("the names of other programs");
+    let text = fs::read_to_string(project("crates/flux-cli/src/cli/foreign.rs")).expect("the names of other programs");
     let (_, same) = text.split_once("const SAME: ").and_then(|(_, rest)| rest.split_once("= [")).expect("the names");
     let same = same.split_once("\n];").expect("an end").0;
     let mut names = 0;

@@ -1,11 +1,11 @@
-//! The program ended by signals at random moments, and programs that leave what they should not.
+//! The program ended by signals at random moments, and programs that leave files behind.
 
 use super::{folder, program_that, script};
 use crate::program::Run;
 
 #[test]
 fn the_program_leaves_a_whole_image_or_nothing_whenever_a_signal_comes() {
-    let run = Run::of(script("fuzz_signals.sh").args([env!("CARGO_BIN_EXE_flux"), "20", "1"]));
+    let run = Run::new(script("fuzz_signals.sh").args([env!("CARGO_BIN_EXE_flux"), "20", "1"]));
     assert_eq!(run.code, Some(0), "{}{}", run.stdout, run.stderr);
     assert!(run.stdout.starts_with("20 runs: ") && run.stdout.contains(" 0 findings; seed 1, "), "{}", run.stdout);
     assert_eq!(run.stderr, "");
@@ -15,7 +15,7 @@ fn the_program_leaves_a_whole_image_or_nothing_whenever_a_signal_comes() {
 fn what_a_program_leaves_behind_is_found() {
     let folder = folder();
     let flux = env!("CARGO_BIN_EXE_flux");
-    // In place of flux: takes a tenth of a second for an image, and does `at_once` before.
+    // A stand-in for flux: takes a tenth of a second for an image, and runs `at_once` before.
     let findings = |at_once: &str| {
         let does = format!(
             r#"[ "$1" != compare ] || exec {flux} "$@"
@@ -25,15 +25,15 @@ fn what_a_program_leaves_behind_is_found() {
             [ -e "$image" ] || : >"$image""#
         );
         let program = program_that(folder.path(), &does);
-        let run = Run::of(script("fuzz_signals.sh").arg(&program).args(["6", "3"]));
+        let run = Run::new(script("fuzz_signals.sh").arg(&program).args(["6", "3"]));
         assert_eq!(run.code, Some(1), "{}{}", run.stdout, run.stderr);
-        let again = format!("to repeat: scripts/fuzz_signals.sh {} 6 3\n", program.display());
+        let again = format!("to reproduce: scripts/fuzz_signals.sh {} 6 3\n", program.display());
         assert!(run.stdout.contains("6 runs: ") && run.stdout.ends_with(&again), "{}", run.stdout);
         run.stdout
     };
     let found = findings(": >\"${image%/*}/.flux-1.part\"");
     assert!(found.contains("finding in run ") && found.contains(".flux-1.part is left behind"), "{found}");
-    assert!(findings("echo half >\"$image\"").contains("image.png is not whole"));
+    assert!(findings("echo half >\"$image\"").contains("image.png is incomplete"));
     let found = findings("trap 'echo thread main panicked >&2; exit 101' INT TERM HUP");
     assert!(found.contains("a panic: thread main panicked"), "{found}");
     assert!(found.contains("exit 101): neither an exit code"), "{found}");
@@ -42,8 +42,8 @@ fn what_a_program_leaves_behind_is_found() {
 
 #[test]
 fn wrong_arguments_of_the_fuzzer_are_named() {
-    Run::of(script("fuzz_signals.sh").args(["/nowhere/flux", "1", "1"])).fails(2, &["/nowhere/flux"]);
-    Run::of(script("fuzz_signals.sh").args(["sh", "0", "1"])).fails(2, &["count"]);
-    Run::of(script("fuzz_signals.sh").args(["sh", "1", "70000"])).fails(2, &["seed"]);
-    Run::of(script("fuzz_signals.sh").args(["false", "1", "1"])).fails(1, &["no image without a signal"]);
+    Run::new(script("fuzz_signals.sh").args(["/nowhere/flux", "1", "1"])).fails(2, &["/nowhere/flux"]);
+    Run::new(script("fuzz_signals.sh").args(["sh", "0", "1"])).fails(2, &["count"]);
+    Run::new(script("fuzz_signals.sh").args(["sh", "1", "70000"])).fails(2, &["seed"]);
+    Run::new(script("fuzz_signals.sh").args(["false", "1", "1"])).fails(1, &["the run without a signal failed"]);
 }

@@ -1,4 +1,4 @@
-//! What `make gpu-bundle` brings to a machine without Rust and without the project.
+//! The bundle of `make gpu-bundle`, for machines without Rust and without the project.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -7,7 +7,7 @@ use std::process::Command;
 
 use crate::program::{Run, names, project};
 
-/// The tests that the bundle has besides those of the library.
+/// The tests of the bundle in addition to those of the library.
 const TESTS: [&str; 2] = ["tests/gpu.rs", "tests/cpu_gemm.rs"];
 
 /// The sources of the package that runs there.
@@ -18,14 +18,13 @@ pub fn package() -> Vec<PathBuf> {
     files.filter(|file| file.extension().is_some_and(|end| end == "py")).collect()
 }
 
-/// The folders that a standalone bundle has.
+/// The folders of a standalone bundle.
 pub fn folders() -> Vec<String> {
     let list = fs::read_to_string(project("scripts/gpu_check/folders.txt")).expect("the list");
     list.lines().map(str::to_string).collect()
 }
 
-/// Adds a file and the modules that it names. `has_own_folder`: modules are in a folder of the file's name, not beside
-/// it.
+/// Adds a file and its modules. With `has_own_folder`, modules are in a folder of the file's name, not next to it.
 fn add_modules(file: &Path, has_own_folder: bool, into: &mut BTreeSet<PathBuf>) {
     if !into.insert(file.to_path_buf()) {
         return;
@@ -49,19 +48,19 @@ fn add_modules(file: &Path, has_own_folder: bool, into: &mut BTreeSet<PathBuf>) 
     }
 }
 
-/// The text of a library's file that is only built for tests.
+/// Returns the part of a library file that is only built for tests.
 fn tests_of(text: &str) -> &str {
     text.find("#[cfg(test)]").map_or("", |at| &text[at..])
 }
 
-/// The string literals of Rust in which a path of the project may be: without those that the compiler reads.
+/// Returns the string literals of Rust that may be paths of the project, without those that the compiler reads.
 fn literals(text: &str) -> impl Iterator<Item = &str> {
     text.lines()
         .filter(|line| !line.trim_start().starts_with("//") && !line.contains("include_"))
         .flat_map(|line| line.split('"').skip(1).step_by(2))
 }
 
-/// The paths of the project that the bundle's tests name, as far as there is something, and by which file.
+/// Returns the existing paths of the project that the bundle's tests name, with the naming file.
 fn named_paths() -> Vec<(String, PathBuf)> {
     let (mut tests, mut library) = (BTreeSet::new(), BTreeSet::new());
     for test in TESTS {
@@ -92,7 +91,7 @@ fn the_bundle_has_every_folder_that_its_tests_read() {
     }
 }
 
-/// The folder where they were built is on another machine.
+/// The build folder is on another machine.
 #[test]
 fn the_tests_of_the_bundle_find_their_files_from_the_root_that_is_named() {
     let mut files = BTreeSet::new();
@@ -114,7 +113,7 @@ fn a_standalone_bundle_is_made_of_the_folders_of_the_list_and_the_scripts_that_r
     for name in ["MAKEFLAGS", "MAKELEVEL", "CARGO_TARGET_DIR"] {
         command.env_remove(name);
     }
-    let recipe = Run::of(&mut command).succeeds().stdout;
+    let recipe = Run::new(&mut command).succeeds().stdout;
     assert!(recipe.contains(&format!("tar -cf - {} |", folders().join(" "))), "{recipe}");
     let mut scripts = 0;
     for file in package() {

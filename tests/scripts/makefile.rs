@@ -6,14 +6,14 @@ use std::process::Command;
 use super::{folder, program_that, script};
 use crate::program::{Run, project};
 
-/// What make would run. `gpu-setup` calls make also then, and does nothing where a toolkit is named.
+/// Returns the commands that make would run. `gpu-setup` calls make even then, and does nothing if a toolkit is set.
 fn recipe(target: &str, target_folder: Option<&str>) -> String {
     let mut command = Command::new("make");
     command.args(["--no-print-directory", "-n", target]).current_dir(project("")).env("CUDA_HOME", "/usr/local/cuda");
     for name in ["MAKEFLAGS", "MAKELEVEL", "CARGO_TARGET_DIR"] {
         command.env_remove(name);
     }
-    Run::of(command.envs(target_folder.map(|folder| ("CARGO_TARGET_DIR", folder)))).succeeds().stdout
+    Run::new(command.envs(target_folder.map(|folder| ("CARGO_TARGET_DIR", folder)))).succeeds().stdout
 }
 
 #[test]
@@ -40,5 +40,5 @@ fn the_scripts_run_what_cargo_built_where_cargo_builds_it() {
     fs::rename(program_that(folder.path(), "echo \"$1\""), built.join("flux")).expect("a temporary folder is writable");
     let mut command = script("compare_cpu_gpu.sh");
     command.env("CARGO_TARGET_DIR", folder.path()).env_remove("FLUX_BIN");
-    assert_eq!(Run::of(command.arg("-v")).succeeds().stdout, "-v\n-v\ncompare\n");
+    assert_eq!(Run::new(command.arg("-v")).succeeds().stdout, "-v\n-v\ncompare\n");
 }

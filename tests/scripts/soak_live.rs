@@ -1,4 +1,4 @@
-//! Frames through `flux live` for a while, and programs that lose what they should not.
+//! Frames through `flux live` for a while, and programs with leaks.
 
 use std::path::Path;
 use std::process::Command;
@@ -6,7 +6,7 @@ use std::process::Command;
 use super::{folder, program_that};
 use crate::program::{Run, project};
 
-/// The script for a second, with a program.
+/// Runs the script for a second, with a program.
 fn soak(program: &Path) -> Run {
     let mut command = Command::new("python3");
     command
@@ -16,7 +16,7 @@ fn soak(program: &Path) -> Run {
         .arg(program)
         .env("FLUX_CONFIG", "")
         .env_remove("FLUX_MODEL");
-    Run::of(command.args(["--side", "64", "--device", "cpu", "-s", "1"]))
+    Run::new(command.args(["--side", "64", "--device", "cpu", "-s", "1"]))
 }
 
 #[test]
@@ -34,12 +34,12 @@ fn a_program_that_loses_a_frame_or_ends_or_keeps_files_is_found() {
         let run = soak(&program_that(folder.path(), does));
         assert!(run.code == Some(1) && run.stderr.contains("failed: ") && run.stderr.contains(what), "{}", run.stderr);
     };
-    finds(&format!("{frame}; exit 3"), "it ended with 3 before its time");
-    finds(&format!("{frame}; {frame} >/dev/null; exec cat"), "image 7 is not the one of its frame");
-    finds("exec head -c 9999999", "before its time");
+    finds(&format!("{frame}; exit 3"), "ended early with code 3");
+    finds(&format!("{frame}; {frame} >/dev/null; exec cat"), "image 7 differs");
+    finds("exec head -c 9999999", "ended early");
     // One more for each image.
     let keeps = format!(
         "exec bash -c 'for number in $(seq 100 140); do {frame}; eval \"exec $number</dev/null\"; sleep 0.05; done; exec cat'"
     );
-    finds(&keeps, "files more");
+    finds(&keeps, "more files");
 }

@@ -1,4 +1,4 @@
-//! When images are made: at once with others, and how long it takes until they are.
+//! Batching and latency: images that are made together, and the time until they start.
 
 use std::time::{Duration, Instant};
 
@@ -27,7 +27,7 @@ fn exact_images_are_made_alone() {
     assert_eq!(images(&serving.post("/v1/images/generations", &with(small("x"), json!({"n": 4})))).len(), 4);
     let figures = String::from_utf8(serving.get("/metrics").body).unwrap();
     assert!(figures.contains("flux_batch_images_bucket{le=\"1.0\"} 4"), "{figures}");
-    Run::of(flux().args(["serve", "--batch-exact", "--batch-max", "4"])).fails(2, &["--batch-max"]);
+    Run::new(flux().args(["serve", "--batch-exact", "--batch-max", "4"])).fails(2, &["--batch-max"]);
 }
 
 #[test]

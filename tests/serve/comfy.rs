@@ -1,4 +1,4 @@
-//! ComfyUI's API: the graphs of its templates for klein, and what clients hear.
+//! ComfyUI's API: the graphs of its templates for klein, and the messages to clients.
 
 use std::fs;
 
@@ -9,13 +9,13 @@ use super::*;
 use crate::program::{Run, flux, project};
 use crate::websocket::Socket;
 
-/// A graph of tests/serve/graphs, as it is posted.
+/// Returns a graph of tests/serve/graphs, as it is posted.
 pub fn graph(name: &str) -> Value {
     let text = fs::read_to_string(project(&format!("tests/serve/graphs/{name}.json"))).expect("the graph");
     serde_json::from_str(&text).expect("JSON")
 }
 
-/// Sends an image to be named in graphs.
+/// Uploads an image that graphs can name.
 pub fn upload(serving: &Serving, name: &str, bytes: &[u8]) -> Value {
     let reply = serving.form("/upload/image", &[("image", Some(name), bytes), ("type", None, b"input")]);
     assert_eq!(reply.status, 200, "{}", reply.json());
@@ -31,13 +31,41 @@ pub fn post(serving: &Serving, graph: &Value, client_id: &str) -> (String, Strin
     (told["prompt_id"].as_str().expect("an id").to_string(), told["flux"]["notes"].to_string())
 }
 
-/// What histories tell of a prompt that is over.
+/// Returns the history of a finished prompt.
 pub fn history(serving: &Serving, id: &str) -> Value {
     until("it is over", || serving.get(&format!("/history/{id}")).json()[id].is_object());
     serving.get(&format!("/history/{id}")).json()[id].clone()
 }
 
-/// The files of an output node.
+/// Returns the texts of a PNG in `tEXt` chunks.
+pub fn chunks(png: &[u8]) -> Vec<(String, String)> {
+    let (mut found, mut at) = (Vec::new(), 8);
+    while let Some([a, b, c, d, kind @ ..]) = png.get(at..).and_then(<[u8]>::first_chunk::<8>) {
+        let end = at + 12 + u32::from_be_bytes([*a, *b, *c, *d]) as usize;
+        if kind == b"tEXt" {
+            let text: String = png[at + 8..end - 4].iter().map(|byte| char::from(*byte)).collect();
+            let (key, text) = text.split_once('\0').expect("a keyword");
+            found.push((key.to_string(), text.to_string()));
+        }
+        at = end;
+    }
+    found
+}
+
+/// Returns a PNG without the graph, as the command line writes it.
+fn without_graph(png: &[u8]) -> Vec<u8> {
+    let mut png = png.to_vec();
+    for key in ["prompt", "workflow"] {
+        let start = [b"tEXt", key.as_bytes(), b"\0"].concat();
+        if let Some(at) = png.windows(start.len()).position(|bytes| bytes == start) {
+            let length = u32::from_be_bytes(png[at - 4..at].try_into().unwrap()) as usize;
+            png.drain(at - 4..at + 8 + length);
+        }
+    }
+    png
+}
+
+/// Returns the files of an output node, without the graphs in them.
 pub fn files(serving: &Serving, history: &Value, node: &str) -> Vec<Vec<u8>> {
     let images = history["outputs"][node]["images"].as_array().unwrap_or_else(|| panic!("no images: {history}"));
     let view = |image: &Value| {
@@ -45,7 +73,7 @@ pub fn files(serving: &Serving, history: &Value, node: &str) -> Vec<Vec<u8>> {
         let [name, subfolder, folder] = ["filename", "subfolder", "type"].map(part);
         let reply = serving.get(&format!("/view?filename={name}&subfolder={subfolder}&type={folder}"));
         assert_eq!((reply.status, reply.header("content-type")), (200, Some("image/png")));
-        reply.body
+        without_graph(&reply.body)
     };
     images.iter().map(view).collect()
 }
@@ -61,17 +89,17 @@ fn drawn_by(serving: &Serving, graph: &Value, node: &str) -> Vec<Vec<u8>> {
     files(serving, &history, node)
 }
 
-/// What the command line draws in a folder that has the files of the recipe.
+/// Returns the image of the command line, in a folder with the files of the recipe.
 fn drawn(inputs: &[(&str, &[u8])], flags: &str) -> Vec<u8> {
     let folder = tempfile::tempdir().unwrap();
     inputs.iter().for_each(|(name, bytes)| fs::write(folder.path().join(name), bytes).unwrap());
     let words = shlex::split(flags).expect("words");
     let fixed = ["-S", "5", "--device", "cpu", "-o", "out.png"];
-    Run::of(flux().current_dir(folder.path()).args(words).args(fixed)).succeeds();
+    Run::new(flux().current_dir(folder.path()).args(words).args(fixed)).succeeds();
     fs::read(folder.path().join("out.png")).unwrap()
 }
 
-/// A PNG that is transparent in its upper half.
+/// Returns a PNG that is transparent in its upper half.
 pub fn half_transparent() -> Vec<u8> {
     let rgb = Rgb { width: 64, height: 64, bytes: [200, 30, 30].repeat(64 * 64) };
     let alpha: Vec<u8> = (0..64 * 64).map(|place| if place < 64 * 32 { 0 } else { 255 }).collect();
@@ -90,12 +118,12 @@ fn templates_draw_what_the_command_line_draws() {
     let circle = drawn(&[], "'a red circle' --size 64 -s 4");
     assert_eq!(draws(&serving, "text_to_image_distilled", "78"), [&circle[..]]);
     let base = draws(&serving, "text_to_image_base", "78");
-    // The guidance of the recipe stands in the file.
+    // The recipe's guidance is in the file.
     assert_eq!(base, [drawn(&[], "'a red circle' --size 64 -s 20 --guidance 5")]);
     let (first, second) = (png(112, 96, [200, 30, 30]), png(112, 96, [30, 30, 200]));
     upload(&serving, "first.png", &first);
     upload(&serving, "second.png", &second);
-    // Of 0.01 megapixels in steps of 16, they are as large as they were, so that nothing is scaled.
+    // With 0.01 megapixels in steps of 16 the images keep their size, so nothing is scaled.
     let draws_whole = |name: &str| {
         let mut graph = graph(name);
         for node in graph.as_object_mut().unwrap().values_mut() {
@@ -111,7 +139,7 @@ fn templates_draw_what_the_command_line_draws() {
     let several = drawn(&[("1.png", &first), ("2.png", &second)], &format!("{edit} -i 1.png -i 2.png"));
     assert_eq!(draws_whole("image_edit_several"), [&several[..]]);
     assert_ne!(edited, several);
-    // As the templates have it, an image is scaled to about so many pixels.
+    // In the templates, an image is scaled to about this number of pixels.
     let scaled = read_bytes(&draws(&serving, "image_edit_kv", "9")[0]).unwrap();
     assert_eq!([scaled.width, scaled.height], [96, 80], "111x95, in steps of 16");
 }
@@ -152,7 +180,7 @@ fn one_sampler_may_be_all_there_is() {
     assert_eq!(draws(&serving, "image_to_image", "8").len(), 1);
 }
 
-/// The kinds of messages, without those that come as often as they like.
+/// Returns the kinds of messages, without those of variable number.
 fn kinds(messages: &[Result<Value, Vec<u8>>]) -> Vec<String> {
     let mut kinds: Vec<String> = messages
         .iter()
@@ -211,10 +239,13 @@ fn a_socket_hears_how_its_prompts_go() {
     let preview = messages.iter().find_map(|message| message.as_ref().err()).unwrap();
     assert_eq!(preview[8..11], [0xff, 0xd8, 0xff], "previews are JPEGs, of which no client takes one for a result");
 
-    // Those that nobody hears of are drawn too, and end the same way.
-    let quiet = with(json!({"prompt": graph("text_to_image_distilled")}), json!({"extra_data": {"extra_pnginfo": {}}}));
+    // Prompts without a listening client are generated too, and end the same way.
+    let quiet = with(
+        json!({"prompt": graph("text_to_image_distilled")}),
+        json!({"extra_data": {"extra_pnginfo": {"other": 1}}}),
+    );
     let reply = serving.post("/api/prompt", &quiet).json();
-    assert!(reply["flux"]["notes"].to_string().contains("extra_pnginfo"), "{reply}");
+    assert!(reply["flux"]["notes"].to_string().contains("`other`"), "{reply}");
     let quiet = history(&serving, reply["prompt_id"].as_str().unwrap());
     assert_eq!(files(&serving, &quiet, "78"), files(&serving, &told, "78"));
     let all = serving.get("/api/history?max_items=1").json();
@@ -226,7 +257,7 @@ fn a_socket_hears_how_its_prompts_go() {
     assert_eq!(serving.get("/history").json(), json!({}));
 }
 
-/// A graph that takes longer than any test.
+/// Returns a graph that takes longer than any test.
 pub fn endless_graph() -> Value {
     let mut graph = graph("text_to_image_distilled");
     graph["77:62"]["inputs"]["steps"] = json!(1000);
@@ -295,8 +326,8 @@ fn what_there_is_is_listed() {
         assert_eq!(serving.get(path).json(), json!([]), "{path}");
     }
     assert_eq!(serving.post("/free", &json!({"unload_models": true})).status, 200);
-    assert_eq!(serving.post("/free", &json!({"what": true})).status, 400);
-    // Graphs name what the table names, and nothing else.
+    assert_eq!(serving.post("/free", &json!({"unload_models": "x"})).status, 400);
+    // Graphs contain only nodes of the table.
     for name in ["text_to_image_base", "image_edit_several", "image_edit_kv", "inpaint", "ksampler", "krita_refine"] {
         for node in graph(name).as_object().unwrap().values() {
             let class = node["class_type"].as_str().unwrap();

@@ -1,5 +1,5 @@
-//! Hostile requests by the thousand: each is answered or its connection ends in time, others are served meanwhile, and
-//! the server keeps nothing of them.
+//! Thousands of hostile requests. Each is answered or its connection ends in time, other clients are served meanwhile,
+//! and the server retains nothing of them.
 //!
 //! `FLUX_FUZZ_REQUESTS` is their number, `FLUX_FUZZ_SEED` chooses them, and `FLUX_FUZZ_FIRST` is the number of the
 //! first.
@@ -16,25 +16,25 @@ use super::hostile_requests::{Sent, hostile};
 use super::*;
 use crate::program::{flux, takes_long_form};
 
-/// Clients at once.
+/// Number of concurrent clients.
 const CLIENTS: usize = 8;
-/// A connection that is open for longer hangs. One that is silent is ended after 30 s.
+/// Connections that are open for longer hang. The server closes silent ones after 30 s.
 const PATIENCE: Duration = Duration::from_secs(60);
-/// How long somebody else may wait for an answer.
+/// Maximum wait of another client.
 const OTHERS_WAIT: Duration = Duration::from_secs(30);
-/// So many of the requests come again, so many times: what the server keeps to answer sooner, it keeps by then. Then
-/// they come as often once more.
+/// The number of requests that are repeated, and of repetitions. After these, the server's caches are full. Then the
+/// requests are repeated as often again.
 const AGAIN: [u64; 2] = [50, 4];
-/// What the server may have more at the end than before these, in MiB.
-const MOST_MORE: u64 = 24;
-/// After so many requests a line says so.
+/// Maximum memory growth during the second repetitions, in MiB.
+const MAX_EXTRA: u64 = 24;
+/// Number of requests between progress lines.
 const PROGRESS: usize = 100_000;
 
 fn number(variable: &str, default: u64) -> u64 {
     std::env::var(variable).map_or(default, |text| text.parse().unwrap_or_else(|_| panic!("{variable}={text}")))
 }
 
-/// What is wrong with what came of a request.
+/// Returns the fault in the server's reaction to a request.
 fn finding(serving: &Serving, sent: &Sent) -> Option<String> {
     let start = Instant::now();
     let Ok(mut stream) = TcpStream::connect(serving.address) else {
@@ -42,7 +42,7 @@ fn finding(serving: &Serving, sent: &Sent) -> Option<String> {
     };
     stream.set_read_timeout(Some(PATIENCE)).expect("a socket");
     stream.set_write_timeout(Some(PATIENCE)).expect("a socket");
-    // One that refuses it need not read all of it.
+    // A server that refuses the request need not read all of it.
     let _ = stream.write_all(&sent.bytes);
     if sent.goes {
         return None;
@@ -60,14 +60,14 @@ fn finding(serving: &Serving, sent: &Sent) -> Option<String> {
     match status {
         None if answer.is_empty() && !sent.is_whole => None,
         None => Some(format!("no answer: {text:?}")),
-        // So /readyz says it, in a body that an answer to HEAD has not.
+        // /readyz reports this in its body, which responses to HEAD lack.
         Some(503) if text.contains("\"status\":\"queue_full\"") || sent.bytes.starts_with(b"HEAD ") => None,
         Some(500..) => Some(format!("an answer of a failure: {text:?}")),
         Some(_) => None,
     }
 }
 
-/// MiB of memory that no file backs, and open files.
+/// Returns the server's MiB of anonymous memory, and its open files.
 fn held(serving: &Serving) -> (u64, usize) {
     let status = fs::read_to_string(format!("/proc/{}/status", serving.id())).expect("it runs");
     let kib = status.lines().find_map(|line| line.strip_prefix("RssAnon:")?.split_whitespace().next()?.parse().ok());
@@ -75,23 +75,24 @@ fn held(serving: &Serving) -> (u64, usize) {
     (kib.unwrap_or(0_u64) / 1024, files)
 }
 
-/// A server whose memory tells what it holds: the allocator gives back what is freed, in place of keeping it in pools
-/// of threads, whose size depends on how requests met.
+/// Starts a server whose memory shows its contents: the allocator returns freed memory, instead of keeping it in
+/// thread pools, whose size depends on timing.
 fn serving() -> Serving {
     let mut command = flux();
     command.args(["--device", "cpu"]);
     for (name, value) in [("ARENA_MAX", "1"), ("MMAP_THRESHOLD_", "65536"), ("TRIM_THRESHOLD_", "131072")] {
         command.env(format!("MALLOC_{name}"), value);
     }
-    let mut serving = Serving::of(&mut command, &["--max-pixels", "16384", "--keep-mib", "1", "--queue-max", "64"]);
+    let mut serving =
+        Serving::from_command(&mut command, &["--max-pixels", "16384", "--keep-mib", "1", "--queue-max", "64"]);
     serving.hears("ready after");
-    // What the first image of the largest size makes stays.
+    // The first image of the largest size leaves caches.
     let body = json!({"prompt": "warm", "size": "128x128", "steps": 4});
     assert_eq!(serving.post("/v1/images/generations", &body).status, 200);
     serving
 }
 
-/// Asks by several clients, while others want to know how the server is. Returns how long these waited at most.
+/// Sends requests from several clients, while others query the server's state. Returns the maximum wait of these.
 fn ask(serving: &Serving, seed: u64, numbers: impl Iterator<Item = u64> + Send) -> Duration {
     let (numbers, is_over) = (Mutex::new(numbers.enumerate()), AtomicBool::new(false));
     let (findings, slowest) = (Mutex::new(Vec::new()), Mutex::new(Duration::ZERO));
@@ -152,7 +153,7 @@ fn hostile_requests_are_answered_and_nothing_is_left_of_them() {
         start.elapsed().as_secs_f64()
     );
     assert!(slowest < OTHERS_WAIT, "others waited {slowest:?}");
-    assert!(mib <= warm_mib + MOST_MORE, "{warm_mib} MiB became {mib}");
+    assert!(mib <= warm_mib + MAX_EXTRA, "{warm_mib} MiB became {mib}");
     until("all connections are closed", || held(&serving).1 <= 24);
     assert!(!serving.said().contains("panicked"), "{}", serving.said());
 }

@@ -1,4 +1,4 @@
-//! What is not let in.
+//! Requests that are not let in.
 
 use std::fs;
 use std::io::Write;
@@ -11,7 +11,7 @@ use crate::serving::{read_reply, request};
 
 #[test]
 fn hosts_and_origins_of_others_are_refused() {
-    let serving = Serving::start(&["--host", "flux.example", "--cors", "https://friend.example"]);
+    let serving = Serving::start(&["--allow-host", "flux.example", "--cors", "https://friend.example"]);
     let get = |head: &[&str]| serving.ask("GET", "/v1/models", head, b"");
     assert_eq!(get(&["Host: evil.example"]).error().1, "unknown_host");
     assert_eq!(get(&["Host: flux.example"]).status, 200);
@@ -32,7 +32,7 @@ fn a_key_is_needed_where_there_are_keys_and_owns_its_jobs() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("keys");
     let new = |name: &str| {
-        let run = Run::of(flux().args(["key", name])).succeeds();
+        let run = Run::new(flux().args(["key", name])).succeeds();
         let key = run.stderr.split('`').nth(1).expect("the key").to_string();
         (key, run.stdout)
     };
@@ -58,7 +58,7 @@ fn a_key_is_needed_where_there_are_keys_and_owns_its_jobs() {
     assert_eq!(ask(&serving, &bob, "GET", "/v1/models", "").status, 401, "not yet");
     write(&format!("{first}{}:2\n", second.trim()));
     serving.signal("HUP");
-    serving.hears("the keys were read again");
+    serving.hears("reloaded the keys");
     let job = ask(&serving, &bob, "POST", "/v1/jobs", &small("x").to_string());
     assert_eq!(job.status, 202, "{}", job.json());
     let own = job.json()["urls"]["self"].as_str().unwrap().to_string();
@@ -94,7 +94,7 @@ fn bodies_that_are_none_are_told() {
     assert_eq!(serving.get("/v1/images/generations").error().0, 405);
     assert_eq!(serving.get("/nothing").error().0, 404);
     assert_eq!(serving.ask("POST", "/v1/images/variations", &[], b"").error().0, 404);
-    // A client that goes away in the middle of its body.
+    // A client that disconnects in the middle of its body.
     let mut stream = serving.begin(b"POST /v1/jobs HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n\r\n{");
     stream.flush().unwrap();
     drop(stream);
@@ -123,7 +123,7 @@ fn heads_that_are_too_long_are_refused() {
 fn images_that_are_too_large_are_not_decoded() {
     let serving = Serving::start(&[]);
     let mut bomb = png(64, 64, [0; 3]);
-    // The header says another size.
+    // The header has another size.
     bomb[16..24].copy_from_slice(&[0, 0, 0x75, 0x30, 0, 0, 0x75, 0x30]);
     let reply = serving.form("/v1/jobs", &[("prompt", None, b"x"), ("image", Some("a.png"), &bomb)]);
     assert_eq!(reply.error(), (400, "invalid_image".to_string(), "image".to_string()));
@@ -135,13 +135,84 @@ fn images_that_are_too_large_are_not_decoded() {
 }
 
 #[test]
+fn paths_may_have_more_slashes_than_they_need() {
+    let serving = Serving::start(&["--base-path", "/flux"]);
+    for path in
+        ["/health", "/healthz/", "//readyz", "/v1/models/", "//v1//models", "/flux/v1/models", "/flux//v1/models/?a=b"]
+    {
+        assert_eq!(serving.get(path).status, 200, "{path}");
+    }
+    assert_eq!(serving.post("/flux/v1/images/generations/", &small("x")).status, 200);
+    assert_eq!(serving.get("/fluxx/v1/models").status, 404);
+    // Browsers resolve the page's files relative to it.
+    for (path, place) in [("/flux", "flux/"), ("/flux/live/", "../live"), ("/batches/", "../batches")] {
+        let reply = serving.get(path);
+        assert_eq!((reply.status, reply.header("location")), (308, Some(place)), "{path}");
+    }
+    for path in ["/flux/", "/flux/live", "/flux/flux.js", "/flux/page/api.js", "/flux.js"] {
+        assert_eq!(serving.get(path).status, 200, "{path}");
+    }
+}
+
+#[test]
+fn a_name_that_is_refused_is_in_the_log_with_a_remedy() {
+    let mut serving = Serving::start(&[]);
+    let reply = serving.ask("GET", "/v1/models", &["Host: draw.example"], b"");
+    assert_eq!(reply.error().1, "unknown_host");
+    assert!(reply.json()["error"]["message"].as_str().unwrap().contains("--public-url"));
+    let line = serving.hears("draw.example");
+    assert!(line.contains("--public-url") && line.contains("proxy_set_header"), "{line}");
+    for flags in [["--public-url", "draw.example"], ["--base-path", "flux"], ["--trust-proxy", "proxy"]] {
+        Run::new(flux().args(["serve", "--listen", "127.0.0.1:0"]).args(flags)).fails(2, &[flags[0]]);
+    }
+}
+
+#[test]
+fn a_line_of_a_failed_request_says_what_was_wrong() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("keys");
+    let made = Run::new(flux().args(["key", "alice"])).succeeds();
+    let key = made.stderr.split('`').nth(1).expect("the key").to_string();
+    fs::write(&path, made.stdout).unwrap();
+    fs::set_permissions(&path, std::os::unix::fs::PermissionsExt::from_mode(0o600)).unwrap();
+    let mut serving = Serving::start(&["-v", "--api-keys", path.to_str().unwrap()]);
+    let authorization = format!("Authorization: Bearer {key}");
+    let head = ["Content-Type: application/json", &authorization];
+    let route = "/v1/images/generations";
+    let wrong = json!({"prompt": "private", "model": "some model", "width": 64, "height": "96", "n": 0, "what": 1});
+    assert_eq!(serving.ask("POST", route, &head, wrong.to_string().as_bytes()).status, 400);
+    let line = serving.hears(route);
+    for word in [" 400 ", " s ", "code=invalid_value", "field=n,what", "key=alice", "model=some_model", "size=64x96"] {
+        assert!(line.contains(word), "{word}: {line}");
+    }
+    serving.get("/v1/models");
+    assert!(serving.hears("/v1/models").contains("401"));
+    serving.ask("GET", "/v1/files/00112233445566778899aabbccddeeff.png", &head, b"");
+    assert!(serving.hears("/v1/files/").contains("code=not_found"));
+    drop(serving.begin(&request("POST", route, &head, endless().to_string().as_bytes())));
+    assert!(serving.hears(" 499 ").contains("code=client_left"));
+    let said = serving.said();
+    assert!(["private", &key, "00112233"].iter().all(|secret| !said.contains(secret)), "{said}");
+}
+
+#[test]
 fn other_machines_need_keys() {
-    let run = Run::of(flux().env_remove("FLUX_API_KEYS").args(["serve", "--listen", "0.0.0.0:0"]));
+    let run = Run::new(flux().env_remove("FLUX_API_KEYS").args(["serve", "--listen", "0.0.0.0:0"]));
     run.fails(2, &["--listen", "no keys", "--api-keys"]);
+    // The name is too long for DNS, so no server is contacted.
+    let long = "x".repeat(300);
+    for (flags, words) in [
+        (&["--host", "0.0.0.0", "--port", "0"][..], &["--host", "no keys"][..]),
+        (&["--host", &long], &["--host", "--allow-host"]),
+        (&["--host", "127.0.0.1", "--listen", "127.0.0.1:0"], &["--listen"]),
+        (&["--port", "70000"], &["70000"]),
+    ] {
+        Run::new(flux().env_remove("FLUX_API_KEYS").args(["serve"]).args(flags)).fails(2, words);
+    }
     let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let address = taken.local_addr().unwrap().to_string();
-    Run::of(flux().args(["serve", "--listen", &address])).fails(1, &["cannot listen", &address]);
-    Run::of(flux().args(["serve", "-d", "none", "--listen", "127.0.0.1:0"])).fails(1, &["none"]);
-    Run::of(flux().args(["serve", "--lora", "none.safetensors", "--listen", "127.0.0.1:0"])).fails(2, &["--lora"]);
-    Run::of(flux().args(["serve", "--model", "none", "--listen", "127.0.0.1:0"])).fails(2, &["NAME=PATH"]);
+    Run::new(flux().args(["serve", "--listen", &address])).fails(1, &["cannot listen", &address]);
+    Run::new(flux().args(["serve", "-d", "none", "--listen", "127.0.0.1:0"])).fails(1, &["none"]);
+    Run::new(flux().args(["serve", "--lora", "none.safetensors", "--listen", "127.0.0.1:0"])).fails(2, &["--lora"]);
+    Run::new(flux().args(["serve", "--model", "none", "--listen", "127.0.0.1:0"])).fails(2, &["NAME=PATH"]);
 }

@@ -1,4 +1,4 @@
-//! Requests as nobody should send them, which a seed and a number choose.
+//! Hostile requests, chosen by a seed and a number.
 
 use std::fmt::Write;
 
@@ -7,12 +7,12 @@ use rand::{RngExt, SeedableRng};
 
 use crate::serving::{form, request};
 
-/// What a client sends over one connection.
+/// The bytes that a client sends over one connection.
 pub struct Sent {
     pub bytes: Vec<u8>,
-    /// Whether it has to be answered: its head is in order, and it is as long as it says.
+    /// `true` if the server must respond: the head is valid, and the length is right.
     pub is_whole: bool,
-    /// Whether the client goes without waiting.
+    /// `true` if the client leaves without waiting.
     pub goes: bool,
 }
 
@@ -152,7 +152,7 @@ const HEADERS: [&str; 20] = [
 ];
 const KINDS: usize = 13;
 
-/// The request of a number.
+/// Returns the request of a number.
 pub fn hostile(seed: u64, number: u64) -> Sent {
     let mut rng = Rng(StdRng::seed_from_u64(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ number));
     let whole = |bytes| Sent { bytes, is_whole: true, goes: false };
@@ -239,7 +239,7 @@ impl Rng {
     }
 
     fn json(&mut self) -> String {
-        // Most are refused after all else of them was read: there are many in the time of an image.
+        // Most are refused after everything else was read: many such requests fit in the time of an image.
         let steps = self.pick(&["1", "-1", "0", "\"x\"", "1e400", "[]", "{}", "18446744073709551616", "-0.5", "true"]);
         let mut fields =
             vec![r#""prompt":"x""#.to_string(), r#""size":"64x64""#.to_string(), format!("\"steps\":{steps}")];
@@ -287,13 +287,13 @@ impl Rng {
         if self.one_of(3) { self.damaged(body) } else { body }
     }
 
-    /// A file that claims to be an image.
+    /// Returns a file that claims to be an image.
     fn picture(&mut self) -> Vec<u8> {
         let good = super::png(64, 64, [9, 9, 9]);
         match self.below(5) {
             0 => good,
             1 => {
-                // Its head says that it is of gigapixels; the checksum is right.
+                // Its header claims gigapixels; the checksum is right.
                 let side = [4096, 65_535, 1 << 30, u32::MAX][self.below(4)].to_be_bytes();
                 let mut head = [&b"IHDR"[..], &side, &side, &[8, 2, 0, 0, 0]].concat();
                 let sum = checksum(&head).to_be_bytes();
@@ -367,7 +367,7 @@ impl Rng {
         format!("{{\"jsonrpc\":\"2.0\",\"id\":{id},\"method\":\"{method}\",\"params\":{params}}}")
     }
 
-    /// Some bytes are others, missing, or there twice.
+    /// Changes, removes or repeats some bytes.
     fn damaged(&mut self, mut bytes: Vec<u8>) -> Vec<u8> {
         for _ in 0..1 + self.below(8) {
             if bytes.is_empty() {
@@ -385,7 +385,7 @@ impl Rng {
     }
 }
 
-/// The checksum of a part of a PNG.
+/// Returns the checksum of a part of a PNG.
 fn checksum(bytes: &[u8]) -> u32 {
     let mut crc = flate2::Crc::new();
     crc.update(bytes);

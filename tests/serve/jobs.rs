@@ -1,4 +1,4 @@
-//! Our own jobs.
+//! The jobs API.
 
 use std::io::Read;
 
@@ -38,7 +38,7 @@ fn a_job_goes_on_by_itself_and_tells_what_happens() {
     let whole = serving.post("/v1/images/generations", &body);
     assert_eq!(images(&whole)[0], a.body, "the same on every route");
     assert_eq!(serving.get(&format!("{path}/images/2")).status, 404);
-    // From behind the event that was seen last.
+    // After the last event that was seen.
     let last = names.len() - 2;
     let rest = serving.ask("GET", &format!("{path}/events"), &[&format!("Last-Event-ID: {last}")], b"").events();
     assert_eq!(rest.iter().map(|(name, _)| name.as_str()).collect::<Vec<_>>(), ["done"]);
@@ -50,12 +50,12 @@ fn jobs_wait_in_turn_and_may_be_cancelled() {
     let running = submit(&serving, &endless());
     until("it runs", || serving.get(&running).json()["status"] == "running");
     let waiting: Vec<_> = (0..4).map(|_| submit(&serving, &endless())).collect();
-    until("the second is with the engine", || serving.get(&waiting[1]).json()["position"] == 0);
-    assert_eq!(serving.get(&waiting[3]).json()["position"], 2);
+    until("the first of them is next", || serving.get(&waiting[0]).json()["position"] == 0);
+    assert_eq!(serving.get(&waiting[3]).json()["position"], 3);
     assert_eq!(serving.get(&format!("{}/result", waiting[3])).error(), (409, "not_done".to_string(), String::new()));
     let cancelled = serving.ask("DELETE", &waiting[2], &[], b"").json();
     assert_eq!((&cancelled["status"], &cancelled["error"]["code"]), (&json!("cancelled"), &json!("cancelled")));
-    until("the others move up", || serving.get(&waiting[3]).json()["position"] == 1);
+    until("the others move up", || serving.get(&waiting[3]).json()["position"] == 2);
     let listed = serving.get("/v1/jobs?status=cancelled").json();
     assert_eq!(listed["data"].as_array().map(Vec::len), Some(1));
     assert_eq!(serving.get("/v1/jobs?limit=2").json()["data"].as_array().map(Vec::len), Some(2));
@@ -116,4 +116,16 @@ fn what_has_no_meaning_for_a_job_is_named() {
         assert_eq!(error, (400, "unsupported_value".to_string(), param.to_string()));
     }
     assert_eq!(serving.get("/v1/jobs/0123456789abcdef").error().0, 404);
+}
+
+#[test]
+fn boxes_are_an_error_of_models_that_do_not_read_them() {
+    let serving = Serving::start(&[]);
+    for boxes in
+        [json!([{"id": "cat_1", "bbox": [0, 0, 9, 9]}]), json!([{"id": "cat_1", "bbox": [9, 0, 9, 9]}]), json!(3)]
+    {
+        let body = json!({"prompt": "a cat", "size": "64x64", "boxes": boxes});
+        let (status, _, field) = serving.post("/v1/images/generations", &body).error();
+        assert_eq!((status, field.as_str()), (400, "boxes"), "{boxes}");
+    }
 }

@@ -14,7 +14,7 @@ use super::{Serving, images, small, until, with};
 use crate::program::{Run, flux};
 use crate::websocket::{BINARY, Socket, TEXT};
 
-/// A frame that differs from those of other numbers.
+/// Returns a frame that differs from those of other numbers.
 fn frame(number: u32) -> Vec<u8> {
     let bytes = (0..64 * 64).flat_map(|i| [(i % 64 * 3) as u8, (40 * number % 250) as u8, (i / 64) as u8]).collect();
     encode_jpeg(&Rgb { width: 64, height: 64, bytes }, 90, &Metadata::default()).expect("a JPEG")
@@ -28,14 +28,14 @@ fn show(socket: &mut Socket, number: u32, file: &[u8]) {
     socket.send(BINARY, &[&number.to_be_bytes()[..], file].concat());
 }
 
-/// The next image: its number, and its pixels.
+/// Returns the next image: its number, and its pixels.
 fn image(socket: &mut Socket) -> (u32, Rgb) {
     let bytes = socket.message().expect("the socket is open").expect_err("an image");
     let number = bytes.first_chunk().map(|number| u32::from_be_bytes(*number)).expect("a number");
     (number, flux::input::read_bytes(&bytes[4..]).expect("a JPEG"))
 }
 
-/// The next error: its number, and its code.
+/// Returns the next error: its number, and its code.
 fn wrong(socket: &mut Socket) -> (Value, String) {
     let text = socket.message().expect("the socket is open").expect("an error");
     (text["number"].clone(), text["error"]["code"].as_str().unwrap_or_default().to_string())
@@ -65,7 +65,7 @@ fn a_frame_becomes_the_image_that_other_routes_make_of_it_and_the_newest_wins() 
         ],
     );
     assert!(made == flux::input::read_bytes(&images(&edited)[0]).unwrap());
-    // Of frames that come faster than images, the newest is made.
+    // If frames come faster than images, the newest is used.
     (1..=20).for_each(|number| show(&mut socket, number, &frame(number)));
     let mut numbers = Vec::new();
     while numbers.last() != Some(&20) {
@@ -93,13 +93,13 @@ fn an_image_begins_with_a_part_of_the_one_before_as_in_flux_live() {
     assert!(second != plain, "it begins with a part of the one before");
     assert!(made(0.0) == plain, "and no more where that is not asked for");
     assert!(made(0.5) == plain, "as at first");
-    // What cannot be made leaves the image before as it is.
+    // An invalid request leaves the previous image as it is.
     say(&mut socket, &with(fields(0.5), json!({"loras": [{"name": "none"}]})));
     show(&mut socket, 2, &frame(1));
     assert_eq!(wrong(&mut socket).0, 2);
     say(&mut socket, &fields(0.5));
     assert!(shown(&mut socket) == second);
-    // Alone it leaves the other fields as they are.
+    // A single field leaves the other fields as they are.
     say(&mut socket, &json!({"feedback": 0}));
     assert!(shown(&mut socket) == plain);
     say(&mut socket, &json!({"feedback": 0.5}));
@@ -117,7 +117,7 @@ fn words_that_change_end_what_is_made_of_those_before() {
     assert_eq!((number, made.width), (2, 64));
     say(&mut socket, &json!({"draw": 3}));
     assert!(image(&mut socket) == (3, made), "what was said holds on");
-    // A client that is gone ends its work.
+    // The work of a disconnected client ends.
     say(&mut socket, &with(small("x"), json!({"size": "512x512", "steps": 1000, "draw": 4})));
     until("it is begun", || running(&serving) == 1);
     drop(socket);
@@ -153,7 +153,7 @@ fn what_is_wrong_is_told_and_the_socket_stays_open() {
     assert_eq!(wrong(&mut socket), (8.into(), "invalid_image".to_string()));
     show(&mut socket, 9, &frame(1));
     assert_eq!(image(&mut socket).0, 9);
-    // More than a frame may have ends the socket.
+    // Messages larger than a frame may be end the socket.
     let start = Instant::now();
     socket.send(BINARY, &vec![0; 9 << 20]);
     assert!(socket.message().is_none() && start.elapsed() < Duration::from_secs(30));
@@ -175,7 +175,7 @@ fn the_rules_of_other_routes_hold_for_sockets() {
     assert_eq!(serving.get("/v1/live").status, 400, "no request but a socket");
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("keys");
-    let made = Run::of(flux().args(["key", "alice"])).succeeds();
+    let made = Run::new(flux().args(["key", "alice"])).succeeds();
     fs::write(&path, &made.stdout).unwrap();
     fs::set_permissions(&path, fs::Permissions::from_mode(0o600)).unwrap();
     let sesame = made.stderr.split('`').nth(1).expect("the key").to_string();

@@ -9,7 +9,7 @@ use serde_json::json;
 use super::*;
 use crate::program::{flux, names};
 
-/// An agent's program, and the tools that it started.
+/// An agent, and the MCP server that it started.
 struct Agent {
     child: Child,
     input: ChildStdin,
@@ -23,7 +23,8 @@ impl Agent {
         let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
         let (input, output) = (child.stdin.take().unwrap(), BufReader::new(child.stdout.take().unwrap()));
         let mut agent = Self { child, input, output };
-        let info = json!({"protocolVersion": "2025-06-18", "capabilities": {}, "clientInfo": {"name": "test", "version": "1"}});
+        let client = json!({"name": "test", "version": "1"});
+        let info = json!({"protocolVersion": "2025-06-18", "capabilities": {}, "clientInfo": client});
         agent.send(json!({"id": 0, "method": "initialize", "params": info}));
         let answer = agent.hear();
         assert_eq!(answer["result"]["serverInfo"]["name"], "flux", "{answer}");
@@ -35,11 +36,19 @@ impl Agent {
         writeln!(self.input, "{}", with(message, json!({"jsonrpc": "2.0"}))).unwrap();
     }
 
-    /// The next message; nothing else may be on standard output.
+    /// Returns the next message; standard output must have nothing else.
     fn hear(&mut self) -> Value {
         let mut line = String::new();
         self.output.read_line(&mut line).unwrap();
         serde_json::from_str(&line).unwrap_or_else(|e| panic!("{e}: {line:?}"))
+    }
+
+    /// Returns the result of a request without notifications.
+    fn ask(&mut self, method: &str, params: Value) -> Value {
+        self.send(json!({"id": 6, "method": method, "params": params}));
+        let answer = self.hear();
+        assert!(answer["result"].is_object(), "{answer}");
+        answer["result"].clone()
     }
 
     /// Calls a tool, and returns the notifications and the result.
@@ -65,6 +74,17 @@ fn an_agent_draws_over_pipes() {
     let tools = agent.hear()["result"]["tools"].clone();
     let listed: Vec<_> = tools.as_array().unwrap().iter().map(|tool| tool["name"].as_str().unwrap()).collect();
     assert_eq!(listed, ["generate_image", "edit_image", "list_models"]);
+    for tool in tools.as_array().unwrap() {
+        assert!(tool["title"].is_string() && tool["outputSchema"]["type"] == "object", "{tool}");
+        let hints = &tool["annotations"];
+        let reads = tool["name"] == "list_models";
+        assert_eq!((&hints["readOnlyHint"], &hints["idempotentHint"]), (&json!(reads), &json!(reads)), "{tool}");
+        assert_eq!((&hints["destructiveHint"], &hints["openWorldHint"]), (&json!(false), &json!(false)), "{tool}");
+    }
+    let text = tools[0].to_string();
+    for word in ["Generate an image from a text prompt", "multiples of 16", "megapixels", "tiny"] {
+        assert!(text.contains(word), "{word}: {text}");
+    }
 
     let arguments = json!({"prompt": "a cat", "size": "64x64", "steps": 4, "seed": 5});
     let (told, result) = agent.call("generate_image", arguments);
@@ -78,24 +98,48 @@ fn an_agent_draws_over_pipes() {
     let file = link["uri"].as_str().unwrap().strip_prefix("file://").unwrap();
     assert!(std::fs::read(file).unwrap().starts_with(b"\x89PNG"));
     assert_eq!(names(folder.path()).len(), 1);
+    let made = &result["structuredContent"]["images"][0];
+    assert_eq!((&made["seed"], &made["width"], &made["uri"]), (&json!(5), &json!(64), &link["uri"]), "{made}");
+    let list = |agent: &mut Agent| agent.ask("resources/list", json!({}))["resources"].as_array().unwrap().clone();
+    let resources = list(&mut agent);
+    assert_eq!(resources[0]["uri"], link["uri"], "{resources:?}");
+    let contents =
+        |agent: &mut Agent, uri: &str| agent.ask("resources/read", json!({"uri": uri}))["contents"][0].clone();
+    let image = contents(&mut agent, link["uri"].as_str().unwrap());
+    assert_eq!((decoded(&image["blob"]), &image["mimeType"]), (std::fs::read(file).unwrap(), &json!("image/png")));
+    let templates = agent.ask("resources/templates/list", json!({}))["resourceTemplates"].clone();
+    let [by_name, recipe] = [0, 1].map(|place| {
+        templates[place]["uriTemplate"].as_str().unwrap().replace("{name}", made["name"].as_str().unwrap())
+    });
+    assert_eq!(contents(&mut agent, &by_name)["blob"], image["blob"]);
+    let edit = json!({"prompt": "red", "images": [by_name], "steps": 1, "seed": 2, "size": "64x64"});
+    assert_eq!(agent.call("edit_image", edit).1["isError"], false);
+    let recipe: Value = serde_json::from_str(contents(&mut agent, &recipe)["text"].as_str().unwrap()).unwrap();
+    assert!(recipe.to_string().contains("a cat"), "{recipe}");
+    agent.send(json!({"id": 9, "method": "resources/read", "params": {"uri": "file:///etc/passwd"}}));
+    assert_eq!(agent.hear()["error"]["code"], -32002, "files that no tool made are not read");
 
     let edit = json!({"prompt": "make it red", "images": [file], "steps": 1, "seed": 1, "size": "64x64"});
     assert_eq!(agent.call("edit_image", edit).1["isError"], false);
     let (_, models) = agent.call("list_models", json!({}));
     assert!(models["content"][0]["text"].as_str().is_some_and(|text| text.contains("\"tiny\"")), "{models}");
-    for (name, arguments, told) in [
-        ("generate_image", json!({"prompt": "x", "size": "1x1"}), "invalid_value"),
-        ("generate_image", json!({"prompt": "x", "what": 1}), "unknown_parameter"),
-        ("generate_image", json!({}), "missing_required_parameter"),
-        ("edit_image", json!({"prompt": "x"}), "missing_required_parameter"),
-        ("edit_image", json!({"prompt": "x", "images": ["/none.png"]}), "invalid_value"),
+    assert_eq!(models["structuredContent"]["models"][0]["id"], "tiny");
+    for (name, arguments, told, field) in [
+        ("generate_image", json!({"prompt": "x", "size": "1x1"}), "invalid_value", "size"),
+        ("generate_image", json!({"prompt": "x", "what": 1}), "unknown_parameter", "what"),
+        ("generate_image", json!({}), "missing_required_parameter", "prompt"),
+        ("generate_image", json!({"prompt": "x", "steps": "many"}), "invalid_", "steps"),
+        ("generate_image", json!({"prompt": ["x"]}), "invalid_", "prompt"),
+        ("edit_image", json!({"prompt": "x"}), "missing_required_parameter", "`images`"),
+        ("edit_image", json!({"prompt": "x", "images": ["/none.png"]}), "invalid_value", "none.png"),
+        ("edit_image", json!({"prompt": "x", "images": [7]}), "invalid_value", "`images`"),
     ] {
         let (_, result) = agent.call(name, arguments.clone());
         let text = result["content"][0]["text"].as_str().unwrap_or_default();
-        assert!(result["isError"] == true && text.starts_with(told), "{arguments}: {result}");
+        assert!(result["isError"] == true && text.starts_with(told) && text.contains(field), "{arguments}: {result}");
     }
 
-    // A call that is cancelled ends, and the next one is answered.
+    // A cancelled call ends, and the next one is answered.
     let params = json!({"name": "generate_image", "arguments": {"prompt": "x", "size": "512x512", "steps": 1000},
         "_meta": {"progressToken": "q"}});
     agent.send(json!({"id": 8, "method": "tools/call", "params": params}));
@@ -145,4 +189,87 @@ fn agents_draw_over_http() {
     assert_eq!(ask(&foreign, json!({"method": "tools/list"})).status, 403);
     let large = b"POST /mcp HTTP/1.1\r\nHost: localhost\r\nContent-Length: 300000000\r\nConnection: close\r\n\r\n";
     assert_eq!(serving.send(large).error().1, "payload_too_large", "the limits of other bodies hold");
+}
+
+/// Calls over HTTP with streamed responses, from a client of a session.
+struct Session<'a> {
+    serving: &'a Serving,
+    id: String,
+}
+
+const ACCEPT: &str = "Accept: application/json, text/event-stream";
+
+impl<'a> Session<'a> {
+    fn start(serving: &'a Serving, version: &str) -> Self {
+        let info = json!({"protocolVersion": version, "capabilities": {}, "clientInfo": {"name": "t", "version": "1"}});
+        let body = json!({"jsonrpc": "2.0", "id": 0, "method": "initialize", "params": info}).to_string();
+        let reply = serving.ask("POST", "/mcp", &["Content-Type: application/json", ACCEPT], body.as_bytes());
+        let text = String::from_utf8_lossy(&reply.body).to_string();
+        assert!(text.contains(&format!("\"protocolVersion\":\"{version}\"")), "{version}: {text}");
+        Self { serving, id: reply.header("mcp-session-id").expect("a session").to_string() }
+    }
+
+    fn head(&self) -> [String; 3] {
+        [format!("Mcp-Session-Id: {}", self.id), "Content-Type: application/json".to_string(), ACCEPT.to_string()]
+    }
+
+    fn ask(&self, method: &str, message: Value) -> Reply {
+        let head = self.head();
+        let body = with(message, json!({"jsonrpc": "2.0"})).to_string();
+        self.serving.ask(method, "/mcp", &head.each_ref().map(|line| &**line), body.as_bytes())
+    }
+
+    /// Starts a call that takes longer than any test; its response is not read.
+    fn begin_endless(&self, id: u64) -> std::net::TcpStream {
+        let arguments = json!({"prompt": "x", "size": "512x512", "steps": 1000});
+        let params = json!({"name": "generate_image", "arguments": arguments});
+        let body = json!({"jsonrpc": "2.0", "id": id, "method": "tools/call", "params": params}).to_string();
+        let mut stream = std::net::TcpStream::connect(self.serving.address).unwrap();
+        let head = self.head().join("\r\n");
+        let length = body.len();
+        write!(stream, "POST /mcp HTTP/1.1\r\nHost: localhost\r\n{head}\r\nContent-Length: {length}\r\n\r\n{body}")
+            .unwrap();
+        until("it runs", || running(self.serving) == 1);
+        stream
+    }
+}
+
+/// Returns the number of images in engines.
+fn running(serving: &Serving) -> usize {
+    let figures = String::from_utf8(serving.get("/metrics").body).unwrap();
+    let line = figures.lines().find_map(|line| line.split_once("images_running ").filter(|_| !line.starts_with('#')));
+    line.unwrap_or_else(|| panic!("{figures}")).1.parse().expect("a number")
+}
+
+#[test]
+fn calls_over_http_end_with_a_notification_the_stream_or_the_session() {
+    let serving = Serving::start(&[]);
+    let ends = |what: &str| {
+        let start = std::time::Instant::now();
+        until(what, || running(&serving) == 0);
+        assert!(start.elapsed() < std::time::Duration::from_secs(5), "{what}: {:?}", start.elapsed());
+    };
+    let (session, other) = (Session::start(&serving, "2025-03-26"), Session::start(&serving, "2025-06-18"));
+    assert_ne!(session.id, other.id);
+    let cancel = |session: &Session<'_>, id: u64| {
+        let params = json!({"requestId": id, "reason": "enough"});
+        session.ask("POST", json!({"method": "notifications/cancelled", "params": params})).status
+    };
+    let stream = session.begin_endless(7);
+    assert_eq!((cancel(&other, 7), cancel(&session, 8)), (202, 202));
+    assert_eq!(running(&serving), 1, "neither was meant");
+    assert_eq!(cancel(&session, 7), 202);
+    ends("a notification ends it");
+    drop(stream);
+    drop(session.begin_endless(9));
+    ends("the end of its stream ends it");
+    let stream = session.begin_endless(10);
+    assert_eq!(session.ask("DELETE", json!({})).status, 200);
+    ends("the end of its session ends it");
+    drop(stream);
+    assert_eq!(session.ask("POST", json!({"id": 1, "method": "tools/list"})).status, 404);
+    assert_eq!(other.ask("POST", json!({"id": 1, "method": "tools/list"})).status, 200);
+    for version in ["2024-11-05", "2025-11-25"] {
+        Session::start(&serving, version);
+    }
 }

@@ -7,6 +7,11 @@ use super::*;
 use crate::cli::again::write_adapter;
 use crate::program::{Run, flux};
 
+/// Returns the pixels of an image; its file also has the names of its input images.
+fn pixels(reply: &Reply) -> Vec<u8> {
+    read_bytes(&images(reply)[0]).expect("an image").bytes
+}
+
 #[test]
 fn an_image_is_that_of_the_command_line() {
     let serving = Serving::start(&[]);
@@ -22,7 +27,7 @@ fn an_image_is_that_of_the_command_line() {
     assert!(answer["created"].as_u64().is_some_and(|time| time > 1_700_000_000));
     let folder = tempfile::tempdir().unwrap();
     let flags = ["a red circle", "--size", "64", "-s", "1", "-S", "5", "--device", "cpu", "-o", "out.png"];
-    Run::of(flux().current_dir(folder.path()).args(flags)).succeeds();
+    Run::new(flux().current_dir(folder.path()).args(flags)).succeeds();
     let file = std::fs::read(folder.path().join("out.png")).unwrap();
     assert_eq!(images(&reply)[0], file, "the same bytes");
     assert_eq!(answer["flux"]["recipes"][0]["recipe"]["seed"], 5);
@@ -56,7 +61,7 @@ fn formats_and_urls_are_as_asked_for() {
     let answer = reply.json();
     assert!(answer["data"][0]["b64_json"].is_null());
     let url = answer["data"][0]["url"].as_str().unwrap();
-    let file = serving.get(url);
+    let file = serving.get(url.strip_prefix("http://localhost").expect("a whole address"));
     assert_eq!((file.status, file.header("content-type")), (200, Some("image/png")));
     assert!(file.body.starts_with(b"\x89PNG"));
     assert_eq!(serving.get("/v1/files/0123.png").status, 404);
@@ -87,13 +92,15 @@ fn what_cannot_be_honoured_is_named() {
         (json!({"svg": true}), "unknown_parameter", "svg"),
         (json!({"image": "x"}), "unknown_parameter", "image"),
         (json!({"n": 0}), "invalid_value", "n"),
-        (json!({"n": "2"}), "invalid_type", "n"),
+        (json!({"n": "two"}), "invalid_value", "n"),
+        (json!({"num_images": 0}), "invalid_value", "num_images"),
         (json!({"prompt": 3}), "invalid_type", "prompt"),
         (json!({"prompt": "a\u{0}b"}), "invalid_value", "prompt"),
         (json!({"size": "256x256"}), "invalid_value", "size"),
         (json!({"size": "1x1"}), "invalid_value", "size"),
         (json!({"size": "99999999999999999999x64"}), "invalid_value", "size"),
-        (json!({"seed": -1}), "invalid_value", "seed"),
+        (json!({"seed": -2}), "invalid_value", "seed"),
+        (json!({"steps": 2, "num_inference_steps": 3}), "invalid_value", "steps"),
         (json!({"seed": u64::MAX, "n": 2}), "invalid_value", "seed"),
         (json!({"steps": 0}), "invalid_value", "steps"),
         (json!({"loras": [{"name": "none"}]}), "invalid_value", "loras"),
@@ -102,6 +109,68 @@ fn what_cannot_be_honoured_is_named() {
         assert_eq!(wrong(more.clone()), (400, code.to_string(), param.to_string()), "{more}");
     }
     assert_eq!(wrong(json!({"n": null, "what": null, "user": "u", "moderation": "low"})).0, 200);
+}
+
+#[test]
+fn fields_of_other_apis_make_the_same_image() {
+    let serving = Serving::start(&[]);
+    let image = |fields: Value| images(&serving.post("/v1/images/generations", &fields)).remove(0);
+    let own = image(json!({"prompt": "a cat", "size": "96x64", "steps": 2, "seed": 5}));
+    for fields in [
+        json!({"prompt": "a cat", "width": 96, "height": 64, "num_inference_steps": 2, "seed": 5, "batch_size": 1}),
+        json!({"prompt": "a cat", "image_size": {"width": 96, "height": 64}, "steps": "2", "random_seed": "5", "n": "1"}),
+        json!({"positive_prompt": "a cat", "width": "96", "height": 64.0, "sample_steps": 2.0, "seed": 5, "model": "",
+            "negative": "", "stream": "false", "size": ""}),
+    ] {
+        assert_eq!(image(fields.clone()), own, "{fields}");
+    }
+    let random = |seed: Value| {
+        let reply = serving.post("/v1/images/generations", &with(small("x"), json!({"seed": seed})));
+        reply.json()["data"][0]["seed"].as_u64().expect("a seed")
+    };
+    assert_ne!(random(json!(-1)), random(json!("-1")));
+    let wide = serving.post("/v1/images/generations", &json!({"prompt": "x", "steps": 1, "aspect_ratio": "2:1"}));
+    let size = wide.json()["size"].as_str().unwrap().to_string();
+    let sides: Vec<u64> = size.split('x').map(|side| side.parse().unwrap()).collect();
+    assert!(sides[0] > sides[1] && sides[0].abs_diff(2 * sides[1]) <= 16, "{size}");
+}
+
+#[test]
+fn all_wrong_fields_are_in_one_answer() {
+    let serving = Serving::start(&[]);
+    let wrong = json!({"prompt": "x", "n": 0, "size": "1x1", "guidance_scale": "high", "what": 1});
+    let reply = serving.post("/v1/images/generations", &wrong);
+    assert_eq!(reply.error(), (400, "invalid_value".to_string(), "size".to_string()));
+    let answer = reply.json();
+    let errors = answer["error"]["errors"].as_array().unwrap();
+    let params: Vec<_> = errors.iter().map(|error| error["param"].as_str().unwrap()).collect();
+    assert_eq!(params, ["size", "guidance_scale", "n", "what"]);
+    let message = answer["error"]["message"].as_str().unwrap();
+    assert!(errors.iter().all(|error| message.contains(error["message"].as_str().unwrap())), "{message}");
+}
+
+#[test]
+fn clients_of_dall_e_get_whole_addresses() {
+    let serving = Serving::start(&["--trust-proxy", "127.0.0.1"]);
+    let url = |head: &[&str], model: &str| {
+        let body = with(small("x"), json!({"model": model})).to_string();
+        let head = [&["Content-Type: application/json"], head].concat();
+        let answer = serving.ask("POST", "/v1/images/generations", &head, body.as_bytes()).json();
+        answer["data"][0]["url"].as_str().map(str::to_string)
+    };
+    assert_eq!(url(&[], "gpt-image-1"), None);
+    let own = url(&[], "dall-e-3").unwrap();
+    assert!(own.starts_with("http://localhost/v1/files/"), "{own}");
+    let proxied = ["X-Forwarded-Proto: https", "X-Forwarded-Host: flux.example", "X-Forwarded-Prefix: /flux"];
+    let proxied = url(&proxied, "dall-e-2").unwrap();
+    assert!(proxied.starts_with("https://flux.example/flux/v1/files/"), "{proxied}");
+    // A response's image can be the input of the next request, behind any proxy.
+    let edit = json!({"prompt": "green", "steps": 1, "images": [{"image_url": proxied}]});
+    assert_eq!(images(&serving.post("/v1/images/edits", &edit)).len(), 1);
+    let public = Serving::start(&["--public-url", "https://draw.example/a/"]);
+    let answer = public.post("/v1/images/generations", &with(small("x"), json!({"response_format": "url"}))).json();
+    let url = answer["data"][0]["url"].as_str().unwrap();
+    assert!(url.starts_with("https://draw.example/a/v1/files/"), "{url}");
 }
 
 #[test]
@@ -116,7 +185,8 @@ fn a_stream_shows_the_steps_and_then_the_image() {
     assert_eq!(names, [partial, partial, "image_generation.completed"]);
     for (number, (name, data)) in events.iter().enumerate() {
         assert_eq!(data["type"], *name);
-        assert!(decoded(&data["b64_json"]).starts_with(b"\x89PNG"));
+        let image = read_bytes(&decoded(&data["b64_json"])).unwrap();
+        assert_eq!(data["size"], format!("{}x{}", image.width, image.height));
         if *name == partial {
             assert_eq!(data["partial_image_index"], number);
         }
@@ -149,7 +219,7 @@ fn edits_take_images_and_masks() {
     let two = edit(&[("image[]", Some("a.png"), &red), ("image[]", Some("a.png"), &blue)]).json();
     assert_eq!(two["usage"]["input_tokens_details"]["image_tokens"], 32);
 
-    // What is not transparent comes back as it was.
+    // Opaque pixels are unchanged.
     let mut rgba = vec![255; 4 * 64 * 64];
     (0..64 * 32).for_each(|pixel| rgba[4 * pixel + 3] = 0);
     let mut mask = Vec::new();
@@ -161,17 +231,84 @@ fn edits_take_images_and_masks() {
     assert!(image.bytes[3 * 64 * 32..].chunks(3).all(|pixel| pixel == [200, 30, 30]), "the lower half");
     assert!(image.bytes[..3 * 64 * 32].chunks(3).any(|pixel| pixel != [200, 30, 30]), "the upper half is new");
 
+    // A mask of another size is stretched, with a note.
+    let reply = edit(&[("image", Some("a.png"), &red), ("mask", Some("m.png"), &png(32, 48, [255; 3]))]);
+    assert!(reply.status == 200 && reply.json()["flux"]["notes"].to_string().contains("32x48"), "{}", reply.json());
+
     for (files, code, param) in [
         (vec![], "missing_required_parameter", "image"),
         (vec![("image", Some("a.png"), &b"no image"[..])], "invalid_image", "image"),
         (vec![("image", Some("a.png"), &red[..red.len() - 30])], "invalid_image", "image"),
-        (vec![("image", Some("a.png"), &red), ("mask", Some("m.png"), &png(32, 32, [255; 3]))], "mask_size", "mask"),
         (vec![("picture", Some("a.png"), &red)], "unknown_parameter", "picture"),
     ] {
         assert_eq!(edit(&files).error(), (400, code.to_string(), param.to_string()));
     }
     let json = serving.post("/v1/images/edits", &small("x"));
     assert_eq!(json.error(), (400, "missing_required_parameter".to_string(), "image".to_string()));
+}
+
+#[test]
+fn images_of_an_edit_may_be_in_json() {
+    let serving = Serving::start(&[]);
+    let (red, blue) = (png(64, 64, [200, 30, 30]), png(64, 64, [30, 30, 200]));
+    let [red_text, blue_text] = [&red, &blue].map(|file| STANDARD.encode(file));
+    let url = |text: &str| format!("data:image/png;base64,{text}");
+    let edit =
+        |more: Value| serving.post("/v1/images/edits", &with(json!({"prompt": "x", "steps": 1, "seed": 5}), more));
+    let fields: [crate::serving::Part<'_>; 3] = [("prompt", None, b"x"), ("steps", None, b"1"), ("seed", None, b"5")];
+    let form =
+        |files: &[crate::serving::Part<'_>]| pixels(&serving.form("/v1/images/edits", &[&fields[..], files].concat()));
+    let one = form(&[("image", Some("a.png"), &red)]);
+    for image in [
+        json!({"images": [{"image_url": url(&red_text)}]}),
+        json!({"images": [{"image_url": {"url": url(&red_text)}, "file_id": null}]}),
+        json!({"image": red_text}),
+        json!({"image": url(&red_text)}),
+        json!({"image": [red_text]}),
+        json!({"image": {"b64_json": red_text}}),
+        json!({"image_url": url(&red_text)}),
+        json!({"init_images": [red_text.trim_end_matches('=')]}),
+    ] {
+        assert_eq!(pixels(&edit(image.clone())), one, "{}", &image.to_string()[..30]);
+    }
+    let both = form(&[("image[]", Some("a.png"), &red), ("image[]", Some("b.png"), &blue)]);
+    assert_eq!(pixels(&edit(json!({"image": [red_text, {"image_url": url(&blue_text)}]}))), both);
+    let masked = form(&[("mask", Some("m.png"), &png(64, 64, [255; 3])), ("image", Some("a.png"), &red)]);
+    for mask in [json!(blue_text), json!({"image_url": url(&STANDARD.encode(png(64, 64, [255; 3])))})] {
+        let reply = edit(json!({"image": red_text, "mask": mask}));
+        assert_eq!(pixels(&reply) == masked, mask.is_object(), "{}", &mask.to_string()[..30]);
+    }
+    for (image, code, param) in [
+        (json!({"images": [{"file_id": "file-1"}]}), "unsupported_value", "images[0].file_id"),
+        (json!({"image": "https://example.com/a.png"}), "unsupported_value", "image"),
+        (json!({"image": "not base64!"}), "invalid_image", "image"),
+        (json!({"image": []}), "missing_required_parameter", "image"),
+        (json!({"image": red_text, "mask": {"file_id": "x"}}), "unsupported_value", "mask.file_id"),
+    ] {
+        assert_eq!(edit(image.clone()).error(), (400, code.to_string(), param.to_string()), "{image}");
+    }
+}
+
+#[test]
+fn files_of_an_edit_have_many_names() {
+    let serving = Serving::start(&[]);
+    let (red, blue) = (png(64, 64, [200, 30, 30]), png(64, 64, [30, 30, 200]));
+    let white = png(64, 64, [255; 3]);
+    let fields: [crate::serving::Part<'_>; 3] = [("steps", None, b"1"), ("seed", None, b"5"), ("size", None, b"")];
+    let form = |files: &[crate::serving::Part<'_>]| {
+        let reply = serving.form("/v1/images/edits", &[files, &fields[..], &[("prompt", None, b"x")]].concat());
+        pixels(&reply)
+    };
+    let one = form(&[("image", Some("a.png"), &red)]);
+    for name in ["image[]", "image[0]", "images", "images[]", "url", "init_image"] {
+        assert_eq!(form(&[(name, Some("a.png"), &red)]), one, "{name}");
+    }
+    let text = format!("data:image/png;base64,{}", STANDARD.encode(&red));
+    assert_eq!(form(&[("image", None, text.as_bytes()), ("mask", Some(""), b"")]), one, "a text, and no mask chosen");
+    let both = form(&[("image[]", Some("a.png"), &red), ("image[]", Some("b.png"), &blue)]);
+    assert_eq!(form(&[("image[1]", Some("b.png"), &blue), ("image[0]", Some("a.png"), &red)]), both);
+    let masked = form(&[("image", Some("a.png"), &red), ("mask", Some("m.png"), &white)]);
+    assert_eq!(form(&[("mask[]", Some("m.png"), &white), ("images[]", Some("a.png"), &red)]), masked);
 }
 
 #[test]

@@ -1,4 +1,4 @@
-//! Requests as programs send them, which are too large to be run here. Where they come from stands beside each.
+//! Requests of programs that are too large to run here. Each test names its source.
 
 use serde_json::json;
 
@@ -7,7 +7,7 @@ use super::*;
 use crate::serving::{Part, form};
 
 /// Open WebUI, backend/open_webui/routers/images.py of 2026 (02530d50), the engine `openai`: `image_generations` and
-/// `image_edits`. aiohttp gives texts of forms a type of their own.
+/// `image_edits`. aiohttp sets a content type for form fields.
 #[test]
 fn open_webui_by_openai_s_api() {
     let serving = Serving::start(&[]);
@@ -37,8 +37,8 @@ fn open_webui_by_openai_s_api() {
     }
 }
 
-/// The same file, the engine `automatic1111`: `get_models`, `get_image_model`, `set_image_model`, `verify_url` and
-/// `image_generations`. The key of Basic is empty where none is set.
+/// Open WebUI, backend/open_webui/routers/images.py, the engine `automatic1111`: `get_models`, `get_image_model`,
+/// `set_image_model`, `verify_url` and `image_generations`. The key of Basic is empty if none is set.
 #[test]
 fn open_webui_by_a1111_s_api() {
     let serving = Serving::start(&[]);
@@ -107,7 +107,7 @@ fn librechat_s_stable_diffusion() {
     let serving = Serving::start(&[]);
     let head =
         ["Accept: application/json, text/plain, */*", "Content-Type: application/json", "User-Agent: axios/1.12.1"];
-    // It always asks for 1024x1024; here for less, since the machine is small.
+    // It always requests 1024x1024; the test requests less, because the machine is small.
     let body = json!({"prompt": "a red circle", "negative_prompt": "blurry", "cfg_scale": 4.5, "steps": 22,
         "width": 128, "height": 128});
     let told = serving.ask("POST", "/sdapi/v1/txt2img", &head, body.to_string().as_bytes()).json();
@@ -157,7 +157,7 @@ fn librechat_s_openai_tools() {
 }
 
 /// Krita's plugin krita-ai-diffusion, ai_diffusion/backend/comfy_client.py and comfy_workflow.py of version 1.50
-/// (18862a7d, 197020f4): what it asks for when it connects, and what it sends to draw.
+/// (18862a7d, 197020f4): its requests when it connects, and its requests for images.
 #[test]
 fn krita_connects_and_draws_what_needs_no_nodes_of_its_own() {
     let serving = Serving::start(&[]);
@@ -168,7 +168,7 @@ fn krita_connects_and_draws_what_needs_no_nodes_of_its_own() {
     assert!(serving.socket("/ws?clientId=krita", &[]).is_ok());
     let nodes = ask("GET", "/object_info", b"").json();
     let missing = |names: &[&str]| names.iter().filter(|name| nodes[**name].is_null()).count();
-    // What it needs and what is not here: it says so, unless `check_server_resources` is off.
+    // Required nodes that are missing: the plugin reports them, unless `check_server_resources` is off.
     assert_eq!(missing(&["InpaintPreprocessor", "IPAdapter", "ETN_Translate", "INPAINT_ColorMatch"]), 4);
     assert_eq!(missing(&["ETN_LoadImageCache", "ETN_SaveImageCache", "VAELoader", "CLIPLoader", "LoraLoader"]), 0);
     assert_eq!(ask("GET", "/api/etn/languages", b"").json(), json!([]));
@@ -196,14 +196,14 @@ fn krita_connects_and_draws_what_needs_no_nodes_of_its_own() {
     assert_ne!(draws("krita_refine", "4f6a2c1e-0d55-4a4b-9e39-0f6f5a7b8c9d"), circle);
     assert_eq!(ask("PUT", "/api/etn/image/0a1b2c3d", b"no image").status, 400);
     assert_eq!(ask("GET", "/api/etn/image/none", b"").status, 404);
-    // A selection needs nodes that are not here: the first of them is named.
+    // A selection needs missing nodes: the error names the first of them.
     let reply = ask("POST", "/prompt", json!({"prompt": graph("krita_inpaint")}).to_string().as_bytes());
     assert_eq!((reply.status, &reply.json()["error"]["extra_info"]["class_type"]), (400, &json!("INPAINT_ExpandMask")));
     assert_eq!(ask("POST", "/queue", b"{\"delete\": [\"4f6a2c1e\"]}").status, 200);
     assert_eq!(ask("POST", "/interrupt", b"{}").status, 200);
 }
 
-/// ComfyUI's own example of a client, script_examples/websockets_api_example.py: websocket-client names an origin.
+/// ComfyUI's own example client, script_examples/websockets_api_example.py: websocket-client sends an origin.
 #[test]
 fn comfyui_s_own_example() {
     let serving = Serving::start(&[]);
@@ -211,7 +211,7 @@ fn comfyui_s_own_example() {
     let origin = format!("Origin: http://{}", serving.address);
     let mut socket = serving.socket("/ws?clientId=example", &[&origin]).expect("a socket");
     let (id, _) = post(&serving, &graph("ksampler"), "example");
-    // Images come while the node that sends them is the one that runs.
+    // Images come while their node is running.
     let (mut node, mut sent) = (Value::Null, 0);
     for message in socket.until_over(&id) {
         match message {

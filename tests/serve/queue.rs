@@ -1,4 +1,4 @@
-//! A server whose images workers make, as far as that needs no broker: `make test-cluster` has one.
+//! A server with remote workers, without a broker: `make test-cluster` tests it with one.
 
 use std::fs;
 use std::path::Path;
@@ -6,23 +6,23 @@ use std::path::Path;
 use super::*;
 use crate::program::{Run, flux};
 
-/// A broker that nobody asks.
+/// A broker that is never contacted.
 const BROKER: &str = "amqp://127.0.0.1:1";
 const BATCH: &str = "b-0123456789abcdef0123456789abcdef";
 
-/// A store that knows a model.
+/// Creates a store with a registered model.
 fn store() -> (tempfile::TempDir, String) {
     let folder = tempfile::tempdir().expect("a temporary folder");
     let store = format!("file://{}", folder.path().display());
-    Run::of(flux().args(["worker", "--name", "tiny", "--register", "--store", &store])).succeeds();
+    Run::new(flux().args(["worker", "--name", "tiny", "--register", "--store", &store])).succeeds();
     (folder, store)
 }
 
 fn serve(store: &str) -> Serving {
-    Serving::of(&mut flux(), &["--queue", BROKER, "--store", store])
+    Serving::from_command(&mut flux(), &["--queue", BROKER, "--store", store])
 }
 
-/// A batch of three jobs, of which one is done and one has failed.
+/// Writes a batch of three jobs: one is done and one has failed.
 fn write_batch(store: &Path) {
     let hash = |job: usize| format!("{job:064x}");
     let mut manifest = "{\"v\": 1, \"model\": \"tiny\", \"format\": {\"type\": \"png\"}, \"jobs\": 3}\n".to_string();

@@ -1,7 +1,11 @@
 //! The command line through a running server.
 
 use std::fs;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::TcpListener;
 use std::path::Path;
+use std::sync::{Arc, Mutex};
+use std::thread;
 
 use super::*;
 use crate::cli::again::write_adapter;
@@ -22,7 +26,7 @@ fn a_server_makes_the_bytes_that_the_command_makes_alone() {
         if server {
             command.env("FLUX_SERVER", &url);
         }
-        Run::of(&mut command).succeeds()
+        Run::new(&mut command).succeeds()
     };
     for (number, flags) in [
         "a-cat --size 64",
@@ -66,10 +70,10 @@ fn what_a_server_refuses_or_cannot_do_is_told() {
     let serving = Serving::start(&["--max-pixels", "4096"]);
     let url = format!("http://{}", serving.address);
     let run =
-        |flags: &[&str]| Run::of(flux().current_dir(folder.path()).args(["-p", "x", "-o", "out.png"]).args(flags));
+        |flags: &[&str]| Run::new(flux().current_dir(folder.path()).args(["-p", "x", "-o", "out.png"]).args(flags));
     run(&["--server", &url, "--size", "128"]).fails(2, &["4096 pixels", &url]);
     run(&["--server", &url, "--lora", "none"]).fails(2, &["none"]);
-    run(&["--server", "localhost"]).fails(2, &["is no address", "http://"]);
+    run(&["--server", "localhost"]).fails(2, &["not a valid address", "http://"]);
     run(&["--server", &url, "--timings"]).fails(2, &["--timings", "server"]);
     run(&["--server", "http://127.0.0.1:9", "--size", "64"]).fails(1, &["does not answer", "flux serve"]);
     assert!(crate::program::names(folder.path()).is_empty(), "nothing is left");
@@ -89,4 +93,193 @@ fn a_command_that_is_ended_ends_its_work() {
     assert_eq!(child.wait().unwrap().code(), Some(143));
     until("the server is free", || work(&serving) == [0, 0]);
     assert!(crate::program::names(folder.path()).is_empty());
+}
+
+/// A server with responses chosen by a test: status, header lines and body by method and path.
+struct Foreign {
+    port: u16,
+    /// Method, path, and `true` if the request had a key.
+    seen: Arc<Mutex<Vec<(String, String, bool)>>>,
+}
+
+impl Foreign {
+    fn start(answer: impl Fn(&str, &str) -> (u16, String, Vec<u8>) + Send + 'static) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let port = listener.local_addr().unwrap().port();
+        let seen = Arc::<Mutex<Vec<_>>>::default();
+        let log = Arc::clone(&seen);
+        thread::spawn(move || {
+            for mut stream in listener.incoming().flatten() {
+                let mut reader = BufReader::new(stream.try_clone().unwrap());
+                let (mut line, mut length, mut has_key) = (String::new(), 0, false);
+                if reader.read_line(&mut line).is_err() {
+                    continue;
+                }
+                loop {
+                    let mut header = String::new();
+                    if reader.read_line(&mut header).unwrap_or(0) <= 2 {
+                        break;
+                    }
+                    let header = header.to_lowercase();
+                    length =
+                        header.strip_prefix("content-length: ").map_or(length, |text| text.trim().parse().unwrap());
+                    has_key |= header.starts_with("authorization: ");
+                }
+                let _ = reader.take(length).read_to_end(&mut Vec::new());
+                let mut words = line.split(' ').map(str::to_string);
+                let (method, path) = (words.next().unwrap_or_default(), words.next().unwrap_or_default());
+                log.lock().unwrap().push((method.clone(), path.clone(), has_key));
+                let (status, head, body) = answer(&method, &path);
+                let _ = write!(stream, "HTTP/1.1 {status} X\r\nConnection: close\r\n{head}\r\n");
+                let _ = stream.write_all(&body);
+            }
+        });
+        Self { port, seen }
+    }
+
+    /// Starts a server whose job is done, with this image.
+    fn with_image(image: Vec<u8>) -> Self {
+        Self::start(move |method, path| match (method, path.ends_with("/events")) {
+            ("POST", _) => (200, String::new(), job("").into_bytes()),
+            (_, true) => (200, String::new(), b"data: {\"type\": \"done\"}\n\n".to_vec()),
+            _ => (200, String::new(), image.clone()),
+        })
+    }
+
+    fn url(&self) -> String {
+        format!("http://127.0.0.1:{}", self.port)
+    }
+
+    fn seen(&self) -> Vec<(String, String, bool)> {
+        std::mem::take(&mut self.seen.lock().unwrap())
+    }
+}
+
+/// Returns a job whose addresses are at `origin`.
+fn job(origin: &str) -> String {
+    let url = format!("{origin}/v1/jobs/job-1");
+    format!(r#"{{"id": "job-1", "size": "64x64", "steps": 1, "model": "m", "notes": [], "urls": {{"self": "{url}"}}}}"#)
+}
+
+/// Generates one image by a server into an empty folder.
+fn by(url: &str, variables: &[(&str, &str)]) -> (Run, Vec<String>) {
+    let folder = tempfile::tempdir().unwrap();
+    let mut command = flux();
+    command.current_dir(folder.path()).args(["x", "--size", "64", "-o", "out.png", "--server", url]);
+    command.env("FLUX_API_KEY", "secret").envs(variables.iter().copied());
+    (Run::new(&mut command), crate::program::names(folder.path()))
+}
+
+#[test]
+fn only_a_whole_image_of_the_requested_format_is_written() {
+    let image = png(64, 64, [9, 9, 9]);
+    let (run, files) = by(&Foreign::with_image(image.clone()).url(), &[]);
+    run.succeeds();
+    assert_eq!(files, ["out.png"]);
+    let grey = Rgb { width: 64, height: 64, bytes: vec![9; 64 * 64 * 3] };
+    let jpeg = encode(&grey, ImageFormat::Jpeg, &flux::metadata::Metadata::default()).unwrap();
+    for (case, body) in [
+        ("nothing", Vec::new()),
+        ("HTML", b"<!doctype html><html><body>Sign in</body></html>".to_vec()),
+        ("a script", b"#!/bin/sh\nrm -rf ~\n".to_vec()),
+        ("half an image", image[..image.len() / 2].to_vec()),
+        ("the magic alone", image[..8].to_vec()),
+        ("another format", jpeg),
+    ] {
+        let (run, files) = by(&Foreign::with_image(body).url(), &[]);
+        run.fails(1, &["as png"]);
+        assert!(files.is_empty(), "{case}: {files:?}");
+    }
+}
+
+#[test]
+fn neither_addresses_in_an_answer_nor_redirections_lead_to_another_server() {
+    let other = Foreign::with_image(png(64, 64, [9, 9, 9]));
+    let origin = other.url();
+    let lures = Foreign::start(move |method, path| match (method, path.ends_with("/events")) {
+        ("POST", _) => (200, String::new(), job(&origin).into_bytes()),
+        (_, true) => (200, String::new(), b"data: {\"type\": \"done\"}\n\n".to_vec()),
+        _ => (200, String::new(), png(64, 64, [1, 1, 1])),
+    });
+    by(&lures.url(), &[]).0.succeeds();
+    assert_eq!(other.seen(), [], "the addresses in a job are not used");
+    for path in ["/v1/jobs", "/v1/jobs/job-1/events", "/v1/jobs/job-1/images/0"] {
+        let to = format!("Location: {}{path}\r\n", other.url());
+        let redirects = Foreign::start(move |method, asked| match (method, asked.ends_with("/events")) {
+            _ if asked == path => (307, to.clone(), Vec::new()),
+            ("POST", _) => (200, String::new(), job("").into_bytes()),
+            _ => (200, String::new(), b"data: {\"type\": \"done\"}\n\n".to_vec()),
+        });
+        let (run, files) = by(&redirects.url(), &[]);
+        run.fails(1, &["redirects to"]);
+        assert!(files.is_empty() && other.seen().is_empty(), "{path}");
+    }
+    for id in ["../../evil", "", "a?b", "http://evil"] {
+        let server = Foreign::start(move |_, _| (200, String::new(), format!(r#"{{"id": "{id}"}}"#).into_bytes()));
+        by(&server.url(), &[]).0.fails(1, &["not a job"]);
+        assert_eq!(server.seen().len(), 1, "{id}");
+    }
+    let moved = Foreign::start(|method, path| match (method, path) {
+        (_, path) if !path.starts_with("/flux") => (308, format!("Location: /flux{path}\r\n"), Vec::new()),
+        ("POST", _) => (200, String::new(), job("").into_bytes()),
+        (_, path) if path.ends_with("/events") => (200, String::new(), b"data: {\"type\": \"done\"}\n\n".to_vec()),
+        _ => (200, String::new(), png(64, 64, [9, 9, 9])),
+    });
+    by(&moved.url(), &[]).0.succeeds();
+}
+
+#[test]
+fn no_proxy_sees_what_a_server_of_this_machine_gets() {
+    let proxy = Foreign::start(|_, _| (502, String::new(), Vec::new()));
+    let serving = Serving::start(&[]);
+    let variables =
+        ["HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy", "HTTPS_PROXY"].map(|name| (name, proxy.url()));
+    let variables: Vec<_> = variables.iter().map(|(name, url)| (*name, url.as_str())).collect();
+    for host in ["127.0.0.1", "localhost"] {
+        let (run, files) = by(&format!("http://{host}:{}", serving.address.port()), &variables);
+        let run = run.succeeds();
+        assert!(!run.stderr.contains("unencrypted"), "{}", run.stderr);
+        assert_eq!((files.len(), proxy.seen()), (1, Vec::new()), "{host}");
+    }
+    // For another machine the proxy is used.
+    let (run, _) = by("http://flux.invalid:7860", &variables);
+    run.fails(1, &["unencrypted"]);
+    assert!(!proxy.seen().is_empty());
+}
+
+#[test]
+fn answers_and_events_without_an_end_are_given_up() {
+    let endless = |what: &'static str, size: usize| {
+        let text = what.repeat(size / what.len());
+        Foreign::start(move |method, path| match (method, path.ends_with("/events")) {
+            ("POST", _) => (200, String::new(), job("").into_bytes()),
+            (_, true) => (200, String::new(), text.clone().into_bytes()),
+            _ => (200, String::new(), Vec::new()),
+        })
+    };
+    for (what, size) in [(": keep-alive\n\n", 2 << 20), ("data: aaaaaaaa", 2 << 20), ("data: {}\n", 2 << 20)] {
+        let (run, files) = by(&endless(what, size).url(), &[]);
+        run.fails(1, &["events of the job"]);
+        assert!(files.is_empty());
+    }
+    let long = Foreign::start(|_, _| (200, String::new(), vec![b' '; 2 << 20]));
+    by(&long.url(), &[]).0.fails(1, &["not a job"]);
+    by("http://127.0.0.1:9", &[("FLUX_SERVER_TIMEOUT", "soon")]).0.fails(2, &["FLUX_SERVER_TIMEOUT"]);
+    // A server that sends something every tenth of a second, but no news.
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let url = format!("http://{}", listener.local_addr().unwrap());
+    thread::spawn(move || {
+        for (number, mut stream) in listener.incoming().flatten().enumerate() {
+            let _ = stream.read(&mut [0; 1 << 16]);
+            if number == 0 {
+                let _ = write!(stream, "HTTP/1.1 200 X\r\nConnection: close\r\n\r\n{}", job(""));
+                continue;
+            }
+            let _ = write!(stream, "HTTP/1.1 200 X\r\nConnection: close\r\n\r\n");
+            while stream.write_all(b"data: {\"type\": \"queued\", \"position\": 1}\n\n").is_ok() {
+                thread::sleep(std::time::Duration::from_millis(100));
+            }
+        }
+    });
+    by(&url, &[("FLUX_SERVER_TIMEOUT", "1")]).0.fails(1, &["no progress"]);
 }

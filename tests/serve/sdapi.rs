@@ -6,7 +6,7 @@ use serde_json::json;
 use super::*;
 use crate::serving::request;
 
-/// What SillyTavern sends to draw.
+/// Returns SillyTavern's request for an image.
 fn sillytavern(prompt: &str) -> Value {
     json!({
         "prompt": prompt, "negative_prompt": "lowres", "sampler_name": "Euler a", "scheduler": "Automatic", "steps": 20,
@@ -38,7 +38,12 @@ fn an_image_is_drawn_as_its_clients_ask_for_it() {
         "{info}"
     );
     let notes = info["notes"].to_string();
-    assert!(notes.contains("steps 20") && notes.contains("hr_scale"), "{notes}");
+    for told in ["steps 20", "negative_prompt", "cfg_scale 7", "euler a"] {
+        assert!(notes.contains(told), "{told}: {notes}");
+    }
+    for silent in ["hr_", "clip_skip", "denoising_strength", "save_images", "subseed", "scheduler"] {
+        assert!(!notes.contains(silent), "{silent}: {notes}");
+    }
     let same = json!({"prompt": "a cat", "size": "64x64", "seed": 5});
     assert_eq!(images(&serving.post("/v1/images/generations", &same))[0], image, "the image of the other routes");
 
@@ -85,9 +90,6 @@ fn an_image_is_changed_under_a_mask() {
     assert_eq!(wrong(json!({"init_images": []})), (400, "missing_required_parameter".to_string()));
     assert_eq!(wrong(json!({"init_images": ["!!"]})), (400, "invalid_value".to_string()));
     assert_eq!(wrong(json!({"init_images": ["http://localhost/x.png"]})), (400, "invalid_value".to_string()));
-    let reply = serving.post("/sdapi/v1/img2img", &with(body.clone(), json!({"width": 128})));
-    assert_eq!((reply.status, &info(&reply)["width"]), (200, &json!(64)), "the image gives the size");
-    assert!(info(&reply)["notes"].to_string().contains("width and height"), "{}", info(&reply));
     assert_eq!(wrong(json!({"denoising_strength": 2})).0, 400);
 }
 
@@ -144,4 +146,164 @@ fn adapters_are_named_in_the_prompt() {
     let inked = serving.post("/sdapi/v1/txt2img", &sillytavern("a cat <lora:ink:0.8>"));
     assert_eq!(info(&inked)["prompt"], "a cat");
     assert_ne!(plain.json()["images"], inked.json()["images"]);
+    let images = |prompt: &str| {
+        let reply = serving.post("/sdapi/v1/txt2img", &sillytavern(prompt));
+        (reply.json()["images"].clone(), info(&reply)["notes"].to_string())
+    };
+    let (same, notes) = images("a cat <lora:styles/Ink.safetensors:0.8>");
+    assert!(same == inked.json()["images"] && !notes.contains("lora"), "{notes}");
+    let (without, notes) = images("a cat <lora:styles/missing:1>");
+    assert!(without == plain.json()["images"] && notes.contains("<lora:styles/missing:1>"), "{notes}");
+    let lora =
+        json!({"prompt": "a cat", "size": "64x64", "seed": 5, "loras": [{"name": "x/INK.safetensors", "weight": 0.8}]});
+    let reply = serving.post("/v1/images/generations", &lora);
+    assert_eq!(crate::serve::images(&reply)[0], decoded(&inked.json()["images"][0]), "the rule of all routes");
+}
+
+#[test]
+fn what_is_not_here_is_told_and_what_changes_nothing_is_not() {
+    let serving = Serving::start(&[]);
+    let notes = |more: Value| {
+        let body =
+            with(json!({"prompt": "a (red:1.2) circle", "width": 128, "height": 128, "steps": 1, "seed": 5}), more);
+        let reply = serving.post("/sdapi/v1/txt2img", &body);
+        assert_eq!(reply.status, 200, "{}", reply.json());
+        info(&reply)["notes"].to_string()
+    };
+    let unit = json!({"enabled": true, "module": "canny", "model": "c", "image": "iVBORw0KGgo="});
+    for (more, told) in [
+        (json!({"alwayson_scripts": {"ControlNet": {"args": [unit]}}}), "ControlNet"),
+        (json!({"script_name": "SD upscale", "script_args": [1]}), "script_name"),
+        (json!({"negative_prompt": "text"}), "negative_prompt"),
+        (json!({"cfg_scale": 7}), "cfg_scale"),
+        (json!({"enable_hr": true}), "enable_hr"),
+        (json!({"sampler_name": "DPM++ 2M"}), "dpm++ 2m"),
+        (json!({"scheduler": "Karras"}), "karras"),
+        (json!({"override_settings": {"sd_vae": "x"}}), "override_settings.sd_vae"),
+        (json!({}), "(red:1.3)"),
+    ] {
+        assert!(notes(more.clone()).contains(told), "{more}: {}", notes(more.clone()));
+    }
+    let usual = notes(
+        json!({"prompt": "a circle", "eta": 1, "s_noise": 1, "s_churn": 0, "sampler_name": "Euler", "cfg_scale": 1,
+        "alwayson_scripts": {"ControlNet": {"args": []}}, "script_name": null, "script_args": [], "negative_prompt": ""}),
+    );
+    assert_eq!(usual, "[]");
+}
+
+#[test]
+fn an_image_is_resized_as_asked_and_a_mask_with_it() {
+    let serving = Serving::start(&[]);
+    let mut halves = Rgb { width: 128, height: 64, bytes: vec![20; 3 * 128 * 64] };
+    halves
+        .bytes
+        .chunks_exact_mut(3)
+        .enumerate()
+        .filter(|(at, _)| at % 128 >= 64)
+        .for_each(|(_, pixel)| pixel.fill(220));
+    let image = encode(&halves, ImageFormat::Png, &flux::metadata::Metadata::default()).unwrap();
+    let body = json!({"prompt": "a cat", "steps": 1, "seed": 5, "denoising_strength": 1, "init_images": STANDARD.encode(&image)});
+    let drawn = |more: Value| {
+        let reply = serving.post("/sdapi/v1/img2img", &with(body.clone(), more));
+        assert_eq!(reply.status, 200, "{}", reply.json());
+        (read_bytes(&decoded(&reply.json()["images"][0])).unwrap(), info(&reply)["notes"].to_string())
+    };
+    let size = |more: Value| {
+        let (image, notes) = drawn(more);
+        ([image.width, image.height], notes)
+    };
+    assert_eq!(size(json!({})).0, [128, 64], "its own size");
+    for mode in 0..=3 {
+        let (size, notes) = size(json!({"width": 64, "height": 96, "resize_mode": mode}));
+        assert_eq!((size, notes.contains("resize_mode")), ([64, 96], mode == 3), "{notes}");
+    }
+    let (reduced, notes) = size(json!({"width": 100, "height": 64}));
+    assert!(reduced == [96, 64] && notes.contains("100x64 becomes 96x64"), "{notes}");
+    // White is regenerated, and the rest is the resized image.
+    let mut mask = Rgb { width: 32, height: 32, bytes: vec![0; 3 * 32 * 32] };
+    mask.bytes[..3 * 32 * 16].fill(255);
+    let mask = STANDARD.encode(encode(&mask, ImageFormat::Png, &flux::metadata::Metadata::default()).unwrap());
+    for (more, expected) in [
+        (json!({}), [128, 64]),
+        (json!({"width": 64, "height": 64}), [64, 64]),
+        (json!({"inpaint_full_res": true, "inpaint_full_res_padding": 8}), [128, 64]),
+        (json!({"inpaint_full_res": true, "width": 64, "height": 64}), [128, 64]),
+        (json!({"mask_blur": 1000}), [128, 64]),
+    ] {
+        let more = with(more, json!({"mask": mask, "denoising_strength": 1}));
+        let (image, notes) = drawn(more.clone());
+        assert_eq!([image.width, image.height], expected, "{more}");
+        assert!(notes.contains("the mask of 32x32"), "{notes}");
+        let last = &image.bytes[image.bytes.len() - 3..];
+        assert!(more["mask_blur"] == 1000 || last == [220; 3], "{more}: {last:?}");
+    }
+    let (_, notes) =
+        drawn(json!({"mask": mask, "inpaint_full_res": true, "width": 64, "height": 64, "inpainting_fill": 2}));
+    assert!(notes.contains("inpaint_full_res") && notes.contains("inpainting_fill 2"), "{notes}");
+    let large = with(body.clone(), json!({"width": 16384, "height": 16384}));
+    assert_eq!(serving.post("/sdapi/v1/img2img", &large).status, 400);
+}
+
+#[test]
+fn images_come_in_every_form_of_base64() {
+    let serving = Serving::start(&[]);
+    let text = STANDARD.encode(png(64, 64, [200, 30, 30]));
+    let lines: String = text.as_bytes().chunks(76).map(|line| format!("{}\n", str::from_utf8(line).unwrap())).collect();
+    let body = |image: Value| json!({"prompt": "x", "steps": 1, "seed": 5, "init_images": image});
+    let first = serving.post("/sdapi/v1/img2img", &body(json!([text]))).json()["images"].clone();
+    for image in [
+        json!(text),
+        json!([lines]),
+        json!([text.trim_end_matches('=')]),
+        json!([text.replace('+', "-").replace('/', "_")]),
+        json!([format!("data:image/png;base64,{lines}")]),
+    ] {
+        assert_eq!(serving.post("/sdapi/v1/img2img", &body(image)).json()["images"], first);
+    }
+}
+
+#[test]
+fn png_info_reads_every_format_and_parses_settings() {
+    let serving = Serving::start(&[]);
+    let image = Rgb { width: 64, height: 64, bytes: vec![90; 3 * 64 * 64] };
+    let parameters = "a cat, \"it\"\nNegative prompt: a dog\nSteps: 20, Sampler: Euler a, Seed: 5, Size: 512x768, Lora hashes: \"a: 1, b: 2\"";
+    for format in [ImageFormat::Png, ImageFormat::Jpeg, ImageFormat::Webp] {
+        let metadata = flux::metadata::Metadata { parameters: Some(parameters.to_string()), ..Default::default() };
+        let file = STANDARD.encode(encode(&image, format, &metadata).unwrap());
+        let told = serving.post("/sdapi/v1/png-info", &json!({"image": file})).json();
+        assert_eq!(
+            (&told["info"], &told["items"]["parameters"]),
+            (&json!(parameters), &json!(parameters)),
+            "{format:?}"
+        );
+        let expected = json!({"Prompt": "a cat, \"it\"", "Negative prompt": "a dog", "Steps": "20", "Sampler": "Euler a",
+            "Seed": "5", "Size-1": "512", "Size-2": "768", "Lora hashes": "a: 1, b: 2"});
+        assert_eq!(told["parameters"], expected, "{format:?}");
+    }
+    let plain = STANDARD.encode(encode(&image, ImageFormat::Jpeg, &flux::metadata::Metadata::default()).unwrap());
+    let told = serving.post("/sdapi/v1/png-info", &json!({"image": plain})).json();
+    assert_eq!((&told["info"], &told["parameters"]), (&json!(""), &json!({})));
+}
+
+#[test]
+fn routes_that_are_not_here_answer_in_the_form_of_a1111() {
+    let serving = Serving::start(&[]);
+    for path in ["extra-single-image", "extra-batch-images", "interrogate", "create/embedding", "server-kill"] {
+        let reply = serving.post(&format!("/sdapi/v1/{path}"), &json!({"image": ""}));
+        assert_eq!((reply.status, &reply.json()["error"]), (501, &json!("not_implemented")), "{path}");
+        assert!(reply.json()["detail"].is_string(), "{path}");
+    }
+    for path in ["unload-checkpoint", "reload-checkpoint", "interrupt", "skip"] {
+        let reply = serving.post(&format!("/sdapi/v1/{path}"), &json!({}));
+        assert_eq!((reply.status, reply.json()), (200, json!({})), "{path}");
+    }
+    assert_eq!(serving.get("/internal/ping").json(), json!({}));
+    assert!(serving.get("/internal/sysinfo").json()["Version"].is_string());
+    assert_eq!(serving.post("/internal/progress", &json!({"id_task": "x"})).json()["active"], false);
+    let progress = serving.get("/sdapi/v1/progress?skip_current_image=true");
+    assert_eq!((progress.status, &progress.json()["current_image"]), (200, &Value::Null));
+    let unknown = serving.get("/sdapi/v1/none");
+    assert_eq!((unknown.status, unknown.json()["detail"].is_string()), (404, true));
+    let method = serving.get("/sdapi/v1/txt2img");
+    assert_eq!((method.status, method.json()["detail"].is_string()), (405, true));
 }

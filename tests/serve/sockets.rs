@@ -1,4 +1,4 @@
-//! Unix sockets, those that systemd hands over, and what users of one machine share.
+//! Unix sockets, systemd socket activation, and sharing by users of one machine.
 
 use std::fs;
 use std::io::{Read, Write};
@@ -16,7 +16,7 @@ use super::*;
 use crate::program::{Run, flux, project};
 use crate::serving::{reply, request};
 
-/// Asks over the file of a socket.
+/// Sends a request over a Unix socket.
 fn ask(path: &Path, method: &str, url: &str, body: &str) -> Reply {
     let mut stream = UnixStream::connect(path).expect("it listens");
     stream.write_all(&request(method, url, &["Content-Type: application/json"], body.as_bytes())).expect("it is taken");
@@ -34,7 +34,7 @@ fn a_user_of_the_machine_asks_over_a_file_without_a_key_and_has_jobs_of_his_own(
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("flux.sock");
     let keys = folder.path().join("keys");
-    fs::write(&keys, Run::of(flux().args(["key", "alice"])).succeeds().stdout).unwrap();
+    fs::write(&keys, Run::new(flux().args(["key", "alice"])).succeeds().stdout).unwrap();
     fs::set_permissions(&keys, fs::Permissions::from_mode(0o600)).unwrap();
     let mut serving = Serving::start(&["--listen", &place(&path), "--api-keys", keys.to_str().unwrap()]);
     assert!(serving.said().contains(&place(&path)));
@@ -45,21 +45,20 @@ fn a_user_of_the_machine_asks_over_a_file_without_a_key_and_has_jobs_of_his_own(
     assert_eq!(job.status, 202, "{}", job.json());
     assert_eq!(ask(&path, "GET", "/v1/jobs", "").json()["data"].as_array().unwrap().len(), 1);
 
-    // The command line gets there too, and writes what it would write itself.
+    // The command line can use the socket too, and writes the same file as without a server.
     let (here, there) = (folder.path().join("here.png"), folder.path().join("there.png"));
     let draw = |output: &Path, server: Option<&str>| {
         let mut command = flux();
         command.args(["x", "--size", "64", "--steps", "1", "--seed", "5", "--device", "cpu", "-o"]).arg(output);
         server.map(|server| command.env("FLUX_SERVER", server));
-        Run::of(&mut command).succeeds();
+        Run::new(&mut command).succeeds();
     };
     draw(&here, None);
     draw(&there, Some(&place(&path)));
     let (here, there) = (fs::read(here).unwrap(), fs::read(there).unwrap());
     assert!(here == there && here == made[0]);
 
-    Run::of(flux().args(["serve", "--device", "cpu", "--listen", &place(&path)]))
-        .fails(2, &["another server listens there"]);
+    Run::new(flux().args(["serve", "--device", "cpu", "--listen", &place(&path)])).fails(2, &["another server"]);
     serving.signal("TERM");
     assert_eq!(serving.end(), Some(0));
     assert!(!path.exists());
@@ -74,10 +73,8 @@ fn a_client_has_only_so_much_waiting_and_asks_for_only_so_many_pixels() {
     let flags = ["--listen", &place(&path), "--batch-max", "1", "--max-per-client", "2"];
     let serving = Serving::start(&flags);
     let submit = || serving.post("/v1/jobs", &endless());
-    for running in 0..2 {
-        assert_eq!(submit().status, 202);
-        until("the engine has it", || work(&serving)[0] == running + 1);
-    }
+    assert_eq!(submit().status, 202);
+    until("the engine has it", || work(&serving)[0] == 1);
     assert_eq!([submit().status, submit().status], [202, 202], "two wait");
     assert_eq!((submit().error().0, submit().error().1.as_str()), (429, "too_many_waiting"));
     assert_eq!(ask(&path, "POST", "/v1/jobs", &endless().to_string()).status, 202, "that is another one");
@@ -93,7 +90,7 @@ fn a_client_has_only_so_much_waiting_and_asks_for_only_so_many_pixels() {
     assert!(limited.header("retry-after").is_some());
 }
 
-/// A command that starts the program as systemd does, with a socket as descriptor 3.
+/// Returns a command that starts the program like systemd, with a socket as descriptor 3.
 fn activated(socket: OwnedFd, flags: &[&str]) -> Command {
     let mut command = Command::new("sh");
     command.args(["-c", "exec 3<&0 0</dev/null; LISTEN_PID=$$ LISTEN_FDS=1 exec \"$@\"", "sh"]);
@@ -133,7 +130,7 @@ fn a_socket_that_is_handed_over_is_listened_at_and_the_supervisor_hears_of_it() 
     assert!(child.wait().unwrap().success());
     let mut said = String::new();
     child.stderr.take().unwrap().read_to_string(&mut said).unwrap();
-    assert!(said.contains("the socket `web` that was handed over"), "{said}");
+    assert!(said.contains("the inherited socket `web`"), "{said}");
     assert!(!said.contains("7860"), "{said}");
     assert!(path.exists(), "the file is the supervisor's");
 }
@@ -141,14 +138,14 @@ fn a_socket_that_is_handed_over_is_listened_at_and_the_supervisor_hears_of_it() 
 #[test]
 fn a_socket_that_cannot_be_served_is_told() {
     let (connection, _other) = UnixStream::pair().unwrap();
-    Run::of(&mut activated(connection.into(), &[])).fails(2, &["`web`", "it does not listen"]);
+    Run::new(&mut activated(connection.into(), &[])).fails(2, &["`web`", "not listening"]);
     let datagrams = UnixDatagram::unbound().unwrap();
-    Run::of(&mut activated(datagrams.into(), &[])).fails(2, &["`web`", "ListenStream="]);
+    Run::new(&mut activated(datagrams.into(), &[])).fails(2, &["`web`", "ListenStream="]);
     let open = TcpListener::bind("0.0.0.0:0").unwrap();
-    Run::of(&mut activated(open.into(), &[])).fails(2, &["open to other machines", "--api-keys"]);
+    Run::new(&mut activated(open.into(), &[])).fails(2, &["open to other machines", "--api-keys"]);
 }
 
-/// The units that are installed, of the system and of a user.
+/// Returns the installed units, of the system and of a user.
 fn units() -> Vec<PathBuf> {
     let names = ["flux.service", "flux.socket"];
     ["scripts/systemd", "scripts/systemd/user"]
@@ -181,7 +178,7 @@ fn the_units_are_well_formed() {
             assert!(kind == "[Socket]" || text.contains(needed), "{}: {needed}", unit.display());
         }
     }
-    // Where systemd is installed, it says what it thinks of them.
+    // If systemd is installed, it checks them.
     for (folder, of_user) in [("scripts/systemd", false), ("scripts/systemd/user", true)] {
         let units = ["flux.service", "flux.socket"].map(|name| project(folder).join(name));
         let scope = if of_user { "--user" } else { "--system" };

@@ -1,4 +1,4 @@
-//! Convolutions of an image by several devices, each of which has a band of its rows, and by one.
+//! Convolutions of an image by several devices, each with a band of its rows, and by a single device.
 
 use flux::backend::Backend;
 use flux::files::{Folder, TensorView};
@@ -12,7 +12,7 @@ use safetensors::tensor::TensorView as FileTensor;
 pub const CASES: [([usize; 2], [usize; 2]); 4] =
     [([18, 7], [8, 16]), ([10, 5], [3, 4]), ([40, 33], [16, 136]), ([130, 70], [64, 128])];
 
-/// What is convolved.
+/// The input of the convolutions.
 pub struct BandCase {
     height: usize,
     width: usize,
@@ -41,7 +41,7 @@ impl BandCase {
         ConvKernel::load(b, &self.weight).unwrap()
     }
 
-    /// What this device makes of its rows by each convolution, and a norm of one by the statistics that it came with.
+    /// Returns this device's results of each convolution, and of a norm by the statistics of one.
     pub fn convolve<B: Backend>(&self, b: &B) -> Result<Vec<Vec<f32>>> {
         let split = RowSplit::bands(self.height / 2, 2 * self.width, b.world());
         let own: Vec<usize> = split.runs_of(b.rank()).flat_map(|run| run.whole).collect();
@@ -79,7 +79,7 @@ impl BandCase {
         [plain, normed, halved, added.pixels, upsampled, after].iter().map(|made| b.download(made)).collect()
     }
 
-    /// What the bands of all devices have to be together, up to `tolerance` of each value and of 1.
+    /// Checks the combined bands of all devices against `whole`, up to `tolerance` of each value and of 1.
     pub fn assert_same(&self, bands: &[Vec<Vec<f32>>], whole: &[Vec<f32>], tolerance: f32, what: &str) {
         for (i, expected) in whole.iter().enumerate() {
             let got: Vec<f32> = bands.iter().flat_map(|of_rank| of_rank[i].clone()).collect();

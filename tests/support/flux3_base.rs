@@ -1,11 +1,11 @@
-//! The golden model of FLUX.3-klein as one that was not distilled.
+//! The golden model of FLUX.3-klein as an undistilled model.
 
 use std::fs;
 use std::path::Path;
 
 use crate::support::root;
 
-/// Writes the model without what makes it a distilled one.
+/// Writes the model without the parts that mark it as distilled.
 pub fn write_base(folder: &Path) {
     let from = root().join("tests/golden/flux3/model");
     for name in ["text_encoder", "tokenizer", "vae", "scheduler", "transformer"] {

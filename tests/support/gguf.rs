@@ -1,4 +1,4 @@
-//! A GGUF file of the same tensors, with values by key.
+//! A GGUF file of given tensors and metadata.
 
 // Each test crate uses its own part of this module.
 #![allow(dead_code)]
@@ -7,7 +7,7 @@ use std::path::Path;
 
 use safetensors::tensor::Dtype;
 
-/// A value by key.
+/// A metadata value.
 pub enum Value<'a> {
     Text(&'a str),
     Texts(Vec<String>),
@@ -20,7 +20,7 @@ pub enum Value<'a> {
 /// Name, dtype, shape and bytes of a tensor.
 pub type Tensor<'a> = (String, Dtype, &'a [usize], &'a [u8]);
 
-/// Of the data of each tensor, in bytes.
+/// The alignment of tensor data, in bytes.
 pub const ALIGNMENT: usize = 32;
 
 fn put(out: &mut Vec<u8>, text: &str) {
@@ -34,7 +34,7 @@ pub type Entry<'a> = (&'a str, u32, Vec<u8>);
 /// Name, shape with the innermost axis first, type and bytes of a tensor.
 pub type Stored<'a> = (&'a str, Vec<u64>, u32, &'a [u8]);
 
-/// The bytes of a file.
+/// Returns the bytes of a file.
 pub fn file(entries: &[Entry<'_>], tensors: &[Stored<'_>]) -> Vec<u8> {
     let mut out = b"GGUF".to_vec();
     out.extend(3u32.to_le_bytes());
@@ -60,7 +60,7 @@ pub fn file(entries: &[Entry<'_>], tensors: &[Stored<'_>]) -> Vec<u8> {
     out
 }
 
-/// The type of a value, and its bytes.
+/// Returns the type of a value, and its bytes.
 fn stored(value: &Value<'_>) -> (u32, Vec<u8>) {
     let mut out = Vec::new();
     let array = |kind: u32, len: usize| [&kind.to_le_bytes()[..], &(len as u64).to_le_bytes()].concat();

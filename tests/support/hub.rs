@@ -1,5 +1,5 @@
-//! A hub of models on localhost: its list of files, redirections, ranges and entity tags, and whatever a test changes
-//! in its answers.
+//! A model hub on localhost: its list of files, redirections, ranges and entity tags, with responses that a test can
+//! change.
 
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -22,31 +22,31 @@ pub struct Seen {
     pub authorization: Option<String>,
 }
 
-/// An answer before it is sent.
+/// A response before it is sent.
 #[derive(Clone, Debug, Default)]
 pub struct Reply {
     pub status: u16,
     pub headers: Vec<(String, String)>,
     pub body: Vec<u8>,
-    /// What the header says, where it is another length.
+    /// The length in the header, if it differs.
     pub length: Option<usize>,
-    /// The connection ends after so many bytes of the body.
+    /// The connection ends after this many bytes of the body.
     pub cut: Option<usize>,
-    /// The connection ends without an answer.
+    /// The connection ends without a response.
     pub silent: bool,
-    /// The wait before the answer, and after each 64 KiB of it.
+    /// The delay before the response, and after each 64 KiB of it.
     pub delay: Duration,
     pub pause: Duration,
 }
 
 impl Reply {
-    pub fn of(status: u16, headers: &[(&str, &str)], body: &str) -> Self {
+    pub fn new(status: u16, headers: &[(&str, &str)], body: &str) -> Self {
         let headers = headers.iter().map(|(name, value)| (name.to_string(), value.to_string())).collect();
         Self { status, headers, body: body.as_bytes().to_vec(), ..Self::default() }
     }
 
     pub fn json(text: &str) -> Self {
-        Self::of(200, &[("Content-Type", "application/json")], text)
+        Self::new(200, &[("Content-Type", "application/json")], text)
     }
 
     pub fn set(&mut self, name: &str, value: &str) {
@@ -55,20 +55,20 @@ impl Reply {
     }
 }
 
-/// Changes an answer; the number counts the requests of this method and path, from 0.
+/// Changes a response; the number counts the requests of this method and path, from 0.
 type Change = Box<dyn Fn(&Seen, usize, &mut Reply) + Send + Sync>;
 
-/// What a hub has.
+/// The content of a hub.
 pub struct Content {
-    /// Its name; `*` is any.
+    /// The repository's name; `*` matches any.
     pub repository: String,
     pub files: BTreeMap<String, Vec<u8>>,
     pub card: &'static str,
-    /// Large files are sent on to another host.
+    /// Large files are redirected to another host.
     pub redirects: bool,
-    /// Files of a page of the list.
+    /// Number of files in a page of the list.
     pub page: usize,
-    /// 401 without a token, 403 with another one.
+    /// 401 without a token, 403 with a different token.
     pub token: Option<&'static str>,
 }
 
@@ -93,7 +93,7 @@ impl Hub {
         thread::spawn(move || {
             for stream in listener.incoming().flatten() {
                 let state = Arc::clone(&state);
-                // A client that does not wait for its answer is no error of the test.
+                // A client that does not wait for its response is no error of the test.
                 thread::spawn(move || drop(state.serve(stream)));
             }
         });
@@ -104,7 +104,7 @@ impl Hub {
         format!("http://127.0.0.1:{}", self.0.port)
     }
 
-    /// The requests since the last call.
+    /// Takes the requests since the last call.
     pub fn take_seen(&self) -> Vec<Seen> {
         std::mem::take(&mut self.0.seen.lock().expect("no panic while answering"))
     }
@@ -144,9 +144,9 @@ impl State {
         };
         if let (Some(token), false) = (self.content.token, on_cdn) {
             match &seen.authorization {
-                None => return Reply::of(401, &[("X-Error-Code", "GatedRepo")], ""),
+                None => return Reply::new(401, &[("X-Error-Code", "GatedRepo")], ""),
                 Some(sent) if *sent != format!("Bearer {token}") => {
-                    return Reply::of(403, &[("X-Error-Code", "GatedRepo")], "");
+                    return Reply::new(403, &[("X-Error-Code", "GatedRepo")], "");
                 }
                 Some(_) => {}
             }
@@ -159,9 +159,9 @@ impl State {
                     let card = self.content.card;
                     Reply::json(&format!("{{\"id\": \"{repository}\", \"sha\": \"{COMMIT}\", \"cardData\": {card}}}"))
                 }
-                Some(("revision", _)) => Reply::of(404, &[("X-Error-Code", "RevisionNotFound")], ""),
+                Some(("revision", _)) => Reply::new(404, &[("X-Error-Code", "RevisionNotFound")], ""),
                 Some(("tree", COMMIT)) => self.list(path, query),
-                _ => Reply::of(404, &[("X-Error-Code", "EntryNotFound")], ""),
+                _ => Reply::new(404, &[("X-Error-Code", "EntryNotFound")], ""),
             };
         }
         let file = [COMMIT, "main"].iter().find_map(|revision| {
@@ -173,10 +173,10 @@ impl State {
                 let location = format!("http://localhost:{}/cdn{path}", self.port);
                 let (size, tag) = (bytes.len().to_string(), format!("\"{}\"", sha256(bytes)));
                 let headers = [("Location", location.as_str()), ("X-Linked-Size", &size), ("X-Linked-ETag", &tag)];
-                Reply::of(302, &headers, "")
+                Reply::new(302, &headers, "")
             }
             Some(bytes) => content(bytes, seen),
-            None => Reply::of(
+            None => Reply::new(
                 404,
                 &[("X-Error-Code", if path.starts_with("/api") { "RepoNotFound" } else { "EntryNotFound" })],
                 "",
@@ -184,7 +184,7 @@ impl State {
         }
     }
 
-    /// The repository that is asked for, where all are there, else the only one.
+    /// Returns the requested repository if all exist, else the only one.
     fn repository(&self, path: &str) -> String {
         let words: Vec<&str> = path.trim_start_matches("/api/models").split('/').collect();
         match words[..] {
@@ -193,7 +193,7 @@ impl State {
         }
     }
 
-    /// A page of the list of files.
+    /// Returns a page of the list of files.
     fn list(&self, path: &str, query: &str) -> Reply {
         let start = query.split('&').find_map(|part| part.strip_prefix("cursor=")?.parse().ok()).unwrap_or(0);
         let entry = |(path, bytes): (&String, &Vec<u8>)| {
@@ -216,7 +216,7 @@ impl State {
     }
 }
 
-/// A file, or the part of it that is asked for.
+/// Returns a file, or the requested part of it.
 fn content(bytes: &[u8], seen: &Seen) -> Reply {
     let tag = format!("\"tag-{}\"", &sha256(bytes)[..8]);
     let start =
@@ -230,7 +230,7 @@ fn content(bytes: &[u8], seen: &Seen) -> Reply {
             reply.body.drain(..start);
             reply.set("Content-Range", &format!("bytes {start}-{}/{}", bytes.len() - 1, bytes.len()));
         }
-        Some(_) => reply = Reply::of(416, &[], ""),
+        Some(_) => reply = Reply::new(416, &[], ""),
         None => {}
     }
     reply
@@ -260,7 +260,7 @@ fn read_request(reader: &mut BufReader<TcpStream>) -> std::io::Result<Option<See
     }
 }
 
-/// Sends an answer. Returns whether the connection goes on.
+/// Sends a response. Returns `true` if the connection stays open.
 fn send(stream: &mut TcpStream, seen: &Seen, reply: &Reply) -> std::io::Result<bool> {
     thread::sleep(reply.delay);
     if reply.silent {
@@ -281,7 +281,7 @@ fn send(stream: &mut TcpStream, seen: &Seen, reply: &Reply) -> std::io::Result<b
         thread::sleep(reply.pause);
     }
     if !whole {
-        // What was sent is read before the end of the connection is seen.
+        // The client reads the response before it sees the end of the connection.
         stream.shutdown(std::net::Shutdown::Write)?;
         let _ = stream.read(&mut [0]);
     }
@@ -296,7 +296,7 @@ pub fn sha256(bytes: &[u8]) -> String {
     hex(&sha2::Sha256::digest(bytes))
 }
 
-/// The name that git gives to a file's content.
+/// Returns git's object name of a file's content.
 pub fn git_name(bytes: &[u8]) -> String {
     let mut object = format!("blob {}\0", bytes.len()).into_bytes();
     object.extend(bytes);

@@ -1,4 +1,4 @@
-//! Helpers of several test crates.
+//! Helpers for several test crates.
 
 // Each test crate uses its own part of this module.
 #![allow(dead_code)]
@@ -16,13 +16,17 @@ use flux::pipeline::Request;
 use random_model::RandomModel;
 use safetensors::{Dtype, SafeTensors};
 
-/// The project's folder: where it was built, or `FLUX_TEST_ROOT` on another machine.
+/// The project's folder: the build folder, or `FLUX_TEST_ROOT` on another machine.
 pub fn root() -> PathBuf {
-    std::env::var_os("FLUX_TEST_ROOT").map_or_else(|| PathBuf::from(env!("CARGO_MANIFEST_DIR")), PathBuf::from)
+    let workspace = || {
+        let package = Path::new(env!("CARGO_MANIFEST_DIR"));
+        package.ancestors().find(|folder| folder.join("Cargo.lock").exists()).expect("a workspace").to_path_buf()
+    };
+    std::env::var_os("FLUX_TEST_ROOT").map_or_else(workspace, PathBuf::from)
 }
 
-/// Names a file that gets a line for every golden file that is asked for, and for every tensor that is read: `FILE` and
-/// `FILE:TENSOR`.
+/// The variable with a log file of golden data: it gets a line for every golden file that is opened, and for every
+/// tensor that is read: `FILE` and `FILE:TENSOR`.
 pub const GOLDEN_LOG: &str = "GOLDEN_LOG";
 
 fn log_golden(what: &str) {
@@ -66,13 +70,13 @@ pub struct Image {
     pub bf16: Bf16,
 }
 
-/// How far the reference in bf16 is from itself in float32.
+/// The distance of the reference in bf16 from itself in float32.
 #[derive(serde::Deserialize)]
 pub struct Bf16 {
     pub latents_rms: f64,
 }
 
-/// The images of all presets.
+/// Returns the images of all presets.
 pub fn images() -> Vec<Image> {
     serde_json::from_slice(&std::fs::read(golden("pipeline.json")).unwrap()).unwrap()
 }
@@ -104,12 +108,12 @@ impl Golden {
         Self { path: path.to_path_buf(), bytes: std::fs::read(path).unwrap() }
     }
 
-    /// Shape and values of a float32 tensor.
+    /// Returns shape and values of a float32 tensor.
     pub fn get(&self, name: &str) -> (Vec<usize>, Vec<f32>) {
         self.read(name, Dtype::F32, f32::from_le_bytes)
     }
 
-    /// Shape and values of an int32 tensor.
+    /// Returns shape and values of an int32 tensor.
     pub fn get_ints(&self, name: &str) -> (Vec<usize>, Vec<i32>) {
         self.read(name, Dtype::I32, i32::from_le_bytes)
     }
@@ -128,7 +132,7 @@ impl Golden {
     }
 }
 
-/// Fails when a value is further than `bound` times the largest expected magnitude (at least 1) from what is expected.
+/// Fails if a value is further than `bound` times the largest expected magnitude (at least 1) from the expected value.
 #[track_caller]
 pub fn assert_close(what: &str, got: &[f32], expected: &[f32], bound: f32) {
     assert_eq!(got.len(), expected.len(), "{what}: number of values");

@@ -1,4 +1,4 @@
-//! A copy of the default model with a fault: links to the real files, except for those that a test changes.
+//! A copy of the default model with a fault: links to the real files, except for the files that a test changes.
 
 // Each test crate uses its own part of this module.
 #![allow(dead_code)]
@@ -10,7 +10,7 @@ use serde_json::{Map, Value};
 
 /// The default model's folder.
 pub fn tiny() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("models/tiny")
+    crate::support::root().join("models/tiny")
 }
 
 /// A model folder of its own, removed on drop.
@@ -33,12 +33,12 @@ impl ModelCopy {
         self.path().join(name)
     }
 
-    /// Takes a file away.
+    /// Removes a file.
     pub fn remove(&self, name: &str) {
         fs::remove_file(self.file(name)).expect("the file is a link of ours");
     }
 
-    /// Replaces a file by what `change` makes of its bytes.
+    /// Changes the bytes of a file.
     pub fn change(&self, name: &str, change: impl FnOnce(&mut Vec<u8>)) {
         let mut bytes = fs::read(self.file(name)).expect("the model has this file");
         change(&mut bytes);
@@ -46,7 +46,7 @@ impl ModelCopy {
         fs::write(self.file(name), bytes).expect("a temporary folder is writable");
     }
 
-    /// Replaces a JSON object in a file by what `change` makes of it.
+    /// Changes a JSON object in a file.
     pub fn change_json(&self, name: &str, change: impl FnOnce(&mut Map<String, Value>)) {
         self.change(name, |bytes| {
             let mut object = serde_json::from_slice(bytes).expect("a JSON object");
@@ -55,7 +55,7 @@ impl ModelCopy {
         });
     }
 
-    /// Replaces the header of a safetensors file by what `change` makes of it; the tensors' bytes stay.
+    /// Changes the header of a safetensors file; the tensors' bytes stay.
     pub fn change_header(&self, name: &str, change: impl FnOnce(&mut Map<String, Value>)) {
         self.change(name, |bytes| {
             let end = 8 + u64::from_le_bytes(bytes[..8].try_into().expect("eight bytes")) as usize;
@@ -70,7 +70,7 @@ impl ModelCopy {
     }
 }
 
-/// Makes links in `to` to all files below `from`.
+/// Links all files below `from` in `to`.
 pub fn link_all(from: &Path, to: &Path) {
     for entry in fs::read_dir(from).expect("a folder that is there") {
         let entry = entry.expect("a readable folder");

@@ -3,13 +3,12 @@
 // Each test crate uses its own part of this module.
 #![allow(dead_code)]
 
-use std::fs;
-use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
-#[cfg(unix)]
-use std::sync::Once;
+use std::path::Path;
+use std::process::Command;
 
-/// The built program, on the CPU and away from the user's environment.
+pub use crate::process::*;
+
+/// Returns a command for the built program, on the CPU and without the user's environment.
 pub fn flux() -> Command {
     #[cfg(unix)]
     hear_signals();
@@ -18,91 +17,15 @@ pub fn flux() -> Command {
     command
 }
 
-/// The smallest image: 32x32, one step, on the CPU. A tenth of a second.
+/// Flags of the smallest image: 32x32, one step, on the CPU. A tenth of a second.
 pub const SMALL: [&str; 8] = ["-W", "32", "-H", "32", "-s", "1", "--device", "cpu"];
 
-/// Whether tests that have a long and a short form take the long one, as `.ci/run --all` does.
+/// Returns `true` if tests with a short and a long form run the long one, as `.ci/run --all` does.
 pub fn takes_long_form() -> bool {
     std::env::var_os("FLUX_TEST_ALL").is_some()
 }
 
-/// The result of a run.
-pub struct Run {
-    pub code: Option<i32>,
-    pub stdout: String,
-    pub stderr: String,
-}
-
-impl Run {
-    pub fn of(command: &mut Command) -> Self {
-        #[cfg(unix)]
-        hear_signals();
-        let Output { status, stdout, stderr } = command.output().expect("the program starts");
-        let text = |bytes| String::from_utf8(bytes).expect("UTF-8");
-        Self { code: status.code(), stdout: text(stdout), stderr: text(stderr) }
-    }
-
-    /// Exit code 0.
-    #[track_caller]
-    pub fn succeeds(self) -> Self {
-        assert_eq!(self.code, Some(0), "{}", self.stderr);
-        self
-    }
-
-    /// Ends with `code` and an error in which every one of `words` occurs; no panic, nothing on stdout.
-    #[track_caller]
-    pub fn fails(self, code: i32, words: &[&str]) -> Self {
-        assert_eq!(self.code, Some(code), "stderr: {}", self.stderr);
-        assert!(self.stderr.contains("error: ") && !self.stderr.contains("panicked"), "{}", self.stderr);
-        for word in words {
-            assert!(self.stderr.contains(word), "`{word}` is not in: {}", self.stderr);
-        }
-        // With --json the error is there, too.
-        assert!(self.stdout.is_empty() || self.stdout.starts_with("{\"error\":"), "{}", self.stdout);
-        self
-    }
-}
-
-/// Has programs that start from here on hear SIGINT and SIGHUP, which they inherit as ignored where the tests run in
-/// the background of a script or under `nohup`. A signal with a handler is not ignored, and a program that starts has
-/// the default in place of the handler. The tests go on without hearing them.
-///
-/// Not between fork and exec: a process that has something to do there is copied with its page tables for each program.
-#[cfg(unix)]
-#[allow(unsafe_code)]
-pub fn hear_signals() {
-    extern "C" fn nothing(_: libc::c_int) {}
-    static ONCE: Once = Once::new();
-    ONCE.call_once(|| {
-        for signal in [libc::SIGINT, libc::SIGHUP] {
-            // SAFETY: the handler has the signature of one and does nothing. What was not ignored is put back.
-            unsafe {
-                let before = libc::signal(signal, nothing as *const () as libc::sighandler_t);
-                assert_ne!(before, libc::SIG_ERR, "{}", std::io::Error::last_os_error());
-                if before != libc::SIG_IGN {
-                    libc::signal(signal, before);
-                }
-            }
-        }
-    });
-}
-
 /// Runs for the smallest image in `folder`, with further flags.
 pub fn draw(folder: &Path, flags: &[&str]) -> Run {
-    Run::of(flux().current_dir(folder).args(SMALL).args(flags))
-}
-
-/// The names in a folder, hidden ones too, sorted.
-pub fn names(folder: &Path) -> Vec<String> {
-    let mut names: Vec<_> = fs::read_dir(folder)
-        .expect("a folder")
-        .map(|e| e.expect("an entry").file_name().to_string_lossy().into_owned())
-        .collect();
-    names.sort();
-    names
-}
-
-/// A file below the project's root.
-pub fn project(name: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join(name)
+    Run::new(flux().current_dir(folder).args(SMALL).args(flags))
 }

@@ -1,4 +1,4 @@
-//! Runs the program in a pseudo terminal, and plays the terminal.
+//! Runs the program in a pseudo terminal.
 
 use std::fs::File;
 use std::io::Write;
@@ -13,46 +13,46 @@ use rustix::process::{ioctl_tiocsctty, setsid};
 use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
 use rustix::termios::{LocalModes, OptionalActions, Winsize, tcgetattr, tcsetattr, tcsetwinsize};
 
-/// What a terminal does.
+/// The behaviour of a terminal.
 pub struct Terminal<'a> {
-    /// What it answers to the last question, and after which time; nothing where it never answers.
+    /// The answer to the last query, and its delay; `None` if the terminal never answers.
     pub answer: Option<(&'a [u8], Duration)>,
-    /// What someone does once the program has asked.
+    /// Runs once the program has sent the query.
     pub then: &'a dyn Fn(&mut File, &Child),
 }
 
-/// What the program did.
+/// The result of a run in the terminal.
 pub struct Played {
     pub code: Option<i32>,
-    /// What it wrote to the terminal, and what the terminal echoed.
+    /// The program's output to the terminal, and the terminal's echo.
     pub shown: String,
     pub stderr: String,
-    /// Whether the terminal has the mode that it had.
+    /// `true` if the mode of the terminal is unchanged.
     pub mode_is_kept: bool,
-    /// What the next program would read.
+    /// The input that is left for the next program.
     pub left: Vec<u8>,
     pub time: Duration,
 }
 
-/// The question that every terminal answers.
+/// The query that every terminal answers.
 const LAST_QUESTION: &str = "\x1b[c";
-/// No test waits longer.
+/// Maximum wait of a test.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// A terminal that answers at once.
+/// Returns a terminal that answers at once.
 pub fn answering(answer: &[u8]) -> Terminal<'_> {
     Terminal { answer: Some((answer, Duration::ZERO)), then: &|_, _| {} }
 }
 
-/// What someone does once the terminal shows a text, behind all that was waited for before.
+/// An action once the terminal shows a text, after the texts of the earlier steps.
 pub type Step<'a> = (&'a str, &'a dyn Fn(&mut File, &Child));
 
-/// Types a text.
+/// Returns an action that types a text.
 pub fn types(text: &'static str) -> impl Fn(&mut File, &Child) {
     move |typed, _| typed.write_all(text.as_bytes()).expect("the terminal is open")
 }
 
-/// Sends a signal.
+/// Returns an action that sends a signal.
 pub fn sends(signal: &'static str) -> impl Fn(&mut File, &Child) {
     move |_, child| {
         let sent = Command::new("kill").args(["-s", signal, &child.id().to_string()]).status();
@@ -60,13 +60,13 @@ pub fn sends(signal: &'static str) -> impl Fn(&mut File, &Child) {
     }
 }
 
-/// Runs `command` with a terminal as its standard input, error and, unless it is given, output, and takes the steps one
-/// after the other.
+/// Runs `command` with a terminal as its standard input, error and, unless `stdout` is set, output, and takes the
+/// steps in order.
 pub fn converse(command: &mut Command, stdout: Option<Stdio>, steps: &[Step<'_>]) -> Played {
     converse_in(80, command, stdout, steps)
 }
 
-/// Runs `command` in a terminal of so many columns where nobody types.
+/// Runs `command` in a terminal of `columns` columns without input.
 pub fn watch(command: &mut Command, columns: u16) -> Played {
     converse_in(columns, command, None, &[])
 }
@@ -106,7 +106,7 @@ fn converse_in(columns: u16, command: &mut Command, stdout: Option<Stdio>, steps
     Played { code, shown, stderr: String::new(), mode_is_kept, left: left_in(&inner), time }
 }
 
-/// A terminal of 24 rows of characters of 8 x 16 pixels: the side of who sits there, and that of the program.
+/// Opens a terminal of 24 rows of characters of 8 x 16 pixels. Returns the user's side and the program's side.
 fn open_terminal(columns: u16) -> (File, OwnedFd) {
     let outer = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY).expect("a pseudo terminal");
     grantpt(&outer).expect("it is ours");
@@ -154,7 +154,7 @@ pub fn play(command: &mut Command, terminal: &Terminal<'_>) -> Played {
     Played { code, shown, stderr, mode_is_kept, left: left_in(&inner), time }
 }
 
-/// Gives a program a session of its own, in front of the terminal that its standard input is.
+/// Gives a program its own session, with its standard input as the controlling terminal.
 #[allow(unsafe_code)]
 fn take_terminal(command: &mut Command) {
     crate::program::hear_signals();
@@ -162,11 +162,11 @@ fn take_terminal(command: &mut Command) {
         setsid()?;
         Ok(ioctl_tiocsctty(rustix::stdio::stdin())?)
     };
-    // SAFETY: both are system calls, which may be made between fork and exec.
+    // SAFETY: both are system calls, which are allowed between fork and exec.
     unsafe { command.pre_exec(take) };
 }
 
-/// Waits a little for output, and reads all that is there.
+/// Waits a little for output, and reads the available part.
 fn read_what_is_there(outer: &File, shown: &mut Vec<u8>) {
     let mut part = [0; 65536];
     let mut wait = Timespec { tv_sec: 0, tv_nsec: 10_000_000 };
@@ -179,7 +179,7 @@ fn read_what_is_there(outer: &File, shown: &mut Vec<u8>) {
     }
 }
 
-/// What is left to be read.
+/// Returns the unread input.
 fn left_in(inner: &OwnedFd) -> Vec<u8> {
     let mut mode = tcgetattr(inner).expect("a terminal");
     mode.local_modes -= LocalModes::ICANON | LocalModes::ECHO;

@@ -1,5 +1,5 @@
-//! What collectives give each device of a group, against their definitions: the same checks for every backend, to be
-//! made by all devices of a group at the same time.
+//! Results of collectives on each device of a group, against their definitions. The checks are the same for every
+//! backend, and all devices of a group run them at the same time.
 
 use std::ops::Range;
 
@@ -7,7 +7,7 @@ use flux::backend::Backend;
 use flux::ops::{GroupNorm, RowSplit, Sharing, TokenLayout, TokenSplit};
 use flux::{Result, Tensor};
 
-/// Layouts whose rows do not divide, each also with the queries of its images alone.
+/// Returns layouts whose rows do not divide, each also with queries of its images only.
 pub fn layouts(more: &[TokenLayout]) -> Vec<TokenLayout> {
     let layouts = [
         TokenLayout { references: 6, ..TokenLayout::new(1, 5, 15) },
@@ -18,18 +18,18 @@ pub fn layouts(more: &[TokenLayout]) -> Vec<TokenLayout> {
     layouts.iter().chain(more).flat_map(|layout| [*layout, layout.image_queries()]).collect()
 }
 
-/// Rows of tokens and of bands of images.
+/// Returns splits of tokens and of image bands.
 pub fn row_splits(layouts: &[TokenLayout], bands: &[[usize; 2]], world: usize) -> Vec<RowSplit> {
     let tokens = layouts.iter().map(|layout| TokenSplit::new(*layout, 0, world).rows());
     tokens.chain(bands.iter().map(|[units, unit]| RowSplit::bands(*units, *unit, world))).collect()
 }
 
-/// The rows of the whole that a rank has.
+/// Returns the rows of the whole on a rank.
 pub fn rows_of(rows: RowSplit, rank: usize) -> Vec<usize> {
     rows.runs_of(rank).flat_map(|run| run.whole).collect()
 }
 
-/// A whole of which devices have parts, in values that every precision keeps.
+/// A whole tensor that devices share, with values that are exact in every precision.
 struct Whole {
     cols: usize,
     values: Vec<f32>,
@@ -44,7 +44,7 @@ impl Whole {
         rows.into_iter().flat_map(|row| &self.values[row * self.cols..][cols.clone()]).copied().collect()
     }
 
-    /// Some rows and columns, in a tensor with `beside` columns more.
+    /// Uploads some rows and columns, in a tensor with `beside` more columns.
     fn upload<B: Backend>(&self, b: &B, rows: &[usize], cols: Range<usize>, beside: usize) -> Result<Tensor<B>> {
         let row = |row: &usize| [self.cells([*row], cols.clone()), vec![-1.0; beside]].concat();
         let wide: Vec<f32> = rows.iter().flat_map(row).collect();
@@ -53,18 +53,18 @@ impl Whole {
     }
 }
 
-/// Keys, values and queries cross to the own heads of all tokens, and queries back; where halves have sequences of
-/// their own, each among itself, and the images of the halves are swapped.
+/// Checks that keys, values and queries are exchanged for the own heads of all tokens, and queries back. If halves
+/// have sequences of their own, each half exchanges internally, and the images of the halves are swapped.
 pub fn check_heads<B: Backend>(b: &B, layout: TokenLayout, sharing: Sharing, head_dim: usize) -> Result<()> {
     let what = format!("{layout:?} {sharing:?}, {head_dim} a head, rank {} of {}", b.rank(), b.world());
     let (dim, split) = (4 * head_dim, TokenSplit::shared(layout, sharing, b.rank(), b.world()));
-    // Halves that have sequences of their own have other values.
+    // Halves with sequences of their own have different values.
     let whole = Whole::new(2 * layout.rows(), 3 * dim);
     let start = split.ranks().start / split.world() * layout.rows();
     let own = |rows: RowSplit, skipped: usize| -> Vec<usize> {
         rows_of(rows, split.rank()).into_iter().map(|row| start + skipped + row).collect()
     };
-    // The rows of queries begin behind those that ask none.
+    // The rows of queries begin after those without a query.
     let skipped = layout.rows_without_query();
     let (rows, queries) = (own(split.rows(), 0), own(split.query_rows(), skipped));
     let kvq = [
@@ -93,7 +93,7 @@ pub fn check_heads<B: Backend>(b: &B, layout: TokenLayout, sharing: Sharing, hea
     Ok(())
 }
 
-/// Rows of all devices are put to their places.
+/// Checks that the rows of all devices are gathered at their places.
 pub fn check_gathered<B: Backend>(b: &B, split: RowSplit, cols: usize, beside: usize) -> Result<()> {
     let whole = Whole::new(split.rows(), cols);
     let gathered = whole.upload(b, &rows_of(split, b.rank()), 0..cols, beside)?.all_gather_rows(&split)?;
@@ -101,7 +101,7 @@ pub fn check_gathered<B: Backend>(b: &B, split: RowSplit, cols: usize, beside: u
     Ok(())
 }
 
-/// A halo has the rows of the neighbours, and none beyond the edges.
+/// Checks that a halo has the rows of the neighbours, and none beyond the edges.
 pub fn check_halo<B: Backend>(b: &B, halo: [usize; 2], cols: usize, beside: usize) -> Result<()> {
     let (split, whole) = (RowSplit::bands(9, 2, b.world()), Whole::new(18, cols));
     let own = rows_of(split, b.rank());
@@ -115,7 +115,7 @@ pub fn check_halo<B: Backend>(b: &B, halo: [usize; 2], cols: usize, beside: usiz
     Ok(())
 }
 
-/// What rank 0 has, and what hosts tell each other, is with all.
+/// Checks that all ranks have the tensor of rank 0, and the values that hosts exchange.
 pub fn check_broadcast<B: Backend>(b: &B) -> Result<()> {
     let told: Vec<u64> = (0..b.world() as u64).map(|rank| 10 + rank).collect();
     assert_eq!(b.gather_host("sizes", told[b.rank()])?, told);
@@ -132,7 +132,7 @@ fn normed<B: Backend>(x: &Tensor<B>, statistics: Option<&B::ChannelStatistics>) 
     b.download(&x.group_norm(&norm)?)
 }
 
-/// What a device makes by the statistics of all of its band of `whole`, and of a row that all have.
+/// Returns a device's results by the statistics of its whole band of `whole`, and of a row that all devices have.
 pub fn normed_band<B: Backend>(b: &B, whole: &[f32], channels: usize) -> Result<[Vec<f32>; 2]> {
     let own = rows_of(RowSplit::bands(whole.len() / channels, 1, b.world()), b.rank());
     let x = b.upload(&whole[own[0] * channels..][..own.len() * channels], own.len(), channels)?;
@@ -142,7 +142,7 @@ pub fn normed_band<B: Backend>(b: &B, whole: &[f32], channels: usize) -> Result<
     Ok([normed(&x, reduced.as_ref())?, normed(&same, reduced.as_ref())?])
 }
 
-/// Holds what all devices made against the norm of the whole by `alone`, up to `bound(value)` of each value.
+/// Compares the results of all devices with the norm of the whole by `alone`, up to `bound(value)` of each value.
 pub fn assert_normed<B: Backend>(
     alone: &B,
     whole: &[f32],

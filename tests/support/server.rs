@@ -1,4 +1,4 @@
-//! A small HTTP server on localhost: it serves files with sizes, checksums and ranges as a model hub does, and with a
+//! A small HTTP server on localhost. It serves files with sizes, checksums and ranges like a model hub, and with a
 //! hub's faults.
 
 use std::collections::HashMap;
@@ -9,31 +9,31 @@ use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::Duration;
 
-/// How the server behaves.
+/// The behaviour of the server.
 #[derive(Clone, Default)]
 pub struct Behaviour {
-    /// 401 without a token, 403 with another one.
+    /// 401 without a token, 403 with a different token.
     pub token: Option<String>,
-    /// The first answers with content break off after this many bytes.
+    /// The first responses with content break off after this many bytes.
     pub broken_answers: usize,
     pub break_after: usize,
-    /// Ranges are ignored, as simple servers do.
+    /// Ranges are ignored, as in simple servers.
     pub no_ranges: bool,
-    /// Files larger than 1000 bytes are sent on to another host, which may not see the token.
+    /// Files larger than 1000 bytes are redirected to another host, which must not receive the token.
     pub redirects: bool,
-    /// Content is damaged this often.
+    /// Number of responses with damaged content.
     pub damaged_answers: usize,
-    /// 503 this often, to a GET.
+    /// Number of GET requests that get 503.
     pub busy_answers: usize,
-    /// The same to a HEAD.
+    /// Number of HEAD requests that get 503.
     pub busy_heads: usize,
-    /// The connection is closed without an answer this often, after a HEAD.
+    /// Number of connections that are closed without a response, after a HEAD.
     pub silent_heads: usize,
-    /// 416 to every request for a range.
+    /// 416 for every request with a range.
     pub refuses_ranges: bool,
-    /// Lines that the answer to a HEAD has besides.
+    /// Extra header lines of responses to HEAD.
     pub head_lines: String,
-    /// What a GET waits for before it is answered.
+    /// The delay before a GET is answered.
     pub delay: Duration,
 }
 
@@ -57,7 +57,7 @@ struct State {
 pub struct Server(Arc<State>);
 
 impl Server {
-    /// `files` by their path on the server, without the first slash.
+    /// Serves `files` by their path on the server, without the first slash.
     pub fn start(files: HashMap<String, Vec<u8>>, behaviour: Behaviour) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
         let port = listener.local_addr().expect("an address").port();
@@ -66,7 +66,7 @@ impl Server {
         thread::spawn(move || {
             for stream in listener.incoming().flatten() {
                 let state = Arc::clone(&state);
-                // A client that does not wait for its answer is no error of the test.
+                // A client that does not wait for its response is no error of the test.
                 thread::spawn(move || drop(state.answer(stream)));
             }
         });
@@ -77,7 +77,7 @@ impl Server {
         format!("http://127.0.0.1:{}", self.0.port)
     }
 
-    /// The requests since the last call.
+    /// Takes the requests since the last call.
     pub fn take_seen(&self) -> Vec<Seen> {
         std::mem::take(&mut self.0.seen.lock().expect("no panic while answering"))
     }
@@ -200,7 +200,7 @@ pub fn sha256(bytes: &[u8]) -> String {
     sum("sha256sum", bytes)
 }
 
-/// The name that git gives to a file's content.
+/// Returns git's object name of a file's content.
 fn git_name(bytes: &[u8]) -> String {
     let mut object = format!("blob {}\0", bytes.len()).into_bytes();
     object.extend(bytes);

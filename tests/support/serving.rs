@@ -1,4 +1,4 @@
-//! A running `flux serve`, and a client that sends whatever it is told.
+//! A running `flux serve`, and a client that sends arbitrary bytes.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -12,7 +12,7 @@ use serde_json::Value;
 
 use crate::program::flux;
 
-/// No test waits longer.
+/// Maximum wait of a test.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// A server of the built-in model on the CPU. It is killed when it is dropped.
@@ -23,11 +23,11 @@ pub struct Serving {
     said: Vec<String>,
 }
 
-/// An answer.
+/// An HTTP response.
 #[derive(Debug)]
 pub struct Reply {
     pub status: u16,
-    /// Names in lower case.
+    /// Header names are in lower case.
     pub headers: Vec<(String, String)>,
     pub body: Vec<u8>,
 }
@@ -41,14 +41,14 @@ impl Reply {
         self.headers.iter().find(|(known, _)| known == name).map(|(_, value)| &**value)
     }
 
-    /// The code of an error, and the field that it names.
+    /// Returns the status code and type of an error, and the field that it names.
     pub fn error(&self) -> (u16, String, String) {
         let error = &self.json()["error"];
         let text = |key: &str| error[key].as_str().unwrap_or_default().to_string();
         (self.status, text("code"), text("param"))
     }
 
-    /// The events of a stream: names and data.
+    /// Returns the events of a stream: names and data.
     pub fn events(&self) -> Vec<(String, Value)> {
         let text = String::from_utf8(self.body.clone()).expect("UTF-8");
         let event = |part: &str| {
@@ -60,15 +60,15 @@ impl Reply {
 }
 
 impl Serving {
-    /// Starts one, and waits until it takes requests.
+    /// Starts a server, and waits until it accepts requests.
     pub fn start(flags: &[&str]) -> Self {
-        let mut serving = Self::of(flux().args(["--device", "cpu"]), flags);
+        let mut serving = Self::from_command(flux().args(["--device", "cpu"]), flags);
         serving.hears("ready after");
         serving
     }
 
-    /// Starts one that listens.
-    pub fn of(command: &mut Command, flags: &[&str]) -> Self {
+    /// Starts a server with `command`, and waits until it listens.
+    pub fn from_command(command: &mut Command, flags: &[&str]) -> Self {
         let mut command_line = Command::new(command.get_program());
         for (name, value) in command.get_envs() {
             match value {
@@ -90,7 +90,7 @@ impl Serving {
         serving
     }
 
-    /// The next line on stderr with this text.
+    /// Returns the next line on stderr that contains `text`.
     pub fn hears(&mut self, text: &str) -> String {
         let start = Instant::now();
         loop {
@@ -104,7 +104,7 @@ impl Serving {
         }
     }
 
-    /// Everything that it said.
+    /// Returns all output on stderr so far.
     pub fn said(&mut self) -> String {
         self.said.extend(self.lines.get_mut().expect("no panic").try_iter());
         self.said.join("\n")
@@ -119,7 +119,7 @@ impl Serving {
         assert!(sent.is_ok_and(|status| status.success()));
     }
 
-    /// Waits for its end and for all that it said, and returns its exit code.
+    /// Waits for the server's end and all of its output, and returns its exit code.
     pub fn end(&mut self) -> Option<i32> {
         let start = Instant::now();
         while start.elapsed() < PATIENCE {
@@ -133,21 +133,21 @@ impl Serving {
         panic!("it does not end: {}", self.said());
     }
 
-    /// Begins a request; what follows may be written to the stream, and read from it.
+    /// Begins a request; the rest may be written to the stream, and the response read from it.
     pub fn begin(&self, bytes: &[u8]) -> TcpStream {
         let mut stream = TcpStream::connect(self.address).expect("it listens");
         stream.set_read_timeout(Some(PATIENCE)).expect("a socket");
-        // One that refuses it may not read all of it.
+        // A server that refuses the request may not read all of it.
         let _ = stream.write_all(bytes);
         stream
     }
 
-    /// Sends a request as it is, and reads the answer to its end.
+    /// Sends bytes as a request, and reads the response to its end.
     pub fn send(&self, bytes: &[u8]) -> Reply {
         read_reply(self.begin(bytes))
     }
 
-    /// A request of a method to a path, with lines of its head and a body.
+    /// Sends a request with a method, a path, header lines and a body.
     pub fn ask(&self, method: &str, path: &str, head: &[&str], body: &[u8]) -> Reply {
         self.send(&request(method, path, head, body))
     }
@@ -173,7 +173,7 @@ impl Drop for Serving {
     }
 }
 
-/// A part of a form: its name, the name of its file if it is one, and what it holds.
+/// A part of a form: its name, its file name if it is a file, and its content.
 pub type Part<'a> = (&'a str, Option<&'a str>, &'a [u8]);
 
 /// The body of a form with the boundary `XXX`.
@@ -189,7 +189,7 @@ pub fn form(parts: &[Part<'_>]) -> Vec<u8> {
     body
 }
 
-/// The bytes of a request whose connection ends with it.
+/// Returns the bytes of a request that closes the connection.
 pub fn request(method: &str, path: &str, head: &[&str], body: &[u8]) -> Vec<u8> {
     let has_host = head.iter().any(|line| line.to_lowercase().starts_with("host:"));
     let host = if has_host { "" } else { "Host: localhost\r\n" };
@@ -199,7 +199,7 @@ pub fn request(method: &str, path: &str, head: &[&str], body: &[u8]) -> Vec<u8> 
     [head.as_bytes(), body].concat()
 }
 
-/// Reads an answer to its end.
+/// Reads a response to its end.
 pub fn read_reply(mut stream: TcpStream) -> Reply {
     let mut bytes = Vec::new();
     // A server that refuses a body may close before all of it is sent.
@@ -207,7 +207,7 @@ pub fn read_reply(mut stream: TcpStream) -> Reply {
     reply(&bytes)
 }
 
-/// The answer of these bytes.
+/// Parses a response.
 pub fn reply(bytes: &[u8]) -> Reply {
     let end = bytes.windows(4).position(|part| part == b"\r\n\r\n");
     let end = end.unwrap_or_else(|| panic!("no answer: {:?}", String::from_utf8_lossy(bytes)));

@@ -1,4 +1,4 @@
-//! A random tiny decoder, written as files name its layers, and what it means, in plain loops.
+//! A random tiny decoder with the layer names of files, and its definition in plain loops.
 
 // Each test crate uses its own part of this module.
 #![allow(dead_code)]
@@ -13,7 +13,7 @@ use safetensors::tensor::{Dtype, TensorView};
 /// A tensor: its shape and its values.
 type Tensor = (Vec<usize>, Vec<f64>);
 
-/// A decoder of the tensors that the reference has, by the names that they have there: `1.weight`.
+/// A decoder with the tensors of the reference, by their names there: `1.weight`.
 pub struct TinyDecoder {
     latent_channels: usize,
     pub tensors: BTreeMap<String, Tensor>,
@@ -30,7 +30,7 @@ struct Planes {
 const POOLED: [usize; 3] = [3, 4, 5];
 
 impl TinyDecoder {
-    /// One for latents of so many channels. Its values are of fp16.
+    /// Creates a decoder of latents with `latent_channels` channels. Its values are fp16 values.
     pub fn random(latent_channels: usize, channels: usize) -> Self {
         let mut made = Self { latent_channels, tensors: BTreeMap::new() };
         made.conv("1", [channels, latent_channels, 3], true);
@@ -73,7 +73,7 @@ impl TinyDecoder {
         self.tensors.insert(name.to_string(), (shape, values));
     }
 
-    /// Writes a file of the decoder alone, in which `name` makes the names of those of the reference.
+    /// Writes a file of the decoder alone, with names that `name` makes from those of the reference.
     pub fn write(&self, path: &Path, dtype: Dtype, name: impl Fn(&str) -> String) {
         let bytes = |value: &f64| match dtype {
             Dtype::F32 => (*value as f32).to_le_bytes().to_vec(),
@@ -89,14 +89,14 @@ impl TinyDecoder {
         safetensors::serialize_to_file(views, None, path).unwrap();
     }
 
-    /// What packed latents [height * width, 4 * latent_channels] become.
+    /// Decodes packed latents [height * width, 4 * latent_channels] to an image.
     pub fn image(&self, latents: &[f32], [height, width]: [usize; 2]) -> Rgb {
         let pixel = |channel: usize, y: usize, x: usize| {
             let packed = 4 * channel + 2 * (y % 2) + x % 2;
             let value = f64::from(latents[(y / 2 * width + x / 2) * 4 * self.latent_channels + packed]);
             (value / 3.0).tanh() * 3.0
         };
-        let mut x = Planes::of(self.latent_channels, 2 * height, 2 * width, pixel);
+        let mut x = Planes::from_fn(self.latent_channels, 2 * height, 2 * width, pixel);
         x = self.convolved("1", &x).relu();
         for layer in 3..19 {
             x = match layer {
@@ -133,7 +133,7 @@ impl TinyDecoder {
         let (shape, weight) = &self.tensors[&format!("{name}.weight")];
         let &[out, channels, side, _] = &shape[..] else { panic!("{name}: {shape:?}") };
         let bias = self.tensors.get(&format!("{name}.bias"));
-        Planes::of(out, x.height, x.width, |o, y, column| {
+        Planes::from_fn(out, x.height, x.width, |o, y, column| {
             let mut sum = bias.map_or(0.0, |(_, bias)| bias[o]);
             for (c, ky, kx) in each([channels, side, side]) {
                 let (py, px) = ((y + ky).checked_sub(side / 2), (column + kx).checked_sub(side / 2));
@@ -148,7 +148,7 @@ impl TinyDecoder {
         })
     }
 
-    /// In four groups.
+    /// Group norm in four groups.
     fn normed(&self, name: &str, x: &Planes) -> Planes {
         let [weight, bias] = ["weight", "bias"].map(|word| &self.tensors[&format!("{name}.{word}")].1);
         let each_group = x.values.chunks_exact(x.values.len() / 4).map(|group| {
@@ -157,20 +157,20 @@ impl TinyDecoder {
             (mean, (variance + 1e-5).sqrt())
         });
         let groups: Vec<_> = each_group.collect();
-        Planes::of(x.channels, x.height, x.width, |channel, y, column| {
+        Planes::from_fn(x.channels, x.height, x.width, |channel, y, column| {
             let (mean, deviation) = groups[channel / (x.channels / 4)];
             (x.at(channel, y, column) - mean) / deviation * weight[channel] + bias[channel]
         })
     }
 }
 
-/// All places of three axes.
+/// Returns all positions on three axes.
 fn each([a, b, c]: [usize; 3]) -> impl Iterator<Item = (usize, usize, usize)> {
     (0..a * b * c).map(move |i| (i / (b * c), i / c % b, i % c))
 }
 
 impl Planes {
-    fn of(channels: usize, height: usize, width: usize, value: impl Fn(usize, usize, usize) -> f64) -> Self {
+    fn from_fn(channels: usize, height: usize, width: usize, value: impl Fn(usize, usize, usize) -> f64) -> Self {
         let values = each([channels, height, width]).map(|(c, y, x)| value(c, y, x)).collect();
         Self { channels, height, width, values }
     }
@@ -190,12 +190,12 @@ impl Planes {
     }
 
     fn doubled(&self) -> Self {
-        Self::of(self.channels, 2 * self.height, 2 * self.width, |c, y, x| self.at(c, y / 2, x / 2))
+        Self::from_fn(self.channels, 2 * self.height, 2 * self.width, |c, y, x| self.at(c, y / 2, x / 2))
     }
 }
 
-/// Names of diffusers: the first layer of the reference is not counted there.
-pub fn of_diffusers(name: &str) -> String {
+/// Converts a name of the reference to diffusers, which does not count the first layer.
+pub fn diffusers_name(name: &str) -> String {
     let (number, rest) = name.split_once('.').expect("a layer and a tensor");
     format!("decoder.layers.{}.{rest}", number.parse::<usize>().expect("a number") - 1)
 }

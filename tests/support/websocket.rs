@@ -1,4 +1,4 @@
-//! A client of websockets that sends whatever it is told.
+//! A websocket client that sends arbitrary bytes.
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
@@ -19,7 +19,7 @@ pub const PONG: u8 = 10;
 pub struct Socket(TcpStream);
 
 impl Serving {
-    /// Opens a socket; the answer where that is refused.
+    /// Opens a socket; returns the response if the server refuses it.
     pub fn socket(&self, path: &str, head: &[&str]) -> Result<Socket, Reply> {
         let host = format!("Host: {}", self.address);
         let host = if head.iter().any(|line| line.starts_with("Host:")) { "" } else { &host };
@@ -67,19 +67,19 @@ impl Socket {
                 frame.extend((length as u64).to_be_bytes());
             }
         }
-        // A mask of zeros leaves bytes as they are.
+        // A mask of zeros leaves bytes unchanged.
         frame.extend([0; 4]);
         frame.extend(bytes);
         self.send_bytes(&frame);
     }
 
-    /// Sends bytes that are frames or not.
+    /// Sends arbitrary bytes.
     pub fn send_bytes(&mut self, bytes: &[u8]) {
         // A server that closes does not read all of it.
         let _ = self.0.write_all(bytes);
     }
 
-    /// The next frame: its kind and what it holds; none at the end.
+    /// Returns the next frame: its kind and content; `None` at the end.
     pub fn frame(&mut self) -> Option<(u8, Vec<u8>)> {
         let mut read = |length: usize| {
             let mut bytes = vec![0; length];
@@ -94,7 +94,7 @@ impl Socket {
         Some((head[0] & 0x0f, read(length)?))
     }
 
-    /// The next message that is no ping: a text, or bytes.
+    /// Returns the next message that is no ping: a text, or bytes.
     pub fn message(&mut self) -> Option<Result<Value, Vec<u8>>> {
         loop {
             match self.frame()? {
@@ -107,7 +107,7 @@ impl Socket {
         }
     }
 
-    /// All messages up to the one after which a prompt is over.
+    /// Returns all messages up to the one that ends a prompt.
     pub fn until_over(&mut self, prompt: &str) -> Vec<Result<Value, Vec<u8>>> {
         let mut messages = Vec::new();
         loop {

@@ -1,4 +1,4 @@
-//! What a run reads is not written over, and no file is written twice.
+//! The inputs of a run are not overwritten, and no file is written twice.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -8,12 +8,12 @@ use std::path::{Path, PathBuf};
 use super::folder;
 use crate::program::{Run, SMALL, draw, flux, project};
 
-/// A folder with a copy of the built-in model in `model`, an adapter, an image and a mask.
+/// Creates a folder with a copy of the built-in model in `model`, an adapter, an image and a mask.
 fn workplace() -> tempfile::TempDir {
     let folder = folder();
     copy(&project("models/tiny"), &folder.path().join("model"));
     let image = ["-p", "a cat", "-S", "1", "--size", "64", "-s", "1", "--device", "cpu", "-q", "-o", "in.png"];
-    Run::of(flux().current_dir(folder.path()).args(image)).succeeds();
+    Run::new(flux().current_dir(folder.path()).args(image)).succeeds();
     fs::copy(folder.path().join("in.png"), folder.path().join("mask.png")).unwrap();
     fs::write(folder.path().join("lora.safetensors"), "an adapter, which is not opened yet").unwrap();
     folder
@@ -31,7 +31,7 @@ fn copy(from: &Path, to: &Path) {
     }
 }
 
-/// All files below a folder with their bytes; links as what they lead to.
+/// Returns all files below a folder with their bytes; links as their targets.
 fn contents(folder: &Path) -> BTreeMap<PathBuf, Vec<u8>> {
     let mut found = BTreeMap::new();
     for path in fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()) {
@@ -65,8 +65,8 @@ fn files_of_the_model_and_of_adapters_are_never_written_over() {
             refused(folder.path(), &[&["-p", "a cat", "-d", "model"], force, flags].concat(), words);
         };
         for file in ["model/transformer/diffusion_pytorch_model.safetensors", "hard.safetensors", "link.safetensors"] {
-            model(&["--save-latents", file], &["is not written over", "--save-latents"]);
-            model(&["--save-embeddings", &format!("./{file}")], &["is not written over", "--save-embeddings"]);
+            model(&["--save-latents", file], &["is never overwritten", "--save-latents"]);
+            model(&["--save-embeddings", &format!("./{file}")], &["is never overwritten", "--save-embeddings"]);
         }
         model(&["-o", "hard.png"], &["`hard.png` is a file of the model", "tokenizer.json", "in: --output"]);
         model(&["-o", "link.webp"], &["`link.webp` is a file of the model", "config.json"]);
@@ -74,16 +74,16 @@ fn files_of_the_model_and_of_adapters_are_never_written_over() {
             let flags = [&["-p", "a cat", "--lora", "lora.safetensors:0.5"], force, flags].concat();
             refused(folder.path(), &flags, words);
         };
-        lora(&["--save-latents", "./lora.safetensors"], &["is a file of what `--lora` names", "in: --save-latents"]);
-        lora(&["-o", "lora.png"], &["`lora.png` is a file of what `--lora` names", "in: --output"]);
+        lora(&["--save-latents", "./lora.safetensors"], &["a file of the adapter in `--lora`", "in: --save-latents"]);
+        lora(&["-o", "lora.png"], &["`lora.png` is a file of the adapter in `--lora`", "in: --output"]);
     }
-    // Parts that are named by themselves, and a model from the environment.
+    // Components that are named individually, and a model from the environment.
     let part = ["--vae", "model/vae", "-o", "hard.png"];
     refused(folder.path(), &[&["-p", "a cat"], &part[..]].concat(), &["`hard.png` is a file of the model"]);
     let mut command = flux();
     command.current_dir(folder.path()).env("FLUX_MODEL", "model").args(SMALL).args(["-p", "a cat", "-o", "hard.png"]);
-    Run::of(&mut command).fails(2, &["`hard.png` is a file of the model"]);
-    // What is beside them may be written.
+    Run::new(&mut command).fails(2, &["`hard.png` is a file of the model"]);
+    // Files next to them may be written.
     let flags =
         ["-p", "a cat", "-d", "model", "-S", "1", "-o", "model/new.png", "--save-latents", "model/new.safetensors"];
     draw(folder.path(), &flags).succeeds();
@@ -99,30 +99,21 @@ fn what_is_read_is_written_over_by_force_alone() {
     draw(folder.path(), &[&save[..], &["--save-embeddings", "e.safetensors"]].concat()).succeeds();
     let force = "--force";
     for (flags, words) in [
-        (
-            &["-p", "a cat", "-i", "in.png", "-o", "in.png"][..],
-            ["`in.png` is what `--input` reads", "in: --output", force],
-        ),
-        (
-            &["-p", "a cat", "-i", "in.png", "-o", "./in.png"],
-            ["`./in.png` is what `--input` reads, `in.png`", "", force],
-        ),
-        (&["-p", "a cat", "-i", "in.png", "--mask", "mask.png", "-o", "hard.png"], ["what `--mask` reads", "", force]),
-        (
-            &["-p", "a cat", "-i", "in-7.png", "-n", "2", "-o", "in.png"],
-            ["`in-7.png` is what `--input` reads", "", force],
-        ),
+        (&["-p", "a cat", "-i", "in.png", "-o", "in.png"][..], ["file that `-i` reads", "in: --output", force]),
+        (&["-p", "a cat", "-i", "in.png", "-o", "./in.png"], ["`./in.png` is the file that `-i`", "`in.png`", force]),
+        (&["-p", "a cat", "-i", "in.png", "--mask", "mask.png", "-o", "hard.png"], ["that `--mask` reads", "", force]),
+        (&["-p", "a cat", "-i", "in-7.png", "-n", "2", "-o", "in.png"], ["`in-7.png` is the file that", "-i", force]),
         (
             &["-p", "a cat", "--latents", "l.safetensors", "--save-latents", "l.safetensors"],
-            ["what `--latents` reads", "", force],
+            ["the file that `--latents` reads", "", force],
         ),
         (
             &["-p", "a cat", "--noise", "l.safetensors", "--save-embeddings", "l.safetensors"],
-            ["what `--noise` reads", "", force],
+            ["the file that `--noise` reads", "", force],
         ),
         (
             &["--embeddings", "e.safetensors", "--save-latents", "e.safetensors"],
-            ["what `--embeddings` reads", "", force],
+            ["the file that `--embeddings` reads", "", force],
         ),
     ] {
         fs::copy(at("in.png"), at("in-7.png")).unwrap();
@@ -131,7 +122,7 @@ fn what_is_read_is_written_over_by_force_alone() {
     let piped = |flags: &[&str]| {
         let mut command = flux();
         command.current_dir(folder.path()).args(SMALL).args(["-p", "a cat", "-S", "7", "-i", "-", "-o", "in.png"]);
-        Run::of(command.args(flags).stdin(File::open(at("in.png")).unwrap()))
+        Run::new(command.args(flags).stdin(File::open(at("in.png")).unwrap()))
     };
     piped(&[]).fails(2, &["`in.png` is standard input", "--force"]);
     draw(folder.path(), &["-p", "a cat", "-S", "7", "-i", "in.png", "-o", "other.png"]).succeeds();
@@ -178,7 +169,7 @@ fn no_file_is_written_twice() {
 fn convert_writes_over_no_file_of_the_model_and_over_no_other_weights() {
     let folder = workplace();
     let at = |name: &str| folder.path().join(name);
-    let convert = |args: &[&str]| Run::of(flux().current_dir(folder.path()).args(["convert", "-q"]).args(args));
+    let convert = |args: &[&str]| Run::new(flux().current_dir(folder.path()).args(["convert", "-q"]).args(args));
     copy(&project("models/tiny/vae"), &at("apart"));
     fs::hard_link(at("model/transformer/diffusion_pytorch_model.safetensors"), at("hard.safetensors")).unwrap();
     symlink("model/text_encoder/config.json", at("link.safetensors")).unwrap();
@@ -198,7 +189,7 @@ fn convert_writes_over_no_file_of_the_model_and_over_no_other_weights() {
         convert(&[from, to, "--format", format]).fails(2, &["`", to, "hint: "]);
         assert!(contents(folder.path()) == before, "{from} {to}");
     }
-    // An older file of the same kind is.
+    // An older file of the same kind may be overwritten.
     convert(&["model", "hard.gguf", "--format", "q4_0"]).succeeds();
 }
 
@@ -218,10 +209,10 @@ fn a_hyphen_is_refused_where_it_is_no_file() {
         "--save-embeddings",
     ] {
         let prompt: &[&str] = if flag == "--embeddings" { &[] } else { &["-p", "a cat"] };
-        draw(folder.path(), &[prompt, &[flag, "-"]].concat()).fails(2, &["neither standard input nor standard output"]);
+        draw(folder.path(), &[prompt, &[flag, "-"]].concat()).fails(2, &["standard input and output"]);
     }
     draw(folder.path(), &["-p", "a cat", "--negative", "-"])
-        .fails(2, &["the prompt alone is read from standard input"]);
+        .fails(2, &["only the prompt can be read from standard input"]);
     for args in [
         &["info", "-"][..],
         &["info", "-d", "-"],
@@ -230,6 +221,6 @@ fn a_hyphen_is_refused_where_it_is_no_file() {
         &["convert", "x", "-", "--format", "q8_0"],
         &["bench", "--vae", "-"],
     ] {
-        Run::of(flux().current_dir(folder.path()).args(args)).fails(2, &["neither standard input", "name a file"]);
+        Run::new(flux().current_dir(folder.path()).args(args)).fails(2, &["standard input and output", "name a file"]);
     }
 }

@@ -1,1 +1,1 @@
-"""The sections: functions that measure, return their line of the summary, and raise `Failed` with it where something is wrong."""
+"""The sections: functions that measure and return their line of the summary, or raise `Failed` with it."""

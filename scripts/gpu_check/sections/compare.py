@@ -1,4 +1,4 @@
-"""The section that measures another program and this one in turn."""
+"""The section that compares another program with this one, interleaved."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ FIGURES = {
 def compare(check: Check) -> str:
     base = check.options.base or check.bin / "base"
     if not os.access(base, os.X_OK) or base.is_dir():
-        raise Failed("no program to compare with: name it in BASE, or bring it with `make gpu-bundle BASE=PROGRAM`")
+        raise Failed("no program to compare with: set BASE, or add it to the bundle with `make gpu-bundle BASE=PROGRAM`")
     check.needs_model()
     programs = {"base": base, "new": check.flux}
-    # An image that is not measured brings the weights into the page cache.
+    # A first, unmeasured image reads the weights into the page cache.
     image(check, check.flux, "warm")
     measured: dict[str, dict[str, list[float]]] = {name: defaultdict(list) for name in programs}
     for count in range(1, RUNS + 1):
@@ -54,11 +54,11 @@ def image(check: Check, program: Path, name: str) -> float:
 
 
 def figures_of(check: Check, name: str, program: Path) -> dict[str, float]:
-    """What one run of a program gives."""
+    """The figures of one run of a program."""
 
     def stages(*words: Word) -> Rows:
         on: list[Word] = ["-d", check.klein_4b, "--device", "cuda", *words]
-        return Rows(run([program, "bench", "stages/", *on, "--json"], f"the bench of {name} broke off").output)
+        return Rows(run([program, "bench", "stages/", *on, "--json"], f"the bench of {name} failed").output)
 
     rows = stages("--steps", 4, "--size", "512,1024")
     row = rows.of_size(1024)

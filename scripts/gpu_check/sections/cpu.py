@@ -36,11 +36,11 @@ def cpu(check: Check) -> str:
 
 
 def of_reference(check: Check) -> str:
-    """The same cores, one after the other; ours with all that a process does, theirs without the start of Python and loading."""
+    """The reference on the same cores. Its time excludes the start of Python and loading; ours is the whole process."""
     env = {**reference.environment(check), "OMP_NUM_THREADS": "2"}
     words: list[Word] = [check.klein_4b, "--out", check.work, "--device", "cpu", "--size", 256, "--cold"]
     command = [*TWO_CORES, *check.script("bench_reference.py", *words)]
-    row = Rows(run(command, "the reference broke off", env).output).first()
+    row = Rows(run(command, "the reference failed", env).output).first()
     return f"the reference from prompt to image {row.number('image_s')} s"
 
 
@@ -51,15 +51,14 @@ def units(check: Check) -> None:
         "the unit tests of the CPU failed",
         AMX,
     )
-    run([products, "--nocapture"], "the products of the tile unit are wrong", AMX)
+    run([products, "--nocapture"], "the matrix multiplications of the tile unit are wrong", AMX)
     # Speeds, for the log.
     speeds: list[Word] = [products, "--ignored", "--nocapture", "--test-threads", 1]
     attempt(["timeout", 30, *TWO_CORES, *speeds], AMX)
 
 
 def sampled(command: Sequence[Word], failure: str) -> tuple[str, float, int]:
-    """Runs a program; returns its output, its seconds, and the most MiB that it held and that no file backs, looked at 20 times
-    a second."""
+    """Runs a program; returns its output, its seconds, and its max anonymous memory in MiB, sampled 20 times per second."""
     start, peak_kib = time.monotonic(), 0
     process = subprocess.Popen([str(word) for word in command], stdout=subprocess.PIPE, text=True)
     while process.poll() is None:
@@ -73,7 +72,7 @@ def sampled(command: Sequence[Word], failure: str) -> tuple[str, float, int]:
 
 
 def own_kib(process: int) -> int:
-    """0 where the process has ended meanwhile."""
+    """The anonymous memory, or 0 if the process has ended."""
     try:
         lines = Path(f"/proc/{process}/status").read_text(encoding="utf-8").splitlines()
         return next((int(line.split()[1]) for line in lines if line.startswith("RssAnon:")), 0)

@@ -12,11 +12,11 @@ from . import memory, reference, tests
 from .models import write
 
 CAPTION = " ".join(["boat"] * 290)
-"""With the template, and what the bench adds, between 240 and 320 tokens: the model reads 320."""
+"""With the template and the additions of the bench, between 240 and 320 tokens; the model reads 320."""
 
 
 def model(check: Check) -> Path:
-    """The folder of the model, which is written unless it is there."""
+    """The folder of the model, which is written unless it exists."""
     folder = check.options.models / "flux3"
     if not (folder / "modular_model_index.json").exists():
         write(check, "flux3", folder)
@@ -24,7 +24,7 @@ def model(check: Check) -> Path:
 
 
 def flux3(check: Check) -> str:
-    """Steps and whole images in bf16 and fp8, from a text and from references."""
+    """Steps and whole images in bf16 and fp8, from a prompt and with references."""
     on: list[Word] = ["-d", model(check), "--device", "cuda", "--prompt", CAPTION]
     figures, missed = [], []
     for precision in check.precisions():
@@ -56,7 +56,7 @@ def flux3(check: Check) -> str:
 def bench_reference(check: Check, *words: Word) -> Ran:
     env = reference.environment(check)
     command = check.script("bench_reference_flux3.py", model(check), "--out", latents_folder(check), *words)
-    return run(command, "the reference broke off", env)
+    return run(command, "the reference failed", env)
 
 
 def latents_folder(check: Check) -> Path:
@@ -64,7 +64,7 @@ def latents_folder(check: Check) -> Path:
 
 
 def flux3_reference(check: Check) -> str:
-    """The same of the reference, eager."""
+    """The same with the reference, eager."""
     rows = Rows(bench_reference(check, "--size", 512, 1024, 2048, "--editing", "--steps", 4, 16).output)
     steps = [f"{row['size']} + {row['references']} {row.number('step_ms')}" for row in rows if row.has("step_ms")]
     images = [f"{row['steps']} steps {row.number('image_ms')}" for row in rows if row.has("image_ms")]
@@ -72,14 +72,14 @@ def flux3_reference(check: Check) -> str:
 
 
 def flux3_compile(check: Check) -> str:
-    """Steps of the reference through torch.compile."""
+    """Steps of the reference with torch.compile."""
     rows = Rows(bench_reference(check, "--size", 512, 1024, "--compile").output)
     return "ms of steps " + ", ".join(f"{row['size']} {row.number('step_ms')}" for row in rows if row.has("step_ms"))
 
 
 def flux3_fidelity(check: Check) -> str:
-    """Final latents at 512, also from a reference image, and at 1024: how far ours, and the reference's in bf16, are from
-    the reference's in float32."""
+    """Final latents at 512, also with a reference image, and at 1024: the distances of flux and of the reference in bf16 from
+    the reference in float32."""
     folder, of = latents_folder(check), model(check)
     if not (folder / "diffusers_latents_512.safetensors").exists():
         bench_reference(check, "--size", 512, 1024, "--fidelity")

@@ -1,4 +1,4 @@
-"""Video as it comes in: frames a second, and the time from a frame to its image."""
+"""Live video: frames per second, and the time from a frame to its image."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from measure import Failed, Rows, Word, run
 from .models import is_there, write
 
 FRAMES, FRAMES_IN_TURN = 40, 200
-"""Frames of each row that are counted."""
+"""The number of measured frames of each row."""
 SMALL = "small-decoder"
 
 
 class Row(NamedTuple):
-    """What is measured, and the frames a second that are expected at least. Of a strength of 0.5 half of the steps run."""
+    """A measurement, and its min frames per second. With a strength of 0.5, half of the steps run."""
 
     figure: str
     name: str
@@ -42,7 +42,7 @@ IN_TURN = "times the frames of one"
 
 
 def live(check: Check) -> str:
-    """Frames a second with the figures of the table, and how many times a frame's own time its image takes."""
+    """Frames per second against the table, and the latency of an image relative to the time of a frame."""
     check.needs_model()
     missed: list[str] = []
     told = []
@@ -60,7 +60,7 @@ def live(check: Check) -> str:
 
 
 def in_turn(check: Check) -> str:
-    """Frames in turn by two GPUs beside those of one."""
+    """Alternating frames on two GPUs, compared with one."""
     gpus.needs_two("frames in turn")
     check.needs_model()
     row = ROWS[1] if gpus.is_hopper() else ROWS[0]
@@ -72,7 +72,7 @@ def in_turn(check: Check) -> str:
 
 
 def soak(check: Check) -> str:
-    """Frames for minutes: each in its order, the same image for the same frame, and nothing grows."""
+    """Frames for minutes: their order, equal images for equal frames, and no growth."""
     check.needs_model()
     precision = "fp8" if gpus.is_hopper() else "bf16"
     on: list[Word] = ["--side", 512, "-d", check.klein_4b, "--device", "cuda", "--precision", precision, "-s", 1]
@@ -81,7 +81,7 @@ def soak(check: Check) -> str:
 
 
 def measure(check: Check, row: Row, device: str, frames: int = FRAMES) -> tuple[float, float, float, float]:
-    """Frames a second, ms from a frame to its image in half and in 95 of 100 cases, and the share of tokens computed."""
+    """Frames per second, median and 95th percentile of ms from a frame to its image, and the share of computed tokens."""
     on: list[Word] = ["-d", check.klein_4b, "--device", device, "--precision", row.precision]
     if row.has_small_decoder:
         folder = check.options.models / SMALL

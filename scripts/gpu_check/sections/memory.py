@@ -1,4 +1,4 @@
-"""Sections of how much memory images take: within less of it, and with weights in fewer bits."""
+"""Sections about the memory of images: within budgets, and with quantized weights."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def memory(check: Check) -> str:
 
 
 def context(check: Check) -> int:
-    """MiB by the driver that are no tensors."""
+    """The MiB that the driver counts and that are not tensors."""
     command = check.image(check.tiny, "--device", "cuda", "-o", check.work / "tiny.png")
     ran, driver_mib = memory_of(command, "no image of the default model")
     tensors_mib = int(peak_bytes(ran.output)) >> 20
@@ -42,7 +42,7 @@ def context(check: Check) -> int:
 
 
 def image_within(check: Check, image: list[Word], cap: float, resident: Path) -> str:
-    """The image of a command within so many GiB, which must be `resident`."""
+    """Generates the image of a command within a budget in GiB. The bytes must equal those of `resident`."""
     capped = check.work / "capped.png"
     ran, driver_mib = memory_of([*image, "--gpu-memory", cap, "-o", capped], f"no image within {cap} GiB")
     if capped.read_bytes() != resident.read_bytes():
@@ -61,7 +61,7 @@ def refused(check: Check, command: list[Word]) -> None:
     if ran.code != 1:
         raise Failed(f"exit {ran.code} within 1 GiB, expected 1")
     if "image needs" not in ran.errors:
-        raise Failed("the error within 1 GiB does not say what the image needs")
+        raise Failed("the error within 1 GiB does not contain the required memory")
     left = [path.name for path in folder.iterdir()]
     if left:
         raise Failed(f"a refused image left a file: {' '.join(left)}")
@@ -72,13 +72,13 @@ def peak_bytes(output: str) -> float:
 
 
 def formats(check: Check) -> str:
-    """How far the final latents are from float32, steps where all weights are resident and where they are streamed, and the
-    memory where all are in Q4_K."""
+    """The distance of the final latents from float32, steps with resident and with streamed weights, and the memory with all
+    weights in Q4_K."""
     check.needs_model()
     folder = reference.float32_latents(check)
     ran = tests.full_size(check, ["full_size_latents_of_weights_in_few_bits"], folder)
     if ran.code != 0:
-        raise Failed("the latents are too far from float32, or the test broke off")
+        raise Failed("the latents are too far from float32, or the test failed")
     figures = [f"{'; '.join(re.findall(r'^.*latents .* from float32.*$', ran.output, re.MULTILINE))};"]
     for name in ("q8_0", "fp8", "q4_k"):
         on: list[Word] = ["-d", check.klein_4b, "--device", "cuda", "--quantize", f"transformer={name}", "--steps", 4]

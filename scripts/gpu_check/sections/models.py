@@ -1,4 +1,4 @@
-"""Sections that write models with random weights, and those of the 9B model, which is deleted again."""
+"""Sections that write models with random weights, and those of the 9B model, which is deleted afterwards."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from gpus import memory_of
 from measure import Failed, Rows, Word, gib, ratio, run, seconds
 
 NINE_BYTES = 36_000_000 << 10
-"""What the disk must have for the 9B model."""
+"""The required disk space for the 9B model."""
 
 
 def write(check: Check, size: str, folder: Path) -> str:
@@ -31,7 +31,7 @@ def model(check: Check) -> str:
 
 @contextmanager
 def nine_model(check: Check) -> Iterator[tuple[Path, str]]:
-    """The 9B model and how it came there. It is written unless it is there, and then deleted at the end unless KEEP is set."""
+    """The 9B model and its origin. It is written unless it exists, and then deleted at the end unless KEEP is set."""
     in_memory, on_disk = check.options.memory_dir / "flux-klein-9b", check.options.models / "klein-9b"
     for folder in (in_memory, on_disk):
         if is_there(folder):
@@ -40,7 +40,7 @@ def nine_model(check: Check) -> Iterator[tuple[Path, str]]:
     for folder in (in_memory, on_disk):
         shutil.rmtree(folder, ignore_errors=True)
     check.options.models.mkdir(parents=True, exist_ok=True)
-    # A disk that already holds the 4B model may be too small, and memory large enough.
+    # The disk with the 4B model may be too small, while memory is large enough.
     folder = in_memory if free(check.options.models) < NINE_BYTES < free(check.options.memory_dir) else on_disk
     try:
         yield folder, write(check, "9b", folder)

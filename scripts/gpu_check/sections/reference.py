@@ -14,13 +14,13 @@ from .speed import totals
 
 
 def environment(check: Check) -> dict[str, str]:
-    """Makes diffusers importable: as it is installed, or from the wheels of the bundle."""
+    """Makes diffusers importable: the installed one, or the wheels of the bundle."""
     return _environment(check.options.python, check.work / "site", check.bundle / "wheels")
 
 
 @cache
 def _environment(python: str, site: Path, folder: Path) -> dict[str, str]:
-    run([python, "-c", "import torch, transformers"], f"{python} has no torch or no transformers")
+    run([python, "-c", "import torch, transformers"], f"{python} lacks torch or transformers")
     path = os.pathsep.join(filter(None, [str(site), os.environ.get("PYTHONPATH")]))
     env = {"PYTHONPATH": path, "HF_HUB_OFFLINE": "1"}
     finds = [python, "-c", "import importlib.util as u; raise SystemExit(not u.find_spec('diffusers'))"]
@@ -28,7 +28,7 @@ def _environment(python: str, site: Path, folder: Path) -> dict[str, str]:
         return env
     wheels = sorted(folder.glob("*.whl"))
     if not wheels:
-        raise Failed("no diffusers, and no wheels of it in the bundle")
+        raise Failed("diffusers is not installed, and the bundle has no wheels of it")
     install: list[Word] = [
         python,
         "-m",
@@ -48,7 +48,7 @@ def _environment(python: str, site: Path, folder: Path) -> dict[str, str]:
 def bench(check: Check, *words: Word) -> Ran:
     env = environment(check)
     command = check.script("bench_reference.py", check.klein_4b, "--out", latents_folder(check), *words)
-    return run(command, "the reference broke off", env)
+    return run(command, "the reference failed", env)
 
 
 def latents_folder(check: Check) -> Path:
@@ -56,7 +56,7 @@ def latents_folder(check: Check) -> Path:
 
 
 def float32_latents(check: Check) -> Path:
-    """The folder of the reference's final latents in float32, which are made unless they are there."""
+    """The folder of the reference's final latents in float32, which are generated unless they exist."""
     folder = latents_folder(check)
     if not (folder / "diffusers_latents_512.safetensors").exists():
         bench(check, "--size", 512, 1024, "--fidelity")

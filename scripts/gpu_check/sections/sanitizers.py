@@ -19,8 +19,8 @@ from measure import Failed, Word, say
 
 from .tests import SEPARATE_QUEUES
 
-# What a test does in a child is run here by itself: attention kept off the kernel that the GPU would get. A test that makes
-# the driver refuse a call, on purpose, is left out, and one that needs no GPU.
+# The work of a test in a child process is run here directly: attention without the kernel that the GPU would get. Tests that
+# make the driver refuse a call on purpose, or need no GPU, are skipped.
 SKIPPED = [
     "full_size",
     "asked_for",
@@ -29,10 +29,10 @@ SKIPPED = [
     "work_that_cannot_be_captured",
     "the_definition_rounds",
 ]
-# Two of the tools fail with products by cuBLASLt on Hopper: racecheck breaks some of them (with an illegal address, also when no
-# kernel is asked to be checked) and finds races in others, initcheck does not see what they write (values that the same test
-# finds right). So our own kernels compute all products there, and what remains to be skipped is what tests of cuBLASLt itself
-# need and whole images, which take too long.
+# Two of the tools fail with matrix multiplications by cuBLASLt on Hopper: racecheck breaks some of them (with an illegal address,
+# even if it checks no kernel) and finds races in others, and initcheck does not see their writes (although the same test finds
+# the values right). So our own kernels compute all multiplications there. Tests of cuBLASLt itself are skipped, and whole
+# images, which take too long.
 SKIPPED_BUT_BY_MEMCHECK = [
     "pipeline::",
     "linear::the_choice",
@@ -43,15 +43,15 @@ SKIPPED_BUT_BY_MEMCHECK = [
     "fp8_weights::images",
     "norm_conv2d::an_image",
 ]
-# The kernels whose blocks write to each other's shared memory give way to those for all GPUs: with that of `project` under
-# these tools a machine stopped to answer.
+# Kernels whose blocks write to each other's shared memory are replaced by those for all GPUs: with the one of `project` under
+# these tools, a machine stopped responding.
 PLAIN_KERNELS = {"FLUX_ATTENTION": "sm90-single", "FLUX_PROJECT": "base", "FLUX_LOW_RANK": "base"}
 ATTENTION = "attention::every_head_size_matches_the_cpu"
 LIMIT_S = 150
 
 
 class Checked(NamedTuple):
-    """A test that has ended under a tool."""
+    """A test that ran under a tool."""
 
     name: str
     code: int
@@ -76,7 +76,7 @@ def sanitized(check: Check, tool: str) -> str:
     command: list[Word] = [sanitizer(), *flags]
     skip, env = list(SKIPPED), {**SEPARATE_QUEUES, "FLUX_PARITY_SIZES": "few" if tool == "racecheck" else "small"}
     if not any("parallel" in name for name in check.options.tests):
-        skip.append("parallel::")  # ranks share the GPU, and under a tool have little time to spare
+        skip.append("parallel::")  # ranks share the GPU, and are slow under a tool
     if tool != "memcheck":
         skip += SKIPPED_BUT_BY_MEMCHECK
         env |= {"FLUX_GEMM": "own", **(PLAIN_KERNELS if gpus.is_hopper() else {})}
@@ -91,7 +91,7 @@ def sanitizer() -> Path:
     found = shutil.which("compute-sanitizer")
     places = [Path(found)] if found else sorted(Path("/usr/local").glob("cuda*/bin/compute-sanitizer"))
     if not places:
-        raise Failed("compute-sanitizer is not on this machine")
+        raise Failed("compute-sanitizer is not installed")
     return places[-1]
 
 
@@ -103,8 +103,8 @@ def tests_of(check: Check, skip: list[str]) -> list[str]:
 
 
 def tests_under(command: list[Word], program: Path, tests: list[tuple[str, dict[str, str]]]) -> list[Checked]:
-    """Each test in a process of its own. A tool keeps one processor busy, and racecheck the GPU as well, so some tests run at
-    once; what one printed goes to the log when it ends."""
+    """Runs each test in its own process. A tool keeps one CPU core busy, and racecheck also the GPU, so several tests run at
+    once; the output of a test goes to the log when it ends."""
     alone, running = threading.Lock(), set()
 
     def one(name: str, env: dict[str, str]) -> Checked:
@@ -131,7 +131,7 @@ def tests_under(command: list[Word], program: Path, tests: list[tuple[str, dict[
     try:
         return [future.result() for future in [pool.submit(one, *test) for test in tests]]
     finally:
-        # Where the section is ended, too: `timeout` leads a group of its own, which a signal for the section does not reach.
+        # Also if the section is stopped: `timeout` has its own process group, which a signal to the section does not reach.
         for process in list(running):
             process.terminate()
         pool.shutdown(cancel_futures=True)
@@ -141,7 +141,7 @@ def told(checked: list[Checked]) -> str:
     printed = "\n".join(test.printed for test in checked)
     found = Counter(re.findall(r"at [A-Za-z_][A-Za-z0-9_:]*", printed)).most_common(20)
     if found:
-        say("Where findings are, and how often:")
+        say("Findings by location:")
         for what, count in found:
             say(f"{count:7} {what}")
     say("The slowest tests, in seconds:")

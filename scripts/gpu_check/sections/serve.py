@@ -19,15 +19,15 @@ from check import Check
 from measure import Failed, Rows, Word, run, say
 
 SECONDS = 12
-"""How long clients ask."""
+"""The duration of the load, in seconds."""
 SIZES = (256, 512, 1024)
 CLIENTS = 16
 
 
 def serve(check: Check) -> str:
-    """Images a second of clients that always ask, beside those of the bench in batches as the server makes them; how much
-    longer than the bench one client waits; what oha says of as many clients, where the bundle has it; and how long the GPU
-    goes on for a client that is gone."""
+    """Images per second under constant load, compared with the bench in the server's batch sizes; the latency of one client
+    beyond the bench; the figures of oha with the same number of clients, if the bundle contains it; and how long the GPU
+    works for a client that has disconnected."""
     check.needs_model()
     missed: list[str] = []
     figures = [serve_in(check, precision, missed) for precision in check.precisions()]
@@ -45,11 +45,11 @@ def serve_in(check: Check, precision: str, missed: list[str]) -> str:
     with server(check, on) as (url, _):
         for size in SIZES:
             engine = 8000 / batches.of_size(size).number("total_ms")
-            # The bench encodes the prompt of each image when it makes one, and once when it makes 8.
+            # The bench encodes the prompt of each image in batches of 1, and once in batches of 8.
             one = load(check, url, size, "--clients", 1, "--prompts", 1000)
             many = load(check, url, size, "--clients", CLIENTS)
             share = f"{many['images_per_s'] / engine:.3f}"
-            # What the GPU gains by the pauses may be more than what the server costs.
+            # The GPU may gain more from the pauses than the server costs.
             beyond = f"{max(1000 * one['p50_s'] - alone.of_size(size).number('total_ms'), 0.1):.1f}"
             missed += check.misses(f"{precision} {size} share of the engine's rate", share)
             missed += check.misses(f"{precision} {size} ms beyond the engine", beyond)
@@ -66,11 +66,11 @@ def serve_in(check: Check, precision: str, missed: list[str]) -> str:
 
 
 KEYS = 10
-"""How many of them ask for images all the time, each with one more client than the one before."""
+"""The number of keys under constant load, each with one client more than the one before."""
 
 
 def greedy(check: Check) -> str:
-    """What each of ten keys gets, of which the first asks for eight images at once and the last for seventeen."""
+    """The share of each of ten keys. The first requests eight images at once, the last seventeen."""
     check.needs_model()
     keys, made = [f"key-{number}" for number in range(KEYS)], Counter[str]()
     is_over = threading.Event()
@@ -112,7 +112,7 @@ SOAK_SECONDS = 480
 
 
 def soak(check: Check) -> str:
-    """A server at 80% of what it can do, by clients of which some go: host and GPU memory stay."""
+    """A server at 80% of its max rate, with clients that disconnect: host and GPU memory must not grow."""
     check.needs_model()
     model: list[Word] = ["--model", f"a={check.klein_4b}", "--model", f"b={check.klein_4b}", "--device", "cuda"]
     with server(check, [*model, "--keep-mib", 16]) as (url, process):
@@ -123,7 +123,7 @@ def soak(check: Check) -> str:
 
 @contextmanager
 def server(check: Check, on: list[Word], env: dict[str, str] | None = None) -> Iterator[tuple[str, subprocess.Popen[str]]]:
-    """A server that is ready: its address and its process."""
+    """Starts a server; yields its address and its process."""
     command = [str(word) for word in [check.flux, "serve", "--listen", "127.0.0.1:0", *on]]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env={**os.environ, **(env or {})}) as process:
         try:
@@ -135,8 +135,8 @@ def server(check: Check, on: list[Word], env: dict[str, str] | None = None) -> I
                 if line.startswith("ready"):
                     break
             if not url:
-                raise Failed("the server does not start")
-            # Else it would wait for somebody who reads.
+                raise Failed("the server did not start")
+            # Otherwise the server would block on its full log pipe.
             threading.Thread(target=lambda: [say(line.rstrip("\n")) for line in process.stderr or ()]).start()
             yield url, process
         finally:
@@ -146,19 +146,19 @@ def server(check: Check, on: list[Word], env: dict[str, str] | None = None) -> I
 
 def load(check: Check, url: str, size: int, *flags: Word) -> dict[str, float]:
     command: list[Word] = [check.flux, "bench", "serve", "--url", url, "--size", size, "--steps", 4]
-    row = json.loads(run([*command, *flags, "--seconds", SECONDS, "--json"], "the load broke off").output)
+    row = json.loads(run([*command, *flags, "--seconds", SECONDS, "--json"], "the load test failed").output)
     if row["failed"]:
         raise Failed(f"requests failed: {row['failed']}")
     return row
 
 
 def by_oha(oha: Path, url: str, size: int) -> str:
-    """What oha, where the bundle has it, measures of as many clients."""
+    """The figures of oha with this number of clients, if the bundle contains it."""
     body = json.dumps({"prompt": "a red circle", "size": f"{size}x{size}", "steps": 4, "seed": 1})
-    # Answers that are under way at the end count, as those of `flux bench serve` do.
+    # Responses in flight at the end count, as in `flux bench serve`.
     command: list[Word] = [oha, "-z", f"{SECONDS}s", "-w", "-c", CLIENTS, "--no-tui", "--output-format", "json"]
     command += ["-m", "POST", "-T", "application/json", "-d", body, f"{url}/v1/images/generations"]
-    told = json.loads(run(command, "oha broke off").output)
+    told = json.loads(run(command, "oha failed").output)
     if set(told["statusCodeDistribution"]) != {"200"} or told["errorDistribution"]:
         raise Failed(f"requests of oha failed: {told['statusCodeDistribution']} {told['errorDistribution']}")
     rate, times = told["summary"]["requestsPerSec"], told["latencyPercentiles"]
@@ -166,7 +166,7 @@ def by_oha(oha: Path, url: str, size: int) -> str:
 
 
 def free_after(url: str) -> float:
-    """Seconds from the end of a connection until nothing runs, in the middle of a 1024 x 1024 image."""
+    """Seconds from a disconnect during a 1024 x 1024 image until the server is idle."""
 
     def running() -> int:
         with urllib.request.urlopen(f"{url}/readyz") as answer:
@@ -183,6 +183,6 @@ def free_after(url: str) -> float:
     start = time.monotonic()
     while running():
         if time.monotonic() - start > 30:
-            raise Failed("the GPU goes on for a client that is gone")
+            raise Failed("the GPU keeps working for a client that has disconnected")
         time.sleep(0.002)
     return time.monotonic() - start

@@ -12,7 +12,7 @@ from tiny_decoder import write_tiny_decoder
 
 
 def totals(rows: Rows, *sizes: int) -> str:
-    """One line of what the rows of a bench of stages say."""
+    """A summary line from the rows of a stages bench."""
     of_sizes = ", ".join(f"{size}: {rows.of_size(size).number('total_ms')}" for size in sizes)
     return f"total ms, {of_sizes}; step at 1024: {rows.of_size(1024).number('step_ms')}"
 
@@ -25,7 +25,7 @@ def image(check: Check) -> str:
 
 def bench(check: Check) -> str:
     command: list[Word] = [check.flux, "bench", "--device", "cuda", "--size", 1024, *check.options.bench]
-    output = run(command, "the bench broke off", {"FLUX_MODEL": ""}).output
+    output = run(command, "the bench failed", {"FLUX_MODEL": ""}).output
     ceilings = [line.split() for line in output.splitlines() if line.startswith("ceiling/")]
     count = len(re.findall(r"^ops/", output, re.MULTILINE))
     return f"{count} ops measured; {','.join(f'{words[0]} {words[-5]} {words[-4]}' for words in ceilings)}"
@@ -50,7 +50,7 @@ def edits(check: Check) -> str:
 
 
 def edits_in(check: Check, precision: str, encodes: list[str]) -> str:
-    """The main figures of images from references, and of encoding."""
+    """The main figures of edits and of encoding."""
     names = ["stages/edit-512x512+1", "stages/edit-1024x1024", *encodes]
     on: list[Word] = ["-d", check.klein_4b, "--device", "cuda", "--precision", precision, "--steps", 4]
     rows = Rows(check.bench_rows(*names, *on, "--size", "512,1024,2048", "--references", "1,2").output)
@@ -106,8 +106,8 @@ def streaming(check: Check) -> str:
 
 
 def lists(check: Check) -> str:
-    """Images a second of `flux batch`, written, beside those of the bench, which writes none. The bench draws one prompt
-    8 times and encodes it once; a list has 8 prompts, so the time of 7 more is added to that of the bench."""
+    """Images per second of `flux batch` including files, compared with the bench, which writes none. The bench generates one
+    prompt 8 times and encodes it once; a list has 8 prompts, so the time of 7 more is added to that of the bench."""
     check.needs_model()
     missed: list[str] = []
     figures = [list_in(check, precision, missed) for precision in check.precisions()]
@@ -131,21 +131,21 @@ def list_in(check: Check, precision: str, missed: list[str]) -> str:
 
 
 def list_seconds(check: Check, count: int, precision: str, on: list[Word]) -> float:
-    """From start to end of a list of so many prompts."""
+    """Seconds from start to end of a list with this number of prompts."""
     prompts = check.work / f"prompts-{count}.txt"
     prompts.write_text("".join(f"a photograph of {number} boats on a lake\n" for number in range(count)), encoding="utf-8")
     out = check.work / f"list-{precision}-{count}"
     command: list[Word] = [check.flux, "batch", prompts, out, *on, *square(512), "-s", 4, "-S", 1, "-q"]
-    ran = run(command, "the list broke off")
+    ran = run(command, "the list failed")
     made = len(list(out.glob("*.png")))
     shutil.rmtree(out)
     if made != count:
-        raise Failed(f"{made} of {count} images were made")
+        raise Failed(f"{made} of {count} images were generated")
     return ran.seconds
 
 
 def previews(check: Check) -> str:
-    """What it costs to look at each step of a 1024 x 1024 image: by the linear map, and by a decoder of TAEF2's sizes."""
+    """The cost of previews of each step of a 1024 x 1024 image: by the linear map, and by a decoder of TAEF2's sizes."""
     check.needs_model()
     decoder = write_tiny_decoder(check.work / "taef2.safetensors")
     on: list[Word] = ["-d", check.klein_4b, "--device", "cuda", *square(1024), "-s", 12, "-S", 1, "-p", "boats on a lake"]
@@ -159,14 +159,14 @@ def previews(check: Check) -> str:
             ran = run(command, "no image", stderr=subprocess.STDOUT)
             steps = [float(found) for found in re.findall(r"^step \d+ +([\d.]+) ms", ran.output, re.MULTILINE)]
             if len(steps) != 12:
-                raise Failed(f"{len(steps)} steps were told")
-            # The first waits for the map, the last has none.
+                raise Failed(f"{len(steps)} steps were reported")
+            # The first step waits for the map, the last has no preview.
             times[name] += steps[1:-1]
             say(f"{name}: {' '.join(map(str, steps))}")
     alone, *shown = ((check.work / f"previews-{name}.png").read_bytes() for name, _ in ways)
     if any(image != alone for image in shown):
-        raise Failed("looking on changes the image")
-    # What is less than is told counts as the least that is.
+        raise Failed("previews change the image")
+    # Smaller values count as the smallest reported value.
     costs = {name: f"{max(median(times[name]) - median(times['alone']), 0.01):.2f}" for name, _ in ways[1:]}
     missed = [missed for name, cost in costs.items() for missed in check.misses(f"ms of a preview by {name}", cost)]
     if missed:

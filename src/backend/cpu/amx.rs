@@ -1,32 +1,33 @@
-//! `Y = X W^T` on the tile unit of Intel CPUs from Sapphire Rapids on (AMX-BF16): X float32, W bfloat16, sums in
+//! `Y = X W^T` on the tile unit of Intel CPUs since Sapphire Rapids (AMX-BF16): X float32, W bfloat16, accumulated in
 //! float32.
 //!
-//! A tile is 16 rows of 64 bytes. Tile A is 16 rows of W by 32 columns, as they lie in the file; tile B is the same 32
-//! columns of 16 rows of X, as pairs of columns `[16 pairs][16 rows][2]`; the product adds to `[16 rows of W][16 rows
-//! of X]`, a part of Y^T. So only X is rearranged, once for all weights that multiply it ([`Packed`]); W has no second
-//! copy. In a convolution, the weight and the windows of the image change places, see [`multiply_windows`].
+//! A tile is 16 rows of 64 bytes. Tile A is 16 rows of W by 32 columns, in the file's order; tile B is the same 32
+//! columns of 16 rows of X, as pairs of columns `[16 pairs][16 rows][2]`; the instruction adds their product to `[16
+//! rows of W][16 rows of X]`, a part of Y^T. So only X is rearranged, once for all weights that multiply it
+//! ([`Packed`]); W has no second copy. In a convolution, the weight and the windows of the image swap roles, see
+//! [`multiply_windows`].
 //!
 //! bfloat16 has 8 significant bits and float32 has 24, so X is packed as a sum of 1 to 3 bfloat16 terms and the
 //! products of all terms are summed:
 //!
-//! | terms | a value of X is off by | the product is off by, relative | |
+//! | terms | error of a value of X | relative error of the result | |
 //! |---|---|---|---|
 //! | 1 | <= 2^-8 | 1.7e-3 | bfloat16 activations |
-//! | 2 | <= 2^-16 | 2.6e-6 | six times a float32 product's own error |
-//! | 3 | 0 | 3.2e-7 | the products are exact and only sums round: a float32 product |
+//! | 2 | <= 2^-16 | 2.6e-6 | six times the error of a float32 multiplication |
+//! | 3 | 0 | 3.2e-7 | exact products, only sums round: as a float32 multiplication |
 //!
-//! A float32 product from the `gemm` crate is off by 4.2e-7. All errors are root mean square at 3072 columns against
-//! float64, with emulated tiles: `cargo test --release --lib terms_compare -- --nocapture`.
+//! A float32 multiplication by the `gemm` crate has an error of 4.2e-7. All errors are root mean square at 3072 columns
+//! against float64, with emulated tiles: `cargo test --release --lib terms_compare -- --nocapture`.
 //!
 //! # Blocking
 //!
-//! A task is a block of W's rows times a block of X's rows. It walks blocks of columns: the block of W is copied to
-//! cache in the order of its tiles (mapped rows lie at any address and 2 * columns bytes apart, which fall into few
-//! sets of the first-level cache), then every strip of 32 rows of X is multiplied by every pair of its tiles, with 2 x
+//! A task is a block of W's rows times a block of X's rows. It iterates over blocks of columns: it copies the block of
+//! W to cache in the order of its tiles (mapped rows have any alignment and are 2 * columns bytes apart, which map to
+//! few sets of the first-level cache), then multiplies every strip of 32 rows of X by every pair of its tiles, with 2 x
 //! 2 tiles of sums in registers. Between blocks of columns the sums stay in cache. Workers take tasks in order from a
 //! counter, so that they share the strips of X in cache.
 //!
-//! Convolutions have a product of their own, in which the tiles change places: see `windows.rs`.
+//! Convolutions have their own kernel, in which the tiles swap roles: see `windows.rs`.
 
 #![allow(unsafe_code)]
 #![cfg_attr(not(target_arch = "x86_64"), allow(dead_code))]
@@ -50,14 +51,13 @@ const PAIR: usize = 2 * TILE;
 const TASK_PAIRS: usize = 4;
 /// Strips of X in a task: 1024 rows, whose sums with 128 rows of W take 512 KiB of the second-level cache (2 MiB).
 const TASK_STRIPS: usize = 32;
-/// Tile steps in a block of columns where X has one term, and half as many where it has more: a strip of X takes 64 to
-/// 96 KiB, the block of W at most 256 KiB, and the 8 KiB of sums that are read and written cost little beside them.
+/// Tile steps in a block of columns if X has one term, and half as many if it has more: a strip of X takes 64 to 96
+/// KiB, the block of W at most 256 KiB, so reading and writing the 8 KiB of sums is cheap in comparison.
 const BLOCK_STEPS: usize = 32;
 
-/// Rows of a weight in bfloat16, little-endian, at any address, with as many columns as the [`Packed`] that it
-/// multiplies.
+/// Rows of a bfloat16 weight, little-endian, at any address, with as many columns as the [`Packed`] that multiplies it.
 ///
-/// A slice of a weight's columns is `bytes` from its first column on, with the stride of the whole.
+/// A slice of a weight's columns is `bytes` from its first column on, with the stride of the whole weight.
 #[derive(Clone, Copy)]
 pub struct Bf16Rows<'a> {
     /// From the first cell to at least the last.
@@ -68,21 +68,21 @@ pub struct Bf16Rows<'a> {
     pub stride: usize,
 }
 
-/// Where a product is written: [rows of X, rows of W] float32.
+/// The destination of a matrix multiplication: [rows of X, rows of W] float32.
 pub struct Output<'a> {
     /// From the first cell to at least the last.
     pub values: &'a mut [f32],
     /// Values from one row to the next.
     pub stride: usize,
-    /// Whether to add to the values instead of replacing them.
+    /// `true` to add to the values instead of replacing them.
     pub add: bool,
 }
 
-/// `out = x weight^T`, or `out += x weight^T`. In parallel.
+/// Computes `out = x weight^T`, or `out += x weight^T`. In parallel.
 ///
 /// x [rows, cols], weight [weight.rows, cols] -> out [rows, weight.rows].
 ///
-/// Panics where [`available`] is false, or when `weight` or `out` is shorter than that.
+/// Panics unless [`available`] returns `true`, and if `weight` or `out` is shorter than that.
 #[cfg(target_arch = "x86_64")]
 pub fn multiply(x: &Packed, weight: Bf16Rows<'_>, out: Output<'_>) {
     multiply_on::<Unit>(x, weight, out);
@@ -94,14 +94,14 @@ pub fn multiply(_: &Packed, _: Bf16Rows<'_>, _: Output<'_>) {
     panic!("no AMX-BF16 on this machine");
 }
 
-/// How a product is cut up.
+/// The partition of a matrix multiplication.
 struct Plan {
-    /// Pairs of tiles of W and strips of X: all, and those of a task.
+    /// Pairs of tiles of W and strips of X: in total, and per task.
     pairs: usize,
     strips: usize,
     task_pairs: usize,
     task_strips: usize,
-    /// Tile steps of X and W: all, and those of a block of columns.
+    /// Tile steps of X and W: in total, and per block of columns.
     steps: usize,
     block_steps: usize,
 }
@@ -120,7 +120,7 @@ impl Plan {
             steps,
             block_steps,
         };
-        // Enough tasks that no worker waits long for the last one.
+        // Create enough tasks that no worker waits long for the last one.
         while threads > 1 && plan.tasks() < 4 * threads {
             if plan.task_pairs > 1 {
                 plan.task_pairs = plan.task_pairs.div_ceil(2);
@@ -138,7 +138,7 @@ impl Plan {
     }
 }
 
-/// The cells of an [`Output`], of which each task writes its own.
+/// The cells of an [`Output`]; each task writes its own.
 struct Cells {
     first: *mut f32,
     rows: usize,
@@ -174,7 +174,7 @@ fn multiply_on<T: Tiles>(x: &Packed, weight: Bf16Rows<'_>, out: Output<'_>) {
     share(plan.tasks(), begin, |own, task| run_task(own, x, weight, &cells, &plan, task));
 }
 
-/// Lets the workers call `run(own, task)` for all tasks, which they take in order from a counter; `begin` makes the
+/// Runs `run(own, task)` for all tasks on the workers, which take them in order from a counter; `begin` creates the
 /// state `own` of a worker.
 fn share<S>(tasks: usize, begin: impl Fn() -> S + Sync, run: impl Fn(&mut S, usize) + Sync) {
     let next = AtomicUsize::new(0);
@@ -196,7 +196,7 @@ fn share<S>(tasks: usize, begin: impl Fn() -> S + Sync, run: impl Fn(&mut S, usi
     });
 }
 
-/// A unit, a panel of tiles, and sums that wait for the next block of columns: what a worker has for its tasks.
+/// The state of a worker: a unit, a panel of tiles, and sums that wait for the next block of columns.
 type Own<T> = (T, Vec<Tile>, Vec<Sums>);
 
 fn run_task<T: Tiles>(
@@ -223,8 +223,8 @@ fn run_task<T: Tiles>(
         }
         for strip in first_strip..first_strip + strips {
             let b = x.block(strip, from, to);
-            // The prefetch reads the same columns of the next strip. Past the last strip the address is that of another
-            // strip or of nothing, which does no harm.
+            // Prefetch the same columns of the next strip. Past the last strip the address is another strip's or
+            // invalid, which is harmless.
             let following = b.as_ptr().wrapping_add(x.steps() * x.terms() * 2);
             for (pair, a) in panel.chunks_exact(tiles_of_pair).take(pairs).enumerate() {
                 let waiting = if sums.len() == 1 { 0 } else { (strip - first_strip) * pairs + pair };
@@ -274,8 +274,8 @@ fn store(sums: &Sums, out: &Cells, row: usize, col: usize) {
     let target = unsafe { out.first.add(row * out.stride + col) };
     if rows == PAIR && cols == PAIR && !out.add {
         for (i, tile) in sums.0.iter().enumerate() {
-            // SAFETY: the block of 32 x 32 cells is whole, and no other task writes to it; tile i is its columns from i
-            // / 2 * 16 and its rows from i % 2 * 16 on.
+            // SAFETY: the block of 32 x 32 cells is complete, and no other task writes to it; tile i is its columns
+            // from i / 2 * 16 and its rows from i % 2 * 16 on.
             unsafe {
                 transpose(tile.as_ptr().cast(), target.add(i % 2 * TILE * out.stride + i / 2 * TILE).cast(), out.stride)
             };
@@ -290,7 +290,7 @@ fn store(sums: &Sums, out: &Cells, row: usize, col: usize) {
         };
     }
     for r in 0..rows {
-        // SAFETY: row + r < out.rows and col + cols <= out.cols, and no other task touches these cells.
+        // SAFETY: row + r < out.rows and col + cols <= out.cols, and no other task accesses these cells.
         let cells = unsafe { std::slice::from_raw_parts_mut(target.add(r * out.stride), cols) };
         for (cell, &sum) in cells.iter_mut().zip(&block[r * PAIR..]) {
             *cell = if out.add { *cell + sum } else { sum };

@@ -1,7 +1,7 @@
 //! Attention in blocks: memory grows with the tokens, not with their square.
 //!
-//! A task is a block of queries of all heads. For each head it goes over blocks of keys with the running maximum and
-//! sum of each query, and rescales its partial result when the maximum rises.
+//! A task is a block of queries of all heads. For each head it iterates over blocks of keys with the running maximum
+//! and sum of each query, and rescales its partial result when the maximum rises.
 
 use rayon::prelude::*;
 
@@ -13,7 +13,7 @@ const QUERIES: usize = 64;
 /// Keys that are scored at once.
 const KEYS: usize = 256;
 
-/// Consecutive tokens of one sample that lie in consecutive rows.
+/// Consecutive tokens of one sample in consecutive rows.
 #[derive(Clone, Copy)]
 struct Span {
     sample: usize,
@@ -22,10 +22,10 @@ struct Span {
     len: usize,
 }
 
-/// Spans of at most `len` tokens, which together are all rows in order.
+/// Returns spans of at most `len` tokens, which together are all rows in order.
 fn spans(layout: TokenLayout, len: usize) -> Vec<Span> {
     let mut spans = Vec::new();
-    // No span crosses from tokens that ask no query to such that do.
+    // No span contains both tokens with and without queries.
     let image = layout.txt + layout.references;
     for (first_token, tokens) in [(0, layout.txt), (layout.txt, layout.references), (image, layout.img)] {
         for sample in 0..layout.batch {
@@ -79,7 +79,7 @@ pub(super) fn attention(
     out
 }
 
-/// The part of a span of keys that some of the queries may see.
+/// Returns the part of a span of keys that some of the queries may see.
 fn visible(queries: Span, keys: Span, mask: Mask) -> Option<Span> {
     if keys.sample != queries.sample {
         return None;
@@ -111,7 +111,7 @@ impl Scratch {
         }
     }
 
-    /// One head of one block of queries; the result is in the first rows of `out`.
+    /// Computes one head of one block of queries; the result is in the first rows of `out`.
     fn head(
         &mut self,
         q: (&[f32], usize),

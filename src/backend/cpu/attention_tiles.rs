@@ -1,5 +1,6 @@
 //! Attention of bfloat16 activations on AMX tiles: as [`super::attention`], but with whole rows of scores, so that its
-//! two products are large. Queries, keys, values and weights are rounded to bfloat16; sums and softmax are in float32.
+//! two matrix multiplications are large. Queries, keys, values and weights are rounded to bfloat16; sums and softmax
+//! are in float32.
 
 use rayon::prelude::*;
 
@@ -7,10 +8,10 @@ use super::amx::{self, Bf16Rows, Output, Packed};
 use super::{Rows, math, pool};
 use crate::ops::TokenLayout;
 
-/// Queries whose scores are held at once: memory grows with the tokens, not with their square.
+/// Queries with scores held at once: memory grows with the tokens, not with their square.
 const QUERIES: usize = 1024;
 
-/// The product: [`amx::multiply`], or its emulation in tests.
+/// The matrix multiplication: [`amx::multiply`], or its emulation in tests.
 pub(super) type Multiply = fn(&Packed, Bf16Rows<'_>, Output<'_>);
 
 /// Keys [tokens, head_dim] and transposed values [head_dim, tokens] of one head and sample.
@@ -20,7 +21,7 @@ struct Head {
 }
 
 impl Head {
-    fn of(k: Rows<'_>, v: Rows<'_>, head_dim: usize, head: usize, sample: usize, layout: TokenLayout) -> Self {
+    fn new(k: Rows<'_>, v: Rows<'_>, head_dim: usize, head: usize, sample: usize, layout: TokenLayout) -> Self {
         let tokens = layout.tokens();
         let mut this = Self { keys: vec![0; tokens * head_dim], values: vec![0; tokens * head_dim] };
         let (mut row, mut rounded) = (vec![0.0; head_dim], vec![0; head_dim]);
@@ -54,7 +55,7 @@ pub(super) fn attention(
     let mut sums = vec![0.0; block];
     for sample in 0..layout.batch {
         let of_sample: Vec<Head> =
-            (0..kv_heads).into_par_iter().map(|head| Head::of(k, v, head_dim, head, sample, layout)).collect();
+            (0..kv_heads).into_par_iter().map(|head| Head::new(k, v, head_dim, head, sample, layout)).collect();
         for head in 0..heads {
             let Head { keys, values } = &of_sample[head / (heads / kv_heads)];
             for first in (layout.first_query()..tokens).step_by(QUERIES) {
@@ -118,7 +119,7 @@ mod tests {
             let off = norm(&mut got.iter().zip(&expected).map(|(got, expected)| got - expected))
                 / norm(&mut expected.iter().copied());
             assert!(off < 6e-3, "{layout:?}, {heads} heads of {head_dim}: off by {off}");
-            assert!(off > 0.0, "bfloat16 rounds");
+            assert!(off > 0.0, "bfloat16 must round");
         }
     }
 

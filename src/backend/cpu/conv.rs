@@ -1,5 +1,5 @@
-//! Convolution: the inputs of a block of output pixels side by side (im2col), times the weight matrix, in float32.
-//! Where the processor has AMX-BF16 tiles, they multiply bfloat16 weights: [`super::conv_tiles`].
+//! Convolution in float32: the inputs of a block of output pixels as rows (im2col), times the weight matrix. If the
+//! processor has AMX-BF16 tiles, they multiply bfloat16 weights: [`super::conv_tiles`].
 
 use std::cell::RefCell;
 use std::sync::OnceLock;
@@ -14,14 +14,14 @@ use crate::ops::Conv;
 /// Output pixels of one task.
 const BLOCK: usize = 256;
 
-/// A convolution weight [out, in, k, k] in the mapped file, with cached copies in the orders in which it was used.
+/// A convolution weight [out, in, k, k] in the mapped file, with cached copies in the orders used so far.
 pub struct Weight {
     pub(super) view: TensorView,
     /// [out, k * k * in]
     reordered: OnceLock<Vec<f32>>,
     /// For [`super::conv_tiles`].
     pub(super) packed: OnceLock<Packed>,
-    /// The same for an image that is to be twice as high and wide.
+    /// For [`super::conv_tiles`] of an image that is upsampled twofold.
     pub(super) packed_doubled: OnceLock<[Packed; 4]>,
 }
 
@@ -31,7 +31,7 @@ impl Weight {
     }
 }
 
-/// x [height * width, in], weight [out, k * k * in], bias \[out\] -> out [out_height * out_width, out], dense.
+/// Computes x [height * width, in], weight [out, k * k * in], bias \[out\] -> out [out_height * out_width, out], dense.
 pub(super) fn conv2d(x: Rows<'_>, weight: &Weight, bias: &[f32], conv: Conv, out: &mut [f32]) {
     thread_local!(static COLUMNS: RefCell<Vec<f32>> = const { RefCell::new(Vec::new()) });
     let weight_rows = weight.reordered.get_or_init(|| reorder(&weight.view));
@@ -49,7 +49,7 @@ pub(super) fn conv2d(x: Rows<'_>, weight: &Weight, bias: &[f32], conv: Conv, out
     });
 }
 
-/// The inputs that output pixel `pixel` sees, ordered (ky, kx, in).
+/// Copies the inputs of output pixel `pixel`, ordered (ky, kx, in).
 fn im2col(x: Rows<'_>, conv: Conv, pixel: usize, taps: &mut [f32]) {
     let (oy, ox) = (pixel / conv.out_width(), pixel % conv.out_width());
     for (tap, values) in taps.chunks_exact_mut(x.cols).enumerate() {
@@ -63,9 +63,9 @@ fn im2col(x: Rows<'_>, conv: Conv, pixel: usize, taps: &mut [f32]) {
     }
 }
 
-/// [out, in, k, k] -> [out, k * k * in].
+/// Reorders [out, in, k, k] -> [out, k * k * in].
 fn reorder(view: &TensorView) -> Vec<f32> {
-    let &[cout, cin, kh, kw] = view.shape() else { panic!("a convolution weight has four axes") };
+    let &[cout, cin, kh, kw] = view.shape() else { panic!("expected a convolution weight with four axes") };
     let (values, taps) = (view.to_f32(), kh * kw);
     let mut out = vec![0.0; values.len()];
     for o in 0..cout {

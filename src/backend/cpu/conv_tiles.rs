@@ -1,9 +1,9 @@
 //! Convolution of bfloat16 weights on AMX tiles, by [`super::amx::multiply_windows`]: as [`super::conv`], but without
 //! writing out windows.
 //!
-//! A band of the image is rounded to bfloat16 once, with its padding: `[phase][32 channels][term][row][pixel]`, where
-//! a phase is the pixels that are a multiple of the stride apart, so that adjacent windows see adjacent pixels in it.
-//! As in a linear, activations become one rounded term with `--precision bf16` and three exact terms otherwise, see
+//! A band of the image is rounded to bfloat16 once, with its padding: `[phase][32 channels][term][row][pixel]`. A phase
+//! is the pixels that are multiples of the stride apart, so that adjacent windows read adjacent pixels in it. As in a
+//! linear layer, activations become one rounded term with `--precision bf16` and three exact terms otherwise, see
 //! [`super::amx`].
 
 use half::bf16;
@@ -18,13 +18,13 @@ use crate::ops::Conv;
 /// Channels of a line.
 const CHANNELS: usize = 32;
 /// Bytes of a band. Memory does not grow with the image's height, and caches hold a band. It is 31 rows of an image of
-/// 1024 x 1024 with 128 channels, so the two rows that the next band rounds again cost little.
+/// 1024 x 1024 with 128 channels, so rounding two rows again for the next band costs little.
 const BAND_BYTES: usize = 8 << 20;
 
 /// See [`super::amx::multiply_windows`].
 type Multiply = fn(&Lines, &Offsets, &Packed, Windows, &mut [f32], &[f32], bool);
 
-/// The product, and how much of an image is rounded at once; tests use others.
+/// The multiplication, and the size of a band; tests use others.
 #[derive(Clone, Copy)]
 pub(super) struct Unit {
     multiply: Multiply,
@@ -34,21 +34,20 @@ pub(super) struct Unit {
 /// The tile unit.
 pub(super) const TILES: Unit = Unit { multiply: super::amx::multiply_windows, band_bytes: BAND_BYTES };
 
-/// A pixel that each window sees, counted from its first in the padded image, and the taps of the kernel that fall on
-/// it.
+/// A pixel that each window reads, counted from its first in the padded image, and the taps of the kernel on it.
 struct Seen {
     y: usize,
     x: usize,
     taps: Vec<usize>,
 }
 
-/// One pixel for each tap.
+/// Returns one pixel for each tap.
 fn seen(kernel: usize) -> Vec<Seen> {
     (0..kernel * kernel).map(|tap| Seen { y: tap / kernel, x: tap % kernel, taps: vec![tap] }).collect()
 }
 
-/// The pixels of the small image that output pixels in rows and columns of these parities see, through 3 x 3 taps on
-/// the large image.
+/// Returns the pixels of the small image that output pixels in rows and columns of these parities read, through 3 x 3
+/// taps on the large image.
 fn seen_doubled(row_parity: usize, column_parity: usize) -> Vec<Seen> {
     // The large image's row 2 y + parity + tap - 1 is the small one's row y + pixel - 1.
     let pixel = |parity: usize, tap: usize| (parity + tap).div_ceil(2);
@@ -58,10 +57,10 @@ fn seen_doubled(row_parity: usize, column_parity: usize) -> Vec<Seen> {
     all.map(|(y, x)| Seen { y, x, taps: taps(y, x) }).collect()
 }
 
-/// [out, in, k, k] -> [out, (32 channels, pixel, channel)], the sum of the taps for each pixel, rounded to bfloat16
-/// where there are several.
+/// Packs [out, in, k, k] -> [out, (32 channels, pixel, channel)], the sum of the taps for each pixel, rounded to
+/// bfloat16 if there are several.
 fn pack_weight(view: &TensorView, seen: &[Seen]) -> Packed {
-    let &[cout, cin, kh, kw] = view.shape() else { panic!("a convolution weight has four axes") };
+    let &[cout, cin, kh, kw] = view.shape() else { panic!("expected a convolution weight with four axes") };
     let (values, taps) = (view.bytes().as_chunks().0, kh * kw);
     Packed::lasting(cout, cin.div_ceil(CHANNELS) * seen.len() * CHANNELS, |row, col, cells| {
         let (first, seen) = (col / CHANNELS / seen.len() * CHANNELS, &seen[col / CHANNELS % seen.len()]);
@@ -72,7 +71,7 @@ fn pack_weight(view: &TensorView, seen: &[Seen]) -> Packed {
     })
 }
 
-/// What a convolution reads.
+/// The operands of a convolution.
 #[derive(Clone, Copy)]
 pub(super) struct Operands<'a> {
     /// [height * width, in]
@@ -85,7 +84,7 @@ pub(super) struct Operands<'a> {
     pub conv: Conv,
 }
 
-/// The convolution -> out [out_height * out_width, out], dense; to what `out` holds if `add`.
+/// Computes the convolution -> out [out_height * out_width, out], dense; added to `out` if `add`.
 pub(super) fn conv2d(
     unit: Unit,
     terms: usize,
@@ -102,9 +101,9 @@ pub(super) fn conv2d(
     });
 }
 
-/// The 3 x 3 convolution of x upsampled -> out [2 * height * 2 * width, out], dense.
+/// Computes the 3 x 3 convolution of x upsampled -> out [2 * height * 2 * width, out], dense.
 ///
-/// An output sees four different pixels of the small image, so it takes four taps of summed weights in place of nine.
+/// An output reads four different pixels of the small image, so it takes four taps of summed weights instead of nine.
 pub(super) fn upsample_conv2d(unit: Unit, Operands { x, weight, bias, conv }: Operands<'_>, out: &mut [f32]) {
     let width = conv.width;
     let seen = [(0, 0), (0, 1), (1, 0), (1, 1)].map(|(row, column)| seen_doubled(row, column));
@@ -118,7 +117,7 @@ pub(super) fn upsample_conv2d(unit: Unit, Operands { x, weight, bias, conv }: Op
     });
 }
 
-/// How bands of an image lie in [`Lines`].
+/// The layout of bands of an image in [`Lines`].
 struct Image {
     conv: Conv,
     /// Groups of 32 channels.
@@ -129,8 +128,8 @@ struct Image {
     pitch: usize,
     /// Rows of windows of a band.
     band: usize,
-    /// Rows of a plane: those of a band, those below it that its last windows see, and those into which the last strip
-    /// of windows reaches.
+    /// Rows of a plane: those of a band, those below it that its last windows read, and those that the last strip of
+    /// windows reaches.
     rows: usize,
 }
 
@@ -147,7 +146,7 @@ impl Image {
         Self { conv, steps, channels, terms, pitch, band, rows }
     }
 
-    /// Rounds band for band, and calls `multiply(self, lines, first row of windows, rows of windows)` for each.
+    /// Rounds band by band, and calls `multiply(self, lines, first row of windows, rows of windows)` for each.
     fn bands(&self, x: Rows<'_>, mut multiply: impl FnMut(&Self, &Lines, usize, usize)) {
         let out_height = self.conv.out_height();
         let mut lines =
@@ -158,10 +157,10 @@ impl Image {
         }
     }
 
-    /// Rounds the rows that the windows from row `first` on see to `lines`.
+    /// Rounds the rows that the windows from row `first` on read to `lines`.
     fn round(&self, x: Rows<'_>, first: usize, lines: &mut Lines) {
         let Conv { height, width, stride, pad_before, .. } = self.conv;
-        // All planes of a row are written before the next row, so that x is read as it lies.
+        // All planes of a row are written before the next row, so that x is read in order.
         let mut rows: Vec<Vec<&mut [Line]>> = (0..self.rows).map(|_| Vec::new()).collect();
         lines.get_mut().chunks_exact_mut(self.pitch).enumerate().for_each(|(i, lines)| rows[i % self.rows].push(lines));
         rows.into_par_iter().enumerate().for_each(|(row, mut planes)| {
@@ -186,7 +185,7 @@ impl Image {
         });
     }
 
-    /// Where a window's lines are, in the order of a weight that was packed for `seen`.
+    /// Returns the offsets of a window's lines, in the order of a weight that was packed for `seen`.
     fn offsets(&self, seen: &[Seen]) -> Offsets {
         let (stride, plane) = (self.conv.stride, self.rows * self.pitch);
         let mut offsets = Vec::with_capacity(self.steps * seen.len() * self.terms);
@@ -215,8 +214,8 @@ mod tests {
 
     const EMULATED: Unit = Unit { multiply: amx::multiply_windows_emulated, ..TILES };
 
-    /// The emulation, and the unit itself where there is one, with a band for all of a small image and with bands of
-    /// one row.
+    /// Returns the emulation, and the unit itself if there is one, with a band for all of a small image and with bands
+    /// of one row.
     fn units() -> Vec<Unit> {
         let required = std::env::var_os("FLUX_REQUIRE_AMX").is_some();
         assert!(amx::available() || !required, "FLUX_REQUIRE_AMX is set, but this machine has no AMX");
@@ -224,7 +223,7 @@ mod tests {
         units.flat_map(|unit| [unit, Unit { band_bytes: 0, ..unit }]).collect()
     }
 
-    /// Values of -1 to 1 without a pattern.
+    /// Returns pseudo-random values of -1 to 1.
     fn noise(seed: u64, n: usize) -> Vec<f32> {
         values(seed, n).iter().map(|value| value / 2.0).collect()
     }
@@ -249,14 +248,14 @@ mod tests {
         Rows { data: values, rows: pixels, cols: channels, stride: channels + BESIDE }
     }
 
-    /// The largest difference, relative to the root mean square of what is expected.
+    /// Returns the largest difference, relative to the root mean square of the expected values.
     fn worst(got: &[f32], expected: &[f32]) -> f64 {
         assert_eq!(got.len(), expected.len());
         let scale = (expected.iter().map(|&v| f64::from(v).powi(2)).sum::<f64>() / expected.len() as f64).sqrt();
         got.iter().zip(expected).map(|(&got, &expected)| f64::from(got - expected).abs()).fold(0.0, f64::max) / scale
     }
 
-    /// Sums in another order; values that would differ by one tap or channel are off by 1e-2 and more.
+    /// Bound for sums in another order; a wrong tap or channel gives an error of 1e-2 and more.
     const BOUND: f64 = 1e-5;
 
     #[test]
@@ -320,7 +319,7 @@ mod tests {
         assert_eq!([0, 4 << 20, 8 << 20, 32 << 20].map(|bytes| image(bytes).band), [1, 4, 7, 19]);
     }
 
-    /// The definition: every pixel four times, then the convolution.
+    /// Returns the definition: every pixel four times, then the convolution.
     fn upsampled(x: Rows<'_>, weight: &Weight, bias: &[f32], height: usize, width: usize) -> Vec<f32> {
         let large: Vec<f32> = (0..4 * height * width)
             .flat_map(|pixel| x.row(pixel / (2 * width) / 2 * width + pixel % (2 * width) / 2))
@@ -339,7 +338,7 @@ mod tests {
         {
             let pixels = height * width;
             let (x, bias) = (rounded(&noise(1, pixels * (cin + BESIDE))), noise(2, cout));
-            // Sums of multiples of 1 / 16 below 4 are bfloat16 numbers; sums of others are rounded.
+            // Sums of multiples of 1 / 16 below 4 are bfloat16 numbers; other sums are rounded.
             let sixteenths: Vec<f32> =
                 noise(3, 9 * cout * cin).iter().map(|value| (value * 16.0).round() / 16.0).collect();
             for (values, bound) in [(sixteenths, BOUND), (noise(4, 9 * cout * cin), 3e-2)] {
@@ -397,13 +396,13 @@ mod tests {
         for (op, (exact, rounded)) in ["conv2d", "conv2d_add", "upsample_conv2d"].iter().zip(exact.iter().zip(&rounded))
         {
             let off = worst(rounded, exact);
-            // Rounding of values and of sums of weights; a residual, bias or tap that is missing is more than 0.05.
+            // Rounding of values and of sums of weights; a missing residual, bias or tap gives more than 0.05.
             assert!(off < 0.03, "{op}: {off:e}");
-            assert_eq!(off > 1e-5, amx::available(), "{op}: bfloat16 rounds where it is there: {off:e}");
+            assert_eq!(off > 1e-5, amx::available(), "{op}: only bfloat16 must round: {off:e}");
         }
     }
 
-    /// The shortest of some runs, in seconds.
+    /// Returns the shortest of some runs, in seconds.
     fn best(mut run: impl FnMut()) -> f64 {
         let time = |_| {
             let start = std::time::Instant::now();
@@ -437,7 +436,7 @@ mod tests {
                 values.len() as f64 / seconds / 1e9
             );
             let seconds = best(|| drop(pack_weight(&weight.view, &seen_doubled(1, 0))));
-            println!("a fourth of the weight {channels} -> {channels}, upsampled: {:.2} ms", 1e3 * seconds);
+            println!("a quarter of the weight {channels} -> {channels}, upsampled: {:.2} ms", 1e3 * seconds);
         }
     }
 }

@@ -1,8 +1,8 @@
-//! Matrix products: activations in float32, weights as they lie in the file.
+//! Matrix multiplications: activations in float32, weights in the layout of the file.
 //!
 //! The portable path widens a panel of weight rows to float32 and multiplies with the crate `gemm`; it runs on every
-//! CPU and is what other paths are tested against. Where the processor has AMX-BF16 tiles, they multiply bfloat16
-//! weights, those of convolutions too ([`super::conv_tiles`]), and weights in fewer bits ([`super::split_weights`]).
+//! CPU and is the reference for other paths. If the processor has AMX-BF16 tiles, they multiply bfloat16 weights,
+//! including those of convolutions ([`super::conv_tiles`]), and quantized weights ([`super::split_weights`]).
 
 #![allow(unsafe_code)]
 
@@ -14,19 +14,19 @@ use super::split_weights::SplitPacked;
 use super::{Precision, Rows, amx, math};
 use crate::files::{Format, TensorView};
 
-/// Weight rows that are widened at once: 256 rows of 3072 in float32 are 3 MiB, which stays in the cache of a core
-/// and is long enough for the multiplication to run at its full speed.
+/// Weight rows that are widened at once: 256 rows of 3072 in float32 are 3 MiB, which stays in the cache of a core and
+/// is long enough for the multiplication to reach its full speed.
 const PANEL_ROWS: usize = 256;
-/// Panels of a small matrix, which is cut finer so that every core has a task. The cut decides how `gemm` orders its
-/// sums, so that it depends on the matrix alone and never on the number of threads.
+/// Panels of a small matrix, which has smaller panels so that every core has a task. The split determines the order of
+/// sums in `gemm`, so it depends only on the matrix and never on the number of threads.
 const PANELS: usize = 16;
-/// Activation rows of one task, so that a tall product with few weight rows still fills all cores.
+/// Activation rows of one task, so that a tall multiplication with few weight rows still uses all cores.
 const BLOCK_ROWS: usize = 512;
 
 /// Terms of bfloat16 that hold a float32 activation exactly: the products are exact and only sums round.
 const EXACT_TERMS: usize = 3;
 
-/// One line on how products are computed.
+/// Returns one line on the arithmetic of matrix multiplications.
 pub(super) fn describe(precision: Precision) -> &'static str {
     match (precision, amx::available()) {
         (Precision::F32, true) => "float32 (AMX-BF16 tiles, three terms)",
@@ -36,12 +36,12 @@ pub(super) fn describe(precision: Precision) -> &'static str {
         (Precision::W4a8, true) => "w4a8, and float32 (AMX-BF16 tiles, three terms)",
         (Precision::W4a8, false) => "w4a8 and float32",
         (Precision::Bf16, true) => "bfloat16 activations (AMX-BF16 tiles)",
-        (Precision::Bf16, false) => "float32, for want of AMX-BF16",
+        (Precision::Bf16, false) => "float32 (no AMX-BF16)",
     }
 }
 
-/// How many bfloat16 terms AMX tiles use for an activation with this bfloat16 weight; none where the portable path
-/// computes the product.
+/// Returns the number of bfloat16 terms of an activation on AMX tiles with this bfloat16 weight; `None` if the portable
+/// path is used.
 pub(super) fn terms(precision: Precision, weight: &TensorView) -> Option<usize> {
     let on_tiles = amx::available() && weight.format() == Format::Bf16;
     on_tiles.then(|| exact_terms(precision))
@@ -51,18 +51,19 @@ fn exact_terms(precision: Precision) -> usize {
     if precision == Precision::Bf16 { 1 } else { EXACT_TERMS }
 }
 
-/// Whether products with this weight are for tiles: wider floats would lose what they are wider by.
+/// Returns `true` if tiles multiply this weight: wider floats would lose their additional bits.
 fn is_for_tiles(weight: &TensorView) -> bool {
     weight.format() == Format::Bf16 || !weight.format().is_float()
 }
 
-/// `out = [x_0 | x_1 | ..] weight^T`, the x side by side, the weight's rows those of the parts; out dense.
+/// Computes `out = [x_0 | x_1 | ..] weight^T`, with concatenated columns of the x and concatenated rows of the parts;
+/// out is dense.
 pub(super) fn linear(precision: Precision, xs: &[Rows<'_>], parts: &[TensorView], out: &mut [f32]) {
     let rows = parts.iter().map(TensorView::rows).sum();
     assert_eq!(out.len(), xs[0].rows * rows);
     assert_eq!(xs.iter().map(|x| x.cols).sum::<usize>(), parts[0].cols());
     if out.is_empty() {
-        return; // tiles have no place for no rows
+        return; // tiles don't support empty operands
     }
     if amx::available() && parts.iter().all(is_for_tiles) {
         tiles(precision, xs, parts, rows, out);
@@ -75,7 +76,7 @@ pub(super) fn linear(precision: Precision, xs: &[Rows<'_>], parts: &[TensorView]
     }
 }
 
-/// [`linear`] on AMX tiles: the activations are packed once for all parts.
+/// Computes [`linear`] on AMX tiles: the activations are packed once for all parts.
 fn tiles(precision: Precision, xs: &[Rows<'_>], parts: &[TensorView], n: usize, out: &mut [f32]) {
     let xs: Vec<_> =
         xs.iter().map(|x| amx::Rows { values: x.data, rows: x.rows, cols: x.cols, stride: x.stride }).collect();
@@ -94,7 +95,7 @@ fn tiles(precision: Precision, xs: &[Rows<'_>], parts: &[TensorView], n: usize, 
     }
 }
 
-/// `out (+)= x weight[:, col..col + x.cols]^T`, the weight being the parts' n rows; out dense [x.rows, n].
+/// Computes `out (+)= x weight[:, col..col + x.cols]^T`, with the parts' n rows as weight; out is dense [x.rows, n].
 fn portable(x: Rows<'_>, parts: &[TensorView], col: usize, n: usize, out: &mut [f32], accumulate: bool) {
     let panels = panels(parts, n);
     let out = Shared(out.as_mut_ptr());
@@ -106,22 +107,22 @@ fn portable(x: Rows<'_>, parts: &[TensorView], col: usize, n: usize, out: &mut [
         let m = BLOCK_ROWS.min(x.rows - m0);
         widened(&parts[*part].row_range(rows.clone()), |panel| {
             let k = parts[*part].cols();
-            // SAFETY: out has x.rows rows of n values (`linear` checked); this task alone writes rows m0..m0 + m,
+            // SAFETY: out has x.rows rows of n values (`linear` checked); only this task writes rows m0..m0 + m,
             // columns n0..n0 + rows.len(). Panels cover disjoint columns inside n, blocks disjoint rows inside x.rows.
             unsafe { product(x, m0..m0 + m, (&panel[col..], k), rows.len(), (out.at(m0 * n + n0), n), accumulate) };
         });
     });
 }
 
-/// `out = x weight^T` for dense float32 weights [n, k], on this thread.
+/// Computes `out = x weight^T` for dense float32 weights [n, k], on this thread.
 pub(super) fn dense(x: Rows<'_>, weight: &[f32], n: usize, out: &mut [f32]) {
     assert!(weight.len() >= n * x.cols && out.len() >= x.rows * n);
-    // SAFETY: out has x.rows rows of n values and is borrowed for this call alone.
+    // SAFETY: out has x.rows rows of n values and is borrowed for this call.
     unsafe { product(x, 0..x.rows, (weight, x.cols), n, (out.as_mut_ptr(), n), false) };
 }
 
-/// `out = alpha * out + beta * a b` for row-major views given by (first element, row stride), on this thread; `b` is
-/// read as its transpose when `b_transposed`.
+/// Computes `out = alpha * out + beta * a b` for row-major views given by (first element, row stride), on this thread;
+/// `b` is read as its transpose if `b_transposed`.
 pub(super) fn small(
     (m, n, k): (usize, usize, usize),
     (out, out_stride): (&mut [f32], usize),
@@ -163,7 +164,7 @@ pub(super) fn small(
     }
 }
 
-/// Cuts the parts into panels, by their shapes alone: (part, its rows, first output column).
+/// Splits the parts into panels, by their shapes only: (part, its rows, first output column).
 fn panels(parts: &[TensorView], n: usize) -> Vec<(usize, std::ops::Range<usize>, usize)> {
     let size = PANEL_ROWS.min(n.div_ceil(PANELS).next_multiple_of(32));
     let mut first = 0;
@@ -178,8 +179,7 @@ fn panels(parts: &[TensorView], n: usize) -> Vec<(usize, std::ops::Range<usize>,
     panels
 }
 
-/// Calls `f` with the view's values in float32: in place where the file holds float32, else from a buffer of this
-/// thread.
+/// Calls `f` with the view's values in float32: in place if the file has float32, else from a buffer of this thread.
 fn widened(view: &TensorView, f: impl FnOnce(&[f32])) {
     thread_local!(static PANEL: RefCell<Vec<f32>> = const { RefCell::new(Vec::new()) });
     if view.format() == Format::F32
@@ -192,8 +192,8 @@ fn widened(view: &TensorView, f: impl FnOnce(&[f32])) {
         match view.format() {
             Format::Bf16 => math::widen_bf16(view.bytes(), panel),
             Format::F16 => math::widen_f16(view.bytes(), panel),
-            // Float32 is copied too where the file's header leaves its tensors unaligned.
-            _ => math::dequantise(view, panel),
+            // Float32 is copied too if the file's header makes its tensors unaligned.
+            _ => math::dequantize(view, panel),
         }
         f(panel);
     });
@@ -212,15 +212,16 @@ impl Shared {
     /// # Safety
     /// `offset` is inside the allocation.
     unsafe fn at(self, offset: usize) -> *mut f32 {
-        // SAFETY: the caller's promise.
+        // SAFETY: as the caller promises.
         unsafe { self.0.add(offset) }
     }
 }
 
-/// `out[i, j] (+)= sum_k x[rows.start + i, k] weight[j, k]`; weight rows are `weight_stride` apart, out rows
+/// Computes `out[i, j] (+)= sum_k x[rows.start + i, k] weight[j, k]`; weight rows are `weight_stride` apart, out rows
 /// `out_stride`.
 ///
-/// # Safety `out` is valid for rows.len() rows of n values, and nothing else touches these cells meanwhile.
+/// # Safety
+/// `out` is valid for rows.len() rows of n values, and nothing else accesses these cells meanwhile.
 unsafe fn product(
     x: Rows<'_>,
     rows: std::ops::Range<usize>,

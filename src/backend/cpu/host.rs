@@ -1,32 +1,33 @@
-//! What the host is: its processor and its memory.
+//! The properties of the host: its processor and its memory.
 
 use std::collections::BTreeSet;
 use std::fs;
 use std::num::NonZero;
 use std::thread;
 
-use super::{Precision, gemm, memory};
+use super::{Precision, gemm};
+use crate::memory;
 
 /// The processor and the memory of the host.
 #[derive(Debug, Clone)]
 pub struct HostFacts {
-    /// The name of the processor; none where the system does not say.
+    /// The name of the processor; `None` if the system doesn't report it.
     pub name: Option<String>,
-    /// Cores of the machine; none where the system does not say.
+    /// Cores of the machine; `None` if the system doesn't report them.
     pub cores: Option<usize>,
     /// Threads that this program may run at once.
     pub threads: usize,
-    /// The instruction sets that this program uses of those that the processor has.
+    /// The processor's instruction sets that this program uses.
     pub instructions: Vec<&'static str>,
-    /// How products are computed, in words.
+    /// A description of the arithmetic of matrix multiplications.
     pub products: String,
-    /// All of its memory.
+    /// Total bytes of memory.
     pub memory_bytes: Option<u64>,
-    /// What this program may take of it; none where the system does not say.
+    /// Bytes of memory that this program may take; `None` if the system doesn't report them.
     pub available_bytes: Option<u64>,
 }
 
-/// Asks the system.
+/// Queries the system.
 pub fn host_facts() -> HostFacts {
     let cpuinfo = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
     HostFacts {
@@ -40,7 +41,7 @@ pub fn host_facts() -> HostFacts {
     }
 }
 
-/// What stands behind a key of /proc/cpuinfo.
+/// Returns the value of a key in a line of /proc/cpuinfo.
 fn value<'a>(line: &'a str, key: &str) -> Option<&'a str> {
     let (name, value) = line.split_once(':')?;
     (name.trim() == key).then(|| value.trim())
@@ -50,7 +51,7 @@ fn name(cpuinfo: &str) -> Option<String> {
     cpuinfo.lines().find_map(|line| value(line, "model name")).map(String::from)
 }
 
-/// The cores of all sockets; several threads may share one.
+/// Returns the cores of all sockets; several threads may share one.
 fn cores(cpuinfo: &str) -> Option<usize> {
     let core = |block: &str| {
         let of = |key| block.lines().find_map(|line| value(line, key)).map(String::from);
@@ -59,7 +60,7 @@ fn cores(cpuinfo: &str) -> Option<usize> {
     Some(cpuinfo.split("\n\n").filter_map(core).collect::<BTreeSet<_>>().len()).filter(|cores| *cores > 0)
 }
 
-/// What products and sums are computed by, in whose order they round.
+/// Returns the instruction sets of matrix multiplications and sums, which determine the order of rounding.
 #[cfg(target_arch = "x86_64")]
 pub(super) fn instructions() -> Vec<&'static str> {
     let found = [

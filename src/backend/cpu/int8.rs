@@ -1,21 +1,21 @@
-//! Products of 8-bit integers, as [`crate::files::int8`] defines them: exact, and no faster than those of float32.
+//! Matrix multiplications of 8-bit integers, as [`crate::files::int8`] defines them: exact, and no faster than float32.
 //!
-//! Integers are multiplied as float32. A sum of [`EXACT_TERMS`] products of them is exact, and sums of sums are
-//! integers of 32 bits; so it makes no difference how the work is divided.
+//! Integers are multiplied as float32. A sum of [`EXACT_TERMS`] products of them is exact, and sums of sums are 32-bit
+//! integers, so the partition of the work doesn't affect the result.
 
 use rayon::prelude::*;
 
 use super::{Rows, gemm};
 use crate::backend::Storage;
 use crate::error::{Error, Result};
-use crate::files::int8::{MOST_TERMS, group_of, group_of_parts, quantise_row, scale_of_row};
+use crate::files::int8::{MAX_TERMS, group_of, group_of_parts, quantize_row, scale_of_row};
 use crate::files::{TensorView, w4a8};
 
-/// Products of integers up to 127 whose sums are below 2^24.
+/// Number of products of integers up to 127 with a sum below 2^24.
 const EXACT_TERMS: usize = 1024;
 /// Weight rows that are widened at once.
 const PANEL_ROWS: usize = 256;
-/// Rows of activations of one task: at least so many that widening weights costs little beside multiplying them.
+/// Rows of activations of one task: enough that widening weights is cheap compared with multiplying them.
 const TASK_ROWS: std::ops::RangeInclusive<usize> = 32..=512;
 
 /// A weight [rows, cols] of integers, and the scales of its rows.
@@ -28,15 +28,15 @@ pub struct Int8Weight {
 }
 
 impl Int8Weight {
-    /// The weight whose rows are the parts' rows: as they are where files have them so, otherwise quantised, by way of
-    /// 4 bits where `storage` says that.
+    /// Creates the weight with the concatenated rows of the parts: quantized values of files are used unchanged, others
+    /// are quantized, via 4 bits if `storage` requires it.
     ///
-    /// Errors when rows are too long.
+    /// Errors if rows are too long.
     pub fn new(parts: &[TensorView], storage: Storage) -> Result<Self> {
         let (rows, cols) =
             (parts.iter().map(TensorView::rows).sum::<usize>(), parts.first().map_or(0, TensorView::cols));
-        if cols > MOST_TERMS {
-            return Err(Error::new(format!("rows of {cols} columns are too long for products in int8")));
+        if cols > MAX_TERMS {
+            return Err(Error::new(format!("rows of {cols} columns are too long for int8 matrix multiplications")));
         }
         let (mut integers, mut scales) = (vec![0; rows * cols], vec![0.0; rows]);
         let in_4_bits = storage == Storage::W4a8 && w4a8::takes(cols);
@@ -51,15 +51,15 @@ impl Int8Weight {
                 integers.iter_mut().zip(view.bytes()).for_each(|(integer, byte)| *integer = *byte as i8);
                 *scale = scale_of_row(part, row);
             } else {
-                let quantise = if in_4_bits { w4a8::quantise_row } else { quantise_row };
-                *scale = quantise(&mut view.to_f32(), group, integers);
+                let quantize = if in_4_bits { w4a8::quantize_row } else { quantize_row };
+                *scale = quantize(&mut view.to_f32(), group, integers);
             }
         });
         Ok(Self { integers, scales, cols, group })
     }
 }
 
-/// Rows of activations as integers, which are float32 here, and their scales.
+/// Rows of activations as integers, stored as float32, and their scales.
 struct Operand {
     integers: Vec<f32>,
     scales: Vec<f32>,
@@ -67,30 +67,30 @@ struct Operand {
 }
 
 impl Operand {
-    /// The columns of `xs` side by side.
+    /// Quantizes the concatenated columns of `xs`.
     fn new(xs: &[Rows<'_>], group: usize) -> Self {
         let (rows, cols) = (xs[0].rows, xs.iter().map(|x| x.cols).sum::<usize>());
         let (mut integers, mut scales) = (vec![0.0; rows * cols], vec![0.0; rows]);
         let rows = integers.par_chunks_exact_mut(cols.max(1)).zip(&mut scales).enumerate();
         rows.for_each_init(
             || (Vec::with_capacity(cols), vec![0; cols]),
-            |(values, quantised), (row, (integers, scale))| {
+            |(values, quantized), (row, (integers, scale))| {
                 values.clear();
                 xs.iter().for_each(|x| values.extend_from_slice(x.row(row)));
-                *scale = quantise_row(values, group, quantised);
-                integers.iter_mut().zip(quantised).for_each(|(integer, q)| *integer = f32::from(*q));
+                *scale = quantize_row(values, group, quantized);
+                integers.iter_mut().zip(quantized).for_each(|(integer, q)| *integer = f32::from(*q));
             },
         );
         Self { integers, scales, cols }
     }
 
-    /// Some of the columns of some rows.
+    /// Returns some of the columns of some rows.
     fn part(&self, rows: std::ops::Range<usize>, first_col: usize, cols: usize) -> Rows<'_> {
         Rows { data: &self.integers[rows.start * self.cols + first_col..], rows: rows.len(), cols, stride: self.cols }
     }
 }
 
-/// `out = [x_0 | x_1 | ..] weight^T`, the x side by side; out dense [rows, weight rows].
+/// Computes `out = [x_0 | x_1 | ..] weight^T`, with concatenated columns of the x; out is dense [rows, weight rows].
 pub fn linear(xs: &[Rows<'_>], weight: &Int8Weight, out: &mut [f32]) {
     if out.is_empty() {
         return;
@@ -112,7 +112,7 @@ pub fn linear(xs: &[Rows<'_>], weight: &Int8Weight, out: &mut [f32]) {
     });
 }
 
-/// Memory of a task.
+/// The memory of a task.
 #[derive(Default)]
 struct Tile {
     weight: Vec<f32>,
@@ -121,7 +121,7 @@ struct Tile {
 }
 
 impl Tile {
-    /// The sums [rows, panel].
+    /// Computes the sums [rows, panel].
     fn multiply(
         &mut self,
         x: &Operand,
@@ -160,22 +160,22 @@ mod tests {
             .unwrap()
     }
 
-    /// The definition, term by term.
+    /// Returns the definition, term by term.
     fn expected(x: &[f32], weight: &[f32], cols: usize) -> Vec<f32> {
-        let quantised = |values: &[f32]| {
+        let quantized = |values: &[f32]| {
             let row = |row: &[f32]| {
                 let mut integers = vec![0; cols];
-                let scale = quantise_row(&mut row.to_vec(), group_of(cols), &mut integers);
+                let scale = quantize_row(&mut row.to_vec(), group_of(cols), &mut integers);
                 (integers, scale)
             };
             values.chunks(cols).map(row).collect::<Vec<_>>()
         };
-        let weight = quantised(weight);
+        let weight = quantized(weight);
         let of_row = |(x, x_scale): (Vec<i8>, f32)| {
             let terms = |row: &[i8]| x.iter().zip(row).map(|(x, w)| i32::from(*x) * i32::from(*w)).sum::<i32>();
             weight.iter().map(|(row, scale)| terms(row) as f32 * (x_scale * scale)).collect::<Vec<_>>()
         };
-        quantised(x).into_iter().flat_map(of_row).collect()
+        quantized(x).into_iter().flat_map(of_row).collect()
     }
 
     #[test]
@@ -185,7 +185,7 @@ mod tests {
             let (top, bottom) = host.split_at(n / 2 * cols);
             let parts = [top, bottom].map(|part| view(part.to_vec(), cols));
             let weight = Int8Weight::new(&parts, Storage::Int8).unwrap();
-            // Columns of two tensors side by side.
+            // Concatenated columns of two tensors.
             let left = cols / 3;
             let of = |first: usize, cols_of: usize| Rows { data: &x[first..], rows, cols: cols_of, stride: cols };
             let mut out = vec![0.0; rows * n];

@@ -1,19 +1,18 @@
 //! Float32 arithmetic over slices: exponentials, reductions and the widening of weights.
 //!
-//! Each function is written once, as a plain loop without branches that the compiler turns into vector code, and
-//! compiled twice: for any CPU of the target, and on x86-64 for CPUs with AVX2 and FMA, which are asked for at run
-//! time.
+//! Each function is written once, as a plain loop without branches that the compiler vectorizes, and compiled twice:
+//! for any CPU of the target, and on x86-64 for CPUs with AVX2 and FMA, which are detected at run time.
 
 #![allow(unsafe_code)]
 
-use crate::files::{TensorView, dequantise_inlined};
+use crate::files::{TensorView, dequantize_inlined};
 
-/// Sums and maxima run in this many independent lanes, so that no addition waits for the one before it.
+/// Sums and maxima use this many independent lanes, so that no addition waits for the one before it.
 const LANES: usize = 32;
 
-/// Runs `$body::<true>` compiled for AVX2 and FMA where the CPU has them, otherwise `$body` as the target allows.
+/// Runs `$body::<true>` compiled for AVX2 and FMA if the CPU has them, otherwise `$body` for the target.
 ///
-/// The const parameter of a body says whether `mul_add` is one instruction; elsewhere it would be a library call.
+/// The const parameter of a body is `true` if `mul_add` is one instruction; elsewhere it would be a library call.
 macro_rules! dispatch {
     ($body:ident($($arg:ident: $ty:ty),*) $(-> $ret:ty)?) => {{
         #[cfg(target_arch = "x86_64")]
@@ -23,7 +22,7 @@ macro_rules! dispatch {
                 $body::<true>($($arg),*)
             }
             if is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") {
-                // SAFETY: the CPU has AVX2 and FMA, asked on the line above; that is all that `with_avx2` needs.
+                // SAFETY: the CPU has AVX2 and FMA, as checked on the line above; `with_avx2` needs nothing else.
                 return unsafe { with_avx2($($arg),*) };
             }
         }
@@ -31,7 +30,7 @@ macro_rules! dispatch {
     }};
 }
 
-/// `e^x` of each value, within 1 ulp.
+/// Replaces each value by its `e^x`, within 1 ulp.
 ///
 /// Exactly 1 at 0. Results below the smallest normal float32 (x < -87.33) are 0, those above the largest are infinite.
 #[cfg(test)]
@@ -39,68 +38,68 @@ fn exp(values: &mut [f32]) {
     dispatch!(exp_body(values: &mut [f32]))
 }
 
-/// The largest value, `-inf` for none. NaN counts as smaller than all.
+/// Returns the largest value, `-inf` for an empty slice. NaN counts as smaller than all.
 pub fn max(values: &[f32]) -> f32 {
     dispatch!(max_body(values: &[f32]) -> f32)
 }
 
-/// Replaces each value by `e^(value - max)` and returns the sum of these: the middle of a softmax.
+/// Replaces each value by `e^(value - max)` and returns the sum of the results: the middle of a softmax.
 pub fn exp_sub(values: &mut [f32], max: f32) -> f32 {
     dispatch!(exp_sub_body(values: &mut [f32], max: f32) -> f32)
 }
 
-/// `x / (1 + e^-x)` of each value.
+/// Replaces each value by `x / (1 + e^-x)`.
 pub fn silu(values: &mut [f32]) {
     dispatch!(silu_body(values: &mut [f32]))
 }
 
-/// `silu(x * scale + shift)` of each value. Panics when the lengths differ.
+/// Computes `silu(x * scale + shift)` of each value. Panics if the lengths differ.
 pub fn affine_silu(x: &[f32], scale: &[f32], shift: &[f32], out: &mut [f32]) {
     assert!(x.len() == out.len() && scale.len() == out.len() && shift.len() == out.len());
     dispatch!(affine_silu_body(x: &[f32], scale: &[f32], shift: &[f32], out: &mut [f32]))
 }
 
 /// Adds each value's deviation from its center to `sums` and the square of the deviation to `squares`, both in float64.
-/// Panics when the lengths differ.
+/// Panics if the lengths differ.
 pub fn add_deviations(x: &[f32], center: &[f32], sums: &mut [f64], squares: &mut [f64]) {
     assert!(center.len() == x.len() && sums.len() == x.len() && squares.len() == x.len());
     dispatch!(add_deviations_body(x: &[f32], center: &[f32], sums: &mut [f64], squares: &mut [f64]))
 }
 
-/// The sum, taken in float64.
+/// Returns the sum, accumulated in float64.
 pub fn sum(values: &[f32]) -> f64 {
     dispatch!(sum_body(values: &[f32]) -> f64)
 }
 
-/// The sum of `(value - center)^2`, taken in float64; the difference is rounded to float32.
+/// Returns the sum of `(value - center)^2`, accumulated in float64; the difference is rounded to float32.
 pub fn sum_squares(values: &[f32], center: f32) -> f64 {
     dispatch!(sum_squares_body(values: &[f32], center: f32) -> f64)
 }
 
-/// bfloat16, little-endian and at any address, as float32. Exact. Panics unless `bytes` holds two bytes for each cell
-/// of `out`.
+/// Converts bfloat16, little-endian and at any address, to float32. Exact. Panics unless `bytes` has two bytes for each
+/// cell of `out`.
 pub fn widen_bf16(bytes: &[u8], out: &mut [f32]) {
     assert_eq!(bytes.len(), 2 * out.len());
     dispatch!(widen_bf16_body(bytes: &[u8], out: &mut [f32]))
 }
 
-/// IEEE half precision, little-endian and at any address, as float32. Exact. Panics unless `bytes` holds two bytes for
-/// each cell of `out`.
+/// Converts IEEE half precision, little-endian and at any address, to float32. Exact. Panics unless `bytes` has two
+/// bytes for each cell of `out`.
 pub fn widen_f16(bytes: &[u8], out: &mut [f32]) {
     assert_eq!(bytes.len(), 2 * out.len());
     dispatch!(widen_f16_body(bytes: &[u8], out: &mut [f32]))
 }
 
-/// The values of a tensor of any format, as [`dequantise_rows`](crate::files::dequantise_rows) gives them. Panics
+/// Dequantizes the values of a tensor of any format, as [`dequantize_rows`](crate::files::dequantize_rows) does. Panics
 /// unless `out` has as many cells.
-pub fn dequantise(view: &TensorView, out: &mut [f32]) {
-    dispatch!(dequantise_body(view: &TensorView, out: &mut [f32]))
+pub fn dequantize(view: &TensorView, out: &mut [f32]) {
+    dispatch!(dequantize_body(view: &TensorView, out: &mut [f32]))
 }
 
-/// The bits of each value rounded to bfloat16 (to nearest, ties to even), and in `values` what the rounding left over.
+/// Rounds each value to bfloat16 bits (to nearest, ties to even), and leaves the remainder in `values`.
 ///
-/// So `value == rounded + rest` exactly, and three calls take a finite normal float32 apart without a rest. NaN stays
-/// NaN; an infinity leaves NaN. Panics when the lengths differ.
+/// So `value == rounded + rest` exactly, and three calls split a finite normal float32 without a remainder. NaN stays
+/// NaN; an infinity leaves NaN. Panics if the lengths differ.
 pub fn take_bf16(values: &mut [f32], rounded: &mut [u16]) {
     assert_eq!(values.len(), rounded.len());
     dispatch!(take_bf16_body(values: &mut [f32], rounded: &mut [u16]))
@@ -111,12 +110,12 @@ fn mul_add<const FMA: bool>(a: f32, b: f32, c: f32) -> f32 {
     if FMA { a.mul_add(b, c) } else { a * b + c }
 }
 
-/// `e^x = 2^n e^r` with n an integer and |r| <= ln(2) / 2; `e^r` is a polynomial.
+/// Computes `e^x = 2^n e^r` with n an integer and |r| <= ln(2) / 2; `e^r` is a polynomial.
 #[inline(always)]
 fn exp_one<const FMA: bool>(x: f32) -> f32 {
     // Adding 1.5 * 2^23 rounds to an integer and leaves it in the low bits.
     const ROUND: f32 = 12_582_912.0;
-    // ln(2) in two parts; the first has so few bits that n times it is exact without FMA too.
+    // ln(2) in two parts; the first has so few bits that n times it is exact even without FMA.
     const LN2_HIGH: f32 = 0.693_359_4;
     const LN2_LOW: f32 = -2.121_944_4e-4;
     // ln of the smallest normal and of the largest float32.
@@ -128,7 +127,7 @@ fn exp_one<const FMA: bool>(x: f32) -> f32 {
     let r = mul_add::<FMA>(n, -LN2_HIGH, x);
     let r = mul_add::<FMA>(n, -LN2_LOW, r);
 
-    // e^r = 1 + r + r^2 p(r), p chosen for the least maximum error over |r| <= 0.3466.
+    // e^r = 1 + r + r^2 p(r), with p of least maximum error over |r| <= 0.3466.
     let p = P[0];
     let p = mul_add::<FMA>(p, r, P[1]);
     let p = mul_add::<FMA>(p, r, P[2]);
@@ -136,7 +135,7 @@ fn exp_one<const FMA: bool>(x: f32) -> f32 {
     let p = mul_add::<FMA>(p, r, P[4]);
     let y = mul_add::<FMA>(p, r * r, r) + 1.0;
 
-    // 2^n in two halves: n = 128 is no float32, but occurs.
+    // 2^n in two halves: n = 128 occurs, and 2^128 exceeds float32.
     let n = shifted.to_bits().wrapping_sub(ROUND.to_bits()) as i32;
     let power = |n: i32| f32::from_bits((n.wrapping_add(127) as u32) << 23);
     let y = y * power(n >> 1) * power(n.wrapping_sub(n >> 1));
@@ -250,8 +249,8 @@ fn widen_f16_body<const FMA: bool>(bytes: &[u8], out: &mut [f32]) {
     for (value, pair) in out.iter_mut().zip(bytes.chunks_exact(2)) {
         let bits = u32::from(u16::from_le_bytes([pair[0], pair[1]]));
         let magnitude = (bits & 0x7fff) << 13;
-        // A float32 of these bits has an exponent that is too small by 127 - 15. The factor corrects it, for subnormals
-        // too, which become normal.
+        // A float32 with these bits has an exponent that is too small by 127 - 15. The factor corrects it, also for
+        // subnormals, which become normal.
         let scaled = (f32::from_bits(magnitude) * f32::from_bits((127 + 112) << 23)).to_bits();
         let finite = if magnitude >= 0x7c00 << 13 { magnitude | 0x7f80_0000 } else { scaled };
         *value = f32::from_bits(finite | (bits & 0x8000) << 16);
@@ -259,8 +258,8 @@ fn widen_f16_body<const FMA: bool>(bytes: &[u8], out: &mut [f32]) {
 }
 
 #[inline(always)]
-fn dequantise_body<const FMA: bool>(view: &TensorView, out: &mut [f32]) {
-    dequantise_inlined(view, out);
+fn dequantize_body<const FMA: bool>(view: &TensorView, out: &mut [f32]) {
+    dequantize_inlined(view, out);
 }
 
 #[inline(always)]
@@ -278,13 +277,13 @@ fn take_bf16_body<const FMA: bool>(values: &mut [f32], rounded: &mut [u16]) {
 mod tests {
     use super::*;
 
-    /// Distance in units of the last place of the expected value.
+    /// Returns the distance in units of the last place of the expected value.
     fn ulps(got: f32, expected: f64) -> f64 {
         let exponent = expected.abs().max(f64::from(f32::MIN_POSITIVE)).log2().floor();
         (f64::from(got) - expected).abs() / (exponent - 23.0).exp2()
     }
 
-    /// Values that repeat themselves but look random, in -scale..scale.
+    /// Returns reproducible pseudo-random values in -scale..scale.
     fn noise(len: usize, scale: f32) -> Vec<f32> {
         let mut state = 0x9e37_79b9_u32;
         let mut next = || {
@@ -294,7 +293,7 @@ mod tests {
         (0..len).map(|_| next() * scale).collect()
     }
 
-    /// The portable version too, which `dispatch` hides on a CPU with AVX2.
+    /// Also for the portable version, which `dispatch` hides on a CPU with AVX2.
     fn worst_ulps(xs: &[f32], exp: impl Fn(&mut [f32])) -> f64 {
         let mut got = xs.to_vec();
         exp(&mut got);
@@ -333,7 +332,7 @@ mod tests {
             let sum = exp_sub(&mut got, largest);
             let expected: Vec<f64> = xs.iter().map(|&x| f64::from(x - largest).exp()).collect();
             let total: f64 = expected.iter().sum();
-            assert!((f64::from(sum) - total).abs() <= 2e-7 * total, "{len}: {sum} for {total}");
+            assert!((f64::from(sum) - total).abs() <= 2e-7 * total, "{len}: {sum}, expected {total}");
             for (&got, &expected) in got.iter().zip(&expected) {
                 assert!(ulps(got, expected) < 1.0);
             }

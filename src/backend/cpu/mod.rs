@@ -1,9 +1,10 @@
 //! The CPU backend: float32 between ops, all cores, and the reference for every other backend.
 //!
-//! Weights stay where they are: a matrix is a list of row ranges of mapped files, read in place by [`gemm`], but for
-//! those that products in [`int8`] read. The CPU runs the definition of most fused ops. It replaces some of the VAE,
-//! whose activations no cache holds, to save a pass over them. These round as their definition does, except for the
-//! convolution of an upsampled image in bfloat16 ([`Tensor::upsample_conv2d`]).
+//! Weights are not copied: a matrix is a list of row ranges of mapped files, read in place by [`gemm`], except the
+//! weights of [`int8`]. The CPU runs the composition of most fused ops. It replaces some of the VAE's, whose
+//! activations exceed every cache, to save a pass over memory. These round as their composition does, except the
+//! convolution of an upsampled image in bfloat16 ([`Tensor::upsample_conv2d`]). The backend knows nothing about models.
+//! Start reading at [`gemm`].
 
 pub mod amx;
 mod attention;
@@ -16,7 +17,6 @@ mod group;
 mod host;
 mod int8;
 pub mod math;
-pub mod memory;
 mod norm;
 mod ops;
 mod pixels;
@@ -36,21 +36,22 @@ use super::member::Member;
 use super::{Costs, Device, Group, Memory, Reservations, Stats, Storage, WeightStore};
 use crate::error::{Error, Result};
 use crate::files::TensorView;
+use crate::memory;
 use crate::tensor::{Dtype, Tensor};
 
-/// How matrix products are computed.
+/// The precision of matrix multiplications.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Precision {
-    /// As accurate as float32 throughout; products of weights in fewer than 16 bits are off by 4e-6 on tiles that
-    /// multiply bfloat16.
+    /// As accurate as float32 throughout; matrix multiplications with weights in fewer than 16 bits have an error of
+    /// 4e-6 on tiles that multiply bfloat16.
     F32,
-    /// Activations, and weights in fewer than 16 bits, rounded to bfloat16 at each product and convolution, where the
-    /// processor multiplies bfloat16; otherwise as `F32`.
+    /// Activations, and weights in fewer than 16 bits, rounded to bfloat16 at each matrix multiplication and
+    /// convolution, if the processor multiplies bfloat16; otherwise as `F32`.
     Bf16,
-    /// As `F32`, but for the large products, which are of 8-bit integers: see [`crate::files::int8`]. It shows what
-    /// GPUs compute in int8, and is not faster.
+    /// As `F32`, with large matrix multiplications in 8-bit integers: see [`crate::files::int8`]. It reproduces the
+    /// int8 arithmetic of GPUs, and is not faster.
     Int8,
-    /// The same with weights that GPUs have in 4 bits: see [`crate::files::w4a8`].
+    /// As `Int8`, with the 4-bit weights of GPUs: see [`crate::files::w4a8`].
     W4a8,
 }
 
@@ -58,15 +59,15 @@ pub enum Precision {
 #[derive(Debug, Clone)]
 pub struct Cpu {
     precision: Precision,
-    /// None where it is alone.
+    /// `None` for a single backend.
     member: Option<Arc<Member>>,
 }
 
 /// A weight matrix.
 pub enum Weight {
-    /// The rows of these parts, one under the other, in the mapped file.
+    /// The concatenated rows of these parts, in the mapped file.
     Mapped(Vec<TensorView>),
-    /// In memory.
+    /// 8-bit integers in memory.
     Int8(Int8Weight),
 }
 
@@ -80,7 +81,7 @@ pub(crate) struct Rows<'a> {
 }
 
 impl<'a> Rows<'a> {
-    fn of(x: &'a Tensor<Cpu>) -> Self {
+    fn new(x: &'a Tensor<Cpu>) -> Self {
         // A view without rows may begin past the end.
         let data = x.buffer().get(x.offset()..).unwrap_or_default();
         Self { data, rows: x.rows(), cols: x.cols(), stride: x.stride() }
@@ -91,19 +92,20 @@ impl<'a> Rows<'a> {
     }
 }
 
-/// Elements in the block of rows of one task: enough that starting the task costs nothing beside it.
+/// Elements in the block of rows of one task: enough to make the cost of starting the task negligible.
 const TASK_ELEMENTS: usize = 1 << 16;
 
 impl Cpu {
-    /// All cores, at the given precision.
+    /// Creates a backend for all cores, at the given precision.
     pub fn new(precision: Precision) -> Self {
         Self { precision, member: None }
     }
 
-    /// A note for the user where the requested precision is not the one that runs.
+    /// Returns a note for the user if the requested precision is not the one that runs.
     pub fn note(&self) -> Option<&'static str> {
-        (self.precision == Precision::Bf16 && !amx::available())
-            .then_some("this processor has no AMX-BF16, so products are computed in float32; bf16 gains nothing here")
+        (self.precision == Precision::Bf16 && !amx::available()).then_some(
+            "this processor has no AMX-BF16, so matrix multiplications run in float32 and bf16 is not faster",
+        )
     }
 
     fn tensor(&self, values: Vec<f32>, rows: usize, cols: usize) -> Tensor<Self> {
@@ -111,11 +113,11 @@ impl Cpu {
         Tensor::from_buffer(self, values.into(), rows, cols)
     }
 
-    /// The values of `x` in memory of their own: that of `x` when it may be overwritten, else a copy.
+    /// Returns the values of `x`: its own memory if it may be overwritten, else a copy.
     fn take(x: Tensor<Self>) -> Vec<f32> {
         match x.into_buffer() {
             Ok(values) => values.into_vec(),
-            Err(view) => Self::copy(Rows::of(&view)),
+            Err(view) => Self::copy(Rows::new(&view)),
         }
     }
 
@@ -125,7 +127,7 @@ impl Cpu {
         values
     }
 
-    /// Overwrites each row of `x` by `f(row index, row)`.
+    /// Replaces each row of `x` by calling `f(row index, row)`.
     fn map_rows(&self, x: Tensor<Self>, f: impl Fn(usize, &mut [f32]) + Sync) -> Tensor<Self> {
         let (rows, cols) = (x.rows(), x.cols());
         let mut values = Self::take(x);
@@ -133,7 +135,7 @@ impl Cpu {
         self.tensor(values, rows, cols)
     }
 
-    /// A new tensor; `f(row index, row)` writes every value of a row.
+    /// Creates a tensor; `f(row index, row)` writes every value of a row.
     fn make_rows(&self, rows: usize, cols: usize, f: impl Fn(usize, &mut [f32]) + Sync) -> Tensor<Self> {
         let mut values = pool::values(rows * cols);
         for_rows(&mut values, cols, f);
@@ -156,7 +158,7 @@ fn for_rows(values: &mut [f32], cols: usize, f: impl Fn(usize, &mut [f32]) + Syn
 
 impl Memory for Cpu {
     type Buffer = Values;
-    /// None where a pixel is not a number.
+    /// `None` if a pixel is NaN.
     type Rgb8 = Option<Vec<u8>>;
     type Download = Vec<f32>;
 
@@ -187,8 +189,8 @@ impl Memory for Cpu {
     }
 
     fn reservations(&self) -> (Arc<Reservations>, usize) {
-        // Each rank of a group may use its share of the memory, and has promises of its own.
-        (Reservations::of(("cpu", self.rank())), 0)
+        // Each rank of a group may use its share of the memory, and has its own reservations.
+        (Reservations::for_device(("cpu", self.rank())), 0)
     }
 
     fn upload(&self, values: &[f32], rows: usize, cols: usize) -> Result<Tensor<Self>> {
@@ -203,7 +205,7 @@ impl Memory for Cpu {
     }
 
     fn download(&self, x: &Tensor<Self>) -> Result<Vec<f32>> {
-        Ok(Self::copy(Rows::of(x)))
+        Ok(Self::copy(Rows::new(x)))
     }
 
     fn download_soon(&self, x: Tensor<Self>) -> Result<Vec<f32>> {
@@ -215,7 +217,7 @@ impl Memory for Cpu {
     }
 
     fn rgb8(&self, x: &Tensor<Self>) -> Result<Option<Vec<u8>>> {
-        Ok(pixels::rgb8(Rows::of(x)))
+        Ok(pixels::rgb8(Rows::new(x)))
     }
 
     fn upload_rgb8(&self, bytes: &[u8], height: usize, width: usize) -> Result<Tensor<Self>> {
@@ -321,7 +323,7 @@ impl WeightStore for Cpu {
         match storage {
             Storage::Native => Ok(Weight::Mapped(parts.to_vec())),
             Storage::Int8 | Storage::W4a8 => Int8Weight::new(parts, storage).map(Weight::Int8),
-            Storage::Fp8 => Err(Error::new("the CPU does not multiply weights in fp8")),
+            Storage::Fp8 => Err(Error::new("the CPU does not support fp8 weights")),
         }
     }
 
@@ -337,7 +339,7 @@ impl WeightStore for Cpu {
 
 #[cfg(test)]
 mod tests {
-    /// Values of -2 to 2 without a pattern.
+    /// Returns pseudo-random values of -2 to 2.
     pub(super) fn values(seed: u64, n: usize) -> Vec<f32> {
         let mut state = seed;
         let mut next = || {

@@ -1,4 +1,4 @@
-//! Norms. Sums are taken in float64, so that the length of a row or an image costs no accuracy.
+//! Norms. Sums are accumulated in float64, so that the length of a row or an image costs no accuracy.
 
 use rayon::prelude::*;
 
@@ -14,7 +14,7 @@ pub(super) fn layer_norm(x: &[f32], eps: f32, out: &mut [f32]) {
     out.iter_mut().zip(x).for_each(|(out, x)| *out = (x - mean) * rstd);
 }
 
-/// RMS norm over each run of `weight.len()` values of a row.
+/// Computes the RMS norm of each run of `weight.len()` values of a row.
 pub(super) fn rms_norm(x: &[f32], weight: &[f32], eps: f32, out: &mut [f32]) {
     for (x, out) in x.chunks_exact(weight.len()).zip(out.chunks_exact_mut(weight.len())) {
         let mean_square = math::sum_squares(x, 0.0) / x.len() as f64;
@@ -23,9 +23,9 @@ pub(super) fn rms_norm(x: &[f32], weight: &[f32], eps: f32, out: &mut [f32]) {
     }
 }
 
-/// Group norm as one multiplication and one addition for each channel: (scale, shift).
+/// Returns a group norm as one multiplication and one addition for each channel: (scale, shift).
 pub(super) fn group_norm_affine(x: Rows<'_>, norm: &GroupNorm<'_, Cpu>) -> (Vec<f32>, Vec<f32>) {
-    let (weight, bias) = (Rows::of(norm.weight).row(0), Rows::of(norm.bias).row(0));
+    let (weight, bias) = (Rows::new(norm.weight).row(0), Rows::new(norm.bias).row(0));
     match norm.statistics {
         Some(statistics) => statistics.affine(weight, bias, norm.groups, norm.eps),
         None => affine(x, weight, bias, norm.groups, norm.eps),
@@ -34,7 +34,7 @@ pub(super) fn group_norm_affine(x: Rows<'_>, norm: &GroupNorm<'_, Cpu>) -> (Vec<
 
 fn affine(x: Rows<'_>, weight: &[f32], bias: &[f32], groups: usize, eps: f32) -> (Vec<f32>, Vec<f32>) {
     let per_group = x.cols / groups;
-    // Sums are taken relative to one value of the group, so that squares lose no digits where the mean is large.
+    // Sums are relative to one value of the group, so that squares lose no digits if the mean is large.
     let center: Vec<f32> =
         (0..x.cols).map(|channel| x.data.get(channel / per_group * per_group).copied().unwrap_or_default()).collect();
     let sums = channel_sums(x, &center);
@@ -53,13 +53,13 @@ fn affine(x: Rows<'_>, weight: &[f32], bias: &[f32], groups: usize, eps: f32) ->
     (scale, shift)
 }
 
-/// (scale, shift) of a channel.
+/// Returns (scale, shift) of a channel.
 fn affine_of(mean: f64, rstd: f64, weight: f32, bias: f32) -> (f32, f32) {
     let factor = weight as f64 * rstd;
     (factor as f32, (bias as f64 - mean * factor) as f32)
 }
 
-/// Means of the channels of an image, and sums of squares about them.
+/// Means of the channels of an image, and sums of squares about the means.
 #[derive(Clone)]
 pub struct ChannelStatistics {
     pixels: usize,
@@ -68,7 +68,7 @@ pub struct ChannelStatistics {
 }
 
 impl ChannelStatistics {
-    pub(super) fn of(x: Rows<'_>) -> Self {
+    pub(super) fn new(x: Rows<'_>) -> Self {
         let center = if x.rows == 0 { vec![0.0; x.cols] } else { x.row(0).to_vec() };
         let (sums, mut squares) = channel_sums(x, &center);
         let pixels = x.rows.max(1) as f64;
@@ -77,16 +77,15 @@ impl ChannelStatistics {
         Self { pixels: x.rows, means, squares }
     }
 
-    /// Those of an image of parts, of which these are the statistics.
+    /// Combines the statistics of the parts of an image.
     ///
-    /// Errors when the parts differ in channels.
+    /// Errors if the parts have different channels.
     pub(super) fn combine(parts: &[Self]) -> Result<Self> {
         let channels = parts[0].means.len();
         if let Some(other) = parts.iter().find(|part| part.means.len() != channels) {
             let other = other.means.len();
-            return Err(
-                Error::new(format!("ranks have {channels} and {other} channels")).at("op `all_reduce_statistics`")
-            );
+            return Err(Error::new(format!("ranks differ in channels, {channels} and {other}"))
+                .at("op `all_reduce_statistics`"));
         }
         let pixels: usize = parts.iter().map(|part| part.pixels).sum();
         let merged = |channel: usize| {
@@ -116,8 +115,8 @@ impl ChannelStatistics {
     }
 }
 
-/// For each channel, the sums over all rows of the deviations from `center` and of their squares. Blocks are summed in
-/// order, so that the result does not depend on threads.
+/// Returns, for each channel, the sums over all rows of the deviations from `center` and of their squares. Blocks are
+/// summed in order, so that the result does not depend on threads.
 fn channel_sums(x: Rows<'_>, center: &[f32]) -> (Vec<f64>, Vec<f64>) {
     const BLOCK: usize = 512;
     let none = || (vec![0.0; x.cols], vec![0.0; x.cols]);
@@ -160,14 +159,14 @@ mod tests {
         let (rows, cols) = (700, 12);
         let values: Vec<f32> = (0..rows * cols).map(|i| 300.0 + ((i * 7919) % 1009) as f32 / 504.5).collect();
         let of = |first: usize, rows: usize| Rows { data: &values[first * cols..], rows, cols, stride: cols };
-        let parts = [of(0, 1), of(1, 0), of(1, 498), of(499, 201)].map(ChannelStatistics::of);
+        let parts = [of(0, 1), of(1, 0), of(1, 498), of(499, 201)].map(ChannelStatistics::new);
         let whole = ChannelStatistics::combine(&parts).unwrap();
         let (weight, bias) = (vec![1.5; cols], vec![0.25; cols]);
         let (got, expected) = (whole.affine(&weight, &bias, 3, 1e-6), affine(of(0, rows), &weight, &bias, 3, 1e-6));
         for (got, expected) in got.0.iter().chain(&got.1).zip(expected.0.iter().chain(&expected.1)) {
-            assert!((got - expected).abs() <= 1e-6 * expected.abs(), "{got} for {expected}");
+            assert!((got - expected).abs() <= 1e-6 * expected.abs(), "{got}, expected {expected}");
         }
-        let other = ChannelStatistics::of(Rows { data: &values, rows: 2, cols: 5, stride: 5 });
+        let other = ChannelStatistics::new(Rows { data: &values, rows: 2, cols: 5, stride: 5 });
         assert!(ChannelStatistics::combine(&[other, whole]).is_err());
     }
 
@@ -191,7 +190,7 @@ mod tests {
                 let expected = 1.5 / (variance + 1e-6).sqrt();
                 assert!(
                     (f64::from(scale[channel]) / expected - 1.0).abs() < 1e-6,
-                    "{mean}, {channel}: {} for {expected}",
+                    "{mean}, {channel}: {}, expected {expected}",
                     scale[channel]
                 );
                 let expected = 0.25 - mean * expected;

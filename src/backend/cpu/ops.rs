@@ -13,7 +13,8 @@ use crate::ops::{
 use crate::tensor::Tensor;
 
 impl Cpu {
-    /// `out = [x_0 | x_1 | ..] weight^T`, the x side by side; out dense [rows, weight.rows()].
+    /// Computes `out = [x_0 | x_1 | ..] weight^T`, with concatenated columns of the x; out is dense [rows,
+    /// weight.rows()].
     fn product(&self, xs: &[Rows<'_>], weight: &Linear<Self>, out: &mut [f32]) {
         match weight.weight() {
             Weight::Mapped(parts) => gemm::linear(self.precision, xs, parts, out),
@@ -23,7 +24,7 @@ impl Cpu {
 }
 
 impl Ops for Cpu {
-    /// In groups only; alone the norms compute their statistics themselves.
+    /// Used in groups only; otherwise norms compute their statistics themselves.
     type ChannelStatistics = ChannelStatistics;
 
     fn all_reduce_statistics(
@@ -32,7 +33,7 @@ impl Ops for Cpu {
         own: Option<&ChannelStatistics>,
     ) -> Result<Option<ChannelStatistics>> {
         let Some(member) = &self.member else { return Ok(None) };
-        let own = own.cloned().unwrap_or_else(|| ChannelStatistics::of(Rows::of(x)));
+        let own = own.cloned().unwrap_or_else(|| ChannelStatistics::new(Rows::new(x)));
         let all = member.exchange("all_reduce_statistics", vec![own; member.world()])?;
         ChannelStatistics::combine(&all).map(Some)
     }
@@ -48,20 +49,20 @@ impl Ops for Cpu {
         let mut out = pool::values(rows * cols);
         match args.products {
             Products::Columns(x, weight) => {
-                let x: Vec<_> = x.iter().map(|x| Rows::of(x)).collect();
+                let x: Vec<_> = x.iter().map(|x| Rows::new(x)).collect();
                 self.product(&x, weight, &mut out);
             }
             Products::Rows(parts) => {
                 let mut rest = out.as_mut_slice();
                 for (x, weight) in parts {
                     let (part, below) = rest.split_at_mut(x.rows() * cols);
-                    self.product(&[Rows::of(x)], weight, part);
+                    self.product(&[Rows::new(x)], weight, part);
                     rest = below;
                 }
             }
         }
         if let Some(bias) = args.bias {
-            let bias = Rows::of(bias).row(0);
+            let bias = Rows::new(bias).row(0);
             for_rows(&mut out, cols, |_, row| elementwise::add(row, bias));
         }
         Ok(self.tensor(out, rows, cols))
@@ -73,7 +74,7 @@ impl Ops for Cpu {
         let fused = match (conv2d.upsample, &conv2d.residual) {
             (false, None) => true,
             (false, Some(_)) => terms.is_some(),
-            // Sums of weights are rounded to bfloat16, so this is only for activations that are rounded too.
+            // Sums of weights are rounded to bfloat16, so use this only if activations are rounded too.
             (true, residual) => terms == Some(1) && residual.is_none(),
         };
         if conv2d.relu || conv2d.norm.is_some() || conv2d.halo.is_some() || !fused {
@@ -81,7 +82,7 @@ impl Ops for Cpu {
         }
         let (rows, cols) = (conv2d.outputs(), conv2d.weight.rows());
         let Conv2d { x, upsample, bias, conv, residual, .. } = conv2d;
-        let (x, bias, adds) = (Rows::of(&x), Rows::of(bias).row(0), residual.is_some());
+        let (x, bias, adds) = (Rows::new(&x), Rows::new(bias).row(0), residual.is_some());
         let mut out = residual.map_or_else(|| pool::values(rows * cols), Self::take);
         let operands = conv_tiles::Operands { x, weight: kernel, bias, conv };
         match terms {
@@ -97,7 +98,7 @@ impl Ops for Cpu {
             return ops::attention::compose(self, attention);
         }
         let Attention { q, k, v, head_dim, layout, mask, .. } = attention;
-        let (q_rows, k_rows, v_rows) = (Rows::of(&q), Rows::of(k), Rows::of(v));
+        let (q_rows, k_rows, v_rows) = (Rows::new(&q), Rows::new(k), Rows::new(v));
         let out = if self.precision == Precision::Bf16 && amx::available() && mask == Mask::None {
             attention_tiles::attention(amx::multiply, q_rows, k_rows, v_rows, head_dim, layout)
         } else {
@@ -107,27 +108,27 @@ impl Ops for Cpu {
     }
 
     fn layer_norm(&self, x: &Tensor<Self>, eps: f32) -> Result<Tensor<Self>> {
-        let x = Rows::of(x);
+        let x = Rows::new(x);
         Ok(self.make_rows(x.rows, x.cols, |row, out| norm::layer_norm(x.row(row), eps, out)))
     }
 
     fn rms_norm(&self, x: &Tensor<Self>, weight: &Tensor<Self>, eps: f32) -> Result<Tensor<Self>> {
-        let (x, weight) = (Rows::of(x), Rows::of(weight).row(0));
+        let (x, weight) = (Rows::new(x), Rows::new(weight).row(0));
         Ok(self.make_rows(x.rows, x.cols, |row, out| norm::rms_norm(x.row(row), weight, eps, out)))
     }
 
     fn group_norm(&self, x: &Tensor<Self>, norm: &GroupNorm<'_, Self>) -> Result<Tensor<Self>> {
-        let (x, (scale, shift)) = (Rows::of(x), norm::group_norm_affine(Rows::of(x), norm));
+        let (x, (scale, shift)) = (Rows::new(x), norm::group_norm_affine(Rows::new(x), norm));
         Ok(self.make_rows(x.rows, x.cols, |row, out| elementwise::affine(x.row(row), &scale, &shift, out)))
     }
 
     fn group_norm_silu(&self, x: &Tensor<Self>, norm: &GroupNorm<'_, Self>) -> Result<Tensor<Self>> {
-        let (x, (scale, shift)) = (Rows::of(x), norm::group_norm_affine(Rows::of(x), norm));
+        let (x, (scale, shift)) = (Rows::new(x), norm::group_norm_affine(Rows::new(x), norm));
         Ok(self.make_rows(x.rows, x.cols, |row, out| math::affine_silu(x.row(row), &scale, &shift, out)))
     }
 
     fn rope(&self, x: Tensor<Self>, rope: &Rope<Self>, layout: TokenLayout) -> Result<Tensor<Self>> {
-        let (cos, sin, pairs) = (Rows::of(&rope.cos), Rows::of(&rope.sin), rope.pairs);
+        let (cos, sin, pairs) = (Rows::new(&rope.cos), Rows::new(&rope.sin), rope.pairs);
         Ok(self.map_rows(x, |row, values| {
             let token = layout.token(row);
             elementwise::rope(values, cos.row(token), sin.row(token), pairs);
@@ -147,17 +148,17 @@ impl Ops for Cpu {
     }
 
     fn add(&self, x: Tensor<Self>, y: &Tensor<Self>) -> Result<Tensor<Self>> {
-        let y = Rows::of(y);
+        let y = Rows::new(y);
         Ok(self.map_rows(x, |row, out| elementwise::add(out, y.row(row))))
     }
 
     fn mul(&self, x: Tensor<Self>, y: &Tensor<Self>) -> Result<Tensor<Self>> {
-        let y = Rows::of(y);
+        let y = Rows::new(y);
         Ok(self.map_rows(x, |row, out| elementwise::mul(out, y.row(if y.rows == 1 { 0 } else { row }))))
     }
 
     fn scale_shift(&self, x: Tensor<Self>, scale: &Tensor<Self>, shift: &Tensor<Self>) -> Result<Tensor<Self>> {
-        let (scale, shift) = (Rows::of(scale).row(0), Rows::of(shift).row(0));
+        let (scale, shift) = (Rows::new(scale).row(0), Rows::new(shift).row(0));
         Ok(self.map_rows(x, |_, row| elementwise::scale_shift(row, scale, shift)))
     }
 
@@ -167,7 +168,7 @@ impl Ops for Cpu {
         let mut values = pool::values(rows * cols);
         let mut rest = values.as_mut_slice();
         for part in parts {
-            let part = Rows::of(part);
+            let part = Rows::new(part);
             let (own, below) = rest.split_at_mut(part.rows * cols);
             for_rows(own, cols, |row, out| out.copy_from_slice(part.row(row)));
             rest = below;
@@ -177,7 +178,7 @@ impl Ops for Cpu {
 
     fn concat_cols(&self, parts: &[&Tensor<Self>]) -> Result<Tensor<Self>> {
         let cols = parts.iter().map(|part| part.cols()).sum();
-        let parts: Vec<_> = parts.iter().map(|part| Rows::of(part)).collect();
+        let parts: Vec<_> = parts.iter().map(|part| Rows::new(part)).collect();
         Ok(self.make_rows(parts[0].rows, cols, |row, out| {
             let mut start = 0;
             for part in &parts {
@@ -188,7 +189,7 @@ impl Ops for Cpu {
     }
 
     fn upsample(&self, x: &Tensor<Self>, _height: usize, width: usize) -> Result<Tensor<Self>> {
-        let x = Rows::of(x);
+        let x = Rows::new(x);
         Ok(self.make_rows(4 * x.rows, x.cols, |row, out| {
             let (py, px) = (row / (2 * width), row % (2 * width));
             out.copy_from_slice(x.row(py / 2 * width + px / 2));
@@ -197,18 +198,18 @@ impl Ops for Cpu {
 
     fn patchify(&self, patches: Patches<'_, Self>) -> Result<Tensor<Self>> {
         let Patches { x, mean, std, width, .. } = patches;
-        let (x, mean, std) = (Rows::of(x), Rows::of(mean).row(0), Rows::of(std).row(0));
+        let (x, mean, std) = (Rows::new(x), Rows::new(mean).row(0), Rows::new(std).row(0));
         Ok(self.make_rows(x.rows / 4, 4 * x.cols, |row, out| pixels::patchify(x, mean, std, width, row, out)))
     }
 
     fn unpatchify(&self, patches: Patches<'_, Self>) -> Result<Tensor<Self>> {
         let Patches { x, mean, std, width, .. } = patches;
-        let (x, mean, std) = (Rows::of(x), Rows::of(mean).row(0), Rows::of(std).row(0));
+        let (x, mean, std) = (Rows::new(x), Rows::new(mean).row(0), Rows::new(std).row(0));
         Ok(self.make_rows(4 * x.rows, x.cols / 4, |row, out| pixels::unpatchify(x, mean, std, width, row, out)))
     }
 
     fn euler_step(&self, latents: Tensor<Self>, velocity: &Tensor<Self>, dt: &Tensor<Self>) -> Result<Tensor<Self>> {
-        let (velocity, dt) = (Rows::of(velocity), Rows::of(dt).row(0)[0]);
+        let (velocity, dt) = (Rows::new(velocity), Rows::new(dt).row(0)[0]);
         Ok(self.map_rows(latents, |row, out| {
             for (x, v) in out.iter_mut().zip(velocity.row(row)) {
                 *x += dt * v;
@@ -218,8 +219,8 @@ impl Ops for Cpu {
 
     fn inpaint_blend(&self, operands: InpaintBlend<'_, Self>) -> Result<Tensor<Self>> {
         let InpaintBlend { x, noise, image, mask, sigma } = operands;
-        let (noise, image, mask) = (Rows::of(noise), Rows::of(image), Rows::of(mask));
-        let sigma = Rows::of(sigma).row(0)[0];
+        let (noise, image, mask) = (Rows::new(noise), Rows::new(image), Rows::new(mask));
+        let sigma = Rows::new(sigma).row(0)[0];
         Ok(self.map_rows(x, |row, out| {
             let repainted = mask.row(row)[0];
             for ((x, noise), image) in out.iter_mut().zip(noise.row(row)).zip(image.row(row)) {
@@ -230,7 +231,7 @@ impl Ops for Cpu {
     }
 
     fn guide(&self, positive: &Tensor<Self>, negative: &Tensor<Self>, guidance: f32) -> Result<Tensor<Self>> {
-        let (positive, negative) = (Rows::of(positive), Rows::of(negative));
+        let (positive, negative) = (Rows::new(positive), Rows::new(negative));
         Ok(self.make_rows(positive.rows, positive.cols, |row, out| {
             for ((out, p), n) in out.iter_mut().zip(positive.row(row)).zip(negative.row(row)) {
                 *out = n + guidance * (p - n);

@@ -1,8 +1,8 @@
-//! Pixels and latents on their way in and out of the VAE.
+//! Conversion of pixels and latents at the input and output of the VAE.
 
 use super::Rows;
 
-/// Values in -1..1 as bytes; none where one is not a number.
+/// Converts values in -1..1 to bytes; `None` if one is NaN.
 pub(super) fn rgb8(x: Rows<'_>) -> Option<Vec<u8>> {
     if (0..x.rows).any(|row| x.row(row).iter().any(|v| v.is_nan())) {
         return None;
@@ -11,12 +11,12 @@ pub(super) fn rgb8(x: Rows<'_>) -> Option<Vec<u8>> {
     Some((0..x.rows).flat_map(|row| x.row(row).iter().map(byte)).collect())
 }
 
-/// Bytes as values in -1..1.
+/// Converts bytes to values in -1..1.
 pub(super) fn from_rgb8(bytes: &[u8], out: &mut [f32]) {
     out.iter_mut().zip(bytes).for_each(|(value, byte)| *value = 2.0 * (f32::from(*byte) / 255.0) - 1.0);
 }
 
-/// Token `row` of the packed latents of VAE latents with `width` tokens a row.
+/// Computes token `row` of the packed latents of VAE latents with `width` tokens per row.
 pub(super) fn patchify(x: Rows<'_>, mean: &[f32], std: &[f32], width: usize, row: usize, out: &mut [f32]) {
     let (y, column) = (row / width, row % width);
     for corner in 0..4 {
@@ -28,7 +28,7 @@ pub(super) fn patchify(x: Rows<'_>, mean: &[f32], std: &[f32], width: usize, row
     }
 }
 
-/// Pixel `row` of the VAE latents of packed latents with `width` tokens a row.
+/// Computes pixel `row` of the VAE latents of packed latents with `width` tokens per row.
 pub(super) fn unpatchify(latents: Rows<'_>, mean: &[f32], std: &[f32], width: usize, row: usize, out: &mut [f32]) {
     let (py, px) = (row / (2 * width), row % (2 * width));
     let token = latents.row(py / 2 * width + px / 2);

@@ -1,16 +1,18 @@
-//! A pool of the memory of earlier results, for later ones: the system takes longer to map new pages than an op takes
-//! to fill them.
+//! A pool that reuses the memory of earlier results: the system takes longer to map new pages than an op takes to fill
+//! them.
 
 use std::mem;
 use std::ops::Deref;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// The least size of a pooled piece of memory: the allocator reuses smaller ones by itself.
+use crate::memory::expect_or_unwind;
+
+/// The min size of pooled memory: the allocator reuses smaller pieces by itself.
 const MIN_BYTES: usize = 1 << 20;
-/// The most memory in the pool.
+/// The max bytes in the pool.
 const MAX_BYTES: usize = 1 << 30;
-/// The value of cells that were not written yet: zero, which pages from the system hold anyway, and NaN in debug
-/// builds, where an op that misses a cell is to show.
+/// The value of unwritten cells: zero, as in new pages from the system, and NaN in debug builds, to reveal an op that
+/// misses a cell.
 const UNWRITTEN: f32 = if cfg!(debug_assertions) { f32::NAN } else { 0.0 };
 
 static POOL: Pool = Pool(Mutex::new(Vec::new()));
@@ -44,7 +46,7 @@ impl Drop for Values {
     }
 }
 
-/// Memory that waits to be used again, the most recent last.
+/// Unused memory, the most recent last.
 struct Pool(Mutex<Vec<Vec<f32>>>);
 
 fn bytes(values: &Vec<f32>) -> usize {
@@ -53,7 +55,7 @@ fn bytes(values: &Vec<f32>) -> usize {
 
 impl Pool {
     fn spare(&self) -> MutexGuard<'_, Vec<Vec<f32>>> {
-        // A panic cannot leave a vector half moved, so a poisoned lock does no harm.
+        // A panic cannot leave a vector half moved, so a poisoned lock is usable.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -64,7 +66,10 @@ impl Pool {
             let best = (0..spare.len()).filter(|&i| fits(&spare[i])).min_by_key(|&i| spare[i].capacity());
             best.filter(|_| count * size_of::<f32>() >= MIN_BYTES).map(|i| spare.remove(i))
         };
-        let Some(mut values) = found else { return vec![UNWRITTEN; count] };
+        let Some(mut values) = found else {
+            expect_or_unwind(count.saturating_mul(size_of::<f32>()));
+            return vec![UNWRITTEN; count];
+        };
         if cfg!(debug_assertions) {
             values.clear();
         }
@@ -91,17 +96,17 @@ impl Pool {
     }
 }
 
-/// `count` values, all of which the caller must write, in pooled memory where there is a piece of about that size.
+/// Returns `count` values for the caller to write, in pooled memory if there is a piece of about that size.
 pub(super) fn values(count: usize) -> Vec<f32> {
     POOL.values(count)
 }
 
-/// Gives the memory of `values` to the pool, which drops its oldest pieces where it would become too large.
+/// Returns the memory of `values` to the pool, which drops its oldest pieces if it would become too large.
 pub(super) fn give(values: Vec<f32>) {
     POOL.give(values);
 }
 
-/// Bytes of memory in the pool.
+/// Returns the bytes of memory in the pool.
 pub(super) fn pooled_bytes() -> u64 {
     POOL.pooled_bytes() as u64
 }
@@ -132,7 +137,7 @@ mod tests {
         let pool = pool();
         pool.give(vec![1.0; 1000]);
         pool.give(Vec::with_capacity(MAX_BYTES / size_of::<f32>() + 1));
-        assert!(pool.spare().is_empty(), "neither small pieces nor too large ones");
+        assert!(pool.spare().is_empty(), "small and oversized buffers are not pooled");
         let third = MAX_BYTES / size_of::<f32>() / 3;
         for more in 1..=4 {
             pool.give(Vec::with_capacity(third + more));
@@ -140,7 +145,7 @@ mod tests {
         assert_eq!(
             pool.spare().iter().map(Vec::capacity).collect::<Vec<_>>(),
             [third + 3, third + 4],
-            "the latest stay"
+            "the latest buffers are kept"
         );
         assert_eq!(pool.pooled_bytes(), (2 * third + 7) * size_of::<f32>());
     }
@@ -150,7 +155,7 @@ mod tests {
         let pool = pool();
         pool.give(Vec::with_capacity((9 << 20) + 1));
         assert_eq!(pool.values(4 << 20).len(), 4 << 20);
-        assert_eq!(pool.spare().len(), 1, "more than twice too large");
+        assert_eq!(pool.spare().len(), 1, "more than twice the requested size");
         assert_eq!(pool.values(5 << 20).len(), 5 << 20);
         assert!(pool.spare().is_empty());
     }

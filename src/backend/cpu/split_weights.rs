@@ -1,10 +1,10 @@
-//! Products of weights in few bits on AMX tiles, which multiply bfloat16.
+//! Multiplication of quantized weights on AMX tiles, which multiply bfloat16.
 //!
-//! Panels of weight rows are converted to float32 and taken apart in two bfloat16 terms, as activations are. Of the
-//! products of terms, the one of both second terms is left out: it is below the rounding of the others. So a product
-//! costs what one of a bfloat16 weight with activations in three terms does, and is off by 4e-6, relative, root mean
-//! square: `cargo test --release --lib split_weights -- --nocapture`. With activations in one term, the weight is
-//! rounded to one as well.
+//! Panels of weight rows are converted to float32 and split into two bfloat16 terms, as activations are. The product of
+//! both second terms is left out: it is below the rounding of the others. So a matrix multiplication costs as much as
+//! one of a bfloat16 weight with activations in three terms, and has a relative root mean square error of 4e-6: `cargo
+//! test --release --lib split_weights -- --nocapture`. With activations in one term, the weight is rounded to one as
+//! well.
 
 use std::cell::Cell;
 
@@ -25,7 +25,7 @@ const TASK_ROWS: usize = 8;
 pub struct SplitPacked(Vec<Packed>);
 
 impl SplitPacked {
-    /// The columns of `xs` side by side.
+    /// Packs the concatenated columns of `xs`.
     pub fn new(xs: &[Rows<'_>], precision: Precision) -> Self {
         let terms: &[usize] = match precision {
             Precision::F32 | Precision::Int8 | Precision::W4a8 => &[2, 1],
@@ -34,12 +34,12 @@ impl SplitPacked {
         Self(terms.iter().map(|terms| Packed::new(xs, *terms)).collect())
     }
 
-    /// `out = x weight^T` for the columns of `out` that are the weight's rows; `multiply` is the product on tiles.
+    /// Computes `out = x weight^T` for the columns of `out` of this weight; `multiply` is the tile multiplication.
     pub fn multiply(&self, weight: &TensorView, out: Output<'_>, multiply: impl Fn(&Packed, Bf16Rows<'_>, Output<'_>)) {
         thread_local!(static PANEL: Cell<Vec<u16>> = const { Cell::new(Vec::new()) });
         let (rows, cols, terms) = (weight.rows(), weight.cols(), self.0.len());
         let rows_at_once = (PANEL_VALUES / cols.max(1)).next_multiple_of(PANEL_MULTIPLE);
-        // Not borrowed: this thread may take up other work of the pool, which is a product as well.
+        // Not borrowed: this thread may run other work of the pool, which may be a matrix multiplication as well.
         let mut panel = PANEL.take();
         for first in (0..rows).step_by(rows_at_once) {
             let some = weight.row_range(first..(first + rows_at_once).min(rows));
@@ -67,7 +67,7 @@ fn split(weight: &TensorView, terms: usize, panel: &mut [u16]) {
         let first = task * TASK_ROWS;
         let some = weight.row_range(first..(first + TASK_ROWS).min(rows));
         values.resize(some.elements(), 0.0);
-        math::dequantise(&some, values);
+        math::dequantize(&some, values);
         for (values, panel) in values.chunks_exact_mut(cols).zip(panel.chunks_exact_mut(terms * cols)) {
             panel.chunks_exact_mut(cols).for_each(|term| math::take_bf16(values, term));
         }
@@ -83,7 +83,7 @@ mod tests {
     use super::*;
     use crate::files::{Bytes, Format, Scales};
 
-    /// A weight in Q8_0, of a scale of about a hundredth.
+    /// Returns a weight in Q8_0, with scales of about a hundredth.
     fn weight(rows: usize, cols: usize) -> TensorView {
         let block = |(index, values): (usize, &[f32])| {
             let scale = half::f16::from_f32(0.01 + index as f32 * 1e-5).to_le_bytes();
@@ -95,7 +95,7 @@ mod tests {
         TensorView::new(bytes, range, Format::Q8_0, vec![rows, cols], Scales::None).unwrap()
     }
 
-    /// The root mean square error of a product relative to that of the exact one.
+    /// Returns the root mean square error of a matrix multiplication relative to the exact one.
     fn error(precision: Precision, rows: usize, cols: usize, weight_rows: usize) -> f64 {
         let (x, weight) = (values(1, rows * cols), weight(weight_rows, cols));
         let packed = SplitPacked::new(&[Rows { values: &x, rows, cols, stride: cols }], precision);
@@ -110,7 +110,7 @@ mod tests {
                 off += (f64::from(*got) - exact).powi(2);
                 all += exact.powi(2);
             }
-            assert!(out[weight_rows..].iter().all(|value| value.is_nan()), "columns of others stay");
+            assert!(out[weight_rows..].iter().all(|value| value.is_nan()), "columns outside the weight stay");
         }
         (off / all).sqrt()
     }

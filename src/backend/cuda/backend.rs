@@ -1,11 +1,11 @@
-//! [`Backend`](crate::backend::Backend) on the GPU: every op goes to the launcher of its name.
+//! [`Backend`](crate::backend::Backend) on the GPU: every op calls the launcher of its name.
 
 use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
 use super::buffer::BufferKind;
 use super::element::Element;
-use super::ops::quantise;
+use super::ops::quantize;
 use super::transfer::{Download, Rgb8};
 use super::upload::UploadSource;
 use super::{
@@ -24,6 +24,15 @@ use crate::ops::{
 };
 use crate::tensor::{Dtype, Tensor};
 
+/// Implements methods of a trait by methods of [`Cuda`].
+macro_rules! forward {
+    ($(fn $name:ident = $op:ident($($arg:ident: $kind:ty),*) -> $out:ty;)*) => {
+        $(fn $name(&self, $($arg: $kind),*) -> $out {
+            self.$op($($arg),*)
+        })*
+    };
+}
+
 impl Memory for Cuda {
     type Buffer = Buffer;
     type Rgb8 = Rgb8;
@@ -36,7 +45,7 @@ impl Memory for Cuda {
             BufferKind::F32 => Dtype::F32,
             BufferKind::E4m3 => Dtype::E4m3,
             BufferKind::Int8 { .. } => Dtype::Int8,
-            // A buffer of no tensor.
+            // Tensors never view such a buffer.
             BufferKind::W4a8 { .. } => Dtype::U8,
             BufferKind::Byte => Dtype::U8,
         }
@@ -77,7 +86,7 @@ impl Memory for Cuda {
 
     fn reservations(&self) -> (Arc<Reservations>, usize) {
         let device = self.device();
-        (Reservations::of(("cuda", device.ordinal())), Arc::as_ptr(device).addr())
+        (Reservations::for_device(("cuda", device.ordinal())), Arc::as_ptr(device).addr())
     }
 
     fn upload(&self, values: &[f32], rows: usize, cols: usize) -> Result<Tensor<Self>> {
@@ -96,18 +105,10 @@ impl Memory for Cuda {
         Ok(values)
     }
 
-    fn download_soon(&self, x: Tensor<Self>) -> Result<Download> {
-        self.download_soon_op(x)
-    }
-
     fn take_download(&self, download: Download) -> Result<Vec<f32>> {
         let values = self.take_download_op(download)?;
         self.check_group("take_download")?;
         Ok(values)
-    }
-
-    fn rgb8(&self, x: &Tensor<Self>) -> Result<Rgb8> {
-        self.rgb8_op(x)
     }
 
     fn upload_rgb8(&self, bytes: &[u8], height: usize, width: usize) -> Result<Tensor<Self>> {
@@ -117,9 +118,14 @@ impl Memory for Cuda {
 
     fn take_rgb8(&self, rgb: Rgb8) -> Result<Vec<u8>> {
         let bytes = self.take_rgb8_op(rgb);
-        // What came of ended collectives may not even be numbers.
+        // Results after ended collectives may even be NaN.
         self.check_group("take_rgb8")?;
         bytes
+    }
+
+    forward! {
+        fn download_soon = download_soon_op(x: Tensor<Self>) -> Result<Download>;
+        fn rgb8 = rgb8_op(x: &Tensor<Self>) -> Result<Rgb8>;
     }
 }
 
@@ -179,7 +185,7 @@ impl Device for Cuda {
         for buffers in [&self.0.value_buffers, &self.0.result_buffers] {
             drop(buffers.made(self.device())?);
         }
-        // Kernels for another GPU are no error until they are asked for.
+        // Missing kernels for this GPU are an error only when they are used.
         kernels::files(self.element()).for_each(|file| drop(self.device().load_kernels(file)));
         Ok(())
     }
@@ -256,7 +262,7 @@ impl WeightStore for Cuda {
 
     fn load_weight(&self, parts: &[TensorView], storage: Storage, uploads: Option<&Uploads>) -> Result<Weight> {
         self.check_storage(storage)?;
-        self.0.uploader.weight(self.device(), &UploadSource::of(parts, storage, self.has_fp8())?, uploads)
+        self.0.uploader.weight(self.device(), &UploadSource::new(parts, storage, self.has_fp8())?, uploads)
     }
 
     fn load_summed_weights(
@@ -290,190 +296,55 @@ impl WeightStore for Cuda {
         storage: Storage,
     ) -> Result<Weight> {
         self.check_storage(storage)?;
-        let source = UploadSource::of(parts, storage, self.has_fp8())?;
+        let source = UploadSource::new(parts, storage, self.has_fp8())?;
         Ok(self.stream_weights_op(stream, turn, vec![source])?.remove(0))
     }
 
-    fn allocate_stream(&self, stream: &BlockStream, passes: AccessFrequency) -> Result<()> {
-        self.allocate_stream_op(stream, passes)
-    }
-
-    fn enter_block(&self, stream: &BlockStream, turn: usize) -> Result<()> {
-        self.enter_block_op(stream, turn)
-    }
-
-    fn leave_block(&self, stream: &BlockStream, turn: usize) -> Result<()> {
-        self.leave_block_op(stream, turn)
-    }
-
     fn merge_weight(&self, base: &Linear<Self>, low_rank: &LowRank<Self>, storage: Storage) -> Result<Option<Weight>> {
-        // What is in few bits would take the memory of bf16, and what is quantised be rounded twice; what is streamed
-        // has no memory.
+        // A weight quantized in its file would grow to bf16, a quantized weight would be rounded twice, and a streamed
+        // weight has no memory of its own.
         let weight = base.weight();
-        if weight.is_streamed() || weight.stored().is_some() || weight.quantised_kind().is_some() {
+        if weight.is_streamed() || weight.stored().is_some() || weight.quantized_kind().is_some() {
             return Ok(None);
         }
         self.merge_weight_op(weight, low_rank, storage).map(Some)
-    }
-
-    fn factors_beside(&self, base: &Linear<Self>, factors: LowRank<Self>) -> Result<LowRank<Self>> {
-        self.factors_beside_op(base, factors)
     }
 
     fn load_conv_weight(&self, view: &TensorView, uploads: Option<&Uploads>) -> Result<ConvWeight> {
         self.0.uploader.conv_weight(self.device(), view, uploads).map(ConvWeight)
     }
 
-    fn embedding(&self, table: &TensorView, ids: &[usize]) -> Result<Tensor<Self>> {
-        self.embedding_op(table, ids)
-    }
-
     fn load<T>(&self, work: impl FnOnce(&Uploads) -> Result<T>, report: &mut dyn FnMut(u64)) -> Result<T> {
         self.0.uploader.together(self.device(), work, report)
     }
 
-    fn copy_weights_from(&self, other: &Self) -> Result<bool> {
-        self.copy_weights_from_op(other)
-    }
-
     fn settle(&self) -> Result<()> {
         self.0.uploader.registered().settle()
+    }
+
+    forward! {
+        fn allocate_stream = allocate_stream_op(stream: &BlockStream, passes: AccessFrequency) -> Result<()>;
+        fn enter_block = enter_block_op(stream: &BlockStream, turn: usize) -> Result<()>;
+        fn leave_block = leave_block_op(stream: &BlockStream, turn: usize) -> Result<()>;
+        fn factors_for = factors_for_op(base: &Linear<Self>, factors: LowRank<Self>) -> Result<LowRank<Self>>;
+        fn embedding = embedding_op(table: &TensorView, ids: &[usize]) -> Result<Tensor<Self>>;
+        fn copy_weights_from = copy_weights_from_op(other: &Self) -> Result<bool>;
     }
 }
 
 impl Ops for Cuda {
     type ChannelStatistics = ChannelStatistics;
 
-    fn linear(&self, args: LinearArgs<'_, Self>) -> Result<Tensor<Self>> {
-        self.linear_op(args)
-    }
-
-    fn linear_sum(&self, parts: &[(&Tensor<Self>, &Linear<Self>)]) -> Result<Tensor<Self>> {
-        self.linear_sum_op(parts)
-    }
-
-    fn conv2d(&self, conv2d: Conv2d<'_, Self>) -> Result<Convolved<Self>> {
-        self.conv2d_op(conv2d)
-    }
-
-    fn attention(&self, attention: Attention<'_, Self>) -> Result<Tensor<Self>> {
-        self.attention_op(attention)
-    }
-
-    fn layer_norm(&self, x: &Tensor<Self>, eps: f32) -> Result<Tensor<Self>> {
-        self.layer_norm_op(x, eps)
-    }
-
-    fn rms_norm(&self, x: &Tensor<Self>, weight: &Tensor<Self>, eps: f32) -> Result<Tensor<Self>> {
-        self.rms_norm_op(x, weight, eps)
-    }
-
     fn group_norm(&self, x: &Tensor<Self>, norm: &GroupNorm<'_, Self>) -> Result<Tensor<Self>> {
         self.group_norm_op(x, norm, false)
-    }
-
-    fn rope(&self, x: Tensor<Self>, rope: &Rope<Self>, layout: TokenLayout) -> Result<Tensor<Self>> {
-        self.rope_op(x, rope, layout)
-    }
-
-    fn silu(&self, x: Tensor<Self>) -> Result<Tensor<Self>> {
-        self.silu_op(x)
-    }
-
-    fn relu(&self, x: Tensor<Self>) -> Result<Tensor<Self>> {
-        self.relu_op(x)
-    }
-
-    fn softcap(&self, x: Tensor<Self>, cap: f32) -> Result<Tensor<Self>> {
-        self.softcap_op(x, cap)
-    }
-
-    fn add(&self, x: Tensor<Self>, y: &Tensor<Self>) -> Result<Tensor<Self>> {
-        self.add_op(x, y)
-    }
-
-    fn mul(&self, x: Tensor<Self>, y: &Tensor<Self>) -> Result<Tensor<Self>> {
-        self.mul_op(x, y)
-    }
-
-    fn scale_shift(&self, x: Tensor<Self>, scale: &Tensor<Self>, shift: &Tensor<Self>) -> Result<Tensor<Self>> {
-        self.scale_shift_op(x, scale, shift)
-    }
-
-    fn concat_rows(&self, parts: &[&Tensor<Self>]) -> Result<Tensor<Self>> {
-        self.concat_rows_op(parts)
-    }
-
-    fn concat_cols(&self, parts: &[&Tensor<Self>]) -> Result<Tensor<Self>> {
-        self.concat_cols_op(parts)
-    }
-
-    fn upsample(&self, x: &Tensor<Self>, height: usize, width: usize) -> Result<Tensor<Self>> {
-        self.upsample_op(x, height, width)
-    }
-
-    fn patchify(&self, patches: Patches<'_, Self>) -> Result<Tensor<Self>> {
-        self.patchify_op(patches)
-    }
-
-    fn unpatchify(&self, patches: Patches<'_, Self>) -> Result<Tensor<Self>> {
-        self.unpatchify_op(patches)
-    }
-
-    fn euler_step(&self, latents: Tensor<Self>, velocity: &Tensor<Self>, dt: &Tensor<Self>) -> Result<Tensor<Self>> {
-        self.euler_step_op(latents, velocity, dt)
-    }
-
-    fn inpaint_blend(&self, operands: InpaintBlend<'_, Self>) -> Result<Tensor<Self>> {
-        self.inpaint_blend_op(operands)
-    }
-
-    fn guide(&self, positive: &Tensor<Self>, negative: &Tensor<Self>, guidance: f32) -> Result<Tensor<Self>> {
-        self.guide_op(positive, negative, guidance)
-    }
-
-    fn low_rank(&self, products: Products<'_, Self>) -> Result<Tensor<Self>> {
-        self.low_rank_op(products)
     }
 
     fn adaln(&self, x: &Tensor<Self>, shift: &Tensor<Self>, scale: &Tensor<Self>, eps: f32) -> Result<Tensor<Self>> {
         self.adaln_op(x, [[shift, scale]; 2], Adaln { txt_rows: 0, eps })
     }
 
-    fn gated_add(&self, x: Tensor<Self>, gate: &Tensor<Self>, y: &Tensor<Self>) -> Result<Tensor<Self>> {
-        self.gated_add_op(x, gate, y)
-    }
-
     fn adaln_rows(&self, x: &Tensor<Self>, norms: [Norm<'_, Self>; 2], adaln: Adaln) -> Result<Tensor<Self>> {
         self.adaln_op(x, norms.map(|norm| [norm.shift, norm.scale]), adaln)
-    }
-
-    fn gated_add_adaln(&self, operands: GatedAddAdaln<'_, Self>) -> Result<(Tensor<Self>, Operand<Self>)> {
-        self.gated_add_adaln_op(operands)
-    }
-
-    fn swiglu(&self, gate: Tensor<Self>, up: &Tensor<Self>) -> Result<Tensor<Self>> {
-        self.swiglu_op(gate, up)
-    }
-
-    fn project(
-        &self,
-        parts: &[(&Operand<Self>, &Linear<Self>)],
-        heads: Option<&Heads<'_, Self>>,
-    ) -> Result<Projection<Self>> {
-        self.project_op(parts, heads)
-    }
-
-    fn project_attention(
-        &self,
-        parts: Vec<(Operand<Self>, &Linear<Self>)>,
-        heads: &Heads<'_, Self>,
-    ) -> Result<Attended<Self>> {
-        self.project_attention_op(parts, heads)
-    }
-
-    fn qk_norm_rope(&self, operands: QkNormRope<'_, Self>) -> Result<(Tensor<Self>, Tensor<Self>)> {
-        self.qk_norm_rope_op(operands)
     }
 
     fn group_norm_silu(&self, x: &Tensor<Self>, norm: &GroupNorm<'_, Self>) -> Result<Tensor<Self>> {
@@ -507,23 +378,64 @@ impl Ops for Cuda {
     fn broadcast(&self, x: Option<Tensor<Self>>, shape: [usize; 2]) -> Result<Tensor<Self>> {
         if self.world() == 1 { ops::broadcast::compose(self, x, shape) } else { self.broadcast_op(x, shape) }
     }
+
+    forward! {
+        fn linear = linear_op(args: LinearArgs<'_, Self>) -> Result<Tensor<Self>>;
+        fn linear_sum = linear_sum_op(parts: &[(&Tensor<Self>, &Linear<Self>)]) -> Result<Tensor<Self>>;
+        fn conv2d = conv2d_op(conv2d: Conv2d<'_, Self>) -> Result<Convolved<Self>>;
+        fn attention = attention_op(attention: Attention<'_, Self>) -> Result<Tensor<Self>>;
+        fn layer_norm = layer_norm_op(x: &Tensor<Self>, eps: f32) -> Result<Tensor<Self>>;
+        fn rms_norm = rms_norm_op(x: &Tensor<Self>, weight: &Tensor<Self>, eps: f32) -> Result<Tensor<Self>>;
+        fn rope = rope_op(x: Tensor<Self>, rope: &Rope<Self>, layout: TokenLayout) -> Result<Tensor<Self>>;
+        fn silu = silu_op(x: Tensor<Self>) -> Result<Tensor<Self>>;
+        fn relu = relu_op(x: Tensor<Self>) -> Result<Tensor<Self>>;
+        fn softcap = softcap_op(x: Tensor<Self>, cap: f32) -> Result<Tensor<Self>>;
+        fn add = add_op(x: Tensor<Self>, y: &Tensor<Self>) -> Result<Tensor<Self>>;
+        fn mul = mul_op(x: Tensor<Self>, y: &Tensor<Self>) -> Result<Tensor<Self>>;
+        fn scale_shift = scale_shift_op(
+            x: Tensor<Self>, scale: &Tensor<Self>, shift: &Tensor<Self>
+        ) -> Result<Tensor<Self>>;
+        fn concat_rows = concat_rows_op(parts: &[&Tensor<Self>]) -> Result<Tensor<Self>>;
+        fn concat_cols = concat_cols_op(parts: &[&Tensor<Self>]) -> Result<Tensor<Self>>;
+        fn upsample = upsample_op(x: &Tensor<Self>, height: usize, width: usize) -> Result<Tensor<Self>>;
+        fn patchify = patchify_op(patches: Patches<'_, Self>) -> Result<Tensor<Self>>;
+        fn unpatchify = unpatchify_op(patches: Patches<'_, Self>) -> Result<Tensor<Self>>;
+        fn euler_step = euler_step_op(
+            latents: Tensor<Self>, velocity: &Tensor<Self>, dt: &Tensor<Self>
+        ) -> Result<Tensor<Self>>;
+        fn inpaint_blend = inpaint_blend_op(operands: InpaintBlend<'_, Self>) -> Result<Tensor<Self>>;
+        fn guide = guide_op(positive: &Tensor<Self>, negative: &Tensor<Self>, guidance: f32) -> Result<Tensor<Self>>;
+        fn low_rank = low_rank_op(products: Products<'_, Self>) -> Result<Tensor<Self>>;
+        fn gated_add = gated_add_op(x: Tensor<Self>, gate: &Tensor<Self>, y: &Tensor<Self>) -> Result<Tensor<Self>>;
+        fn gated_add_adaln = gated_add_adaln_op(
+            operands: GatedAddAdaln<'_, Self>
+        ) -> Result<(Tensor<Self>, Operand<Self>)>;
+        fn swiglu = swiglu_op(gate: Tensor<Self>, up: &Tensor<Self>) -> Result<Tensor<Self>>;
+        fn project = project_op(
+            parts: &[(&Operand<Self>, &Linear<Self>)], heads: Option<&Heads<'_, Self>>
+        ) -> Result<Projection<Self>>;
+        fn project_attention = project_attention_op(
+            parts: Vec<(Operand<Self>, &Linear<Self>)>, heads: &Heads<'_, Self>
+        ) -> Result<Attended<Self>>;
+        fn qk_norm_rope = qk_norm_rope_op(operands: QkNormRope<'_, Self>) -> Result<(Tensor<Self>, Tensor<Self>)>;
+    }
 }
 
 impl Cuda {
-    /// Weights whose products are summed, as columns of one matrix where they can be.
+    /// Returns sources for weights with summed products, as columns of one matrix if possible.
     fn summed_sources(&self, weights: &[Vec<TensorView>], storage: Storage) -> Result<Vec<UploadSource>> {
         self.check_storage(storage)?;
-        let sources = weights.iter().map(|parts| UploadSource::of(parts, storage, self.has_fp8()));
+        let sources = weights.iter().map(|parts| UploadSource::new(parts, storage, self.has_fp8()));
         Ok(UploadSource::side_by_side(sources.collect::<Result<_>>()?, self.element()))
     }
 
-    /// Errors when this GPU does not multiply weights of this storage.
+    /// Errors if this GPU doesn't multiply weights of this storage.
     fn check_storage(&self, storage: Storage) -> Result<()> {
         match storage {
             Storage::Native => Ok(()),
-            Storage::Fp8 => quantise::check(Precision::Fp8, self.device()),
-            Storage::Int8 => quantise::check(Precision::Int8, self.device()),
-            Storage::W4a8 => quantise::check(Precision::W4a8, self.device()),
+            Storage::Fp8 => quantize::check(Precision::Fp8, self.device()),
+            Storage::Int8 => quantize::check(Precision::Int8, self.device()),
+            Storage::W4a8 => quantize::check(Precision::W4a8, self.device()),
         }
     }
 }

@@ -1,10 +1,11 @@
-//! Blocks whose weights take turns in a few slabs of memory.
+//! Streaming of blocks: their weights use a few slabs of memory in turn.
 //!
-//! Each block has a slab of its own for good, so that a weight has one address, and kernels and launches know nothing
-//! of this. The copy engine reads the weights from the registered pages of the mapped file, on a stream of its own: a
-//! copy waits for the last work that reads the slab, and work for the copy of what it reads. The host does not wait, so
-//! the copy of a block runs while the device computes with the block before. Where pages cannot be registered, or are
-//! not yet because blocks are seldom read, this thread puts them through staging buffers, after it has enqueued the
+//! Each block always uses the same slab, so weights have fixed addresses, and kernels and launches don't depend on
+//! streaming. The copy engine reads the weights from the registered pages of the mapped file, on its own stream: a copy
+//! waits for the last work that reads the slab, and work waits for the copy of its weights. The host doesn't wait, so
+//! the copy of a block overlaps the compute of the block before. If pages can't be registered, or are not registered
+//! yet because blocks are seldom read, the calling thread copies them through staging buffers, after it has enqueued
+//! the work of the block before.
 //! work with the block before.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -19,10 +20,10 @@ use super::weight::Weight;
 use crate::backend::{AccessFrequency, SLABS, SlabSchedule, slab_bytes, slab_of};
 use crate::error::{Error, Result};
 
-/// Weights in a slab begin at multiples of this, as the driver aligns an allocation.
+/// Weights in a slab begin at multiples of the driver's allocation alignment.
 const ALIGNMENT: u64 = 256;
 
-/// The blocks of a component that take turns, and where their weights come from.
+/// The streamed blocks of a component, and the sources of their weights.
 #[derive(Default)]
 pub struct BlockStream {
     slabs: Arc<Slabs>,
@@ -34,19 +35,19 @@ struct State {
     turns: SlabSchedule,
     /// By turn.
     blocks: Vec<Block>,
-    /// They stay registered.
+    /// Kept so that the files stay registered.
     files: Vec<Arc<MappedFile>>,
-    /// For weights that are quantised on the device.
+    /// Scratch memory for weights that are quantized on the device.
     scratch: Option<Buffer>,
-    /// Behind the last work that reads each slab.
+    /// Events after the last work that reads each slab.
     read: [Option<Event>; SLABS],
-    /// Behind the last copy to each slab.
+    /// Events after the last copy to each slab.
     written: [Option<Event>; SLABS],
 }
 
 #[derive(Default)]
 struct Block {
-    /// With the bytes from the start of the slab.
+    /// Sources, with their byte offsets in the slab.
     weights: Vec<(UploadSource, u64)>,
     bytes: u64,
 }
@@ -58,8 +59,7 @@ impl BlockStream {
 }
 
 impl Block {
-    /// Takes up weights behind the others. Returns where each is in the slab: in a place of its own, or all in one of
-    /// which they are columns.
+    /// Appends weights. Returns their offsets in the slab: one each, or one in total if they are columns of one matrix.
     fn push(&mut self, sources: Vec<UploadSource>) -> Vec<u64> {
         let (mut offsets, mut offset) = (Vec::new(), self.bytes.next_multiple_of(ALIGNMENT));
         for source in sources {
@@ -83,12 +83,12 @@ impl Cuda {
         sources: Vec<UploadSource>,
     ) -> Result<Vec<Weight>> {
         if stream.slabs.are_made() {
-            return Err(Error::new("a weight is streamed with blocks whose memory was made before"));
+            return Err(Error::new("a weight cannot join streamed blocks whose memory is already allocated"));
         }
         let weight = |source: &UploadSource| {
             let (form, stored, columns) = (source.form, source.stored.clone(), source.columns);
             move |offset: u64| {
-                let scales = form.quantised_kind().zip(form.scales());
+                let scales = form.quantized_kind().zip(form.scales());
                 let scales = scales.map(|(kind, scales)| (kind, offset + scales as u64));
                 let slab = (Arc::clone(&stream.slabs), slab_of(turn));
                 let weight = Weight::in_slab(slab, [form.rows, form.cols], offset, scales);
@@ -111,16 +111,16 @@ impl Cuda {
         let device = self.device();
         let slab = |bytes: u64| match usize::try_from(bytes) {
             Ok(0) => Ok(None),
-            Ok(bytes) => Buffer::of_weights(device, device.block_stream(), BufferKind::Byte, bytes).map(Some),
+            Ok(bytes) => Buffer::for_weights(device, device.block_stream(), BufferKind::Byte, bytes).map(Some),
             Err(_) => Err(device.budget().full(bytes)),
         };
         let slabs = bytes.into_iter().map(slab).collect::<Result<Vec<_>>>()?;
-        let slabs = slabs.try_into().unwrap_or_else(|_| unreachable!("a buffer for each slab"));
+        let slabs = slabs.try_into().unwrap_or_else(|_| unreachable!("one buffer per slab"));
         stream.slabs.set(slabs)?;
         let views = || state.blocks.iter().flat_map(|block| &block.weights).flat_map(|(source, _)| source.views());
         let files = self.0.uploader.files_of(views());
         if passes == AccessFrequency::Often {
-            // What will be read again is registered when it is read for the first time.
+            // Weights that will be read again are registered on their first read.
             views().for_each(|view| files.iter().filter(|file| file.is_of(view)).for_each(|file| file.mark_read(view)));
         }
         state.files = files;
@@ -135,12 +135,12 @@ impl Cuda {
         if turns.needs_filling(turn) {
             let address = stream.slabs.address(slab);
             let block = blocks.get(turn).filter(|_| address != 0);
-            let block = block.ok_or_else(|| Error::new(format!("there is no streamed block {turn}")))?;
+            let block = block.ok_or_else(|| Error::new(format!("streamed block {turn} does not exist")))?;
             turns.begin_filling(turn);
             if let Some(read) = &read[slab] {
                 read.make_wait(copies)?;
             }
-            // SAFETY: the slab is as large as its largest block, which was measured when its weights were taken up, and
+            // SAFETY: the slab is as large as its largest block, which was measured when its weights were added, and
             // lives with `stream`. Copies are ordered behind all work that reads it.
             unsafe { self.0.uploader.write(device, copies, &block.weights, address, scratch) }?;
             mark(device, &mut written[slab], copies)?;
@@ -156,7 +156,7 @@ impl Cuda {
     }
 }
 
-/// Moves an event behind all work on `stream` so far; the first time it is made.
+/// Records an event after all work on `stream` so far; creates it the first time.
 fn mark(device: &Arc<Device>, event: &mut Option<Event>, stream: Stream) -> Result<()> {
     match event {
         Some(event) => event.record(stream),

@@ -1,5 +1,5 @@
-//! Which GPU's kernels and forms of kernels are launched: those of its own compute capability, or those of an older
-//! one, to test and to measure them. The driver loads what was compiled for the GPU itself.
+//! The compute capability that selects kernels and kernel variants: the GPU's own, or an older one for tests and
+//! measurements. The driver always loads the code compiled for the GPU itself.
 
 use std::env;
 use std::ffi::OsStr;
@@ -8,14 +8,14 @@ use crate::error::{Error, Result};
 
 /// wgmma is in 9.0 only: later GPUs dropped it.
 pub const HOPPER: (i32, i32) = (9, 0);
-/// Names the capability, such as `8.6`.
+/// Environment variable with a capability, such as `8.6`.
 const VARIABLE: &str = "FLUX_CAPABILITY";
-/// Those with kernels, or forms of kernels, of their own.
+/// Capabilities with their own kernels or kernel variants.
 const KNOWN: [(i32, i32); 7] = [(7, 5), (8, 0), (8, 6), (8, 9), (9, 0), (10, 0), (12, 0)];
 
-/// The capability that a GPU of `own` is taken for.
+/// Returns the capability that selects kernels on a GPU of capability `own`.
 ///
-/// Errors when the variable names none, or a newer one.
+/// Errors if the variable names no known capability, or a newer one.
 pub fn taken_for(own: (i32, i32)) -> Result<(i32, i32)> {
     choose(own, env::var_os(VARIABLE).as_deref())
 }
@@ -24,7 +24,7 @@ fn choose(own: (i32, i32), wish: Option<&OsStr>) -> Result<(i32, i32)> {
     let Some(wish) = wish.filter(|wish| !wish.is_empty()) else { return Ok(own) };
     let runs = |known: &(i32, i32)| match *known {
         HOPPER => own == HOPPER,
-        // Kernels of e4m3 by mma.sync are compiled for these, and for Hopper.
+        // e4m3 kernels with mma.sync are compiled for these, and for Hopper.
         (8, 9) => matches!(own, (8, 9) | HOPPER | (12, _)),
         _ => *known <= own,
     };
@@ -34,8 +34,8 @@ fn choose(own: (i32, i32), wish: Option<&OsStr>) -> Result<(i32, i32)> {
         Some((_, known)) => Ok(*known),
         None => {
             let names: Vec<_> = names.iter().map(|(name, _)| format!("`{name}`")).collect();
-            let what = format!("`{}` is no compute capability that this GPU can be taken for", wish.to_string_lossy());
-            Err(Error::usage(what).at(VARIABLE).hint(format!("{} are", names.join(", "))))
+            let what = format!("this GPU cannot be treated as compute capability `{}`", wish.to_string_lossy());
+            Err(Error::usage(what).at(VARIABLE).hint(format!("use one of {}", names.join(", "))))
         }
     }
 }

@@ -1,8 +1,8 @@
-//! Who may enqueue work on the compute stream, and capturing it.
+//! Exclusive access to the compute stream, and graph capture.
 //!
-//! A thread that enqueues holds a [`Submission`], from its check that nobody captures to the end of the driver's call.
-//! One that captures holds it throughout, so that what it captures is its own work alone: a launch of another thread is
-//! enqueued before or behind it. Waiting for the device needs no submission.
+//! A thread that enqueues holds a [`Submission`], from its check that no thread captures to the end of the driver's
+//! call. A capturing thread holds one throughout, so that it captures only its own work: launches of other threads are
+//! enqueued before or after it. Waiting for the device needs no submission.
 
 use std::ptr;
 use std::sync::atomic::Ordering;
@@ -15,10 +15,10 @@ use super::device::{Device, Stream};
 use super::driver::failed;
 use crate::error::{Error, Result};
 
-/// While it lives, no other thread enqueues work on the compute stream. A thread may have several.
+/// Exclusive right to enqueue on the compute stream while it lives. A thread may hold several.
 #[must_use]
 pub struct Submission<'a> {
-    /// None for streams on which nothing is captured.
+    /// `None` for streams that are never captured.
     _order: Option<ReentrantMutexGuard<'a, ()>>,
 }
 
@@ -26,27 +26,27 @@ impl Device {
     /// Makes the context current on this thread, for calls that enqueue work on `stream` while the result lives. Waits
     /// while another thread captures.
     ///
-    /// It is taken before every other lock of this backend that another thread may need while it captures.
+    /// Take it before any other lock of this backend that another thread may need while it captures.
     pub fn submit(&self, stream: Stream) -> Result<Submission<'_>> {
         let order = (stream == self.stream()).then(|| self.submission.lock());
         self.make_current()?;
         Ok(Submission { _order: order })
     }
 
-    /// From here on the compute stream captures the work of this thread instead of doing it.
+    /// Starts a capture: until it ends, the compute stream records this thread's work instead of running it.
     pub fn begin_capture(&self) -> Result<Capture<'_>> {
         let submission = self.submit(self.stream())?;
         let captures = while_capturing();
         let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
-        // SAFETY: the stream lives as long as the device. Nobody else enqueues on it while `submission` lives.
+        // SAFETY: the stream lives as long as the device. No other thread enqueues on it while `submission` lives.
         unsafe { result::stream::begin_capture(self.stream().raw(), mode) }
             .map_err(|e| failed("cannot capture GPU work", e))?;
         self.capturing.store(true, Ordering::Relaxed);
         Ok(Capture { device: Some(self), _captures: captures, _submission: submission })
     }
 
-    /// Runs `work`, which no capture of this process would survive, while nobody captures; does nothing where this
-    /// thread does. The caller has no submission: others may need one before they are done with what they capture.
+    /// Runs `work`, which would break any capture of this process, while there is none; does nothing if this thread
+    /// captures. The caller must hold no submission: other threads may need one to finish their captures.
     pub fn between_captures(&self, work: impl FnOnce() -> Result<()>) -> Result<()> {
         loop {
             {
@@ -58,18 +58,18 @@ impl Device {
                     return work();
                 }
             }
-            // Not with the submission: a rank that captures may wait for what this device is to capture.
+            // Wait without the submission: a capturing rank may wait for work that this device has to capture.
             drop(outside_captures());
         }
     }
 
-    /// Whether the compute stream captures work instead of doing it: of a thread that has a submission, its own.
+    /// Returns `true` if the compute stream captures. For a thread that holds a submission, the capture is its own.
     pub fn is_capturing(&self) -> bool {
         self.capturing.load(Ordering::Relaxed)
     }
 }
 
-/// The compute stream captures. It stops when this is dropped, also by a panic.
+/// A capture of the compute stream. It ends when dropped, also by a panic.
 pub struct Capture<'a> {
     device: Option<&'a Device>,
     _captures: Capturing<'static>,
@@ -77,14 +77,14 @@ pub struct Capture<'a> {
 }
 
 impl Capture<'_> {
-    /// What was captured.
+    /// Ends the capture and returns the captured graph.
     pub fn end(mut self) -> Result<Captured> {
         self.stop().unwrap_or_else(|| Err(Error::new("nothing was captured")))
     }
 
     fn stop(&mut self) -> Option<Result<Captured>> {
         let device = self.device.take()?;
-        // SAFETY: the stream lives as long as the device; it leaves capturing also where that was disturbed.
+        // SAFETY: the stream lives as long as the device; it stops capturing even if the capture was broken.
         let graph = unsafe { result::stream::end_capture(device.stream().raw()) };
         device.capturing.store(false, Ordering::Relaxed);
         Some(graph.map(Captured).map_err(|e| failed("cannot capture GPU work", e)))
@@ -97,26 +97,26 @@ impl Drop for Capture<'_> {
     }
 }
 
-/// What the driver captured, until it is made executable.
+/// A captured graph that isn't executable yet.
 pub struct Captured(sys::CUgraph);
 
 impl Captured {
-    /// The driver's handle.
+    /// Returns the driver's handle.
     pub fn raw(&self) -> sys::CUgraph {
         self.0
     }
 
-    /// The nodes of the graph.
+    /// Returns the nodes of the graph.
     pub fn nodes(&self) -> Result<Vec<sys::CUgraphNode>> {
         // SAFETY: the graph lives; the driver writes as many nodes as the list has room for.
         let nodes = all_of(|nodes, count| unsafe { sys::cuGraphGetNodes(self.raw(), nodes, count) })?;
         Ok(nodes.unwrap_or_default())
     }
 
-    /// Takes a node out: what waited for it waits for what it waited for. Leaves it in where an edge is of a kind that
-    /// has no name here.
+    /// Removes a node and connects its dependents to its dependencies. Keeps the node if one of its edges carries data,
+    /// because this code can't copy such an edge.
     pub fn bypass(&self, node: sys::CUgraphNode) -> Result<()> {
-        // SAFETY: the node lives. Without a list for them the driver tells of edges that have data.
+        // SAFETY: the node lives. Without a list for edge data, the driver reports edges that have data.
         let before =
             all_of(|nodes, count| unsafe { sys::cuGraphNodeGetDependencies_v2(node, nodes, ptr::null_mut(), count) })?;
         // SAFETY: as above.
@@ -124,12 +124,12 @@ impl Captured {
             sys::cuGraphNodeGetDependentNodes_v2(node, nodes, ptr::null_mut(), count)
         })?;
         let (Some(before), Some(behind)) = (before, behind) else { return Ok(()) };
-        let cannot = |e| failed("cannot change a graph of GPU work", e);
-        // SAFETY: the node lives, and is used no more.
+        let cannot = |e| failed("cannot change a CUDA graph", e);
+        // SAFETY: the node lives, and isn't used after this.
         unsafe { sys::cuGraphDestroyNode(node) }.result().map_err(cannot)?;
         for from in &before {
             for to in &behind {
-                // SAFETY: both nodes are of this graph; there is one edge, without data.
+                // SAFETY: both nodes belong to this graph; there is one edge, without data.
                 unsafe { sys::cuGraphAddDependencies_v2(self.raw(), from, to, ptr::null(), 1) }
                     .result()
                     .map_err(cannot)?;
@@ -146,7 +146,7 @@ impl Drop for Captured {
     }
 }
 
-/// A list of nodes that `fill` writes; none where there is more to say of them than nodes.
+/// Returns the list of nodes that `fill` writes; `None` if the driver has more to report than nodes.
 fn all_of(fill: impl Fn(*mut sys::CUgraphNode, *mut usize) -> sys::CUresult) -> Result<Option<Vec<sys::CUgraphNode>>> {
     let mut count = 0;
     let mut done = fill(ptr::null_mut(), &mut count).result();
@@ -157,6 +157,6 @@ fn all_of(fill: impl Fn(*mut sys::CUgraphNode, *mut usize) -> sys::CUresult) -> 
     match done {
         Ok(()) => Ok(Some(nodes)),
         Err(DriverError(sys::CUresult::CUDA_ERROR_LOSSY_QUERY)) => Ok(None),
-        Err(e) => Err(failed("cannot read a graph of GPU work", e)),
+        Err(e) => Err(failed("cannot read a CUDA graph", e)),
     }
 }

@@ -1,14 +1,15 @@
-//! Captures that are under way in this process, and calls that none of them would survive.
+//! Coordination of captures in this process with calls that would break them.
 //!
-//! Calls that wait for all work of the context, or give memory back to the system, break the captures of other threads
-//! on other streams too, and all devices of one GPU share the context. Such calls are made side by side, as captures
-//! are: where two GPUs make an image together, each may have to wait for what the other one is to enqueue.
+//! Calls that wait for all work of the context, or return memory to the system, break captures of other threads, also
+//! on other streams, and all devices of one GPU share the context. Several such calls may run at once, and so may
+//! several captures: when two GPUs generate an image together, each may have to wait for work that the other one is
+//! about to enqueue.
 
 use parking_lot::{Condvar, Mutex};
 
 static UNDER_WAY: UnderWay = UnderWay::new();
 
-/// How many there are of each. One of the two is 0.
+/// The numbers of running captures and calls. One of the two is 0.
 struct UnderWay {
     counts: Mutex<Counts>,
     changed: Condvar,
@@ -20,11 +21,11 @@ struct Counts {
     calls: usize,
 }
 
-/// A capture under way.
+/// A running capture.
 #[must_use]
 pub struct Capturing<'a>(&'a UnderWay);
 
-/// A call under way that no capture would survive.
+/// A running call that would break any capture.
 #[must_use]
 pub struct Outside<'a>(&'a UnderWay);
 
@@ -70,18 +71,18 @@ impl Drop for Outside<'_> {
     }
 }
 
-/// Held while work is captured. Waits while calls are under way that would break it, but not for those that wait
-/// themselves: ranks of a group wait for each other while they capture.
+/// Registers a capture. Waits while calls run that would break it, but not for calls that are still waiting: ranks of a
+/// group wait for each other while they capture.
 pub fn while_capturing() -> Capturing<'static> {
     UNDER_WAY.capture()
 }
 
-/// [`outside_captures`], if nothing is captured now.
+/// Returns [`outside_captures`] if there is no capture now.
 pub fn unless_capturing() -> Option<Outside<'static>> {
     UNDER_WAY.try_call()
 }
 
-/// While the result lives, nothing is captured in this process. Waits for captures that are under way.
+/// Prevents captures in this process while the result lives. Waits for running captures.
 pub fn outside_captures() -> Outside<'static> {
     UNDER_WAY.call()
 }
@@ -103,7 +104,7 @@ mod tests {
                     for _ in 0..100 {
                         {
                             let _call = under_way.call();
-                            both.wait(); // the other one is here too
+                            both.wait(); // both threads are here
                         }
                         both.wait();
                         {

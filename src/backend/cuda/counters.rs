@@ -1,8 +1,8 @@
-//! What was done so far.
+//! Counters of a backend's work.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// A number that grows.
+/// A counter that only grows, except by [`Counter::reset`].
 #[derive(Default)]
 pub struct Counter(AtomicU64);
 
@@ -15,13 +15,13 @@ impl Counter {
         self.0.load(Ordering::Relaxed)
     }
 
-    /// Goes back to an earlier number.
+    /// Resets to an earlier number.
     pub fn reset(&self, to: u64) {
         self.0.store(to, Ordering::Relaxed);
     }
 }
 
-/// What was done so far.
+/// Counters of a backend's work.
 #[derive(Default)]
 pub struct Counters {
     /// Kernels, library calls and copies on the device.
@@ -30,7 +30,7 @@ pub struct Counters {
     pub waits: Counter,
     /// Copies between host and device.
     pub copies: Counter,
-    /// Allocations.
+    /// Device allocations.
     pub allocations: Counter,
     /// Fused ops that ran as compositions.
     pub composed: Counter,

@@ -1,4 +1,4 @@
-//! Where bytes of the host go on the device.
+//! Destinations of host bytes on the device.
 
 use cudarc::driver::{result, sys};
 
@@ -6,14 +6,14 @@ use super::device::Stream;
 use super::driver::failed;
 use crate::error::Result;
 
-/// Where bytes go, one behind the other: in one run, or in rows that lie apart.
+/// A destination on the device: contiguous, or rows with a stride.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Destination {
     address: u64,
     rows: Option<Rows>,
 }
 
-/// Rows of `bytes` bytes, each `stride` bytes behind the one before. The first `skipped` bytes are others'.
+/// Rows of `bytes` bytes with a stride of `stride` bytes. The first `skipped` bytes belong to an earlier part.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Rows {
     bytes: usize,
@@ -21,7 +21,7 @@ struct Rows {
     skipped: usize,
 }
 
-/// What one copy takes: `rows` rows of `bytes` bytes, which on the host lie one behind the other from byte `from` on.
+/// One copy: `rows` rows of `bytes` bytes, contiguous on the host from byte `from` on.
 #[derive(Debug, PartialEq, Eq)]
 struct CopyOfRows {
     from: usize,
@@ -31,22 +31,22 @@ struct CopyOfRows {
 }
 
 impl Destination {
-    /// From an address on.
+    /// Returns a contiguous destination.
     pub fn dense(address: u64) -> Self {
         Self { address, rows: None }
     }
 
-    /// Rows of `bytes` bytes, each `stride` bytes behind the one before, from an address on.
+    /// Returns rows of `bytes` bytes with a stride of `stride` bytes.
     pub fn rows(address: u64, bytes: usize, stride: usize) -> Self {
         Self { address, rows: Some(Rows { bytes, stride, skipped: 0 }) }
     }
 
-    /// Where the first row, or the only run, begins.
+    /// Returns the address of the first row, or of the contiguous run.
     pub fn address(self) -> u64 {
         self.address
     }
 
-    /// Where what follows so many bytes goes.
+    /// Returns the destination after `bytes` bytes.
     pub fn behind(self, bytes: usize) -> Self {
         match self.rows {
             None => Self::dense(self.address + bytes as u64),
@@ -54,7 +54,7 @@ impl Destination {
         }
     }
 
-    /// The copies of `len` bytes: of the rest of a row, of whole rows, and of the beginning of another.
+    /// Returns the copies for `len` bytes: the rest of a row, whole rows, and the beginning of another row.
     fn copies(self, len: usize) -> Vec<CopyOfRows> {
         let Some(Rows { bytes, stride, skipped }) = self.rows else {
             return vec![CopyOfRows { from: 0, to: self.address, bytes: len, rows: 1 }];
@@ -77,13 +77,14 @@ impl Destination {
     /// Copies `host` there, by work on `stream`.
     ///
     /// # Safety
-    /// There is room for it in a buffer that lives until work on `stream` is done with it. Until then nobody writes to
-    /// or frees `host`, unless it is memory that the driver does not know, which it has taken when this returns.
+    /// The destination has room in a buffer that lives until work on `stream` is done with it. Until then `host` is
+    /// neither written nor freed, unless it is memory that the driver doesn't know, which the driver has read when this
+    /// returns.
     pub unsafe fn copy(self, host: &[u8], stream: Stream) -> Result<()> {
         for CopyOfRows { from, to, bytes, rows } in self.copies(host.len()) {
             let host = &host[from..from + rows * bytes];
             let copied = if rows == 1 {
-                // SAFETY: what the caller promises.
+                // SAFETY: as the caller promises.
                 unsafe { result::memcpy_htod_async(to, host, stream.raw()) }
             } else {
                 let copy = sys::CUDA_MEMCPY2D {
@@ -106,7 +107,7 @@ impl Destination {
     }
 }
 
-/// A copy in two dimensions of nothing.
+/// Returns an empty two-dimensional copy, to fill in.
 pub fn empty_copy() -> sys::CUDA_MEMCPY2D {
     sys::CUDA_MEMCPY2D {
         srcXInBytes: 0,

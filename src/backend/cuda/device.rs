@@ -1,8 +1,8 @@
-//! One GPU: its context, its streams, modules, memory budget and counters.
+//! One GPU: its context, streams, modules, memory budget and counters.
 //!
-//! Work runs on the compute stream in program order. Weights go up on a second stream, so that loading one model
-//! overlaps computing with another, and blocks that take turns in memory on a third. A side stream takes what the
-//! compute stream leaves idle, as [`super::fork`] says.
+//! Work runs on the compute stream in program order. Weights are uploaded on a second stream, so that loading one model
+//! overlaps computing with another; streamed blocks are uploaded on a third. A side stream uses the multiprocessors
+//! that the compute stream leaves idle; see [`super::fork`].
 
 use std::collections::HashMap;
 use std::ffi::CString;
@@ -34,7 +34,7 @@ unsafe impl Send for Stream {}
 unsafe impl Sync for Stream {}
 
 impl Stream {
-    /// The driver's handle.
+    /// Returns the driver's handle.
     pub fn raw(self) -> sys::CUstream {
         self.0
     }
@@ -45,13 +45,13 @@ impl Stream {
 pub struct Function(sys::CUfunction);
 
 impl Function {
-    /// The driver's handle.
+    /// Returns the driver's handle.
     pub fn raw(self) -> sys::CUfunction {
         self.0
     }
 }
 
-/// A GPU and what is loaded on it.
+/// A GPU and its loaded modules.
 pub struct Device {
     context: sys::CUcontext,
     device: sys::CUdevice,
@@ -64,23 +64,22 @@ pub struct Device {
     functions: Mutex<HashMap<(&'static str, &'static str), Function>>,
     budget: Budget,
     arena: Mutex<Arena>,
-    /// Where memory comes from; none where the device has no memory pools. All since Pascal have, some virtual GPUs do
-    /// not.
+    /// Memory pools; `None` if the device has none. All GPUs since Pascal have pools, except some virtual ones.
     pools: Option<Pools>,
     /// Held by a thread that enqueues on the compute stream; see [`capture`](super::capture).
     pub(super) submission: ReentrantMutex<()>,
     pub(super) capturing: AtomicBool,
     counters: Counters,
     properties: Properties,
-    /// What it is taken for.
+    /// The capability that selects kernels.
     capability: (i32, i32),
     element: Element,
     driver: i32,
 }
 
 // SAFETY: the driver's handles are plain addresses that any thread may use once the context is current there, which
-// `bind` sees to before every call. The maps are behind mutexes, the counters are atomic, all else is read-only after
-// `new`.
+// `make_current` ensures before every call. The maps are behind mutexes, the counters are atomic, and all else is
+// read-only after `new`.
 unsafe impl Send for Device {}
 // SAFETY: as above.
 unsafe impl Sync for Device {}
@@ -88,12 +87,12 @@ unsafe impl Sync for Device {}
 impl Device {
     /// Opens GPU `ordinal`. Without `memory_cap`, 80% of the memory that is free now may be used.
     ///
-    /// Errors when the program has no kernels for the GPU, the machine no driver, or the GPU is missing or too old.
+    /// Errors if the program has no kernels for the GPU, the machine has no driver, or the GPU is missing or too old.
     pub fn open(ordinal: usize, memory_cap: Option<u64>) -> Result<Arc<Self>> {
         let driver = start_driver()?;
-        let (device, properties) = Properties::of(ordinal)?;
+        let (device, properties) = Properties::read(ordinal)?;
         let capability = capability::taken_for(properties.capability)?;
-        let element = Element::of_gpu(capability)?;
+        let element = Element::for_gpu(capability)?;
         kernels::require(element)?;
         let cannot = |e| failed("cannot open the GPU", e);
         // SAFETY: `device` is one that the driver named; the context is released in `drop`.
@@ -101,8 +100,8 @@ impl Device {
         // SAFETY: `context` was just retained.
         unsafe { result::ctx::set_current(context) }.map_err(cannot)?;
         let pools = if properties.has_memory_pools { Some(Pools::new(device)?) } else { None };
-        let (free, _) = result::mem_get_info().map_err(|e| failed("cannot ask for free GPU memory", e))?;
-        // All but the side stream are as one.
+        let (free, _) = result::mem_get_info().map_err(|e| failed("cannot query free GPU memory", e))?;
+        // All streams except the side stream have one priority.
         let (least, greatest) = result::stream::get_priority_range().map_err(cannot)?;
         let stream_of = |priority| {
             result::stream::create_with_priority(StreamKind::NonBlocking, priority).map(Stream).map_err(cannot)
@@ -131,74 +130,74 @@ impl Device {
         }))
     }
 
-    /// Makes the context current on this thread, for calls that enqueue nothing on the compute stream; for those that
-    /// do there is [`Device::submit`].
+    /// Makes the context current on this thread, for calls that enqueue nothing on the compute stream; other calls use
+    /// [`Device::submit`].
     pub fn make_current(&self) -> Result<()> {
-        let current = result::ctx::get_current().map_err(|e| failed("the GPU does not answer", e))?;
+        let current = result::ctx::get_current().map_err(|e| failed("the GPU does not respond", e))?;
         if current != Some(self.context) {
             // SAFETY: `context` is retained until `drop`.
-            unsafe { result::ctx::set_current(self.context) }.map_err(|e| failed("the GPU does not answer", e))?;
+            unsafe { result::ctx::set_current(self.context) }.map_err(|e| failed("the GPU does not respond", e))?;
         }
         Ok(())
     }
 
-    /// The driver's handle of the context.
+    /// Returns the driver's handle of the context.
     pub fn context(&self) -> sys::CUcontext {
         self.context
     }
 
-    /// The driver's handle of the GPU, which is its number.
+    /// Returns the driver's handle of the GPU, which is its number.
     pub fn handle(&self) -> sys::CUdevice {
         self.device
     }
 
-    /// Where all computing goes.
+    /// Returns the compute stream.
     pub fn stream(&self) -> Stream {
         self.stream
     }
 
-    /// What runs beside the compute stream; see [`super::fork`].
+    /// Returns the stream for work beside the compute stream; see [`super::fork`].
     pub(super) fn side_stream(&self) -> Stream {
         self.side_stream
     }
 
-    /// Where weights go up.
+    /// Returns the stream for weight uploads.
     pub fn upload_stream(&self) -> Stream {
         self.upload_stream
     }
 
-    /// Where blocks go up that take turns in memory.
+    /// Returns the stream for uploads of streamed blocks.
     pub fn block_stream(&self) -> Stream {
         self.block_stream
     }
 
-    /// Where pixels go to the host, beside what is computed then.
+    /// Returns the stream for downloads, which overlap compute.
     pub fn download_stream(&self) -> Stream {
         self.download_stream
     }
 
-    /// Which GPU of the machine it is.
+    /// Returns the number of the GPU on this machine.
     pub fn ordinal(&self) -> usize {
         self.device.unsigned_abs() as usize
     }
 
-    /// Bytes of the GPU's memory that are free, whoever may use them; `None` where the driver does not say.
+    /// Returns the free bytes of the GPU's memory, for all processes; `None` if the driver doesn't report them.
     pub fn free_bytes(&self) -> Option<u64> {
         self.make_current().ok()?;
         result::mem_get_info().ok().map(|(free, _)| free as u64)
     }
 
-    /// What may be used of the GPU's memory, and what is.
+    /// Returns the memory budget.
     pub fn budget(&self) -> &Budget {
         &self.budget
     }
 
     pub fn arena(&self) -> MutexGuard<'_, Arena> {
-        // Its methods leave it whole.
+        // Its methods never leave it inconsistent, so a poisoned lock is usable.
         self.arena.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The driver's pools of this device's memory.
+    /// Returns the driver's pools of this device's memory.
     pub fn pools(&self) -> Option<&Pools> {
         self.pools.as_ref()
     }
@@ -211,39 +210,39 @@ impl Device {
         &self.properties.name
     }
 
-    /// Compute capability, (9, 0) for Hopper, or the one that the GPU is taken for, as [`super::capability`] says.
+    /// Returns the compute capability that selects kernels, such as (9, 0) for Hopper; see [`super::capability`].
     pub fn capability(&self) -> (i32, i32) {
         self.capability
     }
 
-    /// The same in words.
+    /// Returns the capability for messages.
     pub fn capability_name(&self) -> String {
         let ((major, minor), own) = (self.capability, self.properties.capability);
-        let taken_for = if self.capability == own { "" } else { ", which it is taken for" };
+        let taken_for = if self.capability == own { "" } else { ", overridden" };
         format!("compute capability {major}.{minor}{taken_for}")
     }
 
-    /// What activations and weights are in.
+    /// Returns the type of activations and weights.
     pub fn element(&self) -> Element {
         self.element
     }
 
-    /// Streaming multiprocessors.
+    /// Returns the number of streaming multiprocessors.
     pub fn multiprocessors(&self) -> usize {
         self.properties.multiprocessors
     }
 
-    /// The newest CUDA that the driver knows, as it counts: 13000 is 13.0.
+    /// Returns the newest CUDA version that the driver supports, as the driver counts: 13000 is 13.0.
     pub fn driver(&self) -> i32 {
         self.driver
     }
 
-    /// Whether it can copy from memory of the host that this program may only read, as files are mapped.
+    /// Returns `true` if it can copy from read-only host memory, such as mapped files.
     pub fn registers_read_only(&self) -> bool {
         self.properties.registers_read_only
     }
 
-    /// Whether all work on `stream` is done; does not wait.
+    /// Returns `true` if all work on `stream` is done; does not wait.
     pub fn is_idle(&self, stream: Stream) -> Result<bool> {
         self.make_current()?;
         // SAFETY: the stream lives as long as the device.
@@ -254,20 +253,20 @@ impl Device {
         }
     }
 
-    /// Kernel `name` of `cuda/<file>.cu`, loaded on first use.
+    /// Returns kernel `name` of `cuda/<file>.cu`, loaded on first use.
     ///
-    /// Errors when the file was not built or the driver has no code for this GPU.
+    /// Errors if the file was not built or the driver has no code for this GPU.
     pub fn function(&self, file: &'static str, name: &'static str) -> Result<Function> {
         self.make_current()?;
-        // A thread that panicked here left whole entries only.
+        // A panic leaves only complete entries.
         let functions = || self.functions.lock().unwrap_or_else(PoisonError::into_inner);
         let known = functions().get(&(file, name)).copied();
         if let Some(function) = known {
             return Ok(function);
         }
-        // Not under the lock, which a thread that records may need: this one may wait for it.
+        // Load without the lock: a capturing thread may need it while this one waits for that capture.
         let module = self.module(file)?;
-        let symbol = CString::new(name).map_err(|_| Error::new(format!("`{name}` is no kernel name")))?;
+        let symbol = CString::new(name).map_err(|_| Error::new(format!("`{name}` is not a kernel name")))?;
         // SAFETY: `module` was loaded above and is unloaded with the device only.
         let function = unsafe { result::module::get_function(module, symbol) };
         let function = Function(function.map_err(|e| failed(&format!("no kernel `{name}` in `cuda/{file}.cu`"), e))?);
@@ -275,7 +274,7 @@ impl Device {
         Ok(function)
     }
 
-    /// The kernels of `cuda/<file>.cu`, loaded on first use.
+    /// Returns the module of `cuda/<file>.cu`, loaded on first use.
     pub fn module(&self, file: &'static str) -> Result<sys::CUmodule> {
         self.make_current()?;
         let mut modules = self.modules.lock().unwrap_or_else(PoisonError::into_inner);
@@ -283,16 +282,21 @@ impl Device {
             return Ok(*module);
         }
         let fatbin = kernels::fatbin(file, self.element)
-            .ok_or_else(|| Error::new(format!("this program has no kernels of `cuda/{file}.cu`")))?;
-        // SAFETY: `fatbin` is whole made by nvcc, aligned to 64 bytes, and static.
+            .ok_or_else(|| Error::new(format!("this program was built without the kernels of `cuda/{file}.cu`")))?;
+        // SAFETY: `fatbin` is a complete fatbin of nvcc, aligned to 64 bytes, and static.
         let module = unsafe { result::module::load_data(fatbin.as_ptr().cast()) };
-        let module = module
-            .map_err(|e| failed(&format!("cannot load the kernels of `cuda/{file}.cu` on {}", self.name()), e))?;
+        let module = module.map_err(|e| {
+            let error = failed(&format!("cannot load the kernels of `cuda/{file}.cu` on {}", self.name()), e);
+            match e.0 {
+                sys::CUresult::CUDA_ERROR_NO_BINARY_FOR_GPU => error.hint(kernels::FOR_ALL_GPUS),
+                _ => error,
+            }
+        })?;
         modules.insert(file, module);
         Ok(module)
     }
 
-    /// The files of kernels that were loaded, in the order of their names.
+    /// Returns the loaded kernel files, sorted by name.
     pub fn loaded_modules(&self) -> Vec<(&'static str, sys::CUmodule)> {
         let modules = self.modules.lock().unwrap_or_else(PoisonError::into_inner);
         let mut loaded: Vec<_> = modules.iter().map(|(file, module)| (*file, *module)).collect();
@@ -300,8 +304,8 @@ impl Device {
         loaded
     }
 
-    /// Loads all kernels of `cuda/<file>.cu`. The driver leaves a kernel until its first launch, and may wait for the
-    /// device then.
+    /// Loads all kernels of `cuda/<file>.cu`. Otherwise the driver defers loading to a kernel's first launch, and may
+    /// wait for the device then.
     pub fn load_kernels(&self, file: &'static str) -> Result<()> {
         let module = self.module(file)?;
         let cannot = |e| failed(&format!("cannot load the kernels of `cuda/{file}.cu`"), e);
@@ -311,7 +315,7 @@ impl Device {
         let mut functions = vec![std::ptr::null_mut(); count as usize];
         // SAFETY: as above; the driver writes `count` handles.
         unsafe { sys::cuModuleEnumerateFunctions(functions.as_mut_ptr(), count, module) }.result().map_err(cannot)?;
-        // SAFETY: the handles are those of the module.
+        // SAFETY: the handles belong to the module.
         functions.into_iter().try_for_each(|function| unsafe { sys::cuFuncLoad(function) }.result().map_err(cannot))
     }
 
@@ -326,11 +330,11 @@ impl Drop for Device {
         if self.make_current().is_err() {
             return;
         }
-        // Unloading and giving memory back wait for all work of the context.
+        // Unloading and returning memory wait for all work of the context.
         let _outside = outside_captures();
         let modules = self.modules.get_mut().unwrap_or_else(PoisonError::into_inner);
-        // SAFETY: nothing else holds the device any more, so all handles are used here for the last time; the driver
-        // finishes the work on a destroyed stream by itself. Errors are those that callers have seen.
+        // SAFETY: nothing else holds the device, so all handles are used here for the last time; the driver finishes
+        // the work on a destroyed stream by itself. Errors have been reported to callers before.
         unsafe {
             let _ = result::stream::synchronize(self.stream.0);
             let _ = result::stream::synchronize(self.side_stream.0);

@@ -1,4 +1,4 @@
-//! The NVIDIA driver: whether it is there and new enough, what it says of a GPU, and its errors in words.
+//! The NVIDIA driver: presence, version, properties of GPUs, and error messages.
 
 use std::fs::File;
 use std::io;
@@ -10,13 +10,13 @@ use cudarc::driver::sys;
 use super::{kernels, library};
 use crate::error::{Error, Result};
 
-/// The driver that came with CUDA 13.0, as it counts: older ones lack functions that the bindings call, and code of our
-/// nvcc.
+/// The driver version of CUDA 13.0, as the driver counts: older drivers lack functions that the bindings call, and
+/// can't load the code of this nvcc.
 const OLDEST_DRIVER: i32 = 13000;
-/// The oldest GPUs that CUDA 13 serves.
+/// The oldest GPUs that CUDA 13 supports.
 const OLDEST_CAPABILITY: (i32, i32) = (7, 5);
 
-/// An error of the driver, in words.
+/// Converts a driver error to a message.
 pub fn failed(what: &str, error: DriverError) -> Error {
     let name = error
         .error_name()
@@ -27,9 +27,9 @@ pub fn failed(what: &str, error: DriverError) -> Error {
     Error::new(format!("{what}: {text} ({name})"))
 }
 
-/// Starts the driver, and gives its version as it counts: 13000 is CUDA 13.0.
+/// Starts the driver, and returns its version as the driver counts: 13000 is CUDA 13.0.
 ///
-/// Errors when the program has no kernels, or the machine no driver that is new enough.
+/// Errors if the program has no kernels, or the machine has no driver that is new enough.
 pub fn start_driver() -> Result<i32> {
     kernels::require_any()?;
     let version = start_any_driver()?;
@@ -37,46 +37,47 @@ pub fn start_driver() -> Result<i32> {
     Ok(version)
 }
 
-/// The same of a driver that may be too old, for a program that may have no kernels.
+/// As [`start_driver`], for a driver that may be too old and a program that may have no kernels.
 ///
-/// Errors when there is none, or it does not start.
+/// Errors if there is no driver, or it does not start.
 pub fn start_any_driver() -> Result<i32> {
     library::require_driver()?;
     result::init().map_err(|e| failed("cannot start CUDA", e).hint(why_not_started(Path::new("/dev"))))?;
     let mut version = 0;
     // SAFETY: the driver writes one int.
-    unsafe { sys::cuDriverGetVersion(&mut version) }.result().map_err(|e| failed("cannot ask the driver", e))?;
+    unsafe { sys::cuDriverGetVersion(&mut version) }.result().map_err(|e| failed("cannot query the driver", e))?;
     Ok(version)
 }
 
-/// Errors when the driver is too old.
+/// Errors if the driver is too old.
 pub fn check_version(version: i32) -> Result<()> {
     if version >= OLDEST_DRIVER {
         return Ok(());
     }
     let (major, minor) = (version / 1000, version % 1000 / 10);
-    Err(Error::new(format!("the NVIDIA driver is for CUDA {major}.{minor}, 13.0 is the least"))
+    Err(Error::new(format!("the NVIDIA driver supports CUDA {major}.{minor}, expected at least 13.0"))
         .hint("install driver 580 or later"))
 }
 
-/// What may keep a driver that is installed from starting: its files in `folder` are not there, or not for this user.
+/// Returns the likely reason that an installed driver doesn't start: its files in `folder` are missing or not
+/// accessible to this user.
 fn why_not_started(folder: &Path) -> String {
     let names = ["nvidiactl", "nvidia0", "nvidia-uvm"];
     for path in names.map(|name| folder.join(name)) {
         match File::options().read(true).write(true).open(&path) {
             Err(e) if e.kind() == io::ErrorKind::PermissionDenied => {
-                return format!("you have no permission to open `{}`: `ls -l` shows its group", path.display());
+                return format!("get permission to open `{}`: `ls -l` shows its group", path.display());
             }
             _ => {}
         }
     }
     if names.iter().all(|name| !folder.join(name).exists()) {
-        return "no GPU is given to this machine or container: there is no `/dev/nvidia0`".to_string();
+        return "give this machine or container a GPU: `/dev/nvidia0` does not exist".to_string();
     }
-    "is the NVIDIA driver loaded? `nvidia-smi` shows it".to_string()
+    "check with `nvidia-smi` that the NVIDIA driver is loaded".to_string()
 }
 
-/// How many GPUs the driver shows to this program.
+/// Returns the number of GPUs that the driver shows to this program.
 ///
 /// Errors as [`start_driver`].
 pub fn count_gpus() -> Result<usize> {
@@ -85,63 +86,63 @@ pub fn count_gpus() -> Result<usize> {
     Ok(usize::try_from(count).unwrap_or(0))
 }
 
-/// Whether the link between two GPUs lets the first read the memory of the second.
+/// Returns `true` if the first GPU can read the memory of the second over their link.
 pub fn can_reach(from: sys::CUdevice, to: sys::CUdevice) -> Result<bool> {
     let mut can = 0;
     // SAFETY: both were returned by the driver, which writes one int.
     unsafe { sys::cuDeviceCanAccessPeer(&mut can, from, to) }
         .result()
-        .map_err(|e| failed("cannot ask how GPUs are linked", e))?;
+        .map_err(|e| failed("cannot query how GPUs are linked", e))?;
     Ok(can != 0)
 }
 
-/// What the driver says of a GPU.
+/// The properties of a GPU, as the driver reports them.
 pub struct Properties {
     pub name: String,
     /// Compute capability, (9, 0) for Hopper.
     pub capability: (i32, i32),
     /// Streaming multiprocessors.
     pub multiprocessors: usize,
-    /// Whether it can copy from memory of the host that this program may only read, as files are mapped.
+    /// `true` if it can copy from read-only host memory, such as mapped files.
     pub registers_read_only: bool,
-    /// Whether it has stream-ordered memory. All since Pascal have, some virtual GPUs do not.
+    /// `true` if it has stream-ordered memory. All GPUs since Pascal have it, except some virtual ones.
     pub has_memory_pools: bool,
 }
 
 impl Properties {
-    /// The driver's handle of GPU `ordinal`, and what it says of it.
+    /// Returns the driver's handle of GPU `ordinal`, and its properties.
     ///
-    /// Errors when the GPU is missing or too old.
-    pub fn of(ordinal: usize) -> Result<(sys::CUdevice, Self)> {
+    /// Errors if the GPU is missing or too old.
+    pub fn read(ordinal: usize) -> Result<(sys::CUdevice, Self)> {
         let (device, properties) = Self::ask(ordinal)?;
         properties.check_capability(ordinal)?;
         Ok((device, properties))
     }
 
-    /// Errors when the GPU is too old.
+    /// Errors if the GPU is too old.
     pub fn check_capability(&self, ordinal: usize) -> Result<()> {
         if self.capability >= OLDEST_CAPABILITY {
             return Ok(());
         }
         let (name, (major, minor)) = (&self.name, self.capability);
-        let what = format!("GPU {ordinal} ({name}) has compute capability {major}.{minor}, 7.5 is the least");
+        let what = format!("GPU {ordinal} ({name}) has compute capability {major}.{minor}, expected at least 7.5");
         Err(Error::new(what).hint(library::use_the_cpu()))
     }
 
-    /// The same of a GPU that may be too old.
+    /// As [`Properties::read`], for a GPU that may be too old.
     ///
-    /// Errors when the GPU is missing.
+    /// Errors if the GPU is missing.
     pub fn ask(ordinal: usize) -> Result<(sys::CUdevice, Self)> {
         let count = result::device::get_count().map_err(|e| failed("cannot count GPUs", e))?;
         let index = i32::try_from(ordinal).ok().filter(|index| *index < count);
         let index = index.ok_or_else(|| {
-            Error::new(format!("no GPU {ordinal}: this machine shows {count}")).hint("`nvidia-smi -L` lists them")
+            Error::new(format!("no GPU {ordinal}: this machine has {count}")).hint("list them with `nvidia-smi -L`")
         })?;
         let device = result::device::get(index).map_err(|e| failed("cannot open the GPU", e))?;
         let name = result::device::get_name(device).map_err(|e| failed("cannot open the GPU", e))?;
         let attribute = |attribute| {
             // SAFETY: `device` was returned by `device::get`.
-            unsafe { result::device::get_attribute(device, attribute) }.map_err(|e| failed("cannot ask the GPU", e))
+            unsafe { result::device::get_attribute(device, attribute) }.map_err(|e| failed("cannot query the GPU", e))
         };
         use sys::CUdevice_attribute as Attribute;
         let capability = (
@@ -166,7 +167,7 @@ mod tests {
     #[test]
     fn the_files_of_the_driver_tell_why_it_does_not_start() {
         let folder = tempfile::tempdir().unwrap();
-        assert!(why_not_started(folder.path()).contains("no GPU is given to this machine"));
+        assert!(why_not_started(folder.path()).contains("/dev/nvidia0"));
         std::fs::write(folder.path().join("nvidiactl"), "").unwrap();
         assert!(why_not_started(folder.path()).contains("nvidia-smi"));
     }

@@ -1,8 +1,8 @@
-//! What a GPU computes in: the type of activations and of weights in its memory. Models know nothing of it.
+//! The compute type of a GPU: the 16-bit type of activations and weights in its memory. Models don't depend on it.
 //!
-//! Since Ampere that is bf16, which has the range of a float32. Tensor cores of compute capability 7.5 take fp16 only,
-//! which ends at 65504. Residual streams may pass that: so activations are in memory in units of [`F16_UNIT`], and what
-//! is too large for that too is cut off and noticed, see cuda/common.cuh. Weights are as they are.
+//! GPUs since Ampere use bf16, which has the range of float32. Tensor cores of compute capability 7.5 support only
+//! fp16, whose max is 65504. Residual streams may exceed that, so activations are stored in units of [`F16_UNIT`], and
+//! values that still don't fit are clamped and reported, see cuda/common.cuh. Weights are stored without a unit.
 
 use std::ffi::OsStr;
 
@@ -11,20 +11,20 @@ use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, Result};
 
-/// Chooses the type: `bf16`, or `fp16` also where there is bf16, to test it.
+/// Environment variable that selects the type: `bf16`, or `fp16` also on GPUs with bf16, to test it.
 const VARIABLE: &str = "FLUX_COMPUTE";
 /// The oldest GPUs with bf16 tensor cores.
 const OLDEST_WITH_BF16: (i32, i32) = (8, 0);
-/// What a 1 in memory stands for: `UNIT` in cuda/common.cuh. A power of two, so that nothing is rounded. The largest
-/// activation is 2^21; what is below 2^-9 has an absolute error of 2^-20 at most.
+/// The value of a stored 1: `UNIT` in cuda/common.cuh. It is a power of two, so scaling doesn't round. The largest
+/// activation is 2^21; values below 2^-9 have an absolute error of at most 2^-20.
 ///
-/// Of one image of the default model ("a black cat on an orange background", seed 5, the reference in float32) the
-/// largest values are 1656 in the text encoder's residual stream, 90515 in the transformer's and 30838 in the decoder;
-/// the least typical (rms) is 0.000005, of what an MLP of the text encoder adds to values of its residual stream's
-/// size.
+/// In one image of the default model ("a black cat on an orange background", seed 5, the reference in float32) the
+/// largest values are 1656 in the text encoder's residual stream, 90515 in the transformer's and 30838 in the decoder.
+/// The smallest typical value (rms) is 0.000005, in the output of an MLP of the text encoder, which is added to values
+/// as large as those of the residual stream.
 const F16_UNIT: f32 = 32.0;
 
-/// A type of 16 bits.
+/// A 16-bit floating-point type.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Element {
     Bf16,
@@ -35,10 +35,10 @@ impl Element {
     /// Bytes of one value.
     pub const BYTES: usize = 2;
 
-    /// The type in which a GPU of this capability computes, or the one that the environment names.
+    /// Returns the compute type of a GPU of this capability, or the one that the environment variable selects.
     ///
-    /// Errors when the variable names no type, or one that the GPU does not have.
-    pub fn of_gpu(capability: (i32, i32)) -> Result<Self> {
+    /// Errors if the variable names no type, or one that the GPU doesn't support.
+    pub fn for_gpu(capability: (i32, i32)) -> Result<Self> {
         Self::choose(capability, std::env::var_os(VARIABLE).as_deref())
     }
 
@@ -53,7 +53,7 @@ impl Element {
         }
     }
 
-    /// Its name.
+    /// Returns its name.
     pub fn name(self) -> &'static str {
         match self {
             Self::Bf16 => "bf16",
@@ -61,7 +61,7 @@ impl Element {
         }
     }
 
-    /// What an activation of 1 in memory stands for.
+    /// Returns the activation that a stored 1 represents.
     pub fn unit(self) -> f32 {
         match self {
             Self::Bf16 => 1.0,
@@ -69,7 +69,7 @@ impl Element {
         }
     }
 
-    /// A weight as it is in memory, rounded to nearest even.
+    /// Returns the bits of a weight, rounded to nearest even.
     pub fn weight(self, value: f32) -> u16 {
         match self {
             Self::Bf16 => bf16::from_f32(value).to_bits(),
@@ -77,7 +77,7 @@ impl Element {
         }
     }
 
-    /// The weight that is in memory as `bits`.
+    /// Returns the weight stored as `bits`.
     pub fn weight_value(self, bits: u16) -> f32 {
         match self {
             Self::Bf16 => bf16::from_bits(bits).to_f32(),
@@ -85,12 +85,12 @@ impl Element {
         }
     }
 
-    /// An activation as it is in memory, rounded to nearest even.
+    /// Returns the bits of an activation, rounded to nearest even.
     pub fn activation(self, value: f32) -> u16 {
         self.weight(value / self.unit())
     }
 
-    /// The activation that is in memory as `bits`.
+    /// Returns the activation stored as `bits`.
     pub fn activation_value(self, bits: u16) -> f32 {
         self.weight_value(bits) * self.unit()
     }

@@ -1,4 +1,4 @@
-//! Points in the order of work on a stream.
+//! CUDA events: points in the order of work on a stream.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -16,30 +16,30 @@ pub struct Event {
     device: Arc<Device>,
 }
 
-// SAFETY: events may be used from any thread of the context, which `make_current` sees to.
+// SAFETY: events may be used from any thread of the context, which `make_current` ensures.
 unsafe impl Send for Event {}
 // SAFETY: as above; the driver locks an event itself.
 unsafe impl Sync for Event {}
 
 impl Event {
-    /// An event behind all work on `stream` so far.
+    /// Creates an event after all work on `stream` so far.
     pub fn new(device: &Arc<Device>, stream: Stream) -> Result<Self> {
         device.make_current()?;
         let event = result::event::create(sys::CUevent_flags::CU_EVENT_DEFAULT)
-            .map_err(|e| failed("cannot make an event", e))?;
+            .map_err(|e| failed("cannot create a CUDA event", e))?;
         let event = Self { event, device: Arc::clone(device) };
         event.record(stream)?;
         Ok(event)
     }
 
-    /// Moves the event behind all work on `stream` so far.
+    /// Records the event again, after all work on `stream` so far.
     pub fn record(&self, stream: Stream) -> Result<()> {
         let _submission = self.device.submit(stream)?;
         // SAFETY: the event lives until `drop`, the stream as long as the device.
-        unsafe { result::event::record(self.event, stream.raw()) }.map_err(|e| failed("cannot record an event", e))
+        unsafe { result::event::record(self.event, stream.raw()) }.map_err(|e| failed("cannot record a CUDA event", e))
     }
 
-    /// Whether the work is done; does not wait.
+    /// Returns `true` if the work is done; does not wait.
     pub fn is_done(&self) -> Result<bool> {
         self.device.make_current()?;
         // SAFETY: the event lives until `drop`.
@@ -50,27 +50,27 @@ impl Event {
         }
     }
 
-    /// Blocks the host until the work is done. Counted by callers that wait on behalf of a user.
+    /// Blocks the host until the work is done. Callers that wait on behalf of a user count it.
     pub fn wait(&self) -> Result<()> {
         self.device.make_current()?;
         // SAFETY: the event lives until `drop`.
         unsafe { result::event::synchronize(self.event) }.map_err(|e| failed("GPU work failed", e))
     }
 
-    /// Lets `stream` wait for the event; the host does not.
+    /// Makes `stream` wait for the event; the host does not wait.
     pub fn make_wait(&self, stream: Stream) -> Result<()> {
         let _submission = self.device.submit(stream)?;
         let flags = sys::CUevent_wait_flags::CU_EVENT_WAIT_DEFAULT;
-        // SAFETY: the event lives until `drop`, after which the driver keeps what a wait needs; the stream lives as
-        // long as the device.
+        // SAFETY: the event lives until `drop`, after which the driver keeps the state that a wait needs; the stream
+        // lives as long as the device.
         unsafe { result::stream::wait_event(stream.raw(), self.event, flags) }
-            .map_err(|e| failed("cannot order GPU work", e))
+            .map_err(|e| failed("cannot wait for a CUDA event", e))
     }
 
-    /// Time from `self` to `later`; both are done.
+    /// Returns the time from `self` to `later`; both are done.
     pub fn elapsed(&self, later: &Event) -> Result<Duration> {
         self.device.make_current()?;
-        // SAFETY: both events were made with timing and recorded.
+        // SAFETY: both events were created with timing and recorded.
         let time_ms = unsafe { result::event::elapsed(self.event, later.event) }
             .map_err(|e| failed("cannot time GPU work", e))?;
         Ok(Duration::from_secs_f64(f64::from(time_ms.max(0.0)) / 1000.0))
@@ -87,7 +87,7 @@ impl Drop for Event {
 }
 
 impl Device {
-    /// Lets the compute stream wait for all work on the upload stream so far; the host does not wait.
+    /// Makes the compute stream wait for all work on the upload stream so far; the host does not wait.
     pub fn join_uploads(self: &Arc<Self>) -> Result<()> {
         Event::new(self, self.upload_stream())?.make_wait(self.stream())
     }

@@ -1,11 +1,12 @@
-//! Launches cuda/exchange.cu: what the ranks of a group give each other. Where GPUs are out of each other's reach, see
-//! [`host_exchange`](super::host_exchange).
+//! Launches cuda/exchange.cu: exchanges between the ranks of a group. For GPUs that can't access each other's memory,
+//! see [`host_exchange`](super::host_exchange).
 
 use std::ffi::c_void;
 use std::mem;
 use std::ops::Range;
 
 use super::group::{RANKS, Rank};
+use super::layout::assert_layout;
 use super::pieces::{RowChunk, RowCopy};
 use super::{Cuda, Tensor};
 use crate::backend::Group;
@@ -29,8 +30,11 @@ pub(super) struct Barrier {
     count: i32,
 }
 
+assert_layout! { Barrier: 168, flags: 0, counters: 128, mailbox: 136, limit_ns: 144, rank: 152, world: 156, last: 160,
+count: 164 }
+
 impl Barrier {
-    /// A launch with `count` copies; behind the `last` one the ranks are done with each other.
+    /// Parameters of a launch with `count` copies; after the `last` launch the ranks are done with each other.
     pub(super) fn new(rank: &Rank, count: usize, last: bool) -> Self {
         let mut flags = [0; RANKS];
         flags.iter_mut().zip(rank.flags()).for_each(|(to, address)| *to = address);
@@ -54,13 +58,15 @@ struct Parameters {
     copies: [RowCopy; COPIES],
 }
 
-/// What is copied where of the pieces that each rank gave, and the result.
+assert_layout! { Parameters: 3240, meeting: 0, copies: 168 }
+
+/// The result for received pieces, and the copies that fill it.
 pub(super) type Placed<T> = (T, Vec<RowCopy>);
 
 impl Cuda {
-    /// Gives each rank the pieces that `sent` has for it, all of them in the order of ranks. `place` says, of the
-    /// pieces that each rank gave this one, what is copied where, and what the result is. What was sent may be freed
-    /// when this returns, as after any op.
+    /// Sends each rank the pieces that `sent` has for it, in the order of ranks. `place` gets the pieces that each rank
+    /// sent to this one, and returns the copies and the result. The caller may free the sent tensors when this returns,
+    /// as after any op.
     ///
     /// Errors as [`crate::backend::Group::exchange`], and as `place`, which ends the collectives of all ranks.
     pub(super) fn exchange_pieces<T>(
@@ -70,19 +76,19 @@ impl Cuda {
         place: impl FnOnce(&[Vec<RowChunk>]) -> Result<Placed<T>>,
     ) -> Result<T> {
         let rank = self.rank_of_group(op)?;
-        let own = |piece: RowChunk| piece.of_rank(rank.member().rank());
+        let own = |piece: RowChunk| piece.with_rank(rank.member().rank());
         let sent = sent.into_iter().map(|parcel| parcel.into_iter().map(own).collect()).collect();
         let made = match rank.host_link() {
             None => self.exchange_between_gpus(op, rank, sent, place),
             Some(link) => self.exchange_through_host(op, rank, link, sent, place),
         };
         let met = made.and_then(|made| rank.meet_behind(op).map(|()| made));
-        // The others are on their way to this exchange.
+        // The other ranks are on their way to this exchange.
         met.inspect_err(|cause| rank.member().abort(cause))
     }
 
-    /// Ranks say what they give, then where they want what others give, and each GPU writes to there what is its own:
-    /// writing crosses NVLink faster than reading.
+    /// Ranks announce the pieces that they send, then the destinations of those that they receive, and each GPU writes
+    /// its own pieces there: writing over NVLink is faster than reading.
     fn exchange_between_gpus<T>(
         &self,
         op: &'static str,
@@ -103,17 +109,17 @@ impl Cuda {
         match launched {
             Ok(()) => Ok(made),
             Err(error) => {
-                // Others may write there, and no launch of this rank waits for them.
+                // Other ranks may still write there, and no launch of this rank waits for them.
                 mem::forget(made);
                 Err(error)
             }
         }
     }
 
-    /// [`Cuda::exchange_pieces`] among some ranks of the group, counted from the first of them; the others have pieces
-    /// of their own meanwhile.
+    /// As [`Cuda::exchange_pieces`], among some ranks of the group, counted from the first of them; the other ranks run
+    /// an exchange of their own at the same time.
     ///
-    /// Errors as that.
+    /// Errors as [`Cuda::exchange_pieces`].
     pub(super) fn exchange_among<T>(
         &self,
         op: &'static str,
@@ -127,10 +133,11 @@ impl Cuda {
     }
 
     fn rank_of_group(&self, op: &str) -> Result<&Rank> {
-        self.group_rank().ok_or_else(|| Error::new("a GPU that is in no group has no peers").at(format!("op `{op}`")))
+        self.group_rank()
+            .ok_or_else(|| Error::new("this GPU is not in a group, so it has no peers").at(format!("op `{op}`")))
     }
 
-    /// At most COPIES copies, once all ranks have met.
+    /// Launches at most COPIES copies, once all ranks have met.
     fn launch_copies(&self, rank: &Rank, copies: &[RowCopy], last: bool) -> Result<()> {
         let mut parameters =
             Parameters { meeting: Barrier::new(rank, copies.len(), last), copies: [RowCopy::default(); COPIES] };
@@ -138,22 +145,22 @@ impl Cuda {
         let units: usize = copies.iter().map(RowCopy::units).sum();
         let blocks = units.div_ceil(THREADS * UNROLL).clamp(1, rank.blocks_at_once());
         let mut arguments = [std::ptr::from_mut(&mut parameters).cast::<c_void>()];
-        // SAFETY: the parameters match cuda/exchange.cu. Copies are from pieces of live tensors of this rank, which
-        // frees them behind this, to tensors that ranks made for this exchange: they free them behind their own part of
-        // it, which ends after this one, or where the group was ended, after the time that this one takes. Counters,
-        // flags and mailbox live as long as the group.
+        // SAFETY: the parameters match cuda/exchange.cu. Copies are from pieces of live tensors of this rank, which it
+        // frees behind this launch, to tensors that ranks allocated for this exchange. Ranks free these behind their
+        // own part of the exchange, which ends after this launch, or, if the group was ended, after the time that this
+        // launch takes. Counters, flags and mailbox live as long as the group.
         unsafe { self.launch("exchange", "exchange")?.run_raw([blocks, 1, 1], [THREADS, 1, 1], &mut arguments) }
     }
 
     /// See [`crate::backend::Group::exchange`].
     pub(super) fn exchange_op(&self, op: &'static str, sent: &[Vec<Tensor<Cuda>>]) -> Result<Vec<Vec<Tensor<Cuda>>>> {
-        let sent = sent.iter().map(|parcel| parcel.iter().map(RowChunk::of).collect()).collect();
+        let sent = sent.iter().map(|parcel| parcel.iter().map(RowChunk::new).collect()).collect();
         self.exchange_pieces(op, sent, |given| {
             let mut copies = Vec::new();
             let mut own = |piece: &RowChunk| {
                 let [rows, cols] = piece.shape();
                 let x = self.empty(rows, cols)?;
-                copies.push(piece.copy_to(RowChunk::of(&x)));
+                copies.push(piece.copy_to(RowChunk::new(&x)));
                 Ok(x)
             };
             let parcels = given.iter().map(|parcel| parcel.iter().map(&mut own).collect::<Result<Vec<_>>>());
@@ -163,7 +170,7 @@ impl Cuda {
     }
 }
 
-/// Without those that copy nothing.
+/// Returns the copies without empty ones.
 pub(super) fn not_empty(mut copies: Vec<RowCopy>) -> Vec<RowCopy> {
     copies.retain(|copy| copy.units() > 0);
     copies

@@ -1,4 +1,4 @@
-//! Work beside the compute stream's, on multiprocessors that are idle there.
+//! A side stream for work on multiprocessors that the compute stream leaves idle.
 
 use std::sync::Arc;
 
@@ -9,28 +9,28 @@ use super::event::Event;
 use crate::error::Result;
 
 impl Device {
-    /// A point in the order of the compute stream, behind which work may begin on the side stream.
+    /// Returns a point in the order of the compute stream, after which side work may begin.
     ///
-    /// Errors when the driver does.
+    /// Errors as the driver does.
     pub fn fork_point(self: &Arc<Self>) -> Result<Event> {
         Event::new(self, self.stream())
     }
 
-    /// Enqueues `work` on the side stream, which it is given: behind `point`, and beside what was enqueued on the
-    /// compute stream since, whose blocks come first. What follows on the compute stream waits for it; the host does
-    /// not. Both are captured together.
+    /// Enqueues `work` on the side stream, which is passed to it: after `point`, and concurrent with work enqueued on
+    /// the compute stream since then, whose blocks come first. Later work on the compute stream waits for it; the host
+    /// does not. A capture includes both streams.
     ///
-    /// Memory is made and freed in the order of the compute stream: what `work` uses is made in front of the point, and
-    /// lives until this returns.
-    pub fn beside(self: &Arc<Self>, point: &Event, work: impl FnOnce(Stream) -> Result<()>) -> Result<()> {
+    /// Memory is allocated and freed in the order of the compute stream: operands of `work` must be allocated before
+    /// the point, and live until this returns.
+    pub fn on_side_stream(self: &Arc<Self>, point: &Event, work: impl FnOnce(Stream) -> Result<()>) -> Result<()> {
         let side = self.side_stream();
-        // Another thread's work on the side stream would be captured with this.
+        // Another thread's work on the side stream would become part of this capture.
         let _submission = self.submit(self.stream())?;
         point.make_wait(side)?;
         let enqueued = work(side);
         let joined = Event::new(self, side).and_then(|end| end.make_wait(self.stream()));
         if joined.is_err() {
-            // Memory of the work is freed next. While capturing this fails, and nothing runs.
+            // The memory of the work is freed next. During a capture this call fails, and nothing runs.
             // SAFETY: the stream lives as long as the device.
             let _ = unsafe { result::stream::synchronize(side.raw()) };
         }

@@ -1,13 +1,13 @@
-//! Work that comes again: captured as a CUDA graph, then launched as a whole.
+//! CUDA graphs: repeated work, captured once and then launched as a whole.
 //!
-//! The first time work runs in the arena (see [`memory`](super::memory)), which also loads kernels and makes plans, and
-//! is captured right behind, in the same places of memory, while the device computes. From then on one launch does all
-//! of it: inputs are copied to where the graph reads them, its output to a tensor of its own; [`gemm`](super::gemm)
-//! clears counters in front of it. All graphs share the arena, because one stream runs them one after the other.
-//! `FLUX_GRAPH=0` turns this off.
+//! The first run allocates from the arena (see [`memory`](super::memory)), loads kernels and makes plans. Right after
+//! it the work is captured at the same addresses, while the device computes. Each later run is one launch: inputs are
+//! copied to the addresses that the graph reads, its output to a new tensor; [`gemm`](super::gemm) clears counters
+//! before the launch. All graphs share the arena, because one stream runs them one after the other. `FLUX_GRAPH=0`
+//! disables graphs.
 //!
-//! Ranks of a group capture the same work together, because what they captured writes into each other's memory, and
-//! launch only graphs that were captured together.
+//! Ranks of a group capture work together, because the captured kernels write into each other's memory, and launch only
+//! graphs that were captured together.
 
 use std::any::Any;
 use std::env;
@@ -28,30 +28,30 @@ use crate::backend::Participants;
 use crate::error::{self, Error, Result};
 
 const VARIABLE: &str = "FLUX_GRAPH";
-/// Many times what a step of a large model takes as a graph.
-const MOST_GRAPH_BYTES: u64 = 64 << 20;
+/// Many times the size of the graph of a step of a large model.
+const MAX_GRAPH_BYTES: u64 = 64 << 20;
 
-/// What is kept of work between its runs.
+/// The state of work between its runs.
 #[derive(Default)]
 pub enum Graph {
-    /// It was not captured yet.
+    /// Not captured yet.
     #[default]
     New,
-    /// It is launched as a whole.
+    /// Launched as a whole.
     Captured(Executable),
-    /// It could not be captured, or needs more memory so than there is.
+    /// Could not be captured, or needs more memory than there is.
     Refused,
 }
 
-/// A captured graph, with its part in the arena and all else that it reads.
+/// A captured graph, with its share of the arena and all other memory that it reads.
 pub struct Executable {
     exec: sys::CUgraphExec,
-    /// Counters that are cleared in front of it.
+    /// Counters to clear before each launch.
     cleared: Cleared,
     reads: Arc<dyn Any + Send + Sync>,
-    /// What the driver took of the device's memory for it.
+    /// Device memory that the driver uses for it.
     bytes: u64,
-    /// The same for all ranks of a group that captured it together; 0 where one did.
+    /// The capture number, equal on all ranks of a group that captured it together; 0 for a capture by one rank.
     together: u64,
     /// Address, rows and columns, each dense.
     inputs: Vec<(u64, usize, usize)>,
@@ -59,7 +59,7 @@ pub struct Executable {
     device: Arc<Device>,
 }
 
-/// Captured work; its fields are as those of [`Executable`].
+/// Captured work; the fields are as in [`Executable`].
 struct Recorded {
     captured: Captured,
     together: u64,
@@ -67,7 +67,7 @@ struct Recorded {
     out: Cells,
 }
 
-/// Where the cells of a tensor are, without the tensor.
+/// The address and shape of a tensor's cells, without the tensor.
 #[derive(Clone, Copy)]
 struct Cells {
     address: u64,
@@ -76,8 +76,8 @@ struct Cells {
     stride: usize,
 }
 
-// SAFETY: the driver's handle is a plain address that any thread may use once the context is current there; `&mut` sees
-// to one at a time.
+// SAFETY: the driver's handle is a plain address that any thread may use once the context is current there; `&mut`
+// ensures one user at a time.
 unsafe impl Send for Executable {}
 // SAFETY: as above.
 unsafe impl Sync for Executable {}
@@ -86,8 +86,8 @@ impl Drop for Executable {
     fn drop(&mut self) {
         let done = Event::new(&self.device, self.device.stream()).and_then(|event| event.wait());
         if done.is_ok() {
-            // SAFETY: the handle is destroyed once, after the last launch of it is done. An error is one that callers
-            // have seen.
+            // SAFETY: the handle is destroyed once, after its last launch is done. Errors have been reported to callers
+            // before.
             let _ = unsafe { result::graph::exec_destroy(self.exec) };
         }
         self.device.budget().release_outside(self.bytes);
@@ -95,7 +95,7 @@ impl Drop for Executable {
     }
 }
 
-/// Whether the user wants graphs.
+/// Returns `true` if the user wants graphs.
 fn wanted(value: Option<&OsStr>) -> Result<bool> {
     match value.map(OsStr::to_string_lossy).as_deref() {
         None | Some("" | "1") => Ok(true),
@@ -106,7 +106,7 @@ fn wanted(value: Option<&OsStr>) -> Result<bool> {
     }
 }
 
-/// Brings all ranks to do the same: they launch graphs that were captured together, or capture the work, or do neither.
+/// Makes all ranks act alike: they launch graphs that were captured together, or capture the work, or neither.
 fn agree(rank: &Rank, graph: &mut Graph) -> Result<()> {
     const REFUSED: u64 = u64::MAX;
     let own = match graph {
@@ -136,7 +136,7 @@ impl Cuda {
         if !wanted(env::var_os(VARIABLE).as_deref())? {
             return work(reads, inputs);
         }
-        // Graphs share the arena, so the copies around one must not come between those around another.
+        // Graphs share the arena, so the copies of one must not run between the copies and the launch of another.
         let _one_at_a_time = self.0.graph_order.lock().unwrap_or_else(PoisonError::into_inner);
         let group = self.group_rank().filter(|_| doers == Participants::All);
         if let Some(rank) = group {
@@ -149,17 +149,17 @@ impl Cuda {
                     Ok(out)
                 }
                 Err(error) if error.kind() == error::ErrorKind::Cancelled => Err(error),
-                // What has failed for another reason fails again.
+                // A failure with another cause occurs again in `work`.
                 Err(error) => {
                     *graph = self.refused(&error);
-                    // The other ranks wait for the rest of the failed work, not for its beginning.
+                    // The other ranks wait for the rest of the failed work, so it can't be restarted.
                     if group.is_some() { Err(error) } else { work(reads, inputs) }
                 }
             },
             Graph::Captured(graph) => {
                 let captured: *const () = Arc::as_ptr(&graph.reads).cast();
                 if captured != Arc::as_ptr(reads).cast() {
-                    return Err(Error::new("a graph was captured of work that reads something else"));
+                    return Err(Error::new("the CUDA graph was captured with different inputs"));
                 }
                 self.launch_graph(graph, inputs)
             }
@@ -171,12 +171,15 @@ impl Cuda {
         self.device().counters().uncaptured.add(1);
         let mut remark = self.0.uncaptured.lock().unwrap_or_else(PoisonError::into_inner);
         remark.get_or_insert_with(|| {
-            format!("work is enqueued kernel by kernel, because it could not be captured: {}", error.what())
+            format!(
+                "kernels are launched one by one, because they could not be captured in a CUDA graph: {}",
+                error.what()
+            )
         });
         Graph::Refused
     }
 
-    /// The result of `work`, and a graph of it, or why there is none.
+    /// Runs `work`, and returns its result and a graph of it, or the reason that there is no graph.
     fn run_and_capture<const N: usize>(
         &self,
         group: Option<&Rank>,
@@ -189,10 +192,10 @@ impl Cuda {
             let fixed = self.fixed(inputs)?;
             let result = work(fixed.each_ref())?;
             if !result.is_activation() {
-                return Err(Error::new("results of captured work are activations"));
+                return Err(Error::new("results of captured work must be activations"));
             }
             arena.suspend();
-            self.copy_out(Cells::of(&result))?
+            self.copy_out(Cells::new(&result))?
         };
         let graph = match self.capture(arena, group, reads, inputs, work) {
             Ok(graph) => Graph::Captured(graph),
@@ -202,7 +205,7 @@ impl Cuda {
         Ok((out, graph))
     }
 
-    /// `work` again, as a graph, in the places of memory where it ran.
+    /// Captures `work` as a graph, at the addresses of its first run.
     fn capture<const N: usize>(
         &self,
         arena: ArenaGuard<'_>,
@@ -213,21 +216,21 @@ impl Cuda {
     ) -> Result<Executable> {
         arena.repeat();
         let recorded = self.record(group, inputs, work).inspect_err(|error| {
-            // Other ranks may wait for the rest of what was to be captured, but for nothing that follows.
+            // Other ranks may wait for the rest of the work to capture, but for nothing after it.
             if error.kind() != error::ErrorKind::Cancelled {
                 group.iter().for_each(|rank| rank.member().abort(error));
             }
         });
         let Recorded { captured, together, inputs, out } = recorded?;
-        // Of this thread's capture: while the arena is entered there is no other.
+        // The counters of this thread's capture: while this thread is in the arena, there is no other capture.
         let cleared = self.tile_counters().map_or(Ok(Cleared::default()), |counters| counters.take_over(&captured))?;
         let (exec, bytes) = self.instantiate(&captured)?;
-        // From here on the graph owns `exec`, the bytes that were counted, and a share of the arena.
+        // From here on the graph owns `exec`, the counted bytes, and a share of the arena.
         let reads = Arc::clone(reads) as _;
         Ok(Executable { exec, cleared, reads, bytes, together, inputs, out, device: arena.share() })
     }
 
-    /// `work` on inputs at fixed places, not done but captured.
+    /// Captures `work` with inputs at fixed addresses, without running it.
     fn record<const N: usize>(
         &self,
         group: Option<&Rank>,
@@ -243,40 +246,40 @@ impl Cuda {
             counters.begin_capture();
         }
         let before = (launches.get(), composed.get());
-        let out = work(fixed.each_ref()).map(|out| Cells::of(&out));
-        // Captured is not enqueued. Nobody else enqueues before the capture ends.
+        let out = work(fixed.each_ref()).map(|out| Cells::new(&out));
+        // Captured launches were not enqueued. No other thread enqueues before the capture ends.
         launches.reset(before.0);
         composed.reset(before.1);
         let captured = capture.end();
-        // The error of the work says more than that of a capture that it broke.
+        // The error of the work is more specific than that of the capture that it broke.
         let (out, captured) = (out?, captured?);
         let inputs = fixed.iter().map(|x| (x.address(), x.rows(), x.cols())).collect();
         Ok(Recorded { captured, together, inputs, out })
     }
 
-    /// Those of this handle's products, once it has made one.
+    /// Returns the tile counters of this handle's matrix multiplications, if it has run any.
     fn tile_counters(&self) -> Option<&TileCounters> {
         self.0.gemm.get().map(Gemm::tile_counters)
     }
 
-    /// An executable graph on the device, so that its first launch need not send it up, and what it takes of the
-    /// memory.
+    /// Creates an executable graph and uploads it, so that its first launch doesn't have to. Returns the bytes of
+    /// device memory that it takes.
     fn instantiate(&self, captured: &Captured) -> Result<(sys::CUgraphExec, u64)> {
         let device = self.device();
         let _submission = device.submit(device.stream())?;
         let before = device.free_or_pooled_bytes()?;
-        // SAFETY: the graph was captured, and lives; what is made of it does not need it any more.
+        // SAFETY: the graph was captured, and lives; the executable doesn't need it afterwards.
         let exec = unsafe { result::graph::instantiate(captured.raw(), sys::CUgraphInstantiate_flags(0)) };
-        let exec = exec.map_err(|e| failed("cannot make a graph of GPU work", e))?;
+        let exec = exec.map_err(|e| failed("cannot create a CUDA graph", e))?;
         // SAFETY: both handles live.
         let uploaded = unsafe { result::graph::upload(exec, device.stream().raw()) };
-        let counted = uploaded.map_err(|e| failed("cannot send a graph to the GPU", e)).and_then(|()| {
-            // Other processes may take and give memory meanwhile: more than this no graph of ours takes.
-            let bytes = before.saturating_sub(device.free_or_pooled_bytes()?).min(MOST_GRAPH_BYTES);
+        let counted = uploaded.map_err(|e| failed("cannot upload a CUDA graph to the GPU", e)).and_then(|()| {
+            // Other processes may allocate and free memory meanwhile, so limit the count to the max of a graph.
+            let bytes = before.saturating_sub(device.free_or_pooled_bytes()?).min(MAX_GRAPH_BYTES);
             if device.budget().reserve_outside(bytes) { Ok(bytes) } else { Err(device.budget().full(bytes)) }
         });
         let bytes = counted.inspect_err(|_| {
-            // SAFETY: made above, and launched by nobody.
+            // SAFETY: created above, and never launched.
             let _ = unsafe { result::graph::exec_destroy(exec) };
         })?;
         Ok((exec, bytes))
@@ -287,32 +290,32 @@ impl Cuda {
         let fits = graph.inputs.len() == N
             && graph.inputs.iter().zip(inputs).all(|((_, rows, cols), x)| (*rows, *cols) == (x.rows(), x.cols()));
         if !fits {
-            return Err(Error::new("captured work got inputs of another shape"));
+            return Err(Error::new("the inputs have a different shape than the captured ones"));
         }
         for ((address, rows, cols), x) in graph.inputs.iter().zip(inputs) {
-            // SAFETY: x is a live tensor of the shape of the input, which lies dense in the arena.
+            // SAFETY: x is a live tensor with the shape of the input, which is dense in the arena.
             unsafe { self.copy_rows(x.address(), x.stride(), *address, *cols, *rows, *cols) }?;
         }
         let _submission = device.submit(device.stream())?;
         self.tile_counters().map_or(Ok(()), |counters| counters.clear(device, graph.cleared))?;
         // SAFETY: the graph's kernels use the arena, which the graph holds and no other work on this stream uses
-        // meanwhile, and what the caller of `Device::run_graph` promised to keep.
+        // meanwhile, and memory that the caller of `Device::run_graph` promised to keep.
         unsafe { result::graph::launch(graph.exec, device.stream().raw()) }
-            .map_err(|e| failed("cannot launch a graph", e))?;
+            .map_err(|e| failed("cannot launch a CUDA graph", e))?;
         device.counters().graph_launches.add(1);
         self.copy_out(graph.out)
     }
 
-    /// Dense tensors of the shapes of `inputs`, in the arena.
+    /// Allocates dense tensors with the shapes of `inputs` in the arena.
     fn fixed_places<const N: usize>(&self, inputs: [&Tensor<Cuda>; N]) -> Result<[Tensor<Cuda>; N]> {
         if inputs.iter().any(|x| !x.is_activation()) {
-            return Err(Error::new("inputs of captured work are activations"));
+            return Err(Error::new("inputs of captured work must be activations"));
         }
         let fixed = inputs.iter().map(|x| self.empty(x.rows(), x.cols())).collect::<Result<Vec<_>>>()?;
-        Ok(fixed.try_into().unwrap_or_else(|_| unreachable!("as many as there are inputs")))
+        Ok(fixed.try_into().unwrap_or_else(|_| unreachable!("one tensor per input")))
     }
 
-    /// Dense copies of `inputs`, in the arena.
+    /// Copies `inputs` to dense tensors in the arena.
     fn fixed<const N: usize>(&self, inputs: [&Tensor<Cuda>; N]) -> Result<[Tensor<Cuda>; N]> {
         let fixed = self.fixed_places(inputs)?;
         for (to, x) in fixed.iter().zip(inputs) {
@@ -321,12 +324,12 @@ impl Cuda {
         Ok(fixed)
     }
 
-    /// A tensor of its own with these cells, and with what lies between its rows, so that one plain copy does it.
+    /// Copies cells to a new tensor, including the gaps between rows, so that one contiguous copy is enough.
     fn copy_out(&self, Cells { address, rows, cols, stride }: Cells) -> Result<Tensor<Cuda>> {
         let buffer = Buffer::new(self.device(), self.element().kind(), rows * stride)?;
         if rows > 0 {
             let dense = (rows - 1) * stride + cols;
-            // SAFETY: the cells are those of a tensor that work just wrote, which the arena holds; `buffer` has room.
+            // SAFETY: the cells belong to a tensor that the work just wrote, which the arena holds; `buffer` has room.
             unsafe { self.copy_rows(address, dense, buffer.address(), dense, 1, dense) }?;
         }
         let [out, _] = Tensor::from_buffer(self, buffer, rows, stride).split_cols([cols, stride - cols]);
@@ -335,16 +338,16 @@ impl Cuda {
 }
 
 impl Cells {
-    fn of(x: &Tensor<Cuda>) -> Self {
+    fn new(x: &Tensor<Cuda>) -> Self {
         Self { address: x.address(), rows: x.rows(), cols: x.cols(), stride: x.stride().max(x.cols()) }
     }
 }
 
-/// This thread's allocations come from the arena while this lives, but when suspended. It holds a share of the arena.
+/// Makes this thread allocate from the arena while it lives, except when suspended. It holds a share of the arena.
 struct ArenaGuard<'a>(&'a Arc<Device>);
 
 impl<'a> ArenaGuard<'a> {
-    /// Errors when another thread is in it.
+    /// Errors if another thread uses the arena.
     fn enter(device: &'a Arc<Device>) -> Result<Self> {
         device.arena().enter()?;
         Ok(Self(device))
@@ -354,12 +357,12 @@ impl<'a> ArenaGuard<'a> {
         self.0.arena().suspend();
     }
 
-    /// Hands out the places of the run before, in the same order.
+    /// Returns the places of the first run again, in order.
     fn repeat(&self) {
         self.0.arena().repeat();
     }
 
-    /// A share of the arena that outlives this.
+    /// Returns a share of the arena that outlives this guard.
     fn share(&self) -> Arc<Device> {
         self.0.arena().share();
         Arc::clone(self.0)

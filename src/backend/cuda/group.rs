@@ -1,11 +1,11 @@
-//! Groups of GPUs that make one image together, each used by a thread of its own.
+//! Groups of GPUs that generate one image together, each driven by its own thread.
 //!
-//! Before an exchange is enqueued, the hosts of all ranks meet and say where what they give lies, and where they want
-//! what others give; from then on the GPUs wait for each other by themselves, see cuda/exchange.cu. They write it into
-//! each other's memory, or where that is out of reach, into [`host_staging_buffer`](super::host_staging_buffer)s in
-//! memory of the host. Whatever ends one side ends the other: a host that fails sets the first word of the mailbox,
-//! which GPUs that wait look at; a GPU that waited too long says so there, which hosts look at while they wait and once
-//! they have waited for their GPU.
+//! Before an exchange is enqueued, the hosts of all ranks meet and exchange the addresses of sources and destinations.
+//! From then on the GPUs wait for each other by themselves, see cuda/exchange.cu. They write into each other's memory,
+//! or, if that is out of reach, into [`host_staging_buffer`](super::host_staging_buffer)s in host memory. A failure on
+//! either side ends the other: a failed host sets the first word of the mailbox, which waiting GPUs poll; a GPU that
+//! times out writes the mailbox, which hosts read while they wait for each other and after they have waited for their
+//! GPU.
 
 use std::env;
 use std::ffi::OsStr;
@@ -25,46 +25,46 @@ use super::peers::{Reach, broken_link};
 use crate::backend::member::{Alarm, LIMIT, Member};
 use crate::error::{Error, Result};
 
-/// The most ranks of a group, as in cuda/exchange.cu.
+/// The max number of ranks of a group, as in cuda/exchange.cu.
 pub const RANKS: usize = 16;
 /// Words of a rank's counters and flags, as in cuda/exchange.cu.
 const FLAG_WORDS: usize = 1024;
-/// Words of the mailbox: one that ends all, and two of each rank.
+/// Words of the mailbox: one that ends all waits, and two for each rank.
 const MAILBOX_WORDS: usize = 1 + 2 * RANKS;
 
 const VARIABLE: &str = "FLUX_PEER_ACCESS";
 
-/// How GPUs of a group give each other something.
+/// The transport between the GPUs of a group.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Link {
-    /// They write into each other's memory.
+    /// GPUs write into each other's memory.
     Peers,
-    /// Through memory of the host.
+    /// Through host memory.
     Host,
 }
 
 impl Link {
-    /// How GPUs are to give each other something, where the user says so.
+    /// Returns the transport that the user's environment asks for, if any.
     pub fn wished() -> Result<Option<Self>> {
         Self::from_value(env::var_os(VARIABLE).as_deref())
     }
 
-    /// What [`VARIABLE`] says; nothing where it is not set or `1`.
+    /// Parses the value of [`VARIABLE`]; `None` if it is unset or `1`.
     fn from_value(value: Option<&OsStr>) -> Result<Option<Self>> {
         Ok(if one_of(VARIABLE, value, ["0", "1"], true)? { None } else { Some(Self::Host) })
     }
 }
 
-/// How a group works.
+/// Options of a group.
 #[derive(Debug, Clone, Copy)]
 pub struct GroupOptions {
-    /// How long a rank waits for another one.
+    /// The timeout of a rank that waits for another one.
     pub limit: Duration,
-    /// None for the faster one that there is.
+    /// The transport; `None` for the fastest that works.
     pub link: Option<Link>,
-    /// Hosts meet behind each launch too, so that no call that frees what ranks give and get comes before the launches
-    /// that read and write it. GPUs order that by themselves; compute-sanitizer takes the order of calls for that of
-    /// the work.
+    /// `true` if hosts also meet after each launch, so that calls that free exchanged memory come after the launches
+    /// that read and write it. GPUs order this by themselves, but compute-sanitizer takes the order of calls as the
+    /// order of the work.
     pub meet_behind: bool,
 }
 
@@ -78,50 +78,51 @@ impl Default for GroupOptions {
 pub struct Rank {
     member: Member,
     shared: Arc<Shared>,
-    /// How often work was captured together; see [`Rank::next_capture`].
+    /// The number of common captures; see [`Rank::next_capture`].
     captures: AtomicU64,
 }
 
 struct Shared {
     mailbox: Words,
-    /// Of each rank, in its own memory. The flags that other ranks write are beside them where these reach them.
+    /// Counters of each rank, in its own memory. The flags that other ranks write are next to them if the ranks reach
+    /// each other's memory.
     counters: Vec<Buffer>,
-    /// None where ranks reach each other's memory.
+    /// `None` if ranks reach each other's memory.
     host: Option<HostLink>,
     devices: Vec<Arc<Device>>,
     limit: Duration,
     meet_behind: bool,
 }
 
-/// What ranks need in memory of the host where they cannot reach each other's.
+/// Host memory of ranks that can't reach each other's memory.
 pub struct HostLink {
-    /// Of all ranks.
+    /// The flags of all ranks.
     flags: Words,
-    /// Of each rank.
+    /// The staging buffer of each rank.
     staging_buffers: Vec<HostStagingBuffer>,
-    /// Why.
+    /// The reason that peer access isn't used.
     reason: String,
 }
 
 impl Rank {
-    /// The ranks of a new group of these GPUs, in their order.
+    /// Returns the ranks of a new group of these GPUs, in order.
     ///
-    /// Errors when memory runs out.
+    /// Errors if memory runs out.
     pub fn group(devices: &[&Arc<Device>], options: GroupOptions) -> Result<Vec<Self>> {
         let world = devices.len();
         if world > RANKS {
-            return Err(Error::usage(format!("{world} GPUs make no image together, {RANKS} are the most")));
+            return Err(Error::usage(format!("{world} GPUs cannot share one image, the maximum is {RANKS}")));
         }
         if let Some(other) = devices.iter().find(|device| device.element() != devices[0].element()) {
             let names = format!("{} and {}", devices[0].name(), other.name());
             return Err(Error::usage(format!(
-                "{names} make no image together: one computes in bf16, the other in fp16"
+                "{names} cannot share one image: one computes in bf16, the other in fp16"
             ))
-            .hint("use GPUs of one kind"));
+            .hint("use GPUs of the same kind"));
         }
         let wish = options.link.map_or_else(Link::wished, |link| Ok(Some(link)))?;
         let out_of_reach = match wish {
-            Some(Link::Host) => Some(format!("GPUs do not use each other's memory ({VARIABLE}=0)")),
+            Some(Link::Host) => Some(format!("GPUs do not access each other's memory ({VARIABLE}=0)")),
             _ => out_of_reach(devices)?,
         };
         let link = |reason| {
@@ -140,18 +141,18 @@ impl Rank {
         let GroupOptions { limit, meet_behind, .. } = options;
         let shared = Arc::new(Shared { devices, counters, host, mailbox, limit, meet_behind });
         shared.clear()?;
-        // The driver may wait for a GPU when it loads a kernel, which must not be while that one waits for another.
+        // The driver may wait for a GPU when it loads a kernel, so load before any GPU waits for another.
         shared.devices.iter().try_for_each(|device| device.load_kernels("exchange"))?;
         let members = Member::group(world, limit, Some(Arc::clone(&shared) as _));
         Ok(members.map(|member| Self { member, shared: Arc::clone(&shared), captures: AtomicU64::new(0) }).collect())
     }
 
-    /// How hosts meet.
+    /// Returns the rendezvous of the hosts.
     pub fn member(&self) -> &Member {
         &self.member
     }
 
-    /// Addresses of the flags of all ranks.
+    /// Returns the addresses of the flags of all ranks.
     pub fn flags(&self) -> impl Iterator<Item = u64> {
         let flags = |(rank, counters): (usize, &Buffer)| match &self.shared.host {
             Some(host) => host.flags.address(rank * FLAG_WORDS),
@@ -160,33 +161,33 @@ impl Rank {
         self.shared.counters.iter().enumerate().map(flags)
     }
 
-    /// The address of this rank's counters.
+    /// Returns the address of this rank's counters.
     pub fn counters(&self) -> u64 {
         self.shared.counters[self.member.rank()].address()
     }
 
-    /// The address of the mailbox, the same on all devices.
+    /// Returns the address of the mailbox, equal on all devices.
     pub fn mailbox(&self) -> u64 {
         self.shared.mailbox.address(0)
     }
 
-    /// What ranks exchange through; none where they reach each other's memory.
+    /// Returns the host memory for exchanges; `None` if ranks reach each other's memory.
     pub fn host_link(&self) -> Option<&HostLink> {
         self.shared.host.as_ref()
     }
 
-    /// What the user may want to know of how GPUs reach each other.
+    /// Returns a note for the user about the transport between GPUs.
     pub fn note(&self) -> Option<String> {
         let reason = &self.shared.host.as_ref()?.reason;
-        Some(format!("{reason}: what they give each other crosses memory of the host, which is slower"))
+        Some(format!("{reason}: they exchange data through host memory, which is slower"))
     }
 
-    /// How long a GPU waits for another one.
+    /// Returns the timeout of a GPU that waits for another one.
     pub fn limit(&self) -> Duration {
         self.shared.limit
     }
 
-    /// Where [`GroupOptions`] asks for it: waits until all ranks have launched what they were at.
+    /// Waits until all ranks have launched their work, if [`GroupOptions`] asks for it.
     ///
     /// Errors as [`Member::exchange`].
     pub fn meet_behind(&self, op: &'static str) -> Result<()> {
@@ -196,22 +197,22 @@ impl Rank {
         Ok(())
     }
 
-    /// Whether several ranks share a GPU.
+    /// Returns `true` if several ranks share a GPU.
     fn shares_gpus(&self) -> bool {
         let devices = &self.shared.devices;
         devices.iter().enumerate().any(|(i, device)| devices[..i].iter().any(|other| other.is_same_gpu(device)))
     }
 
-    /// Blocks of an exchange that run at the same time on every GPU; the same for all ranks. Where they share a GPU it
-    /// is so few that others run beside them while they wait.
+    /// Returns the number of blocks of an exchange that run concurrently on every GPU, equal on all ranks. On a shared
+    /// GPU it is small enough for the blocks of all ranks to run at the same time.
     pub fn blocks_at_once(&self) -> usize {
         const ON_A_SHARED_GPU: usize = 4;
         let least = self.shared.devices.iter().map(|device| device.multiprocessors()).min();
         if self.shares_gpus() { ON_A_SHARED_GPU } else { least.unwrap_or(1) }
     }
 
-    /// A number that all ranks have for what they capture now, and never had before. From here on until they have
-    /// captured it, no rank is at anything that would have to wait for captures to end.
+    /// Returns a new number that all ranks use for their next capture. From here until the ranks have captured it, no
+    /// rank runs calls that would have to wait for captures to end.
     ///
     /// Errors as [`Member::exchange`].
     pub fn next_capture(&self) -> Result<u64> {
@@ -233,23 +234,22 @@ impl Rank {
 }
 
 impl HostLink {
-    /// Where this rank puts what it gives others.
+    /// Returns the staging buffer of a rank.
     pub fn staging_buffer(&self, rank: usize) -> &HostStagingBuffer {
         &self.staging_buffers[rank]
     }
 }
 
 impl Shared {
-    /// Errors when a GPU still computes after the limit.
+    /// Errors if a GPU still computes after the timeout.
     fn wait_until_idle(&self) -> Result<()> {
         self.mailbox.word(0).store(1, Ordering::Release);
         let start = Instant::now();
         for (rank, device) in self.devices.iter().enumerate() {
             while !device.is_idle(device.stream())? {
                 if start.elapsed() > self.limit {
-                    let what =
-                        format!("the GPU of rank {rank} is still busy with an image that has ended with an error");
-                    return Err(Error::new(what).hint("begin anew, or leave this GPU out"));
+                    let what = format!("the GPU of rank {rank} is still busy with an image that failed");
+                    return Err(Error::new(what).hint("start again, or leave this GPU out"));
                 }
                 std::thread::sleep(Duration::from_millis(1));
             }
@@ -257,7 +257,7 @@ impl Shared {
         Ok(())
     }
 
-    /// As before the first exchange. Nothing of a group is enqueued on any GPU.
+    /// Resets the state to that before the first exchange. The group must have no work enqueued on any GPU.
     fn clear(&self) -> Result<()> {
         for (device, counters) in self.devices.iter().zip(&self.counters) {
             {
@@ -266,7 +266,7 @@ impl Shared {
                 unsafe { result::memset_d8_async(counters.address(), 0, counters.bytes(), device.stream().raw()) }
                     .map_err(|e| failed("cannot clear GPU memory", e))?;
             }
-            // Others write there as soon as they are told that it is clear.
+            // Other ranks write there as soon as they know that it is cleared.
             Event::new(device, device.stream())?.wait()?;
         }
         self.host.iter().for_each(|host| host.flags.clear());
@@ -277,26 +277,29 @@ impl Shared {
 
 impl Drop for Shared {
     fn drop(&mut self) {
-        // Others write to the flags of a rank, and read the mailbox and staging buffers. Where a GPU hangs, nobody uses
-        // them any more.
+        // Other ranks write to the flags of a rank, and read the mailbox and staging buffers. If a GPU hangs, none of
+        // these is used any more.
         let _ = self.wait_until_idle();
         let _ = self.devices[0].make_current();
     }
 }
 
 impl Alarm for Shared {
-    fn heard(&self) -> Option<(usize, Error)> {
+    fn error(&self) -> Option<(usize, Error)> {
         if self.mailbox.word(0).load(Ordering::Acquire) == 0 {
             return None;
         }
         let (blamed, waiting, meeting) = blamed(|word| self.mailbox.word(word).load(Ordering::Acquire))?;
         let what = format!(
-            "the GPU of rank {blamed} did not come within {:?} to exchange {meeting}, where that of rank {waiting} waits",
+            "the GPU of rank {blamed} did not reach exchange {meeting} within {:?}, rank {waiting} waits for it",
             self.limit
         );
-        Some((blamed, Error::new(what).hint(
-            "does `nvidia-smi` show the GPU? another program may keep it busy; if `CUDA_DEVICE_MAX_CONNECTIONS` is set, leave it out",
-        )))
+        Some((
+            blamed,
+            Error::new(what).hint(
+                "check with `nvidia-smi` that the GPU works and is not busy, and unset `CUDA_DEVICE_MAX_CONNECTIONS`",
+            ),
+        ))
     }
 
     fn sound(&self) {
@@ -304,8 +307,8 @@ impl Alarm for Shared {
     }
 }
 
-/// Whom the words of the mailbox blame, who waited for it, and in which exchange. Of ranks that wait for each other in
-/// turn it is the one that waits for nobody.
+/// Returns the rank that the mailbox blames, the rank that waited for it, and the exchange. In a chain of waiting
+/// ranks, the blamed rank is the one that waits for no other.
 fn blamed(word: impl Fn(usize) -> u32) -> Option<(usize, usize, u32)> {
     let waited_for = |rank: usize| (word(1 + 2 * rank) as usize).checked_sub(1);
     let late = |rank: usize| Some((waited_for(rank)?, rank, word(2 + 2 * rank)));
@@ -313,16 +316,16 @@ fn blamed(word: impl Fn(usize) -> u32) -> Option<(usize, usize, u32)> {
     all.iter().find(|(blamed, ..)| waited_for(*blamed).is_none()).or(all.first()).copied()
 }
 
-/// Whether these GPUs are of one kind, and a group of them exchanges through their own memory as far as the driver
-/// knows: what a link carries, a group finds out.
+/// Returns `true` if these GPUs are of one model, and a group of them can use peer access according to the driver. A
+/// group checks itself that the links carry data.
 ///
-/// Errors when one of them is missing, and when the driver does not tell.
+/// Errors if one of them is missing, or the driver doesn't report it.
 pub fn are_linked(ordinals: &[usize]) -> Result<bool> {
     if Link::wished()?.is_some() {
         return Ok(false);
     }
     start_driver()?;
-    let gpus = ordinals.iter().map(|ordinal| Properties::of(*ordinal)).collect::<Result<Vec<_>>>()?;
+    let gpus = ordinals.iter().map(|ordinal| Properties::read(*ordinal)).collect::<Result<Vec<_>>>()?;
     for (from, of_from) in &gpus {
         for (to, of_to) in gpus.iter().filter(|(to, _)| to != from) {
             if of_from.name != of_to.name || !can_reach(*from, *to)? {
@@ -333,14 +336,14 @@ pub fn are_linked(ordinals: &[usize]) -> Result<bool> {
     Ok(true)
 }
 
-/// Why these GPUs cannot use each other's memory; none where they can, which they are let do.
+/// Enables peer access between these GPUs. Returns the reason if it isn't possible, else `None`.
 fn out_of_reach(devices: &[&Arc<Device>]) -> Result<Option<String>> {
     for (device, peer) in devices.iter().flat_map(|device| devices.iter().map(move |peer| (device, peer))) {
         match device.reach(peer)? {
             Reach::Open => {}
             Reach::Closed => {
                 let names = [device.numbered_name(), peer.numbered_name()];
-                return Ok(Some(format!("{} cannot reach the memory of {}", names[0], names[1])));
+                return Ok(Some(format!("{} cannot access the memory of {}", names[0], names[1])));
             }
             Reach::Refused(why) => return Ok(Some(why)),
             Reach::Broken => return Ok(Some(broken_link(device, peer))),
@@ -349,7 +352,7 @@ fn out_of_reach(devices: &[&Arc<Device>]) -> Result<Option<String>> {
     Ok(None)
 }
 
-/// Words in memory of the host that all GPUs read and write.
+/// Words in host memory that all GPUs read and write.
 struct Words(Pinned);
 
 impl Words {
@@ -367,7 +370,7 @@ impl Words {
         unsafe { &*self.0.host().cast::<AtomicU32>().add(index) }
     }
 
-    /// The same on the host and on all GPUs.
+    /// Returns the address of a word, equal on the host and on all GPUs.
     fn address(&self, index: usize) -> u64 {
         self.0.address() + (index * size_of::<AtomicU32>()) as u64
     }
@@ -396,7 +399,7 @@ mod tests {
         };
         assert_eq!(told(&[]), None);
         assert_eq!(told(&[(1, 2), (2, 17)]), Some((1, 0, 17)));
-        // Rank 0 waits for rank 1 in exchange 5, and that for rank 2 in 4.
+        // Rank 0 waits for rank 1 in exchange 5, and rank 1 for rank 2 in exchange 4.
         assert_eq!(told(&[(1, 2), (2, 5), (3, 3), (4, 4)]), Some((2, 1, 4)));
         assert_eq!(told(&[(1, 2), (2, 5), (3, 1), (4, 5)]), Some((1, 0, 5)));
     }

@@ -1,5 +1,4 @@
-//! What launchers of kernels for Hopper (`cuda/*_sm90a.cu`) share: the choice of such a kernel, and tensor maps for
-//! TMA.
+//! Shared code of launchers of Hopper kernels (`cuda/*_sm90a.cu`): the choice of the kernel, and tensor maps for TMA.
 
 use std::env;
 use std::ffi::{OsStr, c_void};
@@ -13,16 +12,16 @@ use super::{Cuda, kernels, launch};
 use crate::error::{Error, Result};
 use crate::files::e4m3::MULTIPLE;
 
-/// An op with a kernel for Hopper beside its kernel for all GPUs.
+/// An op with a kernel for Hopper besides its kernel for all GPUs.
 #[derive(Debug, Clone, Copy)]
 pub struct Choice {
-    /// The op.
+    /// The name of the op.
     pub op: &'static str,
     /// The environment variable that chooses the kernel: `base` is the one for all GPUs, `sm90` the one for Hopper.
     pub variable: &'static str,
     /// The file in cuda/ that holds the kernel for Hopper.
     pub file: &'static str,
-    /// Values that choose a form of that kernel that is not its fastest.
+    /// Values of the variable that choose a slower variant of that kernel.
     pub forms: &'static [&'static str],
 }
 
@@ -30,39 +29,39 @@ const BASE: &str = "base";
 const FASTEST: &str = "sm90";
 
 impl Choice {
-    /// The value of the variable, if it has one.
+    /// Returns the value of the variable, if set.
     fn wish(self, value: Option<&OsStr>) -> Result<Option<&'static str>> {
         let Some(value) = value.filter(|value| !value.is_empty()) else { return Ok(None) };
         let known = [&[BASE, FASTEST], self.forms].concat();
         if let Some(wish) = known.iter().find(|known| value == **known) {
             return Ok(Some(wish));
         }
-        let what = format!("`{}` is no {} kernel", value.to_string_lossy(), self.op);
-        Err(Error::usage(what).at(self.variable).hint(format!("`{}` are", known.join("` and `"))))
+        let what = format!("`{}` is not a kernel for {}", value.to_string_lossy(), self.op);
+        Err(Error::usage(what).at(self.variable).hint(format!("use `{}`", known.join("` or `"))))
     }
 
-    /// `value` as an argument of the kernel.
+    /// Converts `value` to a kernel argument.
     ///
-    /// Errors when it is too large.
+    /// Errors if it is too large.
     pub fn int(self, value: usize) -> Result<i32> {
         launch::int(value, || self.place())
     }
 
-    /// A map of bf16 values at `address` for TMA, with 128-byte swizzle. `axes` begin with the dense one, whose step is
-    /// 1 and of which a box has 64 cells.
+    /// Returns a TMA map of bf16 values at `address`, with 128-byte swizzle. The first of `axes` is the dense one, with
+    /// a step of 1 and 64 cells per box.
     ///
-    /// `address` and all steps but the first must be multiples of 16 bytes, and no axis may be empty: launchers ensure
-    /// it.
+    /// `address` and all steps except the first must be multiples of 16 bytes, and no axis may be empty; launchers
+    /// ensure it.
     pub fn tensor_map<const N: usize>(self, address: u64, axes: [Axis; N]) -> Result<sys::CUtensorMap> {
         self.tensor_map_of(sys::CUtensorMapDataType::CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 2, address, axes)
     }
 
-    /// As [`Choice::tensor_map`], for values of one byte: a box has 128 cells of the dense axis.
+    /// As [`Choice::tensor_map`], for one-byte values: a box has 128 cells of the dense axis.
     pub fn byte_tensor_map<const N: usize>(self, address: u64, axes: [Axis; N]) -> Result<sys::CUtensorMap> {
         self.tensor_map_of(sys::CUtensorMapDataType::CU_TENSOR_MAP_DATA_TYPE_UINT8, 1, address, axes)
     }
 
-    /// A map of rows of e4m3 or bf16 values, in boxes of `in_box` rows and 128 bytes of each.
+    /// Returns a map of rows of e4m3 or bf16 values, in boxes of `in_box` rows and 128 bytes of each.
     ///
     /// As [`Choice::tensor_map`].
     pub fn rows_map(
@@ -74,7 +73,7 @@ impl Choice {
         in_box: usize,
     ) -> Result<sys::CUtensorMap> {
         const BOX_BYTES: usize = 128;
-        // A lone row's stride means nothing, and need not be aligned.
+        // The stride of a single row is unused, and need not be aligned.
         let rows = Axis { cells: rows, step: if rows > 1 { stride } else { cols.next_multiple_of(MULTIPLE) }, in_box };
         let values = |bytes: usize| Axis { cells: cols, step: 1, in_box: BOX_BYTES / bytes };
         if e4m3 {
@@ -115,8 +114,8 @@ impl Choice {
             )
         };
         encoded.result().map_err(|e| {
-            let hint = format!("`{}=base` uses the kernel for all GPUs", self.variable);
-            failed(&format!("cannot make a tensor map of {axes:?}"), e).at(self.place()).hint(hint)
+            let hint = format!("use the kernel for all GPUs with `{}=base`", self.variable);
+            failed(&format!("cannot create a tensor map of {axes:?}"), e).at(self.place()).hint(hint)
         })?;
         Ok(map)
     }
@@ -131,21 +130,22 @@ impl Choice {
 pub struct Axis {
     /// Cells of the tensor.
     pub cells: usize,
-    /// Values from one cell to the next.
+    /// The stride from one cell to the next, in values.
     pub step: usize,
     /// Cells of a box, at most 256.
     pub in_box: usize,
 }
 
 impl Cuda {
-    /// Whether the kernel for Hopper is to run where it suits.
+    /// Returns `true` if the Hopper kernel should run on inputs that it supports.
     ///
-    /// Errors when the variable names no kernel, or one that this GPU or this program does not have.
+    /// Errors if the variable names no kernel, or one that this GPU or this program doesn't have.
     pub(super) fn hopper_wanted(&self, choice: Choice) -> Result<bool> {
         Ok(self.hopper_form(choice)?.is_some())
     }
 
-    /// The form of the kernel for Hopper that is to run where it suits: `sm90`, the fastest, or one of `choice.forms`.
+    /// Returns the variant of the Hopper kernel to run on inputs that it supports: `sm90`, the fastest, or one of
+    /// `choice.forms`.
     ///
     /// Errors as [`Cuda::hopper_wanted`].
     pub(super) fn hopper_form(&self, choice: Choice) -> Result<Option<&'static str>> {

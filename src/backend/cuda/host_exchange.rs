@@ -1,6 +1,6 @@
-//! Launches `exchange_through_host` of cuda/exchange.cu: what ranks give each other where their GPUs cannot reach each
-//! other's memory. Each has an [`HostStagingBuffer`](super::host_staging_buffer::HostStagingBuffer) in memory of the
-//! host; some blocks fill it while others read those of the other ranks, so that both directions of the bus are busy.
+//! Launches `exchange_through_host` of cuda/exchange.cu: exchanges between ranks with GPUs that can't reach each
+//! other's memory. Each rank has a [`HostStagingBuffer`](super::host_staging_buffer::HostStagingBuffer) in host memory.
+//! Some blocks fill it while others read those of the other ranks, so that both directions of the bus are busy.
 
 use std::ffi::c_void;
 
@@ -8,17 +8,18 @@ use super::Cuda;
 use super::exchange::{Barrier, Placed, THREADS, UNROLL, not_empty};
 use super::group::{HostLink, RANKS, Rank};
 use super::host_staging_buffer::Packed;
+use super::layout::assert_layout;
 use super::pieces::{RowChunk, RowCopy};
 use crate::error::{Error, Result};
 
 /// As in cuda/exchange.cu.
 const COPIES: usize = 32;
 const WINDOW_BYTES: usize = THREADS * UNROLL * 16;
-/// How many windows a writer can count.
-const MOST_WINDOWS: usize = u16::MAX as usize;
-/// Writers, and as many readers: few blocks are enough for the bus.
-const MOST_LANES: usize = 32;
-/// Of the blocks that run at the same time, one in so many is a writer.
+/// The max number of windows that a writer can count.
+const MAX_WINDOWS: usize = u16::MAX as usize;
+/// Max writers, and max readers: few blocks saturate the bus.
+const MAX_LANES: usize = 32;
+/// One in this many concurrent blocks is a writer.
 const BLOCKS_OF_A_LANE: usize = 4;
 
 /// As `HostExchange` in cuda/exchange.cu.
@@ -35,32 +36,35 @@ struct Parameters {
     read: [RowCopy; COPIES],
 }
 
+assert_layout! { Parameters: 3448, meeting: 0, staging_buffers: 168, windows: 296, lanes: 360, told: 364,
+sent_count: 368, padding: 372, sent: 376, read: 1912 }
+
 /// The staging buffers of all ranks.
 #[derive(Default)]
 struct StagingBuffers {
     addresses: [u64; RANKS],
-    /// How many of them are used.
+    /// The number of windows in use.
     windows: [u32; RANKS],
 }
 
-/// What a launch copies.
+/// The copies of one launch.
 #[derive(Debug, PartialEq, Eq)]
 struct Fragment {
     sent: Vec<RowCopy>,
-    /// Whether what is sent is in the staging buffer behind this.
+    /// `true` if all sent pieces are in the staging buffer after this launch.
     told: bool,
     read: Vec<RowCopy>,
     last: bool,
 }
 
-/// An exchange as launches. What is sent comes before what is read, because ranks that read wait for others that send.
+/// Splits an exchange into launches. Sends come before reads, because reading ranks wait for the sends of others.
 fn parts(sent: &[RowCopy], read: &[RowCopy]) -> Vec<Fragment> {
     let chunks = |copies: &[RowCopy]| -> Vec<Vec<RowCopy>> {
         let chunks: Vec<_> = copies.chunks(COPIES).map(<[RowCopy]>::to_vec).collect();
         if chunks.is_empty() { vec![Vec::new()] } else { chunks }
     };
     let (sent, read) = (chunks(sent), chunks(read));
-    // The last that sends is the first that reads.
+    // The last launch that sends is the first that reads.
     let (senders, launches) = (sent.len(), sent.len() + read.len() - 1);
     let reads = std::iter::repeat_n(Vec::new(), senders - 1).chain(read);
     let sends = sent.into_iter().chain(std::iter::repeat_with(Vec::new));
@@ -79,11 +83,11 @@ impl Cuda {
     ) -> Result<T> {
         let own = rank.member().rank();
         let Packed { sent, copies, address, bytes } = link.staging_buffer(own).pack(self.device(), sent, own)?;
-        let lanes = (rank.blocks_at_once() / BLOCKS_OF_A_LANE).clamp(1, MOST_LANES);
+        let lanes = (rank.blocks_at_once() / BLOCKS_OF_A_LANE).clamp(1, MAX_LANES);
         let windows = bytes.div_ceil(WINDOW_BYTES);
-        if windows.div_ceil(lanes) > MOST_WINDOWS {
-            let what = format!("{bytes} bytes are more than GPUs exchange at once through memory of the host");
-            return Err(Error::new(what).at(format!("op `{op}`")).hint("ask for a smaller image"));
+        if windows.div_ceil(lanes) > MAX_WINDOWS {
+            let what = format!("{bytes} bytes are too many for one exchange through host memory");
+            return Err(Error::new(what).at(format!("op `{op}`")).hint("request a smaller image"));
         }
         let sent = sent.into_iter().map(|parcel| (address, windows as u32, parcel)).collect();
         let (mut staging_buffers, mut given) = (StagingBuffers::default(), Vec::new());
@@ -118,10 +122,10 @@ impl Cuda {
         let blocks = 2 * lanes + own.div_ceil(THREADS * UNROLL).clamp(1, rest);
         let mut arguments = [std::ptr::from_mut(&mut parameters).cast::<c_void>()];
         let launch = self.launch("exchange", "exchange_through_host")?;
-        // SAFETY: the parameters match cuda/exchange.cu. Copies are from pieces of live tensors of this rank, which
-        // frees them behind this, to its own staging buffer, which is as large; and from staging buffers to tensors of
-        // this rank. The exchange before has ended on all ranks, so nobody reads a staging buffer while it is written,
-        // unless the group was ended, whose results nobody uses. Counters, flags, mailbox and staging buffers live as
+        // SAFETY: the parameters match cuda/exchange.cu. Copies are from pieces of live tensors of this rank, which it
+        // frees behind this launch, to its own staging buffer, which is as large; and from staging buffers to tensors
+        // of this rank. The exchange before has ended on all ranks, so no staging buffer is read while it is written,
+        // unless the group was ended and its results are unused. Counters, flags, mailbox and staging buffers live as
         // long as the group.
         unsafe { launch.run_raw([blocks, 1, 1], [THREADS, 1, 1], &mut arguments) }
     }

@@ -1,5 +1,5 @@
-//! Where GPUs that cannot reach each other's memory put what they give each other: pinned memory of the host, which all
-//! of them read.
+//! Staging buffers for exchanges between GPUs that can't reach each other's memory: pinned host memory that all of them
+//! read.
 
 use std::ffi::c_void;
 use std::sync::{Mutex, PoisonError};
@@ -11,25 +11,25 @@ use super::driver::failed;
 use super::pieces::{RowChunk, RowCopy};
 use crate::error::Result;
 
-/// To what the addresses of pieces are aligned.
+/// The alignment of the addresses of pieces.
 const ALIGNMENT: usize = 256;
 /// The smallest block of memory.
-const LEAST_BYTES: usize = 1 << 20;
+const MIN_BYTES: usize = 1 << 20;
 
-/// Pinned memory of the host at one address on the host and all GPUs, zeroed. It is freed in `drop`, once no GPU uses
-/// it: the owner sees to that, and to a current context.
+/// Pinned, zeroed host memory at one address on the host and all GPUs. It is freed in `drop`; the owner ensures that no
+/// GPU uses it any more, and that a context is current.
 pub struct Pinned {
     host: *mut c_void,
     bytes: usize,
 }
 
-// SAFETY: it only holds the memory. Who reads and writes there says why that is right.
+// SAFETY: it only holds the memory. Readers and writers justify their accesses.
 unsafe impl Send for Pinned {}
 // SAFETY: as above.
 unsafe impl Sync for Pinned {}
 
 impl Pinned {
-    /// At least one byte.
+    /// Allocates at least one byte.
     pub fn new(device: &Device, bytes: usize) -> Result<Self> {
         device.make_current()?;
         let flags = sys::CU_MEMHOSTALLOC_PORTABLE | sys::CU_MEMHOSTALLOC_DEVICEMAP;
@@ -38,7 +38,7 @@ impl Pinned {
         Ok(Self { host: host.map_err(|e| failed("cannot pin host memory", e))?, bytes })
     }
 
-    /// Host and devices have one address space wherever there are 64-bit programs.
+    /// Returns the address. Host and devices share one address space in every 64-bit program.
     pub fn address(&self) -> u64 {
         self.host as u64
     }
@@ -59,48 +59,49 @@ impl Drop for Pinned {
     }
 }
 
-/// The staging buffer of a rank. What was put there is overwritten by the next exchange, behind which all have read it.
+/// The staging buffer of a rank. The next exchange overwrites it, after all ranks have read it.
 #[derive(Default)]
 pub struct HostStagingBuffer {
-    /// Each larger than those before, which captured work may still use.
+    /// Each larger than the earlier ones, which captured work may still use.
     blocks: Mutex<Vec<Pinned>>,
 }
 
-/// What a rank gives each other one.
+/// The packed pieces that a rank sends to each other rank.
 pub struct Packed {
-    /// Where others read it. What the rank gives itself is where it was.
+    /// The addresses from which other ranks read. Pieces for the rank itself stay in their place.
     pub sent: Vec<Vec<RowChunk>>,
-    /// What brings it there, as work of the rank.
+    /// The copies into the staging buffer, run by the rank.
     pub copies: Vec<RowCopy>,
-    /// Where the staging buffer begins, and the bytes that are used of it.
+    /// The start of the staging buffer, followed by its bytes in use.
     pub address: u64,
     pub bytes: usize,
 }
 
 impl HostStagingBuffer {
-    /// What rank `own` gives each rank in an exchange, put into the staging buffer: once, however many ranks get it.
+    /// Packs the pieces that rank `own` sends to each rank into the staging buffer: each piece once, even if several
+    /// ranks get it.
     ///
-    /// Errors when no more host memory can be pinned.
+    /// Errors if no more host memory can be pinned.
     pub fn pack(&self, device: &Device, sent: Vec<Vec<RowChunk>>, own: usize) -> Result<Packed> {
         let bytes = place(&sent, own).1;
         Ok(pack(sent, own, self.room(device, bytes)?))
     }
 
-    /// The address of memory for `bytes` bytes.
+    /// Returns the address of memory for `bytes` bytes.
     fn room(&self, device: &Device, bytes: usize) -> Result<u64> {
-        // A thread that panicked here left whole blocks.
+        // A panic leaves only complete blocks.
         let mut blocks = self.blocks.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(block) = blocks.last().filter(|block| block.bytes() >= bytes) {
             return Ok(block.address());
         }
-        let block = Pinned::new(device, bytes.next_power_of_two().max(LEAST_BYTES))?;
+        let block = Pinned::new(device, bytes.next_power_of_two().max(MIN_BYTES))?;
         let address = block.address();
         blocks.push(block);
         Ok(address)
     }
 }
 
-/// Each piece that others get, once, with its place in bytes; and the bytes of all.
+/// Returns each piece that other ranks get, once, with its byte offset; and the total bytes.
 fn place(sent: &[Vec<RowChunk>], own: usize) -> (Vec<(RowChunk, usize)>, usize) {
     let (mut places, mut end) = (Vec::<(RowChunk, usize)>::new(), 0);
     let of_others = sent.iter().enumerate().filter(|(to, _)| *to != own).flat_map(|(_, parcel)| parcel);
@@ -134,7 +135,7 @@ mod tests {
 
     #[test]
     fn what_others_get_is_packed_once_and_what_a_rank_keeps_stays() {
-        // Rows with a gap, of which ranks get columns; one matrix for all; nothing; and one for itself.
+        // Rows with a gap, with some columns sent; one matrix for all; an empty piece; and one for the rank itself.
         let (wide, shared) = (Matrix::counting(5, 48, 0), Matrix::counting(3, 7, 1000));
         let (part, all) = (wide.piece().cols(3..27).rows(1..4), shared.piece());
         let nothing = shared.piece().rows(0..0);
@@ -143,7 +144,7 @@ mod tests {
         assert_eq!((places.len(), bytes), (3, 2 * ALIGNMENT));
         let staging_buffer = Matrix::zeros(2, ALIGNMENT / 2);
         let packed = pack(sent.clone(), 1, staging_buffer.address());
-        assert_eq!((packed.copies.len(), &packed.sent[1]), (2, &sent[1]), "its own is not copied");
+        assert_eq!((packed.copies.len(), &packed.sent[1]), (2, &sent[1]), "its own parcel is not copied");
         packed.copies.iter().for_each(RowCopy::run_on_host);
         for (to, parcel) in sent.iter().enumerate().filter(|(to, _)| *to != 1) {
             for (from, piece) in parcel.iter().zip(&packed.sent[to]) {

@@ -1,4 +1,4 @@
-//! The kernel table that build.rs made: one fatbin for each file in cuda/ and each type that it is compiled for.
+//! The kernel table that build.rs generates: one fatbin for each file in cuda/ and each element type.
 
 use super::element::Element;
 use super::library;
@@ -6,33 +6,35 @@ use crate::error::{Error, Result};
 
 include!(concat!(env!("OUT_DIR"), "/kernels.rs"));
 
-fn of(element: Element) -> &'static [(&'static str, &'static [u8])] {
+/// The hint of errors about kernels that this program lacks, for a GPU or an element type.
+pub const FOR_ALL_GPUS: &str = "build it with `FLUX_CUDA_ARCHS=all make build`";
+
+fn kernels_for(element: Element) -> &'static [(&'static str, &'static [u8])] {
     match element {
         Element::Bf16 => KERNELS,
         Element::F16 => HALF_KERNELS,
     }
 }
 
-/// The fatbin of `cuda/<file>.cu` for values of `element`; none when it was not built.
+/// Returns the fatbin of `cuda/<file>.cu` for values of `element`; `None` if it was not built.
 pub fn fatbin(file: &str, element: Element) -> Option<&'static [u8]> {
-    of(element).iter().find(|(name, _)| *name == file).map(|(_, fatbin)| *fatbin)
+    kernels_for(element).iter().find(|(name, _)| *name == file).map(|(_, fatbin)| *fatbin)
 }
 
-/// The files that were built for values of `element`.
+/// Returns the files that were built for values of `element`.
 pub fn files(element: Element) -> impl Iterator<Item = &'static str> {
-    of(element).iter().map(|(name, _)| *name)
+    kernels_for(element).iter().map(|(name, _)| *name)
 }
 
-/// Errors when this program was built without kernels for values of `element`.
+/// Errors if this program was built without kernels for values of `element`.
 pub fn require(element: Element) -> Result<()> {
-    if !of(element).is_empty() {
+    if !kernels_for(element).is_empty() {
         return Ok(());
     }
-    Err(Error::new(format!("this program was built without kernels for {}", element.name()))
-        .hint("build it without `FLUX_CUDA_ARCHS`, or with `75` in it for fp16"))
+    Err(Error::new(format!("this program was built without kernels for {}", element.name())).hint(FOR_ALL_GPUS))
 }
 
-/// Errors when nvcc was not there when this program was built.
+/// Errors if nvcc was missing when this program was built.
 pub fn require_any() -> Result<()> {
     if !KERNELS.is_empty() || !HALF_KERNELS.is_empty() {
         return Ok(());
@@ -41,24 +43,25 @@ pub fn require_any() -> Result<()> {
         .hint(format!("run `make cuda-toolkit`, then `make build`; or {}", library::use_the_cpu())))
 }
 
-/// What the kernels of this program were built with, and for.
+/// The toolkit and architectures that the kernels of this program were built with.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct KernelsBuilt {
-    /// The version of nvcc; none where there was none.
+    /// The version of nvcc; `None` if there was none.
     pub toolkit: Option<&'static str>,
     /// Architectures as nvcc names them, such as 90a.
     pub architectures: &'static [&'static str],
-    /// The architecture of the code that later GPUs compile for themselves; none where the build named its own.
+    /// The architecture of the PTX that later GPUs compile; `None` if the build set its own architectures.
     pub ptx: Option<&'static str>,
 }
 
-/// See [`KernelsBuilt`].
+/// Returns the [`KernelsBuilt`] of this program.
 pub fn built() -> KernelsBuilt {
     KernelsBuilt { toolkit: TOOLKIT, architectures: ARCHS, ptx: PTX }
 }
 
 impl KernelsBuilt {
-    /// Whether code for products of e4m3 by mma.sync is among them that runs on a GPU of this capability.
+    /// Returns `true` if they include code for e4m3 matrix multiplications by mma.sync that runs on a GPU of this
+    /// capability.
     pub(super) fn multiply_e4m3(&self, capability: (i32, i32)) -> bool {
         let name = match capability {
             (8, 9) => "89",
@@ -68,12 +71,12 @@ impl KernelsBuilt {
         self.architectures.contains(&name)
     }
 
-    /// What a GPU of this capability gets for values of `element`, in words; none where that is nothing.
+    /// Describes the kernels for values of `element` on a GPU of this capability; `None` if there are none.
     pub(super) fn serves(&self, (major, minor): (i32, i32), element: Element) -> Option<String> {
         let half = element == Element::F16;
         let number = |name: &str| name.trim_end_matches('a').parse::<i32>().ok();
         let own = major * 10 + minor;
-        // Code runs on GPUs of its own and later minor versions; that of `90a` on 9.0 alone.
+        // Code runs on GPUs of its own and later minor versions; code for `90a` only on 9.0.
         let fits = |name: &&&str| match number(name) {
             Some(number) if half => number == 75 && major == 7,
             Some(number) if name.ends_with('a') => number == own,
@@ -88,7 +91,7 @@ impl KernelsBuilt {
         if let Some(name) = self.architectures.iter().filter(fits).max_by_key(|name| number(name)) {
             return Some(format!("kernels for {} are built in", dotted(name)));
         }
-        // PTX for fp16 comes with the kernels of 7.5.
+        // PTX for fp16 is built only with the kernels of 7.5.
         let half_ptx = half.then_some("75").filter(|name| self.architectures.contains(name));
         let ptx = if half { half_ptx } else { self.ptx };
         let name = ptx.filter(|name| number(name).is_some_and(|number| number <= own))?;

@@ -1,4 +1,4 @@
-//! Launching a kernel: arguments in the order of its signature, then grid and block.
+//! Kernel launches: arguments in the order of the kernel's signature, then grid and block.
 
 use std::ffi::c_void;
 
@@ -9,25 +9,26 @@ use super::driver::failed;
 use super::{Cuda, Tensor};
 use crate::error::{Error, Result};
 
-/// Threads of a block in kernels that walk over rows and columns.
+/// Threads of a block in kernels that iterate over rows and columns.
 const THREADS: usize = 256;
 const MAX_ARGUMENTS: usize = 40;
 
-/// A kernel and its arguments so far; each takes 8 bytes here, whatever its size in the kernel.
+/// A kernel and its arguments so far; each argument takes 8 bytes here, whatever its size in the kernel.
 pub struct Launch<'a> {
     device: &'a Device,
     function: Function,
     name: &'static str,
     stream: Stream,
     shared_bytes: u32,
+    all_at_once: bool,
     arguments: [u64; MAX_ARGUMENTS],
     count: usize,
     too_large: Option<usize>,
-    takes_quantised: bool,
+    takes_quantized: bool,
 }
 
 impl Device {
-    /// Kernel `name` of `cuda/<file>.cu`, for the compute stream.
+    /// Prepares a launch of kernel `name` of `cuda/<file>.cu` on the compute stream.
     pub fn launch(&self, file: &'static str, name: &'static str) -> Result<Launch<'_>> {
         let function = self.function(file, name)?;
         Ok(Launch {
@@ -36,23 +37,24 @@ impl Device {
             name,
             stream: self.stream(),
             shared_bytes: 0,
+            all_at_once: false,
             arguments: [0; MAX_ARGUMENTS],
             count: 0,
             too_large: None,
-            takes_quantised: false,
+            takes_quantized: false,
         })
     }
 }
 
-/// `value` as an `int` of the kernel at `place`.
+/// Converts `value` to an `int` argument of the kernel at `place`.
 ///
-/// Errors when it is too large.
+/// Errors if it is too large.
 pub fn int(value: usize, place: impl FnOnce() -> String) -> Result<i32> {
     i32::try_from(value).map_err(|_| too_large(&format!("`{value}`"), place()))
 }
 
 fn too_large(what: &str, place: String) -> Error {
-    Error::new(format!("{what} is too large for a kernel")).at(place).hint("ask for a smaller image or batch")
+    Error::new(format!("{what} is too large for a kernel")).at(place).hint("request a smaller image or batch")
 }
 
 impl Launch<'_> {
@@ -62,15 +64,15 @@ impl Launch<'_> {
         self
     }
 
-    /// Launches on another stream.
+    /// Sets another stream.
     pub fn on(mut self, stream: Stream) -> Self {
         self.stream = stream;
         self
     }
 
-    /// Dynamic shared memory.
+    /// Sets the dynamic shared memory.
     ///
-    /// Errors when the GPU does not have so much.
+    /// Errors if the GPU doesn't have that much.
     pub fn shared(mut self, bytes: u32) -> Result<Self> {
         const WITHOUT_ASKING: u32 = 48 << 10;
         if bytes > WITHOUT_ASKING {
@@ -83,7 +85,17 @@ impl Launch<'_> {
         Ok(self)
     }
 
-    /// How many blocks of `threads` threads the GPU can run at the same time.
+    /// Makes the launch cooperative: no block starts before there is room for all of them. Kernels with blocks that
+    /// wait for each other need this; otherwise two such kernels on two streams, each with some of its blocks running,
+    /// would wait forever.
+    ///
+    /// The launch fails if the GPU can't run all blocks at the same time.
+    pub fn all_at_once(mut self) -> Self {
+        self.all_at_once = true;
+        self
+    }
+
+    /// Returns the number of blocks of `threads` threads that the GPU can run at the same time.
     pub fn blocks_at_once(&self, threads: u32) -> Result<usize> {
         // SAFETY: the function lives as long as the device.
         let blocks = unsafe {
@@ -93,42 +105,78 @@ impl Launch<'_> {
                 self.shared_bytes as usize,
             )
         }
-        .map_err(|e| failed(&format!("cannot tell how many blocks of kernel `{}` fit", self.name), e))?;
+        .map_err(|e| failed(&format!("cannot query how many blocks of kernel `{}` fit", self.name), e))?;
         Ok(blocks.max(1) as usize * self.device.multiprocessors())
     }
 
-    /// A pointer; 0 is null.
+    /// Returns the number of clusters of two blocks of `threads` threads that the GPU can run at the same time.
+    pub fn pairs_at_once(&self, threads: usize) -> Result<usize> {
+        let mut config = self.config([2, 1, 1], [threads, 1, 1]);
+        let mut pair = sys::CUlaunchAttribute {
+            id: sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION,
+            pad: [0; 4],
+            value: sys::CUlaunchAttributeValue {
+                clusterDim: sys::CUlaunchAttributeValue_union__bindgen_ty_1 { x: 2, y: 1, z: 1 },
+            },
+        };
+        (config.attrs, config.numAttrs) = (&mut pair, 1);
+        let mut clusters = 0;
+        // SAFETY: the function lives as long as the device; the driver reads `config` and writes one number.
+        unsafe { sys::cuOccupancyMaxActiveClusters(&mut clusters, self.function.raw(), &config) }
+            .result()
+            .map_err(|e| failed(&format!("cannot query how many clusters of kernel `{}` fit", self.name), e))?;
+        Ok(clusters.max(1) as usize)
+    }
+
+    /// Returns a launch configuration without attributes.
+    fn config(&self, grid: [usize; 3], block: [usize; 3]) -> sys::CUlaunchConfig {
+        let [[grid_x, grid_y, grid_z], [block_x, block_y, block_z]] = [grid, block].map(|size| size.map(|n| n as u32));
+        sys::CUlaunchConfig {
+            gridDimX: grid_x,
+            gridDimY: grid_y,
+            gridDimZ: grid_z,
+            blockDimX: block_x,
+            blockDimY: block_y,
+            blockDimZ: block_z,
+            sharedMemBytes: self.shared_bytes,
+            hStream: self.stream.raw(),
+            attrs: std::ptr::null_mut(),
+            numAttrs: 0,
+        }
+    }
+
+    /// Adds a pointer; 0 is null.
     pub fn address(self, address: u64) -> Self {
         self.push(address)
     }
 
-    /// A pointer to the tensor's first cell.
+    /// Adds a pointer to the tensor's first cell.
     pub fn vector(mut self, x: &Tensor<Cuda>) -> Self {
-        self.takes_quantised |= x.quantised_kind().is_some();
+        self.takes_quantized |= x.quantized_kind().is_some();
         self.address(x.address())
     }
 
-    /// A pointer to the tensor's first cell and its row stride as `long long`.
+    /// Adds a pointer to the tensor's first cell and its row stride as `long long`.
     pub fn matrix(self, x: &Tensor<Cuda>) -> Self {
         self.vector(x).long(x.stride())
     }
 
-    /// A pointer and a row stride of 0, so that one row serves all.
+    /// Adds a pointer and a row stride of 0, so that one row serves all.
     pub fn repeated(self, x: &Tensor<Cuda>) -> Self {
         self.vector(x).long(0)
     }
 
-    /// Pointer and row stride of quantised rows, and a pointer to their scales.
-    pub fn quantised(self, x: &Tensor<Cuda>) -> Self {
+    /// Adds the pointer and row stride of quantized rows, and a pointer to their scales.
+    pub fn quantized(self, x: &Tensor<Cuda>) -> Self {
         self.address(x.address()).long(x.stride()).address(x.scales())
     }
 
-    /// A `long long`.
+    /// Adds a `long long`.
     pub fn long(self, value: usize) -> Self {
         self.push(value as u64)
     }
 
-    /// An `int`; [`Launch::run`] returns an error if it is too large.
+    /// Adds an `int`; [`Launch::run`] returns an error if it is too large.
     pub fn int(mut self, value: usize) -> Self {
         if i32::try_from(value).is_err() {
             self.too_large.get_or_insert(value);
@@ -136,7 +184,7 @@ impl Launch<'_> {
         self.push(value as u64)
     }
 
-    /// A `float`.
+    /// Adds a `float`.
     pub fn float(self, value: f32) -> Self {
         self.push(u64::from(value.to_bits()))
     }
@@ -144,8 +192,8 @@ impl Launch<'_> {
     /// Enqueues the kernel; does nothing if the grid is empty.
     ///
     /// # Safety
-    /// The arguments match the kernel's signature in number, order and type, and all memory that it touches with them
-    /// lies in live buffers, which work on this stream may use.
+    /// The arguments match the kernel's signature in number, order and type, and all memory that the kernel accesses
+    /// through them is in live buffers, which work on this stream may use.
     pub unsafe fn run(self, grid: [usize; 3], block: [usize; 3]) -> Result<()> {
         let mut arguments = self.arguments;
         let mut pointers: [*mut c_void; MAX_ARGUMENTS] = [std::ptr::null_mut(); MAX_ARGUMENTS];
@@ -158,7 +206,7 @@ impl Launch<'_> {
         unsafe { self.run_raw(grid, block, &mut pointers[..self.count]) }
     }
 
-    /// Enqueues the kernel with arguments of any size, in place of those that were pushed.
+    /// Enqueues the kernel with arguments of any size, instead of those added before.
     ///
     /// # Safety
     /// As for [`Launch::run`]; each pointer points to an argument of the size in the signature.
@@ -166,8 +214,8 @@ impl Launch<'_> {
         if grid.contains(&0) {
             return Ok(());
         }
-        if self.takes_quantised {
-            return Err(Error::new(format!("quantised rows are for products only, not for kernel `{}`", self.name)));
+        if self.takes_quantized {
+            return Err(Error::new(format!("kernel `{}` does not accept quantized rows", self.name)));
         }
         let place = || format!("kernel `{}`", self.name);
         if let Some(value) = self.too_large {
@@ -177,19 +225,28 @@ impl Launch<'_> {
             return Err(too_large(&format!("a grid of {grid:?}"), place()));
         }
         let _submission = self.device.submit(self.stream)?;
-        let [grid, block] = [grid, block].map(|size| (size[0] as u32, size[1] as u32, size[2] as u32));
-        // SAFETY: the function lives as long as the device; the rest is as the caller promises.
-        unsafe {
-            result::launch_kernel(self.function.raw(), grid, block, self.shared_bytes, self.stream.raw(), arguments)
+        let mut cooperative = sys::CUlaunchAttribute {
+            id: sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_COOPERATIVE,
+            pad: [0; 4],
+            value: sys::CUlaunchAttributeValue { cooperative: 1 },
+        };
+        let mut config = self.config(grid, block);
+        if self.all_at_once {
+            (config.attrs, config.numAttrs) = (&mut cooperative, 1);
         }
-        .map_err(|e| failed(&format!("cannot launch kernel `{}`", self.name), e))?;
+        let arguments = arguments.as_mut_ptr();
+        // SAFETY: the function lives as long as the device, `config` and its attribute until the call returns; the rest
+        // is as the caller promises.
+        unsafe { sys::cuLaunchKernelEx(&config, self.function.raw(), arguments, std::ptr::null_mut()) }
+            .result()
+            .map_err(|e| failed(&format!("cannot launch kernel `{}`", self.name), e))?;
         self.device.counters().launches.add(1);
         Ok(())
     }
 }
 
-/// Grid and block of a kernel that uses `for_each_run` over `rows` rows of `runs` runs: blocks of (runs, rows), each
-/// row's runs spread evenly over the threads that walk it.
+/// Returns grid and block of a kernel that uses `for_each_run` over `rows` rows of `runs` runs: blocks of (runs, rows),
+/// with each row's runs spread evenly over its threads.
 pub fn row_tiles(rows: usize, runs: usize) -> ([usize; 3], [usize; 3]) {
     let width = runs.div_ceil(runs.div_ceil(THREADS).max(1)).max(1);
     // A long row gets whole warps; short rows share a warp.
@@ -198,7 +255,8 @@ pub fn row_tiles(rows: usize, runs: usize) -> ([usize; 3], [usize; 3]) {
     ([rows.div_ceil(height), 1, 1], [width, height, 1])
 }
 
-/// Threads of a block that holds one row of `chunks` chunks, at most four a thread; none if the row does not fit.
+/// Returns the threads of a block that holds one row of `chunks` chunks, at most four per thread; `None` if the row
+/// doesn't fit.
 pub fn row_block(chunks: usize) -> Option<usize> {
     let each = chunks.div_ceil(128).clamp(1, 4);
     let threads = chunks.div_ceil(each).next_multiple_of(32).max(32);

@@ -1,7 +1,7 @@
-//! Finds the driver and cuBLASLt before cudarc touches them: cudarc panics when it cannot load a library.
+//! Finds the driver and cuBLASLt before cudarc does: cudarc panics if it can't load a library.
 //!
-//! cudarc loads by file name only. A library that is already loaded answers to its name, so loading it here by its
-//! absolute path is enough, and a toolkit in a virtual environment needs no `LD_LIBRARY_PATH`.
+//! cudarc loads libraries by file name only. A library that is already loaded is found by its name, so loading it here
+//! by its absolute path is enough, and a toolkit in a virtual environment needs no `LD_LIBRARY_PATH`.
 
 use std::path::{Path, PathBuf};
 
@@ -11,7 +11,7 @@ use libloading::os::unix::{Library, RTLD_GLOBAL, RTLD_NOW};
 use crate::error::{Error, Field, Result};
 
 const CUBLASLT: &str = "libcublasLt.so.13";
-/// Where a driver's library lies when the linker's cache does not know it: Debian, WSL 2, containers.
+/// Folders of the driver's library that the linker's cache may not know: Debian, WSL 2, containers.
 const DRIVER_FOLDERS: [&str; 5] = [
     "/usr/lib/x86_64-linux-gnu",
     "/usr/lib/aarch64-linux-gnu",
@@ -19,7 +19,7 @@ const DRIVER_FOLDERS: [&str; 5] = [
     "/usr/lib/wsl/lib",
     "/usr/local/nvidia/lib64",
 ];
-/// Where toolkits are installed.
+/// Folders of installed toolkits.
 const TOOLKIT_FOLDERS: [&str; 5] = [
     "/usr/local/cuda/lib64",
     "/usr/local/cuda-13/lib64",
@@ -27,20 +27,20 @@ const TOOLKIT_FOLDERS: [&str; 5] = [
     "/opt/cuda/lib64",
     "/usr/lib/x86_64-linux-gnu",
 ];
-/// Where NVIDIA's wheels put libraries inside site-packages.
+/// The folder of NVIDIA's wheels inside site-packages.
 const WHEEL_FOLDER: &str = "nvidia/cu13/lib";
 
-/// What to do without a GPU.
+/// Returns the hint for machines without a GPU.
 pub fn use_the_cpu() -> String {
     format!("leave out `{}`, `{}` and `{}` to use the CPU", Field::Device, Field::Precision, Field::Attention)
 }
 
-/// Makes sure that the driver can be loaded.
+/// Ensures that the driver can be loaded.
 ///
-/// Errors with how to get it.
+/// Errors with a hint how to install it.
 pub fn require_driver() -> Result<()> {
-    // SAFETY: the question opens and closes libraries by name; nothing of cudarc has been called yet that could depend
-    // on it.
+    // SAFETY: the check opens and closes libraries by name; nothing of cudarc has been called yet that could depend on
+    // it.
     if !unsafe { driver::sys::is_culib_present() }
         && !DRIVER_FOLDERS.iter().any(|folder| open(&Path::new(folder).join("libcuda.so.1")))
     {
@@ -50,20 +50,20 @@ pub fn require_driver() -> Result<()> {
     Ok(())
 }
 
-/// Makes sure that cuBLASLt is there. It is half a gigabyte, and while the system loads it, it loads nothing for the
-/// driver: so that is left to [`load_cublaslt`].
+/// Ensures that cuBLASLt is installed. It is half a gigabyte, and while the system loads it, the driver can't load its
+/// own libraries, so loading is left to [`load_cublaslt`].
 ///
-/// Errors with how to get it.
+/// Errors with a hint how to install it.
 pub fn find_cublaslt() -> Result<()> {
     if toolkit_folders().iter().any(|folder| folder.join(CUBLASLT).is_file()) { Ok(()) } else { load_cublaslt() }
 }
 
 /// Loads cuBLASLt.
 ///
-/// Errors with how to get it.
+/// Errors with a hint how to install it.
 pub fn load_cublaslt() -> Result<()> {
     let files: Vec<_> = toolkit_folders().iter().map(|folder| folder.join(CUBLASLT)).collect();
-    // SAFETY: the question opens and closes a library by name, which any thread may do.
+    // SAFETY: the check opens and closes a library by name, which any thread may do.
     if files.iter().any(|file| open(file)) || unsafe { cublaslt::sys::is_culib_present() } {
         return Ok(());
     }
@@ -76,7 +76,7 @@ pub fn load_cublaslt() -> Result<()> {
     ))
 }
 
-/// Folders that may hold cuBLASLt, the most deliberate choice first.
+/// Returns folders that may hold cuBLASLt, the most explicit choice first.
 fn toolkit_folders() -> Vec<PathBuf> {
     let mut folders: Vec<PathBuf> = ["CUDA_HOME", "CUDA_PATH"]
         .iter()
@@ -100,14 +100,14 @@ fn toolkit_folders() -> Vec<PathBuf> {
     folders
 }
 
-/// Loads a library for the life of the process. False when that fails.
+/// Loads a library for the life of the process. Returns `false` if that fails.
 fn open(path: &Path) -> bool {
     if !path.is_file() {
         return false;
     }
     // SAFETY: loading runs the library's initialisers, which for NVIDIA's libraries have no precondition.
     let Ok(library) = (unsafe { Library::open(Some(path), RTLD_NOW | RTLD_GLOBAL) }) else { return false };
-    // Never closed, so nothing that is resolved from it can dangle.
+    // Never closed, so no symbol resolved from it can dangle.
     std::mem::forget(library);
     true
 }

@@ -1,25 +1,27 @@
-//! The CUDA backend: tensors of bf16, or of fp16 where a GPU has no bf16 ([`element`]), in device memory, float32
-//! inside every op, one rounding at its end.
+//! The CUDA backend: tensors of bf16, or of fp16 on GPUs without bf16 ([`element`]), in device memory, float32 inside
+//! every op, and one rounding at its end.
 //!
-//! With [`Precision::Fp8`] products with weights in [`Storage::Fp8`](crate::backend::Storage::Fp8) take e4m3 on both
-//! sides, with a scale for each row of either, sum in what the tensor cores keep of a float32, and give bf16; see
-//! [`quantise`] and [`gemm`]. With [`Precision::Int8`] those in [`Storage::Int8`](crate::backend::Storage::Int8) take
-//! 8-bit integers in the same way, and sums are exact; they have a kernel of their own, and so has e4m3 where cuBLASLt
-//! does not multiply it.
+//! With [`Precision::Fp8`], matrix multiplications with weights in [`Storage::Fp8`](crate::backend::Storage::Fp8)
+//! multiply e4m3 by e4m3, with a scale for each row of either, accumulate in the precision of the tensor cores (less
+//! than float32), and return bf16; see [`quantize`] and [`gemm`]. With [`Precision::Int8`], those in
+//! [`Storage::Int8`](crate::backend::Storage::Int8) multiply 8-bit integers in the same way, with exact sums. They have
+//! their own kernel, as has e4m3 on GPUs without e4m3 in cuBLASLt.
 //!
-//! [`library`] finds the driver, [`driver`] asks it, [`survey`](mod@survey) tells of all GPUs, [`device`] opens one,
-//! [`buffer`] hands out its memory under the budget of [`memory`], [`launch`] starts the kernels of cuda/*.cu that
-//! build.rs compiled into [`kernels`], [`gemm`] asks cuBLASLt, [`transfer`] moves values and images through [`staging`]
-//! buffers, [`upload`] weights out of files, [`stored`] says how those lie that stay in a file's format,
-//! [`block_stream`] those of blocks that take turns in memory, [`graph`] launches captured work as a whole. GPUs that
-//! make one image together are ranks of a [`group`], which write to each other's memory ([`peers`]) in an [`exchange`]
-//! of [`pieces`], or to a [`host_staging_buffer`] in that of the host in a [`host_exchange`]; [`weight_source`] says
-//! whether one copies the weights of another. What an op learns of its result on the way, it leaves there as
-//! [`channel_statistics`]. Every op has a launcher in the file of its name in [`ops`]; those for Hopper alone share
-//! [`hopper`]. Computing goes to one stream in program order, or beside it as in [`fork`]; in that stream [`capture`]
-//! lets one thread at a time enqueue, and [`captures`] keeps away what would break a capture; only downloads,
-//! [`Device::wait`](crate::backend::Device::wait), the timing of algorithms and allocations that have to gather freed
-//! memory wait.
+//! The backend knows nothing about models. To start reading: [`device`] opens a GPU, [`ops`] has a launcher for every
+//! op, and [`launch`] starts the kernels of cuda/*.cu that build.rs compiled into [`kernels`].
+//! - Setup: [`library`] finds the driver, [`driver`] queries it, [`survey`](mod@survey) reports all GPUs.
+//! - Memory: [`buffer`] allocates under the budget of [`memory`]; [`transfer`] moves values and images through
+//!   [`staging`] buffers.
+//! - Weights: [`upload`] loads them from files, [`stored`] keeps them in a file's format, [`block_stream`] streams
+//!   blocks, and [`weight_source`] decides if one GPU copies the weights of another.
+//! - Matrix multiplications: [`gemm`] calls cuBLASLt. Launchers of Hopper kernels share [`hopper`], and ops leave
+//!   [`channel_statistics`] for a later norm.
+//! - Groups: GPUs that generate one image together are ranks of a [`group`]. They write to each other's memory
+//!   ([`peers`]) in an [`exchange`] of [`pieces`], or to a [`host_staging_buffer`] in a [`host_exchange`].
+//! - Order: work runs on one stream in program order, or beside it as in [`fork`]. [`capture`] lets one thread at a
+//!   time enqueue, [`captures`] prevents calls that would break a capture, and [`graph`] launches captured work as a
+//!   whole. Only downloads, [`Device::wait`](crate::backend::Device::wait), the timing of algorithms and allocations
+//!   that have to collect freed memory wait.
 #![allow(unsafe_code)]
 
 mod backend;
@@ -45,6 +47,7 @@ mod host_exchange;
 mod host_staging_buffer;
 mod kernels;
 mod launch;
+mod layout;
 mod library;
 mod memory;
 mod merge;
@@ -90,45 +93,45 @@ use element::Element;
 use gemm::Gemm;
 use group::Rank;
 use launch::Launch;
-use ops::{attention_e4m3, quantise};
+use ops::{attention_e4m3, quantize};
 use staging::StagingBuffers;
 use transfer::{RESULT_BUFFERS, VALUE_BUFFERS};
 use upload::Uploader;
 
-/// In what the large products are computed.
+/// The precision of large matrix multiplications.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Precision {
-    /// As everything else: in fp16 where the GPU has no bf16.
+    /// As all other ops: bf16, or fp16 on GPUs without bf16.
     Bf16,
-    /// e4m3 with a scale for each row of either side: weights take half the memory, and the tensor cores do twice as
-    /// much. Hopper, Ada and Blackwell of 12.x.
+    /// e4m3 with a scale for each row of both operands: half the weight memory, and twice the tensor-core rate. Hopper,
+    /// Ada and Blackwell 12.x.
     Fp8,
-    /// 8-bit integers with a scale for each row of either side, whose columns are rotated before; see
-    /// [`crate::files::int8`]. Weights take half the memory, and tensor cores do twice as much, on any GPU.
+    /// 8-bit integers with a scale for each row of both operands and rotated columns; see [`crate::files::int8`]. Half
+    /// the weight memory, and twice the tensor-core rate, on any GPU.
     Int8,
-    /// The same with weights in 4 bits: see [`crate::files::w4a8`].
+    /// Int8 with 4-bit weights; see [`crate::files::w4a8`].
     W4a8,
 }
 
-/// In what a GPU computes, as far as that can be chosen.
+/// The configurable precision of a GPU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Arithmetic {
-    /// The large products.
+    /// The precision of large matrix multiplications.
     pub products: Precision,
-    /// Whether long attention without a mask is in e4m3, which is for Hopper only; none leaves it to the GPU, see
+    /// `Some(true)` if long attention without a mask is in e4m3, which needs Hopper; `None` selects by GPU, see
     /// [`Arithmetic::attends_in_fp8`].
     pub fp8_attention: Option<bool>,
 }
 
 impl Arithmetic {
-    /// Errors when a GPU does not compute in this.
+    /// Errors if a GPU doesn't support this.
     fn check(self, device: &Device) -> Result<()> {
-        quantise::check(self.products, device)?;
+        quantize::check(self.products, device)?;
         if self.fp8_attention == Some(true) { attention_e4m3::check(device) } else { Ok(()) }
     }
 
-    /// Beside products in e4m3 attention is so too where there is a kernel for it: it adds nothing to their error that
-    /// could be measured.
+    /// Returns `true` if attention is in e4m3. By default it is with e4m3 matrix multiplications, if there is a kernel
+    /// for it: it adds no measurable error to theirs.
     fn attends_in_fp8(self, device: &Device) -> bool {
         let beside_products = || self.products == Precision::Fp8 && attention_e4m3::check(device).is_ok();
         self.fp8_attention.unwrap_or_else(beside_products)
@@ -150,36 +153,36 @@ struct Inner {
     opening_gemm: Mutex<()>,
     gemm_cache: GemmCache,
     uploader: Uploader,
-    /// For values that the host computed, and for results.
+    /// For values computed on the host, and for results.
     value_buffers: StagingBuffers,
     result_buffers: StagingBuffers,
-    /// Held while launched as graphs work is enqueued.
+    /// Held while work is enqueued that launches a graph.
     graph_order: Mutex<()>,
-    /// Why some work could not be captured.
+    /// The reason that some work could not be captured.
     uncaptured: Mutex<Option<String>>,
     products: Precision,
     fp8_attention: bool,
     /// See [`Cuda::limit_bands`].
     band_bytes: AtomicUsize,
-    /// None where it is alone.
+    /// `None` for a single GPU.
     rank: Option<Rank>,
     device: Arc<Device>,
 }
 
 impl Cuda {
-    /// Opens GPU `ordinal` as `nvidia-smi -L` counts. Of its memory at most `memory_cap` bytes are used, or 80% of what
-    /// is free now. The choice of algorithms is timed where the environment says so, see
+    /// Opens GPU `ordinal`, numbered as by `nvidia-smi -L`. It uses at most `memory_cap` bytes of its memory, or 80% of
+    /// the bytes that are free now. Algorithms are chosen by timing if the environment enables it, see
     /// [`GemmCache::from_environment`].
     ///
-    /// Errors when this program holds no kernels, the machine no driver or cuBLASLt, or the GPU is missing or older
-    /// than Turing. A cuBLASLt that is there and cannot be loaded is an error of the first product.
+    /// Errors if this program has no kernels, the machine has no driver or cuBLASLt, or the GPU is missing or older
+    /// than Turing. A cuBLASLt that is installed and can't be loaded is an error of the first matrix multiplication.
     pub fn new(ordinal: usize, memory_cap: Option<u64>) -> Result<Self> {
         Self::with(ordinal, memory_cap, Precision::Bf16, &GemmCache::from_environment())
     }
 
-    /// As [`Cuda::new`], computing in `arithmetic`, and with the choice of algorithms kept in `gemm_cache`.
+    /// As [`Cuda::new`], with the given `arithmetic`, and with the choices of algorithms kept in `gemm_cache`.
     ///
-    /// Errors as [`Cuda::new`], and when the GPU does not compute in it.
+    /// Errors as [`Cuda::new`], and if the GPU doesn't support the arithmetic.
     pub fn with(
         ordinal: usize,
         memory_cap: Option<u64>,
@@ -188,14 +191,14 @@ impl Cuda {
     ) -> Result<Self> {
         let arithmetic = arithmetic.into();
         let device = open_all(&[ordinal], memory_cap, arithmetic)?.remove(0);
-        Ok(Self::of_device(device, arithmetic, gemm_cache, None))
+        Ok(Self::from_device(device, arithmetic, gemm_cache, None))
     }
 
-    /// The ranks of a group of GPUs that make one image together, in this order; otherwise as [`Cuda::with`]. Each is
-    /// to be used by a thread of its own: hosts and GPUs wait for each other, at most the limit of the options in a
-    /// collective, and hosts 60 times as long where one of them may be loading weights.
+    /// Opens the ranks of a group of GPUs that generate one image together, in this order; otherwise as [`Cuda::with`].
+    /// Use each from its own thread: hosts and GPUs wait for each other, at most the timeout of the options in a
+    /// collective, and hosts 60 times as long if one of them may be loading weights.
     ///
-    /// Errors as [`Cuda::with`], and when a GPU is named twice.
+    /// Errors as [`Cuda::with`], and if a GPU is listed twice.
     pub fn group(
         ordinals: &[usize],
         memory_cap: Option<u64>,
@@ -204,13 +207,13 @@ impl Cuda {
         options: GroupOptions,
     ) -> Result<Vec<Self>> {
         if let Some((_, twice)) = ordinals.iter().enumerate().find(|(i, ordinal)| ordinals[..*i].contains(ordinal)) {
-            return Err(Error::usage(format!("GPU {twice} is named twice")).hint("name each GPU once"));
+            return Err(Error::usage(format!("GPU {twice} is listed twice")).hint("list each GPU once"));
         }
         Self::ranks(ordinals, memory_cap, arithmetic.into(), gemm_cache, options)
     }
 
-    /// As [`Cuda::group`], of `world` ranks that share GPU `ordinal`, each with `memory_cap` bytes. It shows what a
-    /// group computes where there is one GPU; it gains nothing.
+    /// As [`Cuda::group`], with `world` ranks that share GPU `ordinal`, each with `memory_cap` bytes. It computes the
+    /// results of a group on a single GPU, without any speedup.
     ///
     /// Errors as [`Cuda::group`].
     pub fn group_on_one(
@@ -231,18 +234,18 @@ impl Cuda {
         options: GroupOptions,
     ) -> Result<Vec<Self>> {
         match ordinals {
-            [] => Err(Error::usage("a group of 0 GPUs makes no image")),
+            [] => Err(Error::usage("a group of 0 GPUs cannot generate images")),
             [alone] => Ok(vec![Self::with(*alone, memory_cap, arithmetic, gemm_cache)?]),
             _ => {
                 let devices = open_all(ordinals, memory_cap, arithmetic)?;
                 let ranks = Rank::group(&devices.iter().collect::<Vec<_>>(), options)?;
                 let made = devices.into_iter().zip(ranks);
-                Ok(made.map(|(device, rank)| Self::of_device(device, arithmetic, gemm_cache, Some(rank))).collect())
+                Ok(made.map(|(device, rank)| Self::from_device(device, arithmetic, gemm_cache, Some(rank))).collect())
             }
         }
     }
 
-    fn of_device(device: Arc<Device>, arithmetic: Arithmetic, gemm_cache: &GemmCache, rank: Option<Rank>) -> Self {
+    fn from_device(device: Arc<Device>, arithmetic: Arithmetic, gemm_cache: &GemmCache, rank: Option<Rank>) -> Self {
         let uploader = Uploader::new(&device);
         Self(Arc::new(Inner {
             gemm: OnceLock::new(),
@@ -261,31 +264,31 @@ impl Cuda {
         }))
     }
 
-    /// What the user may want to know of the work so far: that the kept choices of algorithms were of no use, or cannot
-    /// be kept.
+    /// Returns a note for the user about the work so far: the cached choices of algorithms were unusable, or can't be
+    /// saved.
     pub fn note(&self) -> Option<String> {
         self.0.gemm.get().and_then(Gemm::note)
     }
 
-    /// Whether activations and weights are bf16; otherwise they are fp16.
+    /// Returns `true` if activations and weights are bf16; otherwise they are fp16.
     pub fn computes_in_bf16(&self) -> bool {
         self.element() == Element::Bf16
     }
 
-    /// Device memory that the driver holds for this handle, in use or not, in bytes; its context and the code of
-    /// kernels are not in it.
+    /// Returns the bytes of device memory that the driver holds for this handle, in use or not, without its context and
+    /// the code of kernels.
     pub fn reserved_bytes(&self) -> Result<u64> {
         self.device().reserved_bytes()
     }
 
-    /// Its place in its group; none where it is alone.
+    /// Returns its rank in its group; `None` for a single GPU.
     fn group_rank(&self) -> Option<&Rank> {
         self.0.rank.as_ref()
     }
 
-    /// To be asked after every wait for the device: what is computed after the collectives were ended is of no use.
+    /// Checks the group after a wait for the device: results computed after the collectives were ended are invalid.
     ///
-    /// Errors when they were.
+    /// Errors if they were ended.
     fn check_group(&self, what: &str) -> Result<()> {
         self.group_rank().map_or(Ok(()), |rank| rank.member().check(what))
     }
@@ -294,12 +297,12 @@ impl Cuda {
         &self.0.device
     }
 
-    /// What activations and weights are in.
+    /// Returns the type of activations and weights.
     fn element(&self) -> Element {
         self.device().element()
     }
 
-    /// cuBLASLt, opened by the first product.
+    /// Returns cuBLASLt, opened by the first matrix multiplication.
     fn gemm(&self) -> Result<&Gemm> {
         if let Some(gemm) = self.0.gemm.get() {
             return Ok(gemm);
@@ -316,20 +319,20 @@ impl Cuda {
         self.device().launch(file, name)
     }
 
-    /// A dense tensor, not initialised.
+    /// Allocates a dense, uninitialized tensor.
     fn empty(&self, rows: usize, cols: usize) -> Result<Tensor<Cuda>> {
         let buffer = Buffer::new(self.device(), self.element().kind(), rows * cols)?;
         Ok(Tensor::from_buffer(self, buffer, rows, cols))
     }
 
-    /// A new tensor of the shape of `x` for the result of an op that consumes `x`; none where the result may go over
-    /// `x`.
+    /// Returns a new tensor of the shape of `x` for the result of an op that consumes `x`; `None` if the result may
+    /// overwrite `x`.
     fn unless_writable(&self, x: &Tensor<Cuda>) -> Result<Option<Tensor<Cuda>>> {
         if x.writable() { Ok(None) } else { self.empty(x.rows(), x.cols()).map(Some) }
     }
 }
 
-/// One of two values that a variable may have, `value` being what it has.
+/// Parses `value` of `variable` as one of two values; `rule` is the default.
 fn one_of(variable: &str, value: Option<&OsStr>, [no, yes]: [&str; 2], rule: bool) -> Result<bool> {
     match value.map(OsStr::to_string_lossy).as_deref() {
         None | Some("") => Ok(rule),
@@ -339,7 +342,7 @@ fn one_of(variable: &str, value: Option<&OsStr>, [no, yes]: [&str; 2], rule: boo
     }
 }
 
-/// These GPUs, all opened at the same time, where there is a cuBLASLt.
+/// Opens all these GPUs concurrently, if cuBLASLt is installed.
 fn open_all(ordinals: &[usize], memory_cap: Option<u64>, arithmetic: Arithmetic) -> Result<Vec<Arc<Device>>> {
     let (devices, library) = thread::scope(|scope| {
         let library = scope.spawn(library::find_cublaslt);
@@ -359,17 +362,18 @@ fn open_all(ordinals: &[usize], memory_cap: Option<u64>, arithmetic: Arithmetic)
 }
 
 impl Tensor<Cuda> {
-    /// Device address of the first cell.
+    /// Returns the device address of the first cell.
     fn address(&self) -> u64 {
         self.buffer().address() + (self.offset() * self.buffer().kind().size()) as u64
     }
 
-    /// Whether its values are what ops compute with, not tables or quantised rows.
+    /// Returns `true` if its values are activations, not tables or quantized rows.
     fn is_activation(&self) -> bool {
         self.buffer().kind() == self.backend().element().kind()
     }
 
-    /// Whether every row starts at a multiple of 16 bytes and, of activations, is a whole number of them.
+    /// Returns `true` if every row starts at a multiple of 16 bytes and, for activations, is a multiple of 16 bytes
+    /// long.
     fn aligned(&self) -> bool {
         let size = self.buffer().kind().size();
         let whole = |elements: usize| (elements * size).is_multiple_of(16);
@@ -377,19 +381,19 @@ impl Tensor<Cuda> {
     }
 }
 
-/// Whether kernels that move 16 bytes at once can take all these tensors.
+/// Returns `true` if kernels that move 16 bytes at once support all these tensors.
 fn all_aligned(tensors: &[&Tensor<Cuda>]) -> bool {
     tensors.iter().all(|tensor| tensor.aligned())
 }
 
 impl Launch<'_> {
-    /// Enqueues a kernel that uses `for_each_run` over [rows, cols], 8 columns at a time where `wide`.
+    /// Enqueues a kernel that uses `for_each_run` over [rows, cols], 8 columns at a time if `wide`.
     ///
     /// # Safety
     /// As for [`Launch::run`].
     unsafe fn run_rows(self, rows: usize, cols: usize, wide: bool) -> Result<()> {
         let (grid, block) = launch::row_tiles(rows, if wide { cols / 8 } else { cols });
-        // SAFETY: what the caller promises.
+        // SAFETY: as the caller promises.
         unsafe { self.run(grid, block) }
     }
 }

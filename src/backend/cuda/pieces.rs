@@ -1,10 +1,12 @@
-//! What ranks of a group give each other: pieces of tensors, and the copies that bring them there.
+//! Pieces of tensors that ranks of a group exchange, and the copies between them.
 
 use std::ops::Range;
 
+use super::layout::assert_layout;
 use super::{Cuda, Tensor};
 
-/// What a thread of cuda/exchange.cu copies at once, in bytes, where all is aligned to it; otherwise it is NARROW.
+/// Bytes that a thread of cuda/exchange.cu copies at once, if all addresses and sizes are aligned to it; otherwise
+/// NARROW.
 const WIDE: usize = 16;
 const NARROW: usize = 2;
 
@@ -17,17 +19,17 @@ pub struct RowChunk {
     stride: usize,
     /// Bytes of a value.
     size: usize,
-    /// Whose it is, or who put it into a staging buffer. A piece is that of rank 0 until it is given.
+    /// The owner, or the rank that copied it into a staging buffer. Pieces have rank 0 until they are sent.
     rank: usize,
 }
 
 impl RowChunk {
-    pub fn of(x: &Tensor<Cuda>) -> Self {
+    pub fn new(x: &Tensor<Cuda>) -> Self {
         let size = x.buffer().kind().size();
         Self { address: x.address(), rows: x.rows(), cols: x.cols(), stride: x.stride(), size, rank: 0 }
     }
 
-    /// Dense rows of values of `size` bytes.
+    /// Creates dense rows of values of `size` bytes.
     pub fn dense(address: u64, [rows, cols]: [usize; 2], size: usize) -> Self {
         Self { address, rows, cols, stride: cols, size, rank: 0 }
     }
@@ -36,35 +38,35 @@ impl RowChunk {
         [self.rows, self.cols]
     }
 
-    /// Of the values.
+    /// Returns the bytes of the values.
     pub fn bytes(&self) -> usize {
         self.rows * self.cols * self.size
     }
 
-    /// The same values in dense rows elsewhere.
+    /// Returns dense rows of this shape at another address.
     pub fn at(&self, address: u64) -> Self {
         Self { rank: self.rank, ..Self::dense(address, self.shape(), self.size) }
     }
 
-    /// The same, as what rank `rank` gives.
-    pub fn of_rank(self, rank: usize) -> Self {
+    /// Sets the sending rank.
+    pub fn with_rank(self, rank: usize) -> Self {
         Self { rank, ..self }
     }
 
-    /// Some of the rows.
+    /// Returns some of the rows.
     pub fn rows(self, range: Range<usize>) -> Self {
         assert!(range.start <= range.end && range.end <= self.rows, "rows {range:?} of {}", self.rows);
         let address = self.address + (range.start * self.stride * self.size) as u64;
         Self { address, rows: range.len(), ..self }
     }
 
-    /// Some of the columns.
+    /// Returns some of the columns.
     pub fn cols(self, range: Range<usize>) -> Self {
         assert!(range.start <= range.end && range.end <= self.cols, "columns {range:?} of {}", self.cols);
         Self { address: self.address + (range.start * self.size) as u64, cols: range.len(), ..self }
     }
 
-    /// These rows to those of `to`, of the same shape, which belong to this rank.
+    /// Returns a copy of these rows to the rows of `to`, of equal shape, which belong to this rank.
     pub fn copy_to(self, to: Self) -> RowCopy {
         assert_eq!((self.shape(), self.size), (to.shape(), to.size), "copies keep their shape");
         RowCopy::new(self, to)
@@ -82,9 +84,12 @@ pub struct RowCopy {
     rows: u32,
     units: u32,
     unit: u32,
-    /// Of what is copied.
+    /// The rank of the source.
     rank: u32,
 }
+
+assert_layout! { RowCopy: 48, from: 0, to: 8, from_stride: 16, to_stride: 24, rows: 32, units: 36, unit: 40,
+rank: 44 }
 
 impl RowCopy {
     fn new(from: RowChunk, to: RowChunk) -> Self {
@@ -112,7 +117,7 @@ impl RowCopy {
         }
     }
 
-    /// Whose values are copied.
+    /// Returns the rank of the source.
     pub fn rank(&self) -> usize {
         self.rank as usize
     }
@@ -122,16 +127,16 @@ impl RowCopy {
     }
 }
 
-/// What launchers place, on memory of the host.
+/// Simulation of launchers on host memory.
 #[cfg(test)]
 pub mod on_host {
     use std::ops::Range;
 
     use super::{RowChunk, RowCopy};
 
-    /// [rows, cols] values, with others beside them.
+    /// [rows, cols] values, with others between the rows.
     pub struct Matrix {
-        /// Behind a pointer through which copies write.
+        /// In cells, because copies write through a pointer.
         cells: Box<[std::cell::UnsafeCell<u16>]>,
         cols: usize,
         stride: usize,
@@ -146,7 +151,7 @@ pub mod on_host {
             Self::new((0..rows * cols).map(|_| 0), cols, cols)
         }
 
-        /// Every value is another, as far as there are so many.
+        /// Creates a matrix of distinct values, as far as the type has enough.
         pub fn counting(rows: usize, cols: usize, from: usize) -> Self {
             Self::new((0..rows * cols).map(|i| (from + i + 1) as u16), cols, cols)
         }
@@ -168,7 +173,7 @@ pub mod on_host {
             self.columns(0..self.cols)
         }
 
-        /// A copy of some rows, with `beside` more values behind each.
+        /// Returns a copy of some rows, with `beside` more values after each.
         pub fn select(&self, rows: impl IntoIterator<Item = usize>, beside: usize) -> Self {
             let row = |row: usize| self.row(row, 0..self.cols).chain((0..beside).map(|_| u16::MAX)).collect::<Vec<_>>();
             Self::new(rows.into_iter().flat_map(row), self.cols, self.cols + beside)
@@ -191,7 +196,7 @@ pub mod on_host {
     }
 
     impl RowCopy {
-        /// As the kernel does it.
+        /// Runs the copy as the kernel does.
         pub fn run_on_host(&self) {
             for at in 0..u64::from(self.rows) * u64::from(self.units) {
                 let (row, unit) = (at / u64::from(self.units), at % u64::from(self.units));

@@ -1,27 +1,27 @@
 //! The driver's pools of a GPU's memory.
 //!
-//! A pool gives memory back in whole chunks, so a small tensor that stays in a chunk of large ones that went keeps all
-//! of it from others. What comes and goes at different times has a pool of its own.
+//! A pool returns memory in whole chunks, so one small tensor in a chunk of freed large ones keeps the chunk from other
+//! uses. Memory with different lifetimes has different pools.
 
 use cudarc::driver::{result, sys};
 
 use super::driver::failed;
 use crate::error::Result;
 
-/// Tensors of fewer bytes may outlive the work that made them: latents, text features, tables.
+/// Tensors of fewer bytes may outlive the work that allocated them: latents, text features, tables.
 const SMALL_BYTES: usize = 16 << 20;
 
-/// What memory is for.
+/// The purpose of memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Use {
-    /// Weights, which stay.
+    /// Weights, which are long-lived.
     Weights,
-    /// All else.
+    /// All other memory.
     Work,
 }
 
-/// Pools that keep what is freed for the next allocation; by default every wait gives it back to the system. None is
-/// the driver's default pool, so that others in this process do not count.
+/// Pools that keep freed memory for the next allocation; by default every wait returns it to the system. None is the
+/// driver's default pool, so that other users in this process don't count.
 pub struct Pools {
     weights: sys::CUmemoryPool,
     large: sys::CUmemoryPool,
@@ -29,7 +29,7 @@ pub struct Pools {
 }
 
 impl Pools {
-    /// Errors when the driver makes none. They live until [`Pools::destroy`].
+    /// Errors if the driver can't create one. The pools live until [`Pools::destroy`].
     pub fn new(device: sys::CUdevice) -> Result<Self> {
         Ok(Self { weights: new_pool(device)?, large: new_pool(device)?, small: new_pool(device)? })
     }
@@ -38,8 +38,8 @@ impl Pools {
         [self.weights, self.large, self.small]
     }
 
-    /// The pool for so many bytes.
-    pub fn of(&self, purpose: Use, bytes: usize) -> sys::CUmemoryPool {
+    /// Returns the pool for an allocation of `bytes` bytes.
+    pub fn pool_for(&self, purpose: Use, bytes: usize) -> sys::CUmemoryPool {
         match purpose {
             _ if bytes < SMALL_BYTES => self.small,
             Use::Weights => self.weights,
@@ -47,7 +47,7 @@ impl Pools {
         }
     }
 
-    /// What the driver holds for them, in use or not.
+    /// Returns the bytes that the driver holds for the pools, in use or not.
     pub fn bytes(&self) -> Result<u64> {
         let mut sum = 0;
         for pool in self.all() {
@@ -55,13 +55,13 @@ impl Pools {
             let attribute = sys::CUmemPool_attribute::CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT;
             // SAFETY: the pool lives as long as the device; the attribute's value is a u64.
             unsafe { result::mem_pool::get_attribute(pool, attribute, std::ptr::from_mut(&mut bytes).cast()) }
-                .map_err(|e| failed("cannot ask for GPU memory", e))?;
+                .map_err(|e| failed("cannot query GPU memory", e))?;
             sum += bytes;
         }
         Ok(sum)
     }
 
-    /// Lets kernels of the GPU `peer` read and write their memory.
+    /// Gives kernels of the GPU `peer` access to the pools' memory.
     pub fn share_with(&self, peer: sys::CUdevice) -> Result<()> {
         let access = sys::CUmemAccessDesc {
             location: sys::CUmemLocation { type_: sys::CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE, id: peer },
@@ -75,25 +75,25 @@ impl Pools {
         })
     }
 
-    /// Gives back to the system what they hold and nobody uses.
+    /// Returns unused memory of the pools to the system.
     pub fn trim(&self) -> Result<()> {
         self.all().into_iter().try_for_each(|pool| {
             // SAFETY: the pool lives as long as the device.
-            unsafe { result::mem_pool::trim_to(pool, 0) }.map_err(|e| failed("cannot give GPU memory back", e))
+            unsafe { result::mem_pool::trim_to(pool, 0) }.map_err(|e| failed("cannot release GPU memory", e))
         })
     }
 
     /// # Safety
-    /// They are not used any more.
+    /// The pools are not used any more.
     pub unsafe fn destroy(&self) {
         for pool in self.all() {
-            // SAFETY: what the caller promises. An error is one that callers have seen.
+            // SAFETY: as the caller promises. Errors have been reported to callers before.
             let _ = unsafe { result::mem_pool::destroy(pool) };
         }
     }
 }
 
-/// A pool that gives nothing back by itself.
+/// Creates a pool that keeps freed memory until it is trimmed.
 fn new_pool(device: sys::CUdevice) -> Result<sys::CUmemoryPool> {
     let failed = |e| failed("cannot set up GPU memory", e);
     let props = sys::CUmemPoolProps {
@@ -105,11 +105,11 @@ fn new_pool(device: sys::CUdevice) -> Result<sys::CUmemoryPool> {
         usage: 0,
         reserved: [0; 54],
     };
-    // SAFETY: the properties are whole, and of a device that the driver named.
+    // SAFETY: the properties are complete, for a device that the driver listed.
     let pool = unsafe { result::mem_pool::create(&props) }.map_err(failed)?;
     let mut threshold = u64::MAX;
     let attribute = sys::CUmemPool_attribute::CU_MEMPOOL_ATTR_RELEASE_THRESHOLD;
-    // SAFETY: the pool was made above, and the attribute's value is a u64.
+    // SAFETY: the pool was created above, and the attribute's value is a u64.
     unsafe { result::mem_pool::set_attribute(pool, attribute, std::ptr::from_mut(&mut threshold).cast()) }
         .map_err(failed)?;
     Ok(pool)

@@ -1,8 +1,8 @@
-//! What the compiler says of each kernel: threads of a block, registers, spills and shared memory, by architecture.
+//! Compiler resources of each kernel: threads of a block, registers, spills and shared memory, by architecture.
 //!
-//! build.rs takes it from nvcc as it compiles, `cuda/resources.txt` keeps it (`make kernels` compares), and
-//! `docs/occupancy.md` shows it with what a multiprocessor of each architecture holds. This file needs no crate,
-//! because build.rs has none.
+//! build.rs reads them from nvcc's output, `cuda/resources.txt` stores them (`make kernels` compares), and
+//! `docs/occupancy.md` shows them with the resulting occupancy of each architecture. This file uses no crate, because
+//! build.rs has none.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -10,20 +10,20 @@ use std::fmt;
 /// A kernel as compiled for one architecture.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Resources {
-    /// Of a block at most, by its `__launch_bounds__`; 0 where it has none, or nvcc's PTX was not found.
+    /// Max threads of a block, by its `__launch_bounds__`; 0 without them, or if nvcc's PTX was not found.
     pub threads: usize,
-    /// Of a thread.
+    /// Registers of a thread.
     pub registers: usize,
-    /// Bytes of local memory that a thread writes and reads back for want of registers.
+    /// Bytes of local memory that a thread spills for lack of registers.
     pub spilled: usize,
-    /// Bytes of shared memory of a block, beside what a launch adds.
+    /// Bytes of static shared memory of a block.
     pub shared: usize,
 }
 
-/// By name of a kernel file, name of a kernel and architecture, such as `90a`.
+/// Kernels by file and name, then by architecture, such as `90a`.
 pub type Kernels = BTreeMap<(String, String), BTreeMap<String, Resources>>;
 
-/// What `nvcc --resource-usage` has written on stderr, without threads: kernels, by name and architecture.
+/// Parses stderr of `nvcc --resource-usage`, without threads: kernels, by name and architecture.
 pub fn in_report(report: &str) -> BTreeMap<(String, String), Resources> {
     let mut found: BTreeMap<(String, String), Resources> = BTreeMap::new();
     let mut kernel = None;
@@ -47,14 +47,14 @@ pub fn in_report(report: &str) -> BTreeMap<(String, String), Resources> {
             if let Some(registers) = before("registers,") {
                 resources.registers = registers;
                 resources.shared = before("bytes smem").unwrap_or(0);
-                kernel = None; // what follows is of functions that the kernel calls
+                kernel = None; // the following lines are about functions that the kernel calls
             }
         }
     }
     found
 }
 
-/// The threads of a block of each kernel in a PTX file, which follow from `__launch_bounds__`.
+/// Returns the max threads of a block of each kernel in a PTX file, from `__launch_bounds__`.
 pub fn threads_in_ptx(ptx: &str) -> BTreeMap<String, usize> {
     let mut found = BTreeMap::new();
     let mut kernel = None;
@@ -84,7 +84,7 @@ impl Resources {
     }
 }
 
-/// One kernel a line: its file, its name, and of each architecture `ARCH=THREADS/REGISTERS/SPILLED/SHARED`.
+/// Writes one kernel per line: its file, its name, and `ARCH=THREADS/REGISTERS/SPILLED/SHARED` for each architecture.
 pub fn to_text(kernels: &Kernels) -> String {
     let of_kernel = |((file, kernel), by_arch): (&(String, String), &BTreeMap<String, Resources>)| {
         let archs = by_arch.iter().map(|(arch, resources)| format!(" {arch}={resources}"));
@@ -93,9 +93,9 @@ pub fn to_text(kernels: &Kernels) -> String {
     kernels.iter().map(of_kernel).collect()
 }
 
-/// Reads what [`to_text`] makes; lines that begin with `#` are skipped.
+/// Parses the output of [`to_text`]; lines that begin with `#` are skipped.
 ///
-/// Errors with the line that is none.
+/// Errors with the invalid line.
 pub fn from_text(text: &str) -> Result<Kernels, String> {
     let mut kernels = Kernels::new();
     for line in text.lines().filter(|line| !line.starts_with('#')) {

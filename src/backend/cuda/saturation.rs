@@ -1,4 +1,4 @@
-//! Activations that were too large for fp16: kernels cut them off and set a flag, see cuda/common.cuh.
+//! Detection of activations that are too large for fp16: kernels clamp them and set a flag, see cuda/common.cuh.
 
 use cudarc::driver::sys;
 
@@ -11,9 +11,9 @@ use crate::error::Result;
 const FLAG: &std::ffi::CStr = c"saturated";
 
 impl Cuda {
-    /// What to say of activations that were cut off so far, if any were. Waits for the work so far.
+    /// Returns a message if activations were clamped so far. Waits for the work so far.
     ///
-    /// Errors when the GPU failed, or while this thread captures.
+    /// Errors if the GPU failed, or while this thread captures.
     pub(super) fn saturation(&self) -> Result<Option<String>> {
         if self.element() == Element::Bf16 {
             return Ok(None);
@@ -26,17 +26,17 @@ impl Cuda {
         }
         Ok((!files.is_empty()).then(|| {
             let files = files.join(", ");
-            format!("values too large for fp16 were cut off in {files}, so images may differ from those of other GPUs")
+            format!("values too large for fp16 were clamped in {files}, so images may differ from those of other GPUs")
         }))
     }
 }
 
-/// The flag's address on the device.
+/// Returns the flag's address on the device.
 fn flag_of(module: sys::CUmodule) -> Result<u64> {
     let (mut address, mut bytes) = (0, 0);
     // SAFETY: the module is loaded until the device is dropped; the driver writes an address and a size.
     unsafe { sys::cuModuleGetGlobal_v2(&mut address, &mut bytes, module, FLAG.as_ptr()) }
         .result()
-        .map_err(|e| failed("the kernels have no flag for values that are too large", e))?;
+        .map_err(|e| failed("the kernels have no overflow flag", e))?;
     Ok(address)
 }

@@ -1,4 +1,4 @@
-//! Staging buffers: pinned host memory between the host's values and the device.
+//! Staging buffers: pinned host memory for transfers between host and device.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -15,7 +15,7 @@ use crate::error::{Error, Result};
 /// millisecond.
 pub const STAGING_BYTES: usize = 2 << 20;
 
-/// Pinned host memory, and the event behind its last use.
+/// Pinned host memory, and an event after its last use.
 pub struct StagingBuffer {
     host: *mut u8,
     last_use: Event,
@@ -25,7 +25,7 @@ pub struct StagingBuffer {
 unsafe impl Send for StagingBuffer {}
 
 impl StagingBuffer {
-    /// It is free behind what is on `stream` now.
+    /// Allocates a buffer that is free after the work on `stream` so far.
     pub fn new(device: &Arc<Device>, stream: Stream) -> Result<Self> {
         device.make_current()?;
         // PORTABLE: readable from all contexts. Not write-combined: threads fill it with ordinary stores.
@@ -35,7 +35,7 @@ impl StagingBuffer {
         Ok(Self { host: host.cast(), last_use: Event::new(device, stream)? })
     }
 
-    /// Its memory, once the device is done with it.
+    /// Returns its memory, once the device is done with it.
     pub fn bytes(&mut self) -> Result<&mut [u8]> {
         self.last_use.wait()?;
         // SAFETY: `host` points to STAGING_BYTES bytes that live as long as this; the driver zeroes new pages, so they
@@ -43,41 +43,41 @@ impl StagingBuffer {
         Ok(unsafe { std::slice::from_raw_parts_mut(self.host, STAGING_BYTES) })
     }
 
-    /// Its first `len` bytes to the device, by work on `stream`. [`StagingBuffer::bytes`] waits for it.
+    /// Copies its first `len` bytes to the device, by work on `stream`. [`StagingBuffer::bytes`] waits for it.
     ///
-    /// Errors when `len` is more than it has.
+    /// Errors if `len` exceeds its size.
     ///
     /// # Safety
     /// `to` has room for `len` bytes in a buffer that lives until work on `stream` is done with it.
     pub unsafe fn copy_to(&self, device: &Device, len: usize, to: Destination, stream: Stream) -> Result<()> {
         check(len)?;
         let _submission = device.submit(stream)?;
-        // SAFETY: `len` is at most STAGING_BYTES. Nobody writes there before the event that is recorded below.
+        // SAFETY: `len` is at most STAGING_BYTES. No thread writes there before the event that is recorded below.
         let host = unsafe { std::slice::from_raw_parts(self.host, len) };
-        // SAFETY: as above; of the rest the caller is sure.
+        // SAFETY: as above; the caller promises the rest.
         unsafe { to.copy(host, stream) }?;
         device.counters().copies.add(1);
         self.last_use.record(stream)
     }
 
-    /// `len` bytes from device address `from` to where it begins, by work on `stream`; otherwise as
+    /// Copies `len` bytes from device address `from` to its beginning, by work on `stream`; otherwise as
     /// [`StagingBuffer::copy_to`].
     ///
     /// # Safety
-    /// There are `len` bytes behind `from` in a buffer that lives until work on `stream` is done with it.
+    /// There are `len` bytes from `from` on in a buffer that lives until work on `stream` is done with it.
     pub unsafe fn copy_from(&mut self, device: &Device, len: usize, from: u64, stream: Stream) -> Result<()> {
         check(len)?;
         let _submission = device.submit(stream)?;
-        // SAFETY: `len` is at most STAGING_BYTES. Nobody reads there before the event that is recorded below.
+        // SAFETY: `len` is at most STAGING_BYTES. No thread reads there before the event that is recorded below.
         let host = unsafe { std::slice::from_raw_parts_mut(self.host, len) };
-        // SAFETY: as above; of the rest the caller is sure.
+        // SAFETY: as above; the caller promises the rest.
         unsafe { result::memcpy_dtoh_async(host, from, stream.raw()) }
             .map_err(|e| failed("cannot copy from the GPU", e))?;
         device.counters().copies.add(1);
         self.last_use.record(stream)
     }
 
-    /// What else reads or writes it is enqueued on `stream`: it is free behind that.
+    /// Marks it as in use by work on `stream` so far.
     pub fn in_use_on(&self, stream: Stream) -> Result<()> {
         self.last_use.record(stream)
     }
@@ -100,19 +100,19 @@ impl Drop for StagingBuffer {
     }
 }
 
-/// Staging buffers for one purpose, the one that was used last at the end.
+/// Staging buffers for one purpose, the most recently used at the end.
 pub struct StagingBuffers {
     buffers: Mutex<VecDeque<StagingBuffer>>,
     count: usize,
 }
 
 impl StagingBuffers {
-    /// None yet; pinning takes time.
+    /// Creates none yet; pinning takes time.
     pub fn new(count: usize) -> Self {
         Self { buffers: Mutex::default(), count }
     }
 
-    /// All of them, which are made unless they are there.
+    /// Returns all of them, allocated on first use.
     pub fn made(&self, device: &Arc<Device>) -> Result<MutexGuard<'_, VecDeque<StagingBuffer>>> {
         let mut buffers = self.buffers.lock().unwrap_or_else(PoisonError::into_inner);
         while buffers.len() < self.count {

@@ -1,5 +1,5 @@
-//! Weights that stay in the format of their file: where their bytes and scales lie on the device, and how a kernel
-//! makes weights of 16 bits of them.
+//! Weights that stay in the format of their file: the layout of their bytes and scales on the device, and their
+//! dequantization to 16 bits.
 
 use std::sync::Arc;
 
@@ -9,65 +9,65 @@ use crate::error::{Error, Result};
 use crate::files::e4m3::MULTIPLE;
 use crate::files::{Bytes, FileSlice, FirstNibble, Format, Kernel, ScaleLayout, Scales, TensorView, int8};
 
-/// Values and scales begin at multiples of this, as the driver aligns an allocation.
+/// Values and scales begin at multiples of the driver's allocation alignment.
 const ALIGNMENT: usize = 256;
 /// Values that a kernel stores at once.
 const CHUNK: usize = 8;
-/// Values of a block of threads: `TILE` in cuda/dequantise.cuh.
+/// Values of a thread block: `TILE` in cuda/dequantize.cuh.
 const TILE: usize = 8192;
-/// `THREADS` there.
+/// `THREADS` in cuda/dequantize.cuh.
 const THREADS: usize = 256;
-/// Columns that a warp rotates: see cuda/dequantise_rotated.cuh.
+/// Columns that a warp rotates: see cuda/dequantize_rotated.cuh.
 const OF_WARP: usize = 256;
-/// What bitsandbytes multiplies with instead of dividing by 127.
+/// bitsandbytes multiplies by this instead of dividing by 127.
 const PER_STEP: f32 = 1.0 / 127.0;
 
-/// A weight in the format of its file, or in those of its parts, which lie one behind the other.
+/// A weight in the format of its file, or of its parts, which are concatenated.
 pub struct Stored {
     parts: Vec<StoredRows>,
     cols: usize,
     bytes: usize,
 }
 
-/// Rows of a weight that are of one format.
+/// Rows of a weight in one format.
 pub struct StoredRows {
-    /// As they are in the file.
+    /// The values as in the file.
     pub values: TensorView,
-    /// What the kernel reads beside the values, brought to the form in which it does.
+    /// Other operands of the kernel, converted to its layout.
     pub scales: Option<TensorView>,
-    /// Bytes from the start of the weight's memory.
+    /// Byte offset of the values in the weight's memory.
     pub values_at: usize,
-    /// The same of the scales.
+    /// Byte offset of the scales.
     pub scales_at: usize,
     kernel: &'static str,
     arguments: Arguments,
 }
 
-/// What a kernel reads besides values and their number.
+/// Operands of a kernel besides values and their number.
 enum Arguments {
-    /// Blocks hold their scales.
+    /// Blocks contain their scales.
     None,
-    /// A scale for each row, and a factor behind it.
+    /// A scale for each row, and a common factor.
     Rows(f32),
     /// Groups of columns that were multiplied by a matrix.
     Rotated { group: usize },
-    /// A scale for each block of columns; of two values a byte also a factor for all scales, and the order.
+    /// A scale for each block of columns; with two values per byte also a factor for all scales, and the nibble order.
     BlockScales { first_row: usize, is_swizzled: bool, packed: Option<(f32, FirstNibble)> },
-    /// 16 values of codes, and behind them largest magnitudes.
+    /// The 16 values of a codebook, followed by the block maxima.
     Codebook { block: usize, first_value: usize },
 }
 
 impl Stored {
-    /// The weight whose rows are the parts' rows; none where the device does not dequantise one of them, or all are
-    /// plain floats.
-    pub fn of(parts: &[TensorView]) -> Result<Option<Self>> {
+    /// Returns the weight with the concatenated rows of the parts; `None` if the device can't dequantize one of them,
+    /// or all are plain floats.
+    pub fn from_parts(parts: &[TensorView]) -> Result<Option<Self>> {
         let cols = parts.first().map_or(0, TensorView::cols);
         if !cols.is_multiple_of(CHUNK) || parts.iter().any(|part| part.elements() == 0) {
             return Ok(None);
         }
         let (mut stored, mut bytes) = (Vec::with_capacity(parts.len()), 0);
         for part in parts {
-            let Some((kernel, scales, arguments)) = of_part(part)? else { return Ok(None) };
+            let Some((kernel, scales, arguments)) = decoding_kernel(part)? else { return Ok(None) };
             let values_at = bytes;
             bytes = (bytes + part.bytes().len()).next_multiple_of(ALIGNMENT);
             let scales_at = bytes;
@@ -77,26 +77,26 @@ impl Stored {
         Ok(Some(Self { parts: stored, cols, bytes }))
     }
 
-    /// Bytes of all of it.
+    /// Returns its total bytes.
     pub fn bytes(&self) -> usize {
         self.bytes
     }
 
-    /// The parts, in the order of their rows.
+    /// Returns the parts, in the order of their rows.
     pub fn parts(&self) -> &[StoredRows] {
         &self.parts
     }
 
-    /// Makes 16-bit weights of it, rows without padding, by work on the compute stream.
+    /// Dequantizes it to 16-bit weights, rows without padding, by work on the compute stream.
     ///
     /// # Safety
-    /// The weight lies at `from`, and behind `to` is room for all of its values.
-    pub unsafe fn dequantise(&self, device: &Arc<Device>, from: u64, to: u64) -> Result<()> {
+    /// The weight is at `from`, and there is room at `to` for all of its values.
+    pub unsafe fn dequantize(&self, device: &Arc<Device>, from: u64, to: u64) -> Result<()> {
         let mut row = 0;
         for part in &self.parts {
             let out = to + (row * self.cols * Element::BYTES) as u64;
-            // SAFETY: what the caller promises.
-            unsafe { part.dequantise(device, from, out, self.cols) }?;
+            // SAFETY: as the caller promises.
+            unsafe { part.dequantize(device, from, out, self.cols) }?;
             row += part.values.rows();
         }
         Ok(())
@@ -105,10 +105,10 @@ impl Stored {
 
 impl StoredRows {
     /// # Safety
-    /// As [`Stored::dequantise`].
-    unsafe fn dequantise(&self, device: &Arc<Device>, from: u64, to: u64, cols: usize) -> Result<()> {
+    /// As [`Stored::dequantize`].
+    unsafe fn dequantize(&self, device: &Arc<Device>, from: u64, to: u64, cols: usize) -> Result<()> {
         let (elements, scales) = (self.values.elements(), from + self.scales_at as u64);
-        let launch = device.launch("dequantise", self.kernel)?;
+        let launch = device.launch("dequantize", self.kernel)?;
         let launch = launch.address(from + self.values_at as u64).address(to).int(elements);
         let launch = match self.arguments {
             Arguments::None => launch,
@@ -128,15 +128,15 @@ impl StoredRows {
                 launch.address(scales).address(maxima).int(block).int(first_value)
             }
         };
-        // SAFETY: types and order match the kernel in cuda/dequantise.cu. The values are of whole blocks, and as many
-        // as `to` has room for; scales are those of the format, as `of_part` brought them together.
+        // SAFETY: types and order match the kernel in cuda/dequantize.cu. The values are whole blocks, and `to` has
+        // room for them; scales have the format's layout, from `decoding_kernel`.
         unsafe { launch.run([elements.div_ceil(TILE), 1, 1], [THREADS, 1, 1]) }
     }
 }
 
-/// The kernel that decodes a part, what goes to the device beside its values, and what else the kernel reads; none for
-/// plain floats, and where no kernel takes the part.
-fn of_part(part: &TensorView) -> Result<Option<(&'static str, Option<TensorView>, Arguments)>> {
+/// Returns the kernel that decodes a part, other operands to upload, and other arguments; `None` for plain floats, and
+/// if no kernel supports the part.
+fn decoding_kernel(part: &TensorView) -> Result<Option<(&'static str, Option<TensorView>, Arguments)>> {
     let Some(kernel) = part.format().row().kernel else { return Ok(None) };
     let (kernel, scales, arguments) = match (kernel, part.scales()) {
         (Kernel::Blocks(kernel), _) => (kernel, None, Arguments::None),
@@ -153,14 +153,14 @@ fn of_part(part: &TensorView) -> Result<Option<(&'static str, Option<TensorView>
             (kernel, Some(row_scales(part)?), Arguments::Rotated { group })
         }
         (Kernel::BlockScales(kernel, first), Scales::Blocks(scales)) => {
-            let (view, first_row) = scales.of_rows(part.rows()).map_err(wrong)?;
+            let (view, first_row) = scales.bytes_for_rows(part.rows()).map_err(wrong)?;
             let is_swizzled = scales.layout() == ScaleLayout::Swizzled;
             let packed = first.map(|first| (scales.tensor(), first));
             (kernel, Some(raw(&view)?), Arguments::BlockScales { first_row, is_swizzled, packed })
         }
         (Kernel::Codebook(kernel), Scales::Codebook(book)) => {
             let (block, values) = (book.block(), part.elements());
-            // Blocks run along the whole tensor: the first one may begin before the part.
+            // Blocks run along the whole tensor, so the first one may begin before the part.
             let first_value = book.first_value() % block;
             let blocks = (first_value + values).div_ceil(block);
             let maxima = (0..blocks).map(|index| book.maximum_of((index * block).saturating_sub(first_value)));
@@ -172,13 +172,13 @@ fn of_part(part: &TensorView) -> Result<Option<(&'static str, Option<TensorView>
     Ok(Some((kernel, scales, arguments)))
 }
 
-/// A scale for each row, also where the file has one for all.
+/// Returns a scale for each row, even if the file has one for all.
 fn row_scales(part: &TensorView) -> Result<TensorView> {
-    computed((0..part.rows()).map(|row| part.scales().of_row(row)).collect())
+    computed((0..part.rows()).map(|row| part.scales().row_scale(row)).collect())
 }
 
-/// A part that is e4m3 in the file as products of fp8 read it, with a scale for each row; none where it is something
-/// else, the file wants activations to stay as they are, or rows are not as long as those products need.
+/// Returns a part that is e4m3 in its file in the layout of fp8 matrix multiplications, with a scale for each row;
+/// `None` if it has another format, the file asks for unquantized activations, or the rows have an unsupported length.
 pub fn e4m3_rows(part: &TensorView) -> Result<Option<TensorView>> {
     if part.format() != Format::E4m3
         || part.is_weight_only()
@@ -195,7 +195,8 @@ pub fn e4m3_rows(part: &TensorView) -> Result<Option<TensorView>> {
     rows.map(Some).map_err(wrong)
 }
 
-/// A part of 8-bit integers as products of int8 read it, with a scale for each row. The part is a matrix.
+/// Returns a part of 8-bit integers in the layout of int8 matrix multiplications, with a scale for each row. The part
+/// must be a matrix.
 pub fn int8_rows(part: &TensorView) -> Result<TensorView> {
     let scales = computed((0..part.rows()).map(|row| int8::scale_of_row(part, row)).collect())?;
     let of_rows = FileSlice::new(Arc::clone(scales.file()), 0..scales.bytes().len());
@@ -204,13 +205,13 @@ pub fn int8_rows(part: &TensorView) -> Result<TensorView> {
     TensorView::new(Arc::clone(part.file()), range, part.format(), part.shape().to_vec(), scales).map_err(wrong)
 }
 
-/// Bytes of a file.
+/// Returns bytes of a file.
 fn raw(slice: &FileSlice) -> Result<TensorView> {
     let (range, count) = (slice.range(), slice.bytes().len());
     TensorView::new(Arc::clone(slice.file()), range, Format::E4m3, vec![count], Scales::None).map_err(wrong)
 }
 
-/// Float32 values of ours.
+/// Returns computed float32 values.
 fn computed(values: Vec<f32>) -> Result<TensorView> {
     let count = values.len();
     let bytes = Arc::new(Bytes::Computed(values));
@@ -236,14 +237,14 @@ mod tests {
         assert_eq!((rows.format(), rows.to_f32()), (Format::E4m3Rows, vec![0.5; 128]));
         assert!(e4m3_rows(&e4m3(32).with_weight_only(true)).unwrap().is_none());
         assert!(e4m3_rows(&e4m3(24)).unwrap().is_none(), "rows of another length");
-        assert!(Stored::of(&[e4m3(32).with_weight_only(true)]).unwrap().is_some(), "it is dequantised");
+        assert!(Stored::from_parts(&[e4m3(32).with_weight_only(true)]).unwrap().is_some(), "it is dequantized");
     }
 
     #[test]
     fn parts_lie_one_behind_the_other() {
-        let stored = Stored::of(&[e4m3(32), e4m3(32)]).unwrap().unwrap();
+        let stored = Stored::from_parts(&[e4m3(32), e4m3(32)]).unwrap().unwrap();
         let places: Vec<_> = stored.parts().iter().map(|part| [part.values_at, part.scales_at]).collect();
         assert_eq!((places, stored.bytes()), (vec![[0, 256], [512, 768]], 1024));
-        assert!(Stored::of(&[]).unwrap().is_none_or(|stored| stored.bytes() == 0));
+        assert!(Stored::from_parts(&[]).unwrap().is_none_or(|stored| stored.bytes() == 0));
     }
 }

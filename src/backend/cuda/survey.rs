@@ -1,4 +1,4 @@
-//! What GPUs the machine shows, and what this program would do on each, without opening one.
+//! A survey of the machine's GPUs, and of this program's support for each, without opening one.
 
 use cudarc::driver::result;
 use serde::Serialize;
@@ -6,58 +6,59 @@ use serde::Serialize;
 use super::capability;
 use super::driver::{Properties, check_version, failed, start_any_driver};
 use super::element::Element;
-use super::ops::quantise;
+use super::ops::quantize;
 use super::{kernels, library};
 use crate::error::{Field, Result};
 
 /// The GPUs that the driver shows to this program.
 #[derive(Debug, Clone)]
 pub struct Survey {
-    /// The newest CUDA that the driver knows, such as 13.0.
+    /// The newest CUDA version that the driver supports, such as 13.0.
     pub driver_cuda: String,
     /// In the order of their numbers.
     pub gpus: Vec<GpuFacts>,
 }
 
-/// What the driver says of a GPU, and what this program would do on it.
+/// The properties of a GPU, and this program's support for it.
 #[derive(Debug, Clone)]
 pub struct GpuFacts {
-    /// As `--device cuda:N` takes it.
+    /// The number N of `--device cuda:N`.
     pub number: usize,
     /// Its name.
     pub name: String,
-    /// Without what stands in front of it, such as `GPU-`: 36 characters.
+    /// Without the prefix, such as `GPU-`: 36 characters.
     pub uuid: Option<String>,
     /// Compute capability, such as 9.0.
     pub capability: String,
     /// Streaming multiprocessors.
     pub multiprocessors: usize,
-    /// All of its memory.
+    /// Total bytes of its memory.
     pub memory_bytes: Option<u64>,
-    /// In what it would compute; none where it cannot be used.
+    /// The compute type; `None` if the GPU can't be used.
     pub computes_in: Option<&'static str>,
-    /// Which kernels it would get, in words.
+    /// A description of the kernels for it.
     pub kernels: String,
-    /// Why it cannot be used, if so.
+    /// The reason that it can't be used, if so.
     pub unusable: Option<String>,
-    /// Why it does not compute in fp8, if so.
+    /// The reason that it doesn't support fp8, if so.
     pub without_fp8: Option<String>,
-    /// What products it would do fastest, by the numbers of its tensor cores; none where it cannot be used.
+    /// The fastest precision for matrix multiplications, by the rates of its tensor cores; `None` if the GPU can't be
+    /// used.
     pub fastest: Option<Fastest>,
 }
 
-/// A precision as it is asked for, and why it is the fastest.
+/// The name of a precision, and the reason that it is the fastest.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 pub struct Fastest {
-    /// Its name.
+    /// The name on the command line.
     pub precision: &'static str,
-    /// In words.
+    /// The reason, for messages.
     pub why: &'static str,
 }
 
 impl Fastest {
-    /// Of a GPU of this capability that computes in `element` what is not quantised.
-    fn of((major, minor): (i32, i32), element: Element) -> Self {
+    /// Returns the fastest precision of a GPU of this capability that computes unquantized values in `element`.
+    fn for_gpu((major, minor): (i32, i32), element: Element) -> Self {
         let (precision, why) = match (major, minor) {
             (9, 0) if element == Element::Bf16 => ("fp8", "its tensor cores multiply fp8 twice as fast as bf16"),
             (7, _) | (8, 0) => {
@@ -67,16 +68,16 @@ impl Fastest {
                 "int8",
                 "by NVIDIA's figures its tensor cores multiply 8-bit integers two to four times as fast as bf16",
             ),
-            // 10.x has the instructions that this program uses for old kernels only, and 9.0 in fp16 is for tests.
-            _ => ("auto", "no kernel of 8 bits here was made for its tensor cores"),
+            // On 10.x this program uses only instructions of older GPUs, and fp16 on 9.0 is for tests.
+            _ => ("auto", "this program has no 8-bit kernel for its tensor cores"),
         };
         Self { precision, why }
     }
 }
 
-/// Asks the driver.
+/// Queries the driver.
 ///
-/// Errors when there is no driver, or it does not start.
+/// Errors if there is no driver, or it does not start.
 pub fn survey() -> Result<Survey> {
     let version = start_any_driver()?;
     let count = result::device::get_count().map_err(|e| failed("cannot count GPUs", e))?;
@@ -84,7 +85,7 @@ pub fn survey() -> Result<Survey> {
     Ok(Survey { driver_cuda: format!("{}.{}", version / 1000, version % 1000 / 10), gpus })
 }
 
-/// Bytes of a GPU's memory that are free. This makes a context on it, which takes some of them.
+/// Returns the free bytes of a GPU's memory. This creates a context on it, which takes some of them.
 pub fn free_bytes(number: usize) -> Option<u64> {
     super::device::Device::open(number, Some(0)).ok()?.free_bytes()
 }
@@ -94,7 +95,7 @@ fn facts(number: usize, version: i32) -> Result<GpuFacts> {
     let (major, minor) = properties.capability;
     let taken_for = capability::taken_for(properties.capability);
     let capability = *taken_for.as_ref().unwrap_or(&properties.capability);
-    let element = taken_for.and_then(Element::of_gpu);
+    let element = taken_for.and_then(Element::for_gpu);
     let usable = properties
         .check_capability(number)
         .and_then(|()| kernels::require_any())
@@ -103,12 +104,12 @@ fn facts(number: usize, version: i32) -> Result<GpuFacts> {
         .and_then(|()| library::find_cublaslt());
     let served = element.as_ref().ok().and_then(|element| kernels::built().serves(capability, *element));
     let fp8 = match element {
-        Ok(Element::F16) => Some("what is not in fp8 has to be in bf16, not in fp16".to_string()),
-        _ => quantise::check_capability(capability, &properties.name, Field::Precision)
+        Ok(Element::F16) => Some("fp8 requires a GPU that computes everything else in bf16, not in fp16".to_string()),
+        _ => quantize::check_capability(capability, &properties.name, Field::Precision)
             .err()
             .map(|e| e.what().to_string()),
     };
-    let fastest = element.as_ref().ok().filter(|_| usable.is_ok()).map(|it| Fastest::of(capability, *it));
+    let fastest = element.as_ref().ok().filter(|_| usable.is_ok()).map(|it| Fastest::for_gpu(capability, *it));
     // SAFETY: `device` was returned by the driver.
     let memory_bytes = unsafe { result::device::total_mem(device) }.ok().map(|bytes| bytes as u64);
     Ok(GpuFacts {
@@ -126,7 +127,7 @@ fn facts(number: usize, version: i32) -> Result<GpuFacts> {
     })
 }
 
-/// A UUID as it is written: 8, 4, 4, 4 and 12 digits.
+/// Formats a UUID with groups of 8, 4, 4, 4 and 12 digits.
 fn hyphened(bytes: [u8; 16]) -> String {
     let digits: Vec<String> = bytes.iter().map(|byte| format!("{byte:02x}")).collect();
     [0..4, 4..6, 6..8, 8..10, 10..16].map(|part| digits[part].concat()).join("-")
@@ -138,7 +139,7 @@ mod tests {
 
     #[test]
     fn the_fastest_precision_is_that_of_the_tensor_cores() {
-        let of = |capability, element| Fastest::of(capability, element).precision;
+        let of = |capability, element| Fastest::for_gpu(capability, element).precision;
         assert_eq!([(8, 0), (8, 6), (8, 9), (12, 0)].map(|it| of(it, Element::Bf16)), ["int8"; 4]);
         assert_eq!((of((7, 5), Element::F16), of((9, 0), Element::Bf16)), ("int8", "fp8"));
         assert_eq!((of((9, 0), Element::F16), of((10, 0), Element::Bf16)), ("auto", "auto"));

@@ -1,5 +1,4 @@
-//! Values that the host computed to the device, results back to the host, and rows from one place on the device to
-//! another.
+//! Transfers: host values to the device, results to the host, and rows within the device.
 
 use std::hint::black_box;
 use std::ops::Range;
@@ -17,19 +16,19 @@ use super::{Cuda, Tensor};
 use crate::error::{Error, Result};
 use crate::files::{Format, TensorView};
 
-/// Staging buffers for values that the host computed: as many as an image uploads, so that none waits for another
-/// of the same image.
+/// Staging buffers for values computed on the host: as many as an image uploads, so that no upload waits for another of
+/// the same image.
 pub const VALUE_BUFFERS: usize = 8;
-/// Staging buffers for results: the host takes them out of one while the others are filled.
+/// Staging buffers for results: the host reads one while the others are filled.
 pub const RESULT_BUFFERS: usize = 4;
-/// The driver takes fewer bytes from any memory at once; for more it waits for the stream.
+/// Below this size the driver copies from any memory at once; for more it waits for the stream.
 const SHORT_BYTES: usize = 64 << 10;
-/// The smallest page of the host's memory.
+/// The smallest page size of the host's memory.
 const PAGE_BYTES: usize = 4096;
 
 /// An image as bytes on the device.
 pub struct Rgb8 {
-    /// A byte for every value, and one behind them that tells whether one of them was not a number.
+    /// A byte for every value, followed by one that is set if a value was NaN.
     bytes: Buffer,
     values: usize,
     made: Event,
@@ -42,15 +41,15 @@ pub struct Download {
 }
 
 impl Cuda {
-    /// Errors when this thread captures work, which `what` cannot be a part of: the host reads or writes its values
-    /// now.
+    /// Errors if this thread captures work. `what` can't be captured, because the host reads or writes its values
+    /// immediately.
     fn expect_no_capture(&self, what: &str) -> Result<()> {
         // With a submission no other thread captures.
         let _submission = self.device().submit(self.device().stream())?;
         if self.device().is_capturing() { Err(Error::new(format!("{what} cannot be captured"))) } else { Ok(()) }
     }
 
-    /// Host values as activations; a vector is padded with zeros to a multiple of 8, as weights are.
+    /// Uploads host values as activations; a vector is padded with zeros to a multiple of 8, as weights are.
     pub(super) fn upload_op(&self, values: &[f32], rows: usize, cols: usize) -> Result<Tensor<Cuda>> {
         let padded_cols = if rows == 1 { cols.next_multiple_of(8) } else { cols };
         let element = self.element();
@@ -62,7 +61,7 @@ impl Cuda {
         Ok(Tensor::from_buffer(self, buffer, rows, cols))
     }
 
-    /// Host values as they are.
+    /// Uploads host values as float32.
     pub(super) fn upload_f32_op(&self, values: &[f32], rows: usize, cols: usize) -> Result<Tensor<Cuda>> {
         let buffer = self.upload_rows(BufferKind::F32, rows, cols, |some, out| {
             out.copy_from_slice(&values[some.start * cols..some.end * cols])
@@ -79,12 +78,12 @@ impl Cuda {
         let pixels = self.empty(height * width, 3)?;
         let launch = self.launch("transfer", "from_rgb8")?.address(buffer.address()).vector(&pixels).long(bytes.len());
         // SAFETY: argument types and order match `from_rgb8` in cuda/transfer.cu; the buffer has the bytes, and
-        // `pixels` was made dense with a value for each of them.
+        // `pixels` is a dense tensor with a value for each of them.
         unsafe { launch.run([bytes.len().div_ceil(256).min(1 << 16), 1, 1], [256, 1, 1]) }?;
         Ok(pixels)
     }
 
-    /// Rows `ids` of a table in the file, one under the other.
+    /// Concatenates rows `ids` of a table in the file.
     pub(super) fn embedding_op(&self, table: &TensorView, ids: &[usize]) -> Result<Tensor<Cuda>> {
         let cols = table.cols();
         let element = self.element();
@@ -106,8 +105,8 @@ impl Cuda {
         Ok(Tensor::from_buffer(self, buffer, ids.len(), cols))
     }
 
-    /// Rows of `cols` values that `write` makes, some rows at a time, where the device reads them. Does not wait for
-    /// the work before, unless a row is more than a staging buffer holds.
+    /// Uploads rows of `cols` values that `write` fills, some rows at a time. Does not wait for earlier work, unless a
+    /// row exceeds a staging buffer.
     fn upload_rows<T: bytemuck::Pod>(
         &self,
         kind: BufferKind,
@@ -124,8 +123,8 @@ impl Cuda {
             write(0..rows, &mut host);
             if !host.is_empty() {
                 let _submission = device.submit(device.stream())?;
-                // SAFETY: the buffer has room for the values; from pageable memory the driver has taken them when the
-                // call returns.
+                // SAFETY: the buffer has room for the values; the driver has read pageable memory when the call
+                // returns.
                 let copied = unsafe { result::memcpy_htod_async(buffer.address(), &host, device.stream().raw()) };
                 copied.map_err(|e| failed("cannot copy to the GPU", e))?;
                 device.counters().copies.add(1);
@@ -138,7 +137,7 @@ impl Cuda {
             let some = first..(first + rows_at_once).min(rows);
             let bytes = some.len() * row_bytes;
             staging.rotate_left(1);
-            let staging = staging.back_mut().expect("`made` makes some");
+            let staging = staging.back_mut().expect("`made` creates at least one");
             write(some, bytemuck::cast_slice_mut(&mut staging.bytes()?[..bytes]));
             let to = Destination::dense(buffer.address() + (first * row_bytes) as u64);
             // SAFETY: the buffer has `rows` rows, and is freed behind work on this stream.
@@ -158,8 +157,8 @@ impl Cuda {
                     let values = self.download_values::<u16>(address, rows, cols, stride)?;
                     Ok(values.into_iter().map(|bits| self.element().activation_value(bits)).collect())
                 }
-                BufferKind::E4m3 | BufferKind::Int8 { .. } => x.download_quantised(),
-                BufferKind::W4a8 { .. } | BufferKind::Byte => Err(Error::new("bytes are no activations")),
+                BufferKind::E4m3 | BufferKind::Int8 { .. } => x.download_quantized(),
+                BufferKind::W4a8 { .. } | BufferKind::Byte => Err(Error::new("bytes are not activations")),
             }
         }
     }
@@ -181,20 +180,20 @@ impl Cuda {
     pub(super) fn take_download_op(&self, Download { values, made }: Download) -> Result<Vec<f32>> {
         let stream = self.device().download_stream();
         made.make_wait(stream)?;
-        // As in `take_rgb8_op`, all copies are done when this returns.
+        // All copies are done when this returns, as in `take_rgb8_op`.
         // SAFETY: the tensor is dense, lives until this returns, and its values take two bytes each.
         let downloaded = unsafe { self.download_dense::<u16>(values.address(), values.rows() * values.cols(), stream) };
         let bits = downloaded.inspect_err(|_| {
-            // SAFETY: the stream lives as long as the device. What fails here has failed above.
+            // SAFETY: the stream lives as long as the device. A failure here repeats one above.
             let _ = unsafe { result::stream::synchronize(stream.raw()) };
         })?;
         Ok(bits.into_iter().map(|bits| self.element().activation_value(bits)).collect())
     }
 
-    /// Rows of `cols` values of `T`, row by row from a matrix of any stride. Waits.
+    /// Downloads rows of `cols` values of `T`, row by row from a matrix of any stride. Waits.
     ///
     /// # Safety
-    /// The matrix lies in a live buffer.
+    /// The matrix is in a live buffer.
     pub(super) unsafe fn download_values<T: bytemuck::Pod>(
         &self,
         address: u64,
@@ -204,7 +203,7 @@ impl Cuda {
     ) -> Result<Vec<T>> {
         self.expect_no_capture("a download")?;
         if stride == cols && rows * cols * size_of::<T>() >= SHORT_BYTES {
-            // SAFETY: what the caller promises; a dense matrix is one run of values.
+            // SAFETY: as the caller promises; a dense matrix is one run of values.
             return unsafe { self.download_dense(address, rows * cols, self.device().stream()) };
         }
         let device = self.device();
@@ -213,14 +212,14 @@ impl Cuda {
             return Ok(host);
         }
         if self.group_rank().is_some() {
-            // A copy to memory that is not pinned waits in the driver, which other ranks of this GPU's context need
-            // meanwhile to enqueue what this one may be waiting for. An event waits outside of it.
+            // A copy to unpinned memory waits inside the driver, and other ranks in this GPU's context may need the
+            // driver meanwhile to enqueue work that this copy waits for. An event waits outside the driver's lock.
             Event::new(device, device.stream())?.wait()?;
         }
         {
             let _submission = device.submit(device.stream())?;
             if stride == cols {
-                // SAFETY: what the caller promises; `host` is as long, and waited for below.
+                // SAFETY: as the caller promises; `host` has this length, and is waited for below.
                 unsafe { result::memcpy_dtoh_async(&mut host, address, device.stream().raw()) }
                     .map_err(|e| failed("cannot copy from the GPU", e))?;
             } else {
@@ -229,25 +228,25 @@ impl Cuda {
             }
             device.counters().copies.add(1);
         }
-        // Not in a submission, for which other threads would wait.
+        // Wait without a submission, which would block other threads.
         let done = Event::new(device, device.stream()).and_then(|event| event.wait());
         device.counters().waits.add(1);
         if done.is_err() {
-            // The copy may still write there, on a device that failed.
+            // On a failed device, the copy may still write there.
             std::mem::forget(std::mem::take(&mut host));
         }
         done.map(|()| host)
     }
 
-    /// `len` values through staging buffers, by copies on `stream`. Waits.
+    /// Downloads `len` values through staging buffers, by copies on `stream`. Waits.
     ///
     /// # Safety
-    /// They lie in a live buffer, dense from `address` on.
+    /// The values are in a live buffer, dense from `address` on.
     unsafe fn download_dense<T: bytemuck::Pod>(&self, address: u64, len: usize, stream: Stream) -> Result<Vec<T>> {
         let device = self.device();
         let bytes = len * size_of::<T>();
         let part = |index: usize| index * STAGING_BYTES..((index + 1) * STAGING_BYTES).min(bytes);
-        // SAFETY: each part is a part of the values.
+        // SAFETY: each part is within the values.
         let enqueue = |staging: &mut StagingBuffer, part: Range<usize>| unsafe {
             staging.copy_from(device, part.len(), address + part.start as u64, stream)
         };
@@ -260,8 +259,8 @@ impl Cuda {
         }
         let mut host = vec![T::zeroed(); len];
         let host_bytes: &mut [u8] = bytemuck::cast_slice_mut(&mut host);
-        // The system gives each page when it is first written, which takes longer than the copy: now, while the device
-        // computes.
+        // The system allocates each page on the first write, which takes longer than the copy: touch the pages now,
+        // while the device computes.
         host_bytes.iter_mut().step_by(PAGE_BYTES).for_each(|byte| *black_box(byte) = 0);
         for index in 0..parts {
             let staging = &mut staging[index % ahead];
@@ -275,12 +274,12 @@ impl Cuda {
         Ok(host)
     }
 
-    /// Zeros in a range of a buffer's bytes.
+    /// Zeroes a range of a buffer's bytes.
     ///
-    /// Errors when the buffer does not have them.
+    /// Errors if the range exceeds the buffer.
     pub(super) fn clear(&self, buffer: &Buffer, bytes: Range<usize>) -> Result<()> {
         if bytes.end > buffer.bytes() {
-            return Err(Error::new(format!("bytes {bytes:?} of a buffer of {}", buffer.bytes())));
+            return Err(Error::new(format!("bytes {bytes:?} are outside a buffer of {}", buffer.bytes())));
         }
         let device = self.device();
         let _submission = device.submit(device.stream())?;
@@ -292,13 +291,13 @@ impl Cuda {
 
     /// See [`crate::backend::Memory::rgb8`].
     pub(super) fn rgb8_op(&self, x: &Tensor<Cuda>) -> Result<Rgb8> {
-        self.expect_no_capture("an image's way to the host")?;
+        self.expect_no_capture("an image download")?;
         let values = x.rows() * x.cols();
         let (device, bytes) = (self.device(), Buffer::new(self.device(), BufferKind::Byte, values + 1)?);
         self.clear(&bytes, values..values + 1)?;
         let launch = self.launch("transfer", "to_rgb8")?.matrix(x).address(bytes.address()).int(x.rows()).int(x.cols());
-        // SAFETY: argument types and order match `to_rgb8` in cuda/transfer.cu; `bytes` has a byte for every cell of x
-        // and one behind.
+        // SAFETY: argument types and order match `to_rgb8` in cuda/transfer.cu; `bytes` has a byte for every cell of x,
+        // and one more.
         unsafe { launch.run([values.div_ceil(256).min(1 << 16), 1, 1], [256, 1, 1]) }?;
         Ok(Rgb8 { bytes, values, made: Event::new(device, device.stream())? })
     }
@@ -307,19 +306,19 @@ impl Cuda {
     pub(super) fn take_rgb8_op(&self, Rgb8 { bytes, values, made }: Rgb8) -> Result<Vec<u8>> {
         let stream = self.device().download_stream();
         made.make_wait(stream)?;
-        // All copies are done when this returns, so that `bytes` may go, whose end is ordered by the compute stream
-        // alone.
+        // All copies are done when this returns, so `bytes` may be dropped; its free is ordered only by the compute
+        // stream.
         // SAFETY: `bytes` has one byte more than values.
         let downloaded = unsafe { self.download_dense::<u8>(bytes.address(), values + 1, stream) };
         let mut host = downloaded.inspect_err(|_| {
-            // SAFETY: the stream lives as long as the device. What fails here has failed above.
+            // SAFETY: the stream lives as long as the device. A failure here repeats one above.
             let _ = unsafe { result::stream::synchronize(stream.raw()) };
         })?;
         if host.pop() == Some(0) { Ok(host) } else { Err(crate::backend::not_a_number()) }
     }
 
     /// # Safety
-    /// The matrix lies in a live buffer, and `host` stays until the copy is done.
+    /// The matrix is in a live buffer, and `host` stays until the copy is done.
     unsafe fn copy_to_host<T>(
         &self,
         host: &mut [T],
@@ -339,24 +338,24 @@ impl Cuda {
             Height: rows,
             ..empty_copy()
         };
-        // SAFETY: what the caller promises.
+        // SAFETY: as the caller promises.
         unsafe { self.copy_2d(&copy) }
     }
 
-    /// A copy of `from` to the cells of `to`, of the same shape, both activations.
+    /// Copies `from` to the cells of `to`, of equal shape, both activations.
     pub(super) fn copy_cells(&self, from: &Tensor<Cuda>, to: &Tensor<Cuda>) -> Result<()> {
         let shapes = [from, to].map(|x| (x.rows(), x.cols(), x.buffer().kind()));
         if shapes[0] != shapes[1] || !from.is_activation() {
             return Err(Error::new(format!("cannot copy {:?} to {:?}", shapes[0], shapes[1])));
         }
-        // SAFETY: both are live tensors of one shape. Callers copy to tensors that they made.
+        // SAFETY: both are live tensors of one shape. Callers copy to tensors that they allocated.
         unsafe { self.copy_rows(from.address(), from.stride(), to.address(), to.stride(), from.rows(), from.cols()) }
     }
 
-    /// A copy of rows of 16-bit values on the device.
+    /// Copies rows of 16-bit values on the device.
     ///
     /// # Safety
-    /// Both matrices lie in live buffers and do not overlap.
+    /// Both matrices are in live buffers and do not overlap.
     pub(super) unsafe fn copy_rows(
         &self,
         from: u64,
@@ -372,7 +371,7 @@ impl Cuda {
         let device = self.device();
         let _submission = device.submit(device.stream())?;
         if rows == 1 || (from_stride == cols && to_stride == cols) {
-            // SAFETY: what the caller promises.
+            // SAFETY: as the caller promises.
             unsafe { result::memcpy_dtod_async(to, from, rows * cols * 2, device.stream().raw()) }
                 .map_err(|e| failed("cannot copy on the GPU", e))?;
         } else {
@@ -387,7 +386,7 @@ impl Cuda {
                 Height: rows,
                 ..empty_copy()
             };
-            // SAFETY: what the caller promises.
+            // SAFETY: as the caller promises.
             unsafe { self.copy_2d(&copy) }?;
         }
         device.counters().launches.add(1);
@@ -395,10 +394,10 @@ impl Cuda {
     }
 
     /// # Safety
-    /// `copy` is of ranges of live buffers, and of host memory that stays until it is done. The caller has a
+    /// `copy` is between ranges of live buffers, and of host memory that stays until it is done. The caller has a
     /// submission.
     unsafe fn copy_2d(&self, copy: &sys::CUDA_MEMCPY2D) -> Result<()> {
-        // SAFETY: what the caller promises.
+        // SAFETY: as the caller promises.
         unsafe { sys::cuMemcpy2DAsync_v2(copy, self.device().stream().raw()) }
             .result()
             .map_err(|e| failed("cannot copy GPU memory", e))

@@ -1,4 +1,4 @@
-//! Weights on the GPU, which only products and convolutions take.
+//! Weights on the GPU, which only matrix multiplications and convolutions read.
 
 use std::sync::Arc;
 
@@ -9,13 +9,13 @@ use super::stored::Stored;
 use crate::files::e4m3::MULTIPLE;
 use crate::files::w4a8;
 
-/// Rows and columns of 16-bit weights are padded with zeros to multiples of this, so that cuBLASLt's fast kernels fit
-/// every size.
+/// Rows and columns of 16-bit weights are padded with zeros to multiples of this, so that cuBLASLt's fast kernels
+/// support every size.
 pub const PADDING: usize = 8;
-/// Columns of 16 bits that are 256 bytes.
+/// The number of 16-bit columns in 256 bytes.
 const COLUMNS: usize = 128;
 
-/// Some columns of a matrix in 16 bits that has no padding: the first, and the values from one row of it to the next.
+/// Some columns of a matrix in 16 bits without padding: the first column, and the row stride in values.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Columns {
     pub first: usize,
@@ -23,8 +23,8 @@ pub struct Columns {
 }
 
 impl Columns {
-    /// Those of matrices side by side, with so many rows and columns; none where there would be padding, or one would
-    /// not begin on 256 bytes.
+    /// Returns the columns of concatenated matrices with these rows and columns; `None` if there would be padding, or
+    /// one would not be aligned to 256 bytes.
     pub fn side_by_side(rows: usize, cols: &[usize]) -> Option<Vec<Self>> {
         let fits = rows.is_multiple_of(PADDING) && cols.iter().all(|cols| cols.is_multiple_of(COLUMNS));
         let (stride, mut first) = (cols.iter().sum(), 0);
@@ -37,29 +37,29 @@ impl Columns {
 }
 
 /// The weight [rows, cols] of a linear layer, row-major: bf16 or fp16, padded with zeros to multiples of [`PADDING`],
-/// or e4m3 or integers with a float32 scale for each row, padded to multiples of [`MULTIPLE`]; or as a file has it,
-/// from which [`Cuda::ready`](super::Cuda::ready) makes 16 bits.
+/// or e4m3 or integers with a float32 scale for each row, padded to multiples of [`MULTIPLE`]; or in a file's format,
+/// which [`Cuda::ready`](super::Cuda::ready) dequantizes to 16 bits.
 pub struct Weight {
     place: WeightLocation,
     rows: usize,
     cols: usize,
-    /// Where it is columns of the matrix in its place.
+    /// Set if it is some columns of the matrix at this place.
     columns: Option<Columns>,
     stored: Option<Arc<Stored>>,
     divided: Option<Arc<Weight>>,
 }
 
-/// Where the values of a weight are.
+/// The location of the values of a weight.
 #[derive(Clone)]
 enum WeightLocation {
-    /// Other GPUs may be copying it.
+    /// Own memory, which other GPUs may be copying.
     Own(Arc<Buffer>),
-    /// In a slab, where they are while the block of the weight has its turn.
+    /// In a slab, where the values are present during the turn of the weight's block.
     Slab { slabs: Arc<Slabs>, slab: usize, values: u64, scales: Option<(BufferKind, u64)> },
 }
 
 impl WeightLocation {
-    /// Whether it is the same place.
+    /// Returns `true` if both are the same place.
     fn is(&self, other: &Self) -> bool {
         match (self, other) {
             (Self::Own(buffer), Self::Own(other)) => Arc::ptr_eq(buffer, other),
@@ -73,12 +73,12 @@ impl WeightLocation {
 }
 
 impl Weight {
-    /// A matrix that was padded as above.
+    /// Creates a weight from a matrix with the padding of this type.
     pub fn new(buffer: impl Into<Arc<Buffer>>, rows: usize, cols: usize) -> Self {
         Self { place: WeightLocation::Own(buffer.into()), rows, cols, columns: None, stored: None, divided: None }
     }
 
-    /// Its memory; none where it is streamed.
+    /// Returns its memory; `None` if it is streamed.
     pub fn buffer(&self) -> Option<&Arc<Buffer>> {
         match &self.place {
             WeightLocation::Own(buffer) => Some(buffer),
@@ -86,12 +86,12 @@ impl Weight {
         }
     }
 
-    /// The same place, of which it is some columns, if it is.
+    /// Makes it some columns of the matrix at its place, if there are any.
     pub fn with_columns(self, columns: Option<Columns>) -> Self {
         Self { columns, ..self }
     }
 
-    /// The matrix whose columns the weights are, from left to right, if they are all of one.
+    /// Returns the matrix with these weights as columns, from left to right, if they are all parts of one.
     pub fn adjacent_cols(weights: &[&Self]) -> Option<Self> {
         let first = weights.first()?;
         let (stride, mut end) = (first.columns?.stride, 0);
@@ -112,17 +112,18 @@ impl Weight {
         })
     }
 
-    /// The same place, which holds the weight in the format of its file, if there is one.
+    /// Sets the file format of the weight at its place, if it is stored in one.
     pub fn with_stored(self, stored: Option<Arc<Stored>>) -> Self {
         Self { stored, ..self }
     }
 
-    /// How it lies in its place, where that is not as products read it: then it has no stride, padding or scales.
+    /// Returns its file format; `None` if it is in the layout that matrix multiplications read. In a file format it has
+    /// no stride, padding or scales.
     pub fn stored(&self) -> Option<&Stored> {
         self.stored.as_deref()
     }
 
-    /// The same, beside what it is where its rows are divided by the scales of the weight that it is a factor beside.
+    /// Adds a variant with rows divided by the scales of the base weight, for a low-rank factor.
     pub fn with_divided(&self, divided: Weight) -> Self {
         let (place, stored) = (self.place.clone(), self.stored.clone());
         let Self { rows, cols, columns, .. } = *self;
@@ -134,8 +135,8 @@ impl Weight {
         self.divided.as_deref()
     }
 
-    /// A matrix padded as above, so many bytes behind the start of a slab. If it is quantised: what its values are, and
-    /// where its scales.
+    /// Creates a weight with the padding of this type, at an offset in a slab. Quantized weights also have the type of
+    /// their values and the offset of their scales.
     pub fn in_slab(
         (slabs, slab): (Arc<Slabs>, usize),
         [rows, cols]: [usize; 2],
@@ -152,26 +153,26 @@ impl Weight {
         }
     }
 
-    /// Whether it is in memory only while its block has its turn.
+    /// Returns `true` if it is in memory only during the turn of its block.
     pub fn is_streamed(&self) -> bool {
         matches!(self.place, WeightLocation::Slab { .. })
     }
 
-    /// Output features.
+    /// Returns the output features.
     pub fn rows(&self) -> usize {
         self.rows
     }
 
-    /// Input features.
+    /// Returns the input features.
     pub fn cols(&self) -> usize {
         self.cols
     }
 
     fn padding(&self) -> usize {
-        if self.quantised_kind().is_some() { MULTIPLE } else { PADDING }
+        if self.quantized_kind().is_some() { MULTIPLE } else { PADDING }
     }
 
-    /// Values from one row to the next; bytes where they are in 4 bits.
+    /// Returns the row stride in values; in bytes for 4-bit values.
     pub fn stride(&self) -> usize {
         match self.columns {
             Some(columns) => columns.stride,
@@ -180,17 +181,17 @@ impl Weight {
         }
     }
 
-    /// Columns, with those that are zeros.
+    /// Returns the columns, including padding.
     pub fn padded_cols(&self) -> usize {
         self.cols.next_multiple_of(self.padding())
     }
 
-    /// Rows, with those that are zeros.
+    /// Returns the rows, including padding.
     pub fn padded_rows(&self) -> usize {
         self.rows.next_multiple_of(self.padding())
     }
 
-    /// Device address of the first value, a multiple of 256.
+    /// Returns the device address of the first value, a multiple of 256.
     pub fn address(&self) -> u64 {
         let first = self.columns.map_or(0, |columns| columns.first * Element::BYTES) as u64;
         match &self.place {
@@ -199,30 +200,30 @@ impl Weight {
         }
     }
 
-    /// What the values are where each row has a scale.
-    pub fn quantised_kind(&self) -> Option<BufferKind> {
+    /// Returns the type of the values if each row has a scale.
+    pub fn quantized_kind(&self) -> Option<BufferKind> {
         match &self.place {
             WeightLocation::Own(buffer) => (buffer.scales() != 0).then(|| buffer.kind()),
             WeightLocation::Slab { scales, .. } => scales.map(|(kind, _)| kind),
         }
     }
 
-    /// Whether the values are e4m3 with a scale for each row.
+    /// Returns `true` if the values are e4m3 with a scale for each row.
     pub fn is_e4m3(&self) -> bool {
-        self.quantised_kind() == Some(BufferKind::E4m3)
+        self.quantized_kind() == Some(BufferKind::E4m3)
     }
 
-    /// Whether it is multiplied as integers with a scale for each row.
+    /// Returns `true` if it is multiplied as integers with a scale for each row.
     pub fn is_int8(&self) -> bool {
-        matches!(self.quantised_kind(), Some(BufferKind::Int8 { .. } | BufferKind::W4a8 { .. }))
+        matches!(self.quantized_kind(), Some(BufferKind::Int8 { .. } | BufferKind::W4a8 { .. }))
     }
 
-    /// Whether these are in 4 bits.
+    /// Returns `true` if its integers have 4 bits.
     pub fn is_w4a8(&self) -> bool {
-        matches!(self.quantised_kind(), Some(BufferKind::W4a8 { .. }))
+        matches!(self.quantized_kind(), Some(BufferKind::W4a8 { .. }))
     }
 
-    /// Device address of the scale of the first row, where rows have scales.
+    /// Returns the device address of the scale of the first row, if rows have scales.
     pub fn scales(&self) -> u64 {
         match &self.place {
             WeightLocation::Own(buffer) => buffer.scales(),

@@ -1,4 +1,4 @@
-//! Whether a GPU copies weights from another one.
+//! The choice to copy a GPU's weights from another GPU.
 
 use super::peers::{Reach, broken_link};
 use super::{Cuda, Link};

@@ -1,34 +1,34 @@
-//! What a GGUF file says of a component, by the keys of llama.cpp and of the programs that read transformers.
+//! Metadata of a component in a GGUF file, with the keys of llama.cpp and of programs that read transformers.
 
 use crate::error::{Error, Result};
 use crate::files::writer::{self, TensorWriter, Value};
 use crate::files::{CONFIG_KEY, Format, Role};
 use crate::model::convert::{Conversion, shape};
-use crate::model::quantise::plan::Planned;
+use crate::model::quantize::plan::Planned;
 use crate::model::registry::ModelKind;
 use crate::text_encoder::{TextEncoderConfig, Tokenizer};
 use crate::transformer::TransformerConfig;
 
-/// The version of the blocks.
-const QUANTISATION_VERSION: u32 = 2;
-/// The prompt that a text encoder reads at most, where nothing else is said.
+/// The version of the quantized blocks.
+const QUANTIZATION_VERSION: u32 = 2;
+/// Maximum prompt length of a text encoder, unless its config has one.
 const CONTEXT_LENGTH: usize = 40960;
-/// What ends and pads a text.
+/// The tokens that end and pad a text.
 const END: &str = "<|im_end|>";
 const PADDING: &str = "<|endoftext|>";
 /// Axes of a tensor.
-const MOST_AXES: usize = 4;
-/// Any: prompts are not cut while a vocabulary is read.
+const MAX_AXES: usize = 4;
+/// Arbitrary: reading a vocabulary cuts no prompts.
 const PROMPT_TOKENS: usize = 512;
 
 /// Begins the file.
 pub fn begin(conversion: &Conversion, tensors: &[(Planned, Format)]) -> Result<TensorWriter> {
     let role = conversion.component.role();
-    // Of a transformer, this is what ComfyUI's loader takes for one of this family.
+    // For transformers, ComfyUI's loader recognises the family by this name.
     let architecture = conversion.own().part(role).architectures[0];
     let mut values = Values { architecture, said: Vec::new() };
     values.text("general.architecture", architecture);
-    values.number("general.quantization_version", QUANTISATION_VERSION);
+    values.number("general.quantization_version", QUANTIZATION_VERSION);
     values.number("general.file_type", conversion.format.row().gguf.expect("a format of GGUF").file_type);
     values.text(CONFIG_KEY, &conversion.config()?);
     if role == Role::Transformer {
@@ -38,10 +38,10 @@ pub fn begin(conversion: &Conversion, tensors: &[(Planned, Format)]) -> Result<T
     }
     let entry = |(tensor, format): &(Planned, Format)| {
         let shape = shape(tensor);
-        if !(1..=MOST_AXES).contains(&shape.len()) {
-            return Err(Error::new(format!("tensor `{}` is {shape:?}, which GGUF does not hold", tensor.name))
+        if !(1..=MAX_AXES).contains(&shape.len()) {
+            return Err(Error::new(format!("tensor `{}` has shape {shape:?}, which GGUF cannot store", tensor.name))
                 .at(tensor.path.as_str())
-                .hint(format!("this is no {} text encoder: name another one", conversion.own().text_encoder)));
+                .hint(format!("this is not a {} text encoder: choose another one", conversion.own().text_encoder)));
         }
         Ok((conversion.name_in_gguf(tensor)?, *format, shape))
     };
@@ -59,7 +59,7 @@ impl Values {
         self.said.push((key.to_string(), value));
     }
 
-    /// A value of the architecture.
+    /// Adds a value under the key prefix of the architecture.
     fn own(&mut self, end: &str, value: Value) {
         self.put(&format!("{}.{end}", self.architecture), value);
     }
@@ -74,15 +74,15 @@ impl Values {
 
     fn size(&mut self, key: &str, size: usize) -> Result<()> {
         let size =
-            u32::try_from(size).map_err(|_| Error::new(format!("`{key}` is {size}, which GGUF does not hold")))?;
+            u32::try_from(size).map_err(|_| Error::new(format!("`{key}` is {size}, which GGUF cannot store")))?;
         self.number(key, size);
         Ok(())
     }
 }
 
-/// What no shape tells.
+/// Adds the values that no shape determines.
 fn transformer(conversion: &Conversion, values: &mut Values) -> Result<()> {
-    let config = TransformerConfig::of(&conversion.component)?;
+    let config = TransformerConfig::from_component(&conversion.component)?;
     values.own("rope.freq_base", Value::F32(config.rope_theta as f32));
     values.own("attention.layer_norm_epsilon", Value::F32(config.eps));
     let axes = config.axes_dims_rope.iter().map(|axis| *axis as i32).collect();
@@ -90,9 +90,9 @@ fn transformer(conversion: &Conversion, values: &mut Values) -> Result<()> {
     Ok(())
 }
 
-/// Sizes and tokenizer.
+/// Adds the sizes and the tokenizer.
 fn text_encoder(conversion: &Conversion, values: &mut Values) -> Result<()> {
-    let config = TextEncoderConfig::of(&conversion.component)?;
+    let config = TextEncoderConfig::from_component(&conversion.component)?;
     for (end, size) in [
         ("block_count", config.num_hidden_layers),
         ("context_length", config.max_position_embeddings.unwrap_or(CONTEXT_LENGTH)),
@@ -108,8 +108,9 @@ fn text_encoder(conversion: &Conversion, values: &mut Values) -> Result<()> {
     values.own("rope.freq_base", Value::F32(config.rope_theta as f32));
     values.own("attention.layer_norm_rms_epsilon", Value::F32(config.rms_norm_eps));
     let Some(file) = &conversion.tokenizer else { return Ok(()) };
-    let vocabulary = Tokenizer::load(file, ModelKind::of(conversion.own().architecture).template, PROMPT_TOKENS)?
-        .vocabulary(config.vocab_size)?;
+    let vocabulary =
+        Tokenizer::load(file, ModelKind::for_architecture(conversion.own().architecture).template, PROMPT_TOKENS)?
+            .vocabulary(config.vocab_size)?;
     values.text("tokenizer.ggml.model", "gpt2");
     values.text("tokenizer.ggml.pre", "qwen2");
     for (key, token) in [("tokenizer.ggml.eos_token_id", END), ("tokenizer.ggml.padding_token_id", PADDING)] {

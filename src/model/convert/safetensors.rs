@@ -1,5 +1,5 @@
-//! Layers in few bits in a safetensors file: as Black Forest Labs publish transformers in some formats, which the
-//! header declares, and as ComfyUI writes all else, with a declaration beside each layer.
+//! Quantized layers in a safetensors file. Some formats of transformers follow the layout of Black Forest Labs, which
+//! declares layers in the header; all others follow ComfyUI's, with a declaration tensor for each layer.
 
 use std::collections::BTreeMap;
 
@@ -10,9 +10,9 @@ use crate::error::{Error, Result};
 use crate::files::writer::{self, Entry, TensorWriter};
 use crate::files::{CONFIG_KEY, Encode, Format, Role, Scales, TensorView};
 use crate::model::convert::{Conversion, shape};
-use crate::model::quantise::plan::Planned;
+use crate::model::quantize::plan::Planned;
 
-/// The key of the header's metadata that declares layers.
+/// The metadata key that declares layers.
 const LAYERS_KEY: &str = "_quantization_metadata";
 
 /// Begins the file.
@@ -34,7 +34,7 @@ pub fn begin(conversion: &Conversion, tensors: &[(Planned, Format)]) -> Result<T
     writer::safetensors(&conversion.target, &metadata, &entries)
 }
 
-/// Writes a tensor and what belongs to it.
+/// Writes a tensor with its scales and declaration.
 pub fn put(conversion: &Conversion, writer: &mut TensorWriter, tensor: &Planned, made: &TensorView) -> Result<()> {
     let layout = made.format().row().safetensors;
     writer.put(&tensor.name, made.bytes())?;
@@ -48,7 +48,7 @@ pub fn put(conversion: &Conversion, writer: &mut TensorWriter, tensor: &Planned,
                 writer.put(&of_layer("weight_scale_2"), &scales.tensor().to_le_bytes())?;
             }
         }
-        Scales::None | Scales::RowMaxima(_) | Scales::Codebook(_) => {}
+        Scales::None | Scales::RowMaxima(_) | Scales::Tiles(_) | Scales::Codebook(_) => {}
     }
     match declaration(conversion, made.format(), false) {
         Some(declaration) => writer.put(&of_layer("comfy_quant"), declaration.to_string().as_bytes()),
@@ -61,8 +61,8 @@ fn layer(tensor: &Planned) -> &str {
     tensor.name.strip_suffix(".weight").unwrap_or(&tensor.name)
 }
 
-/// What is said of a layer of the format, in the header or beside it; none where it is said in the other place, or the
-/// format is a plain float.
+/// Returns the declaration of a layer in this format, for the header or for a tensor. `None` if the declaration goes
+/// to the other place, or the format is a plain float.
 fn declaration(conversion: &Conversion, format: Format, in_header: bool) -> Option<Value> {
     let layout = format.row().safetensors?;
     let name = layout.layer?;
@@ -70,7 +70,7 @@ fn declaration(conversion: &Conversion, format: Format, in_header: bool) -> Opti
     (is_in_header == in_header).then(|| json!({ "format": name }))
 }
 
-/// A tensor and what belongs to it.
+/// Returns the entries of a tensor, its scales and its declaration.
 fn entries_of(conversion: &Conversion, tensor: &Planned, format: Format) -> Result<Vec<Entry>> {
     let shape = shape(tensor);
     let entry = |end: &str, dtype, shape: &[usize]| Entry {
@@ -80,7 +80,7 @@ fn entries_of(conversion: &Conversion, tensor: &Planned, format: Format) -> Resu
     };
     let (rows, cols) = (shape.first().copied().unwrap_or(1), shape.iter().skip(1).product::<usize>());
     let (row, block) = (format.row(), format.block());
-    let layout = row.safetensors.ok_or_else(|| Error::new(format!("safetensors files have no weights in {format}")))?;
+    let layout = row.safetensors.ok_or_else(|| Error::new(format!("safetensors files cannot store {format}")))?;
     let is_packed = block.bytes < block.values;
     let values = if is_packed { vec![rows, cols * block.bytes / block.values] } else { shape.clone() };
     let mut entries = vec![entry("weight", layout.dtype, &values)];
@@ -93,7 +93,7 @@ fn entries_of(conversion: &Conversion, tensor: &Planned, format: Format) -> Resu
         let padded = scales
             .order
             .padded([rows, cols / block.values])
-            .ok_or_else(|| Error::new(format!("tensor `{}` is {shape:?}, which no file holds", tensor.name)))?;
+            .ok_or_else(|| Error::new(format!("tensor `{}` with shape {shape:?} is too large", tensor.name)))?;
         entries.push(entry("weight_scale", scales.dtypes[0], &padded));
         if scales.has_factor {
             entries.push(entry("weight_scale_2", Dtype::F32, &[]));

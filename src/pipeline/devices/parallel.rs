@@ -1,4 +1,4 @@
-//! One image by several devices: the same session on each of them at once.
+//! One image on several devices: the same session runs on each of them at once.
 
 use std::any::Any;
 use std::panic::{self, AssertUnwindSafe};
@@ -18,21 +18,21 @@ use crate::pipeline::session::{Image, Session};
 use crate::stage::{CancelFlag, Progress};
 use crate::token_split::own_heads;
 
-/// How often the caller's flag is looked at.
+/// Polling interval of the caller's cancel flag.
 const POLL: Duration = Duration::from_millis(10);
-/// How long the other devices have to end after an error, which takes them the rest of what they compute.
+/// Time for the other devices to end after an error. They finish the work that is already enqueued.
 const GRACE: Duration = Duration::from_secs(10);
 
-/// A model on each of several devices that make one image together: tokens and rows of pixels are shared, weights are
-/// whole on each.
+/// A model on each device of a group that generates one image together. Tokens and rows of pixels are split between
+/// devices; each device has all weights.
 ///
-/// It makes one image at a time, because devices meet in the order of what they compute. Not to be called from a thread
-/// of rayon's pool, whose work the devices wait for.
+/// It generates one image at a time, because devices synchronize in the order of their work. Do not call it from a
+/// thread of rayon's pool: the devices wait for work on that pool.
 pub struct Parallel<B: Backend> {
     /// In the order of ranks.
     devices: Vec<Device<B>>,
     grace: Duration,
-    /// Held while an image is made. Threads of an earlier one that have not ended.
+    /// Threads of an earlier image that have not ended. The lock is held while an image is generated.
     threads: Mutex<Vec<JoinHandle<()>>>,
 }
 
@@ -41,7 +41,7 @@ struct Device<B: Backend> {
     model: Arc<Model<B>>,
 }
 
-/// What the threads of an image say.
+/// A message from the thread of a device.
 enum Message<T> {
     Progress(Progress),
     Ended(usize, Result<T>),
@@ -49,9 +49,10 @@ enum Message<T> {
 }
 
 impl<B: Backend> Parallel<B> {
-    /// [`OpenModel::open`], [`Model::new`] on the first device and [`Model::on`] on each other, and [`Parallel::new`].
+    /// Loads a model on all `backends`: [`OpenModel::open`], [`Model::new`] on the first device, [`Model::on`] on
+    /// each other one, then [`Parallel::new`]. Nothing is copied to the devices yet.
     ///
-    /// Errors as these do. Nothing is copied to the devices yet.
+    /// Errors as these functions do.
     pub fn load(backends: Vec<B>, dir: &ModelFiles) -> Result<Self> {
         let mut backends = backends.into_iter();
         let Some(first) = backends.next() else { return Self::new(Vec::new()) };
@@ -63,28 +64,29 @@ impl<B: Backend> Parallel<B> {
         Self::new(models)
     }
 
-    /// [`Parallel::named`], of devices that have no names but their ranks.
+    /// Calls [`Parallel::named`] with ranks as names: "device 0", "device 1" and so on.
     ///
-    /// Errors as that.
+    /// Errors as [`Parallel::named`].
     pub fn new(models: Vec<Arc<Model<B>>>) -> Result<Self> {
         Self::named(models.into_iter().enumerate().map(|(rank, model)| (format!("device {rank}"), model)).collect())
     }
 
-    /// One model on all devices of a group, in the order of ranks, each with its name; or on one device.
+    /// Creates a `Parallel` from one model on all devices of a group in the order of ranks, each with its name; or on
+    /// a single device.
     ///
-    /// Errors when these are not all devices of a group, have models of different sizes, or cannot share the heads of
-    /// attention evenly. That the weights are the same is the caller's concern.
+    /// Errors if the devices are not all devices of one group, have models of different sizes, or cannot split the
+    /// attention heads evenly. Equal weights are the caller's responsibility.
     pub fn named(models: Vec<(String, Arc<Model<B>>)>) -> Result<Self> {
         let world = models.len();
-        let Some((_, first)) = models.first() else { return Err(Error::usage("no devices make no image")) };
+        let Some((_, first)) = models.first() else { return Err(Error::usage("at least 1 device is required")) };
         for (rank, (name, model)) in models.iter().enumerate() {
             let (backend, info) = (model.backend(), model.info());
             if (backend.rank(), backend.world()) != (rank, world) {
-                let what = format!("{name}, of {world}, is rank {} of {}", backend.rank(), backend.world());
-                return Err(Error::new(what).hint("give all devices of one group in their order"));
+                let what = format!("{name} of {world} is rank {} of {}", backend.rank(), backend.world());
+                return Err(Error::new(what).hint("pass all devices of one group in their order"));
             }
             if (&info.transformer, &info.vae) != (&first.info().transformer, &first.info().vae) {
-                return Err(Error::new(format!("{name} has another model than the first device")));
+                return Err(Error::new(format!("{name} has a different model than the first device")));
             }
         }
         own_heads(first.info().transformer.num_attention_heads, world)?;
@@ -92,32 +94,32 @@ impl<B: Backend> Parallel<B> {
         Ok(Self { devices, grace: GRACE, threads: Mutex::default() })
     }
 
-    /// After an error, the other devices have `grace` to end, instead of 10 s.
+    /// Sets the time that other devices have to end after an error; the default is 10 s.
     pub fn with_grace(self, grace: Duration) -> Self {
         Self { grace, ..self }
     }
 
-    /// The model of each device, in the order of ranks.
+    /// Returns the model of each device, in the order of ranks.
     pub fn models(&self) -> impl ExactSizeIterator<Item = &Arc<Model<B>>> {
         self.devices.iter().map(|device| &device.model)
     }
 
-    /// The name of each device, in the order of ranks.
+    /// Returns the name of each device, in the order of ranks.
     pub fn names(&self) -> impl ExactSizeIterator<Item = &str> {
         self.devices.iter().map(|device| device.name.as_str())
     }
 
-    /// What `of` says of the model on each device, with the device's name, in the order of ranks.
-    pub(crate) fn of_each<T>(&self, of: impl Fn(&Arc<Model<B>>) -> T) -> impl Iterator<Item = (String, T)> {
+    /// Calls `of` with the model of each device; returns the results with the device names, in the order of ranks.
+    pub(crate) fn map_devices<T>(&self, of: impl Fn(&Arc<Model<B>>) -> T) -> impl Iterator<Item = (String, T)> {
         self.devices.iter().map(move |device| (device.name.clone(), of(&device.model)))
     }
 
-    /// The model of the first device.
+    /// Returns the model of the first device.
     pub fn first(&self) -> &Arc<Model<B>> {
         &self.devices[0].model
     }
 
-    /// Makes the images of one [`Model::session`]. `report` gets the progress of the first device.
+    /// Generates the images of one [`Model::session`]. `report` receives the progress of the first device.
     ///
     /// Errors as [`Parallel::run`].
     pub fn generate_batch(
@@ -130,14 +132,14 @@ impl<B: Backend> Parallel<B> {
         self.run(request, count, cancel, report, |_, session, report| session.run(report))
     }
 
-    /// Runs `work(rank, session, report)` on all devices at once, each of several on a thread of its own, with a
-    /// [`Model::session`] of the same request, and returns what it returns on the first device. `work` does the same on
-    /// all devices, as far as its session is concerned. `report` gets the progress of the first one. `cancel` also ends
-    /// devices within a step, where they wait for each other.
+    /// Runs `work(rank, session, report)` on all devices at once, with a [`Model::session`] of the same request on
+    /// each, and returns the result of the first device. With several devices, each runs on its own thread. `work`
+    /// must do the same to its session on all devices. `report` receives the progress of the first device. `cancel`
+    /// also ends devices that wait for each other within a step.
     ///
-    /// Errors as sessions do: an error on any device ends the work of all, and the first one is returned, with the name
-    /// of its device where there are several. A panic of a device does the same, and is the caller's then. A device
-    /// that does not end then is left behind; until it does, no other image is made.
+    /// Errors as sessions do: an error on any device ends the work of all devices. The first error is returned, with
+    /// the name of its device if there are several. A panic on a device also ends all devices, and resumes in the
+    /// caller. A device that does not end in time is left behind; no other image is generated until it ends.
     pub fn run<T: Send + 'static>(
         &self,
         request: &Request,
@@ -149,7 +151,8 @@ impl<B: Backend> Parallel<B> {
         self.run_items(request.items(count)?, &TextSource::Own, cancel, report, work)
     }
 
-    /// The same for the first of `requests`, see [`Model::session_of`], where another group may read the prompts.
+    /// Runs `work` as [`Parallel::run`] does, for the first batch of `requests`, see [`Model::session_of`]. Another
+    /// group may encode the prompts.
     ///
     /// Errors as [`Parallel::run`].
     pub(crate) fn run_items<T: Send + 'static>(
@@ -164,22 +167,22 @@ impl<B: Backend> Parallel<B> {
         threads.retain(|thread| !thread.is_finished());
         if let Some(late) = threads.first() {
             let name = late.thread().name().unwrap_or("a device").to_string();
-            return Err(Error::new(format!("{name} is still busy with an image that has ended with an error"))
-                .hint("try again once it has ended, or load the model anew"));
+            return Err(Error::new(format!("{name} is still busy with an image that failed"))
+                .hint("try again later, or reload the model"));
         }
         self.models().try_for_each(|model| model.backend().restore_collectives())?;
         cancel.check()?;
-        // In the order of ranks, because others copy what the first one loads. What is wrong with the request, its
-        // session says.
+        // In the order of ranks, because the others copy weights that the first device loads. Errors in the request
+        // are reported by its session.
         for model in self.models() {
             requests.first().map(|request| model.prefetch_as(request, reader.is_other()));
         }
         if let [Device { model, .. }] = &self.devices[..] {
-            // It waits for no other, so nobody waits for it.
+            // A single device needs no thread: no other device waits for it.
             return work(0, Session::new(model, &requests, reader, cancel)?, report);
         }
         let (requests, work, (sender, receiver)) = (Arc::new(requests), Arc::new(work), mpsc::channel());
-        // Set as well when a device fails, so that others stop loading.
+        // Also set when a device fails, so that the others stop loading.
         let cancel = &cancel.child();
         let _stop = StopOnPanic(self.first().backend(), cancel);
         for (rank, Device { name, model }) in self.devices.iter().enumerate() {
@@ -200,7 +203,7 @@ impl<B: Backend> Parallel<B> {
         }
         drop(sender);
         let Outcome { result, ended, mut panic } = self.wait(&receiver, cancel, report);
-        // Those that have sent their last message end now; the others are left behind.
+        // Devices that have sent their last message end now; the others are left behind.
         for (thread, ended) in threads.drain(..).collect::<Vec<_>>().into_iter().zip(ended) {
             if !ended {
                 threads.push(thread);
@@ -214,7 +217,7 @@ impl<B: Backend> Parallel<B> {
         }
     }
 
-    /// Passes on progress until all devices have ended, or one has ended with an error and the others had time to end.
+    /// Forwards progress until all devices have ended, or until the grace period after the first error is over.
     fn wait<T>(
         &self,
         receiver: &Receiver<Message<T>>,
@@ -260,11 +263,11 @@ impl<B: Backend> Parallel<B> {
                 cancelled = true;
             }
         }
-        let missing = || Error::new("a device ended without a result");
+        let missing = || Error::new("a device stopped without a result");
         Outcome { result: error.map_or_else(|| first.ok_or_else(missing), Err), ended, panic }
     }
 
-    /// Whether a device is still busy with an image that has ended with an error.
+    /// Returns `true` if a device is still busy with an image that has ended with an error.
     pub(crate) fn is_late(&self) -> bool {
         let threads = self.threads.try_lock();
         threads.is_ok_and(|threads| threads.iter().any(|thread| !thread.is_finished()))
@@ -275,14 +278,14 @@ impl<B: Backend> Parallel<B> {
     }
 }
 
-/// What came of an image, and which devices have ended.
+/// The result of an image, and the devices that have ended.
 struct Outcome<T> {
     result: Result<T>,
     ended: Vec<bool>,
     panic: Option<Box<dyn Any + Send>>,
 }
 
-/// Ends all devices when the caller panics, who is told of progress.
+/// Ends all devices if the caller's `report` panics.
 struct StopOnPanic<'a, B: Backend>(&'a B, &'a CancelFlag);
 
 impl<B: Backend> Drop for StopOnPanic<'_, B> {
@@ -294,27 +297,27 @@ impl<B: Backend> Drop for StopOnPanic<'_, B> {
     }
 }
 
-/// What one device does: `work`, whose error or panic ends the others.
+/// Runs `work` on one device; its error or panic ends the other devices.
 fn one<B: Backend, T>(
     model: &Model<B>,
     sender: &Sender<Message<T>>,
     work: impl FnOnce(&mut dyn FnMut(Progress)) -> Result<T>,
 ) {
     let rank = model.backend().rank();
-    // Where nobody listens, the caller is gone.
+    // Sending fails only if the caller is gone.
     let send = |message: Message<T>| drop(sender.send(message));
     let mut report = |progress: Progress| {
         if rank == 0 {
             send(Message::Progress(progress));
         }
     };
-    // A session that panicked is not used again, and a model guards what its sessions share.
+    // A session that panicked is not used again, and a model guards the state that its sessions share.
     let done = panic::catch_unwind(AssertUnwindSafe(|| work(&mut report)));
     let (cause, end) = match done {
         Ok(result) => (result.as_ref().err().cloned(), Message::Ended(rank, result)),
         Err(payload) => (Some(Error::new("a panic")), Message::Panicked(rank, payload)),
     };
-    // It comes before what the others say because of it.
+    // Sent first, so that this error arrives before the errors that it causes on other devices.
     send(end);
     if let Some(cause) = cause {
         model.backend().abort_collectives(&cause);

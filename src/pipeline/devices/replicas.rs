@@ -1,4 +1,4 @@
-//! Several devices with the same model, or groups of them.
+//! One model on several devices, or on groups of devices.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -12,13 +12,14 @@ use crate::pipeline::session::model::Model;
 use crate::pipeline::session::shape::Shape;
 use crate::pipeline::session::shared_text::{HostPrompts, SharedText};
 
-/// A model on each of several devices; each makes whole images. Where a group of devices makes each image together, see
-/// [`Parallel`], the group is one device here. An [`Engine`](crate::engine::Engine) has them make the images of jobs.
+/// A model on each of several devices; each device generates whole images. A group of devices that generates each
+/// image together, see [`Parallel`], counts as one device here. An [`Engine`](crate::engine::Engine) distributes the
+/// images of jobs to the devices.
 ///
-/// The first device loads the weights from the files; the others copy them from it where they are linked to it and
-/// compute alike, and load them from the same pages where not. Each plans its own memory. Devices of one kind give the
-/// same bytes as one of them that makes the same batches; an image that is alone in its batch is the one that
-/// [`Model::generate`] makes.
+/// The first device loads the weights from the files. The others copy weights from the first device if they are
+/// linked to it and compute alike; otherwise they load them from the same memory pages. Each device plans its own
+/// memory. Devices of one kind give the same bytes as a single one of them that makes the same batches; an image that
+/// is alone in its batch equals the image of [`Model::generate`].
 ///
 /// ```no_run
 /// use flux::backend::cuda::Cuda;
@@ -31,15 +32,15 @@ use crate::pipeline::session::shared_text::{HostPrompts, SharedText};
 /// let devices = [0, 1].map(|gpu| Ok((format!("cuda:{gpu}"), Cuda::new(gpu, None)?)));
 /// let devices = devices.into_iter().collect::<flux::Result<Vec<_>>>()?;
 /// let model = OpenModel::open(&ModelFiles::open("models/klein-4b".as_ref())?)?;
-/// let engine = Engine::of(&Replicas::new(devices, model)?)?;
-/// let images = engine.generate(&Request::new("a cat", 42), 8, &CancelFlag::default(), &mut |_| {})?;
+/// let engine = Engine::from_replicas(&Replicas::new(devices, model)?)?;
+/// let images = engine.generate_images(&Request::new("a cat", 42), 8, &CancelFlag::default(), &mut |_| {})?;
 /// assert_eq!((images.len(), images[7].plan.seed), (8, 49));
 /// # Ok::<(), flux::Error>(())
 /// ```
 pub struct Replicas<B: Backend> {
     first: Arc<Replica<B>>,
     others: Arc<Mutex<Vec<Arc<Replica<B>>>>>,
-    /// The text features that one made for the others.
+    /// The text features that one device computes for the others.
     prompts: Arc<HostPrompts>,
 }
 
@@ -51,45 +52,46 @@ impl<B: Backend> Clone for Replicas<B> {
     }
 }
 
-/// One of several devices with the same model, or a group that makes each image together.
+/// One of several devices with the same model, or a group that generates each image together.
 pub struct Replica<B: Backend> {
     name: Arc<str>,
     ranks: Parallel<B>,
 }
 
 impl<B: Backend> Replica<B> {
-    /// The device's name; of a group, the names of all.
+    /// Returns the name of the device, or the joined names of a group.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// Its model, of a group that of the first device.
+    /// Returns the model of the device, or of the first device of a group.
     pub fn model(&self) -> &Arc<Model<B>> {
         self.ranks.first()
     }
 
-    /// The devices of a group in the order of ranks, or the one device.
+    /// Returns the devices of a group in the order of ranks, or the one device.
     pub fn ranks(&self) -> &Parallel<B> {
         &self.ranks
     }
 }
 
 impl<B: Backend> Replicas<B> {
-    /// A model on devices, each with its name. Nothing is copied to them yet.
+    /// Creates replicas of a model on devices, each with its name. Nothing is copied to them yet.
     ///
-    /// Errors when there are none or two have one name, and as [`Model::on`].
+    /// Errors if there are no devices, if two have the same name, and as [`Model::on`].
     pub fn new(devices: Vec<(String, B)>, model: OpenModel) -> Result<Self> {
-        Self::of_groups(devices.into_iter().map(|device| vec![device]).collect(), model)
+        Self::from_groups(devices.into_iter().map(|device| vec![device]).collect(), model)
     }
 
-    /// The same where each of `groups` makes its images together; a group may be one device.
+    /// Creates replicas as [`Replicas::new`] does, from groups that generate their images together. A group may be
+    /// one device.
     ///
     /// Errors as [`Replicas::new`] and [`Parallel::named`].
-    pub fn of_groups(groups: Vec<Vec<(String, B)>>, model: OpenModel) -> Result<Self> {
+    pub fn from_groups(groups: Vec<Vec<(String, B)>>, model: OpenModel) -> Result<Self> {
         let mut groups = groups.into_iter();
         let mut first = groups.next().unwrap_or_default().into_iter();
         let Some((name, backend)) = first.next() else {
-            return Err(Error::usage("there is no device, expected at least one"));
+            return Err(Error::usage("at least 1 device is required"));
         };
         let source = Model::new(backend, model);
         let first = Replica::new((name, Arc::clone(&source)), first, &source)?;
@@ -98,9 +100,9 @@ impl<B: Backend> Replicas<B> {
         Ok(replicas)
     }
 
-    /// Adds a device, or a group that makes its images together.
+    /// Adds a device, or a group that generates its images together.
     ///
-    /// Errors as [`Replicas::of_groups`].
+    /// Errors as [`Replicas::from_groups`].
     pub fn add(&self, group: Vec<(String, B)>) -> Result<Arc<Replica<B>>> {
         let there = self.all();
         let is_there = |name: &str| there.iter().any(|replica| replica.ranks.names().any(|known| known == name));
@@ -108,7 +110,7 @@ impl<B: Backend> Replicas<B> {
             return Err(there_twice(name));
         }
         let mut group = group.into_iter();
-        let Some((name, backend)) = group.next() else { return Err(Error::usage("a group has no device")) };
+        let Some((name, backend)) = group.next() else { return Err(Error::usage("a group has no devices")) };
         let source = self.first.model();
         let replica = Arc::new(Replica::new((name, source.on(backend)?), group, source)?);
         self.others().push(Arc::clone(&replica));
@@ -119,61 +121,61 @@ impl<B: Backend> Replicas<B> {
         self.others.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The first device, which loads the weights from the files.
+    /// Returns the first device, which loads the weights from the files.
     pub fn first(&self) -> &Arc<Replica<B>> {
         &self.first
     }
 
-    /// All devices.
+    /// Returns all devices.
     pub fn all(&self) -> Vec<Arc<Replica<B>>> {
         [&self.first].into_iter().chain(&*self.others()).map(Arc::clone).collect()
     }
 
-    /// The devices that make `count` images: no more than there are images.
+    /// Returns the devices that generate `count` images: at most one device per image.
     pub fn used(&self, count: usize) -> Vec<Arc<Replica<B>>> {
         let mut used = self.all();
         used.truncate(count.max(1));
         used
     }
 
-    /// Text features that one of the devices makes for all.
+    /// Returns text features that one device computes for all.
     pub(crate) fn shared_text(&self) -> Arc<SharedText> {
         Arc::new(SharedText::new(&self.prompts))
     }
 
-    /// What decides with which others an image may be made.
+    /// Returns the shape of an image, which decides with which other images it can form a batch.
     ///
-    /// Errors as [`Model::plan`], but for the tokenizer.
+    /// Errors as [`Model::plan`], without the errors of the tokenizer.
     pub(crate) fn shape(&self, request: &Request) -> Result<Shape> {
         self.first.model().shape(request)
     }
 
-    /// Starts loading the weights of first images to the devices that make `count` of them, as [`Model::prefetch`].
+    /// Starts loading the weights for the first images to the devices that generate `count` of them, as
+    /// [`Model::prefetch`] does.
     ///
-    /// Errors as that.
+    /// Errors as [`Model::prefetch`].
     pub fn prefetch(&self, request: &Request, count: usize) -> Result<()> {
-        // The first one comes first: others copy what it loads.
+        // The first device comes first: the others copy the weights that it loads.
         self.used(count).iter().enumerate().try_for_each(|(index, replica)| {
             let is_read_elsewhere = index > 0 && request.embeddings.is_none();
             replica.ranks.models().try_for_each(|model| model.prefetch_as(request, is_read_elsewhere))
         })
     }
 
-    /// Which parts of the model are in memory while devices make `count` images like `plan`, of each device with its
-    /// name.
+    /// Returns the memory plan of each device, with the device's name, for `count` images like `plan`.
     pub fn memory_plans(&self, plan: &Plan, count: usize) -> Vec<(String, Result<MemoryPlan>)> {
         let of_replica = |(index, replica): (usize, &Arc<Replica<B>>)| {
             let plan = Plan { is_read_elsewhere: index > 0, ..plan.clone() };
-            replica.ranks.of_each(|model| model.memory_plan(&plan)).collect::<Vec<_>>()
+            replica.ranks.map_devices(|model| model.memory_plan(&plan)).collect::<Vec<_>>()
         };
         self.used(count).iter().enumerate().flat_map(of_replica).collect()
     }
 }
 
 impl<B: Backend> Replica<B> {
-    /// The first device of a group, and the others, which take the model of `source` over.
+    /// Creates a replica from the first device of a group and the other devices, which share the model of `source`.
     ///
-    /// Errors as [`Parallel::named`] and [`Model::on`], and when two devices have one name.
+    /// Errors as [`Parallel::named`] and [`Model::on`], and if two devices have the same name.
     fn new(
         first: (String, Arc<Model<B>>),
         others: impl Iterator<Item = (String, B)>,
@@ -193,5 +195,5 @@ impl<B: Backend> Replica<B> {
 }
 
 fn there_twice(name: &str) -> Error {
-    Error::usage(format!("the device {name} is there twice"))
+    Error::usage(format!("device {name} is listed twice"))
 }

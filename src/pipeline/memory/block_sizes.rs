@@ -1,23 +1,23 @@
-//! How much memory the blocks of a component take when some of them are streamed.
+//! Memory of the blocks of a component when some of them are streamed.
 
 use crate::backend::slab_bytes;
 
-/// Bytes of a component that is made of blocks.
+/// The sizes of a component that is made of blocks, in bytes.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct BlockSizes {
-    /// Of the weights of each block, in the order of use.
+    /// Weights of each block, in the order of use.
     pub blocks: Vec<u64>,
-    /// Of the weights around the blocks, which are never streamed.
+    /// Weights outside the blocks, which are never streamed.
     pub rest: u64,
 }
 
 impl BlockSizes {
-    /// Bytes of all weights.
+    /// Returns the bytes of all weights.
     pub fn all(&self) -> u64 {
         self.rest + self.blocks.iter().sum::<u64>()
     }
 
-    /// Bytes in memory where the blocks that are marked are streamed.
+    /// Returns the bytes in memory if the marked blocks are streamed.
     pub fn in_memory(&self, streamed: &[bool]) -> u64 {
         let of = |wanted: bool| {
             self.blocks.iter().zip(streamed).filter(move |(_, streamed)| **streamed == wanted).map(|(bytes, _)| *bytes)
@@ -25,27 +25,27 @@ impl BlockSizes {
         self.rest + of(false).sum::<u64>() + slab_bytes(of(true)).iter().sum::<u64>()
     }
 
-    /// No block streamed.
+    /// Returns a selection with no block streamed.
     pub fn none(&self) -> Vec<bool> {
         vec![false; self.blocks.len()]
     }
 
-    /// The fewest streamed blocks with which the weights take at most `bytes`; none where they take more even if all
-    /// are streamed.
+    /// Selects the fewest blocks to stream so that the weights take at most `bytes`; `None` if they take more even
+    /// with all blocks streamed.
     pub fn fitting(&self, bytes: u64) -> Option<Vec<bool>> {
-        // Another streamed block never takes more memory: it is as large as the largest before, or larger.
+        // Streaming one more block never takes more memory: it is at least as large as the largest streamed block.
         let counts: Vec<usize> = (0..=self.blocks.len()).collect();
         let first = counts.partition_point(|count| self.in_memory(&self.streamed(*count)) > bytes);
         counts.get(first).map(|count| self.streamed(*count))
     }
 
-    /// The fewest bytes in memory.
+    /// Returns the minimum bytes in memory, with all blocks streamed.
     pub fn least(&self) -> u64 {
         self.in_memory(&vec![true; self.blocks.len()])
     }
 
-    /// Which blocks are streamed where `count` are: the smallest, whose slabs take least, and of blocks of one size
-    /// some that are spread evenly, so that the copy of one has the time of those between.
+    /// Selects `count` blocks to stream: the smallest, whose slabs take the least memory. Among blocks of one size,
+    /// the selection is spread evenly, so that a copy overlaps with the blocks in between.
     fn streamed(&self, count: usize) -> Vec<bool> {
         let mut sizes = self.blocks.clone();
         sizes.sort_unstable();
@@ -77,7 +77,7 @@ mod tests {
     fn as_few_blocks_are_streamed_as_memory_asks_for() {
         let sizes = sizes(&[5; 6]);
         let count = |bytes| sizes.fitting(bytes).map(|streamed| streamed.iter().filter(|&&streamed| streamed).count());
-        // All of them; two slabs in place of three, of four and so on; the slabs alone.
+        // All blocks; two slabs in place of three blocks, of four and so on; only the slabs.
         assert_eq!([40, 39, 35, 34, 30, 25, 20].map(count), [0, 3, 3, 4, 4, 5, 6].map(Some));
         assert_eq!((count(19), sizes.least(), sizes.all()), (None, 20, 40));
     }

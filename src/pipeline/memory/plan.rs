@@ -1,19 +1,19 @@
-//! What of a model is in the device's memory while an image is made: decided from sizes alone, before anything is
-//! loaded.
+//! The memory plan of an image: which parts of a model are in the device's memory, decided from sizes before anything
+//! is loaded.
 //!
-//! Memory is given up in the order of what that costs. Streaming the text encoder copies it once for each prompt, as
-//! loading it would. Streamed blocks of the transformer are copied at every step, while the device computes with
-//! others. Last, the parts of a model take turns.
+//! Plans give up the cheapest things first. Streaming the text encoder copies it once for each prompt, as loading it
+//! would. Streamed blocks of the transformer are copied at every step, while the device computes with other blocks.
+//! As a last resort, the parts of a model take turns in memory.
 
 use std::cmp::max;
 
 use crate::backend::Bands;
 use crate::pipeline::memory::block_sizes::BlockSizes;
 
-/// Bytes that an image needs, by what they are for.
+/// The memory that an image needs, in bytes by purpose.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct MemorySizes {
-    /// The text encoder's layers that run; nothing where text features are given.
+    /// The layers of the text encoder that run; empty if text features are passed.
     pub text_encoder: BlockSizes,
     /// Activations of the text encoder.
     pub encode_text: u64,
@@ -21,41 +21,42 @@ pub struct MemorySizes {
     pub transformer: BlockSizes,
     /// Activations of one evaluation.
     pub step: u64,
-    /// Activations of what text and references become before they meet the image, between steps.
+    /// Activations of the early blocks, which text and references pass before they join the image tokens; between
+    /// steps.
     pub early: u64,
-    /// Keys and values of tokens that are kept from a step for others.
+    /// Cached keys and values of tokens that later steps do not recompute.
     pub kept: u64,
     /// Weights of the VAE's decoder.
     pub decoder: u64,
     /// Activations of the decoder.
     pub decode: InBands,
-    /// Weights of the VAE's encoder, where images are given.
+    /// Weights of the VAE's encoder; 0 without input images.
     pub encoder: u64,
     /// Activations of the encoder.
     pub encode: InBands,
-    /// Weights of the tiny decoder that shows steps, where there is one.
+    /// Weights of the tiny decoder for previews; 0 without one.
     pub preview_decoder: u64,
-    /// Its activations, which are there between steps.
+    /// Activations of the tiny decoder, which run between steps.
     pub preview: u64,
-    /// What ops need beside their operands.
+    /// Workspace of ops besides their operands.
     pub workspace: u64,
 }
 
-/// Bytes of activations of which some are made in bands.
+/// Bytes of activations that are partly computed in bands.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct InBands {
-    /// In wide bands.
+    /// With wide bands.
     pub wide: u64,
-    /// In narrow bands.
+    /// With narrow bands.
     pub narrow: u64,
 }
 
 impl InBands {
-    pub(crate) fn of(bytes: impl Fn(Bands) -> u64) -> Self {
+    pub(crate) fn from_fn(bytes: impl Fn(Bands) -> u64) -> Self {
         Self { wide: bytes(Bands::Wide), narrow: bytes(Bands::Narrow) }
     }
 
-    /// In such bands.
+    /// Returns the bytes with these bands.
     pub fn bytes(self, bands: Bands) -> u64 {
         match bands {
             Bands::Wide => self.wide,
@@ -64,10 +65,10 @@ impl InBands {
     }
 }
 
-/// Where the weights of a component are.
+/// The location of the weights of a component.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct BlockPlan {
-    /// Which blocks are streamed, in the order of use.
+    /// `true` for each streamed block, in the order of use.
     pub streamed: Vec<bool>,
     /// Bytes of the weights that are in memory.
     pub bytes: u64,
@@ -75,31 +76,31 @@ pub struct BlockPlan {
     pub all: u64,
 }
 
-/// Which parts of a model are in memory, and when.
+/// The parts of a model that are in memory, and when.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MemoryPlan {
     /// Bytes that may be used.
     pub budget: u64,
-    /// The most bytes that are used at once, as far as sizes tell.
+    /// Peak memory in bytes, estimated from sizes.
     pub peak: u64,
     /// The text encoder.
     pub text_encoder: BlockPlan,
     /// The transformer.
     pub transformer: BlockPlan,
-    /// Whether all parts are in memory together, so that each may be loaded ahead of its use.
+    /// `true` if all parts are in memory together, so that each can be loaded before its use.
     pub together: bool,
-    /// Whether there is room for what CUDA graphs compute in.
+    /// `true` if there is room for the buffers of CUDA graphs.
     pub graphs: bool,
-    /// How the VAE makes large images.
+    /// The bands in which the VAE computes large images.
     pub bands: Bands,
 }
 
 impl BlockPlan {
-    fn of(sizes: &BlockSizes, streamed: Vec<bool>) -> Self {
+    fn new(sizes: &BlockSizes, streamed: Vec<bool>) -> Self {
         Self { bytes: sizes.in_memory(&streamed), all: sizes.all(), streamed }
     }
 
-    /// How many blocks are streamed.
+    /// Returns the number of streamed blocks.
     pub fn streamed(&self) -> usize {
         self.streamed.iter().filter(|streamed| **streamed).count()
     }
@@ -118,7 +119,7 @@ impl BlockPlan {
 }
 
 impl MemorySizes {
-    /// The fewest bytes with which the image can be made.
+    /// Returns the minimum bytes with which the image can be generated.
     pub fn least(&self) -> u64 {
         let stages = [
             self.text_encoder.least() + self.encode_text,
@@ -129,61 +130,66 @@ impl MemorySizes {
         self.always() + stages.into_iter().max().unwrap_or(0)
     }
 
-    /// What encoding images may take while an image of the same size is made.
-    pub(crate) fn beside_others(&self) -> u64 {
+    /// Returns the memory for encoding images while another image of the same size is generated.
+    pub(crate) fn encoding_alongside(&self) -> u64 {
         self.step + self.early + self.kept + self.encoder + self.encode.wide + self.decode.wide
     }
 
-    /// What is there whichever part of the model is.
+    /// Returns the memory that is taken at every stage.
     fn always(&self) -> u64 {
         self.workspace + self.preview_decoder + self.kept
     }
 
-    /// Activations while steps are made and shown, one after the other.
+    /// Returns the activations of steps and previews, which alternate.
     fn stepping(&self) -> u64 {
         max(self.step, self.preview)
     }
 
-    /// All that previews take.
+    /// Returns all memory of previews.
     pub(crate) fn previews(&self) -> u64 {
         self.preview_decoder + self.preview
     }
 
-    /// Beside the text encoder and the transformer, with CUDA graphs, whose memory stays while other work runs.
-    fn beside_with_graphs(&self) -> u64 {
+    /// Returns the memory besides the text encoder and the transformer with CUDA graphs, whose buffers stay allocated
+    /// while other work runs.
+    fn besides_models_with_graphs(&self) -> u64 {
         // Convolution weights exist twice while they are reordered.
         let activations = self.step + self.preview + max(max(self.decode.wide, self.encode.wide), self.early);
         self.always() + 2 * self.decoder + self.encoder + activations
     }
 
-    /// The same without graphs: the activations of the stages are there one after the other.
-    fn beside(&self, bands: Bands) -> u64 {
+    /// Returns the memory besides the text encoder and the transformer without graphs: activations of the stages
+    /// follow each other.
+    fn besides_models(&self, bands: Bands) -> u64 {
         let activations = [self.encode_text, self.encode.bytes(bands), self.stepping(), self.decode.bytes(bands)];
         let activations = activations.into_iter().max().unwrap_or(0);
         self.always() + 2 * self.decoder + self.encoder + activations
     }
 
-    /// The least memory in which everything is resident, in which the text encoder is streamed, in which all parts are
-    /// in memory together, and in which the image can be made at all; in words, and in bytes.
+    /// Returns the minimum memory for each level, as a name and bytes: everything resident, text encoder streamed,
+    /// all parts together with a streamed transformer, and parts that take turns.
     pub fn levels(&self) -> [(&'static str, u64); 4] {
-        let with_graphs = self.transformer.all() + self.beside_with_graphs();
+        let with_graphs = self.transformer.all() + self.besides_models_with_graphs();
         [
             ("everything resident", self.text_encoder.all() + with_graphs),
             ("text encoder streamed", self.text_encoder.least() + with_graphs),
-            ("transformer streamed", self.text_encoder.least() + self.transformer.least() + self.beside(Bands::Narrow)),
+            (
+                "transformer streamed",
+                self.text_encoder.least() + self.transformer.least() + self.besides_models(Bands::Narrow),
+            ),
             ("parts take turns", self.least()),
         ]
     }
 }
 
 impl MemoryPlan {
-    /// The plan that costs least time within `budget` bytes; none where there is no plan.
+    /// Creates the fastest plan within `budget` bytes; `None` if there is no plan.
     pub fn new(sizes: &MemorySizes, budget: u64) -> Option<Self> {
         let (all_text, all_blocks) = (sizes.text_encoder.none(), sizes.transformer.none());
         let text = sizes.text_encoder.fitting(sizes.text_encoder.least())?;
         let plan = |text: &[bool], blocks: Vec<bool>, beside: u64, bands: Bands| {
-            let text_encoder = BlockPlan::of(&sizes.text_encoder, text.to_vec());
-            let transformer = BlockPlan::of(&sizes.transformer, blocks);
+            let text_encoder = BlockPlan::new(&sizes.text_encoder, text.to_vec());
+            let transformer = BlockPlan::new(&sizes.transformer, blocks);
             let peak = text_encoder.bytes + transformer.bytes + beside;
             Self { budget, peak, text_encoder, transformer, together: true, graphs: false, bands }
         };
@@ -192,12 +198,12 @@ impl MemoryPlan {
         let fits = |plan: &Self| plan.peak <= budget;
         let fitting = |beside: u64| budget.checked_sub(beside).and_then(|bytes| sizes.transformer.fitting(bytes));
         let graphed = |text: &[bool]| {
-            let plan = plan(text, all_blocks.clone(), sizes.beside_with_graphs(), Bands::Wide);
+            let plan = plan(text, all_blocks.clone(), sizes.besides_models_with_graphs(), Bands::Wide);
             Some(Self { graphs: true, ..plan }).filter(fits)
         };
         let narrow = || {
-            let blocks = fitting(sizes.text_encoder.in_memory(&text) + sizes.beside(Bands::Narrow))?;
-            Some(plan(&text, blocks, sizes.beside(Bands::Narrow), bands))
+            let blocks = fitting(sizes.text_encoder.in_memory(&text) + sizes.besides_models(Bands::Narrow))?;
+            Some(plan(&text, blocks, sizes.besides_models(Bands::Narrow), bands))
         };
         let apart = || {
             let blocks = fitting(sizes.always() + sizes.stepping()).filter(|_| sizes.least() <= budget)?;
@@ -211,16 +217,17 @@ impl MemoryPlan {
             let peak = sizes.always() + stages.into_iter().max().unwrap_or(0);
             Some(Self { peak, together: false, ..apart })
         };
-        let wide = || Some(plan(&text, all_blocks.clone(), sizes.beside(Bands::Wide), Bands::Wide)).filter(fits);
+        let wide =
+            || Some(plan(&text, all_blocks.clone(), sizes.besides_models(Bands::Wide), Bands::Wide)).filter(fits);
         graphed(&all_text).or_else(|| graphed(&text)).or_else(wide).or_else(narrow).or_else(apart)
     }
 
-    /// Whether a transformer that takes `bytes` in memory leaves room for all that is planned.
+    /// Returns `true` if a transformer with `bytes` in memory leaves room for the rest of the plan.
     pub fn admits(&self, bytes: u64) -> bool {
         bytes <= self.transformer.bytes || self.peak - self.transformer.bytes.min(self.peak) + bytes <= self.budget
     }
 
-    /// The plan in lines, for the curious.
+    /// Returns the plan as lines of text for verbose output.
     pub fn lines(&self) -> Vec<String> {
         if self.transformer.all == 0 {
             return Vec::new(); // weights are used in the mapped files
@@ -230,45 +237,45 @@ impl MemoryPlan {
             lines.push(self.text_encoder.line("text encoder"));
         }
         lines.push(self.transformer.line("transformer"));
-        let parts = if self.together { "are in memory together" } else { "take turns in memory" };
+        let parts = if self.together { "are in memory together" } else { "are in memory one at a time" };
         lines.push(format!("text encoder, transformer and VAE {parts}"));
         if !self.graphs {
-            lines.push("no CUDA graphs: work is enqueued kernel by kernel".to_string());
+            lines.push("no CUDA graphs: kernels are launched one by one".to_string());
         }
         lines
     }
 
-    /// What was given up for want of memory, a line each.
+    /// Returns one line for each thing that was given up for lack of memory.
     pub fn notes(&self) -> Vec<String> {
         let budget = gib(self.budget);
         let mut notes = Vec::new();
         if self.text_encoder.streamed() > 0 {
             notes.push(format!(
-                "the text encoder ({}) is streamed for every prompt: there is no room for it in {budget}",
+                "the text encoder ({}) is streamed for every prompt: it does not fit in {budget}",
                 gib(self.text_encoder.all)
             ));
         }
         let (streamed, blocks) = (self.transformer.streamed(), self.transformer.streamed.len());
         if streamed > 0 {
             notes.push(format!(
-                "{streamed} of {blocks} blocks of the transformer ({}) are streamed at every step: there is no room for \
-                 all in {budget}",
+                "{streamed} of {blocks} blocks of the transformer ({}) are streamed at every step: \
+                 they do not fit in {budget}",
                 gib(self.transformer.all)
             ));
         }
         if self.bands == Bands::Narrow {
-            notes.push(format!("images are decoded in narrow bands: there is no room for wide ones in {budget}"));
+            notes.push(format!("images are decoded in narrow bands: wide bands do not fit in {budget}"));
         }
         if !self.together && self.transformer.all > 0 {
             notes.push(format!(
-                "the transformer is freed before the image is decoded: there is no room for both in {budget}"
+                "the transformer is freed before the image is decoded: the decoder does not fit beside it in {budget}"
             ));
         }
         notes
     }
 }
 
-/// Bytes for people.
+/// Formats bytes as GiB.
 pub(crate) fn gib(bytes: u64) -> String {
     format!("{:.2} GiB", bytes as f64 / f64::from(1 << 30))
 }
@@ -280,7 +287,7 @@ mod tests {
     const MB: u64 = 1_000_000;
     const GIB: u64 = 1 << 30;
 
-    /// About klein 4B in bf16 at 1024 x 1024.
+    /// Approximate sizes of klein 4B in bf16 at 1024 x 1024.
     fn klein_4b() -> MemorySizes {
         let (single, double) = (245 * MB, 490 * MB);
         MemorySizes {
@@ -335,7 +342,7 @@ mod tests {
         let least = sizes.least();
         assert_eq!(MemoryPlan::new(&sizes, least).unwrap().peak, least);
         assert_eq!(MemoryPlan::new(&sizes, least - 1), None);
-        assert!(sizes.decoder + sizes.decode.narrow < least, "the step needs most");
+        assert!(sizes.decoder + sizes.decode.narrow < least, "the step needs the most memory");
         assert_eq!(least, 64 * MB + (390 + 2 * 490 + 380) * MB);
     }
 
@@ -347,7 +354,7 @@ mod tests {
             assert!(MemoryPlan::new(&sizes, with.1).is_some_and(|plan| plan.peak <= with.1), "{}", with.0);
         }
         let graphs = |sizes: &MemorySizes| sizes.levels()[1].1;
-        assert_eq!(graphs(&sizes) - graphs(&klein_4b()), 406 * MB, "graphs keep what they compute in");
+        assert_eq!(graphs(&sizes) - graphs(&klein_4b()), 406 * MB, "graphs keep their working memory");
     }
 
     #[test]

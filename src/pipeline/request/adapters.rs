@@ -4,15 +4,15 @@ use crate::error::{Error, Field, Result};
 use crate::files::adapter::AdapterUse;
 use crate::model::info::ModelInfo;
 
-/// The most adapters of a request, and the strongest: more is a mistake.
+/// Upper bounds for adapters of a request and for their strength; larger values are mistakes.
 const MAX_ADAPTERS: usize = 64;
 const MAX_STRENGTH: f32 = 1000.0;
 
-/// What tells sets of adapters apart: the number and the bits of the strength of each.
+/// The identity of a set of adapters: the ID and the strength bits of each.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Hash)]
 pub(crate) struct SetKey(Vec<(u64, u32)>);
 
-/// The adapters of a session that change anything.
+/// The adapters of a session, without those of strength 0.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct AdapterSet {
     uses: Vec<AdapterUse>,
@@ -20,7 +20,7 @@ pub(crate) struct AdapterSet {
 }
 
 impl AdapterSet {
-    pub(crate) fn of(adapters: &[AdapterUse]) -> Self {
+    pub(crate) fn new(adapters: &[AdapterUse]) -> Self {
         let uses: Vec<_> = adapters.iter().filter(|used| used.strength != 0.0).cloned().collect();
         let key = SetKey(uses.iter().map(|used| (used.adapter.id(), used.strength.to_bits())).collect());
         Self { uses, key }
@@ -39,34 +39,34 @@ impl AdapterSet {
     }
 }
 
-/// What a plan says of the adapters of a request.
+/// Returns the notes of a plan about the adapters of its request.
 ///
-/// Errors when one is made for another model, or its strength is no number or too large.
+/// Errors if there are too many adapters, one is made for another model, or a strength is NaN or too large.
 pub(crate) fn notes(adapters: &[AdapterUse], info: &ModelInfo) -> Result<Vec<String>> {
     if adapters.is_empty() {
         return Ok(Vec::new());
     }
     if adapters.len() > MAX_ADAPTERS {
         return Err(Error::usage(format!(
-            "{} adapters are asked for, expected at most {MAX_ADAPTERS}",
+            "{} adapters were requested, expected at most {MAX_ADAPTERS}",
             adapters.len()
         ))
-        .of(Field::Adapters)
+        .for_field(Field::Adapters)
         .hint("leave some of them out"));
     }
-    let modules = info.transformer.adapter_modules();
+    let modules = info.transformer.adapter_modules()?;
     let mut notes: Vec<String> = Vec::new();
     for AdapterUse { adapter, strength } in adapters {
         if strength.is_nan() || strength.abs() > MAX_STRENGTH {
             let what = format!("strength is {strength}, expected -{MAX_STRENGTH} to {MAX_STRENGTH}");
-            return Err(Error::usage(what).of(Field::Adapters).hint("1 is the adapter as it was made"));
+            return Err(Error::usage(what).for_field(Field::Adapters).hint("use 1 for the adapter as it was trained"));
         }
         if !adapter.fits(&modules) {
             return Err(Error::usage("the adapter was opened for another model")
                 .at_path(adapter.path())
                 .hint("open it with the model that uses it"));
         }
-        adapter.check_strength(*strength).map_err(|e| e.of(Field::Adapters))?;
+        adapter.check_strength(*strength).map_err(|e| e.for_field(Field::Adapters))?;
         notes.extend(adapter.notes().iter().filter(|note| !notes.contains(note)).cloned().collect::<Vec<_>>());
     }
     Ok(notes)

@@ -1,4 +1,4 @@
-//! Text features that a caller gives or gets, in place of prompts.
+//! Text features that replace prompts, or that a caller saves.
 
 use std::collections::HashMap;
 use std::path::Path;
@@ -9,15 +9,15 @@ use crate::files::{Array, ArrayFile, ArrayTarget};
 use crate::model::info::MAX_TEXT_TOKENS;
 use crate::pipeline::request::source::ValueOrigin;
 
-/// The names of the tensors, which are those of the reference's arguments.
+/// The names of the tensors, equal to the argument names of the reference.
 const PROMPT: &str = "prompt_embeds";
 const NEGATIVE: &str = "negative_prompt_embeds";
 
-/// What the text encoder makes of a prompt, and with guidance of the negative one: float32 [tokens, features] each. All
-/// rows are read, those of padding too; row i has the text position i. The two may have different numbers of tokens.
+/// Text features of a prompt and, with guidance, of the negative prompt: float32 [tokens, features] each. All rows
+/// are read, including padding; row i has the text position i. The two may have different numbers of tokens.
 ///
-/// A file of them is safetensors with the tensors `prompt_embeds` and, where there are two, `negative_prompt_embeds`,
-/// [tokens, features] or [1, tokens, features].
+/// Their file is safetensors with the tensors `prompt_embeds` and, for guidance, `negative_prompt_embeds`, [tokens,
+/// features] or [1, tokens, features].
 #[derive(Debug, Clone, PartialEq)]
 pub struct Embeddings {
     prompt: Arc<Array>,
@@ -26,23 +26,27 @@ pub struct Embeddings {
 }
 
 impl Embeddings {
-    /// Features of a prompt and, for guidance, of the negative one: [tokens, features] or [1, tokens, features].
+    /// Creates embeddings from features of a prompt and, for guidance, of the negative prompt: [tokens, features] or
+    /// [1, tokens, features].
     ///
-    /// Errors when a shape is another one, there are more than 65536 tokens, or the two have different features.
+    /// Errors if a shape is different, there are more than 65536 tokens, or the two have different features.
     pub fn new(prompt: Array, negative: Option<Array>) -> Result<Self> {
         let prompt = matrix(PROMPT, prompt)?;
         let negative = negative.map(|negative| matrix(NEGATIVE, negative)).transpose()?;
         if let Some(negative) = negative.as_ref().filter(|negative| negative.shape[1] != prompt.shape[1]) {
             let features = [negative.shape[1], prompt.shape[1]];
-            return Err(Error::usage(format!("`{NEGATIVE}` has {} features, `{PROMPT}` {}", features[0], features[1]))
-                .hint("make both with the same model"));
+            return Err(Error::usage(format!(
+                "`{NEGATIVE}` has {} features, but `{PROMPT}` has {}",
+                features[0], features[1]
+            ))
+            .hint("create both with the same model"));
         }
         Ok(Self { prompt: Arc::new(prompt), negative: negative.map(Arc::new), source: ValueOrigin::default() })
     }
 
-    /// Reads a file. Returns with them the prompt that it says they are of.
+    /// Reads embeddings from a file, and the prompt in its metadata.
     ///
-    /// Errors when it cannot be read, or as [`Embeddings::new`].
+    /// Errors if the file cannot be read, or as [`Embeddings::new`].
     pub fn read(path: &Path) -> Result<(Self, Option<String>)> {
         let file = ArrayFile::read(path)?;
         let negative = file.get(NEGATIVE)?;
@@ -51,11 +55,11 @@ impl Embeddings {
         Ok((embeddings, file.metadata().remove("prompt")))
     }
 
-    /// Writes a file.
+    /// Writes embeddings to a file.
     ///
-    /// Errors when it cannot be written.
+    /// Errors if the file cannot be written.
     pub fn write(&self, target: &ArrayTarget, metadata: HashMap<String, String>) -> Result<()> {
-        // With the axis of images, as the reference takes them.
+        // With a batch axis, as the reference takes them.
         let batch = |array: &Array| Array { shape: [&[1], &array.shape[..]].concat(), values: array.values.clone() };
         let (prompt, negative) = (batch(&self.prompt), self.negative.as_deref().map(batch));
         let mut arrays = vec![(PROMPT, &prompt)];
@@ -63,36 +67,36 @@ impl Embeddings {
         target.write(&arrays, metadata)
     }
 
-    /// The file that they were read from, if any.
+    /// Returns the file that the features were read from, if any.
     pub fn path(&self) -> Option<&Path> {
         self.source.path()
     }
 
-    /// Those of the prompt and of the negative one, [tokens, features] each; clones of these share them.
+    /// Returns the features of the prompt and of the negative prompt, [tokens, features] each; clones share them.
     pub(crate) fn arrays(&self) -> [Option<&Arc<Array>>; 2] {
         [Some(&self.prompt), self.negative.as_ref()]
     }
 
-    /// Those of the prompt [tokens, features].
+    /// Returns the features of the prompt, [tokens, features].
     pub fn prompt(&self) -> &Array {
         &self.prompt
     }
 
-    /// Those of the negative prompt [tokens, features].
+    /// Returns the features of the negative prompt, [tokens, features].
     pub fn negative(&self) -> Option<&Array> {
         self.negative.as_deref()
     }
 }
 
-/// The array as [tokens, features].
+/// Returns the array as [tokens, features].
 fn matrix(name: &str, array: Array) -> Result<Array> {
     let Array { shape, values } = array;
     match shape[..] {
         [tokens, features] | [1, tokens, features] if tokens * features > 0 && tokens <= MAX_TEXT_TOKENS => {
             Ok(Array { shape: vec![tokens, features], values })
         }
-        _ => Err(Error::usage(format!("`{name}` is {shape:?}, expected [1, tokens, features]"))
-            .hint(format!("of 1 to {MAX_TEXT_TOKENS} tokens; features are 7680 in klein 4B, 12288 in 9B"))),
+        _ => Err(Error::usage(format!("`{name}` has shape {shape:?}, expected [1, tokens, features]"))
+            .hint(format!("use 1 to {MAX_TEXT_TOKENS} tokens and 7680 features for klein 4B, 12288 for 9B"))),
     }
 }
 

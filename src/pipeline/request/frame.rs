@@ -1,4 +1,4 @@
-//! Frames of a video of which some tokens are those of an earlier frame.
+//! Video frames that reuse tokens of an earlier frame.
 
 use std::sync::Arc;
 
@@ -6,32 +6,33 @@ use crate::pipeline::request::kept::{Reuse, widened};
 use crate::pipeline::request::plan::Request;
 use crate::rgb::Rgb;
 
-/// How much of a frame may change for its tokens to be computed alone: beyond that, all are hardly more work.
-const MOST_CHANGED: f64 = 0.6;
+/// Maximum part of a frame that may change for its tokens to be recomputed selectively. Beyond this part, recomputing
+/// all tokens is hardly more work.
+const MAX_CHANGED: f64 = 0.6;
 
-/// A frame, and what is asked of it.
+/// A frame and its request.
 #[derive(Debug, Clone)]
 pub(crate) struct FrameRequest {
     reuse: Reuse,
-    /// Without the frame.
+    /// The request without the frame.
     request: Request,
     frame: Arc<Rgb>,
-    /// Whether the model sees the frame, as its first reference.
+    /// `true` if the model sees the frame, as its first reference.
     pub(crate) is_shown: bool,
 }
 
-/// What is computed of a frame.
+/// The part of a frame that is recomputed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Changed {
     Nothing,
-    /// These cells of 16 x 16 pixels, and those around them.
+    /// These cells of 16 x 16 pixels, including the ring around changed cells.
     Cells(Vec<bool>),
     Everything,
 }
 
 impl FrameRequest {
-    /// Of a request that has a frame and says what is reused.
-    pub(crate) fn of(request: &Request) -> Option<Self> {
+    /// Creates the frame request of a request that has a frame and reuses tokens.
+    pub(crate) fn from_request(request: &Request) -> Option<Self> {
         let (reuse, frame) = (request.reuse?, Arc::clone(request.images().next()?));
         let nothing = || Arc::new(Rgb { width: 0, height: 0, bytes: Vec::new() });
         let is_shown = request.change.as_ref().is_none_or(|change| change.is_reference);
@@ -43,13 +44,14 @@ impl FrameRequest {
         Some(Self { reuse, request, frame, is_shown })
     }
 
-    /// Whether the same is asked of both frames, which have one size.
+    /// Returns `true` if both frames have the same size and the same request.
     pub(crate) fn is_like(&self, other: &Self) -> bool {
         let size = |of: &Self| [of.frame.width, of.frame.height];
         size(self) == size(other) && self.request == other.request
     }
 
-    /// What is computed of it where the tokens of `before` are kept, with which `compared` frames were compared.
+    /// Returns the part of the frame that is recomputed, given the cached tokens of `before`, with which `compared`
+    /// frames were compared.
     pub(crate) fn changed(&self, before: &Self, compared: usize, patch: usize) -> Changed {
         if compared >= self.reuse.refresh {
             return Changed::Everything;
@@ -64,7 +66,7 @@ impl FrameRequest {
         let cells = widened(&cells, [height, width]);
         match cells.iter().filter(|changed| **changed).count() {
             0 => Changed::Nothing,
-            count if count as f64 > MOST_CHANGED * cells.len() as f64 => Changed::Everything,
+            count if count as f64 > MAX_CHANGED * cells.len() as f64 => Changed::Everything,
             _ => Changed::Cells(cells),
         }
     }
@@ -74,22 +76,22 @@ impl FrameRequest {
 mod tests {
     use super::*;
 
-    /// Grey of 8 x 8 cells, whose first `bright` are by `levels` brighter.
+    /// Gray cells, 8 x 8 of them; the first `bright` are brighter by `levels`.
     fn frame(bright: usize, levels: u8) -> Arc<Rgb> {
         let level = |i: usize| if i / 3 % 128 / 16 + i / 3 / 128 / 16 * 8 < bright { 100 + levels } else { 100 };
         Arc::new(Rgb { width: 128, height: 128, bytes: (0..3 * 128 * 128).map(level).collect() })
     }
 
-    fn of(frame: &Arc<Rgb>, threshold: f32, prompt: &str) -> FrameRequest {
+    fn frame_request(frame: &Arc<Rgb>, threshold: f32, prompt: &str) -> FrameRequest {
         let reuse = Some(Reuse { threshold, refresh: 3 });
         let references = vec![Arc::clone(frame)];
-        FrameRequest::of(&Request { reuse, references, ..Request::new(prompt, 1) }).unwrap()
+        FrameRequest::from_request(&Request { reuse, references, ..Request::new(prompt, 1) }).unwrap()
     }
 
     #[test]
     fn what_differs_by_more_than_the_threshold_is_computed_with_what_is_around_it() {
-        let before = of(&frame(0, 0), 0.02, "x");
-        let changed = |bright, levels| of(&frame(bright, levels), 0.02, "x").changed(&before, 1, 16);
+        let before = frame_request(&frame(0, 0), 0.02, "x");
+        let changed = |bright, levels| frame_request(&frame(bright, levels), 0.02, "x").changed(&before, 1, 16);
         assert_eq!((changed(0, 0), changed(64, 5)), (Changed::Nothing, Changed::Nothing), "5.1 levels are a fiftieth");
         let Changed::Cells(cells) = changed(1, 6) else { panic!("a cell") };
         let set: Vec<_> = (0..64).filter(|cell| cells[*cell]).collect();
@@ -100,20 +102,23 @@ mod tests {
 
     #[test]
     fn at_a_threshold_of_0_a_single_level_is_a_change_and_after_some_frames_all_is_computed() {
-        let (before, same) = (of(&frame(0, 0), 0.0, "x"), of(&frame(0, 0), 0.0, "x"));
+        let (before, same) = (frame_request(&frame(0, 0), 0.0, "x"), frame_request(&frame(0, 0), 0.0, "x"));
         assert_eq!(same.changed(&before, 2, 16), Changed::Nothing);
         assert_eq!(same.changed(&before, 3, 16), Changed::Everything);
         let mut near = frame(0, 0).as_ref().clone();
         near.bytes[0] += 1;
-        assert!(matches!(of(&Arc::new(near), 0.0, "x").changed(&before, 1, 16), Changed::Cells(_)));
+        assert!(matches!(frame_request(&Arc::new(near), 0.0, "x").changed(&before, 1, 16), Changed::Cells(_)));
     }
 
     #[test]
     fn only_frames_of_which_the_same_is_asked_are_alike() {
-        let first = of(&frame(0, 0), 0.0, "x");
-        assert!(first.is_like(&of(&frame(3, 9), 0.0, "x")));
-        assert!(!first.is_like(&of(&frame(0, 0), 0.0, "y")) && !first.is_like(&of(&frame(0, 0), 0.1, "x")));
+        let first = frame_request(&frame(0, 0), 0.0, "x");
+        assert!(first.is_like(&frame_request(&frame(3, 9), 0.0, "x")));
+        assert!(
+            !first.is_like(&frame_request(&frame(0, 0), 0.0, "y"))
+                && !first.is_like(&frame_request(&frame(0, 0), 0.1, "x"))
+        );
         let wide = Arc::new(Rgb { width: 256, height: 64, bytes: frame(0, 0).bytes.clone() });
-        assert!(!first.is_like(&of(&wide, 0.0, "x")));
+        assert!(!first.is_like(&frame_request(&wide, 0.0, "x")));
     }
 }

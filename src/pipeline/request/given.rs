@@ -1,4 +1,4 @@
-//! What a request gives in place of what a model makes by itself: named where the image that comes of it is none.
+//! Values of a request that replace values of the model. They are named as the likely cause if no image results.
 
 use std::path::Path;
 
@@ -8,7 +8,7 @@ use crate::pipeline::request::embeddings::Embeddings;
 use crate::pipeline::request::latents::Latents;
 use crate::pipeline::request::plan::Request;
 
-/// Numbers that a request gives.
+/// The values that a request passes in.
 pub(crate) struct Given {
     start: Option<(Latents, Field)>,
     embeddings: Option<Embeddings>,
@@ -16,7 +16,7 @@ pub(crate) struct Given {
 }
 
 impl Given {
-    pub(crate) fn of(request: &Request) -> Self {
+    pub(crate) fn from_request(request: &Request) -> Self {
         Self {
             start: request.start().map(|(start, field)| (start.clone(), field)),
             embeddings: request.embeddings.clone(),
@@ -24,7 +24,8 @@ impl Given {
         }
     }
 
-    /// The error `what` of a model whose weights are whole: it is about what was given, if anything was.
+    /// Returns the error `what` of a model whose weights are valid, with the passed values as the cause; `None` if
+    /// there are none.
     pub(crate) fn blame(&self, what: &str) -> Option<Error> {
         let (mut causes, mut places, mut fields) = (Vec::new(), Vec::new(), Vec::new());
         let mut add = |cause: String, field: Field, path: Option<&Path>| {
@@ -46,8 +47,8 @@ impl Given {
         fields.first().map(|field| {
             Error::new(format!("{what}, from {}", causes.join(" and ")))
                 .at(places.join(", "))
-                .of(*field)
-                .hint("give other values, or leave them out: the weights of the model are whole")
+                .for_field(*field)
+                .hint("pass other values, or leave them out: the weights of the model are intact")
         })
     }
 }

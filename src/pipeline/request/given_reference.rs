@@ -1,5 +1,5 @@
-//! A reference image as it was given. How it is read depends on the kind of the model, which is not known where files
-//! are read.
+//! A reference image before resizing. Resizing depends on the kind of the model, which is not known when files are
+//! read.
 
 use std::sync::{Arc, OnceLock};
 
@@ -8,34 +8,34 @@ use crate::input::{self, Region};
 use crate::model::registry::ReferenceSizes;
 use crate::rgb::Rgb;
 
-/// The image, and what is made of it once that is asked for.
+/// A reference image, and its resized versions, which are computed on first use.
 #[derive(Debug)]
 pub struct GivenReference {
-    /// As it is where it is alone; of several, as large as every model reads it at most.
+    /// A single image is unchanged; one of several is at most as large as the largest size that any model reads.
     image: Rgb,
-    /// The size that it was given in.
+    /// Original size, [width, height] in pixels.
     size: [usize; 2],
     is_alone: bool,
-    /// Where it comes from, for messages.
+    /// Origin of the image, for messages.
     place: String,
     cropped: OnceLock<Result<Arc<Rgb>>>,
     whole: OnceLock<Result<(Arc<Rgb>, Region)>>,
 }
 
 impl GivenReference {
-    /// The only image, from `place`.
+    /// Creates a reference from the only image of a request, read from `place`.
     pub fn alone(image: Rgb, place: String) -> Self {
         let size = [image.width, image.height];
         Self { image, size, is_alone: true, place, cropped: OnceLock::new(), whole: OnceLock::new() }
     }
 
-    /// One of several images, from `place`.
-    pub fn of_several(image: Rgb, place: String) -> Self {
+    /// Creates a reference from one of several images, read from `place`.
+    pub fn among_several(image: Rgb, place: String) -> Self {
         let size = [image.width, image.height];
         Self { size, is_alone: false, ..Self::alone(input::capped(image), place) }
     }
 
-    /// The image as models read it that have such references.
+    /// Returns the image as models with such reference sizes read it.
     ///
     /// Errors as [`input::reference`], [`input::reference_of_any_size`] and [`input::reference_alone`].
     pub fn read(&self, sizes: ReferenceSizes) -> Result<Arc<Rgb>> {
@@ -49,14 +49,27 @@ impl GivenReference {
         self.cropped.get_or_init(|| input::reference_of_any_size(&self.image).map(Arc::new).map_err(at)).clone()
     }
 
-    /// Where the image lies in a result of this size, where the model reads it as a whole and it gave the result its
-    /// size.
+    /// Returns a note if such models read the image with fewer pixels than it has.
+    pub fn note(&self, sizes: ReferenceSizes) -> Option<String> {
+        let read = self.read(sizes).ok()?;
+        let ([width, height], place) = (self.size, &self.place);
+        input::is_reduced(self.size, [read.width, read.height])
+            .then(|| format!("`{place}`, {width}x{height}, is reduced to {}x{} for the model", read.width, read.height))
+    }
+
+    /// Returns the region of the image in a result of this size, if the model reads the image uncropped and the size
+    /// comes from the image.
     pub fn place_in(&self, size: [usize; 2]) -> Option<Region> {
         let (canvas, place) = self.whole.get()?.as_ref().ok()?;
         ([canvas.width, canvas.height] == size).then_some(*place)
     }
 
-    /// Bytes of its pixels.
+    /// Returns the original size, [width, height] in pixels.
+    pub fn size(&self) -> [usize; 2] {
+        self.size
+    }
+
+    /// Returns the bytes of the image's pixels.
     pub fn bytes(&self) -> usize {
         self.image.bytes.len()
     }

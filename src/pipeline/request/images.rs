@@ -1,4 +1,4 @@
-//! The images that an image is made from: references, and one to change.
+//! The input images of a request: references, and an image to edit.
 
 use std::sync::Arc;
 
@@ -6,35 +6,37 @@ use crate::error::{Error, Field, Result};
 use crate::model::info::{MAX_SIDE, ModelInfo};
 use crate::rgb::Rgb;
 
-/// The most reference images.
+/// Maximum number of reference images.
 pub const MAX_REFERENCES: usize = 16;
 
-/// An image to change.
+/// An image to edit.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Change {
-    /// The image, in the size in which it is changed; see [`Edit::image`](crate::input::Edit::image).
+    /// The image, in the size in which it is edited; see [`Edit::image`](crate::input::Edit::image).
     pub image: Arc<Rgb>,
-    /// How much of each packed latent is drawn anew, from 0 to 1, row by row; `None` where that is all of each. See
-    /// [`Edit::cells`](crate::input::Edit::cells), which draws all or nothing of each.
+    /// The regenerated part of each packed latent, from 0 to 1, row by row; `None` to regenerate everything. See
+    /// [`Edit::cells`](crate::input::Edit::cells), whose values are only 0 or 1.
     pub cells: Option<Arc<[f32]>>,
-    /// How much of the schedule runs, from its end: 1 begins with noise alone, less with the noisy image.
+    /// The part of the schedule that runs, from its end: 1 begins with pure noise, less with the noisy image.
     pub strength: f64,
-    /// Whether the transformer also sees the image as its first reference.
+    /// `true` if the transformer also sees the image as its first reference.
     pub is_reference: bool,
 }
 
-/// What a plan says of them. Sizes are [height, width] in pixels.
+/// The part of a plan that depends on input images. Sizes are [height, width] in pixels.
 pub(crate) struct ImagePlan {
-    /// All reference images in their order, an image to change among them.
+    /// All reference images in their order, including an image to edit.
     pub references: Vec<[usize; 2]>,
-    /// Where the request names no size.
+    /// The size if the request has none.
     pub default_size: [usize; 2],
     pub first_step: usize,
     pub notes: Vec<String>,
 }
 
 impl ImagePlan {
-    /// Errors when an image does not suit the model, or `change` cannot be done in `steps` steps.
+    /// Creates the plan of the input images.
+    ///
+    /// Errors if an image does not suit the model, or `change` cannot be done in `steps` steps.
     pub(crate) fn new(
         references: &[Arc<Rgb>],
         change: Option<&Change>,
@@ -43,9 +45,11 @@ impl ImagePlan {
     ) -> Result<Self> {
         if references.len() > MAX_REFERENCES {
             let given = references.len();
-            return Err(Error::usage(format!("there are {given} reference images, expected at most {MAX_REFERENCES}"))
-                .of(Field::Inputs)
-                .hint("leave some out"));
+            return Err(Error::usage(format!(
+                "{given} reference images were passed, expected at most {MAX_REFERENCES}"
+            ))
+            .for_field(Field::Inputs)
+            .hint("leave some out"));
         }
         let changed = change.map(|change| &change.image);
         for image in references.iter().chain(changed) {
@@ -60,7 +64,9 @@ impl ImagePlan {
     }
 }
 
-/// Errors when the image is not made of whole packed latents, or too large.
+/// Checks the size of an image.
+///
+/// Errors if the image does not consist of whole packed latents, or is too large.
 fn check_image(image: &Rgb, info: &ModelInfo) -> Result<()> {
     let patch = info.vae.patch_pixels();
     let suits = |side: usize| (patch..=MAX_SIDE).contains(&side) && side.is_multiple_of(patch);
@@ -72,18 +78,18 @@ fn check_image(image: &Rgb, info: &ModelInfo) -> Result<()> {
          multiples of {patch}",
         image.width, image.height
     ))
-    .hint("bring it to such a size first"))
+    .hint("resize it first"))
 }
 
-/// The step with which a change begins, and what someone should know of it.
+/// Returns the first step of an edit, and notes for the user.
 ///
-/// Errors when nothing would be changed, or a value is out of its range.
+/// Errors if nothing would change, or a value is out of range.
 fn begin(change: &Change, steps: usize, info: &ModelInfo) -> Result<(usize, Vec<String>)> {
     let strength = change.strength;
     if !(0.0..=1.0).contains(&strength) {
         return Err(Error::usage(format!("the strength is {strength}, expected 0 to 1"))
-            .of(Field::Strength)
-            .hint("1 draws the image anew, less stays nearer to it"));
+            .for_field(Field::Strength)
+            .hint("use 1 to regenerate the whole image, less to stay closer to it"));
     }
     let patch = info.vae.patch_pixels();
     let latents = change.image.width / patch * (change.image.height / patch);
@@ -91,20 +97,20 @@ fn begin(change: &Change, steps: usize, info: &ModelInfo) -> Result<(usize, Vec<
         && !(cells.len() == latents && cells.iter().all(|cell| (0.0..=1.0).contains(cell)))
     {
         return Err(Error::new(format!("the mask has {} cells, expected {latents} from 0 to 1", cells.len()))
-            .hint("make it with `Edit` of the image"));
+            .hint("create it with `Edit` for this image"));
     }
     let all = steps as f64;
     if strength == 0.0 {
-        return Err(Error::usage(format!("a strength of 0 leaves none of {steps} steps, so nothing changes"))
-            .of(Field::Strength)
-            .hint("give more than 0: one step runs at least"));
+        return Err(Error::usage(format!("a strength of 0 runs none of {steps} steps, so nothing changes"))
+            .for_field(Field::Strength)
+            .hint("use more than 0: at least one step runs"));
     }
-    // As the reference rounds: towards fewer steps left out, and one runs at least, however close to 0. Source:
-    // diffusers `Flux2KleinInpaintPipeline`.
+    // Rounds as the reference does: towards fewer skipped steps, with at least one step left, however close to 0 the
+    // strength is. Source: diffusers `Flux2KleinInpaintPipeline`.
     let first = ((all - (all * strength).min(all)).max(0.0) as usize).min(steps - 1);
     let same = (steps - first) as f64 / all;
     let note = (same != strength)
-        .then(|| format!("a strength of {strength} runs {} of {steps} steps, as one of {same} does", steps - first));
+        .then(|| format!("a strength of {strength} runs {} of {steps} steps, the same as {same}", steps - first));
     Ok((first, note.into_iter().collect()))
 }
 
@@ -145,7 +151,7 @@ mod tests {
     #[test]
     fn a_strength_that_is_as_another_one_is_said() {
         let notes = |strength| ImagePlan::new(&[], Some(&change(strength)), 4, &info()).unwrap().notes;
-        assert_eq!(notes(0.8), ["a strength of 0.8 runs 4 of 4 steps, as one of 1 does"]);
+        assert_eq!(notes(0.8), ["a strength of 0.8 runs 4 of 4 steps, the same as 1"]);
         assert!(notes(0.75).is_empty() && notes(1.0).is_empty());
     }
 

@@ -1,4 +1,4 @@
-//! Which tokens of an image are computed, where others are kept from another step or an earlier frame.
+//! Selection of the image tokens to recompute, when the others are cached from another step or an earlier frame.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -9,63 +9,67 @@ use crate::ops::{ActiveTokens, TokenLayout};
 use crate::pipeline::request::images::Change;
 use crate::rgb::Rgb;
 
-/// How many tokens around those that change are computed with them: these see their neighbours change most.
+/// Width in tokens of the ring around changed tokens that is recomputed with them, because its neighbors change most.
 const RING: usize = 1;
 
-/// Which tokens of a frame are those of an earlier one.
+/// Reuse of tokens of an earlier video frame.
 ///
-/// All tokens of a first frame are computed, and kept. Of a frame behind it, of which the same is asked, those are
-/// computed that differ from it, and those around them; where none do, its image is that of the first. So what is kept
-/// never comes of what was kept itself, and errors do not grow. All are computed again where more than 0.6 of them
-/// would be, and after so many frames.
+/// All tokens of a first frame are computed and cached. In a later frame with the same request, only tokens that
+/// differ from the first frame are recomputed, and the tokens around them. If no token differs, the image of the
+/// first frame is returned. Cached tokens never come from a frame that used the cache, so errors do not accumulate.
+/// All tokens are recomputed if more than 0.6 of them would be, and after `refresh` frames.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Reuse {
-    /// By how much a square of 16 x 16 pixels differs at most to be the same: the mean absolute difference of its
-    /// values, as a part of the largest one. At 0 it is equal to the byte.
+    /// Maximum difference between equal squares of 16 x 16 pixels: the mean absolute difference of their values, as a
+    /// part of the largest value. At 0, equal squares have equal bytes.
     pub threshold: f32,
-    /// Of so many frames, all tokens of one are computed at least.
+    /// Refresh interval: at least one of every `refresh` frames recomputes all tokens.
     pub refresh: usize,
 }
 
 impl Reuse {
-    /// Errors when a value is out of its range.
+    /// Checks the values.
+    ///
+    /// Errors if a value is out of range.
     pub fn check(&self) -> Result<()> {
-        let wrong = |what: String, hint: &str| Err(Error::usage(what).of(Field::Reuse).hint(hint));
+        let wrong = |what: String, hint: &str| Err(Error::usage(what).for_field(Field::Reuse).hint(hint));
         if !(0.0..=1.0).contains(&self.threshold) {
             let what = format!("the threshold is {}, expected 0 to 1", self.threshold);
-            return wrong(what, "0.02 leaves out a camera's noise, 0 nothing");
+            return wrong(what, "use 0.02 to ignore a camera's noise, 0 to ignore nothing");
         }
         if self.refresh == 0 {
-            return wrong("all tokens are to be computed of one of 0 frames".to_string(), "give at least 1");
+            return wrong("all tokens are refreshed every 0 frames, expected at least 1".to_string(), "use at least 1");
         }
         Ok(())
     }
 }
 
-/// Errors when some tokens cannot be kept with this model; `what` asks for it.
+/// Checks that the model can cache some tokens; `what` is the field that requests it.
+///
+/// Errors if it cannot.
 fn check(info: &ModelInfo, guided: bool, what: Field) -> Result<()> {
-    let refused = |why: &str, hint: &str| Err(Error::usage(format!("`{what:#}` {why}")).of(what).hint(hint));
+    let refused = |why: &str, hint: &str| Err(Error::usage(format!("`{what:#}` {why}")).for_field(what).hint(hint));
     if info.transformer.has_early_blocks() {
         return refused(
-            "is for models whose tokens all meet at once, which this kind is not",
+            "cannot be used with models that have early blocks",
             "leave it out, or use a FLUX.2-klein model",
         );
     }
     if info.caches_references {
         return refused(
-            "does not go with keys and values of references that are made once",
-            "leave it out, or use a model of another kind",
+            "cannot be used with cached keys and values of references",
+            "leave it out, or use another kind of model",
         );
     }
     if guided {
-        return refused("is for models without guidance", &format!("leave it out, or ask for `{} 1`", Field::Guidance));
+        return refused("cannot be used with guidance", &format!("leave it out, or use `{} 1`", Field::Guidance));
     }
     Ok(())
 }
 
-/// How many tokens of an image to change are kept from its first step for the others.
+/// Returns the number of tokens of an image to edit that are cached in its first step for the other steps.
 ///
-/// Errors when the model can keep none, or nothing says which.
+/// Errors if the model cannot cache tokens, or there is no mask.
 pub(crate) fn sparse_tokens(
     (change, references): (Option<&Change>, &[Arc<Rgb>]),
     info: &ModelInfo,
@@ -75,25 +79,25 @@ pub(crate) fn sparse_tokens(
     check(info, guided, Field::Sparse)?;
     if change.is_some_and(|change| !change.is_reference) {
         return Err(Error::usage(format!(
-            "`{:#}` does not go with `{:#}`: steps that compute a part know the rest from the reference",
+            "`{:#}` cannot be used with `{:#}`: partial steps read the rest of the image from the reference",
             Field::Sparse,
             Field::NoSelfReference
         ))
-        .of(Field::Sparse)
+        .for_field(Field::Sparse)
         .hint("leave one of them out"));
     }
     match change.and_then(|change| under_mask(change, references, info, txt)) {
         Some(tokens) => Ok(tokens.kept().iter().map(Range::len).sum()),
-        None => Err(Error::usage(format!("`{:#}` has no meaning without `{:#}`", Field::Sparse, Field::Mask))
-            .of(Field::Sparse)
-            .hint("give a mask too, or leave it out")),
+        None => Err(Error::usage(format!("`{:#}` requires `{:#}`", Field::Sparse, Field::Mask))
+            .for_field(Field::Sparse)
+            .hint("pass a mask too, or leave it out")),
     }
 }
 
-/// How many tokens of a frame of this size in pixels, [height, width], are kept, those of each step counted, and those
-/// of one step that are read.
+/// Returns the number of tokens that are cached for a frame of this size, [height, width] in pixels: the tokens of
+/// every step, and those of one more step, which are read.
 ///
-/// Errors when the model can keep none, or there is no frame of that size.
+/// Errors if the model cannot cache tokens, or there is no frame of that size.
 pub(crate) fn frame_tokens(
     reuse: Reuse,
     (change, references): (Option<&Change>, &[Arc<Rgb>]),
@@ -103,14 +107,15 @@ pub(crate) fn frame_tokens(
 ) -> Result<usize> {
     reuse.check()?;
     check(info, guided, Field::Reuse)?;
-    let refused =
-        |what: &str, hint: &str| Err(Error::usage(format!("`{:#}` {what}", Field::Reuse)).of(Field::Reuse).hint(hint));
+    let refused = |what: &str, hint: &str| {
+        Err(Error::usage(format!("`{:#}` {what}", Field::Reuse)).for_field(Field::Reuse).hint(hint))
+    };
     if change.is_some_and(|change| change.cells.is_some()) {
-        return refused("is for frames without a mask", "leave one of them out");
+        return refused("cannot be used with a mask", "leave one of them out");
     }
     match change.map(|change| &change.image).or(references.first()) {
         Some(frame) if [frame.height, frame.width] == size => {}
-        _ => return refused("is for images of frames, in their size", "give a frame, and no other size"),
+        _ => return refused("requires a frame of the same size as the image", "pass a frame, and no other size"),
     }
     let shown = change.filter(|change| change.is_reference).map(|change| &change.image);
     let pixels: usize = shown.into_iter().chain(references).map(|image| image.height * image.width).sum();
@@ -118,7 +123,7 @@ pub(crate) fn frame_tokens(
     Ok((steps + 1) * (txt + (pixels + size[0] * size[1]) / (patch * patch)))
 }
 
-/// The cells of a grid that are set, and those around them.
+/// Returns the cells of a grid that are set, and the cells around them.
 pub(crate) fn widened(cells: &[bool], [height, width]: [usize; 2]) -> Vec<bool> {
     let near = |at: usize, side: usize| at.saturating_sub(RING)..(at + RING + 1).min(side);
     let is_near = |cell: usize| {
@@ -128,8 +133,8 @@ pub(crate) fn widened(cells: &[bool], [height, width]: [usize; 2]) -> Vec<bool> 
     (0..height * width).map(is_near).collect()
 }
 
-/// The tokens of an image to change that are computed, where a mask says what is drawn anew. References change little
-/// from step to step, and are kept.
+/// Returns the tokens of an image to edit that are recomputed under its mask; `None` without a mask. References
+/// change little from step to step, and stay cached.
 pub(crate) fn under_mask(
     change: &Change,
     references: &[Arc<Rgb>],
@@ -147,9 +152,9 @@ pub(crate) fn under_mask(
     Some(tokens(whole, txt, &widened(&anew, own), false))
 }
 
-/// The tokens of a sequence that are computed where these cells of its image change, with so many of the first tokens
-/// of its text. The first reference is the image that is changed or the frame that is drawn from where `is_shown`: its
-/// tokens at the same places change too.
+/// Returns the tokens of a sequence that are recomputed if the image cells in `changes` change, with the first `text`
+/// tokens of its text. If `is_shown`, the first reference is the image to edit or the frame, and its tokens at the
+/// same places change too.
 pub(crate) fn tokens(whole: TokenLayout, text: usize, changes: &[bool], is_shown: bool) -> ActiveTokens {
     let image = whole.references;
     ActiveTokens::with_text(whole, text, |token| match token.checked_sub(image) {

@@ -1,4 +1,4 @@
-//! Latents and noise that a caller gives or gets.
+//! Latents and noise that replace those of a seed, or that a caller saves.
 
 use std::ops::Range;
 use std::path::Path;
@@ -10,58 +10,60 @@ use crate::pipeline::request::source::ValueOrigin;
 use crate::sampler::noise::unpack;
 use crate::sampler::{Noise, Rng, Start};
 
-/// Latents or noise of one or several images: float32 [images, channels, height, width], where a place is 16 x 16
-/// pixels and a channel one of the 4 * latent channels of the VAE, patches packed and normalised by its statistics, as
-/// the sampler computes with them. It is the layout of `latents` in the reference's pipeline. A file of them is
-/// safetensors with one tensor, or with one that is named `latents`.
+/// Latents or noise of one or several images: float32 [images, channels, height, width]. A position is 16 x 16
+/// pixels, and a channel is one of the 4 * latent channels of the VAE: patches are packed and normalized by its
+/// statistics, as in the sampler. The layout equals `latents` in the reference's pipeline. Their file is safetensors
+/// with a single tensor, or with a tensor named `latents`.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Latents {
     array: Arc<Array>,
-    /// Those of the array that these are.
+    /// Range of images in the array.
     images: Range<usize>,
     source: ValueOrigin,
 }
 
 impl Latents {
-    /// Latents [channels, height, width] of one image, or [images, channels, height, width].
+    /// Creates latents from [channels, height, width] of one image, or [images, channels, height, width].
     ///
-    /// Errors when the shape is another one, or an axis is 0.
+    /// Errors if the shape is different, or an axis is 0.
     pub fn new(array: Array) -> Result<Self> {
         let Array { mut shape, values } = array;
         if shape.len() == 3 {
             shape.insert(0, 1);
         }
         if shape.len() != 4 || shape.contains(&0) {
-            return Err(Error::usage(format!("latents are {shape:?}, expected [images, channels, height, width]"))
-                .hint("channels are 128 in a klein model, height and width a sixteenth of the pixels"));
+            return Err(Error::usage(format!(
+                "latents have shape {shape:?}, expected [images, channels, height, width]"
+            ))
+            .hint("use 128 channels for a klein model, and a height and width of a sixteenth of the pixels"));
         }
         let images = 0..shape[0];
         Ok(Self { array: Arc::new(Array { shape, values }), images, source: ValueOrigin::default() })
     }
 
-    /// Reads a file.
+    /// Reads latents from a file.
     ///
-    /// Errors when it cannot be read, or as [`Latents::new`].
+    /// Errors if the file cannot be read, or as [`Latents::new`].
     pub fn read(path: &Path) -> Result<Self> {
         let array = ArrayFile::read(path)?.get_or_only("latents")?;
         let read = Self::new(array).map_err(|e| e.at_path(path))?;
         Ok(Self { source: path.into(), ..read })
     }
 
-    /// Those of one image from tokens [height * width, channels].
-    pub(crate) fn of_tokens(tokens: &[f32], channels: usize, [height, width]: [usize; 2]) -> Self {
+    /// Creates the latents of one image from tokens [height * width, channels].
+    pub(crate) fn from_tokens(tokens: &[f32], channels: usize, [height, width]: [usize; 2]) -> Self {
         let array = Array { shape: vec![1, channels, height, width], values: unpack(tokens, channels) };
         Self { array: Arc::new(array), images: 0..1, source: ValueOrigin::default() }
     }
 
-    /// The noise of a seed for one image of such a shape: channels, height, width.
+    /// Draws the noise of a seed for one image of this shape: channels, height, width.
     pub(crate) fn drawn(rng: Rng, seed: u64, [channels, height, width]: [usize; 3]) -> Self {
         let mut noise = Noise::default();
         noise.fill(&[Start::Seed(rng, seed)], channels, height, width);
-        Self::of_tokens(noise.values(), channels, [height, width])
+        Self::from_tokens(noise.values(), channels, [height, width])
     }
 
-    /// A part `share` of these, and the rest of `other`; of as many images of the same shape.
+    /// Returns `share` of these latents plus the rest of `other`, which has the same number of images and shape.
     pub(crate) fn mixed(&self, other: &Self, share: f32) -> Self {
         let values = self.values().iter().zip(other.values()).map(|(own, other)| share * own + (1.0 - share) * other);
         let [channels, height, width] = self.shape();
@@ -69,35 +71,35 @@ impl Latents {
         Self { array: Arc::new(array), images: 0..self.images(), source: ValueOrigin::default() }
     }
 
-    /// The file that they were read from, if any.
+    /// Returns the file that the values were read from, if any.
     pub fn path(&self) -> Option<&Path> {
         self.source.path()
     }
 
-    /// Images.
+    /// Returns the number of images.
     pub fn images(&self) -> usize {
         self.images.len()
     }
 
-    /// Channels, height and width of an image.
+    /// Returns channels, height and width of an image.
     pub fn shape(&self) -> [usize; 3] {
         let shape = &self.array.shape;
         [shape[1], shape[2], shape[3]]
     }
 
-    /// The values [images, channels, height, width].
+    /// Returns the values [images, channels, height, width].
     pub fn values(&self) -> &[f32] {
         let image: usize = self.shape().iter().product();
         &self.array.values[self.images.start * image..self.images.end * image]
     }
 
-    /// As an array, to be written to a file.
+    /// Returns the values as an array, to write to a file.
     pub fn to_array(&self) -> Array {
         let [channels, height, width] = self.shape();
         Array { shape: vec![self.images(), channels, height, width], values: self.values().to_vec() }
     }
 
-    /// Those of some of the images, as far as there are so many.
+    /// Returns a range of the images, clamped to the images that exist.
     pub(crate) fn part(&self, images: Range<usize>) -> Self {
         let place = |image: usize| self.images.start.saturating_add(image).min(self.images.end);
         Self { images: place(images.start)..place(images.end), ..self.clone() }

@@ -1,4 +1,6 @@
-//! What a user asks for, what the model makes of it, and what that needs.
+//! Requests, the plan that a model makes of a request, and the memory that the plan needs.
+//!
+//! Nothing here computes on a device or loads weights. Start reading at [`plan::Request`] and [`plan::Plan`].
 
 pub(crate) mod adapters;
 pub(crate) mod embeddings;

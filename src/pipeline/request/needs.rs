@@ -1,4 +1,4 @@
-//! How much device memory an image needs, and how large its largest tensor is.
+//! Device memory and largest tensor of an image.
 
 use crate::backend::{Bands, Costs, IM2COL_BYTES, Storage};
 use crate::error::{Error, Field, Result};
@@ -12,51 +12,53 @@ use crate::token_split::{Sharing, share};
 use crate::transformer::STEPS_TOGETHER;
 use crate::vae::{Band, VaeConfig};
 
-/// Images and evaluations form one batch as long as no tensor has more values than this, on every backend: batches with
-/// larger tensors are no faster where they are correct.
+/// Maximum values of a tensor for images and evaluations to form one batch, on every backend. Batches with larger
+/// tensors are no faster on backends that compute them correctly.
 const MAX_BATCH_VALUES: u64 = i32::MAX as u64;
 
-/// What the activations of an image need on the device that needs most: bytes at their peak, and values of the largest.
-/// The same on all devices of a group.
+/// Activations of an image on the device that needs most: bytes at their peak, and values of the largest tensor.
+/// Equal on all devices of a group.
 pub(crate) struct ActivationCost {
     /// Bytes of one evaluation of the transformer for one image.
     pub step: u64,
-    /// Bytes of what text and references become before they meet the image.
+    /// Bytes of the early blocks, which text and references pass before they join the image tokens.
     pub early: u64,
     /// Values of the largest tensor of one evaluation.
     pub largest: u64,
-    /// How devices share a step.
+    /// The split of a step between devices.
     pub sharing: Sharing,
-    /// Devices that share the tokens of an evaluation.
+    /// Number of devices that share the tokens of an evaluation.
     sharers: usize,
     /// Evaluations of a step that a device takes part in.
     evaluations: u64,
-    /// Whether the images of a batch are evaluated one after the other: those that are made from images.
+    /// `true` if the images of a batch are evaluated one after the other: images with input images.
     pub in_turn: bool,
-    /// Bytes of keys and values that are kept from a step for others. An image that has any is a batch alone.
+    /// Bytes of keys and values that are cached from a step for other steps. An image with such a cache forms its own
+    /// batch.
     pub kept: u64,
 }
 
 impl ActivationCost {
-    pub(crate) fn of(costs: &Costs, info: &ModelInfo, plan: &Plan) -> Self {
+    pub(crate) fn new(costs: &Costs, info: &ModelInfo, plan: &Plan) -> Self {
         let (height, width) = info.latent_size(plan);
         let sharing = sharing(costs.world, plan, info.caches_references);
         let sharers = sharing.ranks(0, costs.world).len();
-        // Cached keys and values of references are made by a pass of their own.
+        // Cached keys and values of references are computed by a separate pass.
         let (image, references) = (own(height * width, sharers), own(info.reference_tokens(plan), sharers));
         let stream = if info.caches_references { image.max(references) } else { image + references };
         let text = plan.text().into_iter().max().unwrap_or(0);
         let tokens = (own(text, sharers) + stream) as u64;
         let (dim, mlp) = (info.transformer.dim() as u64, info.transformer.mlp() as u64);
-        // A single block holds the stream, its norm, the projection [3 * dim + 2 * mlp] and the output; with quantised
-        // weights also the input of the last product, [dim + mlp] of half the size. Where tokens are shared, queries,
-        // keys, values and the result of attention exist once more for the own heads of all tokens, and the result
-        // for the own tokens.
+        // A single block holds the stream, its norm, the projection [3 * dim + 2 * mlp] and the output; with
+        // quantized weights also the input of the last matrix multiplication, [dim + mlp] of half the size. If tokens
+        // are shared, queries, keys, values and the result of attention exist once more for the own heads of all
+        // tokens, and the result for the own tokens.
         let exchanged = if sharers > 1 { 5 * dim } else { 0 };
         let token = (6 * dim + 5 * mlp / 2 + exchanged) * costs.element_bytes;
         let context = tokens.saturating_sub(image as u64);
-        // The context of a step is there while that of the next is made. Where each step has another one, texts of
-        // several are made at once, of no more rows than a step has, and are there until their step.
+        // The context of a step exists while the context of the next step is computed. If each step has a different
+        // context, texts of several steps are computed at once, with no more rows than a step has, and exist until
+        // their step.
         let (rows, contexts) = match (info.transformer.has_early_blocks(), info.transformer.reads_next_time()) {
             (false, _) => (0, 0),
             (true, false) => (context, 0),
@@ -74,50 +76,53 @@ impl ActivationCost {
         }
     }
 
-    /// How many of `count` images are one batch, memory aside; at least one.
+    /// Returns the number of images, of `count`, that form one batch if memory is not limited; at least one.
     pub(crate) fn wanted(&self, count: usize) -> usize {
         let most = if self.kept > 0 {
             1
         } else if self.in_turn {
             u64::MAX
         } else {
-            self.most_evaluations() / self.evaluations
+            self.max_evaluations() / self.evaluations
         };
         count.min(most.clamp(1, MAX_SAMPLES as u64) as usize)
     }
 
-    /// How many of the `wanted` images may be denoised as one batch where `available` bytes are free; at least one.
+    /// Returns the number of images, of `wanted`, that can be denoised as one batch with `available` free bytes; at
+    /// least one.
     pub(crate) fn samples(&self, available: u64, wanted: usize) -> usize {
         let fitting = if self.in_turn { u64::MAX } else { available / self.batch(1).max(1) };
         wanted.min(fitting.clamp(1, MAX_SAMPLES as u64) as usize)
     }
 
-    /// Whether both evaluations of guidance of `samples` images may be one batch where `available` bytes are free.
+    /// Returns `true` if both evaluations of guidance of `samples` images can form one batch with `available` free
+    /// bytes.
     pub(crate) fn batched(&self, available: u64, samples: usize) -> bool {
         let evaluations = 2 * samples as u64;
         let may = !self.in_turn && self.sharing == Sharing::Group;
-        may && available > evaluations * self.step && evaluations <= self.most_evaluations()
+        may && available > evaluations * self.step && evaluations <= self.max_evaluations()
     }
 
-    /// Evaluations that may be one batch, whatever the memory.
-    fn most_evaluations(&self) -> u64 {
+    /// Returns the maximum evaluations per batch, regardless of memory.
+    fn max_evaluations(&self) -> u64 {
         MAX_BATCH_VALUES / self.largest.max(1)
     }
 
-    /// Bytes of all evaluations of a step of `samples` images at once.
+    /// Returns the bytes of all concurrent evaluations of a step of `samples` images.
     pub(crate) fn batch(&self, samples: usize) -> u64 {
         self.step * self.evaluations * if self.in_turn { 1 } else { samples as u64 }
     }
 
-    /// Errors when the image needs a tensor of more than `limit` values, however much memory there is. Asked before
-    /// minutes are spent on the image.
+    /// Checks the largest tensor before minutes are spent on the image.
+    ///
+    /// Errors if the image needs a tensor of more than `limit` values, regardless of memory.
     pub(crate) fn check_largest(&self, limit: u64, info: &ModelInfo, plan: &Plan) -> Result<()> {
         if self.largest <= limit {
             return Ok(());
         }
         let (width, height) = (plan.width, plan.height);
         let error = Error::new(format!(
-            "a {width} x {height} image needs a tensor of {} values, this device computes with {limit} at most",
+            "a {width} x {height} image needs a tensor of {} values, but this device supports at most {limit}",
             self.largest
         ));
         let beside = own(plan.text_tokens, self.sharers) + own(info.reference_tokens(plan), self.sharers);
@@ -125,7 +130,7 @@ impl ActivationCost {
         match tokens.isqrt() * info.vae.patch_pixels() as u64 {
             0 => Err(error),
             side => Err(error.hint(format!(
-                "the largest square that it can compute is `{} {side} {} {side}`",
+                "use at most `{} {side} {} {side}` for a square image",
                 Field::Width,
                 Field::Height
             ))),
@@ -134,34 +139,35 @@ impl ActivationCost {
 }
 
 impl ModelInfo {
-    /// Bytes of the keys and values of so many tokens in all blocks.
+    /// Returns the bytes of the keys and values of `tokens` tokens in all blocks.
     fn kept_bytes(&self, tokens: usize, element_bytes: u64) -> u64 {
         let transformer = &self.transformer;
         let blocks = (transformer.num_layers + transformer.num_single_layers) as u64;
         2 * blocks * (tokens * transformer.dim()) as u64 * element_bytes
     }
 
-    /// What an image of a prompt needs, of this size, [height, width] in pixels, or the model's own.
+    /// Returns the memory that an image of a prompt needs, with `size` [height, width] in pixels or the model's
+    /// default size.
     ///
-    /// Errors when the model makes no images of that size.
+    /// Errors if the model cannot generate images of that size.
     pub fn memory_sizes(&self, costs: &Costs, size: Option<[usize; 2]>) -> Result<MemorySizes> {
         let [height, width] = [0, 1].map(|side| size.map(|size| size[side]));
         let plan = Plan::new(&Request { height, width, ..Request::new("", 0) }, self)?;
-        Ok(MemorySizes::of(costs, self, &plan, true))
+        Ok(MemorySizes::new(costs, self, &plan, true))
     }
 }
 
 impl MemorySizes {
-    /// What an image needs; `text` says whether there may be a prompt to encode.
-    pub(crate) fn of(costs: &Costs, info: &ModelInfo, plan: &Plan, text: bool) -> Self {
-        let needs = ActivationCost::of(costs, info, plan);
+    /// Returns the memory that an image needs; `text` is `true` if there may be a prompt to encode.
+    pub(crate) fn new(costs: &Costs, info: &ModelInfo, plan: &Plan, text: bool) -> Self {
+        let needs = ActivationCost::new(costs, info, plan);
         let native = |elements: u64| costs.weight_bytes(elements, Storage::Native);
         let (layers, encoder) = (info.layers_to_run(), &info.text_encoder);
         let tokens = plan.text().into_iter().max().unwrap_or(0) as u64;
         let changed = plan.strength.map(|_| [plan.height, plan.width]);
-        let pixels = |size| VaePixels::of(&info.vae, costs.world, size);
+        let pixels = |size| VaePixels::new(&info.vae, costs.world, size);
         let encoded = plan.references.iter().copied().chain(changed).map(pixels).max_by_key(|pixels| pixels.own);
-        let dequantised = info.file_sizes.iter().map(FileSizes::largest).max().unwrap_or(0);
+        let dequantized = info.file_sizes.iter().map(FileSizes::largest).max().unwrap_or(0);
         let (channels, decoded) = (info.vae.decoder_channels(), pixels([plan.height, plan.width]));
         let decode = |bands| decode_bytes(costs, channels, decoded.own, bands) + decoded.whole_bytes(costs);
         let channels = &info.vae.block_out_channels;
@@ -185,18 +191,18 @@ impl MemorySizes {
             early: needs.early,
             kept: needs.kept,
             decoder: native(info.vae.decoder_elements()),
-            decode: InBands::of(decode),
+            decode: InBands::from_fn(decode),
             encoder: if encoded.is_some() { native(info.vae.encoder_elements()) } else { 0 },
-            encode: InBands::of(encode),
+            encode: InBands::from_fn(encode),
             preview_decoder: info.preview_decoder.map_or(0, |sizes| native(sizes.elements)),
             preview: info
                 .preview_decoder
                 .map_or(0, |sizes| sizes.activations((plan.height * plan.width) as u64) * costs.element_bytes),
-            workspace: costs.workspace_bytes + native(dequantised),
+            workspace: costs.workspace_bytes + native(dequantized),
         }
     }
 
-    /// What the transformer's weights take.
+    /// Returns the sizes of the transformer's weights.
     pub(crate) fn transformer(costs: &Costs, info: &ModelInfo) -> BlockSizes {
         let of_floats = |elements: u64| costs.weight_bytes(elements, costs.products);
         let of_block = |(index, elements): (usize, u64)| match costs.products {
@@ -209,21 +215,21 @@ impl MemorySizes {
         }
     }
 
-    /// The plan within `budget` bytes.
+    /// Returns the memory plan within `budget` bytes. Called before minutes are spent on the image.
     ///
-    /// Errors when the image does not fit however much is given up. Asked before minutes are spent on it.
+    /// Errors if the image does not fit with any plan.
     pub(crate) fn plan(&self, budget: u64, plan: &Plan) -> Result<MemoryPlan> {
         MemoryPlan::new(self, budget).ok_or_else(|| {
             let mib = |bytes: u64| bytes.div_ceil(1 << 20);
             let what = format!(
-                "a {} x {} image needs {} MiB of memory, {} MiB are free",
+                "a {} x {} image needs {} MiB of memory, but only {} MiB are free",
                 plan.width,
                 plan.height,
                 mib(self.least()),
                 mib(budget)
             );
             Error::new(what).hint(format!(
-                "ask for a smaller image with `{}` and `{}`, or give it more memory",
+                "request a smaller image with `{}` and `{}`, or allow more memory",
                 Field::Width,
                 Field::Height
             ))
@@ -231,30 +237,31 @@ impl MemorySizes {
     }
 }
 
-/// How devices share a step: both evaluations of guidance are made at the same time, because only the velocities of two
-/// evaluations cross between devices, and far more between those that share one.
+/// Returns the split of a step between devices. Both evaluations of guidance run at the same time on halves of the
+/// group, because only the velocities of two evaluations cross between devices, and far more between devices that
+/// share an evaluation.
 fn sharing(world: usize, plan: &Plan, caches_references: bool) -> Sharing {
-    // Cached keys are those of the heads that devices have where all share one evaluation.
+    // Cached keys belong to the heads that a device has when all devices share one evaluation.
     let halves = plan.guided() && world.is_multiple_of(2) && !caches_references;
     if halves { Sharing::Half } else { Sharing::Group }
 }
 
-/// The most of `count` tokens that one of `sharers` devices has.
+/// Returns the maximum number of `count` tokens on one of `sharers` devices.
 fn own(count: usize, sharers: usize) -> usize {
     share(count, 0, sharers).len()
 }
 
-/// What a device has of an image in the VAE.
+/// The pixels of an image that a device has in the VAE.
 #[derive(Clone, Copy)]
 struct VaePixels {
-    /// The most pixels that it computes with: all, or those of its band and the rows around it.
+    /// Maximum pixels that the device computes with: all, or its band and the rows around it.
     own: u64,
-    /// Pixels of the image that devices have beside their band.
+    /// Pixels of the whole image, if it exists in addition to the device's band.
     whole: u64,
 }
 
 impl VaePixels {
-    fn of(config: &VaeConfig, world: usize, [height, width]: [usize; 2]) -> Self {
+    fn new(config: &VaeConfig, world: usize, [height, width]: [usize; 2]) -> Self {
         let patch = config.patch_pixels();
         match Band::new(height / patch, 0, world) {
             Some(band) => Self { own: ((band.own().len() * patch + 2) * width) as u64, whole: (height * width) as u64 },
@@ -262,34 +269,36 @@ impl VaePixels {
         }
     }
 
-    /// Bytes of the image that is whole on all devices, of three channels.
+    /// Returns the bytes of the whole image on each device, with three channels.
     fn whole_bytes(&self, costs: &Costs) -> u64 {
         3 * self.whole * costs.element_bytes
     }
 }
 
-/// Columns of the widest tensor of the transformer: the projection in front of a single block.
+/// Returns the columns of the widest tensor of the transformer: the projection before a single block.
 fn widest(info: &ModelInfo) -> u64 {
     (3 * info.transformer.dim() + 2 * info.transformer.mlp()) as u64
 }
 
-/// Bytes of the decoder's largest tensors for an image of `pixels` pixels; `channels` are from the pixels inwards.
+/// Returns the bytes of the decoder's largest tensors for an image of `pixels` pixels; `channels` start at the
+/// pixels.
 fn decode_bytes(costs: &Costs, channels: &[usize], pixels: u64, bands: Bands) -> u64 {
     let most = |first: usize, count: usize| channels.iter().skip(first).take(count).max().copied().unwrap_or(0);
-    // The last up block holds at full size: its input, which has the channels of the block before, the norm of that
-    // input, and its output. Before that, the upsampler's input has a quarter of the pixels, in memory that may have
-    // held the channels of one more block.
+    // The last up block holds at full size its input, which has the channels of the block before, the norm of the
+    // input, and its output. The upsampler before it reads a quarter of the pixels, in memory that may have held the
+    // channels of one more block.
     let (widest, beside) = (most(0, 2), most(0, 1).max(most(1, 2) / 4));
     let bytes = |channels: usize| pixels * channels as u64 * costs.element_bytes;
-    // Beside these is the norm, and later the shortcut, which goes over its input where it is larger than this.
+    // The norm comes on top, and later the shortcut. A shortcut larger than this overwrites its input in pieces.
     let shortcut = bytes(most(0, 1)).min(IM2COL_BYTES as u64);
     bytes(widest + beside) + costs.norm_conv2d_bytes(bytes(widest), bands).max(shortcut)
 }
 
-/// Bytes of the encoder's largest tensors for an image of `pixels` pixels; `channels` are from the pixels inwards.
+/// Returns the bytes of the encoder's largest tensors for an image of `pixels` pixels; `channels` start at the
+/// pixels.
 fn encode_bytes(costs: &Costs, channels: &[usize], pixels: u64, bands: Bands) -> u64 {
-    // A residual block of c channels to d holds its input, what its first convolution makes of it, and beside them the
-    // norm that the convolution is reading, or the shortcut. Each block has a quarter of the pixels of the one before.
+    // A residual block from c to d channels holds its input, the output of its first convolution, and either the norm
+    // read by that convolution or the shortcut. Each block has a quarter of the pixels of the one before.
     let block = |i: usize| {
         let (cin, cout) = (channels[i.saturating_sub(1)], channels[i]);
         let bytes = |channels: usize| (pixels >> (2 * i)) * channels as u64 * costs.element_bytes;
@@ -310,10 +319,10 @@ mod tests {
         let need = |channels: &[usize], side: u64| {
             decode_bytes(&Costs::host(Storage::Native, 1), channels, side * side, Bands::Wide)
         };
-        // The image in 256 channels, its norm, and 128 channels behind.
+        // The image in 256 channels, its norm, and the output in 128 channels.
         assert_eq!(need(&[128, 256, 512, 512], 1024), (1 << 20) * (256 + 256 + 128) * 4);
         assert_eq!(need(&[64], 512), (1 << 18) * 3 * 64 * 4);
-        // The upsampler's input is more than what the last block makes.
+        // The upsampler's input is larger than the output of the last block.
         assert_eq!(need(&[16, 256, 1024], 512), (1 << 18) * (256 + 256 + 256) * 4);
     }
 
@@ -322,7 +331,7 @@ mod tests {
         let need = |channels: &[usize], side: u64| {
             encode_bytes(&Costs::host(Storage::Native, 1), channels, side * side, Bands::Wide)
         };
-        // The image in 128 channels, what the first convolution makes of it, and a norm.
+        // The image in 128 channels, the output of the first convolution, and a norm.
         assert_eq!(need(&[128, 256, 512, 512], 1024), (1 << 20) * (128 + 128 + 128) * 4);
         assert_eq!(need(&[64], 512), (1 << 18) * 3 * 64 * 4);
         // A quarter of the pixels, in 1024 channels.
@@ -353,17 +362,17 @@ mod tests {
         assert_eq!(samples_of(&guided, 500, 4), 2, "guidance evaluates twice");
         assert_eq!(samples(u64::MAX, 1000), MAX_SAMPLES);
         let large = ActivationCost { largest: 500 << 20, ..ONE };
-        assert_eq!(samples_of(&large, u64::MAX, 1000), 4, "of 2^31 values and more no tensor is made");
-        assert_eq!(samples_of(&ActivationCost { evaluations: 2, ..large }, u64::MAX, 1000), 2, "nor with guidance");
+        assert_eq!(samples_of(&large, u64::MAX, 1000), 4, "tensors have fewer than 2^31 values");
+        assert_eq!(samples_of(&ActivationCost { evaluations: 2, ..large }, u64::MAX, 1000), 2, "also with guidance");
     }
 
     #[test]
     fn devices_that_make_an_image_together_need_less_each() {
         let info = klein(24, [5, 20], [2560, 9728]);
-        let (plan, guided) = (Plan::of_size(1024, 1024), Plan { guidance: 4.0, ..Plan::of_size(1024, 1024) });
+        let (plan, guided) = (Plan::with_size(1024, 1024), Plan { guidance: 4.0, ..Plan::with_size(1024, 1024) });
         let of = |world: usize, plan: &Plan| {
             let devices = Cpu::group(Precision::F32, world, Cpu::GROUP_LIMIT).unwrap();
-            let all: Vec<_> = devices.iter().map(|device| ActivationCost::of(&device.costs(), &info, plan)).collect();
+            let all: Vec<_> = devices.iter().map(|device| ActivationCost::new(&device.costs(), &info, plan)).collect();
             assert!(all.iter().all(|needs| (needs.step, needs.largest) == (all[0].step, all[0].largest)), "all agree");
             all.into_iter().next().unwrap()
         };
@@ -372,22 +381,23 @@ mod tests {
             let needs = of(world, &plan);
             let parts = |all: u64, own: u64| all as f64 / own as f64 / world as f64;
             assert!((0.99..=1.0).contains(&parts(alone.largest, needs.largest)), "{world}");
-            assert!((0.5..0.9).contains(&parts(alone.step, needs.step)), "{world}: what crosses is there once more");
+            assert!((0.5..0.9).contains(&parts(alone.step, needs.step)), "{world}: exchanged data is stored twice");
         }
-        // Both evaluations at the same time: on two devices none is shared, on four each by two.
+        // Both evaluations run at the same time: two devices share none, four share each by two.
         let (two, four) = (of(2, &guided), of(4, &guided));
         assert_eq!((two.sharing, two.step, two.wanted(8)), (Sharing::Half, alone.step, alone.wanted(8)));
         assert_eq!((four.step, four.largest), (of(2, &plan).step, of(2, &plan).largest));
         assert!(
             !two.batched(u64::MAX, 1) && of(1, &guided).batched(u64::MAX, 1) && of(3, &guided).batched(u64::MAX, 1)
         );
-        // A size that one of them refuses, and the largest that two do not.
+        // A size that one device refuses, and the largest size that two devices accept.
         let limit = alone.largest - 1;
         assert!(alone.check_largest(limit, &info, &plan).is_err());
-        let (beyond, large) = (Plan::of_size(2048, 2048), of(2, &Plan::of_size(2048, 2048)));
+        let (beyond, large) = (Plan::with_size(2048, 2048), of(2, &Plan::with_size(2048, 2048)));
         let text = large.check_largest(limit, &info, &beyond).unwrap_err().to_string();
-        let side: usize = text.rsplit(' ').next().and_then(|side| side.trim_end_matches('`').parse().ok()).unwrap();
-        let told = Plan::of_size(side, side);
+        let mut words = text.split(' ').rev();
+        let side: usize = words.find_map(|word| word.trim_end_matches('`').parse().ok()).unwrap();
+        let told = Plan::with_size(side, side);
         assert!(side > 1024 && of(2, &told).check_largest(limit, &info, &told).is_ok(), "{text}");
     }
 
@@ -396,8 +406,8 @@ mod tests {
         let info = klein(24, [5, 20], [2560, 9728]);
         let sizes = |world: usize, side: usize| {
             let devices = Cpu::group(Precision::F32, world, Cpu::GROUP_LIMIT).unwrap();
-            let plan = Plan { references: vec![[side, side], [16, 16]], ..Plan::of_size(side, side) };
-            let sizes = MemorySizes::of(&devices[0].costs(), &info, &plan, false);
+            let plan = Plan { references: vec![[side, side], [16, 16]], ..Plan::with_size(side, side) };
+            let sizes = MemorySizes::new(&devices[0].costs(), &info, &plan, false);
             [sizes.decode.wide, sizes.encode.wide]
         };
         for side in [1024, 2048] {
@@ -407,15 +417,15 @@ mod tests {
                 assert!(parts.iter().all(|parts| (0.85..1.0).contains(parts)), "{world} of {side}: {parts:?}");
             }
         }
-        assert_eq!(sizes(4, 48), sizes(1, 48), "an image of fewer pieces than devices is whole on each");
+        assert_eq!(sizes(4, 48), sizes(1, 48), "an image with fewer pieces than devices is not split");
     }
 
     #[test]
     fn a_size_beyond_the_largest_tensor_is_refused_and_the_largest_square_is_told() {
         let info = ModelInfo::read(&crate::files::ModelFiles::open("models/tiny".as_ref()).unwrap()).unwrap();
         let of = |side: usize| {
-            let plan = Plan::of_size(side, side);
-            (ActivationCost::of(&Costs::host(Storage::Native, 1), &info, &plan), plan)
+            let plan = Plan::with_size(side, side);
+            (ActivationCost::new(&Costs::host(Storage::Native, 1), &info, &plan), plan)
         };
         let (largest, plan) = of(160);
         assert!(largest.check_largest(largest.largest, &info, &plan).is_ok());
@@ -426,7 +436,7 @@ mod tests {
         assert!(text.contains("160 x 160") && text.contains(&limit.to_string()), "{text}");
         assert!(text.contains("`width 144 height 144`"), "{text}");
         let (smaller, plan) = of(144);
-        assert!(smaller.check_largest(limit, &info, &plan).is_ok(), "what is told works");
+        assert!(smaller.check_largest(limit, &info, &plan).is_ok(), "the suggested size works");
         assert!(!smaller.check_largest(1, &info, &plan).unwrap_err().to_string().contains("hint"), "no size works");
     }
 
@@ -437,8 +447,8 @@ mod tests {
             [needs.batched(200, 1), needs.batched(201, 1), needs.batched(400, 2), needs.batched(401, 2)],
             [false, true, false, true]
         );
-        assert!(!needs.batched(u64::MAX, 3), "of 2^31 values and more no tensor is made");
-        assert!(!ActivationCost { largest: 1500 << 20, ..needs }.batched(u64::MAX, 1), "neither of one image");
+        assert!(!needs.batched(u64::MAX, 3), "tensors have fewer than 2^31 values");
+        assert!(!ActivationCost { largest: 1500 << 20, ..needs }.batched(u64::MAX, 1), "not even for one image");
     }
 
     /// The sizes of klein 4B and 9B, with `heads` heads and `blocks` double and single blocks.
@@ -462,13 +472,13 @@ mod tests {
     #[test]
     fn what_is_kept_counts_and_is_made_alone() {
         let info = klein(24, [5, 20], [2560, 9728]);
-        let plan = Plan { kept_tokens: 4608, ..Plan::of_size(1024, 1024) };
-        let sizes = MemorySizes::of(&Costs::hopper(), &info, &plan, true);
+        let plan = Plan { kept_tokens: 4608, ..Plan::with_size(1024, 1024) };
+        let sizes = MemorySizes::new(&Costs::hopper(), &info, &plan, true);
         assert_eq!(sizes.kept, 25 * 4608 * 2 * 3072 * 2, "blocks, tokens, keys and values, columns, bytes");
-        let none = MemorySizes::of(&Costs::hopper(), &info, &Plan::of_size(1024, 1024), true);
+        let none = MemorySizes::new(&Costs::hopper(), &info, &Plan::with_size(1024, 1024), true);
         assert_eq!(none.kept, 0);
         assert!(none.levels().iter().zip(sizes.levels()).all(|(none, with)| with.1 == none.1 + sizes.kept));
-        assert_eq!(ActivationCost::of(&Costs::hopper(), &info, &plan).wanted(8), 1);
+        assert_eq!(ActivationCost::new(&Costs::hopper(), &info, &plan).wanted(8), 1);
     }
 
     #[test]

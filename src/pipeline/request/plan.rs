@@ -1,4 +1,4 @@
-//! What a user asks for, and what the model makes of it.
+//! A user's request for an image, and the plan that the model makes of it.
 
 use std::borrow::Cow;
 use std::ops::Range;
@@ -19,68 +19,72 @@ use crate::pipeline::request::latents::Latents;
 use crate::rgb::Rgb;
 use crate::sampler::{Rng, ScheduleKind};
 
-/// An image that a user asks for. Where a field is `None`, the model chooses.
+/// A request for an image. The model chooses fields that are `None`.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Request {
-    /// What to draw, at most [`MAX_PROMPT_BYTES`] bytes; line feeds and tabs are its only control characters.
+    /// The prompt, at most [`MAX_PROMPT_BYTES`] bytes; line feeds and tabs are its only control characters.
     pub prompt: String,
-    /// Pixels; rounded down to what the model can make.
+    /// `true` if the prompt has boxes, which only some kinds of models read.
+    pub has_boxes: bool,
+    /// Width in pixels; rounded down to a size that the model supports.
     pub width: Option<usize>,
-    /// Pixels; rounded down to what the model can make.
+    /// Height in pixels; rounded down to a size that the model supports.
     pub height: Option<usize>,
     /// Denoising steps: one evaluation of the transformer each, two with guidance.
     pub steps: Option<usize>,
     /// Seed of the noise.
     pub seed: u64,
-    /// How far the image leans towards the prompt; only undistilled models use it.
+    /// Guidance scale, the strength of the prompt; only undistilled models use it.
     pub guidance: Option<f32>,
-    /// How the seed becomes noise.
+    /// Random number generator of the noise.
     pub rng: Rng,
-    /// How the noise levels fall.
+    /// Schedule of the noise levels.
     pub schedule: ScheduleKind,
-    /// What the image leans away from, in place of the empty prompt; only guidance reads it. At most
-    /// [`MAX_PROMPT_BYTES`] bytes, as the prompt.
+    /// Negative prompt, in place of the empty prompt; only guidance reads it. At most [`MAX_PROMPT_BYTES`] bytes, as
+    /// the prompt.
     pub negative: Option<String>,
-    /// Tokens that a prompt is cut or padded to. The transformer reads the padding too, so another number gives another
-    /// image.
+    /// Number of tokens that a prompt is truncated or padded to. The transformer also reads the padding, so another
+    /// number gives another image.
     pub max_sequence_length: Option<usize>,
-    /// Text features in place of the prompt, which then only says what they are of, and of the negative prompt. The
-    /// text encoder is not used.
+    /// Text features that replace the prompt and the negative prompt. The prompt then only describes the features.
+    /// The text encoder is not used.
     pub embeddings: Option<Embeddings>,
-    /// Noise in place of the seed's, for as many images as are made.
+    /// Noise in place of the seed's noise, for as many images as are generated.
     pub noise: Option<Latents>,
-    /// What the first step begins with, as it is: the latents at the first noise level, for as many images as are made.
-    /// At level 1 that is noise. The image has their size.
+    /// Input of the first step, unchanged: the latents at the first noise level, for as many images as are generated.
+    /// At level 1 they are noise. They determine the size of the image.
     pub latents: Option<Latents>,
-    /// Images that the transformer sees, as [`crate::input::reference`] makes them; at most
-    /// [`MAX_REFERENCES`](crate::pipeline::MAX_REFERENCES). The first one gives the size where none is asked for.
+    /// Reference images, as returned by [`crate::input::reference`]; at most
+    /// [`MAX_REFERENCES`](crate::pipeline::MAX_REFERENCES). The first one determines the size if the request has
+    /// none.
     pub references: Vec<Arc<Rgb>>,
-    /// More of them, as they are: the kind of the model decides how it reads them.
+    /// More reference images, before resizing: the kind of the model decides how to resize them.
     pub given_references: Vec<Arc<GivenReference>>,
-    /// An image to change, which gives the size.
+    /// An image to edit, which determines the size.
     pub change: Option<Change>,
-    /// Whether steps behind the first compute only what is drawn anew of an image to change, and what is next to it:
-    /// for the rest they read the keys and values of the first step.
+    /// `true` if steps after the first recompute only the masked area of an image to edit and the tokens next to it.
+    /// For the other tokens, they read cached keys and values of the first step.
     pub sparse: bool,
-    /// Whether it is made of a frame of a video, the first of its images, and which tokens are those of an earlier one.
-    /// The image is another one than without.
+    /// Reuse of tokens of an earlier video frame. The frame is the first image of the request. The result differs
+    /// from an image without reuse.
     pub reuse: Option<Reuse>,
-    /// What changes the transformer; the changes of all of them are added.
+    /// Adapters of the transformer; the changes of all of them are added.
     pub adapters: Vec<AdapterUse>,
 }
 
-/// The most images in a batch. It bounds the memory, and the time until the first of many images is done.
+/// Maximum images in a batch. It bounds the memory, and the time until the first of many images is done.
 pub(crate) const MAX_SAMPLES: usize = 8;
-/// The longest prompt in bytes: more than any model reads, and short enough for the tokenizer to read without a delay.
+/// Maximum bytes of a prompt: more than any model reads, and short enough for the tokenizer to read without a delay.
 pub const MAX_PROMPT_BYTES: usize = 64 << 10;
-/// What to do about a longer one.
+/// The hint for a prompt that is too long.
 pub const PROMPT_TOO_LONG: &str = "shorten it: a model reads a few hundred words";
 
 impl Request {
-    /// A prompt and a seed; the model chooses everything else.
+    /// Creates a request from a prompt and a seed; the model chooses everything else.
     pub fn new(prompt: impl Into<String>, seed: u64) -> Self {
         Self {
             prompt: prompt.into(),
+            has_boxes: false,
             width: None,
             height: None,
             steps: None,
@@ -102,9 +106,9 @@ impl Request {
         }
     }
 
-    /// The request with all references as models of this kind read them.
+    /// Returns the request with all references resized for models of this kind.
     ///
-    /// Errors when the kind has no such references.
+    /// Errors if the kind does not support such references.
     pub(crate) fn for_kind(&self, kind: &ModelKind) -> Result<Cow<'_, Self>> {
         if self.given_references.is_empty() {
             return Ok(Cow::Borrowed(self));
@@ -114,31 +118,31 @@ impl Request {
         Ok(Cow::Owned(Self { references, given_references: Vec::new(), ..self.clone() }))
     }
 
-    /// All images that are encoded, in the order of the references: an image to change comes first.
+    /// Returns all images that are encoded, in the order of the references: an image to edit comes first.
     pub(crate) fn images(&self) -> impl Iterator<Item = &Arc<Rgb>> {
         self.change.iter().map(|change| &change.image).chain(&self.references)
     }
 
-    /// Whether images are encoded.
+    /// Returns `true` if any images are encoded.
     pub(crate) fn has_images(&self) -> bool {
         !self.given_references.is_empty() || self.images().next().is_some()
     }
 
-    /// What the first step begins with, where that does not come from the seed, and the field that gives it.
+    /// Returns the input of the first step, if it does not come from the seed, and the field that provides it.
     pub(crate) fn start(&self) -> Option<(&Latents, Field)> {
         let noise = self.noise.as_ref().map(|noise| (noise, Field::Noise));
         self.latents.as_ref().map(|latents| (latents, Field::Latents)).or(noise)
     }
 
-    /// The request for some of its images alone: with the first one's seed, and the noise and latents of all of them.
+    /// Returns the request for a range of its images: with the seed of the first one in the range, and their noise
+    /// and latents.
     pub fn part(&self, images: Range<usize>) -> Self {
         let part = |latents: &Option<Latents>| latents.as_ref().map(|latents| latents.part(images.clone()));
         let seed = self.seed.saturating_add(images.start as u64);
         Self { seed, noise: part(&self.noise), latents: part(&self.latents), ..self.clone() }
     }
 
-    /// Each of `count` images, whose seeds are this one's and those that follow it, as a request of its own; no more
-    /// than one batch has.
+    /// Returns a request for each of `count` images with consecutive seeds, at most one batch of them.
     ///
     /// Errors as [`Request::check_count`].
     pub(crate) fn items(&self, count: usize) -> Result<Vec<Self>> {
@@ -146,35 +150,42 @@ impl Request {
         Ok((0..count.min(MAX_SAMPLES)).map(|image| self.part(image..image + 1)).collect())
     }
 
-    /// Errors when `count` images cannot be made: there are none, their seeds exceed the largest one, or noise or
-    /// latents are given for another number.
+    /// Checks that `count` images can be generated.
+    ///
+    /// Errors if `count` is 0, seeds exceed the largest seed, or noise or latents are passed for another number of
+    /// images.
     pub fn check_count(&self, count: usize) -> Result<()> {
         if count == 0 {
-            return Err(Error::usage("0 images are asked for, expected at least 1").of(Field::Count));
+            return Err(Error::usage("0 images were requested, expected at least 1").for_field(Field::Count));
         }
         if self.seed.checked_add(count as u64 - 1).is_none() {
-            return Err(Error::usage(format!("seed {} is too large for {count} images", self.seed)).of(Field::Seed));
+            return Err(
+                Error::usage(format!("seed {} is too large for {count} images", self.seed)).for_field(Field::Seed)
+            );
         }
         match self.start() {
             Some((start, field)) if start.images() != count => {
                 let images = start.images();
-                Err(Error::usage(format!("it holds {images} images, {count} are asked for"))
-                    .of(field)
-                    .hint(format!("ask for {images} images with `{:#}`", Field::Count)))
+                Err(Error::usage(format!("the file contains {images} images, but {count} were requested"))
+                    .for_field(field)
+                    .hint(format!("request {images} images with `{:#}`", Field::Count)))
             }
             _ => Ok(()),
         }
     }
 
-    /// Errors when the prompt or the negative one is longer than [`MAX_PROMPT_BYTES`], or has control characters other
-    /// than line feeds and tabs: a prompt with those was damaged, or is no text.
+    /// Checks the prompts.
+    ///
+    /// Errors if the prompt or the negative prompt is longer than [`MAX_PROMPT_BYTES`], or has control characters
+    /// other than line feeds and tabs: such a prompt is damaged or not text.
     pub fn check_prompt(&self) -> Result<()> {
-        let negative = self.negative.as_deref().map_or(Ok(()), check_text).map_err(|e| e.of(Field::NegativePrompt));
+        let negative =
+            self.negative.as_deref().map_or(Ok(()), check_text).map_err(|e| e.for_field(Field::NegativePrompt));
         check_text(&self.prompt).and(negative)
     }
 }
 
-/// Errors when a prompt is too long or no text.
+/// Errors if a prompt is too long or not text.
 fn check_text(prompt: &str) -> Result<()> {
     let bytes = prompt.len();
     if bytes > MAX_PROMPT_BYTES {
@@ -193,12 +204,12 @@ fn check_text(prompt: &str) -> Result<()> {
     Ok(())
 }
 
-/// A request in which every choice is made.
+/// A request with all choices made.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Plan {
-    /// Pixels.
+    /// Width in pixels.
     pub width: usize,
-    /// Pixels.
+    /// Height in pixels.
     pub height: usize,
     /// Denoising steps.
     pub steps: usize,
@@ -206,61 +217,70 @@ pub struct Plan {
     pub guidance: f32,
     /// Seed of the noise.
     pub seed: u64,
-    /// How the seed becomes noise.
+    /// Random number generator of the noise.
     pub rng: Rng,
-    /// How the noise levels fall.
+    /// Schedule of the noise levels.
     pub schedule: ScheduleKind,
-    /// What the image leans away from, where that is not the empty prompt.
+    /// Negative prompt, if it is not empty.
     pub negative: Option<String>,
-    /// Tokens of the prompt, padding included.
+    /// Tokens of the prompt, including padding.
     pub text_tokens: usize,
-    /// Tokens of the negative prompt: as many, unless features of another length are given.
+    /// Tokens of the negative prompt. Different from `text_tokens` only if the number depends on the prompt, or if
+    /// features of another length are passed.
     pub negative_tokens: usize,
-    /// The sizes of the reference images, [height, width] in pixels; an image to change that is one comes first.
+    /// Sizes of the reference images, [height, width] in pixels; an image to edit that is a reference comes first.
     pub references: Vec<[usize; 2]>,
-    /// How much of the schedule runs, where an image is changed.
+    /// Part of the schedule that runs for an image to edit.
     pub strength: Option<f64>,
-    /// The step with which the schedule begins.
+    /// First step of the schedule that runs.
     pub first_step: usize,
-    /// What the user should know: a size that was rounded or does not suit the model, an option that has no effect.
+    /// Notes for the user: a size that was rounded or does not suit the model, an option without effect.
     pub notes: Vec<String>,
-    /// Whether another device runs the text encoder.
+    /// `true` if another device runs the text encoder.
     #[serde(skip)]
     pub(crate) is_read_elsewhere: bool,
-    /// Tokens whose keys and values are kept from a step for others, those of each step counted. The image is made
-    /// alone where there are any.
+    /// Number of cached tokens over all steps, whose keys and values other steps read. With any, the image forms its
+    /// own batch.
     #[serde(skip)]
     pub(crate) kept_tokens: usize,
 }
 
 impl Plan {
-    /// Where the number of text tokens depends on the prompt, that of a usual one.
+    /// Creates the plan of a request. If the number of text tokens depends on the prompt, the plan assumes that of a
+    /// typical prompt.
     ///
-    /// Errors when the model cannot do what is asked for.
+    /// Errors if the model cannot do what is requested.
     pub(crate) fn new(request: &Request, info: &ModelInfo) -> Result<Self> {
         Self::counted(request, info, |_| Ok(USUAL_TOKENS))
     }
 
-    /// `count` tells how many tokens a prompt has, where the number of text tokens depends on that.
+    /// Creates the plan of a request. `count` returns the number of tokens of a prompt, if the number of text tokens
+    /// depends on it.
     ///
-    /// Errors when the model cannot do what is asked for, or as `count`.
+    /// Errors if the model cannot do what is requested, or as `count`.
     pub(crate) fn counted(request: &Request, info: &ModelInfo, count: impl Fn(&str) -> Result<usize>) -> Result<Self> {
+        let reduced = request.given_references.iter().filter_map(|given| given.note(info.kind.references));
+        let mut notes: Vec<String> = reduced.collect();
         let request = &*request.for_kind(info.kind)?;
-        request.check_prompt().map_err(|e| e.of(Field::Prompt))?;
-        let mut notes = Vec::new();
+        request.check_prompt().map_err(|e| e.for_field(Field::Prompt))?;
+        if request.has_boxes && !info.kind.reads_boxes {
+            return Err(Error::usage(format!("{} models were not trained on boxes", info.kind.files.name))
+                .for_field(Field::Boxes)
+                .hint("use a FLUX.3 model, or describe the places in the prompt"));
+        }
         let mut side = |field: Field, asked: Option<usize>, default: usize| {
             let name = field.key();
             let pixels = asked.unwrap_or(default);
             let patch = info.vae.patch_pixels();
             if pixels < patch || pixels > MAX_SIDE {
                 return Err(Error::usage(format!("{name} is {pixels} pixels, expected {patch} to {MAX_SIDE}"))
-                    .of(field)
+                    .for_field(field)
                     .hint(format!("leave it out for the model's own {name}, {default}")));
             }
             let rounded = pixels / patch * patch;
             if rounded != pixels && !info.kind.rounds_sizes {
                 return Err(Error::usage(format!("{name} is {pixels} pixels, expected a multiple of {patch}"))
-                    .of(field)
+                    .for_field(field)
                     .hint(format!("the nearest are {rounded} and {}", rounded + patch)));
             }
             if rounded != pixels {
@@ -274,26 +294,30 @@ impl Plan {
         let (height, width) =
             (side(Field::Height, request.height, default_height)?, side(Field::Width, request.width, default_width)?);
         if let Some((start, field)) = request.start() {
-            check_size(start, info, [height, width]).map_err(|e| e.of(field))?;
+            check_size(start, info, [height, width]).map_err(|e| e.for_field(field))?;
         }
         notes.extend(info.size_note(width, height));
         notes.extend(adapters::notes(&request.adapters, info)?);
 
         if request.change.is_some() && [height, width] != images.default_size {
             let what =
-                format!("{width}x{height} is asked for, the image to change is {default_width}x{default_height}");
-            return Err(Error::usage(what).of(Field::Width).hint("leave the size out: it is that of the image"));
+                format!("{width}x{height} was requested, but the input image is {default_width}x{default_height}");
+            return Err(Error::usage(what)
+                .for_field(Field::Width)
+                .hint("leave the size out to use the size of the image"));
         }
         if request.change.is_some() && request.latents.is_some() {
-            return Err(Error::usage("an image to change gives the first latents, so none can be given beside it")
-                .of(Field::Latents)
-                .hint("leave one of them out"));
+            return Err(Error::usage(
+                "latents cannot be used with an input image, which already provides the first latents",
+            )
+            .for_field(Field::Latents)
+            .hint("leave one of them out"));
         }
         notes.extend(images.notes);
         let asked = request.guidance.unwrap_or(info.default_guidance());
         if !(asked.is_finite() && (0.0..=1000.0).contains(&asked)) {
             return Err(Error::usage(format!("guidance is {asked}, expected 0 to 1000"))
-                .of(Field::Guidance)
+                .for_field(Field::Guidance)
                 .hint(format!("leave it out for the model's own scale, {}", info.default_guidance())));
         }
         if info.is_distilled && request.guidance.is_some_and(|g| g != 1.0) {
@@ -323,10 +347,10 @@ impl Plan {
         };
         if let Some((_, field)) = request.start().filter(|_| request.reuse.is_some()) {
             return Err(Error::usage(format!(
-                "`{:#}` does not go with `{field:#}`: frames begin with the noise of one seed",
+                "`{:#}` cannot be used with `{field:#}`: all frames start from the noise of one seed",
                 Field::Reuse
             ))
-            .of(Field::Reuse)
+            .for_field(Field::Reuse)
             .hint("leave one of them out"));
         }
         let negative = request.negative.clone().filter(|_| guided);
@@ -354,9 +378,9 @@ impl Plan {
         })
     }
 
-    /// One step to an image of this size, for tests of what is made of a plan.
+    /// Creates a plan with one step for an image of this size, for tests.
     #[cfg(test)]
-    pub(crate) fn of_size(width: usize, height: usize) -> Self {
+    pub(crate) fn with_size(width: usize, height: usize) -> Self {
         Self {
             width,
             height,
@@ -377,34 +401,34 @@ impl Plan {
         }
     }
 
-    /// How many steps run.
+    /// Returns the number of steps that run.
     pub fn steps_to_run(&self) -> usize {
         self.steps - self.first_step
     }
 
-    /// Whether a step takes two evaluations.
+    /// Returns `true` if a step takes two evaluations.
     pub fn guided(&self) -> bool {
         self.guidance != 1.0
     }
 
-    /// Text tokens of each evaluation of a step.
+    /// Returns the text tokens of each evaluation of a step.
     pub(crate) fn text(&self) -> Vec<usize> {
         if self.guided() { vec![self.text_tokens, self.negative_tokens] } else { vec![self.text_tokens] }
     }
 }
 
-/// The number of steps.
+/// Returns the number of steps.
 ///
-/// Errors when it is out of bounds, or the schedule is wrong or has another number.
+/// Errors if the number is out of bounds, or the schedule is invalid or has another number of steps.
 fn steps(request: &Request, info: &ModelInfo) -> Result<usize> {
-    request.schedule.check().map_err(|e| e.of(Field::Schedule))?;
+    request.schedule.check().map_err(|e| e.for_field(Field::Schedule))?;
     let of_schedule = request.schedule.steps();
     if let (Some(levels), Some(steps)) = (of_schedule, request.steps)
         && levels != steps
     {
-        return Err(Error::usage(format!("the noise levels make {levels} steps, {steps} are asked for"))
-            .of(Field::Schedule)
-            .hint("leave out the number of steps: each level but the 0 at the end is one"));
+        return Err(Error::usage(format!("the noise levels define {levels} steps, but {steps} were requested"))
+            .for_field(Field::Schedule)
+            .hint("leave out the number of steps: each level except the final 0 is one step"));
     }
     let steps = of_schedule.or(request.steps).unwrap_or(info.default_steps);
     if (1..=MAX_STEPS).contains(&steps) {
@@ -412,33 +436,36 @@ fn steps(request: &Request, info: &ModelInfo) -> Result<usize> {
     }
     let error = Error::usage(format!("steps is {steps}, expected 1 to {MAX_STEPS}"));
     Err(match of_schedule {
-        Some(_) => error.of(Field::Schedule).hint("name fewer noise levels"),
-        None => error.of(Field::Steps).hint(format!("leave it out for the model's own number, {}", info.default_steps)),
+        Some(_) => error.for_field(Field::Schedule).hint("list fewer noise levels"),
+        None => error
+            .for_field(Field::Steps)
+            .hint(format!("leave it out for the model's own number, {}", info.default_steps)),
     })
 }
 
-/// Height and width in pixels of an image that begins with given noise or latents.
+/// Returns height and width in pixels of an image that begins with passed noise or latents.
 ///
-/// Errors when both are given, or they are larger than any image.
+/// Errors if both are passed, or they are larger than any image.
 fn start_size(request: &Request, info: &ModelInfo) -> Result<Option<[usize; 2]>> {
     if request.noise.is_some() && request.latents.is_some() {
-        return Err(Error::usage("noise and latents are both given, and both are what the first step begins with")
-            .of(Field::Latents)
+        return Err(Error::usage("noise and latents cannot be used together: both are the start of the first step")
+            .for_field(Field::Latents)
             .hint("leave one of them out"));
     }
     let Some((start, field)) = request.start() else { return Ok(None) };
     let (patch, [channels, height, width]) = (info.vae.patch_pixels(), start.shape());
     let most = MAX_SIDE / patch;
     if height.max(width) > most {
-        let what = format!("it is [{channels}, {height}, {width}], expected a height and width of at most {most}");
+        let what =
+            format!("it has shape [{channels}, {height}, {width}], expected a height and width of at most {most}");
         return Err(Error::usage(what)
-            .of(field)
-            .hint("name a file of noise or latents, which hold a place for each 16 x 16 pixels"));
+            .for_field(field)
+            .hint("pass a file of noise or latents, which have one position for each 16 x 16 pixels"));
     }
     Ok(Some([height, width].map(|places| places * patch)))
 }
 
-/// Errors when `start` does not fit an image of this height and width in pixels.
+/// Errors if `start` does not fit an image of this height and width in pixels.
 fn check_size(start: &Latents, info: &ModelInfo, [height, width]: [usize; 2]) -> Result<()> {
     let patch = info.vae.patch_pixels();
     let expected = [info.transformer.in_channels, height / patch, width / patch];
@@ -449,14 +476,14 @@ fn check_size(start: &Latents, info: &ModelInfo, [height, width]: [usize; 2]) ->
     let [c, h, w] = expected;
     let hint = match channels == c {
         true => format!("leave out the size, which is then {} x {}", width * patch, height * patch),
-        false => "they are of another model: make them with this one".to_string(),
+        false => "they belong to another model: create them with this one".to_string(),
     };
-    Err(Error::usage(format!("it is [{channels}, {height}, {width}], expected [{c}, {h}, {w}]")).hint(hint))
+    Err(Error::usage(format!("it has shape [{channels}, {height}, {width}], expected [{c}, {h}, {w}]")).hint(hint))
 }
 
-/// Tokens of the prompt and of the negative one.
+/// Returns the tokens of the prompt and of the negative prompt.
 ///
-/// Errors when the model does not read so many, or given features are not the model's.
+/// Errors if the model does not read so many tokens, or passed features do not fit the model.
 fn text_tokens(
     request: &Request,
     info: &ModelInfo,
@@ -473,18 +500,21 @@ fn text_tokens(
         let negative = guided.then(|| length(request.negative.as_deref().unwrap_or_default())).transpose()?;
         return Ok([own, negative.unwrap_or(own)]);
     };
-    let refused = |what: String, hint: &str| Err(Error::usage(what).of(Field::Embeddings).hint(hint));
+    let refused = |what: String, hint: &str| Err(Error::usage(what).for_field(Field::Embeddings).hint(hint));
     if request.max_sequence_length.is_some() || request.negative.is_some() {
         return refused(
-            "text features are given, so no prompt is read".to_string(),
+            "text features were passed, so no prompt is read".to_string(),
             "leave out the negative prompt and the number of tokens",
         );
     }
     let (got, expected) = (embeddings.prompt().shape[1], info.transformer.joint_attention_dim);
     if got != expected {
         return refused(
-            format!("text features are [{}, {got}], expected [tokens, {expected}]", embeddings.prompt().shape[0]),
-            "they are of another model: save them with this one",
+            format!(
+                "text features have shape [{}, {got}], expected [tokens, {expected}]",
+                embeddings.prompt().shape[0]
+            ),
+            "they belong to another model: save them with this one",
         );
     }
     let tokens = embeddings.prompt().shape[0];
@@ -492,38 +522,38 @@ fn text_tokens(
         Some(negative) => Ok([tokens, negative.shape[0]]),
         None if guided => refused(
             "guidance needs the text features of a negative prompt".to_string(),
-            &format!("save them with this model and guidance, or ask for none with `{} 1`", Field::Guidance),
+            &format!("save them with this model and guidance, or turn guidance off with `{} 1`", Field::Guidance),
         ),
         None => Ok([tokens, tokens]),
     }
 }
 
-/// Tokens that the prompts are cut or padded to.
+/// Returns the number of tokens that prompts are truncated or padded to.
 ///
-/// Errors when the model does not read so many.
+/// Errors if the model does not read so many.
 fn prompt_tokens(request: &Request, info: &ModelInfo) -> Result<usize> {
     let tokens = request.max_sequence_length.unwrap_or(info.max_sequence_length);
     let most = info.longest_sequence();
     if (1..=most).contains(&tokens) {
         return Ok(tokens);
     }
-    Err(Error::usage(format!("a prompt of {tokens} tokens is asked for, expected 1 to {most}"))
-        .of(Field::MaxSequenceLength)
+    Err(Error::usage(format!("a prompt of {tokens} tokens was requested, expected 1 to {most}"))
+        .for_field(Field::MaxSequenceLength)
         .hint(format!("leave it out for the model's own number, {}", info.max_sequence_length)))
 }
 
 impl ModelInfo {
-    /// Height and width in packed latents.
+    /// Returns height and width in packed latents.
     pub fn latent_size(&self, plan: &Plan) -> (usize, usize) {
         (plan.height / self.vae.patch_pixels(), plan.width / self.vae.patch_pixels())
     }
 
-    /// The sizes of the reference images, [height, width] in packed latents.
+    /// Returns the sizes of the reference images, [height, width] in packed latents.
     pub(crate) fn reference_sizes(&self, plan: &Plan) -> Vec<[usize; 2]> {
         plan.references.iter().map(|size| size.map(|side| side / self.vae.patch_pixels())).collect()
     }
 
-    /// Tokens of all reference images.
+    /// Returns the tokens of all reference images.
     pub(crate) fn reference_tokens(&self, plan: &Plan) -> usize {
         self.reference_sizes(plan).iter().map(|[height, width]| height * width).sum()
     }

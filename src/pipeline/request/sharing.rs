@@ -1,25 +1,27 @@
-//! Whether devices make an image sooner together.
+//! The choice between one and several devices for an image.
 
 use crate::error::Result;
 use crate::model::info::ModelInfo;
 use crate::pipeline::request::plan::{Plan, Request};
 use crate::token_split::own_heads;
 
-/// Floating-point operations of an image's steps from which on two GPUs write it sooner than one, from the start of a
-/// program. Two save 0.4 to 0.45 of the steps, which one makes at 650 TFLOP/s, and take 0.3 to 0.45 s longer to open,
-/// load and give back: 0.4 / 0.4 * 650 TFLOP (H100, tests/bench/runs/2026-11-25-h100-x2-b and -c).
+/// Floating-point operations of an image's steps from which two GPUs are faster than one, counted from the start of a
+/// program. Two GPUs save 0.4 to 0.45 of the steps, which one GPU computes at 650 TFLOP/s, and take 0.3 to 0.45 s
+/// longer to open, load and release: 0.4 / 0.4 * 650 TFLOP (H100, tests/bench/runs/2026-11-25-h100-x2-b and -c).
 const WORTH_SHARING: u64 = 650_000_000_000_000;
 
 impl ModelInfo {
-    /// Errors when the model cannot do what is asked for, as far as its configs and the shapes of its files tell it.
+    /// Checks a request against the configs and the tensor shapes of the model.
+    ///
+    /// Errors if the model cannot do what is requested.
     pub fn check_request(&self, request: &Request) -> Result<()> {
         Plan::new(request, self).map(drop)
     }
 
-    /// Whether two GPUs make an image sooner together than one of them, counted from the start of a program that makes
-    /// this one image. Measured on H100s; slower GPUs gain from smaller images on.
+    /// Returns `true` if two GPUs generate an image faster together than one GPU, counted from the start of a program
+    /// for this single image. Measured on H100s; on slower GPUs, smaller images benefit too.
     ///
-    /// Errors when the model cannot do what is asked for.
+    /// Errors if the model cannot do what is requested.
     pub fn gains_by_sharing(&self, request: &Request) -> Result<bool> {
         let divides = own_heads(self.transformer.num_attention_heads, 2).is_ok();
         Ok(divides
@@ -28,7 +30,7 @@ impl ModelInfo {
             && self.step_flops(&Plan::new(request, self)?) >= WORTH_SHARING)
     }
 
-    /// Of the blocks, in all steps of an image.
+    /// Returns the floating-point operations of the blocks, in all steps of an image.
     fn step_flops(&self, plan: &Plan) -> u64 {
         let patch = self.vae.patch_pixels();
         let tokens = |[height, width]: [usize; 2]| ((height / patch) * (width / patch)) as u64;
@@ -44,7 +46,7 @@ mod tests {
     use super::*;
     use crate::files::ModelFiles;
 
-    /// The built-in model with the sizes of klein 4B, as far as they count here.
+    /// The built-in model with the sizes of klein 4B that matter here.
     fn klein_4b() -> ModelInfo {
         let mut info = ModelInfo::read(&ModelFiles::open("models/tiny".as_ref()).unwrap()).unwrap();
         let transformer = &mut info.transformer;
@@ -74,8 +76,8 @@ mod tests {
         assert!(gains(steps(2048, 4)) && gains(steps(1024, 50)) && !gains(steps(512, 50)));
         let mut odd = info.clone();
         odd.transformer.num_attention_heads = 23;
-        assert!(!odd.gains_by_sharing(&steps(1024, 50)).unwrap(), "heads do not divide");
-        assert!(gains(steps(8192, 1000)), "more operations than are counted");
+        assert!(!odd.gains_by_sharing(&steps(1024, 50)).unwrap(), "heads cannot be divided evenly");
+        assert!(gains(steps(8192, 1000)), "more operations than the counter holds");
         assert!(info.gains_by_sharing(&sized(1 << 20)).is_err());
     }
 }

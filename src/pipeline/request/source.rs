@@ -1,8 +1,8 @@
-//! Where numbers come from that a request gives.
+//! The origin of values that a request passes in.
 
 use std::path::{Path, PathBuf};
 
-/// The file that values were read from, if any. It says nothing of the values, so all are equal.
+/// The file that values were read from, if any. It does not affect the values, so all origins are equal.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct ValueOrigin(Option<PathBuf>);
 

@@ -1,4 +1,4 @@
-//! What a model is: its files, formats and sizes, by headers and configs alone.
+//! Summary of a model's files, formats and sizes, read from headers and configs alone.
 
 use std::collections::BTreeMap;
 
@@ -8,93 +8,94 @@ use crate::backend::Costs;
 use crate::error::Result;
 use crate::files::{Component, ModelFiles, Role, TensorFiles, Variant};
 use crate::model::info::ModelInfo;
-use crate::model::quantise::Quantisation;
+use crate::model::quantize::Quantization;
 use crate::text_encoder::TextEncoderConfig;
 use crate::transformer::TransformerConfig;
 use crate::vae::VaeConfig;
 
-/// What a model is.
+/// The summary of a model.
 #[derive(Debug, Clone, Serialize)]
 pub struct Summary {
-    /// Its name.
+    /// Name of the model.
     pub name: String,
-    /// Which kind of models it is of.
+    /// Kind of the model.
     pub kind: &'static str,
-    /// How it was trained.
+    /// Training variant, such as distilled.
     pub variant: Variant,
-    /// Steps where a request names none.
+    /// Default number of steps.
     pub default_steps: usize,
-    /// Guidance scale where a request names none.
+    /// Default guidance scale.
     pub default_guidance: f32,
-    /// [height, width] in pixels where a request names none.
+    /// Default image size, [height, width] in pixels.
     pub default_image_size: [usize; 2],
-    /// Text tokens of a prompt, padding included.
+    /// Text tokens of a prompt, including padding.
     pub text_tokens: usize,
-    /// Where this is there, a prompt has the least multiple of it that it fits in, up to as many tokens.
+    /// If set, a prompt is padded to the next multiple of it, up to `text_tokens`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub text_token_step: Option<usize>,
     /// The text encoder, the transformer and the VAE.
     pub components: Vec<ComponentSummary>,
-    /// What an image of the default size needs of a GPU's memory, from most to least.
+    /// GPU memory for an image of the default size, from most to least.
     pub memory: Vec<MemoryLevel>,
-    /// Where the tokenizer is.
+    /// Location of the tokenizer.
     pub tokenizer: String,
-    /// What someone should know about the choice of the files.
+    /// Notes for the user about the choice of files.
     pub notes: Vec<String>,
 }
 
-/// How much memory a way to make images needs.
+/// The memory that one way of generating images needs.
 #[derive(Debug, Clone, Serialize)]
 pub struct MemoryLevel {
-    /// What of the model is in memory.
+    /// The parts of the model that are in memory.
     pub plan: &'static str,
-    /// The least memory, beside that of the driver's context.
+    /// Minimum bytes of memory, without the driver's context.
     pub bytes: u64,
 }
 
-/// What a part of a model is.
+/// The summary of a component.
 #[derive(Debug, Clone, Serialize)]
 pub struct ComponentSummary {
-    /// Which part it is.
+    /// Role of the component.
     pub role: Role,
-    /// Its files of weights.
+    /// Weight files.
     pub files: Vec<String>,
-    /// Number of tensors that models ask for by name.
+    /// Number of named tensors.
     pub tensors: usize,
-    /// Bytes of its files, or of its tensors where the files hold other parts as well.
+    /// Bytes of the files, or of the component's tensors if the files hold other components as well.
     pub bytes: u64,
-    /// Values of the tensors in each format, by its name.
+    /// Number of tensor values in each format, by the format's name.
     pub formats: BTreeMap<String, u64>,
-    /// Its sizes.
+    /// Sizes of the component.
     pub sizes: Sizes,
-    /// Where those of its values are told that no shape tells.
+    /// Source of the config values that no tensor shape determines.
     pub config: String,
 }
 
-/// The sizes of a part, named as in its config.
+/// The sizes of a component, named as in its config.
 #[derive(Debug, Clone, Serialize)]
 #[serde(untagged)]
 pub enum Sizes {
-    /// Of a text encoder.
+    /// Sizes of a text encoder.
     TextEncoder(TextEncoderConfig),
-    /// Of a transformer.
+    /// Sizes of a transformer.
     Transformer(TransformerConfig),
-    /// Of a VAE.
+    /// Sizes of a VAE.
     Vae(VaeConfig),
 }
 
 impl Summary {
-    /// Reads the configs and the headers of all weights. The memory is that of weights that are brought to formats.
+    /// Reads the configs and the headers of all weights. The memory is that of the weights after `quantization`.
     ///
-    /// Errors when one of them is missing or wrong, or they do not fit together, or weights would become no smaller.
-    pub fn read(dir: &ModelFiles, quantisation: &Quantisation) -> Result<Self> {
+    /// Errors if one of them is missing or invalid, if they do not fit together, or if quantization would not make
+    /// weights smaller.
+    pub fn read(dir: &ModelFiles, quantization: &Quantization) -> Result<Self> {
         let mut info = ModelInfo::read(dir)?;
         let tensors = |role: Role| dir.component(role).tensors();
         let (text, transformer, vae) = (tensors(Role::TextEncoder)?, tensors(Role::Transformer)?, tensors(Role::Vae)?);
-        info.file_sizes = quantisation.sizes(&info, &text, &transformer)?;
+        info.file_sizes = quantization.sizes(&info, &text, &transformer)?;
         let levels = info.memory_sizes(&Costs::hopper(), None)?.levels();
         let component =
-            |role: Role, files: &TensorFiles, sizes: Sizes| ComponentSummary::of(dir.component(role), files, sizes);
+            |role: Role, files: &TensorFiles, sizes: Sizes| ComponentSummary::new(dir.component(role), files, sizes);
         Ok(Self {
             kind: info.kind.files.name,
             variant: info.variant(),
@@ -117,10 +118,10 @@ impl Summary {
 }
 
 impl ComponentSummary {
-    fn of(component: &Component, files: &TensorFiles, sizes: Sizes) -> Result<Self> {
+    fn new(component: &Component, files: &TensorFiles, sizes: Sizes) -> Result<Self> {
         let mut formats = BTreeMap::new();
         for name in files.names() {
-            // A counter that no model reads is of no format.
+            // A counter that no model reads has no format.
             let Some((format, values)) = files.format(name) else { continue };
             *formats.entry(format).or_default() += values;
         }

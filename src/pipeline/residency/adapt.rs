@@ -1,4 +1,4 @@
-//! Makes the transformer of a session's adapters.
+//! Creation of transformers with a session's adapters.
 
 use std::sync::{Arc, MutexGuard, PoisonError};
 
@@ -14,9 +14,10 @@ use crate::stage::Caller;
 use crate::transformer::Transformer;
 
 impl<B: Backend> Residency<B> {
-    /// `base` with a set of adapters, made where it is absent: without reading the weights that no adapter changes.
+    /// Returns `base` with a set of adapters. If it is not cached, it is created without reading weights that no
+    /// adapter changes.
     ///
-    /// Errors when memory runs out, a file was changed, or the caller cancels.
+    /// Errors if memory runs out, a file was changed, or the caller cancels.
     pub(crate) fn adapted(
         &self,
         base: &Arc<Transformer<B>>,
@@ -35,22 +36,24 @@ impl<B: Backend> Residency<B> {
         caller.check()?;
         self.files().transformer.check_lengths()?;
         set.uses().iter().try_for_each(|used| used.adapter.check_length())?;
-        // The new one may have its memory. Afterwards, its graphs would wait for all of the merging before they go.
+        // Makes the memory available to the new set. Later, dropping the graphs of the old set would wait for all of
+        // the merging.
         self.forget(self.adapted.pop_if_full().map(|(key, _)| key));
         let wish = *self.wished_placement();
         let (of_memory, keeps_originals) = self.placement(base, set, needs);
-        // A copy of a weight that is streamed would take the memory that there is not.
-        let placement = if base.block_weights().are_streamed() { Placement::Beside } else { wish.unwrap_or(of_memory) };
+        // A copy of a streamed weight would take memory that is not available.
+        let placement =
+            if base.block_weights().are_streamed() { Placement::Unmerged } else { wish.unwrap_or(of_memory) };
         let mut layers = base.layers().adapted(set.uses())?;
         clock.factors_loaded()?;
         if placement == Placement::Merged {
             layers = layers.merged(keeps_originals)?;
             clock.merged()?;
         }
-        layers = layers.beside()?;
+        layers = layers.into_unmerged()?;
         let beside = layers.low_ranks();
         let remark = placement.remark(beside, wish.is_some());
-        let placement = if beside == 0 { Placement::Merged } else { Placement::Beside };
+        let placement = if beside == 0 { Placement::Merged } else { Placement::Unmerged };
         let transformer = Arc::new(base.with_layers(&self.files().transformer, &layers)?);
         let adapted = Arc::new(Adapted { transformer, base: Arc::downgrade(base), placement, remark });
         let evicted = self.adapted.push(set.key(), &adapted);
@@ -58,12 +61,12 @@ impl<B: Backend> Residency<B> {
         Ok(adapted)
     }
 
-    /// Merged where there is memory for a second copy of all weights that change beside the activations of a step, for
-    /// which other sets leave first, and then the originals of quantised weights. The latter are kept for the next set
-    /// where there is memory for them too.
+    /// Chooses merged if memory holds a second copy of all changed weights besides the activations of a step. To get
+    /// there, it drops other sets first, then the originals of quantized weights. Also returns `true` if there is
+    /// enough memory to keep these originals for the next set.
     fn placement(&self, base: &Transformer<B>, set: &AdapterSet, needs: &ActivationCost) -> (Placement, bool) {
         if base.block_weights().are_streamed() {
-            return (Placement::Beside, false);
+            return (Placement::Unmerged, false);
         }
         let changed = base.layers().changed_elements(set.uses());
         let costs = self.backend().costs();
@@ -85,7 +88,7 @@ impl<B: Backend> Residency<B> {
         }
         let originals =
             self.backend().costs().weight_bytes(base.layers().absent_originals(set.uses()), Storage::Native);
-        let placement = if bytes > 0 && is_short(0) { Placement::Beside } else { Placement::Merged };
+        let placement = if bytes > 0 && is_short(0) { Placement::Unmerged } else { Placement::Merged };
         (placement, !is_short(originals))
     }
 
@@ -95,7 +98,7 @@ impl<B: Backend> Residency<B> {
 
     /// See [`Model::place_adapters`](crate::pipeline::Model::place_adapters).
     pub(crate) fn place_adapters(&self, wish: Option<Placement>) {
-        // No set is made meanwhile.
+        // No set is created in the meantime.
         let _loading = self.loading();
         *self.wished_placement() = wish;
         while let Some((key, _)) = self.adapted.pop() {
@@ -103,7 +106,7 @@ impl<B: Backend> Residency<B> {
         }
     }
 
-    /// Drops what was kept for a set that is no longer cached, and holds its weights.
+    /// Drops the cached steps of a set that is no longer cached; they hold its weights.
     fn forget(&self, key: Option<SetKey>) {
         if let Some(gone) = key {
             self.steps.retain(|(key, _)| *key != gone);
@@ -155,14 +158,14 @@ mod tests {
             (remark, placement, session.finish().unwrap())
         };
         let (remark, placement, timings) = prepared(1.0);
-        assert_eq!(remark.unwrap(), "adapters: beside the weights of 1 layers", "the CPU merges no factors");
-        assert_eq!(placement, Some(Placement::Beside));
+        assert_eq!(remark.unwrap(), "adapters: not merged into the weights of 1 layers", "the CPU merges no factors");
+        assert_eq!(placement, Some(Placement::Unmerged));
         assert!(timings.factors_s > 0.0, "{timings:?}");
         let (_, _, timings) = prepared(1.0);
         assert_eq!((timings.factors_s, timings.merge_s), (0.0, 0.0), "the set is cached");
-        model.place_adapters(Some(Placement::Beside));
+        model.place_adapters(Some(Placement::Unmerged));
         let (remark, _, timings) = prepared(1.0);
-        assert!(remark.unwrap().ends_with(", as was asked for"));
+        assert!(remark.unwrap().ends_with(", as requested"));
         assert!(timings.factors_s > 0.0 && timings.merge_s == 0.0, "{timings:?}");
         assert_eq!(prepared(0.0).1, None);
     }
@@ -182,11 +185,11 @@ mod tests {
         let least = model.residency.adapted.pop_if_full().expect("one more would be too many").0;
         assert!(model.residency.adapted.pop_if_full().is_none());
         model.residency.forget(Some(least));
-        assert_eq!(counts(), (2, 3), "its steps leave with it");
+        assert_eq!(counts(), (2, 3), "its steps are removed with it");
         make(1.0);
         make(4.0);
-        assert_eq!(counts().0, 3, "the least recently used leaves");
-        assert!(make(1.0) == first && make(0.0) == base, "neither is changed by others");
+        assert_eq!(counts().0, 3, "the least recently used is removed");
+        assert!(make(1.0) == first && make(0.0) == base, "others change neither");
         model.residency.make_room(u64::MAX, Component::Transformer);
         assert_eq!(counts(), (0, 0));
         assert!(make(1.0) == first);

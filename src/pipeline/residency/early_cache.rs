@@ -1,4 +1,5 @@
-//! Caches what texts and references became before they met the image, so that their blocks do not run again for them.
+//! Cache of early results: texts and references after the early blocks, which process them before they join the image
+//! tokens.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -7,45 +8,45 @@ use crate::pipeline::request::adapters::SetKey;
 use crate::pipeline::residency::byte_cache::ByteCache;
 use crate::tensor::Tensor;
 
-/// The most bytes of a device. A text of 320 tokens takes 2 MB a step in the published model, references of a megapixel
-/// 25 MB.
-const MOST_BYTES: u64 = 2 << 30;
-/// Which part of a device's free memory it may have.
+/// Maximum bytes on a device. A text of 320 tokens takes 2 MB per step in the published model, references of a
+/// megapixel 25 MB.
+const MAX_BYTES: u64 = 2 << 30;
+/// Divisor of a device's free memory that gives the limit.
 const PART: u64 = 32;
 
-/// All that early results depend on beside the weights.
+/// Everything that early results depend on besides the weights.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(crate) struct EarlyKey {
     pub(crate) adapters: SetKey,
     pub(crate) input: EarlyInput,
-    /// The bits of the times that steps lead to whose results were made at once, because other products sum in another
-    /// order; none where the results are those of all steps.
+    /// Bits of the next times of the steps whose results were computed together, because other groupings accumulate
+    /// in another order; empty if the results apply to all steps.
     pub(crate) next_times: Vec<u32>,
 }
 
-/// What is by itself before it meets the image, by the numbers of [`Known`](super::known::Known).
+/// The input of early blocks, by the numbers of [`Known`](super::known::Known).
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(crate) enum EarlyInput {
     Text(u64),
-    /// All references in their order, because each is seen by the others.
+    /// All references in their order, because each attends to the others.
     References(Vec<u64>),
 }
 
-/// The results [tokens, dim] that were used last, of each step of a key.
+/// The most recently used results, [tokens, dim] for each step of a key.
 pub(crate) struct EarlyCache<B: Backend>(Mutex<ByteCache<EarlyKey, Vec<Tensor<B>>>>);
 
 impl<B: Backend> EarlyCache<B> {
-    /// Of a device with so many free bytes.
+    /// Creates the cache of a device with `available` free bytes.
     pub(crate) fn new(available: u64) -> Self {
-        Self(Mutex::new(ByteCache::new((available / PART).min(MOST_BYTES))))
+        Self(Mutex::new(ByteCache::new((available / PART).min(MAX_BYTES))))
     }
 
-    /// The results of a key, to read.
+    /// Returns views of the results of a key.
     pub(crate) fn get(&self, key: &EarlyKey) -> Option<Vec<Tensor<B>>> {
         self.results().get(key).map(|results| views(results))
     }
 
-    /// Caches results that take so many bytes.
+    /// Caches results that take `bytes` bytes.
     pub(crate) fn insert(&self, key: EarlyKey, results: &[Tensor<B>], bytes: u64) {
         self.results().insert(key, views(results), bytes);
     }

@@ -1,4 +1,4 @@
-//! What the steps of a frame made of its tokens, for frames behind it that differ in few of them.
+//! The results of a frame's steps, for later frames that differ in few tokens.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -8,37 +8,37 @@ use crate::pipeline::request::frame::FrameRequest;
 use crate::tensor::Tensor;
 use crate::transformer::KeyCache;
 
-/// A frame of which all tokens were computed.
+/// A frame with all tokens computed.
 pub(crate) struct StoredFrame<B: Backend> {
     pub(crate) of: FrameRequest,
     pub(crate) made: FrameKeys<B>,
-    /// RGB bytes of its image.
+    /// RGB bytes of the result image.
     pub(crate) image: Vec<u8>,
-    /// Frames that were compared with it.
+    /// Number of frames that were compared with this one.
     compared: AtomicUsize,
 }
 
-/// What became of the tokens of a frame.
+/// The results of a frame's tokens.
 pub(crate) struct FrameKeys<B: Backend> {
-    /// Keys and values of all of them, of each step.
+    /// Keys and values of all tokens, for each step.
     pub(crate) steps: Vec<KeyCache<B>>,
     /// The final latents [tokens, channels].
     pub(crate) latents: Tensor<B>,
 }
 
 impl<B: Backend> StoredFrame<B> {
-    /// How many frames were compared with it, the next one counted.
+    /// Returns the number of compared frames, including the next one.
     pub(crate) fn compared_next(&self) -> usize {
         self.compared.load(Ordering::Relaxed) + 1
     }
 
-    /// How many frames were compared with it, this one counted.
+    /// Counts a comparison; returns the number of compared frames, including this one.
     pub(crate) fn compared(&self) -> usize {
         self.compared.fetch_add(1, Ordering::Relaxed) + 1
     }
 }
 
-/// The last frame of which all tokens were computed.
+/// The last frame with all tokens computed.
 pub(crate) struct FrameStore<B: Backend>(Mutex<Option<Arc<StoredFrame<B>>>>);
 
 impl<B: Backend> FrameStore<B> {
@@ -46,7 +46,7 @@ impl<B: Backend> FrameStore<B> {
         Self(Mutex::new(None))
     }
 
-    /// The frame, where the same was asked of it.
+    /// Returns the frame if it has an equal request.
     pub(crate) fn get(&self, of: &FrameRequest) -> Option<Arc<StoredFrame<B>>> {
         self.frame().as_ref().filter(|stored| stored.of.is_like(of)).map(Arc::clone)
     }

@@ -1,4 +1,4 @@
-//! Caches what was made of the images that others are made from, by their pixels.
+//! Cache of latents and of keys and values of input images, by their pixels.
 
 use std::num::NonZeroUsize;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
@@ -11,20 +11,20 @@ use crate::rgb::Rgb;
 use crate::tensor::Tensor;
 use crate::transformer::{KeyCache, Transformer};
 
-/// How many images are cached as latents. Those of a megapixel take 1 MB.
+/// Maximum number of images cached as latents. Latents of a megapixel take 1 MB.
 const LATENTS: NonZeroUsize = NonZeroUsize::new(32).unwrap();
-/// How many sets of references are cached as keys and values, of which a megapixel takes 2 GB in the 9B model.
+/// Maximum number of reference sets cached as keys and values. A megapixel takes 2 GB in the 9B model.
 const REFERENCE_CACHES: NonZeroUsize = NonZeroUsize::new(2).unwrap();
 
-/// The least recently used entries leave first.
+/// The cached input images; the least recently used entries are evicted first.
 pub(crate) struct ImageCache<B: Backend> {
     /// Packed latents [tokens, channels].
     latents: Mutex<LruCache<Arc<Rgb>, Known<B>>>,
-    /// By all references in their order, because each is seen by the others.
+    /// Keys and values by all references in their order, because each attends to the others.
     reference_caches: Mutex<LruCache<Vec<Arc<Rgb>>, Cached<B>>>,
 }
 
-/// Keys and values, and the transformer that made them, which they do not keep.
+/// Keys and values with a weak reference to the transformer that computed them.
 struct Cached<B: Backend> {
     transformer: Weak<Transformer<B>>,
     cache: Arc<KeyCache<B>>,
@@ -38,19 +38,19 @@ impl<B: Backend> ImageCache<B> {
         }
     }
 
-    /// The latents of an image, to read.
+    /// Returns a view of the latents of an image.
     pub(crate) fn latents(&self, image: &Arc<Rgb>) -> Option<Known<B>> {
         lock(&self.latents).get(image).map(Known::view)
     }
 
-    /// Caches the latents of an image, and returns them to read.
+    /// Caches the latents of an image, and returns a view of them.
     pub(crate) fn insert_latents(&self, image: &Arc<Rgb>, latents: Tensor<B>) -> Known<B> {
         let (cached, known) = Known::new(latents);
         lock(&self.latents).put(Arc::clone(image), cached);
         known
     }
 
-    /// What `transformer` made of all references.
+    /// Returns the keys and values that `transformer` computed for all references.
     pub(crate) fn reference_cache(
         &self,
         references: &[Arc<Rgb>],
@@ -61,12 +61,12 @@ impl<B: Backend> ImageCache<B> {
         Some(Arc::clone(&found.cache))
     }
 
-    /// Whether another set of references has to leave before one is added.
+    /// Returns `true` if the next set of references replaces another one.
     pub(crate) fn is_full(&self) -> bool {
         lock(&self.reference_caches).len() == REFERENCE_CACHES.get()
     }
 
-    /// Drops the set of references that was used least recently.
+    /// Drops the least recently used set of references.
     pub(crate) fn drop_oldest(&self) {
         let oldest = lock(&self.reference_caches).pop_lru();
         drop(oldest);

@@ -1,4 +1,4 @@
-//! Loads the components of a model to a device.
+//! Loading of a model's components to a device.
 
 use std::sync::Arc;
 use std::sync::mpsc::{self, Sender};
@@ -15,14 +15,15 @@ use crate::text_encoder::TextEncoder;
 use crate::transformer::Transformer;
 use crate::vae::{Decoder, Encoder, TinyDecoder};
 
-/// Loads the components of a model to a device, or copies them from one that has them. Clones load the same.
+/// A loader of a model's components to a device, from files or as copies from another device. Clones share the record
+/// of running loads.
 #[derive(Clone)]
 pub(crate) struct Loader<B: Backend> {
     pub(crate) backend: B,
     pub(crate) files: Arc<Files>,
     pub(crate) info: Arc<ModelInfo>,
     loads: Arc<Loads>,
-    /// Those of the device whose weights are copied, if there is one.
+    /// The loads of the source device whose weights are copied, if there is one.
     source: Option<Arc<Loads>>,
 }
 
@@ -31,7 +32,7 @@ impl<B: Backend> Loader<B> {
         Self { backend, files, info, loads: Arc::default(), source: None }
     }
 
-    /// The same for another device, which copies the weights of this one, once they are there, where it can.
+    /// Creates a loader for another device, which copies the weights of this device after they are loaded, if it can.
     ///
     /// Errors as [`WeightStore::copy_weights_from`](crate::backend::WeightStore::copy_weights_from).
     pub(crate) fn on(&self, backend: B) -> Result<Self> {
@@ -39,12 +40,12 @@ impl<B: Backend> Loader<B> {
         Ok(Self { source, ..Self::new(backend, Arc::clone(&self.info), Arc::clone(&self.files)) })
     }
 
-    /// Devices that copy the component wait from here on.
+    /// Marks a component as loading. From here on, devices that copy the component wait.
     pub(crate) fn begin(&self, component: Component) -> Loading {
         self.loads.begin(component)
     }
 
-    /// The same; waits until the device whose weights are copied has the component, if it is loading it.
+    /// Marks a component as loading, and waits until the source device has loaded it, if that is in progress.
     fn begin_behind_source(&self, component: Component) -> Loading {
         let loading = self.begin(component);
         if let Some(source) = &self.source {
@@ -53,7 +54,7 @@ impl<B: Backend> Loader<B> {
         loading
     }
 
-    /// The text encoder, of which some blocks are streamed.
+    /// Loads the text encoder; `streamed` marks the blocks to stream.
     pub(crate) fn text_encoder(&self, streamed: &[bool], report: &mut dyn FnMut(u64)) -> Result<TextEncoder<B>> {
         let files = self.files.text_encoder.as_ref().ok_or_else(no_text_encoder)?;
         files.check_lengths()?;
@@ -63,7 +64,8 @@ impl<B: Backend> Loader<B> {
             let load = |uploads: &B::Uploads| {
                 let weights = weights.with_uploads(uploads);
                 let text_encoder = TextEncoder::load(&weights, self.info.text_encoder, &self.info.out_layers)?;
-                // It has its memory, for which it would wait while libraries are loaded.
+                // The text encoder's memory is allocated. Earlier, allocating would wait for the loading of
+                // libraries.
                 drop(start);
                 Ok(text_encoder)
             };
@@ -71,7 +73,8 @@ impl<B: Backend> Loader<B> {
         })
     }
 
-    /// Runs `work` while another thread warms the backend up, once `work` has dropped what it is given.
+    /// Runs `work` while another thread warms up the backend. Warming up begins when `work` drops the sender that it
+    /// receives.
     ///
     /// Errors as `work` and as warming up does.
     pub(crate) fn while_warming_up<T>(&self, work: impl FnOnce(Sender<()>) -> Result<T>) -> Result<T> {
@@ -88,7 +91,7 @@ impl<B: Backend> Loader<B> {
         })
     }
 
-    /// The transformer, of which some blocks are streamed. It has its memory when `before_upload` is called.
+    /// Loads the transformer; `streamed` marks the blocks to stream. Calls `before_upload` when memory is allocated.
     ///
     /// Errors also as `before_upload`.
     pub(crate) fn transformer(
@@ -123,7 +126,7 @@ impl<B: Backend> Loader<B> {
         self.backend.load(|uploads| Encoder::load(&weights.with_uploads(uploads), &self.info.vae), report)
     }
 
-    /// The tiny decoder, if there is a file of one.
+    /// Loads the tiny decoder, if the model has a file of one.
     pub(crate) fn preview_decoder(&self) -> Result<Option<TinyDecoder<B>>> {
         let Some(file) = &self.files.preview_decoder else { return Ok(None) };
         file.files().check_lengths()?;

@@ -1,5 +1,5 @@
-//! What a device is loading, so that others wait for it and then copy its weights, instead of reading the files as
-//! well.
+//! The components that a device is loading. Other devices wait for them and copy the weights, instead of reading the
+//! files too.
 
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
@@ -12,14 +12,14 @@ pub(crate) enum Component {
     Encoder,
 }
 
-/// The components that a device loads now, or is about to.
+/// The components that a device is loading, or is about to load.
 #[derive(Default)]
 pub(crate) struct Loads {
     under_way: Mutex<Vec<Component>>,
     changed: Condvar,
 }
 
-/// A component that is being loaded; it no longer is when this is dropped, be it loaded or not.
+/// A guard for a component that is being loaded. Dropping it ends the load, successful or not.
 pub(crate) struct Loading {
     loads: Arc<Loads>,
     component: Component,
@@ -30,7 +30,7 @@ impl Loads {
         self.under_way.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// From here on others wait.
+    /// Marks a component as loading: other devices wait from here on.
     pub(crate) fn begin(self: &Arc<Self>, component: Component) -> Loading {
         self.under_way().push(component);
         Loading { loads: Arc::clone(self), component }

@@ -1,13 +1,14 @@
-//! Which parts of a model are in the device's memory: its components, which are prefetched, or loaded when they are
-//! needed, and freed where memory is short; and what images of one shape share.
+//! Device memory of a model: loads, prefetches and frees its components, and caches data that images of one shape
+//! share.
 //!
-//! No lock is held while the device computes. Loading holds the lock of `prefetch`, so a session that needs a component
-//! that is absent waits for the session that loads it. A session holds references to what it uses, so freeing takes
-//! nothing away from it: the memory is free once the session drops the last reference.
+//! No lock is held while the device computes. Loading holds the lock of `prefetch`, so a session that needs an absent
+//! component waits for the session that loads it. A session holds references to the components that it uses: freed
+//! memory becomes available when the session drops the last reference. Nothing here knows the order of the stages of
+//! an image. Start reading at [`Residency`].
 
 pub(crate) mod adapt;
 pub(crate) mod adapted_cache;
-mod byte_cache;
+pub(crate) mod byte_cache;
 pub(crate) mod early_cache;
 pub(crate) mod frame_store;
 mod image_cache;
@@ -55,7 +56,7 @@ use crate::text_encoder::TextEncoder;
 use crate::transformer::Transformer;
 use crate::vae::{Decoder, Encoder, ImageDecoder, TinyDecoder};
 
-/// How many image shapes, how many schedules and how many sizes to decode are cached.
+/// Maximum number of cached image shapes, of cached schedules, and of cached decoding sizes.
 const MAX_SHAPES: NonZeroUsize = NonZeroUsize::new(4).unwrap();
 
 /// Everything of a model that takes device memory.
@@ -67,9 +68,10 @@ pub(crate) struct Residency<B: Backend> {
     encoder: Slot<Encoder<B>>,
     preview_decoder: Slot<TinyDecoder<B>>,
     pub(crate) adapted: AdaptedCache<B>,
-    /// Where changes of low rank go, where memory does not decide.
+    /// Requested placement of low-rank changes; if `None`, memory decides.
     pub(crate) wished_placement: Mutex<Option<Placement>>,
-    /// What other threads load; `None` where there is no room for all of it. The lock is held while anything is loaded.
+    /// The components that other threads load; `None` if they do not all fit in memory. The lock is held during any
+    /// load.
     prefetch: Mutex<Option<Prefetch<B>>>,
     pub(crate) prompts: PromptCache<B>,
     pub(crate) early: Arc<EarlyCache<B>>,
@@ -77,17 +79,16 @@ pub(crate) struct Residency<B: Backend> {
     pub(crate) frames: FrameStore<B>,
     pub(crate) schedules: Mutex<ScheduleCache<B>>,
     pub(crate) steps: GraphCache<(SetKey, BatchShape), Steps<B>, B>,
-    /// By height and width alone, because the decoder runs on one image at a time.
+    /// Decoding work by height and width only, because the decoder runs on one image at a time.
     pub(crate) decodes: GraphCache<[usize; 2], ImageDecoder<B>, B>,
     reservations: Arc<Reservations>,
     claimant: Claimant,
 }
 
-/// By the set of adapters and the bits of the noise levels.
+/// Schedules by the set of adapters and the bits of the noise levels.
 type ScheduleCache<B> = LruCache<(SetKey, Vec<u32>), Arc<Schedules<B>>>;
 
-/// A component that is wanted in memory: which, its elements, and the bytes that it takes and that are needed beside
-/// it.
+/// A component to load: its name, its elements, and the bytes of its weights and of the memory needed besides them.
 struct Wanted {
     component: Component,
     elements: u64,
@@ -96,10 +97,10 @@ struct Wanted {
 
 impl<B: Backend> Residency<B> {
     pub(crate) fn new(backend: B, info: Arc<ModelInfo>, files: Arc<Files>) -> Self {
-        Self::of(Loader::new(backend, info, files))
+        Self::with_loader(Loader::new(backend, info, files))
     }
 
-    fn of(loader: Loader<B>) -> Self {
+    fn with_loader(loader: Loader<B>) -> Self {
         static MODELS: AtomicUsize = AtomicUsize::new(0);
         let (reservations, pool) = loader.backend.reservations();
         let backend = loader.backend.clone();
@@ -127,11 +128,11 @@ impl<B: Backend> Residency<B> {
         }
     }
 
-    /// The same model on another backend, which copies the weights of this one where it can.
+    /// Creates a residency of the same model on another backend, which copies the weights of this one if it can.
     ///
     /// Errors as [`WeightStore::copy_weights_from`](crate::backend::WeightStore::copy_weights_from).
     pub(crate) fn on(&self, backend: B) -> Result<Self> {
-        self.loader.on(backend).map(Self::of)
+        self.loader.on(backend).map(Self::with_loader)
     }
 
     pub(crate) fn backend(&self) -> &B {
@@ -146,37 +147,33 @@ impl<B: Backend> Residency<B> {
         &self.loader.files
     }
 
-    /// The lock that loading holds; waits for a session that loads.
+    /// Takes the lock that loading holds; waits for a session that loads.
     pub(crate) fn loading(&self) -> MutexGuard<'_, Option<Prefetch<B>>> {
         self.prefetch.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// What images like `plan` need, and which parts of the model are in memory while they are made. Nothing is
-    /// reserved.
+    /// Computes the needs of images like `plan`, and the memory plan for them. Nothing is reserved.
     ///
-    /// Errors when the backend cannot compute so large an image, or there is too little memory for one.
+    /// Errors if the backend cannot compute such a large image, or there is too little memory for one.
     pub(crate) fn prepare(&self, plan: Plan) -> Result<Prepared> {
         let (costs, info) = (self.loader.backend.costs(), &self.loader.info);
         if plan.kept_tokens > 0 && costs.world > 1 {
-            return Err(Error::usage("some tokens are kept, which devices that make an image together cannot do")
-                .hint(format!(
-                    "leave it out, or have each device make images of its own with `{:#} off`",
-                    Field::Parallel
-                )));
+            return Err(Error::usage("tokens cannot be cached when devices share one image")
+                .hint(format!("leave it out, or generate each image on one device with `{:#} off`", Field::Parallel)));
         }
-        let needs = ActivationCost::of(&costs, info, &plan);
+        let needs = ActivationCost::new(&costs, info, &plan);
         needs.check_largest(costs.max_tensor_values, info, &plan)?;
-        // One device of a group reads the prompt for all.
+        // One device of a group encodes the prompt for all.
         let reads = self.loader.backend.rank() == 0 && !plan.is_read_elsewhere;
-        let sizes = MemorySizes::of(&costs, info, &plan, self.loader.files.text_encoder.is_some() && reads);
+        let sizes = MemorySizes::new(&costs, info, &plan, self.loader.files.text_encoder.is_some() && reads);
         let memory = sizes.plan(self.budget(Promised::default()), &plan)?;
         Ok(Prepared { plan, needs, sizes, memory, reservation: None })
     }
 
-    /// Reserves memory until the batch ends. Where other batches leave too little, this waits for those of other
-    /// threads. Ranks of a group wait for none, because they would wait for each other.
+    /// Reserves memory until the batch ends. If other batches leave too little, this waits for batches of other
+    /// threads. Ranks of a group do not wait, because they would wait for each other.
     ///
-    /// Errors when `cancel` is set.
+    /// Errors if `cancel` is set.
     pub(crate) fn reserve(&self, prepared: Prepared, cancel: &CancelFlag) -> Result<Prepared> {
         let decide = |promised: Promised| {
             let memory = match promised {
@@ -184,7 +181,7 @@ impl<B: Backend> Residency<B> {
                 _ => MemoryPlan::new(&prepared.sizes, self.budget(promised))?,
             };
             let claim = claim(&prepared.sizes, &memory);
-            // What others use of the same model stays as it is.
+            // Memory that others use for the same model stays as it is.
             (claim.shared >= promised.shared).then_some((memory, claim))
         };
         let wait: &dyn Fn() -> Result<()> = &|| cancel.check();
@@ -195,7 +192,7 @@ impl<B: Backend> Residency<B> {
         Ok(Prepared { memory, reservation: Some(reservation), ..prepared })
     }
 
-    /// Bytes that are in use or available, and not promised to others.
+    /// Returns the bytes that are in use or available, and not promised to others.
     fn budget(&self, promised: Promised) -> u64 {
         let (backend, in_use) = (&self.loader.backend, self.loader.backend.stats().memory_bytes);
         let own = backend.available_bytes().saturating_add(in_use).saturating_sub(promised.in_pool);
@@ -205,30 +202,30 @@ impl<B: Backend> Residency<B> {
         }
     }
 
-    /// Bytes that a batch may still allocate, beside what is promised to others and what previews take.
+    /// Returns the bytes that a batch may still allocate, without memory promised to others and memory of previews.
     pub(crate) fn available_bytes(&self, prepared: &Prepared) -> u64 {
         let Promised { in_pool, in_others, .. } = prepared.promised();
         let others = in_pool.saturating_add(in_others).saturating_add(prepared.sizes.previews());
         self.loader.backend.available_bytes().saturating_sub(others)
     }
 
-    /// Whether the transformer or the decoder is there, so that nothing is loaded ahead.
+    /// Returns `true` if the transformer or the decoder is loaded, so that nothing is prefetched.
     pub(crate) fn is_partly_loaded(&self) -> bool {
         self.transformer.get().is_some() || self.decoder.get().is_some()
     }
 
-    /// Starts loading the transformer and the decoder if both are absent, and before them the text encoder if `encodes`
-    /// and it is absent; but only where all of that fits beside the activations of an image.
+    /// Starts loading the transformer and the decoder if both are absent, and before them the text encoder if
+    /// `encodes` and it is absent. Does nothing if they do not all fit besides the activations of an image.
     pub(crate) fn prefetch(&self, memory: &MemoryPlan, encodes: bool) {
-        // A session that loads now does so because memory was short, or waits for what is prefetched already.
+        // A session that is loading now does so because memory was short, or is waiting for prefetched components.
         let Ok(mut prefetch) = self.prefetch.try_lock() else { return };
         let text_encoder = encodes && self.text_encoder.get().is_none();
         let rest_is_absent = !self.is_partly_loaded();
-        // Weights that take no memory, on the CPU, take no time to load.
+        // On the CPU, weights take no memory and no time to load.
         if prefetch.is_some() || !rest_is_absent || !memory.together || memory.transformer.all == 0 {
             return;
         }
-        // What ops need may be there already, and so may the text encoder.
+        // The workspace of ops may be allocated already, and so may the text encoder.
         let there =
             self.loader.backend.costs().workspace_bytes + if text_encoder { 0 } else { memory.text_encoder.bytes };
         if self.loader.backend.available_bytes() >= memory.peak.saturating_sub(there) {
@@ -236,9 +233,9 @@ impl<B: Backend> Residency<B> {
         }
     }
 
-    /// The component of `slot`, loaded by `load` where it is absent or does not suit.
+    /// Returns the component in `slot`; if it is absent or does not suit, calls `load`.
     ///
-    /// Errors when it cannot be loaded, or the caller cancels.
+    /// Errors if it cannot be loaded, or the caller cancels.
     fn component<M>(
         &self,
         slot: &Slot<M>,
@@ -257,7 +254,7 @@ impl<B: Backend> Residency<B> {
             return Ok(found);
         }
         if slot.free() {
-            // These hold its weights.
+            // Both hold its weights.
             self.free_shapes();
             self.adapted.clear();
         }
@@ -268,9 +265,9 @@ impl<B: Backend> Residency<B> {
         Ok(loaded)
     }
 
-    /// The text encoder.
+    /// Returns the text encoder, and loads it if necessary.
     ///
-    /// Errors when it cannot be loaded, or the caller cancels.
+    /// Errors if it cannot be loaded, or the caller cancels.
     pub(crate) fn text_encoder(
         &self,
         prepared: &Prepared,
@@ -285,7 +282,8 @@ impl<B: Backend> Residency<B> {
         self.component(&self.text_encoder, |_| true, wanted, (caller, clock), load)
     }
 
-    /// The transformer. One of which more is in memory than leaves room for the batch is loaded anew.
+    /// Returns the transformer, and loads it if necessary. It is reloaded if its resident blocks leave too little
+    /// room for the batch.
     ///
     /// Errors as [`Residency::text_encoder`].
     pub(crate) fn transformer(
@@ -303,7 +301,7 @@ impl<B: Backend> Residency<B> {
         self.component(&self.transformer, suits, wanted, (caller, clock), load)
     }
 
-    /// What makes the images: the tiny decoder where the model was opened so, and the VAE's otherwise.
+    /// Returns the decoder of images: the tiny decoder if the model was opened that way, otherwise the VAE's decoder.
     ///
     /// Errors as [`Residency::decoder`] and [`Residency::preview_decoder`].
     pub(crate) fn image_decoder(
@@ -318,7 +316,7 @@ impl<B: Backend> Residency<B> {
         }
     }
 
-    /// The decoder. Makes room for its activations.
+    /// Returns the VAE's decoder. Makes room for its activations.
     ///
     /// Errors as [`Residency::text_encoder`].
     fn decoder(&self, prepared: &Prepared, caller: &Caller<'_>, clock: &mut Clock<B>) -> Result<Arc<Decoder<B>>> {
@@ -331,7 +329,7 @@ impl<B: Backend> Residency<B> {
         Ok(decoder)
     }
 
-    /// The VAE's encoder. Makes room for its activations.
+    /// Returns the VAE's encoder. Makes room for its activations.
     ///
     /// Errors as [`Residency::text_encoder`].
     pub(crate) fn encoder(
@@ -349,9 +347,9 @@ impl<B: Backend> Residency<B> {
         Ok(encoder)
     }
 
-    /// The tiny decoder, where the model was opened with one. It is so small that it stays.
+    /// Returns the tiny decoder, if the model was opened with one. It is small and stays loaded.
     ///
-    /// Errors when it cannot be loaded.
+    /// Errors if it cannot be loaded.
     pub(crate) fn preview_decoder(&self) -> Result<Option<Arc<TinyDecoder<B>>>> {
         if let Some(found) = self.preview_decoder.get() {
             return Ok(Some(found));
@@ -362,7 +360,7 @@ impl<B: Backend> Residency<B> {
 
     /// Waits for the component if it is being prefetched.
     ///
-    /// Errors when the caller cancels.
+    /// Errors if the caller cancels.
     fn take_prefetched(
         &self,
         prefetch: &mut Option<Prefetch<B>>,
@@ -388,14 +386,14 @@ impl<B: Backend> Residency<B> {
         match taken {
             Some(Ok(())) => clock.loaded(),
             Some(Err(error)) if error.kind() == ErrorKind::Cancelled => Err(error),
-            // What did not fit beside the others may fit once room is made. Another error comes again when the
-            // component is loaded.
+            // Components that did not all fit may fit after making room. Other errors repeat when the component is
+            // loaded.
             Some(Err(_)) | None => Ok(()),
         }
     }
 
-    /// Has the VAE make the images in the bands that are planned. Bands that were narrow stay so, because other
-    /// sessions may count on it.
+    /// Applies the planned bands of the VAE. Narrow bands are never widened again, because other sessions may rely on
+    /// them.
     fn choose_bands(&self, prepared: &Prepared) -> Bands {
         let bands = prepared.memory.bands;
         if bands == Bands::Narrow {
@@ -404,7 +402,7 @@ impl<B: Backend> Residency<B> {
         bands
     }
 
-    /// Whether a transformer that is loaded leaves room for what `memory` was planned for.
+    /// Returns `true` if a loaded transformer leaves room for everything that `memory` was planned for.
     fn leaves_room(&self, transformer: &Transformer<B>, memory: &MemoryPlan) -> bool {
         let blocks = transformer.block_weights();
         if !blocks.are_streamed() && memory.transformer.streamed() == 0 {
@@ -416,14 +414,14 @@ impl<B: Backend> Residency<B> {
         memory.admits(sizes.in_memory(&streamed))
     }
 
-    /// Bytes that weights that are not quantised take on the device.
+    /// Returns the bytes of unquantized weights on the device.
     fn weight_bytes(&self, elements: u64) -> u64 {
         self.loader.backend.costs().weight_bytes(elements, Storage::Native)
     }
 
-    /// Frees prompts beyond a few, early results, what images share, what adapters are merged from, transformers with
-    /// adapters, and the components other than `needed`, which is needed now, until `bytes` more fit or nothing is left
-    /// to free.
+    /// Frees cached data and components until `bytes` more fit or nothing is left to free: all but a few prompts,
+    /// early results, data shared by images of one shape, originals that adapters are merged from, transformers with
+    /// adapters, then components other than `needed`, which is in use.
     pub(crate) fn make_room(&self, bytes: u64, needed: Component) {
         let is_short = || self.loader.backend.available_bytes() < bytes;
         if !is_short() {
@@ -452,7 +450,7 @@ impl<B: Backend> Residency<B> {
                 free();
             }
         }
-        // The cached prompts and images go last: without them the encoders must be loaded again.
+        // Cached prompts and images are freed last: without them, the encoders must be loaded again.
         if is_short() {
             self.prompts.clear();
             self.images.clear();
@@ -463,8 +461,8 @@ impl<B: Backend> Residency<B> {
         self.text_encoder.free();
     }
 
-    /// Frees what images share. It must come before freeing a component, because captured work holds references to the
-    /// weights that it reads.
+    /// Frees data that images of one shape share. Call it before freeing a component, because captured work holds
+    /// references to the weights that it reads.
     pub(crate) fn free_shapes(&self) {
         self.steps.clear();
         self.frames.clear();

@@ -1,4 +1,4 @@
-//! Has other threads load weights to the device, while the tokenizer is read and the text encoder runs.
+//! Prefetching: other threads load weights to the device while the tokenizer is read and the text encoder runs.
 
 use std::cmp::min;
 use std::sync::mpsc::{self, RecvTimeoutError};
@@ -16,12 +16,12 @@ use crate::text_encoder::TextEncoder;
 use crate::transformer::Transformer;
 use crate::vae::Decoder;
 
-/// How often a session that waits for what others load or make checks whether it is cancelled.
+/// Polling interval of the cancel flag for sessions that wait for other threads.
 pub(crate) const CHECK_EVERY: Duration = Duration::from_millis(20);
 
-/// Loads a component of about `total` elements by calling `load`, which reports how many elements were enqueued.
+/// Loads a component of about `total` elements by calling `load`, which reports the number of enqueued elements.
 ///
-/// Errors as `load` does, and when the caller has cancelled before it begins.
+/// Errors as `load` does, and if the caller has cancelled before it begins.
 pub(crate) fn load<M>(
     total: u64,
     caller: &Caller<'_>,
@@ -42,16 +42,16 @@ pub(crate) fn load<M>(
 pub(crate) struct Prefetch<B: Backend> {
     pub(crate) text_encoder: Prefetched<TextEncoder<B>>,
     pub(crate) rest: Prefetched<(Transformer<B>, Decoder<B>)>,
-    /// Set once nobody wants what was not loaded yet.
+    /// Set if components that are not loaded yet are no longer needed.
     unwanted: CancelFlag,
 }
 
 impl<B: Backend> Prefetch<B> {
-    /// Starts loading the transformer and the decoder, and before them the text encoder if it is wanted.
+    /// Starts loading the transformer and the decoder, and before them the text encoder if `text_encoder` is set.
     pub(crate) fn start(loader: &Loader<B>, plan: MemoryPlan, text_encoder: bool) -> Self {
         let MemoryPlan { text_encoder: text_plan, transformer: plan, graphs: has_room, .. } = plan;
         let (info, unwanted) = (&loader.info, CancelFlag::default());
-        // The sender is dropped when loading the text encoder has ended, which ends the wait of the receiver.
+        // The sender is dropped after the text encoder is loaded, which ends the wait of the receiver.
         let (text_encoder_loads, text_encoder_done) = mpsc::channel::<()>();
         let encoder = if text_encoder {
             let loader = loader.clone();
@@ -65,12 +65,12 @@ impl<B: Backend> Prefetch<B> {
         };
         let total = info.transformer.elements() + info.vae.decoder_elements();
         let (loader, flag) = (loader.clone(), unwanted.clone());
-        // Before the thread starts: who copies these weights must not come first.
+        // Marked before the thread starts, so that a device that copies these weights does not read the files first.
         let loading = [Component::Transformer, Component::Decoder].map(|component| loader.begin(component));
         let rest = Prefetched::start(total, move |report| {
             let [transformer_loads, _decoder_loads] = loading;
-            // The text encoder's weights go up first. Until then memory is allocated, where there is enough and weights
-            // go up together: those that are quantised go up one by one.
+            // The text encoder's weights are uploaded first. In the meantime memory is allocated, if there is enough
+            // and weights are uploaded together: quantized weights are uploaded one by one.
             let mut wait = || {
                 let _ = text_encoder_done.recv();
                 flag.check()
@@ -79,8 +79,8 @@ impl<B: Backend> Prefetch<B> {
                 wait()?;
             }
             let mut load = || loader.transformer(&plan.streamed, &mut wait, report);
-            // Loading the text encoder has warmed the backend up. Ranks of a group may wait for each other by now, when
-            // no kernels may be loaded.
+            // Loading the text encoder has warmed up the backend. Ranks of a group may already wait for each other,
+            // when no kernels may be loaded.
             let transformer = if text_encoder || loader.backend.world() > 1 {
                 load()
             } else {
@@ -119,12 +119,12 @@ impl<M> Prefetched<M> {
 }
 
 impl<M: Send + 'static> Prefetched<M> {
-    /// Starts `work` on another thread. It reports how many of about `total` elements it enqueued. Where the system
-    /// starts no thread, nothing is loaded before a session does so.
+    /// Starts `work` on another thread; it reports the number of enqueued elements, of about `total`. If no thread
+    /// can be started, the session loads the weights later.
     fn start(total: u64, work: impl FnOnce(&mut dyn FnMut(u64)) -> Result<M> + Send + 'static) -> Self {
         let (sender, elements) = mpsc::channel();
         let thread = thread::Builder::new().spawn(move || {
-            // Sending fails where the model was dropped, which is no error.
+            // Sending fails if the model was dropped, which is no error.
             work(&mut |elements| {
                 let _ = sender.send(elements);
             })
@@ -132,10 +132,10 @@ impl<M: Send + 'static> Prefetched<M> {
         Self { thread: thread.ok(), elements, done: 0, total }
     }
 
-    /// Waits until the weights are loaded, and takes them; `None` where loading was never started or they were taken
-    /// before.
+    /// Waits until the weights are loaded, and takes them; `None` if loading was never started or the weights were
+    /// already taken.
     ///
-    /// Errors as the loading does. When the caller cancels, loading goes on for other sessions.
+    /// Errors as the loading does. If the caller cancels, loading continues for other sessions.
     pub(crate) fn take(&mut self, caller: &Caller<'_>) -> Option<Result<M>> {
         self.thread.as_ref()?;
         loop {

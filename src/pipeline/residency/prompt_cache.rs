@@ -1,63 +1,67 @@
-//! Caches the text features of the last prompts, so that the text encoder does not run again for them.
+//! Cache of the text features of recent prompts, so that the text encoder does not run again for them.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use crate::backend::Backend;
-use crate::pipeline::residency::byte_cache::ByteCache;
+use crate::pipeline::residency::byte_cache::{ByteCache, CacheStats};
 use crate::pipeline::residency::known::Known;
 use crate::tensor::Tensor;
 use crate::text_encoder::PromptTokens;
 
-/// The most bytes of a device. The features of one prompt take 8 MB in the 4B model.
-const MOST_BYTES: u64 = 512 << 20;
-/// What a small device may have.
-const LEAST_BYTES: u64 = 64 << 20;
-/// Which part of a device's free memory it may have.
+/// Maximum bytes on a device. The features of one prompt take 8 MB in the 4B model.
+const MAX_BYTES: u64 = 512 << 20;
+/// Minimum limit, for small devices.
+const MIN_BYTES: u64 = 64 << 20;
+/// Divisor of a device's free memory that gives the limit.
 const PART: u64 = 64;
 
 /// Text features by the tokens of their prompts.
 pub(crate) type FeatureCache<T> = ByteCache<PromptKey, T>;
 
-/// All that the features of a prompt depend on.
+/// Everything that the features of a prompt depend on.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(crate) struct PromptKey {
-    /// With the padding.
+    /// Tokens, including padding.
     ids: Vec<u32>,
-    /// How many of them are no padding.
+    /// Number of tokens that are not padding.
     real: usize,
 }
 
 impl PromptKey {
-    pub(crate) fn of(tokens: &PromptTokens) -> Self {
+    pub(crate) fn new(tokens: &PromptTokens) -> Self {
         Self { ids: tokens.ids.clone(), real: tokens.real }
     }
 }
 
-/// The features of the prompts that were used last, [tokens, features] each, on a device.
+/// The features of the most recently used prompts, [tokens, features] each, on a device.
 pub(crate) struct PromptCache<B: Backend>(Mutex<FeatureCache<Known<B>>>);
 
 impl<B: Backend> PromptCache<B> {
-    /// Of a device with so many free bytes.
+    /// Creates the cache of a device with `available` free bytes.
     pub(crate) fn new(available: u64) -> Self {
-        Self(Mutex::new(FeatureCache::new((available / PART).clamp(LEAST_BYTES, MOST_BYTES))))
+        Self(Mutex::new(FeatureCache::new((available / PART).clamp(MIN_BYTES, MAX_BYTES))))
     }
 
-    /// The features of a prompt, to read.
+    /// Returns a view of the features of a prompt.
     pub(crate) fn get(&self, tokens: &PromptTokens) -> Option<Known<B>> {
-        self.features().get(&PromptKey::of(tokens)).map(Known::view)
+        self.features().get(&PromptKey::new(tokens)).map(Known::view)
     }
 
-    /// Caches the features of a prompt, of so many bytes a value, and returns them to read.
+    /// Caches the features of a prompt, with `value_bytes` bytes per value, and returns a view of them.
     pub(crate) fn insert(&self, tokens: &PromptTokens, features: Tensor<B>, value_bytes: u64) -> Known<B> {
         let bytes = (features.rows() * features.cols()) as u64 * value_bytes;
         let (cached, known) = Known::new(features);
-        self.features().insert(PromptKey::of(tokens), cached, bytes);
+        self.features().insert(PromptKey::new(tokens), cached, bytes);
         known
     }
 
-    /// Drops what only a device with memory to spare keeps.
+    pub(crate) fn stats(&self) -> CacheStats {
+        self.features().stats()
+    }
+
+    /// Drops features beyond the minimum limit.
     pub(crate) fn shrink(&self) {
-        self.features().keep(LEAST_BYTES);
+        self.features().keep(MIN_BYTES);
     }
 
     pub(crate) fn clear(&self) {
@@ -96,7 +100,7 @@ mod tests {
         assert!(cache.get(&longer).is_none() && cache.get(&without_padding).is_none());
         assert!(
             cache.get(&PromptTokens { truncated: 3, cut_at: 7, ..tokens(1) }).is_some(),
-            "what was cut is not read"
+            "the cut part is not read"
         );
         cache.clear();
         assert!(cache.get(&tokens(1)).is_none());

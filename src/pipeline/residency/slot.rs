@@ -1,8 +1,8 @@
-//! Where a component of a model is while it is in the device's memory.
+//! A slot for a component in device memory.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// A component that is in memory, or none.
+/// A component, if it is in memory.
 pub(crate) struct Slot<T>(Mutex<Option<Arc<T>>>);
 
 impl<T> Default for Slot<T> {
@@ -26,7 +26,7 @@ impl<T> Slot<T> {
         component
     }
 
-    /// Frees the component, once the sessions that use it have ended. Returns whether there was one. The lock is
+    /// Frees the component after the sessions that use it have ended. Returns `true` if there was one. The lock is
     /// released before, because dropping a graph waits for the device.
     pub(crate) fn free(&self) -> bool {
         let freed = self.lock().take();

@@ -1,4 +1,4 @@
-//! What the steps of batches of one shape have in common.
+//! Data that the steps of batches of one shape share.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -11,7 +11,7 @@ use crate::sampler::{self, Conditioning, Evaluations};
 use crate::tensor::Tensor;
 use crate::transformer::{KeyCache, Modulations, Sequence, Transformer};
 
-/// Everything that decides which work a step is. The number of steps does not.
+/// Everything that determines the work of a step; the number of steps does not.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(crate) struct BatchShape {
     height: usize,
@@ -19,7 +19,7 @@ pub(crate) struct BatchShape {
     text: Vec<usize>,
     references: Vec<[usize; 2]>,
     guidance_bits: u32,
-    /// How many images were wanted in one batch, and how many are in it: fewer where memory did not allow more.
+    /// Number of images wanted in one batch, and number of images in it: fewer if memory did not allow more.
     wanted: usize,
     samples: usize,
 }
@@ -31,24 +31,24 @@ impl BatchShape {
         Self { height, width, text, references, guidance_bits: guidance.to_bits(), wanted, samples }
     }
 
-    /// Whether the first batch of `wanted` images like `plan` has this shape. The work depends on how many images are
-    /// in the batch, not on how many follow it. The batch has as many images as are wanted, or fewer: then memory did
-    /// not allow one more, although room had been made.
+    /// Returns `true` if the first batch of `wanted` images like `plan` has this shape. The work depends on the
+    /// number of images in the batch, not on later batches. The batch has as many images as are wanted, or fewer if
+    /// memory did not allow one more even after making room.
     pub(crate) fn serves(&self, plan: &Plan, wanted: usize) -> bool {
         *self == Self::new(plan, self.wanted, self.samples)
             && (self.samples == wanted || (self.samples < self.wanted && self.samples < wanted))
     }
 }
 
-/// What every step of a shape reads beside its inputs.
+/// Inputs of every step of a shape besides its tensors.
 pub(crate) struct Steps<B: Backend> {
     pub(crate) transformer: Arc<Transformer<B>>,
     pub(crate) rope: Rope<B>,
-    /// The tokens of one evaluation of all images of the batch, or of each in turn.
+    /// The tokens of one evaluation: of all images of the batch, or of each image in turn.
     pub(crate) split: TokenSplit,
-    /// How many images are evaluated one after the other; 1 where all are one batch.
+    /// Number of images that are evaluated one after the other; 1 if all form one batch.
     pub(crate) turns: usize,
-    /// The same of the negative prompt, where it has another number of tokens.
+    /// Positions and tokens of the negative prompt, if it has another number of tokens.
     pub(crate) negative: Option<(Rope<B>, TokenSplit)>,
     /// Keys and values of references that are not in the sequence.
     pub(crate) cached: Option<Arc<KeyCache<B>>>,
@@ -57,12 +57,12 @@ pub(crate) struct Steps<B: Backend> {
 }
 
 impl<B: Backend> Steps<B> {
-    /// Images of the batch.
+    /// Returns the number of images in the batch.
     pub(crate) fn samples(&self) -> usize {
         self.split.whole().batch * self.turns
     }
 
-    /// Latents, context, row of modulations, dt -> latents.
+    /// Runs a step: latents, context, row of modulations, dt -> latents.
     pub(crate) fn step(&self, [latents, context, modulation, dt]: [&Tensor<B>; 4]) -> Result<Tensor<B>> {
         let &Self { split, turns, guidance, evaluations, .. } = self;
         let modulation = self.transformer.modulation(modulation)?;
@@ -81,7 +81,8 @@ impl<B: Backend> Steps<B> {
         Tensor::concat_rows(&made.iter().collect::<Vec<_>>())
     }
 
-    /// [`Steps::step`] of one image without guidance, and the keys and values of some of its tokens.
+    /// Runs [`Steps::step`] for one image without guidance, and returns the keys and values of some of its tokens as
+    /// well.
     pub(crate) fn step_recorded(
         &self,
         [latents, context, modulation, dt]: [&Tensor<B>; 4],
@@ -107,13 +108,13 @@ mod tests {
 
     #[test]
     fn a_shape_serves_every_count_that_begins_with_the_same_batch() {
-        let plan = Plan { guidance: 4.0, ..Plan::of_size(32, 16) };
+        let plan = Plan { guidance: 4.0, ..Plan::with_size(32, 16) };
         let serves = |made_for, samples, wanted| BatchShape::new(&plan, made_for, samples).serves(&plan, wanted);
         assert!(serves(8, 8, 8) && serves(3, 3, 3) && serves(1, 1, 1));
         assert!(!serves(8, 8, 7) && !serves(3, 3, 4) && !serves(1, 1, 8));
         // Memory allowed five of eight, so it allows five of seven; four are another batch.
         assert!(serves(8, 5, 8) && serves(8, 5, 7) && serves(8, 5, 5) && !serves(8, 5, 4));
-        // Where memory allowed only five of six, it does not allow eight.
+        // If memory allowed only five of six, it does not allow eight.
         assert!(serves(6, 5, 8));
         let shape = BatchShape::new(&plan, 1, 1);
         assert!(shape.serves(&Plan { steps: 4, seed: 2, ..plan.clone() }, 1));

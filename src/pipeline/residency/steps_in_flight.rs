@@ -1,4 +1,4 @@
-//! Which steps the device has yet to do, so that the host does not run ahead of it.
+//! The steps that the device has not finished, so that the host does not run ahead of it.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -6,14 +6,14 @@ use std::time::{Duration, Instant};
 use crate::backend::Backend;
 use crate::error::Result;
 
-/// The steps of a batch that were enqueued.
+/// The enqueued steps of a batch.
 pub(crate) struct StepsInFlight<B: Backend> {
     backend: B,
-    /// The end of each.
+    /// End event of each step.
     ends: Vec<Arc<B::Event>>,
-    /// How many were seen to be done.
+    /// Number of steps that were seen to be done.
     done: usize,
-    /// How long the host waited for them.
+    /// Time that the host waited for steps.
     waited: Duration,
 }
 
@@ -22,12 +22,12 @@ impl<B: Backend> StepsInFlight<B> {
         Self { backend, ends: Vec::new(), done: 0, waited: Duration::ZERO }
     }
 
-    /// A step was enqueued.
+    /// Adds an enqueued step.
     pub(crate) fn push(&mut self, end: Arc<B::Event>) {
         self.ends.push(end);
     }
 
-    /// How many steps are done; does not wait.
+    /// Returns the number of steps that are done; does not wait.
     pub(crate) fn done(&mut self) -> Result<usize> {
         while let Some(end) = self.ends.get(self.done) {
             if !self.backend.is_done(end)? {
@@ -38,7 +38,7 @@ impl<B: Backend> StepsInFlight<B> {
         Ok(self.done)
     }
 
-    /// Waits until step `step`, which was enqueued before, is done.
+    /// Waits until step `step`, which is already enqueued, is done.
     pub(crate) fn wait(&mut self, step: usize) -> Result<()> {
         let start = Instant::now();
         self.backend.wait(&self.ends[step])?;
@@ -46,7 +46,7 @@ impl<B: Backend> StepsInFlight<B> {
         Ok(())
     }
 
-    /// How long the host waited for steps.
+    /// Returns the time that the host waited for steps.
     pub(crate) fn waited(&self) -> Duration {
         self.waited
     }

@@ -1,4 +1,4 @@
-//! Where the time of a session goes.
+//! Timings of a session.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -8,72 +8,72 @@ use serde::Serialize;
 use crate::backend::{Backend, Stats};
 use crate::error::Result;
 
-/// Where the time of a batch went, in seconds, and what the device held. The times are of all its images together.
+/// Time spent in each stage of a batch, in seconds, and the device's counters. Times are totals over all images of
+/// the batch.
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
 pub struct Timings {
     /// Images of the batch.
     pub images: usize,
-    /// Loading weights to the device, as far as the device had nothing else to do meanwhile.
+    /// Loading weights to the device, as far as the device had no other work.
     pub load_s: f64,
-    /// Bringing the factors of adapters to the device, in a session whose set of adapters is not cached.
+    /// Uploading the factors of adapters, if the session's set of adapters is not cached.
     pub factors_s: f64,
-    /// Merging them into copies of the weights that they change.
+    /// Merging factors into copies of the weights that they change.
     pub merge_s: f64,
     /// Text encoder.
     pub text_s: f64,
-    /// How many prompts the text encoder read, the empty one of guidance included. Cached prompts are not read again.
+    /// Prompts that the text encoder read, including the empty one of guidance, without cached prompts.
     pub prompts_encoded: usize,
-    /// How often a text or references went through blocks of their own, for as many steps as were made at once. What
-    /// is cached does not again.
+    /// Passes of a text or of references through the early blocks, each for all steps computed together. Cached
+    /// results need no pass.
     pub early_passes: usize,
-    /// Tokens that went through the blocks, of all steps, where some were kept from another step or image.
+    /// Tokens that went through the blocks in all steps, if some were cached from another step or image.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub tokens: Option<TokenCount>,
-    /// The VAE's encoder, for the images that are given. Those that are cached are not encoded again.
+    /// VAE's encoder for input images, without cached images.
     pub encode_s: f64,
-    /// Keys and values of the references, for models that make them once. Those that are cached are not made again.
+    /// Keys and values of the references, for models that compute them once; without cached ones.
     pub references_s: f64,
     /// Modulations, positions, text projection and noise.
     pub prepare_s: f64,
     /// Each step.
     pub steps_s: Vec<f64>,
-    /// VAE, to pixels as bytes on the device; with several images also the time in between in which the device had no
-    /// work.
+    /// VAE's decoder, to pixels as bytes on the device; with several images also idle time of the device in between.
     pub decode_s: f64,
-    /// Time of the host until the first image was enqueued, without its waits for steps. The device works meanwhile.
+    /// Host time until the first image was enqueued, without waits for steps. The device works in parallel.
     pub enqueue_s: f64,
-    /// From the session's start until its last image was on the host, including what the caller did meanwhile.
+    /// From the session's start until its last image was on the host, including time of the caller.
     pub total_s: f64,
     /// The backend's counters at the end.
     pub device: Stats,
-    /// The same of the other devices that made the images together, in the order of ranks from the second on. Only the
-    /// first device has them.
+    /// Timings of the other devices that generated the images together, in the order of ranks from the second on.
+    /// Only set on the first device.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub other_devices: Vec<Timings>,
 }
 
-/// Tokens of all steps.
+/// Token counts over all steps.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
 pub struct TokenCount {
-    /// That were computed.
+    /// Computed tokens.
     pub computed: u64,
-    /// That there are.
+    /// All tokens.
     pub all: u64,
 }
 
 impl TokenCount {
-    /// With those of another count.
+    /// Returns the sum of two counts.
     pub fn plus(self, other: Self) -> Self {
         Self { computed: self.computed + other.computed, all: self.all + other.all }
     }
 }
 
-/// A stopwatch: makes [`Timings`] from events in the device's work. An event costs no wait.
+/// A stopwatch that measures [`Timings`] with events in the device's work. An event requires no wait.
 pub(crate) struct Clock<B: Backend> {
     backend: B,
     start: Instant,
     first: B::Event,
-    /// The event at the end of each span, and what the device did in it. They are read when all work is done.
+    /// The event at the end of each span, and the span's kind. Events are read when all work is done.
     spans: Vec<(Arc<B::Event>, Span)>,
     prompts_encoded: usize,
     early_passes: usize,
@@ -120,42 +120,42 @@ impl<B: Backend> Clock<B> {
         self.end(Span::Load)
     }
 
-    /// The factors of adapters are beside the weights.
+    /// Ends the upload of adapter factors.
     pub(crate) fn factors_loaded(&mut self) -> Result<()> {
         self.end(Span::Factors)
     }
 
-    /// They are merged.
+    /// Ends merging.
     pub(crate) fn merged(&mut self) -> Result<()> {
         self.end(Span::Merge)
     }
 
-    /// The text encoder read so many prompts.
+    /// Adds prompts that the text encoder read.
     pub(crate) fn ran_text_encoder(&mut self, prompts: usize) {
         self.prompts_encoded += prompts;
     }
 
-    /// Texts or references went through blocks of their own so many times.
+    /// Adds passes through early blocks.
     pub(crate) fn ran_early_blocks(&mut self, passes: usize) {
         self.early_passes += passes;
     }
 
-    /// So many of the tokens of a step were computed, and the others kept.
+    /// Adds the token counts of a step that computes only some of its tokens.
     pub(crate) fn computed_tokens(&mut self, count: TokenCount) {
         self.tokens = Some(self.tokens.unwrap_or_default().plus(count));
     }
 
-    /// The text features are enqueued.
+    /// Ends the enqueuing of text features.
     pub(crate) fn encoded(&mut self) -> Result<()> {
         self.end(Span::Text)
     }
 
-    /// The latents of the images that are given are enqueued.
+    /// Ends the enqueuing of the input images' latents.
     pub(crate) fn images_encoded(&mut self) -> Result<()> {
         self.end(Span::Encode)
     }
 
-    /// Keys and values of the references are enqueued.
+    /// Ends the enqueuing of the references' keys and values.
     pub(crate) fn references_cached(&mut self) -> Result<()> {
         self.end(Span::References)
     }
@@ -168,24 +168,25 @@ impl<B: Backend> Clock<B> {
         self.end(Span::Decode)
     }
 
-    /// A step was enqueued. Returns the event at its end.
+    /// Ends a step. Returns the event at its end.
     pub(crate) fn stepped(&mut self) -> Result<Arc<B::Event>> {
         let end = Arc::new(self.backend.event()?);
         self.spans.push((Arc::clone(&end), Span::Step));
         Ok(end)
     }
 
-    /// Whether the device has done all that was enqueued up to the last event; does not wait.
+    /// Returns `true` if the device has done all work up to the last event; does not wait.
     pub(crate) fn is_idle(&self) -> Result<bool> {
         self.spans.last().map_or(Ok(true), |(event, _)| self.backend.is_done(event))
     }
 
-    /// The first image is enqueued, except its copy to the host. Meanwhile the host `waited` so long for steps.
+    /// Marks the first image as enqueued, except its copy to the host. `waited` is the time that the host waited for
+    /// steps.
     pub(crate) fn enqueued(&mut self, waited: Duration) {
         self.enqueued = self.start.elapsed().saturating_sub(waited);
     }
 
-    /// An image is on the host.
+    /// Marks an image as copied to the host.
     pub(crate) fn taken(&mut self) {
         self.total = self.start.elapsed();
     }

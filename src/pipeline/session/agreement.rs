@@ -1,47 +1,47 @@
-//! What the devices of a group agree on: once before each stage, so that all do the same, whatever each has cached or
-//! has room for. A device that is alone agrees with itself.
+//! Agreement between the devices of a group before each stage, so that all do the same, whatever each has cached or
+//! has room for. A single device agrees with itself.
 //!
-//! Every device comes to every meeting, in the order of the stages: nothing that only some of them know may lead around
-//! one.
+//! Every device takes part in every agreement, in the order of the stages. No device may skip one because of facts
+//! unknown to other devices.
 
 use crate::backend::Backend;
 use crate::error::Result;
 use crate::pipeline::residency::timings::Timings;
 
-/// What a device knows before the first step.
+/// The state of a device before the first step.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct BeforeSteps {
-    /// Whether it has cached the keys and values of all references; also where they are not cached at all.
+    /// `true` if the device has cached the keys and values of all references, or if the model does not cache them.
     pub has_references: bool,
-    /// Which batch of this shape it has cached: equal numbers are equal batches, 0 is none.
+    /// The cached batch of this shape: equal numbers are equal batches, 0 is none.
     pub batch: u64,
     /// Bytes that the batch may take.
     pub available: u64,
 }
 
-/// What all do before the first step.
+/// The decisions of all devices before the first step.
 pub(super) struct Steps {
-    /// Whether all read cached keys and values of references. Else all make them.
+    /// `true` if all devices read cached keys and values of references; otherwise all compute them.
     pub has_references: bool,
-    /// Whether all have cached the same batch. Else all make one.
+    /// `true` if all devices have cached the same batch; otherwise all create one.
     pub has_batch: bool,
-    /// Bytes that the batch may take on each of them.
+    /// Bytes that the batch may take on each device.
     pub available: u64,
 }
 
-/// Which images are encoded: those that any device lacks.
+/// Agrees on the images to encode: those that any device lacks.
 pub(super) fn images<B: Backend>(backend: &B, lacks: Vec<bool>) -> Result<Vec<bool>> {
     let mut all = backend.gather_host("the images", lacks)?.into_iter();
     let first = all.next().unwrap_or_default();
     Ok(all.fold(first, |all, own| all.iter().zip(own).map(|(lack, own)| lack | own).collect()))
 }
 
-/// The first device has the text, and all have loaded what encodes images, for which devices may need minutes.
+/// Waits until the first device has the text and all devices have loaded the image encoder, which may take minutes.
 pub(super) fn encoders<B: Backend>(backend: &B) -> Result<()> {
     backend.gather_host("the text and the encoder", ()).map(drop)
 }
 
-/// What is made before the first step.
+/// Agrees on what to compute before the first step.
 pub(super) fn steps<B: Backend>(backend: &B, own: BeforeSteps) -> Result<Steps> {
     let all = backend.gather_host("the batch", own)?;
     Ok(Steps {
@@ -51,12 +51,13 @@ pub(super) fn steps<B: Backend>(backend: &B, own: BeforeSteps) -> Result<Steps> 
     })
 }
 
-/// All have loaded the decoder, and the caller of each has done with the image before this one.
+/// Waits until all devices have loaded the decoder, and the callers on all devices are done with the previous image.
 pub(super) fn decoder<B: Backend>(backend: &B) -> Result<()> {
     backend.gather_host("an image to decode", ()).map(drop)
 }
 
-/// Where the time of each went, in the order of ranks; this device's own on the others than the first.
+/// Gathers the timings of all devices in the order of ranks. The first device gets all of them, each other device its
+/// own.
 pub(super) fn timings<B: Backend>(backend: &B, own: Timings) -> Result<Timings> {
     if backend.world() == 1 {
         return Ok(own);

@@ -1,7 +1,7 @@
-//! Text and references as the steps read them.
+//! Text and reference tokens as inputs of the steps.
 //!
-//! They have no noise, so what they become before they meet the image is made once: for all steps and images, or once
-//! for each step where the model reads the time that a step leads to.
+//! They have no noise, so the early blocks process them only once for all steps and images; or once per step, if the
+//! model reads the time of the next step.
 
 use std::collections::VecDeque;
 use std::mem;
@@ -19,16 +19,16 @@ use crate::transformer::{Modulations, STEPS_TOGETHER, Sequence, Transformer};
 
 /// The texts of a batch, embedded.
 pub(super) struct Texts<B: Backend> {
-    /// One under the other.
+    /// The rows of all texts, concatenated.
     pub rows: Tensor<B>,
-    /// Of each its [`TextRows::number`](crate::pipeline::session::text::TextRows::number).
+    /// The [`TextRows::number`](crate::pipeline::session::text::TextRows::number) of each text.
     pub numbers: Vec<Option<u64>>,
-    /// The tokens of each. Each device has all that meet in blocks of text alone: devices that share an evaluation may
-    /// have as many texts as others, or not, and would wait for each other.
+    /// The tokens of each text. Each device has all tokens that meet in early blocks: devices that share an
+    /// evaluation may have different numbers of texts, and would wait for each other.
     pub splits: Vec<TokenSplit>,
-    /// Which rows of each this device goes on with.
+    /// The rows of each text that this device uses after the early blocks.
     pub own: Vec<Range<usize>>,
-    /// The text of each evaluation and sample.
+    /// The index of the text for each evaluation and sample.
     pub places: Vec<usize>,
     pub samples: usize,
 }
@@ -36,26 +36,26 @@ pub(super) struct Texts<B: Backend> {
 /// The references of a turn.
 pub(super) struct Turn<'a, B: Backend> {
     pub images: &'a [Arc<Rgb>],
-    /// [`ImageLatents::numbers`](crate::pipeline::session::references::ImageLatents::numbers)
+    /// The [`ImageLatents::numbers`](crate::pipeline::session::references::ImageLatents::numbers).
     pub numbers: &'a [u64],
-    /// What they are as embedded latents, where these are in the sequence.
+    /// Embedded latents, if references are in the sequence.
     pub embedded: Option<Tensor<B>>,
 }
 
 /// The references of a batch, embedded.
 pub(super) struct References<B: Backend> {
-    /// Each set of references once, and the numbers of its images.
+    /// Each distinct set of references, and the numbers of its images.
     sets: Vec<(Tensor<B>, Vec<u64>)>,
-    /// The set of each turn; none of a turn without references.
+    /// The index of the set for each turn; `None` for a turn without references.
     of_turns: Vec<Option<usize>>,
-    /// Their sizes, [height, width] in tokens.
+    /// Sizes of the references, [height, width] in tokens.
     sizes: Vec<[usize; 2]>,
-    /// Which rows of a set this device has.
+    /// The rows of a set on this device.
     split: TokenSplit,
 }
 
 impl<B: Backend> References<B> {
-    /// Those of each turn.
+    /// Creates the references from those of each turn.
     pub(super) fn new(turns: Vec<Turn<'_, B>>, sizes: Vec<[usize; 2]>, split: TokenSplit) -> Self {
         let (mut sets, mut known, mut of_turns) = (Vec::new(), Vec::<&[Arc<Rgb>]>::new(), Vec::new());
         for Turn { images, numbers, embedded } in turns {
@@ -71,29 +71,31 @@ impl<B: Backend> References<B> {
     }
 }
 
-/// The positions of text and references by themselves.
+/// The positions of text and references in the early blocks.
 struct Ropes<B: Backend> {
     texts: Vec<Rope<B>>,
     references: Option<Rope<B>>,
 }
 
-/// What [`Transformer::forward`] reads of text and references.
+/// The text and reference inputs of [`Transformer::forward`].
 pub(super) struct Contexts<B: Backend> {
     texts: Texts<B>,
     references: References<B>,
-    /// Where text and references are by themselves before they meet the image.
+    /// Positions in the early blocks, if the model has them.
     ropes: Option<Ropes<B>>,
     early: EarlyResults<B>,
-    /// Whether it is another one at each step.
+    /// `true` if the context differs at each step.
     changes: bool,
-    /// The one of all steps.
+    /// The context of all steps, if it does not differ.
     made: Option<Tensor<B>>,
-    /// The early texts of the steps to come, as far as they are made.
+    /// Texts after the early blocks for the next steps, as far as they are computed.
     texts_ahead: VecDeque<Vec<Tensor<B>>>,
 }
 
 impl<B: Backend> Contexts<B> {
-    /// Errors when memory runs out.
+    /// Creates the contexts of a batch.
+    ///
+    /// Errors if memory runs out.
     pub(super) fn new(
         transformer: &Transformer<B>,
         texts: Texts<B>,
@@ -119,10 +121,10 @@ impl<B: Backend> Contexts<B> {
         })
     }
 
-    /// The context of the first of `steps`. Where it is another one at each step, texts of several are made at once,
-    /// which may have as many rows as `rows`.
+    /// Returns the context of the first of `steps`. If it differs at each step, texts of several steps are computed
+    /// at once, with at most `rows` rows.
     ///
-    /// Errors when memory runs out.
+    /// Errors if memory runs out.
     pub(super) fn at_step(
         &mut self,
         transformer: &Transformer<B>,
@@ -139,7 +141,7 @@ impl<B: Backend> Contexts<B> {
             let together = steps.start..steps.end.min(steps.start + together);
             self.texts_ahead = self.early_texts(transformer, modulations, together)?;
         }
-        let texts = self.texts_ahead.pop_front().expect("made above");
+        let texts = self.texts_ahead.pop_front().expect("created above");
         let made = self.make(transformer, texts, modulations, steps.start)?;
         if !self.changes {
             self.made = Some(made.row_view(0..made.rows()));
@@ -147,12 +149,12 @@ impl<B: Backend> Contexts<B> {
         Ok(made)
     }
 
-    /// How often texts or references went through blocks of their own since this was asked last.
+    /// Returns the number of passes through early blocks since the last call.
     pub(super) fn take_made(&mut self) -> usize {
         mem::take(&mut self.early.made)
     }
 
-    /// The own rows of all texts, of each step.
+    /// Returns this device's rows of all texts after the early blocks, for each step.
     fn early_texts(
         &mut self,
         transformer: &Transformer<B>,
@@ -166,11 +168,13 @@ impl<B: Backend> Contexts<B> {
             let text = texts.rows.row_view(end..end + split.whole().rows());
             end += text.rows();
             let made = match ropes {
-                Some(ropes) => early.of(texts.numbers[place].map(EarlyInput::Text), steps.clone(), || {
-                    let sequence = Sequence { split: *split, rope: &ropes.texts[place] };
-                    let modulations = steps.clone().map(|step| transformer.modulation(&modulations.row(step)));
-                    transformer.early_texts(&text, &sequence, &modulations.collect::<Result<Vec<_>>>()?)
-                })?,
+                Some(ropes) => {
+                    early.get_or_compute(texts.numbers[place].map(EarlyInput::Text), steps.clone(), || {
+                        let sequence = Sequence { split: *split, rope: &ropes.texts[place] };
+                        let modulations = steps.clone().map(|step| transformer.modulation(&modulations.row(step)));
+                        transformer.early_texts(&text, &sequence, &modulations.collect::<Result<Vec<_>>>()?)
+                    })?
+                }
                 None => steps.clone().map(|_| text.row_view(0..text.rows())).collect(),
             };
             for (of_step, text) in of_steps.iter_mut().zip(made) {
@@ -180,7 +184,7 @@ impl<B: Backend> Contexts<B> {
         Ok(of_steps)
     }
 
-    /// Each set of references as it meets the image at a step.
+    /// Returns each set of references after the early blocks at a step.
     fn early_references(
         &mut self,
         transformer: &Transformer<B>,
@@ -195,7 +199,7 @@ impl<B: Backend> Contexts<B> {
                 sets.push(set);
                 continue;
             };
-            sets.extend(early.of(Some(EarlyInput::References(numbers.clone())), step..step + 1, || {
+            sets.extend(early.get_or_compute(Some(EarlyInput::References(numbers.clone())), step..step + 1, || {
                 let (sequence, modulation) =
                     (Sequence { split: references.split, rope }, transformer.modulation(&modulations.row(step))?);
                 Ok(vec![transformer.early_references(set, &sequence, &modulation)?])
@@ -204,7 +208,8 @@ impl<B: Backend> Contexts<B> {
         Ok(sets)
     }
 
-    /// Of each evaluation, one under the other: the text of each of the samples that have a turn, and their references.
+    /// Assembles the context. For each evaluation, it concatenates the text and the references of each sample in a
+    /// turn.
     fn make(
         &mut self,
         transformer: &Transformer<B>,

@@ -1,4 +1,5 @@
-//! Latents to pixels, one image at a time: decoding a whole batch at once would need many times the memory.
+//! Decoding of latents to pixels, one image at a time: decoding a whole batch at once would need many times the
+//! memory.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -26,20 +27,20 @@ pub(crate) struct Decoding<B: Backend> {
     width: usize,
     steps: usize,
     samples: usize,
-    /// The steps that make the latents.
+    /// The steps that compute the latents.
     in_flight: StepsInFlight<B>,
     enqueued: usize,
     taken: usize,
-    /// Whether there is memory for a CUDA graph.
+    /// `true` if there is memory for a CUDA graph.
     may_capture: bool,
-    /// Pixels that were enqueued and not taken yet.
+    /// Pixels that are enqueued but not taken yet.
     waiting: VecDeque<B::Rgb8>,
 }
 
 impl<B: Backend> Decoding<B> {
-    /// Does everything before the first image.
+    /// Prepares everything before the first image.
     ///
-    /// Errors when memory runs out, or the caller cancels.
+    /// Errors if memory runs out, or the caller cancels.
     pub(crate) fn prepare(
         residency: &Residency<B>,
         (latents, in_flight): (Tensor<B>, StepsInFlight<B>),
@@ -69,9 +70,9 @@ impl<B: Backend> Decoding<B> {
         })
     }
 
-    /// RGB bytes of the next image; `None` after the last.
+    /// Returns the RGB bytes of the next image; `None` after the last.
     ///
-    /// Errors when memory runs out, a pixel is not a number, or the caller cancels.
+    /// Errors if memory runs out, a pixel is not a number, or the caller cancels.
     pub(crate) fn next(
         &mut self,
         backend: &B,
@@ -91,9 +92,9 @@ impl<B: Backend> Decoding<B> {
         if self.enqueued == self.taken {
             self.enqueue(backend, plan, caller, clock, is_idle)?;
         }
-        // The next image is enqueued before this one is taken, so that the device has work meanwhile. A backend that
-        // computes while the host enqueues, such as the CPU, is idle here: it has this image ready, and computing the
-        // next one would only delay it.
+        // Enqueues the next image before taking this one, so that the device has work in the meantime. A backend that
+        // computes while the host enqueues, such as the CPU, is idle here: this image is ready, and computing the
+        // next one first would only delay it.
         if self.enqueued < self.samples && !clock.is_idle()? {
             self.enqueue(backend, plan, caller, clock, false)?;
         }
@@ -114,7 +115,7 @@ impl<B: Backend> Decoding<B> {
         Ok(Some(rgb))
     }
 
-    /// How many images were taken.
+    /// Returns the number of images that were taken.
     pub(crate) fn taken(&self) -> usize {
         self.taken
     }
@@ -124,8 +125,8 @@ impl<B: Backend> Decoding<B> {
         caller.report(Stage::Decode, (images * of_one + stages) as u64, (self.samples * of_one) as u64);
     }
 
-    /// Enqueues the next image. Where the device is busy, the decoder's stages are enqueued long before they run, so
-    /// they are reported only where `is_idle`.
+    /// Enqueues the next image. If the device is busy, the decoder's stages are enqueued long before they run, so
+    /// they are reported only if `is_idle`.
     fn enqueue(
         &mut self,
         backend: &B,
@@ -151,14 +152,14 @@ impl<B: Backend> Decoding<B> {
                 return Ok(pixels.pixels);
             }
             Err(Error::new(format!(
-                "the VAE made {} x {} pixels of a {} x {} image",
+                "the VAE returned {} x {} pixels for a {} x {} image",
                 pixels.width, pixels.height, plan.width, plan.height
             )))
         };
         let pixels = self.work.run(backend, self.work.was_run() && self.may_capture, [&latents], work)?;
         if self.enqueued == 0 {
             clock.enqueued(self.in_flight.waited());
-            // This takes the host some time, which it has while the device computes.
+            // This takes host time, which overlaps with the device's work.
             backend.settle()?;
         }
         self.waiting.push_back(backend.rgb8(&pixels)?);

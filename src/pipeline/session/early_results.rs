@@ -1,4 +1,4 @@
-//! What a session finds of earlier ones: texts and references as they meet the image.
+//! Early results of a session: texts and references after the early blocks, cached across sessions.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -9,26 +9,27 @@ use crate::pipeline::request::adapters::SetKey;
 use crate::pipeline::residency::early_cache::{EarlyCache, EarlyInput, EarlyKey};
 use crate::tensor::Tensor;
 
-/// Early results of one schedule.
+/// The early results of one schedule.
 pub(super) struct EarlyResults<B: Backend> {
-    /// None where several devices make an image together: what one of them lacks, all would have to make.
+    /// The cache; `None` if several devices generate an image together, because a miss on one device would be a miss
+    /// on all.
     pub cache: Option<Arc<EarlyCache<B>>>,
     pub adapters: SetKey,
-    /// The bits of the time that each step leads to; none where the model does not read it.
+    /// Bits of the next time of each step; empty if the model does not read it.
     pub next_times: Vec<u32>,
     /// Bytes of a value.
     pub value_bytes: u64,
-    /// Bytes that may be cached without the steps lacking them.
+    /// Bytes that may be cached without taking memory from the steps.
     pub spare: u64,
-    /// How often results were made here.
+    /// Number of computed results.
     pub made: usize,
 }
 
 impl<B: Backend> EarlyResults<B> {
-    /// What `input` became for these steps, cached or as `make` makes it now.
+    /// Returns the results of `input` for these steps, from the cache or computed by `make`.
     ///
     /// Errors as `make`.
-    pub(super) fn of(
+    pub(super) fn get_or_compute(
         &mut self,
         input: Option<EarlyInput>,
         steps: Range<usize>,

@@ -1,4 +1,4 @@
-//! What a session computes of a frame, where some of it may be that of an earlier one.
+//! The part of a video frame that a session computes, when an earlier frame is cached.
 
 use std::sync::Arc;
 
@@ -14,31 +14,31 @@ use crate::pipeline::residency::steps::Steps;
 use crate::pipeline::session::partial::PartialSteps;
 use crate::pipeline::session::references::Images;
 
-/// What is computed of a frame.
+/// The part of a frame that is computed.
 pub(super) enum Frame<B: Backend> {
-    /// All of it, which is kept.
+    /// All of it; the results are cached.
     All,
-    /// These cells; the others are those of an earlier frame.
+    /// These cells; the other cells come from an earlier frame.
     Cells(Arc<StoredFrame<B>>, Vec<bool>),
 }
 
-/// How a frame is made.
+/// The source of a frame's image.
 pub(super) enum Found<B: Backend> {
-    /// Its image is that of an earlier frame.
+    /// The image of an earlier frame.
     Image(Arc<StoredFrame<B>>),
     Frame(Frame<B>),
 }
 
 impl<B: Backend> Found<B> {
-    /// Whether the image of a frame will be that of an earlier one.
+    /// Returns `true` if the image of an earlier frame will be used.
     pub(super) fn is_known(residency: &Residency<B>, frame: &FrameRequest) -> bool {
         let patch = residency.info().vae.patch_pixels();
         let before = residency.frames.get(frame);
         before.is_some_and(|before| frame.changed(&before.of, before.compared_next(), patch) == Changed::Nothing)
     }
 
-    /// What there is of a frame.
-    pub(super) fn of(residency: &Residency<B>, frame: &FrameRequest) -> Self {
+    /// Looks a frame up in the cache.
+    pub(super) fn look_up(residency: &Residency<B>, frame: &FrameRequest) -> Self {
         let Some(before) = residency.frames.get(frame) else { return Self::Frame(Frame::All) };
         match frame.changed(&before.of, before.compared(), residency.info().vae.patch_pixels()) {
             Changed::Nothing => Self::Image(before),
@@ -48,10 +48,10 @@ impl<B: Backend> Found<B> {
     }
 }
 
-/// The steps that compute some tokens of an image, or keep those of a frame, whose prompt is the first tokens of its
-/// text; none where all are computed and none is kept.
+/// Returns the steps that compute some tokens of an image, or that cache all tokens of a frame; `None` if all tokens
+/// are computed and none is cached. `prompt` is the number of text tokens without padding.
 ///
-/// Errors when memory runs out.
+/// Errors if memory runs out.
 pub(super) fn partial_steps<B: Backend>(
     residency: &Residency<B>,
     Prepared { plan, needs, .. }: &Prepared,
@@ -68,7 +68,7 @@ pub(super) fn partial_steps<B: Backend>(
             Ok(Some(PartialSteps::recorded(steps)))
         }
         Some(Frame::Cells(before, cells)) => {
-            // What pads the prompt shows nothing.
+            // Padding tokens of the prompt are not recomputed.
             let tokens = kept::tokens(steps.split.whole(), prompt, &cells, before.of.is_shown);
             PartialSteps::new(steps, tokens, sizes, Some(before)).map(Some)
         }

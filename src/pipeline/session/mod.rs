@@ -1,7 +1,10 @@
-//! A session makes one batch of images, step by step. Its items have one shape: size, steps, guidance, adapters. Each
-//! has a prompt and a seed of its own.
+//! Sessions: each generates one batch of images, step by step. The items of a batch have one shape, which is size,
+//! steps, guidance and adapters, and each item has its own prompt and seed.
+//!
+//! Nothing here knows jobs or queues. Start reading at [`Session`].
 
 mod agreement;
+mod batch;
 mod contexts;
 mod decode;
 mod denoise;
@@ -47,29 +50,29 @@ use crate::sampler::{Drawing, Start};
 use crate::stage::{Caller, CancelFlag, Progress};
 use crate::tensor::Tensor;
 
-/// Makes the images of one batch, from the prompts to pixels.
+/// A session, which generates the images of one batch, from the prompts to pixels.
 ///
-/// [`Session::encode`], [`Session::prepare`], [`Session::step`] and [`Session::decode`] follow each other. Each of them
-/// first does what is still to be done before it, so `decode` alone makes the images too. They report their progress to
-/// the caller, and end as [`Kind::Cancelled`](crate::error::ErrorKind::Cancelled) once the session's flag is set. They
-/// enqueue work: `step` waits until fewer than two steps are in flight, and `decode` waits for the pixels that it
-/// returns. After an error a session is of no more use.
+/// [`Session::encode`], [`Session::prepare`], [`Session::step`] and [`Session::decode`] follow each other. Each of
+/// them first does all preceding work, so calling only `decode` generates the images too. They report their progress
+/// to the caller, and fail with [`ErrorKind::Cancelled`](crate::error::ErrorKind::Cancelled) after the session's flag
+/// is set. They enqueue work: `step` waits until fewer than two steps are in flight, and `decode` waits for the pixels
+/// that it returns. A session cannot be used after an error.
 pub struct Session<B: Backend> {
     model: Arc<Model<B>>,
     text: Text,
     reader: TextSource,
     prepared: Prepared,
-    /// Those of the items, at least one.
+    /// The items, at least one.
     items: Vec<Item>,
     adapters: AdapterSet,
-    /// Where it is of a frame of which some may be kept.
+    /// The request of a video frame that may reuse tokens.
     frame: Option<FrameRequest>,
     cancel: CancelFlag,
     clock: Clock<B>,
     state: State<B>,
 }
 
-/// What an image of the batch has for itself.
+/// The data of a single image of the batch.
 struct Item {
     plan: Plan,
     given: Given,
@@ -77,14 +80,14 @@ struct Item {
 }
 
 enum State<B: Backend> {
-    /// Nothing is enqueued yet. Another thread may draw the noise.
+    /// Nothing is enqueued yet. Another thread may be drawing the noise.
     New(Drawing),
-    /// The text features and the latents of images are enqueued.
+    /// The text features and the latents of input images are enqueued.
     Encoded(Drawing, TextFeatures<B>, Vec<ImageLatents<B>>, Option<Frame<B>>),
     Denoising(Denoising<B>),
-    /// The image, and what is to be kept of its frame.
+    /// Steps are enqueued; the keys of a frame are to be cached with its image.
     Decoding(Decoding<B>, Option<FrameKeys<B>>),
-    /// The image is that of an earlier frame, until it is taken.
+    /// The image is that of an earlier frame; `true` if it is taken.
     Given(Arc<StoredFrame<B>>, bool),
     /// An error ended the session.
     Failed,
@@ -95,23 +98,23 @@ enum State<B: Backend> {
 pub struct Decoded {
     /// RGB bytes, row by row: 3 * width * height.
     pub rgb: Vec<u8>,
-    /// Size, steps, seed and guidance that were used.
+    /// Size, steps, seed and guidance of the image.
     pub plan: Plan,
 }
 
-/// An image and how it was made.
+/// An image with its plan and timings.
 #[derive(Debug, Clone)]
 pub struct Image {
     /// RGB bytes, row by row: 3 * width * height.
     pub rgb: Vec<u8>,
-    /// Size, steps, seed and guidance that were used.
+    /// Size, steps, seed and guidance of the image.
     pub plan: Plan,
-    /// Where the time of its batch went.
+    /// Timings of the image's batch.
     pub timings: Timings,
 }
 
 impl<B: Backend> Session<B> {
-    /// See [`Model::session_of`].
+    /// Creates a session, see [`Model::session_of`].
     pub(crate) fn new(
         model: &Arc<Model<B>>,
         requests: &[Request],
@@ -125,56 +128,57 @@ impl<B: Backend> Session<B> {
         requests.iter().try_for_each(|request| request.check_count(1))?;
         let prepared = model.prepare(first, reader.is_other())?;
         cancel.check()?;
-        let shape = Shape::of(first, &prepared, model.info());
-        let requests = &requests[..requests.len().min(shape.most())];
+        let shape = Shape::new(first, &prepared, model.info());
+        let requests = &requests[..requests.len().min(shape.max_images())];
         let mut plans = vec![prepared.plan.clone()];
         for request in &requests[1..] {
             let plan = model.prepare(request, reader.is_other())?;
-            if Shape::of(request, &plan, model.info()) != shape {
+            if Shape::new(request, &plan, model.info()) != shape {
                 return Err(Error::usage(
-                    "the items of a batch have other sizes, steps, guidance, references or adapters",
+                    "the items of a batch differ in size, steps, guidance, references or adapters",
                 )
-                .hint("make each shape in a batch of its own"));
+                .hint("generate each shape in its own batch"));
             }
             plans.push(plan.plan);
         }
         let noise = draw(model, requests, &plans)?;
         let text = model.read(requests, &mut plans)?;
-        let item = |(plan, request)| Item { plan, given: Given::of(request), images: Images::of(request) };
+        let item =
+            |(plan, request)| Item { plan, given: Given::from_request(request), images: Images::from_request(request) };
         Ok(Self {
             model: Arc::clone(model),
             text,
             reader: reader.clone(),
             prepared: model.residency.reserve(prepared, cancel)?,
             items: plans.into_iter().zip(requests).map(item).collect(),
-            adapters: AdapterSet::of(&first.adapters),
-            frame: FrameRequest::of(first),
+            adapters: AdapterSet::new(&first.adapters),
+            frame: FrameRequest::from_request(first),
             cancel: cancel.clone(),
             clock: Clock::new(model.backend().clone())?,
             state: State::New(noise),
         })
     }
 
-    /// Size, steps, guidance and the first image's seed.
+    /// Returns size, steps, guidance and the first image's seed.
     pub fn plan(&self) -> &Plan {
         &self.items[0].plan
     }
 
-    /// Enqueues the text features of the prompt, and the latents of the images that are given.
+    /// Enqueues the text features of the prompt, and the latents of the input images.
     ///
-    /// Errors when memory runs out, or the session is cancelled; so do all of the following.
+    /// Errors if memory runs out, or the session is cancelled; this holds for all following functions.
     pub fn encode(&mut self, report: &mut dyn FnMut(Progress)) -> Result<()> {
         match mem::replace(&mut self.state, State::Failed) {
             State::New(noise) => {
                 let caller = Caller::new(report, &self.cancel);
                 let (residency, clock) = (&self.model.residency, &mut self.clock);
-                let frame = match self.frame.as_ref().map(|frame| Found::of(residency, frame)) {
+                let frame = match self.frame.as_ref().map(|frame| Found::look_up(residency, frame)) {
                     Some(Found::Image(before)) => {
                         clock.computed_tokens(TokenCount {
                             computed: 0,
                             all: tokens(residency.info(), &self.items[0].plan),
                         });
-                        // For a frame that is computed.
+                        // Keeps the noise for a frame that is computed.
                         if let Drawing::Drawn(noise) = noise {
                             self.model.reuse(noise);
                         }
@@ -185,7 +189,7 @@ impl<B: Backend> Session<B> {
                     None => None,
                 };
                 let prepared = &self.prepared;
-                let images = CachedImages::of(self.items.iter().map(|item| &item.images), residency)?;
+                let images = CachedImages::collect(self.items.iter().map(|item| &item.images), residency)?;
                 let text = self.text.encode(residency, prepared, &self.reader, &caller, clock)?;
                 let encoder = images.encoder(residency, prepared, &caller, clock)?;
                 agreement::encoders(residency.backend())?;
@@ -193,14 +197,14 @@ impl<B: Backend> Session<B> {
                 let latents = images.encode(residency, encoder, &caller, clock)?;
                 self.state = State::Encoded(noise, txt, latents, frame);
             }
-            State::Failed => return Err(Error::new("the session has ended with an error")),
+            State::Failed => return Err(Error::new("the session has failed")),
             state => self.state = state,
         }
         Ok(())
     }
 
-    /// Does everything before the first step. Returns how many images the batch has: as many as memory allows, at least
-    /// one.
+    /// Prepares everything before the first step. Returns the number of images in the batch: as many as memory
+    /// allows, at least one.
     pub fn prepare(&mut self, report: &mut dyn FnMut(Progress)) -> Result<usize> {
         self.encode(report)?;
         match mem::replace(&mut self.state, State::Failed) {
@@ -219,12 +223,12 @@ impl<B: Backend> Session<B> {
         Ok(self.items.len())
     }
 
-    /// Where the transformer has the adapters of this session, in words, while it is denoising; for the curious.
+    /// Returns the placement of this session's adapters as text during denoising, for verbose output.
     pub fn adapter_remark(&self) -> Option<&str> {
         self.adapted().map(|adapted| adapted.remark.as_str())
     }
 
-    /// Where the transformer has the adapters of this session, while it is denoising; none where there are none.
+    /// Returns the placement of this session's adapters during denoising; `None` without adapters.
     pub fn adapter_placement(&self) -> Option<Placement> {
         self.adapted().map(|adapted| adapted.placement)
     }
@@ -236,7 +240,7 @@ impl<B: Backend> Session<B> {
         }
     }
 
-    /// Enqueues one step. Returns whether there was one left.
+    /// Enqueues one step. Returns `true` if a step was left.
     pub fn step(&mut self, report: &mut dyn FnMut(Progress)) -> Result<bool> {
         self.prepare(report)?;
         let State::Denoising(denoising) = &mut self.state else { return Ok(false) };
@@ -249,44 +253,44 @@ impl<B: Backend> Session<B> {
         Ok(true)
     }
 
-    /// From here on [`Session::predicted`] tells what the steps lead to. Returns false where several devices make the
-    /// images together, and none has all latents before the end.
+    /// Enables [`Session::predicted`]. Returns `false` if several devices generate the images together: no device has
+    /// all latents before the end.
     pub fn watch(&mut self, report: &mut dyn FnMut(Progress)) -> Result<bool> {
         self.prepare(report)?;
         let State::Denoising(denoising) = &mut self.state else { return Ok(false) };
         Ok(denoising.watch(self.model.backend()))
     }
 
-    /// The latents that the steps so far lead to, in float32 [samples * height / patch * width / patch, channels]:
-    /// those of the final images if the rest went on in a straight line. Waits for the last step. `None` before the
-    /// first step, and where nobody watches.
+    /// Returns the latents that the steps so far lead to, in float32 [samples * height / patch * width / patch,
+    /// channels]: the final latents if the remaining steps went in a straight line. Waits for the last step. `None`
+    /// before the first step, and without [`Session::watch`].
     pub fn predicted(&mut self) -> Result<Option<Vec<f32>>> {
         let predicted = self.predict()?;
         let values = predicted.map(|latents| self.model.backend().download(&latents)).transpose();
         self.end_on_error(values)
     }
 
-    /// [`Session::predicted`] on the device, where it is enqueued.
+    /// Enqueues [`Session::predicted`] on the device.
     pub(crate) fn predict(&mut self) -> Result<Option<Tensor<B>>> {
         let State::Denoising(denoising) = &mut self.state else { return Ok(None) };
         let predicted = denoising.predicted();
         self.end_on_error(predicted)
     }
 
-    /// Whether all that was enqueued is done.
+    /// Returns `true` if all enqueued work is done.
     pub(crate) fn is_idle(&mut self) -> Result<bool> {
         let is_idle = self.clock.is_idle();
         self.end_on_error(is_idle)
     }
 
-    /// The next image; `None` after the last.
+    /// Returns the next image; `None` after the last.
     pub fn decode(&mut self, report: &mut dyn FnMut(Progress)) -> Result<Option<Decoded>> {
         while self.step(report)? {}
         let caller = Caller::new(report, &self.cancel);
         let (model, prepared, clock) = (&self.model, &self.prepared, &mut self.clock);
         match mem::replace(&mut self.state, State::Failed) {
             State::Denoising(denoising) => {
-                // Drops what the steps read, before room is made for the decoder.
+                // Drops the inputs of the steps, before making room for the decoder.
                 let (latents, in_flight, keys) = denoising.into_latents();
                 let latents = (latents, in_flight);
                 let decoding = Decoding::prepare(&model.residency, latents, prepared, &caller, clock)?;
@@ -318,13 +322,12 @@ impl<B: Backend> Session<B> {
         Ok(rgb.zip(plan).map(|(rgb, plan)| Decoded { rgb, plan }))
     }
 
-    /// Where the time of the session went. Waits for all work that was enqueued. Of devices that make an image
-    /// together, all do so.
+    /// Returns the timings of the session. Waits for all enqueued work. All devices of a group must call it.
     pub fn finish(self) -> Result<Timings> {
         agreement::timings(self.model.backend(), self.clock.finish()?)
     }
 
-    /// Makes all images that are left.
+    /// Generates all remaining images.
     pub fn run(mut self, report: &mut dyn FnMut(Progress)) -> Result<Vec<Image>> {
         let mut decoded = Vec::new();
         while let Some(image) = self.decode(report)? {
@@ -335,10 +338,10 @@ impl<B: Backend> Session<B> {
         Ok(decoded.into_iter().map(image).collect())
     }
 
-    /// The text features of the first image's prompt, and with guidance those of its negative one, in float32. Waits
-    /// for them.
+    /// Returns the text features of the first image's prompt, and with guidance of its negative prompt, in float32.
+    /// Waits for them.
     ///
-    /// Errors also when the steps have begun.
+    /// Errors also if the steps have begun.
     pub fn embeddings(&mut self) -> Result<Embeddings> {
         self.encode(&mut |_| {})?;
         let State::Encoded(_, txt, ..) = &self.state else { return Err(Error::new("the text features were used up")) };
@@ -346,33 +349,33 @@ impl<B: Backend> Session<B> {
             let text = txt.rows.row_view(rows);
             Ok(Array { shape: vec![text.rows(), text.cols()], values: self.model.backend().download(&text)? })
         };
-        let mut texts = txt.of_item(0).map(download);
+        let mut texts = txt.item_rows(0).map(download);
         let prompt = texts.next().unwrap_or_else(|| Err(Error::new("an item has no prompt")))?;
         Embeddings::new(prompt, texts.next().transpose()?)
     }
 
-    /// The final latents of each image, as a request takes them. Waits for them.
+    /// Returns the final latents of each image, as [`Request::latents`] takes them. Waits for them.
     ///
-    /// Errors also when decoding has begun.
+    /// Errors also if decoding has begun.
     pub fn final_latents(&mut self, report: &mut dyn FnMut(Progress)) -> Result<Vec<Latents>> {
         while self.step(report)? {}
         let (height, width) = self.model.info().latent_size(self.plan());
         let channels = self.model.info().transformer.in_channels;
         let tokens = self.latents()?;
         let images = tokens.chunks_exact(height * width * channels);
-        Ok(images.map(|tokens| Latents::of_tokens(tokens, channels, [height, width])).collect())
+        Ok(images.map(|tokens| Latents::from_tokens(tokens, channels, [height, width])).collect())
     }
 
-    /// The final latents, in float32 [samples * height / patch * width / patch, channels]. Waits for them. This is for
-    /// tests and tools.
+    /// Returns the final latents, in float32 [samples * height / patch * width / patch, channels]. Waits for them.
+    /// For tests and tools.
     ///
-    /// Errors also when decoding has begun.
+    /// Errors also if decoding has begun.
     pub fn latents(&mut self) -> Result<Vec<f32>> {
         while self.step(&mut |_| {})? {}
         match &self.state {
             State::Denoising(denoising) => self.model.backend().download(denoising.latents()),
             State::Given(before, false) => self.model.backend().download(&before.made.latents),
-            _ => Err(Error::new("the latents were given to the decoder")),
+            _ => Err(Error::new("the latents were already passed to the decoder")),
         }
     }
 
@@ -384,16 +387,16 @@ impl<B: Backend> Session<B> {
     }
 }
 
-/// Tokens of all steps of an image.
+/// Returns the tokens of an image over all steps.
 fn tokens(info: &ModelInfo, plan: &Plan) -> u64 {
     let (height, width) = info.latent_size(plan);
     (plan.steps_to_run() * (plan.text_tokens + info.reference_tokens(plan) + height * width)) as u64
 }
 
-/// Draws the noise of each request, or takes what it gives. It does so on another thread, because the noise is not
-/// needed before the first step. That of the batch before is there.
+/// Draws the noise of each request, or copies its passed noise, on another thread, because the noise is not needed
+/// before the first step. If the noise of the last batch is the same, it is reused.
 ///
-/// Errors when the system starts no thread.
+/// Errors if the system starts no thread.
 fn draw<B: Backend>(model: &Model<B>, requests: &[Request], plans: &[Plan]) -> Result<Drawing> {
     let info = model.info();
     let (channels, (height, width)) = (info.transformer.in_channels, info.latent_size(&plans[0]));
@@ -418,42 +421,43 @@ fn draw<B: Backend>(model: &Model<B>, requests: &[Request], plans: &[Plan]) -> R
 }
 
 impl<B: Backend> Model<B> {
-    /// A session for the first of `count` images of one prompt: as many as memory allows in one batch, at least one.
-    /// Their seeds are the request's and those that follow it. `cancel` ends the session.
+    /// Creates a session for the first of `count` images of one prompt: as many as memory allows in one batch, at
+    /// least one. Seeds count up from the request's seed. `cancel` ends the session.
     ///
-    /// An image of a batch is the image that its seed makes alone, up to the rounding of products of another size.
+    /// An image in a batch equals the image of its seed alone, up to rounding in matrix multiplications of another
+    /// size.
     ///
-    /// Errors as [`Model::plan`] does, and when `count` is 0 or the seeds would exceed the largest one.
+    /// Errors as [`Model::plan`] does, and if `count` is 0 or the seeds would exceed the largest seed.
     pub fn session(self: &Arc<Self>, request: &Request, count: usize, cancel: &CancelFlag) -> Result<Session<B>> {
         self.session_of(&request.items(count)?, cancel)
     }
 
-    /// A session for the first of `requests`: as many as memory allows in one batch, at least one. Each is an item of
-    /// the batch, with a prompt and a seed of its own; all have one shape, which is size, steps, guidance, the numbers
-    /// of text tokens, the sizes of references, and adapters. Images that are made from other images are evaluated one
-    /// after the other. `cancel` ends the session.
+    /// Creates a session for the first of `requests`: as many as memory allows in one batch, at least one. Each
+    /// request is an item of the batch, with its own prompt and seed. All have one shape, which is size, steps,
+    /// guidance, the numbers of text tokens, the sizes of references, and adapters. Images with input images are
+    /// evaluated one after the other. `cancel` ends the session.
     ///
-    /// Errors as [`Model::plan`] does, when there are no requests, or they have no shape in common.
+    /// Errors as [`Model::plan`] does, and if there are no requests, or they do not have one shape.
     pub fn session_of(self: &Arc<Self>, requests: &[Request], cancel: &CancelFlag) -> Result<Session<B>> {
         Session::new(self, requests, &TextSource::Own, cancel)
     }
 
-    /// Makes an image.
+    /// Generates an image.
     ///
-    /// Errors when the model cannot do what is asked for, or memory runs out.
+    /// Errors if the model cannot do what is requested, or memory runs out.
     pub fn generate(self: &Arc<Self>, request: &Request) -> Result<Image> {
         let mut images = self.generate_batch(request, 1)?;
-        Ok(images.pop().expect("one was asked for"))
+        Ok(images.pop().expect("one was requested"))
     }
 
-    /// Makes the images of one [`Model::session`].
+    /// Generates the images of one [`Model::session`].
     ///
     /// Errors as [`Model::session`] and [`Model::generate`].
     pub fn generate_batch(self: &Arc<Self>, request: &Request, count: usize) -> Result<Vec<Image>> {
         self.session(request, count, &CancelFlag::default())?.run(&mut |_| {})
     }
 
-    /// The latents behind an image, see [`Session::latents`].
+    /// Generates the final latents of an image, see [`Session::latents`].
     ///
     /// Errors as [`Model::generate`].
     pub fn latents(self: &Arc<Self>, request: &Request) -> Result<Vec<f32>> {

@@ -1,4 +1,4 @@
-//! A model on a backend: what all of its sessions share.
+//! A model on a backend: the state that all of its sessions share.
 
 use std::mem;
 use std::path::Path;
@@ -15,6 +15,7 @@ use crate::pipeline::memory::plan::MemoryPlan;
 use crate::pipeline::request::frame::FrameRequest;
 use crate::pipeline::request::plan::{Plan, Request};
 use crate::pipeline::residency::Residency;
+use crate::pipeline::residency::byte_cache::CacheStats;
 use crate::pipeline::residency::placement::Placement;
 use crate::pipeline::residency::prepared::Prepared;
 use crate::pipeline::residency::timings::Clock;
@@ -26,36 +27,36 @@ use crate::sampler::Noise;
 use crate::stage::{Caller, CancelFlag};
 use crate::vae::preview::PreviewMap;
 
-/// A model on a backend, ready to make images; any number of [`Session`](crate::pipeline::Session)s share it, from any
-/// threads.
+/// A model on a backend, ready to generate images. Any number of [`Session`](crate::pipeline::Session)s share it,
+/// from any threads.
 ///
-/// It caches, as far as memory allows, the weights, the text features of the last prompts, and what images of one shape
-/// share.
+/// As far as memory allows, it caches the weights, the text features of recent prompts, and data that images of one
+/// shape share.
 pub struct Model<B: Backend> {
     pub(crate) residency: Residency<B>,
     tokenizer: Arc<LazyTokenizer>,
-    /// The noise of the last batch, whose memory the next one reuses.
+    /// The noise of the last batch; the next batch reuses its memory.
     noise: Mutex<Noise>,
-    /// What latents look like; made when it is first asked for.
+    /// The map from latents to previews, created on first use.
     preview: Arc<OnceLock<Result<Arc<PreviewMap>>>>,
 }
 
 impl<B: Backend> Model<B> {
-    /// [`OpenModel::open`] and [`Model::new`].
+    /// Loads a model: [`OpenModel::open`] and [`Model::new`]. Nothing is copied to the device yet.
     ///
-    /// Errors as [`OpenModel::open`]. Nothing is copied to the device yet.
+    /// Errors as [`OpenModel::open`].
     pub fn load(backend: B, dir: &ModelFiles) -> Result<Arc<Self>> {
         OpenModel::open(dir).map(|model| Self::new(backend, model))
     }
 
-    /// A model on a backend. Nothing is copied to the device yet.
+    /// Creates a model on a backend. Nothing is copied to the device yet.
     pub fn new(backend: B, OpenModel { info, tokenizer, files, .. }: OpenModel) -> Arc<Self> {
         let residency = Residency::new(backend, Arc::new(info), Arc::new(files));
         Arc::new(Self { residency, tokenizer: Arc::new(tokenizer), noise: Mutex::default(), preview: Arc::default() })
     }
 
-    /// The same model on another backend. It shares the files; its weights are copied from this one's device where that
-    /// has them and both are linked.
+    /// Creates the same model on another backend. It shares the files. Weights are copied from this model's device,
+    /// if they are loaded there and both devices are linked.
     ///
     /// Errors as [`WeightStore::copy_weights_from`](crate::backend::WeightStore::copy_weights_from).
     pub fn on(&self, backend: B) -> Result<Arc<Self>> {
@@ -64,20 +65,25 @@ impl<B: Backend> Model<B> {
         Ok(Arc::new(Self { residency, tokenizer, noise: Mutex::default(), preview }))
     }
 
-    /// The model's configs.
+    /// Returns the model's configs.
     pub fn info(&self) -> &ModelInfo {
         self.residency.info()
     }
 
-    /// The backend on which it runs.
+    /// Returns the backend of the model.
     pub fn backend(&self) -> &B {
         self.residency.backend()
     }
 
-    /// What makes previews: the tiny decoder where the model was opened with one, else the map from latents to small
-    /// images.
+    /// Returns the usage of the prompt cache.
+    pub(crate) fn prompt_cache(&self) -> CacheStats {
+        self.residency.prompts.stats()
+    }
+
+    /// Returns the source of previews: the tiny decoder if the model was opened with one, otherwise the map from
+    /// latents to small images.
     ///
-    /// Errors as [`Model::preview_map`], and when the decoder cannot be loaded.
+    /// Errors as [`Model::preview_map`], and if the decoder cannot be loaded.
     pub(crate) fn previewer(&self) -> Result<Previewer<B>> {
         match self.residency.preview_decoder()? {
             Some(decoder) => Ok(Previewer::Decoder(decoder)),
@@ -85,7 +91,7 @@ impl<B: Backend> Model<B> {
         }
     }
 
-    /// Makes what previews need beforehand, as far as it takes long.
+    /// Prepares previews, if this takes long.
     ///
     /// Errors as [`Model::preview_map`].
     pub(crate) fn prepare_previews(&self) -> Result<()> {
@@ -95,9 +101,9 @@ impl<B: Backend> Model<B> {
         self.preview_map().map(drop)
     }
 
-    /// The map from latents to small images. The first caller makes it, on the CPU.
+    /// Returns the map from latents to small images. The first call computes it, on the CPU.
     ///
-    /// Errors when the VAE has no encoder that it could be asked for.
+    /// Errors if the VAE has no encoder to compute it with.
     pub fn preview_map(&self) -> Result<Arc<PreviewMap>> {
         let make = || self.residency.files().preview_map(self.info()).map(Arc::new);
         self.preview.get_or_init(make).clone()
@@ -111,22 +117,22 @@ impl<B: Backend> Model<B> {
         self.info().adapter_near(path, weights)
     }
 
-    /// Has the changes of low rank that adapters make `placement`, whatever memory there is; with `None`, the default,
-    /// memory decides. Sets of adapters that are cached leave. This is for tests and tools.
+    /// Sets the placement of low-rank changes of adapters, regardless of memory; with `None`, the default, memory
+    /// decides. Drops cached sets of adapters. For tests and tools.
     pub fn place_adapters(&self, placement: Option<Placement>) {
         self.residency.place_adapters(placement);
     }
 
-    /// Starts loading the weights of a first image on other threads, while the caller does something else, such as
-    /// waiting for the tokenizer. Does nothing where the weights do not all fit in memory at once, take no memory, or
+    /// Starts loading the weights for a first image on other threads, while the caller does something else, such as
+    /// waiting for the tokenizer. Does nothing if the weights do not all fit in memory at once, take no memory, or
     /// are loaded.
     ///
-    /// Errors when the model cannot do what is asked for.
+    /// Errors if the model cannot do what is requested.
     pub fn prefetch(&self, request: &Request) -> Result<()> {
         self.prefetch_as(request, false)
     }
 
-    /// The same where another device may read the prompt.
+    /// Prefetches as [`Model::prefetch`] does. With `is_read_elsewhere`, another device encodes the prompt.
     ///
     /// Errors as [`Model::prefetch`].
     pub(crate) fn prefetch_as(&self, request: &Request, is_read_elsewhere: bool) -> Result<()> {
@@ -134,18 +140,18 @@ impl<B: Backend> Model<B> {
         if self.residency.is_partly_loaded() {
             return Ok(());
         }
-        // One device of a group reads the prompt for all.
+        // One device of a group encodes the prompt for all.
         let reads = request.embeddings.is_none() && self.backend().rank() == 0 && !is_read_elsewhere;
-        // Where there is too little memory, the session says so.
+        // If there is too little memory, the session reports it.
         if let Ok(prepared) = self.residency.prepare(plan) {
             self.residency.prefetch(&prepared.memory, reads);
         }
         Ok(())
     }
 
-    /// Encodes the images of a request while the device has other work, so that its session need not. Nothing happens
-    /// where several devices make an image together, where not all parts of the model are in memory, or where the image
-    /// of a frame is known.
+    /// Encodes the images of a request while the device has other work, so that its session finds them cached. Does
+    /// nothing if several devices generate an image together, if not all parts of the model are in memory, or if the
+    /// image of a frame is known.
     ///
     /// Errors as sessions do.
     pub(crate) fn encode_images_ahead(&self, request: &Request, cancel: &CancelFlag) -> Result<()> {
@@ -154,36 +160,36 @@ impl<B: Backend> Model<B> {
             return Ok(());
         }
         let prepared = residency.prepare(Plan::new(&request, self.info())?)?;
-        let has_room = residency.backend().available_bytes() >= prepared.sizes.beside_others();
-        let is_known = FrameRequest::of(&request).is_some_and(|frame| Found::is_known(residency, &frame));
+        let has_room = residency.backend().available_bytes() >= prepared.sizes.encoding_alongside();
+        let is_known = FrameRequest::from_request(&request).is_some_and(|frame| Found::is_known(residency, &frame));
         if is_known || !prepared.memory.together || !has_room {
             return Ok(());
         }
         let nobody = &mut |_| {};
         let (caller, mut clock) = (Caller::new(nobody, cancel), Clock::new(residency.backend().clone())?);
-        let images = Images::of(&request);
-        let images = CachedImages::of([&images].into_iter(), residency)?;
+        let images = Images::from_request(&request);
+        let images = CachedImages::collect([&images].into_iter(), residency)?;
         let encoder = images.encoder(residency, &prepared, &caller, &mut clock)?;
         images.encode(residency, encoder, &caller, &mut clock).map(drop)
     }
 
-    /// What a session would make of the request. Waits for the tokenizer.
+    /// Returns the plan of a request. Waits for the tokenizer.
     ///
-    /// Errors when the model cannot do what is asked for, or its tokenizer cannot be read.
+    /// Errors if the model cannot do what is requested, or its tokenizer cannot be read.
     pub fn plan(&self, request: &Request) -> Result<Plan> {
         let mut plan = self.prepare(request, false)?.plan;
         self.read(slice::from_ref(request), slice::from_mut(&mut plan))?;
         Ok(plan)
     }
 
-    /// Which parts of the model are in memory while it makes images like `plan`.
+    /// Returns the memory plan for images like `plan`.
     ///
-    /// Errors when there is too little memory for one.
+    /// Errors if there is too little memory for one.
     pub fn memory_plan(&self, plan: &Plan) -> Result<MemoryPlan> {
         self.residency.prepare(plan.clone()).map(|prepared| prepared.memory)
     }
 
-    /// The plan but for notes on the prompt, which another device may read, and what it needs.
+    /// Computes the plan of a request and its needs, without notes about the prompt, which another device may read.
     ///
     /// Errors as [`Model::plan`].
     pub(crate) fn prepare(&self, request: &Request, is_read_elsewhere: bool) -> Result<Prepared> {
@@ -196,7 +202,7 @@ impl<B: Backend> Model<B> {
         Ok(prepared)
     }
 
-    /// What a session reads. Waits for the tokenizer where it reads prompts.
+    /// Tokenizes the prompts of a session. Waits for the tokenizer if there are any.
     pub(crate) fn read(&self, requests: &[Request], plans: &mut [Plan]) -> Result<Text> {
         Text::read(requests, plans, |prompt, length| {
             let tokenizer = self.tokenizer.get()?;
@@ -206,12 +212,12 @@ impl<B: Backend> Model<B> {
         })
     }
 
-    /// Noise of an earlier batch, for its memory.
+    /// Takes the noise of an earlier batch, to reuse its memory.
     pub(crate) fn noise(&self) -> Noise {
         mem::take(&mut *self.noise.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// Gives noise back to [`Model::noise`].
+    /// Returns noise to [`Model::noise`].
     pub(crate) fn reuse(&self, noise: Noise) {
         *self.noise.lock().unwrap_or_else(PoisonError::into_inner) = noise;
     }
@@ -265,9 +271,9 @@ mod tests {
         assert_eq!(batches, [(8, (1, 1)), (8, (1, 1)), (8, (1, 1)), (2, (2, 1))]);
         request.height = Some(16);
         model.generate_batch(&request, 2).unwrap();
-        assert_eq!(shapes(), (3, 2), "another size is another shape");
+        assert_eq!(shapes(), (3, 2), "a different size is a different shape");
         request.steps = Some(2);
         model.generate_batch(&request, 2).unwrap();
-        assert_eq!(shapes(), (3, 2), "the number of steps is not");
+        assert_eq!(shapes(), (3, 2), "the number of steps does not matter");
     }
 }

@@ -1,5 +1,5 @@
-//! Steps that compute some tokens of a sequence: the keys and values of the others are those of an earlier step, or of
-//! the same step of an earlier frame.
+//! Steps that compute only some tokens of a sequence. The keys and values of the other tokens come from an earlier
+//! step, or from the same step of an earlier frame.
 
 use std::iter;
 use std::sync::Arc;
@@ -14,34 +14,34 @@ use crate::sampler::{self, Conditioning, Evaluations};
 use crate::tensor::Tensor;
 use crate::transformer::{KeyCache, Sequence};
 
-/// The steps of an image of which some tokens are kept, or keep what they are for another image.
+/// The steps of an image that read cached tokens, or cache tokens for another image.
 pub(super) struct PartialSteps<B: Backend> {
     whole: TokenLayout,
     kind: Kind<B>,
-    /// The next one.
+    /// Index of the next step.
     step: usize,
 }
 
 enum Kind<B: Backend> {
-    /// The first step computes all tokens, and the others some of them, with the keys and values of the first.
+    /// The first step computes all tokens, and later steps compute some, with the keys and values of the first step.
     Sparse { some: SomeTokens<B>, kept: Option<KeyCache<B>> },
-    /// All tokens are computed, and kept.
+    /// All tokens are computed and cached.
     Recorded(Vec<KeyCache<B>>),
-    /// Some tokens are computed, and the others are those of an earlier frame.
+    /// Some tokens are computed; the others come from an earlier frame.
     Reused { some: SomeTokens<B>, before: Arc<StoredFrame<B>> },
 }
 
-/// Tokens that are computed among others.
+/// The tokens that are computed.
 struct SomeTokens<B: Backend> {
     tokens: ActiveTokens,
     rope: Rope<B>,
 }
 
 impl<B: Backend> PartialSteps<B> {
-    /// Those that compute `tokens`, of references and an image of these sizes, [height, width] in tokens; those of a
-    /// frame `before` keep the others.
+    /// Creates steps that compute only `tokens`, with references and an image of these sizes, [height, width] in
+    /// tokens. The other tokens come from the frame `before`, or without one from the first step.
     ///
-    /// Errors when memory runs out.
+    /// Errors if memory runs out.
     pub(super) fn new(
         steps: &Steps<B>,
         tokens: ActiveTokens,
@@ -57,22 +57,22 @@ impl<B: Backend> PartialSteps<B> {
         Ok(Self { whole, kind, step: 0 })
     }
 
-    /// Those that compute all tokens, and keep them.
+    /// Creates steps that compute and cache all tokens.
     pub(super) fn recorded(steps: &Steps<B>) -> Self {
         Self { whole: steps.split.whole(), kind: Kind::Recorded(Vec::new()), step: 0 }
     }
 
-    /// Whether the next step makes the keys and values which all later ones read.
+    /// Returns `true` if the next step computes the keys and values for all later steps.
     pub(super) fn makes_keys(&self) -> bool {
         matches!(self.kind, Kind::Sparse { kept: None, .. })
     }
 
-    /// Whether there are latents of all tokens between steps.
+    /// Returns `true` if the latents between steps cover all tokens.
     pub(super) fn has_all_latents(&self) -> bool {
         !matches!(self.kind, Kind::Reused { .. })
     }
 
-    /// How many tokens the next step computes.
+    /// Returns the number of tokens that the next step computes.
     pub(super) fn count(&self) -> TokenCount {
         let all = self.whole.rows() as u64;
         let computed = match &self.kind {
@@ -82,9 +82,9 @@ impl<B: Backend> PartialSteps<B> {
         TokenCount { computed, all }
     }
 
-    /// [`Steps::step`]. What it makes of image tokens that are not computed has no meaning.
+    /// Runs [`Steps::step`]. The resulting image tokens that are not computed are meaningless.
     ///
-    /// Errors when memory runs out.
+    /// Errors if memory runs out.
     pub(super) fn step(&mut self, steps: &Steps<B>, inputs: [&Tensor<B>; 4]) -> Result<Tensor<B>> {
         let step = self.step;
         self.step += 1;
@@ -101,15 +101,15 @@ impl<B: Backend> PartialSteps<B> {
                 Ok(stepped)
             }
             Kind::Reused { some, before } => {
-                let kept = before.made.steps[step].of_rows(some.tokens.kept())?;
+                let kept = before.made.steps[step].copy_rows(some.tokens.kept())?;
                 some.step(steps, &kept, inputs)
             }
         }
     }
 
-    /// The final latents of all tokens.
+    /// Returns the final latents of all tokens.
     ///
-    /// Errors when memory runs out.
+    /// Errors if memory runs out.
     pub(super) fn finish(&self, latents: &Tensor<B>) -> Result<Tensor<B>> {
         match &self.kind {
             Kind::Sparse { .. } | Kind::Recorded(_) => Ok(latents.row_view(0..latents.rows())),
@@ -120,7 +120,7 @@ impl<B: Backend> PartialSteps<B> {
         }
     }
 
-    /// What became of the tokens of a frame that keeps them, with its final latents.
+    /// Returns the keys of a frame that caches its tokens, with its final latents.
     pub(super) fn into_frame(self, latents: &Tensor<B>) -> Option<FrameKeys<B>> {
         let latents = latents.row_view(0..latents.rows());
         match self.kind {
@@ -131,7 +131,7 @@ impl<B: Backend> PartialSteps<B> {
 }
 
 impl<B: Backend> SomeTokens<B> {
-    /// How many there are; none where none is of the image, since nothing else is asked for.
+    /// Returns the number of tokens; 0 without image tokens, because then nothing is computed.
     fn count(&self) -> usize {
         let layout = self.tokens.layout();
         if layout.img == 0 { 0 } else { layout.rows() }

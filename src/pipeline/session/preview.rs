@@ -1,4 +1,4 @@
-//! What the steps so far lead to, as images.
+//! Previews: the images that the steps so far lead to.
 
 use std::sync::Arc;
 
@@ -9,11 +9,11 @@ use crate::tensor::Tensor;
 use crate::vae::TinyDecoder;
 use crate::vae::preview::PreviewMap;
 
-/// The longest side that previews of the tiny decoder have, where the image is no longer than 16 times this.
+/// Maximum side of previews of the tiny decoder, for images up to 16 times as long.
 const LONGEST: usize = 512;
-const MOST_REDUCED: usize = 16;
+const MAX_REDUCED: usize = 16;
 
-/// What makes previews.
+/// The source of previews.
 pub(crate) enum Previewer<B: Backend> {
     /// A linear map, on the host.
     Map(Arc<PreviewMap>),
@@ -21,7 +21,7 @@ pub(crate) enum Previewer<B: Backend> {
     Decoder(Arc<TinyDecoder<B>>),
 }
 
-/// Previews that are being made, of each image of a batch.
+/// Enqueued previews of each image of a batch.
 pub(crate) enum Previews<B: Backend> {
     /// Packed latents [images * tokens, channels] on their way to the host.
     Latents(B::Download),
@@ -30,10 +30,10 @@ pub(crate) enum Previews<B: Backend> {
 }
 
 impl<B: Backend> Previewer<B> {
-    /// Enqueues what the device has to do for previews of `latents`, packed ones [images * height * width, channels].
-    /// Does not wait.
+    /// Enqueues the device's work for previews of packed `latents` [images * height * width, channels]. Does not
+    /// wait.
     ///
-    /// Errors when memory runs out.
+    /// Errors if memory runs out.
     pub(crate) fn begin(&self, backend: &B, latents: Tensor<B>, [height, width]: [usize; 2]) -> Result<Previews<B>> {
         let Self::Decoder(decoder) = self else { return backend.download_soon(latents).map(Previews::Latents) };
         let tokens = height * width;
@@ -45,8 +45,8 @@ impl<B: Backend> Previewer<B> {
         pixels.collect::<Result<_>>().map(Previews::Pixels)
     }
 
-    /// The previews of each image; none of one whose pixels are not numbers. Waits for the device, but not for what was
-    /// enqueued after [`Previewer::begin`].
+    /// Returns the preview of each image; `None` if its pixels are not numbers. Waits for the device, but not for
+    /// work enqueued after [`Previewer::begin`].
     ///
     /// Errors as [`Memory::take_download`](crate::backend::Memory::take_download) does, and as
     /// [`Memory::take_rgb8`](crate::backend::Memory::take_rgb8) does otherwise.
@@ -69,21 +69,21 @@ impl<B: Backend> Previewer<B> {
     }
 }
 
-/// A preview of the tiny decoder.
+/// Takes a preview of the tiny decoder.
 fn taken<B: Backend>(backend: &B, rgb: B::Rgb8, [height, width]: [usize; 2]) -> Result<Option<Rgb>> {
     match backend.take_rgb8(rgb) {
         Ok(bytes) => Ok(Some(reduced(Rgb { width, height, bytes }))),
-        // What is wrong, the image tells.
+        // The final image reports this error.
         Err(error) if error.what() == NOT_NUMBERS => Ok(None),
         Err(error) => Err(error),
     }
 }
 
-/// The image, its sides divided by the least power of two that makes them no longer than [`LONGEST`]: the means of
+/// Downscales the image by the smallest power of two that makes its sides at most [`LONGEST`], with means over
 /// squares of pixels.
 fn reduced(image: Rgb) -> Rgb {
     let Rgb { width, height, .. } = image;
-    let fits = |side: &usize| width.max(height) / side <= LONGEST || *side == MOST_REDUCED;
+    let fits = |side: &usize| width.max(height) / side <= LONGEST || *side == MAX_REDUCED;
     let side = (0..).map(|power| 1 << power).find(fits).unwrap_or(1);
     if side == 1 || width % side != 0 || height % side != 0 {
         return image;
@@ -117,10 +117,10 @@ mod tests {
         assert_eq!(reduced(image(512, 16)), image(512, 16));
         let half = reduced(image(1024, 32));
         assert_eq!((half.width, half.height), (512, 16));
-        // Pixels (2, 4) to (3, 5): means of 2 and 3, of 4 and 5, and of two of each colour, rounded up.
+        // Pixels (2, 4) to (3, 5): means of 2 and 3, of 4 and 5, and of two of each color, rounded up.
         assert_eq!(half.bytes[3 * (2 * 512 + 1)..][..3], [3, 5, 128]);
         let quarter = reduced(image(16, 2048));
         assert_eq!((quarter.width, quarter.height), (4, 512));
-        assert_eq!(reduced(image(16 * 1024, 16)).width, 1024, "no more than that");
+        assert_eq!(reduced(image(16 * 1024, 16)).width, 1024, "at most that");
     }
 }

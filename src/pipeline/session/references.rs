@@ -1,4 +1,4 @@
-//! The images of a session: from pixels to latents, and to what the steps read.
+//! The input images of a session: from pixels to latents, and to inputs of the steps.
 
 use std::sync::Arc;
 
@@ -24,42 +24,42 @@ use crate::vae::{Band, Encoder, Grid};
 
 /// The images that a session encodes.
 pub(crate) struct Images {
-    /// All references in their order, an image to change among them.
+    /// All references in their order, including an image to edit.
     references: Vec<Arc<Rgb>>,
     change: Option<Change>,
 }
 
-/// The images of all items, each once, and which of them are encoded already.
+/// The distinct images of all items, with their cached latents.
 pub(crate) struct CachedImages<'a, B: Backend> {
     items: Vec<&'a Images>,
     all: Vec<&'a Arc<Rgb>>,
     latents: Vec<Option<Known<B>>>,
-    /// Which are to be encoded.
+    /// `true` for each image to encode.
     missing: Vec<bool>,
 }
 
 /// The packed latents of an item.
 pub(crate) struct ImageLatents<B: Backend> {
-    /// [tokens of all references, channels]; `None` where there are no references.
+    /// Latents [tokens of all references, channels]; `None` without references.
     pub references: Option<Tensor<B>>,
-    /// By which what is made of them is cached: those of [`Known`].
+    /// Numbers of the references, the cache keys of results computed from them, see [`Known`].
     pub numbers: Vec<u64>,
-    /// The image to change, [tokens, channels].
+    /// Latents of the image to edit, [tokens, channels].
     pub changed: Option<Tensor<B>>,
 }
 
 impl Images {
-    pub(crate) fn of(request: &Request) -> Self {
+    pub(crate) fn from_request(request: &Request) -> Self {
         let own = request.change.iter().filter(|change| change.is_reference).map(|change| &change.image);
         Self { references: own.chain(&request.references).cloned().collect(), change: request.change.clone() }
     }
 
-    /// How much of each packed latent is drawn anew, where that is not all of each.
+    /// Returns the regenerated part of each packed latent; `None` without a mask.
     pub(crate) fn cells(&self) -> Option<&[f32]> {
         self.change.as_ref()?.cells.as_deref()
     }
 
-    /// Which tokens are computed, where some of them are kept from another step.
+    /// Returns the tokens to compute, if others are cached from another step.
     pub(crate) fn kept_tokens(&self, info: &ModelInfo, plan: &Plan) -> Option<ActiveTokens> {
         let change = self.change.as_ref().filter(|_| plan.kept_tokens > 0)?;
         let shown = usize::from(change.is_reference);
@@ -74,7 +74,7 @@ impl Images {
         self.references
     }
 
-    /// All images in their order; an image to change comes first, be it a reference or not.
+    /// Returns all images in their order; an image to edit comes first, even if it is not a reference.
     fn all(&self) -> impl Iterator<Item = &Arc<Rgb>> {
         let hidden = self.change.iter().filter(|change| !change.is_reference).map(|change| &change.image);
         hidden.chain(&self.references)
@@ -82,10 +82,10 @@ impl Images {
 }
 
 impl<'a, B: Backend> CachedImages<'a, B> {
-    /// The images of items, and which of them are to be encoded: those that any device lacks.
+    /// Collects the images of items. Images that any device lacks are marked for encoding.
     ///
-    /// Errors when another device fails.
-    pub(crate) fn of(items: impl Iterator<Item = &'a Images>, residency: &Residency<B>) -> Result<Self> {
+    /// Errors if another device fails.
+    pub(crate) fn collect(items: impl Iterator<Item = &'a Images>, residency: &Residency<B>) -> Result<Self> {
         let items: Vec<&Images> = items.collect();
         let mut all: Vec<&Arc<Rgb>> = Vec::new();
         for image in items.iter().flat_map(|images| images.all()) {
@@ -98,9 +98,9 @@ impl<'a, B: Backend> CachedImages<'a, B> {
         Ok(Self { items, all, latents, missing })
     }
 
-    /// The encoder, where an image is to be encoded.
+    /// Returns the encoder, if there are images to encode.
     ///
-    /// Errors when it cannot be loaded, or the caller cancels.
+    /// Errors if it cannot be loaded, or the caller cancels.
     pub(crate) fn encoder(
         &self,
         residency: &Residency<B>,
@@ -111,9 +111,9 @@ impl<'a, B: Backend> CachedImages<'a, B> {
         self.missing.contains(&true).then(|| residency.encoder(prepared, caller, clock)).transpose()
     }
 
-    /// The latents of each item.
+    /// Returns the latents of each item.
     ///
-    /// Errors when memory runs out, or the caller cancels.
+    /// Errors if memory runs out, or the caller cancels.
     pub(crate) fn encode(
         mut self,
         residency: &Residency<B>,
@@ -155,10 +155,10 @@ impl<'a, B: Backend> CachedImages<'a, B> {
     }
 }
 
-/// Makes the keys and values of all references, for models that make them once. `embedded` are the tokens of this
-/// device.
+/// Computes the keys and values of all references, for models that compute them once. `embedded` are the tokens of
+/// this device.
 ///
-/// Errors when memory runs out.
+/// Errors if memory runs out.
 pub(crate) fn make_reference_cache<B: Backend>(
     residency: &Residency<B>,
     transformer: &Arc<Transformer<B>>,
@@ -170,7 +170,7 @@ pub(crate) fn make_reference_cache<B: Backend>(
     let blocks = (config.num_layers + config.num_single_layers) as u64;
     let bytes = 2 * blocks * (embedded.rows() * config.dim()) as u64 * residency.backend().costs().element_bytes;
     while residency.images.is_full() {
-        // Steps of its images hold it too.
+        // Cached steps of its images hold it too.
         residency.steps.clear();
         residency.images.drop_oldest();
     }

@@ -1,4 +1,4 @@
-//! What decides whether images are made as one batch.
+//! The shape of images, which decides if they can form one batch.
 
 use std::sync::Arc;
 
@@ -13,55 +13,67 @@ use crate::pipeline::session::references::Images;
 use crate::rgb::Rgb;
 use crate::sampler::Rng;
 
-/// Everything that the items of a batch have in common: size, steps, guidance, schedule, numbers of text tokens, sizes
-/// of references, adapters.
+/// Everything that the items of a batch have in common: size, steps, guidance, schedule, numbers of text tokens,
+/// sizes of references, adapters.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Shape {
-    /// With nothing in it that an item has for itself.
+    /// The plan without values that belong to a single item.
     plan: Plan,
     adapters: SetKey,
-    /// Whether text features are given in place of prompts.
+    /// `true` if text features replace prompts.
     has_embeddings: bool,
-    /// Whether some of an image stays, see [`Change::cells`](crate::pipeline::Change::cells).
+    /// `true` if parts of an image are unmasked, see [`Change::cells`](crate::pipeline::Change::cells).
     has_mask: bool,
-    /// The references, where their keys and values are made once.
+    /// The references, if their keys and values are computed once.
     cached_references: Vec<Arc<Rgb>>,
-    /// Images that are one batch at most, where memory does not decide, and whether that gains anything.
-    most: usize,
+    /// Maximum images per batch, if memory is not limited; `gains` is `true` if batching them saves time.
+    max_images: usize,
     gains: bool,
 }
 
 impl Shape {
-    pub(crate) fn of(request: &Request, Prepared { plan, needs, .. }: &Prepared, info: &ModelInfo) -> Self {
+    pub(crate) fn new(request: &Request, Prepared { plan, needs, .. }: &Prepared, info: &ModelInfo) -> Self {
         let common = Plan { seed: 0, rng: Rng::default(), negative: None, notes: Vec::new(), ..plan.clone() };
         Self {
             plan: Plan { is_read_elsewhere: false, ..common },
-            adapters: AdapterSet::of(&request.adapters).key().clone(),
+            adapters: AdapterSet::new(&request.adapters).key().clone(),
             has_embeddings: request.embeddings.is_some(),
             has_mask: request.change.as_ref().is_some_and(|change| change.cells.is_some()),
-            cached_references: if info.caches_references { Images::of(request).into_references() } else { Vec::new() },
+            cached_references: if info.caches_references {
+                Images::from_request(request).into_references()
+            } else {
+                Vec::new()
+            },
             gains: !needs.in_turn,
-            most: needs.wanted(usize::MAX),
+            max_images: needs.wanted(usize::MAX),
         }
     }
 
-    /// Images that are one batch at most, where memory does not decide.
-    pub(crate) fn most(&self) -> usize {
-        self.most
+    /// Returns the tokens of an image that a step computes, and the evaluations of the transformer.
+    pub(crate) fn tokens_and_evaluations(&self) -> (usize, usize) {
+        let Plan { width, height, ref references, text_tokens, .. } = self.plan;
+        let tokens = |[height, width]: &[usize; 2]| height / 16 * (width / 16);
+        let all = tokens(&[height, width]) + references.iter().map(tokens).sum::<usize>() + text_tokens;
+        (all, self.plan.steps_to_run() * if self.plan.guided() { 2 } else { 1 })
     }
 
-    /// The same of images that take less time in one batch than one after the other.
-    pub(crate) fn most_at_once(&self) -> usize {
-        if self.gains { self.most } else { 1 }
+    /// Returns the maximum images per batch, if memory is not limited.
+    pub(crate) fn max_images(&self) -> usize {
+        self.max_images
+    }
+
+    /// Returns the maximum images that take less time in one batch than one after the other.
+    pub(crate) fn max_at_once(&self) -> usize {
+        if self.gains { self.max_images } else { 1 }
     }
 }
 
 impl<B: Backend> Model<B> {
-    /// What decides with which others an image may be made.
+    /// Returns the shape of an image, which decides with which other images it can form a batch.
     ///
-    /// Errors as [`Model::plan`], but for the tokenizer.
+    /// Errors as [`Model::plan`], without the errors of the tokenizer.
     pub(crate) fn shape(&self, request: &Request) -> Result<Shape> {
         let request = request.for_kind(self.info().kind)?;
-        Ok(Shape::of(&request, &self.prepare(&request, false)?, self.info()))
+        Ok(Shape::new(&request, &self.prepare(&request, false)?, self.info()))
     }
 }

@@ -1,4 +1,4 @@
-//! Text features that one device makes for all that share the images of a request.
+//! Text features that one device computes for all devices that share the images of a request.
 
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
@@ -9,27 +9,27 @@ use crate::pipeline::residency::prompt_cache::{FeatureCache, PromptKey};
 use crate::stage::Caller;
 use crate::text_encoder::PromptTokens;
 
-/// The most bytes of the host. The features of one prompt take 16 MB in the 4B model.
-const MOST_BYTES: u64 = 1 << 30;
+/// Maximum bytes on the host. The features of one prompt take 16 MB in the 4B model.
+const MAX_BYTES: u64 = 1 << 30;
 
-/// Who makes the text features of a session.
+/// The source of a session's text features.
 #[derive(Clone)]
 pub(crate) enum TextSource {
-    /// Its device.
+    /// The session's device.
     Own,
-    /// Its device, for others too.
+    /// The session's device, which also shares them with other devices.
     First(Arc<SharedText>),
     /// Another device.
     Other(Arc<SharedText>),
 }
 
 impl TextSource {
-    /// Whether another device runs the text encoder.
+    /// Returns `true` if another device runs the text encoder.
     pub(crate) fn is_other(&self) -> bool {
         matches!(self, Self::Other(_))
     }
 
-    /// Has others make their own, where its device was to make them and has not.
+    /// Lets other devices compute their own features, if this session was to share them and has not.
     pub(crate) fn abandon(&self) {
         if let Self::First(shared) = self {
             shared.abandon();
@@ -37,12 +37,12 @@ impl TextSource {
     }
 }
 
-/// The features of the prompts that were shared last, [tokens, features] each, on the host.
+/// The most recently shared features of prompts, [tokens, features] each, on the host.
 pub(crate) struct HostPrompts(Mutex<FeatureCache<Arc<Array>>>);
 
 impl Default for HostPrompts {
     fn default() -> Self {
-        Self(Mutex::new(FeatureCache::new(MOST_BYTES)))
+        Self(Mutex::new(FeatureCache::new(MAX_BYTES)))
     }
 }
 
@@ -51,11 +51,11 @@ impl HostPrompts {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The features of a prompt, which `make` makes where they are not cached.
+    /// Returns the features of a prompt, from the cache or from `make`.
     ///
     /// Errors as `make`.
     fn get(&self, tokens: &PromptTokens, make: impl FnOnce() -> Result<Array>) -> Result<Arc<Array>> {
-        let key = PromptKey::of(tokens);
+        let key = PromptKey::new(tokens);
         let cached = self.prompts().get(&key).map(Arc::clone);
         if let Some(cached) = cached {
             return Ok(cached);
@@ -66,7 +66,7 @@ impl HostPrompts {
     }
 }
 
-/// The text features of a request, once the first device has made them.
+/// The text features of a request, once the first device has computed them.
 pub(crate) struct SharedText {
     state: Mutex<State>,
     changed: Condvar,
@@ -75,9 +75,9 @@ pub(crate) struct SharedText {
 
 enum State {
     Awaited,
-    /// Of each prompt.
+    /// The features of each prompt.
     Made(Vec<Arc<Array>>),
-    /// The first device will not make them.
+    /// The first device will not compute them.
     Abandoned,
 }
 
@@ -98,8 +98,8 @@ impl SharedText {
         }
     }
 
-    /// Gives other devices the features of prompts, by their tokens. `download` returns those of
-    /// one, [tokens, features], by its place; it is not asked for what is cached on the host.
+    /// Shares the features of prompts with other devices. `download` returns the features of a prompt by its index,
+    /// [tokens, features]; it is not called for features that are cached on the host.
     ///
     /// Errors as `download`.
     pub(crate) fn give<'a>(
@@ -115,14 +115,14 @@ impl SharedText {
         Ok(())
     }
 
-    /// The first device gives no features, unless it has: others make their own.
+    /// Marks the features as abandoned, unless they are already shared: other devices compute their own.
     pub(crate) fn abandon(&self) {
         self.settle(State::Abandoned);
     }
 
-    /// Waits for the features of each prompt; `None` where the first device makes none.
+    /// Waits for the features of each prompt; `None` if the first device does not compute them.
     ///
-    /// Errors when the caller cancels.
+    /// Errors if the caller cancels.
     pub(crate) fn wait(&self, caller: &Caller<'_>) -> Result<Option<Vec<Arc<Array>>>> {
         let mut state = self.state();
         loop {
@@ -152,7 +152,7 @@ mod tests {
         PromptTokens { ids: vec![id], real: 1, truncated: 0, cut_at: 0, padding: crate::text_encoder::Padding::Counted }
     }
 
-    /// What a session gets that waits, and is cancelled where `cancels`.
+    /// Returns the features that a waiting session gets; it is cancelled if `cancels`.
     fn waited(shared: &SharedText, cancels: bool) -> Result<Option<Vec<f32>>> {
         let (cancel, report) = (CancelFlag::default(), &mut |_| {});
         if cancels {

@@ -18,16 +18,16 @@ use crate::stage::Stage;
 use crate::tensor::Tensor;
 use crate::text_encoder::PromptTokens;
 
-/// The texts of a batch, each once, and which of them each item reads.
+/// The distinct texts of a batch, and the texts that each item reads.
 pub(crate) struct Text {
     texts: Texts,
-    /// Of each item its prompt and, with guidance, its negative one, as places in the texts.
+    /// For each item the indices of its prompt and, with guidance, of its negative prompt in the texts.
     of_items: Vec<Vec<usize>>,
 }
 
 enum Texts {
     Prompts(Vec<Prompt>),
-    /// Their features [tokens, features].
+    /// Passed features [tokens, features].
     Given(Vec<Arc<Array>>),
 }
 
@@ -36,19 +36,19 @@ struct Prompt {
     tokens: PromptTokens,
 }
 
-/// The features of the texts of a batch, where this device makes them.
+/// The text features of a batch on the device that computes them.
 pub(crate) struct Encoded<'a, B: Backend> {
     text: &'a Text,
-    /// [tokens of all texts, features]; on the other devices of a group none, unless they are given.
+    /// Features [tokens of all texts, features]; `None` on other devices of a group, unless they are passed in.
     rows: Option<Tensor<B>>,
     lengths: Vec<usize>,
     /// As in [`TextFeatures`].
     numbers: Vec<Option<u64>>,
 }
 
-/// The features of the texts of a batch, one under the other.
+/// The text features of a batch, concatenated.
 pub(crate) struct TextFeatures<B: Backend> {
-    /// [tokens of all texts, features]
+    /// Features [tokens of all texts, features].
     pub(crate) rows: Tensor<B>,
     /// Each text.
     texts: Vec<TextRows>,
@@ -60,15 +60,16 @@ pub(crate) struct TextFeatures<B: Backend> {
 #[derive(Debug, Clone)]
 pub(crate) struct TextRows {
     pub(crate) rows: Range<usize>,
-    /// By which what is made of it is cached: that of [`Known`]. None of features that are not cached here.
+    /// Number of the text, the cache key of results computed from it, see [`Known`]; `None` if the features are not
+    /// cached here.
     pub(crate) number: Option<u64>,
-    /// How many of the rows are no padding, as far as that is known.
+    /// Number of rows that are not padding, as far as it is known.
     pub(crate) prompt: usize,
 }
 
 impl<B: Backend> TextFeatures<B> {
-    /// The texts that the first `samples` items read in these of the evaluations of a step, each once; and for each
-    /// evaluation and item the place of its text among them.
+    /// Returns the distinct texts that the first `samples` items read in these evaluations of a step. Also returns
+    /// the index of the text for each evaluation and item.
     pub(crate) fn read(&self, evaluations: Range<usize>, samples: usize) -> (Vec<TextRows>, Vec<usize>) {
         let (mut texts, mut places) = (Vec::new(), Vec::new());
         for evaluation in evaluations {
@@ -84,15 +85,15 @@ impl<B: Backend> TextFeatures<B> {
         (texts.into_iter().map(|text| self.texts[text].clone()).collect(), places)
     }
 
-    /// The rows of the texts of an item.
-    pub(crate) fn of_item(&self, item: usize) -> impl Iterator<Item = Range<usize>> {
+    /// Returns the rows of the texts of an item.
+    pub(crate) fn item_rows(&self, item: usize) -> impl Iterator<Item = Range<usize>> {
         self.of_items[item].iter().map(|text| self.texts[*text].rows.clone())
     }
 }
 
 impl Text {
-    /// Reads what requests of one shape say, whose plans these are; `tokenize` makes a prompt a number of tokens. A
-    /// plan gets a note for each of its prompts that is cut off.
+    /// Reads the prompts or features of requests of one shape, with their plans; `tokenize` converts a prompt to a
+    /// number of tokens. A plan gets a note for each of its prompts that is truncated.
     ///
     /// Errors as `tokenize` does.
     pub(crate) fn read(
@@ -147,10 +148,10 @@ impl Text {
         Self { texts: Texts::Given(texts), of_items }
     }
 
-    /// The features of all texts. The text encoder runs only for prompts that are not cached, and on the first device
-    /// of a group only, unless the `reader` says that another group does it.
+    /// Returns the features of all texts. The text encoder runs only for prompts that are not cached, and only on the
+    /// first device of a group, unless `reader` names another group.
     ///
-    /// Errors when memory runs out, or the caller cancels.
+    /// Errors if memory runs out, or the caller cancels.
     pub(crate) fn encode<B: Backend>(
         &self,
         residency: &Residency<B>,
@@ -188,9 +189,9 @@ impl Text {
 }
 
 impl<B: Backend> Encoded<'_, B> {
-    /// The features on all devices.
+    /// Copies the features to all devices.
     ///
-    /// Errors when memory runs out, or another device fails.
+    /// Errors if memory runs out, or another device fails.
     pub(crate) fn share(self, residency: &Residency<B>) -> Result<TextFeatures<B>> {
         let Self { text, rows, lengths, numbers } = self;
         let rows = match (&text.texts, rows) {
@@ -213,7 +214,7 @@ impl<B: Backend> Encoded<'_, B> {
     }
 }
 
-/// The features of each prompt, made here or by another device.
+/// Returns the features of each prompt, computed here or by another device.
 fn read<B: Backend>(
     prompts: &[Prompt],
     residency: &Residency<B>,
@@ -255,12 +256,13 @@ fn read<B: Backend>(
     }
 }
 
-/// The session holds what is cached, so that the cache may drop it for a new prompt or for memory.
+/// Returns the cached features of a prompt. The session holds them, so that the cache may drop them for a new prompt
+/// or for memory.
 fn cached<B: Backend>(prompt: &Prompt, residency: &Residency<B>) -> Option<Known<B>> {
     residency.prompts.get(&prompt.tokens)
 }
 
-/// The features of each prompt, which the text encoder makes where they are not cached.
+/// Returns the features of each prompt; the text encoder computes those that are not cached.
 fn encode<B: Backend>(
     prompts: &[Prompt],
     residency: &Residency<B>,
@@ -288,10 +290,10 @@ fn encode<B: Backend>(
     Ok(features.into_iter().flatten().collect())
 }
 
-/// What someone should know of a prompt that is cut off; `name` is what to call it.
+/// Returns a note for the user if a prompt is truncated; `name` is the name of the prompt.
 fn cut_note(name: &str, text: &str, tokens: &PromptTokens) -> Option<String> {
     let truncated = tokens.truncated;
-    // Where there are no words, only the template is cut.
+    // Without words, only the template is truncated.
     if truncated == 0 || text.is_empty() {
         return None;
     }
@@ -299,12 +301,12 @@ fn cut_note(name: &str, text: &str, tokens: &PromptTokens) -> Option<String> {
     Some(format!("{name} is {truncated} tokens longer than the model reads; its end is cut off{lost}"))
 }
 
-/// The beginning of a text for a message, on one line; `None` where there are no words.
+/// Returns the beginning of a text for a message, on one line; `None` if there are no words.
 fn first_words(text: Option<&str>) -> Option<String> {
-    const MOST: usize = 60;
+    const MAX: usize = 60;
     let text = text?.trim();
-    let mut words = escaped(&text.chars().take(MOST).collect::<String>()).into_owned();
-    if text.chars().nth(MOST).is_some() {
+    let mut words = escaped(&text.chars().take(MAX).collect::<String>()).into_owned();
+    if text.chars().nth(MAX).is_some() {
         words.push_str("...");
     }
     (!words.is_empty()).then_some(words)

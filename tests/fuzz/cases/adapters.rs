@@ -1,4 +1,4 @@
-//! Adapters that are damaged, or no adapters.
+//! Damaged adapters, and files that are no adapters.
 
 use std::path::Path;
 
@@ -30,7 +30,7 @@ pub fn damaged(place: &Place<'_>, rng: &mut Rng) -> Case {
     case
 }
 
-/// Gives tensors other names, of which some are those of other programs.
+/// Renames tensors, some of them to names of other programs.
 fn rename(path: &Path, rng: &mut Rng) {
     let prefixes = [
         "diffusion_model.",

@@ -1,4 +1,4 @@
-//! Arguments of any kind.
+//! Arbitrary arguments.
 
 use std::fs;
 
@@ -7,9 +7,9 @@ use crate::expect::Prints;
 use crate::rng::Rng;
 use crate::run::Case;
 
-/// The image that is there.
+/// The existing image.
 const INPUT: &str = "../input.png";
-/// Values of options, none of which asks for much work.
+/// Values of options; none needs much work.
 const VALUES: [&str; 47] = [
     "",
     "0",
@@ -143,7 +143,7 @@ pub fn any(place: &Place<'_>, rng: &mut Rng) -> Case {
     }
     for _ in 0..rng.below(6) {
         let option = *rng.pick(&OPTIONS);
-        // What was given already would only be an option that is given twice.
+        // Repeating an option would always be the same error.
         if let Some(at) = given.iter().position(|known| *known == option) {
             given.drain(at..given.len().min(at + 2));
         }
@@ -155,7 +155,7 @@ pub fn any(place: &Place<'_>, rng: &mut Rng) -> Case {
             given.push(*rng.pick(&["--", "bench", "compare", "--help", "--version", "--unknown", "-"]));
         }
     }
-    // A bench takes its time, rightly.
+    // A bench rightly takes long.
     given.retain(|argument| *argument != "bench");
     if rng.one_of(10) {
         let at = rng.below(given.len());

@@ -1,4 +1,4 @@
-//! Finite values that overflow, vanish, or are all zero, in everything that has values.
+//! Finite values that overflow, vanish, or are all zero, in every kind of input.
 
 use flux::files::Role;
 
@@ -10,7 +10,7 @@ use crate::run::Case;
 use crate::sources::{adapter_of, weights};
 use crate::tensors::TensorFile;
 
-/// The smallest image from values of which some are extreme. An error names the file that has them.
+/// The smallest image from inputs with some extreme values. An error must name their file.
 pub fn any(place: &Place<'_>, rng: &mut Rng) -> Case {
     match rng.below(5) {
         0 => in_weights(place, rng),
@@ -21,7 +21,7 @@ pub fn any(place: &Place<'_>, rng: &mut Rng) -> Case {
     }
 }
 
-/// Changes values of one or two tensors. Returns which, and whether one of them is a matrix that is all zeros now.
+/// Changes values of one or two tensors. Returns their names, and `true` if one of them is now a matrix of zeros.
 fn change(file: &mut TensorFile, rng: &mut Rng) -> (String, bool) {
     let mut what = Vec::new();
     for _ in 0..1 + rng.below(2) {
@@ -47,7 +47,7 @@ fn in_weights(place: &Place<'_>, rng: &mut Rng) -> Case {
     let mut file = TensorFile::read(&path);
     let (what, is_zero) = change(&mut file, rng);
     case.what = format!("{} of {source:?}: {what}", role.folder());
-    // Of the others some parts are not read.
+    // In other components, some parts are not read.
     if is_zero && role == Role::Transformer {
         case.expected.end = End::Error;
     }
@@ -65,7 +65,7 @@ fn in_adapter(place: &Place<'_>, rng: &mut Rng) -> Case {
     let (model, source) = (&place.sources.small, place.at("adapter.safetensors"));
     let mut file = TensorFile::read(&adapter_of(model));
     if rng.one_of(2) {
-        // Of a single kind, so that nothing else in the file is computed first.
+        // Tensors of a single kind, so that no other kind in the file is computed first.
         let end = *rng.pick(&[".to_q.", ".to_k.", ".to_v.", ".to_out."]);
         file.tensors.retain(|tensor| tensor.name.contains(end));
     }
@@ -105,7 +105,7 @@ fn in_tensors(place: &Place<'_>, flag: &str, rng: &mut Rng) -> Case {
     let mut file = TensorFile::read(source);
     let dtype = *rng.pick(&["F32", "F32", "F16", "BF16"]);
     for tensor in &mut file.tensors {
-        // Half of the bits of these are values of 16 bits with any exponent, so they are made anew.
+        // Half of the bits of these are 16-bit values with any exponent, so they are regenerated.
         let count: usize = tensor.shape.iter().product();
         tensor.dtype = dtype.to_string();
         tensor.bytes = (0..count).flat_map(|i| tensor.encode((i * 7919 % 1013) as f64 / 506.0 - 1.0)).collect();
@@ -120,7 +120,7 @@ fn in_tensors(place: &Place<'_>, flag: &str, rng: &mut Rng) -> Case {
     case.expected.blames = vec![flag.to_string(), name.to_string()];
     work::draw(&mut case, place, &place.sources.small);
     if is_text {
-        // They take the place of the prompt.
+        // They replace the prompt.
         let arguments: Vec<_> = case.command.get_args().map(ToOwned::to_owned).collect();
         let prompt = arguments.iter().position(|argument| argument == "-p").expect("drawn with a prompt");
         let mut command = crate::run::quiet(&place.sources.program);

@@ -1,5 +1,5 @@
-//! Lists of images for `flux batch`: text, JSON and tables of any kind. Every second one is made, the others are
-//! checked alone.
+//! Lists of images for `flux batch`: text, JSON and tables of any kind. Every second list is made, the others are only
+//! checked.
 
 use std::fs;
 
@@ -24,7 +24,7 @@ const FLAGS: [&[&str]; 12] = [
     &["--json"],
     &["--mask", "none.png"],
 ];
-const FIELDS: [&str; 25] = [
+const FIELDS: [&str; 27] = [
     "prompt",
     "negative",
     "width",
@@ -42,6 +42,8 @@ const FIELDS: [&str; 25] = [
     "mask_padding",
     "feather",
     "no_composite",
+    "full_size",
+    "resize",
     "no_self_reference",
     "sparse",
     "noise",
@@ -76,7 +78,7 @@ const VALUES: [&str; 22] = [
     "\"{seed}\"",
 ];
 
-/// A list of lines of any kind.
+/// A list of arbitrary lines.
 pub fn any(place: &Place<'_>, rng: &mut Rng) -> Case {
     let mut case = place.case();
     let ending = *rng.pick(&ENDINGS);
@@ -108,7 +110,7 @@ pub fn any(place: &Place<'_>, rng: &mut Rng) -> Case {
     if rng.one_of(2) {
         case.command.arg("--dry-run");
     } else {
-        // What was made stays after a line that failed, and the manifest says why.
+        // Earlier images stay after a failed line, and the manifest has the reason.
         case.expected.may_change.push(place.out.join("images"));
     }
     case.expected.of_a_file = false;

@@ -1,4 +1,4 @@
-//! Files that are whole, given to flags that ask for others.
+//! Valid files, passed to flags for other files.
 
 use std::path::PathBuf;
 
@@ -10,7 +10,7 @@ use crate::rng::Rng;
 use crate::run::Case;
 use crate::sources::adapter_of;
 
-/// The flags that name files to read.
+/// The flags for input files.
 const FLAGS: [&str; 11] = [
     "-d",
     "-i",
@@ -30,7 +30,7 @@ pub fn any(place: &Place<'_>, rng: &mut Rng) -> Case {
     let mut case = place.case();
     let (model, _) = models::linked(place, rng);
     let source = file(place, rng);
-    // Its name may say something else, or nothing.
+    // Its extension may be wrong, or missing.
     let endings = ["safetensors", "gguf", "png", "json", "pt", "bin", "SAFETENSORS", "sft", "zip", "txt"];
     let own = source.extension().and_then(|ending| ending.to_str()).unwrap_or("json");
     let path = place.at("given").with_extension(if rng.one_of(3) { *rng.pick(&endings) } else { own });
@@ -67,6 +67,6 @@ fn file(place: &Place<'_>, rng: &mut Rng) -> PathBuf {
         5 => sources.small.join("tokenizer/tokenizer.json"),
         6 => sources.small.join("model_index.json"),
         7 => sources.small.clone(),
-        _ => rng.pick(&sources.quantised).path.clone(),
+        _ => rng.pick(&sources.quantized).path.clone(),
     }
 }

@@ -1,4 +1,4 @@
-//! What is tried: each kind of case, and how often.
+//! The cases: their kinds, and their frequencies.
 
 mod adapters;
 mod arguments;
@@ -9,7 +9,7 @@ mod misplaced;
 mod models;
 mod outputs;
 mod prompts;
-mod quantised;
+mod quantized;
 mod single;
 mod work;
 
@@ -30,32 +30,32 @@ pub enum Kind {
     Json,
     Tokenizer,
     Weights,
-    /// A file of a model that is no file, or another one.
+    /// A model file that is replaced by another kind of file.
     NotAFile,
     Cache,
     Adapter,
-    /// Images to compare, and to look at.
+    /// Images to compare, and to show.
     Image,
     /// Images and masks to edit.
     Input,
     Prompt,
     Arguments,
-    /// What is written where something is read, or twice.
+    /// Outputs that collide with inputs or with each other.
     Output,
-    /// Finite values that nothing computes with.
+    /// Finite values that overflow or vanish in computations.
     Extreme,
-    /// Scales of weights in few bits.
+    /// Scales of quantized weights.
     Scales,
-    /// Components in files of their own: names with others in front, several in one file, metadata.
+    /// Components in single files: prefixed names, several in one file, metadata.
     Single,
-    /// Files that are given to flags of others.
+    /// Valid files for the wrong flags.
     Misplaced,
     /// Lists of images for `flux batch`.
     List,
     Sound,
 }
 
-/// Of a thousand runs, how many are of each kind.
+/// The number of runs of each kind, in a thousand.
 const SHARES: [(Kind, usize); 17] = [
     (Kind::Json, 90),
     (Kind::Tokenizer, 50),
@@ -77,7 +77,7 @@ const SHARES: [(Kind, usize); 17] = [
 ];
 
 impl Kind {
-    /// The kind of a run.
+    /// Picks the kind of a run.
     pub fn draw(rng: &mut Rng) -> Self {
         let mut number = rng.below(SHARES.iter().map(|(_, share)| share).sum());
         for (kind, share) in SHARES {
@@ -89,23 +89,23 @@ impl Kind {
         unreachable!("the number is below the sum")
     }
 
-    /// The kind of this name, in any case.
-    pub fn of_name(name: &str) -> Option<Self> {
+    /// Returns the kind of this name, in upper or lower case.
+    pub fn from_name(name: &str) -> Option<Self> {
         SHARES.into_iter().map(|(kind, _)| kind).find(|kind| format!("{kind:?}").eq_ignore_ascii_case(name))
     }
 }
 
-/// A run's own folder, and what its case is made from.
+/// A run's own folder, and the sources of its case.
 struct Place<'a> {
     sources: &'a Sources,
     /// The folder of the run.
     own: &'a Path,
-    /// The one in it in which the program runs.
+    /// The folder in it in which the program runs.
     out: PathBuf,
 }
 
 impl Place<'_> {
-    /// A case of the program in which nothing is wrong yet.
+    /// Returns a case of the program without faults.
     fn case(&self) -> Case {
         Case {
             what: String::new(),
@@ -116,14 +116,14 @@ impl Place<'_> {
         }
     }
 
-    /// A path in the folder of the run.
+    /// Returns a path in the folder of the run.
     fn at(&self, name: &str) -> PathBuf {
         self.own.join(name)
     }
 }
 
 impl Sources {
-    /// A case in `own`, a folder of the run's own.
+    /// Creates a case in `own`, a folder of the run's own.
     pub fn case(&self, kind: Kind, own: &Path, rng: &mut Rng) -> Case {
         let out = own.join("out");
         fs::create_dir(&out).expect("a temporary folder is writable");
@@ -138,12 +138,12 @@ impl Sources {
             Kind::Arguments => arguments::any(&place, rng),
             Kind::Output => outputs::over_inputs(&place, rng),
             Kind::Extreme => extremes::any(&place, rng),
-            Kind::Scales => quantised::with_damaged_scales(&place, rng),
+            Kind::Scales => quantized::with_damaged_scales(&place, rng),
             Kind::Single => single::any(&place, rng),
             Kind::Misplaced => misplaced::any(&place, rng),
             Kind::List => lists::any(&place, rng),
             Kind::Sound => {
-                let mut case = if rng.one_of(2) { models::sound(&place, rng) } else { quantised::sound(&place, rng) };
+                let mut case = if rng.one_of(2) { models::sound(&place, rng) } else { quantized::sound(&place, rng) };
                 case.expected.end = End::Success;
                 case
             }
@@ -151,7 +151,7 @@ impl Sources {
     }
 }
 
-/// A link `name` to a file.
+/// Creates a link `name` to a file.
 fn link(file: &Path, name: &Path) {
     std::os::unix::fs::symlink(file, name).expect("a temporary folder takes links");
 }

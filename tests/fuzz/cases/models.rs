@@ -1,4 +1,4 @@
-//! Folders of models in which one file is not what it should be.
+//! Model folders with one wrong file.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -12,10 +12,10 @@ use crate::{folder, model_copy};
 
 /// The name of the test that [`attach`] runs.
 const ATTACH: &str = "a_cache_is_attached";
-/// The variable that names its model folder.
+/// The variable with its model folder.
 pub const ATTACH_TO: &str = "FLUX_FUZZ_ATTACH_TO";
 
-/// Links to the files of a model, and where they are from; mostly of the smallest model.
+/// Links to the files of a model, and their source; mostly of the smallest model.
 pub fn linked<'a>(place: &Place<'a>, rng: &mut Rng) -> (PathBuf, &'a Path) {
     let sources = place.sources;
     let source = if rng.one_of(4) { rng.pick(&sources.models) } else { &sources.small };
@@ -25,7 +25,7 @@ pub fn linked<'a>(place: &Place<'a>, rng: &mut Rng) -> (PathBuf, &'a Path) {
     (model, source)
 }
 
-/// A model with one damaged file, with which anything is done.
+/// A model with one damaged file, used in any way.
 pub fn damaged(place: &Place<'_>, kind: Kind, rng: &mut Rng) -> Case {
     let mut case = place.case();
     let (model, source) = linked(place, rng);
@@ -64,7 +64,7 @@ pub fn damaged(place: &Place<'_>, kind: Kind, rng: &mut Rng) -> Case {
     case
 }
 
-/// A model in which nothing is wrong.
+/// A valid model.
 pub fn sound(place: &Place<'_>, rng: &mut Rng) -> Case {
     let mut case = place.case();
     let (model, source) = linked(place, rng);
@@ -73,7 +73,7 @@ pub fn sound(place: &Place<'_>, rng: &mut Rng) -> Case {
     case
 }
 
-/// A damaged cache of quantised weights.
+/// A damaged quantized cache.
 pub fn cache(place: &Place<'_>, rng: &mut Rng) -> Case {
     let mut case = place.case();
     let (model, source) = linked(place, rng);
@@ -82,7 +82,7 @@ pub fn cache(place: &Place<'_>, rng: &mut Rng) -> Case {
     case.what = format!("{path:?} of {source:?}");
     case.command = attach(&model);
     case.expected.prints = Prints::Always;
-    case.expected.may_change.push(path); // it is made anew
+    case.expected.may_change.push(path); // it is rewritten
     case
 }
 
@@ -90,7 +90,7 @@ fn is_cache(path: &Path) -> bool {
     path.ends_with("flux-fp8.safetensors")
 }
 
-/// Reads the cache of quantised weights, in a process of this test, because the program does so with a GPU only.
+/// Reads the quantized cache, in a process of this test, because the program does so only with a GPU.
 fn attach(model: &Path) -> Command {
     let mut command = quiet(&std::env::current_exe().expect("this program"));
     command.args(["--exact", ATTACH, "--ignored", "--nocapture", "--quiet"]).env(ATTACH_TO, model);

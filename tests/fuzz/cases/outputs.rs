@@ -1,4 +1,4 @@
-//! Outputs where an input is, or another output, under any name of it.
+//! Outputs that collide with an input or with another output, under any name.
 
 use std::fs;
 use std::os::unix::fs::symlink;
@@ -15,12 +15,12 @@ use crate::sources::{adapter_of, weights};
 
 /// The first seed of a run.
 const SEED: usize = 7;
-/// The names of images and tensors that are read.
+/// The names of input images and tensors.
 const READ_FIRST: [&str; 5] = ["in.png", "mask.png", "noise.safetensors", "latents.safetensors", "e.safetensors"];
-/// An image that an earlier run left, which may be overwritten.
+/// An image of an earlier run, which may be overwritten.
 const OLD: &str = "old.png";
 
-/// Writes to what it reads, or to one place twice; sometimes to neither.
+/// Writes to an input, or to one place twice; sometimes to neither.
 pub fn over_inputs(place: &Place<'_>, rng: &mut Rng) -> Case {
     let mut case = place.case();
     case.expected.of_a_file = false;
@@ -33,7 +33,7 @@ pub fn over_inputs(place: &Place<'_>, rng: &mut Rng) -> Case {
     case
 }
 
-/// A copy of a model's folder, or of the parts of one.
+/// A copy of a model's folder, or of its components.
 fn copied(place: &Place<'_>, source: &Path, name: &str, rng: &mut Rng) -> PathBuf {
     let model = place.at(name);
     for path in folder::files(source) {
@@ -52,15 +52,15 @@ fn copy_file(from: &Path, to: &Path) -> PathBuf {
     to.to_path_buf()
 }
 
-/// `flux convert` onto a file of the model, of another part of it, or onto what is there anyway.
+/// Runs `flux convert` onto a file of the model, of another component, or onto an unrelated file.
 fn conversion(case: &mut Case, place: &Place<'_>, model: &Path, rng: &mut Rng) {
     let role = *rng.pick(&[Role::Transformer, Role::TextEncoder]);
-    let quantised = rng.pick(&place.sources.quantised);
-    let file = place.at("component.safetensors").with_extension(quantised.path.extension().expect("they have one"));
+    let quantized = rng.pick(&place.sources.quantized);
+    let file = place.at("component.safetensors").with_extension(quantized.path.extension().expect("they have one"));
     let from = match rng.below(3) {
         0 => model.to_path_buf(),
         1 => weights(model, role),
-        _ => copy_file(&quantised.path, &file),
+        _ => copy_file(&quantized.path, &file),
     };
     let mut inputs = folder::files(model);
     if !from.starts_with(model) {
@@ -86,12 +86,12 @@ fn conversion(case: &mut Case, place: &Place<'_>, model: &Path, rng: &mut Rng) {
     case.command.arg(to);
 }
 
-/// An image and tensors of it.
+/// An image and its tensors.
 fn image(case: &mut Case, place: &Place<'_>, model: &Path, rng: &mut Rng) {
     let mut inputs = folder::files(model);
     case.command.arg("-d").arg(model).args(&work::SMALL[4..8]).args(["-S", &SEED.to_string()]);
     if rng.one_of(4) {
-        // The model in parts.
+        // The model in single files.
         let role = *rng.pick(&[Role::TextEncoder, Role::Vae]);
         let file = copy_file(&place.sources.weights(role), &place.at("part.safetensors"));
         case.command.arg(if role == Role::Vae { "--vae" } else { "--text-encoder" }).arg(&file);
@@ -123,11 +123,11 @@ fn image(case: &mut Case, place: &Place<'_>, model: &Path, rng: &mut Rng) {
     copy_file(&place.sources.images[0], &place.out.join(OLD));
     case.expected.may_change.push(place.out.join(OLD));
     if rng.one_of(8) {
-        // What is read as a whole before anything is written.
+        // Inputs that are read completely before anything is written.
         case.command.arg("--force");
         let first = READ_FIRST.map(|name| place.at(name));
         case.expected.may_change.extend(first);
-        // And what leads to it.
+        // And the links to them.
         let seeds =
             ["", "-7", "-8", "-9"].iter().flat_map(|seed| [format!("{seed}.png"), format!("{seed}.safetensors")]);
         case.expected.may_change.extend(seeds.map(|end| place.out.join(format!("alias{end}"))));
@@ -135,14 +135,14 @@ fn image(case: &mut Case, place: &Place<'_>, model: &Path, rng: &mut Rng) {
     outputs(case, place, &inputs, count, has_embeddings, rng);
 }
 
-/// Gives a copy of a file to a flag.
+/// Passes a copy of a file to a flag.
 fn given(case: &mut Case, place: &Place<'_>, flag: &str, source: &Path, name: &str) -> PathBuf {
     let file = copy_file(source, &place.at(name));
     case.command.arg(flag).arg(&file);
     file
 }
 
-/// Flags of what is written, some of them onto inputs and onto each other.
+/// Adds output flags, some of them onto inputs and onto each other.
 fn outputs(case: &mut Case, place: &Place<'_>, inputs: &[PathBuf], count: usize, has_embeddings: bool, rng: &mut Rng) {
     let mut names: Vec<PathBuf> = Vec::new();
     let mut flags = vec![("-o", "x.png", Content::Image)];
@@ -174,7 +174,7 @@ fn outputs(case: &mut Case, place: &Place<'_>, inputs: &[PathBuf], count: usize,
                 PathBuf::from(*rng.pick(&["-", "l.png", "l.gguf", "l.json", "l"]))
             }
             _ => {
-                // Of several images one is put where the input is.
+                // One of several images is written to the place of the input.
                 let name = PathBuf::from(format!("alias.{ending}"));
                 let seeded = of_seed(&name, SEED + rng.below(numbers));
                 let input = rng.pick(inputs).clone();
@@ -191,12 +191,12 @@ fn outputs(case: &mut Case, place: &Place<'_>, inputs: &[PathBuf], count: usize,
     }
 }
 
-/// A name of a file, seen from `out`: its path in one of many forms, or a link `alias` that is made.
+/// Returns a name of a file, seen from `out`: its path in one of many forms, or a new link `alias`.
 fn name_of(file: &Path, out: &Path, alias: &str, rng: &mut Rng) -> PathBuf {
     let own = out.parent().expect("it is in the run's folder");
     let below = file.strip_prefix(own).expect("a file of the run");
     let alias_path = out.join(alias);
-    // Of several outputs one alias may be there already.
+    // With several outputs an alias may already exist.
     let links = ["", "first-", "folder-"].map(|prefix| out.join(format!("{prefix}{alias}")));
     if links.iter().any(|link| link.symlink_metadata().is_ok()) {
         return file.to_path_buf();

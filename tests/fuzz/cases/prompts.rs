@@ -1,4 +1,4 @@
-//! Prompts of any bytes.
+//! Prompts of arbitrary bytes.
 
 use std::ffi::OsString;
 use std::os::unix::ffi::OsStringExt;
@@ -20,7 +20,7 @@ pub fn any(place: &Place<'_>, rng: &mut Rng) -> Case {
         case.stdin = text;
         case.command.args(["-p", "-"]);
     } else {
-        text.retain(|byte| *byte != 0); // an argument cannot have it
+        text.retain(|byte| *byte != 0); // arguments cannot contain it
         let mut argument = OsString::from("--prompt=");
         argument.push(OsString::from_vec(text));
         case.command.arg(argument);
@@ -28,7 +28,7 @@ pub fn any(place: &Place<'_>, rng: &mut Rng) -> Case {
     case
 }
 
-/// Up to `most` bytes of any kind.
+/// Returns up to `most` arbitrary bytes.
 pub fn text(rng: &mut Rng, most: usize) -> Vec<u8> {
     let mut text = Vec::new();
     for _ in 0..1 + rng.below(4) {

@@ -1,5 +1,4 @@
-//! Components in files of their own: with names in front of their tensors', several in one file, and with metadata that
-//! is not what it should be.
+//! Components in single files: with prefixes of tensor names, several in one file, and with wrong metadata.
 
 use std::fs;
 use std::path::PathBuf;
@@ -7,7 +6,7 @@ use std::path::PathBuf;
 use flux::files::Role;
 use serde_json::{Map, Value, json};
 
-use super::{Place, quantised, work};
+use super::{Place, quantized, work};
 use crate::expect::End;
 use crate::gguf::{Entry, Gguf};
 use crate::mutate;
@@ -15,7 +14,7 @@ use crate::rng::Rng;
 use crate::run::Case;
 use crate::tensors::{Tensor, TensorFile};
 
-/// What programs put in front of the names of tensors.
+/// Prefixes of tensor names in programs.
 const PREFIXES: [&str; 22] = [
     "",
     "model.",
@@ -40,7 +39,7 @@ const PREFIXES: [&str; 22] = [
     ".",
     "_orig_mod.",
 ];
-/// Keys of metadata that mean something to some program.
+/// Metadata keys that some program reads.
 const KEYS: [&str; 12] = [
     "config",
     "format",
@@ -56,7 +55,7 @@ const KEYS: [&str; 12] = [
     "model_type",
 ];
 
-/// What [`disturb`] says where it does not.
+/// The description if [`disturb`] changes nothing.
 const WHOLE: &str = "all are there";
 
 /// A file of one component or of several.
@@ -76,22 +75,22 @@ fn config(place: &Place<'_>, role: Role) -> Value {
     serde_json::from_slice(&bytes).expect("JSON of ours")
 }
 
-/// Does anything with a file of a component.
+/// Uses a file of a component in any way.
 fn use_it(case: &mut Case, place: &Place<'_>, path: PathBuf, role: Role, rng: &mut Rng) {
     case.expected.blames = ["single.", "model", "--tokenizer"].map(String::from).into();
     match rng.below(5) {
         0..=1 => work::info(case, &path, rng),
         2 => work::convert(case, place, &path, rng),
-        _ => quantised::draw(case, place, &path, role),
+        _ => quantized::draw(case, place, &path, role),
     }
 }
 
-/// The tensors of a component, as its folder has them or in a file of another program.
+/// The tensors of a component, as in its folder or in a file of another program.
 fn component(place: &Place<'_>, role: Role, rng: &mut Rng) -> TensorFile {
     let of_role = |path: &&PathBuf| path.extension().is_some_and(|ending| ending == "safetensors");
     let single: Vec<&PathBuf> = place
         .sources
-        .quantised
+        .quantized
         .iter()
         .filter(|file| file.role == role)
         .map(|file| &file.path)
@@ -107,8 +106,8 @@ fn role(rng: &mut Rng) -> Role {
     *rng.pick(&[Role::Transformer, Role::Transformer, Role::TextEncoder, Role::Vae])
 }
 
-/// Something in front of names: one for all, several one after the other, or some of them only. Returns what, and
-/// whether all have the same.
+/// Prefixes names: all with one prefix, in order with several, or only some of them. Returns the prefix, and `true` if
+/// all names have it.
 fn prefix(tensors: &mut [Tensor], rng: &mut Rng) -> (String, bool) {
     let mut front = rng.pick(&PREFIXES).to_string();
     if rng.one_of(3) {
@@ -127,7 +126,7 @@ fn prefix(tensors: &mut [Tensor], rng: &mut Rng) -> (String, bool) {
     (format!("{shown:?} in front, of some only: {}", skipped > 0), skipped == 0)
 }
 
-/// Tensors that are missing, twice, or of another file.
+/// Removes tensors, duplicates them, or adds those of another file.
 fn disturb(file: &mut TensorFile, rng: &mut Rng) -> &'static str {
     let at = rng.below(file.tensors.len());
     match rng.below(8) {
@@ -166,7 +165,7 @@ fn with_prefixes(place: &Place<'_>, rng: &mut Rng) -> Case {
     file.write(&path);
     if is_of_all && disturbed == WHOLE && says_its_config {
         case.expected.end = End::Success;
-        quantised::draw(&mut case, place, &path, role);
+        quantized::draw(&mut case, place, &path, role);
     } else {
         use_it(&mut case, place, path, role, rng);
     }
@@ -215,7 +214,7 @@ fn all_in_one(place: &Place<'_>, rng: &mut Rng) -> Case {
     case
 }
 
-/// A file that says nothing, and a config beside it.
+/// A file without metadata, and a config next to it.
 fn with_config_beside(place: &Place<'_>, rng: &mut Rng) -> Case {
     let mut case = place.case();
     let role = role(rng);
@@ -257,7 +256,7 @@ fn with_metadata(place: &Place<'_>, rng: &mut Rng) -> Case {
             if known.is_empty() || rng.one_of(2) { rng.pick(&KEYS).to_string() } else { rng.pick(&known).clone() };
         let old = file.metadata.get(&key).and_then(Value::as_str).unwrap_or_default().to_string();
         let value = match rng.below(4) {
-            // A value that is JSON with changes.
+            // A value that is changed JSON.
             0 if !old.is_empty() => String::from_utf8_lossy(&mutate::json(old.as_bytes(), rng)).into_owned().into(),
             1 => mutate::hostile_value(rng),
             2 => json!({ rng.pick(&KEYS).to_string(): mutate::hostile_value(rng) }).to_string().into(),
@@ -279,7 +278,7 @@ fn with_metadata(place: &Place<'_>, rng: &mut Rng) -> Case {
 fn with_keys(place: &Place<'_>, rng: &mut Rng) -> Case {
     let mut case = place.case();
     let is_gguf = |path: &PathBuf| path.extension().is_some_and(|ending| ending == "gguf");
-    let files: Vec<_> = place.sources.quantised.iter().filter(|file| is_gguf(&file.path)).collect();
+    let files: Vec<_> = place.sources.quantized.iter().filter(|file| is_gguf(&file.path)).collect();
     let source = *rng.pick(&files);
     let mut file = Gguf::read(&source.path);
     case.what = format!("{:?}: ", source.path);
@@ -314,7 +313,7 @@ fn with_keys(place: &Place<'_>, rng: &mut Rng) -> Case {
     case
 }
 
-/// A type of GGUF and a value, most of which belong together.
+/// A type of GGUF and a value. Most of the values match their type.
 fn any_value(rng: &mut Rng) -> (u32, Vec<u8>) {
     let text = |rng: &mut Rng| {
         let text = mutate::hostile_text(rng);

@@ -1,4 +1,4 @@
-//! What the program does with files that a case has made.
+//! Commands that run on the files of a case.
 
 use std::path::Path;
 
@@ -11,40 +11,40 @@ use crate::run::Case;
 pub const SMALL: [&str; 14] =
     ["-p", "a red circle", "-S", "1", "-s", "1", "--device", "cpu", "-o", "x.png", "-W", "32", "-H", "32"];
 
-/// How many of them are no size.
+/// The number of flags apart from the size.
 const WITHOUT_SIZE: usize = SMALL.len() - 4;
 
-/// Draws an image of the size that a model or an input asks for.
+/// Generates an image in the default size of a model or an input.
 pub fn draw_in_own_size(case: &mut Case, place: &Place<'_>, model: &Path) {
     case.command.arg("-d").arg(model).args(&SMALL[..WITHOUT_SIZE]);
     case.expected.writes.push((place.out.join("x.png"), Content::Image));
 }
 
-/// Draws the smallest image of a model.
+/// Generates the smallest image of a model.
 pub fn draw(case: &mut Case, place: &Place<'_>, model: &Path) {
     case.command.arg("-d").arg(model).args(SMALL);
     case.expected.writes.push((place.out.join("x.png"), Content::Image));
 }
 
-/// Says what a model is.
+/// Runs `flux info` on a model.
 pub fn info(case: &mut Case, model: &Path, rng: &mut Rng) {
     case.expected.prints = Prints::OnSuccess;
     case.command.arg("info").arg(model);
     if rng.one_of(3) {
-        // An error is an object, too.
+        // Errors are printed as JSON objects, too.
         case.expected.prints = Prints::Always;
         case.command.arg("--json");
     }
 }
 
-/// Converts a component to a format, which may be of files of another ending.
+/// Converts a component to a format, which may not suit the extension.
 pub fn convert(case: &mut Case, place: &Place<'_>, from: &Path, rng: &mut Rng) {
     let formats = ["bf16", "q8_0", "q4_0", "q4_k", "fp8", "int8", "nvfp4", "mxfp8", "q5_1"];
     let format = *rng.pick(&formats);
     let is_gguf = format.starts_with('q') || format == "bf16" && rng.one_of(2);
     let name = if is_gguf != rng.one_of(40) { "converted.gguf" } else { "converted.safetensors" };
     if !case.expected.blames.is_empty() {
-        // What the format, the name of the file to write or a tokenizer is at fault for.
+        // Errors may also blame the format, the output file or a tokenizer.
         case.expected.blames.extend(["--format", "converted.", "--tokenizer"].map(String::from));
     }
     case.command.arg("convert").arg(from).arg(name).args(["--format", format]);

@@ -8,7 +8,7 @@ use crate::rng::Rng;
 const START_OF_SCAN: u8 = 0xda;
 const END_OF_IMAGE: u8 = 0xd9;
 
-/// What begins with a marker: its data with the length in front, if it has one, then what is coded behind a scan.
+/// A marker segment: its data with the length first, if it has one, then the coded data after a scan.
 struct Segment {
     marker: u8,
     data: Vec<u8>,
@@ -56,7 +56,7 @@ fn write(segments: &[Segment]) -> Vec<u8> {
     file
 }
 
-/// The segments of an image with up to three changes.
+/// Returns the segments of an image with up to three changes.
 pub fn damaged(file: &[u8], rng: &mut Rng) -> Picture {
     let mut segments = parse(file);
     if rng.one_of(4) {
@@ -94,7 +94,7 @@ pub fn damaged(file: &[u8], rng: &mut Rng) -> Picture {
                 segments.insert(at, restart);
             }
             7 => {
-                // Tables of any content: counts of codes that no tree has, precisions, numbers of tables.
+                // Tables of any content: impossible code counts, precisions, table numbers.
                 let table = Segment { marker: *rng.pick(&[0xc4, 0xdb]), data: any_bytes(rng, 200), coded: Vec::new() };
                 segments.insert(at, table);
             }
@@ -112,7 +112,7 @@ pub fn damaged(file: &[u8], rng: &mut Rng) -> Picture {
                 if let Some(frame) = segments.iter_mut().find(|segment| matches!(segment.marker, 0xc0..=0xc2))
                     && frame.data.len() >= 6
                 {
-                    // The precision, the sides, or how many colours there are.
+                    // The precision, the sides, or the number of components.
                     let place = rng.below(6);
                     frame.data[place] = *rng.pick(&[0, 1, 2, 3, 4, 8, 12, 16, 0x40, 0x80, 0xff]);
                 }
@@ -123,7 +123,7 @@ pub fn damaged(file: &[u8], rng: &mut Rng) -> Picture {
     Picture { bytes: write(&segments), what: format!("the segments of a JPEG: {}", what.join(", ")), end: End::Any }
 }
 
-/// An image whose data ends early though the file does not, or that is higher than its data.
+/// Returns an image whose data end early although the file does not, or that is higher than its data.
 fn without_pixels(mut segments: Vec<Segment>, rng: &mut Rng) -> Picture {
     let (change, eighths) = (rng.below(3), 1 + rng.below(5));
     for segment in &mut segments {

@@ -1,4 +1,4 @@
-//! Image files that are wrong in their structure: each part by itself is what it should be, but for one.
+//! Image files with structural faults: every part but one is valid.
 
 mod jpeg;
 mod png;
@@ -8,14 +8,14 @@ use super::expect::End;
 use super::mutate;
 use super::rng::Rng;
 
-/// A file, what is wrong with it, and how reading it may end.
+/// A file, its fault, and the allowed ends of reading it.
 pub struct Picture {
     pub bytes: Vec<u8>,
     pub what: String,
     pub end: End,
 }
 
-/// An image like `bytes` with faults in its structure.
+/// Returns an image like `bytes` with structural faults.
 pub fn damaged(bytes: &[u8], rng: &mut Rng) -> Picture {
     let mut picture = match bytes {
         [0x89, ..] if rng.one_of(2) => png::fresh(rng),
@@ -31,7 +31,7 @@ pub fn damaged(bytes: &[u8], rng: &mut Rng) -> Picture {
     picture
 }
 
-/// Any bytes, as many as a part of a file has.
+/// Returns up to `most` arbitrary bytes.
 fn any_bytes(rng: &mut Rng, most: usize) -> Vec<u8> {
     (0..rng.below(most + 1)).map(|_| rng.any() as u8).collect()
 }

@@ -11,7 +11,7 @@ use crate::mutate;
 use crate::rng::Rng;
 
 const MAGIC: &[u8] = b"\x89PNG\r\n\x1a\n";
-/// The types of chunks that the standard has, and those of animations.
+/// The types of chunks in the standard, and those of animations.
 const TYPES: [&[u8; 4]; 24] = [
     b"IHDR", b"PLTE", b"IDAT", b"IEND", b"tRNS", b"cHRM", b"gAMA", b"iCCP", b"sBIT", b"sRGB", b"cICP", b"mDCV",
     b"cLLI", b"tEXt", b"zTXt", b"iTXt", b"bKGD", b"hIST", b"pHYs", b"sPLT", b"eXIf", b"tIME", b"acTL", b"fcTL",
@@ -20,7 +20,7 @@ const TYPES: [&[u8; 4]; 24] = [
 struct Chunk {
     kind: [u8; 4],
     data: Vec<u8>,
-    /// What is added to the length and to the checksum.
+    /// Offsets added to the length and to the checksum.
     wrong: [u32; 2],
 }
 
@@ -60,7 +60,7 @@ fn deflated(bytes: &[u8]) -> Vec<u8> {
     encoder.finish().expect("memory takes all")
 }
 
-/// The bytes of all rows, each with its filter.
+/// Returns the number of bytes of all rows, each with its filter byte.
 fn length([width, height]: [usize; 2], bits: usize, is_interlaced: bool) -> usize {
     let rows = |width: usize, height: usize| if width == 0 { 0 } else { height * (1 + (width * bits).div_ceil(8)) };
     if !is_interlaced {
@@ -73,7 +73,7 @@ fn length([width, height]: [usize; 2], bits: usize, is_interlaced: bool) -> usiz
     passes.into_iter().map(of_pass).sum()
 }
 
-/// An image of any kind, made of noise, with one thing that may not fit.
+/// Returns an image of any kind with noise, with one possible fault.
 pub fn fresh(rng: &mut Rng) -> Picture {
     let (kind, samples) = *rng.pick(&[(0u8, 1), (2, 3), (3, 1), (4, 2), (6, 4), (1, 1), (7, 4)]);
     let depth = *rng.pick(&[1u8, 2, 4, 8, 16, 8, 8, 3, 0]);
@@ -112,7 +112,7 @@ pub fn fresh(rng: &mut Rng) -> Picture {
     Picture { bytes: write(&chunks), what, end: End::Any }
 }
 
-/// The chunks of an image with up to three changes.
+/// Returns the chunks of an image with up to three changes.
 pub fn damaged(file: &[u8], rng: &mut Rng) -> Picture {
     let mut chunks = parse(file);
     let mut what = Vec::new();
@@ -145,7 +145,7 @@ pub fn damaged(file: &[u8], rng: &mut Rng) -> Picture {
             8 => chunks[at].kind[rng.below(4)] = rng.any() as u8,
             9 => chunks[at].data = mutate::damaged(&chunks[at].data, rng),
             10 => {
-                // A profile, a text or a picture of an animation that is short, long, or a bomb.
+                // A profile, a text or an animation frame that is short, long, or a decompression bomb.
                 let kind = rng.pick(&TYPES);
                 let mut data = any_bytes(rng, 40);
                 if rng.one_of(3) {

@@ -11,7 +11,7 @@ const TYPES: [&[u8; 4]; 10] =
 struct Chunk {
     kind: [u8; 4],
     data: Vec<u8>,
-    /// What is added to the length.
+    /// An offset added to the length.
     wrong: u32,
 }
 
@@ -41,7 +41,7 @@ fn write(chunks: &[Chunk], wrong: u32) -> Vec<u8> {
     file
 }
 
-/// The chunks of an image with up to three changes.
+/// Returns the chunks of an image with up to three changes.
 pub fn damaged(file: &[u8], rng: &mut Rng) -> Picture {
     let mut chunks = parse(file);
     let mut wrong = 0;
@@ -65,7 +65,7 @@ pub fn damaged(file: &[u8], rng: &mut Rng) -> Picture {
             }
             5 => chunks[at].kind = **rng.pick(&TYPES),
             6 => {
-                // Flags and a size that may not be that of the image.
+                // Flags and a size that may differ from the image's.
                 let mut data = vec![rng.any() as u8, 0, 0, 0];
                 data.extend([rng.any() as u8 & 127, 0, 0, rng.any() as u8 & 127, 0, 0]);
                 chunks.insert(0, Chunk { kind: *b"VP8X", data, wrong: 0 });

@@ -1,4 +1,4 @@
-//! What runs on a machine with a GPU and without Rust.
+//! Checks that run on a machine with a GPU and without Rust.
 
 mod one_gpu;
 mod stand_in;
@@ -13,7 +13,7 @@ use crate::program::{Run, names, project};
 use crate::scripts::gpu_bundle::package;
 use stand_in::{Machine, gpu_check};
 
-/// The name of a test that is gone would leave out nothing, or run nothing.
+/// The name of a removed test would leave out nothing, or run nothing.
 #[test]
 fn every_test_that_the_gpu_check_names_is_there() {
     let sources = package().into_iter().map(|file| fs::read_to_string(file).expect("a source"));
@@ -37,17 +37,17 @@ fn every_test_that_the_gpu_check_names_is_there() {
 #[test]
 fn it_explains_itself_and_refuses_what_it_does_not_know() {
     let package = project("scripts/gpu_check");
-    let help = Run::of(gpu_check(&package).arg("--help")).succeeds().stdout;
+    let help = Run::new(gpu_check(&package).arg("--help")).succeeds().stdout;
     assert!(help.starts_with("usage: python3 scripts/gpu_check OUT"), "{help}");
     for section in ["parity", "racecheck", "compile_editing", "sanitize"] {
         assert!(help.lines().any(|line| line.trim_start().starts_with(section)), "{section}: {help}");
     }
-    Run::of(&mut gpu_check(&package)).fails(2, &["OUT"]);
-    Run::of(gpu_check(&package).args(["out", "speed"])).fails(2, &["unknown section: speed"]);
-    Run::of(gpu_check(&package).arg("out")).fails(2, &["no section"]);
+    Run::new(&mut gpu_check(&package)).fails(2, &["OUT"]);
+    Run::new(gpu_check(&package).args(["out", "speed"])).fails(2, &["unknown section: speed"]);
+    Run::new(gpu_check(&package).arg("out")).fails(2, &["no section"]);
     for (name, value) in [("TOTAL_S", "soon"), ("LIMIT_S", "0"), ("LIMIT_S", "-5"), ("TOTAL_S", "1e3")] {
         let mut command = gpu_check(&package);
-        Run::of(command.args(["out", "image"]).env(name, value)).fails(2, &[name, value, "seconds"]);
+        Run::new(command.args(["out", "image"]).env(name, value)).fails(2, &[name, value, "seconds"]);
     }
 }
 
@@ -58,13 +58,13 @@ fn a_bundle_that_lacks_what_its_tests_read_is_refused() {
     machine.check(&["image"], &[]).run.fails(1, &["tests/formats", "STANDALONE=1"]);
     fs::remove_file(machine.path("bundle/bin.tar.xz")).expect("our file");
     let mut command = gpu_check(&machine.path("bundle/scripts/gpu_check"));
-    Run::of(command.arg(machine.path("out")).arg("image")).fails(1, &["no bundle in", "make gpu-bundle"]);
+    Run::new(command.arg(machine.path("out")).arg("image")).fails(1, &["no bundle in", "make gpu-bundle"]);
 }
 
 #[test]
 fn a_section_is_stopped_at_its_limit_and_the_others_run() {
     let machine = Machine::new("9.0");
-    // It hears no SIGTERM.
+    // It ignores SIGTERM.
     machine.program("bin/flux", "trap '' TERM; echo $$ >\"$RAN\"; echo begun; while :; do sleep 0.1; done");
     let start = Instant::now();
     let checked = machine.check(&["image", "model", "cold"], &[("LIMIT_S", "5"), ("TOTAL_S", "10")]);
@@ -75,12 +75,12 @@ fn a_section_is_stopped_at_its_limit_and_the_others_run() {
     let line = |name: &str| summary.lines().find(|line| line.starts_with(name)).unwrap_or_else(|| panic!("{summary}"));
     let limit = line("image");
     assert!(limit.starts_with("image      exit 1") && limit.ends_with("stopped at its limit of 5 s; begun"), "{limit}");
-    // What was stopped may have taken all the time.
+    // The stopped section may have taken all the time.
     assert!(line("model ").contains("klein-4b is there") || line("model ").contains("no time left"), "{summary}");
     assert!(line("cold").contains("no time left"), "{summary}");
     let process = fs::read_to_string(machine.path("ran")).expect("it ran");
     let stat = Path::new("/proc").join(process.trim()).join("stat");
-    // One that has ended stays there until it is waited for, as a zombie. Under load it takes a while to end.
+    // An ended process remains as a zombie until it is waited for. Under load it takes a while to end.
     let runs = || fs::read_to_string(&stat).is_ok_and(|state| !state.contains(") Z "));
     let killed = Instant::now();
     while runs() {

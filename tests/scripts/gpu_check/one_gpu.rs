@@ -1,4 +1,4 @@
-//! What one GPU does, by programs in its place.
+//! Checks of one GPU, with stand-in programs.
 
 use std::fs;
 use std::path::Path;
@@ -23,7 +23,7 @@ fn adapters_are_measured_in_fp8_where_the_gpu_has_it() {
     assert!(checked.ran.iter().all(|line| line.contains("bench adapters/")), "{:?}", checked.ran);
 }
 
-/// A program in place of flux: draws nothing, and benches with these times of a step.
+/// A stand-in for flux: generates nothing, and benches with these times of a step.
 fn program_with_steps_of(name: &str, bf16_ms: f32, fp8_ms: f32) -> String {
     format!(
         r#"row() {{ echo "{{\"name\":\"stages/$1x$1\",\"size\":$1,\"step_ms\":$2,\"decode_ms\":17.5,\"total_ms\":234.0}}"; }}
@@ -58,7 +58,7 @@ fn two_programs_are_compared_in_turn() {
     assert_eq!(table, expected, "{}", checked.log);
     let result = checked.result;
     assert!(result.starts_with("new / base: ") && result.ends_with("psnr inf dB"), "{result}");
-    // One image to warm up and, at the end, the comparison; in between five calls each, in turn.
+    // One image to warm up and, at the end, the comparison; in between five calls each, interleaved.
     let mut ran = checked.ran;
     ran.dedup();
     let expected = ["new", "base"].into_iter().cycle().take(11).collect::<Vec<_>>();
@@ -95,7 +95,7 @@ fn the_model_of_9b_is_written_where_it_is_not_and_kept_where_that_is_asked_for()
     let figures = "ms, step without references 10; with 1: step 11 (1.100 x), made in 41, prompts 21, 31; \
                    with 2: step 12 (1.200 x), made in 42, prompts 22, 32; \
                    with 4: step 14 (1.400 x), made in 44, prompts 24, 34;";
-    // Where the disk is too small it is in memory, and the bench is told.
+    // If the disk is too small, the model is in memory, and the bench gets its path.
     let used = |ran: &[String]| ran[0].split(" -d ").nth(1).unwrap().split(' ').next().unwrap().to_string();
     let checked = machine.check(&["kv"], &[]).passes();
     let (result, ran) = (checked.result, checked.ran);
@@ -118,7 +118,7 @@ fn the_model_of_9b_is_written_where_it_is_not_and_kept_where_that_is_asked_for()
     fs::remove_dir_all(kept).unwrap();
 }
 
-/// What a section has begun to write is gone where it is stopped.
+/// A stopped section deletes its unfinished files.
 #[test]
 fn a_model_of_9b_that_is_stopped_half_written_is_deleted() {
     let machine = Machine::new("9.0");
@@ -128,7 +128,7 @@ fn a_model_of_9b_that_is_stopped_half_written_is_deleted() {
     assert!(!checked.ran[0].is_empty() && !Path::new(&checked.ran[0]).exists(), "{:?}", checked.ran);
 }
 
-/// Answers whatever a section asks of flux.
+/// Answers every command of a section to flux.
 const FLUX: &str = r#"case "$1" in
 bench)
     case "$*" in

@@ -1,4 +1,4 @@
-//! A machine with a bundle, whose programs, Python with torch and nvidia-smi are programs in shell.
+//! A machine with a bundle, with shell scripts as programs, as Python with torch and as nvidia-smi.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -8,7 +8,7 @@ use crate::program::{Run, names, project};
 use crate::scripts::gpu_bundle::folders;
 use crate::scripts::{folder, program_that, write};
 
-/// A bench of images: each row that is asked for has the size of its image, and of its references, in its times.
+/// A bench of images: the times of each requested row contain the size of its image and of its references.
 const BENCH: &str = r#"echo "$*" >>"$RAN"
 for name in "stages/1024x1024 0" "stages/edit-512x512+1 1" "stages/edit-1024x1024+1 1" \
     "stages/edit-1024x1024+2 2" "stages/edit-1024x1024+4 4" "vae_encode/1024x1024 0" "vae_encode/2048x2048 0"; do
@@ -21,18 +21,18 @@ pub struct Machine {
     folder: tempfile::TempDir,
 }
 
-/// How sections ended.
+/// The result of sections.
 pub struct Checked {
     pub run: Run,
     /// The last `result` line of the log.
     pub result: String,
     pub log: String,
-    /// What the programs were called with that write it.
+    /// The commands of the programs that write it.
     pub ran: Vec<String>,
 }
 
 impl Machine {
-    /// nvidia-smi prints `gpus` whatever it is asked, and the 4B model is there.
+    /// nvidia-smi always prints `gpus`, and the 4B model exists.
     pub fn new(gpus: &str) -> Self {
         let machine = Self { folder: folder() };
         for name in ["bin", "tools", "models/klein-4b", "memory", "bundle/scripts"] {
@@ -59,12 +59,12 @@ impl Machine {
         fs::rename(program_that(self.folder.path(), does), self.path(name)).expect("a temporary folder is writable");
     }
 
-    /// Has nvidia-smi print this.
+    /// Makes nvidia-smi print this.
     pub fn gpus(&self, lines: &str) {
         self.program("tools/nvidia-smi", &format!("printf '{lines}\\n'"));
     }
 
-    /// Runs sections, the first of which has the log.
+    /// Runs sections, and reads the log of the first one.
     pub fn check(&self, sections: &[&str], environment: &[(&str, &str)]) -> Checked {
         let out = self.path("out");
         let _ = fs::remove_dir_all(&out);
@@ -75,7 +75,7 @@ impl Machine {
         command.arg(&out).args(sections).env("PATH", tools).env("RAN", self.path("ran"));
         command.env("PYTHON", self.path("tools/python"));
         command.env("MODEL_DIR", self.path("models")).env("MEMORY_DIR", self.path("memory"));
-        let run = Run::of(command.envs(environment.iter().copied()));
+        let run = Run::new(command.envs(environment.iter().copied()));
         let text = |path: PathBuf| fs::read_to_string(path).unwrap_or_default();
         let log = text(out.join(format!("{}.log", sections[0])));
         let result = log.lines().filter_map(|line| line.strip_prefix("result: ")).next_back().unwrap_or_default();
@@ -108,7 +108,7 @@ impl Checked {
     }
 }
 
-/// The package, away from the user's environment.
+/// Returns the package's command, without the user's environment.
 pub fn gpu_check(package: &Path) -> Command {
     let mut command = Command::new("python3");
     command.arg("-B").arg(package);

@@ -1,8 +1,8 @@
-//! What two GPUs do together, by programs in their place.
+//! Checks of two GPUs together, with stand-in programs.
 
 use super::stand_in::Machine;
 
-/// A bench of what two GPUs exchange, in so many us at each size, beside NCCL with 100.
+/// A bench of exchanges between two GPUs, with this many us at each size, compared with NCCL at 100.
 fn exchanges_of(us: &str, note: &str) -> Machine {
     let machine = Machine::new("GPU 0\\nGPU 1");
     let rows = |name: &str, us: &str, more: &str| {
@@ -45,7 +45,7 @@ fn what_gpus_exchange_is_measured_beside_nccl_by_both_ways() {
 #[test]
 fn replicas_need_two_gpus_of_nearly_twice_the_speed_that_give_the_same_bytes() {
     let machine = Machine::new("");
-    // An image is its seed, and for the second GPU what SECOND says; the bench has the factor FACTOR.
+    // An image is its seed, and for the second GPU the value of SECOND; the bench has the factor FACTOR.
     machine.program(
         "bin/flux",
         r#"if [ "$1" = bench ]; then
@@ -89,8 +89,7 @@ fn replicas_need_two_gpus_of_nearly_twice_the_speed_that_give_the_same_bytes() {
     }
 }
 
-/// Two GPUs that take this share of the time of one for a step and for what follows it, in place of which nothing is
-/// drawn.
+/// Two GPUs that take this share of one GPU's time for a step and for the rest; they generate nothing.
 fn gpus_with_times_of(gpus: &str, step_ms: &str, other_ms: &str) -> Machine {
     let machine = Machine::new(gpus);
     machine.program("bin/gpu", r#"echo "test result: ok. 11 passed; 0 failed; 0 ignored""#);
@@ -100,7 +99,7 @@ fn gpus_with_times_of(gpus: &str, step_ms: &str, other_ms: &str) -> Machine {
             bench*) for name in stages/512x512 stages/1024x1024 stages/2048x2048 stages/edit-1024x1024+1; do
                 case "$*" in *"${name%+1}"*) row "$name" 100 100; row "$name over 2" STEP OTHER ;; esac
             done ;;
-            *" -v "*) echo "two GPUs make each image together, which takes less time" ;;
+            *" -v "*) echo "two GPUs share each image, which is faster than one" ;;
             # Far longer than a program takes to start beside other tests.
             *"--device cuda:0 "*2048*) sleep 0.4 ;;
         esac"#;
@@ -146,7 +145,7 @@ fn frames_in_turn_by_two_gpus_are_nearly_twice_those_of_one() {
     assert!(machine.check(&["live-two"], &[]).fails().result.contains("need two GPUs"));
 }
 
-/// A bound whose name is that of no figure would hold for nothing.
+/// A bound with an unknown name would check nothing.
 #[test]
 fn every_bound_of_two_gpus_is_one_of_a_figure() {
     let slow = gpus_with_times_of("9.0\\n9.0", "200", "200").check(&["gpus"], &[]).fails().result;

@@ -31,6 +31,17 @@ def post(path, body):
     return json.loads(urllib.request.urlopen(request).read())
 
 
+def without_graph(png):
+    """A PNG without the texts that ComfyUI writes."""
+    kept, at = png[:8], 8
+    while at < len(png):
+        end = at + 12 + int.from_bytes(png[at : at + 4])
+        if not png[at + 4 :].startswith((b"tEXtprompt\0", b"tEXtworkflow\0")):
+            kept += png[at:end]
+        at = end
+    return kept
+
+
 def by_websocket_client():
     client_id = str(uuid.uuid4())
     socket = websocket.WebSocket()
@@ -53,7 +64,7 @@ def by_websocket_client():
                 break
     socket.close()
     outputs = json.loads(get(f"history/{prompt_id}"))[prompt_id]["outputs"]
-    images = [get("view", **image) for image in outputs["8"]["images"]]
+    images = [without_graph(get("view", **image)) for image in outputs["8"]["images"]]
     assert images == sent and len(images) == 2 and all(image.startswith(b"\x89PNG") for image in images)
     assert steps == sorted(steps) and steps[-1] == 8, steps
     return images[0]

@@ -26,6 +26,14 @@ png((await client.images.edit({ image: await file(), prompt: "make it green", st
 const several = await client.images.edit({ image: [await file(), await file()], prompt: "x", n: 1, steps: 1 });
 assert.equal(several.usage.input_tokens_details.image_tokens, 32);
 
+for (const model of ["dall-e-2", "dall-e-3"]) {
+  const [{ url }] = (await client.images.generate({ ...small, model })).data;
+  assert.ok(url.startsWith(process.argv[2]), url);
+  assert.deepEqual(Buffer.from(await (await fetch(url)).arrayBuffer()), image, model);
+}
+const byUrl = await client.images.edit({ image: await file(), prompt: "x", steps: 1, response_format: "url" });
+assert.ok((await fetch(byUrl.data[0].url)).ok);
+
 await assert.rejects(client.images.generate({ ...small, n: 99 }), (error) => error.status === 400 && error.param === "n");
 assert.deepEqual((await client.models.list()).data.map((model) => model.id), ["tiny"]);
 console.log("openai for Node: all as it should be");

@@ -1,6 +1,7 @@
 """What OpenAI's own client for Python asks for, and what it must get. Usage: openai_client.py URL"""
 
 import base64
+import struct
 import sys
 import threading
 import time
@@ -35,11 +36,25 @@ image = png(answer.data[0].b64_json)
 again = client.images.generate(**SMALL, response_format="b64_json", extra_body={"seed": 5, "steps": 1})
 assert png(again.data[0].b64_json) == image
 address = client.images.generate(**SMALL, response_format="url", extra_body={"seed": 5, "steps": 1}).data[0].url
-assert httpx.get(url + address).content == image
+assert address.startswith(url), address
+assert httpx.get(address).content == image
+for model in ["dall-e-2", "dall-e-3"]:
+    address = client.images.generate(**SMALL, model=model, extra_body={"seed": 5, "steps": 1}).data[0].url
+    assert httpx.get(address).content == image, model
+answer = client.images.edit(image=image, prompt="x", response_format="url", extra_body={"steps": 1})
+png(base64.b64encode(httpx.get(answer.data[0].url).content))
+foreign = {"num_inference_steps": "1", "random_seed": "5", "width": 64, "height": 64}
+assert png(client.images.generate(prompt=SMALL["prompt"], extra_body=foreign).data[0].b64_json) == image
+data_url = "data:image/png;base64," + base64.b64encode(image).decode()
+body = {"prompt": "x", "steps": 1, "images": [{"image_url": data_url}]}
+edited = httpx.post(f"{url}/v1/images/edits", json=body, timeout=60)
+assert edited.status_code == 200, edited.text
 
 if int(openai.__version__.split(".")[0]) >= 2:
     events = list(client.images.generate(**SMALL, stream=True, partial_images=2, extra_body={"steps": 4}))
     kinds = [event.type.split(".")[1] for event in events]
+    sizes = [struct.unpack(">II", png(event.b64_json)[16:24]) for event in events]
+    assert sizes == [(64, 64)] * 3 and events[0].size == "64x64", sizes
     assert kinds == ["partial_image", "partial_image", "completed"], kinds
     events = list(client.images.edit(image=image, prompt="x", stream=True, extra_body={"steps": 1}))
     assert [event.type for event in events] == ["image_edit.completed"], events

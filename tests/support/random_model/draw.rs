@@ -1,11 +1,11 @@
-//! Weights drawn from their names alone: the same numbers on every machine.
+//! Weights generated from their names alone: the same numbers on every machine.
 
 use half::{bf16, f16};
 use safetensors::tensor::Dtype;
 
 use super::{Float, QK_NORM, TIMESTEP_CHANNELS, TIMESTEP_GAIN};
 
-/// A tensor that is still to be drawn.
+/// A tensor before its values are generated.
 pub(super) struct Tensor {
     pub(super) name: String,
     pub(super) shape: Vec<usize>,
@@ -16,15 +16,15 @@ pub(super) struct Tensor {
 pub(super) enum Values {
     /// Evenly spread over `middle - reach .. middle + reach`.
     Uniform { middle: f64, reach: f64 },
-    /// Rows that read the sinusoid of the timestep: little of its fast half. As in a trained network, a timestep that
-    /// is rounded to bf16 is nearly the same timestep.
+    /// Rows that read the timestep's sinusoid, with little of its fast half. As in a trained network, rounding a
+    /// timestep to bf16 changes little.
     Sinusoid { reach: f64 },
     /// A single i64.
     Count(i64),
 }
 
 impl Values {
-    /// A uniform distribution of this mean and standard deviation.
+    /// Returns a uniform distribution with this mean and standard deviation.
     pub(super) fn about(mean: f64, deviation: f64) -> Self {
         Self::Uniform { middle: mean, reach: deviation * 3f64.sqrt() }
     }
@@ -79,7 +79,7 @@ impl TensorList {
     }
 
     pub(super) fn sinusoid(&mut self, module: &str, out: usize) {
-        // The slow half holds nearly all of the variance, so it is half of the fan-in.
+        // The slow half has nearly all of the variance, so it is half of the fan-in.
         let reach = TIMESTEP_GAIN * (3.0 / (TIMESTEP_CHANNELS / 2) as f64).sqrt();
         self.add(&format!("{module}.weight"), &[out, TIMESTEP_CHANNELS], Values::Sinusoid { reach });
     }
@@ -137,14 +137,14 @@ impl SplitMix64 {
         z ^ (z >> 31)
     }
 
-    /// An odd multiple of 2^-24 between -1 and 1: exact, and never 0.
+    /// Returns an odd multiple of 2^-24 between -1 and 1: exact, and never 0.
     fn symmetric(&mut self) -> f64 {
         let bits = (self.next() >> 40) as i64;
         (2 * bits + 1 - (1 << 24)) as f64 / f64::from(1 << 24)
     }
 }
 
-/// A 64-bit hash of a name.
+/// Returns a 64-bit hash of a name.
 pub(super) fn fnv1a(name: &str) -> u64 {
     name.bytes().fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3))
 }

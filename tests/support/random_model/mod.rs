@@ -1,13 +1,13 @@
 //! Small model folders with random weights, complete and in the layout of the real ones.
 //!
 //! A [`RandomModel`] is a set of sizes; [`RandomModel::write`] turns it into a folder that this program and the
-//! reference both load: model_index.json, scheduler, tokenizer, text encoder, transformer and VAE. The images mean
-//! nothing, but every tensor name, shape and config key is the real one.
+//! reference both load: model_index.json, scheduler, tokenizer, text encoder, transformer and VAE. The images are
+//! meaningless, but every tensor name, shape and config key is the real one.
 //!
-//! The same `RandomModel` gives the same weights on every machine, because golden files depend on them: a value is an
-//! integer of splitmix64, made a number by exact arithmetic and one square root, all rounded as IEEE 754 says, and each
-//! tensor has its own stream, named after it. Linear and convolution weights have the variance gain^2 / fan_in with a
-//! gain of 1 or little more, so that activations stay in the range of a trained network.
+//! Golden files depend on the weights, so a `RandomModel` has the same weights on every machine. A value is an integer
+//! of splitmix64, converted to a number by exact arithmetic and one square root, all rounded as in IEEE 754, and each
+//! tensor has its own stream, seeded by its name. Linear and convolution weights have the variance gain^2 / fan_in
+//! with a gain of 1 or slightly more, so that activations stay in the range of a trained network.
 
 // Each test crate uses its own part of this module.
 #![allow(dead_code)]
@@ -27,40 +27,40 @@ use serde_json::{Map, Value, json};
 use draw::{Tensor, TensorList, Values, fnv1a};
 use tokenizer::{tokenizer, tokenizer_config};
 
-/// The sizes of a model; the fields that are `Option` stand for keys which a real model folder lacks.
+/// The sizes of a model; `Option` fields are keys that a real model folder may lack.
 #[derive(Clone, Debug)]
 pub struct RandomModel {
     pub transformer: Transformer,
     pub text_encoder: TextEncoder,
     pub vae: Vae,
     pub kind: Kind,
-    /// `max_sequence_length` in model_index.json; the program takes 512 without it.
+    /// `max_sequence_length` in model_index.json; the program's default is 512.
     pub max_sequence_length: Option<usize>,
-    /// `text_encoder_out_layers` in model_index.json; without it 1/4, 2/4 and 3/4 of the layers, or 9, 18, 27 of more
-    /// than 27.
+    /// `text_encoder_out_layers` in model_index.json. The default is 1/4, 2/4 and 3/4 of the layers, or 9, 18, 27 with
+    /// more than 27 layers.
     pub text_encoder_out_layers: Option<[usize; 3]>,
-    /// `default_image_size` in model_index.json, height first; the program takes the VAE's `sample_size` without it.
+    /// `default_image_size` in model_index.json, height first; the program's default is the VAE's `sample_size`.
     pub default_image_size: Option<[usize; 2]>,
     /// Two models of the same sizes and different seeds share no weight.
     pub seed: u64,
 }
 
-/// What model_index.json says of a model; the weights are the same.
+/// The variant in model_index.json; the weights are the same.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     Distilled,
-    /// Undistilled: `is_distilled` is left out, so the pipeline guides.
+    /// Undistilled: `is_distilled` is left out, so the pipeline uses guidance.
     Base,
     /// Distilled, with a class of its own and without `is_distilled`: the keys and values of reference images are
     /// cached.
     Kv,
 }
 
-/// How the weights of one component are stored.
+/// The storage of a component's weights.
 #[derive(Clone, Copy, Debug)]
 pub struct Storage {
     pub dtype: Float,
-    /// 1: a single file. More: that many files and an index beside them.
+    /// 1: a single file. More: that many files, with an index.
     pub shards: usize,
 }
 
@@ -72,7 +72,7 @@ pub enum Float {
     F32,
 }
 
-/// dim = heads * head_dim; the text features are three hidden states of the text encoder, side by side.
+/// dim = heads * head_dim; the text features are three concatenated hidden states of the text encoder.
 #[derive(Clone, Debug)]
 pub struct Transformer {
     pub double_blocks: usize,
@@ -98,9 +98,9 @@ pub struct TextEncoder {
     /// At least `TOKENS`; the rows above are never read, as in the real model.
     pub vocab: usize,
     pub rope_theta: f64,
-    /// The config spells theta as `rope_theta` (old) or inside `rope_parameters` (new).
+    /// `true` if the config has theta inside `rope_parameters` (new), not as `rope_theta` (old).
     pub rope_parameters: bool,
-    /// Without it there is an `lm_head.weight`, which no image needs.
+    /// If `false`, there is an `lm_head.weight`, which no image needs.
     pub tied: bool,
     pub storage: Storage,
 }
@@ -110,7 +110,7 @@ pub struct Vae {
     /// Channels before the 2x2 patches: the transformer sees four times as many.
     pub latent_channels: usize,
     pub block_out_channels: [usize; 4],
-    /// The decoder's own channels, when they differ from those of the encoder.
+    /// The decoder's own channels, if they differ from those of the encoder.
     pub decoder_block_out_channels: Option<[usize; 4]>,
     pub layers_per_block: usize,
     pub norm_num_groups: usize,
@@ -118,13 +118,13 @@ pub struct Vae {
     pub storage: Storage,
 }
 
-/// The presets that images are made from text with; golden files exist for each.
+/// The presets for text-to-image; golden files exist for each.
 pub const PRESETS: [&str; 4] = ["tiny", "sharded", "base", "uneven"];
 
-/// The names that [`RandomModel::preset`] knows.
+/// The names of all presets.
 pub const ALL_PRESETS: [&str; 5] = ["tiny", "sharded", "base", "uneven", "kv"];
 
-/// Number of token ids that the tokenizer can give.
+/// Number of token ids of the tokenizer.
 pub const TOKENS: usize = tokenizer::TOKENS;
 
 const DOWN_AND_UP_BLOCKS: usize = 4;
@@ -134,15 +134,15 @@ const TIMESTEP_CHANNELS: usize = 256;
 /// them, and a mistake in rope or in a mask would hardly show.
 const QK_NORM: f64 = 1.6;
 
-/// Gain of the two layers above the timestep, which lie about a silu: shift, scale and gate come out at about 0.6, so
-/// that each block counts.
+/// Gain of the two layers above the timestep, around a silu: shift, scale and gate are about 0.6, so that each block
+/// matters.
 const TIMESTEP_GAIN: f64 = 1.5;
 
 /// Gain of the last convolution: few pixels are clipped.
 const IMAGE_GAIN: f64 = 0.6;
 
 impl RandomModel {
-    /// Writes the folder, which is created when it is missing; files of the same names are replaced.
+    /// Writes the folder, and creates it if it is missing; files of the same names are replaced.
     pub fn write(&self, dir: &Path) -> Result<()> {
         write_json(&dir.join("model_index.json"), &self.model_index())?;
         write_json(&dir.join("scheduler/scheduler_config.json"), &scheduler_config())?;
@@ -189,7 +189,7 @@ impl RandomModel {
         index
     }
 
-    /// Writes one file, or shards of equally many tensors and the index that says which tensor lies in which.
+    /// Writes one file, or shards of equally many tensors and the index that maps tensors to shards.
     fn write_weights(
         &self,
         dir: &Path,
@@ -231,7 +231,7 @@ impl RandomModel {
 }
 
 impl Float {
-    /// As `torch_dtype` spells it.
+    /// Returns the spelling in `torch_dtype`.
     fn name(self) -> &'static str {
         match self {
             Self::Bf16 => "bfloat16",

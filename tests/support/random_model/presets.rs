@@ -1,9 +1,9 @@
-//! Models that differ in every size, and in how they are stored.
+//! Models that differ in every size, and in their storage.
 
 use super::{Float, Kind, RandomModel, Storage, TextEncoder, Transformer, Vae};
 
 impl RandomModel {
-    /// One of [`ALL_PRESETS`](super::ALL_PRESETS).
+    /// Returns one of [`ALL_PRESETS`](super::ALL_PRESETS).
     pub fn preset(name: &str) -> Option<Self> {
         match name {
             "tiny" => Some(Self::tiny()),
@@ -15,8 +15,8 @@ impl RandomModel {
         }
     }
 
-    /// The plain case: distilled, bf16, every component in one file, small heads, MLP ratio 3 and 32 latent channels as
-    /// in the real model.
+    /// The plain case: distilled, bf16, every component in one file, small heads, MLP ratio 3 and 32 latent channels
+    /// as in the real model.
     pub fn tiny() -> Self {
         let storage = Storage { dtype: Float::Bf16, shards: 1 };
         Self {
@@ -60,8 +60,8 @@ impl RandomModel {
         }
     }
 
-    /// Weights in f32 and in several files with an index; an odd head count, an untied head, and a decoder of its own
-    /// sizes.
+    /// Weights in f32 and in several files with an index; an odd head count, an untied head, and a decoder with sizes
+    /// of its own.
     pub fn sharded() -> Self {
         let storage = Storage { dtype: Float::F32, shards: 3 };
         Self {
@@ -194,8 +194,8 @@ impl RandomModel {
         }
     }
 
-    /// Made for cached references, in f32; two double and two single blocks, so that a cache of a block depends on the
-    /// blocks before it.
+    /// Trained for cached references, in f32; two double and two single blocks, so that a cache of a block depends on
+    /// the blocks before it.
     pub fn kv() -> Self {
         let storage = Storage { dtype: Float::F32, shards: 1 };
         let sharded = Self::sharded();

@@ -2,11 +2,11 @@
 
 use serde_json::{Map, Value, json};
 
-/// Tokens that the tokenizer knows.
+/// Number of tokens of the tokenizer.
 pub(super) const TOKENS: usize = 256 + MERGES.len() + ADDED_TOKENS.len();
 
-/// Byte pairs that become one token, strongest first, spelled in the alphabet of byte-level BPE: Ġ is a space, Ċ a
-/// newline, Ã© is é.
+/// Byte pairs that merge to one token, highest rank first, spelled in the alphabet of byte-level BPE: Ġ is a space, Ċ
+/// a newline, Ã© is é.
 pub(super) const MERGES: [(&str, &str); 16] = [
     ("Ċ", "Ċ"),
     ("Ġ", "a"),
@@ -26,7 +26,7 @@ pub(super) const MERGES: [(&str, &str); 16] = [
     ("Ġa", "t"),
 ];
 
-/// Text of an added token, and whether it is special; in the order of their ids.
+/// Text of an added token, and `true` if it is special; in the order of their ids.
 pub(super) const ADDED_TOKENS: [(&str, bool); 5] =
     [("<|endoftext|>", true), ("<|im_start|>", true), ("<|im_end|>", true), ("<think>", false), ("</think>", false)];
 
@@ -35,7 +35,7 @@ pub(super) const SPLIT_REGEX: &str =
 
 pub(super) const CHAT_TEMPLATE: &str = r"{%- for message in messages %}{{- '<|im_start|>' + message.role + '\n' + message.content + '<|im_end|>' + '\n' }}{%- endfor %}{%- if add_generation_prompt %}{{- '<|im_start|>assistant\n' }}{%- if enable_thinking is defined and enable_thinking is false %}{{- '<think>\n\n</think>\n\n' }}{%- endif %}{%- endif %}";
 
-/// Byte-level BPE as in Qwen3, with few merges; they are written as pairs, or as `"a b"` as older files do.
+/// Returns byte-level BPE as in Qwen3, with few merges, written as pairs, or as `"a b"` in the form of older files.
 pub(super) fn tokenizer(merges_as_pairs: bool) -> Value {
     let mut vocab = Map::new();
     for symbol in byte_alphabet() {
@@ -121,7 +121,8 @@ pub(super) fn added_tokens() -> impl Iterator<Item = (usize, Value)> {
     })
 }
 
-/// GPT-2's alphabet in the order of its ids: the printable bytes stand for themselves, the other 68 are U+0100 and up.
+/// Returns GPT-2's alphabet in the order of its ids: printable bytes stand for themselves, the other 68 are U+0100 and
+/// up.
 pub(super) fn byte_alphabet() -> impl Iterator<Item = char> {
     let printable = (b'!'..=b'~').chain(0xa1..=0xac).chain(0xae..=0xff).map(char::from);
     printable.chain((0..68).map(|i| char::from_u32(0x100 + i).expect("U+0100 to U+0143 are letters")))

@@ -1,4 +1,4 @@
-//! Activations, or the weight of a convolution, in the order of tiles.
+//! Activations, or the weight of a convolution, in tile order.
 
 use std::mem::MaybeUninit;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -9,7 +9,7 @@ use super::super::math;
 use super::PAIR;
 use super::tiles::{NO_TILE, TILE, TILE_COLS, Tile, transpose};
 
-/// Tile steps that are read from a row at once when X is packed: 1 KiB of it.
+/// Tile steps that are read from a row at once while packing X: 1 KiB of it.
 const PACK_STEPS: usize = 8;
 
 /// Rows of float32 activations: [rows, cols], `stride` values from one row to the next.
@@ -25,13 +25,13 @@ pub struct Rows<'a> {
     pub stride: usize,
 }
 
-/// Activations as bfloat16 tiles: `[strip of 32 rows][step of 32 columns][term][2 tiles]`; ragged ends are padded
-/// with zeros.
+/// Activations as bfloat16 tiles: `[strip of 32 rows][step of 32 columns][term][2 tiles]`; ragged ends are padded with
+/// zeros.
 ///
-/// A value takes 2 * terms bytes. [`multiply`](super::multiply) reads the weight once for every 1024 rows, so
-/// packing more rows at once gains nothing.
+/// A value takes 2 * terms bytes. [`multiply`](super::multiply) reads the weight once per 1024 rows, so packing more
+/// rows at once gains nothing.
 pub struct Packed {
-    /// The tiles of all strips are initialised; memory of an earlier product may be longer.
+    /// The tiles of all strips are initialized; memory of an earlier matrix multiplication may be longer.
     tiles: Vec<MaybeUninit<Tile>>,
     rows: usize,
     cols: usize,
@@ -39,10 +39,10 @@ pub struct Packed {
 }
 
 impl Packed {
-    /// The columns of `parts` side by side, each value as a sum of `terms` bfloat16 numbers. In parallel.
+    /// Packs the concatenated columns of `parts`, each value as a sum of `terms` bfloat16 numbers. In parallel.
     ///
-    /// Panics when there is no part, when the parts differ in rows or are shorter than they say, or when `terms` is not
-    /// 1, 2 or 3.
+    /// Panics if there is no part, if the parts have different rows or are shorter than their sizes, or if `terms` is
+    /// not 1, 2 or 3.
     pub fn new(parts: &[Rows<'_>], terms: usize) -> Self {
         let rows = parts[0].rows;
         for part in parts {
@@ -65,10 +65,10 @@ impl Packed {
         })
     }
 
-    /// Packs the activations that `read(row, col, cells)` gives: it writes up to 32 cells of one row from column `col`
-    /// on, a multiple of 32. In parallel.
+    /// Packs the activations that `read(row, col, cells)` writes: up to 32 cells of one row from column `col` on, a
+    /// multiple of 32. In parallel.
     ///
-    /// A row with a value that is not finite gives results that are not finite. Panics when `terms` is not 1, 2 or 3.
+    /// A row with a non-finite value gives non-finite results. Panics if `terms` is not 1, 2 or 3.
     pub fn gather(rows: usize, cols: usize, terms: usize, read: impl Fn(usize, usize, &mut [f32]) + Sync) -> Self {
         assert!((1..=3).contains(&terms), "{terms} terms");
         let memory = std::mem::take(&mut *spare());
@@ -119,17 +119,17 @@ impl Packed {
         Self { tiles, rows, cols, terms }
     }
 
-    /// Rows of the activations.
+    /// Returns the rows of the activations.
     pub fn rows(&self) -> usize {
         self.rows
     }
 
-    /// Columns of the activations.
+    /// Returns the columns of the activations.
     pub fn cols(&self) -> usize {
         self.cols
     }
 
-    /// bfloat16 numbers per value.
+    /// Returns the bfloat16 numbers per value.
     pub fn terms(&self) -> usize {
         self.terms
     }
@@ -142,14 +142,15 @@ impl Packed {
         self.cols.div_ceil(TILE_COLS)
     }
 
-    /// The tiles of one strip from step `from` up to `to`.
+    /// Returns the tiles of one strip from step `from` up to `to`.
     pub(super) fn block(&self, strip: usize, from: usize, to: usize) -> &[Tile] {
         let tiles_of_step = 2 * self.terms;
         let start = strip * self.steps();
         assert!(strip < self.strips() && to <= self.steps());
         let tiles = &self.tiles[(start + from) * tiles_of_step..(start + to) * tiles_of_step];
-        // SAFETY: `gather_into`, which makes every value of this type, hands each tile of these strips to `pack_tile`,
-        // which writes it: the first or the second of the `terms` pairs of a step, for both and for all steps.
+        // SAFETY: `gather_into`, which creates every value of this type, passes each tile of these strips to
+        // `pack_tile`, which writes it: the first or the second of the `terms` pairs of a step, for both and for all
+        // steps.
         unsafe { std::slice::from_raw_parts(tiles.as_ptr().cast(), tiles.len()) }
     }
 }
@@ -163,21 +164,21 @@ impl Drop for Packed {
     }
 }
 
-/// The memory of an earlier product, for the next one: fresh memory costs a page fault for each 4 KiB, which takes
-/// longer than packing them.
+/// Returns the memory of an earlier matrix multiplication, for the next one: new memory costs a page fault for each 4
+/// KiB, which takes longer than packing them.
 fn spare() -> MutexGuard<'static, Vec<MaybeUninit<Tile>>> {
     static SPARE: Mutex<Vec<MaybeUninit<Tile>>> = Mutex::new(Vec::new());
     SPARE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Writes 16 rows of 32 values to one tile for each term, and leaves in `values` what the terms do not hold.
+/// Writes 16 rows of 32 values to one tile per term, and leaves the remainders in `values`.
 fn pack_tile<'t>(values: &mut [f32; TILE * TILE_COLS], tiles: impl Iterator<Item = &'t mut MaybeUninit<Tile>>) {
     for tile in tiles {
         let mut rounded = NO_TILE;
         math::take_bf16(values, &mut rounded.0);
         let tile = tile.write(NO_TILE);
         // SAFETY: a tile is 16 x 16 cells of 32 bits, each a pair of columns, dense and aligned to 64 bytes; these are
-        // two tiles.
+        // two distinct tiles.
         unsafe { transpose(rounded.0.as_ptr().cast(), tile.0.as_mut_ptr().cast(), TILE) };
     }
 }

@@ -1,11 +1,11 @@
-//! The blocking on emulated tiles against float64, and the tile unit itself where there is one.
+//! Tests of the blocking on emulated tiles against float64, and of the tile unit itself if there is one.
 
 use half::bf16;
 
 use super::*;
 
-/// The tile unit in software, with the order of sums of Intel's description: even and odd columns apart, then both to
-/// the sum.
+/// The tile unit in software, with the order of sums of Intel's description: even and odd columns separately, then both
+/// added to the sum.
 struct Emulated;
 
 impl Tiles for Emulated {
@@ -75,7 +75,7 @@ pub fn multiply_windows_emulated(
     windows::multiply_on::<Emulated>(x, offsets, weight, windows, out, bias, add);
 }
 
-/// Values that repeat themselves but look random, in -1..1.
+/// Returns reproducible pseudo-random values in -1..1.
 fn noise(len: usize, seed: u32) -> Vec<f32> {
     let mut state = seed.wrapping_mul(0x9e37_79b9) + 1;
     let mut next = || {
@@ -87,10 +87,10 @@ fn noise(len: usize, seed: u32) -> Vec<f32> {
 
 struct Case {
     rows: usize,
-    /// Columns of the parts that are packed side by side.
+    /// Columns of the parts that are packed as one matrix.
     cols: &'static [usize],
     weight_rows: usize,
-    /// Columns of the whole weight before and after those that are used.
+    /// Columns of the whole weight before and after the used ones.
     around: usize,
     add: bool,
 }
@@ -112,7 +112,7 @@ const CASES: [Case; 12] = [
     Case { rows: 1057, cols: &[530], weight_rows: 33, around: 0, add: true },
 ];
 
-/// Runs a case and returns the largest error, relative to the lengths of the two vectors whose product a cell is.
+/// Runs a case and returns the largest error, relative to the lengths of the two vectors that a cell multiplies.
 fn worst_error<T: Tiles>(case: &Case, terms: usize) -> f64 {
     let Case { rows, cols, weight_rows, around, add } = *case;
     let all_cols: usize = cols.iter().sum();
@@ -171,7 +171,8 @@ fn worst_error<T: Tiles>(case: &Case, terms: usize) -> f64 {
 }
 
 fn check_all_cases<T: Tiles>() {
-    // The reference of one term is the bf16 value. Two terms miss up to 2^-16 of each value; three miss nothing.
+    // The reference of one term is the bf16 value. Two terms have an error of up to 2^-16 of each value; three are
+    // exact.
     for (terms, bound) in [(1, 5e-7), (2, 1.6e-5), (3, 5e-7)] {
         for case in &CASES {
             let worst = worst_error::<T>(case, terms);
@@ -249,7 +250,7 @@ fn terms_compare_with_a_float32_product_as_the_head_says() {
         error(&values)
     });
     println!(
-        "relative error of 1, 2, 3 terms: {:.1e}, {:.1e}, {:.1e}; of a float32 product: {float32:.1e}",
+        "relative error with 1, 2, 3 terms: {:.1e}, {:.1e}, {:.1e}; with a float32 GEMM: {float32:.1e}",
         of_terms[0], of_terms[1], of_terms[2]
     );
     assert!(of_terms[0] < 3e-3 && of_terms[1] < 8e-6 && of_terms[2] < float32);

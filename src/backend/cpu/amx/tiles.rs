@@ -1,10 +1,10 @@
-//! The tile unit: its instructions, and the shape of what they work on.
+//! The tile unit: its instructions and tile shapes.
 
 use super::Offsets;
 
 /// Rows of a tile, and float32 columns of a tile of sums.
 pub(super) const TILE: usize = 16;
-/// bfloat16 columns of W or X that a tile holds.
+/// bfloat16 columns of W or X in a tile.
 pub(super) const TILE_COLS: usize = 32;
 
 /// A tile of bfloat16 bits.
@@ -12,16 +12,16 @@ pub(super) const TILE_COLS: usize = 32;
 #[repr(C, align(64))]
 pub(super) struct Tile(pub(super) [u16; TILE * TILE_COLS]);
 
-// SAFETY: the fields are numbers, for which all bits may be zero.
+// SAFETY: the fields are numbers, and may be zero.
 unsafe impl bytemuck::Zeroable for Tile {}
-// SAFETY: an array of numbers, of a size that is a multiple of its alignment, so without padding.
+// SAFETY: an array of numbers with a size that is a multiple of its alignment, so without padding.
 unsafe impl bytemuck::Pod for Tile {}
 
 /// A row of tile A: 32 bfloat16 numbers.
 pub type Line = [u16; TILE_COLS];
 
-/// 2 x 2 tiles of sums: [tile A of the pair][tile B of the pair][row of A][row of B^T], the rows being those of W and
-/// X, or of X and W.
+/// 2 x 2 tiles of sums: [tile A of the pair][tile B of the pair][row of A][row of B^T], with rows of W and X, or of X
+/// and W.
 #[derive(Clone, Copy)]
 #[repr(C, align(64))]
 pub(super) struct Sums(pub(super) [[f32; TILE * TILE]; 4]);
@@ -29,25 +29,25 @@ pub(super) struct Sums(pub(super) [[f32; TILE * TILE]; 4]);
 pub(super) const NO_TILE: Tile = Tile([0; TILE * TILE_COLS]);
 pub(super) const NO_SUMS: Sums = Sums([[0.0; TILE * TILE]; 4]);
 
-/// What the tile unit does, so that tests can run the rest on any CPU.
+/// The operations of the tile unit, so that tests can run the rest on any CPU.
 pub(super) trait Tiles {
-    /// Makes this thread ready for the products below; dropping the value ends that.
+    /// Configures this thread for the multiplications below until the value is dropped.
     fn begin() -> Self;
 
-    /// `sums (or 0, unless add) += a b` for a pair of tiles of W by a strip of X.
+    /// Computes `sums (or 0, unless add) += a b` for a pair of tiles of W by a strip of X.
     ///
     /// `a` is `[step][2]` tiles, `b` `[step][term][2]` tiles. For each step and term, 512 bytes from `prefetch` on are
-    /// fetched to the second-level cache, if they exist.
+    /// prefetched to the second-level cache, if they exist.
     fn multiply(&self, a: &[Tile], b: &[Tile], terms: usize, add: bool, sums: &mut Sums, prefetch: *const Tile);
 
-    /// `sums = a b`, where a step and term of `a` is 32 consecutive lines from one of `offsets` on, and `b` is
+    /// Computes `sums = a b`: a step and term of `a` is 32 consecutive lines from one of `offsets` on, and `b` is
     /// `[step][2]` tiles.
     ///
-    /// Panics when `offsets` reach past the end of `a`, or when they are not as many as the steps and terms.
+    /// Panics if `offsets` reach past the end of `a`, or if their number isn't that of the steps and terms.
     fn multiply_lines(&self, a: &[Line], offsets: &Offsets, b: &[Tile], sums: &mut Sums);
 }
 
-/// Whether this CPU and this kernel let us use the tiles.
+/// Returns `true` if this CPU and this kernel permit the tiles.
 #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
 pub fn available() -> bool {
     use std::sync::OnceLock;
@@ -58,11 +58,11 @@ pub fn available() -> bool {
         const BF16_PRODUCT: u32 = 1 << 22;
         const ARCH_REQ_XCOMP_PERM: libc::c_long = 0x1023;
         const XFEATURE_XTILE_DATA: libc::c_long = 18;
-        #[allow(unused_unsafe)] // Newer compilers call it safe.
-        // SAFETY: every x86-64 CPU has cpuid, and leaf 7 is asked for only where leaf 0 names it.
+        #[allow(unused_unsafe)] // Newer compilers consider it safe.
+        // SAFETY: every x86-64 CPU has cpuid, and leaf 7 is read only if leaf 0 reports it.
         let features = unsafe { if __cpuid(0).eax < 7 { 0 } else { __cpuid_count(7, 0).edx } };
-        // The tiles are 8 KiB of state, which Linux (from 5.16) saves only for processes that asked. It refuses where
-        // the CPU or the hypervisor does not offer them, so XCR0 needs no look.
+        // The tiles are 8 KiB of state, which Linux (from 5.16) saves only for processes that requested it. It refuses
+        // if the CPU or the hypervisor doesn't support them, so XCR0 needs no check.
         features & TILE_UNIT != 0
             && features & BF16_PRODUCT != 0
             // SAFETY: this request takes a number, touches no memory of ours, and holds for all threads of the process.
@@ -70,7 +70,7 @@ pub fn available() -> bool {
     })
 }
 
-/// Whether this CPU and this kernel let us use the tiles.
+/// Returns `true` if this CPU and this kernel permit the tiles.
 #[cfg(not(all(target_arch = "x86_64", target_os = "linux")))]
 pub fn available() -> bool {
     false
@@ -83,7 +83,7 @@ pub(super) struct Unit {
     _this_thread: std::marker::PhantomData<*const ()>,
 }
 
-/// Assembly that sets the tiles of sums, tmm0 to tmm3, to zero.
+/// Expands to assembly that zeroes the tiles of sums, tmm0 to tmm3.
 #[cfg(target_arch = "x86_64")]
 macro_rules! zero_sums {
     () => {
@@ -91,7 +91,7 @@ macro_rules! zero_sums {
     };
 }
 
-/// Assembly that writes the tiles of sums, tmm0 to tmm3, to `sums`, whose rows are `row` bytes apart.
+/// Expands to assembly that writes the tiles of sums, tmm0 to tmm3, to `sums`, with rows `row` bytes apart.
 #[cfg(target_arch = "x86_64")]
 macro_rules! store_sums {
     () => {
@@ -120,8 +120,8 @@ impl Tiles for Unit {
         let mut config = Config { palette: 1, start_row: 0, reserved: [0; 14], row_bytes: [0; 16], rows: [0; 16] };
         config.row_bytes[..8].fill(64);
         config.rows[..8].fill(16);
-        // SAFETY: `available` says that the CPU has tiles and that the kernel lets us use them. The instruction reads
-        // 64 bytes, the size of `Config`.
+        // SAFETY: `available` checked that the CPU has tiles and that the kernel permits them. The instruction reads 64
+        // bytes, the size of `Config`.
         unsafe { std::arch::asm!("ldtilecfg [{}]", in(reg) &config, options(nostack, readonly, preserves_flags)) };
         Self { _this_thread: std::marker::PhantomData }
     }
@@ -130,9 +130,9 @@ impl Tiles for Unit {
         let steps = a.len() / 2;
         assert!(steps > 0 && terms > 0 && a.len() == 2 * steps && b.len() == a.len() * terms);
         // tmm0 to tmm3 hold the sums, tmm4 and tmm5 a step of W for all terms, tmm6 and tmm7 a term of X.
-        // SAFETY: `self` exists, so this thread has tiles of 16 rows of 64 bytes. The loops read 2 tiles a step of `a`
-        // and 2 tiles a step and term of `b`, as many as the assertion above found in them; `sums` is 4 tiles. All lie
-        // dense, 64 bytes a row. A prefetch never faults. The loop counts are at least 1.
+        // SAFETY: `self` exists, so this thread has tiles of 16 rows of 64 bytes. The loops read 2 tiles per step of
+        // `a` and 2 tiles per step and term of `b`, as many as the assertion above found in them; `sums` is 4 tiles.
+        // All are dense, 64 bytes per row. A prefetch never faults. The loop counts are at least 1.
         unsafe {
             std::arch::asm!(
                 "test {add:e}, {add:e}",
@@ -198,9 +198,9 @@ impl Tiles for Unit {
         );
         // tmm0 to tmm3 hold the sums, tmm4 and tmm5 a term of X, tmm6 and tmm7 a step of W for all terms.
         // SAFETY: `self` exists, so this thread has tiles of 16 rows of 64 bytes. The loops read 32 lines of 64 bytes
-        // of `a` from each offset on, which end before `reach`; 2 tiles a step of `b`; and one of `offsets` a step and
-        // term, as many as the assertion above found in them; `sums` is 4 tiles, dense, 64 bytes a row. The loop counts
-        // are at least 1.
+        // of `a` from each offset on, which end before `reach`; 2 tiles per step of `b`; and one of `offsets` per step
+        // and term, as many as the assertion above found in them; `sums` is 4 tiles, dense, 64 bytes per row. The loop
+        // counts are at least 1.
         unsafe {
             std::arch::asm!(
                 zero_sums!(),
@@ -244,18 +244,18 @@ impl Tiles for Unit {
 #[cfg(target_arch = "x86_64")]
 impl Drop for Unit {
     fn drop(&mut self) {
-        // A thread that sleeps with tiles in use would make the kernel save them, and may keep its core from a deeper
-        // sleep.
-        // SAFETY: `begin` made sure that the CPU has tiles; no value lives in them between products.
+        // If a thread sleeps with tiles in use, the kernel has to save them, and the core may not reach a deeper sleep
+        // state.
+        // SAFETY: `begin` ensured that the CPU has tiles; no value is kept in them between multiplications.
         unsafe { std::arch::asm!("tilerelease", options(nostack, nomem, preserves_flags)) };
     }
 }
 
-/// `to[col * stride + row] = from[row * 16 + col]` for 16 x 16 cells of 32 bits.
+/// Writes `to[col * stride + row] = from[row * 16 + col]` for 16 x 16 cells of 32 bits.
 ///
 /// # Safety
 ///
-/// `from` holds 256 cells, `to` holds the cells that are named, and they do not overlap.
+/// `from` has 256 cells, `to` has the written cells, and they do not overlap.
 pub(super) unsafe fn transpose(from: *const u32, to: *mut u32, stride: usize) {
     #[cfg(target_arch = "x86_64")]
     if is_x86_feature_detected!("avx") {
@@ -273,7 +273,7 @@ pub(super) unsafe fn transpose(from: *const u32, to: *mut u32, stride: usize) {
     }
 }
 
-/// One quarter of [`transpose`]; these moves preserve all bits, also those of a NaN.
+/// Transposes one quarter of [`transpose`]; these moves preserve all bits, including those of a NaN.
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx")]
 unsafe fn transpose_8x8(from: *const f32, to: *mut f32, stride: usize) {

@@ -1,14 +1,14 @@
 //! Windows of an image times a weight: a convolution that never writes its windows to memory.
 //!
-//! Here tile A is 32 channels of 16 pixels, as they lie in [`Lines`], and tile B is the weight, which was brought into
-//! the order of tiles once ([`Packed`]). Adjacent windows see adjacent pixels through each tap of the kernel, so the
-//! tile of another tap is the same lines from another [offset](Offsets) on: a value is rounded and written once, not
-//! once a tap. The sums are rows of the result, as it lies.
+//! Here tile A is 32 channels of 16 pixels, in the order of [`Lines`], and tile B is the weight, packed in tile order
+//! once ([`Packed`]). Adjacent windows read adjacent pixels through each tap of the kernel, so the tile of another tap
+//! is the same lines from another [offset](Offsets) on: a value is rounded and written once, not once per tap. The sums
+//! are rows of the result, in its order.
 //!
 //! A task is a block of strips of 32 windows times 32 rows of the weight, which stay in the second-level cache for all
-//! strips. Steps go over the taps of 32 channels before the next 32, so that the lines, which the taps share, stay in
-//! the first-level cache, and only the weight comes from the second: 2 KiB in the 64 cycles of four products. All sums
-//! of a window stay in tiles to the end.
+//! strips. Steps iterate over the taps of 32 channels before the next 32, so that the lines, which the taps share, stay
+//! in the first-level cache, and only the weight comes from the second: 2 KiB in the 64 cycles of four tile
+//! multiplications. All sums of a window stay in tiles to the end.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -17,7 +17,7 @@ use super::tiles::Unit;
 use super::tiles::{Line, NO_SUMS, NO_TILE, Sums, TILE, Tile, Tiles};
 use super::{PAIR, Packed, share};
 
-/// Strips of a task, where a value has one term: 512 windows, which see about 0.6 MiB of an image with 512 channels.
+/// Strips of a task, if a value has one term: 512 windows, which read about 0.6 MiB of an image with 512 channels.
 const TASK_STRIPS: usize = 16;
 
 /// Lines of 32 bfloat16 numbers, each a cache line.
@@ -27,7 +27,7 @@ pub struct Lines {
 }
 
 impl Lines {
-    /// `count` lines, with the values that an earlier use left there.
+    /// Allocates `count` lines, which contain values of an earlier use.
     pub fn new(count: usize) -> Self {
         let mut tiles = std::mem::take(&mut *spare());
         if tiles.len() < count.div_ceil(TILE) {
@@ -37,12 +37,12 @@ impl Lines {
         Self { tiles, count }
     }
 
-    /// The lines, to be read.
+    /// Returns the lines for reading.
     pub fn get(&self) -> &[Line] {
         &bytemuck::cast_slice(&self.tiles)[..self.count]
     }
 
-    /// The lines, to be written.
+    /// Returns the lines for writing.
     pub fn get_mut(&mut self) -> &mut [Line] {
         &mut bytemuck::cast_slice_mut(&mut self.tiles)[..self.count]
     }
@@ -57,23 +57,23 @@ impl Drop for Lines {
     }
 }
 
-/// The memory of an earlier product, for the next one.
+/// Returns the memory of an earlier multiplication, for the next one.
 fn spare() -> MutexGuard<'static, Vec<Tile>> {
     static SPARE: Mutex<Vec<Tile>> = Mutex::new(Vec::new());
     SPARE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Where the lines of a window are: their distance from the window's own line, for each 32 columns of the weight and
-/// each term of the values that these multiply.
+/// The positions of the lines of a window: their distance from the window's own line, for each 32 columns of the weight
+/// and each term of the values that these multiply.
 pub struct Offsets {
     bytes: Vec<usize>,
     terms: usize,
-    /// Number of lines, from a strip's first one on, that are read.
+    /// Number of lines that are read, from a strip's first one on.
     reach: usize,
 }
 
 impl Offsets {
-    /// From offsets in lines, `[step][term]`.
+    /// Creates offsets in lines, `[step][term]`.
     ///
     /// Panics unless they are a multiple of `terms`.
     pub fn new(lines: &[usize], terms: usize) -> Self {
@@ -95,14 +95,14 @@ impl Offsets {
     }
 }
 
-/// The windows of a product, and the rows of the result that they make.
+/// The windows of a multiplication, and the rows of the result that they compute.
 ///
 /// Window (y, x) has the line `y * pitch + x` as its own, and row `first + y * row_step + x * step` of the result.
 #[derive(Debug, Clone, Copy)]
 pub struct Windows {
     /// Rows of windows.
     pub height: usize,
-    /// Windows of a row.
+    /// Windows per row.
     pub width: usize,
     /// Lines from one row of windows to the next.
     pub pitch: usize,
@@ -115,22 +115,22 @@ pub struct Windows {
 }
 
 impl Windows {
-    /// Strips of windows, including the windows between the ends of the rows, which make no result.
+    /// Returns the strips of windows, including the windows between the ends of the rows, which have no result.
     fn strips(&self) -> usize {
         Self::lines(self.height, self.width, self.pitch) / PAIR
     }
 
-    /// Lines that must be there for `height` rows of `width` windows, where these see no further than their own.
+    /// Returns the lines needed for `height` rows of `width` windows that read only their own lines.
     pub fn lines(height: usize, width: usize, pitch: usize) -> usize {
         ((height - 1) * pitch + width).next_multiple_of(PAIR)
     }
 }
 
-/// `out = windows weight^T + bias`, or `out += ..`. In parallel.
+/// Computes `out = windows weight^T + bias`, or `out += ..`. In parallel.
 ///
 /// weight [out_cols, 32 * steps] of one term, bias \[out_cols\] -> the windows' rows of out [rows, out_cols].
 ///
-/// Panics where [`available`](super::available) is false, when windows share a row of the result, or when a slice is
+/// Panics unless [`available`](super::available) returns `true`, if windows share a row of the result, or if a slice is
 /// shorter than that.
 #[cfg(target_arch = "x86_64")]
 pub fn multiply_windows(
@@ -151,7 +151,7 @@ pub fn multiply_windows(_: &Lines, _: &Offsets, _: &Packed, _: Windows, _: &mut 
     panic!("no AMX-BF16 on this machine");
 }
 
-/// The first cell of a result, of which each task writes its own.
+/// A pointer to the first cell of a result; each task writes its own cells.
 struct Cells(*mut f32);
 
 // SAFETY: tasks write other rows or columns through it and nothing else; the slice behind it is borrowed mutably until
@@ -177,7 +177,7 @@ pub(super) fn multiply_on<T: Tiles>(
     assert!(bias.len() == cols && out.len() >= (first + (height - 1) * row_step + (width - 1) * step + 1) * cols);
     let (lines, strips, pairs) = (x.get(), windows.strips(), weight.strips());
     assert!(lines.len() >= (strips - 1) * PAIR + offsets.reach);
-    // Enough tasks that no worker waits long for the last one.
+    // Create enough tasks that no worker waits long for the last one.
     let task_strips = (strips * pairs / (8 * rayon::current_num_threads())).clamp(1, TASK_STRIPS / offsets.terms);
     let blocks = strips.div_ceil(task_strips);
     let task_strips = strips.div_ceil(blocks);
@@ -203,8 +203,8 @@ pub(super) fn multiply_on<T: Tiles>(
                     }
                     target
                 });
-                // SAFETY: `bias.len()` cells from each target on are in one row of the result, as was checked above,
-                // and no other window or pair writes to them.
+                // SAFETY: `bias.len()` cells from each target on are in one row of the result, as checked above, and no
+                // other window or pair writes to them.
                 unsafe { store(sums, cells.0, &targets, bias, add) };
             }
         },
@@ -213,36 +213,37 @@ pub(super) fn multiply_on<T: Tiles>(
 
 /// Writes 2 x 2 tiles of sums with their bias to the cells from `targets` on: [window][column].
 ///
-/// # Safety `out` is valid for `bias.len()` cells from each target on, and nothing else touches these meanwhile.
+/// # Safety
+/// `out` is valid for `bias.len()` cells from each target on, and nothing else accesses these meanwhile.
 unsafe fn store(sums: &Sums, out: *mut f32, targets: &[Option<usize>; PAIR], bias: &[f32], add: bool) {
-    /// The CPUs with tiles have these vectors.
+    /// The AVX2 version, because CPUs with tiles have AVX2.
     #[cfg(target_arch = "x86_64")]
     #[target_feature(enable = "avx2")]
     unsafe fn with_avx2(sums: &Sums, out: *mut f32, targets: &[Option<usize>; PAIR], bias: &[f32], add: bool) {
-        // SAFETY: the caller's promise.
+        // SAFETY: as the caller promises.
         unsafe { store_body(sums, out, targets, bias, add) };
     }
     #[cfg(target_arch = "x86_64")]
     if is_x86_feature_detected!("avx2") {
-        // SAFETY: the CPU has AVX2; for the rest the caller's promise.
+        // SAFETY: the CPU has AVX2; the rest is as the caller promises.
         return unsafe { with_avx2(sums, out, targets, bias, add) };
     }
-    // SAFETY: the caller's promise.
+    // SAFETY: as the caller promises.
     unsafe { store_body(sums, out, targets, bias, add) };
 }
 
 /// # Safety
-/// That of [`store`].
+/// As for [`store`].
 #[inline(always)]
 unsafe fn store_body(sums: &Sums, out: *mut f32, targets: &[Option<usize>; PAIR], bias: &[f32], add: bool) {
     for (window, target) in targets.iter().enumerate() {
         let Some(target) = *target else { continue };
-        // SAFETY: the caller's promise.
+        // SAFETY: as the caller promises.
         let cells = unsafe { std::slice::from_raw_parts_mut(out.add(target), bias.len()) };
         let rows = [0, 1].map(|tile| &sums.0[window / TILE * 2 + tile].as_chunks::<TILE>().0[window % TILE]);
         for ((cells, bias), sums) in cells.chunks_mut(TILE).zip(bias.chunks(TILE)).zip(rows) {
             match (<&mut [f32; TILE]>::try_from(&mut *cells), <&[f32; TILE]>::try_from(bias)) {
-                // This slice has a length that the compiler knows.
+                // This slice has a length known at compile time.
                 (Ok(cells), Ok(bias)) => finish(cells, sums, bias, add),
                 _ => finish(cells, sums, bias, add),
             }

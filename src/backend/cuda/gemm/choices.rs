@@ -1,13 +1,13 @@
-//! Which of cuBLASLt's algorithms serves which product, kept from one run to the next, if asked.
+//! The choice of cuBLASLt's algorithm for each matrix multiplication, optionally cached across runs.
 //!
-//! Which one is fastest is timed once ([`fastest`]). Timing twice may choose twice, and another algorithm adds in
-//! another order: so a choice is kept in a file, and where it cannot be kept nothing is timed. The file is of one GPU,
-//! driver and cuBLASLt; one that is not, or that cannot be read, is ignored and written anew.
+//! The fastest algorithm is timed once ([`fastest`]). Timing twice may choose differently, and another algorithm
+//! accumulates in another order, so choices are kept in a file, and without a file nothing is timed. The file belongs
+//! to one GPU, driver and cuBLASLt; a file of another machine, or an unreadable one, is ignored and rewritten.
 //!
-//! It is not the rule, because it does not pay on an H200: a step of 1024 x 1024 takes 52.3 to 52.7 ms with it and 51.6
-//! with cuBLASLt's first suggestions, one of 512 x 512 15.4 and 15.3. The GPU is at its limit of power in an image, and
-//! lowers its clock, and a product timed by itself says little of that. Timed in rows of 40 ms, at that limit: 52.5 and
-//! 15.8.
+//! Timing is off by default, because it doesn't pay on an H200: a step of 1024 x 1024 takes 52.3 to 52.7 ms with it and
+//! 51.6 with cuBLASLt's first suggestions, one of 512 x 512 15.4 and 15.3. While it generates, the GPU is at its power
+//! limit and lowers its clock, and a matrix multiplication timed alone is a poor model of that. With timings of 40 ms
+//! runs, at that limit: 52.5 and 15.8.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -20,25 +20,25 @@ use super::key::Key;
 use crate::backend::cuda::element::Element;
 use crate::files::atomic::{self, AtomicFile};
 
-/// Changes when the file does.
+/// Version of the file's format.
 const FORMAT: u32 = 3;
-/// Where the file goes, in place of the user's caches.
+/// Environment variable with the folder of the file.
 const VARIABLE: &str = "FLUX_GEMM_CACHE";
 
-/// `cublasLtMatmulAlgo_t`: opaque, and the same for one version of cuBLASLt wherever it is stored.
+/// `cublasLtMatmulAlgo_t`: opaque, and portable between processes with one version of cuBLASLt.
 pub type Algorithm = [u64; 8];
 
-/// Where the choice of algorithms for matrix products is kept.
+/// The place to keep choices of algorithms for matrix multiplications.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum GemmCache {
-    /// Nowhere. Nothing is timed: a rule chooses of what cuBLASLt suggests, the same on all machines of a kind.
+    /// None. Nothing is timed: a rule chooses among cuBLASLt's suggestions, the same on all machines of a kind.
     Off,
-    /// In a file of this folder, which the first choice makes.
+    /// In a file of this folder, which the first choice creates.
     Folder(PathBuf),
 }
 
 impl GemmCache {
-    /// The folder that `FLUX_GEMM_CACHE` names; without one, off.
+    /// Returns the folder that `FLUX_GEMM_CACHE` names; `Off` if unset.
     pub fn from_environment() -> Self {
         Self::from_value(std::env::var_os(VARIABLE))
     }
@@ -52,16 +52,16 @@ impl GemmCache {
     }
 }
 
-/// What choices depend on beside the product.
+/// The properties of a machine that choices depend on.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Machine {
     pub gpu: String,
     pub multiprocessors: usize,
-    /// As the driver counts: 13000 is CUDA 13.0.
+    /// The driver version as the driver counts: 13000 is CUDA 13.0.
     pub driver: i32,
     pub cublaslt: usize,
-    /// What products are of, but for those of e4m3.
+    /// The type of operands that are not e4m3.
     pub element: Element,
 }
 
@@ -92,18 +92,18 @@ struct Choice {
 /// The choices of one machine.
 pub struct Choices {
     machine: Machine,
-    /// None when nothing is kept.
+    /// `None` if nothing is kept.
     file: Option<PathBuf>,
-    /// Whether the file's folder takes files; not known before that matters.
+    /// `true` if the file's folder is writable; `None` until the first check.
     writable: Option<bool>,
     known: BTreeMap<Key, Algorithm>,
-    /// Those of `known` that this process made.
+    /// The choices in `known` that this process made.
     made: BTreeMap<Key, Algorithm>,
     note: Option<String>,
 }
 
 impl Choices {
-    /// What the cache has for this machine.
+    /// Reads the choices that the cache has for this machine.
     pub fn open(cache: &GemmCache, machine: Machine) -> Self {
         let file = match cache {
             GemmCache::Off => None,
@@ -114,18 +114,18 @@ impl Choices {
         if let Some(file) = &choices.file {
             match read(file, &choices.machine) {
                 Ok(known) => choices.known = known,
-                Err(why) => choices.note = Some(format!("`{}` is ignored and written anew: {why}", file.display())),
+                Err(why) => choices.note = Some(format!("`{}` is ignored and rewritten: {why}", file.display())),
             }
         }
         choices
     }
 
-    /// What was chosen for a product.
+    /// Returns the choice for a matrix multiplication.
     pub fn get(&self, key: &Key) -> Option<Algorithm> {
         self.known.get(key).copied()
     }
 
-    /// Whether a choice that is made now will be there in the next run.
+    /// Returns `true` if a choice made now will be there in the next run.
     pub fn keeps(&mut self) -> bool {
         let Some(file) = self.file.as_deref() else { return false };
         let Some(folder) = file.parent() else { return false };
@@ -133,15 +133,17 @@ impl Choices {
             let tried = std::fs::create_dir_all(folder).and_then(|()| AtomicFile::create(file));
             self.writable = Some(tried.is_ok());
             if let Err(error) = tried {
-                let what =
-                    format!("products are not timed, because `{}` cannot keep the choice: {error}", folder.display());
+                let what = format!(
+                    "matrix multiplications are not timed, because `{}` cannot store the results: {error}",
+                    folder.display()
+                );
                 self.note.get_or_insert(what);
             }
         }
         self.writable == Some(true)
     }
 
-    /// Keeps a choice, in the file too. What other processes kept there meanwhile stays.
+    /// Keeps a choice, in the file too. Choices that other processes added to the file stay.
     pub fn keep(&mut self, key: Key, algorithm: Algorithm) {
         self.known.insert(key, algorithm);
         self.made.insert(key, algorithm);
@@ -154,13 +156,13 @@ impl Choices {
         }
     }
 
-    /// What the user may want to know, if anything.
+    /// Returns a note for the user, if there is one.
     pub fn note(&self) -> Option<String> {
         self.note.clone()
     }
 }
 
-/// Nothing when there is no file; the reason when it is of no use.
+/// Reads the file; empty if there is none. Errors with the reason if it is unusable.
 fn read(path: &Path, machine: &Machine) -> Result<BTreeMap<Key, Algorithm>, String> {
     let bytes = match std::fs::read(path) {
         Ok(bytes) => bytes,
@@ -172,7 +174,7 @@ fn read(path: &Path, machine: &Machine) -> Result<BTreeMap<Key, Algorithm>, Stri
         return Err(format!("its format is {}, expected {FORMAT}", file.format));
     }
     if file.machine != *machine {
-        return Err(format!("it is of {:?}, this is {machine:?}", file.machine));
+        return Err(format!("it was measured on {:?}, but this machine is {machine:?}", file.machine));
     }
     Ok(file.choices.into_iter().map(|choice| (choice.product, choice.algorithm)).collect())
 }
@@ -185,20 +187,19 @@ fn write(path: &Path, machine: &Machine, choices: BTreeMap<Key, Algorithm>) -> i
     atomic::write(path, &text)
 }
 
-/// Device time after which no further candidate is begun, and how many are tried all the same.
+/// Device time after which no further candidate is started, and the number of candidates that are tried anyway.
 const ENOUGH_US: f64 = 30_000.0;
 const FEWEST_CANDIDATES: usize = 4;
 /// A candidate this many times slower than the fastest is timed no further.
 const HOPELESS: f64 = 1.5;
-/// What the runs behind the first should take together, and how many there are at least and at most.
+/// The total time of the runs after the first, and their min and max number.
 const TIMED_US: f64 = 1000.0;
 const RUNS: [f64; 2] = [3.0, 9.0];
-/// The earlier of two candidates is taken when it is slower by no more than this: cuBLASLt suggests the better ones
-/// first.
+/// An earlier candidate wins if it is slower by no more than this factor: cuBLASLt suggests the better ones first.
 const TIE: f64 = 1.01;
 
-/// The fastest of `candidates` candidates. `time(candidate, runs)` gives the time of each of that many runs in
-/// microseconds, none where the candidate does not run at all.
+/// Returns the fastest of `candidates` candidates. `time(candidate, runs)` returns the time of each of that many runs
+/// in microseconds, or `None` if the candidate does not run.
 pub fn fastest(candidates: usize, mut time: impl FnMut(usize, usize) -> Option<Vec<f64>>) -> usize {
     let (mut tried, mut spent_us) = (Vec::new(), 0.0);
     for candidate in 0..candidates {
@@ -241,7 +242,7 @@ mod tests {
     }
 
     fn key(rows: usize) -> Key {
-        Key::of(&small_product(rows), true)
+        Key::new(&small_product(rows), true)
     }
 
     fn open(folder: &Path) -> Choices {
@@ -253,7 +254,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let below = folder.path().join("made/when/needed");
         let mut choices = open(&below);
-        assert!(!below.exists(), "reading makes nothing");
+        assert!(!below.exists(), "reading creates nothing");
         assert!(choices.keeps());
         choices.keep(key(4), [1, 2, 3, 4, 5, 6, 7, u64::MAX]);
         choices.keep(key(8), [8; 8]);
@@ -331,7 +332,7 @@ mod tests {
         assert_eq!(of("here"), GemmCache::Folder("here".into()));
     }
 
-    /// Times of candidates that always run alike.
+    /// Returns the fastest of candidates with constant times.
     fn fastest_of(times_us: &[Option<f64>]) -> (usize, Vec<usize>) {
         let mut runs = vec![0; times_us.len()];
         let chosen = fastest(times_us.len(), |candidate, count| {
@@ -347,11 +348,11 @@ mod tests {
         assert_eq!(
             (chosen, runs),
             (1, vec![2 + 4, 2 + 4, 2, 2, 2 + 4, 2 + 4]),
-            "a slow one and one that does not run are dropped"
+            "slow and failing candidates are dropped"
         );
         assert_eq!(fastest_of(&[None, Some(20.0)]).0, 1);
         assert_eq!(fastest_of(&[None, None]).0, 0);
-        assert_eq!(fastest_of(&[Some(20.0), Some(10.0)]).1, [2, 2 + 9], "short products run more often");
+        assert_eq!(fastest_of(&[Some(20.0), Some(10.0)]).1, [2, 2 + 9], "short matrix multiplications run more often");
     }
 
     #[test]

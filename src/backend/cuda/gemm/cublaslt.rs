@@ -1,6 +1,6 @@
-//! cuBLASLt behind types that free what they own.
+//! Safe wrappers of cuBLASLt that free their handles.
 //!
-//! cuBLASLt thinks in columns. Our row-major out [m, n] is its column-major [n, m], so its A is the weight and its B is
+//! cuBLASLt is column-major. Our row-major out [m, n] is its column-major [n, m], so its A is the weight and its B is
 //! x.
 
 use std::ffi::c_void;
@@ -18,18 +18,18 @@ use crate::backend::cuda::element::Element;
 use crate::backend::cuda::library::load_cublaslt;
 use crate::error::{Error, Result};
 
-/// `cublasOperation_t`, which cudarc's cuBLASLt bindings leave out.
+/// `cublasOperation_t`, which cudarc's cuBLASLt bindings lack.
 const OPERATION_N: i32 = 0;
 const OPERATION_T: i32 = 1;
-/// How many algorithms to ask for.
+/// The number of algorithms to request.
 const CANDIDATES: usize = 16;
-/// Tiles of kernels of Hopper in which one half of a block multiplies while the other stores. Where tiles are many, so
-/// that a last round that is not full does not matter, they are faster at the GPU's limit of power than larger ones,
-/// which cuBLASLt suggests first: see docs/kernels.md.
+/// Tiles of Hopper kernels in which one half of a block multiplies while the other stores. With many tiles, so that a
+/// partial last round doesn't matter, they are faster at the GPU's power limit than the larger tiles that cuBLASLt
+/// suggests first: see docs/kernels-gemm.md.
 const ALTERNATING: [sys::cublasLtMatmulTile_t; 2] =
     [sys::cublasLtMatmulTile_t::CUBLASLT_MATMUL_TILE_168x128, sys::cublasLtMatmulTile_t::CUBLASLT_MATMUL_TILE_176x128];
 const ALTERNATING_CELLS: usize = 172 * 128;
-/// How many tiles for each multiprocessor are many: 43 are measured, 25 are not.
+/// The min tiles per multiprocessor to count as many: 43 were faster, 25 were not.
 const MANY_TILES: usize = 40;
 
 fn failed(error: result::CublasError) -> Error {
@@ -48,7 +48,7 @@ unsafe impl Send for CublasLt {}
 unsafe impl Sync for CublasLt {}
 
 impl CublasLt {
-    /// Errors when cuBLASLt cannot be loaded.
+    /// Errors if cuBLASLt can't be loaded.
     pub fn open(device: &Arc<Device>) -> Result<Self> {
         load_cublaslt()?;
         device.make_current()?;
@@ -57,31 +57,32 @@ impl CublasLt {
         Ok(Self { handle, device: Arc::clone(device) })
     }
 
-    /// Its version, as it counts.
+    /// Returns its version, as cuBLASLt counts.
     pub fn version(&self) -> usize {
-        // SAFETY: the function only answers; the library was loaded when the handle was made.
+        // SAFETY: the function has no precondition; the library was loaded when the handle was created.
         unsafe { sys::cublasLtGetVersion() }
     }
 
-    /// How much workspace an algorithm needs for these matrices; none where it does not take them in what there is.
+    /// Returns the workspace of an algorithm for these matrices; `None` if they don't fit it, or the workspace exceeds
+    /// ours.
     pub fn workspace_bytes(&self, plan: &Plan, algorithm: Algorithm) -> Option<usize> {
-        // What is documented to be written is the size of the workspace, not the state.
+        // By its documentation cuBLASLt writes the size of the workspace, not the state.
         let mut found =
             sys::cublasLtMatmulHeuristicResult_t { state: sys::cublasStatus_t::CUBLAS_STATUS_SUCCESS, ..NOTHING_FOUND };
         let algorithm = sys::cublasLtMatmulAlgo_t { data: algorithm };
         let [a, b, c, d] = plan.layouts;
-        // SAFETY: all descriptors live; `algorithm` has the size that cuBLASLt reads, and `found` that which it writes.
+        // SAFETY: all descriptors live; `algorithm` and `found` have the sizes that cuBLASLt reads and writes.
         let status =
             unsafe { sys::cublasLtMatmulAlgoCheck(self.handle, plan.operation, a, b, c, d, &algorithm, &mut found) };
         (status == sys::cublasStatus_t::CUBLAS_STATUS_SUCCESS && fits(&found)).then_some(found.workspaceSize)
     }
 
-    /// The algorithms that it suggests for these alignments and this workspace, the one it thinks best first.
+    /// Returns the suggested algorithms for these alignments and this workspace, the best first.
     pub fn candidates(&self, plan: &Plan, key: &Key) -> Result<Vec<Algorithm>> {
         use sys::cublasLtMatmulPreferenceAttributes_t as Attribute;
         let preference = Preference::new()?;
         preference.set(Attribute::CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &WORKSPACE_BYTES)?;
-        // Split sums meet in float32: the other ways of adding them round each part to the type of the result.
+        // Accumulate split sums in float32: the other reductions round each part to the type of the result.
         let in_float32 = sys::cublasLtReductionScheme_t::CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE as u32;
         preference.set(Attribute::CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, &in_float32)?;
         let alignments = [
@@ -98,7 +99,7 @@ impl CublasLt {
         let [a, b, c, d] = plan.layouts;
         let (operation, preference, most) = (plan.operation, preference.0, CANDIDATES as i32);
         // SAFETY: all descriptors live; `found` has room for CANDIDATES results. cuBLASLt writes `state` from the
-        // statuses of version 13.0, to which the bindings belong.
+        // statuses of version 13.0, which the bindings match.
         let status = unsafe {
             let found = found.as_mut_ptr();
             sys::cublasLtMatmulAlgoGetHeuristic(self.handle, operation, a, b, c, d, preference, most, found, &mut count)
@@ -110,7 +111,7 @@ impl CublasLt {
         Ok(found.filter(|result| fits(result)).map(|result| result.algo.data).collect())
     }
 
-    /// The one of its suggestions that serves a product where nothing was timed.
+    /// Returns the suggestion to use without timing.
     pub fn preferred<'a>(&self, candidates: &'a [Algorithm], key: &Key) -> Option<&'a Algorithm> {
         let [m, n, _] = key.sizes;
         let has_many_tiles = !key.fp8 && m * n >= MANY_TILES * ALTERNATING_CELLS * self.device.multiprocessors();
@@ -122,9 +123,9 @@ impl CublasLt {
     /// Enqueues `product` on `stream`.
     ///
     /// # Safety
-    /// `plan` was made for a product of the same key, and is used on `stream` alone; the matrices are as for
-    /// [`Gemm::run`](super::Gemm::run), and work on `stream` may use them. `workspace` is an address and how many bytes
-    /// are there, for products on `stream` alone. Unless `stream` is the compute stream, no other thread uses `plan`.
+    /// `plan` was made for a matrix multiplication with the same key, and is used on `stream` only; the matrices are as
+    /// for [`Gemm::run`](super::Gemm::run), and work on `stream` may use them. `workspace` is an address and its bytes,
+    /// for matrix multiplications on `stream` only. Unless `stream` is the compute stream, no other thread uses `plan`.
     pub unsafe fn enqueue(
         &self,
         plan: &Plan,
@@ -133,8 +134,8 @@ impl CublasLt {
         (workspace, workspace_bytes): (u64, usize),
         stream: Stream,
     ) -> Result<()> {
-        // On the compute stream one thread at a time: the descriptor is written here and read in the call below, and
-        // the kernels of one product meet in the workspace.
+        // One thread at a time on the compute stream: the descriptor is written here and read in the call below, and
+        // the kernels of one matrix multiplication share the workspace.
         let _submission = self.device.submit(stream)?;
         plan.point_to(product)?;
         let algorithm = sys::cublasLtMatmulAlgo_t { data: algorithm };
@@ -142,7 +143,7 @@ impl CublasLt {
         let beta = if product.residual.is_some() { 1.0f32 } else { 0.0 };
         let residual = product.residual.unwrap_or(product.out);
         let [a, b, c, d] = plan.layouts;
-        // SAFETY: what the caller promises. alpha and beta are read before the call returns.
+        // SAFETY: as the caller promises. alpha and beta are read before the call returns.
         let enqueued = unsafe {
             result::matmul(
                 self.handle,
@@ -180,7 +181,7 @@ impl Drop for CublasLt {
     }
 }
 
-/// Room for an answer.
+/// An empty result, to be filled.
 const NOTHING_FOUND: sys::cublasLtMatmulHeuristicResult_t = sys::cublasLtMatmulHeuristicResult_t {
     algo: sys::cublasLtMatmulAlgo_t { data: [0; 8] },
     workspaceSize: 0,
@@ -189,13 +190,13 @@ const NOTHING_FOUND: sys::cublasLtMatmulHeuristicResult_t = sys::cublasLtMatmulH
     reserved: [0; 4],
 };
 
-/// The `cublasLtMatmulTile_t` of an algorithm, if it has one.
+/// Returns the `cublasLtMatmulTile_t` of an algorithm, if it has one.
 fn tile_of(algorithm: &Algorithm) -> Option<u32> {
     let (algorithm, mut tile) = (sys::cublasLtMatmulAlgo_t { data: *algorithm }, 0);
     let (attribute, bytes) =
         (sys::cublasLtMatmulAlgoConfigAttributes_t::CUBLASLT_ALGO_CONFIG_TILE_ID, size_of::<u32>());
-    // SAFETY: `algorithm` has the size that cuBLASLt reads, and `tile` that of the attribute, a `uint32_t`; how many
-    // bytes were written may be asked for, or not.
+    // SAFETY: `algorithm` has the size that cuBLASLt reads, and `tile` that of the attribute, a `uint32_t`; the number
+    // of written bytes is optional.
     let status = unsafe {
         let tile = (&raw mut tile).cast();
         sys::cublasLtMatmulAlgoConfigGetAttribute(&algorithm, attribute, tile, bytes, ptr::null_mut())
@@ -203,25 +204,25 @@ fn tile_of(algorithm: &Algorithm) -> Option<u32> {
     (status == sys::cublasStatus_t::CUBLAS_STATUS_SUCCESS).then_some(tile)
 }
 
-/// Whether an algorithm can run in our workspace.
+/// Returns `true` if an algorithm can run in our workspace.
 fn fits(found: &sys::cublasLtMatmulHeuristicResult_t) -> bool {
     found.state == sys::cublasStatus_t::CUBLAS_STATUS_SUCCESS && found.workspaceSize <= WORKSPACE_BYTES
 }
 
-/// The descriptors of a product.
+/// The descriptors of a matrix multiplication.
 pub struct Plan {
     operation: sys::cublasLtMatmulDesc_t,
     layouts: [sys::cublasLtMatrixLayout_t; 4],
 }
 
-// SAFETY: a descriptor is plain memory of cuBLASLt. Once made it is written by `CublasLt::enqueue` alone, by one
+// SAFETY: a descriptor is plain memory of cuBLASLt. Once created it is written only by `CublasLt::enqueue`, by one
 // thread at a time.
 unsafe impl Send for Plan {}
 // SAFETY: as above.
 unsafe impl Sync for Plan {}
 
 impl Plan {
-    /// The descriptors of products of `element` with this key, `product` among them.
+    /// Creates the descriptors of matrix multiplications of `element` with this key, such as `product`.
     pub fn new(element: Element, key: &Key, product: &Product) -> Result<Self> {
         use sys::cublasLtMatmulDescAttributes_t as Attribute;
         let [m, n, k] = key.sizes;
@@ -237,7 +238,7 @@ impl Plan {
         let operation =
             result::create_matmul_desc(sys::cublasComputeType_t::CUBLAS_COMPUTE_32F, sys::cudaDataType::CUDA_R_32F)
                 .map_err(failed)?;
-        // From here on `plan` owns what exists, so an early return frees it.
+        // From here on `plan` owns the descriptors, so an early return frees them.
         let mut plan = Self { operation, layouts: [ptr::null_mut(); 4] };
         for (index, layout) in plan.layouts.iter_mut().enumerate() {
             let (rows, cols) = shapes[index];
@@ -262,7 +263,7 @@ impl Plan {
         Ok(plan)
     }
 
-    /// Sets what products of one key differ in, and what the descriptor holds.
+    /// Sets the parts of the descriptor that differ between matrix multiplications of one key.
     fn point_to(&self, product: &Product) -> Result<()> {
         use sys::cublasLtMatmulDescAttributes_t as Attribute;
         if let Some(bias) = product.bias {
@@ -277,8 +278,7 @@ impl Plan {
 
     fn set<T>(&self, attribute: sys::cublasLtMatmulDescAttributes_t, value: &T) -> Result<()> {
         let (value, size) = (ptr::from_ref(value).cast(), size_of::<T>());
-        // SAFETY: the descriptor lives; callers pass the type that the attribute has, which cuBLASLt checks by its
-        // size.
+        // SAFETY: the descriptor lives; callers pass the type of the attribute, and cuBLASLt checks its size.
         unsafe { result::set_matmul_desc_attribute(self.operation, attribute, value, size) }.map_err(failed)
     }
 }
@@ -295,7 +295,7 @@ impl Drop for Plan {
     }
 }
 
-/// What the choice of an algorithm may use.
+/// The constraints on suggested algorithms.
 struct Preference(sys::cublasLtMatmulPreference_t);
 
 impl Preference {

@@ -1,9 +1,9 @@
-//! Matrix products: bf16 or fp16 in and float32 sums, or e4m3 in and sums of the tensor cores; bf16, fp16 or float32
-//! out.
+//! Matrix multiplications: bf16 or fp16 operands accumulated in float32, or e4m3 accumulated in the tensor cores; bf16,
+//! fp16 or float32 results.
 //!
-//! cuBLASLt computes them; our own kernel serves for shapes that it declines, and for all where `FLUX_GEMM=own` asks
-//! for it. A plan is made once per shape. Of cuBLASLt's suggestions a rule takes one, or timing the fastest,
-//! once for all runs: see [`choices`].
+//! cuBLASLt computes them. Our own kernel handles shapes that cuBLASLt declines, and all shapes with `FLUX_GEMM=own`. A
+//! plan is made once per shape. A rule selects among cuBLASLt's suggestions, or timing selects the fastest, once for
+//! all runs: see [`choices`].
 
 mod choices;
 mod cublaslt;
@@ -33,34 +33,34 @@ pub use choices::GemmCache;
 pub use key::{Key, Matrix, Product};
 pub use tile_counters::{Cleared, TileCounters};
 
-/// What products may use as they like; behind it are counters.
+/// The workspace of matrix multiplications; counters follow it.
 const WORKSPACE_BYTES: usize = GEMM_WORKSPACE_BYTES - tile_counters::BYTES;
-/// Plans that are kept, a few kilobytes each; an image needs about fifty.
+/// Number of cached plans, a few kilobytes each; an image needs about fifty.
 const PLANS: NonZero<usize> = NonZero::new(512).expect("not zero");
-/// Whether sums of fp8 products stay in the tensor cores, where Hopper keeps about 14 bits: cut off at every step, they
-/// lose up to 2% over 4096 terms (DeepSeek-V3 technical report, section 3.3.2). Without it cuBLASLt takes them to
-/// float32 every so many terms. Neither brings an image nearer: the final latents of a random model of 4B's size are
-/// 0.0129 and 0.0125 (512 x 512, 1024 x 1024, 4 steps) from float32 with it, 0.0128 and 0.0125 without, because e4m3's
-/// own rounding is larger; and a step of 1024 x 1024 takes 35.5 ms instead of 38.2 (H200).
+/// `true` if sums of fp8 matrix multiplications stay in the tensor cores, with about 14 bits on Hopper: truncated
+/// at every step, they lose up to 2% over 4096 terms (DeepSeek-V3 technical report, section 3.3.2). Otherwise cuBLASLt
+/// adds them to float32 every few terms. Both are equally accurate for an image: the final latents of a random model of
+/// 4B's size differ from float32 by 0.0129 and 0.0125 (512 x 512, 1024 x 1024, 4 steps) with it, 0.0128 and 0.0125
+/// without, because e4m3's own rounding is larger; and a step of 1024 x 1024 takes 35.5 ms instead of 38.2 (H200).
 const FAST_ACCUMULATION: bool = true;
-/// Sets it (0 or 1), to measure again what the longer sums cost and gain.
+/// Environment variable that sets it (0 or 1), to measure the cost and gain of longer sums.
 const FAST_ACCUMULATION_VARIABLE: &str = "FLUX_FP8_FAST_ACCUMULATION";
-/// Chooses who computes: `cublaslt`; `base` for the kernels that all GPUs have, so that products of e4m3 are made by
-/// mma.sync; or `own` for our kernels without tensor cores alone, whose accesses to memory tools can follow.
+/// Environment variable that selects kernels: `cublaslt`; `base` for the kernels of all GPUs, so that mma.sync
+/// multiplies e4m3; or `own` for our kernels without tensor cores only, with memory accesses that tools can follow.
 const VARIABLE: &str = "FLUX_GEMM";
 
-/// What was prepared for products of one key.
+/// The plan and algorithm for matrix multiplications of one key.
 struct Prepared {
     plan: Plan,
     algorithm: Algorithm,
-    /// What the algorithm needs.
+    /// The workspace of the algorithm.
     workspace_bytes: usize,
 }
 
-/// Matrix products on one device.
+/// Matrix multiplications on one device.
 pub struct Gemm {
     cublaslt: CublasLt,
-    /// None is a shape that cuBLASLt declined.
+    /// `None` for a shape that cuBLASLt declined.
     plans: Mutex<LruCache<Key, Option<Arc<Prepared>>>>,
     choices: Mutex<Choices>,
     workspace: Buffer,
@@ -70,12 +70,12 @@ pub struct Gemm {
     device: Arc<Device>,
 }
 
-/// Who computes.
+/// The selection of kernels.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Kernels {
-    /// cuBLASLt wherever it can.
+    /// cuBLASLt whenever it supports the shape.
     CublasLt,
-    /// cuBLASLt in 16 bits.
+    /// cuBLASLt in 16 bits only.
     Base,
     /// Neither cuBLASLt nor tensor cores.
     Own,
@@ -85,8 +85,8 @@ fn fast_accumulation(value: Option<&OsStr>) -> Result<bool> {
     one_of(FAST_ACCUMULATION_VARIABLE, value, ["0", "1"], FAST_ACCUMULATION)
 }
 
-/// Who computes where the variable has this value, on a GPU of this capability. cuBLASLt multiplies e4m3 with a scale
-/// for each row and column on Hopper alone: on Ada it takes one scale for a whole matrix, on Blackwell scales of
+/// Returns the kernels for this value of the variable on a GPU of this capability. cuBLASLt multiplies e4m3 with a
+/// scale for each row and column on Hopper only: on Ada it takes one scale for a whole matrix, on Blackwell scales of
 /// blocks.
 fn kernels(value: Option<&OsStr>, capability: (i32, i32)) -> Result<Kernels> {
     let rule = if capability == HOPPER { Kernels::CublasLt } else { Kernels::Base };
@@ -95,7 +95,7 @@ fn kernels(value: Option<&OsStr>, capability: (i32, i32)) -> Result<Kernels> {
         Some("cublaslt") => Ok(rule),
         Some("base") => Ok(Kernels::Base),
         Some("own") => Ok(Kernels::Own),
-        Some(other) => Err(Error::usage(format!("`{other}` is none of `cublaslt`, `base` and `own`")).at(VARIABLE)),
+        Some(other) => Err(Error::usage(format!("`{other}` is not one of `cublaslt`, `base` and `own`")).at(VARIABLE)),
     }
 }
 
@@ -121,79 +121,81 @@ impl Gemm {
         })
     }
 
-    /// Whether sums of fp8 products stay in the tensor cores.
+    /// Returns `true` if sums of fp8 matrix multiplications stay in the tensor cores.
     pub fn fast_accumulation(&self) -> bool {
         self.fast_accumulation
     }
 
-    /// Whether products of e4m3 are for a kernel that uses mma.sync: see [`Kernels::Base`].
+    /// Returns `true` if a kernel with mma.sync multiplies e4m3: see [`Kernels::Base`].
     pub fn leaves_e4m3(&self) -> bool {
         self.kernels == Kernels::Base
     }
 
-    /// What the user may want to know of who computes and of the kept choices, if anything.
+    /// Returns a note for the user about the kernels and the cached choices, if there is one.
     pub fn note(&self) -> Option<String> {
         if self.kernels == Kernels::Own {
-            return Some(format!("`{VARIABLE}=own`: matrix products run without tensor cores, which is slow"));
+            return Some(format!("`{VARIABLE}=own`: matrix multiplications run without tensor cores, which is slow"));
         }
         self.choices().note()
     }
 
     fn choices(&self) -> MutexGuard<'_, Choices> {
-        // Its methods leave it whole.
+        // Its methods never leave it inconsistent, so a poisoned lock is usable.
         self.choices.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn plans(&self) -> MutexGuard<'_, LruCache<Key, Option<Arc<Prepared>>>> {
-        // A plan is inserted whole, so a panic elsewhere leaves nothing broken.
+        // A plan is inserted whole, so a panic elsewhere leaves nothing inconsistent.
         self.plans.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Enqueues the product on the compute stream.
+    /// Enqueues the matrix multiplication on the compute stream.
     ///
     /// # Safety
-    /// All matrices of `product` lie in live buffers, with `stride` values from row to row and its type, and so do as
-    /// many bias values as out has columns and as many scales as weight and x have rows. out overlaps none of them but
-    /// a residual in the same place.
+    /// All matrices of `product` are in live buffers, with `stride` values from row to row and the types of `product`,
+    /// as are one bias value for each column of out and one scale for each row of weight and x. out overlaps none of
+    /// them except a residual in the same place.
     pub unsafe fn run(&self, product: &Product) -> Result<()> {
         if product.m == 0 || product.n == 0 {
             return Ok(());
         }
         if self.kernels == Kernels::Own {
-            // SAFETY: what the caller promises.
+            // SAFETY: as the caller promises.
             return unsafe { self.run_own(product) };
         }
-        let key = Key::of(product, self.fast_accumulation);
+        let key = Key::new(product, self.fast_accumulation);
         let known = self.plans().get(&key).cloned();
         // Neither under the lock nor with a submission, because this takes long, and may wait for the device.
-        // SAFETY: what the caller promises.
+        // SAFETY: as the caller promises.
         let prepared = known.map_or_else(|| unsafe { self.prepare(&key, product) }, Ok)?;
         if let Some(prepared) = prepared {
             let _submission = self.device.submit(self.device.stream())?;
             let counter = self.device.is_capturing().then(|| self.counters.next(prepared.workspace_bytes)).flatten();
             let workspace = counter.unwrap_or((self.workspace.address(), WORKSPACE_BYTES));
-            // SAFETY: what the caller promises; the plan was found under the product's key.
+            // SAFETY: as the caller promises; the plan was found under the product's key.
             return unsafe {
                 self.cublaslt.enqueue(&prepared.plan, prepared.algorithm, product, workspace, self.device.stream())
             };
         }
         if product.scales.is_some() {
-            let what =
-                format!("cuBLASLt has no fp8 product of {} x {} x {} on this GPU", product.m, product.k, product.n);
+            let what = format!(
+                "cuBLASLt has no fp8 matrix multiplication for {} x {} x {} on this GPU",
+                product.m, product.k, product.n
+            );
             return Err(Error::new(what).hint(format!("leave out `{} fp8`", Field::Precision)));
         }
         self.device.count_composed();
-        // SAFETY: what the caller promises.
+        // SAFETY: as the caller promises.
         unsafe { self.run_own(product) }
     }
 
-    /// The counters of products that are captured.
+    /// Returns the counters of captured matrix multiplications.
     pub fn tile_counters(&self) -> &TileCounters {
         &self.counters
     }
 
-    /// Lets cuBLASLt set itself up, which it does in its first product. That is one on the download stream, so that
-    /// other threads can enqueue meanwhile.
+    /// Makes cuBLASLt initialize itself, as its first matrix multiplication does. It runs on the download stream, so
+    /// that other threads can enqueue meanwhile.
     pub fn warm_up(&self) -> Result<()> {
         const SIDE: usize = 64;
         if self.kernels == Kernels::Own {
@@ -202,30 +204,30 @@ impl Gemm {
         let (element, stream) = (self.device.element(), self.device.download_stream());
         let buffer = |kind, len| Buffer::on_stream(&self.device, stream, kind, len);
         let (x, out) = (buffer(element.kind(), SIDE * SIDE)?, buffer(element.kind(), SIDE * SIDE)?);
-        // Without room for another workspace the first product of an image does this.
+        // Without room for another workspace, the first matrix multiplication of an image does this.
         let Ok(workspace) = buffer(BufferKind::Byte, WORKSPACE_BYTES) else { return Ok(()) };
-        // SAFETY: the buffer holds that many bytes.
+        // SAFETY: the buffer has this size.
         unsafe { result::memset_d8_async(x.address(), 0, x.bytes(), stream.raw()) }
             .map_err(|e| failed("cannot clear GPU memory", e))?;
         let matrix = |buffer: &Buffer| Matrix { address: buffer.address(), stride: SIDE };
         let product = Product::square(matrix(&x), matrix(&out), SIDE);
-        let key = Key::of(&product, self.fast_accumulation);
+        let key = Key::new(&product, self.fast_accumulation);
         let plan = Plan::new(element, &key, &product)?;
         if let Some(first) = self.cublaslt.candidates(&plan, &key)?.first() {
-            // SAFETY: the buffers were made on this stream, for this product and this plan alone; they are freed behind
-            // it.
+            // SAFETY: the buffers were allocated on this stream, for this product and this plan only; they are freed
+            // behind it.
             unsafe { self.cublaslt.enqueue(&plan, *first, &product, (workspace.address(), WORKSPACE_BYTES), stream) }?;
         }
         Ok(())
     }
 
-    /// What products of this key need, kept for the next; none when cuBLASLt has no algorithm for them.
+    /// Prepares the plan of this key, and caches it; `None` if cuBLASLt has no algorithm.
     ///
     /// # Safety
     /// As for [`Gemm::run`].
     unsafe fn prepare(&self, key: &Key, product: &Product) -> Result<Option<Arc<Prepared>>> {
         let plan = Plan::new(self.device.element(), key, product)?;
-        // SAFETY: what the caller promises.
+        // SAFETY: as the caller promises.
         let algorithm = unsafe { self.choose(&plan, key, product) }?;
         let prepared = algorithm.map(|algorithm| {
             let workspace_bytes = self.cublaslt.workspace_bytes(&plan, algorithm).unwrap_or(WORKSPACE_BYTES);
@@ -235,8 +237,8 @@ impl Gemm {
         Ok(prepared)
     }
 
-    /// The algorithm that an earlier run chose, or the fastest of those that cuBLASLt suggests; without a way to keep
-    /// the choice, or when it does not matter, [`CublasLt::preferred`] of them.
+    /// Returns the algorithm that an earlier run chose, or the fastest of cuBLASLt's suggestions; if the choice can't
+    /// be kept, or doesn't matter, [`CublasLt::preferred`].
     ///
     /// # Safety
     /// As for [`Gemm::run`].
@@ -247,24 +249,24 @@ impl Gemm {
             return Ok(kept);
         }
         let candidates = self.cublaslt.candidates(plan, key)?;
-        // The check knows neither alignments nor preferences, and may refuse what the suggestions are made for.
+        // The check ignores alignments and preferences, and may reject algorithms that were suggested for them.
         if kept.is_some_and(|kept| candidates.contains(&kept)) {
             return Ok(kept);
         }
         let Some(preferred) = self.cublaslt.preferred(&candidates, key) else { return Ok(None) };
-        // What is captured does not run, so it cannot be timed.
+        // Captured work doesn't run, so it can't be timed.
         if !worth_timing || self.device.is_capturing() || !self.choices().keeps() {
             return Ok(Some(*preferred));
         }
-        // SAFETY: what the caller promises.
+        // SAFETY: as the caller promises.
         let fastest = unsafe { self.time(plan, product, &candidates) };
         let chosen = candidates[fastest];
         self.choices().keep(*key, chosen);
         Ok(Some(chosen))
     }
 
-    /// The index of the fastest candidate. Each writes to memory of its own and only reads the product's; where there
-    /// is no room, it is the first.
+    /// Returns the index of the fastest candidate. Each writes to memory of its own and only reads the operands;
+    /// without room for that, the first wins.
     ///
     /// # Safety
     /// As for [`Gemm::run`].
@@ -274,13 +276,14 @@ impl Gemm {
         let Ok(out) = Buffer::on_stream(&self.device, self.device.stream(), kind, cells) else { return 0 };
         let trial = Product { out: Matrix { address: out.address(), ..product.out }, ..*product };
         let times_us = |candidate: usize, runs| {
-            // SAFETY: what the caller promises; `out` has room for all rows.
+            // SAFETY: as the caller promises; `out` has room for all rows.
             unsafe { self.times_us(plan, candidates[candidate], &trial, runs) }.ok()
         };
         fastest(candidates.len(), times_us)
     }
 
-    /// Device time of each of `runs` runs of an algorithm, from caches that hold nothing of the product. Waits.
+    /// Returns the device time of each of `runs` runs of an algorithm, with caches that hold none of the operands.
+    /// Waits.
     ///
     /// # Safety
     /// As for [`Gemm::run`].
@@ -288,11 +291,12 @@ impl Gemm {
         let (stream, workspace) = (self.device.stream(), self.workspace.address());
         let mut events = Vec::new();
         for _ in 0..runs {
-            // SAFETY: the workspace holds that many bytes, and products use it one after the other on this stream.
+            // SAFETY: the workspace has this size, and matrix multiplications use it one after the other on this
+            // stream.
             unsafe { result::memset_d8_async(workspace, 0, WORKSPACE_BYTES, stream.raw()) }
                 .map_err(|e| failed("cannot clear GPU memory", e))?;
             let from = Event::new(&self.device, stream)?;
-            // SAFETY: what the caller promises.
+            // SAFETY: as the caller promises.
             unsafe { self.cublaslt.enqueue(plan, algorithm, product, (workspace, WORKSPACE_BYTES), stream) }?;
             events.push((from, Event::new(&self.device, stream)?));
         }
@@ -301,7 +305,7 @@ impl Gemm {
         events.iter().map(|(from, to)| Ok(from.elapsed(to)?.as_secs_f64() * 1e6)).collect()
     }
 
-    /// The product by our own kernels, for any shape.
+    /// Runs the matrix multiplication in our own kernels, for any shape.
     ///
     /// # Safety
     /// As for [`Gemm::run`].
@@ -330,7 +334,7 @@ impl Gemm {
             .int(usize::from(product.weight_is_kn))
             .int(usize::from(product.out_f32));
         // SAFETY: types and order match the kernels in cuda/linear.cu, which guard every index by m, n and k; the
-        // matrices are what the caller promises.
+        // matrices are as the caller promises.
         unsafe { launch.run([product.m.div_ceil(TILE), product.n.div_ceil(TILE), 1], [256, 1, 1]) }
     }
 }

@@ -1,15 +1,15 @@
-//! Which memory captured work uses: blocks that stay where they are as long as any graph is there.
+//! The memory of captured work: blocks with fixed addresses as long as any graph exists.
 
 use std::thread::{self, ThreadId};
 
 use crate::error::{Error, Result};
 
-/// A block serves requests of its size down to half of it, and one of at most this size all that are smaller.
+/// A block serves requests of its size down to half of it; a block of at most this size serves all smaller requests.
 const SMALL_BYTES: usize = 1 << 20;
-/// As the driver aligns.
+/// The driver's allocation alignment.
 const ALIGNMENT: usize = 256;
 
-/// Blocks of device memory, handed out to one thread at a time. Whoever enters or shares it has to leave again.
+/// Blocks of device memory, for one thread at a time. Each `enter` or `share` must be matched by a `leave`.
 #[derive(Default)]
 pub struct Arena {
     blocks: Vec<Block>,
@@ -29,27 +29,27 @@ struct Block {
 enum State {
     #[default]
     Closed,
-    /// Requests of this thread get blocks, new ones where none is free.
+    /// Requests of this thread get blocks, new ones if none is free.
     Running(ThreadId),
-    /// Nobody gets any, but the log is kept.
+    /// No request gets a block, but the log is kept.
     Suspended,
-    /// Requests of this thread get the blocks of the log; the next is this.
+    /// Requests of this thread get the blocks of the log, starting at this index.
     Repeating(ThreadId, usize),
 }
 
-/// What a request gets.
+/// The answer to a request.
 #[derive(Debug, PartialEq, Eq)]
 pub enum ArenaPlace {
-    /// Memory from elsewhere: the request is none of the arena's.
+    /// Memory from elsewhere: the request is outside of the arena.
     Elsewhere,
-    /// Block of this index, at this address.
+    /// The block with this index, at this address.
     Block(usize, u64),
-    /// A new block of so many bytes has to be allocated and given to [`Arena::add`].
+    /// A new block of this size must be allocated and passed to [`Arena::add`].
     New(usize),
 }
 
 impl Arena {
-    /// Errors when a thread is in it.
+    /// Errors if a thread has entered it.
     pub fn enter(&mut self) -> Result<()> {
         if self.state != State::Closed {
             return Err(Error::new("other work is being captured"));
@@ -68,7 +68,7 @@ impl Arena {
         self.state = State::Repeating(thread::current().id(), 0);
     }
 
-    /// Ends what [`Arena::enter`] began; the share stays.
+    /// Ends [`Arena::enter`]; the share stays.
     pub fn exit(&mut self) {
         self.state = State::Closed;
     }
@@ -77,13 +77,13 @@ impl Arena {
         self.shares += 1;
     }
 
-    /// Gives a share back. The memory of all blocks, as (address, bytes), when it was the last.
+    /// Releases a share. Returns the memory of all blocks, as (address, bytes), if it was the last.
     pub fn leave(&mut self) -> Vec<(u64, usize)> {
         self.shares -= 1;
         self.unused()
     }
 
-    /// Takes a block back. The memory of all blocks, as (address, bytes), when nobody has a share any more.
+    /// Releases a block. Returns the memory of all blocks, as (address, bytes), if there are no shares any more.
     pub fn release(&mut self, index: usize) -> Vec<(u64, usize)> {
         self.blocks[index].free = true;
         self.unused()
@@ -96,9 +96,9 @@ impl Arena {
         self.blocks.drain(..).map(|block| (block.address, block.bytes)).collect()
     }
 
-    /// Where a request of this thread for `bytes` goes.
+    /// Returns the place for a request of this thread for `bytes`.
     ///
-    /// Errors when a repeated run asks for other memory than the run before.
+    /// Errors if a repeated run requests other sizes than the first run.
     pub fn request(&mut self, bytes: usize) -> Result<ArenaPlace> {
         let bytes = bytes.next_multiple_of(ALIGNMENT);
         let index = match self.state {
@@ -118,7 +118,7 @@ impl Arena {
                     .get(next)
                     .copied()
                     .filter(|&index| self.blocks[index].free && self.blocks[index].bytes >= bytes);
-                let index = index.ok_or_else(|| Error::new("the work asks for other memory than before"))?;
+                let index = index.ok_or_else(|| Error::new("the work requests different memory than before"))?;
                 self.state = State::Repeating(thread, next + 1);
                 index
             }
@@ -129,7 +129,7 @@ impl Arena {
         Ok(ArenaPlace::Block(index, block.address))
     }
 
-    /// A block that was allocated for a request of this thread, and belongs to it.
+    /// Adds a block that was allocated for a request of this thread, which then owns it.
     pub fn add(&mut self, address: u64, bytes: usize) -> usize {
         self.blocks.push(Block { address, bytes, free: false });
         self.log.push(self.blocks.len() - 1);
@@ -168,17 +168,17 @@ mod tests {
         };
         arena.enter().unwrap();
         let first = run(&mut arena);
-        assert_eq!(first[0], first[2], "a free block of nearly the size serves again");
+        assert_eq!(first[0], first[2], "a free block of nearly the same size is reused");
         arena.suspend();
         assert_eq!(arena.request(1).unwrap(), ArenaPlace::Elsewhere);
         let blocks = arena.blocks.len();
         arena.repeat();
         assert_eq!(run(&mut arena), first);
         assert_eq!(arena.blocks.len(), blocks);
-        assert!(arena.request(1).is_err(), "more than the run before");
+        assert!(arena.request(1).is_err(), "more than in the previous run");
         arena.share();
         arena.exit();
-        assert!(arena.leave().is_empty(), "a graph is left");
+        assert!(arena.leave().is_empty(), "one graph remains");
         assert_eq!(arena.leave().len(), blocks);
     }
 

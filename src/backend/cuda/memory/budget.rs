@@ -1,4 +1,4 @@
-//! How much device memory may be used, and how much is.
+//! The limit and use of device memory.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -6,12 +6,12 @@ use crate::error::{Error, Field};
 
 const MIB: u64 = 1 << 20;
 
-/// Bytes in use, the most that were, and how many may be. What tensors and graphs use counts here; what the driver
-/// holds beyond it, for fragments, the owner of the driver's pool keeps under the same cap.
+/// Bytes in use, their peak and the cap. Memory of tensors and graphs counts here; the owner of the driver's pools
+/// keeps their fragmentation below the same cap.
 pub struct Budget {
     used: AtomicU64,
     peak: AtomicU64,
-    /// Of `used`, what lies outside of the driver's pool.
+    /// The part of `used` outside of the driver's pools.
     outside: AtomicU64,
     cap: u64,
 }
@@ -21,7 +21,7 @@ impl Budget {
         Self { used: AtomicU64::new(0), peak: AtomicU64::new(0), outside: AtomicU64::new(0), cap }
     }
 
-    /// Bytes that may be used.
+    /// Returns the bytes that may be used.
     pub fn cap(&self) -> u64 {
         self.cap
     }
@@ -38,17 +38,17 @@ impl Budget {
         self.cap.saturating_sub(self.used())
     }
 
-    /// Of what is used, what is not the driver's pool's.
+    /// Returns the bytes in use outside of the driver's pools.
     pub fn outside(&self) -> u64 {
         self.outside.load(Ordering::Relaxed)
     }
 
-    /// What of the cap is left to the driver's pool.
+    /// Returns the part of the cap that is left to the driver's pools.
     pub fn cap_of_pool(&self) -> u64 {
         self.cap.saturating_sub(self.outside())
     }
 
-    /// Counts `bytes` as used; false when the cap does not allow them.
+    /// Counts `bytes` as used; returns `false` if the cap doesn't allow them.
     pub fn reserve(&self, bytes: u64) -> bool {
         let reserved = self.used.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |used| {
             used.checked_add(bytes).filter(|sum| *sum <= self.cap)
@@ -59,7 +59,7 @@ impl Budget {
         reserved.is_ok()
     }
 
-    /// As [`Budget::reserve`], for memory that is not the driver's pool's.
+    /// As [`Budget::reserve`], for memory outside of the driver's pools.
     pub fn reserve_outside(&self, bytes: u64) -> bool {
         let reserved = self.reserve(bytes);
         if reserved {
@@ -77,7 +77,7 @@ impl Budget {
         self.release(bytes);
     }
 
-    /// An error for `bytes` that the cap, or the GPU, does not allow.
+    /// Returns the error for `bytes` that exceed the cap or the GPU's memory.
     pub fn full(&self, bytes: u64) -> Error {
         let mib = |bytes: u64| bytes.div_ceil(MIB);
         Error::new(format!(
@@ -86,7 +86,7 @@ impl Budget {
             mib(self.used()),
             mib(self.cap)
         ))
-        .hint(format!("ask for a smaller image or batch, or allow more memory with `{}`", Field::GpuMemory))
+        .hint(format!("request a smaller image or batch, or allow more memory with `{}`", Field::GpuMemory))
     }
 }
 

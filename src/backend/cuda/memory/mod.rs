@@ -1,5 +1,5 @@
-//! Which device memory may be used, and for what: the budget of all of it, and the arena that captured work runs in.
-//! Neither knows a device.
+//! Accounting of device memory: the budget of all of it ([`budget`]), and the arena of captured work ([`arena`]).
+//! Neither calls the driver or knows about devices. Start reading at the budget.
 
 mod arena;
 mod budget;

@@ -6,7 +6,7 @@ use crate::error::Result;
 use crate::ops::Adaln;
 
 impl Cuda {
-    /// With a shift and a scale for the first `txt_rows` rows, and others for those after them.
+    /// Normalizes with one shift and scale for the first `txt_rows` rows, and others for the remaining rows.
     pub(crate) fn adaln_op(
         &self,
         x: &Tensor<Cuda>,
@@ -21,7 +21,7 @@ impl Cuda {
         let launch = launch.matrix(&out).int(txt_rows).int(x.cols()).float(eps);
         // SAFETY: argument types and order match `adaln` and `adaln_any` in cuda/adaln.cu. `Tensor::adaln` and
         // `Tensor::adaln_rows` checked x [rows, cols], shifts and scales [1, cols]; `out` was made [rows, cols] above.
-        // A block writes one row of `out` only.
+        // A block writes only one row of `out`.
         unsafe { launch.run([x.rows(), 1, 1], [block.unwrap_or(256), 1, 1]) }?;
         Ok(out)
     }

@@ -1,4 +1,4 @@
-//! `all_reduce_statistics`: all ranks have the statistics of all splits of all ranks, which norms merge in their order.
+//! `all_reduce_statistics`: gathers the statistics of all splits of all ranks, which norms merge in order.
 
 use crate::backend::Group;
 use crate::backend::cuda::channel_statistics::ChannelStatistics;
@@ -18,7 +18,7 @@ impl Cuda {
             None if x.rows() == 0 => Some(ChannelStatistics::new(self, 0, x.cols())?),
             None => Some(self.channel_statistics_of(x)?),
         };
-        let own = fresh.as_ref().or(own).expect("statistics were given or made");
+        let own = fresh.as_ref().or(own).expect("statistics were passed or computed");
         let pieces = own.pieces();
         self.exchange_pieces(OP, vec![pieces.to_vec(); self.world()], |given| {
             let splits = given.iter().map(|parcel| parcel.first().map_or(0, |partial| partial.shape()[0]));

@@ -1,4 +1,4 @@
-//! `all_to_all_heads` and `all_to_all_rows`: parts of rows go to their places in the results.
+//! `all_to_all_heads` and `all_to_all_rows`: exchange of rows and columns between all ranks.
 
 use crate::backend::cuda::pieces::{RowChunk, RowCopy};
 use crate::backend::cuda::{Cuda, Tensor};
@@ -15,9 +15,9 @@ impl Cuda {
         let rows = [split.rows(), split.rows(), split.query_rows()];
         let empty = |i: usize| self.empty(rows[i].rows(), kvq[i].cols() / world);
         let wholes = [empty(0)?, empty(1)?, empty(2)?];
-        let sent = heads_of(kvq.each_ref().map(RowChunk::of), world);
+        let sent = heads_of(kvq.each_ref().map(RowChunk::new), world);
         self.exchange_among(HEADS, split.ranks(), sent, |given| {
-            let copies = place_heads(given, rows, wholes.each_ref().map(RowChunk::of))?;
+            let copies = place_heads(given, rows, wholes.each_ref().map(RowChunk::new))?;
             Ok((wholes, copies))
         })
     }
@@ -25,14 +25,14 @@ impl Cuda {
     pub(crate) fn all_to_all_rows_op(&self, x: &Tensor<Cuda>, split: &TokenSplit) -> Result<Tensor<Cuda>> {
         let rows = split.query_rows();
         let out = self.empty(rows.rows_of(split.rank()), split.world() * x.cols())?;
-        self.exchange_among(ROWS, split.ranks(), rows_of(RowChunk::of(x), rows), |given| {
-            let copies = place_rows(given, RowChunk::of(&out))?;
+        self.exchange_among(ROWS, split.ranks(), rows_of(RowChunk::new(x), rows), |given| {
+            let copies = place_rows(given, RowChunk::new(&out))?;
             Ok((out, copies))
         })
     }
 }
 
-/// For each rank its columns of all rows.
+/// Returns the columns of each rank, with all rows.
 fn heads_of(kvq: [RowChunk; 3], world: usize) -> Vec<Vec<RowChunk>> {
     let share = |piece: &RowChunk, rank: usize| {
         let [_, cols] = piece.shape();
@@ -49,12 +49,12 @@ fn place_heads(given: &[Vec<RowChunk>], rows: [RowSplit; 3], wholes: [RowChunk; 
     Ok(copies)
 }
 
-/// For each rank its rows, run by run.
+/// Returns the rows of each rank, run by run.
 fn rows_of(x: RowChunk, rows: RowSplit) -> Vec<Vec<RowChunk>> {
     (0..rows.world()).map(|rank| rows.runs_of(rank).map(|run| x.rows(run.whole)).collect()).collect()
 }
 
-/// What each rank gave goes to columns of its own.
+/// Returns the copies of each rank's rows to its own columns.
 fn place_rows(given: &[Vec<RowChunk>], out: RowChunk) -> Result<Vec<RowCopy>> {
     let [rows, cols] = out.shape();
     let (own, mut copies) = (cols / given.len(), Vec::new());
@@ -72,7 +72,7 @@ fn place_rows(given: &[Vec<RowChunk>], out: RowChunk) -> Result<Vec<RowCopy>> {
     Ok(copies)
 }
 
-/// The copies that bring the rows of all ranks, of which each gave one piece, to their places in the whole.
+/// Returns the copies that place the rows of all ranks, one piece from each, in the whole tensor.
 pub(super) fn gathered(
     op: &str,
     rows: RowSplit,
@@ -152,7 +152,7 @@ mod tests {
         let rows = RowSplit::bands(4, 1, 2);
         let (short, whole) = (Matrix::zeros(1, 8), Matrix::zeros(4, 8));
         let error = gathered("x", rows, |_| Some(short.piece()), whole.piece()).unwrap_err().to_string();
-        assert!(error.contains("rank 0 gave [1, 8], expected [2, 8]") && error.contains("the same image"), "{error}");
+        assert!(error.contains("rank 0 sent [1, 8], expected [2, 8]") && error.contains("the same image"), "{error}");
         let given = |rows: usize| vec![vec![whole.piece().cols(0..4).rows(0..rows)]; 2];
         for rows in [1, 3] {
             assert!(place_rows(&given(rows), Matrix::zeros(2, 8).piece()).is_err());

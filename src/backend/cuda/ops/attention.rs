@@ -1,10 +1,9 @@
-//! Launches cuda/attention.cu and cuda/attention_sm90a.cu: `attention` and `attention_cached`. Where products are in
-//! fp8, long ones without a mask go to `attention_e4m3`.
+//! Launches cuda/attention.cu and cuda/attention_sm90a.cu: `attention` and `attention_cached`. With fp8 matrix
+//! multiplications, long attention without a mask uses `attention_e4m3`.
 //!
-//! Hopper has kernels of its own for heads of 128 and, in `attention_512`, of 512; heads without a kernel go to
-//! `attention_softmax`. `FLUX_ATTENTION=base` turns the Hopper kernels off; `FLUX_ATTENTION=sm90` makes it an error
-//! when this GPU or this program has none, and so does `FLUX_ATTENTION=sm90-single`, which turns their pairs of blocks
-//! off.
+//! Hopper has its own kernels for heads of 128 and, in `attention_512`, of 512; heads without a kernel use
+//! `attention_softmax`. `FLUX_ATTENTION=base` disables the Hopper kernels. `FLUX_ATTENTION=sm90` makes it an error if
+//! this GPU or this program has none, and so does `FLUX_ATTENTION=sm90-single`, which disables their pairs of blocks.
 
 use std::ffi::c_void;
 
@@ -34,8 +33,8 @@ pub(super) struct Base {
 impl Base {
     pub(super) fn find(head_dim: usize, element: Element, capability: (i32, i32)) -> Option<Self> {
         let (name, queries, stages) = match head_dim {
-            // 80 KiB of shared memory for each of the two blocks of a multiprocessor. Kernels for fp16 are those of
-            // 7.5, whichever GPU runs them.
+            // Two blocks per multiprocessor, with 80 KiB of shared memory each. Kernels for fp16 are those of 7.5,
+            // whichever GPU runs them.
             128 if element == Element::Bf16 && !has_100_kib(capability) => ("attention_128x128", 128, 3),
             128 => ("attention_128x64", 64, 2),
             64 => ("attention_64", 128, 3),
@@ -50,28 +49,28 @@ impl Base {
         (self.queries + self.stages * KEY_TILE) * head_dim * 2
     }
 
-    /// How many of `tiles` one block takes each, if `at_once` blocks run at a time. Two blocks share each tile of the
-    /// last round if that adds no round; tiles of 64 queries are never shared.
+    /// Returns how many of `tiles` one block computes alone, if `at_once` blocks run at a time. Two blocks share each
+    /// tile of the last round if that adds no round; tiles of 64 queries are never shared.
     fn whole_tiles(self, tiles: usize, at_once: usize) -> usize {
         let rest = tiles % at_once;
         if self.queries == 128 && 2 * rest <= at_once { tiles - rest } else { tiles }
     }
 }
 
-/// Whether a multiprocessor of a GPU that computes in bf16 has 100 KiB of shared memory; the others have 164 or more.
+/// Returns `true` if a multiprocessor of a GPU with bf16 has 100 KiB of shared memory; the others have 164 or more.
 /// Source: CUDA C++ Programming Guide, technical specifications per compute capability.
 fn has_100_kib(capability: (i32, i32)) -> bool {
     matches!(capability, (8, 6 | 9) | (12, _))
 }
 
-/// How many tiles of one head and sample the Hopper kernel has to do.
+/// Returns the tiles of one head and sample in the Hopper kernel.
 fn hopper_tiles(layout: TokenLayout) -> usize {
     let first = layout.first_query();
     let runs = if apart(layout) { [layout.txt - first, layout.image_stream()] } else { [layout.tokens() - first, 0] };
     runs.iter().map(|tokens| tokens.div_ceil(HOPPER_QUERIES)).sum()
 }
 
-/// Blocks of the Hopper kernel that work together, each on a tile of the same head and sample.
+/// Blocks of the Hopper kernel that work together, each on a tile of one head and sample.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Blocks {
     Single,
@@ -79,8 +78,8 @@ enum Blocks {
 }
 
 impl Blocks {
-    /// Pairs, because they fetch less, where they take no more rounds and their tiles see the same keys. A short op
-    /// (1536 tokens) may take a tenth longer by itself, but not within a step.
+    /// Chooses pairs, which fetch less, if they take no more rounds and their tiles see the same keys. A short op (1536
+    /// tokens) may take a tenth longer by itself, but not within a step.
     fn choose(tiles: usize, heads: usize, mask: Mask, multiprocessors: usize) -> Self {
         let rounds = |blocks: Self| blocks.items(tiles, heads).div_ceil((multiprocessors / blocks.count()).max(1));
         let pairs =
@@ -104,8 +103,8 @@ impl Blocks {
         }
     }
 
-    /// How often blocks that work together take tiles, if each head of each sample has `tiles` and `heads` counts them
-    /// all.
+    /// Returns the work items of cooperating blocks, for `tiles` tiles per head of each sample, and `heads` heads of
+    /// all samples.
     fn items(self, tiles: usize, heads: usize) -> usize {
         tiles.div_ceil(self.count()) * heads
     }
@@ -115,7 +114,7 @@ impl Blocks {
     }
 }
 
-/// One call: tensors that the kernels can take.
+/// One call, with tensors that the kernels support.
 pub(super) struct Call<'a> {
     pub(super) q: &'a Tensor<Cuda>,
     pub(super) k: &'a Tensor<Cuda>,
@@ -133,12 +132,12 @@ impl Call<'_> {
         self.q.cols() / self.head_dim
     }
 
-    /// Query heads that share a key head.
+    /// Returns the query heads that share a key head.
     pub(super) fn group(&self) -> usize {
         self.q.cols() / self.k.cols()
     }
 
-    /// The causal mask's keys; 0 without a mask.
+    /// Returns the causal mask's keys; 0 without a mask.
     fn keys(&self) -> usize {
         match self.mask {
             Mask::None => 0,
@@ -146,7 +145,7 @@ impl Call<'_> {
         }
     }
 
-    /// The factor of scores, which are products of two activations, before they become powers of two.
+    /// Returns the factor of scores, which are products of two activations, before they become powers of two.
     pub(super) fn scale(&self) -> f32 {
         let unit = f64::from(self.q.backend().element().unit());
         (std::f64::consts::LOG2_E * unit * unit / (self.head_dim as f64).sqrt()) as f32
@@ -158,9 +157,9 @@ impl Call<'_> {
 }
 
 impl Cuda {
-    /// `softmax(q k^T / sqrt(head_dim) + mask) v`, over q where that is writable.
+    /// Computes `softmax(q k^T / sqrt(head_dim) + mask) v`; overwrites q if it is writable.
     ///
-    /// Errors when `FLUX_ATTENTION` names no kernel that is here.
+    /// Errors if `FLUX_ATTENTION` names no available kernel.
     pub(crate) fn attention_op(&self, attention: Attention<'_, Cuda>) -> Result<Tensor<Cuda>> {
         let Attention { q, k, v, cached, head_dim, layout, mask } = attention;
         if let Some(cached) = cached {
@@ -187,8 +186,8 @@ impl Cuda {
         Ok(fresh.unwrap_or(q))
     }
 
-    /// [`Cuda::attention_op`] without a mask, over cached keys as well. Where the Hopper kernel does not serve, the
-    /// cached keys are copied in front of the others.
+    /// As [`Cuda::attention_op`] without a mask, over cached keys as well. If the Hopper kernel doesn't support the
+    /// call, it concatenates the cached keys and the others.
     fn attention_cached(&self, attention: Attention<'_, Cuda>, cached: &KeyValues<Cuda>) -> Result<Tensor<Cuda>> {
         let Attention { q, k, v, head_dim, layout, .. } = attention;
         let hopper = self.hopper_form(CHOICE)?;
@@ -224,10 +223,10 @@ impl Cuda {
         let launch = launch.int(layout.batch).int(layout.txt).int(layout.image_stream()).int(layout.first_query());
         let launch = launch.int(call.heads()).int(call.group()).int(call.keys()).int(whole).float(call.scale());
         // SAFETY: argument types and order match `ATTENTION` in cuda/attention.cu, and the shared memory its `Shape`.
-        // `Tensor::attention` checked k and v to have layout.rows() rows of whole heads, of which k's divide q's, q
-        // layout.query_rows(), and 1 <= keys <= tokens; rows are aligned to 16 bytes; `out` is q, or new and of its
-        // shape. A block reads its queries before it writes them, and nothing else of q. Tiles behind `whole` have two
-        // blocks each.
+        // `Tensor::attention` checked k and v to have layout.rows() rows of whole heads, the number of k's heads to
+        // divide that of q's, q to have layout.query_rows() rows, and 1 <= keys <= tokens; rows are aligned to 16
+        // bytes; `out` is q, or new and of its shape. A block reads its queries before it writes them, and nothing else
+        // of q. Tiles behind `whole` have two blocks each.
         unsafe { launch.run([2 * tiles - whole, 1, 1], [THREADS as usize, 1, 1]) }
     }
 
@@ -240,7 +239,7 @@ impl Cuda {
         if grid == 0 {
             return Ok(());
         }
-        // First of all, because a driver that loads this kernel knows tensor maps too.
+        // Load first: a driver that loads this kernel supports tensor maps too.
         let launch = self.launch(CHOICE.file, blocks.kernel(cached.is_some()))?.shared(HOPPER_SHARED_BYTES as u32)?;
         let keys = [k, v].into_iter().chain(cached.iter().flat_map(|cached| [&cached.k, &cached.v]));
         let maps = [tensor_map(q, HOPPER_QUERIES)].into_iter().chain(keys.map(|x| tensor_map(x, HOPPER_KEYS)));
@@ -270,12 +269,12 @@ impl Cuda {
         arguments.extend(ints.iter_mut().map(|int| std::ptr::from_mut(int).cast::<c_void>()));
         arguments.push(std::ptr::from_mut(&mut scale).cast());
         // SAFETY: `arguments` are, in the order of `ATTENTION` in cuda/attention_sm90a.cu, three tensor maps, a
-        // pointer, eight ints and a float, or those of `ATTENTION_CACHED`, five maps, a pointer, six ints and a float,
-        // all alive until the call returns; the shared memory is its `Shared`. The maps cover exactly the cells of q, k
-        // and v, and of the cached ones. `Tensor::attention` checked their shapes and 1 <= keys <= tokens,
-        // `Tensor::attention_cached` those of the cached ones and that there is one sample; `out` is q, or new and of
-        // its shape. A tile's queries are read before its output is written, which no other tile's output depends on.
-        // Pairs have an even number of blocks and no mask.
+        // pointer, eight ints and a float, or, for `ATTENTION_CACHED`, five maps, a pointer, six ints and a float, all
+        // alive until the call returns; the shared memory is its `Shared`. The maps cover exactly the cells of q, k and
+        // v, and of the cached keys and values. `Tensor::attention` checked their shapes and 1 <= keys <= tokens,
+        // `Tensor::attention_cached` the shapes of the cached ones and that there is one sample; `out` is q, or new and
+        // of its shape. A tile's queries are read before its output is written, and no other tile's output depends on
+        // them. Pairs have an even number of blocks and no mask.
         unsafe { launch.run_raw([grid, 1, 1], [384, 1, 1], &mut arguments) }
     }
 }
@@ -311,7 +310,7 @@ mod tests {
         };
         // 24 heads of 4608, 1536 and 8704 tokens on 132 multiprocessors.
         assert_eq!([864, 288, 1632].map(|tiles| whole((8, 0), tiles, 264)), [792, 264, 1584]);
-        // Of 133 halves would make two rounds.
+        // With 133 tiles, halves would take two rounds.
         assert_eq!([1, 132, 133, 264].map(|tiles| whole((8, 0), tiles, 264)), [0, 0, 133, 264]);
         assert_eq!(whole((8, 9), 288, 264), 288);
     }
@@ -359,7 +358,7 @@ mod tests {
             );
         }
         assert_eq!(Blocks::choose(36, 24, none, 1), Blocks::Single);
-        // Half of an odd number of multiprocessors, and one is left.
+        // Half of an odd number of multiprocessors; one stays idle.
         assert_eq!(Blocks::Pairs.grid(36, 24, 133), 132);
     }
 }

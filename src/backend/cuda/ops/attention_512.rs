@@ -17,16 +17,16 @@ const STAGES: usize = 4;
 pub(super) const SHARED_BYTES: usize = (QUERIES * HEAD_DIM + 2 * STAGES * KEYS * 64 + 2 * QUERIES * KEYS) * 2 + 1024;
 const THREADS: usize = 512;
 
-/// Whether the kernel can take one call with aligned rows: no mask, and the tokens of a sample lie in one run of rows,
-/// and so do those that ask queries.
+/// Returns `true` if the kernel supports a call with aligned rows: no mask, and the tokens of a sample are contiguous
+/// rows, as are its queries.
 pub(super) fn suits_512(head_dim: usize, layout: TokenLayout, mask: Mask) -> bool {
     let in_runs = !apart(layout) && (layout.batch == 1 || layout.first_query() == 0);
     head_dim == HEAD_DIM && mask == Mask::None && in_runs && layout.query_rows() > 0
 }
 
 impl Cuda {
-    /// `softmax(q k^T / sqrt(512)) v`, over q where that is writable. The call suits ([`suits_512`]), and its rows
-    /// are aligned.
+    /// Computes `softmax(q k^T / sqrt(512)) v`; overwrites q if it is writable. The call must pass [`suits_512`], and
+    /// its rows must be aligned.
     pub(super) fn attention_512(
         &self,
         q: Tensor<Cuda>,
@@ -39,7 +39,7 @@ impl Cuda {
         let out = fresh.as_ref().unwrap_or(&q);
         let (kernel, blocks) =
             if single { ("attention_bf16_512_sm90", 1) } else { ("attention_bf16_512_pairs_sm90", 2) };
-        // First of all, because a driver that loads this kernel knows tensor maps too.
+        // Load first: a driver that loads this kernel supports tensor maps too.
         let launch = self.launch("attention_512_sm90a", kernel)?.shared(SHARED_BYTES as u32)?;
         let mut maps = [tensor_map(&q, QUERIES)?, tensor_map(k, KEYS / blocks)?, tensor_map(v, VALUES)?];
         let mut out_address = out.address();
@@ -55,11 +55,11 @@ impl Cuda {
         arguments.push(std::ptr::from_mut(&mut scale).cast());
         let tiles = queries.div_ceil(QUERIES).next_multiple_of(blocks);
         // SAFETY: `arguments` are, in the order of `ATTENTION_512` in cuda/attention_512_sm90a.cu, three tensor maps, a
-        // pointer, four ints and a float, all alive until the call returns; the shared memory is its `Shared`. The
-        // maps cover exactly the cells of q, k and v. `Tensor::attention` checked their shapes, and the caller that
-        // that a sample's tokens are one run of rows, and its queries too; `out` is q, or new and of its shape. A
-        // block reads its queries before it writes them, and no output depends on what else it reads of q. Pairs have
-        // an even number of blocks in each row of the grid.
+        // pointer, four ints and a float, all alive until the call returns; the shared memory is its `Shared`. The maps
+        // cover exactly the cells of q, k and v. `Tensor::attention` checked their shapes, and the caller that a
+        // sample's tokens are one run of rows, as are its queries; `out` is q, or new and of its shape. A block reads
+        // its queries before it writes them, and no output depends on other cells of q that it reads. Pairs have an
+        // even number of blocks in each row of the grid.
         unsafe { launch.run_raw([tiles, q.cols() / HEAD_DIM, layout.batch], [THREADS, 1, 1], &mut arguments) }?;
         Ok(fresh.unwrap_or(q))
     }

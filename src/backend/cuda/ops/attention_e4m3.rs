@@ -1,22 +1,23 @@
-//! Launches cuda/attention_e4m3_sm90a.cu: `attention` and `attention_cached` in e4m3, where that is asked for, and the
-//! second half of `project_attention`.
+//! Launches cuda/attention_e4m3_sm90a.cu: `attention` and `attention_cached` in e4m3, if requested, and the second half
+//! of `project_attention`.
 
 use std::ffi::c_void;
 
 use cudarc::driver::sys;
 
 use super::attention::Call;
-use super::quantise;
+use super::quantize;
 use crate::backend::cuda::buffer::{Buffer, BufferKind};
 use crate::backend::cuda::capability::HOPPER;
 use crate::backend::cuda::device::Device;
 use crate::backend::cuda::hopper::{Axis, Choice};
+use crate::backend::cuda::layout::assert_layout;
 use crate::backend::cuda::{Cuda, Tensor, kernels};
 use crate::error::{Error, Field, Result};
 use crate::ops::{Mask, TokenLayout};
 
-/// `FLUX_ATTENTION_E4M3=base` leaves attention in bf16 all the same; `FLUX_ATTENTION_E4M3=sm90` makes it
-/// an error when this GPU or this program has no kernel, and `sm90-always` also runs it where it is no faster.
+/// `FLUX_ATTENTION_E4M3=base` keeps attention in bf16; `FLUX_ATTENTION_E4M3=sm90` makes it an error if this GPU or this
+/// program has no kernel, and `sm90-always` also runs it when it is no faster.
 const CHOICE: Choice =
     Choice { op: "attention in e4m3", variable: "FLUX_ATTENTION_E4M3", file: "attention_e4m3_sm90a", forms: &[ALWAYS] };
 const ALWAYS: &str = "sm90-always";
@@ -24,11 +25,11 @@ const ALWAYS: &str = "sm90-always";
 const HEAD_DIM: usize = 128;
 const TILE: usize = 128;
 const STAGES: usize = 3;
-/// `BARRIERS` there, and 8 bytes for each barrier.
+/// `BARRIERS` of that file, and 8 bytes for each barrier.
 pub(super) const SHARED_BYTES: usize = TILE * HEAD_DIM + STAGES * (2 * TILE + 8) * HEAD_DIM + 8 * (2 + 4 * STAGES);
 const THREADS: usize = 3 * 128;
-/// For fewer queries of a sample attention in bf16 takes no longer.
-const LEAST_QUERIES: usize = 1024;
+/// With fewer queries per sample, attention in bf16 is as fast.
+const MIN_QUERIES: usize = 1024;
 
 /// `Arguments` of cuda/attention_e4m3_sm90a.cu, field by field.
 #[repr(C)]
@@ -54,13 +55,17 @@ struct Arguments {
     scale: f32,
 }
 
-/// Where in one buffer things lie.
+assert_layout! { Arguments: 512, q: 0, k: 128, v: 256, q_rows: 384, k_tiles: 392, v_tiles: 400, norms: 408, out: 440,
+ld_out: 448, batch: 452, txt: 456, img: 460, first_query: 464, cached: 468, heads: 472, group: 476,
+query_rows: 480, key_rows: 484, scale: 488 }
+
+/// Offsets in one buffer.
 struct Parts {
     bytes: usize,
 }
 
 impl Parts {
-    /// So many bytes more, aligned for TMA.
+    /// Appends `bytes` bytes, aligned for TMA.
     fn take(&mut self, bytes: usize) -> usize {
         let at = self.bytes;
         self.bytes += bytes.next_multiple_of(256);
@@ -68,9 +73,9 @@ impl Parts {
     }
 }
 
-/// Errors when a GPU does not compute attention in e4m3.
+/// Errors if a GPU doesn't support attention in e4m3.
 pub fn check(device: &Device) -> Result<()> {
-    quantise::check_fp8(device, Field::Attention)?;
+    quantize::check_fp8(device, Field::Attention)?;
     let (major, minor) = device.capability();
     if (major, minor) == HOPPER {
         return Ok(());
@@ -80,10 +85,10 @@ pub fn check(device: &Device) -> Result<()> {
         device.name()
     );
     let field = Field::Attention;
-    Err(Error::new(what).at(format!("{field:#} fp8")).of(field).hint(format!("leave out `{field:#}`")))
+    Err(Error::new(what).at(format!("{field:#} fp8")).for_field(field).hint(format!("leave out `{field:#}`")))
 }
 
-/// How many rows of queries and of keys a sample has, up to whole tiles.
+/// Returns the rows of queries and of keys of a sample, padded to whole tiles.
 fn rows_of(call: &Call<'_>) -> [usize; 2] {
     let cached_rows = call.cached.map_or(0, |cached| cached.k.rows());
     let queries = call.layout.tokens() - call.layout.first_query();
@@ -91,24 +96,24 @@ fn rows_of(call: &Call<'_>) -> [usize; 2] {
 }
 
 impl Cuda {
-    /// Whether long attention is computed in e4m3: it is asked for, and this program has the kernel.
+    /// Returns `true` if long attention is computed in e4m3: it is requested, and this program has the kernel.
     pub fn has_fp8_attention(&self) -> bool {
         self.0.fp8_attention && kernels::fatbin(CHOICE.file, self.element()).is_some()
     }
 
-    /// Whether a call is computed in e4m3.
+    /// Returns `true` if a call is computed in e4m3.
     ///
-    /// Errors when `FLUX_ATTENTION_E4M3` names no kernel that is here.
+    /// Errors if `FLUX_ATTENTION_E4M3` names no available kernel.
     pub(super) fn attends_in_e4m3(&self, head_dim: usize, layout: TokenLayout, mask: Mask) -> Result<bool> {
         if !self.0.fp8_attention || head_dim != HEAD_DIM || mask != Mask::None {
             return Ok(false);
         }
         let queries = layout.tokens() - layout.first_query();
         let form = self.hopper_form(CHOICE)?;
-        Ok(form.is_some_and(|form| queries > 0 && (queries >= LEAST_QUERIES || form == ALWAYS)))
+        Ok(form.is_some_and(|form| queries > 0 && (queries >= MIN_QUERIES || form == ALWAYS)))
     }
 
-    /// Computes a call that [`Cuda::attends_in_e4m3`] takes.
+    /// Computes a call for which [`Cuda::attends_in_e4m3`] is `true`.
     pub(super) fn attend_in_e4m3(&self, call: &Call<'_>) -> Result<()> {
         let (batch, heads, kv_heads) = (call.layout.batch, call.heads(), call.heads() / call.group());
         let [query_rows, key_rows] = rows_of(call);
@@ -126,7 +131,7 @@ impl Cuda {
         let buffer = Buffer::new(self.device(), BufferKind::Byte, parts.bytes)?;
         let at = at.map(|at| buffer.address() + at as u64);
         let [q8, q_rows, k8, k_tiles, v8, v_tiles] = at;
-        self.quantise_heads(call, at)?;
+        self.quantize_heads(call, at)?;
         let arguments = Arguments {
             q: tensor_map(q8, batch * query_rows, q_cols, q_cols)?,
             k: tensor_map(k8, batch * key_rows, kv_cols, kv_cols)?,
@@ -138,8 +143,8 @@ impl Cuda {
         self.run_e4m3("attention_e4m3_sm90", call, arguments)
     }
 
-    /// The same of one sample whose q and k are in e4m3, as cuda/project_sm90a.cu stores them: the first half of each
-    /// head. `norms` are those of q of text and of image, and those of k.
+    /// Computes a call of one sample with q and k in e4m3, as stored by cuda/project_sm90a.cu: the first half of each
+    /// head. `norms` are the norms of q of text, q of image, k of text and k of image.
     pub(super) fn attend_normed_in_e4m3(&self, call: &Call<'_>, norms: [u64; 4]) -> Result<()> {
         let [_, key_rows] = rows_of(call);
         let cols = call.heads() * HEAD_DIM;
@@ -147,7 +152,7 @@ impl Cuda {
         let at = [parts.take(cols * key_rows), parts.take(cols / HEAD_DIM * (key_rows / TILE) * size_of::<f32>())];
         let buffer = Buffer::new(self.device(), BufferKind::Byte, parts.bytes)?;
         let [v8, v_tiles] = at.map(|at| buffer.address() + at as u64);
-        self.quantise_heads(call, [0, 0, 0, 0, v8, v_tiles])?;
+        self.quantize_heads(call, [0, 0, 0, 0, v8, v_tiles])?;
         let of_heads = |x: &Tensor<Cuda>| tensor_map(x.address(), x.rows(), 2 * cols, 2 * x.stride());
         let arguments = Arguments {
             q: of_heads(call.q)?,
@@ -159,11 +164,11 @@ impl Cuda {
         self.run_e4m3("attention_e4m3_normed_sm90", call, arguments)
     }
 
-    /// Makes e4m3 of q, k and v, or of v alone where q8 is 0.
-    fn quantise_heads(&self, call: &Call<'_>, [q8, q_rows, k8, k_tiles, v8, v_tiles]: [u64; 6]) -> Result<()> {
+    /// Converts q, k and v to e4m3, or only v if q8 is 0.
+    fn quantize_heads(&self, call: &Call<'_>, [q8, q_rows, k8, k_tiles, v8, v_tiles]: [u64; 6]) -> Result<()> {
         let Call { q, k, v, layout, cached, .. } = *call;
         let [query_rows, key_rows] = rows_of(call);
-        // Without cached keys their pointers are not followed.
+        // Without cached keys their pointers are not dereferenced.
         let (cached_k, cached_v) = cached.map_or((k, v), |cached| (&cached.k, &cached.v));
         let jobs = if q8 == 0 { 1 } else { 3 };
         let launch = self.launch(CHOICE.file, "attention_to_e4m3")?;
@@ -175,11 +180,11 @@ impl Cuda {
         // SAFETY: argument types and order match `attention_to_e4m3`. `Tensor::attention` and
         // `Tensor::attention_cached` checked that k and v have layout.rows() rows of whole heads, q
         // layout.query_rows(), and the cached ones their columns; all rows are aligned to 16 bytes. The caller's buffer
-        // was made for all that is written: with one job, v8 and v_tiles.
+        // has room for all outputs: with one job, v8 and v_tiles.
         unsafe { launch.run([call.heads(), query_rows.max(key_rows) / TILE, jobs * layout.batch], [256, 1, 1]) }
     }
 
-    /// What both kernels take; the maps are those of nothing.
+    /// Returns the arguments that both kernels take, with empty maps.
     fn e4m3_arguments(&self, call: &Call<'_>, v_tiles: u64) -> Result<Arguments> {
         let (layout, [query_rows, key_rows]) = (call.layout, rows_of(call));
         let none = sys::CUtensorMap { opaque: [0; 16] };
@@ -202,7 +207,7 @@ impl Cuda {
             group: CHOICE.int(call.group())?,
             query_rows: CHOICE.int(query_rows)?,
             key_rows: CHOICE.int(key_rows)?,
-            // Scores are eighths of powers of two.
+            // Scores are powers of two in steps of 1/8.
             scale: 8.0 * call.scale(),
         })
     }
@@ -213,16 +218,16 @@ impl Cuda {
         let launch = self.launch(CHOICE.file, kernel)?.shared(SHARED_BYTES as u32)?;
         let mut pointers: [*mut c_void; 1] = [std::ptr::from_mut(&mut arguments).cast()];
         // SAFETY: the kernel takes `Arguments`, laid out as there; the shared memory is its `Shared` and its barriers.
-        // The maps cover what the kernels before wrote. `out` has a row for each query, and nothing else of this call
-        // reads it, but for the e4m3 queries of the same rows and head, which are read before.
+        // The maps cover the output of the earlier kernels. `out` has a row for each query, and nothing else of this
+        // call reads it, except the e4m3 queries of its own rows and head, which are read before.
         unsafe { launch.run_raw([items.min(self.device().multiprocessors()), 1, 1], [THREADS, 1, 1], &mut pointers) }
     }
 }
 
-/// A map of rows of bytes, in boxes of TILE rows and of TILE bytes of each.
+/// Returns a map of rows of bytes, in boxes of TILE rows and TILE bytes of each.
 fn tensor_map(address: u64, rows: usize, cols: usize, stride: usize) -> Result<sys::CUtensorMap> {
     let columns = Axis { cells: cols, step: 1, in_box: TILE };
-    // A lone row's stride means nothing, and need not be aligned.
+    // The stride of a single row is unused, and need not be aligned.
     let step = if rows > 1 { stride } else { cols };
     CHOICE.byte_tensor_map(address, [columns, Axis { cells: rows, step, in_box: TILE }])
 }

@@ -1,7 +1,7 @@
-//! Launches cuda/attention_softmax.cu between two products: attention by its definition, some query rows at a time,
-//! with scores and the sums of values by cuBLASLt.
+//! Launches cuda/attention_softmax.cu between two matrix multiplications: attention by its definition, some query rows
+//! at a time, with scores and weighted values by cuBLASLt.
 //!
-//! It serves every head size without a kernel of its own: on GPUs other than Hopper the VAE's single head of 512, too.
+//! It handles every head size without its own kernel; on GPUs other than Hopper also the VAE's single head of 512.
 
 use std::ops::Range;
 
@@ -11,10 +11,10 @@ use crate::backend::cuda::{Cuda, Tensor};
 use crate::error::Result;
 use crate::ops::{Attention, Mask, TokenLayout};
 
-/// The most memory that the scores of some queries may take, in float32 and 16 bits together.
+/// The max memory of the scores of some queries, in float32 and 16 bits together.
 const WORKSPACE_BYTES: usize = 256 << 20;
 
-/// What one head of one sample attends to, and where its scores and weights go.
+/// The keys and values of one head of one sample, and the destinations of its scores and weights.
 struct Head<'a> {
     q: &'a Tensor<Cuda>,
     out: &'a Tensor<Cuda>,
@@ -31,7 +31,7 @@ struct Head<'a> {
 }
 
 impl Cuda {
-    /// `softmax(q k^T / sqrt(head_dim) + mask) v`; overwrites q if that is writable.
+    /// Computes `softmax(q k^T / sqrt(head_dim) + mask) v`; overwrites q if it is writable.
     pub(super) fn attention_softmax(&self, attention: Attention<'_, Cuda>) -> Result<Tensor<Cuda>> {
         let Attention { q, k, v, head_dim, layout, mask, .. } = attention;
         let fresh = self.unless_writable(&q)?;
@@ -42,14 +42,14 @@ impl Cuda {
         let stride = tokens.next_multiple_of(8);
         let most_rows = (WORKSPACE_BYTES / (6 * stride)).max(1);
         let most_rows = if most_rows > 128 { most_rows / 128 * 128 } else { most_rows };
-        // The queries of the text, and of the image stream: each lie in one run of rows.
+        // The queries of the text, and of the image stream; each is one run of rows.
         let first = layout.first_query();
         let runs = [first.min(layout.txt)..layout.txt, first.max(layout.txt)..tokens];
         let chunk_rows = most_rows.min(runs.iter().map(Range::len).max().unwrap_or(0));
         let scores = Buffer::new(self.device(), BufferKind::F32, chunk_rows * stride)?;
         let weights = Buffer::new(self.device(), self.element().kind(), chunk_rows * stride)?;
         if stride > tokens {
-            // The softmax loads whole 16 bytes, also behind a row's last score, which no product writes.
+            // The softmax loads whole 16 bytes, also beyond a row's last score, which no matrix multiplication writes.
             self.clear(&scores, 0..scores.bytes())?;
         }
         for sample in 0..layout.batch {
@@ -80,7 +80,8 @@ impl Cuda {
         Ok(fresh.unwrap_or(q))
     }
 
-    /// The results of `rows` queries of a head, from row `row` of q on, which is token `first_token` of its sample.
+    /// Computes the results of `rows` queries of a head, from row `row` of q on, which is token `first_token` of its
+    /// sample.
     fn attend(&self, head: &Head<'_>, first_token: usize, row: usize, rows: usize) -> Result<()> {
         let part = |x: &Tensor<Cuda>| {
             let address = x.address() + 2 * (row * x.stride() + head.column) as u64;
@@ -103,7 +104,7 @@ impl Cuda {
         // have a row for each token. The caller made room for the scores and weights of `rows` queries.
         unsafe { self.gemm()?.run(&product) }?;
         self.softmax(head, rows, first_token)?;
-        // A chunk's result overwrites its own queries of this head, which the product above has read.
+        // A chunk's result overwrites its own queries of this head, which the matrix multiplication above has read.
         let product = Product {
             n: head.head_dim,
             k: head.tokens,
@@ -118,7 +119,7 @@ impl Cuda {
         unsafe { self.gemm()?.run(&product) }
     }
 
-    /// The rows of one sample, text first; a copy only where others lie between them.
+    /// Returns the rows of one sample, text first; copied only if rows of other samples are between them.
     fn sample_rows(&self, x: &Tensor<Cuda>, layout: TokenLayout, sample: usize) -> Result<Tensor<Cuda>> {
         let img = layout.row(sample, layout.txt)..layout.row(sample, layout.txt) + layout.image_stream();
         if layout.txt == 0 || layout.batch == 1 {
@@ -150,7 +151,7 @@ impl Cuda {
     }
 }
 
-/// Threads of a block of the softmax: enough to hold a row in their registers, but at most 1024.
+/// Returns the threads of a block of the softmax: enough to hold a row in registers, but at most 1024.
 fn softmax_threads(tokens: usize) -> usize {
     const HELD: usize = 4 * 8;
     tokens.div_ceil(HELD).next_multiple_of(32).clamp(128, 1024)

@@ -1,24 +1,24 @@
-//! Launches cuda/ceiling.cu: what mma.sync does where it does nothing else.
+//! Launches cuda/ceiling.cu: the max rate of mma.sync.
 
-use super::quantise;
+use super::quantize;
 use crate::backend::Storage;
 use crate::backend::cuda::Cuda;
 use crate::error::{Field, Result};
 
 /// `THREADS` of cuda/ceiling.cu.
 const THREADS: usize = 256;
-/// Operations of a block and step of 64 bytes there, on values of 8 bits.
+/// Operations of a block per step of 64 bytes, on 8-bit values.
 const STEP_OPERATIONS: u64 = 2 * 128 * 256 * 64;
 
 impl Cuda {
-    /// `steps` steps of a tile on each multiprocessor. Returns how many operations that are; none where products of
-    /// this storage are not by mma.sync.
+    /// Runs `steps` steps of a tile on each multiprocessor. Returns the number of operations; `None` if mma.sync does
+    /// not multiply this storage.
     pub(crate) fn multiply_alone_op(&self, storage: Storage, steps: usize) -> Result<Option<u64>> {
         let (kernel, of_step) = match storage {
             Storage::Native => ("multiply_native", STEP_OPERATIONS / 2),
             Storage::Int8 | Storage::W4a8 => ("multiply_int8", STEP_OPERATIONS),
             Storage::Fp8
-                if quantise::check_fp8(self.device(), Field::Precision).is_ok() && self.gemm()?.leaves_e4m3() =>
+                if quantize::check_fp8(self.device(), Field::Precision).is_ok() && self.gemm()?.leaves_e4m3() =>
             {
                 ("multiply_e4m3", STEP_OPERATIONS)
             }

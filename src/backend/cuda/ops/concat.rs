@@ -1,18 +1,19 @@
-//! `concat_rows` and `concat_cols`: the driver copies rows, and cuda/concat.cu those of many parts.
+//! `concat_rows` and `concat_cols`: the driver copies rows, or cuda/concat.cu if there are many parts.
 
 use std::ffi::c_void;
 use std::ptr;
 
 use crate::backend::cuda::launch::{self, row_tiles};
+use crate::backend::cuda::layout::assert_layout;
 use crate::backend::cuda::{Cuda, Tensor, all_aligned};
 use crate::error::Result;
 
-/// Of fewer parts, copies by the driver take as long.
-const LEAST_PARTS: usize = 4;
+/// With fewer parts, copies by the driver are as fast.
+const MIN_PARTS: usize = 4;
 /// `PARTS` in cuda/concat.cu.
 const PARTS: usize = 240;
 
-/// `Parts` there, field by field.
+/// `Parts` of that file, field by field.
 #[repr(C)]
 struct Parts {
     from: [u64; PARTS],
@@ -20,11 +21,13 @@ struct Parts {
     end: [i32; PARTS],
 }
 
+assert_layout! { Parts: 3840, from: 0, stride: 1920, end: 2880 }
+
 impl Cuda {
     pub(crate) fn concat_rows_op(&self, parts: &[&Tensor<Cuda>]) -> Result<Tensor<Cuda>> {
         let out = self.empty(parts.iter().map(|part| part.rows()).sum(), parts[0].cols())?;
         let mut row = 0;
-        if parts.len() >= LEAST_PARTS && all_aligned(parts) && out.aligned() {
+        if parts.len() >= MIN_PARTS && all_aligned(parts) && out.aligned() {
             for parts in parts.chunks(PARTS) {
                 let rows: usize = parts.iter().map(|part| part.rows()).sum();
                 self.gather(parts, &out.row_view(row..row + rows))?;
@@ -39,7 +42,7 @@ impl Cuda {
         Ok(out)
     }
 
-    /// The rows of at most [`PARTS`] parts to `out`, which has as many; all are aligned.
+    /// Copies the rows of at most [`PARTS`] parts to `out`, which has as many rows; all are aligned.
     fn gather(&self, parts: &[&Tensor<Cuda>], out: &Tensor<Cuda>) -> Result<()> {
         let launch = self.launch("concat", "concat_rows")?;
         let int = |value: usize| launch::int(value, || "op `concat_rows`".to_string());
@@ -63,8 +66,8 @@ impl Cuda {
             ptr::from_mut(&mut cols).cast(),
         ];
         let (grid, block) = row_tiles(out.rows(), out.cols() / 8);
-        // SAFETY: types and order match `concat_rows` in cuda/concat.cu, `Parts` laid out as there. `out` was made for
-        // all rows, of the columns that `Tensor::concat_rows` found all parts to have, and `all_aligned` found all of
+        // SAFETY: types and order match `concat_rows` in cuda/concat.cu, with `Parts` laid out as there. `out` was made
+        // for all rows, with the columns that `Tensor::concat_rows` found in all parts, and `all_aligned` found all of
         // them aligned.
         unsafe { launch.run_raw(grid, block, &mut arguments) }
     }
@@ -74,8 +77,8 @@ impl Cuda {
         let mut column = 0;
         for part in parts {
             let (from, to) = (part.address(), out.address() + 2 * column as u64);
-            // SAFETY: `Tensor::concat_cols` checked that all parts have the same rows, and activations; out has a
-            // column for each of theirs.
+            // SAFETY: `Tensor::concat_cols` checked that all parts have equal numbers of rows, and are activations; out
+            // has a column for each of theirs.
             unsafe { self.copy_rows(from, part.stride(), to, out.stride(), part.rows(), part.cols()) }?;
             column += part.cols();
         }

@@ -1,7 +1,7 @@
-//! `conv2d` and its variants. Launches cuda/conv2d.cu: a GEMM over im2col rows, some pixels at a time,
-//! which serves every convolution on every GPU; those of many channels gather their pixels while they multiply, in
-//! `conv2d_taps`. For 3 x 3 convolutions whose channels are whole 16 bytes, and that keep the image's size or halve it,
-//! Hopper has kernels of its own, in `conv2d_sm90a`.
+//! `conv2d` and its variants. Launches cuda/conv2d.cu: a GEMM over im2col rows, some pixels at a time, which supports
+//! every convolution on every GPU. Convolutions with many channels gather their pixels during the GEMM, in
+//! `conv2d_taps`. For 3 x 3 convolutions with rows of channels in multiples of 16 bytes, that keep the image's size or
+//! halve it, Hopper has its own kernels, in `conv2d_sm90a`.
 
 use std::ops::Range;
 
@@ -18,27 +18,27 @@ use crate::error::Result;
 use crate::nn::ConvKernel;
 use crate::ops::{self, Conv, Conv2d, Convolved};
 
-/// Rows 0 .. `rows` of `row_bytes` bytes, in pieces of at most IM2COL_BYTES. All but the last have one size, so that
-/// one plan serves them, and are whole tiles of the GEMM.
+/// Splits rows 0 .. `rows` of `row_bytes` bytes into pieces of at most IM2COL_BYTES. All except the last have one size,
+/// so that they share one plan, and are whole tiles of the GEMM.
 fn pieces(rows: usize, row_bytes: usize) -> impl ExactSizeIterator<Item = Range<usize>> {
     let most = (IM2COL_BYTES / row_bytes.max(1)).max(1);
     let piece = rows.div_ceil(rows.div_ceil(most).max(1)).next_multiple_of(128).min(most).max(1);
     (0..rows).step_by(piece).map(move |first| first..(first + piece).min(rows))
 }
 
-/// The same for 1 x 1 convolutions from `k` channels to `n`: no piece writes more than IM2COL_BYTES, or reads more
-/// than twice as much. Pieces are needed because cuBLASLt fails for some matrices of 2^31 values.
+/// As [`pieces`], for 1 x 1 convolutions from `k` channels to `n`: no piece writes more than IM2COL_BYTES, or reads
+/// more than twice as much. Pieces are needed because cuBLASLt fails for some matrices of 2^31 values.
 fn pieces_of_one_tap(rows: usize, k: usize, n: usize) -> impl ExactSizeIterator<Item = Range<usize>> {
     pieces(rows, k.max(2 * n))
 }
 
-/// Whether an output sees one pixel, its own.
+/// Returns `true` if an output depends only on its own pixel.
 fn has_one_tap(conv: Conv) -> bool {
     conv == Conv::same(conv.height, conv.width, 1)
 }
 
-/// Rows of pixels that the outputs `pixels` see, at least one and all in the image between the rows of its halo,
-/// counted from the first of these.
+/// Returns the rows of pixels that the outputs `pixels` depend on, at least one and all within the image and its halo,
+/// counted from the first row of the halo.
 fn rows_seen(conv: Conv, [above, below]: [usize; 2], pixels: &Range<usize>) -> Range<usize> {
     let [first, last] = [pixels.start, pixels.end.max(pixels.start + 1) - 1]
         .map(|pixel| above + pixel / conv.out_width() * conv.stride);
@@ -47,12 +47,12 @@ fn rows_seen(conv: Conv, [above, below]: [usize; 2], pixels: &Range<usize>) -> R
     start..(last + conv.kernel).saturating_sub(conv.pad_before).clamp(start + 1, height)
 }
 
-/// What is done with the sums of a convolution.
+/// The ops on the sums of a convolution.
 #[derive(Default)]
 pub(super) struct Epilogue {
-    /// [output pixels, out], which is added.
+    /// [output pixels, out], added to the sums.
     pub residual: Option<Tensor<Cuda>>,
-    /// The sum is rectified.
+    /// `true` to apply ReLU to the sum.
     pub relu: bool,
 }
 
@@ -68,16 +68,16 @@ impl Cuda {
         }
     }
 
-    /// A convolution of x as it is.
+    /// Runs a convolution of x itself.
     fn conv2d_of_image(&self, conv2d: Conv2d<'_, Cuda>) -> Result<Convolved<Cuda>> {
         let Conv2d { x, weight, bias, conv, halo, residual, relu, .. } = conv2d;
         let epilogue = Epilogue { residual, relu };
         self.convolve(Input::Image(Between::new(&x, halo, conv.width)?), weight, bias, conv, epilogue)
     }
 
-    /// `conv2d(input)` and its epilogue; the result goes over the residual where that is writable.
+    /// Computes `conv2d(input)` and its epilogue; overwrites the residual if it is writable.
     ///
-    /// Errors when `FLUX_CONV2D` names no kernel that is here.
+    /// Errors if `FLUX_CONV2D` names no available kernel.
     pub(super) fn convolve(
         &self,
         mut input: Input<'_>,
@@ -93,10 +93,12 @@ impl Cuda {
             Some(residual) => self.unless_writable(residual)?,
             None => Some(self.linear_output(rows, weight, Some(bias))?),
         };
-        let out =
-            fresh.as_ref().or(residual.as_ref()).expect("`unless_writable` makes a tensor unless residual serves");
+        let out = fresh
+            .as_ref()
+            .or(residual.as_ref())
+            .expect("`unless_writable` creates a tensor unless the residual is reused");
         let same = conv == Conv::same(conv.height, conv.width, 3) && !matches!(input, Input::Doubled(_));
-        // Of an odd number of rows or columns the kernel would take the first behind the last for an odd one.
+        // For an odd number of rows or columns the kernel would read past the last one.
         let halves = conv == Conv::halve(conv.height, conv.width)
             && (conv.height | conv.width).is_multiple_of(2)
             && input.halo() == [0, 0]
@@ -111,8 +113,8 @@ impl Cuda {
             rectify = false;
             statistics = if halves { self.run_hopper_halve(call) } else { self.run_hopper_conv2d(call) }?;
         } else {
-            let from_residual = residual.as_ref().map(Matrix::of);
-            let product = self.product(input.source(), weight, Matrix::of(out), out.cols());
+            let from_residual = residual.as_ref().map(Matrix::new);
+            let product = self.product(input.source(), weight, Matrix::new(out), out.cols());
             let product = Product { bias: Some(bias.address()), residual: from_residual, ..product };
             if has_one_tap(conv) && matches!(input, Input::Image(_)) {
                 for rows in pieces_of_one_tap(rows, product.k, product.n) {
@@ -135,12 +137,12 @@ impl Cuda {
         if rectify {
             pixels = self.relu_op(pixels)?;
         }
-        // The statistics of an output with padding are not of its own channels alone.
+        // The statistics of an output with padding include the padding.
         Ok(Convolved { pixels, statistics: statistics.filter(|_| padding == 0) })
     }
 
-    /// `conv2d(x)`. The result overwrites x if x is large, its rows are at least as long as the output's, and nothing
-    /// else uses it.
+    /// Computes `conv2d(x)`. The result overwrites x if x is large, its rows are at least as long as the output's, and
+    /// nothing else uses it.
     fn conv2d_over(&self, conv2d: Conv2d<'_, Cuda>) -> Result<Convolved<Cuda>> {
         let Conv2d { ref x, weight, bias, conv, .. } = conv2d;
         let (rows, k, n) = (x.rows(), x.cols(), weight.rows());
@@ -169,8 +171,8 @@ impl Cuda {
                 None => aside.insert(Buffer::new(self.device(), self.element().kind(), rows.len() * n)?),
             };
             let from = aside.address();
-            // SAFETY: as above, but the product writes to `aside`, which has room for the piece; the copy from there to
-            // its place follows the product's reads on the stream.
+            // SAFETY: as above, but the matrix multiplication writes to `aside`, which has room for the piece; the copy
+            // from there to its place follows the reads on the stream.
             unsafe {
                 self.gemm()?.run(&Product { out: Matrix { address: from, stride: n }, ..piece })?;
                 self.copy_rows(from, n, piece.out.address, n, rows.len(), n)?;
@@ -179,7 +181,7 @@ impl Cuda {
         Ok(Tensor::from_buffer(self, buffer, rows, n).into())
     }
 
-    /// `product` over the pixels of `input`, with its m rows, and rectified if `relu`.
+    /// Computes `product` over the pixels of `input`, with its m rows, and ReLU if `relu`.
     fn conv2d_taps(&self, input: &mut Input<'_>, conv: Conv, product: &Product, relu: bool) -> Result<()> {
         let halo = input.halo();
         for band in input.bands(conv.out_height()) {
@@ -191,13 +193,13 @@ impl Cuda {
         Ok(())
     }
 
-    /// `product` over im2col rows of `input`, with its m rows.
+    /// Computes `product` over im2col rows of `input`, with its m rows.
     fn conv2d_rows(&self, input: &mut Input<'_>, weight: &Weight, conv: Conv, product: &Product) -> Result<()> {
-        // The columns behind the last are zeros in im2col rows and in the weight, so that they may take part.
+        // The padding columns are zeros in im2col rows and in the weight, so they may take part.
         let stride = weight.stride();
         let mut columns = None;
         let taps = conv.kernel * conv.kernel;
-        // A doubled image is seen as large as it would be.
+        // A doubled image is addressed at its doubled size.
         let halvings = usize::from(matches!(input, Input::Doubled(_)));
         let halo @ [above, below] = input.halo().map(|rows| rows << halvings);
         for rows in pieces(product.m, 2 * stride) {
@@ -219,14 +221,14 @@ impl Cuda {
                 .int(conv.pad_before)
                 .int(conv.out_width());
             let launch = launch.int(above).int(part.first).int(halvings);
-            // The wide kernel has a block for each tap, the other goes over the columns of all.
+            // The wide kernel has a block for each tap, the other iterates over the columns of all taps.
             let (runs, blocks) = if wide { (x.cols() / 8, taps) } else { (stride / 8, 1) };
             let (grid, block) = row_tiles(rows.len(), runs);
             // SAFETY: argument types and order match cuda/conv2d.cu. The ops checked x to have height * width rows and
-            // those of its halo, or as many before it is doubled; the kernel reads inside the image and its halo only,
-            // and of it the rows that `rows_seen` said, which `part` has; it writes as many rows of `stride` values as
-            // the piece has, for which `columns` has room; a weight's stride is a multiple of eight. The previous GEMM,
-            // which read `columns`, comes before it on the same stream.
+            // those of its halo, or as many before it is doubled. The kernel reads only inside the image and its halo,
+            // and only the rows that `rows_seen` returned, which `part` has; it writes as many rows of `stride` values
+            // as the piece has, for which `columns` has room; a weight's stride is a multiple of eight. The previous
+            // GEMM, which read `columns`, comes before it on the stream.
             unsafe { launch.run([grid[0] * blocks, 1, 1], block) }?;
             let x = Matrix { address: columns.address(), stride };
             // SAFETY: `columns` has the piece's rows of `stride` values, as the padded weight; the rest is the op's.
@@ -236,8 +238,8 @@ impl Cuda {
     }
 }
 
-/// Whether, of two dense matrices at one address with rows of n and of k values, `rows` of the first end before `rows`
-/// of the second begin.
+/// Returns `true` if, of two dense matrices at one address with rows of n and of k values, `rows` of the first end
+/// before `rows` of the second begin.
 fn lies_before(rows: &Range<usize>, k: usize, n: usize) -> bool {
     rows.end * n <= rows.start * k
 }
@@ -300,7 +302,7 @@ mod tests {
         }
     }
 
-    /// The same as `conv2d_over` does, on numbers: a row of `k` equal numbers becomes one of `n`.
+    /// Simulates `conv2d_over` on numbers: a row of `k` equal numbers becomes a row of `n`.
     #[test]
     fn a_result_goes_over_what_was_read_only() {
         for (rows, k, n, piece) in [(100, 8, 4, 16), (100, 8, 8, 16), (33, 9, 1, 4), (64, 8, 7, 5), (7, 6, 3, 7)] {
@@ -310,7 +312,7 @@ mod tests {
                 let rows = first..(first + piece).min(rows);
                 if lies_before(&rows, k, n) {
                     direct += 1;
-                    // A product makes its rows in any order.
+                    // A matrix multiplication writes its rows in any order.
                     rows.rev().for_each(|row| {
                         let value = memory[row * k];
                         memory[row * n..][..n].fill(value);

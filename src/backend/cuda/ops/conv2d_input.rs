@@ -1,4 +1,4 @@
-//! What a convolution reads: an image as it is, doubled in height and width, or normed, in bands of rows if it is
+//! The input of a convolution: an image itself, doubled in height and width, or normed, in bands of rows if it is
 //! large.
 
 use std::ops::Range;
@@ -8,21 +8,21 @@ use crate::backend::cuda::{Cuda, Tensor};
 use crate::error::{Error, Result};
 use crate::ops::{Conv, Halo};
 
-/// Bands begin at multiples of so many rows, where tiles of convolutions begin.
+/// Bands begin at multiples of this many rows, as tiles of convolutions do.
 pub const BAND_MULTIPLE: usize = 16;
 
-/// What a convolution reads. The result does not depend on how many rows the convolution sees at once: a norm's
-/// statistics are of the whole image, and convolutions divide their work as if they saw all of it.
+/// The input of a convolution. The result does not depend on how many rows the convolution reads at once: a norm's
+/// statistics are of the whole image, and convolutions split their work as if they read all of it.
 pub enum Input<'a> {
     /// [height * width, channels]
     Image(Between),
-    /// The same, doubled in height and width: every pixel is a square of two by two.
+    /// An image doubled in height and width: every pixel becomes a square of two by two.
     Doubled(Between),
     /// `silu(group_norm(..))` of an image.
     Normed(Window<'a>),
 }
 
-/// An image between the rows of its halo.
+/// An image with the rows of its halo above and below.
 pub struct Between {
     /// [rows * width, channels]
     pixels: Tensor<Cuda>,
@@ -37,7 +37,7 @@ impl Between {
     }
 }
 
-/// Rows of pixels above and below an image of `width` columns.
+/// Returns the rows of pixels above and below an image of `width` columns.
 fn halo_height(halo: Option<&Halo<Cuda>>, width: usize) -> [usize; 2] {
     halo.map_or([0, 0], Halo::rows).map(|rows| rows / width.max(1))
 }
@@ -46,12 +46,12 @@ fn halo_height(halo: Option<&Halo<Cuda>>, width: usize) -> [usize; 2] {
 pub struct InputBand {
     /// [rows * width, channels]
     pub pixels: Tensor<Cuda>,
-    /// Which row is the first of these, counted from the first of the halo.
+    /// The index of the first of these rows, counted from the first row of the halo.
     pub first: usize,
 }
 
 impl Input<'_> {
-    /// The tensor that the input is made of.
+    /// Returns the tensor from which the input is computed.
     pub fn source(&self) -> &Tensor<Cuda> {
         match self {
             Input::Image(x) | Input::Doubled(x) => &x.pixels,
@@ -59,7 +59,7 @@ impl Input<'_> {
         }
     }
 
-    /// Rows of pixels of the source above and below the image, in place of zeros.
+    /// Returns the rows of pixels of the source above and below the image, used instead of zeros.
     pub fn halo(&self) -> [usize; 2] {
         match self {
             Input::Image(x) | Input::Doubled(x) => x.halo,
@@ -67,7 +67,7 @@ impl Input<'_> {
         }
     }
 
-    /// Whether rows of pixels are of whole 16 bytes.
+    /// Returns `true` if rows of pixels are multiples of 16 bytes.
     pub fn aligned(&self) -> bool {
         match self {
             Input::Image(x) | Input::Doubled(x) => x.pixels.aligned(),
@@ -75,7 +75,7 @@ impl Input<'_> {
         }
     }
 
-    /// The bands in which an image of `height` rows is shown.
+    /// Returns the bands for an image of `height` rows.
     pub fn bands(&self, height: usize) -> Vec<Range<usize>> {
         let band = match self {
             Input::Image(_) | Input::Doubled(_) => height.max(1),
@@ -84,8 +84,8 @@ impl Input<'_> {
         (0..height).step_by(band).map(|first| first..(first + band).min(height)).collect()
     }
 
-    /// At least `rows` of the source, before doubling, counted from the first of the halo. They are valid until the
-    /// next call.
+    /// Returns at least `rows` of the source, before doubling, counted from the first row of the halo. They are valid
+    /// until the next call.
     pub fn show(&mut self, rows: Range<usize>) -> Result<InputBand> {
         match self {
             Input::Image(x) | Input::Doubled(x) => {
@@ -96,7 +96,7 @@ impl Input<'_> {
     }
 }
 
-/// An image whose rows are normed some at a time.
+/// An image with rows that are normed some at a time.
 pub struct Window<'a> {
     x: &'a Tensor<Cuda>,
     /// The image and its halo, in the order of rows.
@@ -104,19 +104,20 @@ pub struct Window<'a> {
     /// Rows of pixels of the halo.
     halo: [usize; 2],
     coefficients: Coefficients,
-    /// Rows of pixels, with those of the halo.
+    /// Rows of pixels, including the halo.
     height: usize,
     width: usize,
-    /// Rows of a band, and rows before and behind it that a convolution sees with it.
+    /// Rows of a band, and rows before and after it that a convolution of the band reads.
     band: usize,
     seen: usize,
-    /// Memory for some rows, and which rows it holds.
+    /// Memory for some rows, and the range of rows in it.
     pixels: Option<Tensor<Cuda>>,
     held: Range<usize>,
 }
 
 impl<'a> Window<'a> {
-    /// `silu(group_norm(x))` of an image and its halo for a convolution of it, in bands of at most `band_bytes`.
+    /// Creates `silu(group_norm(x))` of an image and its halo as input of a convolution, in bands of at most
+    /// `band_bytes`.
     pub fn new(
         x: &'a Tensor<Cuda>,
         halo: Option<&'a Halo<Cuda>>,
@@ -156,20 +157,20 @@ impl<'a> Window<'a> {
             }
             self.held = held;
         }
-        // Callers ask for rows of the image, so there is memory for them from here on.
-        let pixels = self.pixels.as_ref().ok_or_else(|| Error::new("a convolution asked for no rows of an image"))?;
+        // Callers request rows of the image, so there is memory for them from here on.
+        let pixels = self.pixels.as_ref().ok_or_else(|| Error::new("a convolution requested no rows of an image"))?;
         Ok(InputBand { pixels: pixels.row_view(0..self.held.len() * width), first: self.held.start })
     }
 }
 
-/// How many rows a band has, of an image of `height` rows of `row_bytes` bytes: a band takes at most `limit` bytes, but
-/// has at least BAND_MULTIPLE rows.
+/// Returns the rows of a band, for an image of `height` rows of `row_bytes` bytes: a band takes at most `limit` bytes,
+/// but has at least BAND_MULTIPLE rows.
 fn band_rows(height: usize, row_bytes: usize, limit: usize) -> usize {
     if height.saturating_mul(row_bytes) <= limit.saturating_mul(2) {
         return height.max(1);
     }
     let (most, all) = ((limit / row_bytes / BAND_MULTIPLE).max(1), height.div_ceil(BAND_MULTIPLE));
-    // All bands have one size: a short last one would leave multiprocessors without work.
+    // All bands have one size: a short last one would leave multiprocessors idle.
     all.div_ceil(all.div_ceil(most)) * BAND_MULTIPLE
 }
 
@@ -200,7 +201,7 @@ mod tests {
                 );
             }
         }
-        assert_eq!([band_rows(96, 1, 48), band_rows(97, 1, 48)], [96, 48], "a little more than two bands are three");
-        assert_eq!(band_rows(129, 1, 64), 48, "of three bands each is as long");
+        assert_eq!([band_rows(96, 1, 48), band_rows(97, 1, 48)], [96, 48], "slightly more than two bands become three");
+        assert_eq!(band_rows(129, 1, 64), 48, "three bands have the same length");
     }
 }

@@ -1,5 +1,5 @@
-//! Launches cuda/conv2d_sm90a.cu, 3 x 3 convolutions on Hopper. The launcher of cuda/upsample_conv2d_sm90a.cu uses this
-//! one.
+//! Launches cuda/conv2d_sm90a.cu, 3 x 3 convolutions on Hopper. Also used by the launcher of
+//! cuda/upsample_conv2d_sm90a.cu.
 
 use std::ffi::c_void;
 use std::ops::Range;
@@ -16,22 +16,21 @@ use crate::error::Result;
 #[cfg(doc)]
 use crate::ops::Conv;
 
-/// `FLUX_CONV2D=base` turns this kernel off; `FLUX_CONV2D=sm90` makes it an error when this GPU or this program has
-/// none.
+/// `FLUX_CONV2D=base` disables this kernel; `FLUX_CONV2D=sm90` makes it an error if this GPU or this program has none.
 pub(crate) const CHOICE: Choice = Choice { op: "conv2d", variable: "FLUX_CONV2D", file: "conv2d_sm90a", forms: &[] };
-/// Channels or outputs of a box, and outputs that a consumer owns: 128 bytes, over which TMA swizzles.
+/// Channels or outputs of a box, and outputs of a consumer: 128 bytes, the width of TMA's swizzle.
 const CHANNELS: usize = 64;
 /// Warpgroups that multiply.
 const CONSUMERS: usize = 2;
 /// Threads of a block: the consumers, and a warpgroup that fetches and stores.
 const THREADS: usize = (1 + CONSUMERS) * 128;
-/// Threads of the latter that store, and how many outputs of a consumer each of them has.
+/// Threads of that warpgroup that store, and the outputs of a consumer that each of them stores.
 const STORERS: usize = 3 * 32;
 const STORED_OUTS: usize = 8;
-/// Channel statistics that a block leaves for the next band of an image: three floats for each output of each thread
-/// that stores.
+/// Channel statistics that a block leaves for the next band of an image: three floats for each output of each storing
+/// thread.
 const CARRY_BYTES: usize = CONSUMERS * STORED_OUTS * STORERS * 12;
-/// Rows before and behind a band that its outputs see.
+/// Rows before and after a band that its outputs depend on.
 const HALO: usize = 1;
 
 /// A kernel by its `Shape` in cuda/conv2d_sm90a.cuh.
@@ -45,16 +44,16 @@ pub(super) struct Shape {
     stride: usize,
     pixel_stages: usize,
     weight_stages: usize,
-    /// Time of one tile, relative to others with as many taps.
+    /// Relative time of one tile among shapes with equal taps.
     cost: usize,
 }
 
-/// The kernels for an image as it is.
+/// The kernels for an image at its own size.
 pub(super) const SAME: [Shape; 2] = [
     Shape::new("conv2d_bf16_16x16x128_sm90", 3, [16, 16, 128], [2, 5], 100),
     Shape::new("conv2d_bf16_16x8x128_sm90", 3, [16, 8, 128], [4, 6], 60),
 ];
-/// The same, for at most eight outputs and no residual, where most of the time goes into fetching pixels.
+/// Kernels for at most eight outputs and no residual, which are bound by fetching pixels.
 pub(super) const FEW: [Shape; 1] = [Shape::new("conv2d_bf16_32x8x8_sm90", 3, [32, 8, 8], [5, 15], 100)];
 /// The kernel that halves an image. A stage of pixels is so large that there is no room for larger tiles.
 pub(super) const HALVED: [Shape; 1] =
@@ -75,37 +74,39 @@ impl Shape {
         Self { stride: 2, ..self }
     }
 
-    /// Rows of a stage of pixels.
+    /// Returns the rows of a stage of pixels.
     const fn rows(&self) -> usize {
         if self.stride == 1 { self.height + self.taps - 1 } else { 2 * (self.height + 1) }
     }
 
-    /// Tiles of an image of `height` x `width` pixels (before upsampling, after halving), and `outs` outputs.
+    /// Returns the tiles of an image of `height` x `width` pixels (before upsampling, after halving), and `outs`
+    /// outputs.
     fn tiles(&self, height: usize, width: usize, outs: usize) -> usize {
         let places = if self.taps == 2 { 4 } else { 1 };
         places * height.div_ceil(self.height) * width.div_ceil(self.width) * outs.div_ceil(self.outs)
     }
 
-    /// How many blocks take the tiles in turn, and the number of splits in their statistics. The number of blocks is a
-    /// multiple of that of the output tiles, so that all tiles of a block are of the same outputs.
+    /// Returns the number of blocks, and of splits in their statistics. The number of blocks is a multiple of the
+    /// number of output tiles, so that all tiles of a block are of the same outputs.
     fn blocks(&self, multiprocessors: usize, height: usize, width: usize, outs: usize) -> [usize; 2] {
         let out_tiles = outs.div_ceil(self.outs);
         let blocks = self.tiles(height, width, outs).min((multiprocessors / out_tiles).max(1) * out_tiles);
         [blocks, blocks / out_tiles]
     }
 
-    /// The fastest shape, if every multiprocessor takes tiles in turn.
+    /// Returns the fastest shape, with tiles distributed round-robin over the multiprocessors.
     fn find(shapes: &[Shape], multiprocessors: usize, height: usize, width: usize, outs: usize) -> Shape {
         let time = |shape: &&Shape| shape.tiles(height, width, outs).div_ceil(multiprocessors) * shape.cost;
         *shapes.iter().min_by_key(time).expect("no op has an empty list of shapes")
     }
 
-    /// The first tile of a band of rows of pixels, and the one after its last. The band begins where a tile does.
+    /// Returns the first tile of a band of rows of pixels, and the one after its last. The band begins at the start of
+    /// a tile.
     fn items(&self, band: &Range<usize>, width: usize, outs: usize) -> [usize; 2] {
         [band.start, band.end].map(|row| self.tiles(row, width, outs))
     }
 
-    /// Whether a tile's rounded outputs go to shared memory, from where other warps store them and take their channel
+    /// Returns `true` if a tile's rounded outputs go to shared memory, for other warps to store and to compute channel
     /// statistics.
     const fn rounds(&self) -> bool {
         self.outs == CONSUMERS * CHANNELS
@@ -129,36 +130,37 @@ pub(crate) struct Taps {
     pub channels: usize,
 }
 
-/// One call: tensors that [`takes`] allowed, and `residual` and `out` with rows of whole 16 bytes.
+/// One call, with tensors that [`takes`] accepted, and `residual` and `out` with rows in multiples of 16 bytes.
 pub(crate) struct Call<'a, 'x> {
-    /// [height * width, channels] and its halo, or four times as many rows if it is to be halved, without a halo
+    /// [height * width, channels] and its halo; to be halved, four times as many rows, without a halo.
     pub input: &'a mut Input<'x>,
     /// 9 taps; for an upsampled image 4, with 4 rows for each output.
     pub weight: Taps,
     pub bias: &'a Tensor<Cuda>,
     pub residual: Option<&'a Tensor<Cuda>>,
-    /// Of the sum; not with the shapes for few outputs.
+    /// `true` to apply ReLU to the sum; not with the shapes for few outputs.
     pub relu: bool,
     pub out: &'a Tensor<Cuda>,
     pub height: usize,
     pub width: usize,
 }
 
-/// Whether the kernel can take these: rows of whole 16 bytes, and a weight without gaps, so that its taps form an axis.
+/// Returns `true` if the kernel supports these: rows in multiples of 16 bytes, and a weight without gaps, so that its
+/// taps form an axis.
 pub(crate) fn takes(input: &Input<'_>, weight: &Weight, bias: &Tensor<Cuda>) -> bool {
     let whole = input.source().rows() > 0 && input.aligned();
     whole && weight.stride() == weight.cols() && bias.address().is_multiple_of(4)
 }
 
 impl Cuda {
-    /// `conv2d(x) + residual` by [`Conv::halve`] to an image of `call.height` x `call.width`, from one of twice as many
-    /// rows and columns. Returns the channel statistics of `call.out`.
+    /// Computes `conv2d(x) + residual` by [`Conv::halve`] to an image of `call.height` x `call.width`, from one of
+    /// twice as many rows and columns. Returns the channel statistics of `call.out`.
     pub(crate) fn run_hopper_halve(&self, call: Call<'_, '_>) -> Result<Option<ChannelStatistics>> {
         self.run_hopper_shape(CHOICE, &HALVED, call)
     }
 
-    /// `conv2d(x) + residual`, with an output as high and wide as the input. Returns the channel statistics of
-    /// `call.out` where the kernel computes them.
+    /// Computes `conv2d(x) + residual`, with an output of the input's height and width. Returns the channel statistics
+    /// of `call.out` if the kernel computes them.
     pub(crate) fn run_hopper_conv2d(&self, call: Call<'_, '_>) -> Result<Option<ChannelStatistics>> {
         let few = call.out.cols() <= 8 && call.residual.is_none() && !call.relu;
         self.run_hopper_shape(CHOICE, if few { &FEW } else { &SAME }, call)
@@ -173,7 +175,7 @@ impl Cuda {
     ) -> Result<Option<ChannelStatistics>> {
         let Call { input, weight, bias, residual, relu, out, height, width } = call;
         let shape = Shape::find(shapes, self.device().multiprocessors(), height, width, out.cols());
-        // First of all, because a driver that loads this kernel knows tensor maps too.
+        // Load first: a driver that loads this kernel supports tensor maps too.
         let launch = self.launch(choice.file, shape.name)?.shared(shape.shared_bytes() as u32)?;
         let image = |of: &Tensor<Cuda>, rows_in_box: usize| image_map(choice, of, width, [shape.width, rows_in_box]);
         let weight_map = weight_map(choice, weight, &shape)?;
@@ -204,17 +206,17 @@ impl Cuda {
                 bias_and_out: [bias.address(), out.address(), out.stride() as u64],
                 sizes,
                 statistics: statistics.as_ref().map_or([0, 0], |of_all| [of_all.partial(), of_all.counts()]),
-                // Rows are counted from the first of the image, over which the halo is.
+                // Rows are counted from the first of the image, with the halo above.
                 band: [choice.int(first)?, choice.int(end)?, choice.int(part.first)? - choice.int(above)?],
                 carry: carried.as_ref().map_or(0, Buffer::address),
             };
             // SAFETY: the pointers are to `arguments`, which lives until the call returns; the shared memory is that of
-            // the shape. The maps cover exactly the cells of x that are there, of the weight and of the residual, which
-            // is none with the shapes that cannot add it. The ops checked their shapes, `out` and `residual` have rows
-            // of whole 16 bytes and a row for every output pixel, the bias has a value for every column of `out`. The
-            // statistics have the splits that `blocks` blocks make, or the shape writes none. Where there is more than
-            // one band, `carry` has room for as many blocks. `out` may be `residual`: a tile's cells are read before
-            // they are written, and no other tile has them.
+            // the shape. The maps cover exactly the present cells of x, of the weight and of the residual, which is
+            // none with the shapes that can't add it. The ops checked their shapes, `out` and `residual` have rows in
+            // multiples of 16 bytes and a row for every output pixel, the bias has a value for every column of `out`.
+            // The statistics have the splits that `blocks` blocks produce, or the shape writes none. With more than one
+            // band, `carry` has room for as many blocks. `out` may be `residual`: a tile's cells are read before they
+            // are written, and no other tile has them.
             unsafe { launch.run_raw([blocks, 1, 1], [THREADS, 1, 1], &mut arguments.pointers()) }?;
         }
         Ok(statistics)
@@ -225,7 +227,7 @@ impl Cuda {
 struct Arguments {
     /// x, weight and residual.
     maps: [sys::CUtensorMap; 3],
-    /// Whether the residual is added, and whether the sum is rectified.
+    /// Flags: add the residual, and apply ReLU to the sum.
     epilogue: [i32; 2],
     /// Addresses of both, and the row stride of out.
     bias_and_out: [u64; 3],
@@ -239,8 +241,8 @@ struct Arguments {
 }
 
 impl Arguments {
-    /// A pointer to each argument, in the kernel's order: three tensor maps, two ints, two pointers, a long long, four
-    /// ints, two pointers, three ints and a pointer.
+    /// Returns a pointer to each argument, in the kernel's order: three tensor maps, two ints, two pointers, a long
+    /// long, four ints, two pointers, three ints and a pointer.
     fn pointers(&mut self) -> Vec<*mut c_void> {
         fn each<T>(values: &mut [T]) -> impl Iterator<Item = *mut c_void> {
             values.iter_mut().map(|value| std::ptr::from_mut(value).cast())
@@ -256,14 +258,15 @@ impl Arguments {
     }
 }
 
-/// An image of `width` pixels a row, in boxes of CHANNELS channels of so many columns and rows of pixels.
+/// Returns a map of an image of `width` pixels per row, in boxes of CHANNELS channels of some columns and rows of
+/// pixels.
 fn image_map(
     choice: Choice,
     of: &Tensor<Cuda>,
     width: usize,
     [columns_in_box, rows_in_box]: [usize; 2],
 ) -> Result<sys::CUtensorMap> {
-    // A lone row's stride means nothing, and need not be aligned.
+    // The stride of a single row is unused, and need not be aligned.
     let pixel = if of.rows() > 1 { of.stride() } else { of.cols() };
     let channels = Axis { cells: of.cols(), step: 1, in_box: CHANNELS };
     let columns = Axis { cells: width, step: pixel, in_box: columns_in_box };
@@ -271,8 +274,8 @@ fn image_map(
     choice.tensor_map(of.address(), [channels, columns, rows])
 }
 
-/// An image of twice `height` x `width` pixels, by the parities of rows and columns: in boxes of CHANNELS channels, a
-/// tile's columns and one row more than it has, each of one parity.
+/// Returns a map of an image of twice `height` x `width` pixels, by the parities of rows and columns: in boxes of
+/// CHANNELS channels, a tile's columns and one row more than the tile has, each of one parity.
 fn halved_map(
     choice: Choice,
     of: &Tensor<Cuda>,
@@ -289,7 +292,7 @@ fn halved_map(
     choice.tensor_map(of.address(), [channels, odd_columns, columns, odd_rows, rows])
 }
 
-/// A weight in boxes of CHANNELS channels, one tap and the outputs of a tile.
+/// Returns a map of a weight in boxes of CHANNELS channels, one tap and the outputs of a tile.
 fn weight_map(choice: Choice, weight: Taps, shape: &Shape) -> Result<sys::CUtensorMap> {
     let taps = shape.taps * shape.taps;
     let channels = Axis { cells: weight.channels, step: 1, in_box: CHANNELS };
@@ -318,7 +321,7 @@ mod tests {
         let same = |side: usize, outs: usize| Shape::find(&SAME, 132, side, side, outs).name;
         assert_eq!(same(512, 512), "conv2d_bf16_16x16x128_sm90");
         assert_eq!(same(1024, 128), "conv2d_bf16_16x16x128_sm90");
-        // Large tiles are too few for all multiprocessors.
+        // Large tiles would be too few for all multiprocessors.
         assert_eq!(same(64, 512), "conv2d_bf16_16x8x128_sm90");
         // The sizes for each kernel in tests/parity/conv2d.rs and tests/parity/upsample_conv2d.rs.
         for ((height, width, outs), shape) in [(251, 298, 136), (151, 250, 128)].into_iter().zip(SAME) {
@@ -362,7 +365,7 @@ mod tests {
             for (height, width, outs) in [(250, 253, 128), (33, 50, 320), (100, 17, 8), (1000, 400, 640)] {
                 let [blocks, _] = shape.blocks(132, height, width, outs);
                 let own = |block: usize, [first, end]: [usize; 2]| {
-                    // As the kernel finds its first tile.
+                    // The first tile, computed as in the kernel.
                     let begin = first + (block + blocks - first % blocks) % blocks;
                     (begin..end).step_by(blocks).collect::<Vec<_>>()
                 };

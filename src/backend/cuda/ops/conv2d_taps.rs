@@ -1,4 +1,4 @@
-//! Launches cuda/conv2d_taps.cu: convolutions of several taps on GPUs without kernels of their own for them.
+//! Launches cuda/conv2d_taps.cu: convolutions with several taps on GPUs without dedicated kernels.
 
 use std::ffi::c_void;
 
@@ -6,6 +6,7 @@ use super::conv2d_input::{Input, InputBand};
 use crate::backend::cuda::element::Element;
 use crate::backend::cuda::gemm::{Matrix, Product};
 use crate::backend::cuda::launch;
+use crate::backend::cuda::layout::assert_layout;
 use crate::backend::cuda::{Cuda, all_aligned};
 use crate::error::Result;
 use crate::ops::Conv;
@@ -14,9 +15,10 @@ use crate::ops::Conv;
 const ROWS: usize = 128;
 const THREADS: usize = 128;
 const STAGES: usize = 3;
-/// The least step, of which channels are a multiple.
+/// The smallest step; the channels must be a multiple of it.
 const STEP: usize = 32;
-/// For few output channels, for all, and for a GPU with room for two blocks of long steps on a multiprocessor.
+/// The kernels for few output channels, for any number, and for a GPU with room for two blocks of long steps on a
+/// multiprocessor.
 const NARROW: Form = Form { kernel: "conv2d_taps_narrow", cols: 16, step: STEP };
 const SHORT: Form = Form { kernel: "conv2d_taps_32", cols: 128, step: STEP };
 const LONG: Form = Form { kernel: "conv2d_taps_64", cols: 128, step: 64 };
@@ -30,10 +32,10 @@ struct Form {
 }
 
 impl Form {
-    fn of(capability: (i32, i32), channels: usize, outputs: usize) -> Self {
+    fn choose(capability: (i32, i32), channels: usize, outputs: usize) -> Self {
         match capability {
             _ if outputs <= NARROW.cols => NARROW,
-            // 228 KiB; others have 100 to 164.
+            // 228 KiB of shared memory; others have 100 to 164.
             (9 | 10, _) if channels.is_multiple_of(LONG.step) => LONG,
             _ => SHORT,
         }
@@ -43,8 +45,8 @@ impl Form {
         STAGES * (ROWS + self.cols) * self.step * Element::BYTES
     }
 }
-/// Pixels of a side are 16-bit numbers there.
-const MOST_SIDE: usize = 1 << 14; // and some rows of a halo fit beside it
+/// The kernel has 16-bit pixel coordinates.
+const MAX_SIDE: usize = 1 << 14; // leaves room for some halo rows
 
 /// `Arguments` in cuda/conv2d_taps.cu, field by field.
 #[repr(C)]
@@ -74,26 +76,30 @@ struct Arguments {
     relu: i32,
 }
 
-/// Where the pixels of a piece are.
+assert_layout! { Arguments: 128, x: 0, weight: 8, bias: 16, residual: 24, out: 32, ld_x: 40, ld_weight: 48,
+ld_residual: 56, ld_out: 64, first_row: 72, rows: 76, channels: 80, out_channels: 84, height: 88, width: 92,
+kernel: 96, stride: 100, pad_before: 104, out_width: 108, above: 112, first_y: 116, doubled: 120, relu: 124 }
+
+/// The position of a piece's pixels.
 pub(super) struct Place {
     pub conv: Conv,
     /// Rows of pixels of the halo.
     pub halo: [usize; 2],
     /// The piece's first output pixel.
     pub first_row: usize,
-    /// Whether the image repeats every pixel four times, and `conv` is one of four of the image itself.
+    /// `true` if the image repeats every pixel four times, and `conv` is one of four of the image itself.
     pub doubled: bool,
 }
 
-/// Bytes of the stages of a kernel on GPUs of a capability; 0 where it is not launched.
+/// Returns the bytes of the stages of a kernel on GPUs of a capability; 0 if it is not launched there.
 #[cfg(test)]
 pub(super) fn shared_bytes(kernel: &str, capability: (i32, i32)) -> usize {
-    let forms = [Form::of(capability, LONG.step, NARROW.cols), Form::of(capability, STEP, SHORT.cols)];
-    let forms = forms.into_iter().chain([Form::of(capability, LONG.step, SHORT.cols)]);
+    let forms = [Form::choose(capability, LONG.step, NARROW.cols), Form::choose(capability, STEP, SHORT.cols)];
+    let forms = forms.into_iter().chain([Form::choose(capability, LONG.step, SHORT.cols)]);
     forms.into_iter().find(|form| form.kernel == kernel).map_or(0, Form::shared_bytes)
 }
 
-/// Whether the kernel takes a product of gathered pixels.
+/// Returns `true` if the kernel supports a matrix multiplication with gathered pixels.
 pub(super) fn takes(input: &Input<'_>, conv: Conv, product: &Product) -> bool {
     let channels = input.source().cols();
     let aligned = |matrix: Matrix| matrix.address.is_multiple_of(16) && matrix.stride.is_multiple_of(8);
@@ -105,16 +111,16 @@ pub(super) fn takes(input: &Input<'_>, conv: Conv, product: &Product) -> bool {
         && product.residual.is_none_or(aligned)
         && product.bias.is_none_or(|bias| bias.is_multiple_of(4))
         && product.scales.is_none()
-        && conv.width.max(conv.height) < MOST_SIDE
+        && conv.width.max(conv.height) < MAX_SIDE
 }
 
 impl Cuda {
-    /// `product` over the pixels of a piece; one that [`takes`] allowed.
+    /// Computes `product` over the pixels of a piece, if [`takes`] accepted it.
     pub(super) fn run_taps(&self, part: &InputBand, place: &Place, product: &Product, relu: bool) -> Result<()> {
         let Place { conv, halo: [above, below], first_row, doubled } = *place;
         let x = &part.pixels;
-        debug_assert!(all_aligned(&[x]), "`takes` looked at it");
-        let form = Form::of(self.device().capability(), x.cols(), product.n);
+        debug_assert!(all_aligned(&[x]), "checked by `takes`");
+        let form = Form::choose(self.device().capability(), x.cols(), product.n);
         let int = |value: usize| launch::int(value, || format!("kernel `{}`", form.kernel));
         let mut arguments = Arguments {
             x: x.address(),
@@ -145,12 +151,11 @@ impl Cuda {
         let places = if doubled { 4 } else { 1 };
         let blocks = places * product.m.div_ceil(ROWS) * product.n.div_ceil(form.cols);
         let mut pointers: [*mut c_void; 1] = [std::ptr::from_mut(&mut arguments).cast()];
-        // SAFETY: the kernel takes `Arguments`, laid out as there, with THREADS threads and the shared memory of
-        // its form. It reads inside the image and its halo only, and of it the rows that `rows_seen` said, which `part`
-        // has; `takes` found all rows aligned; the weight has product.n rows of taps * channels values, of whole steps,
-        // the bias as many values, and out and residual product.m rows. Of a doubled image weight and out have four
-        // times as many, and there is no residual. A block reads the cells of the residual that it writes, and no
-        // others.
+        // SAFETY: the kernel takes `Arguments`, laid out as there, with THREADS threads and the shared memory of its
+        // form. It reads only inside the image and its halo, and only the rows that `rows_seen` returned, which `part`
+        // has; `takes` found all rows aligned; the weight has product.n rows of taps * channels values, in whole steps,
+        // the bias as many values, and out and residual product.m rows. For a doubled image, weight and out have four
+        // times as many, and there is no residual. A block reads only the cells of the residual that it writes.
         unsafe { launch.run_raw([blocks, 1, 1], [THREADS, 1, 1], &mut pointers) }
     }
 }

@@ -1,4 +1,4 @@
-//! What the launchers of `add` and `mul` share.
+//! Shared code of the launchers of `add` and `mul`.
 
 use crate::backend::cuda::{Cuda, Tensor, all_aligned};
 use crate::error::Result;

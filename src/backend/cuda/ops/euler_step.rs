@@ -16,7 +16,7 @@ impl Cuda {
         let launch = launch.int(latents.rows()).int(latents.cols()).vector(dt);
         // SAFETY: argument types and order match cuda/euler_step.cu; `Tensor::euler_step` checked latents and velocity
         // to be of one shape, dt to be one value, and all to be activations; `out` is latents, or new and of its shape.
-        // A thread reads a value of latents before it writes it; nobody writes dt.
+        // A thread reads a value of latents before it writes it; dt is not written.
         unsafe { launch.run_rows(latents.rows(), latents.cols(), false) }?;
         Ok(fresh.unwrap_or(latents))
     }

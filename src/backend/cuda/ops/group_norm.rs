@@ -10,27 +10,27 @@ use crate::ops::GroupNorm;
 const THREADS: usize = 256;
 /// Threads of a block that merges.
 const MERGE_THREADS: usize = 1024;
-/// Blocks of the first pass per multiprocessor: as many as run at once (with up to 64 registers a thread).
+/// Blocks of the first pass per multiprocessor: as many as run at once (with up to 64 registers per thread).
 const BLOCKS_PER_MULTIPROCESSOR: usize = 4;
-/// The least number of pixels that a thread of the first pass walks over.
+/// The min pixels per thread of the first pass.
 const PIXELS_PER_SPLIT_THREAD: usize = 8;
-/// Pixels that a thread of the last pass walks over.
+/// Pixels per thread of the last pass.
 const PIXELS_PER_THREAD: usize = 16;
 
-/// How threads are laid out over pixels and channels.
+/// The layout of threads over pixels and channels.
 struct Blocks {
-    /// Whether a thread has eight channels; otherwise one.
+    /// `true` if a thread has eight channels; otherwise one.
     wide: bool,
-    /// Threads side by side over channels.
+    /// Threads along the channels.
     width: usize,
     /// Threads of a channel.
     height: usize,
-    /// Blocks side by side.
+    /// Blocks along the channels.
     columns: usize,
 }
 
 impl Blocks {
-    fn of(channels: usize, wide: bool) -> Self {
+    fn new(channels: usize, wide: bool) -> Self {
         let runs = if wide { channels / 8 } else { channels };
         let width = runs.min(THREADS);
         Self { wide, width, height: THREADS / width, columns: runs.div_ceil(width) }
@@ -55,14 +55,14 @@ impl Cuda {
         Ok(out)
     }
 
-    /// The coefficients of the norm of x: from its statistics, or from a pass over it. x must have rows.
+    /// Returns the coefficients of the norm of x, from its statistics or from a pass over it. x must have rows.
     pub(crate) fn group_norm_coefficients(&self, x: &Tensor<Cuda>, norm: &GroupNorm<'_, Cuda>) -> Result<Coefficients> {
         let &GroupNorm { weight, bias, groups, eps, statistics } = norm;
         let channels = x.cols();
         let fresh = if statistics.is_some() { None } else { Some(self.channel_statistics_of(x)?) };
-        let statistics = fresh.as_ref().or(statistics).expect("statistics were given or made");
+        let statistics = fresh.as_ref().or(statistics).expect("statistics were passed or computed");
         if statistics.channels() != channels {
-            let what = format!("x has {channels} channels, its statistics are of {}", statistics.channels());
+            let what = format!("x has {channels} channels, but its statistics have {}", statistics.channels());
             return Err(Error::new(what).at("op `group_norm`"));
         }
         let coefficients = Buffer::new(self.device(), BufferKind::F32, 2 * channels)?;
@@ -79,7 +79,7 @@ impl Cuda {
         Ok(Coefficients(coefficients))
     }
 
-    /// Writes the norm of some rows to `out`, of the same shape. `coefficients` are those of all rows.
+    /// Writes the norm of some rows to `out`, of equal shape. `coefficients` are those of all rows.
     pub(crate) fn apply_group_norm(
         &self,
         x: &Tensor<Cuda>,
@@ -88,7 +88,7 @@ impl Cuda {
         silu: bool,
     ) -> Result<()> {
         let (pixels, channels) = (x.rows(), x.cols());
-        let Blocks { wide, width, height, columns } = Blocks::of(channels, all_aligned(&[x, out]));
+        let Blocks { wide, width, height, columns } = Blocks::new(channels, all_aligned(&[x, out]));
         let kernel = match (wide, silu) {
             (true, false) => "group_norm",
             (false, false) => "group_norm_any",
@@ -103,9 +103,9 @@ impl Cuda {
         unsafe { launch.run([pixels.div_ceil(pixels_per_block), columns, 1], [width, height, 1]) }
     }
 
-    /// The channel statistics of x by a pass over it. x must have rows.
+    /// Computes the channel statistics of x in a pass over it. x must have rows.
     pub(crate) fn channel_statistics_of(&self, x: &Tensor<Cuda>) -> Result<ChannelStatistics> {
-        let Blocks { wide, width, height, columns } = Blocks::of(x.cols(), x.aligned());
+        let Blocks { wide, width, height, columns } = Blocks::new(x.cols(), x.aligned());
         let blocks = (self.device().multiprocessors() * BLOCKS_PER_MULTIPROCESSOR).div_ceil(columns);
         // No split is empty: each has pixels in the first round of `splits * height`.
         let splits = x.rows().div_ceil(height * PIXELS_PER_SPLIT_THREAD).min(blocks);

@@ -13,8 +13,8 @@ impl Cuda {
         let out = self.empty(positive.rows(), positive.cols())?;
         let launch = self.launch("guide", "guide")?.matrix(positive).matrix(negative).matrix(&out);
         let launch = launch.int(positive.rows()).int(positive.cols()).float(guidance);
-        // SAFETY: argument types and order match cuda/guide.cu; `Tensor::guide` checked both shapes to be the same;
-        // `out` was made of that shape above.
+        // SAFETY: argument types and order match cuda/guide.cu; `Tensor::guide` checked both shapes to be equal; `out`
+        // was made of that shape above.
         unsafe { launch.run_rows(positive.rows(), positive.cols(), false) }?;
         Ok(out)
     }

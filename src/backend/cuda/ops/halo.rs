@@ -1,4 +1,4 @@
-//! `halo_rows`: the rows of the neighbours.
+//! `halo_rows`: exchanges rows with the neighbours.
 
 use crate::backend::Group;
 use crate::backend::cuda::pieces::{RowChunk, RowCopy};
@@ -15,19 +15,19 @@ impl Cuda {
         let made = |rows: usize| (rows > 0).then(|| self.empty(rows, x.cols())).transpose();
         let [above, below] = own_halo(halo, rank, world).map(made);
         let halo_of_own = Halo { above: above?, below: below? };
-        self.exchange_pieces(OP, edges_of(RowChunk::of(x), halo, rank, world), |given| {
-            let to = [&halo_of_own.above, &halo_of_own.below].map(|rows| rows.as_ref().map(RowChunk::of));
+        self.exchange_pieces(OP, edges_of(RowChunk::new(x), halo, rank, world), |given| {
+            let to = [&halo_of_own.above, &halo_of_own.below].map(|rows| rows.as_ref().map(RowChunk::new));
             Ok((halo_of_own, place(given, to, rank)?))
         })
     }
 }
 
-/// The rows above and below those of this rank: none beyond the edges of the whole.
+/// Returns the rows above and below those of this rank: none beyond the edges of the image.
 fn own_halo([above, below]: [usize; 2], rank: usize, world: usize) -> [usize; 2] {
     [if rank == 0 { 0 } else { above }, if rank + 1 == world { 0 } else { below }]
 }
 
-/// For each neighbour the rows that it gets.
+/// Returns the rows that each neighbour gets.
 fn edges_of(x: RowChunk, [above, below]: [usize; 2], rank: usize, world: usize) -> Vec<Vec<RowChunk>> {
     let [rows, _] = x.shape();
     let edge = |to: usize| {
@@ -42,7 +42,7 @@ fn edges_of(x: RowChunk, [above, below]: [usize; 2], rank: usize, world: usize) 
     (0..world).map(edge).collect()
 }
 
-/// The edges of the neighbours above and below to where they belong.
+/// Returns the copies of the neighbours' edges above and below to their places.
 fn place(given: &[Vec<RowChunk>], to: [Option<RowChunk>; 2], rank: usize) -> Result<Vec<RowCopy>> {
     let mut copies = Vec::new();
     for (neighbour, to) in [rank.checked_sub(1), Some(rank + 1)].into_iter().zip(to) {

@@ -1,4 +1,4 @@
-//! `linear` and its variants: products with weights, by cuBLASLt, those of 8 bits also by kernels of our own.
+//! `linear` and its variants: matrix multiplications with weights, by cuBLASLt, or in 8 bits also by our own kernels.
 
 use crate::backend::cuda::gemm::{Matrix, Product};
 use crate::backend::cuda::weight::Weight;
@@ -16,7 +16,7 @@ impl Cuda {
             }
             (_, residual @ Some(_)) => ops::linear::compose(self, LinearArgs { products, bias, residual }),
             (Products::Columns(&[x], weight), None) => self.linear_of(x, weight, bias),
-            // The tensors as they are if they lie side by side in memory, otherwise a copy.
+            // Use the tensors in place if they are adjacent columns in memory, otherwise a copy.
             (Products::Columns(parts, weight), None) => match Tensor::adjacent_cols(parts) {
                 Some(joined) => self.linear_of(&joined, weight, bias),
                 None => self.linear_of(&self.concat_cols_op(parts)?, weight, bias),
@@ -25,22 +25,22 @@ impl Cuda {
         }
     }
 
-    /// One product where weights lie side by side, and so do the tensors.
+    /// Runs one matrix multiplication if weights and tensors are adjacent columns.
     pub(crate) fn linear_sum_op(&self, parts: &[(&Tensor<Cuda>, &Linear<Cuda>)]) -> Result<Tensor<Cuda>> {
         let (x, weights): (Vec<_>, Vec<_>) = parts.iter().map(|(x, weight)| (*x, weight.weight())).unzip();
         match (Tensor::adjacent_cols(&x), Weight::adjacent_cols(&weights)) {
             (Some(x), Some(weight)) => {
                 let out = self.linear_output(x.rows(), &weight, None)?;
                 // SAFETY: `Tensor::linear_sum` checked the shapes of all parts.
-                unsafe { self.multiply(&x, &weight, None, Matrix::of(&out), out.cols()) }?;
+                unsafe { self.multiply(&x, &weight, None, Matrix::new(&out), out.cols()) }?;
                 Ok(out)
             }
             _ => ops::linear::compose_sum(self, parts),
         }
     }
 
-    /// `x weight^T + bias`. A weight whose number of rows does not suit cuBLASLt is zero-padded in memory: the product
-    /// then has padding columns, and the result is a view of the others.
+    /// Computes `x weight^T + bias`. A weight with a number of rows that cuBLASLt doesn't support is zero-padded in
+    /// memory: the output then has padding columns, and the result is a view without them.
     pub(super) fn linear_of(
         &self,
         x: &Tensor<Cuda>,
@@ -54,11 +54,11 @@ impl Cuda {
         let out = self.linear_output(x.rows(), weight, bias)?;
         // SAFETY: `Tensor::linear` checked the shapes; a bias has memory for every column of `out`, see
         // `linear_output`.
-        unsafe { self.multiply(x, weight, bias, Matrix::of(&out), out.cols()) }?;
+        unsafe { self.multiply(x, weight, bias, Matrix::new(&out), out.cols()) }?;
         Ok(first_cols(out, weight.rows()))
     }
 
-    /// `x weight^T + bias + residual`, in one product.
+    /// Computes `x weight^T + bias + residual`, in one matrix multiplication.
     fn linear_add(
         &self,
         x: &Tensor<Cuda>,
@@ -68,17 +68,17 @@ impl Cuda {
     ) -> Result<Tensor<Cuda>> {
         let weight = &*self.ready(weight.weight())?;
         expect_no_bias(weight, bias)?;
-        let quantised = self.operand(x, weight)?;
+        let quantized = self.operand(x, weight)?;
         let fresh = self.unless_writable(&residual)?;
         let out = fresh.as_ref().unwrap_or(&residual);
-        let product = self.product(quantised.as_ref().unwrap_or(x), weight, Matrix::of(out), out.cols());
-        let (bias, from_residual) = (bias.map(Tensor::address), Some(Matrix::of(&residual)));
+        let product = self.product(quantized.as_ref().unwrap_or(x), weight, Matrix::new(out), out.cols());
+        let (bias, from_residual) = (bias.map(Tensor::address), Some(Matrix::new(&residual)));
         // SAFETY: `Tensor::linear_add` checked the shapes; out is the residual or a tensor of its shape.
         unsafe { self.gemm()?.run(&Product { bias, residual: from_residual, ..product }) }?;
         Ok(fresh.unwrap_or(residual))
     }
 
-    /// An output for `weight`, with columns for its padding rows too if the bias has memory for them.
+    /// Allocates an output for `weight`, with columns for its padding rows too if the bias has memory for them.
     pub(crate) fn linear_output(
         &self,
         rows: usize,
@@ -90,7 +90,7 @@ impl Cuda {
         self.empty(rows, if bias_reaches { padded } else { weight.rows() })
     }
 
-    /// `x weight^T + bias` of `n` columns to `out`; x is as [`Cuda::operand`] makes it.
+    /// Computes `x weight^T + bias` of `n` columns into `out`; x is as [`Cuda::operand`] returns it.
     ///
     /// # Safety
     /// x has the weight's columns. `out` is memory for the rows of x and `n` columns, at most the padded rows of the
@@ -104,22 +104,23 @@ impl Cuda {
         n: usize,
     ) -> Result<()> {
         if self.multiplies_by_mma(weight)? {
-            // SAFETY: what the caller promises; padding rows of the weight are zeros, and have scales.
-            return unsafe { self.linear_quantised(x, weight, bias, out, [n, 0]) };
+            // SAFETY: as the caller promises; padding rows of the weight are zeros, and have scales.
+            return unsafe { self.linear_quantized(x, weight, bias, out, [n, 0]) };
         }
         let product = self.product(x, weight, out, n);
         // SAFETY: as above.
         unsafe { self.gemm()?.run(&Product { bias: bias.map(Tensor::address), ..product }) }
     }
 
-    /// The product `x weight^T` of `n` columns to `out`, in 16 bits or e4m3; x is as [`Cuda::operand`] makes it.
+    /// Returns the matrix multiplication `x weight^T` of `n` columns into `out`, in 16 bits or e4m3; x is as
+    /// [`Cuda::operand`] returns it.
     pub(crate) fn product(&self, x: &Tensor<Cuda>, weight: &Weight, out: Matrix, n: usize) -> Product {
         Product {
             m: x.rows(),
             n,
-            // In e4m3 the padding, which is zeros on both sides, takes part.
+            // In e4m3 the padding, zeros in both operands, takes part.
             k: if x.is_e4m3() { x.stride() } else { x.cols() },
-            x: Matrix::of(x),
+            x: Matrix::new(x),
             weight: Matrix { address: weight.address(), stride: weight.stride() },
             scales: weight.is_e4m3().then(|| [weight.scales(), x.scales()]),
             weight_is_kn: false,
@@ -130,24 +131,24 @@ impl Cuda {
         }
     }
 
-    /// Whether our own kernels multiply by this weight with tensor cores: by 8-bit integers, and by e4m3 where cuBLASLt
-    /// does not, or is not to.
+    /// Returns `true` if our own kernels multiply by this weight with tensor cores: 8-bit integers, and e4m3 if
+    /// cuBLASLt doesn't support it or is disabled.
     pub(super) fn multiplies_by_mma(&self, weight: &Weight) -> Result<bool> {
         Ok(weight.is_int8() || weight.is_e4m3() && self.gemm()?.leaves_e4m3())
     }
 
-    /// Whether cuBLASLt adds `residual` to a product with `weight`. It takes those in e4m3 with padding rows, for which
-    /// a residual has no columns, and only where all is aligned. Our kernels of 8 bits add none: in the transformer's
-    /// blocks gates stand between, and `gated_add_adaln` adds what was gated.
+    /// Returns `true` if cuBLASLt adds `residual` to a matrix multiplication with `weight`. In e4m3 it computes padding
+    /// rows, for which a residual has no columns, and only with aligned operands. Our 8-bit kernels add none: in the
+    /// transformer's blocks there are gates in between, and `gated_add_adaln` adds the gated result.
     fn takes_residual(&self, weight: &Weight, residual: &Tensor<Cuda>) -> Result<bool> {
-        Ok(match weight.quantised_kind() {
+        Ok(match weight.quantized_kind() {
             None => true,
             Some(_) if self.multiplies_by_mma(weight)? => false,
             Some(_) => weight.padded_rows() == weight.rows() && residual.aligned(),
         })
     }
 
-    /// `linear` of each pair, the results one under the other.
+    /// Computes `linear` of each pair, with concatenated rows.
     fn linear_rows(
         &self,
         parts: &[(&Tensor<Cuda>, &Linear<Cuda>)],
@@ -156,8 +157,8 @@ impl Cuda {
         let ready = parts.iter().map(|(_, weight)| self.ready(weight.weight())).collect::<Result<Vec<_>>>()?;
         let parts: Vec<_> = parts.iter().zip(&ready).map(|((x, _), weight)| (*x, &**weight)).collect();
         let cols = parts[0].1.rows();
-        let is_quantised = |weight: &Weight| weight.quantised_kind().is_some();
-        let padded = match parts.iter().any(|(_, weight)| is_quantised(weight)) {
+        let is_quantized = |weight: &Weight| weight.quantized_kind().is_some();
+        let padded = match parts.iter().any(|(_, weight)| is_quantized(weight)) {
             true => parts.iter().map(|(_, weight)| weight.padded_rows()).max().unwrap_or(cols),
             false => cols,
         };
@@ -165,10 +166,10 @@ impl Cuda {
         let mut row = 0;
         for ((x, weight), fresh) in parts.iter().zip(self.operands(&parts)?) {
             expect_no_bias(weight, bias)?;
-            let n = if is_quantised(weight) { weight.padded_rows() } else { cols };
-            // SAFETY: `Tensor::linear_rows` checked the shapes; `out` was made of all rows, and of columns for every
+            let n = if is_quantized(weight) { weight.padded_rows() } else { cols };
+            // SAFETY: `Tensor::linear_rows` checked the shapes; `out` was made for all rows, with columns for every
             // weight.
-            unsafe { self.multiply(fresh.as_ref().unwrap_or(x), weight, bias, Matrix::of(&out).row(row, 2), n) }?;
+            unsafe { self.multiply(fresh.as_ref().unwrap_or(x), weight, bias, Matrix::new(&out).row(row, 2), n) }?;
             row += x.rows();
         }
         Ok(first_cols(out, cols))
@@ -177,12 +178,12 @@ impl Cuda {
 
 fn expect_no_bias(weight: &Weight, bias: Option<&Tensor<Cuda>>) -> Result<()> {
     if weight.is_e4m3() && bias.is_some() {
-        return Err(Error::new("no layer with e4m3 weights has a bias").at("op `linear`"));
+        return Err(Error::new("a layer with e4m3 weights cannot have a bias").at("op `linear`"));
     }
     Ok(())
 }
 
-/// The first columns of `x`, as writable as `x` was.
+/// Returns the first columns of `x`, as writable as `x` was.
 fn first_cols(x: Tensor<Cuda>, cols: usize) -> Tensor<Cuda> {
     let rest = x.cols() - cols;
     let [first, _] = x.split_cols([cols, rest]);

@@ -1,4 +1,4 @@
-//! Launches cuda/low_rank_sm90a.cu: `low_rank` on Hopper, in one kernel. Elsewhere it is its composition.
+//! Launches cuda/low_rank_sm90a.cu: `low_rank` on Hopper, in one kernel. Other GPUs run its composition.
 
 use std::ffi::c_void;
 
@@ -6,6 +6,7 @@ use cudarc::driver::sys;
 
 use super::project_tiles::rows_of_tiles;
 use crate::backend::cuda::hopper::Choice;
+use crate::backend::cuda::layout::assert_layout;
 use crate::backend::cuda::weight::Weight;
 use crate::backend::cuda::{Cuda, Tensor};
 use crate::error::Result;
@@ -13,8 +14,8 @@ use crate::nn::Linear;
 use crate::ops::Products;
 use crate::ops::low_rank::compose;
 
-/// `FLUX_LOW_RANK=base` turns this kernel off; `FLUX_LOW_RANK=sm90` makes it an error when this GPU or this program has
-/// none, and `sm90-always` also runs it where its clusters would idle.
+/// `FLUX_LOW_RANK=base` disables this kernel; `FLUX_LOW_RANK=sm90` makes it an error if this GPU or this program has
+/// none, and `sm90-always` also runs it when its clusters would idle.
 const CHOICE: Choice = Choice { op: "low_rank", variable: "FLUX_LOW_RANK", file: "low_rank_sm90a", forms: &[ALWAYS] };
 const ALWAYS: &str = "sm90-always";
 /// `ROWS`, `COLS`, `STEP_BYTES`, `STAGES`, `BOX`, `MAX_RANK`, `MAX_TILE_ROWS` and `THREADS` of cuda/low_rank_sm90a.cu.
@@ -26,15 +27,15 @@ const BOX: usize = 16;
 const MAX_RANK: usize = 128;
 const MAX_TILE_ROWS: usize = 1024;
 const THREADS: usize = 3 * 128;
-/// `BARRIERS` there, and two barriers for each stage.
+/// `BARRIERS` of that file, and two barriers for each stage.
 pub(super) const SHARED_BYTES: usize = STAGES * ((ROWS + COLS) * STEP_BYTES + 16);
-/// Columns of narrow tiles, and the time of one in hundredths of that of a whole tile.
+/// Columns of narrow tiles, and their time in hundredths of a whole tile's time.
 const NARROW: [(usize, usize); 3] = [(32, 35), (96, 45), (128, 56)];
 const WHOLE_TIME: usize = 100;
-/// The kernel saves a tenth to a quarter of the composition's time, in e4m3 a third, so where its clusters idle longer
+/// The kernel saves a tenth to a quarter of the composition's time, in e4m3 a third, so with clusters that idle longer
 /// it saves nothing.
-const LEAST_BUSY_PERCENT: usize = 85;
-const LEAST_BUSY_PERCENT_E4M3: usize = 65;
+const MIN_BUSY_PERCENT: usize = 85;
+const MIN_BUSY_PERCENT_E4M3: usize = 65;
 
 /// `Arguments` in cuda/low_rank_sm90a.cu, field by field.
 #[repr(C)]
@@ -63,7 +64,12 @@ struct Arguments {
     rows_of_tiles: i32,
 }
 
-/// One part: x with rows, its weight, and the factors beside that.
+assert_layout! { Arguments: 1920, x: 0, weight: 256, weight_boxes: 512, down_boxes: 768, up: 1024, up_boxes: 1280,
+low: 1536, x_scales: 1792, weight_scales: 1808, down_scales: 1824, down_rows: 1840, low_rows: 1848, out: 1856,
+ld_out: 1864, part_rows: 1872, features: 1880, cols: 1884, rank: 1888, whole_cols: 1892, narrow_cols: 1896,
+narrow_width: 1900, rows_of_tiles: 1904 }
+
+/// One part: x with rows, its weight, and the factors of the weight.
 struct FactorPair<'a> {
     x: &'a Tensor<Cuda>,
     weight: &'a Weight,
@@ -71,21 +77,21 @@ struct FactorPair<'a> {
     up: &'a Weight,
 }
 
-/// How the columns of `down` and of the weight are divided into tiles: whole ones of COLS, and narrow ones behind them.
+/// The tiling of the columns of `down` and of the weight: whole tiles of COLS, followed by narrow ones.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Tiling {
     whole_cols: usize,
     narrow_cols: usize,
     narrow_width: usize,
-    /// When the last of the clusters is done, in hundredths of a whole tile's time.
+    /// The time of the slowest cluster, in hundredths of a whole tile's time.
     time: usize,
 }
 
 impl Tiling {
-    /// `rows` rows of tiles, of which `clusters` take all that are whole in turn, and then the narrow ones.
+    /// Creates `rows` rows of tiles. `clusters` process all whole tiles round-robin, and then the narrow ones.
     fn new([whole_cols, narrow_cols, narrow_width]: [usize; 3], cost: usize, rows: usize, clusters: usize) -> Self {
         let (whole, all) = (rows * whole_cols, rows * (whole_cols + narrow_cols));
-        // How many of the first `items` items a cluster takes.
+        // Returns how many of the first `items` items a cluster processes.
         let taken = |items: usize, cluster: usize| (items + clusters - 1 - cluster) / clusters;
         let time = |cluster| {
             let of_whole = taken(whole, cluster);
@@ -94,7 +100,7 @@ impl Tiling {
         Self { whole_cols, narrow_cols, narrow_width, time: (0..clusters).map(time).max().unwrap_or(0) }
     }
 
-    /// The tiling of `cols` columns that is done first. At least the first column of tiles is of whole ones.
+    /// Returns the fastest tiling of `cols` columns. At least the first column of tiles is whole.
     fn find(rows: usize, cols: usize, clusters: usize) -> Self {
         let most = cols.div_ceil(COLS);
         let all_whole = Self::new([most, 0, NARROW[0].0], NARROW[0].1, rows, clusters);
@@ -107,22 +113,22 @@ impl Tiling {
         std::iter::once(all_whole).chain(fewer).min_by_key(|tiling| tiling.time).unwrap_or(all_whole)
     }
 
-    /// How much of the clusters' time goes into `rows` rows of tiles of `cols` columns.
+    /// Returns the share of the clusters' time spent on `rows` rows of tiles of `cols` columns, in percent.
     fn busy_percent(&self, rows: usize, cols: usize, clusters: usize) -> usize {
         rows * cols * WHOLE_TIME * 100 / (COLS * clusters * self.time).max(1)
     }
 }
 
-/// The parts that have rows, if the kernel can take them: at most two, with factors of low rank, all of bf16, or all
-/// but up of e4m3, and aligned for TMA and 16-byte stores.
+/// Returns the parts that have rows, if the kernel supports them: at most two, with low-rank factors, all of bf16, or
+/// all except up of e4m3, and aligned for TMA and 16-byte stores.
 fn parts<'a>(operands: &[(&'a Tensor<Cuda>, &'a Linear<Cuda>)]) -> Option<Vec<FactorPair<'a>>> {
     let with_rows = operands.iter().filter(|(x, _)| x.rows() > 0);
     let part = |&(x, weight): &(&'a Tensor<Cuda>, &'a Linear<Cuda>)| {
         let factors = weight.low_rank()?;
         let part = FactorPair { x, weight: weight.weight(), down: factors.down.weight(), up: factors.up.weight() };
-        let of_x = x.quantised_kind();
-        let alike = [part.weight, part.down].iter().all(|weight| weight.quantised_kind() == of_x);
-        let known = (of_x.is_none() || x.is_e4m3()) && part.up.quantised_kind().is_none();
+        let of_x = x.quantized_kind();
+        let alike = [part.weight, part.down].iter().all(|weight| weight.quantized_kind() == of_x);
+        let known = (of_x.is_none() || x.is_e4m3()) && part.up.quantized_kind().is_none();
         let aligned = x.aligned() && part.weight.rows().is_multiple_of(8);
         (alike && known && aligned && (1..=MAX_RANK).contains(&part.down.rows())).then_some(part)
     };
@@ -135,17 +141,17 @@ fn parts<'a>(operands: &[(&'a Tensor<Cuda>, &'a Linear<Cuda>)]) -> Option<Vec<Fa
 }
 
 impl Cuda {
-    /// Columns side by side are read as they are if they lie so in memory, otherwise from a copy.
+    /// Reads adjacent columns in place if they are contiguous in memory, otherwise from a copy.
     pub(crate) fn low_rank_op(&self, products: Products<'_, Cuda>) -> Result<Tensor<Cuda>> {
         let Some(form) = self.hopper_form(CHOICE)? else { return compose(self, products) };
         match products {
             Products::Rows(operands) if operands.iter().all(|(_, weight)| weight.weight().is_e4m3()) => {
-                // Once for the weight and for down.
+                // Quantize once for the weight and for down.
                 let pairs: Vec<_> = operands.iter().map(|(x, weight)| (*x, weight.weight())).collect();
                 let fresh = self.operands(&pairs)?;
-                let quantised =
+                let quantized =
                     operands.iter().zip(&fresh).map(|((x, weight), fresh)| (fresh.as_ref().unwrap_or(x), *weight));
-                self.low_rank_of(&quantised.collect::<Vec<_>>(), form)
+                self.low_rank_of(&quantized.collect::<Vec<_>>(), form)
             }
             Products::Rows(operands) => self.low_rank_of(operands, form),
             Products::Columns(x, weight) => {
@@ -155,11 +161,11 @@ impl Cuda {
         }
     }
 
-    /// The same of x as products read it, by this kernel where it takes them and its clusters are busy.
+    /// Computes `low_rank` of converted x, with this kernel if it supports them and its clusters are busy.
     fn low_rank_of(&self, operands: &[(&Tensor<Cuda>, &Linear<Cuda>)], form: &str) -> Result<Tensor<Cuda>> {
         let composed = || compose(self, Products::Rows(operands));
         let Some(mut parts) = parts(operands) else { return composed() };
-        // In e4m3 the kernel leaves its sums in the tensor cores.
+        // In e4m3 the kernel keeps its sums in the tensor cores.
         if parts[0].x.is_e4m3() && !self.gemm()?.fast_accumulation() {
             return composed();
         }
@@ -168,7 +174,7 @@ impl Cuda {
         let rank = parts.iter().map(|part| part.down.rows()).max().unwrap_or(0).next_multiple_of(BOX);
         let cols = rank + parts[0].weight.rows();
         let tiling = Tiling::find(tile_rows, cols, clusters);
-        let least = if parts[0].x.is_e4m3() { LEAST_BUSY_PERCENT_E4M3 } else { LEAST_BUSY_PERCENT };
+        let least = if parts[0].x.is_e4m3() { MIN_BUSY_PERCENT_E4M3 } else { MIN_BUSY_PERCENT };
         if form != ALWAYS && tiling.busy_percent(tile_rows, cols, clusters) < least {
             return composed();
         }
@@ -184,20 +190,20 @@ impl Cuda {
         tiling: Tiling,
         tile_rows: usize,
     ) -> Result<Tensor<Cuda>> {
-        // First of all, because a driver that loads this kernel knows tensor maps too.
+        // Load first: a driver that loads this kernel supports tensor maps too.
         let kernel = if parts[0].x.is_e4m3() { "low_rank_e4m3_sm90" } else { "low_rank_sm90" };
-        let launch = self.launch(CHOICE.file, kernel)?.shared(SHARED_BYTES as u32)?;
+        let launch = self.launch(CHOICE.file, kernel)?.shared(SHARED_BYTES as u32)?.all_at_once();
         let rows = parts.iter().map(|part| part.x.rows()).sum();
         let (out, low) = (self.empty(rows, parts[0].weight.rows())?, self.empty(rows, rank)?);
         CHOICE.int(rows)?;
         let items = tile_rows * (tiling.whole_cols + tiling.narrow_cols);
         let mut arguments = arguments(parts, tiling, tile_rows, &low, &out)?;
-        let clusters = items.min(self.device().multiprocessors() / 2).max(1);
+        let clusters = items.min(launch.pairs_at_once(THREADS)?);
         let mut pointers: [*mut c_void; 1] = [std::ptr::from_mut(&mut arguments).cast()];
         // SAFETY: the kernel takes `Arguments`, laid out as there, in clusters of two blocks, with THREADS threads and
         // SHARED_BYTES of shared memory. The maps cover exactly the cells of x, of the weights and of the factors,
-        // which in e4m3 have a scale for each row, down with its padding; `low` and `out` were made for all rows and
-        // columns.
+        // which in e4m3 have a scale for each row, down including its padding; `low` and `out` were made for all rows
+        // and columns.
         // `Tensor::low_rank` checked the shapes; `parts` found all rows aligned, a rank of at most MAX_RANK and at most
         // MAX_TILE_ROWS rows of tiles.
         unsafe { launch.run_raw([2 * clusters, 1, 1], [THREADS, 1, 1], &mut pointers) }?;
@@ -212,7 +218,7 @@ fn arguments(
     low: &Tensor<Cuda>,
     out: &Tensor<Cuda>,
 ) -> Result<Arguments> {
-    // A second part that is not there has no tiles, so the maps of the first stand in for its own.
+    // A missing second part has no tiles, so the maps of the first stand in for its own.
     let part = |index: usize| parts.get(index).unwrap_or(&parts[0]);
     let both = |of: &dyn Fn(usize) -> Result<sys::CUtensorMap>| Ok::<_, crate::error::Error>([of(0)?, of(1)?]);
     let of_weights = |weight: for<'a> fn(&FactorPair<'a>) -> &'a Weight, in_box: usize| {
@@ -273,7 +279,7 @@ mod tests {
 
     #[test]
     fn the_last_clusters_get_narrow_tiles() {
-        // 1024 x 1024 by klein 4B and 9B, and 2048 x 2048, on the 132 multiprocessors of an H200.
+        // 1024 x 1024 with klein 4B and 9B, and 2048 x 2048, on the 132 multiprocessors of an H200.
         let tiling = |rows, cols| {
             let Tiling { whole_cols, narrow_cols, narrow_width, time } = Tiling::find(rows, cols, 66);
             [whole_cols, narrow_cols, narrow_width, time]

@@ -1,5 +1,6 @@
-//! One launcher for each op: which kernel it launches, with which arguments, and what that needs. If an op has more
-//! files, their names begin with its name.
+//! Launchers, one for each op: the choice of the kernel, its arguments, and their checks. They know nothing about
+//! models; shapes are checked by [`crate::tensor::Tensor`]. If an op has several files, their names begin with its
+//! name. To start reading, see `add`.
 
 mod adaln;
 mod add;
@@ -18,7 +19,7 @@ mod conv2d;
 pub(crate) mod conv2d_input;
 mod conv2d_sm90a;
 mod conv2d_taps;
-pub(crate) mod dequantise;
+pub(crate) mod dequantize;
 mod elementwise;
 mod euler_step;
 mod factors;
@@ -30,7 +31,7 @@ mod halo;
 mod inpaint_blend;
 mod layer_norm;
 mod linear;
-mod linear_quantised;
+mod linear_quantized;
 mod low_rank;
 mod mul;
 mod norm_conv2d;
@@ -41,7 +42,7 @@ mod project;
 mod project_attention;
 mod project_tiles;
 mod qk_norm_rope;
-pub(crate) mod quantise;
+pub(crate) mod quantize;
 mod relu;
 mod rms_norm;
 mod rope;

@@ -1,5 +1,5 @@
-//! Convolutions of a normed image: launches cuda/group_norm.cu and the convolutions. A large image is normed in
-//! bands of pixel rows, each just before the convolution that reads it. Any number of bands gives the same bytes: see
+//! Convolutions of a normed image: launches cuda/group_norm.cu and the convolutions. A large image is normed in bands
+//! of pixel rows, each just before the convolution that reads it. Any number of bands gives the same bytes: see
 //! [`Input`].
 
 use std::sync::atomic::Ordering;
@@ -12,8 +12,8 @@ use crate::error::Result;
 use crate::ops::{Conv2d, Convolved, GroupNorm};
 
 impl Cuda {
-    /// Limits bands to `bytes` bytes, in ops that make an image in bands. This changes how much memory they need, and
-    /// not their results.
+    /// Limits bands to `bytes` bytes, in ops that compute an image in bands. This changes their memory, and not their
+    /// results.
     pub fn limit_bands(&self, bytes: usize) {
         self.0.band_bytes.store(bytes, Ordering::Relaxed);
     }
@@ -22,13 +22,13 @@ impl Cuda {
         self.0.band_bytes.load(Ordering::Relaxed)
     }
 
-    /// Whether convolutions copy their input to im2col rows.
+    /// Returns `true` if convolutions copy their input to im2col rows.
     pub(crate) fn copies_im2col(&self) -> bool {
-        // The first convolution reports an error of the variable.
+        // The first convolution reports an error in the variable.
         !self.hopper_wanted(CHOICE).unwrap_or(false)
     }
 
-    /// A convolution of `silu(group_norm(x))`.
+    /// Computes a convolution of `silu(group_norm(x))`.
     pub(super) fn norm_conv2d(&self, conv2d: Conv2d<'_, Cuda>, norm: &GroupNorm<'_, Cuda>) -> Result<Convolved<Cuda>> {
         let Conv2d { x, weight, bias, conv, halo, residual, relu, .. } = conv2d;
         let coefficients = self.group_norm_coefficients(&x, norm)?;

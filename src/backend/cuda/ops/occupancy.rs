@@ -1,4 +1,4 @@
-//! docs/occupancy.md is what the compiler says of each kernel, with what its launch adds.
+//! Generation and check of docs/occupancy.md: compiler resources of each kernel, with the shared memory of its launch.
 
 use std::collections::BTreeSet;
 use std::fmt::Write;
@@ -7,23 +7,24 @@ use std::path::Path;
 
 use super::attention::Base;
 use super::conv2d_sm90a::{FEW, HALVED, SAME};
-use super::linear_quantised::Form;
+use super::linear_quantized::Form;
 use super::upsample_conv2d::UPSAMPLED;
-use super::{attention, attention_512, attention_e4m3, conv2d_taps, linear_quantised, low_rank, project_tiles};
+use super::{attention, attention_512, attention_e4m3, conv2d_taps, linear_quantized, low_rank, project_tiles};
 use crate::backend::cuda::buffer::BufferKind;
 use crate::backend::cuda::element::Element;
 use crate::backend::cuda::resources::{self, Kernels, Resources};
 
-/// What a multiprocessor has. Source: CUDA C++ Programming Guide, technical specifications per compute capability.
+/// The resources of a multiprocessor. Source: CUDA C++ Programming Guide, technical specifications per compute
+/// capability.
 struct Architecture {
-    /// Of the compiler.
+    /// The compiler's name.
     name: &'static str,
     capability: (i32, i32),
     gpus: &'static str,
     warps: usize,
     blocks: usize,
     shared: usize,
-    /// Of one block at most.
+    /// Max shared memory of one block.
     shared_of_block: usize,
 }
 
@@ -49,7 +50,7 @@ const ARCHITECTURES: [Architecture; 7] = [
 ];
 
 const THREADS_OF_WARP: usize = 32;
-/// Of a multiprocessor, on all of them, and what a warp's are rounded up to.
+/// Registers of a multiprocessor on all of them, and their allocation unit per warp.
 const REGISTERS: usize = 64 << 10;
 const REGISTERS_STEP: usize = 256;
 
@@ -58,7 +59,7 @@ impl Architecture {
         if self.capability < (8, 0) { Element::F16 } else { Element::Bf16 }
     }
 
-    /// Blocks of a kernel that a multiprocessor runs at once, if each has all threads that the kernel is compiled for.
+    /// Returns the concurrent blocks of a kernel on a multiprocessor, with all threads that the kernel is compiled for.
     fn blocks(&self, kernel: Resources, launched: usize) -> usize {
         let shared = kernel.shared + launched;
         if shared > self.shared_of_block {
@@ -72,13 +73,13 @@ impl Architecture {
         (self.warps / warps).min(self.blocks).min(by_registers).min(by_shared)
     }
 
-    /// The same as a part of the warps that a multiprocessor may hold.
+    /// Returns the occupancy in percent of the max warps of a multiprocessor.
     fn percent(&self, kernel: Resources, launched: usize) -> usize {
         100 * self.blocks(kernel, launched) * kernel.threads.div_ceil(THREADS_OF_WARP) / self.warps
     }
 }
 
-/// Bytes of shared memory that a launch asks for.
+/// Returns the bytes of dynamic shared memory of a launch.
 fn launched(file: &str, kernel: &str, architecture: &Architecture) -> usize {
     let base = |head_dim| {
         let base = Base::find(head_dim, architecture.element(), architecture.capability)?;
@@ -91,9 +92,9 @@ fn launched(file: &str, kernel: &str, architecture: &Architecture) -> usize {
         "attention_e4m3_sm90a" if kernel.ends_with("_sm90") => attention_e4m3::SHARED_BYTES,
         "attention_sm90a" => attention::HOPPER_SHARED_BYTES,
         "conv2d_taps" => conv2d_taps::shared_bytes(kernel, architecture.capability),
-        "linear_int8" | "linear_w4a8" | linear_quantised::E4M3_FILE => {
+        "linear_int8" | "linear_w4a8" | linear_quantized::E4M3_FILE => {
             [BufferKind::Int8 { group: 1 }, BufferKind::W4a8 { group: 1 }, BufferKind::E4m3]
-                .map(|kind| Form::of(kind, architecture.element(), architecture.capability))
+                .map(|kind| Form::choose(kind, architecture.element(), architecture.capability))
                 .into_iter()
                 .find(|form| form.kernel == kernel)
                 .map_or(0, |form| form.shared_bytes(architecture.element()))
@@ -104,7 +105,7 @@ fn launched(file: &str, kernel: &str, architecture: &Architecture) -> usize {
     }
 }
 
-/// Whether some launch takes a kernel on an architecture: of some files each has its own.
+/// Returns `true` if a kernel is launched on an architecture: for some files each architecture has its own kernel.
 fn is_launched(file: &str, kernel: &str, architecture: &Architecture) -> bool {
     !["attention", "conv2d_taps", "linear_int8"].contains(&file) || launched(file, kernel, architecture) > 0
 }
@@ -113,7 +114,7 @@ fn kernels() -> Kernels {
     resources::from_text(include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/cuda/resources.txt"))).unwrap()
 }
 
-/// Every kernel with every architecture that it is launched on.
+/// Calls `f` for every kernel and every architecture on which it is launched.
 fn each(mut f: impl FnMut(&str, &str, &Architecture, Resources)) {
     for ((file, kernel), by_arch) in &kernels() {
         for architecture in &ARCHITECTURES {
@@ -135,7 +136,7 @@ fn every_kernel_fits_every_gpu_that_it_is_for() {
     });
 }
 
-/// Kernels that spill, and how many bytes. Those of e4m3 by mma.sync are on Hopper for tests alone.
+/// Kernels that spill, and their spilled bytes. e4m3 kernels with mma.sync run on Hopper only in tests.
 const SPILLING: [(&str, &str, usize); 6] = [
     ("attention_128x128", "100", 56),
     ("multiply_e4m3", "90a", 24),
@@ -156,7 +157,7 @@ fn no_kernel_spills_but_those_that_are_known() {
     assert_eq!(found, SPILLING.map(|(kernel, arch, bytes)| (kernel.to_string(), arch, bytes)));
 }
 
-/// The page's table.
+/// Returns the page's table.
 fn table() -> String {
     let mut text = String::from("| kernel | threads | shared memory, KiB |");
     ARCHITECTURES.iter().for_each(|arch| write!(text, " {}.{} |", arch.capability.0, arch.capability.1).unwrap());
@@ -196,18 +197,18 @@ fn table() -> String {
     text
 }
 
-/// What stands above the table.
+/// The text above the table.
 const TOP: &str = "\
 # Registers and occupancy
 
-What nvcc says of each kernel, by compute capability: registers of a thread, bytes that it spills to local memory, and the
-share of a multiprocessor's warps that run at once, if blocks have as many threads as the kernel is compiled for. Shared
-memory is that of a block; where architectures differ, all numbers are given. An empty place is an architecture that a
-kernel is not for. On Hopper the kernels whose names end in `sm90` give registers of the warps that fetch to those that
-multiply.
+The compiler's numbers for each kernel, by compute capability: registers per thread, bytes that spill to local memory,
+and the share of a multiprocessor's warps that run at once with the number of threads that the kernel is compiled for.
+Shared memory is per block. If architectures differ, the table lists all numbers. An empty cell means that the kernel
+is not built for that architecture. On Hopper, kernels whose names end in `sm90` give registers from the warps that
+fetch to those that multiply.
 
-`make kernels` compares the numbers of `cuda/resources.txt` with those of the compiler, and a test compares this page and
-fails where another kernel spills than those that are known to, or one does not fit a GPU that it is for.
+`make kernels` compares the numbers in `cuda/resources.txt` with those of the compiler. A test compares this page with
+them, and fails if a new kernel spills registers or if a kernel does not fit on a GPU that it is built for.
 
 ";
 
@@ -220,5 +221,5 @@ fn the_page_is_what_the_compiler_says() {
         return;
     }
     let there = fs::read_to_string(&page).unwrap();
-    assert!(there == text, "if the change is meant: UPDATE_SNAPSHOTS=1 cargo test --release --lib occupancy");
+    assert!(there == text, "if the change is intended: UPDATE_SNAPSHOTS=1 cargo test --release --lib occupancy");
 }

@@ -1,6 +1,5 @@
-//! Launches cuda/project_sm90a.cu: `project` on Hopper, in one kernel, also with factors of low rank beside weights.
-//! Elsewhere it is its composition, but for products of 8 bits, which have kernels of their own that also do what
-//! follows in the MLP.
+//! Launches cuda/project_sm90a.cu: `project` on Hopper, in one kernel, also with low-rank factors. Other GPUs run its
+//! composition, except for 8-bit weights, which have their own kernels that include the MLP's activation function.
 
 use std::ffi::c_void;
 
@@ -10,6 +9,7 @@ use super::factors::Factors;
 use super::project_tiles::{self, KERNELS, Tiles};
 use crate::backend::cuda::element::Element;
 use crate::backend::cuda::hopper::Choice;
+use crate::backend::cuda::layout::assert_layout;
 use crate::backend::cuda::weight::Weight;
 use crate::backend::cuda::{Cuda, Tensor, all_aligned};
 use crate::error::Result;
@@ -17,7 +17,7 @@ use crate::nn::{Linear, LowRank, Operand};
 use crate::ops::project::{Heads, Projection, compose};
 use crate::ops::{Pairs, TokenLayout};
 
-/// `FLUX_PROJECT=base` turns this kernel off; `FLUX_PROJECT=sm90` makes it an error when this GPU or this program has
+/// `FLUX_PROJECT=base` disables this kernel; `FLUX_PROJECT=sm90` makes it an error if this GPU or this program has
 /// none.
 const CHOICE: Choice = Choice {
     op: "project",
@@ -25,11 +25,11 @@ const CHOICE: Choice = Choice {
     file: "project_sm90a",
     forms: &[KERNELS[0].form, KERNELS[1].form],
 };
-/// `THREADS` and `DOWN_ROWS` of cuda/project_tiles_sm90a.cuh, and of what the rank is a multiple.
+/// `THREADS` and `DOWN_ROWS` of cuda/project_tiles_sm90a.cuh, and the multiple of the rank.
 const THREADS: usize = 3 * 128;
 const DOWN_ROWS: usize = 128;
 const RANK_MULTIPLE: usize = 16;
-/// Rows of a weight in a box: `CONSUMER_COLS` there.
+/// Rows of a weight in a box: `CONSUMER_COLS` of that file.
 const WEIGHT_BOX: usize = 64;
 /// Columns of a head.
 const HEAD_DIM: usize = 128;
@@ -72,15 +72,21 @@ struct Arguments {
     heads_in_e4m3: i32,
 }
 
-/// What the kernel multiplies: x and the weight of each part, and the factors beside that.
+assert_layout! { Arguments: 1536, x: 0, weight: 256, down: 512, low: 768, up: 1024, x_scales: 1280,
+weight_scales: 1296, down_scales: 1312, down_rows: 1328, low_rows: 1336, out: 1344, ld_out: 1352,
+txt_norm_q: 1360, txt_norm_k: 1368, img_norm_q: 1376, img_norm_k: 1384, cos: 1392, sin: 1400, ld_table: 1408,
+txt_eps: 1416, img_eps: 1420, part_rows: 1424, ranks: 1432, ld_low: 1440, features: 1444, dim: 1448, mlp: 1452,
+txt_rows: 1456, txt: 1460, img: 1464, rows_of_tiles: 1468, key_tiles: 1472, heads_in_e4m3: 1476 }
+
+/// The operands of the kernel: x and the weight of each part, and their low-rank factors.
 struct Operands<'a> {
     parts: Vec<(&'a Tensor<Cuda>, &'a Weight)>,
     low_rank: Vec<Option<Factors<'a>>>,
     heads_in_e4m3: bool,
 }
 
-/// Whether the kernel can take these operands: its tiles divide the weight's rows, and all tensors are aligned for TMA
-/// and 16-byte accesses. x will be e4m3 where the weight is. It takes no integers.
+/// Returns `true` if the kernel supports these operands: its tiles divide the weight's rows, and all tensors are
+/// aligned for TMA and 16-byte accesses. x will be e4m3 if the weight is. Integers are not supported.
 fn takes(parts: &[(&Tensor<Cuda>, &Weight)], heads: Option<&Heads<'_, Cuda>>) -> bool {
     let (dim, out) = (heads.map_or(0, |heads| heads.dim), parts[0].1.rows());
     let sizes =
@@ -100,18 +106,19 @@ fn takes(parts: &[(&Tensor<Cuda>, &Weight)], heads: Option<&Heads<'_, Cuda>>) ->
     parts.len() <= 2 && parts.iter().any(|(x, _)| x.rows() > 0) && sizes && tensors && norms
 }
 
-/// Whether the kernel can take what is beside a weight: down is like the weight, and up in bf16.
+/// Returns `true` if the kernel supports the low-rank factors of a layer: down in the type of the weight, and up in
+/// bf16.
 fn takes_factors(linear: &Linear<Cuda>) -> bool {
     linear.low_rank().is_none_or(|LowRank { down, up }| {
-        let kind = linear.weight().quantised_kind();
-        down.weight().quantised_kind() == kind && up.weight().quantised_kind().is_none()
+        let kind = linear.weight().quantized_kind();
+        down.weight().quantized_kind() == kind && up.weight().quantized_kind().is_none()
     })
 }
 
 impl Cuda {
-    /// Whether this GPU has the kernel, and it is wanted.
+    /// Returns `true` if this GPU has the kernel, and it is enabled.
     ///
-    /// Errors when `FLUX_PROJECT` names one that is not here.
+    /// Errors if `FLUX_PROJECT` names no available kernel.
     pub(super) fn projects_in_one(&self) -> Result<bool> {
         self.hopper_wanted(CHOICE)
     }
@@ -127,7 +134,7 @@ impl Cuda {
         }
     }
 
-    /// `project` by kernels that do more than products; none where it is its composition.
+    /// Computes `project` with fused kernels; `None` if its composition must run.
     pub(super) fn project_fused(
         &self,
         operands: &[(&Operand<Cuda>, &Linear<Cuda>)],
@@ -137,15 +144,16 @@ impl Cuda {
             |linear: &Linear<Cuda>| Ok(self.multiplies_by_mma(linear.weight())? && linear.low_rank().is_none());
         let by_mma = operands.iter().map(|(_, linear)| by_mma(linear)).collect::<Result<Vec<_>>>()?;
         if by_mma.iter().all(|by_mma| *by_mma) {
-            return self.project_quantised(operands, heads).map(Some);
+            return self.project_quantized(operands, heads).map(Some);
         }
         self.project_in_one(operands, heads, false)
     }
 
-    /// `project` in one kernel; none where it does not take the operands. With `heads_in_e4m3`, it takes weights in
-    /// e4m3 alone, and so are k and q: the first half of the bytes of each head, to the scale that their norms tell.
+    /// Computes `project` in one kernel; `None` if the kernel doesn't support the operands. `heads_in_e4m3` requires
+    /// weights in e4m3, and stores k and q in e4m3 in the first half of the bytes of each head, with the scale derived
+    /// from their norms.
     ///
-    /// Errors when `FLUX_PROJECT` names no kernel that is here.
+    /// Errors if `FLUX_PROJECT` names no available kernel.
     pub(super) fn project_in_one<'a>(
         &self,
         operands: &[(&Operand<Cuda>, &'a Linear<Cuda>)],
@@ -153,7 +161,7 @@ impl Cuda {
         heads_in_e4m3: bool,
     ) -> Result<Option<Projection<Cuda>>> {
         let parts: Vec<_> = operands.iter().map(|(x, weight)| (x.tensor(), weight.weight())).collect();
-        // In e4m3 the kernel leaves its sums in the tensor cores.
+        // In e4m3 the kernel keeps its sums in the tensor cores.
         let sums = |weight: &Weight| Ok(!weight.is_e4m3() || self.gemm()?.fast_accumulation());
         let taken = takes(&parts, heads)
             && operands.iter().all(|(_, linear)| takes_factors(linear))
@@ -167,13 +175,13 @@ impl Cuda {
         let mlp = (parts[0].1.rows() - 3 * dim) / 2;
         let out = self.empty(parts.iter().map(|(x, _)| x.rows()).sum(), 3 * dim + mlp)?;
         let fresh = self.operands(&parts)?;
-        let quantised: Vec<_> =
+        let quantized: Vec<_> =
             parts.iter().zip(&fresh).map(|((x, weight), fresh)| (fresh.as_ref().unwrap_or(x), *weight)).collect();
         let beside = |(&(x, weight), (_, layer)): (&(&Tensor<Cuda>, &Weight), &(_, &'a Linear<Cuda>))| {
             layer.low_rank().filter(|_| x.rows() > 0).map(|factors| self.factors(weight, factors)).transpose()
         };
-        let low_rank = quantised.iter().zip(operands).map(beside).collect::<Result<_>>()?;
-        self.run_project(&Operands { parts: quantised, low_rank, heads_in_e4m3 }, heads, [dim, mlp], &out)?;
+        let low_rank = quantized.iter().zip(operands).map(beside).collect::<Result<_>>()?;
+        self.run_project(&Operands { parts: quantized, low_rank, heads_in_e4m3 }, heads, [dim, mlp], &out)?;
         let [k, v, q, mlp] = out.split_cols([dim, dim, dim, mlp]);
         let without_query = heads.map_or(0, |heads| heads.layout.rows_without_query());
         let ((_, q), (_, mlp)) = (q.split_rows(without_query), mlp.split_rows(without_query));
@@ -203,8 +211,8 @@ impl Cuda {
             (true, false) => tiles.kernels.e4m3,
             (true, true) => tiles.kernels.e4m3_low_rank,
         };
-        // Before all maps, because a driver that loads this kernel knows those too.
-        let launch = self.launch(CHOICE.file, kernel)?.shared(tiles.shared_bytes() as u32)?;
+        // Load before creating maps: a driver that loads this kernel supports them too.
+        let mut launch = self.launch(CHOICE.file, kernel)?.shared(tiles.shared_bytes() as u32)?;
         let rank = low_rank.iter().flatten().map(|factors| factors.down.rows()).max().unwrap_or(0);
         let rank = rank.next_multiple_of(RANK_MULTIPLE);
         let low = self.empty(if rank > 0 { out.rows() } else { 0 }, rank)?;
@@ -214,19 +222,24 @@ impl Cuda {
         CHOICE.int(out.rows())?;
         CHOICE.int(items)?;
         let mut arguments = arguments(operands, heads, [dim, mlp], out, &low, tiles)?;
-        let clusters = items.min(most_clusters).max(1);
+        let mut clusters = items.min(most_clusters).max(1);
+        if low_tiles > 0 {
+            // Clusters wait for `low`, which other clusters compute.
+            clusters = clusters.min(launch.pairs_at_once(THREADS)?);
+            launch = launch.all_at_once();
+        }
         let mut pointers: [*mut c_void; 1] = [std::ptr::from_mut(&mut arguments).cast()];
         // SAFETY: the kernel takes `Arguments`, laid out as there, in clusters of two blocks, with THREADS threads and
-        // the shared memory of its tiles. The maps cover exactly the cells of x and of the weights, which in e4m3 have
-        // a scale for each row, and of the factors beside them, down in e4m3 with scales for its padding, too; `low`
-        // and `out` were made for all rows and columns.
+        // the shared memory of its tiles. The maps cover exactly the cells of x, of the weights, which in e4m3 have a
+        // scale for each row, and of their low-rank factors, down in e4m3 with scales for its padding, too; `low` and
+        // `out` were made for all rows and columns.
         // `Tensor::project` checked the weights' rows, the norms [1, head_dim], and the tables to have a row for every
         // token; `takes` found the tiles to divide the columns, and all rows and vectors aligned.
         unsafe { launch.run_raw([2 * clusters, 1, 1], [THREADS, 1, 1], &mut pointers) }
     }
 }
 
-/// The kernel's arguments.
+/// Returns the kernel's arguments.
 fn arguments(
     Operands { parts, low_rank, heads_in_e4m3 }: &Operands<'_>,
     heads: Option<&Heads<'_, Cuda>>,
@@ -242,7 +255,8 @@ fn arguments(
         let shape = [weight.rows(), weight.cols()];
         CHOICE.rows_map(weight.is_e4m3(), weight.address(), shape, weight.stride(), WEIGHT_BOX)
     };
-    // No driver makes a map of a part without rows. Such a part has no tiles, so the map of the other stands in for it.
+    // The driver rejects maps of a part without rows. Such a part has no tiles, so the map of the other stands in for
+    // it.
     let rows = |part: usize| parts.get(part).map_or(0, |(x, _)| x.rows());
     let part = |part: usize| parts[if rows(part) > 0 { part } else { 1 - part }];
     let low_rank = |index: usize| low_rank.get(index).and_then(Option::as_ref);

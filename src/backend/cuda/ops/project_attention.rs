@@ -1,5 +1,5 @@
-//! `project_attention` by two kernels of Hopper: where attention is in e4m3, `project` stores q and k so. Elsewhere it
-//! is its composition; where `project` is one, too, what the MLP does to its columns is beside attention.
+//! `project_attention` in two kernels on Hopper: if attention is in e4m3, `project` stores q and k in e4m3. Otherwise
+//! it runs its composition; if `project` does so too, the MLP's activation function runs beside attention.
 
 use super::attention::Call;
 use super::attention_hopper::CHOICE;
@@ -33,12 +33,12 @@ impl Cuda {
             drop(parts);
             return Ok(Attended { attn: q.attention(&k, &v, head_dim, layout, mask)?, mlp });
         }
-        self.attend_beside_mlp(parts, heads)
+        self.attend_with_mlp(parts, heads)
     }
 
-    /// The composition. Where there is an MLP, its `swiglu`, which memory bounds, is done on multiprocessors that the
-    /// last blocks of attention leave idle.
-    fn attend_beside_mlp(
+    /// Runs the composition. The `swiglu` of an MLP, which is memory-bound, runs on multiprocessors that the last
+    /// blocks of attention leave idle.
+    fn attend_with_mlp(
         &self,
         parts: Vec<(Operand<Cuda>, &Linear<Cuda>)>,
         heads: &Heads<'_, Cuda>,
@@ -50,7 +50,7 @@ impl Cuda {
         let point = (mlp.cols() > 0).then(|| self.device().fork_point()).transpose()?;
         let attn = q.attention(&k, &v, heads.norm[0].q.cols(), heads.layout, Mask::None)?;
         if let Some(point) = point {
-            self.device().beside(&point, |side| self.swiglu_on(side, &gate, &up, mlp))?;
+            self.device().on_side_stream(&point, |side| self.swiglu_on(side, &gate, &up, mlp))?;
         }
         Ok(Attended { attn, mlp: fresh.unwrap_or(gate) })
     }

@@ -1,17 +1,17 @@
-//! The tiles that cuda/project_sm90a.cu makes of a product, and how high they are.
+//! The tiles of cuda/project_sm90a.cu, and the choice of their height.
 
-/// Columns of a tile: `2 * COLS` of cuda/project_tiles_sm90a.cuh, because two blocks make one.
+/// Columns of a tile: `2 * COLS` of cuda/project_tiles_sm90a.cuh, because two blocks compute one tile.
 pub(super) const COLS: usize = 256;
-/// `STEP_BYTES` and `STAGES` there.
+/// `STEP_BYTES` and `STAGES` of that file.
 const STEP_BYTES: usize = 128;
 const STAGES: usize = 3;
-/// At most so many rows of tiles are done together: their x stays in L2 while weights pass.
-const MOST_TOGETHER: usize = 14;
-/// A short tile takes as long as so many rows of a whole one, whatever its height: when it is made, behind all whole
-/// ones, L2 no longer has its weights.
+/// Max rows of tiles in a group: their x stays in L2 while weights stream.
+const MAX_TOGETHER: usize = 14;
+/// A short tile takes as long as this many rows of a whole one, whatever its height: it is computed after all whole
+/// tiles, when L2 no longer has its weights.
 const ROWS_OF_SHORT: usize = 224;
 
-/// The kernels whose tiles have one height, and the value of `FLUX_PROJECT` that asks for them.
+/// The kernels with tiles of one height, and the value of `FLUX_PROJECT` that selects them.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Kernels {
     height: usize,
@@ -35,24 +35,24 @@ macro_rules! kernels {
     };
 }
 
-/// Of equally fast ones, the first are used.
+/// On equal times, the first are used.
 pub(super) const KERNELS: [&Kernels; 2] = [&kernels!(256), &kernels!(224)];
 
-/// Rows of tiles of a product in one or two parts, as `Work` there counts them.
+/// The rows of tiles of a matrix multiplication in one or two parts, counted as `Work` of that file does.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Tiles {
-    /// The kernels that make them.
+    /// The kernels that compute the tiles.
     pub(super) kernels: &'static Kernels,
-    /// Rows of whole tiles that need all columns; each is filled by more than half.
+    /// Rows of whole tiles that need all columns; each is more than half full.
     tall: usize,
-    /// Rows of tiles of at most half the height, which are behind those of their part.
+    /// Rows of tiles of at most half the height, at the end of each part.
     short: usize,
     /// Rows of whole tiles that need only k and v: the first of part 0.
     pub(super) keys: usize,
 }
 
 impl Tiles {
-    /// The tiles that these kernels make of parts of so many rows, of which the first `keys_only` need only k and v.
+    /// Returns the tiles of these kernels for parts of these rows; the first `keys_only` rows need only k and v.
     pub(super) fn new(kernels: &'static Kernels, part_rows: [usize; 2], keys_only: usize) -> Self {
         let height = kernels.height;
         let tall = part_rows.map(|rows| (rows + height / 2 - 1) / height);
@@ -61,26 +61,26 @@ impl Tiles {
         Self { kernels, tall: tall[0] + tall[1] - keys, short: short[0] + short[1], keys }
     }
 
-    /// Those of the height with which the last of the clusters ends first, where a row of tiles has so many columns of
-    /// them, and of k and v.
+    /// Returns the tiles with the height that finishes first, for rows with these numbers of columns of tiles, all and
+    /// only k and v.
     pub(super) fn fastest(part_rows: [usize; 2], keys_only: usize, cols: [usize; 2], clusters: usize) -> Self {
         let [first, second] = KERNELS.map(|kernels| Self::new(kernels, part_rows, keys_only));
         let time = |tiles: &Self| tiles.time(cols, clusters.max(1));
         if time(&second) < time(&first) { second } else { first }
     }
 
-    /// How long the last cluster takes, as that many rows of whole tiles. Clusters take tiles in the order of
-    /// `Work::tile_of` there.
+    /// Returns the time of the slowest cluster, in rows of whole tiles. Clusters process tiles in the order of
+    /// `Work::tile_of` of that file.
     fn time(&self, [cols, key_cols]: [usize; 2], clusters: usize) -> usize {
         let (whole, short) = (self.tall * cols, self.short * cols);
         let (rounds, last) = (whole / clusters, whole % clusters);
         let (last_round, short_behind) = if last == 0 {
             (0, short)
         } else if 2 * last + short <= clusters {
-            // The whole tiles are made in halves, which have as many weights to fetch.
+            // The whole tiles are computed in halves, which fetch as many weights.
             (self.height() * 5 / 8, 0)
         } else {
-            // Clusters without a whole tile in the last round make two short ones instead.
+            // Clusters without a whole tile in the last round compute two short ones instead.
             let instead = short.min(2 * (clusters - last));
             (self.height().max(instead.min(2) * ROWS_OF_SHORT), short - instead)
         };
@@ -88,38 +88,38 @@ impl Tiles {
         (rounds + keys) * self.height() + last_round + short_behind.div_ceil(clusters) * ROWS_OF_SHORT
     }
 
-    /// Rows of x in a whole tile.
+    /// Returns the rows of x in a whole tile.
     pub(super) fn height(&self) -> usize {
         self.kernels.height
     }
 
-    /// How many tiles there are.
+    /// Returns the number of tiles.
     pub(super) fn count(&self, [cols, key_cols]: [usize; 2]) -> usize {
         (self.tall + self.short) * cols + self.keys * key_cols
     }
 
-    /// How many rows of whole tiles are done together.
+    /// Returns the rows of whole tiles in a group.
     pub(super) fn rows_together(&self) -> usize {
         rows_of_tiles(self.tall)
     }
 
-    /// Rows of x in a box.
+    /// Returns the rows of x in a box.
     pub(super) fn x_box(&self) -> usize {
         self.height() / 4
     }
 
-    /// `BARRIERS` there, and two barriers for each stage and each half of a tile.
+    /// `BARRIERS` of that file, and two barriers for each stage and each half of a tile.
     pub(super) fn shared_bytes(&self) -> usize {
         STAGES * (self.height() + COLS / 2) * STEP_BYTES + self.height() * COLS + 16 * (STAGES + 2)
     }
 }
 
-/// How many rows of tiles are done together, so that no group of them is much smaller than the others.
+/// Returns the rows of tiles in a group, such that no group is much smaller than the others.
 pub(super) fn rows_of_tiles(all: usize) -> usize {
-    all.div_ceil(all.div_ceil(MOST_TOGETHER).max(1)).max(1)
+    all.div_ceil(all.div_ceil(MAX_TOGETHER).max(1)).max(1)
 }
 
-/// Bytes of shared memory of a kernel.
+/// Returns the bytes of shared memory of a kernel.
 #[cfg(test)]
 pub(super) fn shared_bytes(kernel: &str) -> usize {
     let of = |all: &&'static Kernels| [all.bf16, all.low_rank, all.e4m3, all.e4m3_low_rank].contains(&kernel);
@@ -157,7 +157,7 @@ mod tests {
         assert_eq!([0, 1, 14, 15, 18, 29, 66].map(rows_of_tiles), [1, 1, 14, 8, 9, 10, 14]);
     }
 
-    /// As measured, in microseconds with tiles of 256 and of 224 rows: 1104 rows 324 and 300, 1184 324 and 343, 1280
+    /// Measured times in microseconds with tiles of 256 and of 224 rows: 1104 rows 324 and 300, 1184 324 and 343, 1280
     /// 318 and 325, 1344 381 and 348, 1424 379 and 407, 1504 375 and 399, 1536 366 and 388, 2624 681 and 660, 4416 1145
     /// and 1129, 4608 1142 and 1183.
     #[test]

@@ -3,6 +3,7 @@
 use std::ffi::c_void;
 
 use crate::backend::cuda::launch;
+use crate::backend::cuda::layout::assert_layout;
 use crate::backend::cuda::{Cuda, Tensor, all_aligned};
 use crate::error::Result;
 use crate::ops::{Pairs, QkNormRope};
@@ -39,7 +40,12 @@ struct Heads {
     head_dim: i32,
 }
 
-/// The kernel of 16-byte loads for heads of `head_dim`, where there is one.
+assert_layout! { Heads: 160, q: 0, ld_q: 8, out_q: 16, ld_out_q: 24, k: 32, ld_k: 40, out_k: 48, ld_out_k: 56,
+txt_weight_q: 64, txt_weight_k: 72, img_weight_q: 80, img_weight_k: 88, cos: 96, sin: 104, ld_table: 112,
+txt_eps: 120, img_eps: 124, rows: 128, txt_rows: 132, txt: 136, img: 140, heads: 144, kv_heads: 148,
+head_dim: 152 }
+
+/// Returns the kernel with 16-byte loads for heads of `head_dim`, if there is one.
 fn wide_kernel(head_dim: usize, pairs: Pairs) -> Option<&'static str> {
     Some(match (head_dim, pairs) {
         (128, Pairs::Interleaved) => "qk_norm_rope_interleaved_128",
@@ -54,7 +60,8 @@ fn wide_kernel(head_dim: usize, pairs: Pairs) -> Option<&'static str> {
     })
 }
 
-/// Blocks of a wide kernel over rows of `heads` heads, and how many groups of lanes share a row: its last argument.
+/// Returns the blocks of a wide kernel over rows of `heads` heads, and the groups of lanes that share a row: its last
+/// argument.
 fn wide_grid(rows: usize, heads: usize, head_dim: usize) -> Result<(usize, i32)> {
     let groups = THREADS / (head_dim / 8);
     let groups_per_row = groups.min(heads);
@@ -113,7 +120,7 @@ impl Cuda {
         let blocks = if wide.is_some() { blocks.min(launch.blocks_at_once(THREADS as u32)?) } else { blocks };
         let mut pointers: [*mut c_void; 2] =
             [std::ptr::from_mut(&mut arguments).cast(), std::ptr::from_mut(&mut last).cast()];
-        // SAFETY: all kernels of cuda/qk_norm_rope.cu take `Heads`, which is laid out as there, and an int.
+        // SAFETY: all kernels of cuda/qk_norm_rope.cu take `Heads`, laid out as there, and an int.
         // `Tensor::qk_norm_rope` checked q and k to have layout.rows() rows of whole heads, the weights to be [1,
         // head_dim] and the tables to have a row for every token; outputs are q and k, or new and of their shapes. A
         // head is read before it is written.

@@ -12,9 +12,9 @@ impl Cuda {
         let block = row_block(n / 8).filter(|_| n.is_multiple_of(8) && all_aligned(&[x, weight, &out]));
         let kernel = if block.is_some() { "rms_norm" } else { "rms_norm_any" };
         let launch = self.launch("rms_norm", kernel)?.matrix(x).vector(weight).matrix(&out).int(runs).int(n).float(eps);
-        // SAFETY: argument types and order match `rms_norm` and `rms_norm_any` in cuda/rms_norm.cu.
-        // `Tensor::rms_norm` checked that n divides the columns; `out` was made of the shape of x above. A block writes
-        // one run of one row only.
+        // SAFETY: argument types and order match `rms_norm` and `rms_norm_any` in cuda/rms_norm.cu. `Tensor::rms_norm`
+        // checked that n divides the columns; `out` was made of the shape of x above. A block writes only one run of
+        // one row.
         unsafe { launch.run([x.rows() * runs, 1, 1], [block.unwrap_or(256), 1, 1]) }?;
         Ok(out)
     }

@@ -22,12 +22,12 @@ impl Cuda {
         Ok(fresh.unwrap_or(x))
     }
 
-    /// The tables of cosines and sines. Kernels take one stride for both.
+    /// Returns the tables of cosines and sines, with equal strides as kernels expect.
     pub(super) fn same_stride<'a>(&self, rope: &'a Rope<Cuda>) -> Result<(&'a Tensor<Cuda>, &'a Tensor<Cuda>)> {
         if rope.cos.stride() == rope.sin.stride() {
             Ok((&rope.cos, &rope.sin))
         } else {
-            Err(Error::new("the tables of cosines and sines lie in memory in different ways").at("op `rope`"))
+            Err(Error::new("the cosine and sine tables have different strides").at("op `rope`"))
         }
     }
 }

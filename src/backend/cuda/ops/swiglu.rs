@@ -11,8 +11,9 @@ impl Cuda {
         Ok(fresh.unwrap_or(gate))
     }
 
-    /// `swiglu` of gate and up, of one shape, by work on `stream`: the compute stream, or the side stream of
-    /// [`Device::beside`](crate::backend::cuda::device::Device::beside). `out` is gate, or another tensor of its shape.
+    /// Computes `swiglu` of gate and up, of one shape, by work on `stream`: the compute stream, or the side stream of
+    /// [`Device::on_side_stream`](crate::backend::cuda::device::Device::on_side_stream). `out` is gate, or another
+    /// tensor of its shape.
     pub(super) fn swiglu_on(
         &self,
         stream: Stream,

@@ -1,6 +1,6 @@
-//! The convolution of an upsampled image: as four of the image itself, with sums of the weights. Launches
-//! cuda/collapse_taps.cu, and cuda/upsample_conv2d_sm90a.cu on Hopper or cuda/conv2d_taps.cu. Where channels are too
-//! few for these, im2col reads the image as if it were upsampled.
+//! The convolution of an upsampled image, as four convolutions of the image itself with summed weights. Launches
+//! cuda/collapse_taps.cu, and cuda/upsample_conv2d_sm90a.cu on Hopper or cuda/conv2d_taps.cu. With too few channels for
+//! these, im2col reads the image as if it were upsampled.
 
 use super::conv2d::Epilogue;
 use super::conv2d_input::{Between, Input};
@@ -16,26 +16,26 @@ use crate::ops::{Conv, Conv2d, Convolved};
 /// One variable chooses the kernels of all convolutions.
 const CHOICE: Choice =
     Choice { op: "upsample_conv2d", variable: "FLUX_CONV2D", file: "upsample_conv2d_sm90a", forms: &[] };
-/// The kernels: two taps a side, four sets of weights.
+/// The kernels: two taps per side, four sets of weights.
 pub(super) const UPSAMPLED: [Shape; 2] = [
     Shape::new("upsample_conv2d_bf16_16x16x128_sm90", 2, [16, 16, 128], [3, 3], 100),
     Shape::new("upsample_conv2d_bf16_16x8x128_sm90", 2, [16, 8, 128], [4, 7], 60),
 ];
 
 impl Cuda {
-    /// `upsample_conv2d` with sums of the weights, which round to an element.
+    /// Computes `upsample_conv2d` with summed weights, which are rounded to an element.
     pub(super) fn upsample_conv2d(&self, conv2d: Conv2d<'_, Cuda>) -> Result<Convolved<Cuda>> {
         let Conv2d { x, weight: kernel, bias, conv: Conv { height, width, .. }, halo, .. } = conv2d;
         let (mut input, weight) = (Input::Doubled(Between::new(&x, halo, width)?), &kernel.weight().0);
         let whole = weight.rows().is_multiple_of(8) && x.cols().is_multiple_of(8);
         let hopper = self.hopper_wanted(CHOICE)? && whole && takes(&input, weight, bias);
         let out = self.empty(4 * x.rows(), weight.rows())?;
-        // Two taps a side, of which the first are those of even rows and columns.
+        // Two taps per side; the first are those of even rows and columns.
         let conv = Conv { kernel: 2, pad_before: 1, pad_after: 0, ..Conv::same(height, width, 1) };
-        let product = Product { bias: Some(bias.address()), ..self.product(&x, weight, Matrix::of(&out), out.cols()) };
+        let product = Product { bias: Some(bias.address()), ..self.product(&x, weight, Matrix::new(&out), out.cols()) };
         let taps = whole && conv2d_taps::takes(&input, conv, &product);
         if !hopper && !taps {
-            drop(out); // there the rows of an output are padded
+            drop(out); // the rows of an output are padded there
             return self.convolve(input, kernel, bias, Conv::same(2 * height, 2 * width, 3), Epilogue::default());
         }
         let collapsed = self.collapse_taps(weight, x.cols())?;
@@ -45,21 +45,21 @@ impl Cuda {
             self.run_hopper_shape(CHOICE, &UPSAMPLED, call)?
         } else {
             let place = Place { conv, halo: input.halo(), first_row: 0, doubled: true };
-            let product = Product { weight: Matrix::of(&collapsed), k: collapsed.cols(), ..product };
+            let product = Product { weight: Matrix::new(&collapsed), k: collapsed.cols(), ..product };
             self.run_taps(&input.show(0..height)?, &place, &product, false)?;
             None
         };
         Ok(Convolved { pixels: out, statistics })
     }
 
-    /// Weights [out, 9 * channels] summed for pixels that are repeated four times -> [4 * out, 4 * channels].
+    /// Sums weights [out, 9 * channels] for pixels that are repeated four times -> [4 * out, 4 * channels].
     fn collapse_taps(&self, weight: &Weight, channels: usize) -> Result<Tensor<Cuda>> {
         let collapsed = self.empty(4 * weight.rows(), 4 * channels)?;
         let launch = self.launch("collapse_taps", "collapse_taps")?;
         let launch = launch.address(weight.address()).long(weight.stride()).vector(&collapsed);
         let launch = launch.int(weight.rows()).int(channels);
-        // SAFETY: argument types and order match cuda/collapse_taps.cu; the caller found channels % 8 == 0 and rows of
-        // whole 16 bytes; `collapsed` was made dense above, and has 16 runs of `channels` values for each row of the
+        // SAFETY: argument types and order match cuda/collapse_taps.cu; the caller checked channels % 8 == 0 and rows
+        // of whole 16 bytes; `collapsed` was made dense above, and has 16 runs of `channels` values for each row of the
         // weight.
         unsafe { launch.run_rows(16 * weight.rows(), channels, true) }?;
         Ok(collapsed)

@@ -1,8 +1,8 @@
-//! Copying weights to the device, by a few threads.
+//! Copies of weights to the device, by a few threads.
 //!
-//! A piece that lies in a registered range of a mapped file goes up from there. Others go through staging buffers: what
-//! is read for the first time on a machine with enough cores, what cannot be registered, and values that are converted
-//! on the device.
+//! A piece in a registered range of a mapped file is copied from there. Other pieces go through staging buffers: those
+//! read for the first time on a machine with enough cores, those that can't be registered, and values that are
+//! converted on the device.
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -17,32 +17,31 @@ use crate::backend::cuda::device::{Device, Stream};
 use crate::backend::cuda::element::Element;
 use crate::backend::cuda::staging::{STAGING_BYTES, StagingBuffer};
 use crate::error::{Error, Result};
-use crate::files::dequantise_rows;
+use crate::files::dequantize_rows;
 
-/// A thread fills one staging buffer while the other goes up.
+/// A thread fills one staging buffer while the other is copied.
 const BUFFERS_PER_THREAD: usize = 2;
-/// One thread reads a warm page cache at 7 to 10 GB/s, and registers it at 50 GB/s; eight come near to the bus either
-/// way.
-const MOST_THREADS: usize = 8;
-/// With so many cores, what is read once goes up sooner through staging buffers than it is registered: the driver
-/// registers for one thread at a time, and does little else meanwhile. With four both take as long.
+/// One thread reads a warm page cache at 7 to 10 GB/s, and registers it at 50 GB/s; eight nearly saturate the bus
+/// either way.
+const MAX_THREADS: usize = 8;
+/// With this many cores, data read once is uploaded faster through staging buffers than it is registered: the driver
+/// registers for one thread at a time, and does little else meanwhile. With four cores both take as long.
 const STAGING_CORES: usize = 6;
-/// For less, starting another thread costs more than it gains.
+/// For fewer bytes, starting another thread costs more than it gains.
 const THREADED_BYTES: usize = 4 * STAGING_BYTES;
 
-/// A part of a job that one copy takes, or that one thread puts through its staging buffers.
+/// A part of a job that is one copy, or that one thread copies through its staging buffers.
 struct CopyChunk<'a> {
     job: &'a UploadJob,
     bytes: Range<usize>,
-    /// The chunk of the mapped file that holds it, which is registered for it; none where it goes through staging
-    /// buffers.
+    /// The registered chunk of the mapped file that holds it; `None` if it goes through staging buffers.
     chunk: Option<&'a Chunk>,
 }
 
-/// Where one thread puts weights through.
+/// The staging memory of one thread.
 struct WeightStaging {
     host: StagingBuffer,
-    /// Device memory of the same size, for values that are converted there.
+    /// Device memory of equal size, for values that are converted there.
     device: Option<Buffer>,
 }
 
@@ -57,13 +56,13 @@ impl Copier {
         Self { staging: Mutex::default(), registered: RegisteredFiles::new(device) }
     }
 
-    /// What is mapped and registered.
+    /// Returns the mapped and registered files.
     pub fn registered(&self) -> &RegisteredFiles {
         &self.registered
     }
 
-    /// The values of all jobs by work on `stream`: by several threads, which take pieces in the order of use, or by
-    /// this one where the driver knows all of their pages. Returns how many bytes the host had to touch.
+    /// Copies the values of all jobs by work on `stream`: with several threads, which take pieces in the order of use,
+    /// or on this thread if all pages are registered. Returns the number of bytes that the host had to touch.
     pub fn copy(
         &self,
         device: &Arc<Device>,
@@ -71,7 +70,7 @@ impl Copier {
         jobs: &[UploadJob],
         report: &mut dyn FnMut(u64),
     ) -> Result<usize> {
-        let files = self.registered.of_files(jobs.iter().map(|job| &job.view));
+        let files = self.registered.mapped_files(jobs.iter().map(|job| &job.view));
         let cores = thread::available_parallelism().map_or(1, usize::from);
         let stages = cores >= STAGING_CORES;
         let pieces: Vec<CopyChunk<'_>> = jobs.iter().flat_map(|job| pieces(job, &files, stages)).collect();
@@ -85,7 +84,7 @@ impl Copier {
         }
         let unknown = pieces.iter().filter(|piece| !piece.chunk.is_some_and(Chunk::is_registered));
         let bytes = unknown.map(|piece| piece.bytes.len()).sum::<usize>();
-        let threads = (bytes / THREADED_BYTES).clamp(1, cores.min(MOST_THREADS));
+        let threads = (bytes / THREADED_BYTES).clamp(1, cores.min(MAX_THREADS));
 
         let mut kept = self.staging.lock().unwrap_or_else(PoisonError::into_inner);
         let mut own: Vec<Vec<WeightStaging>> = (0..threads).map(|_| Vec::new()).collect();
@@ -102,10 +101,10 @@ impl Copier {
                     scope.spawn(move || {
                         while let Some(piece) = pieces.get(next.fetch_add(1, Ordering::Relaxed)) {
                             if let Err(error) = piece.send(device, stream, registered, staging) {
-                                next.store(pieces.len(), Ordering::Relaxed); // the others need not go on
+                                next.store(pieces.len(), Ordering::Relaxed); // the other threads may stop
                                 return Err(error);
                             }
-                            // Nobody listens any more where the other end failed.
+                            // The receiver is gone if the other side failed.
                             let _ = sender.send(piece.elements());
                         }
                         Ok(())
@@ -125,10 +124,10 @@ impl Copier {
     }
 }
 
-/// A job in pieces that end where chunks end. What was not read before goes through staging buffers where the host
-/// `stages` it.
+/// Splits a job into pieces that end at ends of chunks. Data that was not read before goes through staging buffers if
+/// the host `stages` it.
 fn pieces<'a>(job: &'a UploadJob, files: &'a [Arc<MappedFile>], stages: bool) -> Vec<CopyChunk<'a>> {
-    if job.conversion == Some(Conversion::Dequantise) {
+    if job.conversion == Some(Conversion::Dequantize) {
         return vec![CopyChunk { job, chunk: None, bytes: 0..job.view.bytes().len() }];
     }
     let (size, all) = (job.conversion.map_or(1, Conversion::size), job.view.bytes().len());
@@ -137,7 +136,7 @@ fn pieces<'a>(job: &'a UploadJob, files: &'a [Arc<MappedFile>], stages: bool) ->
     let mut pieces = Vec::new();
     let mut done = 0;
     while done < all {
-        // A value may lie across the end of a chunk: what goes as it is goes as bytes.
+        // A value may cross the end of a chunk: unconverted values are copied as bytes.
         let (end, chunk) = match file {
             Some(file) => {
                 let at = start + done;
@@ -157,13 +156,13 @@ fn pieces<'a>(job: &'a UploadJob, files: &'a [Arc<MappedFile>], stages: bool) ->
 }
 
 impl CopyChunk<'_> {
-    /// About how many values it has.
+    /// Returns its approximate number of values.
     fn elements(&self) -> u64 {
         let block = self.job.view.format().block();
         (self.bytes.len() * block.values / block.bytes) as u64
     }
 
-    /// By work on `stream`: from the registered file, or where it cannot be registered through staging buffers.
+    /// Copies by work on `stream`: from the registered file, or through staging buffers if it can't be registered.
     fn send(
         &self,
         device: &Arc<Device>,
@@ -176,39 +175,39 @@ impl CopyChunk<'_> {
             && registered.register(chunk)?
         {
             let _submission = device.submit(stream)?;
-            // SAFETY: the chunk stays mapped and registered until the copy is done: `RegisteredFiles` sees to it. The
-            // job's memory has room for its values, which in a chunk go as they are.
+            // SAFETY: the chunk stays mapped and registered until the copy is done, which `RegisteredFiles` ensures.
+            // The job's memory has room for its values, which are not converted if they are in a chunk.
             unsafe { self.job.to.behind(self.bytes.start).copy(bytes, stream) }?;
             device.counters().copies.add(1);
             return Ok(());
         }
         let conversion = self.job.conversion;
-        if conversion == Some(Conversion::Dequantise) {
-            return dequantise(device, stream, self.job, staging);
+        if conversion == Some(Conversion::Dequantize) {
+            return dequantize(device, stream, self.job, staging);
         }
         let to = self.job.to.behind(bytes_on_device(conversion, self.bytes.start));
         copy_slices(device, stream, conversion, bytes, to, staging)
     }
 }
 
-/// The values of a job in what products read, through a staging buffer.
-fn dequantise(device: &Arc<Device>, stream: Stream, job: &UploadJob, staging: &mut Vec<WeightStaging>) -> Result<()> {
+/// Dequantizes the values of a job for matrix multiplications, through a staging buffer.
+fn dequantize(device: &Arc<Device>, stream: Stream, job: &UploadJob, staging: &mut Vec<WeightStaging>) -> Result<()> {
     fill(device, stream, staging)?;
-    // The other buffer goes up meanwhile.
+    // The other buffer is copied meanwhile.
     staging.rotate_left(1);
     let (view, host) = (&job.view, &mut staging[0].host);
     let mut values = vec![0.0; view.cols()];
     let (element, bytes) = (device.element(), view.elements() * Element::BYTES);
     let rows = bytemuck::cast_slice_mut::<u8, u16>(&mut host.bytes()?[..bytes]);
     for (row, out) in rows.chunks_exact_mut(view.cols()).enumerate() {
-        dequantise_rows(view, row..row + 1, &mut values);
+        dequantize_rows(view, row..row + 1, &mut values);
         out.iter_mut().zip(&values).for_each(|(to, value)| *to = element.weight(*value));
     }
     // SAFETY: the job's memory has room for its values.
     unsafe { host.copy_to(device, bytes, job.to, stream) }
 }
 
-/// Makes the staging buffers of a thread.
+/// Allocates the staging buffers of a thread.
 fn fill(device: &Arc<Device>, stream: Stream, staging: &mut Vec<WeightStaging>) -> Result<()> {
     while staging.len() < BUFFERS_PER_THREAD {
         staging.push(WeightStaging { host: StagingBuffer::new(device, stream)?, device: None });
@@ -216,7 +215,7 @@ fn fill(device: &Arc<Device>, stream: Stream, staging: &mut Vec<WeightStaging>) 
     Ok(())
 }
 
-/// `bytes` in slices by work on `stream`, through staging buffers in turn.
+/// Copies `bytes` in slices by work on `stream`, alternating between staging buffers.
 fn copy_slices(
     device: &Arc<Device>,
     stream: Stream,
@@ -227,7 +226,7 @@ fn copy_slices(
 ) -> Result<()> {
     fill(device, stream, staging)?;
     for (index, slice) in bytes.chunks(STAGING_BYTES).enumerate() {
-        // The other buffer goes up meanwhile.
+        // The other buffer is copied meanwhile.
         staging.rotate_left(1);
         let WeightStaging { host, device: on_device } = &mut staging[0];
         host.bytes()?[..slice.len()].copy_from_slice(slice);
@@ -242,14 +241,14 @@ fn copy_slices(
             Some(buffer) => buffer.address(),
             None => on_device.insert(Buffer::on_stream(device, stream, BufferKind::Byte, STAGING_BYTES)?).address(),
         };
-        // SAFETY: the buffer on the device is as large as that of the host.
+        // SAFETY: the buffer on the device is as large as the host's.
         unsafe { host.copy_to(device, slice.len(), Destination::dense(source), stream) }?;
         let values = slice.len() / conversion.size();
         let launch = device.launch("transfer", kernel)?.on(stream).address(source).address(to.address()).long(values);
         // SAFETY: types and order match cuda/transfer.cu; at `source` are `values` values, and the weight's memory has
         // room for as many at `to`, because slices follow each other as in the file.
         unsafe { launch.run([values.div_ceil(256).min(4096), 1, 1], [256, 1, 1]) }?;
-        // Its next copy writes where the kernel reads.
+        // Its next copy writes memory that the kernel reads.
         host.in_use_on(stream)?;
     }
     Ok(())

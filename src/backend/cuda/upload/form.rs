@@ -1,4 +1,4 @@
-//! The form in which a weight is in memory.
+//! The layout of a weight in memory.
 
 use std::sync::Arc;
 
@@ -9,39 +9,39 @@ use crate::backend::cuda::stored::{Stored, e4m3_rows, int8_rows};
 use crate::backend::cuda::weight::{Columns, PADDING};
 use crate::error::{Error, Result};
 use crate::files::e4m3::MULTIPLE;
-use crate::files::int8::{MOST_TERMS, group_of, group_of_parts};
+use crate::files::int8::{MAX_TERMS, group_of, group_of_parts};
 use crate::files::{Format, TensorView, w4a8};
 
-/// Sizes of a weight [rows, cols] in memory, with its padding.
+/// The sizes of a weight [rows, cols] in memory, including its padding.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Form {
     pub rows: usize,
     pub cols: usize,
     pub storage: Storage,
-    /// Columns that were rotated together, of int8; 1 otherwise.
+    /// Columns that were rotated together, for int8; 1 otherwise.
     pub group: usize,
 }
 
-/// Where a weight comes from, and how it is held in memory.
+/// The source of a weight, and its layout in memory.
 pub struct UploadSource {
-    /// Its rows, one part under the other.
+    /// The parts with its rows, concatenated.
     pub parts: Vec<TensorView>,
-    /// The form in which products read it.
+    /// The layout that matrix multiplications read.
     pub form: Form,
-    /// Where it stays in the format of its file: how it lies, instead of in that form.
+    /// The layout in the format of its file, used instead of `form` if set.
     pub stored: Option<Arc<Stored>>,
-    /// Where it is columns of a larger matrix.
+    /// Set if it is some columns of a larger matrix.
     pub columns: Option<Columns>,
 }
 
 impl UploadSource {
-    /// A weight in `storage`. What a file has in fewer bits stays so: e4m3 is read by products of fp8 where there are
-    /// any (`has_fp8`), integers of 8 bits by those of int8 where these are wanted, all else is dequantised for each
-    /// product, or quantised on its way.
+    /// Returns the source of a weight in `storage`. A weight that its file has in fewer bits stays so: fp8 matrix
+    /// multiplications read e4m3 if supported (`has_fp8`), int8 ones read 8-bit integers if requested, and other
+    /// formats are dequantized for each matrix multiplication, or quantized during the upload.
     ///
-    /// Errors when a file has parts in a form that they cannot be brought to.
-    pub fn of(parts: &[TensorView], storage: Storage, has_fp8: bool) -> Result<Self> {
-        let (read, quantised) = match storage {
+    /// Errors if a file has parts in a format that can't be converted.
+    pub fn new(parts: &[TensorView], storage: Storage, has_fp8: bool) -> Result<Self> {
+        let (read, quantized) = match storage {
             Storage::Native if !has_fp8 => (storage, None),
             Storage::Native | Storage::Fp8 => {
                 (Storage::Fp8, parts.iter().map(e4m3_rows).collect::<Result<Option<Vec<_>>>>()?)
@@ -51,27 +51,32 @@ impl UploadSource {
             }
             Storage::Int8 | Storage::W4a8 => (storage, None),
         };
-        if let Some(quantised) = quantised {
-            let beside = |(part, rows): (&TensorView, TensorView)| part.clone().with_quantised(Some(rows));
-            let parts: Vec<_> = parts.iter().zip(quantised).map(beside).collect();
-            return Ok(Self { form: Form::of(&parts, read)?, parts, stored: None, columns: None });
+        if let Some(quantized) = quantized {
+            let beside = |(part, rows): (&TensorView, TensorView)| part.clone().with_quantized(Some(rows));
+            let parts: Vec<_> = parts.iter().zip(quantized).map(beside).collect();
+            return Ok(Self { form: Form::for_parts(&parts, read)?, parts, stored: None, columns: None });
         }
-        let stored = if storage == Storage::Native { Stored::of(parts)?.map(Arc::new) } else { None };
-        // A cache of e4m3 may be beside the parts.
+        let stored = if storage == Storage::Native { Stored::from_parts(parts)?.map(Arc::new) } else { None };
+        // A cache of e4m3 may accompany the parts.
         let plain = |part: &TensorView| match storage {
-            Storage::Int8 | Storage::W4a8 => part.clone().with_quantised(None),
+            Storage::Int8 | Storage::W4a8 => part.clone().with_quantized(None),
             Storage::Native | Storage::Fp8 => part.clone(),
         };
-        Ok(Self { parts: parts.iter().map(plain).collect(), form: Form::of(parts, storage)?, stored, columns: None })
+        Ok(Self {
+            parts: parts.iter().map(plain).collect(),
+            form: Form::for_parts(parts, storage)?,
+            stored,
+            columns: None,
+        })
     }
 
-    /// Bytes of all of it.
+    /// Returns its total bytes.
     pub fn bytes(&self) -> usize {
         self.stored.as_ref().map_or_else(|| self.form.bytes(), |stored| stored.bytes())
     }
 
-    /// Weights of as many rows each as columns of one matrix, from left to right. They stay as they are where they are
-    /// not in 16 bits in their files, of the type of products, or one would have padding.
+    /// Makes weights with equal numbers of rows the columns of one matrix, from left to right. They stay separate if
+    /// their files don't have them in the 16-bit type of matrix multiplications, or if one would have padding.
     pub fn side_by_side(sources: Vec<Self>, element: Element) -> Vec<Self> {
         let format = match element {
             Element::Bf16 => Format::Bf16,
@@ -94,34 +99,34 @@ impl UploadSource {
         }
     }
 
-    /// What is read of the files.
+    /// Returns the parts that are read from the files.
     pub fn views(&self) -> impl Iterator<Item = &TensorView> {
-        let is_quantised = self.form.storage != Storage::Native;
-        self.parts.iter().map(move |part| part.quantised().filter(|_| is_quantised).unwrap_or(part))
+        let is_quantized = self.form.storage != Storage::Native;
+        self.parts.iter().map(move |part| part.quantized().filter(|_| is_quantized).unwrap_or(part))
     }
 }
 
 impl Form {
-    /// The form of a weight whose rows are the parts' rows, one part under the other.
+    /// Returns the layout of a weight with the concatenated rows of the parts.
     ///
-    /// Errors when a file has parts in a form that they cannot be brought to.
-    pub fn of(parts: &[TensorView], storage: Storage) -> Result<Self> {
-        // Their bytes are not those of as many 16-bit values, which the memory is made for.
+    /// Errors if a file has parts in a format that can't be converted.
+    pub fn for_parts(parts: &[TensorView], storage: Storage) -> Result<Self> {
+        // They have other bytes than as many 16-bit values, for which the memory is allocated.
         if storage == Storage::Native && parts.iter().any(|part| part.format() == Format::E4m3Rows) {
-            return Err(Error::new("e4m3 is taken as the quantised form of a weight only"));
+            return Err(Error::new("e4m3 is supported only as the quantized form of a weight"));
         }
         let (rows, cols) = (parts.iter().map(TensorView::rows).sum(), parts.first().map_or(0, TensorView::cols));
-        if matches!(storage, Storage::Int8 | Storage::W4a8) && cols > MOST_TERMS {
-            return Err(Error::new(format!("rows of {cols} columns are too long for products in int8")));
+        if matches!(storage, Storage::Int8 | Storage::W4a8) && cols > MAX_TERMS {
+            return Err(Error::new(format!("rows of {cols} columns are too long for int8 matrix multiplications")));
         }
         Ok(match rotated_in_file(parts).filter(|_| storage == Storage::Int8) {
             Some(group) => Self { rows, cols, storage, group },
-            None => Self::quantised_here(rows, cols, storage),
+            None => Self::quantized_here(rows, cols, storage),
         })
     }
 
-    /// The form of a weight that this program brings to `storage`.
-    pub fn quantised_here(rows: usize, cols: usize, storage: Storage) -> Self {
+    /// Returns the layout of a weight that this program quantizes to `storage`.
+    pub fn quantized_here(rows: usize, cols: usize, storage: Storage) -> Self {
         let (storage, group) = match storage {
             Storage::Native | Storage::Fp8 => (storage, 1),
             Storage::W4a8 if w4a8::takes(cols) => (storage, group_of(cols)),
@@ -130,13 +135,13 @@ impl Form {
         Self { rows, cols, storage, group }
     }
 
-    /// The same weight in 16 bits.
+    /// Returns the layout of the weight in 16 bits.
     pub fn native(self) -> Self {
         Self { storage: Storage::Native, group: 1, ..self }
     }
 
-    /// What its values are where they are quantised.
-    pub fn quantised_kind(&self) -> Option<BufferKind> {
+    /// Returns the type of its values if they are quantized.
+    pub fn quantized_kind(&self) -> Option<BufferKind> {
         match self.storage {
             Storage::Native => None,
             Storage::Fp8 => Some(BufferKind::E4m3),
@@ -149,12 +154,12 @@ impl Form {
         if self.storage == Storage::Native { PADDING } else { MULTIPLE }
     }
 
-    /// Rows, with those that are zeros.
+    /// Returns the rows, including padding.
     pub fn padded_rows(&self) -> usize {
         self.rows.next_multiple_of(self.multiple())
     }
 
-    /// Values from one row to the next; bytes where they are in 4 bits.
+    /// Returns the row stride in values; in bytes for 4-bit values.
     pub fn stride(&self) -> usize {
         if self.storage == Storage::W4a8 {
             return w4a8::row_bytes(self.cols);
@@ -162,25 +167,25 @@ impl Form {
         self.cols.next_multiple_of(self.multiple())
     }
 
-    /// Bytes of one value.
+    /// Returns the bytes of one value.
     pub fn value_bytes(&self) -> usize {
-        self.quantised_kind().map_or(Element::BYTES, BufferKind::size)
+        self.quantized_kind().map_or(Element::BYTES, BufferKind::size)
     }
 
-    /// Bytes from the first value to the first scale, where rows have scales.
+    /// Returns the bytes from the first value to the first scale, if rows have scales.
     pub fn scales(&self) -> Option<usize> {
         (self.storage != Storage::Native).then(|| scales_offset(self.padded_rows() * self.stride()))
     }
 
-    /// Bytes of all of it.
+    /// Returns its total bytes.
     pub fn bytes(&self) -> usize {
         let values = self.padded_rows() * self.stride() * self.value_bytes();
         self.scales().map_or(values, |scales| scales + self.padded_rows() * BufferKind::F32.size())
     }
 }
 
-/// The group of columns in which the rows of all parts were rotated, where products of int8 read them as they lie in
-/// their files; see [`group_of_parts`]. Of other lengths than those products take, rows are quantised anew.
+/// Returns the group of columns in which the rows of all parts were rotated, if int8 matrix multiplications can read
+/// them as in their files; see [`group_of_parts`]. Rows of unsupported lengths are quantized again.
 fn rotated_in_file(parts: &[TensorView]) -> Option<usize> {
     group_of_parts(parts).filter(|_| parts.iter().all(|part| part.cols().is_multiple_of(MULTIPLE)))
 }
@@ -198,26 +203,26 @@ mod tests {
     #[test]
     fn integers_of_a_file_stay_as_they_are_where_products_take_them() {
         let rotated = view(Format::Int8Rotated { group: 64 }, 256);
-        let of = |part: &TensorView, storage| UploadSource::of(std::slice::from_ref(part), storage, false).unwrap();
+        let of = |part: &TensorView, storage| UploadSource::new(std::slice::from_ref(part), storage, false).unwrap();
         let kept = of(&rotated, Storage::Int8);
-        assert_eq!(kept.form.quantised_kind(), Some(BufferKind::Int8 { group: 64 }));
+        assert_eq!(kept.form.quantized_kind(), Some(BufferKind::Int8 { group: 64 }));
         assert_eq!(kept.views().next().unwrap().row_scales().unwrap().to_f32(), [0.5; 2]);
-        assert!(of(&rotated, Storage::Native).stored.is_some(), "it is dequantised for each product");
+        assert!(of(&rotated, Storage::Native).stored.is_some(), "it is dequantized for each matrix multiplication");
         for other in [view(Format::E4m3, 256), view(Format::Int8, 24), view(Format::Int8Rotated { group: 1024 }, 1024)]
         {
             let source = of(&other, Storage::Int8);
-            assert!(source.parts[0].quantised().is_none() && source.stored.is_none(), "{}", other.format());
-            assert_eq!(source.form, Form::quantised_here(2, other.cols(), Storage::Int8));
+            assert!(source.parts[0].quantized().is_none() && source.stored.is_none(), "{}", other.format());
+            assert_eq!(source.form, Form::quantized_here(2, other.cols(), Storage::Int8));
         }
-        assert_eq!(Form::quantised_here(2, 768, Storage::Int8).group, 256);
+        assert_eq!(Form::quantized_here(2, 768, Storage::Int8).group, 256);
     }
 
     #[test]
     fn rows_in_4_bits_are_of_whole_steps_and_others_in_8() {
-        let form = Form::quantised_here(17, 192, Storage::W4a8);
-        assert_eq!((form.quantised_kind(), form.stride()), (Some(BufferKind::W4a8 { group: 64 }), 128));
+        let form = Form::quantized_here(17, 192, Storage::W4a8);
+        assert_eq!((form.quantized_kind(), form.stride()), (Some(BufferKind::W4a8 { group: 64 }), 128));
         assert_eq!(form.scales(), Some((32 * 128_usize).next_multiple_of(256)));
-        assert_eq!(Form::quantised_here(17, 200, Storage::W4a8).storage, Storage::Int8);
+        assert_eq!(Form::quantized_here(17, 200, Storage::W4a8).storage, Storage::Int8);
     }
 
     #[test]
@@ -225,11 +230,11 @@ mod tests {
         let native = Form { rows: 9, cols: 5, storage: Storage::Native, group: 1 };
         assert_eq!((native.padded_rows(), native.stride(), native.bytes(), native.scales()), (16, 8, 256, None));
         for storage in [Storage::Fp8, Storage::Int8] {
-            let quantised = Form { storage, ..native };
-            let (rows, values) = (quantised.padded_rows(), quantised.padded_rows() * quantised.stride());
-            assert_eq!((rows % MULTIPLE, quantised.stride() % MULTIPLE), (0, 0));
-            assert_eq!(quantised.scales(), Some(values.next_multiple_of(256)));
-            assert_eq!(quantised.bytes(), values.next_multiple_of(256) + 4 * rows);
+            let quantized = Form { storage, ..native };
+            let (rows, values) = (quantized.padded_rows(), quantized.padded_rows() * quantized.stride());
+            assert_eq!((rows % MULTIPLE, quantized.stride() % MULTIPLE), (0, 0));
+            assert_eq!(quantized.scales(), Some(values.next_multiple_of(256)));
+            assert_eq!(quantized.bytes(), values.next_multiple_of(256) + 4 * rows);
         }
     }
 }

@@ -1,13 +1,13 @@
-//! How fast blocks come that are streamed, where the host takes part.
+//! The transfer rate of streamed blocks that go through the host.
 
 use std::time::Duration;
 
-/// Less says little: a file that is read for the first time may come from a disk.
-const LEAST_BYTES: u64 = 1 << 30;
-/// A host whose pages are in memory is faster.
+/// Fewer bytes are no sound measurement: a file that is read for the first time may come from a disk.
+const MIN_BYTES: u64 = 1 << 30;
+/// A host with the pages in memory is faster.
 const SLOW_GB_S: f64 = 8.0;
 
-/// Bytes that went through staging buffers, or whose pages were registered, and the time that took.
+/// Bytes that went through staging buffers, or with pages that were registered, and the time that took.
 #[derive(Debug, Default, Clone, Copy)]
 pub struct HostRate {
     pub bytes: u64,
@@ -15,13 +15,13 @@ pub struct HostRate {
 }
 
 impl HostRate {
-    /// What someone should know, where that is slow.
+    /// Returns a remark for the user if the rate is low.
     pub fn remark(self) -> Option<String> {
         let rate = self.bytes as f64 / 1e9 / self.time.as_secs_f64();
-        (self.bytes >= LEAST_BYTES && rate < SLOW_GB_S).then(|| {
+        (self.bytes >= MIN_BYTES && rate < SLOW_GB_S).then(|| {
             format!(
-                "streamed blocks were read at {rate:.1} GB/s, which bounds the speed: the disk is slow, or the machine has \
-                 too little memory to keep the file"
+                "streamed blocks were read at {rate:.1} GB/s, which limits the speed: the disk is slow, or the machine \
+                 has too little memory to cache the file"
             )
         })
     }

@@ -1,4 +1,4 @@
-//! What has to be sent to the device for a weight.
+//! The jobs to upload a weight.
 
 use std::sync::Arc;
 
@@ -11,44 +11,45 @@ use crate::backend::cuda::staging::STAGING_BYTES;
 use crate::error::{Error, Result};
 use crate::files::{Format, TensorView};
 
-/// Weights whose memory is there and whose values are not, which come by work on one stream.
+/// Jobs for weights with allocated memory, which work on one stream fills.
 pub struct Queue {
     pub stream: Stream,
-    /// What weights are in.
+    /// The type of 16-bit weights.
     element: Element,
     pub jobs: Vec<UploadJob>,
     /// Memory that jobs need until they are done.
     pub temporaries: Vec<Buffer>,
-    /// Weights that come from another GPU.
+    /// Weights to copy from another GPU.
     pub copies: Vec<CopyOfWeight>,
-    /// Weights that other GPUs may copy once all of this is there.
+    /// Weights that other GPUs may copy once all of this queue is done.
     pub made: Vec<Made>,
 }
 
-/// The values of a tensor, as products read them or as they are in the file, dense, to the device; then, of some, to
-/// their places in a padded or reordered weight.
+/// An upload of the values of a tensor, converted for matrix multiplications or as in the file, dense; some are then
+/// moved to a padded or reordered weight.
 pub struct UploadJob {
     pub view: TensorView,
-    /// None where the device takes the values as they are in the file.
+    /// `None` if the device gets the values as in the file.
     pub conversion: Option<Conversion>,
-    /// Whether bf16 becomes fp16 when it is there.
+    /// `true` if bf16 is converted to fp16 on the device.
     pub narrows: bool,
     pub to: Destination,
     pub place: Option<CopyTarget>,
 }
 
-/// Which values are rounded to what products read, and where.
+/// A conversion to the type of matrix multiplications.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Conversion {
-    /// By a kernel on the device.
+    /// From fp16, by a kernel on the device.
     F16,
-    /// By a kernel on the device.
+    /// From float32, by a kernel on the device.
     F32,
     /// By the thread that copies them. A job has no more rows than a staging buffer holds.
-    Dequantise,
+    Dequantize,
 }
 
-/// `to` [to_rows, stride] takes [rows, channels, taps], columns ordered (tap, channel), zeros elsewhere.
+/// The destination `to` [to_rows, stride] of [rows, channels, taps], with columns ordered (tap, channel) and zeros
+/// elsewhere.
 pub struct CopyTarget {
     pub to: u64,
     pub from: [usize; 3],
@@ -63,24 +64,24 @@ impl UploadJob {
             (Format::Bf16, Element::F16) => (None, true),
             (Format::F16, Element::Bf16) => (Some(Conversion::F16), false),
             (Format::F32, _) => (Some(Conversion::F32), false),
-            _ => (Some(Conversion::Dequantise), false),
+            _ => (Some(Conversion::Dequantize), false),
         };
         Self { view: view.clone(), conversion, narrows, to: Destination::dense(to), place }
     }
 
-    /// Bytes as they are in the file, whatever they mean.
+    /// Returns an upload of bytes as in the file, whatever their format.
     pub fn raw(view: &TensorView, to: Destination) -> Self {
         Self { view: view.clone(), conversion: None, narrows: false, to, place: None }
     }
 
-    /// What is to be done when the values are there, by work on `stream`.
+    /// Enqueues the remaining work on `stream` after the values have arrived.
     pub fn finish(&self, device: &Device, stream: Stream) -> Result<()> {
         let to = self.to.address();
         if self.narrows {
             let values = self.view.elements();
             let launch = device.launch("transfer", "from_bf16")?.on(stream).address(to).address(to);
             // SAFETY: types and order match `from_bf16` in cuda/transfer.cu, which reads each value before it writes
-            // it; the job's memory has as many values of 16 bits.
+            // it; the job's memory has as many 16-bit values.
             unsafe { launch.long(values).run([values.div_ceil(256).min(4096), 1, 1], [256, 1, 1]) }?;
         }
         self.place.as_ref().map_or(Ok(()), |place| place.launch(device, stream, to))
@@ -88,20 +89,20 @@ impl UploadJob {
 }
 
 impl Conversion {
-    /// Bytes of a value that a staging buffer takes.
+    /// Returns the bytes of a value in a staging buffer.
     pub fn size(self) -> usize {
         match self {
-            Self::F16 | Self::Dequantise => 2,
+            Self::F16 | Self::Dequantize => 2,
             Self::F32 => 4,
         }
     }
 
-    /// What rounds the values on the device, if they are not yet when they come there.
+    /// Returns the kernel that converts the values on the device, if one is needed.
     pub fn kernel(self) -> Option<&'static str> {
         match self {
             Self::F16 => Some("from_f16"),
             Self::F32 => Some("from_f32"),
-            Self::Dequantise => None,
+            Self::Dequantize => None,
         }
     }
 }
@@ -118,7 +119,7 @@ impl Queue {
         }
     }
 
-    /// Takes up all of another queue.
+    /// Appends another queue.
     pub fn append(&mut self, mut other: Self) {
         self.jobs.append(&mut other.jobs);
         self.temporaries.append(&mut other.temporaries);
@@ -126,12 +127,12 @@ impl Queue {
         self.made.append(&mut other.made);
     }
 
-    /// The values of a tensor, which are as products read them at `to`, and then go to their place, if they have
-    /// another one.
+    /// Adds an upload of the values of a tensor to `to`, converted for matrix multiplications, and their move to their
+    /// place, if they have another one.
     ///
-    /// Errors when a row of a quantised tensor does not fit a staging buffer.
+    /// Errors if a row of a quantized tensor does not fit a staging buffer.
     pub fn push(&mut self, view: &TensorView, to: u64, mut place: Option<CopyTarget>) -> Result<()> {
-        if UploadJob::new(self.element, view, to, None).conversion != Some(Conversion::Dequantise) {
+        if UploadJob::new(self.element, view, to, None).conversion != Some(Conversion::Dequantize) {
             self.jobs.push(UploadJob::new(self.element, view, to, place));
             return Ok(());
         }
@@ -139,7 +140,7 @@ impl Queue {
         let rows_at_once = STAGING_BYTES / row_bytes.max(1);
         if rows_at_once == 0 {
             return Err(Error::new(format!(
-                "a weight of rows of {} values is too wide to be dequantised",
+                "a weight with rows of {} values is too wide to be dequantized",
                 view.cols()
             )));
         }
@@ -155,7 +156,7 @@ impl Queue {
         Ok(())
     }
 
-    /// A job that goes through dense memory of its own.
+    /// Adds an upload through dense memory of its own.
     pub fn push_dense(&mut self, device: &Arc<Device>, view: &TensorView, place: CopyTarget) -> Result<()> {
         let dense = Buffer::on_stream(device, self.stream, self.element.kind(), view.elements())?;
         self.push(view, dense.address(), Some(place))?;
@@ -165,7 +166,7 @@ impl Queue {
 }
 
 impl CopyTarget {
-    /// By work on `stream`.
+    /// Enqueues the move on `stream`.
     pub fn launch(&self, device: &Device, stream: Stream, from: u64) -> Result<()> {
         let [rows, channels, taps] = self.from;
         let launch = device.launch("transfer", "place_weight")?.on(stream).address(from).address(self.to);
@@ -176,7 +177,7 @@ impl CopyTarget {
     }
 }
 
-/// What `bytes` of a file take on the device.
+/// Returns the bytes on the device for `bytes` of a file.
 pub fn bytes_on_device(conversion: Option<Conversion>, bytes: usize) -> usize {
     conversion.map_or(bytes, |conversion| bytes / conversion.size() * Element::BYTES)
 }

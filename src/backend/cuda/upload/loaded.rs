@@ -1,6 +1,6 @@
-//! Weights that a GPU has in memory, which linked ones copy from there instead of loading them from files.
+//! Weights in a GPU's memory, which linked GPUs copy instead of loading them from files.
 //!
-//! NVLink brings 395 GB/s, a host 55, and what the one has converted, padded or quantised the other need not.
+//! NVLink transfers 395 GB/s, a host 55, and conversion, padding and quantization are not repeated.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
@@ -15,7 +15,7 @@ use crate::backend::cuda::event::Event;
 use crate::error::Result;
 use crate::files::{Bytes, Format, TensorView};
 
-/// What a weight is made from, and how it lies in memory: on GPUs that compute alike equal ones have equal bytes.
+/// The sources of a weight, and its layout in memory: on GPUs that compute alike, equal origins have equal bytes.
 #[derive(Debug, PartialEq, Eq, Hash)]
 pub struct Origin {
     parts: Vec<Chunk>,
@@ -23,7 +23,7 @@ pub struct Origin {
     layout: Layout,
 }
 
-/// Where a tensor is: its file, as an address, and the bytes there.
+/// The location of a tensor: its file, as an address, and the byte range.
 #[derive(Debug, PartialEq, Eq, Hash)]
 struct Chunk {
     file: usize,
@@ -34,41 +34,41 @@ struct Chunk {
 
 #[derive(Debug, PartialEq, Eq, Hash)]
 enum Layout {
-    /// As products read it.
+    /// In the layout of matrix multiplications.
     Rows,
-    /// Matrices side by side, with so many columns each.
+    /// Concatenated columns of matrices with these numbers of columns.
     Columns(Vec<usize>),
     /// In the format of its file.
     Stored,
-    /// The columns of a convolution's weight are in another order than in the file.
+    /// The columns of a convolution's weight, reordered.
     Convolution,
 }
 
 impl Origin {
-    pub fn of(source: &UploadSource) -> Self {
+    pub fn from_source(source: &UploadSource) -> Self {
         let layout = if source.stored.is_some() { Layout::Stored } else { Layout::Rows };
-        Self { parts: source.views().map(Chunk::of).collect(), form: source.form, layout }
+        Self { parts: source.views().map(Chunk::new).collect(), form: source.form, layout }
     }
 
-    /// Columns of one matrix, which has that form.
+    /// Returns the origin of concatenated columns, for a matrix with this layout.
     pub fn side_by_side(sources: &[UploadSource], form: Form) -> Self {
-        let parts = sources.iter().flat_map(UploadSource::views).map(Chunk::of).collect();
+        let parts = sources.iter().flat_map(UploadSource::views).map(Chunk::new).collect();
         Self { parts, form, layout: Layout::Columns(sources.iter().map(|source| source.form.cols).collect()) }
     }
 
-    pub fn of_convolution(view: &TensorView, form: Form) -> Self {
-        Self { parts: vec![Chunk::of(view)], form, layout: Layout::Convolution }
+    pub fn for_convolution(view: &TensorView, form: Form) -> Self {
+        Self { parts: vec![Chunk::new(view)], form, layout: Layout::Convolution }
     }
 }
 
 impl Chunk {
-    fn of(view: &TensorView) -> Self {
+    fn new(view: &TensorView) -> Self {
         let file = Arc::as_ptr(view.file()) as usize;
         Self { file, start: view.start(), len: view.bytes().len(), format: view.format() }
     }
 }
 
-/// A weight whose values are in memory behind `made`.
+/// A weight with values that are complete after the event `made`.
 #[derive(Clone)]
 pub struct Found {
     pub buffer: Arc<Buffer>,
@@ -78,7 +78,7 @@ pub struct Found {
 struct Entry {
     buffer: Weak<Buffer>,
     made: Arc<Event>,
-    /// As long as these are here, no other file has the address of one of them.
+    /// As long as these exist, no other file can have the address of one of them.
     _files: Vec<Weak<Bytes>>,
 }
 
@@ -91,7 +91,7 @@ impl LoadedWeights {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Weights whose values are there behind `made`.
+    /// Adds weights that are complete after the event `made`.
     pub fn add(&self, weights: Vec<Made>, made: &Arc<Event>) {
         let mut entries = self.entries();
         entries.retain(|_, entry| entry.buffer.strong_count() > 0);
@@ -100,7 +100,7 @@ impl LoadedWeights {
         }
     }
 
-    /// The weight, if it is still there.
+    /// Returns the weight, if it still exists.
     pub fn find(&self, origin: &Origin) -> Option<Found> {
         let entries = self.entries();
         let Entry { buffer, made, .. } = entries.get(origin)?;
@@ -108,22 +108,22 @@ impl LoadedWeights {
     }
 }
 
-/// A weight whose values are on their way.
+/// A weight that is being uploaded.
 pub struct Made {
     pub origin: Origin,
     pub files: Vec<Weak<Bytes>>,
     pub buffer: Arc<Buffer>,
 }
 
-/// A copy of a weight in the memory of another GPU.
+/// A copy of a weight from the memory of another GPU.
 pub struct CopyOfWeight {
     pub from: Found,
     pub to: Arc<Buffer>,
-    /// What it counts for.
+    /// Its elements, for progress reports.
     pub elements: u64,
 }
 
-/// Makes copies by work on `stream` of `device`, and waits for them: what they read may be freed afterwards.
+/// Runs copies on `stream` of `device`, and waits for them: their sources may be freed afterwards.
 pub fn copy_weights(
     device: &Arc<Device>,
     stream: Stream,
@@ -134,10 +134,10 @@ pub fn copy_weights(
         return Ok(());
     }
     let enqueued = copies.iter().try_for_each(|copy| copy.enqueue(device, stream));
-    // Also after an error, because some copies may be under way.
+    // Also after an error, because some copies may be running.
     let waited = Event::new(device, stream).and_then(|event| event.wait());
     if waited.is_err() {
-        // On a device that failed a copy may still read what must not be freed then.
+        // On a failed device a copy may still read, so its source must not be freed.
         copies.iter().for_each(|copy| std::mem::forget(Arc::clone(&copy.from.buffer)));
     }
     enqueued.and(waited)?;
@@ -151,8 +151,8 @@ impl CopyOfWeight {
         made.make_wait(stream)?;
         let _submission = device.submit(stream)?;
         let (to, own) = (self.to.address(), device.context());
-        // SAFETY: both buffers live until the copy is done, which `copy_weights` waits for, and `to` was made as long
-        // as `buffer`. Their contexts live as long as their devices.
+        // SAFETY: both buffers live until the copy is done, which `copy_weights` waits for, and `to` is as long as
+        // `buffer`. Their contexts live as long as their devices.
         unsafe {
             sys::cuMemcpyPeerAsync(to, own, buffer.address(), buffer.device().context(), buffer.bytes(), stream.raw())
         }
@@ -175,7 +175,8 @@ mod tests {
     #[test]
     fn the_same_rows_in_the_same_form_are_one_weight() {
         let [file, other] = [0, 1].map(|byte| Arc::new(Bytes::Embedded(vec![byte; 256].leak())));
-        let of = |parts: &[TensorView], storage| Origin::of(&UploadSource::of(parts, storage, false).unwrap());
+        let of =
+            |parts: &[TensorView], storage| Origin::from_source(&UploadSource::new(parts, storage, false).unwrap());
         let origin = of(&[view(&file, 0..4)], Storage::Native);
         assert_eq!(of(&[view(&file, 0..4)], Storage::Native), origin);
         assert_ne!(of(&[view(&file, 0..5)], Storage::Native), origin);
@@ -184,6 +185,6 @@ mod tests {
         assert_ne!(of(&[view(&other, 0..4)], Storage::Native), origin);
         assert_ne!(of(&[view(&file, 0..4)], Storage::Fp8), origin);
         let form = Form { rows: 4, cols: 8, storage: Storage::Native, group: 1 };
-        assert_ne!(Origin::of_convolution(&view(&file, 0..4), form), origin);
+        assert_ne!(Origin::for_convolution(&view(&file, 0..4), form), origin);
     }
 }

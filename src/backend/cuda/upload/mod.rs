@@ -1,8 +1,9 @@
-//! Weights out of files to the device.
+//! Uploads of weights from files to the device.
 //!
-//! A few threads ([`copy`]) take the weights piece by piece, in the order of use, and put them through staging buffers.
-//! What is read again, or by a host with few cores, the copy engine reads from the mapped file, which [`registered`]
-//! makes known to the driver. A weight that a linked GPU has is copied from there ([`loaded`]).
+//! A few threads ([`copy`]) copy the weights piece by piece, in the order of use, through staging buffers. Data that is
+//! read again, or by a host with few cores, is read by the copy engine from the mapped file, which [`registered`]
+//! registers with the driver. A weight in the memory of a linked GPU is copied from there ([`loaded`]). The module
+//! knows nothing about models. Start reading at [`Uploader`].
 
 mod copy;
 mod form;
@@ -24,7 +25,7 @@ use super::device::{Device, Stream};
 use super::driver::failed;
 use super::event::Event;
 use super::gemm::Matrix;
-use super::ops::quantise::quantised_block;
+use super::ops::quantize::quantized_block;
 use super::stored::Stored;
 use super::weight::{Columns, Weight};
 use crate::backend::Storage;
@@ -39,35 +40,35 @@ use registered::RegisteredFiles;
 pub use form::{Form, UploadSource};
 pub use registered::MappedFile;
 
-/// When the values of a weight go up.
+/// The time of a weight's upload.
 #[derive(Clone, Copy)]
 enum When<'a> {
-    /// With the others of [`Uploader::together`], at once outside of it.
+    /// With the batch of [`Uploader::together`], or immediately without one.
     With(Option<&'a Uploads>),
-    /// At once: the next work on the upload stream reads them.
+    /// Immediately: the next work on the upload stream reads the values.
     AtOnce,
 }
 
-/// The weights that go up together.
+/// The weights of a batch.
 pub struct Uploads(Mutex<Queue>);
 
 /// Loads weights.
 pub struct Uploader {
     copier: Copier,
-    /// Of blocks that are streamed, what did not come from registered pages.
+    /// The rate of streamed blocks that did not come from registered pages.
     host_rate: Mutex<HostRate>,
-    /// For GPUs that copy weights from this one.
+    /// The weights that other GPUs may copy from this one.
     loaded: Arc<LoadedWeights>,
     source: OnceLock<Other>,
-    /// Why there is none.
+    /// The reason that there is no source.
     no_source: OnceLock<String>,
 }
 
-/// A GPU whose weights this one copies.
+/// A GPU from which this one copies weights.
 struct Other {
     name: String,
     loaded: Weak<LoadedWeights>,
-    /// What was copied.
+    /// Copied bytes.
     bytes: AtomicU64,
 }
 
@@ -82,8 +83,8 @@ impl Uploader {
         }
     }
 
-    /// Runs `work`; the weights that it makes with what it is given go up together when it ends, and `report` hears of
-    /// their elements. No op may read them before.
+    /// Runs `work`, then uploads the weights that `work` added to the batch; `report` gets their numbers of elements.
+    /// No op may read them earlier.
     pub fn together<T>(
         &self,
         device: &Arc<Device>,
@@ -96,49 +97,49 @@ impl Uploader {
         Ok(done)
     }
 
-    /// From here on, weights that the GPU of `other`, called `name`, has by then are copied from there. This GPU
-    /// reaches its memory, and computes as it does. The first one counts.
+    /// Copies later weights from the GPU of `other`, called `name`, if it has them by then. This GPU can access its
+    /// memory, and computes alike. Only the first call counts.
     pub fn copy_from(&self, other: &Self, name: String) {
         let loaded = Arc::downgrade(&other.loaded);
         let _ = self.source.set(Other { name, loaded, bytes: AtomicU64::new(0) });
     }
 
-    /// Weights come from the files, although another GPU that computes alike has them.
+    /// Records that weights come from the files, although another GPU that computes alike has them.
     pub fn cannot_copy(&self, why: &str) {
         let _ = self.no_source.set(why.to_string());
     }
 
-    /// Which weights were copied from another GPU, or why none could be, in words.
+    /// Describes the weights that were copied from another GPU, or the reason that none could be.
     pub fn copied(&self) -> Option<String> {
         if let Some(why) = self.no_source.get() {
-            return Some(format!("weights were loaded from the files and not copied from another GPU: {why}"));
+            return Some(format!("weights were loaded from the files instead of copied from another GPU: {why}"));
         }
         let Other { name, bytes, .. } = self.source.get()?;
         let bytes = bytes.load(Ordering::Relaxed);
         (bytes > 0).then(|| format!("{:.2} GB of weights were copied from {name}", bytes as f64 / 1e9))
     }
 
-    /// What is mapped and registered.
+    /// Returns the mapped and registered files.
     pub fn registered(&self) -> &RegisteredFiles {
         self.copier.registered()
     }
 
-    /// A weight in memory of its own.
+    /// Loads a weight into its own memory.
     pub fn weight(&self, device: &Arc<Device>, source: &UploadSource, uploads: Option<&Uploads>) -> Result<Weight> {
-        let (when, origin) = (When::With(uploads), Origin::of(source));
+        let (when, origin) = (When::With(uploads), Origin::from_source(source));
         let weight = match (self.find(&origin), &source.stored, source.form.storage) {
             (Some(found), stored, _) => self.copy_of(device, found, source.form, when)?.with_stored(stored.clone()),
             (None, Some(stored), _) => self.stored(device, stored, source.form, when)?,
             (None, None, Storage::Native) => self.rows(device, &source.parts, when)?,
             (None, None, Storage::Fp8 | Storage::Int8 | Storage::W4a8) => {
-                self.quantised_weight(device, &source.parts, source.form, when)?
+                self.quantized_weight(device, &source.parts, source.form, when)?
             }
         };
         self.offer(device, origin, source.views(), &weight, when)?;
         Ok(weight)
     }
 
-    /// Weights that are the columns of one matrix.
+    /// Loads weights as the columns of one matrix.
     pub fn side_by_side(
         &self,
         device: &Arc<Device>,
@@ -152,10 +153,10 @@ impl Uploader {
             Some(found) => self.copy_of(device, found, form, when)?,
             None => {
                 let stream = device.upload_stream();
-                let buffer = Buffer::of_weights(device, stream, device.element().kind(), rows * cols)?;
+                let buffer = Buffer::for_weights(device, stream, device.element().kind(), rows * cols)?;
                 let mut queue = Queue::new(device, stream);
                 for source in sources {
-                    // SAFETY: the buffer was made for the matrix that has all of them.
+                    // SAFETY: the buffer was allocated for the matrix with all of them.
                     unsafe { push_native(device, &mut queue, source, buffer.address()) }?;
                 }
                 self.enqueue(device, queue, when)?;
@@ -163,19 +164,19 @@ impl Uploader {
             }
         };
         self.offer(device, origin, sources.iter().flat_map(UploadSource::views), &whole, when)?;
-        let buffer = whole.buffer().ok_or_else(|| Error::new("a weight that was loaded has no memory"))?;
+        let buffer = whole.buffer().ok_or_else(|| Error::new("a loaded weight has no memory"))?;
         let of = |source: &UploadSource| {
             Weight::new(Arc::clone(buffer), rows, source.form.cols).with_columns(source.columns)
         };
         Ok(sources.iter().map(of).collect())
     }
 
-    /// The weight on another GPU.
+    /// Returns the weight on another GPU.
     fn find(&self, origin: &Origin) -> Option<Found> {
         self.source.get()?.loaded.upgrade()?.find(origin)
     }
 
-    /// A copy of a weight of another GPU.
+    /// Copies a weight of another GPU.
     fn copy_of(&self, device: &Arc<Device>, from: Found, form: Form, when: When<'_>) -> Result<Weight> {
         let stream = device.upload_stream();
         let to = Arc::new(Buffer::for_copy(device, stream, &from.buffer)?);
@@ -188,7 +189,7 @@ impl Uploader {
         Ok(Weight::new(to, form.rows, form.cols))
     }
 
-    /// Lets other GPUs copy the weight, once what this thread loads is there.
+    /// Offers the weight to other GPUs, once this thread's loads are done.
     fn offer<'a>(
         &self,
         device: &Arc<Device>,
@@ -204,7 +205,7 @@ impl Uploader {
         self.enqueue(device, queue, when)
     }
 
-    /// A weight in the format of its file.
+    /// Loads a weight in the format of its file.
     fn stored(&self, device: &Arc<Device>, stored: &Arc<Stored>, form: Form, when: When<'_>) -> Result<Weight> {
         let stream = device.upload_stream();
         let buffer = Buffer::on_stream(device, stream, BufferKind::Byte, stored.bytes())?;
@@ -214,28 +215,28 @@ impl Uploader {
         Ok(Weight::new(buffer, form.rows, form.cols).with_stored(Some(Arc::clone(stored))))
     }
 
-    /// A 16-bit matrix of the parts' rows, one part under the other; rows and columns padded with zeros to multiples of
-    /// [`PADDING`](super::weight::PADDING).
+    /// Loads a 16-bit matrix with the concatenated rows of the parts; rows and columns are padded with zeros to
+    /// multiples of [`PADDING`](super::weight::PADDING).
     fn rows(&self, device: &Arc<Device>, parts: &[TensorView], when: When<'_>) -> Result<Weight> {
-        let (form, stream) = (Form::of(parts, Storage::Native)?, device.upload_stream());
+        let (form, stream) = (Form::for_parts(parts, Storage::Native)?, device.upload_stream());
         let buffer = match when {
-            When::With(_) => Buffer::of_weights,
+            When::With(_) => Buffer::for_weights,
             When::AtOnce => Buffer::on_stream,
         };
         let buffer = buffer(device, stream, device.element().kind(), form.padded_rows() * form.stride())?;
         let mut queue = Queue::new(device, stream);
-        // SAFETY: the buffer was made for a weight of this form.
+        // SAFETY: the buffer was allocated for a weight of this form.
         unsafe { push_rows(device, &mut queue, parts, form, buffer.address()) }?;
         self.enqueue(device, queue, when)?;
         Ok(Weight::new(buffer, form.rows, form.cols))
     }
 
-    /// A quantised weight with a scale for each row; padded to multiples of [`MULTIPLE`]. Where no file holds it so, a
-    /// copy in 16 bits goes up at once, and is freed behind the kernel that reads it, so that never more than one is
-    /// there.
+    /// Loads a quantized weight with a scale for each row, padded to multiples of [`MULTIPLE`]. If no file has it
+    /// quantized, a 16-bit copy is uploaded immediately, and freed behind the kernel that reads it, so that there is
+    /// never more than one.
     ///
     /// [`MULTIPLE`]: crate::files::e4m3::MULTIPLE
-    fn quantised_weight(
+    fn quantized_weight(
         &self,
         device: &Arc<Device>,
         parts: &[TensorView],
@@ -243,44 +244,44 @@ impl Uploader {
         when: When<'_>,
     ) -> Result<Weight> {
         let stream = device.upload_stream();
-        if let Some(quantised) = quantised_parts(parts) {
-            let buffer = quantised_buffer(device, stream, form)?;
+        if let Some(quantized) = quantized_parts(parts) {
+            let buffer = quantized_buffer(device, stream, form)?;
             let mut queue = Queue::new(device, stream);
-            // SAFETY: the buffer was made for a weight of this form.
-            unsafe { push_quantised(device, &mut queue, &quantised, form, buffer.address()) }?;
+            // SAFETY: the buffer was allocated for a weight of this form.
+            unsafe { push_quantized(device, &mut queue, &quantized, form, buffer.address()) }?;
             self.enqueue(device, queue, when)?;
             return Ok(Weight::new(buffer, form.rows, form.cols));
         }
         let copy = self.rows(device, parts, When::AtOnce)?;
-        let quantised = self.quantised(device, stream, &copy, form.storage);
-        // Also after an error, when what was made is dropped.
+        let quantized = self.quantized(device, stream, &copy, form.storage);
+        // Also after an error, before the memory is dropped.
         device.join_uploads()?;
-        quantised
+        quantized
     }
 
-    /// A weight in 16 bits, brought to `storage` with a scale for each row by work on `stream`, on which the weight was
-    /// made.
-    pub fn quantised(&self, device: &Arc<Device>, stream: Stream, weight: &Weight, storage: Storage) -> Result<Weight> {
-        let form = Form::quantised_here(weight.rows(), weight.cols(), storage);
-        let buffer = quantised_buffer(device, stream, form)?;
+    /// Quantizes a 16-bit weight to `storage` with a scale for each row, by work on `stream`, on which the weight was
+    /// computed.
+    pub fn quantized(&self, device: &Arc<Device>, stream: Stream, weight: &Weight, storage: Storage) -> Result<Weight> {
+        let form = Form::quantized_here(weight.rows(), weight.cols(), storage);
+        let buffer = quantized_buffer(device, stream, form)?;
         let from = Matrix { address: weight.address(), stride: weight.stride() };
-        // SAFETY: the weight has the rows and columns of the form, for which the buffer was made. It comes before this
-        // on the stream, and is freed behind it.
-        unsafe { quantise(device, stream, from, form, buffer.address()) }?;
+        // SAFETY: the weight has the rows and columns of the form, for which the buffer was allocated. It is complete
+        // before this on the stream, and freed behind it.
+        unsafe { quantize(device, stream, from, form, buffer.address()) }?;
         Ok(Weight::new(buffer, form.rows, form.cols))
     }
 
-    /// The files of `views` that are mapped; what is registered of them stays so as long as the result is there.
+    /// Returns the mapped files of `views`; their chunks stay registered as long as the result exists.
     pub fn files_of<'a>(&self, views: impl Iterator<Item = &'a TensorView>) -> Vec<Arc<MappedFile>> {
-        self.registered().of_files(views)
+        self.registered().mapped_files(views)
     }
 
-    /// Brings weights to their places behind `address`, by work on `stream`. The host waits for nothing but its own
-    /// staging buffers. `scratch` is memory that no work on another stream uses; it is made where it is missing, and
-    /// kept, because freeing it would wait for the work on the compute stream.
+    /// Copies weights to their places from `address` on, by work on `stream`. The host waits only for its own staging
+    /// buffers. `scratch` is memory that no work on another stream uses; it is allocated if missing, and kept, because
+    /// freeing it would wait for the work on the compute stream.
     ///
     /// # Safety
-    /// Behind `address` is a live buffer with room for all of the weights, which work on `stream` may write.
+    /// At `address` is a live buffer with room for all of the weights, which work on `stream` may write.
     pub unsafe fn write(
         &self,
         device: &Arc<Device>,
@@ -290,7 +291,7 @@ impl Uploader {
         scratch: &mut Option<Buffer>,
     ) -> Result<()> {
         let mut queue = Queue::new(device, stream);
-        let mut to_quantise = Vec::new();
+        let mut to_quantize = Vec::new();
         for (source, offset) in weights {
             let UploadSource { parts, form, stored, .. } = source;
             let to = address + offset;
@@ -298,16 +299,16 @@ impl Uploader {
                 push_stored(&mut queue, stored, to);
                 continue;
             }
-            match (form.storage, quantised_parts(parts)) {
-                // SAFETY: what the caller promises.
+            match (form.storage, quantized_parts(parts)) {
+                // SAFETY: as the caller promises.
                 (Storage::Native, _) => unsafe { push_native(device, &mut queue, source, to) }?,
                 // SAFETY: as above.
-                (_, Some(quantised)) => unsafe { push_quantised(device, &mut queue, &quantised, *form, to) }?,
-                (_, None) => to_quantise.push((parts, *form, to)),
+                (_, Some(quantized)) => unsafe { push_quantized(device, &mut queue, &quantized, *form, to) }?,
+                (_, None) => to_quantize.push((parts, *form, to)),
             }
         }
         self.send_and_time(device, &queue)?;
-        for (parts, form, to) in to_quantise {
+        for (parts, form, to) in to_quantize {
             let native = form.native();
             let copy = match scratch.take().filter(|scratch| scratch.bytes() >= native.bytes()) {
                 Some(large_enough) => large_enough,
@@ -315,17 +316,17 @@ impl Uploader {
             };
             let copy = scratch.insert(copy);
             let mut queue = Queue::new(device, stream);
-            // SAFETY: `copy` has room for a weight of this form, and work on `stream` alone uses it.
+            // SAFETY: `copy` has room for a weight of this form, and only work on `stream` uses it.
             unsafe { push_rows(device, &mut queue, parts, native, copy.address()) }?;
             self.send_and_time(device, &queue)?;
             let from = Matrix { address: copy.address(), stride: native.stride() };
-            // SAFETY: as above; of the destination the caller is sure.
-            unsafe { quantise(device, stream, from, form, to) }?;
+            // SAFETY: as above; the caller promises the destination.
+            unsafe { quantize(device, stream, from, form, to) }?;
         }
         Ok(())
     }
 
-    /// Does the jobs of `queue`, and measures it where the host takes part.
+    /// Runs the jobs of `queue`, and measures the rate if the host takes part.
     fn send_and_time(&self, device: &Arc<Device>, queue: &Queue) -> Result<()> {
         let start = Instant::now();
         let bytes = self.send(device, queue, &mut |_| {})?;
@@ -336,21 +337,21 @@ impl Uploader {
         Ok(())
     }
 
-    /// What bounds the streaming of blocks, where that is not the bus.
+    /// Returns a remark if the host limits the streaming of blocks.
     pub fn slow_host(&self) -> Option<String> {
         self.host_rate.lock().unwrap_or_else(PoisonError::into_inner).remark()
     }
 
-    /// A convolution weight [out, in, k, k] as [out, k * k * in], columns ordered (ky, kx, in), padded as in
+    /// Loads a convolution weight [out, in, k, k] as [out, k * k * in], columns ordered (ky, kx, in), padded as in
     /// [`Uploader::weight`].
     pub fn conv_weight(&self, device: &Arc<Device>, view: &TensorView, uploads: Option<&Uploads>) -> Result<Weight> {
         let when = When::With(uploads);
         let &[rows, channels, height, width] = view.shape() else {
-            return Err(Error::new(format!("a convolution weight has 4 axes, not {:?}", view.shape())));
+            return Err(Error::new(format!("a convolution weight has shape {:?}, expected 4 axes", view.shape())));
         };
         let (cols, taps) = (channels * height * width, height * width);
         let form = Form { rows, cols, storage: Storage::Native, group: 1 };
-        let origin = Origin::of_convolution(view, form);
+        let origin = Origin::for_convolution(view, form);
         let weight = match self.find(&origin) {
             Some(found) => self.copy_of(device, found, form, when)?,
             None => self.reordered(device, view, form, [rows, channels, taps], when)?,
@@ -359,7 +360,7 @@ impl Uploader {
         Ok(weight)
     }
 
-    /// A tensor of `from`, rows, channels and taps, in the order in which convolutions read it.
+    /// Loads a tensor of `from`, rows, channels and taps, in the order in which convolutions read it.
     fn reordered(
         &self,
         device: &Arc<Device>,
@@ -369,16 +370,16 @@ impl Uploader {
         when: When<'_>,
     ) -> Result<Weight> {
         let stream = device.upload_stream();
-        let buffer = Buffer::of_weights(device, stream, device.element().kind(), form.padded_rows() * form.stride())?;
+        let buffer = Buffer::for_weights(device, stream, device.element().kind(), form.padded_rows() * form.stride())?;
         let (to, mut queue) = (buffer.address(), Queue::new(device, stream));
         queue.push_dense(device, view, CopyTarget { to, from, to_rows: form.rows, stride: form.stride() })?;
-        // SAFETY: the buffer was made for the rows and their padding.
+        // SAFETY: the buffer was allocated for the rows and their padding.
         unsafe { clear_padding(device, stream, form, to) }?;
         self.enqueue(device, queue, when)?;
         Ok(Weight::new(buffer, form.rows, form.cols))
     }
 
-    /// Does the jobs of `queue`, or leaves them to [`Uploader::together`].
+    /// Runs the jobs of `queue`, or leaves them to [`Uploader::together`].
     fn enqueue(&self, device: &Arc<Device>, queue: Queue, when: When<'_>) -> Result<()> {
         match when {
             When::With(Some(Uploads(later))) => later.lock().unwrap_or_else(PoisonError::into_inner).append(queue),
@@ -387,11 +388,11 @@ impl Uploader {
         Ok(())
     }
 
-    /// Does the jobs, and lets the compute stream wait for all uploads.
+    /// Runs the jobs, and makes the compute stream wait for all uploads.
     fn send_and_join(&self, device: &Arc<Device>, mut queue: Queue, report: &mut dyn FnMut(u64)) -> Result<()> {
         let sent = self.send(device, &queue, report);
         let copied = sent.and_then(|_| copy_weights(device, queue.stream, &queue.copies, report));
-        // Also after an error, when what was sent is dropped.
+        // Also after an error, before the queue is dropped.
         device.join_uploads()?;
         copied?;
         if !queue.made.is_empty() {
@@ -401,7 +402,7 @@ impl Uploader {
         Ok(())
     }
 
-    /// Does the jobs by work on the queue's stream. Returns how many bytes the host had to touch.
+    /// Runs the jobs on the queue's stream. Returns the number of bytes that the host had to touch.
     fn send(&self, device: &Arc<Device>, queue: &Queue, report: &mut dyn FnMut(u64)) -> Result<usize> {
         let bytes = self.copier.copy(device, queue.stream, &queue.jobs, report)?;
         queue.jobs.iter().try_for_each(|job| job.finish(device, queue.stream))?;
@@ -409,21 +410,21 @@ impl Uploader {
     }
 }
 
-/// Memory for a quantised weight, whose first use is on `stream`.
-fn quantised_buffer(device: &Arc<Device>, stream: Stream, form: Form) -> Result<Buffer> {
-    let kind = form.quantised_kind().expect("the form of a quantised weight");
-    Buffer::quantised_weight(device, stream, kind, form.padded_rows(), form.stride())
+/// Allocates a quantized weight for first use on `stream`.
+fn quantized_buffer(device: &Arc<Device>, stream: Stream, form: Form) -> Result<Buffer> {
+    let kind = form.quantized_kind().expect("the form of a quantized weight");
+    Buffer::quantized_weight(device, stream, kind, form.padded_rows(), form.stride())
 }
 
-/// The parts as they are quantised, where files hold all of them so.
-fn quantised_parts(parts: &[TensorView]) -> Option<Vec<&TensorView>> {
-    parts.iter().map(TensorView::quantised).collect()
+/// Returns the quantized parts, if files have all of them quantized.
+fn quantized_parts(parts: &[TensorView]) -> Option<Vec<&TensorView>> {
+    parts.iter().map(TensorView::quantized).collect()
 }
 
-/// Jobs for a 16-bit weight at device address `to`.
+/// Adds jobs for a 16-bit weight at device address `to`.
 ///
 /// # Safety
-/// Behind `to` is a live buffer with room for a weight of this form, which work on the queue's stream may write.
+/// At `to` is a live buffer with room for a weight of this form, which work on the queue's stream may write.
 unsafe fn push_rows(device: &Arc<Device>, queue: &mut Queue, parts: &[TensorView], form: Form, to: u64) -> Result<()> {
     let (cols, stride, mut row) = (form.cols, form.stride(), 0);
     for part in parts {
@@ -436,18 +437,18 @@ unsafe fn push_rows(device: &Arc<Device>, queue: &mut Queue, parts: &[TensorView
         }
         row += part.rows();
     }
-    // SAFETY: what the caller promises.
+    // SAFETY: as the caller promises.
     unsafe { clear_padding(device, queue.stream, form, to) }
 }
 
-/// Jobs for a 16-bit weight at device address `to`, or for columns of the matrix there.
+/// Adds jobs for a 16-bit weight at device address `to`, or for columns of the matrix there.
 ///
 /// # Safety
-/// As [`push_rows`], for all of that matrix.
+/// As [`push_rows`], for the whole matrix.
 unsafe fn push_native(device: &Arc<Device>, queue: &mut Queue, source: &UploadSource, to: u64) -> Result<()> {
     let UploadSource { parts, form, .. } = source;
     let Some(Columns { first, stride }) = source.columns else {
-        // SAFETY: what the caller promises.
+        // SAFETY: as the caller promises.
         return unsafe { push_rows(device, queue, parts, *form, to) };
     };
     let (size, mut row) = (form.value_bytes(), 0);
@@ -459,7 +460,7 @@ unsafe fn push_native(device: &Arc<Device>, queue: &mut Queue, source: &UploadSo
     Ok(())
 }
 
-/// Jobs for a weight in the format of its file at device address `to`, where there is room for it.
+/// Adds jobs for a weight in the format of its file at device address `to`, which must have room for it.
 fn push_stored(queue: &mut Queue, stored: &Stored, to: u64) {
     for part in stored.parts() {
         let raw = |view: &TensorView, at: usize| UploadJob::raw(view, Destination::dense(to + at as u64));
@@ -468,11 +469,11 @@ fn push_stored(queue: &mut Queue, stored: &Stored, to: u64) {
     }
 }
 
-/// Jobs for values and scales of a quantised weight at device address `to`, as files hold them.
+/// Adds jobs for values and scales of a quantized weight at device address `to`, as in the files.
 ///
 /// # Safety
 /// As [`push_rows`].
-unsafe fn push_quantised(
+unsafe fn push_quantized(
     device: &Arc<Device>,
     queue: &mut Queue,
     parts: &[&TensorView],
@@ -483,59 +484,59 @@ unsafe fn push_quantised(
     let scales_of = |row: usize| to + (form.scales().unwrap_or(0) + row * size_of::<f32>()) as u64;
     let mut row = 0;
     for part in parts {
-        let scales = part.row_scales().expect("quantised rows have scales");
+        let scales = part.row_scales().expect("quantized rows have scales");
         queue.jobs.extend([
             UploadJob::raw(part, values_of(row)),
             UploadJob::raw(&scales, Destination::dense(scales_of(row))),
         ]);
         row += part.rows();
     }
-    // SAFETY: what the caller promises.
+    // SAFETY: as the caller promises.
     unsafe {
         clear_padding(device, queue.stream, form, to)?;
         clear(device, queue.stream, scales_of(row), (form.padded_rows() - row) * size_of::<f32>())
     }
 }
 
-/// A matrix of 16 bits of the form's rows and columns, quantised as the form says with a scale for each row, at device
-/// address `to`, by work on `stream`.
+/// Quantizes a 16-bit matrix with the form's rows and columns to the form at device address `to`, with a scale for each
+/// row, by work on `stream`.
 ///
 /// # Safety
-/// The matrix lies in a live buffer, with rows of whole 16 bytes; behind `to` is one with room for the form. Work on
-/// `stream` may read the one and write the other.
-unsafe fn quantise(device: &Device, stream: Stream, from: Matrix, form: Form, to: u64) -> Result<()> {
+/// The matrix is in a live buffer, with rows of whole 16 bytes; at `to` is one with room for the form. Work on `stream`
+/// may read the matrix and write to `to`.
+unsafe fn quantize(device: &Device, stream: Stream, from: Matrix, form: Form, to: u64) -> Result<()> {
     let (rows, cols) = (form.rows, form.cols);
-    let block = quantised_block(cols).filter(|_| cols.is_multiple_of(8));
+    let block = quantized_block(cols).filter(|_| cols.is_multiple_of(8));
     let (file, kernel) = match (form.storage, block) {
-        (Storage::Int8, Some(_)) => ("quantise_int8", "quantise_int8"),
-        (Storage::Int8, None) => ("quantise_int8", "quantise_int8_any"),
-        (Storage::W4a8, _) => ("quantise_w4a8", "quantise_w4a8"),
-        (_, Some(_)) => ("quantise_weight", "quantise_weight_bf16"),
-        (_, None) => ("quantise_weight", "quantise_weight_bf16_any"),
+        (Storage::Int8, Some(_)) => ("quantize_int8", "quantize_int8"),
+        (Storage::Int8, None) => ("quantize_int8", "quantize_int8_any"),
+        (Storage::W4a8, _) => ("quantize_w4a8", "quantize_w4a8"),
+        (_, Some(_)) => ("quantize_weight", "quantize_weight_bf16"),
+        (_, None) => ("quantize_weight", "quantize_weight_bf16_any"),
     };
     let launch = device.launch(file, kernel)?.on(stream).address(from.address).long(from.stride);
     let launch = launch.address(to).long(form.stride()).address(to + form.scales().unwrap_or(0) as u64);
     let launch = launch.int(rows).int(cols);
     let is_rotated = matches!(form.storage, Storage::Int8 | Storage::W4a8);
     let launch = if is_rotated { launch.int(form.group) } else { launch };
-    // SAFETY: argument types and order match the kernels in cuda/quantise_weight.cu, cuda/quantise_int8.cu and
-    // cuda/quantise_w4a8.cu, of which the last takes all columns that forms of W4a8 have. The matrix has `rows` rows of
-    // `cols` values; behind `to` is room for the row and the scale of every block.
+    // SAFETY: argument types and order match the kernels in cuda/quantize_weight.cu, cuda/quantize_int8.cu and
+    // cuda/quantize_w4a8.cu, which supports all columns that forms of W4a8 have. The matrix has `rows` rows of `cols`
+    // values; at `to` is room for the row and the scale of every block.
     unsafe { launch.run([form.padded_rows(), 1, 1], [block.unwrap_or(256), 1, 1]) }
 }
 
-/// Zeros in the rows behind the last, by work on `stream`.
+/// Zeroes the padding rows, by work on `stream`.
 ///
 /// # Safety
 /// As [`push_rows`].
 unsafe fn clear_padding(device: &Device, stream: Stream, form: Form, to: u64) -> Result<()> {
     let row_bytes = form.stride() * form.value_bytes();
     let behind = to + (form.rows * row_bytes) as u64;
-    // SAFETY: what the caller promises.
+    // SAFETY: as the caller promises.
     unsafe { clear(device, stream, behind, (form.padded_rows() - form.rows) * row_bytes) }
 }
 
-/// Zeros, by work on `stream`.
+/// Zeroes memory, by work on `stream`.
 ///
 /// # Safety
 /// The `len` bytes at `address` are in a live buffer, which work on `stream` may write.
@@ -544,6 +545,6 @@ unsafe fn clear(device: &Device, stream: Stream, address: u64, len: usize) -> Re
         return Ok(());
     }
     let _submission = device.submit(stream)?;
-    // SAFETY: what the caller promises.
+    // SAFETY: as the caller promises.
     unsafe { result::memset_d8_async(address, 0, len, stream.raw()) }.map_err(|e| failed("cannot clear GPU memory", e))
 }

@@ -1,11 +1,11 @@
-//! Mapped files, and pages of computed weights, that the copy engine reads in place.
+//! Registered host memory: mapped files, and pages of computed weights, that the copy engine reads in place.
 //!
-//! Pages that the driver knows go up at the speed of the bus, without a copy through pinned memory. Making them known
-//! takes about as long as the copy, so a file is registered in chunks, by the threads that enqueue the copies, while
-//! the engine copies chunks before; and where the host has the cores to fill staging buffers instead, a chunk is
-//! registered when it is read for the second time. GPUs that load the same file share what is registered of it: a chunk
-//! is pinned once, by the first that needs it. A chunk that the driver declines, or with which too much of this
-//! machine's memory would be pinned, goes through staging buffers, and those behind it are tried again.
+//! Registered pages are uploaded at the speed of the bus, without a copy through pinned memory. Registration takes
+//! about as long as the copy, so a file is registered in chunks, by the threads that enqueue the copies, while the
+//! engine copies earlier chunks. On hosts with the cores to fill staging buffers instead, a chunk is registered when it
+//! is read for the second time. GPUs that load the same file share its registration: a chunk is pinned once, by the
+//! first that needs it. A chunk that the driver declines, or that would pin too much of this machine's memory, goes
+//! through staging buffers, and later chunks are tried again.
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -18,41 +18,42 @@ use crate::backend::cuda::driver::failed;
 use crate::error::Result;
 use crate::files::{Bytes, TensorView};
 
-/// Bytes of a chunk: 1.2 ms of a PCIe 5 bus; a tensor that is not needed costs a chunk at most.
+/// Bytes of a chunk: 1.2 ms of a PCIe 5 bus; an unused tensor costs a chunk at most.
 pub const CHUNK_BYTES: usize = 64 << 20;
-/// The smallest page that a file is mapped in.
+/// The smallest page size of a mapped file.
 const PAGE_BYTES: usize = 4096;
-/// Small files go up faster than they are registered.
-const LEAST_BYTES: usize = 16 << 20;
-/// Computed weights have pages for each tensor.
-const LEAST_BYTES_OF_PAGES: usize = 1 << 20;
-/// For all GPUs, which read the pages and do not write them.
+/// Small files are uploaded faster than they are registered.
+const MIN_BYTES: usize = 16 << 20;
+/// The limit for computed weights, which have pages for each tensor.
+const MIN_BYTES_OF_PAGES: usize = 1 << 20;
+/// For all GPUs, which only read the pages.
 const FLAGS: u32 = sys::CU_MEMHOSTREGISTER_READ_ONLY | sys::CU_MEMHOSTREGISTER_PORTABLE;
 
-/// Files of which a device holds chunks. Held while one is added, or given back and unregistered, so that nobody
-/// registers pages that are still registered.
+/// Files with chunks that a device holds. Locked while one is added, or released and unregistered, so that pages are
+/// never registered twice.
 static SHARED: Mutex<Vec<Weak<SharedFile>>> = Mutex::new(Vec::new());
-/// Pages of all files.
-static PINNED: LazyLock<Pinned> = LazyLock::new(|| Pinned { bytes: AtomicUsize::new(0), most: memory_bytes() / 2 });
+/// Pinned pages of all files.
+static PINNED: LazyLock<Pinned> =
+    LazyLock::new(|| Pinned { bytes: AtomicUsize::new(0), max_bytes: memory_bytes() / 2 });
 
-/// A part of a mapped file, and whether the driver knows it.
+/// A part of a mapped file, and its registration.
 pub struct Chunk {
     range: Range<usize>,
     file: Arc<Bytes>,
-    /// The device that registered it, which lives on until it is unregistered, or why it was declined.
+    /// The device that registered it, kept alive until it is unregistered, or the reason that it was declined.
     registered: OnceLock<std::result::Result<Arc<Device>, String>>,
 }
 
-/// A mapped file in chunks of [`CHUNK_BYTES`], the same for all devices.
+/// A mapped file in chunks of [`CHUNK_BYTES`], shared by all devices.
 struct SharedFile {
     file: Arc<Bytes>,
     chunks: Vec<Chunk>,
 }
 
-/// A mapped file as one device holds it.
+/// One device's handle to a mapped file.
 pub struct MappedFile {
     shared: Arc<SharedFile>,
-    /// Bytes of each chunk that this device has read, those that it has read again too.
+    /// Bytes of each chunk that this device has read, including repeated reads.
     read: Vec<AtomicUsize>,
 }
 
@@ -69,8 +70,8 @@ impl SharedFile {
 }
 
 impl MappedFile {
-    /// What all devices hold of the file.
-    fn of(file: &Arc<Bytes>) -> Self {
+    /// Returns a handle to the shared file.
+    fn for_file(file: &Arc<Bytes>) -> Self {
         let mut shared = shared();
         shared.retain(|other| other.strong_count() > 0);
         let known = shared.iter().filter_map(Weak::upgrade).find(|other| Arc::ptr_eq(&other.file, file));
@@ -83,22 +84,22 @@ impl MappedFile {
         Self { shared, read }
     }
 
-    /// Whether `view` lies in this file.
+    /// Returns `true` if `view` is in this file.
     pub fn is_of(&self, view: &TensorView) -> bool {
         Arc::ptr_eq(&self.shared.file, view.file())
     }
 
-    /// The chunk of byte `at` of the file.
+    /// Returns the chunk of byte `at` of the file.
     pub fn chunk(&self, at: usize) -> &Chunk {
         &self.shared.chunks[at / CHUNK_BYTES]
     }
 
-    /// Whether this device has read as many bytes of the chunk of byte `at` as it has.
+    /// Returns `true` if this device has read at least as many bytes of the chunk of byte `at` as it has.
     pub fn was_read(&self, at: usize) -> bool {
         self.read[at / CHUNK_BYTES].load(Ordering::Relaxed) >= self.chunk(at).range.len()
     }
 
-    /// Counts the bytes of `view` as read, which lies in this file.
+    /// Counts the bytes of `view`, which is in this file, as read.
     pub fn mark_read(&self, view: &TensorView) {
         self.mark_range(view.start()..view.start() + view.bytes().len());
     }
@@ -117,15 +118,15 @@ fn shared() -> MutexGuard<'static, Vec<Weak<SharedFile>>> {
     SHARED.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// How much of the host's memory is pinned, and how much may be.
+/// Pinned bytes of the host's memory, and their max.
 struct Pinned {
     bytes: AtomicUsize,
-    most: usize,
+    max_bytes: usize,
 }
 
 impl Pinned {
     fn reserve(&self, bytes: usize) -> bool {
-        let fits = |pinned: usize| pinned.checked_add(bytes).filter(|sum| *sum <= self.most);
+        let fits = |pinned: usize| pinned.checked_add(bytes).filter(|sum| *sum <= self.max_bytes);
         self.bytes.fetch_update(Ordering::Relaxed, Ordering::Relaxed, fits).is_ok()
     }
 
@@ -134,12 +135,12 @@ impl Pinned {
     }
 }
 
-/// The files of which a device holds chunks.
+/// The files with chunks that a device holds.
 pub struct RegisteredFiles {
     files: Mutex<Vec<Arc<MappedFile>>>,
-    /// Why nothing can be registered.
+    /// The reason that nothing can be registered.
     unsupported: OnceLock<String>,
-    /// Why the first chunk that was declined was.
+    /// The reason that the first declined chunk was declined.
     declined: OnceLock<String>,
     device: Arc<Device>,
 }
@@ -148,19 +149,19 @@ impl RegisteredFiles {
     pub fn new(device: &Arc<Device>) -> Self {
         let unsupported = OnceLock::new();
         if !device.registers_read_only() {
-            let _ = unsupported.set("this GPU reads no read-only memory of the host".to_string());
+            let _ = unsupported.set("this GPU cannot read read-only host memory".to_string());
         }
         Self { files: Mutex::default(), unsupported, declined: OnceLock::new(), device: Arc::clone(device) }
     }
 
-    /// The mapped files among those of `views`, each once.
-    pub fn of_files<'a>(&self, views: impl Iterator<Item = &'a TensorView>) -> Vec<Arc<MappedFile>> {
+    /// Returns the mapped files of `views`, each once.
+    pub fn mapped_files<'a>(&self, views: impl Iterator<Item = &'a TensorView>) -> Vec<Arc<MappedFile>> {
         let mut known = self.files.lock().unwrap_or_else(PoisonError::into_inner);
         let mut used: Vec<Arc<MappedFile>> = Vec::new();
         for view in views {
             let least = match **view.file() {
-                Bytes::Mapped(_) => LEAST_BYTES,
-                Bytes::Pages(_) => LEAST_BYTES_OF_PAGES,
+                Bytes::Mapped(_) => MIN_BYTES,
+                Bytes::Pages(_) | Bytes::Read(_) => MIN_BYTES_OF_PAGES,
                 Bytes::Embedded(_) | Bytes::Computed(_) | Bytes::Owned(_) => usize::MAX,
             };
             if view.file().as_slice().len() < least || used.iter().any(|file| file.is_of(view)) {
@@ -168,14 +169,14 @@ impl RegisteredFiles {
             }
             let file = known.iter().find(|file| file.is_of(view)).map(Arc::clone);
             used.push(file.unwrap_or_else(|| {
-                known.push(Arc::new(MappedFile::of(view.file())));
+                known.push(Arc::new(MappedFile::for_file(view.file())));
                 Arc::clone(&known[known.len() - 1])
             }));
         }
         used
     }
 
-    /// Makes the chunk known to the driver, unless it is. False where it cannot be.
+    /// Registers the chunk with the driver, unless it is registered. Returns `false` if it can't be.
     pub fn register(&self, chunk: &Chunk) -> Result<bool> {
         self.device.make_current()?;
         if self.unsupported.get().is_some() {
@@ -191,9 +192,9 @@ impl RegisteredFiles {
             return Err("it would pin more than half of this machine's memory".to_string());
         }
         let (first, bytes_of_pages) = (chunk.address(), bytes.next_multiple_of(PAGE_BYTES));
-        // SAFETY: the pages are mapped as long as `chunk` holds them, which is longer than they are registered: that
-        // ends when it is dropped. A map is made of whole pages, so the last may be registered whole. Devices only
-        // read.
+        // SAFETY: the pages are mapped as long as `chunk` holds them, which is longer than they are registered:
+        // dropping the chunk unregisters them. A map consists of whole pages, so the last may be registered whole.
+        // Devices only read.
         let done = unsafe { sys::cuMemHostRegister_v2(first.cast(), bytes_of_pages, FLAGS) };
         let Err(error) = done.result() else { return Ok(Arc::clone(&self.device)) };
         PINNED.release(bytes);
@@ -204,21 +205,21 @@ impl RegisteredFiles {
         Err(why)
     }
 
-    /// How weights go up, in words, where it is not the fastest way.
+    /// Describes the way that weights are uploaded, if it is not the fastest.
     pub fn remark(&self) -> Option<String> {
         let (what, why) = match (self.unsupported.get(), self.declined.get()) {
             (Some(why), _) => ("weights", why),
             (None, Some(why)) => ("some weights", why),
             (None, None) => return None,
         };
-        Some(format!("{what} go up through staging buffers, which is slower than from the mapped files: {why}"))
+        Some(format!("{what} are uploaded through staging buffers, which is slower than from the mapped files: {why}"))
     }
 
-    /// Gives back the files that nothing on this device holds, unless some of them may still be read. What is
-    /// registered of a file ends when all devices have given it back.
+    /// Releases the files that nothing on this device holds, unless some of them may still be read. A file's
+    /// registration ends when all devices have released it.
     pub fn settle(&self) -> Result<()> {
         let mut files = self.files.lock().unwrap_or_else(PoisonError::into_inner);
-        // A thread that enqueues copies holds its files, and so do blocks that are streamed.
+        // A thread that enqueues copies holds its files, and so do streamed blocks.
         let is_held = |file: &Arc<MappedFile>| Arc::strong_count(file) > 1;
         if files.iter().all(is_held)
             || !self.device.is_idle(self.device.upload_stream())?
@@ -240,7 +241,7 @@ fn give_back(files: Vec<Arc<MappedFile>>) {
 }
 
 impl Chunk {
-    /// Whether the driver knows its pages.
+    /// Returns `true` if its pages are registered.
     pub fn is_registered(&self) -> bool {
         self.registered.get().is_some_and(std::result::Result::is_ok)
     }
@@ -253,10 +254,10 @@ impl Chunk {
 impl Drop for Chunk {
     fn drop(&mut self) {
         if let Some(Ok(device)) = self.registered.get() {
-            // A failure repeats an earlier one of the same context, which its caller has reported.
+            // A failure repeats an earlier one of the same context, which was reported to its caller.
             let _ = device.make_current();
-            // SAFETY: registered from this address by this device, once. All devices have given the file back, so no
-            // copy reads it any more.
+            // SAFETY: registered from this address by this device, once. All devices have released the file, so no copy
+            // reads it any more.
             let _ = unsafe { sys::cuMemHostUnregister(self.address().cast()) };
             PINNED.release(self.range.len());
         }
@@ -266,8 +267,8 @@ impl Drop for Chunk {
 impl Drop for RegisteredFiles {
     fn drop(&mut self) {
         if self.device.make_current().is_ok() {
-            // SAFETY: the stream lives as long as the device. An error here is one that callers have seen; nothing runs
-            // any more then.
+            // SAFETY: the stream lives as long as the device. Errors were reported to callers before; after one,
+            // nothing runs any more.
             let _ = unsafe { result::stream::synchronize(self.device.upload_stream().raw()) };
             // SAFETY: as above.
             let _ = unsafe { result::stream::synchronize(self.device.block_stream().raw()) };
@@ -276,9 +277,9 @@ impl Drop for RegisteredFiles {
     }
 }
 
-/// Memory of this machine.
+/// Returns the size of this machine's memory.
 fn memory_bytes() -> usize {
-    // SAFETY: two questions without precondition; -1 stands for an answer that is not known.
+    // SAFETY: two queries without precondition; -1 means unknown.
     let (pages, page) = unsafe { (libc::sysconf(libc::_SC_PHYS_PAGES), libc::sysconf(libc::_SC_PAGESIZE)) };
     usize::try_from(pages).unwrap_or(0).saturating_mul(usize::try_from(page).unwrap_or(0))
 }
@@ -291,7 +292,7 @@ mod tests {
     fn every_byte_of_a_file_is_in_one_chunk() {
         let len = 2 * CHUNK_BYTES + 5;
         let file = Arc::new(Bytes::Embedded(vec![0; len].leak()));
-        let mapped = MappedFile::of(&file);
+        let mapped = MappedFile::for_file(&file);
         assert_eq!(mapped.shared.chunks.len(), 3);
         for at in [0, 1, CHUNK_BYTES - 1, CHUNK_BYTES, 2 * CHUNK_BYTES, len - 1] {
             assert!(mapped.chunk(at).range.contains(&at), "{at}");
@@ -302,12 +303,12 @@ mod tests {
     #[test]
     fn a_chunk_was_read_once_all_of_it_was() {
         let len = CHUNK_BYTES + 10;
-        let mapped = MappedFile::of(&Arc::new(Bytes::Embedded(vec![0; len].leak())));
+        let mapped = MappedFile::for_file(&Arc::new(Bytes::Embedded(vec![0; len].leak())));
         let read = || [0, CHUNK_BYTES].map(|at| mapped.was_read(at));
         mapped.mark_range(0..CHUNK_BYTES - 1);
         assert_eq!(read(), [false, false]);
         mapped.mark_range(CHUNK_BYTES - 1..CHUNK_BYTES + 5);
-        assert_eq!(read(), [true, false], "a range may go on in the next chunk");
+        assert_eq!(read(), [true, false], "a range may continue in the next chunk");
         mapped.mark_range(CHUNK_BYTES..CHUNK_BYTES);
         assert_eq!(read(), [true, false], "nothing was read");
         mapped.mark_range(CHUNK_BYTES + 5..len);
@@ -318,9 +319,9 @@ mod tests {
     fn devices_share_the_chunks_of_a_file() {
         let [file, other] = [5, 6].map(|len| Arc::new(Bytes::Embedded(vec![0; len].leak())));
         let chunk = |file: &MappedFile| std::ptr::from_ref(file.chunk(0));
-        let first = MappedFile::of(&file);
-        assert_eq!(chunk(&MappedFile::of(&file)), chunk(&first));
-        assert_ne!(chunk(&MappedFile::of(&other)), chunk(&first));
+        let first = MappedFile::for_file(&file);
+        assert_eq!(chunk(&MappedFile::for_file(&file)), chunk(&first));
+        assert_ne!(chunk(&MappedFile::for_file(&other)), chunk(&first));
         let gone = Arc::downgrade(&first.shared);
         give_back(vec![Arc::new(first)]);
         assert!(gone.upgrade().is_none());
@@ -328,7 +329,7 @@ mod tests {
 
     #[test]
     fn what_does_not_fit_leaves_room_for_what_does() {
-        let pinned = Pinned { bytes: AtomicUsize::new(0), most: 10 };
+        let pinned = Pinned { bytes: AtomicUsize::new(0), max_bytes: 10 };
         assert!(pinned.reserve(6) && !pinned.reserve(5) && pinned.reserve(4) && !pinned.reserve(1));
         pinned.release(6);
         assert!(pinned.reserve(5) && !pinned.reserve(usize::MAX));

@@ -1,0 +1,193 @@
+//! The command line that reproduces an image.
+
+use std::env;
+use std::path::{Path, PathBuf};
+
+use flux::engine::choice::PrecisionChoice;
+use flux::engine::{ImageRecipe, ModelRecipe, Recipe};
+use flux::error::shell::visible_word;
+use flux::files::Variant;
+use flux::input::{Resize, Sides};
+use flux::sampler::{Rng, ScheduleKind};
+
+/// A flag and its value, if it has one.
+type Flag = (&'static str, Option<String>);
+
+/// Returns the words of the command line.
+pub fn command_line(made: &ImageRecipe) -> Vec<String> {
+    let words = flags(made).into_iter().flat_map(|(flag, value)| [Some(flag.to_string()), value]);
+    ["flux".to_string()].into_iter().chain(words.flatten()).collect()
+}
+
+/// Returns this process's command line, quoted for a shell, on one line.
+pub fn given_command() -> String {
+    env::args_os().map(|word| visible_word(word.as_encoded_bytes())).collect::<Vec<_>>().join(" ")
+}
+
+/// Returns the flags in order.
+fn flags(made: &ImageRecipe) -> Vec<Flag> {
+    let ImageRecipe { recipe, model, .. } = made;
+    let Recipe { width, height, steps, seed, guidance, schedule, rng, max_sequence_length, .. } = recipe;
+    let path = |path: &Option<PathBuf>| path.as_deref().map(file);
+    let set = |is_set: bool| is_set.then(String::new);
+    let ModelRecipe { paths, kv, quantize, precision, attention, .. } = model;
+    let sides = |Sides { left, top, right, bottom }: Sides| format!("{left},{top},{right},{bottom}");
+    let prompt = recipe.embeddings.is_none().then(|| recipe.full_prompt().into_owned());
+    // An edited image has the input's size, unless the input is scaled.
+    let size = width.zip(*height).filter(|_| !recipe.changes()).map(|(width, height)| format!("{width}x{height}"));
+    let (size, [width, height]) = match recipe.resize {
+        Some(Resize::Sides([Some(width), Some(height)])) => (Some(format!("{width}x{height}")), [None, None]),
+        Some(Resize::Sides(sides)) => (None, sides.map(|side| side.map(|side| side.to_string()))),
+        Some(Resize::Longest(side)) => (Some(side.to_string()), [None, None]),
+        None => (size, [None, None]),
+    };
+    let mut flags = vec![
+        ("-p", prompt),
+        ("--negative", recipe.negative.clone()),
+        ("-d", path(&paths.model)),
+        ("--text-encoder", path(&paths.text_encoder)),
+        ("--vae", path(&paths.vae)),
+        ("--tokenizer", path(&paths.tokenizer)),
+        ("--variant", paths.variant.map(variant)),
+        ("--quantize", quantize.clone()),
+        ("--precision", (*precision != PrecisionChoice::Auto).then(|| precision.name().to_string())),
+        ("--attention", (!attention.is_auto()).then(|| attention.name().to_string())),
+        ("--size", size),
+        ("-W", width),
+        ("-H", height),
+        ("-s", steps.map(|steps| steps.to_string())),
+        ("-S", Some(seed.to_string())),
+        ("--guidance", guidance.filter(|guidance| *guidance != 1.0).map(|guidance| guidance.to_string())),
+        ("--schedule", (*schedule != ScheduleKind::default()).then(|| schedule.to_string())),
+        ("--rng", (*rng != Rng::default()).then(|| rng.to_string())),
+        ("--max-sequence-length", max_sequence_length.map(|tokens| tokens.to_string())),
+    ];
+    flags.extend(recipe.inputs.iter().map(|input| ("-i", Some(file(input)))));
+    flags.extend([
+        ("--mask", path(&recipe.mask)),
+        ("--strength", recipe.strength.map(|strength| strength.to_string())),
+        ("--extend", recipe.extend.map(sides)),
+        ("--mask-padding", recipe.mask_padding.map(|pixels| pixels.to_string())),
+        ("--feather", (recipe.feather > 0).then(|| recipe.feather.to_string())),
+        ("--no-composite", set(recipe.no_composite)),
+        ("--full-size", set(recipe.full_size)),
+        ("--no-self-reference", set(recipe.no_self_reference)),
+        ("--sparse", set(recipe.sparse)),
+        ("--kv", set(*kv)),
+        ("--noise", path(&recipe.noise)),
+        ("--latents", path(&recipe.latents)),
+        ("--embeddings", path(&recipe.embeddings)),
+    ]);
+    let adapters = recipe.adapters.iter();
+    flags.extend(adapters.map(|used| ("--lora", Some(format!("{}:{}", file(&used.file), used.strength)))));
+    let given = flags.into_iter().filter_map(|(flag, value)| value.map(|value| (flag, value)));
+    let is_switch =
+        |flag: &str| ["--no-composite", "--full-size", "--no-self-reference", "--sparse", "--kv"].contains(&flag);
+    given.map(|(flag, value)| (flag, (!is_switch(flag)).then_some(value))).collect()
+}
+
+/// Returns a file name as a flag's value. A leading hyphen would make it a flag.
+fn file(path: &Path) -> String {
+    let path = path.display();
+    if path.to_string().starts_with('-') { format!("./{path}") } else { path.to_string() }
+}
+
+fn variant(variant: Variant) -> String {
+    match variant {
+        Variant::Distilled => "distilled",
+        Variant::Base => "base",
+        Variant::Kv => "kv",
+    }
+    .to_string()
+}
+
+#[cfg(test)]
+mod tests {
+    use flux::engine::AdapterFile;
+    use flux::engine::choice::AttentionChoice;
+    use flux::files::ModelPaths;
+
+    use super::*;
+    use crate::cli::Cli;
+
+    fn made(recipe: Recipe, model: ModelRecipe) -> ImageRecipe {
+        ImageRecipe { recipe, model, ..ImageRecipe::default() }
+    }
+
+    /// Returns the recipe of the command line.
+    fn read(line: &[String]) -> Recipe {
+        let words: Vec<_> = line.iter().map(Into::into).collect();
+        let Ok(cli) = Cli::read(&words) else { panic!("{line:?}") };
+        cli.generate.check().unwrap();
+        cli.generate.recipe(None, &mut std::io::empty()).unwrap()
+    }
+
+    #[test]
+    fn a_command_line_asks_for_the_recipe_that_it_is_made_of() {
+        let sized = |recipe: Recipe| Recipe { width: Some(64), height: Some(48), steps: Some(3), ..recipe };
+        let changed = Recipe {
+            inputs: vec!["a b.png".into(), "c.png".into()],
+            mask: Some("m'.png".into()),
+            strength: Some(0.1 + 0.2),
+            mask_padding: Some(8),
+            feather: 4,
+            no_self_reference: true,
+            ..Recipe::new("it's \"here\", $HOME\nand there", 7)
+        };
+        let grown = Recipe {
+            inputs: vec!["a.png".into()],
+            extend: Some(Sides { left: 16, bottom: 8, ..Sides::default() }),
+            no_composite: true,
+            sparse: true,
+            ..Recipe::new("-x", u64::MAX)
+        };
+        let sampled = Recipe {
+            negative: Some("-a dog".to_string()),
+            guidance: Some(2.5),
+            schedule: "power:1.5".parse().unwrap(),
+            rng: Rng::Portable,
+            max_sequence_length: Some(32),
+            latents: Some("l.safetensors".into()),
+            adapters: vec![AdapterFile { file: "style:1.safetensors".into(), strength: -0.7 }],
+            ..Recipe::new("käse 🧀", 0)
+        };
+        let given = Recipe { embeddings: Some("e".into()), noise: Some("n".into()), ..Recipe::new("", 3) };
+        let hyphens = Recipe {
+            inputs: vec!["./-a.png".into(), "-".into()],
+            adapters: vec![AdapterFile { file: "./-style".into(), strength: 1.0 }],
+            ..Recipe::new("-", 1)
+        };
+        let dashed = Recipe { inputs: vec!["-a.png".into()], ..Recipe::new("x", 1) };
+        assert!(command_line(&made(dashed, ModelRecipe::default())).contains(&"./-a.png".to_string()));
+        assert!(command_line(&made(hyphens, ModelRecipe::default())).contains(&"./-".to_string()));
+        let sizes = ["512", "768x512"].map(|size| Recipe { resize: size.parse().ok(), ..changed.clone() });
+        let side = Recipe { resize: "x300".parse().ok(), full_size: true, ..changed.clone() };
+        let of_first =
+            Recipe { resize: "512".parse().ok(), mask: None, strength: None, mask_padding: None, ..side.clone() };
+        let of_first = Recipe { full_size: false, feather: 0, no_self_reference: false, ..of_first };
+        for recipe in [changed, grown, sampled, given, side, of_first].into_iter().chain(sizes).map(sized) {
+            // An edited image has its own size.
+            let is_own = recipe.changes() || recipe.resize.is_some();
+            let expected = Recipe { width: recipe.width.filter(|_| !is_own), ..recipe.clone() };
+            let expected = Recipe { height: recipe.height.filter(|_| !is_own), ..expected };
+            let line = command_line(&made(recipe.clone(), ModelRecipe::default()));
+            assert_eq!(read(&line), expected, "{line:?}");
+        }
+    }
+
+    #[test]
+    fn the_model_is_named_as_it_was() {
+        let paths = ModelPaths { model: Some("a b".into()), variant: Some(Variant::Base), ..ModelPaths::default() };
+        let model = ModelRecipe {
+            name: "a b".to_string(),
+            paths,
+            kv: true,
+            quantize: Some("fp8".to_string()),
+            precision: PrecisionChoice::Bf16,
+            attention: AttentionChoice::Fp8,
+            ..ModelRecipe::default()
+        };
+        let line = command_line(&made(Recipe::new("x", 1), model)).join(" ");
+        assert_eq!(line, "flux -p x -d a b --variant base --quantize fp8 --precision bf16 --attention fp8 -S 1 --kv");
+    }
+}

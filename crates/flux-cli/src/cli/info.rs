@@ -1,0 +1,23 @@
+//! Flags of `flux info`.
+
+use std::path::PathBuf;
+
+use clap::Args;
+
+use super::values::path;
+use super::{ModelArgs, QuantizeArgs};
+
+/// `flux info`
+#[derive(Args)]
+pub struct Info {
+    /// Model, as for --dir, or an image
+    #[arg(value_name = "PATH", value_parser = path(), conflicts_with = "dir")]
+    pub path: Option<PathBuf>,
+    #[command(flatten)]
+    pub model: ModelArgs,
+    #[command(flatten)]
+    pub quantize: QuantizeArgs,
+    /// Print one JSON object; for an image, its recipe if it has one
+    #[arg(long)]
+    pub json: bool,
+}

@@ -1,0 +1,48 @@
+//! Flags for the sampler, except steps, seed and guidance.
+
+use clap::Args;
+use flux::engine::Recipe;
+use flux::sampler::{Rng, ScheduleKind};
+
+use super::prompt::without_ends;
+use super::values::{no_hyphen, whole_of};
+use super::{PROMPT, SAMPLING};
+
+/// Flags for the sampler.
+#[derive(Args)]
+pub struct SamplerArgs {
+    /// Noise schedule: flow, linear, power:A or sigmas:1,0.8,..
+    ///
+    /// flow is the model's own schedule. linear and power:A are not shifted by the image size, as 1 - (i/N)^A.
+    /// sigmas:1,0.8,.. has the noise levels themselves, one for each step [default: flow].
+    #[arg(help_heading = SAMPLING, long, value_name = "KIND", hide_short_help = true)]
+    schedule: Option<ScheduleKind>,
+    /// Random numbers for the noise: torch or portable [default: torch]
+    ///
+    /// torch gives the noise of the reference. With portable, a seed gives a similar composition at another size.
+    #[arg(help_heading = SAMPLING, long, value_name = "KIND", hide_short_help = true)]
+    rng: Option<Rng>,
+    /// Negative prompt, for undistilled models
+    #[arg(help_heading = PROMPT, long, value_name = "TEXT", allow_hyphen_values = true, value_parser = no_hyphen)]
+    negative: Option<String>,
+    /// Length of the prompt in tokens [default: the model's, 512]
+    ///
+    /// The prompt is cut or padded to this length. The model also reads the padding, so another length gives another
+    /// image.
+    #[arg(help_heading = PROMPT, long, value_name = "N", allow_negative_numbers = true, hide_short_help = true)]
+    #[arg(value_parser = whole_of("tokens"))]
+    max_sequence_length: Option<usize>,
+}
+
+impl SamplerArgs {
+    /// Returns the recipe with the flags applied.
+    pub fn apply(&self, recipe: Recipe) -> Recipe {
+        Recipe {
+            rng: self.rng.unwrap_or(recipe.rng),
+            schedule: self.schedule.clone().unwrap_or(recipe.schedule),
+            negative: self.negative.as_deref().map(without_ends).or(recipe.negative),
+            max_sequence_length: self.max_sequence_length.or(recipe.max_sequence_length),
+            ..recipe
+        }
+    }
+}

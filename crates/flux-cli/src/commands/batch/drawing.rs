@@ -1,0 +1,218 @@
+//! Generation of a batch's images with one engine.
+
+use std::collections::{HashMap, VecDeque};
+use std::io;
+use std::mem;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::thread;
+use std::time::Instant;
+
+use flux::engine::{Engine, EngineArgs, Event, ImageRecipe, InputSource, Inputs, Job, Ticket};
+use flux::error::{ErrorKind, Names};
+use flux::files::adapter::{Adapter, AdapterUse};
+use flux::files::{ModelFiles, ModelPaths};
+use flux::model::ModelInfo;
+use flux::output::ImageFormat;
+use flux::pipeline::Request;
+use flux::{Error, Result};
+
+use super::inputs::{Stamp, Stamps};
+use super::items::{Item, Todo};
+use super::manifest::Manifest;
+use super::place;
+use super::report::BatchReport;
+use super::writers::{Work, Writers};
+use crate::cli::{Batch, ModelChoice};
+use crate::commands::names;
+use crate::commands::signals::Signals;
+use flux_runtime::progress::Console;
+
+/// The maximum number of jobs queued in the engine, which batches images of the same shape among them.
+const WINDOW: usize = 64;
+
+/// A batch to run.
+pub struct Run<'a> {
+    pub args: &'a Batch,
+    pub model: ModelChoice,
+    pub signals: &'a Signals,
+    pub folder: &'a Path,
+    /// The field names to use in messages.
+    pub names: Names,
+}
+
+/// A job in the engine.
+struct Running {
+    item: Item,
+    ticket: Ticket,
+    stamps: Stamps,
+}
+
+/// Opened adapters with their file's stamp before opening, or the error.
+type Adapters = HashMap<PathBuf, Result<(Arc<Adapter>, Option<Stamp>)>>;
+
+impl Run<'_> {
+    /// Validates every line without loading weights.
+    pub fn check(&self, files: ModelFiles, todo: Todo, console: &mut Console) -> Result<()> {
+        let info = ModelInfo::read(&files)?;
+        let mut report = BatchReport::new(&todo, None, console, (self.args.draw.console.json, self.names));
+        report.wrong(&todo.wrong)?;
+        for item in &todo.items {
+            match self.check_item(item, &info, files.paths()) {
+                Ok(()) => report.made += 1,
+                Err(error) => report.failed(item, &error)?,
+            }
+        }
+        report.counted();
+        let (made, existing, failed) = (report.made, report.existing, report.failed);
+        report.console.info(&format!("{made} to generate, {existing} already exist, {failed} cannot be generated"));
+        report.result("cannot be generated")
+    }
+
+    fn check_item(&self, item: &Item, info: &ModelInfo, paths: &ModelPaths) -> Result<()> {
+        let (request, inputs) = self.prepare(item)?;
+        ImageRecipe::check_room(&item.recipe, paths, &inputs, ImageFormat::from_path(Path::new(&item.file))?)?;
+        for used in &item.recipe.adapters {
+            let file = names::adapter(&used.file)?;
+            if !file.exists() {
+                return Err(Error::new("the adapter does not exist").at_path(&used.file));
+            }
+        }
+        info.check_request(&request)
+    }
+
+    /// Generates the images and reports the results.
+    pub fn draw(&self, files: ModelFiles, mut todo: Todo, manifest: &Manifest, console: &mut Console) -> Result<()> {
+        let began = Instant::now();
+        let mut report = BatchReport::new(&todo, Some(manifest), console, (self.args.draw.console.json, self.names));
+        report.wrong(&todo.wrong)?;
+        let items = mem::take(&mut todo.items);
+        let made = if items.is_empty() { Ok(()) } else { self.draw_all(files, items, manifest, &mut report) };
+        report.console.end_images();
+        report.summary(began.elapsed().as_secs_f64());
+        report.hint_to_go_on(&self.args.file);
+        made.map_err(|error| report.ended_by(error)).and_then(|()| report.result("failed"))
+    }
+
+    fn draw_all(
+        &self,
+        files: ModelFiles,
+        items: Vec<Item>,
+        manifest: &Manifest,
+        report: &mut BatchReport<'_>,
+    ) -> Result<()> {
+        let notes = files.notes().iter().chain(self.args.draw.quantize.notes());
+        notes.for_each(|note| report.console.note(note));
+        let has_prompts = items.iter().any(|item| item.recipe.embeddings.is_none());
+        let args = EngineArgs {
+            without_text_encoder: !has_prompts,
+            images: Some(items.len()),
+            ..self.args.draw.engine(&self.model)
+        };
+        let first = items.first().and_then(|item| self.prepare(item).ok()).map(|(request, _)| request);
+        let engine = Engine::open(files, &args, first.as_ref(), report.console, &self.signals.cancel_flag())?;
+        for (name, description) in engine.devices(items.len()) {
+            report.console.detail(&format!("device: {name}: {description}"));
+        }
+        let made = thread::scope(|scope| {
+            let writers = Writers::start(scope, self.folder, manifest)?;
+            let drawn = self.feed(&engine, items, &writers, report);
+            // Finished images are written even if a signal or an error ends the run.
+            let rest = writers.finish();
+            let written = rest.into_iter().try_for_each(|written| report.written(written));
+            drawn.and(written)
+        });
+        mem::forget(engine);
+        made
+    }
+
+    /// Passes the items to the engine, and its images to the writers.
+    fn feed(&self, engine: &Engine, items: Vec<Item>, writers: &Writers, report: &mut BatchReport<'_>) -> Result<()> {
+        let cancel = self.signals.cancel_flag();
+        let (mut items, mut adapters) = (items.into_iter(), Adapters::new());
+        let mut running: VecDeque<Running> = VecDeque::new();
+        report.console.begin_images(items.len() as u64);
+        loop {
+            cancel.check()?;
+            while running.len() < WINDOW
+                && let Some(item) = items.next()
+            {
+                match self.submit(engine, &item, &mut adapters) {
+                    Ok((ticket, stamps)) => running.push_back(Running { item, ticket, stamps }),
+                    Err(error) => report.failed(&item, &error)?,
+                }
+            }
+            let Some(job) = running.pop_front() else { return Ok(()) };
+            self.follow(engine, job, writers, report)?;
+            writers.written().try_for_each(|written| report.written(written))?;
+            report.progress();
+        }
+    }
+
+    /// Returns the request of an item, and its input images.
+    fn prepare(&self, item: &Item) -> Result<(Request, Inputs)> {
+        let request = item.recipe.request()?;
+        let mut stdin = io::empty();
+        let mut source = InputSource::new(&mut stdin);
+        source.keeps = self.args.draw.embed_inputs;
+        let inputs = Inputs::read(&item.recipe, &mut source)?;
+        let request = inputs.apply(request);
+        request.check_count(1)?;
+        Ok((request, inputs))
+    }
+
+    fn submit(&self, engine: &Engine, item: &Item, adapters: &mut Adapters) -> Result<(Ticket, Stamps)> {
+        let path = self.folder.join(&item.file);
+        // Taken before the files are read, so that a later change is detected.
+        let named = item.recipe.files().map(|(_, file)| file.to_string_lossy().into_owned());
+        let mut stamps: Stamps = named.filter_map(|name| Some((name.clone(), Stamp::from_name(&name)?))).collect();
+        let (request, inputs) = self.prepare(item)?;
+        ImageRecipe::check_room(&item.recipe, &self.model.paths, &inputs, ImageFormat::from_path(&path)?)?;
+        place::create_folders(self.folder, &item.file)?;
+        item.target(self.folder)?;
+        let mut used_adapters = Vec::new();
+        for used in &item.recipe.adapters {
+            let name = used.file.to_string_lossy();
+            let open = || {
+                let file = names::adapter(&used.file)?;
+                let stamp = Stamp::from_name(&name);
+                Ok((engine.adapter(&file)?, stamp))
+            };
+            let (adapter, stamp) = adapters.entry(used.file.clone()).or_insert_with(open).clone()?;
+            used_adapters.push(AdapterUse { adapter, strength: used.strength });
+            stamps.extend(stamp.map(|stamp| (name.into_owned(), stamp)));
+        }
+        let request = Request { adapters: used_adapters, ..request };
+        let ticket = engine.submit(Job {
+            inputs: Arc::new(inputs),
+            recipe: Some(Arc::new(item.recipe.clone())),
+            key: Some(item.key.clone()),
+            provenance: !self.args.draw.no_provenance,
+            cancel: self.signals.cancel_flag(),
+            ..Job::new(request, 1)
+        })?;
+        Ok((ticket, stamps))
+    }
+
+    /// Handles the events of a job until it ends.
+    fn follow(&self, engine: &Engine, job: Running, writers: &Writers, report: &mut BatchReport<'_>) -> Result<()> {
+        let Running { item, ticket, stamps } = job;
+        let (mut began, mut together) = (Instant::now(), 1);
+        for event in ticket {
+            match event {
+                Ok(Event::Started { batch, .. }) => (began, together) = (Instant::now(), batch),
+                Ok(Event::Progress(progress)) => report.stage(progress),
+                Ok(Event::Image { image, .. }) => {
+                    let seconds = began.elapsed().as_secs_f64();
+                    let device = engine.machine(1);
+                    let (item, stamps) = (item.clone(), stamps.clone());
+                    writers.write(Work { item, image, seconds, batch: together, device, stamps })?;
+                }
+                Ok(_) => {}
+                Err(error) if error.kind() == ErrorKind::Cancelled => return Err(error),
+                Err(error) => report.failed(&item, &error)?,
+            }
+        }
+        Ok(())
+    }
+}

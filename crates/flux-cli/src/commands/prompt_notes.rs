@@ -1,0 +1,50 @@
+//! Notes about a prompt, printed before images are generated.
+
+use flux::default_model::knows_a_word_of;
+use flux::engine::Recipe;
+use flux::files::ModelPaths;
+
+/// Returns the notes on a recipe's prompt for a model.
+pub fn notes(recipe: &Recipe, prompt: &str, model: &ModelPaths) -> Vec<String> {
+    if recipe.embeddings.is_some() {
+        return Vec::new();
+    }
+    let is_built_in = model.model.is_none() && model.text_encoder.is_none();
+    let is_unknown = is_built_in && !prompt.trim().is_empty() && !knows_a_word_of(prompt, !recipe.inputs.is_empty());
+    let unknown = is_unknown.then(|| {
+        "the built-in model does not know any word of this prompt: it generates emoji, shapes and colours from their \
+         English names; select a larger model with `-d`"
+            .to_string()
+    });
+    adapter_note(prompt).into_iter().chain(unknown).collect()
+}
+
+/// Returns a note if the prompt contains `<lora:NAME:STRENGTH>`, an adapter in other programs.
+fn adapter_note(prompt: &str) -> Option<String> {
+    let lower = prompt.to_ascii_lowercase();
+    let (start, kind) =
+        ["<lora:", "<lyco:", "<hypernet:"].iter().find_map(|kind| Some((lower.find(kind)?, kind.len())))?;
+    let tag = &prompt[start..];
+    let tag = &tag[..=tag.find('>')?];
+    let (name, strength) = tag[kind..tag.len() - 1].split_once(':').unwrap_or((&tag[kind..tag.len() - 1], "1"));
+    Some(format!(
+        "`{tag}` is read as part of the prompt; to use an adapter, pass `--lora {name}.safetensors:{strength}`"
+    ))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_adapter_in_a_prompt_is_told() {
+        let note = adapter_note("a cat <lora:Style:0.8>, oil").unwrap();
+        assert!(
+            note.starts_with("`<lora:Style:0.8>` is read as part") && note.contains("--lora Style.safetensors:0.8")
+        );
+        assert!(adapter_note("ä <LoRA:x>").is_some_and(|note| note.contains("--lora x.safetensors:1`")));
+        for prompt in ["a cat", "<lora>", "<lora:x", "lora:x>"] {
+            assert_eq!(adapter_note(prompt), None, "{prompt}");
+        }
+    }
+}

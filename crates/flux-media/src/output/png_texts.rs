@@ -1,0 +1,75 @@
+//! Adds texts to encoded PNGs.
+
+use flux_base::error::{Error, Result};
+
+/// Bytes of the signature and of the first chunk, which contains the size.
+const HEAD: usize = 8 + 25;
+/// Bytes of a chunk without data, such as the last one.
+const EMPTY_CHUNK: usize = 12;
+
+/// Adds texts to a PNG, before its pixels. Other files are returned unchanged.
+///
+/// Errors if a keyword or a text is not Latin-1.
+pub fn with_png_texts(file: &[u8], texts: &[(&str, &str)]) -> Result<Vec<u8>> {
+    let Some((head, rest)) = file.split_at_checked(HEAD).filter(|(head, _)| head.starts_with(b"\x89PNG")) else {
+        return Ok(file.to_vec());
+    };
+    Ok([head, &chunks(texts)?, rest].concat())
+}
+
+/// Copies the texts of another PNG, such as the recipe, to a PNG, before its pixels.
+pub fn with_png_texts_of(file: &[u8], other: &[u8]) -> Vec<u8> {
+    let (mut texts, mut at) = (Vec::new(), 8);
+    while let Some(&[a, b, c, d, ref kind @ ..]) = other.get(at..).and_then(<[u8]>::first_chunk::<8>) {
+        let end = at + EMPTY_CHUNK + u32::from_be_bytes([a, b, c, d]) as usize;
+        match (kind, other.get(at..end)) {
+            (b"tEXt" | b"iTXt" | b"zTXt", Some(chunk)) => texts.extend_from_slice(chunk),
+            (b"IDAT", _) | (_, None) => break,
+            _ => {}
+        }
+        at = end;
+    }
+    let head = HEAD.min(file.len());
+    [&file[..head], &texts, &file[head..]].concat()
+}
+
+/// Returns the chunks of texts, from a PNG without pixels.
+fn chunks(texts: &[(&str, &str)]) -> Result<Vec<u8>> {
+    let mut file = Vec::new();
+    let mut encoder = png::Encoder::new(&mut file, 1, 1);
+    let mut added = Ok(());
+    for (keyword, text) in texts {
+        added = added.and_then(|()| encoder.add_text_chunk(keyword.to_string(), text.to_string()));
+    }
+    // The last chunk is written when the writer is dropped.
+    added.and_then(|()| encoder.write_header().map(drop)).map_err(|e| Error::new(format!("invalid PNG text: {e}")))?;
+    Ok(file[HEAD..file.len() - EMPTY_CHUNK].to_vec())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::input;
+    use crate::metadata::Metadata;
+    use crate::output::{ImageFormat, encode};
+    use crate::rgb::Rgb;
+
+    fn texts(file: &[u8]) -> Vec<(String, String)> {
+        let reader = png::Decoder::new(std::io::Cursor::new(file)).read_info().unwrap();
+        reader.info().uncompressed_latin1_text.iter().map(|text| (text.keyword.clone(), text.text.clone())).collect()
+    }
+
+    #[test]
+    fn texts_are_added_to_a_file_and_taken_from_another_one() {
+        let image = Rgb { width: 2, height: 1, bytes: vec![1, 2, 3, 4, 5, 6] };
+        let file = encode(&image, ImageFormat::Png, &Metadata::default()).unwrap();
+        let written = with_png_texts(&file, &[("prompt", "{}"), ("workflow", "[1]")]).unwrap();
+        let expected = [("prompt", "{}"), ("workflow", "[1]")].map(|(a, b)| (a.to_string(), b.to_string()));
+        assert_eq!(texts(&written), expected);
+        assert_eq!(input::read_bytes(&written).unwrap().bytes, image.bytes);
+        assert_eq!(with_png_texts_of(&file, &written), written);
+        assert_eq!(with_png_texts(b"no PNG", &[("prompt", "{}")]).unwrap(), b"no PNG");
+        assert!(with_png_texts(&file, &[("prompt", "\u{4e00}")]).is_err());
+        assert_eq!(with_png_texts_of(&file, &written[..40]), file, "a truncated file");
+    }
+}

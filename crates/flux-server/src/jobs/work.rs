@@ -1,0 +1,129 @@
+//! From a request to the engine's job: its images are read, and it is planned once its model is open.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use flux::engine::{AdapterFile, Engine, InputSource, Inputs, Job};
+use flux::error::{ErrorKind, Field, KEYS, named};
+use flux::files::adapter::AdapterUse;
+use flux::pipeline::{Plan, Request};
+use flux::stage::CancelFlag;
+
+use crate::http::error::{ApiError, Result};
+use crate::jobs::models::Models;
+use crate::jobs::record::{JobRecord, Planned};
+use crate::jobs::request::{Asked, Feedback, Lora};
+
+/// Reads the images of a request.
+///
+/// Errors if an image cannot be read or does not suit the others, an adapter is unknown, or there are fewer seeds than
+/// images.
+pub fn read(asked: &mut Asked, record: &JobRecord, models: &Models, cancel: &CancelFlag) -> Result<Job> {
+    asked.prepare(cancel)?;
+    let mut nothing = std::io::empty();
+    let mut source = InputSource::new(&mut nothing);
+    source.embedded = std::mem::take(&mut asked.files);
+    source.cancel = cancel.clone();
+    let mut recipe = std::mem::take(&mut asked.recipe);
+    recipe.check().map_err(ApiError::from)?;
+    let inputs = Inputs::read(&recipe, &mut source).map_err(|e| unreadable(&e.for_field(Field::Inputs)))?;
+    let adapter =
+        |Lora { name, weight }: &Lora| Ok(AdapterFile { file: models.adapter_name(name)?.into(), strength: *weight });
+    recipe.adapters = asked.adapters.iter().map(adapter).collect::<Result<_>>()?;
+    let request = inputs.apply(recipe.request().map_err(|e| e.for_field(Field::Prompt)).map_err(ApiError::from)?);
+    request.check_count(record.count).map_err(ApiError::from)?;
+    asked.notes.extend(inputs.notes().iter().map(|note| named(note, KEYS)));
+    Ok(Job {
+        inputs: Arc::new(inputs),
+        recipe: Some(Arc::new(recipe)),
+        priority: asked.priority,
+        deadline: record.deadline,
+        latents: asked.feedback.is_some(),
+        previews: asked.previews.are_wanted(),
+        cancel: record.cancel.clone(),
+        ..Job::new(request, record.count)
+    })
+}
+
+/// Plans a job, and records the plan. Waits for the tokenizer.
+///
+/// Errors if the model does not support the request, or no device has enough memory for it.
+pub fn plan(
+    job: &mut Job,
+    feedback: Option<&Feedback>,
+    record: &JobRecord,
+    engine: &Engine,
+    models: &Models,
+    most_pixels: usize,
+) -> Result<()> {
+    let adapter = |used: &AdapterFile| {
+        let name = used.file.to_string_lossy();
+        let path: &Path = models.adapter(&name)?;
+        let adapter = engine.adapter(path).map_err(|e| ApiError::value("loras", format!("{name}: {}", e.what())))?;
+        Ok(AdapterUse { adapter, strength: used.strength })
+    };
+    let adapters = job.recipe.iter().flat_map(|recipe| &recipe.adapters).map(adapter).collect::<Result<_>>()?;
+    let request = Request { adapters, ..job.request.clone() };
+    // Check the requested size first, since an image that is far too large needs no plan.
+    check_pixels(request.width.unwrap_or(0), request.height.unwrap_or(0), most_pixels)?;
+    if feedback.is_some() {
+        // A recipe could not reproduce an image that starts from a previous one.
+        job.recipe = None;
+    }
+    job.request = match feedback {
+        Some(Feedback { part, before: Some(before) }) => {
+            engine.begin_with(request, before, *part).map_err(|e| ApiError::from(e.for_field(Field::Latents)))?
+        }
+        _ => request,
+    };
+    let plan = engine.plan(&job.request).map_err(|e| match e.kind() {
+        ErrorKind::Failure => ApiError::bad("never_fits", e.what()).with_param("size"),
+        _ => ApiError::from(e),
+    })?;
+    check_pixels(plan.width, plan.height, most_pixels)?;
+    check_memory(engine, &plan)?;
+    record.plan(Planned::new(&plan), &plan.notes);
+    Ok(())
+}
+
+/// Returns the bytes that a job keeps while it waits: its images, and for each result the texts of its request and of
+/// its recipe.
+pub fn bytes(job: &Job) -> usize {
+    let texts = job.request.prompt.len() + job.request.negative.as_ref().map_or(0, String::len);
+    job.inputs.bytes() + 2 * job.count * texts
+}
+
+/// Returns the pixels of all images of a job, or a guess before planning.
+pub fn pixels(job: &Job, record: &JobRecord) -> f64 {
+    let Planned { width, height, .. } = record.planned();
+    let side = |planned: usize, asked: Option<usize>| if planned > 0 { planned } else { asked.unwrap_or(1024) } as f64;
+    side(width, job.request.width) * side(height, job.request.height) * job.count as f64
+}
+
+/// Converts an error of reading an image. Images are part of the request, so the error is the client's.
+fn unreadable(error: &flux::Error) -> ApiError {
+    match error.kind() {
+        ErrorKind::Failure => ApiError::image(error, "image"),
+        _ => ApiError::from(error),
+    }
+}
+
+/// Errors if an image has too many pixels.
+pub fn check_pixels(width: usize, height: usize, most: usize) -> Result<()> {
+    if width.saturating_mul(height) <= most {
+        return Ok(());
+    }
+    Err(ApiError::value("size", format!("the image is {width}x{height}, expected at most {most} pixels")))
+}
+
+/// Errors if no device has enough memory for an image.
+fn check_memory(engine: &Engine, plan: &Plan) -> Result<()> {
+    let mut plans = engine.memory_plans(plan, 1).into_iter().map(|(_, plan)| plan);
+    let first = plans.next();
+    match first {
+        Some(Err(error)) if !plans.any(|plan| plan.is_ok()) => {
+            Err(ApiError::bad("never_fits", error.what().to_string()).with_param("size"))
+        }
+        _ => Ok(()),
+    }
+}

@@ -1,0 +1,88 @@
+//! `txt2img` and `img2img`.
+
+use std::sync::Arc;
+
+use axum::Extension;
+use axum::extract::{Request, State};
+use axum::http::StatusCode;
+use flux::stage::CancelFlag;
+use serde_json::{Map, Value, json};
+
+use super::lists::chosen;
+use super::reading::Reading;
+use super::{SdResult, read_fields};
+use crate::http::client::Client;
+use crate::http::error::shown;
+use crate::http::pieces::{Files, Pieces};
+use crate::jobs::admission::Estimate;
+use crate::jobs::fields::{brief, text_bytes};
+use crate::jobs::record::{JobRecord, Snapshot};
+use crate::{App, EndsWithClient, http::answer, jobs::intake};
+
+/// Max fields that a response repeats, and max bytes of each value except prompts.
+const MAX_REPEATED: usize = 128;
+const MAX_REPEATED_BYTES: usize = 4096;
+
+pub async fn txt2img(state: State<Arc<App>>, client: Extension<Client>, request: Request) -> SdResult {
+    draw(state.0, client.0, request, false).await
+}
+
+pub async fn img2img(state: State<Arc<App>>, client: Extension<Client>, request: Request) -> SdResult {
+    draw(state.0, client.0, request, true).await
+}
+
+async fn draw(app: Arc<App>, client: Client, request: Request, from_image: bool) -> SdResult {
+    let permit = app.permit(&client);
+    let fields = read_fields(&app, request.into_body(), &permit).await?;
+    let parameters = repeated(&fields);
+    let texts = Estimate::bytes(fields.values().map(text_bytes).sum());
+    let sends_images = fields.get("send_images").is_none_or(|send| *send != Value::Bool(false));
+    let default = chosen(&app, &client);
+    let read = {
+        let app = Arc::clone(&app);
+        move |_: &CancelFlag| Reading::new(&app, fields).read(default, from_image)
+    };
+    let asked = permit.answer(texts, read).await?;
+    let job = EndsWithClient::new(&app, intake::begin(&app, &client, &permit, asked)?);
+    drop(permit);
+    // Registered early, so that it can be interrupted while its images are read.
+    app.sdapi.add(&client.name, Arc::clone(&job.job));
+    job.taken().await?;
+    job.end().await;
+    let snapshot = job.snapshot();
+    match snapshot.error {
+        // As in A1111, an interrupted job gives a response without images.
+        Some(error) if error.code != "cancelled" || error.status != StatusCode::CONFLICT => Err(error.into()),
+        _ => Ok(answer::pieces(response(&job, &snapshot, parameters, sends_images))),
+    }
+}
+
+/// Returns the fields that the response repeats: all that known clients send, but with limits.
+fn repeated(fields: &Map<String, Value>) -> Map<String, Value> {
+    let is_prompt = |name: &str| matches!(name, "prompt" | "negative_prompt");
+    let kept = fields.iter().filter(|(name, _)| !matches!(&***name, "init_images" | "mask")).take(MAX_REPEATED);
+    let short = |(name, value): (&String, &Value)| {
+        let is_long = !is_prompt(name) && value.to_string().len() > MAX_REPEATED_BYTES;
+        (shown(name), if is_long { brief(value) } else { value.clone() })
+    };
+    kept.map(short).collect()
+}
+
+/// Returns the response. Its `info` is JSON as text.
+fn response(job: &JobRecord, snapshot: &Snapshot, parameters: Map<String, Value>, sends_images: bool) -> Pieces {
+    let mut files = Files::new();
+    let made: Vec<_> = snapshot.images.iter().flatten().collect();
+    let images: Vec<_> = made.iter().filter(|_| sends_images).map(|made| files.base64(&made.file)).collect();
+    let seeds: Vec<_> = made.iter().map(|made| made.seed).collect();
+    let infotexts: Vec<_> = made.iter().map(|made| made.parameters.clone()).collect();
+    let info = json!({
+        "prompt": job.prompt, "all_prompts": vec![&job.prompt; made.len()],
+        "negative_prompt": parameters.get("negative_prompt"),
+        "seed": seeds.first(), "all_seeds": seeds, "subseed": 0, "all_subseeds": vec![0; made.len()],
+        "width": snapshot.plan.width, "height": snapshot.plan.height, "steps": snapshot.plan.steps,
+        "batch_size": made.len(), "sampler_name": "Euler", "sd_model_name": job.model, "sd_model_hash": null,
+        "job_timestamp": "0", "index_of_first_image": 0, "infotexts": infotexts, "notes": snapshot.notes,
+        "is_using_inpainting_conditioning": false, "styles": [], "extra_generation_params": {},
+    });
+    files.json(&json!({"images": images, "parameters": parameters, "info": info.to_string()}))
+}

@@ -1,0 +1,232 @@
+//! Parsing of the fields of `txt2img` and `img2img`. Fields that are not supported are reported.
+
+use std::sync::Arc;
+
+use flux::engine::{EmbeddedFiles, Priority, Recipe};
+use flux::metadata::{has_weighted_words, split_tags};
+use flux::output::ImageFormat;
+use flux::sampler::random_seed;
+use serde_json::{Map, Value};
+
+use super::effects::without_effect;
+use crate::App;
+use crate::http::error::{ApiError, Result, shown};
+use crate::jobs::models::stem;
+use crate::jobs::request::{Answer, Asked, Encoding, Lora, Previews};
+
+/// Max images of a request.
+const MAX_IMAGES: u64 = 64;
+/// Max prompt tags with a note.
+const MAX_TAG_NOTES: usize = 8;
+/// Max steps that benefit a distilled model. Clients send 20 by default.
+const MAX_DISTILLED_STEPS: u64 = 8;
+
+pub struct Reading<'a> {
+    app: &'a App,
+    pub(super) fields: Map<String, Value>,
+    pub(super) notes: Vec<String>,
+    /// Fields without effect.
+    pub(super) lost: Vec<String>,
+}
+
+impl<'a> Reading<'a> {
+    pub fn new(app: &'a Arc<App>, fields: Map<String, Value>) -> Self {
+        Self { app, fields, notes: Vec::new(), lost: Vec::new() }
+    }
+
+    /// Parses all fields.
+    ///
+    /// Errors if one is invalid.
+    pub fn read(mut self, default: String, from_image: bool) -> Result<Asked> {
+        let mut settings = match self.fields.remove("override_settings") {
+            Some(Value::Object(settings)) => settings,
+            other => Map::from_iter(other.map(|other| ("?".to_string(), other))),
+        };
+        let model = settings.remove("sd_model_checkpoint").and_then(|title| title.as_str().map(str::to_string));
+        let model = model.map_or(default, |title| model_name(self.app, &title));
+        let encoding = self.encoding(&mut settings);
+        let prompt = self.text("prompt")?.unwrap_or_default();
+        let (prompt, adapters) = self.adapters(&prompt);
+        if has_weighted_words(&prompt) {
+            self.notes.push("weights as in `(red:1.3)` have no effect: they are part of the text".to_string());
+        }
+        let count =
+            self.whole("batch_size", 1..=MAX_IMAGES)?.unwrap_or(1) * self.whole("n_iter", 1..=MAX_IMAGES)?.unwrap_or(1);
+        if count > MAX_IMAGES {
+            return Err(ApiError::value(
+                "n_iter",
+                format!("{count} images were requested, expected at most {MAX_IMAGES}"),
+            ));
+        }
+        let models = &self.app.queue.models();
+        let is_distilled = models.is_distilled(models.find(Some(&model)).map_or(0, |(place, _)| place));
+        let recipe = Recipe {
+            prompt,
+            negative: self.negative(is_distilled)?,
+            width: self.side("width")?,
+            height: self.side("height")?,
+            steps: self.steps(is_distilled)?,
+            seed: self.seed()?,
+            guidance: self.guidance(is_distilled)?,
+            ..Recipe::default()
+        };
+        let (recipe, files, preparation) =
+            if from_image { self.with_images(recipe)? } else { (recipe, EmbeddedFiles::new(), None) };
+        self.sampler();
+        self.lost.extend(without_effect(self.fields, settings));
+        if !self.lost.is_empty() {
+            self.notes.push(format!("without effect: {}", self.lost.join(", ")));
+        }
+        Ok(Asked {
+            model: Some(model),
+            recipe,
+            files,
+            preparation,
+            adapters,
+            count: count as usize,
+            encoding,
+            previews: Previews::All,
+            priority: Priority::Normal,
+            deadline: None,
+            user: None,
+            feedback: None,
+            notes: self.notes,
+            answer: Answer::default(),
+        })
+    }
+
+    pub(super) fn text(&mut self, name: &'static str) -> Result<Option<String>> {
+        match self.fields.remove(name) {
+            None => Ok(None),
+            Some(Value::String(text)) => Ok(Some(text)),
+            Some(other) => {
+                Err(ApiError::value(name, format!("`{name}` is {}, expected a string", shown(&other.to_string()))))
+            }
+        }
+    }
+
+    pub(super) fn number(&mut self, name: &'static str, range: std::ops::RangeInclusive<f64>) -> Result<Option<f64>> {
+        let Some(value) = self.fields.remove(name) else { return Ok(None) };
+        let number = match &value {
+            Value::Bool(on) => Some(f64::from(u8::from(*on))),
+            Value::String(text) if text.trim().is_empty() => return Ok(None),
+            Value::String(text) => text.trim().parse().ok(),
+            value => value.as_f64(),
+        };
+        number.filter(|number| range.contains(number)).map(Some).ok_or_else(|| {
+            let expected = format!("a number from {} to {}", range.start(), range.end());
+            ApiError::value(name, format!("`{name}` is {}, expected {expected}", shown(&value.to_string())))
+        })
+    }
+
+    pub(super) fn whole(&mut self, name: &'static str, range: std::ops::RangeInclusive<u64>) -> Result<Option<u64>> {
+        let number = self.number(name, *range.start() as f64..=*range.end() as f64)?;
+        Ok(number.map(|number| number as u64))
+    }
+
+    fn side(&mut self, name: &'static str) -> Result<Option<usize>> {
+        Ok(self.whole(name, 64..=16384)?.map(|side| side as usize))
+    }
+
+    fn seed(&mut self) -> Result<u64> {
+        let seed = self.number("seed", -1.0..=9e15)?.unwrap_or(-1.0);
+        Ok(if seed < 0.0 { random_seed() } else { seed as u64 })
+    }
+
+    /// Returns the prompt without adapter tags, and the adapters. Tags of unknown adapters are dropped with a note, as
+    /// in A1111.
+    fn adapters(&mut self, prompt: &str) -> (String, Vec<Lora>) {
+        let (prompt, tags) = split_tags(prompt);
+        if self.fields.get("disable_extra_networks") == Some(&Value::Bool(true)) {
+            return (prompt, Vec::new());
+        }
+        let mut loras = Vec::new();
+        for tag in tags {
+            let text = shown(&tag.text);
+            match (self.app.queue.models().adapter_name(&tag.name), tag.weight) {
+                (Ok(name), Some(weight)) => {
+                    loras.push(Lora { name: name.to_string(), weight });
+                    if tag.has_other_text_weight {
+                        self.notes.push(format!("`{text}`: the weight of the text encoder has no effect"));
+                    }
+                }
+                (Err(error), Some(_)) => self.notes.push(format!("`{text}` is ignored: {}", error.message)),
+                (_, None) => self.notes.push(format!("`{text}` is ignored: its weight or kind is invalid")),
+            }
+        }
+        let more = self.notes.len().saturating_sub(MAX_TAG_NOTES);
+        self.notes.truncate(MAX_TAG_NOTES);
+        self.notes.extend((more > 0).then(|| format!("{more} more are ignored")));
+        (prompt, loras)
+    }
+
+    /// Returns the file format from the settings.
+    fn encoding(&mut self, settings: &mut Map<String, Value>) -> Encoding {
+        let format = settings.remove("samples_format").and_then(|format| format.as_str().map(str::to_lowercase));
+        let quality = settings.remove("jpeg_quality").and_then(|quality| quality.as_u64());
+        let known = match format.as_deref() {
+            None | Some("" | "png") => Some(ImageFormat::Png),
+            Some("jpg" | "jpeg") => Some(ImageFormat::Jpeg),
+            Some("webp") => Some(ImageFormat::Webp),
+            Some(other) => {
+                self.lost.push(format!("override_settings.samples_format `{}`", shown(other)));
+                None
+            }
+        };
+        let format = known.unwrap_or(ImageFormat::Png);
+        let quality = quality.filter(|_| format == ImageFormat::Jpeg).map(|quality| quality.clamp(1, 100) as u8);
+        Encoding { format, quality }
+    }
+
+    fn negative(&mut self, is_distilled: bool) -> Result<Option<String>> {
+        let negative = self.text("negative_prompt")?.filter(|text| !text.trim().is_empty());
+        if is_distilled && negative.is_some() {
+            self.lost.push("negative_prompt (the model is distilled)".to_string());
+        }
+        Ok(negative.filter(|_| !is_distilled))
+    }
+
+    /// Returns the steps. Distilled models use their default if the request exceeds what benefits them.
+    fn steps(&mut self, is_distilled: bool) -> Result<Option<usize>> {
+        let steps = self.whole("steps", 1..=1000)?;
+        let is_too_many = steps.is_some_and(|steps| steps > MAX_DISTILLED_STEPS);
+        if is_distilled && is_too_many && !self.app.config.honours_sdapi_steps {
+            let steps = steps.unwrap_or_default();
+            self.notes.push(format!("steps {steps}: the model is distilled, and uses its own number of steps"));
+            return Ok(None);
+        }
+        Ok(steps.map(|steps| steps as usize))
+    }
+
+    fn guidance(&mut self, is_distilled: bool) -> Result<Option<f32>> {
+        let scale = self.number("cfg_scale", 0.0..=1e4)?;
+        if let Some(scale) = scale.filter(|scale| is_distilled && *scale > 0.0 && *scale != 1.0) {
+            self.lost.push(format!("cfg_scale {scale} (the model is distilled)"));
+        }
+        Ok(scale.filter(|_| !is_distilled).map(|scale| scale as f32))
+    }
+
+    fn sampler(&mut self) {
+        for name in ["sampler_name", "sampler_index", "scheduler"] {
+            let Some(value) = self.fields.remove(name) else { continue };
+            let sampler = value.as_str().map_or_else(|| value.to_string(), str::to_lowercase);
+            let is_own = matches!(
+                sampler.trim(),
+                "" | "none" | "euler" | "k_euler" | "automatic" | "simple" | "use same sampler" | "use same scheduler"
+            );
+            if !is_own {
+                let own = if name == "scheduler" { "the model's own levels are used" } else { "the sampler is Euler" };
+                self.notes.push(format!("{name} `{}` is not supported: {own}", shown(&sampler)));
+            }
+        }
+    }
+}
+
+/// Returns the model for one of A1111's titles: a name, possibly as a file name, possibly followed by a hash.
+pub fn model_name(app: &App, title: &str) -> String {
+    let title = title.split(" [").next().unwrap_or_default();
+    let models = app.queue.models();
+    let known = models.names().find(|name| *name == title);
+    let known = known.or_else(|| models.names().find(|name| stem(name).eq_ignore_ascii_case(stem(title))));
+    known.unwrap_or(title).to_string()
+}

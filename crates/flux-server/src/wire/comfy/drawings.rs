@@ -1,0 +1,304 @@
+//! Conversion of a graph's samplers to requests.
+
+use std::path::PathBuf;
+use std::sync::{Arc, OnceLock};
+
+use flux::engine::{EmbeddedFiles, Priority, Recipe};
+use flux::input;
+use flux::output::ImageFormat;
+use flux::sampler::ScheduleKind;
+use flux::stage::CancelFlag;
+
+use super::error::{GraphError, Result};
+use super::evaluate::Evaluator;
+use super::graph::Graph;
+use super::images::{Broken, Costs, MaskPicture, Picture};
+use super::kinds::{Conditioning, Content, Drawing, Drawn, Guider, Image};
+use super::table::MAX_IMAGES;
+use crate::http::error::{ApiError, cancelled};
+use crate::jobs::admission::{Estimate, Preparation};
+use crate::jobs::masks;
+use crate::jobs::request::{Answer, Asked, Encoding, Previews, read_estimate};
+
+/// Max samplers of a graph.
+const MAX_DRAWINGS: usize = 8;
+/// Max images that its outputs save, including duplicates.
+const MAX_SAVED: u64 = 256;
+/// Max pixels produced by changes to generated images.
+const MAX_CHANGED: u64 = 128 << 20;
+/// Pixels above which input images are scaled down for the model.
+const MEGAPIXEL: u64 = 1024 * 1024;
+
+/// The images of one sampler, with their output nodes.
+pub struct Wanted {
+    pub sampler: usize,
+    pub outputs: Vec<Output>,
+    pub asked: Asked,
+    /// The reason why one of its input images cannot be decoded, once known.
+    pub broken: Arc<OnceLock<Broken>>,
+}
+
+/// An output node, with the changes to its images.
+pub struct Output {
+    pub node: usize,
+    /// `None` if the images are saved as generated.
+    pub shape: Option<Arc<Picture>>,
+}
+
+/// Returns the requests for all output nodes, without duplicates.
+///
+/// Errors if one is not supported.
+pub fn wanted(mut on: Evaluator<'_>) -> Result<Vec<Wanted>> {
+    let mut drawings: Vec<(Drawn, Vec<Output>)> = Vec::new();
+    let (graph, mut sent) = (on.graph, None);
+    for output in graph.outputs.iter().copied() {
+        let node = &graph.nodes[output];
+        let drawn = match on.image(node, "images").map_err(|error| error.needed_for(vec![node.id.clone()]))? {
+            Image::Drawn(drawn) => drawn,
+            Image::Sent(_) => {
+                sent = Some(node);
+                on.note(node, "ignored: it shows an uploaded image");
+                continue;
+            }
+        };
+        let output = Output { node: output, shape: (!drawn.shape.is_whole()).then(|| Arc::clone(&drawn.shape)) };
+        let is_same = |(known, _): &&mut (Drawn, Vec<Output>)| {
+            known.drawing.node == drawn.drawing.node && known.is_composite == drawn.is_composite
+        };
+        match drawings.iter_mut().find(is_same) {
+            Some((_, outputs)) => outputs.push(output),
+            None => drawings.push((drawn, vec![output])),
+        }
+    }
+    if let (true, Some(node)) = (drawings.is_empty(), sent) {
+        let details = "images: expected the output of a sampler, through VAEDecode";
+        let error = node.wrong("unsupported_graph", "Unsupported node or input", details).at("images");
+        return Err(error.needed_for(vec![node.id.clone()]));
+    }
+    check(&drawings)?;
+    let mut costs = Costs::default();
+    let read = |(drawn, outputs): (Drawn, Vec<Output>)| {
+        let asked = ask(&mut on, &mut costs, &drawn.drawing, drawn.is_composite);
+        let ids = outputs.iter().map(|output| graph.nodes[output.node].id.clone()).collect();
+        let (asked, broken) = asked.map_err(|error| error.needed_for(ids))?;
+        Ok(Wanted { sampler: drawn.drawing.node, outputs, asked, broken })
+    };
+    let mut wanted = drawings.into_iter().map(read).collect::<Result<Vec<_>>>()?;
+    for one in &mut wanted {
+        one.asked.notes = on.notes.borrow().to_vec();
+    }
+    Ok(wanted)
+}
+
+/// Errors if there are too many samplers, images, saved copies or changed pixels.
+fn check(drawings: &[(Drawn, Vec<Output>)]) -> Result<()> {
+    let too_much = |message: String, details: String| Err(GraphError::new("invalid_prompt", message, details));
+    let counts = || drawings.iter().map(|(drawn, outputs)| (drawn.drawing.latent.count, outputs));
+    let images: u64 = counts().map(|(count, _)| count).sum();
+    if drawings.len() > MAX_DRAWINGS || images > MAX_IMAGES {
+        let message = format!("{} samplers generate {images} images", drawings.len());
+        return too_much(message, format!("expected at most {MAX_DRAWINGS} and {MAX_IMAGES}"));
+    }
+    let saved: u64 = counts().map(|(count, outputs)| count * outputs.len() as u64).sum();
+    if saved > MAX_SAVED {
+        return too_much(format!("the outputs save {saved} images"), format!("expected at most {MAX_SAVED}"));
+    }
+    let changed = |output: &Output| output.shape.as_ref().map_or(0, |shape| shape.changed_pixels());
+    let pixels: u64 = counts().map(|(count, outputs)| count * outputs.iter().map(changed).sum::<u64>()).sum();
+    if pixels > MAX_CHANGED {
+        return too_much(
+            format!("{pixels} pixels of generated images are scaled or cropped"),
+            format!("expected at most {MAX_CHANGED}"),
+        );
+    }
+    Ok(())
+}
+
+/// Returns the request of a sampler.
+fn ask(
+    on: &mut Evaluator<'_>,
+    costs: &mut Costs,
+    drawing: &Drawing,
+    is_composite: bool,
+) -> Result<(Asked, Arc<OnceLock<Broken>>)> {
+    let (guider, latent) = (&drawing.guider, &drawing.latent);
+    let prompt = prompt(on.graph, guider)?;
+    let (guidance, negative) = guidance(on, guider)?;
+    let mut files = Files::default();
+    let begins_late = drawing.sigmas.first > 0;
+    let mut recipe = Recipe { prompt, negative, guidance, seed: drawing.seed, ..Recipe::default() };
+    let mut references = &guider.positive.references[..];
+    let tokens = match &latent.content {
+        Content::Encoded(picture) if latent.mask.is_some() || begins_late => {
+            let own = references.first().is_some_and(|first| first == picture);
+            references = if own { &references[1..] } else { references };
+            recipe.no_self_reference = !own;
+            recipe.strength = Some(drawing.sigmas.strength());
+            recipe.inputs.push(files.add(on, picture));
+            if let Some(mask) = &latent.mask {
+                files.mask = Some((Arc::clone(mask), picture.size));
+                recipe.mask = Some(masks::NAME.into());
+                recipe.no_composite = !is_composite;
+            }
+            let [width, height] = picture.size.map(|side| side as usize);
+            input::editing_size(width, height).map_or(0, |[width, height]| width / 16 * (height / 16))
+        }
+        // Sampling starts from pure noise, so only the size matters.
+        Content::Encoded(picture) => sized(&mut recipe, picture.size),
+        Content::Empty(size) => {
+            if begins_late {
+                let details = "sigmas: starting below the highest level requires an uploaded image";
+                let node = &on.graph.nodes[drawing.node];
+                return Err(node.wrong("unsupported_graph", "Unsupported node or input", details).at("sigmas"));
+            }
+            sized(&mut recipe, *size)
+        }
+        Content::Drawn(_) => 0,
+    };
+    for reference in references {
+        recipe.inputs.push(files.add(on, reference));
+    }
+    recipe.schedule = drawing.sigmas.schedule(tokens);
+    if recipe.schedule == ScheduleKind::Flow {
+        recipe.steps = Some(drawing.sigmas.steps);
+    }
+    if latent.count > 1 {
+        on.notes
+            .borrow_mut()
+            .add(format!("the {} images of a batch have consecutive seeds, from this seed on", latent.count));
+    }
+    let (preparation, broken) = files.preparation(costs);
+    let asked = Asked {
+        model: Some(guider.model.name.to_string()),
+        recipe,
+        files: EmbeddedFiles::new(),
+        preparation: Some(preparation),
+        adapters: guider.model.adapters.to_vec(),
+        count: latent.count as usize,
+        encoding: Encoding { format: ImageFormat::Png, quality: None },
+        previews: Previews::All,
+        priority: Priority::Normal,
+        deadline: None,
+        user: None,
+        feedback: None,
+        notes: Vec::new(),
+        answer: Answer::default(),
+    };
+    Ok((asked, broken))
+}
+
+/// Sets the size of a recipe. Returns the tokens of the image.
+fn sized(recipe: &mut Recipe, size: [u64; 2]) -> usize {
+    let [width, height] = size.map(|side| side as usize);
+    (recipe.width, recipe.height) = (Some(width), Some(height));
+    width / 16 * (height / 16)
+}
+
+/// The images and the mask of a request, by their names in the recipe.
+#[derive(Default)]
+struct Files {
+    pictures: Vec<(PathBuf, Arc<Picture>)>,
+    mask: Option<(Arc<MaskPicture>, [u64; 2])>,
+    /// The work of the engine, which reads an image each time that the recipe names it.
+    reading: Estimate,
+}
+
+impl Files {
+    fn add(&mut self, on: &mut Evaluator<'_>, picture: &Arc<Picture>) -> PathBuf {
+        let [width, height] = picture.size;
+        if width * height > MEGAPIXEL {
+            let note = format!("an image of {width}x{height} is scaled down to a megapixel before the model sees it");
+            on.notes.borrow_mut().add(note);
+        }
+        self.reading += read_estimate(picture.size.map(|side| side as usize));
+        // An image that was added before keeps its name.
+        if let Some((name, _)) = self.pictures.iter().find(|(_, known)| **known == **picture) {
+            return name.clone();
+        }
+        let name = PathBuf::from(format!("{}.png", self.pictures.len() + 1));
+        self.pictures.push((name.clone(), Arc::clone(picture)));
+        name
+    }
+
+    /// Returns the work of producing the files, and the cell that receives the error of a broken image.
+    fn preparation(self, costs: &mut Costs) -> (Preparation, Arc<OnceLock<Broken>>) {
+        let Self { pictures, mask, reading } = self;
+        let mut estimate = reading;
+        pictures.iter().for_each(|(_, picture)| estimate += costs.file(picture));
+        if let Some((mask, size)) = &mask {
+            estimate += costs.mask(mask, *size) + read_estimate(size.map(|side| side as usize));
+        }
+        let broken: Arc<OnceLock<Broken>> = Arc::default();
+        let told = Arc::clone(&broken);
+        let work = move |files: &mut EmbeddedFiles, cancel: &CancelFlag| {
+            let made = make(&pictures, mask.as_ref(), files, cancel);
+            made.map_err(|broken| {
+                if cancel.is_set() {
+                    return cancelled();
+                }
+                let details = broken.details.clone();
+                if broken.is_out_of_memory {
+                    return ApiError::no_memory(details);
+                }
+                let error = ApiError::bad("invalid_image", details).with_param("image");
+                let _ = told.set(broken);
+                error
+            })
+        };
+        (Preparation { estimate, work: Box::new(work) }, broken)
+    }
+}
+
+/// Produces the files of images and of a mask.
+fn make(
+    pictures: &[(PathBuf, Arc<Picture>)],
+    mask: Option<&(Arc<MaskPicture>, [u64; 2])>,
+    files: &mut EmbeddedFiles,
+    cancel: &CancelFlag,
+) -> std::result::Result<(), Broken> {
+    for (name, picture) in pictures {
+        files.insert(name.clone(), picture.to_file(cancel)?.to_vec());
+    }
+    if let Some((mask, size)) = mask {
+        files.insert(masks::NAME.into(), mask.to_file(*size, cancel)?.to_vec());
+    }
+    Ok(())
+}
+
+fn wrong_guider(graph: &Graph, guider: &Guider, input: &str, details: &str) -> GraphError {
+    let node = &graph.nodes[guider.node];
+    let details = format!("{input}: {details}");
+    node.wrong("unsupported_graph", "Unsupported node or input", details).at(input)
+}
+
+fn prompt(graph: &Graph, guider: &Guider) -> Result<String> {
+    let input = if guider.negative.is_some() { "positive" } else { "conditioning" };
+    let text = guider.positive.text.as_deref().map(str::to_string);
+    text.ok_or_else(|| wrong_guider(graph, guider, input, "a prompt of zeros is not supported: expected a text"))
+}
+
+/// Returns the guidance scale, if it has an effect, and the negative prompt.
+fn guidance(on: &mut Evaluator<'_>, guider: &Guider) -> Result<(Option<f32>, Option<String>)> {
+    let is_distilled = guider.model.is_distilled;
+    let guidance = (guider.scale != 1.0 || !is_distilled).then_some(guider.scale as f32);
+    let graph = on.graph;
+    if guider.scale < 1.0 {
+        on.note(&graph.nodes[guider.node], "a `cfg` below 1 counts as 1");
+    }
+    let is_guided = guider.scale > 1.0 && !is_distilled;
+    let Some(Conditioning { text, references }) = &guider.negative else { return Ok((guidance, None)) };
+    match text.as_deref() {
+        Some("") if !is_guided => Ok((guidance, None)),
+        None if !is_guided => Ok((guidance, None)),
+        Some(_) if !is_guided => {
+            let why = if is_distilled { "the model is distilled" } else { "`cfg` is at most 1" };
+            on.note(&graph.nodes[guider.node], &format!("`negative` has no effect: {why}"));
+            Ok((guidance, None))
+        }
+        None => Err(wrong_guider(graph, guider, "negative", "zeros are not supported here: expected a text")),
+        Some(_) if **references != *guider.positive.references => {
+            Err(wrong_guider(graph, guider, "negative", "expected the references of `positive`"))
+        }
+        Some(text) => Ok((guidance, Some(text.to_string()).filter(|text| !text.is_empty()))),
+    }
+}

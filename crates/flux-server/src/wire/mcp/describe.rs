@@ -1,0 +1,174 @@
+//! Descriptions of the tools, depending on the server's models.
+
+use rmcp::model::{JsonObject, Tool, ToolAnnotations};
+use serde_json::{Value, json};
+
+use crate::App;
+
+/// Facts about the default model.
+pub struct About {
+    pub model: String,
+    /// Details of the model, if it is loaded.
+    pub opened: Option<Opened>,
+    pub max_pixels: usize,
+    /// `true` if the client may name files of this machine.
+    pub takes_paths: bool,
+}
+
+pub struct Opened {
+    pub size: [usize; 2],
+    pub steps: usize,
+    pub is_distilled: bool,
+}
+
+impl About {
+    pub fn new(app: &App, takes_paths: bool) -> Self {
+        let models = app.queue.models();
+        let opened = models.resident(0).map(|engine| {
+            let info = engine.info();
+            let [height, width] = info.default_image_size;
+            Opened { size: [width, height], steps: info.default_steps, is_distilled: info.is_distilled }
+        });
+        Self { model: models.name(0).to_string(), opened, max_pixels: app.config.limits.max_pixels, takes_paths }
+    }
+
+    /// Returns the instructions for clients.
+    pub fn instructions(&self) -> String {
+        format!(
+            "Generates and edits images with the model {}. Describe the whole scene in one or two sentences. The result \
+             has a small copy; the full image is the linked file, and a resource.",
+            self.model
+        )
+    }
+
+    fn sizes(&self) -> String {
+        let megapixels = self.max_pixels as f64 / 1e6;
+        let default = self
+            .opened
+            .as_ref()
+            .map_or(String::new(), |Opened { size: [width, height], .. }| format!(", {width}x{height} by default"));
+        format!("WIDTHxHEIGHT in pixels{default}: sides in multiples of 16, at most {megapixels:.1} megapixels")
+    }
+
+    fn guidance(&self) -> &'static str {
+        match &self.opened {
+            Some(opened) if opened.is_distilled => "No effect on the default model, which is distilled",
+            _ => "No effect on distilled models",
+        }
+    }
+}
+
+/// Limitations of all models, for both tools.
+const LIMITS: &str = "The model has no memory between calls, looks nothing up, and does not reason: the prompt must \
+                      describe everything. Transparent images, animations and vector graphics are not supported, and \
+                      long texts in an image come out wrong.";
+
+pub fn tools(about: &About) -> Vec<Tool> {
+    let with_default = |mut field: Value, default: Option<Value>| {
+        if let Some(default) = default {
+            field["default"] = default;
+        }
+        field
+    };
+    let size = about.opened.as_ref().map(|opened| json!(format!("{}x{}", opened.size[0], opened.size[1])));
+    let steps = about.opened.as_ref().map(|opened| json!(opened.steps));
+    let common = json!({
+        "prompt": {"type": "string", "description": "Description of the scene"},
+        "size": {"type": "string", "description": about.sizes(), "examples": ["1024x768"]},
+        "n": {"type": "integer", "minimum": 1, "maximum": 10, "default": 1,
+            "description": "Number of images, with consecutive seeds"},
+        "seed": {"type": "integer", "minimum": 0,
+            "description": "The same seed and arguments give the same image; random by default"},
+        "steps": with_default(json!({"type": "integer", "minimum": 1, "maximum": 1000,
+            "description": "Denoising steps; by default the model's own number"}), steps),
+        "guidance": {"type": "number", "minimum": 0,
+            "description": format!("How closely to follow the prompt. {}", about.guidance())},
+        "negative_prompt": {"type": "string", "description": format!("What to avoid. {}", about.guidance())},
+        "boxes": {"type": "array", "description": "Places of objects, for FLUX.3: the prompt cites them as <id>; bbox is \
+            top, left, bottom, right from 0 to 1000", "items": {"type": "object", "required": ["id", "bbox"], "properties": {
+            "id": {"type": "string"}, "bbox": {"type": "array", "items": {"type": "integer"}, "minItems": 4, "maxItems": 4},
+            "desc": {"type": "string"}}}},
+        "model": {"type": "string", "default": about.model, "description": "A model from list_models"},
+        "loras": {"type": "array", "description": "Adapters from list_models", "items": {"type": "object",
+            "required": ["name"], "properties": {"name": {"type": "string"}, "weight": {"type": "number", "default": 1}}}},
+        "output_format": {"type": "string", "enum": ["png", "jpeg", "webp"], "default": "png",
+            "description": "Format of the linked file"},
+    });
+    let mut generated = common.clone();
+    generated["size"] = with_default(common["size"].clone(), size);
+    let paths = if about.takes_paths { ", the path of a file" } else { "" };
+    let image = format!("An image: base64{paths}, or the link from an earlier result");
+    let mut edited = common;
+    edited["size"]["description"] = json!(format!("{}. The default is the size of the first image", about.sizes()));
+    edited["images"] = json!({"type": "array", "minItems": 1, "maxItems": 16,
+        "description": "The image to edit, then further references", "items": {"type": "string", "description": image}});
+    edited["mask"] = json!({"type": "string",
+        "description": "A mask in the size of the first image, passed in the same way. Its transparent area is \
+                        regenerated, or its white area if it is opaque; the rest is kept"});
+    edited["strength"] = json!({"type": "number", "minimum": 0, "maximum": 1,
+        "description": "Edit strength, relative to the first image; 1 starts from noise"});
+    let made = json!({"type": "object", "required": ["images", "notes"], "properties": {
+        "images": {"type": "array", "items": {"type": "object",
+            "required": ["uri", "name", "mime_type", "bytes", "width", "height", "seed", "model"],
+            "properties": {
+                "uri": {"type": "string", "description": "The full image"},
+                "name": {"type": "string", "description": "NAME in the resources flux://images/NAME and flux://recipes/NAME"},
+                "mime_type": {"type": "string"}, "bytes": {"type": "integer"},
+                "width": {"type": "integer"}, "height": {"type": "integer"},
+                "seed": {"type": "integer"}, "model": {"type": "string"},
+            }}},
+        "notes": {"type": "array", "items": {"type": "string"}, "description": "Arguments without an effect"},
+    }});
+    let listed = json!({"type": "object", "required": ["models", "loras"], "properties": {
+        "models": {"type": "array", "items": {"type": "object", "required": ["id"],
+            "properties": {"id": {"type": "string"}}}},
+        "loras": {"type": "array", "items": {"type": "string"}},
+    }});
+    let tool = |name: &'static str, title: &str, text: String, [input, output]: [Value; 2], reads: bool| {
+        // No tool deletes anything or accesses the network. Without a seed, each call generates another image.
+        let hints =
+            ToolAnnotations::from_raw(Some(title.to_string()), Some(reads), Some(false), Some(reads), Some(false));
+        Tool::new(name, text, object(input))
+            .with_title(title)
+            .with_raw_output_schema(object(output).into())
+            .with_annotations(hints)
+    };
+    vec![
+        tool(
+            "generate_image",
+            "Generate an image",
+            format!("Generate an image from a text prompt, with the model {}. {LIMITS}", about.model),
+            [input_schema(generated, &["prompt"]), made.clone()],
+            false,
+        ),
+        tool(
+            "edit_image",
+            "Edit an image",
+            format!(
+                "Edit an image with a text prompt, or generate one from up to 16 reference images, with the model {}. \
+                 {LIMITS} Large images are scaled down to about a megapixel.",
+                about.model
+            ),
+            [input_schema(edited, &["prompt", "images"]), made],
+            false,
+        ),
+        tool(
+            "list_models",
+            "List models",
+            "List the models and LoRA adapters for the other tools".to_string(),
+            [input_schema(json!({}), &[]), listed],
+            true,
+        ),
+    ]
+}
+
+fn input_schema(properties: Value, required: &[&str]) -> Value {
+    json!({"type": "object", "properties": properties, "required": required, "additionalProperties": false})
+}
+
+fn object(value: Value) -> JsonObject {
+    match value {
+        Value::Object(object) => object,
+        _ => JsonObject::new(),
+    }
+}

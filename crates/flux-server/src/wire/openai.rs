@@ -1,0 +1,233 @@
+//! OpenAI's Images API: `/v1/images/generations`, `/v1/images/edits` and `/v1/models`.
+//!
+//! If a client closes its connection, its job is cancelled.
+
+use std::sync::Arc;
+use std::time::{Duration, UNIX_EPOCH};
+
+use axum::Extension;
+use axum::extract::{Path, Request, State};
+use axum::http::HeaderMap;
+use axum::response::Response;
+use bytes::Bytes;
+use flux::model::ModelInfo;
+use serde_json::{Map, Value, json};
+
+use crate::http::address::Address;
+use crate::http::client::Client;
+use crate::http::error::{ApiError, Result};
+use crate::http::pieces::{Files, Pieces};
+use crate::http::sse::{self, Events, Gone, KEEP_ALIVE};
+use crate::jobs::record::{JobEvent, JobRecord, Made, Snapshot};
+use crate::jobs::request::{Answer, Route};
+use crate::{App, http::answer, jobs::intake};
+
+/// The header with the timeout of OpenAI's Python client, in seconds.
+const CLIENT_TIMEOUT: &str = "x-stainless-read-timeout";
+
+pub async fn generations(
+    state: State<Arc<App>>,
+    from: (Extension<Client>, Extension<Address>),
+    request: Request,
+) -> Result<Response> {
+    images(state.0, from, request, Route::Generations).await
+}
+
+pub async fn edits(
+    state: State<Arc<App>>,
+    from: (Extension<Client>, Extension<Address>),
+    request: Request,
+) -> Result<Response> {
+    images(state.0, from, request, Route::Edits).await
+}
+
+async fn images(
+    app: Arc<App>,
+    (Extension(client), Extension(address)): (Extension<Client>, Extension<Address>),
+    request: Request,
+    route: Route,
+) -> Result<Response> {
+    let (parts, body) = request.into_parts();
+    let permit = app.permit(&client);
+    let (fields, uploads) = intake::body(&app, &parts.headers, body, &permit, route).await?;
+    let mut asked = intake::read(&app, &client, &permit, fields, uploads, route).await?;
+    let patience = client_timeout(&parts.headers);
+    asked.deadline = match (asked.deadline, patience) {
+        (Some(a), Some(b)) => Some(a.min(b)),
+        (a, b) => a.or(b),
+    };
+    let mut answer = std::mem::take(&mut asked.answer);
+    answer.as_url |= answer.is_url_expected;
+    let job = intake::submit(&app, &client, &permit, asked).await?;
+    drop(permit);
+    if answer.stream {
+        return Ok(sse::answer(move |events| async move {
+            // Fails if the client is gone.
+            let _ = stream(&app, &job, (&events, &answer, &address), route).await;
+        }));
+    }
+    job.end().await;
+    let snapshot = job.snapshot();
+    match snapshot.error {
+        Some(error) => Err(error),
+        None => Ok(answer::pieces(whole(&app, &job, &snapshot, (&answer, &address)))),
+    }
+}
+
+/// Returns the timeout of the client, which becomes a deadline.
+fn client_timeout(headers: &HeaderMap) -> Option<Duration> {
+    let seconds: f64 = headers.get(CLIENT_TIMEOUT)?.to_str().ok()?.parse().ok()?;
+    (seconds > 0.0 && seconds < 1e6).then(|| Duration::from_secs_f64(seconds))
+}
+
+/// Returns the fields that all responses share.
+fn common(job: &JobRecord, snapshot: &Snapshot) -> Map<String, Value> {
+    Map::from_iter([
+        ("output_format".to_string(), job.encoding.name().into()),
+        ("size".to_string(), snapshot.size().into()),
+        ("quality".to_string(), "high".into()),
+        ("background".to_string(), "opaque".into()),
+    ])
+}
+
+fn created(job: &JobRecord) -> u64 {
+    job.created.duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs())
+}
+
+/// Returns the response to a request without streaming.
+fn whole(app: &App, job: &JobRecord, snapshot: &Snapshot, (asked, address): (&Answer, &Address)) -> Pieces {
+    let mut files = Files::new();
+    let mut image = |made: &Made| match asked.as_url {
+        true => json!({"url": file_url(app, job, made, address), "seed": made.seed}),
+        false => json!({"b64_json": files.base64(&made.file), "seed": made.seed}),
+    };
+    let mut answer = common(job, snapshot);
+    answer.insert("created".to_string(), created(job).into());
+    answer.insert("data".to_string(), snapshot.images.iter().flatten().map(&mut image).collect());
+    answer.insert("usage".to_string(), snapshot.usage());
+    answer.insert("flux".to_string(), details(job, snapshot));
+    if let Some(identifier) = &asked.safety_identifier {
+        answer.insert("safety_identifier".to_string(), identifier.as_str().into());
+    }
+    files.json(&answer.into())
+}
+
+/// Returns details that OpenAI's format lacks.
+pub fn details(job: &JobRecord, snapshot: &Snapshot) -> Value {
+    let recipes: Vec<_> = snapshot.images.iter().flatten().map(|made| &made.recipe).collect();
+    json!({"id": job.id, "model": job.model, "notes": snapshot.notes, "timings": snapshot.timings(), "recipes": recipes})
+}
+
+/// Returns the URL of a file, which is retained for a while.
+fn file_url(app: &App, job: &JobRecord, made: &Made, address: &Address) -> String {
+    if let Some(url) = &made.url {
+        return url.clone();
+    }
+    let name = app.store.add_file(made.file.clone(), job.encoding.name(), job.encoding.media_type());
+    address.url(&format!("/v1/files/{name}"))
+}
+
+/// Streams the images to a client as they are finished.
+async fn stream(
+    app: &App,
+    job: &JobRecord,
+    (events, asked, address): (&Events, &Answer, &Address),
+    route: Route,
+) -> std::result::Result<(), Gone> {
+    let prefix = if route == Route::Edits { "image_edit" } else { "image_generation" };
+    let mut changes = job.watch();
+    let mut told = 0;
+    loop {
+        for event in job.events_from(told) {
+            told += 1;
+            send_event(app, job, event, (events, asked, address, prefix)).await?;
+        }
+        if job.status().is_over() && job.events_from(told).is_empty() {
+            return Ok(());
+        }
+        tokio::select! {
+            _ = changes.changed() => {}
+            () = tokio::time::sleep(KEEP_ALIVE) => events.comment("waiting").await?,
+            () = events.gone() => return Err(Gone),
+        }
+    }
+}
+
+async fn send_event(
+    app: &App,
+    job: &JobRecord,
+    event: JobEvent,
+    (events, asked, address, prefix): (&Events, &Answer, &Address, &str),
+) -> std::result::Result<(), Gone> {
+    let snapshot = job.snapshot();
+    let send = async |kind: &str, file: &Bytes, rest: Value| {
+        let mut files = Files::new();
+        let mut data = common(job, &snapshot);
+        let kind = format!("{prefix}.{kind}");
+        data.insert("type".to_string(), kind.as_str().into());
+        data.insert("b64_json".to_string(), files.base64(file));
+        data.insert("created_at".to_string(), created(job).into());
+        data.extend(rest.as_object().cloned().unwrap_or_default());
+        events.send(&kind, None, files.json(&data.into())).await
+    };
+    match event {
+        JobEvent::Step { image, step, steps } => {
+            let of = if job.count > 1 { format!(" of image {}", image + 1) } else { String::new() };
+            events.comment(&format!("step {step}/{steps}{of}")).await
+        }
+        JobEvent::Preview { image, index, file, .. } => {
+            send(
+                "partial_image",
+                &file,
+                json!({"partial_image_index": index, "image_index": image, "size": snapshot.planned_size()}),
+            )
+            .await
+        }
+        JobEvent::Image { image } => {
+            let Some(made) = &snapshot.images[image] else { return Ok(()) };
+            let mut rest = json!({
+                "usage": snapshot.usage(), "image_index": image, "seed": made.seed,
+                "flux": {"id": job.id, "model": job.model, "notes": snapshot.notes, "recipe": made.recipe},
+            });
+            if asked.as_url {
+                rest["url"] = file_url(app, job, made, address).into();
+            }
+            send("completed", &made.file, rest).await
+        }
+        JobEvent::Failed(error) => events.send("error", None, error.json()).await,
+        JobEvent::Cancelled => events.send("error", None, crate::http::error::cancelled().json()).await,
+        JobEvent::Queued | JobEvent::Started { .. } | JobEvent::Done => Ok(()),
+    }
+}
+
+/// Lists the models in OpenAI's format.
+pub async fn models(State(app): State<Arc<App>>) -> Response {
+    let data: Vec<_> = app.queue.models().names().map(|name| model_json(&app, name)).collect();
+    answer::json(&json!({"object": "list", "data": data, "flux": {"queue": app.queue.is_queue()}}))
+}
+
+pub async fn model(State(app): State<Arc<App>>, Path(name): Path<String>) -> Result<Response> {
+    let known = app.queue.models().names().any(|known| known == name);
+    if known { Ok(answer::json(&model_json(&app, &name))) } else { Err(app.queue.models().unknown(&name)) }
+}
+
+/// Returns a model. Its details are known only while it is loaded.
+pub fn model_json(app: &App, name: &str) -> Value {
+    let models = &app.queue.models();
+    let engine = models.find(Some(name)).ok().and_then(|(place, _)| models.resident(place));
+    let details = engine.map(|engine| {
+        let ModelInfo { default_image_size: [height, width], default_steps, is_distilled, .. } = engine.info();
+        json!({
+            "size": format!("{width}x{height}"), "steps": default_steps, "uses_guidance": !is_distilled,
+            "max_pixels": app.config.limits.max_pixels,
+        })
+    });
+    json!({"id": name, "object": "model", "created": app.started_unix, "owned_by": "flux", "flux": details})
+}
+
+/// Returns a result file.
+pub async fn file(State(app): State<Arc<App>>, Path(name): Path<String>) -> Result<Response> {
+    let (bytes, kind) =
+        app.store.file(&name).ok_or_else(|| ApiError::not_found("the file does not exist or is no longer kept"))?;
+    Ok(answer::bytes(bytes, kind))
+}
