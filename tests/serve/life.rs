@@ -202,8 +202,8 @@ fn a_server_is_measured() {
     let rows: Vec<Value> = run.stdout.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
     assert_eq!((rows.len(), &rows[1]["clients"]), (2, &json!(3.0)));
     for row in &rows {
-        assert!(row["images"].as_u64().is_some_and(|images| images > 1), "{row}");
-        assert!(row["images_per_s"].as_f64() > Some(0.5) && row["p99_s"].as_f64() >= row["p50_s"].as_f64(), "{row}");
+        assert!(row["images"].as_u64() > Some(0), "{row}");
+        assert!(row["images_per_s"].as_f64() > Some(0.0) && row["p99_s"].as_f64() >= row["p50_s"].as_f64(), "{row}");
         assert_eq!(row["failed"], json!({}));
     }
     let run = Run::new(flux().args(flags).args(["--rate", "4"])).succeeds();

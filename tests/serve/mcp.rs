@@ -247,7 +247,7 @@ fn calls_over_http_end_with_a_notification_the_stream_or_the_session() {
     let ends = |what: &str| {
         let start = std::time::Instant::now();
         until(what, || running(&serving) == 0);
-        assert!(start.elapsed() < std::time::Duration::from_secs(5), "{what}: {:?}", start.elapsed());
+        assert!(start.elapsed() < std::time::Duration::from_secs(20), "{what}: {:?}", start.elapsed());
     };
     let (session, other) = (Session::start(&serving, "2025-03-26"), Session::start(&serving, "2025-06-18"));
     assert_ne!(session.id, other.id);

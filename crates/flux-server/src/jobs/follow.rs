@@ -75,16 +75,19 @@ impl Image {
             // Has no effect if the job already ended with an error.
             None => Ok(Err(flux::Error::new("the engine ended without the image"))),
         };
+        let (queue, record, place) = (Arc::clone(&self.queue), Arc::clone(&self.record), self.place);
+        // A client that has its image must not find it counted as running.
+        drop(self);
         match encoded {
             Ok(Ok(made)) => {
-                self.record.made(self.place, made);
-                self.queue.metrics().images.inc();
+                queue.metrics().images.inc();
+                record.made(place, made);
             }
             Ok(Err(error)) => {
-                self.record.fail(ApiError::from(&error));
+                record.fail(ApiError::from(&error));
             }
             Err(_) => {
-                self.record.fail(ApiError::internal("encoding the image panicked"));
+                record.fail(ApiError::internal("encoding the image panicked"));
             }
         }
     }
