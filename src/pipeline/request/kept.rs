@@ -144,12 +144,12 @@ pub(crate) fn under_mask(
     let patch = info.vae.patch_pixels();
     let size = |image: &Rgb| [image.height / patch, image.width / patch];
     let own = size(&change.image);
-    let anew: Vec<bool> = change.cells.as_ref()?.iter().map(|cell| *cell > 0.0).collect();
+    let regenerated: Vec<bool> = change.cells.as_ref()?.iter().map(|cell| *cell > 0.0).collect();
     let shown = Some(own).filter(|_| change.is_reference);
     let references = shown.into_iter().chain(references.iter().map(|image| size(image)));
     let references = references.map(|[height, width]| height * width).sum();
     let whole = TokenLayout { references, ..TokenLayout::new(1, txt, own[0] * own[1]) };
-    Some(tokens(whole, txt, &widened(&anew, own), false))
+    Some(tokens(whole, txt, &widened(&regenerated, own), false))
 }
 
 /// Returns the tokens of a sequence that are recomputed if the image cells in `changes` change, with the first `text`

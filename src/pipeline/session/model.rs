@@ -165,8 +165,8 @@ impl<B: Backend> Model<B> {
         if is_known || !prepared.memory.together || !has_room {
             return Ok(());
         }
-        let nobody = &mut |_| {};
-        let (caller, mut clock) = (Caller::new(nobody, cancel), Clock::new(residency.backend().clone())?);
+        let no_events = &mut |_| {};
+        let (caller, mut clock) = (Caller::new(no_events, cancel), Clock::new(residency.backend().clone())?);
         let images = Images::from_request(&request);
         let images = CachedImages::collect([&images].into_iter(), residency)?;
         let encoder = images.encoder(residency, &prepared, &caller, &mut clock)?;

@@ -137,10 +137,7 @@ fn read_file(path: &Path) -> Result<Vec<Key>> {
         }
     }
     let text = read_text(path, MAX_FILE).map_err(|e| {
-        let why = e.what().trim_start_matches("cannot read it: ");
-        Error::usage(format!("cannot read the key file: {why}"))
-            .at_path(path)
-            .hint("create a line with `flux key NAME`")
+        Error::usage(format!("the key file: {}", e.what())).at_path(path).hint("create a line with `flux key NAME`")
     })?;
     let lines = (1..).zip(text.lines().map(str::trim)).filter(|(_, line)| !line.is_empty() && !line.starts_with('#'));
     let mut keys: Vec<Key> = Vec::new();

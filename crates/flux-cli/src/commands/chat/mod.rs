@@ -35,16 +35,16 @@ pub fn run(args: &Chat, start: Instant, signals: &Signals) -> Result<()> {
     }
     signals.listen_in_turn()?;
     let mut talk = Talk::new(args, signals, start)?;
-    let someone_sits_there = io::stdin().is_terminal();
-    if someone_sits_there {
+    let is_interactive = io::stdin().is_terminal();
+    if is_interactive {
         say(WELCOME);
     }
     let done = converse(&mut talk, signals);
     let failed = talk.failed();
     talk.end();
     done?;
-    if failed > 0 && !someone_sits_there {
-        return Err(Error::new(format!("{failed} lines failed")).hint("see the errors above"));
+    if failed > 0 && !is_interactive {
+        return Err(Error::new(format!("{failed} of the lines failed")).hint("see the errors above"));
     }
     Ok(())
 }

@@ -14,15 +14,15 @@ use flux_runtime::progress::{Console, say};
 const EVERY: Duration = Duration::from_secs(1);
 
 /// The destination of the JSON lines.
-enum To {
-    Nobody,
+enum Destination {
+    None,
     Stderr,
     File(File),
 }
 
 /// Reports statistics at intervals.
 pub struct Reporter {
-    to: To,
+    to: Destination,
     /// The time of the next report, set by the first call of [`Reporter::tick`].
     next: Option<Instant>,
 }
@@ -31,9 +31,9 @@ impl Reporter {
     /// Opens the destination. Errors when the file cannot be written.
     pub fn open(args: &Live) -> Result<Self> {
         let to = match &args.stats {
-            None => To::Nobody,
-            Some(file) if file == Path::new("-") => To::Stderr,
-            Some(file) => To::File(OpenOptions::new().create(true).append(true).open(file).map_err(|e| {
+            None => Destination::None,
+            Some(file) if file == Path::new("-") => Destination::Stderr,
+            Some(file) => Destination::File(OpenOptions::new().create(true).append(true).open(file).map_err(|e| {
                 Error::usage(format!("cannot open the file: {e}"))
                     .at_path(file)
                     .hint("name a file that you can write to")
@@ -48,7 +48,7 @@ impl Reporter {
     pub fn tick(&mut self, stats: &Stats) -> Result<()> {
         let now = Instant::now();
         let next = self.next.get_or_insert(now + EVERY);
-        if now < *next || matches!(self.to, To::Nobody) {
+        if now < *next || matches!(self.to, Destination::None) {
             return Ok(());
         }
         *next += EVERY;
@@ -59,12 +59,12 @@ impl Reporter {
         let line =
             serde_json::to_string(report).map_err(|e| Error::new(format!("cannot write the statistics: {e}")))?;
         match &mut self.to {
-            To::Nobody => Ok(()),
-            To::Stderr => {
+            Destination::None => Ok(()),
+            Destination::Stderr => {
                 say(&line);
                 Ok(())
             }
-            To::File(file) => file
+            Destination::File(file) => file
                 .write_all(format!("{line}\n").as_bytes())
                 .map_err(|e| Error::new(format!("cannot write the statistics: {e}")).at("--stats")),
         }
