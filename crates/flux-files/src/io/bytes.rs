@@ -4,10 +4,11 @@
 //! privately, which makes no difference for a read-only map. If that is refused too, they are read into memory.
 
 use std::fs::File;
+use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
 
-use crate::io::regular;
+use crate::io::{page_cache, regular};
 use flux_base::error::{Error, Result};
 
 /// The hint for a file that has changed since it was opened.
@@ -96,6 +97,34 @@ impl Bytes {
             Bytes::Computed(values) => bytemuck::cast_slice(values),
             Bytes::Owned(bytes) => bytes,
             Bytes::Pages(pages) => pages,
+        }
+    }
+
+    /// Copies the bytes from `start` on into `out`. A mapped file is read directly: page faults of its map read a cold
+    /// disk more slowly, and a warm cache too.
+    ///
+    /// Errors if the file cannot be read, or was cut off.
+    ///
+    /// # Panics
+    /// If `out` extends past the end of the bytes.
+    pub fn read_at(&self, start: usize, out: &mut [u8]) -> Result<()> {
+        let bytes = &self.as_slice()[start..start + out.len()];
+        #[cfg(unix)]
+        if let Self::Mapped(Mapped { file, .. }) = self {
+            use std::os::unix::fs::FileExt;
+            return file
+                .read_exact_at(out, start as u64)
+                .map_err(|e| Error::new(format!("cannot read the weights: {e}")).hint(CHANGED));
+        }
+        out.copy_from_slice(bytes);
+        Ok(())
+    }
+
+    /// Returns `true` if reading the range waits for a disk. Systems that do not tell report `false`.
+    pub fn is_cold(&self, range: Range<usize>) -> bool {
+        match self {
+            Self::Mapped(mapped) => page_cache::is_cold(&mapped.map[range]),
+            _ => false,
         }
     }
 

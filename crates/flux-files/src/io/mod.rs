@@ -7,6 +7,7 @@ pub(crate) mod bytes;
 pub(crate) mod content;
 pub mod near;
 pub mod overwrite;
+pub(crate) mod page_cache;
 pub mod partial;
 #[cfg(unix)]
 pub(crate) mod partial_paths;

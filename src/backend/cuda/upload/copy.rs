@@ -17,7 +17,7 @@ use crate::backend::cuda::device::{Device, Stream};
 use crate::backend::cuda::element::Element;
 use crate::backend::cuda::staging::{STAGING_BYTES, StagingBuffer};
 use crate::error::{Error, Result};
-use crate::files::dequantize_rows;
+use crate::files::{TensorView, dequantize_rows};
 
 /// A thread fills one staging buffer while the other is copied.
 const BUFFERS_PER_THREAD: usize = 2;
@@ -34,7 +34,7 @@ const THREADED_BYTES: usize = 4 * STAGING_BYTES;
 struct CopyChunk<'a> {
     job: &'a UploadJob,
     bytes: Range<usize>,
-    /// The registered chunk of the mapped file that holds it; `None` if it goes through staging buffers.
+    /// The registered chunk of the mapped file that contains it; `None` if it goes through staging buffers.
     chunk: Option<&'a Chunk>,
 }
 
@@ -84,7 +84,9 @@ impl Copier {
         }
         let unknown = pieces.iter().filter(|piece| !piece.chunk.is_some_and(Chunk::is_registered));
         let bytes = unknown.map(|piece| piece.bytes.len()).sum::<usize>();
-        let threads = (bytes / THREADED_BYTES).clamp(1, cores.min(MAX_THREADS));
+        // Threads that wait for a disk need no core of their own.
+        let waits = cores < MAX_THREADS && pieces.iter().any(CopyChunk::is_cold);
+        let threads = (bytes / THREADED_BYTES).clamp(1, if waits { MAX_THREADS } else { cores.min(MAX_THREADS) });
 
         let mut kept = self.staging.lock().unwrap_or_else(PoisonError::into_inner);
         let mut own: Vec<Vec<WeightStaging>> = (0..threads).map(|_| Vec::new()).collect();
@@ -125,7 +127,7 @@ impl Copier {
 }
 
 /// Splits a job into pieces that end at ends of chunks. Data that was not read before goes through staging buffers if
-/// the host `stages` it.
+/// the host `stages` it, and always if a disk must read it.
 fn pieces<'a>(job: &'a UploadJob, files: &'a [Arc<MappedFile>], stages: bool) -> Vec<CopyChunk<'a>> {
     if job.conversion == Some(Conversion::Dequantize) {
         return vec![CopyChunk { job, chunk: None, bytes: 0..job.view.bytes().len() }];
@@ -140,7 +142,8 @@ fn pieces<'a>(job: &'a UploadJob, files: &'a [Arc<MappedFile>], stages: bool) ->
         let (end, chunk) = match file {
             Some(file) => {
                 let at = start + done;
-                let chunk = Some(file.chunk(at)).filter(|chunk| !stages || chunk.is_registered() || file.was_read(at));
+                let is_known = || (!stages || file.was_read(at)) && !file.chunk(at).is_cold();
+                let chunk = Some(file.chunk(at)).filter(|chunk| chunk.is_registered() || is_known());
                 let size = if chunk.is_some() { CHUNK_BYTES } else { STAGING_BYTES };
                 ((at / size + 1) * size - start, chunk)
             }
@@ -162,6 +165,12 @@ impl CopyChunk<'_> {
         (self.bytes.len() * block.values / block.bytes) as u64
     }
 
+    /// Returns `true` if a disk must read it.
+    fn is_cold(&self) -> bool {
+        let (view, bytes) = (&self.job.view, &self.bytes);
+        self.chunk.is_none() && view.file().is_cold(view.start() + bytes.start..view.start() + bytes.end)
+    }
+
     /// Copies by work on `stream`: from the registered file, or through staging buffers if it can't be registered.
     fn send(
         &self,
@@ -170,10 +179,11 @@ impl CopyChunk<'_> {
         registered: &RegisteredFiles,
         staging: &mut Vec<WeightStaging>,
     ) -> Result<()> {
-        let bytes = &self.job.view.bytes()[self.bytes.clone()];
+        let bytes = self.bytes.clone();
         if let Some(chunk) = self.chunk
             && registered.register(chunk)?
         {
+            let bytes = &self.job.view.bytes()[bytes.clone()];
             let _submission = device.submit(stream)?;
             // SAFETY: the chunk stays mapped and registered until the copy is done, which `RegisteredFiles` ensures.
             // The job's memory has room for its values, which are not converted if they are in a chunk.
@@ -185,8 +195,8 @@ impl CopyChunk<'_> {
         if conversion == Some(Conversion::Dequantize) {
             return dequantize(device, stream, self.job, staging);
         }
-        let to = self.job.to.behind(bytes_on_device(conversion, self.bytes.start));
-        copy_slices(device, stream, conversion, bytes, to, staging)
+        let to = self.job.to.behind(bytes_on_device(conversion, bytes.start));
+        copy_slices(device, stream, conversion, (&self.job.view, bytes), to, staging)
     }
 }
 
@@ -215,26 +225,27 @@ fn fill(device: &Arc<Device>, stream: Stream, staging: &mut Vec<WeightStaging>) 
     Ok(())
 }
 
-/// Copies `bytes` in slices by work on `stream`, alternating between staging buffers.
+/// Copies bytes of a tensor in slices by work on `stream`, alternating between staging buffers.
 fn copy_slices(
     device: &Arc<Device>,
     stream: Stream,
     conversion: Option<Conversion>,
-    bytes: &[u8],
+    (view, bytes): (&TensorView, Range<usize>),
     to: Destination,
     staging: &mut Vec<WeightStaging>,
 ) -> Result<()> {
     fill(device, stream, staging)?;
-    for (index, slice) in bytes.chunks(STAGING_BYTES).enumerate() {
+    for start in bytes.clone().step_by(STAGING_BYTES) {
+        let len = STAGING_BYTES.min(bytes.end - start);
         // The other buffer is copied meanwhile.
         staging.rotate_left(1);
         let WeightStaging { host, device: on_device } = &mut staging[0];
-        host.bytes()?[..slice.len()].copy_from_slice(slice);
-        let to = to.behind(bytes_on_device(conversion, index * STAGING_BYTES));
+        view.file().read_at(view.start() + start, &mut host.bytes()?[..len])?;
+        let to = to.behind(bytes_on_device(conversion, start - bytes.start));
         let Some((conversion, kernel)) = conversion.and_then(|conversion| Some((conversion, conversion.kernel()?)))
         else {
             // SAFETY: the job's memory has room for its values.
-            unsafe { host.copy_to(device, slice.len(), to, stream) }?;
+            unsafe { host.copy_to(device, len, to, stream) }?;
             continue;
         };
         let source = match on_device {
@@ -242,8 +253,8 @@ fn copy_slices(
             None => on_device.insert(Buffer::on_stream(device, stream, BufferKind::Byte, STAGING_BYTES)?).address(),
         };
         // SAFETY: the buffer on the device is as large as the host's.
-        unsafe { host.copy_to(device, slice.len(), Destination::dense(source), stream) }?;
-        let values = slice.len() / conversion.size();
+        unsafe { host.copy_to(device, len, Destination::dense(source), stream) }?;
+        let values = len / conversion.size();
         let launch = device.launch("transfer", kernel)?.on(stream).address(source).address(to.address()).long(values);
         // SAFETY: types and order match cuda/transfer.cu; at `source` are `values` values, and the weight's memory has
         // room for as many at `to`, because slices follow each other as in the file.

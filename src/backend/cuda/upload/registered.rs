@@ -246,6 +246,11 @@ impl Chunk {
         self.registered.get().is_some_and(std::result::Result::is_ok)
     }
 
+    /// Returns `true` if a disk must read it.
+    pub fn is_cold(&self) -> bool {
+        self.file.is_cold(self.range.clone())
+    }
+
     fn address(&self) -> *mut u8 {
         self.file.as_slice()[self.range.start..].as_ptr().cast_mut()
     }
