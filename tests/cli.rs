@@ -4,6 +4,7 @@ pub mod again;
 mod batch;
 mod chat;
 mod commands;
+mod expand;
 mod images;
 mod progress;
 mod prompts;

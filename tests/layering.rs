@@ -93,7 +93,7 @@ const CRATES: [(&str, &[&str]); 11] = [
     ),
     ("flate2", &["text_encoder/qwen3.rs"]),
     ("rand_mt", &["sampler/noise.rs"]),
-    ("rand", &["sampler/portable.rs", "sampler/seed.rs"]),
+    ("rand", &["sampler/seed.rs", "sampler/stream.rs"]),
     ("rustdct", &["sampler/portable.rs"]),
     ("libloading", &["backend/cuda/library.rs"]),
     ("parking_lot", &["backend/cuda/"]),

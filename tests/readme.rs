@@ -21,7 +21,7 @@ use flux::output::Rgb;
 use safetensors::tensor::{Dtype, TensorView};
 
 /// Documents with commands.
-pub const DOCUMENTS: [&str; 49] = [
+pub const DOCUMENTS: [&str; 50] = [
     "README.md",
     "CHANGELOG.md",
     "CONTRIBUTING.md",
@@ -57,6 +57,7 @@ pub const DOCUMENTS: [&str; 49] = [
     "docs/models.md",
     "docs/occupancy.md",
     "docs/options.md",
+    "docs/prompts.md",
     "docs/quick-start.md",
     "docs/recipes.md",
     "docs/sampling.md",

@@ -7,6 +7,7 @@ mod bounds;
 mod comfy;
 mod comfy_graphs;
 mod comfy_limits;
+mod expand;
 mod fuzz;
 mod guard;
 mod hostile_requests;

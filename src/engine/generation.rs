@@ -3,8 +3,9 @@
 use std::io;
 use std::path::{Path, PathBuf};
 
+use super::expand::{Expanded, Expander, Expansion};
 use super::{AdapterFile, EmbeddedFiles, Engine, Image, InputImage, InputSource, Job, Recipe, Ticket};
-use crate::error::{Error, Result};
+use crate::error::{Error, Field, Result};
 use crate::input::is_stdin;
 use crate::sampler::random_seed;
 use crate::stage::CancelFlag;
@@ -22,6 +23,7 @@ pub struct Generation<'e> {
     files: EmbeddedFiles,
     /// The first image that could not be encoded.
     error: Option<Error>,
+    expansion: Option<Expansion>,
     embeds_inputs: bool,
     previews: bool,
     cancel: CancelFlag,
@@ -63,6 +65,7 @@ impl Engine {
             recipe,
             files: EmbeddedFiles::new(),
             error: None,
+            expansion: None,
             embeds_inputs: false,
             previews: false,
             cancel: CancelFlag::default(),
@@ -126,6 +129,18 @@ impl Generation<'_> {
         self
     }
 
+    /// Expands the prompt, or the template of the recipe: each image gets words of its own.
+    ///
+    /// ```no_run
+    /// # let flux = flux::Engine::built_in().open()?;
+    /// let hearts = flux.generate("a {red|blue} heart").expand(Default::default()).run_many(4)?;
+    /// # Ok::<(), flux::Error>(())
+    /// ```
+    pub fn expand(mut self, expansion: Expansion) -> Self {
+        self.expansion = Some(expansion);
+        self
+    }
+
     /// Embeds the input images in the file of the result, which can then be reproduced without them.
     pub fn embed_inputs(mut self) -> Self {
         self.embeds_inputs = true;
@@ -179,8 +194,14 @@ impl Generation<'_> {
     ///
     /// Errors if an option is wrong by itself, or if a file cannot be read.
     pub fn into_job(self, count: usize) -> Result<Job> {
-        let Self { engine, recipe, files, error, embeds_inputs, previews, cancel } = self;
+        let Self { engine, recipe, files, error, expansion, embeds_inputs, previews, cancel } = self;
         error.map_or(Ok(()), Err)?;
+        let Expanded { recipe, count, words } = match expansion {
+            Some(expansion) => {
+                Expander::new(&expansion).expand(&recipe, count).map_err(|e| e.for_field(Field::Prompt))?
+            }
+            None => Expanded::plain(recipe, count),
+        };
         if let Some((field, _)) = recipe.files().find(|(_, file)| is_stdin(file) && !files.contains_key(*file)) {
             return Err(Error::usage("`-` is standard input, which the library does not read")
                 .for_field(field)
@@ -193,7 +214,7 @@ impl Generation<'_> {
             cancel: cancel.clone(),
             ..InputSource::new(&mut none)
         };
-        Ok(Job { previews, cancel, ..engine.job_from(&recipe, count, source)? })
+        Ok(Job { words: words.into(), previews, cancel, ..engine.job_from(&recipe, count, source)? })
     }
 
     /// Returns the name of an image in the recipe, and keeps its bytes; `None` if it has none.
@@ -219,7 +240,7 @@ mod tests {
     use super::*;
     use crate::engine::choice::Device;
     use crate::engine::{Event, ImageRecipe};
-    use crate::error::{ErrorKind, Field};
+    use crate::error::ErrorKind;
     use crate::output::ImageFormat;
     use crate::rgb::{Rgb, RgbImage};
 

@@ -111,7 +111,7 @@ impl Image {
     pub fn recipe(&self) -> Option<ImageRecipe> {
         let Origin { job, model, digests, device, rounds_by_batch } = &*self.origin;
         let Job { request, recipe, inputs, count, of, key, .. } = job;
-        let recipe = recipe.as_ref()?;
+        let recipe = &job.image_recipe(recipe.as_ref()?, self.place);
         let mut made = ImageRecipe::for_plan(recipe, &self.plan, model, device).with_inputs(inputs);
         if inputs.place_in([self.plan.width, self.plan.height]).is_some() {
             // The size comes from the input image, and is not a size that the model generates.
@@ -130,7 +130,8 @@ impl Image {
 
     /// Returns the texts of a PNG: pairs of a keyword and a text.
     fn facts(&self) -> Vec<(&'static str, String)> {
-        let Origin { job: Job { request, inputs, .. }, model, .. } = &*self.origin;
+        let Origin { job, model, .. } = &*self.origin;
+        let Job { request, inputs, .. } = job;
         let Plan { width, height, steps, guidance, seed, rng, schedule, negative, .. } = &self.plan;
         let path = |path: Option<&Path>| path.map(|path| path.display().to_string());
         let adapters = request.adapters.iter().map(|used| format!("{}:{}", name(used.adapter.path()), used.strength));
@@ -138,7 +139,7 @@ impl Image {
         let names = |files: &[PathBuf]| files.iter().map(|file| name(file)).collect::<Vec<_>>().join(", ");
         let facts = [
             // The keyword of the PNG standard; ComfyUI reads `prompt` as a graph in JSON.
-            ("Description", Some(request.prompt.clone())),
+            ("Description", Some(job.image_prompt(self.place).into_owned())),
             ("seed", Some(seed.to_string())),
             ("steps", Some(steps.to_string())),
             ("guidance", Some(guidance.to_string())),

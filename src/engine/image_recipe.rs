@@ -214,6 +214,7 @@ impl ImageRecipe {
             ("Seed", Some(recipe.seed.to_string())),
             ("Size", size),
             ("Model", Some(model.name.clone())),
+            ("Template", recipe.template.clone()),
             ("Denoising strength", recipe.strength.map(|strength| strength.to_string())),
             ("Lora", Some(loras).filter(|loras| !loras.is_empty())),
             ("Version", Some(format!("flux {}", self.flux))),

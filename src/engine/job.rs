@@ -1,8 +1,10 @@
 //! Jobs.
 
+use std::borrow::Cow;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use super::expand::Words;
 use super::{Inputs, OfImages, Recipe};
 use crate::pipeline::Request;
 use crate::stage::CancelFlag;
@@ -18,6 +20,8 @@ pub struct Job {
     pub inputs: Arc<Inputs>,
     /// Recipe of the request. Image files contain it, so that the image can be reproduced.
     pub recipe: Option<Arc<Recipe>>,
+    /// Words of each image, if images have prompts of their own, as in [`Expanded`](super::expand::Expanded).
+    pub words: Arc<[Words]>,
     /// Index in a file of noise or latents, if the request has only one of its images.
     pub of: Option<OfImages>,
     /// Hash of the request, for the metadata of image files.
@@ -54,6 +58,7 @@ impl Job {
             count,
             inputs: Arc::default(),
             recipe: None,
+            words: Arc::default(),
             of: None,
             key: None,
             provenance: true,
@@ -72,9 +77,34 @@ impl Job {
 
     /// Returns a job of one of the images.
     pub fn part(&self, image: usize) -> Self {
+        let recipe = self.recipe.as_ref().map(|recipe| Arc::new(self.image_recipe(recipe, image)));
+        Self { request: self.image_request(image), recipe, words: Arc::default(), count: 1, ..self.clone() }
+    }
+
+    /// Returns the request of one of the images.
+    pub fn image_request(&self, image: usize) -> Request {
         let request = self.request.part(image..image + 1);
-        let recipe = self.recipe.as_ref().map(|recipe| Arc::new(Recipe { seed: request.seed, ..(**recipe).clone() }));
-        Self { request, recipe, count: 1, ..self.clone() }
+        match self.words.get(image) {
+            Some(words) => Request { prompt: self.image_prompt(image).into_owned(), seed: words.seed, ..request },
+            None => request,
+        }
+    }
+
+    /// Returns a recipe of the job with the words and the seed of one of the images.
+    pub fn image_recipe(&self, recipe: &Recipe, image: usize) -> Recipe {
+        match self.words.get(image) {
+            Some(words) => words.recipe(recipe),
+            None => Recipe { seed: self.request.seed.saturating_add(image as u64), ..recipe.clone() },
+        }
+    }
+
+    /// Returns the prompt of one of the images.
+    pub fn image_prompt(&self, image: usize) -> Cow<'_, str> {
+        match (self.words.get(image), &self.recipe) {
+            (Some(words), Some(recipe)) => Cow::Owned(words.recipe(recipe).full_prompt().into_owned()),
+            (Some(words), None) => Cow::Borrowed(&words.prompt),
+            (None, _) => Cow::Borrowed(&self.request.prompt),
+        }
     }
 }
 

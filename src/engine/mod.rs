@@ -35,6 +35,7 @@ mod digests;
 mod estimate;
 mod event;
 mod executor;
+pub mod expand;
 mod fair;
 mod feedback;
 mod generation;

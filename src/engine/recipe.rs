@@ -26,6 +26,9 @@ pub struct Recipe {
     /// Prompt; see [`Request::prompt`].
     #[serde(skip_serializing_if = "String::is_empty")]
     pub prompt: String,
+    /// Template that the prompt was expanded from; see [`expand`](super::expand).
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub template: Option<String>,
     /// Places of objects, which [`Recipe::full_prompt`] adds to the prompt; the recipe of an image has none.
     #[serde(skip_serializing_if = "Vec::is_empty", deserialize_with = "bounded")]
     pub boxes: Vec<LayoutBox>,
@@ -179,6 +182,7 @@ impl Recipe {
     /// Errors if a field requires another field that is missing, or excludes one that is present.
     pub fn check(&self) -> Result<()> {
         boxes::check(&self.boxes, self.inputs.len())?;
+        self.template.as_ref().map_or(Ok(()), |template| Request::new(template, 0).check_prompt())?;
         self.check_needs().and_then(|()| self.check_conflicts())
     }
 
@@ -219,6 +223,7 @@ impl Recipe {
             (self.sparse && self.no_self_reference, Field::Sparse, Field::NoSelfReference),
             (self.noise.is_some() && self.latents.is_some(), Field::Noise, Field::Latents),
             (has_features && !self.prompt.is_empty(), Field::Embeddings, Field::Prompt),
+            (has_features && self.template.is_some(), Field::Embeddings, Field::Prompt),
             (has_features && !self.boxes.is_empty(), Field::Embeddings, Field::Boxes),
             (has_features && self.negative.is_some(), Field::Embeddings, Field::NegativePrompt),
             (has_features && self.max_sequence_length.is_some(), Field::Embeddings, Field::MaxSequenceLength),
@@ -274,6 +279,7 @@ mod tests {
         let short = Recipe::new("a cat", 7);
         assert_eq!(serde_json::to_string(&short).unwrap(), r#"{"prompt":"a cat","seed":7}"#);
         let long = Recipe {
+            template: Some("a {cat|dog}".to_string()),
             negative: Some("a dog".to_string()),
             width: Some(64),
             height: Some(48),

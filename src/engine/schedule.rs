@@ -368,7 +368,7 @@ impl State {
         self.submitted += 1;
         let id = JobId(self.submitted);
         let divided = devices > 1 && job.count > 1;
-        let text = (divided && job.request.embeddings.is_none()).then_some(text);
+        let text = (divided && job.request.embeddings.is_none() && job.words.is_empty()).then_some(text);
         let (tokens, evaluations) = shape.tokens_and_evaluations();
         let (cost, max) = (Cost { model, tokens, evaluations }, shape.max_at_once());
         let ahead = self.queue.iter().filter(|other| other.priority >= job.priority).map(|other| other.images).sum();

@@ -7,11 +7,13 @@ pub mod noise;
 mod portable;
 pub mod schedule;
 mod seed;
+mod stream;
 pub mod times;
 
 pub use noise::{Drawing, Noise, Rng, Start, noise};
 pub use schedule::{Schedule, ScheduleKind, Shift, empirical_shift};
 pub use seed::random_seed;
+pub use stream::RandomStream;
 
 use crate::backend::Backend;
 use crate::error::Result;

@@ -7,17 +7,16 @@
 //! standard normal coefficients gives independent standard normal values, so at each size the noise is exactly what
 //! the model expects.
 //!
-//! Coefficients come from ChaCha8. Its key is the seed, all 64 bits in little-endian order, then zeros; its stream is
-//! `channel * 2^32 + ky`. Along kx two outputs `a`, `b` of 64 bits, reduced to their upper 53 bits, make two
-//! coefficients `sqrt(-2 ln((a + 1) / 2^53))` times cos and sin of `2 pi b / 2^53`.
+//! Coefficients come from a [`RandomStream`] of the seed, with the number `channel * 2^32 + ky`. Along kx two outputs
+//! `a`, `b` of 53 bits make two coefficients `sqrt(-2 ln((a + 1) / 2^53))` times cos and sin of `2 pi b / 2^53`.
 
 use std::f64::consts::{SQRT_2, TAU};
 use std::sync::Arc;
 
-use rand::rngs::ChaCha8Rng;
-use rand::{Rng as _, SeedableRng};
 use rayon::prelude::*;
 use rustdct::{DctPlanner, TransformType2And3};
+
+use super::stream::RandomStream;
 
 /// Fills `planes` [channels, height, width] with the noise of a seed.
 pub(super) fn normal(seed: u64, planes: &mut [f32], height: usize, width: usize) {
@@ -40,15 +39,10 @@ pub(super) fn normal(seed: u64, planes: &mut [f32], height: usize, width: usize)
 
 /// Generates the first standard normal values of a stream.
 fn draw(seed: u64, stream: u64, values: &mut [f64]) {
-    let mut key = [0; 32];
-    key[..8].copy_from_slice(&seed.to_le_bytes());
-    let mut generator = ChaCha8Rng::from_seed(key);
-    generator.set_stream(stream);
-    let mut bits = || (generator.next_u64() >> 11) as f64;
-    const SCALE: f64 = 1.0 / (1u64 << 53) as f64;
+    let mut random = RandomStream::new(seed, stream);
     for pair in values.chunks_mut(2) {
-        let radius = (-2.0 * ((bits() + 1.0) * SCALE).ln()).sqrt();
-        let (sin, cos) = (TAU * (bits() * SCALE)).sin_cos();
+        let radius = (-2.0 * ((random.bits() + 1.0) * RandomStream::SCALE).ln()).sqrt();
+        let (sin, cos) = (TAU * random.uniform()).sin_cos();
         pair.iter_mut().zip([radius * cos, radius * sin]).for_each(|(to, value)| *to = value);
     }
 }

@@ -125,7 +125,7 @@ fn the_commands_of_sampling_and_conditioning_draw() {
 
 #[test]
 fn the_commands_of_recipes_and_of_many_images_run() {
-    for page in ["docs/config.md", "docs/chat.md"] {
+    for page in ["docs/config.md", "docs/chat.md", "docs/prompts.md"] {
         let empty = EmptyFolder::new();
         commands_in(page).iter().for_each(|line| drop(run_quickly(line, &empty.path())));
     }

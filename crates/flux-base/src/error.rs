@@ -40,6 +40,8 @@ macro_rules! fields {
 fields! {
     /// The prompt.
     Prompt = "prompt",
+    /// The folder of wildcards.
+    Wildcards = "wildcards",
     /// Boxes: the places of objects.
     Boxes = "boxes",
     /// The negative prompt.

@@ -12,6 +12,7 @@ mod compare;
 mod convert;
 mod download;
 mod draw;
+mod expand;
 mod explain;
 mod fields;
 mod flag_settings;

@@ -92,7 +92,7 @@ impl Active {
     /// Adds images of the job to a batch.
     pub(super) fn join(&mut self, id: JobId, images: Range<usize>, batch: &mut Batch) {
         (self.open, self.running) = (self.open + 1, self.running + 1);
-        let item = |image: usize| self.origin.job.request.part(image..image + 1);
+        let item = |image: usize| self.origin.job.image_request(image);
         batch.requests.extend(images.clone().map(item));
         batch.parts.push(JobShare { id, images, sink: Arc::clone(&self.sink), origin: Arc::clone(&self.origin) });
     }

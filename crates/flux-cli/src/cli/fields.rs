@@ -30,6 +30,7 @@ fn as_given(field: Field, form: Form, is_given: impl Fn(&str) -> bool) -> &'stat
 fn flags(field: Field) -> [&'static str; 2] {
     match field {
         Field::Prompt => ["--prompt", "-p"],
+        Field::Wildcards => ["--wildcards"; 2],
         Field::Boxes => ["--boxes"; 2],
         Field::NegativePrompt => ["--negative"; 2],
         Field::Width => ["--width", "-W"],

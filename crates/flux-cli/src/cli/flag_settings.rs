@@ -83,8 +83,11 @@ pub fn arguments(
 /// Errors when a required value is missing, or a value is not allowed.
 fn texts(arg: &Arg, name: &str, setting: &FlagSetting) -> std::result::Result<Vec<String>, String> {
     let key = shown(&setting.key);
+    let may_be_alone = arg.get_num_args().is_some_and(|count| count.min_values() == 0);
     match (&setting.value, arg.get_action()) {
-        (FlagValue::Flag(is_set), ArgAction::SetTrue) => Ok(is_set.then(|| format!("--{name}")).into_iter().collect()),
+        (FlagValue::Flag(is_set), action) if may_be_alone || matches!(action, ArgAction::SetTrue) => {
+            Ok(is_set.then(|| format!("--{name}")).into_iter().collect())
+        }
         (FlagValue::Flag(_), _) => Err(format!("`{key}` requires a value, not true or false")),
         (FlagValue::Values(_), ArgAction::SetTrue) => Err(format!("`{key}` must be true or false")),
         (FlagValue::Values(values), action) if values.len() != 1 && !matches!(action, ArgAction::Append) => {

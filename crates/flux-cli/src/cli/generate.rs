@@ -79,9 +79,9 @@ impl Generate {
         let recipe = base.unwrap_or_else(|| Recipe { seed: Seed::Random.value(), ..Recipe::default() });
         let recipe = match self.read_prompt(stdin)? {
             // A prompt replaces the recipe's embeddings, and embeddings replace its prompt.
-            Some(prompt) => Recipe { prompt, embeddings: None, ..recipe },
+            Some(prompt) => Recipe { prompt, template: None, embeddings: None, ..recipe },
             None if self.draw.recipe.tensors.has_embeddings() => {
-                Recipe { prompt: String::new(), negative: None, max_sequence_length: None, ..recipe }
+                Recipe { prompt: String::new(), template: None, negative: None, max_sequence_length: None, ..recipe }
             }
             None => recipe,
         };
@@ -116,6 +116,11 @@ impl Generate {
             return Err(Error::usage(format!("`{format}` is read as the prompt"))
                 .at("--timings")
                 .hint(format!("write `--timings={format}`, or `--prompt={format}` for a prompt of this word")));
+        }
+        if self.draw.recipe.expand.is_on() && words.clone().any(|word| word == "all") {
+            return Err(Error::usage("`all` is read as the prompt")
+                .at("--expand")
+                .hint("write `--expand=all`, or `--prompt=all` for a prompt of this word"));
         }
         let given: Vec<_> = self.prompt.iter().map(|prompt| prompt.to_string_lossy()).chain(words).collect();
         if let [first, second, ..] = given.as_slice() {

@@ -116,6 +116,11 @@ impl Grid {
                 .at("--vary")
                 .hint("leave one of them out"));
         }
+        if self.draw.recipe.expand.is_all() {
+            return Err(Error::usage("a grid has one image per recipe, not all combinations of its prompt")
+                .at("--expand")
+                .hint("vary `prompt`, or leave out `=all`"));
+        }
         if self.draw.recipe.images.reads_stdin() {
             return Err(Error::usage("an image cannot be read from standard input here")
                 .at("--input")

@@ -6,6 +6,7 @@ use flux::input::Resize;
 use flux::{Error, Result};
 
 use super::boxes::BoxArgs;
+use super::expand::ExpandArgs;
 use super::values::{SIDE, Seed, SizeOrSide, decimal, whole_of};
 use super::{AdapterArgs, ImageArgs, SAMPLING, SamplerArgs, TensorArgs, values};
 
@@ -48,6 +49,8 @@ pub struct RecipeArgs {
     #[arg(help_heading = SAMPLING, short, long, value_name = "SCALE", allow_negative_numbers = true)]
     #[arg(value_parser = decimal::<f32>("from 0 to 1000"))]
     guidance: Option<f32>,
+    #[command(flatten)]
+    pub expand: ExpandArgs,
     #[command(flatten)]
     boxes: BoxArgs,
     #[command(flatten)]

@@ -13,7 +13,7 @@ use flux::{Error, Result};
 use super::queue::QueueArgs;
 use super::show::preview_decoder;
 use super::values::{path, whole};
-use super::{DEVICE, DeviceArgs, INFORMATION, MODEL, ModelArgs, OUTPUT, QuantizeArgs, settings};
+use super::{DEVICE, DeviceArgs, INFORMATION, MODEL, ModelArgs, OUTPUT, PROMPT, QuantizeArgs, settings};
 
 /// The defaults of `--host` and `--port`.
 const DEFAULT_HOST: &str = "127.0.0.1";
@@ -149,6 +149,12 @@ pub struct Serve {
     #[arg(help_heading = LIMITS, long, value_name = "POLICY", value_enum, default_value_t = SdapiSteps::Limit)]
     #[arg(hide_short_help = true)]
     pub sdapi_steps: SdapiSteps,
+    /// Folder of wildcards for requests with `expand`
+    #[arg(help_heading = PROMPT, long, value_name = "FOLDER", value_parser = path(), hide_short_help = true)]
+    pub wildcards: Option<PathBuf>,
+    /// Expand prompts of A1111 clients that enable Dynamic Prompts
+    #[arg(help_heading = PROMPT, long, hide_short_help = true)]
+    pub sdapi_expand: bool,
     /// Max waiting requests
     #[arg(help_heading = LIMITS, long, value_name = "N", default_value_t = 256, value_parser = whole(1..=100_000u64))]
     pub queue_max: u64,
@@ -317,6 +323,9 @@ pub struct Mcp {
     pub quantize: QuantizeArgs,
     #[command(flatten)]
     pub on: DeviceArgs,
+    /// Folder of wildcards for calls with `expand`
+    #[arg(help_heading = PROMPT, long, value_name = "FOLDER", value_parser = path())]
+    pub wildcards: Option<PathBuf>,
     /// Folder for the images; created if missing
     ///
     /// [default: flux-mcp in the folder for temporary files]

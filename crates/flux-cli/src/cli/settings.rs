@@ -79,7 +79,7 @@ impl Table {
 }
 
 /// The keys of [`Table::Images`], each with the name of its flag.
-pub const IMAGE_KEYS: [&str; 5] = ["size", "steps", "format", "quality", "lora"];
+pub const IMAGE_KEYS: [&str; 7] = ["size", "steps", "format", "quality", "lora", "expand", "wildcards"];
 
 /// A flag that a file sets.
 #[derive(Debug, Clone)]
@@ -185,6 +185,8 @@ struct ConfigFile {
     format: Option<Spanned<toml::Value>>,
     quality: Option<Spanned<toml::Value>>,
     lora: Option<Spanned<toml::Value>>,
+    expand: Option<Spanned<toml::Value>>,
+    wildcards: Option<Spanned<toml::Value>>,
     #[serde(default)]
     serve: BTreeMap<String, Spanned<toml::Value>>,
 }
@@ -240,8 +242,8 @@ impl Settings {
             wrong(format!("line {place}: {}", e.message())).hint(format!("keys are {keys} and the table [serve]"))
         })?;
         let folder = path.parent().unwrap_or(Path::new(""));
-        let images =
-            IMAGE_KEYS.into_iter().zip([config.size, config.steps, config.format, config.quality, config.lora]);
+        let ConfigFile { size, steps, format, quality, lora, expand, wildcards, .. } = config;
+        let images = IMAGE_KEYS.into_iter().zip([size, steps, format, quality, lora, expand, wildcards]);
         let images = images.filter_map(|(key, value)| Some((Table::Images, key.to_string(), value?)));
         let serve = config.serve.into_iter().map(|(key, value)| (Table::Serve, key, value));
         for (table, key, value) in images.chain(serve) {

@@ -4,6 +4,7 @@ use std::path::Path;
 use std::time::Instant;
 
 use flux::Result;
+use flux::engine::expand::Expanded;
 use flux::output::{ImageFormat, NameTemplate};
 
 use super::claims;
@@ -26,10 +27,13 @@ pub fn run(args: &Again, start: Instant, signals: &Signals) -> Result<()> {
 
 fn wanted(args: &Again, image: &Path) -> Result<Wanted> {
     let source = Source::from_image(image)?;
+    let expanded = args.draw.recipe.expand.expand(args.recipe(source.recipe.clone())?, args.count as usize);
+    let Expanded { recipe, count, words } = expanded.map_err(|e| e.at_path(image))?;
     Ok(Wanted {
-        recipe: args.recipe(source.recipe.clone())?,
+        recipe,
         model: args.draw.model(source.model())?,
-        count: args.count as usize,
+        count,
+        words,
         seed_is_random: args.draw.recipe.seed.is_some_and(|seed| seed.is_random()),
         prompt_place: "--prompt",
         reads_stdin: false,

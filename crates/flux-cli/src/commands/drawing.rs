@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use flux::backend::Remark;
+use flux::engine::expand::Words;
 use flux::engine::{Engine, Event, Image, Inputs, Job, OfImages, OpeningTimes, Recipe};
 use flux::error::named;
 use flux::model::ModelInfo;
@@ -37,6 +38,8 @@ pub struct Drawing<'a> {
     pub batch: Option<OfImages>,
     /// The recipe to generate, also stored in the image files.
     pub recipe: Recipe,
+    /// The words of each image, if images have prompts of their own.
+    pub words: Arc<[Words]>,
     pub inputs: Arc<Inputs>,
     pub request: Request,
     /// One destination for each image.
@@ -91,6 +94,7 @@ impl Drawing<'_> {
         let job = Job {
             inputs: Arc::clone(&self.inputs),
             recipe: Some(Arc::new(self.recipe.clone())),
+            words: Arc::clone(&self.words),
             of: self.of,
             provenance: self.provenance,
             embeddings: self.tensors.wants_embeddings(),
@@ -145,11 +149,14 @@ impl Drawing<'_> {
                     if place + 1 == last || self.batch.is_some() {
                         console.finish();
                     }
-                    let line = format!("wrote {} in {:.1} s", image.output, image.total_s);
+                    let prompt = self.words.get(place).map_or(&self.recipe.prompt, |words| &words.prompt);
+                    let from = self.recipe.template.as_ref().map_or(String::new(), |_| format!(" from `{prompt}`"));
+                    let line = format!("wrote {} in {:.1} s{from}", image.output, image.total_s);
                     self.print_saved(&line, &self.targets[place], console)?;
                     saved.push(image);
                     if let Some(latents) = latents {
-                        self.tensors.write_latents(place, &latents, seed, &self.request.prompt, &self.name)?;
+                        let prompt = if self.words.is_empty() { &self.request.prompt } else { prompt };
+                        self.tensors.write_latents(place, &latents, seed, prompt, &self.name)?;
                     }
                 }
                 Event::Finished { device, timings, .. } => {
@@ -203,7 +210,7 @@ impl Drawing<'_> {
             console.note(&note);
         }
         let &Plan { width, height, steps, seed, .. } = plan;
-        let last = seed + (self.targets.len() as u64 - 1);
+        let last = self.words.last().map_or(seed + (self.targets.len() as u64 - 1), |words| words.seed);
         if let Some(note) = seed_note(seed, last).filter(|_| plan.rng == Rng::Torch) {
             console.note(&note);
         }
@@ -293,11 +300,13 @@ mod tests {
         args.check()?;
         let recipe = args.recipe(None, &mut io::empty())?;
         let request = recipe.request()?;
-        let named = Named { seed: request.seed, count: args.count as usize, prompt: "", model: "tiny" };
+        let count = args.count as usize;
+        let named = Named { seed: request.seed, count, prompt: "", words: &[], model: "tiny" };
         let outputs = Outputs::new(&args.output, &args.draw.recipe.tensors, DEFAULT_NAME, &named)?;
         let drawing = Drawing {
             inputs: Arc::default(),
             recipe,
+            words: Arc::default(),
             targets: Destination::all(&outputs)?,
             tensors: Tensors::new(&outputs)?,
             args: &args.draw.console,

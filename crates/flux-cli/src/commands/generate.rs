@@ -3,6 +3,7 @@
 use std::io::{self, IsTerminal};
 use std::time::Instant;
 
+use flux::engine::expand::Expanded;
 use flux::{Error, Result};
 
 use super::outputs::DEFAULT_NAME;
@@ -28,11 +29,15 @@ pub fn run(args: &Generate, start: Instant, signals: &Signals) -> Result<()> {
     }
     let source = Source::read(&args.source)?;
     let base = source.as_ref().map(|source| source.recipe.clone());
+    let recipe = args.recipe(base.clone(), &mut io::stdin())?;
+    let expanded = args.draw.recipe.expand.expand(recipe, args.count as usize);
+    let Expanded { recipe, count, words } = expanded.map_err(|e| e.at(args.prompt_place()))?;
     let wanted = Wanted {
         seed_is_random: args.draw.recipe.seed.map_or(base.is_none(), |seed| seed.is_random()),
-        recipe: args.recipe(base, &mut io::stdin())?,
+        recipe,
         model: args.draw.model(source.as_ref().and_then(Source::model))?,
-        count: args.count as usize,
+        count,
+        words,
         prompt_place: args.prompt_place(),
         reads_stdin: args.reads_stdin() || images.reads_stdin(),
         default_name: DEFAULT_NAME.to_string(),

@@ -52,6 +52,7 @@ pub fn run(args: &Grid, start: Instant, signals: &Signals) -> Result<()> {
             recipe,
             model: model.clone(),
             count: 1,
+            words: Vec::new(),
             source: None,
             prompt_place: "--prompt",
             seed_is_random,
@@ -74,6 +75,7 @@ fn places(args: &Grid, base: &Recipe) -> Result<Vec<Place>> {
     if folder == args.output || folder.as_os_str().is_empty() {
         return Err(Error::usage("the folder of the images cannot be named after the sheet").at("--output"));
     }
+    let expander = args.draw.recipe.expand.expander();
     let mut rows: Vec<Vec<(&str, String)>> = vec![Vec::new()];
     for varied in &args.vary {
         let values = varied.each();
@@ -83,6 +85,8 @@ fn places(args: &Grid, base: &Recipe) -> Result<Vec<Place>> {
     let place = |(at, row): (usize, &Vec<(&str, String)>)| {
         let values: Vec<_> = row.iter().map(|(field, value)| (*field, value.as_str())).collect();
         let recipe = varied(base, &values).map_err(|e| e.at("--vary"))?;
+        let recipe = expander.as_ref().map_or(Ok(recipe.clone()), |expander| expander.image(&recipe, 0));
+        let recipe = recipe.map_err(|e| e.at("--prompt"))?;
         let label = values.iter().map(|(field, value)| format!("{field} {}", short(value))).collect();
         let file = folder.join(format!("{:03}.png", at + 1));
         Ok(Place { recipe, label, file })

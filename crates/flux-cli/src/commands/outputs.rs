@@ -1,10 +1,13 @@
 //! The files that a run writes, named by flags and by properties of the images.
 
 use std::borrow::Cow;
+use std::collections::HashSet;
 use std::fs;
+use std::hash::Hash;
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
+use flux::engine::expand::Words;
 use flux::output::{Encoding, ImageFormat, NameFields, NameTemplate};
 use flux::{Error, Result};
 
@@ -34,7 +37,25 @@ pub struct Named<'a> {
     pub seed: u64,
     pub count: usize,
     pub prompt: &'a str,
+    /// The words of each image, if images have prompts of their own.
+    pub words: &'a [Words],
     pub model: &'a str,
+}
+
+impl Named<'_> {
+    /// Returns the prompt and the seed of an image.
+    fn image(&self, image: usize) -> (&str, u64) {
+        match self.words.get(image) {
+            Some(Words { prompt, seed }) => (prompt, *seed),
+            None => (self.prompt, self.seed + image as u64),
+        }
+    }
+
+    /// Returns the number that distinguishes the name of each image: its seed, or if images share seeds its number.
+    fn suffixes(&self) -> Vec<u64> {
+        let seeds: Vec<_> = (0..self.count).map(|image| self.image(image).1).collect();
+        if is_distinct(&seeds) { seeds } else { (1..=self.count as u64).collect() }
+    }
 }
 
 impl Outputs {
@@ -43,12 +64,13 @@ impl Outputs {
     /// Errors when a template has an unknown field, or the seeds would overflow.
     pub fn new(output: &OutputArgs, tensors: &TensorArgs, default: &str, named: &Named<'_>) -> Result<Self> {
         let Named { seed, count, .. } = *named;
-        let last = seed
-            .checked_add(count as u64 - 1)
-            .ok_or_else(|| Error::usage(format!("seed {seed} is too large for {count} images")).at("--seed"))?;
+        if seed.checked_add(count as u64 - 1).is_none() {
+            return Err(Error::usage(format!("seed {seed} is too large for {count} images")).at("--seed"));
+        }
+        let suffixes = named.suffixes();
         let latents = tensors.save_latents.iter();
         let latents =
-            latents.flat_map(|path| (seed..=last).map(move |seed| path_for_seed(path, seed, count))).collect();
+            latents.flat_map(|path| suffixes.iter().map(|suffix| with_suffix(path, *suffix, count))).collect();
         let encoding = output.encoding();
         let default = &*in_format(default, encoding);
         let (images, folders) = if output.to_stdout() {
@@ -114,20 +136,22 @@ fn images(output: Option<&Path>, default: &str, named: &Named<'_>) -> Result<(Ve
     let makes_folders = output.is_some_and(|output| is_folder(output, named.count) || has_fields(output));
     // A name that is not UTF-8 cannot have fields.
     let Some(text) = path.to_str() else {
-        let images =
-            (0..named.count as u64).map(|image| path_for_seed(&path, named.seed + image, named.count)).collect();
+        let suffixes = named.suffixes().into_iter();
+        let images = suffixes.map(|suffix| with_suffix(&path, suffix, named.count)).collect();
         return Ok((images, Vec::new()));
     };
     let template = NameTemplate::parse(text)?;
     let time = SystemTime::now();
     let image = |image: usize| {
-        let seed = named.seed + image as u64;
-        let (prompt, model) = (named.prompt, named.model);
+        let ((prompt, seed), model) = (named.image(image), named.model);
         let fields = NameFields { seed, number: image + 1, index: 1, prompt, model, time, columns: &[] };
-        let path = PathBuf::from(template.fill(&fields));
-        if template.distinguishes_images() { path } else { path_for_seed(&path, seed, named.count) }
+        PathBuf::from(template.fill(&fields))
     };
-    let images: Vec<PathBuf> = (0..named.count).map(image).collect();
+    let mut images: Vec<PathBuf> = (0..named.count).map(image).collect();
+    if !template.distinguishes_images() || !is_distinct(&images) {
+        let suffixed = images.iter().zip(named.suffixes());
+        images = suffixed.map(|(path, suffix)| with_suffix(path, suffix, named.count)).collect();
+    }
     let mut folders = Vec::new();
     if makes_folders {
         for folder in images.iter().filter_map(|image| image.parent()).filter(|folder| !folder.exists()) {
@@ -145,17 +169,21 @@ fn is_folder(path: &Path, count: usize) -> bool {
     path.is_dir() || path.as_os_str().as_encoded_bytes().ends_with(b"/") || is_bare && !has_fields(path)
 }
 
+fn is_distinct<T: Eq + Hash>(values: &[T]) -> bool {
+    values.iter().collect::<HashSet<_>>().len() == values.len()
+}
+
 fn has_fields(path: &Path) -> bool {
     path.to_str().is_some_and(|text| NameTemplate::parse(text).is_ok_and(|template| template.has_fields()))
 }
 
-/// Returns the file of one of `count` images. With several images, the seed is appended to the name.
-fn path_for_seed(path: &Path, seed: u64, count: usize) -> PathBuf {
+/// Returns the file of one of `count` images. With several images, the suffix is appended to the name.
+fn with_suffix(path: &Path, suffix: u64, count: usize) -> PathBuf {
     if count == 1 {
         return path.to_path_buf();
     }
     let mut name = path.file_stem().unwrap_or_default().to_os_string();
-    name.push(format!("-{seed}"));
+    name.push(format!("-{suffix}"));
     if let Some(extension) = path.extension() {
         name.push(".");
         name.push(extension);
@@ -173,7 +201,7 @@ mod tests {
     fn outputs(line: &str, seed: u64) -> std::result::Result<Vec<PathBuf>, String> {
         let cli = Cli::try_parse_from(format!("flux -p x {line}").split_whitespace()).unwrap();
         let args = cli.generate;
-        let named = Named { seed, count: args.count as usize, prompt: "a Cat", model: "m" };
+        let named = Named { seed, count: args.count as usize, prompt: "a Cat", words: &[], model: "m" };
         let outputs = Outputs::new(&args.output, &args.draw.recipe.tensors, DEFAULT_NAME, &named);
         outputs.map(|outputs| outputs.images).map_err(|e| e.to_string())
     }

@@ -2,6 +2,7 @@
 
 use flux::default_model::knows_a_word_of;
 use flux::engine::Recipe;
+use flux::engine::expand::has_choices;
 use flux::files::ModelPaths;
 
 /// Returns the notes on a recipe's prompt for a model.
@@ -16,7 +17,11 @@ pub fn notes(recipe: &Recipe, prompt: &str, model: &ModelPaths) -> Vec<String> {
          English names; select a larger model with `-d`"
             .to_string()
     });
-    adapter_note(prompt).into_iter().chain(unknown).collect()
+    let is_template = recipe.template.is_none() && has_choices(&recipe.prompt);
+    let choices = is_template.then(|| {
+        "choices in the prompt, such as {a|b} or __a__, are read as text; choose words with `--expand`".to_string()
+    });
+    adapter_note(prompt).into_iter().chain(choices).chain(unknown).collect()
 }
 
 /// Returns a note if the prompt contains `<lora:NAME:STRENGTH>`, an adapter in other programs.

@@ -92,6 +92,8 @@ pub fn run(args: &Serve, start: Instant, signals: &Signals) -> Result<()> {
         logs_prompts: args.log_prompts,
         logs_requests: args.verbose,
         honours_sdapi_steps: args.sdapi_steps == SdapiSteps::Honour,
+        wildcards: args.wildcards.clone(),
+        expands_sdapi: args.sdapi_expand,
         tls,
         #[cfg(feature = "queue")]
         workers,
@@ -138,7 +140,7 @@ pub fn tools(args: &Mcp, signals: &Signals) -> Result<()> {
     let (paths, place) = args.model.paths(None);
     let name = model_at(&paths, place.as_deref())?.name().to_string();
     let models = Models::new(vec![one(name, paths, place, args.engine())], adapters(&args.loras)?, false, 1);
-    let config = Config::new(Vec::new(), Keys::none());
+    let config = Config { wildcards: args.wildcards.clone(), ..Config::new(Vec::new(), Keys::none()) };
     signals.listen()?;
     let outside =
         Outside { is_ended: &|| signals.received(), reloads: &|| false, listens: &|_| {}, is_ready: Box::new(|| {}) };

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use flux::engine::choice::Device;
+use flux::engine::expand::Words;
 use flux::engine::{Engine, EngineArgs, InputSource, Inputs, OfImages, Recipe};
 use flux::files::{ModelFiles, quantized_cache};
 use flux::pipeline::Request;
@@ -30,6 +31,8 @@ pub struct Wanted {
     pub model: ModelChoice,
     /// The number of images. Their seeds start at the recipe's and count up.
     pub count: usize,
+    /// The words of each image, if images have prompts of their own.
+    pub words: Vec<Words>,
     /// The source of the recipe before flags changed it, if it does not come from flags alone.
     pub source: Option<Source>,
     /// The flag or file that the prompt comes from, for error messages.
@@ -52,7 +55,8 @@ impl Wanted {
     }
 
     fn outputs_of(&self, output: &OutputArgs, args: &DrawArgs, model: &str) -> Result<Outputs> {
-        let named = Named { seed: self.recipe.seed, count: self.count, prompt: &self.recipe.prompt, model };
+        let Self { recipe: Recipe { seed, prompt, .. }, count, words, .. } = self;
+        let named = Named { seed: *seed, count: *count, prompt, words, model };
         Outputs::new(output, &args.recipe.tensors, &self.default_name, &named)
     }
 }
@@ -174,7 +178,7 @@ impl<'a> Studio<'a> {
         checked.request.adapters = engine.adapters(&opened)?;
         engine.prefetch(&checked.request, 1)?;
         engine.wait_for_devices()?;
-        let Wanted { recipe, count, source, seed_is_random, .. } = wanted;
+        let Wanted { recipe, count, words, source, seed_is_random, .. } = wanted;
         let Checked { request, inputs, outputs, targets, tensors, folders } = checked;
         let of = source.as_ref().and_then(Source::position).filter(|_| count == 1 && is_of_file(&recipe));
         if let Some(source) = &source {
@@ -201,6 +205,7 @@ impl<'a> Studio<'a> {
             seed_is_random,
             steps: self.args.recipe.steps,
             recipe,
+            words: words.into(),
             of,
             batch,
             inputs,

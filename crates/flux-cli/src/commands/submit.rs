@@ -6,8 +6,9 @@ use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use flux::engine::expand::Expander;
 use flux::engine::{AdapterFile, ModelRecipe, Recipe};
-use flux::error::{KEYS, Names};
+use flux::error::{Field, KEYS, Names};
 use flux::files::open_regular;
 use flux::{Error, Result};
 
@@ -123,16 +124,20 @@ fn images(args: &Submit, console: &mut Console) -> Result<(Vec<One>, usize)> {
     let defaults = Defaults { recipe, seed, count: args.count as usize };
     let List { lines, meta, .. } = lines::read(&bytes, format, &defaults).map_err(|e| e.at_path(&args.file))?;
     let names: Names = if format == BatchFormat::Txt { flag } else { KEYS };
+    let expander = args.recipe.expand.expander();
     let (mut images, mut wrong, mut named, mut alike) = (Vec::new(), 0, 0, Alike::default());
     for Line { line, asked, .. } in lines {
         let asked = match asked {
-            Asked::Images(asked) => check_tensors(&asked.recipe).map(|()| asked),
+            Asked::Images(asked) => check_tensors(&asked.recipe).and_then(|()| {
+                let own = line_images(line, &asked, &hash, expander.as_ref()).map_err(|e| e.for_field(Field::Prompt));
+                own.map(|own| (asked, own))
+            }),
             Asked::Wrong(error) => Err(error),
         };
         match asked {
-            Ok(asked) => {
+            Ok((asked, own)) => {
                 named += usize::from(asked.output.is_some());
-                images.extend(line_images(line, *asked, &hash));
+                images.extend(own);
             }
             Err(error) => {
                 wrong += 1;
@@ -150,18 +155,25 @@ fn images(args: &Submit, console: &mut Console) -> Result<(Vec<One>, usize)> {
     Ok((images, wrong))
 }
 
-fn line_images(line: usize, images: Images, file: &blake3::Hash) -> impl Iterator<Item = One> {
+/// Returns the images of a line.
+///
+/// Errors as [`Expander::image`].
+fn line_images(line: usize, images: &Images, file: &blake3::Hash, expander: Option<&Expander>) -> Result<Vec<One>> {
     let Images { recipe, seed_is_random, count, .. } = images;
-    let file = *file;
-    (0..count).map(move |image| {
+    let combinations = expander.map_or(Ok(1), |expander| expander.combinations(recipe))?;
+    let one = |number: usize| {
+        let image = number / combinations;
         let drawn = || {
             let hash = blake3::hash(format!("{file} {line} {image}").as_bytes());
             let [a, b, c, d, ..] = *hash.as_bytes();
             u64::from(u32::from_le_bytes([a, b, c, d]))
         };
-        let seed = if seed_is_random { drawn() } else { recipe.seed + image as u64 };
-        One { line, n: image + 1, recipe: Recipe { seed, ..recipe.clone() } }
-    })
+        let seed = if *seed_is_random { drawn() } else { recipe.seed + image as u64 };
+        let recipe = Recipe { seed, ..recipe.clone() };
+        let recipe = expander.map_or(Ok(recipe.clone()), |expander| expander.image(&recipe, number % combinations))?;
+        Ok(One { line, n: number + 1, recipe })
+    };
+    (0..count * combinations).map(one).collect()
 }
 
 /// Returns the model's name and description, as registered by workers.

@@ -42,6 +42,10 @@ pub struct Config {
     pub logs_requests: bool,
     /// `true` to use the steps that A1111 clients request for distilled models, too.
     pub honours_sdapi_steps: bool,
+    /// The folder of wildcards for requests that expand their prompt.
+    pub wildcards: Option<PathBuf>,
+    /// `true` to expand the prompts of A1111 clients that enable the extension Dynamic Prompts.
+    pub expands_sdapi: bool,
     pub tls: Option<rustls::ServerConfig>,
     /// The broker and store of remote workers. Without them, jobs run on this machine.
     #[cfg(feature = "queue")]
@@ -67,6 +71,8 @@ impl Config {
             logs_prompts: false,
             logs_requests: false,
             honours_sdapi_steps: false,
+            wildcards: None,
+            expands_sdapi: false,
             tls: None,
             #[cfg(feature = "queue")]
             workers: None,

@@ -68,6 +68,9 @@ pub async fn read(
     let defaults = Defaults { seed: random_seed(), pixels };
     let read = move || Asked::read(fields, uploads, route, defaults);
     let mut asked = body::run_blocking(permit, permit.kept(), read).await?;
+    if let Some(expansion) = &mut asked.expansion {
+        expansion.wildcards.clone_from(&app.config.wildcards);
+    }
     if asked.priority > most {
         asked.notes.push("the priority is limited to that of the key".to_string());
         asked.priority = most;

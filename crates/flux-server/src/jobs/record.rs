@@ -69,6 +69,14 @@ pub struct Made {
     pub url: Option<String>,
 }
 
+impl Made {
+    /// Returns the prompt that the image was generated from, if it was expanded.
+    pub fn prompt(&self) -> Option<&str> {
+        let recipe = &self.recipe["recipe"];
+        recipe["prompt"].as_str().filter(|_| !recipe["template"].is_null())
+    }
+}
+
 /// The owner of a job.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Owner {

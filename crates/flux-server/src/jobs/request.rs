@@ -4,6 +4,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use bytes::Bytes;
+use flux::engine::expand::Expansion;
 use flux::engine::{AdapterFile, EmbeddedFiles, Priority, Recipe};
 use flux::input;
 use flux::output::ImageFormat;
@@ -38,6 +39,8 @@ pub struct Asked {
     pub model: Option<String>,
     /// The recipe. It names the files below.
     pub recipe: Recipe,
+    /// The way to expand the prompt, if requested.
+    pub expansion: Option<Expansion>,
     pub files: EmbeddedFiles,
     /// The remaining work on the files.
     pub preparation: Option<Preparation>,
@@ -234,8 +237,11 @@ impl Asked {
             }
         };
         let model = faults.ok(fields.text("model"));
+        let expand_seed = faults.ok(fields.seed("expand_seed"));
+        let expands = faults.ok(fields.flag("expand")).unwrap_or(expand_seed.is_some());
         let priorities = [("high", Priority::High), ("normal", Priority::Normal), ("low", Priority::Low)];
         let mut asked = Self {
+            expansion: expands.then(|| Expansion { seed: expand_seed, ..Expansion::default() }),
             adapters,
             count: faults.ok(fields.whole("n", 1..=MAX_IMAGES)).unwrap_or(1) as usize,
             encoding: read_encoding(&mut fields, &mut faults, &mut notes),

@@ -3,6 +3,7 @@
 use std::path::Path;
 use std::sync::Arc;
 
+use flux::engine::expand::{Expanded, Expander};
 use flux::engine::{AdapterFile, Engine, InputSource, Inputs, Job};
 use flux::error::{ErrorKind, Field, KEYS, named};
 use flux::files::adapter::AdapterUse;
@@ -14,10 +15,10 @@ use crate::jobs::models::Models;
 use crate::jobs::record::{JobRecord, Planned};
 use crate::jobs::request::{Asked, Feedback, Lora};
 
-/// Reads the images of a request.
+/// Expands the prompt of a request, and reads its images.
 ///
-/// Errors if an image cannot be read or does not suit the others, an adapter is unknown, or there are fewer seeds than
-/// images.
+/// Errors if the prompt cannot be expanded, an image cannot be read or does not suit the others, an adapter is unknown,
+/// or there are fewer seeds than images.
 pub fn read(asked: &mut Asked, record: &JobRecord, models: &Models, cancel: &CancelFlag) -> Result<Job> {
     asked.prepare(cancel)?;
     let mut nothing = std::io::empty();
@@ -25,6 +26,11 @@ pub fn read(asked: &mut Asked, record: &JobRecord, models: &Models, cancel: &Can
     source.embedded = std::mem::take(&mut asked.files);
     source.cancel = cancel.clone();
     let mut recipe = std::mem::take(&mut asked.recipe);
+    let mut words = Vec::new();
+    if let Some(expansion) = asked.expansion.take() {
+        let expanded = Expander::new(&expansion).expand(&recipe, record.count);
+        Expanded { recipe, words, .. } = expanded.map_err(|e| e.for_field(Field::Prompt))?;
+    }
     recipe.check().map_err(ApiError::from)?;
     let inputs = Inputs::read(&recipe, &mut source).map_err(|e| unreadable(&e.for_field(Field::Inputs)))?;
     let adapter =
@@ -36,6 +42,7 @@ pub fn read(asked: &mut Asked, record: &JobRecord, models: &Models, cancel: &Can
     Ok(Job {
         inputs: Arc::new(inputs),
         recipe: Some(Arc::new(recipe)),
+        words: words.into(),
         priority: asked.priority,
         deadline: record.deadline,
         latents: asked.feedback.is_some(),
@@ -90,7 +97,8 @@ pub fn plan(
 /// its recipe.
 pub fn bytes(job: &Job) -> usize {
     let texts = job.request.prompt.len() + job.request.negative.as_ref().map_or(0, String::len);
-    job.inputs.bytes() + 2 * job.count * texts
+    let words: usize = job.words.iter().map(|words| words.prompt.len()).sum();
+    job.inputs.bytes() + 2 * job.count * texts + words
 }
 
 /// Returns the pixels of all images of a job, or a guess before planning.

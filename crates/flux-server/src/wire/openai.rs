@@ -97,9 +97,15 @@ fn created(job: &JobRecord) -> u64 {
 /// Returns the response to a request without streaming.
 fn whole(app: &App, job: &JobRecord, snapshot: &Snapshot, (asked, address): (&Answer, &Address)) -> Pieces {
     let mut files = Files::new();
-    let mut image = |made: &Made| match asked.as_url {
-        true => json!({"url": file_url(app, job, made, address), "seed": made.seed}),
-        false => json!({"b64_json": files.base64(&made.file), "seed": made.seed}),
+    let mut image = |made: &Made| {
+        let mut image = match asked.as_url {
+            true => json!({"url": file_url(app, job, made, address), "seed": made.seed}),
+            false => json!({"b64_json": files.base64(&made.file), "seed": made.seed}),
+        };
+        if let Some(prompt) = made.prompt() {
+            image["revised_prompt"] = prompt.into();
+        }
+        image
     };
     let mut answer = common(job, snapshot);
     answer.insert("created".to_string(), created(job).into());

@@ -5,6 +5,8 @@ use std::path::{self, Component, Path, PathBuf};
 use std::time::SystemTime;
 
 use flux::engine::Recipe;
+use flux::engine::expand::Expander;
+use flux::error::Field;
 use flux::files::digest::sha256;
 use flux::output::{ImageFormat, NameFields, NameTemplate, Target};
 use flux::{Error, Result};
@@ -86,6 +88,7 @@ impl Items {
             model: model_name,
             time: SystemTime::now(),
             seeds: manifest.map(Manifest::seeds).unwrap_or_default(),
+            expander: args.draw.recipe.expand.expander(),
         };
         let salt = salt(args, model)?;
         let (mut all, mut taken) = (Self::default(), HashMap::new());
@@ -216,6 +219,7 @@ struct Names<'a> {
     time: SystemTime,
     /// Seeds and files of existing images, by key.
     seeds: HashMap<String, Vec<(u64, String)>>,
+    expander: Option<Expander>,
 }
 
 impl Names<'_> {
@@ -224,16 +228,24 @@ impl Names<'_> {
         let Images { recipe, seed_is_random, count, output, meta, columns } = images;
         let named: Vec<_> = columns.iter().map(|(name, _)| name.clone()).collect();
         let own = output.as_deref().map(|name| NameTemplate::parse_with(name, &named)).transpose()?;
+        let combinations = self.expander.as_ref().map_or(Ok(1), |expander| expander.combinations(&recipe))?;
+        let count = count * combinations;
         let (mut items, mut drawn) = (Vec::with_capacity(count), HashSet::new());
         for image in 0..count {
-            let asked = Recipe { seed: if seed_is_random { 0 } else { recipe.seed + image as u64 }, ..recipe.clone() };
+            let (place, combination) = (image / combinations, image % combinations);
+            let asked = Recipe { seed: if seed_is_random { 0 } else { recipe.seed + place as u64 }, ..recipe.clone() };
             let json = serde_json::to_string(&asked).map_err(|e| Error::new(format!("cannot hash the recipe: {e}")))?;
             let random = if seed_is_random { format!(" random {}", image + 1) } else { String::new() };
-            let key = sha256(format!("{json}{random}{salt}").as_bytes())[..32].to_string();
+            let chosen = if combinations > 1 { format!(" combination {combination}") } else { String::new() };
+            let key = sha256(format!("{json}{random}{chosen}{salt}").as_bytes())[..32].to_string();
+            let with_seed = |seed: u64| {
+                let recipe = Recipe { seed, ..recipe.clone() };
+                self.expander.as_ref().map_or(Ok(recipe.clone()), |expander| expander.image(&recipe, combination))
+            };
             let template = own.as_ref().unwrap_or(&self.default);
-            let name = |seed: u64| {
+            let name = |Recipe { seed, prompt, .. }: &Recipe| {
                 let Self { model, time, .. } = *self;
-                let (number, prompt, columns) = (image + 1, recipe.prompt.as_str(), columns.as_slice());
+                let (seed, number, columns) = (*seed, image + 1, columns.as_slice());
                 let fields = NameFields { seed, number, index, prompt, model, time, columns };
                 let file = template.fill(&fields);
                 if count > 1 && !template.distinguishes_images() { with_number(&file, image + 1) } else { file }
@@ -241,7 +253,8 @@ impl Names<'_> {
             let seed = if seed_is_random {
                 // An existing image keeps its random seed, because its name may contain the seed.
                 let known = self.seeds.get(&key).into_iter().flatten();
-                let known = known.enumerate().find(|(_, (seed, file))| plain(&name(*seed)).as_deref() == Some(file));
+                let file_of = |seed: u64| with_seed(seed).ok().and_then(|recipe| plain(&name(&recipe)));
+                let known = known.enumerate().find(|(_, (seed, file))| file_of(*seed).as_deref() == Some(file));
                 let known = known.map(|(at, (seed, _))| (at, *seed));
                 if let Some((at, _)) = known {
                     self.seeds.entry(key.clone()).or_default().remove(at);
@@ -250,13 +263,13 @@ impl Names<'_> {
             } else {
                 asked.seed
             };
-            let file = name(seed);
+            let recipe = with_seed(seed).map_err(|e| e.for_field(Field::Prompt))?;
+            let file = name(&recipe);
             let file = plain(&file).ok_or_else(|| {
                 Error::usage(format!("`{file}` is not a name inside the folder"))
                     .hint("use a name without `..` and without a leading `/`")
             })?;
             ImageFormat::from_path(Path::new(&file))?;
-            let recipe = Recipe { seed, ..recipe.clone() };
             let (n, replaces, meta) = (image + 1, Replaces::Nothing, meta.clone());
             items.push(Item { line, index, n, recipe, file, key, replaces, meta });
         }
@@ -280,7 +293,8 @@ fn salt(args: &Batch, model: &ModelChoice) -> Result<String> {
     let quantize = model.quantize.map(|formats| formats.to_string()).unwrap_or_default();
     let attention = if model.attention.is_auto() { "" } else { model.attention.name() };
     Ok(format!(" {paths} {} {quantize} {}{attention}", model.kv, model.precision.name()).replace('\0', "")
-        + if args.draw.no_provenance { " no provenance" } else { "" })
+        + if args.draw.no_provenance { " no provenance" } else { "" }
+        + &args.draw.recipe.expand.salt())
 }
 
 /// Changes `a.png` to `a-2.png`.

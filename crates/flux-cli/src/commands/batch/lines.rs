@@ -277,9 +277,10 @@ fn over(base: Recipe, row: Map<String, Value>) -> Result<Recipe> {
     let alone = serde_json::to_value(alone).map_err(cannot)?;
     let mut all = serde_json::to_value(base).map_err(cannot)?;
     if let (Some(all), Value::Object(alone)) = (all.as_object_mut(), alone) {
-        // A prompt and embeddings replace each other.
+        // A prompt and embeddings replace each other, and a prompt replaces a template.
         if alone.contains_key("prompt") {
             all.remove("embeddings");
+            all.remove("template");
         }
         all.extend(alone.into_iter().filter(|(key, _)| key != SEED || row.contains_key(SEED)));
     }

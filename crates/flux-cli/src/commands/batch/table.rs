@@ -277,7 +277,7 @@ pub fn value(name: &str, cell: &str, separator: char) -> Result<Value> {
                 _ => Err(wrong("LEFT,TOP,RIGHT,BOTTOM")),
             }
         }
-        "prompt" | "negative" | "negative_prompt" => Ok(cell.into()),
+        "prompt" | "template" | "negative" | "negative_prompt" => Ok(cell.into()),
         _ => Ok(trimmed.into()),
     }
 }

@@ -135,7 +135,9 @@ fn prompt(line: &str) -> Result<Prompt, String> {
         } else if let Some(size) = size(word) {
             prompt.size = Some(size);
         } else {
-            words.push(word.replace("$$", "$"));
+            // `$$1` is the text `$1`. Templates have `$$` elsewhere.
+            let is_doubled = ends.strip_prefix("$$").is_some_and(|number| digits(&number));
+            words.push(word[usize::from(is_doubled)..].to_string());
         }
     }
     prompt.text = words.join(" ");
@@ -243,6 +245,7 @@ mod tests {
         let plain = prompt("  a $5x shirt for $$3, 4x4 and x  ");
         assert_eq!(plain.text, "a $5x shirt for $3, 4x4 and x");
         assert_eq!((plain.images.as_slice(), plain.size), (&[][..], None), "4 pixels are no side");
+        assert_eq!(prompt("{2$$ and $$red|blue} heart").text, "{2$$ and $$red|blue} heart");
         assert!(read("make $99999999999999999999 blue").is_err());
         assert_eq!(read("   "), Ok(Line::Nothing));
     }

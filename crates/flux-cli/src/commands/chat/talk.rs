@@ -8,6 +8,7 @@ use std::time::{Instant, SystemTime};
 
 use flux::engine::Recipe;
 use flux::engine::choice::Device;
+use flux::engine::expand::Expanded;
 use flux::error::ErrorKind;
 use flux::files::atomic;
 use flux::input;
@@ -109,7 +110,8 @@ impl<'a> Talk<'a> {
 
     /// Returns an encoder for prompts while they are typed, with the current settings.
     pub fn ahead(&self) -> Option<Ahead> {
-        self.studio.ahead(&self.recipe)
+        // The words of a template depend on the seed.
+        self.studio.ahead(&self.recipe).filter(|_| !self.args.draw.recipe.expand.is_on())
     }
 
     /// Returns the number of failed lines.
@@ -277,6 +279,8 @@ impl<'a> Talk<'a> {
             strength: self.strength.filter(|_| changes),
             ..self.recipe.clone()
         };
+        let Expanded { recipe, count, words } = self.args.draw.recipe.expand.expand(recipe, count)?;
+        let (first, drawn_words) = (recipe.clone(), words.clone());
         let wanted = Wanted {
             model: self.args.draw.model(None)?,
             count,
@@ -285,7 +289,8 @@ impl<'a> Talk<'a> {
             seed_is_random: self.seed.is_none(),
             reads_stdin: false,
             default_name: String::new(),
-            recipe: recipe.clone(),
+            recipe,
+            words,
         };
         let output = OutputArgs::new_file(self.new_file());
         let done = self.studio.draw(wanted, &output);
@@ -296,9 +301,12 @@ impl<'a> Talk<'a> {
         self.last = Some(prompt);
         let files = self.studio.written().to_vec();
         self.sets += usize::from(!files.is_empty());
-        for (path, seed) in files.iter().zip(recipe.seed..) {
+        for (image, path) in files.iter().enumerate() {
+            let words = drawn_words.get(image);
+            let seed = words.map_or(first.seed + image as u64, |words| words.seed);
+            let prompt = words.map_or(&first.prompt, |words| &words.prompt).clone();
             let drawn = Drawn { seed, set: self.sets, stamp: stamp(path) };
-            self.pictures.push(Picture { path: path.clone(), prompt: recipe.prompt.clone(), drawn: Some(drawn) });
+            self.pictures.push(Picture { path: path.clone(), prompt, drawn: Some(drawn) });
         }
         files.iter().try_for_each(|path| self.print_path(path))?;
         self.print_numbers(self.pictures.len() - files.len() + 1..=self.pictures.len(), "");
@@ -447,5 +455,5 @@ fn help() {
         let command = format!("!{name} {arguments}");
         say(&format!("  {command:22} {does}"));
     }
-    say("  a prompt can name images, as in `make $1 blue`, and a size, as in `a cat 512x768`; $$ is a dollar sign");
+    say("  a prompt can name images, as in `make $1 blue`, and a size, as in `a cat 512x768`; $$1 is the text $1");
 }

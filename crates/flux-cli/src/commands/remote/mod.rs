@@ -43,8 +43,11 @@ pub fn draw(
     if server.exposes_key() {
         console.note(&format!("the key is sent to {url} unencrypted: use https://, or unset FLUX_API_KEY"));
     }
-    for (first, targets) in (0..).step_by(MAX_IMAGES).zip(targets.chunks(MAX_IMAGES)) {
-        let part = Recipe { seed: recipe.seed + first, ..recipe.clone() };
+    // Images with prompts of their own are separate requests.
+    let size = if wanted.words.is_empty() { MAX_IMAGES } else { 1 };
+    for (first, targets) in (0..).step_by(size).zip(targets.chunks(size)) {
+        let consecutive = || Recipe { seed: recipe.seed + first as u64, ..recipe.clone() };
+        let part = wanted.words.get(first).map_or_else(consecutive, |words| words.recipe(recipe));
         let encoding = targets.first().map_or((ImageFormat::Png, None), Destination::encoding);
         let job = server.submit(&Form::new(&part, targets.len(), encoding, wanted, &files)?)?;
         job.notes.iter().for_each(|note| console.note(note));

@@ -130,7 +130,7 @@ impl Workers {
         let format = file_format(record.encoding);
         let mut missing = Vec::new();
         let ones = (0..record.count).map(|image| {
-            let recipe = Recipe { seed: draft.job.request.part(image..image + 1).seed, ..recipe.clone() };
+            let recipe = draft.job.image_recipe(&recipe, image);
             Ok(One { image, job: new_id(), key: message::key(&model, &recipe, format)?, recipe })
         });
         let ones = ones.collect::<flux::Result<Vec<_>>>()?;

@@ -74,9 +74,10 @@ fn response(job: &JobRecord, snapshot: &Snapshot, parameters: Map<String, Value>
     let made: Vec<_> = snapshot.images.iter().flatten().collect();
     let images: Vec<_> = made.iter().filter(|_| sends_images).map(|made| files.base64(&made.file)).collect();
     let seeds: Vec<_> = made.iter().map(|made| made.seed).collect();
+    let prompts: Vec<_> = made.iter().map(|made| made.prompt().unwrap_or(&job.prompt)).collect();
     let infotexts: Vec<_> = made.iter().map(|made| made.parameters.clone()).collect();
     let info = json!({
-        "prompt": job.prompt, "all_prompts": vec![&job.prompt; made.len()],
+        "prompt": prompts.first().unwrap_or(&&*job.prompt), "all_prompts": prompts,
         "negative_prompt": parameters.get("negative_prompt"),
         "seed": seeds.first(), "all_seeds": seeds, "subseed": 0, "all_subseeds": vec![0; made.len()],
         "width": snapshot.plan.width, "height": snapshot.plan.height, "steps": snapshot.plan.steps,

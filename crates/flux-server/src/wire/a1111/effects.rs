@@ -97,6 +97,17 @@ pub fn without_effect(mut fields: Map<String, Value>, settings: Map<String, Valu
     left
 }
 
+/// Takes the extension Dynamic Prompts from the scripts. Returns `true` if the request enables it.
+pub fn dynamic_prompts(fields: &mut Map<String, Value>) -> bool {
+    let Some(Value::Object(scripts)) = fields.get_mut("alwayson_scripts") else { return false };
+    let is_meant = |name: &&String| name.to_lowercase().starts_with("dynamic prompts");
+    let Some(script) = scripts.keys().find(is_meant).cloned().and_then(|name| scripts.remove(&name)) else {
+        return false;
+    };
+    // The name carries a version. The first argument disables the extension.
+    script["args"][0] != Value::Bool(false)
+}
+
 fn is_usual(name: &str, value: &Value) -> bool {
     let text = value.as_str().map_or_else(|| value.to_string(), str::to_lowercase);
     let is_number = |usual: &str| value.as_f64().is_some_and(|number| usual.parse() == Ok(number));
@@ -177,6 +188,23 @@ mod tests {
         let long = Map::from_iter([("n".repeat(5000), "x".repeat(5000).into())]);
         let long = without_effect(long, Map::new()).join(", ");
         assert!(long.len() < 200, "{long}");
+    }
+
+    #[test]
+    fn dynamic_prompts_are_on_unless_their_first_argument_says_otherwise() {
+        for (scripts, expected) in [
+            (json!({"Dynamic Prompts v2.17.1": {"args": [true, false]}}), true),
+            (json!({"dynamic prompts v2": {}}), true),
+            (json!({"Dynamic Prompts": {"args": []}}), true),
+            (json!({"Dynamic Prompts v2.17.1": {"args": [false]}}), false),
+            (json!({"ControlNet": {"args": [true]}}), false),
+            (json!([1]), false),
+        ] {
+            let mut fields = json!({"alwayson_scripts": scripts.clone()}).as_object().unwrap().clone();
+            assert_eq!(dynamic_prompts(&mut fields), expected, "{scripts}");
+            let left = fields["alwayson_scripts"].as_object().map_or(1, Map::len);
+            assert_eq!(left, usize::from(scripts.is_array() || scripts.get("ControlNet").is_some()));
+        }
     }
 
     #[test]

@@ -2,14 +2,16 @@
 
 use std::sync::Arc;
 
+use flux::engine::expand::Expansion;
 use flux::engine::{EmbeddedFiles, Priority, Recipe};
 use flux::metadata::{has_weighted_words, split_tags};
 use flux::output::ImageFormat;
 use flux::sampler::random_seed;
 use serde_json::{Map, Value};
 
-use super::effects::without_effect;
+use super::effects::{dynamic_prompts, without_effect};
 use crate::App;
+use crate::http::config::Config;
 use crate::http::error::{ApiError, Result, shown};
 use crate::jobs::models::stem;
 use crate::jobs::request::{Answer, Asked, Encoding, Lora, Previews};
@@ -73,6 +75,7 @@ impl<'a> Reading<'a> {
         let (recipe, files, preparation) =
             if from_image { self.with_images(recipe)? } else { (recipe, EmbeddedFiles::new(), None) };
         self.sampler();
+        let expansion = self.expansion();
         self.lost.extend(without_effect(self.fields, settings));
         if !self.lost.is_empty() {
             self.notes.push(format!("without effect: {}", self.lost.join(", ")));
@@ -80,6 +83,7 @@ impl<'a> Reading<'a> {
         Ok(Asked {
             model: Some(model),
             recipe,
+            expansion,
             files,
             preparation,
             adapters,
@@ -158,6 +162,13 @@ impl<'a> Reading<'a> {
         self.notes.truncate(MAX_TAG_NOTES);
         self.notes.extend((more > 0).then(|| format!("{more} more are ignored")));
         (prompt, loras)
+    }
+
+    /// Returns the way to expand the prompt, if the server expands prompts and the request enables Dynamic Prompts.
+    fn expansion(&mut self) -> Option<Expansion> {
+        let Config { expands_sdapi, wildcards, .. } = &self.app.config;
+        let expands = *expands_sdapi && dynamic_prompts(&mut self.fields);
+        expands.then(|| Expansion { wildcards: wildcards.clone(), ..Expansion::default() })
     }
 
     /// Returns the file format from the settings.

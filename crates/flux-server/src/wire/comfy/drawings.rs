@@ -171,6 +171,7 @@ fn ask(
     let asked = Asked {
         model: Some(guider.model.name.to_string()),
         recipe,
+        expansion: None,
         files: EmbeddedFiles::new(),
         preparation: Some(preparation),
         adapters: guider.model.adapters.to_vec(),

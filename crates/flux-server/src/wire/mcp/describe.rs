@@ -88,6 +88,8 @@ pub fn tools(about: &About) -> Vec<Tool> {
             top, left, bottom, right from 0 to 1000", "items": {"type": "object", "required": ["id", "bbox"], "properties": {
             "id": {"type": "string"}, "bbox": {"type": "array", "items": {"type": "integer"}, "minItems": 4, "maxItems": 4},
             "desc": {"type": "string"}}}},
+        "expand": {"type": "boolean", "default": false,
+            "description": "Choose words of the prompt by the seed: {red|blue} or __name__"},
         "model": {"type": "string", "default": about.model, "description": "A model from list_models"},
         "loras": {"type": "array", "description": "Adapters from list_models", "items": {"type": "object",
             "required": ["name"], "properties": {"name": {"type": "string"}, "weight": {"type": "number", "default": 1}}}},
