@@ -6,6 +6,7 @@ mod chat;
 mod commands;
 mod expand;
 mod images;
+mod marks;
 mod progress;
 mod prompts;
 mod readers;
@@ -144,9 +145,14 @@ fn files_say_that_a_model_made_them_unless_that_is_not_wanted() {
         let bytes = fs::read(folder.join(name)).unwrap();
         bytes.windows(what.len()).any(|bytes| bytes == what.as_bytes())
     };
-    on_cpu(folder, &["-p", "a cat", "-s", "1", "--size", "64x64", "-o", "in.png"]);
+    for (name, flags) in [("marked.png", &[][..]), ("in.png", &["--no-provenance"])] {
+        on_cpu(folder, &[&["-p", "a cat", "-s", "1", "--size", "64x64", "-o", name], flags].concat());
+    }
     for ending in ["png", "jpg", "webp"] {
         let [plain, edited, quiet] = ["plain", "edited", "quiet"].map(|name| format!("{name}.{ending}"));
+        let of_model = format!("of_model.{ending}");
+        on_cpu(folder, &["-p", "a cat", "-s", "1", "-i", "marked.png", "--mask", "in.png", "-o", &of_model]);
+        assert!(says(&of_model, "/trainedAlgorithmicMedia<"), "a model made the kept pixels, too: {ending}");
         draw(folder, &["-p", "a cat", "-o", &plain]).succeeds();
         on_cpu(folder, &["-p", "a cat", "-s", "1", "-i", "in.png", "--mask", "in.png", "-o", &edited]);
         draw(folder, &["-p", "a cat", "--no-provenance", "-o", &quiet]).succeeds();

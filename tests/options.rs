@@ -18,7 +18,7 @@ const TOP: &str = "\
 ";
 
 /// The commands on the page; `None` is `flux` alone.
-const COMMANDS: [Option<&str>; 27] = [
+const COMMANDS: [Option<&str>; 29] = [
     None,
     Some("bench"),
     Some("convert"),
@@ -46,6 +46,8 @@ const COMMANDS: [Option<&str>; 27] = [
     Some("queue dead"),
     Some("sheet"),
     Some("show"),
+    Some("strip"),
+    Some("verify"),
 ];
 
 /// Wide enough to keep all lines of help unwrapped.

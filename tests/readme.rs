@@ -21,7 +21,7 @@ use flux::output::Rgb;
 use safetensors::tensor::{Dtype, TensorView};
 
 /// Documents with commands.
-pub const DOCUMENTS: [&str; 50] = [
+pub const DOCUMENTS: [&str; 51] = [
     "README.md",
     "CHANGELOG.md",
     "CONTRIBUTING.md",
@@ -57,6 +57,7 @@ pub const DOCUMENTS: [&str; 50] = [
     "docs/models.md",
     "docs/occupancy.md",
     "docs/options.md",
+    "docs/privacy.md",
     "docs/prompts.md",
     "docs/quick-start.md",
     "docs/recipes.md",

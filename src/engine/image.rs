@@ -8,7 +8,7 @@ use super::digests::ModelDigests;
 use super::image_recipe::{ImageRecipe, ModelRecipe, OfImages};
 use super::job::Job;
 use crate::error::Result;
-use crate::metadata::{DigitalSource, Metadata};
+use crate::metadata::{Metadata, Pixels};
 use crate::output::{self, ImageFormat, Target};
 use crate::pipeline::{Decoded, Embeddings, Latents, Plan};
 use crate::rgb::{Rgb, RgbImage};
@@ -62,21 +62,26 @@ impl Image {
     ///
     /// Errors as [`Target::write`].
     pub fn write(&self, target: &Target) -> Result<()> {
-        target.write(self.pixels()?.as_ref(), &self.metadata())
+        let encoded = self.encode_file(target.format(), target.quality()).map_err(|e| e.at_path(target.path()))?;
+        target.write_bytes(&encoded)
     }
 
     /// Returns the bytes of an image file.
     ///
     /// Errors as [`output::encode`].
     pub fn encode(&self, format: ImageFormat) -> Result<Vec<u8>> {
-        output::encode(self.pixels()?.as_ref(), format, &self.metadata())
+        self.encode_file(format, None)
     }
 
     /// Returns the bytes of a JPEG with a quality from 1 to 100.
     ///
     /// Errors as [`output::encode_jpeg`].
     pub fn encode_jpeg(&self, quality: u8) -> Result<Vec<u8>> {
-        output::encode_jpeg(self.pixels()?.as_ref(), quality, &self.metadata())
+        self.encode_file(ImageFormat::Jpeg, Some(quality))
+    }
+
+    fn encode_file(&self, format: ImageFormat, quality: Option<u8>) -> Result<Vec<u8>> {
+        output::encode_with(self.pixels()?.as_ref(), format, quality, |pixels| self.metadata(pixels))
     }
 
     /// Returns the pixels for the file: an edited image is composited over the original.
@@ -93,21 +98,25 @@ impl Image {
         self.pixels()?.into_owned().try_into()
     }
 
-    /// Returns the metadata of the file.
-    fn metadata(&self) -> Metadata {
-        let recipe = self.recipe();
+    /// Returns the metadata of a file with these pixels.
+    fn metadata(&self, pixels: Pixels<'_>) -> Metadata {
+        let Job { inputs, provenance, no_recipe, .. } = &self.origin.job;
+        let source = provenance.then(|| inputs.digital_source());
+        if *no_recipe {
+            return Metadata { source, ..Metadata::default() };
+        }
+        let recipe = self.recipe().map(|made| ImageRecipe { pixels: Some(pixels.digest()), ..made });
         Metadata {
             texts: self.facts(),
             recipe: recipe.as_ref().map(ImageRecipe::to_json),
             parameters: recipe.as_ref().map(ImageRecipe::parameters),
-            source: self.origin.job.provenance.then(|| match self.origin.job.inputs.is_composite() {
-                true => DigitalSource::CompositeWithTrainedAlgorithmicMedia,
-                false => DigitalSource::TrainedAlgorithmicMedia,
-            }),
+            prompt: recipe.map(|made| made.recipe.prompt).filter(|prompt| !prompt.is_empty()),
+            source,
         }
     }
 
-    /// Returns the recipe to reproduce the image; `None` if the job has no recipe.
+    /// Returns the recipe to reproduce the image; `None` if the job has no recipe. [`ImageRecipe::pixels`] depends on
+    /// the format of a file, so only files have it.
     pub fn recipe(&self) -> Option<ImageRecipe> {
         let Origin { job, model, digests, device, rounds_by_batch } = &*self.origin;
         let Job { request, recipe, inputs, count, of, key, .. } = job;

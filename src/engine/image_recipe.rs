@@ -47,6 +47,9 @@ pub struct ImageRecipe {
     /// Hash of the request, so that its author recognizes the image.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub key: Option<String>,
+    /// Digest of the pixels in the file, see [`Pixels::digest`](crate::metadata::Pixels::digest). Old files have none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pixels: Option<String>,
     /// Digest of each input file, by its name in the recipe; see [`digest`](crate::files::digest).
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub digests: BTreeMap<String, String>,
@@ -117,6 +120,7 @@ impl ImageRecipe {
             of: None,
             batch: None,
             key: None,
+            pixels: None,
             digests: BTreeMap::new(),
             embedded: BTreeMap::new(),
         }

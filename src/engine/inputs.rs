@@ -11,6 +11,7 @@ use super::Recipe;
 use crate::error::{Error, Field, Result};
 use crate::files::digest;
 use crate::input::{self, Edit, Mask, Region, is_stdin};
+use crate::metadata::{DigitalSource, said_by};
 use crate::pipeline::{Change, GivenReference, MAX_REFERENCES, Request};
 use crate::rgb::Rgb;
 use crate::stage::CancelFlag;
@@ -71,6 +72,8 @@ pub struct Inputs {
     change: Option<Change>,
     /// Image to edit, over which results are composited.
     edit: Option<Edit>,
+    /// Source of the pixels of the image to edit, as its metadata states it.
+    source: Option<DigitalSource>,
     feather: usize,
     notes: Vec<String>,
 }
@@ -88,7 +91,12 @@ impl Inputs {
         }
         let mut files = Files { source, digests: BTreeMap::new(), kept: EmbeddedFiles::new() };
         let (first, others) = recipe.inputs.split_at(usize::from(recipe.changes()).min(recipe.inputs.len()));
-        let image = first.first().map(|file| files.decode(file, input::read_bytes)).transpose()?;
+        let image = |bytes: &[u8]| {
+            let image = input::read_bytes(bytes)?;
+            Ok((image, said_by(bytes).ok().and_then(|said| DigitalSource::read(&said))))
+        };
+        let image = first.first().map(|file| files.decode(file, image)).transpose()?;
+        let (image, source) = image.map_or((None, None), |(image, source)| (Some(image), source));
         let mask = recipe.mask.as_deref().map(|file| files.decode(file, Mask::read_bytes)).transpose()?;
         let mut notes: Vec<String> = mask.iter().flat_map(Mask::notes).cloned().collect();
         let at = |e: Error| e.at(place(&first[0]));
@@ -102,7 +110,7 @@ impl Inputs {
         files.digest_tensors(recipe)?;
         let Files { digests, kept, .. } = files;
         let is_sized = size.is_some() || recipe.width.is_some() || recipe.height.is_some();
-        Ok(Self { digests, kept, notes, size, is_sized, ..Self::new(recipe, edit, references) })
+        Ok(Self { digests, kept, notes, size, is_sized, source, ..Self::new(recipe, edit, references) })
     }
 
     /// Creates inputs from a video frame, as the first image of a recipe without a mask, followed by images that were
@@ -176,9 +184,15 @@ impl Inputs {
         only.place_in(size).filter(|place| place.size() != size)
     }
 
-    /// Returns `true` if results are composited over the original image.
-    pub(super) fn is_composite(&self) -> bool {
-        self.edit.is_some()
+    /// Returns the source of the pixels of results. A result that is composited over an image of a model has pixels of
+    /// models only.
+    pub(super) fn digital_source(&self) -> DigitalSource {
+        match (&self.edit, self.source) {
+            (None, _) | (Some(_), Some(DigitalSource::TrainedAlgorithmicMedia)) => {
+                DigitalSource::TrainedAlgorithmicMedia
+            }
+            (Some(_), _) => DigitalSource::CompositeWithTrainedAlgorithmicMedia,
+        }
     }
 
     /// Returns the size of the written image for a result of this size, for results that a plan has confirmed.

@@ -28,6 +28,8 @@ pub struct Job {
     pub key: Option<String>,
     /// `true` if XMP metadata declares that a model generated the image.
     pub provenance: bool,
+    /// `true` if image files contain neither the recipe nor texts about the request.
+    pub no_recipe: bool,
     /// Owner of the job. Owners take turns by the cost of their images.
     pub owner: Owner,
     /// Priority: higher ones begin first; jobs of one owner and priority begin in the order of submission.
@@ -62,6 +64,7 @@ impl Job {
             of: None,
             key: None,
             provenance: true,
+            no_recipe: false,
             owner: Owner::default(),
             priority: Priority::default(),
             deadline: None,

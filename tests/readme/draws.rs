@@ -19,8 +19,8 @@ fn own_lines(document: &str) -> Vec<String> {
 /// Runs a line with as little computation as possible.
 fn run_quickly(line: &str, folder: &Path) -> Run {
     let computes = line.starts_with("flux ")
-        && !["flux convert", "flux info", "flux config"].iter().any(|own| line.starts_with(own));
-    let steps = if line.contains(" -s ") { "" } else { " -s 1" };
+        && !["flux convert", "flux info", "flux config", "flux strip"].iter().any(|own| line.starts_with(own));
+    let steps = if line.contains(" -s ") || line.starts_with("flux verify") { "" } else { " -s 1" };
     let more = if computes { format!(" --device cpu{steps}") } else { String::new() };
     run(&format!("{line}{more}"), folder).succeeds()
 }
@@ -129,7 +129,7 @@ fn the_commands_of_recipes_and_of_many_images_run() {
         let empty = EmptyFolder::new();
         commands_in(page).iter().for_each(|line| drop(run_quickly(line, &empty.path())));
     }
-    let folders = ["docs/recipes.md", "docs/batch.md"].map(|page| {
+    let folders = ["docs/recipes.md", "docs/batch.md", "docs/privacy.md"].map(|page| {
         let empty = EmptyFolder::new();
         let lines = commands_in(page);
         assert!(lines.len() > 5, "{lines:?}");
@@ -140,6 +140,7 @@ fn the_commands_of_recipes_and_of_many_images_run() {
     let found = |name: &str| find(name).unwrap_or_else(|| panic!("{name} is not made"));
     let bytes = |name: &str| fs::read(found(name)).unwrap_or_else(|error| panic!("{name}: {error}"));
     assert!(bytes("circle.png") == bytes("same.png") && bytes("circle.png") == bytes("third.png"));
+    assert!(bytes("private.png") == bytes("public.png"));
     for name in ["more", "owls", "images/cat.webp", "images/001-5.webp", "many/0001-a-red-circle-2.png", "slower.png"] {
         found(name);
     }

@@ -106,7 +106,7 @@ fn run_flux(line: &str, folder: &Path) {
         run(&line, folder).succeeds();
     } else if line.starts_with("flux bench ") {
         run(&format!("{line} --size 64 --device cpu --runs 1 --steps 1"), folder).succeeds();
-    } else if line.starts_with("flux convert ") || line.starts_with("flux info") {
+    } else if ["flux convert ", "flux info", "flux strip", "flux verify"].iter().any(|own| line.starts_with(own)) {
         run(&line, folder).succeeds();
     } else if line.starts_with("flux grid ") || line.starts_with("flux chat ") {
         run(&format!("{line} --device cpu"), folder).succeeds();

@@ -34,6 +34,36 @@ fn an_image_is_that_of_the_command_line() {
 }
 
 #[test]
+fn a_file_without_a_recipe_has_the_pixels_and_the_mark_alone() {
+    let serving = Serving::start(&[]);
+    let whole = serving.post("/v1/images/generations", &small("a zebra"));
+    let private = with(small("a zebra"), json!({"recipe": false}));
+    for format in ["png", "jpeg", "webp"] {
+        let body = with(private.clone(), json!({"output_format": format}));
+        let reply = serving.post("/v1/images/generations", &body);
+        let file = &images(&reply)[0];
+        let has = |word: &str| file.windows(word.len()).any(|bytes| bytes == word.as_bytes());
+        assert!(!has("zebra") && !has("z\0e\0b") && has("trainedAlgorithmicMedia"), "{format}");
+        assert_eq!(reply.json()["flux"]["recipes"][0]["recipe"]["prompt"], "a zebra", "the response has it");
+        assert!(format == "jpeg" || pixels(&reply) == pixels(&whole), "{format}");
+    }
+    let job = serving.post("/v1/jobs", &private).json();
+    let stream = serving.get(&format!("/v1/jobs/{}/events", job["id"].as_str().unwrap()));
+    assert_eq!(stream.status, 200);
+    let file = serving.get(&format!("/v1/jobs/{}/images/0", job["id"].as_str().unwrap())).body;
+    assert_eq!(file, images(&serving.post("/v1/images/generations", &private))[0]);
+    let wrong = serving.post("/v1/images/generations", &with(small("x"), json!({"recipe": "perhaps"})));
+    assert_eq!((wrong.status, &wrong.json()["error"]["param"]), (400, &json!("recipe")));
+    let fields = json!({"prompt": "a zebra", "seed": 5, "steps": 1, "width": 64, "height": 64,
+        "override_settings": {"enable_pnginfo": false}});
+    let answer = serving.post("/sdapi/v1/txt2img", &fields).json();
+    let file = STANDARD.decode(answer["images"][0].as_str().unwrap()).unwrap();
+    assert!(
+        flux::metadata::said_by(&file).unwrap().recipe.is_none() && !file.windows(5).any(|bytes| bytes == b"zebra")
+    );
+}
+
+#[test]
 fn several_images_have_the_seeds_that_follow() {
     let serving = Serving::start(&[]);
     let three = images(&serving.post("/v1/images/generations", &with(small("a cat"), json!({"n": 3}))));

@@ -37,6 +37,8 @@ fn a_server_makes_the_bytes_that_the_command_makes_alone() {
         "green -i red.png --mask mask.png --feather 2",
         "a-cat --size 64 --lora ink.safetensors:0.5",
         "a-cat --size 64 -n 2",
+        "a-cat --size 64 --no-recipe",
+        "green -i red.png --no-recipe",
     ]
     .iter()
     .enumerate()

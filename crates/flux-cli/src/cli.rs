@@ -23,6 +23,7 @@ mod help;
 mod images;
 mod info;
 mod live;
+mod marks;
 mod output;
 mod pages;
 mod prompt;
@@ -68,6 +69,7 @@ pub use help::{Completions, Devices, Man, Selftest};
 pub use images::ImageArgs;
 pub use info::Info;
 pub use live::Live;
+pub use marks::{Strip, Verify};
 pub use output::OutputArgs;
 pub use pages::{completions, man_pages};
 pub use prompt::text as prompt_text;
@@ -285,6 +287,18 @@ pub enum Command {
     /// memory. For an image from flux: the command line that reproduces it, and its recipe as JSON. For any other
     /// image: its format, size and colours, and the settings that other programs stored in it.
     Info(Info),
+    /// Remove recipes and prompts from images, without changing pixels
+    ///
+    /// The parts of a file with the recipe, the parameters and other texts are left out, and all other bytes are
+    /// copied. The mark as AI-generated, the colour profile and the orientation stay. Each image is replaced when the
+    /// new file is complete.
+    Strip(Strip),
+    /// Check the marks of images, and their pixels against their recipes
+    ///
+    /// The marks are the source type and the AI system in XMP, the recipe, settings for other programs, and C2PA
+    /// manifests, whose signatures are not checked. Exit code 0 means that all marks hold, 1 that one does not, and 3
+    /// that an image has no mark.
+    Verify(Box<Verify>),
     /// Measure the difference between images of the same size
     ///
     /// max and mean are absolute differences of 8-bit values, over all pixels and colours. psnr is in dB, and inf for

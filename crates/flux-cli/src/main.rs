@@ -49,7 +49,10 @@ fn run_program() -> ExitCode {
         run(cli, start, &signals)
     });
     let Some(done) = done else { return ExitCode::from(panics::EXIT_CODE) };
-    let Err(error) = done else { return ExitCode::SUCCESS };
+    let error = match done {
+        Ok(code) => return code,
+        Err(error) => error,
+    };
     allocator::claim_exit();
     commands::json::print_error(&error);
     if error.kind() != ErrorKind::Cancelled {
@@ -93,9 +96,17 @@ fn parse() -> Cli {
     error.exit() // with colours
 }
 
-fn run(cli: Cli, start: Instant, signals: &Signals) -> Result<()> {
+/// Runs the command. Returns the exit code, which only `flux verify` chooses.
+fn run(cli: Cli, start: Instant, signals: &Signals) -> Result<ExitCode> {
     cli::settings::load()?;
-    match cli.command {
+    let done = match cli.command {
+        Some(Command::Verify(args)) => {
+            let (json, remake) = (args.json, args.remake);
+            let again = args.into_again();
+            prepare(&again.draw, 1)?;
+            return commands::verify::run(&again, json, remake, start, signals);
+        }
+        Some(Command::Strip(args)) => commands::strip::run(&args),
         Some(Command::Config { json }) => commands::config::run(json),
         Some(Command::Bench(args)) => {
             if args.on.device().count() == Some(1) {
@@ -184,7 +195,8 @@ fn run(cli: Cli, start: Instant, signals: &Signals) -> Result<()> {
             prepare(&cli.generate.draw, cli.generate.count)?;
             commands::generate::run(&cli.generate, start, signals)
         }
-    }
+    };
+    done.map(|()| ExitCode::SUCCESS)
 }
 
 /// Prepares the process before a GPU or a thread is used.

@@ -35,6 +35,11 @@ pub struct DrawArgs {
     /// Do not mark the image as AI-generated in its XMP metadata
     #[arg(help_heading = OUTPUT, long, hide_short_help = true)]
     pub no_provenance: bool,
+    /// Store no recipe in the image: no prompt, paths or device
+    ///
+    /// The mark as AI-generated stays, see --no-provenance. `flux again` cannot reproduce such an image.
+    #[arg(help_heading = OUTPUT, long, hide_short_help = true, conflicts_with = "embed_inputs")]
+    pub no_recipe: bool,
     /// Store the input images in the output file
     ///
     /// The image can then be reproduced without them.

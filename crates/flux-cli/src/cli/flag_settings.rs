@@ -9,10 +9,14 @@ use flux::error::shown;
 use flux::{Error, Result};
 
 use super::explain;
-use super::settings::{FlagSetting, FlagValue, Table, expanded, named};
+use super::settings::{FlagSetting, FlagValue, RECIPE, Table, expanded, named};
 
 /// Commands that generate images and take [`IMAGE_KEYS`](super::settings::IMAGE_KEYS), besides `flux PROMPT`.
-const MAKE_IMAGES: [&str; 3] = ["batch", "chat", "grid"];
+const MAKE_IMAGES: [&str; 4] = [AGAIN, "batch", "chat", "grid"];
+/// The command whose images have their own settings. Only [`NO_RECIPE`] applies to it.
+const AGAIN: &str = "again";
+/// The flag that [`RECIPE`] sets if it is false.
+const NO_RECIPE: &str = "no-recipe";
 
 /// Returns the table whose flags apply to the subcommand `name`, if any.
 pub fn table_for(name: Option<&str>) -> Option<Table> {
@@ -34,16 +38,18 @@ pub fn arguments(
 ) -> Result<Vec<OsString>> {
     let is_given = |arg: &Arg| given.value_source(arg.get_id().as_str()) == Some(ValueSource::CommandLine);
     let has = |long: &str| command.get_arguments().any(|arg| arg.get_long() == Some(long) && is_given(arg));
-    // Skipped: everything if there is a recipe, the size if there is an input image, and `format` for `flux batch`,
-    // whose `--format` is the format of the list.
+    // Skipped: everything but `recipe` if there is a recipe, the size if there is an input image, and `format` for
+    // `flux batch`, whose `--format` is the format of the list.
     let is_left_out = |name: &str| match (table, name) {
-        (Table::Serve, _) => false,
+        (Table::Serve, _) | (_, NO_RECIPE) => false,
+        _ if command.get_name() == AGAIN => true,
         (Table::Images, "format" | "quality") if command.get_name() == "batch" => true,
         (Table::Images, _) => has("recipe") || has("config-from-metadata") || name == "size" && has("input"),
     };
     let mut arguments = Vec::new();
     for setting in settings.iter().filter(|setting| setting.table == table) {
-        let name = setting.key.replace('_', "-");
+        let is_recipe = table == Table::Images && setting.key == RECIPE;
+        let name = if is_recipe { NO_RECIPE.to_string() } else { setting.key.replace('_', "-") };
         if is_left_out(&name) {
             continue;
         }
@@ -85,6 +91,9 @@ fn texts(arg: &Arg, name: &str, setting: &FlagSetting) -> std::result::Result<Ve
     let key = shown(&setting.key);
     let may_be_alone = arg.get_num_args().is_some_and(|count| count.min_values() == 0);
     match (&setting.value, arg.get_action()) {
+        (FlagValue::Flag(is_set), _) if name == NO_RECIPE => {
+            Ok((!is_set).then(|| format!("--{name}")).into_iter().collect())
+        }
         (FlagValue::Flag(is_set), action) if may_be_alone || matches!(action, ArgAction::SetTrue) => {
             Ok(is_set.then(|| format!("--{name}")).into_iter().collect())
         }

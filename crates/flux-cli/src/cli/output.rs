@@ -68,6 +68,11 @@ impl OutputArgs {
         Self { output: Some(path), format: None, quality: None, no_clobber: true, force: false, print_path: false }
     }
 
+    /// Sets the quality of a JPEG.
+    pub fn with_quality(self, quality: Option<u8>) -> Self {
+        Self { quality, ..self }
+    }
+
     /// Allows overwriting a file.
     pub fn with_force(self) -> Self {
         Self { no_clobber: false, force: true, ..self }

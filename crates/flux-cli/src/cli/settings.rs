@@ -78,8 +78,10 @@ impl Table {
     }
 }
 
-/// The keys of [`Table::Images`], each with the name of its flag.
-pub const IMAGE_KEYS: [&str; 7] = ["size", "steps", "format", "quality", "lora", "expand", "wildcards"];
+/// The keys of [`Table::Images`], each with the name of its flag, except for [`RECIPE`].
+pub const IMAGE_KEYS: [&str; 8] = ["size", "steps", "format", "quality", "lora", "expand", "wildcards", RECIPE];
+/// The key that is false for the flag `--no-recipe`.
+pub const RECIPE: &str = "recipe";
 
 /// A flag that a file sets.
 #[derive(Debug, Clone)]
@@ -187,6 +189,7 @@ struct ConfigFile {
     lora: Option<Spanned<toml::Value>>,
     expand: Option<Spanned<toml::Value>>,
     wildcards: Option<Spanned<toml::Value>>,
+    recipe: Option<Spanned<toml::Value>>,
     #[serde(default)]
     serve: BTreeMap<String, Spanned<toml::Value>>,
 }
@@ -242,8 +245,8 @@ impl Settings {
             wrong(format!("line {place}: {}", e.message())).hint(format!("keys are {keys} and the table [serve]"))
         })?;
         let folder = path.parent().unwrap_or(Path::new(""));
-        let ConfigFile { size, steps, format, quality, lora, expand, wildcards, .. } = config;
-        let images = IMAGE_KEYS.into_iter().zip([size, steps, format, quality, lora, expand, wildcards]);
+        let ConfigFile { size, steps, format, quality, lora, expand, wildcards, recipe, .. } = config;
+        let images = IMAGE_KEYS.into_iter().zip([size, steps, format, quality, lora, expand, wildcards, recipe]);
         let images = images.filter_map(|(key, value)| Some((Table::Images, key.to_string(), value?)));
         let serve = config.serve.into_iter().map(|(key, value)| (Table::Serve, key, value));
         for (table, key, value) in images.chain(serve) {

@@ -29,6 +29,8 @@ pub struct Drawing<'a> {
     pub print_path: bool,
     /// True if files record in XMP that the images are AI-generated.
     pub provenance: bool,
+    /// True if files contain no recipe.
+    pub no_recipe: bool,
     pub seed_is_random: bool,
     /// The number of steps that was requested.
     pub steps: Option<usize>,
@@ -97,6 +99,7 @@ impl Drawing<'_> {
             words: Arc::clone(&self.words),
             of: self.of,
             provenance: self.provenance,
+            no_recipe: self.no_recipe,
             embeddings: self.tensors.wants_embeddings(),
             latents: self.tensors.wants_latents(),
             previews: screen.wants_steps(),
@@ -312,6 +315,7 @@ mod tests {
             args: &args.draw.console,
             print_path: false,
             provenance: true,
+            no_recipe: false,
             seed_is_random: false,
             steps: None,
             of: None,

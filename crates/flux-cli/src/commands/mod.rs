@@ -41,12 +41,14 @@ pub mod sheet;
 pub mod show;
 pub mod signals;
 mod source;
+pub mod strip;
 mod studio;
 #[cfg(feature = "queue")]
 pub mod submit;
 mod tensors;
 #[cfg(feature = "server")]
 mod unix_transport;
+pub mod verify;
 #[cfg(feature = "queue")]
 pub mod worker;
 

@@ -155,7 +155,7 @@ impl<'a> Studio<'a> {
         let opened = names::with_adapters(&wanted.recipe)?;
         let paths = files.paths().clone();
         let room = |target: &Destination| target.check_room(&wanted.recipe, &paths, &checked.inputs);
-        checked.targets.iter().try_for_each(room)?;
+        checked.targets.iter().filter(|_| !self.args.no_recipe).try_for_each(room)?;
         let cache_folder = self.args.fp8_cache.then(|| cache_folder(&files)).transpose()?;
         let cache = cache_folder.as_ref().map(|folder| folder.join(quantized_cache::FILE));
         let flags = [output.force, wanted.reads_stdin];
@@ -202,6 +202,7 @@ impl<'a> Studio<'a> {
             args,
             print_path: output.print_path,
             provenance: !self.args.no_provenance,
+            no_recipe: self.args.no_recipe,
             seed_is_random,
             steps: self.args.recipe.steps,
             recipe,

@@ -121,13 +121,17 @@ fn images(args: &Submit, console: &mut Console) -> Result<(Vec<One>, usize)> {
     let hash = blake3::hash(&bytes);
     let seed = args.recipe.seed.filter(|seed| !seed.is_random()).map(Seed::value);
     let recipe = Recipe { seed: 0, ..args.recipe.apply(Recipe::default())? };
-    let defaults = Defaults { recipe, seed, count: args.count as usize };
+    let defaults = Defaults { recipe, no_recipe: false, seed, count: args.count as usize };
     let List { lines, meta, .. } = lines::read(&bytes, format, &defaults).map_err(|e| e.at_path(&args.file))?;
     let names: Names = if format == BatchFormat::Txt { flag } else { KEYS };
     let expander = args.recipe.expand.expander();
     let (mut images, mut wrong, mut named, mut alike) = (Vec::new(), 0, 0, Alike::default());
     for Line { line, asked, .. } in lines {
         let asked = match asked {
+            Asked::Images(asked) if asked.no_recipe => {
+                let error = Error::usage("`recipe` is false, but the store identifies images by their recipes");
+                Err(error.hint("leave it out, and remove the recipes with `flux strip` later"))
+            }
             Asked::Images(asked) => check_tensors(&asked.recipe).and_then(|()| {
                 let own = line_images(line, &asked, &hash, expander.as_ref()).map_err(|e| e.for_field(Field::Prompt));
                 own.map(|own| (asked, own))

@@ -44,7 +44,13 @@ pub fn hash_bytes(bytes: &[u8]) -> String {
 
 /// Returns the SHA-256 of all of these bytes, in hexadecimal.
 pub fn sha256(bytes: &[u8]) -> String {
-    hex(&Sha256::digest(bytes))
+    sha256_of([bytes])
+}
+
+/// Returns the SHA-256 of these bytes one after the other, in hexadecimal.
+pub fn sha256_of<'a>(parts: impl IntoIterator<Item = &'a [u8]>) -> String {
+    let hash = parts.into_iter().fold(Sha256::new(), |hash, part| hash.chain_update(part));
+    hex(&hash.finalize())
 }
 
 fn hex(bytes: &[u8]) -> String {

@@ -6,6 +6,7 @@ use std::io::Cursor;
 use image_webp::WebPDecoder;
 use imagesize::ImageType;
 
+use crate::metadata::parts::jpeg_segments;
 use flux_base::guard::guarded;
 
 /// The format, the size and the colours of an image file.
@@ -100,21 +101,16 @@ fn png_colors(file: &[u8]) -> Option<String> {
 
 /// Returns the precision and the components of a JPEG, by its frame header.
 fn jpeg_colors(file: &[u8]) -> Option<String> {
-    let mut at = 2;
-    loop {
-        let &[0xff, marker, high, low] = file.get(at..)?.first_chunk()? else { return None };
-        if matches!(marker, 0xc0..=0xcf) && !matches!(marker, 0xc4 | 0xc8 | 0xcc) {
-            let &[bits, _, _, _, _, components] = file.get(at + 4..)?.first_chunk()?;
-            let colors = match components {
-                1 => "grey",
-                3 => "RGB",
-                4 => "CMYK",
-                _ => return None,
-            };
-            return Some(format!("{bits}-bit {colors}"));
-        }
-        at += 2 + usize::from(u16::from_be_bytes([high, low]));
-    }
+    let is_frame = |marker: u8| matches!(marker, 0xc0..=0xcf) && !matches!(marker, 0xc4 | 0xc8 | 0xcc);
+    let frame = jpeg_segments(file).find(|segment| is_frame(segment.marker))?;
+    let &[bits, _, _, _, _, components] = frame.data.first_chunk()?;
+    let colors = match components {
+        1 => "grey",
+        3 => "RGB",
+        4 => "CMYK",
+        _ => return None,
+    };
+    Some(format!("{bits}-bit {colors}"))
 }
 
 #[cfg(test)]

@@ -9,6 +9,7 @@ use png::{BitDepth, Decoder, DecodingError, Limits, Transformations};
 use super::decoded::{
     CONVERT, Decoded, Form, MAX_CHUNK_BYTES, cut_off, expect_size, orientation, samples, split_alpha, varying,
 };
+use crate::metadata::parts::png_chunks;
 use crate::rgb::Rgb;
 use flux_base::error::{Error, Result};
 use flux_base::memory;
@@ -53,15 +54,8 @@ pub(super) fn decode(file: &[u8]) -> Result<Decoded> {
 
 /// Returns the transformation that turns the image upright, by its EXIF at any position, without decoding.
 pub(super) fn orientation_of(file: &[u8]) -> Orientation {
-    let mut at = 8;
-    while let Some(&[a, b, c, d, ref kind @ ..]) = file.get(at..).and_then(<[u8]>::first_chunk::<8>) {
-        let end = at + 12 + u32::from_be_bytes([a, b, c, d]) as usize;
-        if kind == b"eXIf" {
-            return orientation(file.get(at + 8..end.saturating_sub(4)).unwrap_or_default());
-        }
-        at = end;
-    }
-    Orientation::NoTransforms
+    let exif = png_chunks(file).find(|chunk| chunk.kind == b"eXIf");
+    exif.map_or(Orientation::NoTransforms, |exif| orientation(exif.data))
 }
 
 /// Appends a missing end chunk, without which the decoder does not finish the pixels. A pixel chunk that is cut off

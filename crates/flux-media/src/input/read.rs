@@ -20,7 +20,7 @@ use image::{DynamicImage, GrayImage, RgbImage};
 
 use super::decoded::{CONVERT, Decoded};
 use super::{header, heif, jpeg_file, png_file, webp_file};
-use crate::metadata::{self, Said};
+use crate::metadata::{self, Pixels, Said};
 use crate::rgb::Rgb;
 use flux_base::error::{Error, Result};
 use flux_base::guard::guarded;
@@ -47,6 +47,19 @@ pub fn read(path: &Path) -> Result<Rgb> {
 /// Reads an image from the bytes of its file. Errors as [`read`].
 pub fn read_bytes(bytes: &[u8]) -> Result<Rgb> {
     decode(bytes).map(|decoded| decoded.rgb)
+}
+
+/// Returns the digest of the pixels in the bytes of a file, see [`Pixels::digest`]. Alpha that hides pixels changes the
+/// digest.
+///
+/// Errors as [`read`].
+pub fn pixel_digest(bytes: &[u8]) -> Result<String> {
+    if bytes.starts_with(&[0xff, 0xd8]) {
+        return Ok(Pixels::Jpeg(bytes).digest());
+    }
+    let Decoded { mut rgb, alpha, .. } = decode(bytes)?;
+    rgb.bytes.extend(alpha.unwrap_or_default());
+    Ok(Pixels::Rgb(&rgb).digest())
 }
 
 /// [`read`] with alpha and other properties of the file; the image is already upright.

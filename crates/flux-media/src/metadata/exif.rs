@@ -1,8 +1,15 @@
-//! EXIF: writes a comment for other programs, and reads the texts of other programs.
+//! EXIF: writes a comment for other programs or an orientation, and reads the texts of other programs.
 
 /// The tag with the position of the EXIF directory.
 const DIRECTORY_OF_EXIF: u16 = 0x8769;
 const USER_COMMENT: u16 = 0x9286;
+const ORIENTATION: u16 = 0x0112;
+/// The types of values in a directory.
+const SHORT: u16 = 3;
+const LONG: u16 = 4;
+const UNDEFINED: u16 = 7;
+/// The beginning of EXIF, with the position of the first directory.
+const HEADER: &[u8] = b"MM\0\x2a\0\0\0\x08";
 /// The tags of texts, and the keywords for the texts.
 const TEXTS: [(u16, &str); 6] = [
     (0x010e, "ImageDescription"),
@@ -21,17 +28,31 @@ const ENCODINGS: [[u8; 8]; 3] = [*b"ASCII\0\0\0", *b"JIS\0\0\0\0\0", [0; 8]];
 /// Returns EXIF with one UserComment in UTF-16, big endian as A1111 writes it.
 pub(super) fn user_comment(comment: &str) -> Vec<u8> {
     let text = [&UTF_16[..], &comment.encode_utf16().flat_map(u16::to_be_bytes).collect::<Vec<_>>()].concat();
-    // A directory is the number of its entries, the entries, and the position of the next directory.
-    let directory = |tag: u16, kind: u16, count: u32, value: u32| {
-        let entry = [&tag.to_be_bytes()[..], &kind.to_be_bytes(), &count.to_be_bytes(), &value.to_be_bytes()];
-        [&1u16.to_be_bytes()[..], &entry.concat(), &0u32.to_be_bytes()].concat()
-    };
-    const HEADER: &[u8] = b"MM\0\x2a\0\0\0\x08";
     const DIRECTORY: u32 = 2 + 12 + 4;
     let (own, behind) = (8 + DIRECTORY, 8 + 2 * DIRECTORY);
-    let exif_directory = directory(DIRECTORY_OF_EXIF, 4, 1, own);
-    let comment_entry = directory(USER_COMMENT, 7, text.len() as u32, behind);
+    let exif_directory = directory(DIRECTORY_OF_EXIF, LONG, 1, own);
+    let comment_entry = directory(USER_COMMENT, UNDEFINED, text.len() as u32, behind);
     [HEADER, &exif_directory, &comment_entry, &text].concat()
+}
+
+/// Returns EXIF with only an orientation, from 1 to 8.
+pub(super) fn oriented(orientation: u8) -> Vec<u8> {
+    // A value of two bytes is in the first two of four.
+    [HEADER, &directory(ORIENTATION, SHORT, 1, u32::from(orientation) << 16)].concat()
+}
+
+/// Returns a directory with one entry: the number of entries, the entry, and the position of the next directory.
+fn directory(tag: u16, kind: u16, count: u32, value: u32) -> Vec<u8> {
+    let entry = [&tag.to_be_bytes()[..], &kind.to_be_bytes(), &count.to_be_bytes(), &value.to_be_bytes()];
+    [&1u16.to_be_bytes()[..], &entry.concat(), &0u32.to_be_bytes()].concat()
+}
+
+/// Returns `true` if EXIF can be read, and holds no text in which programs store settings. Cameras write their own name
+/// in some of these tags.
+pub(super) fn is_free_of_settings(exif: &[u8]) -> bool {
+    let is_tiff = Tiff::new(exif.strip_prefix(b"Exif\0\0").unwrap_or(exif)).is_some();
+    let is_camera = |keyword: &str| matches!(keyword, "Make" | "Model" | "Software");
+    is_tiff && texts(exif).iter().all(|(keyword, text)| text.is_empty() || is_camera(keyword) && !text.contains('{'))
 }
 
 /// Returns the texts of EXIF by their keywords, each tag once.

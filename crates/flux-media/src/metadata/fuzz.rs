@@ -5,8 +5,8 @@ use std::time::{Duration, Instant};
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 
-use super::{Infotext, Metadata, Settings, exif, has_weighted_words, said_by, split_tags};
-use crate::input::Header;
+use super::{Infotext, Metadata, Settings, exif, has_weighted_words, said_by, split_tags, strip};
+use crate::input::{Header, pixel_digest};
 use crate::output::{ImageFormat, Rgb, encode};
 
 const TEXTS: [&str; 5] = [
@@ -65,6 +65,15 @@ fn damaged_files_are_read_in_time() {
             }
         }
         let _ = Header::read(&file);
+        for all in [false, true] {
+            let Ok(stripped) = strip(&file, all) else { continue };
+            assert!(stripped.file.len() <= file.len() + 1024);
+            let again = strip(&stripped.file, all).expect("a stripped file is whole");
+            assert_eq!((again.file == stripped.file, again.removed), (true, Vec::new()));
+            if let (Ok(before), Ok(after)) = (pixel_digest(&file), pixel_digest(&stripped.file)) {
+                assert_eq!(before, after);
+            }
+        }
         let Ok(said) = said_by(&file) else { continue };
         if let Some(settings) = Settings::read(&said) {
             let prompt = settings.prompt.unwrap_or_default();

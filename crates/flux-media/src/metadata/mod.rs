@@ -5,24 +5,29 @@
 //! | keywords and texts | text chunks | - |
 //! | the recipe that reproduces the image, as JSON | the text `flux`, and `flux:Recipe` of XMP | `flux:Recipe` of XMP |
 //! | the settings for other programs | the text `parameters` | UserComment of EXIF |
-//! | the mark of generated images | `DigitalSourceType` of XMP | `DigitalSourceType` of XMP |
+//! | the mark of generated images | `DigitalSourceType` and `AISystemUsed` of XMP | the same |
 //!
 //! [`Settings`] are the settings of other programs: see the module `programs`. Nothing here knows the fields of a
-//! recipe or a model. Start with [`Metadata`] for writing and [`said_by`] for reading.
+//! recipe or a model. Start with [`Metadata`] for writing, [`said_by`] for reading and [`strip`] for removing.
 
 mod comfyui;
 mod exif;
 #[cfg(test)]
 mod fuzz;
 mod infotext;
+pub(crate) mod parts;
+mod pixels;
 mod programs;
 mod read;
 mod settings;
+mod strip;
 mod tags;
 
 pub use infotext::Infotext;
+pub use pixels::Pixels;
 pub use read::{MAX_TEXT, Said, said_by};
 pub use settings::Settings;
+pub use strip::{Stripped, strip};
 pub use tags::{AdapterTag, has_weighted_words, split_tags};
 
 use serde_json::Value;
@@ -39,8 +44,18 @@ const USER_COMMENT: &str = "UserComment";
 pub(crate) const XMP: &str = "XML:com.adobe.xmp";
 /// The first bytes of XMP in a JPEG.
 const XMP_HEADER: &[u8] = b"http://ns.adobe.com/xap/1.0/\0";
-/// The tags around the recipe in XMP.
-const RECIPE_TAGS: [&str; 2] = ["<flux:Recipe>", "</flux:Recipe>"];
+/// The first bytes of EXIF in a JPEG.
+const EXIF_HEADER: &[u8] = b"Exif\0\0";
+/// The elements of XMP that mark an image: the program, the source of the pixels, and the AI system with its version.
+/// The last three are of the IPTC.
+const MARKS: [&str; 4] =
+    ["xmp:CreatorTool", "Iptc4xmpExt:DigitalSourceType", "Iptc4xmpExt:AISystemUsed", "Iptc4xmpExt:AISystemVersionUsed"];
+/// The element of XMP with the prompt, of the IPTC.
+const PROMPT: &str = "Iptc4xmpExt:AIPromptInformation";
+/// The element of XMP with the recipe.
+const XMP_RECIPE: &str = "flux:Recipe";
+/// The list of the sources of pixels.
+const SOURCES: &str = "http://cv.iptc.org/newscodes/digitalsourcetype/";
 /// The field of a recipe with embedded files, as JSON begins it.
 const EMBEDDED: &str = "\"embedded\":";
 /// Maximum bytes of a segment of a JPEG, without its length.
@@ -57,6 +72,8 @@ pub struct Metadata {
     pub parameters: Option<String>,
     /// The source of the pixels, if the file should state it.
     pub source: Option<DigitalSource>,
+    /// The prompt, which XMP repeats next to the source.
+    pub prompt: Option<String>,
 }
 
 /// The source of pixels, in the terms of the IPTC.
@@ -76,6 +93,14 @@ impl DigitalSource {
             Self::CompositeWithTrainedAlgorithmicMedia => "compositeWithTrainedAlgorithmicMedia",
         }
     }
+
+    /// Reads the source in the metadata of a file. `None` if the file states none, or another one.
+    pub fn read(said: &Said) -> Option<Self> {
+        let term = said.source_term()?;
+        [Self::TrainedAlgorithmicMedia, Self::CompositeWithTrainedAlgorithmicMedia]
+            .into_iter()
+            .find(|source| source.term().eq_ignore_ascii_case(term))
+    }
 }
 
 impl Metadata {
@@ -93,14 +118,31 @@ impl Metadata {
             true => without_embedded(recipe),
             false => recipe.to_string(),
         });
-        let says = recipe.is_some() || self.source.is_some();
-        says.then(|| xmp(recipe.as_deref(), self.source))
+        self.packet(recipe.as_deref())
     }
 
     /// Returns the XMP of other formats.
     pub(crate) fn xmp(&self) -> Option<String> {
-        let says = self.recipe.is_some() || self.source.is_some();
-        says.then(|| xmp(self.recipe.as_deref(), self.source))
+        self.packet(self.recipe.as_deref())
+    }
+
+    /// Returns XMP with the source and a recipe. The prompt is left out if it is too long for a segment of a JPEG.
+    fn packet(&self, recipe: Option<&str>) -> Option<String> {
+        let source = self.source.map(|source| format!("{SOURCES}{}", source.term()));
+        if recipe.is_none() && source.is_none() {
+            return None;
+        }
+        let version = env!("CARGO_PKG_VERSION");
+        let creator = format!("flux {version}");
+        let marks =
+            [Some(&*creator), source.as_deref(), source.as_ref().map(|_| "flux"), source.as_ref().map(|_| version)];
+        let elements = |prompt| {
+            let marks = MARKS.into_iter().zip(marks).chain([(PROMPT, prompt), (XMP_RECIPE, recipe)]);
+            packet(marks.filter_map(|(name, text)| Some((name, text?))))
+        };
+        let prompt = self.prompt.as_deref().filter(|_| source.is_some());
+        let whole = elements(prompt);
+        Some(if XMP_HEADER.len() + whole.len() > SEGMENT { elements(None) } else { whole })
     }
 
     /// Returns EXIF with the parameters.
@@ -110,7 +152,7 @@ impl Metadata {
 
     /// Errors if the metadata do not fit in a JPEG.
     pub fn check_jpeg(&self) -> Result<()> {
-        let exif = self.exif().map_or(0, |exif| b"Exif\0\0".len() + exif.len());
+        let exif = self.exif().map_or(0, |exif| EXIF_HEADER.len() + exif.len());
         let xmp = self.xmp().map_or(0, |xmp| XMP_HEADER.len() + xmp.len());
         if exif.max(xmp) > SEGMENT {
             return Err(Error::new(format!(
@@ -124,9 +166,15 @@ impl Metadata {
     }
 }
 
-/// Returns the APP1 segment of a JPEG with XMP.
-pub(crate) fn xmp_segment(xmp: &str) -> Vec<u8> {
-    [XMP_HEADER, xmp.as_bytes()].concat()
+/// Returns the APP1 segments of a JPEG with this EXIF and XMP, whose lengths were checked.
+pub(crate) fn jpeg_metadata(exif: Option<&[u8]>, xmp: Option<&str>) -> Vec<u8> {
+    let segment = |header: &[u8], data: &[u8]| {
+        let length = (2 + header.len() + data.len()) as u16;
+        [&[0xff, 0xe1], &length.to_be_bytes()[..], header, data].concat()
+    };
+    let exif = exif.map(|exif| segment(EXIF_HEADER, exif));
+    let xmp = xmp.map(|xmp| segment(XMP_HEADER, xmp.as_bytes()));
+    exif.into_iter().chain(xmp).flatten().collect()
 }
 
 /// Returns a recipe without its embedded files.
@@ -136,17 +184,9 @@ fn without_embedded(recipe: &str) -> String {
     Value::Object(fields).to_string()
 }
 
-fn xmp(recipe: Option<&str>, source: Option<DigitalSource>) -> String {
-    let mut said = format!("<xmp:CreatorTool>flux {}</xmp:CreatorTool>", env!("CARGO_PKG_VERSION"));
-    if let Some(source) = source {
-        said += "<Iptc4xmpExt:DigitalSourceType>http://cv.iptc.org/newscodes/digitalsourcetype/";
-        said += source.term();
-        said += "</Iptc4xmpExt:DigitalSourceType>";
-    }
-    if let Some(recipe) = recipe {
-        let [begin, end] = RECIPE_TAGS;
-        said += &[begin, &escaped(recipe), end].concat();
-    }
+/// Returns XMP with these elements.
+fn packet<'a>(elements: impl Iterator<Item = (&'a str, &'a str)>) -> String {
+    let said: String = elements.map(|(name, text)| format!("<{name}>{}</{name}>", escaped(text))).collect();
     format!(
         "<?xpacket begin=\"\u{feff}\" id=\"W5M0MpCehiHzreSzNTczkc9d\"?>\
          <x:xmpmeta xmlns:x=\"adobe:ns:meta/\"><rdf:RDF xmlns:rdf=\"http://www.w3.org/1999/02/22-rdf-syntax-ns#\">\
@@ -156,9 +196,22 @@ fn xmp(recipe: Option<&str>, source: Option<DigitalSource>) -> String {
     )
 }
 
-/// Escapes JSON for XML. It has no control characters, which XML cannot hold.
-fn escaped(json: &str) -> String {
-    json.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;")
+/// Escapes a text for XML. Characters that XML cannot hold are replaced.
+fn escaped(text: &str) -> String {
+    let mut escaped = String::with_capacity(text.len() + text.len() / 8);
+    for c in text.chars() {
+        match c {
+            '&' => escaped += "&amp;",
+            '<' => escaped += "&lt;",
+            '>' => escaped += "&gt;",
+            // Readers would read a line feed.
+            '\r' => escaped += "&#xD;",
+            '\t' | '\n' => escaped.push(c),
+            '\0'..' ' | '\u{fffe}' | '\u{ffff}' => escaped.push(char::REPLACEMENT_CHARACTER),
+            _ => escaped.push(c),
+        }
+    }
+    escaped
 }
 
 /// Decodes XML text from [`escaped`] or another program.
@@ -208,9 +261,10 @@ mod tests {
 
     #[test]
     fn json_is_the_same_after_xml() {
-        for json in [r#"{"a":"<b> & \"c\" &amp; 'd'"}"#, "{}"] {
-            assert_eq!(unescaped(&escaped(json)), json);
+        for text in [r#"{"a":"<b> & \"c\" &amp; 'd'"}"#, "{}", "a\tcat\r\n]]>"] {
+            assert_eq!(unescaped(&escaped(text)), text);
         }
+        assert_eq!(escaped("\u{1b}[2J\0\u{ffff}"), "\u{fffd}[2J\u{fffd}\u{fffd}");
         let written_again = "&#x7B;&quot;a&#34;:&apos;&#128008;&#39;&#xA;&amp;lt;&&nothing;&#xffffffff;&#;";
         assert_eq!(unescaped(written_again), "{\"a\":'\u{1f408}'\n&lt;&&nothing;&#xffffffff;&#;");
     }
@@ -222,6 +276,25 @@ mod tests {
         let xmp = metadata.png_xmp().unwrap();
         assert!(xmp.contains("18446744073709551615") && !xmp.contains("QUJD"), "{xmp}");
         assert!(metadata.xmp().unwrap().contains("QUJD"));
+    }
+
+    #[test]
+    fn the_prompt_is_next_to_the_mark_if_there_is_room() {
+        let of = |prompt: &str, source| Metadata {
+            recipe: Some("{}".to_string()),
+            prompt: Some(prompt.to_string()),
+            source,
+            ..Metadata::default()
+        };
+        let source = Some(DigitalSource::TrainedAlgorithmicMedia);
+        let prompt = "<AIPromptInformation>a & b\u{0}</Iptc4xmpExt:AIPromptInformation>";
+        let xmp = of(prompt, source).xmp().unwrap();
+        assert!(xmp.contains("Ext:AIPromptInformation>&lt;AIPromptInformation&gt;a &amp; b\u{fffd}&lt;/"), "{xmp}");
+        assert!(xmp.contains("Ext:AISystemUsed>flux</") && xmp.contains("AISystemVersionUsed>0"), "{xmp}");
+        for metadata in [of(prompt, None), of(&"x".repeat(SEGMENT), source)] {
+            let xmp = metadata.xmp().unwrap();
+            assert!(!xmp.contains("AIPrompt") && xmp.contains("<flux:Recipe>{}<"), "{xmp}");
+        }
     }
 
     #[test]

@@ -239,7 +239,7 @@ mod tests {
             |wanted: &str| texts.iter().find(|(keyword, _)| *keyword == wanted).map(|(_, text)| text.to_string());
         let others = texts.iter().filter(|(keyword, _)| *keyword != PARAMETERS);
         let texts = others.map(|(keyword, text)| (keyword.to_string(), text.to_string())).collect();
-        Said { recipe: None, parameters: find(PARAMETERS), texts }
+        Said { parameters: find(PARAMETERS), texts, ..Said::default() }
     }
 
     #[test]

@@ -8,16 +8,18 @@ mod png_texts;
 mod target;
 mod template;
 
+use std::borrow::Borrow;
 use std::fmt;
 use std::path::Path;
 
 use image_webp::{ColorType, WebPEncoder};
 
-pub use self::jpeg_stripes::encode_jpeg;
+pub use self::jpeg_stripes::jpeg_quality;
 pub use self::png_texts::{with_png_texts, with_png_texts_of};
 pub use self::target::Target;
 pub use self::template::{NameFields, NameTemplate, plain_name};
-use crate::metadata::{self, Metadata};
+use crate::metadata::parts::jpeg_segments;
+use crate::metadata::{self, Metadata, Pixels};
 pub use crate::rgb::Rgb;
 use flux_base::error::{Error, Field, Result};
 use flux_base::memory;
@@ -137,9 +139,35 @@ impl ImageFormat {
 ///
 /// Errors if the format cannot hold the size or a text.
 pub fn encode(image: &Rgb, format: ImageFormat, metadata: &Metadata) -> Result<Vec<u8>> {
+    encode_with(image, format, None, |_| metadata)
+}
+
+/// Encodes a JPEG of a quality from 1 to 100, with its metadata.
+///
+/// Errors as [`encode`], or if the image does not have the bytes of its size.
+pub fn encode_jpeg(image: &Rgb, quality: u8, metadata: &Metadata) -> Result<Vec<u8>> {
+    encode_with(image, ImageFormat::Jpeg, Some(quality), |_| metadata)
+}
+
+/// Encodes a file in `format`, with the metadata that `metadata` returns for its pixels. Only a JPEG has a quality.
+///
+/// Errors as [`encode`].
+pub fn encode_with<M: Borrow<Metadata>>(
+    image: &Rgb,
+    format: ImageFormat,
+    quality: Option<u8>,
+    metadata: impl FnOnce(Pixels<'_>) -> M,
+) -> Result<Vec<u8>> {
     let [width, height] = sides(image)?;
     // The file, and its joined parts.
     let _reserved = memory::reserve(2 * image.bytes.len())?;
+    if format == ImageFormat::Jpeg {
+        let file = jpeg_stripes::encode(image, quality.unwrap_or(JPEG_QUALITY))?;
+        let metadata = metadata(Pixels::Jpeg(&file));
+        return with_jpeg_metadata(file, metadata.borrow());
+    }
+    let metadata = metadata(Pixels::Rgb(image));
+    let metadata: &Metadata = metadata.borrow();
     let mut file = Vec::new();
     match format {
         ImageFormat::Png => {
@@ -149,10 +177,7 @@ pub fn encode(image: &Rgb, format: ImageFormat, metadata: &Metadata) -> Result<V
             }
             encode_png(&mut file, width, height, &image.bytes, metadata).map_err(|e| e.to_string())
         }
-        ImageFormat::Jpeg => {
-            return encode_jpeg(image, JPEG_QUALITY, metadata);
-        }
-        ImageFormat::Webp => {
+        _ => {
             let mut encoder = WebPEncoder::new(&mut file);
             metadata.exif().into_iter().for_each(|exif| encoder.set_exif_metadata(exif));
             metadata.xmp().into_iter().for_each(|xmp| encoder.set_xmp_metadata(xmp.into_bytes()));
@@ -161,6 +186,19 @@ pub fn encode(image: &Rgb, format: ImageFormat, metadata: &Metadata) -> Result<V
     }
     .map_err(|e| Error::new(format!("cannot encode the image: {e}")))?;
     Ok(file)
+}
+
+/// Adds metadata to a JPEG, after its first segment.
+///
+/// Errors if the metadata do not fit.
+fn with_jpeg_metadata(file: Vec<u8>, metadata: &Metadata) -> Result<Vec<u8>> {
+    metadata.check_jpeg()?;
+    let segments = metadata::jpeg_metadata(metadata.exif().as_deref(), metadata.xmp().as_deref());
+    if segments.is_empty() {
+        return Ok(file);
+    }
+    let (head, rest) = file.split_at(jpeg_segments(&file).next().map_or(2, |first| first.end()));
+    Ok([head, &segments, rest].concat())
 }
 
 /// Encodes a PNG with `alpha` [height, width], from 0 to 255.

@@ -1,5 +1,6 @@
 //! Adds texts to encoded PNGs.
 
+use crate::metadata::parts::png_chunks;
 use flux_base::error::{Error, Result};
 
 /// Bytes of the signature and of the first chunk, which contains the size.
@@ -19,16 +20,9 @@ pub fn with_png_texts(file: &[u8], texts: &[(&str, &str)]) -> Result<Vec<u8>> {
 
 /// Copies the texts of another PNG, such as the recipe, to a PNG, before its pixels.
 pub fn with_png_texts_of(file: &[u8], other: &[u8]) -> Vec<u8> {
-    let (mut texts, mut at) = (Vec::new(), 8);
-    while let Some(&[a, b, c, d, ref kind @ ..]) = other.get(at..).and_then(<[u8]>::first_chunk::<8>) {
-        let end = at + EMPTY_CHUNK + u32::from_be_bytes([a, b, c, d]) as usize;
-        match (kind, other.get(at..end)) {
-            (b"tEXt" | b"iTXt" | b"zTXt", Some(chunk)) => texts.extend_from_slice(chunk),
-            (b"IDAT", _) | (_, None) => break,
-            _ => {}
-        }
-        at = end;
-    }
+    let before = png_chunks(other).take_while(|chunk| chunk.kind != b"IDAT");
+    let texts = before.filter(|chunk| matches!(chunk.kind, b"tEXt" | b"iTXt" | b"zTXt"));
+    let texts: Vec<u8> = texts.flat_map(|chunk| chunk.whole).copied().collect();
     let head = HEAD.min(file.len());
     [&file[..head], &texts, &file[head..]].concat()
 }

@@ -169,12 +169,12 @@ impl Fields {
     /// Takes a boolean.
     pub fn flag(&mut self, name: &'static str) -> Result<Option<bool>> {
         let Some(given) = self.take(name) else { return Ok(None) };
-        let flag = match &given.value {
-            Value::Bool(flag) => Some(*flag),
-            Value::String(text) => flag_of(text.trim()),
-            value => value.as_u64().and_then(|number| flag_of(&number.to_string())),
-        };
-        flag.map(Some).ok_or_else(|| given.wrong_type("true or false"))
+        given.flag().map(Some).ok_or_else(|| given.wrong_type("true or false"))
+    }
+
+    /// Returns `true` if a field is a boolean, without taking it.
+    pub fn is_flag(&self, name: &str) -> bool {
+        self.values.get(name).is_some_and(|given| given.flag().is_some())
     }
 
     /// Takes an integer.
@@ -271,6 +271,14 @@ impl Faults {
 }
 
 impl Given {
+    fn flag(&self) -> Option<bool> {
+        match &self.value {
+            Value::Bool(flag) => Some(*flag),
+            Value::String(text) => flag_of(text.trim()),
+            value => value.as_u64().and_then(|number| flag_of(&number.to_string())),
+        }
+    }
+
     fn wrong_type(&self, expected: &str) -> ApiError {
         let message = format!("`{}` is {}, expected {expected}", shown(&self.name), shown(&self.value.to_string()));
         ApiError::bad("invalid_type", message).with_param(self.name.clone())

@@ -48,6 +48,8 @@ pub struct Asked {
     pub adapters: Vec<Lora>,
     pub count: usize,
     pub encoding: Encoding,
+    /// `true` if the files contain no recipe.
+    pub no_recipe: bool,
     pub previews: Previews,
     pub priority: Priority,
     /// The time limit, counted from arrival.
@@ -220,7 +222,10 @@ impl Asked {
     pub fn read(fields: Fields, uploads: Vec<Upload>, route: Route, defaults: Defaults) -> Result<Self> {
         let (mut notes, mut faults) = (Vec::new(), Faults::default());
         let mut fields = fields.with_own_names();
-        let whole = if route == Route::Jobs { fields.value::<Recipe>("recipe")? } else { None };
+        // On the route of jobs, the field may also be a complete recipe.
+        let is_whole = route == Route::Jobs && !fields.is_flag("recipe");
+        let whole = if is_whole { fields.value::<Recipe>("recipe")? } else { None };
+        let no_recipe = faults.ok(fields.flag("recipe")) == Some(false);
         let (recipe, files, mask, adapters) = match whole {
             Some(recipe) => {
                 let (recipe, files) = with_named_files(recipe, uploads)?;
@@ -245,6 +250,7 @@ impl Asked {
             adapters,
             count: faults.ok(fields.whole("n", 1..=MAX_IMAGES)).unwrap_or(1) as usize,
             encoding: read_encoding(&mut fields, &mut faults, &mut notes),
+            no_recipe,
             previews: read_previews(&mut fields, &mut faults, route),
             priority: faults.ok(fields.word("priority", &priorities)).unwrap_or_default(),
             deadline: faults.ok(fields.number("deadline_s", 0.0..=1e6)).map(Duration::from_secs_f64),
@@ -585,6 +591,13 @@ mod tests {
         let asked = read(r#"{"prompt": "x", "size": "auto", "n": null, "output_compression": 50}"#).unwrap();
         assert_eq!((asked.count, asked.recipe.seed, asked.recipe.width), (1, 7, None));
         assert_eq!(asked.notes.len(), 1, "a PNG has no quality");
+        for (rest, expected) in [("", false), (r#", "recipe": true"#, false), (r#", "recipe": "false""#, true)] {
+            for route in [Route::Jobs, Route::Generations] {
+                let fields = Fields::from_json(format!(r#"{{"prompt": "x"{rest}}}"#).as_bytes()).unwrap();
+                let asked = Asked::read(fields, Vec::new(), route, Defaults { seed: 7, pixels: 512 * 512 }).unwrap();
+                assert_eq!(asked.no_recipe, expected, "{rest}");
+            }
+        }
     }
 
     #[test]
@@ -602,6 +615,7 @@ mod tests {
             (x(r#""num_inference_steps": 0"#), "invalid_value", "num_inference_steps"),
             (x(r#""seed": -2"#), "invalid_value", "seed"),
             (x(r#""quality": 80"#), "invalid_type", "quality"),
+            (x(r#""recipe": {"prompt": "x"}"#), "invalid_type", "recipe"),
             (x(r#""lora": 3"#), "invalid_value", "lora"),
             (x(r#""output_format": "gif""#), "unsupported_value", "output_format"),
             (x(r#""output_format": "bmp""#), "invalid_value", "output_format"),

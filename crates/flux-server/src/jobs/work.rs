@@ -43,6 +43,7 @@ pub fn read(asked: &mut Asked, record: &JobRecord, models: &Models, cancel: &Can
         inputs: Arc::new(inputs),
         recipe: Some(Arc::new(recipe)),
         words: words.into(),
+        no_recipe: record.no_recipe,
         priority: asked.priority,
         deadline: record.deadline,
         latents: asked.feedback.is_some(),

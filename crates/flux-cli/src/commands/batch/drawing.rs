@@ -9,7 +9,7 @@ use std::thread;
 use std::time::Instant;
 
 use flux::engine::{Engine, EngineArgs, Event, ImageRecipe, InputSource, Inputs, Job, Ticket};
-use flux::error::{ErrorKind, Names};
+use flux::error::{ErrorKind, Field, Names};
 use flux::files::adapter::{Adapter, AdapterUse};
 use flux::files::{ModelFiles, ModelPaths};
 use flux::model::ModelInfo;
@@ -71,7 +71,7 @@ impl Run<'_> {
 
     fn check_item(&self, item: &Item, info: &ModelInfo, paths: &ModelPaths) -> Result<()> {
         let (request, inputs) = self.prepare(item)?;
-        ImageRecipe::check_room(&item.recipe, paths, &inputs, ImageFormat::from_path(Path::new(&item.file))?)?;
+        check_room(item, paths, &inputs)?;
         for used in &item.recipe.adapters {
             let file = names::adapter(&used.file)?;
             if !file.exists() {
@@ -151,6 +151,11 @@ impl Run<'_> {
 
     /// Returns the request of an item, and its input images.
     fn prepare(&self, item: &Item) -> Result<(Request, Inputs)> {
+        if item.no_recipe && self.args.draw.embed_inputs {
+            return Err(Error::usage("an image without a recipe cannot store its inputs")
+                .for_field(Field::EmbedInputs)
+                .hint(format!("leave out `{:#}`, or `recipe` in the line", Field::EmbedInputs)));
+        }
         let request = item.recipe.request()?;
         let mut stdin = io::empty();
         let mut source = InputSource::new(&mut stdin);
@@ -162,12 +167,11 @@ impl Run<'_> {
     }
 
     fn submit(&self, engine: &Engine, item: &Item, adapters: &mut Adapters) -> Result<(Ticket, Stamps)> {
-        let path = self.folder.join(&item.file);
         // Taken before the files are read, so that a later change is detected.
         let named = item.recipe.files().map(|(_, file)| file.to_string_lossy().into_owned());
         let mut stamps: Stamps = named.filter_map(|name| Some((name.clone(), Stamp::from_name(&name)?))).collect();
         let (request, inputs) = self.prepare(item)?;
-        ImageRecipe::check_room(&item.recipe, &self.model.paths, &inputs, ImageFormat::from_path(&path)?)?;
+        check_room(item, &self.model.paths, &inputs)?;
         place::create_folders(self.folder, &item.file)?;
         item.target(self.folder)?;
         let mut used_adapters = Vec::new();
@@ -188,6 +192,7 @@ impl Run<'_> {
             recipe: Some(Arc::new(item.recipe.clone())),
             key: Some(item.key.clone()),
             provenance: !self.args.draw.no_provenance,
+            no_recipe: item.no_recipe,
             cancel: self.signals.cancel_flag(),
             ..Job::new(request, 1)
         })?;
@@ -215,4 +220,10 @@ impl Run<'_> {
         }
         Ok(())
     }
+}
+
+/// Errors if the file of an image has no room for its recipe.
+fn check_room(item: &Item, paths: &ModelPaths, inputs: &Inputs) -> Result<()> {
+    let format = ImageFormat::from_path(Path::new(&item.file))?;
+    if item.no_recipe { Ok(()) } else { ImageRecipe::check_room(&item.recipe, paths, inputs, format) }
 }

@@ -11,10 +11,12 @@ use serde::forward_to_deserialize_any;
 pub const OUTPUT: &str = "output";
 pub const COUNT: &str = "n";
 pub const SIZE: &str = "size";
+/// The key that is false if the file contains no recipe.
+pub const RECIPE: &str = "recipe";
 /// The key of additional values, which the manifest keeps.
 pub const META: &str = "meta";
 /// All keys of a line.
-pub static FIELDS: LazyLock<Vec<&str>> = LazyLock::new(|| [recipe_fields(), &[SIZE, OUTPUT, COUNT]].concat());
+pub static FIELDS: LazyLock<Vec<&str>> = LazyLock::new(|| [recipe_fields(), &[SIZE, OUTPUT, COUNT, RECIPE]].concat());
 /// Alternative names of keys.
 pub const ALIASES: [(&str, &str); 3] =
     [("negative_prompt", "negative"), ("num_inference_steps", "steps"), ("guidance_scale", "guidance")];

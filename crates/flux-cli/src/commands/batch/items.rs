@@ -27,6 +27,8 @@ pub struct Item {
     pub n: usize,
     /// The recipe, with this image's seed.
     pub recipe: Recipe,
+    /// True if the file contains no recipe.
+    pub no_recipe: bool,
     /// The file name in the folder.
     pub file: String,
     /// A hash of the request.
@@ -225,7 +227,7 @@ struct Names<'a> {
 impl Names<'_> {
     /// Returns the images of a line.
     fn items(&mut self, images: Images, [line, index]: [usize; 2], salt: &str) -> Result<Vec<Item>> {
-        let Images { recipe, seed_is_random, count, output, meta, columns } = images;
+        let Images { recipe, no_recipe, seed_is_random, count, output, meta, columns } = images;
         let named: Vec<_> = columns.iter().map(|(name, _)| name.clone()).collect();
         let own = output.as_deref().map(|name| NameTemplate::parse_with(name, &named)).transpose()?;
         let combinations = self.expander.as_ref().map_or(Ok(1), |expander| expander.combinations(&recipe))?;
@@ -237,7 +239,8 @@ impl Names<'_> {
             let json = serde_json::to_string(&asked).map_err(|e| Error::new(format!("cannot hash the recipe: {e}")))?;
             let random = if seed_is_random { format!(" random {}", image + 1) } else { String::new() };
             let chosen = if combinations > 1 { format!(" combination {combination}") } else { String::new() };
-            let key = sha256(format!("{json}{random}{chosen}{salt}").as_bytes())[..32].to_string();
+            let marks = if no_recipe { " no recipe" } else { "" };
+            let key = sha256(format!("{json}{random}{chosen}{salt}{marks}").as_bytes())[..32].to_string();
             let with_seed = |seed: u64| {
                 let recipe = Recipe { seed, ..recipe.clone() };
                 self.expander.as_ref().map_or(Ok(recipe.clone()), |expander| expander.image(&recipe, combination))
@@ -271,7 +274,7 @@ impl Names<'_> {
             })?;
             ImageFormat::from_path(Path::new(&file))?;
             let (n, replaces, meta) = (image + 1, Replaces::Nothing, meta.clone());
-            items.push(Item { line, index, n, recipe, file, key, replaces, meta });
+            items.push(Item { line, index, n, recipe, no_recipe, file, key, replaces, meta });
         }
         Ok(items)
     }
@@ -336,7 +339,8 @@ mod tests {
 
     fn items(text: &str, flags: &str) -> Items {
         let args = args(flags);
-        let defaults = Defaults { recipe: Recipe::default(), seed: Some(5), count: args.count as usize };
+        let (recipe, no_recipe) = (Recipe::default(), args.draw.no_recipe);
+        let defaults = Defaults { recipe, no_recipe, seed: Some(5), count: args.count as usize };
         let lines = lines::read(text.as_bytes(), BatchFormat::Jsonl, &defaults).unwrap().lines;
         let (name, model) = (NameTemplate::parse(&args.name).unwrap(), args.draw.model(None).unwrap());
         Items::new(lines, &args, name, (&model, "m"), None).unwrap()
@@ -384,6 +388,7 @@ mod tests {
             (r#"{"prompt": "a", "seed": 1}"#, "--precision bf16"),
             (r#"{"prompt": "a", "seed": 1}"#, "--attention bf16"),
             (r#"{"prompt": "a", "seed": 1}"#, "--no-provenance"),
+            (r#"{"prompt": "a", "seed": 1}"#, "--no-recipe"),
         ] {
             assert_ne!(key(line, flags), one, "{line} {flags}");
         }

@@ -10,7 +10,7 @@ use flux::{Error, Result};
 use serde::de::{Deserialize, Deserializer, Error as _, MapAccess, Visitor};
 use serde_json::{Map, Value};
 
-use super::fields::{self, COUNT, FIELDS, META, OUTPUT, SIZE};
+use super::fields::{self, COUNT, FIELDS, META, OUTPUT, RECIPE, SIZE};
 use super::table::{self, Row, Table};
 use super::{flags, text};
 use crate::cli::BatchFormat;
@@ -62,6 +62,8 @@ impl PartialEq for Asked {
 pub struct Images {
     /// The recipe, with the seed of the first image unless the seed is random.
     pub recipe: Recipe,
+    /// True if the files contain no recipe.
+    pub no_recipe: bool,
     pub seed_is_random: bool,
     pub count: usize,
     /// The file name, if the line has one.
@@ -75,6 +77,7 @@ pub struct Images {
 #[derive(Debug, Clone)]
 pub struct Defaults {
     pub recipe: Recipe,
+    pub no_recipe: bool,
     /// The seed of the first line, counted up for the following lines. `None` if seeds are random.
     pub seed: Option<u64>,
     pub count: usize,
@@ -198,6 +201,11 @@ fn images(mut row: Map<String, Value>, place: usize, defaults: &Defaults) -> Res
             None => return Err(wrong(COUNT, &value, "a number of images from 1 to 10000")),
         },
     };
+    let no_recipe = match row.remove(RECIPE) {
+        None | Some(Value::Null) => defaults.no_recipe,
+        Some(Value::Bool(has_recipe)) => !has_recipe,
+        Some(other) => return Err(wrong(RECIPE, &other, "true or false")),
+    };
     if let Some(size) = row.remove(SIZE).filter(|size| !size.is_null()) {
         let side = |text: &str| text.trim().parse::<u64>().ok();
         let sides = match &size {
@@ -250,7 +258,7 @@ fn images(mut row: Map<String, Value>, place: usize, defaults: &Defaults) -> Res
         return Err(Error::usage(format!("`{COUNT}` is {count}, but every image would start from the same `{field}`"))
             .hint(format!("leave out `{COUNT}`, and give each image its own line and file")));
     }
-    Ok(Images { recipe, seed_is_random: !has_seed && seed.is_none(), count, output, meta, columns })
+    Ok(Images { recipe, no_recipe, seed_is_random: !has_seed && seed.is_none(), count, output, meta, columns })
 }
 
 /// Formats a value for a file name.
@@ -265,7 +273,7 @@ fn cell(value: &Value) -> Option<String> {
 /// Returns a recipe with some fields replaced, in the notation of a table.
 pub fn varied(base: &Recipe, values: &[(&str, &str)]) -> Result<Recipe> {
     let row = values.iter().map(|(field, value)| Ok((field.to_string(), table::value(field, value, ',')?)));
-    let defaults = Defaults { recipe: base.clone(), seed: Some(base.seed), count: 1 };
+    let defaults = Defaults { recipe: base.clone(), no_recipe: false, seed: Some(base.seed), count: 1 };
     images(row.collect::<Result<_>>()?, 0, &defaults).map(|images| images.recipe)
 }
 
@@ -296,7 +304,8 @@ mod tests {
     use super::*;
 
     fn defaults() -> Defaults {
-        Defaults { recipe: Recipe { steps: Some(2), ..Recipe::default() }, seed: Some(10), count: 1 }
+        let recipe = Recipe { steps: Some(2), ..Recipe::default() };
+        Defaults { recipe, no_recipe: false, seed: Some(10), count: 1 }
     }
 
     fn read_text(text: &str, format: BatchFormat) -> Vec<Line> {

@@ -1,9 +1,11 @@
 //! The manifest of a folder: a JSON line for each generated image and each failed line.
 //!
 //! A line is appended in one write once the image file has its final name. If a run is killed in between, the image
-//! still contains the key of its line, see [`Found::Unlisted`].
+//! still contains the key of its line, see [`Found::Unlisted`]. An image without a recipe contains no key, so its line
+//! is appended first.
 //!
-//! A file counts as generated, and may be replaced, if a manifest records its digest and the key in the file.
+//! A file counts as generated, and may be replaced, if a manifest records its digest and the key in the file, if it
+//! contains one.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fs::{self, File, OpenOptions};
@@ -197,8 +199,10 @@ impl Manifest {
         let key = carried.as_ref().and_then(|carried| carried.key.as_deref());
         let digest = sha256(&bytes);
         let entries = self.made.get(name).map(Vec::as_slice).unwrap_or_default();
-        let own =
-            entries.iter().rfind(|entry| entry.sha256.as_deref() == Some(&digest) && Some(entry.key.as_str()) == key);
+        // An image without a recipe has no key. Its digest tells it apart from all other files.
+        let is_own =
+            |entry: &&Entry| entry.sha256.as_deref() == Some(&digest) && key.is_none_or(|key| key == entry.key);
+        let own = entries.iter().rfind(is_own);
         if let Some(entry) = own {
             let inputs = entry.inputs.iter().map(|(name, file)| (name.as_str(), Digested::Recorded(file)));
             let is_same = entry.key == wanted.key && are_at(wanted.recipe, inputs);
@@ -378,6 +382,22 @@ mod tests {
             assert_eq!(found(&manifest, file, key), expected, "{file} {key}");
         }
         assert!(folder.path().join("manifest-2-of-3.jsonl").exists());
+    }
+
+    #[test]
+    fn an_image_without_a_recipe_is_known_by_its_digest_alone() {
+        let folder = tempfile::tempdir().unwrap();
+        let rgb = Rgb { width: 16, height: 16, bytes: vec![7; 16 * 16 * 3] };
+        let bytes = encode(&rgb, ImageFormat::Png, &Metadata::default()).unwrap();
+        let manifest = whole(folder.path());
+        manifest.append(&Entry { sha256: Some(sha256(&bytes)), ..named("a.png", "key") }).unwrap();
+        fs::write(folder.path().join("a.png"), &bytes).unwrap();
+        fs::write(folder.path().join("b.png"), &bytes).unwrap();
+        let manifest = Manifest::read(folder.path()).unwrap();
+        let states = [("a.png", "key"), ("a.png", "other"), ("b.png", "key")];
+        assert_eq!(states.map(|(file, key)| found(&manifest, file, key)), ["same", "older", "foreign"]);
+        fs::write(folder.path().join("a.png"), [&bytes[..], b" "].concat()).unwrap();
+        assert_eq!(found(&manifest, "a.png", "key"), "foreign");
     }
 
     #[test]

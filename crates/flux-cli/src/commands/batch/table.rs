@@ -21,7 +21,7 @@ const NUMBERS: [&str; 12] = [
     "feather",
     "n",
 ];
-const SWITCHES: [&str; 4] = ["no_composite", "full_size", "no_self_reference", "sparse"];
+const SWITCHES: [&str; 5] = ["no_composite", "full_size", "no_self_reference", "sparse", fields::RECIPE];
 
 /// Alternative names of columns.
 const OTHER_NAMES: [(&str, &str); 4] =

@@ -99,13 +99,18 @@ fn serve(waiting: &Mutex<Receiver<Work>>, finished: &Sender<Written>, folder: &P
     }
 }
 
-/// Writes an image, then its line of the manifest.
+/// Writes an image and its line of the manifest.
 fn save(work: Work, folder: &Path, manifest: &Manifest) -> Result<Entry> {
     let saving = Instant::now();
     let Work { item, image, seconds, batch, device, stamps } = work;
     let path = folder.join(&item.file);
     let bytes = image.encode(ImageFormat::from_path(&path)?).map_err(|e| e.at_path(&path))?;
-    item.target(folder)?.write_bytes(&bytes)?;
+    let write = || item.target(folder)?.write_bytes(&bytes);
+    // A file that is not in the manifest is known by the key in its recipe.
+    let has_key = !item.no_recipe;
+    if has_key {
+        write()?;
+    }
     let entry = Entry {
         seed: Some(image.plan.seed),
         sha256: Some(sha256(&bytes)),
@@ -118,6 +123,9 @@ fn save(work: Work, folder: &Path, manifest: &Manifest) -> Result<Entry> {
         ..item.entry()
     };
     manifest.append(&entry)?;
+    if !has_key {
+        write()?;
+    }
     Ok(entry)
 }
 

@@ -8,10 +8,9 @@ use std::time::Instant;
 
 use flux::engine::Recipe;
 use flux::error::{self, Field};
-use flux::input;
 use flux::output::ImageFormat;
 use flux::stage::CancelFlag;
-use flux::{Error, Result};
+use flux::{Error, Result, input, metadata};
 
 use self::server::Server;
 use super::destination::Destination;
@@ -63,6 +62,8 @@ pub fn draw(
         // All images are checked before the first one is written.
         let images = (0..targets.len()).map(|image| server.image(&job, image, encoding.0));
         for (target, image) in targets.iter().zip(images.collect::<Result<Vec<_>>>()?) {
+            // The result is the file of a request without a recipe, and servers of any version support it.
+            let image = if args.no_recipe { metadata::strip(&image, false)?.file } else { image };
             target.write_bytes(&image)?;
             console.info(&format!("wrote {} in {:.1} s", target.name(), start.elapsed().as_secs_f64()));
             if let Some(path) = target.path().filter(|_| output.print_path) {

@@ -140,7 +140,7 @@ impl Workers {
             match found {
                 Some(file) => {
                     follow::plan_of_file(record, &file);
-                    record.made(one.image, follow::made(self, &one.key, file).await?);
+                    record.made(one.image, follow::made(self, record, &one.key, file).await?);
                     self.metrics.images.inc();
                 }
                 None => missing.push(one),

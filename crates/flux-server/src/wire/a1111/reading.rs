@@ -47,6 +47,8 @@ impl<'a> Reading<'a> {
         let model = settings.remove("sd_model_checkpoint").and_then(|title| title.as_str().map(str::to_string));
         let model = model.map_or(default, |title| model_name(self.app, &title));
         let encoding = self.encoding(&mut settings);
+        // A1111's setting for the texts in its files.
+        let no_recipe = settings.remove("enable_pnginfo") == Some(Value::Bool(false));
         let prompt = self.text("prompt")?.unwrap_or_default();
         let (prompt, adapters) = self.adapters(&prompt);
         if has_weighted_words(&prompt) {
@@ -89,6 +91,7 @@ impl<'a> Reading<'a> {
             adapters,
             count: count as usize,
             encoding,
+            no_recipe,
             previews: Previews::All,
             priority: Priority::Normal,
             deadline: None,

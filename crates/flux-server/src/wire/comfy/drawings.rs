@@ -177,6 +177,7 @@ fn ask(
         adapters: guider.model.adapters.to_vec(),
         count: latent.count as usize,
         encoding: Encoding { format: ImageFormat::Png, quality: None },
+        no_recipe: false,
         previews: Previews::All,
         priority: Priority::Normal,
         deadline: None,

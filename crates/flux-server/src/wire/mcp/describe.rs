@@ -95,6 +95,8 @@ pub fn tools(about: &About) -> Vec<Tool> {
             "required": ["name"], "properties": {"name": {"type": "string"}, "weight": {"type": "number", "default": 1}}}},
         "output_format": {"type": "string", "enum": ["png", "jpeg", "webp"], "default": "png",
             "description": "Format of the linked file"},
+        "recipe": {"type": "boolean", "default": true,
+            "description": "false keeps prompt and settings out of the file"},
     });
     let mut generated = common.clone();
     generated["size"] = with_default(common["size"].clone(), size);
