@@ -14,7 +14,7 @@ use image::metadata::Orientation;
 
 use super::parts::{Chunk, SCAN, jpeg_segments, png_chunks, webp_chunks};
 use super::read::{C2PA_CHUNKS, C2PA_SEGMENT, PROFILE, element, split, text, unpacked};
-use super::{EXIF_HEADER, MARKS, MAX_TEXT, SEGMENT, XMP, XMP_HEADER, exif, jpeg_metadata, packet, unescaped};
+use super::{EXIF_HEADER, MARKS, MAX_TEXT, XMP, XMP_HEADER, exif, jpeg_metadata, packet, unescaped};
 use flux_base::error::{Error, Result, shortened};
 
 /// Keywords of texts that say nothing about how an image was made.
