@@ -105,12 +105,13 @@ const CRATES: [(&str, &[&str]); 11] = [
 const ROOMS: [&str; 5] = ["devices", "session", "residency", "request", "memory"];
 
 /// Names that may contain unsafe code.
-const UNSAFE: [&str; 8] = [
+const UNSAFE: [&str; 9] = [
     "src/backend/cuda/",
     "src/backend/cpu/gemm.rs",
     "src/backend/cpu/amx",
     "src/backend/cpu/math.rs",
     "crates/flux-files/src/io/bytes.rs",
+    "crates/flux-files/src/io/page_cache.rs",
     "crates/flux-runtime/src/allocator.rs",
     "crates/flux-runtime/src/bus_error.rs",
     "crates/flux-runtime/src/hardware_queues.rs",

@@ -117,8 +117,11 @@ fn a_batch_knows_its_images_without_recipes() {
     assert!(batch(&["--no-recipe"]).contains("2 already exist"));
     fs::remove_file(folder.join("out/1.png")).unwrap();
     assert!(batch(&["--no-recipe"]).contains("1 generated"));
+    // A file without a key could be that of another program, so it is not replaced unasked.
+    let changed = ["batch", "list.jsonl", "out", "-S", "7", "--name", "{index}.png", "-s", "1"];
+    run(folder, &changed).fails(1, &["it has no recipe", "--force"]);
     // Without the flag, the images of the list have recipes.
-    assert!(batch(&[]).contains("1 generated") && has(folder, "out/1.png", "zebra"));
+    assert!(batch(&["--force"]).contains("2 generated") && has(folder, "out/1.png", "zebra"));
     assert_eq!(names(&folder.join("out")), ["1.png", "2.png", "manifest.jsonl"]);
 }
 

@@ -365,10 +365,10 @@ pub enum Command {
 /// Flags for the model and its components.
 #[derive(Args)]
 pub struct ModelArgs {
-    /// Model: a folder, a transformer file, or a downloaded model, as in 4b
+    /// Model: a folder, a file, or a name, as in 4b
     ///
-    /// A folder has the layout of diffusers or ComfyUI; names are those of `flux download` [default: $FLUX_MODEL, else
-    /// the built-in model].
+    /// A folder has the layout of diffusers or ComfyUI, a file is a transformer; names are those of `flux download`
+    /// [default: $FLUX_MODEL, else the built-in model].
     #[arg(help_heading = MODEL, short, long, value_name = "PATH", value_parser = values::path())]
     dir: Option<PathBuf>,
     /// Text encoder: a file, its folder, or the folder of a whole model

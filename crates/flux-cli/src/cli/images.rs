@@ -14,9 +14,10 @@ use super::values::{decimal, whole_of};
 /// Flags for input images.
 #[derive(Args)]
 pub struct ImageArgs {
-    /// Input image, up to 16 times: references, or first the image to edit
+    /// Input image: a reference, or first the image to edit
     ///
-    /// `-` reads one image from standard input. With --mask, --strength or --extend, the first image is edited.
+    /// The flag can be repeated, up to 16 times. `-` reads one image from standard input. With --mask, --strength or
+    /// --extend, the first image is edited.
     #[arg(help_heading = IMAGES, short, long = "input", value_name = "FILE")]
     pub inputs: Vec<PathBuf>,
     /// Regenerate the white area of this mask

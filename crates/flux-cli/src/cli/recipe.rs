@@ -25,7 +25,7 @@ pub struct RecipeArgs {
     #[arg(help_heading = SAMPLING, short = 'H', long, value_name = "PIXELS", value_parser = whole_of(SIDE))]
     #[arg(hide_short_help = true, allow_negative_numbers = true)]
     height: Option<usize>,
-    /// Size, as in 768x512, or longer side of inputs, as in 512
+    /// Size, as in 768x512, or one side, as in 512
     ///
     /// A single number is the side of a square, or with --input the longer side, with the proportions of the first
     /// input. With --mask, --strength or --extend, the input is first scaled to the size; if the proportions differ, it

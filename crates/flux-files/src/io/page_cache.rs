@@ -3,8 +3,8 @@
 /// The pages of a range that are looked up.
 const SAMPLES: usize = 8;
 
-/// Returns `true` if a page of the mapped `bytes` is not in memory, judged by a few pages. Returns `false` if the system
-/// does not tell.
+/// Returns `true` if one of a few pages of the mapped `bytes` is not in memory. Returns `false` if the system does not
+/// tell.
 #[cfg(target_os = "linux")]
 #[allow(unsafe_code)]
 pub(super) fn is_cold(bytes: &[u8]) -> bool {

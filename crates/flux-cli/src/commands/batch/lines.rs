@@ -391,7 +391,7 @@ LONG
     fn the_fields_are_those_of_a_recipe() {
         let unknown = serde_json::from_str::<Recipe>(r#"{"x": 1}"#).unwrap_err().to_string();
         let (_, expected) = unknown.split_once("expected one of ").unwrap();
-        let mut expected: Vec<_> = expected.split('`').skip(1).step_by(2).chain([SIZE, OUTPUT, COUNT]).collect();
+        let mut expected: Vec<_> = expected.split('`').skip(1).step_by(2).chain([SIZE, OUTPUT, COUNT, RECIPE]).collect();
         let mut fields = FIELDS.clone();
         expected.sort();
         fields.sort();

@@ -4,8 +4,8 @@
 //! still contains the key of its line, see [`Found::Unlisted`]. An image without a recipe contains no key, so its line
 //! is appended first.
 //!
-//! A file counts as generated, and may be replaced, if a manifest records its digest and the key in the file, if it
-//! contains one.
+//! A file counts as generated if a manifest records its digest. It may be replaced if it also contains the key of its
+//! line: a manifest can record the digest of any file.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fs::{self, File, OpenOptions};
@@ -199,14 +199,19 @@ impl Manifest {
         let key = carried.as_ref().and_then(|carried| carried.key.as_deref());
         let digest = sha256(&bytes);
         let entries = self.made.get(name).map(Vec::as_slice).unwrap_or_default();
-        // An image without a recipe has no key. Its digest tells it apart from all other files.
+        // An image without a recipe has no key.
         let is_own =
             |entry: &&Entry| entry.sha256.as_deref() == Some(&digest) && key.is_none_or(|key| key == entry.key);
         let own = entries.iter().rfind(is_own);
         if let Some(entry) = own {
             let inputs = entry.inputs.iter().map(|(name, file)| (name.as_str(), Digested::Recorded(file)));
             let is_same = entry.key == wanted.key && are_at(wanted.recipe, inputs);
-            return if is_same { Found::Same } else { Found::Older(digest) };
+            if is_same {
+                return Found::Same;
+            }
+            if key.is_some() {
+                return Found::Older(digest);
+            }
         }
         let is_unlisted = |carried: &ImageRecipe| {
             let inputs = carried.digests.iter().map(|(name, digest)| (name.as_str(), Digested::Carried(digest)));
@@ -215,7 +220,11 @@ impl Manifest {
         if entries.is_empty() && carried.as_ref().is_some_and(is_unlisted) {
             return Found::Unlisted;
         }
-        let why = if entries.is_empty() { "" } else { ": it was changed later" };
+        let why = match own {
+            Some(_) => ": it has no recipe, and its prompt or an input has changed",
+            None if entries.is_empty() => "",
+            None => ": it was changed later",
+        };
         let error = place::not_ours(name, &format!("exists, but is not the image that this list generates{why}"));
         Found::Foreign(error.hint_instead("move it, name another folder, or overwrite it with `--force`"))
     }
@@ -395,7 +404,7 @@ mod tests {
         fs::write(folder.path().join("b.png"), &bytes).unwrap();
         let manifest = Manifest::read(folder.path()).unwrap();
         let states = [("a.png", "key"), ("a.png", "other"), ("b.png", "key")];
-        assert_eq!(states.map(|(file, key)| found(&manifest, file, key)), ["same", "older", "foreign"]);
+        assert_eq!(states.map(|(file, key)| found(&manifest, file, key)), ["same", "foreign", "foreign"]);
         fs::write(folder.path().join("a.png"), [&bytes[..], b" "].concat()).unwrap();
         assert_eq!(found(&manifest, "a.png", "key"), "foreign");
     }
