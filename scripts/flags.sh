@@ -70,6 +70,7 @@ takes_value() {
             --guidance | --schedule | --rng | --input | --mask | --strength | --extend | --mask-padding | --feather | \
             --noise | --latents | --embeddings | --save-latents | --save-embeddings | --dir | --text-encoder | --vae | \
             --tokenizer | --variant | --lora | --quantize | --device | --precision | --attention | --gpu-memory | --threads | --parallel | --progress | --preview-decoder | --server | \
+            --upsample-url | --upsample-model | --upsample-system | --upsample-key-file | --upsample-timeout | --upsample-fails | --upsample-extra | \
             --recipe | --config-from-metadata | --format | --quality | --log)
             return 0
             ;;

@@ -1,5 +1,7 @@
 //! Tests of the program and the scripts, each run in a process of its own.
 
+#[path = "support/chat_server.rs"]
+mod chat_server;
 #[path = "support/gguf.rs"]
 mod gguf;
 #[path = "support/hub.rs"]
@@ -46,4 +48,5 @@ mod sampling;
 mod scripts;
 #[cfg(all(unix, feature = "server"))]
 mod serve;
+mod upsample;
 mod writing;

@@ -18,7 +18,7 @@ const TOP: &str = "\
 ";
 
 /// The commands on the page; `None` is `flux` alone.
-const COMMANDS: [Option<&str>; 29] = [
+const COMMANDS: [Option<&str>; 30] = [
     None,
     Some("bench"),
     Some("convert"),
@@ -35,6 +35,7 @@ const COMMANDS: [Option<&str>; 29] = [
     Some("config"),
     Some("compare"),
     Some("grid"),
+    Some("upsample"),
     Some("serve"),
     Some("mcp"),
     Some("key"),

@@ -23,6 +23,7 @@ mod remote;
 mod sdapi;
 mod settings;
 mod sockets;
+mod upsample;
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;

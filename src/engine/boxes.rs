@@ -225,8 +225,14 @@ pub fn reconcile(text: &str, boxes: &[LayoutBox], edits: bool) -> String {
     }
     let is_cited = |row: &LayoutBox| caption.contains(&format!("<{}>", row.id));
     added.retain(|row| is_cited(row) && row.check(usize::MAX).is_ok() && !is_too_small(row));
-    let rows: Vec<_> = boxes.iter().chain(&added).map(|layout_box| layout_box.row(edits)).collect();
-    format!("{caption} [{}]", rows.join(", "))
+    boxes.extend(added);
+    format!("{caption} {}", table(&boxes, edits))
+}
+
+/// Returns the table of boxes: a JSON array with the separators of Python.
+pub fn table(boxes: &[LayoutBox], edits: bool) -> String {
+    let rows: Vec<_> = boxes.iter().map(|layout_box| layout_box.row(edits)).collect();
+    format!("[{}]", rows.join(", "))
 }
 
 /// Returns `true` if a row's coordinates are on another scale, with 1 as the maximum.

@@ -95,6 +95,9 @@ pub struct OfImages {
 }
 
 impl ImageRecipe {
+    /// The key of the request from which a language model wrote the prompt, in [`ImageRecipe::parameters`].
+    pub const UPSAMPLED_FROM: &str = "Upsampled from";
+
     /// Creates the recipe of the image of `plan`, without digests of the model and of files.
     pub(super) fn for_plan(recipe: &Recipe, plan: &Plan, model: &ModelRecipe, device: &str) -> Self {
         let recipe = Recipe {
@@ -221,6 +224,7 @@ impl ImageRecipe {
             ("Template", recipe.template.clone()),
             ("Denoising strength", recipe.strength.map(|strength| strength.to_string())),
             ("Lora", Some(loras).filter(|loras| !loras.is_empty())),
+            (Self::UPSAMPLED_FROM, recipe.upsampled.as_ref().map(|before| before.request.clone())),
             ("Version", Some(format!("flux {}", self.flux))),
         ];
         let pairs = pairs.into_iter().filter_map(|(key, value)| Some(format!("{key}: {}", quoted(&value?))));
@@ -262,6 +266,7 @@ fn quoted(value: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::engine::Upsampled;
 
     fn made() -> ImageRecipe {
         let adapters = vec![AdapterFile { file: "a/style.safetensors".into(), strength: 0.5 }];
@@ -345,6 +350,14 @@ mod tests {
         let texts = [&parameters[..negative], &parameters[negative + 18..steps]].map(|text| text.trim().to_string());
         let [prompt, negative] = texts;
         (prompt, negative, pairs.collect())
+    }
+
+    #[test]
+    fn the_request_of_a_written_prompt_is_a_pair() {
+        let upsampled = Some(Upsampled { request: "a cat, red".to_string(), ..Upsampled::default() });
+        let made = ImageRecipe { recipe: Recipe { upsampled, ..made().recipe }, ..made() };
+        assert!(pairs(&made.parameters()).contains(&("Upsampled from".to_string(), "a cat, red".to_string())));
+        assert_eq!(ImageRecipe::from_json(&made.to_json()).unwrap(), made);
     }
 
     #[test]

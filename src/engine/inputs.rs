@@ -44,6 +44,17 @@ impl<'a> InputSource<'a> {
         Self { stdin, embedded: EmbeddedFiles::new(), keeps: false, cancel: CancelFlag::default() }
     }
 
+    /// Reads the input images of a recipe into memory, so that they can be read again.
+    ///
+    /// Errors if one of them cannot be read.
+    pub fn load(&mut self, recipe: &Recipe) -> Result<()> {
+        for file in &recipe.inputs {
+            let bytes = self.read(file).map_err(|e| e.at(place(file)))?;
+            self.embedded.insert(file.clone(), bytes);
+        }
+        Ok(())
+    }
+
     fn read(&mut self, file: &Path) -> Result<Vec<u8>> {
         match self.embedded.get(file) {
             Some(bytes) => Ok(bytes.clone()),

@@ -73,7 +73,7 @@ pub use input_image::InputImage;
 pub use inputs::{EmbeddedFiles, InputSource, Inputs};
 pub use job::{Job, JobId, Owner, Priority};
 pub use open::OpeningTimes;
-pub use recipe::{AdapterFile, Recipe};
+pub use recipe::{AdapterFile, Recipe, Upsampled};
 pub use schedule::Scheduler;
 pub use ticket::{InOrder, Ticket};
 

@@ -11,7 +11,7 @@ use serde::{Deserialize, Deserializer, Serialize};
 use super::boxes::{self, LayoutBox};
 use crate::error::{Error, Field, Result};
 use crate::input::{Resize, Sides};
-use crate::pipeline::{Embeddings, Latents, Request};
+use crate::pipeline::{Embeddings, Latents, MAX_PROMPT_BYTES, Request};
 use crate::sampler::{Rng, ScheduleKind};
 
 /// Maximum number of inputs, of adapters, and of boxes, in a recipe as JSON. Models accept fewer; the bound avoids
@@ -32,6 +32,9 @@ pub struct Recipe {
     /// Places of objects, which [`Recipe::full_prompt`] adds to the prompt; the recipe of an image has none.
     #[serde(skip_serializing_if = "Vec::is_empty", deserialize_with = "bounded")]
     pub boxes: Vec<LayoutBox>,
+    /// The request from which a language model wrote the prompt.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub upsampled: Option<Upsampled>,
     /// Negative prompt.
     #[serde(skip_serializing_if = "Option::is_none", alias = "negative_prompt")]
     pub negative: Option<String>,
@@ -106,6 +109,21 @@ pub struct Recipe {
     pub adapters: Vec<AdapterFile>,
 }
 
+/// The request from which a language model wrote a prompt.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Upsampled {
+    /// Prompt of the request.
+    pub request: String,
+    /// Boxes of the request.
+    #[serde(default, skip_serializing_if = "Vec::is_empty", deserialize_with = "bounded")]
+    pub boxes: Vec<LayoutBox>,
+    /// Name of the language model.
+    pub model: String,
+    /// SHA-256 of its system prompt.
+    pub system: String,
+}
+
 /// An adapter of a [`Recipe`].
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -152,6 +170,26 @@ impl Recipe {
         Self { prompt: prompt.into(), seed, ..Self::default() }
     }
 
+    /// Returns the recipe with another prompt, which replaces text features, the template and the request of a
+    /// language model.
+    #[must_use]
+    pub fn with_prompt(self, prompt: String) -> Self {
+        Self { prompt, template: None, upsampled: None, embeddings: None, ..self }
+    }
+
+    /// Returns the recipe as it was before a language model wrote its prompt. Boxes of the recipe replace those of the
+    /// request.
+    #[must_use]
+    pub fn before_upsampling(self) -> Self {
+        match self.upsampled {
+            Some(Upsampled { request, boxes, .. }) => {
+                let boxes = if self.boxes.is_empty() { boxes } else { self.boxes };
+                Self { prompt: request, boxes, upsampled: None, ..self }
+            }
+            None => self,
+        }
+    }
+
     /// Returns `true` if the first input is an image to edit.
     pub fn changes(&self) -> bool {
         self.mask.is_some() || self.strength.is_some() || self.extend.is_some()
@@ -183,6 +221,12 @@ impl Recipe {
     pub fn check(&self) -> Result<()> {
         boxes::check(&self.boxes, self.inputs.len())?;
         self.template.as_ref().map_or(Ok(()), |template| Request::new(template, 0).check_prompt())?;
+        if let Some(bytes) = self.upsampled.as_ref().map(|before| before.request.len())
+            && bytes > MAX_PROMPT_BYTES
+        {
+            let what = format!("the request is {bytes} bytes long, expected at most {MAX_PROMPT_BYTES}");
+            return Err(Error::usage(what).for_field(Field::Upsample));
+        }
         self.check_needs().and_then(|()| self.check_conflicts())
     }
 
@@ -280,6 +324,7 @@ mod tests {
         assert_eq!(serde_json::to_string(&short).unwrap(), r#"{"prompt":"a cat","seed":7}"#);
         let long = Recipe {
             template: Some("a {cat|dog}".to_string()),
+            upsampled: Some(Upsampled { request: "a".to_string(), model: "m".to_string(), ..Upsampled::default() }),
             negative: Some("a dog".to_string()),
             width: Some(64),
             height: Some(48),

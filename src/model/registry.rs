@@ -34,6 +34,8 @@ pub struct ModelKind {
     pub references: ReferenceSizes,
     /// `true` if the model was trained on prompts with boxes.
     pub reads_boxes: bool,
+    /// `true` if the model was trained on full captions, which describe a scene in 100 words or more.
+    pub wants_captions: bool,
 }
 
 /// The resizing of input images to references.
@@ -76,6 +78,7 @@ pub static FLUX2_KLEIN: ModelKind = ModelKind {
     guides_below_one: false,
     references: ReferenceSizes::Cropped,
     reads_boxes: false,
+    wants_captions: false,
 };
 
 /// FLUX.3-klein.
@@ -98,6 +101,7 @@ pub static FLUX3_KLEIN: ModelKind = ModelKind {
     guides_below_one: true,
     references: ReferenceSizes::AloneWhole,
     reads_boxes: true,
+    wants_captions: true,
 };
 
 /// All kinds of models.

@@ -243,6 +243,7 @@ fn help_fits_the_terminal_and_groups_the_flags() {
         "Input images:",
         "Tensors:",
         "Model:",
+        "Prompt upsampling:",
         "Device:",
         "Information:",
         "Examples:",

@@ -109,7 +109,8 @@ fn wildcards_are_lines_of_files() {
     let drawn = |flags: &[&str]| draw(folder.path(), &[&["-S", "1", "-o", "out.png"], flags].concat());
     drawn(&["-p", "a __a/color__ cat", "--wildcards", "w"]).succeeds();
     assert_eq!(words(&folder.path().join("out.png")).0, "a red cat");
-    drawn(&["-p", "__a/colour__", "--wildcards", "w"]).fails(2, &["column 1", "did you mean `__a/color__`?", "in: --prompt"]);
+    drawn(&["-p", "__a/colour__", "--wildcards", "w"])
+        .fails(2, &["column 1", "did you mean `__a/color__`?", "in: --prompt"]);
     drawn(&["-p", "__a/color__", "--expand"]).fails(2, &["no folder of wildcards", "--wildcards"]);
     drawn(&["-p", "{a|b", "--expand"]).fails(2, &["column 1 of the prompt: the brace is not closed"]);
     let plain = drawn(&["-p", "a {red|blue} cat"]).succeeds();

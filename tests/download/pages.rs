@@ -16,7 +16,9 @@ fn filled(line: &str) -> Vec<String> {
 
 #[test]
 fn every_command_that_needs_a_hub_works() {
-    let hub = Hub::start(Content { repository: "*".to_string(), ..small() }, fine);
+    let mut content = Content { repository: "*".to_string(), ..small() };
+    content.files.insert("system_prompts.json".to_string(), b"{}".to_vec());
+    let hub = Hub::start(content, fine);
     let mut seen = std::collections::BTreeSet::new();
     for document in DOCUMENTS {
         for line in commands_in(document).into_iter().chain(commands_in_text(document)).filter(|line| is_of_hub(line)) {

@@ -44,6 +44,8 @@ fields! {
     Wildcards = "wildcards",
     /// Boxes: the places of objects.
     Boxes = "boxes",
+    /// The language model that rewrites prompts.
+    Upsample = "upsample",
     /// The negative prompt.
     NegativePrompt = "negative",
     /// The width in pixels.

@@ -41,6 +41,7 @@ mod source;
 mod tensors;
 #[cfg(test)]
 mod tests;
+mod upsample;
 mod values;
 
 use std::ffi::{OsStr, OsString};
@@ -85,6 +86,7 @@ pub use sheet::{Label, LabelField, LabelPart, Sheet};
 pub use show::{ProtocolChoice, Show, ShowArgs};
 pub use source::SourceArgs;
 pub use tensors::TensorArgs;
+pub use upsample::{Upsample, UpsampleArgs, UpsampleFails};
 pub use values::{ProgressChoice, Seed, TimingsFormat, VariantChoice};
 use values::{gibibytes, whole};
 
@@ -196,14 +198,18 @@ impl Cli {
         given: clap::ArgMatches,
     ) -> Result<clap::error::Result<clap::ArgMatches>> {
         let name = given.subcommand_name().map(str::to_string);
-        let Some(table) = flag_settings::table_for(name.as_deref()) else { return Ok(Ok(given)) };
+        let tables = flag_settings::tables_for(name.as_deref());
+        if tables.is_empty() {
+            return Ok(Ok(given));
+        }
         let set = settings::read_flags()?;
         let (own, of_own) = match (&name, given.subcommand()) {
             (Some(name), Some((_, of_own))) => (command.find_subcommand(name), of_own),
             _ => (Some(&*command), &given),
         };
         let Some(own) = own else { return Ok(Ok(given)) };
-        let more = flag_settings::arguments(own, of_own, &set, table)?;
+        let more = tables.iter().map(|table| flag_settings::arguments(own, of_own, &set, *table));
+        let more = more.collect::<Result<Vec<_>>>()?.concat();
         if more.is_empty() {
             return Ok(Ok(given));
         }
@@ -246,6 +252,10 @@ pub enum Command {
     Live(Box<Live>),
     /// Generate a labelled sheet of images with varied options
     Grid(Box<Grid>),
+    /// Print the prompt that a language model writes for --upsample
+    ///
+    /// No image is generated. The prompt is printed to standard output; notes go to standard error.
+    Upsample(Box<Upsample>),
     /// Serve images over HTTP, with a page for browsers
     ///
     /// The server has OpenAI's Images API (/v1/images/generations, /v1/images/edits, /v1/models), a jobs API

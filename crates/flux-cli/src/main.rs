@@ -128,6 +128,10 @@ fn run(cli: Cli, start: Instant, signals: &Signals) -> Result<ExitCode> {
             prepare(&args.draw, u64::MAX)?;
             commands::batch::run(&args, signals)
         }
+        Some(Command::Upsample(args)) => {
+            start_threads(None, true)?;
+            commands::upsample::run(&args, signals)
+        }
         Some(Command::Again(args)) => {
             prepare(&args.draw, args.count)?;
             commands::again::run(&args, start, signals)

@@ -12,6 +12,6 @@ mod repository;
 pub use cache::{Cache, CachedRepository, Snapshot};
 pub use find::{Found, Wanted, find, folders, look_in, resolve};
 pub use licence::Licence;
-pub use name::{Named, is_plain};
+pub use name::{FLUX3_PROMPTS, Named, is_plain};
 pub use registry::{PUBLISHED, Published};
 pub use repository::Repository;

@@ -5,6 +5,10 @@ use std::fmt;
 use super::registry::Published;
 use super::repository::Repository;
 
+/// The short name of the system prompts with which a language model writes captions for FLUX.3, and their file.
+pub const FLUX3_PROMPTS: &str = "flux3-prompts";
+const FLUX3_PROMPTS_FILE: &str = "black-forest-labs/flux-3-image-klein-pup:system_prompts.json";
+
 /// The max bytes of a file's path.
 const LONGEST_PATH: usize = 512;
 
@@ -33,6 +37,7 @@ pub struct Named {
 impl Named {
     /// Parses a name; `None` if the text does not have the form of a name.
     pub fn parse(text: &str) -> Option<Self> {
+        let text = if text.eq_ignore_ascii_case(FLUX3_PROMPTS) { FLUX3_PROMPTS_FILE } else { text };
         let (model, file) = match text.split_once(':') {
             Some((model, file)) => (model, Some(file)),
             None => (text, None),
@@ -74,6 +79,8 @@ mod tests {
             assert_eq!((named.to_string().as_str(), named.repository.as_str()), ("4b", klein));
         }
         assert_eq!(parsed("4b:vae/config.json"), Some((klein.to_string(), Some("vae/config.json".to_string()))));
+        let prompts = ("black-forest-labs/flux-3-image-klein-pup".to_string(), Some("system_prompts.json".to_string()));
+        assert_eq!(parsed(FLUX3_PROMPTS), Some(prompts));
         let file = Some("sub/a.safetensors".to_string());
         assert_eq!(parsed("someone/style:sub/a.safetensors"), Some(("someone/style".to_string(), file)));
         for none in [

@@ -7,6 +7,7 @@ pub mod address;
 pub mod allocator;
 pub mod build;
 pub mod bus_error;
+pub mod certificates;
 pub mod hardware_queues;
 pub mod panics;
 pub mod progress;

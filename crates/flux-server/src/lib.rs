@@ -57,6 +57,7 @@ use self::jobs::models::Models;
 use self::jobs::queue::Queue;
 use self::jobs::record::JobRecord;
 use self::jobs::store::Store;
+use self::jobs::upsampling::Upsampling;
 #[cfg(feature = "queue")]
 use self::jobs::workers::Workers;
 use self::wire::{a1111, batches, comfy, health, live, mcp, openai, openapi, own_jobs};
@@ -84,10 +85,17 @@ pub struct App {
     metrics: Arc<Metrics>,
     log: Log,
     admission: Arc<Admission>,
+    upsampling: Option<Arc<Upsampling>>,
     started_unix: u64,
 }
 
 impl App {
+    /// Ends the preparation of jobs, and accepts no more.
+    fn close(&self) {
+        self.admission.close();
+        self.upsampling.iter().for_each(|upsampling| upsampling.close());
+    }
+
     /// Returns a permit for a request of a client.
     fn permit(&self, client: &Client) -> Arc<Permit> {
         Arc::new(self.admission.permit(&client.share))
@@ -183,6 +191,7 @@ fn start(
     let metrics = Arc::new(Metrics::default());
     let (opened, opening) = oneshot::channel();
     let mut config = config;
+    let upsampling = config.upsampling.take().map(|(upsampler, by_default)| Upsampling::new(upsampler, by_default));
     let queue = makers(&mut config, models, &metrics, move |result| {
         if result.is_ok() {
             is_ready();
@@ -197,6 +206,7 @@ fn start(
         metrics,
         log: Log { requests: config.logs_requests, prompts: config.logs_prompts },
         admission: Admission::new(config.limits.queue_bytes, config.limits.form_bytes),
+        upsampling,
         started_unix: SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs()),
         config,
     });
@@ -242,7 +252,7 @@ struct EndsWithRouter(Arc<App>);
 
 impl Drop for EndsWithRouter {
     fn drop(&mut self) {
-        self.0.admission.close();
+        self.0.close();
         self.0.queue.drain(Duration::ZERO);
     }
 }
@@ -293,7 +303,7 @@ pub fn run_tools(config: Config, models: Models, folder: PathBuf, outside: Outsi
         }
         std::thread::sleep(LOOK_EVERY);
     }
-    app.admission.close();
+    app.close();
     app.queue.drain(Duration::ZERO);
     // A pending read of standard input cannot be cancelled.
     runtime.shutdown_background();
@@ -335,7 +345,7 @@ fn serve(
     supervisor::ends();
     // Accepts nothing new, and answers everything accepted.
     let _ = stop.send(true);
-    app.admission.close();
+    app.close();
     app.queue.drain(if done.is_ok() { app.config.drain } else { Duration::ZERO });
     let last_answers = async {
         let _ = tokio::time::timeout(LAST_ANSWERS, async { tokio::join!(serving, app.comfy.finish()) }).await;

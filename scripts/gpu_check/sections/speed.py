@@ -95,6 +95,8 @@ def cold(check: Check) -> str:
     """Starts with the model on the disk, compared with the rate at which threads read the same disk."""
     check.needs_model()
     files = weights(check.klein_4b)
+    if not files:
+        raise Failed(f"no weights in {check.klein_4b}")
     missed: list[str] = []
     rates, walls, alone = [], [], []
     for count in range(1, 3):

@@ -51,6 +51,14 @@ impl Words {
     pub fn recipe(&self, recipe: &Recipe) -> Recipe {
         Recipe { prompt: self.prompt.clone(), seed: self.seed, ..recipe.clone() }
     }
+
+    /// Returns `true` if all images have the prompt of the recipe and consecutive seeds.
+    pub fn are_plain(words: &[Self], recipe: &Recipe) -> bool {
+        let is_plain = |(image, words): (usize, &Self)| {
+            words.prompt == recipe.prompt && words.seed == recipe.seed.saturating_add(image as u64)
+        };
+        words.iter().enumerate().all(is_plain)
+    }
 }
 
 /// The images of an expanded recipe.
@@ -104,7 +112,11 @@ impl Expander {
             words::random(template, self.expansion.seed.unwrap_or(recipe.seed), &self.files)?
         };
         let template = Some(template.to_string()).filter(|template| *template != prompt);
-        Ok(Recipe { prompt, template, ..recipe.clone() })
+        if prompt == recipe.prompt {
+            return Ok(Recipe { template, ..recipe.clone() });
+        }
+        // New words replace the prompt that a language model wrote.
+        Ok(Recipe { prompt, template, ..recipe.clone().before_upsampling() })
     }
 
     /// Returns the images of a recipe with `count` consecutive seeds. With all combinations, these are all of them for

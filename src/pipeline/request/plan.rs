@@ -245,6 +245,22 @@ pub struct Plan {
     pub(crate) kept_tokens: usize,
 }
 
+/// Prompts with fewer words are short for a model that was trained on full captions.
+const MIN_CAPTION_WORDS: usize = 40;
+
+/// Returns a note if the model was trained on full captions and the prompt is short.
+fn caption_note(request: &Request, info: &ModelInfo) -> Option<String> {
+    let words = request.prompt.split_whitespace().count();
+    let is_short = (1..MIN_CAPTION_WORDS).contains(&words) && request.embeddings.is_none();
+    (is_short && info.kind.wants_captions).then(|| {
+        let name = info.kind.files.name;
+        format!(
+            "{name} is trained on full captions: write one, or let a language model write it with `{:#}`",
+            Field::Upsample
+        )
+    })
+}
+
 impl Plan {
     /// Creates the plan of a request. If the number of text tokens depends on the prompt, the plan assumes that of a
     /// typical prompt.
@@ -263,11 +279,10 @@ impl Plan {
         let mut notes: Vec<String> = reduced.collect();
         let request = &*request.for_kind(info.kind)?;
         request.check_prompt().map_err(|e| e.for_field(Field::Prompt))?;
-        if request.has_boxes && !info.kind.reads_boxes {
-            return Err(Error::usage(format!("{} models were not trained on boxes", info.kind.files.name))
-                .for_field(Field::Boxes)
-                .hint("use a FLUX.3 model, or describe the places in the prompt"));
+        if request.has_boxes {
+            info.check_boxes()?;
         }
+        notes.extend(caption_note(request, info));
         let mut side = |field: Field, asked: Option<usize>, default: usize| {
             let name = field.key();
             let pixels = asked.unwrap_or(default);
@@ -546,6 +561,16 @@ impl ModelInfo {
     /// Returns height and width in packed latents.
     pub fn latent_size(&self, plan: &Plan) -> (usize, usize) {
         (plan.height / self.vae.patch_pixels(), plan.width / self.vae.patch_pixels())
+    }
+
+    /// Errors if the model was not trained on boxes.
+    pub fn check_boxes(&self) -> Result<()> {
+        if self.kind.reads_boxes {
+            return Ok(());
+        }
+        Err(Error::usage(format!("{} models were not trained on boxes", self.kind.files.name))
+            .for_field(Field::Boxes)
+            .hint("use a FLUX.3 model, or describe the places in the prompt"))
     }
 
     /// Returns the sizes of the reference images, [height, width] in packed latents.

@@ -41,9 +41,9 @@ impl Again {
     pub fn recipe(&self, base: Recipe) -> Result<Recipe> {
         let prompt = self.prompt.as_ref().map(|prompt| prompt::text(prompt.as_encoded_bytes().to_vec()));
         let recipe = match prompt.transpose().map_err(|e| e.at("--prompt"))? {
-            Some(prompt) => Recipe { prompt, template: None, embeddings: None, ..base },
+            Some(prompt) => base.with_prompt(prompt),
             None if self.draw.recipe.tensors.has_embeddings() => {
-                Recipe { prompt: String::new(), template: None, negative: None, max_sequence_length: None, ..base }
+                Recipe { negative: None, max_sequence_length: None, ..base.with_prompt(String::new()) }
             }
             None => base,
         };

@@ -12,7 +12,8 @@ use super::values::{path, seconds};
 pub struct Download {
     /// Model or repository: a short name, owner/name, or owner/name:FILE
     ///
-    /// Short names are 4b, 9b, base-4b, base-9b, 9b-kv, flux3 and flux3-base.
+    /// Short names are 4b, 9b, base-4b, base-9b, 9b-kv, flux3 and flux3-base. flux3-prompts is the file of system
+    /// prompts for --upsample.
     #[arg(value_name = "NAME", required = true)]
     pub names: Vec<String>,
     /// Branch, tag or commit [default: main]

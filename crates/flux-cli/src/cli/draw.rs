@@ -11,6 +11,7 @@ use flux::{Error, Result};
 use super::settings::settings;
 use super::{
     DEVICE, DeviceArgs, INFORMATION, ModelArgs, OUTPUT, ProgressChoice, QuantizeArgs, RecipeArgs, TimingsFormat,
+    UpsampleArgs,
 };
 
 /// Flags of all commands that generate images.
@@ -18,6 +19,8 @@ use super::{
 pub struct DrawArgs {
     #[command(flatten)]
     pub recipe: RecipeArgs,
+    #[command(flatten)]
+    pub upsample: UpsampleArgs,
     #[command(flatten)]
     pub model: ModelArgs,
     #[command(flatten)]

@@ -17,13 +17,16 @@ const MAKE_IMAGES: [&str; 4] = [AGAIN, "batch", "chat", "grid"];
 const AGAIN: &str = "again";
 /// The flag that [`RECIPE`] sets if it is false.
 const NO_RECIPE: &str = "no-recipe";
+/// Commands with `--upsample` that take no keys of images.
+const UPSAMPLE: [&str; 2] = ["upsample", "mcp"];
 
-/// Returns the table whose flags apply to the subcommand `name`, if any.
-pub fn table_for(name: Option<&str>) -> Option<Table> {
+/// Returns the tables whose flags apply to the subcommand `name`.
+pub fn tables_for(name: Option<&str>) -> &'static [Table] {
     match name {
-        None => Some(Table::Images),
-        Some("serve") => Some(Table::Serve),
-        Some(name) => MAKE_IMAGES.contains(&name).then_some(Table::Images),
+        Some("serve") => &[Table::Serve, Table::Upsample],
+        Some(name) if UPSAMPLE.contains(&name) => &[Table::Upsample],
+        Some(name) if !MAKE_IMAGES.contains(&name) => &[],
+        _ => &[Table::Images, Table::Upsample],
     }
 }
 
@@ -41,26 +44,28 @@ pub fn arguments(
     // Skipped: everything but `recipe` if there is a recipe, the size if there is an input image, and `format` for
     // `flux batch`, whose `--format` is the format of the list.
     let is_left_out = |name: &str| match (table, name) {
-        (Table::Serve, _) | (_, NO_RECIPE) => false,
+        (Table::Serve | Table::Upsample, _) | (_, NO_RECIPE) => false,
         _ if command.get_name() == AGAIN => true,
         (Table::Images, "format" | "quality") if command.get_name() == "batch" => true,
         (Table::Images, _) => has("recipe") || has("config-from-metadata") || name == "size" && has("input"),
     };
     let mut arguments = Vec::new();
     for setting in settings.iter().filter(|setting| setting.table == table) {
+        let prefix = table.named().map_or("", |(_, prefix)| prefix);
         let is_recipe = table == Table::Images && setting.key == RECIPE;
-        let name = if is_recipe { NO_RECIPE.to_string() } else { setting.key.replace('_', "-") };
+        let name = if is_recipe { NO_RECIPE.to_string() } else { format!("{prefix}{}", setting.key.replace('_', "-")) };
         if is_left_out(&name) {
             continue;
         }
         let wrong = |what: String| Error::usage(what).at(setting.from.to_string());
         let flags = || command.get_arguments().filter(|arg| !arg.is_global_set() && arg.get_id() != "help");
         let Some(arg) = flags().find(|arg| arg.get_long() == Some(&*name)) else {
-            if table == Table::Images {
+            let Some((named, prefix)) = table.named() else {
                 continue; // The key belongs to another command.
-            }
-            let known: Vec<_> = flags().filter_map(Arg::get_long).map(|name| name.replace('-', "_")).collect();
-            return Err(wrong(format!("unknown key `{}` in [serve]", shown(&setting.key)))
+            };
+            let known = flags().filter_map(|flag| flag.get_long()?.strip_prefix(prefix));
+            let known: Vec<_> = known.map(|name| name.replace('-', "_")).collect();
+            return Err(wrong(format!("unknown key `{}` in [{named}]", shown(&setting.key)))
                 .hint(format!("keys are {}", known.join(", "))));
         };
         let own = texts(arg, &name, setting).map_err(wrong)?;
@@ -114,6 +119,7 @@ fn located(arg: &Arg, name: &str, FlagSetting { folder, .. }: &FlagSetting, valu
         ("listen", Some(path), _) => format!("unix:{}", expanded(folder, path)),
         ("model" | "lora", _, Some((name, path))) => format!("{name}={}", named(folder, path)),
         ("dir" | "lora", ..) => named(folder, value),
+        ("upsample-system", ..) if ["bfl", "own"].contains(&value) => value.to_string(),
         _ if arg.get_value_hint() == ValueHint::AnyPath => expanded(folder, value),
         _ => value.to_string(),
     }

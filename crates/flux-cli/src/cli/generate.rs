@@ -79,9 +79,9 @@ impl Generate {
         let recipe = base.unwrap_or_else(|| Recipe { seed: Seed::Random.value(), ..Recipe::default() });
         let recipe = match self.read_prompt(stdin)? {
             // A prompt replaces the recipe's embeddings, and embeddings replace its prompt.
-            Some(prompt) => Recipe { prompt, template: None, embeddings: None, ..recipe },
+            Some(prompt) => recipe.with_prompt(prompt),
             None if self.draw.recipe.tensors.has_embeddings() => {
-                Recipe { prompt: String::new(), template: None, negative: None, max_sequence_length: None, ..recipe }
+                Recipe { negative: None, max_sequence_length: None, ..recipe.with_prompt(String::new()) }
             }
             None => recipe,
         };
@@ -169,6 +169,7 @@ impl Generate {
         let flags = [
             (draw.console.timings.is_some(), "--timings"),
             (draw.console.json, "--json"),
+            (draw.upsample.names_url(), "--upsample=URL"),
             (draw.embed_inputs, "--embed-inputs"),
             (draw.no_provenance, "--no-provenance"),
             (draw.fp8_cache, "--fp8-cache"),

@@ -13,7 +13,7 @@ use flux::{Error, Result};
 use super::queue::QueueArgs;
 use super::show::preview_decoder;
 use super::values::{path, whole};
-use super::{DEVICE, DeviceArgs, INFORMATION, MODEL, ModelArgs, OUTPUT, PROMPT, QuantizeArgs, settings};
+use super::{DEVICE, DeviceArgs, INFORMATION, MODEL, ModelArgs, OUTPUT, PROMPT, QuantizeArgs, UpsampleArgs, settings};
 
 /// The defaults of `--host` and `--port`.
 const DEFAULT_HOST: &str = "127.0.0.1";
@@ -23,8 +23,9 @@ const LIMITS: &str = "Limits";
 
 /// Flags that do not apply if workers behind a queue generate the images.
 #[cfg(feature = "queue")]
-const OF_AN_ENGINE: [&str; 13] = [
+const OF_AN_ENGINE: [&str; 14] = [
     "ModelArgs",
+    "UpsampleArgs",
     "QuantizeArgs",
     "DeviceArgs",
     "models_open",
@@ -78,6 +79,8 @@ pub struct Serve {
     pub preview_decoder: Option<PathBuf>,
     #[command(flatten)]
     pub quantize: QuantizeArgs,
+    #[command(flatten)]
+    pub upsample: UpsampleArgs,
     #[command(flatten)]
     pub on: DeviceArgs,
     /// GPUs that share each image: a number, auto or off [default: off]
@@ -321,6 +324,8 @@ pub struct Mcp {
     pub loras: Vec<String>,
     #[command(flatten)]
     pub quantize: QuantizeArgs,
+    #[command(flatten)]
+    pub upsample: UpsampleArgs,
     #[command(flatten)]
     pub on: DeviceArgs,
     /// Folder of wildcards for calls with `expand`

@@ -7,7 +7,8 @@
 //! | `~/.config/flux/flux.toml` | the user; `XDG_CONFIG_HOME` can change the folder |
 //!
 //! `FLUX_CONFIG` names a file to use instead of both; if it is empty, no file is used. A file also sets flags:
-//! [`IMAGE_KEYS`] for commands that generate images, and the table `[serve]` for `flux serve`.
+//! [`IMAGE_KEYS`] for commands that generate images, the table `[serve]` for `flux serve`, and the table `[upsample]`
+//! for commands with `--upsample`.
 
 use std::collections::BTreeMap;
 use std::env;
@@ -66,6 +67,8 @@ pub enum Table {
     Images,
     /// `flux serve`, with the table `[serve]`.
     Serve,
+    /// Commands with `--upsample`, with the table `[upsample]`.
+    Upsample,
 }
 
 impl Table {
@@ -74,6 +77,16 @@ impl Table {
         match self {
             Self::Images => "",
             Self::Serve => "serve.",
+            Self::Upsample => "upsample.",
+        }
+    }
+
+    /// Returns the name of the table in a file, and the prefix of its flags. The keys of images are in no table.
+    pub fn named(self) -> Option<(&'static str, &'static str)> {
+        match self {
+            Self::Images => None,
+            Self::Serve => Some(("serve", "")),
+            Self::Upsample => Some(("upsample", "upsample-")),
         }
     }
 }
@@ -192,6 +205,8 @@ struct ConfigFile {
     recipe: Option<Spanned<toml::Value>>,
     #[serde(default)]
     serve: BTreeMap<String, Spanned<toml::Value>>,
+    #[serde(default)]
+    upsample: BTreeMap<String, Spanned<toml::Value>>,
 }
 
 /// One folder, or several.
@@ -242,14 +257,16 @@ impl Settings {
         let config: ConfigFile = toml::from_str(text).map_err(|e| {
             let place = e.span().map_or(1, |span| line(span.start));
             let keys = KEYS.map(|(key, _)| key).into_iter().chain(IMAGE_KEYS).collect::<Vec<_>>().join(", ");
-            wrong(format!("line {place}: {}", e.message())).hint(format!("keys are {keys} and the table [serve]"))
+            wrong(format!("line {place}: {}", e.message()))
+                .hint(format!("keys are {keys} and the tables [serve] and [upsample]"))
         })?;
         let folder = path.parent().unwrap_or(Path::new(""));
         let ConfigFile { size, steps, format, quality, lora, expand, wildcards, recipe, .. } = config;
         let images = IMAGE_KEYS.into_iter().zip([size, steps, format, quality, lora, expand, wildcards, recipe]);
         let images = images.filter_map(|(key, value)| Some((Table::Images, key.to_string(), value?)));
         let serve = config.serve.into_iter().map(|(key, value)| (Table::Serve, key, value));
-        for (table, key, value) in images.chain(serve) {
+        let upsample = config.upsample.into_iter().map(|(key, value)| (Table::Upsample, key, value));
+        for (table, key, value) in images.chain(serve).chain(upsample) {
             let place = line(value.span().start);
             let value = flag_value(value.into_inner())
                 .ok_or_else(|| wrong(format!("line {place}: `{key}` must be a text, a number, a boolean or a list")))?;

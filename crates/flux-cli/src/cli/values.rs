@@ -131,8 +131,17 @@ pub fn seconds(text: &str) -> Result<f64, String> {
     number(text, 60.0)
 }
 
+/// Parses a time limit in seconds.
+pub fn time_limit(text: &str) -> Result<f64, String> {
+    positive(text, 3600.0)
+}
+
 pub fn gibibytes(text: &str) -> Result<f64, String> {
-    number(text, 4096.0).and_then(|value| if value > 0.0 { Ok(value) } else { Err("expected more than 0".to_string()) })
+    positive(text, 4096.0)
+}
+
+fn positive(text: &str, max: f64) -> Result<f64, String> {
+    number(text, max).and_then(|value| if value > 0.0 { Ok(value) } else { Err("expected more than 0".to_string()) })
 }
 
 pub fn decibels(text: &str) -> Result<f64, String> {

@@ -30,7 +30,8 @@ pub fn run(args: &Again, start: Instant, signals: &Signals) -> Result<()> {
 /// Errors if the image has no recipe, or if it cannot be read.
 pub fn wanted(args: &Again, image: &Path) -> Result<Wanted> {
     let source = Source::from_image(image)?;
-    let expanded = args.draw.recipe.expand.expand(args.recipe(source.recipe.clone())?, args.count as usize);
+    let recipe = args.draw.upsample.request(args.recipe(source.recipe.clone())?);
+    let expanded = args.draw.recipe.expand.expand(recipe, args.count as usize);
     let Expanded { recipe, count, words } = expanded.map_err(|e| e.at_path(image))?;
     Ok(Wanted {
         recipe,

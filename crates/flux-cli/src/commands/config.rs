@@ -25,6 +25,7 @@ pub fn run(json: bool) -> Result<()> {
         };
         all.extend(flags(Table::Images));
         all.insert("serve".to_string(), flags(Table::Serve).collect());
+        all.insert("upsample".to_string(), flags(Table::Upsample).collect());
         return print(serde_json::Value::Object(all).to_string().as_bytes());
     }
     let line = |(key, variable, set): (&str, &str, Option<&crate::cli::settings::Setting>)| match set {

@@ -153,7 +153,9 @@ impl Drawing<'_> {
                         console.finish();
                     }
                     let prompt = self.words.get(place).map_or(&self.recipe.prompt, |words| &words.prompt);
-                    let from = self.recipe.template.as_ref().map_or(String::new(), |_| format!(" from `{prompt}`"));
+                    // A language model may have written the prompt from the words.
+                    let chosen = self.recipe.upsampled.as_ref().map_or(prompt, |before| &before.request);
+                    let from = self.recipe.template.as_ref().map_or(String::new(), |_| format!(" from `{chosen}`"));
                     let line = format!("wrote {} in {:.1} s{from}", image.output, image.total_s);
                     self.print_saved(&line, &self.targets[place], console)?;
                     saved.push(image);

@@ -29,7 +29,7 @@ pub fn run(args: &Generate, start: Instant, signals: &Signals) -> Result<()> {
     }
     let source = Source::read(&args.source)?;
     let base = source.as_ref().map(|source| source.recipe.clone());
-    let recipe = args.recipe(base.clone(), &mut io::stdin())?;
+    let recipe = args.draw.upsample.request(args.recipe(base.clone(), &mut io::stdin())?);
     let expanded = args.draw.recipe.expand.expand(recipe, args.count as usize);
     let Expanded { recipe, count, words } = expanded.map_err(|e| e.at(args.prompt_place()))?;
     let wanted = Wanted {

@@ -48,6 +48,7 @@ pub mod submit;
 mod tensors;
 #[cfg(feature = "server")]
 mod unix_transport;
+pub mod upsample;
 pub mod verify;
 #[cfg(feature = "queue")]
 pub mod worker;

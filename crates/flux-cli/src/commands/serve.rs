@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 use flux::engine::{Engine, EngineArgs, Observer};
 use flux::error::shown;
 use flux::files::{ModelFiles, ModelPaths, read_bounded};
+use flux::model::ModelInfo;
 use flux::stage::{CancelFlag, Progress};
 use flux::{Error, Result};
 use rustls::pki_types::pem::PemObject;
@@ -21,8 +22,9 @@ use super::queue;
 use super::signals::Signals;
 #[cfg(feature = "queue")]
 use super::submit;
+use super::upsample::upsampler;
 use super::{model_at, names, print};
-use crate::cli::{Key, ListenAt, Mcp, SdapiSteps, Serve};
+use crate::cli::{Key, ListenAt, Mcp, SdapiSteps, Serve, UpsampleArgs};
 use flux_runtime::allocator;
 use flux_runtime::panics;
 use flux_runtime::progress::{Console, Shown, say};
@@ -33,6 +35,7 @@ use flux_server::config;
 use flux_server::config::{Config, Limits, Listen};
 use flux_server::keys::{Keys, new_key};
 use flux_server::models::{Models, Served};
+use flux_upsample::Upsampler;
 
 /// The variable with keys in plain text, separated by commas.
 const KEYS_VARIABLE: &str = "FLUX_API_KEYS";
@@ -95,6 +98,7 @@ pub fn run(args: &Serve, start: Instant, signals: &Signals) -> Result<()> {
         wildcards: args.wildcards.clone(),
         expands_sdapi: args.sdapi_expand,
         tls,
+        upsampling: upsampling(&args.upsample)?,
         #[cfg(feature = "queue")]
         workers,
         drain: Duration::from_secs(args.drain),
@@ -138,9 +142,11 @@ pub fn tools(args: &Mcp, signals: &Signals) -> Result<()> {
             .hint("name a folder that you can write to with `-o`")
     })?;
     let (paths, place) = args.model.paths(None);
-    let name = model_at(&paths, place.as_deref())?.name().to_string();
-    let models = Models::new(vec![one(name, paths, place, args.engine())], adapters(&args.loras)?, false, 1);
-    let config = Config { wildcards: args.wildcards.clone(), ..Config::new(Vec::new(), Keys::none()) };
+    let files = model_at(&paths, place.as_deref())?;
+    let name = files.name().to_string();
+    let models = Models::new(vec![one(name, &files, paths, place, args.engine())], adapters(&args.loras)?, false, 1);
+    let (wildcards, upsampling) = (args.wildcards.clone(), upsampling(&args.upsample)?);
+    let config = Config { wildcards, upsampling, ..Config::new(Vec::new(), Keys::none()) };
     signals.listen()?;
     let outside =
         Outside { is_ended: &|| signals.received(), reloads: &|| false, listens: &|_| {}, is_ready: Box::new(|| {}) };
@@ -152,6 +158,12 @@ pub fn key(args: &Key) -> Result<()> {
     let (key, line) = new_key(&args.name)?;
     say(&format!("note: `{key}` is the key; it is shown only once. The next line is for the `--api-keys` file"));
     print(line.as_bytes())
+}
+
+/// Returns the language model for requests, if there is one, and `true` if it rewrites all prompts.
+fn upsampling(args: &UpsampleArgs) -> Result<Option<(Upsampler, bool)>> {
+    let is_named = args.is_on() || args.url().is_some();
+    is_named.then(|| Ok((upsampler(args)?, args.is_on()))).transpose()
 }
 
 fn listen(at: &ListenAt) -> Listen {
@@ -223,7 +235,7 @@ fn served(args: &Serve) -> Result<Vec<Served>> {
     if paths != ModelPaths::default() || args.models.is_empty() {
         let files = model_at(&paths, place.as_deref())?;
         let name = files.name().to_string();
-        served.push(one(name, paths, place, args.engine()));
+        served.push(one(name, &files, paths, place, args.engine()));
     }
     for text in &args.models {
         let (name, path) =
@@ -233,13 +245,13 @@ fn served(args: &Serve) -> Result<Vec<Served>> {
                     .hint("write NAME=PATH, as in `--model klein=models/klein-4b`")
             })?;
         let paths = ModelPaths { model: Some(PathBuf::from(path)), ..ModelPaths::default() };
-        model_at(&paths, Some("--model"))?;
+        let files = model_at(&paths, Some("--model"))?;
         if served.iter().any(|known: &Served| known.name == name) {
             return Err(Error::usage(format!("the name `{name}` is used twice"))
                 .at("--model")
                 .hint("use another name"));
         }
-        served.push(one(name.to_string(), paths, Some("--model".to_string()), args.engine()));
+        served.push(one(name.to_string(), &files, paths, Some("--model".to_string()), args.engine()));
     }
     Ok(served)
 }
@@ -277,11 +289,13 @@ fn served_by(args: &Serve, workers: &config::Workers) -> Result<Vec<Served>> {
         names.push(name);
     }
     let nowhere = |_: &CancelFlag, _: &dyn Fn()| Err(Error::new("workers open the model, not this server"));
-    Ok(names.into_iter().map(|name| Served { name, open: Box::new(nowhere) }).collect())
+    Ok(names.into_iter().map(|name| Served { name, info: None, open: Box::new(nowhere) }).collect())
 }
 
-fn one(name: String, paths: ModelPaths, place: Option<String>, engine: EngineArgs) -> Served {
+fn one(name: String, files: &ModelFiles, paths: ModelPaths, place: Option<String>, engine: EngineArgs) -> Served {
     let named = name.clone();
+    // Opening the model reports a damaged configuration.
+    let info = ModelInfo::read(files).ok().map(Arc::new);
     let open = move |cancel: &CancelFlag, progress: &dyn Fn()| {
         let files = model_at(&paths, place.as_deref())?;
         // The model's name in image metadata contains no path of this machine.
@@ -291,7 +305,7 @@ fn one(name: String, paths: ModelPaths, place: Option<String>, engine: EngineArg
         };
         open(files, &engine, cancel, progress).map(Arc::new)
     };
-    Served { name, open: Box::new(open) }
+    Served { name, info, open: Box::new(open) }
 }
 
 /// A console without stages that also calls a function on progress.

@@ -8,8 +8,9 @@ use std::time::Instant;
 
 use flux::engine::choice::Device;
 use flux::engine::expand::Words;
-use flux::engine::{Engine, EngineArgs, InputSource, Inputs, OfImages, Recipe};
+use flux::engine::{EmbeddedFiles, Engine, EngineArgs, InputSource, Inputs, OfImages, Recipe};
 use flux::files::{ModelFiles, quantized_cache};
+use flux::model::ModelInfo;
 use flux::pipeline::Request;
 use flux::{Error, Result};
 
@@ -21,6 +22,7 @@ use super::screen::Screen;
 use super::signals::Signals;
 use super::source::Source;
 use super::tensors::Tensors;
+use super::upsample::{LazyUpsampler, rewrite};
 use super::{claims, console, model_at, names, prompt_notes};
 use crate::cli::{DrawArgs, ModelChoice, OutputArgs, ShowArgs};
 use flux_runtime::progress::Console;
@@ -54,6 +56,21 @@ impl Wanted {
         self.outputs_of(output, args, files.as_ref().map_or("model", |files| files.name()))
     }
 
+    /// Prepares the prompt for the language model, which writes one for all images.
+    ///
+    /// Errors if images have prompts of their own.
+    fn prepare_upsampling(&mut self) -> Result<()> {
+        if !Words::are_plain(&self.words, &self.recipe) {
+            let what = "`--expand` gives these images different words, but `--upsample` writes one prompt for all";
+            return Err(Error::usage(what).at("--upsample").hint(
+                "generate one image at a time, choose the same words with `--expand-seed`, or use `flux batch`",
+            ));
+        }
+        self.words.clear();
+        self.recipe = mem::take(&mut self.recipe).before_upsampling();
+        Ok(())
+    }
+
     fn outputs_of(&self, output: &OutputArgs, args: &DrawArgs, model: &str) -> Result<Outputs> {
         let Self { recipe: Recipe { seed, prompt, .. }, count, words, .. } = self;
         let named = Named { seed: *seed, count: *count, prompt, words, model };
@@ -65,6 +82,7 @@ impl Wanted {
 pub struct Studio<'a> {
     args: &'a DrawArgs,
     signals: &'a Signals,
+    upsampler: LazyUpsampler<'a>,
     console: Console,
     /// When the program started. `None` once the first images were generated.
     start: Option<Instant>,
@@ -90,6 +108,8 @@ struct Open {
 /// Everything that was validated without a model.
 struct Checked {
     request: Request,
+    /// The input images that a language model sees.
+    pictures: EmbeddedFiles,
     inputs: Arc<Inputs>,
     outputs: Outputs,
     targets: Vec<Destination>,
@@ -103,6 +123,7 @@ impl<'a> Studio<'a> {
         Self {
             args,
             signals,
+            upsampler: LazyUpsampler::new(&args.upsample),
             console: console(&args.console),
             start: Some(start),
             listens: false,
@@ -125,6 +146,17 @@ impl<'a> Studio<'a> {
         Self { listens: true, ..self }
     }
 
+    /// Lets a language model rewrite prompts from now on, or not.
+    ///
+    /// Errors when no language model is set.
+    pub fn upsample(&mut self, is_on: bool) -> Result<()> {
+        if is_on {
+            self.upsampler.get()?;
+        }
+        self.upsampler.is_on = is_on;
+        Ok(())
+    }
+
     /// Uses another device from now on.
     pub fn use_device(&mut self, device: Device) {
         (self.device, self.open) = (Some(device), None);
@@ -144,13 +176,20 @@ impl<'a> Studio<'a> {
     /// the program; afterwards it cancels the work.
     ///
     /// Returns the files that were written.
-    pub fn draw(&mut self, wanted: Wanted, output: &OutputArgs) -> Result<Vec<PathBuf>> {
+    pub fn draw(&mut self, mut wanted: Wanted, output: &OutputArgs) -> Result<Vec<PathBuf>> {
         let start = self.start.take().unwrap_or_else(Instant::now);
         self.written.clear();
+        if self.upsampler.is_on {
+            wanted.prepare_upsampling()?;
+            self.upsampler.get()?;
+        }
         let files = model_at(&wanted.model.paths, wanted.model.place.as_deref());
         let name = files.as_ref().map_or("model", |files| files.name()).to_string();
         let mut checked = self.check(&wanted, output, &name)?;
         let files = files?;
+        if self.upsampler.is_on {
+            wanted.recipe = self.rewrite(&wanted.recipe, &mut checked, &files)?;
+        }
         // The recipe in the image keeps the short names of adapters.
         let opened = names::with_adapters(&wanted.recipe)?;
         let paths = files.paths().clone();
@@ -179,7 +218,7 @@ impl<'a> Studio<'a> {
         engine.prefetch(&checked.request, 1)?;
         engine.wait_for_devices()?;
         let Wanted { recipe, count, words, source, seed_is_random, .. } = wanted;
-        let Checked { request, inputs, outputs, targets, tensors, folders } = checked;
+        let Checked { request, inputs, outputs, targets, tensors, folders, .. } = checked;
         let of = source.as_ref().and_then(Source::position).filter(|_| count == 1 && is_of_file(&recipe));
         if let Some(source) = &source {
             let adapters = request.adapters.iter().map(|used| &used.adapter);
@@ -225,6 +264,18 @@ impl<'a> Studio<'a> {
         drawn.map(|()| outputs.images)
     }
 
+    /// Returns the recipe with the prompt that a language model writes, and changes the request accordingly.
+    fn rewrite(&mut self, recipe: &Recipe, checked: &mut Checked, files: &ModelFiles) -> Result<Recipe> {
+        let info = ModelInfo::read(files)?;
+        info.check_request(&checked.request)?;
+        let pictures = mem::take(&mut checked.pictures);
+        let outside = (&self.console, &self.signals.cancel_flag());
+        let recipe = rewrite(self.upsampler.get()?, recipe, &pictures, &info, outside)?;
+        checked.request.prompt = recipe.full_prompt().into_owned();
+        checked.request.check_prompt()?;
+        Ok(recipe)
+    }
+
     /// Validates everything that needs no model.
     fn check(&self, wanted: &Wanted, output: &OutputArgs, model: &str) -> Result<Checked> {
         let Wanted { recipe, count, source, .. } = wanted;
@@ -234,7 +285,11 @@ impl<'a> Studio<'a> {
         let mut files = InputSource::new(&mut stdin);
         files.embedded = source.as_ref().map_or_else(Default::default, |source| source.embedded.clone());
         files.keeps = self.args.embed_inputs;
+        if self.upsampler.is_on {
+            files.load(recipe)?;
+        }
         let inputs = Arc::new(Inputs::read(recipe, &mut files)?);
+        let pictures = files.embedded;
         let request = inputs.apply(request);
         let of = source.as_ref().and_then(Source::position).filter(|_| *count == 1 && is_of_file(recipe));
         let request = match of {
@@ -250,7 +305,7 @@ impl<'a> Studio<'a> {
         let folders = outputs.make_folders()?;
         let targets = Destination::all(&outputs)?;
         let tensors = Tensors::new(&outputs)?;
-        Ok(Checked { request, inputs, outputs, targets, tensors, folders })
+        Ok(Checked { request, pictures, inputs, outputs, targets, tensors, folders })
     }
 
     /// Opens the model, unless it is already open.
@@ -284,7 +339,8 @@ impl<'a> Studio<'a> {
 
     /// Returns an encoder for prompts of this recipe that are typed in advance. `None` if no model is open.
     pub fn ahead(&self, recipe: &Recipe) -> Option<Ahead> {
-        let engine = Arc::clone(&self.open.as_ref()?.engine);
+        // The encoder reads the prompt that the language model writes, which is not known yet.
+        let engine = Arc::clone(&self.open.as_ref().filter(|_| !self.upsampler.is_on)?.engine);
         let request = recipe.request().ok()?;
         Some(Ahead::new(move |prompt, cancel| {
             // Errors are reported when the prompt is used.

@@ -121,7 +121,7 @@ fn images(args: &Submit, console: &mut Console) -> Result<(Vec<One>, usize)> {
     let hash = blake3::hash(&bytes);
     let seed = args.recipe.seed.filter(|seed| !seed.is_random()).map(Seed::value);
     let recipe = Recipe { seed: 0, ..args.recipe.apply(Recipe::default())? };
-    let defaults = Defaults { recipe, no_recipe: false, seed, count: args.count as usize };
+    let defaults = Defaults { recipe, no_recipe: false, seed, count: args.count as usize, upsample: false };
     let List { lines, meta, .. } = lines::read(&bytes, format, &defaults).map_err(|e| e.at_path(&args.file))?;
     let names: Names = if format == BatchFormat::Txt { flag } else { KEYS };
     let expander = args.recipe.expand.expander();
@@ -131,6 +131,10 @@ fn images(args: &Submit, console: &mut Console) -> Result<(Vec<One>, usize)> {
             Asked::Images(asked) if asked.no_recipe => {
                 let error = Error::usage("`recipe` is false, but the store identifies images by their recipes");
                 Err(error.hint("leave it out, and remove the recipes with `flux strip` later"))
+            }
+            Asked::Images(asked) if asked.upsample => {
+                Err(Error::usage("workers have no language model for `upsample`")
+                    .hint("write the prompts with `flux upsample` before you submit the list"))
             }
             Asked::Images(asked) => check_tensors(&asked.recipe).and_then(|()| {
                 let own = line_images(line, &asked, &hash, expander.as_ref()).map_err(|e| e.for_field(Field::Prompt));

@@ -14,6 +14,7 @@ use ureq::{Agent, Body};
 use super::environment;
 use super::remote::wrong_server;
 use flux_runtime::address::{is_of, is_own, is_private, joined, origin};
+use flux_runtime::certificates;
 
 /// The max number of attempts in a row without progress.
 pub const ATTEMPTS: u32 = 5;
@@ -115,7 +116,7 @@ impl Client {
             report(&format!("the token is not sent, because {endpoint} is not encrypted"));
             token = None;
         }
-        let tls = TlsConfig::builder().root_certs(environment::certificates()?).build();
+        let tls = TlsConfig::builder().root_certs(certificates::trusted()?).build();
         let read = environment::read_timeout();
         let config = Agent::config_builder()
             .http_status_as_error(false)

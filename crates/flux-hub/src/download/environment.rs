@@ -1,7 +1,6 @@
-//! Settings from the environment: the server, the token, timeouts and certificates.
+//! Settings from the environment: the server, the token and timeouts.
 
 use std::env;
-use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use crate::Cache;
@@ -9,12 +8,10 @@ use flux_base::Result;
 use flux_base::error::{Error, shortened};
 use flux_files::read_text;
 use ureq::http::Uri;
-use ureq::tls::{Certificate, PemItem, RootCerts, parse_pem};
 
 const HUB: &str = "https://huggingface.co";
-/// The max bytes of a token file, and of a certificate file.
+/// The max bytes of a token file.
 const TOKEN_BYTES: usize = 4096;
-const CERTIFICATE_BYTES: usize = 16 << 20;
 /// The default time that a read may wait for the next bytes, and the max seconds that can be set.
 const READ: Duration = Duration::from_secs(30);
 const LONGEST_READ: u64 = 3600;
@@ -99,27 +96,4 @@ pub fn min_speed() -> Result<u64> {
             .at("FLUX_DOWNLOAD_MIN_SPEED")
             .hint(format!("unset it for the default of {MIN_SPEED}, or set it to 0 to allow any speed"))
     })
-}
-
-/// Returns the trusted certificates: from the file that `SSL_CERT_FILE` names, else Mozilla's.
-///
-/// Errors if the file cannot be read or has no certificate.
-pub fn certificates() -> Result<RootCerts> {
-    let Some(path) = variable("SSL_CERT_FILE").map(PathBuf::from) else { return Ok(RootCerts::WebPki) };
-    certificates_in(&path).map_err(|e| e.at("SSL_CERT_FILE"))
-}
-
-fn certificates_in(path: &Path) -> Result<RootCerts> {
-    let text = read_text(path, CERTIFICATE_BYTES)?;
-    let items = parse_pem(text.as_bytes());
-    let found: Vec<Certificate<'static>> = items
-        .filter_map(|item| match item {
-            Ok(PemItem::Certificate(certificate)) => Some(certificate),
-            _ => None,
-        })
-        .collect();
-    if found.is_empty() {
-        return Err(Error::new("the file contains no PEM certificate").at_path(path).hint("unset SSL_CERT_FILE"));
-    }
-    Ok(RootCerts::new_with_certs(&found))
 }

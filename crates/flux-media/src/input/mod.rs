@@ -36,7 +36,7 @@ pub use header::Header;
 pub use mask::{Grey, Mask};
 pub use read::{
     MAX_FILE_BYTES, file_size, is_image, is_stdin, may_be_image, pixel_digest, read, read_bytes, read_file,
-    read_stream, said_by, upright_size,
+    read_over_white, read_stream, said_by, upright_size,
 };
 pub use region::Region;
 pub use resize::Resize;

@@ -124,6 +124,18 @@ fn too_long() -> Error {
         .hint("scale the image down, or compress it")
 }
 
+/// [`read_bytes`] with transparent pixels over white, as other programs show the image.
+///
+/// Errors as [`read_bytes`].
+pub fn read_over_white(bytes: &[u8]) -> Result<Rgb> {
+    let Decoded { mut rgb, alpha, .. } = decode(bytes)?;
+    for (pixel, alpha) in rgb.bytes.chunks_exact_mut(3).zip(alpha.into_iter().flatten()) {
+        let over = |level: u8| (u16::from(level) * u16::from(alpha) + 255 * u16::from(255 - alpha) + 127) / 255;
+        pixel.iter_mut().for_each(|level| *level = over(*level) as u8);
+    }
+    Ok(rgb)
+}
+
 /// Returns width and height by the headers of an image file, before decoding. They may be swapped in the upright image
 /// of a photograph.
 ///

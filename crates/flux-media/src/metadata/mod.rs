@@ -8,7 +8,7 @@
 //! | the mark of generated images | `DigitalSourceType` and `AISystemUsed` of XMP | the same |
 //!
 //! [`Settings`] are the settings of other programs: see the module `programs`. Nothing here knows the fields of a
-//! recipe or a model. Start with [`Metadata`] for writing, [`said_by`] for reading and [`strip`] for removing.
+//! recipe or a model. Start with [`Metadata`] for writing, [`said_by`] for reading and [`strip()`] for removing.
 
 mod comfyui;
 mod exif;

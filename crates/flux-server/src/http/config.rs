@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use axum::http::uri::Authority;
 use axum::http::{HeaderMap, Uri};
+use flux_upsample::Upsampler;
 
 use crate::http::address::{self, Address, Network, PublicUrl};
 use crate::http::keys::Keys;
@@ -47,6 +48,8 @@ pub struct Config {
     /// `true` to expand the prompts of A1111 clients that enable the extension Dynamic Prompts.
     pub expands_sdapi: bool,
     pub tls: Option<rustls::ServerConfig>,
+    /// The language model that rewrites prompts, and `true` if it does so for requests that do not say.
+    pub upsampling: Option<(Upsampler, bool)>,
     /// The broker and store of remote workers. Without them, jobs run on this machine.
     #[cfg(feature = "queue")]
     pub workers: Option<Workers>,
@@ -74,6 +77,7 @@ impl Config {
             wildcards: None,
             expands_sdapi: false,
             tls: None,
+            upsampling: None,
             #[cfg(feature = "queue")]
             workers: None,
             drain: Duration::ZERO,

@@ -56,8 +56,8 @@ impl Estimate {
     }
 
     /// Returns the work of scaling, changing or encoding this number of pixels.
-    pub fn scale(pixels: u64) -> Self {
-        Self { scaled: pixels, ..Self::default() }
+    pub const fn scale(pixels: u64) -> Self {
+        Self { decoded: 0, largest: 0, scaled: pixels, inflated: 0, nodes: 0 }
     }
 
     /// Returns the work of parsing, hashing or inflating this number of bytes.
@@ -201,6 +201,11 @@ impl Admission {
     /// bytes.
     pub fn new(kept: usize, largest: usize) -> Arc<Self> {
         let threads = thread::available_parallelism().map_or(2, |cores| cores.get().clamp(2, 4));
+        Self::with_threads(threads, kept, largest)
+    }
+
+    /// As [`Admission::new`], with a number of threads for work that is not small.
+    pub fn with_threads(threads: usize, kept: usize, largest: usize) -> Arc<Self> {
         let owner_kept = (kept / 2).max(largest.min(kept));
         let state = Mutex::default();
         Arc::new(Self { state, threads, owner_threads: threads / 2, kept, owner_kept })
@@ -246,11 +251,11 @@ impl Admission {
         let wait = |cost: u64| Duration::from_secs(cost / PIXELS_PER_SECOND / self.owner_threads as u64).max(SOON);
         let own = state.owners.get(owner).map_or(0, |share| share.cost);
         if own > 0 && own.saturating_add(cost) > MAX_OWNER {
-            let message = "too many images of this client are waiting to be read";
+            let message = "too much work of this client is waiting";
             return Err(ApiError::too_many("too_many_waiting", message, wait(own)));
         }
         if state.cost > 0 && state.cost.saturating_add(cost) > MAX_SERVER {
-            let message = "too many images are waiting to be read";
+            let message = "too much work is waiting";
             return Err(ApiError::too_many("queue_full", message, wait(state.cost)));
         }
         state.cost += cost;

@@ -16,6 +16,7 @@ use crate::jobs::embedded::Reader;
 use crate::jobs::fields::Fields;
 use crate::jobs::record::{JobRecord, Owner};
 use crate::jobs::request::{Asked, Defaults, Route, Upload};
+use crate::jobs::upsampling::Upsampling;
 use crate::{App, EndsWithClient, jobs::body};
 
 /// The assumed number of pixels of an image if its model is not loaded.
@@ -91,6 +92,7 @@ pub fn begin(app: &Arc<App>, client: &Client, permit: &Arc<Permit>, asked: Asked
     let size = asked.recipe.width.zip(asked.recipe.height).map(|(width, height)| format!("{width}x{height}"));
     client.about.set(asked.model.clone(), size);
     asked.check()?;
+    let upsampling = Upsampling::wanted(app.upsampling.as_ref(), &asked)?;
     permit.count(asked.estimate(), "image")?;
     client.take(asked.count)?;
     // Users of a key are identified by hashes of their names.
@@ -98,7 +100,7 @@ pub fn begin(app: &Arc<App>, client: &Client, permit: &Arc<Permit>, asked: Asked
     let owner = Owner { key: client.name.clone(), share: client.share.clone(), user };
     let mut asked = asked;
     let record = app.queue.begin(&mut asked, owner).inspect_err(|error| app.metrics.refused(error.code))?;
-    tokio::spawn(take(Arc::clone(app), Arc::clone(permit), Arc::clone(&record), asked));
+    tokio::spawn(take(Arc::clone(app), Arc::clone(permit), Arc::clone(&record), asked, upsampling));
     Ok(record)
 }
 
@@ -111,18 +113,34 @@ pub async fn submit(app: &Arc<App>, client: &Client, permit: &Arc<Permit>, asked
     Ok(job)
 }
 
-/// Reads the images of a job and queues it, unless it is cancelled first.
-async fn take(app: Arc<App>, permit: Arc<Permit>, record: Arc<JobRecord>, asked: Asked) {
+/// Reads the images of a job and queues it, unless it is cancelled first. A language model may rewrite its prompt
+/// before.
+async fn take(
+    app: Arc<App>,
+    permit: Arc<Permit>,
+    record: Arc<JobRecord>,
+    asked: Asked,
+    upsampling: Option<Arc<Upsampling>>,
+) {
+    let queued = async {
+        let asked = match upsampling {
+            Some(upsampling) => upsampling.rewrite(&permit, &record, asked, app.queue.models()).await?,
+            None => asked,
+        };
+        app.queue.take(&permit, Arc::clone(&record), asked).await
+    };
     let taken = tokio::select! {
-        taken = app.queue.take(&permit, Arc::clone(&record), asked) => taken,
+        taken = queued => taken,
         // A refusal may end the job before the queue returns it.
         () = record.end() => record.failure().map_or(Ok(()), Err),
     };
     drop(permit);
     if let Err(error) = taken {
         app.metrics.refused(error.code);
-        // Remove the job before its client sees the error, since the client may then send it again.
-        app.store.forget(&record);
+        // Remove a refused job before its client sees the error, since the client may then send it again.
+        if !record.is_taken() {
+            app.store.forget(&record);
+        }
         record.fail(error);
         return;
     }

@@ -19,6 +19,7 @@ pub(crate) mod repeats;
 pub(crate) mod request;
 pub(crate) mod store;
 pub(crate) mod uploads;
+pub(crate) mod upsampling;
 pub(crate) mod work;
 #[cfg(feature = "queue")]
 pub(crate) mod workers;

@@ -7,6 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use flux::engine::{Engine, Scheduler};
+use flux::model::ModelInfo;
 use flux::stage::CancelFlag;
 
 use crate::http::error::{ApiError, Result, shown};
@@ -19,6 +20,8 @@ pub type Open = Box<dyn Fn(&CancelFlag, &dyn Fn()) -> flux::Result<Arc<Engine>> 
 /// A model that requests may name.
 pub struct Served {
     pub name: String,
+    /// The configuration of the model, if it is known before the model is loaded.
+    pub info: Option<Arc<ModelInfo>>,
     pub open: Open,
 }
 
@@ -74,8 +77,9 @@ impl Models {
 
     /// Creates models of one engine that is open already, and that the program may use as well.
     pub fn from_engine(name: impl Into<String>, engine: Arc<Engine>) -> Self {
+        let info = Some(Arc::new(engine.info().clone()));
         let open: Open = Box::new(move |_, _| Ok(Arc::clone(&engine)));
-        Self::new(vec![Served { name: name.into(), open }], BTreeMap::new(), false, 1)
+        Self::new(vec![Served { name: name.into(), info, open }], BTreeMap::new(), false, 1)
     }
 
     fn open(&self) -> MutexGuard<'_, Vec<OpenModel>> {
@@ -88,6 +92,11 @@ impl Models {
 
     pub fn name(&self, place: usize) -> &str {
         &self.served[place].name
+    }
+
+    /// Returns the configuration of a model, if it is known before the model is loaded.
+    pub fn info(&self, place: usize) -> Option<Arc<ModelInfo>> {
+        self.served[place].info.clone()
     }
 
     /// Returns the index of a model, and a note if another model is used instead.

@@ -57,6 +57,7 @@ const NAMES: &[(&str, &[&str])] = &[
     ("response_format", &[]),
     ("partial_images", &[]),
     ("priority", &[]),
+    ("upsample", &["prompt_upsampling", "enable_prompt_expansion", "enhance_prompt"]),
     ("deadline_s", &[]),
     ("user", &["user_id"]),
 ];

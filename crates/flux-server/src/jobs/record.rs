@@ -70,10 +70,24 @@ pub struct Made {
 }
 
 impl Made {
-    /// Returns the prompt that the image was generated from, if it was expanded.
-    pub fn prompt(&self) -> Option<&str> {
+    /// Returns the prompt that the image was generated from, if it was expanded or if a language model wrote it.
+    pub fn revised_prompt(&self) -> Option<&str> {
         let recipe = &self.recipe["recipe"];
-        recipe["prompt"].as_str().filter(|_| !recipe["template"].is_null())
+        let is_revised = !recipe["template"].is_null() || !recipe["upsampled"].is_null();
+        recipe["prompt"].as_str().filter(|_| is_revised)
+    }
+
+    /// Returns the request from which a language model wrote the prompt.
+    pub fn upsampled_from(&self) -> Option<&str> {
+        self.recipe["recipe"]["upsampled"]["request"].as_str()
+    }
+
+    /// Adds the revised prompt to a response, under the name of OpenAI.
+    pub fn add_revised_prompt(&self, mut response: Value) -> Value {
+        if let Some(prompt) = self.revised_prompt() {
+            response["revised_prompt"] = prompt.into();
+        }
+        response
     }
 }
 
@@ -244,6 +258,11 @@ impl JobRecord {
     pub fn take(&self) {
         self.state().is_taken = true;
         self.version.send_modify(|version| *version += 1);
+    }
+
+    /// Returns `true` if it is queued, or was.
+    pub fn is_taken(&self) -> bool {
+        self.state().is_taken
     }
 
     /// Returns `true` while its inputs are being read.

@@ -20,6 +20,8 @@ use crate::jobs::masks;
 
 /// Max characters of a prompt, as in OpenAI's API.
 const MAX_PROMPT: usize = 32_000;
+/// The field that asks for a prompt written by a language model.
+pub const UPSAMPLE: &str = "upsample";
 /// Max adapters of a request.
 const MAX_ADAPTERS: usize = 32;
 /// Max images of a request.
@@ -44,6 +46,8 @@ pub struct Asked {
     pub files: EmbeddedFiles,
     /// The remaining work on the files.
     pub preparation: Option<Preparation>,
+    /// `true` to let a language model rewrite the prompt; `None` leaves the decision to the server.
+    pub upsample: Option<bool>,
     /// Adapters, named by the client or, in a recipe, by the file.
     pub adapters: Vec<Lora>,
     pub count: usize,
@@ -248,6 +252,7 @@ impl Asked {
         let mut asked = Self {
             expansion: expands.then(|| Expansion { seed: expand_seed, ..Expansion::default() }),
             adapters,
+            upsample: faults.ok(fields.flag(UPSAMPLE)),
             count: faults.ok(fields.whole("n", 1..=MAX_IMAGES)).unwrap_or(1) as usize,
             encoding: read_encoding(&mut fields, &mut faults, &mut notes),
             no_recipe,

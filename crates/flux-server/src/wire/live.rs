@@ -217,6 +217,7 @@ impl<'a> Live<'a> {
         let uploads = frame.map(upload).into_iter().collect();
         let mut asked = intake::read(self.app, &self.client, &permit, fields, uploads, Route::Jobs).await?;
         check(&asked)?;
+        asked.upsample = Some(false);
         let before = self.before.clone();
         asked.feedback = (feedback > 0.0).then_some(Feedback { part: feedback, before });
         intake::submit(self.app, &self.client, &permit, asked).await
@@ -248,6 +249,7 @@ fn check(asked: &request::Asked) -> Result<()> {
         (asked.count != 1, "n", "each frame generates one image"),
         (asked.answer.stream, "stream", "each image is sent by itself anyway"),
         (asked.answer.as_url, "response_format", "images are sent as bytes, not as `url`"),
+        (asked.upsample == Some(true), "upsample", "a language model takes longer than a frame"),
         (asked.previews.are_wanted(), "partial_images", "only finished images are sent"),
     ];
     match wrong.into_iter().find(|(is_wrong, ..)| *is_wrong) {

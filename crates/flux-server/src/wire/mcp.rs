@@ -213,14 +213,15 @@ impl Tools {
             let small = permit.answer(estimate, move |cancel| small_copy(&file, cancel)).await?;
             content.push(ContentBlock::image(STANDARD.encode(small), "image/jpeg"));
             let notes: String = snapshot.notes.iter().map(|note| format!("\nnote: {note}")).collect();
+            let prompt = made.revised_prompt().map_or(String::new(), |prompt| format!("\nprompt: {prompt}"));
             content.push(ContentBlock::text(format!(
-                "seed {}, {}x{}, model {}, {}{notes}",
+                "seed {}, {}x{}, model {}, {}{prompt}{notes}",
                 made.seed, made.width, made.height, job.model, link.uri
             )));
-            images.push(json!({
+            images.push(made.add_revised_prompt(json!({
                 "uri": link.uri, "name": link.name, "mime_type": job.encoding.media_type(), "bytes": made.file.len(),
                 "width": made.width, "height": made.height, "seed": made.seed, "model": job.model,
-            }));
+            })));
             content.push(ContentBlock::resource_link(link));
         }
         let mut result = CallToolResult::success(content);
@@ -478,7 +479,13 @@ mod tests {
     #[test]
     fn every_argument_of_a_tool_is_a_field_that_is_read() {
         let opened = describe::Opened { size: [64, 64], steps: 4, is_distilled: true };
-        let about = About { model: "x".to_string(), opened: Some(opened), max_pixels: 1 << 20, takes_paths: true };
+        let about = About {
+            model: "x".to_string(),
+            opened: Some(opened),
+            max_pixels: 1 << 20,
+            takes_paths: true,
+            upsamples: true,
+        };
         for tool in tools(&about).iter().filter(|tool| tool.name != "list_models") {
             for name in tool.input_schema["properties"].as_object().unwrap().keys() {
                 if !matches!(&**name, "images" | "mask" | "strength") {

@@ -98,14 +98,10 @@ fn created(job: &JobRecord) -> u64 {
 fn whole(app: &App, job: &JobRecord, snapshot: &Snapshot, (asked, address): (&Answer, &Address)) -> Pieces {
     let mut files = Files::new();
     let mut image = |made: &Made| {
-        let mut image = match asked.as_url {
+        made.add_revised_prompt(match asked.as_url {
             true => json!({"url": file_url(app, job, made, address), "seed": made.seed}),
             false => json!({"b64_json": files.base64(&made.file), "seed": made.seed}),
-        };
-        if let Some(prompt) = made.prompt() {
-            image["revised_prompt"] = prompt.into();
-        }
-        image
+        })
     };
     let mut answer = common(job, snapshot);
     answer.insert("created".to_string(), created(job).into());
@@ -191,10 +187,10 @@ async fn send_event(
         }
         JobEvent::Image { image } => {
             let Some(made) = &snapshot.images[image] else { return Ok(()) };
-            let mut rest = json!({
+            let mut rest = made.add_revised_prompt(json!({
                 "usage": snapshot.usage(), "image_index": image, "seed": made.seed,
                 "flux": {"id": job.id, "model": job.model, "notes": snapshot.notes, "recipe": made.recipe},
-            });
+            }));
             if asked.as_url {
                 rest["url"] = file_url(app, job, made, address).into();
             }

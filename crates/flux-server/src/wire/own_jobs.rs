@@ -173,7 +173,10 @@ pub async fn result(
         .images
         .iter()
         .flatten()
-        .map(|made| json!({"b64_json": files.base64(&made.file), "seed": made.seed, "width": made.width, "height": made.height}))
+        .map(|made| {
+            let (file, [width, height]) = (files.base64(&made.file), [made.width, made.height]);
+            made.add_revised_prompt(json!({"b64_json": file, "seed": made.seed, "width": width, "height": height}))
+        })
         .collect();
     let details = openai::details(&job, &snapshot);
     let format = job.encoding.name();

@@ -5,17 +5,19 @@ use std::io;
 use std::mem;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::thread;
+use std::thread::{self, Scope, ScopedJoinHandle};
 use std::time::Instant;
 
-use flux::engine::{Engine, EngineArgs, Event, ImageRecipe, InputSource, Inputs, Job, Ticket};
+use flux::engine::{Engine, EngineArgs, Event, ImageRecipe, InputSource, Inputs, Job, Recipe, Ticket};
 use flux::error::{ErrorKind, Field, Names};
 use flux::files::adapter::{Adapter, AdapterUse};
 use flux::files::{ModelFiles, ModelPaths};
 use flux::model::ModelInfo;
 use flux::output::ImageFormat;
 use flux::pipeline::Request;
+use flux::stage::CancelFlag;
 use flux::{Error, Result};
+use flux_upsample::{Rewritten, Upsampler};
 
 use super::inputs::{Stamp, Stamps};
 use super::items::{Item, Todo};
@@ -26,10 +28,13 @@ use super::writers::{Work, Writers};
 use crate::cli::{Batch, ModelChoice};
 use crate::commands::names;
 use crate::commands::signals::Signals;
+use crate::commands::upsample::{loaded, upsampler};
 use flux_runtime::progress::Console;
 
 /// The maximum number of jobs queued in the engine, which batches images of the same shape among them.
 const WINDOW: usize = 64;
+/// The maximum number of prompts that a language model rewrites at once, ahead of the engine.
+const AHEAD: usize = 4;
 
 /// A batch to run.
 pub struct Run<'a> {
@@ -48,12 +53,78 @@ struct Running {
     stamps: Stamps,
 }
 
+/// The recipes of the next items, in order. A language model rewrites their prompts on threads.
+struct Recipes<'scope, 'env> {
+    scope: &'scope Scope<'scope, 'env>,
+    upsampler: Option<&'scope Upsampler>,
+    info: &'scope ModelInfo,
+    cancel: CancelFlag,
+    items: std::vec::IntoIter<Item>,
+    next: VecDeque<(Item, Next<'scope>)>,
+}
+
+/// The recipe of an item, or the thread that rewrites its prompt.
+enum Next<'scope> {
+    Ready(Box<Recipe>),
+    Rewriting(ScopedJoinHandle<'scope, Result<Rewritten>>),
+}
+
+impl<'scope> Recipes<'scope, '_> {
+    /// Starts rewriting the prompts of the next items.
+    fn start(&mut self) -> Result<()> {
+        while self.next.len() < AHEAD
+            && let Some(item) = self.items.next()
+        {
+            let (recipe, info, cancel) = (item.recipe.clone(), self.info, self.cancel.clone());
+            let next = match self.upsampler.filter(|_| item.upsample) {
+                None => Next::Ready(Box::new(recipe)),
+                Some(upsampler) => {
+                    let rewrite = move || upsampler.upsample(&recipe, &loaded(&recipe)?, info, &cancel);
+                    let thread = thread::Builder::new().name("upsample".to_string()).spawn_scoped(self.scope, rewrite);
+                    Next::Rewriting(thread.map_err(|e| Error::no_thread(&e))?)
+                }
+            };
+            self.next.push_back((item, next));
+        }
+        Ok(())
+    }
+
+    /// Returns `true` if the next recipe is there.
+    fn is_ready(&self) -> bool {
+        self.next.front().is_none_or(|(_, next)| match next {
+            Next::Ready(_) => true,
+            Next::Rewriting(thread) => thread.is_finished(),
+        })
+    }
+
+    /// Returns the next item with its recipe. Waits until its prompt is rewritten.
+    fn next(&mut self) -> Result<Option<(Item, Result<Rewritten>)>> {
+        self.start()?;
+        let Some((item, next)) = self.next.pop_front() else { return Ok(None) };
+        let panicked = || Error::new("the thread that rewrites the prompt panicked");
+        let recipe = match next {
+            Next::Ready(recipe) => Ok(Rewritten { recipe: *recipe, notes: Vec::new() }),
+            Next::Rewriting(thread) => thread.join().unwrap_or_else(|_| Err(panicked())),
+        };
+        self.start()?;
+        Ok(Some((item, recipe)))
+    }
+}
+
+impl Drop for Recipes<'_, '_> {
+    fn drop(&mut self) {
+        // Nothing waits for the rest of the prompts.
+        self.cancel.cancel();
+    }
+}
+
 /// Opened adapters with their file's stamp before opening, or the error.
 type Adapters = HashMap<PathBuf, Result<(Arc<Adapter>, Option<Stamp>)>>;
 
 impl Run<'_> {
     /// Validates every line without loading weights.
     pub fn check(&self, files: ModelFiles, todo: Todo, console: &mut Console) -> Result<()> {
+        self.upsampler(&todo.items)?;
         let info = ModelInfo::read(&files)?;
         let mut report = BatchReport::new(&todo, None, console, (self.args.draw.console.json, self.names));
         report.wrong(&todo.wrong)?;
@@ -70,8 +141,8 @@ impl Run<'_> {
     }
 
     fn check_item(&self, item: &Item, info: &ModelInfo, paths: &ModelPaths) -> Result<()> {
-        let (request, inputs) = self.prepare(item)?;
-        check_room(item, paths, &inputs)?;
+        let (request, inputs) = self.prepare(item, &item.recipe)?;
+        check_room(item, &item.recipe, paths, &inputs)?;
         for used in &item.recipe.adapters {
             let file = names::adapter(&used.file)?;
             if !file.exists() {
@@ -103,20 +174,29 @@ impl Run<'_> {
     ) -> Result<()> {
         let notes = files.notes().iter().chain(self.args.draw.quantize.notes());
         notes.for_each(|note| report.console.note(note));
+        let upsampler = self.upsampler(&items)?;
         let has_prompts = items.iter().any(|item| item.recipe.embeddings.is_none());
         let args = EngineArgs {
             without_text_encoder: !has_prompts,
             images: Some(items.len()),
             ..self.args.draw.engine(&self.model)
         };
-        let first = items.first().and_then(|item| self.prepare(item).ok()).map(|(request, _)| request);
+        let first = items.first().and_then(|item| self.prepare(item, &item.recipe).ok()).map(|(request, _)| request);
         let engine = Engine::open(files, &args, first.as_ref(), report.console, &self.signals.cancel_flag())?;
         for (name, description) in engine.devices(items.len()) {
             report.console.detail(&format!("device: {name}: {description}"));
         }
         let made = thread::scope(|scope| {
             let writers = Writers::start(scope, self.folder, manifest)?;
-            let drawn = self.feed(&engine, items, &writers, report);
+            let recipes = Recipes {
+                scope,
+                upsampler: upsampler.as_ref(),
+                info: engine.info(),
+                cancel: self.signals.cancel_flag().child(),
+                items: items.into_iter(),
+                next: VecDeque::new(),
+            };
+            let drawn = self.feed(&engine, recipes, &writers, report);
             // Finished images are written even if a signal or an error ends the run.
             let rest = writers.finish();
             let written = rest.into_iter().try_for_each(|written| report.written(written));
@@ -127,17 +207,30 @@ impl Run<'_> {
     }
 
     /// Passes the items to the engine, and its images to the writers.
-    fn feed(&self, engine: &Engine, items: Vec<Item>, writers: &Writers, report: &mut BatchReport<'_>) -> Result<()> {
+    fn feed(
+        &self,
+        engine: &Engine,
+        mut recipes: Recipes<'_, '_>,
+        writers: &Writers,
+        report: &mut BatchReport<'_>,
+    ) -> Result<()> {
         let cancel = self.signals.cancel_flag();
-        let (mut items, mut adapters) = (items.into_iter(), Adapters::new());
+        let mut adapters = Adapters::new();
         let mut running: VecDeque<Running> = VecDeque::new();
-        report.console.begin_images(items.len() as u64);
+        report.console.begin_images(recipes.items.len() as u64);
         loop {
             cancel.check()?;
+            // While the language model is slower than the devices, finished images are written.
             while running.len() < WINDOW
-                && let Some(item) = items.next()
+                && (running.is_empty() || recipes.is_ready())
+                && let Some((item, rewritten)) = recipes.next()?
             {
-                match self.submit(engine, &item, &mut adapters) {
+                cancel.check()?;
+                let submitted = rewritten.and_then(|Rewritten { recipe, notes }| {
+                    notes.iter().for_each(|note| report.console.note(&format!("{}: {note}", item.file)));
+                    self.submit(engine, &item, &recipe, &mut adapters)
+                });
+                match submitted {
                     Ok((ticket, stamps)) => running.push_back(Running { item, ticket, stamps }),
                     Err(error) => report.failed(&item, &error)?,
                 }
@@ -149,33 +242,46 @@ impl Run<'_> {
         }
     }
 
-    /// Returns the request of an item, and its input images.
-    fn prepare(&self, item: &Item) -> Result<(Request, Inputs)> {
+    /// Returns the language model that rewrites prompts, if an item needs it.
+    ///
+    /// Errors if none is set.
+    fn upsampler(&self, items: &[Item]) -> Result<Option<Upsampler>> {
+        items.iter().any(|item| item.upsample).then(|| upsampler(&self.args.draw.upsample)).transpose()
+    }
+
+    /// Returns the request of an item's recipe, and its input images.
+    fn prepare(&self, item: &Item, recipe: &Recipe) -> Result<(Request, Inputs)> {
         if item.no_recipe && self.args.draw.embed_inputs {
             return Err(Error::usage("an image without a recipe cannot store its inputs")
                 .for_field(Field::EmbedInputs)
                 .hint(format!("leave out `{:#}`, or `recipe` in the line", Field::EmbedInputs)));
         }
-        let request = item.recipe.request()?;
+        let request = recipe.request()?;
         let mut stdin = io::empty();
         let mut source = InputSource::new(&mut stdin);
         source.keeps = self.args.draw.embed_inputs;
-        let inputs = Inputs::read(&item.recipe, &mut source)?;
+        let inputs = Inputs::read(recipe, &mut source)?;
         let request = inputs.apply(request);
         request.check_count(1)?;
         Ok((request, inputs))
     }
 
-    fn submit(&self, engine: &Engine, item: &Item, adapters: &mut Adapters) -> Result<(Ticket, Stamps)> {
+    fn submit(
+        &self,
+        engine: &Engine,
+        item: &Item,
+        recipe: &Recipe,
+        adapters: &mut Adapters,
+    ) -> Result<(Ticket, Stamps)> {
         // Taken before the files are read, so that a later change is detected.
-        let named = item.recipe.files().map(|(_, file)| file.to_string_lossy().into_owned());
+        let named = recipe.files().map(|(_, file)| file.to_string_lossy().into_owned());
         let mut stamps: Stamps = named.filter_map(|name| Some((name.clone(), Stamp::from_name(&name)?))).collect();
-        let (request, inputs) = self.prepare(item)?;
-        check_room(item, &self.model.paths, &inputs)?;
+        let (request, inputs) = self.prepare(item, recipe)?;
+        check_room(item, recipe, &self.model.paths, &inputs)?;
         place::create_folders(self.folder, &item.file)?;
         item.target(self.folder)?;
         let mut used_adapters = Vec::new();
-        for used in &item.recipe.adapters {
+        for used in &recipe.adapters {
             let name = used.file.to_string_lossy();
             let open = || {
                 let file = names::adapter(&used.file)?;
@@ -189,7 +295,7 @@ impl Run<'_> {
         let request = Request { adapters: used_adapters, ..request };
         let ticket = engine.submit(Job {
             inputs: Arc::new(inputs),
-            recipe: Some(Arc::new(item.recipe.clone())),
+            recipe: Some(Arc::new(recipe.clone())),
             key: Some(item.key.clone()),
             provenance: !self.args.draw.no_provenance,
             no_recipe: item.no_recipe,
@@ -223,7 +329,7 @@ impl Run<'_> {
 }
 
 /// Errors if the file of an image has no room for its recipe.
-fn check_room(item: &Item, paths: &ModelPaths, inputs: &Inputs) -> Result<()> {
+fn check_room(item: &Item, recipe: &Recipe, paths: &ModelPaths, inputs: &Inputs) -> Result<()> {
     let format = ImageFormat::from_path(Path::new(&item.file))?;
-    if item.no_recipe { Ok(()) } else { ImageRecipe::check_room(&item.recipe, paths, inputs, format) }
+    if item.no_recipe { Ok(()) } else { ImageRecipe::check_room(recipe, paths, inputs, format) }
 }

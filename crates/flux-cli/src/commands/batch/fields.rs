@@ -13,10 +13,13 @@ pub const COUNT: &str = "n";
 pub const SIZE: &str = "size";
 /// The key that is false if the file contains no recipe.
 pub const RECIPE: &str = "recipe";
+/// The key that is true if a language model rewrites the prompt.
+pub const UPSAMPLE: &str = "upsample";
 /// The key of additional values, which the manifest keeps.
 pub const META: &str = "meta";
 /// All keys of a line.
-pub static FIELDS: LazyLock<Vec<&str>> = LazyLock::new(|| [recipe_fields(), &[SIZE, OUTPUT, COUNT, RECIPE]].concat());
+pub static FIELDS: LazyLock<Vec<&str>> =
+    LazyLock::new(|| [recipe_fields(), &[SIZE, OUTPUT, COUNT, RECIPE, UPSAMPLE]].concat());
 /// Alternative names of keys.
 pub const ALIASES: [(&str, &str); 3] =
     [("negative_prompt", "negative"), ("num_inference_steps", "steps"), ("guidance_scale", "guidance")];

@@ -29,6 +29,8 @@ pub struct Item {
     pub recipe: Recipe,
     /// True if the file contains no recipe.
     pub no_recipe: bool,
+    /// `true` if a language model rewrites the prompt of the recipe.
+    pub upsample: bool,
     /// The file name in the folder.
     pub file: String,
     /// A hash of the request.
@@ -227,7 +229,7 @@ struct Names<'a> {
 impl Names<'_> {
     /// Returns the images of a line.
     fn items(&mut self, images: Images, [line, index]: [usize; 2], salt: &str) -> Result<Vec<Item>> {
-        let Images { recipe, no_recipe, seed_is_random, count, output, meta, columns } = images;
+        let Images { recipe, no_recipe, seed_is_random, count, upsample, output, meta, columns } = images;
         let named: Vec<_> = columns.iter().map(|(name, _)| name.clone()).collect();
         let own = output.as_deref().map(|name| NameTemplate::parse_with(name, &named)).transpose()?;
         let combinations = self.expander.as_ref().map_or(Ok(1), |expander| expander.combinations(&recipe))?;
@@ -239,8 +241,9 @@ impl Names<'_> {
             let json = serde_json::to_string(&asked).map_err(|e| Error::new(format!("cannot hash the recipe: {e}")))?;
             let random = if seed_is_random { format!(" random {}", image + 1) } else { String::new() };
             let chosen = if combinations > 1 { format!(" combination {combination}") } else { String::new() };
-            let marks = if no_recipe { " no recipe" } else { "" };
-            let key = sha256(format!("{json}{random}{chosen}{salt}{marks}").as_bytes())[..32].to_string();
+            let no = if no_recipe { " no recipe" } else { "" };
+            let upsampled = if upsample { " upsampled" } else { "" };
+            let key = sha256(format!("{json}{random}{chosen}{salt}{no}{upsampled}").as_bytes())[..32].to_string();
             let with_seed = |seed: u64| {
                 let recipe = Recipe { seed, ..recipe.clone() };
                 self.expander.as_ref().map_or(Ok(recipe.clone()), |expander| expander.image(&recipe, combination))
@@ -274,7 +277,7 @@ impl Names<'_> {
             })?;
             ImageFormat::from_path(Path::new(&file))?;
             let (n, replaces, meta) = (image + 1, Replaces::Nothing, meta.clone());
-            items.push(Item { line, index, n, recipe, no_recipe, file, key, replaces, meta });
+            items.push(Item { line, index, n, recipe, no_recipe, upsample, file, key, replaces, meta });
         }
         Ok(items)
     }
@@ -340,7 +343,7 @@ mod tests {
     fn items(text: &str, flags: &str) -> Items {
         let args = args(flags);
         let (recipe, no_recipe) = (Recipe::default(), args.draw.no_recipe);
-        let defaults = Defaults { recipe, no_recipe, seed: Some(5), count: args.count as usize };
+        let defaults = Defaults { recipe, no_recipe, seed: Some(5), count: args.count as usize, upsample: false };
         let lines = lines::read(text.as_bytes(), BatchFormat::Jsonl, &defaults).unwrap().lines;
         let (name, model) = (NameTemplate::parse(&args.name).unwrap(), args.draw.model(None).unwrap());
         Items::new(lines, &args, name, (&model, "m"), None).unwrap()

@@ -10,7 +10,7 @@ use flux::{Error, Result};
 use serde::de::{Deserialize, Deserializer, Error as _, MapAccess, Visitor};
 use serde_json::{Map, Value};
 
-use super::fields::{self, COUNT, FIELDS, META, OUTPUT, RECIPE, SIZE};
+use super::fields::{self, COUNT, FIELDS, META, OUTPUT, RECIPE, SIZE, UPSAMPLE};
 use super::table::{self, Row, Table};
 use super::{flags, text};
 use crate::cli::BatchFormat;
@@ -66,6 +66,8 @@ pub struct Images {
     pub no_recipe: bool,
     pub seed_is_random: bool,
     pub count: usize,
+    /// `true` if a language model rewrites the prompt.
+    pub upsample: bool,
     /// The file name, if the line has one.
     pub output: Option<String>,
     pub meta: Map<String, Value>,
@@ -81,6 +83,8 @@ pub struct Defaults {
     /// The seed of the first line, counted up for the following lines. `None` if seeds are random.
     pub seed: Option<u64>,
     pub count: usize,
+    /// `true` if a language model rewrites prompts.
+    pub upsample: bool,
 }
 
 /// Returns the format of a file.
@@ -206,6 +210,11 @@ fn images(mut row: Map<String, Value>, place: usize, defaults: &Defaults) -> Res
         Some(Value::Bool(has_recipe)) => !has_recipe,
         Some(other) => return Err(wrong(RECIPE, &other, "true or false")),
     };
+    let upsample = match row.remove(UPSAMPLE) {
+        None | Some(Value::Null) => defaults.upsample,
+        Some(Value::Bool(upsample)) => upsample,
+        Some(other) => return Err(wrong(UPSAMPLE, &other, "true or false")),
+    };
     if let Some(size) = row.remove(SIZE).filter(|size| !size.is_null()) {
         let side = |text: &str| text.trim().parse::<u64>().ok();
         let sides = match &size {
@@ -240,6 +249,7 @@ fn images(mut row: Map<String, Value>, place: usize, defaults: &Defaults) -> Res
     let base = Recipe { seed: first, ..defaults.recipe.clone() };
     let (says_prompt, is_blank) = (row.contains_key("prompt"), |text: &str| text.trim().is_empty());
     let recipe = over(base, row)?;
+    let recipe = if upsample { recipe.before_upsampling() } else { recipe };
     if recipe.embeddings.is_none() && (is_blank(&recipe.prompt) && !(says_prompt && recipe.prompt.is_empty())) {
         return Err(
             Error::usage("the line has no prompt").hint(r#"use `"prompt": ""` in a JSON line for an empty prompt"#)
@@ -258,7 +268,8 @@ fn images(mut row: Map<String, Value>, place: usize, defaults: &Defaults) -> Res
         return Err(Error::usage(format!("`{COUNT}` is {count}, but every image would start from the same `{field}`"))
             .hint(format!("leave out `{COUNT}`, and give each image its own line and file")));
     }
-    Ok(Images { recipe, no_recipe, seed_is_random: !has_seed && seed.is_none(), count, output, meta, columns })
+    let seed_is_random = !has_seed && seed.is_none();
+    Ok(Images { recipe, no_recipe, seed_is_random, count, upsample, output, meta, columns })
 }
 
 /// Formats a value for a file name.
@@ -273,8 +284,13 @@ fn cell(value: &Value) -> Option<String> {
 /// Returns a recipe with some fields replaced, in the notation of a table.
 pub fn varied(base: &Recipe, values: &[(&str, &str)]) -> Result<Recipe> {
     let row = values.iter().map(|(field, value)| Ok((field.to_string(), table::value(field, value, ',')?)));
-    let defaults = Defaults { recipe: base.clone(), no_recipe: false, seed: Some(base.seed), count: 1 };
-    images(row.collect::<Result<_>>()?, 0, &defaults).map(|images| images.recipe)
+    let defaults =
+        Defaults { recipe: base.clone(), no_recipe: false, seed: Some(base.seed), count: 1, upsample: false };
+    let images = images(row.collect::<Result<_>>()?, 0, &defaults)?;
+    if images.upsample {
+        return Err(Error::usage(format!("`{UPSAMPLE}` cannot vary")).hint("pass `--upsample` for all images"));
+    }
+    Ok(images.recipe)
 }
 
 /// Returns a recipe with the fields of a row in place of its own.
@@ -285,10 +301,12 @@ fn over(base: Recipe, row: Map<String, Value>) -> Result<Recipe> {
     let alone = serde_json::to_value(alone).map_err(cannot)?;
     let mut all = serde_json::to_value(base).map_err(cannot)?;
     if let (Some(all), Value::Object(alone)) = (all.as_object_mut(), alone) {
-        // A prompt and embeddings replace each other, and a prompt replaces a template.
+        // A prompt and embeddings replace each other, and a prompt replaces a template and the request of a language
+        // model.
         if alone.contains_key("prompt") {
             all.remove("embeddings");
             all.remove("template");
+            all.remove("upsampled");
         }
         all.extend(alone.into_iter().filter(|(key, _)| key != SEED || row.contains_key(SEED)));
     }
@@ -305,7 +323,7 @@ mod tests {
 
     fn defaults() -> Defaults {
         let recipe = Recipe { steps: Some(2), ..Recipe::default() };
-        Defaults { recipe, no_recipe: false, seed: Some(10), count: 1 }
+        Defaults { recipe, no_recipe: false, seed: Some(10), count: 1, upsample: false }
     }
 
     fn read_text(text: &str, format: BatchFormat) -> Vec<Line> {
@@ -391,7 +409,8 @@ LONG
     fn the_fields_are_those_of_a_recipe() {
         let unknown = serde_json::from_str::<Recipe>(r#"{"x": 1}"#).unwrap_err().to_string();
         let (_, expected) = unknown.split_once("expected one of ").unwrap();
-        let mut expected: Vec<_> = expected.split('`').skip(1).step_by(2).chain([SIZE, OUTPUT, COUNT, RECIPE]).collect();
+        let own = [SIZE, OUTPUT, COUNT, RECIPE, UPSAMPLE];
+        let mut expected: Vec<_> = expected.split('`').skip(1).step_by(2).chain(own).collect();
         let mut fields = FIELDS.clone();
         expected.sort();
         fields.sort();

@@ -45,7 +45,8 @@ pub fn run(args: &Batch, signals: &Signals) -> Result<()> {
     let format = args.format.map_or_else(|| lines::format_of(&args.file, &bytes), Ok)?;
     let seed = args.draw.recipe.seed.filter(|seed| !seed.is_random()).map(Seed::value);
     let recipe = Recipe { seed: 0, ..args.draw.recipe.apply(Recipe::default())? };
-    let defaults = Defaults { recipe, no_recipe: args.draw.no_recipe, seed, count: args.count as usize };
+    let (no_recipe, upsample) = (args.draw.no_recipe, args.draw.upsample.is_on());
+    let defaults = Defaults { recipe, no_recipe, seed, count: args.count as usize, upsample };
     let List { lines, columns, meta } = lines::read(&bytes, format, &defaults).map_err(|e| e.at_path(&args.file))?;
     let model = args.draw.model(None)?;
     let files = model_at(&model.paths, model.place.as_deref())?;

@@ -21,7 +21,8 @@ const NUMBERS: [&str; 12] = [
     "feather",
     "n",
 ];
-const SWITCHES: [&str; 5] = ["no_composite", "full_size", "no_self_reference", "sparse", fields::RECIPE];
+const SWITCHES: [&str; 6] =
+    ["no_composite", "full_size", "no_self_reference", "sparse", fields::RECIPE, fields::UPSAMPLE];
 
 /// Alternative names of columns.
 const OTHER_NAMES: [(&str, &str); 4] =

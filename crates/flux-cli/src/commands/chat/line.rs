@@ -35,6 +35,7 @@ pub enum Command {
     Lora(Option<AdapterFile>),
     Mask(Option<String>),
     Strength(Option<f64>),
+    Upsample(bool),
     Device(String),
     Show(Option<usize>),
     List,
@@ -48,7 +49,7 @@ pub enum Command {
 }
 
 /// The name, arguments and description of each command.
-pub const COMMANDS: [(&str, &str, &str); 20] = [
+pub const COMMANDS: [(&str, &str, &str); 21] = [
     ("help", "", "print this list"),
     ("seed", "[N]", "set the seed; without N, each image gets a random seed"),
     ("size", "[WxH]", "set the image size; without one, the model's default is used"),
@@ -59,6 +60,7 @@ pub const COMMANDS: [(&str, &str, &str); 20] = [
     ("lora", "[FILE[:X]]", "add an adapter; without FILE, remove all adapters"),
     ("mask", "[FILE]", "regenerate the white area of this mask in the first image of a prompt"),
     ("strength", "[X]", "set how much to change the first image of a prompt, from 0 to 1"),
+    ("upsample", "on|off", "let a language model write full prompts, or not"),
     ("device", "DEVICE", "use another device"),
     ("show", "[N]", "show an image in the terminal; without N, the last one"),
     ("list", "", "list the images"),
@@ -180,6 +182,11 @@ fn command(line: &str) -> Result<Command, String> {
         "lora" => Ok(Command::Lora((!rest.is_empty()).then(|| adapter(rest)))),
         "mask" => Ok(Command::Mask((!rest.is_empty()).then(|| rest.to_string()))),
         "strength" => optional(rest, &usage).map(Command::Strength),
+        "upsample" => match rest {
+            "on" => Ok(Command::Upsample(true)),
+            "off" => Ok(Command::Upsample(false)),
+            _ => Err(usage()),
+        },
         "device" => needed().map(Command::Device),
         "show" => optional(rest.trim_start_matches('$'), &usage).map(Command::Show),
         "help" | "list" | "again" | "undo" | "quit" if !rest.is_empty() => Err(usage()),
@@ -292,6 +299,7 @@ mod tests {
             ("!lora", Command::Lora(None)),
             ("!mask m.png", Command::Mask(Some("m.png".to_string()))),
             ("!strength 0.5", Command::Strength(Some(0.5))),
+            ("!upsample off", Command::Upsample(false)),
             ("!device cpu", Command::Device("cpu".to_string())),
             ("!show $2", Command::Show(Some(2))),
             ("!list", Command::List),

@@ -209,6 +209,11 @@ impl<'a> Talk<'a> {
                 self.strength = strength;
                 self.print_edit_value("strength", strength);
             }
+            Command::Upsample(is_on) => {
+                self.studio.upsample(is_on)?;
+                let not = if is_on { "" } else { "not " };
+                self.print_setting(&format!("a language model does {not}write the next prompts"));
+            }
             Command::Device(device) => {
                 let choice: Device = device.parse().map_err(|e: String| Error::usage(e).at("!device"))?;
                 self.studio.use_device(choice);

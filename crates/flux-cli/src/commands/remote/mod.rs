@@ -42,13 +42,14 @@ pub fn draw(
     if server.exposes_key() {
         console.note(&format!("the key is sent to {url} unencrypted: use https://, or unset FLUX_API_KEY"));
     }
+    let upsamples = args.upsample.is_on();
     // Images with prompts of their own are separate requests.
     let size = if wanted.words.is_empty() { MAX_IMAGES } else { 1 };
     for (first, targets) in (0..).step_by(size).zip(targets.chunks(size)) {
         let consecutive = || Recipe { seed: recipe.seed + first as u64, ..recipe.clone() };
         let part = wanted.words.get(first).map_or_else(consecutive, |words| words.recipe(recipe));
         let encoding = targets.first().map_or((ImageFormat::Png, None), Destination::encoding);
-        let job = server.submit(&Form::new(&part, targets.len(), encoding, wanted, &files)?)?;
+        let job = server.submit(&Form::new(&part, targets.len(), encoding, (wanted, upsamples), &files)?)?;
         job.notes.iter().for_each(|note| console.note(note));
         let plan = format!("{}, {} steps, model {}", job.size, job.steps, job.model);
         console.info(&format!("seed {}, {plan} at {url}", part.seed));
@@ -106,7 +107,7 @@ impl Form {
         recipe: &Recipe,
         count: usize,
         (format, quality): (ImageFormat, Option<u8>),
-        wanted: &Wanted,
+        (wanted, upsamples): (&Wanted, bool),
         files: &[Vec<u8>],
     ) -> Result<Self> {
         let json = serde_json::to_string(recipe).map_err(|e| Error::new(format!("cannot write the recipe: {e}")))?;
@@ -118,6 +119,9 @@ impl Form {
             form.part("output_compression", "", quality.to_string().as_bytes());
         }
         form.part("partial_images", "", b"0");
+        if upsamples {
+            form.part("upsample", "", b"true");
+        }
         // A model from a variable or settings file is meant for this machine.
         if let Some(model) = wanted
             .model

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use axum::Extension;
 use axum::extract::{Request, State};
 use axum::http::StatusCode;
+use flux::engine::ImageRecipe;
 use flux::stage::CancelFlag;
 use serde_json::{Map, Value, json};
 
@@ -74,8 +75,10 @@ fn response(job: &JobRecord, snapshot: &Snapshot, parameters: Map<String, Value>
     let made: Vec<_> = snapshot.images.iter().flatten().collect();
     let images: Vec<_> = made.iter().filter(|_| sends_images).map(|made| files.base64(&made.file)).collect();
     let seeds: Vec<_> = made.iter().map(|made| made.seed).collect();
-    let prompts: Vec<_> = made.iter().map(|made| made.prompt().unwrap_or(&job.prompt)).collect();
+    let prompts: Vec<_> = made.iter().map(|made| made.revised_prompt().unwrap_or(&job.prompt)).collect();
     let infotexts: Vec<_> = made.iter().map(|made| made.parameters.clone()).collect();
+    let request = made.first().and_then(|made| made.upsampled_from());
+    let extra = request.map_or(json!({}), |request| json!({(ImageRecipe::UPSAMPLED_FROM): request}));
     let info = json!({
         "prompt": prompts.first().unwrap_or(&&*job.prompt), "all_prompts": prompts,
         "negative_prompt": parameters.get("negative_prompt"),
@@ -83,7 +86,7 @@ fn response(job: &JobRecord, snapshot: &Snapshot, parameters: Map<String, Value>
         "width": snapshot.plan.width, "height": snapshot.plan.height, "steps": snapshot.plan.steps,
         "batch_size": made.len(), "sampler_name": "Euler", "sd_model_name": job.model, "sd_model_hash": null,
         "job_timestamp": "0", "index_of_first_image": 0, "infotexts": infotexts, "notes": snapshot.notes,
-        "is_using_inpainting_conditioning": false, "styles": [], "extra_generation_params": {},
+        "is_using_inpainting_conditioning": false, "styles": [], "extra_generation_params": extra,
     });
     files.json(&json!({"images": images, "parameters": parameters, "info": info.to_string()}))
 }

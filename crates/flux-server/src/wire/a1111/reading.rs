@@ -14,7 +14,7 @@ use crate::App;
 use crate::http::config::Config;
 use crate::http::error::{ApiError, Result, shown};
 use crate::jobs::models::stem;
-use crate::jobs::request::{Answer, Asked, Encoding, Lora, Previews};
+use crate::jobs::request::{Answer, Asked, Encoding, Lora, Previews, UPSAMPLE};
 
 /// Max images of a request.
 const MAX_IMAGES: u64 = 64;
@@ -62,6 +62,7 @@ impl<'a> Reading<'a> {
                 format!("{count} images were requested, expected at most {MAX_IMAGES}"),
             ));
         }
+        let upsample = self.whole(UPSAMPLE, 0..=1)?.map(|on| on == 1);
         let models = &self.app.queue.models();
         let is_distilled = models.is_distilled(models.find(Some(&model)).map_or(0, |(place, _)| place));
         let recipe = Recipe {
@@ -88,6 +89,7 @@ impl<'a> Reading<'a> {
             expansion,
             files,
             preparation,
+            upsample,
             adapters,
             count: count as usize,
             encoding,

@@ -174,6 +174,8 @@ fn ask(
         expansion: None,
         files: EmbeddedFiles::new(),
         preparation: Some(preparation),
+        // The texts of a graph are those of its author.
+        upsample: Some(false),
         adapters: guider.model.adapters.to_vec(),
         count: latent.count as usize,
         encoding: Encoding { format: ImageFormat::Png, quality: None },

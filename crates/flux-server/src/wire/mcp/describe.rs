@@ -13,6 +13,8 @@ pub struct About {
     pub max_pixels: usize,
     /// `true` if the client may name files of this machine.
     pub takes_paths: bool,
+    /// `true` if the server has a language model that rewrites prompts.
+    pub upsamples: bool,
 }
 
 pub struct Opened {
@@ -29,7 +31,13 @@ impl About {
             let [height, width] = info.default_image_size;
             Opened { size: [width, height], steps: info.default_steps, is_distilled: info.is_distilled }
         });
-        Self { model: models.name(0).to_string(), opened, max_pixels: app.config.limits.max_pixels, takes_paths }
+        Self {
+            model: models.name(0).to_string(),
+            opened,
+            max_pixels: app.config.limits.max_pixels,
+            takes_paths,
+            upsamples: app.upsampling.is_some(),
+        }
     }
 
     /// Returns the instructions for clients.
@@ -48,6 +56,13 @@ impl About {
             .as_ref()
             .map_or(String::new(), |Opened { size: [width, height], .. }| format!(", {width}x{height} by default"));
         format!("WIDTHxHEIGHT in pixels{default}: sides in multiples of 16, at most {megapixels:.1} megapixels")
+    }
+
+    fn upsampling(&self) -> &'static str {
+        match self.upsamples {
+            true => "Let a language model of the server rewrite the prompt as a full caption",
+            false => "Not available on this server",
+        }
     }
 
     fn guidance(&self) -> &'static str {
@@ -90,6 +105,7 @@ pub fn tools(about: &About) -> Vec<Tool> {
             "desc": {"type": "string"}}}},
         "expand": {"type": "boolean", "default": false,
             "description": "Choose words of the prompt by the seed: {red|blue} or __name__"},
+        "upsample": {"type": "boolean", "description": about.upsampling()},
         "model": {"type": "string", "default": about.model, "description": "A model from list_models"},
         "loras": {"type": "array", "description": "Adapters from list_models", "items": {"type": "object",
             "required": ["name"], "properties": {"name": {"type": "string"}, "weight": {"type": "number", "default": 1}}}},
@@ -120,6 +136,7 @@ pub fn tools(about: &About) -> Vec<Tool> {
                 "mime_type": {"type": "string"}, "bytes": {"type": "integer"},
                 "width": {"type": "integer"}, "height": {"type": "integer"},
                 "seed": {"type": "integer"}, "model": {"type": "string"},
+                "revised_prompt": {"type": "string", "description": "The prompt after expand and upsample"},
             }}},
         "notes": {"type": "array", "items": {"type": "string"}, "description": "Arguments without an effect"},
     }});
@@ -129,7 +146,8 @@ pub fn tools(about: &About) -> Vec<Tool> {
         "loras": {"type": "array", "items": {"type": "string"}},
     }});
     let tool = |name: &'static str, title: &str, text: String, [input, output]: [Value; 2], reads: bool| {
-        // No tool deletes anything or accesses the network. Without a seed, each call generates another image.
+        // No tool deletes anything, or uses more of the network than the server's language model. Without a seed, each
+        // call generates another image.
         let hints =
             ToolAnnotations::from_raw(Some(title.to_string()), Some(reads), Some(false), Some(reads), Some(false));
         Tool::new(name, text, object(input))
