@@ -88,7 +88,7 @@ fn words_are_chosen_before_the_language_model_writes() {
     assert_eq!((&made["prompt"], &made["upsampled"]["request"]), (&json!(CAPTION), &json!(REQUEST)));
     assert_eq!(made["template"], template);
 
-    // New words replace the written prompt, and are written anew if that is requested.
+    // New words replace the rewritten prompt, and are rewritten if that is requested.
     let again = |flags: &[&str], name: &str| {
         draw(&server, folder.path(), &[&["again", "a.png", "-o", name], flags].concat()).succeeds();
         recipe(&at(name))

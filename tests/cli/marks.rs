@@ -23,7 +23,7 @@ fn has(folder: &Path, name: &str, word: &str) -> bool {
     [word.as_bytes(), &utf_16].iter().any(|word| file.windows(word.len()).any(|bytes| bytes == *word))
 }
 
-/// Words of which a private file contains none.
+/// Words that a private file must not contain.
 const PRIVATE: [&str; 8] =
     ["zebra", "lighthouse", "secret-folder", "tiny", "CPU", "parameters", "flux:Recipe>", "Steps"];
 

@@ -85,8 +85,7 @@ def adapters_in(check: Check, precision: str) -> str:
 def warm(check: Check) -> str:
     """Starts with the model in the page cache."""
     check.needs_model()
-    for path in weights(check.klein_4b):
-        path.read_bytes()
+    rate_of_reads(weights(check.klein_4b))
     walls = starts(check, "warm", RUNS)
     return f"{' '.join(map(seconds, walls))} s from start to PNG, median {seconds(median(walls))} s"
 

@@ -45,7 +45,7 @@ pub struct UpsampleArgs {
     #[arg(help_heading = UPSAMPLING, long, value_name = "SECONDS", default_value = "60", value_parser = time_limit)]
     #[arg(hide_short_help = true)]
     pub upsample_timeout: f64,
-    /// What to do if the language model fails
+    /// Response to a failure of the language model
     #[arg(help_heading = UPSAMPLING, long, value_name = "POLICY", value_enum, default_value_t = UpsampleFails::Error)]
     #[arg(hide_short_help = true)]
     pub upsample_fails: UpsampleFails,
