@@ -174,9 +174,14 @@ impl ParallelChoice {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum PrecisionChoice {
-    /// float32 on the CPU, bf16 on a GPU, fp16 on a GPU without bf16.
+    /// As `Native` on the CPU and on Hopper GPUs. On other GPUs, the fastest precision that computes correctly there; see
+    /// [`precision`](super::precision).
     #[default]
     Auto,
+    /// As `Auto`, and `Fp8` on Hopper GPUs.
+    Fast,
+    /// float32 on the CPU, bf16 on a GPU, fp16 on a GPU without bf16.
+    Native,
     /// float32, only on the CPU.
     F32,
     /// bf16.
@@ -191,7 +196,12 @@ pub enum PrecisionChoice {
 
 impl PrecisionChoice {
     /// The names of all precisions.
-    pub const NAMES: [&str; 6] = ["auto", "f32", "bf16", "fp8", "int8", "w4a8"];
+    pub const NAMES: [&str; 8] = ["auto", "fast", "native", "f32", "bf16", "fp8", "int8", "w4a8"];
+
+    /// Returns the precision that reproduces an image whose recipe has this one: `auto` was `native` then.
+    pub fn recorded(self) -> Self {
+        if self == Self::Auto { Self::Native } else { self }
+    }
 
     /// Returns the name of the precision.
     pub fn name(self) -> &'static str {
@@ -203,7 +213,8 @@ impl FromStr for PrecisionChoice {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        named(text, &Self::NAMES, &[Self::Auto, Self::F32, Self::Bf16, Self::Fp8, Self::Int8, Self::W4a8])
+        use PrecisionChoice::{Auto, Bf16, F32, Fast, Fp8, Int8, Native, W4a8};
+        named(text, &Self::NAMES, &[Auto, Fast, Native, F32, Bf16, Fp8, Int8, W4a8])
     }
 }
 
@@ -310,6 +321,10 @@ mod tests {
         assert!(AttentionChoice::NAMES.iter().all(|name| name.parse::<AttentionChoice>().unwrap().name() == *name));
         assert!("int8".parse::<AttentionChoice>().is_err_and(|e| e.contains("auto, bf16, fp8")));
         assert!(PrecisionChoice::NAMES.iter().all(|name| name.parse::<PrecisionChoice>().unwrap().name() == *name));
-        assert!("fp16".parse::<PrecisionChoice>().is_err_and(|e| e.contains("auto, f32, bf16, fp8, int8, w4a8")));
+        assert!(
+            "fp16"
+                .parse::<PrecisionChoice>()
+                .is_err_and(|e| e.contains("auto, fast, native, f32, bf16, fp8, int8, w4a8"))
+        );
     }
 }

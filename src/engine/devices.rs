@@ -5,12 +5,15 @@ use std::thread::{self, JoinHandle};
 
 use super::args::EngineArgs;
 use super::choice::{AttentionChoice, Device, Gpus, ParallelChoice, PrecisionChoice};
+use super::precision;
 use crate::backend::Memory;
 use crate::backend::cpu::{self, Cpu};
 pub use crate::backend::cpu::{HostFacts, host_facts};
 use crate::backend::cuda::{self, Arithmetic, Cuda, GemmCache, GroupOptions};
 pub use crate::backend::cuda::{Fastest, GpuFacts, KernelsBuilt, Survey, free_bytes, kernels_built, survey};
 use crate::error::{Error, Field, Result};
+use crate::model::ModelInfo;
+use crate::pipeline::Request;
 use crate::stage::Observer;
 
 /// Environment variable that splits the CPU into several devices, to try multi-GPU features.
@@ -55,12 +58,39 @@ impl Drop for OpenGpus {
     }
 }
 
-/// Opens the requested devices, with at most as many groups as there are images. With an automatic choice, this is a
-/// usable GPU, or the CPU with a note of the reason. `gains_by_sharing` returns `true` if two GPUs generate one of
-/// the images faster than one GPU; it is called only if the choice depends on it.
+/// The properties of the model that the choice of devices may depend on.
+pub struct Needs<'a> {
+    /// The first request, if known.
+    pub first: Option<&'a Request>,
+    /// Returns `true` if two GPUs generate the first image faster than one GPU.
+    pub gains_by_sharing: &'a dyn Fn() -> bool,
+    /// Waits for the model; `None` if it cannot be opened.
+    pub model: &'a dyn Fn() -> Option<&'a ModelInfo>,
+}
+
+/// Opens the requested devices, with at most as many groups as there are images, and returns them with their precision.
+/// With an automatic choice, this is a usable GPU, or the CPU with a note of the reason. Functions of `needs` are called
+/// only if the choice depends on them.
 ///
 /// Errors if a device cannot be opened, or does not support the requested type.
-pub fn open(args: &EngineArgs, gains_by_sharing: &dyn Fn() -> bool, observer: &mut dyn Observer) -> Result<Devices> {
+pub fn open(args: &EngineArgs, needs: &Needs<'_>, observer: &mut dyn Observer) -> Result<(Devices, PrecisionChoice)> {
+    let number = match &args.device {
+        Device::Cpu => None,
+        Device::Auto => Some(0),
+        Device::Cuda(gpus) => numbers(gpus)?.first().copied(),
+    };
+    let precision =
+        number.map_or(args.precision, |number| precision::resolve(args, number, needs.first, needs.model, observer));
+    let args = EngineArgs { precision, ..args.clone() };
+    open_resolved(&args, needs.gains_by_sharing, observer).map(|devices| (devices, precision))
+}
+
+/// As [`open`], with the precision of GPUs.
+fn open_resolved(
+    args: &EngineArgs,
+    gains_by_sharing: &dyn Fn() -> bool,
+    observer: &mut dyn Observer,
+) -> Result<Devices> {
     if args.precision == PrecisionChoice::F32 && matches!(args.device, Device::Cuda(_)) {
         return Err(Error::usage("a GPU computes in 16 bits, not in f32")
             .for_field(Field::Precision)
@@ -143,7 +173,11 @@ fn cpu(args: &EngineArgs, observer: &mut dyn Observer) -> Result<Devices> {
         PrecisionChoice::Int8 => cpu::Precision::Int8,
         PrecisionChoice::W4a8 => cpu::Precision::W4a8,
         // fp8 never gets here: without a GPU it is an error.
-        PrecisionChoice::Auto | PrecisionChoice::F32 | PrecisionChoice::Fp8 => cpu::Precision::F32,
+        PrecisionChoice::Auto
+        | PrecisionChoice::Fast
+        | PrecisionChoice::Native
+        | PrecisionChoice::F32
+        | PrecisionChoice::Fp8 => cpu::Precision::F32,
     });
     if let Some(note) = cpu.note() {
         observer.note(note);
@@ -284,7 +318,11 @@ fn arithmetic(args: &EngineArgs) -> Arithmetic {
         PrecisionChoice::Fp8 => cuda::Precision::Fp8,
         PrecisionChoice::Int8 => cuda::Precision::Int8,
         PrecisionChoice::W4a8 => cuda::Precision::W4a8,
-        PrecisionChoice::Auto | PrecisionChoice::F32 | PrecisionChoice::Bf16 => cuda::Precision::Bf16,
+        PrecisionChoice::Auto
+        | PrecisionChoice::Fast
+        | PrecisionChoice::Native
+        | PrecisionChoice::F32
+        | PrecisionChoice::Bf16 => cuda::Precision::Bf16,
     };
     match args.attention {
         AttentionChoice::Auto => products.into(),

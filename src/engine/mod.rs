@@ -46,6 +46,7 @@ mod inputs;
 mod job;
 mod open;
 mod order;
+pub mod precision;
 mod recipe;
 mod schedule;
 #[cfg(test)]

@@ -1,5 +1,6 @@
 //! Opening of a model on devices.
 
+use std::cell::{Cell, OnceCell};
 use std::mem;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -8,7 +9,8 @@ use std::time::Instant;
 
 use super::Engine;
 use super::args::{Decodes, EngineArgs, PreviewDecoder};
-use super::devices::{self, Devices};
+use super::choice::PrecisionChoice;
+use super::devices::{self, Devices, Needs};
 use super::digests::ModelDigests;
 use super::executor::Executor;
 use super::image_recipe::ModelRecipe;
@@ -56,10 +58,17 @@ impl Engine {
         // Opening the model reports errors in the model or the request.
         let gains = |request| ModelInfo::read(&files).and_then(|info| info.gains_by_sharing(request));
         let gains_by_sharing = || first.is_some_and(|request| gains(request).unwrap_or(false));
-        let (devices, device_s) = timed(|| devices::open(args, &gains_by_sharing, observer));
-        let devices = devices?;
-        let (model, open_s) =
-            opening.join().unwrap_or_else(|_| (Err(Error::new("the thread that opens the model panicked")), 0.0));
+        let (opening, opened) = (Cell::new(Some(opening)), OnceCell::new());
+        let wait = || {
+            let panicked = || (Err(Error::new("the thread that opens the model panicked")), 0.0);
+            opened.get_or_init(|| opening.take().and_then(|thread| thread.join().ok()).unwrap_or_else(panicked))
+        };
+        let info = || wait().0.as_ref().ok().map(|model| &model.info);
+        let needs = Needs { first, gains_by_sharing: &gains_by_sharing, model: &info };
+        let (devices, device_s) = timed(|| devices::open(args, &needs, observer));
+        let (devices, precision) = devices?;
+        wait();
+        let (model, open_s) = opened.into_inner().unwrap_or_else(|| unreachable!("`wait` has filled it"));
         let mut model = model?;
         model.notes().iter().for_each(|note| observer.note(note));
         cancel.check()?;
@@ -78,7 +87,9 @@ impl Engine {
             }
         };
         let (paths, kv) = (files.paths().clone(), args.caches_references);
-        let (precision, attention) = (args.precision, args.attention);
+        let attention = args.attention;
+        // Recipes record the program's own choice of another precision, and nothing if there was none to make.
+        let precision = if precision == PrecisionChoice::Native { PrecisionChoice::Auto } else { precision };
         engine.model = Arc::new(ModelRecipe { paths, kv, precision, attention, ..(*engine.model).clone() });
         engine.digests = Arc::new(ModelDigests::new(files));
         engine.digests.prepare(adapters.iter().map(|(_, adapter)| Arc::clone(adapter)).collect());

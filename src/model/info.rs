@@ -164,6 +164,12 @@ fn shift(dir: &ModelFiles, kind: &ModelKind) -> Result<Option<Shift>> {
 }
 
 impl ModelInfo {
+    /// Returns `true` if weights of the transformer's blocks stay in fewer than 16 bits, as their files have them. Known
+    /// once the files are opened.
+    pub fn has_quantized_transformer(&self) -> bool {
+        self.file_sizes[1].largest() > 0
+    }
+
     /// Returns the shift of the schedule for an image of `tokens` tokens in `steps` steps.
     pub fn schedule_shift(&self, tokens: usize, steps: usize) -> Shift {
         self.shift.unwrap_or_else(|| (self.kind.shift)(tokens, steps))

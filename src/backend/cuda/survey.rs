@@ -1,10 +1,12 @@
 //! A survey of the machine's GPUs, and of this program's support for each, without opening one.
 
-use cudarc::driver::result;
-use serde::Serialize;
+use std::hash::{DefaultHasher, Hash, Hasher};
 
-use super::capability;
-use super::driver::{Properties, check_version, failed, start_any_driver};
+use cudarc::driver::result;
+use serde::{Deserialize, Serialize};
+
+use super::capability::{self, HOPPER};
+use super::driver::{Properties, check_version, failed, start_any_driver, start_driver};
 use super::element::Element;
 use super::ops::quantize;
 use super::{kernels, library};
@@ -73,6 +75,54 @@ impl Fastest {
         };
         Self { precision, why }
     }
+}
+
+/// The properties of a machine on which rates of matrix multiplications depend.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Identity {
+    /// The name of the GPU.
+    pub gpu: String,
+    /// The compute capability that selects kernels.
+    pub capability: (i32, i32),
+    /// The newest CUDA version that the driver supports, as the driver counts.
+    pub driver: i32,
+    /// A hash of this program's kernels for matrix multiplications.
+    pub kernels: u64,
+}
+
+impl Identity {
+    /// Reads the properties of GPU `number`, without opening it.
+    ///
+    /// Errors if there is no such GPU, or it cannot be used.
+    pub fn read(number: usize) -> Result<Self> {
+        let driver = start_driver()?;
+        let (_, properties) = Properties::read(number)?;
+        let capability = capability::taken_for(properties.capability)?;
+        let element = Element::for_gpu(capability)?;
+        let mut kernels = DefaultHasher::new();
+        // Rates are of matrix multiplications, whose other kernels are cuBLASLt's.
+        let measured =
+            kernels::files(element).filter(|file| file.starts_with("linear_") || file.starts_with("quantize"));
+        measured.filter_map(|file| kernels::fatbin(file, element)).for_each(|fatbin| fatbin.hash(&mut kernels));
+        Ok(Self { gpu: properties.name, capability, driver, kernels: kernels.finish() })
+    }
+
+    /// Returns the name of a file for the properties.
+    pub fn file_name(&self) -> String {
+        let gpu = self.gpu.to_ascii_lowercase().replace(|c: char| !c.is_ascii_alphanumeric(), "-");
+        let (major, minor) = self.capability;
+        format!("flux-rates-{gpu}-{major}.{minor}-{}.json", self.driver)
+    }
+}
+
+/// Returns `true` if the kernels of Hopper GPUs are selected on GPU `number`.
+///
+/// Errors if there is no such GPU, or it cannot be used.
+pub fn is_hopper(number: usize) -> Result<bool> {
+    start_driver()?;
+    let (_, properties) = Properties::read(number)?;
+    Ok(capability::taken_for(properties.capability)? == HOPPER)
 }
 
 /// Queries the driver.

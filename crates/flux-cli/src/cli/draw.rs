@@ -121,7 +121,7 @@ impl DrawArgs {
             kv: self.recipe.images.kv || base.is_some_and(|base| base.kv),
             quantize,
             precision: match base {
-                Some(base) => self.on.precision.unwrap_or(base.precision),
+                Some(base) => self.on.precision.unwrap_or_else(|| base.precision.recorded()),
                 None => self.on.precision().unwrap_or_default(),
             },
             attention: self.on.attention.unwrap_or(base.map_or_else(Default::default, |base| base.attention)),
