@@ -38,6 +38,7 @@ folder=
 quiet=(--quiet)
 has_prompt=no
 has_seed=no
+has_precision=no
 input=/dev/null
 flags=()
 while [[ $# -gt 0 ]]; do
@@ -64,6 +65,10 @@ while [[ $# -gt 0 ]]; do
             has_seed=yes
             flags+=("${words[@]}")
             ;;
+        --precision)
+            has_precision=yes
+            flags+=("${words[@]}")
+            ;;
         --version | --) usage_error "$1 is not a flag for images" ;;
         --output | --device) usage_error "$1 is set for each device" ;;
         --count) usage_error "$1: the script compares one image" ;;
@@ -86,6 +91,8 @@ mkdir -p -- "$folder"
 # A repeated flag is an error, so the defaults apply only if the flag is missing.
 [[ $has_prompt == yes ]] || flags+=("--prompt=a rocket on a dark blue background")
 [[ $has_seed == yes ]] || flags+=("--seed=42")
+# The default of some GPUs is 8 bits.
+[[ $has_precision == yes ]] || flags+=("--precision=native")
 if [[ $input == - ]]; then
     input=$work/input
     cat >"$input"

@@ -10,7 +10,7 @@ use crate::backend::Memory;
 use crate::backend::cpu::{self, Cpu};
 pub use crate::backend::cpu::{HostFacts, host_facts};
 use crate::backend::cuda::{self, Arithmetic, Cuda, GemmCache, GroupOptions};
-pub use crate::backend::cuda::{Fastest, GpuFacts, KernelsBuilt, Survey, free_bytes, kernels_built, survey};
+pub use crate::backend::cuda::{GpuFacts, KernelsBuilt, Survey, free_bytes, kernels_built, survey};
 use crate::error::{Error, Field, Result};
 use crate::model::ModelInfo;
 use crate::pipeline::Request;
@@ -66,6 +66,11 @@ pub struct Needs<'a> {
     pub gains_by_sharing: &'a dyn Fn() -> bool,
     /// Waits for the model; `None` if it cannot be opened.
     pub model: &'a dyn Fn() -> Option<&'a ModelInfo>,
+}
+
+impl Needs<'_> {
+    /// Of no particular model.
+    pub const UNKNOWN: Self = Self { first: None, gains_by_sharing: &|| false, model: &|| None };
 }
 
 /// Opens the requested devices, with at most as many groups as there are images, and returns them with their precision.

@@ -166,6 +166,22 @@ pub fn resolve<'a>(
     }
 }
 
+/// Describes the default precision of GPU `number` for a model that fits in its memory.
+///
+/// Errors if there is no such GPU, or it cannot be used.
+pub fn describe(number: usize) -> Result<String> {
+    if cuda::is_hopper(number)? {
+        return Ok("16 bits; `--precision fast` is fp8".to_string());
+    }
+    let machine = Identity::read(number)?;
+    let kept = folder().and_then(|folder| Rates::read(&folder.join(machine.file_name()), &machine));
+    Ok(match kept.map(|rates| select(&rates.rates, |_| true)) {
+        Some(Selection { precision: PrecisionChoice::Native, why }) => format!("16 bits: {why}"),
+        Some(Selection { precision, why }) => format!("{}: {why}", precision.name()),
+        None => "measured when a large model is opened first".to_string(),
+    })
+}
+
 /// Returns the storage of weights of large matrix multiplications in a precision.
 fn storage(precision: PrecisionChoice) -> Storage {
     match precision {
@@ -185,12 +201,6 @@ impl Rates {
         let file = folder().map(|folder| folder.join(machine.file_name()));
         let kept = file.as_ref().and_then(|file| Self::read(file, &machine));
         kept.map_or_else(|| Self::measure_and_keep(number, machine, file, observer), Ok)
-    }
-
-    /// Returns the rates that an earlier run measured on this machine, if any.
-    pub fn known(number: usize) -> Option<Self> {
-        let machine = Identity::read(number).ok()?;
-        Self::read(&folder()?.join(machine.file_name()), &machine)
     }
 
     fn read(file: &Path, machine: &Identity) -> Option<Self> {

@@ -81,7 +81,7 @@ pub use gemm::GemmCache;
 pub use graph::Graph;
 pub use group::{GroupOptions, Link, are_linked};
 pub use kernels::{KernelsBuilt, built as kernels_built};
-pub use survey::{Fastest, GpuFacts, Identity, Survey, free_bytes, is_hopper, survey};
+pub use survey::{GpuFacts, Identity, Survey, free_bytes, is_hopper, survey};
 pub use upload::Uploads;
 pub use weight::{ConvWeight, Weight};
 

@@ -44,37 +44,6 @@ pub struct GpuFacts {
     pub unusable: Option<String>,
     /// The reason that it doesn't support fp8, if so.
     pub without_fp8: Option<String>,
-    /// The fastest precision for matrix multiplications, by the rates of its tensor cores; `None` if the GPU can't be
-    /// used.
-    pub fastest: Option<Fastest>,
-}
-
-/// The name of a precision, and the reason that it is the fastest.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
-pub struct Fastest {
-    /// The name on the command line.
-    pub precision: &'static str,
-    /// The reason, for messages.
-    pub why: &'static str,
-}
-
-impl Fastest {
-    /// Returns the fastest precision of a GPU of this capability that computes unquantized values in `element`.
-    fn for_gpu((major, minor): (i32, i32), element: Element) -> Self {
-        let (precision, why) = match (major, minor) {
-            (9, 0) if element == Element::Bf16 => ("fp8", "its tensor cores multiply fp8 twice as fast as bf16"),
-            (7, _) | (8, 0) => {
-                ("int8", "by NVIDIA's figures its tensor cores multiply 8-bit integers twice as fast as 16-bit floats")
-            }
-            (8, _) | (12, _) => (
-                "int8",
-                "by NVIDIA's figures its tensor cores multiply 8-bit integers two to four times as fast as bf16",
-            ),
-            // On 10.x this program uses only instructions of older GPUs, and fp16 on 9.0 is for tests.
-            _ => ("auto", "this program has no 8-bit kernel for its tensor cores"),
-        };
-        Self { precision, why }
-    }
 }
 
 /// The properties of a machine on which rates of matrix multiplications depend.
@@ -159,7 +128,6 @@ fn facts(number: usize, version: i32) -> Result<GpuFacts> {
             .err()
             .map(|e| e.what().to_string()),
     };
-    let fastest = element.as_ref().ok().filter(|_| usable.is_ok()).map(|it| Fastest::for_gpu(capability, *it));
     // SAFETY: `device` was returned by the driver.
     let memory_bytes = unsafe { result::device::total_mem(device) }.ok().map(|bytes| bytes as u64);
     Ok(GpuFacts {
@@ -172,7 +140,6 @@ fn facts(number: usize, version: i32) -> Result<GpuFacts> {
         kernels: served.unwrap_or_else(|| "none".to_string()),
         unusable: usable.err().map(|e| e.what().to_string()),
         without_fp8: fp8,
-        fastest,
         name: properties.name,
     })
 }
@@ -186,14 +153,6 @@ fn hyphened(bytes: [u8; 16]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn the_fastest_precision_is_that_of_the_tensor_cores() {
-        let of = |capability, element| Fastest::for_gpu(capability, element).precision;
-        assert_eq!([(8, 0), (8, 6), (8, 9), (12, 0)].map(|it| of(it, Element::Bf16)), ["int8"; 4]);
-        assert_eq!((of((7, 5), Element::F16), of((9, 0), Element::Bf16)), ("int8", "fp8"));
-        assert_eq!((of((9, 0), Element::F16), of((10, 0), Element::Bf16)), ("auto", "auto"));
-    }
 
     #[test]
     fn a_uuid_is_written_as_nvidia_smi_does() {

@@ -9,7 +9,7 @@ use std::time::Duration;
 use flux::Result;
 use flux::default_model::default_model;
 use flux::engine::choice::{Device, ParallelChoice};
-use flux::engine::devices::{self, Devices};
+use flux::engine::devices::{self, Devices, Needs};
 use flux::engine::{Engine, EngineArgs};
 use flux::stage::CancelFlag;
 
@@ -36,7 +36,7 @@ pub fn run(args: &Bench) -> Result<()> {
     let notes = dir.iter().flat_map(|dir| dir.notes()).chain(args.quantize.notes());
     notes.for_each(|note| console.note(note));
     let engine_args = EngineArgs { parallel: ParallelChoice::Off, ..args.on.engine() };
-    let devices = devices::open(&engine_args, &|| false, &mut console)?;
+    let (devices, _) = devices::open(&engine_args, &Needs::UNKNOWN, &mut console)?;
     let (mut effort, size) = match devices {
         Devices::Cpu(_) => (Effort::CPU, 256),
         Devices::Cuda(_) => (Effort::GPU, 1024),

@@ -3,7 +3,7 @@
 use flux::default_model::default_model;
 use flux::engine::EngineArgs;
 use flux::engine::choice::Device;
-use flux::engine::devices::{self as engine_devices, Devices};
+use flux::engine::devices::{self as engine_devices, Devices, Needs};
 use flux::error::shown;
 use flux::{Error, Result};
 use flux_bench::selftest::{Finding, Settings, run as test};
@@ -43,8 +43,8 @@ pub fn run(args: &Selftest) -> Result<()> {
     args.check()?;
     let mut console = Console::new(args.json, false, Shown::Nothing);
     let mut open =
-        |device| engine_devices::open(&EngineArgs { device, ..EngineArgs::default() }, &|| false, &mut console);
-    let (tested, reference) = (open(args.device.clone())?, open(Device::Cpu)?);
+        |device| engine_devices::open(&EngineArgs { device, ..EngineArgs::default() }, &Needs::UNKNOWN, &mut console);
+    let (tested, reference) = (open(args.device.clone())?.0, open(Device::Cpu)?.0);
     let Devices::Cpu(reference) = reference else { return Err(Error::new("cannot open the CPU")) };
     let [(_, reference)] = &reference[..] else { return Err(Error::new("expected exactly one CPU device")) };
     let settings = args.settings();

@@ -3,7 +3,8 @@
 
 mod sensors;
 
-use flux::engine::devices::{Fastest, GpuFacts, HostFacts, free_bytes, host_facts, survey};
+use flux::engine::devices::{GpuFacts, HostFacts, free_bytes, host_facts, survey};
+use flux::engine::precision;
 use flux::error::shown;
 use flux::{Error, Result};
 use serde::Serialize;
@@ -55,7 +56,8 @@ struct Gpu {
     unusable: Option<String>,
     fp8: bool,
     without_fp8: Option<String>,
-    fastest: Option<Fastest>,
+    /// The default precision.
+    precision: Option<String>,
     #[serde(flatten)]
     sensors: Sensors,
 }
@@ -129,7 +131,7 @@ impl Gpu {
             unusable: facts.unusable,
             fp8: without_fp8.is_none(),
             without_fp8,
-            fastest: facts.fastest,
+            precision: precision::describe(number).ok(),
             sensors,
         }
     }
@@ -145,7 +147,6 @@ impl Gpu {
             _ => format!("by {}", reasons.join(", ")),
         });
         let fp8 = self.without_fp8.as_ref().map_or("yes".to_string(), |why| format!("no: {why}"));
-        let fastest = self.fastest.map(|Fastest { precision, why }| format!("{precision}: {why}"));
         let used = self.unusable.as_ref().map_or("yes".to_string(), |why| format!("no: {why}"));
         vec![
             ("name", self.name.clone()),
@@ -157,7 +158,7 @@ impl Gpu {
             ("computes in", known(self.computes_in.map(String::from))),
             ("kernels", self.kernels.clone()),
             ("fp8", fp8),
-            ("fastest precision", known(fastest)),
+            ("precision", known(self.precision.clone())),
             ("power", format!("{} of {}", of(power_w), of(power_limit_w))),
             ("temperature", known(temperature_c.map(|degrees| format!("{degrees} C")))),
             ("clocks", format!("{}, memory {}", mhz(sm_clock_mhz), mhz(memory_clock_mhz))),
@@ -215,7 +216,6 @@ mod tests {
             kernels: "kernels for 9.0a are built in".to_string(),
             unusable: None,
             without_fp8: None,
-            fastest: Some(Fastest { precision: "fp8", why: "its tensor cores are made for it" }),
         }
     }
 
@@ -223,23 +223,17 @@ mod tests {
     fn a_gpu_without_sensors_is_told_with_hyphens() {
         let gpu = Gpu::from_facts(gpu(), Sensors::default());
         let text = section("cuda:1", &gpu.rows()).join("\n");
-        for line in [
-            "memory              80.0 GiB, - free",
-            "fastest precision   fp8: its tensor cores",
-            "power               - of -",
-            "throttled           -",
-        ] {
+        for line in ["memory              80.0 GiB, - free", "power               - of -", "throttled           -"] {
             assert!(text.contains(line), "{line}: {text}");
         }
         let json = serde_json::to_value(&gpu).unwrap();
         assert_eq!((json["device"].as_str(), json["fp8"].as_bool()), (Some("cuda:1"), Some(true)));
-        assert_eq!(json["fastest"]["precision"].as_str(), Some("fp8"));
         assert!(json["power_w"].is_null() && json["free_bytes"].is_null(), "{json}");
     }
 
     #[test]
     fn a_gpu_that_cannot_be_used_computes_in_no_fp8_either() {
-        let old = GpuFacts { unusable: Some("too old".to_string()), computes_in: None, fastest: None, ..gpu() };
+        let old = GpuFacts { unusable: Some("too old".to_string()), computes_in: None, ..gpu() };
         let gpu = Gpu::from_facts(old, Sensors { throttle: Some(vec!["power limit"]), ..Sensors::default() });
         let text = section("cuda:1", &gpu.rows()).join("\n");
         assert!(text.contains("usable              no: too old") && text.contains("by power limit"), "{text}");
