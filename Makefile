@@ -9,6 +9,8 @@ FUZZ_SEED ?= 1
 # The number of the first run; or the number of a single run, or the name of a kind.
 FUZZ_FIRST ?= 0
 FUZZ_ONLY ?=
+# The profile of cargo for `test`.
+PROFILE ?= release
 # The number of images that `fuzz-signals` starts.
 COUNT ?= 500
 # The duration and the flags of `soak-live`.
@@ -129,13 +131,13 @@ book: $(MDBOOK) ## Build docs/ as a book in target/book; builds mdBook first if 
 
 .PHONY: test
 test: ## Run all Rust tests; skips those that need a missing GPU, AMX or full-size model
-	$(CARGO) test --release --locked
+	$(CARGO) test --profile $(PROFILE) --locked
 	@if command -v nvidia-smi >/dev/null && nvidia-smi -L 2>/dev/null | grep -q GPU; then \
-		$(CARGO) test --release --locked --test gpu; \
+		$(CARGO) test --profile $(PROFILE) --locked --test gpu; \
 	fi
 
 .PHONY: ci
-ci: ## Run the checks of CI: format, clippy, all tests; ALL=1: also a second profile, and all kernels
+ci: ## Run the checks of CI: format, clippy, all tests; ALL=1: with overflow checks, and all kernels
 	.ci/run $(if $(ALL),--all)
 
 .PHONY: fuzz
