@@ -286,6 +286,25 @@ dist: build ## Create an archive and a Debian package with completions, man page
 test-dist: dist ## Install the results of `make dist` in clean roots, also by the Containerfile, and generate images there
 	scripts/check_dist.sh "$(TARGET)/dist"
 
+WHEEL_VENV := $(TARGET)/wheel-venv
+WHEELS := $(TARGET)/wheels
+MATURIN_VERSION := 1.16.0
+
+$(WHEEL_VENV)/bin/maturin:
+	$(PYTHON) -m venv --clear $(WHEEL_VENV)
+	$(WHEEL_VENV)/bin/pip install --quiet --disable-pip-version-check "maturin==$(MATURIN_VERSION)"
+
+# After `make build`, only the extension itself is compiled and linked: its features are those of the program.
+.PHONY: wheel
+wheel: gpu-setup $(WHEEL_VENV)/bin/maturin ## Build the Python package as a wheel in target/wheels
+	rm -rf "$(WHEELS)"
+	$(WHEEL_VENV)/bin/maturin build --quiet --release --locked --manifest-path crates/flux-python/Cargo.toml --out "$(WHEELS)"
+	@ls "$(WHEELS)"/*.whl
+
+.PHONY: test-python
+test-python: wheel ## Install the wheel in a new virtual environment in target/python, and test it
+	scripts/test_python.sh "$(WHEELS)"/*.whl
+
 .PHONY: clean
 clean: ## Remove build outputs; keeps models and .cuda
 	$(CARGO) clean

@@ -91,6 +91,8 @@ pub use flux_media::output::ImageFormat;
 pub use flux_media::rgb::{Rgb, RgbImage};
 #[doc(inline)]
 pub use model::ModelInfo;
+#[doc(inline)]
+pub use pipeline::{Embeddings, Latents};
 
 #[doc(hidden)]
 pub use flux_base::{error, guard, memory, stage};

@@ -21,7 +21,7 @@ use flux::output::Rgb;
 use safetensors::tensor::{Dtype, TensorView};
 
 /// Documents with commands.
-pub const DOCUMENTS: [&str; 51] = [
+pub const DOCUMENTS: [&str; 52] = [
     "README.md",
     "CHANGELOG.md",
     "CONTRIBUTING.md",
@@ -59,6 +59,7 @@ pub const DOCUMENTS: [&str; 51] = [
     "docs/options.md",
     "docs/privacy.md",
     "docs/prompts.md",
+    "docs/python.md",
     "docs/quick-start.md",
     "docs/recipes.md",
     "docs/sampling.md",

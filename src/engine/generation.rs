@@ -4,9 +4,11 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use super::expand::{Expanded, Expander, Expansion};
+use super::input_image::name_in_memory;
 use super::{AdapterFile, EmbeddedFiles, Engine, Image, InputImage, InputSource, Job, Recipe, Ticket};
 use crate::error::{Error, Field, Result};
 use crate::input::is_stdin;
+use crate::pipeline::{Embeddings, Latents};
 use crate::sampler::random_seed;
 use crate::stage::CancelFlag;
 
@@ -19,9 +21,9 @@ use crate::stage::CancelFlag;
 pub struct Generation<'e> {
     engine: &'e Engine,
     recipe: Recipe,
-    /// Images in memory.
+    /// Images and tensors in memory.
     files: EmbeddedFiles,
-    /// The first image that could not be encoded.
+    /// The first file that could not be encoded.
     error: Option<Error>,
     expansion: Option<Expansion>,
     embeds_inputs: bool,
@@ -116,6 +118,35 @@ impl Generation<'_> {
     pub fn mask(mut self, mask: impl Into<InputImage>) -> Self {
         let name = self.name(mask.into());
         self.configure(|recipe| recipe.mask = name)
+    }
+
+    /// Sets noise in place of the seed's noise, for as many images as are generated.
+    pub fn noise(mut self, noise: &Latents) -> Self {
+        let name = self.name_tensors("noise", noise.encode());
+        self.configure(|recipe| recipe.noise = name)
+    }
+
+    /// Sets latents for the first step to begin with.
+    pub fn latents(mut self, latents: &Latents) -> Self {
+        let name = self.name_tensors("latents", latents.encode());
+        self.configure(|recipe| recipe.latents = name)
+    }
+
+    /// Sets text features in place of a prompt, which must be empty.
+    pub fn embeddings(mut self, embeddings: &Embeddings) -> Self {
+        let name = self.name_tensors("embeddings", embeddings.encode());
+        self.configure(|recipe| recipe.embeddings = name)
+    }
+
+    /// Adds files in memory, by their names in the recipe.
+    pub fn with_files(mut self, files: EmbeddedFiles) -> Self {
+        self.files.extend(files);
+        self
+    }
+
+    /// Returns the files in memory, by their names in the recipe.
+    pub fn files(&self) -> &EmbeddedFiles {
+        &self.files
     }
 
     /// Sets the strength of the change to the image to edit, from 0 to 1.
@@ -217,6 +248,21 @@ impl Generation<'_> {
         Ok(Job { words: words.into(), previews, cancel, ..engine.job_from(&recipe, count, source)? })
     }
 
+    /// Returns the name of tensors in the recipe, and keeps their bytes; `None` if there are none.
+    fn name_tensors(&mut self, kind: &str, bytes: Result<Vec<u8>>) -> Option<PathBuf> {
+        match bytes {
+            Ok(bytes) => {
+                let name = name_in_memory(kind, "safetensors", &bytes);
+                self.files.insert(name.clone(), bytes);
+                Some(name)
+            }
+            Err(error) => {
+                self.error.get_or_insert(error);
+                None
+            }
+        }
+    }
+
     /// Returns the name of an image in the recipe, and keeps its bytes; `None` if it has none.
     fn name(&mut self, image: InputImage) -> Option<PathBuf> {
         match image.named() {
@@ -234,6 +280,7 @@ impl Generation<'_> {
 
 #[cfg(test)]
 mod tests {
+    use std::task::Poll;
     use std::thread;
     use std::time::{Duration, Instant};
 
@@ -241,6 +288,7 @@ mod tests {
     use crate::engine::choice::Device;
     use crate::engine::{Event, ImageRecipe};
     use crate::error::ErrorKind;
+    use crate::files::Array;
     use crate::output::ImageFormat;
     use crate::rgb::{Rgb, RgbImage};
 
@@ -345,6 +393,45 @@ mod tests {
         }
         let carried = engine.edit("a blue cat", &image).seed(1).steps(1).embed_inputs().run().unwrap();
         assert_eq!(carried.recipe().unwrap().embedded_files().unwrap().len(), 1);
+    }
+
+    #[test]
+    fn latents_in_memory_are_those_of_a_file() {
+        let engine = tiny();
+        let channels = engine.info().transformer.in_channels;
+        let values = (0..channels * 4).map(|i| (i % 7) as f32 - 3.0).collect();
+        let noise = Latents::new(Array::new(vec![channels, 2, 2], values).unwrap()).unwrap();
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("noise.safetensors");
+        std::fs::write(&file, noise.encode().unwrap()).unwrap();
+        let expected = small(&engine, "a cat").configure(|recipe| recipe.noise = Some(file)).run().unwrap();
+        let generation = small(&engine, "a cat").noise(&noise);
+        let files = generation.files().clone();
+        let image = generation.run().unwrap();
+        assert_eq!(image.rgb, expected.rgb);
+        let made = image.recipe().unwrap();
+        let digests = |made: &ImageRecipe| made.digests.values().cloned().collect::<Vec<_>>();
+        assert_eq!(digests(&made), digests(&expected.recipe().unwrap()));
+        let again = engine.generate_recipe(made.recipe.clone()).with_files(files).run().unwrap();
+        assert_eq!(again.rgb, image.rgb);
+        let error = engine.generate_recipe(made.recipe).run().unwrap_err();
+        assert!(error.to_string().contains("noise-"), "{error}");
+    }
+
+    #[test]
+    fn a_wait_for_events_ends_in_time() {
+        let engine = tiny();
+        let mut events = small(&engine, "a cat").steps(1000).submit().unwrap().in_order();
+        while events.next_within(Duration::ZERO).is_ready() {}
+        let start = Instant::now();
+        while matches!(events.next_within(Duration::from_millis(1)), Poll::Ready(Some(Ok(_)))) {}
+        assert!(start.elapsed() < Duration::from_secs(20));
+        events.cancel();
+        let last = std::iter::repeat_with(|| events.next_within(Duration::from_secs(20)))
+            .find(|event| !matches!(event, Poll::Ready(Some(Ok(_)))));
+        let is_cancelled = |error: &Error| error.kind() == ErrorKind::Cancelled;
+        assert!(matches!(last, Some(Poll::Ready(Some(Err(error)))) if is_cancelled(&error)));
+        assert!(matches!(events.next_within(Duration::ZERO), Poll::Ready(None)));
     }
 
     #[test]

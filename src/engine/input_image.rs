@@ -41,13 +41,17 @@ impl InputImage {
             Source::Bytes(bytes) => {
                 let bytes = bytes?;
                 let ending = ImageFormat::from_magic(&bytes).map_or("bin", ImageFormat::ending);
-                let digest = digest::hash_bytes(&bytes);
-                let digits = digest.rsplit(':').next().unwrap_or_default();
-                let name = format!("image-{}.{ending}", &digits[..DIGITS.min(digits.len())]);
-                Ok((name.into(), Some(bytes)))
+                Ok((name_in_memory("image", ending, &bytes), Some(bytes)))
             }
         }
     }
+}
+
+/// Returns the name in a recipe of a file in memory: its kind, and the beginning of its digest.
+pub(super) fn name_in_memory(kind: &str, ending: &str, bytes: &[u8]) -> PathBuf {
+    let digest = digest::hash_bytes(bytes);
+    let digits = digest.rsplit(':').next().unwrap_or_default();
+    format!("{kind}-{}.{ending}", &digits[..DIGITS.min(digits.len())]).into()
 }
 
 impl From<&Path> for InputImage {

@@ -35,7 +35,7 @@ pub struct InputSource<'a> {
     pub cancel: CancelFlag,
 }
 
-/// Image files by their names in a recipe.
+/// Files of images and tensors by their names in a recipe.
 pub type EmbeddedFiles = BTreeMap<PathBuf, Vec<u8>>;
 
 impl<'a> InputSource<'a> {
@@ -264,7 +264,11 @@ impl Files<'_, '_> {
 
     fn digest_tensors(&mut self, recipe: &Recipe) -> Result<()> {
         for file in [&recipe.noise, &recipe.latents, &recipe.embeddings].into_iter().flatten() {
-            self.digests.insert(file.to_string_lossy().into_owned(), digest::hash_file(file)?);
+            let hash = match self.source.embedded.get(file) {
+                Some(bytes) => digest::hash_bytes(bytes),
+                None => digest::hash_file(file)?,
+            };
+            self.digests.insert(file.to_string_lossy().into_owned(), hash);
         }
         Ok(())
     }

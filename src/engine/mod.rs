@@ -238,7 +238,7 @@ impl Engine {
     fn job_from(&self, recipe: &Recipe, count: usize, mut source: InputSource<'_>) -> Result<Job> {
         recipe.check()?;
         let inputs = Inputs::read(recipe, &mut source)?;
-        let request = Request { adapters: self.adapters(recipe)?, ..inputs.apply(recipe.request()?) };
+        let request = Request { adapters: self.adapters(recipe)?, ..inputs.apply(recipe.request_with(&source.embedded)?) };
         Ok(Job { inputs: Arc::new(inputs), recipe: Some(Arc::new(recipe.clone())), ..Job::new(request, count) })
     }
 

@@ -1,6 +1,7 @@
 //! Recipes: how to generate an image, as data.
 
 use std::borrow::Cow;
+use std::collections::BTreeMap;
 use std::fmt;
 use std::marker::PhantomData;
 use std::path::{Path, PathBuf};
@@ -10,6 +11,7 @@ use serde::{Deserialize, Deserializer, Serialize};
 
 use super::boxes::{self, LayoutBox};
 use crate::error::{Error, Field, Result};
+use crate::files::ArrayFile;
 use crate::input::{Resize, Sides};
 use crate::pipeline::{Embeddings, Latents, MAX_PROMPT_BYTES, Request};
 use crate::sampler::{Rng, ScheduleKind};
@@ -286,9 +288,21 @@ impl Recipe {
     /// Errors as [`Recipe::check`] and [`Request::check_prompt`], and if a file cannot be read, or holds something
     /// else.
     pub fn request(&self) -> Result<Request> {
+        self.request_with(&BTreeMap::new())
+    }
+
+    /// As [`Recipe::request`], with files in memory by their names in the recipe.
+    ///
+    /// Errors as [`Recipe::request`].
+    pub(super) fn request_with(&self, files: &BTreeMap<PathBuf, Vec<u8>>) -> Result<Request> {
         self.check()?;
+        let file = |path: &PathBuf| match files.get(path) {
+            Some(bytes) => ArrayFile::from_bytes(path, bytes.clone()),
+            None => ArrayFile::read(path),
+        };
         let latents = |path: &Option<PathBuf>, field: Field| {
-            path.as_deref().map(|path| Latents::read(path).map_err(|e: Error| e.for_field(field))).transpose()
+            let read = |path| file(path).and_then(|file| Latents::from_file(&file)).map_err(|e| e.for_field(field));
+            path.as_ref().map(read).transpose()
         };
         let mut request = Request {
             has_boxes: !self.boxes.is_empty(),
@@ -306,7 +320,8 @@ impl Recipe {
             ..Request::new(self.full_prompt(), self.seed)
         };
         if let Some(path) = &self.embeddings {
-            let (embeddings, prompt) = Embeddings::read(path).map_err(|e| e.for_field(Field::Embeddings))?;
+            let read = file(path).and_then(|file| Embeddings::from_file(&file));
+            let (embeddings, prompt) = read.map_err(|e| e.for_field(Field::Embeddings))?;
             (request.embeddings, request.prompt) = (Some(embeddings), prompt.unwrap_or_default());
         }
         request.check_prompt()?;

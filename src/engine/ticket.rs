@@ -3,7 +3,8 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
-use std::time::Duration;
+use std::task::Poll;
+use std::time::{Duration, Instant};
 
 use super::event::{Event, Message};
 use super::image::Image;
@@ -65,27 +66,29 @@ impl Ticket {
         self.in_order().filter_map(image).collect()
     }
 
-    /// Receives the next event, with the first image of its batch. `None` after the end.
-    fn receive(&mut self) -> Option<Result<(usize, Event)>> {
+    /// Receives the next event, with the first image of its batch. `None` after the end, pending after `until`.
+    fn receive(&mut self, until: Option<Instant>) -> Poll<Option<Result<(usize, Event)>>> {
         while !self.is_over {
             // Only the caller may know the flag, so it is checked here, also while events arrive.
             if self.cancel.check().is_err() {
                 self.cancel();
             }
-            match self.messages.recv_timeout(POLL) {
-                Ok(Message::Event { first, event }) => return Some(Ok((first, event))),
+            let left = until.map_or(POLL, |until| until.saturating_duration_since(Instant::now()));
+            match self.messages.recv_timeout(left.min(POLL)) {
+                Ok(Message::Event { first, event }) => return Poll::Ready(Some(Ok((first, event)))),
                 Ok(Message::End(end)) => {
                     self.is_over = true;
-                    return end.err().map(Err);
+                    return Poll::Ready(end.err().map(Err));
                 }
+                Err(RecvTimeoutError::Timeout) if left <= POLL && until.is_some() => return Poll::Pending,
                 Err(RecvTimeoutError::Timeout) => {}
                 Err(RecvTimeoutError::Disconnected) => {
                     self.is_over = true;
-                    return Some(Err(Error::new("the engine stopped before the job was finished")));
+                    return Poll::Ready(Some(Err(Error::new("the engine stopped before the job was finished"))));
                 }
             }
         }
-        None
+        Poll::Ready(None)
     }
 
     /// Lets devices start more batches of this job after the caller has received one.
@@ -102,7 +105,7 @@ impl Iterator for Ticket {
     type Item = Result<Event>;
 
     fn next(&mut self) -> Option<Result<Event>> {
-        let event = self.receive()?.map(|(_, event)| event);
+        let event = ready(self.receive(None))?.map(|(_, event)| event);
         event.iter().for_each(|event| self.hand_on(event));
         Some(event)
     }
@@ -130,6 +133,33 @@ impl InOrder {
         self.ticket.cancel();
     }
 
+    /// Returns the next event as [`Iterator::next`] does, or pending if there is none within `timeout`.
+    pub fn next_within(&mut self, timeout: Duration) -> Poll<Option<Result<Event>>> {
+        self.next_until(Some(Instant::now() + timeout))
+    }
+
+    fn next_until(&mut self, until: Option<Instant>) -> Poll<Option<Result<Event>>> {
+        loop {
+            if let Some(event) = self.ready.pop_front() {
+                self.ticket.hand_on(&event);
+                return Poll::Ready(Some(Ok(event)));
+            }
+            if let Some(error) = self.error.take() {
+                return Poll::Ready(Some(Err(error)));
+            }
+            match self.ticket.receive(until) {
+                Poll::Ready(Some(Ok((first, event)))) => self.sort(first, event),
+                // Events held back before the error are delivered as well.
+                Poll::Ready(Some(Err(error))) => {
+                    self.ready.extend(self.order.rest());
+                    self.error = Some(error);
+                }
+                Poll::Ready(None) => return Poll::Ready(None),
+                Poll::Pending => return Poll::Pending,
+            }
+        }
+    }
+
     /// Queues the events that are in order after adding an event of the batch with the first image `first`.
     fn sort(&mut self, first: usize, event: Event) {
         match event {
@@ -150,22 +180,14 @@ impl Iterator for InOrder {
     type Item = Result<Event>;
 
     fn next(&mut self) -> Option<Result<Event>> {
-        loop {
-            if let Some(event) = self.ready.pop_front() {
-                self.ticket.hand_on(&event);
-                return Some(Ok(event));
-            }
-            if let Some(error) = self.error.take() {
-                return Some(Err(error));
-            }
-            match self.ticket.receive()? {
-                Ok((first, event)) => self.sort(first, event),
-                // Events held back before the error are delivered as well.
-                Err(error) => {
-                    self.ready.extend(self.order.rest());
-                    self.error = Some(error);
-                }
-            }
-        }
+        ready(self.next_until(None))
+    }
+}
+
+/// Returns the value of a wait without a time limit.
+fn ready<T>(poll: Poll<Option<T>>) -> Option<T> {
+    match poll {
+        Poll::Ready(value) => value,
+        Poll::Pending => None,
     }
 }

@@ -53,7 +53,7 @@ pub use batch::{Batch, BatchFormat, Shard};
 pub use bench::Bench;
 pub use chat::Chat;
 use clap::{Args, ColorChoice, CommandFactory, FromArgMatches, Parser, Subcommand};
-pub use command_line::{command_line, given_command};
+pub use command_line::{arguments, command_line, given_command, set_arguments};
 pub use compare::Compare;
 pub use convert::{ComponentChoice, Convert};
 pub use download::{Download, List, NamesOf, Remove};

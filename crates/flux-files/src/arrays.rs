@@ -74,6 +74,13 @@ impl ArrayFile {
         }
         let mut bytes = Vec::new();
         file.take(MAX_BYTES).read_to_end(&mut bytes).map_err(unreadable)?;
+        Self::from_bytes(path, bytes)
+    }
+
+    /// Creates a file from its bytes; `path` is its name in errors.
+    ///
+    /// Errors if the bytes are no safetensors file.
+    pub fn from_bytes(path: &Path, bytes: Vec<u8>) -> Result<Self> {
         let read = Self { path: path.to_path_buf(), bytes };
         read.tensors()?;
         Ok(read)
@@ -145,6 +152,20 @@ fn floats(tensor: &TensorView<'_>) -> Option<Vec<f32>> {
     })
 }
 
+/// Returns the bytes of a file of tensors in float32.
+///
+/// Errors if a shape does not match its values.
+pub fn encode(arrays: &[(&str, &Array)], metadata: HashMap<String, String>) -> Result<Vec<u8>> {
+    let bytes: Vec<Vec<u8>> =
+        arrays.iter().map(|(_, array)| array.values.iter().flat_map(|value| value.to_le_bytes()).collect()).collect();
+    let views = arrays.iter().zip(&bytes).map(|((name, array), bytes)| {
+        TensorView::new(Dtype::F32, array.shape.clone(), bytes).map(|view| (name.to_string(), view))
+    });
+    let file = views.collect::<std::result::Result<Vec<_>, _>>();
+    let file = file.and_then(|views| safetensors::serialize(views, Some(metadata)));
+    file.map_err(|e| Error::new(format!("cannot write the tensors: {e}")))
+}
+
 /// A checked path to write tensors to.
 #[derive(Debug, Clone)]
 pub struct ArrayTarget {
@@ -188,16 +209,7 @@ impl ArrayTarget {
     ///
     /// Errors if the file cannot be written.
     pub fn write(&self, arrays: &[(&str, &Array)], metadata: HashMap<String, String>) -> Result<()> {
-        let bytes: Vec<Vec<u8>> = arrays
-            .iter()
-            .map(|(_, array)| array.values.iter().flat_map(|value| value.to_le_bytes()).collect())
-            .collect();
-        let views = arrays.iter().zip(&bytes).map(|((name, array), bytes)| {
-            TensorView::new(Dtype::F32, array.shape.clone(), bytes).map(|view| (name.to_string(), view))
-        });
-        let file = views.collect::<std::result::Result<Vec<_>, _>>();
-        let file = file.and_then(|views| safetensors::serialize(views, Some(metadata)));
-        let file = file.map_err(|e| Error::new(format!("cannot write the tensors: {e}")).at_path(&self.path))?;
+        let file = encode(arrays, metadata).map_err(|e| e.at_path(&self.path))?;
         let written =
             if self.keeps { atomic::write_new(&self.path, &file) } else { overwrite::write(&self.path, &file) };
         written.map_err(|e| match e.kind() {

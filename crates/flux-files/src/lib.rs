@@ -18,7 +18,7 @@ mod formats;
 mod io;
 mod models;
 
-pub use arrays::{Array, ArrayFile, ArrayTarget};
+pub use arrays::{Array, ArrayFile, ArrayTarget, encode as encode_arrays};
 pub use catalog::families::Family;
 pub use catalog::fetch::fetch_a_model;
 pub use catalog::names;

@@ -5,7 +5,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use crate::error::{Error, Result};
-use crate::files::{Array, ArrayFile, ArrayTarget};
+use crate::files::{Array, ArrayFile, ArrayTarget, encode_arrays};
 use crate::model::info::MAX_TEXT_TOKENS;
 use crate::pipeline::request::source::ValueOrigin;
 
@@ -48,10 +48,16 @@ impl Embeddings {
     ///
     /// Errors if the file cannot be read, or as [`Embeddings::new`].
     pub fn read(path: &Path) -> Result<(Self, Option<String>)> {
-        let file = ArrayFile::read(path)?;
+        Self::from_file(&ArrayFile::read(path)?)
+    }
+
+    /// Reads embeddings from a file in memory, and the prompt in its metadata.
+    ///
+    /// Errors as [`Embeddings::read`].
+    pub fn from_file(file: &ArrayFile) -> Result<(Self, Option<String>)> {
         let negative = file.get(NEGATIVE)?;
-        let embeddings = Self::new(file.get_or_only(PROMPT)?, negative).map_err(|e| e.at_path(path))?;
-        let embeddings = Self { source: path.into(), ..embeddings };
+        let embeddings = Self::new(file.get_or_only(PROMPT)?, negative).map_err(|e| e.at_path(file.path()))?;
+        let embeddings = Self { source: file.path().into(), ..embeddings };
         Ok((embeddings, file.metadata().remove("prompt")))
     }
 
@@ -59,12 +65,23 @@ impl Embeddings {
     ///
     /// Errors if the file cannot be written.
     pub fn write(&self, target: &ArrayTarget, metadata: HashMap<String, String>) -> Result<()> {
-        // With a batch axis, as the reference takes them.
+        self.with_arrays(|arrays| target.write(arrays, metadata))
+    }
+
+    /// Returns the bytes of a file with the embeddings.
+    ///
+    /// Errors never for embeddings that were created.
+    pub fn encode(&self) -> Result<Vec<u8>> {
+        self.with_arrays(|arrays| encode_arrays(arrays, HashMap::new()))
+    }
+
+    /// Calls `write` with the tensors of a file: with a batch axis, as the reference takes them.
+    fn with_arrays<T>(&self, write: impl FnOnce(&[(&str, &Array)]) -> Result<T>) -> Result<T> {
         let batch = |array: &Array| Array { shape: [&[1], &array.shape[..]].concat(), values: array.values.clone() };
         let (prompt, negative) = (batch(&self.prompt), self.negative.as_deref().map(batch));
         let mut arrays = vec![(PROMPT, &prompt)];
         arrays.extend(negative.as_ref().map(|negative| (NEGATIVE, negative)));
-        target.write(&arrays, metadata)
+        write(&arrays)
     }
 
     /// Returns the file that the features were read from, if any.

@@ -1,14 +1,18 @@
 //! Latents and noise that replace those of a seed, or that a caller saves.
 
+use std::collections::HashMap;
 use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
 
 use crate::error::{Error, Result};
-use crate::files::{Array, ArrayFile};
+use crate::files::{Array, ArrayFile, encode_arrays};
 use crate::pipeline::request::source::ValueOrigin;
 use crate::sampler::noise::unpack;
 use crate::sampler::{Noise, Rng, Start};
+
+/// The name of the tensor, equal to the argument name of the reference.
+const NAME: &str = "latents";
 
 /// Latents or noise of one or several images: float32 [images, channels, height, width]. A position is 16 x 16
 /// pixels, and a channel is one of the 4 * latent channels of the VAE: patches are packed and normalized by its
@@ -45,9 +49,22 @@ impl Latents {
     ///
     /// Errors if the file cannot be read, or as [`Latents::new`].
     pub fn read(path: &Path) -> Result<Self> {
-        let array = ArrayFile::read(path)?.get_or_only("latents")?;
-        let read = Self::new(array).map_err(|e| e.at_path(path))?;
-        Ok(Self { source: path.into(), ..read })
+        Self::from_file(&ArrayFile::read(path)?)
+    }
+
+    /// Reads latents from a file in memory.
+    ///
+    /// Errors as [`Latents::read`].
+    pub fn from_file(file: &ArrayFile) -> Result<Self> {
+        let read = Self::new(file.get_or_only(NAME)?).map_err(|e| e.at_path(file.path()))?;
+        Ok(Self { source: file.path().into(), ..read })
+    }
+
+    /// Returns the bytes of a file with the latents.
+    ///
+    /// Errors never for latents that were created.
+    pub fn encode(&self) -> Result<Vec<u8>> {
+        encode_arrays(&[(NAME, &self.to_array())], HashMap::new())
     }
 
     /// Creates the latents of one image from tokens [height * width, channels].

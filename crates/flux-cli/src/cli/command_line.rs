@@ -1,7 +1,9 @@
-//! The command line that reproduces an image.
+//! Command lines: the one that runs, and the one that reproduces an image.
 
 use std::env;
+use std::ffi::OsString;
 use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
 
 use flux::engine::choice::PrecisionChoice;
 use flux::engine::{ImageRecipe, ModelRecipe, Recipe};
@@ -13,15 +15,27 @@ use flux::sampler::{Rng, ScheduleKind};
 /// A flag and its value, if it has one.
 type Flag = (&'static str, Option<String>);
 
+static ARGUMENTS: OnceLock<Vec<OsString>> = OnceLock::new();
+
 /// Returns the words of the command line.
 pub fn command_line(made: &ImageRecipe) -> Vec<String> {
     let words = flags(made).into_iter().flat_map(|(flag, value)| [Some(flag.to_string()), value]);
     ["flux".to_string()].into_iter().chain(words.flatten()).collect()
 }
 
-/// Returns this process's command line, quoted for a shell, on one line.
+/// Sets the command line. Only the first call has an effect.
+pub fn set_arguments(arguments: Vec<OsString>) {
+    let _ = ARGUMENTS.set(arguments);
+}
+
+/// Returns the command line that was set, otherwise that of the process.
+pub fn arguments() -> &'static [OsString] {
+    ARGUMENTS.get_or_init(|| env::args_os().collect())
+}
+
+/// Returns the command line, quoted for a shell, on one line.
 pub fn given_command() -> String {
-    env::args_os().map(|word| visible_word(word.as_encoded_bytes())).collect::<Vec<_>>().join(" ")
+    arguments().iter().map(|word| visible_word(word.as_encoded_bytes())).collect::<Vec<_>>().join(" ")
 }
 
 /// Returns the flags in order.

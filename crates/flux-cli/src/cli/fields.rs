@@ -1,16 +1,13 @@
 //! The flags for fields in the library's messages.
 
-use std::env;
-use std::ffi::OsString;
-
 use flux::error::{Field, Form};
 
+use super::command_line::arguments;
 use super::explain::is_given;
 
 /// Returns the flag of a field as it is on the command line, otherwise in the requested form.
 pub fn flag(field: Field, form: Form) -> &'static str {
-    let arguments: Vec<OsString> = env::args_os().collect();
-    as_given(field, form, |flag| is_given(&arguments, flag))
+    as_given(field, form, |flag| is_given(arguments(), flag))
 }
 
 /// [`flag`] for a command line with the flags for which `is_given` returns `true`.

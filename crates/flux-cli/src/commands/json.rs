@@ -1,7 +1,6 @@
 //! The output of `--json`: one object per line for each image, and for an error.
 
 use std::borrow::Cow;
-use std::env;
 
 use flux::engine::ImageRecipe;
 use flux::error::escaped;
@@ -9,7 +8,7 @@ use flux::{Error, Result};
 use serde::Serialize;
 
 use super::print;
-use crate::cli::flag;
+use crate::cli::{arguments, flag};
 
 /// An image that was written.
 #[derive(Serialize)]
@@ -56,7 +55,7 @@ pub fn print_object(object: &impl Serialize) -> Result<()> {
 /// Prints an error as JSON if the command line contains `--json`. Failures are ignored: the error is also printed to
 /// stderr.
 pub fn print_error(error: &Error) {
-    if env::args_os().skip(1).take_while(|word| word != "--").any(|word| word == "--json") {
+    if arguments().iter().skip(1).take_while(|word| *word != "--").any(|word| word == "--json") {
         let _ = print_object(&serde_json::json!({ "error": error.json(flag) }));
     }
 }

@@ -1,4 +1,5 @@
-//! The command line program: parses arguments, runs the command, prints errors.
+//! The command line program as a library: [`run`] parses arguments, runs the command and prints errors. The program
+//! `flux` and the Python package call it.
 
 mod cli;
 mod commands;
@@ -6,10 +7,8 @@ mod report;
 mod terminal;
 mod version;
 
-use std::env;
 use std::ffi::OsString;
 use std::io::{self, IsTerminal};
-use std::process::ExitCode;
 use std::time::Instant;
 
 use flux::Result;
@@ -23,22 +22,25 @@ use flux_runtime::progress::{open_log, say};
 use flux_runtime::{allocator, build, bus_error, hardware_queues, panics, progress, threads};
 
 /// The exit code for an invalid command line.
-const WRONG_USAGE: i32 = 2;
+const WRONG_USAGE: u8 = 2;
+/// The exit code for a failure.
+const FAILURE: u8 = 1;
 
-#[global_allocator]
-static ALLOCATOR: allocator::OrExit = allocator::OrExit;
-
-fn main() -> ExitCode {
-    allocator::explain_aborts();
+/// Runs the program with its command line, of which the first word is the name of the program. Returns the exit code.
+/// Ends the process itself if the command line is invalid or requests help.
+///
+/// Call it once per process: it sets the number of threads, signal handlers and the allocator's parameters.
+pub fn run(arguments: Vec<OsString>) -> u8 {
+    cli::set_arguments(arguments);
     progress::name_fields(cli::flag);
     build::set(version::BUILD);
     threads::with_stack(run_program).unwrap_or_else(|error| {
         say(&format!("error: {error}"));
-        ExitCode::FAILURE
+        FAILURE
     })
 }
 
-fn run_program() -> ExitCode {
+fn run_program() -> u8 {
     let start = Instant::now();
     allocator::keep_tensors();
     bus_error::explain();
@@ -46,9 +48,9 @@ fn run_program() -> ExitCode {
     let done = panics::caught(|| {
         let cli = parse();
         cli.log.as_deref().map_or(Ok(()), open_log)?;
-        run(cli, start, &signals)
+        run_command(cli, start, &signals)
     });
-    let Some(done) = done else { return ExitCode::from(panics::EXIT_CODE) };
+    let Some(done) = done else { return panics::EXIT_CODE };
     let error = match done {
         Ok(code) => return code,
         Err(error) => error,
@@ -59,22 +61,22 @@ fn run_program() -> ExitCode {
         say(&format!("error: {}", error.shown_with(cli::flag)));
     }
     match error.kind() {
-        ErrorKind::Usage => ExitCode::from(2),
+        ErrorKind::Usage => WRONG_USAGE,
         ErrorKind::Cancelled => {
             say(error.what());
-            ExitCode::from(signals.exit_code())
+            signals.exit_code()
         }
-        _ => ExitCode::from(1),
+        _ => FAILURE,
     }
 }
 
 /// Parses the command line. Ends the program if the command line is invalid or requests help.
 fn parse() -> Cli {
-    let mut arguments: Vec<_> = env::args_os().collect();
+    let mut arguments = cli::arguments().to_vec();
     if arguments.len() < 2 {
         say(cli::OVERVIEW);
         if !io::stdin().is_terminal() || !io::stderr().is_terminal() {
-            std::process::exit(WRONG_USAGE);
+            std::process::exit(WRONG_USAGE.into());
         }
         // On a terminal, the interactive mode asks for a prompt.
         arguments = ["flux", "chat"].map(OsString::from).to_vec();
@@ -84,7 +86,7 @@ fn parse() -> Cli {
         Err(Unread::Explained(error)) => {
             commands::json::print_error(&error);
             say(&format!("error: {error}"));
-            std::process::exit(WRONG_USAGE);
+            std::process::exit(WRONG_USAGE.into());
         }
         Err(Unread::ByClap(error)) => error,
     };
@@ -97,7 +99,7 @@ fn parse() -> Cli {
 }
 
 /// Runs the command. Returns the exit code, which only `flux verify` chooses.
-fn run(cli: Cli, start: Instant, signals: &Signals) -> Result<ExitCode> {
+fn run_command(cli: Cli, start: Instant, signals: &Signals) -> Result<u8> {
     cli::settings::load()?;
     let done = match cli.command {
         Some(Command::Verify(args)) => {
@@ -200,7 +202,7 @@ fn run(cli: Cli, start: Instant, signals: &Signals) -> Result<ExitCode> {
             commands::generate::run(&cli.generate, start, signals)
         }
     };
-    done.map(|()| ExitCode::SUCCESS)
+    done.map(|()| 0)
 }
 
 /// Prepares the process before a GPU or a thread is used.
