@@ -161,6 +161,19 @@ fn adapters_are_named_in_the_prompt() {
 }
 
 #[test]
+fn weights_of_words_are_left_out() {
+    let serving = Serving::start(&[]);
+    let draw = |prompt: &str| serving.post("/sdapi/v1/txt2img", &sillytavern(prompt));
+    let (plain, weighted) = (draw("red heart (big)"), draw(r"(red:1.5) heart \(big\)"));
+    assert_eq!(weighted.json()["images"], plain.json()["images"]);
+    assert_eq!(
+        (&info(&weighted)["prompt"], info(&plain)["notes"].to_string().contains("weight")),
+        (&"red heart (big)".into(), false)
+    );
+    assert!(info(&weighted)["notes"].to_string().contains("`(red:1.5)`"));
+}
+
+#[test]
 fn what_is_not_here_is_told_and_what_changes_nothing_is_not() {
     let serving = Serving::start(&[]);
     let notes = |more: Value| {

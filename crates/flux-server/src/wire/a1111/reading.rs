@@ -4,7 +4,8 @@ use std::sync::Arc;
 
 use flux::engine::expand::Expansion;
 use flux::engine::{EmbeddedFiles, Priority, Recipe};
-use flux::metadata::{has_weighted_words, split_tags};
+use flux::files::adapter::BlockStrengths;
+use flux::metadata::{split_tags, split_weights};
 use flux::output::ImageFormat;
 use flux::sampler::random_seed;
 use serde_json::{Map, Value};
@@ -51,9 +52,7 @@ impl<'a> Reading<'a> {
         let no_recipe = settings.remove("enable_pnginfo") == Some(Value::Bool(false));
         let prompt = self.text("prompt")?.unwrap_or_default();
         let (prompt, adapters) = self.adapters(&prompt);
-        if has_weighted_words(&prompt) {
-            self.notes.push("weights as in `(red:1.3)` have no effect: they are part of the text".to_string());
-        }
+        let prompt = self.words(&prompt);
         let count =
             self.whole("batch_size", 1..=MAX_IMAGES)?.unwrap_or(1) * self.whole("n_iter", 1..=MAX_IMAGES)?.unwrap_or(1);
         if count > MAX_IMAGES {
@@ -173,6 +172,14 @@ impl<'a> Reading<'a> {
     fn expansion(&mut self) -> Option<Expansion> {
         let Config { expands_sdapi, wildcards, .. } = &self.app.config;
         let expands = *expands_sdapi && dynamic_prompts(&mut self.fields);
+    /// Returns a prompt without the weights of its words, which clients send by habit.
+    fn words(&mut self, prompt: &str) -> String {
+        let (words, weighted) = split_weights(prompt);
+        self.notes
+            .extend(weighted.map(|text| format!("`{}` is read without its weight, which has no effect", shown(text))));
+        words
+    }
+
         expands.then(|| Expansion { wildcards: wildcards.clone(), ..Expansion::default() })
     }
 
@@ -199,7 +206,7 @@ impl<'a> Reading<'a> {
         if is_distilled && negative.is_some() {
             self.lost.push("negative_prompt (the model is distilled)".to_string());
         }
-        Ok(negative.filter(|_| !is_distilled))
+        Ok(negative.filter(|_| !is_distilled).map(|negative| self.words(&negative)))
     }
 
     /// Returns the steps. Distilled models use their default if the request exceeds what benefits them.
