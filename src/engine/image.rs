@@ -143,7 +143,9 @@ impl Image {
         let Job { request, inputs, .. } = job;
         let Plan { width, height, steps, guidance, seed, rng, schedule, negative, .. } = &self.plan;
         let path = |path: Option<&Path>| path.map(|path| path.display().to_string());
-        let adapters = request.adapters.iter().map(|used| format!("{}:{}", name(used.adapter.path()), used.strength));
+        let adapters = request.adapters.iter();
+        let adapters =
+            adapters.map(|used| format!("{}:{}{}", name(used.adapter.path()), used.strength, used.blocks.suffix()));
         let adapters: Vec<_> = adapters.collect();
         let names = |files: &[PathBuf]| files.iter().map(|file| name(file)).collect::<Vec<_>>().join(", ");
         let facts = [

@@ -210,7 +210,7 @@ impl ImageRecipe {
         let size = recipe.width.zip(recipe.height).map(|(width, height)| format!("{width}x{height}"));
         let loras = recipe.adapters.iter().map(|used| {
             let name = used.file.file_stem().unwrap_or_default().to_string_lossy();
-            format!("{name}:{}", used.strength)
+            format!("{name}:{}{}", used.strength, used.blocks.suffix())
         });
         let loras = loras.collect::<Vec<_>>().join(" ");
         let pairs = [
@@ -269,7 +269,7 @@ mod tests {
     use crate::engine::Upsampled;
 
     fn made() -> ImageRecipe {
-        let adapters = vec![AdapterFile { file: "a/style.safetensors".into(), strength: 0.5 }];
+        let adapters = vec![AdapterFile::new("a/style.safetensors", 0.5)];
         let recipe = Recipe {
             negative: Some("a dog".to_string()),
             adapters,

@@ -429,7 +429,9 @@ impl Engine {
     ///
     /// Errors as [`Engine::adapter`].
     pub fn adapters(&self, recipe: &Recipe) -> Result<Vec<AdapterUse>> {
-        let open = |used: &AdapterFile| Ok(AdapterUse { adapter: self.adapter(&used.file)?, strength: used.strength });
+        let open = |AdapterFile { file, strength, blocks }: &AdapterFile| {
+            Ok(AdapterUse { adapter: self.adapter(file)?, strength: *strength, blocks: blocks.clone() })
+        };
         recipe.adapters.iter().map(open).collect()
     }
 

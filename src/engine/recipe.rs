@@ -11,6 +11,7 @@ use serde::{Deserialize, Deserializer, Serialize};
 use super::boxes::{self, LayoutBox};
 use crate::error::{Error, Field, Result};
 use crate::input::{Resize, Sides};
+use crate::files::adapter::BlockStrengths;
 use crate::pipeline::{Embeddings, Latents, MAX_PROMPT_BYTES, Request};
 use crate::sampler::{Rng, ScheduleKind};
 
@@ -136,6 +137,30 @@ pub struct AdapterFile {
 
 /// Reads a list, and stops at the first entry beyond [`MAX_FILES`].
 fn bounded<'de, D: Deserializer<'de>, T: Deserialize<'de>>(list: D) -> std::result::Result<Vec<T>, D::Error> {
+    /// Factors of the strength by blocks of the transformer.
+    #[serde(default, skip_serializing_if = "BlockStrengths::is_empty")]
+    pub blocks: BlockStrengths,
+}
+
+impl AdapterFile {
+    /// Creates an adapter with one strength for all blocks.
+    pub fn new(file: impl Into<PathBuf>, strength: f32) -> Self {
+        Self { file: file.into(), strength, blocks: BlockStrengths::default() }
+    }
+
+    /// Reads `FILE`, `FILE:STRENGTH` or `FILE:STRENGTH:BLOCKS`.
+    ///
+    /// Errors if the blocks are not understood.
+    pub fn parse(text: &str) -> std::result::Result<Self, String> {
+        let split = text.rsplit_once(':').filter(|(_, blocks)| blocks.contains('=') && !blocks.contains(['/', '\\']));
+        let (text, blocks) = match split {
+            Some((text, blocks)) => (text, blocks.parse()?),
+            None => (text, BlockStrengths::default()),
+        };
+        let split = text.rsplit_once(':').and_then(|(file, strength)| Some((file, strength.trim().parse().ok()?)));
+        let (file, strength) = split.unwrap_or((text, 1.0));
+        Ok(Self { file: file.trim().into(), strength, blocks })
+    }
     struct Bounded<T>(PhantomData<T>);
 
     impl<'de, T: Deserialize<'de>> Visitor<'de> for Bounded<T> {
@@ -212,8 +237,8 @@ impl Recipe {
     /// Returns the prompt with the table of [`Recipe::boxes`].
     pub fn full_prompt(&self) -> Cow<'_, str> {
         match self.boxes.is_empty() {
-            true => Cow::Borrowed(&self.prompt),
-            false => Cow::Owned(boxes::with_boxes(&self.prompt, &self.boxes, !self.inputs.is_empty())),
+            true => prompt,
+            false => Cow::Owned(boxes::with_boxes(&prompt, &self.boxes, !self.inputs.is_empty())),
         }
     }
 
@@ -345,7 +370,10 @@ mod tests {
             noise: Some("n".into()),
             latents: Some("l".into()),
             embeddings: Some("e".into()),
-            adapters: vec![AdapterFile { file: "style.safetensors".into(), strength: 0.7 }],
+            adapters: vec![AdapterFile {
+                blocks: "single=0.5".parse().unwrap(),
+                ..AdapterFile::new("style.safetensors", 0.7)
+            }],
             ..Recipe::new("", u64::MAX)
         };
         for recipe in [short, long, Recipe::default()] {

@@ -116,7 +116,7 @@ impl Case {
         request.given_references = references.map(Arc::new).collect();
         if let Some(adapter) = &self.adapter {
             let adapter = model.adapter(&golden(&format!("flux3/adapters/{adapter}")))?;
-            request.adapters = vec![AdapterUse { adapter, strength: 1.0 }];
+            request.adapters = vec![AdapterUse::new(adapter, 1.0)];
         }
         Ok(request)
     }

@@ -79,7 +79,10 @@ fn flags(made: &ImageRecipe) -> Vec<Flag> {
         ("--embeddings", path(&recipe.embeddings)),
     ]);
     let adapters = recipe.adapters.iter();
-    flags.extend(adapters.map(|used| ("--lora", Some(format!("{}:{}", file(&used.file), used.strength)))));
+    flags.extend(
+        adapters
+            .map(|used| ("--lora", Some(format!("{}:{}{}", file(&used.file), used.strength, used.blocks.suffix())))),
+    );
     let given = flags.into_iter().filter_map(|(flag, value)| value.map(|value| (flag, value)));
     let is_switch =
         |flag: &str| ["--no-composite", "--full-size", "--no-self-reference", "--sparse", "--kv"].contains(&flag);
@@ -148,13 +151,16 @@ mod tests {
             rng: Rng::Portable,
             max_sequence_length: Some(32),
             latents: Some("l.safetensors".into()),
-            adapters: vec![AdapterFile { file: "style:1.safetensors".into(), strength: -0.7 }],
+            adapters: vec![AdapterFile {
+                blocks: "single12-=0.5,other=0".parse().unwrap(),
+                ..AdapterFile::new("style:1.safetensors", -0.7)
+            }],
             ..Recipe::new("käse 🧀", 0)
         };
         let given = Recipe { embeddings: Some("e".into()), noise: Some("n".into()), ..Recipe::new("", 3) };
         let hyphens = Recipe {
             inputs: vec!["./-a.png".into(), "-".into()],
-            adapters: vec![AdapterFile { file: "./-style".into(), strength: 1.0 }],
+            adapters: vec![AdapterFile::new("./-style", 1.0)],
             ..Recipe::new("-", 1)
         };
         let dashed = Recipe { inputs: vec!["-a.png".into()], ..Recipe::new("x", 1) };

@@ -5,11 +5,13 @@ use std::path::Path;
 use flux::Result;
 use flux::engine::{ImageRecipe, OfImages};
 use flux::error::{Error, escaped, named, shell};
+use flux::files::adapter::{AdapterNorms, BlockNorm};
 use flux::files::own_models::{Architecture, OWN_MODELS};
 use flux::files::{ModelFiles, ModelPaths};
 use flux::input;
 use flux::pipeline::{ComponentSummary, MemoryLevel, Sizes, Summary};
 use flux_hub::{Licence, Published, Repository};
+use serde::Serialize;
 
 use super::json::{escaped_json, is_obeyed};
 use super::list::licence_in;
@@ -27,21 +29,51 @@ pub fn run(args: &Info) -> Result<()> {
     let dir = match &args.path {
         Some(path) => model_at(&ModelPaths { model: Some(path.clone()), ..args.model.paths(None).0 }, None)?,
         None => model(&args.model)?,
+    if let Some(norms) = args.path.as_deref().map(adapter_norms).transpose()?.flatten() {
+        let json = || json_text(&norms);
+        return print(if args.json { json()? } else { lines_of_adapter(&norms) }.as_bytes());
+    }
     };
     let mut summary = Summary::read(&dir, &args.quantize.formats().unwrap_or_default())?;
     summary.notes.extend_from_slice(args.quantize.notes());
     summary.notes.iter_mut().for_each(|note| *note = named(note, flag));
-    let text = if args.json {
-        serde_json::to_string(&summary).map_err(|e| Error::new(format!("cannot write the summary as JSON: {e}")))?
-    } else {
-        text(&summary, licence(&dir, summary.kind).as_ref())
-    };
+    let text = if args.json { json_text(&summary)? } else { text(&summary, licence(&dir, summary.kind).as_ref()) };
     print(text.as_bytes())
 }
 
 /// Returns the licence of a model: from its folder, otherwise from the published model of this kind if there is only
 /// one size.
 fn licence(dir: &ModelFiles, kind: &str) -> Option<Licence> {
+fn json_text(value: &impl Serialize) -> Result<String> {
+    serde_json::to_string(value).map_err(|e| Error::new(format!("cannot write the summary as JSON: {e}")))
+}
+
+/// Returns the change of an adapter by blocks, if the path or a name in the adapter folders leads to one.
+fn adapter_norms(path: &Path) -> Result<Option<AdapterNorms>> {
+    AdapterNorms::read(&in_folders(path))
+}
+
+fn lines_of_adapter(norms: &AdapterNorms) -> String {
+    let AdapterNorms { layers, rank, blocks, notes } = norms;
+    let rank = match rank {
+        Some([least, most]) if least == most => format!(" of rank {least}"),
+        Some([least, most]) => format!(" of rank {least} to {most}"),
+        None => String::new(),
+    };
+    let most = blocks.iter().map(|block| block.norm).fold(0.0, f64::max);
+    let mut lines = vec![
+        format!("adapter: changes {layers} layers{rank}"),
+        "norm of the change by block, at strength 1; `--lora FILE:STRENGTH:BLOCKS` scales blocks:".to_string(),
+    ];
+    lines.extend(blocks.iter().map(|BlockNorm { group, block, layers, norm }| {
+        let name = format!("{group}{}", block.map_or(String::new(), |block| block.to_string()));
+        let bar = "#".repeat(if most > 0.0 { (norm / most * BAR).round() as usize } else { 0 });
+        format!("  {name:<12} {norm:>10.4}  {layers:>2} layers  {bar}").trim_end().to_string()
+    }));
+    lines.extend(notes.iter().map(|note| format!("note: {note}")));
+    lines.iter().map(|line| escaped(line)).collect::<Vec<_>>().join("\n")
+}
+
     let own = OWN_MODELS.iter().find(|own| own.name == kind).filter(|own| own.sizes.len() == 1);
     let published = || Some(Published::for_repository(&Repository::parse(own?.repository.0)?)?.licence());
     dir.folder().and_then(licence_in).or_else(published)

@@ -24,6 +24,8 @@ pub struct AdapterTag {
     pub weight: Option<f32>,
     /// `true` if the text encoder has another weight.
     pub has_other_text_weight: bool,
+    /// The factors of blocks, behind `lbw=`.
+    pub blocks: Option<String>,
 }
 
 /// Splits a prompt into its words and its tags.
@@ -36,6 +38,7 @@ pub fn split_tags(prompt: &str) -> (String, Vec<AdapterTag>) {
             name: found[2].trim().to_string(),
             weight: weight.filter(|_| kind != "hypernet"),
             has_other_text_weight,
+            blocks: found[3].split(':').find_map(|argument| argument.trim().strip_prefix("lbw=")).map(str::to_string),
         }
     });
     let tags: Vec<_> = tags.collect();
@@ -131,6 +134,9 @@ mod tests {
             ("a  cat".to_string(), vec![tag("x/ink", Some(1.0), false), tag("ink", Some(3.0), true)])
         );
         assert_eq!(read("<lora:ink:te=0.5:unet=1:dyn=8>").1, [tag("ink", Some(1.0), true)]);
+        let blocks = |prompt: &str| split_tags(prompt).1[0].blocks.clone();
+        assert_eq!(blocks("<lora:ink:1:lbw=single=0.5,other=0>").as_deref(), Some("single=0.5,other=0"));
+        assert_eq!(blocks("<lora:ink:1>"), None);
         assert_eq!(read("a <lora:ink:x>").1, [tag("ink", None, false)]);
         assert_eq!(read("a <lora:ink:nan>b").1, [tag("ink", None, false)]);
         assert_eq!(read("a <hypernet:ink:1>").1, [tag("ink", None, false)]);

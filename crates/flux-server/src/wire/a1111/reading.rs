@@ -151,9 +151,13 @@ impl<'a> Reading<'a> {
         let mut loras = Vec::new();
         for tag in tags {
             let text = shown(&tag.text);
+            let blocks = tag.blocks.as_deref().map_or(Ok(BlockStrengths::default()), str::parse);
+            let Ok(blocks) = blocks.map_err(|why| self.notes.push(format!("`{text}` is ignored: {why}"))) else {
+                continue;
+            };
             match (self.app.queue.models().adapter_name(&tag.name), tag.weight) {
                 (Ok(name), Some(weight)) => {
-                    loras.push(Lora { name: name.to_string(), weight });
+                    loras.push(Lora { name: name.to_string(), weight, blocks });
                     if tag.has_other_text_weight {
                         self.notes.push(format!("`{text}`: the weight of the text encoder has no effect"));
                     }
@@ -168,10 +172,6 @@ impl<'a> Reading<'a> {
         (prompt, loras)
     }
 
-    /// Returns the way to expand the prompt, if the server expands prompts and the request enables Dynamic Prompts.
-    fn expansion(&mut self) -> Option<Expansion> {
-        let Config { expands_sdapi, wildcards, .. } = &self.app.config;
-        let expands = *expands_sdapi && dynamic_prompts(&mut self.fields);
     /// Returns a prompt without the weights of its words, which clients send by habit.
     fn words(&mut self, prompt: &str) -> String {
         let (words, weighted) = split_weights(prompt);
@@ -180,6 +180,10 @@ impl<'a> Reading<'a> {
         words
     }
 
+    /// Returns the way to expand the prompt, if the server expands prompts and the request enables Dynamic Prompts.
+    fn expansion(&mut self) -> Option<Expansion> {
+        let Config { expands_sdapi, wildcards, .. } = &self.app.config;
+        let expands = *expands_sdapi && dynamic_prompts(&mut self.fields);
         expands.then(|| Expansion { wildcards: wildcards.clone(), ..Expansion::default() })
     }
 
