@@ -7,7 +7,7 @@ use std::iter;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use super::Recipe;
+use super::{Recipe, controls};
 use crate::error::{Error, Field, Result};
 use crate::files::digest;
 use crate::input::{self, Edit, Mask, Region, is_stdin};
@@ -114,8 +114,11 @@ impl Inputs {
         let edit = image.map(|image| edit(recipe, image, mask).map_err(at)).transpose()?;
         notes.extend(edit.as_ref().and_then(|edit| reduction(recipe, edit, &first[0])));
         let given = if recipe.inputs.len() == 1 { GivenReference::alone } else { GivenReference::among_several };
-        let mut reference = |file: &PathBuf| Ok(Arc::new(given(files.decode(file, input::read_bytes)?, place(file))));
-        let references = others.iter().map(&mut reference).collect::<Result<Vec<_>>>()?;
+        let mut reference = |(index, file): (usize, &PathBuf)| {
+            let image = controls::seen(&recipe.controls, index, files.decode(file, input::read_bytes)?);
+            Ok(Arc::new(given(image, place(file))))
+        };
+        let references = (first.len()..).zip(others).map(&mut reference).collect::<Result<Vec<_>>>()?;
         let size = recipe.resize.filter(|_| !recipe.changes()).zip(references.first());
         let size = size.map(|(resize, first)| resize.output_size(first.size())).transpose()?;
         files.digest_tensors(recipe)?;
@@ -133,6 +136,7 @@ impl Inputs {
             return Ok(Self::new(recipe, Some(edit(recipe, frame, None)?), others.to_vec()));
         }
         let given = if others.is_empty() { GivenReference::alone } else { GivenReference::among_several };
+        let frame = controls::seen(&recipe.controls, 0, frame);
         let first = Arc::new(given(frame, "the frame".to_string()));
         Ok(Self::new(recipe, None, iter::once(first).chain(others.iter().cloned()).collect()))
     }

@@ -30,6 +30,7 @@ mod args;
 pub mod boxes;
 mod builder;
 pub mod choice;
+pub mod controls;
 pub mod devices;
 mod digests;
 mod estimate;

@@ -9,9 +9,10 @@ use serde::de::{Error as _, SeqAccess, Visitor};
 use serde::{Deserialize, Deserializer, Serialize};
 
 use super::boxes::{self, LayoutBox};
+use super::controls::{self, Control};
 use crate::error::{Error, Field, Result};
-use crate::input::{Resize, Sides};
 use crate::files::adapter::BlockStrengths;
+use crate::input::{Resize, Sides};
 use crate::pipeline::{Embeddings, Latents, MAX_PROMPT_BYTES, Request};
 use crate::sampler::{Rng, ScheduleKind};
 
@@ -33,6 +34,9 @@ pub struct Recipe {
     /// Places of objects, which [`Recipe::full_prompt`] adds to the prompt; the recipe of an image has none.
     #[serde(skip_serializing_if = "Vec::is_empty", deserialize_with = "bounded")]
     pub boxes: Vec<LayoutBox>,
+    /// Inputs that show a property of the result. [`Recipe::full_prompt`] begins with their lines.
+    #[serde(skip_serializing_if = "Vec::is_empty", deserialize_with = "bounded")]
+    pub controls: Vec<Control>,
     /// The request from which a language model wrote the prompt.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub upsampled: Option<Upsampled>,
@@ -133,10 +137,6 @@ pub struct AdapterFile {
     pub file: PathBuf,
     /// Strength of the adapter; 1 is the strength of its training.
     pub strength: f32,
-}
-
-/// Reads a list, and stops at the first entry beyond [`MAX_FILES`].
-fn bounded<'de, D: Deserializer<'de>, T: Deserialize<'de>>(list: D) -> std::result::Result<Vec<T>, D::Error> {
     /// Factors of the strength by blocks of the transformer.
     #[serde(default, skip_serializing_if = "BlockStrengths::is_empty")]
     pub blocks: BlockStrengths,
@@ -161,6 +161,10 @@ impl AdapterFile {
         let (file, strength) = split.unwrap_or((text, 1.0));
         Ok(Self { file: file.trim().into(), strength, blocks })
     }
+}
+
+/// Reads a list, and stops at the first entry beyond [`MAX_FILES`].
+fn bounded<'de, D: Deserializer<'de>, T: Deserialize<'de>>(list: D) -> std::result::Result<Vec<T>, D::Error> {
     struct Bounded<T>(PhantomData<T>);
 
     impl<'de, T: Deserialize<'de>> Visitor<'de> for Bounded<T> {
@@ -234,8 +238,12 @@ impl Recipe {
         inputs.chain(others).map(|(field, file)| (field, file.as_path()))
     }
 
-    /// Returns the prompt with the table of [`Recipe::boxes`].
+    /// Returns the prompt with the lines of [`Recipe::controls`] and the table of [`Recipe::boxes`].
     pub fn full_prompt(&self) -> Cow<'_, str> {
+        let prompt = match self.embeddings {
+            Some(_) => Cow::Borrowed(self.prompt.as_str()),
+            None => controls::with_lines(&self.prompt, &self.controls),
+        };
         match self.boxes.is_empty() {
             true => prompt,
             false => Cow::Owned(boxes::with_boxes(&prompt, &self.boxes, !self.inputs.is_empty())),
@@ -245,6 +253,7 @@ impl Recipe {
     /// Errors if a field requires another field that is missing, or excludes one that is present.
     pub fn check(&self) -> Result<()> {
         boxes::check(&self.boxes, self.inputs.len())?;
+        controls::check(&self.controls, self.inputs.len(), self.changes())?;
         self.template.as_ref().map_or(Ok(()), |template| Request::new(template, 0).check_prompt())?;
         if let Some(bytes) = self.upsampled.as_ref().map(|before| before.request.len())
             && bytes > MAX_PROMPT_BYTES

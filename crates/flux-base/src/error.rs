@@ -44,6 +44,8 @@ fields! {
     Wildcards = "wildcards",
     /// Boxes: the places of objects.
     Boxes = "boxes",
+    /// Controls: references for one property of the result.
+    Controls = "controls",
     /// The language model that rewrites prompts.
     Upsample = "upsample",
     /// The negative prompt.

@@ -13,7 +13,16 @@ use flux::sampler::{Rng, ScheduleKind};
 /// A flag and its value, if it has one.
 type Flag = (&'static str, Option<String>);
 
-/// Returns the words of the command line.
+fn is_made(recipe: &Recipe, input: usize) -> bool {
+    recipe.controls.iter().any(|control| control.make && control.input == input)
+}
+
+/// Returns `true` if flags can give the inputs in their order: images whose edges are made are the last.
+pub fn has_flags(recipe: &Recipe) -> bool {
+    (0..recipe.inputs.len()).is_sorted_by_key(|input| is_made(recipe, input))
+}
+
+/// Returns the words of the command line. The recipe must be one of flags, see [`has_flags`].
 pub fn command_line(made: &ImageRecipe) -> Vec<String> {
     let words = flags(made).into_iter().flat_map(|(flag, value)| [Some(flag.to_string()), value]);
     ["flux".to_string()].into_iter().chain(words.flatten()).collect()
@@ -62,7 +71,11 @@ fn flags(made: &ImageRecipe) -> Vec<Flag> {
         ("--rng", (*rng != Rng::default()).then(|| rng.to_string())),
         ("--max-sequence-length", max_sequence_length.map(|tokens| tokens.to_string())),
     ];
-    flags.extend(recipe.inputs.iter().map(|input| ("-i", Some(file(input)))));
+    // The prompt has the lines of controls, so only images whose edges are made need their flag.
+    let made: Vec<_> = (0..recipe.inputs.len()).map(|input| is_made(recipe, input)).collect();
+    flags.extend(
+        recipe.inputs.iter().zip(made).map(|(input, made)| (if made { "--canny" } else { "-i" }, Some(file(input)))),
+    );
     flags.extend([
         ("--mask", path(&recipe.mask)),
         ("--strength", recipe.strength.map(|strength| strength.to_string())),
@@ -108,6 +121,7 @@ fn variant(variant: Variant) -> String {
 mod tests {
     use flux::engine::AdapterFile;
     use flux::engine::choice::AttentionChoice;
+    use flux::engine::controls::{Control, ControlKind};
     use flux::files::ModelPaths;
 
     use super::*;
@@ -163,6 +177,14 @@ mod tests {
             adapters: vec![AdapterFile::new("./-style", 1.0)],
             ..Recipe::new("-", 1)
         };
+        let canny = Control { kind: ControlKind::Canny, input: 1, make: true };
+        let edges = Recipe {
+            inputs: vec!["a.png".into(), "b.png".into()],
+            controls: vec![canny],
+            ..Recipe::new("Match the edge map in image 2.\na cat", 1)
+        };
+        assert!(has_flags(&edges));
+        assert!(!has_flags(&Recipe { controls: vec![Control { input: 0, ..canny }], ..edges.clone() }));
         let dashed = Recipe { inputs: vec!["-a.png".into()], ..Recipe::new("x", 1) };
         assert!(command_line(&made(dashed, ModelRecipe::default())).contains(&"./-a.png".to_string()));
         assert!(command_line(&made(hyphens, ModelRecipe::default())).contains(&"./-".to_string()));
@@ -171,7 +193,7 @@ mod tests {
         let of_first =
             Recipe { resize: "512".parse().ok(), mask: None, strength: None, mask_padding: None, ..side.clone() };
         let of_first = Recipe { full_size: false, feather: 0, no_self_reference: false, ..of_first };
-        for recipe in [changed, grown, sampled, given, side, of_first].into_iter().chain(sizes).map(sized) {
+        for recipe in [changed, grown, sampled, given, side, of_first, edges].into_iter().chain(sizes).map(sized) {
             // An edited image has its own size.
             let is_own = recipe.changes() || recipe.resize.is_some();
             let expected = Recipe { width: recipe.width.filter(|_| !is_own), ..recipe.clone() };

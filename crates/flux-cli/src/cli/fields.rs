@@ -32,6 +32,7 @@ fn flags(field: Field) -> [&'static str; 2] {
         Field::Prompt => ["--prompt", "-p"],
         Field::Wildcards => ["--wildcards"; 2],
         Field::Boxes => ["--boxes"; 2],
+        Field::Controls => ["--control"; 2],
         Field::Upsample => ["--upsample"; 2],
         Field::NegativePrompt => ["--negative"; 2],
         Field::Width => ["--width", "-W"],

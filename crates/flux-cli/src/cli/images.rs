@@ -9,6 +9,7 @@ use flux::input::{Sides, is_stdin};
 use flux::{Error, Result};
 
 use super::IMAGES;
+use super::controls::ControlArgs;
 use super::values::{decimal, whole_of};
 
 /// Flags for input images.
@@ -20,6 +21,8 @@ pub struct ImageArgs {
     /// --extend, the first image is edited.
     #[arg(help_heading = IMAGES, short, long = "input", value_name = "FILE")]
     pub inputs: Vec<PathBuf>,
+    #[command(flatten)]
+    controls: ControlArgs,
     /// Regenerate the white area of this mask
     ///
     /// Grey areas are a mix of both, and black areas keep the input.
@@ -90,8 +93,14 @@ impl FromStr for GrownSides {
 impl ImageArgs {
     /// Returns the recipe with the flags applied.
     pub fn apply(&self, recipe: Recipe) -> Recipe {
-        Recipe {
-            inputs: if self.inputs.is_empty() { recipe.inputs } else { self.inputs.clone() },
+        // Controls of the recipe are of its own inputs.
+        let (inputs, controls) = match self.inputs.is_empty() {
+            true => (recipe.inputs, recipe.controls),
+            false => (self.inputs.clone(), Vec::new()),
+        };
+        self.controls.apply(Recipe {
+            inputs,
+            controls,
             mask: self.mask.clone().or(recipe.mask),
             strength: self.strength.or(recipe.strength),
             extend: self.extend.map(|sides| sides.0).or(recipe.extend),
@@ -102,7 +111,7 @@ impl ImageArgs {
             no_self_reference: self.no_self_reference || recipe.no_self_reference,
             sparse: self.sparse || recipe.sparse,
             ..recipe
-        }
+        })
     }
 
     /// Returns `true` if an image is read from standard input.
@@ -111,7 +120,7 @@ impl ImageArgs {
     }
 
     fn files(&self) -> impl Iterator<Item = &Path> {
-        self.inputs.iter().chain(&self.mask).map(PathBuf::as_path)
+        self.inputs.iter().chain(self.controls.files()).chain(&self.mask).map(PathBuf::as_path)
     }
 
     /// Errors if flags contradict each other in a way that clap does not express.

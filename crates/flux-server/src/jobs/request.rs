@@ -303,6 +303,7 @@ fn read_recipe(fields: &mut Fields, faults: &mut Faults, defaults: Defaults) -> 
     Recipe {
         prompt,
         boxes: faults.ok(fields.value("boxes")).unwrap_or_default(),
+        controls: faults.ok(fields.value("controls")).unwrap_or_default(),
         negative: faults.ok(fields.text("negative_prompt")),
         width,
         height,

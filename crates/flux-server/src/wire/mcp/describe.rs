@@ -121,6 +121,12 @@ pub fn tools(about: &About) -> Vec<Tool> {
     let image = format!("An image: base64{paths}, or the link from an earlier result");
     let mut edited = common;
     edited["size"]["description"] = json!(format!("{}. The default is the size of the first image", about.sizes()));
+    edited["controls"] = json!({"type": "array", "description": "Images that show one property of the result, such as \
+        its depth or pose. The prompt begins with a line for each", "items": {"type": "object",
+        "required": ["kind", "input"], "properties": {
+        "kind": {"enum": ["style", "composition", "face", "sketch", "lines", "canny", "depth", "pose"]},
+        "input": {"type": "integer", "minimum": 0, "description": "Index in images, from 0"},
+        "make": {"type": "boolean", "description": "true to follow the edges in the image, with canny"}}}});
     edited["images"] = json!({"type": "array", "minItems": 1, "maxItems": 16,
         "description": "The image to edit, then further references", "items": {"type": "string", "description": image}});
     edited["mask"] = json!({"type": "string",
