@@ -19,6 +19,8 @@ use crate::sampler::{Rng, ScheduleKind};
 /// Maximum number of inputs, of adapters, and of boxes, in a recipe as JSON. Models accept fewer; the bound avoids
 /// reading a long list.
 const MAX_FILES: usize = 256;
+/// Maximum strength of an input as a reference.
+const MAX_INPUT_WEIGHT: f32 = 2.0;
 
 /// Everything that reproduces an image with one model: prompt, options and files. The model chooses omitted fields.
 /// In JSON, an unknown field is an error.
@@ -72,6 +74,9 @@ pub struct Recipe {
     /// Size to which the first input is resized before it is edited; without an edit, the size of the result with the
     /// proportions of the first input.
     #[serde(skip_serializing_if = "Option::is_none")]
+    /// Strength of each input as a reference, from 0 to 2; missing ones are 1, and 0 leaves the reference out.
+    #[serde(skip_serializing_if = "Vec::is_empty", deserialize_with = "bounded")]
+    pub input_weights: Vec<f32>,
     pub resize: Option<Resize>,
     /// Mask image, white in the area of the first input to regenerate.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -261,7 +266,25 @@ impl Recipe {
             let what = format!("the request is {bytes} bytes long, expected at most {MAX_PROMPT_BYTES}");
             return Err(Error::usage(what).for_field(Field::Upsample));
         }
-        self.check_needs().and_then(|()| self.check_conflicts())
+        self.check_needs().and_then(|()| self.check_conflicts())?;
+        let (weights, inputs) = (self.input_weights.len(), self.inputs.len());
+        if weights > inputs {
+            let what = format!("{weights} weights of inputs were passed, but there are {inputs} inputs");
+            return Err(Error::usage(what)
+                .for_field(Field::InputWeights)
+                .hint("pass one for each input, in their order"));
+        }
+        match self.input_weights.iter().find(|weight| !(0.0..=MAX_INPUT_WEIGHT).contains(*weight)) {
+            Some(weight) => Err(Error::usage(format!("the weight of an input is {weight}, expected 0 to 2"))
+                .for_field(Field::InputWeights)
+                .hint("try 0.7 to 1.3: models tolerate little more")),
+            None => Ok(()),
+        }
+    }
+
+    /// Returns the strength of an input as a reference.
+    pub fn input_weight(&self, input: usize) -> f32 {
+        self.input_weights.get(input).copied().unwrap_or(1.0)
     }
 
     fn check_needs(&self) -> Result<()> {
@@ -284,6 +307,7 @@ impl Recipe {
         ];
         let Some((_, field, (_, others))) = needs.iter().find(|(given, _, (met, _))| *given && !met) else {
             return Ok(());
+            (!self.input_weights.is_empty(), Field::InputWeights, input),
         };
         let others: Vec<_> = others.iter().map(|other| format!("`{other:#}`")).collect();
         let others = others.join(" or ");
@@ -302,6 +326,8 @@ impl Recipe {
             (self.noise.is_some() && self.latents.is_some(), Field::Noise, Field::Latents),
             (has_features && !self.prompt.is_empty(), Field::Embeddings, Field::Prompt),
             (has_features && self.template.is_some(), Field::Embeddings, Field::Prompt),
+            (self.input_weight(0) != 1.0 && self.no_self_reference, Field::InputWeights, Field::NoSelfReference),
+            (self.input_weights.iter().any(|weight| *weight != 1.0) && self.sparse, Field::InputWeights, Field::Sparse),
             (has_features && !self.boxes.is_empty(), Field::Embeddings, Field::Boxes),
             (has_features && self.negative.is_some(), Field::Embeddings, Field::NegativePrompt),
             (has_features && self.max_sequence_length.is_some(), Field::Embeddings, Field::MaxSequenceLength),

@@ -82,6 +82,8 @@ fields! {
     Mask = "mask",
     /// The strength of the change.
     Strength = "strength",
+    /// Weights of input images.
+    InputWeights = "input_weights",
     /// The extension of the image.
     Extend = "extend",
     /// The padding around the mask.

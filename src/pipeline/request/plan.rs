@@ -1,6 +1,7 @@
 //! A user's request for an image, and the plan that the model makes of it.
 
 use std::borrow::Cow;
+use std::iter;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -62,6 +63,9 @@ pub struct Request {
     pub given_references: Vec<Arc<GivenReference>>,
     /// An image to edit, which determines the size.
     pub change: Option<Change>,
+    /// Factors of the keys and values of references, in their order: an image to edit that is a reference comes first.
+    /// Missing ones are 1.
+    pub reference_weights: Vec<f32>,
     /// `true` if steps after the first recompute only the masked area of an image to edit and the tokens next to it.
     /// For the other tokens, they read cached keys and values of the first step.
     pub sparse: bool,
@@ -102,6 +106,7 @@ impl Request {
             change: None,
             sparse: false,
             reuse: None,
+            reference_weights: Vec::new(),
             adapters: Vec::new(),
         }
     }
@@ -236,6 +241,9 @@ pub struct Plan {
     pub first_step: usize,
     /// Notes for the user: a size that was rounded or does not suit the model, an option without effect.
     pub notes: Vec<String>,
+    /// Factors of the keys and values of each reference; empty if all are 1.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub reference_weights: Vec<f32>,
     /// `true` if another device runs the text encoder.
     #[serde(skip)]
     pub(crate) is_read_elsewhere: bool,
@@ -267,6 +275,31 @@ impl Plan {
     ///
     /// Errors if the model cannot do what is requested.
     pub(crate) fn new(request: &Request, info: &ModelInfo) -> Result<Self> {
+/// The largest factor of a reference's keys and values. Images fall apart before it.
+const MAX_REFERENCE_WEIGHT: f32 = 2.0;
+
+/// Returns the weight of each of `references` references; none if all are 1.
+///
+/// Errors if there are more weights, one is out of range, or steps reuse keys of references.
+fn reference_weights(request: &Request, references: usize) -> Result<Vec<f32>> {
+    let given = &request.reference_weights;
+    let wrong = |what: String| Err(Error::usage(what).for_field(Field::InputWeights));
+    if given.len() > references {
+        return wrong(format!("{} weights were passed for {references} references", given.len()));
+    }
+    if let Some(weight) = given.iter().find(|weight| !(0.0..=MAX_REFERENCE_WEIGHT).contains(*weight)) {
+        return wrong(format!("the weight of a reference is {weight}, expected 0 to {MAX_REFERENCE_WEIGHT}"));
+    }
+    if given.iter().all(|weight| *weight == 1.0) {
+        return Ok(Vec::new());
+    }
+    if request.sparse || request.reuse.is_some() {
+        let other = if request.sparse { Field::Sparse } else { Field::Reuse };
+        return wrong(format!("`{:#}` cannot be used with `{other:#}`", Field::InputWeights));
+    }
+    Ok(given.iter().copied().chain(iter::repeat(1.0)).take(references).collect())
+}
+
         Self::counted(request, info, |_| Ok(USUAL_TOKENS))
     }
 
@@ -391,6 +424,7 @@ impl Plan {
             is_read_elsewhere: false,
             kept_tokens,
         })
+            reference_weights: reference_weights(request, images.references.len())?,
     }
 
     /// Creates a plan with one step for an image of this size, for tests.
@@ -416,6 +450,7 @@ impl Plan {
         }
     }
 
+            reference_weights: Vec::new(),
     /// Returns the number of steps that run.
     pub fn steps_to_run(&self) -> usize {
         self.steps - self.first_step

@@ -77,6 +77,7 @@ fn flags(made: &ImageRecipe) -> Vec<Flag> {
         recipe.inputs.iter().zip(made).map(|(input, made)| (if made { "--canny" } else { "-i" }, Some(file(input)))),
     );
     flags.extend([
+    flags.extend(recipe.input_weights.iter().map(|weight| ("--input-weight", Some(weight.to_string()))));
         ("--mask", path(&recipe.mask)),
         ("--strength", recipe.strength.map(|strength| strength.to_string())),
         ("--extend", recipe.extend.map(sides)),
@@ -163,10 +164,10 @@ mod tests {
             guidance: Some(2.5),
             schedule: "power:1.5".parse().unwrap(),
             rng: Rng::Portable,
-            max_sequence_length: Some(32),
             latents: Some("l.safetensors".into()),
             adapters: vec![AdapterFile {
                 blocks: "single12-=0.5,other=0".parse().unwrap(),
+            max_sequence_length: Some(32),
                 ..AdapterFile::new("style:1.safetensors", -0.7)
             }],
             ..Recipe::new("käse 🧀", 0)
@@ -183,6 +184,7 @@ mod tests {
             controls: vec![canny],
             ..Recipe::new("Match the edge map in image 2.\na cat", 1)
         };
+            input_weights: vec![0.7, 1.25],
         assert!(has_flags(&edges));
         assert!(!has_flags(&Recipe { controls: vec![Control { input: 0, ..canny }], ..edges.clone() }));
         let dashed = Recipe { inputs: vec!["-a.png".into()], ..Recipe::new("x", 1) };

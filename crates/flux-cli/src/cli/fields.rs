@@ -50,6 +50,7 @@ fn flags(field: Field) -> [&'static str; 2] {
         Field::Latents => ["--latents"; 2],
         Field::Inputs => ["--input", "-i"],
         Field::Mask => ["--mask"; 2],
+        Field::InputWeights => ["--input-weight"; 2],
         Field::Strength => ["--strength"; 2],
         Field::Extend => ["--extend"; 2],
         Field::MaskPadding => ["--mask-padding"; 2],

@@ -21,6 +21,13 @@ pub struct ImageArgs {
     /// --extend, the first image is edited.
     #[arg(help_heading = IMAGES, short, long = "input", value_name = "FILE")]
     pub inputs: Vec<PathBuf>,
+    /// Strength of an --input as a reference, from 0 to 2; repeatable, in the order of --input [default: 1]
+    ///
+    /// Keys and values of the reference are multiplied by it. Try 0.7 to 1.3: above, the edit may not happen. 0 leaves
+    /// the reference out.
+    #[arg(help_heading = IMAGES, long, value_name = "X", allow_negative_numbers = true, hide_short_help = true)]
+    #[arg(value_parser = decimal::<f32>("from 0 to 2"))]
+    input_weight: Vec<f32>,
     #[command(flatten)]
     controls: ControlArgs,
     /// Regenerate the white area of this mask
@@ -94,13 +101,15 @@ impl ImageArgs {
     /// Returns the recipe with the flags applied.
     pub fn apply(&self, recipe: Recipe) -> Recipe {
         // Controls of the recipe are of its own inputs.
-        let (inputs, controls) = match self.inputs.is_empty() {
-            true => (recipe.inputs, recipe.controls),
-            false => (self.inputs.clone(), Vec::new()),
+        let (inputs, controls, weights) = match self.inputs.is_empty() {
+            true => (recipe.inputs, recipe.controls, recipe.input_weights),
+            false => (self.inputs.clone(), Vec::new(), Vec::new()),
         };
+        let input_weights = if self.input_weight.is_empty() { weights } else { self.input_weight.clone() };
         self.controls.apply(Recipe {
             inputs,
             controls,
+            input_weights,
             mask: self.mask.clone().or(recipe.mask),
             strength: self.strength.or(recipe.strength),
             extend: self.extend.map(|sides| sides.0).or(recipe.extend),

@@ -304,6 +304,7 @@ fn read_recipe(fields: &mut Fields, faults: &mut Faults, defaults: Defaults) -> 
         prompt,
         boxes: faults.ok(fields.value("boxes")).unwrap_or_default(),
         controls: faults.ok(fields.value("controls")).unwrap_or_default(),
+        input_weights: faults.ok(fields.value("input_weights")).unwrap_or_default(),
         negative: faults.ok(fields.text("negative_prompt")),
         width,
         height,

@@ -129,6 +129,8 @@ pub fn tools(about: &About) -> Vec<Tool> {
         "make": {"type": "boolean", "description": "true to follow the edges in the image, with canny"}}}});
     edited["images"] = json!({"type": "array", "minItems": 1, "maxItems": 16,
         "description": "The image to edit, then further references", "items": {"type": "string", "description": image}});
+    edited["input_weights"] = json!({"type": "array", "description": "Strength of each image as a reference, in their \
+        order; the default is 1, try 0.7 to 1.3", "items": {"type": "number", "minimum": 0, "maximum": 2}});
     edited["mask"] = json!({"type": "string",
         "description": "A mask in the size of the first image, passed in the same way. Its transparent area is \
                         regenerated, or its white area if it is opaque; the rest is kept"});
