@@ -14,7 +14,7 @@ use crate::error::{Error, Field, Result};
 use crate::files::adapter::BlockStrengths;
 use crate::input::{Resize, Sides};
 use crate::pipeline::{Embeddings, Latents, MAX_PROMPT_BYTES, Request};
-use crate::sampler::{Rng, ScheduleKind};
+use crate::sampler::{Rng, ScheduleKind, Variation};
 
 /// Maximum number of inputs, of adapters, and of boxes, in a recipe as JSON. Models accept fewer; the bound avoids
 /// reading a long list.
@@ -56,6 +56,9 @@ pub struct Recipe {
     pub steps: Option<usize>,
     /// Seed of the noise.
     pub seed: u64,
+    /// Image of another seed that is varied.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub variation: Option<Variation>,
     /// Guidance scale, the strength of the prompt.
     #[serde(skip_serializing_if = "Option::is_none", alias = "guidance_scale")]
     pub guidance: Option<f32>,
@@ -71,12 +74,12 @@ pub struct Recipe {
     /// Reference images. With `mask`, `strength` or `extend`, the first one is the image to edit.
     #[serde(skip_serializing_if = "Vec::is_empty", deserialize_with = "bounded")]
     pub inputs: Vec<PathBuf>,
-    /// Size to which the first input is resized before it is edited; without an edit, the size of the result with the
-    /// proportions of the first input.
-    #[serde(skip_serializing_if = "Option::is_none")]
     /// Strength of each input as a reference, from 0 to 2; missing ones are 1, and 0 leaves the reference out.
     #[serde(skip_serializing_if = "Vec::is_empty", deserialize_with = "bounded")]
     pub input_weights: Vec<f32>,
+    /// Size to which the first input is resized before it is edited; without an edit, the size of the result with the
+    /// proportions of the first input.
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub resize: Option<Resize>,
     /// Mask image, white in the area of the first input to regenerate.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -304,10 +307,10 @@ impl Recipe {
             (self.full_size, Field::FullSize, change),
             (self.resize.is_some(), Field::Size, input),
             (self.sparse, Field::Sparse, part),
+            (!self.input_weights.is_empty(), Field::InputWeights, input),
         ];
         let Some((_, field, (_, others))) = needs.iter().find(|(given, _, (met, _))| *given && !met) else {
             return Ok(());
-            (!self.input_weights.is_empty(), Field::InputWeights, input),
         };
         let others: Vec<_> = others.iter().map(|other| format!("`{other:#}`")).collect();
         let others = others.join(" or ");
@@ -323,11 +326,13 @@ impl Recipe {
             (self.feather > 0 && self.no_composite, Field::Feather, Field::NoComposite),
             (self.full_size && self.no_composite, Field::FullSize, Field::NoComposite),
             (self.sparse && self.no_self_reference, Field::Sparse, Field::NoSelfReference),
-            (self.noise.is_some() && self.latents.is_some(), Field::Noise, Field::Latents),
-            (has_features && !self.prompt.is_empty(), Field::Embeddings, Field::Prompt),
-            (has_features && self.template.is_some(), Field::Embeddings, Field::Prompt),
             (self.input_weight(0) != 1.0 && self.no_self_reference, Field::InputWeights, Field::NoSelfReference),
             (self.input_weights.iter().any(|weight| *weight != 1.0) && self.sparse, Field::InputWeights, Field::Sparse),
+            (self.noise.is_some() && self.latents.is_some(), Field::Noise, Field::Latents),
+            (self.variation.is_some() && self.noise.is_some(), Field::Variation, Field::Noise),
+            (self.variation.is_some() && self.latents.is_some(), Field::Variation, Field::Latents),
+            (has_features && !self.prompt.is_empty(), Field::Embeddings, Field::Prompt),
+            (has_features && self.template.is_some(), Field::Embeddings, Field::Prompt),
             (has_features && !self.boxes.is_empty(), Field::Embeddings, Field::Boxes),
             (has_features && self.negative.is_some(), Field::Embeddings, Field::NegativePrompt),
             (has_features && self.max_sequence_length.is_some(), Field::Embeddings, Field::MaxSequenceLength),
@@ -356,6 +361,7 @@ impl Recipe {
             height: self.height,
             steps: self.steps,
             guidance: self.guidance,
+            variation: self.variation,
             rng: self.rng,
             schedule: self.schedule.clone(),
             negative: self.negative.clone(),

@@ -60,6 +60,8 @@ fields! {
     Steps = "steps",
     /// The seed of the noise.
     Seed = "seed",
+    /// Variation of the image of another seed.
+    Variation = "variation",
     /// The number of images.
     Count = "n",
     /// The guidance scale.
@@ -80,10 +82,10 @@ fields! {
     Inputs = "inputs",
     /// The mask of the area to regenerate.
     Mask = "mask",
-    /// The strength of the change.
-    Strength = "strength",
     /// Weights of input images.
     InputWeights = "input_weights",
+    /// The strength of the change.
+    Strength = "strength",
     /// The extension of the image.
     Extend = "extend",
     /// The padding around the mask.

@@ -8,7 +8,7 @@ use crate::error::{Error, Result};
 use crate::files::{Array, ArrayFile};
 use crate::pipeline::request::source::ValueOrigin;
 use crate::sampler::noise::unpack;
-use crate::sampler::{Noise, Rng, Start};
+use crate::sampler::{Noise, Start};
 
 /// Latents or noise of one or several images: float32 [images, channels, height, width]. A position is 16 x 16
 /// pixels, and a channel is one of the 4 * latent channels of the VAE: patches are packed and normalized by its
@@ -56,10 +56,10 @@ impl Latents {
         Self { array: Arc::new(array), images: 0..1, source: ValueOrigin::default() }
     }
 
-    /// Draws the noise of a seed for one image of this shape: channels, height, width.
-    pub(crate) fn drawn(rng: Rng, seed: u64, [channels, height, width]: [usize; 3]) -> Self {
+    /// Draws noise for one image of this shape: channels, height, width.
+    pub(crate) fn drawn(start: Start<'_>, [channels, height, width]: [usize; 3]) -> Self {
         let mut noise = Noise::default();
-        noise.fill(&[Start::Seed(rng, seed)], channels, height, width);
+        noise.fill(&[start], channels, height, width);
         Self::from_tokens(noise.values(), channels, [height, width])
     }
 

@@ -18,7 +18,7 @@ use crate::pipeline::request::images::{Change, ImagePlan};
 use crate::pipeline::request::kept::{self, Reuse};
 use crate::pipeline::request::latents::Latents;
 use crate::rgb::Rgb;
-use crate::sampler::{Rng, ScheduleKind};
+use crate::sampler::{Rng, ScheduleKind, Start, Variation};
 
 /// A request for an image. The model chooses fields that are `None`.
 #[derive(Debug, Clone, PartialEq)]
@@ -37,6 +37,8 @@ pub struct Request {
     pub seed: u64,
     /// Guidance scale, the strength of the prompt; only undistilled models use it.
     pub guidance: Option<f32>,
+    /// Image of another seed that is varied.
+    pub variation: Option<Variation>,
     /// Random number generator of the noise.
     pub rng: Rng,
     /// Schedule of the noise levels.
@@ -61,11 +63,11 @@ pub struct Request {
     pub references: Vec<Arc<Rgb>>,
     /// More reference images, before resizing: the kind of the model decides how to resize them.
     pub given_references: Vec<Arc<GivenReference>>,
-    /// An image to edit, which determines the size.
-    pub change: Option<Change>,
     /// Factors of the keys and values of references, in their order: an image to edit that is a reference comes first.
     /// Missing ones are 1.
     pub reference_weights: Vec<f32>,
+    /// An image to edit, which determines the size.
+    pub change: Option<Change>,
     /// `true` if steps after the first recompute only the masked area of an image to edit and the tokens next to it.
     /// For the other tokens, they read cached keys and values of the first step.
     pub sparse: bool,
@@ -94,6 +96,7 @@ impl Request {
             steps: None,
             seed,
             guidance: None,
+            variation: None,
             rng: Rng::default(),
             schedule: ScheduleKind::default(),
             negative: None,
@@ -103,10 +106,10 @@ impl Request {
             latents: None,
             references: Vec::new(),
             given_references: Vec::new(),
+            reference_weights: Vec::new(),
             change: None,
             sparse: false,
             reuse: None,
-            reference_weights: Vec::new(),
             adapters: Vec::new(),
         }
     }
@@ -222,6 +225,9 @@ pub struct Plan {
     pub guidance: f32,
     /// Seed of the noise.
     pub seed: u64,
+    /// Image of another seed that is varied.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub variation: Option<Variation>,
     /// Random number generator of the noise.
     pub rng: Rng,
     /// Schedule of the noise levels.
@@ -235,15 +241,15 @@ pub struct Plan {
     pub negative_tokens: usize,
     /// Sizes of the reference images, [height, width] in pixels; an image to edit that is a reference comes first.
     pub references: Vec<[usize; 2]>,
+    /// Factors of the keys and values of each reference; empty if all are 1.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub reference_weights: Vec<f32>,
     /// Part of the schedule that runs for an image to edit.
     pub strength: Option<f64>,
     /// First step of the schedule that runs.
     pub first_step: usize,
     /// Notes for the user: a size that was rounded or does not suit the model, an option without effect.
     pub notes: Vec<String>,
-    /// Factors of the keys and values of each reference; empty if all are 1.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub reference_weights: Vec<f32>,
     /// `true` if another device runs the text encoder.
     #[serde(skip)]
     pub(crate) is_read_elsewhere: bool,
@@ -269,12 +275,6 @@ fn caption_note(request: &Request, info: &ModelInfo) -> Option<String> {
     })
 }
 
-impl Plan {
-    /// Creates the plan of a request. If the number of text tokens depends on the prompt, the plan assumes that of a
-    /// typical prompt.
-    ///
-    /// Errors if the model cannot do what is requested.
-    pub(crate) fn new(request: &Request, info: &ModelInfo) -> Result<Self> {
 /// The largest factor of a reference's keys and values. Images fall apart before it.
 const MAX_REFERENCE_WEIGHT: f32 = 2.0;
 
@@ -300,6 +300,12 @@ fn reference_weights(request: &Request, references: usize) -> Result<Vec<f32>> {
     Ok(given.iter().copied().chain(iter::repeat(1.0)).take(references).collect())
 }
 
+impl Plan {
+    /// Creates the plan of a request. If the number of text tokens depends on the prompt, the plan assumes that of a
+    /// typical prompt.
+    ///
+    /// Errors if the model cannot do what is requested.
+    pub(crate) fn new(request: &Request, info: &ModelInfo) -> Result<Self> {
         Self::counted(request, info, |_| Ok(USUAL_TOKENS))
     }
 
@@ -412,11 +418,13 @@ fn reference_weights(request: &Request, references: usize) -> Result<Vec<f32>> {
             steps,
             guidance,
             seed: request.seed,
+            variation: request.variation,
             rng: request.rng,
             schedule: request.schedule.clone(),
             negative,
             text_tokens,
             negative_tokens,
+            reference_weights: reference_weights(request, images.references.len())?,
             references: images.references,
             strength: request.change.as_ref().map(|change| change.strength),
             first_step: images.first_step,
@@ -424,7 +432,6 @@ fn reference_weights(request: &Request, references: usize) -> Result<Vec<f32>> {
             is_read_elsewhere: false,
             kept_tokens,
         })
-            reference_weights: reference_weights(request, images.references.len())?,
     }
 
     /// Creates a plan with one step for an image of this size, for tests.
@@ -436,12 +443,14 @@ fn reference_weights(request: &Request, references: usize) -> Result<Vec<f32>> {
             steps: 1,
             guidance: 1.0,
             seed: 1,
+            variation: None,
             rng: Rng::default(),
             schedule: ScheduleKind::default(),
             negative: None,
             text_tokens: 512,
             negative_tokens: 512,
             references: Vec::new(),
+            reference_weights: Vec::new(),
             strength: None,
             first_step: 0,
             notes: Vec::new(),
@@ -450,7 +459,14 @@ fn reference_weights(request: &Request, references: usize) -> Result<Vec<f32>> {
         }
     }
 
-            reference_weights: Vec::new(),
+    /// Returns the source of the noise.
+    pub(crate) fn start(&self) -> Start<'static> {
+        match self.variation {
+            Some(variation) => Start::Varied(self.rng, self.seed, variation),
+            None => Start::Seed(self.rng, self.seed),
+        }
+    }
+
     /// Returns the number of steps that run.
     pub fn steps_to_run(&self) -> usize {
         self.steps - self.first_step

@@ -66,6 +66,7 @@ fn flags(made: &ImageRecipe) -> Vec<Flag> {
         ("-H", height),
         ("-s", steps.map(|steps| steps.to_string())),
         ("-S", Some(seed.to_string())),
+        ("--variation", recipe.variation.map(|variation| variation.to_string())),
         ("--guidance", guidance.filter(|guidance| *guidance != 1.0).map(|guidance| guidance.to_string())),
         ("--schedule", (*schedule != ScheduleKind::default()).then(|| schedule.to_string())),
         ("--rng", (*rng != Rng::default()).then(|| rng.to_string())),
@@ -76,8 +77,8 @@ fn flags(made: &ImageRecipe) -> Vec<Flag> {
     flags.extend(
         recipe.inputs.iter().zip(made).map(|(input, made)| (if made { "--canny" } else { "-i" }, Some(file(input)))),
     );
-    flags.extend([
     flags.extend(recipe.input_weights.iter().map(|weight| ("--input-weight", Some(weight.to_string()))));
+    flags.extend([
         ("--mask", path(&recipe.mask)),
         ("--strength", recipe.strength.map(|strength| strength.to_string())),
         ("--extend", recipe.extend.map(sides)),
@@ -154,6 +155,7 @@ mod tests {
         };
         let grown = Recipe {
             inputs: vec!["a.png".into()],
+            variation: "42:0.25".parse().ok(),
             extend: Some(Sides { left: 16, bottom: 8, ..Sides::default() }),
             no_composite: true,
             sparse: true,
@@ -165,9 +167,9 @@ mod tests {
             schedule: "power:1.5".parse().unwrap(),
             rng: Rng::Portable,
             latents: Some("l.safetensors".into()),
+            max_sequence_length: Some(32),
             adapters: vec![AdapterFile {
                 blocks: "single12-=0.5,other=0".parse().unwrap(),
-            max_sequence_length: Some(32),
                 ..AdapterFile::new("style:1.safetensors", -0.7)
             }],
             ..Recipe::new("käse 🧀", 0)
@@ -182,9 +184,9 @@ mod tests {
         let edges = Recipe {
             inputs: vec!["a.png".into(), "b.png".into()],
             controls: vec![canny],
+            input_weights: vec![0.7, 1.25],
             ..Recipe::new("Match the edge map in image 2.\na cat", 1)
         };
-            input_weights: vec![0.7, 1.25],
         assert!(has_flags(&edges));
         assert!(!has_flags(&Recipe { controls: vec![Control { input: 0, ..canny }], ..edges.clone() }));
         let dashed = Recipe { inputs: vec!["-a.png".into()], ..Recipe::new("x", 1) };

@@ -7,7 +7,7 @@ use flux::engine::{EmbeddedFiles, Priority, Recipe};
 use flux::files::adapter::BlockStrengths;
 use flux::metadata::{split_tags, split_weights};
 use flux::output::ImageFormat;
-use flux::sampler::random_seed;
+use flux::sampler::{Variation, random_seed};
 use serde_json::{Map, Value};
 
 use super::effects::{dynamic_prompts, without_effect};
@@ -64,13 +64,15 @@ impl<'a> Reading<'a> {
         let upsample = self.whole(UPSAMPLE, 0..=1)?.map(|on| on == 1);
         let models = &self.app.queue.models();
         let is_distilled = models.is_distilled(models.find(Some(&model)).map_or(0, |(place, _)| place));
+        let (seed, variation) = self.seeds()?;
         let recipe = Recipe {
             prompt,
+            variation,
             negative: self.negative(is_distilled)?,
             width: self.side("width")?,
             height: self.side("height")?,
             steps: self.steps(is_distilled)?,
-            seed: self.seed()?,
+            seed,
             guidance: self.guidance(is_distilled)?,
             ..Recipe::default()
         };
@@ -136,9 +138,19 @@ impl<'a> Reading<'a> {
         Ok(self.whole(name, 64..=16384)?.map(|side| side as usize))
     }
 
-    fn seed(&mut self) -> Result<u64> {
-        let seed = self.number("seed", -1.0..=9e15)?.unwrap_or(-1.0);
+    fn seed(&mut self, name: &'static str) -> Result<u64> {
+        let seed = self.number(name, -1.0..=9e15)?.unwrap_or(-1.0);
         Ok(if seed < 0.0 { random_seed() } else { seed as u64 })
+    }
+
+    /// Returns the seed that counts up from image to image, and the variation. As in A1111, that seed is the subseed
+    /// if it has a strength.
+    fn seeds(&mut self) -> Result<(u64, Option<Variation>)> {
+        let seed = self.seed("seed")?;
+        match self.number("subseed_strength", 0.0..=1.0)? {
+            Some(strength) if strength > 0.0 => Ok((self.seed("subseed")?, Some(Variation { seed, strength }))),
+            _ => Ok((seed, None)),
+        }
     }
 
     /// Returns the prompt without adapter tags, and the adapters. Tags of unknown adapters are dropped with a note, as

@@ -94,6 +94,8 @@ pub fn tools(about: &About) -> Vec<Tool> {
             "description": "Number of images, with consecutive seeds"},
         "seed": {"type": "integer", "minimum": 0,
             "description": "The same seed and arguments give the same image; random by default"},
+        "variation": {"type": "string", "examples": ["42:0.2"],
+            "description": "SEED:X varies the image of SEED; X is from 0, that image, to 1, the image of `seed`"},
         "steps": with_default(json!({"type": "integer", "minimum": 1, "maximum": 1000,
             "description": "Denoising steps; by default the model's own number"}), steps),
         "guidance": {"type": "number", "minimum": 0,
@@ -127,10 +129,10 @@ pub fn tools(about: &About) -> Vec<Tool> {
         "kind": {"enum": ["style", "composition", "face", "sketch", "lines", "canny", "depth", "pose"]},
         "input": {"type": "integer", "minimum": 0, "description": "Index in images, from 0"},
         "make": {"type": "boolean", "description": "true to follow the edges in the image, with canny"}}}});
-    edited["images"] = json!({"type": "array", "minItems": 1, "maxItems": 16,
-        "description": "The image to edit, then further references", "items": {"type": "string", "description": image}});
     edited["input_weights"] = json!({"type": "array", "description": "Strength of each image as a reference, in their \
         order; the default is 1, try 0.7 to 1.3", "items": {"type": "number", "minimum": 0, "maximum": 2}});
+    edited["images"] = json!({"type": "array", "minItems": 1, "maxItems": 16,
+        "description": "The image to edit, then further references", "items": {"type": "string", "description": image}});
     edited["mask"] = json!({"type": "string",
         "description": "A mask in the size of the first image, passed in the same way. Its transparent area is \
                         regenerated, or its white area if it is opaque; the rest is kept"});
