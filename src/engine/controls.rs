@@ -105,10 +105,15 @@ pub fn check(controls: &[Control], inputs: usize, changes: bool) -> Result<()> {
     Ok(())
 }
 
+/// Returns the lines of controls that a prompt lacks.
+pub fn missing_lines(prompt: &str, controls: &[Control]) -> Vec<String> {
+    let lines = controls.iter().map(Control::line);
+    lines.filter(|line| !prompt.lines().any(|own| own.trim() == line)).collect()
+}
+
 /// Returns a prompt with the lines of its controls before it, except those that it has.
 pub fn with_lines<'a>(prompt: &'a str, controls: &[Control]) -> Cow<'a, str> {
-    let lines = controls.iter().map(Control::line);
-    let missing: Vec<_> = lines.filter(|line| !prompt.lines().any(|own| own.trim() == line)).collect();
+    let missing = missing_lines(prompt, controls);
     match missing.is_empty() {
         true => Cow::Borrowed(prompt),
         false => Cow::Owned(format!("{}\n{prompt}", missing.join("\n"))),

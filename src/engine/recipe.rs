@@ -382,6 +382,7 @@ impl Recipe {
 
 #[cfg(test)]
 mod tests {
+    use super::super::controls::ControlKind;
     use super::*;
 
     #[test]
@@ -391,6 +392,9 @@ mod tests {
         let long = Recipe {
             template: Some("a {cat|dog}".to_string()),
             upsampled: Some(Upsampled { request: "a".to_string(), model: "m".to_string(), ..Upsampled::default() }),
+            controls: vec![Control { kind: ControlKind::Canny, input: 0, make: true }],
+            variation: "42:0.25".parse().ok(),
+            input_weights: vec![0.7],
             negative: Some("a dog".to_string()),
             width: Some(64),
             height: Some(48),

@@ -2,6 +2,7 @@
 
 use flux::default_model::knows_a_word_of;
 use flux::engine::Recipe;
+use flux::engine::controls::missing_lines;
 use flux::engine::expand::has_choices;
 use flux::error::shortened;
 use flux::files::ModelPaths;
@@ -26,7 +27,9 @@ pub fn notes(recipe: &Recipe, prompt: &str, model: &ModelPaths) -> Vec<String> {
     let choices = is_template.then(|| {
         "choices in the prompt, such as {a|b} or __a__, are read as text; choose words with `--expand`".to_string()
     });
-    adapter_note(prompt).into_iter().chain(weight_note(prompt)).chain(choices).chain(unknown).collect()
+    let lines = missing_lines(&recipe.prompt, &recipe.controls);
+    let lines = (!lines.is_empty()).then(|| format!("the prompt begins with `{}`", lines.join(" ")));
+    lines.into_iter().chain(adapter_note(prompt)).chain(weight_note(prompt)).chain(choices).chain(unknown).collect()
 }
 
 /// Returns a note if the prompt contains `<lora:NAME:STRENGTH>`, an adapter in other programs.
