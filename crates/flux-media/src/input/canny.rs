@@ -38,15 +38,13 @@ pub fn edges(image: &Rgb) -> Rgb {
         }
     };
     let [low, high] = THRESHOLDS;
-    let mut may_be = vec![false; width * height];
-    let (mut is_edge, mut open) = (vec![false; width * height], Vec::new());
-    for at in 0..width * height {
-        may_be[at] = size_of_gradient(gradients[at]) > low && is_ridge((at % width) as isize, (at / width) as isize);
-        if may_be[at] && size_of_gradient(gradients[at]) > high {
-            is_edge[at] = true;
-            open.push(at);
-        }
-    }
+    let is_candidate = |(at, gradient): (usize, &[i32; 2])| {
+        size_of_gradient(*gradient) > low && is_ridge((at % width) as isize, (at / width) as isize)
+    };
+    let may_be: Vec<bool> = gradients.iter().enumerate().map(is_candidate).collect();
+    let strong = may_be.iter().zip(&gradients).map(|(may_be, gradient)| *may_be && size_of_gradient(*gradient) > high);
+    let mut is_edge: Vec<bool> = strong.collect();
+    let mut open: Vec<usize> = (0..is_edge.len()).filter(|at| is_edge[*at]).collect();
     while let Some(at) = open.pop() {
         let (x, y) = (at % width, at / width);
         for y in y.saturating_sub(1)..height.min(y + 2) {
