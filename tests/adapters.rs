@@ -398,7 +398,7 @@ fn every_layout_and_kind_gives_the_image_of_the_merged_folder() {
         let merged = write_adapter(&path, &weights(&dir), layout, index as u64);
         let adapter = base.adapter(if layout.config.is_some() { own.path() } else { &path }).unwrap();
         assert!(adapter.notes().is_empty(), "{layout:?}: {:?}", adapter.notes());
-        let adapted = image(&base, vec![AdapterUse { adapter, strength: 1.0 }]);
+        let adapted = image(&base, vec![AdapterUse::new(adapter, 1.0)]);
         let expected = image(&model(merged_folder(&dir, &merged).path()), Vec::new());
         let (off, changed) = (worst(&adapted, &expected), worst(&image(&base, Vec::new()), &expected));
         println!("{off} of 255, changed by {changed}: {layout:?}");
@@ -433,17 +433,105 @@ fn strengths_multiply_and_several_adapters_add() {
                 *weight = weight.map(&delta, |w, d| w + d);
             }
         }
-        let adapted: Vec<_> = uses
-            .iter()
-            .map(|((adapter, _), strength)| AdapterUse { adapter: Arc::clone(adapter), strength: *strength })
-            .collect();
+        let adapted: Vec<_> =
+            uses.iter().map(|((adapter, _), strength)| AdapterUse::new(Arc::clone(adapter), *strength)).collect();
         let off = worst(&image(&base, adapted.clone()), &image(&model(merged_folder(&dir, &sum).path()), Vec::new()));
         println!("{off} of 255: {adapted:?}");
         assert!(off <= 1, "{adapted:?}: {off} of 255");
     }
     let without = image(&base, Vec::new());
-    let zero = [&lora, &dora].map(|(adapter, _)| AdapterUse { adapter: Arc::clone(adapter), strength: 0.0 });
+    let zero = [&lora, &dora].map(|(adapter, _)| AdapterUse::new(Arc::clone(adapter), 0.0));
     assert!(image(&base, zero.into()) == without, "strength 0 is the model itself, to the bit");
+}
+
+/// A file of some blocks alone gives the image of the whole file with all other blocks at 0, to the bit.
+#[test]
+fn a_block_of_factor_0_is_as_if_the_file_lacked_it() {
+    let dir = folder_of("sharded");
+    let (own, base, weights) = (tempfile::tempdir().unwrap(), model(&dir), weights(&dir));
+    let single = |key: &str| key.starts_with("single_transformer_blocks.0.");
+    let double = |key: &str| key.starts_with("transformer_blocks.");
+    for layout in [&PEFT, &KOHYA, &LAYOUTS[16]] {
+        let path = own.path().join("whole");
+        write_adapter(&path, &weights, layout, 1);
+        let whole = base.adapter(&path).unwrap();
+        let cut = |name: &str, is_in: &dyn Fn(&str) -> bool| {
+            let file = Safetensors::open(&path, "").unwrap();
+            let groups = modules(&weights, layout);
+            let spelled = |name: &str| if layout.underscores { name.replace('.', "_") } else { name.to_string() };
+            let kept = groups.iter().filter(|(_, layers)| layers.iter().all(|layer| is_in(layer)));
+            let kept: Vec<String> = kept.map(|(name, _)| format!("{}{}.", layout.prefix, spelled(name))).collect();
+            let tensors = file.names().filter(|key| kept.iter().any(|kept| key.starts_with(kept)));
+            let tensors = tensors.map(|key| {
+                let view = file.tensor(key).unwrap();
+                let values = view.to_f32().into_iter().map(f64::from).collect();
+                let cols = view.shape().get(1).copied().unwrap_or(1);
+                (key.to_string(), Matrix { rows: view.shape().first().copied().unwrap_or(1), cols, values })
+            });
+            let part = own.path().join(name);
+            write(&part, &tensors.collect::<Vec<_>>(), HashMap::new());
+            base.adapter(&part).unwrap()
+        };
+        let of_blocks = |blocks: &str| {
+            let blocks = blocks.parse().unwrap();
+            image(&base, vec![AdapterUse { blocks, ..AdapterUse::new(Arc::clone(&whole), 0.5) }])
+        };
+        let alone = |part| image(&base, vec![AdapterUse::new(part, 0.5)]);
+        let all = alone(Arc::clone(&whole));
+        assert!(of_blocks("double=1,single=1,other=1") == all, "{layout:?}");
+        let of_single = of_blocks("double=0,other=0,single=0,single0=1");
+        assert!(of_single == alone(cut("single", &single)) && of_single != all, "{layout:?}");
+        assert!(of_blocks("single=0,other=0") == alone(cut("double", &double)), "{layout:?}");
+        assert!(of_blocks("single=0,double=0,other=0") == image(&base, Vec::new()), "{layout:?}");
+        let half = AdapterUse { blocks: "double=2,single=2,other=2".parse().unwrap(), ..AdapterUse::new(whole, 0.25) };
+        assert!(image(&base, vec![half]) == all, "{layout:?}");
+    }
+}
+
+#[cfg(unix)]
+#[test]
+fn info_prints_the_norm_of_each_block() {
+    use crate::program::{Run, SMALL, flux};
+
+    let dir = folder_of("sharded");
+    let (own, weights) = (tempfile::tempdir().unwrap(), weights(&dir));
+    for (index, layout) in LAYOUTS.iter().enumerate().filter(|(_, layout)| layout.config.is_none()) {
+        let path = own.path().join(format!("{index}.safetensors"));
+        let merged = write_adapter(&path, &weights, layout, 1);
+        let run = Run::new(flux().arg("info").arg(&path).arg("--json")).succeeds();
+        let found: serde_json::Value = serde_json::from_str(&run.stdout).unwrap();
+        let square = |is_in: &dyn Fn(&str) -> bool| {
+            let changed = weights.iter().filter(|(key, _)| is_in(key));
+            let squares = changed.flat_map(|(key, weight)| weight.map(&merged[key], |a, b| (a - b).powi(2)).values);
+            squares.sum::<f64>()
+        };
+        for (group, block, is_in) in [
+            ("double", Some(0), &(|key: &str| key.starts_with("transformer_blocks.0.")) as &dyn Fn(&str) -> bool),
+            ("single", Some(0), &|key| key.starts_with("single_transformer_blocks.0.")),
+            ("other", None, &|key| !key.contains("transformer_blocks.")),
+        ] {
+            let blocks = found["blocks"].as_array().unwrap();
+            let of_block = |it: &&serde_json::Value| it["group"] == group && it["block"].as_u64() == block;
+            let norm = blocks.iter().find(of_block).expect(group)["norm"].as_f64().unwrap();
+            let expected = square(is_in).sqrt();
+            let is_whole = !matches!(layout.kind, Kind::DoRa | Kind::Replacement);
+            assert!(!is_whole || (norm - expected).abs() < 1e-4 * expected, "{layout:?} {group}: {norm}, {expected}");
+            assert_eq!(found["notes"].as_array().unwrap().is_empty(), is_whole, "{}", found["notes"]);
+        }
+    }
+    let text = Run::new(flux().current_dir(own.path()).args(["info", "0.safetensors"])).succeeds().stdout;
+    assert!(text.contains("of rank 4") && text.contains("  double0 ") && text.contains("####"), "{text}");
+
+    let draw = |lora: &str| {
+        let flags = ["-p", "a cat", "-S", "3", "-o", "x.png", "--lora", lora];
+        Run::new(flux().current_dir(own.path()).arg("-d").arg(&dir).args(SMALL).args(flags))
+    };
+    draw("0.safetensors:1:single=0.5,other=0").succeeds();
+    let recipe = Run::new(flux().current_dir(own.path()).args(["info", "x.png"])).succeeds().stdout;
+    assert!(recipe.contains("--lora 0.safetensors:1:single=0.5,other=0"), "{recipe}");
+    draw("0.safetensors:1:single99=0").fails(2, &["no block `single99`", "double (0 to", "--lora"]);
+    draw("0.safetensors:1:joint=0").fails(2, &["no blocks `joint`", "--lora"]);
+    draw("0.safetensors:1:in05=0").fails(2, &["`in` is not a group of blocks", "--lora"]);
 }
 
 #[cfg(unix)]

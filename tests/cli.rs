@@ -6,6 +6,7 @@ mod chat;
 mod commands;
 mod expand;
 mod images;
+mod levers;
 mod marks;
 mod progress;
 mod prompts;

@@ -35,6 +35,16 @@ fn noise(count: usize, seed: usize) -> Vec<u8> {
     (0..count).map(of).collect()
 }
 
+#[test]
+fn edges_are_those_of_opencv() {
+    for name in ["0", "5", "9"] {
+        let project = crate::program::project("");
+        let image = flux::input::read(&project.join(format!("tests/golden/default-model/{name}.png"))).unwrap();
+        let expected = flux::input::read(&project.join(format!("tests/input/canny/{name}.png"))).unwrap();
+        assert!(flux::input::edges(&image) == expected, "{name}");
+    }
+}
+
 #[derive(Deserialize)]
 struct Image {
     name: String,

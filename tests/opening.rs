@@ -231,7 +231,7 @@ fn an_adapter_changes_fused_matrices_as_it_changes_their_parts() {
     safetensors::serialize_to_file(pairs, None, &path).unwrap();
     let adapted = |names| {
         let model = load(&open(names).unwrap());
-        let adapters = vec![AdapterUse { adapter: model.adapter(&path).unwrap(), strength: 1.0 }];
+        let adapters = vec![AdapterUse::new(model.adapter(&path).unwrap(), 1.0)];
         model.generate(&Request { adapters, ..request() }).unwrap().rgb
     };
     let of_folder = adapted(["folder", "", "", ""]);

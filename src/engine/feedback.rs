@@ -30,8 +30,8 @@ impl Engine {
         if before.shape() != shape || before.images() != 1 {
             return Ok(request);
         }
-        let Plan { rng, seed, steps, ref schedule, .. } = plan;
-        let noise = Latents::drawn(rng, seed, shape);
+        let Plan { steps, ref schedule, .. } = plan;
+        let noise = Latents::drawn(plan.start(), shape);
         let shift = self.info().schedule_shift(height * width, steps);
         let mut levels = schedule.schedule(shift, steps).sigmas;
         levels.iter_mut().for_each(|level| *level *= 1.0 - share);

@@ -104,8 +104,7 @@ impl Generation<'_> {
 
     /// Adds an adapter (LoRA): a file, or a PEFT folder. A strength of 1 is that of its training.
     pub fn adapter(self, file: impl AsRef<Path>, strength: f32) -> Self {
-        let file = file.as_ref().to_path_buf();
-        self.configure(|recipe| recipe.adapters.push(AdapterFile { file, strength }))
+        self.configure(|recipe| recipe.adapters.push(AdapterFile::new(file.as_ref(), strength)))
     }
 
     /// Adds a reference image. The first one is the image to edit.
@@ -349,7 +348,7 @@ mod tests {
             steps: Some(3),
             guidance: Some(2.5),
             negative: Some("a dog".to_string()),
-            adapters: vec![AdapterFile { file: "style.safetensors".into(), strength: 0.5 }],
+            adapters: vec![AdapterFile::new("style.safetensors", 0.5)],
             inputs: vec!["a.png".into()],
             mask: Some("mask.png".into()),
             strength: Some(0.4),

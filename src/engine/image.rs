@@ -141,15 +141,18 @@ impl Image {
     fn facts(&self) -> Vec<(&'static str, String)> {
         let Origin { job, model, .. } = &*self.origin;
         let Job { request, inputs, .. } = job;
-        let Plan { width, height, steps, guidance, seed, rng, schedule, negative, .. } = &self.plan;
+        let Plan { width, height, steps, guidance, seed, variation, rng, schedule, negative, .. } = &self.plan;
         let path = |path: Option<&Path>| path.map(|path| path.display().to_string());
-        let adapters = request.adapters.iter().map(|used| format!("{}:{}", name(used.adapter.path()), used.strength));
+        let adapters = request.adapters.iter();
+        let adapters =
+            adapters.map(|used| format!("{}:{}{}", name(used.adapter.path()), used.strength, used.blocks.suffix()));
         let adapters: Vec<_> = adapters.collect();
         let names = |files: &[PathBuf]| files.iter().map(|file| name(file)).collect::<Vec<_>>().join(", ");
         let facts = [
             // The keyword of the PNG standard; ComfyUI reads `prompt` as a graph in JSON.
             ("Description", Some(job.image_prompt(self.place).into_owned())),
             ("seed", Some(seed.to_string())),
+            ("variation", variation.map(|variation| variation.to_string())),
             ("steps", Some(steps.to_string())),
             ("guidance", Some(guidance.to_string())),
             ("size", Some(format!("{width}x{height}"))),

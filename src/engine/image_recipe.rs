@@ -210,7 +210,7 @@ impl ImageRecipe {
         let size = recipe.width.zip(recipe.height).map(|(width, height)| format!("{width}x{height}"));
         let loras = recipe.adapters.iter().map(|used| {
             let name = used.file.file_stem().unwrap_or_default().to_string_lossy();
-            format!("{name}:{}", used.strength)
+            format!("{name}:{}{}", used.strength, used.blocks.suffix())
         });
         let loras = loras.collect::<Vec<_>>().join(" ");
         let pairs = [
@@ -218,7 +218,9 @@ impl ImageRecipe {
             ("Sampler", Some("Euler".to_string())),
             ("Schedule type", Some(recipe.schedule.to_string())),
             ("CFG scale", recipe.guidance.map(|guidance| guidance.to_string())),
-            ("Seed", Some(recipe.seed.to_string())),
+            ("Seed", Some(recipe.variation.map_or(recipe.seed, |variation| variation.seed).to_string())),
+            ("Variation seed", recipe.variation.map(|_| recipe.seed.to_string())),
+            ("Variation seed strength", recipe.variation.map(|variation| variation.strength.to_string())),
             ("Size", size),
             ("Model", Some(model.name.clone())),
             ("Template", recipe.template.clone()),
@@ -269,7 +271,7 @@ mod tests {
     use crate::engine::Upsampled;
 
     fn made() -> ImageRecipe {
-        let adapters = vec![AdapterFile { file: "a/style.safetensors".into(), strength: 0.5 }];
+        let adapters = vec![AdapterFile::new("a/style.safetensors", 0.5)];
         let recipe = Recipe {
             negative: Some("a dog".to_string()),
             adapters,

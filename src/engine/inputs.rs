@@ -7,7 +7,7 @@ use std::iter;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use super::Recipe;
+use super::{Recipe, controls};
 use crate::error::{Error, Field, Result};
 use crate::files::digest;
 use crate::input::{self, Edit, Mask, Region, is_stdin};
@@ -76,6 +76,8 @@ pub struct Inputs {
     /// Bytes of the files, if they are kept.
     pub(super) kept: EmbeddedFiles,
     references: Vec<Arc<GivenReference>>,
+    /// Weights of the references, see [`Request::reference_weights`].
+    weights: Vec<f32>,
     /// `true` if the recipe determines the size of results.
     is_sized: bool,
     /// Size of results with the proportions of the first reference.
@@ -113,9 +115,14 @@ impl Inputs {
         let at = |e: Error| e.at(place(&first[0]));
         let edit = image.map(|image| edit(recipe, image, mask).map_err(at)).transpose()?;
         notes.extend(edit.as_ref().and_then(|edit| reduction(recipe, edit, &first[0])));
-        let given = if recipe.inputs.len() == 1 { GivenReference::alone } else { GivenReference::among_several };
-        let mut reference = |file: &PathBuf| Ok(Arc::new(given(files.decode(file, input::read_bytes)?, place(file))));
-        let references = others.iter().map(&mut reference).collect::<Result<Vec<_>>>()?;
+        // An input of weight 0 is left out.
+        let seen = (0..recipe.inputs.len()).filter(|input| recipe.input_weight(*input) != 0.0).count();
+        let given = if seen == 1 { GivenReference::alone } else { GivenReference::among_several };
+        let mut reference = |(index, file): (usize, &PathBuf)| {
+            let image = controls::seen(&recipe.controls, index, files.decode(file, input::read_bytes)?);
+            Ok(Arc::new(given(image, place(file))))
+        };
+        let references = (first.len()..).zip(others).map(&mut reference).collect::<Result<Vec<_>>>()?;
         let size = recipe.resize.filter(|_| !recipe.changes()).zip(references.first());
         let size = size.map(|(resize, first)| resize.output_size(first.size())).transpose()?;
         files.digest_tensors(recipe)?;
@@ -133,6 +140,7 @@ impl Inputs {
             return Ok(Self::new(recipe, Some(edit(recipe, frame, None)?), others.to_vec()));
         }
         let given = if others.is_empty() { GivenReference::alone } else { GivenReference::among_several };
+        let frame = controls::seen(&recipe.controls, 0, frame);
         let first = Arc::new(given(frame, "the frame".to_string()));
         Ok(Self::new(recipe, None, iter::once(first).chain(others.iter().cloned()).collect()))
     }
@@ -147,13 +155,25 @@ impl Inputs {
             image: Arc::new(edit.image().clone()),
             cells: edit.cells().map(Arc::from),
             strength: recipe.strength.unwrap_or(if recipe.mask.is_some() { MASKED_STRENGTH } else { 1.0 }),
-            is_reference: !recipe.no_self_reference,
+            is_reference: !recipe.no_self_reference && recipe.input_weight(0) != 0.0,
         });
+        let offset = usize::from(edit.is_some());
+        let weight = |index: usize| recipe.input_weight(offset + index);
+        let is_seen = change.as_ref().is_some_and(|change| change.is_reference);
+        let own = is_seen.then(|| recipe.input_weight(0));
+        let (weights, references): (Vec<_>, Vec<_>) = references
+            .into_iter()
+            .enumerate()
+            .filter(|(index, _)| weight(*index) != 0.0)
+            .map(|(index, reference)| (weight(index), reference))
+            .unzip();
+        let weights: Vec<f32> = own.into_iter().chain(weights).collect();
         Self {
             files: recipe.inputs.clone(),
             mask: recipe.mask.clone(),
             strength: recipe.strength,
             references,
+            weights: if weights.iter().all(|weight| *weight == 1.0) { Vec::new() } else { weights },
             is_sized: recipe.width.is_some() || recipe.height.is_some(),
             change,
             edit: edit.filter(|_| !recipe.no_composite),
@@ -173,7 +193,8 @@ impl Inputs {
             Some(size) => size.map(|side| Some(in_cells(side))),
             None => [request.width, request.height],
         };
-        Request { width, height, given_references: self.references.clone(), change: self.change.clone(), ..request }
+        let (given_references, reference_weights) = (self.references.clone(), self.weights.clone());
+        Request { width, height, given_references, reference_weights, change: self.change.clone(), ..request }
     }
 
     /// Returns the names in the recipe and the digests of the files that were read.

@@ -30,6 +30,7 @@ mod args;
 pub mod boxes;
 mod builder;
 pub mod choice;
+pub mod controls;
 pub mod devices;
 mod digests;
 mod estimate;
@@ -238,7 +239,8 @@ impl Engine {
     fn job_from(&self, recipe: &Recipe, count: usize, mut source: InputSource<'_>) -> Result<Job> {
         recipe.check()?;
         let inputs = Inputs::read(recipe, &mut source)?;
-        let request = Request { adapters: self.adapters(recipe)?, ..inputs.apply(recipe.request_with(&source.embedded)?) };
+        let request =
+            Request { adapters: self.adapters(recipe)?, ..inputs.apply(recipe.request_with(&source.embedded)?) };
         Ok(Job { inputs: Arc::new(inputs), recipe: Some(Arc::new(recipe.clone())), ..Job::new(request, count) })
     }
 
@@ -430,7 +432,9 @@ impl Engine {
     ///
     /// Errors as [`Engine::adapter`].
     pub fn adapters(&self, recipe: &Recipe) -> Result<Vec<AdapterUse>> {
-        let open = |used: &AdapterFile| Ok(AdapterUse { adapter: self.adapter(&used.file)?, strength: used.strength });
+        let open = |AdapterFile { file, strength, blocks }: &AdapterFile| {
+            Ok(AdapterUse { adapter: self.adapter(file)?, strength: *strength, blocks: blocks.clone() })
+        };
         recipe.adapters.iter().map(open).collect()
     }
 

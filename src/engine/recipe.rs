@@ -10,15 +10,19 @@ use serde::de::{Error as _, SeqAccess, Visitor};
 use serde::{Deserialize, Deserializer, Serialize};
 
 use super::boxes::{self, LayoutBox};
+use super::controls::{self, Control};
 use crate::error::{Error, Field, Result};
 use crate::files::ArrayFile;
+use crate::files::adapter::BlockStrengths;
 use crate::input::{Resize, Sides};
 use crate::pipeline::{Embeddings, Latents, MAX_PROMPT_BYTES, Request};
-use crate::sampler::{Rng, ScheduleKind};
+use crate::sampler::{Rng, ScheduleKind, Variation};
 
 /// Maximum number of inputs, of adapters, and of boxes, in a recipe as JSON. Models accept fewer; the bound avoids
 /// reading a long list.
 const MAX_FILES: usize = 256;
+/// Maximum strength of an input as a reference.
+const MAX_INPUT_WEIGHT: f32 = 2.0;
 
 /// Everything that reproduces an image with one model: prompt, options and files. The model chooses omitted fields.
 /// In JSON, an unknown field is an error.
@@ -34,6 +38,9 @@ pub struct Recipe {
     /// Places of objects, which [`Recipe::full_prompt`] adds to the prompt; the recipe of an image has none.
     #[serde(skip_serializing_if = "Vec::is_empty", deserialize_with = "bounded")]
     pub boxes: Vec<LayoutBox>,
+    /// Inputs that show a property of the result. [`Recipe::full_prompt`] begins with their lines.
+    #[serde(skip_serializing_if = "Vec::is_empty", deserialize_with = "bounded")]
+    pub controls: Vec<Control>,
     /// The request from which a language model wrote the prompt.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub upsampled: Option<Upsampled>,
@@ -51,6 +58,9 @@ pub struct Recipe {
     pub steps: Option<usize>,
     /// Seed of the noise.
     pub seed: u64,
+    /// Image of another seed that is varied.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub variation: Option<Variation>,
     /// Guidance scale, the strength of the prompt.
     #[serde(skip_serializing_if = "Option::is_none", alias = "guidance_scale")]
     pub guidance: Option<f32>,
@@ -66,6 +76,9 @@ pub struct Recipe {
     /// Reference images. With `mask`, `strength` or `extend`, the first one is the image to edit.
     #[serde(skip_serializing_if = "Vec::is_empty", deserialize_with = "bounded")]
     pub inputs: Vec<PathBuf>,
+    /// Strength of each input as a reference, from 0 to 2; missing ones are 1, and 0 leaves the reference out.
+    #[serde(skip_serializing_if = "Vec::is_empty", deserialize_with = "bounded")]
+    pub input_weights: Vec<f32>,
     /// Size to which the first input is resized before it is edited; without an edit, the size of the result with the
     /// proportions of the first input.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -134,6 +147,30 @@ pub struct AdapterFile {
     pub file: PathBuf,
     /// Strength of the adapter; 1 is the strength of its training.
     pub strength: f32,
+    /// Factors of the strength by blocks of the transformer.
+    #[serde(default, skip_serializing_if = "BlockStrengths::is_empty")]
+    pub blocks: BlockStrengths,
+}
+
+impl AdapterFile {
+    /// Creates an adapter with one strength for all blocks.
+    pub fn new(file: impl Into<PathBuf>, strength: f32) -> Self {
+        Self { file: file.into(), strength, blocks: BlockStrengths::default() }
+    }
+
+    /// Reads `FILE`, `FILE:STRENGTH` or `FILE:STRENGTH:BLOCKS`.
+    ///
+    /// Errors if the blocks are not understood.
+    pub fn parse(text: &str) -> std::result::Result<Self, String> {
+        let split = text.rsplit_once(':').filter(|(_, blocks)| blocks.contains('=') && !blocks.contains(['/', '\\']));
+        let (text, blocks) = match split {
+            Some((text, blocks)) => (text, blocks.parse()?),
+            None => (text, BlockStrengths::default()),
+        };
+        let split = text.rsplit_once(':').and_then(|(file, strength)| Some((file, strength.trim().parse().ok()?)));
+        let (file, strength) = split.unwrap_or((text, 1.0));
+        Ok(Self { file: file.trim().into(), strength, blocks })
+    }
 }
 
 /// Reads a list, and stops at the first entry beyond [`MAX_FILES`].
@@ -211,17 +248,22 @@ impl Recipe {
         inputs.chain(others).map(|(field, file)| (field, file.as_path()))
     }
 
-    /// Returns the prompt with the table of [`Recipe::boxes`].
+    /// Returns the prompt with the lines of [`Recipe::controls`] and the table of [`Recipe::boxes`].
     pub fn full_prompt(&self) -> Cow<'_, str> {
+        let prompt = match self.embeddings {
+            Some(_) => Cow::Borrowed(self.prompt.as_str()),
+            None => controls::with_lines(&self.prompt, &self.controls),
+        };
         match self.boxes.is_empty() {
-            true => Cow::Borrowed(&self.prompt),
-            false => Cow::Owned(boxes::with_boxes(&self.prompt, &self.boxes, !self.inputs.is_empty())),
+            true => prompt,
+            false => Cow::Owned(boxes::with_boxes(&prompt, &self.boxes, !self.inputs.is_empty())),
         }
     }
 
     /// Errors if a field requires another field that is missing, or excludes one that is present.
     pub fn check(&self) -> Result<()> {
         boxes::check(&self.boxes, self.inputs.len())?;
+        controls::check(&self.controls, self.inputs.len(), self.changes())?;
         self.template.as_ref().map_or(Ok(()), |template| Request::new(template, 0).check_prompt())?;
         if let Some(bytes) = self.upsampled.as_ref().map(|before| before.request.len())
             && bytes > MAX_PROMPT_BYTES
@@ -229,7 +271,25 @@ impl Recipe {
             let what = format!("the request is {bytes} bytes long, expected at most {MAX_PROMPT_BYTES}");
             return Err(Error::usage(what).for_field(Field::Upsample));
         }
-        self.check_needs().and_then(|()| self.check_conflicts())
+        self.check_needs().and_then(|()| self.check_conflicts())?;
+        let (weights, inputs) = (self.input_weights.len(), self.inputs.len());
+        if weights > inputs {
+            let what = format!("{weights} weights of inputs were passed, but there are {inputs} inputs");
+            return Err(Error::usage(what)
+                .for_field(Field::InputWeights)
+                .hint("pass one for each input, in their order"));
+        }
+        match self.input_weights.iter().find(|weight| !(0.0..=MAX_INPUT_WEIGHT).contains(*weight)) {
+            Some(weight) => Err(Error::usage(format!("the weight of an input is {weight}, expected 0 to 2"))
+                .for_field(Field::InputWeights)
+                .hint("try 0.7 to 1.3: models tolerate little more")),
+            None => Ok(()),
+        }
+    }
+
+    /// Returns the strength of an input as a reference.
+    pub fn input_weight(&self, input: usize) -> f32 {
+        self.input_weights.get(input).copied().unwrap_or(1.0)
     }
 
     fn check_needs(&self) -> Result<()> {
@@ -249,6 +309,7 @@ impl Recipe {
             (self.full_size, Field::FullSize, change),
             (self.resize.is_some(), Field::Size, input),
             (self.sparse, Field::Sparse, part),
+            (!self.input_weights.is_empty(), Field::InputWeights, input),
         ];
         let Some((_, field, (_, others))) = needs.iter().find(|(given, _, (met, _))| *given && !met) else {
             return Ok(());
@@ -267,7 +328,11 @@ impl Recipe {
             (self.feather > 0 && self.no_composite, Field::Feather, Field::NoComposite),
             (self.full_size && self.no_composite, Field::FullSize, Field::NoComposite),
             (self.sparse && self.no_self_reference, Field::Sparse, Field::NoSelfReference),
+            (self.input_weight(0) != 1.0 && self.no_self_reference, Field::InputWeights, Field::NoSelfReference),
+            (self.input_weights.iter().any(|weight| *weight != 1.0) && self.sparse, Field::InputWeights, Field::Sparse),
             (self.noise.is_some() && self.latents.is_some(), Field::Noise, Field::Latents),
+            (self.variation.is_some() && self.noise.is_some(), Field::Variation, Field::Noise),
+            (self.variation.is_some() && self.latents.is_some(), Field::Variation, Field::Latents),
             (has_features && !self.prompt.is_empty(), Field::Embeddings, Field::Prompt),
             (has_features && self.template.is_some(), Field::Embeddings, Field::Prompt),
             (has_features && !self.boxes.is_empty(), Field::Embeddings, Field::Boxes),
@@ -310,6 +375,7 @@ impl Recipe {
             height: self.height,
             steps: self.steps,
             guidance: self.guidance,
+            variation: self.variation,
             rng: self.rng,
             schedule: self.schedule.clone(),
             negative: self.negative.clone(),
@@ -331,6 +397,7 @@ impl Recipe {
 
 #[cfg(test)]
 mod tests {
+    use super::super::controls::ControlKind;
     use super::*;
 
     #[test]
@@ -340,6 +407,9 @@ mod tests {
         let long = Recipe {
             template: Some("a {cat|dog}".to_string()),
             upsampled: Some(Upsampled { request: "a".to_string(), model: "m".to_string(), ..Upsampled::default() }),
+            controls: vec![Control { kind: ControlKind::Canny, input: 0, make: true }],
+            variation: "42:0.25".parse().ok(),
+            input_weights: vec![0.7],
             negative: Some("a dog".to_string()),
             width: Some(64),
             height: Some(48),
@@ -360,7 +430,10 @@ mod tests {
             noise: Some("n".into()),
             latents: Some("l".into()),
             embeddings: Some("e".into()),
-            adapters: vec![AdapterFile { file: "style.safetensors".into(), strength: 0.7 }],
+            adapters: vec![AdapterFile {
+                blocks: "single=0.5".parse().unwrap(),
+                ..AdapterFile::new("style.safetensors", 0.7)
+            }],
             ..Recipe::new("", u64::MAX)
         };
         for recipe in [short, long, Recipe::default()] {

@@ -111,10 +111,9 @@ impl<B: Backend> Layers<B> {
 fn segments<'a>(parts: impl Iterator<Item = (&'a str, usize, usize)>, adapters: &[AdapterUse]) -> Vec<Segment> {
     let (mut segments, mut row) = (Vec::new(), 0);
     for (key, first, rows) in parts {
-        for (of, AdapterUse { adapter, strength }) in
-            adapters.iter().enumerate().filter(|(_, used)| used.strength != 0.0)
-        {
-            for piece in adapter.changes(key) {
+        for (of, used) in adapters.iter().enumerate() {
+            let strength = used.strength_in(key);
+            for piece in used.changes(key) {
                 let place = &piece.place;
                 let (start, end) = (first.max(place.first), (first + rows).min(place.first + place.rows.len()));
                 if start < end {
@@ -122,7 +121,7 @@ fn segments<'a>(parts: impl Iterator<Item = (&'a str, usize, usize)>, adapters: 
                     segments.push(Segment {
                         change: Arc::clone(&piece.change),
                         of,
-                        strength: *strength,
+                        strength,
                         rows: in_module(start)..in_module(end),
                         first: row + (start - first),
                     });
@@ -384,7 +383,7 @@ mod tests {
         };
         let up = |layer: &str, uses: &[(&Arc<Adapter>, f32)]| {
             let uses: Vec<_> =
-                uses.iter().map(|&(adapter, strength)| AdapterUse { adapter: Arc::clone(adapter), strength }).collect();
+                uses.iter().map(|&(adapter, strength)| AdapterUse::new(Arc::clone(adapter), strength)).collect();
             let layer = &transformer.layers().linears[layer];
             let parts = layer.parts.iter().map(|part| (&*part.key, part.first, part.view.rows()));
             let changed = Changed { layer, segments: segments(parts, &uses) };

@@ -45,7 +45,7 @@ impl<B: Backend> LinearLayer<B> {
     }
 
     pub(super) fn is_changed_by(&self, adapters: &[AdapterUse]) -> bool {
-        let changes = |used: &AdapterUse| self.parts.iter().any(|part| !used.adapter.changes(&part.key).is_empty());
+        let changes = |used: &AdapterUse| self.parts.iter().any(|part| !used.changes(&part.key).is_empty());
         adapters.iter().any(changes)
     }
 }

@@ -114,7 +114,7 @@ mod tests {
         let pair = [(format!("{KEY}.lora_A.weight"), down), (format!("{KEY}.lora_B.weight"), up)];
         safetensors::serialize_to_file(pair, None, &path).unwrap();
         let adapter = Adapter::open(&path, &config.adapter_modules().unwrap()).unwrap();
-        (layers, AdapterUse { adapter: Arc::new(adapter), strength: 1.0 })
+        (layers, AdapterUse::new(Arc::new(adapter), 1.0))
     }
 
     #[test]

@@ -9,11 +9,13 @@ pub mod schedule;
 mod seed;
 mod stream;
 pub mod times;
+mod variation;
 
 pub use noise::{Drawing, Noise, Rng, Start, noise};
 pub use schedule::{Schedule, ScheduleKind, Shift, empirical_shift};
 pub use seed::random_seed;
 pub use stream::RandomStream;
+pub use variation::Variation;
 
 use crate::backend::Backend;
 use crate::error::Result;

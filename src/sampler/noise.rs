@@ -8,7 +8,7 @@ use rand_mt::Mt;
 use rayon::prelude::*;
 use serde::{Deserialize, Serialize};
 
-use super::portable;
+use super::{Variation, portable};
 use crate::error::{Error, Result};
 
 /// Number of tokens that are packed together: all their channels stay in the first-level cache.
@@ -68,6 +68,8 @@ pub fn noise(seed: u64, channels: usize, height: usize, width: usize) -> Vec<f32
 pub enum Start<'a> {
     /// Noise from a seed.
     Seed(Rng, u64),
+    /// Noise from a seed, moved towards the noise of another seed.
+    Varied(Rng, u64, Variation),
     /// Given values [channels, height, width], unchanged.
     Given(&'a [f32]),
 }
@@ -78,7 +80,7 @@ pub struct Noise {
     /// The values of one image, in the order of generation.
     planes: Vec<f32>,
     packed: Vec<f32>,
-    /// The seeds and size of the current noise; `None` if some of it was given.
+    /// The seeds and size of the current noise; `None` if some of it was given or varied.
     drawn: Option<Drawn>,
 }
 
@@ -95,9 +97,18 @@ impl Noise {
         self.planes.resize(channels * tokens, 0.0);
         self.packed.resize(starts.len() * channels * tokens, 0.0);
         for (start, packed) in starts.iter().zip(self.packed.chunks_exact_mut((channels * tokens).max(1))) {
+            let draw = |rng: Rng, seed: u64, planes: &mut [f32]| match rng {
+                Rng::Torch => normal(seed, planes),
+                Rng::Portable => portable::normal(seed, planes, height, width),
+            };
             match start {
-                Start::Seed(Rng::Torch, seed) => normal(*seed, &mut self.planes),
-                Start::Seed(Rng::Portable, seed) => portable::normal(*seed, &mut self.planes, height, width),
+                Start::Seed(rng, seed) => draw(*rng, *seed, &mut self.planes),
+                Start::Varied(rng, seed, variation) => {
+                    let mut base = vec![0.0; channels * tokens];
+                    draw(*rng, variation.seed, &mut base);
+                    draw(*rng, *seed, &mut self.planes);
+                    variation.mix(*rng, &mut self.planes, &base);
+                }
                 Start::Given(values) => {
                     pack(values, packed, channels, tokens);
                     continue;
@@ -108,7 +119,7 @@ impl Noise {
         self.drawn = drawn;
     }
 
-    /// Returns `true` if this is the noise of `starts`; always `false` if some noise was given.
+    /// Returns `true` if this is the noise of `starts`; always `false` if some noise was given or varied.
     pub fn is_drawn(&self, starts: &[Start<'_>], channels: usize, height: usize, width: usize) -> bool {
         let Some((drawn, size)) = &self.drawn else { return false };
         *size == [channels, height, width] && seeds(starts).as_ref() == Some(drawn)
@@ -120,11 +131,11 @@ impl Noise {
     }
 }
 
-/// Returns the seeds; `None` if some noise was given.
+/// Returns the seeds; `None` if some noise was given or varied.
 fn seeds(starts: &[Start<'_>]) -> Option<Vec<(Rng, u64)>> {
     let seed = |start: &Start<'_>| match start {
         Start::Seed(rng, seed) => Some((*rng, *seed)),
-        Start::Given(_) => None,
+        Start::Varied(..) | Start::Given(_) => None,
     };
     starts.iter().map(seed).collect()
 }

@@ -94,7 +94,7 @@ impl<B: Backend> Transformer<B> {
     ) -> Result<Stream<'a, B>> {
         let x = latents.linear(&self.x_embedder, None)?;
         let (split, rope) = image_alone(sequence);
-        self.early_stream(TokenKind::Image, x, modulation, &Sequence { split, rope: &rope })
+        self.early_stream(TokenKind::Image, x, modulation, &Sequence::new(split, &rope))
     }
 
     /// Runs the early blocks on tokens of one kind at one step.

@@ -31,7 +31,7 @@ pub use modulation::{
     DoubleModulation, Modulated, Modulation, Modulations, PerKind, SingleModulation, StepModulation, StepTimes,
     TokenKind,
 };
-pub use references::{KeyCache, Keys, Recorder, Sequence};
+pub use references::{KeyCache, Keys, Recorder, ReferenceWeights, Sequence};
 pub use single_block::SingleBlock;
 pub use stream::{Residual, Stream};
 
@@ -174,7 +174,7 @@ impl<B: Backend> Transformer<B> {
     /// Computes keys and values of reference images for [`Transformer::forward`]. The model must be trained for this.
     ///
     /// references [tokens, dim] come from [`Transformer::references`], for images of `sizes` in tokens; `split` gives
-    /// this device's tokens. Every device gets the keys and values of all tokens, for its own heads.
+    /// this device's tokens, and `weights` the factors of their keys and values. Every device gets the keys and values of all tokens, for its own heads.
     ///
     /// Source: FLUX.2 reference `Flux2KVAttnProcessor` and the first step of `Flux2KleinKVPipeline`; one pass over the
     /// references alone gives the same result.
@@ -183,13 +183,14 @@ impl<B: Backend> Transformer<B> {
         references: &Tensor<B>,
         sizes: &[[usize; 2]],
         split: TokenSplit,
+        weights: Option<&ReferenceWeights<B>>,
     ) -> Result<KeyCache<B>> {
         let modulations = self.modulations(&[StepTimes::at(0.0)])?;
         let (modulation, rope) = (self.modulation(&modulations.row(0))?, self.rope(&split, sizes, [0, 0])?);
         let rows = references.row_view(0..references.rows());
         let stream = Stream::new(rows, split.own().txt_rows(), self.config.eps);
         let mut recorder = Recorder::all(split.whole().rows());
-        self.blocks(stream, &modulation, &Sequence { split, rope: &rope }, AllKeys::Recorded(&mut recorder))?;
+        self.blocks(stream, &modulation, &Sequence { split, rope: &rope, weights }, AllKeys::Recorded(&mut recorder))?;
         Ok(recorder.into_cache())
     }
 

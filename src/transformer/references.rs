@@ -50,12 +50,58 @@ impl<B: Backend> KeyCache<B> {
     }
 }
 
+/// Factors of the keys and values of reference images, in every block where they meet the image.
+pub struct ReferenceWeights<B: Backend> {
+    /// Tokens of each reference, and its factor [1, columns of the own heads]; `None` for 1.
+    references: Vec<(usize, Option<Tensor<B>>)>,
+}
+
+impl<B: Backend> ReferenceWeights<B> {
+    /// Creates the factors of references with these numbers of tokens. Keys have `cols` columns on this device.
+    ///
+    /// Errors if memory runs out.
+    pub fn new(backend: &B, references: impl IntoIterator<Item = (usize, f32)>, cols: usize) -> Result<Self> {
+        let factor = |(tokens, weight): (usize, f32)| {
+            let row = (weight != 1.0).then(|| backend.upload(&vec![weight; cols], 1, cols)).transpose()?;
+            Ok((tokens, row))
+        };
+        Ok(Self { references: references.into_iter().map(factor).collect::<Result<_>>()? })
+    }
+
+    /// Returns keys or values of one sample with the rows of references multiplied; the first reference begins at
+    /// `first`.
+    fn apply(&self, x: &Tensor<B>, first: usize) -> Result<Tensor<B>> {
+        let (mut runs, mut scaled, mut start) = (Vec::new(), Vec::new(), first);
+        for (tokens, factor) in &self.references {
+            let run = start..start + tokens;
+            start = run.end;
+            if let Some(factor) = factor {
+                scaled.push(x.copy_runs(&[run.clone()])?.mul(factor)?);
+                runs.push(run);
+            }
+        }
+        if runs.is_empty() {
+            return Ok(x.row_view(0..x.rows()));
+        }
+        x.with_runs(&runs, &Tensor::concat_rows(&scaled.iter().collect::<Vec<_>>())?)
+    }
+}
+
 /// The tokens of a sequence and their positions.
 pub struct Sequence<'a, B: Backend> {
     /// The tokens, and this device's share of them.
     pub split: TokenSplit,
     /// A row for each token of a sample on this device.
     pub rope: &'a Rope<B>,
+    /// Factors of keys and values of the references in the sequence.
+    pub weights: Option<&'a ReferenceWeights<B>>,
+}
+
+impl<'a, B: Backend> Sequence<'a, B> {
+    /// Creates a sequence whose references have no factors.
+    pub fn new(split: TokenSplit, rope: &'a Rope<B>) -> Self {
+        Self { split, rope, weights: None }
+    }
 }
 
 impl<B: Backend> Sequence<'_, B> {
@@ -145,16 +191,20 @@ impl<'a, B: Backend> AllKeys<'a, B> {
 pub(super) fn attend<B: Backend>(
     parts: Vec<(Operand<B>, &Linear<B>)>,
     heads: &Heads<'_, B>,
-    split: &TokenSplit,
+    (split, weights): (&TokenSplit, Option<&ReferenceWeights<B>>),
     keys: Keys<'_, B>,
 ) -> Result<Attended<B>> {
-    if matches!(keys, Keys::Rows) && split.world() == 1 {
+    if matches!(keys, Keys::Rows) && split.world() == 1 && weights.is_none() {
         return Tensor::project_attention(parts, heads);
     }
     let Projection { kvq, mlp } = Tensor::project(&borrowed(&parts), Some(heads))?;
     drop(parts); // frees memory for the next tensors
     let head_dim = heads.norm[0].q.cols();
     let ([k, v, q], layout) = (Tensor::all_to_all_heads(kvq, head_dim, split)?, split.whole());
+    let [k, v] = match weights {
+        Some(weights) => [weights.apply(&k, layout.txt_rows())?, weights.apply(&v, layout.txt_rows())?],
+        None => [k, v],
+    };
     let attn = match keys {
         Keys::Rows => q.attention(&k, &v, head_dim, layout, Mask::None),
         Keys::Recorded(recorder) => {

@@ -109,7 +109,7 @@ impl Case {
     fn drawn_in_parts(&self, edit: &Edit, cells: &[f32]) -> flux::Result<Vec<Rgb>> {
         let model = Model::load(Cpu::new(Precision::F32), &preset(&self.preset))?;
         let others = self.values("-i").skip(1).map(|file| reference(&read_png(&golden().join(file))?).map(Arc::new));
-        let adapter = |file| Ok(AdapterUse { adapter: model.adapter(&golden().join(file))?, strength: 1.0 });
+        let adapter = |file| Ok(AdapterUse::new(model.adapter(&golden().join(file))?, 1.0));
         let change = Change {
             image: Arc::new(edit.image().clone()),
             cells: Some(Arc::from(cells)),

@@ -69,7 +69,7 @@ fn an_image_that_is_saved_is_the_file_that_the_program_writes() {
         schedule: "power:1.5".parse().unwrap(),
         latents: Some(at("l.safetensors")),
         embeddings: Some(at("e.safetensors")),
-        adapters: vec![AdapterFile { file: at("style"), strength: 0.5 }],
+        adapters: vec![AdapterFile::new(at("style"), 0.5)],
         ..Recipe::new("", 7)
     };
     let edit = format!(

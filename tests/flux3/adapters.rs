@@ -104,7 +104,7 @@ fn adapters_by_every_name_are_as_weights_with_them() {
     let model = distilled();
     assert!(pixels(&model, &request) != expected);
     let with = |path: &Path| {
-        let adapters = vec![AdapterUse { adapter: model.adapter(path).unwrap(), strength: 1.0 }];
+        let adapters = vec![AdapterUse::new(model.adapter(path).unwrap(), 1.0)];
         pixels(&model, &Request { adapters, ..request.clone() })
     };
     let layers = |name: &dyn Fn(usize) -> String, swaps: bool| -> Vec<_> {

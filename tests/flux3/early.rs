@@ -84,7 +84,7 @@ fn early_results_are_those_of_their_adapters() {
     write_one(&path, "txt_mode_blocks.0.attn.to_out.0");
     let model = distilled();
     let plain = made(&model, &small("a cat", 1)).0;
-    let adapters = |strength| vec![AdapterUse { adapter: model.adapter(&path).unwrap(), strength }];
+    let adapters = |strength| vec![AdapterUse::new(model.adapter(&path).unwrap(), strength)];
     let mut images = vec![plain];
     for strength in [1.0, 2.0] {
         let request = Request { adapters: adapters(strength), ..small("a cat", 1) };

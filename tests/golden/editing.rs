@@ -123,7 +123,7 @@ fn one_evaluation_with_references() -> Result<()> {
         let modulation = transformer.modulation(&modulations.row(0))?;
         let split = TokenSplit::alone(model.layout(txt.rows(), &REFERENCES, [4, 6]));
         let rope = transformer.rope(&split, &REFERENCES, [4, 6])?;
-        let sequence = Sequence { split, rope: &rope };
+        let sequence = Sequence::new(split, &rope);
         let img = model.upload("transformer.img")?;
         let velocity = transformer.forward(&img, &context, &modulation, &sequence, None)?;
         model.expect("transformer.velocity", &velocity, BOUND)?;
@@ -136,7 +136,8 @@ fn keys_and_values_of_references_and_a_step_that_reads_them() -> Result<()> {
     let model = Model::load("kv")?;
     let (transformer, config) = (&model.transformer, model.transformer.config());
     let references = transformer.references(&model.upload("references.tokens")?)?;
-    let cache = transformer.reference_cache(&references, &REFERENCES, TokenSplit::alone(TokenLayout::single(40)))?;
+    let cache =
+        transformer.reference_cache(&references, &REFERENCES, TokenSplit::alone(TokenLayout::single(40)), None)?;
     assert_eq!(cache.tokens(), 40);
     for (name, block) in [("double_block_1", 1), ("single_block_1", config.num_layers + 1)] {
         let block = cache.block(block).expect("the model has it");
@@ -146,7 +147,7 @@ fn keys_and_values_of_references_and_a_step_that_reads_them() -> Result<()> {
     let txt = model.upload("transformer.txt")?;
     let modulations = transformer.modulations(&times("kv"))?;
     let split = TokenSplit::alone(model.layout(txt.rows(), &[], [4, 6]));
-    let sequence = Sequence { split, rope: &transformer.rope(&split, &[], [4, 6])? };
+    let sequence = Sequence { split, rope: &transformer.rope(&split, &[], [4, 6])?, weights: None };
     let velocity = transformer.forward(
         &model.upload("transformer.img")?,
         &transformer.context(&txt)?,
@@ -190,7 +191,7 @@ fn expect_steps(model: &Model, case: &str, seed: u64, edit: Option<(&Edit, &[f32
     let references = transformer.references(&latents)?;
     let cache = {
         let cache =
-            || transformer.reference_cache(&references, &[size], TokenSplit::alone(TokenLayout::single(tokens)));
+            || transformer.reference_cache(&references, &[size], TokenSplit::alone(TokenLayout::single(tokens)), None);
         model.info.caches_references.then(cache).transpose()?
     };
     let in_sequence: &[[usize; 2]] = if cache.is_some() { &[] } else { &[size] };
@@ -199,7 +200,7 @@ fn expect_steps(model: &Model, case: &str, seed: u64, edit: Option<(&Edit, &[f32
     let split = TokenSplit::alone(model.layout(txt.rows(), in_sequence, size));
     let conditioning = Conditioning {
         context: &context,
-        sequence: Sequence { split, rope: &transformer.rope(&split, in_sequence, size)? },
+        sequence: Sequence { split, rope: &transformer.rope(&split, in_sequence, size)?, weights: None },
         negative: None,
         cached: cache.as_ref(),
         guidance: None,

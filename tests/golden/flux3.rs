@@ -116,7 +116,7 @@ impl Case {
         request.given_references = references.map(Arc::new).collect();
         if let Some(adapter) = &self.adapter {
             let adapter = model.adapter(&golden(&format!("flux3/adapters/{adapter}")))?;
-            request.adapters = vec![AdapterUse { adapter, strength: 1.0 }];
+            request.adapters = vec![AdapterUse::new(adapter, 1.0)];
         }
         Ok(request)
     }
@@ -280,7 +280,7 @@ fn velocities_and_latents_are_those_of_the_reference() -> Result<()> {
             Ok::<_, flux::Error>((split, model.rope(&split, &sizes, size)?))
         };
         let sequences = texts.iter().map(|(_, rows)| sequence(*rows)).collect::<Result<Vec<_>>>()?;
-        let sequences: Vec<_> = sequences.iter().map(|(split, rope)| Sequence { split: *split, rope }).collect();
+        let sequences: Vec<_> = sequences.iter().map(|(split, rope)| Sequence::new(*split, rope)).collect();
         let schedule = Schedule::new(info.schedule_shift(tokens, case.steps), case.steps);
         let modulations = model.modulations(&schedule.times())?;
         let mut latents = cpu.upload(&golden.get("noise").1, tokens, channels)?;
@@ -289,7 +289,7 @@ fn velocities_and_latents_are_those_of_the_reference() -> Result<()> {
             let mut context = Vec::new();
             for (text, rows) in &texts {
                 let split = TokenSplit::alone(TokenLayout::new(1, *rows, 0));
-                let sequence = Sequence { split, rope: &model.rope(&split, &[], [0, 0])? };
+                let sequence = Sequence { split, rope: &model.rope(&split, &[], [0, 0])?, weights: None };
                 context.extend(model.early_texts(
                     &text.row_view(0..*rows),
                     &sequence,
@@ -298,7 +298,7 @@ fn velocities_and_latents_are_those_of_the_reference() -> Result<()> {
                 if references > 0 {
                     let own = cpu.upload(&golden.get("reference_tokens").1, references, channels)?;
                     let split = TokenSplit::alone(TokenLayout { references, ..TokenLayout::new(1, 0, 0) });
-                    let sequence = Sequence { split, rope: &model.rope(&split, &sizes, [0, 0])? };
+                    let sequence = Sequence { split, rope: &model.rope(&split, &sizes, [0, 0])?, weights: None };
                     context.push(model.early_references(model.references(&own)?, &sequence, &modulation)?);
                 }
             }

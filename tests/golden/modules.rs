@@ -160,7 +160,7 @@ impl Step<'_> {
     }
 
     fn sequence(&self) -> Sequence<'_, Cpu> {
-        Sequence { split: TokenSplit::alone(self.layout), rope: &self.rope }
+        Sequence::new(TokenSplit::alone(self.layout), &self.rope)
     }
 }
 

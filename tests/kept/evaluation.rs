@@ -38,7 +38,7 @@ fn both(is_active: impl Fn(usize) -> bool) -> Result<[Vec<f32>; 2]> {
     let tokens = ActiveTokens::new(whole, is_active);
     let split = TokenSplit::alone(whole);
     let rope = transformer.rope(&split, &[REFERENCE], IMAGE)?;
-    let sequence = Sequence { split, rope: &rope };
+    let sequence = Sequence::new(split, &rope);
     let (all, keys) = match tokens.kept() {
         [] => (transformer.forward(&latents, &context, &modulation, &sequence, None)?, None),
         kept => {
@@ -50,7 +50,7 @@ fn both(is_active: impl Fn(usize) -> bool) -> Result<[Vec<f32>; 2]> {
         }
     };
     let rope = transformer.rope_of(&tokens, &[REFERENCE], IMAGE)?;
-    let sequence = Sequence { split: TokenSplit::alone(tokens.layout()), rope: &rope };
+    let sequence = Sequence::new(TokenSplit::alone(tokens.layout()), &rope);
     let (latents, context) = (latents.copy_runs(&tokens.image())?, context.copy_runs(&tokens.context())?);
     let some = transformer.forward(&latents, &context, &modulation, &sequence, keys.as_ref())?;
     Ok([cpu.download(&all.copy_runs(&tokens.image())?)?, cpu.download(&some)?])

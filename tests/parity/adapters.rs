@@ -168,7 +168,7 @@ fn adapter_in(model: &Arc<Model<Cuda>>, dtype: Dtype, value: &[u8]) -> Arc<Adapt
 
 /// Returns an image by a model with an adapter, and the number of copies between host and device.
 fn image(model: &Arc<Model<Cuda>>, adapter: &Arc<Adapter>, strength: f32) -> (Vec<u8>, u64) {
-    let adapters = vec![AdapterUse { adapter: Arc::clone(adapter), strength }];
+    let adapters = vec![AdapterUse::new(Arc::clone(adapter), strength)];
     let size = Some(64);
     let request = Request { width: size, height: size, steps: Some(1), adapters, ..Request::new("a cat", 1) };
     let before = model.backend().stats().copies;

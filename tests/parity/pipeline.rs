@@ -378,7 +378,7 @@ fn step_launches(cuda: &Cuda) -> (TransformerConfig, u64) {
     let context = model.context(&cuda.upload(&features, txt, config.joint_attention_dim).unwrap()).unwrap();
     let conditioning = Conditioning {
         context: &context,
-        sequence: Sequence { split, rope: &rope },
+        sequence: Sequence::new(split, &rope),
         negative: None,
         cached: None,
         guidance: None,

@@ -278,6 +278,33 @@ fn edits_take_images_and_masks() {
 }
 
 #[test]
+fn controls_weights_and_variations_are_fields() {
+    let serving = Serving::start(&[]);
+    let (red, blue) = (png(64, 64, [200, 30, 30]), png(64, 64, [30, 30, 200]));
+    let [red, blue, black] = [&red, &blue, &png(64, 64, [0; 3])].map(|file| STANDARD.encode(file));
+    let edit = |more: Value| serving.post("/v1/images/edits", &with(small("x"), more));
+    // An image of one colour has no edges.
+    let control = json!([{"kind": "canny", "input": 1, "make": true}]);
+    let reply = edit(json!({"image": [red, blue], "controls": control}));
+    let prompt = "Match the edge map in image 2.\nx";
+    assert_eq!(reply.json()["data"][0]["revised_prompt"], prompt);
+    assert_eq!(pixels(&reply), pixels(&edit(json!({"image": [red, black], "prompt": prompt}))));
+    let one = pixels(&edit(json!({"image": [red]})));
+    assert_eq!(pixels(&edit(json!({"image": [red, blue], "input_weights": [1, 0]}))), one);
+    assert_ne!(pixels(&edit(json!({"image": [red], "input_weights": [0.5]}))), one);
+    assert_eq!(pixels(&edit(json!({"image": [red], "seed": 7, "variation": "5:0"}))), one);
+    for (more, field) in [
+        (json!({"controls": [{"kind": "canny", "input": 1}]}), "controls"),
+        (json!({"controls": [{"kind": "deep", "input": 0}]}), "controls"),
+        (json!({"input_weights": [3]}), "input_weights"),
+        (json!({"variation": "5"}), "variation"),
+    ] {
+        let (status, _, found) = edit(with(json!({"image": [red]}), more)).error();
+        assert_eq!((status, found.as_str()), (400, field));
+    }
+}
+
+#[test]
 fn images_of_an_edit_may_be_in_json() {
     let serving = Serving::start(&[]);
     let (red, blue) = (png(64, 64, [200, 30, 30]), png(64, 64, [30, 30, 200]));

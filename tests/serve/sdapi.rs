@@ -161,6 +161,40 @@ fn adapters_are_named_in_the_prompt() {
 }
 
 #[test]
+fn a_subseed_varies_the_image_of_the_seed() {
+    let serving = Serving::start(&[]);
+    let draw = |seeds: Value| {
+        let mut body = sillytavern("a cat");
+        body.as_object_mut().unwrap().extend(seeds.as_object().unwrap().clone());
+        serving.post("/sdapi/v1/txt2img", &body)
+    };
+    let image = |reply: &Reply| reply.json()["images"][0].clone();
+    let [base, own] = [42, 7].map(|seed| image(&draw(json!({"seed": seed}))));
+    let varied = |strength: f64| draw(json!({"seed": 42, "subseed": 7, "subseed_strength": strength}));
+    let half = varied(0.5);
+    let pixels = |image: &Value| read_bytes(&decoded(image)).unwrap();
+    assert!(pixels(&image(&varied(0.0))) == pixels(&base) && pixels(&image(&varied(1.0))) == pixels(&own));
+    assert!([&base, &own].iter().all(|other| pixels(&image(&half)) != pixels(other)));
+    let info = info(&half);
+    assert_eq!([&info["seed"], &info["subseed"], &info["subseed_strength"]], [&json!(42), &json!(7), &json!(0.5)]);
+    let text = info["infotexts"][0].to_string();
+    assert!(text.contains("Seed: 42, Variation seed: 7, Variation seed strength: 0.5"), "{text}");
+}
+
+#[test]
+fn weights_of_words_are_left_out() {
+    let serving = Serving::start(&[]);
+    let draw = |prompt: &str| serving.post("/sdapi/v1/txt2img", &sillytavern(prompt));
+    let (plain, weighted) = (draw("red heart (big)"), draw(r"(red:1.5) heart \(big\)"));
+    assert_eq!(weighted.json()["images"], plain.json()["images"]);
+    assert_eq!(
+        (&info(&weighted)["prompt"], info(&plain)["notes"].to_string().contains("weight")),
+        (&"red heart (big)".into(), false)
+    );
+    assert!(info(&weighted)["notes"].to_string().contains("`(red:1.5)`"));
+}
+
+#[test]
 fn what_is_not_here_is_told_and_what_changes_nothing_is_not() {
     let serving = Serving::start(&[]);
     let notes = |more: Value| {

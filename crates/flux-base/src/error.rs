@@ -44,6 +44,8 @@ fields! {
     Wildcards = "wildcards",
     /// Boxes: the places of objects.
     Boxes = "boxes",
+    /// Controls: references for one property of the result.
+    Controls = "controls",
     /// The language model that rewrites prompts.
     Upsample = "upsample",
     /// The negative prompt.
@@ -58,6 +60,8 @@ fields! {
     Steps = "steps",
     /// The seed of the noise.
     Seed = "seed",
+    /// Variation of the image of another seed.
+    Variation = "variation",
     /// The number of images.
     Count = "n",
     /// The guidance scale.
@@ -78,6 +82,8 @@ fields! {
     Inputs = "inputs",
     /// The mask of the area to regenerate.
     Mask = "mask",
+    /// Weights of input images.
+    InputWeights = "input_weights",
     /// The strength of the change.
     Strength = "strength",
     /// The extension of the image.

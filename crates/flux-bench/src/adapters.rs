@@ -151,7 +151,7 @@ impl<B: Backend> Measured<'_, B> {
     /// Opens the adapter of one of the files.
     fn open(&self, file: usize) -> Result<AdapterUse> {
         let path: &Path = &self.files.paths[file];
-        Ok(AdapterUse { adapter: self.model.adapter(path)?, strength: STRENGTH })
+        Ok(AdapterUse::new(self.model.adapter(path)?, STRENGTH))
     }
 
     /// Returns the median of several runs, after a warm-up.

@@ -7,6 +7,7 @@ use std::iter::once;
 use std::path::Path;
 
 use flux::engine::{AdapterFile, Recipe};
+use flux::files::adapter::BlockStrengths;
 use flux::pipeline::{Plan, Timings};
 use serde::Serialize;
 
@@ -58,11 +59,13 @@ pub struct ReportedAdapter<'a> {
     /// The file's name.
     file: Cow<'a, str>,
     strength: f32,
+    #[serde(skip_serializing_if = "BlockStrengths::is_empty")]
+    blocks: &'a BlockStrengths,
 }
 
 impl<'a> From<&'a AdapterFile> for ReportedAdapter<'a> {
-    fn from(AdapterFile { file, strength }: &'a AdapterFile) -> Self {
-        Self { file: file.file_name().unwrap_or_default().to_string_lossy(), strength: *strength }
+    fn from(AdapterFile { file, strength, blocks }: &'a AdapterFile) -> Self {
+        Self { file: file.file_name().unwrap_or_default().to_string_lossy(), strength: *strength, blocks }
     }
 }
 

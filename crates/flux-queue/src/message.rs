@@ -296,7 +296,7 @@ mod tests {
     #[test]
     fn a_job_is_the_same_after_json() {
         let input = format!("in/{}", blake3::hash(b"picture"));
-        let adapters = vec![AdapterFile { file: input.clone().into(), strength: 0.7 }];
+        let adapters = vec![AdapterFile::new(input.clone(), 0.7)];
         let recipe = Recipe { inputs: vec![input.into()], adapters, ..sample().recipe };
         for format in [FileFormat::Webp, FileFormat::Jpeg { quality: Some(80) }] {
             let key = key(&ModelRecipe::default(), &recipe, format).unwrap();
@@ -309,7 +309,7 @@ mod tests {
 
     #[test]
     fn what_no_worker_takes_is_not_sent() {
-        let adapter = AdapterFile { file: format!("in/{}", blake3::hash(b"adapter")).into(), strength: 1.0 };
+        let adapter = AdapterFile::new(format!("in/{}", blake3::hash(b"adapter")), 1.0);
         for (count, is_sent) in [(MAX_ADAPTERS, true), (MAX_ADAPTERS + 1, false)] {
             let recipe = Recipe { adapters: vec![adapter.clone(); count], ..sample().recipe };
             let sent = JobMessage { recipe, ..sample() }.to_bytes();

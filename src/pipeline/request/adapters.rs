@@ -8,9 +8,9 @@ use crate::model::info::ModelInfo;
 const MAX_ADAPTERS: usize = 64;
 const MAX_STRENGTH: f32 = 1000.0;
 
-/// The identity of a set of adapters: the ID and the strength bits of each.
+/// The identity of a set of adapters: for each the ID, the strength bits and the factors by blocks.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Hash)]
-pub(crate) struct SetKey(Vec<(u64, u32)>);
+pub(crate) struct SetKey(Vec<(u64, u32, String)>);
 
 /// The adapters of a session, without those of strength 0.
 #[derive(Debug, Clone, Default)]
@@ -22,7 +22,8 @@ pub(crate) struct AdapterSet {
 impl AdapterSet {
     pub(crate) fn new(adapters: &[AdapterUse]) -> Self {
         let uses: Vec<_> = adapters.iter().filter(|used| used.strength != 0.0).cloned().collect();
-        let key = SetKey(uses.iter().map(|used| (used.adapter.id(), used.strength.to_bits())).collect());
+        let key = |used: &AdapterUse| (used.adapter.id(), used.strength.to_bits(), used.blocks.to_string());
+        let key = SetKey(uses.iter().map(key).collect());
         Self { uses, key }
     }
 
@@ -56,9 +57,10 @@ pub(crate) fn notes(adapters: &[AdapterUse], info: &ModelInfo) -> Result<Vec<Str
     }
     let modules = info.transformer.adapter_modules()?;
     let mut notes: Vec<String> = Vec::new();
-    for AdapterUse { adapter, strength } in adapters {
-        if strength.is_nan() || strength.abs() > MAX_STRENGTH {
-            let what = format!("strength is {strength}, expected -{MAX_STRENGTH} to {MAX_STRENGTH}");
+    for used in adapters {
+        let AdapterUse { adapter, strength, blocks } = used;
+        if strength.is_nan() || (strength * blocks.largest()).abs() > MAX_STRENGTH {
+            let what = format!("strength is {strength}{}, expected -{MAX_STRENGTH} to {MAX_STRENGTH}", blocks.suffix());
             return Err(Error::usage(what).for_field(Field::Adapters).hint("use 1 for the adapter as it was trained"));
         }
         if !adapter.fits(&modules) {
@@ -66,7 +68,7 @@ pub(crate) fn notes(adapters: &[AdapterUse], info: &ModelInfo) -> Result<Vec<Str
                 .at_path(adapter.path())
                 .hint("open it with the model that uses it"));
         }
-        adapter.check_strength(*strength).map_err(|e| e.for_field(Field::Adapters))?;
+        used.check().map_err(|e| e.for_field(Field::Adapters))?;
         notes.extend(adapter.notes().iter().filter(|note| !notes.contains(note)).cloned().collect::<Vec<_>>());
     }
     Ok(notes)

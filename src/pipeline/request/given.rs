@@ -41,8 +41,8 @@ impl Given {
             let most = largest(&embeddings.prompt().values).max(negative);
             add(format!("text features of up to {most:e}"), Field::Embeddings, embeddings.path());
         }
-        for AdapterUse { adapter, strength } in &self.adapters {
-            add(format!("an adapter at strength {strength}"), Field::Adapters, Some(adapter.path()));
+        for AdapterUse { adapter, strength, blocks } in &self.adapters {
+            add(format!("an adapter at strength {strength}{}", blocks.suffix()), Field::Adapters, Some(adapter.path()));
         }
         fields.first().map(|field| {
             Error::new(format!("{what}, from {}", causes.join(" and ")))

@@ -9,7 +9,7 @@ use crate::error::{Error, Result};
 use crate::files::{Array, ArrayFile, encode_arrays};
 use crate::pipeline::request::source::ValueOrigin;
 use crate::sampler::noise::unpack;
-use crate::sampler::{Noise, Rng, Start};
+use crate::sampler::{Noise, Start};
 
 /// The name of the tensor, equal to the argument name of the reference.
 const NAME: &str = "latents";
@@ -73,10 +73,10 @@ impl Latents {
         Self { array: Arc::new(array), images: 0..1, source: ValueOrigin::default() }
     }
 
-    /// Draws the noise of a seed for one image of this shape: channels, height, width.
-    pub(crate) fn drawn(rng: Rng, seed: u64, [channels, height, width]: [usize; 3]) -> Self {
+    /// Draws noise for one image of this shape: channels, height, width.
+    pub(crate) fn drawn(start: Start<'_>, [channels, height, width]: [usize; 3]) -> Self {
         let mut noise = Noise::default();
-        noise.fill(&[Start::Seed(rng, seed)], channels, height, width);
+        noise.fill(&[start], channels, height, width);
         Self::from_tokens(noise.values(), channels, [height, width])
     }
 

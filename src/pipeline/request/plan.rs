@@ -1,6 +1,7 @@
 //! A user's request for an image, and the plan that the model makes of it.
 
 use std::borrow::Cow;
+use std::iter;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -17,7 +18,7 @@ use crate::pipeline::request::images::{Change, ImagePlan};
 use crate::pipeline::request::kept::{self, Reuse};
 use crate::pipeline::request::latents::Latents;
 use crate::rgb::Rgb;
-use crate::sampler::{Rng, ScheduleKind};
+use crate::sampler::{Rng, ScheduleKind, Start, Variation};
 
 /// A request for an image. The model chooses fields that are `None`.
 #[derive(Debug, Clone, PartialEq)]
@@ -36,6 +37,8 @@ pub struct Request {
     pub seed: u64,
     /// Guidance scale, the strength of the prompt; only undistilled models use it.
     pub guidance: Option<f32>,
+    /// Image of another seed that is varied.
+    pub variation: Option<Variation>,
     /// Random number generator of the noise.
     pub rng: Rng,
     /// Schedule of the noise levels.
@@ -60,6 +63,9 @@ pub struct Request {
     pub references: Vec<Arc<Rgb>>,
     /// More reference images, before resizing: the kind of the model decides how to resize them.
     pub given_references: Vec<Arc<GivenReference>>,
+    /// Factors of the keys and values of references, in their order: an image to edit that is a reference comes first.
+    /// Missing ones are 1.
+    pub reference_weights: Vec<f32>,
     /// An image to edit, which determines the size.
     pub change: Option<Change>,
     /// `true` if steps after the first recompute only the masked area of an image to edit and the tokens next to it.
@@ -90,6 +96,7 @@ impl Request {
             steps: None,
             seed,
             guidance: None,
+            variation: None,
             rng: Rng::default(),
             schedule: ScheduleKind::default(),
             negative: None,
@@ -99,6 +106,7 @@ impl Request {
             latents: None,
             references: Vec::new(),
             given_references: Vec::new(),
+            reference_weights: Vec::new(),
             change: None,
             sparse: false,
             reuse: None,
@@ -217,6 +225,9 @@ pub struct Plan {
     pub guidance: f32,
     /// Seed of the noise.
     pub seed: u64,
+    /// Image of another seed that is varied.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub variation: Option<Variation>,
     /// Random number generator of the noise.
     pub rng: Rng,
     /// Schedule of the noise levels.
@@ -230,6 +241,9 @@ pub struct Plan {
     pub negative_tokens: usize,
     /// Sizes of the reference images, [height, width] in pixels; an image to edit that is a reference comes first.
     pub references: Vec<[usize; 2]>,
+    /// Factors of the keys and values of each reference; empty if all are 1.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub reference_weights: Vec<f32>,
     /// Part of the schedule that runs for an image to edit.
     pub strength: Option<f64>,
     /// First step of the schedule that runs.
@@ -259,6 +273,31 @@ fn caption_note(request: &Request, info: &ModelInfo) -> Option<String> {
             Field::Upsample
         )
     })
+}
+
+/// The largest factor of a reference's keys and values. Images fall apart before it.
+const MAX_REFERENCE_WEIGHT: f32 = 2.0;
+
+/// Returns the weight of each of `references` references; none if all are 1.
+///
+/// Errors if there are more weights, one is out of range, or steps reuse keys of references.
+fn reference_weights(request: &Request, references: usize) -> Result<Vec<f32>> {
+    let given = &request.reference_weights;
+    let wrong = |what: String| Err(Error::usage(what).for_field(Field::InputWeights));
+    if given.len() > references {
+        return wrong(format!("{} weights were passed for {references} references", given.len()));
+    }
+    if let Some(weight) = given.iter().find(|weight| !(0.0..=MAX_REFERENCE_WEIGHT).contains(*weight)) {
+        return wrong(format!("the weight of a reference is {weight}, expected 0 to {MAX_REFERENCE_WEIGHT}"));
+    }
+    if given.iter().all(|weight| *weight == 1.0) {
+        return Ok(Vec::new());
+    }
+    if request.sparse || request.reuse.is_some() {
+        let other = if request.sparse { Field::Sparse } else { Field::Reuse };
+        return wrong(format!("`{:#}` cannot be used with `{other:#}`", Field::InputWeights));
+    }
+    Ok(given.iter().copied().chain(iter::repeat(1.0)).take(references).collect())
 }
 
 impl Plan {
@@ -379,11 +418,13 @@ impl Plan {
             steps,
             guidance,
             seed: request.seed,
+            variation: request.variation,
             rng: request.rng,
             schedule: request.schedule.clone(),
             negative,
             text_tokens,
             negative_tokens,
+            reference_weights: reference_weights(request, images.references.len())?,
             references: images.references,
             strength: request.change.as_ref().map(|change| change.strength),
             first_step: images.first_step,
@@ -402,17 +443,27 @@ impl Plan {
             steps: 1,
             guidance: 1.0,
             seed: 1,
+            variation: None,
             rng: Rng::default(),
             schedule: ScheduleKind::default(),
             negative: None,
             text_tokens: 512,
             negative_tokens: 512,
             references: Vec::new(),
+            reference_weights: Vec::new(),
             strength: None,
             first_step: 0,
             notes: Vec::new(),
             is_read_elsewhere: false,
             kept_tokens: 0,
+        }
+    }
+
+    /// Returns the source of the noise.
+    pub(crate) fn start(&self) -> Start<'static> {
+        match self.variation {
+            Some(variation) => Start::Varied(self.rng, self.seed, variation),
+            None => Start::Seed(self.rng, self.seed),
         }
     }
 

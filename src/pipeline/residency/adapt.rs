@@ -143,7 +143,7 @@ mod tests {
     }
 
     fn request(adapter: &Arc<Adapter>, strength: f32) -> Request {
-        let adapters = vec![AdapterUse { adapter: Arc::clone(adapter), strength }];
+        let adapters = vec![AdapterUse::new(Arc::clone(adapter), strength)];
         Request { width: Some(32), height: Some(32), steps: Some(1), adapters, ..Request::new("a cat", 1) }
     }
 
@@ -195,7 +195,7 @@ mod tests {
         assert!(make(1.0) == first);
         assert!(
             model
-                .plan(&Request { adapters: vec![AdapterUse { adapter, strength: f32::NAN }], ..Request::new("a", 1) })
+                .plan(&Request { adapters: vec![AdapterUse::new(adapter, f32::NAN)], ..Request::new("a", 1) })
                 .is_err()
         );
     }

@@ -20,8 +20,8 @@ const REFERENCE_CACHES: NonZeroUsize = NonZeroUsize::new(2).unwrap();
 pub(crate) struct ImageCache<B: Backend> {
     /// Packed latents [tokens, channels].
     latents: Mutex<LruCache<Arc<Rgb>, Known<B>>>,
-    /// Keys and values by all references in their order, because each attends to the others.
-    reference_caches: Mutex<LruCache<Vec<Arc<Rgb>>, Cached<B>>>,
+    /// Keys and values by all references in their order, because each attends to the others, and by their weights.
+    reference_caches: Mutex<LruCache<(Vec<Arc<Rgb>>, Vec<u32>), Cached<B>>>,
 }
 
 /// Keys and values with a weak reference to the transformer that computed them.
@@ -54,10 +54,13 @@ impl<B: Backend> ImageCache<B> {
     pub(crate) fn reference_cache(
         &self,
         references: &[Arc<Rgb>],
+        weights: &[f32],
         transformer: &Arc<Transformer<B>>,
     ) -> Option<Arc<KeyCache<B>>> {
         let mut caches = lock(&self.reference_caches);
-        let found = caches.get(references).filter(|found| found.transformer.as_ptr() == Arc::as_ptr(transformer))?;
+        let found = caches
+            .get(&(references.to_vec(), bits(weights)))
+            .filter(|found| found.transformer.as_ptr() == Arc::as_ptr(transformer))?;
         Some(Arc::clone(&found.cache))
     }
 
@@ -74,12 +77,12 @@ impl<B: Backend> ImageCache<B> {
 
     pub(crate) fn insert_reference_cache(
         &self,
-        references: Vec<Arc<Rgb>>,
+        (references, weights): (Vec<Arc<Rgb>>, &[f32]),
         transformer: &Arc<Transformer<B>>,
         cache: &Arc<KeyCache<B>>,
     ) {
         let cached = Cached { transformer: Arc::downgrade(transformer), cache: Arc::clone(cache) };
-        lock(&self.reference_caches).put(references, cached);
+        lock(&self.reference_caches).put((references, bits(weights)), cached);
     }
 
     pub(crate) fn clear_reference_caches(&self) {
@@ -90,6 +93,10 @@ impl<B: Backend> ImageCache<B> {
         self.clear_reference_caches();
         lock(&self.latents).clear();
     }
+}
+
+fn bits(weights: &[f32]) -> Vec<u32> {
+    weights.iter().map(|weight| weight.to_bits()).collect()
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {

@@ -9,7 +9,7 @@ use crate::ops::{Rope, TokenSplit};
 use crate::pipeline::request::plan::Plan;
 use crate::sampler::{self, Conditioning, Evaluations};
 use crate::tensor::Tensor;
-use crate::transformer::{KeyCache, Modulations, Sequence, Transformer};
+use crate::transformer::{KeyCache, Modulations, ReferenceWeights, Sequence, Transformer};
 
 /// Everything that determines the work of a step; the number of steps does not.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
@@ -18,6 +18,8 @@ pub(crate) struct BatchShape {
     width: usize,
     text: Vec<usize>,
     references: Vec<[usize; 2]>,
+    /// Bits of the weights of references.
+    weights: Vec<u32>,
     guidance_bits: u32,
     /// Number of images wanted in one batch, and number of images in it: fewer if memory did not allow more.
     wanted: usize,
@@ -28,7 +30,8 @@ impl BatchShape {
     pub(crate) fn new(plan: &Plan, wanted: usize, samples: usize) -> Self {
         let &Plan { height, width, guidance, .. } = plan;
         let (text, references) = (plan.text(), plan.references.clone());
-        Self { height, width, text, references, guidance_bits: guidance.to_bits(), wanted, samples }
+        let weights = plan.reference_weights.iter().map(|weight| weight.to_bits()).collect();
+        Self { height, width, text, references, weights, guidance_bits: guidance.to_bits(), wanted, samples }
     }
 
     /// Returns `true` if the first batch of `wanted` images like `plan` has this shape. The work depends on the
@@ -50,6 +53,8 @@ pub(crate) struct Steps<B: Backend> {
     pub(crate) turns: usize,
     /// Positions and tokens of the negative prompt, if it has another number of tokens.
     pub(crate) negative: Option<(Rope<B>, TokenSplit)>,
+    /// Factors of keys and values of references in the sequence.
+    pub(crate) weights: Option<ReferenceWeights<B>>,
     /// Keys and values of references that are not in the sequence.
     pub(crate) cached: Option<Arc<KeyCache<B>>>,
     pub(crate) guidance: Option<f32>,
@@ -66,8 +71,9 @@ impl<B: Backend> Steps<B> {
     pub(crate) fn step(&self, [latents, context, modulation, dt]: [&Tensor<B>; 4]) -> Result<Tensor<B>> {
         let &Self { split, turns, guidance, evaluations, .. } = self;
         let modulation = self.transformer.modulation(modulation)?;
-        let negative = self.negative.as_ref().map(|(rope, split)| Sequence { split: *split, rope });
-        let (sequence, cached) = (Sequence { split, rope: &self.rope }, self.cached.as_deref());
+        let sequence = |split, rope| Sequence { split, rope, weights: self.weights.as_ref() };
+        let negative = self.negative.as_ref().map(|(rope, split)| sequence(*split, rope));
+        let (sequence, cached) = (sequence(split, &self.rope), self.cached.as_deref());
         let step = |turn: usize| {
             let own = |x: &Tensor<B>| x.row_view(turn * (x.rows() / turns)..(turn + 1) * (x.rows() / turns));
             let context = &own(context);
@@ -89,7 +95,7 @@ impl<B: Backend> Steps<B> {
         tokens: Vec<Range<usize>>,
     ) -> Result<(Tensor<B>, KeyCache<B>)> {
         let modulation = self.transformer.modulation(modulation)?;
-        let sequence = Sequence { split: self.split, rope: &self.rope };
+        let sequence = Sequence::new(self.split, &self.rope);
         let (velocity, keys) = self.transformer.forward_recorded(latents, context, &modulation, &sequence, tokens)?;
         Ok((latents.row_view(0..latents.rows()).euler_step(&velocity, dt)?, keys))
     }

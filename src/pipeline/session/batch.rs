@@ -16,7 +16,7 @@ use crate::pipeline::residency::timings::Clock;
 use crate::pipeline::session::agreement::{self, BeforeSteps};
 use crate::pipeline::session::contexts::{References, Texts, Turn};
 use crate::pipeline::session::early_results::EarlyResults;
-use crate::pipeline::session::references::{ImageLatents, Images, make_reference_cache};
+use crate::pipeline::session::references::{ImageLatents, Images, make_reference_cache, reference_weights};
 use crate::pipeline::session::text::TextFeatures;
 use crate::sampler::{Evaluations, Noise, Schedule, times};
 use crate::tensor::Tensor;
@@ -60,7 +60,8 @@ impl<B: Backend> Batch<'_, B> {
         // If references are cached, all items of a batch have the same references.
         let (first, latents) = images.first().ok_or_else(|| Error::usage("a batch has no items"))?;
         let to_cache = latents.references.as_ref().filter(|_| residency.info().caches_references);
-        let find = || residency.images.reference_cache(first.references(), transformer);
+        let find =
+            || residency.images.reference_cache(first.references(), &prepared.plan.reference_weights, transformer);
         let mut cached = to_cache.and_then(|_| find());
         let found = self.find(cached.as_ref());
         let before = BeforeSteps {
@@ -284,12 +285,14 @@ impl<B: Backend> Batch<'_, B> {
             Ok::<_, Error>((transformer.rope(&split, &references, [height, width])?, split))
         };
         let (rope, split) = sequence(txt)?;
+        let weights = if cached.is_some() { None } else { reference_weights(residency, self.prepared)? };
         let steps = Steps {
             transformer: Arc::clone(transformer),
             rope,
             split,
             turns,
             negative: own_negative.then(|| sequence(plan.negative_tokens)).transpose()?,
+            weights,
             cached,
             guidance: plan.guided().then_some(plan.guidance),
             evaluations,

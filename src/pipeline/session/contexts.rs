@@ -170,7 +170,7 @@ impl<B: Backend> Contexts<B> {
             let made = match ropes {
                 Some(ropes) => {
                     early.get_or_compute(texts.numbers[place].map(EarlyInput::Text), steps.clone(), || {
-                        let sequence = Sequence { split: *split, rope: &ropes.texts[place] };
+                        let sequence = Sequence::new(*split, &ropes.texts[place]);
                         let modulations = steps.clone().map(|step| transformer.modulation(&modulations.row(step)));
                         transformer.early_texts(&text, &sequence, &modulations.collect::<Result<Vec<_>>>()?)
                     })?
@@ -201,7 +201,7 @@ impl<B: Backend> Contexts<B> {
             };
             sets.extend(early.get_or_compute(Some(EarlyInput::References(numbers.clone())), step..step + 1, || {
                 let (sequence, modulation) =
-                    (Sequence { split: references.split, rope }, transformer.modulation(&modulations.row(step))?);
+                    (Sequence::new(references.split, rope), transformer.modulation(&modulations.row(step))?);
                 Ok(vec![transformer.early_references(set, &sequence, &modulation)?])
             })?);
         }

@@ -401,18 +401,17 @@ fn draw<B: Backend>(model: &Model<B>, requests: &[Request], plans: &[Plan]) -> R
     let info = model.info();
     let (channels, (height, width)) = (info.transformer.in_channels, info.latent_size(&plans[0]));
     let given = requests.iter().map(|request| request.start().map(|(start, _)| start.clone())).collect::<Vec<_>>();
-    let seeds: Vec<_> = plans.iter().map(|plan| (plan.rng, plan.seed)).collect();
+    let drawn: Vec<_> = plans.iter().map(Plan::start).collect();
     let mut noise = model.noise();
     if given.iter().all(Option::is_none) {
-        let starts: Vec<_> = seeds.iter().map(|(rng, seed)| Start::Seed(*rng, *seed)).collect();
-        if noise.is_drawn(&starts, channels, height, width) {
+        if noise.is_drawn(&drawn, channels, height, width) {
             return Ok(Drawing::Drawn(noise));
         }
     }
     let draw = move || {
-        let starts = given.iter().zip(seeds).map(|(given, (rng, seed))| match given {
+        let starts = given.iter().zip(drawn).map(|(given, drawn)| match given {
             Some(latents) => Start::Given(latents.values()),
-            None => Start::Seed(rng, seed),
+            None => drawn,
         });
         noise.fill(&starts.collect::<Vec<_>>(), channels, height, width);
         noise

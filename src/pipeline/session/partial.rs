@@ -150,7 +150,7 @@ impl<B: Backend> SomeTokens<B> {
         }
         let conditioning = Conditioning {
             context: &context.copy_runs(&tokens.context())?,
-            sequence: Sequence { split: TokenSplit::alone(tokens.layout()), rope },
+            sequence: Sequence::new(TokenSplit::alone(tokens.layout()), rope),
             negative: None,
             cached: Some(kept),
             guidance: None,

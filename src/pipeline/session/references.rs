@@ -19,7 +19,7 @@ use crate::rgb::Rgb;
 use crate::stage::Caller;
 use crate::stage::Stage;
 use crate::tensor::Tensor;
-use crate::transformer::{KeyCache, Transformer};
+use crate::transformer::{KeyCache, ReferenceWeights, Transformer};
 use crate::vae::{Band, Encoder, Grid};
 
 /// The images that a session encodes.
@@ -164,8 +164,9 @@ pub(crate) fn make_reference_cache<B: Backend>(
     transformer: &Arc<Transformer<B>>,
     images: &Images,
     embedded: &Tensor<B>,
-    Prepared { plan, needs, .. }: &Prepared,
+    prepared: &Prepared,
 ) -> Result<Arc<KeyCache<B>>> {
+    let Prepared { plan, needs, .. } = prepared;
     let config = transformer.config();
     let blocks = (config.num_layers + config.num_single_layers) as u64;
     let bytes = 2 * blocks * (embedded.rows() * config.dim()) as u64 * residency.backend().costs().element_bytes;
@@ -178,7 +179,26 @@ pub(crate) fn make_reference_cache<B: Backend>(
     let (backend, sizes) = (residency.backend(), residency.info().reference_sizes(plan));
     let layout = TokenLayout::single(residency.info().reference_tokens(plan));
     let split = TokenSplit::new(layout, backend.rank(), backend.world());
-    let made = Arc::new(transformer.reference_cache(embedded, &sizes, split)?);
-    residency.images.insert_reference_cache(images.references().to_vec(), transformer, &made);
+    let weights = reference_weights(residency, prepared)?;
+    let made = Arc::new(transformer.reference_cache(embedded, &sizes, split, weights.as_ref())?);
+    let references = images.references().to_vec();
+    residency.images.insert_reference_cache((references, &plan.reference_weights), transformer, &made);
     Ok(made)
+}
+
+/// Returns the factors of the references of a plan, if any differs from 1.
+///
+/// Errors if memory runs out.
+pub(crate) fn reference_weights<B: Backend>(
+    residency: &Residency<B>,
+    Prepared { plan, needs, .. }: &Prepared,
+) -> Result<Option<ReferenceWeights<B>>> {
+    if plan.reference_weights.is_empty() {
+        return Ok(None);
+    }
+    let (backend, info) = (residency.backend(), residency.info());
+    let sharers = needs.sharing.ranks(backend.rank(), backend.world()).len();
+    let tokens = info.reference_sizes(plan).into_iter().map(|[height, width]| height * width);
+    let references = tokens.zip(plan.reference_weights.iter().copied());
+    ReferenceWeights::new(backend, references, info.transformer.dim() / sharers).map(Some)
 }

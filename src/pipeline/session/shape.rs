@@ -33,7 +33,8 @@ pub(crate) struct Shape {
 
 impl Shape {
     pub(crate) fn new(request: &Request, Prepared { plan, needs, .. }: &Prepared, info: &ModelInfo) -> Self {
-        let common = Plan { seed: 0, rng: Rng::default(), negative: None, notes: Vec::new(), ..plan.clone() };
+        let common =
+            Plan { seed: 0, variation: None, rng: Rng::default(), negative: None, notes: Vec::new(), ..plan.clone() };
         Self {
             plan: Plan { is_read_elsewhere: false, ..common },
             adapters: AdapterSet::new(&request.adapters).key().clone(),

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use clap::Args;
 use clap::builder::{OsStringValueParser, TypedValueParser};
 use flux::engine::{AdapterFile, Recipe};
+use flux::files::adapter::BlockStrengths;
 use flux::{Error, Result};
 
 use super::MODEL;
@@ -21,13 +22,14 @@ pub struct AdapterArgs {
     /// Adapter and its strength; repeatable
     ///
     /// LoRA, LoKr, LoHa or DoRA: a file, or owner/name[:FILE] of an adapter from `flux download`. The default strength
-    /// is 1.
-    #[arg(help_heading = MODEL, long, value_name = "FILE[:STRENGTH]")]
+    /// is 1. BLOCKS are factors of it, such as single=0.5,double0-2=0: double and single for FLUX.2, text, image,
+    /// reference and joint for FLUX.3, and other. `flux info FILE` prints how much each block changes.
+    #[arg(help_heading = MODEL, long, value_name = "FILE[:STRENGTH[:BLOCKS]]")]
     #[arg(value_parser = OsStringValueParser::new().map(Lora::from))]
     lora: Vec<Lora>,
 }
 
-/// `FILE` or `FILE:STRENGTH`
+/// `FILE`, `FILE:STRENGTH` or `FILE:STRENGTH:BLOCKS`
 #[derive(Debug, Clone, PartialEq)]
 struct Lora {
     whole: PathBuf,
@@ -42,6 +44,21 @@ impl From<OsString> for Lora {
 }
 
 impl Lora {
+    /// Returns the adapter. File names may contain colons: if both readings are possible, `exists` decides.
+    ///
+    /// Errors when the strength is not a number, or the blocks are not understood.
+    fn adapter(&self, exists: impl Fn(&Path) -> bool + Copy) -> Result<AdapterFile> {
+        match &self.split {
+            Some((rest, blocks)) if blocks.contains('=') && !exists(&self.whole) => {
+                let rest = Self::from(rest.clone().into_os_string());
+                let (file, strength) = rest.meant(exists)?;
+                let blocks = blocks.parse::<BlockStrengths>().map_err(|why| Error::usage(why).at(FLAG))?;
+                Ok(AdapterFile { blocks, ..AdapterFile::new(file, strength) })
+            }
+            _ => self.meant(exists).map(|(file, strength)| AdapterFile::new(file, strength)),
+        }
+    }
+
     /// Returns the file and its strength. File names may contain colons: if both readings are possible, `exists`
     /// decides.
     ///
@@ -120,8 +137,8 @@ fn is_there(path: &Path) -> bool {
 
 impl AdapterArgs {
     /// Returns the adapters without their strengths.
-    pub fn named(&self) -> Vec<&Path> {
-        self.lora.iter().map(|lora| lora.meant(is_there).map_or(lora.whole.as_path(), |(path, _)| path)).collect()
+    pub fn named(&self) -> Vec<PathBuf> {
+        self.lora.iter().map(|lora| lora.adapter(is_there).map_or(lora.whole.clone(), |used| used.file)).collect()
     }
 
     /// Returns the recipe with its adapters replaced by those of the flags, in order, if there are any.
@@ -132,11 +149,11 @@ impl AdapterArgs {
             return Ok(recipe);
         }
         let named = self.lora.iter().map(|lora| {
-            let (path, strength) = lora.meant(is_there)?;
-            if path.as_os_str().is_empty() {
+            let used = lora.adapter(is_there)?;
+            if used.file.as_os_str().is_empty() {
                 return Err(Error::usage("the name of the adapter is empty").at(FLAG).hint("name a safetensors file"));
             }
-            Ok(AdapterFile { file: in_folders(path), strength })
+            Ok(AdapterFile { file: in_folders(&used.file), ..used })
         });
         Ok(Recipe { adapters: named.collect::<Result<_>>()?, ..recipe })
     }
@@ -148,8 +165,9 @@ mod tests {
 
     fn meant(text: &str, there: &[&str]) -> std::result::Result<(String, f32), String> {
         let lora = Lora::from(OsString::from(text));
-        let meant = lora.meant(|path| there.iter().any(|name| path == Path::new(name)));
-        meant.map(|(path, strength)| (path.to_str().unwrap().to_string(), strength)).map_err(|e| e.to_string())
+        let used = lora.adapter(|path| there.iter().any(|name| path == Path::new(name)));
+        used.map(|used| (format!("{}{}", used.file.display(), used.blocks.suffix()), used.strength))
+            .map_err(|e| e.to_string())
     }
 
     #[test]
@@ -166,6 +184,8 @@ mod tests {
             ("a:", "a:", 1.0),
             ("a:nan", "a:nan", 1.0),
             (":2", ":2", 1.0),
+            ("a.safetensors:0.5:single12-=0.5,other=0", "a.safetensors:single12-=0.5,other=0", 0.5),
+            ("C:/a.safetensors:double=0", "C:/a.safetensors:double=0", 1.0),
         ] {
             assert_eq!(meant(text, &[]), Ok((path.to_string(), strength)), "{text}");
         }
@@ -182,6 +202,7 @@ mod tests {
             ("a.sft:half", &[], "as in `--lora style.safetensors:0.8`"),
             ("a:", &["a"], "as in `--lora style.safetensors:0.8`"),
             ("a:nan", &["a"], "a number after the colon"),
+            ("a:0,5:single=1", &["a"], "write `:0.5`"),
             ("a:50%", &["a"], "a number after the colon"),
         ] {
             let error = meant(text, there).unwrap_err();
@@ -199,6 +220,12 @@ mod tests {
         }
         assert_eq!(found(Path::new("water"), &folders), Path::new("water"));
         assert_eq!(found(Path::new("Cargo.toml"), &folders), Path::new("Cargo.toml"), "existing files take precedence");
+    }
+
+    #[test]
+    fn blocks_that_are_not_understood_are_named() {
+        assert!(meant("a:1:singles=2", &[]).unwrap_err().contains("`singles`"));
+        assert_eq!(meant("a:single=2", &["a:single=2"]), Ok(("a:single=2".to_string(), 1.0)), "a file");
     }
 
     #[cfg(unix)]

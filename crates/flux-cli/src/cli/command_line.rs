@@ -17,7 +17,16 @@ type Flag = (&'static str, Option<String>);
 
 static ARGUMENTS: OnceLock<Vec<OsString>> = OnceLock::new();
 
-/// Returns the words of the command line.
+fn is_made(recipe: &Recipe, input: usize) -> bool {
+    recipe.controls.iter().any(|control| control.make && control.input == input)
+}
+
+/// Returns `true` if flags can give the inputs in their order: images whose edges are made are the last.
+pub fn has_flags(recipe: &Recipe) -> bool {
+    (0..recipe.inputs.len()).is_sorted_by_key(|input| is_made(recipe, input))
+}
+
+/// Returns the words of the command line. The recipe must be one of flags, see [`has_flags`].
 pub fn command_line(made: &ImageRecipe) -> Vec<String> {
     let words = flags(made).into_iter().flat_map(|(flag, value)| [Some(flag.to_string()), value]);
     ["flux".to_string()].into_iter().chain(words.flatten()).collect()
@@ -71,12 +80,18 @@ fn flags(made: &ImageRecipe) -> Vec<Flag> {
         ("-H", height),
         ("-s", steps.map(|steps| steps.to_string())),
         ("-S", Some(seed.to_string())),
+        ("--variation", recipe.variation.map(|variation| variation.to_string())),
         ("--guidance", guidance.filter(|guidance| *guidance != 1.0).map(|guidance| guidance.to_string())),
         ("--schedule", (*schedule != ScheduleKind::default()).then(|| schedule.to_string())),
         ("--rng", (*rng != Rng::default()).then(|| rng.to_string())),
         ("--max-sequence-length", max_sequence_length.map(|tokens| tokens.to_string())),
     ];
-    flags.extend(recipe.inputs.iter().map(|input| ("-i", Some(file(input)))));
+    // The prompt has the lines of controls, so only images whose edges are made need their flag.
+    let made: Vec<_> = (0..recipe.inputs.len()).map(|input| is_made(recipe, input)).collect();
+    flags.extend(
+        recipe.inputs.iter().zip(made).map(|(input, made)| (if made { "--canny" } else { "-i" }, Some(file(input)))),
+    );
+    flags.extend(recipe.input_weights.iter().map(|weight| ("--input-weight", Some(weight.to_string()))));
     flags.extend([
         ("--mask", path(&recipe.mask)),
         ("--strength", recipe.strength.map(|strength| strength.to_string())),
@@ -93,7 +108,10 @@ fn flags(made: &ImageRecipe) -> Vec<Flag> {
         ("--embeddings", path(&recipe.embeddings)),
     ]);
     let adapters = recipe.adapters.iter();
-    flags.extend(adapters.map(|used| ("--lora", Some(format!("{}:{}", file(&used.file), used.strength)))));
+    flags.extend(
+        adapters
+            .map(|used| ("--lora", Some(format!("{}:{}{}", file(&used.file), used.strength, used.blocks.suffix())))),
+    );
     let given = flags.into_iter().filter_map(|(flag, value)| value.map(|value| (flag, value)));
     let is_switch =
         |flag: &str| ["--no-composite", "--full-size", "--no-self-reference", "--sparse", "--kv"].contains(&flag);
@@ -119,6 +137,7 @@ fn variant(variant: Variant) -> String {
 mod tests {
     use flux::engine::AdapterFile;
     use flux::engine::choice::AttentionChoice;
+    use flux::engine::controls::{Control, ControlKind};
     use flux::files::ModelPaths;
 
     use super::*;
@@ -150,6 +169,7 @@ mod tests {
         };
         let grown = Recipe {
             inputs: vec!["a.png".into()],
+            variation: "42:0.25".parse().ok(),
             extend: Some(Sides { left: 16, bottom: 8, ..Sides::default() }),
             no_composite: true,
             sparse: true,
@@ -160,17 +180,29 @@ mod tests {
             guidance: Some(2.5),
             schedule: "power:1.5".parse().unwrap(),
             rng: Rng::Portable,
-            max_sequence_length: Some(32),
             latents: Some("l.safetensors".into()),
-            adapters: vec![AdapterFile { file: "style:1.safetensors".into(), strength: -0.7 }],
+            max_sequence_length: Some(32),
+            adapters: vec![AdapterFile {
+                blocks: "single12-=0.5,other=0".parse().unwrap(),
+                ..AdapterFile::new("style:1.safetensors", -0.7)
+            }],
             ..Recipe::new("käse 🧀", 0)
         };
         let given = Recipe { embeddings: Some("e".into()), noise: Some("n".into()), ..Recipe::new("", 3) };
         let hyphens = Recipe {
             inputs: vec!["./-a.png".into(), "-".into()],
-            adapters: vec![AdapterFile { file: "./-style".into(), strength: 1.0 }],
+            adapters: vec![AdapterFile::new("./-style", 1.0)],
             ..Recipe::new("-", 1)
         };
+        let canny = Control { kind: ControlKind::Canny, input: 1, make: true };
+        let edges = Recipe {
+            inputs: vec!["a.png".into(), "b.png".into()],
+            controls: vec![canny],
+            input_weights: vec![0.7, 1.25],
+            ..Recipe::new("Match the edge map in image 2.\na cat", 1)
+        };
+        assert!(has_flags(&edges));
+        assert!(!has_flags(&Recipe { controls: vec![Control { input: 0, ..canny }], ..edges.clone() }));
         let dashed = Recipe { inputs: vec!["-a.png".into()], ..Recipe::new("x", 1) };
         assert!(command_line(&made(dashed, ModelRecipe::default())).contains(&"./-a.png".to_string()));
         assert!(command_line(&made(hyphens, ModelRecipe::default())).contains(&"./-".to_string()));
@@ -179,7 +211,7 @@ mod tests {
         let of_first =
             Recipe { resize: "512".parse().ok(), mask: None, strength: None, mask_padding: None, ..side.clone() };
         let of_first = Recipe { full_size: false, feather: 0, no_self_reference: false, ..of_first };
-        for recipe in [changed, grown, sampled, given, side, of_first].into_iter().chain(sizes).map(sized) {
+        for recipe in [changed, grown, sampled, given, side, of_first, edges].into_iter().chain(sizes).map(sized) {
             // An edited image has its own size.
             let is_own = recipe.changes() || recipe.resize.is_some();
             let expected = Recipe { width: recipe.width.filter(|_| !is_own), ..recipe.clone() };

@@ -9,6 +9,7 @@ use flux::input::{Sides, is_stdin};
 use flux::{Error, Result};
 
 use super::IMAGES;
+use super::controls::ControlArgs;
 use super::values::{decimal, whole_of};
 
 /// Flags for input images.
@@ -20,6 +21,15 @@ pub struct ImageArgs {
     /// --extend, the first image is edited.
     #[arg(help_heading = IMAGES, short, long = "input", value_name = "FILE")]
     pub inputs: Vec<PathBuf>,
+    /// Strength of an --input as a reference, from 0 to 2; repeatable, in the order of --input [default: 1]
+    ///
+    /// Keys and values of the reference are multiplied by it. Try 0.7 to 1.3: above, the edit may not happen. 0 leaves
+    /// the reference out.
+    #[arg(help_heading = IMAGES, long, value_name = "X", allow_negative_numbers = true, hide_short_help = true)]
+    #[arg(value_parser = decimal::<f32>("from 0 to 2"))]
+    input_weight: Vec<f32>,
+    #[command(flatten)]
+    controls: ControlArgs,
     /// Regenerate the white area of this mask
     ///
     /// Grey areas are a mix of both, and black areas keep the input.
@@ -90,8 +100,16 @@ impl FromStr for GrownSides {
 impl ImageArgs {
     /// Returns the recipe with the flags applied.
     pub fn apply(&self, recipe: Recipe) -> Recipe {
-        Recipe {
-            inputs: if self.inputs.is_empty() { recipe.inputs } else { self.inputs.clone() },
+        // Controls of the recipe are of its own inputs.
+        let (inputs, controls, weights) = match self.inputs.is_empty() {
+            true => (recipe.inputs, recipe.controls, recipe.input_weights),
+            false => (self.inputs.clone(), Vec::new(), Vec::new()),
+        };
+        let input_weights = if self.input_weight.is_empty() { weights } else { self.input_weight.clone() };
+        self.controls.apply(Recipe {
+            inputs,
+            controls,
+            input_weights,
             mask: self.mask.clone().or(recipe.mask),
             strength: self.strength.or(recipe.strength),
             extend: self.extend.map(|sides| sides.0).or(recipe.extend),
@@ -102,7 +120,7 @@ impl ImageArgs {
             no_self_reference: self.no_self_reference || recipe.no_self_reference,
             sparse: self.sparse || recipe.sparse,
             ..recipe
-        }
+        })
     }
 
     /// Returns `true` if an image is read from standard input.
@@ -111,7 +129,7 @@ impl ImageArgs {
     }
 
     fn files(&self) -> impl Iterator<Item = &Path> {
-        self.inputs.iter().chain(&self.mask).map(PathBuf::as_path)
+        self.inputs.iter().chain(self.controls.files()).chain(&self.mask).map(PathBuf::as_path)
     }
 
     /// Errors if flags contradict each other in a way that clap does not express.

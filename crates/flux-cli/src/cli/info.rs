@@ -10,7 +10,9 @@ use super::{ModelArgs, QuantizeArgs};
 /// `flux info`
 #[derive(Args)]
 pub struct Info {
-    /// Model, as for --dir, or an image
+    /// Model, as for --dir, an image, or an adapter
+    ///
+    /// Of an adapter, the norm of its change by block is printed.
     #[arg(value_name = "PATH", value_parser = path(), conflicts_with = "dir")]
     pub path: Option<PathBuf>,
     #[command(flatten)]

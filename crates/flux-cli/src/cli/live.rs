@@ -250,7 +250,7 @@ impl Live {
                 .at("--no-input")
                 .hint("add `--to mjpeg`, or another format"));
         }
-        if self.adapters.named().into_iter().any(is_stdin) {
+        if self.adapters.named().iter().any(|file| is_stdin(file)) {
             return Err(Error::usage("an adapter cannot be read from standard input here")
                 .at("--lora")
                 .hint("name a file"));

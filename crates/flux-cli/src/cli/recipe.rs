@@ -100,7 +100,7 @@ impl RecipeArgs {
     /// Errors if flags contradict each other in a way that neither clap nor the recipe reports.
     pub fn check(&self, prompt_reads_stdin: bool) -> Result<()> {
         self.images.check(prompt_reads_stdin)?;
-        if self.adapters.named().into_iter().any(flux::input::is_stdin) {
+        if self.adapters.named().iter().any(|file| flux::input::is_stdin(file)) {
             return Err(Error::usage(format!("`-`: {}", values::NO_HYPHEN)).at("--lora"));
         }
         Ok(())

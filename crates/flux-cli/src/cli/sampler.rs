@@ -2,7 +2,7 @@
 
 use clap::Args;
 use flux::engine::Recipe;
-use flux::sampler::{Rng, ScheduleKind};
+use flux::sampler::{Rng, ScheduleKind, Variation};
 
 use super::prompt::without_ends;
 use super::values::{no_hyphen, whole_of};
@@ -17,6 +17,11 @@ pub struct SamplerArgs {
     /// sigmas:1,0.8,.. has the noise levels themselves, one for each step [default: flow].
     #[arg(help_heading = SAMPLING, long, value_name = "KIND", hide_short_help = true)]
     schedule: Option<ScheduleKind>,
+    /// Vary the image of another seed: SEED:X, X from 0 to 1
+    ///
+    /// 0 is the image of SEED, and 1 that of --seed. With --count, each image is another variation.
+    #[arg(help_heading = SAMPLING, long, value_name = "SEED:X", hide_short_help = true)]
+    variation: Option<Variation>,
     /// Random numbers for the noise: torch or portable [default: torch]
     ///
     /// torch gives the noise of the reference. With portable, a seed gives a similar composition at another size.
@@ -38,6 +43,7 @@ impl SamplerArgs {
     /// Returns the recipe with the flags applied.
     pub fn apply(&self, recipe: Recipe) -> Recipe {
         Recipe {
+            variation: self.variation.or(recipe.variation),
             rng: self.rng.unwrap_or(recipe.rng),
             schedule: self.schedule.clone().unwrap_or(recipe.schedule),
             negative: self.negative.as_deref().map(without_ends).or(recipe.negative),

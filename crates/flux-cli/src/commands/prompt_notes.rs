@@ -2,8 +2,14 @@
 
 use flux::default_model::knows_a_word_of;
 use flux::engine::Recipe;
+use flux::engine::controls::missing_lines;
 use flux::engine::expand::has_choices;
+use flux::error::shortened;
 use flux::files::ModelPaths;
+use flux::metadata::split_weights;
+
+/// Maximum length of quoted words, in characters.
+const MAX_SHOWN: usize = 80;
 
 /// Returns the notes on a recipe's prompt for a model.
 pub fn notes(recipe: &Recipe, prompt: &str, model: &ModelPaths) -> Vec<String> {
@@ -21,7 +27,9 @@ pub fn notes(recipe: &Recipe, prompt: &str, model: &ModelPaths) -> Vec<String> {
     let choices = is_template.then(|| {
         "choices in the prompt, such as {a|b} or __a__, are read as text; choose words with `--expand`".to_string()
     });
-    adapter_note(prompt).into_iter().chain(choices).chain(unknown).collect()
+    let lines = missing_lines(&recipe.prompt, &recipe.controls);
+    let lines = (!lines.is_empty()).then(|| format!("the prompt begins with `{}`", lines.join(" ")));
+    lines.into_iter().chain(adapter_note(prompt)).chain(weight_note(prompt)).chain(choices).chain(unknown).collect()
 }
 
 /// Returns a note if the prompt contains `<lora:NAME:STRENGTH>`, an adapter in other programs.
@@ -37,9 +45,21 @@ fn adapter_note(prompt: &str) -> Option<String> {
     ))
 }
 
+/// Returns a note if words of a prompt have weights, as in `(red:1.3)`.
+fn weight_note(prompt: &str) -> Option<String> {
+    let text = shortened(split_weights(prompt).1?, MAX_SHOWN);
+    Some(format!("`{text}` is read as part of the prompt, and its weight as text; describe emphasis in words"))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn weights_in_a_prompt_are_told() {
+        assert!(weight_note("a (red:1.3) cat").is_some_and(|note| note.starts_with("`(red:1.3)` is read as part")));
+        assert_eq!(weight_note(r#"{"scene": "(red:1.3)"}"#), None);
+    }
 
     #[test]
     fn an_adapter_in_a_prompt_is_told() {

@@ -160,6 +160,16 @@ pub(super) fn check_names(keys: &[&str], shape: impl Fn(&str) -> Option<Vec<usiz
     Ok(())
 }
 
+/// Returns the architecture that layers with these names belong to.
+pub(super) fn architecture<'a>(layers: impl Iterator<Item = &'a str>) -> Architecture {
+    let names: Vec<String> = layers.map(without_numbers).collect();
+    let has = |sign: &str| names.iter().any(|name| name.contains(&format!("_{sign}_")));
+    let is_flux3 = SIGNS.iter().any(|(sign, family)| *family == Flux3 && has(sign));
+    // An adapter of joint blocks alone has no other sign.
+    let is_joint = || SHARED_BY_FLUX3.iter().any(|sign| has(sign)) && !has("transformer_blocks_#_attn_add_q_proj");
+    if is_flux3 || is_joint() { Architecture::Flux3 } else { Architecture::Flux2 }
+}
+
 /// Returns the family of an adapter whose names several families share; `None` if nothing tells them apart.
 fn disambiguate(sign: &str, features: impl Fn(&str) -> Option<usize>, keys: &[&str]) -> Option<Family> {
     if sign.ends_with("attn1") {

@@ -58,7 +58,7 @@ impl Change {
 
 impl Delta {
     /// Adds `strength` times some rows of the delta to `out` [rows, cols].
-    fn add_to(&self, rows: Range<usize>, cols: usize, strength: f32, out: &mut [f32]) {
+    pub(super) fn add_to(&self, rows: Range<usize>, cols: usize, strength: f32, out: &mut [f32]) {
         match self {
             Self::LowRank(low_rank) => low_rank.add_to(rows, cols, strength * low_rank.scale, out),
             Self::Kronecker { left, right, scale } => {

@@ -16,6 +16,7 @@
 //! s is `alpha / rank`, see [`scaling`]. It is 1 without alpha, and for LoKr also if no factor is a product. A tensor
 //! of a known layer that has none of these kinds is an error.
 
+mod blocks;
 mod change;
 mod extent;
 mod foreign;
@@ -24,6 +25,7 @@ mod keys;
 mod locate;
 mod merge;
 mod modules;
+mod norms;
 mod patterns;
 mod peft;
 mod scaling;
@@ -38,10 +40,12 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
+pub use blocks::BlockStrengths;
 pub use change::{Change, LowRank};
 pub use locate::{files_of, folders_near};
 pub use merge::ColumnLengths;
 pub use modules::{Module, ModuleRows, Modules};
+pub use norms::{AdapterNorms, BlockNorm};
 
 use crate::containers::safetensors::Safetensors;
 use crate::formats::tensor_view::TensorView;
@@ -91,17 +95,44 @@ pub struct AdapterUse {
     pub adapter: Arc<Adapter>,
     /// The multiplier of the change: 1 applies it as stored, 0 not at all; may be negative.
     pub strength: f32,
+    /// Factors of the strength by blocks.
+    pub blocks: BlockStrengths,
+}
+
+impl AdapterUse {
+    /// Creates a use with one strength for all blocks.
+    pub fn new(adapter: Arc<Adapter>, strength: f32) -> Self {
+        Self { adapter, strength, blocks: BlockStrengths::default() }
+    }
+
+    /// Returns the strength in a layer by its key in the checkpoint.
+    pub fn strength_in(&self, key: &str) -> f32 {
+        self.strength * self.blocks.factor(key, self.adapter.modules.architecture())
+    }
+
+    /// Returns the changes of a tensor of the checkpoint; none if their strength is 0.
+    pub fn changes(&self, key: &str) -> &[ChangedRows] {
+        if self.strength_in(key) == 0.0 { &[] } else { self.adapter.changes(key) }
+    }
+
+    /// Errors if the model lacks a block with a factor, or if values of the change overflow.
+    pub fn check(&self) -> Result<()> {
+        self.blocks.check(&self.adapter.modules)?;
+        self.adapter.check_strength(self.strength * self.blocks.largest())
+    }
 }
 
 impl PartialEq for AdapterUse {
     fn eq(&self, other: &Self) -> bool {
-        self.adapter.id == other.adapter.id && self.strength.to_bits() == other.strength.to_bits()
+        self.adapter.id == other.adapter.id
+            && self.strength.to_bits() == other.strength.to_bits()
+            && self.blocks == other.blocks
     }
 }
 
 impl std::fmt::Debug for AdapterUse {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{}:{}", self.adapter.path.display(), self.strength)
+        write!(f, "{}:{}{}", self.adapter.path.display(), self.strength, self.blocks.suffix())
     }
 }
 

@@ -10,6 +10,7 @@
 //! ```
 
 mod area;
+mod canny;
 mod decoded;
 mod edit;
 mod extend;
@@ -30,6 +31,7 @@ mod resize;
 mod size;
 mod webp_file;
 
+pub use canny::edges;
 pub use edit::Edit;
 pub use extend::Sides;
 pub use header::Header;

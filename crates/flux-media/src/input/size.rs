@@ -186,7 +186,7 @@ pub(super) fn cut(image: &Rgb, region: Region) -> Rgb {
     Rgb { width: region.width, height: region.height, bytes: region.cut(&image.bytes, image.width, 3) }
 }
 
-fn scaled_down(image: &Rgb) -> Cow<'_, Rgb> {
+pub(super) fn scaled_down(image: &Rgb) -> Cow<'_, Rgb> {
     let size = capped_size(image.width, image.height);
     if size == [image.width, image.height] { Cow::Borrowed(image) } else { Cow::Owned(resized(image, size)) }
 }

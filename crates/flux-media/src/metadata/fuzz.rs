@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 
-use super::{Infotext, Metadata, Settings, exif, has_weighted_words, said_by, split_tags, strip};
+use super::{Infotext, Metadata, Settings, exif, said_by, split_tags, split_weights, strip};
 use crate::input::{Header, pixel_digest};
 use crate::output::{ImageFormat, Rgb, encode};
 
@@ -77,7 +77,7 @@ fn damaged_files_are_read_in_time() {
         let Ok(said) = said_by(&file) else { continue };
         if let Some(settings) = Settings::read(&said) {
             let prompt = settings.prompt.unwrap_or_default();
-            let _ = (split_tags(&prompt), has_weighted_words(&prompt));
+            let _ = (split_tags(&prompt), split_weights(&prompt));
         }
         let _ = Infotext::parse(said.parameters.as_deref().unwrap_or_default());
     }
@@ -98,14 +98,19 @@ fn texts_that_are_made_to_take_long_do_not() {
         )
     });
     let long = "[".repeat(1 << 20);
-    for text in
-        [samplers.as_str(), &long, &"<lora:".repeat(1 << 18), &"(a:1.".repeat(1 << 18), &"{\"a\":".repeat(1 << 18)]
-    {
+    for text in [
+        samplers.as_str(),
+        &long,
+        &"<lora:".repeat(1 << 18),
+        &"(a:1.".repeat(1 << 18),
+        &"{\"a\":".repeat(1 << 18),
+        &"[\"[".repeat(1 << 18),
+    ] {
         let start = Instant::now();
         let file = [b"\x89PNG\r\n\x1a\n", &chunk(b"tEXt", format!("prompt\0{text}").as_bytes())[..]].concat();
         let file = [file, chunk(b"tEXt", format!("parameters\0{text}").as_bytes())].concat();
         let _ = Settings::read(&said_by(&file).unwrap());
-        let _ = (split_tags(text), has_weighted_words(text), Infotext::parse(text));
+        let _ = (split_tags(text), split_weights(text), Infotext::parse(text));
         assert!(start.elapsed() < Duration::from_secs(10), "{:?}: {}", start.elapsed(), &text[..20]);
     }
 }

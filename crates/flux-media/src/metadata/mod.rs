@@ -28,7 +28,7 @@ pub use pixels::Pixels;
 pub use read::{MAX_TEXT, Said, said_by};
 pub use settings::Settings;
 pub use strip::{Stripped, strip};
-pub use tags::{AdapterTag, has_weighted_words, split_tags};
+pub use tags::{AdapterTag, split_tags, split_weights};
 
 use serde_json::Value;
 

@@ -3,14 +3,15 @@
 use std::sync::LazyLock;
 
 use regex::Regex;
+use serde_json::Value;
 
 /// `<KIND:NAME:ARGUMENTS>`
 static TAG: LazyLock<Regex> = LazyLock::new(|| {
     Regex::new(r"(?i)<(lora|lyco|locon|loha|hypernet):([^:>]*)((?::[^>]*)?)>").expect("a regular expression")
 });
-/// `(words:1.2)`
-static WEIGHTED: LazyLock<Regex> =
-    LazyLock::new(|| Regex::new(r"\(([^()]*):\s*[0-9]*\.?[0-9]+\s*\)").expect("a regular expression"));
+/// `:1.2)`, the end of `(words:1.2)`.
+static WEIGHT: LazyLock<Regex> =
+    LazyLock::new(|| Regex::new(r"^:\s*[+-]?([0-9]*\.?[0-9]+)\s*\)").expect("a regular expression"));
 
 /// A tag that requests an adapter.
 #[derive(Debug, Clone, PartialEq)]
@@ -23,6 +24,8 @@ pub struct AdapterTag {
     pub weight: Option<f32>,
     /// `true` if the text encoder has another weight.
     pub has_other_text_weight: bool,
+    /// The factors of blocks, behind `lbw=`.
+    pub blocks: Option<String>,
 }
 
 /// Splits a prompt into its words and its tags.
@@ -35,6 +38,7 @@ pub fn split_tags(prompt: &str) -> (String, Vec<AdapterTag>) {
             name: found[2].trim().to_string(),
             weight: weight.filter(|_| kind != "hypernet"),
             has_other_text_weight,
+            blocks: found[3].split(':').find_map(|argument| argument.trim().strip_prefix("lbw=")).map(str::to_string),
         }
     });
     let tags: Vec<_> = tags.collect();
@@ -63,9 +67,54 @@ fn weights(arguments: &str) -> (Option<f32>, bool) {
     (weight, number(text) != weight)
 }
 
-/// Returns `true` if words of a prompt have weights, as in `(red:1.3)`.
-pub fn has_weighted_words(prompt: &str) -> bool {
-    WEIGHTED.is_match(prompt)
+/// Returns a prompt with the words of `(words:1.3)` in their place, and the first of these as written. Escaped
+/// brackets, such as `\(`, become brackets. JSON at the end of the prompt, or in place of one, stays as it is.
+pub fn split_weights(prompt: &str) -> (String, Option<&str>) {
+    let end = start_of_json(prompt);
+    let (mut words, mut first, mut open) = (String::with_capacity(prompt.len()), None, Vec::new());
+    let mut removed = Vec::new();
+    let mut rest = &prompt[..end];
+    while let Some(c) = rest.chars().next() {
+        let at = end - rest.len();
+        rest = &rest[c.len_utf8()..];
+        match c {
+            '\\' if rest.starts_with(['(', ')', '[', ']', '\\']) => {
+                words.push_str(&rest[..1]);
+                rest = &rest[1..];
+                continue;
+            }
+            '(' => open.push((at, words.len())),
+            ')' => drop(open.pop()),
+            ':' => {
+                let weight = WEIGHT.captures(&prompt[at..end]);
+                // A time or a ratio, such as 16:9, has no decimals.
+                let is_weight = |weight: &str| weight.contains('.') || !words.ends_with(|c: char| c.is_ascii_digit());
+                let weight = weight.filter(|weight| is_weight(&weight[1])).map(|weight| weight[0].len());
+                if let Some((weight, (start, bracket))) = weight.and_then(|weight| Some((weight, open.pop()?))) {
+                    first = first.or(Some(&prompt[start..at + weight]));
+                    removed.push(bracket);
+                    rest = &rest[weight - 1..];
+                    continue;
+                }
+            }
+            _ => {}
+        }
+        words.push(c);
+    }
+    removed.sort_unstable();
+    let mut kept = String::with_capacity(prompt.len());
+    let mut from = 0;
+    for bracket in removed {
+        kept.push_str(&words[from..bracket]);
+        from = bracket + 1;
+    }
+    (kept + &words[from..] + &prompt[end..], first)
+}
+
+/// Returns the start of the JSON object or list at the end of a text, or its length.
+fn start_of_json(text: &str) -> usize {
+    let mut starts = text.match_indices(['{', '[']).map(|(start, _)| start);
+    starts.find(|start| serde_json::from_str::<Value>(&text[*start..]).is_ok()).unwrap_or(text.len())
 }
 
 #[cfg(test)]
@@ -85,6 +134,9 @@ mod tests {
             ("a  cat".to_string(), vec![tag("x/ink", Some(1.0), false), tag("ink", Some(3.0), true)])
         );
         assert_eq!(read("<lora:ink:te=0.5:unet=1:dyn=8>").1, [tag("ink", Some(1.0), true)]);
+        let blocks = |prompt: &str| split_tags(prompt).1[0].blocks.clone();
+        assert_eq!(blocks("<lora:ink:1:lbw=single=0.5,other=0>").as_deref(), Some("single=0.5,other=0"));
+        assert_eq!(blocks("<lora:ink:1>"), None);
         assert_eq!(read("a <lora:ink:x>").1, [tag("ink", None, false)]);
         assert_eq!(read("a <lora:ink:nan>b").1, [tag("ink", None, false)]);
         assert_eq!(read("a <hypernet:ink:1>").1, [tag("ink", None, false)]);
@@ -94,12 +146,24 @@ mod tests {
     }
 
     #[test]
-    fn weights_of_words_are_noticed() {
-        for prompt in ["a (red:1.3) cat", "(a, b:0.5)", "((x):.9) (y: 1.2 )"] {
-            assert!(has_weighted_words(prompt), "{prompt}");
-        }
-        for prompt in ["a (red) cat", "at 12:30", "(note: a cat)", "(x:)"] {
-            assert!(!has_weighted_words(prompt), "{prompt}");
+    fn words_lose_their_weights() {
+        for (prompt, words, first) in [
+            ("(red:1.5) heart", "red heart", Some("(red:1.5)")),
+            ("a (red, big: 1.3 ) cat (y:.9)", "a red, big cat y", Some("(red, big: 1.3 )")),
+            ("((a:1.2) b:0.5) c", "a b c", Some("(a:1.2)")),
+            ("((x):1.1)", "(x)", Some("((x):1.1)")),
+            ("(cyberpunk 2077:1.2)", "cyberpunk 2077", Some("(cyberpunk 2077:1.2)")),
+            (r"miku \(a:1.2\) [b\]", "miku (a:1.2) [b]", None),
+            (r"(a \(b\):2) \\", r"a (b) \", Some(r"(a \(b\):2)")),
+            ("a (red) cat", "a (red) cat", None),
+            ("at 12:30, (at 12:30), (16:9)", "at 12:30, (at 12:30), (16:9)", None),
+            ("(note: a cat), (x:), (:1", "(note: a cat), (x:), (:1", None),
+            ("a:1.2) (käse:2) ü", "a:1.2) käse ü", Some("(käse:2)")),
+            ("", "", None),
+            (r#"{"a": "(red:1.5) \\(x\\)"}"#, r#"{"a": "(red:1.5) \\(x\\)"}"#, None),
+            (r#"(a:1.1) <b> [{"d": "(red:1.5)"}]"#, r#"a <b> [{"d": "(red:1.5)"}]"#, Some("(a:1.1)")),
+        ] {
+            assert_eq!(split_weights(prompt), (words.to_string(), first), "{prompt}");
         }
     }
 }

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex, Weak};
 
 use bytes::Bytes;
-use flux::engine::{EmbeddedFiles, Engine};
+use flux::engine::{AdapterFile, EmbeddedFiles, Engine};
 use flux::files::adapter::{Adapter, AdapterUse};
 use flux::{Error, Result};
 use tempfile::TempDir;
@@ -45,7 +45,7 @@ fn take(left: &mut u64, bytes: u64, what: &str) -> Result<()> {
 #[derive(Default)]
 pub struct Fetched {
     pub pictures: EmbeddedFiles,
-    adapters: Vec<(String, Arc<SpooledFile>, f32)>,
+    adapters: Vec<(String, Arc<SpooledFile>, AdapterFile)>,
 }
 
 /// The file of an adapter, removed on drop.
@@ -102,7 +102,7 @@ impl Spool {
             let hash = hash_of(&used.file).ok_or_else(|| Error::usage("an adapter is not an input"))?;
             let file = self.file(hash, store).await?;
             take(&mut left.adapters, file.0.metadata().map_or(0, |found| found.len()), "adapters")?;
-            fetched.adapters.push((hash.to_string(), file, used.strength));
+            fetched.adapters.push((hash.to_string(), file, used.clone()));
         }
         Ok(fetched)
     }
@@ -111,10 +111,10 @@ impl Spool {
     ///
     /// Errors if a file is not an adapter, or is for another model.
     pub fn adapters(&self, engine: &Engine, fetched: &Fetched) -> Result<Vec<AdapterUse>> {
-        let open = |(hash, file, strength): &(String, Arc<SpooledFile>, f32)| {
+        let open = |(hash, file, used): &(String, Arc<SpooledFile>, AdapterFile)| {
             let known = locked(&self.open).get(hash).map(|(adapter, _)| Arc::clone(adapter));
             let adapter = known.map_or_else(|| self.open(engine, hash, file), Ok)?;
-            Ok(AdapterUse { adapter, strength: *strength })
+            Ok(AdapterUse { adapter, strength: used.strength, blocks: used.blocks.clone() })
         };
         fetched.adapters.iter().map(open).collect()
     }
@@ -170,7 +170,7 @@ async fn object(store: &Store, hash: &str, most: u64) -> Result<Bytes> {
 
 #[cfg(test)]
 mod tests {
-    use flux::engine::{AdapterFile, ModelRecipe, Recipe};
+    use flux::engine::{ModelRecipe, Recipe};
 
     use super::*;
     use crate::message::{FileFormat, VERSION, key};
@@ -186,7 +186,7 @@ mod tests {
             let name = names::input(blake3::hash(&bytes).to_hex().as_str());
             store.put(&name, bytes).await.unwrap();
             recipe.inputs.push(name.clone().into());
-            recipe.adapters.push(AdapterFile { file: name.into(), strength: 1.0 });
+            recipe.adapters.push(AdapterFile::new(name, 1.0));
         }
         // An input that is used twice is fetched once.
         recipe.inputs.push(recipe.inputs[0].clone());

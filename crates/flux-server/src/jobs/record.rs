@@ -70,10 +70,11 @@ pub struct Made {
 }
 
 impl Made {
-    /// Returns the prompt that the image was generated from, if it was expanded or if a language model wrote it.
+    /// Returns the prompt that the image was generated from, if it was expanded, if a language model wrote it, or if it
+    /// has lines of controls.
     pub fn revised_prompt(&self) -> Option<&str> {
         let recipe = &self.recipe["recipe"];
-        let is_revised = !recipe["template"].is_null() || !recipe["upsampled"].is_null();
+        let is_revised = ["template", "upsampled", "controls"].iter().any(|field| !recipe[*field].is_null());
         recipe["prompt"].as_str().filter(|_| is_revised)
     }
 

@@ -10,6 +10,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use flux::engine::expand::Expansion;
 use flux::engine::{AdapterFile, EmbeddedFiles, Priority, Recipe};
+use flux::files::adapter::BlockStrengths;
 use flux::input;
 use flux::output::ImageFormat;
 use flux::pipeline::Latents;
@@ -144,11 +145,15 @@ pub struct Lora {
     pub name: String,
     #[serde(default = "as_it_was_made", alias = "strength", alias = "scale")]
     pub weight: f32,
+    /// Factors of the weight by blocks of the transformer.
+    #[serde(default)]
+    pub blocks: BlockStrengths,
 }
 
 impl From<&AdapterFile> for Lora {
     fn from(used: &AdapterFile) -> Self {
-        Self { name: used.file.to_string_lossy().into_owned(), weight: used.strength }
+        let AdapterFile { file, strength, blocks } = used;
+        Self { name: file.to_string_lossy().into_owned(), weight: *strength, blocks: blocks.clone() }
     }
 }
 
@@ -298,11 +303,14 @@ fn read_recipe(fields: &mut Fields, faults: &mut Faults, defaults: Defaults) -> 
     Recipe {
         prompt,
         boxes: faults.ok(fields.value("boxes")).unwrap_or_default(),
+        controls: faults.ok(fields.value("controls")).unwrap_or_default(),
+        input_weights: faults.ok(fields.value("input_weights")).unwrap_or_default(),
         negative: faults.ok(fields.text("negative_prompt")),
         width,
         height,
         steps: faults.ok(fields.whole("steps", 1..=MAX_STEPS)).map(|steps| steps as usize),
         seed: faults.ok(fields.seed("seed")).unwrap_or(defaults.seed),
+        variation: faults.ok(fields.value("variation")),
         guidance: faults.ok(fields.number("guidance", 0.0..=1e4)).map(|guidance| guidance as f32),
         strength: faults.ok(fields.number("strength", 0.0..=1.0)),
         full_size: faults.ok(fields.flag("full_size")).unwrap_or(false),
@@ -310,8 +318,8 @@ fn read_recipe(fields: &mut Fields, faults: &mut Faults, defaults: Defaults) -> 
     }
 }
 
-/// Parses adapters: a list, or a single one. Each is an object, or a text with an optional weight after a colon. An
-/// object may also map names to weights.
+/// Parses adapters: a list, or a single one. Each is an object, or a text `NAME`, `NAME:WEIGHT` or
+/// `NAME:WEIGHT:BLOCKS`. An object may also map names to weights.
 fn read_loras(fields: &mut Fields) -> Result<Option<Vec<Lora>>> {
     let Some((name, value)) = fields.given("loras") else { return Ok(None) };
     let wrong = || {
@@ -333,9 +341,7 @@ fn read_loras(fields: &mut Fields) -> Result<Option<Vec<Lora>>> {
     };
     let read = |item: Value| match item {
         Value::String(text) => {
-            let weighted = text.rsplit_once(':').and_then(|(name, weight)| Some((name, weight.trim().parse().ok()?)));
-            let (name, weight) = weighted.unwrap_or((&text, as_it_was_made()));
-            Ok(Lora { name: name.trim().to_string(), weight })
+            AdapterFile::parse(&text).map(|used| Lora::from(&used)).map_err(|why| ApiError::value(name.clone(), why))
         }
         item => serde_json::from_value(item).map_err(|_| wrong()),
     };

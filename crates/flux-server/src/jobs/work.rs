@@ -33,8 +33,10 @@ pub fn read(asked: &mut Asked, record: &JobRecord, models: &Models, cancel: &Can
     }
     recipe.check().map_err(ApiError::from)?;
     let inputs = Inputs::read(&recipe, &mut source).map_err(|e| unreadable(&e.for_field(Field::Inputs)))?;
-    let adapter =
-        |Lora { name, weight }: &Lora| Ok(AdapterFile { file: models.adapter_name(name)?.into(), strength: *weight });
+    let adapter = |Lora { name, weight, blocks }: &Lora| {
+        let file = models.adapter_name(name)?.into();
+        Ok(AdapterFile { file, strength: *weight, blocks: blocks.clone() })
+    };
     recipe.adapters = asked.adapters.iter().map(adapter).collect::<Result<_>>()?;
     let request = inputs.apply(recipe.request().map_err(|e| e.for_field(Field::Prompt)).map_err(ApiError::from)?);
     request.check_count(record.count).map_err(ApiError::from)?;
@@ -68,7 +70,7 @@ pub fn plan(
         let name = used.file.to_string_lossy();
         let path: &Path = models.adapter(&name)?;
         let adapter = engine.adapter(path).map_err(|e| ApiError::value("loras", format!("{name}: {}", e.what())))?;
-        Ok(AdapterUse { adapter, strength: used.strength })
+        Ok(AdapterUse { adapter, strength: used.strength, blocks: used.blocks.clone() })
     };
     let adapters = job.recipe.iter().flat_map(|recipe| &recipe.adapters).map(adapter).collect::<Result<_>>()?;
     let request = Request { adapters, ..job.request.clone() };

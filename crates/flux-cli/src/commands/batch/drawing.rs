@@ -289,7 +289,7 @@ impl Run<'_> {
                 Ok((engine.adapter(&file)?, stamp))
             };
             let (adapter, stamp) = adapters.entry(used.file.clone()).or_insert_with(open).clone()?;
-            used_adapters.push(AdapterUse { adapter, strength: used.strength });
+            used_adapters.push(AdapterUse { adapter, strength: used.strength, blocks: used.blocks.clone() });
             stamps.extend(stamp.map(|stamp| (name.into_owned(), stamp)));
         }
         let request = Request { adapters: used_adapters, ..request };

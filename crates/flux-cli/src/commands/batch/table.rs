@@ -1,5 +1,6 @@
 //! Tables of recipes: CSV with field names in the first row.
 
+use flux::engine::AdapterFile;
 use flux::output::plain_name;
 use flux::{Error, Result};
 use serde_json::{Map, Number, Value};
@@ -264,7 +265,9 @@ pub fn value(name: &str, cell: &str, separator: char) -> Result<Value> {
             "false" | "no" | "0" => Ok(false.into()),
             _ => Err(wrong("true or false")),
         },
-        "inputs" | "adapters" | "extend" if trimmed.starts_with(['[', '{']) => {
+        "inputs" | "adapters" | "extend" | "boxes" | "controls" | "input_weights"
+            if trimmed.starts_with(['[', '{']) =>
+        {
             serde_json::from_str(trimmed).map_err(|e| wrong(&format!("JSON: {e}")))
         }
         "inputs" => Ok(trimmed.split(';').map(|file| file.trim().into()).collect::<Vec<Value>>().into()),
@@ -283,14 +286,13 @@ pub fn value(name: &str, cell: &str, separator: char) -> Result<Value> {
     }
 }
 
-/// Parses `FILE` or `FILE:STRENGTH`.
+/// Parses `FILE`, `FILE:STRENGTH` or `FILE:STRENGTH:BLOCKS`.
 fn adapter(text: &str) -> Result<Value> {
-    let split = text.rsplit_once(':').and_then(|(file, strength)| Some((file, strength.parse::<f64>().ok()?)));
-    let (file, strength) = split.unwrap_or((text, 1.0));
-    if file.is_empty() {
+    let used = AdapterFile::parse(text).map_err(|why| Error::usage(format!("`adapters` has `{text}`: {why}")))?;
+    if used.file.as_os_str().is_empty() {
         return Err(Error::usage(format!("`adapters` has `{text}`, expected FILE or FILE:STRENGTH")));
     }
-    Ok(serde_json::json!({ "file": file, "strength": strength }))
+    Ok(serde_json::json!(used))
 }
 
 #[cfg(test)]

@@ -179,7 +179,7 @@ fn command(line: &str) -> Result<Command, String> {
             kind.map(Command::Schedule).map_err(|e| e.what().to_string())
         }
         "negative" => Ok(Command::Negative((!rest.is_empty()).then(|| rest.to_string()))),
-        "lora" => Ok(Command::Lora((!rest.is_empty()).then(|| adapter(rest)))),
+        "lora" => (!rest.is_empty()).then(|| AdapterFile::parse(rest)).transpose().map(Command::Lora),
         "mask" => Ok(Command::Mask((!rest.is_empty()).then(|| rest.to_string()))),
         "strength" => optional(rest, &usage).map(Command::Strength),
         "upsample" => match rest {
@@ -217,13 +217,6 @@ fn command(line: &str) -> Result<Command, String> {
 
 fn optional<T: std::str::FromStr>(text: &str, usage: &dyn Fn() -> String) -> Result<Option<T>, String> {
     if text.is_empty() { Ok(None) } else { text.parse().map(Some).map_err(|_| usage()) }
-}
-
-/// Parses `FILE` or `FILE:STRENGTH`.
-fn adapter(text: &str) -> AdapterFile {
-    let split = text.rsplit_once(':').and_then(|(file, strength)| Some((file, strength.parse().ok()?)));
-    let (file, strength) = split.unwrap_or((text, 1.0));
-    AdapterFile { file: file.into(), strength }
 }
 
 fn unknown(name: &str) -> String {
@@ -292,10 +285,7 @@ mod tests {
             ("!guidance 2.5", Command::Guidance(Some(2.5))),
             ("!schedule linear", Command::Schedule("linear".parse().unwrap())),
             ("!negative a dog, fog", Command::Negative(Some("a dog, fog".to_string()))),
-            (
-                "!lora a b.safetensors:0.5",
-                Command::Lora(Some(AdapterFile { file: "a b.safetensors".into(), strength: 0.5 })),
-            ),
+            ("!lora a b.safetensors:0.5", Command::Lora(Some(AdapterFile::new("a b.safetensors", 0.5)))),
             ("!lora", Command::Lora(None)),
             ("!mask m.png", Command::Mask(Some("m.png".to_string()))),
             ("!strength 0.5", Command::Strength(Some(0.5))),

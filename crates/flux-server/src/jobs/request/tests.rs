@@ -25,7 +25,7 @@ fn what_clients_send_is_read() {
     assert_eq!((width, height, steps, seed), (Some(512), Some(256), Some(3), 5));
     assert_eq!(asked.encoding, Encoding { format: ImageFormat::Jpeg, quality: Some(80) });
     assert_eq!((asked.count, asked.previews, asked.priority), (2, Previews::AtMost(2), Priority::High));
-    assert_eq!(asked.adapters[1], Lora { name: "oil".to_string(), weight: 1.0 });
+    assert_eq!(asked.adapters[1], Lora::from(&AdapterFile::new("oil", 1.0)));
     assert!(asked.answer.as_url && asked.answer.stream && asked.notes.is_empty());
     let asked = read(r#"{"prompt": "x", "size": "auto", "n": null, "output_compression": 50}"#).unwrap();
     assert_eq!((asked.count, asked.recipe.seed, asked.recipe.width), (1, 7, None));
@@ -110,7 +110,7 @@ fn sizes_and_fields_of_other_apis_are_read() {
         r#"{"path": "ink", "scale": 0.5}"#,
         r#""[{\"name\": \"ink\", \"weight\": 0.5}]""#,
     ] {
-        assert_eq!(loras(json), [Lora { name: "ink".to_string(), weight: 0.5 }], "{json}");
+        assert_eq!(loras(json), [Lora::from(&AdapterFile::new("ink", 0.5))], "{json}");
     }
 }
 

@@ -6,6 +6,7 @@ use axum::Extension;
 use axum::extract::{Request, State};
 use axum::http::StatusCode;
 use flux::engine::ImageRecipe;
+use flux::sampler::Variation;
 use flux::stage::CancelFlag;
 use serde_json::{Map, Value, json};
 
@@ -17,7 +18,7 @@ use crate::http::error::shown;
 use crate::http::pieces::{Files, Pieces};
 use crate::jobs::admission::Estimate;
 use crate::jobs::fields::{brief, text_bytes};
-use crate::jobs::record::{JobRecord, Snapshot};
+use crate::jobs::record::{JobRecord, Made, Snapshot};
 use crate::{App, EndsWithClient, http::answer, jobs::intake};
 
 /// Max fields that a response repeats, and max bytes of each value except prompts.
@@ -74,7 +75,10 @@ fn response(job: &JobRecord, snapshot: &Snapshot, parameters: Map<String, Value>
     let mut files = Files::new();
     let made: Vec<_> = snapshot.images.iter().flatten().collect();
     let images: Vec<_> = made.iter().filter(|_| sends_images).map(|made| files.base64(&made.file)).collect();
-    let seeds: Vec<_> = made.iter().map(|made| made.seed).collect();
+    let base = |made: &Made| made.recipe["recipe"]["variation"].as_str()?.parse::<Variation>().ok();
+    let seeds: Vec<_> = made.iter().map(|made| base(made).map_or(made.seed, |base| base.seed)).collect();
+    let subseeds: Vec<_> = made.iter().map(|made| base(made).map_or(0, |_| made.seed)).collect();
+    let strength = made.first().and_then(|made| base(made)).map_or(0.0, |base| base.strength);
     let prompts: Vec<_> = made.iter().map(|made| made.revised_prompt().unwrap_or(&job.prompt)).collect();
     let infotexts: Vec<_> = made.iter().map(|made| made.parameters.clone()).collect();
     let request = made.first().and_then(|made| made.upsampled_from());
@@ -82,7 +86,8 @@ fn response(job: &JobRecord, snapshot: &Snapshot, parameters: Map<String, Value>
     let info = json!({
         "prompt": prompts.first().unwrap_or(&&*job.prompt), "all_prompts": prompts,
         "negative_prompt": parameters.get("negative_prompt"),
-        "seed": seeds.first(), "all_seeds": seeds, "subseed": 0, "all_subseeds": vec![0; made.len()],
+        "seed": seeds.first(), "all_seeds": seeds, "subseed": subseeds.first(), "all_subseeds": subseeds,
+        "subseed_strength": strength,
         "width": snapshot.plan.width, "height": snapshot.plan.height, "steps": snapshot.plan.steps,
         "batch_size": made.len(), "sampler_name": "Euler", "sd_model_name": job.model, "sd_model_hash": null,
         "job_timestamp": "0", "index_of_first_image": 0, "infotexts": infotexts, "notes": snapshot.notes,

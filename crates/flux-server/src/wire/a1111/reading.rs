@@ -4,9 +4,10 @@ use std::sync::Arc;
 
 use flux::engine::expand::Expansion;
 use flux::engine::{EmbeddedFiles, Priority, Recipe};
-use flux::metadata::{has_weighted_words, split_tags};
+use flux::files::adapter::BlockStrengths;
+use flux::metadata::{split_tags, split_weights};
 use flux::output::ImageFormat;
-use flux::sampler::random_seed;
+use flux::sampler::{Variation, random_seed};
 use serde_json::{Map, Value};
 
 use super::effects::{dynamic_prompts, without_effect};
@@ -51,9 +52,7 @@ impl<'a> Reading<'a> {
         let no_recipe = settings.remove("enable_pnginfo") == Some(Value::Bool(false));
         let prompt = self.text("prompt")?.unwrap_or_default();
         let (prompt, adapters) = self.adapters(&prompt);
-        if has_weighted_words(&prompt) {
-            self.notes.push("weights as in `(red:1.3)` have no effect: they are part of the text".to_string());
-        }
+        let prompt = self.words(&prompt);
         let count =
             self.whole("batch_size", 1..=MAX_IMAGES)?.unwrap_or(1) * self.whole("n_iter", 1..=MAX_IMAGES)?.unwrap_or(1);
         if count > MAX_IMAGES {
@@ -65,13 +64,15 @@ impl<'a> Reading<'a> {
         let upsample = self.whole(UPSAMPLE, 0..=1)?.map(|on| on == 1);
         let models = &self.app.queue.models();
         let is_distilled = models.is_distilled(models.find(Some(&model)).map_or(0, |(place, _)| place));
+        let (seed, variation) = self.seeds()?;
         let recipe = Recipe {
             prompt,
+            variation,
             negative: self.negative(is_distilled)?,
             width: self.side("width")?,
             height: self.side("height")?,
             steps: self.steps(is_distilled)?,
-            seed: self.seed()?,
+            seed,
             guidance: self.guidance(is_distilled)?,
             ..Recipe::default()
         };
@@ -137,9 +138,19 @@ impl<'a> Reading<'a> {
         Ok(self.whole(name, 64..=16384)?.map(|side| side as usize))
     }
 
-    fn seed(&mut self) -> Result<u64> {
-        let seed = self.number("seed", -1.0..=9e15)?.unwrap_or(-1.0);
+    fn seed(&mut self, name: &'static str) -> Result<u64> {
+        let seed = self.number(name, -1.0..=9e15)?.unwrap_or(-1.0);
         Ok(if seed < 0.0 { random_seed() } else { seed as u64 })
+    }
+
+    /// Returns the seed that counts up from image to image, and the variation. As in A1111, that seed is the subseed
+    /// if it has a strength.
+    fn seeds(&mut self) -> Result<(u64, Option<Variation>)> {
+        let seed = self.seed("seed")?;
+        match self.number("subseed_strength", 0.0..=1.0)? {
+            Some(strength) if strength > 0.0 => Ok((self.seed("subseed")?, Some(Variation { seed, strength }))),
+            _ => Ok((seed, None)),
+        }
     }
 
     /// Returns the prompt without adapter tags, and the adapters. Tags of unknown adapters are dropped with a note, as
@@ -152,9 +163,13 @@ impl<'a> Reading<'a> {
         let mut loras = Vec::new();
         for tag in tags {
             let text = shown(&tag.text);
+            let blocks = tag.blocks.as_deref().map_or(Ok(BlockStrengths::default()), str::parse);
+            let Ok(blocks) = blocks.map_err(|why| self.notes.push(format!("`{text}` is ignored: {why}"))) else {
+                continue;
+            };
             match (self.app.queue.models().adapter_name(&tag.name), tag.weight) {
                 (Ok(name), Some(weight)) => {
-                    loras.push(Lora { name: name.to_string(), weight });
+                    loras.push(Lora { name: name.to_string(), weight, blocks });
                     if tag.has_other_text_weight {
                         self.notes.push(format!("`{text}`: the weight of the text encoder has no effect"));
                     }
@@ -167,6 +182,14 @@ impl<'a> Reading<'a> {
         self.notes.truncate(MAX_TAG_NOTES);
         self.notes.extend((more > 0).then(|| format!("{more} more are ignored")));
         (prompt, loras)
+    }
+
+    /// Returns a prompt without the weights of its words, which clients send by habit.
+    fn words(&mut self, prompt: &str) -> String {
+        let (words, weighted) = split_weights(prompt);
+        self.notes
+            .extend(weighted.map(|text| format!("`{}` is read without its weight, which has no effect", shown(text))));
+        words
     }
 
     /// Returns the way to expand the prompt, if the server expands prompts and the request enables Dynamic Prompts.
@@ -199,7 +222,7 @@ impl<'a> Reading<'a> {
         if is_distilled && negative.is_some() {
             self.lost.push("negative_prompt (the model is distilled)".to_string());
         }
-        Ok(negative.filter(|_| !is_distilled))
+        Ok(negative.filter(|_| !is_distilled).map(|negative| self.words(&negative)))
     }
 
     /// Returns the steps. Distilled models use their default if the request exceeds what benefits them.

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use flux::engine::AdapterFile;
 use serde_json::Value;
 
 use super::classes::Action;
@@ -218,7 +219,7 @@ fn add_adapter(on: &Evaluator<'_>, node: &Node, model: Model, input: &str, file:
         let details = format!("{input}: '{}' not in list: {why}", shown(file));
         node.wrong("value_not_in_list", "Value not in list", details).at(input)
     })?;
-    let added = Lora { name, weight: strength as f32 };
+    let added = Lora::from(&AdapterFile::new(name, strength as f32));
     let adapters = model.adapters.iter().cloned().chain([added]).collect();
     Ok(Model { adapters, ..model })
 }

@@ -94,6 +94,8 @@ pub fn tools(about: &About) -> Vec<Tool> {
             "description": "Number of images, with consecutive seeds"},
         "seed": {"type": "integer", "minimum": 0,
             "description": "The same seed and arguments give the same image; random by default"},
+        "variation": {"type": "string", "examples": ["42:0.2"],
+            "description": "SEED:X varies the image of SEED; X is from 0, that image, to 1, the image of `seed`"},
         "steps": with_default(json!({"type": "integer", "minimum": 1, "maximum": 1000,
             "description": "Denoising steps; by default the model's own number"}), steps),
         "guidance": {"type": "number", "minimum": 0,
@@ -108,7 +110,8 @@ pub fn tools(about: &About) -> Vec<Tool> {
         "upsample": {"type": "boolean", "description": about.upsampling()},
         "model": {"type": "string", "default": about.model, "description": "A model from list_models"},
         "loras": {"type": "array", "description": "Adapters from list_models", "items": {"type": "object",
-            "required": ["name"], "properties": {"name": {"type": "string"}, "weight": {"type": "number", "default": 1}}}},
+            "required": ["name"], "properties": {"name": {"type": "string"}, "weight": {"type": "number", "default": 1},
+                "blocks": {"type": "string", "description": "Factors by blocks: single=0.5,double0-2=0,other=1"}}}},
         "output_format": {"type": "string", "enum": ["png", "jpeg", "webp"], "default": "png",
             "description": "Format of the linked file"},
         "recipe": {"type": "boolean", "default": true,
@@ -120,6 +123,14 @@ pub fn tools(about: &About) -> Vec<Tool> {
     let image = format!("An image: base64{paths}, or the link from an earlier result");
     let mut edited = common;
     edited["size"]["description"] = json!(format!("{}. The default is the size of the first image", about.sizes()));
+    edited["controls"] = json!({"type": "array", "description": "Images that show one property of the result, such as \
+        its depth or pose. The prompt begins with a line for each", "items": {"type": "object",
+        "required": ["kind", "input"], "properties": {
+        "kind": {"enum": ["style", "composition", "face", "sketch", "lines", "canny", "depth", "pose"]},
+        "input": {"type": "integer", "minimum": 0, "description": "Index in images, from 0"},
+        "make": {"type": "boolean", "description": "true to follow the edges in the image, with canny"}}}});
+    edited["input_weights"] = json!({"type": "array", "description": "Strength of each image as a reference, in their \
+        order; the default is 1, try 0.7 to 1.3", "items": {"type": "number", "minimum": 0, "maximum": 2}});
     edited["images"] = json!({"type": "array", "minItems": 1, "maxItems": 16,
         "description": "The image to edit, then further references", "items": {"type": "string", "description": image}});
     edited["mask"] = json!({"type": "string",
