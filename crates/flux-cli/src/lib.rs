@@ -8,7 +8,7 @@ mod terminal;
 mod version;
 
 use std::ffi::OsString;
-use std::io::{self, IsTerminal};
+use std::io::{self, IsTerminal, Write};
 use std::time::Instant;
 
 use flux::Result;
@@ -34,10 +34,13 @@ pub fn run(arguments: Vec<OsString>) -> u8 {
     cli::set_arguments(arguments);
     progress::name_fields(cli::flag);
     build::set(version::BUILD);
-    threads::with_stack(run_program).unwrap_or_else(|error| {
+    let code = threads::with_stack(run_program).unwrap_or_else(|error| {
         say(&format!("error: {error}"));
         FAILURE
-    })
+    });
+    // In a process that is not a Rust program, nothing else does it.
+    let _ = io::stdout().flush();
+    code
 }
 
 fn run_program() -> u8 {

@@ -258,8 +258,11 @@ fn start_threads(wanted: Option<u64>) -> Result<()> {
     }
     if !*started {
         allocator::keep_tensors();
-        threads::start(wanted).map_err(|e| e.for_field(Field::Threads))?;
-        *started = true;
+        // Reading images may have started them with the number of cores already.
+        match threads::start(wanted) {
+            Err(error) if wanted.is_some() => return Err(error.for_field(Field::Threads)),
+            _ => *started = true,
+        }
     }
     Ok(())
 }

@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::{Arc, OnceLock};
 
+use flux::error::named;
 use flux::files::Array;
 use flux::metadata::Metadata;
 use flux::output::{Encoding, Target, encode, encode_jpeg};
@@ -12,7 +13,7 @@ use flux::{Error, Image, ImageFormat, Result, Rgb};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict};
 
-use crate::errors::OrRaise;
+use crate::errors::{OrRaise, keyword};
 
 /// Files in memory by their names in a recipe.
 pub type Files = Arc<BTreeMap<PathBuf, Vec<u8>>>;
@@ -124,6 +125,12 @@ impl Picture {
     #[getter]
     fn is_preview(&self) -> bool {
         self.image().is_none()
+    }
+
+    /// Notes for the user: a size that was rounded, an option without effect.
+    fn notes(&self) -> Vec<String> {
+        let notes = self.image().map_or(&[][..], |image| &image.plan.notes);
+        notes.iter().map(|note| named(note, keyword)).collect()
     }
 
     /// The seed of the noise.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 import os
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +15,9 @@ if TYPE_CHECKING:
     import numpy as np
     import PIL.Image
     from numpy.typing import NDArray
+
+
+_log = logging.getLogger("flux")
 
 
 class Pixels:
@@ -80,6 +84,8 @@ class Image(Pixels):
 
     def __init__(self, picture: _flux.Picture, latents: _flux.Tensor | None = None) -> None:
         super().__init__(picture)
+        for note in picture.notes():
+            _log.warning(note)
         self.latents: NDArray[np.float32] | None = None if latents is None else tensor(latents)
 
     @property
