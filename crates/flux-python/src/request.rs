@@ -163,9 +163,9 @@ fn read_recipe(json: &str) -> Result<Recipe> {
         fields.entry("seed").or_insert_with(|| random_seed().into());
     }
     let recipe: Recipe = serde_json::from_value(value).map_err(wrong)?;
-    let found = |AdapterFile { file, strength }| {
-        let file = flux_hub::resolve(&file, Wanted::Adapter).map_err(|e| e.for_field(Field::Adapters))?;
-        Ok(AdapterFile { file, strength })
+    let found = |adapter: AdapterFile| {
+        let file = flux_hub::resolve(&adapter.file, Wanted::Adapter).map_err(|e| e.for_field(Field::Adapters))?;
+        Ok(AdapterFile { file, ..adapter })
     };
     let adapters = recipe.adapters.clone().into_iter().map(found).collect::<Result<_>>()?;
     Ok(Recipe { adapters, ..recipe })
