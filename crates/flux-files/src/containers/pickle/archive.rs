@@ -43,7 +43,9 @@ impl<'a> Archive<'a> {
     pub(super) fn find(&self, name: &str) -> Option<Range<usize>> {
         let is_named = |path: &[u8]| {
             let folder = path.strip_suffix(name.as_bytes());
-            folder.is_some_and(|folder| folder.is_empty() || folder.iter().position(|byte| *byte == b'/') == Some(folder.len() - 1))
+            folder.is_some_and(|folder| {
+                folder.is_empty() || folder.iter().position(|byte| *byte == b'/') == Some(folder.len() - 1)
+            })
         };
         self.records.iter().find(|(path, _)| is_named(path)).map(|(_, range)| range.clone())
     }
@@ -54,7 +56,8 @@ fn directory(all: &[u8]) -> Result<(u64, usize), String> {
     const MAX_COMMENT: usize = 1 << 16;
     let last = all.len().checked_sub(END_BYTES).ok_or("it is cut off")?;
     let is_end = |at: &usize| all[*at..].starts_with(&END.to_le_bytes());
-    let end = (last.saturating_sub(MAX_COMMENT)..=last).rev().find(is_end).ok_or("the end of the archive is missing")?;
+    let end =
+        (last.saturating_sub(MAX_COMMENT)..=last).rev().find(is_end).ok_or("the end of the archive is missing")?;
     let mut cursor = Cursor::at(all, end + 10);
     let (count, _, start) = (u64::from(cursor.u16()?), cursor.u32()?, u64::from(cursor.u32()?));
     let locator = end.checked_sub(LOCATOR_BYTES).filter(|at| all[*at..].starts_with(&LOCATOR_64.to_le_bytes()));

@@ -211,7 +211,8 @@ fn add(container: &mut Value, added: Vec<Value>, opcode: u8) -> Result<(), Strin
         (b'a' | b'e', Value::List(values)) => values.extend(added),
         (b's' | b'u', Value::Dict(entries)) => entries.extend(pairs(added)?),
         (b'b', Value::Dict(_)) => {
-            let is_known = |state: &Value| state.at("_metadata").is_some() && matches!(state, Value::Dict(all) if all.len() == 1);
+            let is_known =
+                |state: &Value| state.at("_metadata").is_some() && matches!(state, Value::Dict(all) if all.len() == 1);
             if !added.iter().all(is_known) {
                 return Err("its pickle sets attributes other than `_metadata`".to_string());
             }

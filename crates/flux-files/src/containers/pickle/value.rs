@@ -146,9 +146,10 @@ impl Storage {
         const WRONG: &str = "its pickle refers to something else than a storage";
         let Value::Tuple(id, _) = id else { return Err(WRONG.to_string()) };
         match (id.len(), &id[..]) {
-            (5 | 6, [Value::Text(what), Value::Global(Global::Kind(kind)), Value::Text(key), Value::Text(_), values, ..])
-                if **what == *"storage" && id.get(5).is_none_or(|view| matches!(view, Value::None)) =>
-            {
+            (
+                5 | 6,
+                [Value::Text(what), Value::Global(Global::Kind(kind)), Value::Text(key), Value::Text(_), values, ..],
+            ) if **what == *"storage" && id.get(5).is_none_or(|view| matches!(view, Value::None)) => {
                 let values = values.number().ok_or(WRONG)?;
                 Ok(Self { kind: *kind, key: key.to_string(), values })
             }
@@ -170,7 +171,9 @@ impl Tensor {
         let mut expected = 1usize;
         for (axis, stride) in shape.iter().zip(&strides).rev() {
             if *axis > 1 && *stride != expected {
-                return Err(format!("its pickle has a tensor {shape:?} with strides {strides:?}, expected rows one after the other"));
+                return Err(format!(
+                    "its pickle has a tensor {shape:?} with strides {strides:?}, expected rows one after the other"
+                ));
             }
             expected = expected.checked_mul(*axis).ok_or(WRONG)?;
         }
