@@ -21,7 +21,7 @@ use flux::output::Rgb;
 use safetensors::tensor::{Dtype, TensorView};
 
 /// Documents with commands.
-pub const DOCUMENTS: [&str; 51] = [
+pub const DOCUMENTS: [&str; 52] = [
     "README.md",
     "CHANGELOG.md",
     "CONTRIBUTING.md",
@@ -66,6 +66,7 @@ pub const DOCUMENTS: [&str; 51] = [
     "docs/serving.md",
     "docs/several-gpus.md",
     "docs/troubleshooting.md",
+    "docs/upscaling.md",
     "models/README.md",
     "scripts/train_tiny/README.md",
     "tests/bench/runs/README.md",

@@ -41,6 +41,9 @@ pub struct Upscaler<B: Backend> {
     unshuffle: usize,
     /// Values that the device holds for each pixel of the image, at most.
     values_per_pixel: usize,
+    /// [1, 3]: map pixels in -1..1 to 0..1.
+    half: Tensor<B>,
+    shift: Tensor<B>,
 }
 
 /// The pixels of an enlarged image, in about -1..1.
@@ -84,7 +87,9 @@ impl<B: Backend> Upscaler<B> {
             Kind::Compact(sizes) => Network::Compact(Compact::load(&file.weights(backend), sizes)?),
         };
         let (scale, unshuffle, values_per_pixel) = (file.scale(), file.unshuffle(), file.values_per_pixel());
-        Ok(Self { backend: backend.clone(), network, scale, unshuffle, values_per_pixel })
+        let [half, shift] = [-0.5, 0.5].map(|value| backend.upload(&[value; 3], 1, 3));
+        let backend = backend.clone();
+        Ok(Self { backend, network, scale, unshuffle, values_per_pixel, half: half?, shift: shift? })
     }
 
     /// Returns the factor by which the network enlarges width and height.
@@ -154,14 +159,20 @@ impl<B: Backend> Upscaler<B> {
 
     /// Computes the pixels of an image, [height * width * scale^2, 3] in about -1..1.
     pub(crate) fn forward(&self, image: &Rgb, step: &mut Step<'_>) -> Result<Tensor<B>> {
+        if self.unshuffle == 1 {
+            let size @ [height, width] = [image.height, image.width];
+            let base = self.backend.upload_rgb8(&image.bytes, height, width)?;
+            let x = base.row_view(0..base.rows()).scale_shift(&self.half, &self.shift)?;
+            return match &self.network {
+                Network::Compact(network) => network.forward(x, base, size, step),
+                Network::Rrdb(network) => network.forward(x, size, step),
+            };
+        }
         let (values, [width, height]) = pixels::unshuffled(image, self.unshuffle);
         let x = self.backend.upload(&values, width * height, values.len() / (width * height))?;
         drop(values);
         match &self.network {
-            Network::Compact(network) => {
-                let base = self.backend.upload_rgb8(&image.bytes, height, width)?;
-                network.forward(x, base, [height, width], step)
-            }
+            Network::Compact(_) => Err(Error::new("a Compact network reads pixels, not squares of pixels")),
             Network::Rrdb(network) => {
                 let made = network.forward(x, [height, width], step)?;
                 let [wide, high] = [width, height].map(|side| side * self.unshuffle * self.scale);

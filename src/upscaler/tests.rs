@@ -1,4 +1,4 @@
-//! Upscalers against spandrel, which wrote the golden files; scripts/dump_upscalers.py makes them.
+//! Upscalers against spandrel: `scripts/dump_upscalers.py` writes the files and what spandrel makes of an image.
 
 use std::fs;
 use std::path::{Path, PathBuf};
