@@ -69,6 +69,33 @@ def compact(weights: Weights, *, scale: int, features: int, layers: int) -> None
     weights.conv(f"body.{2 * layers + 2}", 3 * scale**2, features, gain=0.3)
 
 
+def span(weights: Weights, *, scale: int, features: int) -> None:
+    """Each convolution is stored as three and a skip; `eval_conv`, their sum, is computed by `fused`."""
+
+    def three(name: str, inputs: int) -> None:
+        weights.conv(f"{name}.sk", features, inputs, side=1, gain=0.5)
+        weights.conv(f"{name}.conv.0", 2 * inputs, inputs, side=1)
+        weights.conv(f"{name}.conv.1", 2 * features, 2 * inputs)
+        weights.conv(f"{name}.conv.2", features, 2 * features, side=1, gain=0.5)
+        weights.tensors[f"{name}.eval_conv.weight"], weights.tensors[f"{name}.eval_conv.bias"] = fused(weights.tensors, name)
+
+    three("conv_1", 3)
+    for block in range(1, 7):
+        for conv in ("c1_r", "c2_r", "c3_r"):
+            three(f"block_{block}.{conv}", features)
+    weights.conv("conv_cat", features, 4 * features, side=1)
+    three("conv_2", features)
+    weights.conv("upsampler.0", 3 * scale**2, features, gain=0.004, at=0.5)
+
+
+def fused(tensors: Tensors, name: str) -> tuple[torch.Tensor, torch.Tensor]:
+    (w1, b1), (w2, b2), (w3, b3) = ((tensors[f"{name}.conv.{i}.weight"].double(), tensors[f"{name}.conv.{i}.bias"].double()) for i in range(3))
+    weight, bias = torch.einsum("ohyx,hi->oiyx", w2, w1[:, :, 0, 0]), torch.einsum("ohyx,h->o", w2, b1) + b2
+    weight, bias = torch.einsum("oh,hiyx->oiyx", w3[:, :, 0, 0], weight), w3[:, :, 0, 0] @ bias + b3
+    weight[:, :, 1, 1] += tensors[f"{name}.sk.weight"].double()[:, :, 0, 0]
+    return weight.float(), (bias + tensors[f"{name}.sk.bias"].double()).float()
+
+
 def write(path: Path, tensors: Tensors, dtype: torch.dtype, wrap: str | None) -> None:
     tensors = {name: tensor.to(dtype).contiguous() for name, tensor in tensors.items()}
     if path.suffix != ".pth":
@@ -130,6 +157,7 @@ def main() -> None:
             ("rrdb-plus-2x.safetensors", f16, None, lambda w: rrdb(w, "old", scale=2, plus=True)),
             ("compact-3x.pth", f32, "params", lambda w: compact(w, scale=3, features=12, layers=3)),
             ("compact-1x.safetensors", f32, None, lambda w: compact(w, scale=1, features=8, layers=2)),
+            ("span-2x.safetensors", f32, None, lambda w: span(w, scale=2, features=6)),
         ]
     ):
         weights = Weights(seed)

@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 
 use super::compact::CompactSizes;
 use super::rrdb::{Keys, RrdbSizes};
+use super::span::SpanSizes;
 use crate::backend::Backend;
 use crate::error::{Error, Result};
 use crate::files::{TensorFiles, open_pickled_weights};
@@ -14,9 +15,7 @@ use crate::nn::Weights;
 /// last weights.
 const PREFIXES: [&str; 4] = ["params_ema", "params", "state_dict", ""];
 /// Tensors that identify networks that are not run, and their names.
-const OTHERS: [(&str, &str); 9] = [
-    ("block_1.c1_r.eval_conv.weight", "SPAN"),
-    ("conv_1.sk.weight", "SPAN"),
+const OTHERS: [(&str, &str); 7] = [
     ("layers.0.residual_group.blocks.0.conv_block.cab.0.weight", "HAT"),
     ("layers.0.residual_group.blocks.0.norm1.weight", "SwinIR"),
     ("layers.0.blocks.0.norm1.weight", "DAT"),
@@ -25,7 +24,7 @@ const OTHERS: [(&str, &str); 9] = [
     ("m_head.weight", "SCUNet"),
     ("patch_embed.proj.weight", "a window transformer"),
 ];
-const HINT: &str = "use a model of the kind ESRGAN, Real-ESRGAN, BSRGAN or Real-ESRGAN Compact";
+const HINT: &str = "use a model of the kind ESRGAN, Real-ESRGAN, BSRGAN, Real-ESRGAN Compact or SPAN";
 /// Limits that no published network reaches.
 const MAX_FEATURES: usize = 1024;
 const MAX_SCALE: usize = 16;
@@ -43,6 +42,7 @@ pub struct UpscalerFile {
 pub(super) enum Kind {
     Rrdb(RrdbSizes),
     Compact(CompactSizes),
+    Span(SpanSizes),
 }
 
 impl UpscalerFile {
@@ -88,6 +88,7 @@ impl UpscalerFile {
             Kind::Rrdb(RrdbSizes { plus: true, .. }) => "ESRGAN+",
             Kind::Rrdb(_) => "ESRGAN",
             Kind::Compact(_) => "Compact",
+            Kind::Span(_) => "SPAN",
         }
     }
 
@@ -96,6 +97,7 @@ impl UpscalerFile {
         match self.kind {
             Kind::Rrdb(sizes) => (1 << sizes.ups) / self.unshuffle(),
             Kind::Compact(sizes) => sizes.scale,
+            Kind::Span(sizes) => sizes.scale,
         }
     }
 
@@ -103,7 +105,7 @@ impl UpscalerFile {
     pub(super) fn unshuffle(&self) -> usize {
         match self.kind {
             Kind::Rrdb(sizes) => (sizes.channels / 3).isqrt(),
-            Kind::Compact(_) => 1,
+            Kind::Compact(_) | Kind::Span(_) => 1,
         }
     }
 
@@ -127,6 +129,7 @@ impl UpscalerFile {
                 ((2 * large * features).max(blocks) + 8 * large).div_ceil(area)
             }
             Kind::Compact(CompactSizes { features, scale, .. }) => 3 * features + 9 * scale * scale,
+            Kind::Span(SpanSizes { features, scale, .. }) => 10 * features + 9 * scale * scale,
         }
     }
 }
@@ -153,6 +156,9 @@ fn recognise(names: &HashSet<String>, shape: impl Fn(&str) -> Option<Vec<usize>>
             && shape("body.1.weight").is_some_and(|shape| shape.len() == 1);
         if is_compact {
             return compact_sizes(&shape).map(|sizes| (prefix, Kind::Compact(sizes)));
+        }
+        if has("conv_1.sk.weight") && has("conv_cat.weight") {
+            return span_sizes(&shape).map(|sizes| (prefix, Kind::Span(sizes)));
         }
     }
     let mut some: Vec<_> = names.iter().map(String::as_str).collect();
@@ -193,6 +199,17 @@ fn compact_sizes(shape: &dyn Fn(&str) -> Option<Vec<usize>>) -> Result<CompactSi
     }
     check([("features", features), ("layers", layers)])?;
     Ok(CompactSizes { features, layers, scale })
+}
+
+fn span_sizes(shape: &dyn Fn(&str) -> Option<Vec<usize>>) -> Result<SpanSizes> {
+    let [features, channels] = conv_shape(shape, "conv_1.sk")?;
+    let [outs, _] = conv_shape(shape, "upsampler.0")?;
+    let scale = (outs / 3).isqrt();
+    if channels != 3 || scale == 0 || scale > MAX_SCALE || outs != 3 * scale * scale {
+        return Err(unknown(format!("{channels} input and {outs} output channels")));
+    }
+    check([("features", features), ("features", features)])?;
+    Ok(SpanSizes { features, scale, has_norm: shape("no_norm").is_none() })
 }
 
 /// Returns the outputs and inputs of a convolution.

@@ -1,7 +1,7 @@
 //! Upscalers: networks that enlarge an image by a fixed factor, without a prompt and without steps.
 //!
 //! [`UpscalerFile`] recognises the network of a file by its tensors, [`Upscaler`] runs it: ESRGAN and its relatives
-//! ([`rrdb`]), and the Compact networks of Real-ESRGAN ([`compact`]). An image that is too large for the memory is
+//! ([`rrdb`]), the Compact networks of Real-ESRGAN ([`compact`]), and SPAN ([`span`]). An image that is too large for the memory is
 //! enlarged in overlapping [`tiles`]. Start reading at [`Upscaler::enlarge`].
 
 mod compact;
@@ -9,6 +9,7 @@ mod file;
 mod layers;
 mod pixels;
 mod rrdb;
+mod span;
 #[cfg(test)]
 mod tests;
 mod tiles;
@@ -24,6 +25,7 @@ use crate::tensor::{Dtype, Tensor};
 use compact::Compact;
 use file::Kind;
 use rrdb::Rrdb;
+use span::Span;
 
 /// The share of the available memory that an image or a tile may use.
 const MEMORY_SHARE: f64 = 0.8;
@@ -56,6 +58,7 @@ enum Computed<B: Backend> {
 enum Network<B: Backend> {
     Rrdb(Rrdb<B>),
     Compact(Compact<B>),
+    Span(Span<B>),
 }
 
 /// Progress of one image: calls of [`Step::next`] report parts, and end a cancelled image.
@@ -85,6 +88,7 @@ impl<B: Backend> Upscaler<B> {
         let network = match file.kind() {
             Kind::Rrdb(sizes) => Network::Rrdb(Rrdb::load(&file.weights(backend), sizes)?),
             Kind::Compact(sizes) => Network::Compact(Compact::load(&file.weights(backend), sizes)?),
+            Kind::Span(sizes) => Network::Span(Span::load(&file.weights(backend), sizes)?),
         };
         let (scale, unshuffle, values_per_pixel) = (file.scale(), file.unshuffle(), file.values_per_pixel());
         let [half, shift] = [-0.5, 0.5].map(|value| backend.upload(&[value; 3], 1, 3));
@@ -166,13 +170,14 @@ impl<B: Backend> Upscaler<B> {
             return match &self.network {
                 Network::Compact(network) => network.forward(x, base, size, step),
                 Network::Rrdb(network) => network.forward(x, size, step),
+                Network::Span(network) => network.forward(x, size, step),
             };
         }
         let (values, [width, height]) = pixels::unshuffled(image, self.unshuffle);
         let x = self.backend.upload(&values, width * height, values.len() / (width * height))?;
         drop(values);
         match &self.network {
-            Network::Compact(_) => Err(Error::new("a Compact network reads pixels, not squares of pixels")),
+            Network::Compact(_) | Network::Span(_) => Err(Error::new("the network does not read squares of pixels")),
             Network::Rrdb(network) => {
                 let made = network.forward(x, [height, width], step)?;
                 let [wide, high] = [width, height].map(|side| side * self.unshuffle * self.scale);
@@ -186,6 +191,7 @@ impl<B: Backend> Upscaler<B> {
         match &self.network {
             Network::Rrdb(network) => network.parts(),
             Network::Compact(network) => network.parts(),
+            Network::Span(network) => network.parts(),
         }
     }
 

@@ -10,13 +10,14 @@ use crate::backend::cpu::{Cpu, Precision};
 use crate::error::ErrorKind;
 
 /// The files, each with its kind and factor.
-const FILES: [(&str, &str, usize); 6] = [
+const FILES: [(&str, &str, usize); 7] = [
     ("rrdb-old-4x.legacy.pth", "ESRGAN", 4),
     ("rrdb-new-2x.pth", "ESRGAN", 2),
     ("rrdb-bsrgan-1x.safetensors", "ESRGAN", 1),
     ("rrdb-plus-2x.safetensors", "ESRGAN+", 2),
     ("compact-3x.pth", "Compact", 3),
     ("compact-1x.safetensors", "Compact", 1),
+    ("span-2x.safetensors", "SPAN", 2),
 ];
 /// Tiles of the golden files.
 const TILES: Tiles = Tiles::Of { side: 16, overlap: 8 };
@@ -137,8 +138,7 @@ fn other_files_are_refused_with_what_they_are() {
         UpscalerFile::open(&path).err().expect("the file is refused").to_string()
     };
     for (names, words) in [
-        (&["conv_1.sk.weight", "x"][..], "SPAN"),
-        (&["params.layers.0.residual_group.blocks.0.norm1.weight"], "SwinIR"),
+        (&["params.layers.0.residual_group.blocks.0.norm1.weight"][..], "SwinIR"),
         (&["unet.a", "unet.b"], "`unet.a`, `unet.b`"),
         (&["body.0.rdb1.conv1.weight"], "`conv_first.weight` is missing"),
         (&["body.0.rdb1.conv1.weight", "conv_first.weight"], "1 input channels"),

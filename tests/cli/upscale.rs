@@ -47,7 +47,11 @@ fn an_upscaler_and_a_filter_give_the_size_that_is_asked_for() {
         assert!(run.stdout.is_empty() && run.stderr.contains("wrote out.png"), "{}", run.stderr);
     }
     let run = upscale(folder.path(), &["a.png", "--by", "2", "--json"]).succeeds();
-    assert!(run.stdout.contains(r#""output":"a-upscaled.png""#) && run.stdout.contains(r#""width":20"#), "{}", run.stdout);
+    assert!(
+        run.stdout.contains(r#""output":"a-upscaled.png""#) && run.stdout.contains(r#""width":20"#),
+        "{}",
+        run.stdout
+    );
 }
 
 #[test]

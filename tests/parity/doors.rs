@@ -5,7 +5,9 @@ use flux::Result;
 use flux::backend::Memory;
 use flux::backend::cuda::Cuda;
 use flux::nn::{Linear, LowRank, Operand as Input};
-use flux::ops::{Adaln, Conv, Convolved, DenseBlock, GroupNorm, Heads, KeyValues, Mask, Norm, Pairs, QkNorm, Rope, TokenLayout};
+use flux::ops::{
+    Adaln, Conv, Convolved, DenseBlock, GroupNorm, Heads, KeyValues, Mask, Norm, Pairs, QkNorm, Rope, TokenLayout,
+};
 use flux::tensor::Tensor;
 
 use crate::compare::{Weight, half, values};

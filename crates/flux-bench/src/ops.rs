@@ -6,8 +6,8 @@ use flux::Result;
 use flux::backend::{Backend, Storage};
 use flux::nn::{LowRank, Operand};
 use flux::ops::{
-    self, Adaln, Attended, Conv, Conv2d, DenseBlock, GatedAddAdaln, GroupNorm, Heads, Mask, Norm, Pairs, Products, Projection,
-    QkNorm, QkNormRope, Rope, TokenLayout,
+    self, Adaln, Attended, Conv, Conv2d, DenseBlock, GatedAddAdaln, GroupNorm, Heads, Mask, Norm, Pairs, Products,
+    Projection, QkNorm, QkNormRope, Rope, TokenLayout,
 };
 use flux::tensor::Tensor;
 

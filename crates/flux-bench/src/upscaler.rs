@@ -4,7 +4,7 @@ use std::time::Instant;
 
 use flux::backend::Backend;
 use flux::rgb::Rgb;
-use flux::stage::{CancelFlag, Caller};
+use flux::stage::{Caller, CancelFlag};
 use flux::upscaler::{Tiles, Upscaler, UpscalerFile};
 use flux::{Error, Result};
 use safetensors::Dtype;
@@ -79,7 +79,9 @@ fn write(path: &std::path::Path) -> Result<()> {
     let layers = layers();
     let data: Vec<_> = layers
         .iter()
-        .map(|(_, outs, inputs)| (weights::small(&weights::values(9 * outs * inputs)), weights::small(&vec![0.0; *outs])))
+        .map(|(_, outs, inputs)| {
+            (weights::small(&weights::values(9 * outs * inputs)), weights::small(&vec![0.0; *outs]))
+        })
         .collect();
     let mut tensors = Vec::new();
     for ((name, outs, inputs), (weight, bias)) in layers.iter().zip(&data) {

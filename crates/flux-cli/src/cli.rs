@@ -321,7 +321,7 @@ pub enum Command {
     /// Enlarge images, with an upscaler such as Real-ESRGAN
     ///
     /// Nothing is generated: an upscaler is a small network of its own. Its file is a safetensors file or a .pth of the
-    /// kinds ESRGAN, Real-ESRGAN, BSRGAN and Real-ESRGAN Compact. Without one, a Lanczos filter enlarges the images.
+    /// kinds ESRGAN, Real-ESRGAN, BSRGAN, Compact and SPAN. Without one, a Lanczos filter enlarges the images.
     Upscale(Box<Upscale>),
     /// Combine images into one labelled contact sheet
     Sheet(Sheet),
