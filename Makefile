@@ -249,6 +249,7 @@ golden: ## Regenerate tests/golden, tests/formats and tests/input from the refer
 	$(PYTHON) scripts/make_full_size_model.py flux3-tiny "$(TARGET)/golden-models/flux3-base" --base --text-encoder-shards 1
 	$(PYTHON) scripts/dump_reference_flux3.py tests/golden/flux3/model "$(TARGET)/golden-models/flux3-base" tests/golden/flux3
 	$(PYTHON) scripts/dump_formats.py tests/formats
+	$(PYTHON) scripts/dump_upscalers.py tests/upscaler
 	$(PYTHON) scripts/dump_input_reference.py tests/input
 
 $(TARGET)/train-venv/bin/python: scripts/train_tiny/requirements.txt

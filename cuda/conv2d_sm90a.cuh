@@ -8,8 +8,8 @@
 //             OUTS outputs. TAPS = 2: [4 * outs, 4, channels] from collapse_taps.cu
 //   residual  tensor map over [height, width, outs] bf16, read only if `adds` (not with TAPS = 2 or OUTS = 8); may be
 //             out
-//   bias, out [outs]; [height * width, outs] bf16, row stride ld_out; rounded once. TAPS = 2: [2 height * 2 width,
-//   outs]
+//   bias, slopes  [outs] bf16; slopes of negative sums if `activates`, null for slopes of 0
+//   out       [height * width, outs] bf16, row stride ld_out; rounded once. TAPS = 2: [2 height * 2 width, outs]
 //   partial   [gridDim.x / ceil(outs / OUTS), outs] float2, not written with OUTS = 8: mean of the rounded values of a
 //             split of the pixels, and the sum of squared distances from it, for a group norm of `out`
 //   counts    [gridDim.x / ceil(outs / OUTS)] float: number of pixels of each split
@@ -108,15 +108,17 @@ __device__ __forceinline__ float bias_of(const bf16* bias, int out, int outs) {
     return out < outs ? __bfloat162float(bias[out]) : 0.0f;
 }
 
-// Returns max(x, 0); a NaN stays NaN.
-__device__ __forceinline__ float rectified(float x) { return x < 0.0f ? 0.0f : x; }
+// Returns x, or slope * x if x is negative; with a slope of 0, 0. A NaN stays NaN.
+__device__ __forceinline__ float activated(float x, float slope) {
+    return x < 0.0f ? (slope == 0.0f ? 0.0f : slope * x) : x;
+}
 
 // Rounds sums + biases into a consumer's half of the rounded tile; with ADDS, adds the residual, which is stored there.
 // A warp has 16 outputs: a lane has outputs lane / 4 and lane / 4 + 8, with `biases`, of pixels 8 n + lane % 4 * 2 and
 // the next.
 template <class S, bool ADDS>
-__device__ __forceinline__ void round_tile(const float (&sums)[S::SUMS], const float (&biases)[2], int relu,
-                                           uint32_t rounded) {
+__device__ __forceinline__ void round_tile(const float (&sums)[S::SUMS], const float (&biases)[2], int activates,
+                                           const float (&slopes)[2], uint32_t rounded) {
     const int lane = threadIdx.x % 32;
     // The lane's pixel of the four matrices that a warp moves at once, and its chunk: both chunks of eight pixels, then
     // of the next eight.
@@ -135,7 +137,8 @@ __device__ __forceinline__ void round_tile(const float (&sums)[S::SUMS], const f
             const float* pair = &sums[(step * 4 + i) * 2];
             float values[2] = {pair[0] + biases[i % 2], pair[1] + biases[i % 2]};
             if (ADDS) values[0] += low(added[step % 2][i]), values[1] += high(added[step % 2][i]);
-            if (relu) values[0] = rectified(values[0]), values[1] = rectified(values[1]);
+            if (activates)
+                values[0] = activated(values[0], slopes[i % 2]), values[1] = activated(values[1], slopes[i % 2]);
             pairs[i] = pack_pair(values[0], values[1]);
         }
         store_transposed(place, pairs[0], pairs[1], pairs[2], pairs[3]);
@@ -253,9 +256,10 @@ struct Storer {
 
 template <class S>
 __device__ __forceinline__ void convolve(const TensorMap& x, const TensorMap& weight, const TensorMap& residual,
-                                         int adds, int relu, const bf16* bias, bf16* out, long long ld_out, int height,
-                                         int width, int channels, int outs, float2* partial, float* counts, int first,
-                                         int end, int first_row, ChannelStatistics* carry) {
+                                         int adds, int activates, const bf16* bias, const bf16* slopes, bf16* out,
+                                         long long ld_out, int height, int width, int channels, int outs,
+                                         float2* partial, float* counts, int first, int end, int first_row,
+                                         ChannelStatistics* carry) {
     extern __shared__ __align__(1024) unsigned char shared[];
     const uint32_t base = uint32_t(__cvta_generic_to_shared(shared));
     Ring<S::PIXEL_STAGES> pixel_ring(base + S::BARRIERS);
@@ -348,7 +352,7 @@ __device__ __forceinline__ void convolve(const TensorMap& x, const TensorMap& we
         // This warpgroup's share of the rows of weights, or of pixels.
         const uint32_t own_weights = S::ROUNDS ? consumer * OWN_OUTS * ROW_BYTES : 0;
         const uint32_t own_pixels = S::ROUNDS ? 0 : consumer * (S::PIXELS / CONSUMERS) * ROW_BYTES;
-        float biases[2];
+        float biases[2], own_slopes[2] = {0.0f, 0.0f};
         if constexpr (S::ROUNDS) {
             // All tiles of the block have these outputs, because the number of blocks is a multiple of the number of
             // output tiles.
@@ -374,6 +378,7 @@ __device__ __forceinline__ void convolve(const TensorMap& x, const TensorMap& we
             }
             const int out = first_own + threadIdx.x / 32 % 4 * 16 + threadIdx.x % 32 / 4;
             biases[0] = bias_of(bias, out, outs), biases[1] = bias_of(bias, out + 8, outs);
+            if (slopes) own_slopes[0] = bias_of(slopes, out, outs), own_slopes[1] = bias_of(slopes, out + 8, outs);
         }
         for (int index = begin; index < end; index += blocks) {
             float sums[S::PARTS][S::SUMS];
@@ -420,11 +425,11 @@ __device__ __forceinline__ void convolve(const TensorMap& x, const TensorMap& we
                 wait(halves.full + 8 * consumer, turn.phase);
                 turn.advance();
                 if (adds) {
-                    round_tile<S, true>(sums[0], biases, relu, half_of(consumer));
+                    round_tile<S, true>(sums[0], biases, activates, own_slopes, half_of(consumer));
                     // TMA writes the next residual there.
                     show_to_tma();
                 } else {
-                    round_tile<S, false>(sums[0], biases, relu, half_of(consumer));
+                    round_tile<S, false>(sums[0], biases, activates, own_slopes, half_of(consumer));
                 }
                 __syncwarp();
                 halves.release(consumer);
@@ -442,12 +447,12 @@ __device__ __forceinline__ void convolve(const TensorMap& x, const TensorMap& we
 #define CONV2D(name, ...)                                                                                            \
     extern "C" __global__ void __launch_bounds__(128 + 128 * conv2d::CONSUMERS, 1)                                   \
         name(const __grid_constant__ hopper::TensorMap x, const __grid_constant__ hopper::TensorMap weight,          \
-             const __grid_constant__ hopper::TensorMap residual, int adds, int relu, const bf16* bias, bf16* out,    \
-             long long ld_out, int height, int width, int channels, int outs, float2* partial, float* counts,        \
-             int first, int end, int first_row, ChannelStatistics* carry) {                                          \
-        conv2d::convolve<conv2d::Shape<__VA_ARGS__>>(x, weight, residual, adds, relu, bias, out, ld_out, height,     \
-                                                     width, channels, outs, partial, counts, first, end, first_row,  \
-                                                     carry);                                                         \
+             const __grid_constant__ hopper::TensorMap residual, int adds, int activates, const bf16* bias,          \
+             const bf16* slopes, bf16* out, long long ld_out, int height, int width, int channels, int outs,         \
+             float2* partial, float* counts, int first, int end, int first_row, ChannelStatistics* carry) {          \
+        conv2d::convolve<conv2d::Shape<__VA_ARGS__>>(x, weight, residual, adds, activates, bias, slopes, out,        \
+                                                     ld_out, height, width, channels, outs, partial, counts, first,  \
+                                                     end, first_row, carry);                                         \
     }
 
 #endif

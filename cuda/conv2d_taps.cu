@@ -4,6 +4,7 @@
 //           `height`
 //   weight  [out_channels, ld_weight] element: columns (ky, kx, channel)
 //   bias    [out_channels]            element
+//   slopes  none, or [out_channels]   element: slopes of negative results, if `activates`; 0 without slopes
 //   residual  none, or [rows, out_channels] element, row stride ld_residual: added before the result is rounded
 //   out     [rows, out_channels]      element, row stride ld_out, for output pixels first_row .. first_row + rows
 //   doubled   1: the image repeats every pixel four times. `kernel` is 2 and `rows` are those of x: there is an output
@@ -27,12 +28,18 @@ struct Arguments {
     const element* x;
     const element* weight;
     const element* bias;
+    const element* slopes;
     const element* residual;
     element* out;
     long long ld_x, ld_weight, ld_residual, ld_out;
     int first_row, rows, channels, out_channels, height, width, kernel, stride, pad_before, out_width, above, first_y,
-        doubled, relu;
+        doubled, activates;
 };
+
+// Returns x, or slope * x if x is negative; with a slope of 0, 0.
+__device__ __forceinline__ float activated(float x, float slope) {
+    return x < 0.f ? (slope == 0.f ? 0.f : slope * x) : x;
+}
 
 template <int STEP>
 struct Tile {
@@ -182,6 +189,9 @@ __device__ __forceinline__ void convolve(const Arguments& args) {
         float bias[2] = {0.f, 0.f};
         if (args.bias && first_col + col < args.out_channels)
             unpack_pair(*reinterpret_cast<const uint32_t*>(args.bias + first_col + col), bias[0], bias[1]);
+        float slope[2] = {0.f, 0.f};
+        if (args.slopes && first_col + col < args.out_channels)
+            slope[0] = to_float(args.slopes[first_col + col]), slope[1] = to_float(args.slopes[first_col + col + 1]);
 #pragma unroll
         for (int m = 0; m < WARP_ROWS / 16; m++)
 #pragma unroll
@@ -195,7 +205,7 @@ __device__ __forceinline__ void convolve(const Arguments& args) {
                     pair[0] += more[0], pair[1] += more[1];
                 }
                 // NaN stays NaN.
-                if (args.relu) pair[0] = pair[0] < 0.f ? 0.f : pair[0], pair[1] = pair[1] < 0.f ? 0.f : pair[1];
+                if (args.activates) pair[0] = activated(pair[0], slope[0]), pair[1] = activated(pair[1], slope[1]);
                 *place = pack_pair(pair[0], pair[1]);
             }
     }

@@ -75,6 +75,8 @@ pub mod token_split;
 #[doc(hidden)]
 pub mod transformer;
 #[doc(hidden)]
+pub mod upscaler;
+#[doc(hidden)]
 pub mod vae;
 
 #[doc(inline)]

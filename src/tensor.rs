@@ -98,6 +98,13 @@ impl<B: Memory> Tensor<B> {
         Arc::try_unwrap(buffer).map_err(|buffer| Self { backend, buffer, offset, rows, cols, stride, writable })
     }
 
+    /// Returns all columns of a buffer whose first columns this tensor views, if it is the only view and may write
+    /// them; otherwise returns the tensor. For backends, which may use the memory next to a result.
+    pub(crate) fn into_all_columns(self, cols: usize) -> std::result::Result<Self, Self> {
+        let is_alone = self.writable && self.offset == 0 && self.stride == cols && Arc::strong_count(&self.buffer) == 1;
+        if is_alone { Ok(Self { cols, ..self }) } else { Err(self) }
+    }
+
     fn view(&self, offset: usize, rows: usize, cols: usize, writable: bool) -> Self {
         Self {
             backend: self.backend.clone(),

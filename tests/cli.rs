@@ -16,6 +16,7 @@ mod signals;
 mod sizes;
 #[cfg(target_os = "linux")]
 mod unmapped;
+mod upscale;
 mod usage;
 
 use std::fs;

@@ -34,6 +34,8 @@ mod concat;
 mod conv2d;
 #[path = "parity/copies.rs"]
 mod copies;
+#[path = "parity/dense_block.rs"]
+mod dense_block;
 #[path = "parity/dequantize.rs"]
 mod dequantize;
 #[path = "parity/doors.rs"]
@@ -68,6 +70,8 @@ mod inpaint_blend;
 mod int8;
 #[path = "parity/layer_norm.rs"]
 mod layer_norm;
+#[path = "parity/leaky_relu.rs"]
+mod leaky_relu;
 #[path = "parity/linear.rs"]
 mod linear;
 #[path = "parity/low_rank.rs"]
@@ -86,6 +90,8 @@ mod parallel;
 mod patchify;
 #[path = "parity/pipeline.rs"]
 mod pipeline;
+#[path = "parity/pixel_shuffle.rs"]
+mod pixel_shuffle;
 #[path = "parity/project.rs"]
 mod project;
 #[path = "parity/project_attention.rs"]

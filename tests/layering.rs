@@ -22,7 +22,7 @@ use crate::process::{names, project};
 
 /// A part of the library and the parts that it may use besides itself and [`COMMON`]. `files`, `input`, `output`,
 /// `metadata`, `rgb` and `stage` are crates below the library.
-const LAYERS: [(&str, &[&str]); 16] = [
+const LAYERS: [(&str, &[&str]); 17] = [
     ("lib.rs", ANY),
     ("engine/devices.rs", &["engine", "stage", "backend", "backend::cpu", "backend::cuda"]),
     (
@@ -37,6 +37,7 @@ const LAYERS: [(&str, &[&str]); 16] = [
             "model",
             "stage",
             "sampler",
+            "upscaler",
             "files",
             "backend",
         ],
@@ -65,6 +66,7 @@ const LAYERS: [(&str, &[&str]); 16] = [
     ("text_encoder", &["nn", "files", "tensor", "ops", "backend"]),
     ("transformer", &["nn", "files", "tensor", "ops", "backend"]),
     ("vae", &["rgb", "nn", "files", "tensor", "token_split", "ops", "backend"]),
+    ("upscaler", &["rgb", "stage", "nn", "files", "tensor", "ops", "backend"]),
     ("sampler", &["transformer", "tensor", "ops", "backend"]),
     ("tensor.rs", &["ops", "backend"]),
     ("ops", &["nn", "tensor", "active_tokens", "token_layout", "token_split", "backend"]),

@@ -17,7 +17,7 @@ const HOPPER_SUFFIX: &str = "_sm90a";
 /// Ops between devices. All are made of the kernel `exchange`, and `parallel` tests them.
 const COLLECTIVES: [&str; 6] = ["all_gather", "all_reduce", "all_to_all", "broadcast", "halo", "swap"];
 /// Ops that are made of other ops' kernels.
-const COMBINED: [&str; 2] = ["norm_conv2d", "project_attention"];
+const COMBINED: [&str; 3] = ["dense_block", "norm_conv2d", "project_attention"];
 
 /// The names of all files and methods of ops.
 #[derive(Clone)]

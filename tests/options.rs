@@ -18,7 +18,7 @@ const TOP: &str = "\
 ";
 
 /// The commands on the page; `None` is `flux` alone.
-const COMMANDS: [Option<&str>; 30] = [
+const COMMANDS: [Option<&str>; 31] = [
     None,
     Some("bench"),
     Some("convert"),
@@ -36,6 +36,7 @@ const COMMANDS: [Option<&str>; 30] = [
     Some("compare"),
     Some("grid"),
     Some("upsample"),
+    Some("upscale"),
     Some("serve"),
     Some("mcp"),
     Some("key"),

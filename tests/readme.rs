@@ -67,6 +67,7 @@ pub const DOCUMENTS: [&str; 52] = [
     "docs/serving.md",
     "docs/several-gpus.md",
     "docs/troubleshooting.md",
+    "docs/upscaling.md",
     "models/README.md",
     "scripts/train_tiny/README.md",
     "tests/bench/runs/README.md",

@@ -7,8 +7,9 @@ use super::{Device, Group, WeightStore};
 use crate::error::Result;
 use crate::nn::{Linear, Operand};
 use crate::ops::{
-    self, Adaln, Attended, Attention, Conv2d, Convolved, GatedAddAdaln, GroupNorm, Halo, Heads, InpaintBlend,
-    LinearArgs, Norm, Patches, Products, Projection, QkNormRope, Rope, RowSplit, TokenLayout, TokenSplit,
+    self, Adaln, Attended, Attention, Conv2d, Convolved, DenseBlock, GatedAddAdaln, GroupNorm, Halo, Heads,
+    InpaintBlend, LinearArgs, Norm, Patches, PixelShuffle, Products, Projection, QkNormRope, Rope, RowSplit,
+    TokenLayout, TokenSplit,
 };
 use crate::tensor::Tensor;
 
@@ -37,6 +38,8 @@ pub trait Ops: Device + Group + WeightStore {
     fn silu(&self, x: Tensor<Self>) -> Result<Tensor<Self>>;
     /// See [`Tensor::relu`].
     fn relu(&self, x: Tensor<Self>) -> Result<Tensor<Self>>;
+    /// See [`Tensor::leaky_relu`].
+    fn leaky_relu(&self, x: Tensor<Self>, slope: &Tensor<Self>) -> Result<Tensor<Self>>;
     /// See [`Tensor::softcap`].
     fn softcap(&self, x: Tensor<Self>, cap: f32) -> Result<Tensor<Self>>;
     /// See [`Tensor::add`].
@@ -51,6 +54,8 @@ pub trait Ops: Device + Group + WeightStore {
     fn concat_cols(&self, parts: &[&Tensor<Self>]) -> Result<Tensor<Self>>;
     /// See [`Tensor::upsample`].
     fn upsample(&self, x: &Tensor<Self>, height: usize, width: usize) -> Result<Tensor<Self>>;
+    /// See [`Tensor::pixel_shuffle`].
+    fn pixel_shuffle(&self, operands: PixelShuffle<'_, Self>) -> Result<Tensor<Self>>;
     /// See [`Tensor::patchify`].
     fn patchify(&self, patches: Patches<'_, Self>) -> Result<Tensor<Self>>;
     /// See [`Tensor::unpatchify`].
@@ -68,6 +73,10 @@ pub trait Ops: Device + Group + WeightStore {
     /// See [`Tensor::low_rank`] and [`Tensor::low_rank_concat`].
     fn low_rank(&self, products: Products<'_, Self>) -> Result<Tensor<Self>> {
         ops::low_rank::compose(self, products)
+    }
+    /// See [`Tensor::dense_block`].
+    fn dense_block(&self, x: Tensor<Self>, block: &DenseBlock<'_, Self>) -> Result<Tensor<Self>> {
+        ops::dense_block::compose(self, x, block)
     }
     /// See [`Tensor::adaln`].
     fn adaln(&self, x: &Tensor<Self>, shift: &Tensor<Self>, scale: &Tensor<Self>, eps: f32) -> Result<Tensor<Self>> {

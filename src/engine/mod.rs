@@ -53,6 +53,7 @@ mod schedule;
 #[cfg(test)]
 mod tests;
 mod ticket;
+mod upscaling;
 mod worker;
 
 use std::io::Read;
@@ -78,6 +79,7 @@ pub use open::OpeningTimes;
 pub use recipe::{AdapterFile, Recipe, Upsampled};
 pub use schedule::Scheduler;
 pub use ticket::{InOrder, Ticket};
+pub use upscaling::{EnlargedSize, Upscaling};
 
 use self::digests::ModelDigests;
 use self::estimate::Cost;

@@ -1,7 +1,5 @@
 //! 2D convolution. Pixels are rows of a tensor.
 
-use std::mem;
-
 use super::group_norm::{GroupNorm, expect_groups};
 use super::halo::Halo;
 use crate::backend::Backend;
@@ -64,6 +62,22 @@ impl<B: Backend> From<Tensor<B>> for Convolved<B> {
     }
 }
 
+/// The activation after a convolution.
+pub enum Activation<'a, B: Backend> {
+    /// `max(x, 0)`
+    Relu,
+    /// [`Tensor::leaky_relu`] with a slope [1, out].
+    LeakyRelu(&'a Tensor<B>),
+}
+
+impl<B: Backend> Clone for Activation<'_, B> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<B: Backend> Copy for Activation<'_, B> {}
+
 /// A convolution, with the ops before and after it.
 pub struct Conv2d<'a, B: Backend> {
     /// [height * width, in]. The result may overwrite it.
@@ -83,14 +97,14 @@ pub struct Conv2d<'a, B: Backend> {
     pub halo: Option<&'a Halo<B>>,
     /// [output pixels, out], added to the output. The result may overwrite it.
     pub residual: Option<Tensor<B>>,
-    /// Applies `max(output, 0)` after the residual.
-    pub relu: bool,
+    /// Applied after the residual.
+    pub activation: Option<Activation<'a, B>>,
 }
 
 impl<'a, B: Backend> Conv2d<'a, B> {
     /// Creates a plain convolution.
     pub fn new(x: Tensor<B>, weight: &'a ConvKernel<B>, bias: &'a Tensor<B>, conv: Conv) -> Self {
-        Self { x, norm: None, upsample: false, weight, bias, conv, halo: None, residual: None, relu: false }
+        Self { x, norm: None, upsample: false, weight, bias, conv, halo: None, residual: None, activation: None }
     }
 
     /// Returns the number of output pixels.
@@ -118,6 +132,12 @@ impl<'a, B: Backend> Conv2d<'a, B> {
             expect_activations(op, &[x, residual])?;
             expect((residual.rows(), residual.cols()) == (rows, cols), op, || {
                 format!("residual has shape [{}, {}], expected [{rows}, {cols}]", residual.rows(), residual.cols())
+            })?;
+        }
+        if let Some(Activation::LeakyRelu(slope)) = self.activation {
+            expect_activations(op, &[x, slope])?;
+            expect((slope.rows(), slope.cols()) == (1, weight.rows()), op, || {
+                format!("slope has shape [{}, {}], expected [1, {}]", slope.rows(), slope.cols(), weight.rows())
             })?;
         }
         let backend = x.backend().clone();
@@ -154,7 +174,21 @@ impl<B: Backend> Tensor<B> {
     ///
     /// Errors as [`Tensor::conv2d`].
     pub fn conv2d_relu(&self, weight: &ConvKernel<B>, bias: &Self, conv: Conv) -> Result<Convolved<B>> {
-        Conv2d { relu: true, ..Conv2d::from_view(self, weight, bias, conv) }.run("conv2d_relu")
+        Conv2d { activation: Some(Activation::Relu), ..Conv2d::from_view(self, weight, bias, conv) }.run("conv2d_relu")
+    }
+
+    /// Computes `leaky_relu(conv2d(self), slope)`.
+    ///
+    /// Errors as [`Tensor::conv2d`], and if `slope` is not [1, out].
+    pub fn conv2d_leaky_relu(
+        &self,
+        weight: &ConvKernel<B>,
+        bias: &Self,
+        conv: Conv,
+        slope: &Self,
+    ) -> Result<Convolved<B>> {
+        let activation = Some(Activation::LeakyRelu(slope));
+        Conv2d { activation, ..Conv2d::from_view(self, weight, bias, conv) }.run("conv2d_leaky_relu")
     }
 
     /// Computes `conv2d(self) + residual`. The result may overwrite `residual`.
@@ -175,7 +209,7 @@ impl<B: Backend> Tensor<B> {
         residual: Self,
     ) -> Result<Convolved<B>> {
         let conv2d = Conv2d::from_view(self, weight, bias, conv);
-        Conv2d { residual: Some(residual), relu: true, ..conv2d }.run("conv2d_add_relu")
+        Conv2d { residual: Some(residual), activation: Some(Activation::Relu), ..conv2d }.run("conv2d_add_relu")
     }
 }
 
@@ -224,8 +258,12 @@ fn expect_halo<B: Backend>(op: &str, x: &Tensor<B>, conv: Conv, halo: &Halo<B>) 
 /// Defines a convolution by plain ones: without a halo, a norm, upsampling, a residual or an activation. Backends must
 /// implement the plain ones.
 pub fn compose<B: Backend>(b: &B, mut conv2d: Conv2d<'_, B>) -> Result<Convolved<B>> {
-    if mem::take(&mut conv2d.relu) {
-        return b.relu(b.conv2d(conv2d)?.pixels).map(Convolved::from);
+    match conv2d.activation.take() {
+        None => {}
+        Some(Activation::Relu) => return b.relu(b.conv2d(conv2d)?.pixels).map(Convolved::from),
+        Some(Activation::LeakyRelu(slope)) => {
+            return b.leaky_relu(b.conv2d(conv2d)?.pixels, slope).map(Convolved::from);
+        }
     }
     if conv2d.norm.is_some() && conv2d.halo.is_none() {
         return compose_norm(b, conv2d);
@@ -247,11 +285,11 @@ pub fn compose<B: Backend>(b: &B, mut conv2d: Conv2d<'_, B>) -> Result<Convolved
 /// Defines a convolution of a normed image.
 fn compose_norm<B: Backend>(b: &B, conv2d: Conv2d<'_, B>) -> Result<Convolved<B>> {
     let Some(norm) = conv2d.norm else { return b.conv2d(conv2d) };
-    let Conv2d { x, upsample, weight, bias, conv, halo, residual, relu, .. } = conv2d;
+    let Conv2d { x, upsample, weight, bias, conv, halo, residual, activation, .. } = conv2d;
     let normed = b.group_norm_silu(&x, norm)?;
     // Frees memory for the output, which may need a buffer of its own.
     drop(x);
-    b.conv2d(Conv2d { x: normed, norm: None, upsample, weight, bias, conv, halo, residual, relu })
+    b.conv2d(Conv2d { x: normed, norm: None, upsample, weight, bias, conv, halo, residual, activation })
 }
 
 /// Defines a convolution of an upsampled image.

@@ -20,10 +20,11 @@
 //! | [`linear_concat`](Tensor::linear_concat) | linear over concatenated columns | |
 //! | [`low_rank`](Tensor::low_rank) | `x W^T + (x down^T) up^T` of several x and W, stacked | [rows, in], [out, in] -> [rows, out] |
 //! | [`low_rank_concat`](Tensor::low_rank_concat) | `low_rank` over concatenated columns | |
-//! | [`conv2d`](Tensor::conv2d), [`conv2d_add`](Tensor::conv2d_add), [`conv2d_relu`](Tensor::conv2d_relu), [`conv2d_add_relu`](Tensor::conv2d_add_relu) | convolution (+ residual), its activation | [h * w, in] -> [h' * w', out] |
+//! | [`conv2d`](Tensor::conv2d), [`conv2d_add`](Tensor::conv2d_add), [`conv2d_relu`](Tensor::conv2d_relu), [`conv2d_add_relu`](Tensor::conv2d_add_relu), [`conv2d_leaky_relu`](Tensor::conv2d_leaky_relu) | convolution (+ residual), its activation | [h * w, in] -> [h' * w', out] |
 //! | [`conv2d_band`](Tensor::conv2d_band), [`norm_conv2d_band`](Tensor::norm_conv2d_band), [`norm_conv2d_add_band`](Tensor::norm_conv2d_add_band), [`upsample_conv2d_band`](Tensor::upsample_conv2d_band) | convolutions of a band of an image, with a halo instead of zeros | |
 //! | [`conv2d_over`](Tensor::conv2d_over) | `conv2d` that may overwrite its input | |
-//! | [`upsample_conv2d`](Tensor::upsample_conv2d) | convolution of the upsampled image | [h * w, in] -> [4 * h * w, out] |
+//! | [`upsample_conv2d`](Tensor::upsample_conv2d), [`upsample_conv2d_leaky_relu`](Tensor::upsample_conv2d_leaky_relu) | convolution of the upsampled image | [h * w, in] -> [4 * h * w, out] |
+//! | [`dense_block`](Tensor::dense_block) | `x +` the last of several convolutions, each of x and the earlier results | [h * w, c] |
 //! | [`attention`](Tensor::attention) | `softmax(q k^T / sqrt(head_dim)) v` per head | [tokens, dim] |
 //! | [`attention_cached`](Tensor::attention_cached) | `attention` over cached keys and values as well | [tokens, dim] |
 //! | [`adaln`](Tensor::adaln) | `(1 + scale) * layer_norm(x) + shift` | [tokens, dim] |
@@ -39,10 +40,11 @@
 //! | [`norm_conv2d`](Tensor::norm_conv2d) | `conv2d(silu(group_norm(x)))` | [h * w, in] -> [h' * w', out] |
 //! | [`norm_conv2d_add`](Tensor::norm_conv2d_add) | `norm_conv2d` + residual | |
 //! | [`rope`](Tensor::rope) | rotation of pairs of columns by position | [tokens, dim] |
-//! | [`silu`](Tensor::silu), [`relu`](Tensor::relu), [`softcap`](Tensor::softcap), [`add`](Tensor::add), [`mul`](Tensor::mul), [`scale_shift`](Tensor::scale_shift) | elementwise | |
+//! | [`silu`](Tensor::silu), [`relu`](Tensor::relu), [`leaky_relu`](Tensor::leaky_relu), [`softcap`](Tensor::softcap), [`add`](Tensor::add), [`mul`](Tensor::mul), [`scale_shift`](Tensor::scale_shift) | elementwise | |
 //! | [`concat_rows`](Tensor::concat_rows), [`join_rows`](Tensor::join_rows), [`concat_cols`](Tensor::concat_cols) | rows stacked, columns side by side | |
 //! | [`copy_runs`](Tensor::copy_runs), [`with_runs`](Tensor::with_runs) | copies runs of rows; replaces runs of rows | |
 //! | [`upsample`](Tensor::upsample) | nearest neighbour, doubled height and width | [h * w, c] -> [4 * h * w, c] |
+//! | [`pixel_shuffle`](Tensor::pixel_shuffle) | channels -> squares of pixels (+ the base's pixel) | [h * w, c * s * s] -> [h * s * w * s, c] |
 //! | [`patchify`](Tensor::patchify) | VAE latents -> packed latents | [4 * h * w, c] -> [h * w, 4 * c] |
 //! | [`unpatchify`](Tensor::unpatchify) | packed latents -> VAE latents | [h * w, 4 * c] -> [4 * h * w, c] |
 //! | [`euler_step`](Tensor::euler_step), [`guide`](Tensor::guide) | sampler | [tokens, channels] |
@@ -64,6 +66,7 @@ pub mod attention;
 pub mod broadcast;
 pub mod concat;
 pub mod conv2d;
+pub mod dense_block;
 pub mod euler_step;
 pub mod gated_add;
 pub mod gated_add_adaln;
@@ -72,11 +75,13 @@ pub mod guide;
 pub mod halo;
 pub mod inpaint_blend;
 pub mod layer_norm;
+pub mod leaky_relu;
 pub mod linear;
 pub mod low_rank;
 pub mod mul;
 pub mod norm_conv2d;
 pub mod patchify;
+pub mod pixel_shuffle;
 pub mod project;
 pub mod project_attention;
 pub mod qk_norm_rope;
@@ -96,13 +101,15 @@ pub use crate::active_tokens::ActiveTokens;
 pub use crate::token_layout::{Queries, TokenLayout};
 pub use crate::token_split::{RowSplit, Sharing, TokenSplit};
 pub use attention::{Attention, KeyValues, Mask};
-pub use conv2d::{Conv, Conv2d, Convolved};
+pub use conv2d::{Activation, Conv, Conv2d, Convolved};
+pub use dense_block::DenseBlock;
 pub use gated_add_adaln::{Adaln, GatedAddAdaln, Norm};
 pub use group_norm::GroupNorm;
 pub use halo::Halo;
 pub use inpaint_blend::InpaintBlend;
 pub use linear::{LinearArgs, Products};
 pub use patchify::Patches;
+pub use pixel_shuffle::PixelShuffle;
 pub use project::{Heads, Projection};
 pub use project_attention::Attended;
 pub use qk_norm_rope::{QkNorm, QkNormRope};

@@ -1,6 +1,6 @@
 //! The convolution of an upsampled image.
 
-use super::{Conv, Conv2d, Convolved, Halo};
+use super::{Activation, Conv, Conv2d, Convolved, Halo};
 use crate::backend::Backend;
 use crate::error::Result;
 use crate::nn::ConvKernel;
@@ -22,6 +22,21 @@ impl<B: Backend> Tensor<B> {
         width: usize,
     ) -> Result<Convolved<B>> {
         self.upsample_conv2d_band(weight, bias, [height, width], &Halo::default())
+    }
+
+    /// Computes `leaky_relu(upsample_conv2d(self), slope)`.
+    ///
+    /// Errors as [`Tensor::upsample_conv2d`], and if `slope` is not [1, out].
+    pub fn upsample_conv2d_leaky_relu(
+        self,
+        weight: &ConvKernel<B>,
+        bias: &Self,
+        [height, width]: [usize; 2],
+        slope: &Self,
+    ) -> Result<Convolved<B>> {
+        let conv2d = Conv2d::new(self, weight, bias, Conv::same(height, width, 3));
+        let activation = Some(Activation::LeakyRelu(slope));
+        Conv2d { upsample: true, activation, ..conv2d }.run("upsample_conv2d_leaky_relu")
     }
 
     /// `upsample_conv2d` of a band of an image, with a halo of one row of pixels on each side instead of zeros.

@@ -45,7 +45,11 @@ impl Case for Conv2d<'_> {
         if residual.is_none() && !self.relu {
             return vec![x.conv2d(&weight, &bias, self.conv).unwrap().pixels];
         }
-        let conv2d = ops::Conv2d { residual, relu: self.relu, ..ops::Conv2d::new(x, &weight, &bias, self.conv) };
+        let conv2d = ops::Conv2d {
+            residual,
+            activation: self.relu.then_some(ops::Activation::Relu),
+            ..ops::Conv2d::new(x, &weight, &bias, self.conv)
+        };
         vec![ops::conv2d::compose(b, conv2d).unwrap().pixels]
     }
 }

@@ -5,7 +5,9 @@ use flux::Result;
 use flux::backend::Memory;
 use flux::backend::cuda::Cuda;
 use flux::nn::{Linear, LowRank, Operand as Input};
-use flux::ops::{Adaln, Conv, Convolved, GroupNorm, Heads, KeyValues, Mask, Norm, Pairs, QkNorm, Rope, TokenLayout};
+use flux::ops::{
+    Adaln, Conv, Convolved, DenseBlock, GroupNorm, Heads, KeyValues, Mask, Norm, Pairs, QkNorm, Rope, TokenLayout,
+};
 use flux::tensor::Tensor;
 
 use crate::compare::{Weight, half, values};
@@ -77,7 +79,7 @@ const HEAD: Operand = ([1, 4], Kind::Activation);
 /// The six rows of a matrix as pixels.
 const CONV: Conv = Conv { height: 2, width: 3, kernel: 3, stride: 1, pad_before: 1, pad_after: 1 };
 
-const DOORS: [Door; 42] = [
+const DOORS: [Door; 47] = [
     Door {
         op: "silu",
         operands: &[MATRIX],
@@ -375,6 +377,47 @@ const DOORS: [Door; 42] = [
         call: |cuda, x| {
             let [x, bias, residual] = array(x);
             x.conv2d_add_relu(&kernel(8, 8, 3).conv(cuda), &bias, CONV, residual).map(pixels)
+        },
+    },
+    Door {
+        op: "conv2d_leaky_relu",
+        operands: &[MATRIX, VECTOR, VECTOR],
+        call: |cuda, x| {
+            let [x, bias, slope] = array(x);
+            x.conv2d_leaky_relu(&kernel(8, 8, 3).conv(cuda), &bias, CONV, &slope).map(pixels)
+        },
+    },
+    Door {
+        op: "upsample_conv2d_leaky_relu",
+        operands: &[MATRIX, VECTOR, VECTOR],
+        call: |cuda, x| {
+            let [x, bias, slope] = array(x);
+            x.upsample_conv2d_leaky_relu(&kernel(8, 8, 3).conv(cuda), &bias, [2, 3], &slope).map(pixels)
+        },
+    },
+    Door {
+        op: "dense_block",
+        operands: &[MATRIX, VECTOR, VECTOR],
+        call: |cuda, x| {
+            let [x, bias, slope] = array(x);
+            let convs = [(kernel(8, 8, 3).conv(cuda), bias)];
+            x.dense_block(&DenseBlock { convs: &convs, slope: &slope, height: 2, width: 3 })
+        },
+    },
+    Door {
+        op: "leaky_relu",
+        operands: &[MATRIX, VECTOR],
+        call: |_, x| {
+            let [x, slope] = array(x);
+            x.leaky_relu(&slope)
+        },
+    },
+    Door {
+        op: "pixel_shuffle",
+        operands: &[MATRIX, ([6, 2], Kind::Activation)],
+        call: |_, x| {
+            let [x, base] = array(x);
+            x.pixel_shuffle(Some(&base), 2, 3)
         },
     },
     Door {

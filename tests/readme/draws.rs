@@ -170,6 +170,22 @@ fn the_commands_to_look_at_images_work() {
 }
 
 #[test]
+fn the_commands_to_enlarge_images_work() {
+    let empty = EmptyFolder::new();
+    let folder = &empty.path();
+    let sizes = [[128, 128], [256, 256], [300, 200]];
+    let lines = commands_of("docs/upscaling.md");
+    assert_eq!(lines.len(), sizes.len(), "{lines:?}");
+    for (line, size) in lines.iter().zip(sizes) {
+        let more = if line.starts_with("flux upscale") { "" } else { " -s 1" };
+        run(&format!("{line} --device cpu{more}"), folder).succeeds();
+        let name = line.rsplit(' ').next().expect("an output");
+        let image = read(&folder.join(name)).unwrap();
+        assert_eq!([image.width, image.height], size, "{line}");
+    }
+}
+
+#[test]
 fn the_command_with_an_adapter_draws_another_image_than_without() {
     let folder = checkout();
     let line = console_commands_in("docs/adapters.md").into_iter().next().expect("the page shows it");

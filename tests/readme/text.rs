@@ -178,7 +178,7 @@ pub fn sources_below(path: &Path) -> String {
 /// Tests run the first commands and those of these pages. No test would run a command of another page.
 #[test]
 fn every_command_of_flux_in_a_block_is_one_that_a_test_runs() {
-    let pages = ["docs/editing.md", "docs/sampling.md", "docs/looking.md"];
+    let pages = ["docs/editing.md", "docs/sampling.md", "docs/looking.md", "docs/upscaling.md"];
     let mut tested: Vec<String> = pages.into_iter().flat_map(commands_of).chain(lines_of_models()).collect();
     tested.extend(super::commands());
     let pages = [

@@ -21,6 +21,8 @@ pub enum Stage {
     Denoise,
     /// Runs the VAE's decoder; its parts are stages.
     Decode,
+    /// Enlarges an image; its parts are blocks of the upscaler.
+    Upscale,
 }
 
 /// The progress of a stage: `done` of `total` parts.

@@ -21,6 +21,7 @@ pub mod selftest;
 pub mod serve;
 mod shapes;
 mod stages;
+mod upscaler;
 mod weights;
 
 use std::collections::HashSet;
@@ -129,6 +130,7 @@ pub fn run<B: Backend>(
     }
     for size in bench.settings.sizes.clone() {
         ops::measure(&mut bench, &shapes, size)?;
+        upscaler::measure(&mut bench, size)?;
     }
     let wants_group = devices.len() > 1 && bench.settings.wants_group(devices.len());
     if CEILINGS.iter().any(|name| bench.wants(name)) {
@@ -138,7 +140,7 @@ pub fn run<B: Backend>(
         return Err(Error::usage(format!("no measurement has `{}` in its name", bench.settings.names.join("` or `")))
             .hint(
                 "use names such as `stages/1024x1024`, `vae_encode/1024x1024`, `adapters/1024x1024`, `ceiling/copy`, \
-             `ops/linear 4608x3072x27648` and, with `--references 2`, `stages/edit-1024x1024+2`, on two GPUs \
+             `ops/linear 4608x3072x27648`, `upscale/rrdb 1024x1024 x4` and, with `--references 2`, `stages/edit-1024x1024+2`, on two GPUs \
              `replicas/1024x1024 x 2` and `exchange/1024x1024 over 2`",
             ));
     }

@@ -6,8 +6,8 @@ use flux::Result;
 use flux::backend::{Backend, Storage};
 use flux::nn::{LowRank, Operand};
 use flux::ops::{
-    self, Adaln, Attended, Conv, Conv2d, GatedAddAdaln, GroupNorm, Heads, Mask, Norm, Pairs, Products, Projection,
-    QkNorm, QkNormRope, Rope, TokenLayout,
+    self, Adaln, Attended, Conv, Conv2d, DenseBlock, GatedAddAdaln, GroupNorm, Heads, Mask, Norm, Pairs, Products,
+    Projection, QkNorm, QkNormRope, Rope, TokenLayout,
 };
 use flux::tensor::Tensor;
 
@@ -36,6 +36,7 @@ pub fn measure<B: Backend>(bench: &mut Bench<'_, B>, shapes: &Shapes, size: usiz
     projections(bench, shapes, layout)?;
     attention(bench, shapes, layout, size)?;
     vae(bench, shapes, size)?;
+    upscaler(bench, size)?;
     upload(bench)
 }
 
@@ -364,6 +365,44 @@ fn vae<B: Backend>(bench: &mut Bench<'_, B>, shapes: &Shapes, size: usize) -> Re
         } else {
             bench.op(&name, work, || Ok(()), |()| x.conv2d(&weight, &bias, conv))?;
         }
+    }
+    Ok(())
+}
+
+/// Measures the ops of upscalers: of ESRGAN with 64 features, and of Compact networks.
+fn upscaler<B: Backend>(bench: &mut Bench<'_, B>, size: usize) -> Result<()> {
+    const FEATURES: usize = 64;
+    const GROWN: usize = 32;
+    const SCALE: usize = 4;
+    let (b, pixels) = (bench.backend.clone(), size * size);
+    let leaky_relu = format!("ops/leaky_relu {pixels}x{FEATURES}");
+    if bench.is_new(&leaky_relu) {
+        let (x, slope) = (tensor(&b, pixels, FEATURES)?, tensor(&b, 1, FEATURES)?);
+        bench.op(&leaky_relu, Work::Values(2 * pixels * FEATURES), || copy(&x), |x| x.leaky_relu(&slope))?;
+    }
+    let pixel_shuffle = format!("ops/pixel_shuffle {size}x{size} x{SCALE}");
+    if bench.is_new(&pixel_shuffle) {
+        let (x, base) = (tensor(&b, pixels, 3 * SCALE * SCALE)?, tensor(&b, pixels, 3)?);
+        let work = Work::Values(2 * pixels * 3 * SCALE * SCALE);
+        bench.op(&pixel_shuffle, work, || Ok(()), |()| x.pixel_shuffle(Some(&base), SCALE, size))?;
+    }
+    let dense_block = format!("ops/dense_block {size}x{size} {FEATURES} + {GROWN}");
+    if bench.is_new(&dense_block) {
+        let x = tensor(&b, pixels, FEATURES)?;
+        let layer = |i: usize| {
+            let outs = if i == 4 { FEATURES } else { GROWN };
+            Ok((weights::convolution(&b, FEATURES + i * GROWN, outs, 3)?, tensor(&b, 1, outs)?))
+        };
+        let (convs, slope) = ((0..5).map(layer).collect::<Result<Vec<_>>>()?, tensor(&b, 1, GROWN)?);
+        let block = DenseBlock { convs: &convs, slope: &slope, height: size, width: size };
+        let values: usize = convs.iter().map(|(weight, _)| weight.rows() * weight.channels()).sum();
+        bench.fused(
+            &dense_block,
+            Work::Flops((2 * 9 * pixels * values) as u64),
+            || copy(&x),
+            |x| x.dense_block(&block),
+            |x| ops::dense_block::compose(&b, x, &block),
+        )?;
     }
     Ok(())
 }

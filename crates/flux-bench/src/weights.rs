@@ -58,7 +58,7 @@ pub fn with_view<T>(shape: &[usize], load: impl FnOnce(&TensorView) -> Result<T>
 }
 
 /// Returns the values divided by 32 as bf16 bytes, so that sums over thousands of terms stay in range.
-fn small(values: &[f32]) -> Vec<u8> {
+pub fn small(values: &[f32]) -> Vec<u8> {
     values.par_iter().flat_map_iter(|v| bf16::from_f32(v / 32.0).to_le_bytes()).collect()
 }
 

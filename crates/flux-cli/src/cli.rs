@@ -43,6 +43,7 @@ mod tensors;
 #[cfg(test)]
 mod tests;
 mod upsample;
+mod upscale;
 mod values;
 
 use std::ffi::{OsStr, OsString};
@@ -88,6 +89,7 @@ pub use show::{ProtocolChoice, Show, ShowArgs};
 pub use source::SourceArgs;
 pub use tensors::TensorArgs;
 pub use upsample::{Upsample, UpsampleArgs, UpsampleFails};
+pub use upscale::{Upscale, UpscalerChoice};
 pub use values::{ProgressChoice, Seed, TimingsFormat, VariantChoice};
 use values::{gibibytes, whole};
 
@@ -317,6 +319,11 @@ pub enum Command {
     /// x 11 pixels with sigma 1.5, averaged over red, green and blue. differing is the number of pixels that differ in
     /// any colour. Two folders are compared by the names of their images.
     Compare(Compare),
+    /// Enlarge images, with an upscaler such as Real-ESRGAN
+    ///
+    /// Nothing is generated: an upscaler is a small network of its own. Its file is a safetensors file or a .pth of the
+    /// kinds ESRGAN, Real-ESRGAN, BSRGAN, Compact and SPAN. Without one, a Lanczos filter enlarges the images.
+    Upscale(Box<Upscale>),
     /// Combine images into one labelled contact sheet
     Sheet(Sheet),
     /// Show images in the terminal

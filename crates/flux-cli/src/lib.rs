@@ -137,6 +137,11 @@ fn run_command(cli: Cli, start: Instant, signals: &Signals) -> Result<u8> {
             start_threads(None, true)?;
             commands::upsample::run(&args, signals)
         }
+        Some(Command::Upscale(args)) => {
+            hardware_queues::make_one();
+            start_threads(args.on.threads, args.quiet)?;
+            commands::upscale::run(&args, signals)
+        }
         Some(Command::Again(args)) => {
             prepare(&args.draw, args.count)?;
             commands::again::run(&args, start, signals)

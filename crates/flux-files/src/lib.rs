@@ -27,6 +27,7 @@ pub use catalog::role::Role;
 pub use catalog::variant::Variant;
 pub use containers::container::{Container, is_weights};
 pub use containers::gguf::Gguf;
+pub use containers::pickle::open_pickled_weights;
 pub use containers::quantized_cache;
 pub use containers::safetensors::{Safetensors, scales_name};
 pub use containers::tensor_files::{TensorFiles, Unread};

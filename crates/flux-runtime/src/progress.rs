@@ -301,6 +301,7 @@ fn name(stage: Stage) -> &'static str {
         Stage::Encode => "encode",
         Stage::Denoise => "denoise",
         Stage::Decode => "decode",
+        Stage::Upscale => "upscale",
     }
 }
 

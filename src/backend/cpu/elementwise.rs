@@ -6,6 +6,10 @@ pub(super) fn relu(x: &mut [f32]) {
     x.iter_mut().for_each(|x| *x = if *x < 0.0 { 0.0 } else { *x });
 }
 
+pub(super) fn leaky_relu(x: &mut [f32], slope: &[f32]) {
+    x.iter_mut().zip(slope).for_each(|(x, slope)| *x = if *x < 0.0 { slope * *x } else { *x });
+}
+
 pub(super) fn softcap(x: &mut [f32], cap: f32) {
     x.iter_mut().for_each(|x| *x = cap * (*x / cap).tanh());
 }

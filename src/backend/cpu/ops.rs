@@ -8,7 +8,8 @@ use crate::backend::Ops;
 use crate::error::Result;
 use crate::nn::Linear;
 use crate::ops::{
-    self, Attention, Conv2d, Convolved, GroupNorm, InpaintBlend, LinearArgs, Mask, Patches, Products, Rope, TokenLayout,
+    self, Attention, Conv2d, Convolved, GroupNorm, InpaintBlend, LinearArgs, Mask, Patches, PixelShuffle, Products,
+    Rope, TokenLayout,
 };
 use crate::tensor::Tensor;
 
@@ -77,7 +78,7 @@ impl Ops for Cpu {
             // Sums of weights are rounded to bfloat16, so use this only if activations are rounded too.
             (true, residual) => terms == Some(1) && residual.is_none(),
         };
-        if conv2d.relu || conv2d.norm.is_some() || conv2d.halo.is_some() || !fused {
+        if conv2d.activation.is_some() || conv2d.norm.is_some() || conv2d.halo.is_some() || !fused {
             return ops::conv2d::compose(self, conv2d);
         }
         let (rows, cols) = (conv2d.outputs(), conv2d.weight.rows());
@@ -143,6 +144,11 @@ impl Ops for Cpu {
         Ok(self.map_rows(x, |_, row| elementwise::relu(row)))
     }
 
+    fn leaky_relu(&self, x: Tensor<Self>, slope: &Tensor<Self>) -> Result<Tensor<Self>> {
+        let slope = Rows::new(slope).row(0);
+        Ok(self.map_rows(x, |_, row| elementwise::leaky_relu(row, slope)))
+    }
+
     fn softcap(&self, x: Tensor<Self>, cap: f32) -> Result<Tensor<Self>> {
         Ok(self.map_rows(x, |_, row| elementwise::softcap(row, cap)))
     }
@@ -194,6 +200,13 @@ impl Ops for Cpu {
             let (py, px) = (row / (2 * width), row % (2 * width));
             out.copy_from_slice(x.row(py / 2 * width + px / 2));
         }))
+    }
+
+    fn pixel_shuffle(&self, operands: PixelShuffle<'_, Self>) -> Result<Tensor<Self>> {
+        let PixelShuffle { x, base, scale, width } = operands;
+        let (x, base) = (Rows::new(x), base.map(Rows::new));
+        let (rows, channels) = (x.rows * scale * scale, x.cols / (scale * scale));
+        Ok(self.make_rows(rows, channels, |row, out| pixels::shuffle(x, base, [scale, width], row, out)))
     }
 
     fn patchify(&self, patches: Patches<'_, Self>) -> Result<Tensor<Self>> {

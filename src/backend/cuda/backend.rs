@@ -19,8 +19,9 @@ use crate::error::{Error, Result};
 use crate::files::TensorView;
 use crate::nn::{Linear, LowRank, Operand};
 use crate::ops::{
-    self, Adaln, Attended, Attention, Conv2d, Convolved, GatedAddAdaln, GroupNorm, Halo, Heads, InpaintBlend,
-    LinearArgs, Norm, Patches, Products, Projection, QkNormRope, Rope, RowSplit, TokenLayout, TokenSplit,
+    self, Adaln, Attended, Attention, Conv2d, Convolved, DenseBlock, GatedAddAdaln, GroupNorm, Halo, Heads,
+    InpaintBlend, LinearArgs, Norm, Patches, PixelShuffle, Products, Projection, QkNormRope, Rope, RowSplit,
+    TokenLayout, TokenSplit,
 };
 use crate::tensor::{Dtype, Tensor};
 
@@ -389,6 +390,7 @@ impl Ops for Cuda {
         fn rope = rope_op(x: Tensor<Self>, rope: &Rope<Self>, layout: TokenLayout) -> Result<Tensor<Self>>;
         fn silu = silu_op(x: Tensor<Self>) -> Result<Tensor<Self>>;
         fn relu = relu_op(x: Tensor<Self>) -> Result<Tensor<Self>>;
+        fn leaky_relu = leaky_relu_op(x: Tensor<Self>, slope: &Tensor<Self>) -> Result<Tensor<Self>>;
         fn softcap = softcap_op(x: Tensor<Self>, cap: f32) -> Result<Tensor<Self>>;
         fn add = add_op(x: Tensor<Self>, y: &Tensor<Self>) -> Result<Tensor<Self>>;
         fn mul = mul_op(x: Tensor<Self>, y: &Tensor<Self>) -> Result<Tensor<Self>>;
@@ -398,6 +400,8 @@ impl Ops for Cuda {
         fn concat_rows = concat_rows_op(parts: &[&Tensor<Self>]) -> Result<Tensor<Self>>;
         fn concat_cols = concat_cols_op(parts: &[&Tensor<Self>]) -> Result<Tensor<Self>>;
         fn upsample = upsample_op(x: &Tensor<Self>, height: usize, width: usize) -> Result<Tensor<Self>>;
+        fn pixel_shuffle = pixel_shuffle_op(operands: PixelShuffle<'_, Self>) -> Result<Tensor<Self>>;
+        fn dense_block = dense_block_op(x: Tensor<Self>, block: &DenseBlock<'_, Self>) -> Result<Tensor<Self>>;
         fn patchify = patchify_op(patches: Patches<'_, Self>) -> Result<Tensor<Self>>;
         fn unpatchify = unpatchify_op(patches: Patches<'_, Self>) -> Result<Tensor<Self>>;
         fn euler_step = euler_step_op(

@@ -49,6 +49,7 @@ mod tensors;
 #[cfg(feature = "server")]
 mod unix_transport;
 pub mod upsample;
+pub mod upscale;
 pub mod verify;
 #[cfg(feature = "queue")]
 pub mod worker;

@@ -1,4 +1,4 @@
-//! A file of named tensors, in safetensors or GGUF.
+//! A file of named tensors, in safetensors or GGUF, or pickled by PyTorch.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -6,6 +6,7 @@ use std::sync::Arc;
 use rayon::prelude::*;
 
 use crate::containers::gguf::{self, Gguf};
+use crate::containers::pickle::Pickle;
 use crate::containers::safetensors::Safetensors;
 use crate::formats::finite;
 use crate::formats::magnitude;
@@ -29,6 +30,8 @@ pub enum Container {
     Safetensors(Safetensors),
     /// A GGUF file.
     Gguf(Gguf),
+    /// A file of PyTorch; only [`open_pickled_weights`](crate::open_pickled_weights) opens one.
+    Pickle(Pickle),
 }
 
 impl Container {
@@ -53,6 +56,7 @@ impl Container {
         match self {
             Self::Safetensors(file) => file.path(),
             Self::Gguf(file) => file.path(),
+            Self::Pickle(file) => file.path(),
         }
     }
 
@@ -60,7 +64,7 @@ impl Container {
     pub(crate) fn as_safetensors(&self) -> Option<&Safetensors> {
         match self {
             Self::Safetensors(file) => Some(file),
-            Self::Gguf(_) => None,
+            Self::Gguf(_) | Self::Pickle(_) => None,
         }
     }
 
@@ -68,7 +72,7 @@ impl Container {
     pub(crate) fn as_safetensors_mut(&mut self) -> Option<&mut Safetensors> {
         match self {
             Self::Safetensors(file) => Some(file),
-            Self::Gguf(_) => None,
+            Self::Gguf(_) | Self::Pickle(_) => None,
         }
     }
 
@@ -77,6 +81,7 @@ impl Container {
         match self {
             Self::Safetensors(file) => file.bytes(),
             Self::Gguf(file) => file.bytes(),
+            Self::Pickle(file) => file.bytes(),
         }
     }
 
@@ -84,7 +89,7 @@ impl Container {
     pub fn notes(&self) -> Vec<String> {
         match self {
             Self::Safetensors(file) => file.notes().collect(),
-            Self::Gguf(file) => file.bytes().note(file.path()).into_iter().collect(),
+            Self::Gguf(_) | Self::Pickle(_) => self.bytes().note(self.path()).into_iter().collect(),
         }
     }
 
@@ -95,11 +100,12 @@ impl Container {
 
     /// Returns the names of all tensors, unordered. Tensors that belong to another one, such as scales, are left out.
     pub fn names(&self) -> impl Iterator<Item = &str> {
-        let (one, other) = match self {
-            Self::Safetensors(file) => (Some(file.names()), None),
-            Self::Gguf(file) => (None, Some(file.names())),
+        let (one, other, third) = match self {
+            Self::Safetensors(file) => (Some(file.names()), None, None),
+            Self::Gguf(file) => (None, Some(file.names()), None),
+            Self::Pickle(file) => (None, None, Some(file.names())),
         };
-        one.into_iter().flatten().chain(other.into_iter().flatten())
+        one.into_iter().flatten().chain(other.into_iter().flatten()).chain(third.into_iter().flatten())
     }
 
     /// Returns `true` if there is a tensor of this name.
@@ -107,6 +113,7 @@ impl Container {
         match self {
             Self::Safetensors(file) => file.contains(name),
             Self::Gguf(file) => file.contains(name),
+            Self::Pickle(file) => file.shape(name).is_some(),
         }
     }
 
@@ -115,6 +122,7 @@ impl Container {
         match self {
             Self::Safetensors(file) => file.shape(name),
             Self::Gguf(file) => file.shape(name).map(<[usize]>::to_vec),
+            Self::Pickle(file) => file.shape(name).map(<[usize]>::to_vec),
         }
     }
 
@@ -125,6 +133,7 @@ impl Container {
         match self {
             Self::Safetensors(file) => file.tensor(name),
             Self::Gguf(file) => file.tensor(name),
+            Self::Pickle(file) => file.tensor(name),
         }
     }
 

@@ -6,6 +6,7 @@
 pub(crate) mod container;
 pub(crate) mod gguf;
 pub(crate) mod inspect;
+pub mod pickle;
 pub mod quantized_cache;
 pub(crate) mod safetensors;
 pub(crate) mod tensor_files;

@@ -372,7 +372,7 @@ fn part(path: &Path, role: Role, model: &ModelFiles) -> Result<Component> {
 pub(crate) fn tokenizer_inside(path: &Path) -> Option<TokenizerFile> {
     match open_weights(path).ok()? {
         Container::Gguf(file) if file.has(GGUF_TOKENS) => Some(TokenizerFile::Gguf(path.to_path_buf())),
-        Container::Gguf(_) | Container::Safetensors(_) => None,
+        Container::Gguf(_) | Container::Safetensors(_) | Container::Pickle(_) => None,
     }
 }
 

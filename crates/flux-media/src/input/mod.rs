@@ -10,6 +10,7 @@
 //! ```
 
 mod area;
+pub mod bilinear;
 mod canny;
 mod decoded;
 mod edit;
@@ -37,8 +38,8 @@ pub use extend::Sides;
 pub use header::Header;
 pub use mask::{Grey, Mask};
 pub use read::{
-    MAX_FILE_BYTES, file_size, is_image, is_stdin, may_be_image, pixel_digest, read, read_bytes, read_file,
-    read_over_white, read_stream, said_by, upright_size,
+    MAX_FILE_BYTES, RgbAlpha, file_size, is_image, is_stdin, may_be_image, pixel_digest, read, read_alpha, read_bytes,
+    read_file, read_over_white, read_stream, said_by, upright_size,
 };
 pub use region::Region;
 pub use resize::Resize;

@@ -49,6 +49,14 @@ pub fn read_bytes(bytes: &[u8]) -> Result<Rgb> {
     decode(bytes).map(|decoded| decoded.rgb)
 }
 
+/// An image, and the alpha of each pixel [height, width] if it differs between pixels.
+pub type RgbAlpha = (Rgb, Option<Vec<u8>>);
+
+/// Reads an image with its alpha from the bytes of its file. Errors as [`read`].
+pub fn read_alpha(bytes: &[u8]) -> Result<RgbAlpha> {
+    decode(bytes).map(|decoded| (decoded.rgb, decoded.alpha))
+}
+
 /// Returns the digest of the pixels in the bytes of a file, see [`Pixels::digest`]. Alpha that hides pixels changes the
 /// digest.
 ///

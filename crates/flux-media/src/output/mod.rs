@@ -178,9 +178,7 @@ pub fn encode_with<M: Borrow<Metadata>>(
             encode_png(&mut file, width, height, &image.bytes, metadata).map_err(|e| e.to_string())
         }
         _ => {
-            let mut encoder = WebPEncoder::new(&mut file);
-            metadata.exif().into_iter().for_each(|exif| encoder.set_exif_metadata(exif));
-            metadata.xmp().into_iter().for_each(|xmp| encoder.set_xmp_metadata(xmp.into_bytes()));
+            let encoder = webp_encoder(&mut file, metadata);
             encoder.encode(&image.bytes, width, height, ColorType::Rgb8).map_err(|e| e.to_string())
         }
     }
@@ -205,6 +203,13 @@ fn with_jpeg_metadata(file: Vec<u8>, metadata: &Metadata) -> Result<Vec<u8>> {
 ///
 /// Errors if `alpha` has another size, or the format cannot hold it.
 pub fn encode_transparent(image: &Rgb, alpha: &[u8]) -> Result<Vec<u8>> {
+    encode_alpha(image, alpha, ImageFormat::Png, &Metadata::default())
+}
+
+/// Encodes a PNG or a WebP with `alpha` [height, width], from 0 to 255, and with its metadata.
+///
+/// Errors as [`encode_transparent`], and for a JPEG, which has no alpha.
+pub fn encode_alpha(image: &Rgb, alpha: &[u8], format: ImageFormat, metadata: &Metadata) -> Result<Vec<u8>> {
     let [width, height] = sides(image)?;
     if alpha.len() != image.width * image.height {
         return Err(Error::new(format!("there are {} alpha values for {width}x{height} pixels", alpha.len())));
@@ -212,16 +217,63 @@ pub fn encode_transparent(image: &Rgb, alpha: &[u8]) -> Result<Vec<u8>> {
     let pixels = image.bytes.chunks_exact(3).zip(alpha);
     let rgba: Vec<u8> = pixels.flat_map(|(rgb, alpha)| [rgb[0], rgb[1], rgb[2], *alpha]).collect();
     let mut file = Vec::new();
-    let mut encoder = png::Encoder::new(&mut file, width, height);
+    let written = match format {
+        ImageFormat::Jpeg => {
+            return Err(Error::usage("a JPEG has no transparency")
+                .for_field(Field::Output)
+                .hint("write a PNG or a WebP, whose names end with .png or .webp"));
+        }
+        ImageFormat::Png => encode_rgba(&mut file, width, height, &rgba, metadata).map_err(|e| e.to_string()),
+        ImageFormat::Webp => {
+            let encoder = webp_encoder(&mut file, metadata);
+            encoder.encode(&rgba, width, height, ColorType::Rgba8).map_err(|e| e.to_string())
+        }
+    };
+    written.map_err(|e| Error::new(format!("cannot encode the image: {e}")))?;
+    Ok(file)
+}
+
+fn encode_rgba(
+    file: &mut Vec<u8>,
+    width: u32,
+    height: u32,
+    rgba: &[u8],
+    metadata: &Metadata,
+) -> std::result::Result<(), png::EncodingError> {
+    let mut encoder = png::Encoder::new(file, width, height);
     encoder.set_color(png::ColorType::Rgba);
     encoder.set_depth(png::BitDepth::Eight);
     encoder.set_compression(png::Compression::Fast);
-    let written = encoder.write_header().and_then(|mut writer| {
-        writer.write_image_data(&rgba)?;
-        writer.finish()
-    });
-    written.map_err(|e| Error::new(format!("cannot encode the image: {e}")))?;
-    Ok(file)
+    add_texts(&mut encoder, metadata)?;
+    let mut writer = encoder.write_header()?;
+    writer.write_image_data(rgba)?;
+    writer.finish()
+}
+
+/// Creates an encoder for a WebP with metadata.
+fn webp_encoder<'a>(file: &'a mut Vec<u8>, metadata: &Metadata) -> WebPEncoder<&'a mut Vec<u8>> {
+    let mut encoder = WebPEncoder::new(file);
+    metadata.exif().into_iter().for_each(|exif| encoder.set_exif_metadata(exif));
+    metadata.xmp().into_iter().for_each(|xmp| encoder.set_xmp_metadata(xmp.into_bytes()));
+    encoder
+}
+
+/// Adds the metadata of a PNG.
+fn add_texts<W: std::io::Write>(
+    encoder: &mut png::Encoder<'_, W>,
+    metadata: &Metadata,
+) -> std::result::Result<(), png::EncodingError> {
+    for (keyword, text) in metadata.png_texts() {
+        // Many programs show only this kind of chunk. None of them reads the recipe, which may be long.
+        if keyword != metadata::RECIPE && is_latin_1(text) {
+            encoder.add_text_chunk(keyword.to_string(), text.to_string())?;
+        }
+        encoder.add_itxt_chunk(keyword.to_string(), text.to_string())?; // UTF-8
+    }
+    match metadata.png_xmp() {
+        Some(xmp) => encoder.add_itxt_chunk(metadata::XMP.to_string(), xmp),
+        None => Ok(()),
+    }
 }
 
 /// Returns width and height.
@@ -251,16 +303,7 @@ fn encode_png(
     let mut encoder = png_stripes::encoder(file, width, height);
     // For data that the stripes do not write, because compression would make them longer.
     encoder.set_compression(png::Compression::NoCompression);
-    for (keyword, text) in metadata.png_texts() {
-        // Many programs show only this kind of chunk. None of them reads the recipe, which may be long.
-        if keyword != metadata::RECIPE && is_latin_1(text) {
-            encoder.add_text_chunk(keyword.to_string(), text.to_string())?;
-        }
-        encoder.add_itxt_chunk(keyword.to_string(), text.to_string())?; // UTF-8
-    }
-    if let Some(xmp) = metadata.png_xmp() {
-        encoder.add_itxt_chunk(metadata::XMP.to_string(), xmp)?;
-    }
+    add_texts(&mut encoder, metadata)?;
     let mut writer = encoder.write_header()?;
     let row = 3 * width as usize;
     let is_whole = rgb.len() == row * height as usize;

@@ -16,7 +16,7 @@ use crate::backend::cuda::weight::Weight;
 use crate::backend::cuda::{Cuda, Tensor, all_aligned};
 use crate::error::Result;
 use crate::nn::ConvKernel;
-use crate::ops::{self, Conv, Conv2d, Convolved};
+use crate::ops::{self, Activation, Conv, Conv2d, Convolved};
 
 /// Splits rows 0 .. `rows` of `row_bytes` bytes into pieces of at most IM2COL_BYTES. All except the last have one size,
 /// so that they share one plan, and are whole tiles of the GEMM.
@@ -49,29 +49,41 @@ fn rows_seen(conv: Conv, [above, below]: [usize; 2], pixels: &Range<usize>) -> R
 
 /// The ops on the sums of a convolution.
 #[derive(Default)]
-pub(super) struct Epilogue {
+pub(super) struct Epilogue<'a> {
     /// [output pixels, out], added to the sums.
     pub residual: Option<Tensor<Cuda>>,
-    /// `true` to apply ReLU to the sum.
-    pub relu: bool,
+    /// Applied to the sum.
+    pub activation: Option<Activation<'a, Cuda>>,
+    /// [output pixels, out] to write, with columns in multiples of eight; `None` for the residual or new memory.
+    pub out: Option<Tensor<Cuda>>,
+}
+
+/// Returns the arguments of kernels for an activation: a flag, and the address of the slopes of negative values, which
+/// is 0 for slopes of 0.
+pub(super) fn activation_arguments(activation: Option<Activation<'_, Cuda>>) -> (i32, u64) {
+    match activation {
+        None => (0, 0),
+        Some(Activation::Relu) => (1, 0),
+        Some(Activation::LeakyRelu(slope)) => (1, slope.address()),
+    }
 }
 
 impl Cuda {
     pub(crate) fn conv2d_op(&self, conv2d: Conv2d<'_, Cuda>) -> Result<Convolved<Cuda>> {
-        let Conv2d { norm, upsample, halo, ref residual, relu, .. } = conv2d;
+        let Conv2d { norm, upsample, halo, ref residual, activation, .. } = conv2d;
         match (norm, upsample) {
-            (None, false) if halo.is_none() && residual.is_none() && !relu => self.conv2d_over(conv2d),
+            (None, false) if halo.is_none() && residual.is_none() && activation.is_none() => self.conv2d_over(conv2d),
             (None, false) => self.conv2d_of_image(conv2d),
             (Some(norm), false) => self.norm_conv2d(conv2d, norm),
-            (None, true) if residual.is_none() && !relu => self.upsample_conv2d(conv2d),
+            (None, true) if residual.is_none() => self.upsample_conv2d(conv2d),
             _ => ops::conv2d::compose(self, conv2d),
         }
     }
 
     /// Runs a convolution of x itself.
     fn conv2d_of_image(&self, conv2d: Conv2d<'_, Cuda>) -> Result<Convolved<Cuda>> {
-        let Conv2d { x, weight, bias, conv, halo, residual, relu, .. } = conv2d;
-        let epilogue = Epilogue { residual, relu };
+        let Conv2d { x, weight, bias, conv, halo, residual, activation, .. } = conv2d;
+        let epilogue = Epilogue { residual, activation, out: None };
         self.convolve(Input::Image(Between::new(&x, halo, conv.width)?), weight, bias, conv, epilogue)
     }
 
@@ -84,14 +96,15 @@ impl Cuda {
         weight: &ConvKernel<Cuda>,
         bias: &Tensor<Cuda>,
         conv: Conv,
-        Epilogue { residual, relu }: Epilogue,
+        Epilogue { residual, activation, out }: Epilogue<'_>,
     ) -> Result<Convolved<Cuda>> {
         let hopper = self.hopper_wanted(CHOICE)?;
         let weight = &weight.weight().0;
         let rows = conv.out_height() * conv.out_width();
-        let fresh = match &residual {
-            Some(residual) => self.unless_writable(residual)?,
-            None => Some(self.linear_output(rows, weight, Some(bias))?),
+        let fresh = match (out, &residual) {
+            (Some(out), _) => Some(out),
+            (None, Some(residual)) => self.unless_writable(residual)?,
+            (None, None) => Some(self.linear_output(rows, weight, Some(bias))?),
         };
         let out = fresh
             .as_ref()
@@ -104,13 +117,13 @@ impl Cuda {
             && input.halo() == [0, 0]
             && matches!(input, Input::Image(_));
         let out_aligned = all_aligned(&[out]) && residual.as_ref().is_none_or(Tensor::aligned);
-        let (mut statistics, mut rectify) = (None, relu);
+        let (mut statistics, mut rest) = (None, activation);
         if hopper && (same || halves) && takes(&input, weight, bias) && out_aligned {
             let weight = Taps { address: weight.address(), rows: weight.rows(), channels: input.source().cols() };
             let (input, residual) = (&mut input, residual.as_ref());
             let (height, width) = (conv.out_height(), conv.out_width());
-            let call = Call { input, weight, bias, residual, relu, out, height, width };
-            rectify = false;
+            let call = Call { input, weight, bias, residual, activation, out, height, width };
+            rest = None;
             statistics = if halves { self.run_hopper_halve(call) } else { self.run_hopper_conv2d(call) }?;
         } else {
             let from_residual = residual.as_ref().map(Matrix::new);
@@ -124,8 +137,8 @@ impl Cuda {
             } else {
                 let product = Product { m: rows, ..product };
                 if !matches!(input, Input::Doubled(_)) && conv2d_taps::takes(&input, conv, &product) {
-                    rectify = false;
-                    self.conv2d_taps(&mut input, conv, &product, relu)?;
+                    rest = None;
+                    self.conv2d_taps(&mut input, conv, &product, activation)?;
                 } else {
                     self.conv2d_rows(&mut input, weight, conv, &product)?;
                 }
@@ -134,8 +147,10 @@ impl Cuda {
         let out = fresh.or(residual).expect("as above");
         let padding = out.cols() - weight.rows();
         let [mut pixels, _] = out.split_cols([weight.rows(), padding]);
-        if rectify {
-            pixels = self.relu_op(pixels)?;
+        match rest {
+            None => {}
+            Some(Activation::Relu) => pixels = self.relu_op(pixels)?,
+            Some(Activation::LeakyRelu(slope)) => pixels = self.leaky_relu_op(pixels, slope)?,
         }
         // The statistics of an output with padding include the padding.
         Ok(Convolved { pixels, statistics: statistics.filter(|_| padding == 0) })
@@ -181,14 +196,20 @@ impl Cuda {
         Ok(Tensor::from_buffer(self, buffer, rows, n).into())
     }
 
-    /// Computes `product` over the pixels of `input`, with its m rows, and ReLU if `relu`.
-    fn conv2d_taps(&self, input: &mut Input<'_>, conv: Conv, product: &Product, relu: bool) -> Result<()> {
+    /// Computes `product` over the pixels of `input`, with its m rows, and the activation.
+    fn conv2d_taps(
+        &self,
+        input: &mut Input<'_>,
+        conv: Conv,
+        product: &Product,
+        activation: Option<Activation<'_, Cuda>>,
+    ) -> Result<()> {
         let halo = input.halo();
         for band in input.bands(conv.out_height()) {
             let rows = band.start * conv.out_width()..band.end * conv.out_width();
             let part = input.show(rows_seen(conv, halo, &rows))?;
             let place = Place { conv, halo, first_row: rows.start, doubled: false };
-            self.run_taps(&part, &place, &product.rows(rows), relu)?;
+            self.run_taps(&part, &place, &product.rows(rows), activation)?;
         }
         Ok(())
     }

@@ -6,6 +6,7 @@ use std::ops::Range;
 
 use cudarc::driver::sys;
 
+use super::conv2d::activation_arguments;
 use super::conv2d_input::Input;
 use crate::backend::cuda::buffer::{Buffer, BufferKind};
 use crate::backend::cuda::channel_statistics::ChannelStatistics;
@@ -13,6 +14,7 @@ use crate::backend::cuda::hopper::{Axis, Choice};
 use crate::backend::cuda::weight::Weight;
 use crate::backend::cuda::{Cuda, Tensor};
 use crate::error::Result;
+use crate::ops::Activation;
 #[cfg(doc)]
 use crate::ops::Conv;
 
@@ -138,8 +140,8 @@ pub(crate) struct Call<'a, 'x> {
     pub weight: Taps,
     pub bias: &'a Tensor<Cuda>,
     pub residual: Option<&'a Tensor<Cuda>>,
-    /// `true` to apply ReLU to the sum; not with the shapes for few outputs.
-    pub relu: bool,
+    /// Applied to the sum; not with the shapes for few outputs.
+    pub activation: Option<Activation<'a, Cuda>>,
     pub out: &'a Tensor<Cuda>,
     pub height: usize,
     pub width: usize,
@@ -162,7 +164,7 @@ impl Cuda {
     /// Computes `conv2d(x) + residual`, with an output of the input's height and width. Returns the channel statistics
     /// of `call.out` if the kernel computes them.
     pub(crate) fn run_hopper_conv2d(&self, call: Call<'_, '_>) -> Result<Option<ChannelStatistics>> {
-        let few = call.out.cols() <= 8 && call.residual.is_none() && !call.relu;
+        let few = call.out.cols() <= 8 && call.residual.is_none() && call.activation.is_none();
         self.run_hopper_shape(CHOICE, if few { &FEW } else { &SAME }, call)
     }
 
@@ -173,7 +175,7 @@ impl Cuda {
         shapes: &[Shape],
         call: Call<'_, '_>,
     ) -> Result<Option<ChannelStatistics>> {
-        let Call { input, weight, bias, residual, relu, out, height, width } = call;
+        let Call { input, weight, bias, residual, activation, out, height, width } = call;
         let shape = Shape::find(shapes, self.device().multiprocessors(), height, width, out.cols());
         // Load first: a driver that loads this kernel supports tensor maps too.
         let launch = self.launch(choice.file, shape.name)?.shared(shape.shared_bytes() as u32)?;
@@ -185,6 +187,7 @@ impl Cuda {
         choice.int(shape.tiles(height, width, out.cols()))?;
         choice.int(out.rows())?;
         let sizes = [choice.int(height)?, choice.int(width)?, choice.int(weight.channels)?, choice.int(out.cols())?];
+        let (activates, slopes) = activation_arguments(activation);
         let (bands, [above, below]) = (input.bands(height), input.halo());
         let carried = if bands.len() > 1 && shape.rounds() {
             Some(Buffer::new(self.device(), BufferKind::Byte, blocks * CARRY_BYTES)?)
@@ -202,8 +205,8 @@ impl Cuda {
             let mut arguments = Arguments {
                 // Without a residual the kernel reads no third map.
                 maps: [x_map, weight_map, residual_map.unwrap_or(x_map)],
-                epilogue: [i32::from(residual.is_some()), i32::from(relu)],
-                bias_and_out: [bias.address(), out.address(), out.stride() as u64],
+                epilogue: [i32::from(residual.is_some()), activates],
+                bias_and_out: [bias.address(), slopes, out.address(), out.stride() as u64],
                 sizes,
                 statistics: statistics.as_ref().map_or([0, 0], |of_all| [of_all.partial(), of_all.counts()]),
                 // Rows are counted from the first of the image, with the halo above.
@@ -213,7 +216,8 @@ impl Cuda {
             // SAFETY: the pointers are to `arguments`, which lives until the call returns; the shared memory is that of
             // the shape. The maps cover exactly the present cells of x, of the weight and of the residual, which is
             // none with the shapes that can't add it. The ops checked their shapes, `out` and `residual` have rows in
-            // multiples of 16 bytes and a row for every output pixel, the bias has a value for every column of `out`.
+            // multiples of 16 bytes and a row for every output pixel, the bias and the
+            // slopes have a value for every column of `out`.
             // The statistics have the splits that `blocks` blocks produce, or the shape writes none. With more than one
             // band, `carry` has room for as many blocks. `out` may be `residual`: a tile's cells are read before they
             // are written, and no other tile has them.
@@ -227,10 +231,10 @@ impl Cuda {
 struct Arguments {
     /// x, weight and residual.
     maps: [sys::CUtensorMap; 3],
-    /// Flags: add the residual, and apply ReLU to the sum.
+    /// Flags: add the residual, and apply the activation to the sum.
     epilogue: [i32; 2],
-    /// Addresses of both, and the row stride of out.
-    bias_and_out: [u64; 3],
+    /// Addresses of the bias, of the slopes or 0, and of out, and the row stride of out.
+    bias_and_out: [u64; 4],
     /// Height, width, channels, outs.
     sizes: [i32; 4],
     /// Addresses of partial and counts.
@@ -241,8 +245,8 @@ struct Arguments {
 }
 
 impl Arguments {
-    /// Returns a pointer to each argument, in the kernel's order: three tensor maps, two ints, two pointers, a long
-    /// long, four ints, two pointers, three ints and a pointer.
+    /// Returns a pointer to each argument, in the kernel's order: three tensor maps, two ints, three pointers, a
+    /// long long, four ints, two pointers, three ints and a pointer.
     fn pointers(&mut self) -> Vec<*mut c_void> {
         fn each<T>(values: &mut [T]) -> impl Iterator<Item = *mut c_void> {
             values.iter_mut().map(|value| std::ptr::from_mut(value).cast())

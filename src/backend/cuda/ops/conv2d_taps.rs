@@ -2,6 +2,7 @@
 
 use std::ffi::c_void;
 
+use super::conv2d::activation_arguments;
 use super::conv2d_input::{Input, InputBand};
 use crate::backend::cuda::element::Element;
 use crate::backend::cuda::gemm::{Matrix, Product};
@@ -9,7 +10,7 @@ use crate::backend::cuda::launch;
 use crate::backend::cuda::layout::assert_layout;
 use crate::backend::cuda::{Cuda, all_aligned};
 use crate::error::Result;
-use crate::ops::Conv;
+use crate::ops::{Activation, Conv};
 
 /// `ROWS` and `THREADS` of cuda/conv2d_taps.cu, and the stages of its kernels.
 const ROWS: usize = 128;
@@ -54,6 +55,7 @@ struct Arguments {
     x: u64,
     weight: u64,
     bias: u64,
+    slopes: u64,
     residual: u64,
     out: u64,
     ld_x: i64,
@@ -73,12 +75,12 @@ struct Arguments {
     above: i32,
     first_y: i32,
     doubled: i32,
-    relu: i32,
+    activates: i32,
 }
 
-assert_layout! { Arguments: 128, x: 0, weight: 8, bias: 16, residual: 24, out: 32, ld_x: 40, ld_weight: 48,
-ld_residual: 56, ld_out: 64, first_row: 72, rows: 76, channels: 80, out_channels: 84, height: 88, width: 92,
-kernel: 96, stride: 100, pad_before: 104, out_width: 108, above: 112, first_y: 116, doubled: 120, relu: 124 }
+assert_layout! { Arguments: 136, x: 0, weight: 8, bias: 16, slopes: 24, residual: 32, out: 40, ld_x: 48, ld_weight: 56,
+ld_residual: 64, ld_out: 72, first_row: 80, rows: 84, channels: 88, out_channels: 92, height: 96, width: 100,
+kernel: 104, stride: 108, pad_before: 112, out_width: 116, above: 120, first_y: 124, doubled: 128, activates: 132 }
 
 /// The position of a piece's pixels.
 pub(super) struct Place {
@@ -116,16 +118,24 @@ pub(super) fn takes(input: &Input<'_>, conv: Conv, product: &Product) -> bool {
 
 impl Cuda {
     /// Computes `product` over the pixels of a piece, if [`takes`] accepted it.
-    pub(super) fn run_taps(&self, part: &InputBand, place: &Place, product: &Product, relu: bool) -> Result<()> {
+    pub(super) fn run_taps(
+        &self,
+        part: &InputBand,
+        place: &Place,
+        product: &Product,
+        activation: Option<Activation<'_, Cuda>>,
+    ) -> Result<()> {
         let Place { conv, halo: [above, below], first_row, doubled } = *place;
         let x = &part.pixels;
         debug_assert!(all_aligned(&[x]), "checked by `takes`");
         let form = Form::choose(self.device().capability(), x.cols(), product.n);
         let int = |value: usize| launch::int(value, || format!("kernel `{}`", form.kernel));
+        let (activates, slopes) = activation_arguments(activation);
         let mut arguments = Arguments {
             x: x.address(),
             weight: product.weight.address,
             bias: product.bias.unwrap_or(0),
+            slopes,
             residual: product.residual.map_or(0, |residual| residual.address),
             out: product.out.address,
             ld_x: x.stride() as i64,
@@ -145,7 +155,7 @@ impl Cuda {
             above: int(above)?,
             first_y: int(part.first)?,
             doubled: i32::from(doubled),
-            relu: i32::from(relu),
+            activates,
         };
         let launch = self.launch("conv2d_taps", form.kernel)?.shared(form.shared_bytes() as u32)?;
         let places = if doubled { 4 } else { 1 };
@@ -154,7 +164,7 @@ impl Cuda {
         // SAFETY: the kernel takes `Arguments`, laid out as there, with THREADS threads and the shared memory of its
         // form. It reads only inside the image and its halo, and only the rows that `rows_seen` returned, which `part`
         // has; `takes` found all rows aligned; the weight has product.n rows of taps * channels values, in whole steps,
-        // the bias as many values, and out and residual product.m rows. For a doubled image, weight and out have four
+        // the bias and the slopes as many values, and out and residual product.m rows. For a doubled image, weight and out have four
         // times as many, and there is no residual. A block reads only the cells of the residual that it writes.
         unsafe { launch.run_raw([blocks, 1, 1], [THREADS, 1, 1], &mut pointers) }
     }

@@ -30,9 +30,9 @@ impl Cuda {
 
     /// Computes a convolution of `silu(group_norm(x))`.
     pub(super) fn norm_conv2d(&self, conv2d: Conv2d<'_, Cuda>, norm: &GroupNorm<'_, Cuda>) -> Result<Convolved<Cuda>> {
-        let Conv2d { x, weight, bias, conv, halo, residual, relu, .. } = conv2d;
+        let Conv2d { x, weight, bias, conv, halo, residual, activation, .. } = conv2d;
         let coefficients = self.group_norm_coefficients(&x, norm)?;
         let window = Window::new(&x, halo, coefficients, conv, self.band_bytes());
-        self.convolve(Input::Normed(window), weight, bias, conv, Epilogue { residual, relu })
+        self.convolve(Input::Normed(window), weight, bias, conv, Epilogue { residual, activation, out: None })
     }
 }

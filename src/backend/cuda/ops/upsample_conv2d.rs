@@ -25,7 +25,7 @@ pub(super) const UPSAMPLED: [Shape; 2] = [
 impl Cuda {
     /// Computes `upsample_conv2d` with summed weights, which are rounded to an element.
     pub(super) fn upsample_conv2d(&self, conv2d: Conv2d<'_, Cuda>) -> Result<Convolved<Cuda>> {
-        let Conv2d { x, weight: kernel, bias, conv: Conv { height, width, .. }, halo, .. } = conv2d;
+        let Conv2d { x, weight: kernel, bias, conv: Conv { height, width, .. }, halo, activation, .. } = conv2d;
         let (mut input, weight) = (Input::Doubled(Between::new(&x, halo, width)?), &kernel.weight().0);
         let whole = weight.rows().is_multiple_of(8) && x.cols().is_multiple_of(8);
         let hopper = self.hopper_wanted(CHOICE)? && whole && takes(&input, weight, bias);
@@ -36,17 +36,18 @@ impl Cuda {
         let taps = whole && conv2d_taps::takes(&input, conv, &product);
         if !hopper && !taps {
             drop(out); // the rows of an output are padded there
-            return self.convolve(input, kernel, bias, Conv::same(2 * height, 2 * width, 3), Epilogue::default());
+            let conv = Conv::same(2 * height, 2 * width, 3);
+            return self.convolve(input, kernel, bias, conv, Epilogue { activation, ..Epilogue::default() });
         }
         let collapsed = self.collapse_taps(weight, x.cols())?;
         let statistics = if hopper {
             let weight = Taps { address: collapsed.address(), rows: collapsed.rows(), channels: x.cols() };
-            let call = Call { input: &mut input, weight, bias, residual: None, relu: false, out: &out, height, width };
+            let call = Call { input: &mut input, weight, bias, residual: None, activation, out: &out, height, width };
             self.run_hopper_shape(CHOICE, &UPSAMPLED, call)?
         } else {
             let place = Place { conv, halo: input.halo(), first_row: 0, doubled: true };
             let product = Product { weight: Matrix::new(&collapsed), k: collapsed.cols(), ..product };
-            self.run_taps(&input.show(0..height)?, &place, &product, false)?;
+            self.run_taps(&input.show(0..height)?, &place, &product, activation)?;
             None
         };
         Ok(Convolved { pixels: out, statistics })

@@ -174,6 +174,7 @@ fn metadata(file: &Container) -> Result<Option<&str>> {
     match file {
         Container::Safetensors(file) => Ok(file.metadata().get(CONFIG_KEY).map(String::as_str)),
         Container::Gguf(file) => file.has(CONFIG_KEY).then(|| file.string(CONFIG_KEY)).transpose(),
+        Container::Pickle(_) => Ok(None),
     }
 }
 

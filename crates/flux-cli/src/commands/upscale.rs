@@ -1,0 +1,134 @@
+//! `flux upscale`: enlarges image files. Start reading at [`run`].
+
+use std::collections::HashSet;
+use std::path::{Path, PathBuf};
+
+use flux::engine::Upscaling;
+use flux::files::FileId;
+use flux::input::{bilinear, read_alpha, read_file};
+use flux::metadata::{DigitalSource, Metadata, Said, said_by};
+use flux::output::{Encoding, ImageFormat, Rgb, Target, encode, encode_alpha, encode_jpeg};
+use flux::stage::Progress;
+use flux::{Error, Result};
+
+use super::json::print_object;
+use super::pictures;
+use super::signals::Signals;
+use crate::cli::{Upscale, UpscalerChoice};
+use flux_runtime::progress::{Console, Shown};
+
+/// The keyword of a PNG's text that says how the image was enlarged.
+const KEYWORD: &str = "flux-upscale";
+
+/// Enlarges each image and writes it.
+///
+/// Errors before an image is read if an output cannot be written or is one of the images, or two outputs are the same
+/// file. Errors if an image cannot be read.
+pub fn run(args: &Upscale, signals: &Signals) -> Result<()> {
+    let (size, tiles) = (args.size()?, args.tiles()?);
+    let images = pictures::expanded(&args.images, None)?;
+    let targets = targets(args, &images)?;
+    signals.listen()?;
+    let cancel = signals.cancel_flag();
+    let shown = if args.quiet || args.json { Shown::Nothing } else { Shown::Auto };
+    let mut console = Console::new(args.quiet, args.verbose, shown);
+    let upscaling = match &args.upscaler {
+        UpscalerChoice::Lanczos => Upscaling::lanczos(),
+        UpscalerChoice::File(file) => {
+            Upscaling::open(file, &args.on.engine(), &mut console).map_err(|e| e.at("--upscaler"))?
+        }
+    };
+    for (image, target) in images.iter().zip(targets) {
+        cancel.check()?;
+        let file = read_file(image).map_err(|e| e.at_path(image))?;
+        let (rgb, alpha) = read_alpha(&file).map_err(|e| e.at_path(image))?;
+        let from = [rgb.width, rgb.height];
+        let to = size.of(from, upscaling.scale()).map_err(|e| e.at_path(image))?;
+        let mut report = |progress: Progress| console.progress(progress);
+        let made = upscaling.enlarge(&rgb, to, tiles, &mut report, &cancel).map_err(|e| e.at_path(image))?;
+        console.finish();
+        let alpha = alpha.map(|alpha| bilinear::resize(&alpha, from, to));
+        let metadata = metadata(&said_by(&file)?, &args.upscaler, from, to);
+        target.write_bytes(&encoded(&made, alpha.as_deref(), &target, &metadata)?)?;
+        let path = target.path().display();
+        if args.json {
+            print_object(&serde_json::json!({
+                "input": image.display().to_string(), "output": path.to_string(), "width": to[0], "height": to[1],
+            }))?;
+        } else {
+            console.info(&format!("wrote {path}: {}x{}", to[0], to[1]));
+        }
+    }
+    Ok(())
+}
+
+/// Returns the file for each image.
+///
+/// Errors if one cannot be written, is one of the images, or is also the file for another image.
+fn targets(args: &Upscale, images: &[PathBuf]) -> Result<Vec<Target>> {
+    let inputs: HashSet<FileId> = images.iter().map(|image| FileId::from_path(image)).collect();
+    let is_folder = args.output.as_deref().is_some_and(|output| output.is_dir());
+    if images.len() > 1 && args.output.is_some() && !is_folder {
+        return Err(Error::usage("one output file was passed for several images")
+            .at("--output")
+            .hint("name an existing folder, or leave it out"));
+    }
+    let mut taken = HashSet::new();
+    images
+        .iter()
+        .map(|image| {
+            let path = match &args.output {
+                Some(folder) if is_folder => folder.join(image.file_name().unwrap_or_default()),
+                Some(file) => file.clone(),
+                None => default_name(image),
+            };
+            if inputs.contains(&FileId::from_path(&path)) {
+                return Err(Error::usage(format!("`{}` is one of the images", path.display()))
+                    .at("--output")
+                    .hint("name another file or folder"));
+            }
+            if !taken.insert(path.clone()) {
+                return Err(Error::usage(format!("two images would be written to `{}`", path.display()))
+                    .at("--output")
+                    .hint("enlarge the images of each folder on their own"));
+            }
+            let target = Target::with_encoding(&path, Encoding { format: None, quality: args.quality })?;
+            if args.no_clobber { target.without_overwriting() } else { Ok(target) }
+        })
+        .collect()
+}
+
+/// Returns `NAME-upscaled` in the current folder, with the extension of the image, or .png for an unknown one.
+fn default_name(image: &Path) -> PathBuf {
+    let mut name = image.file_stem().unwrap_or_default().to_os_string();
+    name.push("-upscaled.");
+    name.push(ImageFormat::from_path(image).map_or("png", ImageFormat::ending));
+    PathBuf::from(name)
+}
+
+fn encoded(image: &Rgb, alpha: Option<&[u8]>, target: &Target, metadata: &Metadata) -> Result<Vec<u8>> {
+    match (alpha, target.quality()) {
+        (Some(alpha), _) => encode_alpha(image, alpha, target.format(), metadata),
+        (None, Some(quality)) => encode_jpeg(image, quality, metadata),
+        (None, None) => encode(image, target.format(), metadata),
+    }
+    .map_err(|e| e.at_path(target.path()))
+}
+
+/// Returns the metadata of an enlarged image: the settings for other programs and the mark of generated images stay.
+/// The recipe does not reproduce the larger image, so it moves into a text of its own.
+fn metadata(said: &Said, upscaler: &UpscalerChoice, from: [usize; 2], to: [usize; 2]) -> Metadata {
+    let name = match upscaler {
+        UpscalerChoice::Lanczos => "lanczos".to_string(),
+        UpscalerChoice::File(file) => file.file_name().unwrap_or_default().to_string_lossy().into_owned(),
+    };
+    let recipe = said.recipe.as_deref().and_then(|recipe| serde_json::from_str(recipe).ok());
+    let recipe: serde_json::Value = recipe.unwrap_or_default();
+    let text = serde_json::json!({ "upscaler": name, "from": from, "to": to, "recipe": recipe });
+    Metadata {
+        texts: vec![(KEYWORD, text.to_string())],
+        parameters: said.parameters.clone(),
+        source: DigitalSource::read(said),
+        ..Metadata::default()
+    }
+}

@@ -1,0 +1,154 @@
+//! Overlapping tiles of an image, and the average of their results.
+
+use std::ops::Range;
+
+use crate::error::{Error, Result};
+use crate::memory;
+use crate::rgb::Rgb;
+
+/// The choice of tiles.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Tiles {
+    /// The whole image if the memory allows it, otherwise tiles as large as the memory allows.
+    #[default]
+    Auto,
+    /// The whole image.
+    Whole,
+    /// Square tiles of `side` pixels of the image, of which neighbours share at least `overlap`.
+    Of {
+        /// The side in pixels of the image.
+        side: usize,
+        /// The least pixels that two neighbours share.
+        overlap: usize,
+    },
+}
+
+/// A tile: its pixels in the image, and the image's size.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Place {
+    pub columns: Range<usize>,
+    pub rows: Range<usize>,
+    of: [usize; 2],
+}
+
+/// Returns the tiles of an image, row by row. All have one size, and the last ones end with the image.
+pub(super) fn places(of: [usize; 2], (side, overlap): (usize, usize)) -> Vec<Place> {
+    let [columns, rows] = of.map(|length| starts(length, side, overlap));
+    let range = |start: usize, length: usize| start..start + side.min(length);
+    rows.iter()
+        .flat_map(|row| {
+            let rows = range(*row, of[1]);
+            columns.iter().map(move |column| Place { columns: range(*column, of[0]), rows: rows.clone(), of })
+        })
+        .collect()
+}
+
+/// Returns the places at which tiles begin.
+fn starts(length: usize, side: usize, overlap: usize) -> Vec<usize> {
+    if length <= side {
+        return vec![0];
+    }
+    let count = (length - overlap).div_ceil(side - overlap);
+    (0..count).map(|i| i * (length - side) / (count - 1)).collect()
+}
+
+/// Returns the weights of a tile along one axis: they rise linearly over the overlap, if there is a neighbour.
+fn ramp(range: &Range<usize>, length: usize, overlap: usize) -> Vec<f32> {
+    let overlap = overlap.min(range.len());
+    let rise = |i: usize| (i as f32 + 0.5) / overlap as f32;
+    let weight = |i: usize| {
+        let from_end = range.len() - 1 - i;
+        let before = if range.start > 0 && i < overlap { rise(i) } else { 1.0 };
+        let after = if range.end < length && from_end < overlap { rise(from_end) } else { 1.0 };
+        before.min(after)
+    };
+    (0..range.len()).map(weight).collect()
+}
+
+/// The weighted sums of the tiles' pixels.
+pub(super) struct Sums {
+    size: [usize; 2],
+    /// [height, width, 3]
+    values: Vec<f32>,
+    /// [height, width]
+    weights: Vec<f32>,
+}
+
+impl Sums {
+    /// Errors if there is no memory for them.
+    pub(super) fn new(size: [usize; 2]) -> Result<Self> {
+        let [width, height] = size;
+        let pixels = width.checked_mul(height).filter(|pixels| pixels.checked_mul(16).is_some());
+        let pixels = pixels.ok_or_else(|| Error::new(format!("an image of {width}x{height} pixels is too large")))?;
+        drop(memory::reserve(16 * pixels)?);
+        Ok(Self { size, values: vec![0.0; 3 * pixels], weights: vec![0.0; pixels] })
+    }
+
+    /// Adds the result of a tile, [rows * columns * scale^2, 3].
+    pub(super) fn add(&mut self, values: &[f32], place: &Place, scale: usize, overlap: usize) {
+        let scaled = |range: &Range<usize>| range.start * scale..range.end * scale;
+        let (columns, rows) = (scaled(&place.columns), scaled(&place.rows));
+        let [across, down] = [(&columns, 0), (&rows, 1)].map(|(range, axis)| {
+            let overlap = overlap.min(range.len() / scale) * scale;
+            ramp(range, place.of[axis] * scale, overlap)
+        });
+        for (row, (from, down)) in rows.zip(values.chunks_exact(3 * columns.len()).zip(down)) {
+            let first = row * self.size[0] + columns.start;
+            let weights = self.weights[first..].iter_mut();
+            let pixels = self.values[3 * first..].chunks_exact_mut(3).zip(weights);
+            for ((from, across), (pixel, sum)) in from.chunks_exact(3).zip(&across).zip(pixels) {
+                let weight = down * across;
+                *sum += weight;
+                pixel.iter_mut().zip(from).for_each(|(value, from)| *value += weight * from);
+            }
+        }
+    }
+
+    /// Returns the averages, in -1..1.
+    pub(super) fn averages(&self) -> impl Iterator<Item = f32> {
+        self.values.chunks_exact(3).zip(&self.weights).flat_map(|(pixel, weight)| pixel.iter().map(move |v| v / weight))
+    }
+
+    /// Rounds the averages to bytes.
+    ///
+    /// Errors if one is NaN.
+    pub(super) fn into_image(self) -> Result<Rgb> {
+        if self.values.iter().any(|value| value.is_nan()) {
+            return Err(
+                Error::new(crate::backend::NOT_NUMBERS).hint("the upscaler's weights are damaged: fetch it again")
+            );
+        }
+        let byte = |v: f32| ((v * 0.5 + 0.5).clamp(0.0, 1.0) * 255.0).round_ties_even() as u8;
+        let bytes = self.averages().map(byte).collect();
+        Ok(Rgb { width: self.size[0], height: self.size[1], bytes })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tiles_cover_the_image_and_overlap() {
+        for (length, side, overlap) in [(40, 16, 8), (28, 16, 8), (17, 16, 8), (16, 16, 8), (1, 16, 8), (1000, 64, 32)]
+        {
+            let starts = starts(length, side, overlap);
+            assert_eq!(starts[0], 0);
+            assert_eq!(starts[starts.len() - 1] + side.min(length), length);
+            assert!(starts.windows(2).all(|pair| pair[0] + side >= pair[1] + overlap && pair[0] < pair[1]), "{length}");
+        }
+        assert_eq!(starts(40, 16, 8), [0, 8, 16, 24]);
+        assert_eq!(ramp(&(0..4), 8, 2), [1.0, 1.0, 0.75, 0.25]);
+        assert_eq!(ramp(&(4..8), 8, 2), [0.25, 0.75, 1.0, 1.0]);
+    }
+
+    #[test]
+    fn equal_tiles_average_to_themselves() {
+        let mut sums = Sums::new([40, 28]).unwrap();
+        for place in places([20, 14], (8, 4)) {
+            sums.add(&[0.25; 16 * 16 * 3], &place, 2, 4);
+        }
+        assert!(sums.averages().all(|value| (value - 0.25).abs() < 1e-6));
+        assert_eq!(sums.into_image().unwrap().bytes[0], 159);
+    }
+}
