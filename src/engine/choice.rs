@@ -174,7 +174,8 @@ impl ParallelChoice {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum PrecisionChoice {
-    /// float32 on the CPU, bf16 on a GPU, fp16 on a GPU without bf16.
+    /// bf16 on a GPU, fp16 on a GPU without bf16. On a CPU with bfloat16 instructions bf16 for full-size models,
+    /// otherwise float32.
     #[default]
     Auto,
     /// float32, only on the CPU.

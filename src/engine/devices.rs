@@ -154,6 +154,14 @@ fn cpu(args: &EngineArgs, observer: &mut dyn Observer) -> Result<Devices> {
     }))
 }
 
+/// Returns the CPUs in the precision that `precision` means for a model: `auto` is bfloat16 for a full-size model, if
+/// that is faster.
+pub fn cpus_for_model(cpus: Vec<(String, Cpu)>, precision: PrecisionChoice, is_full_size: bool) -> Vec<(String, Cpu)> {
+    let in_bf16 = precision == PrecisionChoice::Auto && is_full_size;
+    let cpu = |(name, cpu): (String, Cpu)| (name, if in_bf16 { cpu.in_bf16_if_faster() } else { cpu });
+    cpus.into_iter().map(cpu).collect()
+}
+
 /// Returns the number of devices that the CPU is split into.
 fn cpu_devices(value: Option<&str>) -> Result<usize> {
     let Some(value) = value.filter(|value| !value.is_empty()) else { return Ok(1) };

@@ -28,6 +28,8 @@ pub struct OpeningTimes {
     pub device_s: f64,
     /// Opening and checking the model without its tokenizer, concurrently with the device.
     pub open_s: f64,
+    /// Quantizing weights, or reading or writing their cache.
+    pub quantize_s: f64,
 }
 
 impl Engine {
@@ -63,9 +65,13 @@ impl Engine {
         let mut model = model?;
         model.notes().iter().for_each(|note| observer.note(note));
         cancel.check()?;
-        let adapters = prepare(&mut model, args, observer, cancel)?;
+        let adapters = prepare(&mut model, args, observer)?;
+        let quantize_s = quantize(&mut model, args, observer, cancel)?;
         let mut engine = match devices {
-            Devices::Cpu(cpus) => Self::on(cpus.into_iter().map(|cpu| vec![cpu]).collect(), model)?,
+            Devices::Cpu(cpus) => {
+                let cpus = devices::cpus_for_model(cpus, args.precision, model.info.is_full_size());
+                Self::on(cpus.into_iter().map(|cpu| vec![cpu]).collect(), model)?
+            }
             Devices::Cuda(mut gpus) => {
                 let replicas = Replicas::from_groups(vec![mem::take(&mut gpus.first)], model)?;
                 let engine = Self::from_replicas(&replicas)?;
@@ -83,7 +89,7 @@ impl Engine {
         engine.digests = Arc::new(ModelDigests::new(files));
         engine.digests.prepare(adapters.iter().map(|(_, adapter)| Arc::clone(adapter)).collect());
         engine.adapters = adapters;
-        engine.times = OpeningTimes { device_s, open_s };
+        engine.times = OpeningTimes { device_s, open_s, quantize_s };
         Ok(engine)
     }
 }
@@ -93,7 +99,6 @@ fn prepare(
     model: &mut OpenModel,
     args: &EngineArgs,
     observer: &mut dyn Observer,
-    cancel: &CancelFlag,
 ) -> Result<Vec<(PathBuf, Arc<Adapter>)>> {
     if args.caches_references {
         model.cache_references()?;
@@ -117,6 +122,15 @@ fn prepare(
             adapters.push((path.clone(), model.adapter(path)?));
         }
     }
+    Ok(adapters)
+}
+
+/// Quantizes weights according to `args`. Returns the seconds that it took.
+fn quantize(model: &mut OpenModel, args: &EngineArgs, observer: &mut dyn Observer, cancel: &CancelFlag) -> Result<f64> {
+    if args.fp8_cache.is_none() && args.quantize.is_none() {
+        return Ok(0.0);
+    }
+    let start = Instant::now();
     if let Some(folder) = &args.fp8_cache {
         let cache = model.attach_quantized_cache(folder, cancel, &mut |progress| observer.progress(progress))?;
         observer.finish();
@@ -129,7 +143,7 @@ fn prepare(
         observer.finish();
         done.iter().for_each(|quantized| observer.detail(&quantized.to_string()));
     }
-    Ok(adapters)
+    Ok(start.elapsed().as_secs_f64())
 }
 
 /// Returns the result of `work`, and the seconds that it took.

@@ -458,8 +458,8 @@ pub struct DeviceArgs {
     device: Option<Device>,
     /// Arithmetic precision [default: auto]
     ///
-    /// auto is f32 on the CPU and bf16 on a GPU, or fp16 on a GPU without bf16. fp8 needs a GPU of compute capability
-    /// 8.9, 9.0 or 12.x. int8 and w4a8 work on all devices.
+    /// auto is bf16, or fp16 on a GPU without bf16. On a CPU it is f32 for small models, or if bf16 is not faster. fp8
+    /// needs a GPU of compute capability 8.9, 9.0 or 12.x. int8 and w4a8 work on all devices.
     #[arg(help_heading = DEVICE, long, value_name = "TYPE", hide_short_help = true, value_parser = values::precision())]
     pub precision: Option<PrecisionChoice>,
     /// Precision of long attention without a mask, on GPUs [default: auto]
