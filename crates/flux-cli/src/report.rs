@@ -86,8 +86,8 @@ impl Report<'_> {
             ("merge", of_each(|timings| timings.merge_s)),
             ("prepare", of_each(|timings| timings.prepare_s)),
         ];
-        // Rare stages: `quantize` needs its flag, `encode` input images, `references` a model that caches them, `factors`
-        // and `merge` adapters.
+        // Rare stages: `quantize` needs its flag, `encode` input images, `references` a model that caches them,
+        // `factors` and `merge` adapters.
         let rare = ["quantize", "encode", "references", "factors", "merge"];
         let before =
             before.into_iter().filter(|(name, times)| !rare.contains(name) || times.iter().any(|time| *time > 0.0));
