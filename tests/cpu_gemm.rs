@@ -1,13 +1,13 @@
-//! Matrix multiplications of the CPU backend at the sizes of the models: the tile unit against float64, and the speed
-//! of the tile unit and of the portable path.
+//! Matrix multiplications of the CPU backend at the sizes of the models: the units for bfloat16 against float64, and
+//! the speed of all units and of the portable path.
 //!
 //! `cargo test --release --test cpu_gemm -- --ignored --nocapture --test-threads 1` measures. `FLUX_REQUIRE_AMX=1`
 //! fails if tiles are missing.
 
 use std::time::Instant;
 
-use flux::backend::cpu::amx::{self, Bf16Rows, Output, Packed, Rows};
 use flux::backend::cpu::math;
+use flux::backend::cpu::tiles::{BF16, Bf16Unit, INT8, Integers, Output, Packed, Rows, WeightRows};
 use half::bf16;
 use rayon::prelude::*;
 
@@ -28,20 +28,16 @@ fn weight_bytes(rows: usize, cols: usize) -> Vec<u8> {
     bytes
 }
 
-fn amx_is_there() -> bool {
-    let there = amx::available();
-    if !there {
-        assert!(std::env::var_os("FLUX_REQUIRE_AMX").is_none(), "FLUX_REQUIRE_AMX is set, but this machine has no AMX");
-        println!("skipped: no AMX");
-    }
-    there
+/// Returns the units for bfloat16 of this CPU.
+fn units() -> Vec<&'static Bf16Unit> {
+    let units: Vec<_> = BF16.iter().filter(|unit| (unit.is_available)()).collect();
+    let has_amx = units.iter().any(|unit| unit.name == "AMX-BF16");
+    assert!(has_amx || std::env::var_os("FLUX_REQUIRE_AMX").is_none(), "FLUX_REQUIRE_AMX is set, but there is no AMX");
+    units
 }
 
 #[test]
-fn amx_matches_float64_at_a_size_of_the_model() {
-    if !amx_is_there() {
-        return;
-    }
+fn units_match_float64_at_a_size_of_the_model() {
     let (m, k, n) = (777, 3072, 1500);
     let x = noise(m * k, 1);
     let bytes = weight_bytes(n, k);
@@ -49,13 +45,15 @@ fn amx_matches_float64_at_a_size_of_the_model() {
     math::widen_bf16(&bytes[8..], &mut wide);
     // One term against X as bfloat16; relative to a typical sum, which is the root of k times the mean square of the
     // factors, 1 / 3.
-    for (terms, bound) in [(1, 5e-6), (2, 3e-5), (3, 5e-6)] {
+    for (unit, (terms, bound)) in
+        units().into_iter().flat_map(|unit| [(1, 5e-6), (2, 3e-5), (3, 5e-6)].map(|terms| (unit, terms)))
+    {
         let packed = Packed::new(&[Rows { values: &x, rows: m, cols: k, stride: k }], terms);
         let mut y = vec![f32::NAN; m * n];
-        amx::multiply(
+        (unit.multiply)(
             &packed,
-            Bf16Rows { bytes: &bytes[8..], rows: n, stride: 2 * k },
-            Output { values: &mut y, stride: n, add: false },
+            WeightRows { bytes: &bytes[8..], rows: n, stride: 2 * k },
+            Output { values: &mut y, stride: n, add: false, integers: None },
         );
         let mut worst = 0.0f64;
         for i in (0..m * n).step_by(97) {
@@ -64,8 +62,8 @@ fn amx_matches_float64_at_a_size_of_the_model() {
                 x[i / n * k..][..k].iter().zip(&wide[i % n * k..]).map(|(&x, &w)| used(x) * f64::from(w)).sum();
             worst = worst.max((f64::from(y[i]) - exact).abs() / ((k as f64).sqrt() / 3.0));
         }
-        println!("{terms} terms: {worst:.1e}");
-        assert!(worst < bound, "{terms} terms: {worst:e}");
+        println!("{}, {terms} terms: {worst:.1e}", unit.name);
+        assert!(worst < bound, "{}, {terms} terms: {worst:e}", unit.name);
         assert!(y.iter().all(|y| y.is_finite()));
     }
 }
@@ -90,36 +88,54 @@ const SIZES: [(usize, usize); 3] = [(3072, 27648), (2560, 9728), (12288, 3072)];
 
 #[test]
 #[ignore = "measures"]
-fn bench_amx() {
+fn bench_units() {
     println!("{} threads", rayon::current_num_threads());
-    for m in [1, 32, 256, 768, 1024] {
+    for m in [1, 4, 32, 256, 768, 1024] {
         for (k, n) in SIZES {
             let x = noise(m * k, 1);
             let bytes = weight_bytes(n, k);
             let mut y = vec![0.0f32; m * n];
-            for terms in [1, 2, 3] {
+            let report = |name: &str, pack: f64, product: f64, bytes: usize| {
+                println!(
+                    "{name:11} {m:5} x {k:5} x {n:5}  pack {:7.2} ms  product {:8.2} ms {:7.0} GFLOP/s ({:5.0} with \
+                     packing, {:5.1} GB/s of weight)",
+                    1e3 * pack,
+                    1e3 * product,
+                    gflops(m, k, n, product),
+                    gflops(m, k, n, product + pack),
+                    (bytes * k * n) as f64 / product / 1e9
+                );
+            };
+            for (unit, terms) in units().into_iter().flat_map(|unit| [1, 2, 3].map(|terms| (unit, terms))) {
                 let rows = [Rows { values: &x, rows: m, cols: k, stride: k }];
                 let pack = best(5, || drop(Packed::new(&rows, terms)));
-                print!("amx {m:5} x {k:5} x {n:5}  {terms} terms  pack {:7.2} ms", 1e3 * pack);
-                if amx::available() {
-                    let packed = Packed::new(&rows, terms);
-                    let product = best(5, || {
-                        let weight = Bf16Rows { bytes: &bytes[8..], rows: n, stride: 2 * k };
-                        amx::multiply(&packed, weight, Output { values: &mut y, stride: n, add: false });
-                    });
-                    print!(
-                        "  product {:8.2} ms {:7.0} GFLOP/s ({:5.0} with packing, {:5.1} GB/s of weight)",
-                        1e3 * product,
-                        gflops(m, k, n, product),
-                        gflops(m, k, n, product + pack),
-                        (2 * k * n) as f64 / product / 1e9
-                    );
-                }
-                println!();
+                let packed = Packed::new(&rows, terms);
+                let product = best(5, || {
+                    let weight = WeightRows { bytes: &bytes[8..], rows: n, stride: 2 * k };
+                    (unit.multiply)(&packed, weight, Output { values: &mut y, stride: n, add: false, integers: None });
+                });
+                report(&format!("{}, {terms} terms", unit.name), pack, product, 2);
+            }
+            let (scales, weight_sums) = (vec![1.0; n.max(m)], vec![0; n]);
+            for unit in INT8.iter().filter(|unit| (unit.is_available)() && unit.name != "portable") {
+                let quantize = || {
+                    Packed::quantize(m, k, Vec::new, |row, values, integers| {
+                        values.clear();
+                        values.extend_from_slice(&x[row * k..][..k]);
+                        math::quantize_row(values, 256, integers)
+                    })
+                };
+                let pack = best(5, || drop(quantize()));
+                let (packed, _) = quantize();
+                let product = best(5, || {
+                    let weight = WeightRows { bytes: &bytes[8..], rows: n, stride: k };
+                    let integers = Some(Integers { x: &scales, weight: &scales, weight_sums: &weight_sums });
+                    (unit.multiply)(&packed, weight, Output { values: &mut y, stride: n, add: false, integers });
+                });
+                report(unit.name, pack, product, 1);
             }
         }
     }
-    amx_is_there();
 }
 
 /// Computes `y = x weight^T` for x [m, k] and weight [rows, k], both dense; rows of y are `n` values apart.

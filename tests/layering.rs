@@ -110,7 +110,7 @@ const ROOMS: [&str; 5] = ["devices", "session", "residency", "request", "memory"
 const UNSAFE: [&str; 9] = [
     "src/backend/cuda/",
     "src/backend/cpu/gemm.rs",
-    "src/backend/cpu/amx",
+    "src/backend/cpu/tiles",
     "src/backend/cpu/math.rs",
     "crates/flux-files/src/io/bytes.rs",
     "crates/flux-files/src/io/page_cache.rs",
@@ -124,7 +124,7 @@ const UNSAFE: [&str; 9] = [
 const CIRCLES: &[(&str, &[&str])] = &[
     // The trait names the parameters of ops and the tensors that they take, which are generic over it.
     ("", &["backend", "nn", "ops", "tensor"]),
-    ("backend::cpu::amx", &["packed", "tiles", "windows"]),
+    ("backend::cpu::tiles", &["packed", "tile", "windows"]),
 ];
 
 /// Returns the complaint about a path in the file `file` (relative to src/), if any.

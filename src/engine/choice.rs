@@ -174,8 +174,8 @@ impl ParallelChoice {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum PrecisionChoice {
-    /// As `Native` on the CPU and on Hopper GPUs. On other GPUs, the fastest precision that computes correctly there; see
-    /// [`precision`](super::precision).
+    /// The fastest precision that computes correctly on the device, except that Hopper GPUs and small models compute as
+    /// `Native`; see [`precision`](super::precision).
     #[default]
     Auto,
     /// As `Auto`, and `Fp8` on Hopper GPUs.

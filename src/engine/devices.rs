@@ -86,16 +86,7 @@ pub fn open(args: &EngineArgs, needs: &Needs<'_>, observer: &mut dyn Observer) -
     };
     let precision =
         number.map_or(args.precision, |number| precision::resolve(args, number, needs.first, needs.model, observer));
-    let args = EngineArgs { precision, ..args.clone() };
-    open_resolved(&args, needs.gains_by_sharing, observer).map(|devices| (devices, precision))
-}
-
-/// As [`open`], with the precision of GPUs.
-fn open_resolved(
-    args: &EngineArgs,
-    gains_by_sharing: &dyn Fn() -> bool,
-    observer: &mut dyn Observer,
-) -> Result<Devices> {
+    let args = &EngineArgs { precision, ..args.clone() };
     if args.precision == PrecisionChoice::F32 && matches!(args.device, Device::Cuda(_)) {
         return Err(Error::usage("a GPU computes in 16 bits, not in f32")
             .for_field(Field::Precision)
@@ -113,13 +104,13 @@ fn open_resolved(
             .hint(format!("leave out `{:#}`", Field::Attention)));
     }
     match &args.device {
-        Device::Cpu => cpu(args, observer),
+        Device::Cpu => cpu(args, needs, observer),
         Device::Cuda(gpus) => {
             let numbers = numbers(gpus)?;
             args.parallel.check_enough(numbers.len(), gpus)?;
             let images = args.images.unwrap_or(usize::MAX);
             let world = match args.parallel {
-                ParallelChoice::Auto => soonest(&numbers, images, gains_by_sharing, observer)?,
+                ParallelChoice::Auto => soonest(&numbers, images, needs.gains_by_sharing, observer)?,
                 ParallelChoice::Off => 1,
                 ParallelChoice::Gpus(gpus) => gpus,
             };
@@ -128,14 +119,14 @@ fn open_resolved(
             if used.len() < numbers.len() {
                 observer.note(&unused(used, &numbers, images, world));
             }
-            open_gpus(args, used.chunks(world)).map(Devices::Cuda)
+            open_gpus(args, used.chunks(world)).map(|gpus| (Devices::Cuda(gpus), precision))
         }
         Device::Auto if args.precision == PrecisionChoice::F32 => {
             observer.note("using the CPU: a GPU computes in 16 bits, not in f32");
-            cpu(args, observer)
+            cpu(args, needs, observer)
         }
         Device::Auto => match (open_gpu(args, 0), for_gpus_alone(args)) {
-            (Ok(gpu), _) => Ok(only(gpu)),
+            (Ok(gpu), _) => Ok((only(gpu), precision)),
             (Err(error), Some((field, value))) => {
                 let capability = match (value, field) {
                     ("fp8", Field::Precision) => " of compute capability 8.9, 9.0 or 12.x",
@@ -153,7 +144,7 @@ fn open_resolved(
                 } else {
                     observer.detail(&why)
                 }
-                cpu(args, observer)
+                cpu(args, needs, observer)
             }
         },
     }
@@ -168,12 +159,13 @@ fn for_gpus_alone(args: &EngineArgs) -> Option<(Field, &'static str)> {
     }
 }
 
-/// Opens the CPU, as one device or as several that share its cores.
+/// Opens the CPU, as one device or as several that share its cores, and returns it with its precision.
 ///
 /// Errors if [`CPU_DEVICES`] is not a valid number of devices.
-fn cpu(args: &EngineArgs, observer: &mut dyn Observer) -> Result<Devices> {
+fn cpu(args: &EngineArgs, needs: &Needs<'_>, observer: &mut dyn Observer) -> Result<(Devices, PrecisionChoice)> {
     let count = cpu_devices(env::var(CPU_DEVICES).ok().as_deref())?;
-    let cpu = Cpu::new(match args.precision {
+    let precision = precision::resolve_on_cpu(args.precision, needs.model, observer);
+    let cpu = Cpu::new(match precision {
         PrecisionChoice::Bf16 => cpu::Precision::Bf16,
         PrecisionChoice::Int8 => cpu::Precision::Int8,
         PrecisionChoice::W4a8 => cpu::Precision::W4a8,
@@ -187,10 +179,11 @@ fn cpu(args: &EngineArgs, observer: &mut dyn Observer) -> Result<Devices> {
     if let Some(note) = cpu.note() {
         observer.note(note);
     }
-    Ok(Devices::Cpu(match count {
+    let cpus = match count {
         1 => vec![("cpu".to_string(), cpu)],
         count => (0..count).map(|number| (format!("cpu:{number}"), cpu.clone())).collect(),
-    }))
+    };
+    Ok((Devices::Cpu(cpus), precision))
 }
 
 /// Returns the number of devices that the CPU is split into.

@@ -30,6 +30,8 @@ pub struct OpeningTimes {
     pub device_s: f64,
     /// Opening and checking the model without its tokenizer, concurrently with the device.
     pub open_s: f64,
+    /// Quantizing weights, or reading or writing their cache.
+    pub quantize_s: f64,
 }
 
 impl Engine {
@@ -72,7 +74,8 @@ impl Engine {
         let mut model = model?;
         model.notes().iter().for_each(|note| observer.note(note));
         cancel.check()?;
-        let adapters = prepare(&mut model, args, observer, cancel)?;
+        let adapters = prepare(&mut model, args, observer)?;
+        let quantize_s = quantize(&mut model, args, observer, cancel)?;
         let mut engine = match devices {
             Devices::Cpu(cpus) => Self::on(cpus.into_iter().map(|cpu| vec![cpu]).collect(), model)?,
             Devices::Cuda(mut gpus) => {
@@ -94,7 +97,7 @@ impl Engine {
         engine.digests = Arc::new(ModelDigests::new(files));
         engine.digests.prepare(adapters.iter().map(|(_, adapter)| Arc::clone(adapter)).collect());
         engine.adapters = adapters;
-        engine.times = OpeningTimes { device_s, open_s };
+        engine.times = OpeningTimes { device_s, open_s, quantize_s };
         Ok(engine)
     }
 }
@@ -104,7 +107,6 @@ fn prepare(
     model: &mut OpenModel,
     args: &EngineArgs,
     observer: &mut dyn Observer,
-    cancel: &CancelFlag,
 ) -> Result<Vec<(PathBuf, Arc<Adapter>)>> {
     if args.caches_references {
         model.cache_references()?;
@@ -128,6 +130,15 @@ fn prepare(
             adapters.push((path.clone(), model.adapter(path)?));
         }
     }
+    Ok(adapters)
+}
+
+/// Quantizes weights according to `args`. Returns the seconds that it took.
+fn quantize(model: &mut OpenModel, args: &EngineArgs, observer: &mut dyn Observer, cancel: &CancelFlag) -> Result<f64> {
+    if args.fp8_cache.is_none() && args.quantize.is_none() {
+        return Ok(0.0);
+    }
+    let start = Instant::now();
     if let Some(folder) = &args.fp8_cache {
         let cache = model.attach_quantized_cache(folder, cancel, &mut |progress| observer.progress(progress))?;
         observer.finish();
@@ -140,7 +151,7 @@ fn prepare(
         observer.finish();
         done.iter().for_each(|quantized| observer.detail(&quantized.to_string()));
     }
-    Ok(adapters)
+    Ok(start.elapsed().as_secs_f64())
 }
 
 /// Returns the result of `work`, and the seconds that it took.

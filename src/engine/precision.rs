@@ -1,4 +1,5 @@
-//! The default precision of a GPU: the fastest one whose kernels agree with their definitions on this very GPU.
+//! The default precision of a device: on a GPU, the fastest one whose kernels agree with their definitions on this very
+//! GPU.
 //!
 //! Rates are measured once for a GPU, a driver and the kernels of this program, and kept next to the driver's cache of
 //! compiled kernels. On Hopper nothing is measured: there bf16 is the default. Start reading at [`select`], which
@@ -26,8 +27,6 @@ use crate::stage::Observer;
 
 /// The min gain over 16 bits that makes up for the rounding to 8 bits.
 const MIN_GAIN: f64 = 1.05;
-/// The min width of a transformer whose time is mostly in matrix multiplications.
-const MIN_DIM: usize = 2048;
 /// Rows, columns and outputs of the timed matrix multiplication, of the size of the largest ones of klein 4B.
 const TIMED: [usize; 3] = [1024, 3072, 12288];
 /// Rows, columns and outputs of the matrix multiplication that is compared with its definition.
@@ -133,8 +132,7 @@ pub fn resolve<'a>(
         Ok(true) => return if is_fast { PrecisionChoice::Fp8 } else { PrecisionChoice::Native },
         Ok(false) => {}
     }
-    let Some(info) = model().filter(|info| info.transformer.dim() >= MIN_DIM && !info.has_quantized_transformer())
-    else {
+    let Some(info) = model().filter(|info| info.is_full_size() && !info.has_quantized_transformer()) else {
         return PrecisionChoice::Native;
     };
     let chosen = Rates::find(number, observer).and_then(|rates| {
@@ -163,6 +161,27 @@ pub fn resolve<'a>(
             observer.note(&format!("computing in 16 bits: the GPU cannot be measured: {}", error.what()));
             PrecisionChoice::Native
         }
+    }
+}
+
+/// Returns the precision for a model on the CPU, if `precision` leaves it to the program: bf16 for a full-size model, if
+/// the processor multiplies bf16 faster than float32. `model` is as in [`resolve`].
+pub fn resolve_on_cpu<'a>(
+    precision: PrecisionChoice,
+    model: &dyn Fn() -> Option<&'a ModelInfo>,
+    observer: &mut dyn Observer,
+) -> PrecisionChoice {
+    match precision {
+        PrecisionChoice::Auto | PrecisionChoice::Fast
+            if model().is_some_and(ModelInfo::is_full_size) && Cpu::is_bf16_faster() =>
+        {
+            let precision = Field::Precision;
+            observer
+                .detail(&format!("computing in bf16, which is faster on this processor; `{precision:#} f32` is exact"));
+            PrecisionChoice::Bf16
+        }
+        PrecisionChoice::Auto | PrecisionChoice::Fast => PrecisionChoice::Native,
+        precision => precision,
     }
 }
 

@@ -4,7 +4,7 @@ use std::borrow::Cow;
 use std::path::Path;
 
 use super::EngineArgs;
-use super::devices::{self, Devices};
+use super::devices::{self, Devices, Needs};
 use crate::backend::Backend;
 use crate::error::{Error, Result};
 use crate::input::lanczos;
@@ -81,7 +81,7 @@ impl Upscaling {
     pub fn open(file: &Path, args: &EngineArgs, observer: &mut dyn Observer) -> Result<Self> {
         let file = UpscalerFile::open(file)?;
         let args = EngineArgs { images: Some(1), ..args.clone() };
-        let network: Option<Box<dyn Network>> = match devices::open(&args, &|| false, observer)? {
+        let network: Option<Box<dyn Network>> = match devices::open(&args, &Needs::UNKNOWN, observer)?.0 {
             Devices::Cpu(cpus) => cpus.first().map(|(_, cpu)| boxed(cpu, &file)).transpose()?,
             Devices::Cuda(gpus) => gpus.first.first().map(|(_, gpu)| boxed(gpu, &file)).transpose()?,
         };

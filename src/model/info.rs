@@ -180,6 +180,11 @@ impl ModelInfo {
         self.kind.window.length(USUAL_TOKENS, self.max_sequence_length)
     }
 
+    /// Returns `true` unless the transformer is far narrower than those of published models.
+    pub fn is_full_size(&self) -> bool {
+        self.transformer.dim() >= 1024
+    }
+
     /// Returns the number of text encoder layers that run.
     pub fn layers_to_run(&self) -> usize {
         self.out_layers.iter().copied().max().unwrap_or(0)

@@ -27,6 +27,8 @@ pub struct Report<'a> {
     pub device_s: f64,
     /// Time of opening and checking the model without its tokenizer, in parallel with opening the device.
     pub open_s: f64,
+    /// Time of quantizing weights, or of reading or writing their cache.
+    pub quantize_s: f64,
     /// Time of encoding and writing the file.
     pub save_s: f64,
     /// Time from the program's start until the file was written.
@@ -75,9 +77,10 @@ impl Report<'_> {
     pub fn text(&self) -> String {
         let devices: Vec<&Timings> = once(self.timings).chain(&self.timings.other_devices).collect();
         let of_each = |seconds: fn(&Timings) -> f64| devices.iter().map(|timings| seconds(timings)).collect();
-        let before: [(&str, Vec<f64>); 9] = [
+        let before: [(&str, Vec<f64>); 10] = [
             ("device", vec![self.device_s]),
             ("open", vec![self.open_s]),
+            ("quantize", vec![self.quantize_s]),
             ("load", of_each(|timings| timings.load_s)),
             ("text", of_each(|timings| timings.text_s)),
             ("encode", of_each(|timings| timings.encode_s)),
@@ -86,9 +89,9 @@ impl Report<'_> {
             ("merge", of_each(|timings| timings.merge_s)),
             ("prepare", of_each(|timings| timings.prepare_s)),
         ];
-        // Rare stages: `encode` needs input images, `references` a model that caches them, `factors` and `merge`
-        // adapters.
-        let rare = ["encode", "references", "factors", "merge"];
+        // Rare stages: `quantize` needs its flag, `encode` input images, `references` a model that caches them,
+        // `factors` and `merge` adapters.
+        let rare = ["quantize", "encode", "references", "factors", "merge"];
         let before =
             before.into_iter().filter(|(name, times)| !rare.contains(name) || times.iter().any(|time| *time > 0.0));
         let step = |step: usize| {

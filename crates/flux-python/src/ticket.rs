@@ -107,5 +107,6 @@ fn name(stage: Stage) -> &'static str {
         Stage::Encode => "encode",
         Stage::Denoise => "denoise",
         Stage::Decode => "decode",
+        Stage::Upscale => "upscale",
     }
 }

@@ -1,18 +1,15 @@
-//! Attention of bfloat16 activations on AMX tiles: as [`super::attention`], but with whole rows of scores, so that its
-//! two matrix multiplications are large. Queries, keys, values and weights are rounded to bfloat16; sums and softmax
-//! are in float32.
+//! Attention of bfloat16 activations on a unit that multiplies bfloat16: as [`super::attention`], but with whole rows
+//! of scores, so that its two matrix multiplications are large. Queries, keys, values and weights are rounded to
+//! bfloat16; sums and softmax are in float32.
 
 use rayon::prelude::*;
 
-use super::amx::{self, Bf16Rows, Output, Packed};
+use super::tiles::{self, Multiply, Output, Packed, WeightRows};
 use super::{Rows, math, pool};
 use crate::ops::TokenLayout;
 
 /// Queries with scores held at once: memory grows with the tokens, not with their square.
 const QUERIES: usize = 1024;
-
-/// The matrix multiplication: [`amx::multiply`], or its emulation in tests.
-pub(super) type Multiply = fn(&Packed, Bf16Rows<'_>, Output<'_>);
 
 /// Keys [tokens, head_dim] and transposed values [head_dim, tokens] of one head and sample.
 struct Head {
@@ -66,9 +63,9 @@ pub(super) fn attention(
                         &q.row(layout.row(sample, first + row) - skipped)[column + col..][..cells.len()],
                     );
                 });
-                let keys = Bf16Rows { bytes: bytemuck::cast_slice(keys), rows: tokens, stride: 2 * head_dim };
+                let keys = WeightRows { bytes: bytemuck::cast_slice(keys), rows: tokens, stride: 2 * head_dim };
                 let scores = &mut scores[..queries * tokens];
-                multiply(&packed, keys, Output { values: scores, stride: tokens, add: false });
+                multiply(&packed, keys, Output { values: scores, stride: tokens, add: false, integers: None });
                 drop(packed);
 
                 scores.par_chunks_exact_mut(tokens).zip(&mut sums).for_each(|(row, sum)| {
@@ -77,9 +74,10 @@ pub(super) fn attention(
                 });
 
                 let packed =
-                    Packed::new(&[amx::Rows { values: scores, rows: queries, cols: tokens, stride: tokens }], 1);
-                let values = Bf16Rows { bytes: bytemuck::cast_slice(values), rows: head_dim, stride: 2 * tokens };
-                multiply(&packed, values, Output { values: &mut weighted, stride: head_dim, add: false });
+                    Packed::new(&[tiles::Rows { values: scores, rows: queries, cols: tokens, stride: tokens }], 1);
+                let values = WeightRows { bytes: bytemuck::cast_slice(values), rows: head_dim, stride: 2 * tokens };
+                let result = Output { values: &mut weighted, stride: head_dim, add: false, integers: None };
+                multiply(&packed, values, result);
                 for (row, (values, sum)) in weighted.chunks_exact(head_dim).zip(&sums).enumerate().take(queries) {
                     let to = &mut out[(layout.row(sample, first + row) - skipped) * q.cols + column..][..head_dim];
                     to.iter_mut().zip(values).for_each(|(to, value)| *to = value / sum);
@@ -113,7 +111,7 @@ mod tests {
             let of = |data, cols| Rows { data, rows, cols, stride: cols + 3 };
             let [q, k, v] = [of(&q, q_cols), of(&k, kv_cols), of(&v, kv_cols)];
             let expected = attention::attention(q, k, v, head_dim, layout, Mask::None);
-            let got = attention(amx::multiply_emulated, q, k, v, head_dim, layout);
+            let got = attention(tiles::multiply_emulated, q, k, v, head_dim, layout);
             assert_eq!(got.len(), expected.len());
             let norm = |values: &mut dyn Iterator<Item = f32>| values.map(|v| f64::from(v).powi(2)).sum::<f64>().sqrt();
             let off = norm(&mut got.iter().zip(&expected).map(|(got, expected)| got - expected))
@@ -133,7 +131,7 @@ mod tests {
             let first = layout.context_rows() * cols;
             let images = of(&q[first..], layout.img_rows());
             let [q, k, v] = [&q, &k, &v].map(|data| of(data, layout.rows()));
-            let tiles = |q, layout| attention(amx::multiply_emulated, q, k, v, head_dim, layout);
+            let tiles = |q, layout| attention(tiles::multiply_emulated, q, k, v, head_dim, layout);
             let portable = |q, layout| attention::attention(q, k, v, head_dim, layout, Mask::None);
             assert!(tiles(images, layout.image_queries()) == tiles(q, layout)[first..], "{layout:?}");
             assert!(portable(images, layout.image_queries()) == portable(q, layout)[first..], "{layout:?}");
@@ -146,7 +144,7 @@ mod tests {
         let (q, mut k, v) = (values(1, 40 * 16), values(2, 40 * 16), values(3, 40 * 16));
         k[17 * 16] = f32::NAN;
         let of = |data| Rows { data, rows: 40, cols: 16, stride: 16 };
-        let got = attention(amx::multiply_emulated, of(&q), of(&k), of(&v), 16, layout);
+        let got = attention(tiles::multiply_emulated, of(&q), of(&k), of(&v), 16, layout);
         assert!(got.iter().all(|value| value.is_nan()));
     }
 }

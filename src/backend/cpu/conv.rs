@@ -1,12 +1,12 @@
 //! Convolution in float32: the inputs of a block of output pixels as rows (im2col), times the weight matrix. If the
-//! processor has AMX-BF16 tiles, they multiply bfloat16 weights: [`super::conv_tiles`].
+//! processor multiplies bfloat16, weights in bfloat16 take another path: [`super::conv_tiles`].
 
 use std::cell::RefCell;
 use std::sync::OnceLock;
 
 use rayon::prelude::*;
 
-use super::amx::Packed;
+use super::tiles::Packed;
 use super::{Rows, gemm};
 use crate::files::TensorView;
 use crate::ops::Conv;
@@ -17,7 +17,7 @@ const BLOCK: usize = 256;
 /// A convolution weight [out, in, k, k] in the mapped file, with cached copies in the orders used so far.
 pub struct Weight {
     pub(super) view: TensorView,
-    /// [out, k * k * in]
+    /// [k * k * in, out]
     reordered: OnceLock<Vec<f32>>,
     /// For [`super::conv_tiles`].
     pub(super) packed: OnceLock<Packed>,
@@ -31,10 +31,10 @@ impl Weight {
     }
 }
 
-/// Computes x [height * width, in], weight [out, k * k * in], bias \[out\] -> out [out_height * out_width, out], dense.
+/// Computes x [height * width, in], weight [out, in, k, k], bias \[out\] -> out [out_height * out_width, out], dense.
 pub(super) fn conv2d(x: Rows<'_>, weight: &Weight, bias: &[f32], conv: Conv, out: &mut [f32]) {
     thread_local!(static COLUMNS: RefCell<Vec<f32>> = const { RefCell::new(Vec::new()) });
-    let weight_rows = weight.reordered.get_or_init(|| reorder(&weight.view));
+    let columns_of_weight = weight.reordered.get_or_init(|| reorder(&weight.view));
     let (n, k) = (bias.len(), conv.kernel * conv.kernel * x.cols);
     out.par_chunks_mut(BLOCK * n).enumerate().for_each(|(task, out)| {
         COLUMNS.with_borrow_mut(|columns| {
@@ -43,7 +43,7 @@ pub(super) fn conv2d(x: Rows<'_>, weight: &Weight, bias: &[f32], conv: Conv, out
             for (i, taps) in columns.chunks_exact_mut(k).enumerate() {
                 im2col(x, conv, task * BLOCK + i, taps);
             }
-            gemm::dense(Rows { data: columns, rows: pixels, cols: k, stride: k }, weight_rows, n, out);
+            gemm::dense(Rows { data: columns, rows: pixels, cols: k, stride: k }, columns_of_weight, n, out);
         });
         out.chunks_exact_mut(n).for_each(|row| super::elementwise::add(row, bias));
     });
@@ -63,7 +63,7 @@ fn im2col(x: Rows<'_>, conv: Conv, pixel: usize, taps: &mut [f32]) {
     }
 }
 
-/// Reorders [out, in, k, k] -> [out, k * k * in].
+/// Reorders [out, in, k, k] -> [k * k * in, out].
 fn reorder(view: &TensorView) -> Vec<f32> {
     let &[cout, cin, kh, kw] = view.shape() else { panic!("expected a convolution weight with four axes") };
     let (values, taps) = (view.to_f32(), kh * kw);
@@ -71,7 +71,7 @@ fn reorder(view: &TensorView) -> Vec<f32> {
     for o in 0..cout {
         for i in 0..cin {
             for tap in 0..taps {
-                out[(o * taps + tap) * cin + i] = values[(o * cin + i) * taps + tap];
+                out[(tap * cin + i) * cout + o] = values[(o * cin + i) * taps + tap];
             }
         }
     }

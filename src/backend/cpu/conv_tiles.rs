@@ -1,16 +1,16 @@
-//! Convolution of bfloat16 weights on AMX tiles, by [`super::amx::multiply_windows`]: as [`super::conv`], but without
-//! writing out windows.
+//! Convolution of bfloat16 weights on a unit that multiplies bfloat16, by [`MultiplyWindows`]: as [`super::conv`], but
+//! without writing out windows.
 //!
 //! A band of the image is rounded to bfloat16 once, with its padding: `[phase][32 channels][term][row][pixel]`. A phase
 //! is the pixels that are multiples of the stride apart, so that adjacent windows read adjacent pixels in it. As in a
 //! linear layer, activations become one rounded term with `--precision bf16` and three exact terms otherwise, see
-//! [`super::amx`].
+//! [`super::tiles`].
 
 use half::bf16;
 use rayon::prelude::*;
 
-use super::amx::{Line, Lines, Offsets, Packed, Windows};
 use super::conv::Weight;
+use super::tiles::{Bf16Unit, Line, Lines, MultiplyWindows, Offsets, Packed, Windows};
 use super::{Rows, math};
 use crate::files::TensorView;
 use crate::ops::Conv;
@@ -21,18 +21,18 @@ const CHANNELS: usize = 32;
 /// 1024 x 1024 with 128 channels, so rounding two rows again for the next band costs little.
 const BAND_BYTES: usize = 8 << 20;
 
-/// See [`super::amx::multiply_windows`].
-type Multiply = fn(&Lines, &Offsets, &Packed, Windows, &mut [f32], &[f32], bool);
-
 /// The multiplication, and the size of a band; tests use others.
 #[derive(Clone, Copy)]
 pub(super) struct Unit {
-    multiply: Multiply,
+    multiply: MultiplyWindows,
     band_bytes: usize,
 }
 
-/// The tile unit.
-pub(super) const TILES: Unit = Unit { multiply: super::amx::multiply_windows, band_bytes: BAND_BYTES };
+impl Unit {
+    pub(super) fn new(unit: &Bf16Unit) -> Self {
+        Self { multiply: unit.multiply_windows, band_bytes: BAND_BYTES }
+    }
+}
 
 /// A pixel that each window reads, counted from its first in the padded image, and the taps of the kernel on it.
 struct Seen {
@@ -208,18 +208,16 @@ mod tests {
     use safetensors::tensor::TensorView as FileTensor;
 
     use super::super::tests::values;
-    use super::super::{Cpu, Precision, amx, conv};
+    use super::super::{Cpu, Precision, conv, tiles};
     use super::*;
     use crate::files::Safetensors;
 
-    const EMULATED: Unit = Unit { multiply: amx::multiply_windows_emulated, ..TILES };
+    const EMULATED: Unit = Unit { multiply: tiles::multiply_windows_emulated, band_bytes: BAND_BYTES };
 
-    /// Returns the emulation, and the unit itself if there is one, with a band for all of a small image and with bands
-    /// of one row.
+    /// Returns the emulation and the units of this CPU, with a band for all of a small image and with bands of one row.
     fn units() -> Vec<Unit> {
-        let required = std::env::var_os("FLUX_REQUIRE_AMX").is_some();
-        assert!(amx::available() || !required, "FLUX_REQUIRE_AMX is set, but this machine has no AMX");
-        let units = std::iter::once(EMULATED).chain(amx::available().then_some(TILES));
+        let own = tiles::BF16.iter().filter(|unit| (unit.is_available)()).map(Unit::new);
+        let units = std::iter::once(EMULATED).chain(own);
         units.flat_map(|unit| [unit, Unit { band_bytes: 0, ..unit }]).collect()
     }
 
@@ -315,7 +313,7 @@ mod tests {
     #[test]
     fn bands_are_of_one_height_and_take_no_more_than_they_may() {
         // A row of it takes 1 MiB in three terms.
-        let image = |band_bytes| Image::new(Unit { band_bytes, ..TILES }, Conv::same(19, 5000, 3), 30, 3);
+        let image = |band_bytes| Image::new(Unit { band_bytes, ..EMULATED }, Conv::same(19, 5000, 3), 30, 3);
         assert_eq!([0, 4 << 20, 8 << 20, 32 << 20].map(|bytes| image(bytes).band), [1, 4, 7, 19]);
     }
 
@@ -398,7 +396,7 @@ mod tests {
             let off = worst(rounded, exact);
             // Rounding of values and of sums of weights; a missing residual, bias or tap gives more than 0.05.
             assert!(off < 0.03, "{op}: {off:e}");
-            assert_eq!(off > 1e-5, amx::available(), "{op}: only bfloat16 must round: {off:e}");
+            assert_eq!(off > 1e-5, tiles::bf16().is_some(), "{op}: only bfloat16 must round: {off:e}");
         }
     }
 
@@ -419,7 +417,7 @@ mod tests {
             let x = noise(1, side * side * channels);
             let rows = Rows { data: &x, rows: side * side, cols: channels, stride: channels };
             let seconds =
-                best(|| Image::new(TILES, Conv::same(side, side, 3), channels, 1).bands(rows, |_, _, _, _| ()));
+                best(|| Image::new(EMULATED, Conv::same(side, side, 3), channels, 1).bands(rows, |_, _, _, _| ()));
             println!(
                 "round {side} x {side} x {channels}: {:.2} ms, {:.2} values/ns",
                 1e3 * seconds,

@@ -5,6 +5,7 @@ use std::fs;
 use std::num::NonZero;
 use std::thread;
 
+use super::tiles::BF16;
 use super::{Precision, gemm};
 use crate::memory;
 
@@ -35,7 +36,7 @@ pub fn host_facts() -> HostFacts {
         cores: cores(&cpuinfo),
         threads: thread::available_parallelism().map_or(1, NonZero::get),
         instructions: instructions(),
-        products: gemm::describe(Precision::F32).to_string(),
+        products: gemm::describe(Precision::F32),
         memory_bytes: memory::total_bytes(),
         available_bytes: Some(memory::available_bytes()).filter(|bytes| *bytes < u64::MAX),
     }
@@ -63,11 +64,13 @@ fn cores(cpuinfo: &str) -> Option<usize> {
 /// Returns the instruction sets of matrix multiplications and sums, which determine the order of rounding.
 #[cfg(target_arch = "x86_64")]
 pub(super) fn instructions() -> Vec<&'static str> {
+    let has_unit = |name| BF16.iter().any(|unit| unit.name == name && (unit.is_available)());
     let found = [
         ("avx2", is_x86_feature_detected!("avx2")),
         ("fma", is_x86_feature_detected!("fma")),
         ("avx512f", is_x86_feature_detected!("avx512f")),
-        ("amx-bf16", super::amx::available()),
+        ("avx512-bf16", has_unit("AVX512-BF16")),
+        ("amx-bf16", has_unit("AMX-BF16")),
     ];
     found.into_iter().filter(|(_, has)| *has).map(|(name, _)| name).collect()
 }

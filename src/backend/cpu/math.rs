@@ -5,7 +5,7 @@
 
 #![allow(unsafe_code)]
 
-use crate::files::{TensorView, dequantize_inlined};
+use crate::files::{TensorView, dequantize_inlined, int8};
 
 /// Sums and maxima use this many independent lanes, so that no addition waits for the one before it.
 const LANES: usize = 32;
@@ -94,6 +94,11 @@ pub fn widen_f16(bytes: &[u8], out: &mut [f32]) {
 /// unless `out` has as many cells.
 pub fn dequantize(view: &TensorView, out: &mut [f32]) {
     dispatch!(dequantize_body(view: &TensorView, out: &mut [f32]))
+}
+
+/// As [`int8::quantize_row`].
+pub fn quantize_row(values: &mut [f32], group: usize, out: &mut [i8]) -> f32 {
+    dispatch!(quantize_row_body(values: &mut [f32], group: usize, out: &mut [i8]) -> f32)
 }
 
 /// Rounds each value to bfloat16 bits (to nearest, ties to even), and leaves the remainder in `values`.
@@ -260,6 +265,11 @@ fn widen_f16_body<const FMA: bool>(bytes: &[u8], out: &mut [f32]) {
 #[inline(always)]
 fn dequantize_body<const FMA: bool>(view: &TensorView, out: &mut [f32]) {
     dequantize_inlined(view, out);
+}
+
+#[inline(always)]
+fn quantize_row_body<const FMA: bool>(values: &mut [f32], group: usize, out: &mut [i8]) -> f32 {
+    int8::quantize_row(values, group, out)
 }
 
 #[inline(always)]

@@ -6,7 +6,6 @@
 //! convolution of an upsampled image in bfloat16 ([`Tensor::upsample_conv2d`]). The backend knows nothing about models.
 //! Start reading at [`gemm`].
 
-pub mod amx;
 mod attention;
 mod attention_tiles;
 mod conv;
@@ -22,6 +21,7 @@ mod ops;
 mod pixels;
 mod pool;
 mod split_weights;
+pub mod tiles;
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -43,13 +43,13 @@ use crate::tensor::{Dtype, Tensor};
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Precision {
     /// As accurate as float32 throughout; matrix multiplications with weights in fewer than 16 bits have an error of
-    /// 4e-6 on tiles that multiply bfloat16.
+    /// 4e-6 on AMX tiles.
     F32,
     /// Activations, and weights in fewer than 16 bits, rounded to bfloat16 at each matrix multiplication and
     /// convolution, if the processor multiplies bfloat16; otherwise as `F32`.
     Bf16,
-    /// As `F32`, with large matrix multiplications in 8-bit integers: see [`crate::files::int8`]. It reproduces the
-    /// int8 arithmetic of GPUs, and is not faster.
+    /// As `Bf16`, or as `F32` if that is faster, with large matrix multiplications in 8-bit integers: see
+    /// [`crate::files::int8`]. They are exact, so they equal those of GPUs.
     Int8,
     /// As `Int8`, with the 4-bit weights of GPUs: see [`crate::files::w4a8`].
     W4a8,
@@ -101,11 +101,15 @@ impl Cpu {
         Self { precision, member: None }
     }
 
+    /// Returns `true` if this processor multiplies bfloat16 faster than float32.
+    pub fn is_bf16_faster() -> bool {
+        gemm::unit(Precision::Bf16).is_some_and(|unit| (unit.is_fast)())
+    }
+
     /// Returns a note for the user if the requested precision is not the one that runs.
     pub fn note(&self) -> Option<&'static str> {
-        (self.precision == Precision::Bf16 && !amx::available()).then_some(
-            "this processor has no AMX-BF16, so matrix multiplications run in float32 and bf16 is not faster",
-        )
+        (self.precision == Precision::Bf16 && gemm::unit(self.precision).is_none())
+            .then_some("this processor has no bfloat16 instructions, so matrix multiplications run in float32")
     }
 
     fn tensor(&self, values: Vec<f32>, rows: usize, cols: usize) -> Tensor<Self> {

@@ -1,7 +1,8 @@
 //! [`Ops`] on the CPU.
 
+use super::conv_tiles::Unit;
 use super::{
-    ChannelStatistics, Cpu, Precision, Rows, Weight, amx, attention, attention_tiles, conv, conv_tiles, elementwise,
+    ChannelStatistics, Cpu, Precision, Rows, Weight, attention, attention_tiles, conv, conv_tiles, elementwise,
     for_rows, gemm, int8, math, norm, pixels, pool,
 };
 use crate::backend::Ops;
@@ -76,7 +77,7 @@ impl Ops for Cpu {
             (false, None) => true,
             (false, Some(_)) => terms.is_some(),
             // Sums of weights are rounded to bfloat16, so use this only if activations are rounded too.
-            (true, residual) => terms == Some(1) && residual.is_none(),
+            (true, residual) => matches!(terms, Some((_, 1))) && residual.is_none(),
         };
         if conv2d.activation.is_some() || conv2d.norm.is_some() || conv2d.halo.is_some() || !fused {
             return ops::conv2d::compose(self, conv2d);
@@ -87,8 +88,8 @@ impl Ops for Cpu {
         let mut out = residual.map_or_else(|| pool::values(rows * cols), Self::take);
         let operands = conv_tiles::Operands { x, weight: kernel, bias, conv };
         match terms {
-            Some(_) if upsample => conv_tiles::upsample_conv2d(conv_tiles::TILES, operands, &mut out),
-            Some(terms) => conv_tiles::conv2d(conv_tiles::TILES, terms, operands, &mut out, adds),
+            Some((unit, _)) if upsample => conv_tiles::upsample_conv2d(Unit::new(unit), operands, &mut out),
+            Some((unit, terms)) => conv_tiles::conv2d(Unit::new(unit), terms, operands, &mut out, adds),
             None => conv::conv2d(x, kernel, bias, conv, &mut out),
         }
         Ok(self.tensor(out, rows, cols).into())
@@ -100,10 +101,10 @@ impl Ops for Cpu {
         }
         let Attention { q, k, v, head_dim, layout, mask, .. } = attention;
         let (q_rows, k_rows, v_rows) = (Rows::new(&q), Rows::new(k), Rows::new(v));
-        let out = if self.precision == Precision::Bf16 && amx::available() && mask == Mask::None {
-            attention_tiles::attention(amx::multiply, q_rows, k_rows, v_rows, head_dim, layout)
-        } else {
-            attention::attention(q_rows, k_rows, v_rows, head_dim, layout, mask)
+        let unit = gemm::unit(self.precision).filter(|_| self.precision != Precision::F32 && mask == Mask::None);
+        let out = match unit {
+            Some(unit) => attention_tiles::attention(unit.multiply, q_rows, k_rows, v_rows, head_dim, layout),
+            None => attention::attention(q_rows, k_rows, v_rows, head_dim, layout, mask),
         };
         Ok(self.tensor(out, q.rows(), q.cols()))
     }

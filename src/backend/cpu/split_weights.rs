@@ -1,4 +1,4 @@
-//! Multiplication of quantized weights on AMX tiles, which multiply bfloat16.
+//! Multiplication of quantized weights by a unit that multiplies bfloat16.
 //!
 //! Panels of weight rows are converted to float32 and split into two bfloat16 terms, as activations are. The product of
 //! both second terms is left out: it is below the rounding of the others. So a matrix multiplication costs as much as
@@ -10,7 +10,7 @@ use std::cell::Cell;
 
 use rayon::prelude::*;
 
-use super::amx::{Bf16Rows, Output, Packed, Rows};
+use super::tiles::{Multiply, Output, Packed, Rows, WeightRows};
 use super::{Precision, math};
 use crate::files::TensorView;
 
@@ -28,14 +28,14 @@ impl SplitPacked {
     /// Packs the concatenated columns of `xs`.
     pub fn new(xs: &[Rows<'_>], precision: Precision) -> Self {
         let terms: &[usize] = match precision {
-            Precision::F32 | Precision::Int8 | Precision::W4a8 => &[2, 1],
-            Precision::Bf16 => &[1],
+            Precision::F32 => &[2, 1],
+            Precision::Bf16 | Precision::Int8 | Precision::W4a8 => &[1],
         };
         Self(terms.iter().map(|terms| Packed::new(xs, *terms)).collect())
     }
 
-    /// Computes `out = x weight^T` for the columns of `out` of this weight; `multiply` is the tile multiplication.
-    pub fn multiply(&self, weight: &TensorView, out: Output<'_>, multiply: impl Fn(&Packed, Bf16Rows<'_>, Output<'_>)) {
+    /// Computes `out = x weight^T` for the columns of `out` of this weight; `multiply` is the unit's multiplication.
+    pub fn multiply(&self, weight: &TensorView, out: Output<'_>, multiply: Multiply) {
         thread_local!(static PANEL: Cell<Vec<u16>> = const { Cell::new(Vec::new()) });
         let (rows, cols, terms) = (weight.rows(), weight.cols(), self.0.len());
         let rows_at_once = (PANEL_VALUES / cols.max(1)).next_multiple_of(PANEL_MULTIPLE);
@@ -47,9 +47,13 @@ impl SplitPacked {
             split(&some, terms, &mut panel);
             for (term, packed) in self.0.iter().enumerate() {
                 let bytes = bytemuck::cast_slice(&panel[term * cols..some.rows() * terms * cols]);
-                let weight = Bf16Rows { bytes, rows: some.rows(), stride: 2 * terms * cols };
+                let weight = WeightRows { bytes, rows: some.rows(), stride: 2 * terms * cols };
                 let values = &mut out.values[first..];
-                multiply(packed, weight, Output { values, stride: out.stride, add: out.add || term > 0 });
+                multiply(
+                    packed,
+                    weight,
+                    Output { values, stride: out.stride, add: out.add || term > 0, integers: None },
+                );
             }
         }
         PANEL.set(panel);
@@ -78,8 +82,8 @@ fn split(weight: &TensorView, terms: usize, panel: &mut [u16]) {
 mod tests {
     use std::sync::Arc;
 
-    use super::super::amx::multiply_emulated;
     use super::super::tests::values;
+    use super::super::tiles::multiply_emulated;
     use super::*;
     use crate::files::{Bytes, Format, Scales};
 
@@ -101,7 +105,7 @@ mod tests {
         let packed = SplitPacked::new(&[Rows { values: &x, rows, cols, stride: cols }], precision);
         let stride = weight_rows + 3;
         let mut out = vec![f32::NAN; rows * stride];
-        packed.multiply(&weight, Output { values: &mut out, stride, add: false }, multiply_emulated);
+        packed.multiply(&weight, Output { values: &mut out, stride, add: false, integers: None }, multiply_emulated);
         let wide = weight.to_f32();
         let (mut off, mut all) = (0.0, 0.0);
         for (x, out) in x.chunks(cols).zip(out.chunks(stride)) {

@@ -192,6 +192,7 @@ impl Drawing<'_> {
                 timings,
                 device_s: times.device_s,
                 open_s: times.open_s,
+                quantize_s: times.quantize_s,
                 save_s: *save_s,
                 total_s: *total_s,
                 peak_host_bytes: peak_host_bytes(),

@@ -43,6 +43,7 @@ pub fn group_of(cols: usize) -> usize {
 ///
 /// Integers cannot represent NaN or infinity. A row with a value that is not finite gets a scale that is not finite
 /// either, so that damaged weights still end in an error.
+#[inline(always)]
 pub fn quantize_row(values: &mut [f32], group: usize, out: &mut [i8]) -> f32 {
     let amax = rotate_row(values, group);
     let inverse = MAX / amax;
@@ -51,6 +52,7 @@ pub fn quantize_row(values: &mut [f32], group: usize, out: &mut [i8]) -> f32 {
 }
 
 /// Rotates each `group` columns of a row. Returns the largest magnitude of the rotated row, at least `MIN_AMAX`.
+#[inline(always)]
 pub(crate) fn rotate_row(values: &mut [f32], group: usize) -> f32 {
     let per_root = 1.0 / (group as f32).sqrt();
     if group > 1 {

@@ -2,6 +2,7 @@
 
 use half::bf16;
 
+use super::tile::{BF16_COLS, LineTiles};
 use super::*;
 
 /// The tile unit in software, with the order of sums of Intel's description: even and odd columns separately, then both
@@ -9,11 +10,14 @@ use super::*;
 struct Emulated;
 
 impl Tiles for Emulated {
+    const BLOCK_STEPS: usize = 32;
+    const BYTES: usize = 2;
+
     fn begin() -> Self {
         Self
     }
 
-    fn multiply(&self, a: &[Tile], b: &[Tile], terms: usize, add: bool, sums: &mut Sums, _: *const Tile) {
+    fn multiply(&self, a: &[Tile], b: &[Tile], terms: usize, _: usize, add: bool, sums: &mut Sums, _: *const Tile) {
         assert!(!a.is_empty() && a.len().is_multiple_of(2) && b.len() == a.len() * terms);
         if !add {
             *sums = NO_SUMS;
@@ -26,7 +30,9 @@ impl Tiles for Emulated {
             }
         }
     }
+}
 
+impl LineTiles for Emulated {
     fn multiply_lines(&self, a: &[Line], offsets: &Offsets, b: &[Tile], sums: &mut Sums) {
         assert!(!b.is_empty() && b.len() * offsets.terms() == 2 * offsets.bytes().len());
         *sums = NO_SUMS;
@@ -34,8 +40,8 @@ impl Tiles for Emulated {
             for offset in offsets {
                 assert_eq!(offset % size_of::<Line>(), 0);
                 let lines = &a[offset / size_of::<Line>()..][..PAIR];
-                let a: &[Tile] =
-                    &[0, TILE].map(|first| Tile(lines[first..first + TILE].as_flattened().try_into().unwrap()));
+                let a: &[Tile] = bytemuck::cast_slice(lines);
+                let a = [0, 1].map(|tile| a[tile]);
                 for (i, sums) in sums.0.iter_mut().enumerate() {
                     emulate_product(&a[i / 2], &b[i % 2], sums);
                 }
@@ -44,13 +50,38 @@ impl Tiles for Emulated {
     }
 }
 
+/// A unit that ignores most of X.
+struct Wrong;
+
+impl Tiles for Wrong {
+    const BLOCK_STEPS: usize = 32;
+    const BYTES: usize = 2;
+
+    fn begin() -> Self {
+        Self
+    }
+
+    fn multiply(
+        &self,
+        a: &[Tile],
+        b: &[Tile],
+        terms: usize,
+        x_rows: usize,
+        add: bool,
+        sums: &mut Sums,
+        at: *const Tile,
+    ) {
+        Emulated.multiply(&a[2..], &b[2..], terms, x_rows, add, sums, at);
+    }
+}
+
 fn emulate_product(a: &Tile, b: &Tile, sums: &mut [f32; TILE * TILE]) {
-    let value = |tile: &Tile, i: usize| bf16::from_bits(tile.0[i]).to_f32();
+    let value = |tile: &Tile, i: usize| bf16::from_bits(bytemuck::cast_slice(&tile.0)[i]).to_f32();
     for row in 0..TILE {
         for col in 0..TILE {
             let mut parts = [0.0f32; 2];
-            for i in 0..TILE_COLS {
-                parts[i % 2] += value(a, row * TILE_COLS + i) * value(b, i / 2 * TILE_COLS + 2 * col + i % 2);
+            for i in 0..BF16_COLS {
+                parts[i % 2] += value(a, row * BF16_COLS + i) * value(b, i / 2 * BF16_COLS + 2 * col + i % 2);
             }
             sums[row * TILE + col] += parts[0] + parts[1];
         }
@@ -58,7 +89,7 @@ fn emulate_product(a: &Tile, b: &Tile, sums: &mut [f32; TILE * TILE]) {
 }
 
 /// [`multiply`] on emulated tiles.
-pub fn multiply_emulated(x: &Packed, weight: Bf16Rows<'_>, out: Output<'_>) {
+pub fn multiply_emulated(x: &Packed, weight: WeightRows<'_>, out: Output<'_>) {
     multiply_on::<Emulated>(x, weight, out);
 }
 
@@ -113,7 +144,7 @@ const CASES: [Case; 12] = [
 ];
 
 /// Runs a case and returns the largest error, relative to the lengths of the two vectors that a cell multiplies.
-fn worst_error<T: Tiles>(case: &Case, terms: usize) -> f64 {
+fn worst_error(multiply: Multiply, case: &Case, terms: usize) -> f64 {
     let Case { rows, cols, weight_rows, around, add } = *case;
     let all_cols: usize = cols.iter().sum();
     let stored: Vec<Vec<f32>> = cols.iter().enumerate().map(|(i, &cols)| noise(rows * (cols + i), i as u32)).collect();
@@ -124,7 +155,7 @@ fn worst_error<T: Tiles>(case: &Case, terms: usize) -> f64 {
         .map(|(i, (values, &cols))| Rows { values, rows, cols, stride: cols + i })
         .collect();
     let packed = Packed::new(&parts, terms);
-    assert_eq!((packed.rows(), packed.cols()), (rows, all_cols));
+    assert_eq!((packed.rows(), packed.row_bytes()), (rows, 2 * all_cols));
 
     // NaN around the weight and past its end must not be read; the first byte makes the address odd.
     let width = all_cols + 2 * around;
@@ -138,10 +169,10 @@ fn worst_error<T: Tiles>(case: &Case, terms: usize) -> f64 {
     let stride = weight_rows + 3;
     let before = noise(rows * stride, 5);
     let mut values = before.clone();
-    multiply_on::<T>(
+    multiply(
         &packed,
-        Bf16Rows { bytes: &bytes[1 + 2 * around..], rows: weight_rows, stride: 2 * width },
-        Output { values: &mut values, stride, add },
+        WeightRows { bytes: &bytes[1 + 2 * around..], rows: weight_rows, stride: 2 * width },
+        Output { values: &mut values, stride, add, integers: None },
     );
 
     let mut worst = 0.0f64;
@@ -170,12 +201,12 @@ fn worst_error<T: Tiles>(case: &Case, terms: usize) -> f64 {
     worst
 }
 
-fn check_all_cases<T: Tiles>() {
+fn check_all_cases(multiply: Multiply) {
     // The reference of one term is the bf16 value. Two terms have an error of up to 2^-16 of each value; three are
     // exact.
     for (terms, bound) in [(1, 5e-7), (2, 1.6e-5), (3, 5e-7)] {
         for case in &CASES {
-            let worst = worst_error::<T>(case, terms);
+            let worst = worst_error(multiply, case, terms);
             println!("[{}, {:?}] x [{}], {terms} terms: {worst:.1e}", case.rows, case.cols, case.weight_rows);
             assert!(
                 worst < bound,
@@ -190,9 +221,9 @@ fn check_all_cases<T: Tiles>() {
 
 #[test]
 fn blocking_matches_float64_with_emulated_tiles() {
-    check_all_cases::<Emulated>();
+    check_all_cases(multiply_emulated);
     let pool = rayon::ThreadPoolBuilder::new().num_threads(7).build().unwrap();
-    pool.install(check_all_cases::<Emulated>);
+    pool.install(|| check_all_cases(multiply_emulated));
 }
 
 #[test]
@@ -245,8 +276,12 @@ fn terms_compare_with_a_float32_product_as_the_head_says() {
     let of_terms = [1, 2, 3].map(|terms| {
         let mut values = vec![0.0f32; rows * weight_rows];
         let packed = Packed::new(&[Rows { values: &x, rows, cols, stride: cols }], terms);
-        let weight = Bf16Rows { bytes: &bytes, rows: weight_rows, stride: 2 * cols };
-        multiply_on::<Emulated>(&packed, weight, Output { values: &mut values, stride: weight_rows, add: false });
+        let weight = WeightRows { bytes: &bytes, rows: weight_rows, stride: 2 * cols };
+        multiply_on::<Emulated>(
+            &packed,
+            weight,
+            Output { values: &mut values, stride: weight_rows, add: false, integers: None },
+        );
         error(&values)
     });
     println!(
@@ -256,15 +291,66 @@ fn terms_compare_with_a_float32_product_as_the_head_says() {
     assert!(of_terms[0] < 3e-3 && of_terms[1] < 8e-6 && of_terms[2] < float32);
 }
 
-#[cfg(target_arch = "x86_64")]
 #[test]
-fn the_tile_unit_matches_float64() {
-    if !available() {
-        assert!(std::env::var_os("FLUX_REQUIRE_AMX").is_none(), "FLUX_REQUIRE_AMX is set, but this machine has no AMX");
-        println!("skipped: no AMX");
-        return;
+fn units_match_float64() {
+    let units: Vec<_> = BF16.iter().filter(|unit| (unit.is_available)()).collect();
+    println!("units: {:?}", units.iter().map(|unit| unit.name).collect::<Vec<_>>());
+    let has_amx = units.iter().any(|unit| unit.name == "AMX-BF16");
+    assert!(has_amx || std::env::var_os("FLUX_REQUIRE_AMX").is_none(), "FLUX_REQUIRE_AMX is set, but there is no AMX");
+    units.iter().for_each(|unit| check_all_cases(unit.multiply));
+}
+
+#[test]
+fn the_check_at_the_start_notices_errors() {
+    assert!(tile::is_right::<Emulated>() && tile::is_right::<portable::Portable>());
+    assert!(!tile::is_right::<Wrong>());
+}
+
+/// Every unit for integers, compared with the definition to the last bit.
+#[test]
+fn integers_are_multiplied_exactly() {
+    let byte = |seed: usize| move |i: usize| ((i * 2_654_435_761 + seed) >> 11) as i8;
+    for unit in INT8.iter().filter(|unit| (unit.is_available)()) {
+        println!("{}", unit.name);
+        for [rows, cols, weight_rows, around] in
+            [[1, 1, 1, 0], [4, 64, 32, 0], [16, 63, 33, 1], [17, 65, 31, 3], [33, 1025, 70, 5], [70, 2300, 129, 0]]
+        {
+            let width = cols + 2 * around;
+            // Weights of files may be -128.
+            let x: Vec<i8> = (0..rows * cols).map(byte(1)).map(|x| x.max(-127)).collect();
+            let weight: Vec<i8> = (0..weight_rows * width).map(byte(77)).collect();
+            let used = |row: usize| &weight[row * width + around..][..cols];
+            let sums: Vec<i32> = (0..weight_rows).map(|row| used(row).iter().map(|w| i32::from(*w)).sum()).collect();
+            let scales: Vec<f32> = noise(weight_rows, 5);
+            let (packed, x_scales) = Packed::quantize(
+                rows,
+                cols,
+                || (),
+                |row, (), integers| {
+                    integers.copy_from_slice(&x[row * cols..][..cols]);
+                    0.25 + row as f32
+                },
+            );
+            let stride = weight_rows + 3;
+            let mut values = vec![f32::NAN; rows * stride];
+            let bytes = &bytemuck::cast_slice(&weight)[around..];
+            let integers = Some(Integers { x: &x_scales, weight: &scales, weight_sums: &sums });
+            (unit.multiply)(
+                &packed,
+                WeightRows { bytes, rows: weight_rows, stride: width },
+                Output { values: &mut values, stride, add: false, integers },
+            );
+            for (row, values) in values.chunks_exact(stride).enumerate() {
+                for (col, value) in values[..weight_rows].iter().enumerate() {
+                    let x = &x[row * cols..][..cols];
+                    let sum: i32 = x.iter().zip(used(col)).map(|(x, w)| i32::from(*x) * i32::from(*w)).sum();
+                    let expected = sum as f32 * ((0.25 + row as f32) * scales[col]);
+                    assert_eq!(*value, expected, "{}: {rows} x {cols} x {weight_rows}", unit.name);
+                }
+                assert!(values[weight_rows..].iter().all(|value| value.is_nan()));
+            }
+        }
     }
-    check_all_cases::<Unit>();
 }
 
 #[test]
@@ -273,14 +359,14 @@ fn nothing_in_gives_zeros_out() {
     let mut values = [1.0; 6];
     multiply_on::<Emulated>(
         &packed,
-        Bf16Rows { bytes: &[], rows: 2, stride: 0 },
-        Output { values: &mut values, stride: 3, add: false },
+        WeightRows { bytes: &[], rows: 2, stride: 0 },
+        Output { values: &mut values, stride: 3, add: false, integers: None },
     );
     assert_eq!(values, [0.0, 0.0, 1.0, 0.0, 0.0, 1.0]);
     let packed = Packed::new(&[Rows { values: &[], rows: 0, cols: 4, stride: 4 }], 3);
     multiply_on::<Emulated>(
         &packed,
-        Bf16Rows { bytes: &[], rows: 0, stride: 8 },
-        Output { values: &mut [], stride: 0, add: false },
+        WeightRows { bytes: &[], rows: 0, stride: 8 },
+        Output { values: &mut [], stride: 0, add: false, integers: None },
     );
 }

@@ -1,11 +1,11 @@
-//! `Y = X W^T` on the tile unit of Intel CPUs since Sapphire Rapids (AMX-BF16): X float32, W bfloat16, accumulated in
-//! float32.
+//! `Y = X W^T` in bfloat16 or 8-bit integers, accumulated in float32 or 32-bit integers, on the units of a CPU that
+//! multiply them: [`BF16`] and [`INT8`].
 //!
-//! A tile is 16 rows of 64 bytes. Tile A is 16 rows of W by 32 columns, in the file's order; tile B is the same 32
-//! columns of 16 rows of X, as pairs of columns `[16 pairs][16 rows][2]`; the instruction adds their product to `[16
-//! rows of W][16 rows of X]`, a part of Y^T. So only X is rearranged, once for all weights that multiply it
-//! ([`Packed`]); W has no second copy. In a convolution, the weight and the windows of the image swap roles, see
-//! [`multiply_windows`].
+//! A tile is 16 rows of 64 bytes. Tile A is 16 rows of W by 32 columns of bfloat16 or 64 of integers, in the file's
+//! order; tile B is the same columns of 16 rows of X, as cells of 32 bits `[16 cells][16 rows]`; a unit adds their
+//! product to `[16 rows of W][16 rows of X]`, a part of Y^T. So only X is rearranged, once for all weights that
+//! multiply it ([`Packed`]); W has no second copy. In a convolution, the weight and the windows of the image swap
+//! roles, see [`multiply_windows`](windows::multiply_windows).
 //!
 //! bfloat16 has 8 significant bits and float32 has 24, so X is packed as a sum of 1 to 3 bfloat16 terms and the
 //! products of all terms are summed:
@@ -19,47 +19,61 @@
 //! A float32 multiplication by the `gemm` crate has an error of 4.2e-7. All errors are root mean square at 3072 columns
 //! against float64, with emulated tiles: `cargo test --release --lib terms_compare -- --nocapture`.
 //!
+//! Integers of X are packed as unsigned bytes, larger by 128, because that is what VNNI multiplies by signed ones.
+//! [`Output`] subtracts 128 times the sum of each row of W.
+//!
 //! # Blocking
 //!
 //! A task is a block of W's rows times a block of X's rows. It iterates over blocks of columns: it copies the block of
-//! W to cache in the order of its tiles (mapped rows have any alignment and are 2 * columns bytes apart, which map to
-//! few sets of the first-level cache), then multiplies every strip of 32 rows of X by every pair of its tiles, with 2 x
-//! 2 tiles of sums in registers. Between blocks of columns the sums stay in cache. Workers take tasks in order from a
-//! counter, so that they share the strips of X in cache.
+//! W to cache in the order of its tiles (mapped rows have any alignment and their distance maps to few sets of the
+//! first-level cache), then multiplies every strip of 32 rows of X by every pair of its tiles. Between blocks of
+//! columns the sums stay in cache. Workers take tasks in order from a counter, so that they share the strips of X in
+//! cache.
 //!
 //! Convolutions have their own kernel, in which the tiles swap roles: see `windows.rs`.
 
 #![allow(unsafe_code)]
 #![cfg_attr(not(target_arch = "x86_64"), allow(dead_code))]
 
+#[cfg(target_arch = "x86_64")]
+mod amx;
 mod packed;
-mod tiles;
+mod portable;
+mod tile;
+mod units;
+#[cfg(target_arch = "x86_64")]
+mod vectors;
 mod windows;
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 pub use self::packed::{Packed, Rows};
-#[cfg(target_arch = "x86_64")]
-use self::tiles::Unit;
-pub use self::tiles::{Line, available};
-use self::tiles::{NO_SUMS, NO_TILE, Sums, TILE, TILE_COLS, Tile, Tiles, transpose};
-pub use self::windows::{Lines, Offsets, Windows, multiply_windows};
+use self::tile::{LINE_BYTES, NO_SUMS, NO_TILE, PAIR, Sums, TILE, Tile, Tiles};
+pub use self::tile::{Line, transpose};
+pub use self::units::{BF16, Bf16Unit, INT8, Int8Unit, bf16, int8};
+pub use self::windows::{Lines, MultiplyWindows, Offsets, Windows};
 
-/// Rows of W or X that are multiplied at once: two tiles.
-const PAIR: usize = 2 * TILE;
 /// Pairs of tiles of W in a task: 128 rows.
 const TASK_PAIRS: usize = 4;
-/// Strips of X in a task: 1024 rows, whose sums with 128 rows of W take 512 KiB of the second-level cache (2 MiB).
+/// Strips of X in a task: 1024 rows, whose sums with 128 rows of W take 512 KiB of the second-level cache.
 const TASK_STRIPS: usize = 32;
-/// Tile steps in a block of columns if X has one term, and half as many if it has more: a strip of X takes 64 to 96
-/// KiB, the block of W at most 256 KiB, so reading and writing the 8 KiB of sums is cheap in comparison.
-const BLOCK_STEPS: usize = 32;
 
-/// Rows of a bfloat16 weight, little-endian, at any address, with as many columns as the [`Packed`] that multiplies it.
+/// Tile steps in a block of columns if X is one strip: 8 KiB of each row of W.
+const STREAMED_STEPS: usize = 128;
+
+/// Computes `out = x weight^T`, or `out += x weight^T`. In parallel.
+///
+/// x [rows, cols], weight [weight.rows, cols] -> out [rows, weight.rows].
+///
+/// Panics unless the unit is available, and if `weight` or `out` is shorter than that.
+pub type Multiply = fn(&Packed, WeightRows<'_>, Output<'_>);
+
+/// Rows of a weight, at any address, with as many columns as the [`Packed`] that multiplies it: bfloat16,
+/// little-endian, or 8-bit integers.
 ///
 /// A slice of a weight's columns is `bytes` from its first column on, with the stride of the whole weight.
 #[derive(Clone, Copy)]
-pub struct Bf16Rows<'a> {
+pub struct WeightRows<'a> {
     /// From the first cell to at least the last.
     pub bytes: &'a [u8],
     /// Number of rows.
@@ -76,22 +90,19 @@ pub struct Output<'a> {
     pub stride: usize,
     /// `true` to add to the values instead of replacing them.
     pub add: bool,
+    /// For integers, which are multiplied by their scales.
+    pub integers: Option<Integers<'a>>,
 }
 
-/// Computes `out = x weight^T`, or `out += x weight^T`. In parallel.
-///
-/// x [rows, cols], weight [weight.rows, cols] -> out [rows, weight.rows].
-///
-/// Panics unless [`available`] returns `true`, and if `weight` or `out` is shorter than that.
-#[cfg(target_arch = "x86_64")]
-pub fn multiply(x: &Packed, weight: Bf16Rows<'_>, out: Output<'_>) {
-    multiply_on::<Unit>(x, weight, out);
-}
-
-/// Panics: this architecture has no such tiles.
-#[cfg(not(target_arch = "x86_64"))]
-pub fn multiply(_: &Packed, _: Bf16Rows<'_>, _: Output<'_>) {
-    panic!("no AMX-BF16 on this machine");
+/// What makes float32 of sums of integers: `sum * (scale of x * scale of weight)`.
+#[derive(Clone, Copy)]
+pub struct Integers<'a> {
+    /// Scales of the rows of X.
+    pub x: &'a [f32],
+    /// Scales of the rows of W.
+    pub weight: &'a [f32],
+    /// Sums of the rows of W.
+    pub weight_sums: &'a [i32],
 }
 
 /// The partition of a matrix multiplication.
@@ -107,15 +118,18 @@ struct Plan {
 }
 
 impl Plan {
-    fn new(x: &Packed, weight_rows: usize, threads: usize) -> Self {
+    fn new(x: &Packed, weight_rows: usize, threads: usize, block_steps: usize) -> Self {
         let (pairs, strips, steps) = (weight_rows.div_ceil(PAIR), x.strips(), x.steps());
         // The parts are even, and none is larger than the maximum.
         let even = |all: usize, most: usize| all.div_ceil(all.div_ceil(most).max(1)).max(1);
-        let block_steps = even(steps, if x.terms() == 1 { BLOCK_STEPS } else { BLOCK_STEPS / 2 });
+        let block_steps = if x.terms() == 1 { block_steps } else { block_steps / 2 };
+        // Few rows of X take as long as reading W, so W is read in the order of memory.
+        let (task_pairs, block_steps) = if strips == 1 { (1, STREAMED_STEPS) } else { (TASK_PAIRS, block_steps) };
+        let block_steps = even(steps, block_steps);
         let mut plan = Self {
             pairs,
             strips,
-            task_pairs: TASK_PAIRS.min(pairs),
+            task_pairs: task_pairs.min(pairs),
             task_strips: even(strips, TASK_STRIPS),
             steps,
             block_steps,
@@ -139,33 +153,38 @@ impl Plan {
 }
 
 /// The cells of an [`Output`]; each task writes its own.
-struct Cells {
+struct Cells<'a> {
     first: *mut f32,
     rows: usize,
     cols: usize,
     stride: usize,
     add: bool,
+    /// With the number that integers of X contain more than their value.
+    integers: Option<(Integers<'a>, i32)>,
 }
 
 // SAFETY: tasks write disjoint blocks of rows and columns through it and nothing else; the slice behind it is borrowed
 // mutably until all tasks are done.
-unsafe impl Sync for Cells {}
+unsafe impl Sync for Cells<'_> {}
 
-fn multiply_on<T: Tiles>(x: &Packed, weight: Bf16Rows<'_>, out: Output<'_>) {
-    if x.rows() == 0 || weight.rows == 0 {
+fn multiply_on<T: Tiles>(x: &Packed, weight: WeightRows<'_>, out: Output<'_>) {
+    let (rows, cols, row_bytes) = (x.rows(), weight.rows, x.row_bytes());
+    if rows == 0 || cols == 0 {
         return;
     }
-    assert!(2 * x.cols() <= weight.stride && weight.bytes.len() >= (weight.rows - 1) * weight.stride + 2 * x.cols());
-    assert!(weight.rows <= out.stride && out.values.len() >= (x.rows() - 1) * out.stride + weight.rows);
-    if x.cols() == 0 {
-        if !out.add {
-            out.values.chunks_mut(out.stride).for_each(|row| row[..weight.rows].fill(0.0));
+    assert!(row_bytes <= weight.stride && weight.bytes.len() >= (cols - 1) * weight.stride + row_bytes);
+    assert!(cols <= out.stride && out.values.len() >= (rows - 1) * out.stride + cols);
+    let Output { values, stride, add, integers } = out;
+    assert!(integers.is_none_or(|of| of.x.len() >= rows && of.weight.len().min(of.weight_sums.len()) >= cols));
+    if row_bytes == 0 {
+        if !add {
+            values.chunks_mut(stride).for_each(|row| row[..cols].fill(0.0));
         }
         return;
     }
-    let plan = Plan::new(x, weight.rows, rayon::current_num_threads());
-    let cells =
-        Cells { first: out.values.as_mut_ptr(), rows: x.rows(), cols: weight.rows, stride: out.stride, add: out.add };
+    let plan = Plan::new(x, cols, rayon::current_num_threads(), T::BLOCK_STEPS);
+    let integers = integers.map(|integers| (integers, T::OFFSET));
+    let cells = Cells { first: values.as_mut_ptr(), rows, cols, stride, add, integers };
     let begin = || {
         let panel = vec![NO_TILE; plan.task_pairs * plan.block_steps * 2];
         let sums = vec![NO_SUMS; if plan.block_steps == plan.steps { 1 } else { plan.task_pairs * plan.task_strips }];
@@ -202,8 +221,8 @@ type Own<T> = (T, Vec<Tile>, Vec<Sums>);
 fn run_task<T: Tiles>(
     (unit, panel, sums): &mut Own<T>,
     x: &Packed,
-    weight: Bf16Rows<'_>,
-    cells: &Cells,
+    weight: WeightRows<'_>,
+    cells: &Cells<'_>,
     plan: &Plan,
     task: usize,
 ) {
@@ -219,7 +238,7 @@ fn run_task<T: Tiles>(
         let to = (from + plan.block_steps).min(plan.steps);
         let tiles_of_pair = 2 * (to - from);
         for (pair, tiles) in panel.chunks_exact_mut(tiles_of_pair).take(pairs).enumerate() {
-            copy_pair(weight, x.cols(), (first_pair + pair) * PAIR, from * TILE_COLS, tiles);
+            copy_pair(weight, x.row_bytes(), (first_pair + pair) * PAIR, from * LINE_BYTES, tiles);
         }
         for strip in first_strip..first_strip + strips {
             let b = x.block(strip, from, to);
@@ -230,7 +249,8 @@ fn run_task<T: Tiles>(
                 let waiting = if sums.len() == 1 { 0 } else { (strip - first_strip) * pairs + pair };
                 let block = &mut sums[waiting];
                 let prefetch = following.wrapping_add(pair * b.len() / TASK_PAIRS);
-                unit.multiply(a, b, x.terms(), from > 0, block, prefetch);
+                let x_rows = PAIR.min(x.rows() - strip * PAIR);
+                unit.multiply(a, b, x.terms(), x_rows, from > 0, block, prefetch);
                 if to == plan.steps {
                     store(block, cells, strip * PAIR, (first_pair + pair) * PAIR);
                 }
@@ -239,25 +259,25 @@ fn run_task<T: Tiles>(
     }
 }
 
-/// Copies 32 rows of W from `row` and the columns from `col` as `[step][2]` tiles, with zeros past W's end.
-fn copy_pair(weight: Bf16Rows<'_>, cols: usize, row: usize, col: usize, tiles: &mut [Tile]) {
+/// Copies 32 rows of W from `row` and their bytes from `first` on as `[step][2]` tiles, with zeros past W's end.
+fn copy_pair(weight: WeightRows<'_>, row_bytes: usize, row: usize, first: usize, tiles: &mut [Tile]) {
     for r in 0..PAIR {
         let (half, r_of_tile) = (r / TILE, r % TILE);
-        let cells =
-            tiles.iter_mut().skip(half).step_by(2).map(|tile| &mut tile.0[r_of_tile * TILE_COLS..][..TILE_COLS]);
+        let lines = tiles.iter_mut().skip(half).step_by(2).map(|tile| {
+            let bytes: &mut [u8] = bytemuck::bytes_of_mut(tile);
+            &mut bytes[r_of_tile * LINE_BYTES..][..LINE_BYTES]
+        });
         if row + r >= weight.rows {
-            cells.for_each(|cells| cells.fill(0));
+            lines.for_each(|line| line.fill(0));
             continue;
         }
-        let start = (row + r) * weight.stride;
-        let mut source = &weight.bytes[start + 2 * col..start + 2 * cols];
-        for cells in cells {
-            let cells: &mut [u8] = bytemuck::cast_slice_mut(cells);
-            if let Some((whole, rest)) = source.split_first_chunk::<{ 2 * TILE_COLS }>() {
-                cells.copy_from_slice(whole);
+        let mut source = &weight.bytes[(row + r) * weight.stride..][first..row_bytes];
+        for line in lines {
+            if let Some((whole, rest)) = source.split_first_chunk::<LINE_BYTES>() {
+                line.copy_from_slice(whole);
                 source = rest;
             } else {
-                let (present, missing) = cells.split_at_mut(source.len());
+                let (present, missing) = line.split_at_mut(source.len());
                 present.copy_from_slice(source);
                 missing.fill(0);
                 source = &[];
@@ -267,17 +287,22 @@ fn copy_pair(weight: Bf16Rows<'_>, cols: usize, row: usize, col: usize, tiles: &
 }
 
 /// Writes 2 x 2 tiles of Y^T to Y from cell (`row`, `col`) on, without the cells past the end of Y.
-fn store(sums: &Sums, out: &Cells, row: usize, col: usize) {
+fn store(sums: &Sums, out: &Cells<'_>, row: usize, col: usize) {
     let rows = PAIR.min(out.rows - row);
     let cols = PAIR.min(out.cols - col);
     // SAFETY: row < out.rows and col < out.cols; the output holds out.rows rows of out.cols cells.
     let target = unsafe { out.first.add(row * out.stride + col) };
-    if rows == PAIR && cols == PAIR && !out.add {
+    if rows == PAIR && cols == PAIR && !out.add && out.integers.is_none() {
         for (i, tile) in sums.0.iter().enumerate() {
             // SAFETY: the block of 32 x 32 cells is complete, and no other task writes to it; tile i is its columns
             // from i / 2 * 16 and its rows from i % 2 * 16 on.
             unsafe {
-                transpose(tile.as_ptr().cast(), target.add(i % 2 * TILE * out.stride + i / 2 * TILE).cast(), out.stride)
+                transpose(
+                    tile.as_ptr().cast(),
+                    TILE,
+                    target.add(i % 2 * TILE * out.stride + i / 2 * TILE).cast(),
+                    out.stride,
+                )
             };
         }
         return;
@@ -286,13 +311,26 @@ fn store(sums: &Sums, out: &Cells, row: usize, col: usize) {
     for (i, tile) in sums.0.iter().enumerate() {
         // SAFETY: as above, within `block`, whose rows are 32 cells apart.
         unsafe {
-            transpose(tile.as_ptr().cast(), block.as_mut_ptr().add(i % 2 * TILE * PAIR + i / 2 * TILE).cast(), PAIR)
+            transpose(
+                tile.as_ptr().cast(),
+                TILE,
+                block.as_mut_ptr().add(i % 2 * TILE * PAIR + i / 2 * TILE).cast(),
+                PAIR,
+            )
         };
     }
     for r in 0..rows {
         // SAFETY: row + r < out.rows and col + cols <= out.cols, and no other task accesses these cells.
         let cells = unsafe { std::slice::from_raw_parts_mut(target.add(r * out.stride), cols) };
-        for (cell, &sum) in cells.iter_mut().zip(&block[r * PAIR..]) {
+        let sums = &mut block[r * PAIR..][..cols];
+        if let Some((Integers { x, weight, weight_sums }, offset)) = out.integers {
+            let x = x[row + r];
+            for ((sum, scale), of_weight) in sums.iter_mut().zip(&weight[col..]).zip(&weight_sums[col..]) {
+                let exact = (sum.to_bits() as i32).wrapping_sub(of_weight.wrapping_mul(offset));
+                *sum = exact as f32 * (x * scale);
+            }
+        }
+        for (cell, &mut sum) in cells.iter_mut().zip(sums) {
             *cell = if out.add { *cell + sum } else { sum };
         }
     }

@@ -12,10 +12,8 @@
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-#[cfg(target_arch = "x86_64")]
-use super::tiles::Unit;
-use super::tiles::{Line, NO_SUMS, NO_TILE, Sums, TILE, Tile, Tiles};
-use super::{PAIR, Packed, share};
+use super::tile::{Line, LineTiles, NO_SUMS, NO_TILE, PAIR, Sums, TILE, Tile};
+use super::{Packed, share};
 
 /// Strips of a task, if a value has one term: 512 windows, which read about 0.6 MiB of an image with 512 channels.
 const TASK_STRIPS: usize = 16;
@@ -130,26 +128,8 @@ impl Windows {
 ///
 /// weight [out_cols, 32 * steps] of one term, bias \[out_cols\] -> the windows' rows of out [rows, out_cols].
 ///
-/// Panics unless [`available`](super::available) returns `true`, if windows share a row of the result, or if a slice is
-/// shorter than that.
-#[cfg(target_arch = "x86_64")]
-pub fn multiply_windows(
-    x: &Lines,
-    offsets: &Offsets,
-    weight: &Packed,
-    windows: Windows,
-    out: &mut [f32],
-    bias: &[f32],
-    add: bool,
-) {
-    multiply_on::<Unit>(x, offsets, weight, windows, out, bias, add);
-}
-
-/// Panics: this architecture has no such tiles.
-#[cfg(not(target_arch = "x86_64"))]
-pub fn multiply_windows(_: &Lines, _: &Offsets, _: &Packed, _: Windows, _: &mut [f32], _: &[f32], _: bool) {
-    panic!("no AMX-BF16 on this machine");
-}
+/// Panics unless the unit is available, if windows share a row of the result, or if a slice is shorter than that.
+pub type MultiplyWindows = fn(&Lines, &Offsets, &Packed, Windows, &mut [f32], &[f32], bool);
 
 /// A pointer to the first cell of a result; each task writes its own cells.
 struct Cells(*mut f32);
@@ -158,7 +138,7 @@ struct Cells(*mut f32);
 // all are done.
 unsafe impl Sync for Cells {}
 
-pub(super) fn multiply_on<T: Tiles>(
+pub(super) fn multiply_on<T: LineTiles>(
     x: &Lines,
     offsets: &Offsets,
     weight: &Packed,

@@ -6,8 +6,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use rayon::prelude::*;
 
 use super::super::math;
-use super::PAIR;
-use super::tiles::{NO_TILE, TILE, TILE_COLS, Tile, transpose};
+use super::tile::{BF16_COLS, LINE_BYTES, NO_TILE, PAIR, TILE, Tile, transpose};
 
 /// Tile steps that are read from a row at once while packing X: 1 KiB of it.
 const PACK_STEPS: usize = 8;
@@ -25,16 +24,17 @@ pub struct Rows<'a> {
     pub stride: usize,
 }
 
-/// Activations as bfloat16 tiles: `[strip of 32 rows][step of 32 columns][term][2 tiles]`; ragged ends are padded with
-/// zeros.
+/// Activations as tiles: `[strip of 32 rows][step of 64 bytes of a weight's row][term][2 tiles]`. The columns past the
+/// end are finite.
 ///
-/// A value takes 2 * terms bytes. [`multiply`](super::multiply) reads the weight once per 1024 rows, so packing more
-/// rows at once gains nothing.
+/// A value takes 2 * terms bytes, or one as an integer. A multiplication reads the weight once per 1024 rows, so
+/// packing more rows at once gains nothing.
 pub struct Packed {
     /// The tiles of all strips are initialized; memory of an earlier matrix multiplication may be longer.
     tiles: Vec<MaybeUninit<Tile>>,
     rows: usize,
-    cols: usize,
+    /// Bytes of a row of the weight that multiplies them.
+    row_bytes: usize,
     terms: usize,
 }
 
@@ -80,30 +80,72 @@ impl Packed {
         Self::gather_into(Vec::new(), rows, cols, 1, read)
     }
 
+    /// Packs 8-bit integers: `quantize(row, state, integers)` writes the integers of a row, `cols` of them, and returns
+    /// the row's scale; `init` creates the state of a task. Also returns the scales. In parallel.
+    pub fn quantize<S>(
+        rows: usize,
+        cols: usize,
+        init: impl Fn() -> S + Sync,
+        quantize: impl Fn(usize, &mut S, &mut [i8]) -> f32 + Sync,
+    ) -> (Self, Vec<f32>) {
+        let memory = std::mem::take(&mut *spare());
+        let padded = cols.next_multiple_of(LINE_BYTES);
+        let mut this = Self::allocate(memory, rows, cols, 1);
+        let mut scales = vec![0.0; rows];
+        let tiles_of_strip = 2 * this.steps();
+        if tiles_of_strip > 0 {
+            let strips = this.tiles.par_chunks_exact_mut(tiles_of_strip).zip(scales.par_chunks_mut(PAIR)).enumerate();
+            strips.for_each(|(strip, (tiles, scales))| {
+                let (mut state, mut integers) = (init(), vec![0i8; PAIR * padded]);
+                for (r, (scale, integers)) in scales.iter_mut().zip(integers.chunks_exact_mut(padded)).enumerate() {
+                    *scale = quantize(strip * PAIR + r, &mut state, &mut integers[..cols]);
+                }
+                for (i, tile) in tiles.iter_mut().enumerate() {
+                    let (first_row, first_col) = (i % 2 * TILE, i / 2 * LINE_BYTES);
+                    let mut lines = NO_TILE;
+                    let rows = integers.chunks_exact(padded).skip(first_row);
+                    for (line, row) in bytemuck::bytes_of_mut(&mut lines).chunks_exact_mut(LINE_BYTES).zip(rows) {
+                        let row = &row[first_col..][..LINE_BYTES];
+                        line.iter_mut().zip(row).for_each(|(byte, integer)| *byte = *integer as u8 ^ 0x80);
+                    }
+                    write_transposed(&lines, tile);
+                }
+            });
+        }
+        (this, scales)
+    }
+
+    /// Returns the memory of tiles that the caller writes.
+    fn allocate(mut tiles: Vec<MaybeUninit<Tile>>, rows: usize, row_bytes: usize, terms: usize) -> Self {
+        let needed = rows.div_ceil(PAIR) * row_bytes.div_ceil(LINE_BYTES) * 2 * terms;
+        if tiles.len() < needed {
+            drop(std::mem::take(&mut tiles));
+            tiles.resize_with(needed, MaybeUninit::uninit);
+        }
+        Self { tiles, rows, row_bytes, terms }
+    }
+
     fn gather_into(
-        mut tiles: Vec<MaybeUninit<Tile>>,
+        tiles: Vec<MaybeUninit<Tile>>,
         rows: usize,
         cols: usize,
         terms: usize,
         read: impl Fn(usize, usize, &mut [f32]) + Sync,
     ) -> Self {
+        let mut this = Self::allocate(tiles, rows, 2 * cols, terms);
         let tiles_of_step = 2 * terms;
-        let tiles_of_strip = tiles_of_step * cols.div_ceil(TILE_COLS);
-        if tiles.len() < rows.div_ceil(PAIR) * tiles_of_strip {
-            drop(std::mem::take(&mut tiles));
-            tiles.resize_with(rows.div_ceil(PAIR) * tiles_of_strip, MaybeUninit::uninit);
-        }
+        let tiles_of_strip = tiles_of_step * this.steps();
         let pack_strip = |(strip, tiles): (usize, &mut [MaybeUninit<Tile>])| {
             for half in 0..2 {
                 let first_row = strip * PAIR + half * TILE;
                 let present = TILE.min(rows.saturating_sub(first_row));
                 for (group, tiles) in tiles.chunks_mut(PACK_STEPS * tiles_of_step).enumerate() {
                     // Rows before columns: the CPU prefetches along a row.
-                    let mut steps = [[0.0f32; TILE * TILE_COLS]; PACK_STEPS];
+                    let mut steps = [[0.0f32; TILE * BF16_COLS]; PACK_STEPS];
                     for row in 0..present {
                         for (i, values) in steps.iter_mut().enumerate().take(tiles.len() / tiles_of_step) {
-                            let col = (group * PACK_STEPS + i) * TILE_COLS;
-                            let cells = &mut values[row * TILE_COLS..][..TILE_COLS.min(cols - col)];
+                            let col = (group * PACK_STEPS + i) * BF16_COLS;
+                            let cells = &mut values[row * BF16_COLS..][..BF16_COLS.min(cols - col)];
                             read(first_row + row, col, cells);
                         }
                     }
@@ -114,9 +156,9 @@ impl Packed {
             }
         };
         if tiles_of_strip > 0 {
-            tiles.par_chunks_exact_mut(tiles_of_strip).take(rows.div_ceil(PAIR)).enumerate().for_each(pack_strip);
+            this.tiles.par_chunks_exact_mut(tiles_of_strip).take(rows.div_ceil(PAIR)).enumerate().for_each(pack_strip);
         }
-        Self { tiles, rows, cols, terms }
+        this
     }
 
     /// Returns the rows of the activations.
@@ -124,12 +166,12 @@ impl Packed {
         self.rows
     }
 
-    /// Returns the columns of the activations.
-    pub fn cols(&self) -> usize {
-        self.cols
+    /// Returns the bytes of a row of the weight that multiplies them.
+    pub fn row_bytes(&self) -> usize {
+        self.row_bytes
     }
 
-    /// Returns the bfloat16 numbers per value.
+    /// Returns the numbers per value.
     pub fn terms(&self) -> usize {
         self.terms
     }
@@ -139,7 +181,7 @@ impl Packed {
     }
 
     pub(super) fn steps(&self) -> usize {
-        self.cols.div_ceil(TILE_COLS)
+        self.row_bytes.div_ceil(LINE_BYTES)
     }
 
     /// Returns the tiles of one strip from step `from` up to `to`.
@@ -148,9 +190,8 @@ impl Packed {
         let start = strip * self.steps();
         assert!(strip < self.strips() && to <= self.steps());
         let tiles = &self.tiles[(start + from) * tiles_of_step..(start + to) * tiles_of_step];
-        // SAFETY: `gather_into`, which creates every value of this type, passes each tile of these strips to
-        // `pack_tile`, which writes it: the first or the second of the `terms` pairs of a step, for both and for all
-        // steps.
+        // SAFETY: `gather_into` and `quantize`, which create every value of this type, write each tile of these strips:
+        // the first or the second of the `terms` pairs of a step, for both and for all steps.
         unsafe { std::slice::from_raw_parts(tiles.as_ptr().cast(), tiles.len()) }
     }
 }
@@ -172,13 +213,17 @@ fn spare() -> MutexGuard<'static, Vec<MaybeUninit<Tile>>> {
 }
 
 /// Writes 16 rows of 32 values to one tile per term, and leaves the remainders in `values`.
-fn pack_tile<'t>(values: &mut [f32; TILE * TILE_COLS], tiles: impl Iterator<Item = &'t mut MaybeUninit<Tile>>) {
+fn pack_tile<'t>(values: &mut [f32; TILE * BF16_COLS], tiles: impl Iterator<Item = &'t mut MaybeUninit<Tile>>) {
     for tile in tiles {
         let mut rounded = NO_TILE;
-        math::take_bf16(values, &mut rounded.0);
-        let tile = tile.write(NO_TILE);
-        // SAFETY: a tile is 16 x 16 cells of 32 bits, each a pair of columns, dense and aligned to 64 bytes; these are
-        // two distinct tiles.
-        unsafe { transpose(rounded.0.as_ptr().cast(), tile.0.as_mut_ptr().cast(), TILE) };
+        math::take_bf16(values, bytemuck::cast_slice_mut(&mut rounded.0));
+        write_transposed(&rounded, tile);
     }
+}
+
+/// Writes the transposed cells of a tile.
+fn write_transposed(lines: &Tile, tile: &mut MaybeUninit<Tile>) {
+    let tile = tile.write(NO_TILE);
+    // SAFETY: a tile is 16 x 16 cells of 32 bits, dense and aligned to 64 bytes; these are two distinct tiles.
+    unsafe { transpose(lines.0.as_ptr(), TILE, tile.0.as_mut_ptr(), TILE) };
 }

@@ -1,0 +1,98 @@
+//! The units, as tables. A unit is used if the CPU has its instructions and it passes a short check.
+
+use std::sync::OnceLock;
+
+#[cfg(target_arch = "x86_64")]
+use super::amx::{self, Amx};
+use super::portable::Portable;
+#[cfg(target_arch = "x86_64")]
+use super::tile::is_right;
+#[cfg(target_arch = "x86_64")]
+use super::vectors::{Avx2, Avx512Bf16, Avx512Vnni, AvxVnni, is_amd};
+use super::windows::{self, MultiplyWindows};
+use super::{Multiply, multiply_on};
+
+/// A unit that multiplies bfloat16.
+pub struct Bf16Unit {
+    /// The name of its instructions.
+    pub name: &'static str,
+    /// Returns `true` if this CPU has the instructions, and they pass a short comparison with their definition.
+    pub is_available: fn() -> bool,
+    /// True if three terms are faster than float32.
+    pub is_fast_in_terms: bool,
+    /// Returns `true` if one term is faster than float32.
+    pub is_fast: fn() -> bool,
+    /// The matrix multiplication.
+    pub multiply: Multiply,
+    /// The convolution.
+    pub multiply_windows: MultiplyWindows,
+}
+
+/// A unit that multiplies 8-bit integers.
+pub struct Int8Unit {
+    /// The name of its instructions.
+    pub name: &'static str,
+    /// Returns `true` if this CPU has the instructions, and they pass a short comparison with their definition.
+    pub is_available: fn() -> bool,
+    /// The matrix multiplication; columns of [`Output::integers`] are required.
+    pub multiply: Multiply,
+}
+
+/// The units for bfloat16, the fastest first.
+pub static BF16: &[Bf16Unit] = &[
+    #[cfg(target_arch = "x86_64")]
+    Bf16Unit {
+        name: "AMX-BF16",
+        is_available: || amx::available() && is_right::<Amx<false>>(),
+        is_fast_in_terms: true,
+        is_fast: || true,
+        multiply: multiply_on::<Amx<false>>,
+        multiply_windows: windows::multiply_on::<Amx<false>>,
+    },
+    #[cfg(target_arch = "x86_64")]
+    Bf16Unit {
+        name: "AVX512-BF16",
+        is_available: || Avx512Bf16::available() && is_right::<Avx512Bf16>(),
+        is_fast_in_terms: false,
+        is_fast: is_amd,
+        multiply: multiply_on::<Avx512Bf16>,
+        multiply_windows: windows::multiply_on::<Avx512Bf16>,
+    },
+];
+
+/// The units for integers, the fastest first; the last is always available.
+pub static INT8: &[Int8Unit] = &[
+    #[cfg(target_arch = "x86_64")]
+    Int8Unit {
+        name: "AMX-INT8",
+        is_available: || amx::available() && is_right::<Amx<true>>(),
+        multiply: multiply_on::<Amx<true>>,
+    },
+    #[cfg(target_arch = "x86_64")]
+    Int8Unit {
+        name: "AVX512-VNNI",
+        is_available: || Avx512Vnni::available() && is_right::<Avx512Vnni>(),
+        multiply: multiply_on::<Avx512Vnni>,
+    },
+    #[cfg(target_arch = "x86_64")]
+    Int8Unit {
+        name: "AVX-VNNI",
+        is_available: || AvxVnni::available() && is_right::<AvxVnni>(),
+        multiply: multiply_on::<AvxVnni>,
+    },
+    #[cfg(target_arch = "x86_64")]
+    Int8Unit { name: "AVX2", is_available: || Avx2::available() && is_right::<Avx2>(), multiply: multiply_on::<Avx2> },
+    Int8Unit { name: "portable", is_available: || true, multiply: multiply_on::<Portable> },
+];
+
+/// Returns the fastest unit for bfloat16 of this CPU, if it has one.
+pub fn bf16() -> Option<&'static Bf16Unit> {
+    static UNIT: OnceLock<Option<&Bf16Unit>> = OnceLock::new();
+    *UNIT.get_or_init(|| BF16.iter().find(|unit| (unit.is_available)()))
+}
+
+/// Returns the fastest unit for integers of this CPU.
+pub fn int8() -> &'static Int8Unit {
+    static UNIT: OnceLock<&Int8Unit> = OnceLock::new();
+    *UNIT.get_or_init(|| INT8.iter().find(|unit| (unit.is_available)()).unwrap_or(&INT8[INT8.len() - 1]))
+}
