@@ -41,7 +41,7 @@ pub fn run(args: &Info) -> Result<()> {
 
 /// Returns the licence of a model: from its folder, otherwise from the published model of this kind if there is only
 /// one size.
-fn licence(dir: &ModelFiles, kind: &str) -> Option<Licence> {
+pub fn licence(dir: &ModelFiles, kind: &str) -> Option<Licence> {
     let own = OWN_MODELS.iter().find(|own| own.name == kind).filter(|own| own.sizes.len() == 1);
     let published = || Some(Published::for_repository(&Repository::parse(own?.repository.0)?)?.licence());
     dir.folder().and_then(licence_in).or_else(published)
