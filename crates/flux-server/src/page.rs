@@ -1,8 +1,13 @@
 //! The web page. Its files are embedded in the program.
 
+use std::io::Write;
+use std::sync::OnceLock;
+
 use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use bytes::Bytes;
+use flate2::Compression;
+use flate2::write::GzEncoder;
 
 use crate::http::answer;
 use crate::http::error::{ApiError, Result};
@@ -16,12 +21,26 @@ struct Part {
     path: &'static str,
     media_type: &'static str,
     bytes: &'static [u8],
+    /// The file in gzip, once a browser asked for it.
+    packed: OnceLock<Bytes>,
 }
 
-const PARTS: &[Part] = &[
-    Part { path: "/", media_type: "text/html; charset=utf-8", bytes: include_bytes!("page/index.html") },
-    Part { path: "/flux.css", media_type: "text/css; charset=utf-8", bytes: include_bytes!("page/flux.css") },
-    Part { path: "/favicon.svg", media_type: "image/svg+xml", bytes: include_bytes!("page/favicon.svg") },
+impl Part {
+    fn packed(&self) -> Bytes {
+        let pack = || {
+            let mut encoder = GzEncoder::new(Vec::new(), Compression::best());
+            // A vector takes all bytes.
+            let _ = encoder.write_all(self.bytes);
+            encoder.finish().unwrap_or_default().into()
+        };
+        self.packed.get_or_init(pack).clone()
+    }
+}
+
+static PARTS: [Part; 35] = [
+    file("/", "text/html; charset=utf-8", include_bytes!("page/index.html")),
+    file("/flux.css", "text/css; charset=utf-8", include_bytes!("page/flux.css")),
+    file("/favicon.svg", "image/svg+xml", include_bytes!("page/favicon.svg")),
     script("/flux.js", include_bytes!("page/flux.js")),
     script("/page/actions.js", include_bytes!("page/actions.js")),
     script("/page/api.js", include_bytes!("page/api.js")),
@@ -65,8 +84,12 @@ fn find(path: &str) -> Option<&'static Part> {
     PARTS.iter().find(|part| part.path == path)
 }
 
+const fn file(path: &'static str, media_type: &'static str, bytes: &'static [u8]) -> Part {
+    Part { path, media_type, bytes, packed: OnceLock::new() }
+}
+
 const fn script(path: &'static str, bytes: &'static [u8]) -> Part {
-    Part { path, media_type: "text/javascript; charset=utf-8", bytes }
+    file(path, "text/javascript; charset=utf-8", bytes)
 }
 
 /// The path of a request before it was normalized.
@@ -96,14 +119,22 @@ pub fn is_part(path: &str) -> bool {
 ///
 /// Errors if there is no such file.
 pub fn part(path: &str, headers: &HeaderMap) -> Result<Response> {
-    let part = find(path).ok_or_else(|| ApiError::not_found(format!("there is no `{}`", crate::http::error::shown(path))))?;
-    let tag = format!("\"{}\"", &blake3::hash(part.bytes).to_hex()[..16]);
+    let part =
+        find(path).ok_or_else(|| ApiError::not_found(format!("there is no `{}`", crate::http::error::shown(path))))?;
+    let tag = format!("W/\"{}\"", &blake3::hash(part.bytes).to_hex()[..16]);
     let is_known = headers.get(header::IF_NONE_MATCH).is_some_and(|known| known.as_bytes() == tag.as_bytes());
-    let mut response = match is_known {
-        true => StatusCode::NOT_MODIFIED.into_response(),
-        false => answer::bytes(Bytes::from_static(part.bytes), part.media_type),
+    let accepted = headers.get(header::ACCEPT_ENCODING).and_then(|accepted| accepted.to_str().ok()).unwrap_or_default();
+    let is_packed = !is_known && accepted.split(',').any(|name| name.trim() == "gzip");
+    let mut response = match (is_known, is_packed) {
+        (true, _) => StatusCode::NOT_MODIFIED.into_response(),
+        (_, true) => answer::bytes(part.packed(), part.media_type),
+        _ => answer::bytes(Bytes::from_static(part.bytes), part.media_type),
     };
     let headers = response.headers_mut();
+    if is_packed {
+        headers.insert(header::CONTENT_ENCODING, HeaderValue::from_static("gzip"));
+    }
+    headers.insert(header::VARY, HeaderValue::from_static("accept-encoding"));
     headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-cache"));
     headers.insert(header::CONTENT_SECURITY_POLICY, HeaderValue::from_static(POLICY));
     if let Ok(tag) = HeaderValue::from_str(&tag) {
@@ -140,7 +171,8 @@ mod tests {
     #[test]
     fn the_page_is_small_and_whole() {
         let bytes: usize = PARTS.iter().map(|part| part.bytes.len()).sum();
-        assert!(bytes < 150_000, "{bytes} bytes");
+        let packed: usize = PARTS.iter().map(|part| part.packed().len()).sum();
+        assert!(bytes < 230_000 && packed < 80_000, "{bytes} bytes, {packed} in gzip");
         assert_eq!(loaded().len(), PARTS.len(), "every part is loaded");
         let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/page");
         assert_eq!(fs::read_dir(folder).unwrap().count(), PARTS.len(), "every file is served");
@@ -160,7 +192,7 @@ mod tests {
             assert_eq!(texts(path), english, "{path}");
         }
         let used = regex::Regex::new(r#"\bt\('(\w+)'|data-[tlp]="(\w+)""#).unwrap();
-        for Part { path, bytes, .. } in PARTS {
+        for Part { path, bytes, .. } in &PARTS {
             for found in used.captures_iter(std::str::from_utf8(bytes).unwrap()) {
                 let name = found.get(1).or(found.get(2)).unwrap().as_str();
                 assert!(english.contains(name), "{path}: {name}");
@@ -172,7 +204,7 @@ mod tests {
     fn the_page_works_below_any_path() {
         let absolute = regex::Regex::new(r#"(?:(?:src|href|action)="/|url\(["']?/|from '/|import\(?'/)"#).unwrap();
         let fetched = regex::Regex::new(r#"(?:fetch|WebSocket)\(['"`]/"#).unwrap();
-        for Part { path, bytes, .. } in PARTS {
+        for Part { path, bytes, .. } in &PARTS {
             let text = std::str::from_utf8(bytes).unwrap();
             let found = absolute.find(text).or_else(|| fetched.find(text));
             assert!(found.is_none(), "{path}: {found:?}");
@@ -199,6 +231,8 @@ mod tests {
     fn what_a_browser_has_is_not_sent_again() {
         let first = part("/", &HeaderMap::new()).unwrap();
         assert_eq!(first.headers()[header::CONTENT_SECURITY_POLICY], POLICY);
+        let packs = HeaderMap::from_iter([(header::ACCEPT_ENCODING, HeaderValue::from_static("br, gzip"))]);
+        assert_eq!(part("/", &packs).unwrap().headers()[header::CONTENT_ENCODING], "gzip");
         let known = HeaderMap::from_iter([(header::IF_NONE_MATCH, first.headers()[header::ETAG].clone())]);
         assert_eq!(part("/", &known).unwrap().status(), StatusCode::NOT_MODIFIED);
         assert!(part("/page/none.js", &known).is_err() && part("/../Cargo.toml", &known).is_err());

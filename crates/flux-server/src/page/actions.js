@@ -9,7 +9,7 @@ import { draw } from './jobs.js';
 import { downloadAll } from './gallery.js';
 import { fileOf, remove, setStar } from './library.js';
 import { details, server } from './models.js';
-import { refresh, select, selectJob } from './rail.js';
+import { select, selectJob } from './rail.js';
 import { addFiles, references, setReferences } from './references.js';
 import { openTool } from './stage.js';
 import * as store from './store.js';
@@ -106,11 +106,6 @@ export async function download(image) {
   save(await fileOf(image));
 }
 
-export function star(image) {
-  setStar(image, !image.star);
-  refresh();
-}
-
 /** Returns the buttons of the images of a job. */
 export const groupActions = (group) => [
   button('down', t('download'), () => downloadAll(group)),
@@ -121,7 +116,7 @@ export const groupActions = (group) => [
 
 /** Returns the buttons of an image. */
 export function actionsOf(image) {
-  const heart = button('star', t('favourite'), () => (star(image), press(heart, image.star)), { className: 'icon' });
+  const heart = button('star', t('favourite'), () => (setStar(image, !image.star), press(heart, image.star)), { className: 'icon heart' });
   press(heart, image.star);
   const compare = button('compare', t('compare'), toggle, { id: 'compare-toggle' });
   compare.hidden = !canCompare(image);

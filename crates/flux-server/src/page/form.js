@@ -28,7 +28,8 @@ function sides(ratio) {
 }
 
 const isFree = () => ratio === 'free';
-const sizeOf = () => (ratio === null ? null : isFree() ? [Number($('width').value), Number($('height').value)] : sides(ratio));
+/** Returns the chosen sides, or null for the default. */
+export const sizeOf = () => (ratio === null ? null : isFree() ? [Number($('width').value), Number($('height').value)] : sides(ratio));
 
 function chip(text, isPressed, onclick, shape) {
   const node = el('button', { type: 'button', onclick }, ...(shape ? [shape] : []), text);

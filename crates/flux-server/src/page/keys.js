@@ -1,7 +1,7 @@
 // Keyboard shortcuts, and the sheet that lists them.
 
 import { $, el, open, toast } from './dom.js';
-import { edit, star } from './actions.js';
+import { edit } from './actions.js';
 import { toggle } from './compare.js';
 import { moveInGallery } from './gallery.js';
 import { cancel } from './jobs.js';
@@ -68,7 +68,7 @@ export function prepareKeys({ submit, again, tabs, go }) {
       if (!moveBy(key)) return;
     } else if (image && key === 'e') edit(image);
     else if (image && key === 'c') toggle();
-    else if (image && key === 'f') star(image);
+    else if (image && key === 'f') $('actions').querySelector('.heart')?.click();
     else if (image && isOnTile && key === 'Delete') {
       const hadFocus = target.closest('#tiles');
       remove([image]);

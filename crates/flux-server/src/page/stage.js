@@ -5,6 +5,7 @@ import * as boxesTool from './boxes.js';
 import { actionsOf, groupActions } from './actions.js';
 import * as compareTool from './compare.js';
 import * as extendTool from './extend.js';
+import { sizeOf } from './form.js';
 import { cancel, part, progressText } from './jobs.js';
 import { family, labelOf, showThumb } from './library.js';
 import * as maskTool from './mask.js';
@@ -181,7 +182,7 @@ export async function openTool(name) {
   for (const id of ['empty', 'grid', 'actions', 'about', 'progress', 'versions']) $(id).hidden = true;
   for (const id of ['view', 'frame', 'tools']) $(id).hidden = false;
   $('stage').classList.add('tooling');
-  const [width, height] = first ? [first.width, first.height] : ($('summary').textContent.match(/\d+/g) ?? [1, 1]).map(Number);
+  const [width, height] = first ? [first.width, first.height] : (sizeOf() ?? [1, 1]);
   setFrame(width, height);
   $('frame').replaceChildren(...(first ? [el('img', { src: first.url, alt: first.name })] : []));
   $('tools').replaceChildren();

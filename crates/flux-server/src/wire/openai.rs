@@ -20,8 +20,8 @@ use crate::http::client::Client;
 use crate::http::error::{ApiError, Result};
 use crate::http::pieces::{Files, Pieces};
 use crate::http::sse::{self, Events, Gone, KEEP_ALIVE};
-use crate::jobs::record::{JobEvent, JobRecord, Made, Snapshot};
 use crate::jobs::models::Models;
+use crate::jobs::record::{JobEvent, JobRecord, Made, Snapshot};
 use crate::jobs::request::{Answer, MAX_IMAGES, MAX_PROMPT, Route};
 use crate::{App, http::answer, jobs::intake};
 
