@@ -42,7 +42,9 @@ await check('an image is edited twice, compared, and taken up again', async () =
   await page.click('.version >> nth=0');
   await page.waitForFunction(() => document.querySelector('#facts').textContent.includes('seed 5'));
   await action(page, 'Edit').click();
+  await page.waitForFunction(() => document.querySelector('#references .thumb')?.title.includes('flux-5.png'));
   await page.click('#editing-end');
+  await page.waitForSelector('#editing-end', { state: 'hidden' });
   assertEqual(await referenceNames(page), ['other.png'], 'the references before the edit');
   await page.reload();
   await page.waitForFunction(() => document.querySelectorAll('.version').length === 3);

@@ -10,7 +10,7 @@ import { downloadAll } from './gallery.js';
 import { fileOf, remove, setStar } from './library.js';
 import { details, server } from './models.js';
 import { select, selectJob } from './rail.js';
-import { addFiles, references, setReferences } from './references.js';
+import { addFiles, keepInput, references, setReferences } from './references.js';
 import { openTool } from './stage.js';
 import * as store from './store.js';
 import { t } from './words.js';
@@ -21,8 +21,9 @@ let before = null;
 /** Makes an image the only reference, and asks what to change. */
 export async function edit(image) {
   before ??= { ...draft(), ids: references.map(({ id }) => id) };
-  await setReferences([]);
-  await addFiles([await fileOf(image)], { image: image.id });
+  const file = await fileOf(image);
+  const { id } = await keepInput(file, file.name);
+  await setReferences([id], undefined, { image: image.id });
   setDraft({ prompt: '' });
   showEditing();
   $('prompt').focus();

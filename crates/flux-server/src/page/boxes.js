@@ -35,7 +35,7 @@ const percent = (part) => `${part / 10}%`;
 function showLayer() {
   layer.replaceChildren(
     ...boxes.map(({ id, bbox: [top, left, bottom, right] }) => {
-      const node = el('span', { className: 'box', textContent: id });
+      const node = el('span', { className: 'box' }, el('b', { textContent: id }));
       Object.assign(node.style, { top: percent(top), left: percent(left), height: percent(bottom - top), width: percent(right - left) });
       return node;
     }),

@@ -28,7 +28,7 @@ async function opened(input) {
 }
 
 /** Adds files. Shows an error for files that are not images. */
-export async function addFiles(files, more = {}) {
+export async function addFiles(files) {
   for (const file of files) {
     const { max_references: max } = details();
     if (references.length >= max) {
@@ -39,7 +39,7 @@ export async function addFiles(files, more = {}) {
       const blob = READ.includes(file.type) ? file : await fileOfCanvas((await drawn(file)).canvas);
       const reference = await opened(await keepInput(blob, file.name || 'image.png'));
       if (!reference.width) throw new Error('no image');
-      references.push({ ...reference, ...more });
+      references.push(reference);
       say(t('is_reference', { name: reference.name, n: references.length }));
     } catch {
       toast(t('not_an_image', { name: file.name || '?' }), { isError: true });
