@@ -21,12 +21,12 @@ let before = null;
 /** Makes an image the only reference, and asks what to change. */
 export async function edit(image) {
   before ??= { ...draft(), ids: references.map(({ id }) => id) };
+  setDraft({ prompt: '' });
+  $('prompt').focus();
   const file = await fileOf(image);
   const { id } = await keepInput(file, file.name);
   await setReferences([id], undefined, { image: image.id });
-  setDraft({ prompt: '' });
   showEditing();
-  $('prompt').focus();
 }
 
 /** Ends the edit, and returns to the form before it. */
