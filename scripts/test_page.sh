@@ -62,6 +62,6 @@ npm_packages "$clients" playwright-core@1.65.1 axe-core@4.14.1 || skip "packages
 
 log=$clients/page-serve.log
 serve "$flux" "$log"
-cp tests/page/page.mjs "$clients/"
+cp tests/page/*.mjs "$clients/"
 # shellcheck disable=SC2086 # a flag and its folder, or empty
 (cd "$clients" && node page.mjs "$url" --chromium "$chromium" --only "$only" $shots)

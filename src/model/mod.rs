@@ -19,4 +19,4 @@ pub use file_sizes::FileSizes;
 pub use info::ModelInfo;
 pub use open::OpenModel;
 pub use quantize::{Quantization, Quantized};
-pub use registry::ModelKind;
+pub use registry::{ModelKind, ReferenceSizes};

@@ -101,6 +101,11 @@ fn formats_and_urls_are_as_asked_for() {
 fn any_name_of_a_model_is_the_default_one() {
     let serving = Serving::start(&[]);
     let models = serving.get("/v1/models").json();
+    let details = &models["data"][0]["details"];
+    let told = ["kind", "size", "steps", "is_distilled", "reads_boxes", "max_references"];
+    let expected = serde_json::json!(["FLUX.2-klein", "256x256", 4, true, false, 16]);
+    assert_eq!(told.iter().map(|key| details[key].clone()).collect::<serde_json::Value>(), expected);
+    assert_eq!(models["flux"]["limits"]["images"], 10);
     let name = models["data"][0]["id"].as_str().unwrap().to_string();
     assert_eq!(serving.get(&format!("/v1/models/{name}")).json()["object"], "model");
     assert_eq!(serving.get("/v1/models/gpt-image-1").error().1, "model_not_found");

@@ -76,7 +76,7 @@ fn lines_of_adapter(norms: &AdapterNorms) -> String {
 
 /// Returns the licence of a model: from its folder, otherwise from the published model of this kind if there is only
 /// one size.
-fn licence(dir: &ModelFiles, kind: &str) -> Option<Licence> {
+pub fn licence(dir: &ModelFiles, kind: &str) -> Option<Licence> {
     let own = OWN_MODELS.iter().find(|own| own.name == kind).filter(|own| own.sizes.len() == 1);
     let published = || Some(Published::for_repository(&Repository::parse(own?.repository.0)?)?.licence());
     dir.folder().and_then(licence_in).or_else(published)

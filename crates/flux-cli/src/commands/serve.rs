@@ -17,6 +17,7 @@ use flux::{Error, Result};
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 
+use super::info::licence as licence_of;
 #[cfg(feature = "queue")]
 use super::queue;
 use super::signals::Signals;
@@ -289,13 +290,16 @@ fn served_by(args: &Serve, workers: &config::Workers) -> Result<Vec<Served>> {
         names.push(name);
     }
     let nowhere = |_: &CancelFlag, _: &dyn Fn()| Err(Error::new("workers open the model, not this server"));
-    Ok(names.into_iter().map(|name| Served { name, info: None, open: Box::new(nowhere) }).collect())
+    Ok(names.into_iter().map(|name| Served { name, info: None, licence: None, open: Box::new(nowhere) }).collect())
 }
 
 fn one(name: String, files: &ModelFiles, paths: ModelPaths, place: Option<String>, engine: EngineArgs) -> Served {
     let named = name.clone();
     // Opening the model reports a damaged configuration.
     let info = ModelInfo::read(files).ok().map(Arc::new);
+    let licence = info.as_ref().filter(|_| files.folder().is_some());
+    let licence = licence.and_then(|info| licence_of(files, info.kind.files.name));
+    let licence = licence.map(|licence| (licence.name, licence.link));
     let open = move |cancel: &CancelFlag, progress: &dyn Fn()| {
         let files = model_at(&paths, place.as_deref())?;
         // The model's name in image metadata contains no path of this machine.
@@ -305,7 +309,7 @@ fn one(name: String, files: &ModelFiles, paths: ModelPaths, place: Option<String
         };
         open(files, &engine, cancel, progress).map(Arc::new)
     };
-    Served { name, info, open: Box::new(open) }
+    Served { name, info, licence, open: Box::new(open) }
 }
 
 /// A console without stages that also calls a function on progress.

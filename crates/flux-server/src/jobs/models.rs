@@ -22,6 +22,8 @@ pub struct Served {
     pub name: String,
     /// The configuration of the model, if it is known before the model is loaded.
     pub info: Option<Arc<ModelInfo>>,
+    /// The name and the address of the licence of the weights, if known.
+    pub licence: Option<(String, Option<String>)>,
     pub open: Open,
 }
 
@@ -79,7 +81,7 @@ impl Models {
     pub fn from_engine(name: impl Into<String>, engine: Arc<Engine>) -> Self {
         let info = Some(Arc::new(engine.info().clone()));
         let open: Open = Box::new(move |_, _| Ok(Arc::clone(&engine)));
-        Self::new(vec![Served { name: name.into(), info, open }], BTreeMap::new(), false, 1)
+        Self::new(vec![Served { name: name.into(), info, licence: None, open }], BTreeMap::new(), false, 1)
     }
 
     fn open(&self) -> MutexGuard<'_, Vec<OpenModel>> {
@@ -97,6 +99,11 @@ impl Models {
     /// Returns the configuration of a model, if it is known before the model is loaded.
     pub fn info(&self, place: usize) -> Option<Arc<ModelInfo>> {
         self.served[place].info.clone()
+    }
+
+    /// Returns the name and the address of the licence of a model's weights, if known.
+    pub fn licence(&self, place: usize) -> Option<&(String, Option<String>)> {
+        self.served[place].licence.as_ref()
     }
 
     /// Returns the index of a model, and a note if another model is used instead.

@@ -25,13 +25,15 @@ use crate::jobs::masks;
 use size::read_size;
 
 /// Max characters of a prompt, as in OpenAI's API.
-const MAX_PROMPT: usize = 32_000;
+pub const MAX_PROMPT: usize = 32_000;
 /// The field that asks for a prompt written by a language model.
 pub const UPSAMPLE: &str = "upsample";
 /// Max adapters of a request.
 const MAX_ADAPTERS: usize = 32;
 /// Max images of a request.
 pub const MAX_IMAGES: u64 = 10;
+/// Max pixels of a transition.
+const MAX_FEATHER: u64 = 4096;
 /// Max steps.
 const MAX_STEPS: u64 = 1000;
 /// A parsed request for images.
@@ -314,6 +316,8 @@ fn read_recipe(fields: &mut Fields, faults: &mut Faults, defaults: Defaults) -> 
         guidance: faults.ok(fields.number("guidance", 0.0..=1e4)).map(|guidance| guidance as f32),
         strength: faults.ok(fields.number("strength", 0.0..=1.0)),
         full_size: faults.ok(fields.flag("full_size")).unwrap_or(false),
+        extend: faults.ok(fields.value("extend")),
+        feather: faults.ok(fields.whole("feather", 0..=MAX_FEATHER)).unwrap_or(0) as usize,
         ..Recipe::default()
     }
 }

@@ -1,17 +1,16 @@
 // Requests with the API key, errors of the server, and events of jobs.
 
 import { $, kept, open, pause } from './dom.js';
+import { t } from './words.js';
 
 /** The base URL of the server, which may include a path. */
 export const SERVER = new URL('..', import.meta.url).href.slice(0, -1);
 
-$('no-scripts').remove();
-
 /** An error reported by the server. */
 export class ApiError extends Error {
-  constructor(status, { message, param, code } = {}) {
-    super(message ?? `the server answered ${status}`);
-    Object.assign(this, { status, param, code });
+  constructor(status, { message, param, code, retry_after: retryAfter } = {}) {
+    super(message ?? t('answered', { status }));
+    Object.assign(this, { status, param, code, retryAfter });
   }
 }
 
@@ -25,7 +24,7 @@ export const hasKey = () => key !== '';
 function askKey() {
   asking ??= (async () => {
     const text = $('key-text');
-    $('key-error').textContent = key ? 'This key is not valid.' : '';
+    $('key-error').textContent = key ? t('key_wrong') : '';
     text.value = key;
     let given = false;
     $('key-form').onsubmit = (event) => {
@@ -40,30 +39,59 @@ function askKey() {
   return asking;
 }
 
-/** Returns the response to a request. Throws an ApiError, or a TypeError if the server is unreachable. */
-export async function call(path, options = {}) {
+const head = (headers) => ({ ...headers, ...(key ? { Authorization: `Bearer ${key}` } : {}) });
+
+/** Sends a request, again with another key if needed. Throws an ApiError, or a TypeError without a connection. */
+async function authorized(send) {
   for (;;) {
     const used = key;
-    const authorization = used ? { Authorization: `Bearer ${used}` } : {};
-    const response = await fetch(SERVER + path, { ...options, headers: { ...options.headers, ...authorization } });
-    if (response.ok) return response;
-    const body = await response.json().catch(() => ({}));
-    const error = new ApiError(response.status, body.error);
+    const { ok, status, answer, body } = await send();
+    if (ok) return answer;
     // Another request may have set the key meanwhile.
-    if (response.status !== 401 || (used === key && !(await askKey()))) throw error;
+    if (status !== 401 || (used === key && !(await askKey()))) throw new ApiError(status, body?.error);
   }
 }
 
+/** Returns the response to a request. Throws as `authorized`. */
+export const call = (path, options = {}) =>
+  authorized(async () => {
+    const answer = await fetch(SERVER + path, { ...options, headers: head(options.headers) });
+    const { ok, status } = answer;
+    return { ok, status, answer, body: ok ? null : await answer.json().catch(() => ({})) };
+  });
+
 export const json = async (path, options) => (await call(path, options)).json();
 
+/** Posts a form, and reports the part that is sent. Only this old interface knows it. */
+const post = (path, form, headers, onSent) =>
+  authorized(
+    () =>
+      new Promise((done, fail) => {
+        const request = new XMLHttpRequest();
+        request.open('POST', SERVER + path);
+        for (const [name, value] of Object.entries(head(headers))) request.setRequestHeader(name, value);
+        request.upload.onprogress = ({ loaded, total }) => total > 0 && onSent(loaded / total, total);
+        request.onerror = request.onabort = () => fail(new TypeError(t('unreachable')));
+        request.onload = () => {
+          let body = {};
+          try {
+            body = JSON.parse(request.responseText);
+          } catch {
+            // A proxy may answer otherwise.
+          }
+          done({ ok: request.status < 300, status: request.status, answer: body, body });
+        };
+        request.send(form);
+      }),
+  );
+
 /** Submits a job. `name` is the idempotency key, so a retry finds a job that was accepted. */
-export async function submit(body, name) {
+export async function submit(form, name, onSent) {
   for (let tries = 1; ; tries++) {
     try {
-      return await json('/v1/jobs', { method: 'POST', body, headers: { 'Idempotency-Key': name } });
+      return await post('/v1/jobs', form, { 'Idempotency-Key': name }, onSent);
     } catch (error) {
-      if (error instanceof ApiError) throw error;
-      if (tries === 4) throw new Error('the server cannot be reached: is `flux serve` running?', { cause: error });
+      if (error instanceof ApiError || tries === 4) throw error;
       await pause(500 * 2 ** tries);
     }
   }

@@ -1,66 +1,68 @@
-// Comparison of two images on top of each other, with a movable divider.
+// Comparison of an image with the one before it: a movable divider on the stage.
 
-import { $, el, open, release, toast } from './dom.js';
-import { images } from './gallery.js';
+import { $, el, kept, press, release } from './dom.js';
+import { find, labelOf } from './library.js';
 import * as store from './store.js';
+import { t } from './words.js';
 
-/** Max images offered. */
-const MAX = 40;
+let isOn = kept.get('compare', true);
+let shown = null;
+let other = null;
+let before = null;
 
-const split = $('compare-split');
-
-function move() {
-  const at = split.value;
-  $('compare-right').style.clipPath = `inset(0 0 0 ${at}%)`;
-  $('compare-line').style.left = `${at}%`;
-  split.setAttribute('aria-valuetext', `${Math.round(at)} percent`);
+/** Returns the image or input that an image is compared with: the chosen one, or what it was edited from. */
+async function source({ parent, inputs }) {
+  const image = find(other) ?? find(parent);
+  if (image) return { blob: await store.file(image.id), label: labelOf(image) };
+  const input = inputs[0] && (await store.input(inputs[0]));
+  return input && { blob: input.blob, label: input.name };
 }
 
-/** Compares an image with its inputs or with another image. */
-export async function compare(image) {
-  const inputs = await Promise.all(image.inputs.map((id) => store.input(id)));
-  const after = images.indexOf(image);
-  const ordered = [...images.slice(after + 1), ...images.slice(0, after).reverse()];
-  const choices = [
-    ...inputs.filter(Boolean).map(({ blob, name }) => ({ blob, label: name })),
-    ...ordered
-      .slice(0, MAX)
-      .map(({ blob, thumb, recipe }) => ({ blob, thumb, label: `${recipe.prompt}, seed ${recipe.seed}` })),
-  ];
-  if (choices.length === 0) {
-    toast('There is nothing to compare it with yet.');
-    return;
-  }
-  const urls = [];
-  const urlOf = (blob) => urls[urls.push(URL.createObjectURL(blob)) - 1];
-  const choose = (place) => {
-    $('compare-left').src = urlOf(choices[place].blob);
-    $('compare-left').alt = choices[place].label;
-    for (const [at, button] of [...$('compare-choice').children].entries())
-      button.setAttribute('aria-pressed', at === place);
+export const canCompare = ({ parent, inputs }) => Boolean(parent || inputs.length > 0);
+
+/** Adds the divider to the frame of an image that was edited. */
+export async function show(image, frame = $('frame')) {
+  if (shown?.root !== image.root) other = null;
+  shown = image;
+  hide();
+  const isShown = isOn && (canCompare(image) || (other && other !== image.id));
+  press($('compare-toggle') ?? frame, isShown);
+  frame.removeAttribute('aria-pressed');
+  if (!isShown) return;
+  const found = await source(image);
+  if (!found?.blob || shown !== image || !isOn) return;
+  before = URL.createObjectURL(found.blob);
+  const left = el('img', { src: before, alt: t('before', { label: found.label }), className: 'before' });
+  const line = el('span', { className: 'line' });
+  const split = el('input', { id: 'compare-split', type: 'range', min: 0, max: 100, step: 0.5, value: 50, dir: 'ltr', aria: { label: t('divider') } });
+  const move = () => {
+    left.style.clipPath = `inset(0 ${100 - split.value}% 0 0)`;
+    line.style.left = `${split.value}%`;
+    split.setAttribute('aria-valuetext', `${Math.round(split.value)} %`);
   };
-  $('compare-right').src = urlOf(image.blob);
-  $('compare-right').alt = `${image.recipe.prompt}, seed ${image.recipe.seed}`;
-  $('compare-stage').style.setProperty('--ratio', image.width / image.height);
-  $('compare-choice').replaceChildren(
-    ...choices.map(({ blob, thumb, label }, place) => {
-      const button = el('button', {
-        className: 'thumb',
-        title: label,
-        onclick: () => choose(place),
-        aria: { label },
-      });
-      button.append(el('img', { src: urlOf(thumb ?? blob), alt: '' }));
-      return button;
-    }),
-  );
-  choose(0);
-  split.value = 50;
+  split.oninput = move;
+  const layer = el('div', { className: 'compare appear' }, left, line, el('span', { className: 'tag', textContent: t('before_short') }), el('span', { className: 'tag after', textContent: t('after_short') }), split);
   move();
-  const closed = open($('compare'));
-  split.focus();
-  await closed;
-  urls.forEach(release);
+  frame.querySelector('.compare')?.remove();
+  frame.append(layer);
 }
 
-split.oninput = move;
+export function hide() {
+  $('frame').querySelector('.compare')?.remove();
+  release(before);
+  before = null;
+}
+
+export function toggle() {
+  if (!shown) return;
+  isOn = !isOn;
+  kept.set('compare', isOn);
+  show(shown);
+  if (isOn) setTimeout(() => $('compare-split')?.focus(), 100);
+}
+
+/** Compares the shown image with another one. */
+export function compareWith(id) {
+  [other, isOn] = [id, true];
+  show(shown);
+}

@@ -1,86 +1,97 @@
-// The page of `flux serve`: connects its parts, and handles keys, drops and pastes.
+// The page of `flux serve`: connects its parts, its tabs, and what comes from outside.
 
-import { json } from './page/api.js';
-import { $, el, kept, open, prepareDialogs, release, say, toast } from './page/dom.js';
-import { clearErrors, fields, learnSize, offer, sentence, showError, useRecipe } from './page/form.js';
-import { keep, load, moveBy, refresh, removeSelected, selectedEntry, selectJob } from './page/gallery.js';
-import { cancel, draw, jobs, onJobs, resume } from './page/jobs.js';
-import { editMask } from './page/mask.js';
+import { edit, endEdit, showEditing } from './page/actions.js';
+import { $, el, kept, open, prepareDialogs, press, release, say, toast } from './page/dom.js';
+import { clearErrors, fields, prepareForm, sentence, showError, useRecipe, wrong } from './page/form.js';
+import { importFiles, onOpened, prepareGallery, showGallery } from './page/gallery.js';
+import { draw, jobs, onJobs, resume } from './page/jobs.js';
+import { cancelShown, prepareKeys, showSheet } from './page/keys.js';
+import { find, images, keep, load, onImages } from './page/library.js';
+import { loadModels, onModel, watchStatus } from './page/models.js';
+import { refresh, select, selectJob } from './page/rail.js';
 import { described, readRecipe } from './page/recipe.js';
-import { addFiles, keepInput, references, restoreReferences, setMask } from './page/references.js';
-import { shownJob, showZoom } from './page/stage.js';
-import { isKept } from './page/store.js';
+import { addFiles, onReferences, references, restoreReferences } from './page/references.js';
+import { showSamples } from './page/samples.js';
+import { closeTool, isTool, openTool } from './page/stage.js';
+import * as store from './page/store.js';
+import { LANGUAGES, bytes, language, t, translate } from './page/words.js';
 
-const EXAMPLES = [
-  'an owl on a beige background',
-  'a rocket on a beige background',
-  'a green tree on a yellow background',
-];
+/** Uploads of more bytes show their progress. */
+const LARGE = 1 << 20;
 
 // Generating
 
+async function request(asked, inputs, mask, more) {
+  const onSent = (part, total) => {
+    if (total < LARGE) return;
+    $('sending').hidden = part === 1;
+    $('sending-bar').value = part;
+    $('sending-text').textContent = t('sending', { size: bytes(total) });
+  };
+  const job = await draw(asked, inputs, mask, { more, onSent });
+  selectJob(job);
+  say(t('requested'));
+  return job;
+}
+
 async function submit() {
+  if (isTool()) await closeTool();
   clearErrors();
+  const error = wrong();
+  if (error) return showError(error);
   $('draw').disabled = true;
+  $('draw').setAttribute('aria-busy', 'true');
   try {
-    const job = await draw(fields(), [...references], references[0]?.mask);
-    selectJob(job);
-    say('The images are requested.');
-    if ($('stage').getBoundingClientRect().top > innerHeight / 2) $('stage').scrollIntoView({ behavior: 'smooth' });
+    const [first] = references;
+    const parent = find(first?.image);
+    await request(fields(), [...references], first?.mask, parent ? { parent: parent.id, root: parent.root } : {});
+    store.persist();
+    $('stage').scrollIntoView({ block: 'nearest' });
   } catch (error) {
-    showError(error);
+    showError(error instanceof TypeError ? { message: t('unreachable') } : error);
   } finally {
+    $('sending').hidden = true;
     $('draw').disabled = false;
+    $('draw').removeAttribute('aria-busy');
   }
 }
 
-async function keepImage(job, index, blob) {
-  const bitmap = await createImageBitmap(blob);
-  const [width, height] = [bitmap.width, bitmap.height];
-  bitmap.close();
-  const asked = { ...job.asked };
-  const recipe = (await readRecipe(blob)) ?? { prompt: asked.prompt, seed: asked.seed, width, height };
-  // Without a requested size, the image has the model's default size.
-  if (!asked.size && job.inputs.length === 0) learnSize(width, height);
-  // The start of a job found after a reload is unknown.
-  const seconds = job.isResumed ? null : (performance.now() - job.since) / 1000 / (job.saved.size + 1);
-  const { id, created, inputs, mask, notes } = job;
-  say(`Image ${index + 1} of ${job.count} is finished.`);
-  await keep({
-    id: `${id}-${index}`,
-    index,
-    created,
-    blob,
-    width,
-    height,
-    recipe,
-    asked,
-    inputs,
-    mask,
-    notes,
-    seconds,
-  });
+/** Sends the request of a cancelled job again. */
+async function again({ asked, inputs, mask, more }) {
+  const [file, ...files] = await Promise.all([mask, ...inputs].map((id) => id && store.input(id)));
+  request(asked, files.filter(Boolean), file, more).catch(showError);
 }
 
-function jobEnded(job, error) {
-  refresh();
-  if (!error) {
-    if (job.saved.size < job.count) say('The job is cancelled.');
-  } else if (error.code === 'not_found') {
-    toast(`The server no longer has the job “${job.asked.prompt}”.`, { isError: true });
-  } else if (error.param) {
-    showError(error);
-  } else {
-    toast(`“${job.asked.prompt}” failed: ${error.message}.`, { isError: true });
-  }
-}
-
-$('form').addEventListener('submit', (event) => {
-  event.preventDefault();
-  submit();
+onJobs({
+  change: ({ more }) => more?.isHidden || refresh(),
+  async image(job, index, blob) {
+    if (job.more?.sample) return;
+    const { asked, id, created, inputs, mask, notes, count, more } = job;
+    const recipe = (await readRecipe(blob)) ?? { prompt: asked.prompt, seed: asked.seed };
+    // The start of a job found after a reload is unknown.
+    const seconds = job.isResumed ? null : (performance.now() - job.since) / 1000 / (job.saved.size + 1);
+    const family = { parent: more?.parent, root: more?.root };
+    say(t('image_ready', { i: index + 1, n: count }));
+    await keep({ id: `${id}-${index}`, group: id, index, count, created, recipe, asked, inputs, mask, notes, seconds, ...family }, blob);
+  },
+  end(job, error, isCancelled) {
+    if (job.more?.isHidden) return;
+    refresh();
+    const { prompt } = job.asked;
+    if (!error) {
+      if (isCancelled) say(t('cancelled'));
+    } else if (error.code === 'not_found') toast(t('job_gone', { prompt }), { isError: true });
+    else if (error.param) showError(error);
+    else toast(t('job_failed', { prompt, why: sentence(error.message) }), { isError: true });
+  },
 });
 
-// Input images from outside
+$('form').addEventListener('submit', (event) => (event.preventDefault(), submit()));
+$('cancel').onclick = () => cancelShown(again);
+$('editing-end').onclick = endEdit;
+$('boxes-draw').onclick = () => openTool('boxes');
+
+// Files from outside
 
 $('image-add').onclick = () => $('image-files').click();
 $('image-files').onchange = async () => {
@@ -111,84 +122,76 @@ document.addEventListener('drop', async (event) => {
   event.preventDefault();
   setEntered(0);
   const files = [...event.dataTransfer.files];
+  if (!$('gallery').hidden) return importFiles(files);
   const recipe = files.length === 1 ? await readRecipe(files[0]).catch(() => null) : null;
   return recipe ? showFound(files[0], recipe) : addFiles(files);
 });
 
 /** Shows the recipe of a file, which can be reused. */
 async function showFound(file, recipe) {
-  const pairs = described(recipe).flatMap(([name, value]) => [
-    el('dt', { textContent: name }),
-    el('dd', { textContent: value }),
-  ]);
+  const pairs = described(recipe).flatMap(([name, value]) => [el('dt', { textContent: name }), el('dd', { textContent: value })]);
   const url = URL.createObjectURL(file);
   $('found-recipe').replaceChildren(...pairs);
-  $('found-image').src = url;
-  $('found-image').alt = file.name;
+  Object.assign($('found-image'), { src: url, alt: file.name });
   $('found-reuse').onclick = () => {
     $('found').close();
     useRecipe(recipe);
-    if (recipe.inputs?.length) toast('The recipe has references, which the file does not contain: add them.');
+    if (recipe.inputs?.length) toast(t('add_references'));
     $('prompt').focus();
   };
-  $('found-reference').onclick = () => {
-    $('found').close();
-    addFiles([file]);
-  };
+  $('found-reference').onclick = () => ($('found').close(), addFiles([file]));
   await open($('found'));
   release(url);
 }
 
-// The mask
+// Tabs
 
-$('mask-edit').onclick = async () => {
-  const [first] = references;
-  const mask = await editMask(first.blob, first.mask?.blob);
-  // A cancelled edit changes nothing.
-  if (mask === undefined || references[0] !== first) return;
-  setMask(mask ? await keepInput(mask, 'mask.png') : undefined);
-};
-$('mask-remove').onclick = () => setMask(undefined);
+const TABS = ['images', 'gallery', 'live', 'batches'];
+const titleOf = (tab) => (tab === 'images' ? 'flux' : `flux · ${t(`tab_${tab}`)}`);
+let live = null;
+let batches = null;
+const openBatches = async () => (batches ??= await import('./page/batches.js'));
 
-// Keyboard
+async function showTab(tab) {
+  for (const name of TABS) $(name).hidden = name !== tab;
+  for (const link of $('tabs').children) {
+    if (link.dataset.tab === tab) link.setAttribute('aria-current', 'page');
+    else link.removeAttribute('aria-current');
+  }
+  document.title = titleOf(tab);
+  scrollTo(0, 0);
+  if (tab === 'gallery') showGallery();
+  if (tab === 'batches') (await openBatches()).showBatches();
+  if (tab === 'live') {
+    live ??= await import('./page/live.js');
+    live.start({ send: async (image) => (await go('images'), select(image.id)), edit: async (image) => (await go('images'), edit(image)) });
+  } else live?.pauseLive();
+}
 
-const ARROWS = ['ArrowLeft', 'ArrowRight', 'ArrowUp', 'ArrowDown', 'Home', 'End'];
+const pathTab = () => TABS.find((tab) => location.pathname.endsWith(`/${tab}`)) ?? 'images';
 
-document.addEventListener('keydown', (event) => {
-  const { key, target } = event;
-  if (document.querySelector('dialog[open]')) return;
-  if (key === 'Enter' && (event.ctrlKey || event.metaKey)) {
+async function go(tab) {
+  history.pushState(null, '', tab === 'images' ? '.' : tab);
+  await showTab(tab);
+}
+
+addEventListener('popstate', () => showTab(pathTab()));
+for (const link of $('tabs').children)
+  link.onclick = (event) => {
+    if (event.ctrlKey || event.metaKey || event.shiftKey) return;
     event.preventDefault();
-    submit();
-    return;
-  }
-  if (key === 'Escape' && shownJob()) {
-    cancel(shownJob());
-    return;
-  }
-  const isTyping = target.matches('input, textarea, select');
-  if (isTyping || event.ctrlKey || event.metaKey || event.altKey) return;
-  const isOnTile = target === document.body || target.closest('#tiles');
-  if (key === '/') $('prompt').focus();
-  else if (key === '?') open($('help'));
-  else if (isOnTile && ARROWS.includes(key)) {
-    if (!moveBy(key)) return;
-  } else if (isOnTile && key === 'Delete') removeSelected();
-  else if (target.closest('#tiles') && key === 'Enter') showZoom();
-  else return;
-  event.preventDefault();
+    go(link.dataset.tab);
+  };
+onOpened(async (image) => {
+  await go('images');
+  select(image.id);
 });
 
-$('zoom').addEventListener('keydown', ({ key }) => {
-  if (ARROWS.includes(key) && moveBy(key) && selectedEntry()?.image) showZoom();
-});
-
-// Dark and light theme
+// Dark and light theme, and the language
 
 const isDark = () =>
-  (document.documentElement.dataset.theme ??
-    (matchMedia('(prefers-color-scheme: dark)').matches ? 'dark' : 'light')) === 'dark';
-const showTheme = () => $('theme').setAttribute('aria-pressed', isDark());
+  (document.documentElement.dataset.theme ?? (matchMedia('(prefers-color-scheme: dark)').matches ? 'dark' : 'light')) === 'dark';
+const showTheme = () => press($('theme'), isDark());
 $('theme').onclick = () => {
   const theme = isDark() ? 'light' : 'dark';
   document.documentElement.dataset.theme = theme;
@@ -196,35 +199,43 @@ $('theme').onclick = () => {
   showTheme();
 };
 matchMedia('(prefers-color-scheme: dark)').addEventListener('change', showTheme);
-$('help-open').onclick = () => open($('help'));
-
-// Startup
-
-for (const text of EXAMPLES) {
-  const run = () => {
-    $('prompt').value = text;
-    submit();
-  };
-  $('examples').append(el('button', { textContent: text, onclick: run }));
-}
+$('help-open').onclick = showSheet;
+for (const [name, text] of Object.entries(LANGUAGES)) $('language').append(el('option', { value: name, textContent: text, selected: name === language }));
+$('language').onchange = () => {
+  kept.set('language', $('language').value);
+  location.reload();
+};
 
 async function start() {
+  $('no-scripts').remove();
+  translate(document);
+  showTab(pathTab());
+  document.body.classList.add('ready');
   prepareDialogs();
-  for (const button of document.querySelectorAll('button.icon')) button.title = button.ariaLabel;
+  prepareForm();
+  prepareGallery();
+  prepareKeys({ submit, again, tabs: TABS, go });
   showTheme();
-  onJobs({ change: refresh, image: keepImage, end: jobEnded });
+  const showIntro = () => $('empty').hidden || showSamples(submit);
+  onModel(showIntro);
+  onImages(showIntro);
+  onReferences(showEditing);
   await restoreReferences();
+  showEditing();
   resume();
   await load();
-  if (!(await isKept)) toast('This browser cannot store images: download those that you want to keep.');
-  if (jobs.length > 0) selectJob(jobs.at(-1));
+  if (!(await store.isKept)) toast(t('no_store'));
+  const shown = jobs.filter(({ more }) => !more?.isHidden);
+  if (shown.length > 0) selectJob(shown.at(-1));
   try {
-    const [models, loras] = await Promise.all([json('/v1/models'), json('/v1/loras')]);
-    offer(models.data, loras.data);
-    $('batches').hidden = !models.flux.queue;
+    await loadModels();
   } catch (error) {
-    toast(sentence(error instanceof TypeError ? 'the server cannot be reached' : error.message), { isError: true });
+    toast(error instanceof TypeError ? t('unreachable') : sentence(error.message), { isError: true });
   }
+  watchStatus();
+  // A list goes on after a reload.
+  if (kept.get('batch')) openBatches();
+  if (images.length === 0) showIntro();
 }
 
 start();

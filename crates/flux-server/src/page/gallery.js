@@ -1,189 +1,250 @@
-// The gallery: images and running jobs as tiles. The selected one is shown large.
+// The gallery: all images by day, searched and selected. Only the tiles in view exist.
 
-import { $, el, release, toast } from './dom.js';
-import { jobs, part, progressText } from './jobs.js';
-import { references } from './references.js';
+import { $, button, el, press, save, say, setLabel, toast } from './dom.js';
+import { fileOf, images, keep, labelOf, nameOf, onImages, remove, setStar, showThumb } from './library.js';
+import { readRecipe } from './recipe.js';
 import * as store from './store.js';
+import { bytes, day, t } from './words.js';
+import { unzip, zip } from './zip.js';
 
-const THUMB = 320;
+const GAP = 10;
+const HEADING = 52;
+/** Pixels above and below the view that are filled, too. */
+const MARGIN = 600;
+const INDEX = 'flux-gallery.json';
 
-/** Finished images, newest first. */
-export let images = [];
-let selected = null;
 let shows = () => {};
-
+let found = [];
+/** The headings and tiles: {key, top, left, side, image} or {key, top, text}. */
+let placed = [];
+let columns = 1;
+let last = null;
+const selected = new Set();
 const nodes = new Map();
-const keyOf = (id, image) => `${id}-${image}`;
 
-/** Sets the callback for selection of a tile and for its changes. */
-export function onSelected(hear) {
+/** Sets the callback that shows an image on the stage. */
+export function onOpened(hear) {
   shows = hear;
 }
 
-/** Returns the tiles in order: {id, image} or {id, job, index}. */
-export function entries() {
-  const made = images.map((image) => ({ id: image.id, image, created: image.created, index: image.index }));
-  const waiting = jobs.flatMap((job) =>
-    job.images.map((_, index) => ({ id: keyOf(job.id, index), job, index, created: job.created })),
-  );
-  const known = new Set(made.map(({ id }) => id));
-  const all = [...waiting.filter(({ id, job, index }) => !known.has(id) && !job.saved.has(index)), ...made];
-  return all.sort((a, b) => b.created - a.created || a.index - b.index);
-}
-
-export const selectedEntry = () => entries().find(({ id }) => id === selected);
-
-/** Shows the stored images, and deletes unused input files. */
-export async function load() {
-  images = await store.images().catch(() => []);
-  refresh();
-  await trim();
-  const used = [...images, ...jobs].flatMap(({ inputs, mask }) => [...inputs, mask]);
-  const current = references.flatMap(({ id, mask }) => [id, mask?.id]);
-  await store.tidyInputs(new Set([...used, ...current])).catch(() => {});
-}
-
-/** Stores a finished image. */
-export async function keep(image) {
-  image.thumb = await thumbOf(image.blob).catch(() => null);
-  // Another tab of this browser may have stored it.
-  images = [image, ...images.filter(({ id }) => id !== image.id)].sort(
-    (a, b) => b.created - a.created || a.index - b.index,
-  );
-  refresh();
-  try {
-    await store.putImage(image, () => images.length > 1 && forget(images.at(-1).id));
-  } catch {
-    toast('The image cannot be stored in this browser: download it.', { isError: true });
+/** Finds the images of the search, and places their tiles. */
+function layout() {
+  const words = $('search').value.toLowerCase().split(/\s+/).filter(Boolean);
+  const isStarred = $('starred').getAttribute('aria-pressed') === 'true';
+  const fits = ({ recipe, star }) => (!isStarred || star) && words.every((word) => (recipe.prompt ?? '').toLowerCase().includes(word));
+  found = words.length > 0 || isStarred ? images.filter(fits) : images;
+  const width = $('wall').clientWidth;
+  const least = width < 600 ? 100 : 180;
+  columns = Math.max(2, Math.floor((width + GAP) / (least + GAP)));
+  const side = (width - GAP * (columns - 1)) / columns;
+  placed = [];
+  let [top, column, today] = [0, 0, null];
+  for (const image of found) {
+    const date = new Date(image.created).toDateString();
+    if (date !== today) {
+      if (today !== null) top += side + GAP;
+      placed.push({ key: date, top, text: day(image.created) });
+      [today, column] = [date, 0];
+      top += HEADING;
+    } else if (column === columns) [top, column] = [top + side + GAP, 0];
+    placed.push({ key: image.id, top, left: column * (side + GAP), side, image });
+    column++;
   }
-  await trim();
+  $('wall').style.height = `${found.length > 0 ? top + side : 0}px`;
+  $('wall-empty').hidden = found.length > 0;
+  $('wall-empty').textContent = t(images.length > 0 ? 'nothing_found' : 'nothing_yet');
+  draw();
 }
 
-async function thumbOf(blob) {
-  const bitmap = await createImageBitmap(blob);
-  const scale = Math.min(1, THUMB / Math.min(bitmap.width, bitmap.height));
-  const canvas = el('canvas', { width: Math.round(bitmap.width * scale), height: Math.round(bitmap.height * scale) });
-  canvas.getContext('2d').drawImage(bitmap, 0, 0, canvas.width, canvas.height);
-  bitmap.close();
-  return new Promise((resolve) => canvas.toBlob(resolve, 'image/webp', 0.85));
-}
-
-function forget(id) {
-  images = images.filter((image) => image.id !== id);
-  refresh();
-  return id;
-}
-
-/** Deletes the images beyond the limits. */
-async function trim() {
-  for (const { id } of store.surplus(images)) await store.removeImage(forget(id)).catch(() => {});
-}
-
-/** Deletes the selected image. It can be restored for a while. */
-export function removeSelected() {
-  const entry = selectedEntry();
-  if (!entry?.image) return;
-  const order = entries();
-  const place = order.findIndex(({ id }) => id === entry.id);
-  const hadFocus = $('tiles').contains(document.activeElement);
-  const next = order[place + 1] ?? order[place - 1];
-  forget(entry.id);
-  select(next?.id, { focus: hadFocus });
-  store.removeImage(entry.id).catch(() => {});
-  const back = () => {
-    keep(entry.image);
-    select(entry.id);
-  };
-  toast('The image is deleted.', { action: 'Undo', run: back });
-}
-
-/** Selects a tile and shows it large. */
-export function select(id, { focus = false } = {}) {
-  selected = id ?? null;
-  refresh();
-  const node = nodes.get(selected);
-  if (focus && node) {
-    node.focus();
-    node.scrollIntoView({ block: 'nearest' });
+/** Creates the tiles in view, and removes the others. */
+function draw() {
+  const from = -$('wall').getBoundingClientRect().top - MARGIN;
+  const to = from + innerHeight + 2 * MARGIN;
+  let first = 0;
+  let after = placed.length;
+  while (first < after) {
+    const middle = (first + after) >> 1;
+    if (placed[middle].top + (placed[middle].side ?? HEADING) < from) first = middle + 1;
+    else after = middle;
   }
-}
-
-export const selectJob = (job) => select(keyOf(job.id, 0));
-
-/** Updates the tiles. Remaining tiles are not touched, so that they keep the focus. */
-export function refresh() {
-  const all = entries();
-  if (!all.some(({ id }) => id === selected)) selected = all[0]?.id ?? null;
-  const ids = new Set(all.map(({ id }) => id));
-  for (const [id, node] of nodes) {
-    if (ids.has(id)) continue;
-    if (node.dataset.url) release(node.dataset.url);
+  const shown = new Set();
+  const fresh = [];
+  for (let at = first; at < placed.length && placed[at].top <= to; at++) {
+    const item = placed[at];
+    shown.add(item.key);
+    const node = nodes.get(item.key) ?? newNode(item);
+    node.style.transform = `translate(${document.dir === 'rtl' ? -(item.left ?? 0) : (item.left ?? 0)}px, ${item.top}px)`;
+    if (item.image) {
+      node.style.width = node.style.height = `${item.side}px`;
+      node.classList.toggle('picked', selected.has(item.key));
+      node.querySelector('input').checked = selected.has(item.key);
+      press(node.querySelector('.heart'), item.image.star);
+    }
+    if (!node.isConnected) fresh.push(node);
+  }
+  for (const [key, node] of nodes) {
+    if (shown.has(key) || node.contains(document.activeElement)) continue;
     node.remove();
-    nodes.delete(id);
+    nodes.delete(key);
   }
-  let at = $('tiles').firstChild;
-  for (const entry of all) {
-    const node = nodes.get(entry.id) ?? newTile(entry.id);
-    if (node === at) at = at.nextSibling;
-    else $('tiles').insertBefore(node, at);
-    fill(node, entry);
-  }
-  $('gallery').hidden = all.length === 0;
-  $('gallery-count').textContent = images.length > 0 ? `${images.length} stored in this browser` : '';
-  shows(all.find(({ id }) => id === selected));
+  $('wall').append(...fresh);
 }
 
-function newTile(id) {
-  const node = el('div', { className: 'tile', role: 'option' });
-  node.onclick = () => {
-    select(id, { focus: true });
-    $('stage').scrollIntoView({ block: 'nearest', behavior: 'smooth' });
-  };
-  node.onfocus = () => selected !== id && select(id);
-  nodes.set(id, node);
+function newNode({ key, text, image }) {
+  const node = image ? newTile(image) : el('h2', { textContent: text });
+  nodes.set(key, node);
   return node;
 }
 
-function fill(node, { id, image, job, index }) {
-  node.setAttribute('aria-selected', id === selected);
-  node.tabIndex = id === selected ? 0 : -1;
-  if (image) {
-    if (node.dataset.made) return;
-    node.dataset.made = 'yes';
-    node.dataset.url = URL.createObjectURL(image.thumb ?? image.blob);
-    node.setAttribute('aria-label', `${image.recipe.prompt}, seed ${image.recipe.seed}`);
-    node.classList.remove('waiting');
-    node.replaceChildren(
-      el('img', { src: node.dataset.url, alt: '', loading: 'lazy', decoding: 'async', draggable: false }),
-    );
-    return;
-  }
-  node.setAttribute('aria-label', `${job.asked.prompt}: ${progressText(job, index)}`);
-  node.classList.add('waiting');
-  const { preview, step, steps } = job.images[index];
-  let [img, ring] = node.children;
-  if (!ring) {
-    [img, ring] = [el('img', { alt: '', hidden: true, draggable: false }), el('span', { className: 'ring' })];
-    node.replaceChildren(img, ring);
-  }
-  if (preview && img.src !== preview) [img.src, img.hidden] = [preview, false];
-  ring.style.setProperty('--part', job.count === 1 ? part(job) : steps && step / (steps + 1));
+function newTile(image) {
+  const img = el('img', { alt: '', decoding: 'async', draggable: false });
+  showThumb(img, image.id);
+  const opener = el('button', { type: 'button', className: 'opener', data: { id: image.id }, title: image.recipe.prompt, aria: { label: labelOf(image) } }, img);
+  opener.onclick = (event) => (event.ctrlKey || event.metaKey || event.shiftKey || selected.size > 0 ? pick(image.id, event.shiftKey) : shows(image));
+  const box = el('input', { type: 'checkbox', aria: { label: t('select_name', { name: labelOf(image) }) } });
+  box.onclick = (event) => pick(image.id, event.shiftKey);
+  const heart = button('star', t('favourite'), () => setStar(image, !image.star), { className: 'icon heart' });
+  return el('div', { className: 'piece' }, opener, box, heart);
 }
 
-/** Moves the selection with the keyboard. */
-export function moveBy(key) {
-  const all = entries();
-  const place = all.findIndex(({ id }) => id === selected);
-  const columns = getComputedStyle($('tiles')).gridTemplateColumns.split(' ').length;
-  const step = {
-    ArrowLeft: -1,
-    ArrowRight: 1,
-    ArrowUp: -columns,
-    ArrowDown: columns,
-    Home: -place,
-    End: all.length - 1 - place,
-  }[key];
-  const next = all[place + step];
-  if (next) select(next.id, { focus: true });
-  return Boolean(next);
+function pick(id, isRange) {
+  const ids = found.map((image) => image.id);
+  const [a, b] = [ids.indexOf(last), ids.indexOf(id)].sort((x, y) => x - y);
+  if (isRange && a >= 0) for (const one of ids.slice(a, b + 1)) selected.add(one);
+  else if (!selected.delete(id)) selected.add(id);
+  last = id;
+  showSelection();
+  draw();
 }
+
+const chosen = () => images.filter(({ id }) => selected.has(id));
+
+function showSelection() {
+  const count = chosen().length;
+  $('picked').hidden = count === 0;
+  $('picked-count').textContent = t('selected', { n: count });
+}
+
+function clear() {
+  selected.clear();
+  showSelection();
+  draw();
+}
+
+async function showFullness() {
+  const full = await store.fullness();
+  const text = [t('images', { n: images.length }), full && t('fullness', { used: bytes(full.usage), all: bytes(full.quota) })];
+  $('fullness').textContent = text.filter(Boolean).join(' · ');
+  $('fullness-bar').hidden = !full;
+  if (full) $('fullness-bar').value = full.usage / full.quota;
+}
+
+async function* filesOf(list) {
+  for (const image of list) {
+    const blob = await store.file(image.id);
+    if (blob) yield { name: nameOf(image), blob };
+  }
+}
+
+/** Downloads images, several of them as an archive. */
+export async function downloadAll(list, name = 'flux-images.zip') {
+  if (list.length === 1) return save(await fileOf(list[0]));
+  const told = (count) => say(t('packing', { i: count, n: list.length }));
+  save(await zip(filesOf(list), told), name);
+}
+
+/** Downloads all images with their references and their places in the gallery. */
+async function exportAll() {
+  const inputs = [...new Set(images.flatMap(({ inputs, mask }) => [...inputs, mask]))].filter(Boolean);
+  async function* files() {
+    const index = { images, inputs: [] };
+    for (const image of images) {
+      const blob = await store.file(image.id);
+      if (blob) yield { name: `images/${image.id}`, blob };
+    }
+    for (const id of inputs) {
+      const input = await store.input(id);
+      if (!input) continue;
+      index.inputs.push({ id, name: input.name, type: input.blob.type });
+      yield { name: `inputs/${id}`, blob: input.blob };
+    }
+    yield { name: INDEX, blob: new Blob([JSON.stringify(index)]) };
+  }
+  save(await zip(files()), `flux-gallery-${new Date().toISOString().slice(0, 10)}.zip`);
+}
+
+/** Adds the images of archives and of image files to the gallery. */
+export async function importFiles(list) {
+  let count = 0;
+  const add = async (blob, image) => {
+    await keep(image, blob);
+    count++;
+  };
+  const addPlain = async (blob, name) => {
+    const recipe = (await readRecipe(blob).catch(() => null)) ?? { prompt: name.replace(/\.\w+$/, ''), seed: '0' };
+    await add(blob, { index: 0, created: Date.now() - count, recipe, asked: {}, notes: [] });
+  };
+  for (const file of list) {
+    try {
+      if (!/zip/.test(file.type) && !file.name.endsWith('.zip')) {
+        await addPlain(file, file.name);
+        continue;
+      }
+      const files = await unzip(file);
+      const index = files.get(INDEX) && JSON.parse(await files.get(INDEX).text());
+      for (const { id, name, type } of index?.inputs ?? [])
+        await store.putInput({ id, name, blob: new Blob([files.get(`inputs/${id}`)], { type }) });
+      for (const image of index?.images ?? [])
+        if (files.has(`images/${image.id}`)) await add(new Blob([files.get(`images/${image.id}`)], { type: image.type }), image);
+      if (!index) for (const [name, blob] of files) if (/\.(png|jpe?g|webp)$/i.test(name)) await addPlain(new Blob([blob], { type: `image/${name.split('.').pop().replace('jpg', 'jpeg')}` }), name);
+    } catch {
+      toast(t('not_an_image', { name: file.name }), { isError: true });
+    }
+  }
+  toast(t('imported', { n: count }));
+}
+
+/** Moves the focus between the tiles. */
+export function moveInGallery(key, target) {
+  const at = found.findIndex(({ id }) => id === target.dataset.id);
+  const forward = document.dir === 'rtl' ? -1 : 1;
+  const step = { ArrowLeft: -forward, ArrowRight: forward, ArrowUp: -columns, ArrowDown: columns, Home: -at, End: found.length - 1 - at }[key];
+  const next = found[at + step];
+  if (!next) return;
+  const item = placed.find((one) => one.key === next.id);
+  const top = $('wall').getBoundingClientRect().top + item.top;
+  if (top < 130 || top + item.side > innerHeight) scrollBy(0, top - innerHeight / 2);
+  draw();
+  nodes.get(next.id)?.firstChild.focus();
+}
+
+export function showGallery() {
+  layout();
+  showSelection();
+  showFullness();
+}
+
+export function prepareGallery() {
+  const isShown = () => !$('gallery').hidden;
+  let frame = null;
+  const soon = (run) => () => (frame ??= requestAnimationFrame(() => ((frame = null), isShown() && run())));
+  addEventListener('scroll', soon(draw), { passive: true });
+  new ResizeObserver(soon(layout)).observe($('wall').parentNode);
+  onImages(() => isShown() && showGallery());
+  $('search').oninput = () => (layout(), say(t('images', { n: found.length })));
+  $('starred').onclick = () => (press($('starred'), $('starred').getAttribute('aria-pressed') !== 'true'), layout());
+  const actions = {
+    all: () => (found.forEach(({ id }) => selected.add(id)), showSelection(), draw()),
+    none: clear,
+    star: () => chosen().forEach((image) => setStar(image, true)),
+    save: () => downloadAll(chosen()),
+    delete: () => (remove(chosen()), clear()),
+  };
+  for (const [name, run] of Object.entries(actions)) $(`picked-${name}`).onclick = run;
+  $('export').onclick = exportAll;
+  $('import').onclick = () => $('import-files').click();
+  $('import-files').onchange = () => importFiles([...$('import-files').files]).then(() => ($('import-files').value = ''));
+  setLabel($('search'), t('search'));
+  $('search').title = '';
+}
+

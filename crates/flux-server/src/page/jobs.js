@@ -2,6 +2,7 @@
 
 import { ApiError, call, events, json, submit } from './api.js';
 import { kept, pause, randomName } from './dom.js';
+import { lasts, t } from './words.js';
 
 /** Max jobs followed by events. Each takes one of the browser's six connections. */
 const MAX_FOLLOWED = 3;
@@ -10,54 +11,47 @@ const POLL_MS = 2000;
 /** Unfinished jobs, oldest first. */
 export const jobs = [];
 
-const hears = { change: () => {}, image: async () => {}, end: () => {} };
+const hears = [];
 
-/** Sets the callbacks for changes of a job, for finished images, and for ends. */
-export function onJobs(given) {
-  Object.assign(hears, given);
+/** Adds callbacks for changes of a job, for finished images, and for ends: change(job), image(job, index, blob), end(job, error). */
+export const onJobs = (given) => hears.push(given);
+
+async function tell(kind, ...values) {
+  for (const hear of hears) await hear[kind]?.(...values);
 }
 
 /** Stores a job under its own name, so that tabs of this browser do not overwrite each other's jobs. */
-function remember({ id, created, asked, inputs, mask, count, saved }) {
-  kept.set(`job.${id}`, { id, created, asked, inputs, mask, count, saved: [...saved], isResumed: true });
+function remember({ id, created, asked, inputs, mask, count, saved, more }) {
+  kept.set(`job.${id}`, { id, created, asked, inputs, mask, count, more, saved: [...saved], isResumed: true });
 }
 
-function newJob(job) {
-  const images = Array.from({ length: job.count }, () => ({ step: 0, steps: 0, preview: null }));
-  return {
-    status: 'queued',
-    position: null,
-    eta: null,
-    notes: [],
-    isLost: false,
-    ...job,
-    images,
-    saved: new Set(job.saved),
-    abort: new AbortController(),
-  };
-}
+const newJob = (job) => ({
+  status: 'queued',
+  position: null,
+  eta: null,
+  notes: [],
+  isLost: false,
+  ...job,
+  images: Array.from({ length: job.count }, () => ({ step: 0, steps: 0, preview: null })),
+  saved: new Set(job.saved),
+  abort: new AbortController(),
+});
 
 /** Copies the state of a job from a response. */
-function take(job, { status, position, eta_s, size, notes }) {
-  Object.assign(job, { status, position, eta: eta_s, size, notes });
+function take(job, { status, position, eta_s: eta, size, notes }) {
+  Object.assign(job, { status, position, eta, size, notes });
 }
 
-/** Submits a job. `inputs` are its references, as stored in the browser. */
-export async function draw(asked, inputs, mask) {
+/** Submits a job. `inputs` are its references, as stored in the browser; `more` goes into the records of its images. */
+export async function draw(asked, inputs = [], mask, { more = {}, onSent = () => {} } = {}) {
   const body = new FormData();
   for (const [name, value] of Object.entries(asked))
     body.append(name, typeof value === 'string' ? value : JSON.stringify(value));
   for (const { blob, name } of inputs) body.append('image[]', blob, name);
   if (mask) body.append('mask', mask.blob, 'mask.png');
-  const answer = await submit(body, randomName());
-  const job = newJob({
-    id: answer.id,
-    created: Date.now(),
-    asked,
-    inputs: inputs.map(({ id }) => id),
-    mask: mask?.id,
-    count: answer.n,
-  });
+  const answer = await submit(body, randomName(), onSent);
+  const ids = inputs.map(({ id }) => id);
+  const job = newJob({ id: answer.id, created: Date.now(), asked, inputs: ids, mask: mask?.id, count: answer.n, more });
   take(job, answer);
   jobs.push(job);
   remember(job);
@@ -67,12 +61,8 @@ export async function draw(asked, inputs, mask) {
 
 /** Resumes the jobs of the last visit. */
 export function resume() {
-  jobs.push(
-    ...kept
-      .all('job.')
-      .map(newJob)
-      .sort((a, b) => a.created - b.created),
-  );
+  const all = kept.all('job.').map(newJob);
+  jobs.push(...all.sort((a, b) => a.created - b.created));
   followNext();
   poll();
 }
@@ -81,9 +71,9 @@ export function resume() {
 export async function cancel(job) {
   try {
     await call(`/v1/jobs/${job.id}`, { method: 'DELETE' });
-    end(job, null);
+    end(job, null, true);
   } catch (error) {
-    hears.end(job, error);
+    tell('end', job, error);
   }
 }
 
@@ -104,7 +94,7 @@ async function poll() {
     for (const job of jobs.filter(({ isFollowed }) => !isFollowed)) {
       const said = data.find(({ id }) => id === job.id);
       if (said) take(job, said);
-      hears.change(job);
+      tell('change', job);
     }
   }
 }
@@ -112,24 +102,24 @@ async function poll() {
 async function follow(job) {
   const lost = () => {
     job.isLost = true;
-    hears.change(job);
+    tell('change', job);
   };
   for await (const { type, data } of events(job.id, job.abort.signal, lost)) {
     job.isLost = false;
     await heard[type]?.(job, data);
-    hears.change(job);
+    tell('change', job);
   }
 }
 
 const heard = {
-  queued: (job, { position, eta_s }) => Object.assign(job, { position, eta: eta_s }),
+  queued: (job, { position, eta_s: eta }) => Object.assign(job, { position, eta }),
   started(job) {
     job.status = 'running';
     job.since ??= performance.now();
   },
   step: (job, { image, step, steps }) => Object.assign(job.images[image], { step, steps }),
-  preview(job, { image, output_format, b64_json }) {
-    job.images[image].preview = `data:image/${output_format};base64,${b64_json}`;
+  preview(job, { image, output_format: format, b64_json: data }) {
+    job.images[image].preview = `data:image/${format};base64,${data}`;
   },
   image: (job, { image }) => fetchImage(job, image),
   async done(job, { job: said }) {
@@ -139,51 +129,50 @@ const heard = {
     end(job, null);
   },
   failed: (job, { error }) => end(job, new ApiError(0, error)),
-  cancelled: (job) => end(job, null),
+  cancelled: (job) => end(job, null, true),
 };
 
 async function fetchImage(job, image) {
   if (job.saved.has(image)) return;
   const answer = await call(`/v1/jobs/${job.id}/images/${image}`, { signal: job.abort.signal });
-  await hears.image(job, image, await answer.blob());
+  await tell('image', job, image, await answer.blob());
   job.saved.add(image);
   remember(job);
 }
 
-function end(job, error) {
+function end(job, error, isCancelled = false) {
   const place = jobs.indexOf(job);
   if (place < 0) return;
   jobs.splice(place, 1);
   job.abort.abort();
   kept.set(`job.${job.id}`);
-  hears.end(job, error);
+  tell('end', job, error, isCancelled);
   followNext();
 }
 
-/** Returns the progress of a job, from 0 to 1. */
-export function part(job) {
-  const parts = job.images.map(({ step, steps }, image) => (job.saved.has(image) ? 1 : steps && step / (steps + 1)));
-  return parts.reduce((sum, one) => sum + one, 0) / job.count;
-}
-
-const seconds = (count) => (count < 90 ? `${Math.max(1, Math.round(count))} s` : `${Math.round(count / 60)} min`);
-
-/** Returns the progress of an image as text. */
-export function progressText(job, image) {
-  if (job.isLost) return 'The connection is lost. Trying again …';
-  if (job.status === 'queued') {
-    const place =
-      job.position > 0 ? `${job.position} ${job.position === 1 ? 'image' : 'images'} ahead` : 'Next in the queue';
-    return job.eta ? `${place}, done in about ${seconds(job.eta)}` : place;
-  }
+/** Returns the progress of an image, from 0 to 1. */
+export const partOf = (job, image) => {
   const { step, steps } = job.images[image];
-  const done = part(job);
-  const elapsed = (performance.now() - job.since) / 1000;
-  const left =
-    done > 0.1 && elapsed > 2 && !job.isResumed ? `, about ${seconds((elapsed * (1 - done)) / done)} left` : '';
-  const which = job.count > 1 ? `Image ${image + 1} of ${job.count}: ` : '';
-  if (!steps) return which ? `${which}waiting${left}` : 'Starting';
-  return step < steps
-    ? `${which}${which ? 'step' : 'Step'} ${Math.min(step + 1, steps)} of ${steps}${left}`
-    : `${which}${which ? 'finishing' : 'Finishing'}`;
+  return job.saved.has(image) ? 1 : steps && step / (steps + 1);
+};
+
+/** Returns the progress of a job, from 0 to 1. */
+export const part = (job) => job.images.reduce((sum, _, image) => sum + partOf(job, image), 0) / job.count;
+
+/** Returns the progress of a job as text: that of its image `image`, or of its first unfinished one. */
+export function progressText(job, image = job.images.findIndex((_, at) => !job.saved.has(at))) {
+  if (job.isLost) return t('lost');
+  if (job.status === 'queued') {
+    const place = job.position > 0 ? t('ahead', { n: job.position }) : t('next');
+    return job.eta ? `${place} · ${t('done_in', { time: lasts(job.eta) })}` : place;
+  }
+  const { step, steps } = job.images[image] ?? {};
+  const [done, elapsed] = [part(job), (performance.now() - job.since) / 1000];
+  const isKnown = done > 0.1 && elapsed > 2 && !job.isResumed;
+  const texts = [
+    job.count > 1 && t('image_of', { i: image + 1, n: job.count }),
+    !steps ? t('starting') : step < steps ? t('step_of', { i: Math.min(step + 1, steps), n: steps }) : t('finishing'),
+    isKnown && t('left', { time: lasts((elapsed * (1 - done)) / done) }),
+  ];
+  return texts.filter(Boolean).join(' · ');
 }

@@ -1,55 +1,32 @@
-// The mask editor. The alpha channel of its canvas is the mask: opaque in the area to regenerate.
+// The mask brush on the stage. The alpha channel of its canvas is the mask: opaque in the area to regenerate.
 
-import { $, el, open, release } from './dom.js';
+import { $, button, drawn, el, fileOfCanvas, press } from './dom.js';
+import { changeFirst, keepInput, references } from './references.js';
+import { t } from './words.js';
 
-const PAINT = '#ff3d6e';
+const PAINT = [255, 45, 120];
+const COLOR = `rgb(${PAINT})`;
 
-const canvas = $('mask-canvas');
-const context = canvas.getContext('2d');
-const cursor = $('mask-cursor');
-
-/** The changes since the editor was opened, and the initial mask. */
+let canvas;
+let context;
+let cursor;
+/** The changes since the tool was opened, and the initial mask. */
 let done = [];
 let base = null;
 let stroke = null;
 let erases = false;
+let size = 12;
 /** The position of the brush when painting with the keyboard. */
 let spot = null;
-
-/** Opens the editor. Returns the mask as a file, null if nothing is painted, undefined if nothing changed. */
-export async function editMask(image, before) {
-  const picture = $('mask-image');
-  picture.src = URL.createObjectURL(image);
-  await picture.decode();
-  canvas.width = picture.naturalWidth;
-  canvas.height = picture.naturalHeight;
-  $('mask-stage').style.setProperty('--ratio', canvas.width / canvas.height);
-  base = before && (await alphaOf(before));
-  [done, stroke] = [[], null];
-  spot = [canvas.width / 2, canvas.height / 2];
-  redraw();
-  let result;
-  $('mask-done').onclick = async () => {
-    result = await file();
-    $('mask').close();
-  };
-  const closed = open($('mask'));
-  canvas.focus();
-  await closed;
-  release(picture.src);
-  base = null;
-  return result;
-}
+const controls = {};
 
 /** Returns a canvas that is opaque where the file of a mask is white. */
 async function alphaOf(blob) {
-  const bitmap = await createImageBitmap(blob);
   const copy = el('canvas', { width: canvas.width, height: canvas.height });
   const its = copy.getContext('2d');
-  its.drawImage(bitmap, 0, 0, copy.width, copy.height);
+  its.drawImage((await drawn(blob)).canvas, 0, 0, copy.width, copy.height);
   const pixels = its.getImageData(0, 0, copy.width, copy.height);
-  const [red, green, blue] = [1, 3, 5].map((at) => parseInt(PAINT.slice(at, at + 2), 16));
-  for (let at = 0; at < pixels.data.length; at += 4) pixels.data.set([red, green, blue, pixels.data[at]], at);
+  for (let at = 0; at < pixels.data.length; at += 4) pixels.data.set([...PAINT, pixels.data[at]], at);
   its.putImageData(pixels, 0, 0);
   return copy;
 }
@@ -64,26 +41,23 @@ async function file() {
   let isEmpty = true;
   for (let at = 3; at < data.length && isEmpty; at += 4) isEmpty = data[at] === 0;
   if (isEmpty) return null;
-  its.globalCompositeOperation = 'source-in';
-  its.fillStyle = '#fff';
-  its.fillRect(0, 0, width, height);
-  its.globalCompositeOperation = 'destination-over';
-  its.fillStyle = '#000';
-  its.fillRect(0, 0, width, height);
-  return new Promise((resolve) => white.toBlob(resolve));
+  for (const [operation, color] of [['source-in', '#fff'], ['destination-over', '#000']]) {
+    Object.assign(its, { globalCompositeOperation: operation, fillStyle: color });
+    its.fillRect(0, 0, width, height);
+  }
+  return fileOfCanvas(white);
 }
 
 /** Functions that replay one change each. */
 const draw = {
   clear: () => context.clearRect(0, 0, canvas.width, canvas.height),
   invert() {
-    context.globalCompositeOperation = 'xor';
-    context.fillStyle = PAINT;
+    Object.assign(context, { globalCompositeOperation: 'xor', fillStyle: COLOR });
     context.fillRect(0, 0, canvas.width, canvas.height);
   },
-  stroke({ points, size, isErased }) {
+  stroke({ points, width, isErased }) {
     context.globalCompositeOperation = isErased ? 'destination-out' : 'source-over';
-    Object.assign(context, { strokeStyle: PAINT, lineWidth: size, lineCap: 'round', lineJoin: 'round' });
+    Object.assign(context, { strokeStyle: COLOR, lineWidth: width, lineCap: 'round', lineJoin: 'round' });
     context.beginPath();
     const [x, y] = points[0];
     context.moveTo(x, y);
@@ -98,7 +72,7 @@ function redraw() {
   draw.clear();
   if (base) context.drawImage(base, 0, 0);
   for (const step of done) draw[step.kind](step);
-  $('mask-undo').disabled = done.length === 0;
+  controls.undo.disabled = done.length === 0;
 }
 
 function add(step) {
@@ -106,63 +80,35 @@ function add(step) {
   redraw();
 }
 
-/** Returns the width of the brush in pixels, up to half of the shorter side. */
-const brushSize = () =>
-  Math.max(1, ((Number($('mask-size').value) / 100) ** 1.6 * Math.min(canvas.width, canvas.height)) / 2);
-
 const scale = () => canvas.width / canvas.getBoundingClientRect().width;
+/** Returns the width of the brush in pixels of the image. */
+const brush = () => Math.max(1, ((size / 100) ** 1.6 * Math.min(canvas.width, canvas.height)));
 
-function place(event) {
+function place({ clientX, clientY }) {
   const box = canvas.getBoundingClientRect();
-  return [(event.clientX - box.x) * scale(), (event.clientY - box.y) * scale()];
+  return [(clientX - box.x) * scale(), (clientY - box.y) * scale()];
 }
 
 /** Shows the size of the brush around a point of the image. */
-function showCursor([x, y]) {
-  const [box, frame] = [canvas.getBoundingClientRect(), $('mask-stage').getBoundingClientRect()];
-  const size = brushSize() / scale();
+function showCursor([x, y] = spot) {
+  const width = brush() / scale();
   cursor.hidden = false;
-  cursor.style.width = cursor.style.height = `${size}px`;
-  cursor.style.transform = `translate(${box.x - frame.x + x / scale() - size / 2}px, ${box.y - frame.y + y / scale() - size / 2}px)`;
+  cursor.style.width = cursor.style.height = `${width}px`;
+  cursor.style.transform = `translate(${x / scale() - width / 2}px, ${y / scale() - width / 2}px)`;
 }
 
-const newStroke = (point) => ({ kind: 'stroke', points: [point], size: brushSize(), isErased: erases });
+function resize(by) {
+  size = Math.min(100, Math.max(2, size + by));
+  controls.size.value = size;
+  showCursor();
+}
 
-canvas.onpointerdown = (event) => {
-  if (event.button !== 0) return;
-  canvas.setPointerCapture(event.pointerId);
-  stroke = newStroke(place(event));
-  add(stroke);
-};
-canvas.onpointermove = (event) => {
-  showCursor(place(event));
-  if (!stroke) return;
-  stroke.points.push(...(event.getCoalescedEvents?.() ?? []).map(place), place(event));
-  draw.stroke({ ...stroke, points: stroke.points.slice(-16) });
-};
-canvas.onpointerup = canvas.onpointercancel = () => {
-  if (stroke) redraw();
-  stroke = null;
-};
-canvas.onpointerleave = canvas.onblur = () => (cursor.hidden = true);
-canvas.onkeydown = (event) => {
-  const [x, y] = { ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, -1], ArrowDown: [0, 1] }[event.key] ?? [0, 0];
-  const step = Math.max(canvas.width, canvas.height) / 40;
-  if (x || y)
-    spot = [
-      Math.min(Math.max(spot[0] + x * step, 0), canvas.width),
-      Math.min(Math.max(spot[1] + y * step, 0), canvas.height),
-    ];
-  else if (event.key === ' ') add(newStroke(spot));
-  else return;
-  event.preventDefault();
-  showCursor(spot);
-};
+const newStroke = (point) => ({ kind: 'stroke', points: [point], width: brush(), isErased: erases });
 
 function choose(eraser) {
   erases = eraser;
-  $('mask-brush').setAttribute('aria-pressed', !eraser);
-  $('mask-erase').setAttribute('aria-pressed', eraser);
+  press(controls.brush, !eraser);
+  press(controls.erase, eraser);
 }
 
 function undo() {
@@ -170,11 +116,77 @@ function undo() {
   redraw();
 }
 
-$('mask-brush').onclick = () => choose(false);
-$('mask-erase').onclick = () => choose(true);
-$('mask-undo').onclick = undo;
-$('mask-invert').onclick = () => add({ kind: 'invert' });
-$('mask-clear').onclick = () => add({ kind: 'clear' });
-$('mask').addEventListener('keydown', (event) => {
-  if (event.key === 'z' && (event.ctrlKey || event.metaKey) && done.length > 0) undo();
-});
+function listen() {
+  canvas.onpointerdown = (event) => {
+    if (event.button !== 0) return;
+    canvas.setPointerCapture(event.pointerId);
+    stroke = newStroke(place(event));
+    add(stroke);
+  };
+  canvas.onpointermove = (event) => {
+    spot = place(event);
+    showCursor();
+    if (!stroke) return;
+    stroke.points.push(...(event.getCoalescedEvents?.() ?? []).map(place), place(event));
+    draw.stroke({ ...stroke, points: stroke.points.slice(-16) });
+  };
+  canvas.onpointerup = canvas.onpointercancel = () => {
+    if (stroke) redraw();
+    stroke = null;
+  };
+  canvas.onpointerleave = canvas.onblur = () => (cursor.hidden = true);
+  canvas.addEventListener('wheel', (event) => {
+    event.preventDefault();
+    resize(event.deltaY > 0 ? -2 : 2);
+  });
+  canvas.onkeydown = (event) => {
+    const [x, y] = { ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, -1], ArrowDown: [0, 1] }[event.key] ?? [0, 0];
+    const step = Math.max(canvas.width, canvas.height) / 40;
+    if (x || y) spot = [Math.min(Math.max(spot[0] + x * step, 0), canvas.width), Math.min(Math.max(spot[1] + y * step, 0), canvas.height)];
+    else if (event.key === ' ') add(newStroke(spot));
+    else return;
+    event.preventDefault();
+    showCursor();
+  };
+}
+
+/** Opens the brush on the first reference, in a frame and with a bar of controls. */
+export async function start(frame, bar) {
+  const { blob, mask, feather = 0 } = references[0];
+  const { size: [width, height] } = await drawn(blob, 1);
+  canvas = el('canvas', { id: 'mask-canvas', width, height, tabIndex: 0, role: 'img', aria: { label: t('mask_canvas') } });
+  context = canvas.getContext('2d', { willReadFrequently: true });
+  cursor = el('span', { className: 'cursor', hidden: true });
+  controls.brush = button('brush', t('brush'), () => choose(false));
+  controls.erase = button('erase', t('eraser'), () => choose(true));
+  controls.undo = button('undo', t('undo'), undo, { className: 'icon' });
+  controls.size = el('input', { id: 'mask-size', type: 'range', min: 2, max: 100, value: size, oninput: () => (size = Number(controls.size.value)) });
+  controls.feather = el('input', { id: 'mask-feather', type: 'range', min: 0, max: 64, value: feather });
+  const slider = (label, input) => el('label', { className: 'slider' }, label, input);
+  bar.append(
+    controls.brush, controls.erase, slider(t('brush_size'), controls.size), slider(t('feather'), controls.feather), controls.undo,
+    button('invert', t('invert'), () => add({ kind: 'invert' }), { className: 'icon' }),
+    button('close', t('clear'), () => add({ kind: 'clear' }), { className: 'icon' }),
+  );
+  choose(false);
+  listen();
+  [done, stroke, spot] = [[], null, [width / 2, height / 2]];
+  base = mask ? await alphaOf(mask.blob) : null;
+  frame.append(canvas, cursor);
+  redraw();
+  canvas.focus();
+}
+
+/** Keeps the mask. */
+export async function stop() {
+  const mask = await file();
+  changeFirst({ mask: mask ? await keepInput(mask, 'mask.png') : undefined, feather: Number(controls.feather.value) });
+}
+
+export function key({ key, ctrlKey, metaKey }) {
+  if (key === '[' || key === ']') resize(key === '[' ? -3 : 3);
+  else if (key === 'z' && (ctrlKey || metaKey) && done.length > 0) undo();
+  else if (key === 'e') choose(!erases);
+  else return false;
+  return true;
+}

@@ -1,14 +1,16 @@
-// Images and their inputs in the browser's database, within limits.
+// The browser's database: images, their thumbnails and files, and inputs.
 
-/** Max images, and max bytes of all of them. */
-const MAX = { images: 500, bytes: 1 << 30 };
+/** Files that could not be stored. They last until the page is closed. */
+const held = new Map();
 
 const database = new Promise((resolve) => {
   try {
-    const request = indexedDB.open('flux', 1);
-    request.onupgradeneeded = () => {
-      request.result.createObjectStore('images', { keyPath: 'id' });
-      request.result.createObjectStore('inputs', { keyPath: 'id' });
+    const request = indexedDB.open('flux', 2);
+    request.onupgradeneeded = ({ oldVersion }) => {
+      const db = request.result;
+      for (const name of oldVersion ? ['files', 'thumbs'] : ['images', 'inputs', 'files', 'thumbs'])
+        db.createObjectStore(name, { keyPath: 'id' });
+      if (oldVersion === 1) migrate(request.transaction);
     };
     request.onsuccess = () => resolve(request.result);
     request.onerror = request.onblocked = () => resolve(null);
@@ -17,57 +19,84 @@ const database = new Promise((resolve) => {
   }
 });
 
+/** Moves the files of version 1 out of their records, so that a list of thousands stays small. */
+function migrate(transaction) {
+  transaction.objectStore('images').openCursor().onsuccess = ({ target: { result: cursor } }) => {
+    if (!cursor) return;
+    const { blob, thumb, ...image } = cursor.value;
+    transaction.objectStore('files').put({ id: image.id, blob });
+    if (thumb) transaction.objectStore('thumbs').put({ id: image.id, blob: thumb });
+    cursor.update({ ...image, root: image.id, bytes: blob.size, type: blob.type });
+    cursor.continue();
+  };
+}
+
 /** Resolves to true if images are kept after the page is closed. */
 export const isKept = database.then((db) => db !== null);
 
-/** Runs a request on an object store. Returns undefined without a database. */
-async function run(store, mode, ask) {
+/** Runs a request on object stores. Returns undefined without a database. */
+async function run(names, mode, ask) {
   const db = await database;
   if (!db) return undefined;
   return new Promise((resolve, reject) => {
-    const transaction = db.transaction(store, mode);
-    const request = ask(transaction.objectStore(store));
-    transaction.oncomplete = () => resolve(request.result);
+    const transaction = db.transaction(names, mode);
+    const request = ask(...[names].flat().map((name) => transaction.objectStore(name)));
+    transaction.oncomplete = () => resolve(request?.result);
     transaction.onerror = transaction.onabort = () => reject(transaction.error);
   });
 }
 
-/** Returns all images, newest first. */
+const get = (name, id) => run(name, 'readonly', (store) => store.get(id));
+
+/** Returns all images without their files, newest first. */
 export async function images() {
   const all = (await run('images', 'readonly', (store) => store.getAll())) ?? [];
   return all.sort((a, b) => b.created - a.created || a.index - b.index);
 }
 
-/** Stores an image. If the disk is full, the oldest images are deleted to make room. */
-export async function putImage(image, oldest) {
-  for (;;) {
-    try {
-      return await run('images', 'readwrite', (store) => store.put(image));
-    } catch (error) {
-      const id = error?.name === 'QuotaExceededError' && oldest();
-      if (!id) throw error;
-      await removeImage(id);
-    }
-  }
+/** Stores an image. Throws if that fails, in which case its file stays in memory. */
+export async function putImage(image, blob, thumb) {
+  held.set(image.id, { blob, thumb });
+  const isStored = await run(['images', 'files', 'thumbs'], 'readwrite', (images, files, thumbs) => {
+    files.put({ id: image.id, blob });
+    if (thumb) thumbs.put({ id: image.id, blob: thumb });
+    return images.put(image);
+  });
+  if (isStored) held.delete(image.id);
 }
 
-export const removeImage = (id) => run('images', 'readwrite', (store) => store.delete(id));
+export const putMeta = (image) => run('images', 'readwrite', (store) => store.put(image)).catch(() => {});
+
+export const file = async (id) => held.get(id)?.blob ?? (await get('files', id))?.blob;
+
+export const thumb = async (id) => held.get(id)?.thumb ?? (await get('thumbs', id))?.blob ?? file(id);
+
+export function removeImages(ids) {
+  for (const id of ids) held.delete(id);
+  return run(['images', 'files', 'thumbs'], 'readwrite', (...stores) => {
+    for (const store of stores) for (const id of ids) store.delete(id);
+  });
+}
 
 /** Stores an input file of images. */
-export const putInput = (input) => run('inputs', 'readwrite', (store) => store.put(input));
-
-export const input = (id) => run('inputs', 'readonly', (store) => store.get(id));
-
-/** Returns the images beyond the limits. `all` is sorted newest first. */
-export function surplus(all) {
-  let bytes = 0;
-  return all.filter((image, place) => (bytes += image.blob.size) > MAX.bytes || place >= MAX.images);
+export async function putInput(input) {
+  held.set(input.id, input);
+  if (await run('inputs', 'readwrite', (store) => store.put(input)).catch(() => null)) held.delete(input.id);
 }
+
+export const input = async (id) => held.get(id) ?? (await get('inputs', id).catch(() => null));
 
 /** Deletes the input files that are no longer used. */
 export async function tidyInputs(used) {
   const all = (await run('inputs', 'readonly', (store) => store.getAllKeys())) ?? [];
-  await Promise.all(
-    all.filter((id) => !used.has(id)).map((id) => run('inputs', 'readwrite', (store) => store.delete(id))),
-  );
+  await run('inputs', 'readwrite', (store) => all.filter((id) => !used.has(id)).forEach((id) => store.delete(id)));
 }
+
+/** Returns the used and the available bytes of the browser's store, if it says. */
+export async function fullness() {
+  const { usage, quota } = (await navigator.storage?.estimate?.().catch(() => null)) ?? {};
+  return quota ? { usage, quota } : null;
+}
+
+/** Asks the browser not to evict the images. */
+export const persist = () => navigator.storage?.persist?.().catch(() => {});

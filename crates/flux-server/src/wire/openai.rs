@@ -10,7 +10,9 @@ use axum::extract::{Path, Request, State};
 use axum::http::HeaderMap;
 use axum::response::Response;
 use bytes::Bytes;
-use flux::model::ModelInfo;
+use flux::engine::Engine;
+use flux::model::{ModelInfo, ReferenceSizes};
+use flux::pipeline::MAX_REFERENCES;
 use serde_json::{Map, Value, json};
 
 use crate::http::address::Address;
@@ -18,12 +20,15 @@ use crate::http::client::Client;
 use crate::http::error::{ApiError, Result};
 use crate::http::pieces::{Files, Pieces};
 use crate::http::sse::{self, Events, Gone, KEEP_ALIVE};
+use crate::jobs::models::Models;
 use crate::jobs::record::{JobEvent, JobRecord, Made, Snapshot};
-use crate::jobs::request::{Answer, Route};
+use crate::jobs::request::{Answer, MAX_IMAGES, MAX_PROMPT, Route};
 use crate::{App, http::answer, jobs::intake};
 
 /// The header with the timeout of OpenAI's Python client, in seconds.
 const CLIENT_TIMEOUT: &str = "x-stainless-read-timeout";
+/// Pixels to which a model reduces a reference among others.
+const REFERENCE_PIXELS: usize = 1024 * 1024;
 
 pub async fn generations(
     state: State<Arc<App>>,
@@ -205,7 +210,18 @@ async fn send_event(
 /// Lists the models in OpenAI's format.
 pub async fn models(State(app): State<Arc<App>>) -> Response {
     let data: Vec<_> = app.queue.models().names().map(|name| model_json(&app, name)).collect();
-    answer::json(&json!({"object": "list", "data": data, "flux": {"queue": app.queue.is_queue()}}))
+    let limits = &app.config.limits;
+    let server = json!({
+        "queue": app.queue.is_queue(),
+        "upsample": app.upsampling.is_some(),
+        "wildcards": app.config.wildcards.is_some(),
+        "version": env!("CARGO_PKG_VERSION"),
+        "limits": {
+            "images": MAX_IMAGES, "pixels": limits.max_pixels, "prompt": MAX_PROMPT,
+            "file_bytes": limits.file_bytes, "form_bytes": limits.form_bytes,
+        },
+    });
+    answer::json(&json!({"object": "list", "data": data, "flux": server}))
 }
 
 pub async fn model(State(app): State<Arc<App>>, Path(name): Path<String>) -> Result<Response> {
@@ -213,18 +229,45 @@ pub async fn model(State(app): State<Arc<App>>, Path(name): Path<String>) -> Res
     if known { Ok(answer::json(&model_json(&app, &name))) } else { Err(app.queue.models().unknown(&name)) }
 }
 
-/// Returns a model. Its details are known only while it is loaded.
+/// Returns what is known of a model before it is loaded.
+fn details_of(models: &Models, place: usize, engine: Option<&ModelInfo>) -> Option<Value> {
+    let known = models.info(place);
+    let info = engine.or(known.as_deref())?;
+    let (kind, [height, width]) = (info.kind, info.default_image_size);
+    let alone = if kind.references == ReferenceSizes::AloneWhole { 4 * REFERENCE_PIXELS } else { REFERENCE_PIXELS };
+    let trained = info.trained_sizes;
+    Some(json!({
+        "kind": kind.files.name,
+        "size": format!("{width}x{height}"),
+        "steps": info.default_steps,
+        "guidance": kind.defaults(info.is_distilled).guidance,
+        "is_distilled": info.is_distilled,
+        "reads_boxes": kind.reads_boxes,
+        "wants_captions": kind.wants_captions,
+        "sides": trained.map(|sizes| sizes.sides),
+        "aspect_ratio": trained.map_or(kind.aspect_ratio, |sizes| sizes.aspect_ratio),
+        "area_factor": kind.area_factor,
+        "text_tokens": info.max_sequence_length,
+        "max_references": MAX_REFERENCES,
+        "reference_pixels": [alone, REFERENCE_PIXELS],
+        "licence": models.licence(place).map(|(name, link)| json!({"name": name, "link": link})),
+    }))
+}
+
+/// Returns a model. `flux` is known only while the model is loaded.
 pub fn model_json(app: &App, name: &str) -> Value {
     let models = &app.queue.models();
-    let engine = models.find(Some(name)).ok().and_then(|(place, _)| models.resident(place));
-    let details = engine.map(|engine| {
+    let place = models.find(Some(name)).ok().map(|(place, _)| place);
+    let engine = place.and_then(|place| models.resident(place));
+    let details = place.and_then(|place| details_of(models, place, engine.as_deref().map(Engine::info)));
+    let loaded = engine.map(|engine| {
         let ModelInfo { default_image_size: [height, width], default_steps, is_distilled, .. } = engine.info();
         json!({
             "size": format!("{width}x{height}"), "steps": default_steps, "uses_guidance": !is_distilled,
             "max_pixels": app.config.limits.max_pixels,
         })
     });
-    json!({"id": name, "object": "model", "created": app.started_unix, "owned_by": "flux", "flux": details})
+    json!({"id": name, "object": "model", "created": app.started_unix, "owned_by": "flux", "details": details, "flux": loaded})
 }
 
 /// Returns a result file.

@@ -40,6 +40,16 @@ fn what_clients_send_is_read() {
 }
 
 #[test]
+fn an_extension_and_its_transition_are_read() {
+    let sides = r#"{"left": 0, "top": 16, "right": 32, "bottom": 0}"#;
+    for extend in [sides.to_string(), serde_json::to_string(sides).unwrap()] {
+        let asked = read(&format!(r#"{{"prompt": "x", "extend": {extend}, "feather": "8"}}"#)).unwrap();
+        let extended = asked.recipe.extend.unwrap();
+        assert_eq!((extended.top, extended.right, asked.recipe.feather), (16, 32, 8));
+    }
+}
+
+#[test]
 fn what_cannot_be_honoured_is_named() {
     let x = |rest: &str| format!(r#"{{"prompt": "x", {rest}}}"#);
     for (json, code, param) in [
@@ -55,6 +65,8 @@ fn what_cannot_be_honoured_is_named() {
         (x(r#""seed": -2"#), "invalid_value", "seed"),
         (x(r#""quality": 80"#), "invalid_type", "quality"),
         (x(r#""recipe": {"prompt": "x"}"#), "invalid_type", "recipe"),
+        (x(r#""extend": {"left": 16}"#), "invalid_value", "extend"),
+        (x(r#""feather": -1"#), "invalid_value", "feather"),
         (x(r#""lora": 3"#), "invalid_value", "lora"),
         (x(r#""output_format": "gif""#), "unsupported_value", "output_format"),
         (x(r#""output_format": "bmp""#), "invalid_value", "output_format"),
