@@ -21,7 +21,7 @@ use flux::output::Rgb;
 use safetensors::tensor::{Dtype, TensorView};
 
 /// Documents with commands.
-pub const DOCUMENTS: [&str; 52] = [
+pub const DOCUMENTS: [&str; 53] = [
     "README.md",
     "CHANGELOG.md",
     "CONTRIBUTING.md",

@@ -76,7 +76,7 @@ impl<B: Backend> ReferenceWeights<B> {
             let run = start..start + tokens;
             start = run.end;
             if let Some(factor) = factor {
-                scaled.push(x.copy_runs(&[run.clone()])?.mul(factor)?);
+                scaled.push(x.copy_runs(std::slice::from_ref(&run))?.mul(factor)?);
                 runs.push(run);
             }
         }

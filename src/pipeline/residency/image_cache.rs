@@ -16,12 +16,15 @@ const LATENTS: NonZeroUsize = NonZeroUsize::new(32).unwrap();
 /// Maximum number of reference sets cached as keys and values. A megapixel takes 2 GB in the 9B model.
 const REFERENCE_CACHES: NonZeroUsize = NonZeroUsize::new(2).unwrap();
 
+/// References in their order, with the bits of their weights.
+type WeightedImages = (Vec<Arc<Rgb>>, Vec<u32>);
+
 /// The cached input images; the least recently used entries are evicted first.
 pub(crate) struct ImageCache<B: Backend> {
     /// Packed latents [tokens, channels].
     latents: Mutex<LruCache<Arc<Rgb>, Known<B>>>,
     /// Keys and values by all references in their order, because each attends to the others, and by their weights.
-    reference_caches: Mutex<LruCache<(Vec<Arc<Rgb>>, Vec<u32>), Cached<B>>>,
+    reference_caches: Mutex<LruCache<WeightedImages, Cached<B>>>,
 }
 
 /// Keys and values with a weak reference to the transformer that computed them.

@@ -403,10 +403,8 @@ fn draw<B: Backend>(model: &Model<B>, requests: &[Request], plans: &[Plan]) -> R
     let given = requests.iter().map(|request| request.start().map(|(start, _)| start.clone())).collect::<Vec<_>>();
     let drawn: Vec<_> = plans.iter().map(Plan::start).collect();
     let mut noise = model.noise();
-    if given.iter().all(Option::is_none) {
-        if noise.is_drawn(&drawn, channels, height, width) {
-            return Ok(Drawing::Drawn(noise));
-        }
+    if given.iter().all(Option::is_none) && noise.is_drawn(&drawn, channels, height, width) {
+        return Ok(Drawing::Drawn(noise));
     }
     let draw = move || {
         let starts = given.iter().zip(drawn).map(|(given, drawn)| match given {

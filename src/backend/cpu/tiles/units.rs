@@ -94,5 +94,5 @@ pub fn bf16() -> Option<&'static Bf16Unit> {
 /// Returns the fastest unit for integers of this CPU.
 pub fn int8() -> &'static Int8Unit {
     static UNIT: OnceLock<&Int8Unit> = OnceLock::new();
-    *UNIT.get_or_init(|| INT8.iter().find(|unit| (unit.is_available)()).unwrap_or(&INT8[INT8.len() - 1]))
+    UNIT.get_or_init(|| INT8.iter().find(|unit| (unit.is_available)()).unwrap_or(&INT8[INT8.len() - 1]))
 }
