@@ -107,7 +107,8 @@ impl Noise {
                     let mut base = vec![0.0; channels * tokens];
                     draw(*rng, variation.seed, &mut base);
                     draw(*rng, *seed, &mut self.planes);
-                    variation.mix(*rng, &mut self.planes, &base);
+                    // A measured angle would differ between sizes.
+                    variation.mix(&mut self.planes, &base, *rng == Rng::Portable);
                 }
                 Start::Given(values) => {
                     pack(values, packed, channels, tokens);
@@ -223,6 +224,30 @@ mod tests {
         normal(42, &mut values);
         for (got, expected) in values.iter().zip(expected) {
             assert!((got - expected).abs() < 2e-6, "{got} is not {expected}");
+        }
+    }
+
+    #[test]
+    fn varied_noise_moves_from_one_seed_to_the_other_and_keeps_its_variance() {
+        let fill = |start: Start<'_>| {
+            let mut noise = Noise::default();
+            noise.fill(&[start], 8, 16, 24);
+            noise.values().to_vec()
+        };
+        for rng in [Rng::Torch, Rng::Portable] {
+            let varied = |strength| fill(Start::Varied(rng, 7, Variation { seed: 42, strength }));
+            let (base, own) = (fill(Start::Seed(rng, 42)), fill(Start::Seed(rng, 7)));
+            assert!(varied(0.0) == base && varied(1.0) == own);
+            let mut before = 0.0;
+            for strength in [0.1, 0.3, 0.5, 0.7, 0.9] {
+                let values = varied(strength);
+                let count = values.len() as f64;
+                let variance = values.iter().map(|value| f64::from(*value).powi(2)).sum::<f64>() / count;
+                assert!((variance - 1.0).abs() < 0.1, "{rng} {strength}: {variance}");
+                let distance = values.iter().zip(&base).map(|(a, b)| f64::from(a - b).powi(2)).sum::<f64>();
+                assert!(distance > before, "{rng} {strength}");
+                before = distance;
+            }
         }
     }
 

@@ -5,8 +5,6 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
-use super::Rng;
-
 /// A variation of the image of another seed, such as `42:0.2`.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
@@ -19,8 +17,9 @@ pub struct Variation {
 
 impl Variation {
     /// Moves noise of the own seed towards `base`, the noise of [`Variation::seed`], along the arc between them. A
-    /// straight line would lose variance.
-    pub(super) fn mix(&self, rng: Rng, own: &mut [f32], base: &[f32]) {
+    /// straight line would lose variance. Noise that `is_orthogonal` has a right angle, whatever its size; otherwise
+    /// the angle is measured.
+    pub(super) fn mix(&self, own: &mut [f32], base: &[f32], is_orthogonal: bool) {
         let x = self.strength;
         if x >= 1.0 {
             return;
@@ -28,11 +27,7 @@ impl Variation {
         if x <= 0.0 {
             return own.copy_from_slice(base);
         }
-        let angle = match rng {
-            Rng::Torch => angle(own, base),
-            // Independent noise is orthogonal. The measured angle would differ between sizes.
-            Rng::Portable => std::f64::consts::FRAC_PI_2,
-        };
+        let angle = if is_orthogonal { std::f64::consts::FRAC_PI_2 } else { angle(own, base) };
         // Noise of one direction has no arc.
         let [of_own, of_base] = match angle.sin() {
             sin if sin < 1e-6 => [x, 1.0 - x],
@@ -84,33 +79,7 @@ impl From<Variation> for String {
 
 #[cfg(test)]
 mod tests {
-    use super::super::{Noise, Start};
     use super::*;
-
-    fn noise(start: Start<'_>) -> Vec<f32> {
-        let mut noise = Noise::default();
-        noise.fill(&[start], 8, 16, 24);
-        noise.values().to_vec()
-    }
-
-    #[test]
-    fn the_noise_moves_from_one_seed_to_the_other_and_keeps_its_variance() {
-        for rng in [Rng::Torch, Rng::Portable] {
-            let varied = |strength| noise(Start::Varied(rng, 7, Variation { seed: 42, strength }));
-            let (base, own) = (noise(Start::Seed(rng, 42)), noise(Start::Seed(rng, 7)));
-            assert!(varied(0.0) == base && varied(1.0) == own);
-            let mut before = 0.0;
-            for strength in [0.1, 0.3, 0.5, 0.7, 0.9] {
-                let values = varied(strength);
-                let count = values.len() as f64;
-                let variance = values.iter().map(|value| f64::from(*value).powi(2)).sum::<f64>() / count;
-                assert!((variance - 1.0).abs() < 0.1, "{rng} {strength}: {variance}");
-                let distance = values.iter().zip(&base).map(|(a, b)| f64::from(a - b).powi(2)).sum::<f64>();
-                assert!(distance > before, "{rng} {strength}");
-                before = distance;
-            }
-        }
-    }
 
     #[test]
     fn a_variation_is_a_seed_and_a_number() {

@@ -174,7 +174,8 @@ impl<B: Backend> Transformer<B> {
     /// Computes keys and values of reference images for [`Transformer::forward`]. The model must be trained for this.
     ///
     /// references [tokens, dim] come from [`Transformer::references`], for images of `sizes` in tokens; `split` gives
-    /// this device's tokens, and `weights` the factors of their keys and values. Every device gets the keys and values of all tokens, for its own heads.
+    /// this device's tokens, and `weights` the factors of their keys and values. Every device gets the keys and values
+    /// of all tokens, for its own heads.
     ///
     /// Source: FLUX.2 reference `Flux2KVAttnProcessor` and the first step of `Flux2KleinKVPipeline`; one pass over the
     /// references alone gives the same result.

@@ -117,7 +117,7 @@ await check('the gallery is exported and imported', async () => {
 await check('a running job is found again after a reload', async () => {
   const page = await visit();
   await draw(page, { seed: 3 });
-  await draw(page, { prompt: 'an owl on a beige background', size: [512, 512], steps: 8, n: 2, seed: 4, wait: false });
+  await draw(page, { prompt: 'an owl on a beige background', size: [256, 256], steps: 8, n: 2, seed: 4, wait: false });
   await page.waitForSelector('.waiting img[src]');
   await page.reload();
   await page.waitForSelector('.tile.waiting');

@@ -7,12 +7,11 @@ import { t } from './words.js';
 
 let isOn = kept.get('compare', true);
 let shown = null;
-let other = null;
 let before = null;
 
-/** Returns the image or input that an image is compared with: the chosen one, or what it was edited from. */
+/** Returns the image or input that an image was edited from. */
 async function source({ parent, inputs }) {
-  const image = find(other) ?? find(parent);
+  const image = find(parent);
   if (image) return { blob: await store.file(image.id), label: labelOf(image) };
   const input = inputs[0] && (await store.input(inputs[0]));
   return input && { blob: input.blob, label: input.name };
@@ -21,18 +20,26 @@ async function source({ parent, inputs }) {
 export const canCompare = ({ parent, inputs }) => Boolean(parent || inputs.length > 0);
 
 /** Adds the divider to the frame of an image that was edited. */
-export async function show(image, frame = $('frame')) {
-  if (shown?.root !== image.root) other = null;
+export async function show(image) {
+  const frame = $('frame');
   shown = image;
   hide();
-  const isShown = isOn && (canCompare(image) || (other && other !== image.id));
-  press($('compare-toggle') ?? frame, isShown);
-  frame.removeAttribute('aria-pressed');
+  const isShown = isOn && canCompare(image);
+  if ($('compare-toggle')) press($('compare-toggle'), isShown);
   if (!isShown) return;
   const found = await source(image);
   if (!found?.blob || shown !== image || !isOn) return;
   before = URL.createObjectURL(found.blob);
-  const left = el('img', { src: before, alt: t('before', { label: found.label }), className: 'before' });
+  const old = el('img', { src: before, alt: t('before', { label: found.label }) });
+  const { extend } = image.asked ?? {};
+  if (extend) {
+    // The image before lies inside of the larger canvas.
+    const [across, down] = [100 / image.width, 100 / image.height];
+    const [left, top] = [extend.left * across, extend.top * down];
+    const [width, height] = [100 - left - extend.right * across, 100 - top - extend.bottom * down];
+    Object.assign(old.style, { position: 'absolute', left: `${left}%`, top: `${top}%`, width: `${width}%`, height: `${height}%` });
+  }
+  const left = el('div', { className: 'before' }, old);
   const line = el('span', { className: 'line' });
   const split = el('input', { id: 'compare-split', type: 'range', min: 0, max: 100, step: 0.5, value: 50, dir: 'ltr', aria: { label: t('divider') } });
   const move = () => {
@@ -59,10 +66,4 @@ export function toggle() {
   kept.set('compare', isOn);
   show(shown);
   if (isOn) setTimeout(() => $('compare-split')?.focus(), 100);
-}
-
-/** Compares the shown image with another one. */
-export function compareWith(id) {
-  [other, isOn] = [id, true];
-  show(shown);
 }

@@ -281,7 +281,7 @@ export function sentence(message) {
   return named.replace(/^[a-z]/, (first) => first.toUpperCase()).replace(/([^.!?])$/, '$1.');
 }
 
-export function openSettings(isOpen) {
+function openSettings(isOpen) {
   $('settings').hidden = !isOpen;
   $('settings-open').setAttribute('aria-expanded', isOpen);
   kept.set('settings', isOpen);

@@ -18,7 +18,7 @@ export function onSelected(hear) {
 }
 
 /** Returns the tiles in order: {id, image} or {id, job, index}. */
-export function entries() {
+function entries() {
   const made = images.map((image) => ({ id: image.id, image, group: image.group, created: image.created, index: image.index }));
   const waiting = jobs
     .filter(({ more }) => !more?.isHidden)
@@ -28,8 +28,6 @@ export function entries() {
   const all = [...waiting.filter(({ id, job, index }) => !known.has(id) && !job.saved.has(index)), ...made];
   return all.sort((a, b) => b.created - a.created || a.index - b.index);
 }
-
-export const selectedEntry = () => entries().find(({ id }) => id === selected);
 
 /** Selects a tile and shows it large, or shows its whole group. */
 export function select(id, { focus = false, grid = false } = {}) {

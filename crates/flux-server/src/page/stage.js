@@ -135,7 +135,7 @@ async function showImage(image) {
   const zoom = el('button', { type: 'button', className: 'zoom appear', onclick: showZoom, aria: { label: t('show_large') } });
   zoom.append(el('img', { src: url, alt: recipe.prompt }));
   $('frame').replaceChildren(zoom);
-  compareTool.show(image, $('frame'), $('versions'));
+  compareTool.show(image);
 }
 
 /** Shows the chain of edits of an image. Any version can be taken up again. */
