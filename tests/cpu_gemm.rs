@@ -48,6 +48,9 @@ fn units_match_float64_at_a_size_of_the_model() {
     for (unit, (terms, bound)) in
         units().into_iter().flat_map(|unit| [(1, 5e-6), (2, 3e-5), (3, 5e-6)].map(|terms| (unit, terms)))
     {
+        if terms > 1 && !unit.is_fast_in_terms {
+            continue; // Not used.
+        }
         let packed = Packed::new(&[Rows { values: &x, rows: m, cols: k, stride: k }], terms);
         let mut y = vec![f32::NAN; m * n];
         (unit.multiply)(

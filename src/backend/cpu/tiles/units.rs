@@ -9,7 +9,9 @@ use super::portable::Portable;
 use super::tile::is_right;
 #[cfg(target_arch = "x86_64")]
 use super::vectors::{Avx2, Avx512Bf16, Avx512Vnni, AvxVnni, is_amd};
-use super::windows::{self, MultiplyWindows};
+#[cfg(target_arch = "x86_64")]
+use super::windows;
+use super::windows::MultiplyWindows;
 use super::{Multiply, multiply_on};
 
 /// A unit that multiplies bfloat16.

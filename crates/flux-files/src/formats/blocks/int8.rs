@@ -41,17 +41,31 @@ pub fn int8_rotated(bytes: &[u8], scales: &Scales, cols: usize, group: usize, ou
 pub fn rotate(group: &mut [f32]) {
     let mut stride = 1;
     while stride < group.len() {
-        for quadruple in group.chunks_exact_mut(4 * stride) {
-            for i in 0..stride {
-                let [a, b, c, d] = [0, 1, 2, 3].map(|digit| quadruple[digit * stride + i]);
-                // Each result is its own column, less the column whose digit is 3 minus its own, plus the other two.
-                quadruple[i] = (a - d) + (b + c);
-                quadruple[stride + i] = (b - c) + (a + d);
-                quadruple[2 * stride + i] = (c - b) + (a + d);
-                quadruple[3 * stride + i] = (d - a) + (b + c);
-            }
+        // The compiler makes vectors of strides that it knows.
+        match stride {
+            1 => rotate_digit(group, 1),
+            4 => rotate_digit(group, 4),
+            16 => rotate_digit(group, 16),
+            _ => rotate_digit(group, stride),
         }
         stride *= 4;
+    }
+}
+
+/// Multiplies along one base-4 digit, whose values are `stride` columns apart.
+#[inline(always)]
+fn rotate_digit(group: &mut [f32], stride: usize) {
+    for quadruple in group.chunks_exact_mut(4 * stride) {
+        let (left, right) = quadruple.split_at_mut(2 * stride);
+        let ((a, b), (c, d)) = (left.split_at_mut(stride), right.split_at_mut(stride));
+        for (((a, b), c), d) in a.iter_mut().zip(b).zip(c).zip(d) {
+            // Each result is its own column, less the column whose digit is 3 minus its own, plus the other two.
+            let [w, x, y, z] = [*a, *b, *c, *d];
+            *a = (w - z) + (x + y);
+            *b = (x - y) + (w + z);
+            *c = (y - x) + (w + z);
+            *d = (z - w) + (x + y);
+        }
     }
 }
 
