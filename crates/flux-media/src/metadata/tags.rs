@@ -13,6 +13,9 @@ static TAG: LazyLock<Regex> = LazyLock::new(|| {
 static WEIGHT: LazyLock<Regex> =
     LazyLock::new(|| Regex::new(r"^:\s*[+-]?([0-9]*\.?[0-9]+)\s*\)").expect("a regular expression"));
 
+/// Maximum brackets that are tried as the start of JSON. Each attempt may read the rest of the prompt.
+const MAX_STARTS: usize = 256;
+
 /// A tag that requests an adapter.
 #[derive(Debug, Clone, PartialEq)]
 pub struct AdapterTag {
@@ -113,7 +116,8 @@ pub fn split_weights(prompt: &str) -> (String, Option<&str>) {
 
 /// Returns the start of the JSON object or list at the end of a text, or its length.
 fn start_of_json(text: &str) -> usize {
-    let mut starts = text.match_indices(['{', '[']).map(|(start, _)| start);
+    let starts = if text.trim_end().ends_with(['}', ']']) { MAX_STARTS } else { 0 };
+    let mut starts = text.match_indices(['{', '[']).map(|(start, _)| start).take(starts);
     starts.find(|start| serde_json::from_str::<Value>(&text[*start..]).is_ok()).unwrap_or(text.len())
 }
 
