@@ -104,7 +104,8 @@ def test_events_previews_and_several_images(engine, small):
     assert (done[0].numpy() == single.numpy()).all()
     denoise = [event.done for event in events if isinstance(event, flux.Progress) and event.stage == "denoise"]
     assert denoise[-1] == 4 and sorted(denoise) == denoise
-    engine.edit("a star", images=[preview], seed=1, steps=1)
+    with pytest.raises(flux.FluxError, match="8x8"):
+        engine.edit("a star", images=[preview])
 
 
 def test_batches_have_prompts_and_seeds_of_their_own(engine, small):

@@ -48,8 +48,8 @@ def test_ctrl_c_cancels_within_a_step(engine):
     engine.generate("a cat", size=(256, 256), steps=8, seed=1)
     step = (time.monotonic() - start) / 8
     for call in (
-        lambda: engine.generate("a cat", size=(256, 256), steps=4000, seed=1),
-        lambda: list(engine.stream("a cat", size=(256, 256), steps=4000, seed=1)),
+        lambda: engine.generate("a cat", size=(256, 256), steps=1000, seed=1),
+        lambda: list(engine.stream("a cat", size=(256, 256), steps=1000, seed=1)),
     ):
         timer = threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT))
         timer.start()
@@ -63,7 +63,7 @@ def test_ctrl_c_cancels_within_a_step(engine):
 
 
 def test_streams_are_cancelled_by_leaving_them(engine):
-    stream = engine.stream("a cat", steps=4000, seed=1)
+    stream = engine.stream("a cat", steps=1000, seed=1)
     for event in stream:
         if isinstance(event, flux.Progress):
             break
@@ -71,7 +71,7 @@ def test_streams_are_cancelled_by_leaving_them(engine):
     with pytest.raises(flux.FluxError) as raised:
         stream.images()
     assert raised.value.kind == "cancelled"
-    for event in engine.stream("a cat", steps=4000, seed=1):
+    for event in engine.stream("a cat", steps=1000, seed=1):
         if isinstance(event, flux.Progress):
             break
     gc.collect()
@@ -91,7 +91,7 @@ def test_asyncio(engine):
         steps = [event.step async for event in engine.stream("a fox", previews=True, seed=1, size=(64, 64), steps=4)
                  if isinstance(event, flux.Preview)]
         assert steps == [1, 2, 3]
-        task = asyncio.create_task(engine.agenerate("a cat", steps=4000))
+        task = asyncio.create_task(engine.agenerate("a cat", steps=1000))
         await asyncio.sleep(0.3)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -149,9 +149,9 @@ def test_the_process_ends_with_work_left():
     program = (
         "import flux, threading, time\n"
         "engine = flux.Engine(device='cpu')\n"
-        "stream = engine.stream('a cat', steps=4000)\n"
+        "stream = engine.stream('a cat', steps=1000)\n"
         "next(stream)\n"
-        "threading.Thread(target=lambda: engine.generate('x', steps=4000), daemon=True).start()\n"
+        "threading.Thread(target=lambda: engine.generate('x', steps=1000), daemon=True).start()\n"
         "time.sleep(0.3)\n"
     )
     subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
