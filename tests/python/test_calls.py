@@ -231,8 +231,8 @@ def test_the_command_line(tmp_path):
     script = Path(sys.executable).with_name("flux")
     for command in ([sys.executable, "-m", "flux"], [str(script)]):
         file = tmp_path / "x.png"
-        flags = ["-p", "a ghost", "-S", "1", "-W", "64", "-H", "64", "-s", "1", "-q", "--device", "cpu", "-o", str(file)]
-        subprocess.run([*command, *flags], check=True, cwd=tmp_path)
+        flags = "-S 1 -W 64 -H 64 -s 1 -q --device cpu -o".split()
+        subprocess.run([*command, "-p", "a ghost", *flags, str(file)], check=True, cwd=tmp_path)
         assert PIL.Image.open(file).size == (64, 64)
         wrong = subprocess.run([*command, "-p", "x", "--steps", "x"], capture_output=True, text=True)
         assert wrong.returncode == 2 and "error:" in wrong.stderr and "Traceback" not in wrong.stderr

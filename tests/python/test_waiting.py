@@ -134,14 +134,14 @@ def test_a_call_takes_at_most_3_ms_more_than_in_rust(engine):
     recipe = flux.Recipe("a cat", width=512, height=512, steps=1, seed=1)
     engine.run(recipe)
     here, rust = [], []
-    for _ in range(7):
+    for _ in range(5):
         rust.extend(engine._engine.measure(recipe.to_json(), 1))
         start = time.perf_counter()
         engine.generate("a cat", size=(512, 512), steps=1, seed=1)
         here.append(time.perf_counter() - start)
     difference = 1000 * (min(here) - min(rust))
     print(f"Rust {1000 * min(rust):.1f} ms, Python {1000 * min(here):.1f} ms, difference {difference:.2f} ms")
-    # A machine that does other work is measured again by the least of both.
+    # The least of both; a machine that does other work differs by more than the call.
     assert difference < 3 + 0.05 * 1000 * min(rust)
 
 
