@@ -1,4 +1,7 @@
-"""Generates images of several prompts in one batch, and streams another with previews: `python asyncio_batch.py FOLDER`."""
+"""Generates images of several prompts in one batch, next to a stream of another with previews.
+
+python asyncio_batch.py FOLDER
+"""
 
 import asyncio
 import sys

@@ -104,7 +104,8 @@ def test_events_previews_and_several_images(engine, small):
     assert (done[0].numpy() == single.numpy()).all()
     denoise = [event.done for event in events if isinstance(event, flux.Progress) and event.stage == "denoise"]
     assert denoise[-1] == 4 and sorted(denoise) == denoise
-    engine.edit("a star", images=[preview], seed=1, steps=1)
+    with pytest.raises(flux.FluxError, match="8x8"):
+        engine.edit("a star", images=[preview])
 
 
 def test_batches_have_prompts_and_seeds_of_their_own(engine, small):
@@ -230,8 +231,8 @@ def test_the_command_line(tmp_path):
     script = Path(sys.executable).with_name("flux")
     for command in ([sys.executable, "-m", "flux"], [str(script)]):
         file = tmp_path / "x.png"
-        flags = ["-p", "a ghost", "-S", "1", "-W", "64", "-H", "64", "-s", "1", "-q", "--device", "cpu", "-o", str(file)]
-        subprocess.run([*command, *flags], check=True, cwd=tmp_path)
+        flags = "-S 1 -W 64 -H 64 -s 1 -q --device cpu -o".split()
+        subprocess.run([*command, "-p", "a ghost", *flags, str(file)], check=True, cwd=tmp_path)
         assert PIL.Image.open(file).size == (64, 64)
         wrong = subprocess.run([*command, "-p", "x", "--steps", "x"], capture_output=True, text=True)
         assert wrong.returncode == 2 and "error:" in wrong.stderr and "Traceback" not in wrong.stderr

@@ -48,8 +48,8 @@ def test_ctrl_c_cancels_within_a_step(engine):
     engine.generate("a cat", size=(256, 256), steps=8, seed=1)
     step = (time.monotonic() - start) / 8
     for call in (
-        lambda: engine.generate("a cat", size=(256, 256), steps=4000, seed=1),
-        lambda: list(engine.stream("a cat", size=(256, 256), steps=4000, seed=1)),
+        lambda: engine.generate("a cat", size=(256, 256), steps=1000, seed=1),
+        lambda: list(engine.stream("a cat", size=(256, 256), steps=1000, seed=1)),
     ):
         timer = threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT))
         timer.start()
@@ -63,7 +63,7 @@ def test_ctrl_c_cancels_within_a_step(engine):
 
 
 def test_streams_are_cancelled_by_leaving_them(engine):
-    stream = engine.stream("a cat", steps=4000, seed=1)
+    stream = engine.stream("a cat", steps=1000, seed=1)
     for event in stream:
         if isinstance(event, flux.Progress):
             break
@@ -71,7 +71,7 @@ def test_streams_are_cancelled_by_leaving_them(engine):
     with pytest.raises(flux.FluxError) as raised:
         stream.images()
     assert raised.value.kind == "cancelled"
-    for event in engine.stream("a cat", steps=4000, seed=1):
+    for event in engine.stream("a cat", steps=1000, seed=1):
         if isinstance(event, flux.Progress):
             break
     gc.collect()
@@ -91,7 +91,7 @@ def test_asyncio(engine):
         steps = [event.step async for event in engine.stream("a fox", previews=True, seed=1, size=(64, 64), steps=4)
                  if isinstance(event, flux.Preview)]
         assert steps == [1, 2, 3]
-        task = asyncio.create_task(engine.agenerate("a cat", steps=4000))
+        task = asyncio.create_task(engine.agenerate("a cat", steps=1000))
         await asyncio.sleep(0.3)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -134,14 +134,14 @@ def test_a_call_takes_at_most_3_ms_more_than_in_rust(engine):
     recipe = flux.Recipe("a cat", width=512, height=512, steps=1, seed=1)
     engine.run(recipe)
     here, rust = [], []
-    for _ in range(7):
+    for _ in range(5):
         rust.extend(engine._engine.measure(recipe.to_json(), 1))
         start = time.perf_counter()
         engine.generate("a cat", size=(512, 512), steps=1, seed=1)
         here.append(time.perf_counter() - start)
     difference = 1000 * (min(here) - min(rust))
     print(f"Rust {1000 * min(rust):.1f} ms, Python {1000 * min(here):.1f} ms, difference {difference:.2f} ms")
-    # A machine that does other work is measured again by the least of both.
+    # The least of both; a machine that does other work differs by more than the call.
     assert difference < 3 + 0.05 * 1000 * min(rust)
 
 
@@ -149,9 +149,9 @@ def test_the_process_ends_with_work_left():
     program = (
         "import flux, threading, time\n"
         "engine = flux.Engine(device='cpu')\n"
-        "stream = engine.stream('a cat', steps=4000)\n"
+        "stream = engine.stream('a cat', steps=1000)\n"
         "next(stream)\n"
-        "threading.Thread(target=lambda: engine.generate('x', steps=4000), daemon=True).start()\n"
+        "threading.Thread(target=lambda: engine.generate('x', steps=1000), daemon=True).start()\n"
         "time.sleep(0.3)\n"
     )
     subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
