@@ -131,8 +131,9 @@ await check('the page works below a path of a proxy, and when the server restart
   const target = new URL(base);
   const proxy = http.createServer((request, response) => {
     if (isAway || !request.url.startsWith('/studio/')) return request.destroy();
-    const headers = { ...request.headers, host: target.host };
-    const onward = http.request({ host: target.hostname, port: target.port, path: request.url.slice(7), method: request.method, headers }, (answer) => {
+    // The host stays, which the server compares with the origin.
+    const { method, headers } = request;
+    const onward = http.request({ host: target.hostname, port: target.port, path: request.url.slice(7), method, headers }, (answer) => {
       response.writeHead(answer.statusCode, answer.headers);
       answer.pipe(response);
     });
