@@ -93,7 +93,9 @@ export const input = async (id) => held.get(id) ?? (await get('inputs', id).catc
 /** Deletes the input files that are no longer used. Samples stay. */
 export async function tidyInputs(used) {
   const all = (await run('inputs', 'readonly', (store) => store.getAllKeys())) ?? [];
-  await run('inputs', 'readwrite', (store) => all.filter((id) => !used.has(id) && !id.startsWith('sample-')).forEach((id) => store.delete(id)));
+  await run('inputs', 'readwrite', (store) =>
+    all.filter((id) => !used.has(id) && !id.startsWith('sample-')).forEach((id) => store.delete(id)),
+  );
 }
 
 /** Returns the used and the available bytes of the browser's store, if it says. */
