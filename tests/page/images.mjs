@@ -23,7 +23,7 @@ await check('the first visit shows samples of the model, and an image is one cli
   const page = await visit({ samples: true });
   await page.waitForSelector('.sample');
   assertEqual(await page.locator('.sample').count(), 3, 'the samples');
-  await page.waitForFunction(() => document.querySelectorAll('.sample img').length === 3, null, { timeout: 60000 });
+  await page.waitForFunction(() => document.querySelectorAll('.sample img').length === 3, null, { timeout: 200000 });
   await shot(page, 'first-visit');
   await assertAccessible(page, 'the first visit');
   assertEqual(await tiles(page).count(), 0, 'samples are not images of the user');

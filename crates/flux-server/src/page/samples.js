@@ -71,7 +71,7 @@ async function ask(id, card, prompt, side, at) {
     n: '1',
     priority: 'low',
     partial_images: '0',
-    deadline_s: '120',
+    deadline_s: '300',
   };
   const fail = () => (card.querySelector('.shot').hidden = true);
   const more = { isHidden: true, sample: id };
