@@ -11,7 +11,11 @@ const axe = fs.readFileSync(require.resolve('axe-core/axe.min.js'), 'utf8');
 
 const { values: options, positionals } = parseArgs({
   allowPositionals: true,
-  options: { shots: { type: 'string' }, chromium: { type: 'string', default: '/usr/bin/chromium' }, only: { type: 'string', default: '' } },
+  options: {
+    shots: { type: 'string' },
+    chromium: { type: 'string', default: '/usr/bin/chromium' },
+    only: { type: 'string', default: '' },
+  },
 });
 export const [base] = positionals;
 if (!base) {
@@ -85,7 +89,10 @@ export async function visit({
 
 export const ready = (page) =>
   page.waitForFunction(
-    () => document.querySelector('#model').options.length > 0 || document.querySelector('#key').open || document.querySelector('.toast'),
+    () =>
+      document.querySelector('#model').options.length > 0 ||
+      document.querySelector('#key').open ||
+      document.querySelector('.toast'),
   );
 
 export async function check(name, run) {
@@ -124,7 +131,8 @@ export const made = (page, count = 1) =>
   page.waitForFunction((count) => document.querySelectorAll('.tile:not(.waiting)').length >= count, count, {
     timeout: 120000,
   });
-export const idle = (page) => page.waitForFunction(() => !document.querySelector('.tile.waiting'), null, { timeout: 120000 });
+export const idle = (page) =>
+  page.waitForFunction(() => !document.querySelector('.tile.waiting'), null, { timeout: 120000 });
 export const chip = (page, text) => page.locator('#presets button', { hasText: text });
 export const action = (page, text) => page.locator('#actions > button', { hasText: text });
 
@@ -214,7 +222,9 @@ export async function drop(page, files) {
 }
 
 export const referenceNames = (page) =>
-  page.locator('#references .thumb').evaluateAll((all) => all.map((thumb) => thumb.title.replace(/^Image \d+: /, '').replace(/ · .*/, '')));
+  page
+    .locator('#references .thumb')
+    .evaluateAll((all) => all.map((thumb) => thumb.title.replace(/^Image \d+: /, '').replace(/ · .*/, '')));
 
 /** Moves the pointer along points of a node, as parts of its size, with the button down. */
 export async function drag(page, node, ...points) {

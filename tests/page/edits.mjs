@@ -1,6 +1,29 @@
 // Editing: references, chains of edits, comparison, masks, extension, recipes.
 
-import { action, apart, asFile, assert, assertAccessible, assertEqual, check, choose, chip, drag, draw, drop, idle, made, newestFile, openSettings, picture, referenceNames, shot, STORED, tiles, visit } from './browser.mjs';
+import {
+  action,
+  apart,
+  asFile,
+  assert,
+  assertAccessible,
+  assertEqual,
+  check,
+  choose,
+  chip,
+  drag,
+  draw,
+  drop,
+  idle,
+  made,
+  newestFile,
+  openSettings,
+  picture,
+  referenceNames,
+  shot,
+  STORED,
+  tiles,
+  visit,
+} from './browser.mjs';
 
 await check('an image is edited twice, compared, and taken up again', async () => {
   const page = await visit();
@@ -170,7 +193,10 @@ await check('an image is extended by dragging an edge', async () => {
   await assertAccessible(page, 'the extension');
   await page.click('#tool-done');
   await draw(page, { prompt: 'a red circle on a blue background', size: null, steps: 2 });
-  await page.waitForFunction((size) => document.querySelector('#facts').textContent.includes(size), `${192 + grown - 16} × 208`);
+  await page.waitForFunction(
+    (size) => document.querySelector('#facts').textContent.includes(size),
+    `${192 + grown - 16} × 208`,
+  );
 });
 
 await check('variations have other seeds, or stay close by strength', async () => {
@@ -209,9 +235,17 @@ await check('recipes are reused, copied, downloaded and deleted with undo', asyn
     texts[kind] = await page.evaluate(() => navigator.clipboard.readText());
     while ((await page.locator('.toast').count()) > 0) await page.locator('.toast .icon').first().click();
   }
-  assertEqual(texts.flux, `flux -p 'a cat'\\''s "hat" on a white background' --size 128x160 -s 2 -S 12345678`, 'the command');
+  assertEqual(
+    texts.flux,
+    `flux -p 'a cat'\\''s "hat" on a white background' --size 128x160 -s 2 -S 12345678`,
+    'the command',
+  );
   assert(texts.curl.includes('/v1/images/generations') && texts.curl.includes('"seed":12345678'), texts.curl);
-  assert(texts.Python.includes('client.images.generate(') && texts.Python.includes('extra_body={"seed": 12345678, "steps": 2}'), texts.Python);
+  assert(
+    texts.Python.includes('client.images.generate(') &&
+      texts.Python.includes('extra_body={"seed": 12345678, "steps": 2}'),
+    texts.Python,
+  );
   const [download] = await Promise.all([page.waitForEvent('download'), action(page, 'Download').click()]);
   assertEqual(download.suggestedFilename(), 'flux-12345678.png', 'the name of the file');
   await page.click('#actions .danger');

@@ -1,7 +1,19 @@
 // The gallery: migration, a thousand images, search, selection, archives.
 
 import fs from 'node:fs';
-import { assert, assertAccessible, assertEqual, check, draw, made, picture, ready, shot, tiles, visit } from './browser.mjs';
+import {
+  assert,
+  assertAccessible,
+  assertEqual,
+  check,
+  draw,
+  made,
+  picture,
+  ready,
+  shot,
+  tiles,
+  visit,
+} from './browser.mjs';
 
 /** Stores images of the page's first version, before the page opens. */
 async function fill(page, count, file, version = 2) {
@@ -11,14 +23,30 @@ async function fill(page, count, file, version = 2) {
       const names = version === 1 ? ['images', 'inputs'] : ['images', 'files', 'thumbs'];
       const db = await new Promise((done) => {
         const request = indexedDB.open('flux', version);
-        request.onupgradeneeded = () => names.forEach((name) => request.result.createObjectStore(name, { keyPath: 'id' }));
+        request.onupgradeneeded = () =>
+          names.forEach((name) => request.result.createObjectStore(name, { keyPath: 'id' }));
         request.onsuccess = () => done(request.result);
       });
       const stores = db.transaction(version === 1 ? ['images'] : names, 'readwrite');
       for (let at = 0; at < count; at++) {
         const id = `old-${at}`;
-        const recipe = { prompt: `${at % 10 === 0 ? 'a red fox' : 'a lamp'} number ${at}`, seed: String(at), width: 160, height: 128 };
-        const image = { id, index: 0, created: Date.now() - at * 3600e3, width: 160, height: 128, recipe, asked: {}, inputs: [], notes: [] };
+        const recipe = {
+          prompt: `${at % 10 === 0 ? 'a red fox' : 'a lamp'} number ${at}`,
+          seed: String(at),
+          width: 160,
+          height: 128,
+        };
+        const image = {
+          id,
+          index: 0,
+          created: Date.now() - at * 3600e3,
+          width: 160,
+          height: 128,
+          recipe,
+          asked: {},
+          inputs: [],
+          notes: [],
+        };
         if (version === 1) stores.objectStore('images').put({ ...image, blob, thumb: blob });
         else {
           stores.objectStore('images').put({ ...image, root: id, bytes: blob.size, type: 'image/png' });
@@ -74,13 +102,20 @@ await check('a gallery of 1,000 images is quick, and is searched, selected, star
   await assertAccessible(page, 'the gallery');
   await page.locator('.piece').first().hover();
   await page.locator('.piece input').first().click();
-  await page.locator('.piece .opener').nth(3).click({ modifiers: ['Shift'] });
+  await page
+    .locator('.piece .opener')
+    .nth(3)
+    .click({ modifiers: ['Shift'] });
   assertEqual(await page.textContent('#picked-count'), '4 selected', 'the selection');
   await shot(page, 'gallery-selected');
   await page.click('#picked-star');
   const [download] = await Promise.all([page.waitForEvent('download'), page.click('#picked-save')]);
   const bytes = fs.readFileSync(await download.path());
-  assertEqual([download.suggestedFilename(), bytes.readUInt32LE(0), bytes.readUInt16LE(bytes.length - 12)], ['flux-images.zip', 0x04034b50, 4], 'the archive');
+  assertEqual(
+    [download.suggestedFilename(), bytes.readUInt32LE(0), bytes.readUInt16LE(bytes.length - 12)],
+    ['flux-images.zip', 0x04034b50, 4],
+    'the archive',
+  );
   await page.click('#picked-delete');
   await page.fill('#search', '');
   assert((await page.textContent('#fullness')).startsWith('996 images'), 'after the deletion');
@@ -90,12 +125,16 @@ await check('a gallery of 1,000 images is quick, and is searched, selected, star
   await page.waitForFunction(() => document.querySelectorAll('.piece').length === 4);
   await page.click('#starred');
   await page.evaluate(() => scrollTo(0, document.body.scrollHeight));
-  await page.waitForFunction(() => [...document.querySelectorAll('.opener')].some((node) => node.dataset.id === 'old-999'));
+  await page.waitForFunction(() =>
+    [...document.querySelectorAll('.opener')].some((node) => node.dataset.id === 'old-999'),
+  );
   await page.focus('.opener[data-id="old-999"]');
   await page.keyboard.press('Home');
   await page.waitForFunction(() => document.activeElement.dataset.id === 'old-0');
   await page.keyboard.press('Enter');
-  await page.waitForFunction(() => !document.querySelector('#images').hidden && document.querySelector('#facts').textContent.includes('seed 0'));
+  await page.waitForFunction(
+    () => !document.querySelector('#images').hidden && document.querySelector('#facts').textContent.includes('seed 0'),
+  );
 });
 
 await check('the gallery is exported and imported', async () => {
@@ -107,7 +146,10 @@ await check('the gallery is exported and imported', async () => {
   const other = await visit({ path: '/gallery' });
   assert((await other.textContent('#wall-empty')).includes('will be here'), 'an empty gallery says so');
   await shot(other, 'gallery-empty');
-  await other.setInputFiles('#import-files', [file, { name: 'plain.png', mimeType: 'image/png', buffer: await picture(other, 'red') }]);
+  await other.setInputFiles('#import-files', [
+    file,
+    { name: 'plain.png', mimeType: 'image/png', buffer: await picture(other, 'red') },
+  ]);
   await other.waitForFunction(() => document.querySelectorAll('.piece').length === 2);
   await other.reload();
   await other.waitForFunction(() => document.querySelectorAll('.piece').length === 2);

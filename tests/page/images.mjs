@@ -1,12 +1,29 @@
 // Generating: the first visit, settings, progress, models, errors.
 
-import { action, assert, assertAccessible, assertEqual, base, check, chip, draw, idle, made, openSettings, ready, setSize, shot, tiles, visit } from './browser.mjs';
+import {
+  action,
+  assert,
+  assertAccessible,
+  assertEqual,
+  base,
+  check,
+  chip,
+  draw,
+  idle,
+  made,
+  openSettings,
+  ready,
+  setSize,
+  shot,
+  tiles,
+  visit,
+} from './browser.mjs';
 
 await check('the first visit shows samples of the model, and an image is one click away', async () => {
   const page = await visit({ samples: true });
   await page.waitForSelector('.sample');
   assertEqual(await page.locator('.sample').count(), 3, 'the samples');
-  await page.waitForFunction(() => document.querySelectorAll('.sample img').length === 3, null, { timeout: 60000 });
+  await page.waitForFunction(() => document.querySelectorAll('.sample img').length === 3, null, { timeout: 200000 });
   await shot(page, 'first-visit');
   await assertAccessible(page, 'the first visit');
   assertEqual(await tiles(page).count(), 0, 'samples are not images of the user');
@@ -23,7 +40,11 @@ await check('settings are used, and follow the model', async () => {
   for (const fact of ['192 × 128', 'seed 77', '3 steps']) assert(facts.includes(fact), `the facts are "${facts}"`);
   assertEqual(await page.getAttribute('#lock', 'aria-pressed'), 'true', 'the lock of a seed that was typed');
   await page.click('#lock');
-  assertEqual([await page.inputValue('#seed'), await page.getAttribute('#seed', 'placeholder')], ['', 'random'], 'an unlocked seed');
+  assertEqual(
+    [await page.inputValue('#seed'), await page.getAttribute('#seed', 'placeholder')],
+    ['', 'random'],
+    'an unlocked seed',
+  );
   await chip(page, '3:2').click();
   const summary = await page.textContent('#summary');
   const [width, height] = summary.split('×').map((side) => Number(side.replace(/\D/g, '')));
@@ -107,7 +128,11 @@ await check('errors are in the words of the page, beside their fields', async ()
   await page.click('#draw');
   assert((await page.textContent('#size-error')).includes('64'), 'the size');
   await setSize(page, [128, 128]);
-  for (const [field, value] of [['seed', 'seven'], ['n', '11'], ['steps', '0']]) {
+  for (const [field, value] of [
+    ['seed', 'seven'],
+    ['n', '11'],
+    ['steps', '0'],
+  ]) {
     await page.fill(`#${field}`, value);
     await page.click('#draw');
     assert((await page.textContent(`#${field}-error`)) !== '', field);
@@ -115,7 +140,10 @@ await check('errors are in the words of the page, beside their fields', async ()
   }
   // The server's own errors are shown beside their fields, too.
   await page.route('**/v1/jobs', (route) =>
-    route.fulfill({ status: 400, json: { error: { message: 'the `steps` are too many', param: 'steps', code: 'invalid_value' } } }),
+    route.fulfill({
+      status: 400,
+      json: { error: { message: 'the `steps` are too many', param: 'steps', code: 'invalid_value' } },
+    }),
   );
   await page.click('#draw');
   await page.waitForFunction(() => document.querySelector('#steps-error').textContent.includes('“Steps”'));
@@ -147,15 +175,30 @@ await check('the key is asked for once', async () => {
 });
 
 /** Gives the page a server with other models and features. */
-const withModels = (...data) => async (page) => {
-  await page.route('**/v1/models', (route) =>
-    route.fulfill({ json: { data, flux: { queue: false, upsample: true, limits: { images: 4, pixels: 4194304, prompt: 32000 } } } }),
-  );
-  await page.route('**/v1/loras', (route) => route.fulfill({ json: { data: [{ id: 'ink' }] } }));
-};
+const withModels =
+  (...data) =>
+  async (page) => {
+    await page.route('**/v1/models', (route) =>
+      route.fulfill({
+        json: { data, flux: { queue: false, upsample: true, limits: { images: 4, pixels: 4194304, prompt: 32000 } } },
+      }),
+    );
+    await page.route('**/v1/loras', (route) => route.fulfill({ json: { data: [{ id: 'ink' }] } }));
+  };
 const flux3 = {
-  kind: 'flux3-klein', size: '1024x1024', steps: 16, guidance: 1, is_distilled: true, reads_boxes: true, wants_captions: true,
-  sides: null, aspect_ratio: 4, area_factor: 4, text_tokens: 8192, max_references: 16, reference_pixels: [4194304, 1048576],
+  kind: 'flux3-klein',
+  size: '1024x1024',
+  steps: 16,
+  guidance: 1,
+  is_distilled: true,
+  reads_boxes: true,
+  wants_captions: true,
+  sides: null,
+  aspect_ratio: 4,
+  area_factor: 4,
+  text_tokens: 8192,
+  max_references: 16,
+  reference_pixels: [4194304, 1048576],
   licence: { name: 'FLUX Non-Commercial', link: 'https://example.com/licence' },
 };
 
@@ -164,10 +207,17 @@ await check('models drive the form: guidance, boxes, areas, licence, adapters', 
   let body = '';
   const page = await visit({
     before: async (page) => {
-      await withModels({ id: 'flux3', details: flux3 }, { id: 'base', details: base4b }, { id: 'closed', details: null })(page);
+      await withModels(
+        { id: 'flux3', details: flux3 },
+        { id: 'base', details: base4b },
+        { id: 'closed', details: null },
+      )(page);
       await page.route('**/v1/jobs', (route) => {
         body = route.request().postData();
-        return route.fulfill({ status: 400, json: { error: { message: 'there is no LoRA `ink`', param: 'loras', code: 'invalid_value' } } });
+        return route.fulfill({
+          status: 400,
+          json: { error: { message: 'there is no LoRA `ink`', param: 'loras', code: 'invalid_value' } },
+        });
       });
     },
     expected: ['Failed to load resource'],
@@ -176,7 +226,11 @@ await check('models drive the form: guidance, boxes, areas, licence, adapters', 
   assertEqual(await page.textContent('#licence'), 'FLUX Non-Commercial', 'the licence');
   await chip(page, '16:9').click();
   assert((await page.textContent('#summary')).includes('1,360 × 768'), await page.textContent('#summary'));
-  assertEqual(await page.locator('#areas button').allTextContents(), ['0.3 MP', '0.5 MP', '1 MP', '2.1 MP', '4.2 MP'], 'the areas');
+  assertEqual(
+    await page.locator('#areas button').allTextContents(),
+    ['0.3 MP', '0.5 MP', '1 MP', '2.1 MP', '4.2 MP'],
+    'the areas',
+  );
   await page.click('#boxes-draw');
   const box = await page.locator('.boxes').boundingBox();
   await page.mouse.move(box.x + 20, box.y + 20);
@@ -193,7 +247,13 @@ await check('models drive the form: guidance, boxes, areas, licence, adapters', 
   await page.fill('#prompt', 'a cat <object_1>');
   await page.click('#draw');
   await page.waitForFunction(() => document.querySelector('#loras-error').textContent !== '');
-  for (const part of ['"id":"object_1"', 'a black cat', '[{"name":"ink","weight":1}]', 'name="upsample"', 'name="recipe"'])
+  for (const part of [
+    '"id":"object_1"',
+    'a black cat',
+    '[{"name":"ink","weight":1}]',
+    'name="upsample"',
+    'name="recipe"',
+  ])
     assert(body.includes(part), `${part} is sent: ${body}`);
   await page.selectOption('#model', 'base');
   assert(await page.locator('#guidance').isVisible(), 'guidance of a base model');
@@ -223,13 +283,21 @@ await check('a large upload shows its progress, and a photo that is reduced is s
     const data = context.createImageData(1300, 1000);
     for (let at = 0; at < data.data.length; at += 65536) crypto.getRandomValues(data.data.subarray(at, at + 65536));
     context.putImageData(data, 0, 0);
-    return canvas.convertToBlob({ type: 'image/jpeg', quality: 0.95 }).then((blob) => blob.arrayBuffer()).then((buffer) => [...new Uint8Array(buffer)]);
+    return canvas
+      .convertToBlob({ type: 'image/jpeg', quality: 0.95 })
+      .then((blob) => blob.arrayBuffer())
+      .then((buffer) => [...new Uint8Array(buffer)]);
   });
   await page.setInputFiles('#image-files', [{ name: 'photo.jpg', mimeType: 'image/jpeg', buffer: Buffer.from(photo) }]);
   await page.waitForSelector('#references li');
   assert((await page.getAttribute('#references .thumb', 'title')).includes('sees 1 of 1.3 megapixels'), 'the title');
   const client = await page.context().newCDPSession(page);
-  await client.send('Network.emulateNetworkConditions', { offline: false, latency: 0, downloadThroughput: -1, uploadThroughput: 3 << 20 });
+  await client.send('Network.emulateNetworkConditions', {
+    offline: false,
+    latency: 0,
+    downloadThroughput: -1,
+    uploadThroughput: 3 << 20,
+  });
   await page.fill('#prompt', 'x');
   await page.click('#draw');
   await page.waitForSelector('#sending:not([hidden])');

@@ -1,12 +1,27 @@
 // The tab of live generation.
 
 import fs from 'node:fs';
-import { PHONE, assert, assertAccessible, assertEqual, assertFits, check, drag, shot, tiles, visit } from './browser.mjs';
+import {
+  PHONE,
+  assert,
+  assertAccessible,
+  assertEqual,
+  assertFits,
+  check,
+  drag,
+  shot,
+  tiles,
+  visit,
+} from './browser.mjs';
 
 /** Waits for so many more images. */
 const live = async (page, more = 1) => {
   const before = await page.evaluate(() => Number(document.querySelector('#out').dataset.images ?? 0));
-  await page.waitForFunction((least) => Number(document.querySelector('#out').dataset.images ?? 0) >= least, before + more, { timeout: 120000 });
+  await page.waitForFunction(
+    (least) => Number(document.querySelector('#out').dataset.images ?? 0) >= least,
+    before + more,
+    { timeout: 120000 },
+  );
 };
 const fast = async (page) => {
   await page.selectOption('#side', '128');
@@ -32,13 +47,18 @@ await check('live: words are drawn while they are typed, saved, and sent to Imag
   await page.fill('#live-prompt', '');
   await page.locator('#live-prompt').pressSequentially('a white star on a red background', { delay: 20 });
   await live(page);
-  await page.waitForFunction(() => /\d images a second . [\d,]+ ms/.test(document.querySelector('#figures').textContent));
+  await page.waitForFunction(() =>
+    /\d images a second . [\d,]+ ms/.test(document.querySelector('#figures').textContent),
+  );
   await page.waitForTimeout(2500);
   const [red, green, blue] = await mean(page, 'out');
   assert(red > green + 30 && red > blue + 30, `the mean colour is ${[red, green, blue]}`);
   await shot(page, 'live-words');
   await assertAccessible(page, 'the words');
-  const [download] = await Promise.all([page.waitForEvent('download'), page.click('#live-actions button:has-text("Download")')]);
+  const [download] = await Promise.all([
+    page.waitForEvent('download'),
+    page.click('#live-actions button:has-text("Download")'),
+  ]);
   assertEqual(download.suggestedFilename(), 'flux-live.jpg', 'the file');
   await page.click('#live-actions button:has-text("Copy command")');
   assert((await page.evaluate(() => navigator.clipboard.readText())).includes("-p 'a white star"), 'the command');
@@ -129,7 +149,10 @@ await check('live: the camera is drawn from and recorded, and a lost connection 
   await page.waitForTimeout(1200);
   await shot(page, 'live-camera');
   const [clip] = await Promise.all([page.waitForEvent('download'), page.click('#live-record')]);
-  assert(/^flux-live\.(mp4|webm)$/.test(clip.suggestedFilename()) && fs.statSync(await clip.path()).size > 1000, 'the clip');
+  assert(
+    /^flux-live\.(mp4|webm)$/.test(clip.suggestedFilename()) && fs.statSync(await clip.path()).size > 1000,
+    'the clip',
+  );
   const count = lost.sockets.length;
   await lost.sockets.at(-1).close();
   await page.waitForFunction(() => document.querySelector('#figures').textContent.startsWith('Connecting'));

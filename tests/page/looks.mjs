@@ -1,7 +1,24 @@
 // Looks, keys, languages, prefixes and speed.
 
 import http from 'node:http';
-import { PHONE, action, assert, assertAccessible, assertEqual, assertFits, base, check, draw, idle, made, openSettings, ready, setSize, shot, visit } from './browser.mjs';
+import {
+  PHONE,
+  action,
+  assert,
+  assertAccessible,
+  assertEqual,
+  assertFits,
+  base,
+  check,
+  draw,
+  idle,
+  made,
+  openSettings,
+  ready,
+  setSize,
+  shot,
+  visit,
+} from './browser.mjs';
 
 await check('the keyboard does everything', async () => {
   const page = await visit();
@@ -15,7 +32,8 @@ await check('the keyboard does everything', async () => {
   await page.keyboard.press('Control+Enter');
   await made(page, 3);
   await idle(page);
-  const selected = () => page.locator('.tile').evaluateAll((all) => all.findIndex((tile) => tile.getAttribute('aria-selected') === 'true'));
+  const selected = () =>
+    page.locator('.tile').evaluateAll((all) => all.findIndex((tile) => tile.getAttribute('aria-selected') === 'true'));
   await page.focus('.tile[aria-selected=true]');
   await page.keyboard.press('ArrowDown');
   await page.keyboard.press('ArrowDown');
@@ -27,7 +45,11 @@ await check('the keyboard does everything', async () => {
   await shot(page, 'zoom');
   await page.keyboard.press('Escape');
   await page.keyboard.press('f');
-  assertEqual(await page.getAttribute('#actions button[aria-label=Favourite]', 'aria-pressed'), 'true', 'the favourite');
+  assertEqual(
+    await page.getAttribute('#actions button[aria-label=Favourite]', 'aria-pressed'),
+    'true',
+    'the favourite',
+  );
   await page.keyboard.press('Delete');
   await page.waitForFunction(() => document.querySelectorAll('.tile').length === 2);
   assert(await page.evaluate(() => document.activeElement.classList.contains('tile')), 'the focus stays in the strip');
@@ -53,7 +75,11 @@ for (const colorScheme of ['light', 'dark']) {
     await page.click('#draw');
     await made(page, 2);
     await page.waitForSelector('.compare');
-    for (const [width, height] of [[1440, 900], [2560, 1440], [390, 844]]) {
+    for (const [width, height] of [
+      [1440, 900],
+      [2560, 1440],
+      [390, 844],
+    ]) {
       await page.setViewportSize({ width, height });
       await page.waitForTimeout(250);
       await assertFits(page, `${width} pixels`);
@@ -106,7 +132,11 @@ await check('the page speaks German, and Arabic from right to left', async () =>
   await shot(german, 'german');
   await Promise.all([german.waitForEvent('load'), german.selectOption('#language', 'ar')]);
   await ready(german);
-  assertEqual(await german.evaluate(() => [document.documentElement.lang, document.dir]), ['ar', 'rtl'], 'the document');
+  assertEqual(
+    await german.evaluate(() => [document.documentElement.lang, document.dir]),
+    ['ar', 'rtl'],
+    'the document',
+  );
   await draw(german, { prompt: 'a red circle', size: null, steps: 1, n: undefined }).catch(async () => {
     // The chips of sizes have other names.
     await made(german);
@@ -131,24 +161,35 @@ await check('the page works below a path of a proxy, and when the server restart
   const target = new URL(base);
   const proxy = http.createServer((request, response) => {
     if (isAway || !request.url.startsWith('/studio/')) return request.destroy();
-    const headers = { ...request.headers, host: target.host };
-    const onward = http.request({ host: target.hostname, port: target.port, path: request.url.slice(7), method: request.method, headers }, (answer) => {
-      response.writeHead(answer.statusCode, answer.headers);
-      answer.pipe(response);
-    });
+    // The host stays, which the server compares with the origin.
+    const { method, headers } = request;
+    const onward = http.request(
+      { host: target.hostname, port: target.port, path: request.url.slice(7), method, headers },
+      (answer) => {
+        response.writeHead(answer.statusCode, answer.headers);
+        answer.pipe(response);
+      },
+    );
     onward.on('error', () => response.destroy());
     response.on('close', () => onward.destroy());
     request.pipe(onward);
   });
   await new Promise((done) => proxy.listen(0, '127.0.0.1', done));
-  const page = await visit({ root: `http://127.0.0.1:${proxy.address().port}/studio`, expected: ['Failed to load resource'] });
+  const page = await visit({
+    root: `http://127.0.0.1:${proxy.address().port}/studio`,
+    expected: ['Failed to load resource'],
+  });
   await draw(page);
   isAway = true;
   proxy.closeAllConnections();
-  await page.waitForFunction(() => document.querySelector('#status').textContent === 'server is away', null, { timeout: 15000 });
+  await page.waitForFunction(() => document.querySelector('#status').textContent === 'server is away', null, {
+    timeout: 15000,
+  });
   await shot(page, 'away');
   isAway = false;
-  await page.waitForFunction(() => document.querySelector('#status').textContent !== 'server is away', null, { timeout: 15000 });
+  await page.waitForFunction(() => document.querySelector('#status').textContent !== 'server is away', null, {
+    timeout: 15000,
+  });
   await draw(page);
   await page.click('#tabs a[data-tab=gallery]');
   assert(page.url().endsWith('/studio/gallery'), page.url());

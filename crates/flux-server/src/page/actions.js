@@ -69,7 +69,9 @@ async function vary(image, strength) {
     const name = { id: image.id, name: file.name, blob: file };
     await store.putInput(name);
     const more = { parent: image.id, root: image.root };
-    selectJob(await draw({ ...rest, prompt: image.recipe.prompt, strength: String(part) }, [name], undefined, { more }));
+    selectJob(
+      await draw({ ...rest, prompt: image.recipe.prompt, strength: String(part) }, [name], undefined, { more }),
+    );
   } catch (error) {
     showError(error);
   }
@@ -117,7 +119,9 @@ export const groupActions = (group) => [
 
 /** Returns the buttons of an image. */
 export function actionsOf(image) {
-  const heart = button('star', t('favourite'), () => (setStar(image, !image.star), press(heart, image.star)), { className: 'icon heart' });
+  const heart = button('star', t('favourite'), () => (setStar(image, !image.star), press(heart, image.star)), {
+    className: 'icon heart',
+  });
   press(heart, image.star);
   const compare = button('compare', t('compare'), toggle, { id: 'compare-toggle' });
   compare.hidden = !canCompare(image);
@@ -145,7 +149,11 @@ export function actionsOf(image) {
     ]),
     menu('again', t('reuse'), [
       ['again', t('reuse_all'), () => reuse(image)],
-      ['seed', t('reuse_seed'), () => (useSeed(image.recipe.seed), toast(t('seed_n', { seed: String(image.recipe.seed) })))],
+      [
+        'seed',
+        t('reuse_seed'),
+        () => (useSeed(image.recipe.seed), toast(t('seed_n', { seed: String(image.recipe.seed) }))),
+      ],
       ['plus', t('as_reference'), async () => addFiles([await fileOf(image)])],
     ]),
     heart,

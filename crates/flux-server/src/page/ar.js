@@ -18,7 +18,8 @@ export default {
   batch_failed: { one: 'فشل {n}', other: 'فشل {n}' },
   batch_file: 'فتح ملف …',
   batch_go_on: 'متابعة',
-  batch_hint: 'وصف في كل سطر، أو ملف CSV فيه عمود «prompt» وأعمدة أخرى مثل seed وsteps وsize. وتسري إعدادات «صور» على الباقي.',
+  batch_hint:
+    'وصف في كل سطر، أو ملف CSV فيه عمود «prompt» وأعمدة أخرى مثل seed وsteps وsize. وتسري إعدادات «صور» على الباقي.',
   batch_list: 'قائمة الأوصاف',
   batch_save: 'تنزيل الكل',
   batch_start: 'إنشاء القائمة',

@@ -14,7 +14,18 @@ const MAX_SENT = 4;
 const EVERY_MS = 4000;
 const UNKNOWN = '–';
 /** The columns that a list may have: fields of the HTTP API. */
-const COLUMNS = ['prompt', 'seed', 'steps', 'n', 'size', 'guidance', 'negative_prompt', 'model', 'output_format', 'expand'];
+const COLUMNS = [
+  'prompt',
+  'seed',
+  'steps',
+  'n',
+  'size',
+  'guidance',
+  'negative_prompt',
+  'model',
+  'output_format',
+  'expand',
+];
 
 /** The rows: {fields, state, job, error}. */
 let rows = kept.get('batch', []);
@@ -31,7 +42,7 @@ function cells(text, separator) {
     else if (!isQuoted && (char === separator || char === '\n')) {
       line[0].push(cell.trim());
       cell = '';
-      if (char === '\n') lines.push(line.pop()), line.push([]);
+      if (char === '\n') (lines.push(line.pop()), line.push([]));
     } else if (char !== '\r' || isQuoted) cell += char;
   }
   return lines.filter((one) => one.some(Boolean));
@@ -40,9 +51,15 @@ function cells(text, separator) {
 /** Returns the rows of a text: a prompt for each line, or a CSV whose first line names `prompt`. Throws its first error. */
 export function parse(text) {
   const head = text.trimStart().split('\n')[0].toLowerCase();
-  const separator = ['\t', ';', ','].find((one) => head.split(one).some((name) => name.trim().replaceAll('"', '') === 'prompt'));
+  const separator = ['\t', ';', ','].find((one) =>
+    head.split(one).some((name) => name.trim().replaceAll('"', '') === 'prompt'),
+  );
   if (!separator || !/[\t;,]/.test(head))
-    return text.split('\n').map((line) => line.trim()).filter((line) => line && line !== 'prompt').map((prompt) => ({ prompt }));
+    return text
+      .split('\n')
+      .map((line) => line.trim())
+      .filter((line) => line && line !== 'prompt')
+      .map((prompt) => ({ prompt }));
   const [names, ...lines] = cells(text.trim(), separator);
   const keys = names.map((name) => name.toLowerCase());
   const unknown = keys.find((name) => !COLUMNS.includes(name));
@@ -74,13 +91,17 @@ function show() {
   for (const [at, row] of rows.entries()) {
     const line = $('rows-body').children[at] ?? $('rows-body').appendChild(el('tr', {}, el('td'), el('td'), el('td')));
     const texts = [number(at + 1), row.fields.prompt ?? '', stateText(row)];
-    for (const [place, text] of texts.entries()) if (line.children[place].textContent !== text) line.children[place].textContent = text;
+    for (const [place, text] of texts.entries())
+      if (line.children[place].textContent !== text) line.children[place].textContent = text;
     line.dataset.state = row.state;
     line.style.setProperty('--part', row.state === 'done' ? 1 : jobOf(row) ? part(jobOf(row)) : 0);
   }
   while ($('rows-body').childElementCount > rows.length) $('rows-body').lastChild.remove();
   const failed = rows.filter(({ state }) => state === 'failed').length;
-  $('batch-text').textContent = rows.length > 0 ? t('batch_done', { i: made, n: rows.length }) + (failed > 0 ? ` · ${t('batch_failed', { n: failed })}` : '') : '';
+  $('batch-text').textContent =
+    rows.length > 0
+      ? t('batch_done', { i: made, n: rows.length }) + (failed > 0 ? ` · ${t('batch_failed', { n: failed })}` : '')
+      : '';
   $('batch-stop').hidden = !isRunning;
   $('batch-start').hidden = isRunning;
   $('batch-start-text').textContent = t(rows.some((row) => !isOver(row)) ? 'batch_go_on' : 'batch_start');
@@ -104,7 +125,9 @@ async function run() {
     try {
       const { size: _size, boxes: _boxes, strength: _strength, extend: _extend, ...common } = fields();
       const size = row.fields.size ?? (_strength ? undefined : _size);
-      const job = await draw({ ...common, ...(size ? { size } : {}), n: '1', ...row.fields }, [], undefined, { more: { isHidden: true } });
+      const job = await draw({ ...common, ...(size ? { size } : {}), n: '1', ...row.fields }, [], undefined, {
+        more: { isHidden: true },
+      });
       row.job = job.id;
     } catch (error) {
       // The server has enough to do, or is away.
@@ -177,7 +200,8 @@ function card(batch) {
   const progress = el('progress', { aria: { labelledby: batch.id } });
   const values = Object.fromEntries(Object.keys(FACTS).map((name) => [name, el('dd')]));
   const facts = el('dl');
-  for (const [name, value] of Object.entries(values)) facts.append(el('div', {}, el('dt', { textContent: t(name) }), value));
+  for (const [name, value] of Object.entries(values))
+    facts.append(el('div', {}, el('dt', { textContent: t(name) }), value));
   return { item: el('li', {}, title, about, progress, facts), about, progress, values };
 }
 
@@ -186,7 +210,13 @@ function showBatch(batch) {
   const { about, progress, values } = cards.get(batch.id) ?? cards.set(batch.id, card(batch)).get(batch.id);
   const set = (element, text) => element.textContent === text || (element.textContent = text);
   const { cancelled, waiting, submitted, jobs } = batch;
-  const state = cancelled ? t('queue_cancelled') : waiting === 0 ? t('queue_over') : submitted < jobs ? t('queue_submitted', { n: submitted }) : t('queue_runs');
+  const state = cancelled
+    ? t('queue_cancelled')
+    : waiting === 0
+      ? t('queue_over')
+      : submitted < jobs
+        ? t('queue_submitted', { n: submitted })
+        : t('queue_runs');
   set(about, `${batch.model} · ${moment(1000 * batch.created)} · ${state}`);
   [progress.max, progress.value] = [Math.max(batch.jobs, 1), batch.done];
   for (const [name, value] of Object.entries(values)) set(value, FACTS[name](batch));
@@ -198,7 +228,8 @@ async function refreshQueue() {
   const { data, others } = await json('/v1/batches');
   data.forEach(showBatch);
   const items = data.map(({ id }) => cards.get(id).item);
-  if (items.some((item, at) => $('all').children[at] !== item) || $('all').childElementCount !== items.length) $('all').replaceChildren(...items);
+  if (items.some((item, at) => $('all').children[at] !== item) || $('all').childElementCount !== items.length)
+    $('all').replaceChildren(...items);
   $('queue-text').textContent = data.length === 0 ? t('queue_none') : others > 0 ? t('queue_older', { n: others }) : '';
 }
 
@@ -206,7 +237,8 @@ async function watchQueue() {
   for (;;) {
     const isShown = server.queue && !$('batches').hidden;
     $('queue').hidden = !server.queue;
-    if (isShown && !document.hidden) await refreshQueue().catch(({ message }) => ($('queue-text').textContent = sentence(message)));
+    if (isShown && !document.hidden)
+      await refreshQueue().catch(({ message }) => ($('queue-text').textContent = sentence(message)));
     await pause(isShown ? EVERY_MS : 500);
   }
 }

@@ -21,10 +21,14 @@ function showList() {
   };
   $('boxes-list').replaceChildren(
     ...boxes.map((box, place) =>
-      el('li', { className: 'row' },
+      el(
+        'li',
+        { className: 'row' },
         input(box, 'id', t('box_id', { n: place + 1 })),
         input(box, 'desc', t('box_text', { n: place + 1 })),
-        button('close', t('remove_name', { name: box.id }), () => setBoxes(boxes.filter((other) => other !== box)), { className: 'icon' }),
+        button('close', t('remove_name', { name: box.id }), () => setBoxes(boxes.filter((other) => other !== box)), {
+          className: 'icon',
+        }),
       ),
     ),
   );
@@ -36,7 +40,12 @@ function showLayer() {
   layer.replaceChildren(
     ...boxes.map(({ id, bbox: [top, left, bottom, right] }) => {
       const node = el('span', { className: 'box' }, el('b', { textContent: id }));
-      Object.assign(node.style, { top: percent(top), left: percent(left), height: percent(bottom - top), width: percent(right - left) });
+      Object.assign(node.style, {
+        top: percent(top),
+        left: percent(left),
+        height: percent(bottom - top),
+        width: percent(right - left),
+      });
       return node;
     }),
   );
@@ -74,7 +83,10 @@ export function start(frame, bar) {
     setBoxes([...boxes, add([250, 250, 750, 750])]);
   };
   frame.append(layer);
-  bar.append(el('span', { textContent: t('draw_boxes') }), button('close', t('clear'), () => setBoxes([]), { className: 'icon' }));
+  bar.append(
+    el('span', { textContent: t('draw_boxes') }),
+    button('close', t('clear'), () => setBoxes([]), { className: 'icon' }),
+  );
   showLayer();
   layer.focus();
 }

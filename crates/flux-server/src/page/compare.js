@@ -37,18 +37,41 @@ export async function show(image) {
     const [across, down] = [100 / image.width, 100 / image.height];
     const [left, top] = [extend.left * across, extend.top * down];
     const [width, height] = [100 - left - extend.right * across, 100 - top - extend.bottom * down];
-    Object.assign(old.style, { position: 'absolute', left: `${left}%`, top: `${top}%`, width: `${width}%`, height: `${height}%` });
+    Object.assign(old.style, {
+      position: 'absolute',
+      left: `${left}%`,
+      top: `${top}%`,
+      width: `${width}%`,
+      height: `${height}%`,
+    });
   }
   const left = el('div', { className: 'before' }, old);
   const line = el('span', { className: 'line' });
-  const split = el('input', { id: 'compare-split', type: 'range', min: 0, max: 100, step: 0.5, value: 50, dir: 'ltr', aria: { label: t('divider') } });
+  const split = el('input', {
+    id: 'compare-split',
+    type: 'range',
+    min: 0,
+    max: 100,
+    step: 0.5,
+    value: 50,
+    dir: 'ltr',
+    aria: { label: t('divider') },
+  });
   const move = () => {
     left.style.clipPath = `inset(0 ${100 - split.value}% 0 0)`;
     line.style.left = `${split.value}%`;
     split.setAttribute('aria-valuetext', `${Math.round(split.value)} %`);
   };
   split.oninput = move;
-  const layer = el('div', { className: 'compare appear' }, left, line, el('span', { className: 'tag', textContent: t('before_short') }), el('span', { className: 'tag after', textContent: t('after_short') }), split);
+  const layer = el(
+    'div',
+    { className: 'compare appear' },
+    left,
+    line,
+    el('span', { className: 'tag', textContent: t('before_short') }),
+    el('span', { className: 'tag after', textContent: t('after_short') }),
+    split,
+  );
   move();
   frame.querySelector('.compare')?.remove();
   frame.append(layer);

@@ -18,7 +18,8 @@ export default {
   batch_failed: { one: '{n} fehlgeschlagen', other: '{n} fehlgeschlagen' },
   batch_file: 'Datei öffnen …',
   batch_go_on: 'Fortsetzen',
-  batch_hint: 'Ein Prompt je Zeile, oder eine CSV mit einer Spalte „prompt“ und weiteren wie seed, steps, size. Sonst gelten die Einstellungen von Bilder.',
+  batch_hint:
+    'Ein Prompt je Zeile, oder eine CSV mit einer Spalte „prompt“ und weiteren wie seed, steps, size. Sonst gelten die Einstellungen von Bilder.',
   batch_list: 'Liste der Prompts',
   batch_save: 'Alle herunterladen',
   batch_start: 'Liste erzeugen',

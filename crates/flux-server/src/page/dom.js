@@ -11,7 +11,8 @@ export function el(tag, properties = {}, ...children) {
   const element = document.createElement(tag);
   for (const [name, value] of Object.entries(properties)) {
     if (name === 'data') Object.assign(element.dataset, value);
-    else if (name === 'aria') for (const [key, text] of Object.entries(value)) element.setAttribute(`aria-${key}`, text);
+    else if (name === 'aria')
+      for (const [key, text] of Object.entries(value)) element.setAttribute(`aria-${key}`, text);
     else if (name === 'role') element.setAttribute('role', value);
     else element[name] = value;
   }
@@ -83,7 +84,12 @@ export function prepareDialogs() {
 /** Returns a menu: a button that opens a list of buttons [icon, label, run]. */
 export function menu(name, label, items) {
   const list = el('div', { className: 'menu-list' });
-  const box = el('details', { className: 'menu' }, el('summary', {}, icon(name), el('span', { textContent: label })), list);
+  const box = el(
+    'details',
+    { className: 'menu' },
+    el('summary', {}, icon(name), el('span', { textContent: label })),
+    list,
+  );
   list.append(...items.map(([name, label, run]) => button(name, label, () => ((box.open = false), run()))));
   return box;
 }
@@ -132,4 +138,6 @@ export async function drawn(blob, side = Infinity) {
 }
 
 export const fileOfCanvas = (canvas, type, quality) =>
-  new Promise((done, fail) => canvas.toBlob((blob) => (blob ? done(blob) : fail(new Error('no image'))), type, quality));
+  new Promise((done, fail) =>
+    canvas.toBlob((blob) => (blob ? done(blob) : fail(new Error('no image'))), type, quality),
+  );

@@ -18,7 +18,8 @@ export default {
   batch_failed: { one: '{n} failed', other: '{n} failed' },
   batch_file: 'Open a file …',
   batch_go_on: 'Continue',
-  batch_hint: 'A prompt for each line, or a CSV with a column “prompt” and others such as seed, steps, size. The settings of Images apply to the rest.',
+  batch_hint:
+    'A prompt for each line, or a CSV with a column “prompt” and others such as seed, steps, size. The settings of Images apply to the rest.',
   batch_list: 'List of prompts',
   batch_save: 'Download all',
   batch_start: 'Generate the list',

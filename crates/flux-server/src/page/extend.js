@@ -21,7 +21,12 @@ export function start(frame, bar) {
   const canvas = el('div', { className: 'extended' });
   const text = el('output', { className: 'quiet' });
   const handles = SIDES.map((side) => {
-    const handle = el('button', { type: 'button', role: 'slider', className: `edge ${side}`, aria: { label: t(`side_${side}`), valuemin: 0, valuemax: most[side] } });
+    const handle = el('button', {
+      type: 'button',
+      role: 'slider',
+      className: `edge ${side}`,
+      aria: { label: t(`side_${side}`), valuemin: 0, valuemax: most[side] },
+    });
     const sign = side === 'left' || side === 'top' ? -1 : 1;
     const isAcross = side === 'left' || side === 'right';
     const set = (pixels) => {
@@ -29,7 +34,12 @@ export function start(frame, bar) {
       show();
     };
     handle.onkeydown = (event) => {
-      const step = { ArrowLeft: isAcross && -sign, ArrowRight: isAcross && sign, ArrowUp: !isAcross && -sign, ArrowDown: !isAcross && sign }[event.key];
+      const step = {
+        ArrowLeft: isAcross && -sign,
+        ArrowRight: isAcross && sign,
+        ArrowUp: !isAcross && -sign,
+        ArrowDown: !isAcross && sign,
+      }[event.key];
       if (!step) return;
       event.preventDefault();
       set(grown[side] + step * STEP);

@@ -72,7 +72,23 @@ onJobs({
     const seconds = job.isResumed ? null : (performance.now() - job.since) / 1000 / (job.saved.size + 1);
     const family = { parent: more?.parent, root: more?.root };
     say(t('image_ready', { i: index + 1, n: count }));
-    await keep({ id: `${id}-${index}`, group: id, index, count, created, recipe, asked, inputs, mask, notes, seconds, ...family }, blob);
+    await keep(
+      {
+        id: `${id}-${index}`,
+        group: id,
+        index,
+        count,
+        created,
+        recipe,
+        asked,
+        inputs,
+        mask,
+        notes,
+        seconds,
+        ...family,
+      },
+      blob,
+    );
   },
   end(job, error, isCancelled) {
     if (job.more?.isHidden) return;
@@ -129,7 +145,10 @@ document.addEventListener('drop', async (event) => {
 
 /** Shows the recipe of a file, which can be reused. */
 async function showFound(file, recipe) {
-  const pairs = described(recipe).flatMap(([name, value]) => [el('dt', { textContent: name }), el('dd', { textContent: value })]);
+  const pairs = described(recipe).flatMap(([name, value]) => [
+    el('dt', { textContent: name }),
+    el('dd', { textContent: value }),
+  ]);
   const url = URL.createObjectURL(file);
   $('found-recipe').replaceChildren(...pairs);
   Object.assign($('found-image'), { src: url, alt: file.name });
@@ -164,7 +183,10 @@ async function showTab(tab) {
   if (tab === 'batches') (await openBatches()).showBatches();
   if (tab === 'live') {
     live ??= await import('./page/live.js');
-    live.start({ send: async (image) => (await go('images'), select(image.id)), edit: async (image) => (await go('images'), edit(image)) });
+    live.start({
+      send: async (image) => (await go('images'), select(image.id)),
+      edit: async (image) => (await go('images'), edit(image)),
+    });
   } else live?.pauseLive();
 }
 
@@ -190,7 +212,8 @@ onOpened(async (image) => {
 // Dark and light theme, and the language
 
 const isDark = () =>
-  (document.documentElement.dataset.theme ?? (matchMedia('(prefers-color-scheme: dark)').matches ? 'dark' : 'light')) === 'dark';
+  (document.documentElement.dataset.theme ??
+    (matchMedia('(prefers-color-scheme: dark)').matches ? 'dark' : 'light')) === 'dark';
 const showTheme = () => press($('theme'), isDark());
 $('theme').onclick = () => {
   const theme = isDark() ? 'light' : 'dark';
@@ -200,7 +223,8 @@ $('theme').onclick = () => {
 };
 matchMedia('(prefers-color-scheme: dark)').addEventListener('change', showTheme);
 $('help-open').onclick = showSheet;
-for (const [name, text] of Object.entries(LANGUAGES)) $('language').append(el('option', { value: name, textContent: text, selected: name === language }));
+for (const [name, text] of Object.entries(LANGUAGES))
+  $('language').append(el('option', { value: name, textContent: text, selected: name === language }));
 $('language').onchange = () => {
   kept.set('language', $('language').value);
   location.reload();

@@ -29,7 +29,8 @@ function sides(ratio) {
 
 const isFree = () => ratio === 'free';
 /** Returns the chosen sides, or null for the default. */
-export const sizeOf = () => (ratio === null ? null : isFree() ? [Number($('width').value), Number($('height').value)] : sides(ratio));
+export const sizeOf = () =>
+  ratio === null ? null : isFree() ? [Number($('width').value), Number($('height').value)] : sides(ratio);
 
 function chip(text, isPressed, onclick, shape) {
   const node = el('button', { type: 'button', onclick }, ...(shape ? [shape] : []), text);
@@ -57,16 +58,37 @@ function showSize() {
   const focused = document.activeElement?.closest('#presets, #areas')?.id;
   const place = focused && [...$(focused).children].indexOf(document.activeElement);
   $('presets').replaceChildren(
-    chip(t('auto'), ratio === null, then(() => (ratio = null))),
-    ...RATIOS.filter(fits).map((name) => chip(name, ratio === name, then(() => (ratio = name)), shapeOf(name))),
-    chip(t('free'), isFree(), then(() => {
-      if (!isFree()) [$('width').value, $('height').value] = sizeOf() ?? [width, height];
-      ratio = 'free';
-    })),
+    chip(
+      t('auto'),
+      ratio === null,
+      then(() => (ratio = null)),
+    ),
+    ...RATIOS.filter(fits).map((name) =>
+      chip(
+        name,
+        ratio === name,
+        then(() => (ratio = name)),
+        shapeOf(name),
+      ),
+    ),
+    chip(
+      t('free'),
+      isFree(),
+      then(() => {
+        if (!isFree()) [$('width').value, $('height').value] = sizeOf() ?? [width, height];
+        ratio = 'free';
+      }),
+    ),
   );
   const areas = AREAS.filter((part) => pixels * part <= maxPixels() * 1.01 && pixels * part >= 128 * 128);
   $('areas').replaceChildren(
-    ...areas.map((part) => chip(megapixels(pixels * part), area === part, then(() => (area = part)))),
+    ...areas.map((part) =>
+      chip(
+        megapixels(pixels * part),
+        area === part,
+        then(() => (area = part)),
+      ),
+    ),
   );
   $('areas').hidden = ratio === null || isFree();
   $('free-size').hidden = !isFree();
@@ -78,7 +100,12 @@ function showSize() {
 function summarize() {
   const [width, height] = sizeOf() ?? [];
   const count = Number($('n').value) || 1;
-  const size = isChange() || (!width && references.length > 0) ? t('size_of_image') : width ? `${number(width)} × ${number(height)}` : t('auto');
+  const size =
+    isChange() || (!width && references.length > 0)
+      ? t('size_of_image')
+      : width
+        ? `${number(width)} × ${number(height)}`
+        : t('auto');
   $('summary').textContent = [size, count > 1 && t('images', { n: count })].filter(Boolean).join(' · ');
 }
 
@@ -138,7 +165,16 @@ function remember() {
   texts.model ||= kept.get('form', {}).model;
   const checks = Object.fromEntries(CHECKS.map((name) => [name, $(name).checked]));
   const free = isFree() ? [$('width').value, $('height').value] : null;
-  kept.set('form', { ...texts, ...checks, seed: isLocked ? $('seed').value : '', ratio, area, free, strength: $('strength').value, boxes });
+  kept.set('form', {
+    ...texts,
+    ...checks,
+    seed: isLocked ? $('seed').value : '',
+    ratio,
+    area,
+    free,
+    strength: $('strength').value,
+    boxes,
+  });
 }
 
 const loraRows = () => [...$('loras').children].map((row) => row.querySelectorAll('input'));
@@ -150,7 +186,12 @@ function offer() {
     $('loras').replaceChildren(
       ...server.loras.map(({ id }) => {
         const used = el('input', { type: 'checkbox', value: id });
-        const weight = el('input', { type: 'number', value: 1, step: 0.1, aria: { label: t('weight_of', { name: id }) } });
+        const weight = el('input', {
+          type: 'number',
+          value: 1,
+          step: 0.1,
+          aria: { label: t('weight_of', { name: id }) },
+        });
         return el('div', { className: 'row' }, el('label', { className: 'check' }, used, id), weight);
       }),
     );
@@ -162,8 +203,12 @@ const has = (name) => !$(name).closest('.field').hidden;
 
 /** Returns the fields of a request as texts, without files. A seed that is not kept is random. */
 export function fields() {
-  const given = TEXTS.map((name) => [name, $(name).value.trim()]).filter(([name, value]) => value !== '' && (name === 'model' || has(name)));
-  const loras = loraRows().filter(([used]) => used.checked).map(([used, weight]) => ({ name: used.value, weight: Number(weight.value) }));
+  const given = TEXTS.map((name) => [name, $(name).value.trim()]).filter(
+    ([name, value]) => value !== '' && (name === 'model' || has(name)),
+  );
+  const loras = loraRows()
+    .filter(([used]) => used.checked)
+    .map(([used, weight]) => ({ name: used.value, weight: Number(weight.value) }));
   const [{ extend, feather, mask } = {}] = references;
   const size = sizeOf();
   return {
@@ -185,7 +230,8 @@ export function fields() {
 /** Returns the first error of the form in the user's words, or null. */
 export function wrong() {
   const [width, height] = sizeOf() ?? [];
-  const isWhole = (id, least, most) => $(id).value === '' || (/^\d+$/.test($(id).value) && $(id).value >= least && $(id).value <= most);
+  const isWhole = (id, least, most) =>
+    $(id).value === '' || (/^\d+$/.test($(id).value) && $(id).value >= least && $(id).value <= most);
   const { images, prompt = 32000 } = server.limits;
   const checks = [
     ['prompt', $('prompt').value.trim() === '', 'wrong_empty'],
@@ -201,7 +247,10 @@ export function wrong() {
 }
 
 /** Fills the form from the recipe of an image, except the references. */
-export function useRecipe({ prompt, template, negative, width, height, steps, guidance, strength, seed, model }, asked = {}) {
+export function useRecipe(
+  { prompt, template, negative, width, height, steps, guidance, strength, seed, model },
+  asked = {},
+) {
   const set = (name, value) => ($(name).value = value ?? '');
   set('prompt', asked.prompt ?? template ?? prompt);
   set('negative_prompt', negative);
@@ -249,7 +298,17 @@ export function setDraft({ prompt, changes = false }) {
 }
 
 /** Field names that errors use. Some belong to an element with another ID. */
-const NAMES = [...TEXTS.filter((name) => name !== 'model'), 'size', 'seed', 'strength', 'loras', 'image', 'boxes', 'upsample', 'expand'];
+const NAMES = [
+  ...TEXTS.filter((name) => name !== 'model'),
+  'size',
+  'seed',
+  'strength',
+  'loras',
+  'image',
+  'boxes',
+  'upsample',
+  'expand',
+];
 const ELEMENTS = { size: 'width', image: 'image-add', boxes: 'boxes-draw', mask: 'image-add', extend: 'image-add' };
 const elementOf = (name) => $(ELEMENTS[name] ?? name);
 
@@ -277,7 +336,9 @@ export function showError({ message, param }) {
 
 /** Returns a message of the server as a sentence, with the names of the page for its fields. */
 export function sentence(message) {
-  const named = message.replace(/`(\w+)`/g, (whole, name) => (NAMES.includes(name) ? `“${t(`field_${name}`)}”` : whole));
+  const named = message.replace(/`(\w+)`/g, (whole, name) =>
+    NAMES.includes(name) ? `“${t(`field_${name}`)}”` : whole,
+  );
   return named.replace(/^[a-z]/, (first) => first.toUpperCase()).replace(/([^.!?])$/, '$1.');
 }
 

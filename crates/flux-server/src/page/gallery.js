@@ -31,7 +31,8 @@ export function onOpened(hear) {
 function layout() {
   const words = $('search').value.toLowerCase().split(/\s+/).filter(Boolean);
   const isStarred = $('starred').getAttribute('aria-pressed') === 'true';
-  const fits = ({ recipe, star }) => (!isStarred || star) && words.every((word) => (recipe.prompt ?? '').toLowerCase().includes(word));
+  const fits = ({ recipe, star }) =>
+    (!isStarred || star) && words.every((word) => (recipe.prompt ?? '').toLowerCase().includes(word));
   found = words.length > 0 || isStarred ? images.filter(fits) : images;
   const width = $('wall').clientWidth;
   const least = width < 600 ? 100 : 180;
@@ -99,8 +100,21 @@ function newNode({ key, text, image }) {
 function newTile(image) {
   const img = el('img', { alt: '', decoding: 'async', draggable: false });
   showThumb(img, image.id);
-  const opener = el('button', { type: 'button', className: 'opener', data: { id: image.id }, title: image.recipe.prompt, aria: { label: labelOf(image) } }, img);
-  opener.onclick = (event) => (event.ctrlKey || event.metaKey || event.shiftKey || selected.size > 0 ? pick(image.id, event.shiftKey) : shows(image));
+  const opener = el(
+    'button',
+    {
+      type: 'button',
+      className: 'opener',
+      data: { id: image.id },
+      title: image.recipe.prompt,
+      aria: { label: labelOf(image) },
+    },
+    img,
+  );
+  opener.onclick = (event) =>
+    event.ctrlKey || event.metaKey || event.shiftKey || selected.size > 0
+      ? pick(image.id, event.shiftKey)
+      : shows(image);
   const box = el('input', { type: 'checkbox', aria: { label: t('select_name', { name: labelOf(image) }) } });
   box.onclick = (event) => pick(image.id, event.shiftKey);
   const heart = button('star', t('favourite'), () => setStar(image, !image.star), { className: 'icon heart' });
@@ -133,7 +147,10 @@ function clear() {
 
 async function showFullness() {
   const full = await store.fullness();
-  const text = [t('images', { n: images.length }), full && t('fullness', { used: bytes(full.usage), all: bytes(full.quota) })];
+  const text = [
+    t('images', { n: images.length }),
+    full && t('fullness', { used: bytes(full.usage), all: bytes(full.quota) }),
+  ];
   $('fullness').textContent = text.filter(Boolean).join(' · ');
   $('fullness-bar').hidden = !full;
   if (full) $('fullness-bar').value = full.usage / full.quota;
@@ -195,8 +212,12 @@ export async function importFiles(list) {
       for (const { id, name, type } of index?.inputs ?? [])
         await store.putInput({ id, name, blob: new Blob([files.get(`inputs/${id}`)], { type }) });
       for (const image of index?.images ?? [])
-        if (files.has(`images/${image.id}`)) await add(new Blob([files.get(`images/${image.id}`)], { type: image.type }), image);
-      if (!index) for (const [name, blob] of files) if (/\.(png|jpe?g|webp)$/i.test(name)) await addPlain(new Blob([blob], { type: `image/${name.split('.').pop().replace('jpg', 'jpeg')}` }), name);
+        if (files.has(`images/${image.id}`))
+          await add(new Blob([files.get(`images/${image.id}`)], { type: image.type }), image);
+      if (!index)
+        for (const [name, blob] of files)
+          if (/\.(png|jpe?g|webp)$/i.test(name))
+            await addPlain(new Blob([blob], { type: `image/${name.split('.').pop().replace('jpg', 'jpeg')}` }), name);
     } catch {
       toast(t('not_an_image', { name: file.name }), { isError: true });
     }
@@ -208,7 +229,14 @@ export async function importFiles(list) {
 export function moveInGallery(key, target) {
   const at = found.findIndex(({ id }) => id === target.dataset.id);
   const forward = document.dir === 'rtl' ? -1 : 1;
-  const step = { ArrowLeft: -forward, ArrowRight: forward, ArrowUp: -columns, ArrowDown: columns, Home: -at, End: found.length - 1 - at }[key];
+  const step = {
+    ArrowLeft: -forward,
+    ArrowRight: forward,
+    ArrowUp: -columns,
+    ArrowDown: columns,
+    Home: -at,
+    End: found.length - 1 - at,
+  }[key];
   const next = found[at + step];
   if (!next) return;
   const item = placed.find((one) => one.key === next.id);
@@ -243,8 +271,8 @@ export function prepareGallery() {
   for (const [name, run] of Object.entries(actions)) $(`picked-${name}`).onclick = run;
   $('export').onclick = exportAll;
   $('import').onclick = () => $('import-files').click();
-  $('import-files').onchange = () => importFiles([...$('import-files').files]).then(() => ($('import-files').value = ''));
+  $('import-files').onchange = () =>
+    importFiles([...$('import-files').files]).then(() => ($('import-files').value = ''));
   setLabel($('search'), t('search'));
   $('search').title = '';
 }
-

@@ -13,8 +13,20 @@ import { t } from './words.js';
 const ARROWS = ['ArrowLeft', 'ArrowRight', 'ArrowUp', 'ArrowDown', 'Home', 'End'];
 /** Keys of the sheet, with the names of their texts. */
 const SHEET = [
-  ['/', 'prompt'], ['Ctrl ↵', 'draw'], ['Esc', 'escape'], ['← →', 'move'], ['↵', 'zoom'], ['e', 'edit'], ['c', 'compare'],
-  ['f', 'star'], ['Del', 'delete'], ['[ ]', 'brush'], ['Ctrl Z', 'undo'], ['Alt ← →', 'reference'], ['1 2 3 4', 'tabs'], ['?', 'help'],
+  ['/', 'prompt'],
+  ['Ctrl ↵', 'draw'],
+  ['Esc', 'escape'],
+  ['← →', 'move'],
+  ['↵', 'zoom'],
+  ['e', 'edit'],
+  ['c', 'compare'],
+  ['f', 'star'],
+  ['Del', 'delete'],
+  ['[ ]', 'brush'],
+  ['Ctrl Z', 'undo'],
+  ['Alt ← →', 'reference'],
+  ['1 2 3 4', 'tabs'],
+  ['?', 'help'],
 ];
 
 export function showSheet() {
@@ -81,4 +93,3 @@ export function prepareKeys({ submit, again, tabs, go }) {
     if (ARROWS.includes(key) && moveBy(key)) setTimeout(showZoom, 50);
   });
 }
-

@@ -12,7 +12,10 @@ import { number, t } from './words.js';
 const KEPT = ['live-prompt', 'start', 'follow', 'calm', 'side', 'live-steps', 'live-seed'];
 const SIDES = [128, 256, 384, 512, 768, 1024];
 const QUALITY = 0.9;
-const SOURCES = { camera: () => navigator.mediaDevices.getUserMedia({ video: true }), screen: () => navigator.mediaDevices.getDisplayMedia({ video: true }) };
+const SOURCES = {
+  camera: () => navigator.mediaDevices.getUserMedia({ video: true }),
+  screen: () => navigator.mediaDevices.getDisplayMedia({ video: true }),
+};
 
 let way = 'type';
 /** True if the input has changed since the last frame. */
@@ -32,7 +35,8 @@ async function show(blob) {
   newest = { blob, asked: settings() };
   const bitmap = await createImageBitmap(blob);
   const out = $('out');
-  if (out.width !== bitmap.width || out.height !== bitmap.height) [out.width, out.height] = [bitmap.width, bitmap.height];
+  if (out.width !== bitmap.width || out.height !== bitmap.height)
+    [out.width, out.height] = [bitmap.width, bitmap.height];
   out.getContext('2d').drawImage(bitmap, 0, 0);
   bitmap.close();
   out.dataset.images = Number(out.dataset.images ?? 0) + 1;
@@ -60,7 +64,9 @@ function takePicture() {
   const [canvas, side] = [$('camera'), Number($('side').value)];
   if (canvas.width !== side || canvas.height !== side) canvas.width = canvas.height = side;
   const least = Math.min(width, height);
-  canvas.getContext('2d').drawImage($('video'), (width - least) / 2, (height - least) / 2, least, least, 0, 0, side, side);
+  canvas
+    .getContext('2d')
+    .drawImage($('video'), (width - least) / 2, (height - least) / 2, least, least, 0, 0, side, side);
   return true;
 }
 
@@ -134,7 +140,11 @@ async function openSource(choice) {
 
 function tell() {
   const figures = frames.figures();
-  $('figures').textContent = !isOpen ? t('connecting') : figures ? t('figures', { rate: number(figures.rate, 1), ms: number(figures.ms, 0) }) : '';
+  $('figures').textContent = !isOpen
+    ? t('connecting')
+    : figures
+      ? t('figures', { rate: number(figures.rate, 1), ms: number(figures.ms, 0) })
+      : '';
 }
 
 /** Keeps the newest image in the gallery. */
@@ -142,7 +152,10 @@ async function toGallery() {
   const { blob, asked } = newest;
   const { prompt, seed = 0, steps, strength } = asked;
   const recipe = { prompt, seed: String(seed), steps, strength, model: chosen()?.id };
-  return keep({ index: 0, created: Date.now(), recipe, asked: { prompt, seed: String(seed), steps: String(steps) }, notes: [] }, blob);
+  return keep(
+    { index: 0, created: Date.now(), recipe, asked: { prompt, seed: String(seed), steps: String(steps) }, notes: [] },
+    blob,
+  );
 }
 
 /** Starts or ends a recording of the result. */
@@ -182,8 +195,16 @@ function offer() {
     $(id).replaceChildren(...values.map((value) => el('option', { value, textContent: number(value) })));
     $(id).value = values.some((value) => String(value) === wanted) ? wanted : values.at(-1);
   };
-  fill('side', SIDES.filter((side) => side >= least && side <= most), Math.min(512, width));
-  fill('live-steps', [1, 2, 4, 8, 16].filter((count) => count <= Math.max(4, steps ?? 4)), 2);
+  fill(
+    'side',
+    SIDES.filter((side) => side >= least && side <= most),
+    Math.min(512, width),
+  );
+  fill(
+    'live-steps',
+    [1, 2, 4, 8, 16].filter((count) => count <= Math.max(4, steps ?? 4)),
+    2,
+  );
 }
 
 let isPrepared = false;
@@ -227,7 +248,10 @@ function prepare() {
 export async function start(given) {
   actions = given;
   // Asks for the key if the server needs one.
-  if (server.models.length === 0) await json('/v1/models').then(({ data }) => (server.models = data)).catch((error) => ($('wrong').textContent = error.message));
+  if (server.models.length === 0)
+    await json('/v1/models')
+      .then(({ data }) => (server.models = data))
+      .catch((error) => ($('wrong').textContent = error.message));
   isPaused = false;
   if (!isPrepared) prepare();
   $('live').dataset.way = way;

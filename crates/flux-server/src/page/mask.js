@@ -41,7 +41,10 @@ async function file() {
   let isEmpty = true;
   for (let at = 3; at < data.length && isEmpty; at += 4) isEmpty = data[at] === 0;
   if (isEmpty) return null;
-  for (const [operation, color] of [['source-in', '#fff'], ['destination-over', '#000']]) {
+  for (const [operation, color] of [
+    ['source-in', '#fff'],
+    ['destination-over', '#000'],
+  ]) {
     Object.assign(its, { globalCompositeOperation: operation, fillStyle: color });
     its.fillRect(0, 0, width, height);
   }
@@ -82,7 +85,7 @@ function add(step) {
 
 const scale = () => canvas.width / canvas.getBoundingClientRect().width;
 /** Returns the width of the brush in pixels of the image. */
-const brush = () => Math.max(1, ((size / 100) ** 1.6 * Math.min(canvas.width, canvas.height)));
+const brush = () => Math.max(1, (size / 100) ** 1.6 * Math.min(canvas.width, canvas.height));
 
 function place({ clientX, clientY }) {
   const box = canvas.getBoundingClientRect();
@@ -142,7 +145,11 @@ function listen() {
   canvas.onkeydown = (event) => {
     const [x, y] = { ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, -1], ArrowDown: [0, 1] }[event.key] ?? [0, 0];
     const step = Math.max(canvas.width, canvas.height) / 40;
-    if (x || y) spot = [Math.min(Math.max(spot[0] + x * step, 0), canvas.width), Math.min(Math.max(spot[1] + y * step, 0), canvas.height)];
+    if (x || y)
+      spot = [
+        Math.min(Math.max(spot[0] + x * step, 0), canvas.width),
+        Math.min(Math.max(spot[1] + y * step, 0), canvas.height),
+      ];
     else if (event.key === ' ') add(newStroke(spot));
     else return;
     event.preventDefault();
@@ -153,18 +160,38 @@ function listen() {
 /** Opens the brush on the first reference, in a frame and with a bar of controls. */
 export async function start(frame, bar) {
   const { blob, mask, feather = 0 } = references[0];
-  const { size: [width, height] } = await drawn(blob, 1);
-  canvas = el('canvas', { id: 'mask-canvas', width, height, tabIndex: 0, role: 'img', aria: { label: t('mask_canvas') } });
+  const {
+    size: [width, height],
+  } = await drawn(blob, 1);
+  canvas = el('canvas', {
+    id: 'mask-canvas',
+    width,
+    height,
+    tabIndex: 0,
+    role: 'img',
+    aria: { label: t('mask_canvas') },
+  });
   context = canvas.getContext('2d', { willReadFrequently: true });
   cursor = el('span', { className: 'cursor', hidden: true });
   controls.brush = button('brush', t('brush'), () => choose(false));
   controls.erase = button('erase', t('eraser'), () => choose(true));
   controls.undo = button('undo', t('undo'), undo, { className: 'icon' });
-  controls.size = el('input', { id: 'mask-size', type: 'range', min: 2, max: 100, value: size, oninput: () => (size = Number(controls.size.value)) });
+  controls.size = el('input', {
+    id: 'mask-size',
+    type: 'range',
+    min: 2,
+    max: 100,
+    value: size,
+    oninput: () => (size = Number(controls.size.value)),
+  });
   controls.feather = el('input', { id: 'mask-feather', type: 'range', min: 0, max: 64, value: feather });
   const slider = (label, input) => el('label', { className: 'slider' }, label, input);
   bar.append(
-    controls.brush, controls.erase, slider(t('brush_size'), controls.size), slider(t('feather'), controls.feather), controls.undo,
+    controls.brush,
+    controls.erase,
+    slider(t('brush_size'), controls.size),
+    slider(t('feather'), controls.feather),
+    controls.undo,
     button('invert', t('invert'), () => add({ kind: 'invert' }), { className: 'icon' }),
     button('close', t('clear'), () => add({ kind: 'clear' }), { className: 'icon' }),
   );

@@ -6,7 +6,13 @@ import { number, t } from './words.js';
 
 const STATUS_MS = 4000;
 /** What is assumed of a model that is not loaded. */
-const UNKNOWN = { size: '1024x1024', aspect_ratio: 4, area_factor: 4, reference_pixels: [2 ** 20, 2 ** 20], max_references: 16 };
+const UNKNOWN = {
+  size: '1024x1024',
+  aspect_ratio: 4,
+  area_factor: 4,
+  reference_pixels: [2 ** 20, 2 ** 20],
+  max_references: 16,
+};
 
 /** The models, the adapters, and the features of the server. */
 export const server = { models: [], loras: [], queue: false, upsample: false, limits: { images: 10 } };
@@ -60,12 +66,19 @@ export async function watchStatus() {
   let wasAway = false;
   for (;;) {
     if (!document.hidden) {
-      const state = await fetch(`${SERVER}/readyz`).then((answer) => answer.json()).catch(() => ({ status: 'away' }));
+      const state = await fetch(`${SERVER}/readyz`)
+        .then((answer) => answer.json())
+        .catch(() => ({ status: 'away' }));
       const isAway = state.status === 'away';
       if (wasAway && !isAway) await loadModels().catch(() => {});
       wasAway = isAway;
       const { status, waiting, running } = state;
-      const text = status !== 'ready' ? t(`status_${status}`) : waiting > 0 ? t('status_waiting', { n: waiting }) : t(running > 0 ? 'status_busy' : 'status_ready');
+      const text =
+        status !== 'ready'
+          ? t(`status_${status}`)
+          : waiting > 0
+            ? t('status_waiting', { n: waiting })
+            : t(running > 0 ? 'status_busy' : 'status_ready');
       $('status').dataset.state = status === 'ready' ? (running > 0 ? 'busy' : 'ready') : status;
       $('status').textContent = text;
     }

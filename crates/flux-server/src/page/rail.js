@@ -19,10 +19,18 @@ export function onSelected(hear) {
 
 /** Returns the tiles in order: {id, image} or {id, job, index}. */
 function entries() {
-  const made = images.map((image) => ({ id: image.id, image, group: image.group, created: image.created, index: image.index }));
+  const made = images.map((image) => ({
+    id: image.id,
+    image,
+    group: image.group,
+    created: image.created,
+    index: image.index,
+  }));
   const waiting = jobs
     .filter(({ more }) => !more?.isHidden)
-    .flatMap((job) => job.images.map((_, index) => ({ id: `${job.id}-${index}`, job, index, group: job.id, created: job.created })));
+    .flatMap((job) =>
+      job.images.map((_, index) => ({ id: `${job.id}-${index}`, job, index, group: job.id, created: job.created })),
+    );
   if (waiting.length === 0) return made;
   const known = new Set(made.map(({ id }) => id));
   const all = [...waiting.filter(({ id, job, index }) => !known.has(id) && !job.saved.has(index)), ...made];
@@ -110,7 +118,9 @@ export function fillTile(node, { image, job, index }) {
 export function moveBy(key) {
   const all = entries();
   const place = all.findIndex(({ id }) => id === selected);
-  const step = { ArrowLeft: -1, ArrowRight: 1, ArrowUp: -1, ArrowDown: 1, Home: -place, End: all.length - 1 - place }[key];
+  const step = { ArrowLeft: -1, ArrowRight: 1, ArrowUp: -1, ArrowDown: 1, Home: -place, End: all.length - 1 - place }[
+    key
+  ];
   const next = all[place + step];
   if (next) select(next.id, { focus: true });
   return Boolean(next);

@@ -1,6 +1,20 @@
 // Reference images: added, reordered, removed, and restored after a reload.
 
-import { $, button, drawn, el, fileOfCanvas, icon, kept, open, randomName, release, say, setLabel, toast } from './dom.js';
+import {
+  $,
+  button,
+  drawn,
+  el,
+  fileOfCanvas,
+  icon,
+  kept,
+  open,
+  randomName,
+  release,
+  say,
+  setLabel,
+  toast,
+} from './dom.js';
 import { details } from './models.js';
 import * as store from './store.js';
 import { number, t } from './words.js';
@@ -79,7 +93,12 @@ function remove(place) {
   const [gone] = references.splice(place, 1);
   release(gone.url);
   update(Math.min(place, references.length - 1));
-  const run = () => setReferences(before.map(([id]) => id), before[0][1], { image, extend });
+  const run = () =>
+    setReferences(
+      before.map(([id]) => id),
+      before[0][1],
+      { image, extend },
+    );
   toast(t('reference_removed', { name: gone.name }), { action: t('undo'), run });
 }
 
@@ -105,13 +124,23 @@ function update(focused) {
 export function reduced({ width, height }) {
   const [alone, each] = details().reference_pixels;
   const pixels = references.length > 1 ? each : alone;
-  return width * height > pixels ? t('reduced', { from: number((width * height) / 1e6, 1), to: number(pixels / 1e6, 1) }) : '';
+  return width * height > pixels
+    ? t('reduced', { from: number((width * height) / 1e6, 1), to: number(pixels / 1e6, 1) })
+    : '';
 }
 
 function tile(reference, place) {
   const { name, url, mask } = reference;
-  const label = [t('reference_label', { n: place + 1, name }), mask && place === 0 && t('with_mask'), reduced(reference)];
-  const thumb = el('button', { type: 'button', className: 'thumb', onclick: () => thumb.dataset.dragged || show(place) });
+  const label = [
+    t('reference_label', { n: place + 1, name }),
+    mask && place === 0 && t('with_mask'),
+    reduced(reference),
+  ];
+  const thumb = el('button', {
+    type: 'button',
+    className: 'thumb',
+    onclick: () => thumb.dataset.dragged || show(place),
+  });
   thumb.append(el('img', { src: url, alt: '', draggable: false }));
   setLabel(thumb, label.filter(Boolean).join(' · '));
   thumb.append(el('span', { textContent: t('image_n', { n: place + 1 }), className: 'badge' }));
@@ -173,7 +202,11 @@ function show(place) {
   Object.assign($('reference-image'), { src: reference.url, alt: reference.name });
   const facts = [`${number(reference.width)} × ${number(reference.height)}`, reduced(reference)];
   $('reference-facts').textContent = facts.filter(Boolean).join(' · ');
-  const actions = { earlier: () => move(place, place - 1), later: () => move(place, place + 1), remove: () => remove(place) };
+  const actions = {
+    earlier: () => move(place, place - 1),
+    later: () => move(place, place + 1),
+    remove: () => remove(place),
+  };
   for (const [name, run] of Object.entries(actions)) $(`reference-${name}`).onclick = () => (dialog.close(), run());
   $('reference-earlier').disabled = place === 0;
   $('reference-later').disabled = place === references.length - 1;

@@ -43,7 +43,12 @@ export async function showSamples(run) {
       run();
     };
     const shot = el('span', { className: 'shot' }, el('span', { className: 'pulse' }));
-    return el('button', { type: 'button', className: 'sample', onclick: use, lang: 'en', dir: 'ltr' }, shot, el('span', { textContent: prompt }));
+    return el(
+      'button',
+      { type: 'button', className: 'sample', onclick: use, lang: 'en', dir: 'ltr' },
+      shot,
+      el('span', { textContent: prompt }),
+    );
   });
   $('examples').replaceChildren(...cards);
   const { width, height } = details();
@@ -58,10 +63,20 @@ export async function showSamples(run) {
 }
 
 async function ask(id, card, prompt, side, at) {
-  const asked = { prompt, model: chosen().id, size: `${side}x${side}`, seed: String(at + 1), n: '1', priority: 'low', partial_images: '0', deadline_s: '120' };
+  const asked = {
+    prompt,
+    model: chosen().id,
+    size: `${side}x${side}`,
+    seed: String(at + 1),
+    n: '1',
+    priority: 'low',
+    partial_images: '0',
+    deadline_s: '300',
+  };
   const fail = () => (card.querySelector('.shot').hidden = true);
   const more = { isHidden: true, sample: id };
-  const job = jobs.find((job) => job.more?.sample === id) ?? (await draw(asked, [], undefined, { more }).catch(() => null));
+  const job =
+    jobs.find((job) => job.more?.sample === id) ?? (await draw(asked, [], undefined, { more }).catch(() => null));
   if (job) waiting.set(id, { card, fail });
   else fail();
 }
@@ -75,4 +90,3 @@ onJobs({
   },
   end: (job, error) => error && waiting.get(job.more?.sample)?.fail(),
 });
-

@@ -68,7 +68,14 @@ function showGroup(group) {
   $('grid').style.setProperty('--columns', Math.ceil(Math.sqrt(count / Math.min(ratio, 1.4))));
   const known = new Map([...$('grid').children].map((node) => [node.dataset.id, node]));
   const cells = group.map((entry) => {
-    const cell = known.get(entry.id) ?? el('button', { type: 'button', className: 'cell appear', data: { id: entry.id }, onclick: () => select(entry.id) });
+    const cell =
+      known.get(entry.id) ??
+      el('button', {
+        type: 'button',
+        className: 'cell appear',
+        data: { id: entry.id },
+        onclick: () => select(entry.id),
+      });
     fillTile(cell, entry);
     if (entry.image && !cell.dataset.large) {
       cell.dataset.large = 'yes';
@@ -79,7 +86,8 @@ function showGroup(group) {
     }
     return cell;
   });
-  if (cells.some((cell, at) => $('grid').children[at] !== cell) || $('grid').childElementCount !== cells.length) $('grid').replaceChildren(...cells);
+  if (cells.some((cell, at) => $('grid').children[at] !== cell) || $('grid').childElementCount !== cells.length)
+    $('grid').replaceChildren(...cells);
 }
 
 function showJob({ id, job, index }, isGroup) {
@@ -132,7 +140,12 @@ async function showImage(image) {
   if (shown.image !== image || !blob || tool) return;
   release(url);
   url = URL.createObjectURL(blob);
-  const zoom = el('button', { type: 'button', className: 'zoom appear', onclick: showZoom, aria: { label: t('show_large') } });
+  const zoom = el('button', {
+    type: 'button',
+    className: 'zoom appear',
+    onclick: showZoom,
+    aria: { label: t('show_large') },
+  });
   zoom.append(el('img', { src: url, alt: recipe.prompt }));
   $('frame').replaceChildren(zoom);
   compareTool.show(image);
@@ -150,7 +163,11 @@ function showVersions(image, isNew) {
       ...all.map((version, at) => {
         const img = el('img', { alt: '', draggable: false });
         showThumb(img, version.id);
-        const node = el('button', { type: 'button', className: 'version', data: { id: version.id }, onclick: () => select(version.id) }, img);
+        const node = el(
+          'button',
+          { type: 'button', className: 'version', data: { id: version.id }, onclick: () => select(version.id) },
+          img,
+        );
         const label = at === 0 ? t('original') : t('version_n', { n: at });
         node.append(el('span', { textContent: label }));
         node.setAttribute('aria-label', `${label}: ${labelOf(version)}`);
@@ -187,7 +204,9 @@ export async function openTool(name) {
   $('frame').replaceChildren(...(first ? [el('img', { src: first.url, alt: first.name })] : []));
   $('tools').replaceChildren();
   await tool.start($('frame'), $('tools'));
-  $('tools').append(el('button', { type: 'button', id: 'tool-done', className: 'primary', textContent: t('done'), onclick: closeTool }));
+  $('tools').append(
+    el('button', { type: 'button', id: 'tool-done', className: 'primary', textContent: t('done'), onclick: closeTool }),
+  );
   $('stage').scrollIntoView({ block: 'nearest' });
 }
 

@@ -12,7 +12,11 @@ const database = new Promise((resolve) => {
         db.createObjectStore(name, { keyPath: 'id' });
       if (oldVersion === 1) migrate(request.transaction);
     };
-    request.onsuccess = () => resolve(request.result);
+    request.onsuccess = () => {
+      // A newer page in another tab may change the database.
+      request.result.onversionchange = () => request.result.close();
+      resolve(request.result);
+    };
     request.onerror = request.onblocked = () => resolve(null);
   } catch {
     resolve(null);
@@ -86,10 +90,12 @@ export async function putInput(input) {
 
 export const input = async (id) => held.get(id) ?? (await get('inputs', id).catch(() => null));
 
-/** Deletes the input files that are no longer used. */
+/** Deletes the input files that are no longer used. Samples stay. */
 export async function tidyInputs(used) {
   const all = (await run('inputs', 'readonly', (store) => store.getAllKeys())) ?? [];
-  await run('inputs', 'readwrite', (store) => all.filter((id) => !used.has(id)).forEach((id) => store.delete(id)));
+  await run('inputs', 'readwrite', (store) =>
+    all.filter((id) => !used.has(id) && !id.startsWith('sample-')).forEach((id) => store.delete(id)),
+  );
 }
 
 /** Returns the used and the available bytes of the browser's store, if it says. */

@@ -28,18 +28,30 @@ export function bytes(count) {
 /** Returns a duration in its two largest units. */
 export function lasts(seconds) {
   const all = Math.ceil(seconds);
-  const parts = { day: Math.floor(all / 86400), hour: Math.floor(all / 3600) % 24, minute: Math.floor(all / 60) % 60, second: all % 60 };
+  const parts = {
+    day: Math.floor(all / 86400),
+    hour: Math.floor(all / 3600) % 24,
+    minute: Math.floor(all / 60) % 60,
+    second: all % 60,
+  };
   const units = Object.keys(parts);
-  const first = Math.max(0, units.findIndex((unit) => parts[unit] > 0));
+  const first = Math.max(
+    0,
+    units.findIndex((unit) => parts[unit] > 0),
+  );
   const shown = all === 0 ? ['second'] : units.slice(first, first + 2).filter((unit) => parts[unit] > 0);
-  return shown.map((unit) => parts[unit].toLocaleString(language, { style: 'unit', unit, unitDisplay: 'short' })).join(' ');
+  return shown
+    .map((unit) => parts[unit].toLocaleString(language, { style: 'unit', unit, unitDisplay: 'short' }))
+    .join(' ');
 }
 
 /** Returns a text. `n` chooses its plural form. */
 export function t(key, values = {}) {
   let text = texts[key] ?? key;
   if (typeof text === 'object') text = text[plural.select(values.n)] ?? text.other;
-  return text.replace(/\{(\w+)\}/g, (_, name) => (typeof values[name] === 'number' ? number(values[name]) : (values[name] ?? '')));
+  return text.replace(/\{(\w+)\}/g, (_, name) =>
+    typeof values[name] === 'number' ? number(values[name]) : (values[name] ?? ''),
+  );
 }
 
 /** Fills in the texts of a document: contents, labels with titles, and placeholders. */

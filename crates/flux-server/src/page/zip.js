@@ -35,7 +35,18 @@ export async function zip(files, told = () => {}) {
     const encoded = new TextEncoder().encode(name);
     const sum = crc(new Uint8Array(await blob.arrayBuffer()));
     // Version 2.0, UTF-8 names, stored, the first day of 1980.
-    const common = [[2, 20], [2, 0x800], [2, 0], [2, 0], [2, 33], [4, sum], [4, blob.size], [4, blob.size], [2, encoded.length], [2, 0]];
+    const common = [
+      [2, 20],
+      [2, 0x800],
+      [2, 0],
+      [2, 0],
+      [2, 33],
+      [4, sum],
+      [4, blob.size],
+      [4, blob.size],
+      [2, encoded.length],
+      [2, 0],
+    ];
     parts.push(header([4, 0x04034b50], ...common), encoded, blob);
     list.push(header([4, 0x02014b50], [2, 20], ...common, [2, 0], [2, 0], [2, 0], [4, 0], [4, offset]), encoded);
     offset += 30 + encoded.length + blob.size;
@@ -49,7 +60,11 @@ export async function zip(files, told = () => {}) {
 
 /** Returns the files of an archive as a map of names. Throws if it is not one. */
 export async function unzip(blob) {
-  const bytes = (from, to) => blob.slice(from, to).arrayBuffer().then((buffer) => new DataView(buffer));
+  const bytes = (from, to) =>
+    blob
+      .slice(from, to)
+      .arrayBuffer()
+      .then((buffer) => new DataView(buffer));
   const tailFrom = Math.max(0, blob.size - 65557);
   const tail = await bytes(tailFrom, blob.size);
   let end = tail.byteLength - 22;
@@ -59,7 +74,11 @@ export async function unzip(blob) {
   const list = await bytes(from, from + tail.getUint32(end + 12, true));
   const files = new Map();
   for (let at = 0; at + 46 <= list.byteLength && list.getUint32(at, true) === 0x02014b50;) {
-    const [method, size, length] = [list.getUint16(at + 10, true), list.getUint32(at + 20, true), list.getUint16(at + 28, true)];
+    const [method, size, length] = [
+      list.getUint16(at + 10, true),
+      list.getUint32(at + 20, true),
+      list.getUint16(at + 28, true),
+    ];
     const offset = list.getUint32(at + 42, true);
     const name = new TextDecoder().decode(new Uint8Array(list.buffer, at + 46, length));
     const local = await bytes(offset, offset + 30);
