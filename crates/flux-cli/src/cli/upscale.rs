@@ -45,10 +45,10 @@ pub struct Upscale {
     #[arg(help_heading = OUTPUT, short, long, value_name = "FILE", value_parser = path())]
     pub output: Option<PathBuf>,
     /// Upscaler: a .safetensors or .pth file, or lanczos
-    #[arg(long, value_name = "FILE", default_value = "lanczos", visible_alias = "model")]
+    #[arg(long, value_name = "FILE", default_value = "lanczos", alias = "model")]
     pub upscaler: UpscalerChoice,
     /// Factor of width and height [default: the upscaler's]
-    #[arg(long, value_name = "FACTOR", value_parser = factor, visible_alias = "scale")]
+    #[arg(long, value_name = "FACTOR", value_parser = factor, alias = "scale")]
     by: Option<f64>,
     /// Size of the result, as in 3840x2160
     #[arg(long, value_name = "SIZE", conflicts_with = "by")]

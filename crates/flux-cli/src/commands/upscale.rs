@@ -25,6 +25,7 @@ const KEYWORD: &str = "flux-upscale";
 /// Errors before an image is read if an output cannot be written or is one of the images, or two outputs are the same
 /// file. Errors if an image cannot be read.
 pub fn run(args: &Upscale, signals: &Signals) -> Result<()> {
+    args.on.check()?;
     let (size, tiles) = (args.size()?, args.tiles()?);
     let images = pictures::expanded(&args.images, None)?;
     let targets = targets(args, &images)?;
