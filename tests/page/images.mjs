@@ -28,7 +28,7 @@ await check('the first visit shows samples of the model, and an image is one cli
   await assertAccessible(page, 'the first visit');
   assertEqual(await tiles(page).count(), 0, 'samples are not images of the user');
   await page.click('.sample >> nth=1');
-  await page.waitForSelector('#frame .zoom img');
+  await page.waitForSelector('#frame .zoom img', { timeout: 120000 });
   assert((await page.getAttribute('#frame img', 'alt')).includes('rocket'), 'the image');
   await idle(page);
 });

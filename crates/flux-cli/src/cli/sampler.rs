@@ -29,6 +29,7 @@ pub struct SamplerArgs {
     rng: Option<Rng>,
     /// Negative prompt, for undistilled models
     #[arg(help_heading = PROMPT, long, value_name = "TEXT", allow_hyphen_values = true, value_parser = no_hyphen)]
+    #[arg(hide_short_help = true)]
     negative: Option<String>,
     /// Length of the prompt in tokens [default: the model's, 512]
     ///
