@@ -24,7 +24,10 @@ use crate::process::{names, project};
 /// `metadata`, `rgb` and `stage` are crates below the library.
 const LAYERS: [(&str, &[&str]); 17] = [
     ("lib.rs", ANY),
-    ("engine/devices.rs", &["engine", "stage", "backend", "backend::cpu", "backend::cuda"]),
+    (
+        "engine/devices",
+        &["engine", "stage", "pipeline", "model", "nn", "files", "backend", "backend::cpu", "backend::cuda"],
+    ),
     (
         "engine",
         &[

@@ -175,7 +175,7 @@ impl ParallelChoice {
 #[serde(rename_all = "lowercase")]
 pub enum PrecisionChoice {
     /// The fastest precision that computes correctly on the device, except that Hopper GPUs and small models compute as
-    /// `Native`; see [`precision`](super::precision).
+    /// `Native`.
     #[default]
     Auto,
     /// As `Auto`, and `Fp8` on Hopper GPUs.

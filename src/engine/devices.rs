@@ -1,11 +1,13 @@
-//! Opening of devices; the only file that names both `Cpu` and `Cuda`.
+//! Opening of devices; the only module that names both `Cpu` and `Cuda`.
+
+mod precision;
 
 use std::env;
 use std::thread::{self, JoinHandle};
 
+pub use self::precision::describe as describe_precision;
 use super::args::EngineArgs;
 use super::choice::{AttentionChoice, Device, Gpus, ParallelChoice, PrecisionChoice};
-use super::precision;
 use crate::backend::Memory;
 use crate::backend::cpu::{self, Cpu};
 pub use crate::backend::cpu::{HostFacts, host_facts};
@@ -73,7 +75,8 @@ impl Needs<'_> {
     pub const UNKNOWN: Self = Self { first: None, gains_by_sharing: &|| false, model: &|| None };
 }
 
-/// Opens the requested devices, with at most as many groups as there are images, and returns them with their precision.
+/// Opens the requested devices, with at most as many groups as there are images, and returns them with their
+/// precision.
 /// With an automatic choice, this is a usable GPU, or the CPU with a note of the reason. Functions of `needs` are called
 /// only if the choice depends on them.
 ///

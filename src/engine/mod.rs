@@ -47,7 +47,6 @@ mod inputs;
 mod job;
 mod open;
 mod order;
-pub mod precision;
 mod recipe;
 mod schedule;
 #[cfg(test)]

@@ -164,8 +164,8 @@ fn shift(dir: &ModelFiles, kind: &ModelKind) -> Result<Option<Shift>> {
 }
 
 impl ModelInfo {
-    /// Returns `true` if weights of the transformer's blocks stay in fewer than 16 bits, as their files have them. Known
-    /// once the files are opened.
+    /// Returns `true` if weights of the transformer's blocks stay in fewer than 16 bits, as their files have them.
+    /// Known once the files are opened.
     pub fn has_quantized_transformer(&self) -> bool {
         self.file_sizes[1].largest() > 0
     }

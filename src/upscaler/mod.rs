@@ -1,8 +1,8 @@
 //! Upscalers: networks that enlarge an image by a fixed factor, without a prompt and without steps.
 //!
 //! [`UpscalerFile`] recognises the network of a file by its tensors, [`Upscaler`] runs it: ESRGAN and its relatives
-//! ([`rrdb`]), the Compact networks of Real-ESRGAN ([`compact`]), and SPAN ([`span`]). An image that is too large for the memory is
-//! enlarged in overlapping [`tiles`]. Start reading at [`Upscaler::enlarge`].
+//! ([`rrdb`]), the Compact networks of Real-ESRGAN ([`compact`]), and SPAN ([`span`]). An image that is too large for the
+//! memory is enlarged in overlapping [`tiles`]. Start reading at [`Upscaler::enlarge`].
 
 mod compact;
 mod file;
@@ -109,7 +109,8 @@ impl<B: Backend> Upscaler<B> {
     /// Enlarges an image by the network's factor: whole with [`Tiles::Whole`] or if the memory allows it, otherwise in
     /// tiles. Where tiles overlap, their results are averaged with weights that fall towards the edge.
     ///
-    /// Errors if the image has no pixels, memory runs out, a pixel of the result is not a number, or the caller cancels.
+    /// Errors if the image has no pixels, memory runs out, a pixel of the result is not a number, or the caller
+    /// cancels.
     pub fn enlarge(&self, image: &Rgb, tiles: Tiles, caller: &Caller<'_>) -> Result<Rgb> {
         let size = [image.width, image.height].map(|side| side * self.scale);
         match self.compute(image, tiles, caller)? {

@@ -23,7 +23,7 @@ fn the_command_of_the_page_is_read_by_every_shell() {
         println!("skipped: no node");
         return;
     }
-    let page = project("crates/flux-server/src/page/recipe.js");
+    let page = project("crates/flux-server/src/page/commands.js");
     for prompt in ["a'\\''; touch pwned #\u{7}", "two\nlines", "-x", "$(touch pwned) `x` !y \\ \"", "=ls", "", "~"] {
         let mut node = Command::new("node");
         let run = node.args(["--input-type=module", "-e", PAGE_COMMAND]).arg(&page).arg(prompt).output().unwrap();

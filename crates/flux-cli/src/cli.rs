@@ -466,10 +466,10 @@ pub struct DeviceArgs {
     device: Option<Device>,
     /// Arithmetic precision [default: auto]
     ///
-    /// native is f32 on the CPU and bf16 on a GPU, or fp16 on a GPU without bf16. auto is native on Hopper GPUs; on other
-    /// GPUs, it is the fastest that computes correctly there, measured once. On a CPU it is bf16 for full-size models,
-    /// if that is faster than f32. fast is auto, and fp8 on Hopper GPUs. fp8 needs a GPU of compute capability 8.9, 9.0
-    /// or 12.x. int8 and w4a8 work on all devices.
+    /// native is f32 on the CPU and bf16 on a GPU, or fp16 on a GPU without bf16. auto is native on Hopper GPUs; on
+    /// other GPUs, it is the fastest that computes correctly there, measured once. On a CPU it is bf16 for full-size
+    /// models, if that is faster than f32. fast is auto, and fp8 on Hopper GPUs. fp8 needs a GPU of compute capability
+    /// 8.9, 9.0 or 12.x. int8 and w4a8 work on all devices.
     #[arg(help_heading = DEVICE, long, value_name = "TYPE", hide_short_help = true, value_parser = values::precision())]
     pub precision: Option<PrecisionChoice>,
     /// Precision of long attention without a mask, on GPUs [default: auto]

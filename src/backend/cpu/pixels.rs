@@ -16,8 +16,8 @@ pub(super) fn from_rgb8(bytes: &[u8], out: &mut [f32]) {
     out.iter_mut().zip(bytes).for_each(|(value, byte)| *value = 2.0 * (f32::from(*byte) / 255.0) - 1.0);
 }
 
-/// Computes pixel `row` of an image whose pixels are squares of `scale` x `scale` channels of x, with `width` pixels per
-/// row.
+/// Computes pixel `row` of an image whose pixels are squares of `scale` x `scale` channels of x, with `width` pixels
+/// per row.
 pub(super) fn shuffle(x: Rows<'_>, base: Option<Rows<'_>>, [scale, width]: [usize; 2], row: usize, out: &mut [f32]) {
     let (y, column) = (row / (width * scale), row % (width * scale));
     let from = y / scale * width + column / scale;

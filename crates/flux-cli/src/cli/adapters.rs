@@ -22,9 +22,9 @@ pub struct AdapterArgs {
     /// Adapter and its strength; repeatable
     ///
     /// LoRA, LoKr, LoHa or DoRA: a file, or owner/name[:FILE] of an adapter from `flux download`. The default strength
-    /// is 1. BLOCKS are factors of it, such as single=0.5,double0-2=0: double and single for FLUX.2, text, image,
-    /// reference and joint for FLUX.3, and other. `flux info FILE` prints how much each block changes.
-    #[arg(help_heading = MODEL, long, value_name = "FILE[:STRENGTH[:BLOCKS]]")]
+    /// is 1. FILE:STRENGTH:BLOCKS multiplies it by block, as in single=0.5,double0-2=0: double and single for FLUX.2,
+    /// text, image, reference and joint for FLUX.3, and other. `flux info` prints how much the file changes each block.
+    #[arg(help_heading = MODEL, long, value_name = "FILE[:STRENGTH]")]
     #[arg(value_parser = OsStringValueParser::new().map(Lora::from))]
     lora: Vec<Lora>,
 }

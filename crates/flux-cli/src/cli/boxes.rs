@@ -34,7 +34,7 @@ pub struct BoxArgs {
     ///
     /// Numbers with a decimal point are shares from 0 to 1.
     #[arg(help_heading = PROMPT, long = "boxes", value_name = "FILE", value_parser = path(), hide_short_help = true)]
-    file: Option<PathBuf>,
+    boxes_file: Option<PathBuf>,
 }
 
 /// Parses `--box`.
@@ -59,7 +59,7 @@ impl BoxArgs {
     ///
     /// Errors if the file cannot be read, or contains something else.
     pub fn apply(&self, recipe: Recipe) -> Result<Recipe> {
-        let mut boxes = self.file.as_deref().map(read).transpose()?.unwrap_or_default();
+        let mut boxes = self.boxes_file.as_deref().map(read).transpose()?.unwrap_or_default();
         boxes.extend_from_slice(&self.boxes);
         for source in &self.box_from {
             match boxes.iter_mut().find(|layout_box| layout_box.id == source.id && layout_box.from.is_none()) {

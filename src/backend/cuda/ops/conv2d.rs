@@ -58,16 +58,6 @@ pub(super) struct Epilogue<'a> {
     pub out: Option<Tensor<Cuda>>,
 }
 
-/// Returns the arguments of kernels for an activation: a flag, and the address of the slopes of negative values, which
-/// is 0 for slopes of 0.
-pub(super) fn activation_arguments(activation: Option<Activation<'_, Cuda>>) -> (i32, u64) {
-    match activation {
-        None => (0, 0),
-        Some(Activation::Relu) => (1, 0),
-        Some(Activation::LeakyRelu(slope)) => (1, slope.address()),
-    }
-}
-
 impl Cuda {
     pub(crate) fn conv2d_op(&self, conv2d: Conv2d<'_, Cuda>) -> Result<Convolved<Cuda>> {
         let Conv2d { norm, upsample, halo, ref residual, activation, .. } = conv2d;

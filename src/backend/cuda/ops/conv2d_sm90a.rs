@@ -6,8 +6,8 @@ use std::ops::Range;
 
 use cudarc::driver::sys;
 
-use super::conv2d::activation_arguments;
 use super::conv2d_input::Input;
+use super::leaky_relu::activation_arguments;
 use crate::backend::cuda::buffer::{Buffer, BufferKind};
 use crate::backend::cuda::channel_statistics::ChannelStatistics;
 use crate::backend::cuda::hopper::{Axis, Choice};

@@ -2,8 +2,8 @@
 
 use std::ffi::c_void;
 
-use super::conv2d::activation_arguments;
 use super::conv2d_input::{Input, InputBand};
+use super::leaky_relu::activation_arguments;
 use crate::backend::cuda::element::Element;
 use crate::backend::cuda::gemm::{Matrix, Product};
 use crate::backend::cuda::launch;
@@ -164,8 +164,8 @@ impl Cuda {
         // SAFETY: the kernel takes `Arguments`, laid out as there, with THREADS threads and the shared memory of its
         // form. It reads only inside the image and its halo, and only the rows that `rows_seen` returned, which `part`
         // has; `takes` found all rows aligned; the weight has product.n rows of taps * channels values, in whole steps,
-        // the bias and the slopes as many values, and out and residual product.m rows. For a doubled image, weight and out have four
-        // times as many, and there is no residual. A block reads only the cells of the residual that it writes.
+        // the bias and the slopes as many values, and out and residual product.m rows. For a doubled image, weight and
+        // out have four times as many, and there is no residual. A block reads only the cells of the residual that it writes.
         unsafe { launch.run_raw([blocks, 1, 1], [THREADS, 1, 1], &mut pointers) }
     }
 }

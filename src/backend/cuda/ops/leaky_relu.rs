@@ -2,6 +2,7 @@
 
 use crate::backend::cuda::{Cuda, Tensor, all_aligned};
 use crate::error::Result;
+use crate::ops::Activation;
 
 impl Cuda {
     pub(crate) fn leaky_relu_op(&self, x: Tensor<Cuda>, slope: &Tensor<Cuda>) -> Result<Tensor<Cuda>> {
@@ -15,5 +16,15 @@ impl Cuda {
         // reads a run before it writes it.
         unsafe { launch.run_rows(x.rows(), x.cols(), wide) }?;
         Ok(fresh.unwrap_or(x))
+    }
+}
+
+/// Returns the arguments of kernels for an activation: a flag, and the address of the slopes of negative values, which
+/// is 0 for slopes of 0.
+pub(super) fn activation_arguments(activation: Option<Activation<'_, Cuda>>) -> (i32, u64) {
+    match activation {
+        None => (0, 0),
+        Some(Activation::Relu) => (1, 0),
+        Some(Activation::LeakyRelu(slope)) => (1, slope.address()),
     }
 }

@@ -3,9 +3,8 @@
 
 mod sensors;
 
-use flux::engine::devices::{GpuFacts, HostFacts, free_bytes, host_facts, survey};
-use flux::engine::precision;
-use flux::error::shown;
+use flux::engine::devices::{GpuFacts, HostFacts, describe_precision, free_bytes, host_facts, survey};
+use flux::error::{named, shown};
 use flux::{Error, Result};
 use serde::Serialize;
 
@@ -131,7 +130,7 @@ impl Gpu {
             unusable: facts.unusable,
             fp8: without_fp8.is_none(),
             without_fp8,
-            precision: precision::describe(number).ok(),
+            precision: describe_precision(number).ok().map(|text| named(&text, cli::flag)),
             sensors,
         }
     }

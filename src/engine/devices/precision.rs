@@ -13,11 +13,11 @@ use std::sync::Arc;
 use half::bf16;
 use serde::{Deserialize, Serialize};
 
-use super::args::EngineArgs;
-use super::choice::PrecisionChoice;
 use crate::backend::cpu::{self, Cpu};
 use crate::backend::cuda::{self, Cuda, GemmCache, Identity};
 use crate::backend::{Backend, Device as _, Memory as _, Storage};
+use crate::engine::args::EngineArgs;
+use crate::engine::choice::PrecisionChoice;
 use crate::error::{Error, Field, Result};
 use crate::files::{Bytes, Format, Scales, TensorView, atomic};
 use crate::model::ModelInfo;
@@ -164,8 +164,8 @@ pub fn resolve<'a>(
     }
 }
 
-/// Returns the precision for a model on the CPU, if `precision` leaves it to the program: bf16 for a full-size model, if
-/// the processor multiplies bf16 faster than float32. `model` is as in [`resolve`].
+/// Returns the precision for a model on the CPU, if `precision` leaves it to the program: bf16 for a full-size model,
+/// if the processor multiplies bf16 faster than float32. `model` is as in [`resolve`].
 pub fn resolve_on_cpu<'a>(
     precision: PrecisionChoice,
     model: &dyn Fn() -> Option<&'a ModelInfo>,
@@ -190,7 +190,7 @@ pub fn resolve_on_cpu<'a>(
 /// Errors if there is no such GPU, or it cannot be used.
 pub fn describe(number: usize) -> Result<String> {
     if cuda::is_hopper(number)? {
-        return Ok("16 bits; `--precision fast` is fp8".to_string());
+        return Ok(format!("16 bits; `{:#} fast` is fp8", Field::Precision));
     }
     let machine = Identity::read(number)?;
     let kept = folder().and_then(|folder| Rates::read(&folder.join(machine.file_name()), &machine));
