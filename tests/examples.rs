@@ -99,8 +99,11 @@ fn an_app_serves_images_of_its_own_and_the_apis_of_flux() {
 
 #[test]
 fn each_example_is_in_the_guide() {
-    let guide = fs::read_to_string(project("docs/library.md")).unwrap();
-    for name in crate::process::names(&project("examples")).iter().filter(|name| *name != "make_random_model.rs") {
-        assert!(guide.contains(name.as_str()), "{name}");
+    for (folder, guide) in [("examples", "library"), ("examples/python", "python")] {
+        let guide = fs::read_to_string(project(&format!("docs/{guide}.md"))).unwrap();
+        let is_shown = |name: &&String| !["make_random_model.rs", "python"].contains(&name.as_str());
+        for name in crate::process::names(&project(folder)).iter().filter(is_shown) {
+            assert!(guide.contains(name.as_str()), "{name}");
+        }
     }
 }

@@ -35,14 +35,14 @@ const MAX_PATTERNS: usize = 32;
 pub const MAX_WORDS: usize = 16;
 /// Parts of the tensor names of adapters.
 const ADAPTER: [&str; 4] = ["lora_", ".lora.", "lokr_", "hada_"];
-const DIFFERENCES: [&str; 2] = [".diff", ".diff_b"];
+const CHANGES: [&str; 3] = [".diff", ".diff_b", ".set_weight"];
 
 impl FileKind {
     /// Recognises files with these tensors. `shape` returns the shape of a tensor.
     pub fn from_tensors<'a>(keys: impl Iterator<Item = &'a str>, shape: impl Fn(&str) -> Option<Vec<usize>>) -> Self {
         let keys: HashSet<&str> = keys.collect();
-        let is_difference = |key: &&str| DIFFERENCES.iter().any(|end| key.ends_with(end));
-        if keys.iter().any(|key| ADAPTER.iter().any(|part| key.contains(part)) || is_difference(key)) {
+        let is_change = |key: &&str| CHANGES.iter().any(|end| key.ends_with(end));
+        if keys.iter().any(|key| ADAPTER.iter().any(|part| key.contains(part)) || is_change(key)) {
             return Self { is_adapter: true, ..Self::default() };
         }
         let mut kind = Self::default();
@@ -348,9 +348,12 @@ mod tests {
             let kind = kind_from_keys(keys);
             assert_eq!((kind.title().as_str(), kind.main_role()), (title, None));
         }
-        for key in
-            ["diffusion_model.double_blocks.0.img_attn.qkv.lora_A.weight", "lora_unet_img_in.alpha", "img_in.diff"]
-        {
+        for key in [
+            "diffusion_model.double_blocks.0.img_attn.qkv.lora_A.weight",
+            "lora_unet_img_in.alpha",
+            "img_in.diff",
+            "img_in.set_weight",
+        ] {
             assert_eq!(kind_from_keys(&[key]).title(), "an adapter", "{key}");
         }
     }
