@@ -1,8 +1,8 @@
 //! Upscalers: networks that enlarge an image by a fixed factor, without a prompt and without steps.
 //!
 //! [`UpscalerFile`] recognises the network of a file by its tensors, [`Upscaler`] runs it: ESRGAN and its relatives
-//! ([`rrdb`]), the Compact networks of Real-ESRGAN ([`compact`]), and SPAN ([`span`]). An image that is too large for the
-//! memory is enlarged in overlapping [`tiles`]. Start reading at [`Upscaler::enlarge`].
+//! ([`rrdb`]), the Compact networks of Real-ESRGAN ([`compact`]), and SPAN ([`span`]). An image that is too large for
+//! the memory is enlarged in overlapping [`tiles`]. Start reading at [`Upscaler::enlarge`].
 
 mod compact;
 mod file;

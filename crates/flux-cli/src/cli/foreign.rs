@@ -218,17 +218,7 @@ const OTHERS: [(&[&str], &str); 36] = [
          the prompt",
     ),
     (
-        &[
-            "upscale-model",
-            "upscale-repeats",
-            "upscale",
-            "hires",
-            "hires-fix",
-            "restore-faces",
-            "clip-skip",
-            "tiling",
-            "canny",
-        ],
+        &["upscale-model", "upscale-repeats", "upscale", "hires", "hires-fix", "restore-faces", "clip-skip", "tiling"],
         "this is not supported: set the size with `--size`, or regenerate an image with `-i` and `--strength`",
     ),
     (

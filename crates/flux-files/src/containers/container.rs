@@ -6,7 +6,7 @@ use std::sync::Arc;
 use rayon::prelude::*;
 
 use crate::containers::gguf::{self, Gguf};
-use crate::containers::pickle::Pickle;
+use crate::containers::pickle::{FETCH, Pickle, is_pickled};
 use crate::containers::safetensors::Safetensors;
 use crate::formats::finite;
 use crate::formats::magnitude;
@@ -32,6 +32,18 @@ pub enum Container {
     Gguf(Gguf),
     /// A file of PyTorch; only [`open_pickled_weights`](crate::open_pickled_weights) opens one.
     Pickle(Pickle),
+}
+
+/// Opens a file of weights in any format, also one that PyTorch pickled.
+///
+/// Errors as [`open_weights`](crate::open_weights), and if a pickle has other contents than dictionaries of tensors in
+/// floats of 16 or 32 bits.
+pub fn open_pickled_weights(path: &Path) -> Result<Container> {
+    let bytes = Bytes::map(path).map_err(|e| e.hint(FETCH))?;
+    if is_pickled(bytes.as_slice()) {
+        return Pickle::new(path.to_path_buf(), bytes).map(Container::Pickle);
+    }
+    Container::new(path.to_path_buf(), bytes, FETCH)
 }
 
 impl Container {

@@ -2,7 +2,8 @@
 //!
 //! A pickle is a program that may call any function. [`machine`] runs only the opcodes that `torch.save` writes for a
 //! dictionary of tensors, and calls nothing but the few functions of [`Global`](value::Global). Everything else is an
-//! error. Only upscalers are read from such files: see [`open_pickled_weights`].
+//! error. Only upscalers are read from such files: see
+//! [`open_pickled_weights`](crate::open_pickled_weights).
 
 mod archive;
 mod cursor;
@@ -19,14 +20,13 @@ use self::archive::Archive;
 use self::cursor::Cursor;
 use self::machine::Machine;
 use self::value::Value;
-use crate::containers::container::Container;
 use crate::formats::scales::Scales;
 use crate::formats::tensor_view::TensorView;
 use crate::io::bytes::Bytes;
 use flux_base::error::{Error, Result};
 
 /// The hint for a damaged file.
-const FETCH: &str = "fetch the file again";
+pub(super) const FETCH: &str = "fetch the file again";
 /// The first number of a stream of PyTorch before 1.6, and the version of its layout.
 const LEGACY_MAGIC: [u8; 10] = [0x6c, 0xfc, 0x9c, 0x46, 0xf9, 0x20, 0x6a, 0xa8, 0x50, 0x19];
 const LEGACY_VERSION: i64 = 1001;
@@ -39,20 +39,8 @@ pub struct Pickle {
     tensors: HashMap<String, TensorView>,
 }
 
-/// Opens a file of weights in any format, also one that PyTorch pickled.
-///
-/// Errors as [`open_weights`](crate::open_weights), and if a pickle has other contents than dictionaries of tensors in
-/// floats of 16 or 32 bits.
-pub fn open_pickled_weights(path: &Path) -> Result<Container> {
-    let bytes = Bytes::map(path).map_err(|e| e.hint(FETCH))?;
-    if is_pickled(bytes.as_slice()) {
-        return Pickle::new(path.to_path_buf(), bytes).map(Container::Pickle);
-    }
-    Container::new(path.to_path_buf(), bytes, FETCH)
-}
-
 /// Returns `true` for a zip archive, and for a stream that begins with the magic number of `torch.save`.
-fn is_pickled(bytes: &[u8]) -> bool {
+pub(super) fn is_pickled(bytes: &[u8]) -> bool {
     bytes.starts_with(archive::MAGIC) || bytes.get(2..).is_some_and(|rest| rest.starts_with(&[0x8a, 10]))
 }
 

@@ -165,7 +165,8 @@ impl Cuda {
         // form. It reads only inside the image and its halo, and only the rows that `rows_seen` returned, which `part`
         // has; `takes` found all rows aligned; the weight has product.n rows of taps * channels values, in whole steps,
         // the bias and the slopes as many values, and out and residual product.m rows. For a doubled image, weight and
-        // out have four times as many, and there is no residual. A block reads only the cells of the residual that it writes.
+        // out have four times as many, and there is no residual. A block reads only the cells of the residual that it
+        // writes.
         unsafe { launch.run_raw([blocks, 1, 1], [THREADS, 1, 1], &mut pointers) }
     }
 }
