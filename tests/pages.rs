@@ -61,7 +61,7 @@ fn bash_completes_commands_flags_values_and_files() {
     assert_eq!(offered(folder.path(), &["flux", "selft"]), ["selftest"]);
     assert_eq!(offered(folder.path(), &["flux", "--no-cl"]), ["--no-clobber"]);
     assert_eq!(offered(folder.path(), &["flux", "bench", "--in-a"]), ["--in-a-row"]);
-    assert_eq!(offered(folder.path(), &["flux", "--precision", "f"]), ["f32", "fp8"]);
+    assert_eq!(offered(folder.path(), &["flux", "--precision", "f"]), ["fast", "f32", "fp8"]);
     for words in [["flux", "-d", "mod"], ["flux", "--vae", "mod"], ["flux", "--lora", "mod"], ["flux", "-o", "mod"]] {
         assert_eq!(offered(folder.path(), &words), ["model.safetensors"], "{words:?}");
     }
