@@ -34,7 +34,7 @@ pub struct FileKind {
 const MAX_PATTERNS: usize = 32;
 pub const MAX_WORDS: usize = 16;
 /// Parts of the tensor names of adapters.
-const ADAPTER: [&str; 4] = ["lora_", ".lora.", "lokr_", "hada_"];
+const ADAPTER: [&str; 5] = ["lora_", ".lora.", "_lora.", "lokr_", "hada_"];
 const CHANGES: [&str; 3] = [".diff", ".diff_b", ".set_weight"];
 
 impl FileKind {
@@ -353,6 +353,7 @@ mod tests {
             "lora_unet_img_in.alpha",
             "img_in.diff",
             "img_in.set_weight",
+            "img_in_lora.down.weight",
         ] {
             assert_eq!(kind_from_keys(&[key]).title(), "an adapter", "{key}");
         }
