@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import os
 from collections.abc import Mapping, Sequence
@@ -44,6 +43,12 @@ class Options(TypedDict, total=False):
     """Number of tokens that prompts are truncated or padded to."""
     boxes: Sequence[Mapping[str, Any]]
     """Places of objects, for FLUX.3; see `Recipe.boxes`."""
+    controls: Sequence[Mapping[str, Any]]
+    """Images that show a property of the result; see `Recipe.controls`."""
+    variation: str
+    """Image of another seed that is varied, and the distance from it: `42:0.2`."""
+    input_weights: Sequence[float]
+    """Strength of each image as a reference, from 0 to 2."""
     template: str
     """The template that the prompt was expanded from, for the recipe."""
     upsampled: Mapping[str, Any]
@@ -106,7 +111,7 @@ def request(prompt: str, images: Any, options: Mapping[str, Any]) -> dict[str, A
     if "resize" in fields:
         fields["resize"] = str(fields["resize"])
     if "adapters" in fields:
-        fields["adapters"] = [dataclasses.asdict(used) for used in _adapters(fields["adapters"])]
+        fields["adapters"] = [used.fields() for used in _adapters(fields["adapters"])]
     made = _empty()
     for name, value in tensors.items():
         if isinstance(value, (str, os.PathLike)):

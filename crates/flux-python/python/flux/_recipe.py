@@ -20,11 +20,17 @@ if TYPE_CHECKING:
 class Adapter:
     """An adapter (LoRA): a file, a PEFT folder, or a name as `flux.download` takes it.
 
-    A strength of 1 is that of its training.
+    A strength of 1 is that of its training. `blocks` multiplies it by block of the transformer, as in
+    `single=0.5,double0-2=0`.
     """
 
     file: str
     strength: float = 1.0
+    blocks: str = ""
+
+    def fields(self) -> dict[str, Any]:
+        """Returns the adapter as in the JSON of a recipe."""
+        return {name: value for name, value in dataclasses.asdict(self).items() if value != ""}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,17 +44,21 @@ class Recipe:
         template: The template that the prompt was expanded from.
         boxes: Places of objects in thousandths of the image, for FLUX.3: `{"id", "bbox": [top, left, bottom, right],
             "desc"}`.
+        controls: Inputs that show a property of the result: `{"kind": "depth", "input": 0}`, counted from 0; `"make"`
+            is true if the model sees the edges in the input.
         upsampled: The request from which a language model wrote the prompt.
         negative: The negative prompt, for models with guidance.
         width: Width in pixels, a multiple of 16.
         height: Height in pixels, a multiple of 16.
         steps: Denoising steps.
         seed: Seed of the noise.
+        variation: Image of another seed that is varied, and the distance from it: `42:0.2`.
         guidance: Guidance scale, the strength of the prompt.
         schedule: Noise levels: `flow`, `linear`, `power:A` or `sigmas:1,0.8,..`.
         rng: Generator of the noise: `torch` (the default) or `portable`.
         max_sequence_length: Number of tokens that prompts are truncated or padded to.
         inputs: Files of the reference images. With a mask, a strength or an extension, the first one is edited.
+        input_weights: Strength of each input as a reference, from 0 to 2.
         resize: Size of the first input before it is edited: `512`, `512x`, `x512` or `512x384` pixels.
         mask: File of the mask, white in the area to regenerate.
         strength: Strength of the change to the first input, from 0 to 1.
@@ -71,17 +81,20 @@ class Recipe:
     _: dataclasses.KW_ONLY
     template: str | None = None
     boxes: tuple[Mapping[str, Any], ...] = ()
+    controls: tuple[Mapping[str, Any], ...] = ()
     upsampled: Mapping[str, Any] | None = None
     negative: str | None = None
     width: int | None = None
     height: int | None = None
     steps: int | None = None
     seed: int = 0
+    variation: str | None = None
     guidance: float | None = None
     schedule: str | None = None
     rng: str | None = None
     max_sequence_length: int | None = None
     inputs: tuple[str, ...] = ()
+    input_weights: tuple[float, ...] = ()
     resize: str | None = None
     mask: str | None = None
     strength: float | None = None
@@ -128,7 +141,7 @@ class Recipe:
                 if place:
                     fields["place"] = (place["place"], place["count"])
             fields["adapters"] = tuple(Adapter(**adapter) for adapter in fields.get("adapters", ()))
-            for name in ("inputs", "boxes"):
+            for name in ("inputs", "boxes", "controls", "input_weights"):
                 fields[name] = tuple(fields.get(name, ()))
             return cls(**fields)
         except (ValueError, TypeError, AttributeError, KeyError) as error:
@@ -147,5 +160,5 @@ class Recipe:
             if not is_default and field.name not in ("files", "place"):
                 fields[field.name] = value
         if self.adapters:
-            fields["adapters"] = [dataclasses.asdict(adapter) for adapter in self.adapters]
+            fields["adapters"] = [adapter.fields() for adapter in self.adapters]
         return fields
