@@ -76,8 +76,8 @@ impl Needs<'_> {
 }
 
 /// Opens the requested devices, with at most as many groups as there are images, and returns them with their
-/// precision. With an automatic choice, this is a usable GPU, or the CPU with a note of the reason. Functions of `needs`
-/// are called only if the choice depends on them.
+/// precision. With an automatic choice, this is a usable GPU, or the CPU with a note of the reason. Functions of
+/// `needs` are called only if the choice depends on them.
 ///
 /// Errors if a device cannot be opened, or does not support the requested type.
 pub fn open(args: &EngineArgs, needs: &Needs<'_>, observer: &mut dyn Observer) -> Result<(Devices, PrecisionChoice)> {
