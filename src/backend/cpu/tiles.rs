@@ -5,7 +5,7 @@
 //! order; tile B is the same columns of 16 rows of X, as cells of 32 bits `[16 cells][16 rows]`; a unit adds their
 //! product to `[16 rows of W][16 rows of X]`, a part of Y^T. So only X is rearranged, once for all weights that
 //! multiply it ([`Packed`]); W has no second copy. In a convolution, the weight and the windows of the image swap
-//! roles, see [`multiply_windows`](windows::multiply_windows).
+//! roles, see [`MultiplyWindows`](windows::MultiplyWindows).
 //!
 //! bfloat16 has 8 significant bits and float32 has 24, so X is packed as a sum of 1 to 3 bfloat16 terms and the
 //! products of all terms are summed:
@@ -94,7 +94,7 @@ pub struct Output<'a> {
     pub integers: Option<Integers<'a>>,
 }
 
-/// What makes float32 of sums of integers: `sum * (scale of x * scale of weight)`.
+/// The factors that turn sums of integers into float32: `sum * (scale of x * scale of weight)`.
 #[derive(Clone, Copy)]
 pub struct Integers<'a> {
     /// Scales of the rows of X.

@@ -30,7 +30,7 @@ pub enum Container {
     Safetensors(Safetensors),
     /// A GGUF file.
     Gguf(Gguf),
-    /// A file of PyTorch; only [`open_pickled_weights`](crate::open_pickled_weights) opens one.
+    /// A file of PyTorch; only [`open_pickled_weights`] opens one.
     Pickle(Pickle),
 }
 

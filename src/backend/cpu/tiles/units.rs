@@ -36,7 +36,7 @@ pub struct Int8Unit {
     pub name: &'static str,
     /// Returns `true` if this CPU has the instructions, and they pass a short comparison with their definition.
     pub is_available: fn() -> bool,
-    /// The matrix multiplication; columns of [`Output::integers`] are required.
+    /// The matrix multiplication; columns of [`Output::integers`](super::Output::integers) are required.
     pub multiply: Multiply,
 }
 
