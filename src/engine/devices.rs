@@ -71,7 +71,7 @@ pub struct Needs<'a> {
 }
 
 impl Needs<'_> {
-    /// Of no particular model.
+    /// The needs without a particular model.
     pub const UNKNOWN: Self = Self { first: None, gains_by_sharing: &|| false, model: &|| None };
 }
 

@@ -30,7 +30,7 @@ impl EnlargedSize {
     /// Returns width and height of the result, for an image and a network that enlarges by `scale`.
     ///
     /// Errors if a side would be 0, or the image too large.
-    pub fn of(self, [width, height]: [usize; 2], scale: usize) -> Result<[usize; 2]> {
+    pub fn resolve(self, [width, height]: [usize; 2], scale: usize) -> Result<[usize; 2]> {
         let by = |factor: f64| [width, height].map(|side| (side as f64 * factor).round() as usize);
         let size = match self {
             Self::Own => by(scale as f64),
@@ -154,13 +154,13 @@ mod tests {
 
     #[test]
     fn sizes_are_rounded_and_bounded() {
-        assert_eq!(EnlargedSize::Own.of([3, 5], 4).unwrap(), [12, 20]);
-        assert_eq!(EnlargedSize::By(1.5).of([3, 5], 4).unwrap(), [5, 8]);
-        assert_eq!(EnlargedSize::To([7, 1]).of([3, 5], 4).unwrap(), [7, 1]);
+        assert_eq!(EnlargedSize::Own.resolve([3, 5], 4).unwrap(), [12, 20]);
+        assert_eq!(EnlargedSize::By(1.5).resolve([3, 5], 4).unwrap(), [5, 8]);
+        assert_eq!(EnlargedSize::To([7, 1]).resolve([3, 5], 4).unwrap(), [7, 1]);
         for size in
             [EnlargedSize::By(0.01), EnlargedSize::By(f64::NAN), EnlargedSize::By(1e9), EnlargedSize::To([0, 8])]
         {
-            assert!(size.of([16, 16], 4).is_err_and(|e| e.kind() == ErrorKind::Usage), "{size:?}");
+            assert!(size.resolve([16, 16], 4).is_err_and(|e| e.kind() == ErrorKind::Usage), "{size:?}");
         }
     }
 

@@ -116,7 +116,7 @@ pub(super) struct Rrdb<B: Backend> {
 /// A dense block, whose last weight has the scale of the residual.
 struct Dense<B: Backend> {
     convs: Vec<(ConvKernel<B>, Tensor<B>)>,
-    /// Of ESRGAN+.
+    /// The extra 1 x 1 convolution of ESRGAN+.
     one: Option<ConvLayer<B>>,
 }
 

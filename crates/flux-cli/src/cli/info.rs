@@ -12,7 +12,7 @@ use super::{ModelArgs, QuantizeArgs};
 pub struct Info {
     /// Model, as for --dir, an image, or an adapter
     ///
-    /// Of an adapter, the norm of its change by block is printed.
+    /// For an adapter, it prints the norm of the change by block.
     #[arg(value_name = "PATH", value_parser = path(), conflicts_with = "dir")]
     pub path: Option<PathBuf>,
     #[command(flatten)]
