@@ -44,7 +44,7 @@ pub fn run(args: &Upscale, signals: &Signals) -> Result<()> {
         let file = read_file(image).map_err(|e| e.at_path(image))?;
         let (rgb, alpha) = read_alpha(&file).map_err(|e| e.at_path(image))?;
         let from = [rgb.width, rgb.height];
-        let to = size.of(from, upscaling.scale()).map_err(|e| e.at_path(image))?;
+        let to = size.resolve(from, upscaling.scale()).map_err(|e| e.at_path(image))?;
         let mut report = |progress: Progress| console.progress(progress);
         let made = upscaling.enlarge(&rgb, to, tiles, &mut report, &cancel).map_err(|e| e.at_path(image))?;
         console.finish();
