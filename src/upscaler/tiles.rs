@@ -14,7 +14,7 @@ pub enum Tiles {
     Auto,
     /// The whole image.
     Whole,
-    /// Square tiles of `side` pixels of the image, of which neighbours share at least `overlap`.
+    /// Square tiles of `side` pixels of the image. Neighbours share at least `overlap` pixels.
     Of {
         /// The side in pixels of the image.
         side: usize,

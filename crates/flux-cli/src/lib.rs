@@ -26,7 +26,7 @@ const WRONG_USAGE: u8 = 2;
 /// The exit code for a failure.
 const FAILURE: u8 = 1;
 
-/// Runs the program with its command line, of which the first word is the name of the program. Returns the exit code.
+/// Runs the program with its command line, which begins with the name of the program. Returns the exit code.
 /// Ends the process itself if the command line is invalid or requests help.
 ///
 /// Call it once per process: it sets the number of threads, signal handlers and the allocator's parameters.

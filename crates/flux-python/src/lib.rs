@@ -51,7 +51,7 @@ mod _flux {
     }
 }
 
-/// Runs the command line of which the first word is the name of the program. Returns the exit code.
+/// Runs the command line, which begins with the name of the program. Returns the exit code.
 #[pyfunction]
 fn run_program(py: Python<'_>, arguments: Vec<OsString>) -> u8 {
     py.detach(|| flux_cli::run(arguments))
