@@ -25,6 +25,21 @@ pub enum Stage {
     Upscale,
 }
 
+impl Stage {
+    /// Returns the name of the stage, in progress and events.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Quantize => "quantize",
+            Self::Load => "load",
+            Self::Text => "text",
+            Self::Encode => "encode",
+            Self::Denoise => "denoise",
+            Self::Decode => "decode",
+            Self::Upscale => "upscale",
+        }
+    }
+}
+
 /// The progress of a stage: `done` of `total` parts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Progress {

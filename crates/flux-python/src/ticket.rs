@@ -4,7 +4,7 @@ use std::sync::{Mutex, PoisonError};
 use std::task::Poll;
 
 use flux::engine::InOrder;
-use flux::{CancelFlag, Event, Stage};
+use flux::{CancelFlag, Event};
 use pyo3::IntoPyObjectExt;
 use pyo3::prelude::*;
 
@@ -76,7 +76,7 @@ impl Ticket {
                 ("started", images.start, images.end, batch, remark).into_py_any(py)
             }
             Event::Progress(progress) => {
-                ("progress", name(progress.stage), progress.done, progress.total).into_py_any(py)
+                ("progress", progress.stage.name(), progress.done, progress.total).into_py_any(py)
             }
             Event::Preview { place, steps: [done, steps], image } => {
                 ("preview", place, done, steps, Picture::from_preview(image)).into_py_any(py)
@@ -96,17 +96,5 @@ impl Ticket {
             _ => ("other",).into_py_any(py),
         };
         tuple.map(Some)
-    }
-}
-
-fn name(stage: Stage) -> &'static str {
-    match stage {
-        Stage::Quantize => "quantize",
-        Stage::Load => "load",
-        Stage::Text => "text",
-        Stage::Encode => "encode",
-        Stage::Denoise => "denoise",
-        Stage::Decode => "decode",
-        Stage::Upscale => "upscale",
     }
 }

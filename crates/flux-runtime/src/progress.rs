@@ -132,7 +132,7 @@ impl Console {
             true => format!("{}%", done * 100 / total.max(1)),
             false => format!("{done}/{total}"),
         };
-        bar.set_message(format!(", {} {parts}", name(stage)));
+        bar.set_message(format!(", {} {parts}", stage.name()));
     }
 
     /// Updates the number of finished images: one bar for all of them, or a line at intervals.
@@ -269,7 +269,7 @@ fn moves_its_cursor(kind: Option<&OsStr>) -> bool {
 
 /// Returns a bar as wide as the terminal.
 fn bar(stage: Stage, total: u64, target: ProgressDrawTarget) -> ProgressBar {
-    ProgressBar::with_draw_target(Some(total), target).with_style(style(stage)).with_prefix(name(stage))
+    ProgressBar::with_draw_target(Some(total), target).with_style(style(stage)).with_prefix(stage.name())
 }
 
 fn style(stage: Stage) -> ProgressStyle {
@@ -291,18 +291,6 @@ fn style(stage: Stage) -> ProgressStyle {
 /// Returns `true` if the parts of a stage are too many to show a count.
 fn counts_elements(stage: Stage) -> bool {
     matches!(stage, Stage::Quantize | Stage::Load)
-}
-
-fn name(stage: Stage) -> &'static str {
-    match stage {
-        Stage::Quantize => "quantize",
-        Stage::Load => "load",
-        Stage::Text => "text",
-        Stage::Encode => "encode",
-        Stage::Denoise => "denoise",
-        Stage::Decode => "decode",
-        Stage::Upscale => "upscale",
-    }
 }
 
 impl Drop for Console {
@@ -338,7 +326,7 @@ mod tests {
         for stage in STAGES {
             for columns in [40, 80, 200] {
                 let shown = drawn(stage, columns, [999, 1000], Duration::from_secs(100_000));
-                assert!(shown.starts_with(name(stage)) && shown.contains("=>"), "{shown}");
+                assert!(shown.starts_with(stage.name()) && shown.contains("=>"), "{shown}");
                 assert_eq!((shown.lines().count(), shown.chars().count()), (1, columns.into()), "{shown}");
             }
         }

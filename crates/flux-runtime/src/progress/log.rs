@@ -5,8 +5,8 @@ use std::time::{Duration, Instant};
 use flux_base::stage::{Progress, Stage};
 use indicatif::HumanDuration;
 
+use super::counts_elements;
 use super::images::rate;
-use super::{counts_elements, name};
 
 /// The interval of progress lines for a stage.
 const TELL_EVERY: Duration = Duration::from_secs(10);
@@ -120,14 +120,14 @@ impl Seen {
     fn line(&self) -> String {
         let Progress { stage, done, total } = self.progress;
         let parts = if counts_elements(stage) || done < total { String::new() } else { format!(" {done}/{total}") };
-        format!("{}{parts}, {:.1} s", name(stage), self.spent.as_secs_f64())
+        format!("{}{parts}, {:.1} s", stage.name(), self.spent.as_secs_f64())
     }
 
     fn so_far(&self) -> String {
         let Progress { stage, done, total } = self.progress;
         let parts =
             if counts_elements(stage) { format!("{}%", done * 100 / total.max(1)) } else { format!("{done}/{total}") };
-        format!("{} {parts} so far, {:.1} s", name(stage), self.spent.as_secs_f64())
+        format!("{} {parts} so far, {:.1} s", stage.name(), self.spent.as_secs_f64())
     }
 }
 
