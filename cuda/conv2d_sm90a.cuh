@@ -6,12 +6,11 @@
 //             rows; height and width are those of the output
 //   weight    tensor map over [outs, TAPS * TAPS, channels] bf16, taps ordered (ky, kx): boxes of 64 channels, one tap,
 //             OUTS outputs. TAPS = 2: [4 * outs, 4, channels] from collapse_taps.cu
-//   residual  tensor map over [height, width, outs] bf16, read only if `adds` (not with TAPS = 2 or OUTS = 8); may be
-//             out
+//   residual  tensor map over [height, width, outs] bf16, read only if `adds` (not with TAPS = 2); may be out
 //   bias, slopes  [outs] bf16; slopes of negative sums if `activates`, null for slopes of 0
 //   out       [height * width, outs] bf16, row stride ld_out; rounded once. TAPS = 2: [2 height * 2 width, outs]
-//   partial   [gridDim.x / ceil(outs / OUTS), outs] float2, not written with OUTS = 8: mean of the rounded values of a
-//             split of the pixels, and the sum of squared distances from it, for a group norm of `out`
+//   partial   [gridDim.x / ceil(outs / OUTS), outs] float2: mean of the rounded values of a split of the pixels, and the
+//             sum of squared distances from it, for a group norm of `out`
 //   counts    [gridDim.x / ceil(outs / OUTS)] float: number of pixels of each split
 //   carry     [gridDim.x, outputs and lanes of the storing warps] channel statistics, used if several launches compute
 //             one image
@@ -42,30 +41,26 @@ constexpr int CHANNELS = 64;  // per box: 128 bytes
 constexpr int ROW_BYTES = CHANNELS * 2;
 constexpr int CONSUMERS = 2, STORERS = 3;  // multiplying warpgroups, storing warps
 constexpr int OWN_OUTS = 64;               // per consumer: 128 bytes
+constexpr int OUTS = CONSUMERS * OWN_OUTS;
 
-template <int TAPS_, int WIDTH_, int HEIGHT_, int OUTS_, int PIXEL_STAGES_, int WEIGHT_STAGES_, int STRIDE_ = 1>
+template <int TAPS_, int WIDTH_, int HEIGHT_, int PIXEL_STAGES_, int WEIGHT_STAGES_, int STRIDE_ = 1>
 struct Shape {
-    static constexpr int TAPS = TAPS_, WIDTH = WIDTH_, HEIGHT = HEIGHT_, OUTS = OUTS_, PIXEL_STAGES = PIXEL_STAGES_,
+    static constexpr int TAPS = TAPS_, WIDTH = WIDTH_, HEIGHT = HEIGHT_, PIXEL_STAGES = PIXEL_STAGES_,
                          WEIGHT_STAGES = WEIGHT_STAGES_, STRIDE = STRIDE_;
     // Rows of a stage of pixels.
     static constexpr int ROWS = STRIDE == 1 ? HEIGHT + TAPS - 1 : 2 * (HEIGHT + 1);
     // Sets of weights: one, or one for each place in the square that a pixel becomes.
     static constexpr int PLACES = TAPS == 2 ? 4 : 1, SCALE = TAPS == 2 ? 2 : 1;
     static constexpr int PIXELS = WIDTH * HEIGHT;
-    // True if consumers divide the tile's outputs and round them into shared memory. Otherwise they divide its pixels,
-    // and store by themselves.
-    static constexpr bool ROUNDS = OUTS == CONSUMERS * OWN_OUTS;
-    static constexpr int PARTS = ROUNDS ? 1 : PIXELS / CONSUMERS / 64;  // multiplies of 64 rows
-    static constexpr int SUMS = (ROUNDS ? PIXELS : OUTS) / 2;           // per thread and part
+    static constexpr int SUMS = PIXELS / 2;  // per thread
     static constexpr int PIXEL_BYTES = WIDTH * ROWS * ROW_BYTES, WEIGHT_BYTES = OUTS * ROW_BYTES;
-    static constexpr int ROUNDED_BYTES = ROUNDS ? PIXELS * OWN_OUTS * 2 : 0;  // per consumer
+    static constexpr int ROUNDED_BYTES = PIXELS * OWN_OUTS * 2;  // per consumer
     static constexpr int WEIGHTS = PIXEL_STAGES * PIXEL_BYTES, ROUNDED = WEIGHTS + WEIGHT_STAGES * WEIGHT_BYTES;
     static constexpr int BARRIERS = ROUNDED + CONSUMERS * ROUNDED_BYTES;
     // Returns the row of a stage at which the pixels for a ky begin. With stride 2, tap (ky, kx) of output (y, x) reads
     // pixel (y + ky / 2, x + kx / 2) of the image of its parities: a stage is two boxes, of even and of odd rows.
     __device__ static constexpr int row_of(int ky) { return STRIDE == 1 ? ky : ky % 2 * (HEIGHT + 1) + ky / 2; }
     static_assert(STRIDE == 1 || (STRIDE == 2 && TAPS == 3), "no other stride");
-    static_assert(ROUNDS || PARTS * 64 * CONSUMERS == PIXELS, "whole multiplies");
     static_assert(WIDTH % 8 == 0 && WEIGHT_BYTES % 1024 == 0, "boxes and taps begin where the swizzle does");
 };
 
@@ -75,9 +70,9 @@ struct Work {
 
     template <class S>
     __device__ __forceinline__ static Work at(int index, int width, int outs) {
-        const int out_tiles = ceil_div(outs, S::OUTS), columns = ceil_div(width, S::WIDTH);
+        const int out_tiles = ceil_div(outs, OUTS), columns = ceil_div(width, S::WIDTH);
         Work w;
-        w.out = index % out_tiles * S::OUTS;
+        w.out = index % out_tiles * OUTS;
         index /= out_tiles;
         w.place = index % S::PLACES;
         index /= S::PLACES;
@@ -145,24 +140,6 @@ __device__ __forceinline__ void round_tile(const float (&sums)[S::SUMS], const f
     }
 }
 
-// Stores sums + bias, rounded, to out from the warps that computed them, for half of the tile's pixels. A lane has
-// pixels lane / 4 and lane / 4 + 8 of every 16, and outputs lane % 4 * 2 and the next.
-template <class S>
-__device__ __forceinline__ void store_sums(const float (&sums)[S::PARTS][S::SUMS], const bf16* bias, const Work& w,
-                                           int consumer, bf16* out, long long ld_out, int height, int width, int outs) {
-    static_assert(S::OUTS == 8, "two outputs a lane");
-    const int lane = threadIdx.x % 32, at = w.out + lane % 4 * 2;
-    const float biases[2] = {bias_of(bias, at, outs), bias_of(bias, at + 1, outs)};
-#pragma unroll
-    for (int i = 0; i < S::PARTS * 2; i++) {
-        const int pixel = i / 2 * 64 + threadIdx.x / 32 % 4 * 16 + i % 2 * 8 + lane / 4;
-        const int row = w.row<S>(consumer * (S::PIXELS / CONSUMERS) + pixel, height, width);
-        if (row < 0 || at >= outs) continue;
-        const float* pair = &sums[i / 2][i % 2 * 2];
-        *reinterpret_cast<uint32_t*>(out + row * ld_out + at) = pack_pair(pair[0] + biases[0], pair[1] + biases[1]);
-    }
-}
-
 // The work of warps 1 to 3. A lane has the same eight outputs of every half, and every STRIDE-th pixel.
 template <class S>
 struct Storer {
@@ -170,7 +147,7 @@ struct Storer {
     static constexpr int AT_ONCE = 4;  // pixels that a lane loads before it uses the first
     static_assert(LANES % CHUNKS == 0, "a lane keeps its outputs");
     static_assert(S::PIXELS / STRIDE + 1 <= 256, "sums of squares are exact");
-    static_assert(STRIDE * S::OUTS * sizeof(ChannelStatistics) <= CONSUMERS * S::ROUNDED_BYTES,
+    static_assert(STRIDE * OUTS * sizeof(ChannelStatistics) <= CONSUMERS * S::ROUNDED_BYTES,
                   "the statistics of all lanes fit where the rounded tile was");
 
     const uint32_t thread = threadIdx.x - 32, chunk = thread % CHUNKS, first_pixel = thread / CHUNKS;
@@ -236,17 +213,17 @@ struct Storer {
     // has room for those of every lane.
     __device__ __forceinline__ void write_statistics(ChannelStatistics* shared, float2* partial, float* counts,
                                                      int outs) {
-        const int out_tiles = ceil_div(outs, S::OUTS), split = blockIdx.x / out_tiles,
-                  first_out = blockIdx.x % out_tiles * S::OUTS;
+        const int out_tiles = ceil_div(outs, OUTS), split = blockIdx.x / out_tiles,
+                  first_out = blockIdx.x % out_tiles * OUTS;
 #pragma unroll
         for (int consumer = 0; consumer < CONSUMERS; consumer++)
 #pragma unroll
             for (int i = 0; i < 8; i++)
-                shared[first_pixel * S::OUTS + consumer * OWN_OUTS + chunk * 8 + i] = running[consumer][i];
+                shared[first_pixel * OUTS + consumer * OWN_OUTS + chunk * 8 + i] = running[consumer][i];
         wait_turn(1, LANES);
-        for (int i = int(thread); i < S::OUTS; i += LANES) {
+        for (int i = int(thread); i < OUTS; i += LANES) {
             ChannelStatistics all = shared[i];
-            for (int lane = 1; lane < STRIDE; lane++) all = join(all, shared[lane * S::OUTS + i]);
+            for (int lane = 1; lane < STRIDE; lane++) all = join(all, shared[lane * OUTS + i]);
             if (first_out + i < outs)
                 partial[(long long)split * outs + first_out + i] = make_float2(all.mean, all.squares);
             if (first_out + i == 0) counts[split] = all.count;
@@ -274,7 +251,7 @@ __device__ __forceinline__ void convolve(const TensorMap& x, const TensorMap& we
     }
     __syncthreads();
 
-    const int items = ceil_div(outs, S::OUTS) * S::PLACES * ceil_div(width, S::WIDTH) * ceil_div(height, S::HEIGHT);
+    const int items = ceil_div(outs, OUTS) * S::PLACES * ceil_div(width, S::WIDTH) * ceil_div(height, S::HEIGHT);
     // This block's first tile of the band.
     const int blocks = gridDim.x, begin = first + (int(blockIdx.x) - first % blocks + blocks) % blocks;
     // A step is 64 channels at one kx: a box of pixels and TAPS boxes of weights.
@@ -312,82 +289,76 @@ __device__ __forceinline__ void convolve(const TensorMap& x, const TensorMap& we
             }
         }
     } else if (warpgroup == 0) {
-        if constexpr (S::ROUNDS) {
-            // Lets a consumer round its half of a tile: the half before is stored, and the residual, if any, is being
-            // loaded into its place.
-            const auto open_half = [&](int consumer, int index) {
-                if (threadIdx.x != 32 || index >= end) return;
-                const uint32_t barrier = halves.full + 8 * consumer;
-                if (!adds) {
-                    arrive(barrier);
-                    return;
-                }
-                const Work w = Work::at<S>(index, width, outs);
-                arrive_expecting(barrier, S::ROUNDED_BYTES);
-                copy_box(half_of(consumer), residual, w.y, w.x, w.out + consumer * OWN_OUTS, barrier);
-            };
-            Storer<S> storer;
-            if (first > 0) storer.take_up(carry);
-            for (int consumer = 0; consumer < CONSUMERS; consumer++) open_half(consumer, begin);
-            for (int index = begin; index < end; index += blocks) {
-                const Work w = Work::at<S>(index, width, outs);
+        // Lets a consumer round its half of a tile: the half before is stored, and the residual, if any, is being
+        // loaded into its place.
+        const auto open_half = [&](int consumer, int index) {
+            if (threadIdx.x != 32 || index >= end) return;
+            const uint32_t barrier = halves.full + 8 * consumer;
+            if (!adds) {
+                arrive(barrier);
+                return;
+            }
+            const Work w = Work::at<S>(index, width, outs);
+            arrive_expecting(barrier, S::ROUNDED_BYTES);
+            copy_box(half_of(consumer), residual, w.y, w.x, w.out + consumer * OWN_OUTS, barrier);
+        };
+        Storer<S> storer;
+        if (first > 0) storer.take_up(carry);
+        for (int consumer = 0; consumer < CONSUMERS; consumer++) open_half(consumer, begin);
+        for (int index = begin; index < end; index += blocks) {
+            const Work w = Work::at<S>(index, width, outs);
 #pragma unroll
-                for (int consumer = 0; consumer < CONSUMERS; consumer++) {
-                    wait(halves.free + 8 * consumer, turn.phase);
-                    storer.store_half(w, consumer, half_of(consumer), out, ld_out, height, width, outs);
-                    wait_turn(1, storer.LANES);
-                    open_half(consumer, index + blocks);
-                }
-                turn.advance();
+            for (int consumer = 0; consumer < CONSUMERS; consumer++) {
+                wait(halves.free + 8 * consumer, turn.phase);
+                storer.store_half(w, consumer, half_of(consumer), out, ld_out, height, width, outs);
+                wait_turn(1, storer.LANES);
+                open_half(consumer, index + blocks);
             }
-            if (end < items) {
-                storer.put_down(carry);
-            } else {
-                storer.write_statistics(reinterpret_cast<ChannelStatistics*>(shared + S::ROUNDED), partial, counts,
-                                        outs);
-            }
+            turn.advance();
+        }
+        if (end < items) {
+            storer.put_down(carry);
+        } else {
+            storer.write_statistics(reinterpret_cast<ChannelStatistics*>(shared + S::ROUNDED), partial, counts,
+                                    outs);
         }
     } else {
         const int consumer = warpgroup - 1;
-        // This warpgroup's share of the rows of weights, or of pixels.
-        const uint32_t own_weights = S::ROUNDS ? consumer * OWN_OUTS * ROW_BYTES : 0;
-        const uint32_t own_pixels = S::ROUNDS ? 0 : consumer * (S::PIXELS / CONSUMERS) * ROW_BYTES;
+        const uint32_t own_weights = consumer * OWN_OUTS * ROW_BYTES;
         float biases[2], own_slopes[2] = {0.0f, 0.0f};
-        if constexpr (S::ROUNDS) {
-            // All tiles of the block have these outputs, because the number of blocks is a multiple of the number of
-            // output tiles.
-            const int first_own = blockIdx.x % ceil_div(outs, S::OUTS) * S::OUTS + consumer * OWN_OUTS;
-            if (first_own >= outs) {
-                // It has no outputs: the other consumer has the tensor cores to itself.
-                for (int index = begin; index < end; index += blocks) {
-                    for (int step = 0; step < steps; step++) {
-                        pixel_ring.wait_full();
-                        for (int ky = 0; ky < S::TAPS; ky++) {
-                            weight_ring.wait_full();
-                            weight_ring.release(weight_ring.stage);
-                            weight_ring.advance();
-                        }
-                        pixel_ring.release(pixel_ring.stage);
-                        pixel_ring.advance();
+        // All tiles of the block have these outputs, because the number of blocks is a multiple of the number of
+        // output tiles.
+        const int first_own = blockIdx.x % ceil_div(outs, OUTS) * OUTS + consumer * OWN_OUTS;
+        if (first_own >= outs) {
+            // It has no outputs: the other consumer has the tensor cores to itself.
+            for (int index = begin; index < end; index += blocks) {
+                for (int step = 0; step < steps; step++) {
+                    pixel_ring.wait_full();
+                    for (int ky = 0; ky < S::TAPS; ky++) {
+                        weight_ring.wait_full();
+                        weight_ring.release(weight_ring.stage);
+                        weight_ring.advance();
                     }
-                    wait(halves.full + 8 * consumer, turn.phase);
-                    turn.advance();
-                    halves.release(consumer);
+                    pixel_ring.release(pixel_ring.stage);
+                    pixel_ring.advance();
                 }
-                return;
+                wait(halves.full + 8 * consumer, turn.phase);
+                turn.advance();
+                halves.release(consumer);
             }
-            const int out = first_own + threadIdx.x / 32 % 4 * 16 + threadIdx.x % 32 / 4;
-            biases[0] = bias_of(bias, out, outs), biases[1] = bias_of(bias, out + 8, outs);
-            if (slopes) own_slopes[0] = bias_of(slopes, out, outs), own_slopes[1] = bias_of(slopes, out + 8, outs);
+            return;
         }
+        const int out = first_own + threadIdx.x / 32 % 4 * 16 + threadIdx.x % 32 / 4;
+        biases[0] = bias_of(bias, out, outs), biases[1] = bias_of(bias, out + 8, outs);
+        if (slopes) own_slopes[0] = bias_of(slopes, out, outs), own_slopes[1] = bias_of(slopes, out + 8, outs);
         for (int index = begin; index < end; index += blocks) {
-            float sums[S::PARTS][S::SUMS];
+            float sums[S::SUMS];
             int last_pixels = 0, last_weights = 0;
             for (int step = 0; step < steps; step++) {
                 pixel_ring.wait_full();
 #pragma unroll
                 for (int ky = 0; ky < S::TAPS; ky++) {
-                    const uint64_t pixels = describe(base + pixel_ring.stage * S::PIXEL_BYTES + own_pixels +
+                    const uint64_t pixels = describe(base + pixel_ring.stage * S::PIXEL_BYTES +
                                                          S::row_of(ky) * S::WIDTH * ROW_BYTES,
                                                      0);
                     const uint64_t weights =
@@ -396,13 +367,7 @@ __device__ __forceinline__ void convolve(const TensorMap& x, const TensorMap& we
                     begin_multiply();
 #pragma unroll
                     for (int c = 0; c < CHANNELS; c += 16)
-#pragma unroll
-                        for (int part = 0; part < S::PARTS; part++) {
-                            const uint64_t pixels_at = pixels + ((part * 64 * ROW_BYTES + c * 2) >> 4),
-                                           weights_at = weights + ((c * 2) >> 4);
-                            multiply(sums[part], S::ROUNDS ? weights_at : pixels_at, S::ROUNDS ? pixels_at : weights_at,
-                                     step + ky + c > 0);
-                        }
+                        multiply(sums, weights + (c * 2 >> 4), pixels + (c * 2 >> 4), step + ky + c > 0);
                     commit_multiply();
                     // The earlier multiplies are done, so the stages that they read are free.
                     wait_multiply<1>();
@@ -417,25 +382,20 @@ __device__ __forceinline__ void convolve(const TensorMap& x, const TensorMap& we
                 pixel_ring.advance();
             }
             wait_multiply<0>();
-#pragma unroll
-            for (int part = 0; part < S::PARTS; part++) pin(sums[part]);
+            pin(sums);
             weight_ring.release(last_weights);
             pixel_ring.release(last_pixels);
-            if constexpr (S::ROUNDS) {
-                wait(halves.full + 8 * consumer, turn.phase);
-                turn.advance();
-                if (adds) {
-                    round_tile<S, true>(sums[0], biases, activates, own_slopes, half_of(consumer));
-                    // TMA writes the next residual there.
-                    show_to_tma();
-                } else {
-                    round_tile<S, false>(sums[0], biases, activates, own_slopes, half_of(consumer));
-                }
-                __syncwarp();
-                halves.release(consumer);
+            wait(halves.full + 8 * consumer, turn.phase);
+            turn.advance();
+            if (adds) {
+                round_tile<S, true>(sums, biases, activates, own_slopes, half_of(consumer));
+                // TMA writes the next residual there.
+                show_to_tma();
             } else {
-                store_sums<S>(sums, bias, Work::at<S>(index, width, outs), consumer, out, ld_out, height, width, outs);
+                round_tile<S, false>(sums, biases, activates, own_slopes, half_of(consumer));
             }
+            __syncwarp();
+            halves.release(consumer);
         }
     }
 }

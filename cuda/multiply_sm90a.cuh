@@ -9,9 +9,8 @@ namespace hopper {
 // The sums of a thread as operands of asm: their numbers, and their registers.
 #define SUMS_4 "%0, %1, %2, %3"
 #define SUMS_16 SUMS_4 ", %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15"
-#define SUMS_48 SUMS_16                                                                    \
-    ", %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"     \
-    ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47"
+#define SUMS_32 SUMS_16 ", %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
+#define SUMS_48 SUMS_32 ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47"
 #define SUMS_56 SUMS_48 ", %48, %49, %50, %51, %52, %53, %54, %55"
 #define SUMS_64 SUMS_56 ", %56, %57, %58, %59, %60, %61, %62, %63"
 #define SUMS_68 SUMS_64 ", %64, %65, %66, %67"
@@ -26,7 +25,8 @@ namespace hopper {
 #define EIGHT(i) FOUR(i), FOUR(i + 4)
 #define REGISTERS_4 FOUR(0)
 #define REGISTERS_16 EIGHT(0), EIGHT(8)
-#define REGISTERS_48 REGISTERS_16, EIGHT(16), EIGHT(24), EIGHT(32), EIGHT(40)
+#define REGISTERS_32 REGISTERS_16, EIGHT(16), EIGHT(24)
+#define REGISTERS_48 REGISTERS_32, EIGHT(32), EIGHT(40)
 #define REGISTERS_56 REGISTERS_48, EIGHT(48)
 #define REGISTERS_64 REGISTERS_56, EIGHT(56)
 #define REGISTERS_68 REGISTERS_64, FOUR(64)
@@ -55,6 +55,7 @@ namespace hopper {
 
 MULTIPLY(8, 4, 4, 5, 6, 7)
 MULTIPLY(32, 16, 16, 17, 18, 19)
+MULTIPLY(64, 32, 32, 33, 34, 35)
 MULTIPLY(96, 48, 48, 49, 50, 51)
 MULTIPLY(112, 56, 56, 57, 58, 59)
 MULTIPLY(128, 64, 64, 65, 66, 67)

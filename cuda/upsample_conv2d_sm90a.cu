@@ -4,8 +4,8 @@
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 
-// The shapes: taps, tile width, tile height, outputs, stages of pixels, stages of weights.
-CONV2D(upsample_conv2d_bf16_16x16x128_sm90, 2, 16, 16, 128, 3, 3)
-CONV2D(upsample_conv2d_bf16_16x8x128_sm90, 2, 16, 8, 128, 4, 7)
+// The shapes: taps, tile width, tile height, stages of pixels, stages of weights.
+CONV2D(upsample_conv2d_bf16_16x16x128_sm90, 2, 16, 16, 3, 3)
+CONV2D(upsample_conv2d_bf16_16x8x128_sm90, 2, 16, 8, 4, 7)
 
 #endif

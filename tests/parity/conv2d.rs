@@ -126,7 +126,7 @@ fn conv2d_matches_at_the_decoders_sizes() {
 
 /// Height, width, channels in and out, of images that no tile divides. The last two have so many tiles that larger
 /// ones are chosen, or several for each multiprocessor.
-pub const RAGGED: [([usize; 2], usize, usize); 10] = [
+pub const RAGGED: [([usize; 2], usize, usize); 15] = [
     ([1, 1], 64, 8),
     ([1, 17], 64, 3),
     ([17, 1], 8, 8),
@@ -134,6 +134,11 @@ pub const RAGGED: [([usize; 2], usize, usize); 10] = [
     ([16, 32], 64, 256),
     ([33, 50], 192, 320),
     ([7, 65], 40, 136),
+    ([17, 33], 64, 32),
+    ([61, 77], 96, 48),
+    ([40, 100], 72, 64),
+    ([33, 65], 8, 16),
+    ([200, 350], 160, 64),
     ([2, 100], 512, 512),
     ([241, 121], 64, 128),
     ([87, 190], 64, 256),
@@ -151,8 +156,7 @@ fn ragged_3x3_convolutions_match_the_cpu() {
 }
 
 /// More tiles than an H200 has multiprocessors, so that each kernel for Hopper gets tiles after the first, also with a
-/// residual: alternately those of 16 x 16 x 128 and 16 x 8 x 128. With eight outputs and a residual, most of a tile's
-/// outputs are outside.
+/// residual: those of 16 x 16 x 128, of 16 x 8 x 128, and of 32 x 16 x 8.
 #[test]
 fn convolutions_of_many_ragged_tiles_match_the_cpu() {
     let Some(cuda) = crate::cuda() else { return };
@@ -163,7 +167,7 @@ fn convolutions_of_many_ragged_tiles_match_the_cpu() {
     }
 }
 
-/// Also with the tiny decoder's 64 channels, which leave half a tile's outputs empty.
+/// Also with the tiny decoder's 64 channels.
 #[test]
 fn rectified_convolutions_match_the_cpu() {
     let Some(cuda) = crate::cuda() else { return };

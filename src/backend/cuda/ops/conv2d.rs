@@ -114,7 +114,7 @@ impl Cuda {
             let (height, width) = (conv.out_height(), conv.out_width());
             let call = Call { input, weight, bias, residual, activation, out, height, width };
             rest = None;
-            statistics = if halves { self.run_hopper_halve(call) } else { self.run_hopper_conv2d(call) }?;
+            statistics = if halves { self.run_hopper_halve(call).map(Some) } else { self.run_hopper_conv2d(call) }?;
         } else {
             let from_residual = residual.as_ref().map(Matrix::new);
             let product = self.product(input.source(), weight, Matrix::new(out), out.cols());

@@ -7,6 +7,7 @@ use std::ops::Range;
 use cudarc::driver::sys;
 
 use super::conv2d_input::Input;
+use super::conv2d_narrow::NarrowShape;
 use super::leaky_relu::activation_arguments;
 use crate::backend::cuda::buffer::{Buffer, BufferKind};
 use crate::backend::cuda::channel_statistics::ChannelStatistics;
@@ -22,6 +23,8 @@ use crate::ops::Conv;
 pub(crate) const CHOICE: Choice = Choice { op: "conv2d", variable: "FLUX_CONV2D", file: "conv2d_sm90a", forms: &[] };
 /// Channels or outputs of a box, and outputs of a consumer: 128 bytes, the width of TMA's swizzle.
 const CHANNELS: usize = 64;
+/// Outputs of a tile.
+const OUTS: usize = CONSUMERS * CHANNELS;
 /// Warpgroups that multiply.
 const CONSUMERS: usize = 2;
 /// Threads of a block: the consumers, and a warpgroup that fetches and stores.
@@ -35,6 +38,11 @@ const CARRY_BYTES: usize = CONSUMERS * STORED_OUTS * STORERS * 12;
 /// Rows before and after a band that its outputs depend on.
 const HALO: usize = 1;
 
+/// Returns the rows of the input that a band of an image depends on, counted from the first row of the halo.
+pub(super) fn rows_seen([above, below]: [usize; 2], band: &Range<usize>, height: usize) -> Range<usize> {
+    (above + band.start).saturating_sub(HALO)..(band.end + HALO).min(height + below) + above
+}
+
 /// A kernel by its `Shape` in cuda/conv2d_sm90a.cuh.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Shape {
@@ -42,7 +50,6 @@ pub(super) struct Shape {
     taps: usize,
     width: usize,
     height: usize,
-    outs: usize,
     stride: usize,
     pixel_stages: usize,
     weight_stages: usize,
@@ -52,24 +59,22 @@ pub(super) struct Shape {
 
 /// The kernels for an image at its own size.
 pub(super) const SAME: [Shape; 2] = [
-    Shape::new("conv2d_bf16_16x16x128_sm90", 3, [16, 16, 128], [2, 5], 100),
-    Shape::new("conv2d_bf16_16x8x128_sm90", 3, [16, 8, 128], [4, 6], 60),
+    Shape::new("conv2d_bf16_16x16x128_sm90", 3, [16, 16], [2, 5], 100),
+    Shape::new("conv2d_bf16_16x8x128_sm90", 3, [16, 8], [4, 6], 60),
 ];
-/// Kernels for at most eight outputs and no residual, which are bound by fetching pixels.
-pub(super) const FEW: [Shape; 1] = [Shape::new("conv2d_bf16_32x8x8_sm90", 3, [32, 8, 8], [5, 15], 100)];
 /// The kernel that halves an image. A stage of pixels is so large that there is no room for larger tiles.
 pub(super) const HALVED: [Shape; 1] =
-    [Shape::new("conv2d_halve_bf16_16x8x128_sm90", 3, [16, 8, 128], [3, 5], 100).halving()];
+    [Shape::new("conv2d_halve_bf16_16x8x128_sm90", 3, [16, 8], [3, 5], 100).halving()];
 
 impl Shape {
     pub(super) const fn new(
         name: &'static str,
         taps: usize,
-        [width, height, outs]: [usize; 3],
+        [width, height]: [usize; 2],
         [pixel_stages, weight_stages]: [usize; 2],
         cost: usize,
     ) -> Self {
-        Self { name, taps, width, height, outs, stride: 1, pixel_stages, weight_stages, cost }
+        Self { name, taps, width, height, stride: 1, pixel_stages, weight_stages, cost }
     }
 
     const fn halving(self) -> Self {
@@ -85,13 +90,13 @@ impl Shape {
     /// outputs.
     fn tiles(&self, height: usize, width: usize, outs: usize) -> usize {
         let places = if self.taps == 2 { 4 } else { 1 };
-        places * height.div_ceil(self.height) * width.div_ceil(self.width) * outs.div_ceil(self.outs)
+        places * height.div_ceil(self.height) * width.div_ceil(self.width) * outs.div_ceil(OUTS)
     }
 
     /// Returns the number of blocks, and of splits in their statistics. The number of blocks is a multiple of the
     /// number of output tiles, so that all tiles of a block are of the same outputs.
     fn blocks(&self, multiprocessors: usize, height: usize, width: usize, outs: usize) -> [usize; 2] {
-        let out_tiles = outs.div_ceil(self.outs);
+        let out_tiles = outs.div_ceil(OUTS);
         let blocks = self.tiles(height, width, outs).min((multiprocessors / out_tiles).max(1) * out_tiles);
         [blocks, blocks / out_tiles]
     }
@@ -108,18 +113,12 @@ impl Shape {
         [band.start, band.end].map(|row| self.tiles(row, width, outs))
     }
 
-    /// Returns `true` if a tile's rounded outputs go to shared memory, for other warps to store and to compute channel
-    /// statistics.
-    const fn rounds(&self) -> bool {
-        self.outs == CONSUMERS * CHANNELS
-    }
-
     /// As `Shape` in cuda/conv2d_sm90a.cuh: stages of pixels and of weights, a tile's rounded outputs, and two barriers
     /// for each stage and each consumer.
     pub(super) const fn shared_bytes(&self) -> usize {
         let pixels = self.width * self.rows() * CHANNELS * 2 + 16;
-        let weights = self.outs * CHANNELS * 2 + 16;
-        let rounded = if self.rounds() { self.width * self.height * self.outs * 2 } else { 0 };
+        let weights = OUTS * CHANNELS * 2 + 16;
+        let rounded = self.width * self.height * OUTS * 2;
         self.pixel_stages * pixels + self.weight_stages * weights + rounded + CONSUMERS * 16
     }
 }
@@ -140,7 +139,7 @@ pub(crate) struct Call<'a, 'x> {
     pub weight: Taps,
     pub bias: &'a Tensor<Cuda>,
     pub residual: Option<&'a Tensor<Cuda>>,
-    /// Applied to the sum; not with the shapes for few outputs.
+    /// Applied to the sum.
     pub activation: Option<Activation<'a, Cuda>>,
     pub out: &'a Tensor<Cuda>,
     pub height: usize,
@@ -157,15 +156,17 @@ pub(crate) fn takes(input: &Input<'_>, weight: &Weight, bias: &Tensor<Cuda>) -> 
 impl Cuda {
     /// Computes `conv2d(x) + residual` by [`Conv::halve`] to an image of `call.height` x `call.width`, from one of
     /// twice as many rows and columns. Returns the channel statistics of `call.out`.
-    pub(crate) fn run_hopper_halve(&self, call: Call<'_, '_>) -> Result<Option<ChannelStatistics>> {
+    pub(crate) fn run_hopper_halve(&self, call: Call<'_, '_>) -> Result<ChannelStatistics> {
         self.run_hopper_shape(CHOICE, &HALVED, call)
     }
 
     /// Computes `conv2d(x) + residual`, with an output of the input's height and width. Returns the channel statistics
     /// of `call.out` if the kernel computes them.
     pub(crate) fn run_hopper_conv2d(&self, call: Call<'_, '_>) -> Result<Option<ChannelStatistics>> {
-        let few = call.out.cols() <= 8 && call.residual.is_none() && call.activation.is_none();
-        self.run_hopper_shape(CHOICE, if few { &FEW } else { &SAME }, call)
+        match NarrowShape::find(call.out.cols()) {
+            Some(shape) => self.run_hopper_narrow(shape, call).map(|()| None),
+            None => self.run_hopper_shape(CHOICE, &SAME, call).map(Some),
+        }
     }
 
     /// Runs the fastest of `shapes`, which are kernels of `choice.file`.
@@ -174,29 +175,28 @@ impl Cuda {
         choice: Choice,
         shapes: &[Shape],
         call: Call<'_, '_>,
-    ) -> Result<Option<ChannelStatistics>> {
+    ) -> Result<ChannelStatistics> {
         let Call { input, weight, bias, residual, activation, out, height, width } = call;
         let shape = Shape::find(shapes, self.device().multiprocessors(), height, width, out.cols());
         // Load first: a driver that loads this kernel supports tensor maps too.
         let launch = self.launch(choice.file, shape.name)?.shared(shape.shared_bytes() as u32)?;
         let image = |of: &Tensor<Cuda>, rows_in_box: usize| image_map(choice, of, width, [shape.width, rows_in_box]);
-        let weight_map = weight_map(choice, weight, &shape)?;
+        let weight_map = weight_map(choice, weight, [shape.taps, OUTS])?;
         let residual_map = residual.map(|residual| image(residual, shape.height)).transpose()?;
         let [blocks, splits] = shape.blocks(self.device().multiprocessors(), height, width, out.cols());
-        let statistics = if shape.rounds() { Some(ChannelStatistics::new(self, splits, out.cols())?) } else { None };
+        let statistics = ChannelStatistics::new(self, splits, out.cols())?;
         choice.int(shape.tiles(height, width, out.cols()))?;
         choice.int(out.rows())?;
         let sizes = [choice.int(height)?, choice.int(width)?, choice.int(weight.channels)?, choice.int(out.cols())?];
         let (activates, slopes) = activation_arguments(activation);
-        let (bands, [above, below]) = (input.bands(height), input.halo());
-        let carried = if bands.len() > 1 && shape.rounds() {
+        let bands = input.bands(height);
+        let carried = if bands.len() > 1 {
             Some(Buffer::new(self.device(), BufferKind::Byte, blocks * CARRY_BYTES)?)
         } else {
             None
         };
         for band in bands {
-            let seen = (above + band.start).saturating_sub(HALO)..(band.end + HALO).min(height + below) + above;
-            let part = input.show(seen)?;
+            let part = input.show(rows_seen(input.halo(), &band, height))?;
             let x_map = match shape.stride {
                 1 => image(&part.pixels, shape.rows())?,
                 _ => halved_map(choice, &part.pixels, height, width, &shape)?,
@@ -208,18 +208,16 @@ impl Cuda {
                 epilogue: [i32::from(residual.is_some()), activates],
                 bias_and_out: [bias.address(), slopes, out.address(), out.stride() as u64],
                 sizes,
-                statistics: statistics.as_ref().map_or([0, 0], |of_all| [of_all.partial(), of_all.counts()]),
+                statistics: [statistics.partial(), statistics.counts()],
                 // Rows are counted from the first of the image, with the halo above.
-                band: [choice.int(first)?, choice.int(end)?, choice.int(part.first)? - choice.int(above)?],
+                band: [choice.int(first)?, choice.int(end)?, choice.int(part.first)? - choice.int(input.halo()[0])?],
                 carry: carried.as_ref().map_or(0, Buffer::address),
             };
             // SAFETY: the pointers are to `arguments`, which lives until the call returns; the shared memory is that of
-            // the shape. The maps cover exactly the present cells of x, of the weight and of the residual, which is
-            // none with the shapes that can't add it. The ops checked their shapes, `out` and `residual` have rows in
-            // multiples of 16 bytes and a row for every output pixel, the bias and the
-            // slopes have a value for every column of `out`.
-            // The statistics have the splits that `blocks` blocks produce, or the shape writes none. With more than one
-            // band, `carry` has room for as many blocks. `out` may be `residual`: a tile's cells are read before they
+            // the shape. The maps cover exactly the present cells of x, of the weight and of the residual. The ops checked
+            // their shapes, `out` and `residual` have rows in multiples of 16 bytes and a row for every output pixel,
+            // the bias and the slopes have a value for every column of `out`. The statistics have the splits that
+            // `blocks` blocks produce. With more than one band, `carry` has room for as many blocks. `out` may be `residual`: a tile's cells are read before they
             // are written, and no other tile has them.
             unsafe { launch.run_raw([blocks, 1, 1], [THREADS, 1, 1], &mut arguments.pointers()) }?;
         }
@@ -264,7 +262,7 @@ impl Arguments {
 
 /// Returns a map of an image of `width` pixels per row, in boxes of CHANNELS channels of some columns and rows of
 /// pixels.
-fn image_map(
+pub(super) fn image_map(
     choice: Choice,
     of: &Tensor<Cuda>,
     width: usize,
@@ -296,12 +294,13 @@ fn halved_map(
     choice.tensor_map(of.address(), [channels, odd_columns, columns, odd_rows, rows])
 }
 
-/// Returns a map of a weight in boxes of CHANNELS channels, one tap and the outputs of a tile.
-fn weight_map(choice: Choice, weight: Taps, shape: &Shape) -> Result<sys::CUtensorMap> {
-    let taps = shape.taps * shape.taps;
+/// Returns a map of a weight, with `side` taps in height and width, in boxes of CHANNELS channels, one tap and the
+/// outputs of a tile.
+pub(super) fn weight_map(choice: Choice, weight: Taps, [side, outs]: [usize; 2]) -> Result<sys::CUtensorMap> {
+    let taps = side * side;
     let channels = Axis { cells: weight.channels, step: 1, in_box: CHANNELS };
     let taps_axis = Axis { cells: taps, step: weight.channels, in_box: 1 };
-    let outs = Axis { cells: weight.rows, step: taps * weight.channels, in_box: shape.outs };
+    let outs = Axis { cells: weight.rows, step: taps * weight.channels, in_box: outs };
     choice.tensor_map(weight.address, [channels, taps_axis, outs])
 }
 
@@ -312,12 +311,11 @@ mod tests {
 
     #[test]
     fn every_shape_fits_the_shared_memory_of_hopper() {
-        for shape in SAME.iter().chain(&FEW).chain(&HALVED).chain(&UPSAMPLED) {
+        for shape in SAME.iter().chain(&HALVED).chain(&UPSAMPLED) {
             assert!(shape.shared_bytes() <= 227 << 10, "{shape:?}");
         }
         assert_eq!(SAME[0].shared_bytes(), 2 * 18 * 16 * 128 + 5 * 128 * 128 + 256 * 128 * 2 + 9 * 16);
         assert_eq!(HALVED[0].shared_bytes(), 3 * 18 * 16 * 128 + 5 * 128 * 128 + 128 * 128 * 2 + 10 * 16);
-        assert_eq!(FEW[0].shared_bytes(), 5 * 10 * 32 * 128 + 15 * 8 * 128 + 22 * 16);
     }
 
     #[test]
@@ -345,7 +343,7 @@ mod tests {
     fn a_blocks_tiles_are_all_of_the_same_outputs() {
         for shape in SAME.iter().chain(&HALVED).chain(&UPSAMPLED) {
             for outs in [8usize, 128, 136, 320, 512, 1000, 40_000] {
-                let out_tiles = outs.div_ceil(shape.outs);
+                let out_tiles = outs.div_ceil(OUTS);
                 for (height, width) in [(1, 1), (17, 33), (512, 512)] {
                     let [blocks, splits] = shape.blocks(132, height, width, outs);
                     assert!(
@@ -364,7 +362,7 @@ mod tests {
     #[test]
     fn bands_have_all_tiles_once_and_every_block_keeps_its_own() {
         use super::super::conv2d_input::BAND_MULTIPLE;
-        for shape in SAME.iter().chain(&FEW) {
+        for shape in &SAME {
             assert!(BAND_MULTIPLE.is_multiple_of(shape.height), "{shape:?}");
             for (height, width, outs) in [(250, 253, 128), (33, 50, 320), (100, 17, 8), (1000, 400, 640)] {
                 let [blocks, _] = shape.blocks(132, height, width, outs);

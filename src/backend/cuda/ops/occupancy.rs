@@ -6,7 +6,8 @@ use std::fs;
 use std::path::Path;
 
 use super::attention::Base;
-use super::conv2d_sm90a::{FEW, HALVED, SAME};
+use super::conv2d_narrow::NARROW;
+use super::conv2d_sm90a::{HALVED, SAME, Shape};
 use super::linear_quantized::Form;
 use super::upsample_conv2d::UPSAMPLED;
 use super::{attention, attention_512, attention_e4m3, conv2d_taps, linear_quantized, low_rank, project_tiles};
@@ -85,7 +86,7 @@ fn launched(file: &str, kernel: &str, architecture: &Architecture) -> usize {
         let base = Base::find(head_dim, architecture.element(), architecture.capability)?;
         (base.name == kernel).then(|| base.shared_bytes(head_dim))
     };
-    let shapes = || SAME.iter().chain(&FEW).chain(&HALVED).chain(&UPSAMPLED);
+    let shapes = || SAME.iter().chain(&HALVED).chain(&UPSAMPLED);
     match file {
         "attention" => [128, 64, 32, 16].into_iter().find_map(base).unwrap_or(0),
         "attention_512_sm90a" => attention_512::SHARED_BYTES,
@@ -101,7 +102,10 @@ fn launched(file: &str, kernel: &str, architecture: &Architecture) -> usize {
         }
         "low_rank_sm90a" => low_rank::SHARED_BYTES,
         "project_sm90a" => project_tiles::shared_bytes(kernel),
-        _ => shapes().find(|shape| shape.name == kernel).map_or(0, |shape| shape.shared_bytes()),
+        _ => {
+            let narrow = NARROW.iter().find(|shape| shape.name == kernel).map(|shape| shape.shared_bytes());
+            narrow.unwrap_or_else(|| shapes().find(|shape| shape.name == kernel).map_or(0, Shape::shared_bytes))
+        }
     }
 }
 

@@ -18,8 +18,8 @@ const CHOICE: Choice =
     Choice { op: "upsample_conv2d", variable: "FLUX_CONV2D", file: "upsample_conv2d_sm90a", forms: &[] };
 /// The kernels: two taps per side, four sets of weights.
 pub(super) const UPSAMPLED: [Shape; 2] = [
-    Shape::new("upsample_conv2d_bf16_16x16x128_sm90", 2, [16, 16, 128], [3, 3], 100),
-    Shape::new("upsample_conv2d_bf16_16x8x128_sm90", 2, [16, 8, 128], [4, 7], 60),
+    Shape::new("upsample_conv2d_bf16_16x16x128_sm90", 2, [16, 16], [3, 3], 100),
+    Shape::new("upsample_conv2d_bf16_16x8x128_sm90", 2, [16, 8], [4, 7], 60),
 ];
 
 impl Cuda {
@@ -43,7 +43,7 @@ impl Cuda {
         let statistics = if hopper {
             let weight = Taps { address: collapsed.address(), rows: collapsed.rows(), channels: x.cols() };
             let call = Call { input: &mut input, weight, bias, residual: None, activation, out: &out, height, width };
-            self.run_hopper_shape(CHOICE, &UPSAMPLED, call)?
+            Some(self.run_hopper_shape(CHOICE, &UPSAMPLED, call)?)
         } else {
             let place = Place { conv, halo: input.halo(), first_row: 0, doubled: true };
             let product = Product { weight: Matrix::new(&collapsed), k: collapsed.cols(), ..product };
