@@ -24,6 +24,8 @@ mod add;
 mod attention;
 #[path = "parity/attention_e4m3.rs"]
 mod attention_e4m3;
+#[path = "parity/attention_int8.rs"]
+mod attention_int8;
 #[path = "parity/capability.rs"]
 mod capability;
 #[path = "parity/compare.rs"]

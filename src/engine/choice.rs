@@ -222,18 +222,21 @@ impl FromStr for PrecisionChoice {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum AttentionChoice {
-    /// fp8 on Hopper GPUs if matrix multiplications are in fp8, otherwise the type of all other arithmetic.
+    /// If matrix multiplications are in 8 bits, fp8 on Hopper GPUs with fp8, and int8 on GeForce GPUs; otherwise the
+    /// type of all other arithmetic.
     #[default]
     Auto,
     /// bf16, on GPUs.
     Bf16,
     /// Queries, keys, values and weights of long attention without a mask in e4m3, on Hopper GPUs.
     Fp8,
+    /// Queries and keys of long attention without a mask in 8-bit integers, on GPUs with bf16.
+    Int8,
 }
 
 impl AttentionChoice {
     /// The names of all choices.
-    pub const NAMES: [&str; 3] = ["auto", "bf16", "fp8"];
+    pub const NAMES: [&str; 4] = ["auto", "bf16", "fp8", "int8"];
 
     /// Returns the name of the choice.
     pub fn name(self) -> &'static str {
@@ -250,7 +253,7 @@ impl FromStr for AttentionChoice {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        named(text, &Self::NAMES, &[Self::Auto, Self::Bf16, Self::Fp8])
+        named(text, &Self::NAMES, &[Self::Auto, Self::Bf16, Self::Fp8, Self::Int8])
     }
 }
 
@@ -319,7 +322,7 @@ mod tests {
     #[test]
     fn every_name_of_a_precision_is_one() {
         assert!(AttentionChoice::NAMES.iter().all(|name| name.parse::<AttentionChoice>().unwrap().name() == *name));
-        assert!("int8".parse::<AttentionChoice>().is_err_and(|e| e.contains("auto, bf16, fp8")));
+        assert!("int4".parse::<AttentionChoice>().is_err_and(|e| e.contains("auto, bf16, fp8, int8")));
         assert!(PrecisionChoice::NAMES.iter().all(|name| name.parse::<PrecisionChoice>().unwrap().name() == *name));
         assert!(
             "fp16"

@@ -11,7 +11,7 @@ use super::choice::{AttentionChoice, Device, Gpus, ParallelChoice, PrecisionChoi
 use crate::backend::Memory;
 use crate::backend::cpu::{self, Cpu};
 pub use crate::backend::cpu::{HostFacts, host_facts};
-use crate::backend::cuda::{self, Arithmetic, Cuda, GemmCache, GroupOptions};
+use crate::backend::cuda::{self, Arithmetic, AttentionPrecision, Cuda, GemmCache, GroupOptions};
 pub use crate::backend::cuda::{GpuFacts, KernelsBuilt, Survey, free_bytes, kernels_built, survey};
 use crate::error::{Error, Field, Result};
 use crate::model::ModelInfo;
@@ -324,10 +324,13 @@ fn arithmetic(args: &EngineArgs) -> Arithmetic {
         | PrecisionChoice::F32
         | PrecisionChoice::Bf16 => cuda::Precision::Bf16,
     };
-    match args.attention {
-        AttentionChoice::Auto => products.into(),
-        attention => Arithmetic { products, fp8_attention: Some(attention == AttentionChoice::Fp8) },
-    }
+    let attention = match args.attention {
+        AttentionChoice::Auto => None,
+        AttentionChoice::Bf16 => Some(AttentionPrecision::Bf16),
+        AttentionChoice::Fp8 => Some(AttentionPrecision::Fp8),
+        AttentionChoice::Int8 => Some(AttentionPrecision::Int8),
+    };
+    Arithmetic { products, attention }
 }
 
 /// Errors if bf16 is requested and the GPU does not support it, or if attention in fp8 is requested and this program
@@ -342,7 +345,7 @@ fn check_type(args: &EngineArgs, cuda: &Cuda) -> Result<()> {
             .for_field(field)
             .hint(format!("leave out `{field:#}`")));
     }
-    if args.attention == AttentionChoice::Fp8 && !cuda.has_fp8_attention() {
+    if args.attention == AttentionChoice::Fp8 && cuda.attention_precision() != AttentionPrecision::Fp8 {
         return Err(Error::usage("this program was built without the fp8 attention kernel")
             .for_field(Field::Attention)
             .hint(format!("leave out `{:#}`, or build for compute capability 9.0", Field::Attention)));

@@ -1,7 +1,7 @@
 //! Attention in e4m3 against its definition (cuda/attention_e4m3_sm90a.cu), tile by tile, and against attention in
 //! float32.
 
-use flux::backend::cuda::{Arithmetic, Cuda, GemmCache, Precision};
+use flux::backend::cuda::{Arithmetic, AttentionPrecision, Cuda, GemmCache, Precision};
 use flux::backend::{Device, Memory};
 use flux::ops::{KeyValues, Mask, TokenLayout};
 use rayon::prelude::*;
@@ -34,7 +34,7 @@ pub struct Inputs {
 }
 
 impl Case {
-    fn inputs(&self) -> Inputs {
+    pub fn inputs(&self) -> Inputs {
         let of = |seed, rows: usize, heads: usize| values(seed, rows * heads * HEAD_DIM);
         let rows = self.layout.rows();
         let mut q = of(1, rows, self.heads);
@@ -54,7 +54,7 @@ impl Case {
         if token < txt { sample * txt + token } else { batch * txt + sample * img + token - txt }
     }
 
-    fn run(&self, cuda: &Cuda, Inputs { q, k, v, cached_k, cached_v }: &Inputs) -> Vec<f32> {
+    pub fn run(&self, cuda: &Cuda, Inputs { q, k, v, cached_k, cached_v }: &Inputs) -> Vec<f32> {
         let upload = |values: &[f32], heads: usize| {
             cuda.upload(values, values.len() / heads / HEAD_DIM, heads * HEAD_DIM).unwrap()
         };
@@ -241,8 +241,10 @@ fn attention_is_in_e4m3_where_it_is_long_and_asked_for() {
     };
     assert_eq!([1023, 1024].map(|tokens| launches(&cuda, tokens)), [1, 2]);
     assert_eq!(launches(&crate::cuda().unwrap(), 2048), 1);
-    for (products, fp8_attention) in [(Precision::Bf16, true), (Precision::Int8, true), (Precision::Fp8, false)] {
-        let arithmetic = Arithmetic { products, fp8_attention: Some(fp8_attention) };
+    let (fp8, bf16) = (AttentionPrecision::Fp8, AttentionPrecision::Bf16);
+    for (products, attention) in [(Precision::Bf16, fp8), (Precision::Int8, fp8), (Precision::Fp8, bf16)] {
+        let arithmetic = Arithmetic { products, attention: Some(attention) };
+        let fp8_attention = attention == fp8;
         let cuda = Cuda::with(0, None, arithmetic, &GemmCache::Off).unwrap();
         assert_eq!(launches(&cuda, 2048), 1 + u64::from(fp8_attention), "{arithmetic:?}");
         assert_eq!(cuda.describe().contains("attention in fp8"), fp8_attention, "{}", cuda.describe());

@@ -4,7 +4,7 @@
 
 use std::sync::Arc;
 
-use flux::backend::cuda::{Arithmetic, Cuda, GemmCache, Graph, Precision};
+use flux::backend::cuda::{Arithmetic, AttentionPrecision, Cuda, GemmCache, Graph, Precision};
 use flux::backend::{Device, Memory, Participants};
 use flux::nn::{Linear, Operand};
 use flux::ops::{self, Attended, Heads, Pairs, Projection, QkNorm, Rope, TokenLayout};
@@ -145,7 +145,7 @@ fn scales_of_norms_lose_no_more_than_those_of_rows_and_tiles() {
     let batch = Case { layout: layout(2, 30, 200), heads: 2, mlp: 128, streams: false, gain: 1.0, fp8: true };
     assert!(batch.run(&cuda) == batch.composed(&cuda));
     let native = Case { layout: layout(1, 30, 300), fp8: false, ..batch };
-    let arithmetic = Arithmetic { products: Precision::Bf16, fp8_attention: Some(true) };
+    let arithmetic = Arithmetic { products: Precision::Bf16, attention: Some(AttentionPrecision::Fp8) };
     let bf16 = Cuda::with(0, None, arithmetic, &GemmCache::Off).unwrap();
     assert!(native.run(&bf16) == native.composed(&bf16));
     // Scores that would overflow are scaled down, and zeros see all keys alike.

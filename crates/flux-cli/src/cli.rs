@@ -474,8 +474,9 @@ pub struct DeviceArgs {
     pub precision: Option<PrecisionChoice>,
     /// Precision of long attention without a mask, on GPUs [default: auto]
     ///
-    /// auto is fp8 on Hopper GPUs with --precision fp8, otherwise the precision of all other ops. fp8 needs a Hopper
-    /// GPU.
+    /// auto is fp8 on Hopper GPUs with --precision fp8, and int8 on GeForce GPUs from Ampere on with --precision int8,
+    /// w4a8 or fp8; otherwise the precision of all other ops. fp8 needs a Hopper GPU, int8 a GPU of compute capability
+    /// 8.0 or later.
     #[arg(help_heading = DEVICE, long, value_name = "TYPE", hide_short_help = true, value_parser = values::attention())]
     pub attention: Option<AttentionChoice>,
     /// Memory limit of each GPU, in GiB [default: 80% of free memory]

@@ -9,7 +9,8 @@ use super::ops::quantize;
 use super::transfer::{Download, Rgb8};
 use super::upload::UploadSource;
 use super::{
-    BlockStream, Buffer, ChannelStatistics, ConvWeight, Cuda, Event, Graph, Precision, Uploads, Weight, kernels,
+    AttentionPrecision, BlockStream, Buffer, ChannelStatistics, ConvWeight, Cuda, Event, Graph, Precision, Uploads,
+    Weight, kernels,
 };
 use crate::backend::{
     AccessFrequency, Bands, Costs, Device, Group, Memory, Ops, Participants, Remark, Reservations, Stats, Storage,
@@ -72,7 +73,11 @@ impl Memory for Cuda {
             Precision::Int8 => format!("int8 and {element}"),
             Precision::W4a8 => format!("w4a8 and {element}"),
         };
-        let attention = if self.has_fp8_attention() { ", attention in fp8" } else { "" };
+        let attention = match self.attention_precision() {
+            AttentionPrecision::Bf16 => "",
+            AttentionPrecision::Fp8 => ", attention in fp8",
+            AttentionPrecision::Int8 => ", attention in int8",
+        };
         let rank = self.group_rank().map_or(String::new(), |rank| format!(" {:?}", rank.member()));
         format!("{}{rank} (CUDA, {capability}, {products}{attention})", self.device().name())
     }

@@ -93,7 +93,7 @@ use element::Element;
 use gemm::Gemm;
 use group::Rank;
 use launch::Launch;
-use ops::{attention_e4m3, quantize};
+use ops::{attention_e4m3, attention_int8, quantize};
 use staging::StagingBuffers;
 use transfer::{RESULT_BUFFERS, VALUE_BUFFERS};
 use upload::Uploader;
@@ -118,29 +118,48 @@ pub enum Precision {
 pub struct Arithmetic {
     /// The precision of large matrix multiplications.
     pub products: Precision,
-    /// `Some(true)` if long attention without a mask is in e4m3, which needs Hopper; `None` selects by GPU, see
-    /// [`Arithmetic::attends_in_fp8`].
-    pub fp8_attention: Option<bool>,
+    /// The precision of long attention without a mask; `None` selects by GPU.
+    pub attention: Option<AttentionPrecision>,
+}
+
+/// The precision of long attention without a mask.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum AttentionPrecision {
+    /// As all other ops: bf16, or fp16 on GPUs without bf16.
+    Bf16,
+    /// Queries, keys, weights and values in e4m3. Hopper.
+    Fp8,
+    /// Queries and keys in 8-bit integers, weights and values in f16. GPUs with bf16.
+    Int8,
 }
 
 impl Arithmetic {
     /// Errors if a GPU doesn't support this.
     fn check(self, device: &Device) -> Result<()> {
         quantize::check(self.products, device)?;
-        if self.fp8_attention == Some(true) { attention_e4m3::check(device) } else { Ok(()) }
+        match self.attention {
+            None | Some(AttentionPrecision::Bf16) => Ok(()),
+            Some(AttentionPrecision::Fp8) => attention_e4m3::check(device),
+            Some(AttentionPrecision::Int8) => attention_int8::check(device),
+        }
     }
 
-    /// Returns `true` if attention is in e4m3. By default it is with e4m3 matrix multiplications, if there is a kernel
-    /// for it: it adds no measurable error to theirs.
-    fn attends_in_fp8(self, device: &Device) -> bool {
-        let beside_products = || self.products == Precision::Fp8 && attention_e4m3::check(device).is_ok();
-        self.fp8_attention.unwrap_or_else(beside_products)
+    /// Returns the precision of attention. If the matrix multiplications are quantized, it is the fastest one that adds
+    /// no measurable error to theirs: e4m3 next to e4m3 on Hopper, and int8 on GPUs that multiply it faster.
+    fn attention_on(self, device: &Device) -> AttentionPrecision {
+        self.attention.unwrap_or_else(|| match self.products {
+            Precision::Fp8 if attention_e4m3::check(device).is_ok() => AttentionPrecision::Fp8,
+            Precision::Fp8 | Precision::Int8 | Precision::W4a8 if attention_int8::is_faster(device.capability()) => {
+                AttentionPrecision::Int8
+            }
+            _ => AttentionPrecision::Bf16,
+        })
     }
 }
 
 impl From<Precision> for Arithmetic {
     fn from(products: Precision) -> Self {
-        Self { products, fp8_attention: None }
+        Self { products, attention: None }
     }
 }
 
@@ -161,7 +180,7 @@ struct Inner {
     /// The reason that some work could not be captured.
     uncaptured: Mutex<Option<String>>,
     products: Precision,
-    fp8_attention: bool,
+    attention: AttentionPrecision,
     /// See [`Cuda::limit_bands`].
     band_bytes: AtomicUsize,
     /// `None` for a single GPU.
@@ -257,7 +276,7 @@ impl Cuda {
             graph_order: Mutex::default(),
             uncaptured: Mutex::default(),
             products: arithmetic.products,
-            fp8_attention: arithmetic.attends_in_fp8(&device),
+            attention: arithmetic.attention_on(&device),
             band_bytes: AtomicUsize::new(Bands::Wide.bytes()),
             rank,
             device,

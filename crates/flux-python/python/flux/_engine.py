@@ -37,7 +37,7 @@ class Engine:
             built-in model by default, which generates small images of a few kinds of things.
         device: `auto`, `cpu`, `cuda`, `cuda:N`, `cuda:0,1` or `cuda:all`.
         precision: `auto`, `fast`, `native`, `f32`, `bf16`, `fp8`, `int8` or `w4a8`.
-        attention: `auto`, `bf16` or `fp8`.
+        attention: `auto`, `bf16`, `fp8` or `int8`.
         parallel: Number of GPUs that generate an image together, `auto` or `off`.
         quantize: Formats to quantize weights to, such as `q8_0`, or `transformer=q4_k,text=q8_0`.
         gpu_memory: Bytes to use on each GPU.

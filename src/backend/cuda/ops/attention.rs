@@ -1,5 +1,5 @@
 //! Launches cuda/attention.cu and cuda/attention_sm90a.cu: `attention` and `attention_cached`. With fp8 matrix
-//! multiplications, long attention without a mask uses `attention_e4m3`.
+//! multiplications, long attention without a mask uses `attention_e4m3` or `attention_int8`.
 //!
 //! Hopper has its own kernels for heads of 128 and, in `attention_512`, of 512; heads without a kernel use
 //! `attention_softmax`. `FLUX_ATTENTION=base` disables the Hopper kernels. `FLUX_ATTENTION=sm90` makes it an error if
@@ -59,7 +59,7 @@ impl Base {
 
 /// Returns `true` if a multiprocessor of a GPU with bf16 has 100 KiB of shared memory; the others have 164 or more.
 /// Source: CUDA C++ Programming Guide, technical specifications per compute capability.
-fn has_100_kib(capability: (i32, i32)) -> bool {
+pub(super) fn has_100_kib(capability: (i32, i32)) -> bool {
     matches!(capability, (8, 6 | 9) | (12, _))
 }
 
@@ -179,6 +179,7 @@ impl Cuda {
         let fresh = self.unless_writable(&q)?;
         let call = Call { q: &q, k, v, out: fresh.as_ref().unwrap_or(&q), head_dim, layout, mask, cached: None };
         match hopper.filter(|_| call.suits_hopper()) {
+            _ if self.attends_in_int8(head_dim, layout, mask) => self.attend_in_int8(&call)?,
             Some(_) if self.attends_in_e4m3(head_dim, layout, mask)? => self.attend_in_e4m3(&call)?,
             Some(form) => self.run_hopper(&call, form == SINGLE)?,
             None => self.run_base(base, &call)?,
@@ -190,9 +191,10 @@ impl Cuda {
     /// call, it concatenates the cached keys and the others.
     fn attention_cached(&self, attention: Attention<'_, Cuda>, cached: &KeyValues<Cuda>) -> Result<Tensor<Cuda>> {
         let Attention { q, k, v, head_dim, layout, .. } = attention;
-        let hopper = self.hopper_form(CHOICE)?;
         let aligned = all_aligned(&[&q, k, v, &cached.k, &cached.v]);
-        let Some(form) = hopper.filter(|_| head_dim == 128 && aligned && cached.k.rows() > 0) else {
+        let suits = head_dim == 128 && aligned && cached.k.rows() > 0;
+        let in_int8 = self.attends_in_int8(head_dim, layout, Mask::None);
+        let Some(form) = self.hopper_form(CHOICE)?.filter(|_| suits && !in_int8) else {
             self.device().count_composed();
             return ops::attention::compose(self, Attention { q, ..attention });
         };

@@ -12,7 +12,7 @@ use crate::backend::cuda::capability::HOPPER;
 use crate::backend::cuda::device::Device;
 use crate::backend::cuda::hopper::{Axis, Choice};
 use crate::backend::cuda::layout::assert_layout;
-use crate::backend::cuda::{Cuda, Tensor, kernels};
+use crate::backend::cuda::{AttentionPrecision, Cuda, Tensor, kernels};
 use crate::error::{Error, Field, Result};
 use crate::ops::{Mask, TokenLayout};
 
@@ -60,16 +60,22 @@ ld_out: 448, batch: 452, txt: 456, img: 460, first_query: 464, cached: 468, head
 query_rows: 480, key_rows: 484, scale: 488 }
 
 /// Offsets in one buffer.
-struct Parts {
+#[derive(Default)]
+pub(super) struct Parts {
     bytes: usize,
 }
 
 impl Parts {
     /// Appends `bytes` bytes, aligned for TMA.
-    fn take(&mut self, bytes: usize) -> usize {
+    pub(super) fn take(&mut self, bytes: usize) -> usize {
         let at = self.bytes;
         self.bytes += bytes.next_multiple_of(256);
         at
+    }
+
+    /// Returns the size of the buffer.
+    pub(super) fn bytes(&self) -> usize {
+        self.bytes
     }
 }
 
@@ -96,16 +102,20 @@ fn rows_of(call: &Call<'_>) -> [usize; 2] {
 }
 
 impl Cuda {
-    /// Returns `true` if long attention is computed in e4m3: it is requested, and this program has the kernel.
-    pub fn has_fp8_attention(&self) -> bool {
-        self.0.fp8_attention && kernels::fatbin(CHOICE.file, self.element()).is_some()
+    /// Returns the precision of long attention: the requested one, if this program has its kernel.
+    pub fn attention_precision(&self) -> AttentionPrecision {
+        let lacks_fp8 = || kernels::fatbin(CHOICE.file, self.element()).is_none();
+        match self.0.attention {
+            AttentionPrecision::Fp8 if lacks_fp8() => AttentionPrecision::Bf16,
+            attention => attention,
+        }
     }
 
     /// Returns `true` if a call is computed in e4m3.
     ///
     /// Errors if `FLUX_ATTENTION_E4M3` names no available kernel.
     pub(super) fn attends_in_e4m3(&self, head_dim: usize, layout: TokenLayout, mask: Mask) -> Result<bool> {
-        if !self.0.fp8_attention || head_dim != HEAD_DIM || mask != Mask::None {
+        if self.0.attention != AttentionPrecision::Fp8 || head_dim != HEAD_DIM || mask != Mask::None {
             return Ok(false);
         }
         let queries = layout.tokens() - layout.first_query();
@@ -119,7 +129,7 @@ impl Cuda {
         let [query_rows, key_rows] = rows_of(call);
         let [q_cols, kv_cols] = [heads, kv_heads].map(|heads| heads * HEAD_DIM);
         let (q_heads, kv_tiles) = (batch * heads, batch * kv_heads * (key_rows / TILE));
-        let mut parts = Parts { bytes: 0 };
+        let mut parts = Parts::default();
         let at = [
             parts.take(batch * query_rows * q_cols),
             parts.take(q_heads * query_rows * 2 * size_of::<f32>()),
@@ -128,7 +138,7 @@ impl Cuda {
             parts.take(batch * kv_cols * key_rows),
             parts.take(kv_tiles * size_of::<f32>()),
         ];
-        let buffer = Buffer::new(self.device(), BufferKind::Byte, parts.bytes)?;
+        let buffer = Buffer::new(self.device(), BufferKind::Byte, parts.bytes())?;
         let at = at.map(|at| buffer.address() + at as u64);
         let [q8, q_rows, k8, k_tiles, v8, v_tiles] = at;
         self.quantize_heads(call, at)?;
@@ -148,9 +158,9 @@ impl Cuda {
     pub(super) fn attend_normed_in_e4m3(&self, call: &Call<'_>, norms: [u64; 4]) -> Result<()> {
         let [_, key_rows] = rows_of(call);
         let cols = call.heads() * HEAD_DIM;
-        let mut parts = Parts { bytes: 0 };
+        let mut parts = Parts::default();
         let at = [parts.take(cols * key_rows), parts.take(cols / HEAD_DIM * (key_rows / TILE) * size_of::<f32>())];
-        let buffer = Buffer::new(self.device(), BufferKind::Byte, parts.bytes)?;
+        let buffer = Buffer::new(self.device(), BufferKind::Byte, parts.bytes())?;
         let [v8, v_tiles] = at.map(|at| buffer.address() + at as u64);
         self.quantize_heads(call, [0, 0, 0, 0, v8, v_tiles])?;
         let of_heads = |x: &Tensor<Cuda>| tensor_map(x.address(), x.rows(), 2 * cols, 2 * x.stride());

@@ -11,6 +11,7 @@ mod attention;
 mod attention_512;
 pub mod attention_e4m3;
 mod attention_hopper;
+pub mod attention_int8;
 mod attention_softmax;
 mod broadcast;
 mod ceiling;

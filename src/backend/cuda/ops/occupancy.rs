@@ -10,7 +10,9 @@ use super::conv2d_narrow::NARROW;
 use super::conv2d_sm90a::{HALVED, SAME, Shape};
 use super::linear_quantized::Form;
 use super::upsample_conv2d::UPSAMPLED;
-use super::{attention, attention_512, attention_e4m3, conv2d_taps, linear_quantized, low_rank, project_tiles};
+use super::{
+    attention, attention_512, attention_e4m3, attention_int8, conv2d_taps, linear_quantized, low_rank, project_tiles,
+};
 use crate::backend::cuda::buffer::BufferKind;
 use crate::backend::cuda::element::Element;
 use crate::backend::cuda::resources::{self, Kernels, Resources};
@@ -91,6 +93,7 @@ fn launched(file: &str, kernel: &str, architecture: &Architecture) -> usize {
         "attention" => [128, 64, 32, 16].into_iter().find_map(base).unwrap_or(0),
         "attention_512_sm90a" => attention_512::SHARED_BYTES,
         "attention_e4m3_sm90a" if kernel.ends_with("_sm90") => attention_e4m3::SHARED_BYTES,
+        "attention_int8" if kernel == "attention_int8" => attention_int8::SHARED_BYTES,
         "attention_sm90a" => attention::HOPPER_SHARED_BYTES,
         "conv2d_taps" => conv2d_taps::shared_bytes(kernel, architecture.capability),
         "linear_int8" | "linear_w4a8" | linear_quantized::E4M3_FILE => {
