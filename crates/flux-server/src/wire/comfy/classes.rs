@@ -106,6 +106,7 @@ pub enum Choice {
     /// Files of text encoders and VAEs, which are ignored, since models include their own.
     PartsOfModels,
     Adapters,
+    Upscalers,
     /// Uploaded images of the client.
     Uploads,
 }

@@ -11,7 +11,7 @@ use super::classes::{Choice, Given, Switch, Takes};
 use super::error::{GraphError, Result};
 use super::graph::{Graph, Node, Notes, check, type_name};
 use super::images::Picture;
-use super::kinds::{Conditioning, Image, Latent, Model, Worth};
+use super::kinds::{Conditioning, Image, Latent, Model, Upscaler, Worth};
 use super::sigmas::Sigmas;
 use crate::http::error::shown;
 use crate::jobs::masks;
@@ -29,6 +29,10 @@ pub trait Surroundings {
     ///
     /// Errors if no adapter matches, or several do.
     fn adapter(&self, file: &str) -> std::result::Result<String, String>;
+    /// Returns the upscaler of a file.
+    ///
+    /// Errors if the server has no such upscaler, or cannot use it.
+    fn upscaler(&self, file: &str) -> std::result::Result<Upscaler, String>;
     /// Returns an image that the client uploaded.
     fn upload(&self, name: &str) -> Option<Bytes>;
     /// Returns an image that Krita uploaded.
@@ -189,10 +193,11 @@ impl<'a> Evaluator<'a> {
     /// Returns an uploaded image.
     pub fn picture(&self, node: &Node, name: &str) -> Result<Arc<Picture>> {
         match self.image(node, name)? {
-            Image::Sent(picture) => Ok(picture),
-            Image::Drawn(_) => {
-                let details =
-                    format!("{name}: an image that the graph generates can only go to outputs; upload it first");
+            Image::Sent(picture) if picture.first_enlargement().is_none() => Ok(picture),
+            Image::Sent(_) | Image::Drawn(_) => {
+                let details = format!(
+                    "{name}: an image that the graph generates or enlarges can only go to outputs; upload it first"
+                );
                 Err(node.wrong("unsupported_graph", "Unsupported node or input", details).at(name))
             }
         }
@@ -200,6 +205,13 @@ impl<'a> Evaluator<'a> {
 
     pub fn mask(&self, node: &Node, name: &str) -> Result<Arc<super::images::MaskPicture>> {
         self.take(node, name, |worth| if let Worth::Mask(mask) = worth { Some(Arc::clone(mask)) } else { None })
+    }
+
+    pub fn upscaler(&self, node: &Node) -> Result<Upscaler> {
+        self.take(node, "upscale_model", |worth| match worth {
+            Worth::Upscaler(upscaler) => Some(upscaler.clone()),
+            _ => None,
+        })
     }
 
     pub fn noise(&self, node: &Node) -> Result<u64> {
@@ -230,6 +242,11 @@ impl<'a> Evaluator<'a> {
         )
     }
 
+    /// Returns the index of a node.
+    pub fn place(&self, node: &Node) -> usize {
+        self.graph.nodes.iter().position(|known| std::ptr::eq(known, node)).unwrap_or_default()
+    }
+
     /// Returns the image of a file.
     ///
     /// Errors if it is too large or not an image, or the graph reads too many.
@@ -245,8 +262,7 @@ impl<'a> Evaluator<'a> {
         masks::check(&file, "image").map_err(|error| wrong(&error.message))?;
         // Photos may be rotated by their metadata.
         let size = input::upright_size(&file).map_err(|error| wrong(error.what()))?;
-        let node = self.graph.nodes.iter().position(|known| std::ptr::eq(known, node)).unwrap_or_default();
-        let picture = Picture::sent(file, size, (node, name.to_string()));
+        let picture = Picture::sent(file, size, (self.place(node), name.to_string()));
         self.pictures.insert(place, Arc::clone(&picture));
         Ok(picture)
     }

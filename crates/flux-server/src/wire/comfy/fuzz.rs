@@ -14,7 +14,7 @@ use super::drawings::wanted;
 use super::error::GraphError;
 use super::evaluate::Surroundings;
 use super::graph::Graph;
-use super::kinds::Model;
+use super::kinds::{Model, Upscaler};
 use super::sigmas::Sampling;
 
 /// Valid graphs. The last one has unsupported nodes.
@@ -80,6 +80,13 @@ impl Surroundings for One {
 
     fn adapter(&self, file: &str) -> Result<String, String> {
         if file == "ink" { Ok(file.to_string()) } else { Err("there is no such LoRA".to_string()) }
+    }
+
+    fn upscaler(&self, file: &str) -> Result<Upscaler, String> {
+        match file {
+            "x2.pth" => Ok(Upscaler { name: file.into(), scale: 2, max_pixels: 1 << 20 }),
+            _ => Err("there is no such upscaler".to_string()),
+        }
     }
 
     fn upload(&self, name: &str) -> Option<Bytes> {

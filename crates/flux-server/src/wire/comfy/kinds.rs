@@ -22,6 +22,7 @@ pub enum Kind {
     Guider,
     Sampler,
     Sigmas,
+    UpscaleModel,
     Whole,
     Number,
     Text,
@@ -45,6 +46,7 @@ impl Kind {
             Self::Guider => "GUIDER",
             Self::Sampler => "SAMPLER",
             Self::Sigmas => "SIGMAS",
+            Self::UpscaleModel => "UPSCALE_MODEL",
             Self::Whole => "INT",
             Self::Number => "FLOAT",
             Self::Text => "STRING",
@@ -71,6 +73,7 @@ pub enum Worth {
     Sigmas(Arc<Sigmas>),
     /// The first part of split noise levels, which leaves noise.
     HighSigmas,
+    Upscaler(Upscaler),
     Whole(u64),
     Number(f64),
     Text(Arc<str>),
@@ -93,6 +96,7 @@ impl Worth {
             Self::Noise(_) => Kind::Noise,
             Self::Guider(_) => Kind::Guider,
             Self::Sigmas(_) | Self::HighSigmas => Kind::Sigmas,
+            Self::Upscaler(_) => Kind::UpscaleModel,
             Self::Whole(_) => Kind::Whole,
             Self::Number(_) => Kind::Number,
             Self::Text(_) => Kind::Text,
@@ -111,6 +115,16 @@ pub struct Model {
     /// The shift of the noise levels, which schedulers read.
     pub sampling: Sampling,
     pub adapters: Arc<[Lora]>,
+}
+
+/// An upscaler of the server.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Upscaler {
+    pub name: Arc<str>,
+    /// The factor of width and height.
+    pub scale: u64,
+    /// Max pixels of an enlarged image.
+    pub max_pixels: u64,
 }
 
 /// A prompt, and its reference images.

@@ -1,8 +1,8 @@
 //! Node classes with an effect.
 //!
 //! Source: ComfyUI's nodes.py, comfy_extras/nodes_flux.py, nodes_custom_sampler.py, nodes_edit_model.py,
-//! nodes_model_advanced.py, nodes_post_processing.py, nodes_mask.py and nodes_images.py; comfyui-tooling-nodes for
-//! those of Krita.
+//! nodes_model_advanced.py, nodes_post_processing.py, nodes_mask.py, nodes_images.py and nodes_upscale_model.py;
+//! comfyui-tooling-nodes for those of Krita.
 
 use super::classes::{
     CLIP, CONDITIONING, Choice, Class, IMAGE, Input, LATENT, MODEL, Takes, VAE, choice, class, hint, input, link,
@@ -214,6 +214,18 @@ pub const CLASSES: &[Class] = &[
         "ImageScaleToMaxDimension",
         "image/upscaling",
         &[link("image", Kind::Image), hint("upscale_method", UPSCALE), whole("largest_size", [512, 1, MAX_SIDE])],
+        &[IMAGE],
+    ),
+    class(
+        "UpscaleModelLoader",
+        "loaders",
+        &[choice("model_name", Choice::Upscalers)],
+        &[(Kind::UpscaleModel, "UPSCALE_MODEL")],
+    ),
+    class(
+        "ImageUpscaleWithModel",
+        "image/upscaling",
+        &[link("upscale_model", Kind::UpscaleModel), link("image", Kind::Image)],
         &[IMAGE],
     ),
     class(
