@@ -91,6 +91,8 @@ pub enum Takes {
     Flag(bool),
     Text(&'static str),
     Choice(Choice),
+    /// The boxes of another node, or JSON with boxes.
+    Boxes,
     /// An adapter as written by rgthree's nodes: `{"on": .., "lora": .., "strength": ..}`.
     Adapter,
 }

@@ -193,6 +193,18 @@ fn ask(
     for reference in references {
         recipe.inputs.push(files.add(on, reference));
     }
+    let edited = usize::from(recipe.no_self_reference);
+    for (index, weight) in guider.model.weights.iter() {
+        if *index >= guider.positive.references.len() {
+            on.note(
+                &on.graph.nodes[guider.node],
+                &format!("there is no reference {index}, so its weight has no effect"),
+            );
+            continue;
+        }
+        recipe.input_weights.resize(recipe.inputs.len(), 1.0);
+        recipe.input_weights[edited + index] *= weight;
+    }
     recipe.schedule = drawing.sigmas.schedule(tokens);
     if recipe.schedule == ScheduleKind::Flow {
         recipe.steps = Some(drawing.sigmas.steps);
@@ -210,8 +222,8 @@ fn ask(
         expansion: None,
         files: EmbeddedFiles::new(),
         preparation: Some(preparation),
-        // The texts of a graph are those of its author.
-        upsample: Some(false),
+        // Other texts of a graph are those of its author.
+        upsample: Some(guider.positive.is_written),
         adapters: guider.model.adapters.to_vec(),
         count: latent.count as usize,
         encoding: Encoding { format: ImageFormat::Png, quality: None },
@@ -326,7 +338,7 @@ fn guidance(on: &mut Evaluator<'_>, guider: &Guider) -> Result<(Option<f32>, Opt
         on.note(&graph.nodes[guider.node], "a `cfg` below 1 counts as 1");
     }
     let is_guided = guider.scale > 1.0 && !is_distilled;
-    let Some(Conditioning { text, references }) = &guider.negative else { return Ok((guidance, None)) };
+    let Some(Conditioning { text, references, .. }) = &guider.negative else { return Ok((guidance, None)) };
     match text.as_deref() {
         Some("") if !is_guided => Ok((guidance, None)),
         None if !is_guided => Ok((guidance, None)),

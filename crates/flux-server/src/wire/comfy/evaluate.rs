@@ -166,6 +166,26 @@ impl<'a> Evaluator<'a> {
             .ok_or_else(|| missing(node, name))
     }
 
+    /// Returns a prompt, and `true` if a language model writes it from this request.
+    pub fn prompt(&self, node: &Node, name: &str) -> Result<(Arc<str>, bool)> {
+        match self.linked(node, name) {
+            Some(Worth::Written(request)) => Ok((Arc::clone(request), true)),
+            _ => Ok((self.text(node, name)?.into(), false)),
+        }
+    }
+
+    /// Returns the boxes of another node, or the text of an input with boxes.
+    pub fn boxes(&self, node: &Node, name: &str) -> Result<Option<Worth>> {
+        match node.given(name) {
+            None => Ok(None),
+            Some((_, Given::Text(text))) => Ok(Some(Worth::Text(text.as_str().into()))),
+            Some(_) => self.take(node, name, |worth| match worth {
+                Worth::Boxes(_) | Worth::Text(_) => Some(Some(worth.clone())),
+                _ => None,
+            }),
+        }
+    }
+
     pub fn flag_or(&self, node: &Node, name: &str, default: bool) -> Result<bool> {
         let given = self.value(node, name)?;
         Ok(given.map_or(default, |given| given == Given::Flag(true)))
@@ -275,6 +295,10 @@ fn missing(node: &Node, name: &str) -> GraphError {
 
 /// Returns the error of a link with the wrong type, found during evaluation.
 fn mismatch(node: &Node, name: &str, worth: &Worth) -> GraphError {
+    if let Worth::Written(_) = worth {
+        let details = format!("{name}: a prompt that a language model writes can only go to CLIPTextEncode");
+        return node.wrong("unsupported_graph", "Unsupported node or input", details).at(name);
+    }
     let expected = node.given(name).map_or("", |(input, _)| type_name(input.takes));
     let details = format!("{name}: received {}, expected {expected}", worth.kind().name());
     node.wrong("return_type_mismatch", "Return type mismatch between linked nodes", details).at(name)

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use flux::engine::boxes::LayoutBox;
 use flux::input;
 
 use super::images::{MaskPicture, Picture};
@@ -23,6 +24,7 @@ pub enum Kind {
     Sampler,
     Sigmas,
     UpscaleModel,
+    Boxes,
     Whole,
     Number,
     Text,
@@ -47,6 +49,7 @@ impl Kind {
             Self::Sampler => "SAMPLER",
             Self::Sigmas => "SIGMAS",
             Self::UpscaleModel => "UPSCALE_MODEL",
+            Self::Boxes => "BOUNDING_BOX",
             Self::Whole => "INT",
             Self::Number => "FLOAT",
             Self::Text => "STRING",
@@ -77,6 +80,9 @@ pub enum Worth {
     Whole(u64),
     Number(f64),
     Text(Arc<str>),
+    /// A prompt that a language model writes from this request.
+    Written(Arc<str>),
+    Boxes(Arc<[LayoutBox]>),
     Flag(bool),
     /// The output of a node that passes on an unlinked input.
     Nothing,
@@ -99,7 +105,8 @@ impl Worth {
             Self::Upscaler(_) => Kind::UpscaleModel,
             Self::Whole(_) => Kind::Whole,
             Self::Number(_) => Kind::Number,
-            Self::Text(_) => Kind::Text,
+            Self::Text(_) | Self::Written(_) => Kind::Text,
+            Self::Boxes(_) => Kind::Boxes,
             Self::Flag(_) => Kind::Flag,
             Self::Nothing => Kind::Any,
         }
@@ -115,6 +122,8 @@ pub struct Model {
     /// The shift of the noise levels, which schedulers read.
     pub sampling: Sampling,
     pub adapters: Arc<[Lora]>,
+    /// Strengths of references, by their index.
+    pub weights: Arc<[(usize, f32)]>,
 }
 
 /// An upscaler of the server.
@@ -132,6 +141,8 @@ pub struct Upscaler {
 pub struct Conditioning {
     /// `None` if the conditioning is zeroed out.
     pub text: Option<Arc<str>>,
+    /// `true` if a language model writes the prompt, from the text as the request.
+    pub is_written: bool,
     pub references: Arc<[Arc<Picture>]>,
 }
 

@@ -80,7 +80,7 @@ fn input_json(app: &App, client: &Client, input: &Input) -> Value {
     let range = |default: Value, least: Value, most: Value| json!({"default": default, "min": least, "max": most});
     let kind = type_name(input.takes);
     match input.takes {
-        Takes::Link(_) | Takes::Adapter => json!([kind, {}]),
+        Takes::Link(_) | Takes::Adapter | Takes::Boxes => json!([kind, {}]),
         Takes::Whole(default, least, most) => json!([kind, range(default.into(), least.into(), most.into())]),
         Takes::Number(default, least, most) => json!([kind, range(default.into(), least.into(), most.into())]),
         Takes::Flag(default) => json!([kind, {"default": default}]),

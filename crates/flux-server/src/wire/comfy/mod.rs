@@ -13,6 +13,7 @@ mod drawings;
 mod error;
 mod evaluate;
 mod files;
+mod flux3_nodes;
 #[cfg(test)]
 mod fuzz;
 mod graph;

@@ -25,7 +25,8 @@ impl Surroundings for OfServer {
         let known = models.names().find(|name| *name == file || is_name_of(name, file)).map(str::to_string);
         let (place, note) = models.find(Some(known.as_deref().unwrap_or(file))).map_err(|error| error.message)?;
         let (name, is_distilled) = (models.name(place).into(), models.is_distilled(place));
-        Ok((Model { name, is_distilled, sampling: Sampling::default(), adapters: Arc::default() }, note))
+        let (sampling, adapters, weights) = (Sampling::default(), Arc::default(), Arc::default());
+        Ok((Model { name, is_distilled, sampling, adapters, weights }, note))
     }
 
     fn adapter(&self, file: &str) -> Result<String, String> {

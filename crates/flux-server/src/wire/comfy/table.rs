@@ -8,6 +8,7 @@ use super::classes::{
     CLIP, CONDITIONING, Choice, Class, IMAGE, Input, LATENT, MODEL, Takes, VAE, choice, class, hint, input, link,
     number, optional, output, text, whole, word,
 };
+use super::flux3_nodes;
 use super::kinds::Kind;
 use super::passing::PASSING;
 use super::sigmas::MAX_STEPS;
@@ -42,7 +43,7 @@ const EMPTY: &[Input] = &[whole("width", SIDE), whole("height", SIDE), whole("ba
 
 impl Class {
     pub fn all() -> impl Iterator<Item = &'static Self> {
-        CLASSES.iter().chain(PASSING)
+        CLASSES.iter().chain(PASSING).chain(flux3_nodes::CLASSES)
     }
 
     pub fn find(name: &str) -> Option<&'static Self> {
@@ -67,7 +68,7 @@ pub const CLASSES: &[Class] = &[
         "advanced/loaders",
         &[
             choice("clip_name", Choice::PartsOfModels),
-            hint("type", &["flux2"]),
+            hint("type", &["flux2", "flux3"]),
             optional("device", Takes::Choice(Choice::Hint(&["default", "cpu"]))),
         ],
         &[CLIP],
