@@ -24,6 +24,7 @@ mod sdapi;
 mod settings;
 mod sockets;
 mod upsample;
+mod upscale;
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;

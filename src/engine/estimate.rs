@@ -160,7 +160,7 @@ impl Pace {
 
     /// Records progress.
     pub(super) fn progress(&mut self, Progress { stage, done, total }: Progress, now: Instant) {
-        if stage == Stage::Denoise {
+        if matches!(stage, Stage::Denoise | Stage::Upscale) {
             self.stepped = Some(([done, total], now));
         }
         (self.has_begun, self.is_loading, self.moved) = (true, matches!(stage, Stage::Load | Stage::Quantize), now);

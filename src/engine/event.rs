@@ -48,6 +48,8 @@ pub enum Event {
         /// Final latents, if requested.
         latents: Option<Latents>,
     },
+    /// The image of a job that enlarges one is finished.
+    Enlarged(Box<Rgb>),
     /// All images of a batch are finished.
     Finished {
         /// Images of this job in the batch.

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
+use super::enlarging::Networks;
 use super::event::Event;
 use super::image::Image;
 use super::schedule::{Batch, JobShare, Scheduler};
@@ -220,6 +221,16 @@ impl RunningBatch {
         }
     }
 
+    /// Sends the enlarged image of a job.
+    pub(super) fn enlarged(&self, image: Rgb) {
+        self.made.fetch_add(1, Ordering::Relaxed);
+        let batch = self.batch();
+        self.scheduler.made(&batch);
+        if let Some(part) = batch.parts.first() {
+            part.send(Event::Enlarged(Box::new(image)));
+        }
+    }
+
     /// Sends that all images are generated.
     pub(super) fn finish(&self, device: &Arc<str>, timings: &Timings) {
         for part in self.batch().parts.iter().filter(|part| !part.images().is_empty()) {
@@ -229,32 +240,48 @@ impl RunningBatch {
     }
 }
 
-impl<B: Backend> Executor for Replica<B> {
+/// A replica of the model, and the upscalers on its first device.
+pub(super) struct Device<B: Backend> {
+    replica: Arc<Replica<B>>,
+    networks: Networks<B>,
+}
+
+impl<B: Backend> Device<B> {
+    pub(super) fn new(replica: Arc<Replica<B>>) -> Arc<dyn Executor> {
+        Arc::new(Self { replica, networks: Networks::default() })
+    }
+}
+
+impl<B: Backend> Executor for Device<B> {
     fn name(&self) -> &str {
-        Replica::name(self)
+        self.replica.name()
     }
 
     fn is_group(&self) -> bool {
-        self.ranks().models().len() > 1
+        self.replica.ranks().models().len() > 1
     }
 
     fn is_late(&self) -> bool {
-        self.ranks().is_late()
+        self.replica.ranks().is_late()
     }
 
     fn make(&self, making: &Arc<RunningBatch>) -> Result<()> {
-        let (requests, reader, cancel) = {
+        let (requests, reader, cancel, enlarging) = {
             let batch = making.batch();
-            (batch.requests.clone(), batch.reader.clone(), batch.cancel.clone())
+            let enlarging = batch.parts.first().and_then(|part| part.job().enlarging.clone());
+            (batch.requests.clone(), batch.reader.clone(), batch.cancel.clone(), enlarging)
         };
         let (making, name): (_, Arc<str>) = (Arc::clone(making), self.name().into());
-        let model = Arc::clone(self.model());
+        let model = Arc::clone(self.replica.model());
+        if let Some(enlarging) = enlarging {
+            return self.networks.enlarge(model.backend(), &enlarging, &making, &cancel, &name);
+        }
         let on_rank = move |rank: usize, session: Session<B>, _: &mut dyn FnMut(Progress)| match rank {
             0 => send_images(session, &making, &name, &model),
             // Only the first rank sends the images.
             _ => session.run(&mut |_| {}).map(drop),
         };
-        self.ranks().run_items(requests, &reader, &cancel, &mut |_| {}, on_rank)
+        self.replica.ranks().run_items(requests, &reader, &cancel, &mut |_| {}, on_rank)
     }
 }
 

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::expand::Words;
-use super::{Inputs, OfImages, Recipe};
+use super::{Enlarging, Inputs, OfImages, Recipe};
 use crate::pipeline::Request;
 use crate::stage::CancelFlag;
 
@@ -22,6 +22,8 @@ pub struct Job {
     pub recipe: Option<Arc<Recipe>>,
     /// Words of each image, if images have prompts of their own, as in [`Expanded`](super::expand::Expanded).
     pub words: Arc<[Words]>,
+    /// Image to enlarge, instead of images to generate.
+    pub enlarging: Option<Arc<Enlarging>>,
     /// Index in a file of noise or latents, if the request has only one of its images.
     pub of: Option<OfImages>,
     /// Hash of the request, for the metadata of image files.
@@ -61,6 +63,7 @@ impl Job {
             inputs: Arc::default(),
             recipe: None,
             words: Arc::default(),
+            enlarging: None,
             of: None,
             key: None,
             provenance: true,

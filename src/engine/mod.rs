@@ -33,6 +33,7 @@ pub mod choice;
 pub mod controls;
 pub mod devices;
 mod digests;
+mod enlarging;
 mod estimate;
 mod event;
 mod executor;
@@ -65,6 +66,7 @@ use std::time::{Duration, Instant};
 
 pub use args::{Decodes, EngineArgs, PreviewDecoder};
 pub use builder::EngineBuilder;
+pub use enlarging::Enlarging;
 pub use estimate::Ahead;
 pub use event::{Event, Message, Sink};
 pub use flux_base::stage::{Observer, Unobserved};
@@ -81,8 +83,7 @@ pub use ticket::{InOrder, Ticket};
 pub use upscaling::{EnlargedSize, Upscaling};
 
 use self::digests::ModelDigests;
-use self::estimate::Cost;
-use self::executor::{Executor, Pool};
+use self::executor::{Device, Executor, Pool};
 use self::image::Origin;
 use self::schedule::Submission;
 use self::worker::Seat;
@@ -91,6 +92,7 @@ use crate::error::Result;
 use crate::files::adapter::Adapter;
 use crate::files::adapter::AdapterUse;
 use crate::model::{ModelInfo, OpenModel};
+use crate::pipeline::session::shape::Shape;
 use crate::pipeline::{self, CacheStats, MemoryPlan, Plan, Replicas, Request};
 use crate::stage::{CancelFlag, Progress};
 
@@ -155,7 +157,7 @@ impl Engine {
     /// Errors if the system starts no thread.
     pub fn from_replicas<B: Backend>(replicas: &Replicas<B>) -> Result<Self> {
         let pool = Arc::new(replicas.clone());
-        let devices = replicas.all().into_iter().map(|replica| replica as Arc<dyn Executor>);
+        let devices = replicas.all().into_iter().map(Device::new);
         Self::with(pool, devices.collect())
     }
 
@@ -267,22 +269,29 @@ impl Engine {
         scheduler.submit(model, jobs)
     }
 
-    /// Returns the estimated seconds until all jobs of the engine's scheduler and `count` images like `request` are
-    /// done, if images of the model were timed.
+    /// Returns the estimated seconds until all jobs of the engine's scheduler and one more are done, if images of the
+    /// model were timed.
     ///
     /// Errors as [`Engine::plan`], without the errors of the tokenizer.
-    pub fn seconds_with(&self, request: &Request, count: usize) -> Result<Option<f64>> {
+    pub fn seconds_with(&self, job: &Job) -> Result<Option<f64>> {
         let (scheduler, model) = self.scheduler();
-        let (tokens, evaluations) = self.pool.shape(request)?.tokens_and_evaluations();
-        Ok(scheduler.seconds_with(Some((Cost { model, tokens, evaluations }, count))))
+        let cost = schedule::cost(model, job, self.shape(job)?.as_ref());
+        Ok(scheduler.seconds_with(Some((cost, job.count))))
+    }
+
+    /// Returns the shape of the images of a job; `None` if the job enlarges an image.
+    fn shape(&self, job: &Job) -> Result<Option<Shape>> {
+        job.enlarging.is_none().then(|| self.pool.shape(&job.request)).transpose()
     }
 
     fn submission(&self, job: Job, sink: Sink, outlives_engine: bool) -> Result<Submission> {
         job.request.check_count(job.count)?;
         job.cancel.check()?;
         self.wait_for_devices()?;
-        let shape = self.pool.shape(&job.request)?;
-        self.pool.prefetch(&job.request, job.count)?;
+        let shape = self.shape(&job)?;
+        if shape.is_some() {
+            self.pool.prefetch(&job.request, job.count)?;
+        }
         if job.previews {
             self.prepare_previews();
         }
@@ -313,7 +322,11 @@ impl Engine {
                         |Image { rgb, plan, .. }| pipeline::Image { rgb: rgb.bytes, plan, timings: (*timings).clone() };
                     images.extend(mem::take(&mut decoded).into_iter().map(image));
                 }
-                Event::Queued(_) | Event::Started { .. } | Event::Preview { .. } | Event::Embeddings(_) => {}
+                Event::Queued(_)
+                | Event::Started { .. }
+                | Event::Preview { .. }
+                | Event::Embeddings(_)
+                | Event::Enlarged(_) => {}
             }
         }
         Ok(images)

@@ -12,7 +12,7 @@ use super::args::{Decodes, EngineArgs, PreviewDecoder};
 use super::choice::PrecisionChoice;
 use super::devices::{self, Devices, Needs};
 use super::digests::ModelDigests;
-use super::executor::Executor;
+use super::executor::{Device, Executor};
 use super::image_recipe::ModelRecipe;
 use crate::error::{Error, Result};
 use crate::files::ModelFiles;
@@ -83,7 +83,7 @@ impl Engine {
                 let engine = Self::from_replicas(&replicas)?;
                 engine.expect(Box::new(move || {
                     let mut devices: Vec<Arc<dyn Executor>> = Vec::new();
-                    gpus.take_others(|group| replicas.add(group).map(|replica| devices.push(replica)))?;
+                    gpus.take_others(|group| replicas.add(group).map(|replica| devices.push(Device::new(replica))))?;
                     Ok(devices)
                 }));
                 engine

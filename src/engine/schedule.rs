@@ -23,7 +23,7 @@ use super::estimate::{Cost, Pace, Rates};
 use super::event::{Event, Message, Sink};
 use super::fair::{Fits, Next, Queue, Waiting};
 use super::image::Origin;
-use super::job::JobId;
+use super::job::{Job, JobId};
 use crate::error::{Error, ErrorKind, Result};
 use crate::pipeline::session::shape::Shape;
 use crate::pipeline::session::shared_text::{SharedText, TextSource};
@@ -46,7 +46,7 @@ pub struct Scheduler {
 
 #[derive(Default)]
 struct State {
-    queue: Queue<Shape>,
+    queue: Queue<Option<Shape>>,
     /// Jobs that are not over.
     jobs: BTreeMap<JobId, Active>,
     /// Batches in progress on devices.
@@ -81,7 +81,8 @@ struct Device {
 /// images.
 pub(super) struct Submission {
     pub(super) origin: Arc<Origin>,
-    pub(super) shape: Shape,
+    /// `None` if the job enlarges an image.
+    pub(super) shape: Option<Shape>,
     pub(super) text: Arc<SharedText>,
     pub(super) sink: Sink,
     /// `true` if the job waits for the next engine of its model when its engine is closed.
@@ -96,6 +97,18 @@ struct Running {
     jobs: Vec<JobId>,
     cancel: CancelFlag,
     pace: Pace,
+}
+
+/// The number under which the times of upscalers are known, which is no model's.
+const UPSCALERS: usize = usize::MAX;
+
+/// Returns the cost of an image of a job, from the shape of its images, or from the image that it enlarges.
+pub(super) fn cost(model: usize, job: &Job, shape: Option<&Shape>) -> Cost {
+    let enlarging = || job.enlarging.as_ref().map_or(1, |enlarging| enlarging.tokens());
+    match shape.map(Shape::tokens_and_evaluations) {
+        Some((tokens, evaluations)) => Cost { model, tokens, evaluations },
+        None => Cost { model: UPSCALERS, tokens: enlarging(), evaluations: 1 },
+    }
 }
 
 impl Scheduler {
@@ -116,7 +129,7 @@ impl Scheduler {
             if state.devices.iter().any(|device| device.model == model && !device.is_gone) {
                 return;
             }
-            let is_left = |(_, job): &(&JobId, &Active)| job.cost.model == model && !job.outlives_engine;
+            let is_left = |(_, job): &(&JobId, &Active)| job.model == model && !job.outlives_engine;
             let left: Vec<JobId> = state.jobs.iter().filter(is_left).map(|(id, _)| *id).collect();
             left.into_iter().for_each(|id| state.cancel(id));
         });
@@ -369,8 +382,7 @@ impl State {
         let id = JobId(self.submitted);
         let divided = devices > 1 && job.count > 1;
         let text = (divided && job.request.embeddings.is_none() && job.words.is_empty()).then_some(text);
-        let (tokens, evaluations) = shape.tokens_and_evaluations();
-        let (cost, max) = (Cost { model, tokens, evaluations }, shape.max_at_once());
+        let (cost, max) = (cost(model, job, shape.as_ref()), shape.as_ref().map_or(1, Shape::max_at_once));
         let ahead = self.queue.iter().filter(|other| other.priority >= job.priority).map(|other| other.images).sum();
         sink(Message::Event { first: 0, event: Event::Queued(ahead) });
         self.queue.push(Waiting {
@@ -394,6 +406,7 @@ impl State {
             cancel: job.cancel.child(),
             sink,
             outlives_engine,
+            model,
             cost,
             max,
             first: Vec::new(),
@@ -413,7 +426,7 @@ impl State {
         let cancelled = self.jobs.iter().filter(|(_, job)| job.cancel.check().is_err());
         let cancelled: Vec<JobId> = cancelled.map(|(id, _)| *id).collect();
         cancelled.into_iter().for_each(|id| self.cancel(id));
-        let late = |job: &&Waiting<Shape>| job.deadline.is_some_and(|deadline| deadline <= now);
+        let late = |job: &&Waiting<Option<Shape>>| job.deadline.is_some_and(|deadline| deadline <= now);
         let late: Vec<JobId> = self.queue.iter().filter(late).map(|job| job.id).collect();
         for id in late {
             self.fail(id, Error::new("the job was not started before its deadline"));
@@ -433,7 +446,7 @@ impl State {
         let first = self.siblings(device).next();
         // The first device encodes the prompt for all: it has loaded the text encoder.
         let encodes = first == Some(device) || first.is_some_and(|first| self.devices[first].is_late);
-        let starts = |job: &Waiting<Shape>| {
+        let starts = |job: &Waiting<Option<Shape>>| {
             let is_new = |active: &Active| job.images == job.count && active.first.is_empty();
             let can_start =
                 |active: &Active| active.open < max_open && (encodes || active.text.is_none() || !is_new(active));
@@ -477,7 +490,7 @@ impl State {
         }
         let (jobs, images) = (batch.parts.iter().map(|part| part.id).collect(), batch.requests.len());
         let pace = Pace::new(head.cost, images, &self.rates, Instant::now());
-        let (model, cancel) = (head.cost.model, batch.cancel.clone());
+        let (model, cancel) = (head.model, batch.cancel.clone());
         self.running.push(Running { number, model, images, jobs, cancel, pace });
         Some(batch)
     }

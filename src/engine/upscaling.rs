@@ -1,7 +1,9 @@
 //! Enlarging images on a device, by a network or by a Lanczos filter.
 
 use std::borrow::Cow;
+use std::iter;
 use std::path::Path;
+use std::sync::Arc;
 
 use super::EngineArgs;
 use super::devices::{self, Devices, Needs};
@@ -24,6 +26,8 @@ pub enum EnlargedSize {
     By(f64),
     /// Width and height.
     To([usize; 2]),
+    /// Width and height. The middle of the image with their aspect ratio is enlarged.
+    Cover([usize; 2]),
 }
 
 impl EnlargedSize {
@@ -35,7 +39,7 @@ impl EnlargedSize {
         let size = match self {
             Self::Own => by(scale as f64),
             Self::By(factor) => by(factor),
-            Self::To(size) => size,
+            Self::To(size) | Self::Cover(size) => size,
         };
         check([width, height])?;
         check(size)?;
@@ -46,10 +50,11 @@ impl EnlargedSize {
 /// A network on a device, or the Lanczos filter, which needs no device.
 pub struct Upscaling {
     network: Option<Box<dyn Network>>,
+    file: Option<Arc<UpscalerFile>>,
 }
 
 /// A network on some device.
-trait Network: Send + Sync {
+pub(super) trait Network: Send + Sync {
     fn scale(&self) -> usize;
     fn device(&self) -> String;
     fn enlarge(&self, image: &Rgb, tiles: Tiles, caller: &Caller<'_>) -> Result<Rgb>;
@@ -72,7 +77,7 @@ impl<B: Backend> Network for Upscaler<B> {
 impl Upscaling {
     /// The Lanczos filter.
     pub fn lanczos() -> Self {
-        Self { network: None }
+        Self { network: None, file: None }
     }
 
     /// Opens the network of a file on one device.
@@ -93,7 +98,12 @@ impl Upscaling {
             file.scale(),
             network.device()
         ));
-        Ok(Self { network: Some(network) })
+        Ok(Self { network: Some(network), file: Some(Arc::new(file)) })
+    }
+
+    /// Returns the file of the network.
+    pub fn file(&self) -> Option<&Arc<UpscalerFile>> {
+        self.file.as_ref()
     }
 
     /// Returns the factor of the network; 1 without a network.
@@ -113,25 +123,45 @@ impl Upscaling {
         report: &mut dyn FnMut(Progress),
         cancel: &CancelFlag,
     ) -> Result<Rgb> {
-        check(to)?;
-        let (mut image, caller) = (Cow::Borrowed(image), Caller::new(report, cancel));
-        if let Some(network) = &self.network {
-            let is_small = |image: &Rgb| image.width < to[0] || image.height < to[1];
-            let mut again = network.scale() == 1 || is_small(&image);
-            while again {
-                check([image.width, image.height].map(|side| side.saturating_mul(network.scale())))?;
-                image = Cow::Owned(network.enlarge(&image, tiles, &caller)?);
-                again = network.scale() > 1 && is_small(&image);
-            }
-        }
-        let from = [image.width, image.height];
-        if from == to {
-            return Ok(image.into_owned());
-        }
-        let bytes = lanczos::resize_unless::<3>(&image.bytes, from, to, cancel);
-        caller.check()?;
-        Ok(Rgb { width: to[0], height: to[1], bytes })
+        enlarge(self.network.as_deref().map(|network| network as &dyn Network), image, to, tiles, report, cancel)
     }
+}
+
+/// Enlarges an image as [`Upscaling::enlarge`] does.
+pub(super) fn enlarge(
+    network: Option<&dyn Network>,
+    image: &Rgb,
+    to: [usize; 2],
+    tiles: Tiles,
+    report: &mut dyn FnMut(Progress),
+    cancel: &CancelFlag,
+) -> Result<Rgb> {
+    check(to)?;
+    let (mut image, caller) = (Cow::Borrowed(image), Caller::new(report, cancel));
+    if let Some(network) = network {
+        for size in passes([image.width, image.height], to, network.scale()) {
+            check(size.map(|side| side.saturating_mul(network.scale())))?;
+            image = Cow::Owned(network.enlarge(&image, tiles, &caller)?);
+        }
+    }
+    let from = [image.width, image.height];
+    if from == to {
+        return Ok(image.into_owned());
+    }
+    let bytes = lanczos::resize_unless::<3>(&image.bytes, from, to, cancel);
+    caller.check()?;
+    Ok(Rgb { width: to[0], height: to[1], bytes })
+}
+
+/// Returns the sizes of the images that a network reads until an image is as large as `to`, or once if the network
+/// keeps the size.
+pub(super) fn passes(from: [usize; 2], to: [usize; 2], scale: usize) -> Vec<[usize; 2]> {
+    if scale == 1 {
+        return vec![from];
+    }
+    let is_small = |size: &[usize; 2]| size[0] < to[0] || size[1] < to[1];
+    let larger = |size: &[usize; 2]| Some(size.map(|side| side.saturating_mul(scale)));
+    iter::successors(Some(from), larger).take_while(is_small).collect()
 }
 
 fn boxed<B: Backend>(backend: &B, file: &UpscalerFile) -> Result<Box<dyn Network>> {

@@ -119,6 +119,26 @@ impl UpscalerFile {
         if self.prefix.is_empty() { weights } else { weights.at(self.prefix) }
     }
 
+    /// Returns the multiplications for each pixel of the image.
+    pub fn multiplications(&self) -> u64 {
+        let conv = |ins: usize, outs: usize| (9 * ins * outs) as u64;
+        match self.kind {
+            Kind::Rrdb(RrdbSizes { channels, features: f, grown: g, blocks, ups, .. }) => {
+                let dense = (0..4).map(|i| conv(f + i * g, g)).sum::<u64>() + conv(f + 4 * g, f);
+                let small = conv(channels, f) + 3 * blocks as u64 * dense + conv(f, f);
+                let doubled: u64 = (1..=ups).map(|up| conv(f, f) << (2 * up)).sum();
+                let large = (conv(f, f) + conv(f, 3)) << (2 * ups);
+                (small + doubled + large).div_ceil(self.unshuffle().pow(2) as u64)
+            }
+            Kind::Compact(CompactSizes { features: f, layers, scale }) => {
+                conv(3, f) + (layers as u64).saturating_sub(1) * conv(f, f) + conv(f, 3 * scale * scale)
+            }
+            Kind::Span(SpanSizes { features: f, scale, .. }) => {
+                conv(3, f) + 19 * conv(f, f) + (4 * f * f) as u64 + conv(f, 3 * scale * scale)
+            }
+        }
+    }
+
     /// Returns an upper bound of the values that a device holds for each pixel of the image: two tensors at the size of
     /// the result, or the dense blocks' buffers, and the pixels.
     pub(super) fn values_per_pixel(&self) -> usize {

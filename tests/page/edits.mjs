@@ -214,6 +214,17 @@ await check('variations have other seeds, or stay close by strength', async () =
   await page.waitForSelector('.compare');
 });
 
+await check('an image is enlarged into a new version', async () => {
+  const page = await visit();
+  await draw(page, { prompt: 'an owl on a beige background', size: [128, 160], steps: 2, seed: 3 });
+  await choose(page, 'Enlarge', '2 × with Lanczos');
+  await made(page, 2);
+  await idle(page);
+  await page.waitForFunction(() => document.querySelector('#facts').textContent.includes('256 × 320'));
+  assertEqual(await page.locator('.version').count(), 2, 'versions');
+  assert((await page.textContent('#facts')).includes('3'), 'the seed of the original');
+});
+
 await check('recipes are reused, copied, downloaded and deleted with undo', async () => {
   const page = await visit();
   const prompt = `a cat's "hat" on a white background`;

@@ -73,7 +73,7 @@ fn an_agent_draws_over_pipes() {
     agent.send(json!({"id": 1, "method": "tools/list"}));
     let tools = agent.hear()["result"]["tools"].clone();
     let listed: Vec<_> = tools.as_array().unwrap().iter().map(|tool| tool["name"].as_str().unwrap()).collect();
-    assert_eq!(listed, ["generate_image", "edit_image", "list_models"]);
+    assert_eq!(listed, ["generate_image", "edit_image", "upscale_image", "list_models"]);
     for tool in tools.as_array().unwrap() {
         assert!(tool["title"].is_string() && tool["outputSchema"]["type"] == "object", "{tool}");
         let hints = &tool["annotations"];
@@ -121,6 +121,14 @@ fn an_agent_draws_over_pipes() {
 
     let edit = json!({"prompt": "make it red", "images": [file], "steps": 1, "seed": 1, "size": "64x64"});
     assert_eq!(agent.call("edit_image", edit).1["isError"], false);
+    let (_, enlarged) = agent.call("upscale_image", json!({"image": file, "by": 2}));
+    let made = &enlarged["structuredContent"]["images"][0];
+    assert_eq!(
+        (&made["width"], &made["model"], &made["seed"]),
+        (&json!(128), &json!("Lanczos"), &json!(5)),
+        "{enlarged}"
+    );
+    assert!(enlarged["content"][1]["text"].as_str().is_some_and(|text| text.starts_with("128x128, upscaler Lanczos")));
     let (_, models) = agent.call("list_models", json!({}));
     assert!(models["content"][0]["text"].as_str().is_some_and(|text| text.contains("\"tiny\"")), "{models}");
     assert_eq!(models["structuredContent"]["models"][0]["id"], "tiny");
@@ -133,6 +141,9 @@ fn an_agent_draws_over_pipes() {
         ("edit_image", json!({"prompt": "x"}), "missing_required_parameter", "`images`"),
         ("edit_image", json!({"prompt": "x", "images": ["/none.png"]}), "invalid_value", "none.png"),
         ("edit_image", json!({"prompt": "x", "images": [7]}), "invalid_value", "`images`"),
+        ("upscale_image", json!({"by": 2}), "missing_required_parameter", "`image`"),
+        ("upscale_image", json!({"image": file, "upscaler": "none"}), "invalid_value", "has Lanczos"),
+        ("upscale_image", json!({"image": file}), "missing_required_parameter", "by"),
     ] {
         let (_, result) = agent.call(name, arguments.clone());
         let text = result["content"][0]["text"].as_str().unwrap_or_default();

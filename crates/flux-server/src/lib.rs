@@ -18,6 +18,7 @@ mod guard;
 mod http;
 mod jobs;
 mod page;
+mod upscalers;
 mod wire;
 
 pub use http::{address, config, keys};
@@ -380,6 +381,7 @@ fn routes(app: &Arc<App>) -> Router {
     let routes = Router::new()
         .route("/v1/images/generations", post(openai::generations))
         .route("/v1/images/edits", post(openai::edits))
+        .route("/v1/images/upscale", post(openai::upscale))
         .route("/v1/models", get(openai::models))
         .route("/v1/models/{*name}", get(openai::model))
         .route("/v1/files/{name}", get(openai::file))

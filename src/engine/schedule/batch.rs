@@ -22,6 +22,8 @@ pub(super) struct Active {
     pub(super) cancel: CancelFlag,
     pub(super) sink: Sink,
     pub(super) outlives_engine: bool,
+    /// Number of the model.
+    pub(super) model: usize,
     pub(super) cost: Cost,
     /// Max images of a batch.
     pub(super) max: usize,

@@ -158,6 +158,9 @@ pub struct Serve {
     /// Expand prompts of A1111 clients that enable Dynamic Prompts
     #[arg(help_heading = PROMPT, long, hide_short_help = true)]
     pub sdapi_expand: bool,
+    /// Folder of upscalers that requests can name, for larger images
+    #[arg(help_heading = MODEL, long, value_name = "FOLDER", value_parser = path(), hide_short_help = true)]
+    pub upscalers: Option<PathBuf>,
     /// Max waiting requests
     #[arg(help_heading = LIMITS, long, value_name = "N", default_value_t = 256, value_parser = whole(1..=100_000u64))]
     pub queue_max: u64,
@@ -190,6 +193,10 @@ pub struct Serve {
     #[arg(help_heading = LIMITS, long, value_name = "N", default_value_t = 4_200_000)]
     #[arg(value_parser = whole(4096..=1u64 << 28))]
     pub max_pixels: u64,
+    /// Max pixels per enlarged image
+    #[arg(help_heading = LIMITS, long, value_name = "N", default_value_t = 34_000_000)]
+    #[arg(value_parser = whole(4096..=1u64 << 29), hide_short_help = true)]
+    pub upscale_max_pixels: u64,
     /// Max results kept, in MiB; results expire after an hour
     #[arg(help_heading = LIMITS, long, value_name = "MIB", default_value_t = 1024, value_parser = whole(1..=1u64 << 20))]
     pub keep_mib: u64,
@@ -331,6 +338,9 @@ pub struct Mcp {
     /// Folder of wildcards for calls with `expand`
     #[arg(help_heading = PROMPT, long, value_name = "FOLDER", value_parser = path())]
     pub wildcards: Option<PathBuf>,
+    /// Folder of upscalers that calls can name
+    #[arg(help_heading = MODEL, long, value_name = "FOLDER", value_parser = path())]
+    pub upscalers: Option<PathBuf>,
     /// Folder for the images; created if missing
     ///
     /// [default: flux-mcp in the folder for temporary files]

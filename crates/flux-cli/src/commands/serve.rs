@@ -60,7 +60,8 @@ pub fn run(args: &Serve, start: Instant, signals: &Signals) -> Result<()> {
     };
     #[cfg(not(feature = "queue"))]
     let served = served(args)?;
-    let models = Models::new(served, adapters, args.strict_models, args.models_open as usize);
+    let models = Models::new(served, adapters, args.strict_models, args.models_open as usize)
+        .with_upscalers(upscalers(args.upscalers.as_deref())?);
     let limits = Limits {
         queue_max: args.queue_max as usize,
         client_images: args.max_per_client.map_or(usize::MAX, |images| images as usize),
@@ -71,6 +72,7 @@ pub fn run(args: &Serve, start: Instant, signals: &Signals) -> Result<()> {
         batch_latency: Duration::from_millis(args.batch_latency_ms),
         start: Duration::from_secs(args.start_timeout),
         max_pixels: args.max_pixels as usize,
+        upscale_max_pixels: args.upscale_max_pixels as usize,
         kept_bytes: (args.keep_mib as usize) << 20,
         idle_unload: args.idle_unload.map(Duration::from_secs),
         ..Limits::default()
@@ -145,7 +147,8 @@ pub fn tools(args: &Mcp, signals: &Signals) -> Result<()> {
     let (paths, place) = args.model.paths(None);
     let files = model_at(&paths, place.as_deref())?;
     let name = files.name().to_string();
-    let models = Models::new(vec![one(name, &files, paths, place, args.engine())], adapters(&args.loras)?, false, 1);
+    let models = Models::new(vec![one(name, &files, paths, place, args.engine())], adapters(&args.loras)?, false, 1)
+        .with_upscalers(upscalers(args.upscalers.as_deref())?);
     let (wildcards, upsampling) = (args.wildcards.clone(), upsampling(&args.upsample)?);
     let config = Config { wildcards, upsampling, ..Config::new(Vec::new(), Keys::none()) };
     signals.listen()?;
@@ -165,6 +168,19 @@ pub fn key(args: &Key) -> Result<()> {
 fn upsampling(args: &UpsampleArgs) -> Result<Option<(Upsampler, bool)>> {
     let is_named = args.is_on() || args.url().is_some();
     is_named.then(|| Ok((upsampler(args)?, args.is_on()))).transpose()
+}
+
+/// Returns the folder of upscalers.
+///
+/// Errors if the folder cannot be read.
+fn upscalers(folder: Option<&Path>) -> Result<Option<PathBuf>> {
+    let Some(folder) = folder else { return Ok(None) };
+    fs::read_dir(folder).map_err(|e| {
+        Error::usage(format!("cannot read the folder `{}`: {e}", folder.display()))
+            .at("--upscalers")
+            .hint("name a folder with .safetensors and .pth files")
+    })?;
+    Ok(Some(folder.to_path_buf()))
 }
 
 fn listen(at: &ListenAt) -> Listen {

@@ -3,11 +3,10 @@
 use std::collections::HashSet;
 use std::path::{Path, PathBuf};
 
-use flux::engine::Upscaling;
+use flux::engine::{Enlarging, Upscaling};
 use flux::files::FileId;
-use flux::input::{bilinear, read_alpha, read_file};
-use flux::metadata::{DigitalSource, Metadata, Said, said_by};
-use flux::output::{Encoding, ImageFormat, Rgb, Target, encode, encode_alpha, encode_jpeg};
+use flux::input::read_file;
+use flux::output::{Encoding, ImageFormat, Target};
 use flux::stage::Progress;
 use flux::{Error, Result};
 
@@ -16,9 +15,6 @@ use super::pictures;
 use super::signals::Signals;
 use crate::cli::{Upscale, UpscalerChoice};
 use flux_runtime::progress::{Console, Shown};
-
-/// The keyword of a PNG's text that says how the image was enlarged.
-const KEYWORD: &str = "flux-upscale";
 
 /// Enlarges each image and writes it.
 ///
@@ -42,15 +38,13 @@ pub fn run(args: &Upscale, signals: &Signals) -> Result<()> {
     for (image, target) in images.iter().zip(targets) {
         cancel.check()?;
         let file = read_file(image).map_err(|e| e.at_path(image))?;
-        let (rgb, alpha) = read_alpha(&file).map_err(|e| e.at_path(image))?;
-        let from = [rgb.width, rgb.height];
-        let to = size.resolve(from, upscaling.scale()).map_err(|e| e.at_path(image))?;
+        let enlarging = Enlarging::read(&file, size, upscaling.file().cloned()).map_err(|e| e.at_path(image))?;
+        let (rgb, to) = (enlarging.image(), enlarging.to());
         let mut report = |progress: Progress| console.progress(progress);
-        let made = upscaling.enlarge(&rgb, to, tiles, &mut report, &cancel).map_err(|e| e.at_path(image))?;
+        let made = upscaling.enlarge(rgb, to, tiles, &mut report, &cancel).map_err(|e| e.at_path(image))?;
         console.finish();
-        let alpha = alpha.map(|alpha| bilinear::resize(&alpha, from, to));
-        let metadata = metadata(&said_by(&file)?, &args.upscaler, from, to);
-        target.write_bytes(&encoded(&made, alpha.as_deref(), &target, &metadata)?)?;
+        let encoded = enlarging.encode(&made, target.format(), target.quality());
+        target.write_bytes(&encoded.map_err(|e| e.at_path(target.path()))?)?;
         let path = target.path().display();
         if args.json {
             print_object(&serde_json::json!({
@@ -105,31 +99,4 @@ fn default_name(image: &Path) -> PathBuf {
     name.push("-upscaled.");
     name.push(ImageFormat::from_path(image).map_or("png", ImageFormat::ending));
     PathBuf::from(name)
-}
-
-fn encoded(image: &Rgb, alpha: Option<&[u8]>, target: &Target, metadata: &Metadata) -> Result<Vec<u8>> {
-    match (alpha, target.quality()) {
-        (Some(alpha), _) => encode_alpha(image, alpha, target.format(), metadata),
-        (None, Some(quality)) => encode_jpeg(image, quality, metadata),
-        (None, None) => encode(image, target.format(), metadata),
-    }
-    .map_err(|e| e.at_path(target.path()))
-}
-
-/// Returns the metadata of an enlarged image: the settings for other programs and the mark of generated images stay.
-/// The recipe does not reproduce the larger image, so it moves into a text of its own.
-fn metadata(said: &Said, upscaler: &UpscalerChoice, from: [usize; 2], to: [usize; 2]) -> Metadata {
-    let name = match upscaler {
-        UpscalerChoice::Lanczos => "lanczos".to_string(),
-        UpscalerChoice::File(file) => file.file_name().unwrap_or_default().to_string_lossy().into_owned(),
-    };
-    let recipe = said.recipe.as_deref().and_then(|recipe| serde_json::from_str(recipe).ok());
-    let recipe: serde_json::Value = recipe.unwrap_or_default();
-    let text = serde_json::json!({ "upscaler": name, "from": from, "to": to, "recipe": recipe });
-    Metadata {
-        texts: vec![(KEYWORD, text.to_string())],
-        parameters: said.parameters.clone(),
-        source: DigitalSource::read(said),
-        ..Metadata::default()
-    }
 }

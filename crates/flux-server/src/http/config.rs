@@ -147,6 +147,8 @@ pub struct Limits {
     pub start: Duration,
     /// Max pixels of an image.
     pub max_pixels: usize,
+    /// Max pixels of an enlarged image.
+    pub upscale_max_pixels: usize,
     /// Max bytes of a JSON body.
     pub json_bytes: usize,
     /// Max bytes of a file in a form.
@@ -179,6 +181,7 @@ impl Default for Limits {
             batch_latency: Duration::from_secs(1),
             start: Duration::from_secs(600),
             max_pixels: 4_200_000,
+            upscale_max_pixels: 34_000_000,
             json_bytes: 8 << 20,
             file_bytes: 64 << 20,
             form_bytes: 256 << 20,

@@ -172,6 +172,11 @@ impl Fields {
         given.flag().map(Some).ok_or_else(|| given.wrong_type("true or false"))
     }
 
+    /// Returns `true` if a field was sent, without taking it.
+    pub fn has(&self, name: &str) -> bool {
+        self.values.contains_key(name)
+    }
+
     /// Returns `true` if a field is a boolean, without taking it.
     pub fn is_flag(&self, name: &str) -> bool {
         self.values.get(name).is_some_and(|given| given.flag().is_some())

@@ -4,20 +4,24 @@
 use std::sync::Arc;
 use std::thread;
 
-use flux::engine::{Event, Message};
+use flux::engine::{Enlarging, Event, Message};
 use flux::error::ErrorKind;
 use flux::input;
 use flux::metadata::Metadata;
 use flux::output::{self, ImageFormat};
 use flux::rgb::Rgb;
-use flux::stage::Stage;
+use flux::stage::{Progress, Stage};
 use tokio::sync::mpsc::UnboundedReceiver;
 use tokio::task::spawn_blocking;
 
 use crate::http::error::{ApiError, too_late};
+use crate::jobs::enlarging;
 use crate::jobs::metrics::Metrics;
 use crate::jobs::record::{JobEvent, JobRecord, Made, Planned};
 use crate::jobs::request::{Encoding, Previews};
+
+/// Max parts of an enlarged image in progress reports.
+const MAX_PARTS: u64 = 20;
 
 /// The queue that an image is from, which counts unfinished images.
 pub trait ImageQueue: Send + Sync {
@@ -35,6 +39,8 @@ pub struct Image {
     model: usize,
     place: usize,
     is_started: bool,
+    /// The image that the job enlarges, instead of generating one.
+    enlarging: Option<Arc<Enlarging>>,
 }
 
 impl Drop for Image {
@@ -48,18 +54,24 @@ impl Drop for Image {
 
 impl Image {
     pub fn new(queue: Arc<dyn ImageQueue>, record: Arc<JobRecord>, model: usize, place: usize) -> Self {
-        Self { queue, record, model, place, is_started: false }
+        Self { queue, record, model, place, is_started: false, enlarging: None }
+    }
+
+    pub fn with_enlarging(mut self, enlarging: Option<Arc<Enlarging>>) -> Self {
+        self.enlarging = enlarging;
+        self
     }
 
     /// Forwards the engine's messages to the job.
     pub async fn follow(mut self, mut messages: UnboundedReceiver<Message>) {
-        let (mut made, mut last) = (None, None);
+        let (mut made, mut enlarged, mut last) = (None, None, None);
         while let Some(message) = messages.recv().await {
             match message {
                 Message::Event { event: Event::Image { image, latents, .. }, .. } => {
                     self.record.keep_latents(latents);
                     made = Some(image);
                 }
+                Message::Event { event: Event::Enlarged(image), .. } => enlarged = Some(image),
                 Message::Event { event, .. } => self.forward(event, &mut last).await,
                 Message::End(end) => {
                     if let Err(error) = end {
@@ -70,10 +82,13 @@ impl Image {
             }
         }
         let encoding = self.record.encoding;
-        let encoded = match made {
-            Some(image) => spawn_blocking(move || encode(&image, encoding)).await,
+        let encoded = match (made, self.enlarging.take().zip(enlarged)) {
+            (Some(image), _) => spawn_blocking(move || encode(&image, encoding)).await,
+            (None, Some((enlarging, image))) => {
+                spawn_blocking(move || enlarging::encode(&enlarging, &image, encoding)).await
+            }
             // Has no effect if the job already ended with an error.
-            None => Ok(Err(flux::Error::new("the engine ended without the image"))),
+            (None, None) => Ok(Err(flux::Error::new("the engine ended without the image"))),
         };
         let (queue, record, place) = (Arc::clone(&self.queue), Arc::clone(&self.record), self.place);
         // A client that has its image must not find it counted as running.
@@ -107,6 +122,14 @@ impl Image {
                 if progress.stage == Stage::Denoise && last.replace(progress.done) != Some(progress.done) =>
             {
                 self.record.push_event(JobEvent::Step { image: place, step: progress.done, steps: progress.total });
+            }
+            Event::Progress(Progress { stage: Stage::Upscale, done, total }) => {
+                // An image in many tiles has thousands of parts.
+                let steps = total.min(MAX_PARTS);
+                let step = done * steps / total.max(1);
+                if last.replace(step) != Some(step) {
+                    self.record.push_event(JobEvent::Step { image: place, step, steps });
+                }
             }
             Event::Preview { steps, image, .. } => {
                 let JobRecord { previews, encoding, .. } = *self.record;

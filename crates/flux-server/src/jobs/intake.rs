@@ -17,7 +17,7 @@ use crate::jobs::fields::Fields;
 use crate::jobs::record::{JobRecord, Owner};
 use crate::jobs::request::{Asked, Defaults, Route, Upload};
 use crate::jobs::upsampling::Upsampling;
-use crate::{App, EndsWithClient, jobs::body};
+use crate::{App, EndsWithClient, jobs::body, jobs::enlarging};
 
 /// The assumed number of pixels of an image if its model is not loaded.
 const PIXELS: usize = 1 << 20;
@@ -98,10 +98,28 @@ pub fn begin(app: &Arc<App>, client: &Client, permit: &Arc<Permit>, asked: Asked
     // Users of a key are identified by hashes of their names.
     let user = asked.user.as_ref().map_or_else(String::new, |user| blake3::hash(user.as_bytes()).to_hex().to_string());
     let owner = Owner { key: client.name.clone(), share: client.share.clone(), user };
-    let mut asked = asked;
+    start(app, owner, permit, asked, upsampling)
+}
+
+fn start(
+    app: &Arc<App>,
+    owner: Owner,
+    permit: &Arc<Permit>,
+    mut asked: Asked,
+    upsampling: Option<Arc<Upsampling>>,
+) -> Result<Arc<JobRecord>> {
     let record = app.queue.begin(&mut asked, owner).inspect_err(|error| app.metrics.refused(error.code))?;
     tokio::spawn(take(Arc::clone(app), Arc::clone(permit), Arc::clone(&record), asked, upsampling));
     Ok(record)
+}
+
+/// Starts a job that continues another one of the same owner. It is cancelled on drop.
+///
+/// Errors as [`begin`].
+pub fn continued(app: &Arc<App>, owner: &Owner, asked: Asked) -> Result<EndsWithClient> {
+    let permit = Arc::new(app.admission.permit(&owner.share));
+    permit.count(asked.estimate(), "image")?;
+    Ok(EndsWithClient::new(app, start(app, owner.clone(), &permit, asked, None)?))
 }
 
 /// As [`begin`], but the job is cancelled if its client disconnects. Waits until its images are read.
@@ -127,6 +145,9 @@ async fn take(
             Some(upsampling) => upsampling.rewrite(&permit, &record, asked, app.queue.models()).await?,
             None => asked,
         };
+        if asked.enlarging.as_ref().is_some_and(|enlargement| enlargement.upscaler.is_none()) {
+            return enlarging::filter(&app, &permit, Arc::clone(&record), asked).await;
+        }
         app.queue.take(&permit, Arc::clone(&record), asked).await
     };
     let taken = tokio::select! {

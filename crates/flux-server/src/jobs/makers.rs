@@ -9,6 +9,8 @@ use serde_json::Value;
 
 use crate::http::error::{ApiError, Result};
 use crate::jobs::admission::Permit;
+#[cfg(feature = "queue")]
+use crate::jobs::enlarging;
 use crate::jobs::metrics::QueueStats;
 use crate::jobs::models::Models;
 use crate::jobs::queue::Queue;
@@ -40,11 +42,18 @@ impl Makers {
         match self {
             Self::Here(queue) => queue.check(asked.files.values().map(Vec::len).sum())?,
             #[cfg(feature = "queue")]
-            Self::Workers(workers) => workers.check_open()?,
+            Self::Workers(workers) => {
+                workers.check_open()?;
+                enlarging::check_queue(asked)?;
+            }
         }
-        let (model, note) = self.models().find(asked.model.as_deref())?;
+        let models = self.models();
+        let (name, note) = match &asked.enlarging {
+            Some(enlargement) => (enlargement.name(models.upscalers())?, None),
+            None => models.find(asked.model.as_deref()).map(|(model, note)| (models.name(model).to_string(), note))?,
+        };
         let notes = std::mem::take(&mut asked.notes).into_iter().chain(note).collect();
-        Ok(JobRecord::new(owner, self.models().name(model), asked, notes))
+        Ok(JobRecord::new(owner, &name, asked, notes))
     }
 
     /// Reads the images of a job when its turn comes, and queues the job.

@@ -5,6 +5,7 @@
 pub(crate) mod admission;
 pub(crate) mod body;
 pub(crate) mod embedded;
+pub(crate) mod enlarging;
 pub(crate) mod fields;
 pub(crate) mod follow;
 pub(crate) mod intake;

@@ -11,6 +11,7 @@ use flux::model::ModelInfo;
 use flux::stage::CancelFlag;
 
 use crate::http::error::{ApiError, Result, shown};
+use crate::upscalers::Upscalers;
 use axum::http::StatusCode;
 use flux_runtime::allocator;
 
@@ -32,6 +33,7 @@ pub struct Models {
     served: Vec<Served>,
     /// Adapter files by name.
     adapters: BTreeMap<String, PathBuf>,
+    upscalers: Upscalers,
     /// `true` if an unknown model name is an error.
     strict: bool,
     /// Max models loaded at once.
@@ -73,8 +75,8 @@ struct OpenModel {
 impl Models {
     pub fn new(served: Vec<Served>, adapters: BTreeMap<String, PathBuf>, strict: bool, max_open: usize) -> Self {
         let distilled = served.iter().map(|_| OnceLock::new()).collect();
-        let (open, scheduler, closes, cancel) = Default::default();
-        Self { served, adapters, strict, max_open, open, scheduler, closes, distilled, cancel }
+        let (upscalers, open, scheduler, closes, cancel) = Default::default();
+        Self { served, adapters, upscalers, strict, max_open, open, scheduler, closes, distilled, cancel }
     }
 
     /// Creates models of one engine that is open already, and that the program may use as well.
@@ -82,6 +84,11 @@ impl Models {
         let info = Some(Arc::new(engine.info().clone()));
         let open: Open = Box::new(move |_, _| Ok(Arc::clone(&engine)));
         Self::new(vec![Served { name: name.into(), info, licence: None, open }], BTreeMap::new(), false, 1)
+    }
+
+    /// Adds the upscalers in a folder.
+    pub fn with_upscalers(self, folder: Option<PathBuf>) -> Self {
+        Self { upscalers: Upscalers::new(folder), ..self }
     }
 
     fn open(&self) -> MutexGuard<'_, Vec<OpenModel>> {
@@ -128,6 +135,10 @@ impl Models {
         ApiError::new(StatusCode::NOT_FOUND, "model_not_found", message).with_param("model")
     }
 
+    pub(crate) fn upscalers(&self) -> &Upscalers {
+        &self.upscalers
+    }
+
     /// Returns the names of the adapters.
     pub fn adapters(&self) -> impl Iterator<Item = &str> {
         self.adapters.keys().map(String::as_str)
@@ -166,6 +177,11 @@ impl Models {
     /// Returns the engine of a model, if it is loaded.
     pub fn resident(&self, place: usize) -> Option<Arc<Engine>> {
         self.open().iter().find(|open| open.place == place).map(|open| Arc::clone(&open.engine))
+    }
+
+    /// Returns the index of the model that was used last among the loaded ones, or of the default model.
+    pub fn last_used(&self) -> usize {
+        self.open().iter().max_by_key(|open| open.used).map_or(0, |open| open.place)
     }
 
     /// Returns the scheduler of all engines.

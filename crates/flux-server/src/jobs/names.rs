@@ -26,6 +26,7 @@ const NAMES: &[(&str, &[&str])] = &[
         ],
     ),
     ("size", &["image_size", "resolution", "dimensions"]),
+    ("by", &["scale", "factor", "upscale_by", "upscale_factor"]),
     ("width", &["image_width"]),
     ("height", &["image_height"]),
     ("aspect_ratio", &["ratio"]),

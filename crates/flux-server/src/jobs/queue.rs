@@ -19,6 +19,7 @@ use tokio::sync::mpsc;
 use crate::http::config::Limits;
 use crate::http::error::{ApiError, Result, SOON, too_late};
 use crate::http::rate::RateLimits;
+use crate::jobs::enlarging;
 use crate::jobs::follow::{Image, ImageQueue};
 use crate::jobs::metrics::{Metrics, QueueStats};
 use crate::jobs::models::Models;
@@ -134,13 +135,20 @@ impl Queue {
     ///
     /// Errors if the job is invalid, or there is too much work already.
     pub fn take(self: &Arc<Self>, record: &Arc<JobRecord>, mut asked: Asked, cancel: &CancelFlag) -> Result<()> {
-        let (model, _) = self.models.find(asked.model.as_deref())?;
-        let mut job = work::read(&mut asked, record, &self.models, cancel)?;
+        let (model, mut job) = match &asked.enlarging {
+            Some(_) => {
+                (self.models.last_used(), enlarging::job(&mut asked, record, &self.models, &self.limits, cancel)?)
+            }
+            None => {
+                let (model, _) = self.models.find(asked.model.as_deref())?;
+                (model, work::read(&mut asked, record, &self.models, cancel)?)
+            }
+        };
         let (engine, mut takes) = (self.models.resident(model), None);
         record.note(asked.notes);
         if let Some(engine) = &engine {
             self.plan(&mut job, asked.feedback.as_ref(), record, engine)?;
-            takes = job.deadline.map(|_| engine.seconds_with(&job.request, job.count)).transpose()?.flatten();
+            takes = job.deadline.map(|_| engine.seconds_with(&job)).transpose()?.flatten();
         }
         let (pixels, bytes) = (work::pixels(&job, record), work::bytes(&job));
         let submitted = self.change(|state| {
@@ -236,7 +244,8 @@ impl Queue {
         let jobs = (0..job.count).map(|image| {
             let (sender, messages) = mpsc::unbounded_channel();
             images.push((
-                Image::new(Arc::clone(self) as Arc<dyn ImageQueue>, Arc::clone(record), model, image),
+                Image::new(Arc::clone(self) as Arc<dyn ImageQueue>, Arc::clone(record), model, image)
+                    .with_enlarging(job.enlarging.clone()),
                 messages,
             ));
             let job = Job {

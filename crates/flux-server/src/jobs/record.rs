@@ -113,6 +113,8 @@ pub struct JobRecord {
     pub encoding: Encoding,
     /// `true` if its files contain no recipe.
     pub no_recipe: bool,
+    /// `true` if it enlarges an image, with the upscaler as its model.
+    pub is_enlarging: bool,
     pub previews: Previews,
     pub count: usize,
     pub created: SystemTime,
@@ -159,9 +161,9 @@ impl Planned {
         Self { width, height, steps, text_tokens, image_tokens }
     }
 
-    /// Returns the tokens of an image.
+    /// Returns the tokens of an image. An enlarged image, which has no steps, has none.
     pub fn tokens(&self) -> usize {
-        (self.width / 16) * (self.height / 16)
+        if self.steps == 0 { 0 } else { (self.width / 16) * (self.height / 16) }
     }
 }
 
@@ -200,6 +202,7 @@ impl JobRecord {
             prompt: asked.recipe.prompt.clone(),
             encoding: asked.encoding,
             no_recipe: asked.no_recipe,
+            is_enlarging: asked.enlarging.is_some(),
             previews: asked.previews,
             count: asked.count,
             created: SystemTime::now(),
@@ -431,6 +434,7 @@ impl JobRecord {
             prompt: self.prompt.clone(),
             encoding: self.encoding,
             no_recipe: self.no_recipe,
+            is_enlarging: self.is_enlarging,
             previews: self.previews,
             count: self.count,
             created: self.created,

@@ -1,5 +1,6 @@
 //! Parsing of the request fields, shared by all routes that generate images.
 
+mod enlarging;
 mod size;
 #[cfg(test)]
 mod tests;
@@ -20,8 +21,10 @@ use serde_json::{Value, json};
 
 use crate::http::error::{ApiError, Result, shown};
 use crate::jobs::admission::{Estimate, Preparation};
+use crate::jobs::enlarging::Enlargement;
 use crate::jobs::fields::{Faults, Fields, missing, unknown};
 use crate::jobs::masks;
+pub use enlarging::NAME as ENLARGED;
 use size::read_size;
 
 /// Max characters of a prompt, as in OpenAI's API.
@@ -36,6 +39,10 @@ pub const MAX_IMAGES: u64 = 10;
 const MAX_FEATHER: u64 = 4096;
 /// Max steps.
 const MAX_STEPS: u64 = 1000;
+/// The values of `priority`.
+const PRIORITIES: [(&str, Priority); 3] =
+    [("high", Priority::High), ("normal", Priority::Normal), ("low", Priority::Low)];
+
 /// A parsed request for images.
 #[derive(Debug)]
 pub struct Asked {
@@ -43,6 +50,8 @@ pub struct Asked {
     pub model: Option<String>,
     /// The recipe. It names the files below.
     pub recipe: Recipe,
+    /// The enlargement of the image, instead of images to generate.
+    pub enlarging: Option<Enlargement>,
     /// The way to expand the prompt, if requested.
     pub expansion: Option<Expansion>,
     pub files: EmbeddedFiles,
@@ -177,6 +186,7 @@ pub struct Upload {
 pub enum Route {
     Generations,
     Edits,
+    Upscale,
     Jobs,
 }
 
@@ -216,6 +226,9 @@ impl Asked {
             let [width, height] = sides.grown(size).map(|side| side as u64);
             estimate += Estimate::scale(width.saturating_mul(height).saturating_mul(2));
         }
+        if let (Some(enlargement), Some(file)) = (&self.enlarging, self.recipe.inputs.first()) {
+            estimate += self.files.get(file).map_or(Estimate::default(), |file| enlargement.estimate(file));
+        }
         estimate
     }
 
@@ -232,6 +245,9 @@ impl Asked {
     pub fn read(fields: Fields, uploads: Vec<Upload>, route: Route, defaults: Defaults) -> Result<Self> {
         let (mut notes, mut faults) = (Vec::new(), Faults::default());
         let mut fields = fields.with_own_names();
+        if route == Route::Upscale || route == Route::Jobs && fields.has(enlarging::FIELD) {
+            return Self::read_enlarging(fields, uploads, route);
+        }
         // On the route of jobs, the field may also be a complete recipe.
         let is_whole = route == Route::Jobs && !fields.is_flag("recipe");
         let whole = if is_whole { fields.value::<Recipe>("recipe")? } else { None };
@@ -254,16 +270,16 @@ impl Asked {
         let model = faults.ok(fields.text("model"));
         let expand_seed = faults.ok(fields.seed("expand_seed"));
         let expands = faults.ok(fields.flag("expand")).unwrap_or(expand_seed.is_some());
-        let priorities = [("high", Priority::High), ("normal", Priority::Normal), ("low", Priority::Low)];
         let mut asked = Self {
             expansion: expands.then(|| Expansion { seed: expand_seed, ..Expansion::default() }),
             adapters,
+            enlarging: None,
             upsample: faults.ok(fields.flag(UPSAMPLE)),
             count: faults.ok(fields.whole("n", 1..=MAX_IMAGES)).unwrap_or(1) as usize,
             encoding: read_encoding(&mut fields, &mut faults, &mut notes),
             no_recipe,
             previews: read_previews(&mut fields, &mut faults, route),
-            priority: faults.ok(fields.word("priority", &priorities)).unwrap_or_default(),
+            priority: faults.ok(fields.word("priority", &PRIORITIES)).unwrap_or_default(),
             deadline: faults.ok(fields.number("deadline_s", 0.0..=1e6)).map(Duration::from_secs_f64),
             user: faults.ok(fields.text("user")),
             answer: read_answer(&mut fields, &mut faults, model.as_deref()),
@@ -447,7 +463,9 @@ fn add_files(
             _ => faults.add(unknown(upload.part)),
         }
     }
-    if recipe.inputs.is_empty() && (route == Route::Edits || mask.is_some() || recipe.strength.is_some()) {
+    if recipe.inputs.is_empty()
+        && (matches!(route, Route::Edits | Route::Upscale) || mask.is_some() || recipe.strength.is_some())
+    {
         faults.add(missing("image"));
     }
     (files, mask)

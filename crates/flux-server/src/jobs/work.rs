@@ -66,6 +66,9 @@ pub fn plan(
     models: &Models,
     most_pixels: usize,
 ) -> Result<()> {
+    if job.enlarging.is_some() {
+        return Ok(());
+    }
     let adapter = |used: &AdapterFile| {
         let name = used.file.to_string_lossy();
         let path: &Path = models.adapter(&name)?;
@@ -101,7 +104,8 @@ pub fn plan(
 pub fn bytes(job: &Job) -> usize {
     let texts = job.request.prompt.len() + job.request.negative.as_ref().map_or(0, String::len);
     let words: usize = job.words.iter().map(|words| words.prompt.len()).sum();
-    job.inputs.bytes() + 2 * job.count * texts + words
+    let enlarging = job.enlarging.as_ref().map_or(0, |enlarging| enlarging.bytes());
+    job.inputs.bytes() + enlarging + 2 * job.count * texts + words
 }
 
 /// Returns the pixels of all images of a job, or a guess before planning.

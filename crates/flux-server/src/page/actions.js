@@ -77,6 +77,25 @@ async function vary(image, strength) {
   }
 }
 
+/** Enlarges an image, which becomes a new version. */
+async function enlarge(image, upscaler, by) {
+  const file = await fileOf(image);
+  const input = { id: image.id, name: file.name, blob: file };
+  await store.putInput(input);
+  const { recipe, asked, inputs, mask, root, id } = image;
+  const more = { parent: id, root, enlarged: { recipe, asked, inputs, mask } };
+  await draw({ upscale: { upscaler, by } }, [input], undefined, { more }).then(selectJob, showError);
+}
+
+/** Returns the entries of the menu that enlarges an image: the sizes that the server allows. */
+function sizesOf(image) {
+  const most = server.limits.upscale_pixels ?? Infinity;
+  const factors = [2, 4].filter((by) => image.width * image.height * by * by <= most);
+  return server.upscalers.flatMap((name) =>
+    factors.map((by) => ['enlarge', t('enlarge_by', { by, name }), () => enlarge(image, name, by)]),
+  );
+}
+
 async function reuse({ recipe, asked, inputs, mask }) {
   const isWhole = await setReferences(inputs, mask, { extend: asked?.extend });
   useRecipe(recipe, asked);
@@ -127,6 +146,8 @@ export function actionsOf(image) {
   compare.hidden = !canCompare(image);
   const grid = button('grid', t('grid'), () => select(image.id, { grid: true }));
   grid.hidden = !(image.count > 1);
+  const sizes = menu('enlarge', t('enlarge'), sizesOf(image));
+  sizes.hidden = sizesOf(image).length === 0;
   const trash = button('trash', t('delete'), () => remove([image]), { className: 'icon danger' });
   const main = button('edit', t('edit'), () => edit(image), { className: 'primary' });
   setLabel(main, t('edit'));
@@ -141,11 +162,12 @@ export function actionsOf(image) {
     grid,
     button('brush', t('mask'), () => useTool('mask', image)),
     button('extend', t('extend'), () => useTool('extend', image)),
-    // An upscaler would have its place here.
+    sizes,
     button('down', t('download'), () => download(image)),
     menu('code', t('copy'), [
       ['image', t('copy_image'), () => copyImage(image)],
-      ...['flux', 'curl', 'Python'].map((kind) => ['code', kind, () => copyAs(kind, image)]),
+      // The commands make the image before it was enlarged.
+      ...(image.isEnlarged ? [] : ['flux', 'curl', 'Python']).map((kind) => ['code', kind, () => copyAs(kind, image)]),
     ]),
     menu('again', t('reuse'), [
       ['again', t('reuse_all'), () => reuse(image)],

@@ -62,6 +62,8 @@ export default {
   edit: 'تعديل',
   edit_do: 'تعديل',
   editing_end: 'إنهاء التعديل',
+  enlarge: 'تكبير',
+  enlarge_by: '‏{by} × بواسطة {name}',
   eraser: 'ممحاة',
   export: 'تصدير',
   extend: 'توسيع',

@@ -62,6 +62,8 @@ export default {
   edit: 'Bearbeiten',
   edit_do: 'Bearbeiten',
   editing_end: 'Nicht mehr bearbeiten',
+  enlarge: 'Vergrößern',
+  enlarge_by: '{by} × mit {name}',
   eraser: 'Radierer',
   export: 'Exportieren',
   extend: 'Erweitern',

@@ -62,6 +62,8 @@ export default {
   edit: 'Edit',
   edit_do: 'Edit',
   editing_end: 'Stop editing',
+  enlarge: 'Enlarge',
+  enlarge_by: '{by} × with {name}',
   eraser: 'Eraser',
   export: 'Export',
   extend: 'Extend',

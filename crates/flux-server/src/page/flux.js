@@ -4,7 +4,7 @@ import { edit, endEdit, showEditing } from './page/actions.js';
 import { $, el, kept, open, prepareDialogs, press, release, say, toast } from './page/dom.js';
 import { clearErrors, fields, prepareForm, sentence, showError, useRecipe, wrong } from './page/form.js';
 import { importFiles, onOpened, prepareGallery, showGallery } from './page/gallery.js';
-import { draw, jobs, onJobs, resume } from './page/jobs.js';
+import { draw, jobs, onJobs, promptOf, resume } from './page/jobs.js';
 import { cancelShown, prepareKeys, showSheet } from './page/keys.js';
 import { find, images, keep, load, onImages } from './page/library.js';
 import { loadModels, onModel, watchStatus } from './page/models.js';
@@ -66,8 +66,11 @@ onJobs({
   change: ({ more }) => more?.isHidden || refresh(),
   async image(job, index, blob) {
     if (job.more?.sample) return;
-    const { asked, id, created, inputs, mask, notes, count, more } = job;
-    const recipe = (await readRecipe(blob)) ?? { prompt: asked.prompt, seed: asked.seed };
+    const { id, created, notes, count, more } = job;
+    // An enlarged image keeps the settings of the original.
+    const { asked, inputs, mask } = more?.enlarged ?? job;
+    const known = more?.enlarged?.recipe ?? { prompt: asked.prompt, seed: asked.seed };
+    const recipe = (await readRecipe(blob)) ?? known;
     // The start of a job found after a reload is unknown.
     const seconds = job.isResumed ? null : (performance.now() - job.since) / 1000 / (job.saved.size + 1);
     const family = { parent: more?.parent, root: more?.root };
@@ -85,6 +88,7 @@ onJobs({
         mask,
         notes,
         seconds,
+        isEnlarged: Boolean(more?.enlarged),
         ...family,
       },
       blob,
@@ -93,7 +97,7 @@ onJobs({
   end(job, error, isCancelled) {
     if (job.more?.isHidden) return;
     refresh();
-    const { prompt } = job.asked;
+    const prompt = promptOf(job);
     if (!error) {
       if (isCancelled) say(t('cancelled'));
     } else if (error.code === 'not_found') toast(t('job_gone', { prompt }), { isError: true });

@@ -150,6 +150,9 @@ function end(job, error, isCancelled = false) {
   followNext();
 }
 
+/** Returns the prompt of a job; an image that is enlarged has one of its own. */
+export const promptOf = ({ asked, more }) => (more?.enlarged?.recipe ?? asked).prompt;
+
 /** Returns the progress of an image, from 0 to 1. */
 export const partOf = (job, image) => {
   const { step, steps } = job.images[image];

@@ -15,7 +15,14 @@ const UNKNOWN = {
 };
 
 /** The models, the adapters, and the features of the server. */
-export const server = { models: [], loras: [], queue: false, upsample: false, limits: { images: 10 } };
+export const server = {
+  models: [],
+  loras: [],
+  upscalers: [],
+  queue: false,
+  upsample: false,
+  limits: { images: 10 },
+};
 const hears = [];
 
 /** Calls a function when another model is chosen. */

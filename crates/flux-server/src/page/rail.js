@@ -1,7 +1,7 @@
 // The strip of recent images and running jobs. The selected one is shown on the stage.
 
 import { $, el } from './dom.js';
-import { jobs, partOf, progressText } from './jobs.js';
+import { jobs, partOf, progressText, promptOf } from './jobs.js';
 import { images, labelOf, onImages, showThumb } from './library.js';
 
 /** Max finished images in the strip; the gallery has all. */
@@ -102,7 +102,7 @@ export function fillTile(node, { image, job, index }) {
     showThumb(img, image.id);
     return;
   }
-  node.setAttribute('aria-label', `${job.asked.prompt}: ${progressText(job, index)}`);
+  node.setAttribute('aria-label', `${promptOf(job)}: ${progressText(job, index)}`);
   node.classList.add('waiting');
   const { preview } = job.images[index];
   let [img, ring] = node.children;

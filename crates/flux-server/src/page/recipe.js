@@ -10,7 +10,7 @@ export async function readRecipe(blob) {
   const between = xmp.match(/<flux:Recipe>(.*?)<\/flux:Recipe>/s)?.[1];
   const own = texts.flux ?? (between && unescaped(between));
   try {
-    return own ? parseRecipe(own) : null;
+    return own ? parseRecipe(own) : texts['flux-upscale'] ? parseEnlarged(texts['flux-upscale']) : null;
   } catch {
     return null;
   }
@@ -18,11 +18,16 @@ export async function readRecipe(blob) {
 
 const unescaped = (text) => text.replaceAll('&lt;', '<').replaceAll('&gt;', '>').replaceAll('&amp;', '&');
 
+const SEED = /"seed":\s*(\d+)/;
+
 /** Parses a recipe. The seed becomes a text, since it may exceed the precision of a number. */
 function parseRecipe(text) {
-  const { recipe, model } = JSON.parse(text.replace(/"seed":\s*(\d+)/, '"seed":"$1"'));
+  const { recipe, model } = JSON.parse(text.replace(SEED, '"seed":"$1"'));
   return recipe && { ...recipe, model: model?.name };
 }
+
+/** Parses the recipe of the image that was enlarged. */
+const parseEnlarged = (text) => parseRecipe(JSON.stringify(JSON.parse(text.replace(SEED, '"seed":"$1"')).recipe ?? {}));
 
 /** Returns the text chunks of a PNG by keyword. */
 async function pngTexts(bytes) {

@@ -168,7 +168,8 @@ function showVersions(image, isNew) {
           { type: 'button', className: 'version', data: { id: version.id }, onclick: () => select(version.id) },
           img,
         );
-        const label = at === 0 ? t('original') : t('version_n', { n: at });
+        const size = version.isEnlarged && `${number(version.width)} × ${number(version.height)}`;
+        const label = size || (at === 0 ? t('original') : t('version_n', { n: at }));
         node.append(el('span', { textContent: label }));
         node.setAttribute('aria-label', `${label}: ${labelOf(version)}`);
         return node;

@@ -247,6 +247,7 @@ impl<'a> Live<'a> {
 fn check(asked: &request::Asked) -> Result<()> {
     let wrong = [
         (asked.count != 1, "n", "each frame generates one image"),
+        (asked.enlarging.is_some(), "upscale", "an image cannot be enlarged as fast as frames"),
         (asked.answer.stream, "stream", "each image is sent by itself anyway"),
         (asked.answer.as_url, "response_format", "images are sent as bytes, not as `url`"),
         (asked.upsample == Some(true), "upsample", "a language model takes longer than a frame"),

@@ -1,4 +1,5 @@
-//! The MCP server: the tools `generate_image`, `edit_image` and `list_models`, and generated images as resources.
+//! The MCP server: the tools `generate_image`, `edit_image`, `upscale_image` and `list_models`, and their images as
+//! resources.
 //!
 //! Results contain each image as a small JPEG, since clients refuse long messages. The full image is a file: below
 //! `/v1/files/` over HTTP, and on disk over stdio.
@@ -178,7 +179,7 @@ impl Tools {
         let (tools, mut arguments) = (self.clone(), arguments);
         let bytes = arguments.values().map(text_bytes).sum();
         let read = async {
-            let read = move |_: &CancelFlag| Ok((tools.uploads(&mut arguments)?, arguments));
+            let read = move |_: &CancelFlag| Ok((tools.uploads(&mut arguments, route)?, arguments));
             let (uploads, arguments) = permit.answer(Estimate::bytes(bytes), read).await?;
             self.wait_until_ready().await?;
             intake::read(&self.app, &client, &permit, Fields::from_object(arguments), uploads, route).await
@@ -214,10 +215,12 @@ impl Tools {
             content.push(ContentBlock::image(STANDARD.encode(small), "image/jpeg"));
             let notes: String = snapshot.notes.iter().map(|note| format!("\nnote: {note}")).collect();
             let prompt = made.revised_prompt().map_or(String::new(), |prompt| format!("\nprompt: {prompt}"));
-            content.push(ContentBlock::text(format!(
-                "seed {}, {}x{}, model {}, {}{prompt}{notes}",
-                made.seed, made.width, made.height, job.model, link.uri
-            )));
+            let size = format!("{}x{}", made.width, made.height);
+            let origin = match job.is_enlarging {
+                true => format!("{size}, upscaler {}", job.model),
+                false => format!("seed {}, {size}, model {}", made.seed, job.model),
+            };
+            content.push(ContentBlock::text(format!("{origin}, {}{prompt}{notes}", link.uri)));
             images.push(made.add_revised_prompt(json!({
                 "uri": link.uri, "name": link.name, "mime_type": job.encoding.media_type(), "bytes": made.file.len(),
                 "width": made.width, "height": made.height, "seed": made.seed, "model": job.model,
@@ -230,9 +233,10 @@ impl Tools {
     }
 
     /// Reads the images of a call. Each is base64, the name of an earlier image, or a file of this machine, if allowed.
-    fn uploads(&self, arguments: &mut JsonObject) -> Result<Vec<Upload>> {
+    fn uploads(&self, arguments: &mut JsonObject, route: Route) -> Result<Vec<Upload>> {
         let mut uploads = Vec::new();
-        let images = match arguments.remove("images") {
+        let name = if route == Route::Upscale { "image" } else { "images" };
+        let images = match arguments.remove(name) {
             None | Some(Value::Null) => Vec::new(),
             Some(Value::Array(images)) => images,
             Some(other) => vec![other],
@@ -380,6 +384,7 @@ impl ServerHandler for Tools {
         let result = match &*request.name {
             "generate_image" => self.draw(Route::Generations, arguments, &context).await,
             "edit_image" => self.draw(Route::Edits, arguments, &context).await,
+            "upscale_image" => self.draw(Route::Upscale, arguments, &context).await,
             "list_models" => {
                 let models = self.models();
                 let mut result = CallToolResult::success(vec![ContentBlock::text(models.to_string())]);
@@ -393,7 +398,8 @@ impl ServerHandler for Tools {
             let field = param.filter(|param| !message.contains(&**param));
             let field = field.map_or(String::new(), |param| format!(" (argument `{param}`)"));
             // The shared code names the field as in forms.
-            let [message, field] = [message, field].map(|text| text.replace("`image`", "`images`"));
+            let own = if request.name == "upscale_image" { "`image`" } else { "`images`" };
+            let [message, field] = [message, field].map(|text| text.replace("`image`", own));
             CallToolResult::error(vec![ContentBlock::text(format!("{code}: {message}{field}"))])
         };
         Ok(result.unwrap_or_else(wrong).into())
@@ -485,8 +491,9 @@ mod tests {
             max_pixels: 1 << 20,
             takes_paths: true,
             upsamples: true,
+            upscalers: vec!["Lanczos".to_string()],
         };
-        for tool in tools(&about).iter().filter(|tool| tool.name != "list_models") {
+        for tool in tools(&about).iter().filter(|tool| !matches!(&*tool.name, "list_models" | "upscale_image")) {
             for name in tool.input_schema["properties"].as_object().unwrap().keys() {
                 if !matches!(&**name, "images" | "mask" | "strength") {
                     let value = json!({"prompt": "x", name: null});

@@ -1,4 +1,5 @@
-//! OpenAI's Images API: `/v1/images/generations`, `/v1/images/edits` and `/v1/models`.
+//! OpenAI's Images API: `/v1/images/generations`, `/v1/images/edits` and `/v1/models`. `/v1/images/upscale` has the same
+//! form.
 //!
 //! If a client closes its connection, its job is cancelled.
 
@@ -46,6 +47,14 @@ pub async fn edits(
     images(state.0, from, request, Route::Edits).await
 }
 
+pub async fn upscale(
+    state: State<Arc<App>>,
+    from: (Extension<Client>, Extension<Address>),
+    request: Request,
+) -> Result<Response> {
+    images(state.0, from, request, Route::Upscale).await
+}
+
 async fn images(
     app: Arc<App>,
     (Extension(client), Extension(address)): (Extension<Client>, Extension<Address>),
@@ -87,12 +96,10 @@ fn client_timeout(headers: &HeaderMap) -> Option<Duration> {
 
 /// Returns the fields that all responses share.
 fn common(job: &JobRecord, snapshot: &Snapshot) -> Map<String, Value> {
-    Map::from_iter([
-        ("output_format".to_string(), job.encoding.name().into()),
-        ("size".to_string(), snapshot.size().into()),
-        ("quality".to_string(), "high".into()),
-        ("background".to_string(), "opaque".into()),
-    ])
+    let all = [("output_format", job.encoding.name().into()), ("size", Value::from(snapshot.size()))];
+    let generated = [("quality", "high".into()), ("background", "opaque".into())];
+    let generated = generated.into_iter().filter(|_| !job.is_enlarging);
+    all.into_iter().chain(generated).map(|(name, value)| (name.to_string(), value)).collect()
 }
 
 fn created(job: &JobRecord) -> u64 {
@@ -141,7 +148,11 @@ async fn stream(
     (events, asked, address): (&Events, &Answer, &Address),
     route: Route,
 ) -> std::result::Result<(), Gone> {
-    let prefix = if route == Route::Edits { "image_edit" } else { "image_generation" };
+    let prefix = match route {
+        Route::Edits => "image_edit",
+        Route::Upscale => "image_upscale",
+        Route::Generations | Route::Jobs => "image_generation",
+    };
     let mut changes = job.watch();
     let mut told = 0;
     loop {
@@ -215,9 +226,11 @@ pub async fn models(State(app): State<Arc<App>>) -> Response {
         "queue": app.queue.is_queue(),
         "upsample": app.upsampling.is_some(),
         "wildcards": app.config.wildcards.is_some(),
+        "upscalers": app.queue.models().upscalers().all_names(),
         "version": env!("CARGO_PKG_VERSION"),
         "limits": {
-            "images": MAX_IMAGES, "pixels": limits.max_pixels, "prompt": MAX_PROMPT,
+            "images": MAX_IMAGES, "pixels": limits.max_pixels, "upscale_pixels": limits.upscale_max_pixels,
+            "prompt": MAX_PROMPT,
             "file_bytes": limits.file_bytes, "form_bytes": limits.form_bytes,
         },
     });

@@ -21,9 +21,7 @@ const DONE: [&str; 5] = [
     "/sdapi/v1/reload-checkpoint",
 ];
 /// Unsupported routes, with the reason.
-const ABSENT: [(&str, &str); 12] = [
-    ("/sdapi/v1/extra-single-image", UPSCALERS),
-    ("/sdapi/v1/extra-batch-images", UPSCALERS),
+const ABSENT: [(&str, &str); 10] = [
     ("/sdapi/v1/interrogate", "there is no model that describes images"),
     ("/sdapi/v1/create/embedding", TRAINING),
     ("/sdapi/v1/create/hypernetwork", TRAINING),
@@ -35,7 +33,6 @@ const ABSENT: [(&str, &str); 12] = [
     ("/controlnet/detect", CONTROLNET),
     ("/tagger/v1/interrogate", "there is no model that describes images"),
 ];
-const UPSCALERS: &str = "upscalers are not supported";
 const TRAINING: &str = "training is not supported";
 const SERVER: &str = "clients cannot stop the server";
 const CONTROLNET: &str = "ControlNet is not supported";

@@ -10,7 +10,7 @@ use flux::stage::CancelFlag;
 use serde_json::{Map, Value, json};
 
 use super::reading::model_name;
-use super::{SdResult, file_of, read_fields};
+use super::{SdResult, extras, file_of, read_fields};
 use crate::http::client::Client;
 use crate::http::error::ApiError;
 use crate::jobs::admission::Estimate;
@@ -25,7 +25,7 @@ pub const ROUTES: &[(&str, List)] = &[
     ("/sdapi/v1/schedulers", |_| json!([{"name": "automatic", "label": "Automatic", "aliases": null}])),
     ("/sdapi/v1/loras", loras),
     ("/sdapi/v1/scripts", |_| json!({"txt2img": [], "img2img": []})),
-    ("/sdapi/v1/upscalers", |_| json!([{"name": "None", "model_name": null, "model_path": null, "scale": 1}])),
+    ("/sdapi/v1/upscalers", extras::upscalers),
     ("/sdapi/v1/memory", |_| json!({"ram": {}, "cuda": {}})),
     ("/sdapi/v1/cmd-flags", |_| json!({})),
     ("/sdapi/v1/embeddings", |_| json!({"loaded": {}, "skipped": {}})),

@@ -8,6 +8,7 @@
 mod absent;
 mod draw;
 mod effects;
+mod extras;
 mod images;
 mod lists;
 mod reading;
@@ -94,6 +95,8 @@ pub fn routes() -> Router<Arc<App>> {
     lists
         .route("/sdapi/v1/txt2img", post(draw::txt2img))
         .route("/sdapi/v1/img2img", post(draw::img2img))
+        .route("/sdapi/v1/extra-single-image", post(extras::single))
+        .route("/sdapi/v1/extra-batch-images", post(extras::batch))
         .route("/sdapi/v1/options", get(lists::options).post(lists::set_options))
         .route("/sdapi/v1/progress", get(progress))
         .route("/sdapi/v1/interrupt", post(interrupt))

@@ -87,6 +87,7 @@ impl<'a> Reading<'a> {
         Ok(Asked {
             model: Some(model),
             recipe,
+            enlarging: None,
             expansion,
             files,
             preparation,

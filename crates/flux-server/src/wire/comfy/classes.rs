@@ -91,6 +91,8 @@ pub enum Takes {
     Flag(bool),
     Text(&'static str),
     Choice(Choice),
+    /// The boxes of another node, or JSON with boxes.
+    Boxes,
     /// An adapter as written by rgthree's nodes: `{"on": .., "lora": .., "strength": ..}`.
     Adapter,
 }
@@ -106,6 +108,7 @@ pub enum Choice {
     /// Files of text encoders and VAEs, which are ignored, since models include their own.
     PartsOfModels,
     Adapters,
+    Upscalers,
     /// Uploaded images of the client.
     Uploads,
 }

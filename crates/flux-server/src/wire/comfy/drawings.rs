@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::sync::{Arc, OnceLock};
 
-use flux::engine::{EmbeddedFiles, Priority, Recipe};
+use flux::engine::{EmbeddedFiles, EnlargedSize, Priority, Recipe};
 use flux::input;
 use flux::output::ImageFormat;
 use flux::sampler::ScheduleKind;
@@ -13,12 +13,13 @@ use super::error::{GraphError, Result};
 use super::evaluate::Evaluator;
 use super::graph::Graph;
 use super::images::{Broken, Costs, MaskPicture, Picture};
-use super::kinds::{Conditioning, Content, Drawing, Drawn, Guider, Image};
+use super::kinds::{Conditioning, Content, Drawing, Drawn, Guider, Image, Upscaler};
 use super::table::MAX_IMAGES;
 use crate::http::error::{ApiError, cancelled};
 use crate::jobs::admission::{Estimate, Preparation};
+use crate::jobs::enlarging::Enlargement;
 use crate::jobs::masks;
-use crate::jobs::request::{Answer, Asked, Encoding, Previews, read_estimate};
+use crate::jobs::request::{Answer, Asked, ENLARGED, Encoding, Previews, read_estimate};
 
 /// Max samplers of a graph.
 const MAX_DRAWINGS: usize = 8;
@@ -29,8 +30,9 @@ const MAX_CHANGED: u64 = 128 << 20;
 /// Pixels above which input images are scaled down for the model.
 const MEGAPIXEL: u64 = 1024 * 1024;
 
-/// The images of one sampler, with their output nodes.
+/// The images of one sampler, or an uploaded image that a node enlarges, with the output nodes.
 pub struct Wanted {
+    /// The index of the node.
     pub sampler: usize,
     pub outputs: Vec<Output>,
     pub asked: Asked,
@@ -50,11 +52,24 @@ pub struct Output {
 /// Errors if one is not supported.
 pub fn wanted(mut on: Evaluator<'_>) -> Result<Vec<Wanted>> {
     let mut drawings: Vec<(Drawn, Vec<Output>)> = Vec::new();
+    let mut enlarged: Vec<(Arc<Picture>, Vec<Output>)> = Vec::new();
     let (graph, mut sent) = (on.graph, None);
     for output in graph.outputs.iter().copied() {
         let node = &graph.nodes[output];
         let drawn = match on.image(node, "images").map_err(|error| error.needed_for(vec![node.id.clone()]))? {
             Image::Drawn(drawn) => drawn,
+            Image::Sent(picture) if picture.first_enlargement().is_some() => {
+                let shape = picture.with_first_enlarged(None);
+                let output = Output { node: output, shape: (!shape.is_whole()).then_some(shape) };
+                let is_same = |(known, _): &&mut (Arc<Picture>, Vec<Output>)| {
+                    known.first_enlargement() == picture.first_enlargement()
+                };
+                match enlarged.iter_mut().find(is_same) {
+                    Some((_, outputs)) => outputs.push(output),
+                    None => enlarged.push((picture, vec![output])),
+                }
+                continue;
+            }
             Image::Sent(_) => {
                 sent = Some(node);
                 on.note(node, "ignored: it shows an uploaded image");
@@ -70,12 +85,16 @@ pub fn wanted(mut on: Evaluator<'_>) -> Result<Vec<Wanted>> {
             None => drawings.push((drawn, vec![output])),
         }
     }
-    if let (true, Some(node)) = (drawings.is_empty(), sent) {
+    if let (true, Some(node)) = (drawings.is_empty() && enlarged.is_empty(), sent) {
         let details = "images: expected the output of a sampler, through VAEDecode";
         let error = node.wrong("unsupported_graph", "Unsupported node or input", details).at("images");
         return Err(error.needed_for(vec![node.id.clone()]));
     }
-    check(&drawings)?;
+    let all = || {
+        let drawn = drawings.iter().map(|(drawn, outputs)| (drawn.drawing.latent.count, outputs));
+        drawn.chain(enlarged.iter().map(|(_, outputs)| (1, outputs)))
+    };
+    check(all)?;
     let mut costs = Costs::default();
     let read = |(drawn, outputs): (Drawn, Vec<Output>)| {
         let asked = ask(&mut on, &mut costs, &drawn.drawing, drawn.is_composite);
@@ -84,6 +103,7 @@ pub fn wanted(mut on: Evaluator<'_>) -> Result<Vec<Wanted>> {
         Ok(Wanted { sampler: drawn.drawing.node, outputs, asked, broken })
     };
     let mut wanted = drawings.into_iter().map(read).collect::<Result<Vec<_>>>()?;
+    wanted.extend(enlarged.into_iter().filter_map(|(picture, outputs)| enlarge(&mut costs, &picture, outputs)));
     for one in &mut wanted {
         one.asked.notes = on.notes.borrow().to_vec();
     }
@@ -91,12 +111,11 @@ pub fn wanted(mut on: Evaluator<'_>) -> Result<Vec<Wanted>> {
 }
 
 /// Errors if there are too many samplers, images, saved copies or changed pixels.
-fn check(drawings: &[(Drawn, Vec<Output>)]) -> Result<()> {
+fn check<'a, I: Iterator<Item = (u64, &'a Vec<Output>)>>(counts: impl Fn() -> I) -> Result<()> {
     let too_much = |message: String, details: String| Err(GraphError::new("invalid_prompt", message, details));
-    let counts = || drawings.iter().map(|(drawn, outputs)| (drawn.drawing.latent.count, outputs));
-    let images: u64 = counts().map(|(count, _)| count).sum();
-    if drawings.len() > MAX_DRAWINGS || images > MAX_IMAGES {
-        let message = format!("{} samplers generate {images} images", drawings.len());
+    let (samplers, images) = (counts().count(), counts().map(|(count, _)| count).sum::<u64>());
+    if samplers > MAX_DRAWINGS || images > MAX_IMAGES {
+        let message = format!("{samplers} samplers generate {images} images");
         return too_much(message, format!("expected at most {MAX_DRAWINGS} and {MAX_IMAGES}"));
     }
     let saved: u64 = counts().map(|(count, outputs)| count * outputs.len() as u64).sum();
@@ -112,6 +131,22 @@ fn check(drawings: &[(Drawn, Vec<Output>)]) -> Result<()> {
         );
     }
     Ok(())
+}
+
+/// Returns the request of an uploaded image that is enlarged first.
+fn enlarge(costs: &mut Costs, picture: &Picture, outputs: Vec<Output>) -> Option<Wanted> {
+    let (from, upscaler, node) = picture.first_enlargement()?;
+    let reading = read_estimate(from.size.map(|side| side as usize));
+    let files = Files { pictures: vec![(PathBuf::from(ENLARGED), Arc::clone(from))], reading, ..Files::default() };
+    let (preparation, broken) = files.preparation(costs);
+    let asked = Asked::enlarging(own_size(upscaler), EmbeddedFiles::new());
+    let asked = Asked { preparation: Some(preparation), ..asked };
+    Some(Wanted { sampler: node, outputs, asked, broken })
+}
+
+/// Returns the enlargement by the factor of an upscaler.
+pub fn own_size(upscaler: &Upscaler) -> Enlargement {
+    Enlargement { upscaler: Some(upscaler.name.to_string()), size: EnlargedSize::Own }
 }
 
 /// Returns the request of a sampler.
@@ -158,6 +193,18 @@ fn ask(
     for reference in references {
         recipe.inputs.push(files.add(on, reference));
     }
+    let edited = usize::from(recipe.no_self_reference);
+    for (index, weight) in guider.model.weights.iter() {
+        if *index >= guider.positive.references.len() {
+            on.note(
+                &on.graph.nodes[guider.node],
+                &format!("there is no reference {index}, so its weight has no effect"),
+            );
+            continue;
+        }
+        recipe.input_weights.resize(recipe.inputs.len(), 1.0);
+        recipe.input_weights[edited + index] *= weight;
+    }
     recipe.schedule = drawing.sigmas.schedule(tokens);
     if recipe.schedule == ScheduleKind::Flow {
         recipe.steps = Some(drawing.sigmas.steps);
@@ -171,11 +218,12 @@ fn ask(
     let asked = Asked {
         model: Some(guider.model.name.to_string()),
         recipe,
+        enlarging: None,
         expansion: None,
         files: EmbeddedFiles::new(),
         preparation: Some(preparation),
-        // The texts of a graph are those of its author.
-        upsample: Some(false),
+        // Other texts of a graph are those of its author.
+        upsample: Some(guider.positive.is_written),
         adapters: guider.model.adapters.to_vec(),
         count: latent.count as usize,
         encoding: Encoding { format: ImageFormat::Png, quality: None },
@@ -290,7 +338,7 @@ fn guidance(on: &mut Evaluator<'_>, guider: &Guider) -> Result<(Option<f32>, Opt
         on.note(&graph.nodes[guider.node], "a `cfg` below 1 counts as 1");
     }
     let is_guided = guider.scale > 1.0 && !is_distilled;
-    let Some(Conditioning { text, references }) = &guider.negative else { return Ok((guidance, None)) };
+    let Some(Conditioning { text, references, .. }) = &guider.negative else { return Ok((guidance, None)) };
     match text.as_deref() {
         Some("") if !is_guided => Ok((guidance, None)),
         None if !is_guided => Ok((guidance, None)),

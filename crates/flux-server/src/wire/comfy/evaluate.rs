@@ -11,7 +11,7 @@ use super::classes::{Choice, Given, Switch, Takes};
 use super::error::{GraphError, Result};
 use super::graph::{Graph, Node, Notes, check, type_name};
 use super::images::Picture;
-use super::kinds::{Conditioning, Image, Latent, Model, Worth};
+use super::kinds::{Conditioning, Image, Latent, Model, Upscaler, Worth};
 use super::sigmas::Sigmas;
 use crate::http::error::shown;
 use crate::jobs::masks;
@@ -29,6 +29,10 @@ pub trait Surroundings {
     ///
     /// Errors if no adapter matches, or several do.
     fn adapter(&self, file: &str) -> std::result::Result<String, String>;
+    /// Returns the upscaler of a file.
+    ///
+    /// Errors if the server has no such upscaler, or cannot use it.
+    fn upscaler(&self, file: &str) -> std::result::Result<Upscaler, String>;
     /// Returns an image that the client uploaded.
     fn upload(&self, name: &str) -> Option<Bytes>;
     /// Returns an image that Krita uploaded.
@@ -162,6 +166,26 @@ impl<'a> Evaluator<'a> {
             .ok_or_else(|| missing(node, name))
     }
 
+    /// Returns a prompt, and `true` if a language model writes it from this request.
+    pub fn prompt(&self, node: &Node, name: &str) -> Result<(Arc<str>, bool)> {
+        match self.linked(node, name) {
+            Some(Worth::Written(request)) => Ok((Arc::clone(request), true)),
+            _ => Ok((self.text(node, name)?.into(), false)),
+        }
+    }
+
+    /// Returns the boxes of another node, or the text of an input with boxes.
+    pub fn boxes(&self, node: &Node, name: &str) -> Result<Option<Worth>> {
+        match node.given(name) {
+            None => Ok(None),
+            Some((_, Given::Text(text))) => Ok(Some(Worth::Text(text.as_str().into()))),
+            Some(_) => self.take(node, name, |worth| match worth {
+                Worth::Boxes(_) | Worth::Text(_) => Some(Some(worth.clone())),
+                _ => None,
+            }),
+        }
+    }
+
     pub fn flag_or(&self, node: &Node, name: &str, default: bool) -> Result<bool> {
         let given = self.value(node, name)?;
         Ok(given.map_or(default, |given| given == Given::Flag(true)))
@@ -189,10 +213,11 @@ impl<'a> Evaluator<'a> {
     /// Returns an uploaded image.
     pub fn picture(&self, node: &Node, name: &str) -> Result<Arc<Picture>> {
         match self.image(node, name)? {
-            Image::Sent(picture) => Ok(picture),
-            Image::Drawn(_) => {
-                let details =
-                    format!("{name}: an image that the graph generates can only go to outputs; upload it first");
+            Image::Sent(picture) if picture.first_enlargement().is_none() => Ok(picture),
+            Image::Sent(_) | Image::Drawn(_) => {
+                let details = format!(
+                    "{name}: an image that the graph generates or enlarges can only go to outputs; upload it first"
+                );
                 Err(node.wrong("unsupported_graph", "Unsupported node or input", details).at(name))
             }
         }
@@ -200,6 +225,13 @@ impl<'a> Evaluator<'a> {
 
     pub fn mask(&self, node: &Node, name: &str) -> Result<Arc<super::images::MaskPicture>> {
         self.take(node, name, |worth| if let Worth::Mask(mask) = worth { Some(Arc::clone(mask)) } else { None })
+    }
+
+    pub fn upscaler(&self, node: &Node) -> Result<Upscaler> {
+        self.take(node, "upscale_model", |worth| match worth {
+            Worth::Upscaler(upscaler) => Some(upscaler.clone()),
+            _ => None,
+        })
     }
 
     pub fn noise(&self, node: &Node) -> Result<u64> {
@@ -230,6 +262,11 @@ impl<'a> Evaluator<'a> {
         )
     }
 
+    /// Returns the index of a node.
+    pub fn place(&self, node: &Node) -> usize {
+        self.graph.nodes.iter().position(|known| std::ptr::eq(known, node)).unwrap_or_default()
+    }
+
     /// Returns the image of a file.
     ///
     /// Errors if it is too large or not an image, or the graph reads too many.
@@ -245,8 +282,7 @@ impl<'a> Evaluator<'a> {
         masks::check(&file, "image").map_err(|error| wrong(&error.message))?;
         // Photos may be rotated by their metadata.
         let size = input::upright_size(&file).map_err(|error| wrong(error.what()))?;
-        let node = self.graph.nodes.iter().position(|known| std::ptr::eq(known, node)).unwrap_or_default();
-        let picture = Picture::sent(file, size, (node, name.to_string()));
+        let picture = Picture::sent(file, size, (self.place(node), name.to_string()));
         self.pictures.insert(place, Arc::clone(&picture));
         Ok(picture)
     }
@@ -259,6 +295,10 @@ fn missing(node: &Node, name: &str) -> GraphError {
 
 /// Returns the error of a link with the wrong type, found during evaluation.
 fn mismatch(node: &Node, name: &str, worth: &Worth) -> GraphError {
+    if let Worth::Written(_) = worth {
+        let details = format!("{name}: a prompt that a language model writes can only go to CLIPTextEncode");
+        return node.wrong("unsupported_graph", "Unsupported node or input", details).at(name);
+    }
     let expected = node.given(name).map_or("", |(input, _)| type_name(input.takes));
     let details = format!("{name}: received {}, expected {expected}", worth.kind().name());
     node.wrong("return_type_mismatch", "Return type mismatch between linked nodes", details).at(name)

@@ -14,7 +14,7 @@ use super::drawings::wanted;
 use super::error::GraphError;
 use super::evaluate::Surroundings;
 use super::graph::Graph;
-use super::kinds::Model;
+use super::kinds::{Model, Upscaler};
 use super::sigmas::Sampling;
 
 /// Valid graphs. The last one has unsupported nodes.
@@ -55,13 +55,13 @@ const ODD: [&str; 18] = [
 ];
 
 /// A server with one model, one adapter and one image.
-struct One {
+pub(super) struct One {
     is_distilled: bool,
     image: Bytes,
 }
 
 impl One {
-    fn new(is_distilled: bool) -> Self {
+    pub(super) fn new(is_distilled: bool) -> Self {
         let image = Rgb { width: 80, height: 64, bytes: vec![9; 3 * 80 * 64] };
         let alpha: Vec<u8> = (0..80 * 64).map(|place| if place % 80 < 40 { 0 } else { 255 }).collect();
         Self { is_distilled, image: flux::output::encode_transparent(&image, &alpha).unwrap().into() }
@@ -73,13 +73,20 @@ impl Surroundings for One {
         if file.is_empty() {
             return Err("there is no model ``".to_string());
         }
-        let (sampling, adapters) = (Sampling::default(), Arc::default());
-        let model = Model { name: "tiny".into(), is_distilled: self.is_distilled, sampling, adapters };
+        let (sampling, adapters, weights) = (Sampling::default(), Arc::default(), Arc::default());
+        let model = Model { name: "tiny".into(), is_distilled: self.is_distilled, sampling, adapters, weights };
         Ok((model, None))
     }
 
     fn adapter(&self, file: &str) -> Result<String, String> {
         if file == "ink" { Ok(file.to_string()) } else { Err("there is no such LoRA".to_string()) }
+    }
+
+    fn upscaler(&self, file: &str) -> Result<Upscaler, String> {
+        match file {
+            "x2.pth" => Ok(Upscaler { name: file.into(), scale: 2, max_pixels: 1 << 20 }),
+            _ => Err("there is no such upscaler".to_string()),
+        }
     }
 
     fn upload(&self, name: &str) -> Option<Bytes> {
@@ -95,7 +102,7 @@ impl Surroundings for One {
     }
 }
 
-fn draw(graph: &Map<String, Value>, around: &One) -> Result<Vec<super::drawings::Wanted>, GraphError> {
+pub(super) fn draw(graph: &Map<String, Value>, around: &One) -> Result<Vec<super::drawings::Wanted>, GraphError> {
     let graph = Graph::read(graph, None)?;
     wanted(super::nodes::run(&graph, around)?)
 }

@@ -317,7 +317,11 @@ impl Reading<'_> {
 
     fn input(&self, node: &Node, input: &'static Input, value: &Value) -> Result<Given> {
         match value {
-            Value::Array(link) => self.link(node, input, link),
+            // ComfyUI's page wraps lists that are not links.
+            Value::Object(wrapped) if matches!(input.takes, Takes::Boxes) && wrapped.contains_key("__value__") => {
+                read_value(node, input, &wrapped["__value__"])
+            }
+            Value::Array(link) if !matches!(input.takes, Takes::Boxes) || is_link(link) => self.link(node, input, link),
             value => read_value(node, input, value),
         }
     }
@@ -362,6 +366,7 @@ fn takes(takes: Takes, kind: Kind) -> bool {
         Takes::Number(..) => matches!(kind, Kind::Number | Kind::Whole),
         Takes::Flag(_) => kind == Kind::Flag,
         Takes::Text(_) | Takes::Choice(_) => kind == Kind::Text,
+        Takes::Boxes => matches!(kind, Kind::Boxes | Kind::Text),
         Takes::Adapter => false,
     }
 }
@@ -376,7 +381,13 @@ pub fn type_name(takes: Takes) -> &'static str {
         Takes::Text(_) => "STRING",
         Takes::Choice(_) => "COMBO",
         Takes::Adapter => "LORA",
+        Takes::Boxes => "BOUNDING_BOX",
     }
+}
+
+/// Returns `true` for `[ID, output]`.
+fn is_link(link: &[Value]) -> bool {
+    matches!(link, [Value::String(_) | Value::Number(_), Value::Number(_)])
 }
 
 /// Parses a constant in the graph.
@@ -392,7 +403,9 @@ fn read_value(node: &Node, input: &'static Input, value: &Value) -> Result<Given
             whole(value).map(Given::Whole).or_else(|| number.as_f64().map(Given::Number))
         }
         (Takes::Link(Kind::Any), Value::String(text)) => Some(Given::Text(text.clone())),
-        (Takes::Adapter, Value::Object(_)) => Some(Given::Text(value.to_string())),
+        (Takes::Adapter | Takes::Boxes, Value::Object(_)) => Some(Given::Text(value.to_string())),
+        (Takes::Boxes, Value::Array(_)) => Some(Given::Text(value.to_string())),
+        (Takes::Boxes, Value::String(text)) => Some(Given::Text(text.clone())),
         (Takes::Link(_), _) => {
             let details = format!("{}: expected a link", input.name);
             return Err(node.wrong("bad_linked_input", "Bad linked input", details));

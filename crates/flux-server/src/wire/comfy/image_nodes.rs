@@ -12,6 +12,7 @@ use super::graph::{Node, map_node_error, no_file, unsupported};
 use super::images::{Channel, MaskPicture, Picture};
 use super::kinds::{Content, Drawn, Image, Latent, Worth};
 use super::table::MAX_IMAGES;
+use crate::http::error::shown;
 
 /// The sizes of `FluxKontextImageScale`.
 const KONTEXT: [[u64; 2]; 17] = [
@@ -135,6 +136,19 @@ pub fn evaluate(on: &mut Evaluator<'_>, node: &Node) -> Result<Vec<Worth>> {
         | "FluxKontextImageScale" => {
             let image = on.image(node, "image")?;
             let shape = scaled(on, node, image.shape())?;
+            one(Worth::Image(image.reshaped(shape)))
+        }
+        "UpscaleModelLoader" => {
+            let file = on.text(node, "model_name")?;
+            let upscaler = on.around.upscaler(&file).map_err(|why| {
+                let details = format!("model_name: '{}' not in list: {why}", shown(&file));
+                node.wrong("value_not_in_list", "Value not in list", details).at("model_name")
+            })?;
+            one(Worth::Upscaler(upscaler))
+        }
+        "ImageUpscaleWithModel" => {
+            let (image, upscaler, place) = (on.image(node, "image")?, on.upscaler(node)?, on.place(node));
+            let shape = map_node_error(node, image.shape().enlarged(&upscaler, place))?;
             one(Worth::Image(image.reshaped(shape)))
         }
         "ImageCrop" => {

@@ -17,6 +17,7 @@ use flux::output::{ImageFormat, encode};
 use flux::rgb::Rgb;
 use flux::stage::CancelFlag;
 
+use super::kinds::Upscaler;
 pub use costs::Costs;
 pub use mask::{Channel, MaskPicture};
 
@@ -72,7 +73,18 @@ enum Source {
         scale: Scale,
         changes: usize,
     },
+    /// An image that an upscaler has not enlarged yet.
+    Enlarged {
+        from: Arc<Picture>,
+        upscaler: Upscaler,
+        /// The index of the node.
+        node: usize,
+        changes: usize,
+    },
 }
+
+/// The first enlargement of an image: the image before it, the upscaler, and the index of the node.
+pub type Enlargement<'a> = (&'a Arc<Picture>, &'a Upscaler, usize);
 
 /// A change of size, of the whole image or of a part.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -89,6 +101,9 @@ impl PartialEq for Picture {
             (Source::Generated, Source::Generated) => true,
             (Source::Scaled { from, scale, .. }, Source::Scaled { from: other, scale: other_scale, .. }) => {
                 scale == other_scale && **from == **other
+            }
+            (Source::Enlarged { from, upscaler, .. }, Source::Enlarged { from: other, upscaler: by, .. }) => {
+                upscaler == by && **from == **other
             }
             _ => false,
         };
@@ -117,6 +132,12 @@ impl Picture {
             Source::Scaled { from, scale, changes } => {
                 Source::Scaled { from: from.with_file(file), scale: *scale, changes: *changes }
             }
+            Source::Enlarged { from, upscaler, node, changes } => Source::Enlarged {
+                from: from.with_file(file),
+                upscaler: upscaler.clone(),
+                node: *node,
+                changes: *changes,
+            },
             Source::Sent { .. } | Source::Generated => Source::Sent { file, origin: (0, String::new()) },
         };
         Self::new(source, self.size)
@@ -124,13 +145,15 @@ impl Picture {
 
     /// Returns `true` if no node changes it.
     pub fn is_whole(&self) -> bool {
-        !matches!(self.source, Source::Scaled { .. })
+        matches!(self.source, Source::Sent { .. } | Source::Generated)
     }
 
     /// Returns the pixels produced by all changes.
     pub fn changed_pixels(&self) -> u64 {
         match &self.source {
-            Source::Scaled { from, .. } => self.pixel_count().saturating_add(from.changed_pixels()),
+            Source::Scaled { from, .. } | Source::Enlarged { from, .. } => {
+                self.pixel_count().saturating_add(from.changed_pixels())
+            }
             Source::Sent { .. } | Source::Generated => 0,
         }
     }
@@ -149,15 +172,66 @@ impl Picture {
     }
 
     fn with(self: &Arc<Self>, scale: Scale) -> Result<Arc<Self>> {
+        let changes = self.next_change()?;
+        let size = scale.to.map(|side| side as u64);
+        Ok(Self::new(Source::Scaled { from: Arc::clone(self), scale, changes }, size))
+    }
+
+    /// Returns the number of changes after one more.
+    ///
+    /// Errors if there are too many.
+    fn next_change(&self) -> Result<usize> {
         let changes = match &self.source {
-            Source::Scaled { changes, .. } => changes + 1,
+            Source::Scaled { changes, .. } | Source::Enlarged { changes, .. } => changes + 1,
             Source::Sent { .. } | Source::Generated => 1,
         };
         if changes > MAX_CHANGES {
             return Err(format!("the image is changed more than {MAX_CHANGES} times"));
         }
-        let size = scale.to.map(|side| side as u64);
-        Ok(Self::new(Source::Scaled { from: Arc::clone(self), scale, changes }, size))
+        Ok(changes)
+    }
+
+    /// Returns the image that an upscaler makes of this one, for the node with the index `node`.
+    ///
+    /// Errors if it is too large, or there are too many changes.
+    pub fn enlarged(self: &Arc<Self>, upscaler: &Upscaler, node: usize) -> Result<Arc<Self>> {
+        let size = self.size.map(|side| side.saturating_mul(upscaler.scale));
+        if size[0].saturating_mul(size[1]) > upscaler.max_pixels {
+            let (size, most) = (format!("{}x{}", size[0], size[1]), upscaler.max_pixels);
+            return Err(format!("the image would be {size}, expected at most {most} pixels"));
+        }
+        let (from, upscaler, changes) = (Arc::clone(self), upscaler.clone(), self.next_change()?);
+        Ok(Self::new(Source::Enlarged { from, upscaler, node, changes }, size))
+    }
+
+    /// Returns the first enlargement of the image, if there is one.
+    pub fn first_enlargement(&self) -> Option<Enlargement<'_>> {
+        match &self.source {
+            Source::Enlarged { from, upscaler, node, .. } => from.first_enlargement().or(Some((from, upscaler, *node))),
+            Source::Scaled { from, .. } => from.first_enlargement(),
+            Source::Sent { .. } | Source::Generated => None,
+        }
+    }
+
+    /// Returns a copy with the result of the first enlargement as its source, or an image that is not generated yet.
+    pub fn with_first_enlarged(&self, file: Option<&Bytes>) -> Arc<Self> {
+        let source = match &self.source {
+            Source::Enlarged { from, .. } if from.first_enlargement().is_none() => match file {
+                Some(file) => Source::Sent { file: file.clone(), origin: (0, String::new()) },
+                None => Source::Generated,
+            },
+            Source::Enlarged { from, upscaler, node, changes } => Source::Enlarged {
+                from: from.with_first_enlarged(file),
+                upscaler: upscaler.clone(),
+                node: *node,
+                changes: *changes,
+            },
+            Source::Scaled { from, scale, changes } => {
+                Source::Scaled { from: from.with_first_enlarged(file), scale: *scale, changes: *changes }
+            }
+            Source::Sent { .. } | Source::Generated => Source::Generated,
+        };
+        Self::new(source, self.size)
     }
 
     fn new(source: Source, size: [u64; 2]) -> Arc<Self> {
@@ -184,7 +258,7 @@ impl Picture {
         match &self.source {
             Source::Sent { file, origin } => Some((file, origin)),
             Source::Generated => None,
-            Source::Scaled { from, .. } => from.original(),
+            Source::Scaled { from, .. } | Source::Enlarged { from, .. } => from.original(),
         }
     }
 
@@ -218,7 +292,9 @@ impl Picture {
                     false => Ok(input::resized_unless(&image, size, cancel)?),
                 }
             }
-            Source::Generated => Err(self.broken(&flux::Error::new("the image is not generated yet"))),
+            Source::Generated | Source::Enlarged { .. } => {
+                Err(self.broken(&flux::Error::new("the image is not generated yet")))
+            }
             Source::Scaled { from, scale: Scale { is_nearest, part, to }, .. } => {
                 let image = from.pixels(cancel)?;
                 let cut = part.cut(&image.bytes, image.width, 3);

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use flux::engine::boxes::LayoutBox;
 use flux::input;
 
 use super::images::{MaskPicture, Picture};
@@ -22,6 +23,8 @@ pub enum Kind {
     Guider,
     Sampler,
     Sigmas,
+    UpscaleModel,
+    Boxes,
     Whole,
     Number,
     Text,
@@ -45,6 +48,8 @@ impl Kind {
             Self::Guider => "GUIDER",
             Self::Sampler => "SAMPLER",
             Self::Sigmas => "SIGMAS",
+            Self::UpscaleModel => "UPSCALE_MODEL",
+            Self::Boxes => "BOUNDING_BOX",
             Self::Whole => "INT",
             Self::Number => "FLOAT",
             Self::Text => "STRING",
@@ -71,9 +76,13 @@ pub enum Worth {
     Sigmas(Arc<Sigmas>),
     /// The first part of split noise levels, which leaves noise.
     HighSigmas,
+    Upscaler(Upscaler),
     Whole(u64),
     Number(f64),
     Text(Arc<str>),
+    /// A prompt that a language model writes from this request.
+    Written(Arc<str>),
+    Boxes(Arc<[LayoutBox]>),
     Flag(bool),
     /// The output of a node that passes on an unlinked input.
     Nothing,
@@ -93,9 +102,11 @@ impl Worth {
             Self::Noise(_) => Kind::Noise,
             Self::Guider(_) => Kind::Guider,
             Self::Sigmas(_) | Self::HighSigmas => Kind::Sigmas,
+            Self::Upscaler(_) => Kind::UpscaleModel,
             Self::Whole(_) => Kind::Whole,
             Self::Number(_) => Kind::Number,
-            Self::Text(_) => Kind::Text,
+            Self::Text(_) | Self::Written(_) => Kind::Text,
+            Self::Boxes(_) => Kind::Boxes,
             Self::Flag(_) => Kind::Flag,
             Self::Nothing => Kind::Any,
         }
@@ -111,6 +122,18 @@ pub struct Model {
     /// The shift of the noise levels, which schedulers read.
     pub sampling: Sampling,
     pub adapters: Arc<[Lora]>,
+    /// Strengths of references, by their index.
+    pub weights: Arc<[(usize, f32)]>,
+}
+
+/// An upscaler of the server.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Upscaler {
+    pub name: Arc<str>,
+    /// The factor of width and height.
+    pub scale: u64,
+    /// Max pixels of an enlarged image.
+    pub max_pixels: u64,
 }
 
 /// A prompt, and its reference images.
@@ -118,6 +141,8 @@ pub struct Model {
 pub struct Conditioning {
     /// `None` if the conditioning is zeroed out.
     pub text: Option<Arc<str>>,
+    /// `true` if a language model writes the prompt, from the text as the request.
+    pub is_written: bool,
     pub references: Arc<[Arc<Picture>]>,
 }
 

@@ -71,6 +71,7 @@ fn names(app: &App, client: &Client, choice: Choice) -> Vec<String> {
         Choice::Words(words) | Choice::Hint(words) => words.iter().map(|word| word.to_string()).collect(),
         Choice::Models | Choice::PartsOfModels => models.names().map(str::to_string).collect(),
         Choice::Adapters => models.adapters().map(str::to_string).collect(),
+        Choice::Upscalers => models.upscalers().file_names(),
         Choice::Uploads => app.store.uploads(&client.name, Folder::Input),
     }
 }
@@ -79,7 +80,7 @@ fn input_json(app: &App, client: &Client, input: &Input) -> Value {
     let range = |default: Value, least: Value, most: Value| json!({"default": default, "min": least, "max": most});
     let kind = type_name(input.takes);
     match input.takes {
-        Takes::Link(_) | Takes::Adapter => json!([kind, {}]),
+        Takes::Link(_) | Takes::Adapter | Takes::Boxes => json!([kind, {}]),
         Takes::Whole(default, least, most) => json!([kind, range(default.into(), least.into(), most.into())]),
         Takes::Number(default, least, most) => json!([kind, range(default.into(), least.into(), most.into())]),
         Takes::Flag(default) => json!([kind, {"default": default}]),
@@ -121,13 +122,14 @@ pub async fn class_info(
 }
 
 /// Model folders, with the values listed for each.
-const FOLDERS: [(&str, Choice); 6] = [
+const FOLDERS: [(&str, Choice); 7] = [
     ("checkpoints", Choice::Models),
     ("diffusion_models", Choice::Models),
     ("unet", Choice::Models),
     ("text_encoders", Choice::PartsOfModels),
     ("vae", Choice::PartsOfModels),
     ("loras", Choice::Adapters),
+    ("upscale_models", Choice::Upscalers),
 ];
 
 pub async fn folders() -> Response {

@@ -13,6 +13,7 @@ mod drawings;
 mod error;
 mod evaluate;
 mod files;
+mod flux3_nodes;
 #[cfg(test)]
 mod fuzz;
 mod graph;
@@ -168,7 +169,7 @@ async fn interrupt(State(app): State<Arc<App>>, Extension(client): Extension<Cli
 
 fn cancel(app: &App, client: &Client, is_meant: impl Fn(&prompts::Prompt) -> bool) {
     let meant = app.comfy.prompts.open(&client.name).into_iter().filter(|prompt| is_meant(prompt));
-    for job in meant.flat_map(|prompt| prompt.parts.iter().filter_map(|part| part.job()).collect::<Vec<_>>()) {
+    for job in meant.flat_map(|prompt| prompt.jobs()) {
         app.queue.cancel(&job);
     }
 }

@@ -8,6 +8,7 @@ use serde_json::Value;
 use super::classes::Action;
 use super::error::Result;
 use super::evaluate::{Evaluator, Surroundings};
+use super::flux3_nodes;
 use super::graph::{Graph, Node, map_node_error, unsupported};
 use super::image_nodes;
 use super::kinds::{Conditioning, Content, Drawing, Guider, Latent, Model, Worth};
@@ -15,6 +16,8 @@ use super::sigmas::{Sampling, Sigmas};
 use crate::http::error::shown;
 use crate::jobs::request::Lora;
 
+/// The part of a file's name that stands for a language model that writes prompts.
+const UPSAMPLER: &str = "prompt_upsampler";
 /// Max adapters of a model.
 const MAX_ADAPTERS: usize = 32;
 
@@ -71,13 +74,13 @@ fn evaluate(on: &mut Evaluator<'_>, place: usize, node: &Node) -> Result<Vec<Wor
             Ok(vec![Worth::Model(model), Worth::Clip])
         }
         "LoraLoaderModelOnly" => one(Worth::Model(with_adapter(on, node)?)),
-        "CLIPTextEncode" => one(Worth::Conditioning(Conditioning {
-            text: Some(on.text(node, "text")?.into()),
-            references: Arc::default(),
-        })),
+        "CLIPTextEncode" => {
+            let (text, is_written) = on.prompt(node, "text")?;
+            one(Worth::Conditioning(Conditioning { text: Some(text), is_written, references: Arc::default() }))
+        }
         "ConditioningZeroOut" => {
             let conditioning = on.conditioning(node, "conditioning")?;
-            one(Worth::Conditioning(Conditioning { text: None, ..conditioning }))
+            one(Worth::Conditioning(Conditioning { text: None, is_written: false, ..conditioning }))
         }
         "ReferenceLatent" => one(Worth::Conditioning(with_reference(on, node)?)),
         "RandomNoise" => one(Worth::Noise(on.whole(node, "noise_seed")?)),
@@ -154,6 +157,7 @@ fn evaluate(on: &mut Evaluator<'_>, place: usize, node: &Node) -> Result<Vec<Wor
         | "ETN_SaveImageCache"
         | "Image Save"
         | "SaveImageAdvanced" => Ok(Vec::new()),
+        name if flux3_nodes::CLASSES.iter().any(|class| class.name == name) => flux3_nodes::evaluate(on, node),
         _ => image_nodes::evaluate(on, node),
     }
 }
@@ -176,6 +180,10 @@ fn model(on: &mut Evaluator<'_>, node: &Node, name: &'static str) -> Result<Mode
 /// Reads the file name of a text encoder or a VAE. Models include their own, so the file is ignored with a note.
 fn part_of_model(on: &mut Evaluator<'_>, node: &Node, name: &str, what: &str) -> Result<()> {
     let file = on.text(node, name)?;
+    if file.contains(UPSAMPLER) {
+        on.note(node, "not loaded: the server's language model writes prompts");
+        return Ok(());
+    }
     if on.around.model(&file).is_err() || on.around.model(&file).is_ok_and(|(_, note)| note.is_some()) {
         on.note(node, &format!("`{}` is not loaded: the model's own {what} is used", shown(&file)));
     }

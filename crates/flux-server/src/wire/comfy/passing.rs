@@ -110,6 +110,7 @@ pub const PASSING: &[Class] = &[
     value("Seed (rgthree)", SEED, &[WHOLE], &["seed"]),
     value("CR Text", &[text("text", "")], &[TEXT], &["text"]),
     value("Text Multiline", &[text("text", "")], &[TEXT], &["text"]),
+    passes("PreviewAny", &[any("source")], &[TEXT], &["source"], None),
     passes("Note", &[], &[], &[], None),
     passes("MarkdownNote", &[], &[], &[], None),
     passes(

@@ -43,6 +43,8 @@ pub struct Prompt {
     pub parts: Vec<Part>,
     notes: Vec<String>,
     state: Mutex<State>,
+    /// A job that enlarges an image of a sampler.
+    enlarging: Mutex<Weak<JobRecord>>,
 }
 
 /// The images of one sampler.
@@ -133,7 +135,19 @@ impl Prompt {
         let graph = graph.unwrap_or_else(|| "{}".to_string());
         let (phase, messages) = (Phase::Waiting, Vec::new());
         let state = Mutex::new(State { phase, messages, is_forgotten: false, workflow });
-        Arc::new(Self { id, number, owner, client_id, graph, outputs, parts, notes, state })
+        let enlarging = Mutex::default();
+        Arc::new(Self { id, number, owner, client_id, graph, outputs, parts, notes, state, enlarging })
+    }
+
+    /// Sets the job that enlarges an image of a sampler.
+    pub fn set_enlarging(&self, job: &Arc<JobRecord>) {
+        *self.enlarging.lock().unwrap_or_else(PoisonError::into_inner) = Arc::downgrade(job);
+    }
+
+    /// Returns its jobs, while they are retained.
+    pub fn jobs(&self) -> Vec<Arc<JobRecord>> {
+        let enlarging = self.enlarging.lock().unwrap_or_else(PoisonError::into_inner).upgrade();
+        self.parts.iter().filter_map(Part::job).chain(enlarging).collect()
     }
 
     fn state(&self) -> MutexGuard<'_, State> {

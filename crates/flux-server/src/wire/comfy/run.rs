@@ -1,21 +1,27 @@
 //! Follows a prompt's jobs, and sends events to clients.
 
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use bytes::Bytes;
+use flux::engine::EmbeddedFiles;
 use flux::input;
 use flux::metadata::Metadata;
 use flux::output;
 use flux::stage::CancelFlag;
 use serde_json::{Value, json};
 
+use super::drawings::own_size;
 use super::hub::{Frame, message};
+use super::images::Picture;
 use super::prompts::{NodeName, Part, Phase, Prompt, Save};
 use crate::App;
-use crate::http::error::ApiError;
+use crate::http::error::{ApiError, cancelled};
 use crate::jobs::admission::Estimate;
-use crate::jobs::record::{JobEvent, JobRecord, Status};
+use crate::jobs::intake;
+use crate::jobs::record::{JobEvent, JobRecord, Owner, Status};
+use crate::jobs::request::{Asked, ENLARGED};
 use crate::jobs::uploads::Folder;
 
 /// The JPEG quality of previews.
@@ -168,10 +174,13 @@ impl Run<'_> {
         self.start();
         course.behind.iter().for_each(|node| self.executing(node, executed));
         let files: Vec<Bytes> = snapshot.images.into_iter().flatten().map(|made| made.file).collect();
+        let mut known = Vec::new();
         for save in &part.saves {
             self.executing(&save.node, executed);
-            let changed = self.changed(save, &files).await;
-            let changed = changed.map_err(|error| End::Failed(Box::new(error), save.node.clone()))?;
+            let changed = self.changed(save, &files, (&job.owner, &mut known)).await.map_err(|error| match error {
+                error if error.is_cancelled() => End::Cancelled(save.node.clone()),
+                error => End::Failed(Box::new(error), save.node.clone()),
+            })?;
             if let (true, Some(client_id)) = (save.is_sent(), &self.prompt.client_id) {
                 for file in changed.as_ref().unwrap_or(&files) {
                     let frame = Frame::Image(PNG, file.clone());
@@ -189,25 +198,63 @@ impl Run<'_> {
     /// Returns the images of an output node with changes, and stores them among the uploads.
     ///
     /// Errors if a change fails, or there is no room.
-    async fn changed(&self, save: &Save, files: &[Bytes]) -> Result<Option<Vec<Bytes>>, ApiError> {
+    async fn changed(
+        &self,
+        save: &Save,
+        files: &[Bytes],
+        (owner, known): (&Owner, &mut Vec<(Arc<Picture>, Vec<Bytes>)>),
+    ) -> Result<Option<Vec<Bytes>>, ApiError> {
         let Some(shape) = &save.shape else { return Ok(None) };
+        // Outputs often share their changes, such as a preview and a file.
+        let made = known.iter().find(|(known, _)| **known == **shape).map(|(_, made)| made.clone());
+        let is_new = made.is_none();
         let mut changed = Vec::new();
-        for (file, place) in files.iter().zip(&save.places) {
-            let (picture, recipe) = (shape.with_file(file.clone()), file.clone());
-            // Decoded, changed and encoded.
-            let decode = Estimate::decode(input::file_size(&recipe).unwrap_or_default());
-            let estimate = decode + Estimate::scale(picture.changed_pixels().saturating_mul(4));
-            let make = move |cancel: &CancelFlag| {
-                let file = picture.to_file(cancel).map_err(|broken| ApiError::internal(broken.details))?;
-                Ok(Bytes::from(output::with_png_texts_of(&file, &recipe)))
+        for (index, (file, place)) in files.iter().zip(&save.places).enumerate() {
+            let file = match &made {
+                Some(made) => made[index].clone(),
+                None => self.make(shape.with_file(file.clone()), file, owner).await?,
             };
-            let file = self.app.admission.permit(&self.prompt.owner).answer(estimate, make).await?;
             let (prompt, kept_bytes) = (self.prompt, self.app.config.limits.kept_bytes);
             let kept = if place.folder == Folder::Krita { file.clone() } else { prompt.file_of(&file) };
             self.app.store.add_upload(&prompt.owner, place.clone(), kept, kept_bytes)?;
             changed.push(file);
         }
+        if is_new {
+            known.push((Arc::clone(shape), changed.clone()));
+        }
         Ok(Some(changed))
+    }
+
+    /// Returns the file of a changed image, with the texts of the file `recipe`.
+    async fn make(&self, mut picture: Arc<Picture>, recipe: &Bytes, owner: &Owner) -> Result<Bytes, ApiError> {
+        let mut recipe = recipe.clone();
+        while let Some((from, upscaler, _)) = picture.first_enlargement() {
+            let file = self.encoded(Arc::clone(from), recipe).await?;
+            let files = EmbeddedFiles::from([(PathBuf::from(ENLARGED), file.to_vec())]);
+            let job = intake::continued(self.app, owner, Asked::enlarging(own_size(upscaler), files))?;
+            self.prompt.set_enlarging(&job.job);
+            job.taken().await?;
+            job.end().await;
+            let snapshot = job.snapshot();
+            let made = snapshot.images.into_iter().next().flatten();
+            recipe = made.ok_or_else(|| snapshot.error.unwrap_or_else(cancelled))?.file;
+            picture = picture.with_first_enlarged(Some(&recipe));
+        }
+        self.encoded(picture, recipe).await
+    }
+
+    async fn encoded(&self, picture: Arc<Picture>, recipe: Bytes) -> Result<Bytes, ApiError> {
+        if picture.is_whole() {
+            return Ok(recipe);
+        }
+        // Decoded, changed and encoded.
+        let decode = Estimate::decode(input::file_size(&recipe).unwrap_or_default());
+        let estimate = decode + Estimate::scale(picture.changed_pixels().saturating_mul(4));
+        let make = move |cancel: &CancelFlag| {
+            let file = picture.to_file(cancel).map_err(|broken| ApiError::internal(broken.details))?;
+            Ok(Bytes::from(output::with_png_texts_of(&file, &recipe)))
+        };
+        self.app.admission.permit(&self.prompt.owner).answer(estimate, make).await
     }
 
     /// Sends a preview as JPEG, since clients take a PNG for a result.

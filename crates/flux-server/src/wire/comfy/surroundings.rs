@@ -5,7 +5,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 
 use super::evaluate::Surroundings;
-use super::kinds::Model;
+use super::kinds::{Model, Upscaler};
 use super::sigmas::Sampling;
 use crate::App;
 use crate::jobs::admission::Permit;
@@ -25,11 +25,19 @@ impl Surroundings for OfServer {
         let known = models.names().find(|name| *name == file || is_name_of(name, file)).map(str::to_string);
         let (place, note) = models.find(Some(known.as_deref().unwrap_or(file))).map_err(|error| error.message)?;
         let (name, is_distilled) = (models.name(place).into(), models.is_distilled(place));
-        Ok((Model { name, is_distilled, sampling: Sampling::default(), adapters: Arc::default() }, note))
+        let (sampling, adapters, weights) = (Sampling::default(), Arc::default(), Arc::default());
+        Ok((Model { name, is_distilled, sampling, adapters, weights }, note))
     }
 
     fn adapter(&self, file: &str) -> Result<String, String> {
         self.app.queue.models().adapter_name(file).map(str::to_string).map_err(|error| error.message)
+    }
+
+    fn upscaler(&self, file: &str) -> Result<Upscaler, String> {
+        let opened = self.app.queue.models().upscalers().open(file).map_err(|error| error.message)?;
+        let name = opened.path().file_name().unwrap_or_default().to_string_lossy().into();
+        let max_pixels = self.app.config.limits.upscale_max_pixels as u64;
+        Ok(Upscaler { name, scale: opened.scale() as u64, max_pixels })
     }
 
     fn upload(&self, name: &str) -> Option<Bytes> {

@@ -1,13 +1,14 @@
 //! Node classes with an effect.
 //!
 //! Source: ComfyUI's nodes.py, comfy_extras/nodes_flux.py, nodes_custom_sampler.py, nodes_edit_model.py,
-//! nodes_model_advanced.py, nodes_post_processing.py, nodes_mask.py and nodes_images.py; comfyui-tooling-nodes for
-//! those of Krita.
+//! nodes_model_advanced.py, nodes_post_processing.py, nodes_mask.py, nodes_images.py and nodes_upscale_model.py;
+//! comfyui-tooling-nodes for those of Krita.
 
 use super::classes::{
     CLIP, CONDITIONING, Choice, Class, IMAGE, Input, LATENT, MODEL, Takes, VAE, choice, class, hint, input, link,
     number, optional, output, text, whole, word,
 };
+use super::flux3_nodes;
 use super::kinds::Kind;
 use super::passing::PASSING;
 use super::sigmas::MAX_STEPS;
@@ -42,7 +43,7 @@ const EMPTY: &[Input] = &[whole("width", SIDE), whole("height", SIDE), whole("ba
 
 impl Class {
     pub fn all() -> impl Iterator<Item = &'static Self> {
-        CLASSES.iter().chain(PASSING)
+        CLASSES.iter().chain(PASSING).chain(flux3_nodes::CLASSES)
     }
 
     pub fn find(name: &str) -> Option<&'static Self> {
@@ -67,7 +68,7 @@ pub const CLASSES: &[Class] = &[
         "advanced/loaders",
         &[
             choice("clip_name", Choice::PartsOfModels),
-            hint("type", &["flux2"]),
+            hint("type", &["flux2", "flux3"]),
             optional("device", Takes::Choice(Choice::Hint(&["default", "cpu"]))),
         ],
         &[CLIP],
@@ -214,6 +215,18 @@ pub const CLASSES: &[Class] = &[
         "ImageScaleToMaxDimension",
         "image/upscaling",
         &[link("image", Kind::Image), hint("upscale_method", UPSCALE), whole("largest_size", [512, 1, MAX_SIDE])],
+        &[IMAGE],
+    ),
+    class(
+        "UpscaleModelLoader",
+        "loaders",
+        &[choice("model_name", Choice::Upscalers)],
+        &[(Kind::UpscaleModel, "UPSCALE_MODEL")],
+    ),
+    class(
+        "ImageUpscaleWithModel",
+        "image/upscaling",
+        &[link("upscale_model", Kind::UpscaleModel), link("image", Kind::Image)],
         &[IMAGE],
     ),
     class(

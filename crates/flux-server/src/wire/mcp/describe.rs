@@ -4,6 +4,7 @@ use rmcp::model::{JsonObject, Tool, ToolAnnotations};
 use serde_json::{Value, json};
 
 use crate::App;
+use crate::jobs::enlarging::MAX_FACTOR;
 
 /// Facts about the default model.
 pub struct About {
@@ -15,6 +16,8 @@ pub struct About {
     pub takes_paths: bool,
     /// `true` if the server has a language model that rewrites prompts.
     pub upsamples: bool,
+    /// The upscalers of the server.
+    pub upscalers: Vec<String>,
 }
 
 pub struct Opened {
@@ -37,6 +40,7 @@ impl About {
             max_pixels: app.config.limits.max_pixels,
             takes_paths,
             upsamples: app.upsampling.is_some(),
+            upscalers: models.upscalers().all_names(),
         }
     }
 
@@ -119,8 +123,18 @@ pub fn tools(about: &About) -> Vec<Tool> {
     });
     let mut generated = common.clone();
     generated["size"] = with_default(common["size"].clone(), size);
+    let mut enlarged = json!({
+        "upscaler": {"type": "string", "enum": about.upscalers, "default": crate::upscalers::LANCZOS,
+            "description": "Lanczos is a filter; the others are networks that add detail"},
+        "by": {"type": "number", "exclusiveMinimum": 0, "maximum": MAX_FACTOR,
+            "description": "Factor of width and height. The default is the upscaler's own"},
+        "size": {"type": "string", "description": "Size of the result instead, WIDTHxHEIGHT in pixels",
+            "examples": ["3840x2160"]},
+        "output_format": common["output_format"], "recipe": common["recipe"],
+    });
     let paths = if about.takes_paths { ", the path of a file" } else { "" };
     let image = format!("An image: base64{paths}, or the link from an earlier result");
+    enlarged["image"] = json!({"type": "string", "description": image});
     let mut edited = common;
     edited["size"]["description"] = json!(format!("{}. The default is the size of the first image", about.sizes()));
     edited["controls"] = json!({"type": "array", "description": "Images that show one property of the result, such as \
@@ -182,7 +196,14 @@ pub fn tools(about: &About) -> Vec<Tool> {
                  {LIMITS} Large images are scaled down to about a megapixel.",
                 about.model
             ),
-            [input_schema(edited, &["prompt", "images"]), made],
+            [input_schema(edited, &["prompt", "images"]), made.clone()],
+            false,
+        ),
+        tool(
+            "upscale_image",
+            "Enlarge an image",
+            "Enlarge an image without a prompt. Its content stays the same".to_string(),
+            [input_schema(enlarged, &["image"]), made],
             false,
         ),
         tool(
