@@ -81,19 +81,22 @@ impl Upscaling {
     pub fn open(file: &Path, args: &EngineArgs, observer: &mut dyn Observer) -> Result<Self> {
         let file = UpscalerFile::open(file)?;
         let args = EngineArgs { images: Some(1), ..args.clone() };
-        let network: Option<Box<dyn Network>> = match devices::open(&args, &Needs::UNKNOWN, observer)?.0 {
-            Devices::Cpu(cpus) => cpus.first().map(|(_, cpu)| boxed(cpu, &file)).transpose()?,
-            Devices::Cuda(gpus) => gpus.first.first().map(|(_, gpu)| boxed(gpu, &file)).transpose()?,
+        let upscaling = match devices::open(&args, &Needs::UNKNOWN, observer)?.0 {
+            Devices::Cpu(cpus) => cpus.first().map(|(_, cpu)| Self::on(cpu, Some(&file))).transpose()?,
+            Devices::Cuda(gpus) => gpus.first.first().map(|(_, gpu)| Self::on(gpu, Some(&file))).transpose()?,
         };
-        let network = network.ok_or_else(|| Error::new("no device is open"))?;
-        observer.detail(&format!(
-            "{}: {}, x{}, on {}",
-            file.path().display(),
-            file.architecture(),
-            file.scale(),
-            network.device()
-        ));
-        Ok(Self { network: Some(network) })
+        let upscaling = upscaling.ok_or_else(|| Error::new("no device is open"))?;
+        let device = upscaling.network.as_deref().map_or(String::new(), Network::device);
+        observer.detail(&format!("{}: {}, x{}, on {device}", file.path().display(), file.architecture(), file.scale()));
+        Ok(upscaling)
+    }
+
+    /// Loads the network of a file to a device; without a file this is the Lanczos filter.
+    ///
+    /// Errors if memory runs out.
+    pub(super) fn on<B: Backend>(backend: &B, file: Option<&UpscalerFile>) -> Result<Self> {
+        let load = |file| Ok(Box::new(Upscaler::load(backend, file)?) as Box<dyn Network>);
+        Ok(Self { network: file.map(load).transpose()? })
     }
 
     /// Returns the factor of the network; 1 without a network.
@@ -132,10 +135,6 @@ impl Upscaling {
         caller.check()?;
         Ok(Rgb { width: to[0], height: to[1], bytes })
     }
-}
-
-fn boxed<B: Backend>(backend: &B, file: &UpscalerFile) -> Result<Box<dyn Network>> {
-    Ok(Box::new(Upscaler::load(backend, file)?))
 }
 
 /// Errors if an image of this size is empty or too large.

@@ -8,6 +8,7 @@
 mod absent;
 mod draw;
 mod effects;
+mod hires;
 mod images;
 mod lists;
 mod reading;
