@@ -5,6 +5,7 @@ mod batch;
 mod chat;
 mod commands;
 mod expand;
+mod hires;
 mod images;
 mod levers;
 mod marks;

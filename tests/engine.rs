@@ -1,6 +1,7 @@
 //! Engines on several devices: the images of several callers' jobs, and the sharing of devices. All devices are this
 //! machine's CPU.
 
+mod hires;
 mod preview_decoder;
 mod previews;
 mod saved;

@@ -211,22 +211,38 @@ impl<B: Backend> Networks<B> {
         Ok(network)
     }
 
-    /// Enlarges the image of a batch, and sends it.
+    /// Enlarges an image to a size by the network of a file, in tiles; without a file by the Lanczos filter.
     ///
     /// Errors as [`Upscaling::enlarge`](super::Upscaling::enlarge).
     pub(super) fn enlarge(
         &self,
         backend: &B,
+        file: Option<&Arc<UpscalerFile>>,
+        image: &Rgb,
+        (to, tiles): ([usize; 2], Tiles),
+        report: &mut dyn FnMut(Progress),
+        cancel: &CancelFlag,
+    ) -> Result<Rgb> {
+        let network = file.map(|file| self.get(backend, file)).transpose()?;
+        let network = network.as_deref().map(|network| network as &dyn Network);
+        upscaling::enlarge(network, image, to, tiles, report, cancel)
+    }
+
+    /// Enlarges the image of a batch, and sends it.
+    ///
+    /// Errors as [`Upscaling::enlarge`](super::Upscaling::enlarge).
+    pub(super) fn run(
+        &self,
+        backend: &B,
         enlarging: &Enlarging,
         making: &RunningBatch,
-        cancel: &CancelFlag,
         device: &Arc<str>,
     ) -> Result<()> {
+        let cancel = making.batch().cancel.clone();
         making.start(1, None);
-        let network = enlarging.upscaler.as_ref().map(|file| self.get(backend, file)).transpose()?;
-        let network = network.as_deref().map(|network| network as &dyn Network);
         let report = &mut |progress: Progress| making.progress(progress);
-        let image = upscaling::enlarge(network, &enlarging.image, enlarging.to, enlarging.tiles, report, cancel)?;
+        let Enlarging { image, upscaler, to, tiles, .. } = enlarging;
+        let image = self.enlarge(backend, upscaler.as_ref(), image, (*to, *tiles), report, &cancel)?;
         making.enlarged(image);
         making.finish(device, &Timings::default());
         Ok(())

@@ -8,16 +8,16 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use super::enlarging::Networks;
 use super::event::Event;
 use super::image::Image;
-use super::schedule::{Batch, JobShare, Scheduler};
+use super::passes;
+use super::schedule::{Batch, Scheduler};
 use super::{DeviceMemory, OfImages};
 use crate::backend::{Backend, Remark};
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::files::adapter::Adapter;
 use crate::model::ModelInfo;
-use crate::pipeline::session::preview::Previews;
 use crate::pipeline::session::shape::Shape;
 use crate::pipeline::session::shared_text::SharedText;
-use crate::pipeline::{Decoded, Latents, MemoryPlan, Model, Plan, Replica, Replicas, Request, Session, Timings};
+use crate::pipeline::{Latents, MemoryPlan, Model, Plan, Replica, Replicas, Request, Timings};
 use crate::rgb::Rgb;
 use crate::stage::{CancelFlag, Progress};
 
@@ -204,7 +204,7 @@ impl RunningBatch {
     }
 
     /// Sends the next image.
-    pub(super) fn image(&self, image: Decoded, latents: Option<Latents>) {
+    pub(super) fn image(&self, image: (Rgb, Plan), latents: Option<Latents>) {
         let mut place = self.made.fetch_add(1, Ordering::Relaxed);
         let made = self.batch();
         self.scheduler.made(&made);
@@ -266,95 +266,12 @@ impl<B: Backend> Executor for Device<B> {
     }
 
     fn make(&self, making: &Arc<RunningBatch>) -> Result<()> {
-        let (requests, reader, cancel, enlarging) = {
-            let batch = making.batch();
-            let enlarging = batch.parts.first().and_then(|part| part.job().enlarging.clone());
-            (batch.requests.clone(), batch.reader.clone(), batch.cancel.clone(), enlarging)
-        };
-        let (making, name): (_, Arc<str>) = (Arc::clone(making), self.name().into());
-        let model = Arc::clone(self.replica.model());
-        if let Some(enlarging) = enlarging {
-            return self.networks.enlarge(model.backend(), &enlarging, &making, &cancel, &name);
-        }
-        let on_rank = move |rank: usize, session: Session<B>, _: &mut dyn FnMut(Progress)| match rank {
-            0 => send_images(session, &making, &name, &model),
-            // Only the first rank sends the images.
-            _ => session.run(&mut |_| {}).map(drop),
-        };
-        self.replica.ranks().run_items(requests, &reader, &cancel, &mut |_| {}, on_rank)
-    }
-}
-
-/// Generates the images of a session, and sends them.
-fn send_images<B: Backend>(
-    mut session: Session<B>,
-    making: &RunningBatch,
-    device: &Arc<str>,
-    model: &Arc<Model<B>>,
-) -> Result<()> {
-    let report = &mut |progress| making.progress(progress);
-    if making.batch().parts.iter().any(JobShare::wants_embeddings) {
-        let embeddings = session.embeddings()?;
-        let batch = making.batch();
-        batch
-            .parts
-            .iter()
-            .filter(|part| part.wants_embeddings())
-            .for_each(|part| part.send(Event::Embeddings(embeddings.clone())));
-    }
-    let count = session.prepare(report)?;
-    making.start(count, session.adapter_remark());
-    if making.wants_previews() {
-        show_steps(&mut session, making, model, report)?;
-    }
-    let wants_latents = making.batch().parts.iter().any(|part| part.job().latents);
-    let mut latents = if wants_latents { session.final_latents(report)? } else { Vec::new() }.into_iter();
-    while let Some(image) = session.decode(report)? {
-        making.image(image, latents.next());
-    }
-    making.finish(device, &session.finish()?);
-    Ok(())
-}
-
-/// Runs the steps, and sends a preview of each. A VAE without an encoder has no preview map; then there are no
-/// previews, which is not an error.
-fn show_steps<B: Backend>(
-    session: &mut Session<B>,
-    making: &RunningBatch,
-    model: &Model<B>,
-    report: &mut dyn FnMut(Progress),
-) -> Result<()> {
-    let previewer = match model.previewer() {
-        Ok(previewer) => previewer,
-        Err(error) if model.info().preview_decoder.is_some() => return Err(error),
-        Err(_) => return Ok(()),
-    };
-    if !session.watch(report)? {
-        return Ok(());
-    }
-    let total = session.plan().steps_to_run();
-    let (backend, (height, width)) = (model.backend(), model.info().latent_size(session.plan()));
-    let (size, channels) = ([height, width], model.info().transformer.in_channels);
-    let show = |previews: Option<Previews<B>>, done: usize| {
-        let Some(previews) = previews else { return Ok(()) };
-        let images = previewer.finish(backend, previews, size, channels)?;
-        making.previews(images.into_iter(), [done, total]);
-        Ok::<_, Error>(())
-    };
-    let mut previews = None;
-    for done in 1..total {
-        session.step(report)?;
-        // The preview of the previous step is finished while the device computes this step.
-        show(previews.take(), done - 1)?;
-        let begin = |latents| previewer.begin(backend, latents, size);
-        previews = session.predict()?.map(begin).transpose()?;
-        // A backend that computes while the host enqueues has finished this step already.
-        if session.is_idle()? {
-            show(previews.take(), done)?;
+        let enlarging = making.batch().parts.first().and_then(|part| part.job().enlarging.clone());
+        match enlarging {
+            Some(enlarging) => {
+                self.networks.run(self.replica.model().backend(), &enlarging, making, &self.name().into())
+            }
+            None => passes::run(&self.replica, &self.networks, making),
         }
     }
-    if previews.is_some() {
-        session.step(report)?;
-    }
-    show(previews, total - 1)
 }

@@ -20,9 +20,11 @@ impl Engine {
         if share == 0.0 {
             return Ok(request);
         }
-        if request.change.is_some() || request.start().is_some() {
-            return Err(Error::usage("the previous image cannot be used with another source of the first latents")
-                .hint("leave one of them out"));
+        if request.change.is_some() || request.start().is_some() || request.hires.is_some() {
+            return Err(Error::usage(
+                "the previous image cannot be used with another source of the first latents, or a second pass",
+            )
+            .hint("leave one of them out"));
         }
         let plan = self.plan(&request)?;
         let (height, width) = self.info().latent_size(&plan);

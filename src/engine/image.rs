@@ -10,7 +10,7 @@ use super::job::Job;
 use crate::error::Result;
 use crate::metadata::{Metadata, Pixels};
 use crate::output::{self, ImageFormat, Target};
-use crate::pipeline::{Decoded, Embeddings, Latents, Plan};
+use crate::pipeline::{Embeddings, Latents, Plan};
 use crate::rgb::{Rgb, RgbImage};
 use crate::sampler::{Rng, ScheduleKind};
 
@@ -19,7 +19,7 @@ use crate::sampler::{Rng, ScheduleKind};
 pub struct Image {
     /// Output of the model.
     pub rgb: Rgb,
-    /// Size, steps, seed and guidance of the image.
+    /// Size, steps, seed and guidance of the image, and its second pass if there is one.
     pub plan: Plan,
     /// Index of the image in the job.
     place: usize,
@@ -41,13 +41,8 @@ pub(super) struct Origin {
 }
 
 impl Image {
-    pub(super) fn new(
-        Decoded { rgb: bytes, plan }: Decoded,
-        place: usize,
-        of_batch: OfImages,
-        origin: Arc<Origin>,
-    ) -> Self {
-        Self { rgb: Rgb { width: plan.width, height: plan.height, bytes }, plan, place, of_batch, origin }
+    pub(super) fn new((rgb, plan): (Rgb, Plan), place: usize, of_batch: OfImages, origin: Arc<Origin>) -> Self {
+        Self { rgb, plan, place, of_batch, origin }
     }
 
     /// Writes the image as a PNG, a JPEG or a WebP, by the extension of the name, with its recipe as metadata. An
@@ -88,7 +83,7 @@ impl Image {
     ///
     /// Errors if the result does not have the size of the edited image.
     pub fn pixels(&self) -> Result<Cow<'_, Rgb>> {
-        self.origin.job.inputs.finish(&self.rgb)
+        self.origin.job.inputs.finish(&self.rgb, [self.plan.width, self.plan.height])
     }
 
     /// Returns the pixels of [`Image::pixels`] as an image of the crate `image`.
@@ -141,7 +136,8 @@ impl Image {
     fn facts(&self) -> Vec<(&'static str, String)> {
         let Origin { job, model, .. } = &*self.origin;
         let Job { request, inputs, .. } = job;
-        let Plan { width, height, steps, guidance, seed, variation, rng, schedule, negative, .. } = &self.plan;
+        let [width, height] = self.plan.output_size();
+        let Plan { steps, guidance, seed, variation, rng, schedule, negative, .. } = &self.plan;
         let path = |path: Option<&Path>| path.map(|path| path.display().to_string());
         let adapters = request.adapters.iter();
         let adapters =
@@ -168,6 +164,7 @@ impl Image {
             ("inputs", (!inputs.files.is_empty()).then(|| names(&inputs.files))),
             ("mask", inputs.mask.as_deref().map(name)),
             ("strength", inputs.strength.map(|strength| strength.to_string())),
+            ("hires", self.plan.hires.as_ref().map(|_| format!("from {}x{}", self.plan.width, self.plan.height))),
             ("quantize", model.quantize.clone()),
             ("lora", (!adapters.is_empty()).then(|| adapters.join(", "))),
         ];

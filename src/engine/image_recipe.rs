@@ -13,7 +13,7 @@ use crate::error::{Error, Result};
 use crate::files::ModelPaths;
 use crate::metadata::{DigitalSource, Metadata};
 use crate::output::ImageFormat;
-use crate::pipeline::{MAX_REFERENCES, Plan};
+use crate::pipeline::{Hires, MAX_REFERENCES, Plan};
 
 /// The version of the arithmetic. It is raised when the same recipe, model and device give an image that differs in
 /// any bit.
@@ -108,6 +108,7 @@ impl ImageRecipe {
             steps: Some(plan.steps),
             guidance: Some(plan.guidance),
             seed: plan.seed,
+            hires: recipe.hires.clone().map(|hires| Hires { strength: Some(hires.strength()), ..hires }),
             ..recipe.clone()
         };
         Self::new(recipe, model.clone(), device)
@@ -207,6 +208,11 @@ impl ImageRecipe {
     /// Returns the recipe in the format of A1111, for programs that read it.
     pub fn parameters(&self) -> String {
         let Self { recipe, model, .. } = self;
+        let hires = recipe.hires.as_ref();
+        let upscaler = |hires: &Hires| match hires.upscaler.as_deref().and_then(Path::file_name) {
+            Some(name) => name.to_string_lossy().into_owned(),
+            None => "Lanczos".to_string(),
+        };
         let size = recipe.width.zip(recipe.height).map(|(width, height)| format!("{width}x{height}"));
         let loras = recipe.adapters.iter().map(|used| {
             let name = used.file.file_stem().unwrap_or_default().to_string_lossy();
@@ -224,7 +230,12 @@ impl ImageRecipe {
             ("Size", size),
             ("Model", Some(model.name.clone())),
             ("Template", recipe.template.clone()),
-            ("Denoising strength", recipe.strength.map(|strength| strength.to_string())),
+            ("Denoising strength", hires.map(Hires::strength).or(recipe.strength).map(|strength| strength.to_string())),
+            ("Hires upscale", hires.and_then(|hires| hires.by).map(|by| by.to_string())),
+            ("Hires resize", hires.and_then(|hires| hires.size).map(|size| size.to_string())),
+            ("Hires steps", hires.and_then(|hires| hires.steps).map(|steps| steps.to_string())),
+            ("Hires upscaler", hires.map(upscaler)),
+            ("Hires prompt", hires.and_then(|hires| hires.prompt.clone())),
             ("Lora", Some(loras).filter(|loras| !loras.is_empty())),
             (Self::UPSAMPLED_FROM, recipe.upsampled.as_ref().map(|before| before.request.clone())),
             ("Version", Some(format!("flux {}", self.flux))),
@@ -250,6 +261,7 @@ fn with_text_names(recipe: Recipe) -> Recipe {
         latents: recipe.latents.map(text),
         embeddings: recipe.embeddings.map(text),
         adapters: adapters.collect(),
+        hires: recipe.hires.map(|hires| Hires { upscaler: hires.upscaler.map(text), ..hires }),
         ..recipe
     }
 }

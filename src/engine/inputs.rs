@@ -10,16 +10,15 @@ use std::sync::Arc;
 use super::{Recipe, controls};
 use crate::error::{Error, Field, Result};
 use crate::files::digest;
-use crate::input::{self, Edit, Mask, Region, is_stdin};
+use crate::input::{self, Edit, Mask, Region, in_cells, is_stdin};
 use crate::metadata::{DigitalSource, said_by};
-use crate::pipeline::{Change, GivenReference, MAX_REFERENCES, Request};
+use crate::pipeline::{Change, GivenReference, Hires, MAX_REFERENCES, Request};
 use crate::rgb::Rgb;
 use crate::stage::CancelFlag;
+use crate::upscaler::UpscalerFile;
 
 /// Maximum bytes of files embedded in an image file.
 const MAX_EMBEDDED: usize = 4 << 20;
-/// Sides of model images are multiples of this many pixels.
-const CELL: usize = 16;
 /// Default strength with a mask, as in the reference.
 const MASKED_STRENGTH: f64 = 0.8;
 
@@ -31,6 +30,8 @@ pub struct InputSource<'a> {
     pub embedded: EmbeddedFiles,
     /// `true` if files of images are kept, to embed them in image files.
     pub keeps: bool,
+    /// Upscaler of the second pass, if the recipe has only a name of it.
+    pub upscaler: Option<Arc<UpscalerFile>>,
     /// Stops reading between two files.
     pub cancel: CancelFlag,
 }
@@ -41,7 +42,7 @@ pub type EmbeddedFiles = BTreeMap<PathBuf, Vec<u8>>;
 impl<'a> InputSource<'a> {
     /// Creates a source of files on disk and `stdin`.
     pub fn new(stdin: &'a mut dyn Read) -> Self {
-        Self { stdin, embedded: EmbeddedFiles::new(), keeps: false, cancel: CancelFlag::default() }
+        Self { stdin, embedded: EmbeddedFiles::new(), keeps: false, upscaler: None, cancel: CancelFlag::default() }
     }
 
     /// Reads the input images of a recipe into memory, so that they can be read again.
@@ -88,6 +89,9 @@ pub struct Inputs {
     /// Source of the pixels of the image to edit, as its metadata states it.
     source: Option<DigitalSource>,
     feather: usize,
+    hires: Option<Hires>,
+    /// Upscaler of the second pass.
+    pub(super) upscaler: Option<Arc<UpscalerFile>>,
     notes: Vec<String>,
 }
 
@@ -126,9 +130,10 @@ impl Inputs {
         let size = recipe.resize.filter(|_| !recipe.changes()).zip(references.first());
         let size = size.map(|(resize, first)| resize.output_size(first.size())).transpose()?;
         files.digest_tensors(recipe)?;
+        let upscaler = recipe.upscaler().map(|name| files.open_upscaler(name)).transpose()?;
         let Files { digests, kept, .. } = files;
         let is_sized = size.is_some() || recipe.width.is_some() || recipe.height.is_some();
-        Ok(Self { digests, kept, notes, size, is_sized, source, ..Self::new(recipe, edit, references) })
+        Ok(Self { digests, kept, notes, size, is_sized, source, upscaler, ..Self::new(recipe, edit, references) })
     }
 
     /// Creates inputs from a video frame, as the first image of a recipe without a mask, followed by images that were
@@ -176,8 +181,10 @@ impl Inputs {
             weights: if weights.iter().all(|weight| *weight == 1.0) { Vec::new() } else { weights },
             is_sized: recipe.width.is_some() || recipe.height.is_some(),
             change,
-            edit: edit.filter(|_| !recipe.no_composite),
+            // A second pass regenerates all of the result.
+            edit: edit.filter(|_| !recipe.no_composite && recipe.hires.is_none()),
             feather: recipe.feather,
+            hires: recipe.hires.clone(),
             ..Self::default()
         }
     }
@@ -229,23 +236,39 @@ impl Inputs {
 
     /// Returns the size of the written image for a result of this size, for results that a plan has confirmed.
     pub fn finished_size(&self, size: [usize; 2]) -> [usize; 2] {
+        let enlarged = || self.hires.as_ref().and_then(|hires| hires.output_size(size).ok()).unwrap_or(size);
         match &self.edit {
             Some(edit) => edit.composite_size(),
-            None => self.place_in(size).map_or(size, |place| place.size()),
+            None => self.place_in_result(size, enlarged()).map_or_else(enlarged, |place| place.size()),
         }
     }
 
-    /// Returns the image to write for a result of the model.
+    /// Returns the image to write for a result of the model. `first` is the size of the first pass.
     ///
     /// Errors if the result does not have the size of the edited image.
-    pub fn finish<'a>(&self, result: &'a Rgb) -> Result<Cow<'a, Rgb>> {
+    pub fn finish<'a>(&self, result: &'a Rgb, first: [usize; 2]) -> Result<Cow<'a, Rgb>> {
         match &self.edit {
             Some(edit) => edit.composite(result, self.feather).map(Cow::Owned),
-            None => Ok(match self.place_in([result.width, result.height]) {
+            None => Ok(match self.place_in_result(first, [result.width, result.height]) {
                 Some(place) => Cow::Owned(input::cropped(result, place)),
                 None => Cow::Borrowed(result),
             }),
         }
+    }
+
+    /// Returns [`Inputs::place_in`] in a result of this size, for a first pass of size `first`.
+    fn place_in_result(&self, first: [usize; 2], result: [usize; 2]) -> Option<Region> {
+        let place = self.place_in(first)?;
+        Some(self.hires.as_ref().map_or(place, |hires| hires.place_in_result(place, first, result)))
+    }
+
+    /// Errors unless the upscaler of a request is open.
+    pub(super) fn check_upscaler(&self, request: &Request) -> Result<()> {
+        let named = request.hires.as_ref().and_then(|hires| hires.upscaler.as_ref());
+        if named.is_some() == self.upscaler.is_some() {
+            return Ok(());
+        }
+        Err(Error::usage("the upscaler of the second pass is not open").for_field(Field::Hires))
     }
 }
 
@@ -283,6 +306,17 @@ impl Files<'_, '_> {
         self.kept.keys().any(|file| digest_of(file).is_some_and(|known| known == digest))
     }
 
+    /// Opens the upscaler that the recipe calls `name`.
+    fn open_upscaler(&mut self, name: &Path) -> Result<Arc<UpscalerFile>> {
+        self.source.cancel.check()?;
+        let upscaler = match &self.source.upscaler {
+            Some(upscaler) => Arc::clone(upscaler),
+            None => Arc::new(UpscalerFile::open(name).map_err(|e| e.for_field(Field::Hires))?),
+        };
+        self.digests.insert(name.to_string_lossy().into_owned(), digest::hash_file(upscaler.path())?);
+        Ok(upscaler)
+    }
+
     fn digest_tensors(&mut self, recipe: &Recipe) -> Result<()> {
         for file in [&recipe.noise, &recipe.latents, &recipe.embeddings].into_iter().flatten() {
             let hash = match self.source.embedded.get(file) {
@@ -305,11 +339,6 @@ fn check_kept(kept: &EmbeddedFiles) -> Result<()> {
     Err(Error::usage(format!("{files} {bytes} bytes, but an image can embed at most {MAX_EMBEDDED}"))
         .for_field(Field::EmbedInputs)
         .hint("scale them down, or leave the flag out: the image always records the names of its inputs"))
-}
-
-/// Returns the nearest multiple of 16 pixels, at least 16.
-fn in_cells(side: usize) -> usize {
-    ((side + CELL / 2) / CELL * CELL).max(CELL)
 }
 
 /// Returns a note if the model sees an image to edit with fewer pixels than it has.

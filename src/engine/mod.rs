@@ -48,6 +48,7 @@ mod inputs;
 mod job;
 mod open;
 mod order;
+mod passes;
 mod recipe;
 mod schedule;
 #[cfg(test)]
@@ -286,6 +287,7 @@ impl Engine {
 
     fn submission(&self, job: Job, sink: Sink, outlives_engine: bool) -> Result<Submission> {
         job.request.check_count(job.count)?;
+        job.inputs.check_upscaler(&job.request)?;
         job.cancel.check()?;
         self.wait_for_devices()?;
         let shape = self.shape(&job)?;

@@ -15,7 +15,7 @@ use crate::error::{Error, Field, Result};
 use crate::files::ArrayFile;
 use crate::files::adapter::BlockStrengths;
 use crate::input::{Resize, Sides};
-use crate::pipeline::{Embeddings, Latents, MAX_PROMPT_BYTES, Request};
+use crate::pipeline::{Embeddings, Hires, Latents, MAX_PROMPT_BYTES, Request};
 use crate::sampler::{Rng, ScheduleKind, Variation};
 
 /// Maximum number of inputs, of adapters, and of boxes, in a recipe as JSON. Models accept fewer; the bound avoids
@@ -122,6 +122,9 @@ pub struct Recipe {
     /// Adapter files, each with its strength.
     #[serde(skip_serializing_if = "Vec::is_empty", deserialize_with = "bounded")]
     pub adapters: Vec<AdapterFile>,
+    /// Second pass at a larger size.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub hires: Option<Hires>,
 }
 
 /// The request from which a language model wrote a prompt.
@@ -234,8 +237,13 @@ impl Recipe {
         self.mask.is_some() || self.strength.is_some() || self.extend.is_some()
     }
 
-    /// Returns the files of images and tensors, which are read completely before any work; adapters are not among
-    /// them.
+    /// Returns the upscaler of the second pass.
+    pub fn upscaler(&self) -> Option<&Path> {
+        self.hires.as_ref()?.upscaler.as_deref()
+    }
+
+    /// Returns the files of images and tensors, which are read completely before any work; adapters and upscalers are
+    /// not among them.
     pub fn files(&self) -> impl Iterator<Item = (Field, &Path)> {
         let inputs = self.inputs.iter().map(|file| (Field::Inputs, file));
         let others = [
@@ -272,6 +280,7 @@ impl Recipe {
             return Err(Error::usage(what).for_field(Field::Upsample));
         }
         self.check_needs().and_then(|()| self.check_conflicts())?;
+        self.check_hires()?;
         let (weights, inputs) = (self.input_weights.len(), self.inputs.len());
         if weights > inputs {
             let what = format!("{weights} weights of inputs were passed, but there are {inputs} inputs");
@@ -347,6 +356,23 @@ impl Recipe {
         }
     }
 
+    fn check_hires(&self) -> Result<()> {
+        let Some(hires) = &self.hires else { return Ok(()) };
+        let others = [
+            (self.mask.is_some(), Field::Mask),
+            (self.extend.is_some(), Field::Extend),
+            (self.full_size, Field::FullSize),
+        ];
+        if let Some((_, other)) = others.iter().find(|(given, _)| *given) {
+            let what = format!("`{:#}` cannot be used with `{other:#}`", Field::Hires);
+            return Err(Error::usage(what).for_field(Field::Hires).hint(format!(
+                "edit the image first; then enlarge it with `flux upscale`, and edit the larger one with `{:#}`",
+                Field::Strength
+            )));
+        }
+        hires.check()
+    }
+
     /// Creates a request, as far as this needs neither a model nor the image files. Reads tensor files; with text
     /// features, the prompt is the one in their file.
     ///
@@ -383,6 +409,7 @@ impl Recipe {
             noise: latents(&self.noise, Field::Noise)?,
             latents: latents(&self.latents, Field::Latents)?,
             sparse: self.sparse,
+            hires: self.hires.clone(),
             ..Request::new(self.full_prompt(), self.seed)
         };
         if let Some(path) = &self.embeddings {
@@ -434,6 +461,7 @@ mod tests {
                 blocks: "single=0.5".parse().unwrap(),
                 ..AdapterFile::new("style.safetensors", 0.7)
             }],
+            hires: Some(Hires { by: Some(2.0), upscaler: Some("u.pth".into()), ..Hires::default() }),
             ..Recipe::new("", u64::MAX)
         };
         for recipe in [short, long, Recipe::default()] {
@@ -468,6 +496,7 @@ mod tests {
                 "`no_self_reference`",
             ),
             (Recipe { noise: file(), latents: file(), ..Recipe::new("x", 1) }, "noise", "`latents`"),
+            (Recipe { hires: Some(Hires::default()), mask: file(), ..image() }, "hires", "`mask`"),
             (Recipe { embeddings: file(), ..Recipe::new("x", 1) }, "embeddings", "`prompt`"),
             (
                 Recipe { embeddings: file(), max_sequence_length: Some(8), ..Recipe::new("", 1) },

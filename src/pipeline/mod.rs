@@ -85,6 +85,7 @@ pub use memory::block_sizes::BlockSizes;
 pub use memory::plan::{BlockPlan, InBands, MemoryPlan, MemorySizes};
 pub use request::embeddings::Embeddings;
 pub use request::given_reference::GivenReference;
+pub use request::hires::{Hires, HiresPlan};
 pub use request::images::{Change, MAX_REFERENCES};
 pub use request::kept::Reuse;
 pub use request::latents::Latents;

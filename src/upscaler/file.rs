@@ -1,6 +1,7 @@
 //! Files of upscalers: which network the tensors are, and its sizes.
 
 use std::collections::HashSet;
+use std::fmt;
 use std::path::{Path, PathBuf};
 
 use super::compact::CompactSizes;
@@ -35,6 +36,12 @@ pub struct UpscalerFile {
     files: TensorFiles,
     prefix: &'static str,
     kind: Kind,
+}
+
+impl fmt::Debug for UpscalerFile {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("UpscalerFile").field("path", &self.path).field("kind", &self.kind).finish_non_exhaustive()
+    }
 }
 
 /// The network of a file.

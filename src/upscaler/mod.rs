@@ -198,20 +198,18 @@ impl<B: Backend> Upscaler<B> {
 
     /// Returns the side and the overlap of tiles: as passed, otherwise as large as the available memory allows.
     fn tiles(&self, tiles: Tiles, [width, height]: [usize; 2]) -> (usize, usize) {
+        let by_memory = || {
+            // Values are float32 on the host, and the result is in the host's memory as well.
+            let element = if self.backend.activation_dtype() == Dtype::F32 { 4.0 } else { 2.0 };
+            let pixel = self.values_per_pixel as f64 * element;
+            let most = self.backend.available_bytes() as f64 * MEMORY_SHARE / pixel;
+            if (width * height) as f64 <= most { usize::MAX } else { (most.sqrt() as usize).clamp(MIN_TILE, MAX_TILE) }
+        };
         let (side, overlap) = match tiles {
             Tiles::Whole => (usize::MAX, 0),
             Tiles::Of { side, overlap } => (side, overlap),
-            Tiles::Auto => {
-                // Values are float32 on the host, and the result is in the host's memory as well.
-                let element = if self.backend.activation_dtype() == Dtype::F32 { 4.0 } else { 2.0 };
-                let pixel = self.values_per_pixel as f64 * element;
-                let most = self.backend.available_bytes() as f64 * MEMORY_SHARE / pixel;
-                if (width * height) as f64 <= most {
-                    (usize::MAX, 0)
-                } else {
-                    ((most.sqrt() as usize).clamp(MIN_TILE, MAX_TILE), OVERLAP)
-                }
-            }
+            Tiles::Auto => (by_memory(), OVERLAP),
+            Tiles::UpTo(side) => (by_memory().min(side), OVERLAP),
         };
         let side = if side >= width.max(height) { side } else { (side / self.unshuffle).max(1) * self.unshuffle };
         (side, overlap.min(side / 2))

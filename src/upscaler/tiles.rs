@@ -12,6 +12,8 @@ pub enum Tiles {
     /// The whole image if the memory allows it, otherwise tiles as large as the memory allows.
     #[default]
     Auto,
+    /// Tiles of at most this side in pixels of the image, smaller ones only if memory is short.
+    UpTo(usize),
     /// The whole image.
     Whole,
     /// Square tiles of `side` pixels of the image. Neighbours share at least `overlap` pixels.

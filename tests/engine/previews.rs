@@ -10,7 +10,7 @@ use super::{cpus, preset, tiny};
 use crate::program::project;
 
 /// The image's index, the step and the number of steps, and the preview.
-type Preview = (usize, [usize; 2], Rgb);
+pub type Preview = (usize, [usize; 2], Rgb);
 
 pub fn previews_of(engine: &Engine, request: Request, count: usize) -> (Vec<Preview>, Vec<Rgb>) {
     let job = Job { previews: true, ..Job::new(request, count) };

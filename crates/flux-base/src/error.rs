@@ -100,6 +100,8 @@ fields! {
     NoSelfReference = "no_self_reference",
     /// True if each step computes only the regenerated area.
     Sparse = "sparse",
+    /// The second pass at a larger size.
+    Hires = "hires",
     /// True if tokens of the previous frame are reused.
     Reuse = "reuse",
     /// Adapters of the transformer.

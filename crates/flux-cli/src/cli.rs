@@ -21,6 +21,7 @@ pub mod foreign;
 mod generate;
 mod grid;
 mod help;
+mod hires;
 mod images;
 mod info;
 mod live;

@@ -3,6 +3,7 @@
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use flux::engine::{ModelRecipe, NUMERICS, Recipe};
+use flux::error::Field;
 use flux::files::ModelPaths;
 use flux::output::ImageFormat;
 use flux::pipeline::MAX_REFERENCES;
@@ -179,9 +180,14 @@ fn check_recipe(recipe: &Recipe) -> Result<()> {
     }
 }
 
-/// Errors if a recipe starts from tensors.
+/// Errors if a recipe starts from tensors, or names an upscaler, which is a file of the worker's machine.
 pub fn check_tensors(recipe: &Recipe) -> Result<()> {
     let tensors = [&recipe.noise, &recipe.latents, &recipe.embeddings];
+    if recipe.upscaler().is_some() {
+        return Err(Error::usage("an upscaler cannot be sent through a queue")
+            .for_field(Field::Hires)
+            .hint("leave it out: a Lanczos filter enlarges the image"));
+    }
     if tensors.into_iter().all(Option::is_none) {
         return Ok(());
     }

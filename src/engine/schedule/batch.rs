@@ -80,6 +80,19 @@ pub(in crate::engine) struct Batch {
     pub(in crate::engine) cancel: CancelFlag,
 }
 
+impl Batch {
+    /// Returns the job of an image of the batch.
+    pub(in crate::engine) fn job(&self, mut image: usize) -> Option<&Job> {
+        let has_image = |part: &&JobShare| {
+            let count = part.images.len();
+            let is_own = image < count;
+            image = image.saturating_sub(count);
+            is_own
+        };
+        self.parts.iter().find(has_image).map(JobShare::job)
+    }
+}
+
 impl Active {
     /// Takes the next images for a batch.
     pub(super) fn take(&mut self) -> Option<Range<usize>> {

@@ -7,6 +7,7 @@ pub(crate) mod embeddings;
 pub(crate) mod frame;
 pub(crate) mod given;
 pub(crate) mod given_reference;
+pub(crate) mod hires;
 pub(crate) mod images;
 pub(crate) mod kept;
 pub(crate) mod latents;

@@ -14,6 +14,7 @@ use crate::model::registry::ModelKind;
 use crate::pipeline::request::adapters;
 use crate::pipeline::request::embeddings::Embeddings;
 use crate::pipeline::request::given_reference::GivenReference;
+use crate::pipeline::request::hires::{Hires, HiresPlan};
 use crate::pipeline::request::images::{Change, ImagePlan};
 use crate::pipeline::request::kept::{self, Reuse};
 use crate::pipeline::request::latents::Latents;
@@ -76,6 +77,8 @@ pub struct Request {
     pub reuse: Option<Reuse>,
     /// Adapters of the transformer; the changes of all of them are added.
     pub adapters: Vec<AdapterUse>,
+    /// A second pass at a larger size. An [`Engine`](crate::engine::Engine) runs it, a session does not.
+    pub hires: Option<Hires>,
 }
 
 /// Maximum images in a batch. It bounds the memory, and the time until the first of many images is done.
@@ -111,6 +114,7 @@ impl Request {
             sparse: false,
             reuse: None,
             adapters: Vec::new(),
+            hires: None,
         }
     }
 
@@ -248,6 +252,9 @@ pub struct Plan {
     pub strength: Option<f64>,
     /// First step of the schedule that runs.
     pub first_step: usize,
+    /// Second pass at a larger size.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub hires: Option<HiresPlan>,
     /// Notes for the user: a size that was rounded or does not suit the model, an option without effect.
     pub notes: Vec<String>,
     /// `true` if another device runs the text encoder.
@@ -314,6 +321,13 @@ impl Plan {
     ///
     /// Errors if the model cannot do what is requested, or as `count`.
     pub(crate) fn counted(request: &Request, info: &ModelInfo, count: impl Fn(&str) -> Result<usize>) -> Result<Self> {
+        Self::single(request, info, &count)?.with_hires(request, info, &count)
+    }
+
+    /// Creates the plan of a single pass, as [`Plan::counted`].
+    ///
+    /// Errors as [`Plan::counted`].
+    pub(super) fn single(request: &Request, info: &ModelInfo, count: &dyn Fn(&str) -> Result<usize>) -> Result<Self> {
         let reduced = request.given_references.iter().filter_map(|given| given.note(info.kind.references));
         let mut notes: Vec<String> = reduced.collect();
         let request = &*request.for_kind(info.kind)?;
@@ -428,6 +442,7 @@ impl Plan {
             references: images.references,
             strength: request.change.as_ref().map(|change| change.strength),
             first_step: images.first_step,
+            hires: None,
             notes,
             is_read_elsewhere: false,
             kept_tokens,
@@ -453,6 +468,7 @@ impl Plan {
             reference_weights: Vec::new(),
             strength: None,
             first_step: 0,
+            hires: None,
             notes: Vec::new(),
             is_read_elsewhere: false,
             kept_tokens: 0,

@@ -52,6 +52,34 @@ pub struct Timings {
     pub other_devices: Vec<Timings>,
 }
 
+impl Timings {
+    /// Returns the times of a first pass and of the second pass of one of its images, `next`.
+    pub(crate) fn followed_by(mut self, next: Self) -> Self {
+        for (own, next) in [
+            (&mut self.load_s, next.load_s),
+            (&mut self.factors_s, next.factors_s),
+            (&mut self.merge_s, next.merge_s),
+            (&mut self.text_s, next.text_s),
+            (&mut self.encode_s, next.encode_s),
+            (&mut self.references_s, next.references_s),
+            (&mut self.prepare_s, next.prepare_s),
+            (&mut self.decode_s, next.decode_s),
+            (&mut self.enqueue_s, next.enqueue_s),
+            (&mut self.total_s, next.total_s),
+        ] {
+            *own += next;
+        }
+        self.prompts_encoded += next.prompts_encoded;
+        self.early_passes += next.early_passes;
+        self.tokens = self.tokens.into_iter().chain(next.tokens).reduce(TokenCount::plus);
+        self.steps_s.extend(next.steps_s);
+        self.device = next.device;
+        let others = self.other_devices.into_iter().zip(next.other_devices);
+        self.other_devices = others.map(|(own, next)| own.followed_by(next)).collect();
+        self
+    }
+}
+
 /// Token counts over all steps.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
 pub struct TokenCount {

@@ -24,7 +24,7 @@ use std::sync::Arc;
 use std::thread;
 
 use crate::backend::Backend;
-use crate::error::{Error, Result};
+use crate::error::{Error, Field, Result};
 use crate::files::Array;
 use crate::model::info::ModelInfo;
 use crate::pipeline::request::adapters::AdapterSet;
@@ -46,6 +46,7 @@ use crate::pipeline::session::references::{CachedImages, ImageLatents, Images};
 use crate::pipeline::session::shape::Shape;
 use crate::pipeline::session::shared_text::TextSource;
 use crate::pipeline::session::text::{Text, TextFeatures};
+use crate::rgb::Rgb;
 use crate::sampler::{Drawing, Start};
 use crate::stage::{Caller, CancelFlag, Progress};
 use crate::tensor::Tensor;
@@ -102,6 +103,14 @@ pub struct Decoded {
     pub plan: Plan,
 }
 
+impl Decoded {
+    /// Returns the pixels as an image, and the plan.
+    pub(crate) fn into_parts(self) -> (Rgb, Plan) {
+        let Self { rgb: bytes, plan } = self;
+        (Rgb { width: plan.width, height: plan.height, bytes }, plan)
+    }
+}
+
 /// An image with its plan and timings.
 #[derive(Debug, Clone)]
 pub struct Image {
@@ -126,6 +135,9 @@ impl<B: Backend> Session<B> {
         let requests = &requests.collect::<Result<Vec<_>>>()?[..];
         let Some(first) = requests.first() else { return Err(Error::usage("a batch has no items")) };
         requests.iter().try_for_each(|request| request.check_count(1))?;
+        if first.hires.is_some() {
+            return Err(Error::usage("a session has one pass").for_field(Field::Hires).hint("use an engine"));
+        }
         let prepared = model.prepare(first, reader.is_other())?;
         cancel.check()?;
         let shape = Shape::new(first, &prepared, model.info());

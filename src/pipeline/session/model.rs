@@ -184,8 +184,9 @@ impl<B: Backend> Model<B> {
 
     /// Returns the memory plan for images like `plan`.
     ///
-    /// Errors if there is too little memory for one.
+    /// Errors if there is too little memory for one, or for its second pass.
     pub fn memory_plan(&self, plan: &Plan) -> Result<MemoryPlan> {
+        plan.second_pass().map_or(Ok(()), |edit| self.memory_plan(edit).map(drop))?;
         self.residency.prepare(plan.clone()).map(|prepared| prepared.memory)
     }
 
@@ -195,8 +196,10 @@ impl<B: Backend> Model<B> {
     pub(crate) fn prepare(&self, request: &Request, is_read_elsewhere: bool) -> Result<Prepared> {
         let count = |prompt: &str| self.tokenizer.get()?.count(prompt);
         let plan = Plan { is_read_elsewhere, ..Plan::counted(request, self.info(), count)? };
+        plan.second_pass().map_or(Ok(()), |edit| self.memory_plan(edit).map(drop))?;
+        let has_images = request.has_images() || plan.second_pass().is_some();
         let prepared = self.residency.prepare(plan)?;
-        if request.has_images() {
+        if has_images {
             self.residency.files().check_encoder(self.info())?;
         }
         Ok(prepared)

@@ -33,10 +33,8 @@ pub(crate) struct Shape {
 
 impl Shape {
     pub(crate) fn new(request: &Request, Prepared { plan, needs, .. }: &Prepared, info: &ModelInfo) -> Self {
-        let common =
-            Plan { seed: 0, variation: None, rng: Rng::default(), negative: None, notes: Vec::new(), ..plan.clone() };
         Self {
-            plan: Plan { is_read_elsewhere: false, ..common },
+            plan: common(plan),
             adapters: AdapterSet::new(&request.adapters).key().clone(),
             has_embeddings: request.embeddings.is_some(),
             has_mask: request.change.as_ref().is_some_and(|change| change.cells.is_some()),
@@ -50,12 +48,13 @@ impl Shape {
         }
     }
 
-    /// Returns the tokens of an image that a step computes, and the evaluations of the transformer.
+    /// Returns the tokens of an image that a step computes, and the evaluations of the transformer. With a second
+    /// pass, these are the tokens of its larger pass, and as many evaluations as take the time of both.
     pub(crate) fn tokens_and_evaluations(&self) -> (usize, usize) {
-        let Plan { width, height, ref references, text_tokens, .. } = self.plan;
-        let tokens = |[height, width]: &[usize; 2]| height / 16 * (width / 16);
-        let all = tokens(&[height, width]) + references.iter().map(tokens).sum::<usize>() + text_tokens;
-        (all, self.plan.steps_to_run() * if self.plan.guided() { 2 } else { 1 })
+        let first = tokens_and_evaluations(&self.plan);
+        let Some(second) = self.plan.second_pass().map(tokens_and_evaluations) else { return first };
+        let tokens = first.0.max(second.0).max(1);
+        (tokens, (first.0 * first.1 + second.0 * second.1).div_ceil(tokens))
     }
 
     /// Returns the maximum images per batch, if memory is not limited.
@@ -67,6 +66,25 @@ impl Shape {
     pub(crate) fn max_at_once(&self) -> usize {
         if self.gains { self.max_images } else { 1 }
     }
+}
+
+/// Returns a plan without values that belong to a single item.
+fn common(plan: &Plan) -> Plan {
+    let mut common =
+        Plan { seed: 0, variation: None, rng: Rng::default(), negative: None, notes: Vec::new(), ..plan.clone() };
+    common.is_read_elsewhere = false;
+    for edit in common.hires.iter_mut().flat_map(|hires| &mut hires.edit) {
+        **edit = self::common(edit);
+    }
+    common
+}
+
+/// Returns the tokens of an image that a step of a plan computes, and the evaluations of the transformer.
+fn tokens_and_evaluations(plan: &Plan) -> (usize, usize) {
+    let Plan { width, height, ref references, text_tokens, .. } = *plan;
+    let tokens = |[height, width]: &[usize; 2]| height / 16 * (width / 16);
+    let all = tokens(&[height, width]) + references.iter().map(tokens).sum::<usize>() + text_tokens;
+    (all, plan.steps_to_run() * if plan.guided() { 2 } else { 1 })
 }
 
 impl<B: Backend> Model<B> {

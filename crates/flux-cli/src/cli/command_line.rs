@@ -15,6 +15,10 @@ use flux::sampler::{Rng, ScheduleKind};
 /// A flag and its value, if it has one.
 type Flag = (&'static str, Option<String>);
 
+/// Flags without a value.
+const SWITCHES: [&str; 6] =
+    ["--no-composite", "--full-size", "--no-self-reference", "--sparse", "--kv", "--no-hires-reference"];
+
 static ARGUMENTS: OnceLock<Vec<OsString>> = OnceLock::new();
 
 fn is_made(recipe: &Recipe, input: usize) -> bool {
@@ -52,6 +56,7 @@ fn flags(made: &ImageRecipe) -> Vec<Flag> {
     let ImageRecipe { recipe, model, .. } = made;
     let Recipe { width, height, steps, seed, guidance, schedule, rng, max_sequence_length, .. } = recipe;
     let path = |path: &Option<PathBuf>| path.as_deref().map(file);
+    let hires = recipe.hires.as_ref();
     let set = |is_set: bool| is_set.then(String::new);
     let ModelRecipe { paths, kv, quantize, precision, attention, .. } = model;
     let sides = |Sides { left, top, right, bottom }: Sides| format!("{left},{top},{right},{bottom}");
@@ -103,6 +108,13 @@ fn flags(made: &ImageRecipe) -> Vec<Flag> {
         ("--no-self-reference", set(recipe.no_self_reference)),
         ("--sparse", set(recipe.sparse)),
         ("--kv", set(*kv)),
+        ("--hires", hires.and_then(|hires| hires.by).map(|by| by.to_string())),
+        ("--hires-size", hires.and_then(|hires| hires.size).map(|size| size.to_string())),
+        ("--hires-upscaler", recipe.upscaler().map(file)),
+        ("--hires-strength", hires.and_then(|hires| hires.strength).map(|strength| strength.to_string())),
+        ("--hires-steps", hires.and_then(|hires| hires.steps).map(|steps| steps.to_string())),
+        ("--hires-prompt", hires.and_then(|hires| hires.prompt.clone())),
+        ("--no-hires-reference", set(hires.is_some_and(|hires| hires.no_reference))),
         ("--noise", path(&recipe.noise)),
         ("--latents", path(&recipe.latents)),
         ("--embeddings", path(&recipe.embeddings)),
@@ -113,9 +125,7 @@ fn flags(made: &ImageRecipe) -> Vec<Flag> {
             .map(|used| ("--lora", Some(format!("{}:{}{}", file(&used.file), used.strength, used.blocks.suffix())))),
     );
     let given = flags.into_iter().filter_map(|(flag, value)| value.map(|value| (flag, value)));
-    let is_switch =
-        |flag: &str| ["--no-composite", "--full-size", "--no-self-reference", "--sparse", "--kv"].contains(&flag);
-    given.map(|(flag, value)| (flag, (!is_switch(flag)).then_some(value))).collect()
+    given.map(|(flag, value)| (flag, (!SWITCHES.contains(&flag)).then_some(value))).collect()
 }
 
 /// Returns a file name as a flag's value. A leading hyphen would make it a flag.
@@ -139,6 +149,7 @@ mod tests {
     use flux::engine::choice::AttentionChoice;
     use flux::engine::controls::{Control, ControlKind};
     use flux::files::ModelPaths;
+    use flux::pipeline::Hires;
 
     use super::*;
     use crate::cli::Cli;
@@ -188,6 +199,17 @@ mod tests {
             }],
             ..Recipe::new("käse 🧀", 0)
         };
+        let hires = Hires {
+            size: "512x".parse().ok(),
+            upscaler: Some("./-u.pth".into()),
+            strength: Some(0.25),
+            steps: Some(8),
+            prompt: Some("-sharp".to_string()),
+            no_reference: true,
+            ..Hires::default()
+        };
+        let doubled = Hires { by: Some(2.0), ..Hires::default() };
+        let enlarged = [hires, doubled].map(|hires| Recipe { hires: Some(hires), ..Recipe::new("x", 1) });
         let given = Recipe { embeddings: Some("e".into()), noise: Some("n".into()), ..Recipe::new("", 3) };
         let hyphens = Recipe {
             inputs: vec!["./-a.png".into(), "-".into()],
@@ -211,7 +233,9 @@ mod tests {
         let of_first =
             Recipe { resize: "512".parse().ok(), mask: None, strength: None, mask_padding: None, ..side.clone() };
         let of_first = Recipe { full_size: false, feather: 0, no_self_reference: false, ..of_first };
-        for recipe in [changed, grown, sampled, given, side, of_first, edges].into_iter().chain(sizes).map(sized) {
+        for recipe in
+            [changed, grown, sampled, given, side, of_first, edges].into_iter().chain(sizes).chain(enlarged).map(sized)
+        {
             // An edited image has its own size.
             let is_own = recipe.changes() || recipe.resize.is_some();
             let expected = Recipe { width: recipe.width.filter(|_| !is_own), ..recipe.clone() };

@@ -51,7 +51,7 @@ const SAME: [(&str, &[&str]); 21] = [
 ];
 
 /// Flags of other programs without an alias, and their hints.
-const OTHERS: [(&[&str], &str); 36] = [
+const OTHERS: [(&[&str], &str); 40] = [
     (
         &["sampler", "sampler-name", "sampling-method", "sample-method", "sampling", "solver"],
         "leave it out: flow models use Euler's method only; set the noise levels with `--schedule`",
@@ -218,9 +218,16 @@ const OTHERS: [(&[&str], &str); 36] = [
          the prompt",
     ),
     (
-        &["upscale-model", "upscale-repeats", "upscale", "hires", "hires-fix", "restore-faces", "clip-skip", "tiling"],
+        &["restore-faces", "clip-skip", "tiling"],
         "this is not supported: set the size with `--size`, or regenerate an image with `-i` and `--strength`",
     ),
+    (
+        &["upscale-model", "upscale-repeats", "upscale"],
+        "enlarge an image with `flux upscale`, or while it is generated with `--hires FACTOR` and `--hires-upscaler FILE`",
+    ),
+    (&["hires-fix", "hires-scale", "enable-hr", "hr-scale"], "use `--hires FACTOR`, such as `--hires 2`"),
+    (&["hires-width", "hires-height", "hr-resize-x", "hr-resize-y"], "use `--hires-size WIDTHxHEIGHT`"),
+    (&["hires-denoising-strength", "hr-denoising-strength"], "use `--hires-strength`"),
     (
         &[
             "hf-token",

@@ -7,6 +7,7 @@ use flux::{Error, Result};
 
 use super::boxes::BoxArgs;
 use super::expand::ExpandArgs;
+use super::hires::HiresArgs;
 use super::values::{SIDE, Seed, SizeOrSide, decimal, whole_of};
 use super::{AdapterArgs, ImageArgs, SAMPLING, SamplerArgs, TensorArgs, values};
 
@@ -56,6 +57,8 @@ pub struct RecipeArgs {
     #[command(flatten)]
     pub images: ImageArgs,
     #[command(flatten)]
+    hires: HiresArgs,
+    #[command(flatten)]
     pub sampler: SamplerArgs,
     #[command(flatten)]
     pub tensors: TensorArgs,
@@ -74,7 +77,7 @@ impl RecipeArgs {
             guidance: self.guidance.or(recipe.guidance),
             ..recipe
         };
-        let recipe = self.boxes.apply(self.sampler.apply(recipe))?;
+        let recipe = self.boxes.apply(self.hires.apply(self.sampler.apply(recipe)))?;
         self.adapters.apply(self.tensors.apply(self.sized(self.images.apply(recipe))))
     }
 

@@ -1,6 +1,6 @@
 //! Flags of `flux upscale`.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
 use clap::Args;
@@ -19,6 +19,16 @@ const TILES: std::ops::RangeInclusive<usize> = 16..=65536;
 pub enum UpscalerChoice {
     Lanczos,
     File(PathBuf),
+}
+
+impl UpscalerChoice {
+    /// Returns the file; `None` for the filter.
+    pub fn file(&self) -> Option<&Path> {
+        match self {
+            Self::Lanczos => None,
+            Self::File(file) => Some(file),
+        }
+    }
 }
 
 impl FromStr for UpscalerChoice {

@@ -53,6 +53,7 @@ pub fn check_images(
     for used in &recipe.adapters {
         claims.keeps("a file of the adapter in `--lora`", files_at(&used.file));
     }
+    claims.keeps("the upscaler in `--hires-upscaler`", recipe.upscaler().map(Path::to_path_buf));
     for (field, path) in recipe.files().filter(|(_, path)| !is_stdin(path)) {
         claims.reads(format!("the file that `{}` reads", flag(field, Form::Full)), path);
     }

@@ -44,6 +44,6 @@ pub use read::{
 pub use region::Region;
 pub use resize::Resize;
 pub use size::{
-    capped, check_reference, cropped, editing_size, is_reduced, reference, reference_alone, reference_of_any_size,
-    resized, resized_unless,
+    CELL, capped, check_reference, cropped, editing_size, in_cells, is_reduced, reference, reference_alone,
+    reference_of_any_size, resized, resized_unless,
 };

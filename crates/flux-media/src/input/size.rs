@@ -200,6 +200,11 @@ fn capped_size(width: usize, height: usize) -> [usize; 2] {
     [width, height].map(|side| ((side as f64 * scale) as usize).max(1))
 }
 
+/// Returns the nearest multiple of 16 pixels, at least 16.
+pub fn in_cells(side: usize) -> usize {
+    (side.saturating_add(CELL / 2) / CELL * CELL).max(CELL)
+}
+
 fn floored(size: [usize; 2]) -> [usize; 2] {
     size.map(|side| side / CELL * CELL)
 }

@@ -87,6 +87,8 @@ class Options(TypedDict, total=False):
     """Text features in place of a prompt: a file, `Features`, or floats [tokens, features]."""
     adapters: Sequence[AdapterLike] | Mapping[str, float]
     """Adapters (LoRA): files or names, each with a strength: `{"owner/name": 0.8}`."""
+    hires: Mapping[str, Any] | float | str
+    """Second pass at a larger size: a factor, `1024x1024`, or a mapping; see `Recipe.hires`."""
     embed_inputs: bool
     """True to embed input images in the files of the image."""
     return_latents: bool

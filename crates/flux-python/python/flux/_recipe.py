@@ -73,6 +73,8 @@ class Recipe:
         latents: File of latents to begin with.
         embeddings: File of text features in place of a prompt.
         adapters: Adapters of the transformer.
+        hires: Second pass at a larger size: a factor, `1024x1024`, or `by` or `size` with `upscaler`, `strength`, `steps`,
+            `prompt` and `no_reference`.
         place: Index of the image among the images of its files of noise or latents, and their number.
         files: Files in memory by their names in the recipe. They are not compared.
     """
@@ -109,6 +111,7 @@ class Recipe:
     latents: str | None = None
     embeddings: str | None = None
     adapters: tuple[Adapter, ...] = ()
+    hires: Mapping[str, Any] | float | str | None = None
     place: tuple[int, int] | None = None
     files: Mapping[str, bytes] = dataclasses.field(default_factory=dict, compare=False, repr=False)
 

@@ -73,7 +73,8 @@ pub fn prepare(
     request.check_count(1)?;
     check_pixels(recipe.width.unwrap_or(0), recipe.height.unwrap_or(0), how.max_pixels)?;
     let plan = engine.plan(&request)?;
-    check_pixels(plan.width, plan.height, how.max_pixels)?;
+    let [width, height] = plan.output_size();
+    check_pixels(width, height, how.max_pixels)?;
     let mut plans = engine.memory_plans(&plan, 1).into_iter().map(|(_, plan)| plan);
     if let Some(Err(error)) = plans.next()
         && !plans.any(|plan| plan.is_ok())
@@ -82,8 +83,8 @@ pub fn prepare(
     }
     ImageRecipe::check_room(recipe, &ModelPaths::default(), &inputs, message.format.image_format())?;
     let said = PlanSaid {
-        width: plan.width,
-        height: plan.height,
+        width,
+        height,
         steps: plan.steps,
         text_tokens: plan.text_tokens,
         image_tokens: plan.references.iter().map(|[height, width]| height / 16 * (width / 16)).sum(),

@@ -157,7 +157,7 @@ pub struct Planned {
 impl Planned {
     pub fn new(plan: &Plan) -> Self {
         let image_tokens = plan.references.iter().map(|[height, width]| height / 16 * (width / 16)).sum();
-        let Plan { width, height, steps, text_tokens, .. } = *plan;
+        let ([width, height], &Plan { steps, text_tokens, .. }) = (plan.output_size(), plan);
         Self { width, height, steps, text_tokens, image_tokens }
     }
 

@@ -201,8 +201,9 @@ pub struct Defaults {
 impl Asked {
     /// Errors if a prompt is too long, or there are too many images or adapters.
     pub fn check(&self) -> Result<()> {
-        let Recipe { prompt, negative, inputs, .. } = &self.recipe;
-        for (field, text) in [("prompt", Some(prompt)), ("negative_prompt", negative.as_ref())] {
+        let Recipe { prompt, negative, inputs, hires, .. } = &self.recipe;
+        let second = hires.as_ref().and_then(|hires| hires.prompt.as_ref());
+        for (field, text) in [("prompt", Some(prompt)), ("negative_prompt", negative.as_ref()), ("hires", second)] {
             check_length(field, text.map_or("", String::as_str))?;
         }
         let most = flux::pipeline::MAX_REFERENCES;
@@ -334,6 +335,7 @@ fn read_recipe(fields: &mut Fields, faults: &mut Faults, defaults: Defaults) -> 
         full_size: faults.ok(fields.flag("full_size")).unwrap_or(false),
         extend: faults.ok(fields.value("extend")),
         feather: faults.ok(fields.whole("feather", 0..=MAX_FEATHER)).unwrap_or(0) as usize,
+        hires: faults.ok(fields.value("hires")),
         ..Recipe::default()
     }
 }

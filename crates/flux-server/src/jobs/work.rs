@@ -4,13 +4,14 @@ use std::path::Path;
 use std::sync::Arc;
 
 use flux::engine::expand::{Expanded, Expander};
-use flux::engine::{AdapterFile, Engine, InputSource, Inputs, Job};
+use flux::engine::{AdapterFile, Engine, InputSource, Inputs, Job, Recipe};
 use flux::error::{ErrorKind, Field, KEYS, named};
 use flux::files::adapter::AdapterUse;
 use flux::pipeline::{Plan, Request};
 use flux::stage::CancelFlag;
+use flux::upscaler::UpscalerFile;
 
-use crate::http::error::{ApiError, Result};
+use crate::http::error::{ApiError, Result, shown};
 use crate::jobs::models::Models;
 use crate::jobs::record::{JobRecord, Planned};
 use crate::jobs::request::{Asked, Feedback, Lora};
@@ -31,6 +32,7 @@ pub fn read(asked: &mut Asked, record: &JobRecord, models: &Models, cancel: &Can
         let expanded = Expander::new(&expansion).expand(&recipe, record.count);
         Expanded { recipe, words, .. } = expanded.map_err(|e| e.for_field(Field::Prompt))?;
     }
+    source.upscaler = upscaler(&mut recipe)?;
     recipe.check().map_err(ApiError::from)?;
     let inputs = Inputs::read(&recipe, &mut source).map_err(|e| unreadable(&e.for_field(Field::Inputs)))?;
     let adapter = |Lora { name, weight, blocks }: &Lora| {
@@ -53,6 +55,20 @@ pub fn read(asked: &mut Asked, record: &JobRecord, models: &Models, cancel: &Can
         cancel: record.cancel.clone(),
         ..Job::new(request, record.count)
     })
+}
+
+/// Returns the open upscaler of a recipe's second pass, and removes the name of the Lanczos filter from the recipe.
+///
+/// Errors if the server lacks the upscaler.
+fn upscaler(recipe: &mut Recipe) -> Result<Option<Arc<UpscalerFile>>> {
+    let Some(hires) = &mut recipe.hires else { return Ok(None) };
+    match hires.upscaler.take() {
+        Some(name) if !name.as_os_str().eq_ignore_ascii_case("lanczos") => {
+            let name = shown(&name.to_string_lossy());
+            Err(ApiError::value("hires", format!("there is no upscaler `{name}`: this server has only Lanczos")))
+        }
+        _ => Ok(None),
+    }
 }
 
 /// Plans a job, and records the plan. Waits for the tokenizer.
@@ -79,6 +95,10 @@ pub fn plan(
     let request = Request { adapters, ..job.request.clone() };
     // Check the requested size first, since an image that is far too large needs no plan.
     check_pixels(request.width.unwrap_or(0), request.height.unwrap_or(0), most_pixels)?;
+    if feedback.is_some() && request.hires.is_some() {
+        let message = "`hires` cannot be used with `feedback`: the next image begins with latents of the same size";
+        return Err(ApiError::value("hires", message));
+    }
     if feedback.is_some() {
         // A recipe could not reproduce an image that starts from a previous one.
         job.recipe = None;
@@ -93,7 +113,8 @@ pub fn plan(
         ErrorKind::Failure => ApiError::bad("never_fits", e.what()).with_param("size"),
         _ => ApiError::from(e),
     })?;
-    check_pixels(plan.width, plan.height, most_pixels)?;
+    let [width, height] = plan.output_size();
+    check_pixels(width, height, most_pixels)?;
     check_memory(engine, &plan)?;
     record.plan(Planned::new(&plan), &plan.notes);
     Ok(())
@@ -111,8 +132,12 @@ pub fn bytes(job: &Job) -> usize {
 /// Returns the pixels of all images of a job, or a guess before planning.
 pub fn pixels(job: &Job, record: &JobRecord) -> f64 {
     let Planned { width, height, .. } = record.planned();
-    let side = |planned: usize, asked: Option<usize>| if planned > 0 { planned } else { asked.unwrap_or(1024) } as f64;
-    side(width, job.request.width) * side(height, job.request.height) * job.count as f64
+    let side = |planned: usize, asked: Option<usize>| if planned > 0 { planned } else { asked.unwrap_or(1024) };
+    let size = [side(width, job.request.width), side(height, job.request.height)];
+    // A plan has the size of the second pass.
+    let hires = job.request.hires.as_ref().filter(|_| width == 0);
+    let [width, height] = hires.and_then(|hires| hires.output_size(size).ok()).unwrap_or(size);
+    width as f64 * height as f64 * job.count as f64
 }
 
 /// Converts an error of reading an image. Images are part of the request, so the error is the client's.

@@ -274,7 +274,8 @@ impl Run<'_> {
         adapters: &mut Adapters,
     ) -> Result<(Ticket, Stamps)> {
         // Taken before the files are read, so that a later change is detected.
-        let named = recipe.files().map(|(_, file)| file.to_string_lossy().into_owned());
+        let files = recipe.files().map(|(_, file)| file).chain(recipe.upscaler());
+        let named = files.map(|file| file.to_string_lossy().into_owned());
         let mut stamps: Stamps = named.filter_map(|name| Some((name.clone(), Stamp::from_name(&name)?))).collect();
         let (request, inputs) = self.prepare(item, recipe)?;
         check_room(item, recipe, &self.model.paths, &inputs)?;

@@ -43,7 +43,7 @@ const OTHERS: [(&str, &[&str], &str); 18] = [
 /// Flags of Midjourney prompts.
 const MIDJOURNEY: [&str; 11] = ["chaos", "iw", "niji", "no", "q", "quality", "raw", "style", "stylize", "v", "weird"];
 /// Flags of this program that set fields of a line.
-const OURS: [(&str, &str); 16] = [
+const OURS: [(&str, &str); 17] = [
     ("prompt", "prompt"),
     ("negative", "negative"),
     ("seed", "seed"),
@@ -58,6 +58,7 @@ const OURS: [(&str, &str); 16] = [
     ("lora", "adapters"),
     ("mask", "mask"),
     ("strength", "strength"),
+    ("hires", "hires"),
     ("schedule", "schedule"),
     ("rng", "rng"),
 ];

@@ -69,7 +69,8 @@ impl Stamp {
 /// checked.
 pub fn are_at<'a>(recipe: &Recipe, mut digests: impl Iterator<Item = (&'a str, Digested<'a>)>) -> bool {
     let is_named = |name: &str| {
-        let files = recipe.files().map(|(_, file)| file).chain(recipe.adapters.iter().map(|used| used.file.as_path()));
+        let adapters = recipe.adapters.iter().map(|used| used.file.as_path());
+        let files = recipe.files().map(|(_, file)| file).chain(adapters).chain(recipe.upscaler());
         files.into_iter().any(|file| file.to_string_lossy() == name)
     };
     digests.all(|(name, file)| {

@@ -9,6 +9,7 @@ mod absent;
 mod draw;
 mod effects;
 mod extras;
+mod hires;
 mod images;
 mod lists;
 mod reading;

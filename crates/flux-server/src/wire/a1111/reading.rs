@@ -74,6 +74,7 @@ impl<'a> Reading<'a> {
             steps: self.steps(is_distilled)?,
             seed,
             guidance: self.guidance(is_distilled)?,
+            hires: if from_image { None } else { self.hires(is_distilled)? },
             ..Recipe::default()
         };
         let (recipe, files, preparation) =
@@ -156,7 +157,7 @@ impl<'a> Reading<'a> {
 
     /// Returns the prompt without adapter tags, and the adapters. Tags of unknown adapters are dropped with a note, as
     /// in A1111.
-    fn adapters(&mut self, prompt: &str) -> (String, Vec<Lora>) {
+    pub(super) fn adapters(&mut self, prompt: &str) -> (String, Vec<Lora>) {
         let (prompt, tags) = split_tags(prompt);
         if self.fields.get("disable_extra_networks") == Some(&Value::Bool(true)) {
             return (prompt, Vec::new());
@@ -186,7 +187,7 @@ impl<'a> Reading<'a> {
     }
 
     /// Returns a prompt without the weights of its words, which clients send by habit.
-    fn words(&mut self, prompt: &str) -> String {
+    pub(super) fn words(&mut self, prompt: &str) -> String {
         let (words, weighted) = split_weights(prompt);
         self.notes
             .extend(weighted.map(|text| format!("`{}` is read without its weight, which has no effect", shown(text))));
@@ -229,13 +230,18 @@ impl<'a> Reading<'a> {
     /// Returns the steps. Distilled models use their default if the request exceeds what benefits them.
     fn steps(&mut self, is_distilled: bool) -> Result<Option<usize>> {
         let steps = self.whole("steps", 1..=1000)?;
+        Ok(self.useful_steps("steps", steps, is_distilled))
+    }
+
+    /// Returns the steps of a field, or `None` if they exceed what benefits the model.
+    pub(super) fn useful_steps(&mut self, name: &str, steps: Option<u64>, is_distilled: bool) -> Option<usize> {
         let is_too_many = steps.is_some_and(|steps| steps > MAX_DISTILLED_STEPS);
         if is_distilled && is_too_many && !self.app.config.honours_sdapi_steps {
             let steps = steps.unwrap_or_default();
-            self.notes.push(format!("steps {steps}: the model is distilled, and uses its own number of steps"));
-            return Ok(None);
+            self.notes.push(format!("{name} {steps}: the model is distilled, and uses its own number of steps"));
+            return None;
         }
-        Ok(steps.map(|steps| steps as usize))
+        steps.map(|steps| steps as usize)
     }
 
     fn guidance(&mut self, is_distilled: bool) -> Result<Option<f32>> {
@@ -247,7 +253,7 @@ impl<'a> Reading<'a> {
     }
 
     fn sampler(&mut self) {
-        for name in ["sampler_name", "sampler_index", "scheduler"] {
+        for name in ["sampler_name", "sampler_index", "scheduler", "hr_sampler_name", "hr_scheduler"] {
             let Some(value) = self.fields.remove(name) else { continue };
             let sampler = value.as_str().map_or_else(|| value.to_string(), str::to_lowercase);
             let is_own = matches!(
@@ -255,7 +261,11 @@ impl<'a> Reading<'a> {
                 "" | "none" | "euler" | "k_euler" | "automatic" | "simple" | "use same sampler" | "use same scheduler"
             );
             if !is_own {
-                let own = if name == "scheduler" { "the model's own levels are used" } else { "the sampler is Euler" };
+                let own = if name.ends_with("scheduler") {
+                    "the model's own levels are used"
+                } else {
+                    "the sampler is Euler"
+                };
                 self.notes.push(format!("{name} `{}` is not supported: {own}", shown(&sampler)));
             }
         }
