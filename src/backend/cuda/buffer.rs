@@ -1,5 +1,6 @@
 //! Memory on the device: stream-ordered allocation under the budget. Captured work allocates from the
-//! [`Arena`](super::memory::Arena), whose blocks count as used as long as the arena has them.
+//! [`Arena`](super::memory::Arena), whose blocks count as used as long as the arena has them. Large activations may be
+//! in [`HostMemory`](super::host_memory::HostMemory) instead.
 
 use std::sync::Arc;
 
@@ -82,10 +83,20 @@ pub struct Buffer {
     stream: Stream,
     bytes: usize,
     kind: BufferKind,
-    /// The arena block, if the memory is from the arena.
-    block: Option<usize>,
+    source: Source,
     scales: sys::CUdeviceptr,
     device: Arc<Device>,
+}
+
+/// The owner of the memory of a buffer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Source {
+    /// The driver.
+    Driver,
+    /// The arena, with the index of the block.
+    Arena(usize),
+    /// The host; see [`HostMemory`](super::host_memory::HostMemory).
+    Host,
 }
 
 impl Buffer {
@@ -94,15 +105,22 @@ impl Buffer {
         let bytes = bytes_of(device, kind, len)?;
         // Outside the match, which would hold the lock.
         let place = device.arena().request(bytes)?;
-        let (address, block) = match place {
-            ArenaPlace::Elsewhere => (allocate(device, device.stream(), Use::Work, bytes)?, None),
-            ArenaPlace::Block(block, address) => (address, Some(block)),
+        let (address, source) = match place {
+            ArenaPlace::Elsewhere => (allocate(device, device.stream(), Use::Work, bytes)?, Source::Driver),
+            ArenaPlace::Block(block, address) => (address, Source::Arena(block)),
             ArenaPlace::New(whole) => {
                 let address = allocate(device, device.stream(), Use::Work, whole)?;
-                (address, Some(device.arena().add(address, whole)))
+                (address, Source::Arena(device.arena().add(address, whole)))
             }
         };
-        Ok(Self::at(device, device.stream(), address, bytes, kind, block))
+        Ok(Self::at(device, device.stream(), address, bytes, kind, source))
+    }
+
+    /// Allocates `len` uninitialized values in host memory, which work on the compute stream may use.
+    pub fn on_host(device: &Arc<Device>, kind: BufferKind, len: usize) -> Result<Self> {
+        let bytes = bytes_of(device, kind, len)?;
+        let address = device.host_memory().request(device, bytes)?;
+        Ok(Self::at(device, device.stream(), address, bytes, kind, Source::Host))
     }
 
     /// Allocates memory for first use on `stream`. The compute stream has to wait for that use.
@@ -118,7 +136,7 @@ impl Buffer {
     fn with_use(device: &Arc<Device>, stream: Stream, purpose: Use, kind: BufferKind, len: usize) -> Result<Self> {
         let bytes = bytes_of(device, kind, len)?;
         let address = allocate(device, stream, purpose, bytes)?;
-        Ok(Self::at(device, stream, address, bytes, kind, None))
+        Ok(Self::at(device, stream, address, bytes, kind, Source::Driver))
     }
 
     fn at(
@@ -127,9 +145,9 @@ impl Buffer {
         address: sys::CUdeviceptr,
         bytes: usize,
         kind: BufferKind,
-        block: Option<usize>,
+        source: Source,
     ) -> Self {
-        Self { address, stream, bytes, kind, block, scales: 0, device: Arc::clone(device) }
+        Self { address, stream, bytes, kind, source, scales: 0, device: Arc::clone(device) }
     }
 
     /// Allocates `rows` rows of `stride` quantized values, followed by the rows' scales; as [`Buffer::new`].
@@ -171,6 +189,11 @@ impl Buffer {
         self.address
     }
 
+    /// Returns `true` if the memory is the host's.
+    pub fn is_on_host(&self) -> bool {
+        self.source == Source::Host
+    }
+
     /// Returns the GPU of the memory.
     pub fn device(&self) -> &Arc<Device> {
         &self.device
@@ -194,12 +217,13 @@ impl Buffer {
 
 impl Drop for Buffer {
     fn drop(&mut self) {
-        match self.block {
-            None => free(&self.device, self.stream, self.address, self.bytes),
-            Some(block) => {
+        match self.source {
+            Source::Driver => free(&self.device, self.stream, self.address, self.bytes),
+            Source::Arena(block) => {
                 let gone = self.device.arena().release(block);
                 gone.into_iter().for_each(|(address, bytes)| free(&self.device, self.stream, address, bytes));
             }
+            Source::Host => self.device.host_memory().release(&self.device, self.address),
         }
     }
 }

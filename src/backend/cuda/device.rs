@@ -19,6 +19,7 @@ use super::captures::outside_captures;
 use super::counters::Counters;
 use super::driver::{Properties, failed, start_driver};
 use super::element::Element;
+use super::host_memory::HostMemory;
 use super::kernels;
 use super::memory::{Arena, Budget};
 use super::pools::Pools;
@@ -64,6 +65,7 @@ pub struct Device {
     functions: Mutex<HashMap<(&'static str, &'static str), Function>>,
     budget: Budget,
     arena: Mutex<Arena>,
+    host_memory: HostMemory,
     /// Memory pools; `None` if the device has none. All GPUs since Pascal have pools, except some virtual ones.
     pools: Option<Pools>,
     /// Held by a thread that enqueues on the compute stream; see [`capture`](super::capture).
@@ -119,6 +121,7 @@ impl Device {
             functions: Mutex::default(),
             budget: Budget::new(memory_cap.unwrap_or(free as u64 / 10 * 8)),
             arena: Mutex::default(),
+            host_memory: HostMemory::default(),
             pools,
             submission: ReentrantMutex::new(()),
             capturing: AtomicBool::new(false),
@@ -195,6 +198,11 @@ impl Device {
     pub fn arena(&self) -> MutexGuard<'_, Arena> {
         // Its methods never leave it inconsistent, so a poisoned lock is usable.
         self.arena.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Returns the host memory of large activations.
+    pub fn host_memory(&self) -> &HostMemory {
+        &self.host_memory
     }
 
     /// Returns the driver's pools of this device's memory.

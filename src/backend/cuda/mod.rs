@@ -44,6 +44,7 @@ mod graph;
 mod group;
 mod hopper;
 mod host_exchange;
+mod host_memory;
 mod host_staging_buffer;
 mod kernels;
 mod launch;
@@ -92,6 +93,7 @@ use device::Device;
 use element::Element;
 use gemm::Gemm;
 use group::Rank;
+use host_memory::exceeds_resident;
 use launch::Launch;
 use ops::{attention_e4m3, quantize};
 use staging::StagingBuffers;
@@ -322,6 +324,18 @@ impl Cuda {
     /// Allocates a dense, uninitialized tensor.
     fn empty(&self, rows: usize, cols: usize) -> Result<Tensor<Cuda>> {
         let buffer = Buffer::new(self.device(), self.element().kind(), rows * cols)?;
+        Ok(Tensor::from_buffer(self, buffer, rows, cols))
+    }
+
+    /// Allocates as [`Cuda::empty`] for the output of a convolution, which is in host memory if it is large and
+    /// [`Device::with_max_resident`](crate::backend::Device::with_max_resident) says so.
+    fn empty_output(&self, rows: usize, cols: usize) -> Result<Tensor<Cuda>> {
+        let kind = self.element().kind();
+        if !exceeds_resident(rows.saturating_mul(cols).saturating_mul(kind.size())) {
+            return self.empty(rows, cols);
+        }
+        self.expect_no_capture("an output in host memory")?;
+        let buffer = Buffer::on_host(self.device(), kind, rows * cols)?;
         Ok(Tensor::from_buffer(self, buffer, rows, cols))
     }
 

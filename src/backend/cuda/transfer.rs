@@ -43,7 +43,7 @@ pub struct Download {
 impl Cuda {
     /// Errors if this thread captures work. `what` can't be captured, because the host reads or writes its values
     /// immediately.
-    fn expect_no_capture(&self, what: &str) -> Result<()> {
+    pub(super) fn expect_no_capture(&self, what: &str) -> Result<()> {
         // With a submission no other thread captures.
         let _submission = self.device().submit(self.device().stream())?;
         if self.device().is_capturing() { Err(Error::new(format!("{what} cannot be captured"))) } else { Ok(()) }
@@ -352,7 +352,7 @@ impl Cuda {
         unsafe { self.copy_rows(from.address(), from.stride(), to.address(), to.stride(), from.rows(), from.cols()) }
     }
 
-    /// Copies rows of 16-bit values on the device.
+    /// Copies rows of 16-bit values, on the device or between it and host memory.
     ///
     /// # Safety
     /// Both matrices are in live buffers and do not overlap.
@@ -371,15 +371,17 @@ impl Cuda {
         let device = self.device();
         let _submission = device.submit(device.stream())?;
         if rows == 1 || (from_stride == cols && to_stride == cols) {
+            // The driver finds out by the addresses where the memory is.
             // SAFETY: as the caller promises.
-            unsafe { result::memcpy_dtod_async(to, from, rows * cols * 2, device.stream().raw()) }
-                .map_err(|e| failed("cannot copy on the GPU", e))?;
+            unsafe { sys::cuMemcpyAsync(to, from, rows * cols * 2, device.stream().raw()) }
+                .result()
+                .map_err(|e| failed("cannot copy GPU memory", e))?;
         } else {
             let copy = sys::CUDA_MEMCPY2D {
-                srcMemoryType: sys::CUmemorytype::CU_MEMORYTYPE_DEVICE,
+                srcMemoryType: sys::CUmemorytype::CU_MEMORYTYPE_UNIFIED,
                 srcDevice: from,
                 srcPitch: from_stride * 2,
-                dstMemoryType: sys::CUmemorytype::CU_MEMORYTYPE_DEVICE,
+                dstMemoryType: sys::CUmemorytype::CU_MEMORYTYPE_UNIFIED,
                 dstDevice: to,
                 dstPitch: to_stride * 2,
                 WidthInBytes: cols * 2,

@@ -7,9 +7,12 @@ use std::ops::Range;
 use cudarc::driver::sys;
 
 use super::conv2d_input::Input;
+use super::conv2d_output::Output;
 use super::leaky_relu::activation_arguments;
 use crate::backend::cuda::buffer::{Buffer, BufferKind};
 use crate::backend::cuda::channel_statistics::ChannelStatistics;
+use crate::backend::cuda::element::Element;
+use crate::backend::cuda::gemm::Matrix;
 use crate::backend::cuda::hopper::{Axis, Choice};
 use crate::backend::cuda::weight::Weight;
 use crate::backend::cuda::{Cuda, Tensor};
@@ -108,6 +111,15 @@ impl Shape {
         [band.start, band.end].map(|row| self.tiles(row, width, outs))
     }
 
+    /// Returns the rows of pixels that a band of the output depends on, counted from the first row of the halo. An image
+    /// to halve has twice as many rows as its output and no halo, and is read in pairs of rows.
+    fn rows_seen(&self, band: &Range<usize>, [above, height, below]: [usize; 3]) -> Range<usize> {
+        if self.stride == 2 {
+            return 2 * band.start..2 * (band.end + HALO).min(height);
+        }
+        (above + band.start).saturating_sub(HALO)..(band.end + HALO).min(height + below) + above
+    }
+
     /// Returns `true` if a tile's rounded outputs go to shared memory, for other warps to store and to compute channel
     /// statistics.
     const fn rounds(&self) -> bool {
@@ -132,17 +144,16 @@ pub(crate) struct Taps {
     pub channels: usize,
 }
 
-/// One call, with tensors that [`takes`] accepted, and `residual` and `out` with rows in multiples of 16 bytes.
-pub(crate) struct Call<'a, 'x> {
+/// One call, with tensors that [`takes`] accepted, and output and residual with rows in multiples of 16 bytes.
+pub(crate) struct Call<'a, 'x, 'o> {
     /// [height * width, channels] and its halo; to be halved, four times as many rows, without a halo.
     pub input: &'a mut Input<'x>,
     /// 9 taps; for an upsampled image 4, with 4 rows for each output.
     pub weight: Taps,
     pub bias: &'a Tensor<Cuda>,
-    pub residual: Option<&'a Tensor<Cuda>>,
     /// Applied to the sum; not with the shapes for few outputs.
     pub activation: Option<Activation<'a, Cuda>>,
-    pub out: &'a Tensor<Cuda>,
+    pub output: &'a mut Output<'o>,
     pub height: usize,
     pub width: usize,
 }
@@ -156,15 +167,15 @@ pub(crate) fn takes(input: &Input<'_>, weight: &Weight, bias: &Tensor<Cuda>) -> 
 
 impl Cuda {
     /// Computes `conv2d(x) + residual` by [`Conv::halve`] to an image of `call.height` x `call.width`, from one of
-    /// twice as many rows and columns. Returns the channel statistics of `call.out`.
-    pub(crate) fn run_hopper_halve(&self, call: Call<'_, '_>) -> Result<Option<ChannelStatistics>> {
+    /// twice as many rows and columns. Returns the channel statistics of the output.
+    pub(crate) fn run_hopper_halve(&self, call: Call<'_, '_, '_>) -> Result<Option<ChannelStatistics>> {
         self.run_hopper_shape(CHOICE, &HALVED, call)
     }
 
     /// Computes `conv2d(x) + residual`, with an output of the input's height and width. Returns the channel statistics
-    /// of `call.out` if the kernel computes them.
-    pub(crate) fn run_hopper_conv2d(&self, call: Call<'_, '_>) -> Result<Option<ChannelStatistics>> {
-        let few = call.out.cols() <= 8 && call.residual.is_none() && call.activation.is_none();
+    /// of the output if the kernel computes them.
+    pub(crate) fn run_hopper_conv2d(&self, call: Call<'_, '_, '_>) -> Result<Option<ChannelStatistics>> {
+        let few = call.output.tensor().cols() <= 8 && call.output.residual().is_none() && call.activation.is_none();
         self.run_hopper_shape(CHOICE, if few { &FEW } else { &SAME }, call)
     }
 
@@ -173,40 +184,52 @@ impl Cuda {
         &self,
         choice: Choice,
         shapes: &[Shape],
-        call: Call<'_, '_>,
+        call: Call<'_, '_, '_>,
     ) -> Result<Option<ChannelStatistics>> {
-        let Call { input, weight, bias, residual, activation, out, height, width } = call;
+        let Call { input, weight, bias, activation, output, height, width } = call;
+        let (out, adds) = (output.tensor(), output.residual().is_some());
         let shape = Shape::find(shapes, self.device().multiprocessors(), height, width, out.cols());
         // Load first: a driver that loads this kernel supports tensor maps too.
         let launch = self.launch(choice.file, shape.name)?.shared(shape.shared_bytes() as u32)?;
-        let image = |of: &Tensor<Cuda>, rows_in_box: usize| image_map(choice, of, width, [shape.width, rows_in_box]);
         let weight_map = weight_map(choice, weight, &shape)?;
-        let residual_map = residual.map(|residual| image(residual, shape.height)).transpose()?;
         let [blocks, splits] = shape.blocks(self.device().multiprocessors(), height, width, out.cols());
         let statistics = if shape.rounds() { Some(ChannelStatistics::new(self, splits, out.cols())?) } else { None };
         choice.int(shape.tiles(height, width, out.cols()))?;
         choice.int(out.rows())?;
         let sizes = [choice.int(height)?, choice.int(width)?, choice.int(weight.channels)?, choice.int(out.cols())?];
         let (activates, slopes) = activation_arguments(activation);
-        let (bands, [above, below]) = (input.bands(height), input.halo());
+        // Rows of the output for each pixel of the band.
+        let places = if shape.taps == 2 { 4 } else { 1 };
+        let max_band = output.max_band(places * width, self.band_bytes());
+        let (bands, [above, below]) = (input.bands(height, max_band), input.halo());
         let carried = if bands.len() > 1 && shape.rounds() {
             Some(Buffer::new(self.device(), BufferKind::Byte, blocks * CARRY_BYTES)?)
         } else {
             None
         };
         for band in bands {
-            let seen = (above + band.start).saturating_sub(HALO)..(band.end + HALO).min(height + below) + above;
-            let part = input.show(seen)?;
+            let part = input.show(shape.rows_seen(&band, [above, height, below]))?;
+            let pixels = Image::new(&part.pixels, width * shape.stride);
             let x_map = match shape.stride {
-                1 => image(&part.pixels, shape.rows())?,
-                _ => halved_map(choice, &part.pixels, height, width, &shape)?,
+                1 => image_map(choice, &pixels, [shape.width, shape.rows()])?,
+                _ => halved_map(choice, &pixels.from_first(part.first), &shape)?,
             };
+            // A place as if the rows before the band were there too.
+            let rows = places * width * band.start..places * width * band.end;
+            let (own, added) = output.open(rows.clone())?;
+            let from_first = |of: Matrix| of.address.wrapping_sub((rows.start * of.stride * Element::BYTES) as u64);
+            let residual_map = |of: Matrix| {
+                let (pixel, channels) = (if out.rows() > 1 { of.stride } else { out.cols() }, out.cols());
+                let residual = Image { address: of.address, pixel, channels, rows: band.len(), width };
+                image_map(choice, &residual.from_first(band.start), [shape.width, shape.height])
+            };
+            let residual_map = added.map(residual_map).transpose()?;
             let [first, end] = shape.items(&band, width, out.cols());
             let mut arguments = Arguments {
                 // Without a residual the kernel reads no third map.
                 maps: [x_map, weight_map, residual_map.unwrap_or(x_map)],
-                epilogue: [i32::from(residual.is_some()), activates],
-                bias_and_out: [bias.address(), slopes, out.address(), out.stride() as u64],
+                epilogue: [i32::from(adds), activates],
+                bias_and_out: [bias.address(), slopes, from_first(own), own.stride as u64],
                 sizes,
                 statistics: statistics.as_ref().map_or([0, 0], |of_all| [of_all.partial(), of_all.counts()]),
                 // Rows are counted from the first of the image, with the halo above.
@@ -214,14 +237,15 @@ impl Cuda {
                 carry: carried.as_ref().map_or(0, Buffer::address),
             };
             // SAFETY: the pointers are to `arguments`, which lives until the call returns; the shared memory is that of
-            // the shape. The maps cover exactly the present cells of x, of the weight and of the residual, which is
-            // none with the shapes that can't add it. The ops checked their shapes, `out` and `residual` have rows in
-            // multiples of 16 bytes and a row for every output pixel, the bias and the
-            // slopes have a value for every column of `out`.
+            // the shape. The maps end with the present cells of x, of the weight and of the residual, which is none
+            // with the shapes that can't add it; those that begin before the band are read from the band on. The ops
+            // checked the shapes; output and residual have rows in multiples of 16 bytes and a row for every output
+            // pixel of the band, the bias and the slopes have a value for every column of `out`.
             // The statistics have the splits that `blocks` blocks produce, or the shape writes none. With more than one
             // band, `carry` has room for as many blocks. `out` may be `residual`: a tile's cells are read before they
             // are written, and no other tile has them.
             unsafe { launch.run_raw([blocks, 1, 1], [THREADS, 1, 1], &mut arguments.pointers()) }?;
+            output.close()?;
         }
         Ok(statistics)
     }
@@ -262,38 +286,53 @@ impl Arguments {
     }
 }
 
-/// Returns a map of an image of `width` pixels per row, in boxes of CHANNELS channels of some columns and rows of
-/// pixels.
-fn image_map(
-    choice: Choice,
-    of: &Tensor<Cuda>,
+/// Rows of pixels of an image.
+struct Image {
+    /// The address of the first pixel.
+    address: u64,
+    /// Values from one pixel to the next.
+    pixel: usize,
+    channels: usize,
+    rows: usize,
     width: usize,
-    [columns_in_box, rows_in_box]: [usize; 2],
-) -> Result<sys::CUtensorMap> {
-    // The stride of a single row is unused, and need not be aligned.
-    let pixel = if of.rows() > 1 { of.stride() } else { of.cols() };
-    let channels = Axis { cells: of.cols(), step: 1, in_box: CHANNELS };
-    let columns = Axis { cells: width, step: pixel, in_box: columns_in_box };
-    let rows = Axis { cells: of.rows() / width, step: width * pixel, in_box: rows_in_box };
-    choice.tensor_map(of.address(), [channels, columns, rows])
 }
 
-/// Returns a map of an image of twice `height` x `width` pixels, by the parities of rows and columns: in boxes of
-/// CHANNELS channels, a tile's columns and one row more than the tile has, each of one parity.
-fn halved_map(
+impl Image {
+    fn new(of: &Tensor<Cuda>, width: usize) -> Self {
+        // The stride of a single row is unused, and need not be aligned.
+        let pixel = if of.rows() > 1 { of.stride() } else { of.cols() };
+        Self { address: of.address(), pixel, channels: of.cols(), rows: of.rows() / width, width }
+    }
+
+    /// Returns the image from its first row on, if these rows begin with row `first`. The rows before are not there.
+    fn from_first(self, first: usize) -> Self {
+        let before = (first * self.width * self.pixel * Element::BYTES) as u64;
+        Self { address: self.address.wrapping_sub(before), rows: first + self.rows, ..self }
+    }
+}
+
+/// Returns a map of an image in boxes of CHANNELS channels of some columns and rows of pixels.
+fn image_map(
     choice: Choice,
-    of: &Tensor<Cuda>,
-    height: usize,
-    width: usize,
-    shape: &Shape,
+    of: &Image,
+    [columns_in_box, rows_in_box]: [usize; 2],
 ) -> Result<sys::CUtensorMap> {
-    let (pixel, row) = (of.stride(), 2 * width * of.stride());
-    let channels = Axis { cells: of.cols(), step: 1, in_box: CHANNELS };
+    let channels = Axis { cells: of.channels, step: 1, in_box: CHANNELS };
+    let columns = Axis { cells: of.width, step: of.pixel, in_box: columns_in_box };
+    let rows = Axis { cells: of.rows, step: of.width * of.pixel, in_box: rows_in_box };
+    choice.tensor_map(of.address, [channels, columns, rows])
+}
+
+/// Returns a map of an image to halve, by the parities of rows and columns: in boxes of CHANNELS channels, a tile's
+/// columns and one row more than the tile has, each of one parity.
+fn halved_map(choice: Choice, of: &Image, shape: &Shape) -> Result<sys::CUtensorMap> {
+    let (pixel, row) = (of.pixel, of.width * of.pixel);
+    let channels = Axis { cells: of.channels, step: 1, in_box: CHANNELS };
     let odd_columns = Axis { cells: 2, step: pixel, in_box: 1 };
-    let columns = Axis { cells: width, step: 2 * pixel, in_box: shape.width };
+    let columns = Axis { cells: of.width / 2, step: 2 * pixel, in_box: shape.width };
     let odd_rows = Axis { cells: 2, step: row, in_box: 1 };
-    let rows = Axis { cells: height, step: 2 * row, in_box: shape.height + 1 };
-    choice.tensor_map(of.address(), [channels, odd_columns, columns, odd_rows, rows])
+    let rows = Axis { cells: of.rows / 2, step: 2 * row, in_box: shape.height + 1 };
+    choice.tensor_map(of.address, [channels, odd_columns, columns, odd_rows, rows])
 }
 
 /// Returns a map of a weight in boxes of CHANNELS channels, one tap and the outputs of a tile.
