@@ -9,7 +9,8 @@ use super::ops::quantize;
 use super::transfer::{Download, Rgb8};
 use super::upload::UploadSource;
 use super::{
-    BlockStream, Buffer, ChannelStatistics, ConvWeight, Cuda, Event, Graph, Precision, Uploads, Weight, kernels,
+    BlockStream, Buffer, ChannelStatistics, ConvWeight, Cuda, Event, Graph, Precision, Uploads, Weight, host_memory,
+    kernels,
 };
 use crate::backend::{
     AccessFrequency, Bands, Costs, Device, Group, Memory, Ops, Participants, Remark, Reservations, Stats, Storage,
@@ -161,6 +162,10 @@ impl Device for Cuda {
 
     fn use_bands(&self, bands: Bands) {
         self.limit_bands(bands.bytes());
+    }
+
+    fn with_max_resident<T>(&self, bytes: u64, work: impl FnOnce() -> T) -> T {
+        host_memory::with_max_resident(bytes, work)
     }
 
     fn event(&self) -> Result<Event> {

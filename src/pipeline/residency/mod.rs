@@ -178,7 +178,9 @@ impl<B: Backend> Residency<B> {
         let decide = |promised: Promised| {
             let memory = match promised {
                 Promised { in_pool: 0, in_others: 0, .. } => prepared.memory.clone(),
-                _ => MemoryPlan::new(&prepared.sizes, self.budget(promised))?,
+                // Waiting for other batches is faster than activations in host memory.
+                _ => MemoryPlan::new(&prepared.sizes, self.budget(promised))
+                    .filter(|plan| plan.host <= prepared.memory.host)?,
             };
             let claim = claim(&prepared.sizes, &memory);
             // Memory that others use for the same model stays as it is.
@@ -396,7 +398,7 @@ impl<B: Backend> Residency<B> {
     /// them.
     fn choose_bands(&self, prepared: &Prepared) -> Bands {
         let bands = prepared.memory.bands;
-        if bands == Bands::Narrow {
+        if bands != Bands::Wide {
             self.loader.backend.use_bands(bands);
         }
         bands

@@ -100,10 +100,7 @@ impl Cuda {
             (None, Some(residual)) => Some(self.empty_output(residual.rows(), residual.cols())?),
             (None, None) => Some(self.empty_output(rows, output_columns(weight, Some(bias)))?),
         };
-        let out = fresh
-            .as_ref()
-            .or(residual.as_ref())
-            .expect("there is a tensor unless the residual is reused");
+        let out = fresh.as_ref().or(residual.as_ref()).expect("there is a tensor unless the residual is reused");
         let mut output = Output::new(out, residual.as_ref());
         let same = conv == Conv::same(conv.height, conv.width, 3) && !matches!(input, Input::Doubled(_));
         // For an odd number of rows or columns the kernel would read past the last one.
@@ -125,12 +122,16 @@ impl Cuda {
             let product = self.product(input.source(), weight, Matrix::new(out), out.cols());
             let product = Product { bias: Some(bias.address()), residual: from_residual, ..product };
             if has_one_tap(conv) && matches!(input, Input::Image(_)) {
-                let mut stage = Stage::default();
+                let (mut stage, on_host) = (Stage::default(), input.source().buffer().is_on_host());
                 for rows in pieces_of_one_tap(rows, product.k, product.n) {
-                    let x = stage.load(input.source(), rows.clone())?;
-                    let piece = Product { x, ..output.open_product(&product, rows)? };
+                    let mut piece = output.open_product(&product, rows)?;
                     // SAFETY: `Tensor::conv2d` checked the shapes; with one tap, input and output have the same rows.
-                    unsafe { self.gemm()?.run(&piece) }?;
+                    unsafe {
+                        if on_host {
+                            piece.x = stage.load(self, piece.x, [piece.m, piece.k])?;
+                        }
+                        self.gemm()?.run(&piece)?;
+                    }
                     output.close()?;
                 }
             } else {
@@ -166,28 +167,30 @@ impl Cuda {
         }
         let to = Matrix { address: x.address(), stride: n };
         let product = Product { bias: Some(bias.address()), ..self.product(x, &weight.weight().0, to, n) };
-        let x = match conv2d.x.into_buffer() {
-            Ok(buffer) => Tensor::from_buffer(self, buffer, rows, k),
+        let buffer = match conv2d.x.into_buffer() {
+            Ok(buffer) => buffer,
             Err(x) => return self.conv2d_of_image(Conv2d { x, ..conv2d }),
         };
-        let (mut stage, mut aside, on_host) = (Stage::default(), Stage::default(), x.buffer().is_on_host());
+        let (mut stage, mut aside, on_host) = (Stage::default(), Stage::default(), buffer.is_on_host());
         for rows in pieces {
-            let piece = Product { x: stage.load(&x, rows.clone())?, ..product.rows(rows.clone()) };
-            if lies_before(&rows, k, n) && !on_host {
+            let mut piece = product.rows(rows.clone());
+            if on_host {
+                // SAFETY: the buffer has the rows of x that are still to be read.
+                piece.x = unsafe { stage.load(self, piece.x, [piece.m, k]) }?;
+            } else if lies_before(&rows, k, n) {
                 // SAFETY: `Tensor::conv2d_over` checked the shapes; nothing else uses the buffer, and the piece's rows
                 // end before those that are still to be read.
                 unsafe { self.gemm()?.run(&piece) }?;
                 continue;
             }
-            let out = aside.room(self, piece.out, rows.len())?;
+            let out = aside.room(self, piece.out, piece.m)?;
             // SAFETY: as above, but the matrix multiplication writes to `aside`, which has room for the piece; the copy
             // from there to its place follows the reads on the stream.
             unsafe {
                 self.gemm()?.run(&Product { out, ..piece })?;
-                self.copy_rows(out.address, n, piece.out.address, n, rows.len(), n)?;
+                self.copy_rows(out.address, n, piece.out.address, n, piece.m, n)?;
             }
         }
-        let buffer = x.into_buffer().unwrap_or_else(|_| unreachable!("this is its only view"));
         Ok(Tensor::from_buffer(self, buffer, rows, n).into())
     }
 

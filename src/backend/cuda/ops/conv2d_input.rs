@@ -74,7 +74,9 @@ impl<'a> Input<'a> {
     pub fn source(&self) -> &Tensor<Cuda> {
         match self {
             Input::Image(Rows::All { pixels, .. }) | Input::Doubled(Rows::All { pixels, .. }) => pixels,
-            Input::Image(Rows::Window(window)) | Input::Doubled(Rows::Window(window)) | Input::Normed(window) => window.x,
+            Input::Image(Rows::Window(window)) | Input::Doubled(Rows::Window(window)) | Input::Normed(window) => {
+                window.x
+            }
         }
     }
 

@@ -31,15 +31,14 @@ impl Stage {
         Ok(Matrix { address, ..host })
     }
 
-    /// Returns `rows` of x on the device. Earlier rows of the stage are lost.
-    pub fn load(&mut self, x: &Tensor<Cuda>, rows: Range<usize>) -> Result<Matrix> {
-        let (cuda, from) = (x.backend(), Matrix::new(x).row(rows.start, Element::BYTES));
-        if !x.buffer().is_on_host() {
-            return Ok(from);
-        }
-        let to = self.room(cuda, from, rows.len())?;
-        // SAFETY: x has the rows, and `room` made memory for as many.
-        unsafe { cuda.copy_rows(from.address, from.stride, to.address, to.stride, rows.len(), x.cols()) }?;
+    /// Copies rows of 16-bit values in host memory to the device, and returns their place. Earlier rows are lost.
+    ///
+    /// # Safety
+    /// There are `rows` rows of `cols` values in a live buffer.
+    pub unsafe fn load(&mut self, cuda: &Cuda, from: Matrix, [rows, cols]: [usize; 2]) -> Result<Matrix> {
+        let to = self.room(cuda, from, rows)?;
+        // SAFETY: `room` made memory for the rows; the caller promises the rest.
+        unsafe { cuda.copy_rows(from.address, from.stride, to.address, to.stride, rows, cols) }?;
         Ok(to)
     }
 }
@@ -72,8 +71,7 @@ impl<'a> Output<'a> {
         if !self.out.buffer().is_on_host() {
             return usize::MAX;
         }
-        let row_bytes = pixels * self.out.stride() * Element::BYTES;
-        (bytes / row_bytes.max(1) / BAND_MULTIPLE).max(1) * BAND_MULTIPLE
+        band_within(bytes, pixels * self.out.stride() * Element::BYTES)
     }
 
     /// Returns the places of `rows` of the output, and of the residual. The rows of an output in host memory are on
@@ -113,5 +111,22 @@ impl<'a> Output<'a> {
         unsafe {
             self.out.backend().copy_rows(from.address, from.stride, to.address, to.stride, rows.len(), self.out.cols())
         }
+    }
+}
+
+/// Returns the most rows of a band of at most `bytes` bytes, but at least BAND_MULTIPLE.
+fn band_within(bytes: usize, row_bytes: usize) -> usize {
+    (bytes / row_bytes.max(1) / BAND_MULTIPLE).max(1) * BAND_MULTIPLE
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bands_of_an_output_are_multiples_of_tiles() {
+        assert_eq!([0, 1, 16, 47, 48].map(|bytes| band_within(bytes, 1)), [16, 16, 16, 32, 48]);
+        assert_eq!(band_within(64 << 20, 4096 * 128 * 2), 64, "the last block of 4096 x 4096");
+        assert_eq!(band_within(64 << 20, 4 * 2048 * 256 * 2), 16, "the upsampler before it");
     }
 }

@@ -312,11 +312,7 @@ impl Image {
 }
 
 /// Returns a map of an image in boxes of CHANNELS channels of some columns and rows of pixels.
-fn image_map(
-    choice: Choice,
-    of: &Image,
-    [columns_in_box, rows_in_box]: [usize; 2],
-) -> Result<sys::CUtensorMap> {
+fn image_map(choice: Choice, of: &Image, [columns_in_box, rows_in_box]: [usize; 2]) -> Result<sys::CUtensorMap> {
     let channels = Axis { cells: of.channels, step: 1, in_box: CHANNELS };
     let columns = Axis { cells: of.width, step: of.pixel, in_box: columns_in_box };
     let rows = Axis { cells: of.rows, step: of.width * of.pixel, in_box: rows_in_box };
@@ -403,7 +399,7 @@ mod tests {
     #[test]
     fn bands_have_all_tiles_once_and_every_block_keeps_its_own() {
         use super::super::conv2d_input::BAND_MULTIPLE;
-        for shape in SAME.iter().chain(&FEW) {
+        for shape in SAME.iter().chain(&FEW).chain(&HALVED).chain(&UPSAMPLED) {
             assert!(BAND_MULTIPLE.is_multiple_of(shape.height), "{shape:?}");
             for (height, width, outs) in [(250, 253, 128), (33, 50, 320), (100, 17, 8), (1000, 400, 640)] {
                 let [blocks, _] = shape.blocks(132, height, width, outs);
@@ -430,6 +426,37 @@ mod tests {
                 }
             }
         }
+    }
+
+    #[test]
+    fn a_band_shows_all_rows_that_its_tiles_read() {
+        for shape in SAME.iter().chain(&FEW).chain(&HALVED).chain(&UPSAMPLED) {
+            for (height, above, below) in [(40, 0, 0), (33, 1, 1), (16, 0, 1), (7, 1, 0)] {
+                let [above, below] = if shape.stride == 2 { [0, 0] } else { [above, below] };
+                let all = above + shape.stride * height + below;
+                for band in (0..height).step_by(16).map(|first| first..(first + 16).min(height)) {
+                    let seen = shape.rows_seen(&band, [above, height, below]);
+                    assert!(seen.end <= all, "{shape:?} {band:?} of {height}");
+                    // Boxes begin one row above an output, or in pairs of rows with the output's own.
+                    let read = |y: usize| match shape.stride {
+                        1 => (above + y).saturating_sub(1)..above + y + 2,
+                        _ => 2 * y..2 * y + 4,
+                    };
+                    for y in band {
+                        let read = read(y);
+                        assert!(read.start >= seen.start && read.end.min(all) <= seen.end, "{shape:?} {y} of {height}");
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn an_image_from_its_first_row_on_has_the_band_in_its_place() {
+        let band = Image { address: 1 << 40, pixel: 136, channels: 128, rows: 18, width: 50 };
+        let row_bytes = 50 * 136 * 2;
+        let whole = band.from_first(32);
+        assert_eq!((whole.address + 32 * row_bytes, whole.rows), (1 << 40, 50));
     }
 
     #[test]

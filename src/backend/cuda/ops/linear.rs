@@ -79,12 +79,7 @@ impl Cuda {
     }
 
     /// Allocates an output for `weight`, of [`output_columns`].
-    fn linear_output(
-        &self,
-        rows: usize,
-        weight: &Weight,
-        bias: Option<&Tensor<Cuda>>,
-    ) -> Result<Tensor<Cuda>> {
+    fn linear_output(&self, rows: usize, weight: &Weight, bias: Option<&Tensor<Cuda>>) -> Result<Tensor<Cuda>> {
         self.empty(rows, output_columns(weight, bias))
     }
 
