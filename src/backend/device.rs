@@ -43,6 +43,10 @@ pub trait Device: Memory {
     fn with_max_resident<T>(&self, _bytes: u64, work: impl FnOnce() -> T) -> T {
         work()
     }
+    /// Returns the bytes of host memory that such outputs take now.
+    fn host_bytes(&self) -> u64 {
+        0
+    }
     /// Returns an event after all work enqueued so far.
     fn event(&self) -> Result<Self::Event>;
     /// Returns `true` if the work before `event` is done; does not wait.

@@ -9,8 +9,8 @@ use super::ops::quantize;
 use super::transfer::{Download, Rgb8};
 use super::upload::UploadSource;
 use super::{
-    BlockStream, Buffer, ChannelStatistics, ConvWeight, Cuda, Event, Graph, Precision, Uploads, Weight, host_memory,
-    kernels,
+    BlockStream, Buffer, ChannelStatistics, ConvWeight, Cuda, Event, Graph, Precision, Uploads, Weight, kernels,
+    resident,
 };
 use crate::backend::{
     AccessFrequency, Bands, Costs, Device, Group, Memory, Ops, Participants, Remark, Reservations, Stats, Storage,
@@ -165,7 +165,11 @@ impl Device for Cuda {
     }
 
     fn with_max_resident<T>(&self, bytes: u64, work: impl FnOnce() -> T) -> T {
-        host_memory::with_max_resident(bytes, work)
+        resident::with_max(bytes, work)
+    }
+
+    fn host_bytes(&self) -> u64 {
+        self.device().host_blocks().bytes()
     }
 
     fn event(&self) -> Result<Event> {

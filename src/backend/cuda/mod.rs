@@ -44,7 +44,6 @@ mod graph;
 mod group;
 mod hopper;
 mod host_exchange;
-mod host_memory;
 mod host_staging_buffer;
 mod kernels;
 mod launch;
@@ -56,6 +55,7 @@ mod ops;
 mod peers;
 mod pieces;
 mod pools;
+mod resident;
 #[cfg(test)]
 mod resources;
 mod saturation;
@@ -93,7 +93,6 @@ use device::Device;
 use element::Element;
 use gemm::Gemm;
 use group::Rank;
-use host_memory::exceeds_resident;
 use launch::Launch;
 use ops::{attention_e4m3, quantize};
 use staging::StagingBuffers;
@@ -331,7 +330,7 @@ impl Cuda {
     /// [`Device::with_max_resident`](crate::backend::Device::with_max_resident) says so.
     fn empty_output(&self, rows: usize, cols: usize) -> Result<Tensor<Cuda>> {
         let kind = self.element().kind();
-        if !exceeds_resident(rows.saturating_mul(cols).saturating_mul(kind.size())) {
+        if !resident::is_exceeded(rows.saturating_mul(cols).saturating_mul(kind.size())) {
             return self.empty(rows, cols);
         }
         self.expect_no_capture("an output in host memory")?;

@@ -2,7 +2,6 @@
 
 use crate::backend::{Costs, Storage};
 use crate::error::{Error, Field, Result};
-use crate::memory;
 use crate::model::file_sizes::FileSizes;
 use crate::model::info::ModelInfo;
 use crate::pipeline::memory::block_sizes::BlockSizes;
@@ -216,10 +215,11 @@ impl MemorySizes {
         }
     }
 
-    /// Returns the memory plan within `budget` bytes. Called before minutes are spent on the image.
+    /// Returns the memory plan within `budget` bytes of the device and `host` bytes of the host. Called before minutes
+    /// are spent on the image.
     ///
     /// Errors if the image does not fit with any plan.
-    pub(crate) fn plan(&self, budget: u64, plan: &Plan) -> Result<MemoryPlan> {
+    pub(crate) fn plan(&self, budget: u64, host: impl Fn() -> u64, plan: &Plan) -> Result<MemoryPlan> {
         let mib = |bytes: u64| bytes.div_ceil(1 << 20);
         let smaller = format!("request a smaller image with `{}` and `{}`", Field::Width, Field::Height);
         let found = MemoryPlan::new(self, budget).ok_or_else(|| {
@@ -232,15 +232,16 @@ impl MemorySizes {
             );
             Error::new(what).hint(format!("{smaller}, or allow more memory"))
         })?;
-        // The decoder would find out after all steps.
-        memory::reserve(found.host as usize).map(drop).map_err(|_| {
-            let (host, free) = (mib(found.host), memory::available_bytes() >> 20);
+        if found.host > 0 && found.host > host() {
             let what = format!(
-                "a {} x {} image needs {host} MiB of host memory, but only {free} MiB are free",
-                plan.width, plan.height
+                "a {} x {} image needs {} MiB of host memory, but only {} MiB are free",
+                plan.width,
+                plan.height,
+                mib(found.host),
+                host() >> 20
             );
-            Error::new(what).hint(format!("{smaller}, or allow more GPU memory"))
-        })?;
+            return Err(Error::new(what).hint(format!("{smaller}, or allow more GPU memory")));
+        }
         Ok(found)
     }
 }
@@ -474,5 +475,15 @@ mod tests {
         assert_eq!(cards(&small, Storage::Int8), [3984, 4432, 4432, 4432]);
         assert_eq!(cards(&large, Storage::Native), [2880, 3840, 3840, 3840]);
         assert_eq!(cards(&large, Storage::Int8), [3184, 3840, 3840, 3840]);
+    }
+
+    #[test]
+    fn too_little_host_memory_is_found_before_the_first_step() {
+        let (info, plan) = (klein(24, [5, 20], [2560, 9728]), Plan::with_size(4096, 4096));
+        let sizes = MemorySizes::new(&Costs::hopper(), &info, &plan, true);
+        assert_eq!(sizes.plan(8 << 30, || 12 << 30, &plan).unwrap().host, 12 << 30);
+        let error = sizes.plan(8 << 30, || (12 << 30) - 1, &plan).unwrap_err().to_string();
+        assert!(error.contains("12288 MiB of host memory") && error.contains("hint"), "{error}");
+        assert!(sizes.plan(24 << 30, || 0, &plan).is_ok(), "the device has enough");
     }
 }

@@ -32,6 +32,7 @@ use lru::LruCache;
 
 use crate::backend::{Backend, Bands, Claimant, GraphCache, Participants, Promised, Reservations, Storage};
 use crate::error::{Error, ErrorKind, Field, Result};
+use crate::memory;
 use crate::model::info::ModelInfo;
 use crate::model::open::Files;
 use crate::pipeline::memory::plan::{BlockPlan, MemoryPlan, MemorySizes};
@@ -166,7 +167,9 @@ impl<B: Backend> Residency<B> {
         // One device of a group encodes the prompt for all.
         let reads = self.loader.backend.rank() == 0 && !plan.is_read_elsewhere;
         let sizes = MemorySizes::new(&costs, info, &plan, self.loader.files.text_encoder.is_some() && reads);
-        let memory = sizes.plan(self.budget(Promised::default()), &plan)?;
+        // Memory of an image that is being decoded is free by then.
+        let host = || memory::available_bytes().saturating_add(self.loader.backend.host_bytes());
+        let memory = sizes.plan(self.budget(Promised::default()), host, &plan)?;
         Ok(Prepared { plan, needs, sizes, memory, reservation: None })
     }
 

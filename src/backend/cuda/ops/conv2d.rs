@@ -188,7 +188,7 @@ impl Cuda {
             // from there to its place follows the reads on the stream.
             unsafe {
                 self.gemm()?.run(&Product { out, ..piece })?;
-                self.copy_rows(out.address, n, piece.out.address, n, piece.m, n)?;
+                self.copy_host_rows(out, piece.out, [piece.m, n])?;
             }
         }
         Ok(Tensor::from_buffer(self, buffer, rows, n).into())

@@ -38,7 +38,7 @@ impl Stage {
     pub unsafe fn load(&mut self, cuda: &Cuda, from: Matrix, [rows, cols]: [usize; 2]) -> Result<Matrix> {
         let to = self.room(cuda, from, rows)?;
         // SAFETY: `room` made memory for the rows; the caller promises the rest.
-        unsafe { cuda.copy_rows(from.address, from.stride, to.address, to.stride, rows, cols) }?;
+        unsafe { cuda.copy_host_rows(from, to, [rows, cols]) }?;
         Ok(to)
     }
 }
@@ -93,7 +93,7 @@ impl<'a> Output<'a> {
         }
         // The kernels accept a residual in the place of the output.
         // SAFETY: the residual has the rows, and `to` is memory for as many of the same columns.
-        unsafe { cuda.copy_rows(from.address, from.stride, to.address, to.stride, rows.len(), residual.cols()) }?;
+        unsafe { cuda.copy_host_rows(from, to, [rows.len(), residual.cols()]) }?;
         Ok((to, Some(to)))
     }
 
@@ -108,9 +108,7 @@ impl<'a> Output<'a> {
         let Some((rows, from)) = self.open.take() else { return Ok(()) };
         let to = Matrix::new(self.out).row(rows.start, Element::BYTES);
         // SAFETY: the output has the rows, and `open` made memory for as many of the same stride.
-        unsafe {
-            self.out.backend().copy_rows(from.address, from.stride, to.address, to.stride, rows.len(), self.out.cols())
-        }
+        unsafe { self.out.backend().copy_host_rows(from, to, [rows.len(), self.out.cols()]) }
     }
 }
 
