@@ -66,6 +66,8 @@ mod group_norm;
 mod guide;
 #[path = "parity/half.rs"]
 mod half;
+#[path = "parity/host_memory.rs"]
+mod host_memory;
 #[path = "parity/inpaint_blend.rs"]
 mod inpaint_blend;
 #[path = "parity/int8.rs"]

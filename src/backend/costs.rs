@@ -6,6 +6,11 @@ use super::Storage;
 pub const GEMM_WORKSPACE_BYTES: usize = 64 << 20;
 /// The max bytes of im2col rows, or of the output of a matrix multiplication that needs no im2col rows.
 pub const IM2COL_BYTES: usize = 256 << 20;
+/// The max bytes of the scores of some queries, in attention without a kernel for its head size.
+pub const SCORES_BYTES: usize = 256 << 20;
+/// The max bytes of rows of images in host memory that a convolution has on the device: a piece of a 1 x 1 convolution,
+/// whose input is at most twice as large as its output. Rows of 3 x 3 convolutions and their im2col rows take less.
+const STAGED_BYTES: u64 = 3 * IM2COL_BYTES as u64;
 /// Reserve for unaccounted memory: statistics, tables, staging, and fragmentation of the driver's pools, whose chunks
 /// are 32 MiB. With 96 MiB the built-in model in fp8 did not always fit as planned.
 const MARGIN_BYTES: u64 = 160 << 20;
@@ -18,6 +23,8 @@ pub enum Bands {
     Wide,
     /// Small bands, which leave more memory for other uses.
     Narrow,
+    /// Small bands of images in host memory, if they are larger than [`Bands::max_resident`].
+    Host,
 }
 
 impl Bands {
@@ -25,7 +32,16 @@ impl Bands {
     pub fn bytes(self) -> usize {
         match self {
             Self::Wide => 256 << 20,
-            Self::Narrow => 64 << 20,
+            Self::Narrow | Self::Host => 64 << 20,
+        }
+    }
+
+    /// The max bytes of an image in device memory; see
+    /// [`Device::with_max_resident`](super::Device::with_max_resident).
+    pub fn max_resident(self) -> u64 {
+        match self {
+            Self::Wide | Self::Narrow => u64::MAX,
+            Self::Host => 512 << 20,
         }
     }
 }
@@ -97,6 +113,15 @@ impl Costs {
             // The host stores all of them as 8-bit integers.
             (_, Storage::Fp8 | Storage::Int8 | Storage::W4a8) => elements + elements / 16,
         }
+    }
+
+    /// Returns the bytes on the device of work whose images have these bytes at its steps, if larger images are in host
+    /// memory; `None` if the device has no memory of its own, or shares images with other devices.
+    pub fn resident_bytes<const N: usize>(&self, steps: impl Iterator<Item = [u64; N]>) -> Option<u64> {
+        let of_image = |bytes: u64| if bytes > Bands::Host.max_resident() { 0 } else { bytes };
+        let of_step = |images: [u64; N]| images.into_iter().map(of_image).sum::<u64>();
+        let may = self.kind != DeviceKind::Host && self.world == 1;
+        may.then(|| steps.map(of_step).max().unwrap_or(0) + STAGED_BYTES)
     }
 
     /// Returns the max bytes that a 3 x 3 convolution of a normed image allocates besides its input and output, when

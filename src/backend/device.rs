@@ -37,6 +37,16 @@ pub trait Device: Memory {
     fn costs(&self) -> Costs;
     /// Sets the bands of later normed convolutions, if the backend uses bands.
     fn use_bands(&self, _bands: Bands) {}
+    /// Runs `work`, in which convolutions leave outputs of more than `bytes` bytes in host memory, if the device has
+    /// memory of its own. Ops on them copy some rows at a time to the device. This changes the memory and not the
+    /// results. No graph may capture such work.
+    fn with_max_resident<T>(&self, _bytes: u64, work: impl FnOnce() -> T) -> T {
+        work()
+    }
+    /// Returns the bytes of host memory that such outputs take now.
+    fn host_bytes(&self) -> u64 {
+        0
+    }
     /// Returns an event after all work enqueued so far.
     fn event(&self) -> Result<Self::Event>;
     /// Returns `true` if the work before `event` is done; does not wait.

@@ -17,7 +17,7 @@ mod reservations;
 mod slab_schedule;
 mod weight_store;
 
-pub use costs::{Bands, Costs, GEMM_WORKSPACE_BYTES, IM2COL_BYTES};
+pub use costs::{Bands, Costs, GEMM_WORKSPACE_BYTES, IM2COL_BYTES, SCORES_BYTES};
 pub use device::Device;
 pub use graph_cache::{GraphCache, RepeatedWork};
 pub use group::Group;

@@ -63,11 +63,13 @@ impl<B: Backend> Attention<B> {
             Some(rows) => h.all_gather_rows(&rows)?,
             None => h,
         };
-        let (k, v) = (self.to_k.forward(&h)?, self.to_v.forward(&h)?);
+        let (k, v, all) = (self.to_k.forward(&h)?, self.to_v.forward(&h)?, h.rows());
+        drop(h);
         // A query sees all keys, so the layout's choice of its own keys does not matter.
-        let layout = TokenLayout { references: h.rows() - own, ..TokenLayout::single(own) }.image_queries();
-        let layout = if own == h.rows() { TokenLayout::single(own) } else { layout };
+        let layout = TokenLayout { references: all - own, ..TokenLayout::single(own) }.image_queries();
+        let layout = if own == all { TokenLayout::single(own) } else { layout };
         let attn = q.attention(&k, &v, self.channels, layout, Mask::None)?;
+        drop((k, v));
         Ok(Grid::with_band(x.pixels.add(&self.to_out.forward(&attn)?)?, x.height, x.width, band))
     }
 }

@@ -10,7 +10,7 @@ use super::transfer::{Download, Rgb8};
 use super::upload::UploadSource;
 use super::{
     AttentionPrecision, BlockStream, Buffer, ChannelStatistics, ConvWeight, Cuda, Event, Graph, Precision, Uploads,
-    Weight, kernels,
+    Weight, kernels, resident,
 };
 use crate::backend::{
     AccessFrequency, Bands, Costs, Device, Group, Memory, Ops, Participants, Remark, Reservations, Stats, Storage,
@@ -166,6 +166,14 @@ impl Device for Cuda {
 
     fn use_bands(&self, bands: Bands) {
         self.limit_bands(bands.bytes());
+    }
+
+    fn with_max_resident<T>(&self, bytes: u64, work: impl FnOnce() -> T) -> T {
+        resident::with_max(bytes, work)
+    }
+
+    fn host_bytes(&self) -> u64 {
+        self.device().host_blocks().bytes()
     }
 
     fn event(&self) -> Result<Event> {

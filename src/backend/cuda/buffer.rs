@@ -1,11 +1,14 @@
 //! Memory on the device: stream-ordered allocation under the budget. Captured work allocates from the
-//! [`Arena`](super::memory::Arena), whose blocks count as used as long as the arena has them.
+//! [`Arena`](super::memory::Arena), whose blocks count as used as long as the arena has them. Large activations may be
+//! in pinned host memory instead; see [`HostBlocks`](super::memory::HostBlocks).
 
+use std::ffi::c_void;
 use std::sync::Arc;
 
 use cudarc::driver::result::{self, DriverError};
 use cudarc::driver::sys;
 
+use super::captures::outside_captures;
 use super::device::{Device, Stream};
 use super::driver::failed;
 use super::element::Element;
@@ -13,6 +16,7 @@ use super::event::Event;
 use super::memory::ArenaPlace;
 use super::pools::{Pools, Use};
 use crate::error::Result;
+use crate::memory;
 
 /// The driver's allocation alignment.
 const SCALES_ALIGNMENT: usize = 256;
@@ -82,10 +86,20 @@ pub struct Buffer {
     stream: Stream,
     bytes: usize,
     kind: BufferKind,
-    /// The arena block, if the memory is from the arena.
-    block: Option<usize>,
+    source: Source,
     scales: sys::CUdeviceptr,
     device: Arc<Device>,
+}
+
+/// The owner of the memory of a buffer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Source {
+    /// The driver.
+    Driver,
+    /// The arena, with the index of the block.
+    Arena(usize),
+    /// A block of host memory.
+    Host,
 }
 
 impl Buffer {
@@ -94,15 +108,27 @@ impl Buffer {
         let bytes = bytes_of(device, kind, len)?;
         // Outside the match, which would hold the lock.
         let place = device.arena().request(bytes)?;
-        let (address, block) = match place {
-            ArenaPlace::Elsewhere => (allocate(device, device.stream(), Use::Work, bytes)?, None),
-            ArenaPlace::Block(block, address) => (address, Some(block)),
+        let (address, source) = match place {
+            ArenaPlace::Elsewhere => (allocate(device, device.stream(), Use::Work, bytes)?, Source::Driver),
+            ArenaPlace::Block(block, address) => (address, Source::Arena(block)),
             ArenaPlace::New(whole) => {
                 let address = allocate(device, device.stream(), Use::Work, whole)?;
-                (address, Some(device.arena().add(address, whole)))
+                (address, Source::Arena(device.arena().add(address, whole)))
             }
         };
-        Ok(Self::at(device, device.stream(), address, bytes, kind, block))
+        Ok(Self::at(device, device.stream(), address, bytes, kind, source))
+    }
+
+    /// Allocates `len` uninitialized values in host memory, which work on the compute stream may use.
+    pub fn on_host(device: &Arc<Device>, kind: BufferKind, len: usize) -> Result<Self> {
+        let bytes = bytes_of(device, kind, len)?;
+        // Outside the match, which would hold the lock.
+        let reused = device.host_blocks().request(bytes);
+        let address = match reused {
+            Some(address) => address,
+            None => allocate_on_host(device, bytes)?,
+        };
+        Ok(Self::at(device, device.stream(), address, bytes, kind, Source::Host))
     }
 
     /// Allocates memory for first use on `stream`. The compute stream has to wait for that use.
@@ -118,7 +144,7 @@ impl Buffer {
     fn with_use(device: &Arc<Device>, stream: Stream, purpose: Use, kind: BufferKind, len: usize) -> Result<Self> {
         let bytes = bytes_of(device, kind, len)?;
         let address = allocate(device, stream, purpose, bytes)?;
-        Ok(Self::at(device, stream, address, bytes, kind, None))
+        Ok(Self::at(device, stream, address, bytes, kind, Source::Driver))
     }
 
     fn at(
@@ -127,9 +153,9 @@ impl Buffer {
         address: sys::CUdeviceptr,
         bytes: usize,
         kind: BufferKind,
-        block: Option<usize>,
+        source: Source,
     ) -> Self {
-        Self { address, stream, bytes, kind, block, scales: 0, device: Arc::clone(device) }
+        Self { address, stream, bytes, kind, source, scales: 0, device: Arc::clone(device) }
     }
 
     /// Allocates `rows` rows of `stride` quantized values, followed by the rows' scales; as [`Buffer::new`].
@@ -171,6 +197,11 @@ impl Buffer {
         self.address
     }
 
+    /// Returns `true` if the memory is the host's.
+    pub fn is_on_host(&self) -> bool {
+        self.source == Source::Host
+    }
+
     /// Returns the GPU of the memory.
     pub fn device(&self) -> &Arc<Device> {
         &self.device
@@ -194,11 +225,16 @@ impl Buffer {
 
 impl Drop for Buffer {
     fn drop(&mut self) {
-        match self.block {
-            None => free(&self.device, self.stream, self.address, self.bytes),
-            Some(block) => {
+        match self.source {
+            Source::Driver => free(&self.device, self.stream, self.address, self.bytes),
+            Source::Arena(block) => {
                 let gone = self.device.arena().release(block);
                 gone.into_iter().for_each(|(address, bytes)| free(&self.device, self.stream, address, bytes));
+            }
+            Source::Host => {
+                let gone = self.device.host_blocks().release(self.address);
+                // A failure here repeats an earlier one.
+                let _ = free_on_host(&self.device, gone);
             }
         }
     }
@@ -243,6 +279,37 @@ fn free(device: &Arc<Device>, stream: Stream, address: sys::CUdeviceptr, bytes: 
     };
     // A failure here repeats an earlier one of the same context, which its caller has reported.
     let _ = freed;
+}
+
+/// Allocates a block of pinned host memory, in place of those that are free.
+fn allocate_on_host(device: &Arc<Device>, bytes: usize) -> Result<u64> {
+    let free = device.host_blocks().take_free();
+    free_on_host(device, free)?;
+    let _reservation = memory::reserve(bytes)?;
+    device.make_current()?;
+    let flags = sys::CU_MEMHOSTALLOC_PORTABLE | sys::CU_MEMHOSTALLOC_DEVICEMAP;
+    // SAFETY: the size is not zero. `free_on_host` frees it.
+    let host = unsafe { result::malloc_host(bytes, flags) }.map_err(|e| failed("cannot pin host memory", e))?;
+    // Host and device share one address space in every 64-bit program.
+    let address = host as u64;
+    device.host_blocks().add(address, bytes);
+    Ok(address)
+}
+
+/// Frees blocks of pinned host memory, once the work enqueued so far is done. If that work failed, they stay allocated,
+/// because the device may still use them.
+fn free_on_host(device: &Arc<Device>, addresses: Vec<u64>) -> Result<()> {
+    if addresses.is_empty() {
+        return Ok(());
+    }
+    Event::new(device, device.stream())?.wait()?;
+    let _outside = outside_captures();
+    let free = |address: u64| {
+        // SAFETY: allocated by `allocate_on_host` and freed once. No work uses it, because tensors that view it hold the
+        // buffer, and the work that was enqueued before is done.
+        unsafe { result::free_host(address as *mut c_void) }.map_err(|e| failed("cannot free host memory", e))
+    };
+    addresses.into_iter().try_for_each(free)
 }
 
 impl Device {

@@ -20,7 +20,7 @@ use super::counters::Counters;
 use super::driver::{Properties, failed, start_driver};
 use super::element::Element;
 use super::kernels;
-use super::memory::{Arena, Budget};
+use super::memory::{Arena, Budget, HostBlocks};
 use super::pools::Pools;
 use crate::error::{Error, Result};
 
@@ -64,6 +64,7 @@ pub struct Device {
     functions: Mutex<HashMap<(&'static str, &'static str), Function>>,
     budget: Budget,
     arena: Mutex<Arena>,
+    host_blocks: Mutex<HostBlocks>,
     /// Memory pools; `None` if the device has none. All GPUs since Pascal have pools, except some virtual ones.
     pools: Option<Pools>,
     /// Held by a thread that enqueues on the compute stream; see [`capture`](super::capture).
@@ -119,6 +120,7 @@ impl Device {
             functions: Mutex::default(),
             budget: Budget::new(memory_cap.unwrap_or(free as u64 / 10 * 8)),
             arena: Mutex::default(),
+            host_blocks: Mutex::default(),
             pools,
             submission: ReentrantMutex::new(()),
             capturing: AtomicBool::new(false),
@@ -195,6 +197,11 @@ impl Device {
     pub fn arena(&self) -> MutexGuard<'_, Arena> {
         // Its methods never leave it inconsistent, so a poisoned lock is usable.
         self.arena.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub fn host_blocks(&self) -> MutexGuard<'_, HostBlocks> {
+        // As above.
+        self.host_blocks.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Returns the driver's pools of this device's memory.

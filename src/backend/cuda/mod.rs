@@ -55,6 +55,7 @@ mod ops;
 mod peers;
 mod pieces;
 mod pools;
+mod resident;
 #[cfg(test)]
 mod resources;
 mod saturation;
@@ -341,6 +342,18 @@ impl Cuda {
     /// Allocates a dense, uninitialized tensor.
     fn empty(&self, rows: usize, cols: usize) -> Result<Tensor<Cuda>> {
         let buffer = Buffer::new(self.device(), self.element().kind(), rows * cols)?;
+        Ok(Tensor::from_buffer(self, buffer, rows, cols))
+    }
+
+    /// Allocates as [`Cuda::empty`] for the output of a convolution, which is in host memory if it is large and
+    /// [`Device::with_max_resident`](crate::backend::Device::with_max_resident) says so.
+    fn empty_output(&self, rows: usize, cols: usize) -> Result<Tensor<Cuda>> {
+        let kind = self.element().kind();
+        if !resident::is_exceeded(rows.saturating_mul(cols).saturating_mul(kind.size())) {
+            return self.empty(rows, cols);
+        }
+        self.expect_no_capture("an output in host memory")?;
+        let buffer = Buffer::on_host(self.device(), kind, rows * cols)?;
         Ok(Tensor::from_buffer(self, buffer, rows, cols))
     }
 

@@ -11,6 +11,7 @@ use super::device::Stream;
 use super::driver::failed;
 use super::element::Element;
 use super::event::Event;
+use super::gemm::Matrix;
 use super::staging::{STAGING_BYTES, StagingBuffer};
 use super::{Cuda, Tensor};
 use crate::error::{Error, Result};
@@ -43,7 +44,7 @@ pub struct Download {
 impl Cuda {
     /// Errors if this thread captures work. `what` can't be captured, because the host reads or writes its values
     /// immediately.
-    fn expect_no_capture(&self, what: &str) -> Result<()> {
+    pub(super) fn expect_no_capture(&self, what: &str) -> Result<()> {
         // With a submission no other thread captures.
         let _submission = self.device().submit(self.device().stream())?;
         if self.device().is_capturing() { Err(Error::new(format!("{what} cannot be captured"))) } else { Ok(()) }
@@ -348,8 +349,14 @@ impl Cuda {
         if shapes[0] != shapes[1] || !from.is_activation() {
             return Err(Error::new(format!("cannot copy {:?} to {:?}", shapes[0], shapes[1])));
         }
+        let (own, other) = (Matrix::new(from), Matrix::new(to));
         // SAFETY: both are live tensors of one shape. Callers copy to tensors that they allocated.
-        unsafe { self.copy_rows(from.address(), from.stride(), to.address(), to.stride(), from.rows(), from.cols()) }
+        unsafe {
+            if from.buffer().is_on_host() || to.buffer().is_on_host() {
+                return self.copy_host_rows(own, other, [from.rows(), from.cols()]);
+            }
+            self.copy_rows(own.address, own.stride, other.address, other.stride, from.rows(), from.cols())
+        }
     }
 
     /// Copies rows of 16-bit values on the device.
@@ -365,21 +372,52 @@ impl Cuda {
         rows: usize,
         cols: usize,
     ) -> Result<()> {
+        let place = sys::CUmemorytype::CU_MEMORYTYPE_DEVICE;
+        // SAFETY: as the caller promises.
+        unsafe { self.copy_rows_in(place, [from, to], [from_stride, to_stride], [rows, cols]) }
+    }
+
+    /// Copies rows of 16-bit values between the device and host memory.
+    ///
+    /// # Safety
+    /// Both matrices are in live buffers and do not overlap.
+    pub(super) unsafe fn copy_host_rows(&self, from: Matrix, to: Matrix, shape: [usize; 2]) -> Result<()> {
+        // The driver finds out by the addresses where the memory is.
+        let place = sys::CUmemorytype::CU_MEMORYTYPE_UNIFIED;
+        // SAFETY: as the caller promises.
+        unsafe { self.copy_rows_in(place, [from.address, to.address], [from.stride, to.stride], shape) }
+    }
+
+    /// # Safety
+    /// As [`Cuda::copy_rows`], with memory in `place`.
+    unsafe fn copy_rows_in(
+        &self,
+        place: sys::CUmemorytype,
+        [from, to]: [u64; 2],
+        [from_stride, to_stride]: [usize; 2],
+        [rows, cols]: [usize; 2],
+    ) -> Result<()> {
         if rows == 0 || cols == 0 {
             return Ok(());
         }
         let device = self.device();
         let _submission = device.submit(device.stream())?;
         if rows == 1 || (from_stride == cols && to_stride == cols) {
+            let (bytes, stream) = (rows * cols * 2, device.stream().raw());
             // SAFETY: as the caller promises.
-            unsafe { result::memcpy_dtod_async(to, from, rows * cols * 2, device.stream().raw()) }
-                .map_err(|e| failed("cannot copy on the GPU", e))?;
+            let copied = unsafe {
+                match place {
+                    sys::CUmemorytype::CU_MEMORYTYPE_DEVICE => result::memcpy_dtod_async(to, from, bytes, stream),
+                    _ => sys::cuMemcpyAsync(to, from, bytes, stream).result(),
+                }
+            };
+            copied.map_err(|e| failed("cannot copy GPU memory", e))?;
         } else {
             let copy = sys::CUDA_MEMCPY2D {
-                srcMemoryType: sys::CUmemorytype::CU_MEMORYTYPE_DEVICE,
+                srcMemoryType: place,
                 srcDevice: from,
                 srcPitch: from_stride * 2,
-                dstMemoryType: sys::CUmemorytype::CU_MEMORYTYPE_DEVICE,
+                dstMemoryType: place,
                 dstDevice: to,
                 dstPitch: to_stride * 2,
                 WidthInBytes: cols * 2,

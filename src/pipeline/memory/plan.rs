@@ -3,7 +3,7 @@
 //!
 //! Plans give up the cheapest things first. Streaming the text encoder copies it once for each prompt, as loading it
 //! would. Streamed blocks of the transformer are copied at every step, while the device computes with other blocks.
-//! As a last resort, the parts of a model take turns in memory.
+//! Then the parts of a model take turns in memory. As a last resort, large activations of the VAE are in host memory.
 
 use std::cmp::max;
 
@@ -30,6 +30,8 @@ pub struct MemorySizes {
     pub decoder: u64,
     /// Activations of the decoder.
     pub decode: InBands,
+    /// Activations of encoder and decoder in host memory, with [`Bands::Host`].
+    pub host: u64,
     /// Weights of the VAE's encoder; 0 without input images.
     pub encoder: u64,
     /// Activations of the encoder.
@@ -49,11 +51,13 @@ pub struct InBands {
     pub wide: u64,
     /// With narrow bands.
     pub narrow: u64,
+    /// With narrow bands of large activations in host memory.
+    pub host: u64,
 }
 
 impl InBands {
     pub(crate) fn from_fn(bytes: impl Fn(Bands) -> u64) -> Self {
-        Self { wide: bytes(Bands::Wide), narrow: bytes(Bands::Narrow) }
+        Self { wide: bytes(Bands::Wide), narrow: bytes(Bands::Narrow), host: bytes(Bands::Host) }
     }
 
     /// Returns the bytes with these bands.
@@ -61,6 +65,7 @@ impl InBands {
         match bands {
             Bands::Wide => self.wide,
             Bands::Narrow => self.narrow,
+            Bands::Host => self.host,
         }
     }
 }
@@ -93,6 +98,8 @@ pub struct MemoryPlan {
     pub graphs: bool,
     /// The bands in which the VAE computes large images.
     pub bands: Bands,
+    /// Bytes of host memory for activations.
+    pub host: u64,
 }
 
 impl BlockPlan {
@@ -121,11 +128,16 @@ impl BlockPlan {
 impl MemorySizes {
     /// Returns the minimum bytes with which the image can be generated.
     pub fn least(&self) -> u64 {
+        self.least_in(Bands::Host)
+    }
+
+    /// Returns the minimum bytes with these bands of the VAE.
+    fn least_in(&self, bands: Bands) -> u64 {
         let stages = [
             self.text_encoder.least() + self.encode_text,
-            self.encoder + self.encode.narrow,
+            self.encoder + self.encode.bytes(bands),
             self.transformer.least() + self.stepping(),
-            self.decoder + self.decode.narrow,
+            self.decoder + self.decode.bytes(bands),
         ];
         self.always() + stages.into_iter().max().unwrap_or(0)
     }
@@ -191,35 +203,42 @@ impl MemoryPlan {
             let text_encoder = BlockPlan::new(&sizes.text_encoder, text.to_vec());
             let transformer = BlockPlan::new(&sizes.transformer, blocks);
             let peak = text_encoder.bytes + transformer.bytes + beside;
-            Self { budget, peak, text_encoder, transformer, together: true, graphs: false, bands }
+            Self { budget, peak, text_encoder, transformer, together: true, graphs: false, bands, host: 0 }
         };
-        let differ = [sizes.decode, sizes.encode].iter().any(|bytes| bytes.narrow < bytes.wide);
-        let bands = if differ { Bands::Narrow } else { Bands::Wide };
+        let saves = |bands: Bands, other: Bands| {
+            [sizes.decode, sizes.encode].iter().any(|bytes| bytes.bytes(bands) < bytes.bytes(other))
+        };
+        let narrow = if saves(Bands::Narrow, Bands::Wide) { Bands::Narrow } else { Bands::Wide };
         let fits = |plan: &Self| plan.peak <= budget;
         let fitting = |beside: u64| budget.checked_sub(beside).and_then(|bytes| sizes.transformer.fitting(bytes));
         let graphed = |text: &[bool]| {
             let plan = plan(text, all_blocks.clone(), sizes.besides_models_with_graphs(), Bands::Wide);
             Some(Self { graphs: true, ..plan }).filter(fits)
         };
-        let narrow = || {
-            let blocks = fitting(sizes.text_encoder.in_memory(&text) + sizes.besides_models(Bands::Narrow))?;
-            Some(plan(&text, blocks, sizes.besides_models(Bands::Narrow), bands))
+        let together = |bands: Bands| {
+            let blocks = fitting(sizes.text_encoder.in_memory(&text) + sizes.besides_models(bands))?;
+            Some(plan(&text, blocks, sizes.besides_models(bands), bands))
         };
-        let apart = || {
-            let blocks = fitting(sizes.always() + sizes.stepping()).filter(|_| sizes.least() <= budget)?;
+        let apart = |bands: Bands| {
+            let blocks = fitting(sizes.always() + sizes.stepping()).filter(|_| sizes.least_in(bands) <= budget)?;
             let apart = plan(&text, blocks, 0, bands);
             let stages = [
                 apart.transformer.bytes + sizes.stepping(),
                 apart.text_encoder.bytes + sizes.encode_text,
-                sizes.encoder + sizes.encode.narrow,
-                sizes.decoder + sizes.decode.narrow,
+                sizes.encoder + sizes.encode.bytes(bands),
+                sizes.decoder + sizes.decode.bytes(bands),
             ];
             let peak = sizes.always() + stages.into_iter().max().unwrap_or(0);
             Some(Self { peak, together: false, ..apart })
         };
         let wide =
             || Some(plan(&text, all_blocks.clone(), sizes.besides_models(Bands::Wide), Bands::Wide)).filter(fits);
-        graphed(&all_text).or_else(|| graphed(&text)).or_else(wide).or_else(narrow).or_else(apart)
+        let smallest = |bands: Bands| together(bands).or_else(|| apart(bands));
+        let on_host = || {
+            let bands = Some(Bands::Host).filter(|bands| saves(*bands, Bands::Narrow))?;
+            smallest(bands).map(|plan| Self { host: sizes.host, ..plan })
+        };
+        graphed(&all_text).or_else(|| graphed(&text)).or_else(wide).or_else(|| smallest(narrow)).or_else(on_host)
     }
 
     /// Returns `true` if a transformer with `bytes` in memory leaves room for the rest of the plan.
@@ -239,6 +258,9 @@ impl MemoryPlan {
         lines.push(self.transformer.line("transformer"));
         let parts = if self.together { "are in memory together" } else { "are in memory one at a time" };
         lines.push(format!("text encoder, transformer and VAE {parts}"));
+        if self.host > 0 {
+            lines.push(format!("VAE: up to {} of activations in host memory", gib(self.host)));
+        }
         if !self.graphs {
             lines.push("no CUDA graphs: kernels are launched one by one".to_string());
         }
@@ -265,6 +287,12 @@ impl MemoryPlan {
         }
         if self.bands == Bands::Narrow {
             notes.push(format!("images are decoded in narrow bands: wide bands do not fit in {budget}"));
+        }
+        if self.host > 0 {
+            notes.push(format!(
+                "the largest activations of the VAE (up to {}) are in host memory: they do not fit in {budget}",
+                gib(self.host)
+            ));
         }
         if !self.together && self.transformer.all > 0 {
             notes.push(format!(
@@ -296,7 +324,7 @@ mod tests {
             transformer: BlockSizes { blocks: [vec![double; 5], vec![single; 20]].concat(), rest: 390 * MB },
             step: 380 * MB,
             decoder: 100 * MB,
-            decode: InBands { wide: 1340 * MB, narrow: 870 * MB },
+            decode: InBands { wide: 1340 * MB, narrow: 870 * MB, host: 870 * MB },
             workspace: 64 * MB,
             ..MemorySizes::default()
         }
@@ -387,5 +415,23 @@ mod tests {
         let sizes = MemorySizes { text_encoder: BlockSizes::default(), encode_text: 0, ..klein_4b() };
         let plan = MemoryPlan::new(&sizes, 4 * GIB).unwrap();
         assert!(plan.notes().len() == 2 && !plan.lines().iter().any(|line| line.starts_with("text encoder:")));
+    }
+
+    #[test]
+    fn activations_are_in_host_memory_as_a_last_resort() {
+        let decode = InBands { wide: 13_000 * MB, narrow: 12_900 * MB, host: 1600 * MB };
+        let sizes = MemorySizes { decode, host: 12_800 * MB, step: 3000 * MB, ..klein_4b() };
+        let apart = sizes.least_in(Bands::Narrow);
+        assert_eq!(apart, (64 + 100 + 12_900) * MB);
+        let before = MemoryPlan::new(&sizes, apart).unwrap();
+        assert_eq!((before.bands, before.host, before.together), (Bands::Narrow, 0, false));
+        let after = MemoryPlan::new(&sizes, apart - 1).unwrap();
+        assert_eq!((after.bands, after.host, after.together), (Bands::Host, sizes.host, true));
+        assert!(after.notes().iter().any(|note| note.contains("host memory")), "{:?}", after.notes());
+        assert!(after.lines().iter().any(|line| line.contains("host memory")), "{:?}", after.lines());
+        let least = MemoryPlan::new(&sizes, sizes.least()).unwrap();
+        assert_eq!((least.peak, least.bands, least.together), (sizes.least(), Bands::Host, false));
+        assert_eq!(MemoryPlan::new(&sizes, sizes.least() - 1), None);
+        assert!(before.notes().iter().chain(&before.lines()).all(|line| !line.contains("host memory")));
     }
 }

@@ -16,3 +16,4 @@ pub(crate) mod plan;
 pub(crate) mod sharing;
 mod source;
 pub(crate) mod summary;
+mod vae_memory;

@@ -1,16 +1,16 @@
 //! Device memory and largest tensor of an image.
 
-use crate::backend::{Bands, Costs, IM2COL_BYTES, Storage};
+use crate::backend::{Costs, Storage};
 use crate::error::{Error, Field, Result};
 use crate::model::file_sizes::FileSizes;
 use crate::model::info::ModelInfo;
 use crate::pipeline::memory::block_sizes::BlockSizes;
-use crate::pipeline::memory::plan::{InBands, MemoryPlan, MemorySizes};
+use crate::pipeline::memory::plan::{MemoryPlan, MemorySizes};
 use crate::pipeline::request::plan::MAX_SAMPLES;
 use crate::pipeline::request::plan::{Plan, Request};
+use crate::pipeline::request::vae_memory::VaeMemory;
 use crate::token_split::{Sharing, share};
 use crate::transformer::STEPS_TOGETHER;
-use crate::vae::{Band, VaeConfig};
 
 /// Maximum values of a tensor for images and evaluations to form one batch, on every backend. Batches with larger
 /// tensors are no faster on backends that compute them correctly.
@@ -167,15 +167,12 @@ impl MemorySizes {
         let (layers, encoder) = (info.layers_to_run(), &info.text_encoder);
         let tokens = plan.text().into_iter().max().unwrap_or(0) as u64;
         let changed = plan.strength.map(|_| [plan.height, plan.width]);
-        let pixels = |size| VaePixels::new(&info.vae, costs.world, size);
-        let encoded = plan.references.iter().copied().chain(changed).map(pixels).max_by_key(|pixels| pixels.own);
+        let encoded = plan.references.iter().copied().chain(changed);
+        let encoded = encoded.map(|size| VaeMemory::encoding(costs, &info.vae, size));
+        let encoded = encoded.max_by_key(|memory| memory.device.wide);
+        let (encode, decode) =
+            (encoded.unwrap_or_default(), VaeMemory::decoding(costs, &info.vae, [plan.height, plan.width]));
         let dequantized = info.file_sizes.iter().map(FileSizes::largest).max().unwrap_or(0);
-        let (channels, decoded) = (info.vae.decoder_channels(), pixels([plan.height, plan.width]));
-        let decode = |bands| decode_bytes(costs, channels, decoded.own, bands) + decoded.whole_bytes(costs);
-        let channels = &info.vae.block_out_channels;
-        let encode = |bands| {
-            encoded.map_or(0, |pixels| encode_bytes(costs, channels, pixels.own, bands) + pixels.whole_bytes(costs))
-        };
         Self {
             text_encoder: BlockSizes {
                 blocks: (0..if text { layers } else { 0 })
@@ -193,9 +190,10 @@ impl MemorySizes {
             early: needs.early,
             kept: needs.kept,
             decoder: native(info.vae.decoder_elements()),
-            decode: InBands::from_fn(decode),
+            decode: decode.device,
             encoder: if encoded.is_some() { native(info.vae.encoder_elements()) } else { 0 },
-            encode: InBands::from_fn(encode),
+            encode: encode.device,
+            host: decode.host.max(encode.host),
             preview_decoder: info.preview_decoder.map_or(0, |sizes| native(sizes.elements)),
             preview: info
                 .preview_decoder
@@ -217,12 +215,14 @@ impl MemorySizes {
         }
     }
 
-    /// Returns the memory plan within `budget` bytes. Called before minutes are spent on the image.
+    /// Returns the memory plan within `budget` bytes of the device and `host` bytes of the host. Called before minutes
+    /// are spent on the image.
     ///
     /// Errors if the image does not fit with any plan.
-    pub(crate) fn plan(&self, budget: u64, plan: &Plan) -> Result<MemoryPlan> {
-        MemoryPlan::new(self, budget).ok_or_else(|| {
-            let mib = |bytes: u64| bytes.div_ceil(1 << 20);
+    pub(crate) fn plan(&self, budget: u64, host: impl Fn() -> u64, plan: &Plan) -> Result<MemoryPlan> {
+        let mib = |bytes: u64| bytes.div_ceil(1 << 20);
+        let smaller = format!("request a smaller image with `{}` and `{}`", Field::Width, Field::Height);
+        let found = MemoryPlan::new(self, budget).ok_or_else(|| {
             let what = format!(
                 "a {} x {} image needs {} MiB of memory, but only {} MiB are free",
                 plan.width,
@@ -230,12 +230,19 @@ impl MemorySizes {
                 mib(self.least()),
                 mib(budget)
             );
-            Error::new(what).hint(format!(
-                "request a smaller image with `{}` and `{}`, or allow more memory",
-                Field::Width,
-                Field::Height
-            ))
-        })
+            Error::new(what).hint(format!("{smaller}, or allow more memory"))
+        })?;
+        if found.host > 0 && found.host > host() {
+            let what = format!(
+                "a {} x {} image needs {} MiB of host memory, but only {} MiB are free",
+                plan.width,
+                plan.height,
+                mib(found.host),
+                host() >> 20
+            );
+            return Err(Error::new(what).hint(format!("{smaller}, or allow more GPU memory")));
+        }
+        Ok(found)
     }
 }
 
@@ -253,93 +260,16 @@ fn own(count: usize, sharers: usize) -> usize {
     share(count, 0, sharers).len()
 }
 
-/// The pixels of an image that a device has in the VAE.
-#[derive(Clone, Copy)]
-struct VaePixels {
-    /// Maximum pixels that the device computes with: all, or its band and the rows around it.
-    own: u64,
-    /// Pixels of the whole image, if it exists in addition to the device's band.
-    whole: u64,
-}
-
-impl VaePixels {
-    fn new(config: &VaeConfig, world: usize, [height, width]: [usize; 2]) -> Self {
-        let patch = config.patch_pixels();
-        match Band::new(height / patch, 0, world) {
-            Some(band) => Self { own: ((band.own().len() * patch + 2) * width) as u64, whole: (height * width) as u64 },
-            None => Self { own: (height * width) as u64, whole: 0 },
-        }
-    }
-
-    /// Returns the bytes of the whole image on each device, with three channels.
-    fn whole_bytes(&self, costs: &Costs) -> u64 {
-        3 * self.whole * costs.element_bytes
-    }
-}
-
 /// Returns the columns of the widest tensor of the transformer: the projection before a single block.
 fn widest(info: &ModelInfo) -> u64 {
     (3 * info.transformer.dim() + 2 * info.transformer.mlp()) as u64
 }
 
-/// Returns the bytes of the decoder's largest tensors for an image of `pixels` pixels; `channels` start at the
-/// pixels.
-fn decode_bytes(costs: &Costs, channels: &[usize], pixels: u64, bands: Bands) -> u64 {
-    let most = |first: usize, count: usize| channels.iter().skip(first).take(count).max().copied().unwrap_or(0);
-    // The last up block holds at full size its input, which has the channels of the block before, the norm of the
-    // input, and its output. The upsampler before it reads a quarter of the pixels, in memory that may have held the
-    // channels of one more block.
-    let (widest, beside) = (most(0, 2), most(0, 1).max(most(1, 2) / 4));
-    let bytes = |channels: usize| pixels * channels as u64 * costs.element_bytes;
-    // The norm comes on top, and later the shortcut. A shortcut larger than this overwrites its input in pieces.
-    let shortcut = bytes(most(0, 1)).min(IM2COL_BYTES as u64);
-    bytes(widest + beside) + costs.norm_conv2d_bytes(bytes(widest), bands).max(shortcut)
-}
-
-/// Returns the bytes of the encoder's largest tensors for an image of `pixels` pixels; `channels` start at the
-/// pixels.
-fn encode_bytes(costs: &Costs, channels: &[usize], pixels: u64, bands: Bands) -> u64 {
-    // A residual block from c to d channels holds its input, the output of its first convolution, and either the norm
-    // read by that convolution or the shortcut. Each block has a quarter of the pixels of the one before.
-    let block = |i: usize| {
-        let (cin, cout) = (channels[i.saturating_sub(1)], channels[i]);
-        let bytes = |channels: usize| (pixels >> (2 * i)) * channels as u64 * costs.element_bytes;
-        let norm = costs.norm_conv2d_bytes(bytes(cin.max(cout)), bands);
-        bytes(cin.max(cout) + cout) + if cin == cout { norm } else { norm.max(bytes(cout)) }
-    };
-    (0..channels.len()).map(block).max().unwrap_or(0)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::backend::Device;
     use crate::backend::cpu::{Cpu, Precision};
-
-    #[test]
-    fn the_decoder_needs_what_its_last_up_block_does() {
-        let need = |channels: &[usize], side: u64| {
-            decode_bytes(&Costs::host(Storage::Native, 1), channels, side * side, Bands::Wide)
-        };
-        // The image in 256 channels, its norm, and the output in 128 channels.
-        assert_eq!(need(&[128, 256, 512, 512], 1024), (1 << 20) * (256 + 256 + 128) * 4);
-        assert_eq!(need(&[64], 512), (1 << 18) * 3 * 64 * 4);
-        // The upsampler's input is larger than the output of the last block.
-        assert_eq!(need(&[16, 256, 1024], 512), (1 << 18) * (256 + 256 + 256) * 4);
-    }
-
-    #[test]
-    fn the_encoder_needs_what_its_largest_block_does() {
-        let need = |channels: &[usize], side: u64| {
-            encode_bytes(&Costs::host(Storage::Native, 1), channels, side * side, Bands::Wide)
-        };
-        // The image in 128 channels, the output of the first convolution, and a norm.
-        assert_eq!(need(&[128, 256, 512, 512], 1024), (1 << 20) * (128 + 128 + 128) * 4);
-        assert_eq!(need(&[64], 512), (1 << 18) * 3 * 64 * 4);
-        // A quarter of the pixels, in 1024 channels.
-        assert_eq!(need(&[16, 1024], 512), (1 << 16) * (1024 + 1024 + 1024) * 4);
-        assert_eq!(need(&[], 512), 0);
-    }
+    use crate::backend::{Bands, Device};
 
     const ONE: ActivationCost = ActivationCost {
         step: 100,
@@ -499,5 +429,61 @@ mod tests {
         let all = small.memory_sizes(&Costs::hopper(), Some([1024, 1024])).unwrap().levels()[0].1 as f64 / GIB;
         assert!((13.0..16.0).contains(&all), "{all} GiB hold everything");
         assert!(small.memory_sizes(&Costs::hopper(), Some([9000, 64])).is_err());
+    }
+
+    #[test]
+    fn large_images_are_in_host_memory_only_if_the_device_has_too_little() {
+        let info = klein(24, [5, 20], [2560, 9728]);
+        for im2col in [false, true] {
+            let costs = Costs::gpu(Storage::Native, im2col, 1);
+            let plan = |[height, width]: [usize; 2], gib: u64| {
+                let sizes = info.memory_sizes(&costs, Some([height, width])).unwrap();
+                let plan = MemoryPlan::new(&sizes, gib << 30)?;
+                assert!(plan.peak <= gib << 30 && !(plan.host > 0 && plan.graphs), "{plan:?}");
+                Some((plan.bands, plan.host >> 30))
+            };
+            assert_eq!([8, 12].map(|gib| plan([4096, 4096], gib)), [Some((Bands::Host, 12)); 2]);
+            assert_eq!([16, 24].map(|gib| plan([4096, 4096], gib).map(|plan| plan.1)), [Some(0); 2]);
+            assert_eq!(plan([4096, 8192], 12), Some((Bands::Host, 24)));
+            for gib in [4, 8] {
+                assert_eq!(plan([1024, 1024], gib).map(|plan| plan.1), Some(0), "{gib} GiB");
+            }
+            let sizes = info.memory_sizes(&costs, Some([4096, 4096])).unwrap();
+            assert!(sizes.decode.host <= 4_000_000_000, "{}", sizes.decode.host);
+            assert!(sizes.decode.host < sizes.step, "the transformer needs most");
+        }
+    }
+
+    /// The largest squares of the table in docs/gpus.md.
+    #[test]
+    fn cards_make_the_images_of_the_table() {
+        let (small, large) = (klein(24, [5, 20], [2560, 9728]), klein(32, [8, 24], [4096, 12288]));
+        let largest = |info: &ModelInfo, products: Storage, gib: f64| {
+            let costs = Costs::gpu(products, true, 1);
+            let fits = |side: &usize| {
+                let (plan, sizes) =
+                    (Plan::with_size(*side, *side), info.memory_sizes(&costs, Some([*side; 2])).unwrap());
+                let needs = ActivationCost::new(&costs, info, &plan);
+                needs.check_largest(costs.max_tensor_values, info, &plan).is_ok()
+                    && MemoryPlan::new(&sizes, (gib * f64::from(1 << 30)) as u64).is_some()
+            };
+            (1024..=8192).step_by(16).take_while(fits).last()
+        };
+        let cards =
+            |info: &ModelInfo, products| [5.9, 9.0, 12.3, 18.5].map(|gib| largest(info, products, gib).unwrap());
+        assert_eq!(cards(&small, Storage::Native), [3792, 4432, 4432, 4432]);
+        assert_eq!(cards(&small, Storage::Int8), [3984, 4432, 4432, 4432]);
+        assert_eq!(cards(&large, Storage::Native), [2880, 3840, 3840, 3840]);
+        assert_eq!(cards(&large, Storage::Int8), [3184, 3840, 3840, 3840]);
+    }
+
+    #[test]
+    fn too_little_host_memory_is_found_before_the_first_step() {
+        let (info, plan) = (klein(24, [5, 20], [2560, 9728]), Plan::with_size(4096, 4096));
+        let sizes = MemorySizes::new(&Costs::hopper(), &info, &plan, true);
+        assert_eq!(sizes.plan(8 << 30, || 12 << 30, &plan).unwrap().host, 12 << 30);
+        let error = sizes.plan(8 << 30, || (12 << 30) - 1, &plan).unwrap_err().to_string();
+        assert!(error.contains("12288 MiB of host memory") && error.contains("hint"), "{error}");
+        assert!(sizes.plan(24 << 30, || 0, &plan).is_ok(), "the device has enough");
     }
 }

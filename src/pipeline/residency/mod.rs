@@ -32,6 +32,7 @@ use lru::LruCache;
 
 use crate::backend::{Backend, Bands, Claimant, GraphCache, Participants, Promised, Reservations, Storage};
 use crate::error::{Error, ErrorKind, Field, Result};
+use crate::memory;
 use crate::model::info::ModelInfo;
 use crate::model::open::Files;
 use crate::pipeline::memory::plan::{BlockPlan, MemoryPlan, MemorySizes};
@@ -166,7 +167,9 @@ impl<B: Backend> Residency<B> {
         // One device of a group encodes the prompt for all.
         let reads = self.loader.backend.rank() == 0 && !plan.is_read_elsewhere;
         let sizes = MemorySizes::new(&costs, info, &plan, self.loader.files.text_encoder.is_some() && reads);
-        let memory = sizes.plan(self.budget(Promised::default()), &plan)?;
+        // Memory of an image that is being decoded is free by then.
+        let host = || memory::available_bytes().saturating_add(self.loader.backend.host_bytes());
+        let memory = sizes.plan(self.budget(Promised::default()), host, &plan)?;
         Ok(Prepared { plan, needs, sizes, memory, reservation: None })
     }
 
@@ -178,7 +181,9 @@ impl<B: Backend> Residency<B> {
         let decide = |promised: Promised| {
             let memory = match promised {
                 Promised { in_pool: 0, in_others: 0, .. } => prepared.memory.clone(),
-                _ => MemoryPlan::new(&prepared.sizes, self.budget(promised))?,
+                // Waiting for other batches is faster than activations in host memory.
+                _ => MemoryPlan::new(&prepared.sizes, self.budget(promised))
+                    .filter(|plan| plan.host <= prepared.memory.host)?,
             };
             let claim = claim(&prepared.sizes, &memory);
             // Memory that others use for the same model stays as it is.
@@ -396,7 +401,7 @@ impl<B: Backend> Residency<B> {
     /// them.
     fn choose_bands(&self, prepared: &Prepared) -> Bands {
         let bands = prepared.memory.bands;
-        if bands == Bands::Narrow {
+        if bands != Bands::Wide {
             self.loader.backend.use_bands(bands);
         }
         bands

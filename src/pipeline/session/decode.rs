@@ -4,7 +4,7 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use crate::backend::{Backend, RepeatedWork};
+use crate::backend::{Backend, Bands, RepeatedWork};
 use crate::error::{Error, Result};
 use crate::pipeline::request::plan::Plan;
 use crate::pipeline::residency::Residency;
@@ -33,6 +33,7 @@ pub(crate) struct Decoding<B: Backend> {
     taken: usize,
     /// `true` if there is memory for a CUDA graph.
     may_capture: bool,
+    bands: Bands,
     /// Pixels that are enqueued but not taken yet.
     waiting: VecDeque<B::Rgb8>,
 }
@@ -54,7 +55,7 @@ impl<B: Backend> Decoding<B> {
         let found = decodes.find(|size, reads| *size == [height, width] && reads.is(&decoder));
         let work = found.unwrap_or_else(|| decodes.insert([height, width], Arc::new(decoder)));
         let (samples, steps) = (latents.rows() / (height * width), plan.steps_to_run());
-        let (waiting, may_capture) = (VecDeque::new(), prepared.memory.graphs);
+        let (waiting, may_capture, bands) = (VecDeque::new(), prepared.memory.graphs, prepared.memory.bands);
         Ok(Self {
             work,
             latents,
@@ -66,6 +67,7 @@ impl<B: Backend> Decoding<B> {
             enqueued: 0,
             taken: 0,
             may_capture,
+            bands,
             waiting,
         })
     }
@@ -156,7 +158,9 @@ impl<B: Backend> Decoding<B> {
                 pixels.width, pixels.height, plan.width, plan.height
             )))
         };
-        let pixels = self.work.run(backend, self.work.was_run() && self.may_capture, [&latents], work)?;
+        let graphed = self.work.was_run() && self.may_capture;
+        let run = || self.work.run(backend, graphed, [&latents], work);
+        let pixels = backend.with_max_resident(self.bands.max_resident(), run)?;
         if self.enqueued == 0 {
             clock.enqueued(self.in_flight.waited());
             // This takes host time, which overlaps with the device's work.

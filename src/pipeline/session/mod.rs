@@ -206,7 +206,7 @@ impl<B: Backend> Session<B> {
                 let encoder = images.encoder(residency, prepared, &caller, clock)?;
                 agreement::encoders(residency.backend())?;
                 let txt = text.share(residency)?;
-                let latents = images.encode(residency, encoder, &caller, clock)?;
+                let latents = images.encode(residency, (encoder, prepared.memory.bands), &caller, clock)?;
                 self.state = State::Encoded(noise, txt, latents, frame);
             }
             State::Failed => return Err(Error::new("the session has failed")),

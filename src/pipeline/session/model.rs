@@ -170,7 +170,7 @@ impl<B: Backend> Model<B> {
         let images = Images::from_request(&request);
         let images = CachedImages::collect([&images].into_iter(), residency)?;
         let encoder = images.encoder(residency, &prepared, &caller, &mut clock)?;
-        images.encode(residency, encoder, &caller, &mut clock).map(drop)
+        images.encode(residency, (encoder, prepared.memory.bands), &caller, &mut clock).map(drop)
     }
 
     /// Returns the plan of a request. Waits for the tokenizer.

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use crate::backend::Backend;
+use crate::backend::{Backend, Bands};
 use crate::error::Result;
 use crate::model::info::ModelInfo;
 use crate::ops::{ActiveTokens, TokenLayout, TokenSplit};
@@ -117,7 +117,7 @@ impl<'a, B: Backend> CachedImages<'a, B> {
     pub(crate) fn encode(
         mut self,
         residency: &Residency<B>,
-        encoder: Option<Arc<Encoder<B>>>,
+        (encoder, bands): (Option<Arc<Encoder<B>>>, Bands),
         caller: &Caller<'_>,
         clock: &mut Clock<B>,
     ) -> Result<Vec<ImageLatents<B>>> {
@@ -126,12 +126,16 @@ impl<'a, B: Backend> CachedImages<'a, B> {
             let missing = self.latents.iter_mut().zip(&self.all).enumerate().filter(|(i, _)| self.missing[*i]);
             for (i, (latents, image)) in missing {
                 let units = image.height / residency.info().vae.patch_pixels();
-                let band = Band::new(units, residency.backend().rank(), residency.backend().world());
-                let pixels = residency.backend().upload_rgb8(&image.bytes, image.height, image.width)?;
-                let encoded = encoder.forward(Grid::new(pixels, image.height, image.width), band, |done| {
-                    caller.report(Stage::Encode, (i * stages + done) as u64, total);
-                    caller.check()
-                })?;
+                let backend = residency.backend();
+                let band = Band::new(units, backend.rank(), backend.world());
+                let pixels = backend.upload_rgb8(&image.bytes, image.height, image.width)?;
+                let run = || {
+                    encoder.forward(Grid::new(pixels, image.height, image.width), band, |done| {
+                        caller.report(Stage::Encode, (i * stages + done) as u64, total);
+                        caller.check()
+                    })
+                };
+                let encoded = backend.with_max_resident(bands.max_resident(), run)?;
                 *latents = Some(residency.images.insert_latents(image, encoded));
             }
         }

@@ -5,14 +5,12 @@
 
 use std::ops::Range;
 
+use crate::backend::SCORES_BYTES;
 use crate::backend::cuda::buffer::{Buffer, BufferKind};
 use crate::backend::cuda::gemm::{Matrix, Product};
 use crate::backend::cuda::{Cuda, Tensor};
 use crate::error::Result;
 use crate::ops::{Attention, Mask, TokenLayout};
-
-/// The max memory of the scores of some queries, in float32 and 16 bits together.
-const WORKSPACE_BYTES: usize = 256 << 20;
 
 /// The keys and values of one head of one sample, and the destinations of its scores and weights.
 struct Head<'a> {
@@ -40,7 +38,8 @@ impl Cuda {
         let skipped = layout.rows_without_query();
         let heads_per_kv = q.cols() / k.cols();
         let stride = tokens.next_multiple_of(8);
-        let most_rows = (WORKSPACE_BYTES / (6 * stride)).max(1);
+        // Scores are in float32 and in 16 bits.
+        let most_rows = (SCORES_BYTES / (6 * stride)).max(1);
         let most_rows = if most_rows > 128 { most_rows / 128 * 128 } else { most_rows };
         // The queries of the text, and of the image stream; each is one run of rows.
         let first = layout.first_query();

@@ -5,9 +5,11 @@
 
 use std::ops::Range;
 
-use super::conv2d_input::{Between, Input};
+use super::conv2d_input::{Input, Rows};
+use super::conv2d_output::{Output, Stage};
 use super::conv2d_sm90a::{CHOICE, Call, Taps, takes};
 use super::conv2d_taps::{self, Place};
+use super::linear::output_columns;
 use crate::backend::IM2COL_BYTES;
 use crate::backend::cuda::buffer::Buffer;
 use crate::backend::cuda::gemm::{Matrix, Product};
@@ -39,7 +41,7 @@ fn has_one_tap(conv: Conv) -> bool {
 
 /// Returns the rows of pixels that the outputs `pixels` depend on, at least one and all within the image and its halo,
 /// counted from the first row of the halo.
-fn rows_seen(conv: Conv, [above, below]: [usize; 2], pixels: &Range<usize>) -> Range<usize> {
+pub(super) fn rows_seen(conv: Conv, [above, below]: [usize; 2], pixels: &Range<usize>) -> Range<usize> {
     let [first, last] = [pixels.start, pixels.end.max(pixels.start + 1) - 1]
         .map(|pixel| above + pixel / conv.out_width() * conv.stride);
     let height = above + conv.height + below;
@@ -74,7 +76,8 @@ impl Cuda {
     fn conv2d_of_image(&self, conv2d: Conv2d<'_, Cuda>) -> Result<Convolved<Cuda>> {
         let Conv2d { x, weight, bias, conv, halo, residual, activation, .. } = conv2d;
         let epilogue = Epilogue { residual, activation, out: None };
-        self.convolve(Input::Image(Between::new(&x, halo, conv.width)?), weight, bias, conv, epilogue)
+        let input = Input::Image(Rows::new(&x, halo, conv, self.band_bytes())?);
+        self.convolve(input, weight, bias, conv, epilogue)
     }
 
     /// Computes `conv2d(input)` and its epilogue; overwrites the residual if it is writable.
@@ -93,13 +96,12 @@ impl Cuda {
         let rows = conv.out_height() * conv.out_width();
         let fresh = match (out, &residual) {
             (Some(out), _) => Some(out),
-            (None, Some(residual)) => self.unless_writable(residual)?,
-            (None, None) => Some(self.linear_output(rows, weight, Some(bias))?),
+            (None, Some(residual)) if residual.writable() => None,
+            (None, Some(residual)) => Some(self.empty_output(residual.rows(), residual.cols())?),
+            (None, None) => Some(self.empty_output(rows, output_columns(weight, Some(bias)))?),
         };
-        let out = fresh
-            .as_ref()
-            .or(residual.as_ref())
-            .expect("`unless_writable` creates a tensor unless the residual is reused");
+        let out = fresh.as_ref().or(residual.as_ref()).expect("there is a tensor unless the residual is reused");
+        let mut output = Output::new(out, residual.as_ref());
         let same = conv == Conv::same(conv.height, conv.width, 3) && !matches!(input, Input::Doubled(_));
         // For an odd number of rows or columns the kernel would read past the last one.
         let halves = conv == Conv::halve(conv.height, conv.width)
@@ -110,9 +112,9 @@ impl Cuda {
         let (mut statistics, mut rest) = (None, activation);
         if hopper && (same || halves) && takes(&input, weight, bias) && out_aligned {
             let weight = Taps { address: weight.address(), rows: weight.rows(), channels: input.source().cols() };
-            let (input, residual) = (&mut input, residual.as_ref());
             let (height, width) = (conv.out_height(), conv.out_width());
-            let call = Call { input, weight, bias, residual, activation, out, height, width };
+            let (input, output) = (&mut input, &mut output);
+            let call = Call { input, weight, bias, activation, output, height, width };
             rest = None;
             statistics = if halves { self.run_hopper_halve(call).map(Some) } else { self.run_hopper_conv2d(call) }?;
         } else {
@@ -120,17 +122,25 @@ impl Cuda {
             let product = self.product(input.source(), weight, Matrix::new(out), out.cols());
             let product = Product { bias: Some(bias.address()), residual: from_residual, ..product };
             if has_one_tap(conv) && matches!(input, Input::Image(_)) {
+                let (mut stage, on_host) = (Stage::default(), input.source().buffer().is_on_host());
                 for rows in pieces_of_one_tap(rows, product.k, product.n) {
+                    let mut piece = output.open_product(&product, rows)?;
                     // SAFETY: `Tensor::conv2d` checked the shapes; with one tap, input and output have the same rows.
-                    unsafe { self.gemm()?.run(&product.rows(rows)) }?;
+                    unsafe {
+                        if on_host {
+                            piece.x = stage.load(self, piece.x, [piece.m, piece.k])?;
+                        }
+                        self.gemm()?.run(&piece)?;
+                    }
+                    output.close()?;
                 }
             } else {
                 let product = Product { m: rows, ..product };
                 if !matches!(input, Input::Doubled(_)) && conv2d_taps::takes(&input, conv, &product) {
                     rest = None;
-                    self.conv2d_taps(&mut input, conv, &product, activation)?;
+                    self.conv2d_taps(&mut input, conv, &product, activation, &mut output)?;
                 } else {
-                    self.conv2d_rows(&mut input, weight, conv, &product)?;
+                    self.conv2d_rows(&mut input, weight, conv, &product, &mut output)?;
                 }
             }
         }
@@ -161,26 +171,24 @@ impl Cuda {
             Ok(buffer) => buffer,
             Err(x) => return self.conv2d_of_image(Conv2d { x, ..conv2d }),
         };
-        let mut aside = None;
+        let (mut stage, mut aside, on_host) = (Stage::default(), Stage::default(), buffer.is_on_host());
         for rows in pieces {
-            let piece = product.rows(rows.clone());
-            if lies_before(&rows, k, n) {
+            let mut piece = product.rows(rows.clone());
+            if on_host {
+                // SAFETY: the buffer has the rows of x that are still to be read.
+                piece.x = unsafe { stage.load(self, piece.x, [piece.m, k]) }?;
+            } else if lies_before(&rows, k, n) {
                 // SAFETY: `Tensor::conv2d_over` checked the shapes; nothing else uses the buffer, and the piece's rows
                 // end before those that are still to be read.
                 unsafe { self.gemm()?.run(&piece) }?;
                 continue;
             }
-            let aside = match &aside {
-                Some(aside) => aside,
-                // The first piece is the longest.
-                None => aside.insert(Buffer::new(self.device(), self.element().kind(), rows.len() * n)?),
-            };
-            let from = aside.address();
+            let out = aside.room(self, piece.out, piece.m)?;
             // SAFETY: as above, but the matrix multiplication writes to `aside`, which has room for the piece; the copy
             // from there to its place follows the reads on the stream.
             unsafe {
-                self.gemm()?.run(&Product { out: Matrix { address: from, stride: n }, ..piece })?;
-                self.copy_rows(from, n, piece.out.address, n, rows.len(), n)?;
+                self.gemm()?.run(&Product { out, ..piece })?;
+                self.copy_host_rows(out, piece.out, [piece.m, n])?;
             }
         }
         Ok(Tensor::from_buffer(self, buffer, rows, n).into())
@@ -193,19 +201,28 @@ impl Cuda {
         conv: Conv,
         product: &Product,
         activation: Option<Activation<'_, Cuda>>,
+        output: &mut Output<'_>,
     ) -> Result<()> {
         let halo = input.halo();
-        for band in input.bands(conv.out_height()) {
+        for band in input.bands(conv.out_height(), output.max_band(conv.out_width(), self.band_bytes())) {
             let rows = band.start * conv.out_width()..band.end * conv.out_width();
             let part = input.show(rows_seen(conv, halo, &rows))?;
             let place = Place { conv, halo, first_row: rows.start, doubled: false };
-            self.run_taps(&part, &place, &product.rows(rows), activation)?;
+            self.run_taps(&part, &place, &output.open_product(product, rows)?, activation)?;
+            output.close()?;
         }
         Ok(())
     }
 
     /// Computes `product` over im2col rows of `input`, with its m rows.
-    fn conv2d_rows(&self, input: &mut Input<'_>, weight: &Weight, conv: Conv, product: &Product) -> Result<()> {
+    fn conv2d_rows(
+        &self,
+        input: &mut Input<'_>,
+        weight: &Weight,
+        conv: Conv,
+        product: &Product,
+        output: &mut Output<'_>,
+    ) -> Result<()> {
         // The padding columns are zeros in im2col rows and in the weight, so they may take part.
         let stride = weight.stride();
         let mut columns = None;
@@ -219,7 +236,8 @@ impl Cuda {
                 // The first piece is the longest.
                 None => columns.insert(Buffer::new(self.device(), self.element().kind(), rows.len() * stride)?),
             };
-            let part = input.show(rows_seen(conv, halo, &rows))?;
+            let seen = rows_seen(conv, halo, &rows);
+            let part = input.show(seen.start >> halvings..seen.end.div_ceil(1 << halvings))?;
             let (x, wide) = (&part.pixels, all_aligned(&[&part.pixels]));
             let launch = self.launch("conv2d", if wide { "im2col" } else { "im2col_any" })?;
             let launch =
@@ -242,8 +260,10 @@ impl Cuda {
             // GEMM, which read `columns`, comes before it on the stream.
             unsafe { launch.run([grid[0] * blocks, 1, 1], block) }?;
             let x = Matrix { address: columns.address(), stride };
+            let piece = Product { k: stride, x, ..output.open_product(product, rows)? };
             // SAFETY: `columns` has the piece's rows of `stride` values, as the padded weight; the rest is the op's.
-            unsafe { self.gemm()?.run(&Product { k: stride, x, ..product.rows(rows) }) }?;
+            unsafe { self.gemm()?.run(&piece) }?;
+            output.close()?;
         }
         Ok(())
     }

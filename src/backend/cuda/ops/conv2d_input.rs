@@ -1,5 +1,5 @@
-//! The input of a convolution: an image itself, doubled in height and width, or normed, in bands of rows if it is
-//! large.
+//! The input of a convolution: an image itself, doubled in height and width, or normed. A normed image, and an image in
+//! host memory, are in bands of rows if they are large.
 
 use std::ops::Range;
 
@@ -15,25 +15,34 @@ pub const BAND_MULTIPLE: usize = 16;
 /// statistics are of the whole image, and convolutions split their work as if they read all of it.
 pub enum Input<'a> {
     /// [height * width, channels]
-    Image(Between),
+    Image(Rows<'a>),
     /// An image doubled in height and width: every pixel becomes a square of two by two.
-    Doubled(Between),
+    Doubled(Rows<'a>),
     /// `silu(group_norm(..))` of an image.
     Normed(Window<'a>),
 }
 
 /// An image with the rows of its halo above and below.
-pub struct Between {
-    /// [rows * width, channels]
-    pixels: Tensor<Cuda>,
-    /// Rows of pixels of the halo.
-    halo: [usize; 2],
+pub enum Rows<'a> {
+    /// In device memory.
+    All {
+        /// [rows * width, channels]
+        pixels: Tensor<Cuda>,
+        /// Rows of pixels of the halo.
+        halo: [usize; 2],
+    },
+    /// In host memory.
+    Window(Window<'a>),
 }
 
-impl Between {
-    pub fn new(x: &Tensor<Cuda>, halo: Option<&Halo<Cuda>>, width: usize) -> Result<Self> {
+impl<'a> Rows<'a> {
+    /// Creates the input of a convolution, in bands of at most `band_bytes` if x is in host memory.
+    pub fn new(x: &'a Tensor<Cuda>, halo: Option<&'a Halo<Cuda>>, conv: Conv, band_bytes: usize) -> Result<Self> {
+        if x.buffer().is_on_host() {
+            return Ok(Self::Window(Window::new(x, halo, None, conv, band_bytes)));
+        }
         let pixels = halo.map_or_else(|| Ok(x.row_view(0..x.rows())), |halo| halo.around(x))?;
-        Ok(Self { pixels, halo: halo_height(halo, width) })
+        Ok(Self::All { pixels, halo: halo_height(halo, conv.width) })
     }
 }
 
@@ -50,37 +59,48 @@ pub struct InputBand {
     pub first: usize,
 }
 
-impl Input<'_> {
+impl<'a> Input<'a> {
+    /// Returns the window, if the input is in bands.
+    fn window(&self) -> Option<&Window<'a>> {
+        match self {
+            Input::Image(Rows::All { .. }) | Input::Doubled(Rows::All { .. }) => None,
+            Input::Image(Rows::Window(window)) | Input::Doubled(Rows::Window(window)) | Input::Normed(window) => {
+                Some(window)
+            }
+        }
+    }
+
     /// Returns the tensor from which the input is computed.
     pub fn source(&self) -> &Tensor<Cuda> {
         match self {
-            Input::Image(x) | Input::Doubled(x) => &x.pixels,
-            Input::Normed(window) => window.x,
+            Input::Image(Rows::All { pixels, .. }) | Input::Doubled(Rows::All { pixels, .. }) => pixels,
+            Input::Image(Rows::Window(window)) | Input::Doubled(Rows::Window(window)) | Input::Normed(window) => {
+                window.x
+            }
         }
     }
 
     /// Returns the rows of pixels of the source above and below the image, used instead of zeros.
     pub fn halo(&self) -> [usize; 2] {
         match self {
-            Input::Image(x) | Input::Doubled(x) => x.halo,
-            Input::Normed(window) => window.halo,
+            Input::Image(Rows::All { halo, .. }) | Input::Doubled(Rows::All { halo, .. }) => *halo,
+            Input::Image(Rows::Window(window)) | Input::Doubled(Rows::Window(window)) | Input::Normed(window) => {
+                window.halo
+            }
         }
     }
 
     /// Returns `true` if rows of pixels are multiples of 16 bytes.
     pub fn aligned(&self) -> bool {
-        match self {
-            Input::Image(x) | Input::Doubled(x) => x.pixels.aligned(),
-            Input::Normed(window) => window.x.cols().is_multiple_of(8),
+        match self.window() {
+            None => self.source().aligned(),
+            Some(window) => window.x.cols().is_multiple_of(8),
         }
     }
 
-    /// Returns the bands for an image of `height` rows.
-    pub fn bands(&self, height: usize) -> Vec<Range<usize>> {
-        let band = match self {
-            Input::Image(_) | Input::Doubled(_) => height.max(1),
-            Input::Normed(window) => window.band,
-        };
+    /// Returns the bands for an image of `height` rows, of at most `max` rows each.
+    pub fn bands(&self, height: usize, max: usize) -> Vec<Range<usize>> {
+        let band = self.window().map_or(height.max(1), |window| window.band).min(max);
         (0..height).step_by(band).map(|first| first..(first + band).min(height)).collect()
     }
 
@@ -88,22 +108,25 @@ impl Input<'_> {
     /// until the next call.
     pub fn show(&mut self, rows: Range<usize>) -> Result<InputBand> {
         match self {
-            Input::Image(x) | Input::Doubled(x) => {
-                Ok(InputBand { pixels: x.pixels.row_view(0..x.pixels.rows()), first: 0 })
+            Input::Image(Rows::All { pixels, .. }) | Input::Doubled(Rows::All { pixels, .. }) => {
+                Ok(InputBand { pixels: pixels.row_view(0..pixels.rows()), first: 0 })
             }
-            Input::Normed(window) => window.show(rows),
+            Input::Image(Rows::Window(window)) | Input::Doubled(Rows::Window(window)) | Input::Normed(window) => {
+                window.show(rows)
+            }
         }
     }
 }
 
-/// An image with rows that are normed some at a time.
+/// An image with rows that are copied to the device or normed some at a time.
 pub struct Window<'a> {
     x: &'a Tensor<Cuda>,
     /// The image and its halo, in the order of rows.
     parts: Vec<&'a Tensor<Cuda>>,
     /// Rows of pixels of the halo.
     halo: [usize; 2],
-    coefficients: Coefficients,
+    /// The coefficients of the norm; `None` without a norm.
+    coefficients: Option<Coefficients>,
     /// Rows of pixels, including the halo.
     height: usize,
     width: usize,
@@ -116,18 +139,20 @@ pub struct Window<'a> {
 }
 
 impl<'a> Window<'a> {
-    /// Creates `silu(group_norm(x))` of an image and its halo as input of a convolution, in bands of at most
-    /// `band_bytes`.
+    /// Creates an image and its halo, or with `coefficients` `silu(group_norm(x))` of both, as input of a convolution,
+    /// in bands of at most `band_bytes`.
     pub fn new(
         x: &'a Tensor<Cuda>,
         halo: Option<&'a Halo<Cuda>>,
-        coefficients: Coefficients,
+        coefficients: Option<Coefficients>,
         conv: Conv,
         band_bytes: usize,
     ) -> Self {
         let [above, below] = halo.map_or([None; 2], |halo| [halo.above.as_ref(), halo.below.as_ref()]);
         let (width, parts) = (conv.width, [above, Some(x), below]);
         let band = band_rows(conv.height, 2 * width * x.cols(), band_bytes);
+        // Bands are counted in rows of the output.
+        let band = if conv.stride == 1 { band } else { (band / conv.stride).next_multiple_of(BAND_MULTIPLE) };
         let halo = halo_height(halo, width);
         let (parts, height) = (parts.into_iter().flatten().collect(), conv.height + halo.iter().sum::<usize>());
         let seen = conv.kernel - 1;
@@ -151,7 +176,13 @@ impl<'a> Window<'a> {
                 if let Some(pixels) = self.pixels.as_ref().filter(|_| !rows.is_empty()) {
                     let pixels_of = |from: usize| (rows.start - from) * width..(rows.end - from) * width;
                     let (from, to) = (part.row_view(pixels_of(first)), pixels.row_view(pixels_of(held.start)));
-                    cuda.apply_group_norm(&from, &self.coefficients, &to, true)?;
+                    let on_host = from.buffer().is_on_host();
+                    if on_host || self.coefficients.is_none() {
+                        cuda.copy_cells(&from, &to)?;
+                    }
+                    if let Some(coefficients) = &self.coefficients {
+                        cuda.apply_group_norm(if on_host { &to } else { &from }, coefficients, &to, true)?;
+                    }
                 }
                 first = end;
             }

@@ -2,11 +2,11 @@
 
 use std::ffi::c_void;
 
-use cudarc::driver::sys;
-
-use super::conv2d_sm90a::{CHOICE, Call, image_map, rows_seen, weight_map};
+use super::conv2d_sm90a::{CHOICE, Call, Image, image_map, rows_around, weight_map};
 use super::leaky_relu::activation_arguments;
 use crate::backend::cuda::Cuda;
+use crate::backend::cuda::element::Element;
+use crate::backend::cuda::gemm::Matrix;
 use crate::error::Result;
 
 /// Threads of a block: two warpgroups that multiply, and one that fetches.
@@ -67,28 +67,34 @@ struct Epilogue {
 
 impl Cuda {
     /// Computes `conv2d(x) + residual` and the activation, with an output of the input's height and width.
-    pub(super) fn run_hopper_narrow(&self, shape: NarrowShape, call: Call<'_, '_>) -> Result<()> {
-        let Call { input, weight, bias, residual, activation, out, height, width } = call;
+    pub(super) fn run_hopper_narrow(&self, shape: NarrowShape, call: Call<'_, '_, '_>) -> Result<()> {
+        let Call { input, weight, bias, activation, output, height, width } = call;
+        let out = output.tensor();
         // Load first: a driver that loads this kernel supports tensor maps too.
         let launch = self.launch(CHOICE.file, shape.name)?.shared(shape.shared_bytes() as u32)?;
         let mut weight_map = weight_map(CHOICE, weight, [3, shape.outs])?;
         let (activates, slopes) = activation_arguments(activation);
-        let mut epilogue = Epilogue {
-            bias: bias.address(),
-            slopes,
-            residual: residual.map_or(0, |residual| residual.address()),
-            out: out.address(),
-            ld_residual: residual.map_or(0, |residual| residual.stride()) as u64,
-            ld_out: out.stride() as u64,
-            activates,
-            outs: CHOICE.int(out.cols())?,
-        };
+        let outs = CHOICE.int(out.cols())?;
         CHOICE.int(out.rows())?;
         let sizes = [CHOICE.int(height)?, CHOICE.int(width)?, CHOICE.int(weight.channels)?];
-        let above = input.halo()[0];
-        for band in input.bands(height) {
-            let part = input.show(rows_seen(input.halo(), &band, height))?;
-            let mut x_map: sys::CUtensorMap = image_map(CHOICE, &part.pixels, width, BOX)?;
+        let [above, below] = input.halo();
+        for band in input.bands(height, output.max_band(width, self.band_bytes())) {
+            let part = input.show(rows_around(&band, [above, height, below]))?;
+            let mut x_map = image_map(CHOICE, &Image::new(&part.pixels, width), BOX)?;
+            let rows = band.start * width..band.end * width;
+            let (own, added) = output.open(rows.clone())?;
+            // A place as if the rows before the band were there too.
+            let from_first = |of: Matrix| of.address.wrapping_sub((rows.start * of.stride * Element::BYTES) as u64);
+            let mut epilogue = Epilogue {
+                bias: bias.address(),
+                slopes,
+                residual: added.map_or(0, from_first),
+                out: from_first(own),
+                ld_residual: added.map_or(0, |added| added.stride) as u64,
+                ld_out: own.stride as u64,
+                activates,
+                outs,
+            };
             let [first, end] = [band.start, band.end].map(|row| NarrowShape::tiles(row, width));
             // Rows are counted from the first of the image, with the halo above.
             let band = [CHOICE.int(first)?, CHOICE.int(end)?, CHOICE.int(part.first)? - CHOICE.int(above)?];
@@ -102,11 +108,12 @@ impl Cuda {
             let blocks = (end - first).min(self.device().multiprocessors());
             // SAFETY: argument types and order match cuda/conv2d_narrow_sm90a.cuh, and their values live until the call
             // returns; the shared memory is that of the shape. The maps cover exactly the present cells of x and of the
-            // weight. The ops checked their shapes; `out` and `residual` have rows in multiples of 16 bytes and a row
-            // for every output pixel; the bias and the slopes have a value for every column of `out`, which are at most
+            // weight. The ops checked their shapes; output and residual have rows in multiples of 16 bytes and a row
+            // for every output pixel of the band; the bias and the slopes have a value for every column of `out`, which are at most
             // the outputs of a tile, and begin at multiples of four bytes. `out` may be `residual`: the lanes that read
             // a pixel's values are those that write them, and they read first.
             unsafe { launch.run_raw([blocks, 1, 1], [THREADS, 1, 1], &mut arguments) }?;
+            output.close()?;
         }
         Ok(())
     }

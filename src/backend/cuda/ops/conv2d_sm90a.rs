@@ -8,9 +8,12 @@ use cudarc::driver::sys;
 
 use super::conv2d_input::Input;
 use super::conv2d_narrow::NarrowShape;
+use super::conv2d_output::Output;
 use super::leaky_relu::activation_arguments;
 use crate::backend::cuda::buffer::{Buffer, BufferKind};
 use crate::backend::cuda::channel_statistics::ChannelStatistics;
+use crate::backend::cuda::element::Element;
+use crate::backend::cuda::gemm::Matrix;
 use crate::backend::cuda::hopper::{Axis, Choice};
 use crate::backend::cuda::weight::Weight;
 use crate::backend::cuda::{Cuda, Tensor};
@@ -37,11 +40,6 @@ const STORED_OUTS: usize = 8;
 const CARRY_BYTES: usize = CONSUMERS * STORED_OUTS * STORERS * 12;
 /// Rows before and after a band that its outputs depend on.
 const HALO: usize = 1;
-
-/// Returns the rows of the input that a band of an image depends on, counted from the first row of the halo.
-pub(super) fn rows_seen([above, below]: [usize; 2], band: &Range<usize>, height: usize) -> Range<usize> {
-    (above + band.start).saturating_sub(HALO)..(band.end + HALO).min(height + below) + above
-}
 
 /// A kernel by its `Shape` in cuda/conv2d_sm90a.cuh.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -113,6 +111,15 @@ impl Shape {
         [band.start, band.end].map(|row| self.tiles(row, width, outs))
     }
 
+    /// Returns the rows of pixels that a band of the output depends on, counted from the first row of the halo. An image
+    /// to halve has twice as many rows as its output and no halo, and is read in pairs of rows.
+    fn rows_seen(&self, band: &Range<usize>, [above, height, below]: [usize; 3]) -> Range<usize> {
+        if self.stride == 2 {
+            return 2 * band.start..2 * (band.end + HALO).min(height);
+        }
+        rows_around(band, [above, height, below])
+    }
+
     /// As `Shape` in cuda/conv2d_sm90a.cuh: stages of pixels and of weights, a tile's rounded outputs, and two barriers
     /// for each stage and each consumer.
     pub(super) const fn shared_bytes(&self) -> usize {
@@ -123,6 +130,11 @@ impl Shape {
     }
 }
 
+/// Returns the rows of a band of an image and those next to it, counted from the first row of the halo.
+pub(super) fn rows_around(band: &Range<usize>, [above, height, below]: [usize; 3]) -> Range<usize> {
+    (above + band.start).saturating_sub(HALO)..(band.end + HALO).min(height + below) + above
+}
+
 /// A weight [rows, taps * channels] without gaps.
 #[derive(Clone, Copy)]
 pub(crate) struct Taps {
@@ -131,17 +143,16 @@ pub(crate) struct Taps {
     pub channels: usize,
 }
 
-/// One call, with tensors that [`takes`] accepted, and `residual` and `out` with rows in multiples of 16 bytes.
-pub(crate) struct Call<'a, 'x> {
+/// One call, with tensors that [`takes`] accepted, and output and residual with rows in multiples of 16 bytes.
+pub(crate) struct Call<'a, 'x, 'o> {
     /// [height * width, channels] and its halo; to be halved, four times as many rows, without a halo.
     pub input: &'a mut Input<'x>,
     /// 9 taps; for an upsampled image 4, with 4 rows for each output.
     pub weight: Taps,
     pub bias: &'a Tensor<Cuda>,
-    pub residual: Option<&'a Tensor<Cuda>>,
     /// Applied to the sum.
     pub activation: Option<Activation<'a, Cuda>>,
-    pub out: &'a Tensor<Cuda>,
+    pub output: &'a mut Output<'o>,
     pub height: usize,
     pub width: usize,
 }
@@ -155,15 +166,15 @@ pub(crate) fn takes(input: &Input<'_>, weight: &Weight, bias: &Tensor<Cuda>) -> 
 
 impl Cuda {
     /// Computes `conv2d(x) + residual` by [`Conv::halve`] to an image of `call.height` x `call.width`, from one of
-    /// twice as many rows and columns. Returns the channel statistics of `call.out`.
-    pub(crate) fn run_hopper_halve(&self, call: Call<'_, '_>) -> Result<ChannelStatistics> {
+    /// twice as many rows and columns. Returns the channel statistics of the output.
+    pub(crate) fn run_hopper_halve(&self, call: Call<'_, '_, '_>) -> Result<ChannelStatistics> {
         self.run_hopper_shape(CHOICE, &HALVED, call)
     }
 
     /// Computes `conv2d(x) + residual`, with an output of the input's height and width. Returns the channel statistics
-    /// of `call.out` if the kernel computes them.
-    pub(crate) fn run_hopper_conv2d(&self, call: Call<'_, '_>) -> Result<Option<ChannelStatistics>> {
-        match NarrowShape::find(call.out.cols()) {
+    /// of the output if the kernel computes them.
+    pub(crate) fn run_hopper_conv2d(&self, call: Call<'_, '_, '_>) -> Result<Option<ChannelStatistics>> {
+        match NarrowShape::find(call.output.tensor().cols()) {
             Some(shape) => self.run_hopper_narrow(shape, call).map(|()| None),
             None => self.run_hopper_shape(CHOICE, &SAME, call).map(Some),
         }
@@ -174,52 +185,67 @@ impl Cuda {
         &self,
         choice: Choice,
         shapes: &[Shape],
-        call: Call<'_, '_>,
+        call: Call<'_, '_, '_>,
     ) -> Result<ChannelStatistics> {
-        let Call { input, weight, bias, residual, activation, out, height, width } = call;
+        let Call { input, weight, bias, activation, output, height, width } = call;
+        let (out, adds) = (output.tensor(), output.residual().is_some());
         let shape = Shape::find(shapes, self.device().multiprocessors(), height, width, out.cols());
         // Load first: a driver that loads this kernel supports tensor maps too.
         let launch = self.launch(choice.file, shape.name)?.shared(shape.shared_bytes() as u32)?;
-        let image = |of: &Tensor<Cuda>, rows_in_box: usize| image_map(choice, of, width, [shape.width, rows_in_box]);
         let weight_map = weight_map(choice, weight, [shape.taps, OUTS])?;
-        let residual_map = residual.map(|residual| image(residual, shape.height)).transpose()?;
         let [blocks, splits] = shape.blocks(self.device().multiprocessors(), height, width, out.cols());
         let statistics = ChannelStatistics::new(self, splits, out.cols())?;
         choice.int(shape.tiles(height, width, out.cols()))?;
         choice.int(out.rows())?;
         let sizes = [choice.int(height)?, choice.int(width)?, choice.int(weight.channels)?, choice.int(out.cols())?];
         let (activates, slopes) = activation_arguments(activation);
-        let bands = input.bands(height);
+        // Rows of the output for each pixel of the band.
+        let places = if shape.taps == 2 { 4 } else { 1 };
+        let max_band = output.max_band(places * width, self.band_bytes());
+        let (bands, [above, below]) = (input.bands(height, max_band), input.halo());
         let carried = if bands.len() > 1 {
             Some(Buffer::new(self.device(), BufferKind::Byte, blocks * CARRY_BYTES)?)
         } else {
             None
         };
         for band in bands {
-            let part = input.show(rows_seen(input.halo(), &band, height))?;
+            let part = input.show(shape.rows_seen(&band, [above, height, below]))?;
+            let pixels = Image::new(&part.pixels, width * shape.stride);
             let x_map = match shape.stride {
-                1 => image(&part.pixels, shape.rows())?,
-                _ => halved_map(choice, &part.pixels, height, width, &shape)?,
+                1 => image_map(choice, &pixels, [shape.width, shape.rows()])?,
+                _ => halved_map(choice, &pixels.from_first(part.first), &shape)?,
             };
+            // A place as if the rows before the band were there too.
+            let rows = places * width * band.start..places * width * band.end;
+            let (own, added) = output.open(rows.clone())?;
+            let from_first = |of: Matrix| of.address.wrapping_sub((rows.start * of.stride * Element::BYTES) as u64);
+            let residual_map = |of: Matrix| {
+                let (pixel, channels) = (if out.rows() > 1 { of.stride } else { out.cols() }, out.cols());
+                let residual = Image { address: of.address, pixel, channels, rows: band.len(), width };
+                image_map(choice, &residual.from_first(band.start), [shape.width, shape.height])
+            };
+            let residual_map = added.map(residual_map).transpose()?;
             let [first, end] = shape.items(&band, width, out.cols());
             let mut arguments = Arguments {
                 // Without a residual the kernel reads no third map.
                 maps: [x_map, weight_map, residual_map.unwrap_or(x_map)],
-                epilogue: [i32::from(residual.is_some()), activates],
-                bias_and_out: [bias.address(), slopes, out.address(), out.stride() as u64],
+                epilogue: [i32::from(adds), activates],
+                bias_and_out: [bias.address(), slopes, from_first(own), own.stride as u64],
                 sizes,
                 statistics: [statistics.partial(), statistics.counts()],
                 // Rows are counted from the first of the image, with the halo above.
-                band: [choice.int(first)?, choice.int(end)?, choice.int(part.first)? - choice.int(input.halo()[0])?],
+                band: [choice.int(first)?, choice.int(end)?, choice.int(part.first)? - choice.int(above)?],
                 carry: carried.as_ref().map_or(0, Buffer::address),
             };
             // SAFETY: the pointers are to `arguments`, which lives until the call returns; the shared memory is that of
-            // the shape. The maps cover exactly the present cells of x, of the weight and of the residual. The ops checked
-            // their shapes, `out` and `residual` have rows in multiples of 16 bytes and a row for every output pixel,
-            // the bias and the slopes have a value for every column of `out`. The statistics have the splits that
-            // `blocks` blocks produce. With more than one band, `carry` has room for as many blocks. `out` may be `residual`: a tile's cells are read before they
+            // the shape. The maps end with the present cells of x, of the weight and of the residual; those that
+            // begin before the band are read from the band on. The ops checked the shapes; output and residual have rows
+            // in multiples of 16 bytes and a row for every output pixel of the band, the bias and the slopes have a value
+            // for every column of `out`. The statistics have the splits that `blocks` blocks produce. With more than one
+            // band, `carry` has room for as many blocks. `out` may be `residual`: a tile's cells are read before they
             // are written, and no other tile has them.
             unsafe { launch.run_raw([blocks, 1, 1], [THREADS, 1, 1], &mut arguments.pointers()) }?;
+            output.close()?;
         }
         Ok(statistics)
     }
@@ -260,38 +286,53 @@ impl Arguments {
     }
 }
 
-/// Returns a map of an image of `width` pixels per row, in boxes of CHANNELS channels of some columns and rows of
-/// pixels.
-pub(super) fn image_map(
-    choice: Choice,
-    of: &Tensor<Cuda>,
+/// Rows of pixels of an image.
+pub(super) struct Image {
+    /// The address of the first pixel.
+    address: u64,
+    /// Values from one pixel to the next.
+    pixel: usize,
+    channels: usize,
+    rows: usize,
     width: usize,
-    [columns_in_box, rows_in_box]: [usize; 2],
-) -> Result<sys::CUtensorMap> {
-    // The stride of a single row is unused, and need not be aligned.
-    let pixel = if of.rows() > 1 { of.stride() } else { of.cols() };
-    let channels = Axis { cells: of.cols(), step: 1, in_box: CHANNELS };
-    let columns = Axis { cells: width, step: pixel, in_box: columns_in_box };
-    let rows = Axis { cells: of.rows() / width, step: width * pixel, in_box: rows_in_box };
-    choice.tensor_map(of.address(), [channels, columns, rows])
 }
 
-/// Returns a map of an image of twice `height` x `width` pixels, by the parities of rows and columns: in boxes of
-/// CHANNELS channels, a tile's columns and one row more than the tile has, each of one parity.
-fn halved_map(
+impl Image {
+    pub(super) fn new(of: &Tensor<Cuda>, width: usize) -> Self {
+        // The stride of a single row is unused, and need not be aligned.
+        let pixel = if of.rows() > 1 { of.stride() } else { of.cols() };
+        Self { address: of.address(), pixel, channels: of.cols(), rows: of.rows() / width, width }
+    }
+
+    /// Returns the image from its first row on, if these rows begin with row `first`. The rows before are not there.
+    fn from_first(self, first: usize) -> Self {
+        let before = (first * self.width * self.pixel * Element::BYTES) as u64;
+        Self { address: self.address.wrapping_sub(before), rows: first + self.rows, ..self }
+    }
+}
+
+/// Returns a map of an image in boxes of CHANNELS channels of some columns and rows of pixels.
+pub(super) fn image_map(
     choice: Choice,
-    of: &Tensor<Cuda>,
-    height: usize,
-    width: usize,
-    shape: &Shape,
+    of: &Image,
+    [columns_in_box, rows_in_box]: [usize; 2],
 ) -> Result<sys::CUtensorMap> {
-    let (pixel, row) = (of.stride(), 2 * width * of.stride());
-    let channels = Axis { cells: of.cols(), step: 1, in_box: CHANNELS };
+    let channels = Axis { cells: of.channels, step: 1, in_box: CHANNELS };
+    let columns = Axis { cells: of.width, step: of.pixel, in_box: columns_in_box };
+    let rows = Axis { cells: of.rows, step: of.width * of.pixel, in_box: rows_in_box };
+    choice.tensor_map(of.address, [channels, columns, rows])
+}
+
+/// Returns a map of an image to halve, by the parities of rows and columns: in boxes of CHANNELS channels, a tile's
+/// columns and one row more than the tile has, each of one parity.
+fn halved_map(choice: Choice, of: &Image, shape: &Shape) -> Result<sys::CUtensorMap> {
+    let (pixel, row) = (of.pixel, of.width * of.pixel);
+    let channels = Axis { cells: of.channels, step: 1, in_box: CHANNELS };
     let odd_columns = Axis { cells: 2, step: pixel, in_box: 1 };
-    let columns = Axis { cells: width, step: 2 * pixel, in_box: shape.width };
+    let columns = Axis { cells: of.width / 2, step: 2 * pixel, in_box: shape.width };
     let odd_rows = Axis { cells: 2, step: row, in_box: 1 };
-    let rows = Axis { cells: height, step: 2 * row, in_box: shape.height + 1 };
-    choice.tensor_map(of.address(), [channels, odd_columns, columns, odd_rows, rows])
+    let rows = Axis { cells: of.rows / 2, step: 2 * row, in_box: shape.height + 1 };
+    choice.tensor_map(of.address, [channels, odd_columns, columns, odd_rows, rows])
 }
 
 /// Returns a map of a weight, with `side` taps in height and width, in boxes of CHANNELS channels, one tap and the
@@ -362,7 +403,7 @@ mod tests {
     #[test]
     fn bands_have_all_tiles_once_and_every_block_keeps_its_own() {
         use super::super::conv2d_input::BAND_MULTIPLE;
-        for shape in &SAME {
+        for shape in SAME.iter().chain(&HALVED).chain(&UPSAMPLED) {
             assert!(BAND_MULTIPLE.is_multiple_of(shape.height), "{shape:?}");
             for (height, width, outs) in [(250, 253, 128), (33, 50, 320), (100, 17, 8), (1000, 400, 640)] {
                 let [blocks, _] = shape.blocks(132, height, width, outs);
@@ -389,6 +430,37 @@ mod tests {
                 }
             }
         }
+    }
+
+    #[test]
+    fn a_band_shows_all_rows_that_its_tiles_read() {
+        for shape in SAME.iter().chain(&HALVED).chain(&UPSAMPLED) {
+            for (height, above, below) in [(40, 0, 0), (33, 1, 1), (16, 0, 1), (7, 1, 0)] {
+                let [above, below] = if shape.stride == 2 { [0, 0] } else { [above, below] };
+                let all = above + shape.stride * height + below;
+                for band in (0..height).step_by(16).map(|first| first..(first + 16).min(height)) {
+                    let seen = shape.rows_seen(&band, [above, height, below]);
+                    assert!(seen.end <= all, "{shape:?} {band:?} of {height}");
+                    // Boxes begin one row above an output, or in pairs of rows with the output's own.
+                    let read = |y: usize| match shape.stride {
+                        1 => (above + y).saturating_sub(1)..above + y + 2,
+                        _ => 2 * y..2 * y + 4,
+                    };
+                    for y in band {
+                        let read = read(y);
+                        assert!(read.start >= seen.start && read.end.min(all) <= seen.end, "{shape:?} {y} of {height}");
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn an_image_from_its_first_row_on_has_the_band_in_its_place() {
+        let band = Image { address: 1 << 40, pixel: 136, channels: 128, rows: 18, width: 50 };
+        let row_bytes = 50 * 136 * 2;
+        let whole = band.from_first(32);
+        assert_eq!((whole.address + 32 * row_bytes, whole.rows), (1 << 40, 50));
     }
 
     #[test]

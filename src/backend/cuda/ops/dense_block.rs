@@ -2,7 +2,7 @@
 //! Launches the kernels of `conv2d`.
 
 use super::conv2d::Epilogue;
-use super::conv2d_input::{Between, Input};
+use super::conv2d_input::{Input, Rows};
 use crate::backend::cuda::{Cuda, Tensor};
 use crate::error::Result;
 use crate::ops::{self, Activation, DenseBlock};
@@ -25,7 +25,7 @@ impl Cuda {
         for (i, (weight, bias)) in block.convs.iter().enumerate() {
             let seen = Tensor::adjacent_cols(&parts.iter().collect::<Vec<_>>()).expect("parts of one buffer");
             let conv = block.conv(weight);
-            let input = Input::Image(Between::new(&seen, None, conv.width)?);
+            let input = Input::Image(Rows::new(&seen, None, conv, self.band_bytes())?);
             if i + 1 == block.convs.len() {
                 let epilogue = Epilogue { residual: Some(parts.swap_remove(0)), activation: None, out: Some(out) };
                 return Ok(self.convolve(input, weight, bias, conv, epilogue)?.pixels);

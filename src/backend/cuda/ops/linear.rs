@@ -78,16 +78,9 @@ impl Cuda {
         Ok(fresh.unwrap_or(residual))
     }
 
-    /// Allocates an output for `weight`, with columns for its padding rows too if the bias has memory for them.
-    pub(crate) fn linear_output(
-        &self,
-        rows: usize,
-        weight: &Weight,
-        bias: Option<&Tensor<Cuda>>,
-    ) -> Result<Tensor<Cuda>> {
-        let padded = weight.padded_rows();
-        let bias_reaches = bias.is_none_or(|bias| (bias.offset() + padded) * 2 <= bias.buffer().bytes());
-        self.empty(rows, if bias_reaches { padded } else { weight.rows() })
+    /// Allocates an output for `weight`, of [`output_columns`].
+    fn linear_output(&self, rows: usize, weight: &Weight, bias: Option<&Tensor<Cuda>>) -> Result<Tensor<Cuda>> {
+        self.empty(rows, output_columns(weight, bias))
     }
 
     /// Computes `x weight^T + bias` of `n` columns into `out`; x is as [`Cuda::operand`] returns it.
@@ -188,4 +181,11 @@ fn first_cols(x: Tensor<Cuda>, cols: usize) -> Tensor<Cuda> {
     let rest = x.cols() - cols;
     let [first, _] = x.split_cols([cols, rest]);
     first
+}
+
+/// Returns the columns of an output of `weight`: also those of its padding rows, if the bias has memory for them.
+pub(super) fn output_columns(weight: &Weight, bias: Option<&Tensor<Cuda>>) -> usize {
+    let padded = weight.padded_rows();
+    let bias_reaches = bias.is_none_or(|bias| (bias.offset() + padded) * 2 <= bias.buffer().bytes());
+    if bias_reaches { padded } else { weight.rows() }
 }

@@ -19,6 +19,7 @@ mod concat;
 mod conv2d;
 pub(crate) mod conv2d_input;
 mod conv2d_narrow;
+mod conv2d_output;
 mod conv2d_sm90a;
 mod conv2d_taps;
 mod dense_block;

@@ -18,7 +18,7 @@ impl Cuda {
         self.0.band_bytes.store(bytes, Ordering::Relaxed);
     }
 
-    fn band_bytes(&self) -> usize {
+    pub(super) fn band_bytes(&self) -> usize {
         self.0.band_bytes.load(Ordering::Relaxed)
     }
 
@@ -32,7 +32,7 @@ impl Cuda {
     pub(super) fn norm_conv2d(&self, conv2d: Conv2d<'_, Cuda>, norm: &GroupNorm<'_, Cuda>) -> Result<Convolved<Cuda>> {
         let Conv2d { x, weight, bias, conv, halo, residual, activation, .. } = conv2d;
         let coefficients = self.group_norm_coefficients(&x, norm)?;
-        let window = Window::new(&x, halo, coefficients, conv, self.band_bytes());
+        let window = Window::new(&x, halo, Some(coefficients), conv, self.band_bytes());
         self.convolve(Input::Normed(window), weight, bias, conv, Epilogue { residual, activation, out: None })
     }
 }

@@ -2,8 +2,9 @@
 //! cuda/collapse_taps.cu, and cuda/upsample_conv2d_sm90a.cu on Hopper or cuda/conv2d_taps.cu. With too few channels for
 //! these, im2col reads the image as if it were upsampled.
 
-use super::conv2d::Epilogue;
-use super::conv2d_input::{Between, Input};
+use super::conv2d::{Epilogue, rows_seen};
+use super::conv2d_input::{Input, Rows};
+use super::conv2d_output::Output;
 use super::conv2d_sm90a::{Call, Shape, Taps, takes};
 use super::conv2d_taps::{self, Place};
 use crate::backend::cuda::gemm::{Matrix, Product};
@@ -25,11 +26,12 @@ pub(super) const UPSAMPLED: [Shape; 2] = [
 impl Cuda {
     /// Computes `upsample_conv2d` with summed weights, which are rounded to an element.
     pub(super) fn upsample_conv2d(&self, conv2d: Conv2d<'_, Cuda>) -> Result<Convolved<Cuda>> {
-        let Conv2d { x, weight: kernel, bias, conv: Conv { height, width, .. }, halo, activation, .. } = conv2d;
-        let (mut input, weight) = (Input::Doubled(Between::new(&x, halo, width)?), &kernel.weight().0);
+        let Conv2d { x, weight: kernel, bias, conv, halo, activation, .. } = conv2d;
+        let (Conv { height, width, .. }, weight) = (conv, &kernel.weight().0);
+        let mut input = Input::Doubled(Rows::new(&x, halo, conv, self.band_bytes())?);
         let whole = weight.rows().is_multiple_of(8) && x.cols().is_multiple_of(8);
         let hopper = self.hopper_wanted(CHOICE)? && whole && takes(&input, weight, bias);
-        let out = self.empty(4 * x.rows(), weight.rows())?;
+        let out = self.empty_output(4 * x.rows(), weight.rows())?;
         // Two taps per side; the first are those of even rows and columns.
         let conv = Conv { kernel: 2, pad_before: 1, pad_after: 0, ..Conv::same(height, width, 1) };
         let product = Product { bias: Some(bias.address()), ..self.product(&x, weight, Matrix::new(&out), out.cols()) };
@@ -40,14 +42,25 @@ impl Cuda {
             return self.convolve(input, kernel, bias, conv, Epilogue { activation, ..Epilogue::default() });
         }
         let collapsed = self.collapse_taps(weight, x.cols())?;
+        let mut output = Output::new(&out, None);
         let statistics = if hopper {
             let weight = Taps { address: collapsed.address(), rows: collapsed.rows(), channels: x.cols() };
-            let call = Call { input: &mut input, weight, bias, residual: None, activation, out: &out, height, width };
+            let (input, output) = (&mut input, &mut output);
+            let call = Call { input, weight, bias, activation, output, height, width };
             Some(self.run_hopper_shape(CHOICE, &UPSAMPLED, call)?)
         } else {
-            let place = Place { conv, halo: input.halo(), first_row: 0, doubled: true };
             let product = Product { weight: Matrix::new(&collapsed), k: collapsed.cols(), ..product };
-            self.run_taps(&input.show(0..height)?, &place, &product, activation)?;
+            let halo = input.halo();
+            // The taps of an output are in three rows of the image.
+            let seen = Conv::same(height, width, 3);
+            for band in input.bands(height, output.max_band(4 * width, self.band_bytes())) {
+                let rows = band.start * width..band.end * width;
+                let part = input.show(rows_seen(seen, halo, &rows))?;
+                let place = Place { conv, halo, first_row: rows.start, doubled: true };
+                let (out, _) = output.open(4 * rows.start..4 * rows.end)?;
+                self.run_taps(&part, &place, &Product { m: rows.len(), out, ..product }, activation)?;
+                output.close()?;
+            }
             None
         };
         Ok(Convolved { pixels: out, statistics })
