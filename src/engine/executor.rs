@@ -5,10 +5,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use super::enlarging::Networks;
+use super::enlarging::Enlarging;
 use super::event::Event;
 use super::image::Image;
+use super::networks::Networks;
 use super::schedule::{Batch, JobShare, Scheduler};
+use super::upscaling::{self, Network};
 use super::{DeviceMemory, OfImages};
 use crate::backend::{Backend, Remark};
 use crate::error::{Error, Result};
@@ -247,8 +249,27 @@ pub(super) struct Device<B: Backend> {
 }
 
 impl<B: Backend> Device<B> {
-    pub(super) fn new(replica: Arc<Replica<B>>) -> Arc<dyn Executor> {
+    pub(super) fn executor(replica: Arc<Replica<B>>) -> Arc<dyn Executor> {
         Arc::new(Self { replica, networks: Networks::default() })
+    }
+
+    /// Enlarges the image of a batch, and sends it.
+    fn enlarge(
+        &self,
+        enlarging: &Enlarging,
+        making: &RunningBatch,
+        cancel: &CancelFlag,
+        name: &Arc<str>,
+    ) -> Result<()> {
+        making.start(1, None);
+        let backend = self.replica.model().backend();
+        let network = enlarging.upscaler.as_ref().map(|file| self.networks.get(backend, file)).transpose()?;
+        let network = network.as_deref().map(|network| network as &dyn Network);
+        let report = &mut |progress: Progress| making.progress(progress);
+        let (image, to, tiles) = (enlarging.image(), enlarging.to(), enlarging.tiles());
+        making.enlarged(upscaling::enlarge(network, image, to, tiles, report, cancel)?);
+        making.finish(name, &Timings::default());
+        Ok(())
     }
 }
 
@@ -274,7 +295,7 @@ impl<B: Backend> Executor for Device<B> {
         let (making, name): (_, Arc<str>) = (Arc::clone(making), self.name().into());
         let model = Arc::clone(self.replica.model());
         if let Some(enlarging) = enlarging {
-            return self.networks.enlarge(model.backend(), &enlarging, &making, &cancel, &name);
+            return self.enlarge(&enlarging, &making, &cancel, &name);
         }
         let on_rank = move |rank: usize, session: Session<B>, _: &mut dyn FnMut(Progress)| match rank {
             0 => send_images(session, &making, &name, &model),
