@@ -1,38 +1,33 @@
-//! Images to enlarge: read from a file, enlarged by a device in turn with other jobs, and written with the metadata of
-//! the original.
+//! Images to enlarge: read from a file, and written with the metadata of the original. [`Job::enlarging`] enlarges one
+//! on a device of an engine.
+//!
+//! [`Job::enlarging`]: super::Job::enlarging
 
 use std::fmt::{self, Debug, Formatter};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use serde_json::{Value, json};
 
-use super::Job;
-use super::executor::RunningBatch;
-use super::upscaling::{self, EnlargedSize, Network};
-use crate::backend::Backend;
+use super::upscaling::{self, EnlargedSize};
 use crate::error::Result;
 use crate::input::{Region, bilinear, read_alpha};
 use crate::metadata::{DigitalSource, Metadata, Said, said_by};
 use crate::output::{ImageFormat, encode, encode_alpha, encode_jpeg};
-use crate::pipeline::{Request, Timings};
 use crate::rgb::Rgb;
-use crate::stage::{CancelFlag, Progress};
-use crate::upscaler::{Tiles, Upscaler, UpscalerFile};
+use crate::upscaler::{Tiles, UpscalerFile};
 
 /// The keyword of a PNG's text that states how the image was enlarged.
 const KEYWORD: &str = "flux-upscale";
 /// Multiplications of a network that take about as long as a token of FLUX.2-klein-4B: a token has four times as many,
 /// but convolutions reach a quarter of the speed.
 const MULTIPLICATIONS_OF_A_TOKEN: u64 = 1_000_000_000;
-/// Max networks that a device keeps.
-const MAX_NETWORKS: usize = 2;
 
 /// An image to enlarge, by a network or the Lanczos filter.
 pub struct Enlarging {
     image: Rgb,
     alpha: Option<Vec<u8>>,
     said: Said,
-    upscaler: Option<Arc<UpscalerFile>>,
+    pub(super) upscaler: Option<Arc<UpscalerFile>>,
     to: [usize; 2],
     tiles: Tiles,
     /// `true` if the result contains neither the recipe nor the settings of the image.
@@ -68,11 +63,6 @@ impl Enlarging {
     /// Keeps the recipe and the settings of the image out of the result.
     pub fn without_recipe(self) -> Self {
         Self { no_recipe: true, ..self }
-    }
-
-    /// Returns a job that enlarges the image. It sends [`Event::Enlarged`](super::Event::Enlarged).
-    pub fn into_job(self) -> Job {
-        Job { enlarging: Some(Arc::new(self)), max_together: 1, ..Job::new(Request::new("", 0), 1) }
     }
 
     /// Returns the pixels of the image.
@@ -177,75 +167,6 @@ impl EnlargedSize {
         let side = |side: usize, by: usize, of: usize| ((side as f64 * by as f64 / of as f64).round() as usize).max(1);
         let inner = [width.min(side(height, to[0], to[1])), height.min(side(width, to[1], to[0]))];
         (inner != [width, height]).then(|| Region::middle([width, height], inner))
-    }
-}
-
-/// The networks on a device, the newest last.
-pub(super) struct Networks<B: Backend>(Mutex<Vec<Loaded<B>>>);
-
-/// A file, and its network.
-type Loaded<B> = (Arc<UpscalerFile>, Arc<Upscaler<B>>);
-
-impl<B: Backend> Default for Networks<B> {
-    fn default() -> Self {
-        Self(Mutex::default())
-    }
-}
-
-impl<B: Backend> Networks<B> {
-    /// Returns the network of a file, and loads it if necessary. The network that was used the longest ago makes room.
-    fn get(&self, backend: &B, file: &Arc<UpscalerFile>) -> Result<Arc<Upscaler<B>>> {
-        let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let known = all.iter().position(|(known, _)| Arc::ptr_eq(known, file));
-        let loaded = match known {
-            Some(place) => all.remove(place),
-            None => {
-                let most = all.len().min(MAX_NETWORKS - 1);
-                let oldest = all.len() - most;
-                all.drain(..oldest);
-                (Arc::clone(file), Arc::new(Upscaler::load(backend, file)?))
-            }
-        };
-        let network = Arc::clone(&loaded.1);
-        all.push(loaded);
-        Ok(network)
-    }
-
-    /// Enlarges an image to a size by the network of a file, in tiles; without a file by the Lanczos filter.
-    ///
-    /// Errors as [`Upscaling::enlarge`](super::Upscaling::enlarge).
-    pub(super) fn enlarge(
-        &self,
-        backend: &B,
-        file: Option<&Arc<UpscalerFile>>,
-        image: &Rgb,
-        (to, tiles): ([usize; 2], Tiles),
-        report: &mut dyn FnMut(Progress),
-        cancel: &CancelFlag,
-    ) -> Result<Rgb> {
-        let network = file.map(|file| self.get(backend, file)).transpose()?;
-        let network = network.as_deref().map(|network| network as &dyn Network);
-        upscaling::enlarge(network, image, to, tiles, report, cancel)
-    }
-
-    /// Enlarges the image of a batch, and sends it.
-    ///
-    /// Errors as [`Upscaling::enlarge`](super::Upscaling::enlarge).
-    pub(super) fn run(
-        &self,
-        backend: &B,
-        enlarging: &Enlarging,
-        making: &RunningBatch,
-        device: &Arc<str>,
-    ) -> Result<()> {
-        let cancel = making.batch().cancel.clone();
-        making.start(1, None);
-        let report = &mut |progress: Progress| making.progress(progress);
-        let Enlarging { image, upscaler, to, tiles, .. } = enlarging;
-        let image = self.enlarge(backend, upscaler.as_ref(), image, (*to, *tiles), report, &cancel)?;
-        making.enlarged(image);
-        making.finish(device, &Timings::default());
-        Ok(())
     }
 }
 

@@ -5,9 +5,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use super::enlarging::Networks;
+use super::enlarging::Enlarging;
 use super::event::Event;
 use super::image::Image;
+use super::networks::Networks;
 use super::passes;
 use super::schedule::{Batch, Scheduler};
 use super::{DeviceMemory, OfImages};
@@ -247,8 +248,19 @@ pub(super) struct Device<B: Backend> {
 }
 
 impl<B: Backend> Device<B> {
-    pub(super) fn new(replica: Arc<Replica<B>>) -> Arc<dyn Executor> {
+    pub(super) fn executor(replica: Arc<Replica<B>>) -> Arc<dyn Executor> {
         Arc::new(Self { replica, networks: Networks::default() })
+    }
+
+    /// Enlarges the image of a batch, and sends it.
+    fn enlarge(&self, enlarging: &Enlarging, making: &RunningBatch) -> Result<()> {
+        let cancel = making.batch().cancel.clone();
+        making.start(1, None);
+        let (backend, report) = (self.replica.model().backend(), &mut |progress: Progress| making.progress(progress));
+        let (file, place) = (enlarging.upscaler.as_ref(), (enlarging.to(), enlarging.tiles()));
+        making.enlarged(self.networks.enlarge(backend, file, enlarging.image(), place, report, &cancel)?);
+        making.finish(&self.name().into(), &Timings::default());
+        Ok(())
     }
 }
 
@@ -268,9 +280,7 @@ impl<B: Backend> Executor for Device<B> {
     fn make(&self, making: &Arc<RunningBatch>) -> Result<()> {
         let enlarging = making.batch().parts.first().and_then(|part| part.job().enlarging.clone());
         match enlarging {
-            Some(enlarging) => {
-                self.networks.run(self.replica.model().backend(), &enlarging, making, &self.name().into())
-            }
+            Some(enlarging) => self.enlarge(&enlarging, making),
             None => passes::run(&self.replica, &self.networks, making),
         }
     }

@@ -81,6 +81,11 @@ impl Job {
         }
     }
 
+    /// Creates a job that enlarges an image. It sends [`Event::Enlarged`](super::Event::Enlarged).
+    pub fn enlarging(enlarging: Enlarging) -> Self {
+        Self { enlarging: Some(Arc::new(enlarging)), max_together: 1, ..Self::new(Request::new("", 0), 1) }
+    }
+
     /// Returns a job of one of the images.
     pub fn part(&self, image: usize) -> Self {
         let recipe = self.recipe.as_ref().map(|recipe| Arc::new(self.image_recipe(recipe, image)));

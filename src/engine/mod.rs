@@ -46,6 +46,7 @@ mod image_recipe;
 mod input_image;
 mod inputs;
 mod job;
+mod networks;
 mod open;
 mod order;
 mod passes;
@@ -158,7 +159,7 @@ impl Engine {
     /// Errors if the system starts no thread.
     pub fn from_replicas<B: Backend>(replicas: &Replicas<B>) -> Result<Self> {
         let pool = Arc::new(replicas.clone());
-        let devices = replicas.all().into_iter().map(Device::new);
+        let devices = replicas.all().into_iter().map(Device::executor);
         Self::with(pool, devices.collect())
     }
 

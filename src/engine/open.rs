@@ -83,7 +83,9 @@ impl Engine {
                 let engine = Self::from_replicas(&replicas)?;
                 engine.expect(Box::new(move || {
                     let mut devices: Vec<Arc<dyn Executor>> = Vec::new();
-                    gpus.take_others(|group| replicas.add(group).map(|replica| devices.push(Device::new(replica))))?;
+                    gpus.take_others(|group| {
+                        replicas.add(group).map(|replica| devices.push(Device::executor(replica)))
+                    })?;
                     Ok(devices)
                 }));
                 engine

@@ -4,8 +4,8 @@
 use std::iter;
 use std::sync::Arc;
 
-use super::enlarging::Networks;
 use super::executor::RunningBatch;
+use super::networks::Networks;
 use super::schedule::JobShare;
 use crate::backend::Backend;
 use crate::error::{Error, Result};

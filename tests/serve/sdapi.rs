@@ -322,7 +322,7 @@ fn png_info_reads_every_format_and_parses_settings() {
 #[test]
 fn routes_that_are_not_here_answer_in_the_form_of_a1111() {
     let serving = Serving::start(&[]);
-    for path in ["extra-single-image", "extra-batch-images", "interrogate", "create/embedding", "server-kill"] {
+    for path in ["interrogate", "create/embedding", "server-kill"] {
         let reply = serving.post(&format!("/sdapi/v1/{path}"), &json!({"image": ""}));
         assert_eq!((reply.status, &reply.json()["error"]), (501, &json!("not_implemented")), "{path}");
         assert!(reply.json()["detail"].is_string(), "{path}");

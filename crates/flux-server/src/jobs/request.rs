@@ -21,10 +21,9 @@ use serde_json::{Value, json};
 
 use crate::http::error::{ApiError, Result, shown};
 use crate::jobs::admission::{Estimate, Preparation};
-use crate::jobs::enlarging::Enlargement;
 use crate::jobs::fields::{Faults, Fields, missing, unknown};
 use crate::jobs::masks;
-pub use enlarging::NAME as ENLARGED;
+pub use enlarging::{Enlargement, MAX_FACTOR, NAME as ENLARGED};
 use size::read_size;
 
 /// Max characters of a prompt, as in OpenAI's API.

@@ -1,5 +1,5 @@
-//! OpenAI's Images API: `/v1/images/generations`, `/v1/images/edits` and `/v1/models`. `/v1/images/upscale` has the same
-//! form.
+//! OpenAI's Images API: `/v1/images/generations`, `/v1/images/edits` and `/v1/models`. `/v1/images/upscale` has the
+//! same form.
 //!
 //! If a client closes its connection, its job is cancelled.
 

@@ -3,19 +3,81 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use flux::engine::{EmbeddedFiles, Priority, Recipe};
+use flux::engine::{EmbeddedFiles, EnlargedSize, Priority, Recipe};
+use flux::input;
 use flux::output::ImageFormat;
 use serde::Deserialize;
 
 use super::{Answer, Asked, Encoding, PRIORITIES, Previews, Route, Upload, add_files, read_answer, read_encoding};
-use crate::http::error::{ApiError, Result};
-use crate::jobs::enlarging::{Enlargement, MAX_FACTOR};
+use crate::http::error::{ApiError, Result, shown};
+use crate::jobs::admission::Estimate;
 use crate::jobs::fields::{Faults, Fields};
+use crate::upscalers::{LANCZOS, Upscalers};
 
 /// The field of a job that enlarges an image. On the route of its own, its keys are fields.
 pub const FIELD: &str = "upscale";
 /// The name of the image among the files of a request.
 pub const NAME: &str = "image";
+/// The largest factor of width and height.
+pub const MAX_FACTOR: f64 = 64.0;
+/// The largest side of a result.
+const MAX_SIDE: usize = 1 << 20;
+
+/// A request to enlarge an image.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Enlargement {
+    /// The upscaler as the client named it; `None` for the Lanczos filter.
+    pub upscaler: Option<String>,
+    pub size: EnlargedSize,
+}
+
+impl Enlargement {
+    /// Creates a request from a name, a factor, and a size such as `3840x2160`.
+    ///
+    /// Errors if the size is invalid, or missing for the Lanczos filter.
+    pub fn new(upscaler: Option<String>, by: Option<f64>, size: Option<&str>) -> Result<Self> {
+        let upscaler = upscaler.filter(|name| !Upscalers::is_filter(name));
+        let size = match (by, size) {
+            (Some(_), Some(_)) => return Err(ApiError::value("size", "pass `by` or `size`, not both")),
+            (Some(by), None) if by > 0.0 && by <= MAX_FACTOR => EnlargedSize::By(by),
+            (Some(by), None) => {
+                return Err(ApiError::value("by", format!("`by` is {by}, expected a factor up to {MAX_FACTOR}")));
+            }
+            (None, Some(text)) => EnlargedSize::To(size_of(text)?),
+            (None, None) if upscaler.is_some() => EnlargedSize::Own,
+            (None, None) => {
+                let message = "the size is missing: pass `by`, a factor, or `size`, as in 3840x2160";
+                return Err(ApiError::bad("missing_required_parameter", message).with_param("by"));
+            }
+        };
+        Ok(Self { upscaler, size })
+    }
+
+    /// Returns the name of the upscaler, for clients.
+    ///
+    /// Errors if the server has no such upscaler.
+    pub fn name(&self, upscalers: &Upscalers) -> Result<String> {
+        match &self.upscaler {
+            Some(name) => upscalers.find(name).map(|path| crate::upscalers::stem(&path).to_string()),
+            None => Ok(LANCZOS.to_string()),
+        }
+    }
+
+    /// Returns the work of the filter on an image, in addition to decoding it.
+    pub fn estimate(&self, file: &[u8]) -> Estimate {
+        let size = input::file_size(file).ok().filter(|_| self.upscaler.is_none());
+        let to = size.and_then(|size| self.size.resolve(size, 1).ok());
+        // Two passes of the filter, and encoding.
+        to.map_or(Estimate::default(), |[width, height]| Estimate::scale(4 * width as u64 * height as u64))
+    }
+}
+
+/// Parses a size such as `3840x2160`.
+fn size_of(text: &str) -> Result<[usize; 2]> {
+    let side = |text: &str| text.trim().parse().ok().filter(|side| (1..=MAX_SIDE).contains(side));
+    let sides = text.split_once(['x', 'X', '×', '*']).and_then(|(width, height)| Some([side(width)?, side(height)?]));
+    sides.ok_or_else(|| ApiError::value("size", format!("`size` is `{}`, expected WIDTHxHEIGHT", shown(text))))
+}
 
 /// The value of [`FIELD`].
 #[derive(Default, Deserialize)]
@@ -85,6 +147,38 @@ impl Asked {
             feedback: None,
             notes: Vec::new(),
             answer: Answer::default(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_size_is_a_factor_or_two_sides() {
+        let new = |upscaler: &str, by, size| {
+            let upscaler = Some(upscaler.to_string()).filter(|name| !name.is_empty());
+            Enlargement::new(upscaler, by, size)
+                .map(|one| (one.upscaler, one.size))
+                .map_err(|error| error.param.unwrap())
+        };
+        let named = || Some("x".to_string());
+        assert_eq!(new("x", None, None), Ok((named(), EnlargedSize::Own)));
+        assert_eq!(new("", Some(1.5), None), Ok((None, EnlargedSize::By(1.5))));
+        assert_eq!(new("lanczos", None, Some("30 x 20")), Ok((None, EnlargedSize::To([30, 20]))));
+        for (upscaler, by, size, param) in [
+            ("", None, None, "by"),
+            ("Lanczos", None, None, "by"),
+            ("x", Some(0.0), None, "by"),
+            ("x", Some(f64::NAN), None, "by"),
+            ("x", Some(65.0), None, "by"),
+            ("x", Some(2.0), Some("8x8"), "size"),
+            ("x", None, Some("8"), "size"),
+            ("x", None, Some("0x8"), "size"),
+            ("x", None, Some("99999999999x8"), "size"),
+        ] {
+            assert_eq!(new(upscaler, by, size).unwrap_err(), param, "{by:?} {size:?}");
         }
     }
 }

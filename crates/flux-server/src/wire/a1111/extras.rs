@@ -16,8 +16,7 @@ use crate::http::client::Client;
 use crate::http::error::{ApiError, Result, shown};
 use crate::http::pieces::Files;
 use crate::jobs::admission::{Estimate, Permit};
-use crate::jobs::enlarging::{Enlargement, MAX_FACTOR};
-use crate::jobs::request::{Asked, ENLARGED};
+use crate::jobs::request::{Asked, ENLARGED, Enlargement, MAX_FACTOR};
 use crate::{App, EndsWithClient, http::answer, jobs::intake};
 
 /// Max images of a batch.

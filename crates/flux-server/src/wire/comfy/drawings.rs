@@ -12,14 +12,13 @@ use flux::stage::CancelFlag;
 use super::error::{GraphError, Result};
 use super::evaluate::Evaluator;
 use super::graph::Graph;
-use super::images::{Broken, Costs, MaskPicture, Picture};
-use super::kinds::{Conditioning, Content, Drawing, Drawn, Guider, Image, Upscaler};
+use super::images::{Broken, Costs, MaskPicture, Picture, Upscaler};
+use super::kinds::{Conditioning, Content, Drawing, Drawn, Guider, Image};
 use super::table::MAX_IMAGES;
 use crate::http::error::{ApiError, cancelled};
 use crate::jobs::admission::{Estimate, Preparation};
-use crate::jobs::enlarging::Enlargement;
 use crate::jobs::masks;
-use crate::jobs::request::{Answer, Asked, ENLARGED, Encoding, Previews, read_estimate};
+use crate::jobs::request::{Answer, Asked, ENLARGED, Encoding, Enlargement, Previews, read_estimate};
 
 /// Max samplers of a graph.
 const MAX_DRAWINGS: usize = 8;

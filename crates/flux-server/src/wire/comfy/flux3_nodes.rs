@@ -1,5 +1,5 @@
-//! Nodes of ComfyUI's templates for FLUX.3, and of reference weights: prompts that a language model writes, boxes, several
-//! references at once.
+//! Nodes of ComfyUI's templates for FLUX.3, and of reference weights: prompts that a language model writes, boxes,
+//! several references at once.
 //!
 //! Source: ComfyUI's comfy_extras/nodes_textgen.py, nodes_bounding_boxes.py, nodes_resolution.py and
 //! nodes_post_processing.py, and its templates `image_flux3_klein_*`; ComfyUI-Flux2Klein-Enhancer for

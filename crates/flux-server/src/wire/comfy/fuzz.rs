@@ -14,7 +14,8 @@ use super::drawings::wanted;
 use super::error::GraphError;
 use super::evaluate::Surroundings;
 use super::graph::Graph;
-use super::kinds::{Model, Upscaler};
+use super::images::Upscaler;
+use super::kinds::Model;
 use super::sigmas::Sampling;
 
 /// Valid graphs. The last one has unsupported nodes.

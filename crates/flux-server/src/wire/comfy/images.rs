@@ -17,7 +17,6 @@ use flux::output::{ImageFormat, encode};
 use flux::rgb::Rgb;
 use flux::stage::CancelFlag;
 
-use super::kinds::Upscaler;
 pub use costs::Costs;
 pub use mask::{Channel, MaskPicture};
 
@@ -43,6 +42,16 @@ impl From<flux::Error> for Broken {
 }
 
 type Made<T> = std::result::Result<T, Broken>;
+
+/// An upscaler of the server.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Upscaler {
+    pub name: Arc<str>,
+    /// The factor of width and height.
+    pub scale: u64,
+    /// Max pixels of an enlarged image.
+    pub max_pixels: u64,
+}
 
 /// An image of a graph.
 #[derive(Debug)]

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use flux::engine::boxes::LayoutBox;
 use flux::input;
 
-use super::images::{MaskPicture, Picture};
+use super::images::{MaskPicture, Picture, Upscaler};
 use super::sigmas::{Sampling, Sigmas};
 use crate::jobs::request::Lora;
 
@@ -124,16 +124,6 @@ pub struct Model {
     pub adapters: Arc<[Lora]>,
     /// Strengths of references, by their index.
     pub weights: Arc<[(usize, f32)]>,
-}
-
-/// An upscaler of the server.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Upscaler {
-    pub name: Arc<str>,
-    /// The factor of width and height.
-    pub scale: u64,
-    /// Max pixels of an enlarged image.
-    pub max_pixels: u64,
 }
 
 /// A prompt, and its reference images.

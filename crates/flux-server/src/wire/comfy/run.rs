@@ -50,6 +50,9 @@ enum End {
     Cancelled(NodeName),
 }
 
+/// The changes of an output node, and its files.
+type Changed = (Arc<Picture>, Vec<Bytes>);
+
 /// The nodes before a sampler, and the nodes after it that are no outputs.
 pub struct Course {
     pub before: Vec<NodeName>,
@@ -202,7 +205,7 @@ impl Run<'_> {
         &self,
         save: &Save,
         files: &[Bytes],
-        (owner, known): (&Owner, &mut Vec<(Arc<Picture>, Vec<Bytes>)>),
+        (owner, known): (&Owner, &mut Vec<Changed>),
     ) -> Result<Option<Vec<Bytes>>, ApiError> {
         let Some(shape) = &save.shape else { return Ok(None) };
         // Outputs often share their changes, such as a preview and a file.

@@ -5,7 +5,8 @@ use std::sync::Arc;
 use bytes::Bytes;
 
 use super::evaluate::Surroundings;
-use super::kinds::{Model, Upscaler};
+use super::images::Upscaler;
+use super::kinds::Model;
 use super::sigmas::Sampling;
 use crate::App;
 use crate::jobs::admission::Permit;

@@ -4,7 +4,7 @@ use rmcp::model::{JsonObject, Tool, ToolAnnotations};
 use serde_json::{Value, json};
 
 use crate::App;
-use crate::jobs::enlarging::MAX_FACTOR;
+use crate::jobs::request::MAX_FACTOR;
 
 /// Facts about the default model.
 pub struct About {
