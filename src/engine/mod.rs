@@ -48,6 +48,7 @@ mod job;
 mod open;
 mod order;
 mod recipe;
+pub mod regions;
 mod schedule;
 #[cfg(test)]
 mod tests;

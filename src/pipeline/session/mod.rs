@@ -24,7 +24,7 @@ use std::sync::Arc;
 use std::thread;
 
 use crate::backend::Backend;
-use crate::error::{Error, Result};
+use crate::error::{Error, Field, Result};
 use crate::files::Array;
 use crate::model::info::ModelInfo;
 use crate::pipeline::request::adapters::AdapterSet;
@@ -341,8 +341,13 @@ impl<B: Backend> Session<B> {
     /// Returns the text features of the first image's prompt, and with guidance of its negative prompt, in float32.
     /// Waits for them.
     ///
-    /// Errors also if the steps have begun.
+    /// Errors also if the steps have begun, or there are regions.
     pub fn embeddings(&mut self) -> Result<Embeddings> {
+        if self.plan().regions.is_some() {
+            return Err(Error::usage("text features cannot be saved with regions: a file has those of one prompt")
+                .for_field(Field::Regions)
+                .hint("leave out the regions, or the text features"));
+        }
         self.encode(&mut |_| {})?;
         let State::Encoded(_, txt, ..) = &self.state else { return Err(Error::new("the text features were used up")) };
         let download = |rows: Range<usize>| {
