@@ -12,6 +12,7 @@ mod marks;
 mod progress;
 mod prompts;
 mod readers;
+mod regions;
 mod settings;
 mod signals;
 mod sizes;

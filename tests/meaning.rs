@@ -11,7 +11,7 @@ use flux::compare::difference;
 use flux::files::{Format, ModelFiles};
 use flux::model::OpenModel;
 use flux::output::Rgb;
-use flux::pipeline::Model;
+use flux::pipeline::{Area, Model, RegionPrompt, Request};
 use flux::stage::CancelFlag;
 use score::edits::{Edits, expect_edits, expect_nothing};
 use score::{BOUNDS, Meaning, SIZES, expect_meaning, expect_meaning_at_sizes, expect_most};
@@ -63,6 +63,27 @@ fn images_show_what_was_asked_for() {
 #[test]
 fn images_of_other_sizes_show_it_too() {
     expect_meaning_at_sizes(&default_model(), if takes_long_form() { &SIZES } else { &SIZES[3..4] });
+}
+
+/// The left half has one text and the right half another; the whole image sees the background.
+#[test]
+fn regions_show_their_texts_in_their_places() {
+    let reader = Meaning::load();
+    let region = |prompt: &str, sides| RegionPrompt { prompt: prompt.to_string(), area: Area::Box(sides) };
+    let regions = vec![
+        region("a red circle on the left, light green background", [0, 0, 1000, 500]),
+        region("a blue star on the right, light green background", [0, 500, 1000, 1000]),
+    ];
+    let model = default_model();
+    for seed in if takes_long_form() { 1..5 } else { 1..2 } {
+        let request = Request { regions: regions.clone(), ..Request::new("light green background", seed) };
+        let image = model.generate(&request).unwrap();
+        let seen = reader.seen(&Rgb { width: image.plan.width, height: image.plan.height, bytes: image.rgb });
+        println!("seed {seed}: {seen:?}");
+        let expected = [("red", "circle", true), ("blue", "star", false)];
+        let expected = expected.map(|(color, shape, left)| (color.to_string(), shape.to_string(), left));
+        assert_eq!(seen, ("light green".to_string(), expected.to_vec()), "seed {seed}");
+    }
 }
 
 #[test]

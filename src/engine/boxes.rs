@@ -58,6 +58,11 @@ impl Rectangle {
         Self::new(sides)
     }
 
+    /// Returns top, left, bottom and right in thousandths.
+    pub fn sides(self) -> [u16; 4] {
+        self.0
+    }
+
     /// Returns the intersection over the union of two rectangles.
     fn overlap(self, other: Self) -> f64 {
         let area = |Self([top, left, bottom, right]): Self| f64::from(bottom - top) * f64::from(right - left);

@@ -1,6 +1,7 @@
 //! Image recipes: metadata of image files to reproduce the images.
 
 use std::collections::BTreeMap;
+use std::mem;
 use std::path::{Path, PathBuf};
 
 use base64::Engine;
@@ -13,7 +14,7 @@ use crate::error::{Error, Result};
 use crate::files::ModelPaths;
 use crate::metadata::{DigitalSource, Metadata};
 use crate::output::ImageFormat;
-use crate::pipeline::{Hires, MAX_REFERENCES, Plan};
+use crate::pipeline::{Hires, MAX_REFERENCES, MAX_REGIONS, Plan};
 
 /// The version of the arithmetic. It is raised when the same recipe, model and device give an image that differs in
 /// any bit.
@@ -150,7 +151,8 @@ impl ImageRecipe {
         };
         let mut files = self.embedded.iter().map(decode).collect::<Result<EmbeddedFiles>>()?;
         let digest = |file: &Path| self.digests.get(&*file.to_string_lossy());
-        for file in self.recipe.inputs.iter().take(MAX_REFERENCES).chain(&self.recipe.mask) {
+        let masks = self.recipe.regions.iter().take(MAX_REGIONS).filter_map(|region| region.mask.as_ref());
+        for file in self.recipe.inputs.iter().take(MAX_REFERENCES).chain(&self.recipe.mask).chain(masks) {
             let same = digest(file).and_then(|own| files.iter().find(|(other, _)| digest(other) == Some(own)));
             if let Some(bytes) = same.map(|(_, bytes)| bytes.clone()).filter(|_| !files.contains_key(file)) {
                 files.insert(file.clone(), bytes);
@@ -252,11 +254,10 @@ fn text(path: PathBuf) -> PathBuf {
     path.to_string_lossy().into_owned().into()
 }
 
-fn with_text_names(recipe: Recipe) -> Recipe {
+fn with_text_names(mut recipe: Recipe) -> Recipe {
+    recipe.images_mut().for_each(|file| *file = text(mem::take(file)));
     let adapters = recipe.adapters.into_iter().map(|used| AdapterFile { file: text(used.file), ..used });
     Recipe {
-        inputs: recipe.inputs.into_iter().map(text).collect(),
-        mask: recipe.mask.map(text),
         noise: recipe.noise.map(text),
         latents: recipe.latents.map(text),
         embeddings: recipe.embeddings.map(text),

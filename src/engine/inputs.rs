@@ -12,7 +12,7 @@ use crate::error::{Error, Field, Result};
 use crate::files::digest;
 use crate::input::{self, Edit, Mask, Region, in_cells, is_stdin};
 use crate::metadata::{DigitalSource, said_by};
-use crate::pipeline::{Change, GivenReference, Hires, MAX_REFERENCES, Request};
+use crate::pipeline::{Area, Change, GivenReference, Hires, MAX_REFERENCES, RegionPrompt, Request};
 use crate::rgb::Rgb;
 use crate::stage::CancelFlag;
 use crate::upscaler::UpscalerFile;
@@ -84,6 +84,7 @@ pub struct Inputs {
     /// Size of results with the proportions of the first reference.
     size: Option<[usize; 2]>,
     change: Option<Change>,
+    regions: Vec<RegionPrompt>,
     /// Image to edit, over which results are composited.
     edit: Option<Edit>,
     /// Source of the pixels of the image to edit, as its metadata states it.
@@ -129,30 +130,38 @@ impl Inputs {
         let references = (first.len()..).zip(others).map(&mut reference).collect::<Result<Vec<_>>>()?;
         let size = recipe.resize.filter(|_| !recipe.changes()).zip(references.first());
         let size = size.map(|(resize, first)| resize.output_size(first.size())).transpose()?;
+        let regions = recipe.regions.iter().map(|region| region.read(|file| files.decode(file, Mask::read_bytes)));
+        let regions = regions.collect::<Result<_>>()?;
         files.digest_tensors(recipe)?;
         let upscaler = recipe.upscaler().map(|name| files.open_upscaler(name)).transpose()?;
         let Files { digests, kept, .. } = files;
         let is_sized = size.is_some() || recipe.width.is_some() || recipe.height.is_some();
-        Ok(Self { digests, kept, notes, size, is_sized, source, upscaler, ..Self::new(recipe, edit, references) })
+        let new = Self::new(recipe, edit, references);
+        Ok(Self { digests, kept, notes, size, is_sized, source, upscaler, regions, ..new })
     }
 
     /// Creates inputs from a video frame, as the first image of a recipe without a mask, followed by images that were
     /// read before.
     ///
-    /// Errors if the frame is edited and too narrow.
+    /// Errors if the frame is edited and too narrow, or a region has a mask.
     pub fn from_frame(recipe: &Recipe, frame: Rgb, others: &[Arc<GivenReference>]) -> Result<Self> {
+        let regions = regions_without_files(recipe)?;
         if recipe.changes() {
-            return Ok(Self::new(recipe, Some(edit(recipe, frame, None)?), others.to_vec()));
+            return Ok(Self { regions, ..Self::new(recipe, Some(edit(recipe, frame, None)?), others.to_vec()) });
         }
         let given = if others.is_empty() { GivenReference::alone } else { GivenReference::among_several };
         let frame = controls::seen(&recipe.controls, 0, frame);
         let first = Arc::new(given(frame, "the frame".to_string()));
-        Ok(Self::new(recipe, None, iter::once(first).chain(others.iter().cloned()).collect()))
+        let references = iter::once(first).chain(others.iter().cloned()).collect();
+        Ok(Self { regions, ..Self::new(recipe, None, references) })
     }
 
     /// Creates inputs from references that were read before.
-    pub fn from_references(recipe: &Recipe, references: &[Arc<GivenReference>]) -> Self {
-        Self::new(recipe, None, references.to_vec())
+    ///
+    /// Errors if a region has a mask.
+    pub fn from_references(recipe: &Recipe, references: &[Arc<GivenReference>]) -> Result<Self> {
+        let regions = regions_without_files(recipe)?;
+        Ok(Self { regions, ..Self::new(recipe, None, references.to_vec()) })
     }
 
     fn new(recipe: &Recipe, edit: Option<Edit>, references: Vec<Arc<GivenReference>>) -> Self {
@@ -201,7 +210,8 @@ impl Inputs {
             None => [request.width, request.height],
         };
         let (given_references, reference_weights) = (self.references.clone(), self.weights.clone());
-        Request { width, height, given_references, reference_weights, change: self.change.clone(), ..request }
+        let (change, regions) = (self.change.clone(), self.regions.clone());
+        Request { width, height, given_references, reference_weights, change, regions, ..request }
     }
 
     /// Returns the names in the recipe and the digests of the files that were read.
@@ -213,7 +223,11 @@ impl Inputs {
     pub fn bytes(&self) -> usize {
         let change = self.change.as_ref().map_or(0, |change| change.image.bytes.len());
         let edit = self.edit.as_ref().map_or(0, Edit::bytes);
-        self.references.iter().map(|given| given.bytes()).sum::<usize>() + change + edit
+        let masks = self.regions.iter().map(|region| match &region.area {
+            Area::Mask(mask) => mask.size().iter().product(),
+            Area::Box(_) => 0,
+        });
+        self.references.iter().map(|given| given.bytes()).chain(masks).sum::<usize>() + change + edit
     }
 
     /// Returns the region of a result of this size that shows the image that determined the size, if it is not all of
@@ -270,6 +284,17 @@ impl Inputs {
         }
         Err(Error::usage("the upscaler of the second pass is not open").for_field(Field::Hires))
     }
+}
+
+/// Returns the regions of a recipe whose files are not read again.
+///
+/// Errors if one has a mask.
+fn regions_without_files(recipe: &Recipe) -> Result<Vec<RegionPrompt>> {
+    let unread = |file: &Path| {
+        Err(Error::usage(format!("the mask `{}` cannot be read for each frame", file.display()))
+            .hint("use a box for the region"))
+    };
+    recipe.regions.iter().map(|region| region.read(unread)).collect()
 }
 
 /// Returns the origin of an image, for messages.

@@ -51,6 +51,7 @@ mod open;
 mod order;
 mod passes;
 mod recipe;
+pub mod regions;
 mod schedule;
 #[cfg(test)]
 mod tests;

@@ -11,6 +11,7 @@ use serde::{Deserialize, Deserializer, Serialize};
 
 use super::boxes::{self, LayoutBox};
 use super::controls::{self, Control};
+use super::regions::{self, TextRegion};
 use crate::error::{Error, Field, Result};
 use crate::files::ArrayFile;
 use crate::files::adapter::BlockStrengths;
@@ -18,7 +19,7 @@ use crate::input::{Resize, Sides};
 use crate::pipeline::{Embeddings, Hires, Latents, MAX_PROMPT_BYTES, Request};
 use crate::sampler::{Rng, ScheduleKind, Variation};
 
-/// Maximum number of inputs, of adapters, and of boxes, in a recipe as JSON. Models accept fewer; the bound avoids
+/// Maximum number of inputs, of adapters, of boxes, and of regions, in a recipe as JSON. Models accept fewer; the bound avoids
 /// reading a long list.
 const MAX_FILES: usize = 256;
 /// Maximum strength of an input as a reference.
@@ -38,6 +39,9 @@ pub struct Recipe {
     /// Places of objects, which [`Recipe::full_prompt`] adds to the prompt; the recipe of an image has none.
     #[serde(skip_serializing_if = "Vec::is_empty", deserialize_with = "bounded")]
     pub boxes: Vec<LayoutBox>,
+    /// Texts for parts of the image; the whole image sees the prompt.
+    #[serde(skip_serializing_if = "Vec::is_empty", deserialize_with = "bounded")]
+    pub regions: Vec<TextRegion>,
     /// Inputs that show a property of the result. [`Recipe::full_prompt`] begins with their lines.
     #[serde(skip_serializing_if = "Vec::is_empty", deserialize_with = "bounded")]
     pub controls: Vec<Control>,
@@ -253,7 +257,14 @@ impl Recipe {
             (Field::Embeddings, &self.embeddings),
         ];
         let others = others.into_iter().filter_map(|(field, file)| Some((field, file.as_ref()?)));
-        inputs.chain(others).map(|(field, file)| (field, file.as_path()))
+        let regions = self.regions.iter().filter_map(|region| Some((Field::Regions, region.mask.as_ref()?)));
+        inputs.chain(others).chain(regions).map(|(field, file)| (field, file.as_path()))
+    }
+
+    /// Returns the names of the image files, to change them.
+    pub fn images_mut(&mut self) -> impl Iterator<Item = &mut PathBuf> {
+        let regions = self.regions.iter_mut().filter_map(|region| region.mask.as_mut());
+        self.inputs.iter_mut().chain(&mut self.mask).chain(regions)
     }
 
     /// Returns the prompt with the lines of [`Recipe::controls`] and the table of [`Recipe::boxes`].
@@ -271,6 +282,7 @@ impl Recipe {
     /// Errors if a field requires another field that is missing, or excludes one that is present.
     pub fn check(&self) -> Result<()> {
         boxes::check(&self.boxes, self.inputs.len())?;
+        regions::check(&self.regions)?;
         controls::check(&self.controls, self.inputs.len(), self.changes())?;
         self.template.as_ref().map_or(Ok(()), |template| Request::new(template, 0).check_prompt())?;
         if let Some(bytes) = self.upsampled.as_ref().map(|before| before.request.len())
@@ -331,8 +343,11 @@ impl Recipe {
     }
 
     fn check_conflicts(&self) -> Result<()> {
-        let has_features = self.embeddings.is_some();
+        let (has_features, has_regions) = (self.embeddings.is_some(), !self.regions.is_empty());
         let conflicts = [
+            (has_regions && self.sparse, Field::Regions, Field::Sparse),
+            (has_regions && self.mask_padding.is_some(), Field::Regions, Field::MaskPadding),
+            (has_regions && has_features, Field::Regions, Field::Embeddings),
             (self.mask_padding.is_some() && self.extend.is_some(), Field::MaskPadding, Field::Extend),
             (self.feather > 0 && self.no_composite, Field::Feather, Field::NoComposite),
             (self.full_size && self.no_composite, Field::FullSize, Field::NoComposite),
@@ -434,6 +449,7 @@ mod tests {
         let long = Recipe {
             template: Some("a {cat|dog}".to_string()),
             upsampled: Some(Upsampled { request: "a".to_string(), model: "m".to_string(), ..Upsampled::default() }),
+            regions: vec!["0,0,500,1000:a hat".parse().unwrap(), "m.png:a cat".parse().unwrap()],
             controls: vec![Control { kind: ControlKind::Canny, input: 0, make: true }],
             variation: "42:0.25".parse().ok(),
             input_weights: vec![0.7],
@@ -474,6 +490,7 @@ mod tests {
     fn what_has_no_meaning_without_another_or_beside_it_is_refused() {
         let file = || Some("file".into());
         let image = || Recipe { inputs: vec!["a.png".into()], ..Recipe::new("x", 1) };
+        let region = || vec!["0,0,9,9:a cat".parse().unwrap()];
         for (recipe, field, other) in [
             (Recipe { mask: file(), ..Recipe::new("x", 1) }, "mask", "`inputs`"),
             (Recipe { strength: Some(0.5), ..Recipe::new("x", 1) }, "strength", "`inputs`"),
@@ -497,6 +514,9 @@ mod tests {
             ),
             (Recipe { noise: file(), latents: file(), ..Recipe::new("x", 1) }, "noise", "`latents`"),
             (Recipe { hires: Some(Hires::default()), mask: file(), ..image() }, "hires", "`mask`"),
+            (Recipe { regions: region(), sparse: true, mask: file(), ..image() }, "regions", "`sparse`"),
+            (Recipe { regions: region(), mask_padding: Some(8), mask: file(), ..image() }, "regions", "`mask_padding`"),
+            (Recipe { regions: region(), embeddings: file(), ..Recipe::new("", 1) }, "regions", "`embeddings`"),
             (Recipe { embeddings: file(), ..Recipe::new("x", 1) }, "embeddings", "`prompt`"),
             (
                 Recipe { embeddings: file(), max_sequence_length: Some(8), ..Recipe::new("", 1) },

@@ -89,7 +89,7 @@ impl<B: Backend> DoubleBlock<B> {
         let heads = Heads { dim: self.dim, norm: [&txt.qk_norm, &img.qk_norm], rope: sequence.rope, layout };
 
         let (residual, h) = stream.norm_apart(&modulation.attn, [&txt.to_kvq, &img.to_kvq])?;
-        let attn = attend(h, &heads, (&split, sequence.weights), keys)?.attn;
+        let attn = attend(h, &heads, (&split, sequence), keys)?.attn;
         let stream = residual.add(linear_apart(attn, layout.txt_rows(), [&txt.to_out, &img.to_out])?);
 
         let (residual, h) = stream.norm_apart(&modulation.mlp, [&txt.linear_in, &img.linear_in])?;

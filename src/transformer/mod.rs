@@ -19,6 +19,7 @@ mod kept;
 mod modulation;
 mod modules;
 mod references;
+mod regions;
 mod single_block;
 mod stream;
 
@@ -32,6 +33,7 @@ pub use modulation::{
     TokenKind,
 };
 pub use references::{KeyCache, Keys, Recorder, ReferenceWeights, Sequence};
+pub use regions::{RegionMap, Regions};
 pub use single_block::SingleBlock;
 pub use stream::{Residual, Stream};
 
@@ -191,7 +193,8 @@ impl<B: Backend> Transformer<B> {
         let rows = references.row_view(0..references.rows());
         let stream = Stream::new(rows, split.own().txt_rows(), self.config.eps);
         let mut recorder = Recorder::all(split.whole().rows());
-        self.blocks(stream, &modulation, &Sequence { split, rope: &rope, weights }, AllKeys::Recorded(&mut recorder))?;
+        let sequence = Sequence { weights, ..Sequence::new(split, &rope) };
+        self.blocks(stream, &modulation, &sequence, AllKeys::Recorded(&mut recorder))?;
         Ok(recorder.into_cache())
     }
 
@@ -203,6 +206,9 @@ impl<B: Backend> Transformer<B> {
     ///
     /// With `cached`, the references are not in the context and the layout: attention reads their cached keys and
     /// values. There must be one sample then.
+    ///
+    /// With regions, the context has the texts of regions before the prompt, and the positions are those of
+    /// [`Transformer::rope_of_regions`].
     pub fn forward(
         &self,
         latents: &Tensor<B>,
@@ -211,8 +217,14 @@ impl<B: Backend> Transformer<B> {
         sequence: &Sequence<'_, B>,
         cached: Option<&KeyCache<B>>,
     ) -> Result<Tensor<B>> {
-        let img = self.image_stream(latents, modulation, sequence)?;
-        self.velocity(img, context, modulation, sequence, AllKeys::from_cache(cached))
+        let velocity = |latents: &Tensor<B>| {
+            let img = self.image_stream(latents, modulation, sequence)?;
+            self.velocity(img, context, modulation, sequence, AllKeys::from_cache(cached))
+        };
+        match sequence.regions {
+            Some(regions) => regions.unsort(&velocity(&regions.sort(latents)?)?),
+            None => velocity(latents),
+        }
     }
 
     /// [`Transformer::forward`] from the result of [`Transformer::early_image`].

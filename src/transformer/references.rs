@@ -10,8 +10,9 @@
 use std::iter;
 use std::ops::Range;
 
+use super::regions::Regions;
 use crate::backend::Backend;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::nn::{Linear, Operand};
 use crate::ops::project_attention::borrowed;
 use crate::ops::{Attended, Heads, KeyValues, Mask, Projection, Rope, TokenSplit};
@@ -95,12 +96,14 @@ pub struct Sequence<'a, B: Backend> {
     pub rope: &'a Rope<B>,
     /// Factors of keys and values of the references in the sequence.
     pub weights: Option<&'a ReferenceWeights<B>>,
+    /// Regions of the image; there is one sample on one device then.
+    pub regions: Option<&'a Regions>,
 }
 
 impl<'a, B: Backend> Sequence<'a, B> {
-    /// Creates a sequence whose references have no factors.
+    /// Creates a sequence without regions whose references have no factors.
     pub fn new(split: TokenSplit, rope: &'a Rope<B>) -> Self {
-        Self { split, rope, weights: None }
+        Self { split, rope, weights: None, regions: None }
     }
 }
 
@@ -191,10 +194,11 @@ impl<'a, B: Backend> AllKeys<'a, B> {
 pub(super) fn attend<B: Backend>(
     parts: Vec<(Operand<B>, &Linear<B>)>,
     heads: &Heads<'_, B>,
-    (split, weights): (&TokenSplit, Option<&ReferenceWeights<B>>),
+    (split, sequence): (&TokenSplit, &Sequence<'_, B>),
     keys: Keys<'_, B>,
 ) -> Result<Attended<B>> {
-    if matches!(keys, Keys::Rows) && split.world() == 1 && weights.is_none() {
+    let Sequence { weights, regions, .. } = *sequence;
+    if matches!(keys, Keys::Rows) && split.world() == 1 && weights.is_none() && regions.is_none() {
         return Tensor::project_attention(parts, heads);
     }
     let Projection { kvq, mlp } = Tensor::project(&borrowed(&parts), Some(heads))?;
@@ -205,13 +209,15 @@ pub(super) fn attend<B: Backend>(
         Some(weights) => [weights.apply(&k, layout.txt_rows())?, weights.apply(&v, layout.txt_rows())?],
         None => [k, v],
     };
-    let attn = match keys {
-        Keys::Rows => q.attention(&k, &v, head_dim, layout, Mask::None),
-        Keys::Recorded(recorder) => {
+    let attn = match (keys, regions) {
+        (Keys::Rows, None) => q.attention(&k, &v, head_dim, layout, Mask::None),
+        (Keys::Rows, Some(regions)) => regions.attention(q, [&k, &v], head_dim, layout),
+        (Keys::Recorded(recorder), None) => {
             recorder.record(&k, &v)?;
             q.attention(&k, &v, head_dim, layout, Mask::None)
         }
-        Keys::Cached(cached) => q.attention_cached(&k, &v, cached, head_dim, layout),
+        (Keys::Cached(cached), None) => q.attention_cached(&k, &v, cached, head_dim, layout),
+        (_, Some(_)) => Err(Error::new("regions cannot be used with cached keys")),
     };
     Ok(Attended { attn: attn?.all_to_all_rows(split)?, mlp })
 }

@@ -100,7 +100,7 @@ impl<B: Backend> SingleBlock<B> {
         let heads = Heads { dim: self.dim, norm: [&self.qk_norm; 2], rope: sequence.rope, layout };
 
         let (residual, h) = stream.norm(modulations, &self.to_kvq_mlp_proj)?;
-        let Attended { attn, mlp } = attend(h, &heads, (&split, sequence.weights), keys)?;
+        let Attended { attn, mlp } = attend(h, &heads, (&split, sequence), keys)?;
         let out = self.output.forward(&attn, &mlp)?;
         let residual = if self.last { residual.image_rows(layout.img_rows()) } else { residual };
         Ok(residual.add(out))

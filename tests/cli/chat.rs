@@ -43,6 +43,21 @@ fn each_line_is_an_image_of_what_is_set() {
 }
 
 #[test]
+fn regions_are_those_of_the_next_images() {
+    let folder = folder();
+    let folder = folder.path();
+    let region = "0,0,1000,500:a red circle";
+    let lines = format!("!region {region}\na wall\n!region\na wall\n!region nowhere\n");
+    let run = talk(folder, &lines, &[&SMALL[..6], &["-S", "7"]].concat());
+    assert!(run.stderr.contains("1 regions") && run.stderr.contains("MASK.png:TEXT"), "{}", run.stderr);
+    draw(folder, &["-p", "a wall", "-S", "7", "--region", region, "-o", "region.png"]).succeeds();
+    draw(folder, &["-p", "a wall", "-S", "7", "-o", "none.png"]).succeeds();
+    let bytes = |name: &str| fs::read(folder.join(name)).unwrap();
+    let [region, none] = ["region.png", "none.png"].map(bytes);
+    assert!(bytes("chat-001-a-wall.png") == region && bytes("chat-002-a-wall.png") == none && region != none);
+}
+
+#[test]
 fn earlier_images_are_drawn_from_and_others_are_loaded_explored_and_forgotten() {
     let folder = folder();
     let folder = folder.path();

@@ -147,7 +147,7 @@ fn keys_and_values_of_references_and_a_step_that_reads_them() -> Result<()> {
     let txt = model.upload("transformer.txt")?;
     let modulations = transformer.modulations(&times("kv"))?;
     let split = TokenSplit::alone(model.layout(txt.rows(), &[], [4, 6]));
-    let sequence = Sequence { split, rope: &transformer.rope(&split, &[], [4, 6])?, weights: None };
+    let sequence = Sequence { split, rope: &transformer.rope(&split, &[], [4, 6])?, weights: None, regions: None };
     let velocity = transformer.forward(
         &model.upload("transformer.img")?,
         &transformer.context(&txt)?,
@@ -200,7 +200,7 @@ fn expect_steps(model: &Model, case: &str, seed: u64, edit: Option<(&Edit, &[f32
     let split = TokenSplit::alone(model.layout(txt.rows(), in_sequence, size));
     let conditioning = Conditioning {
         context: &context,
-        sequence: Sequence { split, rope: &transformer.rope(&split, in_sequence, size)?, weights: None },
+        sequence: Sequence { split, rope: &transformer.rope(&split, in_sequence, size)?, weights: None, regions: None },
         negative: None,
         cached: cache.as_ref(),
         guidance: None,

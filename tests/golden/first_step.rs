@@ -41,7 +41,12 @@ fn noise_and_the_first_step_are_those_of_the_reference() -> Result<()> {
         let split = TokenSplit::alone(TokenLayout::new(1, txt, tokens));
         let conditioning = Conditioning {
             context: &model.context(&Tensor::concat_rows(&features.iter().collect::<Vec<_>>())?)?,
-            sequence: Sequence { split, rope: &model.rope(&split, &[], [height, width])?, weights: None },
+            sequence: Sequence {
+                split,
+                rope: &model.rope(&split, &[], [height, width])?,
+                weights: None,
+                regions: None,
+            },
             negative: None,
             cached: None,
             guidance,

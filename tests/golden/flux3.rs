@@ -289,7 +289,8 @@ fn velocities_and_latents_are_those_of_the_reference() -> Result<()> {
             let mut context = Vec::new();
             for (text, rows) in &texts {
                 let split = TokenSplit::alone(TokenLayout::new(1, *rows, 0));
-                let sequence = Sequence { split, rope: &model.rope(&split, &[], [0, 0])?, weights: None };
+                let sequence =
+                    Sequence { split, rope: &model.rope(&split, &[], [0, 0])?, weights: None, regions: None };
                 context.extend(model.early_texts(
                     &text.row_view(0..*rows),
                     &sequence,
@@ -298,7 +299,8 @@ fn velocities_and_latents_are_those_of_the_reference() -> Result<()> {
                 if references > 0 {
                     let own = cpu.upload(&golden.get("reference_tokens").1, references, channels)?;
                     let split = TokenSplit::alone(TokenLayout { references, ..TokenLayout::new(1, 0, 0) });
-                    let sequence = Sequence { split, rope: &model.rope(&split, &sizes, [0, 0])?, weights: None };
+                    let sequence =
+                        Sequence { split, rope: &model.rope(&split, &sizes, [0, 0])?, weights: None, regions: None };
                     context.push(model.early_references(model.references(&own)?, &sequence, &modulation)?);
                 }
             }

@@ -146,6 +146,14 @@ impl Meaning {
         self.reader.read(image).is_clean()
     }
 
+    /// Returns the background, and color, shape and side of each object from left to right: `true` in the left half.
+    pub fn seen(&self, image: &Rgb) -> (String, Vec<(String, String, bool)>) {
+        let mut seen = self.reader.read(image);
+        seen.objects.sort_by(|a, b| a.x.total_cmp(&b.x));
+        let objects = seen.objects.into_iter().map(|object| (object.color, object.shape, object.x < 0.5));
+        (seen.background, objects.collect())
+    }
+
     /// Scores one image for each prompt; errors are printed.
     pub fn scores(&self, images: &[Rgb]) -> Scores {
         assert_eq!(images.len(), self.prompts.len());

@@ -4,9 +4,9 @@ use std::sync::Arc;
 
 use flux::backend::cpu::{Cpu, Precision};
 use flux::backend::{Backend, Device};
-use flux::input::{Edit, Mask};
+use flux::input::{Edit, Grey, Mask};
 use flux::model::OpenModel;
-use flux::pipeline::{Change, Model, Request, Reuse};
+use flux::pipeline::{Area, Change, Model, RegionPrompt, Request, Reuse};
 use flux::rgb::Rgb;
 
 use crate::pipeline::{default_model, psnr};
@@ -92,6 +92,33 @@ fn edits_are_45_db_from_those_of_the_cpu() {
             println!("{name}, references cached: {caches_references}: {psnr:.1} dB");
             assert!(psnr >= 45.0, "{name}, references cached: {caches_references}: {psnr:.1} dB");
         }
+    }
+}
+
+/// Overlapping boxes, a ragged mask, references and an edited area, each from the graph too.
+#[test]
+fn regions_are_45_db_from_those_of_the_cpu() {
+    let Some(cuda) = cuda() else { return };
+    let (first, second) = (drawn("0.png", 144, 112), drawn("5.png", 80, 176));
+    let region = |prompt: &str, area| RegionPrompt { prompt: prompt.to_string(), area };
+    let boxes = [Area::Box([0, 0, 1000, 600]), Area::Box([300, 400, 1000, 1000])];
+    let ragged = Grey { width: 7, height: 5, bytes: (0..35).map(|n| (n * n * 37 % 256) as u8).collect() };
+    let [left, right] = boxes.map(|area| region("a blue star", area));
+    let ragged = region("a yellow square", Area::Mask(Arc::new(Mask::from(ragged))));
+    let regions = vec![left.clone(), right, ragged];
+    let request = || Request { height: Some(128), width: Some(160), ..Request::new("a teal background", 5) };
+    let requests = [
+        Request { regions: regions.clone(), ..request() },
+        Request { regions: vec![left], references: vec![second, first.clone()], ..request() },
+        Request { regions, change: Some(change(&first, true, 0.8, true)), ..Request::new("a red heart", 6) },
+    ];
+    let (cpu, gpu) = (model(Cpu::new(Precision::F32), false), model(cuda, false));
+    for (place, request) in requests.iter().enumerate() {
+        let expected = cpu.generate(request).unwrap().rgb;
+        let got = [0; 3].map(|_| gpu.generate(request).unwrap().rgb);
+        let psnr = psnr(&expected, &got[0]);
+        println!("{place}: {psnr:.1} dB");
+        assert!(psnr >= 45.0 && got[0] == got[1] && got[1] == got[2], "{place}: {psnr:.1} dB");
     }
 }
 

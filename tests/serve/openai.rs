@@ -310,6 +310,24 @@ fn controls_weights_and_variations_are_fields() {
 }
 
 #[test]
+fn regions_are_a_field_and_their_masks_are_not_files_of_the_server() {
+    let serving = Serving::start(&[]);
+    let draw = |regions: Value| serving.post("/v1/images/generations", &with(small("x"), json!({"regions": regions})));
+    let reply = draw(json!([{"box": [0, 0, 1000, 500], "prompt": "a red circle"}]));
+    assert_ne!(pixels(&reply), pixels(&draw(json!([]))));
+    assert_eq!(pixels(&reply), pixels(&draw(json!([{"box": [0.0, 0.0, 1.0, 0.5], "prompt": "a red circle"}]))));
+    for (regions, code) in [
+        (json!([{"box": [0, 0, 1, 1], "prompt": "x"}]), "invalid_value"),
+        (json!([{"box": [0, 0, 1001, 500], "prompt": "x"}]), "invalid_value"),
+        (json!([{"box": [0, 0, 1000, 500], "prompt": ""}]), "invalid_value"),
+        (json!([{"prompt": "x"}]), "invalid_value"),
+        (json!([{"mask": "/etc/passwd", "prompt": "x"}]), "unsupported_value"),
+    ] {
+        assert_eq!(draw(regions.clone()).error(), (400, code.to_string(), "regions".to_string()), "{regions}");
+    }
+}
+
+#[test]
 fn images_of_an_edit_may_be_in_json() {
     let serving = Serving::start(&[]);
     let (red, blue) = (png(64, 64, [200, 30, 30]), png(64, 64, [30, 30, 200]));

@@ -44,6 +44,8 @@ fields! {
     Wildcards = "wildcards",
     /// Boxes: the places of objects.
     Boxes = "boxes",
+    /// Texts for parts of the image.
+    Regions = "regions",
     /// Controls: references for one property of the result.
     Controls = "controls",
     /// The language model that rewrites prompts.

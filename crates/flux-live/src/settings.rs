@@ -193,7 +193,7 @@ impl Setting {
         let recipe = self.whole_recipe();
         let inputs = match frame {
             Some(frame) => Inputs::from_frame(&recipe, frame, &self.references)?,
-            None => Inputs::from_references(&recipe, &self.references),
+            None => Inputs::from_references(&recipe, &self.references)?,
         };
         let request = Request { adapters: self.adapters.clone(), reuse: self.reuse, ..inputs.apply(recipe.request()?) };
         let request = match before {

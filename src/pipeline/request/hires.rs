@@ -231,6 +231,12 @@ impl Plan {
                 .hint("leave one of them out"));
         }
         let [width, height] = hires.output_size([self.width, self.height])?;
+        let size = [self.width, self.height];
+        if !request.regions.is_empty() && hires.region(size).size() != size {
+            return Err(Error::usage("regions need a second pass of the proportions of the first".to_string())
+                .for_field(Field::Hires)
+                .hint("use a factor instead of a size"));
+        }
         // Plans depend on sizes alone.
         let blank = Arc::new(Rgb { width, height, bytes: vec![0; 3 * width * height] });
         let edit = request.second_pass(blank).map(|second| Self::single(&second, info, count)).transpose();

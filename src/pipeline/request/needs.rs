@@ -31,11 +31,12 @@ pub(crate) struct ActivationCost {
     sharers: usize,
     /// Evaluations of a step that a device takes part in.
     evaluations: u64,
-    /// `true` if the images of a batch are evaluated one after the other: images with input images.
+    /// `true` if the images of a batch are evaluated one after the other: images with input images or regions.
     pub in_turn: bool,
-    /// Bytes of keys and values that are cached from a step for other steps. An image with such a cache forms its own
-    /// batch.
+    /// Bytes of keys and values that are cached from a step for other steps.
     pub kept: u64,
+    /// `true` if an image forms its own batch: one with such a cache, or with regions.
+    pub is_alone: bool,
 }
 
 impl ActivationCost {
@@ -54,9 +55,9 @@ impl ActivationCost {
         // are shared, queries, keys, values and the result of attention exist once more for the own heads of all
         // tokens, and the result for the own tokens.
         let exchanged = if sharers > 1 { 5 * dim } else { 0 };
-        // Keys and values exist once more with the weights of references.
-        let weighted = if plan.reference_weights.is_empty() { 0 } else { 3 * dim };
-        let token = (6 * dim + 5 * mlp / 2 + exchanged + weighted) * costs.element_bytes;
+        // Keys and values exist once more with the weights of references, and with those of the texts of regions.
+        let copies = u64::from(!plan.reference_weights.is_empty()) + u64::from(plan.regions.is_some());
+        let token = (6 * dim + 5 * mlp / 2 + exchanged + copies * 3 * dim) * costs.element_bytes;
         let context = tokens.saturating_sub(image as u64);
         // The context of a step exists while the context of the next step is computed. If each step has a different
         // context, texts of several steps are computed at once, with no more rows than a step has, and exist until
@@ -73,14 +74,15 @@ impl ActivationCost {
             sharing,
             sharers,
             evaluations: if plan.guided() && sharing == Sharing::Group { 2 } else { 1 },
-            in_turn: !plan.references.is_empty() || plan.strength.is_some(),
+            in_turn: !plan.references.is_empty() || plan.strength.is_some() || plan.regions.is_some(),
             kept: info.kept_bytes(plan.kept_tokens, costs.element_bytes),
+            is_alone: plan.kept_tokens > 0 || plan.regions.is_some(),
         }
     }
 
     /// Returns the number of images, of `count`, that form one batch if memory is not limited; at least one.
     pub(crate) fn wanted(&self, count: usize) -> usize {
-        let most = if self.kept > 0 {
+        let most = if self.is_alone {
             1
         } else if self.in_turn {
             u64::MAX
@@ -165,7 +167,8 @@ impl MemorySizes {
         let needs = ActivationCost::new(costs, info, plan);
         let native = |elements: u64| costs.weight_bytes(elements, Storage::Native);
         let (layers, encoder) = (info.layers_to_run(), &info.text_encoder);
-        let tokens = plan.text().into_iter().max().unwrap_or(0) as u64;
+        let texts = [plan.prompt_tokens(), plan.negative_tokens].into_iter().chain(plan.region_texts().iter().copied());
+        let tokens = texts.max().unwrap_or(0) as u64;
         let changed = plan.strength.map(|_| [plan.height, plan.width]);
         let encoded = plan.references.iter().copied().chain(changed);
         let encoded = encoded.map(|size| VaeMemory::encoding(costs, &info.vae, size));
@@ -277,6 +280,7 @@ mod tests {
         largest: 100,
         in_turn: false,
         kept: 0,
+        is_alone: false,
         sharing: Sharing::Group,
         sharers: 1,
         evaluations: 1,

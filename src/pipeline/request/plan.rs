@@ -18,8 +18,10 @@ use crate::pipeline::request::hires::{Hires, HiresPlan};
 use crate::pipeline::request::images::{Change, ImagePlan};
 use crate::pipeline::request::kept::{self, Reuse};
 use crate::pipeline::request::latents::Latents;
+use crate::pipeline::request::regions::{RegionPrompt, region_map};
 use crate::rgb::Rgb;
 use crate::sampler::{Rng, ScheduleKind, Start, Variation};
+use crate::transformer::RegionMap;
 
 /// A request for an image. The model chooses fields that are `None`.
 #[derive(Debug, Clone, PartialEq)]
@@ -28,6 +30,9 @@ pub struct Request {
     pub prompt: String,
     /// `true` if the prompt has boxes, which only some kinds of models read.
     pub has_boxes: bool,
+    /// Texts for parts of the image, at most [`MAX_REGIONS`](crate::pipeline::MAX_REGIONS). The whole image sees the
+    /// prompt.
+    pub regions: Vec<RegionPrompt>,
     /// Width in pixels; rounded down to a size that the model supports.
     pub width: Option<usize>,
     /// Height in pixels; rounded down to a size that the model supports.
@@ -94,6 +99,7 @@ impl Request {
         Self {
             prompt: prompt.into(),
             has_boxes: false,
+            regions: Vec::new(),
             width: None,
             height: None,
             steps: None,
@@ -188,12 +194,13 @@ impl Request {
 
     /// Checks the prompts.
     ///
-    /// Errors if the prompt or the negative prompt is longer than [`MAX_PROMPT_BYTES`], or has control characters
-    /// other than line feeds and tabs: such a prompt is damaged or not text.
+    /// Errors if the prompt, the negative prompt or the text of a region is longer than [`MAX_PROMPT_BYTES`], or has
+    /// control characters other than line feeds and tabs: such a prompt is damaged or not text.
     pub fn check_prompt(&self) -> Result<()> {
+        let regions = || self.regions.iter().try_for_each(|region| check_text(&region.prompt));
         let negative =
             self.negative.as_deref().map_or(Ok(()), check_text).map_err(|e| e.for_field(Field::NegativePrompt));
-        check_text(&self.prompt).and(negative)
+        check_text(&self.prompt).and(negative).and_then(|()| regions().map_err(|e| e.for_field(Field::Regions)))
     }
 }
 
@@ -238,7 +245,7 @@ pub struct Plan {
     pub schedule: ScheduleKind,
     /// Negative prompt, if it is not empty.
     pub negative: Option<String>,
-    /// Tokens of the prompt, including padding.
+    /// Tokens of the prompt and of the texts of regions, including padding.
     pub text_tokens: usize,
     /// Tokens of the negative prompt. Different from `text_tokens` only if the number depends on the prompt, or if
     /// features of another length are passed.
@@ -264,6 +271,9 @@ pub struct Plan {
     /// own batch.
     #[serde(skip)]
     pub(crate) kept_tokens: usize,
+    /// Regions of the image. With any, the image forms its own batch.
+    #[serde(skip)]
+    pub(crate) regions: Option<Arc<RegionMap>>,
 }
 
 /// Prompts with fewer words are short for a model that was trained on full captions.
@@ -305,6 +315,21 @@ fn reference_weights(request: &Request, references: usize) -> Result<Vec<f32>> {
         return wrong(format!("`{:#}` cannot be used with `{other:#}`", Field::InputWeights));
     }
     Ok(given.iter().copied().chain(iter::repeat(1.0)).take(references).collect())
+}
+
+/// Errors if another option excludes regions.
+fn check_regions(request: &Request) -> Result<()> {
+    let others = [
+        (request.sparse, Field::Sparse),
+        (request.reuse.is_some(), Field::Reuse),
+        (request.embeddings.is_some(), Field::Embeddings),
+    ];
+    match others.iter().find(|(given, _)| *given && !request.regions.is_empty()) {
+        Some((_, other)) => Err(Error::usage(format!("`{:#}` cannot be used with `{other:#}`", Field::Regions))
+            .for_field(Field::Regions)
+            .hint("leave one of them out")),
+        None => Ok(()),
+    }
 }
 
 impl Plan {
@@ -397,7 +422,12 @@ impl Plan {
             (false, false) => asked.max(1.0),
         };
         let guided = guidance != 1.0;
-        let [text_tokens, negative_tokens] = text_tokens(request, info, guided, count)?;
+        check_regions(request)?;
+        let (regions, region_notes) =
+            region_map(&request.regions, (info, request.has_images()), [height, width], &count)?;
+        notes.extend(region_notes);
+        let [prompt_tokens, negative_tokens] = text_tokens(request, info, guided, count)?;
+        let text_tokens = prompt_tokens + regions.as_ref().map_or(0, |regions| regions.text_tokens());
         let made_from = (request.change.as_ref(), &request.references[..]);
         let sparse = || kept::sparse_tokens(made_from, info, guided, text_tokens);
         let steps_to_run = steps - images.first_step;
@@ -446,6 +476,7 @@ impl Plan {
             notes,
             is_read_elsewhere: false,
             kept_tokens,
+            regions,
         })
     }
 
@@ -472,6 +503,7 @@ impl Plan {
             notes: Vec::new(),
             is_read_elsewhere: false,
             kept_tokens: 0,
+            regions: None,
         }
     }
 
@@ -496,6 +528,16 @@ impl Plan {
     /// Returns the text tokens of each evaluation of a step.
     pub(crate) fn text(&self) -> Vec<usize> {
         if self.guided() { vec![self.text_tokens, self.negative_tokens] } else { vec![self.text_tokens] }
+    }
+
+    /// Returns the tokens of the text of each region.
+    pub(crate) fn region_texts(&self) -> &[usize] {
+        self.regions.as_ref().map_or(&[], |regions| &regions.texts)
+    }
+
+    /// Returns the tokens of the prompt, without the texts of regions.
+    pub(crate) fn prompt_tokens(&self) -> usize {
+        self.text_tokens - self.region_texts().iter().sum::<usize>()
     }
 }
 

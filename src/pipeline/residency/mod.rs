@@ -162,6 +162,11 @@ impl<B: Backend> Residency<B> {
             return Err(Error::usage("tokens cannot be cached when devices share one image")
                 .hint(format!("leave it out, or generate each image on one device with `{:#} off`", Field::Parallel)));
         }
+        if plan.regions.is_some() && costs.world > 1 {
+            return Err(Error::usage("regions cannot be used when devices share one image")
+                .for_field(Field::Regions)
+                .hint(format!("generate each image on one device with `{:#} off`", Field::Parallel)));
+        }
         let needs = ActivationCost::new(&costs, info, &plan);
         needs.check_largest(costs.max_tensor_values, info, &plan)?;
         // One device of a group encodes the prompt for all.

@@ -9,7 +9,7 @@ use crate::ops::{Rope, TokenSplit};
 use crate::pipeline::request::plan::Plan;
 use crate::sampler::{self, Conditioning, Evaluations};
 use crate::tensor::Tensor;
-use crate::transformer::{KeyCache, Modulations, ReferenceWeights, Sequence, Transformer};
+use crate::transformer::{KeyCache, Modulations, ReferenceWeights, RegionMap, Regions, Sequence, Transformer};
 
 /// Everything that determines the work of a step; the number of steps does not.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
@@ -20,6 +20,7 @@ pub(crate) struct BatchShape {
     references: Vec<[usize; 2]>,
     /// Bits of the weights of references.
     weights: Vec<u32>,
+    regions: Option<Arc<RegionMap>>,
     guidance_bits: u32,
     /// Number of images wanted in one batch, and number of images in it: fewer if memory did not allow more.
     wanted: usize,
@@ -31,7 +32,8 @@ impl BatchShape {
         let &Plan { height, width, guidance, .. } = plan;
         let (text, references) = (plan.text(), plan.references.clone());
         let weights = plan.reference_weights.iter().map(|weight| weight.to_bits()).collect();
-        Self { height, width, text, references, weights, guidance_bits: guidance.to_bits(), wanted, samples }
+        let (regions, guidance_bits) = (plan.regions.clone(), guidance.to_bits());
+        Self { height, width, text, references, weights, regions, guidance_bits, wanted, samples }
     }
 
     /// Returns `true` if the first batch of `wanted` images like `plan` has this shape. The work depends on the
@@ -51,10 +53,12 @@ pub(crate) struct Steps<B: Backend> {
     pub(crate) split: TokenSplit,
     /// Number of images that are evaluated one after the other; 1 if all form one batch.
     pub(crate) turns: usize,
-    /// Positions and tokens of the negative prompt, if it has another number of tokens.
+    /// Positions and tokens of the negative prompt, if it has another number of tokens or the prompt has regions.
     pub(crate) negative: Option<(Rope<B>, TokenSplit)>,
     /// Factors of keys and values of references in the sequence.
     pub(crate) weights: Option<ReferenceWeights<B>>,
+    /// Regions of the prompt's evaluation, if any.
+    pub(crate) regions: Option<Regions>,
     /// Keys and values of references that are not in the sequence.
     pub(crate) cached: Option<Arc<KeyCache<B>>>,
     pub(crate) guidance: Option<f32>,
@@ -71,9 +75,9 @@ impl<B: Backend> Steps<B> {
     pub(crate) fn step(&self, [latents, context, modulation, dt]: [&Tensor<B>; 4]) -> Result<Tensor<B>> {
         let &Self { split, turns, guidance, evaluations, .. } = self;
         let modulation = self.transformer.modulation(modulation)?;
-        let sequence = |split, rope| Sequence { split, rope, weights: self.weights.as_ref() };
-        let negative = self.negative.as_ref().map(|(rope, split)| sequence(*split, rope));
-        let (sequence, cached) = (sequence(split, &self.rope), self.cached.as_deref());
+        let sequence = |split, rope, regions| Sequence { split, rope, weights: self.weights.as_ref(), regions };
+        let negative = self.negative.as_ref().map(|(rope, split)| sequence(*split, rope, None));
+        let (sequence, cached) = (sequence(split, &self.rope, self.regions.as_ref()), self.cached.as_deref());
         let step = |turn: usize| {
             let own = |x: &Tensor<B>| x.row_view(turn * (x.rows() / turns)..(turn + 1) * (x.rows() / turns));
             let context = &own(context);

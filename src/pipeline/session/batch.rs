@@ -21,7 +21,7 @@ use crate::pipeline::session::text::TextFeatures;
 use crate::sampler::{Evaluations, Noise, Schedule, times};
 use crate::tensor::Tensor;
 use crate::token_split::share;
-use crate::transformer::{KeyCache, Transformer, time_in_bf16};
+use crate::transformer::{KeyCache, RegionMap, Regions, Transformer, time_in_bf16};
 
 /// Inputs of [`Tensor::inpaint_blend`]: the first noise, the latents of the image to edit, and the mask.
 pub(super) struct Kept<B: Backend> {
@@ -271,7 +271,8 @@ impl<B: Backend> Batch<'_, B> {
         // Each half of the devices computes one of the two evaluations, which then do not form a batch.
         let evaluated = self.evaluated().start;
         let txt = plan.text()[evaluated];
-        let own_negative = plan.guided() && sharing == Sharing::Group && plan.negative_tokens != txt;
+        let has_own = plan.negative_tokens != txt || plan.regions.is_some();
+        let own_negative = plan.guided() && sharing == Sharing::Group && has_own;
         let evaluations = match sharing {
             Sharing::Half => Evaluations::Halved { has_prompt: evaluated == 0 },
             Sharing::Group if !own_negative && needs.batched(available, samples) => Evaluations::Batched,
@@ -284,7 +285,11 @@ impl<B: Backend> Batch<'_, B> {
             let split = self.split(layout);
             Ok::<_, Error>((transformer.rope(&split, &references, [height, width])?, split))
         };
-        let (rope, split) = sequence(txt)?;
+        let (mut rope, split) = sequence(txt)?;
+        let regions = plan.regions.as_ref().map(|map| Regions::new(RegionMap::clone(map), split.whole()));
+        if let Some(regions) = &regions {
+            rope = transformer.rope_of_regions(regions, split.whole(), &references, [height, width])?;
+        }
         let weights = if cached.is_some() { None } else { reference_weights(residency, self.prepared)? };
         let steps = Steps {
             transformer: Arc::clone(transformer),
@@ -293,6 +298,7 @@ impl<B: Backend> Batch<'_, B> {
             turns,
             negative: own_negative.then(|| sequence(plan.negative_tokens)).transpose()?,
             weights,
+            regions,
             cached,
             guidance: plan.guided().then_some(plan.guidance),
             evaluations,

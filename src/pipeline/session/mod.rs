@@ -353,8 +353,13 @@ impl<B: Backend> Session<B> {
     /// Returns the text features of the first image's prompt, and with guidance of its negative prompt, in float32.
     /// Waits for them.
     ///
-    /// Errors also if the steps have begun.
+    /// Errors also if the steps have begun, or there are regions.
     pub fn embeddings(&mut self) -> Result<Embeddings> {
+        if self.plan().regions.is_some() {
+            return Err(Error::usage("text features cannot be saved with regions: a file has those of one prompt")
+                .for_field(Field::Regions)
+                .hint("leave out the regions, or the text features"));
+        }
         self.encode(&mut |_| {})?;
         let State::Encoded(_, txt, ..) = &self.state else { return Err(Error::new("the text features were used up")) };
         let download = |rows: Range<usize>| {

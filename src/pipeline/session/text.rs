@@ -23,6 +23,8 @@ pub(crate) struct Text {
     texts: Texts,
     /// For each item the indices of its prompt and, with guidance, of its negative prompt in the texts.
     of_items: Vec<Vec<usize>>,
+    /// Number of first texts that are those of regions. They form one text with the prompt, which follows them.
+    regions: usize,
 }
 
 enum Texts {
@@ -106,10 +108,18 @@ impl Text {
             return Ok(Self::given(&given, plans));
         }
         let (mut prompts, mut of_items): (Vec<Prompt>, _) = (Vec::new(), Vec::new());
+        let mut regions = 0;
         for (request, plan) in requests.iter().zip(plans) {
-            let (guided, lengths) = (plan.guided(), [plan.text_tokens, plan.negative_tokens]);
+            // Items with regions are alone.
+            for (region, length) in request.regions.iter().zip(plan.region_texts().to_vec()) {
+                let tokens = tokenize(&region.prompt, length)?;
+                regions += 1;
+                plan.notes.extend(cut_note(&format!("the text of region {regions}"), &region.prompt, &tokens));
+                prompts.push(Prompt { text: region.prompt.clone(), tokens });
+            }
+            let (guided, lengths) = (plan.guided(), [plan.prompt_tokens(), plan.negative_tokens]);
             let mut read = |name: &str, text: &str, length: usize| {
-                let known = prompts.iter().position(|prompt| prompt.text == text);
+                let known = (regions..prompts.len()).find(|place| prompts[*place].text == text);
                 let place = known.map_or_else(
                     || {
                         let tokens = tokenize(text, length)?;
@@ -128,7 +138,7 @@ impl Text {
             }
             of_items.push(of_item);
         }
-        Ok(Self { texts: Texts::Prompts(prompts), of_items })
+        Ok(Self { texts: Texts::Prompts(prompts), of_items, regions })
     }
 
     fn given(given: &[&Embeddings], plans: &[Plan]) -> Self {
@@ -145,7 +155,7 @@ impl Text {
             embeddings.arrays().into_iter().take(evaluations).flatten().map(&mut place).collect()
         };
         let of_items = given.iter().zip(plans).map(of_item).collect();
-        Self { texts: Texts::Given(texts), of_items }
+        Self { texts: Texts::Given(texts), of_items, regions: 0 }
     }
 
     /// Returns the features of all texts. The text encoder runs only for prompts that are not cached, and only on the
@@ -208,7 +218,10 @@ impl<B: Backend> Encoded<'_, B> {
                 Texts::Prompts(prompts) => prompts.get(place).map_or(length, |prompt| prompt.tokens.real.min(length)),
                 Texts::Given(_) => length,
             };
-            TextRows { rows: end - length..end, number: numbers.get(place).copied().flatten(), prompt }
+            match text.regions {
+                regions if regions > 0 && place == regions => TextRows { rows: 0..end, number: None, prompt },
+                _ => TextRows { rows: end - length..end, number: numbers.get(place).copied().flatten(), prompt },
+            }
         });
         Ok(TextFeatures { rows, texts: texts.collect(), of_items: text.of_items.clone() })
     }

@@ -1,4 +1,4 @@
-//! Flags for boxes: the places of objects.
+//! Flags for places: boxes of objects, and regions with their own texts.
 
 use std::io::Read;
 use std::path::{Path, PathBuf};
@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use clap::Args;
 use flux::engine::Recipe;
 use flux::engine::boxes::{LayoutBox, reference};
+use flux::engine::regions::TextRegion;
 use flux::files::open_regular;
 use flux::{Error, Result};
 
@@ -15,7 +16,7 @@ use super::values::path;
 /// Maximum number of bytes of a file; the engine bounds the number of boxes.
 const MAX_FILE: u64 = 1 << 20;
 
-/// Flags for boxes.
+/// Flags for boxes and regions.
 #[derive(Args)]
 pub struct BoxArgs {
     /// Place of an object, for FLUX.3: ID=TOP,LEFT,BOTTOM,RIGHT[:DESCRIPTION]
@@ -35,6 +36,12 @@ pub struct BoxArgs {
     /// Numbers with a decimal point are shares from 0 to 1.
     #[arg(help_heading = PROMPT, long = "boxes", value_name = "FILE", value_parser = path(), hide_short_help = true)]
     boxes_file: Option<PathBuf>,
+    /// Text for a part of the image, for FLUX.2: TOP,LEFT,BOTTOM,RIGHT:TEXT or MASK.png:TEXT; repeatable
+    ///
+    /// The whole image sees the prompt, and the region also sees its text. Coordinates go from 0 to 1000, or are
+    /// percentages. A mask is white in its region. At most 30.
+    #[arg(help_heading = PROMPT, long = "region", value_name = "REGION", hide_short_help = true)]
+    regions: Vec<TextRegion>,
 }
 
 /// Parses `--box`.
@@ -55,7 +62,7 @@ fn source(text: &str) -> std::result::Result<LayoutBox, String> {
 }
 
 impl BoxArgs {
-    /// Returns the recipe with the flags applied. Boxes of flags replace those of the recipe.
+    /// Returns the recipe with the flags applied. Boxes and regions of flags replace those of the recipe.
     ///
     /// Errors if the file cannot be read, or contains something else.
     pub fn apply(&self, recipe: Recipe) -> Result<Recipe> {
@@ -67,7 +74,9 @@ impl BoxArgs {
                 None => boxes.push(source.clone()),
             }
         }
-        Ok(if boxes.is_empty() { recipe } else { Recipe { boxes, ..recipe } })
+        let regions = if self.regions.is_empty() { recipe.regions } else { self.regions.clone() };
+        let boxes = if boxes.is_empty() { recipe.boxes } else { boxes };
+        Ok(Recipe { boxes, regions, ..recipe })
     }
 }
 

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
 use flux::engine::choice::PrecisionChoice;
+use flux::engine::regions::TextRegion;
 use flux::engine::{ImageRecipe, ModelRecipe, Recipe};
 use flux::error::shell::visible_word;
 use flux::files::Variant;
@@ -96,6 +97,7 @@ fn flags(made: &ImageRecipe) -> Vec<Flag> {
     flags.extend(
         recipe.inputs.iter().zip(made).map(|(input, made)| (if made { "--canny" } else { "-i" }, Some(file(input)))),
     );
+    flags.extend(recipe.regions.iter().map(|region| ("--region", Some(region_value(region)))));
     flags.extend(recipe.input_weights.iter().map(|weight| ("--input-weight", Some(weight.to_string()))));
     flags.extend([
         ("--mask", path(&recipe.mask)),
@@ -126,6 +128,11 @@ fn flags(made: &ImageRecipe) -> Vec<Flag> {
     );
     let given = flags.into_iter().filter_map(|(flag, value)| value.map(|value| (flag, value)));
     given.map(|(flag, value)| (flag, (!SWITCHES.contains(&flag)).then_some(value))).collect()
+}
+
+/// Returns a region as a flag's value.
+fn region_value(region: &TextRegion) -> String {
+    TextRegion { mask: region.mask.as_deref().map(|mask| file(mask).into()), ..region.clone() }.to_string()
 }
 
 /// Returns a file name as a flag's value. A leading hyphen would make it a flag.
@@ -221,6 +228,7 @@ mod tests {
             inputs: vec!["a.png".into(), "b.png".into()],
             controls: vec![canny],
             input_weights: vec![0.7, 1.25],
+            regions: vec!["0,0,1000,500:it's a cat: black".parse().unwrap(), "-m.png:a hat".parse().unwrap()],
             ..Recipe::new("Match the edge map in image 2.\na cat", 1)
         };
         assert!(has_flags(&edges));

@@ -29,6 +29,7 @@ fn flags(field: Field) -> [&'static str; 2] {
         Field::Prompt => ["--prompt", "-p"],
         Field::Wildcards => ["--wildcards"; 2],
         Field::Boxes => ["--boxes"; 2],
+        Field::Regions => ["--region"; 2],
         Field::Controls => ["--control"; 2],
         Field::Upsample => ["--upsample"; 2],
         Field::NegativePrompt => ["--negative"; 2],

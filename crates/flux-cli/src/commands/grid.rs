@@ -158,8 +158,8 @@ fn make_folder(args: &Grid, places: &[Place], files: &ModelFiles) -> Result<Made
 
 /// Returns a recipe with only the file fields.
 fn only_files(recipe: &Recipe) -> Recipe {
-    let Recipe { inputs, mask, noise, latents, embeddings, adapters, .. } = recipe.clone();
-    Recipe { inputs, mask, noise, latents, embeddings, adapters, ..Recipe::default() }
+    let Recipe { inputs, mask, regions, noise, latents, embeddings, adapters, .. } = recipe.clone();
+    Recipe { inputs, mask, regions, noise, latents, embeddings, adapters, ..Recipe::default() }
 }
 
 /// Returns a target after checking that it is writable.

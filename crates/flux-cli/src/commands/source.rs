@@ -133,8 +133,8 @@ impl Source {
                 notes.push(format!("`{name}` is a different file now: the one embedded in the image is used"));
             }
         };
-        recipe.inputs.iter_mut().for_each(&mut find);
-        let others = [&mut recipe.mask, &mut recipe.noise, &mut recipe.latents, &mut recipe.embeddings];
+        recipe.images_mut().for_each(&mut find);
+        let others = [&mut recipe.noise, &mut recipe.latents, &mut recipe.embeddings];
         others.into_iter().flatten().for_each(&mut find);
         recipe.adapters.iter_mut().map(|used| &mut used.file).for_each(find);
     }

@@ -231,11 +231,8 @@ impl Inputs<'_> {
     /// Errors when a file cannot be read, or is too large.
     async fn sent(&mut self, recipe: Recipe) -> Result<Recipe> {
         let mut sent = recipe;
-        for file in &mut sent.inputs {
+        for file in sent.images_mut() {
             *file = self.object(file, MAX_IMAGE_BYTES).await?;
-        }
-        if let Some(mask) = &mut sent.mask {
-            *mask = self.object(mask, MAX_IMAGE_BYTES).await?;
         }
         for AdapterFile { file, .. } in &mut sent.adapters {
             let found = names::adapter(file)?;

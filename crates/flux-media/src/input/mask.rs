@@ -12,7 +12,7 @@ use crate::rgb::Rgb;
 use flux_base::error::Result;
 
 /// A mask in the size of its file, upright.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Mask {
     grey: Grey,
     notes: Vec<String>,

@@ -43,6 +43,8 @@ class Options(TypedDict, total=False):
     """Number of tokens that prompts are truncated or padded to."""
     boxes: Sequence[Mapping[str, Any]]
     """Places of objects, for FLUX.3; see `Recipe.boxes`."""
+    regions: Sequence[Mapping[str, Any]]
+    """Texts for parts of the image, for FLUX.2; see `Recipe.regions`."""
     controls: Sequence[Mapping[str, Any]]
     """Images that show a property of the result; see `Recipe.controls`."""
     variation: str

@@ -44,6 +44,8 @@ class Recipe:
         template: The template that the prompt was expanded from.
         boxes: Places of objects in thousandths of the image, for FLUX.3: `{"id", "bbox": [top, left, bottom, right],
             "desc"}`.
+        regions: Texts for parts of the image, for FLUX.2: `{"box": [top, left, bottom, right], "prompt"}` in
+            thousandths of the image, or `{"mask": FILE, "prompt"}`.
         controls: Inputs that show a property of the result: `{"kind": "depth", "input": 0}`, counted from 0; `"make"`
             is true if the model sees the edges in the input.
         upsampled: The request from which a language model wrote the prompt.
@@ -83,6 +85,7 @@ class Recipe:
     _: dataclasses.KW_ONLY
     template: str | None = None
     boxes: tuple[Mapping[str, Any], ...] = ()
+    regions: tuple[Mapping[str, Any], ...] = ()
     controls: tuple[Mapping[str, Any], ...] = ()
     upsampled: Mapping[str, Any] | None = None
     negative: str | None = None
@@ -144,7 +147,7 @@ class Recipe:
                 if place:
                     fields["place"] = (place["place"], place["count"])
             fields["adapters"] = tuple(Adapter(**adapter) for adapter in fields.get("adapters", ()))
-            for name in ("inputs", "boxes", "controls", "input_weights"):
+            for name in ("inputs", "boxes", "regions", "controls", "input_weights"):
                 fields[name] = tuple(fields.get(name, ()))
             return cls(**fields)
         except (ValueError, TypeError, AttributeError, KeyError) as error:

@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use flux::engine::expand::Expansion;
+use flux::engine::regions::TextRegion;
 use flux::engine::{AdapterFile, EmbeddedFiles, Priority, Recipe};
 use flux::files::adapter::BlockStrengths;
 use flux::input;
@@ -321,6 +322,7 @@ fn read_recipe(fields: &mut Fields, faults: &mut Faults, defaults: Defaults) -> 
     Recipe {
         prompt,
         boxes: faults.ok(fields.value("boxes")).unwrap_or_default(),
+        regions: faults.ok(read_regions(fields)).unwrap_or_default(),
         controls: faults.ok(fields.value("controls")).unwrap_or_default(),
         input_weights: faults.ok(fields.value("input_weights")).unwrap_or_default(),
         negative: faults.ok(fields.text("negative_prompt")),
@@ -337,6 +339,19 @@ fn read_recipe(fields: &mut Fields, faults: &mut Faults, defaults: Defaults) -> 
         hires: faults.ok(fields.value("hires")),
         ..Recipe::default()
     }
+}
+
+/// Parses regions. Their places are boxes: a mask would name a file of the server.
+fn read_regions(fields: &mut Fields) -> Result<Option<Vec<TextRegion>>> {
+    let regions: Option<Vec<TextRegion>> = fields.value("regions")?;
+    for TextRegion { mask, prompt, .. } in regions.iter().flatten() {
+        check_length("regions", prompt)?;
+        if mask.is_some() {
+            let message = "regions are boxes here: send masks as the files of a `recipe`, to /v1/jobs";
+            return Err(ApiError::bad("unsupported_value", message).with_param("regions"));
+        }
+    }
+    Ok(regions)
 }
 
 /// Parses adapters: a list, or a single one. Each is an object, or a text `NAME`, `NAME:WEIGHT` or

@@ -265,7 +265,7 @@ pub fn value(name: &str, cell: &str, separator: char) -> Result<Value> {
             "false" | "no" | "0" => Ok(false.into()),
             _ => Err(wrong("true or false")),
         },
-        "inputs" | "adapters" | "extend" | "boxes" | "controls" | "input_weights" | "hires"
+        "inputs" | "adapters" | "extend" | "boxes" | "regions" | "controls" | "input_weights" | "hires"
             if trimmed.starts_with(['[', '{']) =>
         {
             serde_json::from_str(trimmed).map_err(|e| wrong(&format!("JSON: {e}")))

@@ -2,6 +2,7 @@
 //! `!`.
 
 use flux::engine::AdapterFile;
+use flux::engine::regions::TextRegion;
 use flux::sampler::ScheduleKind;
 
 /// A parsed line.
@@ -34,6 +35,7 @@ pub enum Command {
     Negative(Option<String>),
     Lora(Option<AdapterFile>),
     Mask(Option<String>),
+    Region(Option<TextRegion>),
     Strength(Option<f64>),
     Upsample(bool),
     Device(String),
@@ -49,7 +51,7 @@ pub enum Command {
 }
 
 /// The name, arguments and description of each command.
-pub const COMMANDS: [(&str, &str, &str); 21] = [
+pub const COMMANDS: [(&str, &str, &str); 22] = [
     ("help", "", "print this list"),
     ("seed", "[N]", "set the seed; without N, each image gets a random seed"),
     ("size", "[WxH]", "set the image size; without one, the model's default is used"),
@@ -59,6 +61,7 @@ pub const COMMANDS: [(&str, &str, &str); 21] = [
     ("negative", "[TEXT]", "set the negative prompt"),
     ("lora", "[FILE[:X]]", "add an adapter; without FILE, remove all adapters"),
     ("mask", "[FILE]", "regenerate the white area of this mask in the first image of a prompt"),
+    ("region", "[T,L,B,R:TEXT]", "add a text for a part of the image; without one, remove all regions"),
     ("strength", "[X]", "set how much to change the first image of a prompt, from 0 to 1"),
     ("upsample", "on|off", "let a language model write full prompts, or not"),
     ("device", "DEVICE", "use another device"),
@@ -181,6 +184,7 @@ fn command(line: &str) -> Result<Command, String> {
         "negative" => Ok(Command::Negative((!rest.is_empty()).then(|| rest.to_string()))),
         "lora" => (!rest.is_empty()).then(|| AdapterFile::parse(rest)).transpose().map(Command::Lora),
         "mask" => Ok(Command::Mask((!rest.is_empty()).then(|| rest.to_string()))),
+        "region" => (!rest.is_empty()).then(|| rest.parse()).transpose().map(Command::Region),
         "strength" => optional(rest, &usage).map(Command::Strength),
         "upsample" => match rest {
             "on" => Ok(Command::Upsample(true)),
@@ -288,6 +292,8 @@ mod tests {
             ("!lora a b.safetensors:0.5", Command::Lora(Some(AdapterFile::new("a b.safetensors", 0.5)))),
             ("!lora", Command::Lora(None)),
             ("!mask m.png", Command::Mask(Some("m.png".to_string()))),
+            ("!region 0,0,9,9:a cat", Command::Region("0,0,9,9:a cat".parse().ok())),
+            ("!region", Command::Region(None)),
             ("!strength 0.5", Command::Strength(Some(0.5))),
             ("!upsample off", Command::Upsample(false)),
             ("!device cpu", Command::Device("cpu".to_string())),

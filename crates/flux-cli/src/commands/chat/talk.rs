@@ -205,6 +205,15 @@ impl<'a> Talk<'a> {
                 self.print_edit_value("mask", mask.as_ref());
                 self.mask = mask.map(PathBuf::from);
             }
+            Command::Region(Some(region)) => {
+                self.recipe.regions.push(region);
+                let count = self.recipe.regions.len();
+                self.print_setting(&format!("{count} regions for the next images, until `!region`"));
+            }
+            Command::Region(None) => {
+                self.recipe.regions.clear();
+                self.print_setting("no regions for the next images");
+            }
             Command::Strength(strength) => {
                 self.strength = strength;
                 self.print_edit_value("strength", strength);

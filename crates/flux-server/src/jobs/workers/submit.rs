@@ -215,7 +215,7 @@ impl Workers {
     /// Returns the recipe with object names as files.
     async fn sent(&self, draft: &Draft) -> Result<Recipe> {
         let mut recipe = draft.job.recipe.as_deref().cloned().unwrap_or_default();
-        for file in recipe.inputs.iter_mut().chain(&mut recipe.mask) {
+        for file in recipe.images_mut() {
             if let Some(object) = draft.names.get(file) {
                 object.clone_into(file);
             }

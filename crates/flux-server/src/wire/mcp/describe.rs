@@ -109,6 +109,10 @@ pub fn tools(about: &About) -> Vec<Tool> {
             top, left, bottom, right from 0 to 1000", "items": {"type": "object", "required": ["id", "bbox"], "properties": {
             "id": {"type": "string"}, "bbox": {"type": "array", "items": {"type": "integer"}, "minItems": 4, "maxItems": 4},
             "desc": {"type": "string"}}}},
+        "regions": {"type": "array", "description": "Texts for parts of the image, for FLUX.2: box is top, left, bottom, \
+            right from 0 to 1000", "items": {"type": "object", "required": ["box", "prompt"], "properties": {
+            "box": {"type": "array", "items": {"type": "integer"}, "minItems": 4, "maxItems": 4},
+            "prompt": {"type": "string"}}}},
         "expand": {"type": "boolean", "default": false,
             "description": "Choose words of the prompt by the seed: {red|blue} or __name__"},
         "upsample": {"type": "boolean", "description": about.upsampling()},
