@@ -305,7 +305,7 @@ fn free_on_host(device: &Arc<Device>, addresses: Vec<u64>) -> Result<()> {
     Event::new(device, device.stream())?.wait()?;
     let _outside = outside_captures();
     let free = |address: u64| {
-        // SAFETY: allocated by `allocate_on_host` and freed once. No work uses it, because tensors that view it hold the
+        // SAFETY: allocated by `allocate_on_host` and freed once. No work uses it: tensors that view it hold the
         // buffer, and the work that was enqueued before is done.
         unsafe { result::free_host(address as *mut c_void) }.map_err(|e| failed("cannot free host memory", e))
     };

@@ -1,7 +1,7 @@
 //! Host memory of large activations: blocks that serve one activation after the other.
 
-/// Blocks of host memory for work on the compute stream. A block that is released serves later requests at once, because
-/// their work runs after the work that used it.
+/// Blocks of host memory for work on the compute stream. A block that is released serves later requests at once: their
+/// work runs after the work that used it.
 #[derive(Default)]
 pub struct HostBlocks {
     blocks: Vec<Block>,

@@ -1,5 +1,6 @@
-//! Accounting of memory: the budget of the device's ([`budget`]), the arena of captured work ([`arena`]), and host memory
-//! of large activations ([`host_blocks`]). None calls the driver or knows about devices. Start reading at the budget.
+//! Accounting of memory: the budget of the device ([`budget`]), the arena of captured work ([`arena`]), and host
+//! memory of large activations ([`host_blocks`]). None calls the driver or knows about devices. Start reading at the
+//! budget.
 
 mod arena;
 mod budget;

@@ -65,8 +65,8 @@ impl<'a> Output<'a> {
         self.residual
     }
 
-    /// Returns the max rows of pixels of a band, each with `pixels` rows of the output. It limits only bands of an output
-    /// in host memory: these are of about `bytes` bytes, but have at least BAND_MULTIPLE rows of pixels.
+    /// Returns the max rows of pixels of a band, each with `pixels` rows of the output. It limits only bands of an
+    /// output in host memory: these are of at most `bytes` bytes, but have at least BAND_MULTIPLE rows of pixels.
     pub fn max_band(&self, pixels: usize, bytes: usize) -> usize {
         if !self.out.buffer().is_on_host() {
             return usize::MAX;

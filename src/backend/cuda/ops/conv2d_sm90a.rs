@@ -111,8 +111,8 @@ impl Shape {
         [band.start, band.end].map(|row| self.tiles(row, width, outs))
     }
 
-    /// Returns the rows of pixels that a band of the output depends on, counted from the first row of the halo. An image
-    /// to halve has twice as many rows as its output and no halo, and is read in pairs of rows.
+    /// Returns the rows of pixels that a band of the output depends on, counted from the first row of the halo. An
+    /// image to halve has twice as many rows as its output and no halo, and is read in pairs of rows.
     fn rows_seen(&self, band: &Range<usize>, [above, height, below]: [usize; 3]) -> Range<usize> {
         if self.stride == 2 {
             return 2 * band.start..2 * (band.end + HALO).min(height);
@@ -213,7 +213,7 @@ impl Cuda {
             let pixels = Image::new(&part.pixels, width * shape.stride);
             let x_map = match shape.stride {
                 1 => image_map(choice, &pixels, [shape.width, shape.rows()])?,
-                _ => halved_map(choice, &pixels.from_first(part.first), &shape)?,
+                _ => halved_map(choice, &pixels.placed_at(part.first), &shape)?,
             };
             // A place as if the rows before the band were there too.
             let rows = places * width * band.start..places * width * band.end;
@@ -222,7 +222,7 @@ impl Cuda {
             let residual_map = |of: Matrix| {
                 let (pixel, channels) = (if out.rows() > 1 { of.stride } else { out.cols() }, out.cols());
                 let residual = Image { address: of.address, pixel, channels, rows: band.len(), width };
-                image_map(choice, &residual.from_first(band.start), [shape.width, shape.height])
+                image_map(choice, &residual.placed_at(band.start), [shape.width, shape.height])
             };
             let residual_map = added.map(residual_map).transpose()?;
             let [first, end] = shape.items(&band, width, out.cols());
@@ -304,8 +304,8 @@ impl Image {
         Self { address: of.address(), pixel, channels: of.cols(), rows: of.rows() / width, width }
     }
 
-    /// Returns the image from its first row on, if these rows begin with row `first`. The rows before are not there.
-    fn from_first(self, first: usize) -> Self {
+    /// Returns the whole image up to these rows, which begin with row `first`. The rows before are not there.
+    fn placed_at(self, first: usize) -> Self {
         let before = (first * self.width * self.pixel * Element::BYTES) as u64;
         Self { address: self.address.wrapping_sub(before), rows: first + self.rows, ..self }
     }
@@ -459,7 +459,7 @@ mod tests {
     fn an_image_from_its_first_row_on_has_the_band_in_its_place() {
         let band = Image { address: 1 << 40, pixel: 136, channels: 128, rows: 18, width: 50 };
         let row_bytes = 50 * 136 * 2;
-        let whole = band.from_first(32);
+        let whole = band.placed_at(32);
         assert_eq!((whole.address + 32 * row_bytes, whole.rows), (1 << 40, 50));
     }
 
