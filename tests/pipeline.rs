@@ -61,8 +61,6 @@ fn regions_are_prompts_like_others_and_images_with_them_are_alone() {
     let again = model.generate(&request).unwrap();
     assert_eq!([plain.timings.prompts_encoded, again.timings.prompts_encoded], [0, 0]);
     assert!(plain.rgb != first[0].rgb && swapped.rgb != first[0].rgb && again.rgb == first[0].rgb);
-    let longer = Request { max_sequence_length: Some(1000), ..request };
-    assert_eq!(model.plan(&longer).unwrap_err().field(), Some(Field::MaxSequenceLength));
 }
 
 #[test]

@@ -5,7 +5,7 @@ use flux::engine::Recipe;
 use flux::input::Resize;
 use flux::{Error, Result};
 
-use super::boxes::BoxArgs;
+use super::boxes::{BoxArgs, RegionArgs};
 use super::expand::ExpandArgs;
 use super::values::{SIDE, Seed, SizeOrSide, decimal, whole_of};
 use super::{AdapterArgs, ImageArgs, SAMPLING, SamplerArgs, TensorArgs, values};
@@ -54,6 +54,8 @@ pub struct RecipeArgs {
     #[command(flatten)]
     boxes: BoxArgs,
     #[command(flatten)]
+    regions: RegionArgs,
+    #[command(flatten)]
     pub images: ImageArgs,
     #[command(flatten)]
     pub sampler: SamplerArgs,
@@ -74,7 +76,7 @@ impl RecipeArgs {
             guidance: self.guidance.or(recipe.guidance),
             ..recipe
         };
-        let recipe = self.boxes.apply(self.sampler.apply(recipe))?;
+        let recipe = self.regions.apply(self.boxes.apply(self.sampler.apply(recipe))?);
         self.adapters.apply(self.tensors.apply(self.sized(self.images.apply(recipe))))
     }
 
