@@ -55,9 +55,11 @@ impl ActivationCost {
         // are shared, queries, keys, values and the result of attention exist once more for the own heads of all
         // tokens, and the result for the own tokens.
         let exchanged = if sharers > 1 { 5 * dim } else { 0 };
-        // Keys and values exist once more with the weights of references, and with those of the texts of regions.
-        let copies = u64::from(!plan.reference_weights.is_empty()) + u64::from(plan.regions.is_some());
-        let token = (6 * dim + 5 * mlp / 2 + exchanged + copies * 3 * dim) * costs.element_bytes;
+        // Keys and values exist once more with the weights of references.
+        let weighted = if plan.reference_weights.is_empty() { 0 } else { 3 * dim };
+        // Those of a region's image tokens are copied, and concatenated with those of its text.
+        let regional = if plan.regions.is_some() { 4 * dim } else { 0 };
+        let token = (6 * dim + 5 * mlp / 2 + exchanged + weighted + regional) * costs.element_bytes;
         let context = tokens.saturating_sub(image as u64);
         // The context of a step exists while the context of the next step is computed. If each step has a different
         // context, texts of several steps are computed at once, with no more rows than a step has, and exist until
