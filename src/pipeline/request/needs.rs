@@ -317,9 +317,12 @@ fn encode_bytes(costs: &Costs, channels: &[usize], pixels: u64, bands: Bands) ->
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
     use super::*;
     use crate::backend::Device;
     use crate::backend::cpu::{Cpu, Precision};
+    use crate::transformer::RegionMap;
 
     #[test]
     fn the_decoder_needs_what_its_last_up_block_does() {
@@ -487,6 +490,20 @@ mod tests {
         assert_eq!(none.kept, 0);
         assert!(none.levels().iter().zip(sizes.levels()).all(|(none, with)| with.1 == none.1 + sizes.kept));
         assert_eq!(ActivationCost::new(&Costs::hopper(), &info, &plan).wanted(8), 1);
+    }
+
+    #[test]
+    fn texts_of_regions_count_and_are_encoded_one_by_one() {
+        let info = klein(24, [5, 20], [2560, 9728]);
+        let plain = Plan::with_size(1024, 1024);
+        let regions = Some(Arc::new(RegionMap { texts: vec![64, 128], tokens: vec![1; 4096] }));
+        let plan = Plan { regions, text_tokens: 512 + 192, ..plain.clone() };
+        let [none, with] = [&plain, &plan].map(|plan| MemorySizes::new(&Costs::hopper(), &info, plan, true));
+        assert_eq!(none.encode_text, with.encode_text);
+        let [none, with] = [&plain, &plan].map(|plan| ActivationCost::new(&Costs::hopper(), &info, plan));
+        assert_eq!(with.largest * (4096 + 512), none.largest * (4096 + 704));
+        assert!(with.step > none.step && (with.wanted(8), none.wanted(8)) == (1, 8));
+        assert!(with.in_turn && !with.batched(u64::MAX, 1));
     }
 
     #[test]
