@@ -9,7 +9,7 @@ use flux::error::{ErrorKind, Field};
 use flux::files::ModelFiles;
 use flux::files::quantized_cache::QuantizedCache;
 use flux::model::OpenModel;
-use flux::pipeline::{Image, MAX_PROMPT_BYTES, Model, Request, Session};
+use flux::pipeline::{Area, Image, MAX_PROMPT_BYTES, Model, RegionPrompt, Request, Session};
 use flux::stage::{CancelFlag, Progress, Stage};
 use safetensors::{Dtype, SafeTensors};
 
@@ -37,6 +37,41 @@ fn reports(model: &Arc<Model<Cpu>>, request: &Request) -> (Image, Vec<Progress>)
     let session = model.session(request, 1, &CancelFlag::default()).unwrap();
     let mut images = session.run(&mut |progress| reports.push(progress)).unwrap();
     (images.pop().unwrap(), reports)
+}
+
+/// Two regions that overlap, in two sets of tokens besides those of the prompt alone.
+fn with_regions(request: Request) -> Request {
+    let region = |prompt: &str, sides| RegionPrompt { prompt: prompt.to_string(), area: Area::Box(sides) };
+    let regions = vec![region("a cat", [0, 0, 1000, 500]), region("a dog", [0, 250, 700, 750])];
+    Request { regions, ..request }
+}
+
+#[test]
+fn regions_are_prompts_like_others_and_images_with_them_are_alone() {
+    let model = model("tiny");
+    let request = with_regions(small("a meadow", 1));
+    let first = model.generate_batch(&request, 3).unwrap();
+    assert_eq!((first.len(), first[0].timings.prompts_encoded), (1, 3));
+    let Image { plan, .. } = &first[0];
+    assert!(plan.text_tokens > plan.negative_tokens, "{plan:?}");
+    // Nothing of an image without regions, or with others, is mixed in.
+    let plain = model.generate(&small("a meadow", 1)).unwrap();
+    let swapped = Request { regions: request.regions.iter().rev().cloned().collect(), ..request.clone() };
+    let swapped = model.generate(&swapped).unwrap();
+    let again = model.generate(&request).unwrap();
+    assert_eq!([plain.timings.prompts_encoded, again.timings.prompts_encoded], [0, 0]);
+    assert!(plain.rgb != first[0].rgb && swapped.rgb != first[0].rgb && again.rgb == first[0].rgb);
+}
+
+#[test]
+fn guidance_compares_regions_with_the_negative_prompt_of_the_whole_image() {
+    let model = model("base");
+    let image = |guidance, negative: &str| {
+        let guided = Request { guidance: Some(guidance), negative: Some(negative.to_string()), ..small("a meadow", 1) };
+        model.generate(&with_regions(guided)).unwrap().rgb
+    };
+    let [one, fog, night] = [image(1.0, "fog"), image(4.0, "fog"), image(4.0, "night")];
+    assert!(one != fog && fog != night && fog == image(4.0, "fog"));
 }
 
 #[test]

@@ -5,7 +5,7 @@ use std::fs;
 use flux::error::Field;
 use flux::files::{ModelFiles, ModelPaths};
 use flux::model::{ModelInfo, OpenModel};
-use flux::pipeline::Request;
+use flux::pipeline::{Area, RegionPrompt, Request};
 
 use super::{distilled, small};
 use crate::flux3_base::write_base;
@@ -18,6 +18,9 @@ fn what_the_model_cannot_do_is_an_error() {
     let error = model.plan(&Request { width: Some(70), ..small("a cat", 1) }).unwrap_err();
     assert_eq!(error.field(), Some(Field::Width));
     assert!(error.to_string().contains("64 and 80"), "{error}");
+    let regions = vec![RegionPrompt { prompt: "a cat".to_string(), area: Area::Box([0, 0, 1000, 500]) }];
+    let error = model.plan(&Request { regions, ..small("a cat", 1) }).unwrap_err();
+    assert!(error.field() == Some(Field::Regions) && error.to_string().contains("boxes"), "{error}");
     let paths = |variant| ModelPaths { model: Some(model_folder()), variant: Some(variant), ..ModelPaths::default() };
     for variant in [flux::files::Variant::Base, flux::files::Variant::Kv] {
         let files = paths(variant).open(|| unreachable!("a model is named")).unwrap();

@@ -7,9 +7,9 @@ use std::time::{Duration, Instant};
 
 use flux::Error;
 use flux::backend::cpu::{Cpu, Precision};
-use flux::error::ErrorKind;
+use flux::error::{ErrorKind, Field};
 use flux::files::ModelFiles;
-use flux::pipeline::{Change, Image, Model, Parallel, Request};
+use flux::pipeline::{Area, Change, Image, Model, Parallel, RegionPrompt, Request};
 use flux::rgb::Rgb;
 use flux::stage::{CancelFlag, Stage};
 
@@ -76,6 +76,14 @@ fn assert_same(files: &ModelFiles, worlds: &[usize], request: &Request, count: u
             assert!(same, "{what}, {world} devices: not the same twice");
         }
     }
+}
+
+#[test]
+fn devices_that_share_an_image_take_no_regions() {
+    let regions = vec![RegionPrompt { prompt: "a cat".to_string(), area: Area::Box([0, 0, 1000, 500]) }];
+    let request = Request { regions, ..sized("a meadow", 1, [64, 64]) };
+    let error = generate(&parallel(&default_model(), 2), &request, 1).unwrap_err();
+    assert!(error.field() == Some(Field::Regions) && error.to_string().contains("hint"), "{error}");
 }
 
 #[test]

@@ -55,9 +55,11 @@ impl ActivationCost {
         // are shared, queries, keys, values and the result of attention exist once more for the own heads of all
         // tokens, and the result for the own tokens.
         let exchanged = if sharers > 1 { 5 * dim } else { 0 };
-        // Keys and values exist once more with the weights of references, and with those of the texts of regions.
-        let copies = u64::from(!plan.reference_weights.is_empty()) + u64::from(plan.regions.is_some());
-        let token = (6 * dim + 5 * mlp / 2 + exchanged + copies * 3 * dim) * costs.element_bytes;
+        // Keys and values exist once more with the weights of references.
+        let weighted = if plan.reference_weights.is_empty() { 0 } else { 3 * dim };
+        // Those of a region's image tokens are copied, and concatenated with those of its text.
+        let regional = if plan.regions.is_some() { 4 * dim } else { 0 };
+        let token = (6 * dim + 5 * mlp / 2 + exchanged + weighted + regional) * costs.element_bytes;
         let context = tokens.saturating_sub(image as u64);
         // The context of a step exists while the context of the next step is computed. If each step has a different
         // context, texts of several steps are computed at once, with no more rows than a step has, and exist until
@@ -270,9 +272,12 @@ fn widest(info: &ModelInfo) -> u64 {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
     use super::*;
     use crate::backend::cpu::{Cpu, Precision};
     use crate::backend::{Bands, Device};
+    use crate::transformer::RegionMap;
 
     const ONE: ActivationCost = ActivationCost {
         step: 100,
@@ -415,6 +420,20 @@ mod tests {
         assert_eq!(none.kept, 0);
         assert!(none.levels().iter().zip(sizes.levels()).all(|(none, with)| with.1 == none.1 + sizes.kept));
         assert_eq!(ActivationCost::new(&Costs::hopper(), &info, &plan).wanted(8), 1);
+    }
+
+    #[test]
+    fn texts_of_regions_count_and_are_encoded_one_by_one() {
+        let info = klein(24, [5, 20], [2560, 9728]);
+        let plain = Plan::with_size(1024, 1024);
+        let regions = Some(Arc::new(RegionMap { texts: vec![64, 128], tokens: vec![1; 4096] }));
+        let plan = Plan { regions, text_tokens: 512 + 192, ..plain.clone() };
+        let [none, with] = [&plain, &plan].map(|plan| MemorySizes::new(&Costs::hopper(), &info, plan, true));
+        assert_eq!(none.encode_text, with.encode_text);
+        let [none, with] = [&plain, &plan].map(|plan| ActivationCost::new(&Costs::hopper(), &info, plan));
+        assert_eq!(with.largest * (4096 + 512), none.largest * (4096 + 704));
+        assert!(with.step > none.step && (with.wanted(8), none.wanted(8)) == (1, 8));
+        assert!(with.in_turn && !with.batched(u64::MAX, 1));
     }
 
     #[test]

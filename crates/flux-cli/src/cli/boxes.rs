@@ -16,7 +16,7 @@ use super::values::path;
 /// Maximum number of bytes of a file; the engine bounds the number of boxes.
 const MAX_FILE: u64 = 1 << 20;
 
-/// Flags for boxes and regions.
+/// Flags for boxes.
 #[derive(Args)]
 pub struct BoxArgs {
     /// Place of an object, for FLUX.3: ID=TOP,LEFT,BOTTOM,RIGHT[:DESCRIPTION]
@@ -36,12 +36,27 @@ pub struct BoxArgs {
     /// Numbers with a decimal point are shares from 0 to 1.
     #[arg(help_heading = PROMPT, long = "boxes", value_name = "FILE", value_parser = path(), hide_short_help = true)]
     boxes_file: Option<PathBuf>,
-    /// Text for a part of the image, for FLUX.2: TOP,LEFT,BOTTOM,RIGHT:TEXT or MASK.png:TEXT; repeatable
+}
+
+/// Flags for regions.
+#[derive(Args)]
+pub struct RegionArgs {
+    /// Text for a part of the image: TOP,LEFT,BOTTOM,RIGHT:TEXT or MASK.png:TEXT
     ///
-    /// The whole image sees the prompt, and the region also sees its text. Coordinates go from 0 to 1000, or are
-    /// percentages. A mask is white in its region. At most 30.
+    /// For FLUX.2. The whole image sees the prompt, and the region also sees its text. Coordinates go from 0 to 1000, or
+    /// are percentages. A mask is white in its region. The flag can be repeated, up to 30 times.
     #[arg(help_heading = PROMPT, long = "region", value_name = "REGION", hide_short_help = true)]
     regions: Vec<TextRegion>,
+}
+
+impl RegionArgs {
+    /// Returns the recipe with the flags applied. Regions of flags replace those of the recipe.
+    pub fn apply(&self, recipe: Recipe) -> Recipe {
+        match self.regions.is_empty() {
+            true => recipe,
+            false => Recipe { regions: self.regions.clone(), ..recipe },
+        }
+    }
 }
 
 /// Parses `--box`.
@@ -62,7 +77,7 @@ fn source(text: &str) -> std::result::Result<LayoutBox, String> {
 }
 
 impl BoxArgs {
-    /// Returns the recipe with the flags applied. Boxes and regions of flags replace those of the recipe.
+    /// Returns the recipe with the flags applied. Boxes of flags replace those of the recipe.
     ///
     /// Errors if the file cannot be read, or contains something else.
     pub fn apply(&self, recipe: Recipe) -> Result<Recipe> {
@@ -74,9 +89,7 @@ impl BoxArgs {
                 None => boxes.push(source.clone()),
             }
         }
-        let regions = if self.regions.is_empty() { recipe.regions } else { self.regions.clone() };
-        let boxes = if boxes.is_empty() { recipe.boxes } else { boxes };
-        Ok(Recipe { boxes, regions, ..recipe })
+        Ok(if boxes.is_empty() { recipe } else { Recipe { boxes, ..recipe } })
     }
 }
 

@@ -5,7 +5,7 @@ use flux::engine::Recipe;
 use flux::input::Resize;
 use flux::{Error, Result};
 
-use super::boxes::BoxArgs;
+use super::boxes::{BoxArgs, RegionArgs};
 use super::expand::ExpandArgs;
 use super::hires::HiresArgs;
 use super::values::{SIDE, Seed, SizeOrSide, decimal, whole_of};
@@ -55,6 +55,8 @@ pub struct RecipeArgs {
     #[command(flatten)]
     boxes: BoxArgs,
     #[command(flatten)]
+    regions: RegionArgs,
+    #[command(flatten)]
     pub images: ImageArgs,
     #[command(flatten)]
     hires: HiresArgs,
@@ -77,7 +79,7 @@ impl RecipeArgs {
             guidance: self.guidance.or(recipe.guidance),
             ..recipe
         };
-        let recipe = self.boxes.apply(self.hires.apply(self.sampler.apply(recipe)))?;
+        let recipe = self.regions.apply(self.boxes.apply(self.hires.apply(self.sampler.apply(recipe)))?);
         self.adapters.apply(self.tensors.apply(self.sized(self.images.apply(recipe))))
     }
 
