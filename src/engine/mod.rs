@@ -49,6 +49,7 @@ mod open;
 mod order;
 mod passes;
 mod recipe;
+mod running;
 mod schedule;
 #[cfg(test)]
 mod tests;

@@ -5,7 +5,7 @@ use std::iter;
 use std::sync::Arc;
 
 use super::Upscaling;
-use super::executor::RunningBatch;
+use super::running::RunningBatch;
 use super::schedule::JobShare;
 use crate::backend::Backend;
 use crate::error::{Error, Result};

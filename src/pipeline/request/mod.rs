@@ -13,6 +13,7 @@ pub(crate) mod kept;
 pub(crate) mod latents;
 pub(crate) mod needs;
 pub(crate) mod plan;
+mod second_pass;
 pub(crate) mod sharing;
 mod source;
 pub(crate) mod summary;
