@@ -15,7 +15,8 @@ const FACTORS: [f64; 2] = [1.25, 4.0];
 /// Strength of the edit if the recipe has none.
 const STRENGTH: f64 = 0.5;
 
-/// A second pass. `by` or `size` is required. JSON may have only the factor, or `"WIDTHxHEIGHT"`, in place of the object.
+/// A second pass. `by` or `size` is required. JSON may have only the factor, or `"WIDTHxHEIGHT"`, in place of the
+/// object.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[serde(remote = "Self", default, deny_unknown_fields)]
 pub struct Hires {
@@ -150,7 +151,11 @@ impl Hires {
                 Resize::Sides([Some(width), Some(height)])
             }
         };
-        let enlarged = to.output_size(size).map_err(|e| e.for_field(Field::Hires).prefixed("second pass"))?;
+        let too_large = |e: Error| {
+            let error = Error::usage(format!("second pass: {}", e.what())).for_field(Field::Hires);
+            error.hint("choose a smaller factor or size")
+        };
+        let enlarged = to.output_size(size).map_err(too_large)?;
         let enlarged = enlarged.map(in_cells);
         if enlarged != size && enlarged.iter().zip(size).all(|(side, from)| *side >= from) {
             return Ok(enlarged);

@@ -74,9 +74,7 @@ impl Plan {
                     edit.notes.iter().filter(is_new).map(|note| format!("second pass: {note}")).collect();
                 self.notes.extend(notes);
                 if width * height > MANY_PIXELS {
-                    self.notes.push(format!(
-                        "the second pass edits {width}x{height} in one piece: things may repeat, and it takes long"
-                    ));
+                    self.notes.push(format!("the second pass edits {width}x{height} in one piece: things may repeat"));
                 }
             }
             None => self.notes.push("the second pass has strength 0: it only enlarges the image".to_string()),
