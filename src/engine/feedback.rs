@@ -22,7 +22,7 @@ impl Engine {
         }
         if request.change.is_some() || request.start().is_some() || request.hires.is_some() {
             return Err(Error::usage(
-                "the previous image cannot be used with another source of the first latents, or a second pass",
+                "the previous image cannot be used with another source of the first latents or a second pass",
             )
             .hint("leave one of them out"));
         }

@@ -52,6 +52,7 @@ mod order;
 mod passes;
 mod recipe;
 pub mod regions;
+mod running;
 mod schedule;
 #[cfg(test)]
 mod tests;

@@ -4,8 +4,8 @@
 use std::iter;
 use std::sync::Arc;
 
-use super::executor::RunningBatch;
 use super::networks::Networks;
+use super::running::RunningBatch;
 use super::schedule::JobShare;
 use crate::backend::Backend;
 use crate::error::{Error, Result};
@@ -54,7 +54,7 @@ impl Pass {
     }
 
     /// Returns the number of finished steps of an image, and of all its steps, after `done` steps of the pass.
-    fn of_image(self, done: usize) -> [usize; 2] {
+    fn image_steps(self, done: usize) -> [usize; 2] {
         let [first, edit] = self.steps;
         [done + if self.edited.is_some() { first } else { 0 }, first + edit]
     }
@@ -132,7 +132,7 @@ impl Pass {
             let Some(previews) = previews else { return Ok(()) };
             let images = previewer.finish(backend, previews, size, channels)?;
             let before = iter::repeat_n(None, self.edited.unwrap_or(0));
-            making.previews(before.chain(images), self.of_image(done));
+            making.previews(before.chain(images), self.image_steps(done));
             Ok::<_, Error>(())
         };
         let mut previews = None;
@@ -221,7 +221,7 @@ fn preview(image: &Rgb, making: &RunningBatch, pass: Pass) {
     let size = [image.width, image.height].map(|side| (side * PREVIEW / longer.max(PREVIEW)).max(1));
     let image = input::resized(image, size);
     let before = iter::repeat_n(None, pass.edited.unwrap_or(0));
-    making.previews(before.chain([Some(image)]), pass.of_image(0));
+    making.previews(before.chain([Some(image)]), pass.image_steps(0));
 }
 
 /// Enlarges the result of the first pass of an image of the batch.

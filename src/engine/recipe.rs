@@ -385,7 +385,9 @@ impl Recipe {
                 Field::Strength
             )));
         }
-        hires.check()
+        hires.check()?;
+        let prompt = hires.prompt.as_ref().map_or(Ok(()), |prompt| Request::new(prompt, 0).check_prompt());
+        prompt.map_err(|e| e.for_field(Field::Hires).prefixed("second pass"))
     }
 
     /// Creates a request, as far as this needs neither a model nor the image files. Reads tensor files; with text

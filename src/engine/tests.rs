@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc;
 use std::time::Duration;
 
-use super::executor::RunningBatch;
+use super::running::RunningBatch;
 use super::*;
 use crate::backend::cpu::{Cpu, Precision};
 use crate::error::{Error, ErrorKind};

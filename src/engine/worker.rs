@@ -5,7 +5,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
-use super::executor::{Executor, RunningBatch};
+use super::executor::Executor;
+use super::running::RunningBatch;
 use super::schedule::Scheduler;
 use crate::error::{Error, ErrorKind, Result};
 use crate::memory;

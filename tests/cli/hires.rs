@@ -76,7 +76,8 @@ fn strength_0_only_enlarges_and_each_image_has_a_seed_of_its_own() {
     assert!(pixels(folder, "out.png") == pixels(folder, "large.png"));
     small(folder, &["-s", "1", "--hires", "2", "-n", "2", "-o", "two.png"]).succeeds();
     for seed in ["3", "4"] {
-        small(folder, &["-s", "1", "--hires", "2", "-S", seed, "-o", "one.png"]).succeeds();
+        let seed_flags = ["-p", "a red heart", "-S", seed, "-W", "64", "-H", "48", "--device", "cpu"];
+        run(folder, &[&seed_flags[..], &["-s", "1", "--hires", "2", "-o", "one.png"]].concat()).succeeds();
         let two = fs::read(folder.join(format!("two-{seed}.png"))).unwrap();
         assert!(two == fs::read(folder.join("one.png")).unwrap(), "{seed}");
     }
@@ -92,7 +93,8 @@ fn strength_0_only_enlarges_and_each_image_has_a_seed_of_its_own() {
 fn an_edit_and_its_references_have_a_second_pass() {
     let folder = folder();
     let folder = folder.path();
-    small(folder, &["-s", "1", "-o", "input.png"]).succeeds();
+    run(folder, &["a red heart", "-S", "3", "--size", "64", "-s", "1", "--device", "cpu", "-o", "input.png"])
+        .succeeds();
     let edit = ["-p", "a blue heart", "-S", "3", "-i", "input.png", "-s", "1", "--device", "cpu"];
     for more in [&["--strength", "0.5"][..], &[]] {
         run(folder, &[&edit[..], more, &["-o", "out.png"]].concat()).succeeds();

@@ -173,7 +173,7 @@ fn the_commands_to_look_at_images_work() {
 fn the_commands_to_enlarge_images_work() {
     let empty = EmptyFolder::new();
     let folder = &empty.path();
-    let sizes = [[128, 128], [256, 256], [300, 200]];
+    let sizes = [[128, 128], [256, 256], [300, 200], [256, 256]];
     let lines = commands_of("docs/upscaling.md");
     assert_eq!(lines.len(), sizes.len(), "{lines:?}");
     for (line, size) in lines.iter().zip(sizes) {

@@ -210,7 +210,8 @@ fn what_is_not_here_is_told_and_what_changes_nothing_is_not() {
         (json!({"script_name": "SD upscale", "script_args": [1]}), "script_name"),
         (json!({"negative_prompt": "text"}), "negative_prompt"),
         (json!({"cfg_scale": 7}), "cfg_scale"),
-        (json!({"enable_hr": true}), "enable_hr"),
+        (json!({"enable_hr": true, "hr_upscaler": "Latent"}), "hr_upscaler"),
+        (json!({"enable_hr": true, "hr_negative_prompt": "text"}), "hr_negative_prompt"),
         (json!({"sampler_name": "DPM++ 2M"}), "dpm++ 2m"),
         (json!({"scheduler": "Karras"}), "karras"),
         (json!({"override_settings": {"sd_vae": "x"}}), "override_settings.sd_vae"),
@@ -340,4 +341,48 @@ fn routes_that_are_not_here_answer_in_the_form_of_a1111() {
     assert_eq!((unknown.status, unknown.json()["detail"].is_string()), (404, true));
     let method = serving.get("/sdapi/v1/txt2img");
     assert_eq!((method.status, method.json()["detail"].is_string()), (405, true));
+}
+
+#[test]
+fn enable_hr_adds_a_second_pass() {
+    let serving = Serving::start(&["--max-pixels", "20000"]);
+    let small = json!({"prompt": "a cat", "width": 64, "height": 64, "steps": 2, "seed": 5});
+    let hires = |more: Value| with(small.clone(), with(json!({"enable_hr": true}), more));
+    let made = |request: &Value| {
+        let reply = serving.post("/sdapi/v1/txt2img", request);
+        assert_eq!(reply.status, 200, "{}", reply.json());
+        decoded(&reply.json()["images"][0])
+    };
+    let own = |hires: Value| {
+        let request = json!({"prompt": "a cat", "size": "64x64", "steps": 2, "seed": 5, "hires": hires});
+        images(&serving.post("/v1/images/generations", &request))[0].clone()
+    };
+    let doubled = own(json!(2));
+    let size = |image: &[u8]| read_bytes(image).map(|image| [image.width, image.height]).unwrap();
+    assert_eq!((size(&made(&small)), size(&doubled)), ([64, 64], [128, 128]));
+    assert!(made(&hires(json!({"denoising_strength": 0.5, "hr_upscaler": "Lanczos"}))) == doubled);
+    let whole = json!({"hr_resize_x": 96, "hr_resize_y": 80, "hr_second_pass_steps": 4, "hr_prompt": "a dog"});
+    let expected = own(json!({"size": "96x80", "steps": 4, "prompt": "a dog", "strength": 0.25}));
+    assert!(made(&hires(with(whole, json!({"denoising_strength": 0.25})))) == expected);
+    for (more, told) in [
+        (json!({"hr_scale": 3}), "expected at most 20000 pixels"),
+        (json!({"hr_scale": 1}), "hr_scale"),
+        (json!({"hr_upscaler": "../x.pth"}), "there is no upscaler"),
+    ] {
+        let reply = serving.post("/sdapi/v1/txt2img", &hires(more.clone()));
+        let answer = reply.json().to_string();
+        assert!((400..500).contains(&reply.status) && answer.contains(told), "{more}: {answer}");
+    }
+    for (wrong, told) in [
+        (json!(9), "expected 1.25 to 4"),
+        (json!({"by": 2, "x": 1}), "unknown field"),
+        (json!({"by": 2, "upscaler": "/etc/passwd"}), "there is no upscaler"),
+        (json!({"by": 3}), "expected at most 20000 pixels"),
+        (json!({"by": 2, "strength": 2}), "expected 0 to 1"),
+    ] {
+        let request = json!({"prompt": "a cat", "size": "64x64", "steps": 1, "hires": wrong});
+        let reply = serving.post("/v1/images/generations", &request);
+        let answer = reply.json().to_string();
+        assert!(reply.status == 400 && answer.contains(told), "{wrong}: {answer}");
+    }
 }

@@ -1,8 +1,7 @@
-//! The second pass of an image: its pixels are enlarged, and the larger image is edited.
+//! The second pass of an image as a recipe asks for it: its pixels are enlarged, and the larger image is edited.
 
 use std::fmt;
 use std::path::PathBuf;
-use std::sync::Arc;
 
 use serde::de::value::MapAccessDeserializer;
 use serde::de::{MapAccess, Visitor};
@@ -10,19 +9,14 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use crate::error::{Error, Field, Result};
 use crate::input::{CELL, Region, Resize, in_cells};
-use crate::model::info::ModelInfo;
-use crate::pipeline::request::images::Change;
-use crate::pipeline::request::plan::{Plan, Request};
-use crate::rgb::Rgb;
 
 /// Least and greatest factor of width and height.
 const FACTORS: [f64; 2] = [1.25, 4.0];
 /// Strength of the edit if the recipe has none.
 const STRENGTH: f64 = 0.5;
-/// Results with more pixels get a note.
-const MANY_PIXELS: usize = 4 << 20;
 
-/// A second pass. `by` or `size` is required. JSON may have only the factor, or `"WIDTHxHEIGHT"`, in place of the object.
+/// A second pass. `by` or `size` is required. JSON may have only the factor, or `"WIDTHxHEIGHT"`, in place of the
+/// object.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[serde(remote = "Self", default, deny_unknown_fields)]
 pub struct Hires {
@@ -47,17 +41,6 @@ pub struct Hires {
     /// `true` if the enlarged image is not the reference of its edit.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub no_reference: bool,
-}
-
-/// The second pass of a [`Plan`].
-#[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct HiresPlan {
-    /// Width of the result in pixels.
-    pub width: usize,
-    /// Height of the result in pixels.
-    pub height: usize,
-    /// The edit; `None` if the image is only enlarged.
-    pub edit: Option<Box<Plan>>,
 }
 
 impl Serialize for Hires {
@@ -132,8 +115,7 @@ impl Hires {
             let what = format!("the strength of the second pass is {strength}, expected 0 to 1");
             return wrong(what, "0.3 to 0.6 adds detail and keeps the image");
         }
-        let prompt = self.prompt.as_ref().map_or(Ok(()), |prompt| Request::new(prompt, 0).check_prompt());
-        prompt.map_err(|e| e.for_field(Field::Hires).prefixed("second pass"))
+        Ok(())
     }
 
     /// Returns the strength of the edit.
@@ -169,7 +151,11 @@ impl Hires {
                 Resize::Sides([Some(width), Some(height)])
             }
         };
-        let enlarged = to.output_size(size).map_err(|e| e.for_field(Field::Hires).prefixed("second pass"))?;
+        let too_large = |e: Error| {
+            let error = Error::usage(format!("second pass: {}", e.what())).for_field(Field::Hires);
+            error.hint("choose a smaller factor or size")
+        };
+        let enlarged = to.output_size(size).map_err(too_large)?;
         let enlarged = enlarged.map(in_cells);
         if enlarged != size && enlarged.iter().zip(size).all(|(side, from)| *side >= from) {
             return Ok(enlarged);
@@ -181,101 +167,9 @@ impl Hires {
     }
 }
 
-impl Request {
-    /// Returns the request of the first pass.
-    pub(crate) fn first_pass(&self) -> Self {
-        Self { hires: None, ..self.clone() }
-    }
-
-    /// Returns the request of the second pass, which edits the enlarged image; `None` if the image is only enlarged,
-    /// or there is no second pass.
-    pub(crate) fn second_pass(&self, image: Arc<Rgb>) -> Option<Self> {
-        let hires = self.hires.as_ref().filter(|hires| hires.strength() > 0.0)?;
-        let change = Change { image, cells: None, strength: hires.strength(), is_reference: !hires.no_reference };
-        let own = hires.prompt.is_some();
-        Some(Self {
-            prompt: hires.prompt.clone().unwrap_or_else(|| self.prompt.clone()),
-            has_boxes: self.has_boxes && !own,
-            embeddings: self.embeddings.clone().filter(|_| !own),
-            steps: hires.steps.or(self.steps),
-            change: Some(change),
-            width: None,
-            height: None,
-            noise: None,
-            latents: None,
-            references: Vec::new(),
-            given_references: Vec::new(),
-            reference_weights: Vec::new(),
-            sparse: false,
-            hires: None,
-            ..self.clone()
-        })
-    }
-}
-
-impl Plan {
-    /// Adds the second pass of a request to the plan of its first one.
-    ///
-    /// Errors if the model cannot do what is requested, or as `count`.
-    pub(super) fn with_hires(
-        mut self,
-        request: &Request,
-        info: &ModelInfo,
-        count: &dyn Fn(&str) -> Result<usize>,
-    ) -> Result<Self> {
-        let Some(hires) = &request.hires else { return Ok(self) };
-        hires.check()?;
-        if request.reuse.is_some() {
-            return Err(Error::usage(format!("`{:#}` cannot be used with `{:#}`", Field::Hires, Field::Reuse))
-                .for_field(Field::Hires)
-                .hint("leave one of them out"));
-        }
-        let [width, height] = hires.output_size([self.width, self.height])?;
-        let size = [self.width, self.height];
-        if !request.regions.is_empty() && hires.region(size).size() != size {
-            return Err(Error::usage("regions need a second pass of the proportions of the first".to_string())
-                .for_field(Field::Hires)
-                .hint("use a factor instead of a size"));
-        }
-        // Plans depend on sizes alone.
-        let blank = Arc::new(Rgb { width, height, bytes: vec![0; 3 * width * height] });
-        let edit = request.second_pass(blank).map(|second| Self::single(&second, info, count)).transpose();
-        let edit = edit.map_err(|e| e.prefixed("second pass"))?;
-        match &edit {
-            Some(edit) => {
-                // An edit keeps the composition, so larger sizes than those of the training do less harm.
-                let size_note = info.size_note(width, height);
-                let is_new = |note: &&String| !self.notes.contains(note) && Some(*note) != size_note.as_ref();
-                let notes: Vec<_> =
-                    edit.notes.iter().filter(is_new).map(|note| format!("second pass: {note}")).collect();
-                self.notes.extend(notes);
-                if width * height > MANY_PIXELS {
-                    self.notes.push(format!(
-                        "the second pass edits {width}x{height} in one piece: things may repeat, and it takes long"
-                    ));
-                }
-            }
-            None => self.notes.push("the second pass has strength 0: it only enlarges the image".to_string()),
-        }
-        self.hires = Some(HiresPlan { width, height, edit: edit.map(Box::new) });
-        Ok(self)
-    }
-
-    /// Returns width and height of the result: those of the second pass, if there is one.
-    pub fn output_size(&self) -> [usize; 2] {
-        self.hires.as_ref().map_or([self.width, self.height], |hires| [hires.width, hires.height])
-    }
-
-    /// Returns the plan of the second pass, if it edits the image.
-    pub fn second_pass(&self) -> Option<&Self> {
-        self.hires.as_ref()?.edit.as_deref()
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::files::ModelFiles;
 
     fn by(by: f64) -> Hires {
         Hires { by: Some(by), ..Hires::default() }
@@ -350,30 +244,9 @@ mod tests {
             to("250x256"),
             Hires { strength: Some(1.1), ..by(2.0) },
             Hires { strength: Some(f64::NAN), ..by(2.0) },
-            Hires { prompt: Some("\u{1}".to_string()), ..by(2.0) },
         ] {
             let error = hires.check().unwrap_err();
             assert!(error.field() == Some(Field::Hires) && error.to_string().contains("hint: "), "{error}");
-        }
-    }
-
-    #[test]
-    fn a_plan_has_both_passes() {
-        let info = ModelInfo::read(&ModelFiles::open("models/tiny".as_ref()).unwrap()).unwrap();
-        let request =
-            |hires| Request { width: Some(128), height: Some(64), hires: Some(hires), ..Request::new("x", 1) };
-        let plan = Plan::new(&request(by(2.0)), &info).unwrap();
-        let edit = plan.second_pass().unwrap();
-        assert_eq!((plan.width, plan.output_size(), edit.width), (128, [256, 128], 256));
-        assert_eq!((&edit.references, edit.strength, edit.hires.is_none()), (&vec![[128, 256]], Some(0.5), true));
-        let enlarged = Plan::new(&request(Hires { strength: Some(0.0), ..by(2.0) }), &info).unwrap();
-        assert!(enlarged.second_pass().is_none() && enlarged.output_size() == [256, 128]);
-        assert!(enlarged.notes.iter().any(|note| note.contains("only enlarges")));
-        let alone = Plan::new(&request(Hires { no_reference: true, ..by(2.0) }), &info).unwrap();
-        assert!(alone.second_pass().unwrap().references.is_empty());
-        for steps in [0, 100_000] {
-            let error = Plan::new(&request(Hires { steps: Some(steps), ..by(2.0) }), &info).unwrap_err();
-            assert!(error.to_string().contains("second pass: steps is"), "{error}");
         }
     }
 }

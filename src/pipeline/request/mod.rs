@@ -14,6 +14,7 @@ pub(crate) mod latents;
 pub(crate) mod needs;
 pub(crate) mod plan;
 pub(crate) mod regions;
+mod second_pass;
 pub(crate) mod sharing;
 mod source;
 pub(crate) mod summary;

@@ -14,7 +14,7 @@ use crate::model::registry::ModelKind;
 use crate::pipeline::request::adapters;
 use crate::pipeline::request::embeddings::Embeddings;
 use crate::pipeline::request::given_reference::GivenReference;
-use crate::pipeline::request::hires::{Hires, HiresPlan};
+use crate::pipeline::request::hires::Hires;
 use crate::pipeline::request::images::{Change, ImagePlan};
 use crate::pipeline::request::kept::{self, Reuse};
 use crate::pipeline::request::latents::Latents;
@@ -274,6 +274,17 @@ pub struct Plan {
     /// Regions of the image. With any, the image forms its own batch.
     #[serde(skip)]
     pub(crate) regions: Option<Arc<RegionMap>>,
+}
+
+/// The second pass of a [`Plan`].
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct HiresPlan {
+    /// Width of the result in pixels.
+    pub width: usize,
+    /// Height of the result in pixels.
+    pub height: usize,
+    /// The edit; `None` if the image is only enlarged.
+    pub edit: Option<Box<Plan>>,
 }
 
 /// Prompts with fewer words are short for a model that was trained on full captions.

@@ -24,7 +24,7 @@ const FLAGS: [&[&str]; 12] = [
     &["--json"],
     &["--mask", "none.png"],
 ];
-const FIELDS: [&str; 27] = [
+const FIELDS: [&str; 28] = [
     "prompt",
     "negative",
     "width",
@@ -50,6 +50,7 @@ const FIELDS: [&str; 27] = [
     "latents",
     "embeddings",
     "adapters",
+    "hires",
     "output",
     "n",
 ];

@@ -18,7 +18,7 @@ assert resized.image.size == (128, 64), resized.image.size
 small = result.image.convert("L").resize((32, 32))
 assert api.img2img(images=[result.image], mask_image=small, prompt="x", seed=6, width=64, height=64).image.size == (64, 64)
 told = api.txt2img(prompt="x", width=64, height=64, enable_hr=True, sampler_name="DPM++ 2M")
-assert "enable_hr" in str(told.info["notes"]) and "dpm++ 2m" in str(told.info["notes"]), told.info
+assert "hr_upscaler" in str(told.info["notes"]) and "dpm++ 2m" in str(told.info["notes"]), told.info
 assert len(api.txt2img(prompt="x", width=64, height=64, batch_size=2, n_iter=2).images) == 4
 assert api.get_options()["sd_model_checkpoint"] == "tiny"
 api.set_options({"sd_model_checkpoint": "tiny"})

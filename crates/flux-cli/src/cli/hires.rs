@@ -16,7 +16,7 @@ pub struct HiresArgs {
     /// Enlarge the image by this factor, and edit it at the larger size
     ///
     /// The factor is 1.25 to 4. Sides are rounded to multiples of 16.
-    #[arg(help_heading = HIRES, long, value_name = "FACTOR", allow_negative_numbers = true)]
+    #[arg(help_heading = HIRES, long, value_name = "FACTOR", allow_negative_numbers = true, hide_short_help = true)]
     #[arg(value_parser = decimal::<f64>("from 1.25 to 4"))]
     hires: Option<f64>,
     /// Size of the second pass, as in 2048x2048, or the longer side
