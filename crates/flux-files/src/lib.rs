@@ -19,7 +19,6 @@ mod io;
 mod models;
 
 pub use arrays::{Array, ArrayFile, ArrayTarget, encode as encode_arrays};
-pub use catalog::families::Family;
 pub use catalog::fetch::fetch_a_model;
 pub use catalog::names;
 pub use catalog::own_models;
