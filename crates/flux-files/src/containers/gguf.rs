@@ -2,7 +2,7 @@
 
 #[cfg(test)]
 mod tests;
-mod values;
+pub(super) mod values;
 
 use std::collections::HashMap;
 use std::fmt::Display;

@@ -23,10 +23,12 @@ const KINDS: [ValueKind; 13] = [
     ValueKind { name: "an integer", size: Some(8) },
     ValueKind { name: "a float", size: Some(8) },
 ];
-const I32: u32 = 5;
-const F32: u32 = 6;
-const STRING: u32 = 8;
-const ARRAY: u32 = 9;
+pub const U32: u32 = 4;
+pub const I32: u32 = 5;
+pub const F32: u32 = 6;
+pub const BOOL: u32 = 7;
+pub const STRING: u32 = 8;
+pub const ARRAY: u32 = 9;
 const F64: u32 = 12;
 
 struct ValueKind {
