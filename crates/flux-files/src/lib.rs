@@ -17,6 +17,8 @@ mod containers;
 mod formats;
 mod io;
 mod models;
+#[cfg(test)]
+mod testing;
 
 pub use arrays::{Array, ArrayFile, ArrayTarget, encode as encode_arrays};
 pub use catalog::fetch::fetch_a_model;
