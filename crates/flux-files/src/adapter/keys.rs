@@ -169,28 +169,6 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_read_is_told_by_its_kind() {
-        for (end, kind) in [
-            (".diff_b", "bias"),
-            (".lora_B.default.bias", "bias"),
-            (".lora_mid.weight", "convolution"),
-            (".oft_blocks", "OFT"),
-            (".oft_R.default.weight", "OFT"),
-            (".boft_R", "BOFT"),
-            ("_a1.weight", "GLoRA"),
-            (".on_input", "(IA)^3"),
-            (".w_norm", "norm"),
-            (".modules_to_save.weight", "modules_to_save"),
-            (".lora_a", "MLX"),
-            (".weight", "complete weight"),
-            (".what.is.this", "unknown kind"),
-            ("", "unknown kind"),
-        ] {
-            assert!(why_unread(end).contains(kind), "{end}: {}", why_unread(end));
-        }
-    }
-
-    #[test]
     fn text_encoders_are_told_from_layers() {
         for key in [
             "text_encoder.layers.0.lora_A.weight",
