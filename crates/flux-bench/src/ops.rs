@@ -12,6 +12,7 @@ use flux::ops::{
 use flux::tensor::Tensor;
 
 use super::shapes::{Convolution, Linear};
+use super::upscaler::{FEATURES, GROWN};
 use super::{Bench, Shapes, Times, Work, tensor, weights};
 
 /// The tokens of a short prompt in its template; the rest is padding.
@@ -29,7 +30,7 @@ pub fn measure<B: Backend>(bench: &mut Bench<'_, B>, shapes: &Shapes, size: usiz
     let linears =
         [shapes.step_linears(layout), shapes.prepare_linears(bench.settings.steps.unwrap_or(4)), shapes.text_linears()];
     for linear in linears.concat() {
-        product(bench, linear)?;
+        product(bench, linear, None)?;
     }
     block_products(bench, shapes, layout)?;
     low_rank(bench, shapes, layout)?;
@@ -42,6 +43,11 @@ pub fn measure<B: Backend>(bench: &mut Bench<'_, B>, shapes: &Shapes, size: usiz
 
 fn copy<B: Backend>(x: &Tensor<B>) -> Result<Tensor<B>> {
     Tensor::concat_rows(&[x])
+}
+
+fn rope<B: Backend>(b: &B, layout: TokenLayout, head_dim: usize) -> Result<Rope<B>> {
+    let table = || b.upload_f32(&weights::values(layout.tokens() * head_dim / 2), layout.tokens(), head_dim / 2);
+    Ok(Rope { cos: table()?, sin: table()?, pairs: Pairs::Interleaved })
 }
 
 fn elementwise<B: Backend>(bench: &mut Bench<'_, B>, shapes: &Shapes, layout: TokenLayout) -> Result<()> {
@@ -125,8 +131,7 @@ fn norms<B: Backend>(bench: &mut Bench<'_, B>, shapes: &Shapes, layout: TokenLay
         let norm =
             || Ok::<_, flux::Error>(QkNorm { q: tensor(&b, 1, head_dim)?, k: tensor(&b, 1, head_dim)?, eps: EPS });
         let (txt, img) = (norm()?, norm()?);
-        let table = || b.upload_f32(&weights::values(layout.tokens() * head_dim / 2), layout.tokens(), head_dim / 2);
-        let rope = Rope { cos: table()?, sin: table()?, pairs: Pairs::Interleaved };
+        let rope = rope(&b, layout, head_dim)?;
         let parts = || {
             let [k, _, q] = copy(&kvq)?.split_cols([dim; 3]);
             Ok((q, k))
@@ -145,14 +150,17 @@ fn norms<B: Backend>(bench: &mut Bench<'_, B>, shapes: &Shapes, layout: TokenLay
     Ok(())
 }
 
-fn product<B: Backend>(bench: &mut Bench<'_, B>, linear: Linear) -> Result<()> {
+/// Measures a matrix multiplication, with a block's weight if that is `quantized` to a format.
+fn product<B: Backend>(bench: &mut Bench<'_, B>, linear: Linear, quantized: Option<&str>) -> Result<()> {
     let Linear { rows, cols, out, .. } = linear;
-    let name = format!("ops/linear {rows}x{cols}x{out}");
+    let format = quantized.map_or(String::new(), |format| format!(", {format}"));
+    let name = format!("ops/linear {rows}x{cols}x{out}{format}");
     if !bench.is_new(&name) {
         return Ok(());
     }
     let b = bench.backend.clone();
-    let (x, weight) = (tensor(&b, rows, cols)?, weights::linear(&b, out, cols)?);
+    let load = if quantized.is_some() { weights::block_linear::<B> } else { weights::linear::<B> };
+    let (x, weight) = (tensor(&b, rows, cols)?, load(&b, out, cols)?);
     bench.op(&name, Work::Flops(linear.flops()), || Ok(()), |()| x.linear(&weight, None))
 }
 
@@ -169,17 +177,9 @@ fn quantized<B: Backend>(backend: &B) -> Option<&'static str> {
 /// Measures the matrix multiplications of blocks with quantized weights, including the quantization of activations.
 fn block_products<B: Backend>(bench: &mut Bench<'_, B>, shapes: &Shapes, layout: TokenLayout) -> Result<()> {
     let Some(quantized) = quantized(&bench.backend) else { return Ok(()) };
-    let linears = shapes.step_linears(layout);
-    for linear in linears.into_iter().filter(|linear| linear.rows > 0 && linear.cols.min(linear.out) >= shapes.dim) {
-        let Linear { rows, cols, out, .. } = linear;
-        let name = format!("ops/linear {rows}x{cols}x{out}, {quantized}");
-        if bench.is_new(&name) {
-            let b = bench.backend.clone();
-            let (x, weight) = (tensor(&b, rows, cols)?, weights::block_linear(&b, out, cols)?);
-            bench.op(&name, Work::Flops(linear.flops()), || Ok(()), |()| x.linear(&weight, None))?;
-        }
-    }
-    Ok(())
+    let mut linears = shapes.step_linears(layout);
+    linears.retain(|linear| linear.rows > 0 && linear.cols.min(linear.out) >= shapes.dim);
+    linears.into_iter().try_for_each(|linear| product(bench, linear, Some(quantized)))
 }
 
 /// Measures the matrix multiplications after attention and MLP with a LoRA that is not merged: of a single block, and
@@ -232,8 +232,7 @@ fn projections<B: Backend>(bench: &mut Bench<'_, B>, shapes: &Shapes, layout: To
         let parts = [(&txt, &txt_weight), (&img, &img_weight)];
         let parts = if streams { &parts[..] } else { &parts[1..] };
         let norm = QkNorm { q: tensor(&b, 1, head_dim)?, k: tensor(&b, 1, head_dim)?, eps: 1e-6 };
-        let table = || b.upload_f32(&weights::values(layout.tokens() * head_dim / 2), layout.tokens(), head_dim / 2);
-        let rope = Rope { cos: table()?, sin: table()?, pairs: Pairs::Interleaved };
+        let rope = rope(&b, layout, head_dim)?;
         let heads = Heads { dim, norm: [&norm; 2], rope: &rope, layout };
         let heads = (dim_out > 0).then_some(&heads);
         let finish = |projection: Projection<B>| Ok((projection.kvq, projection.mlp));
@@ -371,8 +370,6 @@ fn vae<B: Backend>(bench: &mut Bench<'_, B>, shapes: &Shapes, size: usize) -> Re
 
 /// Measures the ops of upscalers: of ESRGAN with 64 features, and of Compact networks.
 fn upscaler<B: Backend>(bench: &mut Bench<'_, B>, size: usize) -> Result<()> {
-    const FEATURES: usize = 64;
-    const GROWN: usize = 32;
     const SCALE: usize = 4;
     let (b, pixels) = (bench.backend.clone(), size * size);
     let leaky_relu = format!("ops/leaky_relu {pixels}x{FEATURES}");

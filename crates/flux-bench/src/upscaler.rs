@@ -13,8 +13,8 @@ use safetensors::tensor::TensorView;
 use super::{Bench, Times, Work, weights};
 
 const BLOCKS: usize = 23;
-const FEATURES: usize = 64;
-const GROWN: usize = 32;
+pub const FEATURES: usize = 64;
+pub const GROWN: usize = 32;
 /// Enlarged images of one measurement, after the first.
 const RUNS: usize = 5;
 

@@ -9,7 +9,7 @@ use half::{bf16, f16};
 use safetensors::tensor::TensorView;
 use safetensors::{Dtype, SafeTensors};
 
-use crate::io::overwrite::create_folder;
+use crate::io::overwrite::{already_there, cannot_write};
 use crate::models::identity::check_replaceable;
 use crate::{io::atomic, io::content, io::near, io::overwrite, io::regular};
 use flux_base::error::{Error, Field, Result};
@@ -193,9 +193,9 @@ impl ArrayTarget {
             }
             Ok(_) => {
                 check_replaceable(&path, None)?;
-                overwrite::check(&path).map_err(|e| cannot_write(&path, &e))?;
+                overwrite::check(&path).map_err(|e| cannot_write("tensors", &path, &e))?;
             }
-            _ => overwrite::check(&path).map_err(|e| cannot_write(&path, &e))?,
+            _ => overwrite::check(&path).map_err(|e| cannot_write("tensors", &path, &e))?,
         }
         Ok(Self { path, keeps })
     }
@@ -212,10 +212,7 @@ impl ArrayTarget {
         let file = encode(arrays, metadata).map_err(|e| e.at_path(&self.path))?;
         let written =
             if self.keeps { atomic::write_new(&self.path, &file) } else { overwrite::write(&self.path, &file) };
-        written.map_err(|e| match e.kind() {
-            io::ErrorKind::AlreadyExists => already_there(&self.path),
-            _ => cannot_write(&self.path, &e),
-        })
+        written.map_err(|e| cannot_write("tensors", &self.path, &e))
     }
 }
 
@@ -229,24 +226,10 @@ fn check_ending(path: &Path) -> Result<()> {
         .hint(NAME_SAFETENSORS))
 }
 
-fn already_there(path: &Path) -> Error {
-    Error::new(format!("`{}` already exists", path.display()))
-        .for_field(Field::NoClobber)
-        .hint(format!("name another file, or leave out `{}` to overwrite it", Field::NoClobber))
-}
-
-fn cannot_write(path: &Path, cause: &io::Error) -> Error {
-    let hint: &str = match cause.kind() {
-        io::ErrorKind::NotFound => &create_folder(path),
-        io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => "free some space, or name another folder",
-        _ => "name a file and folder that you can write to",
-    };
-    Error::new(format!("cannot write the tensors: {cause}")).at_path(path).hint(hint)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::testing;
 
     fn write(path: &Path, entries: &[(&str, Dtype, &[usize], &[u8])]) {
         let views = entries
@@ -257,8 +240,7 @@ mod tests {
 
     #[track_caller]
     fn refused<T>(result: Result<T>, words: &[&str]) {
-        let error = result.err().expect("refused").to_string();
-        assert!(words.iter().chain(&["hint: "]).all(|word| error.contains(word)), "{error}");
+        testing::refused(result, &[words, &["hint: "]].concat());
     }
 
     #[test]

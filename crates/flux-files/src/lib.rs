@@ -17,9 +17,10 @@ mod containers;
 mod formats;
 mod io;
 mod models;
+#[cfg(test)]
+mod testing;
 
 pub use arrays::{Array, ArrayFile, ArrayTarget, encode as encode_arrays};
-pub use catalog::families::Family;
 pub use catalog::fetch::fetch_a_model;
 pub use catalog::names;
 pub use catalog::own_models;

@@ -124,14 +124,10 @@ impl Manifest {
     ///
     /// Errors if the batch does not exist or its manifest is damaged.
     pub async fn read(store: &Store, batch: &str) -> Result<Self> {
-        let unknown = || {
-            Error::usage(format!("there is no batch `{}` in this store", flux::error::shown(batch)))
-                .hint("list the batches with `flux queue status`")
-        };
         if !names::is_batch(batch) {
-            return Err(unknown());
+            return Err(no_batch(batch));
         }
-        let manifest = store.get(&names::manifest(batch), u64::MAX).await?.ok_or_else(unknown)?;
+        let manifest = store.get(&names::manifest(batch), u64::MAX).await?.ok_or_else(|| no_batch(batch))?;
         Self::parse(&manifest)
             .map_err(|e| Error::new(format!("the manifest of the batch is damaged: {e}")).hint("submit its list again"))
     }
@@ -143,6 +139,12 @@ impl Manifest {
         let keys = keys.map(|line| serde_json::from_slice::<KeyLine>(line).map(|line| line.key));
         keys.collect::<serde_json::Result<_>>().map(|keys| Self { model, keys })
     }
+}
+
+/// Returns the error for a batch that the store lacks.
+pub fn no_batch(batch: &str) -> Error {
+    Error::usage(format!("there is no batch `{}` in this store", flux::error::shown(batch)))
+        .hint("list the batches with `flux queue status`")
 }
 
 /// Returns the number of jobs that were sent to the broker.
@@ -234,8 +236,7 @@ mod tests {
 
     #[tokio::test]
     async fn results_are_found_by_looking_and_by_listing() {
-        let folder = tempfile::tempdir().unwrap();
-        let store = Store::open(&format!("file://{}", folder.path().display())).unwrap();
+        let (_folder, store) = Store::temporary();
         let batch = batch(&["done", "failed", "both", "queued"]);
         batch.keep(&store).await.unwrap();
         batch.keep(&store).await.unwrap();

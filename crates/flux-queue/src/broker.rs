@@ -22,6 +22,7 @@ use lapin::{
     ErrorKind, ExchangeKind,
 };
 
+use super::message::{ControlMessage, VERSION};
 use super::names::{CONTROL, DEAD, EVENTS, JOBS, Lane};
 
 /// The URL of the broker. Here, unlike on the command line, it may contain a password.
@@ -225,10 +226,17 @@ pub struct Outgoing {
 }
 
 impl Outgoing {
-    /// Creates a persistent message for a job.
-    pub fn job(lane: Lane, model: &str, bytes: Vec<u8>) -> Self {
+    /// Creates a persistent message for a job, to a queue.
+    pub fn job(queue: String, bytes: Vec<u8>) -> Self {
         let properties = BasicProperties::default().with_delivery_mode(2).with_content_type("application/json".into());
-        Self { exchange: JOBS, key: lane.queue(model), bytes, properties }
+        Self { exchange: JOBS, key: queue, bytes, properties }
+    }
+
+    /// Creates the order to all workers to cancel a batch or a job.
+    pub fn cancel(name: &str) -> Result<Self> {
+        let order = ControlMessage { v: VERSION, cancel: name.to_string() };
+        let bytes = serde_json::to_vec(&order).map_err(|e| Error::new(e.to_string()))?;
+        Ok(Self { exchange: CONTROL, key: String::new(), bytes, properties: BasicProperties::default() })
     }
 }
 

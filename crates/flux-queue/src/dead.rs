@@ -1,16 +1,16 @@
 //! The dead-letter queue: messages that no worker could process, with a reason for each.
 
 use flux::{Error, Result};
+use lapin::Channel;
 use lapin::message::BasicGetMessage;
 use lapin::options::{BasicAckOptions, BasicGetOptions};
 use lapin::types::{AMQPValue, FieldTable};
-use lapin::{BasicProperties, Channel};
 use serde::Serialize;
 use serde_json::Value;
 
 use super::broker::{Link, Outgoing};
 use super::message::JobMessage;
-use super::names::{DEAD, JOBS};
+use super::names::DEAD;
 
 /// The headers that workers add to a dead letter: the reason, and the original queue.
 pub const REASON: &str = "flux-reason";
@@ -112,9 +112,7 @@ async fn revive(link: &Link, message: &BasicGetMessage, dead: &Dead) -> Result<(
     let key = dead.queue.clone().ok_or_else(|| {
         Error::new("a message does not name its original queue").hint("remove it with `flux queue dead drop`")
     })?;
-    let bytes = message.delivery.data.clone();
-    let properties = BasicProperties::default().with_delivery_mode(2).with_content_type("application/json".into());
-    let refused = link.send(&[Outgoing { exchange: JOBS, key: key.clone(), bytes, properties }]).await?;
+    let refused = link.send(&[Outgoing::job(key.clone(), message.delivery.data.clone())]).await?;
     if refused.is_empty() {
         return Ok(());
     }

@@ -267,7 +267,7 @@ pub struct ControlMessage {
 }
 
 #[cfg(test)]
-mod tests {
+pub mod tests {
     use flux::engine::AdapterFile;
 
     use super::*;

@@ -157,13 +157,18 @@ impl Key {
 
     /// Parses the name of an object below `out/`. Returns its hash, and `true` for a result or `false` for an error.
     pub fn parse_object_name(name: &str) -> Option<(blake3::Hash, bool)> {
-        let (hash, ending) = name.rsplit('/').next()?.split_once('.')?;
-        let hash = is_hash(hash).then(|| blake3::Hash::from_hex(hash).ok()).flatten()?;
+        let (hash, ending) = parse_file(name)?;
         match ending {
             "error.json" => Some((hash, false)),
             _ => from_ending(ending).map(|_| (hash, true)),
         }
     }
+}
+
+/// Parses the hash and the extension of a file below `out/`.
+fn parse_file(name: &str) -> Option<(blake3::Hash, &str)> {
+    let (hash, ending) = name.rsplit('/').next()?.split_once('.')?;
+    is_hash(hash).then(|| blake3::Hash::from_hex(hash).ok()).flatten().map(|hash| (hash, ending))
 }
 
 /// Returns the format of files with this extension, in its usual spelling.
@@ -186,11 +191,7 @@ impl Serialize for Key {
 impl<'de> Deserialize<'de> for Key {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> std::result::Result<Self, D::Error> {
         let text = String::deserialize(deserializer)?;
-        let parts = text.rsplit('/').next().and_then(|file| file.split_once('.'));
-        let key = parts.and_then(|(hash, ending)| {
-            let hash = is_hash(hash).then(|| blake3::Hash::from_hex(hash).ok()).flatten()?;
-            Some(Self { hash, format: from_ending(ending)? })
-        });
+        let key = parse_file(&text).and_then(|(hash, ending)| Some(Self { hash, format: from_ending(ending)? }));
         // Accept the canonical spelling only.
         key.filter(|key| key.to_string() == text).ok_or_else(|| serde::de::Error::custom("`key` is not a result key"))
     }

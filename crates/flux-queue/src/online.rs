@@ -18,8 +18,8 @@ use tokio::sync::Notify;
 
 use super::broker::{Broker, Link, Outgoing};
 use super::dead::{self, Dead, Fate, Which, said};
-use super::message::{ControlMessage, EventMessage, VERSION};
-use super::names::{self, CONTROL, DEAD, EVENTS, Lane};
+use super::message::EventMessage;
+use super::names::{self, DEAD, EVENTS, Lane};
 use super::wait::Backoff;
 use flux_runtime::progress::say;
 
@@ -104,7 +104,7 @@ impl Online {
         let link = self.change(|state| state.link.clone().filter(|link| state.takes && link.is_open()));
         let link = link.ok_or(Refused::Away)?;
         let messages: Vec<_> =
-            jobs.into_iter().map(|(model, bytes)| Outgoing::job(Lane::Online, model, bytes)).collect();
+            jobs.into_iter().map(|(model, bytes)| Outgoing::job(Lane::Online.queue(model), bytes)).collect();
         match link.send_within(&messages, CONFIRM_WITHIN).await {
             Ok(refused) if refused.is_empty() => Ok(()),
             Ok(refused) => Err(Refused::Full(refused)),
@@ -125,10 +125,8 @@ impl Online {
     /// Broadcasts the cancellation of a job to the workers. The message may be lost.
     pub async fn cancel(&self, job: &str) {
         let Some(link) = self.change(|state| state.link.clone()) else { return };
-        let order = ControlMessage { v: VERSION, cancel: job.to_string() };
-        if let Ok(bytes) = serde_json::to_vec(&order) {
-            let properties = BasicProperties::default();
-            link.publish_unconfirmed(Outgoing { exchange: CONTROL, key: String::new(), bytes, properties }).await;
+        if let Ok(order) = Outgoing::cancel(job) {
+            link.publish_unconfirmed(order).await;
         }
     }
 

@@ -244,8 +244,7 @@ mod tests {
 
     #[tokio::test]
     async fn what_is_done_failed_dead_and_waiting_is_told_and_how_fast_it_goes() {
-        let folder = tempfile::tempdir().unwrap();
-        let store = Store::open(&format!("file://{}", folder.path().display())).unwrap();
+        let (_folder, store) = Store::temporary();
         let planned = |line: usize| {
             let recipe = Recipe::new("x", line as u64);
             Planned { line, n: 1, key: key(&ModelRecipe::default(), &recipe, FileFormat::Png).unwrap(), recipe }

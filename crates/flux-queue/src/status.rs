@@ -4,15 +4,14 @@ use std::collections::HashSet;
 
 use flux::{Error, Result};
 use futures_util::StreamExt;
-use lapin::BasicProperties;
 use lapin::Consumer;
 use serde::Serialize;
 
-use super::batch::{Found, Manifest, cursor};
+use super::batch::{Found, Manifest, cursor, no_batch};
 use super::broker::{Broker, Link, Outgoing};
 use super::dead::{self, Fate, Which};
-use super::message::{ControlMessage, EventMessage, Happened, VERSION};
-use super::names::{self, CONTROL, DEAD, EVENTS, Key, Lane};
+use super::message::{EventMessage, Happened};
+use super::names::{self, DEAD, EVENTS, Key, Lane};
 use super::store::Store;
 
 /// The progress of a batch.
@@ -91,8 +90,7 @@ pub async fn queues(store: &Store, link: &Link) -> Result<Vec<QueueStatus>> {
 pub async fn cancel(store: &Store, broker: &Broker, name: &str) -> Result<()> {
     if names::is_batch(name) {
         if !store.has(&names::manifest(name)).await? {
-            return Err(Error::usage(format!("there is no batch `{name}` in this store"))
-                .hint("list the batches with `flux queue status`"));
+            return Err(no_batch(name));
         }
         store.put(&names::cancelled(name), "").await?;
     } else if names::is_job(name) {
@@ -102,10 +100,7 @@ pub async fn cancel(store: &Store, broker: &Broker, name: &str) -> Result<()> {
             .hint("use an ID that `flux submit` or `flux queue status` prints"));
     }
     let link = broker.connect().await?;
-    let order = ControlMessage { v: VERSION, cancel: name.to_string() };
-    let bytes = serde_json::to_vec(&order).map_err(|e| Error::new(e.to_string()))?;
-    let properties = BasicProperties::default();
-    link.send(&[Outgoing { exchange: CONTROL, key: String::new(), bytes, properties }]).await.map(drop)
+    link.send(&[Outgoing::cancel(name)?]).await.map(drop)
 }
 
 /// A subscription to the end of a batch's jobs.

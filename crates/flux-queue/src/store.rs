@@ -222,6 +222,16 @@ fn within(objects: impl ObjectStore, prefix: &str) -> Arc<dyn ObjectStore> {
 }
 
 #[cfg(test)]
+impl Store {
+    /// Opens a store in a temporary folder, which is removed on drop.
+    pub fn temporary() -> (tempfile::TempDir, Self) {
+        let folder = tempfile::tempdir().unwrap();
+        let store = Self::open(&format!("file://{}", folder.path().display())).unwrap();
+        (folder, store)
+    }
+}
+
+#[cfg(test)]
 mod tests {
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
     use tokio::net::TcpListener;
@@ -282,8 +292,7 @@ mod tests {
 
     #[tokio::test]
     async fn the_first_writer_wins() {
-        let folder = tempfile::tempdir().unwrap();
-        let store = Store::open(&format!("file://{}", folder.path().display())).unwrap();
+        let (_folder, store) = Store::temporary();
         assert!(store.put_new("out/aa/x.png", Bytes::from_static(b"one")).await.unwrap());
         assert!(!store.put_new("out/aa/x.png", Bytes::from_static(b"two")).await.unwrap());
         assert_eq!(store.get("out/aa/x.png", 9).await.unwrap().unwrap(), "one");
@@ -302,8 +311,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_long_object_is_written_in_parts() {
-        let folder = tempfile::tempdir().unwrap();
-        let store = Store::open(&format!("file://{}", folder.path().display())).unwrap();
+        let (_folder, store) = Store::temporary();
         let bytes: Vec<u8> = (0..PART * 2 + 7).map(|byte| byte as u8).collect();
         store.put("batches/b/manifest.jsonl", bytes.clone()).await.unwrap();
         assert_eq!(store.get("batches/b/manifest.jsonl", u64::MAX).await.unwrap().unwrap(), bytes);

@@ -87,7 +87,7 @@ pub async fn submit(
     let mut sender = Sender { broker, model, link: None, was_connected: false, patience: how.patience, note };
     let (mut sent, mut kept) = (0, went_on_at);
     for chunk in places.chunks(AT_ONCE) {
-        let message = |place: &usize| Ok(Outgoing::job(Lane::Batch, model, batch.message(&batch.jobs[*place])?));
+        let message = |place: &usize| Ok(Outgoing::job(Lane::Batch.queue(model), batch.message(&batch.jobs[*place])?));
         sender.send(chunk.iter().map(message).collect::<Result<_>>()?).await?;
         sent += chunk.len();
         told(sent, places.len());

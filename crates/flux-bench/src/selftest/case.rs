@@ -14,26 +14,13 @@ pub trait Case {
         (1.0, 1.0)
     }
 
-    /// Runs the op through the method of [`Tensor`], as a kernel if there is one.
+    /// Runs the op: through the method of [`Tensor`] if `fused`, otherwise its definition in primitives, if it has one.
     ///
     /// Errors as the op does.
-    fn run<B: Backend>(&self, b: &B) -> Result<Vec<Tensor<B>>>;
-
-    /// Runs the op's definition in primitives, if it has one.
-    ///
-    /// Errors as the op does.
-    fn compose<B: Backend>(&self, b: &B) -> Result<Vec<Tensor<B>>> {
-        self.run(b)
-    }
+    fn with<B: Backend>(&self, b: &B, fused: bool) -> Result<Vec<Tensor<B>>>;
 
     /// Returns the result of plain loops in float64, for ops that are not compositions.
     fn by_loops(&self) -> Option<Vec<f32>> {
         None
     }
-}
-
-/// A visitor of cases.
-pub trait Visitor {
-    /// Visits a case. Errors end the visit of further cases.
-    fn visit(&mut self, case: &impl Case) -> Result<()>;
 }

@@ -27,7 +27,25 @@ pub enum ConvKind {
     Upsampled,
 }
 
-impl Convolution {
+impl Case for Convolution {
+    fn name(&self) -> String {
+        let (Conv { height, width, kernel, stride, .. }, [cin, cout]) = (self.conv, self.channels);
+        let kind = match self.kind {
+            ConvKind::Plain if stride == 2 => "conv2d, halved,",
+            ConvKind::Plain => "conv2d",
+            ConvKind::Residual => "conv2d_add",
+            ConvKind::Normed => "norm_conv2d",
+            ConvKind::Upsampled => "upsample_conv2d",
+        };
+        format!("{kind} {height}x{width} {cin} -> {cout}, {kernel}x{kernel}")
+    }
+
+    fn allowed(&self) -> (f32, f32) {
+        // A library may round before it adds the bias. A preceding norm is rounded, too, and so are the sums of weights
+        // in some upsampling kernels.
+        if matches!(self.kind, ConvKind::Normed | ConvKind::Upsampled) { (3.0, 1.0) } else { (2.0, 1.0) }
+    }
+
     fn with<B: Backend>(&self, b: &B, fused: bool) -> Result<Vec<Tensor<B>>> {
         let (conv, [cin, cout]) = (self.conv, self.channels);
         let (x, bias) = (matrix(b, 1, [conv.height * conv.width, cin])?, vector(b, 3, cout)?);
@@ -52,34 +70,6 @@ impl Convolution {
             }
         };
         Ok(vec![pixels.pixels])
-    }
-}
-
-impl Case for Convolution {
-    fn name(&self) -> String {
-        let (Conv { height, width, kernel, stride, .. }, [cin, cout]) = (self.conv, self.channels);
-        let kind = match self.kind {
-            ConvKind::Plain if stride == 2 => "conv2d, halved,",
-            ConvKind::Plain => "conv2d",
-            ConvKind::Residual => "conv2d_add",
-            ConvKind::Normed => "norm_conv2d",
-            ConvKind::Upsampled => "upsample_conv2d",
-        };
-        format!("{kind} {height}x{width} {cin} -> {cout}, {kernel}x{kernel}")
-    }
-
-    fn allowed(&self) -> (f32, f32) {
-        // A library may round before it adds the bias. A preceding norm is rounded, too, and so are the sums of weights
-        // in some upsampling kernels.
-        if matches!(self.kind, ConvKind::Normed | ConvKind::Upsampled) { (3.0, 1.0) } else { (2.0, 1.0) }
-    }
-
-    fn run<B: Backend>(&self, b: &B) -> Result<Vec<Tensor<B>>> {
-        self.with(b, true)
-    }
-
-    fn compose<B: Backend>(&self, b: &B) -> Result<Vec<Tensor<B>>> {
-        self.with(b, false)
     }
 
     fn by_loops(&self) -> Option<Vec<f32>> {
@@ -118,7 +108,13 @@ impl ImageOp {
 /// The number of channel groups.
 const GROUPS: usize = 8;
 
-impl OfImage {
+impl Case for OfImage {
+    fn name(&self) -> String {
+        let Self(op, [height, width, channels]) = self;
+        let name = ImageOp::ALL.iter().find(|(known, _)| known == op).map_or("", |(_, name)| *name);
+        format!("{name} {height}x{width}x{channels}")
+    }
+
     fn with<B: Backend>(&self, b: &B, fused: bool) -> Result<Vec<Tensor<B>>> {
         let Self(op, [height, width, channels]) = *self;
         let x = matrix(b, 1, [height * width, channels])?;
@@ -142,22 +138,6 @@ impl OfImage {
                 x.unpatchify(&mean, &std, height, width)?
             }
         }])
-    }
-}
-
-impl Case for OfImage {
-    fn name(&self) -> String {
-        let Self(op, [height, width, channels]) = self;
-        let name = ImageOp::ALL.iter().find(|(known, _)| known == op).map_or("", |(_, name)| *name);
-        format!("{name} {height}x{width}x{channels}")
-    }
-
-    fn run<B: Backend>(&self, b: &B) -> Result<Vec<Tensor<B>>> {
-        self.with(b, true)
-    }
-
-    fn compose<B: Backend>(&self, b: &B) -> Result<Vec<Tensor<B>>> {
-        self.with(b, false)
     }
 
     fn by_loops(&self) -> Option<Vec<f32>> {

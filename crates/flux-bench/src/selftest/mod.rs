@@ -3,7 +3,7 @@
 //!
 //! Every op runs at two sizes: a real model's with fewer rows, and a ragged one. A device's result is compared with the
 //! op's definition on the CPU, within the bound of the tests in tests/parity ([`compare()`]). If plain loops also
-//! compute the values ([`Case::by_loops`]), it is compared with them, too; the CPU itself is tested this way.
+//! compute the values (`Case::by_loops`), it is compared with them, too; the CPU itself is tested this way.
 //!
 //! It parses no flags and prints nothing. Start reading at [`run`].
 
@@ -21,10 +21,9 @@ mod table;
 
 use std::time::Instant;
 
-pub use case::{Case, Visitor};
 pub use compare::{Bound, Comparison, compare, rounding};
-pub use table::each;
 
+use case::Case;
 use flux::backend::Backend;
 use flux::error::{Error, Result};
 use flux::files::ModelFiles;
@@ -66,7 +65,7 @@ pub fn run<B: Backend, R: Backend>(
 ) -> Result<()> {
     let mut test = Test { device, reference, is_reference, settings, report, reported: 0 };
     test.one("memory", memory::check)?;
-    each(&mut test)?;
+    table::each(&mut test)?;
     if test.wants(picture::NAME) || test.wants(picture::STAGES) {
         picture::test(&mut test, model)?;
     }
@@ -114,7 +113,7 @@ impl<B: Backend, R: Backend> Test<'_, B, R> {
     }
 
     fn compare(&self, case: &impl Case) -> Result<Outcome> {
-        let mut got = downloaded(self.device, &case.run(self.device)?)?;
+        let mut got = downloaded(self.device, &case.with(self.device, true)?)?;
         if self.settings.spoil
             && let Some(value) = got.first_mut().and_then(|values| values.first_mut())
         {
@@ -125,7 +124,7 @@ impl<B: Backend, R: Backend> Test<'_, B, R> {
         let by_loops = case.by_loops().map(|values| vec![values]);
         // On the CPU itself, the definition is an independent check only for fused ops.
         let defined = (!self.is_reference || by_loops.is_none())
-            .then(|| case.compose(self.reference).and_then(|made| downloaded(self.reference, &made)))
+            .then(|| case.with(self.reference, false).and_then(|made| downloaded(self.reference, &made)))
             .transpose()?;
         let mut figures = Vec::new();
         for (of, expected) in [("definition", defined), ("loops", by_loops)] {
@@ -140,10 +139,9 @@ impl<B: Backend, R: Backend> Test<'_, B, R> {
         let worst = figures.iter().max_by(|a, b| (a.worst / a.rms).total_cmp(&(b.worst / b.rms)));
         Ok((worst.map_or(String::new(), ToString::to_string), None))
     }
-}
 
-impl<B: Backend, R: Backend> Visitor for Test<'_, B, R> {
-    fn visit(&mut self, case: &impl Case) -> Result<()> {
+    /// Compares the results of a case, if it is selected.
+    fn case(&mut self, case: &impl Case) -> Result<()> {
         let name = format!("ops/{}", case.name());
         if !self.wants(&name) {
             return Ok(());

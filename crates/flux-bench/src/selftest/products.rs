@@ -29,30 +29,6 @@ pub enum ProductKind {
     LowRank,
 }
 
-impl Product {
-    fn with<B: Backend>(&self, b: &B, fused: bool) -> Result<Vec<Tensor<B>>> {
-        let [rows, cols, out] = self.shape;
-        let (x, weight) = (matrix(b, 1, [rows, cols])?, linear(b, 2, [out, cols], self.format)?);
-        let residual = || matrix(b, 4, [rows, out]);
-        Ok(vec![match self.kind {
-            ProductKind::Plain => x.linear(&weight, None)?,
-            ProductKind::Bias => x.linear(&weight, Some(&vector(b, 3, out)?))?,
-            ProductKind::Residual if fused => x.linear_add(&weight, residual()?)?,
-            ProductKind::Residual => {
-                let products = Products::Columns(&[&x], &weight);
-                ops::linear::compose(b, LinearArgs { residual: Some(residual()?), ..products.into() })?
-            }
-            ProductKind::LowRank => {
-                let factor = |seed, shape| linear(b, seed, shape, Format::Bf16);
-                let low_rank = LowRank { down: factor(5, [16, cols])?, up: factor(6, [out, 16])? };
-                let layer = weight.with_low_rank(low_rank)?;
-                let parts = [(&x, &layer)];
-                if fused { Tensor::low_rank(&parts)? } else { ops::low_rank::compose(b, Products::Rows(&parts))? }
-            }
-        }])
-    }
-}
-
 impl Case for Product {
     fn name(&self) -> String {
         let [rows, cols, out] = self.shape;
@@ -79,12 +55,26 @@ impl Case for Product {
         }
     }
 
-    fn run<B: Backend>(&self, b: &B) -> Result<Vec<Tensor<B>>> {
-        self.with(b, true)
-    }
-
-    fn compose<B: Backend>(&self, b: &B) -> Result<Vec<Tensor<B>>> {
-        self.with(b, false)
+    fn with<B: Backend>(&self, b: &B, fused: bool) -> Result<Vec<Tensor<B>>> {
+        let [rows, cols, out] = self.shape;
+        let (x, weight) = (matrix(b, 1, [rows, cols])?, linear(b, 2, [out, cols], self.format)?);
+        let residual = || matrix(b, 4, [rows, out]);
+        Ok(vec![match self.kind {
+            ProductKind::Plain => x.linear(&weight, None)?,
+            ProductKind::Bias => x.linear(&weight, Some(&vector(b, 3, out)?))?,
+            ProductKind::Residual if fused => x.linear_add(&weight, residual()?)?,
+            ProductKind::Residual => {
+                let products = Products::Columns(&[&x], &weight);
+                ops::linear::compose(b, LinearArgs { residual: Some(residual()?), ..products.into() })?
+            }
+            ProductKind::LowRank => {
+                let factor = |seed, shape| linear(b, seed, shape, Format::Bf16);
+                let low_rank = LowRank { down: factor(5, [16, cols])?, up: factor(6, [out, 16])? };
+                let layer = weight.with_low_rank(low_rank)?;
+                let parts = [(&x, &layer)];
+                if fused { Tensor::low_rank(&parts)? } else { ops::low_rank::compose(b, Products::Rows(&parts))? }
+            }
+        }])
     }
 
     fn by_loops(&self) -> Option<Vec<f32>> {
@@ -106,32 +96,14 @@ impl Case for Product {
     }
 }
 
+const HEAD_DIM: usize = 128;
+
 /// The projection before attention and MLP.
 pub struct Projected {
     pub layout: TokenLayout,
     pub features: usize,
     pub dim: usize,
     pub mlp: usize,
-}
-
-impl Projected {
-    const HEAD_DIM: usize = 128;
-
-    fn with<B: Backend>(&self, b: &B, fused: bool) -> Result<Vec<Tensor<B>>> {
-        let Self { layout, features, dim, mlp } = *self;
-        let x = Operand::from(matrix(b, 1, [layout.rows(), features])?);
-        let weight = linear(b, 2, [3 * dim + 2 * mlp, features], Format::Bf16)?;
-        let norm = QkNorm { q: vector(b, 3, Self::HEAD_DIM)?, k: vector(b, 4, Self::HEAD_DIM)?, eps: 1e-6 };
-        let rope = rope(b, layout.tokens(), Self::HEAD_DIM)?;
-        let heads = Heads { dim, norm: [&norm; 2], rope: &rope, layout };
-        let parts = [(&x, &weight)];
-        let Projection { kvq: [k, v, q], mlp } = if fused {
-            Tensor::project(&parts, Some(&heads))?
-        } else {
-            ops::project::compose(b, &parts, Some(&heads))?
-        };
-        Ok(vec![k, v, q, mlp])
-    }
 }
 
 impl Case for Projected {
@@ -144,12 +116,20 @@ impl Case for Projected {
         (4.0, 1.0)
     }
 
-    fn run<B: Backend>(&self, b: &B) -> Result<Vec<Tensor<B>>> {
-        self.with(b, true)
-    }
-
-    fn compose<B: Backend>(&self, b: &B) -> Result<Vec<Tensor<B>>> {
-        self.with(b, false)
+    fn with<B: Backend>(&self, b: &B, fused: bool) -> Result<Vec<Tensor<B>>> {
+        let Self { layout, features, dim, mlp } = *self;
+        let x = Operand::from(matrix(b, 1, [layout.rows(), features])?);
+        let weight = linear(b, 2, [3 * dim + 2 * mlp, features], Format::Bf16)?;
+        let norm = QkNorm { q: vector(b, 3, HEAD_DIM)?, k: vector(b, 4, HEAD_DIM)?, eps: 1e-6 };
+        let rope = rope(b, layout.tokens(), HEAD_DIM)?;
+        let heads = Heads { dim, norm: [&norm; 2], rope: &rope, layout };
+        let parts = [(&x, &weight)];
+        let Projection { kvq: [k, v, q], mlp } = if fused {
+            Tensor::project(&parts, Some(&heads))?
+        } else {
+            ops::project::compose(b, &parts, Some(&heads))?
+        };
+        Ok(vec![k, v, q, mlp])
     }
 }
 
@@ -179,7 +159,7 @@ impl Case for Attended {
         (1.05, 8.0)
     }
 
-    fn run<B: Backend>(&self, b: &B) -> Result<Vec<Tensor<B>>> {
+    fn with<B: Backend>(&self, b: &B, _fused: bool) -> Result<Vec<Tensor<B>>> {
         let [cols, kv_cols] = self.cols();
         let (q, k) = (matrix(b, 1, [self.tokens, cols])?, matrix(b, 2, [self.tokens, kv_cols])?);
         let v = matrix(b, 3, [self.tokens, kv_cols])?;

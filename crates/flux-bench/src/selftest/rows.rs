@@ -56,8 +56,23 @@ impl RowOp {
     ];
 }
 
-impl OfRows {
-    /// Runs the op's method if `fused`, otherwise its definition.
+impl Case for OfRows {
+    fn name(&self) -> String {
+        let Self(op, [rows, cols]) = self;
+        let name = RowOp::ALL.iter().find(|(known, _)| known == op).map_or("", |(_, name)| *name);
+        format!("{name} {rows}x{cols}")
+    }
+
+    fn allowed(&self) -> (f32, f32) {
+        match self.0 {
+            // Sizes without a kernel use the definition, which also rounds the row before its norm.
+            RowOp::GatedAddAdaln => (4.0, 1.0),
+            // The difference is rounded before the multiplication, and the product before the addition.
+            RowOp::Guide => (4.0, 1.0),
+            _ => (1.0, 1.0),
+        }
+    }
+
     fn with<B: Backend>(&self, b: &B, fused: bool) -> Result<Vec<Tensor<B>>> {
         let Self(op, shape @ [rows, cols]) = *self;
         let (x, y, other) = (matrix(b, 1, shape)?, matrix(b, 2, shape)?, matrix(b, 3, shape)?);
@@ -97,32 +112,6 @@ impl OfRows {
             RowOp::ConcatRows => Tensor::concat_rows(&[&x, &y])?,
             RowOp::ConcatCols => Tensor::concat_cols(&[&x, &y])?,
         }])
-    }
-}
-
-impl Case for OfRows {
-    fn name(&self) -> String {
-        let Self(op, [rows, cols]) = self;
-        let name = RowOp::ALL.iter().find(|(known, _)| known == op).map_or("", |(_, name)| *name);
-        format!("{name} {rows}x{cols}")
-    }
-
-    fn allowed(&self) -> (f32, f32) {
-        match self.0 {
-            // Sizes without a kernel use the definition, which also rounds the row before its norm.
-            RowOp::GatedAddAdaln => (4.0, 1.0),
-            // The difference is rounded before the multiplication, and the product before the addition.
-            RowOp::Guide => (4.0, 1.0),
-            _ => (1.0, 1.0),
-        }
-    }
-
-    fn run<B: Backend>(&self, b: &B) -> Result<Vec<Tensor<B>>> {
-        self.with(b, true)
-    }
-
-    fn compose<B: Backend>(&self, b: &B) -> Result<Vec<Tensor<B>>> {
-        self.with(b, false)
     }
 
     fn by_loops(&self) -> Option<Vec<f32>> {
@@ -164,7 +153,11 @@ pub struct Rotated {
     pub head_dim: usize,
 }
 
-impl Rotated {
+impl Case for Rotated {
+    fn name(&self) -> String {
+        format!("qk_norm_rope {}x{}x{}", self.layout.rows(), self.heads, self.head_dim)
+    }
+
     fn with<B: Backend>(&self, b: &B, fused: bool) -> Result<Vec<Tensor<B>>> {
         let Self { layout, heads, head_dim } = *self;
         let shape = [layout.rows(), heads * head_dim];
@@ -180,19 +173,5 @@ impl Rotated {
             ops::qk_norm_rope::compose(b, QkNormRope { q, k, norm, rope: &rope, layout })?
         };
         Ok(vec![q, k])
-    }
-}
-
-impl Case for Rotated {
-    fn name(&self) -> String {
-        format!("qk_norm_rope {}x{}x{}", self.layout.rows(), self.heads, self.head_dim)
-    }
-
-    fn run<B: Backend>(&self, b: &B) -> Result<Vec<Tensor<B>>> {
-        self.with(b, true)
-    }
-
-    fn compose<B: Backend>(&self, b: &B) -> Result<Vec<Tensor<B>>> {
-        self.with(b, false)
     }
 }

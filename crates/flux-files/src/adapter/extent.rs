@@ -1,8 +1,7 @@
 //! Bounds of an adapter's values. An adapter that overflows the type in which it is used is refused when it is read.
 
 use super::change::{Delta, LowRank};
-use crate::formats::magnitude::largest;
-use crate::formats::zeros::is_zeros;
+use crate::formats::values::{is_zeros, largest};
 
 impl LowRank {
     /// Returns an upper bound of the magnitudes of the product and of its factors.

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use super::change::{Change, Tensors};
 use super::keys::{self, DOWN, flat};
 use super::modules::{Module, Modules};
-use crate::catalog::families::Family::{self, *};
+use crate::catalog::families::*;
 use crate::catalog::own_models::Architecture;
 use flux_base::error::{Error, Result};
 
@@ -13,52 +13,34 @@ const HINT: &str = "use it with the model it was trained for, or use an adapter 
 
 /// Parts of layer names that identify a family. No own model has them, except for those of FLUX.3. They are whole words
 /// joined by underscores, with `#` for numbers. If several match, the first counts.
-const SIGNS: [(&str, Family); 45] = [
-    ("content_mode_blocks", Flux3),
-    ("txt_mode_blocks", Flux3),
-    ("mode_blocks", Flux3),
-    ("early_stream_modulations", Flux3),
-    ("single_stream_modulations", Flux3),
-    ("x_embedders", Flux3),
-    ("emb_in", Flux3),
-    ("ref_time_in", Flux3),
-    ("target_timestep_embedder", Flux3),
-    ("single_blocks_#_q_proj", Flux3),
-    ("single_blocks_#_k_proj", Flux3),
-    ("single_blocks_#_v_proj", Flux3),
-    ("single_blocks_#_attn_out", Flux3),
-    ("single_blocks_#_mlp_in", Flux3),
-    ("single_blocks_#_mlp_out", Flux3),
-    ("single_transformer_blocks_#_ff", Flux3),
-    ("single_transformer_blocks_#_attn_to_out_#", Flux3),
-    ("joint_transformer_blocks", AuraFlow),
-    ("distilled_guidance_layer", Chroma),
-    ("double_stream_blocks", HiDream),
-    ("individual_token_refiner", Hunyuan),
-    ("double_blocks_#_img_mod_linear", Hunyuan),
-    ("single_blocks_#_modulation_linear", Hunyuan),
-    ("double_blocks_#_img_mod_lin", Flux1),
-    ("double_blocks_#_txt_mod_lin", Flux1),
-    ("single_blocks_#_modulation_lin", Flux1),
-    ("single_transformer_blocks_#_attn_to_q", Flux1),
-    ("single_transformer_blocks_#_attn_to_k", Flux1),
-    ("single_transformer_blocks_#_attn_to_v", Flux1),
-    ("single_transformer_blocks_#_norm_linear", Flux1),
-    ("single_transformer_blocks_#_proj_mlp", Flux1),
-    ("single_transformer_blocks_#_proj_out", Flux1),
-    ("transformer_blocks_#_img_mlp", QwenImage),
-    ("transformer_blocks_#_txt_mlp", QwenImage),
-    ("transformer_blocks_#_img_mod", QwenImage),
-    ("transformer_blocks_#_txt_mod", QwenImage),
-    ("joint_blocks", StableDiffusion3),
-    ("context_refiner", ZImage),
-    ("noise_refiner", ZImage),
-    ("layers_#_attention", ZImage),
-    ("layers_#_feed_forward", ZImage),
-    ("blocks_#_self_attn_q_proj", Cosmos),
-    ("blocks_#_self_attn", Wan),
-    ("blocks_#_cross_attn", Wan),
-    ("blocks_#_ffn", Wan),
+const SIGNS: [(Family, &str); 11] = [
+    (
+        FLUX3,
+        "content_mode_blocks txt_mode_blocks mode_blocks early_stream_modulations single_stream_modulations \
+         x_embedders emb_in ref_time_in target_timestep_embedder single_blocks_#_q_proj single_blocks_#_k_proj \
+         single_blocks_#_v_proj single_blocks_#_attn_out single_blocks_#_mlp_in single_blocks_#_mlp_out \
+         single_transformer_blocks_#_ff single_transformer_blocks_#_attn_to_out_#",
+    ),
+    (AURAFLOW, "joint_transformer_blocks"),
+    (CHROMA, "distilled_guidance_layer"),
+    (HIDREAM, "double_stream_blocks"),
+    (HUNYUAN, "individual_token_refiner double_blocks_#_img_mod_linear single_blocks_#_modulation_linear"),
+    (
+        FLUX1,
+        "double_blocks_#_img_mod_lin double_blocks_#_txt_mod_lin single_blocks_#_modulation_lin \
+         single_transformer_blocks_#_attn_to_q single_transformer_blocks_#_attn_to_k \
+         single_transformer_blocks_#_attn_to_v single_transformer_blocks_#_norm_linear \
+         single_transformer_blocks_#_proj_mlp single_transformer_blocks_#_proj_out",
+    ),
+    (
+        QWEN_IMAGE,
+        "transformer_blocks_#_img_mlp transformer_blocks_#_txt_mlp transformer_blocks_#_img_mod \
+         transformer_blocks_#_txt_mod",
+    ),
+    (STABLE_DIFFUSION3, "joint_blocks"),
+    (Z_IMAGE, "context_refiner noise_refiner layers_#_attention layers_#_feed_forward"),
+    (COSMOS, "blocks_#_self_attn_q_proj"),
+    (WAN, "blocks_#_self_attn blocks_#_cross_attn blocks_#_ffn"),
 ];
 /// Parts of layer names that several families share. The number of features tells these families apart.
 const SHARED: [&str; 11] = [
@@ -85,13 +67,18 @@ const SHARED_BY_FLUX3: [&str; 3] = [
     "single_transformer_blocks_#_attn_to_v",
 ];
 
+/// Returns the signs of all families, in order.
+fn signs() -> impl Iterator<Item = (&'static str, Family)> {
+    SIGNS.iter().flat_map(|(family, signs)| signs.split(' ').map(move |sign| (sign, *family)))
+}
+
 /// Returns the name of a model with `dim` features.
 fn model_name(architecture: Architecture, dim: usize) -> String {
     match dim {
         _ if architecture == Architecture::Flux3 => format!("FLUX.3 klein ({dim} features)"),
         3072 => "FLUX.2 klein 4B (3072 features)".to_string(),
         4096 => "FLUX.2 klein 9B (4096 features)".to_string(),
-        6144 => format!("{Flux2Dev} (6144 features)"),
+        6144 => format!("{FLUX2_DEV} (6144 features)"),
         _ => format!("a model with {dim} features"),
     }
 }
@@ -116,9 +103,8 @@ pub(super) fn check_names(keys: &[&str], shape: impl Fn(&str) -> Option<Vec<usiz
         names.iter().any(|name| name.contains(&words))
     };
     let is_flux3 = modules.architecture() == Architecture::Flux3;
-    let is_own = |sign: &str, family: Family| is_flux3 && (family == Flux3 || SHARED_BY_FLUX3.contains(&sign));
-    let foreign = |(sign, family): &&(&str, Family)| !is_own(sign, *family) && has(sign);
-    let sign = SIGNS.iter().find(foreign).map(|(_, family)| *family);
+    let is_own = |sign: &str, family: Family| is_flux3 && (family == FLUX3 || SHARED_BY_FLUX3.contains(&sign));
+    let sign = signs().find(|(sign, family)| !is_own(sign, family) && has(sign)).map(|(_, family)| family);
     // Input features of the layers with this part in their names.
     let features = |part: &str| {
         let words = format!("_{part}_");
@@ -128,12 +114,14 @@ pub(super) fn check_names(keys: &[&str], shape: impl Fn(&str) -> Option<Vec<usiz
     };
     let shared = || SHARED.iter().find(|sign| has(sign)).and_then(|sign| disambiguate(sign, features, keys));
     let family = match sign {
-        Some(ZImage) if features("attention") == Some(2304) || features("attention_qkv") == Some(2304) => Some(Lumina2),
+        Some(Z_IMAGE) if features("attention") == Some(2304) || features("attention_qkv") == Some(2304) => {
+            Some(LUMINA2)
+        }
         Some(family) => Some(family),
         None => shared(),
     };
     if let Some(family) = family {
-        return Err(made_for(family.name(), modules));
+        return Err(made_for(family, modules));
     }
     if is_flux3 && BEFORE_FLUX3.iter().any(|sign| has(sign)) {
         return Err(made_for("FLUX.1 or FLUX.2", modules));
@@ -146,12 +134,12 @@ pub(super) fn check_names(keys: &[&str], shape: impl Fn(&str) -> Option<Vec<usiz
             blocks.iter().filter(|block| block.single == single).map(|block| block.index + 1).max().unwrap_or(0)
         };
         let what = match (count(false), count(true)) {
-            (19, 38) | (19, 0) | (0, 38) => Flux1.to_string(),
-            (8, 48) | (0, 48) => Flux2Dev.to_string(),
-            (20, 40) | (20, 0) | (0, 40) => Hunyuan.to_string(),
-            (60, 0) => QwenImage.to_string(),
+            (19, 38) | (19, 0) | (0, 38) => FLUX1.to_string(),
+            (8, 48) | (0, 48) => FLUX2_DEV.to_string(),
+            (20, 40) | (20, 0) | (0, 40) => HUNYUAN.to_string(),
+            (60, 0) => QWEN_IMAGE.to_string(),
             (double, single) => match features("attn_to_q") {
-                Some(1536 | 2432) => StableDiffusion3.to_string(),
+                Some(1536 | 2432) => STABLE_DIFFUSION3.to_string(),
                 _ => format!("a model with at least {double} double and {single} single blocks"),
             },
         };
@@ -164,7 +152,7 @@ pub(super) fn check_names(keys: &[&str], shape: impl Fn(&str) -> Option<Vec<usiz
 pub(super) fn architecture<'a>(layers: impl Iterator<Item = &'a str>) -> Architecture {
     let names: Vec<String> = layers.map(without_numbers).collect();
     let has = |sign: &str| names.iter().any(|name| name.contains(&format!("_{sign}_")));
-    let is_flux3 = SIGNS.iter().any(|(sign, family)| *family == Flux3 && has(sign));
+    let is_flux3 = signs().any(|(sign, family)| family == FLUX3 && has(sign));
     // An adapter of joint blocks alone has no other sign.
     let is_joint = || SHARED_BY_FLUX3.iter().any(|sign| has(sign)) && !has("transformer_blocks_#_attn_add_q_proj");
     if is_flux3 || is_joint() { Architecture::Flux3 } else { Architecture::Flux2 }
@@ -174,16 +162,16 @@ pub(super) fn architecture<'a>(layers: impl Iterator<Item = &'a str>) -> Archite
 fn disambiguate(sign: &str, features: impl Fn(&str) -> Option<usize>, keys: &[&str]) -> Option<Family> {
     if sign.ends_with("attn1") {
         return match features("attn1_to_q").or_else(|| features("attn1_to_k"))? {
-            1152 => Some(PixArt),
-            1920 => Some(Cog),
-            2048 | 4096 => Some(Ltx),
-            2240 => Some(Sana),
+            1152 => Some(PIXART),
+            1920 => Some(COG),
+            2048 | 4096 => Some(LTX),
+            2240 => Some(SANA),
             _ => None,
         };
     }
     if sign.starts_with("transformer_blocks") {
         let dim = features("attn_to_q").or_else(|| features("ff_net")).or_else(|| features("norm1_linear"));
-        return Some(if matches!(dim, Some(1536 | 2432)) { StableDiffusion3 } else { Flux1 });
+        return Some(if matches!(dim, Some(1536 | 2432)) { STABLE_DIFFUSION3 } else { FLUX1 });
     }
     // U-Nets: the second attention takes keys and values from the text. Only SDXL has several such layers in a row.
     let is_deep = |key: &&str| {
@@ -192,11 +180,11 @@ fn disambiguate(sign: &str, features: impl Fn(&str) -> Option<usize>, keys: &[&s
         flat.contains("_te2_") || number.is_some_and(|number| number != "0")
     };
     Some(match features("attn2_to_k").or_else(|| features("attn2_to_v")) {
-        Some(768) => StableDiffusion1,
-        Some(1024) => StableDiffusion2,
-        Some(2048) => StableDiffusionXl,
-        _ if keys.iter().any(is_deep) => StableDiffusionXl,
-        _ => StableDiffusion1,
+        Some(768) => STABLE_DIFFUSION1,
+        Some(1024) => STABLE_DIFFUSION2,
+        Some(2048) => STABLE_DIFFUSION_XL,
+        _ if keys.iter().any(is_deep) => STABLE_DIFFUSION_XL,
+        _ => STABLE_DIFFUSION1,
     })
 }
 
@@ -221,7 +209,7 @@ pub(super) fn check_shape(tensors: &Tensors, module: &Module, modules: &Modules)
     } else if rows == dim && own_rows != dim {
         model_name(modules.architecture(), own_rows)
     } else if own_cols == dim && is_flux_1(&module.name, own_rows, dim) {
-        Flux1.to_string()
+        FLUX1.to_string()
     } else {
         format!("a model whose `{}` has shape [{own_rows}, {own_cols}] instead of [{rows}, {cols}]", module.name)
     };

@@ -7,8 +7,7 @@ use crate::catalog::recognise::FileKind;
 use crate::containers::container::Container;
 use crate::containers::inspect;
 use crate::containers::safetensors::Safetensors;
-use crate::io::near;
-use crate::io::regular;
+use crate::io::{name_of, near, regular};
 use flux_base::error::{Error, Field, Result};
 
 /// The names that PEFT and diffusers give the file of an adapter in its own folder.
@@ -114,7 +113,8 @@ fn in_folder(folder: &Path) -> Result<PathBuf> {
             }
         }
         several => {
-            let names: Vec<String> = several.iter().take(MAX_NAMES).map(|path| quoted(path)).collect();
+            let names: Vec<String> =
+                several.iter().take(MAX_NAMES).map(|path| format!("`{}`", path.display())).collect();
             let what =
                 format!("the folder contains {} files that may be the adapter: {}", several.len(), names.join(", "));
             refused(what, "name one of them".to_string())
@@ -158,14 +158,6 @@ fn list(folder: &Path, levels: usize, endings: &[&str], files: &mut Vec<PathBuf>
             files.push(path);
         }
     }
-}
-
-fn name_of(path: &Path) -> String {
-    path.file_name().unwrap_or_default().to_string_lossy().into_owned()
-}
-
-fn quoted(path: &Path) -> String {
-    format!("`{}`", path.display())
 }
 
 #[cfg(test)]

@@ -53,7 +53,7 @@ use crate::io::regular::read_bounded;
 use crate::models::digest;
 use change::Tensors;
 use flux_base::error::{Error, Result};
-use keys::{ALPHA, DOWN, MAGNITUDE};
+use keys::{ALPHA, DOWN, MAGNITUDE, Role};
 use locate::Found;
 use peft::Peft;
 use scaling::{Factors, Scaling};
@@ -170,14 +170,11 @@ impl Adapter {
         let (mut extent, mut overridden, mut layers) = (0.0, Vec::new(), Vec::new());
         for (index, Named { text, keys }) in &named {
             let module = modules.get(*index);
-            let alpha = keys.get(ALPHA).map(|key| Ok((key.as_str(), file.scalar(key)?))).transpose()?;
-            let tensors = keys.iter().filter(|(role, _)| **role != ALPHA);
-            let tensors = tensors.map(|(role, key)| Ok((*role, (key.clone(), without_ones(file.tensor(key)?)))));
-            let tensors: Tensors = tensors.collect::<Result<_>>()?;
+            let (alpha, tensors) = read_layer(&file, keys)?;
             foreign::check_shape(&tensors, module, modules)?;
-            let own = text.strip_prefix("base_model.model.").unwrap_or(text);
+            let own = without_prefix(text);
             let names: Vec<String> = modules.aliases(*index).chain([own]).map(str::to_string).collect();
-            let is_peft = keys.values().any(|key| key.contains("lora_A"));
+            let is_peft = is_peft(keys);
             let is_overridden = Cell::new(false);
             let scale = |rank| {
                 let (scale, is_other) = scaling.scale_for(&Factors { names: &names, alpha, is_peft }, rank)?;
@@ -280,6 +277,27 @@ impl Adapter {
     pub fn check_length(&self) -> Result<()> {
         self.file.check_length()
     }
+}
+
+/// The keys of a layer's tensors by their roles.
+type Keys = BTreeMap<Role, String>;
+
+/// Returns the alpha of a layer with its key, and its other tensors.
+fn read_layer<'a>(file: &Safetensors, keys: &'a Keys) -> Result<(Option<(&'a str, f64)>, Tensors)> {
+    let alpha = keys.get(ALPHA).map(|key| Ok((key.as_str(), file.scalar(key)?))).transpose()?;
+    let tensors = keys.iter().filter(|(role, _)| **role != ALPHA);
+    let tensors = tensors.map(|(role, key)| Ok((*role, (key.clone(), without_ones(file.tensor(key)?)))));
+    Ok((alpha, tensors.collect::<Result<_>>()?))
+}
+
+/// Returns `true` if the factors have PEFT's names.
+fn is_peft(keys: &Keys) -> bool {
+    keys.values().any(|key| key.contains("lora_A"))
+}
+
+/// Returns the name of a layer without PEFT's prefix.
+fn without_prefix(layer: &str) -> &str {
+    layer.strip_prefix("base_model.model.").unwrap_or(layer)
 }
 
 /// Drops axes of 1 after the second axis: factors of a 1 x 1 convolution are matrices.

@@ -5,36 +5,12 @@ use std::iter;
 use std::ops::Range;
 
 use super::keys::flat;
+use super::values::is_word_of;
 use crate::catalog::own_models::Architecture;
 
 /// Words that are in no prefix: a name after one of them belongs to another component, or to a layer inside one.
-const NO_PREFIX: [&str; 25] = [
-    "block",
-    "blocks",
-    "clip",
-    "cond",
-    "conditioner",
-    "control",
-    "controlnet",
-    "decoder",
-    "double",
-    "embed",
-    "embedders",
-    "encoder",
-    "guidance",
-    "language",
-    "layer",
-    "layers",
-    "mode",
-    "ref",
-    "refiner",
-    "single",
-    "target",
-    "te",
-    "text",
-    "txt",
-    "vae",
-];
+const NO_PREFIX: &str = "block blocks clip cond conditioner control controlnet decoder double embed embedders encoder guidance language \
+    layer layers mode ref refiner single target te text txt vae";
 /// The max length of a prefix. Writers use two or three words.
 const MAX_PREFIX: usize = 96;
 
@@ -159,7 +135,7 @@ fn starts(flat: &str) -> impl Iterator<Item = usize> {
 /// Returns `true` if the words before a name may be a prefix. Writers invent prefixes, so only the words that exclude a
 /// prefix are known.
 fn is_prefix(words: &str) -> bool {
-    let is_outside = |word: &str| NO_PREFIX.contains(&word) || word.contains(|c: char| c.is_ascii_digit());
+    let is_outside = |word: &str| is_word_of(NO_PREFIX, word) || word.contains(|c: char| c.is_ascii_digit());
     !words.split('_').any(|word| is_outside(&word.to_ascii_lowercase()))
 }
 

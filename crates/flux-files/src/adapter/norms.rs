@@ -7,13 +7,13 @@ use rayon::prelude::*;
 use serde::Serialize;
 
 use super::blocks::{OTHER, groups};
-use super::change::{Change, Delta, LowRank, Tensors, rows_of};
-use super::keys::{self, ALPHA, Role, flat, is_of_text_encoder};
+use super::change::{Change, Delta, LowRank, rows_of};
+use super::keys::{self, flat, is_of_text_encoder};
 use super::locate::{self, Found};
 use super::modules::Module;
 use super::peft::Peft;
 use super::scaling::{Factors, Scaling};
-use super::{FETCH_AGAIN, foreign, without_ones};
+use super::{FETCH_AGAIN, Keys, foreign, is_peft, read_layer, without_prefix};
 use crate::catalog::own_models::Architecture;
 use crate::containers::container::Container;
 use crate::containers::inspect;
@@ -73,25 +73,21 @@ impl AdapterNorms {
         let peft = config.as_deref().map(Peft::from_file).transpose()?;
         let scaling = Scaling::new(file.metadata(), peft).map_err(at)?;
         file.check_finite().map_err(at)?;
-        let (mut layers, mut others) = (BTreeMap::<&str, BTreeMap<Role, &str>>::new(), 0);
+        let (mut layers, mut others) = (BTreeMap::<&str, Keys>::new(), 0);
         for key in file.names() {
             match keys::parse(key).filter(|_| !is_of_text_encoder(key)) {
-                Some((layer, role)) => drop(layers.entry(layer).or_default().insert(role, key)),
+                Some((layer, role)) => drop(layers.entry(layer).or_default().insert(role, key.to_string())),
                 None => others += 1,
             }
         }
         let architecture = foreign::architecture(layers.keys().copied());
         // Scales are looked up before the norms are computed on all cores.
         let changes = layers.iter().map(|(layer, keys)| {
-            let alpha = keys.get(ALPHA).map(|key| Ok((*key, file.scalar(key)?))).transpose()?;
-            let tensors = keys.iter().filter(|(role, _)| **role != ALPHA);
-            let tensors = tensors.map(|(role, key)| Ok((*role, (key.to_string(), without_ones(file.tensor(key)?)))));
-            let tensors: Tensors = tensors.collect::<Result<_>>()?;
-            let own = layer.strip_prefix("base_model.model.").unwrap_or(layer);
+            let (alpha, tensors) = read_layer(&file, keys)?;
+            let own = without_prefix(layer);
             let of_first = || tensors.values().next().map_or(Vec::new(), |(_, view)| view.shape().to_vec());
             let shape = Change::implied_shape(&tensors).map_or_else(of_first, Vec::from);
-            let is_peft = keys.values().any(|key| key.contains("lora_A"));
-            let factors = Factors { names: &[own.to_string()], alpha, is_peft };
+            let factors = Factors { names: &[own.to_string()], alpha, is_peft: is_peft(keys) };
             let scale = |rank| Ok(scaling.scale_for(&factors, rank)?.0);
             let all = Change::all(tensors, alpha.is_some(), &Module::whole(own, own, &shape), scale)?;
             Ok(all.into_iter().map(|change| (place_of(layer, architecture), change)).collect())

@@ -7,6 +7,7 @@ use serde::Deserialize;
 use serde_json::{Map, Value};
 
 use super::patterns::Patterns;
+use super::values::is_word_of;
 use crate::io::regular;
 use flux_base::error::{Error, Result};
 
@@ -18,47 +19,12 @@ const OTHERS: &str = "text_encoder";
 /// The max size of a config, in bytes.
 const MAX_BYTES: usize = 1 << 20;
 /// Fields that may have any value: they are read by name, describe the training, or list the layers that have tensors.
-const NO_MATTER: [&str; 22] = [
-    "_custom_modules",
-    "alpha_pattern",
-    "auto_mapping",
-    "base_model_name_or_path",
-    "corda_config",
-    "eva_config",
-    "exclude_modules",
-    "inference_mode",
-    "layers_pattern",
-    "loftq_config",
-    "lora_alpha",
-    "lora_dropout",
-    "lora_ga_config",
-    "megatron_core",
-    "peft_version",
-    "qalora_group_size",
-    "r",
-    "rank_pattern",
-    "revision",
-    "runtime_config",
-    "target_modules",
-    "task_type",
-];
+const NO_MATTER: &str = "_custom_modules alpha_pattern auto_mapping base_model_name_or_path corda_config eva_config exclude_modules \
+    inference_mode layers_pattern loftq_config lora_alpha lora_dropout lora_ga_config megatron_core peft_version \
+    qalora_group_size r rank_pattern revision runtime_config target_modules task_type";
 /// Fields that change the meaning of factors.
-const OWN: [&str; 14] = [
-    "peft_type",
-    "init_lora_weights",
-    "use_rslora",
-    "use_dora",
-    "use_qalora",
-    "bias",
-    "lora_bias",
-    "fan_in_fan_out",
-    "modules_to_save",
-    "layers_to_transform",
-    "layer_replication",
-    "target_parameters",
-    "trainable_token_indices",
-    "alora_invocation_tokens",
-];
+const OWN: &str = "peft_type init_lora_weights use_rslora use_dora use_qalora bias lora_bias fan_in_fan_out modules_to_save \
+    layers_to_transform layer_replication target_parameters trainable_token_indices alora_invocation_tokens";
 /// Values of `init_lora_weights` that initialize factors only. Other values change the weights of the model, too.
 const INITIAL: [&str; 5] = ["gaussian", "eva", "orthogonal", "mica", "true"];
 const HINT: &str = "convert the adapter to a plain LoRA, or use another";
@@ -115,7 +81,7 @@ impl Peft {
     /// Errors as [`Peft::from_header`].
     pub fn from_other_writer(text: &str, fields: &Map<String, Value>, source: String) -> Result<Self> {
         let mut own = fields.clone();
-        own.retain(|name, _| NO_MATTER.contains(&name.as_str()) || OWN.contains(&name.as_str()));
+        own.retain(|name, _| is_word_of(NO_MATTER, name) || is_word_of(OWN, name));
         // The text of a Python dictionary is not JSON; without the original text, the order of the fields is lost.
         let text = if serde_json::from_str::<Map<String, Value>>(text).is_ok() {
             text.to_string()
@@ -155,7 +121,7 @@ impl Peft {
                 "use_rslora" | "use_dora" => value.is_boolean(),
                 "lora_alpha" | "r" => true,
                 "bias" => value == "none",
-                known => NO_MATTER.contains(&known),
+                known => is_word_of(NO_MATTER, known),
             };
             if !is_fine && value.is_string() && !["peft_type", "init_lora_weights", "bias"].contains(&name.as_str()) {
                 unknown.get_or_insert_with(|| name.clone());

@@ -2,10 +2,11 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::foreign;
-use super::keys::{self, Role, is_of_text_encoder};
+use super::keys::{self, is_of_text_encoder};
 use super::modules::Modules;
+use super::{Keys, foreign};
 use crate::containers::safetensors::Safetensors;
+use crate::io::{name_of, near::listed};
 use flux_base::error::{Error, Result};
 
 /// The max number of names in a message.
@@ -17,7 +18,7 @@ pub struct Named {
     /// The module's name as the file has it.
     pub text: String,
     /// Keys by role.
-    pub keys: BTreeMap<Role, String>,
+    pub keys: Keys,
 }
 
 /// Modules by index with their tensors, and notes on the tensors that were left out.
@@ -35,7 +36,7 @@ pub fn sort(file: &Safetensors, modules: &Modules) -> Result<Sorted> {
     for key in names {
         let parsed = keys::parse(key);
         if let Some((index, (text, role))) = parsed.and_then(|parsed| Some((modules.find(parsed.0)?, parsed))) {
-            let module = named.entry(index).or_insert_with(|| Named { text: text.to_string(), keys: BTreeMap::new() });
+            let module = named.entry(index).or_insert_with(|| Named { text: text.to_string(), keys: Keys::new() });
             if let Some(other) = module.keys.insert(role, key.to_string()) {
                 return Err(Error::new(format!("tensors `{other}` and `{key}` are the same factor of the same layer"))
                     .hint("two files were merged: use each file as a separate adapter"));
@@ -52,10 +53,11 @@ pub fn sort(file: &Safetensors, modules: &Modules) -> Result<Sorted> {
     let (found, all) = (named.len(), named.len() + unknown.len());
     if found == 0 {
         let names = if all == 0 { &of_text_encoder } else { &unknown.iter().map(String::as_str).collect() };
-        let what = format!("the adapter changes no layer of the model: it names {}", list(names));
+        let names = if names.is_empty() { "none".to_string() } else { listed(names.iter(), MAX_NAMES) };
+        let what = format!("the adapter changes no layer of the model: it names {names}");
         return Err(Error::new(what).hint(READ));
     }
-    let name = file.path().file_name().unwrap_or_default().to_string_lossy();
+    let name = name_of(file.path());
     let mut notes = Vec::new();
     if let Some(first) = unknown.first() {
         notes.push(format!(
@@ -70,16 +72,4 @@ pub fn sort(file: &Safetensors, modules: &Modules) -> Result<Sorted> {
         ));
     }
     Ok((named, notes))
-}
-
-/// Formats the first names of a list, and how many more there are.
-fn list(names: &Vec<&str>) -> String {
-    if names.is_empty() {
-        return "none".to_string();
-    }
-    let shown: Vec<String> = names.iter().take(MAX_NAMES).map(|name| format!("`{name}`")).collect();
-    match names.len().saturating_sub(MAX_NAMES) {
-        0 => shown.join(", "),
-        more => format!("{} and {more} more", shown.join(", ")),
-    }
 }

@@ -1,4 +1,4 @@
-//! Values in the header of an adapter that may be scales.
+//! Values in the header of an adapter that may be scales, and lists of words.
 
 use flux_base::error::Error;
 
@@ -14,6 +14,11 @@ pub(super) fn is_same(a: f64, b: f64) -> bool {
 /// Returns a value without spaces and quotes around it.
 pub(super) fn unquoted(text: &str) -> &str {
     text.trim().trim_matches(['"', '\''])
+}
+
+/// Returns `true` if a list of words, with spaces between, contains the word.
+pub(super) fn is_word_of(list: &str, word: &str) -> bool {
+    list.split(' ').any(|known| known == word)
 }
 
 /// Returns `true` if a value stands for no value.

@@ -360,13 +360,12 @@ pub fn fused_transformer(map: &LayerMap, blocks: &[usize]) -> Vec<Fused> {
 /// Returns llama.cpp's name for a tensor of a text encoder, if llama.cpp has a tensor of this kind.
 pub fn llama_cpp_name(own: &str) -> Option<String> {
     let (layer, suffix) = own.rsplit_once('.')?;
-    let find = |list: &[(&str, &str)], name: &str| {
-        list.iter().find(|(_, own)| *own == name).map(|(llama, _)| llama.to_string())
-    };
-    if let Some((index, name)) = layer.strip_prefix("model.layers.").and_then(|rest| rest.split_once('.')) {
-        return Some(format!("blk.{index}.{}.{suffix}", find(&LLAMA_BLOCK, name)?));
+    let find =
+        |list: &[(&'static str, &str)], name: &str| list.iter().find(|(_, own)| *own == name).map(|(llama, _)| *llama);
+    match layer.strip_prefix("model.layers.").and_then(|rest| rest.split_once('.')) {
+        Some((index, name)) => Some(format!("blk.{index}.{}.{suffix}", find(&LLAMA_BLOCK, name)?)),
+        None => Some(format!("{}.{suffix}", find(&LLAMA_AROUND, layer)?)),
     }
-    Some(format!("{}.{suffix}", find(&LLAMA_AROUND, layer)?))
 }
 
 fn translate_bfl(key: &str, map: &LayerMap) -> Option<Vec<FusedRows>> {
@@ -394,14 +393,15 @@ fn translate_bfl(key: &str, map: &LayerMap) -> Option<Vec<FusedRows>> {
 
 fn translate_llama_cpp(key: &str) -> Option<String> {
     let (layer, suffix) = key.rsplit_once('.')?;
-    fn find(list: &'static [(&str, &str)], name: &str) -> Option<&'static str> {
-        list.iter().find(|(from, _)| *from == name).map(|(_, to)| *to)
+    let find =
+        |list: &[(&str, &'static str)], name: &str| list.iter().find(|(llama, _)| *llama == name).map(|(_, own)| *own);
+    match layer.strip_prefix("blk.") {
+        Some(rest) => {
+            let (index, name) = rest.split_once('.')?;
+            Some(format!("model.layers.{index}.{}.{suffix}", find(&LLAMA_BLOCK, name)?))
+        }
+        None => Some(format!("{}.{suffix}", find(&LLAMA_AROUND, layer)?)),
     }
-    if let Some(rest) = layer.strip_prefix("blk.") {
-        let (index, name) = rest.split_once('.')?;
-        return Some(format!("model.layers.{index}.{}.{suffix}", find(&LLAMA_BLOCK, name)?));
-    }
-    Some(format!("{}.{suffix}", find(&LLAMA_AROUND, layer)?))
 }
 
 fn translate_ldm(key: &str, levels: usize) -> String {
@@ -467,6 +467,7 @@ mod tests {
 
     #[test]
     fn every_style_becomes_the_names_that_models_ask_for() {
+        const LDM: Style = Style::Ldm { levels: 4 };
         for (style, key, name) in [
             (Style::Bfl, "img_in.weight", "x_embedder.weight"),
             (Style::Bfl, "single_blocks.12.norm.key_norm.scale", "single_transformer_blocks.12.attn.norm_k.weight"),
@@ -477,24 +478,12 @@ mod tests {
             (Style::LlamaCpp, "blk.7.attn_output.weight", "model.layers.7.self_attn.o_proj.weight"),
             (Style::LlamaCpp, "token_embd.weight", "model.embed_tokens.weight"),
             (Style::LlamaCpp, "blk.7.what.weight", "blk.7.what.weight"),
-            (
-                Style::Ldm { levels: 4 },
-                "decoder.up.3.block.1.nin_shortcut.bias",
-                "decoder.up_blocks.0.resnets.1.conv_shortcut.bias",
-            ),
-            (
-                Style::Ldm { levels: 4 },
-                "decoder.up.0.upsample.conv.weight",
-                "decoder.up_blocks.3.upsamplers.0.conv.weight",
-            ),
-            (Style::Ldm { levels: 4 }, "decoder.up.9.block.1.conv1.bias", "decoder.up_blocks.x.resnets.1.conv1.bias"),
-            (
-                Style::Ldm { levels: 4 },
-                "encoder.mid.attn_1.proj_out.weight",
-                "encoder.mid_block.attentions.0.to_out.0.weight",
-            ),
-            (Style::Ldm { levels: 4 }, "encoder.quant_conv.bias", "quant_conv.bias"),
-            (Style::Ldm { levels: 4 }, "bn.running_mean", "bn.running_mean"),
+            (LDM, "decoder.up.3.block.1.nin_shortcut.bias", "decoder.up_blocks.0.resnets.1.conv_shortcut.bias"),
+            (LDM, "decoder.up.0.upsample.conv.weight", "decoder.up_blocks.3.upsamplers.0.conv.weight"),
+            (LDM, "decoder.up.9.block.1.conv1.bias", "decoder.up_blocks.x.resnets.1.conv1.bias"),
+            (LDM, "encoder.mid.attn_1.proj_out.weight", "encoder.mid_block.attentions.0.to_out.0.weight"),
+            (LDM, "encoder.quant_conv.bias", "quant_conv.bias"),
+            (LDM, "bn.running_mean", "bn.running_mean"),
         ] {
             assert_eq!(names(style, key), [(name.to_string(), 0, 0, 1)], "{key}");
         }

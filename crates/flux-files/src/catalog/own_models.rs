@@ -108,6 +108,18 @@ const NOT_QWEN3: [&str; 6] = [
     "blk.0.ffn_gate_inp.weight",
 ];
 
+/// A part without signs, for the fields that a part leaves empty.
+const NO_SIGNS: OwnPart = OwnPart {
+    role: Role::Vae,
+    classes: &[],
+    architectures: &[],
+    signs: &[],
+    needs: &[],
+    foreign: &[],
+    foreign_words: &[],
+    needed_words: &[],
+};
+
 /// FLUX.2-klein.
 pub static FLUX2_KLEIN: OwnModel = OwnModel {
     name: "FLUX.2-klein",
@@ -129,10 +141,8 @@ pub static FLUX2_KLEIN: OwnModel = OwnModel {
                 (Style::Bfl, "", "single_stream_modulation.lin.weight"),
                 (Style::Diffusers, "", "single_stream_modulation.linear.weight"),
             ],
-            needs: &[],
             foreign: &["guidance_in.in_layer.weight", "time_guidance_embed.guidance_embedder.linear_1.weight"],
-            foreign_words: &[],
-            needed_words: &[],
+            ..NO_SIGNS
         },
         OwnPart {
             role: Role::TextEncoder,
@@ -140,11 +150,10 @@ pub static FLUX2_KLEIN: OwnModel = OwnModel {
             classes: &["qwen3", "qwen3_vl_text"],
             architectures: &["qwen3", "qwen3vl"],
             signs: &QWEN3_SIGNS,
-            needs: &[],
             foreign: &NOT_QWEN3,
             // In names of a vision-language encoder.
             foreign_words: &[VISION],
-            needed_words: &[],
+            ..NO_SIGNS
         },
         OwnPart {
             role: Role::Vae,
@@ -158,9 +167,7 @@ pub static FLUX2_KLEIN: OwnModel = OwnModel {
             ],
             // Statistics of the latents, which every whole VAE of FLUX.2 has.
             needs: &["bn.running_mean"],
-            foreign: &[],
-            foreign_words: &[],
-            needed_words: &[],
+            ..NO_SIGNS
         },
     ],
     layers: &FLUX2_LAYERS,
@@ -200,34 +207,22 @@ pub static FLUX3_KLEIN: OwnModel = OwnModel {
                 (Style::Bfl, "", "early_stream_modulations.image.lin.weight"),
                 (Style::Diffusers, "", "early_stream_modulations.image.linear.weight"),
             ],
-            needs: &[],
             // Names of its siblings, which generate videos.
             foreign: &["emb_in.video.weight", "x_embedders.video.weight"],
-            foreign_words: &[],
-            needed_words: &[],
+            ..NO_SIGNS
         },
         OwnPart {
             role: Role::TextEncoder,
             classes: &["qwen3_vl_text", "qwen3_vl"],
             architectures: &["qwen3vl", "qwen3"],
             signs: &QWEN3_SIGNS,
-            needs: &[],
             foreign: &NOT_QWEN3,
-            foreign_words: &[],
             // Without the vision half, an encoder has the names of that of FLUX.2-klein, and counts as such.
             needed_words: &[VISION],
+            ..NO_SIGNS
         },
         // The VAE of FLUX.2-klein, recognised by the signs there.
-        OwnPart {
-            role: Role::Vae,
-            classes: &["AutoencoderKLFlux2"],
-            architectures: &FLUX3_ARCHITECTURES,
-            signs: &[],
-            needs: &[],
-            foreign: &[],
-            foreign_words: &[],
-            needed_words: &[],
-        },
+        OwnPart { role: Role::Vae, classes: &["AutoencoderKLFlux2"], architectures: &FLUX3_ARCHITECTURES, ..NO_SIGNS },
     ],
     layers: &FLUX3_LAYERS,
     text_encoder: "Qwen3-VL",

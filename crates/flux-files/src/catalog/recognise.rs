@@ -287,8 +287,7 @@ mod tests {
             ("text_encoders.clip_l.weight", None),
             ("what", None),
         ] {
-            let owners: Vec<Role> =
-                [Role::Transformer, Role::TextEncoder, Role::Vae].into_iter().filter(|r| kind.owns(*r, key)).collect();
+            let owners: Vec<Role> = Role::ALL.into_iter().filter(|r| kind.owns(*r, key)).collect();
             assert_eq!(owners, owner.into_iter().collect::<Vec<_>>(), "{key}");
         }
         let alone = kind_from_keys(&["a.single_stream_modulation.lin.weight"]);

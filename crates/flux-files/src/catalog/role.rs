@@ -17,6 +17,9 @@ pub enum Role {
 }
 
 impl Role {
+    /// All parts.
+    pub const ALL: [Self; 3] = [Self::TextEncoder, Self::Transformer, Self::Vae];
+
     /// Returns the folder of the part in the diffusers layout.
     pub fn folder(self) -> &'static str {
         match self {

@@ -8,10 +8,8 @@ use rayon::prelude::*;
 use crate::containers::gguf::{self, Gguf};
 use crate::containers::pickle::{FETCH, Pickle, is_pickled};
 use crate::containers::safetensors::Safetensors;
-use crate::formats::finite;
-use crate::formats::magnitude;
 use crate::formats::tensor_view::TensorView;
-use crate::formats::zeros::is_zeros;
+use crate::formats::values::{self, is_zeros};
 use crate::io::bytes::Bytes;
 use flux_base::error::{Error, Result};
 
@@ -175,14 +173,14 @@ impl Container {
     /// Errors with the name of a tensor that holds infinities or NaN. Reads the whole file, on all cores. Skips tensors
     /// in a form that this program does not read.
     pub fn check_finite(&self) -> Result<()> {
-        finite::check(self.names(), |name| self.tensor(name)).map_err(|e| e.at_path(self.path()))
+        values::check_finite(self.names(), |name| self.tensor(name)).map_err(|e| e.at_path(self.path()))
     }
 
     /// Returns the largest magnitude of all values that are numbers. Reads the whole file, on all cores.
     pub fn largest(&self) -> f64 {
         let names: Vec<&str> = self.names().collect();
         let views = names.par_iter().filter_map(|name| self.tensor(name).ok());
-        views.map(|view| magnitude::largest(&view)).reduce(|| 0.0, f64::max)
+        views.map(|view| values::largest(&view)).reduce(|| 0.0, f64::max)
     }
 }
 

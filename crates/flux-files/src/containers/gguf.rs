@@ -1,17 +1,16 @@
 //! The GGUF container: typed values by key, tensor names, then tensor data.
 
-mod cursor;
 #[cfg(test)]
 mod tests;
-mod values;
+pub(super) mod values;
 
 use std::collections::HashMap;
 use std::fmt::Display;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use self::cursor::Cursor;
 use self::values::Value;
+use crate::containers::cursor::Cursor;
 use crate::formats::format::{Format, Row};
 use crate::formats::scales::Scales;
 use crate::formats::tensor_view::TensorView;
@@ -23,6 +22,8 @@ pub const MAGIC: &[u8] = b"GGUF";
 /// The key of the tensor alignment.
 const ALIGNMENT: &str = "general.alignment";
 const DEFAULT_ALIGNMENT: u32 = 32;
+/// The error for a file that ends too early.
+const CUT_OFF: &str = "it ends before its tensors do";
 /// The max number of axes of a tensor.
 const MAX_AXES: u32 = 4;
 const USE_INSTEAD: &str =
@@ -155,6 +156,12 @@ impl Gguf {
     }
 }
 
+/// Reads a length-prefixed UTF-8 string.
+fn string<'a>(cursor: &mut Cursor<'a>) -> std::result::Result<&'a str, String> {
+    let len = usize::try_from(cursor.u64()?).map_err(|_| CUT_OFF)?;
+    std::str::from_utf8(cursor.take(len)?).map_err(|_| "it has a string that is not UTF-8".to_string())
+}
+
 type Parsed = (HashMap<String, Value>, HashMap<String, Entry>);
 
 /// The header entry of a tensor.
@@ -168,7 +175,7 @@ struct Info {
 
 /// Parses the keys and tensors of a file. The error is the reason why the file is not a whole GGUF file.
 fn parse(bytes: &Arc<Bytes>) -> std::result::Result<Parsed, String> {
-    let mut cursor = Cursor::new(bytes.as_slice());
+    let mut cursor = Cursor::new(bytes.as_slice(), 0, CUT_OFF);
     if cursor.take(MAGIC.len())? != MAGIC {
         return Err("it does not begin with `GGUF`".to_string());
     }
@@ -181,7 +188,7 @@ fn parse(bytes: &Arc<Bytes>) -> std::result::Result<Parsed, String> {
     let (tensor_count, value_count) = (cursor.u64()?, cursor.u64()?);
     let mut values = HashMap::new();
     for _ in 0..value_count {
-        let key = cursor.string()?.to_string();
+        let key = string(&mut cursor)?.to_string();
         let value = Value::read(&mut cursor).map_err(|why| format!("key `{key}`: {why}"))?;
         if values.insert(key.clone(), value).is_some() {
             return Err(format!("key `{key}` occurs twice"));
@@ -217,7 +224,7 @@ fn alignment(values: &HashMap<String, Value>, bytes: &[u8]) -> std::result::Resu
 
 impl Info {
     fn read(cursor: &mut Cursor<'_>) -> std::result::Result<Self, String> {
-        let name = cursor.string()?.to_string();
+        let name = string(cursor)?.to_string();
         let axes = cursor.u32()?;
         if !(1..=MAX_AXES).contains(&axes) {
             return Err(format!("tensor `{name}` has {axes} axes, expected 1 to {MAX_AXES}"));

@@ -4,6 +4,7 @@
 //! with [`container`].
 
 pub(crate) mod container;
+mod cursor;
 pub(crate) mod gguf;
 pub(crate) mod inspect;
 pub mod pickle;

@@ -6,7 +6,6 @@
 //! [`open_pickled_weights`](crate::open_pickled_weights).
 
 mod archive;
-mod cursor;
 mod machine;
 mod tensors;
 mod value;
@@ -17,9 +16,9 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use self::archive::Archive;
-use self::cursor::Cursor;
 use self::machine::Machine;
 use self::value::Value;
+use crate::containers::cursor::Cursor;
 use crate::formats::scales::Scales;
 use crate::formats::tensor_view::TensorView;
 use crate::io::bytes::Bytes;
@@ -87,6 +86,11 @@ impl Pickle {
     }
 }
 
+/// Returns a cursor at a position.
+fn cursor_at(bytes: &[u8], at: usize) -> Cursor<'_> {
+    Cursor::new(bytes, at, "it is cut off")
+}
+
 /// A tensor in the file.
 struct Place {
     name: String,
@@ -112,7 +116,7 @@ fn from_archive(all: &[u8]) -> std::result::Result<Vec<Place>, String> {
         return Err("its numbers are not little-endian".to_string());
     }
     let program = archive.find("data.pkl").ok_or("the archive has no `data.pkl`")?;
-    let root = Machine::run(&mut Cursor::new(&all[program]))?;
+    let root = Machine::run(&mut cursor_at(&all[program], 0))?;
     let place = |(name, tensor): (String, value::Tensor)| {
         let record = format!("data/{}", tensor.storage.key);
         let storage = archive.find(&record).ok_or_else(|| format!("the archive has no `{record}`"))?;
@@ -124,7 +128,7 @@ fn from_archive(all: &[u8]) -> std::result::Result<Vec<Place>, String> {
 /// Reads a stream of PyTorch before 1.6: a magic number, a version, facts about the machine, the object, the keys of
 /// the storages, and the storages, each behind its length.
 fn from_stream(all: &[u8]) -> std::result::Result<Vec<Place>, String> {
-    let mut cursor = Cursor::new(all);
+    let mut cursor = cursor_at(all, 0);
     if !matches!(Machine::run(&mut cursor)?, Value::Long(digits) if *digits == LEGACY_MAGIC) {
         return Err("it does not begin with the number of `torch.save`".to_string());
     }

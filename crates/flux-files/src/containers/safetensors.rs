@@ -18,10 +18,10 @@ use safetensors::tensor::Metadata;
 use safetensors::{Dtype, SafeTensors};
 
 use self::declared::Declarations;
-use crate::formats::finite;
 use crate::formats::format::Format;
 use crate::formats::scales::{FileSlice, Scales};
 use crate::formats::tensor_view::TensorView;
+use crate::formats::values;
 use crate::io::bytes::Bytes;
 use crate::io::content;
 use flux_base::error::{Error, Result};
@@ -110,7 +110,7 @@ impl Safetensors {
 
     /// Errors with the name of a tensor that holds infinities or NaN. Reads the whole file, on all cores.
     pub fn check_finite(&self) -> Result<()> {
-        finite::check(self.names(), |name| self.tensor(name)).map_err(|e| e.at_path(&self.path))
+        values::check_finite(self.names(), |name| self.tensor(name)).map_err(|e| e.at_path(&self.path))
     }
 
     /// Returns notes on the file for the user.
@@ -236,6 +236,7 @@ pub(crate) mod tests {
 
     use super::*;
     use crate::Container;
+    use crate::testing::refused;
 
     /// Name, dtype, shape and number of bytes.
     pub type Entry<'a> = (&'a str, &'a str, &'a [u64], usize);
@@ -263,12 +264,6 @@ pub(crate) mod tests {
     fn replace_bytes(file: &mut Safetensors, bytes: Vec<u8>) {
         file.bytes = Arc::new(Bytes::Embedded(bytes.leak()));
         file.entries.values_mut().for_each(|entry| entry.bytes = Arc::clone(&file.bytes));
-    }
-
-    #[track_caller]
-    pub fn refused<T>(result: Result<T>, words: &[&str]) {
-        let error = result.err().expect("refused").to_string();
-        assert!(words.iter().all(|word| error.contains(word)), "{error}");
     }
 
     #[test]

@@ -332,8 +332,9 @@ impl TensorFiles {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::containers::safetensors::tests::{Entry, container, refused};
+    use crate::containers::safetensors::tests::{Entry, container};
     use crate::formats::format::Format;
+    use crate::testing::refused;
 
     fn files(files: Vec<Safetensors>) -> Result<TensorFiles> {
         TensorFiles::new(files.into_iter().map(Container::Safetensors).collect())

@@ -32,18 +32,11 @@ impl TensorView {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
-
     use super::*;
     use crate::formats::e4m3::{self, MULTIPLE};
     use crate::formats::format::Format;
     use crate::formats::scales::{FileSlice, Scales};
-    use crate::io::bytes::Bytes;
-
-    fn view(bytes: Vec<u8>, format: Format, shape: &[usize], scales: Scales) -> TensorView {
-        let range = 0..bytes.len();
-        TensorView::new(Arc::new(Bytes::Embedded(bytes.leak())), range, format, shape.to_vec(), scales).unwrap()
-    }
+    use crate::testing::view;
 
     fn f32s(values: &[f32]) -> TensorView {
         let bytes = values.iter().flat_map(|value| value.to_le_bytes()).collect();
@@ -69,8 +62,8 @@ mod tests {
         // Each row ends with padding, which belongs to no value.
         let row: Vec<u8> = row.chain([0x38; 16]).take(cols.next_multiple_of(MULTIPLE)).collect();
         let rows: Vec<u8> = scales.iter().flat_map(|scale| scale.to_le_bytes()).collect();
-        let rows = FileSlice::new(Arc::new(Bytes::Embedded(rows.leak())), 0..4 * scales.len()).unwrap();
-        let view = view(row.repeat(3), Format::E4m3Rows, &[3, cols], Scales::Rows(Box::new(rows)));
+        let scales_of_rows = Scales::Rows(Box::new(FileSlice::owned(rows)));
+        let view = view(row.repeat(3), Format::E4m3Rows, &[3, cols], scales_of_rows);
         let of_row = |scale: &f32| {
             let scale = *scale;
             e4m3::tests::VALUES.into_iter().flat_map(move |(_, value)| [value * scale, -value * scale])

@@ -110,6 +110,7 @@ fn squared_error(values: &[f64], inverse: f32) -> u64 {
 #[cfg(test)]
 pub(crate) mod tests {
     use super::*;
+    use crate::testing::Random;
 
     /// Some of the format's values by their bits, from its definition.
     pub const VALUES: [(u8, f32); 7] = [
@@ -168,17 +169,11 @@ pub(crate) mod tests {
         assert_eq!(out[4..], [NAN, 0, 0, 0]);
     }
 
-    /// Returns roughly normal values: sums of twelve pseudorandom numbers.
+    /// Returns roughly normal values.
     fn normal(seed: u64, len: usize) -> Vec<f32> {
-        let mut state = seed;
-        let mut uniform = || {
-            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-            (state >> 40) as f32 / (1 << 24) as f32 - 0.5
-        };
+        let mut random = Random(seed);
         // The upper half of a float32 is a bf16.
-        (0..len)
-            .map(|_| f32::from_bits((0.02 * (0..12).map(|_| uniform()).sum::<f32>()).to_bits() & 0xffff_0000))
-            .collect()
+        (0..len).map(|_| f32::from_bits((0.02 * random.normal()).to_bits() & 0xffff_0000)).collect()
     }
 
     /// Returns rows of many sizes: normal, with heavy tails, over many powers of two, and with one value far above the

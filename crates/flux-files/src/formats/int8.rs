@@ -100,14 +100,11 @@ mod tests {
     use super::*;
     use crate::formats::scales::FileSlice;
     use crate::io::bytes::Bytes;
+    use crate::testing::Random;
 
     fn values(seed: u64, len: usize) -> Vec<f32> {
-        let mut state = seed;
-        let mut next = || {
-            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-            (state >> 40) as f32 / (1 << 23) as f32 - 1.0
-        };
-        (0..len).map(|_| next()).collect()
+        let mut random = Random(seed);
+        (0..len).map(|_| 2.0 * random.uniform()).collect()
     }
 
     fn quantized(values: &[f32], group: usize) -> (Vec<i8>, f32) {

@@ -5,12 +5,10 @@
 pub(crate) mod blocks;
 pub(crate) mod dequantize;
 pub mod e4m3;
-pub(crate) mod finite;
 pub(crate) mod format;
 pub mod int8;
-pub(crate) mod magnitude;
 pub mod quantize;
 pub(crate) mod scales;
 pub(crate) mod tensor_view;
+pub(crate) mod values;
 pub mod w4a8;
-pub(crate) mod zeros;

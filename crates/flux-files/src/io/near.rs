@@ -2,13 +2,16 @@
 
 use std::cmp::Reverse;
 use std::ffi::OsStr;
+use std::fmt::Display;
 use std::path::{Path, PathBuf};
 
 use flux_base::error::{Error, Result};
 
 /// The max number of names in a folder that are compared, and of suggestions.
-const MAX_NAMES: usize = 10_000;
+const MAX_ENTRIES: usize = 10_000;
 const MAX_LISTED: usize = 3;
+/// The max number of files that a message names.
+pub(crate) const MAX_NAMES: usize = 8;
 /// The min likeness of similar names, from 0 to 1, and the min length of a name that is the beginning of another.
 const MIN_LIKENESS: f64 = 0.7;
 const MIN_BEGINNING: usize = 3;
@@ -27,7 +30,7 @@ pub fn ignoring_case(folder: &Path, name: &str) -> Result<Option<PathBuf>> {
             continue;
         }
         let wanted = part.to_string_lossy().to_lowercase();
-        let entries = std::fs::read_dir(&at).into_iter().flatten().flatten().take(MAX_NAMES);
+        let entries = std::fs::read_dir(&at).into_iter().flatten().flatten().take(MAX_ENTRIES);
         let mut same: Vec<_> = entries.map(|entry| entry.file_name()).collect();
         same.retain(|name| name.to_string_lossy().to_lowercase() == wanted);
         same.sort();
@@ -65,7 +68,7 @@ pub fn near(path: &Path) -> Vec<PathBuf> {
 pub fn near_in(folder: &Path, name: &OsStr) -> Vec<PathBuf> {
     // The parent of a bare file name is `""`.
     let place = if folder == Path::new("") { Path::new(".") } else { folder };
-    let entries = std::fs::read_dir(place).into_iter().flatten().flatten().take(MAX_NAMES);
+    let entries = std::fs::read_dir(place).into_iter().flatten().flatten().take(MAX_ENTRIES);
     nearest(entries.map(|entry| folder.join(entry.file_name())), name)
 }
 
@@ -97,6 +100,18 @@ fn likeness(wanted: &str, name: &str) -> Option<f64> {
 /// Returns the hint for a path that does not exist: similar paths if there are any, else `otherwise`.
 pub fn hint_for(path: &Path, otherwise: impl Into<String>) -> String {
     did_you_mean(&if path.exists() { Vec::new() } else { near(path) }).unwrap_or_else(|| otherwise.into())
+}
+
+/// Returns the error of a path that does not exist, with the hint of [`hint_for`].
+pub(crate) fn no_such(path: &Path, otherwise: impl Into<String>) -> Error {
+    Error::new(format!("no such file or folder: `{}`", path.display())).hint(hint_for(path, otherwise))
+}
+
+/// Returns the first `max` names of a list, and the number of further names.
+pub(crate) fn listed(names: impl ExactSizeIterator<Item = impl Display>, max: usize) -> String {
+    let more = names.len().saturating_sub(max);
+    let shown: Vec<String> = names.take(max).map(|name| format!("`{name}`")).collect();
+    if more > 0 { format!("{} and {more} more", shown.join(", ")) } else { shown.join(", ") }
 }
 
 /// Returns the hint that suggests `paths`; `None` if `paths` is empty.

@@ -11,7 +11,7 @@ use std::path::Path;
 
 use crate::io::atomic::{self, AtomicFile};
 use crate::io::partial;
-use flux_base::error::shell_word;
+use flux_base::error::{Error, Field, shell_word};
 
 /// Checks that `path` can be written, without changing an existing file.
 ///
@@ -21,6 +21,25 @@ pub fn check(path: &Path) -> io::Result<()> {
         Err(e) if e.kind() == io::ErrorKind::NotFound => atomic::check(path),
         opened => opened.map(drop),
     }
+}
+
+/// Returns the error of a file that must stay as it is.
+pub(crate) fn already_there(path: &Path) -> Error {
+    Error::new(format!("`{}` already exists", path.display()))
+        .for_field(Field::NoClobber)
+        .hint(format!("name another file, or leave out `{}` to overwrite it", Field::NoClobber))
+}
+
+/// Returns the error of a file of `what` that cannot be written.
+pub(crate) fn cannot_write(what: &str, path: &Path, cause: &io::Error) -> Error {
+    let hint: &str = match cause.kind() {
+        io::ErrorKind::AlreadyExists => return already_there(path),
+        io::ErrorKind::NotFound => &create_folder(path),
+        io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => "free some space, or name another folder",
+        io::ErrorKind::FileTooLarge => "raise the file size limit, for example with `ulimit -f unlimited`",
+        _ => "name a file and folder that you can write to",
+    };
+    Error::new(format!("cannot write the {what}: {cause}")).at_path(path).hint(hint)
 }
 
 /// Returns the hint for a file whose folder does not exist.

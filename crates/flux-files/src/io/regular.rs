@@ -136,13 +136,8 @@ mod tests {
     use std::process::Command;
 
     use super::*;
+    use crate::testing::refused;
     use crate::{Folder, Safetensors};
-
-    #[track_caller]
-    fn refused<T>(result: Result<T>, words: &[&str]) {
-        let error = result.err().expect("refused").to_string();
-        assert!(words.iter().all(|word| error.contains(word)), "{error}");
-    }
 
     #[test]
     fn what_is_no_regular_file_is_refused_at_once_however_it_is_read() {

@@ -3,7 +3,6 @@
 use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
 
-use serde::Deserialize;
 use serde::de::DeserializeOwned;
 
 use crate::catalog::names::Names;
@@ -13,6 +12,7 @@ use crate::containers::container::Container;
 use crate::containers::inspect;
 use crate::containers::safetensors::Safetensors;
 use crate::containers::tensor_files::TensorFiles;
+use crate::io::name_of;
 use crate::models::folder::{FETCH_AGAIN, Folder};
 use crate::models::quantized_config::QuantizedConfig;
 use flux_base::error::{Error, Result};
@@ -180,16 +180,8 @@ impl Component {
 
     /// Returns the architecture of a transformer, if its config or its tensors tell it.
     pub fn architecture(&self) -> Option<Architecture> {
-        #[derive(Deserialize)]
-        struct Class {
-            #[serde(rename = "_class_name")]
-            class_name: Option<String>,
-        }
         match &self.source {
-            ComponentSource::Folder(folder) => {
-                let class: Class = folder.json(CONFIG).ok()?;
-                Architecture::from_class(&class.class_name?)
-            }
+            ComponentSource::Folder(folder) => Architecture::from_class(&folder.class(CONFIG).ok()??),
             ComponentSource::File(_) => {
                 let kind = inspect::kind(&self.containers().ok()?);
                 kind.part(self.role).map(|names| names.layers.architecture)
@@ -206,10 +198,7 @@ impl Component {
 
     /// Returns the model family whose text encoder this is, as far as the tensors or the file's name tell.
     pub fn text_encoder_of(&self) -> &'static OwnModel {
-        let is_named = |file: &Path| {
-            let name = file.file_name().unwrap_or_default().to_string_lossy().to_lowercase();
-            name.contains(SEES_IN_NAME)
-        };
+        let is_named = |file: &Path| name_of(file).to_lowercase().contains(SEES_IN_NAME);
         let sees = self.single_file().is_some_and(is_named) || self.has_vision();
         OWN_MODELS.into_iter().find(|model| model.text_encoder_sees == sees).unwrap_or(OWN_MODELS[0])
     }

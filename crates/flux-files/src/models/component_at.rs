@@ -1,18 +1,17 @@
 //! Lookup of a single part of a model, without the other parts.
 
-use std::io::ErrorKind;
 use std::path::Path;
 
 use serde::de::DeserializeOwned;
 
 use crate::catalog::fetch::fetch_a_model;
 use crate::catalog::role::Role;
-use crate::models::component::{Component, open_weights};
+use crate::models::component::{CONFIG, Component, open_weights};
 use crate::models::folder::Folder;
 use crate::models::model_files::{ModelFiles, TokenizerFile, has_index, index_in};
-use crate::models::model_paths::{CONFIG, is_transformer_folder, tokenizer, tokenizer_inside};
-use crate::models::search::{candidates, expect_role, is_comfy, only, places};
-use crate::{containers::inspect, io::near, io::regular, models::hub};
+use crate::models::model_paths::{is_transformer_folder, tokenizer, tokenizer_inside};
+use crate::models::search::{candidates, expect_role, is_comfy, is_folder, only, places};
+use crate::{containers::inspect, models::hub};
 use flux_base::error::{Error, Field, Result};
 
 impl Component {
@@ -22,14 +21,8 @@ impl Component {
     /// Errors if there is none, or if its role is not `role`.
     pub fn at(path: &Path, role: Option<Role>) -> Result<Self> {
         let path = &*hub::resolve(path, |_| false)?;
-        match path.metadata() {
-            Err(error) if error.kind() != ErrorKind::NotFound => return Err(regular::closed_folder(&error, path)),
-            Err(_) => {
-                return Err(Error::new(format!("no such file or folder: `{}`", path.display()))
-                    .hint(near::hint_for(path, fetch_a_model())));
-            }
-            Ok(found) if !found.is_dir() => return component_from_file(path, role),
-            Ok(_) => {}
+        if !is_folder(path, fetch_a_model)? {
+            return component_from_file(path, role);
         }
         let folder = Folder::Disk(path.to_path_buf());
         if has_index(path) {

@@ -99,9 +99,8 @@ impl ModelFiles {
     ///
     /// Errors if a file cannot be read.
     pub fn digests(&self) -> Result<Vec<(&'static str, String)>> {
-        let roles = [Role::TextEncoder, Role::Transformer, Role::Vae];
         let mut digests = Vec::new();
-        for role in roles {
+        for role in Role::ALL {
             digests.push((role.folder(), self.component(role).digest()?));
         }
         let tokenizer = match self.tokenizer() {

@@ -122,6 +122,18 @@ impl Folder {
         self.json_within(name, CONFIG_BYTES)
     }
 
+    /// Returns the class that a config in JSON names.
+    ///
+    /// Errors as [`Folder::json`].
+    pub(crate) fn class(&self, name: &str) -> Result<Option<String>> {
+        #[derive(serde::Deserialize)]
+        struct Class {
+            #[serde(rename = "_class_name")]
+            name: Option<String>,
+        }
+        self.json(name).map(|class: Class| class.name)
+    }
+
     fn json_within<T: DeserializeOwned>(&self, name: &str, limit: usize) -> Result<T> {
         let bytes = self.read(name, limit)?;
         serde_json::from_slice(&bytes).map_err(|e| {

@@ -3,8 +3,8 @@
 use std::borrow::Cow;
 use std::path::{Path, PathBuf};
 
-use crate::io::regular;
-use crate::models::search::listed;
+use crate::io::near::{MAX_NAMES, listed};
+use crate::io::{name_of, regular};
 use flux_base::error::{Error, Result};
 
 /// The prefix of a model repository's folder.
@@ -39,7 +39,7 @@ pub fn resolve(path: &Path, is_wanted: impl Fn(&Path) -> bool) -> Result<Cow<'_,
         [(_, snapshot)] => Ok(Cow::Owned(std::mem::take(snapshot))),
         [] => Ok(Cow::Borrowed(path)),
         several => {
-            let names = listed(several.iter().map(|(repository, _)| name(repository)));
+            let names = listed(several.iter().map(|(repository, _)| name_of(repository)), MAX_NAMES);
             Err(Error::new(format!("the cache contains {} models: {names}", several.len()))
                 .at_path(path)
                 .hint("name the folder of one of them"))
@@ -54,10 +54,6 @@ fn repositories(folder: &Path) -> Vec<PathBuf> {
     let mut found: Vec<PathBuf> = named.map(|entry| entry.path()).filter(|path| path.is_dir()).collect();
     found.sort();
     found
-}
-
-fn name(path: &Path) -> String {
-    path.file_name().unwrap_or_default().to_string_lossy().into_owned()
 }
 
 /// Returns the snapshot that `refs/main` names, or the only snapshot.
@@ -78,7 +74,7 @@ fn snapshot(repository: &Path) -> Result<PathBuf> {
             .at_path(repository)
             .hint("run `flux download` to fetch it again")),
         several => {
-            let names = listed(several.iter().map(|path| path.display().to_string()));
+            let names = listed(several.iter().map(|path| path.display()), MAX_NAMES);
             Err(Error::new(format!("there are {} snapshots, but no `{REF}` that selects one: {names}", several.len()))
                 .at_path(repository)
                 .hint("name one of them"))

@@ -124,7 +124,7 @@ pub fn check_replaceable(path: &Path, by: Option<Role>) -> Result<()> {
 impl ModelFiles {
     /// Returns the model's files on disk, including unused files in its folders.
     pub fn on_disk(&self) -> BTreeSet<PathBuf> {
-        let parts = [Role::TextEncoder, Role::Transformer, Role::Vae].map(|role| self.component(role).path());
+        let parts = Role::ALL.map(|role| self.component(role).path());
         let tokenizer = match self.tokenizer() {
             TokenizerFile::Json(folder, name) => Some(folder.path(name)),
             TokenizerFile::Gguf(path) => Some(path.clone()),

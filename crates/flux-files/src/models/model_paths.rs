@@ -4,20 +4,21 @@ use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
 use crate::catalog::fetch::fetch_a_model;
-use crate::catalog::own_models::{Architecture, OWN_MODELS, OwnModel, PublishedSize};
+use crate::catalog::own_models::{Architecture, OWN_MODELS, OwnModel, PublishedSize, is_class};
 use crate::catalog::recognise::FileKind;
 use crate::catalog::role::Role;
 use crate::catalog::variant::Variant;
 use crate::containers::container::Container;
-use crate::models::component::{Component, open_weights};
+use crate::models::component::{CONFIG, Component, open_weights};
 use crate::models::folder::Folder;
 use crate::models::model_files::{INDEX, ModelFiles, TOKENIZER, TokenizerFile, has_index, index_in};
 use crate::models::named_paths::ModelPaths;
-use crate::models::search::{Candidate, Candidates, around, candidates, expect_role, is_comfy, needs, only, places};
-use crate::{io::near, io::regular, models::hub};
+use crate::models::search::{
+    Candidate, Candidates, around, candidates, expect_role, is_comfy, is_folder, needs, only, places,
+};
+use crate::{io::name_of, io::near, io::regular, models::hub};
 use flux_base::error::{Error, Field, Result};
 
-pub(crate) const CONFIG: &str = "config.json";
 /// The key of the tokens in a GGUF file.
 const GGUF_TOKENS: &str = "tokenizer.ggml.tokens";
 
@@ -98,8 +99,7 @@ impl ModelPaths {
                 model.notes.push(note);
             }
         }
-        let name = model.text_encoder.single_file().and_then(|file| file.file_name()).unwrap_or_default();
-        let name = name.to_string_lossy().to_lowercase();
+        let name = model.text_encoder.single_file().map(name_of).unwrap_or_default().to_lowercase();
         let own = own_model(&model.transformer);
         let is_other = own.other_text_encoders.iter().any(|word| name.contains(word));
         // A file may hold only the text half of a vision-language encoder.
@@ -185,17 +185,9 @@ fn own_model(transformer: &Component) -> &'static OwnModel {
 
 /// Returns `true` if a folder holds a supported model, by its index or its tensor names.
 fn is_model(path: &Path) -> bool {
-    #[derive(serde::Deserialize)]
-    struct Class {
-        #[serde(rename = "_class_name")]
-        class_name: Option<String>,
-    }
     let folder = Folder::Disk(path.to_path_buf());
-    match folder.json::<Class>(index_in(&folder)) {
-        Ok(index) => {
-            let is_own = |class: String| OWN_MODELS.iter().any(|model| class.starts_with(model.class_front));
-            index.class_name.is_some_and(is_own)
-        }
+    match folder.class(index_in(&folder)) {
+        Ok(class) => class.is_some_and(|class| OWN_MODELS.iter().any(|model| class.starts_with(model.class_front))),
         Err(_) => !candidates(&[path.to_path_buf()], Role::Transformer).files.is_empty(),
     }
 }
@@ -208,14 +200,8 @@ fn folder_name(path: &Path) -> String {
 
 /// Returns `true` if a folder is the transformer folder of a model in the diffusers layout.
 pub(crate) fn is_transformer_folder(path: &Path) -> bool {
-    #[derive(serde::Deserialize)]
-    struct Class {
-        #[serde(rename = "_class_name")]
-        class_name: Option<String>,
-    }
-    let class = Folder::Disk(path.to_path_buf()).json::<Class>(CONFIG);
-    let is_own = |class: &str| OWN_MODELS.iter().any(|model| model.part(Role::Transformer).classes.contains(&class));
-    class.is_ok_and(|class| class.class_name.as_deref().is_some_and(is_own))
+    let class = Folder::Disk(path.to_path_buf()).class(CONFIG).ok().flatten();
+    class.is_some_and(|class| is_class(Role::Transformer, &class))
 }
 
 /// Returns the model whose transformer folder is `path`; the other parts are next to it.
@@ -345,17 +331,9 @@ fn missing(transformer: &Component, role: Role, [features, channels]: [usize; 2]
 /// Returns the component `role` at the path named for it: a file, its folder, or a whole model.
 fn part(path: &Path, role: Role, model: &ModelFiles) -> Result<Component> {
     let path = &*hub::resolve(path, |_| false)?;
-    match path.metadata() {
-        Err(error) if error.kind() != ErrorKind::NotFound => return Err(regular::closed_folder(&error, path)),
-        Err(_) => {
-            return Err(Error::new(format!("no such file or folder: `{}`", path.display()))
-                .hint(near::hint_for(path, format!("name a {} file, or a model folder", role.title()))));
-        }
-        Ok(found) if !found.is_dir() => {
-            expect_role(path, role)?;
-            return Ok(Component::file(role, path.to_path_buf()));
-        }
-        Ok(_) => {}
+    if !is_folder(path, || format!("name a {} file, or a model folder", role.title()))? {
+        expect_role(path, role)?;
+        return Ok(Component::file(role, path.to_path_buf()));
     }
     let folder = Folder::Disk(path.to_path_buf());
     let inner = folder.sub(role.folder());
@@ -392,11 +370,10 @@ pub(crate) fn tokenizer(path: &Path) -> Result<TokenizerFile> {
                 .hint("name a `tokenizer.json`, or the folder that contains it")
         });
     }
-    let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+    let name = name_of(path);
     let folder = Folder::Disk(path.parent().map(Path::to_path_buf).unwrap_or_default());
     if !folder.exists(&name) {
-        return Err(Error::new(format!("no such file or folder: `{}`", path.display()))
-            .hint(near::hint_for(path, "name a `tokenizer.json`, or the folder that contains it")));
+        return Err(near::no_such(path, "name a `tokenizer.json`, or the folder that contains it"));
     }
     Ok(TokenizerFile::Json(folder, name))
 }

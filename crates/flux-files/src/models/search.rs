@@ -9,6 +9,7 @@ use crate::catalog::role::Role;
 use crate::containers::container::is_weights;
 use crate::containers::inspect;
 use crate::containers::tensor_files::TensorFiles;
+use crate::io::near::{self, MAX_NAMES, listed};
 use crate::io::regular;
 use crate::models::component::{Component, open_weights};
 use flux_base::error::{Error, Result};
@@ -16,8 +17,6 @@ use flux_base::error::{Error, Result};
 /// The max depth of the search in ComfyUI's folders, and the max number of files.
 const MAX_LEVELS: usize = 4;
 const MAX_FILES: usize = 2000;
-/// The max number of files that a message names.
-const MAX_NAMES: usize = 8;
 /// The folder of ComfyUI's `models` for models in one file.
 const WHOLE_MODELS: &str = "checkpoints";
 
@@ -212,18 +211,22 @@ pub fn only(candidates: Candidates, role: Role, missing: impl FnOnce() -> Error)
         }
         [only] => Ok(only.path.clone()),
         several => {
-            let names = listed(several.iter().map(|found| found.path.display().to_string()));
+            let names = listed(several.iter().map(|found| found.path.display()), MAX_NAMES);
             let what = format!("there are {} matching files for the {}: {names}", several.len(), role.title());
             Err(Error::new(what).hint(format!("pass one of them with `{:#}`", role.field())))
         }
     }
 }
 
-/// Returns the first names of a list, and the number of further names.
-pub fn listed(names: impl ExactSizeIterator<Item = String>) -> String {
-    let more = names.len().saturating_sub(MAX_NAMES);
-    let shown: Vec<String> = names.take(MAX_NAMES).map(|name| format!("`{name}`")).collect();
-    if more > 0 { format!("{} and {more} more", shown.join(", ")) } else { shown.join(", ") }
+/// Returns `true` if there is a folder at `path`, and `false` if there is anything else.
+///
+/// Errors if there is nothing, with similar paths or else `otherwise` as the hint.
+pub fn is_folder(path: &Path, otherwise: impl FnOnce() -> String) -> Result<bool> {
+    match path.metadata() {
+        Ok(found) => Ok(found.is_dir()),
+        Err(error) if error.kind() == ErrorKind::NotFound => Err(near::no_such(path, otherwise())),
+        Err(error) => Err(regular::closed_folder(&error, path)),
+    }
 }
 
 /// Returns the kind of the file `path`, which must be the component `role`.

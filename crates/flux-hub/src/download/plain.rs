@@ -6,6 +6,7 @@ use std::path::Path;
 use crate::{Named, Repository};
 use flux_base::Result;
 use flux_base::error::{Error, shortened};
+use flux_files::digest::sha256;
 use flux_files::{Role, read_text};
 
 use super::client::{Answer, Client, Follow, Length};
@@ -72,7 +73,7 @@ pub fn files(client: &Client, named: &Named, revision: &str) -> Result<Found> {
         add(file, false)?;
     }
     let mut weights = BTreeSet::new();
-    for role in [Role::TextEncoder, Role::Transformer, Role::Vae] {
+    for role in Role::ALL {
         let stem = format!("{}/{}.safetensors", role.folder(), role.stem());
         let index = format!("{stem}.index.json");
         if add(&index, false)? {
@@ -93,7 +94,7 @@ pub fn missing_in(folder: &Path) -> Vec<String> {
     let is_missing = |file: &String| !folder.join(file).exists();
     let index = if folder.join(MODULAR_INDEX).exists() { MODULAR_INDEX } else { INDEX };
     let mut wanted: BTreeSet<String> = NEEDED.into_iter().chain([index]).map(String::from).collect();
-    for role in [Role::TextEncoder, Role::Transformer, Role::Vae] {
+    for role in Role::ALL {
         let stem = format!("{}/{}.safetensors", role.folder(), role.stem());
         let index = format!("{stem}.index.json");
         let text = read_text(&folder.join(&index), INDEX_BYTES as usize).ok().filter(|_| is_missing(&stem));
@@ -141,13 +142,11 @@ fn number(text: &str, file: &str) -> Result<u64> {
 fn tag(answer: &Answer, file: &str, size: Option<u64>) -> String {
     let tag = answer.header("x-linked-etag").or_else(|| answer.header("etag")).unwrap_or_default();
     let tag = tag.trim_start_matches("W/").trim_matches('"');
-    let is_name = (1..=128).contains(&tag.len())
-        && tag.bytes().all(|byte| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_'));
-    if is_name {
+    if remote::is_name(tag) {
         return tag.to_string();
     }
     let modified = answer.header("last-modified").unwrap_or_default();
-    let sum = super::check::sha256_of(format!("{file}\n{modified}").as_bytes());
+    let sum = sha256(format!("{file}\n{modified}").as_bytes());
     format!("plain-{}-{}", size.unwrap_or_default(), &sum[..32])
 }
 

@@ -51,9 +51,7 @@ impl RemoteFile {
             40 => Sum::Git(etag.to_string()),
             _ => Sum::None,
         };
-        let is_name = (1..=128).contains(&etag.len())
-            && etag.bytes().all(|byte| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_'));
-        if !is_name {
+        if !is_name(etag) {
             let what = format!("the server sent an invalid entity tag for `{path}`: `{}`", shortened(etag, 40));
             return Err(Error::new(what).hint(wrong_server()));
         }
@@ -77,6 +75,12 @@ impl RemoteFile {
         self.sum = Sum::Sha256(sum);
         Ok(())
     }
+}
+
+/// Returns `true` if an entity tag can be a file name.
+pub fn is_name(tag: &str) -> bool {
+    let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_');
+    (1..=128).contains(&tag.len()) && tag.bytes().all(is_plain)
 }
 
 /// Errors if a path from a server would lead out of the folder of the model.

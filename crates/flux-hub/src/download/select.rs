@@ -54,7 +54,7 @@ fn select_model(all: &[RemoteFile], read: impl Fn(&str) -> Result<String>) -> Re
             wanted.insert(file.path.clone());
         }
     }
-    for role in [Role::TextEncoder, Role::Transformer, Role::Vae] {
+    for role in Role::ALL {
         let stem = format!("{}/{}", role.folder(), role.stem());
         let (single, index) = (format!("{stem}.safetensors"), format!("{stem}.safetensors.index.json"));
         if all.iter().any(|file| file.path == single) {

@@ -11,6 +11,7 @@ use crate::{Cache, CachedRepository, Repository};
 use flux_base::Result;
 use flux_base::error::Error;
 use flux_base::stage::CancelFlag;
+use flux_files::digest::sha256;
 use flux_files::{atomic, read_text};
 
 use super::check;
@@ -68,7 +69,7 @@ impl Store {
         let end = match self {
             Self::Cache { .. } => ".incomplete".to_string(),
             // A partial file of another version must not be resumed for this version.
-            Self::Folder { .. } => format!(".{}.part", &check::sha256_of(file.blob.as_bytes())[..16]),
+            Self::Folder { .. } => format!(".{}.part", &sha256(file.blob.as_bytes())[..16]),
         };
         let mut path = OsString::from(self.path(file));
         path.push(end);

@@ -113,23 +113,13 @@ impl Cancelled {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    fn job(name: char, batch: Option<&str>) -> JobMessage {
-        let key = format!("out/00/{}.png", "0".repeat(64));
-        let recipe = serde_json::json!({"prompt": "a cat", "seed": 1});
-        serde_json::from_value(serde_json::json!({
-            "v": 1, "job": name.to_string().repeat(32), "batch": batch, "key": key, "model": "tiny", "recipe": recipe,
-            "format": {"type": "png"}, "priority": "batch", "submitted": unix_time(),
-        }))
-        .unwrap()
-    }
+    use crate::message::tests::sample;
 
     #[tokio::test]
     async fn jobs_and_batches_are_cancelled_by_the_store_and_by_orders() {
-        let folder = tempfile::tempdir().unwrap();
-        let store = Store::open(&format!("file://{}", folder.path().display())).unwrap();
-        let batch = format!("b-{}", "1".repeat(32));
-        let (one, other) = (job('a', Some(&batch)), job('b', Some(&batch)));
+        let (_folder, store) = Store::temporary();
+        let batch = sample().batch.unwrap();
+        let [one, other] = ["a", "b"].map(|name| JobMessage { job: name.repeat(32), ..sample() });
         assert!(!Cancelled::default().has(&one, &store).await.unwrap());
         store.put(&names::cancelled_job(&one.job), "").await.unwrap();
         let cancelled = Cancelled::default();

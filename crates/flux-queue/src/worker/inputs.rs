@@ -170,16 +170,14 @@ async fn object(store: &Store, hash: &str, most: u64) -> Result<Bytes> {
 
 #[cfg(test)]
 mod tests {
-    use flux::engine::{ModelRecipe, Recipe};
+    use flux::engine::Recipe;
 
     use super::*;
-    use crate::message::{FileFormat, VERSION, key};
-    use crate::names::Lane;
+    use crate::message::tests::sample;
 
     #[tokio::test]
     async fn the_files_of_a_job_are_bounded_together() {
-        let folder = tempfile::tempdir().unwrap();
-        let store = Store::open(&format!("file://{}", folder.path().display())).unwrap();
+        let (_folder, store) = Store::temporary();
         let mut recipe = Recipe::new("x", 1);
         for byte in [1, 2, 3] {
             let bytes = vec![byte; 100];
@@ -190,21 +188,7 @@ mod tests {
         }
         // An input that is used twice is fetched once.
         recipe.inputs.push(recipe.inputs[0].clone());
-        let job = JobMessage {
-            v: VERSION,
-            job: names::id(&blake3::hash(b"job")),
-            batch: None,
-            line: 1,
-            n: 1,
-            key: key(&ModelRecipe::default(), &recipe, FileFormat::Png).unwrap(),
-            model: "tiny".to_string(),
-            recipe,
-            format: FileFormat::Png,
-            client: None,
-            priority: Lane::Batch,
-            deadline: None,
-            submitted: 0,
-        };
+        let job = JobMessage { recipe, ..sample() };
         let spool = Spool::new().unwrap();
         for (images, adapters, fits) in [(300, 300, true), (299, 300, false), (300, 299, false)] {
             let fetched = spool.fetch_within(&job, &store, Totals { images, adapters }).await;

@@ -103,8 +103,7 @@ mod tests {
 
     #[tokio::test]
     async fn tries_are_counted_up_to_a_reason() {
-        let folder = tempfile::tempdir().unwrap();
-        let store = Store::open(&format!("file://{}", folder.path().display())).unwrap();
+        let (_folder, store) = Store::temporary();
         let read = |before| Tried::read(&store, "trials/a", before);
         assert_eq!(read(9).await.unwrap(), Tried::default());
         let ended = Tried { count: 4, reason: None };
@@ -124,8 +123,7 @@ mod tests {
 
     #[tokio::test]
     async fn what_is_given_up_is_as_it_was() {
-        let folder = tempfile::tempdir().unwrap();
-        let store = Store::open(&format!("file://{}", folder.path().display())).unwrap();
+        let (_folder, store) = Store::temporary();
         let trials = Trials::default();
         for (name, count) in [("trials/a", 0), ("trials/b", 2), ("trials/c", 0)] {
             let tried = Tried { count, reason: None };

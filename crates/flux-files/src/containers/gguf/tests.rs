@@ -1,4 +1,5 @@
 use super::*;
+use crate::testing;
 
 /// A GGUF file under construction: its parts in file order.
 struct Builder {
@@ -80,8 +81,7 @@ fn open(bytes: Vec<u8>) -> Result<Gguf> {
 
 #[track_caller]
 fn refused<T>(result: Result<T>, words: &[&str]) {
-    let error = result.err().expect("refused").to_string();
-    assert!(words.iter().chain(&["in: model.gguf", "hint: "]).all(|word| error.contains(word)), "{error}");
+    testing::refused(result, &[words, &["in: model.gguf", "hint: "]].concat());
 }
 
 /// A file with two tensors and a value of each kind.
@@ -193,11 +193,8 @@ fn a_file_that_is_cut_off_anywhere_is_refused() {
 #[test]
 fn bytes_that_are_changed_lead_to_no_panic() {
     let bytes = whole().bytes();
-    let mut state = 1u64;
-    let mut random = |below: usize| {
-        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        (state >> 33) as usize % below
-    };
+    let mut random = testing::Random(1);
+    let mut random = |limit: usize| random.below(limit);
     let (mut opened, mut failed) = (0, 0);
     for _ in 0..10_000 {
         let mut changed = bytes.clone();

@@ -2,7 +2,8 @@
 
 use std::ops::Range;
 
-use super::cursor::Cursor;
+use super::{CUT_OFF, string};
+use crate::containers::cursor::Cursor;
 
 /// The max nesting depth of arrays.
 const MAX_DEPTH: usize = 4;
@@ -22,10 +23,12 @@ const KINDS: [ValueKind; 13] = [
     ValueKind { name: "an integer", size: Some(8) },
     ValueKind { name: "a float", size: Some(8) },
 ];
-const I32: u32 = 5;
-const F32: u32 = 6;
-const STRING: u32 = 8;
-const ARRAY: u32 = 9;
+pub const U32: u32 = 4;
+pub const I32: u32 = 5;
+pub const F32: u32 = 6;
+pub const BOOL: u32 = 7;
+pub const STRING: u32 = 8;
+pub const ARRAY: u32 = 9;
 const F64: u32 = 12;
 
 struct ValueKind {
@@ -92,14 +95,14 @@ impl Value {
     /// Returns the value if it is a string.
     pub fn string<'a>(&self, file: &'a [u8]) -> Option<&'a str> {
         let bytes = self.single(file).filter(|_| self.type_id == STRING)?;
-        Cursor::new(bytes).string().ok()
+        string(&mut Cursor::new(bytes, 0, CUT_OFF)).ok()
     }
 
     /// Returns the elements if the value is an array of strings.
     pub fn strings<'a>(&self, file: &'a [u8]) -> Option<Vec<&'a str>> {
         let count = self.count.filter(|_| self.type_id == STRING)?;
-        let mut cursor = Cursor::new(&file[self.place.clone()]);
-        (0..count).map(|_| cursor.string().ok()).collect()
+        let mut cursor = Cursor::new(&file[self.place.clone()], 0, CUT_OFF);
+        (0..count).map(|_| string(&mut cursor).ok()).collect()
     }
 
     /// Returns the elements if the value is an array of 32-bit integers.
@@ -119,12 +122,12 @@ impl Value {
 fn skip(cursor: &mut Cursor<'_>, type_id: u32, count: u64, depth: usize) -> Result<(), String> {
     let kind = KINDS.get(type_id as usize).ok_or_else(|| format!("a value has the unknown type {type_id}"))?;
     if let Some(size) = kind.size {
-        return cursor.skip(count, size);
+        return cursor.skip_values(count, size).map(drop);
     }
     // Each value has a length of at least 8 bytes, so the loop stops at the end of the file whatever the count.
     for _ in 0..count {
         if type_id == STRING {
-            cursor.string()?;
+            string(cursor)?;
         } else if depth < MAX_DEPTH {
             let (inner, count) = (cursor.u32()?, cursor.u64()?);
             skip(cursor, inner, count, depth + 1)?;

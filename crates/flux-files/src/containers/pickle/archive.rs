@@ -4,7 +4,8 @@
 
 use std::ops::Range;
 
-use super::cursor::Cursor;
+use super::cursor_at;
+use crate::containers::cursor::Cursor;
 
 /// The first bytes of an archive.
 pub(super) const MAGIC: &[u8] = b"PK\x03\x04";
@@ -34,7 +35,7 @@ impl<'a> Archive<'a> {
         if count > MAX_RECORDS {
             return Err(format!("the archive has {count} records"));
         }
-        let mut cursor = Cursor::at(all, start);
+        let mut cursor = cursor_at(all, start);
         let records = (0..count).map(|_| record(all, &mut cursor)).collect::<Result<_, _>>()?;
         Ok(Self { records })
     }
@@ -58,13 +59,13 @@ fn directory(all: &[u8]) -> Result<(u64, usize), String> {
     let is_end = |at: &usize| all[*at..].starts_with(&END.to_le_bytes());
     let end =
         (last.saturating_sub(MAX_COMMENT)..=last).rev().find(is_end).ok_or("the end of the archive is missing")?;
-    let mut cursor = Cursor::at(all, end + 10);
+    let mut cursor = cursor_at(all, end + 10);
     let (count, _, start) = (u64::from(cursor.u16()?), cursor.u32()?, u64::from(cursor.u32()?));
     let locator = end.checked_sub(LOCATOR_BYTES).filter(|at| all[*at..].starts_with(&LOCATOR_64.to_le_bytes()));
     let (count, start) = match locator {
         None => (count, start),
         Some(at) => {
-            let mut cursor = Cursor::at(all, place(Cursor::at(all, at + 8).u64()?)?);
+            let mut cursor = cursor_at(all, place(cursor_at(all, at + 8).u64()?)?);
             if cursor.u32()? != END_64 {
                 return Err("the end of the archive is damaged".to_string());
             }
@@ -94,7 +95,7 @@ fn record<'a>(all: &'a [u8], cursor: &mut Cursor<'a>) -> Result<(&'a [u8], Range
     if method != 0 || flags & 1 != 0 || size != packed {
         return Err(format!("record `{}` of the archive is compressed", String::from_utf8_lossy(name)));
     }
-    let mut local = Cursor::at(all, place(start)?);
+    let mut local = cursor_at(all, place(start)?);
     if local.u32()? != LOCAL {
         return Err("a record of the archive is damaged".to_string());
     }
@@ -106,12 +107,12 @@ fn record<'a>(all: &'a [u8], cursor: &mut Cursor<'a>) -> Result<(&'a [u8], Range
 
 /// Replaces sizes that do not fit in 32 bits by those of the extra field.
 fn sizes(extra: &[u8], mut sizes: [u64; 3]) -> Result<[u64; 3], String> {
-    let mut cursor = Cursor::new(extra);
+    let mut cursor = cursor_at(extra, 0);
     while let Ok(kind) = cursor.u16() {
         let length = usize::from(cursor.u16()?);
         let field = cursor.take(length)?;
         if kind == EXTRA_64 {
-            let mut field = Cursor::new(field);
+            let mut field = cursor_at(field, 0);
             for size in sizes.iter_mut().filter(|size| **size == u64::from(u32::MAX)) {
                 *size = field.u64()?;
             }

@@ -5,8 +5,8 @@
 use std::collections::HashMap;
 use std::rc::Rc;
 
-use super::cursor::Cursor;
 use super::value::{Global, MAX_DEPTH, Storage, Tensor, Value};
+use crate::containers::cursor::Cursor;
 
 /// Maximum opcodes of a pickle; one of a thousand tensors has 30,000.
 const MAX_OPCODES: usize = 4 << 20;
@@ -67,7 +67,7 @@ impl Machine {
                 Value::Float
             }
             b'X' | b'T' => {
-                let length = cursor.length()?;
+                let length = cursor.u32()? as usize;
                 text(cursor, length)?
             }
             0x8c | b'U' => {

@@ -1,5 +1,6 @@
 use super::*;
 use crate::formats::format::Format;
+use crate::testing::Random;
 
 /// A dictionary with `weight` [2, 3] and `bias` [3] in `params`, and a step. Written by PyTorch 2.15.
 const ZIP: &[u8] = include_bytes!("tests/two.pth");
@@ -86,11 +87,8 @@ fn a_file_that_is_cut_off_anywhere_is_refused() {
 /// Changes up to four bytes of both forms, or copies, removes or repeats a part. Any result is fine, except a panic.
 #[test]
 fn damaged_files_are_errors_or_tensors() {
-    let mut state = 0x9e37_79b9_7f4a_7c15_u64;
-    let mut random = move |below: usize| {
-        state = state.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(0x1405_7b7e_f767_814f);
-        (state >> 33) as usize % below.max(1)
-    };
+    let mut random = Random(0x9e37_79b9_7f4a_7c15);
+    let mut random = |limit: usize| random.below(limit);
     let mut read_well = 0;
     for case in 0..100_000 {
         let mut bytes = if case % 2 == 0 { ZIP.to_vec() } else { LEGACY.to_vec() };

@@ -4,19 +4,13 @@ use std::collections::HashMap;
 
 use super::{TensorTarget, TensorWriter};
 use crate::containers::gguf::MAGIC;
+use crate::containers::gguf::values::{ARRAY, BOOL, F32, I32, STRING, U32};
 use crate::formats::format::Format;
 use flux_base::error::Result;
 
 /// The alignment that readers assume if a file names none.
 const ALIGNMENT: u64 = 32;
 const VERSION: u32 = 3;
-/// Type ids of values.
-const U32: u32 = 4;
-const I32: u32 = 5;
-const F32: u32 = 6;
-const BOOL: u32 = 7;
-const STRING: u32 = 8;
-const ARRAY: u32 = 9;
 
 /// The value of a key.
 #[derive(Debug, Clone, PartialEq)]

@@ -15,8 +15,8 @@ use std::path::{Path, PathBuf};
 pub use self::gguf::{Value, gguf};
 pub use self::safetensors::{Entry, safetensors};
 use crate::io::atomic::{self, AtomicFile};
-use crate::io::overwrite::create_folder;
-use flux_base::error::{Error, Field, Result};
+use crate::io::overwrite::{already_there, cannot_write};
+use flux_base::error::{Error, Result};
 
 /// The path of a tensor file, checked to be writable.
 #[derive(Debug, Clone)]
@@ -36,7 +36,7 @@ impl TensorTarget {
         let path = fs::canonicalize(path).unwrap_or_else(|_| path.to_path_buf());
         let target = Self { path, keeps };
         match fs::symlink_metadata(&target.path) {
-            Ok(_) if keeps => Err(target.already_there()),
+            Ok(_) if keeps => Err(already_there(&target.path)),
             Ok(found) if !found.is_file() => {
                 Err(Error::usage(format!("`{}` exists and is not a file", target.path.display()))
                     .at_path(&target.path)
@@ -51,21 +51,8 @@ impl TensorTarget {
         &self.path
     }
 
-    fn already_there(&self) -> Error {
-        Error::new(format!("`{}` already exists", self.path.display()))
-            .for_field(Field::NoClobber)
-            .hint(format!("name another file, or leave out `{}` to overwrite it", Field::NoClobber))
-    }
-
     fn cannot_write(&self, cause: &io::Error) -> Error {
-        let hint: &str = match cause.kind() {
-            io::ErrorKind::AlreadyExists => return self.already_there(),
-            io::ErrorKind::NotFound => &create_folder(&self.path),
-            io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => "free some space, or name another folder",
-            io::ErrorKind::FileTooLarge => "raise the file size limit, for example with `ulimit -f unlimited`",
-            _ => "name a file and folder that you can write to",
-        };
-        Error::new(format!("cannot write the weights: {cause}")).at_path(&self.path).hint(hint)
+        cannot_write("weights", &self.path, cause)
     }
 }
 

@@ -2,6 +2,7 @@
 //! small integers. The block has float16 factors for them: d for scales, dmin for minima.
 
 use super::search::{code, scale, scale_and_least};
+use super::small::put_nibbles;
 use super::{each, encode_each, half_at, inverse, put_half};
 
 /// Decodes `(d s) q - dmin m` from s and m of 16 parts as nibbles, 2 bits for each value, d and dmin.
@@ -171,10 +172,7 @@ fn put_scale_pairs(pairs: &[[u8; 2]; 8], out: &mut [u8]) {
 /// byte.
 fn put_nibble_pairs(codes: &[u8; 256], out: &mut [u8]) {
     for (codes, out) in codes.as_chunks::<64>().0.iter().zip(out.as_chunks_mut::<32>().0) {
-        let (low, high) = codes.split_at(32);
-        for ((out, low), high) in out.iter_mut().zip(low).zip(high) {
-            *out = low & 15 | high << 4;
-        }
+        put_nibbles(codes, out);
     }
 }
 

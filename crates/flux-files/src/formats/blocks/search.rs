@@ -136,6 +136,7 @@ pub fn scale_and_least<const N: usize>(values: &[f32; N], levels: f32, below_zer
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::testing::Random;
 
     #[test]
     fn integers_are_the_nearest_and_in_range() {
@@ -167,14 +168,10 @@ mod tests {
 
     #[test]
     fn the_error_is_less_than_with_the_whole_range() {
-        let mut state = 1u64;
-        let mut uniform = || {
-            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-            (state >> 40) as f32 / (1 << 24) as f32 - 0.5
-        };
+        let mut random = Random(1);
         let (mut searched, mut whole) = (0.0, 0.0);
         for _ in 0..200 {
-            let values: [f32; 32] = std::array::from_fn(|_| (0..12).map(|_| uniform()).sum());
+            let values: [f32; 32] = std::array::from_fn(|_| random.normal());
             let error = |d: f32| values.iter().map(|v| (v - d * code(v / d, [-8.0, 7.0])).powi(2)).sum::<f32>();
             searched += error(scale(&values, 8.0));
             let extreme = values.iter().fold(0f32, |a, v| if v.abs() > a.abs() { *v } else { a });

@@ -1,7 +1,7 @@
 //! GGUF's blocks of 32 values with one scale d, or a scale d and a minimum m: Q8_0, Q4_0, Q4_1, Q5_0, Q5_1.
 
 use super::search::{code, scale, scale_and_least};
-use super::{each, encode_each, half_at, inverse, put_half};
+use super::{each, encode_each, half_at, inverse, largest, put_half};
 
 /// Decodes `d q` from d and i8 q\[32\].
 #[inline(always)]
@@ -72,8 +72,7 @@ fn five_bits(bytes: &[u8], out: &mut [f32], value: impl Fn(u8) -> f32) {
 /// Encodes `d q` as d and i8 q\[32\].
 pub fn to_q8_0(values: &[f32], out: &mut [u8]) {
     encode_each::<34, 32>(values, out, |values, out| {
-        let amax = values.iter().fold(0f32, |amax, value| amax.max(value.abs()));
-        let inverse = inverse(put_half(out, 0, amax / 127.0));
+        let inverse = inverse(put_half(out, 0, largest(values) / 127.0));
         for (out, value) in out[2..].iter_mut().zip(values) {
             *out = code(value * inverse, [-127.0, 127.0]) as i8 as u8;
         }
@@ -123,8 +122,8 @@ fn put_least(values: &[f32; 32], levels: f32, out: &mut [u8]) -> [u8; 32] {
 }
 
 /// Writes the first half of the codes to low nibbles, the second half to high nibbles.
-fn put_nibbles(codes: &[u8; 32], out: &mut [u8]) {
-    let (low, high) = codes.split_at(16);
+pub fn put_nibbles(codes: &[u8], out: &mut [u8]) {
+    let (low, high) = codes.split_at(codes.len() / 2);
     for ((out, low), high) in out.iter_mut().zip(low).zip(high) {
         *out = low & 15 | high << 4;
     }

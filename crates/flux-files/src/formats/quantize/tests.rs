@@ -3,21 +3,17 @@
 use half::bf16;
 
 use super::*;
+use crate::testing::{self, Random};
 
 /// Pseudorandom values, roughly normal.
 fn normal(seed: u64, len: usize, deviation: f32) -> Vec<f32> {
-    let mut state = seed;
-    let mut uniform = || {
-        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        (state >> 40) as f32 / (1 << 24) as f32 - 0.5
-    };
-    (0..len).map(|_| deviation * (0..12).map(|_| uniform()).sum::<f32>()).collect()
+    let mut random = Random(seed);
+    (0..len).map(|_| deviation * random.normal()).collect()
 }
 
 fn view(values: &[f32], shape: &[usize]) -> TensorView {
-    let bytes = values.iter().flat_map(|value| value.to_le_bytes()).collect::<Vec<_>>();
-    let range = 0..bytes.len();
-    TensorView::new(Arc::new(Bytes::Owned(bytes)), range, Format::F32, shape.to_vec(), Scales::None).unwrap()
+    let bytes = values.iter().flat_map(|value| value.to_le_bytes()).collect();
+    testing::view(bytes, Format::F32, shape, Scales::None)
 }
 
 fn encoded(values: &[f32], shape: &[usize], format: Format) -> TensorView {
@@ -232,10 +228,8 @@ fn vectors_become_floats() {
 #[test]
 fn a_tensor_in_fp8_without_a_scale_gets_one() {
     let bytes = vec![0x38, 0xb8, 0x30, 0x40];
-    let plain = |bytes: &[u8]| {
-        TensorView::new(Arc::new(Bytes::Owned(bytes.to_vec())), 0..4, Format::E4m3, vec![2, 2], Scales::None).unwrap()
-    };
-    let made = quantize(&[plain(&bytes)], Format::E4m3).unwrap();
+    let plain = testing::view(bytes.clone(), Format::E4m3, &[2, 2], Scales::None);
+    let made = quantize(&[plain], Format::E4m3).unwrap();
     assert_eq!(bytes_of(&made), (bytes, Vec::new(), 1.0));
     assert!(matches!(made.scales(), Scales::Tensor(1.0)));
     assert_eq!(made.to_f32(), [1.0, -1.0, 0.5, 2.0]);

@@ -4,16 +4,17 @@ use std::path::Path;
 
 use serde_json::{Map, Value};
 
+use super::ImpliedValue;
 use super::values::{Values, section};
-use super::{ImpliedValue, file_name};
 use crate::catalog::role::Role;
+use crate::io::name_of;
 use crate::models::component::CONFIG;
 use crate::models::folder::Folder;
 use flux_base::error::Result;
 
 /// Returns the name of the config that belongs to this file alone.
 pub fn own_name(file: &Path) -> String {
-    file_name(&file.with_extension("json"))
+    name_of(&file.with_extension("json"))
 }
 
 /// Finds the config of a file: next to it, the one with its name or else `config.json`; else the one in the folder of

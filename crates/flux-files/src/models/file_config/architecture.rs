@@ -29,9 +29,7 @@ pub fn check(file: &Gguf, role: Role) -> Result<()> {
     // A file of several parts has one name, that of any of its parts.
     let is_of_another_part = || {
         let kind = FileKind::from_tensors(file.names(), |name| file.shape(name).map(<[usize]>::to_vec));
-        [Role::TextEncoder, Role::Transformer, Role::Vae]
-            .into_iter()
-            .any(|part| kind.part(part).is_some() && is_own(name, part))
+        Role::ALL.into_iter().any(|part| kind.part(part).is_some() && is_own(name, part))
     };
     if is_other(name, role) && !is_of_another_part() {
         let own = FLUX2_KLEIN.part(role).architectures[0];

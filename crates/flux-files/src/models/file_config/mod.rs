@@ -16,7 +16,7 @@ mod architecture;
 mod keys;
 mod values;
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use serde::de::DeserializeOwned;
 use serde_json::Value;
@@ -176,9 +176,4 @@ fn metadata(file: &Container) -> Result<Option<&str>> {
         Container::Gguf(file) => file.has(CONFIG_KEY).then(|| file.string(CONFIG_KEY)).transpose(),
         Container::Pickle(_) => Ok(None),
     }
-}
-
-/// Returns the last component of a path.
-fn file_name(path: &Path) -> String {
-    path.file_name().unwrap_or_default().to_string_lossy().into_owned()
 }

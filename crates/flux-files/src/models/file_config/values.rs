@@ -17,8 +17,6 @@ pub const WRITE_AGAIN: &str = "the file is malformed: fetch it again, or write i
 const OTHER_CONFIG: &str = "this config belongs to another file: put the right one next to this file";
 /// The max length of a value in messages.
 const MAX_SHOWN: usize = 60;
-/// The parts whose configs may be in one object.
-const ROLES: [Role; 3] = [Role::TextEncoder, Role::Transformer, Role::Vae];
 
 /// Values by the keys of a config.
 pub struct Values {
@@ -56,9 +54,9 @@ impl Values {
     ///
     /// Errors if a part is no config.
     pub fn from_model_metadata(path: &Path, mut map: Map<String, Value>) -> Result<Self> {
-        ROLES.iter().try_for_each(|role| section(map.clone(), *role).map(drop))?;
+        Role::ALL.iter().try_for_each(|role| section(map.clone(), *role).map(drop))?;
         // An object without parts is the config of a part, and has no values for the model.
-        let parts = ROLES.iter().filter_map(|role| map.remove(role.folder())).count();
+        let parts = Role::ALL.iter().filter_map(|role| map.remove(role.folder())).count();
         if parts == 0 {
             map.clear();
         }
@@ -165,7 +163,7 @@ pub fn section(mut map: Map<String, Value>, role: Role) -> Result<Option<Map<Str
         Some(Value::Object(section)) => section,
         // The library and class of a part, as in a `model_index.json`.
         Some(Value::Array(_)) | None => {
-            let has_parts = ROLES.iter().any(|other| map.get(other.folder()).is_some());
+            let has_parts = Role::ALL.iter().any(|other| map.get(other.folder()).is_some());
             if has_parts || !is_config(&map, role) {
                 return Ok(None);
             }

@@ -1,32 +1,38 @@
-//! Bytes of a file, read from front to back.
+//! A read position in the bytes of a file.
 
 use std::ops::Range;
 
-/// A position in bytes.
+/// A reader of consecutive little-endian values.
 pub(super) struct Cursor<'a> {
     bytes: &'a [u8],
     at: usize,
+    /// The error for bytes that end too early.
+    cut_off: &'static str,
 }
 
-/// The error for bytes that end too early.
-const CUT_OFF: &str = "it is cut off";
-
 impl<'a> Cursor<'a> {
-    pub(super) fn new(bytes: &'a [u8]) -> Self {
-        Self { bytes, at: 0 }
+    /// Creates a cursor at a position; `cut_off` is the error for bytes that end too early.
+    pub(super) fn new(bytes: &'a [u8], at: usize, cut_off: &'static str) -> Self {
+        Self { bytes, at, cut_off }
     }
 
-    /// Creates a cursor that begins at a position.
-    pub(super) fn at(bytes: &'a [u8], at: usize) -> Self {
-        Self { bytes, at }
+    /// Returns the position.
+    pub(super) fn place(&self) -> usize {
+        self.at
     }
 
     /// Skips bytes, and returns their place.
     pub(super) fn skip(&mut self, count: usize) -> Result<Range<usize>, String> {
-        let end = self.at.checked_add(count).filter(|end| *end <= self.bytes.len()).ok_or(CUT_OFF)?;
+        let end = self.at.checked_add(count).filter(|end| *end <= self.bytes.len()).ok_or(self.cut_off)?;
         let range = self.at..end;
         self.at = end;
         Ok(range)
+    }
+
+    /// Skips `count` values of `size` bytes.
+    pub(super) fn skip_values(&mut self, count: u64, size: usize) -> Result<Range<usize>, String> {
+        let len = usize::try_from(count).ok().and_then(|count| count.checked_mul(size));
+        self.skip(len.ok_or(self.cut_off)?)
     }
 
     pub(super) fn take(&mut self, count: usize) -> Result<&'a [u8], String> {
@@ -36,14 +42,14 @@ impl<'a> Cursor<'a> {
     /// Returns the bytes before the next line feed, and skips both.
     pub(super) fn line(&mut self) -> Result<&'a [u8], String> {
         let rest = self.bytes.get(self.at..).unwrap_or_default();
-        let length = rest.iter().position(|byte| *byte == b'\n').ok_or(CUT_OFF)?;
+        let length = rest.iter().position(|byte| *byte == b'\n').ok_or(self.cut_off)?;
         let line = self.take(length)?;
         self.skip(1)?;
         Ok(line)
     }
 
     fn array<const N: usize>(&mut self) -> Result<[u8; N], String> {
-        self.take(N)?.try_into().map_err(|_| CUT_OFF.to_string())
+        self.take(N)?.try_into().map_err(|_| self.cut_off.to_string())
     }
 
     pub(super) fn u8(&mut self) -> Result<u8, String> {
@@ -64,10 +70,5 @@ impl<'a> Cursor<'a> {
 
     pub(super) fn i32(&mut self) -> Result<i32, String> {
         self.array().map(i32::from_le_bytes)
-    }
-
-    /// Reads a length of four bytes.
-    pub(super) fn length(&mut self) -> Result<usize, String> {
-        self.u32().map(|length| length as usize)
     }
 }
