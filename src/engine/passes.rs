@@ -17,7 +17,7 @@ use crate::rgb::Rgb;
 use crate::stage::{CancelFlag, Progress, Stage};
 use crate::upscaler::Tiles;
 
-/// The side of the tiles in which upscalers enlarge. It depends on no memory, so that images can be reproduced.
+/// The side of the tiles in which upscalers enlarge. A fixed side lets machines with different memory reproduce images.
 const TILE: usize = 512;
 /// The longer side of the preview of a first pass.
 const PREVIEW: usize = 512;

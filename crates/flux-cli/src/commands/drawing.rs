@@ -225,7 +225,9 @@ impl Drawing<'_> {
             say(&seeds); // without the random seed the image could not be reproduced
         }
         let steps = format!("{steps} {}", if steps == 1 { "step" } else { "steps" });
-        console.info(&format!("{seeds}, {width}x{height}, {steps}, model {}", self.name));
+        let [last_width, last_height] = plan.output_size();
+        let larger = plan.hires.as_ref().map_or(String::new(), |_| format!(" to {last_width}x{last_height}"));
+        console.info(&format!("{seeds}, {width}x{height}{larger}, {steps}, model {}", self.name));
     }
 
     /// Writes an image.
@@ -242,7 +244,7 @@ impl Drawing<'_> {
         let output = target.name();
         let total_s = self.start.elapsed().as_secs_f64();
         if self.args.json {
-            let Plan { seed, width, height, .. } = image.plan;
+            let (seed, [width, height]) = (image.plan.seed, image.plan.output_size());
             ImageLine { output: &output, seed, width, height, seconds: total_s, made: image.recipe() }.print()?;
         }
         let mut plan = image.plan;
