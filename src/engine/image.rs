@@ -141,7 +141,7 @@ impl Image {
     fn facts(&self) -> Vec<(&'static str, String)> {
         let Origin { job, model, .. } = &*self.origin;
         let Job { request, inputs, .. } = job;
-        let Plan { width, height, steps, guidance, seed, variation, rng, schedule, negative, .. } = &self.plan;
+        let Plan { width, height, steps, guidance, seed, variation, variety, rng, schedule, negative, .. } = &self.plan;
         let path = |path: Option<&Path>| path.map(|path| path.display().to_string());
         let adapters = request.adapters.iter();
         let adapters =
@@ -153,6 +153,7 @@ impl Image {
             ("Description", Some(job.image_prompt(self.place).into_owned())),
             ("seed", Some(seed.to_string())),
             ("variation", variation.map(|variation| variation.to_string())),
+            ("variety", variety.map(|variety| variety.to_string())),
             ("steps", Some(steps.to_string())),
             ("guidance", Some(guidance.to_string())),
             ("size", Some(format!("{width}x{height}"))),

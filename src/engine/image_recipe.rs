@@ -108,6 +108,7 @@ impl ImageRecipe {
             steps: Some(plan.steps),
             guidance: Some(plan.guidance),
             seed: plan.seed,
+            variety: plan.variety,
             ..recipe.clone()
         };
         Self::new(recipe, model.clone(), device)
@@ -221,6 +222,7 @@ impl ImageRecipe {
             ("Seed", Some(recipe.variation.map_or(recipe.seed, |variation| variation.seed).to_string())),
             ("Variation seed", recipe.variation.map(|_| recipe.seed.to_string())),
             ("Variation seed strength", recipe.variation.map(|variation| variation.strength.to_string())),
+            ("Variety", recipe.variety.map(|variety| variety.to_string())),
             ("Size", size),
             ("Model", Some(model.name.clone())),
             ("Template", recipe.template.clone()),

@@ -16,7 +16,7 @@ use crate::files::ArrayFile;
 use crate::files::adapter::BlockStrengths;
 use crate::input::{Resize, Sides};
 use crate::pipeline::{Embeddings, Latents, MAX_PROMPT_BYTES, Request};
-use crate::sampler::{Rng, ScheduleKind, Variation};
+use crate::sampler::{Rng, ScheduleKind, Variation, Variety};
 
 /// Maximum number of inputs, of adapters, and of boxes, in a recipe as JSON. Models accept fewer; the bound avoids
 /// reading a long list.
@@ -61,6 +61,9 @@ pub struct Recipe {
     /// Image of another seed that is varied.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub variation: Option<Variation>,
+    /// Noise on the text features of the first steps, so that images of one prompt differ more.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub variety: Option<Variety>,
     /// Guidance scale, the strength of the prompt.
     #[serde(skip_serializing_if = "Option::is_none", alias = "guidance_scale")]
     pub guidance: Option<f32>,
@@ -323,6 +326,7 @@ impl Recipe {
 
     fn check_conflicts(&self) -> Result<()> {
         let has_features = self.embeddings.is_some();
+        let has_variety = self.variety.is_some_and(|variety| variety.has_effect());
         let conflicts = [
             (self.mask_padding.is_some() && self.extend.is_some(), Field::MaskPadding, Field::Extend),
             (self.feather > 0 && self.no_composite, Field::Feather, Field::NoComposite),
@@ -333,6 +337,8 @@ impl Recipe {
             (self.noise.is_some() && self.latents.is_some(), Field::Noise, Field::Latents),
             (self.variation.is_some() && self.noise.is_some(), Field::Variation, Field::Noise),
             (self.variation.is_some() && self.latents.is_some(), Field::Variation, Field::Latents),
+            (has_variety && self.sparse, Field::Variety, Field::Sparse),
+            (has_variety && has_features, Field::Variety, Field::Embeddings),
             (has_features && !self.prompt.is_empty(), Field::Embeddings, Field::Prompt),
             (has_features && self.template.is_some(), Field::Embeddings, Field::Prompt),
             (has_features && !self.boxes.is_empty(), Field::Embeddings, Field::Boxes),
@@ -376,6 +382,7 @@ impl Recipe {
             steps: self.steps,
             guidance: self.guidance,
             variation: self.variation,
+            variety: self.variety,
             rng: self.rng,
             schedule: self.schedule.clone(),
             negative: self.negative.clone(),
@@ -409,6 +416,7 @@ mod tests {
             upsampled: Some(Upsampled { request: "a".to_string(), model: "m".to_string(), ..Upsampled::default() }),
             controls: vec![Control { kind: ControlKind::Canny, input: 0, make: true }],
             variation: "42:0.25".parse().ok(),
+            variety: "0.3:50:0.2".parse().ok(),
             input_weights: vec![0.7],
             negative: Some("a dog".to_string()),
             width: Some(64),

@@ -62,6 +62,8 @@ fields! {
     Seed = "seed",
     /// Variation of the image of another seed.
     Variation = "variation",
+    /// Noise on the text features of the first steps.
+    Variety = "variety",
     /// The number of images.
     Count = "n",
     /// The guidance scale.

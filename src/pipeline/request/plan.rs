@@ -18,7 +18,7 @@ use crate::pipeline::request::images::{Change, ImagePlan};
 use crate::pipeline::request::kept::{self, Reuse};
 use crate::pipeline::request::latents::Latents;
 use crate::rgb::Rgb;
-use crate::sampler::{Rng, ScheduleKind, Start, Variation};
+use crate::sampler::{Rng, ScheduleKind, Start, Variation, Variety};
 
 /// A request for an image. The model chooses fields that are `None`.
 #[derive(Debug, Clone, PartialEq)]
@@ -39,6 +39,8 @@ pub struct Request {
     pub guidance: Option<f32>,
     /// Image of another seed that is varied.
     pub variation: Option<Variation>,
+    /// Noise on the text features of the first steps.
+    pub variety: Option<Variety>,
     /// Random number generator of the noise.
     pub rng: Rng,
     /// Schedule of the noise levels.
@@ -97,6 +99,7 @@ impl Request {
             seed,
             guidance: None,
             variation: None,
+            variety: None,
             rng: Rng::default(),
             schedule: ScheduleKind::default(),
             negative: None,
@@ -228,6 +231,9 @@ pub struct Plan {
     /// Image of another seed that is varied.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub variation: Option<Variation>,
+    /// Noise on the text features of the first steps, if it is not 0.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub variety: Option<Variety>,
     /// Random number generator of the noise.
     pub rng: Rng,
     /// Schedule of the noise levels.
@@ -298,6 +304,24 @@ fn reference_weights(request: &Request, references: usize) -> Result<Vec<f32>> {
         return wrong(format!("`{:#}` cannot be used with `{other:#}`", Field::InputWeights));
     }
     Ok(given.iter().copied().chain(iter::repeat(1.0)).take(references).collect())
+}
+
+/// Returns the noise on text features, if there is any.
+///
+/// Errors if the tokens without padding are unknown, or later steps reuse keys of the first step's text.
+fn variety(request: &Request) -> Result<Option<Variety>> {
+    let Some(variety) = request.variety.filter(Variety::has_effect) else { return Ok(None) };
+    let others = [
+        (request.embeddings.is_some(), Field::Embeddings),
+        (request.sparse, Field::Sparse),
+        (request.reuse.is_some(), Field::Reuse),
+    ];
+    match others.into_iter().find(|(is_given, _)| *is_given) {
+        Some((_, other)) => Err(Error::usage(format!("`{:#}` cannot be used with `{other:#}`", Field::Variety))
+            .for_field(Field::Variety)
+            .hint("leave one of them out")),
+        None => Ok(Some(variety)),
+    }
 }
 
 impl Plan {
@@ -419,6 +443,7 @@ impl Plan {
             guidance,
             seed: request.seed,
             variation: request.variation,
+            variety: variety(request)?,
             rng: request.rng,
             schedule: request.schedule.clone(),
             negative,
@@ -444,6 +469,7 @@ impl Plan {
             guidance: 1.0,
             seed: 1,
             variation: None,
+            variety: None,
             rng: Rng::default(),
             schedule: ScheduleKind::default(),
             negative: None,

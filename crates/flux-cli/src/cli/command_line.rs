@@ -81,6 +81,7 @@ fn flags(made: &ImageRecipe) -> Vec<Flag> {
         ("-s", steps.map(|steps| steps.to_string())),
         ("-S", Some(seed.to_string())),
         ("--variation", recipe.variation.map(|variation| variation.to_string())),
+        ("--variety", recipe.variety.map(|variety| variety.to_string())),
         ("--guidance", guidance.filter(|guidance| *guidance != 1.0).map(|guidance| guidance.to_string())),
         ("--schedule", (*schedule != ScheduleKind::default()).then(|| schedule.to_string())),
         ("--rng", (*rng != Rng::default()).then(|| rng.to_string())),
@@ -177,6 +178,7 @@ mod tests {
         };
         let sampled = Recipe {
             negative: Some("-a dog".to_string()),
+            variety: "0.3:25".parse().ok(),
             guidance: Some(2.5),
             schedule: "power:1.5".parse().unwrap(),
             rng: Rng::Portable,

@@ -38,6 +38,7 @@ fn flags(field: Field) -> [&'static str; 2] {
         Field::Steps => ["--steps", "-s"],
         Field::Seed => ["--seed", "-S"],
         Field::Variation => ["--variation"; 2],
+        Field::Variety => ["--variety"; 2],
         Field::Count => ["--count", "-n"],
         Field::Guidance => ["--guidance", "-g"],
         Field::Schedule => ["--schedule"; 2],

@@ -53,6 +53,7 @@ class Recipe:
         steps: Denoising steps.
         seed: Seed of the noise.
         variation: Image of another seed that is varied, and the distance from it: `42:0.2`.
+        variety: Noise on the text features of the first steps: `X:PERCENT:UNTIL`.
         guidance: Guidance scale, the strength of the prompt.
         schedule: Noise levels: `flow`, `linear`, `power:A` or `sigmas:1,0.8,..`.
         rng: Generator of the noise: `torch` (the default) or `portable`.
@@ -89,6 +90,7 @@ class Recipe:
     steps: int | None = None
     seed: int = 0
     variation: str | None = None
+    variety: str | float | None = None
     guidance: float | None = None
     schedule: str | None = None
     rng: str | None = None

@@ -313,6 +313,7 @@ fn read_recipe(fields: &mut Fields, faults: &mut Faults, defaults: Defaults) -> 
         steps: faults.ok(fields.whole("steps", 1..=MAX_STEPS)).map(|steps| steps as usize),
         seed: faults.ok(fields.seed("seed")).unwrap_or(defaults.seed),
         variation: faults.ok(fields.value("variation")),
+        variety: faults.ok(fields.value("variety")),
         guidance: faults.ok(fields.number("guidance", 0.0..=1e4)).map(|guidance| guidance as f32),
         strength: faults.ok(fields.number("strength", 0.0..=1.0)),
         full_size: faults.ok(fields.flag("full_size")).unwrap_or(false),

@@ -96,6 +96,8 @@ pub fn tools(about: &About) -> Vec<Tool> {
             "description": "The same seed and arguments give the same image; random by default"},
         "variation": {"type": "string", "examples": ["42:0.2"],
             "description": "SEED:X varies the image of SEED; X is from 0, that image, to 1, the image of `seed`"},
+        "variety": {"type": "number", "minimum": 0, "maximum": 2, "default": 0,
+            "description": "How much more images of one prompt differ; 0.5 is little, and 1.5 much"},
         "steps": with_default(json!({"type": "integer", "minimum": 1, "maximum": 1000,
             "description": "Denoising steps; by default the model's own number"}), steps),
         "guidance": {"type": "number", "minimum": 0,
