@@ -14,6 +14,7 @@ mod readers;
 mod settings;
 mod signals;
 mod sizes;
+mod transparent;
 #[cfg(target_os = "linux")]
 mod unmapped;
 mod upscale;

@@ -4,6 +4,7 @@
 mod preview_decoder;
 mod previews;
 mod saved;
+mod transparent;
 
 use std::fs::OpenOptions;
 use std::panic::{AssertUnwindSafe, catch_unwind};

@@ -8,15 +8,17 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use super::event::Event;
 use super::image::Image;
 use super::schedule::{Batch, JobShare, Scheduler};
-use super::{DeviceMemory, OfImages};
+use super::{DeviceMemory, OfImages, transparent};
 use crate::backend::{Backend, Remark};
 use crate::error::{Error, Result};
 use crate::files::adapter::Adapter;
 use crate::model::ModelInfo;
 use crate::pipeline::session::preview::Previews;
 use crate::pipeline::session::shape::Shape;
-use crate::pipeline::session::shared_text::SharedText;
-use crate::pipeline::{Decoded, Latents, MemoryPlan, Model, Plan, Replica, Replicas, Request, Session, Timings};
+use crate::pipeline::session::shared_text::{SharedText, TextSource};
+use crate::pipeline::{
+    Decoded, Latents, MemoryPlan, Model, Plan, Replica, Replicas, Request, Session, Timings, Transparency,
+};
 use crate::rgb::Rgb;
 use crate::stage::{CancelFlag, Progress};
 
@@ -202,8 +204,8 @@ impl RunningBatch {
         batch.parts.iter().for_each(|part| part.send(Event::Progress(progress)));
     }
 
-    /// Sends the next image.
-    pub(super) fn image(&self, image: Decoded, latents: Option<Latents>) {
+    /// Sends the next image; `other` is the image on another background.
+    pub(super) fn image(&self, image: Decoded, latents: Option<Latents>, other: Option<Rgb>) {
         let mut place = self.made.fetch_add(1, Ordering::Relaxed);
         let made = self.batch();
         self.scheduler.made(&made);
@@ -212,7 +214,7 @@ impl RunningBatch {
             let images = part.images();
             if place < images.len() {
                 let place = images.start + place;
-                let image = Box::new(Image::new(image, place, of_batch, Arc::clone(&part.origin)));
+                let image = Box::new(Image::new((image, other), place, of_batch, Arc::clone(&part.origin)));
                 part.send(Event::Image { place, image, latents });
                 return;
             }
@@ -247,10 +249,17 @@ impl<B: Backend> Executor for Replica<B> {
             let batch = making.batch();
             (batch.requests.clone(), batch.reader.clone(), batch.cancel.clone())
         };
+        if requests.first().is_some_and(|request| request.transparent == Transparency::Edit) {
+            return make_transparent(self, making, (requests, reader, cancel));
+        }
         let (making, name): (_, Arc<str>) = (Arc::clone(making), self.name().into());
         let model = Arc::clone(self.model());
         let on_rank = move |rank: usize, session: Session<B>, _: &mut dyn FnMut(Progress)| match rank {
-            0 => send_images(session, &making, &name, &model),
+            0 => {
+                let timings = generate(session, &making, &model, |image, latents| making.image(image, latents, None))?;
+                making.finish(&name, &timings);
+                Ok(())
+            }
             // Only the first rank sends the images.
             _ => session.run(&mut |_| {}).map(drop),
         };
@@ -258,13 +267,45 @@ impl<B: Backend> Executor for Replica<B> {
     }
 }
 
-/// Generates the images of a session, and sends them.
-fn send_images<B: Backend>(
+/// Generates the images of a batch, and each of them on another background.
+///
+/// Errors as sessions do.
+fn make_transparent<B: Backend>(
+    replica: &Replica<B>,
+    making: &Arc<RunningBatch>,
+    (requests, reader, cancel): (Vec<Request>, TextSource, CancelFlag),
+) -> Result<()> {
+    let (own, model) = (Arc::clone(making), Arc::clone(replica.model()));
+    let first = move |rank: usize, session: Session<B>, _: &mut dyn FnMut(Progress)| {
+        if rank > 0 {
+            return session.run(&mut |_| {}).map(|_| None);
+        }
+        let mut images = Vec::new();
+        let timings = generate(session, &own, &model, |image, latents| images.push((image, latents)))?;
+        Ok(Some((images, timings)))
+    };
+    let made = replica.ranks().run_items(requests.clone(), &reader, &cancel, &mut |_| {}, first)?;
+    let (images, mut timings) = made.ok_or_else(|| Error::new("a device made no image"))?;
+    for ((image, latents), request) in images.into_iter().zip(&requests) {
+        let Decoded { rgb: bytes, plan } = &image;
+        let rgb = Rgb { width: plan.width, height: plan.height, bytes: bytes.clone() };
+        let (second, own) = (transparent::second_request(request, rgb), Arc::clone(making));
+        let other = transparent::generate(replica, second, &cancel, move |progress| own.progress(progress))?;
+        timings = timings.then(other.timings);
+        let other = Rgb { width: other.plan.width, height: other.plan.height, bytes: other.rgb };
+        making.image(image, latents, Some(other));
+    }
+    making.finish(&replica.name().into(), &timings);
+    Ok(())
+}
+
+/// Generates the images of a session, and passes each to `take`. Returns the timings.
+fn generate<B: Backend>(
     mut session: Session<B>,
     making: &RunningBatch,
-    device: &Arc<str>,
     model: &Arc<Model<B>>,
-) -> Result<()> {
+    mut take: impl FnMut(Decoded, Option<Latents>),
+) -> Result<Timings> {
     let report = &mut |progress| making.progress(progress);
     if making.batch().parts.iter().any(JobShare::wants_embeddings) {
         let embeddings = session.embeddings()?;
@@ -283,10 +324,9 @@ fn send_images<B: Backend>(
     let wants_latents = making.batch().parts.iter().any(|part| part.job().latents);
     let mut latents = if wants_latents { session.final_latents(report)? } else { Vec::new() }.into_iter();
     while let Some(image) = session.decode(report)? {
-        making.image(image, latents.next());
+        take(image, latents.next());
     }
-    making.finish(device, &session.finish()?);
-    Ok(())
+    session.finish()
 }
 
 /// Runs the steps, and sends a preview of each. A VAE without an encoder has no preview map; then there are no

@@ -7,10 +7,12 @@ use std::sync::Arc;
 use super::digests::ModelDigests;
 use super::image_recipe::{ImageRecipe, ModelRecipe, OfImages};
 use super::job::Job;
+use super::transparent;
+use crate::alpha::Cutout;
 use crate::error::Result;
 use crate::metadata::{Metadata, Pixels};
 use crate::output::{self, ImageFormat, Target};
-use crate::pipeline::{Decoded, Embeddings, Latents, Plan};
+use crate::pipeline::{Decoded, Embeddings, Latents, Plan, Transparency};
 use crate::rgb::{Rgb, RgbImage};
 use crate::sampler::{Rng, ScheduleKind};
 
@@ -21,6 +23,8 @@ pub struct Image {
     pub rgb: Rgb,
     /// Size, steps, seed and guidance of the image.
     pub plan: Plan,
+    /// The image on another background, if its own is removed by comparing both.
+    other: Option<Rgb>,
     /// Index of the image in the job.
     place: usize,
     /// Index of the image in its batch.
@@ -42,12 +46,12 @@ pub(super) struct Origin {
 
 impl Image {
     pub(super) fn new(
-        Decoded { rgb: bytes, plan }: Decoded,
+        (Decoded { rgb: bytes, plan }, other): (Decoded, Option<Rgb>),
         place: usize,
         of_batch: OfImages,
         origin: Arc<Origin>,
     ) -> Self {
-        Self { rgb: Rgb { width: plan.width, height: plan.height, bytes }, plan, place, of_batch, origin }
+        Self { rgb: Rgb { width: plan.width, height: plan.height, bytes }, plan, other, place, of_batch, origin }
     }
 
     /// Writes the image as a PNG, a JPEG or a WebP, by the extension of the name, with its recipe as metadata. An
@@ -81,10 +85,26 @@ impl Image {
     }
 
     fn encode_file(&self, format: ImageFormat, quality: Option<u8>) -> Result<Vec<u8>> {
-        output::encode_with(self.pixels()?.as_ref(), format, quality, |pixels| self.metadata(pixels))
+        let pixels = self.pixels()?;
+        match self.cutout(&pixels)? {
+            Some(Cutout { rgb, alpha }) => {
+                output::encode_alpha(&rgb, &alpha, format, &self.metadata(Pixels::Rgba(&rgb, &alpha)))
+            }
+            None => output::encode_with(pixels.as_ref(), format, quality, |pixels| self.metadata(pixels)),
+        }
     }
 
-    /// Returns the pixels for the file: an edited image is composited over the original.
+    /// Returns the image without its background, if the request is for one.
+    ///
+    /// Errors if the background cannot be removed.
+    fn cutout(&self, pixels: &Rgb) -> Result<Option<Cutout>> {
+        let Job { request, inputs, .. } = &self.origin.job;
+        let other = self.other.as_ref().map(|other| inputs.finish(other)).transpose()?;
+        transparent::cut_out(request.transparent, pixels, other.as_deref())
+    }
+
+    /// Returns the pixels for the file: an edited image is composited over the original. The file of a transparent
+    /// image has alpha too, and no background.
     ///
     /// Errors if the result does not have the size of the edited image.
     pub fn pixels(&self) -> Result<Cow<'_, Rgb>> {
@@ -141,7 +161,9 @@ impl Image {
     fn facts(&self) -> Vec<(&'static str, String)> {
         let Origin { job, model, .. } = &*self.origin;
         let Job { request, inputs, .. } = job;
-        let Plan { width, height, steps, guidance, seed, variation, variety, rng, schedule, negative, .. } = &self.plan;
+        let Plan {
+            width, height, steps, guidance, seed, variation, variety, rng, schedule, negative, transparent, ..
+        } = &self.plan;
         let path = |path: Option<&Path>| path.map(|path| path.display().to_string());
         let adapters = request.adapters.iter();
         let adapters =
@@ -151,6 +173,7 @@ impl Image {
         let facts = [
             // The keyword of the PNG standard; ComfyUI reads `prompt` as a graph in JSON.
             ("Description", Some(job.image_prompt(self.place).into_owned())),
+            ("transparent", (*transparent != Transparency::No).then(|| transparent.to_string())),
             ("seed", Some(seed.to_string())),
             ("variation", variation.map(|variation| variation.to_string())),
             ("variety", variety.map(|variety| variety.to_string())),

@@ -15,7 +15,8 @@ use crate::error::{Error, Field, Result};
 use crate::files::ArrayFile;
 use crate::files::adapter::BlockStrengths;
 use crate::input::{Resize, Sides};
-use crate::pipeline::{Embeddings, Latents, MAX_PROMPT_BYTES, Request};
+use crate::output::ImageFormat;
+use crate::pipeline::{Embeddings, Latents, MAX_PROMPT_BYTES, Request, Transparency};
 use crate::sampler::{Rng, ScheduleKind, Variation, Variety};
 
 /// Maximum number of inputs, of adapters, and of boxes, in a recipe as JSON. Models accept fewer; the bound avoids
@@ -113,6 +114,9 @@ pub struct Recipe {
     /// `true` if steps after the first compute only the masked area and the tokens next to it.
     #[serde(skip_serializing_if = "is_default")]
     pub sparse: bool,
+    /// The way to remove the background of the result.
+    #[serde(skip_serializing_if = "is_default")]
+    pub transparent: Transparency,
     /// File of noise in place of the seed's noise.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub noise: Option<PathBuf>,
@@ -251,16 +255,30 @@ impl Recipe {
         inputs.chain(others).map(|(field, file)| (field, file.as_path()))
     }
 
-    /// Returns the prompt with the lines of [`Recipe::controls`] and the table of [`Recipe::boxes`].
+    /// Returns the prompt with the lines of [`Recipe::controls`] and the table of [`Recipe::boxes`]; that of a
+    /// transparent image asks for a plain background.
     pub fn full_prompt(&self) -> Cow<'_, str> {
         let prompt = match self.embeddings {
             Some(_) => Cow::Borrowed(self.prompt.as_str()),
-            None => controls::with_lines(&self.prompt, &self.controls),
+            None => match self.transparent.prompt(&self.prompt) {
+                Cow::Borrowed(prompt) => controls::with_lines(prompt, &self.controls),
+                Cow::Owned(prompt) => Cow::Owned(controls::with_lines(&prompt, &self.controls).into_owned()),
+            },
         };
         match self.boxes.is_empty() {
             true => prompt,
             false => Cow::Owned(boxes::with_boxes(&prompt, &self.boxes, !self.inputs.is_empty())),
         }
+    }
+
+    /// Errors if a file of this format cannot hold the image.
+    pub fn check_format(&self, format: ImageFormat) -> Result<()> {
+        if self.transparent == Transparency::No || format != ImageFormat::Jpeg {
+            return Ok(());
+        }
+        Err(Error::usage("a JPEG has no transparency")
+            .for_field(Field::Transparent)
+            .hint("write a PNG or a WebP, whose names end with .png or .webp"))
     }
 
     /// Errors if a field requires another field that is missing, or excludes one that is present.
@@ -326,6 +344,7 @@ impl Recipe {
 
     fn check_conflicts(&self) -> Result<()> {
         let has_features = self.embeddings.is_some();
+        let is_edited = self.transparent == Transparency::Edit;
         let has_variety = self.variety.is_some_and(|variety| variety.has_effect());
         let conflicts = [
             (self.mask_padding.is_some() && self.extend.is_some(), Field::MaskPadding, Field::Extend),
@@ -334,6 +353,9 @@ impl Recipe {
             (self.sparse && self.no_self_reference, Field::Sparse, Field::NoSelfReference),
             (self.input_weight(0) != 1.0 && self.no_self_reference, Field::InputWeights, Field::NoSelfReference),
             (self.input_weights.iter().any(|weight| *weight != 1.0) && self.sparse, Field::InputWeights, Field::Sparse),
+            (is_edited && self.mask.is_some(), Field::Transparent, Field::Mask),
+            (is_edited && self.strength.is_some(), Field::Transparent, Field::Strength),
+            (is_edited && self.extend.is_some(), Field::Transparent, Field::Extend),
             (self.noise.is_some() && self.latents.is_some(), Field::Noise, Field::Latents),
             (self.variation.is_some() && self.noise.is_some(), Field::Variation, Field::Noise),
             (self.variation.is_some() && self.latents.is_some(), Field::Variation, Field::Latents),
@@ -348,7 +370,7 @@ impl Recipe {
         match conflicts.iter().find(|(both, ..)| *both) {
             Some((_, field, other)) => Err(Error::usage(format!("`{field:#}` cannot be used with `{other:#}`"))
                 .for_field(*field)
-                .hint("leave one of them out")),
+                .hint(if *field == Field::Transparent { Transparency::KEY_HINT } else { "leave one of them out" })),
             None => Ok(()),
         }
     }
@@ -390,6 +412,7 @@ impl Recipe {
             noise: latents(&self.noise, Field::Noise)?,
             latents: latents(&self.latents, Field::Latents)?,
             sparse: self.sparse,
+            transparent: self.transparent,
             ..Request::new(self.full_prompt(), self.seed)
         };
         if let Some(path) = &self.embeddings {
@@ -435,6 +458,7 @@ mod tests {
             no_composite: true,
             no_self_reference: true,
             sparse: true,
+            transparent: Transparency::Key,
             noise: Some("n".into()),
             latents: Some("l".into()),
             embeddings: Some("e".into()),

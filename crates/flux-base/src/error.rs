@@ -102,6 +102,8 @@ fields! {
     NoSelfReference = "no_self_reference",
     /// True if each step computes only the regenerated area.
     Sparse = "sparse",
+    /// The way to remove the background.
+    Transparent = "transparent",
     /// True if tokens of the previous frame are reused.
     Reuse = "reuse",
     /// Adapters of the transformer.

@@ -15,3 +15,4 @@ pub(crate) mod plan;
 pub(crate) mod sharing;
 mod source;
 pub(crate) mod summary;
+pub(crate) mod transparency;

@@ -17,6 +17,7 @@ use crate::pipeline::request::given_reference::GivenReference;
 use crate::pipeline::request::images::{Change, ImagePlan};
 use crate::pipeline::request::kept::{self, Reuse};
 use crate::pipeline::request::latents::Latents;
+use crate::pipeline::request::transparency::Transparency;
 use crate::rgb::Rgb;
 use crate::sampler::{Rng, ScheduleKind, Start, Variation, Variety};
 
@@ -76,6 +77,9 @@ pub struct Request {
     /// Reuse of tokens of an earlier video frame. The frame is the first image of the request. The result differs
     /// from an image without reuse.
     pub reuse: Option<Reuse>,
+    /// The way to remove the background. An [`Engine`](crate::engine::Engine) does so; a session generates the opaque
+    /// image.
+    pub transparent: Transparency,
     /// Adapters of the transformer; the changes of all of them are added.
     pub adapters: Vec<AdapterUse>,
 }
@@ -113,6 +117,7 @@ impl Request {
             change: None,
             sparse: false,
             reuse: None,
+            transparent: Transparency::No,
             adapters: Vec::new(),
         }
     }
@@ -254,6 +259,9 @@ pub struct Plan {
     pub strength: Option<f64>,
     /// First step of the schedule that runs.
     pub first_step: usize,
+    /// The way to remove the background of the result.
+    #[serde(skip_serializing_if = "is_opaque")]
+    pub transparent: Transparency,
     /// Notes for the user: a size that was rounded or does not suit the model, an option without effect.
     pub notes: Vec<String>,
     /// `true` if another device runs the text encoder.
@@ -263,6 +271,10 @@ pub struct Plan {
     /// own batch.
     #[serde(skip)]
     pub(crate) kept_tokens: usize,
+}
+
+fn is_opaque(transparent: &Transparency) -> bool {
+    *transparent == Transparency::No
 }
 
 /// Prompts with fewer words are short for a model that was trained on full captions.
@@ -345,6 +357,7 @@ impl Plan {
         if request.has_boxes {
             info.check_boxes()?;
         }
+        request.transparent.check(request.change.is_some(), request.reuse.is_some())?;
         notes.extend(caption_note(request, info));
         let mut side = |field: Field, asked: Option<usize>, default: usize| {
             let name = field.key();
@@ -453,6 +466,7 @@ impl Plan {
             references: images.references,
             strength: request.change.as_ref().map(|change| change.strength),
             first_step: images.first_step,
+            transparent: request.transparent,
             notes,
             is_read_elsewhere: false,
             kept_tokens,
@@ -479,6 +493,7 @@ impl Plan {
             reference_weights: Vec::new(),
             strength: None,
             first_step: 0,
+            transparent: Transparency::No,
             notes: Vec::new(),
             is_read_elsewhere: false,
             kept_tokens: 0,

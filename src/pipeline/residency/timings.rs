@@ -68,6 +68,33 @@ impl TokenCount {
     }
 }
 
+impl Timings {
+    /// Returns the timings of a pass, and of another pass after it for the same images.
+    pub(crate) fn then(mut self, next: Self) -> Self {
+        let others = self.other_devices.into_iter().zip(next.other_devices);
+        self.other_devices = others.map(|(first, next)| first.then(next)).collect();
+        self.steps_s.extend(next.steps_s);
+        let tokens = self.tokens.zip(next.tokens).map(|(first, next)| first.plus(next));
+        Self {
+            load_s: self.load_s + next.load_s,
+            factors_s: self.factors_s + next.factors_s,
+            merge_s: self.merge_s + next.merge_s,
+            text_s: self.text_s + next.text_s,
+            prompts_encoded: self.prompts_encoded + next.prompts_encoded,
+            early_passes: self.early_passes + next.early_passes,
+            tokens: tokens.or(self.tokens).or(next.tokens),
+            encode_s: self.encode_s + next.encode_s,
+            references_s: self.references_s + next.references_s,
+            prepare_s: self.prepare_s + next.prepare_s,
+            decode_s: self.decode_s + next.decode_s,
+            enqueue_s: self.enqueue_s + next.enqueue_s,
+            total_s: self.total_s + next.total_s,
+            device: next.device,
+            ..self
+        }
+    }
+}
+
 /// A stopwatch that measures [`Timings`] with events in the device's work. An event requires no wait.
 pub(crate) struct Clock<B: Backend> {
     backend: B,

@@ -7,6 +7,7 @@ use crate::error::Result;
 use crate::model::info::ModelInfo;
 use crate::pipeline::request::adapters::{AdapterSet, SetKey};
 use crate::pipeline::request::plan::{Plan, Request};
+use crate::pipeline::request::transparency::Transparency;
 use crate::pipeline::residency::prepared::Prepared;
 use crate::pipeline::session::model::Model;
 use crate::pipeline::session::references::Images;
@@ -52,10 +53,23 @@ impl Shape {
 
     /// Returns the tokens of an image that a step computes, and the evaluations of the transformer.
     pub(crate) fn tokens_and_evaluations(&self) -> (usize, usize) {
-        let Plan { width, height, ref references, text_tokens, .. } = self.plan;
+        let Plan { width, height, ref references, text_tokens, transparent, .. } = self.plan;
         let tokens = |[height, width]: &[usize; 2]| height / 16 * (width / 16);
-        let all = tokens(&[height, width]) + references.iter().map(tokens).sum::<usize>() + text_tokens;
-        (all, self.plan.steps_to_run() * if self.plan.guided() { 2 } else { 1 })
+        let image = tokens(&[height, width]);
+        let all = image + references.iter().map(tokens).sum::<usize>() + text_tokens;
+        let evaluations = |steps: usize| steps * if self.plan.guided() { 2 } else { 1 };
+        let first = evaluations(self.plan.steps_to_run());
+        // The image on another background has the first image as its reference.
+        let second = match transparent {
+            Transparency::Edit => (evaluations(self.plan.steps) * (2 * image + text_tokens)).div_ceil(all.max(1)),
+            Transparency::No | Transparency::Key => 0,
+        };
+        (all, first + second)
+    }
+
+    /// Returns width and height of an image in pixels.
+    pub(crate) fn size(&self) -> [usize; 2] {
+        [self.plan.width, self.plan.height]
     }
 
     /// Returns the maximum images per batch, if memory is not limited.

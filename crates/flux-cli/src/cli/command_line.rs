@@ -10,6 +10,7 @@ use flux::engine::{ImageRecipe, ModelRecipe, Recipe};
 use flux::error::shell::visible_word;
 use flux::files::Variant;
 use flux::input::{Resize, Sides};
+use flux::pipeline::Transparency;
 use flux::sampler::{Rng, ScheduleKind};
 
 /// A flag and its value, if it has one.
@@ -103,6 +104,8 @@ fn flags(made: &ImageRecipe) -> Vec<Flag> {
         ("--full-size", set(recipe.full_size)),
         ("--no-self-reference", set(recipe.no_self_reference)),
         ("--sparse", set(recipe.sparse)),
+        ("--transparent=edit", set(recipe.transparent == Transparency::Edit)),
+        ("--transparent=key", set(recipe.transparent == Transparency::Key)),
         ("--kv", set(*kv)),
         ("--noise", path(&recipe.noise)),
         ("--latents", path(&recipe.latents)),
@@ -114,8 +117,8 @@ fn flags(made: &ImageRecipe) -> Vec<Flag> {
             .map(|used| ("--lora", Some(format!("{}:{}{}", file(&used.file), used.strength, used.blocks.suffix())))),
     );
     let given = flags.into_iter().filter_map(|(flag, value)| value.map(|value| (flag, value)));
-    let is_switch =
-        |flag: &str| ["--no-composite", "--full-size", "--no-self-reference", "--sparse", "--kv"].contains(&flag);
+    let switches = ["--no-composite", "--full-size", "--no-self-reference", "--sparse", "--kv"];
+    let is_switch = |flag: &str| switches.contains(&flag) || flag.contains('=');
     given.map(|(flag, value)| (flag, (!is_switch(flag)).then_some(value))).collect()
 }
 
@@ -179,6 +182,7 @@ mod tests {
         let sampled = Recipe {
             negative: Some("-a dog".to_string()),
             variety: "0.3:25".parse().ok(),
+            transparent: Transparency::Key,
             guidance: Some(2.5),
             schedule: "power:1.5".parse().unwrap(),
             rng: Rng::Portable,
@@ -188,7 +192,7 @@ mod tests {
                 blocks: "single12-=0.5,other=0".parse().unwrap(),
                 ..AdapterFile::new("style:1.safetensors", -0.7)
             }],
-            ..Recipe::new("käse 🧀", 0)
+            ..Recipe::new("käse 🧀 on a white background", 0)
         };
         let given = Recipe { embeddings: Some("e".into()), noise: Some("n".into()), ..Recipe::new("", 3) };
         let hyphens = Recipe {

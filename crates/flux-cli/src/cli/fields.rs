@@ -58,6 +58,7 @@ fn flags(field: Field) -> [&'static str; 2] {
         Field::FullSize => ["--full-size"; 2],
         Field::NoSelfReference => ["--no-self-reference"; 2],
         Field::Sparse => ["--sparse"; 2],
+        Field::Transparent => ["--transparent"; 2],
         Field::Reuse => ["--reuse"; 2],
         Field::Adapters => ["--lora"; 2],
         Field::Quality => ["--quality"; 2],

@@ -70,6 +70,7 @@ class Recipe:
         full_size: True if a result without a mask is scaled to the size of the first input.
         no_self_reference: True if the image to edit is not a reference as well.
         sparse: True if steps after the first compute only the masked area.
+        transparent: How to remove the background: `edit`, `key`, or False.
         noise: File of noise in place of the seed's noise.
         latents: File of latents to begin with.
         embeddings: File of text features in place of a prompt.
@@ -107,6 +108,7 @@ class Recipe:
     full_size: bool = False
     no_self_reference: bool = False
     sparse: bool = False
+    transparent: bool | str = False
     noise: str | None = None
     latents: str | None = None
     embeddings: str | None = None

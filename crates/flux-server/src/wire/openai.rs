@@ -91,7 +91,7 @@ fn common(job: &JobRecord, snapshot: &Snapshot) -> Map<String, Value> {
         ("output_format".to_string(), job.encoding.name().into()),
         ("size".to_string(), snapshot.size().into()),
         ("quality".to_string(), "high".into()),
-        ("background".to_string(), "opaque".into()),
+        ("background".to_string(), if job.is_transparent { "transparent" } else { "opaque" }.into()),
     ])
 }
 

@@ -75,8 +75,8 @@ impl About {
 
 /// Limitations of all models, for both tools.
 const LIMITS: &str = "The model has no memory between calls, looks nothing up, and does not reason: the prompt must \
-                      describe everything. Transparent images, animations and vector graphics are not supported, and \
-                      long texts in an image come out wrong.";
+                      describe everything. Animations and vector graphics are not supported, and long texts in an \
+                      image come out wrong.";
 
 pub fn tools(about: &About) -> Vec<Tool> {
     let with_default = |mut field: Value, default: Option<Value>| {
@@ -116,6 +116,8 @@ pub fn tools(about: &About) -> Vec<Tool> {
                 "blocks": {"type": "string", "description": "Factors by blocks: single=0.5,double0-2=0,other=1"}}}},
         "output_format": {"type": "string", "enum": ["png", "jpeg", "webp"], "default": "png",
             "description": "Format of the linked file"},
+        "background": {"type": "string", "enum": ["opaque", "transparent"], "default": "opaque",
+            "description": "transparent removes the background of an object, and takes twice as long"},
         "recipe": {"type": "boolean", "default": true,
             "description": "false keeps prompt and settings out of the file"},
     });
