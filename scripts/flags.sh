@@ -67,7 +67,7 @@ long_name() {
 takes_value() {
     case "$name" in
         --prompt | --wildcards | --expand-seed | --box | --box-from | --boxes | --region | --negative | --max-sequence-length | --output | --width | --height | --size | --steps | --seed | --count | \
-            --guidance | --schedule | --rng | --variation | --input | --input-weight | --control | --canny | --mask | --strength | --extend | --mask-padding | --feather | \
+            --guidance | --schedule | --rng | --variation | --variety | --input | --input-weight | --control | --canny | --mask | --strength | --extend | --mask-padding | --feather | \
             --noise | --latents | --embeddings | --save-latents | --save-embeddings | --dir | --text-encoder | --vae | \
             --tokenizer | --variant | --lora | --quantize | --device | --precision | --attention | --gpu-memory | --threads | --parallel | --progress | --preview-decoder | --server | \
             --upsample-url | --upsample-model | --upsample-system | --upsample-key-file | --upsample-timeout | --upsample-fails | --upsample-extra | \

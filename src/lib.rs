@@ -103,7 +103,7 @@ pub use flux_default_model as default_model;
 #[doc(hidden)]
 pub use flux_files as files;
 #[doc(hidden)]
-pub use flux_media::{compare, input, lettering, metadata, output, rgb, sheet};
+pub use flux_media::{alpha, compare, input, lettering, metadata, output, rgb, sheet};
 #[doc(hidden)]
 pub use tensor::Tensor;
 

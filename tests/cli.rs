@@ -16,6 +16,7 @@ mod regions;
 mod settings;
 mod signals;
 mod sizes;
+mod transparent;
 #[cfg(target_os = "linux")]
 mod unmapped;
 mod upscale;

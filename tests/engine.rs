@@ -5,6 +5,7 @@ mod hires;
 mod preview_decoder;
 mod previews;
 mod saved;
+mod transparent;
 
 use std::fs::OpenOptions;
 use std::panic::{AssertUnwindSafe, catch_unwind};

@@ -32,6 +32,7 @@ const LAYERS: [(&str, &[&str]); 17] = [
         "engine",
         &[
             "default_model",
+            "alpha",
             "input",
             "metadata",
             "output",

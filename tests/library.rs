@@ -33,3 +33,4 @@ mod meaning;
 mod opening;
 mod parallel;
 mod pipeline;
+mod variety;

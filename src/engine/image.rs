@@ -7,10 +7,12 @@ use std::sync::Arc;
 use super::digests::ModelDigests;
 use super::image_recipe::{ImageRecipe, ModelRecipe, OfImages};
 use super::job::Job;
+use super::transparent;
+use crate::alpha::Cutout;
 use crate::error::Result;
 use crate::metadata::{Metadata, Pixels};
 use crate::output::{self, ImageFormat, Target};
-use crate::pipeline::{Embeddings, Latents, Plan};
+use crate::pipeline::{Embeddings, Latents, Plan, Transparency};
 use crate::rgb::{Rgb, RgbImage};
 use crate::sampler::{Rng, ScheduleKind};
 
@@ -21,6 +23,8 @@ pub struct Image {
     pub rgb: Rgb,
     /// Size, steps, seed and guidance of the image, and its second pass if there is one.
     pub plan: Plan,
+    /// The image on another background, if its own is removed by comparing both.
+    other: Option<Rgb>,
     /// Index of the image in the job.
     place: usize,
     /// Index of the image in its batch.
@@ -41,8 +45,14 @@ pub(super) struct Origin {
 }
 
 impl Image {
-    pub(super) fn new((rgb, plan): (Rgb, Plan), place: usize, of_batch: OfImages, origin: Arc<Origin>) -> Self {
-        Self { rgb, plan, place, of_batch, origin }
+    /// Creates an image; `other` is the same one on another background.
+    pub(super) fn new(
+        ((rgb, plan), other): ((Rgb, Plan), Option<Rgb>),
+        place: usize,
+        of_batch: OfImages,
+        origin: Arc<Origin>,
+    ) -> Self {
+        Self { rgb, plan, other, place, of_batch, origin }
     }
 
     /// Writes the image as a PNG, a JPEG or a WebP, by the extension of the name, with its recipe as metadata. An
@@ -76,10 +86,27 @@ impl Image {
     }
 
     fn encode_file(&self, format: ImageFormat, quality: Option<u8>) -> Result<Vec<u8>> {
-        output::encode_with(self.pixels()?.as_ref(), format, quality, |pixels| self.metadata(pixels))
+        let pixels = self.pixels()?;
+        match self.cutout(&pixels)? {
+            Some(Cutout { rgb, alpha }) => {
+                output::encode_alpha(&rgb, &alpha, format, &self.metadata(Pixels::Rgba(&rgb, &alpha)))
+            }
+            None => output::encode_with(pixels.as_ref(), format, quality, |pixels| self.metadata(pixels)),
+        }
     }
 
-    /// Returns the pixels for the file: an edited image is composited over the original.
+    /// Returns the image without its background, if the request is for one.
+    ///
+    /// Errors if the background cannot be removed.
+    fn cutout(&self, pixels: &Rgb) -> Result<Option<Cutout>> {
+        let Job { request, inputs, .. } = &self.origin.job;
+        let first = [self.plan.width, self.plan.height];
+        let other = self.other.as_ref().map(|other| inputs.finish(other, first)).transpose()?;
+        transparent::cut_out(request.transparent, pixels, other.as_deref())
+    }
+
+    /// Returns the pixels for the file: an edited image is composited over the original. The file of a transparent
+    /// image has alpha too, and no background.
     ///
     /// Errors if the result does not have the size of the edited image.
     pub fn pixels(&self) -> Result<Cow<'_, Rgb>> {
@@ -137,7 +164,7 @@ impl Image {
         let Origin { job, model, .. } = &*self.origin;
         let Job { request, inputs, .. } = job;
         let [width, height] = self.plan.output_size();
-        let Plan { steps, guidance, seed, variation, rng, schedule, negative, .. } = &self.plan;
+        let Plan { steps, guidance, seed, variation, variety, rng, schedule, negative, transparent, .. } = &self.plan;
         let path = |path: Option<&Path>| path.map(|path| path.display().to_string());
         let adapters = request.adapters.iter();
         let adapters =
@@ -147,8 +174,10 @@ impl Image {
         let facts = [
             // The keyword of the PNG standard; ComfyUI reads `prompt` as a graph in JSON.
             ("Description", Some(job.image_prompt(self.place).into_owned())),
+            ("transparent", (*transparent != Transparency::No).then(|| transparent.to_string())),
             ("seed", Some(seed.to_string())),
             ("variation", variation.map(|variation| variation.to_string())),
+            ("variety", variety.map(|variety| variety.to_string())),
             ("steps", Some(steps.to_string())),
             ("guidance", Some(guidance.to_string())),
             ("size", Some(format!("{width}x{height}"))),

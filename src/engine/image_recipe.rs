@@ -110,6 +110,7 @@ impl ImageRecipe {
             guidance: Some(plan.guidance),
             seed: plan.seed,
             hires: recipe.hires.clone().map(|hires| Hires { strength: Some(hires.strength()), ..hires }),
+            variety: plan.variety,
             ..recipe.clone()
         };
         Self::new(recipe, model.clone(), device)
@@ -229,6 +230,7 @@ impl ImageRecipe {
             ("Seed", Some(recipe.variation.map_or(recipe.seed, |variation| variation.seed).to_string())),
             ("Variation seed", recipe.variation.map(|_| recipe.seed.to_string())),
             ("Variation seed strength", recipe.variation.map(|variation| variation.strength.to_string())),
+            ("Variety", recipe.variety.map(|variety| variety.to_string())),
             ("Size", size),
             ("Model", Some(model.name.clone())),
             ("Template", recipe.template.clone()),

@@ -57,6 +57,7 @@ mod schedule;
 #[cfg(test)]
 mod tests;
 mod ticket;
+mod transparent;
 mod upscaling;
 mod worker;
 
@@ -97,7 +98,8 @@ use crate::files::adapter::Adapter;
 use crate::files::adapter::AdapterUse;
 use crate::model::{ModelInfo, OpenModel};
 use crate::pipeline::session::shape::Shape;
-use crate::pipeline::{self, CacheStats, MemoryPlan, Plan, Replicas, Request};
+use crate::pipeline::{self, CacheStats, MemoryPlan, Plan, Replicas, Request, Transparency};
+use crate::rgb::Rgb;
 use crate::stage::{CancelFlag, Progress};
 
 /// A model on devices, and the threads that generate images with it.
@@ -294,7 +296,12 @@ impl Engine {
         job.cancel.check()?;
         self.wait_for_devices()?;
         let shape = self.shape(&job)?;
-        if shape.is_some() {
+        if let Some(shape) = &shape {
+            if job.request.transparent == Transparency::Edit {
+                let [width, height] = shape.size();
+                let blank = Rgb { width, height, bytes: vec![255; 3 * width * height] };
+                self.pool.shape(&transparent::second_request(&job.request, blank))?;
+            }
             self.pool.prefetch(&job.request, job.count)?;
         }
         if job.previews {

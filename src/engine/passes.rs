@@ -7,12 +7,15 @@ use std::sync::Arc;
 use super::networks::Networks;
 use super::running::RunningBatch;
 use super::schedule::JobShare;
+use super::transparent;
 use crate::backend::Backend;
 use crate::error::{Error, Result};
 use crate::input;
 use crate::pipeline::session::preview::Previews;
 use crate::pipeline::session::shared_text::TextSource;
-use crate::pipeline::{Decoded, Hires, HiresPlan, Latents, Model, Plan, Replica, Request, Session, Timings};
+use crate::pipeline::{
+    Decoded, Hires, HiresPlan, Latents, Model, Plan, Replica, Request, Session, Timings, Transparency,
+};
 use crate::rgb::Rgb;
 use crate::stage::{CancelFlag, Progress, Stage};
 use crate::upscaler::Tiles;
@@ -102,7 +105,7 @@ impl Pass {
         while let Some(image) = session.decode(report)? {
             match self.is_kept {
                 true => images.push((image, latents.next())),
-                false => making.image(image.into_parts(), latents.next()),
+                false => making.image(image.into_parts(), latents.next(), None),
             }
         }
         Ok(Made { images, timings: session.finish()? })
@@ -154,7 +157,8 @@ impl Pass {
     }
 }
 
-/// Generates the images of a batch, and sends them.
+/// Generates the images of a batch, and sends them. Images that become transparent by an edit follow on another
+/// background.
 ///
 /// Errors as sessions do, and if an image cannot be enlarged.
 pub(super) fn run<B: Backend>(replica: &Replica<B>, networks: &Networks<B>, making: &Arc<RunningBatch>) -> Result<()> {
@@ -166,13 +170,21 @@ pub(super) fn run<B: Backend>(replica: &Replica<B>, networks: &Networks<B>, maki
     let plan = |request| Plan::new(request, replica.model().info());
     let plan = requests.first().filter(|_| hires.is_some()).map(plan).transpose()?;
     let edit_steps = plan.as_ref().and_then(Plan::second_pass).map_or(0, Plan::steps_to_run);
-    let mut pass = Pass { steps: [0, edit_steps], images: requests.len(), edited: None, is_kept: hires.is_some() };
+    let is_kept = requests.first().is_some_and(|first| hires.is_some() || first.transparent == Transparency::Edit);
+    let mut pass = Pass { steps: [0, edit_steps], images: requests.len(), edited: None, is_kept };
     let first = requests.iter().map(Request::first_pass).collect();
     let Made { images, mut timings } = pass.run(replica, making, first, (&reader, &cancel))?;
     pass.images = images.len();
     for (index, ((image, latents), request)) in images.into_iter().zip(&requests).enumerate() {
-        let Some(hires) = &request.hires else { continue };
         let (image, plan) = image.into_parts();
+        let Some(hires) = &request.hires else {
+            let (other, own) = (transparent::second_request(request, image.clone()), Arc::clone(making));
+            let other = transparent::generate(replica, other, &cancel, move |progress| own.progress(progress))?;
+            timings = timings.followed_by(other.timings);
+            let other = Rgb { width: other.plan.width, height: other.plan.height, bytes: other.rgb };
+            making.image((image, plan), latents, Some(other));
+            continue;
+        };
         let pass = Pass { steps: [plan.steps_to_run(), edit_steps], edited: Some(index), ..pass };
         preview(&image, making, pass);
         let image = Arc::new(enlarge((replica.model(), networks), making, (index, hires), image, &cancel)?);
@@ -192,7 +204,7 @@ pub(super) fn run<B: Backend>(replica: &Replica<B>, networks: &Networks<B>, maki
             None => (Arc::unwrap_or_clone(image), latents, None),
         };
         let plan = Plan { hires: Some(HiresPlan { width, height, edit }), ..plan };
-        making.image((image, plan), latents);
+        making.image((image, plan), latents, None);
     }
     making.finish(&replica.name().into(), &timings);
     Ok(())

@@ -16,8 +16,9 @@ use crate::error::{Error, Field, Result};
 use crate::files::ArrayFile;
 use crate::files::adapter::BlockStrengths;
 use crate::input::{Resize, Sides};
-use crate::pipeline::{Embeddings, Hires, Latents, MAX_PROMPT_BYTES, Request};
-use crate::sampler::{Rng, ScheduleKind, Variation};
+use crate::output::ImageFormat;
+use crate::pipeline::{Embeddings, Hires, Latents, MAX_PROMPT_BYTES, Request, Transparency};
+use crate::sampler::{Rng, ScheduleKind, Variation, Variety};
 
 /// Maximum number of inputs, of adapters, of boxes, and of regions, in a recipe as JSON. Models accept fewer; the bound avoids
 /// reading a long list.
@@ -65,6 +66,9 @@ pub struct Recipe {
     /// Image of another seed that is varied.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub variation: Option<Variation>,
+    /// Noise on the text features of the first steps, so that images of one prompt differ more.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub variety: Option<Variety>,
     /// Guidance scale, the strength of the prompt.
     #[serde(skip_serializing_if = "Option::is_none", alias = "guidance_scale")]
     pub guidance: Option<f32>,
@@ -114,6 +118,9 @@ pub struct Recipe {
     /// `true` if steps after the first compute only the masked area and the tokens next to it.
     #[serde(skip_serializing_if = "is_default")]
     pub sparse: bool,
+    /// The way to remove the background of the result.
+    #[serde(skip_serializing_if = "is_default")]
+    pub transparent: Transparency,
     /// File of noise in place of the seed's noise.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub noise: Option<PathBuf>,
@@ -267,16 +274,30 @@ impl Recipe {
         self.inputs.iter_mut().chain(&mut self.mask).chain(regions)
     }
 
-    /// Returns the prompt with the lines of [`Recipe::controls`] and the table of [`Recipe::boxes`].
+    /// Returns the prompt with the lines of [`Recipe::controls`] and the table of [`Recipe::boxes`]; that of a
+    /// transparent image asks for a plain background.
     pub fn full_prompt(&self) -> Cow<'_, str> {
         let prompt = match self.embeddings {
             Some(_) => Cow::Borrowed(self.prompt.as_str()),
-            None => controls::with_lines(&self.prompt, &self.controls),
+            None => match self.transparent.prompt(&self.prompt) {
+                Cow::Borrowed(prompt) => controls::with_lines(prompt, &self.controls),
+                Cow::Owned(prompt) => Cow::Owned(controls::with_lines(&prompt, &self.controls).into_owned()),
+            },
         };
         match self.boxes.is_empty() {
             true => prompt,
             false => Cow::Owned(boxes::with_boxes(&prompt, &self.boxes, !self.inputs.is_empty())),
         }
+    }
+
+    /// Errors if a file of this format cannot hold the image.
+    pub fn check_format(&self, format: ImageFormat) -> Result<()> {
+        if self.transparent == Transparency::No || format != ImageFormat::Jpeg {
+            return Ok(());
+        }
+        Err(Error::usage("a JPEG has no transparency")
+            .for_field(Field::Transparent)
+            .hint("write a PNG or a WebP, whose names end with .png or .webp"))
     }
 
     /// Errors if a field requires another field that is missing, or excludes one that is present.
@@ -344,6 +365,8 @@ impl Recipe {
 
     fn check_conflicts(&self) -> Result<()> {
         let (has_features, has_regions) = (self.embeddings.is_some(), !self.regions.is_empty());
+        let is_edited = self.transparent == Transparency::Edit;
+        let has_variety = self.variety.is_some_and(|variety| variety.has_effect());
         let conflicts = [
             (has_regions && self.sparse, Field::Regions, Field::Sparse),
             (has_regions && self.mask_padding.is_some(), Field::Regions, Field::MaskPadding),
@@ -354,9 +377,16 @@ impl Recipe {
             (self.sparse && self.no_self_reference, Field::Sparse, Field::NoSelfReference),
             (self.input_weight(0) != 1.0 && self.no_self_reference, Field::InputWeights, Field::NoSelfReference),
             (self.input_weights.iter().any(|weight| *weight != 1.0) && self.sparse, Field::InputWeights, Field::Sparse),
+            (is_edited && self.mask.is_some(), Field::Transparent, Field::Mask),
+            (is_edited && self.strength.is_some(), Field::Transparent, Field::Strength),
+            (is_edited && self.extend.is_some(), Field::Transparent, Field::Extend),
+            (is_edited && self.hires.is_some(), Field::Transparent, Field::Hires),
+            (has_variety && has_regions, Field::Variety, Field::Regions),
             (self.noise.is_some() && self.latents.is_some(), Field::Noise, Field::Latents),
             (self.variation.is_some() && self.noise.is_some(), Field::Variation, Field::Noise),
             (self.variation.is_some() && self.latents.is_some(), Field::Variation, Field::Latents),
+            (has_variety && self.sparse, Field::Variety, Field::Sparse),
+            (has_variety && has_features, Field::Variety, Field::Embeddings),
             (has_features && !self.prompt.is_empty(), Field::Embeddings, Field::Prompt),
             (has_features && self.template.is_some(), Field::Embeddings, Field::Prompt),
             (has_features && !self.boxes.is_empty(), Field::Embeddings, Field::Boxes),
@@ -366,7 +396,7 @@ impl Recipe {
         match conflicts.iter().find(|(both, ..)| *both) {
             Some((_, field, other)) => Err(Error::usage(format!("`{field:#}` cannot be used with `{other:#}`"))
                 .for_field(*field)
-                .hint("leave one of them out")),
+                .hint(if *field == Field::Transparent { Transparency::KEY_HINT } else { "leave one of them out" })),
             None => Ok(()),
         }
     }
@@ -419,6 +449,7 @@ impl Recipe {
             steps: self.steps,
             guidance: self.guidance,
             variation: self.variation,
+            variety: self.variety,
             rng: self.rng,
             schedule: self.schedule.clone(),
             negative: self.negative.clone(),
@@ -427,6 +458,7 @@ impl Recipe {
             latents: latents(&self.latents, Field::Latents)?,
             sparse: self.sparse,
             hires: self.hires.clone(),
+            transparent: self.transparent,
             ..Request::new(self.full_prompt(), self.seed)
         };
         if let Some(path) = &self.embeddings {
@@ -454,6 +486,7 @@ mod tests {
             regions: vec!["0,0,500,1000:a hat".parse().unwrap(), "m.png:a cat".parse().unwrap()],
             controls: vec![Control { kind: ControlKind::Canny, input: 0, make: true }],
             variation: "42:0.25".parse().ok(),
+            variety: "0.3:50:0.2".parse().ok(),
             input_weights: vec![0.7],
             negative: Some("a dog".to_string()),
             width: Some(64),
@@ -472,6 +505,7 @@ mod tests {
             no_composite: true,
             no_self_reference: true,
             sparse: true,
+            transparent: Transparency::Key,
             noise: Some("n".into()),
             latents: Some("l".into()),
             embeddings: Some("e".into()),

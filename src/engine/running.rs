@@ -63,8 +63,8 @@ impl RunningBatch {
         batch.parts.iter().for_each(|part| part.send(Event::Progress(progress)));
     }
 
-    /// Sends the next image.
-    pub(super) fn image(&self, image: (Rgb, Plan), latents: Option<Latents>) {
+    /// Sends the next image; `other` is the image on another background.
+    pub(super) fn image(&self, image: (Rgb, Plan), latents: Option<Latents>, other: Option<Rgb>) {
         let mut place = self.made.fetch_add(1, Ordering::Relaxed);
         let made = self.batch();
         self.scheduler.made(&made);
@@ -73,7 +73,7 @@ impl RunningBatch {
             let images = part.images();
             if place < images.len() {
                 let place = images.start + place;
-                let image = Box::new(Image::new(image, place, of_batch, Arc::clone(&part.origin)));
+                let image = Box::new(Image::new((image, other), place, of_batch, Arc::clone(&part.origin)));
                 part.send(Event::Image { place, image, latents });
                 return;
             }

@@ -62,7 +62,7 @@ fn send_images(making: &RunningBatch, room: usize) {
         let mut plan = Plan::with_size(32, 32);
         plan.seed = seed;
         let image = Decoded { rgb: Vec::new(), plan };
-        making.image(image.into_parts(), None);
+        making.image(image.into_parts(), None, None);
     }
     making.finish(&Arc::from("a device"), &Timings::default());
 }

@@ -10,12 +10,14 @@ mod seed;
 mod stream;
 pub mod times;
 mod variation;
+mod variety;
 
 pub use noise::{Drawing, Noise, Rng, Start, noise};
 pub use schedule::{Schedule, ScheduleKind, Shift, empirical_shift};
 pub use seed::random_seed;
 pub use stream::RandomStream;
 pub use variation::Variation;
+pub use variety::Variety;
 
 use crate::backend::Backend;
 use crate::error::Result;

@@ -1,4 +1,4 @@
-//! Controls, strengths of references, and variations.
+//! Controls, strengths of references, variations and variety.
 
 use std::fs;
 use std::path::Path;
@@ -99,4 +99,33 @@ fn a_variation_is_between_two_seeds() {
     assert!(pixels(folder.path(), "again.png") == pixels(folder.path(), "v.png"));
     draw(folder.path(), &["a", "--variation", "42:2", "-o", "x.png"]).fails(2, &["SEED:X", "--variation"]);
     draw(folder.path(), &["a", "--variation", "42:0.5", "--noise", "n", "-o", "x.png"]).fails(2, &["--noise"]);
+}
+
+#[test]
+fn variety_is_recorded_and_reproduced() {
+    let folder = tempfile::tempdir().unwrap();
+    let vary = |flags: &[&str], name: &str| {
+        let words = ["a red heart", "--size", "128", "-s", "2", "-S", "7", "-o", name];
+        draw(folder.path(), &[&words, flags].concat()).succeeds();
+        pixels(folder.path(), name)
+    };
+    let plain = vary(&[], "plain.png");
+    assert!(vary(&["--variety", "0"], "none.png") == plain);
+    assert!(info(folder.path(), "none.png")["recipe"]["variety"].is_null(), "it had no effect");
+    let varied = vary(&["--variety", "0.5:100"], "varied.png");
+    assert!(varied != plain && vary(&["--variety", "0.5:100:0.5"], "same.png") == varied);
+    assert_eq!(info(folder.path(), "varied.png")["recipe"]["variety"], "0.5:100:0.2");
+    Run::new(flux().current_dir(folder.path()).args(["again", "varied.png", "--exact", "-o", "again.png"])).succeeds();
+    assert!(pixels(folder.path(), "again.png") == varied);
+
+    let list =
+        r#"{"prompt": "a red heart", "size": "128", "steps": 2, "seed": 7, "variety": "0.5:100", "output": "l.png"}"#;
+    fs::write(folder.path().join("list.jsonl"), list).unwrap();
+    Run::new(flux().current_dir(folder.path()).args(["batch", "list.jsonl", ".", "--device", "cpu"])).succeeds();
+    assert!(pixels(folder.path(), "l.png") == varied);
+
+    draw(folder.path(), &["a", "--variety", "3", "-o", "x.png"]).fails(2, &["PERCENT", "--variety"]);
+    draw(folder.path(), &["--variety", "0.5", "--embeddings", "e", "-o", "x.png"]).fails(2, &["--embeddings"]);
+    let sparse = ["a", "--variety", "0.5", "-i", "plain.png", "--mask", "plain.png", "--sparse", "-o", "x.png"];
+    draw(folder.path(), &sparse).fails(2, &["--variety", "--sparse"]);
 }

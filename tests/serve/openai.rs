@@ -139,7 +139,8 @@ fn what_cannot_be_honoured_is_named() {
         (json!({"seed": u64::MAX, "n": 2}), "invalid_value", "seed"),
         (json!({"steps": 0}), "invalid_value", "steps"),
         (json!({"loras": [{"name": "none"}]}), "invalid_value", "loras"),
-        (json!({"background": "transparent"}), "unsupported_value", "background"),
+        (json!({"background": "clear"}), "invalid_value", "background"),
+        (json!({"background": "transparent", "output_format": "jpeg"}), "unsupported_value", "output_format"),
     ] {
         assert_eq!(wrong(more.clone()), (400, code.to_string(), param.to_string()), "{more}");
     }
@@ -298,11 +299,14 @@ fn controls_weights_and_variations_are_fields() {
     assert_eq!(pixels(&edit(json!({"image": [red, blue], "input_weights": [1, 0]}))), one);
     assert_ne!(pixels(&edit(json!({"image": [red], "input_weights": [0.5]}))), one);
     assert_eq!(pixels(&edit(json!({"image": [red], "seed": 7, "variation": "5:0"}))), one);
+    assert_eq!(pixels(&edit(json!({"image": [red], "variety": 0}))), one);
+    assert_ne!(pixels(&edit(json!({"image": [red], "variety": "1:100:1"}))), one);
     for (more, field) in [
         (json!({"controls": [{"kind": "canny", "input": 1}]}), "controls"),
         (json!({"controls": [{"kind": "deep", "input": 0}]}), "controls"),
         (json!({"input_weights": [3]}), "input_weights"),
         (json!({"variation": "5"}), "variation"),
+        (json!({"variety": 2.5}), "variety"),
     ] {
         let (status, _, found) = edit(with(json!({"image": [red]}), more)).error();
         assert_eq!((status, found.as_str()), (400, field));
@@ -325,6 +329,22 @@ fn regions_are_a_field_and_their_masks_are_not_files_of_the_server() {
     ] {
         assert_eq!(draw(regions.clone()).error(), (400, code.to_string(), "regions".to_string()), "{regions}");
     }
+}
+
+#[test]
+fn a_transparent_background_is_alpha() {
+    let serving = Serving::start(&[]);
+    let body = json!({"prompt": "a red heart", "size": "128x128", "seed": 3, "background": "transparent"});
+    let reply = serving.post("/v1/images/generations", &body);
+    let answer = reply.json();
+    assert_eq!((&answer["background"], &answer["output_format"]), (&json!("transparent"), &json!("png")));
+    assert_eq!(answer["data"][0]["revised_prompt"], "a red heart, plain white background");
+    let (_, alpha) = flux::input::read_alpha(&images(&reply)[0]).unwrap();
+    let alpha = alpha.expect("alpha");
+    assert!(alpha[64 * 128 + 64] > 250 && alpha[8 * 128 + 8] < 5);
+    let webp = with(body, json!({"transparent": "key", "output_format": "webp"}));
+    let (_, alpha) = flux::input::read_alpha(&images(&serving.post("/v1/images/generations", &webp))[0]).unwrap();
+    assert!(alpha.is_some());
 }
 
 #[test]

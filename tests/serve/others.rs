@@ -141,9 +141,9 @@ fn librechat_s_openai_tools() {
     let webp = with(webp, json!({"size": "64x64"})).to_string();
     assert!(images(&serving.ask("POST", "/v1/images/generations", &head, webp.as_bytes()))[0].starts_with(b"RIFF"));
     let clear =
-        json!({"model": "gpt-image-1", "prompt": "x", "n": 1, "background": "transparent", "output_format": "png"});
+        json!({"model": "gpt-image-1", "prompt": "x", "n": 1, "background": "transparent", "output_format": "jpeg"});
     let refused = serving.ask("POST", "/v1/images/generations", &head, clear.to_string().as_bytes());
-    assert_eq!(refused.error(), (400, "unsupported_value".to_string(), "background".to_string()));
+    assert_eq!(refused.error(), (400, "unsupported_value".to_string(), "output_format".to_string()));
     let parts: [Part<'_>; 6] = [
         ("model", None, b"gpt-image-1"),
         ("prompt", None, b"make it green"),

@@ -64,6 +64,8 @@ fields! {
     Seed = "seed",
     /// Variation of the image of another seed.
     Variation = "variation",
+    /// Noise on the text features of the first steps.
+    Variety = "variety",
     /// The number of images.
     Count = "n",
     /// The guidance scale.
@@ -104,6 +106,8 @@ fields! {
     Sparse = "sparse",
     /// The second pass at a larger size.
     Hires = "hires",
+    /// The way to remove the background.
+    Transparent = "transparent",
     /// True if tokens of the previous frame are reused.
     Reuse = "reuse",
     /// Adapters of the transformer.

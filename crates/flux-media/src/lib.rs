@@ -2,11 +2,12 @@
 //!
 //! This crate knows no model and no device. Every image is an [`Rgb`]: [`input`] reads image files and masks and lays
 //! results over an edited image, [`output`] writes files with their [`metadata`], [`video`] reads and writes frames,
-//! [`compare`] measures how far two images are apart, and [`sheet`] arranges many with [`lettering`] below them.
-//! Start with [`input::Edit`].
+//! [`alpha`] removes plain backgrounds, [`compare`] measures how far two images are apart, and [`sheet`] arranges many
+//! with [`lettering`] below them. Start with [`input::Edit`].
 
 #![warn(missing_docs)]
 
+pub mod alpha;
 pub mod compare;
 pub mod input;
 pub mod lettering;

@@ -18,4 +18,5 @@ mod second_pass;
 pub(crate) mod sharing;
 mod source;
 pub(crate) mod summary;
+pub(crate) mod transparency;
 mod vae_memory;

@@ -19,8 +19,9 @@ use crate::pipeline::request::images::{Change, ImagePlan};
 use crate::pipeline::request::kept::{self, Reuse};
 use crate::pipeline::request::latents::Latents;
 use crate::pipeline::request::regions::{RegionPrompt, region_map};
+use crate::pipeline::request::transparency::Transparency;
 use crate::rgb::Rgb;
-use crate::sampler::{Rng, ScheduleKind, Start, Variation};
+use crate::sampler::{Rng, ScheduleKind, Start, Variation, Variety};
 use crate::transformer::RegionMap;
 
 /// A request for an image. The model chooses fields that are `None`.
@@ -45,6 +46,8 @@ pub struct Request {
     pub guidance: Option<f32>,
     /// Image of another seed that is varied.
     pub variation: Option<Variation>,
+    /// Noise on the text features of the first steps.
+    pub variety: Option<Variety>,
     /// Random number generator of the noise.
     pub rng: Rng,
     /// Schedule of the noise levels.
@@ -80,6 +83,9 @@ pub struct Request {
     /// Reuse of tokens of an earlier video frame. The frame is the first image of the request. The result differs
     /// from an image without reuse.
     pub reuse: Option<Reuse>,
+    /// The way to remove the background. An [`Engine`](crate::engine::Engine) does so; a session generates the opaque
+    /// image.
+    pub transparent: Transparency,
     /// Adapters of the transformer; the changes of all of them are added.
     pub adapters: Vec<AdapterUse>,
     /// A second pass at a larger size. An [`Engine`](crate::engine::Engine) runs it, a session does not.
@@ -106,6 +112,7 @@ impl Request {
             seed,
             guidance: None,
             variation: None,
+            variety: None,
             rng: Rng::default(),
             schedule: ScheduleKind::default(),
             negative: None,
@@ -119,6 +126,7 @@ impl Request {
             change: None,
             sparse: false,
             reuse: None,
+            transparent: Transparency::No,
             adapters: Vec::new(),
             hires: None,
         }
@@ -239,6 +247,9 @@ pub struct Plan {
     /// Image of another seed that is varied.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub variation: Option<Variation>,
+    /// Noise on the text features of the first steps, if it is not 0.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub variety: Option<Variety>,
     /// Random number generator of the noise.
     pub rng: Rng,
     /// Schedule of the noise levels.
@@ -262,6 +273,9 @@ pub struct Plan {
     /// Second pass at a larger size.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub hires: Option<HiresPlan>,
+    /// The way to remove the background of the result.
+    #[serde(skip_serializing_if = "is_opaque")]
+    pub transparent: Transparency,
     /// Notes for the user: a size that was rounded or does not suit the model, an option without effect.
     pub notes: Vec<String>,
     /// `true` if another device runs the text encoder.
@@ -285,6 +299,10 @@ pub struct HiresPlan {
     pub height: usize,
     /// The edit; `None` if the image is only enlarged.
     pub edit: Option<Box<Plan>>,
+}
+
+fn is_opaque(transparent: &Transparency) -> bool {
+    *transparent == Transparency::No
 }
 
 /// Prompts with fewer words are short for a model that was trained on full captions.
@@ -343,6 +361,25 @@ fn check_regions(request: &Request) -> Result<()> {
     }
 }
 
+/// Returns the noise on text features, if there is any.
+///
+/// Errors if the tokens without padding are unknown, or later steps reuse keys of the first step's text.
+fn variety(request: &Request) -> Result<Option<Variety>> {
+    let Some(variety) = request.variety.filter(Variety::has_effect) else { return Ok(None) };
+    let others = [
+        (request.embeddings.is_some(), Field::Embeddings),
+        (request.sparse, Field::Sparse),
+        (request.reuse.is_some(), Field::Reuse),
+        (!request.regions.is_empty(), Field::Regions),
+    ];
+    match others.into_iter().find(|(is_given, _)| *is_given) {
+        Some((_, other)) => Err(Error::usage(format!("`{:#}` cannot be used with `{other:#}`", Field::Variety))
+            .for_field(Field::Variety)
+            .hint("leave one of them out")),
+        None => Ok(Some(variety)),
+    }
+}
+
 impl Plan {
     /// Creates the plan of a request. If the number of text tokens depends on the prompt, the plan assumes that of a
     /// typical prompt.
@@ -371,6 +408,7 @@ impl Plan {
         if request.has_boxes {
             info.check_boxes()?;
         }
+        request.transparent.check(request.change.is_some(), request.reuse.is_some())?;
         notes.extend(caption_note(request, info));
         let mut side = |field: Field, asked: Option<usize>, default: usize| {
             let name = field.key();
@@ -474,6 +512,7 @@ impl Plan {
             guidance,
             seed: request.seed,
             variation: request.variation,
+            variety: variety(request)?,
             rng: request.rng,
             schedule: request.schedule.clone(),
             negative,
@@ -484,6 +523,7 @@ impl Plan {
             strength: request.change.as_ref().map(|change| change.strength),
             first_step: images.first_step,
             hires: None,
+            transparent: request.transparent,
             notes,
             is_read_elsewhere: false,
             kept_tokens,
@@ -501,6 +541,7 @@ impl Plan {
             guidance: 1.0,
             seed: 1,
             variation: None,
+            variety: None,
             rng: Rng::default(),
             schedule: ScheduleKind::default(),
             negative: None,
@@ -511,6 +552,7 @@ impl Plan {
             strength: None,
             first_step: 0,
             hires: None,
+            transparent: Transparency::No,
             notes: Vec::new(),
             is_read_elsewhere: false,
             kept_tokens: 0,

@@ -14,7 +14,7 @@ use crate::pipeline::residency::prepared::Prepared;
 use crate::pipeline::residency::steps::{BatchShape, Schedules, Steps};
 use crate::pipeline::residency::timings::Clock;
 use crate::pipeline::session::agreement::{self, BeforeSteps};
-use crate::pipeline::session::contexts::{References, Texts, Turn};
+use crate::pipeline::session::contexts::{FirstTexts, References, Texts, Turn};
 use crate::pipeline::session::early_results::EarlyResults;
 use crate::pipeline::session::references::{ImageLatents, Images, make_reference_cache, reference_weights};
 use crate::pipeline::session::text::TextFeatures;
@@ -142,6 +142,16 @@ impl<B: Backend> Batch<'_, B> {
             samples,
         };
         Ok((texts, prompt))
+    }
+
+    /// Embeds the texts with noise that the first steps read for items of these seeds, if the plan has variety.
+    ///
+    /// Errors if memory runs out.
+    pub(super) fn varied_texts(&self, txt: &TextFeatures<B>, seeds: &[u64]) -> Result<Option<FirstTexts<B>>> {
+        let plan = &self.prepared.plan;
+        let Some(variety) = plan.variety else { return Ok(None) };
+        let (texts, _) = self.texts(&txt.varied(variety, seeds)?, seeds.len())?;
+        Ok(Some(FirstTexts { texts, until: plan.first_step + variety.steps(plan.steps_to_run()) }))
     }
 
     /// Embeds the references of each turn, if they are in the sequence. `images` are those of the turns.

@@ -33,6 +33,13 @@ pub(super) struct Texts<B: Backend> {
     pub samples: usize,
 }
 
+/// The texts of the first steps, if later steps read other texts.
+pub(super) struct FirstTexts<B: Backend> {
+    pub texts: Texts<B>,
+    /// The first step that reads other texts.
+    pub until: usize,
+}
+
 /// The references of a turn.
 pub(super) struct Turn<'a, B: Backend> {
     pub images: &'a [Arc<Rgb>],
@@ -80,6 +87,8 @@ struct Ropes<B: Backend> {
 /// The text and reference inputs of [`Transformer::forward`].
 pub(super) struct Contexts<B: Backend> {
     texts: Texts<B>,
+    /// The texts that replace them, and the first step that reads these.
+    later: Option<(usize, Texts<B>)>,
     references: References<B>,
     /// Positions in the early blocks, if the model has them.
     ropes: Option<Ropes<B>>,
@@ -92,27 +101,38 @@ pub(super) struct Contexts<B: Backend> {
     texts_ahead: VecDeque<Vec<Tensor<B>>>,
 }
 
+impl<B: Backend> Texts<B> {
+    /// Returns the positions of each text in the early blocks.
+    fn ropes(&self, transformer: &Transformer<B>) -> Result<Vec<Rope<B>>> {
+        self.splits.iter().map(|split| transformer.rope(split, &[], [0, 0])).collect()
+    }
+}
+
 impl<B: Backend> Contexts<B> {
-    /// Creates the contexts of a batch.
+    /// Creates the contexts of a batch: `texts`, and those that the first steps read in their place, if any.
     ///
     /// Errors if memory runs out.
     pub(super) fn new(
         transformer: &Transformer<B>,
-        texts: Texts<B>,
+        (first, texts): (Option<FirstTexts<B>>, Texts<B>),
         references: References<B>,
         early: EarlyResults<B>,
     ) -> Result<Self> {
+        let (texts, later) = match first {
+            Some(first) => (first.texts, Some((first.until, texts))),
+            None => (texts, None),
+        };
         let (config, References { split, sizes, .. }) = (transformer.config(), &references);
         let ropes = || -> Result<_> {
-            let of_texts = texts.splits.iter().map(|split| transformer.rope(split, &[], [0, 0]));
             let of_references = || transformer.rope(split, sizes, [0, 0]);
             let of_references = (!references.sets.is_empty()).then(of_references).transpose()?;
-            Ok(Ropes { texts: of_texts.collect::<Result<_>>()?, references: of_references })
+            Ok(Ropes { texts: texts.ropes(transformer)?, references: of_references })
         };
         let ropes = config.has_early_blocks().then(ropes).transpose()?;
         Ok(Self {
             changes: config.reads_next_time(),
             texts,
+            later,
             references,
             ropes,
             early,
@@ -132,13 +152,20 @@ impl<B: Backend> Contexts<B> {
         steps: Range<usize>,
         rows: usize,
     ) -> Result<Tensor<B>> {
+        if let Some((_, texts)) = self.later.take_if(|(first, _)| steps.start >= *first) {
+            if let Some(ropes) = &mut self.ropes {
+                ropes.texts = texts.ropes(transformer)?;
+            }
+            (self.texts, self.made) = (texts, None);
+        }
         if let Some(made) = &self.made {
             return Ok(made.row_view(0..made.rows()));
         }
         if self.texts_ahead.is_empty() {
             let longest = self.texts.splits.iter().map(|split| split.whole().rows()).max().unwrap_or(0);
             let together = if self.changes { (rows / longest.max(1)).clamp(1, STEPS_TOGETHER) } else { 1 };
-            let together = steps.start..steps.end.min(steps.start + together);
+            let end = self.later.as_ref().map_or(steps.end, |(first, _)| steps.end.min(*first));
+            let together = steps.start..end.min(steps.start + together);
             self.texts_ahead = self.early_texts(transformer, modulations, together)?;
         }
         let texts = self.texts_ahead.pop_front().expect("created above");

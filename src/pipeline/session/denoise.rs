@@ -59,6 +59,8 @@ pub(crate) struct DenoiseInputs<'a, B: Backend> {
     pub txt: &'a TextFeatures<B>,
     /// The images and latents of each item.
     pub images: Vec<(&'a Images, ImageLatents<B>)>,
+    /// The seed of each item.
+    pub seeds: &'a [u64],
     pub adapters: &'a AdapterSet,
     /// The part of a video frame to compute, if tokens may be reused.
     pub frame: Option<Frame<B>>,
@@ -70,7 +72,7 @@ impl<B: Backend> Denoising<B> {
     /// Errors if memory runs out, or the caller cancels.
     pub(crate) fn prepare(
         residency: &Residency<B>,
-        DenoiseInputs { txt, images, adapters, frame }: DenoiseInputs<'_, B>,
+        DenoiseInputs { txt, images, seeds, adapters, frame }: DenoiseInputs<'_, B>,
         noise: Drawing,
         (prepared, count): (&Prepared, usize),
         caller: &Caller<'_>,
@@ -86,7 +88,8 @@ impl<B: Backend> Denoising<B> {
         let (texts, prompt) = batch.texts(txt, samples)?;
         let references = batch.references(&images[..turns])?;
         let early = batch.early_results(&levels, samples);
-        let context = Box::new(Contexts::new(&transformer, texts, references, early)?);
+        let first = batch.varied_texts(txt, &seeds[..samples])?;
+        let context = Box::new(Contexts::new(&transformer, (first, texts), references, early)?);
         let drawn = noise.finish()?;
         let (latents, kept) = batch.first_latents(&drawn, &images[..samples], &schedule)?;
         clock.prepared()?;

@@ -224,7 +224,8 @@ impl<B: Backend> Session<B> {
                 let caller = Caller::new(report, &self.cancel);
                 let (residency, batch) = (&self.model.residency, (&self.prepared, self.items.len()));
                 let images: Vec<_> = self.items.iter().map(|item| &item.images).zip(latents).collect();
-                let read = DenoiseInputs { txt: &txt, images, adapters: &self.adapters, frame };
+                let seeds: Vec<_> = self.items.iter().map(|item| item.plan.seed).collect();
+                let read = DenoiseInputs { txt: &txt, images, seeds: &seeds, adapters: &self.adapters, frame };
                 let (denoising, noise) = Denoising::prepare(residency, read, noise, batch, &caller, &mut self.clock)?;
                 self.model.reuse(noise);
                 self.items.truncate(denoising.samples());

@@ -7,6 +7,7 @@ use crate::error::Result;
 use crate::model::info::ModelInfo;
 use crate::pipeline::request::adapters::{AdapterSet, SetKey};
 use crate::pipeline::request::plan::{Plan, Request};
+use crate::pipeline::request::transparency::Transparency;
 use crate::pipeline::residency::prepared::Prepared;
 use crate::pipeline::session::model::Model;
 use crate::pipeline::session::references::Images;
@@ -52,9 +53,22 @@ impl Shape {
     /// pass, these are the tokens of its larger pass, and as many evaluations as take the time of both.
     pub(crate) fn tokens_and_evaluations(&self) -> (usize, usize) {
         let first = tokens_and_evaluations(&self.plan);
-        let Some(second) = self.plan.second_pass().map(tokens_and_evaluations) else { return first };
+        let second = match (self.plan.second_pass(), self.plan.transparent) {
+            (Some(plan), _) => tokens_and_evaluations(plan),
+            // The image on another background has the first image as its reference.
+            (None, Transparency::Edit) => {
+                let image = self.plan.height / 16 * (self.plan.width / 16);
+                (2 * image + self.plan.text_tokens, evaluations(&self.plan, self.plan.steps))
+            }
+            (None, Transparency::No | Transparency::Key) => return first,
+        };
         let tokens = first.0.max(second.0).max(1);
         (tokens, (first.0 * first.1 + second.0 * second.1).div_ceil(tokens))
+    }
+
+    /// Returns width and height of an image in pixels.
+    pub(crate) fn size(&self) -> [usize; 2] {
+        [self.plan.width, self.plan.height]
     }
 
     /// Returns the maximum images per batch, if memory is not limited.
@@ -84,7 +98,12 @@ fn tokens_and_evaluations(plan: &Plan) -> (usize, usize) {
     let Plan { width, height, ref references, text_tokens, .. } = *plan;
     let tokens = |[height, width]: &[usize; 2]| height / 16 * (width / 16);
     let all = tokens(&[height, width]) + references.iter().map(tokens).sum::<usize>() + text_tokens;
-    (all, plan.steps_to_run() * if plan.guided() { 2 } else { 1 })
+    (all, evaluations(plan, plan.steps_to_run()))
+}
+
+/// Returns the evaluations of the transformer in a number of steps.
+fn evaluations(plan: &Plan, steps: usize) -> usize {
+    steps * if plan.guided() { 2 } else { 1 }
 }
 
 impl<B: Backend> Model<B> {

@@ -13,6 +13,7 @@ use crate::pipeline::residency::known::Known;
 use crate::pipeline::residency::prepared::Prepared;
 use crate::pipeline::residency::timings::Clock;
 use crate::pipeline::session::shared_text::TextSource;
+use crate::sampler::Variety;
 use crate::stage::Caller;
 use crate::stage::Stage;
 use crate::tensor::Tensor;
@@ -85,6 +86,30 @@ impl<B: Backend> TextFeatures<B> {
             }
         }
         (texts.into_iter().map(|text| self.texts[text].clone()).collect(), places)
+    }
+
+    /// Returns the features with noise on the prompt of each item, from the seeds of the items. Padding and negative
+    /// prompts have none. The features with noise are not cached.
+    ///
+    /// Errors if memory runs out.
+    pub(crate) fn varied(&self, variety: Variety, seeds: &[u64]) -> Result<Self> {
+        let (backend, columns) = (self.rows.backend(), self.rows.cols());
+        let mut parts = vec![self.rows.row_view(0..self.rows.rows())];
+        let (mut texts, mut of_items) = (self.texts.clone(), self.of_items.clone());
+        let mut end = self.rows.rows();
+        for (of_item, seed) in of_items.iter_mut().zip(seeds) {
+            let TextRows { rows, prompt, .. } = &self.texts[of_item[0]];
+            let (words, padding) = (rows.start..rows.start + prompt, rows.start + prompt..rows.end);
+            let words = self.rows.row_view(words);
+            let noise = variety.noise(*seed, &backend.download(&words)?);
+            parts.push(words.add(&backend.upload(&noise, *prompt, columns)?)?);
+            parts.push(self.rows.row_view(padding));
+            texts.push(TextRows { rows: end..end + rows.len(), number: None, prompt: *prompt });
+            of_item[0] = texts.len() - 1;
+            end += rows.len();
+        }
+        let parts: Vec<_> = parts.iter().filter(|part| part.rows() > 0).collect();
+        Ok(Self { rows: Tensor::concat_rows(&parts)?, texts, of_items })
     }
 
     /// Returns the rows of the texts of an item.

@@ -11,6 +11,7 @@ use flux::engine::{ImageRecipe, ModelRecipe, Recipe};
 use flux::error::shell::visible_word;
 use flux::files::Variant;
 use flux::input::{Resize, Sides};
+use flux::pipeline::Transparency;
 use flux::sampler::{Rng, ScheduleKind};
 
 /// A flag and its value, if it has one.
@@ -87,6 +88,7 @@ fn flags(made: &ImageRecipe) -> Vec<Flag> {
         ("-s", steps.map(|steps| steps.to_string())),
         ("-S", Some(seed.to_string())),
         ("--variation", recipe.variation.map(|variation| variation.to_string())),
+        ("--variety", recipe.variety.map(|variety| variety.to_string())),
         ("--guidance", guidance.filter(|guidance| *guidance != 1.0).map(|guidance| guidance.to_string())),
         ("--schedule", (*schedule != ScheduleKind::default()).then(|| schedule.to_string())),
         ("--rng", (*rng != Rng::default()).then(|| rng.to_string())),
@@ -109,6 +111,8 @@ fn flags(made: &ImageRecipe) -> Vec<Flag> {
         ("--full-size", set(recipe.full_size)),
         ("--no-self-reference", set(recipe.no_self_reference)),
         ("--sparse", set(recipe.sparse)),
+        ("--transparent=edit", set(recipe.transparent == Transparency::Edit)),
+        ("--transparent=key", set(recipe.transparent == Transparency::Key)),
         ("--kv", set(*kv)),
         ("--hires", hires.and_then(|hires| hires.by).map(|by| by.to_string())),
         ("--hires-size", hires.and_then(|hires| hires.size).map(|size| size.to_string())),
@@ -127,7 +131,8 @@ fn flags(made: &ImageRecipe) -> Vec<Flag> {
             .map(|used| ("--lora", Some(format!("{}:{}{}", file(&used.file), used.strength, used.blocks.suffix())))),
     );
     let given = flags.into_iter().filter_map(|(flag, value)| value.map(|value| (flag, value)));
-    given.map(|(flag, value)| (flag, (!SWITCHES.contains(&flag)).then_some(value))).collect()
+    let is_switch = |flag: &str| SWITCHES.contains(&flag) || flag.contains('=');
+    given.map(|(flag, value)| (flag, (!is_switch(flag)).then_some(value))).collect()
 }
 
 /// Returns a region as a flag's value.
@@ -195,6 +200,8 @@ mod tests {
         };
         let sampled = Recipe {
             negative: Some("-a dog".to_string()),
+            variety: "0.3:25".parse().ok(),
+            transparent: Transparency::Key,
             guidance: Some(2.5),
             schedule: "power:1.5".parse().unwrap(),
             rng: Rng::Portable,
@@ -204,7 +211,7 @@ mod tests {
                 blocks: "single12-=0.5,other=0".parse().unwrap(),
                 ..AdapterFile::new("style:1.safetensors", -0.7)
             }],
-            ..Recipe::new("käse 🧀", 0)
+            ..Recipe::new("käse 🧀 on a white background", 0)
         };
         let hires = Hires {
             size: "512x".parse().ok(),

@@ -3,13 +3,14 @@
 use clap::Args;
 use flux::engine::Recipe;
 use flux::input::Resize;
+use flux::pipeline::Transparency;
 use flux::{Error, Result};
 
 use super::boxes::{BoxArgs, RegionArgs};
 use super::expand::ExpandArgs;
 use super::hires::HiresArgs;
 use super::values::{SIDE, Seed, SizeOrSide, decimal, whole_of};
-use super::{AdapterArgs, ImageArgs, SAMPLING, SamplerArgs, TensorArgs, values};
+use super::{AdapterArgs, ImageArgs, OUTPUT, SAMPLING, SamplerArgs, TensorArgs, values};
 
 /// Flags that form a recipe, except the prompt. A flag overrides a given recipe.
 #[derive(Args)]
@@ -50,6 +51,14 @@ pub struct RecipeArgs {
     #[arg(help_heading = SAMPLING, short, long, value_name = "SCALE", allow_negative_numbers = true)]
     #[arg(value_parser = decimal::<f32>("from 0 to 1000"))]
     guidance: Option<f32>,
+    /// Remove the background; the file is a PNG or a WebP with alpha
+    ///
+    /// The prompt also asks for a plain white background, unless it is about one. edit, the default, edits the image to
+    /// have another background, and compares both: it takes twice as long, and keeps glass and hair. key removes what
+    /// has the colour of the border and is connected with it.
+    #[arg(help_heading = OUTPUT, long, value_name = "HOW", hide_short_help = true)]
+    #[arg(num_args = 0..=1, require_equals = true, default_missing_value = "edit")]
+    transparent: Option<Transparency>,
     #[command(flatten)]
     pub expand: ExpandArgs,
     #[command(flatten)]
@@ -77,6 +86,7 @@ impl RecipeArgs {
             steps: self.steps.or(recipe.steps),
             seed: self.seed.map_or(recipe.seed, Seed::value),
             guidance: self.guidance.or(recipe.guidance),
+            transparent: self.transparent.unwrap_or(recipe.transparent),
             ..recipe
         };
         let recipe = self.regions.apply(self.boxes.apply(self.hires.apply(self.sampler.apply(recipe)))?);

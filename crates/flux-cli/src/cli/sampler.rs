@@ -2,7 +2,7 @@
 
 use clap::Args;
 use flux::engine::Recipe;
-use flux::sampler::{Rng, ScheduleKind, Variation};
+use flux::sampler::{Rng, ScheduleKind, Variation, Variety};
 
 use super::prompt::without_ends;
 use super::values::{no_hyphen, whole_of};
@@ -22,6 +22,13 @@ pub struct SamplerArgs {
     /// 0 is the image of SEED, and 1 that of --seed. With --count, each image is another variation.
     #[arg(help_heading = SAMPLING, long, value_name = "SEED:X", hide_short_help = true)]
     variation: Option<Variation>,
+    /// Vary images of a prompt more: noise on its features, X[:PERCENT[:UNTIL]]
+    ///
+    /// Adds noise of X standard deviations, from 0 to 2, to PERCENT of the values, from 0 to 100. It depends on the
+    /// seed. Only the first steps read it: the share UNTIL, from 0 to 1, and at least one. Try 0.5 to 1.5, or 0.1 to
+    /// 0.6 as X:100:1 [default: 0:50:0.2].
+    #[arg(help_heading = SAMPLING, long, value_name = "X", hide_short_help = true)]
+    variety: Option<Variety>,
     /// Random numbers for the noise: torch or portable [default: torch]
     ///
     /// torch gives the noise of the reference. With portable, a seed gives a similar composition at another size.
@@ -45,6 +52,7 @@ impl SamplerArgs {
     pub fn apply(&self, recipe: Recipe) -> Recipe {
         Recipe {
             variation: self.variation.or(recipe.variation),
+            variety: self.variety.or(recipe.variety),
             rng: self.rng.unwrap_or(recipe.rng),
             schedule: self.schedule.clone().unwrap_or(recipe.schedule),
             negative: self.negative.as_deref().map(without_ends).or(recipe.negative),

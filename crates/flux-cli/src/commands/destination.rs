@@ -48,11 +48,20 @@ impl Destination {
         }
     }
 
+    /// Errors when the file format cannot hold the image.
+    pub fn check_format(&self, recipe: &Recipe) -> Result<()> {
+        recipe.check_format(self.format())
+    }
+
     /// Errors when the file format has no room for the recipe.
     pub fn check_room(&self, recipe: &Recipe, paths: &ModelPaths, inputs: &Inputs) -> Result<()> {
+        ImageRecipe::check_room(recipe, paths, inputs, self.format())
+    }
+
+    fn format(&self) -> ImageFormat {
         match self {
-            Self::File(target) => ImageRecipe::check_room(recipe, paths, inputs, target.format()),
-            Self::Stdout(format, _) => ImageRecipe::check_room(recipe, paths, inputs, *format),
+            Self::File(target) => target.format(),
+            Self::Stdout(format, _) => *format,
         }
     }
 

@@ -193,6 +193,7 @@ impl<'a> Studio<'a> {
         // The recipe in the image keeps the short names of adapters.
         let opened = names::with_adapters(&wanted.recipe)?;
         let paths = files.paths().clone();
+        checked.targets.iter().try_for_each(|target| target.check_format(&wanted.recipe))?;
         let room = |target: &Destination| target.check_room(&wanted.recipe, &paths, &checked.inputs);
         checked.targets.iter().filter(|_| !self.args.no_recipe).try_for_each(room)?;
         let cache_folder = self.args.fp8_cache.then(|| cache_folder(&files)).transpose()?;

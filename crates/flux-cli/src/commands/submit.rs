@@ -10,7 +10,7 @@ use flux::engine::expand::Expander;
 use flux::engine::{AdapterFile, ModelRecipe, Recipe};
 use flux::error::{Field, KEYS, Names};
 use flux::files::open_regular;
-use flux::{Error, Result};
+use flux::{Error, ImageFormat, Result};
 
 use super::batch::alike::Alike;
 use super::batch::lines::{self, Asked, Defaults, Images, Line, List};
@@ -43,12 +43,12 @@ pub fn run(args: &Submit, signals: &Signals) -> Result<()> {
     args.check()?;
     let (store, broker) = (store(&args.to)?, broker(&args.to)?);
     let mut console = Console::new(args.quiet, false, Shown::Auto);
-    let (images, wrong) = images(args, &mut console)?;
     let format = match args.output_format {
         FileFormatChoice::Png => FileFormat::Png,
         FileFormatChoice::Jpeg => FileFormat::Jpeg { quality: args.quality },
         FileFormatChoice::Webp => FileFormat::Webp,
     };
+    let (images, wrong) = images(args, format.image_format(), &mut console)?;
     let patience = Duration::from_secs(args.wait);
     let how = How { retries_failed: args.retry_failed, is_dry: args.dry_run, patience };
     signals.listen()?;
@@ -90,6 +90,11 @@ pub fn run(args: &Submit, signals: &Signals) -> Result<()> {
     }
 }
 
+/// Errors if workers cannot generate the image, or its file cannot hold it.
+fn check(recipe: &Recipe, format: ImageFormat) -> Result<()> {
+    check_tensors(recipe).and_then(|()| recipe.check_format(format))
+}
+
 fn console_note(quiet: bool) -> impl FnMut(&str) {
     let console = Console::new(quiet, false, Shown::Nothing);
     move |text: &str| console.note(text)
@@ -115,7 +120,7 @@ fn print_summary(args: &Submit, console: &Console, id: &str, submitted: Submitte
 
 /// Returns the images of the valid lines. Invalid lines are reported and counted. Unspecified seeds are derived from a
 /// hash of the file, so the same file always gets the same seeds.
-fn images(args: &Submit, console: &mut Console) -> Result<(Vec<One>, usize)> {
+fn images(args: &Submit, image_format: ImageFormat, console: &mut Console) -> Result<(Vec<One>, usize)> {
     let bytes = batch::read(&args.file)?;
     let format = args.format.map_or_else(|| lines::format_of(&args.file, &bytes), Ok)?;
     let hash = blake3::hash(&bytes);
@@ -136,7 +141,7 @@ fn images(args: &Submit, console: &mut Console) -> Result<(Vec<One>, usize)> {
                 Err(Error::usage("workers have no language model for `upsample`")
                     .hint("write the prompts with `flux upsample` before you submit the list"))
             }
-            Asked::Images(asked) => check_tensors(&asked.recipe).and_then(|()| {
+            Asked::Images(asked) => check(&asked.recipe, image_format).and_then(|()| {
                 let own = line_images(line, &asked, &hash, expander.as_ref()).map_err(|e| e.for_field(Field::Prompt));
                 own.map(|own| (asked, own))
             }),

@@ -65,9 +65,8 @@ pub fn pixel_digest(bytes: &[u8]) -> Result<String> {
     if bytes.starts_with(&[0xff, 0xd8]) {
         return Ok(Pixels::Jpeg(bytes).digest());
     }
-    let Decoded { mut rgb, alpha, .. } = decode(bytes)?;
-    rgb.bytes.extend(alpha.unwrap_or_default());
-    Ok(Pixels::Rgb(&rgb).digest())
+    let Decoded { rgb, alpha, .. } = decode(bytes)?;
+    Ok(Pixels::Rgba(&rgb, &alpha.unwrap_or_default()).digest())
 }
 
 /// [`read`] with alpha and other properties of the file; the image is already upright.

@@ -10,18 +10,22 @@ use crate::rgb::Rgb;
 pub enum Pixels<'a> {
     /// The pixels of a lossless file.
     Rgb(&'a Rgb),
+    /// The pixels of a lossless file, and their alpha.
+    Rgba(&'a Rgb, &'a [u8]),
     /// A JPEG file. Decoders may differ in rounding, so the digest covers the compressed pixels and their tables.
     Jpeg(&'a [u8]),
 }
 
 impl Pixels<'_> {
-    /// Returns `sha256:` and the digest of the image as a binary PPM, or `jpeg-sha256:` and the digest of a JPEG
-    /// without its comments and application segments. The segment of Adobe is not left out: it names the colour space.
+    /// Returns `sha256:` and the digest of the image as a binary PPM and its alpha, or `jpeg-sha256:` and the digest of
+    /// a JPEG without its comments and application segments. The segment of Adobe is not left out: it names the colour
+    /// space.
     pub fn digest(&self) -> String {
         match self {
-            Self::Rgb(Rgb { width, height, bytes }) => {
+            Self::Rgb(image) => Pixels::Rgba(image, &[]).digest(),
+            Self::Rgba(Rgb { width, height, bytes }, alpha) => {
                 let header = format!("P6\n{width} {height}\n255\n");
-                format!("sha256:{}", sha256_of([header.as_bytes(), bytes]))
+                format!("sha256:{}", sha256_of([header.as_bytes(), bytes, alpha]))
             }
             Self::Jpeg(file) => {
                 let segments = || jpeg_segments(file);

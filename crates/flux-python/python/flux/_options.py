@@ -49,6 +49,10 @@ class Options(TypedDict, total=False):
     """Images that show a property of the result; see `Recipe.controls`."""
     variation: str
     """Image of another seed that is varied, and the distance from it: `42:0.2`."""
+    transparent: bool | str
+    """True to remove the background by comparing two images, or `key` to remove it by its colour."""
+    variety: str | float
+    """Noise on the text features of the first steps: `0.3` or `X:PERCENT:UNTIL`."""
     input_weights: Sequence[float]
     """Strength of each image as a reference, from 0 to 2."""
     template: str

@@ -55,6 +55,7 @@ class Recipe:
         steps: Denoising steps.
         seed: Seed of the noise.
         variation: Image of another seed that is varied, and the distance from it: `42:0.2`.
+        variety: Noise on the text features of the first steps: `X:PERCENT:UNTIL`.
         guidance: Guidance scale, the strength of the prompt.
         schedule: Noise levels: `flow`, `linear`, `power:A` or `sigmas:1,0.8,..`.
         rng: Generator of the noise: `torch` (the default) or `portable`.
@@ -71,6 +72,7 @@ class Recipe:
         full_size: True if a result without a mask is scaled to the size of the first input.
         no_self_reference: True if the image to edit is not a reference as well.
         sparse: True if steps after the first compute only the masked area.
+        transparent: How to remove the background: `edit`, `key`, or False.
         noise: File of noise in place of the seed's noise.
         latents: File of latents to begin with.
         embeddings: File of text features in place of a prompt.
@@ -94,6 +96,7 @@ class Recipe:
     steps: int | None = None
     seed: int = 0
     variation: str | None = None
+    variety: str | float | None = None
     guidance: float | None = None
     schedule: str | None = None
     rng: str | None = None
@@ -110,6 +113,7 @@ class Recipe:
     full_size: bool = False
     no_self_reference: bool = False
     sparse: bool = False
+    transparent: bool | str = False
     noise: str | None = None
     latents: str | None = None
     embeddings: str | None = None

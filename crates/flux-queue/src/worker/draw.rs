@@ -81,6 +81,7 @@ pub fn prepare(
     {
         return Err(if error.kind() == ErrorKind::Usage { Undrawn::Wrong(error) } else { Undrawn::Busy(error) });
     }
+    recipe.check_format(message.format.image_format())?;
     ImageRecipe::check_room(recipe, &ModelPaths::default(), &inputs, message.format.image_format())?;
     let said = PlanSaid {
         width,

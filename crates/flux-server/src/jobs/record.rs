@@ -5,7 +5,7 @@ use std::time::{Duration, Instant, SystemTime};
 
 use bytes::Bytes;
 use flux::error::shortened;
-use flux::pipeline::{Latents, Plan};
+use flux::pipeline::{Latents, Plan, Transparency};
 use flux::stage::CancelFlag;
 use serde::Serialize;
 use serde_json::{Value, json};
@@ -70,11 +70,12 @@ pub struct Made {
 }
 
 impl Made {
-    /// Returns the prompt that the image was generated from, if it was expanded, if a language model wrote it, or if it
-    /// has lines of controls.
+    /// Returns the prompt that the image was generated from, if it was expanded, if a language model wrote it, if it
+    /// has lines of controls, or if it asks for a plain background.
     pub fn revised_prompt(&self) -> Option<&str> {
         let recipe = &self.recipe["recipe"];
-        let is_revised = ["template", "upsampled", "controls"].iter().any(|field| !recipe[*field].is_null());
+        let is_revised =
+            ["template", "upsampled", "controls", "transparent"].iter().any(|field| !recipe[*field].is_null());
         recipe["prompt"].as_str().filter(|_| is_revised)
     }
 
@@ -111,6 +112,8 @@ pub struct JobRecord {
     pub model: String,
     pub prompt: String,
     pub encoding: Encoding,
+    /// `true` if its images have no background.
+    pub is_transparent: bool,
     /// `true` if its files contain no recipe.
     pub no_recipe: bool,
     /// `true` if it enlarges an image, with the upscaler as its model.
@@ -201,6 +204,7 @@ impl JobRecord {
             model: model.to_string(),
             prompt: asked.recipe.prompt.clone(),
             encoding: asked.encoding,
+            is_transparent: asked.recipe.transparent != Transparency::No,
             no_recipe: asked.no_recipe,
             is_enlarging: asked.enlarging.is_some(),
             previews: asked.previews,
@@ -433,6 +437,7 @@ impl JobRecord {
             model: self.model.clone(),
             prompt: self.prompt.clone(),
             encoding: self.encoding,
+            is_transparent: self.is_transparent,
             no_recipe: self.no_recipe,
             is_enlarging: self.is_enlarging,
             previews: self.previews,

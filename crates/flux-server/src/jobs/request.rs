@@ -15,7 +15,7 @@ use flux::engine::{AdapterFile, EmbeddedFiles, Priority, Recipe};
 use flux::files::adapter::BlockStrengths;
 use flux::input;
 use flux::output::ImageFormat;
-use flux::pipeline::Latents;
+use flux::pipeline::{Latents, Transparency};
 use flux::stage::CancelFlag;
 use serde::Deserialize;
 use serde_json::{Value, json};
@@ -253,7 +253,7 @@ impl Asked {
         let is_whole = route == Route::Jobs && !fields.is_flag("recipe");
         let whole = if is_whole { fields.value::<Recipe>("recipe")? } else { None };
         let no_recipe = faults.ok(fields.flag("recipe")) == Some(false);
-        let (recipe, files, mask, adapters) = match whole {
+        let (mut recipe, files, mask, adapters) = match whole {
             Some(recipe) => {
                 let (recipe, files) = with_named_files(recipe, uploads)?;
                 let adapters = recipe.adapters.iter().map(Lora::from).collect();
@@ -271,13 +271,22 @@ impl Asked {
         let model = faults.ok(fields.text("model"));
         let expand_seed = faults.ok(fields.seed("expand_seed"));
         let expands = faults.ok(fields.flag("expand")).unwrap_or(expand_seed.is_some());
+        let encoding = read_encoding(&mut fields, &mut faults, &mut notes);
+        let backgrounds =
+            [("auto", Transparency::No), ("opaque", Transparency::No), ("transparent", Transparency::Edit)];
+        let background = faults.ok(fields.word("background", &backgrounds)).unwrap_or_default();
+        if recipe.transparent == Transparency::No {
+            recipe.transparent = background;
+        }
+        let holds = recipe.check_format(encoding.format);
+        faults.extend(holds.map_err(|e| ApiError::bad("unsupported_value", e.what()).with_param("output_format")));
         let mut asked = Self {
             expansion: expands.then(|| Expansion { seed: expand_seed, ..Expansion::default() }),
             adapters,
             enlarging: None,
             upsample: faults.ok(fields.flag(UPSAMPLE)),
             count: faults.ok(fields.whole("n", 1..=MAX_IMAGES)).unwrap_or(1) as usize,
-            encoding: read_encoding(&mut fields, &mut faults, &mut notes),
+            encoding,
             no_recipe,
             previews: read_previews(&mut fields, &mut faults, route),
             priority: faults.ok(fields.word("priority", &PRIORITIES)).unwrap_or_default(),
@@ -331,8 +340,10 @@ fn read_recipe(fields: &mut Fields, faults: &mut Faults, defaults: Defaults) -> 
         steps: faults.ok(fields.whole("steps", 1..=MAX_STEPS)).map(|steps| steps as usize),
         seed: faults.ok(fields.seed("seed")).unwrap_or(defaults.seed),
         variation: faults.ok(fields.value("variation")),
+        variety: faults.ok(fields.value("variety")),
         guidance: faults.ok(fields.number("guidance", 0.0..=1e4)).map(|guidance| guidance as f32),
         strength: faults.ok(fields.number("strength", 0.0..=1.0)),
+        transparent: faults.ok(fields.value("transparent")).unwrap_or_default(),
         full_size: faults.ok(fields.flag("full_size")).unwrap_or(false),
         extend: faults.ok(fields.value("extend")),
         feather: faults.ok(fields.whole("feather", 0..=MAX_FEATHER)).unwrap_or(0) as usize,
@@ -437,11 +448,6 @@ fn take_without_effect(fields: &mut Fields, faults: &mut Faults) {
     if let Err(mut error) = fields.word("quality", &qualities) {
         error.message += "; set the quality of a JPEG with `output_compression`";
         faults.add(error);
-    }
-    let backgrounds = [("auto", false), ("opaque", false), ("transparent", true)];
-    if faults.ok(fields.word("background", &backgrounds)) == Some(true) {
-        let message = "images are opaque: `transparent` is not supported";
-        faults.add(ApiError::bad("unsupported_value", message).with_param("background"));
     }
     for field in ["moderation", "style", "input_fidelity", "complexity"] {
         faults.ok(fields.text(field));

@@ -97,7 +97,8 @@ fn client_timeout(headers: &HeaderMap) -> Option<Duration> {
 /// Returns the fields that all responses share.
 fn common(job: &JobRecord, snapshot: &Snapshot) -> Map<String, Value> {
     let all = [("output_format", job.encoding.name().into()), ("size", Value::from(snapshot.size()))];
-    let generated = [("quality", "high".into()), ("background", "opaque".into())];
+    let generated =
+        [("quality", "high".into()), ("background", if job.is_transparent { "transparent" } else { "opaque" }.into())];
     let generated = generated.into_iter().filter(|_| !job.is_enlarging);
     all.into_iter().chain(generated).map(|(name, value)| (name.to_string(), value)).collect()
 }

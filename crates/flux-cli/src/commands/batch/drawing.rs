@@ -329,8 +329,9 @@ impl Run<'_> {
     }
 }
 
-/// Errors if the file of an image has no room for its recipe.
+/// Errors if the file of an image cannot hold the image, or has no room for its recipe.
 fn check_room(item: &Item, recipe: &Recipe, paths: &ModelPaths, inputs: &Inputs) -> Result<()> {
     let format = ImageFormat::from_path(Path::new(&item.file))?;
+    recipe.check_format(format)?;
     if item.no_recipe { Ok(()) } else { ImageRecipe::check_room(recipe, paths, inputs, format) }
 }

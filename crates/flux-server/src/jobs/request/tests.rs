@@ -50,6 +50,21 @@ fn an_extension_and_its_transition_are_read() {
 }
 
 #[test]
+fn a_background_is_removed_by_the_field_of_openai_or_our_own() {
+    for (rest, expected) in [
+        (r#""background": "auto""#, Transparency::No),
+        (r#""background": "opaque", "output_format": "jpeg""#, Transparency::No),
+        (r#""background": "transparent""#, Transparency::Edit),
+        (r#""background": "transparent", "transparent": "key", "output_format": "webp""#, Transparency::Key),
+        (r#""transparent": true"#, Transparency::Edit),
+        (r#""transparent": "key""#, Transparency::Key),
+        (r#""transparent": false"#, Transparency::No),
+    ] {
+        assert_eq!(read(&format!(r#"{{"prompt": "x", {rest}}}"#)).unwrap().recipe.transparent, expected, "{rest}");
+    }
+}
+
+#[test]
 fn what_cannot_be_honoured_is_named() {
     let x = |rest: &str| format!(r#"{{"prompt": "x", {rest}}}"#);
     for (json, code, param) in [
@@ -70,7 +85,9 @@ fn what_cannot_be_honoured_is_named() {
         (x(r#""lora": 3"#), "invalid_value", "lora"),
         (x(r#""output_format": "gif""#), "unsupported_value", "output_format"),
         (x(r#""output_format": "bmp""#), "invalid_value", "output_format"),
-        (x(r#""background": "transparent""#), "unsupported_value", "background"),
+        (x(r#""background": "green""#), "invalid_value", "background"),
+        (x(r#""background": "transparent", "output_format": "jpeg""#), "unsupported_value", "output_format"),
+        (x(r#""transparent": "alpha""#), "invalid_value", "transparent"),
         (x(r#""quality": "best""#), "invalid_value", "quality"),
         (x(r#""markup": "x""#), "unknown_parameter", "markup"),
         (x(r#""frame_count": 3"#), "unknown_parameter", "frame_count"),

@@ -79,8 +79,8 @@ impl About {
 
 /// Limitations of all models, for both tools.
 const LIMITS: &str = "The model has no memory between calls, looks nothing up, and does not reason: the prompt must \
-                      describe everything. Transparent images, animations and vector graphics are not supported, and \
-                      long texts in an image come out wrong.";
+                      describe everything. Animations and vector graphics are not supported, and long texts in an \
+                      image come out wrong.";
 
 pub fn tools(about: &About) -> Vec<Tool> {
     let with_default = |mut field: Value, default: Option<Value>| {
@@ -100,6 +100,8 @@ pub fn tools(about: &About) -> Vec<Tool> {
             "description": "The same seed and arguments give the same image; random by default"},
         "variation": {"type": "string", "examples": ["42:0.2"],
             "description": "SEED:X varies the image of SEED; X is from 0, that image, to 1, the image of `seed`"},
+        "variety": {"type": "number", "minimum": 0, "maximum": 2, "default": 0,
+            "description": "How much more images of one prompt differ; 0.5 is little, and 1.5 much"},
         "steps": with_default(json!({"type": "integer", "minimum": 1, "maximum": 1000,
             "description": "Denoising steps; by default the model's own number"}), steps),
         "guidance": {"type": "number", "minimum": 0,
@@ -122,6 +124,8 @@ pub fn tools(about: &About) -> Vec<Tool> {
                 "blocks": {"type": "string", "description": "Factors by blocks: single=0.5,double0-2=0,other=1"}}}},
         "output_format": {"type": "string", "enum": ["png", "jpeg", "webp"], "default": "png",
             "description": "Format of the linked file"},
+        "background": {"type": "string", "enum": ["opaque", "transparent"], "default": "opaque",
+            "description": "transparent removes the background of an object, and takes twice as long"},
         "recipe": {"type": "boolean", "default": true,
             "description": "false keeps prompt and settings out of the file"},
     });
