@@ -135,7 +135,7 @@ fn other_files_are_refused_with_what_they_are() {
             || safetensors::tensor::TensorView::new(safetensors::Dtype::F32, vec![1, 1, 3, 3], &zeros).unwrap();
         let path = folder.path().join("x.safetensors");
         safetensors::serialize_to_file(names.iter().map(|name| (*name, tensor())), None, &path).unwrap();
-        UpscalerFile::open(&path).err().expect("the file is refused").to_string()
+        UpscalerFile::open(&path).expect_err("the file is refused").to_string()
     };
     for (names, words) in [
         (&["params.layers.0.residual_group.blocks.0.norm1.weight"][..], "SwinIR"),

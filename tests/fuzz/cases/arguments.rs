@@ -60,7 +60,7 @@ const VALUES: [&str; 47] = [
     "text=fp8",
 ];
 /// Options, the more likely ones twice.
-const OPTIONS: [&str; 64] = [
+const OPTIONS: [&str; 67] = [
     "-p",
     "-p",
     "--prompt",
