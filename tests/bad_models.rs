@@ -6,7 +6,7 @@ use flux::backend::cpu::{Cpu, Precision};
 use flux::files::ModelFiles;
 use flux::pipeline::{Model, Request};
 use image::ImageFormat;
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 
 const TRANSFORMER: &str = "transformer/diffusion_pytorch_model.safetensors";
 const VAE: &str = "vae/diffusion_pytorch_model.safetensors";
@@ -38,6 +38,27 @@ fn refused(model: &ModelCopy, words: &[&str]) {
     let run = run.fails(1, words);
     assert!(["\n  in: ", "\n  hint: "].iter().all(|part| run.stderr.contains(part)), "{}", run.stderr);
     assert!(left.is_empty(), "{left:?}");
+}
+
+/// Returns a copy of the model with another value of a config.
+fn with_value(file: &str, key: &str, value: Value) -> ModelCopy {
+    let model = ModelCopy::new();
+    model.change_json(file, |config| drop(config.insert(key.into(), value)));
+    model
+}
+
+/// Returns a copy of the model with a changed header of a weight file.
+fn with_header(file: &str, change: impl FnOnce(&mut Map<String, Value>)) -> ModelCopy {
+    let model = ModelCopy::new();
+    model.change_header(file, change);
+    model
+}
+
+/// Returns a copy of the model with other bytes in a file.
+fn with_bytes(file: &str, change: impl FnOnce(&mut Vec<u8>)) -> ModelCopy {
+    let model = ModelCopy::new();
+    model.change(file, change);
+    model
 }
 
 #[test]
@@ -85,17 +106,9 @@ fn a_file_that_is_longer_than_any_of_its_kind_is_refused_with_the_bound() {
 
 #[test]
 fn a_file_that_is_no_json_is_named() {
-    for name in [
-        "model_index.json",
-        "text_encoder/config.json",
-        "tokenizer/tokenizer.json",
-        "transformer/config.json",
-        "vae/config.json",
-    ] {
+    for name in FILES.into_iter().filter(|name| name.ends_with(".json")) {
         for content in ["", "{", "[]", "null", "{} trailing", "\u{0}"] {
-            let model = ModelCopy::new();
-            model.change(name, |bytes| *bytes = content.as_bytes().to_vec());
-            refused(&model, &[name]);
+            refused(&with_bytes(name, |bytes| *bytes = content.as_bytes().to_vec()), &[name]);
         }
     }
 }
@@ -127,8 +140,7 @@ fn a_tokenizer_of_another_model_is_named() {
 /// Another thread reads the tokenizer, and every call that needs it returns its error.
 #[test]
 fn a_damaged_tokenizer_is_told_each_time_and_before_any_work() {
-    let model = ModelCopy::new();
-    model.change("tokenizer/tokenizer.json", |bytes| bytes.truncate(1000));
+    let model = with_bytes("tokenizer/tokenizer.json", |bytes| bytes.truncate(1000));
     let dir = ModelFiles::open(model.path()).expect("the folder is there");
     let model = Model::load(Cpu::new(Precision::F32), &dir).expect("the rest is whole");
     let request = Request::new("a cat", 1);
@@ -142,10 +154,7 @@ fn a_damaged_tokenizer_is_told_each_time_and_before_any_work() {
 
 #[test]
 fn another_kind_of_model_is_refused() {
-    let model = ModelCopy::new();
-    model.change_json("model_index.json", |index| {
-        drop(index.insert("_class_name".into(), json!("StableDiffusionPipeline")))
-    });
+    let model = with_value("model_index.json", "_class_name", json!("StableDiffusionPipeline"));
     refused(&model, &["`StableDiffusionPipeline`", "model_index.json", "to fetch `black-forest-labs/"]);
 }
 
@@ -157,8 +166,7 @@ fn a_text_encoder_that_computes_otherwise_is_refused() {
         ("rope_scaling", json!({ "type": "linear", "factor": 2.0 }), "rope_type `linear`"),
         ("rope_parameters", json!({ "rope_type": "dynamic", "rope_theta": 1e6 }), "rope_type `dynamic`"),
     ] {
-        let model = ModelCopy::new();
-        model.change_json("text_encoder/config.json", |config| drop(config.insert(key.into(), value)));
+        let model = with_value("text_encoder/config.json", key, value);
         refused(&model, &[words, "text_encoder/config.json", "hint: "]);
     }
 }
@@ -167,13 +175,9 @@ fn a_text_encoder_that_computes_otherwise_is_refused() {
 fn a_truncated_weight_file_is_named() {
     for name in WEIGHTS {
         for keep in [0, 4, 8, 1000, 100_000] {
-            let model = ModelCopy::new();
-            model.change(name, |bytes| bytes.truncate(keep));
-            refused(&model, &[name, "hint: "]);
+            refused(&with_bytes(name, |bytes| bytes.truncate(keep)), &[name, "hint: "]);
         }
-        let model = ModelCopy::new();
-        model.change(name, |bytes| bytes.truncate(bytes.len() - 1));
-        refused(&model, &[name, "hint: "]);
+        refused(&with_bytes(name, |bytes| bytes.truncate(bytes.len() - 1)), &[name, "hint: "]);
     }
 }
 
@@ -200,8 +204,7 @@ fn names_of_files_and_what_is_in_them_are_spelled_out() {
 #[test]
 fn a_file_that_changes_before_its_weights_are_loaded_is_named() {
     for name in WEIGHTS {
-        let copy = ModelCopy::new();
-        copy.change(name, |_| {});
+        let copy = with_bytes(name, |_| {});
         let dir = ModelFiles::open(copy.path()).expect("the folder is there");
         let model = Model::load(Cpu::new(Precision::F32), &dir).expect("it is whole");
         let file = std::fs::File::options().write(true).open(copy.file(name)).expect("a file of ours");
@@ -215,21 +218,17 @@ fn a_file_that_changes_before_its_weights_are_loaded_is_named() {
 #[test]
 fn a_header_longer_than_the_file_is_refused() {
     for length in [u64::MAX, i64::MAX as u64, 1 << 40, 20_000_000] {
-        let model = ModelCopy::new();
-        model.change(VAE, |bytes| bytes[..8].copy_from_slice(&length.to_le_bytes()));
-        refused(&model, &[VAE]);
+        refused(&with_bytes(VAE, |bytes| bytes[..8].copy_from_slice(&length.to_le_bytes())), &[VAE]);
     }
 }
 
 #[test]
 fn a_header_that_is_no_json_is_refused() {
-    let model = ModelCopy::new();
-    model.change(TRANSFORMER, |bytes| bytes[8..40].fill(b'x'));
-    refused(&model, &[TRANSFORMER]);
+    refused(&with_bytes(TRANSFORMER, |bytes| bytes[8..40].fill(b'x')), &[TRANSFORMER]);
 }
 
 /// Returns the name of some tensor and its entry.
-fn some_tensor(header: &mut serde_json::Map<String, Value>) -> (String, &mut Value) {
+fn some_tensor(header: &mut Map<String, Value>) -> (String, &mut Value) {
     let found =
         header.iter_mut().find(|(name, _)| name.ends_with("conv_in.weight") || name.ends_with("x_embedder.weight"));
     let (name, entry) = found.expect("the model has this tensor");
@@ -239,17 +238,14 @@ fn some_tensor(header: &mut serde_json::Map<String, Value>) -> (String, &mut Val
 #[test]
 fn offsets_that_overlap_or_leave_the_file_are_refused() {
     for offsets in [json!([0, 8]), json!([1u64 << 40, 1u64 << 41]), json!([8, 0]), json!([0, u64::MAX])] {
-        let model = ModelCopy::new();
-        model.change_header(VAE, |header| some_tensor(header).1["data_offsets"] = offsets);
-        refused(&model, &[VAE]);
+        refused(&with_header(VAE, |header| some_tensor(header).1["data_offsets"] = offsets), &[VAE]);
     }
 }
 
 #[test]
 fn a_wrong_shape_tells_both_shapes_and_the_tensor() {
-    let model = ModelCopy::new();
     let mut tensor = String::new();
-    model.change_header(TRANSFORMER, |header| {
+    let model = with_header(TRANSFORMER, |header| {
         let (name, entry) = some_tensor(header);
         assert_eq!(entry["shape"], json!([256, 32]));
         entry["shape"] = json!([32, 256]);
@@ -261,28 +257,22 @@ fn a_wrong_shape_tells_both_shapes_and_the_tensor() {
 #[test]
 fn a_shape_beyond_all_bounds_is_refused() {
     for shape in [json!([u64::MAX, u64::MAX]), json!([0, 32]), json!([]), json!([-1, 32]), json!([1u64 << 63, 2])] {
-        let model = ModelCopy::new();
-        model.change_header(TRANSFORMER, |header| some_tensor(header).1["shape"] = shape);
-        refused(&model, &[TRANSFORMER]);
+        refused(&with_header(TRANSFORMER, |header| some_tensor(header).1["shape"] = shape), &[TRANSFORMER]);
     }
 }
 
 #[test]
 fn a_wrong_dtype_is_named() {
-    let model = ModelCopy::new();
-    model.change_header(TRANSFORMER, |header| some_tensor(header).1["dtype"] = json!("I16"));
-    refused(&model, &["I16", TRANSFORMER, "x_embedder.weight"]);
-    let model = ModelCopy::new();
-    model.change_header(TRANSFORMER, |header| some_tensor(header).1["dtype"] = json!("Q4"));
-    refused(&model, &[TRANSFORMER]);
+    for (dtype, words) in [("I16", &["I16", TRANSFORMER, "x_embedder.weight"][..]), ("Q4", &[TRANSFORMER])] {
+        refused(&with_header(TRANSFORMER, |header| some_tensor(header).1["dtype"] = json!(dtype)), words);
+    }
 }
 
 #[test]
 fn a_missing_tensor_is_named() {
     for file in WEIGHTS {
-        let model = ModelCopy::new();
         let mut lost = String::new();
-        model.change_header(file, |header| {
+        let model = with_header(file, |header| {
             let found = header.keys().find(|name| {
                 name.ends_with("norm_q.weight")
                     || name.ends_with("decoder.conv_in.weight")
@@ -298,11 +288,9 @@ fn a_missing_tensor_is_named() {
 
 #[test]
 fn the_encoder_of_another_size_is_told() {
-    let model = ModelCopy::new();
-    model.change_json("text_encoder/config.json", |config| drop(config.insert("hidden_size".into(), json!(128))));
+    let model = with_value("text_encoder/config.json", "hidden_size", json!(128));
     refused(&model, &["384", "288", "text_encoder"]);
-    let model = ModelCopy::new();
-    model.change_json("transformer/config.json", |config| drop(config.insert("num_layers".into(), json!(3))));
+    let model = with_value("transformer/config.json", "num_layers", json!(3));
     refused(&model, &["transformer_blocks.2", TRANSFORMER]);
 }
 
@@ -321,18 +309,8 @@ fn an_index_that_names_a_missing_or_foreign_shard_is_refused() {
 /// For any config, loading reports an error or ignores the value: it never panics, hangs or takes all memory.
 #[test]
 fn no_value_in_a_config_makes_loading_panic() {
-    let hostile = [
-        json!(0),
-        json!(-1),
-        json!(1),
-        json!(3),
-        json!(1u64 << 40),
-        json!(u64::MAX),
-        json!(1e300),
-        json!("x"),
-        Value::Null,
-        json!([]),
-    ];
+    let hostile = json!([0, -1, 1, 3, 1u64 << 40, u64::MAX, 1e300, "x", null, []]);
+    let hostile = hostile.as_array().expect("an array");
     for name in ["model_index.json", "text_encoder/config.json", "transformer/config.json", "vae/config.json"] {
         let real: Value =
             serde_json::from_slice(&std::fs::read(model_copy::tiny().join(name)).expect("the file is there"))
@@ -341,8 +319,7 @@ fn no_value_in_a_config_makes_loading_panic() {
             // The short form tests three values for each key, and some keys for each value.
             let asked = if takes_long_form() { 0..hostile.len() } else { 3 * place..3 * place + 3 };
             for value in asked.map(|value| &hostile[value % hostile.len()]) {
-                let model = ModelCopy::new();
-                model.change_json(name, |config| drop(config.insert(key.clone(), value.clone())));
+                let model = with_value(name, key, value.clone());
                 let dir = ModelFiles::open(model.path()).expect("the folder is there");
                 let planned =
                     Model::load(Cpu::new(Precision::F32), &dir).and_then(|model| model.plan(&Request::new("a cat", 1)));
@@ -373,14 +350,12 @@ fn no_value_in_a_config_makes_loading_panic() {
 
 /// Creates a copy of the model with all bytes of a tensor set to `byte`.
 fn filled(name: &str, tensor: &str, byte: u8) -> ModelCopy {
-    let model = ModelCopy::new();
-    model.change(name, |bytes| {
+    with_bytes(name, |bytes| {
         let start = 8 + u64::from_le_bytes(bytes[..8].try_into().expect("eight bytes")) as usize;
         let header: Value = serde_json::from_slice(&bytes[8..start]).expect("a JSON header");
         let offset = |i: usize| header[tensor]["data_offsets"][i].as_u64().expect("an offset") as usize;
         bytes[start + offset(0)..start + offset(1)].fill(byte);
-    });
-    model
+    })
 }
 
 const COMPONENTS: [(&str, &str); 3] = [
@@ -433,9 +408,7 @@ fn numbers_without_sense_in_a_config_are_refused() {
         ("vae/config.json", "block_out_channels", json!([32, 64, 128, 1 << 20])),
         ("vae/config.json", "decoder_block_out_channels", json!([32, 64, 128])),
     ] {
-        let model = ModelCopy::new();
-        model.change_json(file, |config| drop(config.insert(key.into(), value)));
-        refused(&model, &[file, key]);
+        refused(&with_value(file, key, value), &[file, key]);
     }
 }
 
@@ -482,20 +455,14 @@ fn a_file_that_is_no_model_is_named_as_what_it_is() {
 #[test]
 fn names_from_files_are_shortened_in_every_message() {
     let long = format!("begin{}end", "x".repeat(900_000));
-    let model = ModelCopy::new();
-    model.change_json("model_index.json", |index| drop(index.insert("_class_name".into(), json!(long))));
-    let (class, _) = run(&model);
-    let model = ModelCopy::new();
-    model.change_header(TRANSFORMER, |header| {
+    let class = with_value("model_index.json", "_class_name", json!(long));
+    let tensor = with_header(TRANSFORMER, |header| {
         let entry = json!({ "dtype": "F32", "shape": [0], "data_offsets": [0, 0] });
         header.insert(format!("double_blocks.{long}.qweight"), entry);
     });
-    let (tensor, _) = run(&model);
-    let model = ModelCopy::new();
-    model.change_json("transformer/config.json", |config| drop(config.insert("num_layers".into(), json!(long))));
-    let (value, _) = run(&model);
-    for run in [class, tensor, value] {
-        let run = run.fails(1, &["begin", "end"]);
+    let value = with_value("transformer/config.json", "num_layers", json!(long));
+    for model in [class, tensor, value] {
+        let run = run(&model).0.fails(1, &["begin", "end"]);
         assert!(run.stderr.len() < 6000, "{}", run.stderr.len());
     }
 }

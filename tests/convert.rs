@@ -8,7 +8,7 @@ use std::fs;
 use std::path::Path;
 use std::sync::OnceLock;
 
-use crate::program::{Run, flux, names};
+use crate::program::{Run, SMALL, draw, flux, names};
 use crate::support::random_model::RandomModel;
 use flux::error::ErrorKind;
 use flux::files::{Container, Format, Role};
@@ -52,20 +52,7 @@ fn model() -> &'static Path {
 fn drawn(folder: &Path, flags: &[&str]) -> Vec<u8> {
     let output = folder.join("image.png");
     let mut command = flux();
-    command.args([
-        "-p",
-        "a cat",
-        "-S",
-        "3",
-        "--size",
-        "32",
-        "-s",
-        "1",
-        "--max-sequence-length",
-        "32",
-        "--device",
-        "cpu",
-    ]);
+    command.args(SMALL).args(["-p", "a cat", "-S", "3", "--max-sequence-length", "32"]);
     Run::new(command.args(flags).arg("-o").arg(&output)).succeeds();
     read(&output).unwrap().bytes
 }
@@ -161,22 +148,7 @@ fn fused_and_single_matrices_are_quantized_alike_and_both_components_at_once() {
         let one = drawn(folder.path(), &["-d", model, "--quantize", &format!("transformer={format}")]);
         assert!(one != single, "the text encoder too");
     }
-    let run = Run::new(flux().current_dir(folder.path()).args([
-        "-d",
-        model,
-        "-p",
-        "a cat",
-        "--size",
-        "32",
-        "-s",
-        "1",
-        "--device",
-        "cpu",
-        "-v",
-        "--quantize",
-        "text=q8_0",
-    ]))
-    .succeeds();
+    let run = draw(folder.path(), &["-d", model, "-p", "a cat", "-v", "--quantize", "text=q8_0"]).succeeds();
     assert!(run.stderr.contains("quantized the text encoder to q8_0: "), "{}", run.stderr);
     let narrower = folder.path().join("q4_0.gguf");
     let wide = folder.path().join("q8_0.gguf");

@@ -94,23 +94,10 @@ impl Home {
     /// Returns a command with this cache, without the user's environment.
     fn flux(&self) -> Command {
         let mut command = program::flux();
-        for name in [
-            "HF_TOKEN",
-            "HF_TOKEN_PATH",
-            "HUGGING_FACE_HUB_TOKEN",
-            "HF_HUB_CACHE",
-            "HF_HUB_OFFLINE",
-            "HF_ENDPOINT",
-            "XDG_CACHE_HOME",
-            "FLUX_MODELS",
-            "HTTP_PROXY",
-            "HTTPS_PROXY",
-            "ALL_PROXY",
-            "http_proxy",
-            "https_proxy",
-            "all_proxy",
-            "SSL_CERT_FILE",
-        ] {
+        let names = "\
+            HF_TOKEN HF_TOKEN_PATH HUGGING_FACE_HUB_TOKEN HF_HUB_CACHE HF_HUB_OFFLINE HF_ENDPOINT XDG_CACHE_HOME \
+            FLUX_MODELS HTTP_PROXY HTTPS_PROXY ALL_PROXY http_proxy https_proxy all_proxy SSL_CERT_FILE";
+        for name in names.split(' ') {
             command.env_remove(name);
         }
         command.env("HF_HOME", self.path()).current_dir(self.path());

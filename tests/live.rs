@@ -10,7 +10,7 @@ mod tiny;
 use std::fs;
 use std::io::{Read, Write};
 use std::path::Path;
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Command, Output, Stdio};
 use std::thread;
 
 use flux::input::read;
@@ -64,6 +64,11 @@ fn run(folder: &Path, flags: &[&str], bytes: Vec<u8>) -> (Vec<u8>, Run) {
     let feeder = thread::spawn(move || drop(stdin.write_all(&bytes)));
     let output = child.wait_with_output().expect("it ends");
     feeder.join().expect("no panic");
+    result(output)
+}
+
+/// Returns the standard output and the result of a program.
+fn result(output: Output) -> (Vec<u8>, Run) {
     let stderr = String::from_utf8(output.stderr).expect("UTF-8");
     (output.stdout, Run { code: output.status.code(), stdout: String::new(), stderr })
 }
@@ -205,11 +210,9 @@ fn paced_images_are_written_again_until_there_are_newer_ones() {
     child.stdout.as_mut().unwrap().read_exact(&mut first).unwrap();
     thread::sleep(std::time::Duration::from_secs(2));
     drop(stdin);
-    let output = child.wait_with_output().unwrap();
-    let images = images(&[first, output.stdout].concat());
+    let (rest, run) = result(child.wait_with_output().unwrap());
+    let images = images(&[first, rest].concat());
     assert!(images.len() > 5 && images.iter().all(|image| *image == images[0]), "{}", images.len());
-    let run =
-        Run { code: output.status.code(), stdout: String::new(), stderr: String::from_utf8(output.stderr).unwrap() };
     assert_eq!(told(&run.succeeds())["made"], 1);
 }
 
@@ -226,9 +229,7 @@ fn feedback_begins_with_a_part_of_the_image_before() {
     assert!(with[0] == without[0], "there is no image before the first");
     assert!(with[1] != with[0] && of("0.4") == with);
     let refused = flux().args(raw_flags(&["--feedback", "1"])).stdin(Stdio::null()).output().unwrap();
-    let run =
-        Run { code: refused.status.code(), stdout: String::new(), stderr: String::from_utf8(refused.stderr).unwrap() };
-    run.fails(2, &["the feedback is 1", "hint: "]);
+    result(refused).1.fails(2, &["the feedback is 1", "hint: "]);
 }
 
 /// Runs a line of a shell in a folder with the program.

@@ -12,10 +12,19 @@ fn is_large(seen: &Seen) -> bool {
     seen.path.starts_with("/cdn/") && seen.path.ends_with(LARGE)
 }
 
+/// Starts a server that changes its answers to requests for the large file.
+fn of_large(change: impl Fn(&Seen, usize, &mut Reply) + Send + Sync + 'static) -> Hub {
+    Hub::start(small(), move |seen, count, reply| {
+        if is_large(seen) {
+            change(seen, count, reply);
+        }
+    })
+}
+
 #[test]
 fn a_transfer_that_breaks_off_goes_on_where_it_was() {
-    let hub = Hub::start(small(), |seen, count, reply| {
-        if is_large(seen) && count < 3 {
+    let hub = of_large(|_, count, reply| {
+        if count < 3 {
             reply.cut = Some(900_000);
         }
     });
@@ -28,8 +37,8 @@ fn a_transfer_that_breaks_off_goes_on_where_it_was() {
 
 #[test]
 fn what_an_earlier_run_has_left_is_not_fetched_again() {
-    let hub = Hub::start(small(), |seen, count, reply| {
-        if is_large(seen) && count < 5 {
+    let hub = of_large(|_, count, reply| {
+        if count < 5 {
             reply.cut = Some(1000);
         }
     });
@@ -68,10 +77,7 @@ fn a_part_that_is_damaged_or_too_long_is_fetched_from_the_start() {
 #[test]
 fn servers_that_ignore_or_refuse_ranges_serve_from_the_start() {
     for status in [200, 416, 0] {
-        let hub = Hub::start(small(), move |seen, count, reply| {
-            if !is_large(seen) {
-                return;
-            }
+        let hub = of_large(move |seen, count, reply| {
             if count == 0 {
                 reply.cut = Some(500_000);
             } else if seen.range.is_some() {
@@ -93,10 +99,7 @@ fn servers_that_ignore_or_refuse_ranges_serve_from_the_start() {
 
 #[test]
 fn a_file_that_changes_meanwhile_is_not_put_together_of_two() {
-    let hub = Hub::start(small(), |seen, count, reply| {
-        if !is_large(seen) {
-            return;
-        }
+    let hub = of_large(|seen, count, reply| {
         if count == 0 {
             reply.cut = Some(500_000);
             reply.set("ETag", "\"before\"");
@@ -187,19 +190,14 @@ fn without_a_checksum_two_versions_are_never_put_together() {
 #[test]
 fn a_server_that_gets_no_further_is_asked_a_few_times() {
     for (kind, words) in [("damaged", "wrong checksum"), ("416", "cannot resume"), ("range", "the server sends")] {
-        let hub = Hub::start(small(), move |seen, _, reply| {
-            if !is_large(seen) {
-                return;
+        let hub = of_large(move |seen, _, reply| match &seen.range {
+            None => {
+                reply.body[7] ^= u8::from(kind == "damaged");
+                reply.cut = Some(1_500_000);
             }
-            match &seen.range {
-                None => {
-                    reply.body[7] ^= u8::from(kind == "damaged");
-                    reply.cut = Some(1_500_000);
-                }
-                Some(_) if kind == "416" => *reply = Reply::new(416, &[], ""),
-                Some(_) if kind == "range" => reply.set("Content-Range", "bytes 1-2999999/3000000"),
-                Some(_) => {}
-            }
+            Some(_) if kind == "416" => *reply = Reply::new(416, &[], ""),
+            Some(_) if kind == "range" => reply.set("Content-Range", "bytes 1-2999999/3000000"),
+            Some(_) => {}
         });
         let run = Run::new(&mut Home::new().download(&hub, &["4b"]));
         assert!(run.stderr.contains(words), "{}", run.stderr);
@@ -207,12 +205,10 @@ fn a_server_that_gets_no_further_is_asked_a_few_times() {
         assert!(ranges(&hub, LARGE).len() <= 6, "{kind}");
     }
     // Each attempt gets a bit further, from the start.
-    let hub = Hub::start(small(), |seen, count, reply| {
-        if is_large(seen) {
-            let body = noise(LARGE_BYTES, 3);
-            let cut = Some(100_000 * (count + 1));
-            *reply = Reply { status: 200, body, cut, ..Reply::default() };
-        }
+    let hub = of_large(|_, count, reply| {
+        let body = noise(LARGE_BYTES, 3);
+        let cut = Some(100_000 * (count + 1));
+        *reply = Reply { status: 200, body, cut, ..Reply::default() };
     });
     Run::new(&mut Home::new().download(&hub, &["4b"])).fails(1, &["was interrupted"]);
 }
@@ -294,21 +290,17 @@ fn a_wrong_checksum_is_fetched_again_and_never_gets_a_name() {
 fn sizes_that_are_not_true_take_no_more_of_the_disk_than_was_told() {
     // Longer than in the list, with and without a header that says so, and shorter.
     for (bytes, words) in [(LARGE_BYTES + 5000, "sends 3005000 bytes"), (LARGE_BYTES - 5000, "sends 2995000 bytes")] {
-        let hub = Hub::start(small(), move |seen, _, reply| {
-            if is_large(seen) {
-                reply.body = noise(bytes, 3);
-            }
+        let hub = of_large(move |_, _, reply| {
+            reply.body = noise(bytes, 3);
         });
         let home = Home::new();
         Run::new(&mut home.download(&hub, &["4b"])).fails(1, &[words, "reported 3000000"]);
         assert!(!home.snapshot(KLEIN).exists());
     }
-    let hub = Hub::start(small(), |seen, _, reply| {
-        if is_large(seen) {
-            reply.body = noise(LARGE_BYTES + 5000, 3);
-            reply.set("Transfer-Encoding", "identity");
-            reply.length = Some(LARGE_BYTES);
-        }
+    let hub = of_large(|_, _, reply| {
+        reply.body = noise(LARGE_BYTES + 5000, 3);
+        reply.set("Transfer-Encoding", "identity");
+        reply.length = Some(LARGE_BYTES);
     });
     let home = Home::new();
     Run::new(&mut home.download(&hub, &["4b"])).succeeds(); // the data after the end are not read
@@ -357,8 +349,8 @@ fn connections_that_are_closed_or_say_nothing_are_made_again() {
     home.has(&hub, is_read);
 
     // A server that holds a connection open and sends nothing.
-    let hub = Hub::start(small(), |seen, count, reply| {
-        if is_large(seen) && count == 0 {
+    let hub = of_large(|_, count, reply| {
+        if count == 0 {
             reply.delay = Duration::from_secs(4);
         }
     });
@@ -370,10 +362,8 @@ fn connections_that_are_closed_or_say_nothing_are_made_again() {
 
 #[test]
 fn a_slow_server_is_waited_for() {
-    let hub = Hub::start(small(), |seen, _, reply| {
-        if is_large(seen) {
-            reply.pause = Duration::from_millis(30);
-        }
+    let hub = of_large(|_, _, reply| {
+        reply.pause = Duration::from_millis(30);
     });
     let home = Home::new();
     Run::new(home.download(&hub, &["4b"]).env("HF_HUB_DOWNLOAD_TIMEOUT", "1")).succeeds();
@@ -382,10 +372,8 @@ fn a_slow_server_is_waited_for() {
 
 #[test]
 fn a_server_that_sends_too_little_is_asked_again_and_then_given_up() {
-    let hub = Hub::start(small(), |seen, _, reply| {
-        if is_large(seen) {
-            reply.pause = Duration::from_millis(400);
-        }
+    let hub = of_large(|_, _, reply| {
+        reply.pause = Duration::from_millis(400);
     });
     let home = Home::new();
     let download = |speed: &str| {
@@ -440,18 +428,13 @@ fn redirections_that_lead_nowhere_end() {
 #[test]
 fn an_address_that_has_ended_is_asked_for_again() {
     static HAS_ENDED: AtomicBool = AtomicBool::new(false);
-    let hub = Hub::start(small(), |seen, count, reply| {
-        if !is_large(seen) {
-            return;
+    let hub = of_large(|_, count, reply| match count {
+        0 => reply.cut = Some(1_500_000),
+        1 => {
+            HAS_ENDED.store(true, Ordering::SeqCst);
+            *reply = Reply::new(403, &[], "");
         }
-        match count {
-            0 => reply.cut = Some(1_500_000),
-            1 => {
-                HAS_ENDED.store(true, Ordering::SeqCst);
-                *reply = Reply::new(403, &[], "");
-            }
-            _ => {}
-        }
+        _ => {}
     });
     let home = Home::new();
     Run::new(&mut home.download(&hub, &["4b"])).succeeds();

@@ -34,20 +34,8 @@ const CONVERTED: [(Role, Format, &str); 14] = [
     (Role::TextEncoder, Format::Bf16, "gguf"),
 ];
 /// Formats that other programs write, in safetensors.
-const FOREIGN: [&str; 12] = [
-    "fp8-older",
-    "fp8-rows",
-    "fp8-comfy",
-    "fp8-e5m2",
-    "fp8-cast",
-    "int8-comfy",
-    "int8-rotated",
-    "nvfp4-script",
-    "nf4",
-    "nf4-nested",
-    "fp4",
-    "int8-bnb",
-];
+const FOREIGN: &str = "\
+    fp8-older fp8-rows fp8-comfy fp8-e5m2 fp8-cast int8-comfy int8-rotated nvfp4-script nf4 nf4-nested fp4 int8-bnb";
 
 /// Writes all formats into `folder`, from a model's components.
 pub fn write_all(folder: &Path, model: &Path) -> Vec<Quantized> {
@@ -59,7 +47,7 @@ pub fn write_all(folder: &Path, model: &Path) -> Vec<Quantized> {
         all.push(Quantized { path, role });
     }
     let plain = TensorFile::read(&all[0].path);
-    for name in FOREIGN {
+    for name in FOREIGN.split(' ') {
         let path = folder.join(format!("{name}.safetensors"));
         foreign(&plain, name).write(&path);
         all.push(Quantized { path, role: Role::Transformer });

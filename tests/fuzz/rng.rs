@@ -31,4 +31,10 @@ impl Rng {
     pub fn pick<'a, T>(&mut self, of: &'a [T]) -> &'a T {
         &of[self.below(of.len())]
     }
+
+    /// Picks one of the words of a text.
+    pub fn word<'a>(&mut self, of: &'a str) -> &'a str {
+        let words: Vec<_> = of.split(' ').collect();
+        words[self.below(words.len())]
+    }
 }

@@ -13,7 +13,7 @@ use flux::metadata::Metadata;
 use flux::output::{ImageFormat, Rgb, encode};
 use serde_json::{Value, json};
 
-use super::{QUICK, SIDE, begun, frame, jpeg, raw, raw_flags, run, sized};
+use super::{QUICK, SIDE, begun, frame, jpeg, raw, raw_flags, result, run, sized};
 use crate::program::Run;
 
 /// A program that makes an image of each frame.
@@ -24,7 +24,12 @@ struct Live {
 
 impl Live {
     fn begun(folder: &Path, flags: &[&str]) -> Self {
-        let mut child = begun(folder, &raw_flags(flags));
+        Self::with(folder, &raw_flags(flags))
+    }
+
+    /// Starts the program with all of these flags.
+    fn with(folder: &Path, flags: &[&str]) -> Self {
+        let mut child = begun(folder, flags);
         let stdin = child.stdin.take().unwrap();
         Self { child, stdin }
     }
@@ -43,9 +48,7 @@ impl Live {
 
     fn end(self) -> Run {
         drop(self.stdin);
-        let output = self.child.wait_with_output().unwrap();
-        let stderr = String::from_utf8(output.stderr).unwrap();
-        Run { code: output.status.code(), stdout: String::new(), stderr }.succeeds()
+        result(self.child.wait_with_output().unwrap()).1.succeeds()
     }
 }
 
@@ -122,9 +125,7 @@ fn a_file_with_the_prompt_is_read_again() {
     let prompt = folder.path().join("prompt.txt");
     fs::write(&prompt, "a red circle\n").unwrap();
     let flags = [&QUICK[..7], &["--prompt-file", "prompt.txt", "--from", "rgb24", "--size", "64x64", "--all"]].concat();
-    let mut child = begun(folder.path(), &flags);
-    let stdin = child.stdin.take().unwrap();
-    let mut live = Live { child, stdin };
+    let mut live = Live::with(folder.path(), &flags);
     let first = live.image(1);
     fs::write(&prompt, "a blue star").unwrap();
     wait_for(|| live.image(1) != first);
@@ -140,9 +141,7 @@ fn a_file_with_the_prompt_is_read_again() {
 fn without_frames_each_change_is_an_image() {
     let folder = tempfile::tempdir().unwrap();
     let flags = ["--no-input", "--to", "rgb24", "--size", "64x64", "--control", "control"];
-    let mut child = begun(folder.path(), &[&QUICK[..], &flags].concat());
-    let stdin = child.stdin.take().unwrap();
-    let mut live = Live { child, stdin };
+    let mut live = Live::with(folder.path(), &[&QUICK[..], &flags].concat());
     let first = live.next();
     let mut socket = BufReader::new(UnixStream::connect(folder.path().join("control")).unwrap());
     ask(&mut socket, r#"{"prompt": "a blue star"}"#);
@@ -195,9 +194,7 @@ fn a_change_that_alters_the_size_of_images_is_refused() {
         fs::write(folder.path().join(name), file).unwrap();
     }
     let flags = ["--no-input", "--to", "rgb24", "-i", "narrow.png", "--control", "control"];
-    let mut child = begun(folder.path(), &[&QUICK[..], &flags].concat());
-    let stdin = child.stdin.take().unwrap();
-    let mut live = Live { child, stdin };
+    let mut live = Live::with(folder.path(), &[&QUICK[..], &flags].concat());
     let first = live.next();
     let mut socket = BufReader::new(UnixStream::connect(folder.path().join("control")).unwrap());
     let answer = ask(&mut socket, r#"{"references": ["wide.png"]}"#);

@@ -45,22 +45,9 @@ fn rename(path: &Path, rng: &mut Rng) {
         ".",
         "lora_te_",
     ];
-    let ends = [
-        ".weight",
-        "_",
-        ".",
-        ".lora_mid.weight",
-        ".diff_b",
-        ".lora_C.weight",
-        ".magnitude",
-        ".lora_magnitude_vector",
-        ".default.weight",
-        ".scale",
-        ".alpha",
-        ".rank",
-        ".bias",
-        ".w_norm",
-    ];
+    let ends = "\
+        .weight _ . .lora_mid.weight .diff_b .lora_C.weight .magnitude .lora_magnitude_vector .default.weight .scale \
+        .alpha .rank .bias .w_norm";
     let mut file = TensorFile::read(path);
     let of_all = rng.one_of(3).then(|| *rng.pick(&prefixes));
     let uses_underscores = rng.one_of(4);
@@ -72,7 +59,7 @@ fn rename(path: &Path, rng: &mut Rng) {
             tensor.name = format!("{}.lo{end}", module.replace('.', "_"));
         }
         match rng.below(24) {
-            0 => tensor.name += *rng.pick(&ends),
+            0 => tensor.name += rng.word(ends),
             1 => tensor.name = mutate::hostile_text(rng),
             2 => tensor.shape.extend([1, 1]),
             3 => tensor.shape.reverse(),

@@ -60,75 +60,13 @@ const VALUES: [&str; 47] = [
     "text=fp8",
 ];
 /// Options, the more likely ones twice.
-const OPTIONS: [&str; 67] = [
-    "-p",
-    "-p",
-    "--prompt",
-    "-o",
-    "-o",
-    "--output",
-    "-W",
-    "-W",
-    "-H",
-    "-H",
-    "--width",
-    "--height",
-    "-s",
-    "--steps",
-    "-S",
-    "--seed",
-    "-n",
-    "-g",
-    "--guidance",
-    "--precision",
-    "--device",
-    "--gpu-memory",
-    "--timings",
-    "--fp8-cache",
-    "-q",
-    "-v",
-    "--print-path",
-    "--size",
-    "--threads",
-    "--no-clobber",
-    "--lora",
-    "-i",
-    "-i",
-    "-i",
-    "--input",
-    "--mask",
-    "--mask",
-    "--strength",
-    "--strength",
-    "--extend",
-    "--feather",
-    "--mask-padding",
-    "--no-composite",
-    "--no-self-reference",
-    "--hires",
-    "--hires-size",
-    "--hires-upscaler",
-    "--kv",
-    "--negative",
-    "--max-sequence-length",
-    "--schedule",
-    "--rng",
-    "--noise",
-    "--latents",
-    "--embeddings",
-    "--save-latents",
-    "--save-embeddings",
-    "--quantize",
-    "--text-encoder",
-    "--vae",
-    "--tokenizer",
-    "--variant",
-    "--parallel",
-    "--force",
-    "--negative-prompt",
-    "--model",
-    "--sampler",
-];
+const OPTIONS: &str = "\
+    -p -p --prompt -o -o --output -W -W -H -H --width --height -s --steps -S --seed -n -g --guidance --precision \
+    --device --gpu-memory --timings --fp8-cache -q -v --print-path --size --threads --no-clobber --lora -i -i -i \
+    --input --mask --mask --strength --strength --extend --feather --mask-padding --no-composite --no-self-reference \
+    --hires --hires-size --hires-upscaler --kv --negative --max-sequence-length --schedule --rng --noise --latents --embeddings --save-latents \
+    --save-embeddings --quantize --text-encoder --vae --tokenizer --variant --parallel --force --negative-prompt \
+    --model --sampler";
 
 /// Options in any order, with any values.
 pub fn any(place: &Place<'_>, rng: &mut Rng) -> Case {
@@ -145,7 +83,7 @@ pub fn any(place: &Place<'_>, rng: &mut Rng) -> Case {
         given.extend(["-p", "a red circle"]);
     }
     for _ in 0..rng.below(6) {
-        let option = *rng.pick(&OPTIONS);
+        let option = rng.word(OPTIONS);
         // Repeating an option would always be the same error.
         if let Some(at) = given.iter().position(|known| *known == option) {
             given.drain(at..given.len().min(at + 2));

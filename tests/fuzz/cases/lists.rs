@@ -24,36 +24,10 @@ const FLAGS: [&[&str]; 12] = [
     &["--json"],
     &["--mask", "none.png"],
 ];
-const FIELDS: [&str; 28] = [
-    "prompt",
-    "negative",
-    "width",
-    "height",
-    "steps",
-    "seed",
-    "guidance",
-    "schedule",
-    "rng",
-    "max_sequence_length",
-    "inputs",
-    "mask",
-    "strength",
-    "extend",
-    "mask_padding",
-    "feather",
-    "no_composite",
-    "full_size",
-    "resize",
-    "no_self_reference",
-    "sparse",
-    "noise",
-    "latents",
-    "embeddings",
-    "adapters",
-    "hires",
-    "output",
-    "n",
-];
+const FIELDS: &str = "\
+    prompt negative width height steps seed guidance schedule rng max_sequence_length inputs mask strength extend \
+    mask_padding feather no_composite full_size resize no_self_reference sparse noise latents embeddings adapters \
+    hires output n";
 const VALUES: [&str; 22] = [
     "1",
     "0",
@@ -139,7 +113,7 @@ fn object(rng: &mut Rng) -> Vec<u8> {
         return text(rng);
     }
     let mut fields = vec![r#""prompt": "a circle""#.to_string()];
-    fields.extend((0..rng.below(4)).map(|_| format!("\"{}\": {}", rng.pick(&FIELDS), rng.pick(&VALUES))));
+    fields.extend((0..rng.below(4)).map(|_| format!("\"{}\": {}", rng.word(FIELDS), rng.pick(&VALUES))));
     let mut line = format!("{{{}}}", fields.join(", ")).into_bytes();
     if rng.one_of(8) {
         line.truncate(rng.below(line.len()));
@@ -148,7 +122,7 @@ fn object(rng: &mut Rng) -> Vec<u8> {
 }
 
 fn names(rng: &mut Rng) -> Vec<u8> {
-    (0..1 + rng.below(5)).map(|_| *rng.pick(&FIELDS)).collect::<Vec<_>>().join(",").into_bytes()
+    (0..1 + rng.below(5)).map(|_| rng.word(FIELDS)).collect::<Vec<_>>().join(",").into_bytes()
 }
 
 fn row(rng: &mut Rng) -> Vec<u8> {

@@ -11,19 +11,7 @@ use crate::run::Case;
 use crate::sources::adapter_of;
 
 /// The flags for input files.
-const FLAGS: [&str; 11] = [
-    "-d",
-    "-i",
-    "--mask",
-    "--lora",
-    "--noise",
-    "--latents",
-    "--embeddings",
-    "--text-encoder",
-    "--vae",
-    "--tokenizer",
-    "--variant",
-];
+const FLAGS: &str = "-d -i --mask --lora --noise --latents --embeddings --text-encoder --vae --tokenizer --variant";
 
 /// One file for one flag or command.
 pub fn any(place: &Place<'_>, rng: &mut Rng) -> Case {
@@ -35,7 +23,7 @@ pub fn any(place: &Place<'_>, rng: &mut Rng) -> Case {
     let own = source.extension().and_then(|ending| ending.to_str()).unwrap_or("json");
     let path = place.at("given").with_extension(if rng.one_of(3) { *rng.pick(&endings) } else { own });
     link(&source, &path);
-    let flag = *rng.pick(&FLAGS);
+    let flag = rng.word(FLAGS);
     case.expected.of_a_file = false;
     case.expected.blames = vec!["given.".to_string(), flag.to_string()];
     match rng.below(6) {

@@ -40,20 +40,9 @@ const PREFIXES: [&str; 22] = [
     "_orig_mod.",
 ];
 /// Metadata keys that some program reads.
-const KEYS: [&str; 12] = [
-    "config",
-    "format",
-    "modelspec.architecture",
-    "_quantization_metadata",
-    "quantization",
-    "axes_dims_rope",
-    "rope_theta",
-    "transformer_config",
-    "text_encoder_config",
-    "modelspec.title",
-    "flux.config",
-    "model_type",
-];
+const KEYS: &str = "\
+    config format modelspec.architecture _quantization_metadata quantization axes_dims_rope rope_theta \
+    transformer_config text_encoder_config modelspec.title flux.config model_type";
 
 /// The description if [`disturb`] changes nothing.
 const WHOLE: &str = "all are there";
@@ -252,14 +241,13 @@ fn with_metadata(place: &Place<'_>, rng: &mut Rng) -> Case {
     let mut file = component(place, role, rng);
     for _ in 0..1 + rng.below(3) {
         let known: Vec<String> = file.metadata.keys().cloned().collect();
-        let key =
-            if known.is_empty() || rng.one_of(2) { rng.pick(&KEYS).to_string() } else { rng.pick(&known).clone() };
+        let key = if known.is_empty() || rng.one_of(2) { rng.word(KEYS).to_string() } else { rng.pick(&known).clone() };
         let old = file.metadata.get(&key).and_then(Value::as_str).unwrap_or_default().to_string();
         let value = match rng.below(4) {
             // A value that is changed JSON.
             0 if !old.is_empty() => String::from_utf8_lossy(&mutate::json(old.as_bytes(), rng)).into_owned().into(),
             1 => mutate::hostile_value(rng),
-            2 => json!({ rng.pick(&KEYS).to_string(): mutate::hostile_value(rng) }).to_string().into(),
+            2 => json!({ rng.word(KEYS): mutate::hostile_value(rng) }).to_string().into(),
             _ => mutate::hostile_value(rng).to_string().into(),
         };
         case.what += &format!("metadata {key:?}; ");
