@@ -95,6 +95,6 @@ fn two_images_are_estimated_to_take_longer_than_one() {
         made(&engine, Job { recipe: None, ..heart(Transparency::No, 2) });
     }
     let [one, two] = [Transparency::No, Transparency::Edit]
-        .map(|transparent| engine.seconds_with(&heart(transparent, 2).request, 1).unwrap().unwrap());
+        .map(|transparent| engine.seconds_with(&heart(transparent, 2)).unwrap().unwrap());
     assert!(two > 1.5 * one, "{one} {two}");
 }

@@ -11,10 +11,11 @@ use flux::pipeline::{Plan, Request};
 use flux::stage::CancelFlag;
 use flux::upscaler::UpscalerFile;
 
-use crate::http::error::{ApiError, Result, shown};
+use crate::http::error::{ApiError, Result};
 use crate::jobs::models::Models;
 use crate::jobs::record::{JobRecord, Planned};
 use crate::jobs::request::{Asked, Feedback, Lora};
+use crate::upscalers::Upscalers;
 
 /// Expands the prompt of a request, and reads its images.
 ///
@@ -32,7 +33,7 @@ pub fn read(asked: &mut Asked, record: &JobRecord, models: &Models, cancel: &Can
         let expanded = Expander::new(&expansion).expand(&recipe, record.count);
         Expanded { recipe, words, .. } = expanded.map_err(|e| e.for_field(Field::Prompt))?;
     }
-    source.upscaler = upscaler(&mut recipe)?;
+    source.upscaler = upscaler(&mut recipe, models.upscalers())?;
     recipe.check().map_err(ApiError::from)?;
     let inputs = Inputs::read(&recipe, &mut source).map_err(|e| unreadable(&e.for_field(Field::Inputs)))?;
     let adapter = |Lora { name, weight, blocks }: &Lora| {
@@ -60,15 +61,14 @@ pub fn read(asked: &mut Asked, record: &JobRecord, models: &Models, cancel: &Can
 /// Returns the open upscaler of a recipe's second pass, and removes the name of the Lanczos filter from the recipe.
 ///
 /// Errors if the server lacks the upscaler.
-fn upscaler(recipe: &mut Recipe) -> Result<Option<Arc<UpscalerFile>>> {
+fn upscaler(recipe: &mut Recipe, upscalers: &Upscalers) -> Result<Option<Arc<UpscalerFile>>> {
     let Some(hires) = &mut recipe.hires else { return Ok(None) };
-    match hires.upscaler.take() {
-        Some(name) if !name.as_os_str().eq_ignore_ascii_case("lanczos") => {
-            let name = shown(&name.to_string_lossy());
-            Err(ApiError::value("hires", format!("there is no upscaler `{name}`: this server has only Lanczos")))
-        }
-        _ => Ok(None),
+    let Some(name) = hires.upscaler.as_ref().map(|name| name.to_string_lossy()) else { return Ok(None) };
+    if Upscalers::is_filter(&name) {
+        hires.upscaler = None;
+        return Ok(None);
     }
+    upscalers.open(&name).map(Some).map_err(|error| error.with_param("hires"))
 }
 
 /// Plans a job, and records the plan. Waits for the tokenizer.
