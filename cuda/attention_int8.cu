@@ -224,8 +224,8 @@ struct Band {
             }
     }
 
-    // Raises `top` if a score exceeds it by more than SLACK powers of two, or at the first tile. SECOND: `added` has the
-    // first tile of a pair. Sets the factors and the shifts that turn scores into exponents.
+    // Raises `top` if a score exceeds it by more than SLACK powers of two, or at the first tile. SECOND: `added` has
+    // the first tile of a pair. Sets the factors and the shifts that turn scores into exponents.
     template <bool SECOND>
     __device__ __forceinline__ void raise(const int (&score)[KEY_COLS][4], float key_scale, bool is_first,
                                           float (&factor)[2], float (&shift)[2]) {

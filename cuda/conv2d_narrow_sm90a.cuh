@@ -1,8 +1,8 @@
-// 3 x 3 convolution with at most 64 outputs for Hopper, + bias + residual, then a leaky ReLU: stride 1 with zeros around
-// the image
+// 3 x 3 convolution with at most 64 outputs for Hopper, + bias + residual, then a leaky ReLU: stride 1, with zeros
+// around the image
 //
-//   x         tensor map over [height, width, channels] bf16: boxes of 64 channels (128-byte swizzle), WIDTH + 2 pixels,
-//             HEIGHT + 2 rows
+//   x         tensor map over [height, width, channels] bf16: boxes of 64 channels (128-byte swizzle), WIDTH + 2
+//             pixels, HEIGHT + 2 rows
 //   weight    tensor map over [outs, 9, channels] bf16, taps ordered (ky, kx): boxes of 64 channels, one tap, OUTS
 //             outputs
 //   residual  [height * width, outs] bf16, row stride ld_residual, or null; may be out
@@ -15,7 +15,8 @@
 // Bands     A launch computes tiles `first` to `end`, whole rows of tiles, and x has only the rows that these read,
 //           from `first_row` on.
 // Needs     sm_90a; channels % 8 == 0, outs % 8 == 0, rows 16-byte aligned
-// Bound     tensor cores; with fewer than 64 outputs, shared memory: a multiply by 32 outputs reads 3 KB in the time of 2
+// Bound     tensor cores; with fewer than 64 outputs, shared memory: a multiply by 32 outputs reads 3 KB in the time of
+//           2 KB
 // Measured  docs/kernels-conv.md
 #pragma once
 
@@ -58,13 +59,19 @@ struct Work {
     }
 };
 
-// The ops on the sums, and where they are stored.
-struct Epilogue {
-    const bf16 *bias, *slopes, *residual;
+// The ops on the sums, and where they are stored. The launcher declares the same struct.
+struct Arguments {
+    const bf16* bias;
+    const bf16* slopes;
+    const bf16* residual;
     bf16* out;
-    long long ld_residual, ld_out;
-    int activates, outs;
+    long long ld_residual;
+    long long ld_out;
+    int activates;
+    int outs;
+};
 
+struct Epilogue : Arguments {
     // Returns the values of two outputs; zeros without values, or past the last output.
     __device__ __forceinline__ uint32_t pair_of(const bf16* values, int at) const {
         return values && at < outs ? *reinterpret_cast<const uint32_t*>(values + at) : 0;

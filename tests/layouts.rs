@@ -12,12 +12,13 @@ use regex::Regex;
 use crate::process::project;
 
 /// The struct of each launcher, and its mirror in cuda/.
-const MIRRORS: [(&str, &str, &str, &str); 10] = [
+const MIRRORS: [(&str, &str, &str, &str); 11] = [
     ("exchange.rs", "Barrier", "exchange.cu", "Meeting"),
     ("exchange.rs", "Parameters", "exchange.cu", "Exchange"),
     ("host_exchange.rs", "Parameters", "exchange.cu", "HostExchange"),
     ("ops/attention_e4m3.rs", "Arguments", "attention_e4m3_sm90a.cu", "Arguments"),
     ("ops/concat.rs", "Parts", "concat.cu", "Parts"),
+    ("ops/conv2d_narrow.rs", "Arguments", "conv2d_narrow_sm90a.cuh", "Arguments"),
     ("ops/conv2d_taps.rs", "Arguments", "conv2d_taps.cu", "Arguments"),
     ("ops/low_rank.rs", "Arguments", "low_rank_sm90a.cu", "Arguments"),
     ("ops/project.rs", "Arguments", "project_tiles_sm90a.cuh", "Arguments"),

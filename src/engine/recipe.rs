@@ -20,8 +20,8 @@ use crate::output::ImageFormat;
 use crate::pipeline::{Embeddings, Hires, Latents, MAX_PROMPT_BYTES, Request, Transparency};
 use crate::sampler::{Rng, ScheduleKind, Variation, Variety};
 
-/// Maximum number of inputs, of adapters, of boxes, and of regions, in a recipe as JSON. Models accept fewer; the bound avoids
-/// reading a long list.
+/// Maximum number of inputs, of adapters, of boxes, and of regions, in a recipe as JSON. Models accept fewer; the bound
+/// avoids reading a long list.
 const MAX_FILES: usize = 256;
 /// Maximum strength of an input as a reference.
 const MAX_INPUT_WEIGHT: f32 = 2.0;

@@ -1,7 +1,7 @@
 //! Attention in int8 against its definition (cuda/attention_int8.cu), tile by tile, and against attention in float32.
 
-use flux::backend::{Device, Memory};
 use flux::backend::cuda::{Arithmetic, AttentionPrecision, Cuda, GemmCache, Precision};
+use flux::backend::{Device, Memory};
 use flux::files::int8::quantize_row;
 use flux::ops::TokenLayout;
 use half::f16;

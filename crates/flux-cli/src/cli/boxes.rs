@@ -43,8 +43,8 @@ pub struct BoxArgs {
 pub struct RegionArgs {
     /// Text for a part of the image: TOP,LEFT,BOTTOM,RIGHT:TEXT or MASK.png:TEXT
     ///
-    /// For FLUX.2. The whole image sees the prompt, and the region also sees its text. Coordinates go from 0 to 1000, or
-    /// are percentages. A mask is white in its region. The flag can be repeated, up to 30 times.
+    /// For FLUX.2. The whole image sees the prompt, and the region also sees its text. Coordinates go from 0 to 1000,
+    /// or are percentages. A mask is white in its region. The flag can be repeated, up to 30 times.
     #[arg(help_heading = PROMPT, long = "region", value_name = "REGION", hide_short_help = true)]
     regions: Vec<TextRegion>,
 }

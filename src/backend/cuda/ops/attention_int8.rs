@@ -31,8 +31,8 @@ pub fn check(device: &Device) -> Result<()> {
     Err(Error::new(what).at(format!("{field:#} int8")).for_field(field).hint(format!("leave out `{field:#}`")))
 }
 
-/// Returns `true` if a GPU multiplies 8-bit integers at four times the rate of 16 bits with sums in float32, and 16 bits
-/// with sums in f16 at twice that rate: GeForce and its workstation cards.
+/// Returns `true` if a GPU multiplies 8-bit integers at four times the rate of 16 bits with sums in float32, and 16
+/// bits with sums in f16 at twice that rate: GeForce and its workstation cards.
 /// Source: NVIDIA's Ampere GA102, Ada and RTX Blackwell architecture papers, peak rates.
 pub fn is_faster(capability: (i32, i32)) -> bool {
     has_100_kib(capability)

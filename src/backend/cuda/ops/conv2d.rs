@@ -6,6 +6,7 @@
 use std::ops::Range;
 
 use super::conv2d_input::{Input, Rows};
+use super::conv2d_narrow::NarrowShape;
 use super::conv2d_output::{Output, Stage};
 use super::conv2d_sm90a::{CHOICE, Call, Taps, takes};
 use super::conv2d_taps::{self, Place};
@@ -116,7 +117,11 @@ impl Cuda {
             let (input, output) = (&mut input, &mut output);
             let call = Call { input, weight, bias, activation, output, height, width };
             rest = None;
-            statistics = if halves { self.run_hopper_halve(call).map(Some) } else { self.run_hopper_conv2d(call) }?;
+            statistics = match NarrowShape::find(out.cols()) {
+                _ if halves => Some(self.run_hopper_halve(call)?),
+                Some(shape) => self.run_hopper_narrow(shape, call).map(|()| None)?,
+                None => Some(self.run_hopper_conv2d(call)?),
+            };
         } else {
             let from_residual = residual.as_ref().map(Matrix::new);
             let product = self.product(input.source(), weight, Matrix::new(out), out.cols());

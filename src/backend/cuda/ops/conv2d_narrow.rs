@@ -7,6 +7,7 @@ use super::leaky_relu::activation_arguments;
 use crate::backend::cuda::Cuda;
 use crate::backend::cuda::element::Element;
 use crate::backend::cuda::gemm::Matrix;
+use crate::backend::cuda::layout::assert_layout;
 use crate::error::Result;
 
 /// Threads of a block: two warpgroups that multiply, and one that fetches.
@@ -50,9 +51,9 @@ impl NarrowShape {
     }
 }
 
-/// `Epilogue` in cuda/conv2d_narrow_sm90a.cuh.
+/// `Arguments` of cuda/conv2d_narrow_sm90a.cuh.
 #[repr(C)]
-struct Epilogue {
+struct Arguments {
     /// Addresses; of the slopes and the residual 0, if there is none.
     bias: u64,
     slopes: u64,
@@ -64,6 +65,9 @@ struct Epilogue {
     activates: i32,
     outs: i32,
 }
+
+assert_layout! { Arguments: 56, bias: 0, slopes: 8, residual: 16, out: 24, ld_residual: 32, ld_out: 40, activates: 48,
+outs: 52 }
 
 impl Cuda {
     /// Computes `conv2d(x) + residual` and the activation, with an output of the input's height and width.
@@ -85,7 +89,7 @@ impl Cuda {
             let (own, added) = output.open(rows.clone())?;
             // A place as if the rows before the band were there too.
             let from_first = |of: Matrix| of.address.wrapping_sub((rows.start * of.stride * Element::BYTES) as u64);
-            let mut epilogue = Epilogue {
+            let mut epilogue = Arguments {
                 bias: bias.address(),
                 slopes,
                 residual: added.map_or(0, from_first),
@@ -109,9 +113,9 @@ impl Cuda {
             // SAFETY: argument types and order match cuda/conv2d_narrow_sm90a.cuh, and their values live until the call
             // returns; the shared memory is that of the shape. The maps cover exactly the present cells of x and of the
             // weight. The ops checked their shapes; output and residual have rows in multiples of 16 bytes and a row
-            // for every output pixel of the band; the bias and the slopes have a value for every column of `out`, which are at most
-            // the outputs of a tile, and begin at multiples of four bytes. `out` may be `residual`: the lanes that read
-            // a pixel's values are those that write them, and they read first.
+            // for every output pixel of the band. The bias and the slopes have a value for every column of `out`, which
+            // are at most the outputs of a tile, and begin at multiples of four bytes. `out` may be `residual`: the
+            // lanes that read a pixel's values are those that write them, and they read first.
             unsafe { launch.run_raw([blocks, 1, 1], [THREADS, 1, 1], &mut arguments) }?;
             output.close()?;
         }

@@ -7,7 +7,6 @@ use std::ops::Range;
 use cudarc::driver::sys;
 
 use super::conv2d_input::Input;
-use super::conv2d_narrow::NarrowShape;
 use super::conv2d_output::Output;
 use super::leaky_relu::activation_arguments;
 use crate::backend::cuda::buffer::{Buffer, BufferKind};
@@ -172,12 +171,9 @@ impl Cuda {
     }
 
     /// Computes `conv2d(x) + residual`, with an output of the input's height and width. Returns the channel statistics
-    /// of the output if the kernel computes them.
-    pub(crate) fn run_hopper_conv2d(&self, call: Call<'_, '_, '_>) -> Result<Option<ChannelStatistics>> {
-        match NarrowShape::find(call.output.tensor().cols()) {
-            Some(shape) => self.run_hopper_narrow(shape, call).map(|()| None),
-            None => self.run_hopper_shape(CHOICE, &SAME, call).map(Some),
-        }
+    /// of the output.
+    pub(crate) fn run_hopper_conv2d(&self, call: Call<'_, '_, '_>) -> Result<ChannelStatistics> {
+        self.run_hopper_shape(CHOICE, &SAME, call)
     }
 
     /// Runs the fastest of `shapes`, which are kernels of `choice.file`.
@@ -238,12 +234,12 @@ impl Cuda {
                 carry: carried.as_ref().map_or(0, Buffer::address),
             };
             // SAFETY: the pointers are to `arguments`, which lives until the call returns; the shared memory is that of
-            // the shape. The maps end with the present cells of x, of the weight and of the residual; those that
-            // begin before the band are read from the band on. The ops checked the shapes; output and residual have rows
-            // in multiples of 16 bytes and a row for every output pixel of the band, the bias and the slopes have a value
-            // for every column of `out`. The statistics have the splits that `blocks` blocks produce. With more than one
-            // band, `carry` has room for as many blocks. `out` may be `residual`: a tile's cells are read before they
-            // are written, and no other tile has them.
+            // the shape. The maps end with the present cells of x, of the weight and of the residual; those that begin
+            // before the band are read from the band on. The ops checked the shapes; output and residual have rows in
+            // multiples of 16 bytes and a row for every output pixel of the band, the bias and the slopes have a value
+            // for every column of `out`. The statistics have the splits that `blocks` blocks produce. With more than
+            // one band, `carry` has room for as many blocks. `out` may be `residual`: a tile's cells are read before
+            // they are written, and no other tile has them.
             unsafe { launch.run_raw([blocks, 1, 1], [THREADS, 1, 1], &mut arguments.pointers()) }?;
             output.close()?;
         }
