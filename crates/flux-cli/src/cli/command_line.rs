@@ -235,7 +235,7 @@ mod tests {
             inputs: vec!["a.png".into(), "b.png".into()],
             controls: vec![canny],
             input_weights: vec![0.7, 1.25],
-            regions: vec!["0,0,1000,500:it's a cat: black".parse().unwrap(), "-m.png:a hat".parse().unwrap()],
+            regions: vec!["0,0,1000,500:it's a cat: black".parse().unwrap(), "./-m.png:a hat".parse().unwrap()],
             ..Recipe::new("Match the edge map in image 2.\na cat", 1)
         };
         assert!(has_flags(&edges));
