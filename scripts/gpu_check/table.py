@@ -40,7 +40,7 @@ REPLICAS = {f"the factor of {size} by {batch}": at_least(1.95) for size in (512,
 
 # In the order of `all`, then the others.
 SECTIONS = [
-    Section("parity", 240, tests.parity, "every op against the CPU and its composition, images against the reference"),
+    Section("parity", 300, tests.parity, "every op against the CPU and its composition, images against the reference"),
     Section("image", 30, speed.image, "one image of the default model through the command line"),
     Section("machine", 90, tests.machine, "the output of `flux devices` and `flux selftest` for the first GPU"),
     Section("model", 90, models.model, "writes the 4B model with random weights, unless it exists"),

@@ -241,6 +241,7 @@ fn help_fits_the_terminal_and_groups_the_flags() {
         "Size and sampling:",
         "Output:",
         "Input images:",
+        "Second pass:",
         "Tensors:",
         "Model:",
         "Prompt upsampling:",

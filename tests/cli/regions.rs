@@ -109,7 +109,7 @@ fn what_regions_cannot_do_is_an_error() {
         (&["--region", "0,0,10,10:x"], &["region 1 covers none", "hint"]),
         (&["--region", "black.png:x"], &["region 1 covers none"]),
         (&["--region", "gone.png:x"], &["gone.png"]),
-        (&["--region", "-:x"], &["standard input"]),
+        (&["--region=-:x"], &["standard input"]),
         (&many, &["31 regions", "30"]),
         (&["--region", LEFT, "--save-embeddings", "e.safetensors"], &["text features", "hint"]),
     ] {

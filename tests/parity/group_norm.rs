@@ -171,7 +171,7 @@ fn gives_statistics(cuda: &Cuda) -> bool {
 #[test]
 fn a_norm_of_a_convolution_is_that_of_its_values() {
     let Some(cuda) = crate::cuda() else { return };
-    let reads = !gives_statistics(&cuda);
+    let gives = gives_statistics(&cuda);
     // The last ones have more tiles than multiprocessors, and for their shapes more than one round of them.
     let mut cases = vec![
         ([1usize, 1usize], 8, 64, 8),
@@ -194,10 +194,12 @@ fn a_norm_of_a_convolution_is_that_of_its_values() {
     for (size, cin, out, groups) in cases {
         for mean in [0.0, 100.0] {
             let maker = Maker::new(&cuda, size, cin, out, mean);
-            let check = |what: &str, x: &Convolved<Cuda>| {
+            let has = |what: &str, x: &Convolved<Cuda>, has: bool| {
                 let what = format!("group_norm of {what} {size:?} {cin} -> {out} around {mean}");
-                assert_eq!(check_norm_of(&cuda, &what, x, groups), reads, "{what}");
+                assert_eq!(check_norm_of(&cuda, &what, x, groups), !has, "{what}");
             };
+            // The kernel for at most 64 outputs computes no statistics.
+            let check = |what: &str, x: &Convolved<Cuda>| has(what, x, gives && out > 64);
             check("conv2d", &maker.conv2d());
             let pixels = size[0] * size[1];
             // Over the residual, over the columns of a longer residual, and over the result of a convolution.
@@ -205,7 +207,7 @@ fn a_norm_of_a_convolution_is_that_of_its_values() {
             check("conv2d_add in place", &maker.conv2d_add(Shape::view(pixels, out, 16, 8).tensor(&cuda, 4)));
             check("conv2d_add to conv2d", &maker.conv2d_add(maker.conv2d().pixels));
             if pixels < 10_000 {
-                check("upsample_conv2d", &maker.upsample_conv2d(&cuda));
+                has("upsample_conv2d", &maker.upsample_conv2d(&cuda), gives);
             }
         }
     }
