@@ -186,8 +186,20 @@ impl<B: Backend> Model<B> {
     ///
     /// Errors if there is too little memory for one, or for its second pass.
     pub fn memory_plan(&self, plan: &Plan) -> Result<MemoryPlan> {
-        plan.second_pass().map_or(Ok(()), |edit| self.memory_plan(edit).map(drop))?;
+        self.check_second_pass(plan)?;
         self.residency.prepare(plan.clone()).map(|prepared| prepared.memory)
+    }
+
+    /// Errors if there is too little memory for the second pass of a plan.
+    fn check_second_pass(&self, plan: &Plan) -> Result<()> {
+        let Some(edit) = plan.second_pass() else { return Ok(()) };
+        let Err(error) = self.memory_plan(edit) else { return Ok(()) };
+        let error = error.prefixed("second pass");
+        let alone = Plan { references: Vec::new(), reference_weights: Vec::new(), ..edit.clone() };
+        if edit.references.is_empty() || self.memory_plan(&alone).is_err() {
+            return Err(error);
+        }
+        Err(error.hint_instead("leave out the enlarged image as the reference of the second pass"))
     }
 
     /// Computes the plan of a request and its needs, without notes about the prompt, which another device may read.
@@ -196,7 +208,7 @@ impl<B: Backend> Model<B> {
     pub(crate) fn prepare(&self, request: &Request, is_read_elsewhere: bool) -> Result<Prepared> {
         let count = |prompt: &str| self.tokenizer.get()?.count(prompt);
         let plan = Plan { is_read_elsewhere, ..Plan::counted(request, self.info(), count)? };
-        plan.second_pass().map_or(Ok(()), |edit| self.memory_plan(edit).map(drop))?;
+        self.check_second_pass(&plan)?;
         let has_images = request.has_images() || plan.second_pass().is_some();
         let prepared = self.residency.prepare(plan)?;
         if has_images {
