@@ -57,7 +57,7 @@ impl ActivationCost {
         let exchanged = if sharers > 1 { 5 * dim } else { 0 };
         // Keys and values exist once more with the weights of references.
         let weighted = if plan.reference_weights.is_empty() { 0 } else { 3 * dim };
-        // Those of a region's image tokens are copied, and concatenated with those of its text.
+        // Keys of the image tokens of a region are copied, and concatenated with the keys of its text.
         let regional = if plan.regions.is_some() { 4 * dim } else { 0 };
         let token = (6 * dim + 5 * mlp / 2 + exchanged + weighted + regional) * costs.element_bytes;
         let context = tokens.saturating_sub(image as u64);

@@ -473,7 +473,7 @@ impl Plan {
         let guided = guidance != 1.0;
         check_regions(request)?;
         let (regions, region_notes) =
-            region_map(&request.regions, (info, request.has_images()), [height, width], &count)?;
+            region_map(&request.regions, (info, request.has_images()), [height, width], count)?;
         notes.extend(region_notes);
         let [prompt_tokens, negative_tokens] = text_tokens(request, info, guided, count)?;
         let text_tokens = prompt_tokens + regions.as_ref().map_or(0, |regions| regions.text_tokens());
