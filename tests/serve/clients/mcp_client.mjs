@@ -23,7 +23,7 @@ for (const connect of [
   const transport = connect();
   await client.connect(transport);
   const { tools } = await client.listTools();
-  assert.deepEqual(tools.map(({ name }) => name), ["generate_image", "edit_image", "list_models"]);
+  assert.deepEqual(tools.map(({ name }) => name), ["generate_image", "edit_image", "upscale_image", "list_models"]);
   assert.ok(tools.every(({ title, annotations, outputSchema }) => title && annotations && outputSchema));
   const told = [];
   const result = await client.callTool({ name: "generate_image", arguments: small }, undefined, {

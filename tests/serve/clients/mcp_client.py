@@ -28,7 +28,7 @@ def is_error(result):
 async def use(session):
     await session.initialize()
     tools = (await session.list_tools()).tools
-    assert [tool.name for tool in tools] == ["generate_image", "edit_image", "list_models"]
+    assert [tool.name for tool in tools] == ["generate_image", "edit_image", "upscale_image", "list_models"]
     assert all(tool.title and field(tool, "output_schema", "outputSchema") for tool in tools)
     told = []
 

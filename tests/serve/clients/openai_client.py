@@ -67,7 +67,7 @@ assert several.usage.input_tokens_details.image_tokens == 48, several.usage
 expect(openai.BadRequestError, "invalid_value", "size", size="1x1")
 expect(openai.BadRequestError, "invalid_value", "n", n=99)
 expect(openai.BadRequestError, "unknown_parameter", "what", extra_body={"what": 1})
-expect(openai.BadRequestError, "unsupported_value", "background", background="transparent")
+expect(openai.BadRequestError, "unsupported_value", "output_format", background="transparent", output_format="jpeg")
 try:
     client.models.retrieve("none")
 except openai.NotFoundError as error:
