@@ -225,8 +225,8 @@ __device__ __forceinline__ void convolve(const TensorMap& x, const TensorMap& we
 
 }  // namespace conv2d::narrow
 
-// The launcher passes the shared memory: `BARRIERS` of the shape and 16 bytes for each stage. The launcher's numbers must
-// agree with `Shape`.
+// The launcher passes the shared memory: `BARRIERS` of the shape and 16 bytes for each stage. The launcher's numbers
+// must agree with `Shape`.
 #define CONV2D_NARROW(name, ...)                                                                                      \
     extern "C" __global__ void __launch_bounds__(128 + 128 * conv2d::CONSUMERS, 1)                                    \
         name(const __grid_constant__ hopper::TensorMap x, const __grid_constant__ hopper::TensorMap weight,           \

@@ -9,8 +9,8 @@
 //   residual  tensor map over [height, width, outs] bf16, read only if `adds` (not with TAPS = 2); may be out
 //   bias, slopes  [outs] bf16; slopes of negative sums if `activates`, null for slopes of 0
 //   out       [height * width, outs] bf16, row stride ld_out; rounded once. TAPS = 2: [2 height * 2 width, outs]
-//   partial   [gridDim.x / ceil(outs / OUTS), outs] float2: mean of the rounded values of a split of the pixels, and the
-//             sum of squared distances from it, for a group norm of `out`
+//   partial   [gridDim.x / ceil(outs / OUTS), outs] float2: mean of the rounded values of a split of the pixels, and
+//             the sum of squared distances from it, for a group norm of `out`
 //   counts    [gridDim.x / ceil(outs / OUTS)] float: number of pixels of each split
 //   carry     [gridDim.x, outputs and lanes of the storing warps] channel statistics, used if several launches compute
 //             one image

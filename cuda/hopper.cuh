@@ -165,7 +165,8 @@ __device__ __forceinline__ void pin(float (&values)[N]) {
 
 // Returns the descriptor of a matrix in shared memory, in panels 128 bytes wide with the 128-byte swizzle; eight rows
 // are `group_bytes` apart from the next eight, 1024 if nothing is between them. `panel_bytes` is used if the long axis
-// is the wide one (values), and is ignored otherwise. The swizzle is that of the address: a matrix may begin at any row.
+// is the wide one (values), and is ignored otherwise. The swizzle is that of the address: a matrix may begin at any
+// row.
 __device__ __forceinline__ uint64_t describe(uint32_t address, uint32_t panel_bytes, uint32_t group_bytes = 1024) {
     return uint64_t((address & 0x3ffff) >> 4) | uint64_t(panel_bytes >> 4) << 16 | uint64_t(group_bytes >> 4) << 32 |
            uint64_t(1) << 62;
