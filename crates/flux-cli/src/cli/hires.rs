@@ -33,7 +33,7 @@ pub struct HiresArgs {
     #[arg(help_heading = HIRES, long, value_name = "X", allow_negative_numbers = true, hide_short_help = true)]
     #[arg(value_parser = decimal::<f64>("from 0 to 1"))]
     hires_strength: Option<f64>,
-    /// Steps of the second pass, of which it runs the last ones [default: --steps]
+    /// Denoising steps of its schedule; the strength decides how many run [default: --steps]
     #[arg(help_heading = HIRES, long, value_name = "N", allow_negative_numbers = true, hide_short_help = true)]
     #[arg(value_parser = whole_of("steps, from 1 to 1000"))]
     hires_steps: Option<usize>,
