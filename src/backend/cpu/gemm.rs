@@ -172,26 +172,12 @@ pub(super) fn small(
     let (b_row, b_col) = if b_transposed { (1, b.1) } else { (b.1, 1) };
     // SAFETY: the assertion above keeps every element that the strides reach inside its slice.
     unsafe {
-        gemm::gemm(
-            m,
-            n,
-            k,
-            out.as_mut_ptr(),
-            1,
-            out_stride as isize,
-            accumulate,
-            a.0.as_ptr(),
-            1,
-            a.1 as isize,
-            b.0.as_ptr(),
-            b_col as isize,
-            b_row as isize,
-            1.0,
+        multiply(
+            [m, n, k],
+            (out.as_mut_ptr(), out_stride, accumulate),
+            (a.0.as_ptr(), a.1),
+            (b.0.as_ptr(), [b_row, b_col]),
             beta,
-            false,
-            false,
-            false,
-            gemm::Parallelism::None,
         );
     }
 }
@@ -310,26 +296,40 @@ unsafe fn product(
     assert!(x.len() >= (rows.len() - 1) * x_stride + k);
     // SAFETY: x and weight were checked to reach their last element, out by the caller.
     unsafe {
-        gemm::gemm(
-            rows.len(),
-            n,
-            k,
-            out,
-            1,
-            out_stride as isize,
-            accumulate,
-            x.as_ptr(),
-            1,
-            x_stride as isize,
-            weight.as_ptr(),
-            row_stride as isize,
-            col_stride as isize,
-            1.0,
-            1.0,
-            false,
-            false,
-            false,
-            gemm::Parallelism::None,
-        );
+        let weight = (weight.as_ptr(), [col_stride, row_stride]);
+        multiply([rows.len(), n, k], (out, out_stride, accumulate), (x.as_ptr(), x_stride), weight, 1.0);
+    }
+}
+
+/// Computes `out = beta · a·b`, plus `out` if `accumulate` is set: `a` [m, k] and `out` [m, n] have a stride between
+/// rows, and `b` [k, n] has strides between rows and between columns.
+///
+/// # Safety
+///
+/// All elements that the strides reach must be in memory, and no other thread may access those of `out`.
+unsafe fn multiply(
+    [m, n, k]: [usize; 3],
+    (out, out_stride, accumulate): (*mut f32, usize, bool),
+    (a, a_stride): (*const f32, usize),
+    (b, b_strides): (*const f32, [usize; 2]),
+    beta: f32,
+) {
+    let (out_stride, a_stride) = (out_stride as isize, a_stride as isize);
+    let [b_row, b_col] = b_strides.map(|stride| stride as isize);
+    let product = gemm_f32::gemm::f32::get_gemm_fn();
+    let one_thread = gemm_common::Parallelism::None;
+    // SAFETY: as the caller promises. The kernels write columns, so rows are written as columns of the transpose.
+    unsafe {
+        if out_stride > 1 {
+            product(
+                n, m, k, out, out_stride, 1, accumulate, b, b_row, b_col, a, a_stride, 1, 1.0, beta, false, false,
+                false, one_thread,
+            );
+        } else {
+            product(
+                m, n, k, out, 1, out_stride, accumulate, a, 1, a_stride, b, b_col, b_row, 1.0, beta, false, false,
+                false, one_thread,
+            );
+        }
     }
 }

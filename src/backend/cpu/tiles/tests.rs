@@ -246,31 +246,7 @@ fn terms_compare_with_a_float32_product_as_the_head_says() {
     };
     let mut float32 = vec![0.0f32; rows * weight_rows];
     let (m, n, k) = (rows, weight_rows, cols);
-    // SAFETY: the three matrices are dense, [m, k], [n, k] and [m, n].
-    unsafe {
-        let (out, x, w) = (float32.as_mut_ptr(), x.as_ptr(), wide.as_ptr());
-        gemm::gemm(
-            m,
-            n,
-            k,
-            out,
-            1,
-            n as isize,
-            false,
-            x,
-            1,
-            k as isize,
-            w,
-            k as isize,
-            1,
-            0.0,
-            1.0,
-            false,
-            false,
-            false,
-            gemm::Parallelism::None,
-        );
-    }
+    super::super::gemm::small((m, n, k), (&mut float32, n), false, (&x, k), (&wide, k), true, 1.0);
     let float32 = error(&float32);
     let bytes: Vec<u8> = weight.iter().flat_map(|w| w.to_le_bytes()).collect();
     let of_terms = [1, 2, 3].map(|terms| {
