@@ -5,6 +5,7 @@ mod hires;
 mod preview_decoder;
 mod previews;
 mod saved;
+mod signed;
 mod transparent;
 
 use std::fs::OpenOptions;

@@ -1,9 +1,11 @@
 //! Options for opening an engine, and the observer of opening.
 
 use std::path::PathBuf;
+use std::sync::Arc;
 
 use super::choice::{AttentionChoice, Device, ParallelChoice, PrecisionChoice};
 use crate::model::Quantization;
+use crate::output::Sign;
 
 /// Options for opening a model in an engine.
 #[derive(Debug, Clone, Default)]
@@ -33,6 +35,8 @@ pub struct EngineArgs {
     pub parallel: ParallelChoice,
     /// Number of images to generate, if known: groups of devices beyond this number are not opened.
     pub images: Option<usize>,
+    /// Adds signed manifests to image files.
+    pub signer: Option<Arc<dyn Sign>>,
 }
 
 /// The file of a tiny decoder, TAEF2.

@@ -11,7 +11,7 @@ use super::transparent;
 use crate::alpha::Cutout;
 use crate::error::Result;
 use crate::metadata::{Metadata, Pixels};
-use crate::output::{self, ImageFormat, Target};
+use crate::output::{self, ImageFormat, Sign, Target};
 use crate::pipeline::{Embeddings, Latents, Plan, Transparency};
 use crate::rgb::{Rgb, RgbImage};
 use crate::sampler::{Rng, ScheduleKind};
@@ -42,6 +42,7 @@ pub(super) struct Origin {
     pub(super) digests: Arc<ModelDigests>,
     /// Description of the device.
     pub(super) device: String,
+    pub(super) signer: Option<Arc<dyn Sign>>,
 }
 
 impl Image {
@@ -87,11 +88,16 @@ impl Image {
 
     fn encode_file(&self, format: ImageFormat, quality: Option<u8>) -> Result<Vec<u8>> {
         let pixels = self.pixels()?;
-        match self.cutout(&pixels)? {
+        let file = match self.cutout(&pixels)? {
             Some(Cutout { rgb, alpha }) => {
                 output::encode_alpha(&rgb, &alpha, format, &self.metadata(Pixels::Rgba(&rgb, &alpha)))
             }
             None => output::encode_with(pixels.as_ref(), format, quality, |pixels| self.metadata(pixels)),
+        }?;
+        let Origin { signer, job, .. } = &*self.origin;
+        match signer.as_ref().filter(|_| job.provenance) {
+            Some(signer) => signer.sign(&file, format, &job.inputs.claim()),
+            None => Ok(file),
         }
     }
 
@@ -140,7 +146,7 @@ impl Image {
     /// Returns the recipe to reproduce the image; `None` if the job has no recipe. [`ImageRecipe::pixels`] depends on
     /// the format of a file, so only files have it.
     pub fn recipe(&self) -> Option<ImageRecipe> {
-        let Origin { job, model, digests, device, rounds_by_batch } = &*self.origin;
+        let Origin { job, model, digests, device, rounds_by_batch, .. } = &*self.origin;
         let Job { request, recipe, inputs, count, of, key, .. } = job;
         let recipe = &job.image_recipe(recipe.as_ref()?, self.place);
         let mut made = ImageRecipe::for_plan(recipe, &self.plan, model, device).with_inputs(inputs);

@@ -12,6 +12,7 @@ use crate::error::{Error, Field, Result};
 use crate::files::digest;
 use crate::input::{self, Edit, Mask, Region, in_cells, is_stdin};
 use crate::metadata::{DigitalSource, said_by};
+use crate::output::Claim;
 use crate::pipeline::{Area, Change, GivenReference, Hires, MAX_REFERENCES, RegionPrompt, Request};
 use crate::rgb::Rgb;
 use crate::stage::CancelFlag;
@@ -245,6 +246,16 @@ impl Inputs {
                 DigitalSource::TrainedAlgorithmicMedia
             }
             (Some(_), _) => DigitalSource::CompositeWithTrainedAlgorithmicMedia,
+        }
+    }
+
+    /// Returns the statement about results in a signed manifest.
+    pub(super) fn claim(&self) -> Claim {
+        let digest = |file: &PathBuf| self.digests.get(&*file.to_string_lossy()).cloned();
+        Claim {
+            source: self.digital_source(),
+            inputs: self.files.iter().filter_map(digest).collect(),
+            is_edit: self.edit.is_some(),
         }
     }
 

@@ -28,7 +28,7 @@ pub struct Job {
     pub of: Option<OfImages>,
     /// Hash of the request, for the metadata of image files.
     pub key: Option<String>,
-    /// `true` if XMP metadata declares that a model generated the image.
+    /// `true` if XMP metadata declares that a model generated the image, and if a signer of the engine signs it.
     pub provenance: bool,
     /// `true` if image files contain neither the recipe nor texts about the request.
     pub no_recipe: bool,

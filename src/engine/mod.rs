@@ -97,6 +97,7 @@ use crate::error::Result;
 use crate::files::adapter::Adapter;
 use crate::files::adapter::AdapterUse;
 use crate::model::{ModelInfo, OpenModel};
+use crate::output::Sign;
 use crate::pipeline::session::shape::Shape;
 use crate::pipeline::{self, CacheStats, MemoryPlan, Plan, Replicas, Request, Transparency};
 use crate::rgb::Rgb;
@@ -116,6 +117,7 @@ pub struct Engine {
     /// Model metadata for images.
     model: Arc<ModelRecipe>,
     digests: Arc<ModelDigests>,
+    signer: Option<Arc<dyn Sign>>,
     times: OpeningTimes,
 }
 
@@ -179,6 +181,7 @@ impl Engine {
             prepares_previews: AtomicBool::new(false),
             late: Mutex::default(),
             adapters: Vec::new(),
+            signer: None,
             times: OpeningTimes::default(),
         };
         engine.add(devices)?;
@@ -308,7 +311,8 @@ impl Engine {
             self.prepare_previews();
         }
         let (model, digests, device) = (Arc::clone(&self.model), Arc::clone(&self.digests), self.machine(job.count));
-        let origin = Origin { job, rounds_by_batch: self.pool.rounds_by_batch(), model, digests, device };
+        let (rounds_by_batch, signer) = (self.pool.rounds_by_batch(), self.signer.clone());
+        let origin = Origin { job, rounds_by_batch, model, digests, device, signer };
         Ok(Submission { origin: Arc::new(origin), shape, text: self.pool.shared_text(), sink, outlives_engine })
     }
 

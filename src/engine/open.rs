@@ -99,6 +99,7 @@ impl Engine {
         engine.digests = Arc::new(ModelDigests::new(files));
         engine.digests.prepare(adapters.iter().map(|(_, adapter)| Arc::clone(adapter)).collect());
         engine.adapters = adapters;
+        engine.signer = args.signer.clone();
         engine.times = OpeningTimes { device_s, open_s, quantize_s };
         Ok(engine)
     }

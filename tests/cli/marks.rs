@@ -251,3 +251,18 @@ fn verify_generates_the_image_again() {
     assert_eq!((code, &report["remake"]), (Some(1), &"unknown".into()), "{report}");
     assert_eq!(names(folder), ["a.png", "b.jpg", "device.png", "seed.png"]);
 }
+
+#[test]
+fn a_program_without_c2pa_refuses_to_sign_before_it_works() {
+    let folder = folder();
+    let folder = folder.path();
+    let signed = ["--sign-cert", "chain.pem", "--sign-key", "key.pem"];
+    let draw = |flags: &[&str]| draw(folder, &[&["-p", "x", "-o", "out.png", "--json"], flags].concat());
+    draw(&signed).fails(2, &["without C2PA", "--features flux-cli/c2pa"]);
+    draw(&signed[..2]).fails(2, &["--sign-key"]);
+    fs::write(folder.join("flux.toml"), "sign_cert = \"chain.pem\"\nsign_key = \"key.pem\"\n").unwrap();
+    let set = Run::new(flux().current_dir(folder).args(["-p", "x", "-o", "out.png"]).env_remove("FLUX_CONFIG"));
+    set.fails(2, &["without C2PA"]);
+    assert!(!folder.join("out.png").exists());
+    run(folder, &["verify", "out.png", "--trust", "authority.pem"]).fails(2, &["without C2PA"]);
+}

@@ -118,6 +118,12 @@ fields! {
     Quality = "quality",
     /// True if image files contain their input images.
     EmbedInputs = "embed_inputs",
+    /// The certificate chain to sign images with.
+    SignCert = "sign_cert",
+    /// The private key to sign images with.
+    SignKey = "sign_key",
+    /// The certificates of trusted authorities.
+    Trust = "trust",
     /// True if existing files are never overwritten.
     NoClobber = "no_clobber",
     /// The model.

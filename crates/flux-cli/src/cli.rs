@@ -39,6 +39,7 @@ mod serve;
 pub mod settings;
 mod sheet;
 mod show;
+mod sign;
 mod source;
 mod tensors;
 #[cfg(test)]
@@ -87,6 +88,7 @@ pub use serve::{Key, ListenAt, Mcp, SdapiSteps, Serve};
 use settings::settings;
 pub use sheet::{Label, LabelField, LabelPart, Sheet};
 pub use show::{ProtocolChoice, Show, ShowArgs};
+pub use sign::SignArgs;
 pub use source::SourceArgs;
 pub use tensors::TensorArgs;
 pub use upsample::{Upsample, UpsampleArgs, UpsampleFails};
@@ -310,8 +312,8 @@ pub enum Command {
     /// Check the marks of images, and their pixels against their recipes
     ///
     /// The marks are the source type and the AI system in XMP, the recipe, settings for other programs, and C2PA
-    /// manifests, whose signatures are not checked. Exit code 0 means that all marks hold, 1 that one does not, and 3
-    /// that an image has no mark.
+    /// manifests, which a program with the feature `c2pa` verifies. Exit code 0 means that all marks hold, 1 that one
+    /// does not, and 3 that an image has no mark.
     Verify(Box<Verify>),
     /// Measure the difference between images of the same size
     ///

@@ -106,10 +106,10 @@ fn run_command(cli: Cli, start: Instant, signals: &Signals) -> Result<u8> {
     cli::settings::load()?;
     let done = match cli.command {
         Some(Command::Verify(args)) => {
-            let (json, remake) = (args.json, args.remake);
+            let options = commands::verify::Options { json: args.json, remake: args.remake, trusted: args.trusted()? };
             let again = args.into_again();
             prepare(&again.draw, 1)?;
-            return commands::verify::run(&again, json, remake, start, signals);
+            return commands::verify::run(&again, &options, start, signals);
         }
         Some(Command::Strip(args)) => commands::strip::run(&args),
         Some(Command::Config { json }) => commands::config::run(json),
@@ -180,7 +180,7 @@ fn run_command(cli: Cli, start: Instant, signals: &Signals) -> Result<u8> {
         }
         #[cfg(feature = "server")]
         Some(Command::Serve(args)) => {
-            prepare_service(&args.engine(), args.on.threads, args.quiet)?;
+            prepare_service(&args.engine()?, args.on.threads, args.quiet)?;
             commands::serve::run(&args, start, signals)
         }
         #[cfg(feature = "server")]
@@ -195,7 +195,7 @@ fn run_command(cli: Cli, start: Instant, signals: &Signals) -> Result<u8> {
         Some(Command::Submit(args)) => commands::submit::run(&args, signals),
         #[cfg(feature = "queue")]
         Some(Command::Worker(args)) => {
-            prepare_service(&args.engine(), args.on.threads, args.quiet)?;
+            prepare_service(&args.engine()?, args.on.threads, args.quiet)?;
             commands::worker::run(&args, start, signals)
         }
         #[cfg(feature = "queue")]

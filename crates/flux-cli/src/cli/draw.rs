@@ -10,8 +10,8 @@ use flux::{Error, Result};
 
 use super::settings::settings;
 use super::{
-    DEVICE, DeviceArgs, INFORMATION, ModelArgs, OUTPUT, ProgressChoice, QuantizeArgs, RecipeArgs, TimingsFormat,
-    UpsampleArgs,
+    DEVICE, DeviceArgs, INFORMATION, ModelArgs, OUTPUT, ProgressChoice, QuantizeArgs, RecipeArgs, SignArgs,
+    TimingsFormat, UpsampleArgs,
 };
 
 /// Flags of all commands that generate images.
@@ -35,7 +35,7 @@ pub struct DrawArgs {
     /// The file is in the model's folder, and later runs load the weights from it.
     #[arg(help_heading = DEVICE, long, hide_short_help = true)]
     pub fp8_cache: bool,
-    /// Do not mark the image as AI-generated in its XMP metadata
+    /// Do not mark the image as AI-generated in its XMP metadata, and do not sign it
     #[arg(help_heading = OUTPUT, long, hide_short_help = true)]
     pub no_provenance: bool,
     /// Store no recipe in the image: no prompt, paths or device
@@ -48,6 +48,8 @@ pub struct DrawArgs {
     /// The image can then be reproduced without them.
     #[arg(help_heading = OUTPUT, long, hide_short_help = true)]
     pub embed_inputs: bool,
+    #[command(flatten)]
+    pub sign: SignArgs,
     #[command(flatten)]
     pub console: ConsoleArgs,
 }
@@ -129,15 +131,18 @@ impl DrawArgs {
     }
 
     /// Returns the arguments for opening a model, as far as flags determine them.
-    pub fn engine(&self, model: &ModelChoice) -> EngineArgs {
-        EngineArgs {
+    ///
+    /// Errors as [`SignArgs::signer`].
+    pub fn engine(&self, model: &ModelChoice) -> Result<EngineArgs> {
+        Ok(EngineArgs {
             caches_references: model.kv,
             quantize: model.quantize,
             precision: model.precision,
             attention: model.attention,
             parallel: self.parallel(),
+            signer: self.sign.signer()?,
             ..self.on.engine()
-        }
+        })
     }
 
     /// Returns the parallel mode from the flag, otherwise from the settings.

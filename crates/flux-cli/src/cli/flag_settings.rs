@@ -13,10 +13,13 @@ use super::settings::{FlagSetting, FlagValue, RECIPE, Table, expanded, named};
 
 /// Commands that generate images and take [`IMAGE_KEYS`](super::settings::IMAGE_KEYS), besides `flux PROMPT`.
 const MAKE_IMAGES: [&str; 4] = [AGAIN, "batch", "chat", "grid"];
-/// The command whose images have their own settings. Only [`NO_RECIPE`] applies to it.
+/// The command whose images have their own settings. Only the flags for files apply to it.
 const AGAIN: &str = "again";
 /// The flag that [`RECIPE`] sets if it is false.
 const NO_RECIPE: &str = "no-recipe";
+/// Flags for signing, which apply to any recipe.
+const SIGN_CERT: &str = "sign-cert";
+const SIGN_KEY: &str = "sign-key";
 /// Commands with `--upsample` that take no keys of images.
 const UPSAMPLE: [&str; 2] = ["upsample", "mcp"];
 
@@ -41,10 +44,10 @@ pub fn arguments(
 ) -> Result<Vec<OsString>> {
     let is_given = |arg: &Arg| given.value_source(arg.get_id().as_str()) == Some(ValueSource::CommandLine);
     let has = |long: &str| command.get_arguments().any(|arg| arg.get_long() == Some(long) && is_given(arg));
-    // Skipped: everything but `recipe` if there is a recipe, the size if there is an input image, and `format` for
-    // `flux batch`, whose `--format` is the format of the list.
+    // Skipped: everything but `recipe` and signing if there is a recipe, the size if there is an input image, and
+    // `format` for `flux batch`, whose `--format` is the format of the list.
     let is_left_out = |name: &str| match (table, name) {
-        (Table::Serve | Table::Upsample, _) | (_, NO_RECIPE) => false,
+        (Table::Serve | Table::Upsample, _) | (_, NO_RECIPE | SIGN_CERT | SIGN_KEY) => false,
         _ if command.get_name() == AGAIN => true,
         (Table::Images, "format" | "quality") if command.get_name() == "batch" => true,
         (Table::Images, _) => has("recipe") || has("config-from-metadata") || name == "size" && has("input"),

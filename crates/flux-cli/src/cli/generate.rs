@@ -172,6 +172,7 @@ impl Generate {
             (draw.upsample.names_url(), "--upsample=URL"),
             (draw.embed_inputs, "--embed-inputs"),
             (draw.no_provenance, "--no-provenance"),
+            (draw.sign.is_on(), "--sign-cert"),
             (draw.fp8_cache, "--fp8-cache"),
             (draw.quantize.formats().is_some(), "--quantize"),
             (draw.recipe.images.kv, "--kv"),

@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use clap::{Args, Parser};
+use flux::error::Field;
 use flux::{Error, Result};
 
 use super::values::path;
@@ -54,12 +55,33 @@ pub struct Verify {
     pub model: ModelArgs,
     #[command(flatten)]
     pub on: DeviceArgs,
+    /// Certificates of trusted authorities for C2PA manifests, in PEM
+    ///
+    /// This needs a program that was built with the feature `c2pa`. Without certificates, a manifest whose signature
+    /// holds is untrusted.
+    #[arg(long, value_name = "FILE", value_parser = path())]
+    pub trust: Option<PathBuf>,
     /// Print one JSON object per image
     #[arg(long)]
     pub json: bool,
 }
 
 impl Verify {
+    /// Returns the certificates of trusted authorities, in PEM.
+    ///
+    /// Errors if the file cannot be read, or if the program was built without the feature `c2pa`.
+    pub fn trusted(&self) -> Result<Option<String>> {
+        match &self.trust {
+            None => Ok(None),
+            #[cfg(feature = "c2pa")]
+            Some(path) => std::fs::read_to_string(path)
+                .map(Some)
+                .map_err(|e| Error::new(format!("cannot read the file: {e}")).at_path(path).for_field(Field::Trust)),
+            #[cfg(not(feature = "c2pa"))]
+            Some(_) => Err(super::sign::without_c2pa(Field::Trust)),
+        }
+    }
+
     /// Returns the flags of `flux again --exact` for the same images, without a progress display.
     pub fn into_again(self) -> Again {
         #[derive(Parser)]

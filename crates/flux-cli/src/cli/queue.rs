@@ -11,7 +11,7 @@ use flux::{Error, Result};
 use super::values::{path, whole};
 use super::{
     BatchFormat, DEVICE, DeviceArgs, INFORMATION, MODEL, ModelArgs, OUTPUT, QuantizeArgs, RecipeArgs, SAMPLING,
-    settings, values,
+    SignArgs, settings, values,
 };
 
 pub const QUEUE: &str = "Queue and store";
@@ -192,6 +192,8 @@ pub struct Worker {
     pub quantize: QuantizeArgs,
     #[command(flatten)]
     pub on: DeviceArgs,
+    #[command(flatten)]
+    pub sign: SignArgs,
     /// GPUs that share each image: a number, auto or off [default: off]
     ///
     /// With off, each GPU generates its own images.
@@ -237,13 +239,16 @@ impl Worker {
     }
 
     /// Returns the arguments for opening the model.
-    pub fn engine(&self) -> EngineArgs {
-        EngineArgs {
+    ///
+    /// Errors as [`SignArgs::signer`].
+    pub fn engine(&self) -> Result<EngineArgs> {
+        Ok(EngineArgs {
             caches_references: self.kv,
             quantize: self.quantize.formats(),
             parallel: self.parallel.or_else(|| settings::settings().parallel()).unwrap_or(ParallelChoice::Off),
+            signer: self.sign.signer()?,
             ..self.on.engine()
-        }
+        })
     }
 }
 

@@ -13,7 +13,9 @@ use flux::{Error, Result};
 use super::queue::QueueArgs;
 use super::show::preview_decoder;
 use super::values::{path, whole};
-use super::{DEVICE, DeviceArgs, INFORMATION, MODEL, ModelArgs, OUTPUT, PROMPT, QuantizeArgs, UpsampleArgs, settings};
+use super::{
+    DEVICE, DeviceArgs, INFORMATION, MODEL, ModelArgs, OUTPUT, PROMPT, QuantizeArgs, SignArgs, UpsampleArgs, settings,
+};
 
 /// The defaults of `--host` and `--port`.
 const DEFAULT_HOST: &str = "127.0.0.1";
@@ -83,6 +85,8 @@ pub struct Serve {
     pub upsample: UpsampleArgs,
     #[command(flatten)]
     pub on: DeviceArgs,
+    #[command(flatten)]
+    pub sign: SignArgs,
     /// GPUs that share each image: a number, auto or off [default: off]
     ///
     /// With off, each GPU generates its own images.
@@ -264,14 +268,17 @@ impl Serve {
     }
 
     /// Returns the arguments for opening a model.
-    pub fn engine(&self) -> EngineArgs {
-        EngineArgs {
+    ///
+    /// Errors as [`SignArgs::signer`].
+    pub fn engine(&self) -> Result<EngineArgs> {
+        Ok(EngineArgs {
             caches_references: self.kv,
             quantize: self.quantize.formats(),
             preview_decoder: preview_decoder(self.preview_decoder.as_deref()),
             parallel: self.parallel.or_else(|| settings::settings().parallel()).unwrap_or(ParallelChoice::Off),
+            signer: self.sign.signer()?,
             ..self.on.engine()
-        }
+        })
     }
 }
 
@@ -335,6 +342,8 @@ pub struct Mcp {
     pub upsample: UpsampleArgs,
     #[command(flatten)]
     pub on: DeviceArgs,
+    #[command(flatten)]
+    pub sign: SignArgs,
     /// Folder of wildcards for calls with `expand`
     #[arg(help_heading = PROMPT, long, value_name = "FOLDER", value_parser = path())]
     pub wildcards: Option<PathBuf>,
@@ -358,7 +367,10 @@ impl Mcp {
     }
 
     /// Returns the arguments for opening the model.
-    pub fn engine(&self) -> EngineArgs {
-        EngineArgs { quantize: self.quantize.formats(), parallel: ParallelChoice::Off, ..self.on.engine() }
+    ///
+    /// Errors as [`SignArgs::signer`].
+    pub fn engine(&self) -> Result<EngineArgs> {
+        let (quantize, parallel, signer) = (self.quantize.formats(), ParallelChoice::Off, self.sign.signer()?);
+        Ok(EngineArgs { quantize, parallel, signer, ..self.on.engine() })
     }
 }

@@ -92,7 +92,8 @@ impl Table {
 }
 
 /// The keys of [`Table::Images`], each with the name of its flag, except for [`RECIPE`].
-pub const IMAGE_KEYS: [&str; 8] = ["size", "steps", "format", "quality", "lora", "expand", "wildcards", RECIPE];
+pub const IMAGE_KEYS: [&str; 10] =
+    ["size", "steps", "format", "quality", "lora", "expand", "wildcards", "sign_cert", "sign_key", RECIPE];
 /// The key that is false for the flag `--no-recipe`.
 pub const RECIPE: &str = "recipe";
 
@@ -202,6 +203,8 @@ struct ConfigFile {
     lora: Option<Spanned<toml::Value>>,
     expand: Option<Spanned<toml::Value>>,
     wildcards: Option<Spanned<toml::Value>>,
+    sign_cert: Option<Spanned<toml::Value>>,
+    sign_key: Option<Spanned<toml::Value>>,
     recipe: Option<Spanned<toml::Value>>,
     #[serde(default)]
     serve: BTreeMap<String, Spanned<toml::Value>>,
@@ -261,8 +264,10 @@ impl Settings {
                 .hint(format!("keys are {keys} and the tables [serve] and [upsample]"))
         })?;
         let folder = path.parent().unwrap_or(Path::new(""));
-        let ConfigFile { size, steps, format, quality, lora, expand, wildcards, recipe, .. } = config;
-        let images = IMAGE_KEYS.into_iter().zip([size, steps, format, quality, lora, expand, wildcards, recipe]);
+        let ConfigFile { size, steps, format, quality, lora, expand, wildcards, sign_cert, sign_key, recipe, .. } =
+            config;
+        let values = [size, steps, format, quality, lora, expand, wildcards, sign_cert, sign_key, recipe];
+        let images = IMAGE_KEYS.into_iter().zip(values);
         let images = images.filter_map(|(key, value)| Some((Table::Images, key.to_string(), value?)));
         let serve = config.serve.into_iter().map(|(key, value)| (Table::Serve, key, value));
         let upsample = config.upsample.into_iter().map(|(key, value)| (Table::Upsample, key, value));

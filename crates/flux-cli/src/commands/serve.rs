@@ -147,7 +147,7 @@ pub fn tools(args: &Mcp, signals: &Signals) -> Result<()> {
     let (paths, place) = args.model.paths(None);
     let files = model_at(&paths, place.as_deref())?;
     let name = files.name().to_string();
-    let models = Models::new(vec![one(name, &files, paths, place, args.engine())], adapters(&args.loras)?, false, 1)
+    let models = Models::new(vec![one(name, &files, paths, place, args.engine()?)], adapters(&args.loras)?, false, 1)
         .with_upscalers(upscalers(args.upscalers.as_deref())?);
     let (wildcards, upsampling) = (args.wildcards.clone(), upsampling(&args.upsample)?);
     let config = Config { wildcards, upsampling, ..Config::new(Vec::new(), Keys::none()) };
@@ -252,7 +252,7 @@ fn served(args: &Serve) -> Result<Vec<Served>> {
     if paths != ModelPaths::default() || args.models.is_empty() {
         let files = model_at(&paths, place.as_deref())?;
         let name = files.name().to_string();
-        served.push(one(name, &files, paths, place, args.engine()));
+        served.push(one(name, &files, paths, place, args.engine()?));
     }
     for text in &args.models {
         let (name, path) =
@@ -268,7 +268,7 @@ fn served(args: &Serve) -> Result<Vec<Served>> {
                 .at("--model")
                 .hint("use another name"));
         }
-        served.push(one(name.to_string(), &files, paths, Some("--model".to_string()), args.engine()));
+        served.push(one(name.to_string(), &files, paths, Some("--model".to_string()), args.engine()?));
     }
     Ok(served)
 }

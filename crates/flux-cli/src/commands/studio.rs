@@ -329,7 +329,7 @@ impl<'a> Studio<'a> {
             fp8_cache,
             preview_decoder: self.show.preview_decoder(),
             images: Some(wanted.count),
-            ..self.args.engine(&wanted.model)
+            ..self.args.engine(&wanted.model)?
         };
         let device = self.device.clone().unwrap_or(args.device.clone());
         let args = EngineArgs { device, ..args };

@@ -44,6 +44,21 @@ enum Pixels {
     Unknown,
 }
 
+/// The state of a C2PA manifest.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+#[expect(dead_code, reason = "a build has either the last state or the others")]
+enum C2pa {
+    /// The signature holds, and a trusted authority issued the certificate.
+    Trusted,
+    /// The signature holds, and no known authority issued the certificate.
+    Untrusted,
+    /// The signature does not hold.
+    Broken,
+    /// This program does not check manifests.
+    Unchecked,
+}
+
 /// The marks of an image.
 #[derive(Debug, Serialize)]
 struct Report {
@@ -60,6 +75,8 @@ struct Report {
     /// The program that wrote the settings for others.
     settings: Option<String>,
     has_c2pa: bool,
+    /// The state of the C2PA manifest.
+    c2pa: Option<C2pa>,
     /// The pixels compared with the digest in the recipe.
     pixels: Option<Pixels>,
     /// The pixels compared with those of the image that the recipe generates.
@@ -67,19 +84,30 @@ struct Report {
     notes: Vec<String>,
 }
 
-/// Prints the marks of each image, on one line each if `json` is set. Returns the exit code.
-pub fn run(again: &Again, json: bool, remake: bool, start: Instant, signals: &Signals) -> Result<u8> {
+/// The options of `flux verify`.
+pub struct Options {
+    /// Print an object in JSON for each image.
+    pub json: bool,
+    /// Generate the images again.
+    pub remake: bool,
+    /// Certificates of trusted authorities, in PEM.
+    pub trusted: Option<String>,
+}
+
+/// Prints the marks of each image. Returns the exit code.
+pub fn run(again: &Again, options: &Options, start: Instant, signals: &Signals) -> Result<u8> {
     again.check()?;
-    let mut studio = remake.then(|| Studio::new(&again.draw, &again.show, signals, start).exact(true));
+    let mut studio = options.remake.then(|| Studio::new(&again.draw, &again.show, signals, start).exact(true));
     let mut worst = Status::Holds;
     for image in &again.images {
         let file = input::read_file(image).map_err(|e| e.at_path(image))?;
         let mut report = Report::new(image, &file).map_err(|e| e.at_path(image))?;
+        report.check_c2pa(&file, options.trusted.as_deref())?;
         if let Some(studio) = &mut studio {
             report.remake(image, &file, again, studio)?;
         }
         worst = worst.max(report.status);
-        if json { print_object(&report)? } else { print(report.text().as_bytes())? }
+        if options.json { print_object(&report)? } else { print(report.text().as_bytes())? }
     }
     studio.into_iter().for_each(Studio::end);
     Ok(match worst {
@@ -107,6 +135,7 @@ impl Report {
             recipe: None,
             settings: Settings::read(&said).map(|settings| shortened(&settings.program, MAX_SHOWN).into_owned()),
             has_c2pa: said.has_c2pa,
+            c2pa: None,
             pixels: None,
             remake: None,
             notes: Vec::new(),
@@ -129,6 +158,30 @@ impl Report {
             }
         }
         Ok(report)
+    }
+
+    /// Verifies the C2PA manifest.
+    #[cfg(feature = "c2pa")]
+    fn check_c2pa(&mut self, file: &[u8], trusted: Option<&str>) -> Result<()> {
+        use flux_provenance::Manifest;
+
+        let Some(format) = ImageFormat::from_magic(file).filter(|_| self.has_c2pa) else { return Ok(()) };
+        self.c2pa = Some(match flux_provenance::check(file, format, trusted)? {
+            Manifest::Trusted => C2pa::Trusted,
+            Manifest::Untrusted => C2pa::Untrusted,
+            Manifest::Broken(why) => {
+                self.fail(format!("the C2PA manifest does not hold: {}", shortened(&why, MAX_SHOWN)));
+                C2pa::Broken
+            }
+        });
+        Ok(())
+    }
+
+    /// Notes that the C2PA manifest is not verified.
+    #[cfg(not(feature = "c2pa"))]
+    fn check_c2pa(&mut self, _file: &[u8], _trusted: Option<&str>) -> Result<()> {
+        self.c2pa = self.has_c2pa.then_some(C2pa::Unchecked);
+        Ok(())
     }
 
     /// Adds a note about a mark that does not hold.
@@ -196,6 +249,12 @@ impl Report {
             Pixels::Changed => "changed",
             Pixels::Unknown => "unknown",
         };
+        let c2pa = |state| match state {
+            C2pa::Trusted => "trusted",
+            C2pa::Untrusted => "the signature holds, but no known authority issued the certificate",
+            C2pa::Broken => "broken",
+            C2pa::Unchecked => "present, not checked by this program",
+        };
         let system = [self.system.as_deref(), self.system_version.as_deref()];
         let system = system.into_iter().flatten().collect::<Vec<_>>().join(" ");
         let lines = [
@@ -203,7 +262,7 @@ impl Report {
             ("AI system", Some(system).filter(|system| !system.is_empty())),
             ("recipe", self.recipe.clone()),
             ("settings", self.settings.clone()),
-            ("C2PA manifest", self.has_c2pa.then(|| "present, not checked by this program".to_string())),
+            ("C2PA manifest", self.c2pa.map(|state| c2pa(state).to_string())),
             ("pixels of the recipe", self.pixels.map(|same| pixels(same).to_string())),
             ("pixels generated again", self.remake.map(|same| pixels(same).to_string())),
         ];

@@ -71,7 +71,7 @@ fn summary(done: &Done) -> String {
 
 /// Describes a model whose weights are not loaded, for the store.
 fn describe_model(args: &Worker, files: &ModelFiles) -> Result<ModelRecipe> {
-    let engine = args.engine();
+    let engine = args.engine()?;
     let digests = files.digests()?.into_iter().map(|(part, digest)| (part.to_string(), digest)).collect();
     let quantize = engine.quantize.map(|formats| formats.to_string());
     Ok(description(ModelRecipe {
@@ -93,7 +93,7 @@ fn open(args: &Worker, files: ModelFiles, paths: &ModelPaths, name: &str, signal
     };
     let mut console = Console::new(args.quiet, args.verbose, Shown::Nothing);
     let cancel = signals.cancel_flag();
-    let engine = Engine::open(files, &args.engine(), None, &mut console, &cancel)?;
+    let engine = Engine::open(files, &args.engine()?, None, &mut console, &cancel)?;
     engine.wait_for_devices()?;
     for (device, description) in engine.devices(1) {
         console.detail(&format!("device: {device}: {description}"));

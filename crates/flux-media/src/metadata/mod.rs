@@ -18,7 +18,7 @@ mod infotext;
 pub(crate) mod parts;
 mod pixels;
 mod programs;
-mod read;
+pub(crate) mod read;
 mod settings;
 mod strip;
 mod tags;
@@ -86,6 +86,11 @@ pub enum DigitalSource {
 }
 
 impl DigitalSource {
+    /// Returns the URI of the term.
+    pub fn uri(self) -> String {
+        format!("{SOURCES}{}", self.term())
+    }
+
     /// Returns the term of <http://cv.iptc.org/newscodes/digitalsourcetype/>.
     fn term(self) -> &'static str {
         match self {
@@ -128,7 +133,7 @@ impl Metadata {
 
     /// Returns XMP with the source and a recipe. The prompt is left out if it is too long for a segment of a JPEG.
     fn packet(&self, recipe: Option<&str>) -> Option<String> {
-        let source = self.source.map(|source| format!("{SOURCES}{}", source.term()));
+        let source = self.source.map(DigitalSource::uri);
         if recipe.is_none() && source.is_none() {
             return None;
         }

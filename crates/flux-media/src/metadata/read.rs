@@ -41,7 +41,7 @@ pub(super) const PROFILE: &str = "Raw profile type ";
 /// Maximum comments of a JPEG that are read.
 const MAX_COMMENTS: usize = 8;
 /// The kinds of chunks with a C2PA manifest in a PNG and in a WebP.
-pub(super) const C2PA_CHUNKS: [&[u8; 4]; 2] = [b"caBX", b"C2PA"];
+pub(crate) const C2PA_CHUNKS: [&[u8; 4]; 2] = [b"caBX", b"C2PA"];
 /// The marker of segments with a C2PA manifest in a JPEG, and their first bytes.
 pub(super) const C2PA_SEGMENT: (u8, &[u8]) = (0xeb, b"JP");
 

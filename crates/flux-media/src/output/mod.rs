@@ -5,6 +5,7 @@
 mod jpeg_stripes;
 mod png_stripes;
 mod png_texts;
+mod sign;
 mod target;
 mod template;
 
@@ -16,6 +17,7 @@ use image_webp::{ColorType, WebPEncoder};
 
 pub use self::jpeg_stripes::jpeg_quality;
 pub use self::png_texts::{with_png_texts, with_png_texts_of};
+pub use self::sign::{Claim, Sign};
 pub use self::target::Target;
 pub use self::template::{NameFields, NameTemplate, plain_name};
 use crate::metadata::parts::jpeg_segments;

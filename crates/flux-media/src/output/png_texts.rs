@@ -1,6 +1,7 @@
 //! Adds texts to encoded PNGs.
 
 use crate::metadata::parts::png_chunks;
+use crate::metadata::read::C2PA_CHUNKS;
 use flux_base::error::{Error, Result};
 
 /// Bytes of the signature and of the first chunk, which contains the size.
@@ -8,11 +9,13 @@ const HEAD: usize = 8 + 25;
 /// Bytes of a chunk without data, such as the last one.
 const EMPTY_CHUNK: usize = 12;
 
-/// Adds texts to a PNG, before its pixels. Other files are returned unchanged.
+/// Adds texts to a PNG, before its pixels. Other files are returned unchanged, and so are files with a C2PA manifest,
+/// which would no longer hold.
 ///
 /// Errors if a keyword or a text is not Latin-1.
 pub fn with_png_texts(file: &[u8], texts: &[(&str, &str)]) -> Result<Vec<u8>> {
-    let Some((head, rest)) = file.split_at_checked(HEAD).filter(|(head, _)| head.starts_with(b"\x89PNG")) else {
+    let png = file.split_at_checked(HEAD).filter(|(head, _)| head.starts_with(b"\x89PNG"));
+    let Some((head, rest)) = png.filter(|_| !png_chunks(file).any(|chunk| C2PA_CHUNKS.contains(&chunk.kind))) else {
         return Ok(file.to_vec());
     };
     Ok([head, &chunks(texts)?, rest].concat())

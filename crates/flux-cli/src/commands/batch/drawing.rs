@@ -179,7 +179,7 @@ impl Run<'_> {
         let args = EngineArgs {
             without_text_encoder: !has_prompts,
             images: Some(items.len()),
-            ..self.args.draw.engine(&self.model)
+            ..self.args.draw.engine(&self.model)?
         };
         let first = items.first().and_then(|item| self.prepare(item, &item.recipe).ok()).map(|(request, _)| request);
         let engine = Engine::open(files, &args, first.as_ref(), report.console, &self.signals.cancel_flag())?;

@@ -300,6 +300,7 @@ fn salt(args: &Batch, model: &ModelChoice) -> Result<String> {
     let attention = if model.attention.is_auto() { "" } else { model.attention.name() };
     Ok(format!(" {paths} {} {quantize} {}{attention}", model.kv, model.precision.name()).replace('\0', "")
         + if args.draw.no_provenance { " no provenance" } else { "" }
+        + if args.draw.sign.is_on() { " signed" } else { "" }
         + &args.draw.recipe.expand.salt())
 }
 
