@@ -3,9 +3,8 @@
 use std::path::PathBuf;
 use std::sync::{Arc, OnceLock};
 
-use flux::engine::{EmbeddedFiles, EnlargedSize, Priority, Recipe};
+use flux::engine::{EmbeddedFiles, EnlargedSize, Recipe};
 use flux::input;
-use flux::output::ImageFormat;
 use flux::sampler::ScheduleKind;
 use flux::stage::CancelFlag;
 
@@ -18,7 +17,7 @@ use super::table::MAX_IMAGES;
 use crate::http::error::{ApiError, cancelled};
 use crate::jobs::admission::{Estimate, Preparation};
 use crate::jobs::masks;
-use crate::jobs::request::{Answer, Asked, ENLARGED, Encoding, Enlargement, Previews, read_estimate};
+use crate::jobs::request::{Asked, ENLARGED, Enlargement, read_estimate};
 
 /// Max samplers of a graph.
 const MAX_DRAWINGS: usize = 8;
@@ -216,24 +215,12 @@ fn ask(
     let (preparation, broken) = files.preparation(costs);
     let asked = Asked {
         model: Some(guider.model.name.to_string()),
-        recipe,
-        enlarging: None,
-        expansion: None,
-        files: EmbeddedFiles::new(),
         preparation: Some(preparation),
         // Other texts of a graph are those of its author.
         upsample: Some(guider.positive.is_written),
         adapters: guider.model.adapters.to_vec(),
         count: latent.count as usize,
-        encoding: Encoding { format: ImageFormat::Png, quality: None },
-        no_recipe: false,
-        previews: Previews::All,
-        priority: Priority::Normal,
-        deadline: None,
-        user: None,
-        feedback: None,
-        notes: Vec::new(),
-        answer: Answer::default(),
+        ..Asked::new(recipe, EmbeddedFiles::new())
     };
     Ok((asked, broken))
 }
