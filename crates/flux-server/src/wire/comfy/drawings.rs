@@ -13,6 +13,7 @@ use super::evaluate::Evaluator;
 use super::graph::Graph;
 use super::images::{Broken, Costs, MaskPicture, Picture, Upscaler};
 use super::kinds::{Conditioning, Content, Drawing, Drawn, Guider, Image};
+use super::regions;
 use super::table::MAX_IMAGES;
 use crate::http::error::{ApiError, cancelled};
 use crate::jobs::admission::{Estimate, Preparation};
@@ -155,11 +156,12 @@ fn ask(
     is_composite: bool,
 ) -> Result<(Asked, Arc<OnceLock<Broken>>)> {
     let (guider, latent) = (&drawing.guider, &drawing.latent);
-    let prompt = prompt(on.graph, guider)?;
+    let prompt = prompt(on, guider)?;
     let (guidance, negative) = guidance(on, guider)?;
     let mut files = Files::default();
     let begins_late = drawing.sigmas.first > 0;
-    let mut recipe = Recipe { prompt, negative, guidance, seed: drawing.seed, ..Recipe::default() };
+    let regions = regions::in_recipe(on.graph, &guider.positive.regions, drawing.size(), &mut files)?;
+    let mut recipe = Recipe { prompt, regions, negative, guidance, seed: drawing.seed, ..Recipe::default() };
     let mut references = &guider.positive.references[..];
     let tokens = match &latent.content {
         Content::Encoded(picture) if latent.mask.is_some() || begins_late => {
@@ -169,7 +171,7 @@ fn ask(
             recipe.strength = Some(drawing.sigmas.strength());
             recipe.inputs.push(files.add(on, picture));
             if let Some(mask) = &latent.mask {
-                files.mask = Some((Arc::clone(mask), picture.size));
+                files.add_mask(masks::NAME.into(), mask, picture.size);
                 recipe.mask = Some(masks::NAME.into());
                 recipe.no_composite = !is_composite;
             }
@@ -232,11 +234,12 @@ fn sized(recipe: &mut Recipe, size: [u64; 2]) -> usize {
     width / 16 * (height / 16)
 }
 
-/// The images and the mask of a request, by their names in the recipe.
+/// The images and masks of a request, by their names in the recipe.
 #[derive(Default)]
-struct Files {
+pub struct Files {
     pictures: Vec<(PathBuf, Arc<Picture>)>,
-    mask: Option<(Arc<MaskPicture>, [u64; 2])>,
+    /// Masks for images of these sizes.
+    masks: Vec<(PathBuf, Arc<MaskPicture>, [u64; 2])>,
     /// The work of the engine, which reads an image each time that the recipe names it.
     reading: Estimate,
 }
@@ -258,18 +261,21 @@ impl Files {
         name
     }
 
+    pub fn add_mask(&mut self, name: PathBuf, mask: &Arc<MaskPicture>, size: [u64; 2]) {
+        self.reading += read_estimate(size.map(|side| side as usize));
+        self.masks.push((name, Arc::clone(mask), size));
+    }
+
     /// Returns the work of producing the files, and the cell that receives the error of a broken image.
     fn preparation(self, costs: &mut Costs) -> (Preparation, Arc<OnceLock<Broken>>) {
-        let Self { pictures, mask, reading } = self;
+        let Self { pictures, masks, reading } = self;
         let mut estimate = reading;
         pictures.iter().for_each(|(_, picture)| estimate += costs.file(picture));
-        if let Some((mask, size)) = &mask {
-            estimate += costs.mask(mask, *size) + read_estimate(size.map(|side| side as usize));
-        }
+        masks.iter().for_each(|(_, mask, size)| estimate += costs.mask(mask, *size));
         let broken: Arc<OnceLock<Broken>> = Arc::default();
         let told = Arc::clone(&broken);
         let work = move |files: &mut EmbeddedFiles, cancel: &CancelFlag| {
-            let made = make(&pictures, mask.as_ref(), files, cancel);
+            let made = make(&pictures, &masks, files, cancel);
             made.map_err(|broken| {
                 if cancel.is_set() {
                     return cancelled();
@@ -287,18 +293,18 @@ impl Files {
     }
 }
 
-/// Produces the files of images and of a mask.
+/// Produces the files of images and masks.
 fn make(
     pictures: &[(PathBuf, Arc<Picture>)],
-    mask: Option<&(Arc<MaskPicture>, [u64; 2])>,
+    masks: &[(PathBuf, Arc<MaskPicture>, [u64; 2])],
     files: &mut EmbeddedFiles,
     cancel: &CancelFlag,
 ) -> std::result::Result<(), Broken> {
     for (name, picture) in pictures {
         files.insert(name.clone(), picture.to_file(cancel)?.to_vec());
     }
-    if let Some((mask, size)) = mask {
-        files.insert(masks::NAME.into(), mask.to_file(*size, cancel)?.to_vec());
+    for (name, mask, size) in masks {
+        files.insert(name.clone(), mask.to_file(*size, cancel)?.to_vec());
     }
     Ok(())
 }
@@ -309,10 +315,20 @@ fn wrong_guider(graph: &Graph, guider: &Guider, input: &str, details: &str) -> G
     node.wrong("unsupported_graph", "Unsupported node or input", details).at(input)
 }
 
-fn prompt(graph: &Graph, guider: &Guider) -> Result<String> {
+/// Returns the text for the whole image.
+fn prompt(on: &Evaluator<'_>, guider: &Guider) -> Result<String> {
     let input = if guider.negative.is_some() { "positive" } else { "conditioning" };
-    let text = guider.positive.text.as_deref().map(str::to_string);
-    text.ok_or_else(|| wrong_guider(graph, guider, input, "a prompt of zeros is not supported: expected a text"))
+    match &guider.positive {
+        Conditioning { text: Some(text), .. } => Ok(text.to_string()),
+        Conditioning { regions, .. } if !regions.is_empty() => {
+            on.note(
+                &on.graph.nodes[guider.node],
+                "all texts have places, so there is none for the background: combine them with one for the whole image",
+            );
+            Ok(String::new())
+        }
+        _ => Err(wrong_guider(on.graph, guider, input, "a prompt of zeros is not supported: expected a text")),
+    }
 }
 
 /// Returns the guidance scale, if it has an effect, and the negative prompt.
@@ -324,14 +340,16 @@ fn guidance(on: &mut Evaluator<'_>, guider: &Guider) -> Result<(Option<f32>, Opt
         on.note(&graph.nodes[guider.node], "a `cfg` below 1 counts as 1");
     }
     let is_guided = guider.scale > 1.0 && !is_distilled;
-    let Some(Conditioning { text, references, .. }) = &guider.negative else { return Ok((guidance, None)) };
+    let Some(Conditioning { text, regions, references, .. }) = &guider.negative else { return Ok((guidance, None)) };
     match text.as_deref() {
-        Some("") if !is_guided => Ok((guidance, None)),
-        None if !is_guided => Ok((guidance, None)),
-        Some(_) if !is_guided => {
+        Some("") | None if !is_guided && regions.is_empty() => Ok((guidance, None)),
+        _ if !is_guided => {
             let why = if is_distilled { "the model is distilled" } else { "`cfg` is at most 1" };
             on.note(&graph.nodes[guider.node], &format!("`negative` has no effect: {why}"));
             Ok((guidance, None))
+        }
+        _ if !regions.is_empty() => {
+            Err(wrong_guider(graph, guider, "negative", "areas and masks are not supported here: expected a text"))
         }
         None => Err(wrong_guider(graph, guider, "negative", "zeros are not supported here: expected a text")),
         Some(_) if **references != *guider.positive.references => {

@@ -6,6 +6,7 @@ use flux::engine::boxes::LayoutBox;
 use flux::input;
 
 use super::images::{MaskPicture, Picture, Upscaler};
+use super::regions::Region;
 use super::sigmas::{Sampling, Sigmas};
 use crate::jobs::request::Lora;
 
@@ -126,13 +127,14 @@ pub struct Model {
     pub weights: Arc<[(usize, f32)]>,
 }
 
-/// A prompt, and its reference images.
+/// A prompt, texts for parts of the image, and reference images.
 #[derive(Debug, Clone)]
 pub struct Conditioning {
-    /// `None` if the conditioning is zeroed out.
+    /// The text for the whole image. `None` if there is none, or the conditioning is zeroed out.
     pub text: Option<Arc<str>>,
     /// `true` if a language model writes the prompt, from the text as the request.
     pub is_written: bool,
+    pub regions: Arc<[Region]>,
     pub references: Arc<[Arc<Picture>]>,
 }
 

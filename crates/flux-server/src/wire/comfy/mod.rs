@@ -25,6 +25,7 @@ mod lists;
 mod nodes;
 mod passing;
 mod prompts;
+mod regions;
 mod run;
 mod sigmas;
 mod socket;

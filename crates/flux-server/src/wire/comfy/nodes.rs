@@ -12,6 +12,7 @@ use super::flux3_nodes;
 use super::graph::{Graph, Node, map_node_error, unsupported};
 use super::image_nodes;
 use super::kinds::{Conditioning, Content, Drawing, Guider, Latent, Model, Worth};
+use super::regions;
 use super::sigmas::{Sampling, Sigmas};
 use crate::http::error::shown;
 use crate::jobs::request::Lora;
@@ -76,11 +77,13 @@ fn evaluate(on: &mut Evaluator<'_>, place: usize, node: &Node) -> Result<Vec<Wor
         "LoraLoaderModelOnly" => one(Worth::Model(with_adapter(on, node)?)),
         "CLIPTextEncode" => {
             let (text, is_written) = on.prompt(node, "text")?;
-            one(Worth::Conditioning(Conditioning { text: Some(text), is_written, references: Arc::default() }))
+            let (regions, references) = (Arc::default(), Arc::default());
+            one(Worth::Conditioning(Conditioning { text: Some(text), is_written, regions, references }))
         }
         "ConditioningZeroOut" => {
             let conditioning = on.conditioning(node, "conditioning")?;
-            one(Worth::Conditioning(Conditioning { text: None, is_written: false, ..conditioning }))
+            let regions = Arc::default();
+            one(Worth::Conditioning(Conditioning { text: None, is_written: false, regions, ..conditioning }))
         }
         "ReferenceLatent" => one(Worth::Conditioning(with_reference(on, node)?)),
         "RandomNoise" => one(Worth::Noise(on.whole(node, "noise_seed")?)),
@@ -158,6 +161,7 @@ fn evaluate(on: &mut Evaluator<'_>, place: usize, node: &Node) -> Result<Vec<Wor
         | "Image Save"
         | "SaveImageAdvanced" => Ok(Vec::new()),
         name if flux3_nodes::CLASSES.iter().any(|class| class.name == name) => flux3_nodes::evaluate(on, node),
+        name if regions::CLASSES.iter().any(|class| class.name == name) => regions::evaluate(on, node),
         _ => image_nodes::evaluate(on, node),
     }
 }

@@ -11,6 +11,7 @@ use super::classes::{
 use super::flux3_nodes;
 use super::kinds::Kind;
 use super::passing::PASSING;
+use super::regions;
 use super::sigmas::MAX_STEPS;
 
 /// The max side of an image.
@@ -43,7 +44,7 @@ const EMPTY: &[Input] = &[whole("width", SIDE), whole("height", SIDE), whole("ba
 
 impl Class {
     pub fn all() -> impl Iterator<Item = &'static Self> {
-        CLASSES.iter().chain(PASSING).chain(flux3_nodes::CLASSES)
+        CLASSES.iter().chain(PASSING).chain(flux3_nodes::CLASSES).chain(regions::CLASSES)
     }
 
     pub fn find(name: &str) -> Option<&'static Self> {
