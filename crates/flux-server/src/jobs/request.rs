@@ -55,6 +55,8 @@ pub struct Asked {
     /// The way to expand the prompt, if requested.
     pub expansion: Option<Expansion>,
     pub files: EmbeddedFiles,
+    /// `true` to edit the first input in its own size, even above a megapixel, which no recipe can state.
+    pub edits_whole: bool,
     /// The remaining work on the files.
     pub preparation: Option<Preparation>,
     /// `true` to let a language model rewrite the prompt; `None` leaves the decision to the server.
@@ -207,6 +209,7 @@ impl Asked {
             enlarging: None,
             expansion: None,
             files,
+            edits_whole: false,
             preparation: None,
             upsample: None,
             adapters: Vec::new(),

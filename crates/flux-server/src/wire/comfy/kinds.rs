@@ -218,15 +218,28 @@ impl Drawing {
         }
     }
 
+    /// Returns the images that it reads: the input image, and references.
+    pub fn pictures(&self) -> impl Iterator<Item = &Arc<Picture>> {
+        self.changed().into_iter().chain(&*self.guider.positive.references)
+    }
+
+    /// Returns the size in which an input image is edited. An image that the graph generates or enlarges keeps its size
+    /// above a megapixel, unless there is a mask.
+    ///
+    /// Errors if the image is too narrow.
+    pub fn editing_size(&self, picture: &Picture) -> flux::Result<[u64; 2]> {
+        let [width, height] = picture.size.map(|side| side as usize);
+        let size = input::editing_size(width, height)?.map(|side| side as u64);
+        let keeps = picture.is_awaited() && self.latent.mask.is_none();
+        Ok(if keeps { picture.size.map(|side| side / 16 * 16) } else { size })
+    }
+
     /// Returns the size of its images in pixels, in multiples of 16.
     pub fn size(&self) -> [u64; 2] {
         let size = match (&self.latent.content, self.changed()) {
             (Content::Encoded(picture), None) => picture.size,
             (Content::Empty(size), _) => *size,
-            (_, Some(picture)) => {
-                let size = input::editing_size(picture.size[0] as usize, picture.size[1] as usize);
-                size.map_or(picture.size, |size| size.map(|side| side as u64))
-            }
+            (_, Some(picture)) => self.editing_size(picture).unwrap_or(picture.size),
             (Content::Drawn(drawing), None) => drawing.size(),
         };
         size.map(|side| (side / 16 * 16).max(16))

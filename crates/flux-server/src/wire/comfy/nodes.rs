@@ -241,9 +241,7 @@ fn with_reference(on: &mut Evaluator<'_>, node: &Node) -> Result<Conditioning> {
     if node.given("latent").is_none() {
         return Ok(conditioning);
     }
-    let Content::Encoded(picture) = on.latent(node, "latent")?.content else {
-        return Err(unsupported(node, "latent: a reference must be an uploaded image, through VAEEncode").at("latent"));
-    };
+    let picture = on.encoded(node, "latent", &on.latent(node, "latent")?)?;
     let most = flux::pipeline::MAX_REFERENCES;
     if conditioning.references.len() >= most {
         return Err(unsupported(node, &format!("there are more than {most} references")));
@@ -313,12 +311,12 @@ fn drawing(
     seed: u64,
     sigmas: Arc<Sigmas>,
 ) -> Result<Worth> {
-    let latent = on.latent(node, "latent_image")?;
+    let mut latent = on.latent(node, "latent_image")?;
     if matches!(latent.content, Content::Drawn(_)) {
-        let details = "latent_image: a sampler cannot continue the output of another one";
-        return Err(unsupported(node, details).at("latent_image"));
+        latent.content = Content::Encoded(on.encoded(node, "latent_image", &latent)?);
     }
-    let count = latent.count;
+    // The mask of a latent stays with the output.
+    let (mask, count) = (latent.mask.clone(), latent.count);
     let drawing = Drawing { node: place, guider, seed, sigmas, latent };
-    Ok(Worth::Latent(Latent { content: Content::Drawn(Arc::new(drawing)), mask: None, count }))
+    Ok(Worth::Latent(Latent { content: Content::Drawn(Arc::new(drawing)), mask, count }))
 }
