@@ -3,10 +3,12 @@
 //! A job is registered with its owner before any of its images is decoded. So it can be listed and cancelled from the
 //! start, and no untracked work is left if its client disconnects.
 
+use std::pin::Pin;
 use std::sync::Arc;
 
 use axum::body::Body;
 use axum::http::HeaderMap;
+use flux::engine::EmbeddedFiles;
 use flux::sampler::random_seed;
 
 use crate::http::client::Client;
@@ -18,6 +20,9 @@ use crate::jobs::record::{JobRecord, Owner};
 use crate::jobs::request::{Asked, Defaults, Route, Upload};
 use crate::jobs::upsampling::Upsampling;
 use crate::{App, EndsWithClient, jobs::body, jobs::enlarging};
+
+/// Files that other jobs make, by their names in a recipe.
+pub type LaterFiles = Pin<Box<dyn Future<Output = Result<EmbeddedFiles>> + Send>>;
 
 /// The assumed number of pixels of an image if its model is not loaded.
 const PIXELS: usize = 1 << 20;
@@ -89,6 +94,19 @@ fn sides(fields: &Fields) -> Option<String> {
 ///
 /// Errors if the job is invalid, as far as known without its images, or there is too much work.
 pub fn begin(app: &Arc<App>, client: &Client, permit: &Arc<Permit>, asked: Asked) -> Result<Arc<JobRecord>> {
+    begin_after(app, client, permit, asked, None)
+}
+
+/// As [`begin`], for a job that also reads files which other jobs make first.
+///
+/// Errors as [`begin`].
+pub fn begin_after(
+    app: &Arc<App>,
+    client: &Client,
+    permit: &Arc<Permit>,
+    asked: Asked,
+    later: Option<LaterFiles>,
+) -> Result<Arc<JobRecord>> {
     let size = asked.recipe.width.zip(asked.recipe.height).map(|(width, height)| format!("{width}x{height}"));
     client.about.set(asked.model.clone(), size);
     asked.check()?;
@@ -98,18 +116,21 @@ pub fn begin(app: &Arc<App>, client: &Client, permit: &Arc<Permit>, asked: Asked
     // Users of a key are identified by hashes of their names.
     let user = asked.user.as_ref().map_or_else(String::new, |user| blake3::hash(user.as_bytes()).to_hex().to_string());
     let owner = Owner { key: client.name.clone(), share: client.share.clone(), user };
-    start(app, owner, permit, asked, upsampling)
+    start(app, owner, permit, asked, (later, upsampling))
 }
+
+/// The work on a request before its images are read: files of other jobs, and a prompt of a language model.
+type Before = (Option<LaterFiles>, Option<Arc<Upsampling>>);
 
 fn start(
     app: &Arc<App>,
     owner: Owner,
     permit: &Arc<Permit>,
     mut asked: Asked,
-    upsampling: Option<Arc<Upsampling>>,
+    before: Before,
 ) -> Result<Arc<JobRecord>> {
     let record = app.queue.begin(&mut asked, owner).inspect_err(|error| app.metrics.refused(error.code))?;
-    tokio::spawn(take(Arc::clone(app), Arc::clone(permit), Arc::clone(&record), asked, upsampling));
+    tokio::spawn(take(Arc::clone(app), Arc::clone(permit), Arc::clone(&record), asked, before));
     Ok(record)
 }
 
@@ -119,7 +140,7 @@ fn start(
 pub fn continued(app: &Arc<App>, owner: &Owner, asked: Asked) -> Result<EndsWithClient> {
     let permit = Arc::new(app.admission.permit(&owner.share));
     permit.count(asked.estimate(), "image")?;
-    Ok(EndsWithClient::new(app, start(app, owner.clone(), &permit, asked, None)?))
+    Ok(EndsWithClient::new(app, start(app, owner.clone(), &permit, asked, (None, None))?))
 }
 
 /// As [`begin`], but the job is cancelled if its client disconnects. Waits until its images are read.
@@ -131,16 +152,19 @@ pub async fn submit(app: &Arc<App>, client: &Client, permit: &Arc<Permit>, asked
     Ok(job)
 }
 
-/// Reads the images of a job and queues it, unless it is cancelled first. A language model may rewrite its prompt
-/// before.
+/// Reads the images of a job and queues it, unless it is cancelled first. Other jobs may make some of its images before,
+/// and a language model may rewrite its prompt.
 async fn take(
     app: Arc<App>,
     permit: Arc<Permit>,
     record: Arc<JobRecord>,
-    asked: Asked,
-    upsampling: Option<Arc<Upsampling>>,
+    mut asked: Asked,
+    (later, upsampling): Before,
 ) {
     let queued = async {
+        if let Some(files) = later {
+            asked.files.extend(files.await?);
+        }
         let asked = match upsampling {
             Some(upsampling) => upsampling.rewrite(&permit, &record, asked, app.queue.models()).await?,
             None => asked,

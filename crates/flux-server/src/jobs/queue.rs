@@ -150,7 +150,7 @@ impl Queue {
             self.plan(&mut job, asked.feedback.as_ref(), record, engine)?;
             takes = job.deadline.map(|_| engine.seconds_with(&job)).transpose()?.flatten();
         }
-        let (pixels, bytes) = (work::pixels(&job, record), work::bytes(&job));
+        let (pixels, bytes) = (work::pixels(&job, record), work::bytes(&job, asked.edits_whole));
         let submitted = self.change(|state| {
             // The queue may have been closed or filled while the images were read.
             state.check_open()?;

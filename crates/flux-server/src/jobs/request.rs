@@ -55,6 +55,8 @@ pub struct Asked {
     /// The way to expand the prompt, if requested.
     pub expansion: Option<Expansion>,
     pub files: EmbeddedFiles,
+    /// `true` to edit the first input in its own size, even above a megapixel, which no recipe can state.
+    pub edits_whole: bool,
     /// The remaining work on the files.
     pub preparation: Option<Preparation>,
     /// `true` to let a language model rewrite the prompt; `None` leaves the decision to the server.
@@ -199,6 +201,31 @@ pub struct Defaults {
 }
 
 impl Asked {
+    /// Creates a request for one PNG of a recipe, without previews.
+    pub fn new(recipe: Recipe, files: EmbeddedFiles) -> Self {
+        Self {
+            model: None,
+            recipe,
+            enlarging: None,
+            expansion: None,
+            files,
+            edits_whole: false,
+            preparation: None,
+            upsample: None,
+            adapters: Vec::new(),
+            count: 1,
+            encoding: Encoding { format: ImageFormat::Png, quality: None },
+            no_recipe: false,
+            previews: Previews::AtMost(0),
+            priority: Priority::Normal,
+            deadline: None,
+            user: None,
+            feedback: None,
+            notes: Vec::new(),
+            answer: Answer::default(),
+        }
+    }
+
     /// Errors if a prompt is too long, or there are too many images or adapters.
     pub fn check(&self) -> Result<()> {
         let Recipe { prompt, negative, inputs, hires, .. } = &self.recipe;
@@ -283,7 +310,6 @@ impl Asked {
         let mut asked = Self {
             expansion: expands.then(|| Expansion { seed: expand_seed, ..Expansion::default() }),
             adapters,
-            enlarging: None,
             upsample: faults.ok(fields.flag(UPSAMPLE)),
             count: faults.ok(fields.whole("n", 1..=MAX_IMAGES)).unwrap_or(1) as usize,
             encoding,
@@ -293,12 +319,9 @@ impl Asked {
             deadline: faults.ok(fields.number("deadline_s", 0.0..=1e6)).map(Duration::from_secs_f64),
             user: faults.ok(fields.text("user")),
             answer: read_answer(&mut fields, &mut faults, model.as_deref()),
-            feedback: None,
             model,
-            recipe,
-            files,
-            preparation: None,
             notes,
+            ..Self::new(recipe, files)
         };
         take_without_effect(&mut fields, &mut faults);
         faults.extend(fields.finish());

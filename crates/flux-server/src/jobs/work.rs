@@ -4,10 +4,11 @@ use std::path::Path;
 use std::sync::Arc;
 
 use flux::engine::expand::{Expanded, Expander};
-use flux::engine::{AdapterFile, Engine, InputSource, Inputs, Job, Recipe};
+use flux::engine::{AdapterFile, EmbeddedFiles, Engine, InputSource, Inputs, Job, Recipe};
 use flux::error::{ErrorKind, Field, KEYS, named};
 use flux::files::adapter::AdapterUse;
-use flux::pipeline::{Plan, Request};
+use flux::input;
+use flux::pipeline::{Change, Plan, Request};
 use flux::stage::CancelFlag;
 use flux::upscaler::UpscalerFile;
 
@@ -35,13 +36,17 @@ pub fn read(asked: &mut Asked, record: &JobRecord, models: &Models, cancel: &Can
     }
     source.upscaler = upscaler(&mut recipe, models.upscalers())?;
     recipe.check().map_err(ApiError::from)?;
-    let inputs = Inputs::read(&recipe, &mut source).map_err(|e| unreadable(&e.for_field(Field::Inputs)))?;
+    let edit = asked.edits_whole.then(|| without_edit(recipe.clone(), &source.embedded)).transpose()?;
+    let (rest, change) = edit.map_or((None, None), |(rest, change)| (Some(rest), Some(change)));
+    let rest = rest.as_ref().unwrap_or(&recipe);
+    let inputs = Inputs::read(rest, &mut source).map_err(|e| unreadable(&e.for_field(Field::Inputs)))?;
+    let mut request = inputs.apply(rest.request().map_err(|e| e.for_field(Field::Prompt)).map_err(ApiError::from)?);
+    request.change = change.or(request.change);
     let adapter = |Lora { name, weight, blocks }: &Lora| {
         let file = models.adapter_name(name)?.into();
         Ok(AdapterFile { file, strength: *weight, blocks: blocks.clone() })
     };
     recipe.adapters = asked.adapters.iter().map(adapter).collect::<Result<_>>()?;
-    let request = inputs.apply(recipe.request().map_err(|e| e.for_field(Field::Prompt)).map_err(ApiError::from)?);
     request.check_count(record.count).map_err(ApiError::from)?;
     asked.notes.extend(inputs.notes().iter().map(|note| named(note, KEYS)));
     Ok(Job {
@@ -56,6 +61,21 @@ pub fn read(asked: &mut Asked, record: &JobRecord, models: &Models, cancel: &Can
         cancel: record.cancel.clone(),
         ..Job::new(request, record.count)
     })
+}
+
+/// Returns a recipe without its image to edit, and the image in its own size.
+///
+/// Errors if the image cannot be read.
+fn without_edit(mut recipe: Recipe, files: &EmbeddedFiles) -> Result<(Recipe, Change)> {
+    let file = recipe.inputs.remove(0);
+    let image = input::read_bytes(files.get(&file).map_or(&[][..], Vec::as_slice));
+    let change = Change {
+        image: Arc::new(image.map_err(|e| unreadable(&e))?),
+        cells: None,
+        strength: recipe.strength.take().unwrap_or(1.0),
+        is_reference: !std::mem::take(&mut recipe.no_self_reference),
+    };
+    Ok((recipe, change))
 }
 
 /// Returns the open upscaler of a recipe's second pass, and removes the name of the Lanczos filter from the recipe.
@@ -122,11 +142,12 @@ pub fn plan(
 
 /// Returns the bytes that a job keeps while it waits: its images, and for each result the texts of its request and of
 /// its recipe.
-pub fn bytes(job: &Job) -> usize {
+pub fn bytes(job: &Job, edits_whole: bool) -> usize {
     let texts = job.request.prompt.len() + job.request.negative.as_ref().map_or(0, String::len);
     let words: usize = job.words.iter().map(|words| words.prompt.len()).sum();
     let enlarging = job.enlarging.as_ref().map_or(0, |enlarging| enlarging.bytes());
-    job.inputs.bytes() + enlarging + 2 * job.count * texts + words
+    let whole = job.request.change.as_ref().filter(|_| edits_whole).map_or(0, |change| change.image.bytes.len());
+    job.inputs.bytes() + whole + enlarging + 2 * job.count * texts + words
 }
 
 /// Returns the pixels of all images of a job, or a guess before planning.

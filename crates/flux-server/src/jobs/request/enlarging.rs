@@ -3,12 +3,11 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use flux::engine::{EmbeddedFiles, EnlargedSize, Priority, Recipe};
+use flux::engine::{EmbeddedFiles, EnlargedSize, Recipe};
 use flux::input;
-use flux::output::ImageFormat;
 use serde::Deserialize;
 
-use super::{Answer, Asked, Encoding, PRIORITIES, Previews, Route, Upload, add_files, read_answer, read_encoding};
+use super::{Asked, PRIORITIES, Route, Upload, add_files, read_answer, read_encoding};
 use crate::http::error::{ApiError, Result, shown};
 use crate::jobs::admission::Estimate;
 use crate::jobs::fields::{Faults, Fields};
@@ -92,7 +91,7 @@ impl Asked {
     /// Creates a request to enlarge the file [`NAME`], without other options.
     pub fn enlarging(enlargement: Enlargement, files: EmbeddedFiles) -> Self {
         let recipe = Recipe { inputs: vec![PathBuf::from(NAME)], ..Recipe::default() };
-        Self { enlarging: Some(enlargement), ..Self::with_recipe(recipe, files) }
+        Self { enlarging: Some(enlargement), ..Self::new(recipe, files) }
     }
 
     /// Parses all fields of a request to enlarge an image.
@@ -122,32 +121,8 @@ impl Asked {
         let enlargement = faults.ok(Enlargement::new(wanted.upscaler, wanted.by, wanted.size.as_deref()).map(Some));
         faults.extend(fields.finish());
         faults.check()?;
-        let asked = Self::with_recipe(recipe, files);
+        let asked = Self::new(recipe, files);
         Ok(Self { enlarging: enlargement, no_recipe, encoding, answer, priority, deadline, user, notes, ..asked })
-    }
-
-    /// Returns a request with defaults for everything but its recipe and its files.
-    fn with_recipe(recipe: Recipe, files: EmbeddedFiles) -> Self {
-        Self {
-            model: None,
-            recipe,
-            enlarging: None,
-            expansion: None,
-            files,
-            preparation: None,
-            upsample: None,
-            adapters: Vec::new(),
-            count: 1,
-            encoding: Encoding { format: ImageFormat::Png, quality: None },
-            no_recipe: false,
-            previews: Previews::AtMost(0),
-            priority: Priority::Normal,
-            deadline: None,
-            user: None,
-            feedback: None,
-            notes: Vec::new(),
-            answer: Answer::default(),
-        }
     }
 }
 

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
+use axum::http::StatusCode;
 use bytes::Bytes;
 use flux::engine::{Job, Priority, Recipe};
 use flux::output::ImageFormat;
@@ -56,6 +57,11 @@ impl Workers {
     /// Errors if the request is invalid, as far as known without a model.
     pub fn read(&self, record: &JobRecord, mut asked: Asked, cancel: &CancelFlag) -> Result<Draft> {
         check_tensors(&asked.recipe).map_err(ApiError::from)?;
+        if asked.edits_whole {
+            let message = "the edit of a generated image above a megapixel requires a server with a model, but this \
+                           server has a queue";
+            return Err(ApiError::new(StatusCode::NOT_IMPLEMENTED, "not_with_a_queue", message).for_good());
+        }
         asked.prepare(cancel)?;
         let files = asked.files.clone();
         let job = work::read(&mut asked, record, &self.models, cancel)?;

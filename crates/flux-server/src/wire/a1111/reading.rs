@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use flux::engine::expand::Expansion;
-use flux::engine::{EmbeddedFiles, Priority, Recipe};
+use flux::engine::{EmbeddedFiles, Recipe};
 use flux::files::adapter::BlockStrengths;
 use flux::metadata::{split_tags, split_weights};
 use flux::output::ImageFormat;
@@ -15,7 +15,7 @@ use crate::App;
 use crate::http::config::Config;
 use crate::http::error::{ApiError, Result, shown};
 use crate::jobs::models::stem;
-use crate::jobs::request::{Answer, Asked, Encoding, Lora, Previews, UPSAMPLE};
+use crate::jobs::request::{Asked, Encoding, Lora, Previews, UPSAMPLE};
 
 /// Max images of a request.
 const MAX_IMAGES: u64 = 64;
@@ -87,10 +87,7 @@ impl<'a> Reading<'a> {
         }
         Ok(Asked {
             model: Some(model),
-            recipe,
-            enlarging: None,
             expansion,
-            files,
             preparation,
             upsample,
             adapters,
@@ -98,12 +95,8 @@ impl<'a> Reading<'a> {
             encoding,
             no_recipe,
             previews: Previews::All,
-            priority: Priority::Normal,
-            deadline: None,
-            user: None,
-            feedback: None,
             notes: self.notes,
-            answer: Answer::default(),
+            ..Asked::new(recipe, files)
         })
     }
 

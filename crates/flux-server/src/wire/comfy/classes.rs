@@ -73,6 +73,7 @@ pub const LATENT: (Kind, &str) = (Kind::Latent, "LATENT");
 pub const IMAGE: (Kind, &str) = (Kind::Image, "IMAGE");
 
 /// An input of a node.
+#[derive(Clone, Copy)]
 pub struct Input {
     pub name: &'static str,
     pub takes: Takes,

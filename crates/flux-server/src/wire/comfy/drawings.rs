@@ -3,22 +3,21 @@
 use std::path::PathBuf;
 use std::sync::{Arc, OnceLock};
 
-use flux::engine::{EmbeddedFiles, EnlargedSize, Priority, Recipe};
-use flux::input;
-use flux::output::ImageFormat;
+use flux::engine::{EmbeddedFiles, EnlargedSize, Recipe};
 use flux::sampler::ScheduleKind;
 use flux::stage::CancelFlag;
 
 use super::error::{GraphError, Result};
 use super::evaluate::Evaluator;
-use super::graph::Graph;
-use super::images::{Broken, Costs, MaskPicture, Picture, Upscaler};
+use super::graph::{Graph, map_node_error, unsupported};
+use super::images::{Broken, Costs, Maker, MaskPicture, Picture, Upscaler};
 use super::kinds::{Conditioning, Content, Drawing, Drawn, Guider, Image};
+use super::regions;
 use super::table::MAX_IMAGES;
 use crate::http::error::{ApiError, cancelled};
 use crate::jobs::admission::{Estimate, Preparation};
 use crate::jobs::masks;
-use crate::jobs::request::{Answer, Asked, ENLARGED, Encoding, Enlargement, Previews, read_estimate};
+use crate::jobs::request::{Asked, ENLARGED, Enlargement, read_estimate};
 
 /// Max samplers of a graph.
 const MAX_DRAWINGS: usize = 8;
@@ -31,10 +30,11 @@ const MEGAPIXEL: u64 = 1024 * 1024;
 
 /// The images of one sampler, or an uploaded image that a node enlarges, with the output nodes.
 pub struct Wanted {
-    /// The index of the node.
-    pub sampler: usize,
+    pub maker: Maker,
     pub outputs: Vec<Output>,
     pub asked: Asked,
+    /// Images that other jobs have to make first, by their names in the recipe.
+    pub awaited: Vec<(PathBuf, Arc<Picture>)>,
     /// The reason why one of its input images cannot be decoded, once known.
     pub broken: Arc<OnceLock<Broken>>,
 }
@@ -46,17 +46,23 @@ pub struct Output {
     pub shape: Option<Arc<Picture>>,
 }
 
-/// Returns the requests for all output nodes, without duplicates.
+/// Samplers with the output nodes of their images. Each follows those whose images it reads.
+type Drawings = Vec<(Drawn, Vec<Output>)>;
+
+/// Returns the requests for all output nodes, without duplicates. Each follows those whose images it reads.
 ///
 /// Errors if one is not supported.
 pub fn wanted(mut on: Evaluator<'_>) -> Result<Vec<Wanted>> {
-    let mut drawings: Vec<(Drawn, Vec<Output>)> = Vec::new();
+    let mut drawings = Drawings::new();
     let mut enlarged: Vec<(Arc<Picture>, Vec<Output>)> = Vec::new();
     let (graph, mut sent) = (on.graph, None);
     for output in graph.outputs.iter().copied() {
         let node = &graph.nodes[output];
-        let drawn = match on.image(node, "images").map_err(|error| error.needed_for(vec![node.id.clone()]))? {
-            Image::Drawn(drawn) => drawn,
+        match on.image(node, "images").map_err(|error| error.needed_for(vec![node.id.clone()]))? {
+            Image::Drawn(drawn) => {
+                let shape = (!drawn.shape.is_whole()).then(|| Arc::clone(&drawn.shape));
+                add(&on, &mut drawings, drawn, Some(Output { node: output, shape }));
+            }
             Image::Sent(picture) if picture.first_enlargement().is_some() => {
                 let shape = picture.with_first_enlarged(None);
                 let output = Output { node: output, shape: (!shape.is_whole()).then_some(shape) };
@@ -67,21 +73,11 @@ pub fn wanted(mut on: Evaluator<'_>) -> Result<Vec<Wanted>> {
                     Some((_, outputs)) => outputs.push(output),
                     None => enlarged.push((picture, vec![output])),
                 }
-                continue;
             }
             Image::Sent(_) => {
                 sent = Some(node);
                 on.note(node, "ignored: it shows an uploaded image");
-                continue;
             }
-        };
-        let output = Output { node: output, shape: (!drawn.shape.is_whole()).then(|| Arc::clone(&drawn.shape)) };
-        let is_same = |(known, _): &&mut (Drawn, Vec<Output>)| {
-            known.drawing.node == drawn.drawing.node && known.is_composite == drawn.is_composite
-        };
-        match drawings.iter_mut().find(is_same) {
-            Some((_, outputs)) => outputs.push(output),
-            None => drawings.push((drawn, vec![output])),
         }
     }
     if let (true, Some(node)) = (drawings.is_empty() && enlarged.is_empty(), sent) {
@@ -93,13 +89,16 @@ pub fn wanted(mut on: Evaluator<'_>) -> Result<Vec<Wanted>> {
         let drawn = drawings.iter().map(|(drawn, outputs)| (drawn.drawing.latent.count, outputs));
         drawn.chain(enlarged.iter().map(|(_, outputs)| (1, outputs)))
     };
-    check(all)?;
+    let awaited =
+        drawings.iter().flat_map(|(drawn, _)| drawn.drawing.pictures()).filter(|picture| picture.is_awaited());
+    check(all, awaited.map(|picture| picture.changed_pixels()).sum())?;
     let mut costs = Costs::default();
     let read = |(drawn, outputs): (Drawn, Vec<Output>)| {
+        let maker = (drawn.drawing.node, drawn.is_composite);
         let asked = ask(&mut on, &mut costs, &drawn.drawing, drawn.is_composite);
-        let ids = outputs.iter().map(|output| graph.nodes[output.node].id.clone()).collect();
-        let (asked, broken) = asked.map_err(|error| error.needed_for(ids))?;
-        Ok(Wanted { sampler: drawn.drawing.node, outputs, asked, broken })
+        let ids = graph.outputs_of(&graph.nodes[maker.0].id);
+        let (asked, awaited, broken) = asked.map_err(|error| error.needed_for(ids))?;
+        Ok(Wanted { maker, outputs, asked, awaited, broken })
     };
     let mut wanted = drawings.into_iter().map(read).collect::<Result<Vec<_>>>()?;
     wanted.extend(enlarged.into_iter().filter_map(|(picture, outputs)| enlarge(&mut costs, &picture, outputs)));
@@ -109,8 +108,24 @@ pub fn wanted(mut on: Evaluator<'_>) -> Result<Vec<Wanted>> {
     Ok(wanted)
 }
 
-/// Errors if there are too many samplers, images, saved copies or changed pixels.
-fn check<'a, I: Iterator<Item = (u64, &'a Vec<Output>)>>(counts: impl Fn() -> I) -> Result<()> {
+/// Adds an image of a sampler, and before it the images that the sampler reads. The graph has no cycles.
+fn add(on: &Evaluator<'_>, drawings: &mut Drawings, drawn: Drawn, output: Option<Output>) {
+    let is_same = |(known, _): &&mut (Drawn, Vec<Output>)| {
+        known.drawing.node == drawn.drawing.node && known.is_composite == drawn.is_composite
+    };
+    if let Some((_, outputs)) = drawings.iter_mut().find(is_same) {
+        outputs.extend(output);
+        return;
+    }
+    for first in drawn.drawing.pictures().filter_map(|picture| on.drawn(picture.maker()?)) {
+        add(on, drawings, first, None);
+    }
+    drawings.push((drawn, output.into_iter().collect()));
+}
+
+/// Errors if there are too many samplers, images, saved copies or changed pixels. `inputs` are the changed pixels of
+/// images that samplers read.
+fn check<'a, I: Iterator<Item = (u64, &'a Vec<Output>)>>(counts: impl Fn() -> I, inputs: u64) -> Result<()> {
     let too_much = |message: String, details: String| Err(GraphError::new("invalid_prompt", message, details));
     let (samplers, images) = (counts().count(), counts().map(|(count, _)| count).sum::<u64>());
     if samplers > MAX_DRAWINGS || images > MAX_IMAGES {
@@ -123,6 +138,7 @@ fn check<'a, I: Iterator<Item = (u64, &'a Vec<Output>)>>(counts: impl Fn() -> I)
     }
     let changed = |output: &Output| output.shape.as_ref().map_or(0, |shape| shape.changed_pixels());
     let pixels: u64 = counts().map(|(count, outputs)| count * outputs.iter().map(changed).sum::<u64>()).sum();
+    let pixels = pixels.saturating_add(inputs);
     if pixels > MAX_CHANGED {
         return too_much(
             format!("{pixels} pixels of generated images are scaled or cropped"),
@@ -140,7 +156,7 @@ fn enlarge(costs: &mut Costs, picture: &Picture, outputs: Vec<Output>) -> Option
     let (preparation, broken) = files.preparation(costs);
     let asked = Asked::enlarging(own_size(upscaler), EmbeddedFiles::new());
     let asked = Asked { preparation: Some(preparation), ..asked };
-    Some(Wanted { sampler: node, outputs, asked, broken })
+    Some(Wanted { maker: (node, false), outputs, asked, awaited: Vec::new(), broken })
 }
 
 /// Returns the enlargement by the factor of an upscaler.
@@ -148,19 +164,19 @@ pub fn own_size(upscaler: &Upscaler) -> Enlargement {
     Enlargement { upscaler: Some(upscaler.name.to_string()), size: EnlargedSize::Own }
 }
 
+/// A request with the images that other jobs have to make first, and the cell for the error of a broken image.
+type Request = (Asked, Vec<(PathBuf, Arc<Picture>)>, Arc<OnceLock<Broken>>);
+
 /// Returns the request of a sampler.
-fn ask(
-    on: &mut Evaluator<'_>,
-    costs: &mut Costs,
-    drawing: &Drawing,
-    is_composite: bool,
-) -> Result<(Asked, Arc<OnceLock<Broken>>)> {
+fn ask(on: &mut Evaluator<'_>, costs: &mut Costs, drawing: &Drawing, is_composite: bool) -> Result<Request> {
     let (guider, latent) = (&drawing.guider, &drawing.latent);
-    let prompt = prompt(on.graph, guider)?;
+    let prompt = prompt(on, guider)?;
     let (guidance, negative) = guidance(on, guider)?;
     let mut files = Files::default();
-    let begins_late = drawing.sigmas.first > 0;
-    let mut recipe = Recipe { prompt, negative, guidance, seed: drawing.seed, ..Recipe::default() };
+    let (node, begins_late) = (&on.graph.nodes[drawing.node], drawing.sigmas.first > 0);
+    let mut edits_whole = false;
+    let regions = regions::in_recipe(on.graph, &guider.positive.regions, drawing.size(), &mut files)?;
+    let mut recipe = Recipe { prompt, regions, negative, guidance, seed: drawing.seed, ..Recipe::default() };
     let mut references = &guider.positive.references[..];
     let tokens = match &latent.content {
         Content::Encoded(picture) if latent.mask.is_some() || begins_late => {
@@ -168,21 +184,24 @@ fn ask(
             references = if own { &references[1..] } else { references };
             recipe.no_self_reference = !own;
             recipe.strength = Some(drawing.sigmas.strength());
-            recipe.inputs.push(files.add(on, picture));
+            let size = map_node_error(node, drawing.editing_size(picture).map_err(|e| e.what().to_string()))?;
+            edits_whole = size[0] * size[1] > MEGAPIXEL;
+            recipe.inputs.push(match edits_whole {
+                true => files.name(&map_node_error(node, picture.scaled("lanczos", size, false))?),
+                false => files.add(on, picture),
+            });
             if let Some(mask) = &latent.mask {
-                files.mask = Some((Arc::clone(mask), picture.size));
+                files.add_mask(masks::NAME.into(), mask, picture.size);
                 recipe.mask = Some(masks::NAME.into());
                 recipe.no_composite = !is_composite;
             }
-            let [width, height] = picture.size.map(|side| side as usize);
-            input::editing_size(width, height).map_or(0, |[width, height]| width / 16 * (height / 16))
+            size.map(|side| side as usize / 16).iter().product()
         }
         // Sampling starts from pure noise, so only the size matters.
         Content::Encoded(picture) => sized(&mut recipe, picture.size),
         Content::Empty(size) => {
             if begins_late {
-                let details = "sigmas: starting below the highest level requires an uploaded image";
-                let node = &on.graph.nodes[drawing.node];
+                let details = "sigmas: starting below the highest level requires an image";
                 return Err(node.wrong("unsupported_graph", "Unsupported node or input", details).at("sigmas"));
             }
             sized(&mut recipe, *size)
@@ -204,6 +223,13 @@ fn ask(
         recipe.input_weights.resize(recipe.inputs.len(), 1.0);
         recipe.input_weights[edited + index] *= weight;
     }
+    if edits_whole {
+        on.note(node, "the file has no recipe, since no recipe states the edit of an image above a megapixel");
+    }
+    if edits_whole && !recipe.input_weights.is_empty() {
+        let details = "weights of references have no effect on the edit of a generated image above a megapixel";
+        return Err(unsupported(node, details));
+    }
     recipe.schedule = drawing.sigmas.schedule(tokens);
     if recipe.schedule == ScheduleKind::Flow {
         recipe.steps = Some(drawing.sigmas.steps);
@@ -213,29 +239,20 @@ fn ask(
             .borrow_mut()
             .add(format!("the {} images of a batch have consecutive seeds, from this seed on", latent.count));
     }
+    let awaited = std::mem::take(&mut files.awaited);
     let (preparation, broken) = files.preparation(costs);
     let asked = Asked {
         model: Some(guider.model.name.to_string()),
-        recipe,
-        enlarging: None,
-        expansion: None,
-        files: EmbeddedFiles::new(),
         preparation: Some(preparation),
         // Other texts of a graph are those of its author.
         upsample: Some(guider.positive.is_written),
         adapters: guider.model.adapters.to_vec(),
         count: latent.count as usize,
-        encoding: Encoding { format: ImageFormat::Png, quality: None },
-        no_recipe: false,
-        previews: Previews::All,
-        priority: Priority::Normal,
-        deadline: None,
-        user: None,
-        feedback: None,
-        notes: Vec::new(),
-        answer: Answer::default(),
+        edits_whole,
+        no_recipe: edits_whole,
+        ..Asked::new(recipe, EmbeddedFiles::new())
     };
-    Ok((asked, broken))
+    Ok((asked, awaited, broken))
 }
 
 /// Sets the size of a recipe. Returns the tokens of the image.
@@ -245,44 +262,58 @@ fn sized(recipe: &mut Recipe, size: [u64; 2]) -> usize {
     width / 16 * (height / 16)
 }
 
-/// The images and the mask of a request, by their names in the recipe.
+/// The images and masks of a request, by their names in the recipe.
 #[derive(Default)]
-struct Files {
+pub struct Files {
     pictures: Vec<(PathBuf, Arc<Picture>)>,
-    mask: Option<(Arc<MaskPicture>, [u64; 2])>,
+    /// Masks for images of these sizes.
+    masks: Vec<(PathBuf, Arc<MaskPicture>, [u64; 2])>,
+    /// Images that other jobs have to make first.
+    awaited: Vec<(PathBuf, Arc<Picture>)>,
     /// The work of the engine, which reads an image each time that the recipe names it.
     reading: Estimate,
 }
 
 impl Files {
+    /// As [`Files::name`], with a note if the model sees a smaller image.
     fn add(&mut self, on: &mut Evaluator<'_>, picture: &Arc<Picture>) -> PathBuf {
         let [width, height] = picture.size;
         if width * height > MEGAPIXEL {
             let note = format!("an image of {width}x{height} is scaled down to a megapixel before the model sees it");
             on.notes.borrow_mut().add(note);
         }
+        self.name(picture)
+    }
+
+    /// Returns the name of an image in the recipe.
+    fn name(&mut self, picture: &Arc<Picture>) -> PathBuf {
         self.reading += read_estimate(picture.size.map(|side| side as usize));
         // An image that was added before keeps its name.
-        if let Some((name, _)) = self.pictures.iter().find(|(_, known)| **known == **picture) {
+        let mut all = self.pictures.iter().chain(&self.awaited);
+        if let Some((name, _)) = all.find(|(_, known)| **known == **picture) {
             return name.clone();
         }
-        let name = PathBuf::from(format!("{}.png", self.pictures.len() + 1));
-        self.pictures.push((name.clone(), Arc::clone(picture)));
+        let name = PathBuf::from(format!("{}.png", self.pictures.len() + self.awaited.len() + 1));
+        let list = if picture.is_awaited() { &mut self.awaited } else { &mut self.pictures };
+        list.push((name.clone(), Arc::clone(picture)));
         name
+    }
+
+    pub fn add_mask(&mut self, name: PathBuf, mask: &Arc<MaskPicture>, size: [u64; 2]) {
+        self.reading += read_estimate(size.map(|side| side as usize));
+        self.masks.push((name, Arc::clone(mask), size));
     }
 
     /// Returns the work of producing the files, and the cell that receives the error of a broken image.
     fn preparation(self, costs: &mut Costs) -> (Preparation, Arc<OnceLock<Broken>>) {
-        let Self { pictures, mask, reading } = self;
+        let Self { pictures, masks, reading, .. } = self;
         let mut estimate = reading;
         pictures.iter().for_each(|(_, picture)| estimate += costs.file(picture));
-        if let Some((mask, size)) = &mask {
-            estimate += costs.mask(mask, *size) + read_estimate(size.map(|side| side as usize));
-        }
+        masks.iter().for_each(|(_, mask, size)| estimate += costs.mask(mask, *size));
         let broken: Arc<OnceLock<Broken>> = Arc::default();
         let told = Arc::clone(&broken);
         let work = move |files: &mut EmbeddedFiles, cancel: &CancelFlag| {
-            let made = make(&pictures, mask.as_ref(), files, cancel);
+            let made = make(&pictures, &masks, files, cancel);
             made.map_err(|broken| {
                 if cancel.is_set() {
                     return cancelled();
@@ -300,18 +331,18 @@ impl Files {
     }
 }
 
-/// Produces the files of images and of a mask.
+/// Produces the files of images and masks.
 fn make(
     pictures: &[(PathBuf, Arc<Picture>)],
-    mask: Option<&(Arc<MaskPicture>, [u64; 2])>,
+    masks: &[(PathBuf, Arc<MaskPicture>, [u64; 2])],
     files: &mut EmbeddedFiles,
     cancel: &CancelFlag,
 ) -> std::result::Result<(), Broken> {
     for (name, picture) in pictures {
         files.insert(name.clone(), picture.to_file(cancel)?.to_vec());
     }
-    if let Some((mask, size)) = mask {
-        files.insert(masks::NAME.into(), mask.to_file(*size, cancel)?.to_vec());
+    for (name, mask, size) in masks {
+        files.insert(name.clone(), mask.to_file(*size, cancel)?.to_vec());
     }
     Ok(())
 }
@@ -322,10 +353,20 @@ fn wrong_guider(graph: &Graph, guider: &Guider, input: &str, details: &str) -> G
     node.wrong("unsupported_graph", "Unsupported node or input", details).at(input)
 }
 
-fn prompt(graph: &Graph, guider: &Guider) -> Result<String> {
+/// Returns the text for the whole image.
+fn prompt(on: &Evaluator<'_>, guider: &Guider) -> Result<String> {
     let input = if guider.negative.is_some() { "positive" } else { "conditioning" };
-    let text = guider.positive.text.as_deref().map(str::to_string);
-    text.ok_or_else(|| wrong_guider(graph, guider, input, "a prompt of zeros is not supported: expected a text"))
+    match &guider.positive {
+        Conditioning { text: Some(text), .. } => Ok(text.to_string()),
+        Conditioning { regions, .. } if !regions.is_empty() => {
+            on.note(
+                &on.graph.nodes[guider.node],
+                "all texts have places, so there is none for the background: combine them with one for the whole image",
+            );
+            Ok(String::new())
+        }
+        _ => Err(wrong_guider(on.graph, guider, input, "a prompt of zeros is not supported: expected a text")),
+    }
 }
 
 /// Returns the guidance scale, if it has an effect, and the negative prompt.
@@ -337,14 +378,16 @@ fn guidance(on: &mut Evaluator<'_>, guider: &Guider) -> Result<(Option<f32>, Opt
         on.note(&graph.nodes[guider.node], "a `cfg` below 1 counts as 1");
     }
     let is_guided = guider.scale > 1.0 && !is_distilled;
-    let Some(Conditioning { text, references, .. }) = &guider.negative else { return Ok((guidance, None)) };
+    let Some(Conditioning { text, regions, references, .. }) = &guider.negative else { return Ok((guidance, None)) };
     match text.as_deref() {
-        Some("") if !is_guided => Ok((guidance, None)),
-        None if !is_guided => Ok((guidance, None)),
-        Some(_) if !is_guided => {
+        Some("") | None if !is_guided && regions.is_empty() => Ok((guidance, None)),
+        _ if !is_guided => {
             let why = if is_distilled { "the model is distilled" } else { "`cfg` is at most 1" };
             on.note(&graph.nodes[guider.node], &format!("`negative` has no effect: {why}"));
             Ok((guidance, None))
+        }
+        _ if !regions.is_empty() => {
+            Err(wrong_guider(graph, guider, "negative", "areas and masks are not supported here: expected a text"))
         }
         None => Err(wrong_guider(graph, guider, "negative", "zeros are not supported here: expected a text")),
         Some(_) if **references != *guider.positive.references => {

@@ -9,9 +9,9 @@ use flux::input;
 
 use super::classes::{Choice, Given, Switch, Takes};
 use super::error::{GraphError, Result};
-use super::graph::{Graph, Node, Notes, check, type_name};
-use super::images::{Picture, Upscaler};
-use super::kinds::{Conditioning, Image, Latent, Model, Worth};
+use super::graph::{Graph, Node, Notes, check, type_name, unsupported};
+use super::images::{Maker, Picture, Upscaler};
+use super::kinds::{Conditioning, Content, Drawn, Image, Latent, Model, Worth};
 use super::sigmas::Sigmas;
 use crate::http::error::shown;
 use crate::jobs::masks;
@@ -211,15 +211,50 @@ impl<'a> Evaluator<'a> {
     }
 
     /// Returns an uploaded image.
+    pub fn sent_picture(&self, node: &Node, name: &str) -> Result<Arc<Picture>> {
+        let picture = self.picture(node, name)?;
+        if picture.is_awaited() {
+            let details = format!(
+                "{name}: an image that the graph generates or enlarges can only go to outputs and samplers; upload it \
+                 first"
+            );
+            return Err(unsupported(node, &details).at(name));
+        }
+        Ok(picture)
+    }
+
+    /// Returns an image, which may be one that the graph generates or enlarges.
     pub fn picture(&self, node: &Node, name: &str) -> Result<Arc<Picture>> {
         match self.image(node, name)? {
-            Image::Sent(picture) if picture.first_enlargement().is_none() => Ok(picture),
-            Image::Sent(_) | Image::Drawn(_) => {
-                let details = format!(
-                    "{name}: an image that the graph generates or enlarges can only go to outputs; upload it first"
-                );
-                Err(node.wrong("unsupported_graph", "Unsupported node or input", details).at(name))
+            Image::Sent(picture) => Ok(picture),
+            Image::Drawn(drawn) => one_of_batch(node, name, drawn.drawing.latent.count).map(|()| drawn.shape),
+        }
+    }
+
+    /// Returns the image of a latent. The image of a sampler is decoded and encoded again.
+    pub fn encoded(&self, node: &Node, name: &str, latent: &Latent) -> Result<Arc<Picture>> {
+        match &latent.content {
+            Content::Encoded(picture) => Ok(Arc::clone(picture)),
+            Content::Drawn(drawing) => {
+                one_of_batch(node, name, drawing.latent.count)?;
+                self.note(node, &format!("`{name}` is decoded and encoded again"));
+                Ok(Picture::generated((drawing.node, false), drawing.size()))
             }
+            Content::Empty(_) => {
+                let details = format!("{name}: expected an image, through VAEEncode, or the output of a sampler");
+                Err(unsupported(node, &details).at(name))
+            }
+        }
+    }
+
+    /// Returns the image of a sampler.
+    pub fn drawn(&self, maker @ (node, is_composite): Maker) -> Option<Drawn> {
+        match self.values.get(&node)?.first()? {
+            Worth::Latent(Latent { content: Content::Drawn(drawing), .. }) => {
+                let shape = Picture::generated(maker, drawing.size());
+                Some(Drawn { drawing: Arc::clone(drawing), is_composite, shape })
+            }
+            _ => None,
         }
     }
 
@@ -286,6 +321,15 @@ impl<'a> Evaluator<'a> {
         self.pictures.insert(place, Arc::clone(&picture));
         Ok(picture)
     }
+}
+
+/// Errors if a sampler generates several images, since an image is read from one file.
+fn one_of_batch(node: &Node, name: &str, count: u64) -> Result<()> {
+    if count == 1 {
+        return Ok(());
+    }
+    let details = format!("{name}: a batch of {count} generated images, expected one: set `batch_size` to 1");
+    Err(unsupported(node, &details).at(name))
 }
 
 /// Returns the error of a missing required input.

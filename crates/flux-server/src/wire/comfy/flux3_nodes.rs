@@ -61,6 +61,17 @@ const IMAGES: [&str; MAX_REFERENCES] = [
     "images.image15",
 ];
 
+/// Returns the inputs `first`, followed by all of [`IMAGES`].
+const fn with_images<const N: usize>(first: &[Input]) -> [Input; N] {
+    let mut all = [image(""); N];
+    let mut at = 0;
+    while at < N {
+        all[at] = if at < first.len() { first[at] } else { image(IMAGES[at - first.len()]) };
+        at += 1;
+    }
+    all
+}
+
 pub const CLASSES: &[Class] = &[
     class(
         "TextGenerate",
@@ -90,52 +101,14 @@ pub const CLASSES: &[Class] = &[
     class(
         "ReferenceMultiLatent",
         "advanced/conditioning/edit_models",
-        &[
+        &with_images::<{ 3 + MAX_REFERENCES }>(&[
             link("positive", Kind::Conditioning),
             link("negative", Kind::Conditioning),
             link("vae", Kind::Vae),
-            image(IMAGES[0]),
-            image(IMAGES[1]),
-            image(IMAGES[2]),
-            image(IMAGES[3]),
-            image(IMAGES[4]),
-            image(IMAGES[5]),
-            image(IMAGES[6]),
-            image(IMAGES[7]),
-            image(IMAGES[8]),
-            image(IMAGES[9]),
-            image(IMAGES[10]),
-            image(IMAGES[11]),
-            image(IMAGES[12]),
-            image(IMAGES[13]),
-            image(IMAGES[14]),
-            image(IMAGES[15]),
-        ],
+        ]),
         &[(CONDITIONING.0, "positive"), (CONDITIONING.0, "negative"), (Kind::Latent, "empty_latent")],
     ),
-    class(
-        "BatchImagesNode",
-        "image",
-        &[
-            image(IMAGES[0]),
-            image(IMAGES[1]),
-            image(IMAGES[2]),
-            image(IMAGES[3]),
-            image(IMAGES[4]),
-            image(IMAGES[5]),
-            image(IMAGES[6]),
-            image(IMAGES[7]),
-            image(IMAGES[8]),
-            image(IMAGES[9]),
-            image(IMAGES[10]),
-            image(IMAGES[11]),
-            image(IMAGES[12]),
-            image(IMAGES[13]),
-            image(IMAGES[14]),
-            image(IMAGES[15]),
-        ],
-        &[IMAGE],
-    ),
+    class("BatchImagesNode", "image", &with_images::<MAX_REFERENCES>(&[]), &[IMAGE]),
     class(
         "ResolutionSelector",
         "utilities",

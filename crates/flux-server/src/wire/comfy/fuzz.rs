@@ -112,6 +112,11 @@ fn graph(text: &str) -> Map<String, Value> {
     serde_json::from_str(text).unwrap()
 }
 
+/// Returns a graph with the node 5, a `KSampler`.
+pub(super) fn ksampler() -> Map<String, Value> {
+    graph(GRAPHS[6])
+}
+
 /// Returns the type of an error, its node and its input.
 fn wrong(graph: Value) -> (&'static str, String, String) {
     let error = draw(graph.as_object().unwrap(), &One::new(true)).err().expect("the graph is invalid");

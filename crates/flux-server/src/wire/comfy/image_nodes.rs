@@ -65,10 +65,8 @@ pub fn evaluate(on: &mut Evaluator<'_>, node: &Node) -> Result<Vec<Worth>> {
         }
         "SetLatentNoiseMask" => {
             let (latent, mask) = (on.latent(node, "samples")?, on.mask(node, "mask")?);
-            if !matches!(latent.content, Content::Encoded(_)) {
-                return Err(unsupported(node, "samples: a mask requires an uploaded image").at("samples"));
-            }
-            one(Worth::Latent(Latent { mask: Some(mask), ..latent }))
+            let content = Content::Encoded(on.encoded(node, "samples", &latent)?);
+            one(Worth::Latent(Latent { content, mask: Some(mask), ..latent }))
         }
         "RepeatLatentBatch" => {
             let latent = on.latent(node, "samples")?;
@@ -85,7 +83,7 @@ pub fn evaluate(on: &mut Evaluator<'_>, node: &Node) -> Result<Vec<Worth>> {
             }
             match on.latent(node, "samples")?.content {
                 Content::Drawn(drawing) => {
-                    let shape = Picture::without_file(drawing.size());
+                    let shape = Picture::generated((drawing.node, false), drawing.size());
                     one(Worth::Image(Image::Drawn(Drawn { drawing, is_composite: false, shape })))
                 }
                 _ => Err(unsupported(node, "samples: only the output of a sampler can be decoded").at("samples")),
@@ -117,7 +115,7 @@ pub fn evaluate(on: &mut Evaluator<'_>, node: &Node) -> Result<Vec<Worth>> {
             one(Worth::Image(Image::Sent(on.picture_of(node, "id", file)?)))
         }
         "ImageToMask" => {
-            let (picture, channel) = (on.picture(node, "image")?, Channel::from_name(&on.text(node, "channel")?));
+            let (picture, channel) = (on.sent_picture(node, "image")?, Channel::from_name(&on.text(node, "channel")?));
             one(Worth::Mask(Arc::new(MaskPicture::new(&picture, channel))))
         }
         "InvertMask" => {
@@ -137,6 +135,16 @@ pub fn evaluate(on: &mut Evaluator<'_>, node: &Node) -> Result<Vec<Worth>> {
             let image = on.image(node, "image")?;
             let shape = scaled(on, node, image.shape())?;
             one(Worth::Image(image.reshaped(shape)))
+        }
+        "LatentUpscale" | "LatentUpscaleBy" => {
+            let latent = on.latent(node, "samples")?;
+            if let Content::Empty(size) = latent.content {
+                let size = scaled(on, node, &Picture::generated((on.place(node), false), size))?.size;
+                return one(Worth::Latent(Latent { content: Content::Empty(size), ..latent }));
+            }
+            on.note(node, "enlarged latents of these models have artifacts: the image is enlarged with Lanczos");
+            let picture = scaled(on, node, &on.encoded(node, "samples", &latent)?)?;
+            one(Worth::Latent(Latent { content: Content::Encoded(picture), ..latent }))
         }
         "UpscaleModelLoader" => {
             let file = on.text(node, "model_name")?;
@@ -195,18 +203,18 @@ fn scaled(on: &Evaluator<'_>, node: &Node, picture: &Arc<Picture>) -> Result<Arc
     let [width, height] = picture.size;
     let rounded = |side: f64| side.round_ties_even() as u64;
     let method = match node.class.name {
-        "FluxKontextImageScale" => "lanczos".to_string(),
+        "FluxKontextImageScale" | "LatentUpscale" | "LatentUpscaleBy" => "lanczos".to_string(),
         _ => on.text(node, "upscale_method")?,
     };
     if !matches!(&*method, "nearest-exact" | "lanczos") {
         on.note(node, &format!("`upscale_method` {method} is not supported: it counts as lanczos"));
     }
     let (to, is_cut) = match node.class.name {
-        "ImageScaleBy" => {
+        "ImageScaleBy" | "LatentUpscaleBy" => {
             let by = on.number(node, "scale_by")?;
             ([width, height].map(|side| rounded(side as f64 * by)), false)
         }
-        "ImageScale" => match [on.whole(node, "width")?, on.whole(node, "height")?] {
+        "ImageScale" | "LatentUpscale" => match [on.whole(node, "width")?, on.whole(node, "height")?] {
             [0, 0] => return Ok(Arc::clone(picture)),
             [0, new] => {
                 ([rounded(width as f64 * new as f64 / height as f64).max(1), new], on.text(node, "crop")? == "center")
@@ -249,10 +257,18 @@ fn composite(on: &Evaluator<'_>, node: &Node) -> Result<Image> {
         return wrong("mask: expected the mask of the sampler");
     }
     let (destination, mask) = (on.picture(node, "destination")?, on.mask(node, "mask")?);
-    match (&drawn.drawing.latent.content, &drawn.drawing.latent.mask) {
-        (Content::Encoded(picture), Some(own)) if *picture == destination && *own == mask => {
-            Ok(Image::Drawn(Drawn { is_composite: true, ..drawn }))
+    let Latent { content, mask: own, .. } = &drawn.drawing.latent;
+    let is_own_image = matches!(content, Content::Encoded(picture) if *picture == destination);
+    let wrong = |name: &str| {
+        let details = format!("{name}: expected that of the sampler");
+        Err(unsupported(node, &details).at(name))
+    };
+    match (is_own_image, own.as_ref() == Some(&mask)) {
+        (false, _) => wrong("destination"),
+        (true, false) => wrong("mask"),
+        (true, true) => {
+            let shape = Picture::generated((drawn.drawing.node, true), drawn.shape.size);
+            Ok(Image::Drawn(Drawn { is_composite: true, shape, ..drawn }))
         }
-        _ => wrong("expected the image and the mask of the sampler"),
     }
 }

@@ -53,6 +53,9 @@ pub struct Upscaler {
     pub max_pixels: u64,
 }
 
+/// The job that makes an image: the index of its node, and `true` if the masked area is pasted back.
+pub type Maker = (usize, bool);
+
 /// An image of a graph.
 #[derive(Debug)]
 pub struct Picture {
@@ -75,8 +78,8 @@ enum Source {
         file: Bytes,
         origin: (usize, String),
     },
-    /// An image that is not generated yet.
-    Generated,
+    /// An image that a job has not made yet.
+    Generated(Maker),
     Scaled {
         from: Arc<Picture>,
         scale: Scale,
@@ -107,7 +110,7 @@ impl PartialEq for Picture {
     fn eq(&self, other: &Self) -> bool {
         let is_same_source = || match (&self.source, &other.source) {
             (Source::Sent { file, .. }, Source::Sent { file: other, .. }) => file == other,
-            (Source::Generated, Source::Generated) => true,
+            (Source::Generated(maker), Source::Generated(other)) => maker == other,
             (Source::Scaled { from, scale, .. }, Source::Scaled { from: other, scale: other_scale, .. }) => {
                 scale == other_scale && **from == **other
             }
@@ -130,9 +133,28 @@ impl Picture {
         Self::new(Source::Sent { file, origin }, [width as u64, height as u64])
     }
 
-    /// Creates the image of a sampler, which is not generated yet.
-    pub fn without_file(size: [u64; 2]) -> Arc<Self> {
-        Self::new(Source::Generated, size)
+    /// Creates the image of a job, which is not made yet.
+    pub fn generated(maker: Maker, size: [u64; 2]) -> Arc<Self> {
+        Self::new(Source::Generated(maker), size)
+    }
+
+    /// Returns the job of its original, or `None` if that is an uploaded file.
+    pub fn maker(&self) -> Option<Maker> {
+        match &self.source {
+            Source::Sent { .. } => None,
+            Source::Generated(maker) => Some(*maker),
+            Source::Scaled { from, .. } | Source::Enlarged { from, .. } => from.maker(),
+        }
+    }
+
+    /// Returns the uploaded file of its original, if it has one.
+    pub fn sent_file(&self) -> Option<&Bytes> {
+        self.original().map(|(file, _)| file)
+    }
+
+    /// Returns `true` if a job has to make it, or to enlarge it.
+    pub fn is_awaited(&self) -> bool {
+        self.maker().is_some() || self.first_enlargement().is_some()
     }
 
     /// Returns a copy with a generated image as its source.
@@ -147,14 +169,14 @@ impl Picture {
                 node: *node,
                 changes: *changes,
             },
-            Source::Sent { .. } | Source::Generated => Source::Sent { file, origin: (0, String::new()) },
+            Source::Sent { .. } | Source::Generated(_) => Source::Sent { file, origin: (0, String::new()) },
         };
         Self::new(source, self.size)
     }
 
     /// Returns `true` if no node changes it.
     pub fn is_whole(&self) -> bool {
-        matches!(self.source, Source::Sent { .. } | Source::Generated)
+        matches!(self.source, Source::Sent { .. } | Source::Generated(_))
     }
 
     /// Returns the pixels produced by all changes.
@@ -163,7 +185,7 @@ impl Picture {
             Source::Scaled { from, .. } | Source::Enlarged { from, .. } => {
                 self.pixel_count().saturating_add(from.changed_pixels())
             }
-            Source::Sent { .. } | Source::Generated => 0,
+            Source::Sent { .. } | Source::Generated(_) => 0,
         }
     }
 
@@ -192,7 +214,7 @@ impl Picture {
     fn next_change(&self) -> Result<usize> {
         let changes = match &self.source {
             Source::Scaled { changes, .. } | Source::Enlarged { changes, .. } => changes + 1,
-            Source::Sent { .. } | Source::Generated => 1,
+            Source::Sent { .. } | Source::Generated(_) => 1,
         };
         if changes > MAX_CHANGES {
             return Err(format!("the image is changed more than {MAX_CHANGES} times"));
@@ -218,16 +240,16 @@ impl Picture {
         match &self.source {
             Source::Enlarged { from, upscaler, node, .. } => from.first_enlargement().or(Some((from, upscaler, *node))),
             Source::Scaled { from, .. } => from.first_enlargement(),
-            Source::Sent { .. } | Source::Generated => None,
+            Source::Sent { .. } | Source::Generated(_) => None,
         }
     }
 
     /// Returns a copy with the result of the first enlargement as its source, or an image that is not generated yet.
     pub fn with_first_enlarged(&self, file: Option<&Bytes>) -> Arc<Self> {
         let source = match &self.source {
-            Source::Enlarged { from, .. } if from.first_enlargement().is_none() => match file {
+            Source::Enlarged { from, node, .. } if from.first_enlargement().is_none() => match file {
                 Some(file) => Source::Sent { file: file.clone(), origin: (0, String::new()) },
-                None => Source::Generated,
+                None => Source::Generated((*node, false)),
             },
             Source::Enlarged { from, upscaler, node, changes } => Source::Enlarged {
                 from: from.with_first_enlarged(file),
@@ -238,7 +260,8 @@ impl Picture {
             Source::Scaled { from, scale, changes } => {
                 Source::Scaled { from: from.with_first_enlarged(file), scale: *scale, changes: *changes }
             }
-            Source::Sent { .. } | Source::Generated => Source::Generated,
+            Source::Sent { file, origin } => Source::Sent { file: file.clone(), origin: origin.clone() },
+            Source::Generated(maker) => Source::Generated(*maker),
         };
         Self::new(source, self.size)
     }
@@ -266,7 +289,7 @@ impl Picture {
     fn original(&self) -> Option<(&Bytes, &(usize, String))> {
         match &self.source {
             Source::Sent { file, origin } => Some((file, origin)),
-            Source::Generated => None,
+            Source::Generated(_) => None,
             Source::Scaled { from, .. } | Source::Enlarged { from, .. } => from.original(),
         }
     }
@@ -301,7 +324,7 @@ impl Picture {
                     false => Ok(input::resized_unless(&image, size, cancel)?),
                 }
             }
-            Source::Generated | Source::Enlarged { .. } => {
+            Source::Generated(_) | Source::Enlarged { .. } => {
                 Err(self.broken(&flux::Error::new("the image is not generated yet")))
             }
             Source::Scaled { from, scale: Scale { is_nearest, part, to }, .. } => {

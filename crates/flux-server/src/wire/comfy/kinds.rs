@@ -6,6 +6,7 @@ use flux::engine::boxes::LayoutBox;
 use flux::input;
 
 use super::images::{MaskPicture, Picture, Upscaler};
+use super::regions::Region;
 use super::sigmas::{Sampling, Sigmas};
 use crate::jobs::request::Lora;
 
@@ -126,13 +127,14 @@ pub struct Model {
     pub weights: Arc<[(usize, f32)]>,
 }
 
-/// A prompt, and its reference images.
+/// A prompt, texts for parts of the image, and reference images.
 #[derive(Debug, Clone)]
 pub struct Conditioning {
-    /// `None` if the conditioning is zeroed out.
+    /// The text for the whole image. `None` if there is none, or the conditioning is zeroed out.
     pub text: Option<Arc<str>>,
     /// `true` if a language model writes the prompt, from the text as the request.
     pub is_written: bool,
+    pub regions: Arc<[Region]>,
     pub references: Arc<[Arc<Picture>]>,
 }
 
@@ -216,15 +218,28 @@ impl Drawing {
         }
     }
 
+    /// Returns the images that it reads: the input image, and references.
+    pub fn pictures(&self) -> impl Iterator<Item = &Arc<Picture>> {
+        self.changed().into_iter().chain(&*self.guider.positive.references)
+    }
+
+    /// Returns the size in which an input image is edited. An image that the graph generates or enlarges keeps its size
+    /// above a megapixel, unless there is a mask.
+    ///
+    /// Errors if the image is too narrow.
+    pub fn editing_size(&self, picture: &Picture) -> flux::Result<[u64; 2]> {
+        let [width, height] = picture.size.map(|side| side as usize);
+        let size = input::editing_size(width, height)?.map(|side| side as u64);
+        let keeps = picture.is_awaited() && self.latent.mask.is_none();
+        Ok(if keeps { picture.size.map(|side| side / 16 * 16) } else { size })
+    }
+
     /// Returns the size of its images in pixels, in multiples of 16.
     pub fn size(&self) -> [u64; 2] {
         let size = match (&self.latent.content, self.changed()) {
             (Content::Encoded(picture), None) => picture.size,
             (Content::Empty(size), _) => *size,
-            (_, Some(picture)) => {
-                let size = input::editing_size(picture.size[0] as usize, picture.size[1] as usize);
-                size.map_or(picture.size, |size| size.map(|side| side as u64))
-            }
+            (_, Some(picture)) => self.editing_size(picture).unwrap_or(picture.size),
             (Content::Drawn(drawing), None) => drawing.size(),
         };
         size.map(|side| (side / 16 * 16).max(16))

@@ -8,6 +8,8 @@
 //! changes nothing. Unneeded nodes and inputs are ignored as in ComfyUI, with a note. Start with `submit` and `graph`.
 //! This folder must not know the other APIs.
 
+#[cfg(test)]
+mod chains;
 mod classes;
 mod drawings;
 mod error;
@@ -25,6 +27,7 @@ mod lists;
 mod nodes;
 mod passing;
 mod prompts;
+mod regions;
 mod run;
 mod sigmas;
 mod socket;

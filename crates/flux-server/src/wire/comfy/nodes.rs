@@ -12,6 +12,7 @@ use super::flux3_nodes;
 use super::graph::{Graph, Node, map_node_error, unsupported};
 use super::image_nodes;
 use super::kinds::{Conditioning, Content, Drawing, Guider, Latent, Model, Worth};
+use super::regions;
 use super::sigmas::{Sampling, Sigmas};
 use crate::http::error::shown;
 use crate::jobs::request::Lora;
@@ -76,11 +77,13 @@ fn evaluate(on: &mut Evaluator<'_>, place: usize, node: &Node) -> Result<Vec<Wor
         "LoraLoaderModelOnly" => one(Worth::Model(with_adapter(on, node)?)),
         "CLIPTextEncode" => {
             let (text, is_written) = on.prompt(node, "text")?;
-            one(Worth::Conditioning(Conditioning { text: Some(text), is_written, references: Arc::default() }))
+            let (regions, references) = (Arc::default(), Arc::default());
+            one(Worth::Conditioning(Conditioning { text: Some(text), is_written, regions, references }))
         }
         "ConditioningZeroOut" => {
             let conditioning = on.conditioning(node, "conditioning")?;
-            one(Worth::Conditioning(Conditioning { text: None, is_written: false, ..conditioning }))
+            let regions = Arc::default();
+            one(Worth::Conditioning(Conditioning { text: None, is_written: false, regions, ..conditioning }))
         }
         "ReferenceLatent" => one(Worth::Conditioning(with_reference(on, node)?)),
         "RandomNoise" => one(Worth::Noise(on.whole(node, "noise_seed")?)),
@@ -158,6 +161,7 @@ fn evaluate(on: &mut Evaluator<'_>, place: usize, node: &Node) -> Result<Vec<Wor
         | "Image Save"
         | "SaveImageAdvanced" => Ok(Vec::new()),
         name if flux3_nodes::CLASSES.iter().any(|class| class.name == name) => flux3_nodes::evaluate(on, node),
+        name if regions::CLASSES.iter().any(|class| class.name == name) => regions::evaluate(on, node),
         _ => image_nodes::evaluate(on, node),
     }
 }
@@ -237,9 +241,7 @@ fn with_reference(on: &mut Evaluator<'_>, node: &Node) -> Result<Conditioning> {
     if node.given("latent").is_none() {
         return Ok(conditioning);
     }
-    let Content::Encoded(picture) = on.latent(node, "latent")?.content else {
-        return Err(unsupported(node, "latent: a reference must be an uploaded image, through VAEEncode").at("latent"));
-    };
+    let picture = on.encoded(node, "latent", &on.latent(node, "latent")?)?;
     let most = flux::pipeline::MAX_REFERENCES;
     if conditioning.references.len() >= most {
         return Err(unsupported(node, &format!("there are more than {most} references")));
@@ -309,12 +311,12 @@ fn drawing(
     seed: u64,
     sigmas: Arc<Sigmas>,
 ) -> Result<Worth> {
-    let latent = on.latent(node, "latent_image")?;
+    let mut latent = on.latent(node, "latent_image")?;
     if matches!(latent.content, Content::Drawn(_)) {
-        let details = "latent_image: a sampler cannot continue the output of another one";
-        return Err(unsupported(node, details).at("latent_image"));
+        latent.content = Content::Encoded(on.encoded(node, "latent_image", &latent)?);
     }
-    let count = latent.count;
+    // The mask of a latent stays with the output.
+    let (mask, count) = (latent.mask.clone(), latent.count);
     let drawing = Drawing { node: place, guider, seed, sigmas, latent };
-    Ok(Worth::Latent(Latent { content: Content::Drawn(Arc::new(drawing)), mask: None, count }))
+    Ok(Worth::Latent(Latent { content: Content::Drawn(Arc::new(drawing)), mask, count }))
 }

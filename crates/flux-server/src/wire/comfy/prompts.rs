@@ -50,6 +50,8 @@ pub struct Prompt {
 /// The images of one sampler.
 pub struct Part {
     job: Weak<JobRecord>,
+    /// `true` if other jobs make some of its input images first.
+    is_later: bool,
     pub sampler: NodeName,
     pub saves: Vec<Save>,
 }
@@ -88,8 +90,8 @@ struct State {
 }
 
 impl Part {
-    pub fn new(job: &Arc<JobRecord>, sampler: NodeName, saves: Vec<Save>) -> Self {
-        Self { job: Arc::downgrade(job), sampler, saves }
+    pub fn new(job: &Arc<JobRecord>, is_later: bool, sampler: NodeName, saves: Vec<Save>) -> Self {
+        Self { job: Arc::downgrade(job), is_later, sampler, saves }
     }
 
     /// Returns the job, while it is retained.
@@ -158,9 +160,9 @@ impl Prompt {
         self.state().phase
     }
 
-    /// Returns `true` while its images are being read.
+    /// Returns `true` while its images are being read, as far as no job makes them first.
     pub fn is_reading(&self) -> bool {
-        self.parts.iter().any(|part| part.job().is_some_and(|job| job.is_reading()))
+        self.parts.iter().filter(|part| !part.is_later).any(|part| part.job().is_some_and(|job| job.is_reading()))
     }
 
     pub fn enter(&self, phase: Phase) {

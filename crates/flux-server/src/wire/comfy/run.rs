@@ -118,8 +118,12 @@ impl Run<'_> {
         data
     }
 
+    /// Sends the event of a node, once.
     fn executing(&self, node: &NodeName, executed: &mut Vec<String>) {
         let NodeName { id, .. } = node;
+        if executed.contains(id) {
+            return;
+        }
         self.send("executing", &json!({"node": id, "display_node": id, "prompt_id": self.prompt.id}));
         executed.push(id.clone());
     }
@@ -215,7 +219,10 @@ impl Run<'_> {
         for (index, (file, place)) in files.iter().zip(&save.places).enumerate() {
             let file = match &made {
                 Some(made) => made[index].clone(),
-                None => self.make(shape.with_file(file.clone()), file, owner).await?,
+                None => {
+                    let told = |job: &Arc<JobRecord>| self.prompt.set_enlarging(job);
+                    make(self.app, owner, shape.with_file(file.clone()), file, told).await?
+                }
             };
             let (prompt, kept_bytes) = (self.prompt, self.app.config.limits.kept_bytes);
             let kept = if place.folder == Folder::Krita { file.clone() } else { prompt.file_of(&file) };
@@ -226,38 +233,6 @@ impl Run<'_> {
             known.push((Arc::clone(shape), changed.clone()));
         }
         Ok(Some(changed))
-    }
-
-    /// Returns the file of a changed image, with the texts of the file `recipe`.
-    async fn make(&self, mut picture: Arc<Picture>, recipe: &Bytes, owner: &Owner) -> Result<Bytes, ApiError> {
-        let mut recipe = recipe.clone();
-        while let Some((from, upscaler, _)) = picture.first_enlargement() {
-            let file = self.encoded(Arc::clone(from), recipe).await?;
-            let files = EmbeddedFiles::from([(PathBuf::from(ENLARGED), file.to_vec())]);
-            let job = intake::continued(self.app, owner, Asked::enlarging(own_size(upscaler), files))?;
-            self.prompt.set_enlarging(&job.job);
-            job.taken().await?;
-            job.end().await;
-            let snapshot = job.snapshot();
-            let made = snapshot.images.into_iter().next().flatten();
-            recipe = made.ok_or_else(|| snapshot.error.unwrap_or_else(cancelled))?.file;
-            picture = picture.with_first_enlarged(Some(&recipe));
-        }
-        self.encoded(picture, recipe).await
-    }
-
-    async fn encoded(&self, picture: Arc<Picture>, recipe: Bytes) -> Result<Bytes, ApiError> {
-        if picture.is_whole() {
-            return Ok(recipe);
-        }
-        // Decoded, changed and encoded.
-        let decode = Estimate::decode(input::file_size(&recipe).unwrap_or_default());
-        let estimate = decode + Estimate::scale(picture.changed_pixels().saturating_mul(4));
-        let make = move |cancel: &CancelFlag| {
-            let file = picture.to_file(cancel).map_err(|broken| ApiError::internal(broken.details))?;
-            Ok(Bytes::from(output::with_png_texts_of(&file, &recipe)))
-        };
-        self.app.admission.permit(&self.prompt.owner).answer(estimate, make).await
     }
 
     /// Sends a preview as JPEG, since clients take a PNG for a result.
@@ -296,4 +271,51 @@ impl Run<'_> {
             }
         }
     }
+}
+
+/// Returns the file of the first image of a job, at its end.
+///
+/// Errors if the job fails or is cancelled.
+pub async fn file_of(job: &JobRecord) -> Result<Bytes, ApiError> {
+    job.end().await;
+    let snapshot = job.snapshot();
+    let made = snapshot.images.into_iter().next().flatten();
+    Ok(made.ok_or_else(|| snapshot.error.unwrap_or_else(cancelled))?.file)
+}
+
+/// Returns the file of a changed image, with the texts of the file `recipe`. `told` receives the jobs that enlarge it.
+///
+/// Errors if a change fails.
+pub async fn make(
+    app: &Arc<App>,
+    owner: &Owner,
+    mut picture: Arc<Picture>,
+    recipe: &Bytes,
+    told: impl Fn(&Arc<JobRecord>),
+) -> Result<Bytes, ApiError> {
+    let mut recipe = recipe.clone();
+    while let Some((from, upscaler, _)) = picture.first_enlargement() {
+        let file = encoded(app, owner, Arc::clone(from), recipe).await?;
+        let files = EmbeddedFiles::from([(PathBuf::from(ENLARGED), file.to_vec())]);
+        let job = intake::continued(app, owner, Asked::enlarging(own_size(upscaler), files))?;
+        told(&job.job);
+        job.taken().await?;
+        recipe = file_of(&job).await?;
+        picture = picture.with_first_enlarged(Some(&recipe));
+    }
+    encoded(app, owner, picture, recipe).await
+}
+
+async fn encoded(app: &App, owner: &Owner, picture: Arc<Picture>, recipe: Bytes) -> Result<Bytes, ApiError> {
+    if picture.is_whole() {
+        return Ok(recipe);
+    }
+    // Decoded, changed and encoded.
+    let decode = Estimate::decode(input::file_size(&recipe).unwrap_or_default());
+    let estimate = decode + Estimate::scale(picture.changed_pixels().saturating_mul(4));
+    let make = move |cancel: &CancelFlag| {
+        let file = picture.to_file(cancel).map_err(|broken| ApiError::internal(broken.details))?;
+        Ok(Bytes::from(output::with_png_texts_of(&file, &recipe)))
+    };
+    app.admission.permit(&owner.key).answer(estimate, make).await
 }

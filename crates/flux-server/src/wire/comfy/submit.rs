@@ -1,10 +1,12 @@
 //! `POST /prompt`: from a graph to jobs.
 
+use std::path::PathBuf;
 use std::sync::{Arc, OnceLock};
 
 use axum::Extension;
 use axum::extract::{Request, State};
 use axum::http::StatusCode;
+use flux::engine::{EmbeddedFiles, Priority};
 use flux::stage::CancelFlag;
 use serde_json::{Map, Value, json};
 use tokio::sync::oneshot;
@@ -12,22 +14,20 @@ use tokio::sync::oneshot;
 use super::drawings::{Output, Wanted, wanted};
 use super::error::{ComfyError, ComfyResult, GraphError};
 use super::graph::Graph;
-use super::images::Broken;
+use super::images::{Broken, Maker, Picture};
 use super::prompts::{MAX_WORKFLOW, NewPrompt, NodeName, Part, Prompt, Save, ascii, kept_text};
 use super::run::Course;
 use super::socket::MAX_NAME;
 use super::surroundings::OfServer;
 use super::{nodes, read_object, run};
-use flux::engine::Priority;
-
 use crate::http::client::Client;
 use crate::http::error::{ApiError, shown};
 use crate::jobs::admission::{Estimate, Permit};
 use crate::jobs::fields::Fields;
-use crate::jobs::record::JobRecord;
+use crate::jobs::record::{JobRecord, Owner};
 use crate::jobs::request::Previews;
 use crate::jobs::uploads::{Folder, Place};
-use crate::{App, http::answer, http::ids, jobs::intake};
+use crate::{App, http::answer, http::ids, jobs::intake, jobs::intake::LaterFiles};
 
 /// Max names in a note.
 const MAX_NAMED: usize = 8;
@@ -205,19 +205,22 @@ fn start(
     let priority = if request.is_first { Priority::High } else { Priority::Normal };
     let mut jobs: Vec<Job> = Vec::new();
     let (mut parts, mut notes) = (Vec::new(), request.notes);
-    for Wanted { sampler, outputs, mut asked, broken } in wanted {
+    for Wanted { maker, outputs, mut asked, awaited, broken } in wanted {
+        let (sampler, is_later) = (maker.0, !awaited.is_empty());
         asked.previews = if previews { Previews::All } else { Previews::AtMost(0) };
         asked.priority = priority.min(client.max_priority());
         notes.append(&mut asked.notes);
         let saves = outputs.iter().map(|output| save(app, graph, output, asked.count)).collect();
-        let begun = app.store.begin_once(&client.name, None, || intake::begin(app, client, permit, asked));
+        let later = is_later.then(|| later_files(app, client, awaited, &jobs));
+        let begin = || intake::begin_after(app, client, permit, asked, later);
+        let begun = app.store.begin_once(&client.name, None, begin);
         let record = begun.map_err(|error| {
             give_up(app, &jobs);
             sampler_error(graph, sampler, error, None)
         })?;
-        parts.push(Part::new(&record, name(graph, sampler), saves));
+        parts.push(Part::new(&record, is_later, name(graph, sampler), saves));
         let outputs: Vec<_> = outputs.iter().map(|output| output.node).collect();
-        jobs.push(Job { sampler, record, course: course(graph, sampler, &outputs), broken });
+        jobs.push(Job { maker, is_later, record, course: course(graph, sampler, &outputs), broken });
     }
     let prompt = Prompt::new(NewPrompt {
         id: id.to_string(),
@@ -236,20 +239,43 @@ fn start(
 
 /// The job of a sampler.
 struct Job {
-    sampler: usize,
+    maker: Maker,
+    /// `true` if other jobs make some of its input images first.
+    is_later: bool,
     record: Arc<JobRecord>,
     course: Course,
     broken: Arc<OnceLock<Broken>>,
 }
 
-/// Follows a prompt once the images of all its jobs are read. If a job is refused, the prompt is removed.
+/// Returns the images that a sampler reads from the graph, once the jobs before it have made them.
+fn later_files(app: &Arc<App>, client: &Client, awaited: Vec<(PathBuf, Arc<Picture>)>, jobs: &[Job]) -> LaterFiles {
+    let record = |maker: Maker| jobs.iter().find(|job| job.maker == maker).map(|job| Arc::clone(&job.record));
+    let awaited: Vec<_> =
+        awaited.into_iter().map(|(name, picture)| (name, picture.maker().and_then(record), picture)).collect();
+    let owner = Owner { key: client.name.clone(), share: client.share.clone(), user: String::new() };
+    let app = Arc::clone(app);
+    Box::pin(async move {
+        let mut files = EmbeddedFiles::new();
+        for (name, job, picture) in awaited {
+            let original = match (&job, picture.sent_file()) {
+                (Some(job), _) => run::file_of(job).await?,
+                (None, file) => file.cloned().unwrap_or_default(),
+            };
+            let picture = picture.with_file(original.clone());
+            files.insert(name, run::make(&app, &owner, picture, &original, |_| {}).await?.to_vec());
+        }
+        Ok(files)
+    })
+}
+
+/// Follows a prompt once the images of its jobs are read, except those that other jobs make first. If a job is refused, the prompt is removed.
 async fn follow(app: Arc<App>, prompt: Arc<Prompt>, jobs: Vec<Job>, refused: oneshot::Sender<Refused>) {
-    for job in &jobs {
+    for job in jobs.iter().filter(|job| !job.is_later) {
         if let Err(error) = job.record.taken().await {
             give_up(&app, &jobs);
             app.comfy.prompts.remove(&prompt);
             run::send_status(&app, &prompt.owner);
-            let _ = refused.send((job.sampler, error, Arc::clone(&job.broken)));
+            let _ = refused.send((job.maker.0, error, Arc::clone(&job.broken)));
             return;
         }
     }

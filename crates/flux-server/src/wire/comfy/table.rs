@@ -11,6 +11,7 @@ use super::classes::{
 use super::flux3_nodes;
 use super::kinds::Kind;
 use super::passing::PASSING;
+use super::regions;
 use super::sigmas::MAX_STEPS;
 
 /// The max side of an image.
@@ -25,6 +26,7 @@ const PART: [f64; 3] = [1.0, 0.0, 1.0];
 const STRENGTH: [f64; 3] = [1.0, -100.0, 100.0];
 const ALL_SEEDS: [u64; 3] = [0, 0, u64::MAX];
 pub const UPSCALE: &[&str] = &["lanczos", "nearest-exact", "bilinear", "area", "bicubic"];
+const UPSCALE_LATENT: &[&str] = &["nearest-exact", "bilinear", "area", "bicubic", "bislerp"];
 pub const SAMPLERS: &[&str] = &["euler"];
 pub const SCHEDULERS: &[&str] = &["simple", "sgm_uniform", "normal"];
 const CHANNELS: &[&str] = &["red", "green", "blue"];
@@ -43,7 +45,7 @@ const EMPTY: &[Input] = &[whole("width", SIDE), whole("height", SIDE), whole("ba
 
 impl Class {
     pub fn all() -> impl Iterator<Item = &'static Self> {
-        CLASSES.iter().chain(PASSING).chain(flux3_nodes::CLASSES)
+        CLASSES.iter().chain(PASSING).chain(flux3_nodes::CLASSES).chain(regions::CLASSES)
     }
 
     pub fn find(name: &str) -> Option<&'static Self> {
@@ -161,6 +163,24 @@ pub const CLASSES: &[Class] = &[
         "SetLatentNoiseMask",
         "latent/inpaint",
         &[link("samples", Kind::Latent), link("mask", Kind::Mask)],
+        &[LATENT],
+    ),
+    class(
+        "LatentUpscale",
+        "latent",
+        &[
+            link("samples", Kind::Latent),
+            hint("upscale_method", UPSCALE_LATENT),
+            whole("width", [512, 0, MAX_SIDE]),
+            whole("height", [512, 0, MAX_SIDE]),
+            word("crop", &["disabled", "center"]),
+        ],
+        &[LATENT],
+    ),
+    class(
+        "LatentUpscaleBy",
+        "latent",
+        &[link("samples", Kind::Latent), hint("upscale_method", UPSCALE_LATENT), number("scale_by", [1.5, 0.01, 8.0])],
         &[LATENT],
     ),
     class("RepeatLatentBatch", "latent/batch", &[link("samples", Kind::Latent), whole("amount", COUNT)], &[LATENT]),

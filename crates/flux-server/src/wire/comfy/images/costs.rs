@@ -53,7 +53,7 @@ impl Costs {
             return Estimate::default();
         }
         match &picture.source {
-            Source::Sent { .. } | Source::Generated | Source::Enlarged { .. } => decode(picture),
+            Source::Sent { .. } | Source::Generated(_) | Source::Enlarged { .. } => decode(picture),
             Source::Scaled { from, scale, .. } => {
                 let pixels = scale.part.width as u64 * scale.part.height as u64 + picture.pixel_count();
                 Estimate { largest: pixels, ..Estimate::scale(pixels) } + self.pixels(from)
@@ -65,7 +65,7 @@ impl Costs {
 /// Returns the work of decoding the file of an image.
 fn decode(picture: &Picture) -> Estimate {
     let size = match &picture.source {
-        Source::Sent { .. } | Source::Generated | Source::Enlarged { .. } => picture.size,
+        Source::Sent { .. } | Source::Generated(_) | Source::Enlarged { .. } => picture.size,
         Source::Scaled { from, .. } => return decode(from),
     };
     Estimate::decode(size.map(|side| side as usize))

@@ -43,14 +43,14 @@ fn masks_grow() {
 #[test]
 fn a_part_is_cropped_inside_of_the_image() {
     let image = Rgb { width: 4, height: 2, bytes: (0..24).collect() };
-    let (cancel, shape) = (CancelFlag::default(), Picture::without_file([4, 2]));
+    let (cancel, shape) = (CancelFlag::default(), Picture::generated((0, false), [4, 2]));
     let pixels = |part: Result<Arc<Picture>>| {
         let part = part.unwrap().with_file(png(&image).unwrap());
         (part.size, part.pixels(&cancel).unwrap().bytes.clone())
     };
     assert_eq!(pixels(shape.cropped([2, 1], [9, 9])), ([2, 1], (18..24).collect()));
     assert_eq!(pixels(shape.cropped([9, 9], [1, 1])).1, [21, 22, 23]);
-    assert!(Picture::without_file([4, 2]).cropped([0, 0], [0, 1]).is_err());
+    assert!(Picture::generated((0, false), [4, 2]).cropped([0, 0], [0, 1]).is_err());
 }
 
 #[test]
