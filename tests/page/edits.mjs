@@ -225,6 +225,100 @@ await check('an image is enlarged into a new version', async () => {
   assert((await page.textContent('#facts')).includes('3'), 'the seed of the original');
 });
 
+await check('regions are drawn on the stage, and have a text each', async () => {
+  const page = await visit({ expected: ['Failed to load resource'] });
+  await openSettings(page);
+  await page.click('#boxes-draw');
+  const layer = page.locator('.boxes');
+  await drag(page, layer, [0.02, 0.02], [0.48, 0.98]);
+  await drag(page, layer, [0.52, 0.02], [0.98, 0.98]);
+  await drag(page, layer, [0.5, 0.5], [0.505, 0.505]);
+  assertEqual(await page.locator('.box b').allTextContents(), ['1', '2'], 'a click is no region');
+  await page.fill('#boxes-list input >> nth=0', 'a red circle on the left, light green background');
+  await shot(page, 'regions');
+  await assertAccessible(page, 'the regions');
+  await page.click('#tool-done');
+  assert(await page.locator('#variety').isDisabled(), 'no variety with regions');
+  assert((await page.textContent('#variety-why')) !== '', 'the reason');
+  // A region without a text is refused at its place.
+  await draw(page, { prompt: 'light green background', seed: 1, wait: false });
+  await page.waitForFunction(() => document.querySelector('#regions-error').textContent !== '');
+  await page.fill('#boxes-list input >> nth=1', 'a blue star on the right, light green background');
+  assertEqual(await page.textContent('#regions-error'), '', 'the error after an input');
+  await draw(page, { seed: 1 });
+  await choose(page, 'Copy', 'flux');
+  await page.waitForSelector('.toast:has-text("Copied")');
+  const command = await page.evaluate(() => navigator.clipboard.readText());
+  const regions = [...command.matchAll(/--region '(\d+),(\d+),(\d+),(\d+):a (red|blue)/g)].map((found) =>
+    found.slice(1),
+  );
+  assert(
+    regions.length === 2 && regions[0][1] < 100 && regions[1][1] > 500 && regions[1][4] === 'blue',
+    `the command is ${command}`,
+  );
+  await page.reload();
+  assertEqual(await page.locator('#boxes-list li').count(), 2, 'the regions after a reload');
+  await page.click('#boxes-draw');
+  await page.click('#tools button[aria-label="Clear"]');
+  await page.click('#tool-done');
+  assert(await page.locator('#variety').isEnabled(), 'variety without regions');
+  await choose(page, 'Reuse', 'All settings');
+  await page.waitForFunction(() => document.querySelectorAll('#boxes-list li').length === 2);
+});
+
+await check('an image gets a second pass, variety, and a transparent background', async () => {
+  const page = await visit({ before: (page) => page.addInitScript(STORED) });
+  await openSettings(page);
+  const why = (name) => page.textContent(`#${name}-why`);
+  await page.check('#transparent');
+  await page.selectOption('#hires', '2');
+  assert((await page.locator('#transparent').isDisabled()) && (await why('transparent')) !== '', 'one of the two');
+  await page.fill('#variety', '3');
+  await page.fill('#prompt', 'a red heart');
+  await page.click('#draw');
+  await page.waitForFunction(() => document.querySelector('#variety-error').textContent !== '');
+  await page.fill('#variety', '0.5');
+  await draw(page, { prompt: 'a red heart', seed: 3 });
+  await page.waitForFunction(() => document.querySelector('#facts').textContent.includes('256 × 256'));
+  await choose(page, 'Copy', 'flux');
+  await page.waitForSelector('.toast:has-text("Copied")');
+  const command = await page.evaluate(() => navigator.clipboard.readText());
+  assert(
+    command.includes('--hires 2 --variety 0.5') && !command.includes('--transparent'),
+    `the command is ${command}`,
+  );
+  await shot(page, 'second-pass');
+  await assertAccessible(page, 'the settings');
+  await page.selectOption('#hires', '');
+  await page.fill('#variety', '');
+  await page.selectOption('#output_format', 'jpeg');
+  assert((await page.locator('#transparent').isDisabled()) && (await why('transparent')) !== '', 'a JPEG');
+  await page.selectOption('#output_format', 'png');
+  await page.reload();
+  assert(await page.isChecked('#transparent'), 'after a reload');
+  await draw(page, { prompt: 'a red heart on a white background', seed: 3, steps: 4 });
+  const opacity = await page.evaluate(async () => {
+    const bitmap = await createImageBitmap(await window.stored());
+    const context = new OffscreenCanvas(bitmap.width, bitmap.height).getContext('2d');
+    context.drawImage(bitmap, 0, 0);
+    const { data } = context.getImageData(0, 0, bitmap.width, bitmap.height);
+    return data[3];
+  });
+  assert(opacity < 30, `the corner has an opacity of ${opacity}`);
+  // A mask excludes both, and keeps the choice.
+  await page.uncheck('#transparent');
+  await page.selectOption('#hires', '2');
+  await action(page, 'Mask').click();
+  await page.waitForSelector('#mask-canvas');
+  await drag(page, page.locator('#mask-canvas'), [0.2, 0.2], [0.2, 0.8]);
+  await page.click('#tool-done');
+  for (const name of ['hires', 'transparent'])
+    assert((await page.locator(`#${name}`).isDisabled()) && (await why(name)) !== '', `${name} with a mask`);
+  await page.click('#editing-end');
+  await page.waitForFunction(() => !document.querySelector('#hires').disabled);
+  assertEqual(await page.inputValue('#hires'), '2', 'the factor');
+});
+
 await check('recipes are reused, copied, downloaded and deleted with undo', async () => {
   const page = await visit();
   const prompt = `a cat's "hat" on a white background`;

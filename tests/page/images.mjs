@@ -203,7 +203,15 @@ const flux3 = {
 };
 
 await check('models drive the form: guidance, boxes, areas, licence, adapters', async () => {
-  const base4b = { ...flux3, reads_boxes: false, is_distilled: false, steps: 50, guidance: 4, licence: null };
+  const base4b = {
+    ...flux3,
+    reads_boxes: false,
+    reads_regions: false,
+    is_distilled: false,
+    steps: 50,
+    guidance: 4,
+    licence: null,
+  };
   let body = '';
   const page = await visit({
     before: async (page) => {
@@ -257,7 +265,8 @@ await check('models drive the form: guidance, boxes, areas, licence, adapters', 
     assert(body.includes(part), `${part} is sent: ${body}`);
   await page.selectOption('#model', 'base');
   assert(await page.locator('#guidance').isVisible(), 'guidance of a base model');
-  assert(await page.locator('#boxes-draw').isHidden(), 'no boxes');
+  assert(await page.locator('#boxes-draw').isDisabled(), 'no boxes');
+  assert((await page.textContent('#boxes-why')) !== '', 'the reason');
   await page.selectOption('#model', 'closed');
   await page.reload();
   await ready(page);

@@ -82,7 +82,8 @@ fn draws(serving: &Serving, name: &str, node: &str) -> Vec<Vec<u8>> {
     drawn_by(serving, &graph(name), node)
 }
 
-fn drawn_by(serving: &Serving, graph: &Value, node: &str) -> Vec<Vec<u8>> {
+/// Returns the images of an output node of a graph, without the graph in them.
+pub fn drawn_by(serving: &Serving, graph: &Value, node: &str) -> Vec<Vec<u8>> {
     let (id, _) = post(serving, graph, "");
     let history = history(serving, &id);
     assert_eq!(history["status"]["status_str"], "success", "{history}");
@@ -90,7 +91,7 @@ fn drawn_by(serving: &Serving, graph: &Value, node: &str) -> Vec<Vec<u8>> {
 }
 
 /// Returns the image of the command line, in a folder with the files of the recipe.
-fn drawn(inputs: &[(&str, &[u8])], flags: &str) -> Vec<u8> {
+pub fn drawn(inputs: &[(&str, &[u8])], flags: &str) -> Vec<u8> {
     let folder = tempfile::tempdir().unwrap();
     inputs.iter().for_each(|(name, bytes)| fs::write(folder.path().join(name), bytes).unwrap());
     let words = shlex::split(flags).expect("words");

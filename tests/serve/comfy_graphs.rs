@@ -3,7 +3,7 @@
 use flux::input::read_bytes;
 use serde_json::json;
 
-use super::comfy::{chunks, files, graph, history, post, upload};
+use super::comfy::{chunks, drawn, drawn_by, files, graph, history, post, upload};
 use super::*;
 
 /// Returns the graph of an edit in its public form, with an uploaded image.
@@ -188,4 +188,113 @@ fn memory_is_given_back_and_models_are_opened_again() {
     ] {
         assert_eq!(serving.post(path, &body).status, 200, "{path}");
     }
+}
+
+/// Returns the graph of a sampler whose image is node 6, saved by node 8, with these nodes added or replaced.
+fn one_image(more: Value) -> Value {
+    let mut graph = graph("ksampler");
+    graph["4"]["inputs"]["batch_size"] = json!(1);
+    graph["8"] = node("SaveImage", json!({"images": ["6", 0], "filename_prefix": "first"}));
+    graph.as_object_mut().unwrap().remove("7");
+    graph.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+    graph
+}
+
+fn node(class: &str, inputs: Value) -> Value {
+    json!({"class_type": class, "inputs": inputs})
+}
+
+#[test]
+fn a_second_sampler_edits_the_image_of_the_first() {
+    let serving = Serving::start(&[]);
+    let mut socket = serving.socket("/ws?clientId=me", &[]).expect("a socket");
+    let mut second = graph("ksampler")["5"].clone();
+    second["inputs"]["latent_image"] = json!(["encode", 0]);
+    second["inputs"]["denoise"] = json!(0.5);
+    second["inputs"]["seed"] = json!(9);
+    let passes = |image: &str| {
+        json!({
+            "large": node("ImageScaleBy", json!({"image": [image, 0], "upscale_method": "lanczos", "scale_by": 2})),
+            "encode": node("VAEEncode", json!({"pixels": ["large", 0], "vae": ["1", 2]})),
+            "50": second,
+            "decode": node("VAEDecode", json!({"samples": ["50", 0], "vae": ["1", 2]})),
+            "save": node("SaveImage", json!({"images": ["decode", 0], "filename_prefix": "second"})),
+        })
+    };
+    let (id, _) = post(&serving, &one_image(passes("6")), "me");
+    let events: Vec<_> = socket.until_over(&id).into_iter().filter_map(Result::ok).collect();
+    let told = history(&serving, &id);
+    assert_eq!(told["status"]["status_str"], "success", "{told}");
+    let is_begun = |event: &Value, id: &str| event["type"] == "executing" && event["data"]["node"] == *id;
+    for id in ["1", "5", "50", "save"] {
+        assert_eq!(events.iter().filter(|event| is_begun(event, id)).count(), 1, "node {id} runs once");
+    }
+    let image = read_bytes(&files(&serving, &told, "save")[0]).unwrap();
+    assert_eq!([image.width, image.height], [128, 128]);
+    // The same in two graphs, by way of a file.
+    let first = &told["outputs"]["8"]["images"][0]["filename"];
+    let load = node("LoadImage", json!({"image": format!("{} [output]", first.as_str().unwrap())}));
+    let mut alone = one_image(passes("load"));
+    alone["load"] = load;
+    alone["8"]["inputs"]["images"] = json!(["decode", 0]);
+    assert_eq!(read_bytes(&drawn_by(&serving, &alone, "save")[0]).unwrap(), image);
+    // A latent is enlarged by its pixels.
+    let mut latent = one_image(passes("6"));
+    latent["encode"] = node("LatentUpscaleBy", json!({"samples": ["5", 0], "upscale_method": "area", "scale_by": 2}));
+    assert_eq!(read_bytes(&drawn_by(&serving, &latent, "save")[0]).unwrap(), image);
+}
+
+#[test]
+fn a_second_sampler_above_a_megapixel_is_a_second_pass_of_the_command_line() {
+    let serving = Serving::start(&[]);
+    let sigmas = |side: u64| node("Flux2Scheduler", json!({"steps": 2, "width": side, "height": side}));
+    let sampler = |sigmas: Value, latent: Value| {
+        node(
+            "SamplerCustomAdvanced",
+            json!({"noise": ["noise", 0], "guider": ["guider", 0], "sampler": ["euler", 0], "sigmas": sigmas,
+                "latent_image": latent}),
+        )
+    };
+    let graph = one_image(json!({
+        "4": node("EmptyFlux2LatentImage", json!({"width": 544, "height": 544, "batch_size": 1})),
+        "noise": node("RandomNoise", json!({"noise_seed": 5})),
+        "euler": node("KSamplerSelect", json!({"sampler_name": "euler"})),
+        "guider": node("BasicGuider", json!({"model": ["1", 0], "conditioning": ["2", 0]})),
+        "first": sigmas(544),
+        "5": sampler(json!(["first", 0]), json!(["4", 0])),
+        "large": node("ImageScaleBy", json!({"image": ["6", 0], "upscale_method": "lanczos", "scale_by": 2})),
+        "encode": node("VAEEncode", json!({"pixels": ["large", 0], "vae": ["1", 2]})),
+        "second": sigmas(1088),
+        "half": node("SplitSigmas", json!({"sigmas": ["second", 0], "step": 1})),
+        "50": sampler(json!(["half", 1]), json!(["encode", 0])),
+        "decode": node("VAEDecode", json!({"samples": ["50", 0], "vae": ["1", 2]})),
+        "8": node("SaveImage", json!({"images": ["decode", 0], "filename_prefix": "second"})),
+    }));
+    let image = &drawn_by(&serving, &graph, "8")[0];
+    let hires = drawn(&[], "'a red circle' --size 544 -s 2 --hires 2 --hires-strength 0.5 --no-hires-reference");
+    assert_eq!(read_bytes(image).unwrap(), read_bytes(&hires).unwrap());
+    let is_recipe = |(key, _): &(String, String)| ["flux", "parameters"].contains(&&**key);
+    assert!(!chunks(image).iter().any(is_recipe), "no recipe states such an edit");
+}
+
+#[test]
+fn texts_with_areas_are_regions_of_the_command_line() {
+    let serving = Serving::start(&[]);
+    let mut graph = graph("text_to_image_distilled");
+    let text = |text: &str| node("CLIPTextEncode", json!({"text": text, "clip": graph["77:74"]["inputs"]["clip"]}));
+    let nodes = json!({
+        "left": text("a red circle"),
+        "area": node("ConditioningSetArea", json!({"conditioning": ["left", 0], "x": 0, "y": 0, "width": 32,
+            "height": 64, "strength": 1.0})),
+        "right": text("a blue star"),
+        "share": node("ConditioningSetAreaPercentage", json!({"conditioning": ["right", 0], "x": 0.5, "y": 0.0,
+            "width": 0.5, "height": 1.0, "strength": 1.0})),
+        "both": node("ConditioningCombine", json!({"conditioning_1": ["area", 0], "conditioning_2": ["share", 0]})),
+        "all": node("ConditioningCombine", json!({"conditioning_1": ["77:74", 0], "conditioning_2": ["both", 0]})),
+    });
+    graph.as_object_mut().unwrap().extend(nodes.as_object().unwrap().clone());
+    graph["77:63"]["inputs"]["positive"] = json!(["all", 0]);
+    let regions = "--region '0,0,1000,500:a red circle' --region '0,500,1000,1000:a blue star'";
+    let expected = drawn(&[], &format!("'a red circle' --size 64 -s 4 {regions}"));
+    assert_eq!(drawn_by(&serving, &graph, "78"), [expected]);
 }

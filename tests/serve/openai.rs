@@ -301,7 +301,17 @@ fn controls_weights_and_variations_are_fields() {
     assert_eq!(pixels(&edit(json!({"image": [red], "seed": 7, "variation": "5:0"}))), one);
     assert_eq!(pixels(&edit(json!({"image": [red], "variety": 0}))), one);
     assert_ne!(pixels(&edit(json!({"image": [red], "variety": "1:100:1"}))), one);
+    assert_ne!(pixels(&edit(json!({"image": [red], "rng": "portable"}))), one);
+    assert_ne!(pixels(&edit(json!({"image": [red], "schedule": "linear"}))), one);
+    assert_ne!(pixels(&edit(json!({"image": [red], "max_sequence_length": 16}))), one);
+    let part = json!({"image": [red], "strength": 0.5});
+    assert_ne!(pixels(&edit(with(part.clone(), json!({"no_self_reference": true})))), pixels(&edit(part.clone())));
+    assert_eq!(pixels(&edit(with(part, json!({"resize": "128x96"})))).len(), 3 * 128 * 96);
     for (more, field) in [
+        (json!({"schedule": "even"}), "schedule"),
+        (json!({"rng": "mine"}), "rng"),
+        (json!({"sparse": true}), "sparse"),
+        (json!({"mask_padding": -1}), "mask_padding"),
         (json!({"controls": [{"kind": "canny", "input": 1}]}), "controls"),
         (json!({"controls": [{"kind": "deep", "input": 0}]}), "controls"),
         (json!({"input_weights": [3]}), "input_weights"),

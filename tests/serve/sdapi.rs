@@ -386,3 +386,25 @@ fn enable_hr_adds_a_second_pass() {
         assert!(reply.status == 400 && answer.contains(told), "{wrong}: {answer}");
     }
 }
+
+#[test]
+fn fields_of_recipes_that_a1111_lacks_have_their_own_names() {
+    let serving = Serving::start(&[]);
+    let draw = |more: Value| {
+        let small = json!({"prompt": "a cat", "width": 64, "height": 64, "steps": 2, "seed": 5});
+        serving.post("/sdapi/v1/txt2img", &with(small, more))
+    };
+    let image = |more: Value| draw(more).json()["images"][0].as_str().expect("an image").to_string();
+    let regions = json!([{"box": [0, 0, 1000, 500], "prompt": "a red circle"}]);
+    let own = json!({"prompt": "a cat", "size": "64x64", "steps": 2, "seed": 5, "regions": regions});
+    let own = serving.post("/v1/images/generations", &own).json()["data"][0]["b64_json"].clone();
+    assert!(own == image(json!({"regions": regions})) && own != image(json!({})));
+    assert_ne!(image(json!({"variety": "1:100:1"})), image(json!({})));
+    let notes = |reply: Reply| info(&reply)["notes"].to_string();
+    assert!(!notes(draw(json!({"variety": 0.5}))).contains("variety"));
+    for wrong in [json!({"variety": 3}), json!({"regions": 3}), json!({"rng": "mine"})] {
+        assert_eq!(draw(wrong.clone()).status, 400, "{wrong}");
+    }
+    let transparent = json!({"transparent": "key", "override_settings": {"samples_format": "jpg"}});
+    assert_eq!(draw(transparent).status, 400);
+}

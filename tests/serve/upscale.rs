@@ -79,6 +79,30 @@ fn an_image_is_enlarged_as_on_the_command_line() {
 }
 
 #[test]
+fn the_command_enlarges_on_a_server() {
+    let (serving, file) = (serving(&[]), image(20, 12));
+    let (upscaler, url) = (project("tests/upscaler/compact-3x.pth"), format!("http://{}", serving.address));
+    let upscaler = upscaler.to_str().unwrap();
+    for (there, here) in [
+        (&["--upscaler", NAME][..], &["--upscaler", upscaler][..]),
+        (&["--upscaler", "compact-3x.pth", "--by", "2"], &["--upscaler", upscaler, "--by", "2"]),
+        (&["--to", "33x7"], &["--to", "33x7"]),
+    ] {
+        assert!(by_command(&file, &[&["--server", &url], there].concat()) == by_command(&file, here), "{there:?}");
+    }
+    let folder = tempfile::tempdir().unwrap();
+    fs::write(folder.path().join("in.png"), &file).unwrap();
+    let run = |flags: &[&str]| Run::new(flux().current_dir(folder.path()).args(["upscale", "in.png"]).args(flags));
+    let told = run(&["--server", &url, "--by", "2", "--json", "-o", "out.jpg"]).succeeds();
+    let json: Value = serde_json::from_str(&told.stdout).unwrap();
+    assert_eq!((&json["width"], &json["height"], &json["output"]), (&json!(40), &json!(24), &json!("out.jpg")));
+    run(&["--server", &url, "--upscaler", "none"]).fails(2, &["none", &url]);
+    run(&["--server", "localhost", "--by", "2"]).fails(2, &["--server"]);
+    run(&["--server", &url, "--by", "2", "--tile", "64"]).fails(2, &["--tile"]);
+    run(&["--server", &url]).fails(2, &["--by"]);
+}
+
+#[test]
 fn an_enlarged_image_keeps_its_transparency_its_settings_and_its_mark() {
     let serving = serving(&[]);
     let alpha: Vec<u8> = (0..24).map(|i| if i % 6 < 3 { 0 } else { 255 }).collect();

@@ -157,14 +157,7 @@ impl Generate {
                 None => return Ok(None),
             },
         };
-        if !["http://", "https://", "unix:"]
-            .iter()
-            .any(|scheme| url.strip_prefix(scheme).is_some_and(|rest| !rest.is_empty()))
-        {
-            return Err(Error::usage(format!("`{url}` is not a valid address"))
-                .at(place)
-                .hint("use an address such as http://127.0.0.1:7860, or unix: and the path of a socket"));
-        }
+        values::check_server(&url, place)?;
         let Self { draw, show, source, .. } = self;
         let flags = [
             (draw.console.timings.is_some(), "--timings"),

@@ -59,10 +59,10 @@ pub struct Upscale {
     pub upscaler: UpscalerChoice,
     /// Factor of width and height [default: the upscaler's]
     #[arg(long, value_name = "FACTOR", value_parser = factor, alias = "scale")]
-    by: Option<f64>,
+    pub by: Option<f64>,
     /// Size of the result, as in 3840x2160
     #[arg(long, value_name = "SIZE", conflicts_with = "by")]
-    to: Option<Size>,
+    pub to: Option<Size>,
     /// Side of tiles, in pixels of the image [default: by memory]
     ///
     /// An image that does not fit into memory is enlarged in tiles. 0 never uses tiles. Pixels near the edges of tiles
@@ -81,6 +81,12 @@ pub struct Upscale {
     pub no_clobber: bool,
     #[command(flatten)]
     pub on: DeviceArgs,
+    /// Enlarge on a running `flux serve`, as in http://127.0.0.1:7860
+    ///
+    /// --upscaler is the name of one of the server's upscalers, or lanczos.
+    #[cfg(feature = "server")]
+    #[arg(help_heading = super::DEVICE, long, value_name = "URL", hide_short_help = true, conflicts_with = "tile")]
+    server: Option<String>,
     /// Print one JSON object per image
     #[arg(help_heading = INFORMATION, long)]
     pub json: bool,
@@ -110,6 +116,14 @@ impl Upscale {
                 .at("--by")
                 .hint("pass a factor as `--by 2`, a size as `--to 2048x2048`, or a file with `--upscaler`")),
         }
+    }
+
+    /// Returns the address of the server that enlarges the images, if any.
+    ///
+    /// Errors if it is invalid.
+    #[cfg(feature = "server")]
+    pub fn server(&self) -> Result<Option<&str>> {
+        self.server.as_deref().map(|url| super::values::check_server(url, "--server").map(|()| url)).transpose()
     }
 
     /// Returns the choice of tiles.

@@ -229,6 +229,18 @@ impl FromStr for SizeOrSide {
     }
 }
 
+/// Errors if `url`, from the flag or variable `place`, is not the address of a server.
+#[cfg(feature = "server")]
+pub fn check_server(url: &str, place: &str) -> flux::Result<()> {
+    let is_address = |scheme: &&str| url.strip_prefix(*scheme).is_some_and(|rest| !rest.is_empty());
+    if ["http://", "https://", "unix:"].iter().any(is_address) {
+        return Ok(());
+    }
+    Err(flux::Error::usage(format!("`{url}` is not a valid address"))
+        .at(place)
+        .hint("use an address such as http://127.0.0.1:7860, or unix: and the path of a socket"))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

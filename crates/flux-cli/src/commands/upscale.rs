@@ -5,13 +5,15 @@ use std::path::{Path, PathBuf};
 
 use flux::engine::{Enlarging, Upscaling};
 use flux::files::FileId;
-use flux::input::read_file;
+use flux::input::{file_size, read_file};
 use flux::output::{Encoding, ImageFormat, Target};
-use flux::stage::Progress;
+use flux::stage::CancelFlag;
 use flux::{Error, Result};
 
 use super::json::print_object;
 use super::pictures;
+#[cfg(feature = "server")]
+use super::remote;
 use super::signals::Signals;
 use crate::cli::{Upscale, UpscalerChoice};
 use flux_runtime::progress::{Console, Shown};
@@ -29,29 +31,48 @@ pub fn run(args: &Upscale, signals: &Signals) -> Result<()> {
     let cancel = signals.cancel_flag();
     let shown = if args.quiet || args.json { Shown::Nothing } else { Shown::Auto };
     let mut console = Console::new(args.quiet, args.verbose, shown);
+    #[cfg(feature = "server")]
+    if let Some(url) = args.server()? {
+        let server = remote::Enlarger::new(url, args, &mut console, &cancel)?;
+        let enlarge = |file: &[u8], target: &Target, console: &mut Console| server.enlarge(file, target, console);
+        return write(args, images.iter().zip(targets), &mut console, &cancel, enlarge);
+    }
     let upscaling = match &args.upscaler {
         UpscalerChoice::Lanczos => Upscaling::lanczos(),
         UpscalerChoice::File(file) => {
             Upscaling::open(file, &args.on.engine(), &mut console).map_err(|e| e.at("--upscaler"))?
         }
     };
-    for (image, target) in images.iter().zip(targets) {
+    let enlarge = |file: &[u8], target: &Target, console: &mut Console| {
+        let enlarging = Enlarging::read(file, size, upscaling.file().cloned())?;
+        let (rgb, to) = (enlarging.image(), enlarging.to());
+        let made = upscaling.enlarge(rgb, to, tiles, &mut |progress| console.progress(progress), &cancel)?;
+        console.finish();
+        enlarging.encode(&made, target.format(), target.quality()).map_err(|e| e.at_path(target.path()))
+    };
+    write(args, images.iter().zip(targets), &mut console, &cancel, enlarge)
+}
+
+/// Writes the image that `enlarge` makes of each file.
+fn write<'a>(
+    args: &Upscale,
+    images: impl Iterator<Item = (&'a PathBuf, Target)>,
+    console: &mut Console,
+    cancel: &CancelFlag,
+    enlarge: impl Fn(&[u8], &Target, &mut Console) -> Result<Vec<u8>>,
+) -> Result<()> {
+    for (image, target) in images {
         cancel.check()?;
         let file = read_file(image).map_err(|e| e.at_path(image))?;
-        let enlarging = Enlarging::read(&file, size, upscaling.file().cloned()).map_err(|e| e.at_path(image))?;
-        let (rgb, to) = (enlarging.image(), enlarging.to());
-        let mut report = |progress: Progress| console.progress(progress);
-        let made = upscaling.enlarge(rgb, to, tiles, &mut report, &cancel).map_err(|e| e.at_path(image))?;
-        console.finish();
-        let encoded = enlarging.encode(&made, target.format(), target.quality());
-        target.write_bytes(&encoded.map_err(|e| e.at_path(target.path()))?)?;
-        let path = target.path().display();
+        let made = enlarge(&file, &target, console).map_err(|e| e.at_path(image))?;
+        target.write_bytes(&made)?;
+        let ([width, height], path) = (file_size(&made)?, target.path().display());
         if args.json {
             print_object(&serde_json::json!({
-                "input": image.display().to_string(), "output": path.to_string(), "width": to[0], "height": to[1],
+                "input": image.display().to_string(), "output": path.to_string(), "width": width, "height": height,
             }))?;
         } else {
-            console.info(&format!("wrote {path}: {}x{}", to[0], to[1]));
+            console.info(&format!("wrote {path}: {width}x{height}"));
         }
     }
     Ok(())

@@ -35,8 +35,27 @@ pub const UPSAMPLE: &str = "upsample";
 const MAX_ADAPTERS: usize = 32;
 /// Max images of a request.
 pub const MAX_IMAGES: u64 = 10;
-/// Max pixels of a transition.
+/// Max pixels of a transition, and around a mask.
 const MAX_FEATHER: u64 = 4096;
+const MAX_PADDING: u64 = 16384;
+/// Fields of a recipe that other APIs do not have. So requests of each API can have them under these names.
+pub const OWN: [&str; 15] = [
+    "boxes",
+    "regions",
+    "controls",
+    "input_weights",
+    "variety",
+    "schedule",
+    "rng",
+    "max_sequence_length",
+    "transparent",
+    "resize",
+    "extend",
+    "full_size",
+    "no_composite",
+    "no_self_reference",
+    "sparse",
+];
 /// Max steps.
 const MAX_STEPS: u64 = 1000;
 /// The values of `priority`.
@@ -353,24 +372,42 @@ fn read_recipe(fields: &mut Fields, faults: &mut Faults, defaults: Defaults) -> 
     let [width, height] = faults.ok(size).map_or([None, None], |size| size.map(Some));
     Recipe {
         prompt,
-        boxes: faults.ok(fields.value("boxes")).unwrap_or_default(),
-        regions: faults.ok(read_regions(fields)).unwrap_or_default(),
-        controls: faults.ok(fields.value("controls")).unwrap_or_default(),
-        input_weights: faults.ok(fields.value("input_weights")).unwrap_or_default(),
         negative: faults.ok(fields.text("negative_prompt")),
         width,
         height,
         steps: faults.ok(fields.whole("steps", 1..=MAX_STEPS)).map(|steps| steps as usize),
         seed: faults.ok(fields.seed("seed")).unwrap_or(defaults.seed),
         variation: faults.ok(fields.value("variation")),
-        variety: faults.ok(fields.value("variety")),
         guidance: faults.ok(fields.number("guidance", 0.0..=1e4)).map(|guidance| guidance as f32),
         strength: faults.ok(fields.number("strength", 0.0..=1.0)),
-        transparent: faults.ok(fields.value("transparent")).unwrap_or_default(),
-        full_size: faults.ok(fields.flag("full_size")).unwrap_or(false),
-        extend: faults.ok(fields.value("extend")),
         feather: faults.ok(fields.whole("feather", 0..=MAX_FEATHER)).unwrap_or(0) as usize,
+        mask_padding: faults.ok(fields.whole("mask_padding", 0..=MAX_PADDING)).map(|padding| padding as usize),
         hires: faults.ok(fields.value("hires")),
+        ..read_own(fields, faults)
+    }
+}
+
+/// Reads the fields [`OWN`] into a recipe.
+pub fn read_own(fields: &mut Fields, faults: &mut Faults) -> Recipe {
+    let mut flag = |name| faults.ok(fields.flag(name)).unwrap_or(false);
+    let [full_size, no_composite, no_self_reference, sparse] =
+        ["full_size", "no_composite", "no_self_reference", "sparse"].map(&mut flag);
+    Recipe {
+        boxes: faults.ok(fields.value("boxes")).unwrap_or_default(),
+        regions: faults.ok(read_regions(fields)).unwrap_or_default(),
+        controls: faults.ok(fields.value("controls")).unwrap_or_default(),
+        input_weights: faults.ok(fields.value("input_weights")).unwrap_or_default(),
+        variety: faults.ok(fields.value("variety")),
+        schedule: faults.ok(fields.value("schedule")).unwrap_or_default(),
+        rng: faults.ok(fields.value("rng")).unwrap_or_default(),
+        max_sequence_length: faults.ok(fields.value("max_sequence_length")),
+        transparent: faults.ok(fields.value("transparent")).unwrap_or_default(),
+        resize: faults.ok(fields.value("resize")),
+        extend: faults.ok(fields.value("extend")),
+        full_size,
+        no_composite,
+        no_self_reference,
+        sparse,
         ..Recipe::default()
     }
 }

@@ -64,7 +64,15 @@ async function vary(image, strength) {
     }
     const steps = Number(asked.steps) || details().steps || 4;
     const part = Math.max(1, Math.round(strength * steps)) / steps;
-    const { size: _size, extend: _extend, feather: _feather, ...rest } = asked;
+    // The image has its second pass, and its background is removed already.
+    const {
+      size: _size,
+      extend: _extend,
+      feather: _feather,
+      hires: _hires,
+      transparent: _transparent,
+      ...rest
+    } = asked;
     const file = await fileOf(image);
     const name = { id: image.id, name: file.name, blob: file };
     await store.putInput(name);

@@ -123,7 +123,14 @@ async function run() {
     }
     row.state = 'sent';
     try {
-      const { size: _size, boxes: _boxes, strength: _strength, extend: _extend, ...common } = fields();
+      const {
+        size: _size,
+        boxes: _boxes,
+        regions: _regions,
+        strength: _strength,
+        extend: _extend,
+        ...common
+      } = fields();
       const size = row.fields.size ?? (_strength ? undefined : _size);
       const job = await draw({ ...common, ...(size ? { size } : {}), n: '1', ...row.fields }, [], undefined, {
         more: { isHidden: true },

@@ -1,19 +1,44 @@
-// Boxes of FLUX.3, drawn on the stage: places of objects that the prompt cites by ID.
+// Boxes, drawn on the stage: for FLUX.3 places of objects that the prompt cites by ID, for other models regions with
+// texts of their own.
 
 import { $, button, el } from './dom.js';
+import { details } from './models.js';
 import { t } from './words.js';
 
-/** The boxes as the server reads them: {id, bbox: [top, left, bottom, right] from 0 to 1000, desc}. */
+/** The boxes: {id, bbox: [top, left, bottom, right] from 0 to 1000, desc}. */
 export let boxes = [];
 let layer = null;
+const hears = [];
+
+/** Calls a function when there are other boxes. */
+export const onBoxes = (hear) => hears.push(hear);
 
 export function setBoxes(next) {
   boxes = next;
-  showList();
+  showBoxes();
   if (layer) showLayer();
+  for (const hear of hears) hear();
 }
 
-function showList() {
+const areRegions = () => !details().reads_boxes;
+const isRead = () => !areRegions() || details().reads_regions !== false;
+
+/** Returns the boxes as a field of a request, as the chosen model reads them. */
+export function boxFields() {
+  if (boxes.length === 0 || !isRead()) return {};
+  return areRegions() ? { regions: boxes.map(({ bbox, desc }) => ({ box: bbox, prompt: desc })) } : { boxes };
+}
+
+/** Returns regions of a recipe as boxes. Those with a mask are left out. */
+export const regionBoxes = (regions = []) =>
+  regions.filter(({ box }) => box).map(({ box, prompt }, at) => ({ id: `object_${at + 1}`, bbox: box, desc: prompt }));
+
+/** Shows the list of boxes, as the chosen model reads them. */
+export function showBoxes() {
+  $('boxes-label').textContent = t(areRegions() ? 'field_regions' : 'field_boxes');
+  $('boxes-draw').textContent = t(areRegions() ? 'regions_open' : 'boxes_open');
+  $('boxes-draw').disabled = !isRead();
+  $('boxes-why').textContent = isRead() ? '' : t('why_model');
   const input = (box, name, label) => {
     const node = el('input', { value: box[name] ?? '', aria: { label } });
     node.oninput = () => (box[name] = node.value.trim());
@@ -24,22 +49,30 @@ function showList() {
       el(
         'li',
         { className: 'row' },
-        input(box, 'id', t('box_id', { n: place + 1 })),
-        input(box, 'desc', t('box_text', { n: place + 1 })),
-        button('close', t('remove_name', { name: box.id }), () => setBoxes(boxes.filter((other) => other !== box)), {
-          className: 'icon',
-        }),
+        ...(areRegions() ? [] : [input(box, 'id', t('box_id', { n: place + 1 }))]),
+        input(box, 'desc', t(areRegions() ? 'region_text' : 'box_text', { n: place + 1 })),
+        button(
+          'close',
+          t('remove_name', { name: nameOf(box, place) }),
+          () => setBoxes(boxes.filter((other) => other !== box)),
+          {
+            className: 'icon',
+          },
+        ),
       ),
     ),
   );
 }
 
+const nameOf = ({ id }, place) => (areRegions() ? String(place + 1) : id);
+
 const percent = (part) => `${part / 10}%`;
 
 function showLayer() {
   layer.replaceChildren(
-    ...boxes.map(({ id, bbox: [top, left, bottom, right] }) => {
-      const node = el('span', { className: 'box' }, el('b', { textContent: id }));
+    ...boxes.map((box, place) => {
+      const [top, left, bottom, right] = box.bbox;
+      const node = el('span', { className: 'box' }, el('b', { textContent: nameOf(box, place) }));
       Object.assign(node.style, {
         top: percent(top),
         left: percent(left),
@@ -84,7 +117,7 @@ export function start(frame, bar) {
   };
   frame.append(layer);
   bar.append(
-    el('span', { textContent: t('draw_boxes') }),
+    el('span', { textContent: t(areRegions() ? 'draw_regions' : 'draw_boxes') }),
     button('close', t('clear'), () => setBoxes([]), { className: 'icon' }),
   );
   showLayer();

@@ -13,7 +13,7 @@ function python(value) {
 }
 
 /** Fields that the page passes on as they are. */
-const MORE = ['extend', 'feather', 'recipe'];
+const MORE = ['extend', 'feather', 'regions', 'hires', 'variety', 'transparent', 'recipe'];
 
 /** Returns a recipe as fields of a request. `asked` is the page's request, which names models and LoRAs. */
 function fieldsOf(recipe, asked) {
@@ -46,7 +46,7 @@ export function commands({ recipe, asked = {}, inputs = [], mask }, origin, hasK
 
 function asFlux(fields, files, mask) {
   const { model, prompt, size, seed, steps, guidance, strength, negative_prompt, loras = [], output_format } = fields;
-  const { extend, feather, recipe } = fields;
+  const { extend, feather, regions = [], hires, variety, transparent, recipe } = fields;
   const words = ['flux', '-p', prompt ?? ''];
   const add = (flag, value) => value !== undefined && words.push(flag, value);
   // The built-in model needs no name.
@@ -56,6 +56,10 @@ function asFlux(fields, files, mask) {
   add('--strength', strength);
   add('--extend', extend && ['left', 'top', 'right', 'bottom'].map((side) => extend[side]).join());
   add('--feather', feather);
+  for (const { box, prompt } of regions) add('--region', `${box.join()}:${prompt}`);
+  add('--hires', hires);
+  add('--variety', variety);
+  if (transparent) words.push('--transparent');
   if (recipe === 'false') words.push('--no-recipe');
   add('--size', size);
   add('-s', steps);
@@ -98,7 +102,8 @@ function asPython(fields, files, mask, origin, hasKey) {
   const known = Object.entries(fields).filter(([name]) => KNOWN.includes(name));
   const extra = Object.fromEntries(Object.entries(fields).filter(([name]) => !KNOWN.includes(name)));
   // A form contains texts only.
-  if (files.length > 0 && extra.loras) extra.loras = JSON.stringify(extra.loras);
+  for (const name of ['loras', 'regions'])
+    if (files.length > 0 && extra[name]) extra[name] = JSON.stringify(extra[name]);
   if (extra.seed !== undefined) extra.seed = BigInt(extra.seed);
   const lines = known.map(([name, value]) => `${name}=${python(value)},`);
   if (files.length > 0) lines.push(`image=[${files.map((file) => `open(${JSON.stringify(file)}, "rb")`).join(', ')}],`);

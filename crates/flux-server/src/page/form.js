@@ -1,7 +1,7 @@
 // The form: its fields as a request, filled from a recipe, and their errors.
 
 import { $, el, icon, kept, press, randomSeed } from './dom.js';
-import { boxes, setBoxes } from './boxes.js';
+import { boxFields, boxes, onBoxes, regionBoxes, setBoxes, showBoxes } from './boxes.js';
 import { details, maxPixels, megapixels, onModel, server } from './models.js';
 import { onReferences, references } from './references.js';
 import { number, t } from './words.js';
@@ -9,8 +9,10 @@ import { number, t } from './words.js';
 /** The aspect ratios of the presets, and the areas relative to the model's own. */
 const RATIOS = ['1:1', '4:3', '3:4', '3:2', '2:3', '16:9', '9:16'];
 const AREAS = [0.25, 0.5, 1, 2, 4];
-const TEXTS = ['prompt', 'negative_prompt', 'steps', 'guidance', 'n', 'output_format', 'model'];
-const CHECKS = ['changes', 'expand', 'upsample', 'no_recipe'];
+/** The factors of a second pass. */
+const FACTORS = [1.5, 2, 3, 4];
+const TEXTS = ['prompt', 'negative_prompt', 'steps', 'guidance', 'n', 'hires', 'variety', 'output_format', 'model'];
+const CHECKS = ['changes', 'expand', 'upsample', 'transparent', 'no_recipe'];
 
 let ratio = null;
 let area = 1;
@@ -129,6 +131,12 @@ const isChange = () => {
 
 const stepCount = () => Number($('steps').value) || details().steps || 4;
 
+/** Disables a control that others exclude, and shows the reason. */
+function exclude(name, reason) {
+  $(name).disabled = Boolean(reason);
+  $(`${name}-why`).textContent = reason ? t(reason) : '';
+}
+
 /** Shows the controls that apply to the model and the references. */
 function showFields() {
   const { steps, guidance, is_distilled: isDistilled, text_tokens: tokens } = details();
@@ -143,7 +151,13 @@ function showFields() {
   $('guidance').placeholder = guidance ? number(guidance) : t('auto');
   $('n').max = server.limits.images;
   $('upsample-row').hidden = !server.upsample;
-  $('boxes-field').hidden = !details().reads_boxes;
+  showBoxes();
+  const isPart = Boolean(mask ?? extend);
+  exclude('hires', isPart && 'why_mask');
+  exclude('variety', boxFields().regions && 'why_regions');
+  const isTwice = has('hires') && $('hires').value !== '';
+  const isJpeg = $('output_format').value === 'jpeg';
+  exclude('transparent', (isChange() && 'why_change') || (isTwice && 'why_hires') || (isJpeg && 'why_jpeg'));
   $('prompt-hint').textContent = tokens ? t('tokens', { n: tokens }) : '';
   const count = stepCount();
   const isFull = $('strength').value === $('strength').max;
@@ -199,7 +213,7 @@ function offer() {
   remember();
 }
 
-const has = (name) => !$(name).closest('.field').hidden;
+const has = (name) => !$(name).closest('.field').hidden && !$(name).disabled;
 
 /** Returns the fields of a request as texts, without files. A seed that is not kept is random. */
 export function fields() {
@@ -220,7 +234,8 @@ export function fields() {
     ...(extend ? { extend } : {}),
     ...(feather && (mask ?? extend) ? { feather: String(feather) } : {}),
     ...(loras.length > 0 ? { loras } : {}),
-    ...(boxes.length > 0 && details().reads_boxes ? { boxes } : {}),
+    ...boxFields(),
+    ...($('transparent').checked && has('transparent') ? { transparent: 'true' } : {}),
     ...($('expand').checked ? { expand: 'true' } : {}),
     ...(server.upsample ? { upsample: String($('upsample').checked) } : {}),
     ...($('no_recipe').checked ? { recipe: 'false' } : {}),
@@ -241,6 +256,7 @@ export function wrong() {
     ['seed', isLocked && !/^\d+$/.test($('seed').value.trim()), 'wrong_seed'],
     ['n', !isWhole('n', 1, images), 'wrong_n'],
     ['steps', !isWhole('steps', 1, 1000), 'wrong_steps'],
+    ['variety', !($('variety').value >= 0 && $('variety').value <= 2), 'wrong_variety'],
   ];
   const [param, , key] = checks.find(([, isWrong]) => isWrong) ?? [];
   return key ? { param, message: t(key, { n: images, pixels: megapixels(maxPixels()), max: prompt }) } : null;
@@ -248,7 +264,22 @@ export function wrong() {
 
 /** Fills the form from the recipe of an image, except the references. */
 export function useRecipe(
-  { prompt, template, negative, width, height, steps, guidance, strength, seed, model },
+  {
+    prompt,
+    template,
+    negative,
+    width,
+    height,
+    steps,
+    guidance,
+    strength,
+    seed,
+    model,
+    hires,
+    variety,
+    transparent,
+    regions,
+  },
   asked = {},
 ) {
   const set = (name, value) => ($(name).value = value ?? '');
@@ -256,12 +287,16 @@ export function useRecipe(
   set('negative_prompt', negative);
   set('steps', steps);
   set('guidance', guidance === 1 ? undefined : guidance);
+  set('hires', asked.hires ?? hires?.by);
+  // A recipe also has the share of values and of steps.
+  set('variety', String(asked.variety ?? variety ?? '').split(':')[0]);
+  $('transparent').checked = Boolean(asked.transparent ?? transparent);
   setSize(width, height);
   useSeed(seed);
   $('changes').checked = strength !== undefined;
   $('expand').checked = Boolean(asked.expand ?? template);
   $('no_recipe').checked = asked.recipe === 'false';
-  setBoxes(asked.boxes ?? []);
+  setBoxes(asked.boxes ?? regionBoxes(asked.regions ?? regions));
   const known = [...$('model').options].map(({ value }) => value);
   const name = [asked.model, model].find((name) => known.includes(name));
   if (name && name !== $('model').value) {
@@ -306,10 +341,19 @@ const NAMES = [
   'loras',
   'image',
   'boxes',
+  'regions',
+  'transparent',
   'upsample',
   'expand',
 ];
-const ELEMENTS = { size: 'width', image: 'image-add', boxes: 'boxes-draw', mask: 'image-add', extend: 'image-add' };
+const ELEMENTS = {
+  size: 'width',
+  image: 'image-add',
+  boxes: 'boxes-draw',
+  regions: 'boxes-draw',
+  mask: 'image-add',
+  extend: 'image-add',
+};
 const elementOf = (name) => $(ELEMENTS[name] ?? name);
 
 export function clearErrors() {
@@ -370,16 +414,20 @@ export function prepareForm() {
   $('dice').onclick = () => useSeed(randomSeed());
   $('lock').onclick = () => useSeed(isLocked ? '' : $('seed').value.trim() || randomSeed());
   $('seed').oninput = () => setLocked($('seed').value.trim() !== '');
-  $('changes').onchange = $('steps').oninput = showFields;
+  $('hires').append(...FACTORS.map((by) => el('option', { value: by, textContent: t('hires_by', { by }) })));
+  for (const id of ['changes', 'hires', 'output_format']) $(id).onchange = showFields;
+  $('steps').oninput = showFields;
   $('strength').oninput = showStrength;
   $('n').oninput = summarize;
   $('settings-open').onclick = () => openSettings($('settings').hidden);
   $('settings-close').onclick = () => (openSettings(false), $('settings-open').focus());
   onReferences(showFields);
+  onBoxes(showFields);
   onModel(offer);
   const heard = ({ target }) => {
-    const message = $(`${target.id}-error`) ?? target.closest('.field')?.querySelector('.error');
-    if (message) message.textContent = '';
+    const own = $(`${target.id}-error`);
+    for (const message of own ? [own] : (target.closest('.field')?.querySelectorAll('.error') ?? []))
+      message.textContent = '';
     target.removeAttribute('aria-invalid');
     remember();
   };

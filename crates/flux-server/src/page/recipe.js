@@ -65,6 +65,7 @@ async function inflated(bytes) {
 /** Returns names and values of a recipe for display. */
 export function described(recipe) {
   const { prompt, negative, width, height, seed, steps, guidance, strength, model, inputs, mask, adapters } = recipe;
+  const { regions, hires, variety, transparent } = recipe;
   const all = {
     prompt,
     negative_prompt: negative,
@@ -76,6 +77,10 @@ export function described(recipe) {
     model,
     references: inputs?.length || undefined,
     mask: mask && '✓',
+    regions: regions?.map(({ prompt }) => prompt).join(' · '),
+    hires: hires?.by && t('hires_by', { by: hires.by }),
+    variety,
+    transparent: transparent && '✓',
     loras: adapters?.map((used) => `${used.file} × ${used.strength}`).join(', '),
   };
   const shown = Object.entries(all).filter(([, value]) => value !== undefined && value !== '' && value !== null);

@@ -257,6 +257,7 @@ fn details_of(models: &Models, place: usize, engine: Option<&ModelInfo>) -> Opti
         "guidance": kind.defaults(info.is_distilled).guidance,
         "is_distilled": info.is_distilled,
         "reads_boxes": kind.reads_boxes,
+        "reads_regions": !info.transformer.has_early_blocks(),
         "wants_captions": kind.wants_captions,
         "sides": trained.map(|sizes| sizes.sides),
         "aspect_ratio": trained.map_or(kind.aspect_ratio, |sizes| sizes.aspect_ratio),

@@ -1,6 +1,7 @@
 //! Generation on a running `flux serve`: sends the recipe and receives the image files that would be written locally.
 //! It knows nothing of models and devices. Start reading at [`draw`], then `server`.
 
+mod enlarge;
 mod server;
 
 use std::io;
@@ -18,6 +19,7 @@ use super::outputs::Outputs;
 use super::studio::Wanted;
 use super::{console, print};
 use crate::cli::{DrawArgs, OutputArgs};
+pub use enlarge::Enlarger;
 
 /// Maximum number of images in one request.
 const MAX_IMAGES: usize = 10;
@@ -39,9 +41,7 @@ pub fn draw(
     let targets = Destination::all(&outputs)?;
     let mut console = console(&args.console);
     let server = Server::new(url)?;
-    if server.exposes_key() {
-        console.note(&format!("the key is sent to {url} unencrypted: use https://, or unset FLUX_API_KEY"));
-    }
+    server.note_exposed_key(&mut console);
     let upsamples = args.upsample.is_on();
     // Images with prompts of their own are separate requests.
     let size = if wanted.words.is_empty() { MAX_IMAGES } else { 1 };
@@ -49,17 +49,11 @@ pub fn draw(
         let consecutive = || Recipe { seed: recipe.seed + first as u64, ..recipe.clone() };
         let part = wanted.words.get(first).map_or_else(consecutive, |words| words.recipe(recipe));
         let encoding = targets.first().map_or((ImageFormat::Png, None), Destination::encoding);
-        let job = server.submit(&Form::new(&part, targets.len(), encoding, (wanted, upsamples), &files)?)?;
+        let job = server.submit(&Form::from_recipe(&part, targets.len(), encoding, (wanted, upsamples), &files)?)?;
         job.notes.iter().for_each(|note| console.note(note));
         let plan = format!("{}, {} steps, model {}", job.size, job.steps, job.model);
         console.info(&format!("seed {}, {plan} at {url}", part.seed));
-        let completed = server.follow(&job, &mut console, cancel);
-        if completed.is_err() {
-            // No other client waits for this job.
-            server.cancel(&job);
-        }
-        completed?;
-        console.finish();
+        server.follow(&job, &mut console, cancel)?;
         // All images are checked before the first one is written.
         let images = (0..targets.len()).map(|image| server.image(&job, image, encoding.0));
         for (target, image) in targets.iter().zip(images.collect::<Result<Vec<_>>>()?) {
@@ -103,7 +97,12 @@ struct Form {
 }
 
 impl Form {
-    fn new(
+    /// Creates a form without parts. It ends with [`Form::finish`].
+    fn new() -> Self {
+        Self { boundary: format!("flux-{:032x}", rand::random::<u128>()), bytes: Vec::new() }
+    }
+
+    fn from_recipe(
         recipe: &Recipe,
         count: usize,
         (format, quality): (ImageFormat, Option<u8>),
@@ -111,13 +110,10 @@ impl Form {
         files: &[Vec<u8>],
     ) -> Result<Self> {
         let json = serde_json::to_string(recipe).map_err(|e| Error::new(format!("cannot write the recipe: {e}")))?;
-        let mut form = Self { boundary: format!("flux-{:032x}", rand::random::<u128>()), bytes: Vec::new() };
+        let mut form = Self::new();
         form.part("recipe", "", json.as_bytes());
         form.part("n", "", count.to_string().as_bytes());
-        form.part("output_format", "", format.name().as_bytes());
-        if let Some(quality) = quality {
-            form.part("output_compression", "", quality.to_string().as_bytes());
-        }
+        form.encoding(format, quality);
         form.part("partial_images", "", b"0");
         if upsamples {
             form.part("upsample", "", b"true");
@@ -133,8 +129,19 @@ impl Form {
             form.part("model", "", model.to_string_lossy().as_bytes());
         }
         files.iter().for_each(|file| form.part("file", "; filename=\"file\"", file));
-        form.bytes.extend_from_slice(format!("--{}--\r\n", form.boundary).as_bytes());
-        Ok(form)
+        Ok(form.finish())
+    }
+
+    fn encoding(&mut self, format: ImageFormat, quality: Option<u8>) {
+        self.part("output_format", "", format.name().as_bytes());
+        if let Some(quality) = quality {
+            self.part("output_compression", "", quality.to_string().as_bytes());
+        }
+    }
+
+    fn finish(mut self) -> Self {
+        self.bytes.extend_from_slice(format!("--{}--\r\n", self.boundary).as_bytes());
+        self
     }
 
     fn part(&mut self, name: &str, rest: &str, bytes: &[u8]) {

@@ -96,9 +96,12 @@ impl<'a> Server<'a> {
         })
     }
 
-    /// Returns `true` if a key is sent in the clear to another machine.
-    pub fn exposes_key(&self) -> bool {
-        self.key.is_some() && !address::is_private(self.url)
+    /// Prints a note if a key is sent in the clear to another machine.
+    pub fn note_exposed_key(&self, console: &mut Console) {
+        if self.key.is_some() && !address::is_private(self.url) {
+            let place = self.place;
+            console.note(&format!("the key is sent to {place} unencrypted: use https://, or unset {KEY_VARIABLE}"));
+        }
     }
 
     fn error(&self, what: impl Into<String>) -> Error {
@@ -194,17 +197,23 @@ impl<'a> Server<'a> {
     }
 
     /// Cancels a job. Failures are ignored: the server drops the job by itself.
-    pub fn cancel(&self, job: &Job) {
+    fn cancel(&self, job: &Job) {
         let _ = self.send(&job.path, |address| {
             self.with_key(self.agent.delete(address)).config().timeout_global(Some(CANCEL)).build().call()
         });
     }
 
-    /// Waits for a job and shows its progress.
+    /// Waits for a job and shows its progress. Cancels the job on errors, since no other client waits for it.
     ///
     /// Errors when the job fails or is cancelled, makes no progress for too long, or the event stream is broken or too
     /// long.
     pub fn follow(&self, job: &Job, console: &mut Console, cancel: &CancelFlag) -> Result<()> {
+        self.read_events(job, console, cancel).inspect_err(|_| self.cancel(job))?;
+        console.finish();
+        Ok(())
+    }
+
+    fn read_events(&self, job: &Job, console: &mut Console, cancel: &CancelFlag) -> Result<()> {
         let broken = |what: &str| self.error(format!("cannot read the events of the job: {what}"));
         let body = self.get(&format!("{}/events", job.path), None)?.into_body();
         let mut events = BufReader::new(body.into_with_config().limit(MAX_EVENT_BYTES).reader());

@@ -14,8 +14,9 @@ use super::effects::{dynamic_prompts, without_effect};
 use crate::App;
 use crate::http::config::Config;
 use crate::http::error::{ApiError, Result, shown};
+use crate::jobs::fields::{Faults, Fields};
 use crate::jobs::models::stem;
-use crate::jobs::request::{Asked, Encoding, Lora, Previews, UPSAMPLE};
+use crate::jobs::request::{Asked, Encoding, Lora, OWN, Previews, UPSAMPLE, read_own};
 
 /// Max images of a request.
 const MAX_IMAGES: u64 = 64;
@@ -75,8 +76,9 @@ impl<'a> Reading<'a> {
             seed,
             guidance: self.guidance(is_distilled)?,
             hires: if from_image { None } else { self.hires(is_distilled)? },
-            ..Recipe::default()
+            ..self.own_fields()?
         };
+        recipe.check_format(encoding.format).map_err(ApiError::from)?;
         let (recipe, files, preparation) =
             if from_image { self.with_images(recipe)? } else { (recipe, EmbeddedFiles::new(), None) };
         self.sampler();
@@ -98,6 +100,16 @@ impl<'a> Reading<'a> {
             notes: self.notes,
             ..Asked::new(recipe, files)
         })
+    }
+
+    /// Returns a recipe with the fields that only this server has.
+    ///
+    /// Errors if one is invalid.
+    fn own_fields(&mut self) -> Result<Recipe> {
+        let own = OWN.iter().filter_map(|name| Some((name.to_string(), self.fields.remove(*name)?)));
+        let (mut fields, mut faults) = (Fields::from_object(own.collect()), Faults::default());
+        let recipe = read_own(&mut fields, &mut faults);
+        faults.check().map(|()| recipe)
     }
 
     pub(super) fn text(&mut self, name: &'static str) -> Result<Option<String>> {

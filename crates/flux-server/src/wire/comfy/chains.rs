@@ -76,9 +76,9 @@ fn a_second_pass_edits_the_image_of_the_first() {
     let mut saved = graph("encode", json!({"pixels": scaled_by("ImageScaleBy", "image", "6", 2.0)}));
     saved["8"]["inputs"]["images"] = json!(["6", 0]);
     assert_eq!(wanted(&saved).unwrap().iter().map(|pass| pass.outputs.len()).collect::<Vec<_>>(), [1, 1]);
-    let mut anew = graph("encode", json!({"pixels": scaled_by("ImageScaleBy", "image", "6", 2.0)}));
-    anew["50"]["inputs"]["denoise"] = json!(1);
-    let alone = wanted(&anew).unwrap();
+    let mut whole = graph("encode", json!({"pixels": scaled_by("ImageScaleBy", "image", "6", 2.0)}));
+    whole["50"]["inputs"]["denoise"] = json!(1);
+    let alone = wanted(&whole).unwrap();
     assert_eq!((alone.len(), alone[0].asked.recipe.width, alone[0].awaited.len()), (1, Some(128), 0));
 }
 
@@ -143,7 +143,11 @@ fn what_a_second_sampler_cannot_read_is_named() {
     noise["50"]["inputs"]["denoise"] = json!(0.5);
     let mut decoded = graph("5", json!({"up": scaled_by("LatentUpscaleBy", "samples", "5", 2.0)}));
     decoded["51"]["inputs"]["samples"] = json!(["up", 0]);
+    let mut huge = graph("encode", json!({"pixels": scaled_by("ImageScaleBy", "image", "6", 4.0)}));
+    huge["4"]["inputs"]["width"] = json!(1024);
+    huge["4"]["inputs"]["height"] = json!(1024);
     for (graph, node, input) in [
+        (huge, "50", "latent_image"),
         (batch, "encode", "pixels"),
         (latents, "50", "latent_image"),
         (mask, "mask", "image"),

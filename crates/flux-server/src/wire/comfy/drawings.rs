@@ -183,18 +183,9 @@ fn ask(on: &mut Evaluator<'_>, costs: &mut Costs, drawing: &Drawing, is_composit
             let own = references.first().is_some_and(|first| first == picture);
             references = if own { &references[1..] } else { references };
             recipe.no_self_reference = !own;
-            recipe.strength = Some(drawing.sigmas.strength());
-            let size = map_node_error(node, drawing.editing_size(picture).map_err(|e| e.what().to_string()))?;
+            recipe.no_composite = latent.mask.is_some() && !is_composite;
+            let size = edit(on, drawing, picture, (&mut recipe, &mut files))?;
             edits_whole = size[0] * size[1] > MEGAPIXEL;
-            recipe.inputs.push(match edits_whole {
-                true => files.name(&map_node_error(node, picture.scaled("lanczos", size, false))?),
-                false => files.add(on, picture),
-            });
-            if let Some(mask) = &latent.mask {
-                files.add_mask(masks::NAME.into(), mask, picture.size);
-                recipe.mask = Some(masks::NAME.into());
-                recipe.no_composite = !is_composite;
-            }
             size.map(|side| side as usize / 16).iter().product()
         }
         // Sampling starts from pure noise, so only the size matters.
@@ -223,12 +214,8 @@ fn ask(on: &mut Evaluator<'_>, costs: &mut Costs, drawing: &Drawing, is_composit
         recipe.input_weights.resize(recipe.inputs.len(), 1.0);
         recipe.input_weights[edited + index] *= weight;
     }
-    if edits_whole {
-        on.note(node, "the file has no recipe, since no recipe states the edit of an image above a megapixel");
-    }
     if edits_whole && !recipe.input_weights.is_empty() {
-        let details = "weights of references have no effect on the edit of a generated image above a megapixel";
-        return Err(unsupported(node, details));
+        return Err(unsupported(node, "references of an edit above a megapixel have no weights"));
     }
     recipe.schedule = drawing.sigmas.schedule(tokens);
     if recipe.schedule == ScheduleKind::Flow {
@@ -253,6 +240,37 @@ fn ask(on: &mut Evaluator<'_>, costs: &mut Costs, drawing: &Drawing, is_composit
         ..Asked::new(recipe, EmbeddedFiles::new())
     };
     Ok((asked, awaited, broken))
+}
+
+/// Adds the image to edit and its mask to a recipe. Returns the size in which it is edited.
+///
+/// Errors if the size is not supported.
+fn edit(
+    on: &mut Evaluator<'_>,
+    drawing: &Drawing,
+    picture: &Arc<Picture>,
+    (recipe, files): (&mut Recipe, &mut Files),
+) -> Result<[u64; 2]> {
+    let node = &on.graph.nodes[drawing.node];
+    let size @ [width, height] = map_node_error(node, drawing.editing_size(picture).map_err(|e| e.what().to_string()))?;
+    let name = if width * height > MEGAPIXEL {
+        let most = on.around.max_pixels();
+        if width * height > most {
+            let details = format!("latent_image: the image is {width}x{height}, expected at most {most} pixels");
+            return Err(unsupported(node, &details).at("latent_image"));
+        }
+        on.note(node, "the file has no recipe, since no recipe states the edit of an image above a megapixel");
+        files.name(&map_node_error(node, picture.scaled("lanczos", size, false))?)
+    } else {
+        files.add(on, picture)
+    };
+    recipe.inputs.push(name);
+    recipe.strength = Some(drawing.sigmas.strength());
+    if let Some(mask) = &drawing.latent.mask {
+        files.add_mask(masks::NAME.into(), mask, picture.size);
+        recipe.mask = Some(masks::NAME.into());
+    }
+    Ok(size)
 }
 
 /// Sets the size of a recipe. Returns the tokens of the image.

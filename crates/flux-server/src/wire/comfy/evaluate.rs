@@ -37,6 +37,8 @@ pub trait Surroundings {
     fn upload(&self, name: &str) -> Option<Bytes>;
     /// Returns an image that Krita uploaded.
     fn cached(&self, id: &str) -> Option<Bytes>;
+    /// Returns the max pixels of a generated image.
+    fn max_pixels(&self) -> u64;
     /// Counts bytes that the graph keeps.
     ///
     /// Errors if there is no room for them.

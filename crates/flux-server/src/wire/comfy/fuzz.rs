@@ -98,6 +98,10 @@ impl Surroundings for One {
         (id.len() == 8).then(|| self.image.clone())
     }
 
+    fn max_pixels(&self) -> u64 {
+        1 << 22
+    }
+
     fn keep(&self, _: usize) -> crate::http::error::Result<()> {
         Ok(())
     }

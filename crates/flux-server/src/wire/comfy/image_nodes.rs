@@ -114,6 +114,12 @@ pub fn evaluate(on: &mut Evaluator<'_>, node: &Node) -> Result<Vec<Worth>> {
             let file = on.around.cached(&id).ok_or_else(|| no_file(node, "id", &id))?;
             one(Worth::Image(Image::Sent(on.picture_of(node, "id", file)?)))
         }
+        "SolidMask" => {
+            let size = [on.whole(node, "width")?, on.whole(node, "height")?];
+            let place = (on.place(node), "value".to_string());
+            let picture = map_node_error(node, Picture::solid(on.number(node, "value")?, size, place))?;
+            one(Worth::Mask(Arc::new(MaskPicture::new(&picture, Channel::Color(0)))))
+        }
         "ImageToMask" => {
             let (picture, channel) = (on.sent_picture(node, "image")?, Channel::from_name(&on.text(node, "channel")?));
             one(Worth::Mask(Arc::new(MaskPicture::new(&picture, channel))))

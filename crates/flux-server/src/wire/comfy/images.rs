@@ -133,6 +133,18 @@ impl Picture {
         Self::new(Source::Sent { file, origin }, [width as u64, height as u64])
     }
 
+    /// Creates an image of one brightness, from 0 to 1.
+    ///
+    /// Errors if it is too large.
+    pub fn solid(value: f64, size @ [width, height]: [u64; 2], origin: (usize, String)) -> Result<Arc<Self>> {
+        if width * height > MAX_PIXELS {
+            return Err(format!("an image of {width}x{height} was requested, expected at most {MAX_PIXELS} pixels"));
+        }
+        // A file of another size is stretched.
+        let pixel = Rgb { width: 1, height: 1, bytes: vec![(value * 255.0).round() as u8; 3] };
+        Ok(Self::new(Source::Sent { file: png(&pixel).map_err(|broken| broken.details)?, origin }, size))
+    }
+
     /// Creates the image of a job, which is not made yet.
     pub fn generated(maker: Maker, size: [u64; 2]) -> Arc<Self> {
         Self::new(Source::Generated(maker), size)

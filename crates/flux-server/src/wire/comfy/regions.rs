@@ -265,6 +265,13 @@ mod tests {
         let file = flux::input::read_bytes(&masked.files[&name]).unwrap();
         assert_eq!((file.width, file.height, file.bytes[0], *file.bytes.last().unwrap()), (64, 64, 255, 0));
         masked.recipe.check().unwrap();
+        let solid = node("SolidMask", json!({"value": 1.0, "width": 64, "height": 32}));
+        let mut whole = graph("default");
+        whole["image"] = solid;
+        let mut whole = asked("b", whole).unwrap();
+        whole.prepare(&CancelFlag::default()).unwrap();
+        let file = flux::input::read_bytes(&whole.files[&name]).unwrap();
+        assert!(file.bytes.len() == 3 * 64 * 64 && file.bytes.iter().all(|value| *value == 255));
         let bounds = asked("b", graph("mask bounds")).unwrap();
         assert!(bounds.notes.iter().any(|note| note.contains("mask bounds")), "{:?}", bounds.notes);
     }

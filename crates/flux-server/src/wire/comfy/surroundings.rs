@@ -51,6 +51,10 @@ impl Surroundings for OfServer {
         self.app.store.upload(&self.owner, &Place::from_krita_id(id)?)
     }
 
+    fn max_pixels(&self) -> u64 {
+        self.app.config.limits.max_pixels as u64
+    }
+
     fn keep(&self, bytes: usize) -> crate::http::error::Result<()> {
         self.permit.keep(bytes)
     }

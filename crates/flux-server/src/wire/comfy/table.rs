@@ -296,6 +296,7 @@ pub const CLASSES: &[Class] = &[
         &[link("mask", Kind::Mask), whole("expand", [0, 0, 256]), input("tapered_corners", Takes::Flag(true))],
         &[MASK],
     ),
+    class("SolidMask", "mask", &[number("value", PART), whole("width", SIDE), whole("height", SIDE)], &[MASK]),
     class("ImageToMask", "mask", &[link("image", Kind::Image), word("channel", CHANNELS)], &[MASK]),
     class(
         "RandomNoise",

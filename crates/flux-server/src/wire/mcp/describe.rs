@@ -91,7 +91,7 @@ pub fn tools(about: &About) -> Vec<Tool> {
     };
     let size = about.opened.as_ref().map(|opened| json!(format!("{}x{}", opened.size[0], opened.size[1])));
     let steps = about.opened.as_ref().map(|opened| json!(opened.steps));
-    let common = json!({
+    let mut common = json!({
         "prompt": {"type": "string", "description": "Description of the scene"},
         "size": {"type": "string", "description": about.sizes(), "examples": ["1024x768"]},
         "n": {"type": "integer", "minimum": 1, "maximum": 10, "default": 1,
@@ -129,6 +129,7 @@ pub fn tools(about: &About) -> Vec<Tool> {
         "recipe": {"type": "boolean", "default": true,
             "description": "false keeps prompt and settings out of the file"},
     });
+    extend(&mut common, settings(about));
     let mut generated = common.clone();
     generated["size"] = with_default(common["size"].clone(), size);
     let mut enlarged = json!({
@@ -160,6 +161,7 @@ pub fn tools(about: &About) -> Vec<Tool> {
                         regenerated, or its white area if it is opaque; the rest is kept"});
     edited["strength"] = json!({"type": "number", "minimum": 0, "maximum": 1,
         "description": "Edit strength, relative to the first image; 1 starts from noise"});
+    extend(&mut edited, changes());
     let made = json!({"type": "object", "required": ["images", "notes"], "properties": {
         "images": {"type": "array", "items": {"type": "object",
             "required": ["uri", "name", "mime_type", "bytes", "width", "height", "seed", "model"],
@@ -222,6 +224,53 @@ pub fn tools(about: &About) -> Vec<Tool> {
             true,
         ),
     ]
+}
+
+fn extend(arguments: &mut Value, more: Value) {
+    if let Value::Object(arguments) = arguments {
+        arguments.extend(object(more));
+    }
+}
+
+/// Returns further arguments of both tools.
+fn settings(about: &About) -> Value {
+    json!({
+        "hires": {"type": "object", "properties": {
+            "by": {"type": "number", "minimum": 1.25, "maximum": 4},
+            "size": {"type": "string", "examples": ["2048x2048"]},
+            "upscaler": {"type": "string", "enum": about.upscalers, "default": crate::upscalers::LANCZOS},
+            "strength": {"type": "number", "minimum": 0, "maximum": 1, "default": 0.5},
+            "steps": {"type": "integer"}, "prompt": {"type": "string"},
+            "no_reference": {"type": "boolean", "default": false}},
+            "description": "Second pass: the image is enlarged by a factor, or to a size, and edited"},
+        "transparent": {"type": "string", "enum": ["edit", "key"],
+            "description": "How to remove the background: by comparing two images, or by its colour, which is faster"},
+        "schedule": {"type": "string", "examples": ["linear", "sigmas:1,0.75,0.5,0.25"],
+            "description": "Noise levels; by default as in the training of the model"},
+        "rng": {"type": "string", "enum": ["torch", "portable"], "default": "torch",
+            "description": "Noise of a seed; portable gives similar images in all sizes"},
+        "max_sequence_length": {"type": "integer", "minimum": 1, "description": "Tokens of the prompt that are read"},
+    })
+}
+
+/// Returns the arguments for the image to edit.
+fn changes() -> Value {
+    let flag = |description: &str| json!({"type": "boolean", "default": false, "description": description});
+    let pixels = |description: &str| json!({"type": "integer", "minimum": 0, "description": description});
+    let side = || json!({"type": "integer", "minimum": 0});
+    json!({
+        "resize": {"type": "string", "examples": ["768x512", "1024"],
+            "description": "Size to which the first image is resized before the edit, or its longer side"},
+        "full_size": flag("With strength alone: scale the result to the size of the first image"),
+        "extend": {"type": "object", "description": "Pixels by which the first image grows at its sides",
+            "required": ["left", "top", "right", "bottom"],
+            "properties": {"left": side(), "top": side(), "right": side(), "bottom": side()}},
+        "feather": pixels("Pixels of the transition around a mask or an extension"),
+        "mask_padding": pixels("Pixels around the masked area that the model sees; by default the whole image"),
+        "no_composite": flag("Return the output of the model, without pasting the masked area back"),
+        "no_self_reference": flag("The image to edit is no reference"),
+        "sparse": flag("Compute only the masked area after the first step, which is faster"),
+    })
 }
 
 fn input_schema(properties: Value, required: &[&str]) -> Value {
