@@ -301,12 +301,15 @@ fn controls_weights_and_variations_are_fields() {
     assert_eq!(pixels(&edit(json!({"image": [red], "seed": 7, "variation": "5:0"}))), one);
     assert_eq!(pixels(&edit(json!({"image": [red], "variety": 0}))), one);
     assert_ne!(pixels(&edit(json!({"image": [red], "variety": "1:100:1"}))), one);
+    assert_eq!(pixels(&edit(json!({"image": [red], "tile": 1024, "tile_overlap": 128}))), one);
     for (more, field) in [
         (json!({"controls": [{"kind": "canny", "input": 1}]}), "controls"),
         (json!({"controls": [{"kind": "deep", "input": 0}]}), "controls"),
         (json!({"input_weights": [3]}), "input_weights"),
         (json!({"variation": "5"}), "variation"),
         (json!({"variety": 2.5}), "variety"),
+        (json!({"tile": 100}), "tile"),
+        (json!({"tile": 64, "tile_overlap": 64}), "tile_overlap"),
     ] {
         let (status, _, found) = edit(with(json!({"image": [red]}), more)).error();
         assert_eq!((status, found.as_str()), (400, field));

@@ -37,6 +37,8 @@ const MAX_ADAPTERS: usize = 32;
 pub const MAX_IMAGES: u64 = 10;
 /// Max pixels of a transition.
 const MAX_FEATHER: u64 = 4096;
+/// Max side of a tile in pixels.
+const MAX_TILE: u64 = 8192;
 /// Max steps.
 const MAX_STEPS: u64 = 1000;
 /// The values of `priority`.
@@ -347,6 +349,8 @@ fn read_recipe(fields: &mut Fields, faults: &mut Faults, defaults: Defaults) -> 
         full_size: faults.ok(fields.flag("full_size")).unwrap_or(false),
         extend: faults.ok(fields.value("extend")),
         feather: faults.ok(fields.whole("feather", 0..=MAX_FEATHER)).unwrap_or(0) as usize,
+        tile: faults.ok(fields.whole("tile", 0..=MAX_TILE)).map(|pixels| pixels as usize),
+        tile_overlap: faults.ok(fields.whole("tile_overlap", 0..=MAX_TILE)).map(|pixels| pixels as usize),
         hires: faults.ok(fields.value("hires")),
         ..Recipe::default()
     }
