@@ -68,6 +68,7 @@ pub mod sampler;
 pub mod tensor;
 #[doc(hidden)]
 pub mod text_encoder;
+mod tiles;
 #[doc(hidden)]
 pub mod token_layout;
 #[doc(hidden)]

@@ -22,7 +22,7 @@ use crate::process::{names, project};
 
 /// A part of the library and the parts that it may use besides itself and [`COMMON`]. `files`, `input`, `output`,
 /// `metadata`, `rgb` and `stage` are crates below the library.
-const LAYERS: [(&str, &[&str]); 17] = [
+const LAYERS: [(&str, &[&str]); 18] = [
     ("lib.rs", ANY),
     (
         "engine/devices",
@@ -60,6 +60,7 @@ const LAYERS: [(&str, &[&str]); 17] = [
             "nn",
             "files",
             "tensor",
+            "tiles",
             "token_split",
             "ops",
             "backend",
@@ -70,11 +71,12 @@ const LAYERS: [(&str, &[&str]); 17] = [
     ("text_encoder", &["nn", "files", "tensor", "ops", "backend"]),
     ("transformer", &["nn", "files", "tensor", "ops", "backend"]),
     ("vae", &["rgb", "nn", "files", "tensor", "token_split", "ops", "backend"]),
-    ("upscaler", &["rgb", "stage", "nn", "files", "tensor", "ops", "backend"]),
-    ("sampler", &["transformer", "tensor", "ops", "backend"]),
+    ("upscaler", &["rgb", "stage", "nn", "files", "tensor", "tiles", "ops", "backend"]),
+    ("sampler", &["transformer", "tensor", "tiles", "ops", "backend"]),
     ("tensor.rs", &["ops", "backend"]),
     ("ops", &["nn", "tensor", "active_tokens", "token_layout", "token_split", "backend"]),
     ("active_tokens.rs", &["token_layout"]),
+    ("tiles.rs", &[]),
     ("token_layout.rs", &[]),
     ("token_split.rs", &["token_layout"]),
     ("backend", &["files", "nn", "tensor", "ops"]),

@@ -33,4 +33,5 @@ mod meaning;
 mod opening;
 mod parallel;
 mod pipeline;
+mod tiles;
 mod variety;

@@ -101,6 +101,8 @@ impl ImageRecipe {
 
     /// Creates the recipe of the image of `plan`, without digests of the model and of files.
     pub(super) fn for_plan(recipe: &Recipe, plan: &Plan, model: &ModelRecipe, device: &str) -> Self {
+        // A second pass chooses tiles by its size.
+        let tiles = plan.second_pass().unwrap_or(plan).tiles;
         let recipe = Recipe {
             prompt: recipe.full_prompt().into_owned(),
             boxes: Vec::new(),
@@ -111,6 +113,8 @@ impl ImageRecipe {
             seed: plan.seed,
             hires: recipe.hires.clone().map(|hires| Hires { strength: Some(hires.strength()), ..hires }),
             variety: plan.variety,
+            tile: tiles.map(|tiles| tiles.side).or(recipe.tile),
+            tile_overlap: tiles.map(|tiles| tiles.overlap).or(recipe.tile_overlap),
             ..recipe.clone()
         };
         Self::new(recipe, model.clone(), device)

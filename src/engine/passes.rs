@@ -189,7 +189,7 @@ pub(super) fn run<B: Backend>(replica: &Replica<B>, networks: &Networks<B>, maki
         preview(&image, making, pass);
         let image = Arc::new(enlarge((replica.model(), networks), making, (index, hires), image, &cancel)?);
         let [width, height] = [image.width, image.height];
-        let (image, latents, edit) = match request.second_pass(Arc::clone(&image)) {
+        let (image, latents, edit) = match request.second_pass(Arc::clone(&image), replica.model().info()) {
             Some(edit) => {
                 // The features of a prompt of its own are not shared.
                 let own = TextSource::Own;

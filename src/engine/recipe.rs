@@ -17,7 +17,7 @@ use crate::files::ArrayFile;
 use crate::files::adapter::BlockStrengths;
 use crate::input::{Resize, Sides};
 use crate::output::ImageFormat;
-use crate::pipeline::{Embeddings, Hires, Latents, MAX_PROMPT_BYTES, Request, Transparency};
+use crate::pipeline::{Embeddings, Hires, Latents, MAX_PROMPT_BYTES, Request, Transparency, check_tiles};
 use crate::sampler::{Rng, ScheduleKind, Variation, Variety};
 
 /// Maximum number of inputs, of adapters, of boxes, and of regions, in a recipe as JSON. Models accept fewer; the bound
@@ -133,6 +133,13 @@ pub struct Recipe {
     /// Adapter files, each with its strength.
     #[serde(skip_serializing_if = "Vec::is_empty", deserialize_with = "bounded")]
     pub adapters: Vec<AdapterFile>,
+    /// Side in pixels of the tiles of a large image, which each step computes one after the other; 0 is without tiles.
+    /// With a second pass, its image has the tiles.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub tile: Option<usize>,
+    /// Least pixels that two neighbouring tiles share.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub tile_overlap: Option<usize>,
     /// Second pass at a larger size.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub hires: Option<Hires>,
@@ -314,6 +321,7 @@ impl Recipe {
         }
         self.check_needs().and_then(|()| self.check_conflicts())?;
         self.check_hires()?;
+        check_tiles(self.tile, self.tile_overlap)?;
         let (weights, inputs) = (self.input_weights.len(), self.inputs.len());
         if weights > inputs {
             let what = format!("{weights} weights of inputs were passed, but there are {inputs} inputs");
@@ -457,6 +465,8 @@ impl Recipe {
             noise: latents(&self.noise, Field::Noise)?,
             latents: latents(&self.latents, Field::Latents)?,
             sparse: self.sparse,
+            tile: self.tile,
+            tile_overlap: self.tile_overlap,
             hires: self.hires.clone(),
             transparent: self.transparent,
             ..Request::new(self.full_prompt(), self.seed)
@@ -513,6 +523,8 @@ mod tests {
                 blocks: "single=0.5".parse().unwrap(),
                 ..AdapterFile::new("style.safetensors", 0.7)
             }],
+            tile: Some(512),
+            tile_overlap: Some(64),
             hires: Some(Hires { by: Some(2.0), upscaler: Some("u.pth".into()), ..Hires::default() }),
             ..Recipe::new("", u64::MAX)
         };

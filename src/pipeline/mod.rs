@@ -92,6 +92,8 @@ pub use request::latents::Latents;
 pub use request::plan::{HiresPlan, MAX_PROMPT_BYTES, PROMPT_TOO_LONG, Plan, Request};
 pub use request::regions::{Area, MAX_REGIONS, RegionPrompt};
 pub use request::summary::{ComponentSummary, MemoryLevel, Sizes, Summary};
+pub use request::tiles::TilePlan;
+pub(crate) use request::tiles::check_tiles;
 pub use request::transparency::Transparency;
 pub use residency::byte_cache::CacheStats;
 pub use residency::placement::Placement;

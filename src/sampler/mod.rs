@@ -8,6 +8,7 @@ mod portable;
 pub mod schedule;
 mod seed;
 mod stream;
+mod tiles;
 pub mod times;
 mod variation;
 mod variety;
@@ -16,6 +17,7 @@ pub use noise::{Drawing, Noise, Rng, Start, noise};
 pub use schedule::{Schedule, ScheduleKind, Shift, empirical_shift};
 pub use seed::random_seed;
 pub use stream::RandomStream;
+pub use tiles::{Tiles, tile_runs};
 pub use variation::Variation;
 pub use variety::Variety;
 
@@ -42,6 +44,9 @@ pub struct Conditioning<'a, B: Backend> {
     pub guidance: Option<f32>,
     /// The order of both evaluations of guidance.
     pub evaluations: Evaluations,
+    /// The tiles of an image that is evaluated in tiles. The sequence is that of each tile. There is one sample, of
+    /// which each device has all latents.
+    pub tiles: Option<&'a Tiles<B>>,
 }
 
 /// The order of both evaluations of guidance.
@@ -67,7 +72,13 @@ pub fn step<B: Backend>(
     modulation: &StepModulation<B>,
     dt: &Tensor<B>,
 ) -> Result<Tensor<B>> {
-    let velocity = velocity(transformer, &latents, conditioning, modulation)?;
+    let evaluate = |latents: &Tensor<B>, conditioning: &Conditioning<'_, B>| {
+        velocity(transformer, latents, conditioning, modulation)
+    };
+    let velocity = match conditioning.tiles {
+        Some(tiles) => tiles.velocity(&latents, conditioning, evaluate)?,
+        None => evaluate(&latents, conditioning)?,
+    };
     latents.euler_step(&velocity, dt)
 }
 
@@ -77,7 +88,7 @@ fn velocity<B: Backend>(
     conditioning: &Conditioning<'_, B>,
     modulation: &StepModulation<B>,
 ) -> Result<Tensor<B>> {
-    let Conditioning { context, sequence, negative, cached, guidance, evaluations } = *conditioning;
+    let Conditioning { context, sequence, negative, cached, guidance, evaluations, .. } = *conditioning;
     let forward = |latents: &Tensor<B>, context: &Tensor<B>, sequence: Sequence<'_, B>| {
         transformer.forward(latents, context, modulation, &sequence, cached)
     };

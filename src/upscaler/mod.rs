@@ -22,6 +22,7 @@ use crate::error::{Error, Result};
 use crate::rgb::Rgb;
 use crate::stage::{Caller, CancelFlag, Stage};
 use crate::tensor::{Dtype, Tensor};
+use crate::tiles::places;
 use compact::Compact;
 use file::Kind;
 use rrdb::Rrdb;
@@ -140,7 +141,7 @@ impl<B: Backend> Upscaler<B> {
             return Err(Error::new(format!("an image of {width}x{height} pixels cannot be upscaled")));
         }
         let tiles = self.tiles(tiles, [*width, *height]);
-        let places = tiles::places([*width, *height], tiles);
+        let places = places([*width, *height], tiles);
         let report = |done, total| {
             caller.report(Stage::Upscale, done, total);
             caller.check()

@@ -1,10 +1,10 @@
 //! Pixels at the input and output of a network.
 
-use super::tiles::Place;
 use crate::backend::Backend;
 use crate::error::Result;
 use crate::rgb::Rgb;
 use crate::tensor::Tensor;
+use crate::tiles::Place;
 
 /// Returns the pixels of a tile.
 pub(super) fn crop(image: &Rgb, place: &Place) -> Rgb {

@@ -1,10 +1,11 @@
-//! Overlapping tiles of an image, and the average of their results.
+//! The choice of tiles, and the average of their results.
 
 use std::ops::Range;
 
 use crate::error::{Error, Result};
 use crate::memory;
 use crate::rgb::Rgb;
+use crate::tiles::Place;
 
 /// The choice of tiles.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -23,48 +24,6 @@ pub enum Tiles {
         /// The least pixels that two neighbours share.
         overlap: usize,
     },
-}
-
-/// A tile: its pixels in the image, and the image's size.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Place {
-    pub columns: Range<usize>,
-    pub rows: Range<usize>,
-    of: [usize; 2],
-}
-
-/// Returns the tiles of an image, row by row. All have one size, and the last ones end with the image.
-pub(super) fn places(of: [usize; 2], (side, overlap): (usize, usize)) -> Vec<Place> {
-    let [columns, rows] = of.map(|length| starts(length, side, overlap));
-    let range = |start: usize, length: usize| start..start + side.min(length);
-    rows.iter()
-        .flat_map(|row| {
-            let rows = range(*row, of[1]);
-            columns.iter().map(move |column| Place { columns: range(*column, of[0]), rows: rows.clone(), of })
-        })
-        .collect()
-}
-
-/// Returns the places at which tiles begin.
-fn starts(length: usize, side: usize, overlap: usize) -> Vec<usize> {
-    if length <= side {
-        return vec![0];
-    }
-    let count = (length - overlap).div_ceil(side - overlap);
-    (0..count).map(|i| i * (length - side) / (count - 1)).collect()
-}
-
-/// Returns the weights of a tile along one axis: they rise linearly over the overlap, if there is a neighbour.
-fn ramp(range: &Range<usize>, length: usize, overlap: usize) -> Vec<f32> {
-    let overlap = overlap.min(range.len());
-    let rise = |i: usize| (i as f32 + 0.5) / overlap as f32;
-    let weight = |i: usize| {
-        let from_end = range.len() - 1 - i;
-        let before = if range.start > 0 && i < overlap { rise(i) } else { 1.0 };
-        let after = if range.end < length && from_end < overlap { rise(from_end) } else { 1.0 };
-        before.min(after)
-    };
-    (0..range.len()).map(weight).collect()
 }
 
 /// The weighted sums of the tiles' pixels.
@@ -90,10 +49,7 @@ impl Sums {
     pub(super) fn add(&mut self, values: &[f32], place: &Place, scale: usize, overlap: usize) {
         let scaled = |range: &Range<usize>| range.start * scale..range.end * scale;
         let (columns, rows) = (scaled(&place.columns), scaled(&place.rows));
-        let [across, down] = [(&columns, 0), (&rows, 1)].map(|(range, axis)| {
-            let overlap = overlap.min(range.len() / scale) * scale;
-            ramp(range, place.of[axis] * scale, overlap)
-        });
+        let [across, down] = place.ramps(overlap, scale);
         for (row, (from, down)) in rows.zip(values.chunks_exact(3 * columns.len()).zip(down)) {
             let first = row * self.size[0] + columns.start;
             let weights = self.weights[first..].iter_mut();
@@ -129,20 +85,7 @@ impl Sums {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn tiles_cover_the_image_and_overlap() {
-        for (length, side, overlap) in [(40, 16, 8), (28, 16, 8), (17, 16, 8), (16, 16, 8), (1, 16, 8), (1000, 64, 32)]
-        {
-            let starts = starts(length, side, overlap);
-            assert_eq!(starts[0], 0);
-            assert_eq!(starts[starts.len() - 1] + side.min(length), length);
-            assert!(starts.windows(2).all(|pair| pair[0] + side >= pair[1] + overlap && pair[0] < pair[1]), "{length}");
-        }
-        assert_eq!(starts(40, 16, 8), [0, 8, 16, 24]);
-        assert_eq!(ramp(&(0..4), 8, 2), [1.0, 1.0, 0.75, 0.25]);
-        assert_eq!(ramp(&(4..8), 8, 2), [0.25, 0.75, 1.0, 1.0]);
-    }
+    use crate::tiles::places;
 
     #[test]
     fn equal_tiles_average_to_themselves() {

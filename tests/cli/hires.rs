@@ -39,6 +39,11 @@ fn a_second_pass_gives_the_pixels_of_its_commands_by_hand() {
             &["--strength", "1", "--no-self-reference"],
         ),
         (
+            &["--hires", "2", "--tile", "64"],
+            &["--by", "2"],
+            &["--strength", "0.5", "--tile", "64", "--tile-overlap", "16"],
+        ),
+        (
             &["--hires", "1.5", "--hires-steps", "4", "--hires-prompt", "a blue heart", "--hires-strength", "0.25"],
             &["--to", "96x80"],
             &["--strength", "0.25"],
@@ -124,6 +129,10 @@ fn values_that_cannot_be_are_errors_before_any_work() {
         (&["--hires", "2", "--hires-strength", "1.5"], "expected 0 to 1"),
         (&["--hires", "2", "--hires-steps", "0"], "second pass: steps is 0"),
         (&["--hires", "2", "--hires-steps", "2000"], "second pass: steps is 2000"),
+        (&["--hires", "2", "--tile", "100"], "the nearest is 96"),
+        (&["--hires", "2", "--tile", "64", "--tile-overlap", "64"], "--tile-overlap"),
+        (&["--tile-overlap", "16"], "requires `--tile`"),
+        (&["--tile", "48", "--region", "0,0,500,500:a cat"], "cannot be used with `--region`"),
         (&["--hires", "2", "--hires-upscaler", "none.pth"], "none.pth"),
         (&["--hires", "2", "--hires-upscaler", "no.pth"], "no.pth"),
         (&["--hires", "2", "--hires-upscaler", "input.png"], "a PNG image"),
@@ -149,10 +158,16 @@ fn a_list_has_it_as_a_field() {
         .join("\n");
     fs::write(folder.join("list.jsonl"), lines).unwrap();
     fs::write(folder.join("list.csv"), "prompt,seed,size,steps,hires,output\na red heart,3,64x48,1,2,c.png\n").unwrap();
-    for list in ["list.jsonl", "list.csv"] {
+    small(folder, &["-s", "1", "--tile", "48", "--tile-overlap", "16", "-o", "tiles.png"]).succeeds();
+    let tiles = "prompt,seed,size,steps,tile,tile_overlap,output\na red heart,3,64x48,1,48,16,d.png\n";
+    fs::write(folder.join("tiles.csv"), tiles).unwrap();
+    for list in ["list.jsonl", "list.csv", "tiles.csv"] {
         run(folder, &["batch", list, "out", "--device", "cpu"]).succeeds();
     }
     for name in ["a.png", "b.png", "c.png"] {
         assert!(pixels(folder, "one.png") == pixels(&folder.join("out"), name), "{name}");
     }
+    assert!(pixels(folder, "tiles.png") == pixels(&folder.join("out"), "d.png"));
+    small(folder, &["-s", "1", "-o", "plain.png"]).succeeds();
+    assert!(pixels(folder, "tiles.png") != pixels(folder, "plain.png"));
 }

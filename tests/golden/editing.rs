@@ -205,6 +205,7 @@ fn expect_steps(model: &Model, case: &str, seed: u64, edit: Option<(&Edit, &[f32
         cached: cache.as_ref(),
         guidance: None,
         evaluations: Evaluations::InTurn,
+        tiles: None,
     };
     let schedule = Schedule::new(empirical_shift(tokens, 4), 4);
     let modulations = transformer.modulations(&schedule.times())?;

@@ -51,6 +51,7 @@ fn noise_and_the_first_step_are_those_of_the_reference() -> Result<()> {
             cached: None,
             guidance,
             evaluations: Evaluations::InTurn,
+            tiles: None,
         };
         let latents = cpu.upload(&noise, tokens, channels)?;
         let modulations = model.modulations(&schedule.times())?;

@@ -312,6 +312,7 @@ fn velocities_and_latents_are_those_of_the_reference() -> Result<()> {
                 cached: None,
                 guidance: case.guidance,
                 evaluations: Evaluations::InTurn,
+                tiles: None,
             };
             if step == 0 {
                 let own = context.row_view(0..case.text_rows + references);

@@ -130,6 +130,13 @@ impl Meaning {
         self
     }
 
+    /// Keeps every n-th prompt.
+    pub fn every(mut self, n: usize) -> Self {
+        let mut place = 0..;
+        self.prompts.retain(|_| place.next().is_some_and(|place| place % n == 0));
+        self
+    }
+
     /// Generates one image of this size for each prompt, with text of the minimum length.
     pub fn generate_at<B: Backend>(&self, model: &Arc<Model<B>>, [width, height]: [usize; 2]) -> Vec<Rgb> {
         let request = |prompt: &Prompt| Request {

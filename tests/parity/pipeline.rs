@@ -383,6 +383,7 @@ fn step_launches(cuda: &Cuda) -> (TransformerConfig, u64) {
         cached: None,
         guidance: None,
         evaluations: Evaluations::InTurn,
+        tiles: None,
     };
     let dts = cuda.upload(&schedule.dts(), 4, 1).unwrap();
     let noise = sampler::noise(1, config.in_channels, height, width);

@@ -307,6 +307,7 @@ fn controls_weights_and_variations_are_fields() {
     let part = json!({"image": [red], "strength": 0.5});
     assert_ne!(pixels(&edit(with(part.clone(), json!({"no_self_reference": true})))), pixels(&edit(part.clone())));
     assert_eq!(pixels(&edit(with(part, json!({"resize": "128x96"})))).len(), 3 * 128 * 96);
+    assert_eq!(pixels(&edit(json!({"image": [red], "tile": 1024, "tile_overlap": 128}))), one);
     for (more, field) in [
         (json!({"schedule": "even"}), "schedule"),
         (json!({"rng": "mine"}), "rng"),
@@ -317,6 +318,8 @@ fn controls_weights_and_variations_are_fields() {
         (json!({"input_weights": [3]}), "input_weights"),
         (json!({"variation": "5"}), "variation"),
         (json!({"variety": 2.5}), "variety"),
+        (json!({"tile": 100}), "tile"),
+        (json!({"tile": 64, "tile_overlap": 64}), "tile_overlap"),
     ] {
         let (status, _, found) = edit(with(json!({"image": [red]}), more)).error();
         assert_eq!((status, found.as_str()), (400, field));

@@ -104,6 +104,10 @@ fields! {
     NoSelfReference = "no_self_reference",
     /// True if each step computes only the regenerated area.
     Sparse = "sparse",
+    /// The side of tiles.
+    Tile = "tile",
+    /// The overlap of tiles.
+    TileOverlap = "tile_overlap",
     /// The second pass at a larger size.
     Hires = "hires",
     /// The way to remove the background.

@@ -18,5 +18,7 @@ mod second_pass;
 pub(crate) mod sharing;
 mod source;
 pub(crate) mod summary;
+mod tiled;
+pub(crate) mod tiles;
 pub(crate) mod transparency;
 mod vae_memory;

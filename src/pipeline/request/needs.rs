@@ -16,8 +16,8 @@ use crate::transformer::STEPS_TOGETHER;
 /// tensors are no faster on backends that compute them correctly.
 const MAX_BATCH_VALUES: u64 = i32::MAX as u64;
 
-/// Activations of an image on the device that needs most: bytes at their peak, and values of the largest tensor.
-/// Equal on all devices of a group.
+/// Activations of an image, or of one of its tiles, on the device that needs most: bytes at their peak, and values of
+/// the largest tensor. Equal on all devices of a group.
 pub(crate) struct ActivationCost {
     /// Bytes of one evaluation of the transformer for one image.
     pub step: u64,
@@ -35,13 +35,13 @@ pub(crate) struct ActivationCost {
     pub in_turn: bool,
     /// Bytes of keys and values that are cached from a step for other steps.
     pub kept: u64,
-    /// `true` if an image forms its own batch: one with such a cache, or with regions.
+    /// `true` if an image forms its own batch: one with such a cache, with regions, or with tiles.
     pub is_alone: bool,
 }
 
 impl ActivationCost {
     pub(crate) fn new(costs: &Costs, info: &ModelInfo, plan: &Plan) -> Self {
-        let (height, width) = info.latent_size(plan);
+        let [height, width] = info.evaluated_size(plan);
         let sharing = sharing(costs.world, plan, info.caches_references);
         let sharers = sharing.ranks(0, costs.world).len();
         // Cached keys and values of references are computed by a separate pass.
@@ -69,8 +69,10 @@ impl ActivationCost {
             (true, false) => (context, 0),
             (true, true) => (context.max(tokens.min(STEPS_TOGETHER as u64 * text as u64)), 1 + STEPS_TOGETHER as u64),
         };
+        // Each tile has a context of its own if it sees a part of a reference.
+        let of_tiles = if plan.contexts() > 1 { plan.contexts() as u64 * contexts.max(1) } else { 0 };
         Self {
-            step: tokens * token,
+            step: tokens * token + of_tiles * context * dim * costs.element_bytes,
             early: rows * token + contexts * context * dim * costs.element_bytes,
             largest: tokens * widest(info),
             sharing,
@@ -78,7 +80,7 @@ impl ActivationCost {
             evaluations: if plan.guided() && sharing == Sharing::Group { 2 } else { 1 },
             in_turn: !plan.references.is_empty() || plan.strength.is_some() || plan.regions.is_some(),
             kept: info.kept_bytes(plan.kept_tokens, costs.element_bytes),
-            is_alone: plan.kept_tokens > 0 || plan.regions.is_some(),
+            is_alone: plan.kept_tokens > 0 || plan.regions.is_some() || plan.tiles.is_some(),
         }
     }
 
@@ -277,6 +279,7 @@ mod tests {
     use super::*;
     use crate::backend::cpu::{Cpu, Precision};
     use crate::backend::{Bands, Device};
+    use crate::pipeline::request::hires::Hires;
     use crate::transformer::RegionMap;
 
     const ONE: ActivationCost = ActivationCost {
@@ -420,6 +423,32 @@ mod tests {
         assert_eq!(none.kept, 0);
         assert!(none.levels().iter().zip(sizes.levels()).all(|(none, with)| with.1 == none.1 + sizes.kept));
         assert_eq!(ActivationCost::new(&Costs::hopper(), &info, &plan).wanted(8), 1);
+    }
+
+    /// `flux --size 1024 --hires 4` with klein 4B.
+    #[test]
+    fn a_second_pass_in_tiles_of_4096_pixels_fits_in_12_gib() {
+        let info = klein(24, [5, 20], [2560, 9728]);
+        let hires = Some(Hires { by: Some(4.0), ..Hires::default() });
+        let request = Request { width: Some(1024), height: Some(1024), hires, ..Request::new("x", 1) };
+        let plan = Plan::new(&request, &info).unwrap();
+        let tiled = plan.second_pass().unwrap();
+        assert_eq!((tiled.tile_count(), &tiled.references), (25, &vec![[4096, 4096]]));
+        let whole = Plan { tiles: None, ..tiled.clone() };
+        for products in [Storage::Native, Storage::Int8] {
+            let costs = Costs::gpu(products, true, 1);
+            let needs = [tiled, &whole].map(|plan| ActivationCost::new(&costs, &info, plan));
+            let fits = [(&needs[0], tiled), (&needs[1], &whole)].map(|(needs, plan)| {
+                let sizes = MemorySizes::new(&costs, &info, plan, true);
+                needs.check_largest(costs.max_tensor_values, &info, plan).is_ok()
+                    && sizes.plan(12 << 30, || u64::MAX, plan).is_ok()
+            });
+            assert_eq!(fits, [true, false]);
+            // The context of each tile: the text, and its part of the reference.
+            let contexts = 25 * (512 + 4096) * 3072 * 2;
+            assert_eq!(needs[0].largest, (512 + 2 * 4096) * widest(&info));
+            assert!((contexts..2 << 30).contains(&needs[0].step) && needs[0].wanted(8) == 1, "{}", needs[0].step);
+        }
     }
 
     #[test]

@@ -19,6 +19,7 @@ use crate::pipeline::request::images::{Change, ImagePlan};
 use crate::pipeline::request::kept::{self, Reuse};
 use crate::pipeline::request::latents::Latents;
 use crate::pipeline::request::regions::{RegionPrompt, region_map};
+use crate::pipeline::request::tiles::TilePlan;
 use crate::pipeline::request::transparency::Transparency;
 use crate::rgb::Rgb;
 use crate::sampler::{Rng, ScheduleKind, Start, Variation, Variety};
@@ -88,6 +89,11 @@ pub struct Request {
     pub transparent: Transparency,
     /// Adapters of the transformer; the changes of all of them are added.
     pub adapters: Vec<AdapterUse>,
+    /// Side in pixels of the tiles of an image that is larger than one, and the least pixels that two neighbours share.
+    /// 0 is without tiles. With a second pass, its image has the tiles.
+    pub tile: Option<usize>,
+    /// See [`Request::tile`].
+    pub tile_overlap: Option<usize>,
     /// A second pass at a larger size. An [`Engine`](crate::engine::Engine) runs it, a session does not.
     pub hires: Option<Hires>,
 }
@@ -128,6 +134,8 @@ impl Request {
             reuse: None,
             transparent: Transparency::No,
             adapters: Vec::new(),
+            tile: None,
+            tile_overlap: None,
             hires: None,
         }
     }
@@ -270,6 +278,9 @@ pub struct Plan {
     pub strength: Option<f64>,
     /// First step of the schedule that runs.
     pub first_step: usize,
+    /// Tiles, if the image is larger than one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub tiles: Option<TilePlan>,
     /// Second pass at a larger size.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub hires: Option<HiresPlan>,
@@ -471,6 +482,7 @@ impl Plan {
             (false, false) => asked.max(1.0),
         };
         let guided = guidance != 1.0;
+        let tiles = request.tiles(info, [height, width])?;
         check_regions(request)?;
         let (regions, region_notes) =
             region_map(&request.regions, (info, request.has_images()), [height, width], count)?;
@@ -505,7 +517,7 @@ impl Plan {
             let why = if info.is_distilled { "this model is distilled" } else { "there is no guidance" };
             notes.push(format!("the negative prompt has no effect: {why}"));
         }
-        Ok(Self {
+        let mut plan = Self {
             width,
             height,
             steps,
@@ -522,13 +534,17 @@ impl Plan {
             references: images.references,
             strength: request.change.as_ref().map(|change| change.strength),
             first_step: images.first_step,
+            tiles,
             hires: None,
             transparent: request.transparent,
             notes,
             is_read_elsewhere: false,
             kept_tokens,
             regions,
-        })
+        };
+        let tile_notes = plan.tile_notes();
+        plan.notes.extend(tile_notes);
+        Ok(plan)
     }
 
     /// Creates a plan with one step for an image of this size, for tests.
@@ -551,6 +567,7 @@ impl Plan {
             reference_weights: Vec::new(),
             strength: None,
             first_step: 0,
+            tiles: None,
             hires: None,
             transparent: Transparency::No,
             notes: Vec::new(),
@@ -735,12 +752,17 @@ impl ModelInfo {
             .hint("use a FLUX.3 model, or describe the places in the prompt"))
     }
 
-    /// Returns the sizes of the reference images, [height, width] in packed latents.
+    /// Returns the sizes of the reference images that an evaluation sees, [height, width] in packed latents.
     pub(crate) fn reference_sizes(&self, plan: &Plan) -> Vec<[usize; 2]> {
-        plan.references.iter().map(|size| size.map(|side| side / self.vae.patch_pixels())).collect()
+        plan.seen_references().map(|size| size.map(|side| side / self.vae.patch_pixels())).collect()
     }
 
-    /// Returns the tokens of all reference images.
+    /// Returns height and width in packed latents of the image or the tile of an evaluation.
+    pub(crate) fn evaluated_size(&self, plan: &Plan) -> [usize; 2] {
+        plan.evaluated_size().map(|side| side / self.vae.patch_pixels())
+    }
+
+    /// Returns the tokens of all reference images that an evaluation sees.
     pub(crate) fn reference_tokens(&self, plan: &Plan) -> usize {
         self.reference_sizes(plan).iter().map(|[height, width]| height * width).sum()
     }

@@ -6,21 +6,27 @@ use crate::error::{Error, Field, Result};
 use crate::model::info::ModelInfo;
 use crate::pipeline::request::images::Change;
 use crate::pipeline::request::plan::{HiresPlan, Plan, Request};
+use crate::pipeline::request::tiles::SIDE;
 use crate::rgb::Rgb;
 
-/// Results with more pixels get a note.
+/// Results with more pixels are edited in tiles.
 const MANY_PIXELS: usize = 4 << 20;
 
 impl Request {
-    /// Returns the request of the first pass.
+    /// Returns the request of the first pass, which has no tiles if there is a second pass.
     pub(crate) fn first_pass(&self) -> Self {
-        Self { hires: None, ..self.clone() }
+        match self.hires {
+            Some(_) => Self { hires: None, tile: None, tile_overlap: None, ..self.clone() },
+            None => self.clone(),
+        }
     }
 
     /// Returns the request of the second pass, which edits the enlarged image; `None` if the image is only enlarged,
-    /// or there is no second pass.
-    pub(crate) fn second_pass(&self, image: Arc<Rgb>) -> Option<Self> {
+    /// or there is no second pass. A large image is edited in tiles if the model can.
+    pub(crate) fn second_pass(&self, image: Arc<Rgb>, info: &ModelInfo) -> Option<Self> {
         let hires = self.hires.as_ref().filter(|hires| hires.strength() > 0.0)?;
+        let can_tile = self.regions.is_empty() && (hires.no_reference || !info.caches_references);
+        let automatic = Some(SIDE).filter(|_| can_tile && image.width * image.height > MANY_PIXELS);
         let change = Change { image, cells: None, strength: hires.strength(), is_reference: !hires.no_reference };
         let own = hires.prompt.is_some();
         Some(Self {
@@ -37,6 +43,7 @@ impl Request {
             given_references: Vec::new(),
             reference_weights: Vec::new(),
             sparse: false,
+            tile: self.tile.or(automatic),
             hires: None,
             ..self.clone()
         })
@@ -69,7 +76,7 @@ impl Plan {
         }
         // Plans depend on sizes alone.
         let blank = Arc::new(Rgb { width, height, bytes: vec![0; 3 * width * height] });
-        let edit = request.second_pass(blank).map(|second| Self::single(&second, info, count)).transpose();
+        let edit = request.second_pass(blank, info).map(|second| Self::single(&second, info, count)).transpose();
         let edit = edit.map_err(|e| e.prefixed("second pass"))?;
         match &edit {
             Some(edit) => {
@@ -79,7 +86,7 @@ impl Plan {
                 let notes: Vec<_> =
                     edit.notes.iter().filter(is_new).map(|note| format!("second pass: {note}")).collect();
                 self.notes.extend(notes);
-                if width * height > MANY_PIXELS {
+                if width * height > MANY_PIXELS && edit.tiles.is_none() {
                     self.notes.push(format!("the second pass edits {width}x{height} in one piece: things may repeat"));
                 }
             }
@@ -124,6 +131,17 @@ mod tests {
         assert!(enlarged.notes.iter().any(|note| note.contains("only enlarges")));
         let alone = Plan::new(&request(Hires { no_reference: true, ..by(2.0) }), &info).unwrap();
         assert!(alone.second_pass().unwrap().references.is_empty());
+        let second = |tile: Option<usize>, by: f64| {
+            let (width, height) = (Some(1024), Some(2048));
+            let request = Request { width, height, tile, ..request(Hires { by: Some(by), ..Hires::default() }) };
+            let plan = Plan::new(&request, &info).unwrap();
+            assert!(plan.tiles.is_none(), "the second pass has them");
+            let repeats = plan.notes.iter().any(|note| note.contains("in one piece"));
+            (plan.second_pass().unwrap().tiles.map(|tiles| (tiles.side, tiles.overlap)), repeats)
+        };
+        assert_eq!([1.25, 2.0].map(|by| second(None, by)), [(None, false), (Some((1024, 128)), false)]);
+        assert_eq!(second(Some(0), 2.0), (None, true));
+        assert_eq!(second(Some(512), 1.25), (Some((512, 128)), false));
         for steps in [0, 100_000] {
             let error = Plan::new(&request(Hires { steps: Some(steps), ..by(2.0) }), &info).unwrap_err();
             assert!(error.to_string().contains("second pass: steps is"), "{error}");

@@ -7,7 +7,8 @@ use crate::backend::Backend;
 use crate::error::Result;
 use crate::ops::{Rope, TokenSplit};
 use crate::pipeline::request::plan::Plan;
-use crate::sampler::{self, Conditioning, Evaluations};
+use crate::pipeline::request::tiles::TilePlan;
+use crate::sampler::{self, Conditioning, Evaluations, Tiles};
 use crate::tensor::Tensor;
 use crate::transformer::{KeyCache, Modulations, ReferenceWeights, RegionMap, Regions, Sequence, Transformer};
 
@@ -21,6 +22,7 @@ pub(crate) struct BatchShape {
     /// Bits of the weights of references.
     weights: Vec<u32>,
     regions: Option<Arc<RegionMap>>,
+    tiles: Option<TilePlan>,
     guidance_bits: u32,
     /// Number of images wanted in one batch, and number of images in it: fewer if memory did not allow more.
     wanted: usize,
@@ -29,11 +31,11 @@ pub(crate) struct BatchShape {
 
 impl BatchShape {
     pub(crate) fn new(plan: &Plan, wanted: usize, samples: usize) -> Self {
-        let &Plan { height, width, guidance, .. } = plan;
+        let &Plan { height, width, guidance, tiles, .. } = plan;
         let (text, references) = (plan.text(), plan.references.clone());
         let weights = plan.reference_weights.iter().map(|weight| weight.to_bits()).collect();
         let (regions, guidance_bits) = (plan.regions.clone(), guidance.to_bits());
-        Self { height, width, text, references, weights, regions, guidance_bits, wanted, samples }
+        Self { height, width, text, references, weights, regions, tiles, guidance_bits, wanted, samples }
     }
 
     /// Returns `true` if the first batch of `wanted` images like `plan` has this shape. The work depends on the
@@ -49,7 +51,7 @@ impl BatchShape {
 pub(crate) struct Steps<B: Backend> {
     pub(crate) transformer: Arc<Transformer<B>>,
     pub(crate) rope: Rope<B>,
-    /// The tokens of one evaluation: of all images of the batch, or of each image in turn.
+    /// The tokens of one evaluation: of all images of the batch, or of each image or each tile in turn.
     pub(crate) split: TokenSplit,
     /// Number of images that are evaluated one after the other; 1 if all form one batch.
     pub(crate) turns: usize,
@@ -59,6 +61,8 @@ pub(crate) struct Steps<B: Backend> {
     pub(crate) weights: Option<ReferenceWeights<B>>,
     /// Regions of the prompt's evaluation, if any.
     pub(crate) regions: Option<Regions>,
+    /// The tiles of the image, if it is evaluated in tiles. Every device has all of its latents.
+    pub(crate) tiles: Option<Tiles<B>>,
     /// Keys and values of references that are not in the sequence.
     pub(crate) cached: Option<Arc<KeyCache<B>>>,
     pub(crate) guidance: Option<f32>,
@@ -81,7 +85,8 @@ impl<B: Backend> Steps<B> {
         let step = |turn: usize| {
             let own = |x: &Tensor<B>| x.row_view(turn * (x.rows() / turns)..(turn + 1) * (x.rows() / turns));
             let context = &own(context);
-            let conditioning = Conditioning { context, sequence, negative, cached, guidance, evaluations };
+            let tiles = self.tiles.as_ref();
+            let conditioning = Conditioning { context, sequence, negative, cached, guidance, evaluations, tiles };
             sampler::step(&self.transformer, own(latents), &conditioning, &modulation, dt)
         };
         if turns == 1 {

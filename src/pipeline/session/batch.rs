@@ -8,6 +8,7 @@ use crate::backend::{Backend, RepeatedWork};
 use crate::error::{Error, Result};
 use crate::ops::{Sharing, TokenLayout, TokenSplit};
 use crate::pipeline::request::adapters::SetKey;
+use crate::pipeline::request::tiles::TilePlan;
 use crate::pipeline::residency::Residency;
 use crate::pipeline::residency::loads::Component;
 use crate::pipeline::residency::prepared::Prepared;
@@ -18,7 +19,7 @@ use crate::pipeline::session::contexts::{FirstTexts, References, Texts, Turn};
 use crate::pipeline::session::early_results::EarlyResults;
 use crate::pipeline::session::references::{ImageLatents, Images, make_reference_cache, reference_weights};
 use crate::pipeline::session::text::TextFeatures;
-use crate::sampler::{Evaluations, Noise, Schedule, times};
+use crate::sampler::{Evaluations, Noise, Schedule, Tiles, tile_runs, times};
 use crate::tensor::Tensor;
 use crate::token_split::share;
 use crate::transformer::{KeyCache, RegionMap, Regions, Transformer, time_in_bf16};
@@ -83,10 +84,10 @@ impl<B: Backend> Batch<'_, B> {
         }
     }
 
-    /// Returns the noise levels and times of the schedule.
+    /// Returns the noise levels and times of the schedule. Tiles have those of an image of their size.
     pub(super) fn levels(&self) -> Result<Schedule> {
         let (info, plan) = (self.residency.info(), &self.prepared.plan);
-        let (height, width) = info.latent_size(plan);
+        let [height, width] = info.evaluated_size(plan);
         let levels = plan.schedule.schedule(info.schedule_shift(height * width, plan.steps), plan.steps);
         Ok(if times::are_rounded()? {
             levels.with_times(|sigma| time_in_bf16(&info.transformer, sigma))
@@ -154,17 +155,30 @@ impl<B: Backend> Batch<'_, B> {
         Ok(Some(FirstTexts { texts, until: plan.first_step + variety.steps(plan.steps_to_run()) }))
     }
 
-    /// Embeds the references of each turn, if they are in the sequence. `images` are those of the turns.
+    /// Embeds the references of each turn, or of each tile, if they are in the sequence. `images` are those of the
+    /// turns.
     ///
     /// Errors if memory runs out.
     pub(super) fn references<'i>(&self, images: &'i [(&'i Images, ImageLatents<B>)]) -> Result<References<B>> {
         let (info, plan) = (self.residency.info(), &self.prepared.plan);
+        let size = info.latent_size(plan).into();
+        // The parts of the references that each tile sees.
+        let tiles = plan.tiles.filter(|tiles| tiles.has_own_reference);
+        let tiles = tiles.map(|tiles| tile_runs(size, tiles.in_tokens(info.vae.patch_pixels())));
         let turn = |(images, latents): &'i (&'i Images, ImageLatents<B>)| {
             let in_sequence = latents.references.as_ref().filter(|_| !info.caches_references);
+            if let (Some(all), Some(tiles)) = (in_sequence, &tiles) {
+                let others = size[0] * size[1]..all.rows();
+                let part = |runs: &Vec<Range<usize>>| {
+                    let runs: Vec<_> = runs.iter().chain([&others]).filter(|run| !run.is_empty()).cloned().collect();
+                    Ok(Turn { images: None, embedded: Some(self.embed_references(&all.copy_runs(&runs)?)?) })
+                };
+                return tiles.iter().map(part).collect();
+            }
             let embedded = in_sequence.map(|latents| self.embed_references(latents)).transpose()?;
-            Ok(Turn { images: images.references(), numbers: &latents.numbers, embedded })
+            Ok(vec![Turn { images: Some((images.references(), &latents.numbers)), embedded }])
         };
-        let turns = images.iter().map(turn).collect::<Result<_>>()?;
+        let turns = images.iter().map(turn).collect::<Result<Vec<_>>>()?.into_iter().flatten().collect();
         let layout = TokenLayout { references: info.reference_tokens(plan), ..TokenLayout::new(1, 0, 0) };
         Ok(References::new(turns, info.reference_sizes(plan), self.split(layout)))
     }
@@ -196,7 +210,8 @@ impl<B: Backend> Batch<'_, B> {
     ) -> Result<(Tensor<B>, Option<Kept<B>>)> {
         let (backend, info, plan) = (self.residency.backend(), self.residency.info(), &self.prepared.plan);
         let ((height, width), channels) = (info.latent_size(plan), info.transformer.in_channels);
-        let tokens = self.own(height * width);
+        // A tile has tokens of all devices.
+        let tokens = if plan.tiles.is_some() { 0..height * width } else { self.own(height * width) };
         let noise = &drawn.values()[..images.len() * height * width * channels];
         let noise = own_values(noise, height * width, tokens.clone(), channels);
         let noise = backend.upload(&noise, images.len() * tokens.len(), channels)?;
@@ -205,6 +220,13 @@ impl<B: Backend> Batch<'_, B> {
         let cells = images.iter().filter_map(|(images, _)| images.cells());
         let cells: Vec<f32> = cells.flat_map(|cells| &cells[tokens.clone()]).copied().collect();
         begin(backend, noise, changed, &cells, &schedule.sigmas.row_view(plan.first_step..plan.first_step + 1))
+    }
+
+    /// Creates the tiles of the image.
+    fn tiles(&self, tiles: TilePlan) -> Result<Tiles<B>> {
+        let (backend, info, plan) = (self.residency.backend(), self.residency.info(), &self.prepared.plan);
+        let tile = tiles.in_tokens(info.vae.patch_pixels());
+        Tiles::new(backend, info.latent_size(plan).into(), tile, plan.contexts() > 1)
     }
 
     /// Returns the number of images, of all images of the session, that form one batch if memory is not limited.
@@ -277,7 +299,7 @@ impl<B: Backend> Batch<'_, B> {
         let (info, sharing, wanted) = (residency.info(), needs.sharing, self.wanted());
         let samples = needs.samples(available, wanted);
         let (batch, turns) = if needs.in_turn { (1, samples) } else { (samples, 1) };
-        let (height, width) = info.latent_size(plan);
+        let [height, width] = info.evaluated_size(plan);
         // Each half of the devices computes one of the two evaluations, which then do not form a batch.
         let evaluated = self.evaluated().start;
         let txt = plan.text()[evaluated];
@@ -309,6 +331,7 @@ impl<B: Backend> Batch<'_, B> {
             negative: own_negative.then(|| sequence(plan.negative_tokens)).transpose()?,
             weights,
             regions,
+            tiles: plan.tiles.map(|tiles| self.tiles(tiles)).transpose()?,
             cached,
             guidance: plan.guided().then_some(plan.guidance),
             evaluations,

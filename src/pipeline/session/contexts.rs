@@ -40,21 +40,23 @@ pub(super) struct FirstTexts<B: Backend> {
     pub until: usize,
 }
 
-/// The references of a turn.
+/// The references of a turn, or of a tile of its image.
 pub(super) struct Turn<'a, B: Backend> {
-    pub images: &'a [Arc<Rgb>],
-    /// The [`ImageLatents::numbers`](crate::pipeline::session::references::ImageLatents::numbers).
-    pub numbers: &'a [u64],
+    /// The images, and the [`ImageLatents::numbers`](crate::pipeline::session::references::ImageLatents::numbers);
+    /// `None` if a tile sees a part of an image.
+    pub images: Option<(&'a [Arc<Rgb>], &'a [u64])>,
     /// Embedded latents, if references are in the sequence.
     pub embedded: Option<Tensor<B>>,
 }
 
 /// The references of a batch, embedded.
 pub(super) struct References<B: Backend> {
-    /// Each distinct set of references, and the numbers of its images.
-    sets: Vec<(Tensor<B>, Vec<u64>)>,
-    /// The index of the set for each turn; `None` for a turn without references.
+    /// Each distinct set of references, and the key of its early results.
+    sets: Vec<(Tensor<B>, Option<EarlyInput>)>,
+    /// The index of the set for each turn and tile; `None` for a turn without references.
     of_turns: Vec<Option<usize>>,
+    /// The number of sets of a turn: 1, or one for each tile.
+    of_turn: usize,
     /// Sizes of the references, [height, width] in tokens.
     sizes: Vec<[usize; 2]>,
     /// The rows of a set on this device.
@@ -62,19 +64,22 @@ pub(super) struct References<B: Backend> {
 }
 
 impl<B: Backend> References<B> {
-    /// Creates the references from those of each turn.
+    /// Creates the references from those of each turn, or of each tile of the only one.
     pub(super) fn new(turns: Vec<Turn<'_, B>>, sizes: Vec<[usize; 2]>, split: TokenSplit) -> Self {
-        let (mut sets, mut known, mut of_turns) = (Vec::new(), Vec::<&[Arc<Rgb>]>::new(), Vec::new());
-        for Turn { images, numbers, embedded } in turns {
+        let of_turn = if turns.iter().any(|turn| turn.images.is_none()) { turns.len() } else { 1 };
+        let (mut sets, mut known, mut of_turns) = (Vec::new(), Vec::new(), Vec::new());
+        for Turn { images, embedded } in turns {
+            let same = known.iter().position(|known| images.is_some() && *known == images);
             of_turns.push(embedded.map(|embedded| {
-                known.iter().position(|known| *known == images).unwrap_or_else(|| {
-                    sets.push((embedded, numbers.to_vec()));
+                same.unwrap_or_else(|| {
+                    let numbers = images.map(|(_, numbers)| EarlyInput::References(numbers.to_vec()));
+                    sets.push((embedded, numbers));
                     known.push(images);
                     sets.len() - 1
                 })
             }));
         }
-        Self { sets, of_turns, sizes, split }
+        Self { sets, of_turns, of_turn, sizes, split }
     }
 }
 
@@ -220,13 +225,13 @@ impl<B: Backend> Contexts<B> {
     ) -> Result<Vec<Tensor<B>>> {
         let Self { references, ropes, early, .. } = self;
         let mut sets = Vec::new();
-        for (set, numbers) in &references.sets {
+        for (set, key) in &references.sets {
             let set = set.row_view(0..set.rows());
             let Some(Ropes { references: Some(rope), .. }) = ropes else {
                 sets.push(set);
                 continue;
             };
-            sets.extend(early.get_or_compute(Some(EarlyInput::References(numbers.clone())), step..step + 1, || {
+            sets.extend(early.get_or_compute(key.clone(), step..step + 1, || {
                 let (sequence, modulation) =
                     (Sequence::new(references.split, rope), transformer.modulation(&modulations.row(step))?);
                 Ok(vec![transformer.early_references(set, &sequence, &modulation)?])
@@ -235,8 +240,8 @@ impl<B: Backend> Contexts<B> {
         Ok(sets)
     }
 
-    /// Assembles the context. For each evaluation, it concatenates the text and the references of each sample in a
-    /// turn.
+    /// Assembles the context. For each turn and tile, and for each evaluation, it concatenates the text and the
+    /// references of each sample in the turn.
     fn make(
         &mut self,
         transformer: &Transformer<B>,
@@ -251,9 +256,10 @@ impl<B: Backend> Contexts<B> {
         }
         let early_sets = self.early_references(transformer, modulations, step)?;
         let (texts, references) = (&self.texts, &self.references);
-        let in_turn = texts.samples / references.of_turns.len();
+        let in_turn = texts.samples * references.of_turn / references.of_turns.len();
         let mut parts: Vec<Tensor<B>> = Vec::new();
-        for (turn, set) in references.of_turns.iter().enumerate() {
+        for (place, set) in references.of_turns.iter().enumerate() {
+            let turn = place / references.of_turn;
             for evaluation in texts.places.chunks(texts.samples) {
                 let places = &evaluation[turn * in_turn..(turn + 1) * in_turn];
                 parts.extend(places.iter().map(|place| view(&early_texts[*place])));

@@ -38,7 +38,7 @@ pub(crate) struct Denoising<B: Backend> {
     context: Box<Contexts<B>>,
     /// The data that restores unmasked areas after each step, if an image has a mask.
     kept: Option<Kept<B>>,
-    /// The latents of this device; after the last step is enqueued, the latents of all devices.
+    /// The latents of this device; after the last step is enqueued, or with tiles, the latents of all devices.
     latents: Tensor<B>,
     step: usize,
     first_step: usize,
@@ -93,8 +93,9 @@ impl<B: Backend> Denoising<B> {
         let drawn = noise.finish()?;
         let (latents, kept) = batch.first_latents(&drawn, &images[..samples], &schedule)?;
         clock.prepared()?;
-        // A graph would not hold copies of streamed weights.
-        let may_capture = prepared.memory.graphs && !transformer.block_weights().are_streamed();
+        // A graph would not hold copies of streamed weights, and tiles are too large to gain from one.
+        let is_tiled = work.reads().tiles.is_some();
+        let may_capture = prepared.memory.graphs && !is_tiled && !transformer.block_weights().are_streamed();
         let capture = work.was_run() && may_capture;
         let partial = partial_steps(residency, prepared, (images[0].0, frame, prompt), work.reads())?.map(Box::new);
         let denoising = Self {
@@ -206,7 +207,10 @@ impl<B: Backend> Denoising<B> {
                 Some(partial) => partial.finish(&self.latents)?,
                 None => self.latents.row_view(0..self.latents.rows()),
             };
-            self.latents = own.all_gather_rows(&split.image_rows())?;
+            self.latents = match self.work.reads().tiles {
+                Some(_) => own,
+                None => own.all_gather_rows(&split.image_rows())?,
+            };
         }
         self.in_flight.push(clock.stepped()?);
         caller.report(Stage::Denoise, self.in_flight.done()? as u64, total);

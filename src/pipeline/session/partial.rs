@@ -155,6 +155,7 @@ impl<B: Backend> SomeTokens<B> {
             cached: Some(kept),
             guidance: None,
             evaluations: Evaluations::InTurn,
+            tiles: None,
         };
         let own = latents.copy_runs(&image)?;
         let stepped = sampler::step(transformer, own, &conditioning, &transformer.modulation(modulation)?, dt)?;

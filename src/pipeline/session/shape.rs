@@ -93,12 +93,12 @@ fn common(plan: &Plan) -> Plan {
     common
 }
 
-/// Returns the tokens of an image that a step of a plan computes, and the evaluations of the transformer.
+/// Returns the tokens of an evaluation of a plan's image or tile, and the evaluations of the transformer.
 fn tokens_and_evaluations(plan: &Plan) -> (usize, usize) {
-    let Plan { width, height, ref references, text_tokens, .. } = *plan;
-    let tokens = |[height, width]: &[usize; 2]| height / 16 * (width / 16);
-    let all = tokens(&[height, width]) + references.iter().map(tokens).sum::<usize>() + text_tokens;
-    (all, evaluations(plan, plan.steps_to_run()))
+    let tokens = |[height, width]: [usize; 2]| height / 16 * (width / 16);
+    let references = plan.seen_references().map(tokens).sum::<usize>();
+    let all = tokens(plan.evaluated_size()) + references + plan.text_tokens;
+    (all, plan.tile_count() * evaluations(plan, plan.steps_to_run()))
 }
 
 /// Returns the evaluations of the transformer in a number of steps.

@@ -121,6 +121,8 @@ fn flags(made: &ImageRecipe) -> Vec<Flag> {
         ("--hires-steps", hires.and_then(|hires| hires.steps).map(|steps| steps.to_string())),
         ("--hires-prompt", hires.and_then(|hires| hires.prompt.clone())),
         ("--no-hires-reference", set(hires.is_some_and(|hires| hires.no_reference))),
+        ("--tile", recipe.tile.map(|pixels| pixels.to_string())),
+        ("--tile-overlap", recipe.tile_overlap.map(|pixels| pixels.to_string())),
         ("--noise", path(&recipe.noise)),
         ("--latents", path(&recipe.latents)),
         ("--embeddings", path(&recipe.embeddings)),
@@ -201,6 +203,8 @@ mod tests {
         let sampled = Recipe {
             negative: Some("-a dog".to_string()),
             variety: "0.3:25".parse().ok(),
+            tile: Some(512),
+            tile_overlap: Some(64),
             transparent: Transparency::Key,
             guidance: Some(2.5),
             schedule: "power:1.5".parse().unwrap(),

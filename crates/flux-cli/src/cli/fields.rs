@@ -59,6 +59,8 @@ fn flags(field: Field) -> [&'static str; 2] {
         Field::FullSize => ["--full-size"; 2],
         Field::NoSelfReference => ["--no-self-reference"; 2],
         Field::Sparse => ["--sparse"; 2],
+        Field::Tile => ["--tile"; 2],
+        Field::TileOverlap => ["--tile-overlap"; 2],
         Field::Hires => ["--hires"; 2],
         Field::Transparent => ["--transparent"; 2],
         Field::Reuse => ["--reuse"; 2],

@@ -1,4 +1,4 @@
-//! Flags of the second pass at a larger size.
+//! Flags of the second pass at a larger size, and of tiles.
 
 use clap::{ArgAction, Args};
 use flux::engine::Recipe;
@@ -10,7 +10,7 @@ use super::values::{decimal, no_hyphen, whole_of};
 
 const HIRES: &str = "Second pass";
 
-/// Flags of the second pass.
+/// Flags of the second pass, and of tiles.
 #[derive(Args)]
 pub struct HiresArgs {
     /// Enlarge the image by this factor, and edit it at the larger size
@@ -46,11 +46,24 @@ pub struct HiresArgs {
     /// The model then sees the image only in the noisy latents.
     #[arg(help_heading = HIRES, long, action = ArgAction::SetTrue, hide_short_help = true)]
     no_hires_reference: bool,
+    /// Compute a large image in square tiles of N pixels [default: 1024 above 4 megapixels]
+    ///
+    /// Each step computes all tiles and averages them where they overlap. Only a second pass has tiles by default; 0
+    /// is without tiles.
+    #[arg(help_heading = HIRES, long, value_name = "N", allow_negative_numbers = true, hide_short_help = true)]
+    #[arg(value_parser = whole_of("pixels, a multiple of 16"))]
+    tile: Option<usize>,
+    /// Pixels that two neighbouring tiles share [default: 128, at most a quarter of the tile]
+    #[arg(help_heading = HIRES, long, value_name = "N", allow_negative_numbers = true, hide_short_help = true)]
+    #[arg(value_parser = whole_of("pixels, a multiple of 16"))]
+    tile_overlap: Option<usize>,
 }
 
 impl HiresArgs {
     /// Returns the recipe with the flags applied.
     pub fn apply(&self, recipe: Recipe) -> Recipe {
+        let (tile, tile_overlap) = (self.tile.or(recipe.tile), self.tile_overlap.or(recipe.tile_overlap));
+        let recipe = Recipe { tile, tile_overlap, ..recipe };
         let given = Hires {
             by: self.hires,
             size: self.hires_size,

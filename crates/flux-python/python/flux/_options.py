@@ -93,6 +93,10 @@ class Options(TypedDict, total=False):
     """Text features in place of a prompt: a file, `Features`, or floats [tokens, features]."""
     adapters: Sequence[AdapterLike] | Mapping[str, float]
     """Adapters (LoRA): files or names, each with a strength: `{"owner/name": 0.8}`."""
+    tile: int
+    """Side in pixels of the tiles of a large image; 0 is without tiles."""
+    tile_overlap: int
+    """Pixels that two neighbouring tiles share."""
     hires: Mapping[str, Any] | float | str
     """Second pass at a larger size: a factor, `1024x1024`, or a mapping; see `Recipe.hires`."""
     embed_inputs: bool

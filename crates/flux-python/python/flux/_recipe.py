@@ -77,6 +77,8 @@ class Recipe:
         latents: File of latents to begin with.
         embeddings: File of text features in place of a prompt.
         adapters: Adapters of the transformer.
+        tile: Side in pixels of the tiles of a large image; 0 is without tiles.
+        tile_overlap: Pixels that two neighbouring tiles share.
         hires: Second pass at a larger size: a factor, `1024x1024`, or `by` or `size` with `upscaler`, `strength`, `steps`,
             `prompt` and `no_reference`.
         place: Index of the image among the images of its files of noise or latents, and their number.
@@ -118,6 +120,8 @@ class Recipe:
     latents: str | None = None
     embeddings: str | None = None
     adapters: tuple[Adapter, ...] = ()
+    tile: int | None = None
+    tile_overlap: int | None = None
     hires: Mapping[str, Any] | float | str | None = None
     place: tuple[int, int] | None = None
     files: Mapping[str, bytes] = dataclasses.field(default_factory=dict, compare=False, repr=False)

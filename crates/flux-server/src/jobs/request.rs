@@ -37,9 +37,11 @@ const MAX_ADAPTERS: usize = 32;
 pub const MAX_IMAGES: u64 = 10;
 /// Max pixels of a transition, and around a mask.
 const MAX_FEATHER: u64 = 4096;
+/// Max side of a tile in pixels.
+const MAX_TILE: u64 = 8192;
 const MAX_PADDING: u64 = 16384;
 /// Fields of a recipe that other APIs do not have. So requests of each API can have them under these names.
-pub const OWN: [&str; 15] = [
+pub const OWN: [&str; 17] = [
     "boxes",
     "regions",
     "controls",
@@ -55,6 +57,8 @@ pub const OWN: [&str; 15] = [
     "no_composite",
     "no_self_reference",
     "sparse",
+    "tile",
+    "tile_overlap",
 ];
 /// Max steps.
 const MAX_STEPS: u64 = 1000;
@@ -408,6 +412,8 @@ pub fn read_own(fields: &mut Fields, faults: &mut Faults) -> Recipe {
         no_composite,
         no_self_reference,
         sparse,
+        tile: faults.ok(fields.whole("tile", 0..=MAX_TILE)).map(|pixels| pixels as usize),
+        tile_overlap: faults.ok(fields.whole("tile_overlap", 0..=MAX_TILE)).map(|pixels| pixels as usize),
         ..Recipe::default()
     }
 }

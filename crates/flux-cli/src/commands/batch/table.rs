@@ -8,7 +8,7 @@ use serde_json::{Map, Number, Value};
 use super::fields::{self, ALIASES, FIELDS, META};
 
 /// Fields with numbers, and fields with booleans. All other fields are text.
-const NUMBERS: [&str; 12] = [
+const NUMBERS: [&str; 14] = [
     "width",
     "height",
     "steps",
@@ -20,6 +20,8 @@ const NUMBERS: [&str; 12] = [
     "strength",
     "mask_padding",
     "feather",
+    "tile",
+    "tile_overlap",
     "n",
 ];
 const SWITCHES: [&str; 6] =
