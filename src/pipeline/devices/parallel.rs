@@ -11,7 +11,7 @@ use crate::backend::Backend;
 use crate::error::{Error, ErrorKind, Result};
 use crate::files::ModelFiles;
 use crate::model::open::OpenModel;
-use crate::pipeline::request::plan::Request;
+use crate::pipeline::request::fields::Request;
 use crate::pipeline::session::model::Model;
 use crate::pipeline::session::shared_text::TextSource;
 use crate::pipeline::session::{Image, Session};

@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
+use crate::pipeline::request::fields::Request;
 use crate::pipeline::request::kept::{Reuse, widened};
-use crate::pipeline::request::plan::Request;
 use crate::rgb::Rgb;
 
 /// Maximum part of a frame that may change for its tokens to be recomputed selectively. Beyond this part, recomputing

@@ -5,8 +5,8 @@ use std::path::Path;
 use crate::error::{Error, Field};
 use crate::files::adapter::AdapterUse;
 use crate::pipeline::request::embeddings::Embeddings;
+use crate::pipeline::request::fields::Request;
 use crate::pipeline::request::latents::Latents;
-use crate::pipeline::request::plan::Request;
 
 /// The values that a request passes in.
 pub(crate) struct Given {

@@ -1,9 +1,11 @@
 //! Requests, the plan that a model makes of a request, and the memory that the plan needs.
 //!
-//! Nothing here computes on a device or loads weights. Start reading at [`plan::Request`] and [`plan::Plan`].
+//! Nothing here computes on a device or loads weights. Start reading at [`fields::Request`] and [`plan::Plan`].
 
 pub(crate) mod adapters;
+mod choices;
 pub(crate) mod embeddings;
+pub(crate) mod fields;
 pub(crate) mod frame;
 pub(crate) mod given;
 pub(crate) mod given_reference;

@@ -4,8 +4,9 @@ use std::sync::Arc;
 
 use crate::error::{Error, Field, Result};
 use crate::model::info::ModelInfo;
+use crate::pipeline::request::fields::Request;
 use crate::pipeline::request::images::Change;
-use crate::pipeline::request::plan::{HiresPlan, Plan, Request};
+use crate::pipeline::request::plan::{HiresPlan, Plan};
 use crate::pipeline::request::tiles::SIDE;
 use crate::rgb::Rgb;
 

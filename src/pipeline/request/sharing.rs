@@ -2,7 +2,8 @@
 
 use crate::error::Result;
 use crate::model::info::ModelInfo;
-use crate::pipeline::request::plan::{Plan, Request};
+use crate::pipeline::request::fields::Request;
+use crate::pipeline::request::plan::Plan;
 use crate::token_split::own_heads;
 
 /// Floating-point operations of an image's steps from which two GPUs are faster than one, counted from the start of a

@@ -2,7 +2,8 @@
 
 use crate::error::{Error, Field, Result};
 use crate::model::info::ModelInfo;
-use crate::pipeline::request::plan::{Plan, Request};
+use crate::pipeline::request::fields::Request;
+use crate::pipeline::request::plan::Plan;
 use crate::pipeline::request::tiles::{SIDE, TilePlan, check_tiles};
 use crate::pipeline::request::transparency::Transparency;
 

@@ -120,7 +120,7 @@ mod tests {
     use crate::backend::cpu::{Cpu, Precision};
     use crate::files::ModelFiles;
     use crate::files::adapter::{Adapter, AdapterUse};
-    use crate::pipeline::request::plan::Request;
+    use crate::pipeline::request::fields::Request;
     use crate::pipeline::residency::loads::Component;
     use crate::pipeline::session::model::Model;
     use crate::stage::CancelFlag;
