@@ -1,20 +1,21 @@
 // 3 x 3 convolution with at most 64 outputs for Hopper, + bias + residual, then a leaky ReLU: stride 1, with zeros
-// around the image
+// around the image. TAPS = 2 (upsample_conv2d_sm90a.cu): of the upsampled image
 //
 //   x         tensor map over [height, width, channels] bf16: boxes of 64 channels (128-byte swizzle), WIDTH + 2
 //             pixels, HEIGHT + 2 rows
-//   weight    tensor map over [outs, 9, channels] bf16, taps ordered (ky, kx): boxes of 64 channels, one tap, OUTS
-//             outputs
+//   weight    tensor map over [outs, TAPS * TAPS, channels] bf16, taps ordered (ky, kx): boxes of 64 channels, one tap,
+//             OUTS outputs. TAPS = 2: [4 * outs, 4, channels] from collapse_taps.cu
 //   residual  [height * width, outs] bf16, row stride ld_residual, or null; may be out
 //   bias, slopes  [outs] bf16; slopes of negative sums if `activates`, null for slopes of 0
-//   out       [height * width, outs] bf16, row stride ld_out; rounded once
+//   out       [height * width, outs] bf16, row stride ld_out; rounded once. TAPS = 2: [2 height * 2 width, outs]
 //
-// Mapping   Blocks compute tiles of WIDTH x HEIGHT pixels and OUTS outputs in turn. Two warpgroups multiply [64, 64] of
-//           pixels by [OUTS, 64]^T of weights, for every tap and 64 channels; 64 pixels are a square of 8 x 8. A box of
-//           pixels serves all taps: a tap's pixels begin at another row of the box. So a pixel is fetched 1.2 times.
+// Mapping   Blocks compute tiles of WIDTH x HEIGHT pixels in turn, with TAPS = 2 each place of a pixel's square by
+//           itself. Two warpgroups multiply [64, 64] of pixels by [OUTS, 64]^T of weights, for every tap and 64
+//           channels; 64 pixels are a square of 8 x 8. A box of pixels serves all taps: a tap's pixels begin at another
+//           row of the box. So a pixel is fetched 1.2 times. Residuals are loaded during the last multiplies.
 // Bands     A launch computes tiles `first` to `end`, whole rows of tiles, and x has only the rows that these read,
 //           from `first_row` on.
-// Needs     sm_90a; channels % 8 == 0, outs % 8 == 0, rows 16-byte aligned
+// Needs     sm_90a; channels % 8 == 0, outs % 8 == 0, outs <= OUTS, rows 16-byte aligned
 // Bound     tensor cores; with fewer than 64 outputs, shared memory: a multiply by 32 outputs reads 3 KB in the time of
 //           2 KB
 // Measured  docs/kernels-conv.md
@@ -26,16 +27,18 @@
 
 namespace conv2d::narrow {
 
-constexpr int TAPS = 3, WIDTH = 32, HEIGHT = 16;  // of the kernel, and of a tile
-constexpr int SIDE = 8;                           // of the square of pixels of a multiply
-constexpr int COLUMNS = WIDTH + TAPS - 1, ROWS = HEIGHT + TAPS - 1;
+constexpr int WIDTH = 32, HEIGHT = 16;  // of a tile
+constexpr int SIDE = 8;                 // of the square of pixels of a multiply
+constexpr int COLUMNS = WIDTH + 2, ROWS = HEIGHT + 2;
 constexpr int OWN_ROWS = HEIGHT / CONSUMERS, PARTS = WIDTH / SIDE;
 constexpr int BOX_BYTES = COLUMNS * ROWS * ROW_BYTES, PIXEL_BYTES = ceil_div(BOX_BYTES, 1024) * 1024;
 static_assert(OWN_ROWS == SIDE, "a consumer has one row of squares");
 
-template <int OUTS_, int WEIGHT_STAGES_>
+template <int OUTS_, int WEIGHT_STAGES_, int TAPS_ = 3>
 struct Shape {
-    static constexpr int OUTS = OUTS_, PIXEL_STAGES = 2, WEIGHT_STAGES = WEIGHT_STAGES_;
+    static constexpr int OUTS = OUTS_, PIXEL_STAGES = 2, WEIGHT_STAGES = WEIGHT_STAGES_, TAPS = TAPS_;
+    // Sets of weights: one, or one for each place in the square that a pixel becomes.
+    static constexpr int PLACES = TAPS == 2 ? 4 : 1, SCALE = TAPS == 2 ? 2 : 1;
     static constexpr int SUMS = OUTS / 2;  // per thread and square
     static constexpr int WEIGHT_BYTES = OUTS * ROW_BYTES;
     static constexpr int WEIGHTS = PIXEL_STAGES * PIXEL_BYTES, BARRIERS = WEIGHTS + WEIGHT_STAGES * WEIGHT_BYTES;
@@ -47,15 +50,18 @@ struct Slices {
     static constexpr int COUNT = COUNT_;
 };
 
-// A tile: its first pixel and its first output.
+// A tile: its first pixel, and its place among the outputs of a pixel.
 struct Work {
-    int x, y, out;
+    int x, y, place;
 
-    __device__ __forceinline__ Work(int index, int out_tiles, int columns, int tile_outs) {
-        out = index % out_tiles * tile_outs;
-        index /= out_tiles;
-        x = index % columns * WIDTH;
-        y = index / columns * HEIGHT;
+    template <class S>
+    __device__ __forceinline__ static Work at(int index, int columns) {
+        Work w;
+        w.place = index % S::PLACES;
+        index /= S::PLACES;
+        w.x = index % columns * WIDTH;
+        w.y = index / columns * HEIGHT;
+        return w;
     }
 };
 
@@ -83,48 +89,76 @@ struct Epilogue : Arguments {
         if (activates) first = activated(first, low(slopes)), second = activated(second, high(slopes));
         return pack_pair(first, second);
     }
+};
 
-    // Stores the outputs from `first` on of a warp's pixels. A lane has outputs 8 n + lane % 4 * 2 and the next of two
-    // pixels in each of the PARTS squares. `row_of` returns the row of a pixel, or -1 outside the image. Lanes of a
-    // pixel exchange pairs, so that each stores 16 bytes.
-    template <int N, class RowOf>
-    __device__ __forceinline__ void store(const float (&sums)[PARTS][N], int first, RowOf row_of) const {
-        constexpr int GROUP = N < 16 ? 1 : 4;  // eights of outputs at a time
-        const int lane = threadIdx.x % 4;
+// The outputs of a warp's pixels. A lane has outputs 8 n + lane % 4 * 2 and the next of two pixels in each of the PARTS
+// squares. Lanes of a pixel exchange pairs, so that each loads and stores 16 bytes.
+template <int N>
+struct Storer {
+    static constexpr int EIGHTS = N / 4, GROUP = EIGHTS < 4 ? 1 : 4, GROUPS = EIGHTS / GROUP;
+    const Epilogue& epilogue;
+    const int lane = threadIdx.x % 4;
+    uint32_t biases[EIGHTS], slopes[EIGHTS];
+    uint4 added[PARTS][2];
+
+    __device__ __forceinline__ explicit Storer(const Epilogue& epilogue) : epilogue(epilogue) {
 #pragma unroll
-        for (int n = 0; n < N / 4; n += GROUP) {
-            uint32_t biases[GROUP], slopes_of[GROUP];
+        for (int n = 0; n < EIGHTS; n++) {
+            biases[n] = epilogue.pair_of(epilogue.bias, n * 8 + lane * 2);
+            slopes[n] = epilogue.pair_of(epilogue.slopes, n * 8 + lane * 2);
+        }
 #pragma unroll
-            for (int i = 0; i < GROUP; i++) {
-                const int at = first + (n + i) * 8 + lane * 2;
-                biases[i] = pair_of(bias, at), slopes_of[i] = pair_of(slopes, at);
-            }
+        for (int part = 0; part < PARTS; part++) added[part][0] = added[part][1] = {};
+    }
+
+    // Loads the residual of a group of outputs of pixel `row`, if it is inside the image.
+    __device__ __forceinline__ void load(int part, int half, int group, int row) {
+        if (!epilogue.residual || row < 0) return;
+        const bf16* from = epilogue.residual + row * epilogue.ld_residual;
+        if constexpr (GROUP == 1) {
+            added[part][half].x = epilogue.pair_of(from, lane * 2);
+        } else {
+            const int at = (group * 4 + lane) * 8;
+            if (at < epilogue.outs) added[part][half] = *reinterpret_cast<const uint4*>(from + at);
+        }
+    }
+
+    template <class RowOf>
+    __device__ __forceinline__ void load_first(RowOf row_of) {
+#pragma unroll
+        for (int part = 0; part < PARTS; part++)
+#pragma unroll
+            for (int half = 0; half < 2; half++) load(part, half, 0, row_of(part, half));
+    }
+
+    // `row_of` returns the row of a pixel, or -1 outside the image.
+    template <class RowOf>
+    __device__ __forceinline__ void store(const float (&sums)[PARTS][N], RowOf row_of) {
+#pragma unroll
+        for (int group = 0; group < GROUPS; group++) {
 #pragma unroll
             for (int part = 0; part < PARTS; part++) {
-                int rows[2];
-                uint32_t added[2][GROUP] = {};
 #pragma unroll
                 for (int half = 0; half < 2; half++) {
-                    rows[half] = row_of(part, half);
-                    if (!residual || rows[half] < 0) continue;
-                    const bf16* from = residual + rows[half] * ld_residual;
+                    const int row = row_of(part, half);
+                    const uint4 raw = added[part][half];
+                    uint32_t more[4] = {raw.x, raw.y, raw.z, raw.w}, pair[GROUP];
+                    if constexpr (GROUP == 4)
+                        if (epilogue.residual) exchange_pairs(more);
+                    if (group + 1 < GROUPS) load(part, half, group + 1, row);
 #pragma unroll
-                    for (int i = 0; i < GROUP; i++) added[half][i] = pair_of(from, first + (n + i) * 8 + lane * 2);
-                }
-#pragma unroll
-                for (int half = 0; half < 2; half++) {
-                    uint32_t pair[GROUP];
-#pragma unroll
-                    for (int i = 0; i < GROUP; i++)
-                        pair[i] = finish(&sums[part][(n + i) * 4 + half * 2], biases[i], slopes_of[i], added[half][i]);
-                    bf16* to = out + rows[half] * ld_out;
+                    for (int i = 0; i < GROUP; i++) {
+                        const int n = group * GROUP + i;
+                        pair[i] = epilogue.finish(&sums[part][n * 4 + half * 2], biases[n], slopes[n], more[i]);
+                    }
+                    bf16* to = epilogue.out + row * epilogue.ld_out;
                     if constexpr (GROUP == 1) {
-                        const int at = first + lane * 2;
-                        if (rows[half] >= 0 && at < outs) *reinterpret_cast<uint32_t*>(to + at) = pair[0];
+                        const int at = lane * 2;
+                        if (row >= 0 && at < epilogue.outs) *reinterpret_cast<uint32_t*>(to + at) = pair[0];
                     } else {
                         exchange_pairs(pair);
-                        const int at = first + (n + lane) * 8;
-                        if (rows[half] >= 0 && at < outs)
+                        const int at = (group * 4 + lane) * 8;
+                        if (row >= 0 && at < epilogue.outs)
                             *reinterpret_cast<uint4*>(to + at) = make_uint4(pair[0], pair[1], pair[2], pair[3]);
                     }
                 }
@@ -147,22 +181,22 @@ __device__ __forceinline__ void convolve(const TensorMap& x, const TensorMap& we
     }
     __syncthreads();
 
-    const int out_tiles = ceil_div(epilogue.outs, S::OUTS), columns = ceil_div(width, WIDTH);
+    const int columns = ceil_div(width, WIDTH);
     const int begin = first + int(blockIdx.x), blocks = gridDim.x;
     const int consumer = __shfl_sync(~0u, threadIdx.x / 128, 0);
     if (consumer == CONSUMERS) {
         give_registers<40>();
         if (threadIdx.x % 128 != 0) return;
         for (int index = begin; index < end; index += blocks) {
-            const Work w(index, out_tiles, columns, S::OUTS);
+            const Work w = Work::at<S>(index, columns);
             for (int channel = 0; channel < channels; channel += CHANNELS) {
                 const uint32_t full = pixel_ring.fetch(BOX_BYTES);
                 copy_box(base + pixel_ring.stage * PIXEL_BYTES, x, w.y - 1 - first_row, w.x - 1, channel, full);
                 pixel_ring.advance();
-                for (int tap = 0; tap < TAPS * TAPS; tap++) {
+                for (int tap = 0; tap < S::TAPS * S::TAPS; tap++) {
                     const uint32_t full = weight_ring.fetch(S::WEIGHT_BYTES);
-                    copy_box(base + S::WEIGHTS + weight_ring.stage * S::WEIGHT_BYTES, weight, w.out, tap, channel,
-                             full);
+                    copy_box(base + S::WEIGHTS + weight_ring.stage * S::WEIGHT_BYTES, weight,
+                             w.place * epilogue.outs, tap, channel, full);
                     weight_ring.advance();
                 }
             }
@@ -170,16 +204,25 @@ __device__ __forceinline__ void convolve(const TensorMap& x, const TensorMap& we
         return;
     }
     take_registers<232>();
+    Storer<S::SUMS> storer(epilogue);
     for (int index = begin; index < end; index += blocks) {
         float sums[PARTS][S::SUMS];
+        const Work w = Work::at<S>(index, columns);
+        const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
+        const auto row_of = [&](int part, int half) {
+            const int at_y = w.y + consumer * OWN_ROWS + warp * 2 + half, at_x = w.x + part * SIDE + lane / 4;
+            if (at_y >= height || at_x >= width) return -1;
+            return (at_y * S::SCALE + w.place / S::SCALE) * (width * S::SCALE) + at_x * S::SCALE + w.place % S::SCALE;
+        };
         int last_pixels = 0, last_weights = 0;
         // Multiplies the pixels of a stage by the weights of all taps, SLICES times 16 channels.
         const auto multiply_stage = [&](auto slices, int channel) {
             pixel_ring.wait_full();
-            const uint32_t own = base + pixel_ring.stage * PIXEL_BYTES + consumer * OWN_ROWS * COLUMNS * ROW_BYTES;
+            const int row = consumer * OWN_ROWS + w.place / S::SCALE, column = w.place % S::SCALE;
+            const uint32_t own = base + pixel_ring.stage * PIXEL_BYTES + (row * COLUMNS + column) * ROW_BYTES;
 #pragma unroll
-            for (int tap = 0; tap < TAPS * TAPS; tap++) {
-                const uint32_t seen = own + (tap / TAPS * COLUMNS + tap % TAPS) * ROW_BYTES;
+            for (int tap = 0; tap < S::TAPS * S::TAPS; tap++) {
+                const uint32_t seen = own + (tap / S::TAPS * COLUMNS + tap % S::TAPS) * ROW_BYTES;
                 const uint64_t pixels = describe(seen, 0, COLUMNS * ROW_BYTES);
                 const uint64_t weights = describe(base + S::WEIGHTS + weight_ring.stage * S::WEIGHT_BYTES, 0);
                 weight_ring.wait_full();
@@ -207,19 +250,13 @@ __device__ __forceinline__ void convolve(const TensorMap& x, const TensorMap& we
         for (; channel + CHANNELS / 2 < channels; channel += CHANNELS) multiply_stage(Slices<4>(), channel);
         // The last channels are at most half of a box.
         if (channel < channels) multiply_stage(Slices<2>(), channel);
+        storer.load_first(row_of);
         wait_multiply<0>();
 #pragma unroll
         for (int part = 0; part < PARTS; part++) pin(sums[part]);
         weight_ring.release(last_weights);
         pixel_ring.release(last_pixels);
-
-        const Work w(index, out_tiles, columns, S::OUTS);
-        const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
-        const auto row_of = [&](int part, int half) {
-            const int at_y = w.y + consumer * OWN_ROWS + warp * 2 + half, at_x = w.x + part * SIDE + lane / 4;
-            return at_y < height && at_x < width ? at_y * width + at_x : -1;
-        };
-        epilogue.store(sums, w.out, row_of);
+        storer.store(sums, row_of);
     }
 }
 

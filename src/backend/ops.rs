@@ -78,6 +78,15 @@ pub trait Ops: Device + Group + WeightStore {
     fn dense_block(&self, x: Tensor<Self>, block: &DenseBlock<'_, Self>) -> Result<Tensor<Self>> {
         ops::dense_block::compose(self, x, block)
     }
+    /// See [`Tensor::dense_block_sum`].
+    fn dense_block_sum(
+        &self,
+        x: Tensor<Self>,
+        blocks: &[DenseBlock<'_, Self>],
+        scale: &Tensor<Self>,
+    ) -> Result<Tensor<Self>> {
+        ops::dense_block::compose_sum(self, x, blocks, scale)
+    }
     /// See [`Tensor::adaln`].
     fn adaln(&self, x: &Tensor<Self>, shift: &Tensor<Self>, scale: &Tensor<Self>, eps: f32) -> Result<Tensor<Self>> {
         ops::adaln::compose(self, x, shift, scale, eps)

@@ -40,23 +40,53 @@ impl<B: Backend> Tensor<B> {
     /// Errors if the shapes do not fit.
     /// Source: BasicSR `ResidualDenseBlock`, with the last weight and bias multiplied by the block's scale.
     pub fn dense_block(self, block: &DenseBlock<'_, B>) -> Result<Self> {
-        expect_activations("dense_block", &[&self, block.slope])?;
+        self.check_block("dense_block", block)?;
+        let b = self.backend().clone();
+        b.dense_block(self, block)
+    }
+
+    /// Computes `x + scale * z`, where z is the result of several dense blocks, one after the other.
+    ///
+    /// self [height * width, channels], scale [1, channels] -> [height * width, channels].
+    ///
+    /// Errors as [`Tensor::dense_block`] and [`Tensor::gated_add`].
+    /// Source: BasicSR `RRDB`.
+    pub fn dense_block_sum(self, blocks: &[DenseBlock<'_, B>], scale: &Self) -> Result<Self> {
+        expect_activations("dense_block_sum", &[&self, scale])?;
+        blocks.iter().try_for_each(|block| self.check_block("dense_block_sum", block))?;
+        let b = self.backend().clone();
+        b.dense_block_sum(self, blocks, scale)
+    }
+
+    /// Errors as `op` if the shapes do not fit.
+    fn check_block(&self, op: &'static str, block: &DenseBlock<'_, B>) -> Result<()> {
+        expect_activations(op, &[self, block.slope])?;
         let mut channels = self.cols();
         let mut fits = !block.convs.is_empty() && block.height.checked_mul(block.width) == Some(self.rows());
         for (i, (weight, bias)) in block.convs.iter().enumerate() {
-            expect_activations("dense_block", &[&self, bias])?;
+            expect_activations(op, &[self, bias])?;
             let is_last = i + 1 == block.convs.len();
             let outs = if is_last { self.cols() } else { block.slope.cols() };
             fits &= (weight.channels(), weight.rows()) == (channels, outs) && !weight.side().is_multiple_of(2);
             fits &= (bias.rows(), bias.cols()) == (1, outs);
             channels += outs;
         }
-        expect(fits && block.slope.rows() == 1, "dense_block", || {
+        expect(fits && block.slope.rows() == 1, op, || {
             format!("the convolutions do not fit x [{}, {}]", self.rows(), self.cols())
-        })?;
-        let b = self.backend().clone();
-        b.dense_block(self, block)
+        })
     }
+}
+
+/// Defines several dense blocks and the sum.
+pub fn compose_sum<B: Backend>(
+    b: &B,
+    x: Tensor<B>,
+    blocks: &[DenseBlock<'_, B>],
+    scale: &Tensor<B>,
+) -> Result<Tensor<B>> {
+    let whole = x.row_view(0..x.rows());
+    let z = blocks.iter().try_fold(whole, |z, block| b.dense_block(z, block))?;
+    x.gated_add(scale, &z)
 }
 
 /// Defines a dense block by convolutions and concatenation.

@@ -25,6 +25,7 @@
 //! | [`conv2d_over`](Tensor::conv2d_over) | `conv2d` that may overwrite its input | |
 //! | [`upsample_conv2d`](Tensor::upsample_conv2d), [`upsample_conv2d_leaky_relu`](Tensor::upsample_conv2d_leaky_relu) | convolution of the upsampled image | [h * w, in] -> [4 * h * w, out] |
 //! | [`dense_block`](Tensor::dense_block) | `x +` the last of several convolutions, each of x and the earlier results | [h * w, c] |
+//! | [`dense_block_sum`](Tensor::dense_block_sum) | `x + scale *` the result of several dense blocks | [h * w, c] |
 //! | [`attention`](Tensor::attention) | `softmax(q k^T / sqrt(head_dim)) v` per head | [tokens, dim] |
 //! | [`attention_cached`](Tensor::attention_cached) | `attention` over cached keys and values as well | [tokens, dim] |
 //! | [`adaln`](Tensor::adaln) | `(1 + scale) * layer_norm(x) + shift` | [tokens, dim] |

@@ -152,7 +152,7 @@ impl UpscalerFile {
         match self.kind {
             Kind::Rrdb(RrdbSizes { features, grown, ups, .. }) => {
                 let (large, area) = (1usize << (2 * ups), self.unshuffle().pow(2));
-                let blocks = 2 * (features + 4 * grown) + 3 * features;
+                let blocks = 3 * (features + 4 * grown) + 2 * features;
                 ((2 * large * features).max(blocks) + 8 * large).div_ceil(area)
             }
             Kind::Compact(CompactSizes { features, scale, .. }) => 3 * features + 9 * scale * scale,

@@ -81,6 +81,14 @@ impl Step<'_> {
     }
 }
 
+/// Reports completed parts of all.
+///
+/// Errors if the caller cancels.
+fn report(caller: &Caller<'_>, done: u64, total: u64) -> Result<()> {
+    caller.report(Stage::Upscale, done, total);
+    caller.check()
+}
+
 impl<B: Backend> Upscaler<B> {
     /// Loads the network of a file.
     ///
@@ -114,13 +122,18 @@ impl<B: Backend> Upscaler<B> {
     /// cancels.
     pub fn enlarge(&self, image: &Rgb, tiles: Tiles, caller: &Caller<'_>) -> Result<Rgb> {
         let size = [image.width, image.height].map(|side| side * self.scale);
-        match self.compute(image, tiles, caller)? {
+        let (computed, parts) = self.compute(image, tiles, caller)?;
+        let made = match computed {
             Computed::Whole(pixels) => {
+                // Also waits. The system allocates the memory of the image meanwhile, which takes as long as a third of
+                // the network.
                 let bytes = self.backend.take_rgb8(self.backend.rgb8(&pixels)?)?;
-                Ok(Rgb { width: size[0], height: size[1], bytes })
+                Rgb { width: size[0], height: size[1], bytes }
             }
-            Computed::Tiled(sums) => sums.into_image(),
-        }
+            Computed::Tiled(sums) => sums.into_image()?,
+        };
+        report(caller, parts, parts)?;
+        Ok(made)
     }
 
     /// Computes the values of the enlarged image, [height * width, 3], in about 0..1.
@@ -128,39 +141,33 @@ impl<B: Backend> Upscaler<B> {
     /// Errors as [`Upscaler::enlarge`].
     pub fn values(&self, image: &Rgb, tiles: Tiles) -> Result<Vec<f32>> {
         let caller = &mut |_| {};
-        let values: Vec<_> = match self.compute(image, tiles, &Caller::new(caller, &CancelFlag::default()))? {
+        let values: Vec<_> = match self.compute(image, tiles, &Caller::new(caller, &CancelFlag::default()))?.0 {
             Computed::Whole(pixels) => self.backend.download(&pixels)?,
             Computed::Tiled(sums) => sums.averages().collect(),
         };
         Ok(values.into_iter().map(|value| value / 2.0 + 0.5).collect())
     }
 
-    fn compute(&self, image: &Rgb, tiles: Tiles, caller: &Caller<'_>) -> Result<Computed<B>> {
+    /// Returns the pixels, which a device may still compute, and the number of parts in progress reports.
+    fn compute(&self, image: &Rgb, tiles: Tiles, caller: &Caller<'_>) -> Result<(Computed<B>, u64)> {
         let Rgb { width, height, bytes } = image;
         if *width == 0 || *height == 0 || bytes.len() != 3 * width * height {
             return Err(Error::new(format!("an image of {width}x{height} pixels cannot be upscaled")));
         }
         let tiles = self.tiles(tiles, [*width, *height]);
         let places = places([*width, *height], tiles);
-        let report = |done, total| {
-            caller.report(Stage::Upscale, done, total);
-            caller.check()
-        };
-        let mut step = Step { report: &report, done: 0, total: (places.len() * self.parts()) as u64 };
-        if let [whole] = &places[..] {
-            let pixels = self.forward(&pixels::crop(image, whole), &mut step)?;
-            // Waits, so that an image that takes long is not reported as done.
-            self.backend.wait(&self.backend.event()?)?;
-            report(step.total, step.total)?;
-            return Ok(Computed::Whole(pixels));
+        let report = |done, total| report(caller, done, total);
+        let total = (places.len() * self.parts()) as u64;
+        let mut step = Step { report: &report, done: 0, total };
+        if places.len() == 1 {
+            return Ok((Computed::Whole(self.forward(image, &mut step)?), total));
         }
         let mut sums = tiles::Sums::new([width * self.scale, height * self.scale])?;
         for place in &places {
             let values = self.backend.download(&self.forward(&pixels::crop(image, place), &mut step)?)?;
             sums.add(&values, place, self.scale, tiles.1);
         }
-        report(step.total, step.total)?;
-        Ok(Computed::Tiled(sums))
+        Ok((Computed::Tiled(sums), total))
     }
 
     /// Computes the pixels of an image, [height * width * scale^2, 3] in about -1..1.

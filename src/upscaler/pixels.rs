@@ -12,7 +12,7 @@ pub(super) fn crop(image: &Rgb, place: &Place) -> Rgb {
         let first = 3 * (y * image.width + place.columns.start);
         &image.bytes[first..first + 3 * place.columns.len()]
     };
-    let bytes = place.rows.clone().flat_map(row).copied().collect();
+    let bytes = place.rows.clone().map(row).collect::<Vec<_>>().concat();
     Rgb { width: place.columns.len(), height: place.rows.len(), bytes }
 }
 

@@ -151,15 +151,10 @@ impl<B: Backend> Rrdb<B> {
     pub(super) fn forward(&self, x: Tensor<B>, size: [usize; 2], step: &mut Step<'_>) -> Result<Tensor<B>> {
         let first = self.first.forward(&x, size)?;
         drop(x);
-        let whole = |x: &Tensor<B>| x.row_view(0..x.rows());
-        let mut y = whole(&first);
+        let mut y = first.row_view(0..first.rows());
         for block in &self.blocks {
             step.next()?;
-            let mut z = whole(&y);
-            for dense in block {
-                z = dense.forward(z, size, &self.grown_slope)?;
-            }
-            y = y.gated_add(&self.scale, &z)?;
+            y = self.block(y, block, size)?;
         }
         y = self.body.forward_add(&y, size, first)?;
         let [mut height, mut width] = size;
@@ -171,6 +166,18 @@ impl<B: Backend> Rrdb<B> {
         step.next()?;
         y = self.hr.forward_leaky(&y, [height, width], &self.slope)?;
         self.last.forward(&y, [height, width])
+    }
+
+    /// Computes `y + 0.2 * rdb3(rdb2(rdb1(y)))`.
+    fn block(&self, y: Tensor<B>, block: &[Dense<B>; DENSE], size @ [height, width]: [usize; 2]) -> Result<Tensor<B>> {
+        let slope = &self.grown_slope;
+        if block.iter().all(|dense| dense.one.is_none()) {
+            let blocks = block.each_ref().map(|dense| DenseBlock { convs: &dense.convs, slope, height, width });
+            return y.dense_block_sum(&blocks, &self.scale);
+        }
+        let whole = y.row_view(0..y.rows());
+        let z = block.iter().try_fold(whole, |z, dense| dense.forward_plus(z, size, slope))?;
+        y.gated_add(&self.scale, &z)
     }
 }
 
@@ -196,16 +203,9 @@ impl<B: Backend> Dense<B> {
         Ok(Self { convs: (1..=CONVS).map(conv).collect::<Result<_>>()?, one: plus.then(one).transpose()? })
     }
 
-    fn forward(&self, x: Tensor<B>, size @ [height, width]: [usize; 2], slope: &Tensor<B>) -> Result<Tensor<B>> {
-        match &self.one {
-            None => x.dense_block(&DenseBlock { convs: &self.convs, slope, height, width }),
-            Some(one) => self.forward_plus(x, one, size, slope),
-        }
-    }
-
     /// Computes a dense block of ESRGAN+: the 1 x 1 convolution of x is added to the second result, and the second
     /// result to the fourth.
-    fn forward_plus(&self, x: Tensor<B>, one: &ConvLayer<B>, size: [usize; 2], slope: &Tensor<B>) -> Result<Tensor<B>> {
+    fn forward_plus(&self, x: Tensor<B>, size: [usize; 2], slope: &Tensor<B>) -> Result<Tensor<B>> {
         let conv = Conv::same(size[0], size[1], 3);
         let mut seen = vec![x];
         for (i, (weight, bias)) in self.convs.iter().enumerate() {
@@ -215,9 +215,9 @@ impl<B: Backend> Dense<B> {
                 return Ok(input.conv2d_add(weight, bias, conv, x)?.pixels);
             }
             let made = input.conv2d_leaky_relu(weight, bias, conv, slope)?.pixels;
-            seen.push(match i {
-                1 => made.add(&one.forward(&seen[0], size)?)?,
-                3 => made.add(&seen[2])?,
+            seen.push(match (i, &self.one) {
+                (1, Some(one)) => made.add(&one.forward(&seen[0], size)?)?,
+                (3, _) => made.add(&seen[2])?,
                 _ => made,
             });
         }

@@ -1,6 +1,6 @@
 //! A dense block in one buffer against its composition.
 
-use flux::backend::{Backend, Memory};
+use flux::backend::{Backend, Device, Memory};
 use flux::nn::ConvKernel;
 use flux::ops::{self, DenseBlock};
 use flux::tensor::Tensor;
@@ -62,6 +62,60 @@ fn dense_blocks_match_their_composition() {
     {
         let block = Block::new(size, channels, grown);
         check_against(&cuda, &format!("dense_block {size:?} {channels} + {grown}"), &block, 8.0, 8.0);
+    }
+}
+
+/// Several blocks and their sum, the first of them in the buffer of its input.
+struct Blocks(Block);
+
+impl Case for Blocks {
+    fn run<B: Backend>(&self, b: &B) -> Vec<Tensor<B>> {
+        self.with(b, |x, blocks, scale| x.dense_block_sum(blocks, scale).unwrap())
+    }
+
+    fn compose<B: Backend>(&self, b: &B) -> Vec<Tensor<B>> {
+        self.with(b, |x, blocks, scale| ops::dense_block::compose_sum(b, x, blocks, scale).unwrap())
+    }
+}
+
+impl Blocks {
+    /// Computes two blocks, and the same two again of their result.
+    fn with<B: Backend>(
+        &self,
+        b: &B,
+        run: impl Fn(Tensor<B>, &[DenseBlock<'_, B>], &Tensor<B>) -> Tensor<B>,
+    ) -> Vec<Tensor<B>> {
+        let Self(made) = self;
+        let (convs, slope, [height, width]) = (made.convs(b), made.slope(b), made.size);
+        let block = || DenseBlock { convs: &convs, slope: &slope, height, width };
+        let scale = b.upload(&vec![0.25; made.x.cols], 1, made.x.cols).unwrap();
+        let once = |x| run(x, &[block(), block()], &scale);
+        vec![once(once(made.x.tensor(b, 1)))]
+    }
+}
+
+#[test]
+fn a_sum_of_dense_blocks_matches_its_composition() {
+    let Some(cuda) = crate::cuda() else { return };
+    for (size, channels, grown) in [([17, 13], 16, 32), ([33, 50], 64, 32), ([9, 7], 20, 12)] {
+        let blocks = Blocks(Block::new(size, channels, grown));
+        check_against(&cuda, &format!("dense_block_sum {size:?} {channels} + {grown}"), &blocks, 8.0, 8.0);
+    }
+}
+
+/// Only the first of many blocks copies its input next to the room for its results.
+#[test]
+fn blocks_of_blocks_copy_no_input() {
+    let Some(cuda) = crate::cuda_hopper() else { return };
+    let made = Block::new([16, 32], 64, 32);
+    let (convs, slope) = (made.convs(&cuda), made.slope(&cuda));
+    let block = DenseBlock { convs: &convs, slope: &slope, height: 16, width: 32 };
+    let scale = cuda.upload(&[0.25; 64], 1, 64).unwrap();
+    let mut x = made.x.tensor(&cuda, 1);
+    for launches in [1 + 5 + 1, 5 + 1] {
+        let before = cuda.stats().launches;
+        x = x.dense_block_sum(std::slice::from_ref(&block), &scale).unwrap();
+        assert_eq!(cuda.stats().launches - before, launches);
     }
 }
 

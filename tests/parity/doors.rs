@@ -79,7 +79,7 @@ const HEAD: Operand = ([1, 4], Kind::Activation);
 /// The six rows of a matrix as pixels.
 const CONV: Conv = Conv { height: 2, width: 3, kernel: 3, stride: 1, pad_before: 1, pad_after: 1 };
 
-const DOORS: [Door; 47] = [
+const DOORS: [Door; 48] = [
     Door {
         op: "silu",
         operands: &[MATRIX],
@@ -402,6 +402,15 @@ const DOORS: [Door; 47] = [
             let [x, bias, slope] = array(x);
             let convs = [(kernel(8, 8, 3).conv(cuda), bias)];
             x.dense_block(&DenseBlock { convs: &convs, slope: &slope, height: 2, width: 3 })
+        },
+    },
+    Door {
+        op: "dense_block_sum",
+        operands: &[MATRIX, VECTOR, VECTOR, VECTOR],
+        call: |cuda, x| {
+            let [x, bias, slope, scale] = array(x);
+            let convs = [(kernel(8, 8, 3).conv(cuda), bias)];
+            x.dense_block_sum(&[DenseBlock { convs: &convs, slope: &slope, height: 2, width: 3 }], &scale)
         },
     },
     Door {

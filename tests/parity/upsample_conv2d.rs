@@ -60,12 +60,15 @@ fn upsample_conv2d_matches_the_cpu() {
     }
 }
 
-/// More tiles than an H200 has multiprocessors, alternately of 16 x 16 x 128 and 16 x 8 x 128.
+/// More tiles than an H200 has multiprocessors, of 16 x 16 x 128, 16 x 8 x 128, and 32 x 16 x 64 with one and with
+/// three boxes of channels.
 #[test]
 fn upsample_conv2d_of_many_ragged_tiles_matches_the_cpu() {
     let Some(cuda) = crate::cuda() else { return };
     check_upsampled(&cuda, [67, 130], 24, 136, [0, 0]);
     check_upsampled(&cuda, [90, 90], 72, 128, [0, 0]);
+    check_upsampled(&cuda, [99, 130], 64, 64, [8, 0]);
+    check_upsampled(&cuda, [90, 200], 136, 40, [0, 16]);
 }
 
 /// Apart from the kernel for Hopper there are the one for all GPUs, and im2col. Both read the image before upsampling.
@@ -79,7 +82,7 @@ fn each_kernel_can_be_asked_for() {
 #[test]
 fn hopper_launches_two_kernels_for_an_upsampled_image() {
     let Some(cuda) = crate::cuda_hopper() else { return };
-    for cout in [128, 320] {
+    for cout in [64, 128, 320] {
         let (weight, bias) = (weight(64, cout, 3).conv(&cuda), vector(&cuda, 3, cout));
         let input = Shape::dense(9 * 11, 64).tensor(&cuda, 1);
         let before = cuda.stats().launches;

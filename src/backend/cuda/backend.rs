@@ -415,6 +415,9 @@ impl Ops for Cuda {
         fn upsample = upsample_op(x: &Tensor<Self>, height: usize, width: usize) -> Result<Tensor<Self>>;
         fn pixel_shuffle = pixel_shuffle_op(operands: PixelShuffle<'_, Self>) -> Result<Tensor<Self>>;
         fn dense_block = dense_block_op(x: Tensor<Self>, block: &DenseBlock<'_, Self>) -> Result<Tensor<Self>>;
+        fn dense_block_sum = dense_block_sum_op(
+            x: Tensor<Self>, blocks: &[DenseBlock<'_, Self>], scale: &Tensor<Self>
+        ) -> Result<Tensor<Self>>;
         fn patchify = patchify_op(patches: Patches<'_, Self>) -> Result<Tensor<Self>>;
         fn unpatchify = unpatchify_op(patches: Patches<'_, Self>) -> Result<Tensor<Self>>;
         fn euler_step = euler_step_op(

@@ -4,6 +4,7 @@ use std::hint::black_box;
 use std::ops::Range;
 
 use cudarc::driver::{result, sys};
+use rayon::prelude::*;
 
 use super::buffer::{Buffer, BufferKind};
 use super::destination::{Destination, empty_copy};
@@ -26,6 +27,8 @@ pub const RESULT_BUFFERS: usize = 4;
 const SHORT_BYTES: usize = 64 << 10;
 /// The smallest page size of the host's memory.
 const PAGE_BYTES: usize = 4096;
+/// Bytes that one thread touches or copies at a time: one thread copies at a tenth of the bus's speed.
+const COPY_BYTES: usize = 256 << 10;
 
 /// An image as bytes on the device.
 pub struct Rgb8 {
@@ -262,11 +265,15 @@ impl Cuda {
         let host_bytes: &mut [u8] = bytemuck::cast_slice_mut(&mut host);
         // The system allocates each page on the first write, which takes longer than the copy: touch the pages now,
         // while the device computes.
-        host_bytes.iter_mut().step_by(PAGE_BYTES).for_each(|byte| *black_box(byte) = 0);
+        host_bytes
+            .par_chunks_mut(COPY_BYTES)
+            .for_each(|part| part.iter_mut().step_by(PAGE_BYTES).for_each(|byte| *black_box(byte) = 0));
         for index in 0..parts {
             let staging = &mut staging[index % ahead];
-            let part_bytes = part(index).len();
-            host_bytes[part(index)].copy_from_slice(&staging.bytes()?[..part_bytes]);
+            let (to, from) = (&mut host_bytes[part(index)], staging.bytes()?);
+            to.par_chunks_mut(COPY_BYTES)
+                .zip(from.par_chunks(COPY_BYTES))
+                .for_each(|(to, from)| to.copy_from_slice(&from[..to.len()]));
             if index + ahead < parts {
                 enqueue(staging, part(index + ahead))?;
             }

@@ -6,7 +6,7 @@
 use std::ops::Range;
 
 use super::conv2d_input::{Input, Rows};
-use super::conv2d_narrow::NarrowShape;
+use super::conv2d_narrow::{NARROW, NarrowShape};
 use super::conv2d_output::{Output, Stage};
 use super::conv2d_sm90a::{CHOICE, Call, Taps, takes};
 use super::conv2d_taps::{self, Place};
@@ -117,9 +117,9 @@ impl Cuda {
             let (input, output) = (&mut input, &mut output);
             let call = Call { input, weight, bias, activation, output, height, width };
             rest = None;
-            statistics = match NarrowShape::find(out.cols()) {
+            statistics = match NarrowShape::find(&NARROW, out.cols()) {
                 _ if halves => Some(self.run_hopper_halve(call)?),
-                Some(shape) => self.run_hopper_narrow(shape, call).map(|()| None)?,
+                Some(shape) => self.run_hopper_narrow(CHOICE, shape, call).map(|()| None)?,
                 None => Some(self.run_hopper_conv2d(call)?),
             };
         } else {

@@ -6,7 +6,7 @@ use std::fs;
 use std::path::Path;
 
 use super::attention::Base;
-use super::conv2d_narrow::NARROW;
+use super::conv2d_narrow::{NARROW, NARROW_UPSAMPLED};
 use super::conv2d_sm90a::{HALVED, SAME, Shape};
 use super::linear_quantized::Form;
 use super::upsample_conv2d::UPSAMPLED;
@@ -106,7 +106,11 @@ fn launched(file: &str, kernel: &str, architecture: &Architecture) -> usize {
         "low_rank_sm90a" => low_rank::SHARED_BYTES,
         "project_sm90a" => project_tiles::shared_bytes(kernel),
         _ => {
-            let narrow = NARROW.iter().find(|shape| shape.name == kernel).map(|shape| shape.shared_bytes());
+            let narrow = NARROW
+                .iter()
+                .chain(&NARROW_UPSAMPLED)
+                .find(|shape| shape.name == kernel)
+                .map(|shape| shape.shared_bytes());
             narrow.unwrap_or_else(|| shapes().find(|shape| shape.name == kernel).map_or(0, Shape::shared_bytes))
         }
     }

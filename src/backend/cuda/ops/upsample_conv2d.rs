@@ -4,6 +4,7 @@
 
 use super::conv2d::{Epilogue, rows_seen};
 use super::conv2d_input::{Input, Rows};
+use super::conv2d_narrow::{NARROW_UPSAMPLED, NarrowShape};
 use super::conv2d_output::Output;
 use super::conv2d_sm90a::{Call, Shape, Taps, takes};
 use super::conv2d_taps::{self, Place};
@@ -47,7 +48,10 @@ impl Cuda {
             let weight = Taps { address: collapsed.address(), rows: collapsed.rows(), channels: x.cols() };
             let (input, output) = (&mut input, &mut output);
             let call = Call { input, weight, bias, activation, output, height, width };
-            Some(self.run_hopper_shape(CHOICE, &UPSAMPLED, call)?)
+            match NarrowShape::find(&NARROW_UPSAMPLED, out.cols()) {
+                Some(shape) => self.run_hopper_narrow(CHOICE, shape, call).map(|()| None)?,
+                None => Some(self.run_hopper_shape(CHOICE, &UPSAMPLED, call)?),
+            }
         } else {
             let product = Product { weight: Matrix::new(&collapsed), k: collapsed.cols(), ..product };
             let halo = input.halo();
