@@ -1,5 +1,5 @@
 //! Matrix multiplications of the CPU backend at the sizes of the models: the units for bfloat16 against float64, and
-//! the speed of all units and of the portable path.
+//! the speed of all units.
 //!
 //! `cargo test --release --test cpu_gemm -- --ignored --nocapture --test-threads 1` measures. `FLUX_REQUIRE_AMX=1`
 //! fails if tiles are missing.
@@ -9,7 +9,6 @@ use std::time::Instant;
 use flux::backend::cpu::math;
 use flux::backend::cpu::tiles::{BF16, Bf16Unit, INT8, Integers, Output, Packed, Rows, WeightRows};
 use half::bf16;
-use rayon::prelude::*;
 
 /// Pseudo-random values in -1..1, the same in every run.
 fn noise(len: usize, seed: u32) -> Vec<f32> {
@@ -139,150 +138,4 @@ fn bench_units() {
             }
         }
     }
-}
-
-/// Computes `y = x weight^T` for x [m, k] and weight [rows, k], both dense; rows of y are `n` values apart.
-///
-/// # Safety
-///
-/// y is valid for m rows of `weight.len() / k` values, and nothing else uses them meanwhile.
-#[allow(unsafe_code)]
-unsafe fn product(x: &[f32], k: usize, weight: &[f32], y: *mut f32, n: usize, parallelism: gemm::Parallelism) {
-    let (m, rows, stride) = (x.len() / k, weight.len() / k, k as isize);
-    let (x, weight) = (x.as_ptr(), weight.as_ptr());
-    // SAFETY: x and weight are dense [m, k] and [rows, k]; the caller promises the same for y.
-    unsafe {
-        gemm::gemm(
-            m,
-            rows,
-            k,
-            y,
-            1,
-            n as isize,
-            false,
-            x,
-            1,
-            stride,
-            weight,
-            stride,
-            1,
-            0.0,
-            1.0,
-            false,
-            false,
-            false,
-            parallelism,
-        );
-    }
-}
-
-/// A matrix multiplication by panels of weight rows, which are widened to float32 one at a time.
-struct Panels<'a> {
-    x: &'a [f32], // [m, k]
-    k: usize,
-    bytes: &'a [u8], // bf16 [n, k]
-    n: usize,
-    panel: usize,
-    y: *mut f32, // [m, n]
-}
-
-#[allow(unsafe_code)]
-// SAFETY: each panel writes columns of its own.
-unsafe impl Sync for Panels<'_> {}
-
-impl Panels<'_> {
-    /// Computes the columns of y for panel `i`, which is widened to the beginning of `wide`.
-    fn multiply(&self, i: usize, wide: &mut [f32], parallelism: gemm::Parallelism) {
-        let from = i * self.panel;
-        let rows = self.panel.min(self.n - from);
-        let wide = &mut wide[..rows * self.k];
-        math::widen_bf16(&self.bytes[2 * from * self.k..][..2 * rows * self.k], wide);
-        #[allow(unsafe_code)]
-        // SAFETY: y is [m, n], and no other panel writes to its columns from..from + rows.
-        unsafe {
-            product(self.x, self.k, wide, self.y.wrapping_add(from), self.n, parallelism);
-        }
-    }
-
-    /// One panel after the other, each with all threads.
-    fn threads_inside(&self) {
-        let mut wide = vec![0.0f32; self.panel * self.k];
-        (0..self.n.div_ceil(self.panel)).for_each(|i| self.multiply(i, &mut wide, gemm::Parallelism::Rayon(0)));
-    }
-
-    /// All panels at once, each with one thread.
-    fn threads_across(&self) {
-        let wide = || vec![0.0f32; self.panel * self.k];
-        let multiply = |wide: &mut Vec<f32>, i| self.multiply(i, wide, gemm::Parallelism::None);
-        (0..self.n.div_ceil(self.panel)).into_par_iter().for_each_init(wide, multiply);
-    }
-}
-
-#[test]
-#[ignore = "measures"]
-fn bench_panels() {
-    println!("{} threads", rayon::current_num_threads());
-    for (m, k, n) in [
-        (768, 3072, 6912),
-        (768, 256, 1280),
-        (768, 256, 2560),
-        (320, 256, 256),
-        (32, 3072, 6912),
-        (1, 3072, 18432),
-        (1024, 12288, 3072),
-    ] {
-        let x = noise(m * k, 1);
-        let bytes = weight_bytes(n, k);
-        let bytes = &bytes[8..];
-        let mut y = vec![0.0f32; m * n];
-        let mut wide_all = vec![0.0f32; n * k];
-        math::widen_bf16(bytes, &mut wide_all);
-        let runs = if m * k * n > 1_000_000_000 { 3 } else { 20 };
-        for parallelism in [gemm::Parallelism::None, gemm::Parallelism::Rayon(0)] {
-            #[allow(unsafe_code)]
-            // SAFETY: y is [m, n], and this call alone uses it.
-            let seconds = best(runs, || unsafe { product(&x, k, &wide_all, y.as_mut_ptr(), n, parallelism) });
-            println!("{m} x {k} x {n}: float32 whole, {parallelism:?}: {:.1} GFLOP/s", gflops(m, k, n, seconds));
-        }
-        for panel in [32, 64, 128, 256, 512, 1024] {
-            let panels = Panels { x: &x, k, bytes, n, panel, y: y.as_mut_ptr() };
-            let [inside, across] = [best(runs, || panels.threads_inside()), best(runs, || panels.threads_across())];
-            println!(
-                "{m} x {k} x {n}: panels of {panel:4}: threads inside {:6.1}, across {:6.1} GFLOP/s",
-                gflops(m, k, n, inside),
-                gflops(m, k, n, across)
-            );
-        }
-    }
-}
-
-#[test]
-#[ignore = "measures"]
-fn bench_arithmetic() {
-    // In cache, on one thread: 64 rows of 512 keys, 10000 times.
-    let values = noise(64 * 512, 3);
-    let bytes: Vec<u8> = weight_bytes(64, 512)[8..].to_vec();
-    let mut out = values.clone();
-    let mut rounded = vec![0u16; values.len()];
-    let mut sink = 0.0;
-    let mut report = |name: &str, run: &mut dyn FnMut(&mut [f32])| {
-        let seconds = best(20, || {
-            for _ in 0..20 {
-                run(&mut out);
-            }
-        });
-        println!("{name:12} {:6.2} values/ns", 20.0 * values.len() as f64 / seconds / 1e9);
-    };
-    report("copy", &mut |out| out.copy_from_slice(&values));
-    report("exp_sub", &mut |out| {
-        sink += f64::from(out.chunks_exact_mut(512).map(|row| math::exp_sub(row, 1.0)).sum::<f32>())
-    });
-    report("max", &mut |out| sink += f64::from(out.chunks_exact(512).map(math::max).sum::<f32>()));
-    report("silu", &mut |out| math::silu(out));
-    report("sum", &mut |out| sink += math::sum(out));
-    report("sum_squares", &mut |out| sink += math::sum_squares(out, 0.1));
-    report("widen_bf16", &mut |out| math::widen_bf16(&bytes, out));
-    report("widen_f16", &mut |out| math::widen_f16(&bytes, out));
-    report("take_bf16", &mut |out| math::take_bf16(out, &mut rounded));
-    println!("{sink}");
 }
