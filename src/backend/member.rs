@@ -31,7 +31,7 @@ pub(super) trait Alarm: Send + Sync {
 const LISTEN: Duration = Duration::from_millis(50);
 
 /// The place of a backend in its group.
-pub(super) struct Member {
+pub struct Member {
     group: Arc<Group>,
     rank: usize,
 }

@@ -12,11 +12,12 @@ use super::{
     AttentionPrecision, BlockStream, Buffer, ChannelStatistics, ConvWeight, Cuda, Event, Graph, Precision, Uploads,
     Weight, kernels, resident,
 };
+use crate::backend::member::Member;
 use crate::backend::{
     AccessFrequency, Bands, Costs, Device, Group, Memory, Ops, Participants, Remark, Reservations, Stats, Storage,
     WeightStore, expect_rgb8, wrong_length,
 };
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::files::TensorView;
 use crate::nn::{Linear, LowRank, Operand};
 use crate::ops::{
@@ -233,34 +234,12 @@ impl Device for Cuda {
 }
 
 impl Group for Cuda {
-    fn rank(&self) -> usize {
-        self.group_rank().map_or(0, |rank| rank.member().rank())
-    }
-
-    fn world(&self) -> usize {
-        self.group_rank().map_or(1, |rank| rank.member().world())
+    fn member(&self) -> Option<&Member> {
+        self.group_rank().map(|rank| rank.member())
     }
 
     fn exchange(&self, op: &'static str, sent: Vec<Vec<Tensor<Self>>>) -> Result<Vec<Vec<Tensor<Self>>>> {
         if self.world() == 1 { Ok(sent) } else { self.exchange_op(op, &sent) }
-    }
-
-    fn gather_host<T: Clone + Send + 'static>(&self, what: &'static str, value: T) -> Result<Vec<T>> {
-        match self.group_rank() {
-            Some(rank) => rank.member().exchange_patiently(what, vec![value; self.world()]),
-            None => Ok(vec![value]),
-        }
-    }
-
-    fn gather_soon(&self, what: &'static str, value: u64) -> Result<Vec<u64>> {
-        match self.group_rank() {
-            Some(rank) => rank.member().exchange(what, vec![value; self.world()]),
-            None => Ok(vec![value]),
-        }
-    }
-
-    fn abort_collectives(&self, cause: &Error) {
-        self.group_rank().iter().for_each(|rank| rank.member().abort(cause));
     }
 
     fn restore_collectives(&self) -> Result<()> {
