@@ -1,6 +1,6 @@
 //! [`Backend`](crate::backend::Backend) on the GPU: every op calls the launcher of its name.
 
-use std::sync::{Arc, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use super::buffer::BufferKind;
@@ -79,12 +79,12 @@ impl Memory for Cuda {
             AttentionPrecision::Fp8 => ", attention in fp8",
             AttentionPrecision::Int8 => ", attention in int8",
         };
-        let rank = self.group_rank().map_or(String::new(), |rank| format!(" {:?}", rank.member()));
+        let rank = self.group_rank().map_or(String::new(), |rank| format!(" {:?}", rank.member));
         format!("{}{rank} (CUDA, {capability}, {products}{attention})", self.device().name())
     }
 
     fn available_bytes(&self) -> u64 {
-        self.device().budget().available()
+        self.device().budget.available()
     }
 
     fn device_bytes(&self) -> u64 {
@@ -141,7 +141,7 @@ impl Device for Cuda {
     type Graph = Graph;
 
     fn stats(&self) -> Stats {
-        let (budget, counters) = (self.device().budget(), self.device().counters());
+        let (budget, counters) = (&self.device().budget, &self.device().counters);
         Stats {
             memory_bytes: budget.used(),
             peak_memory_bytes: budget.peak(),
@@ -174,11 +174,11 @@ impl Device for Cuda {
     }
 
     fn host_bytes(&self) -> u64 {
-        self.device().host_blocks().bytes()
+        self.device().host_blocks.lock().bytes()
     }
 
     fn event(&self) -> Result<Event> {
-        Event::new(self.device(), self.device().stream())
+        Event::new(self.device(), self.device().stream)
     }
 
     fn is_done(&self, event: &Event) -> Result<bool> {
@@ -186,7 +186,7 @@ impl Device for Cuda {
     }
 
     fn wait(&self, event: &Event) -> Result<()> {
-        self.device().counters().waits.add(1);
+        self.device().counters.waits.add(1);
         event.wait()?;
         self.check_group("wait")
     }
@@ -208,11 +208,11 @@ impl Device for Cuda {
     fn remarks(&self) -> Vec<Remark> {
         let copied = self.0.uploader.copied().map(Remark::Detail);
         let slow_uploads = self.0.uploader.registered().remark().map(Remark::Detail);
-        let uncaptured = self.0.uncaptured.lock().unwrap_or_else(PoisonError::into_inner).clone().map(Remark::Warning);
+        let uncaptured = self.0.uncaptured.lock().clone().map(Remark::Warning);
         let slow_host = self.0.uploader.slow_host().map(Remark::Warning);
         let saturation = self.saturation().unwrap_or_else(|error| Some(error.what().to_string())).map(Remark::Warning);
         let note = self.note().map(Remark::Detail);
-        let first = self.group_rank().filter(|rank| rank.member().rank() == 0);
+        let first = self.group_rank().filter(|rank| rank.member.rank() == 0);
         let slow_link = first.and_then(|rank| rank.note()).map(Remark::Warning);
         [copied, slow_uploads, slow_host, slow_link, saturation, note, uncaptured].into_iter().flatten().collect()
     }
@@ -235,7 +235,7 @@ impl Device for Cuda {
 
 impl Group for Cuda {
     fn member(&self) -> Option<&Member> {
-        self.group_rank().map(|rank| rank.member())
+        self.group_rank().map(|rank| &rank.member)
     }
 
     fn exchange(&self, op: &'static str, sent: Vec<Vec<Tensor<Self>>>) -> Result<Vec<Vec<Tensor<Self>>>> {
