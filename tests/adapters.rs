@@ -1,7 +1,6 @@
 //! Adapters of every kind and layout: each gives the image of a folder whose weights were merged here, in float64, by
 //! the rules of the programs that write such adapters.
 
-#[cfg(unix)]
 mod refused;
 
 use std::collections::{BTreeMap, HashMap};
@@ -358,7 +357,6 @@ fn merged_folder(model: &Path, weights: &Tensors) -> TempDir {
     for entry in fs::read_dir(model).unwrap() {
         let entry = entry.unwrap();
         if entry.file_name() != "transformer" {
-            #[cfg(unix)]
             std::os::unix::fs::symlink(entry.path(), folder.path().join(entry.file_name())).unwrap();
         }
     }
@@ -488,7 +486,6 @@ fn a_block_of_factor_0_is_as_if_the_file_lacked_it() {
     }
 }
 
-#[cfg(unix)]
 #[test]
 fn info_prints_the_norm_of_each_block() {
     use crate::program::{Run, SMALL, flux};
@@ -534,7 +531,6 @@ fn info_prints_the_norm_of_each_block() {
     draw("0.safetensors:1:in05=0").fails(2, &["`in` is not a group of blocks", "--lora"]);
 }
 
-#[cfg(unix)]
 #[test]
 fn the_program_takes_adapters_and_says_which_it_used() {
     use crate::program::{Run, SMALL, flux, names};

@@ -77,7 +77,6 @@ fn a_missing_file_is_named() {
 }
 
 /// Reading a pipe in place of a file would block, and reading a device would never end.
-#[cfg(unix)]
 #[test]
 fn what_is_no_regular_file_is_refused_at_once() {
     for name in FILES {
@@ -182,7 +181,6 @@ fn a_truncated_weight_file_is_named() {
 }
 
 /// A terminal would obey it.
-#[cfg(unix)]
 #[test]
 fn names_of_files_and_what_is_in_them_are_spelled_out() {
     let model = ModelCopy::new();

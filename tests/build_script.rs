@@ -1,6 +1,5 @@
 //! build.rs as a program: the kernels that it compiles, and those that it takes from its cache. A script replaces
 //! nvcc.
-#![cfg(unix)]
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;

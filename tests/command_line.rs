@@ -12,20 +12,19 @@ mod model_copy;
 mod process;
 #[path = "support/program.rs"]
 mod program;
-#[cfg(unix)]
 #[path = "support/pty.rs"]
 mod pty;
 #[path = "support/reference_mask.rs"]
 mod reference_mask;
-#[path = "support/server.rs"]
-mod server;
-#[cfg(all(unix, feature = "server"))]
+#[path = "support/requests.rs"]
+mod requests;
+#[cfg(feature = "server")]
 #[path = "support/serving.rs"]
 mod serving;
 mod support;
 #[path = "support/tiny_decoder.rs"]
 mod tiny_decoder;
-#[cfg(all(unix, feature = "server"))]
+#[cfg(feature = "server")]
 #[path = "support/websocket.rs"]
 mod websocket;
 
@@ -41,12 +40,12 @@ mod looking;
 mod machine;
 mod options;
 mod pages;
-#[cfg(all(unix, feature = "queue"))]
+#[cfg(feature = "queue")]
 mod queue;
 mod readme;
 mod sampling;
 mod scripts;
-#[cfg(all(unix, feature = "server"))]
+#[cfg(feature = "server")]
 mod serve;
 mod upsample;
 mod writing;

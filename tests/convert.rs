@@ -1,5 +1,4 @@
 //! `--quantize` and `flux convert`: quantized weights are the same in memory and in files.
-#![cfg(unix)]
 
 mod carried;
 mod refused;

@@ -139,34 +139,3 @@ fn bench_units() {
         }
     }
 }
-
-#[test]
-#[ignore = "measures"]
-fn bench_arithmetic() {
-    // In cache, on one thread: 64 rows of 512 keys, 10000 times.
-    let values = noise(64 * 512, 3);
-    let bytes: Vec<u8> = weight_bytes(64, 512)[8..].to_vec();
-    let mut out = values.clone();
-    let mut rounded = vec![0u16; values.len()];
-    let mut sink = 0.0;
-    let mut report = |name: &str, run: &mut dyn FnMut(&mut [f32])| {
-        let seconds = best(20, || {
-            for _ in 0..20 {
-                run(&mut out);
-            }
-        });
-        println!("{name:12} {:6.2} values/ns", 20.0 * values.len() as f64 / seconds / 1e9);
-    };
-    report("copy", &mut |out| out.copy_from_slice(&values));
-    report("exp_sub", &mut |out| {
-        sink += f64::from(out.chunks_exact_mut(512).map(|row| math::exp_sub(row, 1.0)).sum::<f32>())
-    });
-    report("max", &mut |out| sink += f64::from(out.chunks_exact(512).map(math::max).sum::<f32>()));
-    report("silu", &mut |out| math::silu(out));
-    report("sum", &mut |out| sink += math::sum(out));
-    report("sum_squares", &mut |out| sink += math::sum_squares(out, 0.1));
-    report("widen_bf16", &mut |out| math::widen_bf16(&bytes, out));
-    report("widen_f16", &mut |out| math::widen_f16(&bytes, out));
-    report("take_bf16", &mut |out| math::take_bf16(out, &mut rounded));
-    println!("{sink}");
-}

@@ -1,5 +1,4 @@
 //! `flux download`, `list` and `rm`, and models by name, with a hub on localhost.
-#![cfg(unix)]
 
 mod asked;
 mod faults;
@@ -54,7 +53,9 @@ fn small() -> Content {
 }
 
 fn content(repository: &str, files: BTreeMap<String, Vec<u8>>) -> Content {
-    Content { repository: repository.to_string(), files, card: APACHE, redirects: true, page: 1000, token: None }
+    let repository = repository.to_string();
+    let (redirects, token, has_list, has_ranges) = (true, None, true, true);
+    Content { repository, files, card: APACHE, redirects, page: 1000, token, has_list, has_ranges }
 }
 
 /// Returns the built-in model as a repository.
@@ -334,7 +335,6 @@ fn licences_are_shown_as_the_card_has_them() {
     assert!(run.stderr.contains(words), "{}", run.stderr);
 }
 
-#[cfg(unix)]
 #[test]
 fn links_that_somebody_planted_lead_no_file_elsewhere() {
     use std::os::unix::fs::symlink;
@@ -368,7 +368,6 @@ fn links_that_somebody_planted_lead_no_file_elsewhere() {
     assert!(elsewhere.join(LARGE).exists());
 }
 
-#[cfg(unix)]
 #[test]
 fn a_part_that_is_a_link_a_pipe_or_has_another_name_is_not_written() {
     let hub = Hub::start(small(), fine);

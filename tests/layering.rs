@@ -104,7 +104,6 @@ const CRATES: [(&str, &[&str]); 11] = [
     ("rand", &["sampler/seed.rs", "sampler/stream.rs"]),
     ("rustdct", &["sampler/portable.rs"]),
     ("libloading", &["backend/cuda/library.rs"]),
-    ("parking_lot", &["backend/cuda/"]),
     ("lru", &["backend/graph_cache.rs", "backend/cuda/gemm/", "pipeline/", "text_encoder/prompt.rs"]),
 ];
 

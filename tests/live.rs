@@ -1,5 +1,4 @@
 //! `flux live`: frames in, images out, and the reactions if one side stalls, breaks or ends.
-#![cfg(unix)]
 
 mod book;
 mod changes;

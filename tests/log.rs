@@ -3,13 +3,8 @@
 use std::fs;
 use std::path::Path;
 
-use crate::program::{Run, flux};
-#[cfg(target_os = "linux")]
+use crate::program::{Run, flux, folder};
 use crate::pty::watch;
-
-fn folder() -> tempfile::TempDir {
-    tempfile::tempdir().expect("a temporary folder")
-}
 
 /// Runs a command that ends before an image is generated.
 fn info(folder: &Path, flags: &[&str]) -> Run {
@@ -19,8 +14,8 @@ fn info(folder: &Path, flags: &[&str]) -> Run {
 #[test]
 fn a_log_gets_what_is_said_line_by_line_with_times_at_its_end() {
     let folder = folder();
-    let log = || fs::read_to_string(folder.path().join("run.log")).unwrap();
-    let first = info(folder.path(), &["--log", "run.log"]);
+    let log = || fs::read_to_string(folder.join("run.log")).unwrap();
+    let first = info(&folder, &["--log", "run.log"]);
     assert_eq!(first.code, Some(1));
     let said: Vec<_> = first.stderr.lines().map(String::from).collect();
     let logged = log();
@@ -30,60 +25,56 @@ fn a_log_gets_what_is_said_line_by_line_with_times_at_its_end() {
         let digits: String = time.chars().map(|c| if c.is_ascii_digit() { '0' } else { c }).collect();
         assert_eq!(digits, "0000-00-00T00:00:00.000", "{time}");
     }
-    info(folder.path(), &["--log", "run.log"]);
+    info(&folder, &["--log", "run.log"]);
     assert!(log().starts_with(&logged) && log().lines().count() == 2 * said.len(), "{}", log());
 }
 
 #[test]
 fn a_log_that_cannot_be_written_is_an_error_before_any_work() {
     let folder = folder();
-    info(folder.path(), &["--log", "none/run.log"]).fails(1, &["cannot write the log", "--log", "mkdir -p none"]);
-    info(folder.path(), &["--log", "."]).fails(1, &["cannot write the log", "--log"]);
-    info(folder.path(), &["--log", "-"]).fails(2, &["--log"]);
+    info(&folder, &["--log", "none/run.log"]).fails(1, &["cannot write the log", "--log", "mkdir -p none"]);
+    info(&folder, &["--log", "."]).fails(1, &["cannot write the log", "--log"]);
+    info(&folder, &["--log", "-"]).fails(2, &["--log"]);
 }
 
-#[cfg(unix)]
 #[test]
 fn what_is_there_and_is_no_log_is_left_as_it_is() {
     let folder = folder();
-    let at = |name: &str| folder.path().join(name);
-    crate::program::draw(folder.path(), &["-p", "a cat", "-S", "1", "-o", "a.png"]).succeeds();
-    fs::write(at("config.json"), "{}").unwrap();
-    fs::write(at("list.txt"), "a cat\na dog\n").unwrap();
+    crate::program::draw(&folder, &["-p", "a cat", "-S", "1", "-o", "a.png"]).succeeds();
+    fs::write(folder.join("config.json"), "{}").unwrap();
+    fs::write(folder.join("list.txt"), "a cat\na dog\n").unwrap();
     for name in ["a.png", "config.json", "list.txt"] {
-        let before = fs::read(at(name)).unwrap();
-        info(folder.path(), &["--log", name]).fails(1, &["cannot write the log", "is not a log", "--log"]);
-        assert!(fs::read(at(name)).unwrap() == before, "{name}");
+        let before = fs::read(folder.join(name)).unwrap();
+        info(&folder, &["--log", name]).fails(1, &["cannot write the log", "is not a log", "--log"]);
+        assert!(fs::read(folder.join(name)).unwrap() == before, "{name}");
     }
-    rustix::fs::mkfifoat(rustix::fs::CWD, at("pipe"), 0o600.into()).unwrap();
+    rustix::fs::mkfifoat(rustix::fs::CWD, folder.join("pipe"), 0o600.into()).unwrap();
     for name in ["pipe", "/dev/null"] {
-        info(folder.path(), &["--log", name]).fails(1, &["cannot write the log", "not a regular file"]);
+        info(&folder, &["--log", name]).fails(1, &["cannot write the log", "not a regular file"]);
     }
 }
 
 #[test]
 fn a_log_is_no_other_file_of_the_run() {
     let folder = folder();
-    let at = |name: &str| folder.path().join(name);
-    let draw = |flags: &[&str]| crate::program::draw(folder.path(), &[&["-p", "a cat", "-S", "1"], flags].concat());
+    let draw = |flags: &[&str]| crate::program::draw(&folder, &[&["-p", "a cat", "-S", "1"], flags].concat());
     draw(&["-o", "y.png", "--log", "y.png", "-v"]).fails(2, &["written twice: by `--output` and by `--log`"]);
-    assert!(!at("y.png").exists(), "nothing is left");
+    assert!(!folder.join("y.png").exists(), "nothing is left");
     draw(&["-o", "y.png", "--log", "./y.png", "--force"]).fails(2, &["written twice"]);
     let model = crate::program::project("models/tiny");
     let convert = |flags: &[&str]| {
         Run::new(
             flux()
-                .current_dir(folder.path())
+                .current_dir(&folder)
                 .args(["convert", model.to_str().unwrap(), "o.gguf", "--format", "q8_0"])
                 .args(flags),
         )
     };
     convert(&["--log", "o.gguf"]).fails(2, &["by `OUT` and by `--log`"]);
-    assert!(!at("o.gguf").exists());
+    assert!(!folder.join("o.gguf").exists());
 }
 
 /// Returns the output on a terminal with this environment and number of columns.
-#[cfg(target_os = "linux")]
 fn on_a_terminal(columns: u16, environment: &[(&str, &str)], flags: &[&str]) -> String {
     let mut command = flux();
     for name in ["NO_COLOR", "CLICOLOR", "CLICOLOR_FORCE", "COLUMNS", "CI"] {
@@ -92,7 +83,6 @@ fn on_a_terminal(columns: u16, environment: &[(&str, &str)], flags: &[&str]) -> 
     watch(command.args(flags).env("TERM", "xterm").envs(environment.iter().copied()), columns).shown
 }
 
-#[cfg(target_os = "linux")]
 #[test]
 fn colours_are_left_out_where_they_are_not_wanted() {
     let without =
@@ -114,11 +104,10 @@ fn colours_are_left_out_where_they_are_not_wanted() {
 }
 
 /// A terminal that cannot move its cursor gets lines instead of bars.
-#[cfg(target_os = "linux")]
 #[test]
 fn a_dumb_terminal_gets_no_bars() {
     let folder = folder();
-    let (tiny, out) = (crate::program::project("models/tiny"), folder.path().join("out.gguf"));
+    let (tiny, out) = (crate::program::project("models/tiny"), folder.join("out.gguf"));
     let (from, to) = (tiny.to_str().expect("a text"), out.to_str().expect("a text"));
     let flags = ["convert", from, to, "--format", "q8_0", "--progress", "bar"];
     let bars = on_a_terminal(80, &[], &flags);

@@ -2,21 +2,16 @@
 
 mod compare;
 mod sheet;
-#[cfg(unix)]
 mod show;
 mod steps;
 
 use std::path::Path;
 
-use crate::program::{Run, flux, names};
+use crate::program::{Run, flux, folder, names};
 use flux::engine::{ImageRecipe, ModelRecipe, Recipe};
 use flux::input::read;
 use flux::metadata::Metadata;
 use flux::output::{Rgb, Target};
-
-fn folder() -> tempfile::TempDir {
-    tempfile::tempdir().expect("a temporary folder")
-}
 
 /// Runs `flux` in a folder.
 fn run(folder: &Path, args: &[&str]) -> Run {
@@ -30,11 +25,11 @@ fn images_of_phones_and_of_the_web_are_refused_with_what_converts_them() {
         [("a.heic", b"heic", "heif-convert IN OUT.png"), ("a.avif", b"avif", "avifdec IN OUT.png")]
     {
         let file = [b"\0\0\0\x18ftyp", &brand[..], b"\0\0\0\0mif1miaf\0\0\0\x08meta"].concat();
-        std::fs::write(folder.path().join(name), file).unwrap();
+        std::fs::write(folder.join(name), file).unwrap();
         let said = [name, "which is not supported", converter, "magick IN"];
-        run(folder.path(), &["sheet", name, "-o", "sheet.png"]).fails(1, &said);
-        run(folder.path(), &["compare", name, name]).fails(1, &said);
-        run(folder.path(), &["make it red", "-i", name, "-o", "out.png", "--device", "cpu"]).fails(1, &said);
+        run(&folder, &["sheet", name, "-o", "sheet.png"]).fails(1, &said);
+        run(&folder, &["compare", name, name]).fails(1, &said);
+        run(&folder, &["make it red", "-i", name, "-o", "out.png", "--device", "cpu"]).fails(1, &said);
     }
 }
 
@@ -68,13 +63,13 @@ fn a_grid_has_an_image_for_each_pair_of_values() {
     let folder = folder();
     let grid = |words: &[&str]| {
         let flags = ["--size", "64", "-s", "1", "--device", "cpu", "-q"];
-        Run::new(flux().current_dir(folder.path()).arg("grid").args(["-p", "a cat"]).args(words).args(flags))
+        Run::new(flux().current_dir(&folder).arg("grid").args(["-p", "a cat"]).args(words).args(flags))
     };
     grid(&["--vary", "seed=1,2", "--vary", "rng=torch,portable", "-o", "grid.png"]).succeeds();
-    assert_eq!(names(&folder.path().join("grid")), ["001.png", "002.png", "003.png", "004.png"]);
-    let sheet = read(&folder.path().join("grid.png")).unwrap();
+    assert_eq!(names(&folder.join("grid")), ["001.png", "002.png", "003.png", "004.png"]);
+    let sheet = read(&folder.join("grid.png")).unwrap();
     assert!(sheet.width >= 2 * 64 && sheet.height >= 2 * 64, "{}x{}", sheet.width, sheet.height);
-    let [first, third] = ["001", "003"].map(|name| read(&folder.path().join(format!("grid/{name}.png"))).unwrap());
+    let [first, third] = ["001", "003"].map(|name| read(&folder.join(format!("grid/{name}.png"))).unwrap());
     assert_ne!(first.bytes, third.bytes);
     grid(&["--vary", "seed=1", "-o", "grid.png"]).fails(1, &["grid.png", "already"]);
     for (varied, words) in [
@@ -89,7 +84,7 @@ fn a_grid_has_an_image_for_each_pair_of_values() {
             assert!(run.stderr.contains(word), "{word}: {}", run.stderr);
         }
     }
-    assert!(!folder.path().join("other").exists() && !folder.path().join("other.png").exists());
+    assert!(!folder.join("other").exists() && !folder.join("other.png").exists());
 }
 
 /// Runs `flux grid` for small images in a folder.
@@ -100,8 +95,7 @@ fn grid(folder: &Path, flags: &[&str]) -> Run {
 
 #[test]
 fn each_random_seed_of_a_grid_is_its_own_and_a_size_may_be_a_side() {
-    let folder = folder();
-    let folder = folder.path();
+    let folder = &folder();
     grid(folder, &["--vary", "seed=random,-1", "-o", "a.png"]).succeeds();
     let [first, second] = ["a/001.png", "a/002.png"]
         .map(|name| run(folder, &["info", "--json", name]).succeeds().stdout)
@@ -120,8 +114,7 @@ fn each_random_seed_of_a_grid_is_its_own_and_a_size_may_be_a_side() {
 
 #[test]
 fn a_grid_has_any_name() {
-    let folder = folder();
-    let folder = folder.path();
+    let folder = &folder();
     for name in ["{seed}", "a{b}", "50%", "x%d"] {
         grid(folder, &["--vary", "seed=1", "-o", &format!("{name}.png")]).succeeds();
         assert_eq!(names(&folder.join(name)), ["001.png"]);
@@ -130,8 +123,7 @@ fn a_grid_has_any_name() {
 
 #[test]
 fn a_grid_that_cannot_be_drawn_as_a_whole_draws_nothing() {
-    let folder = folder();
-    let folder = folder.path();
+    let folder = &folder();
     write(&folder.join("in.png"), &pixels(64, 64));
     for (flags, words) in [
         (&["--vary", "steps=1,2000"][..], &["2000"][..]),
@@ -159,13 +151,13 @@ fn a_grid_that_cannot_be_drawn_as_a_whole_draws_nothing() {
 #[test]
 fn what_an_image_says_of_itself_is_no_command_to_the_terminal() {
     let folder = folder();
-    let path = folder.path().join("a.png");
+    let path = folder.join("a.png");
     let device = "\u{1b}]0;pwn\u{7}".to_string();
     let made = ImageRecipe { device, recipe: Recipe::new("\u{1b}[2J\u{9b}1m", 7), ..ImageRecipe::default() };
     let metadata = Metadata { recipe: Some(made.to_json()), ..Metadata::default() };
     Target::new(&path).unwrap().write(&flat(16, 16, [1, 2, 3]), &metadata).unwrap();
     for flags in [&[][..], &["--json"]] {
-        let told = run(folder.path(), &[&["info", "a.png"], flags].concat()).succeeds().stdout;
+        let told = run(&folder, &[&["info", "a.png"], flags].concat()).succeeds().stdout;
         assert!(!told.chars().any(|c| c.is_control() && c != '\n'), "{told:?}");
     }
 }

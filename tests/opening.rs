@@ -1,12 +1,10 @@
 //! Users' models: single files with the names of other programs, ComfyUI's folders, components of several models. Each
 //! must generate the image of the folder that it was made from, byte for byte.
 
-#[cfg(unix)]
 mod damage;
 mod encoders;
 mod errors;
 mod left_out;
-#[cfg(unix)]
 mod places;
 mod prefixes;
 pub mod renamed;
@@ -16,6 +14,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, LazyLock};
 
+use crate::support::copy_folder;
 use crate::support::random_model::RandomModel;
 use flux::backend::cpu::{Cpu, Precision};
 use flux::files::adapter::AdapterUse;
@@ -173,7 +172,7 @@ fn what_was_found_and_the_variant_are_told() {
 fn a_folder_may_have_the_names_of_other_programs_beside_its_configs() {
     let tiny = ModelFiles::open(&crate::support::root().join("models/tiny")).unwrap();
     let copy = tempfile::tempdir().unwrap();
-    support_copy(&crate::support::root().join("models/tiny"), copy.path());
+    copy_folder(&crate::support::root().join("models/tiny"), copy.path());
     for (component, rename) in
         [("transformer", (|tensors| bfl(tensors, "", ".scale")) as fn(&Tensors) -> Tensors), ("vae", ldm)]
     {
@@ -185,19 +184,6 @@ fn a_folder_may_have_the_names_of_other_programs_beside_its_configs() {
     let request = Request { max_sequence_length: None, ..request() };
     let drawn = |files: &ModelFiles| load(files).generate(&request).unwrap().rgb;
     assert!(drawn(&ModelFiles::open(copy.path()).unwrap()) == drawn(&tiny));
-}
-
-/// Copies the content of a folder.
-pub fn support_copy(from: &Path, to: &Path) {
-    for entry in fs::read_dir(from).unwrap().map(Result::unwrap) {
-        let target = to.join(entry.file_name());
-        if entry.path().is_dir() {
-            fs::create_dir(&target).unwrap();
-            support_copy(&entry.path(), &target);
-        } else {
-            fs::copy(entry.path(), target).unwrap();
-        }
-    }
 }
 
 #[test]

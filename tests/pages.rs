@@ -1,17 +1,12 @@
 //! Completions and man pages, as shells and `man` read them.
-#![cfg(unix)]
 
 use std::fs;
 use std::path::Path;
 use std::process::Command;
 
-use crate::program::{Run, flux, names};
+use crate::program::{Run, flux, folder, names};
 
 const SHELLS: [&str; 5] = ["bash", "zsh", "fish", "elvish", "powershell"];
-
-fn folder() -> tempfile::TempDir {
-    tempfile::tempdir().expect("a temporary folder")
-}
 
 fn script(shell: &str) -> String {
     Run::new(flux().args(["completions", shell])).succeeds().stdout
@@ -56,14 +51,14 @@ fn bash_completes_commands_flags_values_and_files() {
         return;
     }
     let folder = folder();
-    fs::write(folder.path().join("flux.bash"), script("bash")).unwrap();
-    fs::write(folder.path().join("model.safetensors"), "").unwrap();
-    assert_eq!(offered(folder.path(), &["flux", "selft"]), ["selftest"]);
-    assert_eq!(offered(folder.path(), &["flux", "--no-cl"]), ["--no-clobber"]);
-    assert_eq!(offered(folder.path(), &["flux", "bench", "--in-a"]), ["--in-a-row"]);
-    assert_eq!(offered(folder.path(), &["flux", "--precision", "f"]), ["fast", "f32", "fp8"]);
+    fs::write(folder.join("flux.bash"), script("bash")).unwrap();
+    fs::write(folder.join("model.safetensors"), "").unwrap();
+    assert_eq!(offered(&folder, &["flux", "selft"]), ["selftest"]);
+    assert_eq!(offered(&folder, &["flux", "--no-cl"]), ["--no-clobber"]);
+    assert_eq!(offered(&folder, &["flux", "bench", "--in-a"]), ["--in-a-row"]);
+    assert_eq!(offered(&folder, &["flux", "--precision", "f"]), ["fast", "f32", "fp8"]);
     for words in [["flux", "-d", "mod"], ["flux", "--vae", "mod"], ["flux", "--lora", "mod"], ["flux", "-o", "mod"]] {
-        assert_eq!(offered(folder.path(), &words), ["model.safetensors"], "{words:?}");
+        assert_eq!(offered(&folder, &words), ["model.safetensors"], "{words:?}");
     }
 }
 
@@ -74,7 +69,7 @@ fn bash_completes_devices_and_models_that_can_be_downloaded() {
         return;
     }
     let folder = folder();
-    fs::write(folder.path().join("flux.bash"), script("bash")).unwrap();
+    fs::write(folder.join("flux.bash"), script("bash")).unwrap();
     let offered = |words: &[&str]| {
         let last = words.len() - 1;
         let line = format!(
@@ -85,7 +80,7 @@ fn bash_completes_devices_and_models_that_can_be_downloaded() {
             words[last],
             words[last - 1]
         );
-        Run::new(Command::new("bash").current_dir(folder.path()).args(["--norc", "-c", &line])).succeeds().stdout
+        Run::new(Command::new("bash").current_dir(&folder).args(["--norc", "-c", &line])).succeeds().stdout
     };
     let has = |text: String, word: &str| assert!(text.lines().any(|line| line == word), "{word}: {text}");
     has(offered(&["flux", "--device", "c"]), "cpu");
@@ -98,7 +93,7 @@ fn shells_read_their_scripts() {
     let folder = folder();
     for (shell, flag) in [("bash", "-n"), ("zsh", "-n"), ("fish", "--no-execute")] {
         if is_installed(shell) {
-            let path = folder.path().join(shell);
+            let path = folder.join(shell);
             fs::write(&path, script(shell)).unwrap();
             let run = Run::new(Command::new(shell).arg(flag).arg(&path)).succeeds();
             assert_eq!(run.stderr, "", "{shell}");
@@ -110,9 +105,9 @@ fn shells_read_their_scripts() {
 fn there_is_a_page_of_each_command_which_is_the_same_every_time() {
     let (folder, again) = (folder(), folder());
     for folder in [&folder, &again] {
-        Run::new(flux().arg("man").arg(folder.path())).succeeds();
+        Run::new(flux().arg("man").arg(&folder)).succeeds();
     }
-    let pages = names(folder.path());
+    let pages = names(&folder);
     for page in ["flux.1", "flux-bench.1", "flux-convert.1", "flux-devices.1", "flux-info.1", "flux-selftest.1"] {
         assert!(pages.iter().any(|name| name == page), "{page}: {pages:?}");
     }
@@ -122,9 +117,9 @@ fn there_is_a_page_of_each_command_which_is_the_same_every_time() {
     );
     for page in &pages {
         let read = |folder: &Path| fs::read(folder.join(page)).unwrap();
-        assert_eq!(read(folder.path()), read(again.path()), "{page}");
+        assert_eq!(read(&folder), read(&again), "{page}");
         if is_installed("groff") {
-            let path = folder.path().join(page);
+            let path = folder.join(page);
             let run = Run::new(Command::new("groff").args(["-man", "-ww", "-Tutf8", "-Kutf8", "-P-cbou"]).arg(&path))
                 .succeeds();
             assert_eq!(run.stderr, "", "{page}");
@@ -133,9 +128,8 @@ fn there_is_a_page_of_each_command_which_is_the_same_every_time() {
             assert!(words.contains("--log <FILE> Append all messages to a file"), "{page}: {words}");
         }
         if is_installed("mandoc") {
-            Run::new(Command::new("mandoc").args(["-T", "lint", "-W", "error"]).arg(folder.path().join(page)))
-                .succeeds();
+            Run::new(Command::new("mandoc").args(["-T", "lint", "-W", "error"]).arg(folder.join(page))).succeeds();
         }
     }
-    Run::new(flux().arg("man").arg(folder.path().join("none"))).fails(1, &["none/flux.1", "hint: check that"]);
+    Run::new(flux().arg("man").arg(folder.join("none"))).fails(1, &["none/flux.1", "hint: check that"]);
 }

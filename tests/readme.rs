@@ -1,6 +1,5 @@
 //! Every command in README.md and in the documents next to it is run, or leads to something that is run; the list of
 //! variables is complete, and the explained messages are those of the program.
-#![cfg(unix)]
 
 mod draws;
 mod gallery;
@@ -13,7 +12,7 @@ use std::fs;
 use std::path::Path;
 use std::process::Command;
 
-use crate::program::{Run, project};
+use crate::program::{Folder, Run, folder, project};
 use flux::files::ModelFiles;
 use flux::input::read;
 use flux::model::ModelInfo;
@@ -100,17 +99,17 @@ fn commands() -> Vec<String> {
 /// An empty folder for the commands of a page, with `flux` installed and the named models downloaded. The built-in
 /// model stands in for them.
 struct EmptyFolder {
-    folder: tempfile::TempDir,
+    folder: Folder,
 }
 
 impl EmptyFolder {
     fn new() -> Self {
-        let folder = tempfile::tempdir().expect("a temporary folder");
+        let folder = folder();
         for inner in [HERE, TOOLS, MODELS] {
-            fs::create_dir(folder.path().join(inner)).expect("a temporary folder is writable");
+            fs::create_dir(folder.join(inner)).expect("a temporary folder is writable");
         }
         let link = |from: &Path, to: &str| {
-            std::os::unix::fs::symlink(from, folder.path().join(to)).expect("a temporary folder takes links")
+            std::os::unix::fs::symlink(from, folder.join(to)).expect("a temporary folder takes links")
         };
         link(Path::new(env!("CARGO_BIN_EXE_flux")), &format!("{TOOLS}/flux"));
         for name in ["klein-4b", "klein-base-4b", "klein-9b-kv"] {
@@ -120,7 +119,7 @@ impl EmptyFolder {
     }
 
     fn path(&self) -> std::path::PathBuf {
-        self.folder.path().join(HERE)
+        self.folder.join(HERE)
     }
 }
 
@@ -131,26 +130,26 @@ const MODELS: &str = "models";
 
 /// Creates a folder with the files that the README's commands use; the built-in model stands in for the downloaded
 /// one.
-fn checkout() -> tempfile::TempDir {
-    let folder = tempfile::tempdir().expect("a temporary folder");
+fn checkout() -> Folder {
+    let folder = folder();
     let link = |from: &Path, to: &str| {
-        std::os::unix::fs::symlink(from, folder.path().join(to)).expect("a temporary folder takes links")
+        std::os::unix::fs::symlink(from, folder.join(to)).expect("a temporary folder takes links")
     };
-    fs::create_dir(folder.path().join("models")).expect("a temporary folder is writable");
+    fs::create_dir(folder.join("models")).expect("a temporary folder is writable");
     link(&project("models/tiny"), "models/klein-4b");
     link(&project("models/tiny"), "models/klein-base-4b");
     link(&project("models/tiny"), "models/klein-9b-kv");
     link(&project("scripts"), "scripts");
     link(&project("docs"), "docs");
     link(Path::new(env!("CARGO_BIN_EXE_flux")), "flux");
-    write_adapter(&folder.path().join("style.safetensors"));
-    write_noise(&folder.path().join("noise.safetensors"));
-    fs::write(folder.path().join("prompts.txt"), "a red circle\n").expect("a temporary folder is writable");
+    fs::write(folder.join("style.safetensors"), adapter()).expect("a temporary folder is writable");
+    write_noise(&folder.join("noise.safetensors"));
+    fs::write(folder.join("prompts.txt"), "a red circle\n").expect("a temporary folder is writable");
     folder
 }
 
-/// An adapter of the built-in model.
-fn write_adapter(path: &Path) {
+/// Returns an adapter of the built-in model, without visible effects.
+pub fn adapter() -> Vec<u8> {
     let dir = ModelFiles::open(&project("models/tiny")).expect("the built-in model");
     let dim = ModelInfo::read(&dir).expect("the built-in model").transformer.dim();
     let values: Vec<u8> = (0..dim).flat_map(|i| (i as f32 / dim as f32).to_le_bytes()).collect();
@@ -159,7 +158,7 @@ fn write_adapter(path: &Path) {
         (format!("transformer.transformer_blocks.0.attn.to_out.0.lora_{name}.weight"), tensor)
     };
     let pair = [half("A", vec![1, dim]), half("B", vec![dim, 1])];
-    safetensors::serialize_to_file(pair, None, path).expect("a temporary folder is writable");
+    safetensors::serialize(pair, None).expect("a file")
 }
 
 /// Writes noise of variance 1 for an image of 256 x 256 by the built-in model.

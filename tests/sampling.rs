@@ -4,15 +4,11 @@ use std::collections::HashMap;
 use std::fs;
 use std::path::Path;
 
-use crate::program::{Run, draw, flux, names, project};
+use crate::program::{Run, draw, flux, folder, names, project};
 use flux::files::ArrayFile;
 use flux::input::read as read_png;
 use safetensors::tensor::TensorView;
 use safetensors::{Dtype, SafeTensors};
-
-fn folder() -> tempfile::TempDir {
-    tempfile::tempdir().expect("a temporary folder")
-}
 
 /// Returns the texts of a PNG, by keyword.
 fn texts(path: &Path) -> HashMap<String, String> {
@@ -45,12 +41,12 @@ fn a_schedule_is_chosen_and_told() {
     let drawn = |flags: &[&str], name: &str| {
         Run::new(
             flux()
-                .current_dir(folder.path())
+                .current_dir(&folder)
                 .args(["a cat", "-S", "1", "--size", "32", "--device", "cpu", "-o", name])
                 .args(flags),
         )
         .succeeds();
-        (pixels(folder.path(), name), texts(&folder.path().join(name)))
+        (pixels(&folder, name), texts(&folder.join(name)))
     };
     let (flow, facts) = drawn(&["-s", "2"], "flow.png");
     assert!(!facts.contains_key("schedule"), "{facts:?}");
@@ -60,23 +56,23 @@ fn a_schedule_is_chosen_and_told() {
     let (levels, facts) = drawn(&["--schedule", "sigmas:1,0.5"], "levels.png");
     assert!(levels == linear, "these are the levels of the linear schedule");
     assert_eq!((facts["schedule"].as_str(), facts["steps"].as_str()), ("sigmas:1,0.5", "2"));
-    draw(folder.path(), &["a cat", "--schedule", "sigmas:1,0.5"]).fails(2, &["2 steps, but 1 were", "hint: "]);
-    draw(folder.path(), &["a cat", "--schedule", "cosine"]).fails(2, &["--schedule", "not a schedule", "power:A"]);
+    draw(&folder, &["a cat", "--schedule", "sigmas:1,0.5"]).fails(2, &["2 steps, but 1 were", "hint: "]);
+    draw(&folder, &["a cat", "--schedule", "cosine"]).fails(2, &["--schedule", "not a schedule", "power:A"]);
 }
 
 #[test]
 fn what_does_nothing_or_cannot_be_is_told() {
     let folder = folder();
-    let run = draw(folder.path(), &["a cat", "-S", "1", "--negative", "a dog", "-o", "a.png"]).succeeds();
+    let run = draw(&folder, &["a cat", "-S", "1", "--negative", "a dog", "-o", "a.png"]).succeeds();
     assert!(run.stderr.contains("note: the negative prompt has no effect: this model is distilled"), "{}", run.stderr);
-    assert!(!texts(&folder.path().join("a.png")).contains_key("negative"));
+    assert!(!texts(&folder.join("a.png")).contains_key("negative"));
     for bad in ["0", "-1", "100000"] {
-        draw(folder.path(), &["a cat", "--max-sequence-length", bad]).fails(2, &["--max-sequence-length"]);
+        draw(&folder, &["a cat", "--max-sequence-length", bad]).fails(2, &["--max-sequence-length"]);
     }
-    draw(folder.path(), &["a cat", "--rng", "dice"]).fails(2, &["--rng", "torch or portable"]);
-    draw(folder.path(), &["a cat", "-S", "1", "--max-sequence-length", "7", "-o", "b.png"]).succeeds();
-    assert!(pixels(folder.path(), "a.png") != pixels(folder.path(), "b.png"));
-    assert_eq!(texts(&folder.path().join("b.png"))["max_sequence_length"], "7");
+    draw(&folder, &["a cat", "--rng", "dice"]).fails(2, &["--rng", "torch or portable"]);
+    draw(&folder, &["a cat", "-S", "1", "--max-sequence-length", "7", "-o", "b.png"]).succeeds();
+    assert!(pixels(&folder, "a.png") != pixels(&folder, "b.png"));
+    assert_eq!(texts(&folder.join("b.png"))["max_sequence_length"], "7");
 }
 
 /// Returns the mean difference of two images in 8 x 8 cells of each.
@@ -95,33 +91,33 @@ fn a_portable_seed_gives_a_similar_composition_at_another_size() {
     let folder = folder();
     let draw = |seed: &str, size: &str| {
         let flags = ["--rng", "portable", "-S", seed, "--size", size, "-o", &format!("{size}-{seed}.png")];
-        Run::new(flux().current_dir(folder.path()).args(["-p", "", "--device", "cpu"]).args(flags)).succeeds();
+        Run::new(flux().current_dir(&folder).args(["-p", "", "--device", "cpu"]).args(flags)).succeeds();
     };
     for seed in ["1", "2"] {
         draw(seed, "112");
         draw(seed, "128");
     }
-    let of = |a: &str, b: &str| apart(folder.path(), &format!("112-{a}.png"), &format!("128-{b}.png"));
+    let of = |a: &str, b: &str| apart(&folder, &format!("112-{a}.png"), &format!("128-{b}.png"));
     let (same, other) = (of("1", "1").max(of("2", "2")), of("1", "2").min(of("2", "1")));
     println!("{same} of one seed, {other} of two");
     assert!(same < 0.6 * other, "{same} of one seed, {other} of two");
-    assert_eq!(texts(&folder.path().join("112-1.png"))["rng"], "portable");
+    assert_eq!(texts(&folder.join("112-1.png"))["rng"], "portable");
     // All 64 bits of a seed count.
     draw("4294967297", "112");
-    assert!(pixels(folder.path(), "112-1.png") != pixels(folder.path(), "112-4294967297.png"));
+    assert!(pixels(&folder, "112-1.png") != pixels(&folder, "112-4294967297.png"));
 }
 
 #[test]
 fn latents_that_were_saved_are_taken_again() {
     let folder = folder();
     let flags = ["a cat", "-S", "7", "-n", "2", "-o", "out.png", "--save-latents", "x.safetensors"];
-    draw(folder.path(), &flags).succeeds();
-    assert_eq!(names(folder.path()), ["out-7.png", "out-8.png", "x-7.safetensors", "x-8.safetensors"]);
-    let bytes = fs::read(folder.path().join("x-8.safetensors")).unwrap();
+    draw(&folder, &flags).succeeds();
+    assert_eq!(names(&folder), ["out-7.png", "out-8.png", "x-7.safetensors", "x-8.safetensors"]);
+    let bytes = fs::read(folder.join("x-8.safetensors")).unwrap();
     let file = SafeTensors::deserialize(&bytes).unwrap();
     let shape = file.tensor("latents").unwrap().shape().to_vec();
     assert_eq!((shape[0], shape[2], shape[3]), (1, 2, 2));
-    let metadata = ArrayFile::read(&folder.path().join("x-8.safetensors")).unwrap().metadata();
+    let metadata = ArrayFile::read(&folder.join("x-8.safetensors")).unwrap().metadata();
     assert_eq!(
         (metadata["prompt"].as_str(), metadata["model"].as_str(), metadata["seed"].as_str()),
         ("a cat", "tiny", "8")
@@ -131,38 +127,38 @@ fn latents_that_were_saved_are_taken_again() {
     // From a low noise level on, the image stays near the one that the latents come from.
     let again =
         ["a cat", "--latents", "x-7.safetensors", "--schedule", "sigmas:0.01", "--device", "cpu", "-o", "again.png"];
-    Run::new(flux().current_dir(folder.path()).args(again)).succeeds();
-    let (a, b) = (pixels(folder.path(), "out-7.png"), pixels(folder.path(), "again.png"));
+    Run::new(flux().current_dir(&folder).args(again)).succeeds();
+    let (a, b) = (pixels(&folder, "out-7.png"), pixels(&folder, "again.png"));
     let mean = a.iter().zip(&b).map(|(a, b)| f64::from(a.abs_diff(*b))).sum::<f64>() / a.len() as f64;
     assert!(a.len() == b.len() && mean < 8.0, "{mean}: the size is that of the latents");
-    assert_eq!(texts(&folder.path().join("again.png"))["latents"], "x-7.safetensors");
-    let kept = draw(folder.path(), &["a cat", "--save-latents", "x-7.safetensors", "--no-clobber"]);
+    assert_eq!(texts(&folder.join("again.png"))["latents"], "x-7.safetensors");
+    let kept = draw(&folder, &["a cat", "--save-latents", "x-7.safetensors", "--no-clobber"]);
     kept.fails(1, &["x-7.safetensors", "already exists"]);
-    draw(folder.path(), &["a cat", "--save-latents", "none/x.safetensors"]).fails(1, &["none/x.safetensors", "mkdir"]);
+    draw(&folder, &["a cat", "--save-latents", "none/x.safetensors"]).fails(1, &["none/x.safetensors", "mkdir"]);
 }
 
 #[test]
 fn noise_takes_the_place_of_the_seed_and_wrong_files_are_refused() {
     let folder = folder();
-    draw(folder.path(), &["a cat", "-S", "7", "-o", "a.png", "--save-latents", "x.safetensors"]).succeeds();
-    let bytes = fs::read(folder.path().join("x.safetensors")).unwrap();
+    draw(&folder, &["a cat", "-S", "7", "-o", "a.png", "--save-latents", "x.safetensors"]).succeeds();
+    let bytes = fs::read(folder.join("x.safetensors")).unwrap();
     let [_, channels, ..] = *SafeTensors::deserialize(&bytes).unwrap().tensor("latents").unwrap().shape() else {
         panic!("four axes")
     };
     let of = |seed: &str, flags: &[&str]| {
-        draw(folder.path(), &[&["a cat", "-S", seed, "-o", "b.png", "--noise", "noise.safetensors"], flags].concat())
+        draw(&folder, &[&["a cat", "-S", seed, "-o", "b.png", "--noise", "noise.safetensors"], flags].concat())
     };
-    let noise = folder.path().join("noise.safetensors");
+    let noise = folder.join("noise.safetensors");
     write(&noise, &[channels, 2, 2], 1.0);
     of("1", &[]).succeeds();
-    let first = pixels(folder.path(), "b.png");
+    let first = pixels(&folder, "b.png");
     of("2", &[]).succeeds();
-    assert!(pixels(folder.path(), "b.png") == first, "the seed has nothing to do with it");
+    assert!(pixels(&folder, "b.png") == first, "the seed has nothing to do with it");
     of("1", &["-n", "2"]).fails(2, &["--noise", "contains 1 images, but 2 were requested", "hint: "]);
     of("1", &["--latents", "x.safetensors"]).fails(2, &["--noise", "--latents"]);
     write(&noise, &[2, channels, 2, 2], 1.0);
     of("1", &["-n", "2"]).succeeds();
-    assert!(pixels(folder.path(), "b-1.png") != pixels(folder.path(), "b-2.png"), "each image has its own noise");
+    assert!(pixels(&folder, "b-1.png") != pixels(&folder, "b-2.png"), "each image has its own noise");
     write(&noise, &[channels, 3, 2], 1.0);
     of("1", &[]).fails(2, &["--noise", &format!("[{channels}, 3, 2], expected [{channels}, 2, 2]"), "hint: "]);
     write(&noise, &[1, 2, 4096], 1.0);
@@ -203,26 +199,26 @@ fn without_text(to: &Path) {
 #[test]
 fn text_features_that_were_saved_make_the_same_image_without_a_text_encoder() {
     let folder = folder();
-    draw(folder.path(), &["a cat", "-S", "7", "-o", "a.png", "--save-embeddings", "e.safetensors"]).succeeds();
-    let model = folder.path().join("model");
+    draw(&folder, &["a cat", "-S", "7", "-o", "a.png", "--save-embeddings", "e.safetensors"]).succeeds();
+    let model = folder.join("model");
     without_text(&model);
     let given = ["--embeddings", "e.safetensors", "-S", "7"];
     let flags = [&given[..], &["-d", "model", "-o", "b.png", "--timings=json"]].concat();
-    let run = draw(folder.path(), &flags).succeeds();
+    let run = draw(&folder, &flags).succeeds();
     let report: serde_json::Value = serde_json::from_str(&run.stdout).unwrap();
     assert_eq!((&report["tensors"]["embeddings"], &report["plan"]["rng"]), (&"e.safetensors".into(), &"torch".into()));
     assert_eq!(report["timings"]["prompts_encoded"], 0);
-    assert!(pixels(folder.path(), "a.png") == pixels(folder.path(), "b.png"));
-    let facts = texts(&folder.path().join("b.png"));
+    assert!(pixels(&folder, "a.png") == pixels(&folder, "b.png"));
+    let facts = texts(&folder.join("b.png"));
     assert_eq!((facts["Description"].as_str(), facts["embeddings"].as_str()), ("a cat", "e.safetensors"));
-    draw(folder.path(), &["a cat", "-d", "model"]).fails(1, &["no weights", "text_encoder"]);
-    draw(folder.path(), &[&given[..], &["a cat"]].concat()).fails(2, &["--embeddings"]);
-    let features = SafeTensors::deserialize(&fs::read(folder.path().join("e.safetensors")).unwrap())
+    draw(&folder, &["a cat", "-d", "model"]).fails(1, &["no weights", "text_encoder"]);
+    draw(&folder, &[&given[..], &["a cat"]].concat()).fails(2, &["--embeddings"]);
+    let features = SafeTensors::deserialize(&fs::read(folder.join("e.safetensors")).unwrap())
         .map(|file| file.tensor("prompt_embeds").unwrap().shape()[2])
         .unwrap();
-    write_values(&folder.path().join("e.safetensors"), &[8, features], &vec![1e38; 8 * features]);
-    let huge = draw(folder.path(), &given);
+    write_values(&folder.join("e.safetensors"), &[8, features], &vec![1e38; 8 * features]);
+    let huge = draw(&folder, &given);
     huge.fails(1, &["not numbers, from text features of up to 1e38", "in: --embeddings e.safetensors", "hint: "]);
-    write(&folder.path().join("e.safetensors"), &[3, 5], 1.0);
-    draw(folder.path(), &given).fails(2, &["--embeddings", "[3, 5], expected [tokens, ", "hint: "]);
+    write(&folder.join("e.safetensors"), &[3, 5], 1.0);
+    draw(&folder, &given).fails(2, &["--embeddings", "[3, 5], expected [tokens, ", "hint: "]);
 }

@@ -1,5 +1,4 @@
 //! The scripts from outside.
-#![cfg(unix)]
 
 mod compare_cpu_gpu;
 mod dist;
@@ -17,11 +16,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use crate::program::{Run, names, project};
-
-fn folder() -> tempfile::TempDir {
-    tempfile::tempdir().expect("a temporary folder")
-}
+use crate::program::{Run, folder, names, project};
 
 fn script(name: &str) -> Command {
     let mut command = Command::new(project("scripts").join(name));

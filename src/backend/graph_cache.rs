@@ -2,10 +2,11 @@
 
 use std::hash::Hash;
 use std::num::NonZeroUsize;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use lru::LruCache;
+use parking_lot::Mutex;
 
 use super::{Backend, Participants};
 use crate::error::Result;
@@ -25,7 +26,7 @@ impl<K: Clone + Eq + Hash, R: Send + Sync + 'static, B: Backend> GraphCache<K, R
 
     /// Returns the cached work with a shape and operands that `fits` accepts, and marks it as the most recently used.
     pub fn find(&self, fits: impl Fn(&K, &Arc<R>) -> bool) -> Option<Arc<RepeatedWork<R, B>>> {
-        let mut entries = self.entries();
+        let mut entries = self.entries.lock();
         let key = entries.iter().find(|(key, work)| fits(key, &work.reads))?.0.clone();
         entries.get(&key).cloned()
     }
@@ -39,14 +40,14 @@ impl<K: Clone + Eq + Hash, R: Send + Sync + 'static, B: Backend> GraphCache<K, R
             graph: Mutex::new(Some(B::Graph::default())),
         });
         // Dropping a graph waits for the device, so release the lock first.
-        let evicted = self.entries().push(key, Arc::clone(&work));
+        let evicted = self.entries.lock().push(key, Arc::clone(&work));
         drop(evicted);
         work
     }
 
     /// Drops the entries with shapes for which `keeps` returns `false`.
     pub fn retain(&self, keeps: impl Fn(&K) -> bool) {
-        let mut entries = self.entries();
+        let mut entries = self.entries.lock();
         let gone: Vec<K> = entries.iter().map(|(key, _)| key).filter(|key| !keeps(key)).cloned().collect();
         let dropped: Vec<_> = gone.iter().filter_map(|key| entries.pop(key)).collect();
         drop(entries);
@@ -55,7 +56,7 @@ impl<K: Clone + Eq + Hash, R: Send + Sync + 'static, B: Backend> GraphCache<K, R
 
     /// Drops all entries. Running work is dropped when it ends.
     pub fn clear(&self) {
-        let mut entries = self.entries();
+        let mut entries = self.entries.lock();
         let dropped: Vec<_> = std::iter::from_fn(|| entries.pop_lru()).collect();
         drop(entries);
         drop(dropped);
@@ -64,11 +65,7 @@ impl<K: Clone + Eq + Hash, R: Send + Sync + 'static, B: Backend> GraphCache<K, R
     /// Returns the number of cached shapes.
     #[cfg(test)]
     pub(crate) fn len(&self) -> usize {
-        self.entries().len()
-    }
-
-    fn entries(&self) -> MutexGuard<'_, LruCache<K, Arc<RepeatedWork<R, B>>>> {
-        self.entries.lock().unwrap_or_else(PoisonError::into_inner)
+        self.entries.lock().len()
     }
 }
 
@@ -106,21 +103,17 @@ impl<R: Send + Sync + 'static, B: Backend> RepeatedWork<R, B> {
         work: impl Fn(&R, [&Tensor<B>; N]) -> Result<Tensor<B>>,
     ) -> Result<Tensor<B>> {
         self.was_run.store(true, Ordering::Relaxed);
-        let graphed = graphed && self.graph().is_some();
+        let graphed = graphed && self.graph.lock().is_some();
         let graphed = match self.doers {
             Participants::All => backend.gather_soon("work", u64::from(graphed))?.iter().all(|graphed| *graphed == 1),
             Participants::One => graphed,
         };
         // Take the graph out, so that no thread waits for the lock while another one computes.
-        let taken = if graphed { self.graph().take() } else { None };
+        let taken = if graphed { self.graph.lock().take() } else { None };
         let Some(mut graph) = taken else { return work(&self.reads, inputs) };
         let result = backend.run_graph(&mut graph, self.doers, &self.reads, inputs, work);
-        *self.graph() = Some(graph);
+        *self.graph.lock() = Some(graph);
         result
-    }
-
-    fn graph(&self) -> MutexGuard<'_, Option<B::Graph>> {
-        self.graph.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

@@ -6,8 +6,10 @@
 use std::any::Any;
 use std::collections::VecDeque;
 use std::fmt;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
+
+use parking_lot::{Condvar, Mutex};
 
 use crate::error::{Error, ErrorKind, Result};
 
@@ -29,7 +31,7 @@ pub(super) trait Alarm: Send + Sync {
 const LISTEN: Duration = Duration::from_millis(50);
 
 /// The place of a backend in its group.
-pub(super) struct Member {
+pub struct Member {
     group: Arc<Group>,
     rank: usize,
 }
@@ -88,11 +90,6 @@ impl Member {
         self.rank == other.rank && Arc::ptr_eq(&self.group, &other.group)
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
-        // Each change of the state is one statement, so a panic leaves none half done.
-        self.group.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Sends each rank its part of `sent` and waits for the parts from all ranks, in the order of ranks.
     ///
     /// Errors if another rank fails, is gone, exceeds the timeout, or is in another collective.
@@ -107,7 +104,7 @@ impl Member {
 
     fn exchange_within<T: Send + 'static>(&self, op: &'static str, sent: Vec<T>, limit: Duration) -> Result<Vec<T>> {
         let start = Instant::now();
-        let mut state = self.state();
+        let mut state = self.group.state.lock();
         self.check_state(&mut state, op)?;
         for (to, content) in sent.into_iter().enumerate() {
             state.parcels[to][self.rank].push_back(Parcel { op, content: Box::new(content) });
@@ -123,8 +120,7 @@ impl Member {
                 self.fail(&mut state, missing, late());
             } else {
                 let most = if self.group.alarm.is_some() { LISTEN } else { limit };
-                let woken = self.group.changed.wait_timeout(state, most.min(limit - waited));
-                state = woken.unwrap_or_else(PoisonError::into_inner).0;
+                self.group.changed.wait_for(&mut state, most.min(limit - waited));
             }
         }
         let parcels: Vec<_> = state.parcels[self.rank].iter_mut().filter_map(VecDeque::pop_front).collect();
@@ -152,7 +148,7 @@ impl Member {
 
     /// Errors if the collectives were ended.
     pub(super) fn check(&self, op: &str) -> Result<()> {
-        self.check_state(&mut self.state(), op)
+        self.check_state(&mut self.group.state.lock(), op)
     }
 
     fn check_state(&self, state: &mut State, op: &str) -> Result<()> {
@@ -172,17 +168,17 @@ impl Member {
     }
 
     pub(super) fn abort(&self, cause: &Error) {
-        self.end(&mut self.state(), self.rank, cause.clone());
+        self.end(&mut self.group.state.lock(), self.rank, cause.clone());
     }
 
     /// Returns `true` if the collectives were ended.
     pub(super) fn has_ended(&self) -> bool {
-        self.state().failure.is_some()
+        self.group.state.lock().failure.is_some()
     }
 
     /// Errors if a rank is gone.
     pub(super) fn restore(&self) -> Result<()> {
-        let mut state = self.state();
+        let mut state = self.group.state.lock();
         if let Some(rank) = state.gone.iter().position(|gone| *gone) {
             return Err(
                 Error::new(format!("rank {rank} of {} is gone", self.group.world)).hint("create the group again")
@@ -198,7 +194,7 @@ impl Member {
 
 impl Drop for Member {
     fn drop(&mut self) {
-        self.state().gone[self.rank] = true;
+        self.group.state.lock().gone[self.rank] = true;
         self.group.changed.notify_all();
     }
 }
@@ -295,11 +291,11 @@ mod tests {
 
     impl Alarm for Bell {
         fn error(&self) -> Option<(usize, Error)> {
-            self.0.lock().unwrap().0.map(|rank| (rank, Error::new("the device is stuck")))
+            self.0.lock().0.map(|rank| (rank, Error::new("the device is stuck")))
         }
 
         fn sound(&self) {
-            self.0.lock().unwrap().1 = true;
+            self.0.lock().1 = true;
         }
     }
 
@@ -311,11 +307,11 @@ mod tests {
         let error = thread::scope(|scope| {
             let waiting = scope.spawn(|| members[0].exchange_patiently("x", vec![0; 2]));
             thread::sleep(LIMIT);
-            bell.0.lock().unwrap().0 = Some(1);
+            bell.0.lock().0 = Some(1);
             waiting.join().unwrap().unwrap_err().to_string()
         });
         assert!(start.elapsed() < LONG && error.contains("because of rank 1: the device is stuck"), "{error}");
-        assert!(bell.0.lock().unwrap().1 && members[1].has_ended() && members[1].check("y").is_err());
+        assert!(bell.0.lock().1 && members[1].has_ended() && members[1].check("y").is_err());
     }
 
     #[test]

@@ -70,7 +70,7 @@ pub trait Ops: Device + Group + WeightStore {
     fn linear_sum(&self, parts: &[(&Tensor<Self>, &Linear<Self>)]) -> Result<Tensor<Self>> {
         ops::linear::compose_sum(self, parts)
     }
-    /// See [`Tensor::low_rank`] and [`Tensor::low_rank_concat`].
+    /// See [`Tensor::low_rank`], and [`Tensor::linear_concat`] for weights with factors.
     fn low_rank(&self, products: Products<'_, Self>) -> Result<Tensor<Self>> {
         ops::low_rank::compose(self, products)
     }

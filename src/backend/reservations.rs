@@ -1,9 +1,11 @@
 //! Reservations of device memory for running work, so that no two pieces of work count the same bytes as free.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Condvar, LazyLock, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, LazyLock};
 use std::thread::{self, ThreadId};
 use std::time::Duration;
+
+use parking_lot::{Condvar, Mutex};
 
 use crate::error::Result;
 
@@ -69,16 +71,12 @@ impl Reservations {
     /// Returns the reservations of a device.
     pub fn for_device(device: DeviceKey) -> Arc<Self> {
         static DEVICES: LazyLock<Mutex<HashMap<DeviceKey, Arc<Reservations>>>> = LazyLock::new(Mutex::default);
-        Arc::clone(DEVICES.lock().unwrap_or_else(PoisonError::into_inner).entry(device).or_default())
-    }
-
-    fn claims(&self) -> MutexGuard<'_, Vec<Entry>> {
-        self.claims.lock().unwrap_or_else(PoisonError::into_inner)
+        Arc::clone(DEVICES.lock().entry(device).or_default())
     }
 
     /// Returns the bytes that claimants other than `by` reserve.
     pub fn promised(&self, by: &Claimant) -> Promised {
-        promised(&self.claims(), by, None)
+        promised(&self.claims.lock(), by, None)
     }
 
     /// Makes a claim. `decide` gets the bytes reserved by others, and returns the claim, or that too little memory is
@@ -93,7 +91,7 @@ impl Reservations {
         wait: Option<&dyn Fn() -> Result<()>>,
     ) -> Result<Option<(T, Reservation)>> {
         let thread = thread::current().id();
-        let mut claims = self.claims();
+        let mut claims = self.claims.lock();
         loop {
             if let Some((decided, claim)) = decide(promised(&claims, by, None)) {
                 let id = claims.last().map_or(0, |last| last.id + 1);
@@ -104,7 +102,7 @@ impl Reservations {
                 return Ok(None);
             };
             wait()?;
-            claims = self.ended.wait_timeout(claims, CHECK_EVERY).unwrap_or_else(PoisonError::into_inner).0;
+            self.ended.wait_for(&mut claims, CHECK_EVERY);
         }
     }
 }
@@ -112,12 +110,12 @@ impl Reservations {
 impl Reservation {
     /// Returns the bytes that other claims reserve.
     pub fn promised(&self) -> Promised {
-        promised(&self.device.claims(), &self.by, Some(self.id))
+        promised(&self.device.claims.lock(), &self.by, Some(self.id))
     }
 
     /// Changes the bytes of this work alone to `own`.
     pub fn resize(&self, own: u64) {
-        let mut claims = self.device.claims();
+        let mut claims = self.device.claims.lock();
         if let Some(entry) = claims.iter_mut().find(|entry| entry.id == self.id) {
             entry.claim.own = own;
         }
@@ -126,7 +124,7 @@ impl Reservation {
 
 impl Drop for Reservation {
     fn drop(&mut self) {
-        self.device.claims().retain(|entry| entry.id != self.id);
+        self.device.claims.lock().retain(|entry| entry.id != self.id);
         self.device.ended.notify_all();
     }
 }

@@ -1,6 +1,6 @@
 //! Placement of a component's blocks: resident in device memory, or streamed through it.
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use parking_lot::{Mutex, MutexGuard};
 
 use crate::backend::{AccessFrequency, Backend, Storage};
 use crate::error::Result;
@@ -101,7 +101,7 @@ impl<B: Backend> Blocks<B> {
 
     /// Begins a pass over the blocks. If some are streamed, this waits while another thread enqueues one.
     pub fn begin<'a>(&'a self, backend: &'a B) -> Pass<'a, B> {
-        let order = self.are_streamed().then(|| self.order.lock().unwrap_or_else(PoisonError::into_inner));
+        let order = self.are_streamed().then(|| self.order.lock());
         Pass { backend, blocks: self, current: None, _order: order }
     }
 }

@@ -1,7 +1,8 @@
 //! Unquantized originals of quantized weights, while they stay on the device.
 
 use std::collections::BTreeMap;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use parking_lot::{Mutex, MutexGuard};
 
 use super::Linear;
 use crate::backend::Backend;
@@ -18,6 +19,6 @@ impl<B: Backend> Default for Originals<B> {
 impl<B: Backend> Originals<B> {
     /// Locks and returns the loaded originals.
     pub(super) fn weights(&self) -> MutexGuard<'_, BTreeMap<String, Linear<B>>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock()
     }
 }

@@ -165,7 +165,7 @@ pub(super) fn expect_rows<B: Backend>(op: &str, parts: &[(&Tensor<B>, &Linear<B>
 }
 
 /// Errors unless `weight` takes the concatenated columns of the parts.
-pub(super) fn expect_concat<B: Backend>(op: &str, parts: &[&Tensor<B>], weight: &Linear<B>) -> Result<()> {
+fn expect_concat<B: Backend>(op: &str, parts: &[&Tensor<B>], weight: &Linear<B>) -> Result<()> {
     expect_activations(op, parts)?;
     expect_weight(op, parts[0].backend(), parts.iter().map(|x| x.cols()).sum(), weight)?;
     let rows = parts[0].rows();

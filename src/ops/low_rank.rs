@@ -1,7 +1,7 @@
 //! Matrix multiplications with layers that have low-rank factors.
 
 use super::Products;
-use super::linear::{add_low_rank, expect_concat, expect_rows};
+use super::linear::{add_low_rank, expect_rows};
 use crate::backend::Backend;
 use crate::error::Result;
 use crate::nn::Linear;
@@ -17,16 +17,6 @@ impl<B: Backend> Tensor<B> {
     pub fn low_rank(parts: &[(&Self, &Linear<B>)]) -> Result<Self> {
         expect_rows("low_rank", parts)?;
         parts[0].0.backend().low_rank(Products::Rows(parts))
-    }
-
-    /// `low_rank` of the parts' concatenated columns.
-    ///
-    /// x_i [rows, in_i], weight [out, sum in_i] -> [rows, out].
-    ///
-    /// Errors if the shapes do not fit. Panics if `parts` is empty.
-    pub fn low_rank_concat(parts: &[&Self], weight: &Linear<B>) -> Result<Self> {
-        expect_concat("low_rank_concat", parts, weight)?;
-        parts[0].backend().low_rank(Products::Columns(parts, weight))
     }
 }
 

@@ -19,7 +19,6 @@
 //! | [`linear_sum`](Tensor::linear_sum) | the sum of several linears | |
 //! | [`linear_concat`](Tensor::linear_concat) | linear over concatenated columns | |
 //! | [`low_rank`](Tensor::low_rank) | `x W^T + (x down^T) up^T` of several x and W, stacked | [rows, in], [out, in] -> [rows, out] |
-//! | [`low_rank_concat`](Tensor::low_rank_concat) | `low_rank` over concatenated columns | |
 //! | [`conv2d`](Tensor::conv2d), [`conv2d_add`](Tensor::conv2d_add), [`conv2d_relu`](Tensor::conv2d_relu), [`conv2d_add_relu`](Tensor::conv2d_add_relu), [`conv2d_leaky_relu`](Tensor::conv2d_leaky_relu) | convolution (+ residual), its activation | [h * w, in] -> [h' * w', out] |
 //! | [`conv2d_band`](Tensor::conv2d_band), [`norm_conv2d_band`](Tensor::norm_conv2d_band), [`norm_conv2d_add_band`](Tensor::norm_conv2d_add_band), [`upsample_conv2d_band`](Tensor::upsample_conv2d_band) | convolutions of a band of an image, with a halo instead of zeros | |
 //! | [`conv2d_over`](Tensor::conv2d_over) | `conv2d` that may overwrite its input | |

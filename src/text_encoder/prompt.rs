@@ -1,9 +1,10 @@
 //! Prompts to token ids: template, byte-level BPE, truncation and padding.
 
 use std::num::NonZeroUsize;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use lru::LruCache;
+use parking_lot::Mutex;
 use tokenizers::Encoding;
 
 use super::gguf_tokenizer::Vocabulary;
@@ -174,7 +175,7 @@ impl Tokenizer {
 
     /// Returns the ids of the prompt in the template.
     fn ids(&self, prompt: &str) -> Result<Arc<[u32]>> {
-        let known = || self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        let known = || self.known.lock();
         if let Some(found) = known().get(prompt) {
             return Ok(Arc::clone(found));
         }

@@ -62,26 +62,11 @@ impl UpscalerFile {
             let files = TensorFiles::new(vec![open_pickled_weights(path)?])?;
             let names: HashSet<String> = files.files().iter().flat_map(|file| file.names()).map(String::from).collect();
             let (prefix, kind) = recognise(&names, |name| files.shape(name))?;
-            let file = Self { path: path.to_path_buf(), files, prefix, kind };
-            file.check()?;
-            Ok(file)
+            files.check_floats()?;
+            files.check_finite()?;
+            Ok(Self { path: path.to_path_buf(), files, prefix, kind })
         };
         open().map_err(|e| e.at_path(path))
-    }
-
-    /// Errors unless all tensors are finite floats.
-    fn check(&self) -> Result<()> {
-        for file in self.files.files() {
-            for name in file.names() {
-                let format = file.tensor(name)?.format();
-                if !format.is_float() {
-                    return Err(Error::new(format!(
-                        "tensor `{name}` is in {format}, expected floats of 16 or 32 bits"
-                    )));
-                }
-            }
-        }
-        self.files.check_finite()
     }
 
     /// Returns the path.
@@ -212,31 +197,32 @@ fn rrdb_sizes(keys: Keys, shape: &dyn Fn(&str) -> Option<Vec<usize>>) -> Result<
     if ![3, 12, 48].contains(&channels) || !scale.is_multiple_of(unshuffle) || !(1..=MAX_SCALE * 4).contains(&scale) {
         return Err(unknown(format!("{channels} input channels and {ups} doublings")));
     }
-    check([("features", features), ("grown channels", grown)])?;
-    Ok(sizes)
+    check([("features", features), ("grown channels", grown)]).map(|()| sizes)
 }
 
 fn compact_sizes(shape: &dyn Fn(&str) -> Option<Vec<usize>>) -> Result<CompactSizes> {
     let [features, channels] = conv_shape(shape, "body.0")?;
     let layers = (0..).take_while(|i| shape(&format!("body.{}.weight", 2 * i + 1)).is_some()).count();
-    let [outs, _] = conv_shape(shape, &format!("body.{}", 2 * layers))?;
-    let scale = (outs / 3).isqrt();
-    if channels != 3 || scale == 0 || scale > MAX_SCALE || outs != 3 * scale * scale {
-        return Err(unknown(format!("{channels} input and {outs} output channels")));
-    }
+    let scale = shuffled_scale(channels, shape, &format!("body.{}", 2 * layers))?;
     check([("features", features), ("layers", layers)])?;
     Ok(CompactSizes { features, layers, scale })
 }
 
 fn span_sizes(shape: &dyn Fn(&str) -> Option<Vec<usize>>) -> Result<SpanSizes> {
     let [features, channels] = conv_shape(shape, "conv_1.sk")?;
-    let [outs, _] = conv_shape(shape, "upsampler.0")?;
+    let scale = shuffled_scale(channels, shape, "upsampler.0")?;
+    check([("features", features), ("features", features)])?;
+    Ok(SpanSizes { features, scale, has_norm: shape("no_norm").is_none() })
+}
+
+/// Returns the scale of a network whose last convolution has the channels of `scale` x `scale` pixels.
+fn shuffled_scale(channels: usize, shape: &dyn Fn(&str) -> Option<Vec<usize>>, last: &str) -> Result<usize> {
+    let [outs, _] = conv_shape(shape, last)?;
     let scale = (outs / 3).isqrt();
     if channels != 3 || scale == 0 || scale > MAX_SCALE || outs != 3 * scale * scale {
         return Err(unknown(format!("{channels} input and {outs} output channels")));
     }
-    check([("features", features), ("features", features)])?;
-    Ok(SpanSizes { features, scale, has_norm: shape("no_norm").is_none() })
+    Ok(scale)
 }
 
 /// Returns the outputs and inputs of a convolution.

@@ -56,27 +56,13 @@ impl TinyDecoderFile {
 
     /// Errors unless the file has the tensors of the decoder and no others, apart from an encoder.
     fn check<B: Backend>(&self, host: &B) -> Result<()> {
-        self.check_formats()?;
+        self.files.check_floats()?;
         TinyDecoder::load(&self.weights(Weights::new(host, &self.files)), &self.sizes)?;
         let is_known = |name: &str| !self.names.prefix.is_empty() && name.starts_with(ENCODER);
         if let Some(unread) = self.files.unread().iter().find(|unread| !is_known(unread.name)) {
             return Err(Error::new(format!("tensor `{}` does not belong to a tiny decoder of FLUX.2", unread.key)));
         }
         self.files.check_finite()
-    }
-
-    fn check_formats(&self) -> Result<()> {
-        for file in self.files.files() {
-            for name in file.names() {
-                let format = file.tensor(name)?.format();
-                if !format.is_float() {
-                    return Err(Error::new(format!(
-                        "tensor `{name}` is in {format}, expected floats of 16 or 32 bits"
-                    )));
-                }
-            }
-        }
-        Ok(())
     }
 
     /// Returns the sizes of the decoder.

@@ -14,7 +14,7 @@ use rand::{RngExt, SeedableRng};
 use safetensors::tensor::{Dtype, TensorView, serialize_to_file};
 
 use super::{folder, info};
-use crate::program::{Run, draw, flux, names, takes_long_form};
+use crate::program::{Folder, Run, draw, flux, names, takes_long_form};
 
 /// Random choices, the same ones each time.
 struct Rng(StdRng);
@@ -60,16 +60,16 @@ pub fn write_adapter(path: &Path, scale: f32) {
 }
 
 /// Creates a folder with every file that a recipe may name.
-fn files() -> tempfile::TempDir {
+fn files() -> Folder {
     let folder = folder();
     for (seed, size, name) in [("1", "80x64", "in.png"), ("2", "64", "other.webp"), ("3", "80x64", "mask.png")] {
         let words = ["-p", "a white circle on a black background", "-S", seed, "-s", "1", "--size", size, "-o", name];
-        Run::new(flux().current_dir(folder.path()).args(words).args(["--device", "cpu", "-q"])).succeeds();
+        Run::new(flux().current_dir(&folder).args(words).args(["--device", "cpu", "-q"])).succeeds();
     }
     let tensors = ["-W", "48", "-H", "32", "-s", "1", "-S", "5", "--device", "cpu", "-q", "-o", "x.png"];
     let save = ["-p", "a cat", "--save-latents", "latents.safetensors", "--save-embeddings", "words.safetensors"];
-    Run::new(flux().current_dir(folder.path()).args(tensors).args(save)).succeeds();
-    write_adapter(&folder.path().join("style.safetensors"), 0.3);
+    Run::new(flux().current_dir(&folder).args(tensors).args(save)).succeeds();
+    write_adapter(&folder.join("style.safetensors"), 0.3);
     folder
 }
 
@@ -138,8 +138,7 @@ fn recipe(rng: &mut Rng) -> Vec<String> {
 
 #[test]
 fn random_recipes_are_made_again_from_every_format() {
-    let folder = files();
-    let folder = folder.path();
+    let folder = &files();
     let recipes = if takes_long_form() { 200 } else { 9 };
     let mut rng = Rng(StdRng::seed_from_u64(1));
     for number in 0..recipes {
@@ -163,8 +162,7 @@ fn random_recipes_are_made_again_from_every_format() {
 
 #[test]
 fn flags_change_what_an_image_says() {
-    let folder = folder();
-    let folder = folder.path();
+    let folder = &folder();
     draw(folder, &["-p", "a cat", "-S", "7", "-o", "cat.png"]).succeeds();
     draw(folder, &["-p", "a dog", "-S", "7", "-o", "dog.png"]).succeeds();
     draw(folder, &["-p", "a cat", "-S", "9", "-o", "nine.png"]).succeeds();
@@ -183,8 +181,7 @@ fn flags_change_what_an_image_says() {
 
 #[test]
 fn a_file_of_json_and_an_image_are_recipes_of_the_program_too() {
-    let folder = folder();
-    let folder = folder.path();
+    let folder = &folder();
     draw(folder, &["-p", "a cat", "-S", "7", "-o", "cat.png"]).succeeds();
     let json = info(folder, &["--json", "cat.png"]).succeeds().stdout;
     fs::write(folder.join("made.json"), &json).unwrap();
@@ -221,8 +218,7 @@ fn a_file_of_json_and_an_image_are_recipes_of_the_program_too() {
 
 #[test]
 fn what_is_not_as_it_was_is_named_before_the_work() {
-    let folder = files();
-    let folder = folder.path();
+    let folder = &files();
     let edit = ["-p", "x", "-S", "1", "-s", "1", "--device", "cpu", "-q", "-i", "in.png"];
     let draw = |words: &[&str]| Run::new(flux().current_dir(folder).args(edit).args(words)).succeeds();
     draw(&["-o", "a.png"]);
@@ -262,8 +258,7 @@ fn what_is_not_as_it_was_is_named_before_the_work() {
 
 #[test]
 fn numbers_are_read_as_they_are_written() {
-    let folder = files();
-    let folder = folder.path();
+    let folder = &files();
     let words = ["-p", "x", "-S", "1", "-s", "4", "-i", "in.png", "--device", "cpu", "-q", "-o", "a.png"];
     // Fast parsers read some decimals of 17 digits wrongly.
     Run::new(flux().current_dir(folder).args(words).args(["--strength", "0.40159101448507484"])).succeeds();
@@ -273,8 +268,7 @@ fn numbers_are_read_as_they_are_written() {
 
 #[test]
 fn each_of_several_images_has_a_file_of_its_own_or_none_is_made() {
-    let folder = folder();
-    let folder = folder.path();
+    let folder = &folder();
     for (name, prompt) in [("a", "a cat"), ("b", "a dog")] {
         fs::create_dir(folder.join(name)).unwrap();
         draw(folder, &["-p", prompt, "-S", "7", "-o", &format!("{name}/x.png")]).succeeds();
@@ -292,8 +286,7 @@ fn each_of_several_images_has_a_file_of_its_own_or_none_is_made() {
 
 #[test]
 fn a_recipe_that_was_damaged_is_refused() {
-    let folder = folder();
-    let folder = folder.path();
+    let folder = &folder();
     let made = |more: &str| {
         let recipe = r#"{"prompt": "a cat", "width": 32, "height": 32, "steps": 1, "seed": 1}"#;
         let text = format!(
@@ -321,25 +314,24 @@ fn a_model_that_has_changed_is_named() {
     let folder = folder();
     let model = crate::model_copy::ModelCopy::new();
     let path = model.path().to_str().unwrap();
-    draw(folder.path(), &["-p", "a cat", "-d", path, "-o", "cat.png"]).succeeds();
-    again(folder.path(), &["cat.png", "--exact", "-o", "same.png"]).succeeds();
-    assert!(bytes(folder.path(), "same.png") == bytes(folder.path(), "cat.png"));
+    draw(&folder, &["-p", "a cat", "-d", path, "-o", "cat.png"]).succeeds();
+    again(&folder, &["cat.png", "--exact", "-o", "same.png"]).succeeds();
+    assert!(bytes(&folder, "same.png") == bytes(&folder, "cat.png"));
     model.change("vae/diffusion_pytorch_model.safetensors", |bytes| {
         let last = bytes.len() - 2;
         bytes[last] ^= 1;
     });
-    let run = again(folder.path(), &["cat.png"]).succeeds();
+    let run = again(&folder, &["cat.png"]).succeeds();
     assert!(run.stderr.contains("the vae of the model is not the one"), "{}", run.stderr);
     // Under any name, it is not the model that made the image.
     let other = format!("{path}/.");
-    again(folder.path(), &["cat.png", "-d", &other, "--exact"]).fails(1, &["the vae of the model", "--exact"]);
-    again(folder.path(), &["cat.png", "--precision", "bf16", "--exact"]).fails(1, &["--exact"]);
+    again(&folder, &["cat.png", "-d", &other, "--exact"]).fails(1, &["the vae of the model", "--exact"]);
+    again(&folder, &["cat.png", "--precision", "bf16", "--exact"]).fails(1, &["--exact"]);
 }
 
 #[test]
 fn an_input_from_standard_input_is_gone_unless_the_image_carries_it() {
-    let folder = files();
-    let folder = folder.path();
+    let folder = &files();
     for (name, flags) in [("gone.png", &[][..]), ("kept.png", &["--embed-inputs"])] {
         let file = fs::File::open(folder.join("in.png")).unwrap();
         let words = ["-p", "x", "-S", "1", "-s", "1", "--device", "cpu", "-q", "-i", "-", "-o", name];
@@ -359,7 +351,7 @@ fn an_input_from_standard_input_is_gone_unless_the_image_carries_it() {
 #[test]
 fn one_object_of_json_is_printed_for_each_image_and_for_an_error() {
     let folder = folder();
-    let run = draw(folder.path(), &["-p", "a cat", "-S", "7", "-n", "2", "--json", "-o", "{n}.png"]).succeeds();
+    let run = draw(&folder, &["-p", "a cat", "-S", "7", "-n", "2", "--json", "-o", "{n}.png"]).succeeds();
     let lines: Vec<serde_json::Value> = run.stdout.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
     let told: Vec<_> = lines.iter().map(|line| (line["output"].as_str().unwrap(), line["seed"].as_u64())).collect();
     assert_eq!(told, [("1.png", Some(7)), ("2.png", Some(8))]);
@@ -370,7 +362,7 @@ fn one_object_of_json_is_printed_for_each_image_and_for_an_error() {
         (&["-p", "x", "--colour", "--json"], "usage", "--colour"),
         (&["info", "none", "--json"], "failure", "none"),
     ] {
-        let run = Run::new(flux().current_dir(folder.path()).args(words));
+        let run = Run::new(flux().current_dir(&folder).args(words));
         assert!(run.code == Some(1) || run.code == Some(2), "{words:?}: {:?}", run.code);
         let line: serde_json::Value =
             serde_json::from_str(&run.stdout).unwrap_or_else(|e| panic!("{words:?}: {e}: {}", run.stdout));
@@ -389,8 +381,7 @@ fn write_foreign(path: &Path, parameters: &str) {
 
 #[test]
 fn settings_of_other_programs_are_read_from_every_format() {
-    let folder = folder();
-    let folder = folder.path();
+    let folder = &folder();
     let flags = ["-S", "7", "--size", "64x48", "-s", "2", "--device", "cpu", "-o", "expected.png"];
     Run::new(flux().current_dir(folder).args(["-p", "a cat, \"big\""]).args(flags)).succeeds();
     let expected = read(&folder.join("expected.png")).unwrap();
@@ -432,8 +423,7 @@ fn settings_of_other_programs_are_read_from_every_format() {
 
 #[test]
 fn an_image_without_settings_is_described() {
-    let folder = folder();
-    let folder = folder.path();
+    let folder = &folder();
     let image = Rgb { width: 64, height: 48, bytes: vec![90; 3 * 64 * 48] };
     fs::write(folder.join("plain.jpg"), encode(&image, ImageFormat::Jpeg, &Metadata::default()).unwrap()).unwrap();
     fs::write(folder.join("x.gif"), b"GIF89a\x10\0\x08\0\0\0\0;").unwrap();
@@ -465,8 +455,7 @@ fn without_texts(png: &[u8], keywords: &[&str]) -> Vec<u8> {
 
 #[test]
 fn the_recipe_in_a_png_survives_programs_that_keep_only_xmp() {
-    let folder = folder();
-    let folder = folder.path();
+    let folder = &folder();
     draw(folder, &["-p", "a <cat> & \"dog\"", "-S", "7", "-o", "a.png"]).succeeds();
     let texts = ["flux", "parameters", "prompt", "seed", "steps", "size", "model"];
     fs::write(folder.join("kept.png"), without_texts(&bytes(folder, "a.png"), &texts)).unwrap();
@@ -479,8 +468,7 @@ fn the_recipe_in_a_png_survives_programs_that_keep_only_xmp() {
 
 #[test]
 fn an_input_is_embedded_once() {
-    let folder = files();
-    let folder = folder.path();
+    let folder = &files();
     fs::copy(folder.join("mask.png"), folder.join("copy.png")).unwrap();
     let inputs = ["-i", "mask.png", "-i", "copy.png", "-i", "copy.png", "--mask", "copy.png", "--embed-inputs"];
     for name in ["a.png", "a.jpg", "a.webp"] {
@@ -511,12 +499,10 @@ fn says(path: &Path, prompt: &str) {
     fs::write(path, flux::output::encode(&rgb, flux::output::ImageFormat::Png, &metadata).unwrap()).unwrap();
 }
 
-#[cfg(unix)]
 #[test]
 fn the_command_of_an_image_is_read_by_every_shell_and_runs_nothing_else() {
     use std::os::unix::fs::PermissionsExt;
-    let folder = folder();
-    let folder = folder.path();
+    let folder = &folder();
     let bin = folder.join("bin");
     fs::create_dir(&bin).unwrap();
     // A stand-in for the program that writes down its argument.

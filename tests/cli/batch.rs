@@ -12,7 +12,7 @@ use serde_json::Value;
 
 use super::again::write_adapter;
 use super::folder;
-use crate::program::{Run, SMALL, draw, flux, names, takes_long_form};
+use crate::program::{Run, SMALL, draw, flux, names, signal, takes_long_form};
 
 fn command(folder: &Path, words: &[&str]) -> Command {
     let mut command = flux();
@@ -41,8 +41,7 @@ fn bytes(path: &Path) -> Vec<u8> {
 
 #[test]
 fn a_prompt_a_line_becomes_an_image_each_and_given_again_nothing_is_made() {
-    let folder = folder();
-    let folder = folder.path();
+    let folder = &folder();
     fs::write(folder.join("prompts.txt"), "\u{feff}a cat\r\n\n# a note\nein Käse 🧀\na cat\n").unwrap();
     let first = batch(folder, &["prompts.txt", "out", "-S", "7"]).succeeds();
     assert!(first.stderr.contains("3 generated") && first.stdout.is_empty(), "{}", first.stderr);
@@ -71,8 +70,7 @@ fn a_prompt_a_line_becomes_an_image_each_and_given_again_nothing_is_made() {
 
 #[test]
 fn each_line_of_an_object_or_a_table_has_its_own_recipe_and_a_wrong_one_stops_no_other() {
-    let folder = folder();
-    let folder = folder.path();
+    let folder = &folder();
     input(folder, "1", "in.png");
     let jsonl = r#"{"prompt": "a cat", "seed": 1, "output": "a.webp"}
 {"prompt": "b", "steps": "many"}
@@ -111,8 +109,7 @@ fn each_line_of_an_object_or_a_table_has_its_own_recipe_and_a_wrong_one_stops_no
 
 #[test]
 fn a_line_or_an_input_that_has_changed_is_made_anew_and_foreign_files_stay() {
-    let folder = folder();
-    let folder = folder.path();
+    let folder = &folder();
     input(folder, "1", "in.png");
     let list = |prompt: &str| {
         let line = format!(r#"{{"prompt": "{prompt}", "inputs": ["in.png"], "seed": 1, "output": "a.png"}}"#);
@@ -147,18 +144,15 @@ fn a_line_or_an_input_that_has_changed_is_made_anew_and_foreign_files_stay() {
 }
 
 /// Makes a list of one line once, and returns the path of its image.
-#[cfg(unix)]
 fn made_once(folder: &Path) -> PathBuf {
     fs::write(folder.join("list.jsonl"), r#"{"prompt": "x", "seed": 1, "output": "a.png"}"#).unwrap();
     batch(folder, &["list.jsonl", "out"]).succeeds();
     folder.join("out/a.png")
 }
 
-#[cfg(unix)]
 #[test]
 fn a_file_that_another_program_changed_neither_counts_nor_is_overwritten() {
-    let folder = folder();
-    let folder = folder.path();
+    let folder = &folder();
     let path = made_once(folder);
     let whole = bytes(&path);
     let time = path.metadata().unwrap().modified().unwrap();
@@ -179,11 +173,9 @@ fn a_file_that_another_program_changed_neither_counts_nor_is_overwritten() {
     assert!(read(&path).is_ok());
 }
 
-#[cfg(unix)]
 #[test]
 fn no_line_of_a_manifest_leads_to_a_foreign_file() {
-    let folder = folder();
-    let folder = folder.path();
+    let folder = &folder();
     let path = made_once(folder);
     let [line] = &manifest(&folder.join("out"))[..] else { panic!("one line") };
     // A line with the digest of a photograph, which another recipe would replace.
@@ -210,11 +202,9 @@ fn no_line_of_a_manifest_leads_to_a_foreign_file() {
     }
 }
 
-#[cfg(unix)]
 #[test]
 fn further_names_of_an_older_image_keep_it() {
-    let folder = folder();
-    let folder = folder.path();
+    let folder = &folder();
     let path = made_once(folder);
     let (kept, before) = (folder.join("kept.png"), bytes(&path));
     fs::hard_link(&path, &kept).unwrap();
@@ -223,11 +213,9 @@ fn further_names_of_an_older_image_keep_it() {
     assert!(bytes(&kept) == before && bytes(&path) != before);
 }
 
-#[cfg(unix)]
 #[test]
 fn what_is_no_regular_file_is_refused_at_once() {
-    let folder = folder();
-    let folder = folder.path();
+    let folder = &folder();
     made_once(folder);
     let (out, list) = (folder.join("out"), folder.join("list.jsonl"));
     let link = |to: &'static str| move |at: &Path| std::os::unix::fs::symlink(to, at).unwrap();
@@ -257,11 +245,9 @@ fn what_is_no_regular_file_is_refused_at_once() {
     batch(folder, &["list.jsonl", "out"]).succeeds();
 }
 
-#[cfg(unix)]
 #[test]
 fn one_run_at_a_time_writes_to_a_folder_and_the_rest_is_told_as_not_tried() {
-    let folder = folder();
-    let folder = folder.path();
+    let folder = &folder();
     fs::write(folder.join("list.txt"), "a\n".repeat(400)).unwrap();
     let first = command(folder, &["list.txt", "out", "-S", "1"]).stderr(Stdio::piped()).spawn().unwrap();
     let start = Instant::now();
@@ -270,12 +256,10 @@ fn one_run_at_a_time_writes_to_a_folder_and_the_rest_is_told_as_not_tried() {
         thread::sleep(Duration::from_millis(10));
     }
     batch(folder, &["list.txt", "out", "-S", "1"]).fails(1, &["another `flux batch`"]);
-    let sent = Command::new("kill").args(["-INT", &first.id().to_string()]).status();
-    assert!(sent.unwrap().success());
-    let ended = first.wait_with_output().unwrap();
-    let stderr = String::from_utf8(ended.stderr).unwrap();
+    signal(&first, "INT");
+    let Run { code, stderr, .. } = Run::of(first.wait_with_output().unwrap());
     let made = manifest(&folder.join("out")).len();
-    assert_eq!(ended.status.code(), Some(130), "{stderr}");
+    assert_eq!(code, Some(130), "{stderr}");
     assert!(stderr.contains(&format!("0 failed, {} not tried", 400 - made)), "{stderr}");
     let go_on = stderr.lines().find_map(|line| line.strip_prefix("to continue: ")).expect("a command");
     let run = Run::new(Command::new("sh").current_dir(folder).args(["-c", &format!("{go_on} --dry-run")]));
@@ -284,8 +268,7 @@ fn one_run_at_a_time_writes_to_a_folder_and_the_rest_is_told_as_not_tried() {
 
 #[test]
 fn tables_of_spreadsheets_are_read_with_further_columns_and_names_of_them() {
-    let folder = folder();
-    let folder = folder.path();
+    let folder = &folder();
     let utf16: Vec<u8> = "\u{feff}Prompt\tSeed\r\na\t5\r\n".encode_utf16().flat_map(u16::to_le_bytes).collect();
     for (name, bytes) in [
         ("semicolon.csv", &b"\xef\xbb\xbfprompt;seed\r\na;5\r\n"[..]),
@@ -312,8 +295,7 @@ fn tables_of_spreadsheets_are_read_with_further_columns_and_names_of_them() {
 
 #[test]
 fn lines_of_flags_are_read_or_refused_by_name_and_errors_of_one_kind_are_counted() {
-    let folder = folder();
-    let folder = folder.path();
+    let folder = &folder();
     let text = "--prompt \"a red circle\" --seed 5 --steps 1\n--prompt \"a blue star\" --width 64\n";
     fs::write(folder.join("list.txt"), text).unwrap();
     batch(folder, &["list.txt", "out"]).succeeds();
@@ -329,8 +311,7 @@ fn lines_of_flags_are_read_or_refused_by_name_and_errors_of_one_kind_are_counted
 
 #[test]
 fn random_seeds_stay_what_they_were() {
-    let folder = folder();
-    let folder = folder.path();
+    let folder = &folder();
     fs::write(folder.join("list.txt"), "a\nb\n").unwrap();
     batch(folder, &["list.txt", "out", "-n", "2"]).succeeds();
     let before: Vec<_> = manifest(&folder.join("out")).iter().map(|line| line["seed"].as_u64().unwrap()).collect();
@@ -348,8 +329,7 @@ fn random_seeds_stay_what_they_were() {
 
 #[test]
 fn what_was_made_from_an_adapter_in_a_folder_is_made_anew_when_the_adapter_has_changed() {
-    let folder = folder();
-    let folder = folder.path();
+    let folder = &folder();
     fs::create_dir(folder.join("style")).unwrap();
     let write = |scale| write_adapter(&folder.join("style/adapter_model.safetensors"), scale);
     write(0.3);
@@ -364,8 +344,7 @@ fn what_was_made_from_an_adapter_in_a_folder_is_made_anew_when_the_adapter_has_c
 
 #[test]
 fn no_list_writes_over_what_another_has_just_made() {
-    let folder = folder();
-    let folder = folder.path();
+    let folder = &folder();
     for (list, prompt) in [("a.jsonl", "a"), ("b.jsonl", "b")] {
         fs::write(folder.join(list), format!(r#"{{"prompt": "{prompt}", "output": "x.png"}}"#)).unwrap();
     }
@@ -379,8 +358,7 @@ fn no_list_writes_over_what_another_has_just_made() {
 
 #[test]
 fn a_dry_run_checks_every_line_and_writes_nothing() {
-    let folder = folder();
-    let folder = folder.path();
+    let folder = &folder();
     let jsonl = "{\"prompt\": \"a\"}\n{\"prompt\": \"b\", \"mask\": \"m.png\"}\n{\"prompt\": \"c\", \"width\": 9}\n\
                  {\"prompt\": \"d\", \"adapters\": [{\"file\": \"none.safetensors\", \"strength\": 1}]}\n";
     fs::write(folder.join("list.jsonl"), jsonl).unwrap();
@@ -399,8 +377,7 @@ fn a_dry_run_checks_every_line_and_writes_nothing() {
 
 #[test]
 fn parts_of_a_list_make_each_image_once() {
-    let folder = folder();
-    let folder = folder.path();
+    let folder = &folder();
     fs::write(folder.join("list.txt"), "a\nb\nc\nd\ne\n").unwrap();
     let mut parts: Vec<_> = ["1/2", "2/2"]
         .iter()
@@ -415,16 +392,12 @@ fn parts_of_a_list_make_each_image_once() {
 
 #[test]
 fn lines_come_from_standard_input_and_tell_of_themselves_in_json() {
-    let folder = folder();
-    let folder = folder.path();
+    let folder = &folder();
     let mut command = command(folder, &["-", "out", "--json", "-q"]);
-    let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     let lines = "{\"prompt\": \"a\", \"seed\": 1}\n{\"prompt\": 1}\n";
-    std::io::Write::write_all(&mut child.stdin.take().unwrap(), lines.as_bytes()).unwrap();
-    let output = child.wait_with_output().unwrap();
-    assert_eq!(output.status.code(), Some(1));
-    let told: Vec<Value> =
-        String::from_utf8(output.stdout).unwrap().lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    let run = Run::with_input(&mut command, lines.as_bytes());
+    assert_eq!(run.code, Some(1));
+    let told: Vec<Value> = run.stdout.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
     assert_eq!(told.len(), 3, "{told:?}");
     assert_eq!((told[0]["line"].as_u64(), told[0]["error"]["kind"].as_str()), (Some(2), Some("usage")));
     assert_eq!((told[1]["file"].as_str(), told[1]["seed"].as_u64()), (Some("0001-a.png"), Some(1)));
@@ -433,8 +406,7 @@ fn lines_come_from_standard_input_and_tell_of_themselves_in_json() {
 
 #[test]
 fn what_no_batch_can_do_is_refused_before_any_work() {
-    let folder = folder();
-    let folder = folder.path();
+    let folder = &folder();
     fs::write(folder.join("list.txt"), "a\n").unwrap();
     fs::write(folder.join("list"), "a\n").unwrap();
     fs::write(folder.join("bad.txt"), b"a\n\xff\n").unwrap();
@@ -471,8 +443,7 @@ fn ended(folder: &Path, signal: &str, after: Duration) {
 #[test]
 fn a_list_that_was_killed_goes_on_and_makes_each_image_once() {
     let lines = if takes_long_form() { 1_000 } else { 40 };
-    let folder = folder();
-    let folder = folder.path();
+    let folder = &folder();
     let list: String = (0..lines).map(|line| format!("prompt {line}\n")).collect();
     fs::write(folder.join("list.txt"), list).unwrap();
     let ends = [("-KILL", 400), ("-INT", 600), ("-TERM", 500), ("-KILL", 900), ("-KILL", 700), ("-KILL", 1100)];

@@ -1,7 +1,5 @@
 //! Interactive mode with lines from a pipe, or from a terminal.
 
-#![cfg(unix)]
-
 use std::io::{BufRead, BufReader, Lines, Write};
 use std::path::Path;
 use std::process::{Child, ChildStderr, ChildStdin, Command, Stdio};
@@ -11,23 +9,18 @@ use std::{fs, thread};
 use flux::input::read;
 
 use super::folder;
-use crate::program::{Run, SMALL, draw, flux, names};
+use crate::program::{Run, SMALL, draw, flux, names, signal};
 use crate::pty::{Step, converse, sends, types};
 
 fn talk(folder: &Path, lines: &str, flags: &[&str]) -> Run {
     let mut command = flux();
     command.current_dir(folder).arg("chat").args(flags).args(["--device", "cpu"]);
-    let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
-    child.stdin.take().unwrap().write_all(lines.as_bytes()).unwrap();
-    let output = child.wait_with_output().unwrap();
-    let text = |bytes| String::from_utf8(bytes).unwrap();
-    Run { code: output.status.code(), stdout: text(output.stdout), stderr: text(output.stderr) }
+    Run::with_input(&mut command, lines.as_bytes())
 }
 
 #[test]
 fn each_line_is_an_image_of_what_is_set() {
-    let folder = folder();
-    let folder = folder.path();
+    let folder = &folder();
     let lines = "!seed 7\n!size 32\n!steps 1\na cat\n\na dog 48x32\n!again\n!list\n!quit\nnever drawn\n";
     let run = talk(folder, lines, &[]).succeeds();
     let files = ["chat-001-a-cat.png", "chat-002-a-dog.png", "chat-003-a-dog.png"];
@@ -44,8 +37,7 @@ fn each_line_is_an_image_of_what_is_set() {
 
 #[test]
 fn regions_are_those_of_the_next_images() {
-    let folder = folder();
-    let folder = folder.path();
+    let folder = &folder();
     let region = "0,0,1000,500:a red circle";
     let lines = format!("!region {region}\na wall\n!region\na wall\n!region nowhere\n");
     let run = talk(folder, &lines, &[&SMALL[..6], &["-S", "7"]].concat());
@@ -59,8 +51,7 @@ fn regions_are_those_of_the_next_images() {
 
 #[test]
 fn earlier_images_are_drawn_from_and_others_are_loaded_explored_and_forgotten() {
-    let folder = folder();
-    let folder = folder.path();
+    let folder = &folder();
     let lines = "!seed 3\n!steps 1\na blue square 64x64\n!load out/chat-001-a-blue-square.png\nmake $1 red\n!strength 0.5\n\
                  make $2 green\n!explore 3\n!keep $6\n!undo\n!save copy.png 1\n!list\n";
     let run = talk(folder, lines, &["-o", "out"]).succeeds();
@@ -79,7 +70,7 @@ fn a_line_that_is_wrong_is_told_and_the_conversation_goes_on() {
     let folder = folder();
     let lines = "!sead 3\n!steps x\n!again\nmake $3 blue\n!device tpu\n!lora none.safetensors\n!load none.png\n!undo\n\
                  !keep 1\n!save x.png\n!steps 0\na cat\n!steps 1\na cat 32x32\n";
-    let run = talk(folder.path(), lines, &[]);
+    let run = talk(&folder, lines, &[]);
     assert_eq!(run.code, Some(1));
     for words in [
         "did you mean `!seed`?",
@@ -96,13 +87,12 @@ fn a_line_that_is_wrong_is_told_and_the_conversation_goes_on() {
         assert!(run.stderr.contains(words), "{words}: {}", run.stderr);
     }
     assert_eq!(run.stdout.trim(), "chat-001-a-cat.png");
-    Run::new(flux().current_dir(folder.path()).args(["chat", "--save-latents", "x"])).fails(2, &["--save-latents"]);
+    Run::new(flux().current_dir(&folder).args(["chat", "--save-latents", "x"])).fails(2, &["--save-latents"]);
 }
 
 #[test]
 fn what_is_removed_numbered_and_kept_is_said() {
-    let folder = folder();
-    let folder = folder.path();
+    let folder = &folder();
     draw(folder, &["-p", "a cat", "-S", "1", "-o", "photo.png"]).succeeds();
     let lines = "!size 32\n!steps 1\n!seed 4\na cat\n!explore 3\n!load photo.png\n!keep $3\n!undo\n!undo\n";
     let run = talk(folder, lines, &[]).succeeds();
@@ -129,8 +119,7 @@ fn what_is_removed_numbered_and_kept_is_said() {
 
 #[test]
 fn only_what_was_drawn_here_is_ever_removed() {
-    let folder = folder();
-    let folder = folder.path();
+    let folder = &folder();
     draw(folder, &["-p", "a cat", "-S", "1", "-o", "photo.png"]).succeeds();
     let photo = fs::read(folder.join("photo.png")).unwrap();
     let lines =
@@ -182,8 +171,7 @@ impl Held {
     }
 
     fn signal(&self, name: &str) {
-        let sent = Command::new("kill").args(["-s", name, &self.child.id().to_string()]).status();
-        assert!(sent.is_ok_and(|status| status.success()));
+        signal(&self.child, name);
     }
 
     /// Returns its exit code, and the rest of stderr. Its input stays open until it has ended.
@@ -199,7 +187,7 @@ impl Held {
 fn a_signal_ends_a_conversation_that_waits_for_a_line() {
     let folder = folder();
     for (signal, code) in [("TERM", 143), ("HUP", 129), ("INT", 130)] {
-        let mut held = Held::new(folder.path(), &[]);
+        let mut held = Held::new(&folder, &[]);
         held.until_it_waits();
         held.signal(signal);
         assert_eq!(held.end(), (Some(code), String::new()), "{signal}");
@@ -208,8 +196,7 @@ fn a_signal_ends_a_conversation_that_waits_for_a_line() {
 
 #[test]
 fn a_signal_ends_an_image_and_a_second_one_the_conversation() {
-    let folder = folder();
-    let folder = folder.path();
+    let folder = &folder();
     let mut held = Held::new(folder, &["--size", "32", "-s", "1", "-S", "1"]);
     held.say("!steps 1000\na cat\n");
     held.until("seed 1, 32x32, 1000 steps");
@@ -235,8 +222,7 @@ fn a_signal_ends_an_image_and_a_second_one_the_conversation() {
 
 #[test]
 fn images_that_were_written_before_a_cancel_are_in_the_list() {
-    let folder = folder();
-    let folder = folder.path();
+    let folder = &folder();
     let mut held = Held::new(folder, &["--size", "64", "-s", "1", "-S", "5"]);
     held.say("a cat\n!explore 64\n");
     held.until("wrote chat-002-a-cat-5.png");
@@ -253,8 +239,7 @@ fn images_that_were_written_before_a_cancel_are_in_the_list() {
 
 #[test]
 fn images_that_are_gone_or_changed_are_left_alone() {
-    let folder = folder();
-    let folder = folder.path();
+    let folder = &folder();
     let mut held = Held::new(folder, &["--size", "32", "-s", "1", "-S", "5"]);
     held.say("a cat\n!explore 4\n");
     held.until_it_waits();
@@ -277,8 +262,7 @@ fn images_that_are_gone_or_changed_are_left_alone() {
 
 #[test]
 fn a_copy_is_whole_and_written_over_nothing() {
-    let folder = folder();
-    let folder = folder.path();
+    let folder = &folder();
     fs::write(folder.join("there.png"), "mine").unwrap();
     std::os::unix::fs::symlink("nowhere.png", folder.join("link.png")).unwrap();
     let lines = "!size 32\n!steps 1\na cat\n!save there.png\n!save link.png\n!save none/copy.png\n!save copy.png\n";
@@ -299,12 +283,12 @@ fn a_limit_on_the_size_of_files_is_an_error_of_a_line() {
     let folder = folder();
     let line = format!("ulimit -f 1; exec {} chat --device cpu -s 1 -q", env!("CARGO_BIN_EXE_flux"));
     let mut command = Command::new("bash");
-    command.args(["-c", &line]).current_dir(folder.path()).env_remove("FLUX_MODEL").env("FLUX_CONFIG", "");
+    command.args(["-c", &line]).current_dir(&folder).env_remove("FLUX_MODEL").env("FLUX_CONFIG", "");
     let mut held = Held::begin(&mut command);
     held.say("a cat 256x256\n");
     held.until("cannot write the image");
     held.until_it_waits();
-    assert!(names(folder.path()).is_empty());
+    assert!(names(&folder).is_empty());
     held.say("!quit\n");
     assert_eq!(held.end().0, Some(1));
 }
@@ -313,13 +297,13 @@ fn a_limit_on_the_size_of_files_is_an_error_of_a_line() {
 fn a_line_that_is_too_long_is_an_error_of_its_own() {
     let folder = folder();
     let lines = format!("{}\n!size 32\n!steps 1\na cat\n", "x".repeat(1 << 20));
-    let run = talk(folder.path(), &lines, &[]);
+    let run = talk(&folder, &lines, &[]);
     assert!(
         run.stderr.contains("the line is longer than") && run.stderr.contains("1 of the lines failed"),
         "{}",
         run.stderr
     );
-    assert_eq!(names(folder.path()), ["chat-001-a-cat.png"]);
+    assert_eq!(names(&folder), ["chat-001-a-cat.png"]);
 }
 
 /// Returns a command for a conversation on a terminal, without the user's history.
@@ -336,16 +320,16 @@ fn a_signal_while_a_line_is_edited_ends_the_conversation_and_the_terminal_is_as_
     for (signal, code) in [("TERM", 143), ("HUP", 129)] {
         let begun = types("a cat");
         let steps: [Step<'_>; 2] = [("1> ", &begun), ("cat", &sends(signal))];
-        let played = converse(&mut on_terminal(folder.path(), &[]), None, &steps);
+        let played = converse(&mut on_terminal(&folder, &[]), None, &steps);
         assert_eq!((played.code, played.mode_is_kept), (Some(code), true), "{signal}: {}", played.shown);
         assert!(played.shown.contains("\x1b[?2004l"), "{}", played.shown);
     }
     // Ctrl-C, from any source, ends neither the conversation nor the next image.
     let steps: [Step<'_>; 4] =
         [("1> ", &sends("INT")), ("1> ", &types("\x03")), ("1> ", &types("a cat 32x32\r")), ("2> ", &types("\x04"))];
-    let played = converse(&mut on_terminal(folder.path(), &["-s", "1"]), None, &steps);
+    let played = converse(&mut on_terminal(&folder, &["-s", "1"]), None, &steps);
     assert_eq!((played.code, played.mode_is_kept), (Some(0), true), "{}", played.shown);
-    assert!(folder.path().join("chat-001-a-cat.png").exists(), "{}", played.shown);
+    assert!(folder.join("chat-001-a-cat.png").exists(), "{}", played.shown);
 }
 
 #[test]
@@ -357,7 +341,7 @@ fn nothing_draws_over_the_prompt_once_an_image_is_cancelled() {
     };
     let steps: [Step<'_>; 4] =
         [("1> ", &types("a cat 256x256\r")), ("denoise", &types("\x03")), ("cancelled", &types("")), ("1> ", &slow)];
-    let played = converse(&mut on_terminal(folder.path(), &["-s", "1000"]), None, &steps);
+    let played = converse(&mut on_terminal(&folder, &["-s", "1000"]), None, &steps);
     assert_eq!(played.code, Some(0), "{}", played.shown);
     let (_, after) = played.shown.rsplit_once("cancelled").unwrap();
     assert!(!after.contains("denoise"), "{after}");
@@ -365,8 +349,7 @@ fn nothing_draws_over_the_prompt_once_an_image_is_cancelled() {
 
 #[test]
 fn only_results_go_to_a_file_or_pipe_instead_of_a_terminal() {
-    let folder = folder();
-    let folder = folder.path();
+    let folder = &folder();
     let out = fs::File::create(folder.join("out")).unwrap();
     let steps: [Step<'_>; 2] = [("1> ", &types("a cat 32x32\n")), ("2> ", &types("!quit\n"))];
     let played = converse(&mut on_terminal(folder, &["-s", "1"]), Some(out.into()), &steps);

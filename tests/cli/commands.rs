@@ -13,18 +13,18 @@ const SAME: &str = "max 0 mean 0.0000 psnr inf dB ssim 1.00000 differing 0 of 10
 fn compare_measures_and_holds_to_its_bound() {
     let folder = folder();
     for (seed, name) in [("1", "a.png"), ("2", "b.png")] {
-        draw(folder.path(), &["-p", "a cat", "-S", seed, "-o", name]).succeeds();
+        draw(&folder, &["-p", "a cat", "-S", seed, "-o", name]).succeeds();
     }
-    let compare = |args: &[&str]| Run::new(flux().current_dir(folder.path()).arg("compare").args(args));
+    let compare = |args: &[&str]| Run::new(flux().current_dir(&folder).arg("compare").args(args));
     assert_eq!(compare(&["a.png", "a.png", "--min-psnr", "60"]).succeeds().stdout, SAME);
     let apart = compare(&["a.png", "b.png", "--min-psnr", "60"]);
     assert_eq!(apart.code, Some(1));
     assert!(apart.stdout.starts_with("max ") && apart.stderr.contains("expected at least 60 dB"), "{}", apart.stderr);
     compare(&["a.png", "none.png"]).fails(1, &["none.png"]);
-    fs::write(folder.path().join("text.png"), "no image").unwrap();
+    fs::write(folder.join("text.png"), "no image").unwrap();
     compare(&["a.png", "text.png"]).fails(1, &["not a PNG, JPEG or WebP", "text.png", "hint: convert it"]);
-    draw(folder.path(), &["-p", "a cat", "-S", "1", "-o", "a.webp"]).succeeds();
-    draw(folder.path(), &["-p", "a cat", "-S", "1", "-o", "a.jpg"]).succeeds();
+    draw(&folder, &["-p", "a cat", "-S", "1", "-o", "a.webp"]).succeeds();
+    draw(&folder, &["-p", "a cat", "-S", "1", "-o", "a.jpg"]).succeeds();
     assert_eq!(compare(&["a.png", "a.webp"]).succeeds().stdout, SAME);
     compare(&["a.png", "a.jpg", "--min-psnr", "25"]).succeeds();
     compare(&["a.webp", "a.jpg", "--min-psnr", "25"]).succeeds();
@@ -165,7 +165,7 @@ fn bench_measures_what_adapters_cost() {
     let bench = |flags: &[&str]| {
         let mut command = flux();
         command.args(["bench", "--device", "cpu", "--runs", "1", "--size", "32", "--steps", "1", "adapters/"]);
-        Run::new(command.env("TMPDIR", folder.path()).args(flags).arg("-d").arg(&tiny)).succeeds().stdout
+        Run::new(command.env("TMPDIR", &folder).args(flags).arg("-d").arg(&tiny)).succeeds().stdout
     };
     let printed = bench(&["--json"]);
     let row: serde_json::Value = serde_json::from_str(printed.trim()).expect("one row");
@@ -180,7 +180,7 @@ fn bench_measures_what_adapters_cost() {
     assert_eq!(row["placement"].as_str(), Some("beside"), "{row}");
     assert!(row["merge_ms"].as_f64().is_some_and(|ms| ms < 100.0), "{row}");
     assert!(row.get("merged_step_ms").is_none(), "{row}");
-    assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0, "the adapters are removed");
+    assert_eq!(fs::read_dir(&folder).unwrap().count(), 0, "the adapters are removed");
 
     let table = bench(&[]);
     for line in ["adapters/32x32 step, unmerged", "ready for a step, first use", "ms for factors"] {
@@ -259,8 +259,7 @@ fn help_fits_the_terminal_and_groups_the_flags() {
 
 #[test]
 fn a_config_file_is_under_variables_and_these_under_flags() {
-    let folder = folder();
-    let folder = folder.path();
+    let folder = &folder();
     let model = project("models/tiny");
     fs::write(
         folder.join("flux.toml"),

@@ -30,15 +30,14 @@ fn run(folder: &Path, words: &[&str]) -> Run {
 #[test]
 fn each_image_has_its_words_and_they_are_what_it_shows() {
     let folder = folder();
-    let at = |name: &str| folder.path().join(name);
     let template = "a {red|blue} heart";
     let large = ["--size", "128", "--device", "cpu"];
     let many = ["-p", template, "--expand", "-n", "20", "-S", "1", "-o", "{n}.png"];
-    let many = run(folder.path(), &[&many[..], &large].concat()).succeeds();
+    let many = run(&folder, &[&many[..], &large].concat()).succeeds();
     assert!(many.stderr.contains("from `a red heart`") && many.stderr.contains("from `a blue heart`"));
     let mut seen = BTreeSet::new();
     for number in 1..=20 {
-        let file = at(&format!("{number}.png"));
+        let file = folder.join(&format!("{number}.png"));
         let (prompt, own) = words(&file);
         assert_eq!(own.as_deref(), Some(template));
         // The average of the red and blue values that are far from grey.
@@ -51,101 +50,99 @@ fn each_image_has_its_words_and_they_are_what_it_shows() {
     assert_eq!(seen.len(), 2);
     // A single image has the bytes of its place in the set, and the words alone give the same pixels.
     let one = ["-p", template, "--expand", "-S", "3", "-o", "one.png"];
-    run(folder.path(), &[&one[..], &large].concat()).succeeds();
-    assert!(bytes(&at("one.png")) == bytes(&at("3.png")));
-    let (prompt, _) = words(&at("3.png"));
-    run(folder.path(), &[&["-p", &prompt, "-S", "3", "-o", "plain.png"][..], &large].concat()).succeeds();
-    assert!(read(&at("plain.png")).unwrap() == read(&at("3.png")).unwrap());
+    run(&folder, &[&one[..], &large].concat()).succeeds();
+    assert!(bytes(&folder.join("one.png")) == bytes(&folder.join("3.png")));
+    let (prompt, _) = words(&folder.join("3.png"));
+    run(&folder, &[&["-p", &prompt, "-S", "3", "-o", "plain.png"][..], &large].concat()).succeeds();
+    assert!(read(&folder.join("plain.png")).unwrap() == read(&folder.join("3.png")).unwrap());
 }
 
 #[test]
 fn an_image_again_keeps_its_words_unless_new_ones_are_wanted() {
     let folder = folder();
-    let at = |name: &str| folder.path().join(name);
     let template = "{a|b|c|d|e|f|g|h} {i|j|k|l|m|n|o|p}";
-    draw(folder.path(), &["-p", template, "--expand", "-S", "1", "-o", "first.png"]).succeeds();
-    let (first, _) = words(&at("first.png"));
+    draw(&folder, &["-p", template, "--expand", "-S", "1", "-o", "first.png"]).succeeds();
+    let (first, _) = words(&folder.join("first.png"));
     let again = |flags: &[&str], name: &str| {
         let line = [&["again", "first.png", "--device", "cpu", "-o", name], flags].concat();
-        run(folder.path(), &line).succeeds();
-        words(&at(name))
+        run(&folder, &line).succeeds();
+        words(&folder.join(name))
     };
     assert_eq!(again(&[], "same.png"), (first.clone(), Some(template.to_string())));
-    assert!(bytes(&at("same.png")) == bytes(&at("first.png")));
+    assert!(bytes(&folder.join("same.png")) == bytes(&folder.join("first.png")));
     assert_eq!(again(&["-S", "2"], "kept.png").0, first);
     let (second, own) = again(&["-S", "2", "--expand"], "new.png");
     assert_eq!(own.as_deref(), Some(template));
-    draw(folder.path(), &["-p", template, "--expand", "-S", "2", "-o", "second.png"]).succeeds();
-    assert_eq!(second, words(&at("second.png")).0);
+    draw(&folder, &["-p", template, "--expand", "-S", "2", "-o", "second.png"]).succeeds();
+    assert_eq!(second, words(&folder.join("second.png")).0);
     assert_ne!(second, first);
     assert_eq!(again(&["-p", "a cat"], "other.png"), ("a cat".to_string(), None));
-    fs::write(at("flux.toml"), "expand = true\n").unwrap();
+    fs::write(folder.join("flux.toml"), "expand = true\n").unwrap();
     let mut configured = flux();
-    let configured = configured.current_dir(folder.path()).env("FLUX_CONFIG", "flux.toml").args(SMALL);
+    let configured = configured.current_dir(&folder).env("FLUX_CONFIG", "flux.toml").args(SMALL);
     Run::new(configured.args(["-p", template, "-S", "1", "-o", "config.png"])).succeeds();
-    assert!(bytes(&at("config.png")) == bytes(&at("first.png")));
+    assert!(bytes(&folder.join("config.png")) == bytes(&folder.join("first.png")));
 }
 
 #[test]
 fn all_combinations_have_the_seed_and_names_of_their_own() {
     let folder = folder();
     let all = ["-p", "{red|blue} {cat|dog}", "--expand=all", "-S", "7", "-o", "out.png"];
-    draw(folder.path(), &all).succeeds();
-    let prompts: Vec<_> = (1..=4).map(|number| words(&folder.path().join(format!("out-{number}.png"))).0).collect();
+    draw(&folder, &all).succeeds();
+    let prompts: Vec<_> = (1..=4).map(|number| words(&folder.join(format!("out-{number}.png"))).0).collect();
     assert_eq!(prompts, ["red cat", "red dog", "blue cat", "blue dog"]);
-    draw(folder.path(), &["-p", "red dog", "-S", "7", "-o", "alone.png"]).succeeds();
-    let [alone, one] = ["alone.png", "out-2.png"].map(|name| read(&folder.path().join(name)).unwrap());
+    draw(&folder, &["-p", "red dog", "-S", "7", "-o", "alone.png"]).succeeds();
+    let [alone, one] = ["alone.png", "out-2.png"].map(|name| read(&folder.join(name)).unwrap());
     assert!(alone == one);
     let ten = "{0|1|2|3|4|5|6|7|8|9}".repeat(4);
-    draw(folder.path(), &["-p", &ten, "--expand=all"]).fails(2, &["10000, expected at most 1000", "in: --prompt"]);
-    draw(folder.path(), &["-p", "a", "--expand", "all"]).fails(2, &["write `--expand=all`"]);
+    draw(&folder, &["-p", &ten, "--expand=all"]).fails(2, &["10000, expected at most 1000", "in: --prompt"]);
+    draw(&folder, &["-p", "a", "--expand", "all"]).fails(2, &["write `--expand=all`"]);
 }
 
 #[test]
 fn wildcards_are_lines_of_files() {
     let folder = folder();
-    fs::create_dir_all(folder.path().join("w/a")).unwrap();
-    fs::write(folder.path().join("w/a/color.txt"), "# one\nred\n").unwrap();
-    let drawn = |flags: &[&str]| draw(folder.path(), &[&["-S", "1", "-o", "out.png"], flags].concat());
+    fs::create_dir_all(folder.join("w/a")).unwrap();
+    fs::write(folder.join("w/a/color.txt"), "# one\nred\n").unwrap();
+    let drawn = |flags: &[&str]| draw(&folder, &[&["-S", "1", "-o", "out.png"], flags].concat());
     drawn(&["-p", "a __a/color__ cat", "--wildcards", "w"]).succeeds();
-    assert_eq!(words(&folder.path().join("out.png")).0, "a red cat");
+    assert_eq!(words(&folder.join("out.png")).0, "a red cat");
     drawn(&["-p", "__a/colour__", "--wildcards", "w"])
         .fails(2, &["column 1", "did you mean `__a/color__`?", "in: --prompt"]);
     drawn(&["-p", "__a/color__", "--expand"]).fails(2, &["no folder of wildcards", "--wildcards"]);
     drawn(&["-p", "{a|b", "--expand"]).fails(2, &["column 1 of the prompt: the brace is not closed"]);
     let plain = drawn(&["-p", "a {red|blue} cat"]).succeeds();
     assert!(plain.stderr.contains("--expand"), "{}", plain.stderr);
-    assert_eq!(words(&folder.path().join("out.png")).0, "a {red|blue} cat");
+    assert_eq!(words(&folder.join("out.png")).0, "a {red|blue} cat");
     let table = r#"A cat <cat_1> [{"id": "cat_1", "bbox": [1,2,3,4]}]"#;
     let run = drawn(&["-p", table, "--expand"]).succeeds();
     assert!(!run.stderr.contains("from `"), "{}", run.stderr);
-    assert_eq!(words(&folder.path().join("out.png")), (table.to_string(), None));
+    assert_eq!(words(&folder.join("out.png")), (table.to_string(), None));
 }
 
 #[test]
 fn lines_of_a_list_are_templates() {
     let folder = folder();
-    let at = |name: &str| folder.path().join(name);
-    fs::write(at("list.txt"), "{a|b|c|d|e} cat\na dog\n").unwrap();
+    fs::write(folder.join("list.txt"), "{a|b|c|d|e} cat\na dog\n").unwrap();
     fs::write(
-        at("list.jsonl"),
+        folder.join("list.jsonl"),
         "{\"prompt\": \"{a|b|c|d|e} cat\", \"seed\": 3, \"n\": 2, \"output\": \"{seed}.png\"}\n",
     )
     .unwrap();
-    let batch = |words: &[&str]| run(folder.path(), &[&["batch"], words, &SMALL].concat());
+    let batch = |words: &[&str]| run(&folder, &[&["batch"], words, &SMALL].concat());
     batch(&["list.txt", "out", "-S", "3", "--expand"]).succeeds();
-    let files = names(&at("out"));
-    let (prompt, template) = words(&at("out").join(&files[0]));
+    let files = names(&folder.join("out"));
+    let (prompt, template) = words(&folder.join("out").join(&files[0]));
     assert_eq!(template.as_deref(), Some("{a|b|c|d|e} cat"));
     assert_eq!(files[0], format!("0001-{}.png", prompt.replace(' ', "-")));
-    assert_eq!(words(&at("out").join(&files[1])), ("a dog".to_string(), None));
+    assert_eq!(words(&folder.join("out").join(&files[1])), ("a dog".to_string(), None));
     let again = batch(&["list.txt", "out", "-S", "3", "--expand"]).succeeds();
     assert!(again.stderr.contains("2 already existed"), "{}", again.stderr);
     batch(&["list.jsonl", "json", "--expand"]).succeeds();
-    assert_eq!(words(&at("json/3.png")).0, prompt);
-    assert_eq!(words(&at("json/4.png")).1.as_deref(), Some("{a|b|c|d|e} cat"));
+    assert_eq!(words(&folder.join("json/3.png")).0, prompt);
+    assert_eq!(words(&folder.join("json/4.png")).1.as_deref(), Some("{a|b|c|d|e} cat"));
     batch(&["list.txt", "all", "-S", "3", "--expand=all", "--name", "{index}-{n}.png"]).succeeds();
-    assert_eq!(names(&at("all")).len(), 7);
+    assert_eq!(names(&folder.join("all")).len(), 7);
     // Without the flag, random seeds are kept, too.
     batch(&["list.txt", "random", "--expand"]).succeeds();
     let again = batch(&["list.txt", "random", "--expand"]).succeeds();
@@ -154,19 +151,13 @@ fn lines_of_a_list_are_templates() {
     assert_eq!(wrong.code, Some(0), "a folder that no line needs: {}", wrong.stderr);
 }
 
-#[cfg(unix)]
 #[test]
 fn lines_of_a_conversation_are_templates() {
-    use std::io::Write;
-    use std::process::Stdio;
     let folder = folder();
     let mut command = flux();
-    command.current_dir(folder.path()).arg("chat").args(SMALL).args(["-S", "1", "--expand"]);
-    let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
-    child.stdin.take().unwrap().write_all(b"{2$$ and $$red|blue} heart\n{red|\n!list\n").unwrap();
-    let output = child.wait_with_output().unwrap();
-    let stderr = String::from_utf8(output.stderr).unwrap();
-    let (prompt, template) = words(&folder.path().join(&names(folder.path())[0]));
+    command.current_dir(&folder).arg("chat").args(SMALL).args(["-S", "1", "--expand"]);
+    let stderr = Run::with_input(&mut command, b"{2$$ and $$red|blue} heart\n{red|\n!list\n").stderr;
+    let (prompt, template) = words(&folder.join(&names(&folder)[0]));
     assert_eq!(template.as_deref(), Some("{2$$ and $$red|blue} heart"));
     assert!(["red and blue heart", "blue and red heart"].contains(&&*prompt), "{prompt}");
     assert!(stderr.contains(&format!("seed 1  {prompt}")) && stderr.contains("not closed"), "{stderr}");

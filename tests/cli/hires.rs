@@ -26,8 +26,7 @@ fn pixels(folder: &Path, name: &str) -> Rgb {
 
 #[test]
 fn a_second_pass_gives_the_pixels_of_its_commands_by_hand() {
-    let folder = folder();
-    let folder = folder.path();
+    let folder = &folder();
     small(folder, &["-s", "2", "-o", "first.png"]).succeeds();
     let upscaler = project("tests/upscaler/compact-3x.pth");
     let upscaler = upscaler.to_str().unwrap();
@@ -72,8 +71,7 @@ fn a_second_pass_gives_the_pixels_of_its_commands_by_hand() {
 
 #[test]
 fn strength_0_only_enlarges_and_each_image_has_a_seed_of_its_own() {
-    let folder = folder();
-    let folder = folder.path();
+    let folder = &folder();
     small(folder, &["-s", "1", "-o", "first.png"]).succeeds();
     run(folder, &["upscale", "first.png", "--by", "2", "-o", "large.png"]).succeeds();
     let said = small(folder, &["-s", "1", "--hires", "2", "--hires-strength", "0", "-o", "out.png"]).succeeds();
@@ -96,8 +94,7 @@ fn strength_0_only_enlarges_and_each_image_has_a_seed_of_its_own() {
 
 #[test]
 fn an_edit_and_its_references_have_a_second_pass() {
-    let folder = folder();
-    let folder = folder.path();
+    let folder = &folder();
     run(folder, &["a red heart", "-S", "3", "--size", "64", "-s", "1", "--device", "cpu", "-o", "input.png"])
         .succeeds();
     let edit = ["-p", "a blue heart", "-S", "3", "-i", "input.png", "-s", "1", "--device", "cpu"];
@@ -113,8 +110,7 @@ fn an_edit_and_its_references_have_a_second_pass() {
 
 #[test]
 fn values_that_cannot_be_are_errors_before_any_work() {
-    let folder = folder();
-    let folder = folder.path();
+    let folder = &folder();
     fs::write(folder.join("no.pth"), "no upscaler").unwrap();
     small(folder, &["-s", "1", "-o", "input.png"]).succeeds();
     for (flags, words) in [
@@ -148,8 +144,7 @@ fn values_that_cannot_be_are_errors_before_any_work() {
 
 #[test]
 fn a_list_has_it_as_a_field() {
-    let folder = folder();
-    let folder = folder.path();
+    let folder = &folder();
     small(folder, &["-s", "1", "--hires", "2", "-o", "one.png"]).succeeds();
     let line = r#"{"prompt": "a red heart", "seed": 3, "size": "64x48", "steps": 1, "output": "NAME", "hires": HIRES}"#;
     let whole = r#"{"size": "128x96", "strength": 0.5}"#;

@@ -10,8 +10,7 @@ use flux::metadata::Metadata;
 use flux::output::{ImageFormat, Rgb, encode};
 
 use super::{folder, texts};
-use crate::program::{Run, draw, flux, names, project};
-#[cfg(target_os = "linux")]
+use crate::program::{Folder, Run, draw, flux, names, project};
 use crate::pty::watch;
 
 /// Returns colours that differ from pixel to pixel.
@@ -31,10 +30,10 @@ fn save(folder: &Path, name: &str, image: &Rgb) {
 }
 
 /// Creates a folder with `a.png`, an image of 70 x 64 pixels, and `mask.png`, white in its right part.
-fn images() -> tempfile::TempDir {
+fn images() -> Folder {
     let folder = folder();
-    save(folder.path(), "a.png", &colours(70, 64));
-    save(folder.path(), "mask.png", &white_from(41, 70, 64));
+    save(&folder, "a.png", &colours(70, 64));
+    save(&folder, "mask.png", &white_from(41, 70, 64));
     folder
 }
 
@@ -64,7 +63,7 @@ fn flags_that_need_another_one_or_contradict_it_are_usage_errors() {
         &["--no-self-reference"],
     ] {
         let words = format!("`{}` requires `--input`", flags[0]);
-        edit(folder.path(), flags).fails(2, &[&words, "hint: pass `--input` too"]);
+        edit(&folder, flags).fails(2, &[&words, "hint: pass `--input` too"]);
     }
     let with_input: [(&[&str], &[&str]); 15] = [
         (&["--mask-padding", "2"], &["`--mask-padding` requires `--mask`", "hint: pass"]),
@@ -87,18 +86,18 @@ fn flags_that_need_another_one_or_contradict_it_are_usage_errors() {
         (&["--extend", "0,0,0,0"], &["all sides are 0", "in: a.png", "hint: "]),
     ];
     for (flags, words) in with_input {
-        edit(folder.path(), &[&["-i", "a.png"], flags].concat()).fails(2, words);
+        edit(&folder, &[&["-i", "a.png"], flags].concat()).fails(2, words);
     }
     let many = ["-i", "a.png"].repeat(17);
-    edit(folder.path(), &many).fails(2, &["17 input images were passed", "in: -i", "hint: leave some"]);
-    assert_eq!(names(folder.path()), ["a.png", "mask.png"]);
+    edit(&folder, &many).fails(2, &["17 input images were passed", "in: -i", "hint: leave some"]);
+    assert_eq!(names(&folder), ["a.png", "mask.png"]);
 }
 
 #[test]
 fn standard_input_is_read_once() {
     let folder = images();
     for flags in [&["-i", "-", "-i", "-"][..], &["-i", "-", "--mask", "-"], &["-i", "a.png", "-i", "-", "--mask=-"]] {
-        edit(folder.path(), flags).fails(2, &["more than once", "in: --input", "hint: "]);
+        edit(&folder, flags).fails(2, &["more than once", "in: --input", "hint: "]);
     }
     let prompt = ["-p", "-", "-i", "-", "--device", "cpu"];
     Run::new(flux().args(prompt)).fails(2, &["more than once", "the prompt can come from standard input"]);
@@ -109,8 +108,8 @@ fn an_image_a_mask_or_a_reference_may_come_from_standard_input() {
     let folder = images();
     let piped = |from: &str, flags: &[&str]| {
         let mut command = flux();
-        command.current_dir(folder.path()).args(["-p", "x", "-S", "1", "-s", "1", "--device", "cpu", "-q", "-o", "-"]);
-        let file = fs::File::open(folder.path().join(from)).expect("written above");
+        command.current_dir(&folder).args(["-p", "x", "-S", "1", "-s", "1", "--device", "cpu", "-q", "-o", "-"]);
+        let file = fs::File::open(folder.join(from)).expect("written above");
         let output = command.args(flags).stdin(Stdio::from(file)).output().expect("the program starts");
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
         read_bytes(&output.stdout).expect("an image on standard output")
@@ -121,16 +120,15 @@ fn an_image_a_mask_or_a_reference_may_come_from_standard_input() {
         ("mask.png", &["-i", "a.png", "--mask", "-"], &["-i", "a.png", "--mask", "mask.png"]),
         ("mask.png", &["-i", "a.png", "-i", "-"], &["-i", "a.png", "-i", "mask.png"]),
     ] {
-        edit(folder.path(), &[file, &["-o", "named.png"]].concat()).succeeds();
-        assert_eq!(piped(from, stdin), read(&folder.path().join("named.png")).unwrap(), "{stdin:?}");
+        edit(&folder, &[file, &["-o", "named.png"]].concat()).succeeds();
+        assert_eq!(piped(from, stdin), read(&folder.join("named.png")).unwrap(), "{stdin:?}");
     }
 }
 
-#[cfg(target_os = "linux")]
 #[test]
 fn a_terminal_is_no_image() {
     let folder = images();
-    let played = watch(flux().current_dir(folder.path()).args(["-p", "x", "-i", "-", "--device", "cpu"]), 80);
+    let played = watch(flux().current_dir(&folder).args(["-p", "x", "-i", "-", "--device", "cpu"]), 80);
     assert_eq!(played.code, Some(2), "{}", played.shown);
     assert!(
         played.shown.contains("standard input is a terminal") && played.shown.contains("hint: "),
@@ -143,7 +141,7 @@ fn a_terminal_is_no_image() {
 #[test]
 fn hostile_images_are_refused_before_a_model_is_opened() {
     let folder = images();
-    let path = folder.path();
+    let path = &folder;
     let whole = fs::read(path.join("a.png")).unwrap();
     let refused = |name: &str| file_of("refused.json", name);
     let files = [
@@ -171,7 +169,6 @@ fn hostile_images_are_refused_before_a_model_is_opened() {
     none(&["-i", "."]).fails(1, &["hint: "]);
     none(&["-i", ""]).fails(2, &["`-i`"]);
     none(&["-i", "a.png", "--mask", "none.png"]).fails(1, &["none.png", "hint: "]);
-    #[cfg(target_os = "linux")]
     none(&["-i", "/dev/zero"]).fails(1, &["/dev/zero", "hint: "]);
     assert!(start.elapsed() < Duration::from_secs(30), "{:?}", start.elapsed());
 }
@@ -179,7 +176,7 @@ fn hostile_images_are_refused_before_a_model_is_opened() {
 #[test]
 fn images_that_models_do_not_take_are_refused_with_their_size() {
     let folder = images();
-    let path = folder.path();
+    let path = &folder;
     save(path, "small.png", &colours(63, 80));
     save(path, "long.png", &colours(64, 513));
     save(path, "line.png", &colours(80, 15));
@@ -195,7 +192,7 @@ fn images_that_models_do_not_take_are_refused_with_their_size() {
 #[test]
 fn a_cmyk_jpeg_is_changed_under_a_mask_and_comes_back_as_it_is_read() {
     let folder = images();
-    let path = folder.path();
+    let path = &folder;
     let jpeg = file_of("images.json", "cmyk.jpg");
     fs::write(path.join("cmyk.jpg"), &jpeg).unwrap();
     save(path, "corner.png", &white_from(16, 32, 24));
@@ -214,7 +211,7 @@ fn a_cmyk_jpeg_is_changed_under_a_mask_and_comes_back_as_it_is_read() {
 #[test]
 fn the_size_is_that_of_the_first_reference_unless_it_is_given() {
     let folder = images();
-    let path = folder.path();
+    let path = &folder;
     save(path, "wide.png", &colours(100, 64));
     let size = |flags: &[&str]| {
         edit(path, &[flags, &["-o", "out.png"]].concat()).succeeds();
@@ -234,7 +231,7 @@ fn the_size_is_that_of_the_first_reference_unless_it_is_given() {
 #[test]
 fn a_png_says_which_images_it_was_made_from() {
     let folder = images();
-    let path = folder.path();
+    let path = &folder;
     edit(path, &["-i", "a.png", "-i", "mask.png", "--mask", "mask.png", "--strength", "1", "-o", "out.png"]).succeeds();
     let said = texts(&path.join("out.png"));
     for (keyword, text) in [("inputs", "a.png, mask.png"), ("mask", "mask.png"), ("strength", "1")] {
@@ -248,7 +245,7 @@ fn a_png_says_which_images_it_was_made_from() {
 fn a_strength_that_is_rounded_is_told() {
     let folder = images();
     let mut command = flux();
-    command.current_dir(folder.path()).args(["-p", "x", "-S", "1", "-s", "4", "--device", "cpu", "-o", "out.png"]);
+    command.current_dir(&folder).args(["-p", "x", "-S", "1", "-s", "4", "--device", "cpu", "-o", "out.png"]);
     let run = Run::new(command.args(["-i", "a.png", "--strength", "0.6"])).succeeds();
     assert!(run.stderr.contains("note: a strength of 0.6 runs 3 of 4 steps, the same as 0.75"), "{}", run.stderr);
 }

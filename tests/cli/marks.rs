@@ -37,8 +37,7 @@ fn model(folder: &Path) -> String {
 
 #[test]
 fn a_file_without_a_recipe_has_the_pixels_and_the_mark_alone() {
-    let folder = folder();
-    let folder = folder.path();
+    let folder = &folder();
     let model = model(folder);
     for ending in ENDINGS {
         let [whole, private, quiet] = ["whole", "private", "quiet"].map(|name| format!("{name}.{ending}"));
@@ -74,17 +73,16 @@ fn a_file_without_a_recipe_has_the_pixels_and_the_mark_alone() {
 fn inputs_are_not_embedded_without_a_recipe() {
     let folder = folder();
     let words = ["-p", "x", "--no-recipe", "--embed-inputs", "-o", "out.png"];
-    draw(folder.path(), &words).fails(2, &["--no-recipe", "--embed-inputs"]);
+    draw(&folder, &words).fails(2, &["--no-recipe", "--embed-inputs"]);
     let list = "{\"prompt\": \"x\", \"recipe\": false}\n{\"prompt\": \"y\", \"recipe\": 3}\n";
-    fs::write(folder.path().join("list.jsonl"), list).unwrap();
+    fs::write(folder.join("list.jsonl"), list).unwrap();
     let words = [&["batch", "list.jsonl", "out", "--embed-inputs"], &SMALL[..]].concat();
-    run(folder.path(), &words).fails(1, &["without a recipe", "`recipe` is `3`, expected true or false"]);
+    run(&folder, &words).fails(1, &["without a recipe", "`recipe` is `3`, expected true or false"]);
 }
 
 #[test]
 fn the_config_makes_all_files_private() {
-    let folder = folder();
-    let folder = folder.path();
+    let folder = &folder();
     draw(folder, &["-p", PROMPT, "-S", "7", "-o", "whole.png"]).succeeds();
     fs::write(folder.join("flux.toml"), "recipe = false\n").unwrap();
     let set = |words: &[&str]| Run::new(flux().current_dir(folder).args(words).env_remove("FLUX_CONFIG")).succeeds();
@@ -104,8 +102,7 @@ fn the_config_makes_all_files_private() {
 
 #[test]
 fn a_batch_knows_its_images_without_recipes() {
-    let folder = folder();
-    let folder = folder.path();
+    let folder = &folder();
     fs::write(folder.join("list.jsonl"), "{\"prompt\": \"a zebra\"}\n{\"prompt\": \"a cat\", \"recipe\": true}\n")
         .unwrap();
     let batch = |flags: &[&str]| {
@@ -127,8 +124,7 @@ fn a_batch_knows_its_images_without_recipes() {
 
 #[test]
 fn strip_replaces_images_and_no_other_files() {
-    let folder = folder();
-    let folder = folder.path();
+    let folder = &folder();
     draw(folder, &["-p", PROMPT, "-S", "7", "-o", "a.png"]).succeeds();
     draw(folder, &["-p", PROMPT, "-S", "7", "-o", "b.jpg"]).succeeds();
     let before = fs::read(folder.join("a.png")).unwrap();
@@ -170,8 +166,7 @@ fn verify(folder: &Path, words: &[&str]) -> (Option<i32>, Value) {
 
 #[test]
 fn verify_finds_one_changed_pixel() {
-    let folder = folder();
-    let folder = folder.path();
+    let folder = &folder();
     for ending in ENDINGS {
         let name = format!("a.{ending}");
         draw(folder, &["-p", PROMPT, "-S", "7", "-o", &name]).succeeds();
@@ -192,25 +187,25 @@ fn verify_finds_one_changed_pixel() {
         if ending == "jpg" {
             image.bytes[100..400].fill(0);
         }
-        let metadata = flux::metadata::Metadata { recipe: said.recipe.clone(), ..Default::default() };
-        let format = flux::ImageFormat::from_magic(&file).unwrap();
-        let changed = format!("changed.{ending}");
-        fs::write(folder.join(&changed), flux::output::encode(&image, format, &metadata).unwrap()).unwrap();
+        let (format, changed) = (flux::ImageFormat::from_magic(&file).unwrap(), format!("changed.{ending}"));
+        let write = |recipe: Option<String>| {
+            let metadata = flux::metadata::Metadata { recipe, ..Default::default() };
+            fs::write(folder.join(&changed), flux::output::encode(&image, format, &metadata).unwrap()).unwrap();
+        };
+        write(said.recipe.clone());
         let (code, report) = verify(folder, &[&changed]);
         assert_eq!((code, &report["status"], &report["pixels"]), (Some(1), &"broken".into(), &"changed".into()));
         // A recipe of an older version has no digest.
         let mut recipe: Value = serde_json::from_str(&said.recipe.unwrap()).unwrap();
         assert!(recipe.as_object_mut().unwrap().remove("pixels").is_some());
-        let metadata = flux::metadata::Metadata { recipe: Some(recipe.to_string()), ..Default::default() };
-        fs::write(folder.join(&changed), flux::output::encode(&image, format, &metadata).unwrap()).unwrap();
+        write(Some(recipe.to_string()));
         let (code, report) = verify(folder, &[&changed]);
         assert_eq!((code, &report["pixels"]), (Some(0), &"unknown".into()));
         assert!(report["notes"][0].as_str().unwrap().contains("older"), "{report}");
         // A recipe that cannot be read.
-        let metadata = flux::metadata::Metadata { recipe: Some("{".to_string()), ..Default::default() };
-        fs::write(folder.join(&changed), flux::output::encode(&image, format, &metadata).unwrap()).unwrap();
+        write(Some("{".to_string()));
         assert_eq!(verify(folder, &[&changed]).0, Some(1));
-        fs::write(folder.join(&changed), flux::output::encode(&image, format, &Default::default()).unwrap()).unwrap();
+        write(None);
         let (code, report) = verify(folder, &[&changed]);
         assert_eq!((code, &report["status"]), (Some(3), &"unmarked".into()));
         assert_eq!(run(folder, &["verify", &name, &changed]).code, Some(3));
@@ -223,8 +218,7 @@ fn verify_finds_one_changed_pixel() {
 
 #[test]
 fn verify_generates_the_image_again() {
-    let folder = folder();
-    let folder = folder.path();
+    let folder = &folder();
     draw(folder, &["-p", PROMPT, "-S", "7", "-o", "a.png"]).succeeds();
     draw(folder, &["-p", PROMPT, "-S", "7", "--quality", "80", "-o", "b.jpg"]).succeeds();
     for name in ["a.png", "b.jpg"] {

@@ -4,7 +4,6 @@ use std::time::{Duration, Instant};
 
 use super::folder;
 use crate::program::{Run, SMALL, draw, flux};
-#[cfg(target_os = "linux")]
 use crate::pty::watch;
 
 /// Returns the lines about stages.
@@ -17,9 +16,8 @@ fn stages(run: &Run) -> Vec<String> {
 #[test]
 fn stages_are_lines_bars_or_nothing_as_is_asked_for() {
     let folder = folder();
-    let run = |flags: &[&str]| {
-        draw(folder.path(), &[&["-p", "a cat", "-S", "1", "-o", "out.png"], flags].concat()).succeeds()
-    };
+    let run =
+        |flags: &[&str]| draw(&folder, &[&["-p", "a cat", "-S", "1", "-o", "out.png"], flags].concat()).succeeds();
     let plain = run(&["--progress", "plain"]);
     let mut each = stages(&plain);
     assert!(plain.stderr.contains("denoise 1/1, ") && each.contains(&"text".to_string()), "{}", plain.stderr);
@@ -39,23 +37,20 @@ fn stages_are_lines_bars_or_nothing_as_is_asked_for() {
         "{}",
         bars.stderr
     );
-    draw(folder.path(), &["-p", "a cat", "--progress", "dots"]).fails(2, &["--progress", "auto, bar, plain, none"]);
+    draw(&folder, &["-p", "a cat", "--progress", "dots"]).fails(2, &["--progress", "auto, bar, plain, none"]);
     let convert = ["convert", "x.gguf", "--format", "q8_0", "--progress", "plain"];
     let tiny = crate::program::project("models/tiny");
     let mut command = flux();
-    let run =
-        Run::new(command.current_dir(folder.path()).args(&convert[..1]).arg(&tiny).args(&convert[1..])).succeeds();
+    let run = Run::new(command.current_dir(&folder).args(&convert[..1]).arg(&tiny).args(&convert[1..])).succeeds();
     assert_eq!(stages(&run), ["quantize"]);
 }
 
 /// Returns the output on a terminal of 40 columns.
-#[cfg(target_os = "linux")]
 fn on_a_terminal(folder: &std::path::Path, flags: &[&str]) -> String {
     watch(flux().current_dir(folder).args(SMALL).args(flags).env("TERM", "xterm"), 40).shown
 }
 
 /// Returns the rows of a terminal that is never full: text, line ends, and erased rows.
-#[cfg(target_os = "linux")]
 fn rows(shown: &str) -> Vec<String> {
     let row = |text: &str| {
         let mut row = String::new();
@@ -79,12 +74,11 @@ fn rows(shown: &str) -> Vec<String> {
     shown.replace("\r\n", "\n").split('\n').map(row).collect()
 }
 
-#[cfg(target_os = "linux")]
 #[test]
 fn at_40_columns_nothing_breaks_inside_a_word_and_no_bar_is_left() {
     let folder = folder();
     let flags = ["-p", "ein roter Kreis <lora:x>", "-S", "4294967297", "-o", "out.png"];
-    let shown = on_a_terminal(folder.path(), &flags);
+    let shown = on_a_terminal(&folder, &flags);
     assert!(shown.contains("denoise"), "bars are drawn: {shown:?}");
     let rows = rows(&shown);
     let words = rows.iter().flat_map(|row| row.split_whitespace()).collect::<Vec<_>>().join(" ");
@@ -99,13 +93,12 @@ fn at_40_columns_nothing_breaks_inside_a_word_and_no_bar_is_left() {
     assert_eq!(long, None, "{shown:?}");
     assert!(!rows.iter().any(|row| row.contains("denoise") || row.contains("decode")), "{rows:?}");
     // Errors, too.
-    let error = on_a_terminal(folder.path(), &["-p", "x", "--fp8-cache"]);
+    let error = on_a_terminal(&folder, &["-p", "x", "--fp8-cache"]);
     assert!(rows_are_within(&error, 40) && error.contains("hint: "), "{error:?}");
-    let clap = on_a_terminal(folder.path(), &["-p", "x", "--precision", "f16"]);
+    let clap = on_a_terminal(&folder, &["-p", "x", "--precision", "f16"]);
     assert!(rows_are_within(&clap, 40) && clap.contains("expected one"), "{clap:?}");
 }
 
-#[cfg(target_os = "linux")]
 fn rows_are_within(shown: &str, columns: usize) -> bool {
     rows(shown).iter().all(|row| row.chars().count() <= columns)
 }

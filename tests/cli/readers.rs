@@ -6,7 +6,7 @@ use std::process::{Command, Output};
 use serde_json::Value;
 
 use super::folder;
-use crate::program::draw;
+use crate::program::{Folder, draw};
 
 const PROMPT: &str = "ein Käse 🧀, \"quoted\": <a> & b";
 const ENDINGS: [&str; 3] = ["png", "jpg", "webp"];
@@ -26,10 +26,10 @@ fn ran(program: &str, words: &[&str], folder: &Path) -> Option<String> {
 }
 
 /// Creates a folder with an image of each format.
-fn images() -> tempfile::TempDir {
+fn images() -> Folder {
     let folder = folder();
     for ending in ENDINGS {
-        draw(folder.path(), &["-p", PROMPT, "-S", "7", "-o", &format!("a.{ending}")]).succeeds();
+        draw(&folder, &["-p", PROMPT, "-S", "7", "-o", &format!("a.{ending}")]).succeeds();
     }
     folder
 }
@@ -39,7 +39,7 @@ fn exiftool_reads_prompt_recipe_and_source() {
     let folder = images();
     for ending in ENDINGS {
         let name = format!("a.{ending}");
-        let Some(json) = ran("exiftool", &["-j", "-struct", &name], folder.path()) else { return };
+        let Some(json) = ran("exiftool", &["-j", "-struct", &name], &folder) else { return };
         let said: Value = serde_json::from_str(&json).expect("JSON");
         let said = &said[0];
         let parameters = said["Parameters"].as_str().or(said["UserComment"].as_str()).expect("parameters");
@@ -73,7 +73,7 @@ for name in ('a.png', 'a.jpg', 'a.webp'):
         print(json.dumps({'parameters': parameters, 'recipe': recipe, 'size': image.size}))
 ";
     let folder = images();
-    let output = Command::new("python3").args(["-c", SCRIPT]).current_dir(folder.path()).output();
+    let output = Command::new("python3").args(["-c", SCRIPT]).current_dir(&folder).output();
     let Ok(Output { status, stdout, stderr }) = output else { return eprintln!("skipped: no python3") };
     let told = String::from_utf8_lossy(&stderr);
     if told.starts_with("skipped") {
@@ -95,7 +95,7 @@ fn imagemagick_reads_the_pixels_and_the_seed() {
     let folder = images();
     for ending in ENDINGS {
         let name = format!("a.{ending}");
-        let Some(said) = ran("identify", &["-verbose", &name], folder.path()) else { return };
+        let Some(said) = ran("identify", &["-verbose", &name], &folder) else { return };
         assert!(said.contains("32x32"), "{ending}: {said}");
         // Version 6 leaves out texts that are not Latin.
         assert!(ending != "png" || said.contains("seed: 7"), "{ending}: {said}");

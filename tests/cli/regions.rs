@@ -35,8 +35,7 @@ fn mask(folder: &Path, name: &str, [width, height]: [usize; 2], first: usize) {
 
 #[test]
 fn a_region_is_a_box_or_a_mask_and_is_reproduced() {
-    let folder = folder();
-    let folder = folder.path();
+    let folder = &folder();
     let pixels = |name: &str| read(&folder.join(name)).unwrap().bytes;
     draw(folder, &["-o", "plain.png"]).succeeds();
     draw(folder, &["--region", LEFT, "--region", RIGHT, "-o", "boxes.png"]).succeeds();
@@ -75,8 +74,7 @@ fn a_region_is_a_box_or_a_mask_and_is_reproduced() {
 
 #[test]
 fn regions_edit_and_several_images_have_their_own_seeds() {
-    let folder = folder();
-    let folder = folder.path();
+    let folder = &folder();
     let pixels = |name: &str| read(&folder.join(name)).unwrap().bytes;
     draw(folder, &["-o", "in.png"]).succeeds();
     let edit = |flags: &[&str], to: &str| {
@@ -97,8 +95,7 @@ fn regions_edit_and_several_images_have_their_own_seeds() {
 
 #[test]
 fn what_regions_cannot_do_is_an_error() {
-    let folder = folder();
-    let folder = folder.path();
+    let folder = &folder();
     mask(folder, "black.png", [8, 8], 8);
     mask(folder, "wide.png", [64, 8], 8);
     let many: Vec<&str> = [["--region", LEFT]; 31].concat();

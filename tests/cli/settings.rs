@@ -5,7 +5,7 @@ use std::path::Path;
 
 use flux::input::read;
 
-use crate::program::{Run, flux, names};
+use crate::program::{Run, flux, folder, names};
 
 /// Runs the program in a folder with a config file.
 fn run(folder: &Path, config: &str, words: &[&str]) -> Run {
@@ -15,8 +15,7 @@ fn run(folder: &Path, config: &str, words: &[&str]) -> Run {
 
 #[test]
 fn flags_in_a_file_hold_where_no_flag_says_otherwise() {
-    let folder = tempfile::tempdir().unwrap();
-    let folder = folder.path();
+    let folder = &folder();
     let config = "size = \"96x64\"\nsteps = 1\nformat = \"webp\"\ndevice = \"cpu\"\n";
     let size = |name: &str| read(&folder.join(name)).map(|image| (image.width, image.height)).unwrap();
     run(folder, config, &["a red circle", "-S", "7", "-o", "images/"]).succeeds();

@@ -2,7 +2,7 @@
 
 use std::io::{BufRead, BufReader, Lines};
 use std::path::Path;
-use std::process::{Child, ChildStderr, Command, Stdio};
+use std::process::{Child, ChildStderr, Stdio};
 use std::time::{Duration, Instant};
 use std::{fs, thread};
 
@@ -10,16 +10,14 @@ use flux::input::read;
 
 use super::folder;
 use crate::model_copy;
-use crate::program::{flux, names, takes_long_form};
+use crate::program::{flux, names, signal, takes_long_form};
 
 /// The running program, and the unread lines of its stderr.
-#[cfg(unix)]
 struct Begun {
     child: Child,
     lines: Lines<BufReader<ChildStderr>>,
 }
 
-#[cfg(unix)]
 impl Begun {
     /// Starts the program, for images in `folder`.
     fn new(folder: &Path, flags: &[&str]) -> Self {
@@ -52,8 +50,7 @@ impl Begun {
     }
 
     fn signal(&self, name: &str) {
-        let sent = Command::new("kill").args([&format!("-{name}"), &self.child.id().to_string()]).status();
-        assert!(sent.expect("kill is there").success());
+        signal(&self.child, name);
     }
 
     /// Waits until it has received the signals: of two pending signals, the system delivers the lower number first.
@@ -77,32 +74,30 @@ impl Begun {
     }
 }
 
-#[cfg(unix)]
 #[test]
 fn a_signal_ends_an_image_within_a_step_and_leaves_nothing() {
     let folder = folder();
     for (signal, code) in [("INT", 130), ("TERM", 143), ("HUP", 129)] {
         // At once, while the prompt is encoded; and in one of the steps.
         for wait in [0, 500] {
-            let begun = Begun::new(folder.path(), &["-s", "1000"]).until("seed 1");
+            let begun = Begun::new(&folder, &["-s", "1000"]).until("seed 1");
             thread::sleep(Duration::from_millis(wait));
             begun.signal(signal);
             let (ended, said, took) = begun.end();
             assert_eq!((ended, said.as_str()), (Some(code), "cancelled"), "SIG{signal}");
             assert!(took < Duration::from_secs(5), "SIG{signal}: {took:?}");
-            assert!(names(folder.path()).is_empty());
+            assert!(names(&folder).is_empty());
         }
     }
 }
 
-#[cfg(unix)]
 #[test]
 fn a_signal_while_the_model_is_loaded_ends_the_program_and_leaves_nothing() {
     let (folder, model) = (folder(), model_copy::ModelCopy::new());
     // It takes long to read.
     model.change("tokenizer/tokenizer.json", |bytes| bytes.resize(bytes.len() + (60 << 20), b' '));
     for (signal, code) in [("INT", 130), ("TERM", 143), ("HUP", 129)] {
-        let begun = Begun::new(folder.path(), &["-s", "1000", "-d", model.path().to_str().unwrap()]);
+        let begun = Begun::new(&folder, &["-s", "1000", "-d", model.path().to_str().unwrap()]);
         if !begun.listens() {
             eprintln!("skipped: the system does not tell which signals a program handles");
             return;
@@ -111,18 +106,17 @@ fn a_signal_while_the_model_is_loaded_ends_the_program_and_leaves_nothing() {
         let (ended, said, took) = begun.end();
         assert_eq!((ended, said.lines().last()), (Some(code), Some("cancelled")), "SIG{signal}: {said}");
         assert!(took < Duration::from_secs(5), "SIG{signal}: {took:?}");
-        assert!(names(folder.path()).is_empty());
+        assert!(names(&folder).is_empty());
     }
 }
 
 /// The weights of the steps are read in place, so the system raises SIGBUS.
-#[cfg(target_os = "linux")]
 #[test]
 fn a_weight_file_that_is_cut_off_while_it_is_read_ends_the_program_with_a_message() {
     const WEIGHTS: &str = "transformer/diffusion_pytorch_model.safetensors";
     let (folder, model) = (folder(), model_copy::ModelCopy::new());
     model.change(WEIGHTS, |_| {});
-    let begun = Begun::new(folder.path(), &["-s", "1000", "-d", model.path().to_str().unwrap()]).until("seed 1");
+    let begun = Begun::new(&folder, &["-s", "1000", "-d", model.path().to_str().unwrap()]).until("seed 1");
     // By then it is in one of the steps.
     thread::sleep(Duration::from_secs(1));
     fs::File::options().write(true).open(model.file(WEIGHTS)).unwrap().set_len(4096).unwrap();
@@ -130,44 +124,41 @@ fn a_weight_file_that_is_cut_off_while_it_is_read_ends_the_program_with_a_messag
     assert_eq!(ended, Some(1), "{said}");
     assert!(said.starts_with("error: a model file was truncated") && said.contains("\n  hint: "), "{said}");
     assert_eq!(said.lines().count(), 2, "told once: {said}");
-    assert!(names(folder.path()).is_empty());
+    assert!(names(&folder).is_empty());
 }
 
-#[cfg(unix)]
 #[test]
 fn a_signal_at_any_time_leaves_nothing() {
     use std::os::unix::process::ExitStatusExt;
     let folder = folder();
     for wait in (40..400).step_by(if takes_long_form() { 30 } else { 90 }) {
-        let mut begun = Begun::new(folder.path(), &["-s", "1000"]);
+        let mut begun = Begun::new(&folder, &["-s", "1000"]);
         thread::sleep(Duration::from_millis(wait));
         begun.signal("INT");
         let status = begun.child.wait().expect("the program ends");
         // A shell reports 130 for both. The program handles signals once its flags are checked.
         let ended = status.code().or(status.signal().map(|signal| 128 + signal));
         assert_eq!(ended, Some(130), "after {wait} ms");
-        assert!(names(folder.path()).is_empty(), "after {wait} ms");
+        assert!(names(&folder).is_empty(), "after {wait} ms");
     }
 }
 
-#[cfg(unix)]
 #[test]
 fn a_signal_between_two_images_keeps_the_first() {
     let folder = folder();
-    let begun = Begun::new(folder.path(), &["-n", "2", "-s", "1", "-W", "512", "-H", "512"]).until("wrote out-1.png");
+    let begun = Begun::new(&folder, &["-n", "2", "-s", "1", "-W", "512", "-H", "512"]).until("wrote out-1.png");
     begun.signal("INT");
     let (ended, said, _) = begun.end();
     assert_eq!((ended, said.as_str()), (Some(130), "cancelled"));
-    assert_eq!(names(folder.path()), ["out-1.png"]);
-    assert_eq!(read(&folder.path().join("out-1.png")).unwrap().width, 512);
+    assert_eq!(names(&folder), ["out-1.png"]);
+    assert_eq!(read(&folder.join("out-1.png")).unwrap().width, 512);
 }
 
-#[cfg(unix)]
 #[test]
 fn a_second_signal_does_not_wait_for_the_step() {
     let folder = folder();
     // A step of this size takes seconds.
-    let begun = Begun::new(folder.path(), &["-W", "1536", "-H", "1536", "-s", "1000"]).until("seed 1");
+    let begun = Begun::new(&folder, &["-W", "1536", "-H", "1536", "-s", "1000"]).until("seed 1");
     thread::sleep(Duration::from_millis(1500));
     begun.signal("TERM");
     begun.until_heard();
@@ -175,5 +166,5 @@ fn a_second_signal_does_not_wait_for_the_step() {
     let (ended, said, took) = begun.end();
     assert_eq!((ended, said.as_str()), (Some(130), ""));
     assert!(took < Duration::from_secs(1), "{took:?}");
-    assert!(names(folder.path()).is_empty());
+    assert!(names(&folder).is_empty());
 }

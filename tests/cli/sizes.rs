@@ -30,8 +30,8 @@ fn edit(folder: &Path, flags: &[&str]) -> Run {
 #[test]
 fn a_size_resizes_the_input_and_the_recipe_keeps_it() {
     let folder = folder();
-    inputs(folder.path(), [100, 76]);
-    let size = |name: &str| read(&folder.path().join(name)).map(|image| [image.width, image.height]).unwrap();
+    inputs(&folder, [100, 76]);
+    let size = |name: &str| read(&folder.join(name)).map(|image| [image.width, image.height]).unwrap();
     for (flags, expected) in [
         (&["--size", "64"][..], [64, 48]),
         (&["--size", "64", "--strength", "0.5"], [64, 48]),
@@ -43,27 +43,27 @@ fn a_size_resizes_the_input_and_the_recipe_keeps_it() {
         (&["--strength", "0.5", "--full-size"], [100, 76]),
         (&["--mask", "mask.png"], [100, 76]),
     ] {
-        edit(folder.path(), &[flags, &["-o", "a.png"]].concat()).succeeds();
+        edit(&folder, &[flags, &["-o", "a.png"]].concat()).succeeds();
         assert_eq!(size("a.png"), expected, "{flags:?}");
         let again = ["again", "a.png", "-o", "b.png", "--device", "cpu"];
         Run::new(flux().current_dir(&folder).args(again)).succeeds();
-        let bytes = |name: &str| fs::read(folder.path().join(name)).unwrap();
+        let bytes = |name: &str| fs::read(folder.join(name)).unwrap();
         assert!(bytes("a.png") == bytes("b.png"), "{flags:?}");
     }
-    edit(folder.path(), &["--full-size", "-o", "a.png"]).fails(2, &["--full-size", "--strength"]);
-    edit(folder.path(), &["--strength", "1", "--size", "20000", "-o", "a.png"]).fails(1, &["16384"]);
+    edit(&folder, &["--full-size", "-o", "a.png"]).fails(2, &["--full-size", "--strength"]);
+    edit(&folder, &["--strength", "1", "--size", "20000", "-o", "a.png"]).fails(1, &["16384"]);
 }
 
 #[test]
 fn a_format_names_the_file_and_contradicts_no_name() {
     let folder = folder();
-    let made = |flags: &[&str]| draw(folder.path(), &[&["-p", "a cat", "-S", "7"], flags].concat());
+    let made = |flags: &[&str]| draw(&folder, &[&["-p", "a cat", "-S", "7"], flags].concat());
     made(&["--format", "webp"]).succeeds();
     made(&["--quality", "30"]).succeeds();
     made(&["--format", "jpeg", "-o", "sub/"]).succeeds();
     made(&["--format", "jpg", "-o", "photo"]).succeeds();
-    assert_eq!(names(folder.path()), ["flux-7.jpg", "flux-7.webp", "photo", "sub"]);
-    let bytes = |name: &str| fs::read(folder.path().join(name)).unwrap();
+    assert_eq!(names(&folder), ["flux-7.jpg", "flux-7.webp", "photo", "sub"]);
+    let bytes = |name: &str| fs::read(folder.join(name)).unwrap();
     assert!(bytes("flux-7.webp").starts_with(b"RIFF") && bytes("photo").starts_with(b"\xff\xd8"));
     assert!(bytes("flux-7.jpg").len() < bytes("sub/flux-7.jpg").len(), "of less quality");
     let mut to_stdout = flux();

@@ -6,7 +6,7 @@ use std::path::Path;
 use flux::input::{pixel_digest, read_alpha};
 use flux::rgb::Rgb;
 
-use crate::program::{Run, flux};
+use crate::program::{Run, flux, folder};
 
 const SIDE: usize = 128;
 
@@ -46,8 +46,7 @@ fn assert_cut_out(folder: &Path, name: &str) {
 
 #[test]
 fn a_heart_is_cut_out_in_both_ways_and_made_again() {
-    let folder = tempfile::tempdir().unwrap();
-    let folder = folder.path();
+    let folder = &folder();
     for (flag, name, way) in [
         ("--transparent", "two.png", "edit"),
         ("--transparent=key", "key.webp", "key"),
@@ -76,8 +75,7 @@ fn a_heart_is_cut_out_in_both_ways_and_made_again() {
 
 #[test]
 fn images_of_one_command_and_of_a_list_are_each_cut_out() {
-    let folder = tempfile::tempdir().unwrap();
-    let folder = folder.path();
+    let folder = &folder();
     heart(folder, &["--transparent", "-n", "2", "-o", "heart.png"]).succeeds();
     heart(folder, &["--transparent", "-o", "one.png"]).succeeds();
     let [first, second, one] = ["heart-3.png", "heart-4.png", "one.png"].map(|name| image(folder, name));
@@ -95,8 +93,7 @@ fn images_of_one_command_and_of_a_list_are_each_cut_out() {
 
 #[test]
 fn a_background_that_cannot_be_removed_is_an_error() {
-    let folder = tempfile::tempdir().unwrap();
-    let folder = folder.path();
+    let folder = &folder();
     heart(folder, &["--transparent", "-o", "a.jpg"]).fails(2, &["JPEG has no transparency", "--transparent", ".webp"]);
     heart(folder, &["--transparent", "--no-recipe", "-o", "a.jpg"]).fails(2, &["JPEG has no transparency"]);
     heart(folder, &["--transparent=alpha", "-o", "a.png"]).fails(2, &["--transparent", "edit or key"]);

@@ -6,6 +6,7 @@ use std::process::Command;
 use super::again::write_adapter;
 use super::folder;
 use crate::program::{Run, SMALL, flux, project};
+use crate::support::copy_folder;
 
 /// Builds a library that refuses to map files below `$NO_MAPS`.
 fn library(folder: &Path) -> PathBuf {
@@ -20,20 +21,12 @@ fn library(folder: &Path) -> PathBuf {
     library
 }
 
-fn copy(from: &Path, to: &Path) {
-    std::fs::create_dir_all(to).unwrap();
-    for entry in std::fs::read_dir(from).unwrap().map(Result::unwrap) {
-        let target = to.join(entry.file_name());
-        if entry.path().is_dir() { copy(&entry.path(), &target) } else { drop(std::fs::copy(entry.path(), target)) }
-    }
-}
-
 #[test]
 fn a_file_system_without_maps_gives_the_same_image_and_a_note_if_files_are_read() {
     let folder = folder();
-    let library = library(folder.path());
-    let share = folder.path().canonicalize().unwrap().join("share");
-    copy(&project("models/tiny"), &share.join("tiny"));
+    let library = library(&folder);
+    let share = folder.canonicalize().unwrap().join("share");
+    copy_folder(&project("models/tiny"), &share.join("tiny"));
     write_adapter(&share.join("style.safetensors"), 0.3);
     let flags = ["-p", "a red circle", "-S", "7", "-d", "share/tiny", "--lora", "share/style.safetensors"];
     let made = |name: &str, refused: &[(&str, &str)]| {
@@ -41,7 +34,7 @@ fn a_file_system_without_maps_gives_the_same_image_and_a_note_if_files_are_read(
         command.current_dir(&folder).args(SMALL).args(flags);
         command.args(["-o", name]).envs(refused.iter().copied());
         let run = Run::new(&mut command).succeeds();
-        (std::fs::read(folder.path().join(name)).unwrap(), run.stderr)
+        (std::fs::read(folder.join(name)).unwrap(), run.stderr)
     };
     let (usual, said) = made("usual.png", &[]);
     assert!(!said.contains("read into memory"), "{said}");

@@ -31,8 +31,7 @@ fn size(path: &Path) -> [usize; 2] {
 #[test]
 fn an_upscaler_and_a_filter_give_the_size_that_is_asked_for() {
     let folder = folder();
-    let path = |name: &str| folder.path().join(name);
-    write(&path("a.png"), &image(10, 6));
+    write(&folder.join("a.png"), &image(10, 6));
     let upscaler = project(UPSCALER);
     let upscaler = ["--upscaler", upscaler.to_str().unwrap()];
     for (more, expected) in [
@@ -42,11 +41,11 @@ fn an_upscaler_and_a_filter_give_the_size_that_is_asked_for() {
         (&[upscaler[0], upscaler[1], "--tile", "16", "--tile-overlap", "4", "--by", "9"], [90, 54]),
         (&["--by", "1.5"], [15, 9]),
     ] {
-        let run = upscale(folder.path(), &[&["a.png", "-o", "out.png"], more].concat()).succeeds();
-        assert_eq!(size(&path("out.png")), expected, "{more:?}");
+        let run = upscale(&folder, &[&["a.png", "-o", "out.png"], more].concat()).succeeds();
+        assert_eq!(size(&folder.join("out.png")), expected, "{more:?}");
         assert!(run.stdout.is_empty() && run.stderr.contains("wrote out.png"), "{}", run.stderr);
     }
-    let run = upscale(folder.path(), &["a.png", "--by", "2", "--json"]).succeeds();
+    let run = upscale(&folder, &["a.png", "--by", "2", "--json"]).succeeds();
     assert!(
         run.stdout.contains(r#""output":"a-upscaled.png""#) && run.stdout.contains(r#""width":20"#),
         "{}",
@@ -57,13 +56,12 @@ fn an_upscaler_and_a_filter_give_the_size_that_is_asked_for() {
 #[test]
 fn images_of_a_folder_go_to_a_folder() {
     let folder = folder();
-    let path = |name: &str| folder.path().join(name);
-    fs::create_dir_all(path("in")).unwrap();
-    fs::create_dir_all(path("out")).unwrap();
-    write(&path("in/1.png"), &image(4, 3));
-    write(&path("in/2.png"), &image(5, 2));
-    upscale(folder.path(), &["in", "-o", "out", "--by", "2"]).succeeds();
-    assert_eq!((size(&path("out/1.png")), size(&path("out/2.png"))), ([8, 6], [10, 4]));
+    fs::create_dir_all(folder.join("in")).unwrap();
+    fs::create_dir_all(folder.join("out")).unwrap();
+    write(&folder.join("in/1.png"), &image(4, 3));
+    write(&folder.join("in/2.png"), &image(5, 2));
+    upscale(&folder, &["in", "-o", "out", "--by", "2"]).succeeds();
+    assert_eq!((size(&folder.join("out/1.png")), size(&folder.join("out/2.png"))), ([8, 6], [10, 4]));
     for (arguments, words) in [
         (&["in", "-o", "one.png", "--by", "2"][..], "several images"),
         (&["in", "-o", "in", "--by", "2"], "is one of the images"),
@@ -73,36 +71,34 @@ fn images_of_a_folder_go_to_a_folder() {
         (&["in/1.png", "--upscaler", "none.pth"], "none.pth"),
         (&["in/1.png", "--upscaler", "in/1.png"], "a PNG image"),
     ] {
-        let run = upscale(folder.path(), arguments);
+        let run = upscale(&folder, arguments);
         assert!(run.code != Some(0) && run.stderr.contains(words), "{arguments:?}: {}", run.stderr);
     }
-    assert_eq!(names(&path("out")), ["1.png", "2.png"]);
+    assert_eq!(names(&folder.join("out")), ["1.png", "2.png"]);
 }
 
 #[test]
 fn transparency_is_enlarged_and_needs_a_format_that_has_it() {
     let folder = folder();
-    let path = |name: &str| folder.path().join(name);
     let alpha: Vec<u8> = (0..24).map(|i| if i % 6 < 3 { 0 } else { 255 }).collect();
-    fs::write(path("a.png"), encode_transparent(&image(6, 4), &alpha).unwrap()).unwrap();
+    fs::write(folder.join("a.png"), encode_transparent(&image(6, 4), &alpha).unwrap()).unwrap();
     for name in ["b.png", "b.webp"] {
-        upscale(folder.path(), &["a.png", "-o", name, "--by", "2"]).succeeds();
-        let (rgb, alpha) = read_alpha(&fs::read(path(name)).unwrap()).unwrap();
+        upscale(&folder, &["a.png", "-o", name, "--by", "2"]).succeeds();
+        let (rgb, alpha) = read_alpha(&fs::read(folder.join(name)).unwrap()).unwrap();
         let alpha = alpha.expect("it is transparent");
         assert_eq!(([rgb.width, rgb.height], alpha.len()), ([12, 8], 96));
         assert_eq!((alpha[0], alpha[11]), (0, 255), "{name}");
     }
-    let run = upscale(folder.path(), &["a.png", "-o", "b.jpg", "--by", "2"]);
+    let run = upscale(&folder, &["a.png", "-o", "b.jpg", "--by", "2"]);
     assert!(run.code != Some(0) && run.stderr.contains("a JPEG has no transparency"), "{}", run.stderr);
 }
 
 #[test]
 fn a_generated_image_keeps_its_mark_and_its_settings() {
     let folder = folder();
-    let path = |name: &str| folder.path().join(name);
-    draw(folder.path(), &["-p", "a cat", "-S", "3", "-o", "a.png"]).succeeds();
-    upscale(folder.path(), &["a.png", "-o", "b.png", "--by", "2"]).succeeds();
-    let texts = texts(&path("b.png"));
+    draw(&folder, &["-p", "a cat", "-S", "3", "-o", "a.png"]).succeeds();
+    upscale(&folder, &["a.png", "-o", "b.png", "--by", "2"]).succeeds();
+    let texts = texts(&folder.join("b.png"));
     let of = |keyword: &str| texts.iter().find(|(known, _)| known == keyword).map(|(_, text)| text.as_str());
     assert!(of("parameters").is_some_and(|text| text.contains("a cat")), "{texts:?}");
     assert!(of("flux-upscale").is_some_and(|text| text.contains("\"lanczos\"") && text.contains("a cat")), "{texts:?}");

@@ -8,11 +8,10 @@ use crate::program::{Run, draw, flux, names, project};
 #[test]
 fn a_mistyped_path_gets_what_is_near_it() {
     let folder = folder();
-    let at = |name: &str| folder.path().join(name);
-    draw(folder.path(), &["-p", "a cat", "-S", "1", "-o", "cat.png", "--save-latents", "start.safetensors"]).succeeds();
-    fs::create_dir_all(at("models/klein-4b")).unwrap();
+    draw(&folder, &["-p", "a cat", "-S", "1", "-o", "cat.png", "--save-latents", "start.safetensors"]).succeeds();
+    fs::create_dir_all(folder.join("models/klein-4b")).unwrap();
     let refused = |flags: &[&str], near: &str| {
-        let run = draw(folder.path(), &[&["-p", "a cat"], flags].concat());
+        let run = draw(&folder, &[&["-p", "a cat"], flags].concat());
         let run = Run { code: Some(1), ..run };
         run.fails(1, &[&format!("hint: did you mean `{near}`?")]);
     };
@@ -25,7 +24,7 @@ fn a_mistyped_path_gets_what_is_near_it() {
     for flag in ["--vae", "--text-encoder", "--tokenizer"] {
         refused(&[flag, "models/klein-4"], "models/klein-4b");
     }
-    draw(folder.path(), &["-p", "a cat", "-i", "dog.png"]).fails(1, &["dog.png", "hint: name an existing image"]);
+    draw(&folder, &["-p", "a cat", "-i", "dog.png"]).fails(1, &["dog.png", "hint: name an existing image"]);
 }
 
 #[test]
@@ -37,10 +36,10 @@ fn commands_that_are_suggested_are_words_of_a_shell() {
         ("it's/out.png", "`mkdir -p 'it'\\''s'`"),
         ("plain/out.png", "`mkdir -p plain`"),
     ] {
-        draw(folder.path(), &["-p", "a cat", "-o", output]).fails(1, &[hint]);
+        draw(&folder, &["-p", "a cat", "-o", output]).fails(1, &[hint]);
     }
-    draw(folder.path(), &["-p", "a cat", "--save-latents", "my x/l.safetensors"]).fails(1, &["`mkdir -p 'my x'`"]);
-    assert!(names(folder.path()).is_empty());
+    draw(&folder, &["-p", "a cat", "--save-latents", "my x/l.safetensors"]).fails(1, &["`mkdir -p 'my x'`"]);
+    assert!(names(&folder).is_empty());
 }
 
 #[test]
@@ -48,7 +47,7 @@ fn a_place_is_named_where_it_was_given() {
     let folder = folder();
     let run = |model: Option<&str>, flags: &[&str]| {
         let mut command = flux();
-        command.current_dir(folder.path()).args(flags);
+        command.current_dir(&folder).args(flags);
         if let Some(model) = model {
             command.env("FLUX_MODEL", model);
         }
@@ -67,7 +66,7 @@ fn a_place_is_named_where_it_was_given() {
 #[test]
 fn a_number_that_is_none_is_told_what_is_expected() {
     let folder = folder();
-    let run = |args: &[&str]| Run::new(flux().current_dir(folder.path()).args(args));
+    let run = |args: &[&str]| Run::new(flux().current_dir(&folder).args(args));
     let numbers = [
         "--width",
         "--height",
@@ -108,13 +107,13 @@ fn a_number_that_is_none_is_told_what_is_expected() {
     }
     run(&["-p", "a cat", "-n", "blurry"]).fails(2, &["--negative"]);
     run(&["-p", "a cat", "--device", ":0,5"]).fails(2, &["write cuda:0,5"]);
-    assert!(names(folder.path()).is_empty());
+    assert!(names(&folder).is_empty());
 }
 
 #[test]
 fn prompts_and_numbers_that_mean_something_elsewhere_get_a_note() {
     let folder = folder();
-    let said = |flags: &[&str]| draw(folder.path(), &[&["-o", "out.png", "-S", "1"], flags].concat()).succeeds().stderr;
+    let said = |flags: &[&str]| draw(&folder, &[&["-o", "out.png", "-S", "1"], flags].concat()).succeeds().stderr;
     let unknown = "note: the built-in model does not know any word of this prompt";
     assert_eq!(said(&["-p", "ein roter Kreis", "-n", "2"]).matches(unknown).count(), 1);
     for prompt in ["a red circle", "", "a rocket on a dark blue background"] {
@@ -125,7 +124,7 @@ fn prompts_and_numbers_that_mean_something_elsewhere_get_a_note() {
     assert!(said(&["-p", "a cat <lora:style:0.8>"]).contains("pass `--lora style.safetensors:0.8`"));
     let steps = |flags: &[&str]| {
         let same = ["-p", "a cat", "--size", "32", "--device", "cpu", "-o", "out.png"];
-        Run::new(flux().current_dir(folder.path()).args(same).args(flags)).succeeds().stderr
+        Run::new(flux().current_dir(&folder).args(same).args(flags)).succeeds().stderr
     };
     assert!(steps(&["-s", "12"]).contains("distilled to 4; the flag for the seed is `-S`"));
     assert!(steps(&["-s", "12", "-S", "1"]).contains("note: 12 steps with a model that was distilled to 4\n"));
@@ -138,22 +137,22 @@ fn prompts_and_numbers_that_mean_something_elsewhere_get_a_note() {
 fn formats_have_the_names_of_other_programs_too() {
     let folder = folder();
     let drawn = |format: &str, name: &str| {
-        let run = draw(folder.path(), &["-p", "a cat", "-S", "1", "-o", name, "--quantize", format]).succeeds();
-        (run.stderr, flux::input::read(&folder.path().join(name)).unwrap().bytes)
+        let run = draw(&folder, &["-p", "a cat", "-S", "1", "-o", name, "--quantize", format]).succeeds();
+        (run.stderr, flux::input::read(&folder.join(name)).unwrap().bytes)
     };
     let (said, expected) = drawn("q4_k", "a.png");
     assert!(!said.contains("is treated as"), "{said}");
     let (said, found) = drawn("transformer=Q4_K_M,text=q4_k", "b.png");
     assert!(said.contains("note: Q4_K_M is treated as q4_k for all matrices") && found == expected, "{said}");
     assert!(drawn("float8_e4m3fn", "c.png").1 == drawn("FP8", "d.png").1);
-    draw(folder.path(), &["-p", "a cat", "--quantize", "IQ4_NL"]).fails(2, &["`IQ4_NL`", "the nearest is q4_k"]);
+    draw(&folder, &["-p", "a cat", "--quantize", "IQ4_NL"]).fails(2, &["`IQ4_NL`", "the nearest is q4_k"]);
     let convert = |format: &str, name: &str| {
         let mut command = flux();
-        command.current_dir(folder.path()).arg("convert").arg(project("models/tiny")).args([name, "--type", format]);
+        command.current_dir(&folder).arg("convert").arg(project("models/tiny")).args([name, "--type", format]);
         Run::new(&mut command).succeeds().stderr
     };
     assert!(convert("Q5_K_S", "x.gguf").contains("note: Q5_K_S is treated as q5_k"));
     convert("q5_k", "y.gguf");
-    let bytes = |name: &str| fs::read(folder.path().join(name)).unwrap();
+    let bytes = |name: &str| fs::read(folder.join(name)).unwrap();
     assert!(bytes("x.gguf") == bytes("y.gguf"));
 }

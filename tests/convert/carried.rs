@@ -7,7 +7,7 @@ use flux::input::read;
 use serde_json::{Value, json};
 
 use super::{FORMATS, TRANSFORMER, convert, text};
-use crate::program::{Run, flux, takes_long_form};
+use crate::program::{Run, flux, folder, takes_long_form};
 use crate::support::random_model::{Kind, RandomModel};
 
 /// Returns the pixels of a small image.
@@ -59,9 +59,8 @@ fn strange() -> RandomModel {
 
 #[test]
 fn what_no_shape_tells_goes_with_the_file() {
-    let folder = tempfile::tempdir().unwrap();
-    let at = |name: &str| folder.path().join(name);
-    let odd = at("odd");
+    let folder = folder();
+    let odd = folder.join("odd");
     strange().write(&odd).unwrap();
     // Values in a config that this model does not have.
     for (path, key, value) in [
@@ -75,7 +74,7 @@ fn what_no_shape_tells_goes_with_the_file() {
         fs::write(odd.join(path), config.to_string()).unwrap();
     }
     let image = |flags: &[&str]| {
-        let output = at("image.png");
+        let output = folder.join("image.png");
         let run =
             Run::new(flux().args(["-p", "a cat", "-S", "3", "--device", "cpu"]).args(flags).arg("-o").arg(&output));
         let is_noted = run.succeeds().stderr.contains("images of 32x48 are worse");
@@ -88,7 +87,7 @@ fn what_no_shape_tells_goes_with_the_file() {
     let model = text(&odd);
     let (expected, expected_info) = (image(&["-d", model]), info(&[model]));
     for ending in ["gguf", "safetensors"] {
-        let [one, two, encoder] = ["one", "two", "encoder"].map(|name| at(&format!("{name}.{ending}")));
+        let [one, two, encoder] = ["one", "two", "encoder"].map(|name| folder.join(&format!("{name}.{ending}")));
         convert(&[model, text(&one), "-f", "bf16"]).succeeds();
         // A converted file can be converted again.
         convert(&[text(&one), text(&two), "-f", "bf16"]).succeeds();
@@ -112,7 +111,7 @@ fn what_no_shape_tells_goes_with_the_file() {
         }
     }
     for (kind, word) in [(Kind::Kv, "kv"), (Kind::Distilled, "distilled")] {
-        let (model, file) = (at(word), at(&format!("{word}-one.gguf")));
+        let (model, file) = (folder.join(word), folder.join(&format!("{word}-one.gguf")));
         RandomModel { kind, ..strange() }.write(&model).unwrap();
         convert(&[text(&model), text(&file), "-f", "q8_0"]).succeeds();
         let model = text(&model);
@@ -120,11 +119,11 @@ fn what_no_shape_tells_goes_with_the_file() {
         assert_eq!(said["variant"], word);
     }
     // A name is used if nothing else has the information, and its meaning is written to the file, too.
-    let base = at("klein-base.safetensors");
+    let base = folder.join("klein-base.safetensors");
     let config = fs::read_to_string(odd.join("transformer/config.json")).unwrap();
     fs::copy(odd.join(TRANSFORMER), &base).unwrap();
     fs::write(base.with_extension("json"), config).unwrap();
-    convert(&[text(&base), text(&at("q8.gguf")), "-f", "q8_0"]).succeeds();
-    let said = info(&[text(&at("q8.gguf")), "--text-encoder", model, "--vae", model]);
+    convert(&[text(&base), text(&folder.join("q8.gguf")), "-f", "q8_0"]).succeeds();
+    let said = info(&[text(&folder.join("q8.gguf")), "--text-encoder", model, "--vae", model]);
     assert_eq!(said["variant"], "base");
 }

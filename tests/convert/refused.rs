@@ -8,7 +8,7 @@ use flux::files::Container;
 use safetensors::tensor::{Dtype, TensorView};
 
 use super::{FORMATS, TRANSFORMER, convert, model, text};
-use crate::program::{Run, flux, names};
+use crate::program::{Run, flux, folder, names};
 
 #[test]
 fn what_makes_no_sense_is_refused_and_leaves_nothing() {
@@ -111,10 +111,9 @@ fn weights_that_a_format_does_not_tell_from_zeros_are_named() {
 
 #[test]
 fn weights_that_are_zeros_by_their_scales_are_named_as_zeros() {
-    let folder = tempfile::tempdir().unwrap();
-    let at = |name: &str| folder.path().join(name);
+    let folder = folder();
     for (format, ending, _) in FORMATS {
-        let file = at(&format!("{format}.{ending}"));
+        let file = folder.join(&format!("{format}.{ending}"));
         convert(&[text(model()), text(&file), "-f", format]).succeeds();
         let name = "single_blocks.0.linear2.weight";
         let mut bytes = fs::read(&file).unwrap();
@@ -152,7 +151,8 @@ fn weights_that_are_zeros_by_their_scales_are_named_as_zeros() {
         }
         fs::write(&file, bytes).unwrap();
         let parts = ["-d", text(&file), "--text-encoder", text(model()), "--vae", text(model())];
-        let draw = Run::new(flux().args(["-p", "a cat", "--device", "cpu", "-o"]).arg(at("out.png")).args(parts));
+        let draw =
+            Run::new(flux().args(["-p", "a cat", "--device", "cpu", "-o"]).arg(folder.join("out.png")).args(parts));
         draw.fails(1, &[name, "is all zeros", "in: ", "hint: "]);
     }
 }

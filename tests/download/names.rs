@@ -127,24 +127,11 @@ fn folders_of_models_are_known_by_short_names() {
     Run::new(home.flux().args(["info", "4b"])).succeeds();
 }
 
-/// Returns an adapter without visible effects.
-fn adapter() -> Vec<u8> {
-    use flux::files::ModelFiles;
-    use flux::model::ModelInfo;
-    use safetensors::tensor::{Dtype, TensorView};
-    let model = ModelFiles::open(&model_copy::tiny()).expect("the built-in model");
-    let dim = ModelInfo::read(&model).expect("the built-in model").transformer.dim();
-    let values: Vec<u8> = (0..dim).flat_map(|i| (i as f32 / dim as f32).to_le_bytes()).collect();
-    let half = |name: &str, shape| {
-        let tensor = TensorView::new(Dtype::F32, shape, &values).expect("as many values as the shape has");
-        (format!("transformer.transformer_blocks.0.attn.to_out.0.lora_{name}.weight"), tensor)
-    };
-    safetensors::serialize([half("A", vec![1, dim]), half("B", vec![dim, 1])], None).expect("a file")
-}
-
 #[test]
 fn adapters_go_by_name_with_a_file_and_a_strength() {
-    let files = [("README.md", b"x".to_vec()), ("style.safetensors", adapter()), ("sub/other.safetensors", adapter())];
+    let adapter = crate::readme::adapter();
+    let files =
+        [("README.md", b"x".to_vec()), ("style.safetensors", adapter.clone()), ("sub/other.safetensors", adapter)];
     let files = files.map(|(name, bytes)| (name.to_string(), bytes));
     let hub = Hub::start(content("someone/styles", files.clone().into()), fine);
     let home = Home::new();

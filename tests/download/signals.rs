@@ -22,21 +22,18 @@ fn ended(home: &Home, hub: &Hub, signal: &str) -> Run {
     while fs::metadata(&partial).map_or(0, |found| found.len()) < 500_000 {
         thread::sleep(Duration::from_millis(5));
     }
-    let sent = Command::new("kill").args([signal, &child.id().to_string()]).status();
-    assert!(sent.is_ok_and(|status| status.success()));
-    let output = child.wait_with_output().expect("it ends");
-    let text = |bytes| String::from_utf8(bytes).expect("UTF-8");
-    Run { code: output.status.code(), stdout: text(output.stdout), stderr: text(output.stderr) }
+    crate::program::signal(&child, signal);
+    Run::of(child.wait_with_output().expect("it ends"))
 }
 
 #[test]
 fn what_was_fetched_before_a_signal_is_not_fetched_again() {
-    for (signal, code) in [("-INT", Some(130)), ("-TERM", Some(143)), ("-KILL", None)] {
+    for (signal, code) in [("INT", Some(130)), ("TERM", Some(143)), ("KILL", None)] {
         let hub = Hub::start(small(), slow);
         let home = Home::new();
         let run = ended(&home, &hub, signal);
         assert_eq!((run.code, run.stdout.as_str()), (code, ""), "{}", run.stderr);
-        assert_eq!(run.stderr.contains("the downloaded part is kept"), signal != "-KILL", "{}", run.stderr);
+        assert_eq!(run.stderr.contains("the downloaded part is kept"), signal != "KILL", "{}", run.stderr);
         let partial = home.partial(&hub.content().files[LARGE]);
         let have = fs::metadata(&partial).unwrap().len();
         assert!((500_000..LARGE_BYTES as u64).contains(&have));
@@ -146,8 +143,7 @@ fn a_server_that_says_nothing_does_not_hold_up_a_signal() {
         thread::sleep(Duration::from_millis(5));
     }
     let start = Instant::now();
-    let sent = Command::new("kill").args(["-INT", &child.id().to_string()]).status();
-    assert!(sent.is_ok_and(|status| status.success()));
+    crate::program::signal(&child, "INT");
     assert_eq!(child.wait().expect("it ends").code(), Some(130));
     assert!(start.elapsed() < Duration::from_secs(10), "{:?}", start.elapsed());
 }

@@ -11,7 +11,7 @@ use flux::model::ModelInfo;
 use flux::sampler::Rng;
 use flux::stage::CancelFlag;
 
-use crate::program::{Run, flux, project};
+use crate::program::{Run, flux, folder, project};
 use crate::support::{golden, preset};
 
 /// Makes the images of a recipe, and saves them as these files.
@@ -41,22 +41,21 @@ fn write_adapter(folder: &Path, files: &ModelFiles) {
 
 #[test]
 fn an_image_that_is_saved_is_the_file_that_the_program_writes() {
-    let folder = tempfile::tempdir().unwrap();
-    let at = |name: &str| folder.path().join(name);
+    let folder = folder();
     let files = preset("tiny");
-    write_adapter(&at("style"), &files);
+    write_adapter(&folder.join("style"), &files);
     let draw = |line: &str| {
         let mut command = flux();
         command.args(["-S", "7", "--device", "cpu", "-d"]).arg(files.folder().unwrap());
         let words = line.split_whitespace();
-        Run::new(command.args(words.map(|word| word.replace("DIR", folder.path().to_str().unwrap())))).succeeds();
+        Run::new(command.args(words.map(|word| word.replace("DIR", folder.to_str().unwrap())))).succeeds();
     };
     draw("-p cat -s 1 -W 64 -H 64 --save-latents DIR/l.safetensors --save-embeddings DIR/e.safetensors -o DIR/x.png");
     let (image, mask) = (golden("tiny-144x80-s0.png"), project("docs/corner.png"));
     let cat = Recipe { steps: Some(1), width: Some(32), height: Some(48), ..Recipe::new("cat", 7) };
     let edited = Recipe {
         steps: Some(2),
-        inputs: vec![image.clone(), at("x.png")],
+        inputs: vec![image.clone(), folder.join("x.png")],
         mask: Some(mask.clone()),
         strength: Some(0.7),
         mask_padding: Some(8),
@@ -67,9 +66,9 @@ fn an_image_that_is_saved_is_the_file_that_the_program_writes() {
         steps: Some(1),
         rng: Rng::Portable,
         schedule: "power:1.5".parse().unwrap(),
-        latents: Some(at("l.safetensors")),
-        embeddings: Some(at("e.safetensors")),
-        adapters: vec![AdapterFile::new(at("style"), 0.5)],
+        latents: Some(folder.join("l.safetensors")),
+        embeddings: Some(folder.join("e.safetensors")),
+        adapters: vec![AdapterFile::new(folder.join("style"), 0.5)],
         ..Recipe::new("", 7)
     };
     let edit = format!(
@@ -89,8 +88,8 @@ fn an_image_that_is_saved_is_the_file_that_the_program_writes() {
     ] {
         draw(&format!("{line} -n {count} -o DIR/program.{ending}"));
         let names = |who: &str| match count {
-            1 => vec![at(&format!("{who}.{ending}"))],
-            count => (7..7 + count).map(|seed| at(&format!("{who}-{seed}.{ending}"))).collect::<Vec<_>>(),
+            1 => vec![folder.join(&format!("{who}.{ending}"))],
+            count => (7..7 + count).map(|seed| folder.join(&format!("{who}-{seed}.{ending}"))).collect::<Vec<_>>(),
         };
         save(&files, quantize, recipe, &names("library")).unwrap();
         for (written, saved) in names("program").iter().zip(names("library")) {

@@ -13,6 +13,7 @@ use super::{TRANSFORMER, assert_near, distilled, load, pixels, reference, small}
 use crate::flux3_base::write_base;
 use crate::golden::flux3::model_folder;
 use crate::opening::renamed::{read, write_with};
+use crate::process::folder;
 
 /// `scale * up down`, in float32 of bf16 weights of a file.
 struct LowRank {
@@ -79,11 +80,10 @@ fn adapters_by_every_name_are_as_weights_with_them() {
         ("single_stream_modulations.image_cond.linear", "single_stream_modulations.image_cond.lin"),
         ("norm_out.linear", "final_layer.image.adaLN_modulation.1"),
     ];
-    let folder = tempfile::tempdir().unwrap();
-    let at = |name: &str| folder.path().join(name);
+    let folder = folder();
     let own = read(&model_folder().join(TRANSFORMER));
     // The weights with their changes, in float32.
-    let merged = at("merged");
+    let merged = folder.join("merged");
     write_base(&merged);
     for name in ["transformer/config.json", "modular_model_index.json"] {
         fs::copy(model_folder().join(name), merged.join(name)).unwrap();
@@ -118,21 +118,21 @@ fn adapters_by_every_name_are_as_weights_with_them() {
         };
         factors.iter().enumerate().map(layer).collect()
     };
-    let peft = at("peft.safetensors");
+    let peft = folder.join("peft.safetensors");
     write_adapter(
         &peft,
         &layers(&|i| format!("transformer.{}", LAYERS[i].0), false),
         ["lora_A.weight", "lora_B.weight"],
     );
     assert_near("diffusers", &with(&peft), &expected);
-    let comfy = at("comfy.safetensors");
+    let comfy = folder.join("comfy.safetensors");
     write_adapter(
         &comfy,
         &layers(&|i| format!("diffusion_model.{}", LAYERS[i].1), true),
         ["lora_A.weight", "lora_B.weight"],
     );
     assert_near("Black Forest Labs", &with(&comfy), &expected);
-    let kohya = at("kohya.safetensors");
+    let kohya = folder.join("kohya.safetensors");
     let flat = |i: usize| format!("lora_unet_{}", LAYERS[i].1.replace('.', "_"));
     write_adapter(&kohya, &layers(&flat, true), ["lora_down.weight", "lora_up.weight"]);
     assert_near("kohya", &with(&kohya), &expected);
@@ -141,13 +141,13 @@ fn adapters_by_every_name_are_as_weights_with_them() {
     let dim = 64;
     let low = LowRank { rank: 2, rows: 3 * dim, cols: dim };
     let (down, up) = (low.down(), low.up());
-    let fused = at("fused.safetensors");
+    let fused = folder.join("fused.safetensors");
     write_adapter(
         &fused,
         &[("diffusion_model.single_blocks.0.qkv_proj".into(), down.clone(), up.clone(), [2, 3 * dim, dim])],
         ["lora_A.weight", "lora_B.weight"],
     );
-    let apart = at("apart.safetensors");
+    let apart = folder.join("apart.safetensors");
     let part = |(i, name): (usize, &str)| {
         let up = up[i * dim * 2..(i + 1) * dim * 2].to_vec();
         (format!("diffusion_model.single_blocks.0.{name}_proj"), down.clone(), up, [2, dim, dim])
@@ -160,7 +160,7 @@ fn adapters_by_every_name_are_as_weights_with_them() {
     assert!(with(&fused) == with(&apart));
 
     // An adapter of FLUX.2 is refused by name.
-    let other = at("other.safetensors");
+    let other = folder.join("other.safetensors");
     write_adapter(
         &other,
         &[("diffusion_model.double_blocks.0.img_attn.proj".into(), down, up[..2 * dim].to_vec(), [2, dim, dim])],

@@ -12,7 +12,7 @@ use crate::flux3_base::write_base;
 use crate::gguf;
 use crate::golden::flux3::model_folder;
 use crate::opening::renamed::{Tensors, prefixed, read, read_with_metadata, write_gguf_with, write_with};
-use crate::program::{Run, flux};
+use crate::program::{Run, flux, folder};
 
 /// Returns the transformer with the names of Black Forest Labs; norms end with `norm`.
 fn bfl(tensors: &Tensors, prefix: &str, norm: &str) -> Tensors {
@@ -97,8 +97,7 @@ fn with_transformer(transformer: PathBuf) -> ModelFiles {
 
 #[test]
 fn single_files_by_every_name_draw_the_image_of_the_folder() {
-    let folder = tempfile::tempdir().unwrap();
-    let at = |name: &str| folder.path().join(name);
+    let folder = folder();
     let own = read(&model_folder().join(TRANSFORMER));
     let config = config(&model_folder(), "transformer");
     let expected = pixels(&distilled(), &small("a cat", 1));
@@ -119,20 +118,20 @@ fn single_files_by_every_name_draw_the_image_of_the_folder() {
                 .collect(),
         ),
     ] {
-        let file = at(&format!("{name}-base.safetensors"));
+        let file = folder.join(&format!("{name}-base.safetensors"));
         write_with(&file, &tensors, &[("config", &config)]);
         let files = with_transformer(file);
         let info = ModelInfo::read(&files).unwrap();
         assert!(info.is_distilled && info.default_steps == 16, "{name}: weights tell it, whatever the file is called");
         assert!(pixels(&load(&files), &small("a cat", 1)) == expected, "{name}");
     }
-    let file = at("flux3.gguf");
+    let file = folder.join("flux3.gguf");
     write_gguf_with(&file, &plain, &[("config", gguf::Value::Text(&config))]);
     assert!(pixels(&load(&with_transformer(file)), &small("a cat", 1)) == expected, "GGUF");
 
     // Its config is that of a distilled model.
     let base: Tensors = plain.into_iter().filter(|(name, _)| !name.starts_with("ref_time_in")).collect();
-    let file = at("no-next-time.safetensors");
+    let file = folder.join("no-next-time.safetensors");
     write_with(&file, &base, &[("config", &config.replace("true", "false"))]);
     let files = with_transformer(file.clone());
     let info = ModelInfo::read(&files).unwrap();
@@ -144,9 +143,8 @@ fn single_files_by_every_name_draw_the_image_of_the_folder() {
 
 #[test]
 fn fused_projections_in_int8_are_those_that_stand_apart() {
-    let folder = tempfile::tempdir().unwrap();
-    let at = |name: &str| folder.path().join(name);
-    let apart = at("apart.safetensors");
+    let folder = folder();
+    let apart = folder.join("apart.safetensors");
     let mut convert = flux();
     convert.arg("convert").args([&model_folder(), &apart]);
     Run::new(convert.args(["--format", "int8", "--component", "transformer"])).succeeds();
@@ -154,9 +152,12 @@ fn fused_projections_in_int8_are_those_that_stand_apart() {
     let expected = pixels(&load(&with_transformer(apart)), &small("a cat", 1));
     let draw = |name: &str, tensors: &Tensors| {
         let metadata: Vec<_> = metadata.iter().map(|(key, text)| (key.as_str(), text.as_str())).collect();
-        write_with(&at(name), tensors, &metadata);
-        let model = OpenModel::open(&with_transformer(at(name)))?;
-        Ok::<_, flux::Error>((pixels(&load(&with_transformer(at(name))), &small("a cat", 1)), model.notes().to_vec()))
+        write_with(&folder.join(name), tensors, &metadata);
+        let model = OpenModel::open(&with_transformer(folder.join(name)))?;
+        Ok::<_, flux::Error>((
+            pixels(&load(&with_transformer(folder.join(name))), &small("a cat", 1)),
+            model.notes().to_vec(),
+        ))
     };
     let mut fused = fused(&tensors);
     assert!(fused.contains_key("single_blocks.0.qkv_proj.weight_scale") && fused.len() < tensors.len());

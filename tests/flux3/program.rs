@@ -8,7 +8,7 @@ use flux::rgb::Rgb;
 
 use super::assert_near;
 use crate::golden::flux3::{model_folder, picture};
-use crate::program::{Run, flux};
+use crate::program::{Run, flux, folder};
 use crate::support;
 
 fn text(path: &Path) -> &str {
@@ -24,15 +24,14 @@ fn png(path: &Path, image: &Rgb) {
 
 #[test]
 fn a_result_has_the_size_of_its_only_reference_and_is_made_again() {
-    let folder = tempfile::tempdir().unwrap();
-    let at = |name: &str| folder.path().join(name);
-    png(&at("picture.png"), &picture(100, 70));
+    let folder = folder();
+    png(&folder.join("picture.png"), &picture(100, 70));
     let model = model_folder();
     let draw = |flags: &[&str], to: &str| {
         let mut command = flux();
         command.args(["-p", "make it night", "-d", text(&model), "-s", "4", "-S", "0", "--device", "cpu"]).args(flags);
-        Run::new(command.args(["-i", text(&at("picture.png")), "-o", text(&at(to))])).succeeds();
-        input::read(&at(to)).unwrap()
+        Run::new(command.args(["-i", text(&folder.join("picture.png")), "-o", text(&folder.join(to))])).succeeds();
+        input::read(&folder.join(to)).unwrap()
     };
     let image = draw(&[], "night.png");
     let expected = input::read(&support::root().join("tests/golden/flux3/distilled-ref.png")).unwrap();
@@ -41,16 +40,16 @@ fn a_result_has_the_size_of_its_only_reference_and_is_made_again() {
     let mut again = flux();
     Run::new(again.args([
         "again",
-        text(&at("night.png")),
+        text(&folder.join("night.png")),
         "-d",
         text(&model),
         "--device",
         "cpu",
         "-o",
-        text(&at("again.png")),
+        text(&folder.join("again.png")),
     ]))
     .succeeds();
-    assert!(input::read(&at("again.png")).unwrap() == image, "made again");
+    assert!(input::read(&folder.join("again.png")).unwrap() == image, "made again");
     let sized = draw(&["--width", "112"], "sized.png");
     assert_eq!((sized.width, sized.height), (112, 80), "a side that is not said is that of the canvas");
     let strength = draw(&["--strength", "0.5"], "strength.png");
@@ -59,18 +58,17 @@ fn a_result_has_the_size_of_its_only_reference_and_is_made_again() {
 
 #[test]
 fn boxes_are_a_table_behind_the_prompt_and_other_models_refuse_them() {
-    let folder = tempfile::tempdir().unwrap();
-    let at = |name: &str| folder.path().join(name);
+    let folder = folder();
     let draw = |model: &Path, flags: &[&str], to: &str| {
         let mut command = flux();
         command.args(["-d", text(model), "-s", "2", "-S", "0", "--size", "64x64", "--device", "cpu"]);
-        Run::new(command.args(flags).args(["-o", text(&at(to))]))
+        Run::new(command.args(flags).args(["-o", text(&folder.join(to))]))
     };
     let words = ["-p", "A cat <cat_1>", "--box", "cat_1=0,10%,500,900:a \"black\" cat"];
     let prompt = r#"A cat <cat_1> [{"id": "cat_1", "bbox": [0, 100, 500, 900], "desc": "a \"black\" cat"}]"#;
     draw(&model_folder(), &words, "boxes.png").succeeds();
     draw(&model_folder(), &["-p", prompt], "text.png").succeeds();
-    let [boxes, expected] = ["boxes.png", "text.png"].map(|name| fs::read(at(name)).unwrap());
+    let [boxes, expected] = ["boxes.png", "text.png"].map(|name| fs::read(folder.join(name)).unwrap());
     assert!(boxes == expected, "the pixels and the recipe of the same prompt");
     draw(&support::root().join("models/tiny"), &words, "none.png").fails(2, &["boxes", "FLUX.3"]);
     let twice = [&words[..], &["--box", "cat_1=0,0,9,9"]].concat();
@@ -79,32 +77,37 @@ fn boxes_are_a_table_behind_the_prompt_and_other_models_refuse_them() {
 
 #[test]
 fn several_references_may_be_smaller_than_those_of_flux2() {
-    let folder = tempfile::tempdir().unwrap();
-    let at = |name: &str| folder.path().join(name);
-    png(&at("first.png"), &picture(100, 70));
-    png(&at("second.png"), &picture(45, 70));
+    let folder = folder();
+    png(&folder.join("first.png"), &picture(100, 70));
+    png(&folder.join("second.png"), &picture(45, 70));
     let draw = |model: &Path| {
         let mut command = flux();
         command.args(["-p", "the first in the light of the second", "-d", text(model), "-s", "4", "-S", "0"]);
-        command.args(["-i", text(&at("first.png")), "-i", text(&at("second.png")), "--device", "cpu"]);
-        Run::new(command.args(["-o", text(&at("both.png"))]))
+        command.args([
+            "-i",
+            text(&folder.join("first.png")),
+            "-i",
+            text(&folder.join("second.png")),
+            "--device",
+            "cpu",
+        ]);
+        Run::new(command.args(["-o", text(&folder.join("both.png"))]))
     };
     draw(&model_folder()).succeeds();
     let expected = input::read(&support::root().join("tests/golden/flux3/distilled-two-refs.png")).unwrap();
-    assert_near("the golden image", &input::read(&at("both.png")).unwrap().bytes, &expected.bytes);
+    assert_near("the golden image", &input::read(&folder.join("both.png")).unwrap().bytes, &expected.bytes);
     draw(&support::root().join("models/tiny")).fails(1, &["45x70, expected sides of at least 64", "second.png"]);
 }
 
 #[test]
 fn converted_files_draw_the_same_and_quantized_ones_alike() {
-    let folder = tempfile::tempdir().unwrap();
-    let at = |name: &str| folder.path().join(name);
+    let folder = folder();
     let model = model_folder();
     let draw = |flags: &[&str]| {
         let mut command = flux();
         command.args(["-p", "a cat", "-S", "3", "--size", "64", "-s", "2", "--device", "cpu"]).args(flags);
-        Run::new(command.args(["-o", text(&at("image.png"))])).succeeds();
-        input::read(&at("image.png")).unwrap().bytes
+        Run::new(command.args(["-o", text(&folder.join("image.png"))])).succeeds();
+        input::read(&folder.join("image.png")).unwrap().bytes
     };
     let convert = |from: &str, to: &Path, format: &str, part: &str| {
         let args = ["convert", from, text(to), "--format", format, "--component", part];
@@ -112,7 +115,7 @@ fn converted_files_draw_the_same_and_quantized_ones_alike() {
     };
     let expected = draw(&["-d", text(&model)]);
     for (format, ending) in [("bf16", "safetensors"), ("bf16", "gguf"), ("q8_0", "gguf"), ("fp8", "safetensors")] {
-        let [transformer, encoder] = ["t", "qwen3vl"].map(|name| at(&format!("{name}-{format}.{ending}")));
+        let [transformer, encoder] = ["t", "qwen3vl"].map(|name| folder.join(&format!("{name}-{format}.{ending}")));
         convert(text(&model), &transformer, format, "transformer");
         convert(text(&model), &encoder, format, "text");
         let quantized = |what: &str| match format {

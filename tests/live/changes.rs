@@ -14,7 +14,7 @@ use flux::output::{ImageFormat, Rgb, encode};
 use serde_json::{Value, json};
 
 use super::{QUICK, SIDE, begun, frame, jpeg, raw, raw_flags, result, run, sized};
-use crate::program::Run;
+use crate::program::{Run, signal};
 
 /// A program that makes an image of each frame.
 struct Live {
@@ -148,8 +148,7 @@ fn without_frames_each_change_is_an_image() {
     let second = live.next();
     ask(&mut socket, r#"{"prompt": "a red circle"}"#);
     assert!(second != first && live.next() == first);
-    let sent = Command::new("kill").arg(live.child.id().to_string()).status();
-    assert!(sent.unwrap().success());
+    signal(&live.child, "TERM");
     assert_eq!(live.child.wait().unwrap().code(), Some(143));
 }
 

@@ -2,12 +2,13 @@
 
 use std::fs;
 use std::io::{Read, Write};
-use std::process::{Child, Stdio};
+use std::path::Path;
+use std::process::{Child, ChildStdin, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use super::{QUICK, SIDE, begun, frame, images, jpeg, raw, raw_flags, run, sized, still, told};
-use crate::program::{Run, flux};
+use crate::program::{Run, flux, signal};
 
 /// Maximum time to end, in any state.
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -28,11 +29,6 @@ fn ended(mut child: Child) -> Run {
     let mut stderr = String::new();
     child.stderr.take().unwrap().read_to_string(&mut stderr).unwrap();
     Run { code: status.code(), stdout: String::new(), stderr }
-}
-
-fn send(child: &Child, signal: &str) {
-    let sent = std::process::Command::new("kill").args(["-s", signal, &child.id().to_string()]).status();
-    assert!(sent.is_ok_and(|sent| sent.success()));
 }
 
 #[test]
@@ -105,6 +101,19 @@ fn what_are_no_frames_is_refused() {
     run(folder.path(), &[&QUICK[..], &["--no-input"]].concat(), Vec::new()).1.fails(2, &["--to"]);
 }
 
+/// Starts it with some bytes of frames. Reads the image of a whole one, or else waits.
+fn begun_with(folder: &Path, bytes: &[u8], wait: Duration) -> (Child, ChildStdin) {
+    let mut child = begun(folder, &raw_flags(&[]));
+    let mut stdin = child.stdin.take().unwrap();
+    stdin.write_all(bytes).unwrap();
+    if bytes.len() < raw([1]).len() {
+        thread::sleep(wait);
+    } else {
+        child.stdout.as_mut().unwrap().read_exact(&mut vec![0; bytes.len()]).unwrap();
+    }
+    (child, stdin)
+}
+
 #[test]
 fn a_reader_that_is_gone_ends_it_while_it_writes_and_while_it_waits() {
     let folder = tempfile::tempdir().unwrap();
@@ -123,15 +132,7 @@ fn a_reader_that_is_gone_ends_it_while_it_writes_and_while_it_waits() {
     feeder.join().unwrap();
     // No frame, a part of a frame, or no second frame.
     for bytes in [vec![], vec![0; 100], raw([1])] {
-        let mut child = begun(folder.path(), &raw_flags(&[]));
-        let mut stdin = child.stdin.take().unwrap();
-        stdin.write_all(&bytes).unwrap();
-        if bytes.len() < raw([1]).len() {
-            thread::sleep(Duration::from_millis(500));
-        } else {
-            let mut image = vec![0; bytes.len()];
-            child.stdout.as_mut().unwrap().read_exact(&mut image).unwrap();
-        }
+        let (mut child, stdin) = begun_with(folder.path(), &bytes, Duration::from_millis(500));
         drop(child.stdout.take());
         ended(child).fails(1, &["the receiver of the images", "standard output"]);
         drop(stdin);
@@ -163,7 +164,7 @@ fn a_reader_that_stalls_stalls_all_and_takes_no_memory() {
     let after = resident(&child);
     assert!(after <= before + 8192, "{before} kB became {after} kB");
     // A signal ends it, although it waits for the reader.
-    send(&child, "TERM");
+    signal(&child, "TERM");
     let run = ended(child);
     assert_eq!(run.code, Some(143), "{}", run.stderr);
     feeder.join().unwrap();
@@ -173,17 +174,9 @@ fn a_reader_that_stalls_stalls_all_and_takes_no_memory() {
 fn a_signal_ends_it_while_it_waits_for_frames() {
     let folder = tempfile::tempdir().unwrap();
     for bytes in [vec![], vec![0; 100], raw([1])] {
-        let mut child = begun(folder.path(), &raw_flags(&[]));
-        let mut stdin = child.stdin.take().unwrap();
-        stdin.write_all(&bytes).unwrap();
-        if bytes.len() < raw([1]).len() {
-            // It handles signals before it reads.
-            thread::sleep(Duration::from_secs(4));
-        } else {
-            let mut image = vec![0; bytes.len()];
-            child.stdout.as_mut().unwrap().read_exact(&mut image).unwrap();
-        }
-        send(&child, "INT");
+        // It handles signals before it reads.
+        let (child, stdin) = begun_with(folder.path(), &bytes, Duration::from_secs(4));
+        signal(&child, "INT");
         let run = ended(child);
         assert_eq!(run.code, Some(130), "{}", run.stderr);
         drop(stdin);

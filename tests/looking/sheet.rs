@@ -4,6 +4,7 @@ use std::fs;
 use std::path::Path;
 
 use super::{flat, folder, pixels, run, write, write_made};
+use crate::process::Folder;
 use flux::input::read;
 use flux::metadata::Metadata;
 use flux::output::{Rgb, Target};
@@ -26,20 +27,20 @@ fn sheet(folder: &Path, args: &[&str]) -> Rgb {
 }
 
 /// Creates two images of 64 x 64 with different seeds, and a photograph of 32 x 16.
-fn images() -> tempfile::TempDir {
+fn images() -> Folder {
     let folder = folder();
-    write_made(&folder.path().join("a.png"), &flat(64, 64, RED), "a cat", 1);
-    write_made(&folder.path().join("b.webp"), &flat(64, 64, GREEN), "a cat", 22);
-    write(&folder.path().join("photo.png"), &flat(32, 16, [0, 0, 200]));
+    write_made(&folder.join("a.png"), &flat(64, 64, RED), "a cat", 1);
+    write_made(&folder.join("b.webp"), &flat(64, 64, GREEN), "a cat", 22);
+    write(&folder.join("photo.png"), &flat(32, 16, [0, 0, 200]));
     folder
 }
 
 #[test]
 fn a_sheet_has_the_images_in_rows_and_what_differs_under_them() {
     let folder = images();
-    let made = run(folder.path(), &["sheet", "a.png", "b.webp", "photo.png", "-o", "sheet.png"]).succeeds();
+    let made = run(&folder, &["sheet", "a.png", "b.webp", "photo.png", "-o", "sheet.png"]).succeeds();
     assert_eq!((made.stdout.as_str(), made.stderr.as_str()), ("", "wrote sheet.png: 3 images, 152x198\n"));
-    let image = read(&folder.path().join("sheet.png")).unwrap();
+    let image = read(&folder.join("sheet.png")).unwrap();
     // Two columns of 64 pixels, two rows of 64 with a line of 2 + 21 below, and gaps of 8.
     assert_eq!((image.width, image.height), (152, 198));
     assert_eq!((at(&image, 8, 8), at(&image, 71, 71), at(&image, 80, 8)), (RED, RED, GREEN));
@@ -51,14 +52,14 @@ fn a_sheet_has_the_images_in_rows_and_what_differs_under_them() {
     assert!(has_ink(&image, 35..45, 74..95) && !has_ink(&image, 8..35, 74..95));
     assert!(has_ink(&image, 103..112, 74..95) && has_ink(&image, 112..121, 74..95));
     assert!(has_ink(&image, 17..62, 169..190));
-    assert_eq!(sheet(folder.path(), &["a.png", "b.webp", "photo.png"]), image, "each time the same");
+    assert_eq!(sheet(&folder, &["a.png", "b.webp", "photo.png"]), image, "each time the same");
 }
 
 #[test]
 fn size_columns_gap_background_label_and_title_are_as_asked_for() {
     let folder = images();
     let size = |args: &[&str]| {
-        let image = sheet(folder.path(), &[&["a.png", "b.webp", "photo.png"], args].concat());
+        let image = sheet(&folder, &[&["a.png", "b.webp", "photo.png"], args].concat());
         (image.width, image.height)
     };
     let plain = ["--label", "none", "--gap", "0"];
@@ -69,10 +70,10 @@ fn size_columns_gap_background_label_and_title_are_as_asked_for() {
     assert_eq!(size(&[&plain[..], &["--cell", "128", "--enlarge"]].concat()), (256, 256));
     assert_eq!(size(&[&plain[..], &["--title", "cats"]].concat()), (128, 128 + 28));
     assert_eq!(size(&["--label", "{seed}\\n{name}", "--gap", "1"]), (131, 2 * (64 + 2 + 2 * 21) + 3));
-    let black = sheet(folder.path(), &["a.png", "--background", "black", "--label", "name", "--gap", "4"]);
+    let black = sheet(&folder, &["a.png", "--background", "black", "--label", "name", "--gap", "4"]);
     assert_eq!(at(&black, 0, 0), [0; 3]);
     assert!(black.bytes.as_chunks::<3>().0.contains(&[255; 3]), "text is white on black");
-    let colored = sheet(folder.path(), &["a.png", "--background", "102030", "--label", "none"]);
+    let colored = sheet(&folder, &["a.png", "--background", "102030", "--label", "none"]);
     assert_eq!(at(&colored, 0, 0), [16, 32, 48]);
 }
 
@@ -80,8 +81,8 @@ fn size_columns_gap_background_label_and_title_are_as_asked_for() {
 fn it_is_written_as_its_name_ends() {
     let folder = images();
     for name in ["sheet.jpg", "sheet.webp", "SHEET.PNG"] {
-        run(folder.path(), &["sheet", "a.png", "b.webp", "-o", name]).succeeds();
-        assert_eq!(read(&folder.path().join(name)).unwrap().width, 152, "{name}");
+        run(&folder, &["sheet", "a.png", "b.webp", "-o", name]).succeeds();
+        assert_eq!(read(&folder.join(name)).unwrap().width, 152, "{name}");
     }
 }
 
@@ -89,7 +90,7 @@ fn it_is_written_as_its_name_ends() {
 fn what_cannot_be_done_is_found_before_the_work() {
     let folder = images();
     let refused = |args: &[&str], code: i32, words: &[&str]| {
-        run(folder.path(), &[&["sheet"], args].concat()).fails(code, words);
+        run(&folder, &[&["sheet"], args].concat()).fails(code, words);
     };
     refused(&["a.png", "-o", "sheet.gif"], 2, &["sheet.gif", ".png, .jpg, .jpeg or .webp"]);
     refused(&["a.png", "-o", "none/sheet.png"], 1, &["no such folder", "mkdir -p none"]);
@@ -102,31 +103,31 @@ fn what_cannot_be_done_is_found_before_the_work() {
     let many = vec!["a.png"; 300];
     let large = ["-o", "sheet.png", "--cell", "1024"];
     refused(&[&many[..], &large].concat(), 2, &["the sheet would be", "in: --cell", "--columns"]);
-    fs::write(folder.path().join("text.png"), "no image").unwrap();
+    fs::write(folder.join("text.png"), "no image").unwrap();
     refused(&["a.png", "text.png", "-o", "sheet.png"], 1, &["text.png", "not a PNG, JPEG or WebP"]);
-    assert!(!folder.path().join("sheet.png").exists());
+    assert!(!folder.join("sheet.png").exists());
 }
 
 #[test]
 fn no_image_is_written_over_unless_that_is_asked_for() {
     let folder = images();
-    let before = fs::read(folder.path().join("a.png")).unwrap();
+    let before = fs::read(folder.join("a.png")).unwrap();
     for path in ["a.png", "./a.png"] {
-        run(folder.path(), &["sheet", "a.png", "b.webp", "-o", path])
+        run(&folder, &["sheet", "a.png", "b.webp", "-o", path])
             .fails(2, &["is one of the images", "in: --output", "--force"]);
     }
-    assert_eq!(fs::read(folder.path().join("a.png")).unwrap(), before);
-    run(folder.path(), &["sheet", "a.png", "b.webp", "-o", "a.png", "--force"]).succeeds();
-    assert_eq!(read(&folder.path().join("a.png")).unwrap().width, 152);
-    run(folder.path(), &["sheet", "b.webp", "-o", "photo.png", "--no-clobber"]).fails(1, &["--no-clobber"]);
+    assert_eq!(fs::read(folder.join("a.png")).unwrap(), before);
+    run(&folder, &["sheet", "a.png", "b.webp", "-o", "a.png", "--force"]).succeeds();
+    assert_eq!(read(&folder.join("a.png")).unwrap().width, 152);
+    run(&folder, &["sheet", "b.webp", "-o", "photo.png", "--no-clobber"]).fails(1, &["--no-clobber"]);
 }
 
 #[test]
 fn a_recipe_that_cannot_be_read_is_noted_and_the_name_is_shown() {
     let folder = folder();
     let metadata = Metadata { recipe: Some("{\"seed\":".to_string()), ..Metadata::default() };
-    Target::new(&folder.path().join("a.png")).unwrap().write(&pixels(64, 64), &metadata).unwrap();
-    let made = run(folder.path(), &["sheet", "a.png", "-o", "sheet.png", "--label", "seed"]).succeeds();
+    Target::new(&folder.join("a.png")).unwrap().write(&pixels(64, 64), &metadata).unwrap();
+    let made = run(&folder, &["sheet", "a.png", "-o", "sheet.png", "--label", "seed"]).succeeds();
     assert!(
         made.stderr.contains("note: `a.png` is labelled with its file name: its recipe cannot be read"),
         "{}",

@@ -30,8 +30,8 @@ fn show(folder: &Path, args: &[&str], variables: &[(&str, &str)]) -> Command {
 /// Shows an image in a terminal.
 fn shown(variables: &[(&str, &str)], terminal: &Terminal<'_>) -> Played {
     let folder = folder();
-    write(&folder.path().join("a.png"), &pixels(64, 48));
-    let played = play(&mut show(folder.path(), &["a.png"], variables), terminal);
+    write(&folder.join("a.png"), &pixels(64, 48));
+    let played = play(&mut show(&folder, &["a.png"], variables), terminal);
     assert!(played.mode_is_kept, "the terminal has the mode that it had");
     assert!(!played.shown.contains("^["), "nothing is echoed: {:?}", played.shown);
     played
@@ -108,8 +108,7 @@ fn keys_and_signals_meanwhile_end_it_and_the_terminal_is_as_it_was() {
             answer: None,
             then: &|_, child| {
                 for signal in signals.iter().filter(|signal| !signal.is_empty()) {
-                    let sent = Command::new("kill").args(["-s", signal, &child.id().to_string()]).status();
-                    assert!(sent.is_ok_and(|status| status.success()));
+                    crate::program::signal(child, signal);
                 }
             },
         };
@@ -147,11 +146,11 @@ fn a_terminal_for_text_alone_is_neither_asked_nor_shown_anything() {
 #[test]
 fn without_a_terminal_to_read_from_nothing_is_asked() {
     let folder = folder();
-    write(&folder.path().join("a.png"), &pixels(64, 48));
+    write(&folder.join("a.png"), &pixels(64, 48));
     // A shell owns the terminal, and the program reads from a file.
     let mut command = Command::new("sh");
     let line = format!("'{}' show a.png < /dev/null", flux().get_program().to_string_lossy());
-    command.current_dir(folder.path()).args(["-c", &line]).env("TERM", "xterm-256color");
+    command.current_dir(&folder).args(["-c", &line]).env("TERM", "xterm-256color");
     for name in ["NO_COLOR", "TMUX", "SSH_TTY"] {
         command.env_remove(name);
     }
@@ -163,30 +162,30 @@ fn without_a_terminal_to_read_from_nothing_is_asked() {
 #[test]
 fn without_a_terminal_it_fails_unless_a_protocol_is_named() {
     let folder = folder();
-    write(&folder.path().join("a.png"), &pixels(64, 48));
-    run(folder.path(), &["show", "a.png"]).fails(2, &["standard output is not a terminal", "--protocol blocks"]);
+    write(&folder.join("a.png"), &pixels(64, 48));
+    run(&folder, &["show", "a.png"]).fails(2, &["standard output is not a terminal", "--protocol blocks"]);
     for (protocol, kind) in [("kitty", KITTY), ("iterm2", ITERM2), ("sixel", SIXEL), ("blocks", BLOCK)] {
-        let shown = run(folder.path(), &["show", "a.png", "--protocol", protocol]).succeeds().stdout;
+        let shown = run(&folder, &["show", "a.png", "--protocol", protocol]).succeeds().stdout;
         assert!(shown.contains(kind) && !shown.contains("\x1b[c"), "{protocol}: {shown:?}");
     }
     let wide = |columns: &str| {
         let args = ["show", "a.png", "--protocol", "blocks", "--width", columns];
-        let shown = run(folder.path(), &args).succeeds().stdout;
+        let shown = run(&folder, &args).succeeds().stdout;
         (shown.matches(BLOCK).count(), shown.lines().count())
     };
     assert_eq!((wide("8"), wide("4"), wide("16")), ((8 * 3, 3), (4 * 2, 2), (16 * 6, 6)));
-    run(folder.path(), &["show", "a.png", "--width", "0"]).fails(2, &["--width", "from 1 to 1000"]);
-    run(folder.path(), &["show", "none.png", "--protocol", "sixel"]).fails(1, &["none.png"]);
-    run(folder.path(), &["show"]).fails(2, &["FILE"]);
+    run(&folder, &["show", "a.png", "--width", "0"]).fails(2, &["--width", "from 1 to 1000"]);
+    run(&folder, &["show", "none.png", "--protocol", "sixel"]).fails(1, &["none.png"]);
+    run(&folder, &["show"]).fails(2, &["FILE"]);
 }
 
 #[test]
 fn several_images_have_their_names() {
     let folder = folder();
     for name in ["a.png", "b\x1b[2Jc.png"] {
-        write(&folder.path().join(name), &pixels(16, 16));
+        write(&folder.join(name), &pixels(16, 16));
     }
-    let shown = run(folder.path(), &["show", "a.png", "b\x1b[2Jc.png", "--protocol", "blocks"]).succeeds().stdout;
+    let shown = run(&folder, &["show", "a.png", "b\x1b[2Jc.png", "--protocol", "blocks"]).succeeds().stdout;
     assert!(shown.starts_with("a.png\n") && shown.contains("b\\u{1b}[2Jc.png\n"), "{shown:?}");
 }
 
@@ -194,11 +193,11 @@ fn several_images_have_their_names() {
 #[test]
 fn in_tmux_the_terminal_is_as_it_was_and_blocks_are_on_the_screen() {
     let folder = folder();
-    write(&folder.path().join("a.png"), &pixels(64, 48));
-    let socket = folder.path().join("socket");
+    write(&folder.join("a.png"), &pixels(64, 48));
+    let socket = folder.join("socket");
     let tmux = |args: &[&str]| {
         let mut command = Command::new("tmux");
-        command.env_remove("TMUX").env_remove("NO_COLOR").env("TERM", "xterm-256color").current_dir(folder.path());
+        command.env_remove("TMUX").env_remove("NO_COLOR").env("TERM", "xterm-256color").current_dir(&folder);
         command.arg("-S").arg(&socket).args(["-f", "/dev/null"]).args(args).output()
     };
     if tmux(&["-V"]).is_err() {
@@ -214,7 +213,7 @@ fn in_tmux_the_terminal_is_as_it_was_and_blocks_are_on_the_screen() {
         eprintln!("skipped: tmux does not start: {}", String::from_utf8_lossy(&begun.stderr));
         return;
     }
-    let there = |name: &str| folder.path().join(name).exists();
+    let there = |name: &str| folder.join(name).exists();
     for _ in 0..600 {
         if there("done") {
             break;
@@ -225,7 +224,7 @@ fn in_tmux_the_terminal_is_as_it_was_and_blocks_are_on_the_screen() {
     let title = tmux(&["display-message", "-p", "#{pane_title}"]).expect("it is there").stdout;
     let _ = tmux(&["kill-server"]);
     assert!(there("done"), "it hangs");
-    let text = |name: &str| std::fs::read_to_string(folder.path().join(name)).expect("a mode");
+    let text = |name: &str| std::fs::read_to_string(folder.join(name)).expect("a mode");
     assert_eq!(text("before"), text("after"));
     let screen = String::from_utf8_lossy(&screen);
     // 64 x 48 pixels are 8 x 3 characters, or fewer if tmux reports larger ones; and nothing else.

@@ -52,13 +52,13 @@ fn sent(folder: &Path, stdout: &str) -> Vec<Rgb> {
 fn steps_are_shown_as_the_decoder_draws_them() {
     let folder = folder();
     let decoder = TinyDecoder::random(8, 8);
-    decoder.write(&folder.path().join("taef2.safetensors"), Dtype::F16, diffusers_name);
+    decoder.write(&folder.join("taef2.safetensors"), Dtype::F16, diffusers_name);
     let steps = ["--show-steps", "--show=kitty"];
     let shown = |variables: &[(&str, &str)], flags: &[&str]| {
-        let run = drawn(folder.path(), variables, &[&steps[..], flags].concat()).succeeds();
-        let images = sent(folder.path(), &run.stdout);
+        let run = drawn(&folder, variables, &[&steps[..], flags].concat()).succeeds();
+        let images = sent(&folder, &run.stdout);
         assert_eq!(images.len(), 2, "a step and the image");
-        (images[0].clone(), images[1].clone(), fs::read(folder.path().join("x.png")).unwrap())
+        (images[0].clone(), images[1].clone(), fs::read(folder.join("x.png")).unwrap())
     };
     let (map, image, file) = shown(&[], &[]);
     let (tiny, same, same_file) = shown(&[], &["--preview-decoder", "taef2.safetensors"]);
@@ -81,27 +81,27 @@ fn steps_are_shown_as_the_decoder_draws_them() {
 #[test]
 fn a_decoder_is_for_steps_that_are_shown_and_is_no_vae() {
     let folder = folder();
-    let path = folder.path().join("taef2.safetensors");
+    let path = folder.join("taef2.safetensors");
     TinyDecoder::random(8, 4).write(&path, Dtype::F16, diffusers_name);
     let alone = ["--preview-decoder", "taef2.safetensors"];
-    drawn(folder.path(), &[], &alone).fails(2, &["--show-steps"]);
-    drawn(folder.path(), &[("FLUX_PREVIEW_DECODER", "none")], &[]).succeeds();
+    drawn(&folder, &[], &alone).fails(2, &["--show-steps"]);
+    drawn(&folder, &[("FLUX_PREVIEW_DECODER", "none")], &[]).succeeds();
     let steps = ["--show-steps", "--show=kitty", "--preview-decoder"];
-    drawn(folder.path(), &[], &[&steps[..], &["none"]].concat()).fails(1, &["none"]);
+    drawn(&folder, &[], &[&steps[..], &["none"]].concat()).fails(1, &["none"]);
     let saved = ["--save-latents", "taef2.safetensors"];
     let over = [&steps[..], &["taef2.safetensors"], &saved].concat();
-    drawn(folder.path(), &[], &over).fails(2, &["(TAEF2) and is never overwritten"]);
+    drawn(&folder, &[], &over).fails(2, &["(TAEF2) and is never overwritten"]);
     let told = ["the tiny autoencoder of FLUX.2 (TAEF2)", "--preview-decoder"];
     // A decoder of another model shows no steps if it is set, and is an error if it is requested.
-    let other = folder.path().join("other.safetensors");
+    let other = folder.join("other.safetensors");
     TinyDecoder::random(32, 4).write(&other, Dtype::F16, diffusers_name);
     let set = [("FLUX_PREVIEW_DECODER", "other.safetensors")];
-    let by_map = drawn(folder.path(), &set, &[&steps[..2], &["--log", "log"]].concat()).succeeds();
-    let log = fs::read_to_string(folder.path().join("log")).unwrap();
+    let by_map = drawn(&folder, &set, &[&steps[..2], &["--log", "log"]].concat()).succeeds();
+    let log = fs::read_to_string(folder.join("log")).unwrap();
     assert!(log.contains("instead of other.safetensors"), "{log}");
-    assert_eq!(sent(folder.path(), &by_map.stdout).len(), 2, "a step and the image");
-    drawn(folder.path(), &[], &[&steps[..], &["other.safetensors"]].concat()).fails(1, &["another model"]);
-    drawn(folder.path(), &[], &["--vae", "taef2.safetensors"]).fails(1, &told);
+    assert_eq!(sent(&folder, &by_map.stdout).len(), 2, "a step and the image");
+    drawn(&folder, &[], &[&steps[..], &["other.safetensors"]].concat()).fails(1, &["another model"]);
+    drawn(&folder, &[], &["--vae", "taef2.safetensors"]).fails(1, &told);
     Run::new(flux().current_dir(&folder).args(["info", "taef2.safetensors"])).fails(1, &told);
-    drawn(folder.path(), &[], &["--taesd", "taef2.safetensors"]).fails(2, &["`--taesd`", "--preview-decoder"]);
+    drawn(&folder, &[], &["--taesd", "taef2.safetensors"]).fails(2, &["`--taesd`", "--preview-decoder"]);
 }

@@ -14,6 +14,7 @@ use safetensors::tensor::Dtype;
 
 use super::renamed::{Tensors, write};
 use super::{FILES, copy};
+use crate::support::copy_folder;
 
 /// Ways to damage a file, and the words in the error for each.
 type Damage = (&'static str, fn(&Path, &[u8]), &'static [&'static str]);
@@ -117,8 +118,7 @@ fn a_damaged_file_in_a_folder_with_configs_is_told_with_its_damage() {
     for (name, how, words) in DAMAGES {
         for file in ["vae/diffusion_pytorch_model.safetensors", "text_encoder/model.safetensors"] {
             let root = FILES.at(&format!("damaged/{name}-folder-{}", file.split('/').next().unwrap()));
-            fs::create_dir_all(&root).unwrap();
-            super::support_copy(&FILES.at("folder"), &root);
+            copy_folder(&FILES.at("folder"), &root);
             damage(&root.join(file), how);
             refused(ModelFiles::open(&root), words, &root.join(file));
         }
@@ -126,8 +126,7 @@ fn a_damaged_file_in_a_folder_with_configs_is_told_with_its_damage() {
     for (name, how, words) in DAMAGES.iter().filter(|(name, ..)| ["html", "link", "lfs", "empty"].contains(name)) {
         for file in ["model_index.json", "transformer/config.json", "tokenizer/tokenizer.json"] {
             let root = FILES.at(&format!("damaged/{name}-config-{}", file.len()));
-            fs::create_dir_all(&root).unwrap();
-            super::support_copy(&FILES.at("folder"), &root);
+            copy_folder(&FILES.at("folder"), &root);
             damage(&root.join(file), *how);
             refused(ModelFiles::open(&root), words, &root.join(file));
         }

@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use flux::files::{Component, ModelFiles, ModelPaths, Role};
 
 use super::{EXPECTED, FILES, copy, image};
+use crate::support::copy_folder;
 
 /// Opens the model at `path`, with the tokenizer of the folder.
 fn at(path: &Path) -> flux::Result<ModelFiles> {
@@ -49,10 +50,7 @@ fn endings_have_any_case_and_folders_any_depth_that_comfyui_has() {
     draws(&root);
     // A folder with configs.
     let folder = FILES.at("endings/folder");
-    super::support_copy(&FILES.at("folder"), &{
-        fs::create_dir_all(&folder).unwrap();
-        folder.clone()
-    });
+    copy_folder(&FILES.at("folder"), &folder);
     let transformer = folder.join("transformer");
     fs::rename(transformer.join("diffusion_pytorch_model.safetensors"), transformer.join("KLEIN.SFT")).unwrap();
     draws(&folder);
@@ -160,8 +158,7 @@ fn whole_models_of_comfyui_are_found_where_there_is_no_other() {
 fn bytes_behind_a_safetensors_file_are_told_and_left_out() {
     for (component, count) in [("transformer", 1), ("vae", 4096)] {
         let folder = FILES.at(&format!("trailing/{component}"));
-        fs::create_dir_all(&folder).unwrap();
-        super::support_copy(&FILES.at("folder"), &folder);
+        copy_folder(&FILES.at("folder"), &folder);
         let path = folder.join(component).join("diffusion_pytorch_model.safetensors");
         let mut bytes = fs::read(&path).unwrap();
         bytes.extend(vec![b'x'; count]);

@@ -6,7 +6,7 @@ use flux::files::int8::quantize_row;
 use flux::ops::TokenLayout;
 use half::f16;
 
-use crate::attention_e4m3::{case, error, exact};
+use crate::attention_e4m3::{case, check_cases, check_extremes, error, exact};
 use crate::small;
 
 const KEY_TILE: usize = 64;
@@ -78,24 +78,8 @@ fn attention_in_int8_is_its_definition() {
         cases.push(case(layout(1, 30, 1506), 24, 24, 0, 1.0));
         cases.push(case(layout(1, 0, 4500), 3, 3, 0, 2.0));
     }
-    for case in cases {
-        let inputs = case.inputs();
-        let before = cuda.stats().launches;
-        let got = case.run(&cuda, &inputs);
-        assert_eq!(cuda.stats().launches - before, 2, "{case:?}: two kernels");
-        let defined = error(&got, &case.by_head(&inputs, definition));
-        let from_exact = error(&got, &case.by_head(&inputs, exact));
-        println!("{case:?}: {defined:.5} from the definition, {from_exact:.4} from float32");
-        assert!(defined < 0.005, "{case:?}: {defined} from the definition");
-        assert!(from_exact < 0.06, "{case:?}: {from_exact} from float32");
-        let again = case.run(&cuda, &inputs);
-        assert!(got.iter().map(|x| x.to_bits()).eq(again.iter().map(|x| x.to_bits())), "{case:?}: two runs differ");
-    }
-    // Rows of zeros see all keys alike, and long rows do not overflow.
-    let zeros = case(layout(1, 0, 600), 1, 1, 0, 0.0);
-    assert!(error(&zeros.run(&cuda, &zeros.inputs()), &zeros.by_head(&zeros.inputs(), exact)) < 0.01);
-    let long = case(layout(1, 0, 600), 1, 1, 0, 1e5);
-    assert!(long.run(&cuda, &long.inputs()).iter().all(|value| value.is_finite() && value.abs() < 2.0));
+    check_cases(&cuda, &cases, definition, [0.005, 0.06]);
+    check_extremes(&cuda, 600, 0.01);
 }
 
 /// Cached keys are concatenated with the others.

@@ -17,10 +17,23 @@ pub struct Conv2d<'a> {
     pub out: usize,
     /// Columns around the residual, if there is one.
     pub residual: Option<[usize; 2]>,
-    pub relu: bool,
+    pub activation: Option<Kind>,
+    /// `true` if the image is doubled first.
+    pub upsample: bool,
 }
 
-impl Conv2d<'_> {
+/// The kind of an activation; a leaky one has a slope for each output.
+#[derive(Debug, Clone, Copy)]
+pub enum Kind {
+    Relu,
+    LeakyRelu,
+}
+
+impl<'a> Conv2d<'a> {
+    pub fn new(x: Shape, weight: &'a Weight, conv: Conv, out: usize) -> Self {
+        Self { x, weight, conv, out, residual: None, activation: None, upsample: false }
+    }
+
     pub fn residual<B: Backend>(&self, b: &B) -> Option<Tensor<B>> {
         let rows = self.conv.out_height() * self.conv.out_width();
         self.residual.map(|[before, after]| Shape::view(rows, self.out, before, after).tensor(b, 4))
@@ -30,11 +43,18 @@ impl Conv2d<'_> {
 impl Case for Conv2d<'_> {
     fn run<B: Backend>(&self, b: &B) -> Vec<Tensor<B>> {
         let (x, weight, bias) = (self.x.tensor(b, 1), self.weight.conv(b), vector(b, 3, self.out));
-        let made = match (self.residual(b), self.relu) {
-            (Some(residual), true) => x.conv2d_add_relu(&weight, &bias, self.conv, residual),
-            (Some(residual), false) => x.conv2d_add(&weight, &bias, self.conv, residual),
-            (None, true) => x.conv2d_relu(&weight, &bias, self.conv),
-            (None, false) => x.conv2d(&weight, &bias, self.conv),
+        let (conv, slope) = (self.conv, vector(b, 5, self.out));
+        let made = match (self.upsample, self.residual(b), self.activation) {
+            (false, None, None) => x.conv2d(&weight, &bias, conv),
+            (false, None, Some(Kind::Relu)) => x.conv2d_relu(&weight, &bias, conv),
+            (false, None, Some(Kind::LeakyRelu)) => x.conv2d_leaky_relu(&weight, &bias, conv, &slope),
+            (false, Some(residual), None) => x.conv2d_add(&weight, &bias, conv, residual),
+            (false, Some(residual), Some(Kind::Relu)) => x.conv2d_add_relu(&weight, &bias, conv, residual),
+            (true, None, None) => x.upsample_conv2d(&weight, &bias, conv.height, conv.width),
+            (true, None, Some(Kind::LeakyRelu)) => {
+                x.upsample_conv2d_leaky_relu(&weight, &bias, [conv.height, conv.width], &slope)
+            }
+            _ => panic!("no op does all of this"),
         };
         vec![made.unwrap().pixels]
     }
@@ -42,14 +62,16 @@ impl Case for Conv2d<'_> {
     fn compose<B: Backend>(&self, b: &B) -> Vec<Tensor<B>> {
         let (x, weight, bias) = (self.x.tensor(b, 1), self.weight.conv(b), vector(b, 3, self.out));
         let residual = self.residual(b);
-        if residual.is_none() && !self.relu {
+        if residual.is_none() && self.activation.is_none() && !self.upsample {
             return vec![x.conv2d(&weight, &bias, self.conv).unwrap().pixels];
         }
-        let conv2d = ops::Conv2d {
-            residual,
-            activation: self.relu.then_some(ops::Activation::Relu),
-            ..ops::Conv2d::new(x, &weight, &bias, self.conv)
-        };
+        let slope = vector(b, 5, self.out);
+        let activation = self.activation.map(|kind| match kind {
+            Kind::Relu => ops::Activation::Relu,
+            Kind::LeakyRelu => ops::Activation::LeakyRelu(&slope),
+        });
+        let conv2d = ops::Conv2d::new(x, &weight, &bias, self.conv);
+        let conv2d = ops::Conv2d { residual, activation, upsample: self.upsample, ..conv2d };
         vec![ops::conv2d::compose(b, conv2d).unwrap().pixels]
     }
 }
@@ -71,7 +93,7 @@ fn check_activated(
 ) {
     let weight = weight(cin, cout, conv.kernel);
     let x = Shape::view(conv.height * conv.width, cin, beside[0], beside[1]);
-    let case = Conv2d { x, weight: &weight, conv, out: cout, residual, relu };
+    let case = Conv2d { residual, activation: relu.then_some(Kind::Relu), ..Conv2d::new(x, &weight, conv, cout) };
     // With a residual the composition rounds the convolution before the sum.
     let composed = if residual.is_some() { 1.5 } else { 0.0 };
     check_against(

@@ -4,14 +4,14 @@
 use flux::Result;
 use flux::backend::Memory;
 use flux::backend::cuda::Cuda;
-use flux::nn::{Linear, LowRank, Operand as Input};
+use flux::nn::{ConvKernel, Linear, LowRank, Operand as Input};
 use flux::ops::{
     Adaln, Conv, Convolved, DenseBlock, GroupNorm, Heads, KeyValues, Mask, Norm, Pairs, QkNorm, Rope, TokenLayout,
 };
 use flux::tensor::Tensor;
 
 use crate::compare::{Weight, half, values};
-use crate::conv2d::weight as kernel;
+use crate::conv2d::weight;
 
 /// The required type of an operand.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -59,6 +59,11 @@ fn norm<'a>(weight: &'a Tensor<Cuda>, bias: &'a Tensor<Cuda>) -> GroupNorm<'a, C
     GroupNorm { weight, bias, groups: 2, eps: 1e-6, statistics: None }
 }
 
+/// The weight of a 3 x 3 convolution of 8 channels to 8.
+fn weights(cuda: &Cuda) -> ConvKernel<Cuda> {
+    weight(8, 8, 3).conv(cuda)
+}
+
 fn pixels(convolved: Convolved<Cuda>) -> Tensor<Cuda> {
     convolved.pixels
 }
@@ -79,378 +84,132 @@ const HEAD: Operand = ([1, 4], Kind::Activation);
 /// The six rows of a matrix as pixels.
 const CONV: Conv = Conv { height: 2, width: 3, kernel: 3, stride: 1, pad_before: 1, pad_after: 1 };
 
-const DOORS: [Door; 48] = [
-    Door {
-        op: "silu",
-        operands: &[MATRIX],
-        call: |_, x| {
-            let [x] = array(x);
-            x.silu()
-        },
-    },
-    Door {
-        op: "relu",
-        operands: &[MATRIX],
-        call: |_, x| {
-            let [x] = array(x);
-            x.relu()
-        },
-    },
-    Door {
-        op: "softcap",
-        operands: &[MATRIX],
-        call: |_, x| {
-            let [x] = array(x);
-            x.softcap(3.0)
-        },
-    },
-    Door {
-        op: "add",
-        operands: &[MATRIX, MATRIX],
-        call: |_, x| {
-            let [x, y] = array(x);
-            x.add(&y)
-        },
-    },
-    Door {
-        op: "mul",
-        operands: &[MATRIX, VECTOR],
-        call: |_, x| {
-            let [x, y] = array(x);
-            x.mul(&y)
-        },
-    },
-    Door {
-        op: "scale_shift",
-        operands: &[MATRIX, VECTOR, VECTOR],
-        call: |_, x| {
-            let [x, scale, shift] = array(x);
-            x.scale_shift(&scale, &shift)
-        },
-    },
-    Door {
-        op: "layer_norm",
-        operands: &[MATRIX],
-        call: |_, x| {
-            let [x] = array(x);
-            x.layer_norm(1e-6)
-        },
-    },
-    Door {
-        op: "rms_norm",
-        operands: &[MATRIX, VECTOR],
-        call: |_, x| {
-            let [x, weight] = array(x);
-            x.rms_norm(&weight, 1e-6)
-        },
-    },
-    Door {
-        op: "rope",
-        operands: &[MATRIX, TABLE, TABLE],
-        call: |_, x| {
-            let [x, cos, sin] = array(x);
-            x.rope(&Rope { cos, sin, pairs: Pairs::Interleaved }, TokenLayout::single(6))
-        },
-    },
-    Door {
-        op: "concat_rows",
-        operands: &[MATRIX, VECTOR],
-        call: |_, x| Tensor::concat_rows(&x.iter().collect::<Vec<_>>()),
-    },
-    Door {
-        op: "concat_cols",
-        operands: &[MATRIX, MATRIX],
-        call: |_, x| Tensor::concat_cols(&x.iter().collect::<Vec<_>>()),
-    },
-    Door {
-        op: "join_rows",
-        operands: &[MATRIX, VECTOR],
-        call: |_, x| {
-            let [top, bottom] = array(x);
-            top.join_rows(bottom)
-        },
-    },
-    Door {
-        op: "upsample",
-        operands: &[MATRIX],
-        call: |_, x| {
-            let [x] = array(x);
-            x.upsample(2, 3)
-        },
-    },
-    Door {
-        op: "unpatchify",
-        operands: &[MATRIX, VECTOR_F32, VECTOR_F32],
-        call: |_, x| {
-            let [x, mean, std] = array(x);
-            x.unpatchify(&mean, &std, 2, 3)
-        },
-    },
-    Door {
-        op: "euler_step",
-        operands: &[MATRIX, MATRIX, VALUE],
-        call: |_, x| {
-            let [x, velocity, dt] = array(x);
-            x.euler_step(&velocity, &dt)
-        },
-    },
-    Door {
-        op: "inpaint_blend",
-        operands: &[MATRIX, MATRIX, MATRIX, COLUMN, VALUE_F32],
-        call: |_, x| {
-            let [x, noise, image, mask, sigma] = array(x);
-            x.inpaint_blend(&noise, &image, &mask, &sigma)
-        },
-    },
-    Door {
-        op: "guide",
-        operands: &[MATRIX, MATRIX],
-        call: |_, x| {
-            let [positive, negative] = array(x);
-            positive.guide(&negative, 4.0)
-        },
-    },
-    Door {
-        op: "linear",
-        operands: &[MATRIX, VECTOR],
-        call: |cuda, x| {
-            let [x, bias] = array(x);
-            x.linear(&linear(cuda, 8), Some(&bias))
-        },
-    },
-    Door {
-        op: "linear_add",
-        operands: &[MATRIX, MATRIX],
-        call: |cuda, x| {
-            let [x, residual] = array(x);
-            x.linear_add(&linear(cuda, 8), residual)
-        },
-    },
-    Door {
-        op: "linear_rows",
-        operands: &[MATRIX, VECTOR],
-        call: |cuda, x| {
-            let weight = linear(cuda, 8);
-            Tensor::linear_rows(&[(&x[0], &weight), (&x[1], &weight)])
-        },
-    },
-    Door {
-        op: "linear_sum",
-        operands: &[MATRIX, MATRIX],
-        call: |cuda, x| {
-            let weight = linear(cuda, 8);
-            Tensor::linear_sum(&[(&x[0], &weight), (&x[1], &weight)])
-        },
-    },
-    Door {
-        op: "linear_concat",
-        operands: &[([6, 4], Kind::Activation), ([6, 4], Kind::Activation)],
-        call: |cuda, x| Tensor::linear_concat(&[&x[0], &x[1]], &linear(cuda, 8)),
-    },
-    Door {
-        op: "low_rank",
-        operands: &[MATRIX, VECTOR],
-        call: |cuda, x| {
-            let layer = low_rank(cuda);
-            Tensor::low_rank(&[(&x[0], &layer), (&x[1], &layer)])
-        },
-    },
-    Door {
-        op: "low_rank_concat",
-        operands: &[([6, 4], Kind::Activation), ([6, 4], Kind::Activation)],
-        call: |cuda, x| Tensor::low_rank_concat(&[&x[0], &x[1]], &low_rank(cuda)),
-    },
-    Door {
-        op: "attention",
-        operands: &[MATRIX, MATRIX, MATRIX],
-        call: |_, x| {
-            let [q, k, v] = array(x);
-            q.attention(&k, &v, 4, TokenLayout::single(6), Mask::None)
-        },
-    },
-    Door {
-        op: "attention_cached",
-        operands: &[MATRIX, MATRIX, MATRIX, MATRIX, MATRIX],
-        call: |_, x| {
-            let [q, k, v, cached_k, cached_v] = array(x);
-            let cached = KeyValues { k: cached_k, v: cached_v };
-            q.attention_cached(&k, &v, &cached, 4, TokenLayout::single(6))
-        },
-    },
-    Door {
-        op: "adaln",
-        operands: &[MATRIX, VECTOR, VECTOR],
-        call: |_, x| {
-            let [x, shift, scale] = array(x);
-            x.adaln(&shift, &scale, 1e-6)
-        },
-    },
-    Door {
-        op: "adaln_rows",
-        operands: &[MATRIX, VECTOR, VECTOR],
-        call: |cuda, x| {
-            let ([x, shift, scale], reader) = (array(x), linear(cuda, 8));
-            let norm = Norm { shift: &shift, scale: &scale, reader: &reader };
-            x.adaln_rows([norm; 2], Adaln { txt_rows: 2, eps: 1e-6 })
-        },
-    },
-    Door {
-        op: "gated_add",
-        operands: &[MATRIX, VECTOR, MATRIX],
-        call: |_, x| {
-            let [x, gate, y] = array(x);
-            x.gated_add(&gate, &y)
-        },
-    },
-    Door {
-        op: "gated_add_adaln",
-        operands: &[MATRIX, VECTOR, VECTOR, MATRIX, VECTOR, VECTOR, VECTOR, VECTOR],
-        call: |cuda, x| {
-            let [x, gate, other_gate, y, shift, scale, other_shift, other_scale] = array(x);
+/// Creates a door: the name of the op, its operands, and the call with the handle and these operands.
+macro_rules! door {
+    ($op:literal, $operands:expr, |$cuda:tt, $($x:ident),+| $call:expr) => {
+        Door {
+            op: $op,
+            operands: &$operands,
+            call: |$cuda, operands| {
+                let [$($x),+] = array(operands);
+                $call
+            },
+        }
+    };
+}
+
+const DOORS: [Door; 47] = [
+    door!("silu", [MATRIX], |_, x| x.silu()),
+    door!("relu", [MATRIX], |_, x| x.relu()),
+    door!("softcap", [MATRIX], |_, x| x.softcap(3.0)),
+    door!("add", [MATRIX, MATRIX], |_, x, y| x.add(&y)),
+    door!("mul", [MATRIX, VECTOR], |_, x, y| x.mul(&y)),
+    door!("scale_shift", [MATRIX, VECTOR, VECTOR], |_, x, scale, shift| x.scale_shift(&scale, &shift)),
+    door!("layer_norm", [MATRIX], |_, x| x.layer_norm(1e-6)),
+    door!("rms_norm", [MATRIX, VECTOR], |_, x, weight| x.rms_norm(&weight, 1e-6)),
+    door!("rope", [MATRIX, TABLE, TABLE], |_, x, cos, sin| {
+        x.rope(&Rope { cos, sin, pairs: Pairs::Interleaved }, TokenLayout::single(6))
+    }),
+    door!("concat_rows", [MATRIX, VECTOR], |_, a, b| Tensor::concat_rows(&[&a, &b])),
+    door!("concat_cols", [MATRIX, MATRIX], |_, a, b| Tensor::concat_cols(&[&a, &b])),
+    door!("join_rows", [MATRIX, VECTOR], |_, top, bottom| top.join_rows(bottom)),
+    door!("upsample", [MATRIX], |_, x| x.upsample(2, 3)),
+    door!("unpatchify", [MATRIX, VECTOR_F32, VECTOR_F32], |_, x, mean, std| x.unpatchify(&mean, &std, 2, 3)),
+    door!("euler_step", [MATRIX, MATRIX, VALUE], |_, x, velocity, dt| x.euler_step(&velocity, &dt)),
+    door!("inpaint_blend", [MATRIX, MATRIX, MATRIX, COLUMN, VALUE_F32], |_, x, noise, image, mask, sigma| {
+        x.inpaint_blend(&noise, &image, &mask, &sigma)
+    }),
+    door!("guide", [MATRIX, MATRIX], |_, positive, negative| positive.guide(&negative, 4.0)),
+    door!("linear", [MATRIX, VECTOR], |cuda, x, bias| x.linear(&linear(cuda, 8), Some(&bias))),
+    door!("linear_add", [MATRIX, MATRIX], |cuda, x, residual| x.linear_add(&linear(cuda, 8), residual)),
+    door!("linear_rows", [MATRIX, VECTOR], |cuda, a, b| {
+        let weight = linear(cuda, 8);
+        Tensor::linear_rows(&[(&a, &weight), (&b, &weight)])
+    }),
+    door!("linear_sum", [MATRIX, MATRIX], |cuda, a, b| {
+        let weight = linear(cuda, 8);
+        Tensor::linear_sum(&[(&a, &weight), (&b, &weight)])
+    }),
+    door!("linear_concat", [([6, 4], Kind::Activation), ([6, 4], Kind::Activation)], |cuda, a, b| {
+        Tensor::linear_concat(&[&a, &b], &linear(cuda, 8))
+    }),
+    door!("low_rank", [MATRIX, VECTOR], |cuda, a, b| {
+        let layer = low_rank(cuda);
+        Tensor::low_rank(&[(&a, &layer), (&b, &layer)])
+    }),
+    door!("attention", [MATRIX, MATRIX, MATRIX], |_, q, k, v| {
+        q.attention(&k, &v, 4, TokenLayout::single(6), Mask::None)
+    }),
+    door!("attention_cached", [MATRIX, MATRIX, MATRIX, MATRIX, MATRIX], |_, q, k, v, cached_k, cached_v| {
+        let cached = KeyValues { k: cached_k, v: cached_v };
+        q.attention_cached(&k, &v, &cached, 4, TokenLayout::single(6))
+    }),
+    door!("adaln", [MATRIX, VECTOR, VECTOR], |_, x, shift, scale| x.adaln(&shift, &scale, 1e-6)),
+    door!("adaln_rows", [MATRIX, VECTOR, VECTOR], |cuda, x, shift, scale| {
+        let reader = linear(cuda, 8);
+        let norm = Norm { shift: &shift, scale: &scale, reader: &reader };
+        x.adaln_rows([norm; 2], Adaln { txt_rows: 2, eps: 1e-6 })
+    }),
+    door!("gated_add", [MATRIX, VECTOR, MATRIX], |_, x, gate, y| x.gated_add(&gate, &y)),
+    door!(
+        "gated_add_adaln",
+        [MATRIX, VECTOR, VECTOR, MATRIX, VECTOR, VECTOR, VECTOR, VECTOR],
+        |cuda, x, gate, other_gate, y, shift, scale, other_shift, other_scale| {
             let reader = linear(cuda, 8);
             let norms = [(&shift, &scale), (&other_shift, &other_scale)];
             let norms = norms.map(|(shift, scale)| Norm { shift, scale, reader: &reader });
             let adaln = Adaln { txt_rows: 2, eps: 1e-6 };
             x.gated_add_adaln([&gate, &other_gate], &y, norms, adaln).map(|(x, _)| x)
-        },
-    },
-    Door {
-        op: "swiglu",
-        operands: &[MATRIX, MATRIX],
-        call: |_, x| {
-            let [gate, up] = array(x);
-            gate.swiglu(&up)
-        },
-    },
-    Door {
-        op: "qk_norm_rope",
-        operands: &[MATRIX, MATRIX, HEAD, HEAD, TABLE, TABLE],
-        call: |_, x| {
-            let [q, k, norm_q, norm_k, cos, sin] = array(x);
-            let norm = QkNorm { q: norm_q, k: norm_k, eps: 1e-6 };
-            let rope = Rope { cos, sin, pairs: Pairs::Interleaved };
-            q.qk_norm_rope(k, [&norm, &norm], &rope, TokenLayout::single(6)).map(|(q, _)| q)
-        },
-    },
-    Door {
-        op: "project",
-        operands: &[MATRIX, HEAD, HEAD, TABLE, TABLE],
-        call: |cuda, x| {
-            let [x, norm_q, norm_k, cos, sin] = array(x);
-            let norm = QkNorm { q: norm_q, k: norm_k, eps: 1e-6 };
-            let rope = Rope { cos, sin, pairs: Pairs::Interleaved };
-            let heads = Heads { dim: 8, norm: [&norm, &norm], rope: &rope, layout: TokenLayout::single(6) };
-            let weight = linear(cuda, 3 * 8 + 2 * 16);
-            Tensor::project(&[(&Input::from(x), &weight)], Some(&heads)).map(|projection| projection.mlp)
-        },
-    },
-    Door { op: "group_norm", operands: &[MATRIX, VECTOR, VECTOR], call: |_, x| x[0].group_norm(&norm(&x[1], &x[2])) },
-    Door {
-        op: "group_norm_silu",
-        operands: &[MATRIX, VECTOR, VECTOR],
-        call: |_, x| x[0].group_norm_silu(&norm(&x[1], &x[2])),
-    },
-    Door {
-        op: "conv2d",
-        operands: &[MATRIX, VECTOR],
-        call: |cuda, x| x[0].conv2d(&kernel(8, 8, 3).conv(cuda), &x[1], CONV).map(pixels),
-    },
-    Door {
-        op: "conv2d_over",
-        operands: &[MATRIX, VECTOR],
-        call: |cuda, x| {
-            let [x, bias] = array(x);
-            x.conv2d_over(&kernel(8, 8, 3).conv(cuda), &bias, CONV).map(pixels)
-        },
-    },
-    Door {
-        op: "conv2d_add",
-        operands: &[MATRIX, VECTOR, MATRIX],
-        call: |cuda, x| {
-            let [x, bias, residual] = array(x);
-            x.conv2d_add(&kernel(8, 8, 3).conv(cuda), &bias, CONV, residual).map(pixels)
-        },
-    },
-    Door {
-        op: "conv2d_add_relu",
-        operands: &[MATRIX, VECTOR, MATRIX],
-        call: |cuda, x| {
-            let [x, bias, residual] = array(x);
-            x.conv2d_add_relu(&kernel(8, 8, 3).conv(cuda), &bias, CONV, residual).map(pixels)
-        },
-    },
-    Door {
-        op: "conv2d_leaky_relu",
-        operands: &[MATRIX, VECTOR, VECTOR],
-        call: |cuda, x| {
-            let [x, bias, slope] = array(x);
-            x.conv2d_leaky_relu(&kernel(8, 8, 3).conv(cuda), &bias, CONV, &slope).map(pixels)
-        },
-    },
-    Door {
-        op: "upsample_conv2d_leaky_relu",
-        operands: &[MATRIX, VECTOR, VECTOR],
-        call: |cuda, x| {
-            let [x, bias, slope] = array(x);
-            x.upsample_conv2d_leaky_relu(&kernel(8, 8, 3).conv(cuda), &bias, [2, 3], &slope).map(pixels)
-        },
-    },
-    Door {
-        op: "dense_block",
-        operands: &[MATRIX, VECTOR, VECTOR],
-        call: |cuda, x| {
-            let [x, bias, slope] = array(x);
-            let convs = [(kernel(8, 8, 3).conv(cuda), bias)];
-            x.dense_block(&DenseBlock { convs: &convs, slope: &slope, height: 2, width: 3 })
-        },
-    },
-    Door {
-        op: "dense_block_sum",
-        operands: &[MATRIX, VECTOR, VECTOR, VECTOR],
-        call: |cuda, x| {
-            let [x, bias, slope, scale] = array(x);
-            let convs = [(kernel(8, 8, 3).conv(cuda), bias)];
-            x.dense_block_sum(&[DenseBlock { convs: &convs, slope: &slope, height: 2, width: 3 }], &scale)
-        },
-    },
-    Door {
-        op: "leaky_relu",
-        operands: &[MATRIX, VECTOR],
-        call: |_, x| {
-            let [x, slope] = array(x);
-            x.leaky_relu(&slope)
-        },
-    },
-    Door {
-        op: "pixel_shuffle",
-        operands: &[MATRIX, ([6, 2], Kind::Activation)],
-        call: |_, x| {
-            let [x, base] = array(x);
-            x.pixel_shuffle(Some(&base), 2, 3)
-        },
-    },
-    Door {
-        op: "norm_conv2d",
-        operands: &[MATRIX, VECTOR, VECTOR, VECTOR],
-        call: |cuda, x| x[0].norm_conv2d(&norm(&x[1], &x[2]), &kernel(8, 8, 3).conv(cuda), &x[3], CONV).map(pixels),
-    },
-    Door {
-        op: "norm_conv2d_add",
-        operands: &[MATRIX, VECTOR, VECTOR, VECTOR, MATRIX],
-        call: |cuda, x| {
-            let [x, weight, offset, bias, residual] = array(x);
-            let kernel = kernel(8, 8, 3).conv(cuda);
-            x.norm_conv2d_add(&norm(&weight, &offset), &kernel, &bias, CONV, residual).map(pixels)
-        },
-    },
-    Door {
-        op: "upsample_conv2d",
-        operands: &[MATRIX, VECTOR],
-        call: |cuda, x| {
-            let [x, bias] = array(x);
-            x.upsample_conv2d(&kernel(8, 8, 3).conv(cuda), &bias, 2, 3).map(pixels)
-        },
-    },
+        }
+    ),
+    door!("swiglu", [MATRIX, MATRIX], |_, gate, up| gate.swiglu(&up)),
+    door!("qk_norm_rope", [MATRIX, MATRIX, HEAD, HEAD, TABLE, TABLE], |_, q, k, norm_q, norm_k, cos, sin| {
+        let norm = QkNorm { q: norm_q, k: norm_k, eps: 1e-6 };
+        let rope = Rope { cos, sin, pairs: Pairs::Interleaved };
+        q.qk_norm_rope(k, [&norm, &norm], &rope, TokenLayout::single(6)).map(|(q, _)| q)
+    }),
+    door!("project", [MATRIX, HEAD, HEAD, TABLE, TABLE], |cuda, x, norm_q, norm_k, cos, sin| {
+        let norm = QkNorm { q: norm_q, k: norm_k, eps: 1e-6 };
+        let rope = Rope { cos, sin, pairs: Pairs::Interleaved };
+        let heads = Heads { dim: 8, norm: [&norm, &norm], rope: &rope, layout: TokenLayout::single(6) };
+        let weight = linear(cuda, 3 * 8 + 2 * 16);
+        Tensor::project(&[(&Input::from(x), &weight)], Some(&heads)).map(|projection| projection.mlp)
+    }),
+    door!("group_norm", [MATRIX, VECTOR, VECTOR], |_, x, weight, bias| x.group_norm(&norm(&weight, &bias))),
+    door!("group_norm_silu", [MATRIX, VECTOR, VECTOR], |_, x, weight, bias| x.group_norm_silu(&norm(&weight, &bias))),
+    door!("conv2d", [MATRIX, VECTOR], |cuda, x, bias| x.conv2d(&weights(cuda), &bias, CONV).map(pixels)),
+    door!("conv2d_over", [MATRIX, VECTOR], |cuda, x, bias| x.conv2d_over(&weights(cuda), &bias, CONV).map(pixels)),
+    door!("conv2d_add", [MATRIX, VECTOR, MATRIX], |cuda, x, bias, residual| {
+        x.conv2d_add(&weights(cuda), &bias, CONV, residual).map(pixels)
+    }),
+    door!("conv2d_add_relu", [MATRIX, VECTOR, MATRIX], |cuda, x, bias, residual| {
+        x.conv2d_add_relu(&weights(cuda), &bias, CONV, residual).map(pixels)
+    }),
+    door!("conv2d_leaky_relu", [MATRIX, VECTOR, VECTOR], |cuda, x, bias, slope| {
+        x.conv2d_leaky_relu(&weights(cuda), &bias, CONV, &slope).map(pixels)
+    }),
+    door!("upsample_conv2d_leaky_relu", [MATRIX, VECTOR, VECTOR], |cuda, x, bias, slope| {
+        x.upsample_conv2d_leaky_relu(&weights(cuda), &bias, [2, 3], &slope).map(pixels)
+    }),
+    door!("dense_block", [MATRIX, VECTOR, VECTOR], |cuda, x, bias, slope| {
+        let convs = [(weights(cuda), bias)];
+        x.dense_block(&DenseBlock { convs: &convs, slope: &slope, height: 2, width: 3 })
+    }),
+    door!("dense_block_sum", [MATRIX, VECTOR, VECTOR, VECTOR], |cuda, x, bias, slope, scale| {
+        let convs = [(weights(cuda), bias)];
+        x.dense_block_sum(&[DenseBlock { convs: &convs, slope: &slope, height: 2, width: 3 }], &scale)
+    }),
+    door!("leaky_relu", [MATRIX, VECTOR], |_, x, slope| x.leaky_relu(&slope)),
+    door!("pixel_shuffle", [MATRIX, ([6, 2], Kind::Activation)], |_, x, base| x.pixel_shuffle(Some(&base), 2, 3)),
+    door!("norm_conv2d", [MATRIX, VECTOR, VECTOR, VECTOR], |cuda, x, weight, offset, bias| {
+        x.norm_conv2d(&norm(&weight, &offset), &weights(cuda), &bias, CONV).map(pixels)
+    }),
+    door!("norm_conv2d_add", [MATRIX, VECTOR, VECTOR, VECTOR, MATRIX], |cuda, x, weight, offset, bias, residual| {
+        x.norm_conv2d_add(&norm(&weight, &offset), &weights(cuda), &bias, CONV, residual).map(pixels)
+    }),
+    door!("upsample_conv2d", [MATRIX, VECTOR], |cuda, x, bias| {
+        x.upsample_conv2d(&weights(cuda), &bias, 2, 3).map(pixels)
+    }),
 ];
 
 /// Returns the op's operands on `cuda`, with `instead` as operand `index`.

@@ -1,7 +1,5 @@
 //! Weights in e4m3: the scale of least error for each row, on the GPU and in files.
 
-use std::path::Path;
-
 use flux::backend::cuda::Cuda;
 use flux::backend::{Device, Memory, Storage};
 use flux::files::e4m3::{MULTIPLE, quantize_row, to_f32};
@@ -18,7 +16,7 @@ use safetensors::tensor::TensorView as FileTensor;
 use crate::compare::{Shape, Weight, values, weight_sizes};
 use crate::cuda_fp8;
 use crate::fp8::{assert_equal, quantized, wide_values};
-use crate::support::preset;
+use crate::support::{copy_folder, preset};
 
 /// Returns the bits of rows of `cols` values of a weight, padded with zeros, and the rows' scales of least error,
 /// which tests of e4m3.rs find in another way.
@@ -188,23 +186,11 @@ fn rows_of_fp8_weights_come_from_the_file_in_any_order() {
     assert_equal("a weight in bf16", &cuda.weight_values(&native).unwrap(), &host);
 }
 
-fn copy_all(from: &Path, to: &Path) {
-    std::fs::create_dir_all(to).unwrap();
-    for entry in std::fs::read_dir(from).unwrap() {
-        let (from, to) = (entry.as_ref().unwrap().path(), to.join(entry.unwrap().file_name()));
-        if from.is_dir() {
-            copy_all(&from, &to);
-        } else {
-            std::fs::copy(&from, &to).unwrap();
-        }
-    }
-}
-
 #[test]
 fn images_are_the_same_with_weights_from_a_file() {
     let Some(cuda) = cuda_fp8() else { return };
     let copy = tempfile::tempdir().unwrap();
-    copy_all(&crate::root().join("models/tiny"), copy.path());
+    copy_folder(&crate::root().join("models/tiny"), copy.path());
     for dir in [ModelFiles::open(copy.path()).unwrap(), preset("uneven"), preset("sharded")] {
         let open = |cache: Option<QuantizedCache>| {
             let mut model = OpenModel::open(&dir).unwrap();

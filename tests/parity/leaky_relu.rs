@@ -1,11 +1,11 @@
 //! cuda/leaky_relu.cu, and the convolutions that apply it, against the CPU.
 
 use flux::backend::Backend;
-use flux::ops::{self, Activation, Conv, Conv2d};
+use flux::ops::Conv;
 use flux::tensor::Tensor;
 
-use crate::compare::{Case, Shape, WITH_EPILOGUE, Weight, check, check_against, shapes, vector};
-use crate::conv2d::weight;
+use crate::compare::{Case, Shape, WITH_EPILOGUE, check, check_against, shapes, vector};
+use crate::conv2d::{Conv2d, Kind, weight};
 
 struct LeakyRelu(Shape);
 
@@ -23,35 +23,6 @@ fn leaky_relu_matches_the_cpu() {
     }
 }
 
-/// A convolution with a slope for each output, of an image or of a doubled one.
-struct Activated<'a> {
-    x: Shape,
-    weight: &'a Weight,
-    size: [usize; 2],
-    out: usize,
-    doubled: bool,
-}
-
-impl Case for Activated<'_> {
-    fn run<B: Backend>(&self, b: &B) -> Vec<Tensor<B>> {
-        let (x, weight, bias) = (self.x.tensor(b, 1), self.weight.conv(b), vector(b, 3, self.out));
-        let slope = vector(b, 5, self.out);
-        let made = match self.doubled {
-            true => x.upsample_conv2d_leaky_relu(&weight, &bias, self.size, &slope),
-            false => x.conv2d_leaky_relu(&weight, &bias, Conv::same(self.size[0], self.size[1], 3), &slope),
-        };
-        vec![made.unwrap().pixels]
-    }
-
-    fn compose<B: Backend>(&self, b: &B) -> Vec<Tensor<B>> {
-        let (x, weight, bias) = (self.x.tensor(b, 1), self.weight.conv(b), vector(b, 3, self.out));
-        let slope = vector(b, 5, self.out);
-        let conv2d = Conv2d::new(x, &weight, &bias, Conv::same(self.size[0], self.size[1], 3));
-        let activation = Some(Activation::LeakyRelu(&slope));
-        vec![ops::conv2d::compose(b, Conv2d { activation, upsample: self.doubled, ..conv2d }).unwrap().pixels]
-    }
-}
-
 #[test]
 fn convolutions_with_slopes_match_the_cpu() {
     let Some(cuda) = crate::cuda() else { return };
@@ -59,14 +30,9 @@ fn convolutions_with_slopes_match_the_cpu() {
         [([5, 6], 5, 7), ([33, 50], 8, 3), ([17, 17], 64, 64), ([7, 65], 96, 32), ([251, 298], 64, 64)]
     {
         for doubled in [false, true] {
-            let weight = weight(cin, out, 3);
-            let case = Activated {
-                x: Shape::dense(height * width, cin),
-                weight: &weight,
-                size: [height, width],
-                out,
-                doubled,
-            };
+            let (weight, x) = (weight(cin, out, 3), Shape::dense(height * width, cin));
+            let conv2d = Conv2d::new(x, &weight, Conv::same(height, width, 3), out);
+            let case = Conv2d { activation: Some(Kind::LeakyRelu), upsample: doubled, ..conv2d };
             // The composition rounds the convolution before the activation, and sums of weights are rounded.
             let roundings = if doubled { 2.0 * WITH_EPILOGUE } else { WITH_EPILOGUE };
             check_against(

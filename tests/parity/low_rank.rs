@@ -98,22 +98,24 @@ fn check(cuda: &Cuda, case: Product) {
 #[test]
 fn low_rank_matches_its_composition() {
     let Some(cuda) = crate::cuda() else { return };
+    let taken = Product::new([300, 212], [136, 264], [16, 48]);
+    products(taken).into_iter().for_each(|case| check(&cuda, case));
+    check(&cuda, Product { ranks: [0, 0], ..taken });
+}
+
+/// Returns products of all kinds that the kernel takes, and changes of `taken`, some of which it declines.
+fn products(taken: Product) -> Vec<Product> {
     let all_rows: &[[usize; 2]] = if crate::few() { &[[37, 130]] } else { &[[37, 130], [0, 300], [512, 1], [129, 0]] };
+    let mut products = Vec::new();
     for &rows in all_rows {
         for sizes in [[72, 64], [200, 776], [1032, 608]] {
-            for ranks in [[1, 24], [32, 32], [96, 104], [128, 5]] {
-                check(&cuda, Product::new(rows, sizes, ranks));
-            }
+            products.extend([[1, 24], [32, 32], [96, 104], [128, 5]].map(|ranks| Product::new(rows, sizes, ranks)));
         }
     }
-    let taken = Product::new([300, 212], [136, 264], [16, 48]);
-    check(&cuda, Product { beside: [8, 16], ..taken });
-    check(&cuda, Product { beside: [3, 2], ..taken });
-    check(&cuda, Product { features: 44, ..taken });
-    check(&cuda, Product { out: 33, ..taken });
-    check(&cuda, Product { ranks: [0, 32], ..taken });
-    check(&cuda, Product { ranks: [129, 32], ..taken });
-    check(&cuda, Product { ranks: [0, 0], ..taken });
+    products.extend([[8, 16], [3, 2]].map(|beside| Product { beside, ..taken }));
+    products.extend([Product { features: 44, ..taken }, Product { out: 33, ..taken }]);
+    products.extend([[0, 32], [129, 32]].map(|ranks| Product { ranks, ..taken }));
+    products
 }
 
 /// As many tiles as clusters and more, some of them narrow, so that the kernel runs by default and clusters take
@@ -153,21 +155,7 @@ fn low_rank_in_fp8_matches_its_composition() {
             "{case:?}: the factors are left out"
         );
     };
-    let all_rows: &[[usize; 2]] = if crate::few() { &[[37, 130]] } else { &[[37, 130], [0, 300], [512, 1], [129, 0]] };
-    for &rows in all_rows {
-        for sizes in [[72, 64], [200, 776], [1032, 608]] {
-            for ranks in [[1, 24], [32, 32], [96, 104], [128, 5]] {
-                check(Product::new(rows, sizes, ranks));
-            }
-        }
-    }
-    let taken = Product::new([300, 212], [144, 264], [16, 48]);
-    check(Product { beside: [8, 16], ..taken });
-    check(Product { beside: [3, 2], ..taken });
-    check(Product { features: 44, ..taken });
-    check(Product { out: 33, ..taken });
-    check(Product { ranks: [0, 32], ..taken });
-    check(Product { ranks: [129, 32], ..taken });
+    products(Product::new([300, 212], [144, 264], [16, 48])).into_iter().for_each(check);
     if !crate::small() {
         check(Product::new([700, 1600], [72, 2048], [32, 32]));
         check(Product::new([300, 2000], [144, 3072], [32, 24]));
@@ -195,7 +183,7 @@ impl SideBySide {
 
 impl Case for SideBySide {
     fn run<B: Backend>(&self, b: &B) -> Vec<Tensor<B>> {
-        self.with(b, |x, layer| Tensor::low_rank_concat(x, layer))
+        self.with(b, |x, layer| Tensor::linear_concat(x, layer))
     }
 
     fn compose<B: Backend>(&self, b: &B) -> Vec<Tensor<B>> {
@@ -204,7 +192,7 @@ impl Case for SideBySide {
 }
 
 #[test]
-fn low_rank_concat_matches_its_composition() {
+fn linear_concat_with_factors_matches_its_composition() {
     let Some(cuda) = crate::cuda() else { return };
     for adjacent in [true, false] {
         check_against(&cuda, &format!("adjacent {adjacent}"), &SideBySide(adjacent), FUSED, COMPOSED);

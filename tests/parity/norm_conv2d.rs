@@ -75,10 +75,7 @@ fn norm_conv2d_and_norm_conv2d_add_match_the_cpu() {
                 }
                 let weight = weight(cin, cout, conv.kernel);
                 let x = Shape::view(conv.height * conv.width, cin, beside[0], beside[1]);
-                let case = NormConv2d {
-                    conv2d: Conv2d { x, weight: &weight, conv, out: cout, residual, relu: false },
-                    groups,
-                };
+                let case = NormConv2d { conv2d: Conv2d { residual, ..Conv2d::new(x, &weight, conv, cout) }, groups };
                 for limit in [usize::MAX, 0] {
                     cuda.limit_bands(limit);
                     let beside = format!("beside {beside:?}, residual {residual:?}");

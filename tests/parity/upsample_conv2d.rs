@@ -1,38 +1,16 @@
 //! cuda/upsample_conv2d_sm90a.cu, cuda/conv2d_taps.cu and im2col of an upsampled image, against the CPU in float32.
 
+use flux::backend::Device;
 use flux::backend::cuda::Cuda;
-use flux::backend::{Backend, Device};
-use flux::ops::{self, Conv, Conv2d};
-use flux::tensor::Tensor;
+use flux::ops::Conv;
 
-use crate::compare::{Case, Shape, WITH_EPILOGUE, Weight, check_against, check_choices, vector};
-use crate::conv2d::{RAGGED, weight};
-
-struct UpsampleConv2d<'a> {
-    x: Shape,
-    weight: &'a Weight,
-    height: usize,
-    width: usize,
-    out: usize,
-}
-
-impl Case for UpsampleConv2d<'_> {
-    fn run<B: Backend>(&self, b: &B) -> Vec<Tensor<B>> {
-        let (x, weight, bias) = (self.x.tensor(b, 1), self.weight.conv(b), vector(b, 3, self.out));
-        vec![x.upsample_conv2d(&weight, &bias, self.height, self.width).unwrap().pixels]
-    }
-
-    fn compose<B: Backend>(&self, b: &B) -> Vec<Tensor<B>> {
-        let (x, weight, bias) = (self.x.tensor(b, 1), self.weight.conv(b), vector(b, 3, self.out));
-        let conv2d = Conv2d::new(x, &weight, &bias, Conv::same(self.height, self.width, 3));
-        vec![ops::conv2d::compose(b, Conv2d { upsample: true, ..conv2d }).unwrap().pixels]
-    }
-}
+use crate::compare::{Shape, WITH_EPILOGUE, check_against, check_choices, vector};
+use crate::conv2d::{Conv2d, RAGGED, weight};
 
 fn check_upsampled(cuda: &Cuda, [height, width]: [usize; 2], cin: usize, cout: usize, beside: [usize; 2]) {
     let weight = weight(cin, cout, 3);
     let x = Shape::view(height * width, cin, beside[0], beside[1]);
-    let case = UpsampleConv2d { x, weight: &weight, height, width, out: cout };
+    let case = Conv2d { upsample: true, ..Conv2d::new(x, &weight, Conv::same(height, width, 3), cout) };
     // The kernel's sums of weights round once. Their errors are independent, so that they move an output by at most
     // one of its roundings.
     check_against(

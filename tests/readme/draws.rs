@@ -103,9 +103,9 @@ fn the_commands_of_installing_write_completions() {
     let lines: Vec<_> = commands_in("docs/installing.md").into_iter().filter(|l| l.starts_with("flux ")).collect();
     assert_eq!(lines.len(), 3, "{lines:?}");
     for line in lines {
-        run(&line, folder.path()).succeeds();
+        run(&line, &folder).succeeds();
         let file = line.rsplit(' ').next().expect("the file comes last");
-        assert!(fs::read_to_string(folder.path().join(file)).is_ok_and(|text| text.contains("selftest")), "{line}");
+        assert!(fs::read_to_string(folder.join(file)).is_ok_and(|text| text.contains("selftest")), "{line}");
     }
 }
 
@@ -119,7 +119,7 @@ fn the_commands_of_sampling_and_conditioning_draw() {
     }
     let folder = checkout();
     for line in console_commands_in("docs/sampling.md") {
-        image_of(&line, folder.path());
+        image_of(&line, &folder);
     }
 }
 
@@ -190,8 +190,8 @@ fn the_command_with_an_adapter_draws_another_image_than_without() {
     let folder = checkout();
     let line = console_commands_in("docs/adapters.md").into_iter().next().expect("the page shows it");
     let adapted = |line: &str| {
-        run(&format!("{line} -s 1 --device cpu"), folder.path()).succeeds();
-        read(&folder.path().join("styled.png")).unwrap().bytes
+        run(&format!("{line} -s 1 --device cpu"), &folder).succeeds();
+        read(&folder.join("styled.png")).unwrap().bytes
     };
     let with = adapted(&line);
     assert!(with != adapted(&line.replace("--lora style.safetensors:0.8", "")));
@@ -204,7 +204,7 @@ fn the_examples_of_the_help_draw() {
     let examples: Vec<_> = help.lines().skip_while(|line| *line != "Examples:").skip(1).collect();
     assert_eq!(examples.len(), 5, "{help}");
     for line in examples {
-        run(&format!("{} -s 1 --device cpu", line.trim()), folder.path()).succeeds();
+        run(&format!("{} -s 1 --device cpu", line.trim()), &folder).succeeds();
     }
 }
 
@@ -213,5 +213,5 @@ fn the_command_for_two_devices_works() {
     let folder = checkout();
     let line = commands().into_iter().find(|line| line.starts_with("scripts/compare_cpu_gpu.sh"));
     // Without a GPU, the CPU is used instead.
-    run(&format!("{} --against cpu", line.expect("the README shows it")), folder.path()).succeeds();
+    run(&format!("{} --against cpu", line.expect("the README shows it")), &folder).succeeds();
 }

@@ -26,10 +26,10 @@ fn the_gallery_at_the_top_is_what_its_prompts_draw() {
     let folder = checkout();
     let line = commands().into_iter().find(|line| line.starts_with("flux ")).expect("a command under the gallery");
     assert!(line.contains(prompts[0]) && line.ends_with("-o image.png"), "{line}");
-    run(&format!("{line} --device cpu"), folder.path()).succeeds();
+    run(&format!("{line} --device cpu"), &folder).succeeds();
     let gallery = read(&project("docs/gallery.png")).unwrap();
     assert_eq!((gallery.width, gallery.height), (COLUMNS * SIDE, prompts.len() / COLUMNS * SIDE));
-    expect_tile(&gallery, 0, &folder.path().join("image.png"));
+    expect_tile(&gallery, 0, &folder.join("image.png"));
 
     // `make image` generates the same image.
     let makefile = fs::read_to_string(project("Makefile")).unwrap();
@@ -75,7 +75,7 @@ fn the_edits_at_the_top_are_what_their_instructions_make() {
     let sheet = read(&project("docs/edits.png")).unwrap();
     assert_eq!((sheet.width, sheet.height), (COLUMNS * SIDE, 2 * SIDE));
     for (row, (line, image)) in (0..).zip(lines.iter().zip(["star.png", "blue.png"])) {
-        run(&format!("{line} --device cpu"), folder.path()).succeeds();
-        expect_tile(&sheet, row, &folder.path().join(image));
+        run(&format!("{line} --device cpu"), &folder).succeeds();
+        expect_tile(&sheet, row, &folder.join(image));
     }
 }

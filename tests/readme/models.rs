@@ -48,20 +48,20 @@ pub fn lines_of_models() -> Vec<String> {
 #[test]
 fn the_commands_for_models_that_one_has_work() {
     let folder = checkout();
-    write_files(folder.path());
+    write_files(&folder);
     let lines = lines_of_models();
     assert_eq!(lines.len(), 11, "{lines:?}");
     for line in &lines {
         if line.starts_with("flux convert") {
-            run(line, folder.path()).succeeds();
+            run(line, &folder).succeeds();
             let file = line.split(' ').nth(3).expect("the command names the file behind the model");
-            assert!(folder.path().join(file).exists(), "{line}");
+            assert!(folder.join(file).exists(), "{line}");
             continue;
         }
         let found = if line.starts_with("flux info") {
-            run(&format!("{line} && {line} --json"), folder.path()).succeeds()
+            run(&format!("{line} && {line} --json"), &folder).succeeds()
         } else {
-            run(&format!("{line} --size 32 -s 1 --max-sequence-length 32 --device cpu"), folder.path()).succeeds()
+            run(&format!("{line} --size 32 -s 1 --max-sequence-length 32 --device cpu"), &folder).succeeds()
         };
         if line.starts_with("flux info") {
             for word in ["distilled model", "in bf16", "2 double and 4 single blocks", "\"joint_attention_dim\":192"] {
@@ -69,7 +69,7 @@ fn the_commands_for_models_that_one_has_work() {
             }
         } else {
             let image = line.rsplit(' ').next().expect("the command names an image last");
-            assert!(folder.path().join(image).exists(), "{line}");
+            assert!(folder.join(image).exists(), "{line}");
         }
     }
 }

@@ -40,7 +40,7 @@ fn every_command_in_the_text_is_run_or_leads_to_what_is_there() {
             match words[..] {
                 ["flux", ..] if is_of_hub(&line) => {} // run in tests/download/pages.rs
                 ["flux", ..] if lines_of_models().contains(&line) => {} // run with the others of its table
-                ["flux", ..] => run_flux(&line, folder.path()),
+                ["flux", ..] => run_flux(&line, &folder),
                 ["make", ..] => {} // checked with all targets
                 ["scripts/train_tiny/run.sh", ..] => assert!(project(words[0]).exists(), "{line}"),
                 ["scripts/test_cluster.sh", section] => {

@@ -16,23 +16,23 @@ fn the_comparison_of_devices_prints_numbers_and_holds_to_its_bound() {
     let same = Run::new(
         script("compare_cpu_gpu.sh")
             .args(["--against", "cpu", "--keep"])
-            .arg(folder.path())
+            .arg(&folder)
             .args(["-W", "32", "-H", "32", "-s", "1"]),
     )
     .succeeds();
     assert!(same.stdout.starts_with(SAME), "{}", same.stdout);
-    assert_eq!(names(folder.path()), ["cpu-again.png", "cpu.png"]);
+    assert_eq!(names(&folder), ["cpu-again.png", "cpu.png"]);
 
     // A different seed replaces the GPU, so the images differ. With one step the seed would hardly show.
     let flux = env!("CARGO_BIN_EXE_flux");
     let does = format!(
         "case \"$*\" in *'--device other'*) exec {flux} -q -p x -S 9 -W 64 -H 64 -s 2 --device cpu -o {}/other.png;; *) exec {flux} \"$@\";; esac",
-        folder.path().display()
+        folder.display()
     );
-    let program = program_that(folder.path(), &does);
+    let program = program_that(&folder, &does);
     let compare = |bound: &str| {
         let mut command = script("compare_cpu_gpu.sh");
-        command.env("FLUX_BIN", &program).args(["--against", "other", "--bound", bound, "--keep"]).arg(folder.path());
+        command.env("FLUX_BIN", &program).args(["--against", "other", "--bound", bound, "--keep"]).arg(&folder);
         Run::new(command.args(["-W", "64", "-H", "64", "-s", "2", "-p", "x", "-S", "8"]))
     };
     assert!(compare("1").succeeds().stdout.starts_with("max "));
@@ -46,18 +46,18 @@ fn prompts_that_begin_with_a_hyphen_or_come_from_standard_input_are_compared() {
     let folder = folder();
     let compare = |flags: &[&str]| {
         let mut command = script("compare_cpu_gpu.sh");
-        command.args(["--against", "cpu", "--keep"]).arg(folder.path()).args(["-W", "32", "-H", "32", "-s", "1"]);
+        command.args(["--against", "cpu", "--keep"]).arg(&folder).args(["-W", "32", "-H", "32", "-s", "1"]);
         command.args(["-S", "3"]).args(flags);
         command
     };
-    let drawn = || String::from_utf8_lossy(&fs::read(folder.path().join("cpu.png")).expect("an image")).into_owned();
+    let drawn = || String::from_utf8_lossy(&fs::read(folder.join("cpu.png")).expect("an image")).into_owned();
     for prompt in ["-n 2 grey squares", "-o", "--bound"] {
         for flags in [["-p", prompt].as_slice(), &["--prompt", prompt], &[&format!("--prompt={prompt}")]] {
             Run::new(&mut compare(flags)).succeeds();
             assert!(drawn().contains(prompt), "the image says of which prompt it is: {flags:?}");
         }
     }
-    let input = write(folder.path().join("prompt.txt"), "a ghost\n");
+    let input = write(folder.join("prompt.txt"), "a ghost\n");
     let read = Run::new(compare(&["-p", "-"]).stdin(fs::File::open(input).expect("our file"))).succeeds();
     assert!(read.stdout.starts_with(SAME), "both devices read it: {}", read.stdout);
     assert!(drawn().contains("a ghost"));
@@ -96,19 +96,19 @@ fn both_devices_read_images_also_from_standard_input() {
     Run::new(
         flux()
             .args(["-p", "x", "-S", "1", "-s", "1", "--size", "64", "--device", "cpu", "-o", "input.png"])
-            .current_dir(folder.path()),
+            .current_dir(&folder),
     )
     .succeeds();
-    let input = folder.path().join("input.png");
+    let input = folder.join("input.png");
     let compare = |file: &str, keep: &str| {
         let mut command = script("compare_cpu_gpu.sh");
-        command.args(["--against", "cpu", "--keep"]).arg(folder.path().join(keep)).args(["-s", "1", "-i", file]);
+        command.args(["--against", "cpu", "--keep"]).arg(folder.join(keep)).args(["-s", "1", "-i", file]);
         Run::new(command.stdin(fs::File::open(&input).expect("drawn above"))).succeeds()
     };
     for run in [compare(&input.display().to_string(), "named"), compare("-", "piped")] {
         assert!(run.stdout.starts_with(SAME), "{}", run.stdout);
     }
-    let pixels = |keep: &str| read(&folder.path().join(keep).join("cpu.png")).expect("an image");
+    let pixels = |keep: &str| read(&folder.join(keep).join("cpu.png")).expect("an image");
     assert_eq!(pixels("named"), pixels("piped"));
 }
 

@@ -37,7 +37,7 @@ fn files(folder: &Path) -> Vec<String> {
 #[test]
 fn what_is_installed_can_be_removed_and_nothing_else_is() {
     let folder = folder();
-    let (program, to) = (program_that(folder.path(), PROGRAM), folder.path().join("a b/local"));
+    let (program, to) = (program_that(&folder, PROGRAM), folder.join("a b/local"));
     Run::new(&mut install(&[&program, &to])).succeeds();
     let expected = [
         "bin/flux",
@@ -70,12 +70,12 @@ fn what_is_installed_can_be_removed_and_nothing_else_is() {
 #[test]
 fn units_are_installed_where_systemd_looks() {
     let folder = folder();
-    let program = program_that(folder.path(), PROGRAM);
+    let program = program_that(&folder, PROGRAM);
     for (to, has_system_units, has_note) in
         [("home/.local", false, false), ("usr/local", true, false), ("opt/flux", true, true)]
     {
-        let to = folder.path().join(to);
-        let run = Run::new(install(&[&program, &to]).env("HOME", folder.path().join("home"))).succeeds();
+        let to = folder.join(to);
+        let run = Run::new(install(&[&program, &to]).env("HOME", folder.join("home"))).succeeds();
         assert!(to.join("share/systemd/user/flux.service").exists());
         assert_eq!(to.join("lib").exists(), has_system_units, "{}", to.display());
         assert_eq!(run.stderr.contains("systemctl --user link"), has_note, "{}", run.stderr);
@@ -85,12 +85,12 @@ fn units_are_installed_where_systemd_looks() {
 #[test]
 fn a_program_that_does_not_run_is_not_installed() {
     let folder = folder();
-    let (program, to) = (program_that(folder.path(), "exit 3"), folder.path().join("local"));
+    let (program, to) = (program_that(&folder, "exit 3"), folder.join("local"));
     assert_eq!(Run::new(&mut install(&[&program, &to])).code, Some(3));
     assert!(!to.exists());
     let usage = Run::new(&mut install(&[&to]));
     assert!(usage.code == Some(2) && usage.stderr.contains("--remove FOLDER"), "{}", usage.stderr);
-    let usage = Run::new(Command::new(project("scripts/check_dist.sh")).arg(folder.path().join("none")));
+    let usage = Run::new(Command::new(project("scripts/check_dist.sh")).arg(folder.join("none")));
     assert!(usage.code == Some(2) && usage.stderr.contains("make dist"), "{}", usage.stderr);
 }
 

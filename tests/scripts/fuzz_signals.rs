@@ -24,7 +24,7 @@ fn what_a_program_leaves_behind_is_found() {
             sleep 0.1 & wait
             [ -e "$image" ] || : >"$image""#
         );
-        let program = program_that(folder.path(), &does);
+        let program = program_that(&folder, &does);
         let run = Run::new(script("fuzz_signals.sh").arg(&program).args(["6", "3"]));
         assert_eq!(run.code, Some(1), "{}{}", run.stdout, run.stderr);
         let again = format!("to reproduce: scripts/fuzz_signals.sh {} 6 3\n", program.display());

@@ -9,7 +9,7 @@ use crate::program::{Run, SMALL, names};
 #[test]
 fn a_list_of_any_name_becomes_a_folder_of_images_and_goes_on() {
     let folder = folder();
-    let (prompts, out) = (folder.path().join("prompts"), folder.path().join("out"));
+    let (prompts, out) = (folder.join("prompts"), folder.join("out"));
     fs::write(&prompts, "a red circle\n# no prompt\n\na Blue, square!\n").unwrap();
     let batch = || Run::new(script("generate_batch.sh").arg(&prompts).arg(&out).args(SMALL).args(["-S", "5"]));
     let first = batch().succeeds();
@@ -21,7 +21,7 @@ fn a_list_of_any_name_becomes_a_folder_of_images_and_goes_on() {
 #[test]
 fn the_program_gets_the_flags_and_its_exit_code_is_that_of_the_script() {
     let folder = folder();
-    let stand_in = program_that(folder.path(), "echo \"$@\"; exit 3");
+    let stand_in = program_that(&folder, "echo \"$@\"; exit 3");
     let run = |words: &[&str]| {
         let mut command: Command = script("generate_batch.sh");
         Run::new(command.env("FLUX_BIN", &stand_in).args(words))

@@ -35,10 +35,10 @@ fn make_runs_what_cargo_built_where_cargo_builds_it() {
 #[test]
 fn the_scripts_run_what_cargo_built_where_cargo_builds_it() {
     let folder = folder();
-    let built = folder.path().join("release");
+    let built = folder.join("release");
     fs::create_dir(&built).expect("a temporary folder is writable");
-    fs::rename(program_that(folder.path(), "echo \"$1\""), built.join("flux")).expect("a temporary folder is writable");
+    fs::rename(program_that(&folder, "echo \"$1\""), built.join("flux")).expect("a temporary folder is writable");
     let mut command = script("compare_cpu_gpu.sh");
-    command.env("CARGO_TARGET_DIR", folder.path()).env_remove("FLUX_BIN");
+    command.env("CARGO_TARGET_DIR", &folder).env_remove("FLUX_BIN");
     assert_eq!(Run::new(command.arg("-v")).succeeds().stdout, "-v\n-v\ncompare\n");
 }

@@ -31,7 +31,7 @@ fn a_program_that_loses_a_frame_or_ends_or_keeps_files_is_found() {
     let folder = folder();
     let frame = "head -c 12288";
     let finds = |does: &str, what: &str| {
-        let run = soak(&program_that(folder.path(), does));
+        let run = soak(&program_that(&folder, does));
         assert!(run.code == Some(1) && run.stderr.contains("failed: ") && run.stderr.contains(what), "{}", run.stderr);
     };
     finds(&format!("{frame}; exit 3"), "ended early with code 3");

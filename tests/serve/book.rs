@@ -16,7 +16,6 @@ const inputs = ['-a b.png'];
 process.stdout.write(commands({ recipe, inputs }, 'http://127.0.0.1:7860', false).flux);
 ";
 
-#[cfg(unix)]
 #[test]
 fn the_command_of_the_page_is_read_by_every_shell() {
     if Command::new("node").arg("--version").output().is_err() {

@@ -1,15 +1,15 @@
 //! The command line through a running server.
 
 use std::fs;
-use std::io::{BufRead, BufReader, Read, Write};
-use std::net::TcpListener;
+use std::io::Write;
 use std::path::Path;
 use std::sync::{Arc, Mutex};
 use std::thread;
 
 use super::*;
 use crate::cli::again::write_adapter;
-use crate::program::{Run, flux};
+use crate::program::{Run, flux, signal};
+use crate::requests;
 
 #[test]
 fn a_server_makes_the_bytes_that_the_command_makes_alone() {
@@ -90,8 +90,7 @@ fn a_command_that_is_ended_ends_its_work() {
     command.current_dir(folder.path()).args(["-p", "x", "--size", "512", "-s", "1000", "--server", &url]);
     let mut child = command.stderr(std::process::Stdio::null()).spawn().unwrap();
     until("it runs", || work(&serving)[0] == 1);
-    let sent = std::process::Command::new("kill").args(["-s", "TERM", &child.id().to_string()]).status();
-    assert!(sent.unwrap().success());
+    signal(&child, "TERM");
     assert_eq!(child.wait().unwrap().code(), Some(143));
     until("the server is free", || work(&serving) == [0, 0]);
     assert!(crate::program::names(folder.path()).is_empty());
@@ -105,36 +104,17 @@ struct Foreign {
 }
 
 impl Foreign {
-    fn start(answer: impl Fn(&str, &str) -> (u16, String, Vec<u8>) + Send + 'static) -> Self {
-        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        let port = listener.local_addr().unwrap().port();
+    fn start(answer: impl Fn(&str, &str) -> (u16, String, Vec<u8>) + Send + Sync + 'static) -> Self {
+        let (listener, port) = requests::bind();
         let seen = Arc::<Mutex<Vec<_>>>::default();
         let log = Arc::clone(&seen);
-        thread::spawn(move || {
-            for mut stream in listener.incoming().flatten() {
-                let mut reader = BufReader::new(stream.try_clone().unwrap());
-                let (mut line, mut length, mut has_key) = (String::new(), 0, false);
-                if reader.read_line(&mut line).is_err() {
-                    continue;
-                }
-                loop {
-                    let mut header = String::new();
-                    if reader.read_line(&mut header).unwrap_or(0) <= 2 {
-                        break;
-                    }
-                    let header = header.to_lowercase();
-                    length =
-                        header.strip_prefix("content-length: ").map_or(length, |text| text.trim().parse().unwrap());
-                    has_key |= header.starts_with("authorization: ");
-                }
-                let _ = reader.take(length).read_to_end(&mut Vec::new());
-                let mut words = line.split(' ').map(str::to_string);
-                let (method, path) = (words.next().unwrap_or_default(), words.next().unwrap_or_default());
-                log.lock().unwrap().push((method.clone(), path.clone(), has_key));
-                let (status, head, body) = answer(&method, &path);
-                let _ = write!(stream, "HTTP/1.1 {status} X\r\nConnection: close\r\n{head}\r\n");
-                let _ = stream.write_all(&body);
-            }
+        requests::serve(listener, move |request, stream| {
+            let [method, path] = request.target();
+            let (status, head, body) = answer(&method, &path);
+            log.lock().unwrap().push((method, path, request.header("authorization").is_some()));
+            write!(stream, "HTTP/1.1 {status} X\r\nConnection: close\r\n{head}\r\n")?;
+            stream.write_all(&body)?;
+            Ok(false)
         });
         Self { port, seen }
     }
@@ -268,20 +248,17 @@ fn answers_and_events_without_an_end_are_given_up() {
     by(&long.url(), &[]).0.fails(1, &["not a job"]);
     by("http://127.0.0.1:9", &[("FLUX_SERVER_TIMEOUT", "soon")]).0.fails(2, &["FLUX_SERVER_TIMEOUT"]);
     // A server that sends something every tenth of a second, but no news.
-    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    let url = format!("http://{}", listener.local_addr().unwrap());
-    thread::spawn(move || {
-        for (number, mut stream) in listener.incoming().flatten().enumerate() {
-            let _ = stream.read(&mut [0; 1 << 16]);
-            if number == 0 {
-                let _ = write!(stream, "HTTP/1.1 200 X\r\nConnection: close\r\n\r\n{}", job(""));
-                continue;
-            }
-            let _ = write!(stream, "HTTP/1.1 200 X\r\nConnection: close\r\n\r\n");
-            while stream.write_all(b"data: {\"type\": \"queued\", \"position\": 1}\n\n").is_ok() {
-                thread::sleep(std::time::Duration::from_millis(100));
-            }
+    let (listener, port) = requests::bind();
+    requests::serve(listener, |request, stream| {
+        write!(stream, "HTTP/1.1 200 X\r\nConnection: close\r\n\r\n")?;
+        if request.line.starts_with("POST ") {
+            stream.write_all(job("").as_bytes())?;
+            return Ok(false);
+        }
+        loop {
+            stream.write_all(b"data: {\"type\": \"queued\", \"position\": 1}\n\n")?;
+            thread::sleep(std::time::Duration::from_millis(100));
         }
     });
-    by(&url, &[("FLUX_SERVER_TIMEOUT", "1")]).0.fails(1, &["no progress"]);
+    by(&format!("http://127.0.0.1:{port}"), &[("FLUX_SERVER_TIMEOUT", "1")]).0.fails(1, &["no progress"]);
 }

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use serde_json::json;
 
 use super::*;
-use crate::program::{Run, flux, project};
+use crate::program::{Run, flux, project, signal};
 use crate::serving::{reply, request};
 
 /// Sends a request over a Unix socket.
@@ -125,7 +125,7 @@ fn a_socket_that_is_handed_over_is_listened_at_and_the_supervisor_hears_of_it() 
     hears("WATCHDOG=1");
     assert_eq!(ask(&path, "GET", "/readyz", "").status, 200);
     hears("WATCHDOG=1");
-    assert!(Command::new("kill").args(["-s", "TERM", &child.id().to_string()]).status().unwrap().success());
+    signal(&child, "TERM");
     hears("STOPPING=1");
     assert!(child.wait().unwrap().success());
     let mut said = String::new();

@@ -3,8 +3,8 @@
 // Each test crate uses its own part of this module.
 #![allow(dead_code)]
 
-use std::io::{BufRead, BufReader, Read, Write};
-use std::net::{TcpListener, TcpStream};
+use std::io::Write;
+use std::net::TcpStream;
 use std::process::Command;
 use std::sync::{Arc, Mutex};
 use std::thread;
@@ -12,8 +12,10 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 
+use crate::requests::{self, Request};
+
 /// One request, as the server saw it.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug)]
 pub struct Seen {
     pub line: String,
     pub authorization: Option<String>,
@@ -76,18 +78,11 @@ pub struct ChatServer {
 impl ChatServer {
     /// Starts a server with a model `stub`.
     pub fn start(answers: impl Fn(&Seen, usize) -> Answer + Send + Sync + 'static) -> Self {
-        let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
-        let port = listener.local_addr().expect("an address").port();
+        let (listener, port) = requests::bind();
         let state = State { answers: Box::new(answers), seen: Mutex::default(), at_once: Mutex::default() };
         let state = Arc::new(state);
         let own = Arc::clone(&state);
-        thread::spawn(move || {
-            for stream in listener.incoming().flatten() {
-                let state = Arc::clone(&own);
-                // A client that does not wait for its answer is no error of the test.
-                thread::spawn(move || drop(state.answer(stream)));
-            }
-        });
+        requests::serve(listener, move |request, stream| own.answer(request, stream));
         Self { state, port, cache: tempfile::tempdir().expect("a temporary folder") }
     }
 
@@ -123,27 +118,9 @@ impl ChatServer {
 }
 
 impl State {
-    fn answer(&self, stream: TcpStream) -> std::io::Result<()> {
-        let mut reader = BufReader::new(stream.try_clone()?);
-        let mut seen = Seen::default();
-        reader.read_line(&mut seen.line)?;
-        seen.line = seen.line.trim_end().to_string();
-        let mut length = 0;
-        loop {
-            let mut header = String::new();
-            if reader.read_line(&mut header)? <= 2 {
-                break;
-            }
-            let (name, value) = header.split_once(':').unwrap_or_default();
-            match name.to_ascii_lowercase().as_str() {
-                "content-length" => length = value.trim().parse().unwrap_or(0),
-                "authorization" => seen.authorization = Some(value.trim().to_string()),
-                _ => {}
-            }
-        }
-        let mut body = vec![0; length];
-        reader.read_exact(&mut body)?;
-        seen.body = String::from_utf8(body).expect("UTF-8");
+    fn answer(&self, request: Request, stream: &mut TcpStream) -> std::io::Result<bool> {
+        let authorization = request.header("authorization");
+        let seen = Seen { line: request.line, authorization, body: String::from_utf8(request.body).expect("UTF-8") };
         let mut all = self.seen.lock().expect("no panic while answering");
         let number = all.iter().filter(|seen| seen.line.starts_with("POST ")).count();
         all.push(seen.clone());
@@ -158,9 +135,9 @@ impl State {
         let Answer { status, headers, body, .. } = answer;
         let head =
             format!("HTTP/1.1 {status} x\r\nConnection: close\r\nContent-Length: {}\r\n{headers}\r\n", body.len());
-        let mut stream = stream;
         stream.write_all(head.as_bytes())?;
-        stream.write_all(body.as_bytes())
+        stream.write_all(body.as_bytes())?;
+        Ok(false)
     }
 
     fn count(&self, more: isize) {

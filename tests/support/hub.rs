@@ -2,13 +2,16 @@
 //! change.
 
 use std::collections::BTreeMap;
-use std::io::{BufRead, BufReader, Read, Write};
-use std::net::{TcpListener, TcpStream};
+use std::io::{Read, Write};
+use std::net::TcpStream;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::Duration;
 
 use sha2::Digest;
+
+use crate::requests::{self, Request};
 
 pub const COMMIT: &str = "0123456789abcdef0123456789abcdef01234567";
 
@@ -70,6 +73,25 @@ pub struct Content {
     pub page: usize,
     /// 401 without a token, 403 with a different token.
     pub token: Option<&'static str>,
+    /// `false` for a mirror: no list, no error codes, and checksums as entity tags.
+    pub has_list: bool,
+    /// `false` if the server ignores ranges.
+    pub has_ranges: bool,
+}
+
+impl Content {
+    /// A mirror of klein 4B without a list of files.
+    pub fn mirror(files: BTreeMap<String, Vec<u8>>) -> Self {
+        let repository = "black-forest-labs/FLUX.2-klein-4B".to_string();
+        let (redirects, token) = (false, None);
+        Self { repository, files, card: "{}", redirects, page: 0, token, has_list: false, has_ranges: true }
+    }
+}
+
+/// Returns a function that returns `true` for its first calls.
+pub fn first(calls: usize) -> impl Fn() -> bool + Send + Sync {
+    let left = AtomicUsize::new(calls);
+    move || left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| left.checked_sub(1)).is_ok()
 }
 
 struct State {
@@ -85,18 +107,11 @@ pub struct Hub(Arc<State>);
 
 impl Hub {
     pub fn start(content: Content, change: impl Fn(&Seen, usize, &mut Reply) + Send + Sync + 'static) -> Self {
-        let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
-        let port = listener.local_addr().expect("an address").port();
+        let (listener, port) = requests::bind();
         let state = State { content, change: Box::new(change), seen: Mutex::default(), counts: Mutex::default(), port };
         let hub = Self(Arc::new(state));
         let state = Arc::clone(&hub.0);
-        thread::spawn(move || {
-            for stream in listener.incoming().flatten() {
-                let state = Arc::clone(&state);
-                // A client that does not wait for its response is no error of the test.
-                thread::spawn(move || drop(state.serve(stream)));
-            }
-        });
+        requests::serve(listener, move |request, stream| state.serve(&request, stream));
         hub
     }
 
@@ -115,25 +130,23 @@ impl Hub {
 }
 
 impl State {
-    fn serve(&self, stream: TcpStream) -> std::io::Result<()> {
-        let mut reader = BufReader::new(stream.try_clone()?);
-        let mut stream = stream;
-        while let Some(seen) = read_request(&mut reader)? {
-            let key = format!("{} {}", seen.method, seen.path);
-            let count = {
-                let mut counts = self.counts.lock().expect("no panic while answering");
-                let count = counts.entry(key).or_default();
-                *count += 1;
-                *count - 1
-            };
-            self.seen.lock().expect("no panic while answering").push(seen.clone());
-            let mut reply = self.reply(&seen);
-            (self.change)(&seen, count, &mut reply);
-            if !send(&mut stream, &seen, &reply)? {
-                return Ok(());
-            }
+    fn serve(&self, request: &Request, stream: &mut TcpStream) -> std::io::Result<bool> {
+        let [method, path] = request.target();
+        let [range, if_range, authorization] = ["range", "if-range", "authorization"].map(|name| request.header(name));
+        let seen = Seen { method, path, range, if_range, authorization };
+        let count = {
+            let mut counts = self.counts.lock().expect("no panic while answering");
+            let count = counts.entry(format!("{} {}", seen.method, seen.path)).or_default();
+            *count += 1;
+            *count - 1
+        };
+        self.seen.lock().expect("no panic while answering").push(seen.clone());
+        let mut reply = self.reply(&seen);
+        if !self.content.has_list {
+            reply.headers.retain(|(name, _)| name != "X-Error-Code");
         }
-        Ok(())
+        (self.change)(&seen, count, &mut reply);
+        send(stream, &seen, &reply)
     }
 
     fn reply(&self, seen: &Seen) -> Reply {
@@ -153,7 +166,7 @@ impl State {
         }
         let repository = self.repository(path);
         let api = format!("/api/models/{repository}/");
-        if let Some(rest) = path.strip_prefix(&api) {
+        if let Some(rest) = path.strip_prefix(&api).filter(|_| self.content.has_list) {
             return match rest.split_once('/') {
                 Some(("revision", "main" | COMMIT)) => {
                     let card = self.content.card;
@@ -165,17 +178,23 @@ impl State {
             };
         }
         let file = [COMMIT, "main"].iter().find_map(|revision| {
-            path.strip_prefix(&format!("/{repository}/resolve/{revision}/"))
-                .and_then(|file| self.content.files.get(file))
+            // The address of a mirror may have a path.
+            let (_, file) = path.split_once(&format!("/{repository}/resolve/{revision}/"))?;
+            self.content.files.get(file)
         });
         match file {
             Some(bytes) if self.content.redirects && bytes.len() > 1000 && !on_cdn => {
                 let location = format!("http://localhost:{}/cdn{path}", self.port);
                 let (size, tag) = (bytes.len().to_string(), format!("\"{}\"", sha256(bytes)));
-                let headers = [("Location", location.as_str()), ("X-Linked-Size", &size), ("X-Linked-ETag", &tag)];
+                let headers = [
+                    ("Location", location.as_str()),
+                    ("X-Linked-Size", &size),
+                    ("X-Linked-ETag", &tag),
+                    ("ETag", "\"of-the-redirection\""),
+                ];
                 Reply::new(302, &headers, "")
             }
-            Some(bytes) => content(bytes, seen),
+            Some(bytes) => self.content(bytes, seen),
             None => Reply::new(
                 404,
                 &[("X-Error-Code", if path.starts_with("/api") { "RepoNotFound" } else { "EntryNotFound" })],
@@ -191,6 +210,30 @@ impl State {
             [_, owner, name, ..] if self.content.repository == "*" => format!("{owner}/{name}"),
             _ => self.content.repository.clone(),
         }
+    }
+
+    /// Returns a file, or the requested part of it.
+    fn content(&self, bytes: &[u8], seen: &Seen) -> Reply {
+        let tag = match self.content.has_list {
+            true => format!("\"tag-{}\"", &sha256(bytes)[..8]),
+            false if bytes.len() > 1000 => format!("\"{}\"", sha256(bytes)),
+            false => format!("\"{}\"", git_name(bytes)),
+        };
+        let range = seen.range.as_ref().filter(|_| self.content.has_ranges);
+        let start = range.and_then(|range| range.strip_prefix("bytes=")?.strip_suffix('-')?.parse::<usize>().ok());
+        let start = start.filter(|_| seen.if_range.as_ref().is_none_or(|wanted| *wanted == tag));
+        let mut reply = Reply { status: 200, body: bytes.to_vec(), ..Reply::default() };
+        reply.set("ETag", &tag);
+        match start {
+            Some(start) if start < bytes.len() => {
+                reply.status = 206;
+                reply.body.drain(..start);
+                reply.set("Content-Range", &format!("bytes {start}-{}/{}", bytes.len() - 1, bytes.len()));
+            }
+            Some(_) => reply = Reply::new(416, &[], ""),
+            None => {}
+        }
+        reply
     }
 
     /// Returns a page of the list of files.
@@ -213,50 +256,6 @@ impl State {
             reply.set("Link", &format!("<{own}{path}?recursive=true&cursor={next}>; rel=\"next\""));
         }
         reply
-    }
-}
-
-/// Returns a file, or the requested part of it.
-fn content(bytes: &[u8], seen: &Seen) -> Reply {
-    let tag = format!("\"tag-{}\"", &sha256(bytes)[..8]);
-    let start =
-        seen.range.as_ref().and_then(|range| range.strip_prefix("bytes=")?.strip_suffix('-')?.parse::<usize>().ok());
-    let start = start.filter(|_| seen.if_range.as_ref().is_none_or(|wanted| *wanted == tag));
-    let mut reply = Reply { status: 200, body: bytes.to_vec(), ..Reply::default() };
-    reply.set("ETag", &tag);
-    match start {
-        Some(start) if start < bytes.len() => {
-            reply.status = 206;
-            reply.body.drain(..start);
-            reply.set("Content-Range", &format!("bytes {start}-{}/{}", bytes.len() - 1, bytes.len()));
-        }
-        Some(_) => reply = Reply::new(416, &[], ""),
-        None => {}
-    }
-    reply
-}
-
-fn read_request(reader: &mut BufReader<TcpStream>) -> std::io::Result<Option<Seen>> {
-    let mut line = String::new();
-    if reader.read_line(&mut line)? == 0 {
-        return Ok(None);
-    }
-    let mut words = line.split_whitespace().map(str::to_string);
-    let mut seen =
-        Seen { method: words.next().unwrap_or_default(), path: words.next().unwrap_or_default(), ..Seen::default() };
-    loop {
-        let mut header = String::new();
-        if reader.read_line(&mut header)? <= 2 {
-            return Ok(Some(seen));
-        }
-        let (name, value) = header.split_once(':').unwrap_or_default();
-        let value = Some(value.trim().to_string());
-        match name.to_ascii_lowercase().as_str() {
-            "range" => seen.range = value,
-            "if-range" => seen.if_range = value,
-            "authorization" => seen.authorization = value,
-            _ => {}
-        }
     }
 }
 

@@ -6,7 +6,7 @@
 pub mod random_model;
 
 use std::collections::HashMap;
-use std::fs::OpenOptions;
+use std::fs::{self, OpenOptions};
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::sync::{LazyLock, Mutex};
@@ -23,6 +23,20 @@ pub fn root() -> PathBuf {
         package.ancestors().find(|folder| folder.join("Cargo.lock").exists()).expect("a workspace").to_path_buf()
     };
     std::env::var_os("FLUX_TEST_ROOT").map_or_else(workspace, PathBuf::from)
+}
+
+/// Copies a folder with all that is below it.
+pub fn copy_folder(from: &Path, to: &Path) {
+    fs::create_dir_all(to).expect("a temporary folder is writable");
+    for entry in fs::read_dir(from).expect("a folder that is there") {
+        let from = entry.expect("a readable folder").path();
+        let to = to.join(from.file_name().expect("an entry has a name"));
+        if from.is_dir() {
+            copy_folder(&from, &to);
+        } else {
+            fs::copy(from, to).expect("a temporary folder is writable");
+        }
+    }
 }
 
 /// The variable with a log file of golden data: it gets a line for every golden file that is opened, and for every

@@ -79,17 +79,7 @@ pub fn link_all(from: &Path, to: &Path) {
             fs::create_dir(&target).expect("a temporary folder is writable");
             link_all(&entry.path(), &target);
         } else {
-            link(&entry.path(), &target);
+            std::os::unix::fs::symlink(entry.path(), &target).expect("a temporary folder takes links");
         }
     }
-}
-
-#[cfg(unix)]
-fn link(from: &Path, to: &Path) {
-    std::os::unix::fs::symlink(from, to).expect("a temporary folder takes links");
-}
-
-#[cfg(not(unix))]
-fn link(from: &Path, to: &Path) {
-    fs::copy(from, to).expect("a temporary folder is writable");
 }

@@ -1,12 +1,14 @@
-//! Runs programs from outside and returns their output.
+//! Runs programs from outside and returns their output, and temporary folders.
 
 // Each test crate uses its own part of this module.
 #![allow(dead_code)]
 
+use std::ffi::OsStr;
 use std::fs;
+use std::io::Write;
+use std::ops::Deref;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
-#[cfg(unix)]
+use std::process::{Child, Command, Output, Stdio};
 use std::sync::Once;
 
 /// The result of a run.
@@ -18,9 +20,21 @@ pub struct Run {
 
 impl Run {
     pub fn new(command: &mut Command) -> Self {
-        #[cfg(unix)]
         hear_signals();
-        let Output { status, stdout, stderr } = command.output().expect("the program starts");
+        Self::of(command.output().expect("the program starts"))
+    }
+
+    /// Runs a command with this input.
+    pub fn with_input(command: &mut Command, input: &[u8]) -> Self {
+        hear_signals();
+        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let mut child = command.spawn().expect("the program starts");
+        // A program that ends before it has read everything breaks the pipe.
+        let _ = child.stdin.take().expect("a pipe").write_all(input);
+        Self::of(child.wait_with_output().expect("it ends"))
+    }
+
+    pub fn of(Output { status, stdout, stderr }: Output) -> Self {
         let text = |bytes| String::from_utf8(bytes).expect("UTF-8");
         Self { code: status.code(), stdout: text(stdout), stderr: text(stderr) }
     }
@@ -51,7 +65,6 @@ impl Run {
 /// the default in place of the handler. The tests go on without hearing them.
 ///
 /// Not between fork and exec: a process that has something to do there is copied with its page tables for each program.
-#[cfg(unix)]
 #[allow(unsafe_code)]
 pub fn hear_signals() {
     extern "C" fn nothing(_: libc::c_int) {}
@@ -68,6 +81,41 @@ pub fn hear_signals() {
             }
         }
     });
+}
+
+/// Sends a signal, such as `TERM`, to a program.
+#[track_caller]
+pub fn signal(child: &Child, name: &str) {
+    let sent = Command::new("kill").args(["-s", name, &child.id().to_string()]).status();
+    assert!(sent.is_ok_and(|status| status.success()));
+}
+
+/// A temporary folder, which is removed when it is dropped.
+pub struct Folder(tempfile::TempDir);
+
+/// Creates a temporary folder.
+pub fn folder() -> Folder {
+    Folder(tempfile::tempdir().expect("a temporary folder"))
+}
+
+impl Deref for Folder {
+    type Target = Path;
+
+    fn deref(&self) -> &Path {
+        self.0.path()
+    }
+}
+
+impl AsRef<Path> for Folder {
+    fn as_ref(&self) -> &Path {
+        self
+    }
+}
+
+impl AsRef<OsStr> for Folder {
+    fn as_ref(&self) -> &OsStr {
+        self.as_os_str()
+    }
 }
 
 /// The names in a folder, hidden ones too, sorted.

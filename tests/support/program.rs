@@ -10,7 +10,6 @@ pub use crate::process::*;
 
 /// Returns a command for the built program, on the CPU and without the user's environment.
 pub fn flux() -> Command {
-    #[cfg(unix)]
     hear_signals();
     let mut command = Command::new(env!("CARGO_BIN_EXE_flux"));
     command.env_remove("FLUX_MODEL").env_remove("FLUX_MODELS").env("FLUX_CONFIG", "");

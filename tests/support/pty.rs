@@ -54,10 +54,7 @@ pub fn types(text: &'static str) -> impl Fn(&mut File, &Child) {
 
 /// Returns an action that sends a signal.
 pub fn sends(signal: &'static str) -> impl Fn(&mut File, &Child) {
-    move |_, child| {
-        let sent = Command::new("kill").args(["-s", signal, &child.id().to_string()]).status();
-        assert!(sent.is_ok_and(|status| status.success()));
-    }
+    move |_, child| crate::program::signal(child, signal)
 }
 
 /// Runs `command` with a terminal as its standard input, error and, unless `stdout` is set, output, and takes the
@@ -72,24 +69,40 @@ pub fn watch(command: &mut Command, columns: u16) -> Played {
 }
 
 fn converse_in(columns: u16, command: &mut Command, stdout: Option<Stdio>, steps: &[Step<'_>]) -> Played {
-    let (mut outer, inner) = open_terminal(columns);
-    let mode = || format!("{:?}", tcgetattr(&inner).expect("a terminal"));
-    let (before, start) = (mode(), Instant::now());
-    let side = || Stdio::from(inner.try_clone().expect("one more descriptor"));
-    command.stdin(side()).stdout(stdout.unwrap_or_else(side)).stderr(side());
-    take_terminal(command);
-    let mut child = command.spawn().expect("the program starts");
-    let (mut shown, mut seen, mut steps) = (Vec::new(), 0, steps.iter());
+    let (mut seen, mut steps) = (0, steps.iter());
     let mut step = steps.next();
-    let code = loop {
-        read_what_is_there(&outer, &mut shown);
+    let played = run_in(columns, command, [stdout, None], |shown, outer, child| {
         if let Some((text, act)) = step
             && let Some(at) = shown[seen..].windows(text.len()).position(|part| part == text.as_bytes())
         {
             seen += at + text.len();
-            act(&mut outer, &child);
+            act(outer, child);
             step = steps.next();
         }
+    });
+    assert!(step.is_none(), "`{}` was never shown: {}", step.map_or("", |(text, _)| text), played.shown);
+    played
+}
+
+/// Runs `command` with a terminal of `columns` columns as its standard input and, unless they are set, output and
+/// error. `look` gets all that was shown, each time that there may be more.
+fn run_in(
+    columns: u16,
+    command: &mut Command,
+    [stdout, stderr]: [Option<Stdio>; 2],
+    mut look: impl FnMut(&[u8], &mut File, &Child),
+) -> Played {
+    let (mut outer, inner) = open_terminal(columns);
+    let mode = || format!("{:?}", tcgetattr(&inner).expect("a terminal"));
+    let (before, start) = (mode(), Instant::now());
+    let side = || Stdio::from(inner.try_clone().expect("one more descriptor"));
+    command.stdin(side()).stdout(stdout.unwrap_or_else(side)).stderr(stderr.unwrap_or_else(side));
+    take_terminal(command);
+    let mut child = command.spawn().expect("the program starts");
+    let mut shown = Vec::new();
+    let code = loop {
+        read_what_is_there(&outer, &mut shown);
+        look(&shown, &mut outer, &child);
         if let Some(status) = child.try_wait().expect("a child of ours") {
             break status.code();
         }
@@ -100,10 +113,12 @@ fn converse_in(columns: u16, command: &mut Command, stdout: Option<Stdio>, steps
     };
     let time = start.elapsed();
     read_what_is_there(&outer, &mut shown);
-    let mode_is_kept = mode() == before;
+    let (mode_is_kept, mut stderr) = (mode() == before, String::new());
+    if let Some(mut pipe) = child.stderr.take() {
+        std::io::Read::read_to_string(&mut pipe, &mut stderr).expect("UTF-8");
+    }
     let shown = String::from_utf8_lossy(&shown).into_owned();
-    assert!(step.is_none(), "`{}` was never shown: {shown}", step.map_or("", |(text, _)| text));
-    Played { code, shown, stderr: String::new(), mode_is_kept, left: left_in(&inner), time }
+    Played { code, shown, stderr, mode_is_kept, left: left_in(&inner), time }
 }
 
 /// Opens a terminal of 24 rows of characters of 8 x 16 pixels. Returns the user's side and the program's side.
@@ -120,19 +135,11 @@ fn open_terminal(columns: u16) -> (File, OwnedFd) {
 
 /// Runs `command` with the terminal of 80 x 24 characters of 8 x 16 pixels as its standard input and output.
 pub fn play(command: &mut Command, terminal: &Terminal<'_>) -> Played {
-    let (mut outer, inner) = open_terminal(80);
-    let mode = || format!("{:?}", tcgetattr(&inner).expect("a terminal"));
-    let (before, start) = (mode(), Instant::now());
-    let side = || Stdio::from(inner.try_clone().expect("one more descriptor"));
-    command.stdin(side()).stdout(side()).stderr(Stdio::piped());
-    take_terminal(command);
-    let mut child = command.spawn().expect("the program starts");
-    let (mut shown, mut asked_at, mut is_answered) = (Vec::new(), None, false);
-    let code = loop {
-        read_what_is_there(&outer, &mut shown);
-        if asked_at.is_none() && String::from_utf8_lossy(&shown).contains(LAST_QUESTION) {
+    let (mut asked_at, mut is_answered) = (None, false);
+    run_in(80, command, [None, Some(Stdio::piped())], |shown, outer, child| {
+        if asked_at.is_none() && String::from_utf8_lossy(shown).contains(LAST_QUESTION) {
             asked_at = Some(Instant::now());
-            (terminal.then)(&mut outer, &child);
+            (terminal.then)(outer, child);
         }
         if let (Some(asked), Some((answer, after)), false) = (asked_at, terminal.answer, is_answered)
             && asked.elapsed() >= after
@@ -140,18 +147,7 @@ pub fn play(command: &mut Command, terminal: &Terminal<'_>) -> Played {
             outer.write_all(answer).expect("the terminal is open");
             is_answered = true;
         }
-        if let Some(status) = child.try_wait().expect("a child of ours") {
-            break status.code();
-        }
-        assert!(start.elapsed() < PATIENCE, "it hangs: {}", String::from_utf8_lossy(&shown));
-    };
-    let time = start.elapsed();
-    read_what_is_there(&outer, &mut shown);
-    let mode_is_kept = mode() == before;
-    let mut stderr = String::new();
-    std::io::Read::read_to_string(&mut child.stderr.take().expect("a pipe"), &mut stderr).expect("UTF-8");
-    let shown = String::from_utf8_lossy(&shown).into_owned();
-    Played { code, shown, stderr, mode_is_kept, left: left_in(&inner), time }
+    })
 }
 
 /// Gives a program its own session, with its standard input as the controlling terminal.

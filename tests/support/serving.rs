@@ -115,8 +115,7 @@ impl Serving {
     }
 
     pub fn signal(&self, signal: &str) {
-        let sent = Command::new("kill").args(["-s", signal, &self.id().to_string()]).status();
-        assert!(sent.is_ok_and(|status| status.success()));
+        crate::program::signal(&self.child, signal);
     }
 
     /// Waits for the server's end and all of its output, and returns its exit code.
@@ -211,14 +210,18 @@ pub fn read_reply(mut stream: TcpStream) -> Reply {
 pub fn reply(bytes: &[u8]) -> Reply {
     let end = bytes.windows(4).position(|part| part == b"\r\n\r\n");
     let end = end.unwrap_or_else(|| panic!("no answer: {:?}", String::from_utf8_lossy(bytes)));
-    let head = String::from_utf8(bytes[..end].to_vec()).expect("a head in ASCII");
-    let mut lines = head.lines();
-    let status = lines.next().and_then(|line| line.split(' ').nth(1)?.parse().ok()).expect("a status");
-    let header = |line: &str| line.split_once(": ").map(|(name, value)| (name.to_lowercase(), value.to_string()));
-    let headers: Vec<_> = lines.filter_map(header).collect();
+    let (status, headers) = parse_head(&bytes[..end]);
     let body = bytes[end + 4..].to_vec();
     let is_chunked = headers.iter().any(|(name, value)| name == "transfer-encoding" && value == "chunked");
     Reply { status, headers, body: if is_chunked { without_chunks(&body) } else { body } }
+}
+
+/// Parses the head of a response: its status, and the headers with names in lower case.
+pub fn parse_head(head: &[u8]) -> (u16, Vec<(String, String)>) {
+    let mut lines = std::str::from_utf8(head).expect("a head in ASCII").lines();
+    let status = lines.next().and_then(|line| line.split(' ').nth(1)?.parse().ok()).expect("a status");
+    let header = |line: &str| line.split_once(": ").map(|(name, value)| (name.to_lowercase(), value.to_string()));
+    (status, lines.filter_map(header).collect())
 }
 
 fn without_chunks(mut rest: &[u8]) -> Vec<u8> {

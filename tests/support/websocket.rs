@@ -5,7 +5,7 @@ use std::net::TcpStream;
 
 use serde_json::Value;
 
-use crate::serving::{Reply, Serving};
+use crate::serving::{Reply, Serving, parse_head};
 
 /// Kinds of frames.
 pub const TEXT: u8 = 1;
@@ -37,11 +37,7 @@ impl Serving {
             stream.read_exact(&mut byte).expect("an answer");
             head.push(byte[0]);
         }
-        let head = String::from_utf8(head).expect("a head in ASCII");
-        let mut lines = head.lines();
-        let status = lines.next().and_then(|line| line.split(' ').nth(1)?.parse().ok()).expect("a status");
-        let header = |line: &str| line.split_once(": ").map(|(name, value)| (name.to_lowercase(), value.to_string()));
-        let headers: Vec<_> = lines.filter_map(header).collect();
+        let (status, headers) = parse_head(&head);
         if status == 101 {
             return Ok(Socket(stream));
         }

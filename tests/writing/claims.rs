@@ -6,29 +6,18 @@ use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 
 use super::folder;
-use crate::program::{Run, SMALL, draw, flux, project};
+use crate::program::{Folder, Run, SMALL, draw, flux, project};
+use crate::support::copy_folder;
 
 /// Creates a folder with a copy of the built-in model in `model`, an adapter, an image and a mask.
-fn workplace() -> tempfile::TempDir {
+fn workplace() -> Folder {
     let folder = folder();
-    copy(&project("models/tiny"), &folder.path().join("model"));
+    copy_folder(&project("models/tiny"), &folder.join("model"));
     let image = ["-p", "a cat", "-S", "1", "--size", "64", "-s", "1", "--device", "cpu", "-q", "-o", "in.png"];
-    Run::new(flux().current_dir(folder.path()).args(image)).succeeds();
-    fs::copy(folder.path().join("in.png"), folder.path().join("mask.png")).unwrap();
-    fs::write(folder.path().join("lora.safetensors"), "an adapter, which is not opened yet").unwrap();
+    Run::new(flux().current_dir(&folder).args(image)).succeeds();
+    fs::copy(folder.join("in.png"), folder.join("mask.png")).unwrap();
+    fs::write(folder.join("lora.safetensors"), "an adapter, which is not opened yet").unwrap();
     folder
-}
-
-fn copy(from: &Path, to: &Path) {
-    fs::create_dir_all(to).unwrap();
-    for entry in fs::read_dir(from).unwrap().map(Result::unwrap) {
-        let target = to.join(entry.file_name());
-        if entry.path().is_dir() {
-            copy(&entry.path(), &target);
-        } else {
-            fs::copy(entry.path(), target).unwrap();
-        }
-    }
 }
 
 /// Returns all files below a folder with their bytes; links as their targets.
@@ -54,15 +43,15 @@ fn refused(folder: &Path, flags: &[&str], words: &[&str]) {
 #[test]
 fn files_of_the_model_and_of_adapters_are_never_written_over() {
     let folder = workplace();
-    let at = |name: &str| folder.path().join(name);
-    fs::hard_link(at("model/vae/diffusion_pytorch_model.safetensors"), at("hard.safetensors")).unwrap();
-    fs::hard_link(at("model/tokenizer/tokenizer.json"), at("hard.png")).unwrap();
-    symlink("model/text_encoder/model.safetensors", at("link.safetensors")).unwrap();
-    symlink("model/transformer/config.json", at("link.webp")).unwrap();
-    symlink("lora.safetensors", at("lora.png")).unwrap();
+    fs::hard_link(folder.join("model/vae/diffusion_pytorch_model.safetensors"), folder.join("hard.safetensors"))
+        .unwrap();
+    fs::hard_link(folder.join("model/tokenizer/tokenizer.json"), folder.join("hard.png")).unwrap();
+    symlink("model/text_encoder/model.safetensors", folder.join("link.safetensors")).unwrap();
+    symlink("model/transformer/config.json", folder.join("link.webp")).unwrap();
+    symlink("lora.safetensors", folder.join("lora.png")).unwrap();
     for force in [&[][..], &["--force"]] {
         let model = |flags: &[&str], words: &[&str]| {
-            refused(folder.path(), &[&["-p", "a cat", "-d", "model"], force, flags].concat(), words);
+            refused(&folder, &[&["-p", "a cat", "-d", "model"], force, flags].concat(), words);
         };
         for file in ["model/transformer/diffusion_pytorch_model.safetensors", "hard.safetensors", "link.safetensors"] {
             model(&["--save-latents", file], &["is never overwritten", "--save-latents"]);
@@ -72,31 +61,30 @@ fn files_of_the_model_and_of_adapters_are_never_written_over() {
         model(&["-o", "link.webp"], &["`link.webp` is a file of the model", "config.json"]);
         let lora = |flags: &[&str], words: &[&str]| {
             let flags = [&["-p", "a cat", "--lora", "lora.safetensors:0.5"], force, flags].concat();
-            refused(folder.path(), &flags, words);
+            refused(&folder, &flags, words);
         };
         lora(&["--save-latents", "./lora.safetensors"], &["a file of the adapter in `--lora`", "in: --save-latents"]);
         lora(&["-o", "lora.png"], &["`lora.png` is a file of the adapter in `--lora`", "in: --output"]);
     }
     // Components that are named individually, and a model from the environment.
     let part = ["--vae", "model/vae", "-o", "hard.png"];
-    refused(folder.path(), &[&["-p", "a cat"], &part[..]].concat(), &["`hard.png` is a file of the model"]);
+    refused(&folder, &[&["-p", "a cat"], &part[..]].concat(), &["`hard.png` is a file of the model"]);
     let mut command = flux();
-    command.current_dir(folder.path()).env("FLUX_MODEL", "model").args(SMALL).args(["-p", "a cat", "-o", "hard.png"]);
+    command.current_dir(&folder).env("FLUX_MODEL", "model").args(SMALL).args(["-p", "a cat", "-o", "hard.png"]);
     Run::new(&mut command).fails(2, &["`hard.png` is a file of the model"]);
     // Files next to them may be written.
     let flags =
         ["-p", "a cat", "-d", "model", "-S", "1", "-o", "model/new.png", "--save-latents", "model/new.safetensors"];
-    draw(folder.path(), &flags).succeeds();
-    draw(folder.path(), &flags).succeeds();
+    draw(&folder, &flags).succeeds();
+    draw(&folder, &flags).succeeds();
 }
 
 #[test]
 fn what_is_read_is_written_over_by_force_alone() {
     let folder = workplace();
-    let at = |name: &str| folder.path().join(name);
-    fs::hard_link(at("mask.png"), at("hard.png")).unwrap();
+    fs::hard_link(folder.join("mask.png"), folder.join("hard.png")).unwrap();
     let save = ["-p", "a cat", "-S", "7", "-q", "-o", "a.png", "--save-latents", "l.safetensors"];
-    draw(folder.path(), &[&save[..], &["--save-embeddings", "e.safetensors"]].concat()).succeeds();
+    draw(&folder, &[&save[..], &["--save-embeddings", "e.safetensors"]].concat()).succeeds();
     let force = "--force";
     for (flags, words) in [
         (&["-p", "a cat", "-i", "in.png", "-o", "in.png"][..], ["file that `-i` reads", "in: --output", force]),
@@ -116,32 +104,32 @@ fn what_is_read_is_written_over_by_force_alone() {
             ["the file that `--embeddings` reads", "", force],
         ),
     ] {
-        fs::copy(at("in.png"), at("in-7.png")).unwrap();
-        refused(folder.path(), flags, &words);
+        fs::copy(folder.join("in.png"), folder.join("in-7.png")).unwrap();
+        refused(&folder, flags, &words);
     }
     let piped = |flags: &[&str]| {
         let mut command = flux();
-        command.current_dir(folder.path()).args(SMALL).args(["-p", "a cat", "-S", "7", "-i", "-", "-o", "in.png"]);
-        Run::new(command.args(flags).stdin(File::open(at("in.png")).unwrap()))
+        command.current_dir(&folder).args(SMALL).args(["-p", "a cat", "-S", "7", "-i", "-", "-o", "in.png"]);
+        Run::new(command.args(flags).stdin(File::open(folder.join("in.png")).unwrap()))
     };
     piped(&[]).fails(2, &["`in.png` is standard input", "--force"]);
-    draw(folder.path(), &["-p", "a cat", "-S", "7", "-i", "in.png", "-o", "other.png"]).succeeds();
-    let (before, made) = (fs::read(at("in.png")).unwrap(), flux::input::read(&at("other.png")).unwrap());
-    draw(folder.path(), &["-p", "a cat", "-S", "7", "-i", "in.png", "-o", "in.png", force]).succeeds();
-    assert!(flux::input::read(&at("in.png")).unwrap().bytes == made.bytes);
-    fs::write(at("in.png"), before).unwrap();
+    draw(&folder, &["-p", "a cat", "-S", "7", "-i", "in.png", "-o", "other.png"]).succeeds();
+    let (before, made) =
+        (fs::read(folder.join("in.png")).unwrap(), flux::input::read(&folder.join("other.png")).unwrap());
+    draw(&folder, &["-p", "a cat", "-S", "7", "-i", "in.png", "-o", "in.png", force]).succeeds();
+    assert!(flux::input::read(&folder.join("in.png")).unwrap().bytes == made.bytes);
+    fs::write(folder.join("in.png"), before).unwrap();
     piped(&[force]).succeeds();
-    assert!(flux::input::read(&at("in.png")).unwrap().bytes == made.bytes);
-    draw(folder.path(), &["-p", "x", force, "--no-clobber"]).fails(2, &["--force", "--no-clobber"]);
+    assert!(flux::input::read(&folder.join("in.png")).unwrap().bytes == made.bytes);
+    draw(&folder, &["-p", "x", force, "--no-clobber"]).fails(2, &["--force", "--no-clobber"]);
 }
 
 #[test]
 fn no_file_is_written_twice() {
     let folder = workplace();
-    let at = |name: &str| folder.path().join(name);
-    symlink("cat-8.png", at("cat-7.png")).unwrap();
-    fs::write(at("cat-8.png"), "old").unwrap();
-    fs::hard_link(at("cat-8.png"), at("cat.safetensors")).unwrap();
+    symlink("cat-8.png", folder.join("cat-7.png")).unwrap();
+    fs::write(folder.join("cat-8.png"), "old").unwrap();
+    fs::hard_link(folder.join("cat-8.png"), folder.join("cat.safetensors")).unwrap();
     let both = ["`--save-latents`", "`--save-embeddings`", "written twice"];
     for (flags, words) in [
         (&["--save-latents", "x.safetensors", "--save-embeddings", "./x.safetensors"][..], both),
@@ -155,12 +143,12 @@ fn no_file_is_written_twice() {
             ["written twice", "`--output`", "`--save-latents`"],
         ),
     ] {
-        refused(folder.path(), &[&["-p", "a cat"], flags].concat(), &words);
-        refused(folder.path(), &[&["-p", "a cat", "--force"], flags].concat(), &words);
+        refused(&folder, &[&["-p", "a cat"], flags].concat(), &words);
+        refused(&folder, &[&["-p", "a cat", "--force"], flags].concat(), &words);
     }
     for name in ["x.png", "x", "x.gguf", "in.png"] {
         for flag in ["--save-latents", "--save-embeddings"] {
-            refused(folder.path(), &["-p", "a cat", flag, name], &[name, flag, "ends with .safetensors"]);
+            refused(&folder, &["-p", "a cat", flag, name], &[name, flag, "ends with .safetensors"]);
         }
     }
 }
@@ -168,14 +156,17 @@ fn no_file_is_written_twice() {
 #[test]
 fn convert_writes_over_no_file_of_the_model_and_over_no_other_weights() {
     let folder = workplace();
-    let at = |name: &str| folder.path().join(name);
-    let convert = |args: &[&str]| Run::new(flux().current_dir(folder.path()).args(["convert", "-q"]).args(args));
-    copy(&project("models/tiny/vae"), &at("apart"));
-    fs::hard_link(at("model/transformer/diffusion_pytorch_model.safetensors"), at("hard.safetensors")).unwrap();
-    symlink("model/text_encoder/config.json", at("link.safetensors")).unwrap();
+    let convert = |args: &[&str]| Run::new(flux().current_dir(&folder).args(["convert", "-q"]).args(args));
+    copy_folder(&project("models/tiny/vae"), &folder.join("apart"));
+    fs::hard_link(
+        folder.join("model/transformer/diffusion_pytorch_model.safetensors"),
+        folder.join("hard.safetensors"),
+    )
+    .unwrap();
+    symlink("model/text_encoder/config.json", folder.join("link.safetensors")).unwrap();
     convert(&["model", "t.gguf", "--format", "q8_0"]).succeeds();
-    fs::hard_link(at("t.gguf"), at("hard.gguf")).unwrap();
-    let before = contents(folder.path());
+    fs::hard_link(folder.join("t.gguf"), folder.join("hard.gguf")).unwrap();
+    let before = contents(&folder);
     for (from, to, format) in [
         ("model", "model/vae/diffusion_pytorch_model.safetensors", "bf16"),
         ("model", "model/text_encoder/model.safetensors", "bf16"),
@@ -187,7 +178,7 @@ fn convert_writes_over_no_file_of_the_model_and_over_no_other_weights() {
         ("t.gguf", "hard.gguf", "q4_0"),
     ] {
         convert(&[from, to, "--format", format]).fails(2, &["`", to, "hint: "]);
-        assert!(contents(folder.path()) == before, "{from} {to}");
+        assert!(contents(&folder) == before, "{from} {to}");
     }
     // An older file of the same kind may be overwritten.
     convert(&["model", "hard.gguf", "--format", "q4_0"]).succeeds();
@@ -209,10 +200,9 @@ fn a_hyphen_is_refused_where_it_is_no_file() {
         "--save-embeddings",
     ] {
         let prompt: &[&str] = if flag == "--embeddings" { &[] } else { &["-p", "a cat"] };
-        draw(folder.path(), &[prompt, &[flag, "-"]].concat()).fails(2, &["standard input and output"]);
+        draw(&folder, &[prompt, &[flag, "-"]].concat()).fails(2, &["standard input and output"]);
     }
-    draw(folder.path(), &["-p", "a cat", "--negative", "-"])
-        .fails(2, &["only the prompt can be read from standard input"]);
+    draw(&folder, &["-p", "a cat", "--negative", "-"]).fails(2, &["only the prompt can be read from standard input"]);
     for args in [
         &["info", "-"][..],
         &["info", "-d", "-"],
@@ -221,6 +211,6 @@ fn a_hyphen_is_refused_where_it_is_no_file() {
         &["convert", "x", "-", "--format", "q8_0"],
         &["bench", "--vae", "-"],
     ] {
-        Run::new(flux().current_dir(folder.path()).args(args)).fails(2, &["standard input and output", "name a file"]);
+        Run::new(flux().current_dir(&folder).args(args)).fails(2, &["standard input and output", "name a file"]);
     }
 }

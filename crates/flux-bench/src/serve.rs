@@ -4,11 +4,11 @@
 //! rate, latency starts at a request's scheduled time.
 
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use flux::{Error, Result};
+use parking_lot::Mutex;
 use serde_json::{Value, json};
 
 use flux_runtime::address::is_own;
@@ -70,7 +70,7 @@ pub fn run(load: &Load, as_json: bool) -> Result<String> {
     let window = Duration::from_secs_f64(load.seconds);
     let one = |due: Instant| {
         let (status, _) = ask(&agent, load, number.fetch_add(1, Ordering::Relaxed));
-        let mut answers = answers.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut answers = answers.lock();
         answers.add(status, due.elapsed().as_secs_f64(), start.elapsed().as_secs_f64());
     };
     match load.asks {
@@ -91,7 +91,7 @@ pub fn run(load: &Load, as_json: bool) -> Result<String> {
             }
         }),
     }
-    let answers = answers.into_inner().unwrap_or_else(PoisonError::into_inner);
+    let answers = answers.into_inner();
     let line = answers.report(load);
     Ok(if as_json { line.to_string() } else { in_words(&line) })
 }

@@ -1,11 +1,12 @@
 //! The exchange between threads: the newest frame on its way in, and the next image on its way out. Nothing queues.
 
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::thread;
 use std::time::Instant;
 
 use flux::rgb::Rgb;
 use flux::{Error, Result};
+use parking_lot::{Condvar, Mutex, MutexGuard};
 
 /// A received frame.
 #[derive(Debug)]
@@ -68,21 +69,16 @@ impl Flow {
         Arc::new(Self { state: Mutex::new(State { lanes, ..State::default() }), changed: Condvar::new() })
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     fn change<T>(&self, change: impl FnOnce(&mut State) -> T) -> T {
-        let changed = change(&mut self.state());
+        let changed = change(&mut self.state.lock());
         self.changed.notify_all();
         changed
     }
 
     /// Waits until a condition holds. Returns `None` if the flow is closed.
     fn wait_for(&self, mut holds: impl FnMut(&State) -> bool) -> Option<MutexGuard<'_, State>> {
-        let state = self.state();
-        let waits = |state: &mut State| !state.is_closed && !holds(state);
-        let state = self.changed.wait_while(state, waits).unwrap_or_else(PoisonError::into_inner);
+        let mut state = self.state.lock();
+        self.changed.wait_while(&mut state, |state| !state.is_closed && !holds(state));
         (!state.is_closed).then_some(state)
     }
 
@@ -130,7 +126,7 @@ impl Flow {
 
     /// [`Flow::take`] without waiting: `None` if no frame is ready.
     pub fn take_if_there(&self) -> Option<(u64, Arrived)> {
-        let mut state = self.state();
+        let mut state = self.state.lock();
         let arrived = state.arrived.take().filter(|_| !state.is_closed)?;
         Some(self.taken(state, arrived))
     }
@@ -152,7 +148,7 @@ impl Flow {
 
     /// Returns the next image. Waits until the deadline, or without limit.
     pub fn next(&self, until: Option<Instant>) -> Handed {
-        let mut state = self.state();
+        let mut state = self.state.lock();
         loop {
             if state.is_closed {
                 return Handed::End;
@@ -165,11 +161,11 @@ impl Flow {
                 return Handed::End;
             }
             let left = until.map(|until| until.saturating_duration_since(Instant::now()));
-            state = match left {
+            match left {
                 Some(left) if left.is_zero() => return Handed::Nothing,
-                Some(left) => self.changed.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0,
-                None => self.changed.wait(state).unwrap_or_else(PoisonError::into_inner),
-            };
+                Some(left) => drop(self.changed.wait_for(&mut state, left)),
+                None => self.changed.wait(&mut state),
+            }
         }
     }
 
@@ -188,9 +184,8 @@ impl Flow {
 
     /// Waits up to `within` for the end, and returns the result. `None` if the flow is still open.
     pub fn ended(&self, within: std::time::Duration) -> Option<Result<()>> {
-        let goes_on = |state: &mut State| !state.is_closed && !state.is_written;
-        let waited = self.changed.wait_timeout_while(self.state(), within, goes_on);
-        let mut state = waited.unwrap_or_else(PoisonError::into_inner).0;
+        let mut state = self.state.lock();
+        self.changed.wait_while_for(&mut state, |state| !state.is_closed && !state.is_written, within);
         (state.is_closed || state.is_written).then(|| state.error.take().map_or(Ok(()), Err))
     }
 }

@@ -1,7 +1,7 @@
 //! Settings of a live stream, which may change between frames.
 
 use std::path::PathBuf;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use flux::engine::{Engine, Inputs, Job, Recipe};
@@ -11,6 +11,7 @@ use flux::input;
 use flux::pipeline::{GivenReference, Latents, MAX_REFERENCES, Request, Reuse};
 use flux::rgb::Rgb;
 use flux::{Error, Result};
+use parking_lot::{Condvar, Mutex};
 use serde::{Deserialize, Deserializer};
 
 /// The frame size for validation before the first frame.
@@ -241,13 +242,9 @@ impl Settings {
         Arc::new(Self { state: Mutex::new((0, Arc::new(setting))), changed: Condvar::new() })
     }
 
-    fn state(&self) -> MutexGuard<'_, (u64, Arc<Setting>)> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Returns the settings of the next frame.
     pub fn now(&self) -> Arc<Setting> {
-        Arc::clone(&self.state().1)
+        Arc::clone(&self.state.lock().1)
     }
 
     /// Replaces the settings by the result of `change`, from the next frame on.
@@ -258,7 +255,7 @@ impl Settings {
             // Runs without the lock, because `change` may read files, which must not delay frames.
             let before = self.now();
             let setting = Arc::new(change(&before)?);
-            let mut state = self.state();
+            let mut state = self.state.lock();
             // If the settings were changed concurrently, the change is applied again to the new ones.
             if Arc::ptr_eq(&state.1, &before) {
                 *state = (state.0 + 1, setting);
@@ -271,7 +268,7 @@ impl Settings {
     /// Updates known properties of the stream. This does not count as a change; a concurrent [`Settings::change`] is
     /// repeated.
     pub fn know(&self, know: impl FnOnce(&Setting) -> Stream) {
-        let mut state = self.state();
+        let mut state = self.state.lock();
         let stream = know(&state.1);
         state.1 = Arc::new(Setting { stream, ..(*state.1).clone() });
     }
@@ -286,7 +283,7 @@ impl Settings {
                 return Ok(setting);
             }
             let size = size(&setting)?;
-            let mut state = self.state();
+            let mut state = self.state.lock();
             // Settings that changed meanwhile may give another size.
             if Arc::ptr_eq(&state.1, &setting) {
                 let stream = Stream { images: Some(size), ..setting.stream };
@@ -297,8 +294,9 @@ impl Settings {
 
     /// Returns the number of changes. Waits up to `within` for more than `known` changes.
     pub fn changes(&self, known: u64, within: Duration) -> u64 {
-        let waits = |state: &mut (u64, Arc<Setting>)| state.0 <= known;
-        self.changed.wait_timeout_while(self.state(), within, waits).unwrap_or_else(PoisonError::into_inner).0.0
+        let mut state = self.state.lock();
+        self.changed.wait_while_for(&mut state, |state| state.0 <= known, within);
+        state.0
     }
 }
 
@@ -332,14 +330,14 @@ mod tests {
         let seen = Mutex::new(Vec::new());
         settings
             .change(|setting| {
-                seen.lock().unwrap().push(setting.stream.frames);
+                seen.lock().push(setting.stream.frames);
                 if setting.stream.frames.is_none() {
                     settings.know(|setting| Stream { frames: Some([64, 48]), ..setting.stream });
                 }
                 changed(setting, r#"{"seed": 8}"#)
             })
             .unwrap();
-        assert_eq!(*seen.lock().unwrap(), [None, Some([64, 48])]);
+        assert_eq!(*seen.lock(), [None, Some([64, 48])]);
         assert_eq!((settings.now().stream.frames, settings.now().recipe.seed), (Some([64, 48]), 8));
         assert_eq!(settings.changes(0, Duration::ZERO), 1, "stream properties are not a change");
     }
@@ -350,10 +348,10 @@ mod tests {
         let sizes = Mutex::new(vec![[32, 32], [64, 48]]);
         let sized = settings.sized(|_| {
             // A concurrent change, once.
-            if sizes.lock().unwrap().len() == 2 {
+            if sizes.lock().len() == 2 {
                 settings.change(|setting| changed(setting, r#"{"seed": 8}"#)).unwrap();
             }
-            Ok(sizes.lock().unwrap().pop().unwrap())
+            Ok(sizes.lock().pop().unwrap())
         });
         let sized = sized.unwrap();
         assert_eq!((sized.stream.images, sized.recipe.seed), (Some([32, 32]), 8));

@@ -1,11 +1,11 @@
 //! Statistics of a live stream: frame counts, latency and flicker.
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use flux::compare::{Framed, flicker};
 use flux::pipeline::TokenCount;
 use flux::rgb::Rgb;
+use parking_lot::Mutex;
 use serde::Serialize;
 
 /// Latencies are counted in bins of a tenth of a millisecond, up to ten seconds, so memory use is constant.
@@ -141,17 +141,13 @@ impl Stats {
         Self(Mutex::new(State { counts, whole, last, before: None, warm_up }))
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     pub fn count(&self, count: impl FnOnce(&mut Counts)) {
-        count(&mut self.state().counts);
+        count(&mut self.0.lock().counts);
     }
 
     /// Records the number of computed tokens of a frame.
     pub fn computed(&self, tokens: TokenCount) {
-        let mut state = self.state();
+        let mut state = self.0.lock();
         let State { whole, last, .. } = &mut *state;
         for window in [whole, last] {
             window.tokens = window.tokens.plus(tokens);
@@ -162,7 +158,7 @@ impl Stats {
 
     /// Records a finished image of a frame.
     pub fn made(&self, frame: Option<&Rgb>, image: &Rgb, took: Duration) {
-        let mut state = self.state();
+        let mut state = self.0.lock();
         let before = state.before.take();
         let now = frame.map(|frame| Framed { frame, image });
         let flickers = before.as_ref().zip(now).and_then(|((frame, image), now)| flicker(Framed { frame, image }, now));
@@ -186,14 +182,14 @@ impl Stats {
 
     /// Returns the statistics since the last call.
     pub fn since_last(&self) -> StatsReport {
-        let mut state = self.state();
+        let mut state = self.0.lock();
         let counts = state.counts;
         std::mem::replace(&mut state.last, Window::new()).report(counts)
     }
 
     /// Returns the statistics since the start.
     pub fn whole(&self) -> StatsReport {
-        let state = self.state();
+        let state = self.0.lock();
         state.whole.report(state.counts)
     }
 }

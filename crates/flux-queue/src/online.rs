@@ -5,7 +5,7 @@
 //! that publishes. Both reconnect when they end. A probe is published every few seconds, so that a blocked broker is
 //! noticed before a client waits for it.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use flux::{Error, Result};
@@ -13,6 +13,7 @@ use futures_util::StreamExt;
 use lapin::BasicProperties;
 use lapin::message::Delivery;
 use lapin::types::FieldTable;
+use parking_lot::Mutex;
 use serde::Deserialize;
 use tokio::sync::Notify;
 
@@ -89,7 +90,7 @@ impl Online {
     }
 
     fn change<T>(&self, change: impl FnOnce(&mut State) -> T) -> T {
-        change(&mut self.state.lock().unwrap_or_else(PoisonError::into_inner))
+        change(&mut self.state.lock())
     }
 
     /// Returns `true` if the broker accepts messages and events are received.

@@ -49,17 +49,17 @@ unsafe impl GlobalAlloc for OrExit {
 /// Makes glibc keep the memory of a freed tensor for the next one. Otherwise the system clears new pages for each
 /// operation on the CPU: a fifth of the time of a small image.
 pub fn keep_tensors() {
-    #[cfg(all(target_os = "linux", target_env = "gnu"))]
+    #[cfg(target_env = "gnu")]
     set(&[(libc::M_MMAP_THRESHOLD, 32 << 20), (libc::M_TRIM_THRESHOLD, 128 << 20)]);
 }
 
 /// Makes glibc use few arenas, and return large allocations to the system when they are freed.
 pub fn keep_little() {
-    #[cfg(all(target_os = "linux", target_env = "gnu"))]
+    #[cfg(target_env = "gnu")]
     set(&[(libc::M_ARENA_MAX, 2), (libc::M_MMAP_THRESHOLD, 1 << 20), (libc::M_TRIM_THRESHOLD, 1 << 20)]);
 }
 
-#[cfg(all(target_os = "linux", target_env = "gnu"))]
+#[cfg(target_env = "gnu")]
 fn set(parameters: &[(libc::c_int, libc::c_int)]) {
     for &(parameter, value) in parameters {
         // SAFETY: sets a number of the allocator, under its own lock. If it refuses a value, the old one stays.
@@ -69,7 +69,7 @@ fn set(parameters: &[(libc::c_int, libc::c_int)]) {
 
 /// Returns free memory to the system.
 pub fn trim() {
-    #[cfg(all(target_os = "linux", target_env = "gnu"))]
+    #[cfg(target_env = "gnu")]
     // SAFETY: only frees unused pages.
     unsafe {
         libc::malloc_trim(0);
@@ -109,7 +109,6 @@ const LEAST: usize = 1 << 20;
 /// Makes an abort for lack of memory end the program like a failed allocation. The standard library allocates thread
 /// handles without this allocator, the C library its list of thread destructors, and both abort.
 pub fn explain_aborts() {
-    #[cfg(unix)]
     // SAFETY: the handler has the right signature, and calls nothing that allocates or takes a lock.
     unsafe {
         libc::signal(libc::SIGABRT, aborted as *const () as libc::sighandler_t);
@@ -117,7 +116,6 @@ pub fn explain_aborts() {
 }
 
 /// Returns if the abort has another cause; the system then ends the program as if there were no handler.
-#[cfg(unix)]
 extern "C" fn aborted(_signal: libc::c_int) {
     if EXITING.load(Ordering::Relaxed) {
         claim_exit();
@@ -127,7 +125,6 @@ extern "C" fn aborted(_signal: libc::c_int) {
 
 /// Ends the program if the system has no memory for it: the failure of the caller then has this cause.
 pub fn exit_if_out_of_memory() {
-    #[cfg(unix)]
     // SAFETY: an anonymous map, which nothing uses.
     unsafe {
         let access = libc::PROT_READ | libc::PROT_WRITE;
@@ -161,7 +158,7 @@ fn exit(bytes: usize) -> ! {
     }
 }
 
-#[cfg(all(test, target_os = "linux"))]
+#[cfg(test)]
 mod tests {
     #[global_allocator]
     static ALLOCATOR: super::OrExit = super::OrExit;

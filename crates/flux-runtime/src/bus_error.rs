@@ -1,59 +1,55 @@
 //! SIGBUS: a mapped file was cut off, or its disk failed, while the program was reading the file.
 
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use flux_files::partial;
+
 /// Makes the program end with a message and exit code 1 on SIGBUS, in place of a bare "Bus error", and leave no partial
 /// file. The program does this, not the library, because a process has one handler.
 ///
 /// This replaces the handler of Rust's runtime, which detects stack overflows. On Linux they raise SIGSEGV.
 #[allow(unsafe_code)]
 pub fn explain() {
-    #[cfg(target_os = "linux")]
     // SAFETY: `sigaction` is plain data, for which zeros are valid. The handler has the signature that SA_SIGINFO
     // requires, and only calls functions that are safe in a handler. A failure leaves the old handler.
     unsafe {
         let mut action: libc::sigaction = std::mem::zeroed();
-        action.sa_sigaction = linux::handle as *const () as usize;
+        action.sa_sigaction = handle as *const () as usize;
         action.sa_flags = libc::SA_SIGINFO | libc::SA_ONSTACK;
         libc::sigaction(libc::SIGBUS, &action, std::ptr::null_mut());
     }
 }
 
-#[cfg(target_os = "linux")]
-mod linux {
-    use std::sync::atomic::{AtomicBool, Ordering};
-
-    use flux_files::partial;
-
-    const MESSAGE: &[u8] = b"error: a model file was truncated, or could not be read, while it was in use\n  \
+const MESSAGE: &[u8] = b"error: a model file was truncated, or could not be read, while it was in use\n  \
 hint: do not change model files while images are generated; if they were not changed, check their disk\n";
-    static TOLD: AtomicBool = AtomicBool::new(false);
+static TOLD: AtomicBool = AtomicBool::new(false);
 
-    /// Handles the signal. Allocates nothing and takes no lock, because the thread may hold any.
-    #[allow(unsafe_code)]
-    pub extern "C" fn handle(_signal: libc::c_int, info: *mut libc::siginfo_t, _context: *mut libc::c_void) {
-        // SAFETY: the system passes a valid `info`; all functions are async-signal-safe; MESSAGE is
-        // static; a path ends with a zero.
-        unsafe {
-            if (*info).si_code != libc::BUS_ADRERR {
-                // Another process sent the signal, or it has another cause: it ends the program as if there were no
-                // handler.
-                libc::signal(libc::SIGBUS, libc::SIG_DFL);
-                libc::raise(libc::SIGBUS);
-                return;
-            }
-            // Many threads read at once, and one message is enough.
-            while TOLD.swap(true, Ordering::Relaxed) {
-                libc::pause();
-            }
-            partial::for_each_path(|path| {
-                libc::unlink(path.as_ptr().cast());
-            });
-            libc::write(libc::STDERR_FILENO, MESSAGE.as_ptr().cast(), MESSAGE.len());
-            libc::_exit(1);
+/// Handles the signal. Allocates nothing and takes no lock, because the thread may hold any.
+#[allow(unsafe_code)]
+extern "C" fn handle(_signal: libc::c_int, info: *mut libc::siginfo_t, _context: *mut libc::c_void) {
+    // SAFETY: the system passes a valid `info`; all functions are async-signal-safe; MESSAGE is
+    // static; a path ends with a zero.
+    unsafe {
+        if (*info).si_code != libc::BUS_ADRERR {
+            // Another process sent the signal, or it has another cause: it ends the program as if there were no
+            // handler.
+            libc::signal(libc::SIGBUS, libc::SIG_DFL);
+            libc::raise(libc::SIGBUS);
+            return;
         }
+        // Many threads read at once, and one message is enough.
+        while TOLD.swap(true, Ordering::Relaxed) {
+            libc::pause();
+        }
+        partial::for_each_path(|path| {
+            libc::unlink(path.as_ptr().cast());
+        });
+        libc::write(libc::STDERR_FILENO, MESSAGE.as_ptr().cast(), MESSAGE.len());
+        libc::_exit(1);
     }
 }
 
-#[cfg(all(test, target_os = "linux"))]
+#[cfg(test)]
 mod tests {
     use std::env;
     use std::fs::{self, File};

@@ -3,11 +3,11 @@
 use std::backtrace::{Backtrace, BacktraceStatus};
 use std::panic::{AssertUnwindSafe, PanicHookInfo, catch_unwind, set_hook};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use flux_base::Error;
 use flux_base::guard::is_guarded;
+use parking_lot::Mutex;
 
 use crate::allocator;
 use crate::progress::say;
@@ -67,7 +67,7 @@ fn report(info: &PanicHookInfo<'_>) {
     PANICKED.store(true, Ordering::Relaxed);
     // The standard library panics if a new thread gets no memory for its alternate signal stack.
     allocator::exit_if_out_of_memory();
-    let Some(left_out) = REPORTS.lock().unwrap_or_else(PoisonError::into_inner).count(Instant::now()) else { return };
+    let Some(left_out) = REPORTS.lock().count(Instant::now()) else { return };
     if left_out > 0 {
         say(&format!("error: internal: {left_out} more panics were not reported"));
     }

@@ -79,10 +79,7 @@ pub fn with_stack<T: Send>(work: impl FnOnce() -> T + Send) -> Result<T> {
 
 /// Returns the limit on the stack of the first thread, in bytes; `None` without a limit.
 fn stack_limit() -> Option<u64> {
-    #[cfg(unix)]
-    return rustix::process::getrlimit(rustix::process::Resource::Stack).current;
-    #[cfg(not(unix))]
-    None
+    rustix::process::getrlimit(rustix::process::Resource::Stack).current
 }
 
 /// Returns the number of threads, at most `wanted`, that the system can start besides the running ones.

@@ -16,7 +16,7 @@ mod system;
 
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use flux::engine::{EmbeddedFiles, Recipe, Upsampled};
@@ -25,6 +25,7 @@ use flux::files::digest::sha256;
 use flux::model::ModelInfo;
 use flux::stage::CancelFlag;
 use lru::LruCache;
+use parking_lot::Mutex;
 use serde_json::{Map, Value};
 
 use self::cache::Cache;
@@ -143,10 +144,10 @@ impl Upsampler {
         let model = self.model(cancel)?;
         let key = request.key(&model, &self.config.extra);
         let slot = {
-            let mut answers = self.answers.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut answers = self.answers.lock();
             Arc::clone(answers.get_or_insert(key.clone(), Slot::default))
         };
-        let mut answer = slot.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut answer = slot.lock();
         cancel.check()?;
         if let Some(prompt) = answer.clone().or_else(|| self.cache.as_ref()?.get(&key)) {
             return Ok((answer.insert(prompt).clone(), model));
@@ -168,7 +169,7 @@ impl Upsampler {
         if let Some(model) = &self.config.model {
             return Ok(model.clone());
         }
-        let mut known = self.model.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut known = self.model.lock();
         if let Some(model) = &*known {
             return Ok(model.clone());
         }

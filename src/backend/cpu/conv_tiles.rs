@@ -399,42 +399,4 @@ mod tests {
             assert_eq!(off > 1e-5, tiles::bf16().is_some(), "{op}: only bfloat16 must round: {off:e}");
         }
     }
-
-    /// Returns the shortest of some runs, in seconds.
-    fn best(mut run: impl FnMut()) -> f64 {
-        let time = |_| {
-            let start = std::time::Instant::now();
-            run();
-            start.elapsed().as_secs_f64()
-        };
-        (0..20).map(time).fold(f64::INFINITY, f64::min)
-    }
-
-    #[test]
-    #[ignore = "measures"]
-    fn bench_what_is_not_multiplication() {
-        for (side, channels) in [(32, 512), (64, 512), (128, 512), (128, 256), (256, 256), (256, 128)] {
-            let x = noise(1, side * side * channels);
-            let rows = Rows { data: &x, rows: side * side, cols: channels, stride: channels };
-            let seconds =
-                best(|| Image::new(EMULATED, Conv::same(side, side, 3), channels, 1).bands(rows, |_, _, _, _| ()));
-            println!(
-                "round {side} x {side} x {channels}: {:.2} ms, {:.2} values/ns",
-                1e3 * seconds,
-                x.len() as f64 / seconds / 1e9
-            );
-        }
-        for channels in [128, 256, 512] {
-            let values = noise(2, channels * channels * 9);
-            let weight = weight(&values, channels, channels, 3);
-            let seconds = best(|| drop(pack_weight(&weight.view, &seen(3))));
-            println!(
-                "weight {channels} -> {channels}: {:.2} ms, {:.2} values/ns",
-                1e3 * seconds,
-                values.len() as f64 / seconds / 1e9
-            );
-            let seconds = best(|| drop(pack_weight(&weight.view, &seen_doubled(1, 0))));
-            println!("a quarter of the weight {channels} -> {channels}, upsampled: {:.2} ms", 1e3 * seconds);
-        }
-    }
 }

@@ -277,34 +277,12 @@ impl Device for Cpu {
 }
 
 impl Group for Cpu {
-    fn rank(&self) -> usize {
-        self.member.as_ref().map_or(0, |member| member.rank())
-    }
-
-    fn world(&self) -> usize {
-        self.member.as_ref().map_or(1, |member| member.world())
+    fn member(&self) -> Option<&Member> {
+        self.member.as_deref()
     }
 
     fn exchange(&self, op: &'static str, sent: Vec<Vec<Tensor<Self>>>) -> Result<Vec<Vec<Tensor<Self>>>> {
         self.exchange_views(op, sent)
-    }
-
-    fn gather_host<T: Clone + Send + 'static>(&self, what: &'static str, value: T) -> Result<Vec<T>> {
-        match &self.member {
-            Some(member) => member.exchange_patiently(what, vec![value; member.world()]),
-            None => Ok(vec![value]),
-        }
-    }
-
-    fn gather_soon(&self, what: &'static str, value: u64) -> Result<Vec<u64>> {
-        match &self.member {
-            Some(member) => member.exchange(what, vec![value; member.world()]),
-            None => Ok(vec![value]),
-        }
-    }
-
-    fn abort_collectives(&self, cause: &Error) {
-        self.member.iter().for_each(|member| member.abort(cause));
     }
 
     fn restore_collectives(&self) -> Result<()> {

@@ -3,7 +3,8 @@
 
 use std::mem;
 use std::ops::Deref;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use parking_lot::Mutex;
 
 use crate::memory::expect_or_unwind;
 
@@ -54,14 +55,9 @@ fn bytes(values: &Vec<f32>) -> usize {
 }
 
 impl Pool {
-    fn spare(&self) -> MutexGuard<'_, Vec<Vec<f32>>> {
-        // A panic cannot leave a vector half moved, so a poisoned lock is usable.
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     fn values(&self, count: usize) -> Vec<f32> {
         let found = {
-            let mut spare = self.spare();
+            let mut spare = self.0.lock();
             let fits = |values: &Vec<f32>| (count..=2 * count).contains(&values.capacity());
             let best = (0..spare.len()).filter(|&i| fits(&spare[i])).min_by_key(|&i| spare[i].capacity());
             best.filter(|_| count * size_of::<f32>() >= MIN_BYTES).map(|i| spare.remove(i))
@@ -80,14 +76,14 @@ impl Pool {
     }
 
     fn pooled_bytes(&self) -> usize {
-        self.spare().iter().map(bytes).sum()
+        self.0.lock().iter().map(bytes).sum()
     }
 
     fn give(&self, values: Vec<f32>) {
         if bytes(&values) < MIN_BYTES || bytes(&values) > MAX_BYTES {
             return;
         }
-        let mut spare = self.spare();
+        let mut spare = self.0.lock();
         spare.push(values);
         let mut pooled: usize = spare.iter().map(bytes).sum();
         while pooled > MAX_BYTES {
@@ -137,13 +133,13 @@ mod tests {
         let pool = pool();
         pool.give(vec![1.0; 1000]);
         pool.give(Vec::with_capacity(MAX_BYTES / size_of::<f32>() + 1));
-        assert!(pool.spare().is_empty(), "small and oversized buffers are not pooled");
+        assert!(pool.0.lock().is_empty(), "small and oversized buffers are not pooled");
         let third = MAX_BYTES / size_of::<f32>() / 3;
         for more in 1..=4 {
             pool.give(Vec::with_capacity(third + more));
         }
         assert_eq!(
-            pool.spare().iter().map(Vec::capacity).collect::<Vec<_>>(),
+            pool.0.lock().iter().map(Vec::capacity).collect::<Vec<_>>(),
             [third + 3, third + 4],
             "the latest buffers are kept"
         );
@@ -155,8 +151,8 @@ mod tests {
         let pool = pool();
         pool.give(Vec::with_capacity((9 << 20) + 1));
         assert_eq!(pool.values(4 << 20).len(), 4 << 20);
-        assert_eq!(pool.spare().len(), 1, "more than twice the requested size");
+        assert_eq!(pool.0.lock().len(), 1, "more than twice the requested size");
         assert_eq!(pool.values(5 << 20).len(), 5 << 20);
-        assert!(pool.spare().is_empty());
+        assert!(pool.0.lock().is_empty());
     }
 }

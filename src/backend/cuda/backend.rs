@@ -1,6 +1,6 @@
 //! [`Backend`](crate::backend::Backend) on the GPU: every op calls the launcher of its name.
 
-use std::sync::{Arc, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use super::buffer::BufferKind;
@@ -12,11 +12,12 @@ use super::{
     AttentionPrecision, BlockStream, Buffer, ChannelStatistics, ConvWeight, Cuda, Event, Graph, Precision, Uploads,
     Weight, kernels, resident,
 };
+use crate::backend::member::Member;
 use crate::backend::{
     AccessFrequency, Bands, Costs, Device, Group, Memory, Ops, Participants, Remark, Reservations, Stats, Storage,
     WeightStore, expect_rgb8, wrong_length,
 };
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::files::TensorView;
 use crate::nn::{Linear, LowRank, Operand};
 use crate::ops::{
@@ -78,12 +79,12 @@ impl Memory for Cuda {
             AttentionPrecision::Fp8 => ", attention in fp8",
             AttentionPrecision::Int8 => ", attention in int8",
         };
-        let rank = self.group_rank().map_or(String::new(), |rank| format!(" {:?}", rank.member()));
+        let rank = self.group_rank().map_or(String::new(), |rank| format!(" {:?}", rank.member));
         format!("{}{rank} (CUDA, {capability}, {products}{attention})", self.device().name())
     }
 
     fn available_bytes(&self) -> u64 {
-        self.device().budget().available()
+        self.device().budget.available()
     }
 
     fn device_bytes(&self) -> u64 {
@@ -140,7 +141,7 @@ impl Device for Cuda {
     type Graph = Graph;
 
     fn stats(&self) -> Stats {
-        let (budget, counters) = (self.device().budget(), self.device().counters());
+        let (budget, counters) = (&self.device().budget, &self.device().counters);
         Stats {
             memory_bytes: budget.used(),
             peak_memory_bytes: budget.peak(),
@@ -173,11 +174,11 @@ impl Device for Cuda {
     }
 
     fn host_bytes(&self) -> u64 {
-        self.device().host_blocks().bytes()
+        self.device().host_blocks.lock().bytes()
     }
 
     fn event(&self) -> Result<Event> {
-        Event::new(self.device(), self.device().stream())
+        Event::new(self.device(), self.device().stream)
     }
 
     fn is_done(&self, event: &Event) -> Result<bool> {
@@ -185,7 +186,7 @@ impl Device for Cuda {
     }
 
     fn wait(&self, event: &Event) -> Result<()> {
-        self.device().counters().waits.add(1);
+        self.device().counters.waits.add(1);
         event.wait()?;
         self.check_group("wait")
     }
@@ -207,11 +208,11 @@ impl Device for Cuda {
     fn remarks(&self) -> Vec<Remark> {
         let copied = self.0.uploader.copied().map(Remark::Detail);
         let slow_uploads = self.0.uploader.registered().remark().map(Remark::Detail);
-        let uncaptured = self.0.uncaptured.lock().unwrap_or_else(PoisonError::into_inner).clone().map(Remark::Warning);
+        let uncaptured = self.0.uncaptured.lock().clone().map(Remark::Warning);
         let slow_host = self.0.uploader.slow_host().map(Remark::Warning);
         let saturation = self.saturation().unwrap_or_else(|error| Some(error.what().to_string())).map(Remark::Warning);
         let note = self.note().map(Remark::Detail);
-        let first = self.group_rank().filter(|rank| rank.member().rank() == 0);
+        let first = self.group_rank().filter(|rank| rank.member.rank() == 0);
         let slow_link = first.and_then(|rank| rank.note()).map(Remark::Warning);
         [copied, slow_uploads, slow_host, slow_link, saturation, note, uncaptured].into_iter().flatten().collect()
     }
@@ -233,34 +234,12 @@ impl Device for Cuda {
 }
 
 impl Group for Cuda {
-    fn rank(&self) -> usize {
-        self.group_rank().map_or(0, |rank| rank.member().rank())
-    }
-
-    fn world(&self) -> usize {
-        self.group_rank().map_or(1, |rank| rank.member().world())
+    fn member(&self) -> Option<&Member> {
+        self.group_rank().map(|rank| &rank.member)
     }
 
     fn exchange(&self, op: &'static str, sent: Vec<Vec<Tensor<Self>>>) -> Result<Vec<Vec<Tensor<Self>>>> {
         if self.world() == 1 { Ok(sent) } else { self.exchange_op(op, &sent) }
-    }
-
-    fn gather_host<T: Clone + Send + 'static>(&self, what: &'static str, value: T) -> Result<Vec<T>> {
-        match self.group_rank() {
-            Some(rank) => rank.member().exchange_patiently(what, vec![value; self.world()]),
-            None => Ok(vec![value]),
-        }
-    }
-
-    fn gather_soon(&self, what: &'static str, value: u64) -> Result<Vec<u64>> {
-        match self.group_rank() {
-            Some(rank) => rank.member().exchange(what, vec![value; self.world()]),
-            None => Ok(vec![value]),
-        }
-    }
-
-    fn abort_collectives(&self, cause: &Error) {
-        self.group_rank().iter().for_each(|rank| rank.member().abort(cause));
     }
 
     fn restore_collectives(&self) -> Result<()> {

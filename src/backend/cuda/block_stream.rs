@@ -8,7 +8,9 @@
 //! the work of the block before.
 //! work with the block before.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
+
+use parking_lot::Mutex;
 
 use super::Cuda;
 use super::buffer::{Buffer, BufferKind};
@@ -52,12 +54,6 @@ struct Block {
     bytes: u64,
 }
 
-impl BlockStream {
-    fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
 impl Block {
     /// Appends weights. Returns their offsets in the slab: one each, or one in total if they are columns of one matrix.
     fn push(&mut self, sources: Vec<UploadSource>) -> Vec<u64> {
@@ -96,7 +92,7 @@ impl Cuda {
             }
         };
         let weights: Vec<_> = sources.iter().map(weight).collect();
-        let mut state = stream.state();
+        let mut state = stream.state.lock();
         if state.blocks.len() <= turn {
             state.blocks.resize_with(turn + 1, Block::default);
         }
@@ -106,13 +102,13 @@ impl Cuda {
 
     /// See [`crate::backend::WeightStore::allocate_stream`].
     pub(super) fn allocate_stream_op(&self, stream: &BlockStream, passes: AccessFrequency) -> Result<()> {
-        let mut state = stream.state();
+        let mut state = stream.state.lock();
         let bytes = slab_bytes(state.blocks.iter().map(|block| block.bytes));
         let device = self.device();
         let slab = |bytes: u64| match usize::try_from(bytes) {
             Ok(0) => Ok(None),
-            Ok(bytes) => Buffer::for_weights(device, device.block_stream(), BufferKind::Byte, bytes).map(Some),
-            Err(_) => Err(device.budget().full(bytes)),
+            Ok(bytes) => Buffer::for_weights(device, device.block_stream, BufferKind::Byte, bytes).map(Some),
+            Err(_) => Err(device.budget.full(bytes)),
         };
         let slabs = bytes.into_iter().map(slab).collect::<Result<Vec<_>>>()?;
         let slabs = slabs.try_into().unwrap_or_else(|_| unreachable!("one buffer per slab"));
@@ -129,8 +125,8 @@ impl Cuda {
 
     /// See [`crate::backend::WeightStore::enter_block`].
     pub(super) fn enter_block_op(&self, stream: &BlockStream, turn: usize) -> Result<()> {
-        let (device, copies) = (self.device(), self.device().block_stream());
-        let (mut state, slab) = (stream.state(), slab_of(turn));
+        let (device, copies) = (self.device(), self.device().block_stream);
+        let (mut state, slab) = (stream.state.lock(), slab_of(turn));
         let State { turns, blocks, scratch, read, written, .. } = &mut *state;
         if turns.needs_filling(turn) {
             let address = stream.slabs.address(slab);
@@ -146,13 +142,13 @@ impl Cuda {
             mark(device, &mut written[slab], copies)?;
             turns.filled(turn);
         }
-        written[slab].as_ref().map_or(Ok(()), |written| written.make_wait(device.stream()))
+        written[slab].as_ref().map_or(Ok(()), |written| written.make_wait(device.stream))
     }
 
     /// See [`crate::backend::WeightStore::leave_block`].
     pub(super) fn leave_block_op(&self, stream: &BlockStream, turn: usize) -> Result<()> {
         let device = self.device();
-        mark(device, &mut stream.state().read[slab_of(turn)], device.stream())
+        mark(device, &mut stream.state.lock().read[slab_of(turn)], device.stream)
     }
 }
 

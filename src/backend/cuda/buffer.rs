@@ -107,28 +107,28 @@ impl Buffer {
     pub fn new(device: &Arc<Device>, kind: BufferKind, len: usize) -> Result<Self> {
         let bytes = bytes_of(device, kind, len)?;
         // Outside the match, which would hold the lock.
-        let place = device.arena().request(bytes)?;
+        let place = device.arena.lock().request(bytes)?;
         let (address, source) = match place {
-            ArenaPlace::Elsewhere => (allocate(device, device.stream(), Use::Work, bytes)?, Source::Driver),
+            ArenaPlace::Elsewhere => (allocate(device, device.stream, Use::Work, bytes)?, Source::Driver),
             ArenaPlace::Block(block, address) => (address, Source::Arena(block)),
             ArenaPlace::New(whole) => {
-                let address = allocate(device, device.stream(), Use::Work, whole)?;
-                (address, Source::Arena(device.arena().add(address, whole)))
+                let address = allocate(device, device.stream, Use::Work, whole)?;
+                (address, Source::Arena(device.arena.lock().add(address, whole)))
             }
         };
-        Ok(Self::at(device, device.stream(), address, bytes, kind, source))
+        Ok(Self::at(device, device.stream, address, bytes, kind, source))
     }
 
     /// Allocates `len` uninitialized values in host memory, which work on the compute stream may use.
     pub fn on_host(device: &Arc<Device>, kind: BufferKind, len: usize) -> Result<Self> {
         let bytes = bytes_of(device, kind, len)?;
         // Outside the match, which would hold the lock.
-        let reused = device.host_blocks().request(bytes);
+        let reused = device.host_blocks.lock().request(bytes);
         let address = match reused {
             Some(address) => address,
             None => allocate_on_host(device, bytes)?,
         };
-        Ok(Self::at(device, device.stream(), address, bytes, kind, Source::Host))
+        Ok(Self::at(device, device.stream, address, bytes, kind, Source::Host))
     }
 
     /// Allocates memory for first use on `stream`. The compute stream has to wait for that use.
@@ -228,11 +228,11 @@ impl Drop for Buffer {
         match self.source {
             Source::Driver => free(&self.device, self.stream, self.address, self.bytes),
             Source::Arena(block) => {
-                let gone = self.device.arena().release(block);
+                let gone = self.device.arena.lock().release(block);
                 gone.into_iter().for_each(|(address, bytes)| free(&self.device, self.stream, address, bytes));
             }
             Source::Host => {
-                let gone = self.device.host_blocks().release(self.address);
+                let gone = self.device.host_blocks.lock().release(self.address);
                 // A failure here repeats an earlier one.
                 let _ = free_on_host(&self.device, gone);
             }
@@ -243,31 +243,31 @@ impl Drop for Buffer {
 impl Device {
     /// Releases a share of the arena, and with the last share the arena's memory.
     pub fn leave_arena(self: &Arc<Self>) {
-        let gone = self.arena().leave();
-        gone.into_iter().for_each(|(address, bytes)| free(self, self.stream(), address, bytes));
+        let gone = self.arena.lock().leave();
+        gone.into_iter().for_each(|(address, bytes)| free(self, self.stream, address, bytes));
     }
 }
 
 /// Returns the bytes of `len` values, at least 1: the driver refuses zero bytes, and tensors without rows exist.
 fn bytes_of(device: &Device, kind: BufferKind, len: usize) -> Result<usize> {
-    len.checked_mul(kind.size()).map(|bytes| bytes.max(1)).ok_or_else(|| device.budget().full(u64::MAX))
+    len.checked_mul(kind.size()).map(|bytes| bytes.max(1)).ok_or_else(|| device.budget.full(u64::MAX))
 }
 
 /// Allocates counted memory for first use on `stream`.
 fn allocate(device: &Device, stream: Stream, purpose: Use, bytes: usize) -> Result<sys::CUdeviceptr> {
-    if !device.budget().reserve(bytes as u64) {
-        return Err(device.budget().full(bytes as u64));
+    if !device.budget.reserve(bytes as u64) {
+        return Err(device.budget.full(bytes as u64));
     }
-    let address = device.allocate(stream, purpose, bytes).inspect_err(|_| device.budget().release(bytes as u64))?;
-    device.counters().allocations.add(1);
+    let address = device.allocate(stream, purpose, bytes).inspect_err(|_| device.budget.release(bytes as u64))?;
+    device.counters.allocations.add(1);
     Ok(address)
 }
 
 /// Frees memory that [`allocate`] returned for `stream`, behind all work enqueued so far on the compute stream and on
 /// `stream`.
 fn free(device: &Arc<Device>, stream: Stream, address: sys::CUdeviceptr, bytes: usize) {
-    device.budget().release(bytes as u64);
-    let compute = device.stream();
+    device.budget.release(bytes as u64);
+    let compute = device.stream;
     let Ok(_submission) = device.submit(compute) else { return };
     if stream != compute && Event::new(device, compute).and_then(|event| event.make_wait(stream)).is_err() {
         return; // a leak does less harm than memory that is reused too early
@@ -275,7 +275,11 @@ fn free(device: &Arc<Device>, stream: Stream, address: sys::CUdeviceptr, bytes: 
     // SAFETY: `address` came from `allocate` and is freed once. Tensors that view it hold the buffer, so no work that
     // uses it is enqueued later; work enqueued before is ordered before the free (`free_sync` waits for it).
     let freed = unsafe {
-        if device.pools().is_some() { result::free_async(address, stream.raw()) } else { result::free_sync(address) }
+        if device.pools.as_ref().is_some() {
+            result::free_async(address, stream.raw())
+        } else {
+            result::free_sync(address)
+        }
     };
     // A failure here repeats an earlier one of the same context, which its caller has reported.
     let _ = freed;
@@ -283,7 +287,7 @@ fn free(device: &Arc<Device>, stream: Stream, address: sys::CUdeviceptr, bytes: 
 
 /// Allocates a block of pinned host memory, in place of those that are free.
 fn allocate_on_host(device: &Arc<Device>, bytes: usize) -> Result<u64> {
-    let free = device.host_blocks().take_free();
+    let free = device.host_blocks.lock().take_free();
     free_on_host(device, free)?;
     let _reservation = memory::reserve(bytes)?;
     device.make_current()?;
@@ -292,7 +296,7 @@ fn allocate_on_host(device: &Arc<Device>, bytes: usize) -> Result<u64> {
     let host = unsafe { result::malloc_host(bytes, flags) }.map_err(|e| failed("cannot pin host memory", e))?;
     // Host and device share one address space in every 64-bit program.
     let address = host as u64;
-    device.host_blocks().add(address, bytes);
+    device.host_blocks.lock().add(address, bytes);
     Ok(address)
 }
 
@@ -302,7 +306,7 @@ fn free_on_host(device: &Arc<Device>, addresses: Vec<u64>) -> Result<()> {
     if addresses.is_empty() {
         return Ok(());
     }
-    Event::new(device, device.stream())?.wait()?;
+    Event::new(device, device.stream)?.wait()?;
     let _outside = outside_captures();
     let free = |address: u64| {
         // SAFETY: allocated by `allocate_on_host` and freed once. No work uses it: tensors that view it hold the
@@ -317,10 +321,10 @@ impl Device {
     fn allocate(&self, stream: Stream, purpose: Use, bytes: usize) -> Result<sys::CUdeviceptr> {
         let submission = self.submit(stream)?;
         let full = |e: DriverError| match e.0 {
-            sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY => self.budget().full(bytes as u64),
+            sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY => self.budget.full(bytes as u64),
             _ => failed("cannot allocate GPU memory", e),
         };
-        let Some(pools) = self.pools() else {
+        let Some(pools) = self.pools.as_ref() else {
             // SAFETY: `submit` made the context current.
             return unsafe { result::malloc_sync(bytes) }.map_err(full);
         };
@@ -329,7 +333,7 @@ impl Device {
         // used by work on that stream, or behind an event on it.
         let allocate = || unsafe { result::mem_pool::alloc_async(pool, bytes, stream.raw()) };
         match allocate() {
-            Ok(address) if pools.bytes()? <= self.budget().cap_of_pool() => return Ok(address),
+            Ok(address) if pools.bytes()? <= self.budget.cap_of_pool() => return Ok(address),
             Ok(address) => {
                 // SAFETY: allocated above on this stream, and not used yet.
                 unsafe { result::free_async(address, stream.raw()) }.map_err(full)?;
@@ -342,32 +346,32 @@ impl Device {
         self.trim(pools)?;
         let submission = self.submit(stream)?;
         let address = allocate().map_err(full)?;
-        if pools.bytes()? > self.budget().cap_of_pool() {
+        if pools.bytes()? > self.budget.cap_of_pool() {
             // SAFETY: as above.
             unsafe { result::free_async(address, stream.raw()) }.map_err(full)?;
             drop(submission);
             self.trim(pools)?;
-            return Err(self.budget().full(bytes as u64));
+            return Err(self.budget.full(bytes as u64));
         }
         Ok(address)
     }
 
     /// Returns the bytes that the driver holds for tensors and graphs, in use or not.
     pub fn reserved_bytes(&self) -> Result<u64> {
-        let of_pool = self.pools().map_or(Ok(self.budget().used() - self.budget().outside()), Pools::bytes)?;
-        Ok(of_pool + self.budget().outside())
+        let of_pool = self.pools.as_ref().map_or(Ok(self.budget.used() - self.budget.outside()), Pools::bytes)?;
+        Ok(of_pool + self.budget.outside())
     }
 
     /// Returns the bytes of GPU memory that are free or in the pools: memory taken outside the pools lowers it.
     pub fn free_or_pooled_bytes(&self) -> Result<u64> {
         let (free, _) = result::mem_get_info().map_err(|e| failed("cannot query GPU memory", e))?;
-        Ok(free as u64 + self.pools().map_or(Ok(0), Pools::bytes)?)
+        Ok(free as u64 + self.pools.as_ref().map_or(Ok(0), Pools::bytes)?)
     }
 
     /// Waits for all work, and returns unused memory of the pools to the system.
     fn trim(&self, pools: &Pools) -> Result<()> {
         self.between_captures(|| {
-            for stream in [self.stream(), self.upload_stream(), self.block_stream()] {
+            for stream in [self.stream, self.upload_stream, self.block_stream] {
                 // SAFETY: the streams live as long as the device.
                 unsafe { result::stream::synchronize(stream.raw()) }.map_err(|e| failed("GPU work failed", e))?;
             }

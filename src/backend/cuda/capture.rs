@@ -28,18 +28,18 @@ impl Device {
     ///
     /// Take it before any other lock of this backend that another thread may need while it captures.
     pub fn submit(&self, stream: Stream) -> Result<Submission<'_>> {
-        let order = (stream == self.stream()).then(|| self.submission.lock());
+        let order = (stream == self.stream).then(|| self.submission.lock());
         self.make_current()?;
         Ok(Submission { _order: order })
     }
 
     /// Starts a capture: until it ends, the compute stream records this thread's work instead of running it.
     pub fn begin_capture(&self) -> Result<Capture<'_>> {
-        let submission = self.submit(self.stream())?;
+        let submission = self.submit(self.stream)?;
         let captures = while_capturing();
         let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
         // SAFETY: the stream lives as long as the device. No other thread enqueues on it while `submission` lives.
-        unsafe { result::stream::begin_capture(self.stream().raw(), mode) }
+        unsafe { result::stream::begin_capture(self.stream.raw(), mode) }
             .map_err(|e| failed("cannot capture GPU work", e))?;
         self.capturing.store(true, Ordering::Relaxed);
         Ok(Capture { device: Some(self), _captures: captures, _submission: submission })
@@ -50,7 +50,7 @@ impl Device {
     pub fn between_captures(&self, work: impl FnOnce() -> Result<()>) -> Result<()> {
         loop {
             {
-                let _submission = self.submit(self.stream())?;
+                let _submission = self.submit(self.stream)?;
                 if self.is_capturing() {
                     return Ok(());
                 }
@@ -85,7 +85,7 @@ impl Capture<'_> {
     fn stop(&mut self) -> Option<Result<Captured>> {
         let device = self.device.take()?;
         // SAFETY: the stream lives as long as the device; it stops capturing even if the capture was broken.
-        let graph = unsafe { result::stream::end_capture(device.stream().raw()) };
+        let graph = unsafe { result::stream::end_capture(device.stream.raw()) };
         device.capturing.store(false, Ordering::Relaxed);
         Some(graph.map(Captured).map_err(|e| failed("cannot capture GPU work", e)))
     }

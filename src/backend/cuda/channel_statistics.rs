@@ -10,7 +10,8 @@ use crate::error::Result;
 pub struct ChannelStatistics {
     /// [splits, channels] pairs, then \[splits\].
     buffer: Buffer,
-    splits: usize,
+    /// The number of splits of the rows.
+    pub splits: usize,
     channels: usize,
 }
 
@@ -18,11 +19,6 @@ impl ChannelStatistics {
     /// Allocates uninitialized statistics.
     pub fn new(cuda: &Cuda, splits: usize, channels: usize) -> Result<Self> {
         Ok(Self { buffer: Buffer::new(cuda.device(), BufferKind::F32, (2 * channels + 1) * splits)?, splits, channels })
-    }
-
-    /// Returns the number of splits of the rows.
-    pub fn splits(&self) -> usize {
-        self.splits
     }
 
     /// Returns the number of channels.

@@ -6,13 +6,13 @@
 
 use std::collections::HashMap;
 use std::ffi::CString;
+use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use cudarc::driver::result::stream::StreamKind;
 use cudarc::driver::result::{self, DriverError};
 use cudarc::driver::sys;
-use parking_lot::ReentrantMutex;
+use parking_lot::{Mutex, ReentrantMutex};
 
 use super::capability;
 use super::captures::outside_captures;
@@ -53,29 +53,38 @@ impl Function {
 
 /// A GPU and its loaded modules.
 pub struct Device {
-    context: sys::CUcontext,
-    device: sys::CUdevice,
-    stream: Stream,
-    side_stream: Stream,
-    upload_stream: Stream,
-    block_stream: Stream,
-    download_stream: Stream,
+    /// The driver's handle of the context.
+    pub context: sys::CUcontext,
+    /// The driver's handle of the GPU, which is its number.
+    pub handle: sys::CUdevice,
+    /// The compute stream.
+    pub stream: Stream,
+    /// The stream for work beside the compute stream; see [`super::fork`].
+    pub(super) side_stream: Stream,
+    /// The stream for weight uploads.
+    pub upload_stream: Stream,
+    /// The stream for uploads of streamed blocks.
+    pub block_stream: Stream,
+    /// The stream for downloads, which overlap compute.
+    pub download_stream: Stream,
     modules: Mutex<HashMap<&'static str, sys::CUmodule>>,
     functions: Mutex<HashMap<(&'static str, &'static str), Function>>,
-    budget: Budget,
-    arena: Mutex<Arena>,
-    host_blocks: Mutex<HostBlocks>,
+    /// The memory budget.
+    pub budget: Budget,
+    pub arena: Mutex<Arena>,
+    pub host_blocks: Mutex<HostBlocks>,
     /// Memory pools; `None` if the device has none. All GPUs since Pascal have pools, except some virtual ones.
-    pools: Option<Pools>,
+    pub pools: Option<Pools>,
     /// Held by a thread that enqueues on the compute stream; see [`capture`](super::capture).
     pub(super) submission: ReentrantMutex<()>,
     pub(super) capturing: AtomicBool,
-    counters: Counters,
+    pub counters: Counters,
     properties: Properties,
     /// The capability that selects kernels.
-    capability: (i32, i32),
+    pub capability: (i32, i32),
     element: Element,
-    driver: i32,
+    /// The newest CUDA version that the driver supports, as the driver counts: 13000 is 13.0.
+    pub driver: i32,
 }
 
 // SAFETY: the driver's handles are plain addresses that any thread may use once the context is current there, which
@@ -110,7 +119,7 @@ impl Device {
         let new_stream = || stream_of((least - 1).max(greatest));
         Ok(Arc::new(Self {
             context,
-            device,
+            handle: device,
             stream: new_stream()?,
             side_stream: stream_of(least)?,
             upload_stream: new_stream()?,
@@ -143,44 +152,9 @@ impl Device {
         Ok(())
     }
 
-    /// Returns the driver's handle of the context.
-    pub fn context(&self) -> sys::CUcontext {
-        self.context
-    }
-
-    /// Returns the driver's handle of the GPU, which is its number.
-    pub fn handle(&self) -> sys::CUdevice {
-        self.device
-    }
-
-    /// Returns the compute stream.
-    pub fn stream(&self) -> Stream {
-        self.stream
-    }
-
-    /// Returns the stream for work beside the compute stream; see [`super::fork`].
-    pub(super) fn side_stream(&self) -> Stream {
-        self.side_stream
-    }
-
-    /// Returns the stream for weight uploads.
-    pub fn upload_stream(&self) -> Stream {
-        self.upload_stream
-    }
-
-    /// Returns the stream for uploads of streamed blocks.
-    pub fn block_stream(&self) -> Stream {
-        self.block_stream
-    }
-
-    /// Returns the stream for downloads, which overlap compute.
-    pub fn download_stream(&self) -> Stream {
-        self.download_stream
-    }
-
     /// Returns the number of the GPU on this machine.
     pub fn ordinal(&self) -> usize {
-        self.device.unsigned_abs() as usize
+        self.handle.unsigned_abs() as usize
     }
 
     /// Returns the free bytes of the GPU's memory, for all processes; `None` if the driver doesn't report them.
@@ -189,37 +163,8 @@ impl Device {
         result::mem_get_info().ok().map(|(free, _)| free as u64)
     }
 
-    /// Returns the memory budget.
-    pub fn budget(&self) -> &Budget {
-        &self.budget
-    }
-
-    pub fn arena(&self) -> MutexGuard<'_, Arena> {
-        // Its methods never leave it inconsistent, so a poisoned lock is usable.
-        self.arena.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    pub fn host_blocks(&self) -> MutexGuard<'_, HostBlocks> {
-        // As above.
-        self.host_blocks.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Returns the driver's pools of this device's memory.
-    pub fn pools(&self) -> Option<&Pools> {
-        self.pools.as_ref()
-    }
-
-    pub fn counters(&self) -> &Counters {
-        &self.counters
-    }
-
     pub fn name(&self) -> &str {
         &self.properties.name
-    }
-
-    /// Returns the compute capability that selects kernels, such as (9, 0) for Hopper; see [`super::capability`].
-    pub fn capability(&self) -> (i32, i32) {
-        self.capability
     }
 
     /// Returns the capability for messages.
@@ -237,11 +182,6 @@ impl Device {
     /// Returns the number of streaming multiprocessors.
     pub fn multiprocessors(&self) -> usize {
         self.properties.multiprocessors
-    }
-
-    /// Returns the newest CUDA version that the driver supports, as the driver counts: 13000 is 13.0.
-    pub fn driver(&self) -> i32 {
-        self.driver
     }
 
     /// Returns `true` if it can copy from read-only host memory, such as mapped files.
@@ -266,7 +206,7 @@ impl Device {
     pub fn function(&self, file: &'static str, name: &'static str) -> Result<Function> {
         self.make_current()?;
         // A panic leaves only complete entries.
-        let functions = || self.functions.lock().unwrap_or_else(PoisonError::into_inner);
+        let functions = || self.functions.lock();
         let known = functions().get(&(file, name)).copied();
         if let Some(function) = known {
             return Ok(function);
@@ -284,7 +224,7 @@ impl Device {
     /// Returns the module of `cuda/<file>.cu`, loaded on first use.
     pub fn module(&self, file: &'static str) -> Result<sys::CUmodule> {
         self.make_current()?;
-        let mut modules = self.modules.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut modules = self.modules.lock();
         if let Some(module) = modules.get(file) {
             return Ok(*module);
         }
@@ -305,7 +245,7 @@ impl Device {
 
     /// Returns the loaded kernel files, sorted by name.
     pub fn loaded_modules(&self) -> Vec<(&'static str, sys::CUmodule)> {
-        let modules = self.modules.lock().unwrap_or_else(PoisonError::into_inner);
+        let modules = self.modules.lock();
         let mut loaded: Vec<_> = modules.iter().map(|(file, module)| (*file, *module)).collect();
         loaded.sort_unstable_by_key(|(file, _)| *file);
         loaded
@@ -339,7 +279,7 @@ impl Drop for Device {
         }
         // Unloading and returning memory wait for all work of the context.
         let _outside = outside_captures();
-        let modules = self.modules.get_mut().unwrap_or_else(PoisonError::into_inner);
+        let modules = self.modules.get_mut();
         // SAFETY: nothing else holds the device, so all handles are used here for the last time; the driver finishes
         // the work on a destroyed stream by itself. Errors have been reported to callers before.
         unsafe {
@@ -359,7 +299,7 @@ impl Drop for Device {
             if let Some(pools) = &self.pools {
                 pools.destroy();
             }
-            let _ = result::primary_ctx::release(self.device);
+            let _ = result::primary_ctx::release(self.handle);
         }
     }
 }

@@ -89,6 +89,6 @@ impl Drop for Event {
 impl Device {
     /// Makes the compute stream wait for all work on the upload stream so far; the host does not wait.
     pub fn join_uploads(self: &Arc<Self>) -> Result<()> {
-        Event::new(self, self.upload_stream())?.make_wait(self.stream())
+        Event::new(self, self.upload_stream)?.make_wait(self.stream)
     }
 }

@@ -43,8 +43,8 @@ impl Barrier {
             counters: rank.counters(),
             mailbox: rank.mailbox(),
             limit_ns: u64::try_from(rank.limit().as_nanos()).unwrap_or(u64::MAX),
-            rank: rank.member().rank() as i32,
-            world: rank.member().world() as i32,
+            rank: rank.member.rank() as i32,
+            world: rank.member.world() as i32,
             last: i32::from(last),
             count: count as i32,
         }
@@ -76,7 +76,7 @@ impl Cuda {
         place: impl FnOnce(&[Vec<RowChunk>]) -> Result<Placed<T>>,
     ) -> Result<T> {
         let rank = self.rank_of_group(op)?;
-        let own = |piece: RowChunk| piece.with_rank(rank.member().rank());
+        let own = |piece: RowChunk| piece.with_rank(rank.member.rank());
         let sent = sent.into_iter().map(|parcel| parcel.into_iter().map(own).collect()).collect();
         let made = match rank.host_link() {
             None => self.exchange_between_gpus(op, rank, sent, place),
@@ -84,7 +84,7 @@ impl Cuda {
         };
         let met = made.and_then(|made| rank.meet_behind(op).map(|()| made));
         // The other ranks are on their way to this exchange.
-        met.inspect_err(|cause| rank.member().abort(cause))
+        met.inspect_err(|cause| rank.member.abort(cause))
     }
 
     /// Ranks announce the pieces that they send, then the destinations of those that they receive, and each GPU writes
@@ -96,11 +96,11 @@ impl Cuda {
         sent: Vec<Vec<RowChunk>>,
         place: impl FnOnce(&[Vec<RowChunk>]) -> Result<Placed<T>>,
     ) -> Result<T> {
-        let given = rank.member().exchange(op, sent)?;
+        let given = rank.member.exchange(op, sent)?;
         let (made, copies) = place(&given)?;
-        let mut wanted = vec![Vec::new(); rank.member().world()];
+        let mut wanted = vec![Vec::new(); rank.member.world()];
         copies.into_iter().for_each(|copy| wanted[copy.rank()].push(copy));
-        let copies = not_empty(rank.member().exchange(op, wanted)?.concat());
+        let copies = not_empty(rank.member.exchange(op, wanted)?.concat());
         let launches = copies.len().div_ceil(COPIES).max(1);
         let launched = (0..launches).try_for_each(|launch| {
             let some = &copies[launch * COPIES..((launch + 1) * COPIES).min(copies.len())];

@@ -12,7 +12,7 @@
 use std::any::Any;
 use std::env;
 use std::ffi::OsStr;
-use std::sync::{Arc, PoisonError};
+use std::sync::Arc;
 
 use cudarc::driver::{result, sys};
 
@@ -84,13 +84,13 @@ unsafe impl Sync for Executable {}
 
 impl Drop for Executable {
     fn drop(&mut self) {
-        let done = Event::new(&self.device, self.device.stream()).and_then(|event| event.wait());
+        let done = Event::new(&self.device, self.device.stream).and_then(|event| event.wait());
         if done.is_ok() {
             // SAFETY: the handle is destroyed once, after its last launch is done. Errors have been reported to callers
             // before.
             let _ = unsafe { result::graph::exec_destroy(self.exec) };
         }
-        self.device.budget().release_outside(self.bytes);
+        self.device.budget.release_outside(self.bytes);
         self.device.leave_arena();
     }
 }
@@ -114,7 +114,7 @@ fn agree(rank: &Rank, graph: &mut Graph) -> Result<()> {
         Graph::Captured(executable) => executable.together,
         Graph::Refused => REFUSED,
     };
-    let all = rank.member().exchange("a graph", vec![own; rank.member().world()])?;
+    let all = rank.member.exchange("a graph", vec![own; rank.member.world()])?;
     if all.contains(&REFUSED) {
         *graph = Graph::Refused;
     } else if all.iter().any(|other| *other != own) {
@@ -137,7 +137,7 @@ impl Cuda {
             return work(reads, inputs);
         }
         // Graphs share the arena, so the copies of one must not run between the copies and the launch of another.
-        let _one_at_a_time = self.0.graph_order.lock().unwrap_or_else(PoisonError::into_inner);
+        let _one_at_a_time = self.0.graph_order.lock();
         let group = self.group_rank().filter(|_| doers == Participants::All);
         if let Some(rank) = group {
             agree(rank, graph)?;
@@ -168,8 +168,8 @@ impl Cuda {
     }
 
     fn refused(&self, error: &Error) -> Graph {
-        self.device().counters().uncaptured.add(1);
-        let mut remark = self.0.uncaptured.lock().unwrap_or_else(PoisonError::into_inner);
+        self.device().counters.uncaptured.add(1);
+        let mut remark = self.0.uncaptured.lock();
         remark.get_or_insert_with(|| {
             format!(
                 "kernels are launched one by one, because they could not be captured in a CUDA graph: {}",
@@ -218,7 +218,7 @@ impl Cuda {
         let recorded = self.record(group, inputs, work).inspect_err(|error| {
             // Other ranks may wait for the rest of the work to capture, but for nothing after it.
             if error.kind() != error::ErrorKind::Cancelled {
-                group.iter().for_each(|rank| rank.member().abort(error));
+                group.iter().for_each(|rank| rank.member.abort(error));
             }
         });
         let Recorded { captured, together, inputs, out } = recorded?;
@@ -239,7 +239,7 @@ impl Cuda {
     ) -> Result<Recorded> {
         let device = self.device();
         let fixed = self.fixed_places(inputs)?;
-        let (launches, composed) = (&device.counters().launches, &device.counters().composed);
+        let (launches, composed) = (&device.counters.launches, &device.counters.composed);
         let together = group.map_or(Ok(0), Rank::next_capture)?;
         let capture = device.begin_capture()?;
         if let Some(counters) = self.tile_counters() {
@@ -266,17 +266,17 @@ impl Cuda {
     /// device memory that it takes.
     fn instantiate(&self, captured: &Captured) -> Result<(sys::CUgraphExec, u64)> {
         let device = self.device();
-        let _submission = device.submit(device.stream())?;
+        let _submission = device.submit(device.stream)?;
         let before = device.free_or_pooled_bytes()?;
         // SAFETY: the graph was captured, and lives; the executable doesn't need it afterwards.
         let exec = unsafe { result::graph::instantiate(captured.raw(), sys::CUgraphInstantiate_flags(0)) };
         let exec = exec.map_err(|e| failed("cannot create a CUDA graph", e))?;
         // SAFETY: both handles live.
-        let uploaded = unsafe { result::graph::upload(exec, device.stream().raw()) };
+        let uploaded = unsafe { result::graph::upload(exec, device.stream.raw()) };
         let counted = uploaded.map_err(|e| failed("cannot upload a CUDA graph to the GPU", e)).and_then(|()| {
             // Other processes may allocate and free memory meanwhile, so limit the count to the max of a graph.
             let bytes = before.saturating_sub(device.free_or_pooled_bytes()?).min(MAX_GRAPH_BYTES);
-            if device.budget().reserve_outside(bytes) { Ok(bytes) } else { Err(device.budget().full(bytes)) }
+            if device.budget.reserve_outside(bytes) { Ok(bytes) } else { Err(device.budget.full(bytes)) }
         });
         let bytes = counted.inspect_err(|_| {
             // SAFETY: created above, and never launched.
@@ -296,13 +296,13 @@ impl Cuda {
             // SAFETY: x is a live tensor with the shape of the input, which is dense in the arena.
             unsafe { self.copy_rows(x.address(), x.stride(), *address, *cols, *rows, *cols) }?;
         }
-        let _submission = device.submit(device.stream())?;
+        let _submission = device.submit(device.stream)?;
         self.tile_counters().map_or(Ok(()), |counters| counters.clear(device, graph.cleared))?;
         // SAFETY: the graph's kernels use the arena, which the graph holds and no other work on this stream uses
         // meanwhile, and memory that the caller of `Device::run_graph` promised to keep.
-        unsafe { result::graph::launch(graph.exec, device.stream().raw()) }
+        unsafe { result::graph::launch(graph.exec, device.stream.raw()) }
             .map_err(|e| failed("cannot launch a CUDA graph", e))?;
-        device.counters().graph_launches.add(1);
+        device.counters.graph_launches.add(1);
         self.copy_out(graph.out)
     }
 
@@ -349,29 +349,29 @@ struct ArenaGuard<'a>(&'a Arc<Device>);
 impl<'a> ArenaGuard<'a> {
     /// Errors if another thread uses the arena.
     fn enter(device: &'a Arc<Device>) -> Result<Self> {
-        device.arena().enter()?;
+        device.arena.lock().enter()?;
         Ok(Self(device))
     }
 
     fn suspend(&self) {
-        self.0.arena().suspend();
+        self.0.arena.lock().suspend();
     }
 
     /// Returns the places of the first run again, in order.
     fn repeat(&self) {
-        self.0.arena().repeat();
+        self.0.arena.lock().repeat();
     }
 
     /// Returns a share of the arena that outlives this guard.
     fn share(&self) -> Arc<Device> {
-        self.0.arena().share();
+        self.0.arena.lock().share();
         Arc::clone(self.0)
     }
 }
 
 impl Drop for ArenaGuard<'_> {
     fn drop(&mut self) {
-        self.0.arena().exit();
+        self.0.arena.lock().exit();
         self.0.leave_arena();
     }
 }

@@ -76,7 +76,8 @@ impl Default for GroupOptions {
 
 /// The place of a GPU in its group.
 pub struct Rank {
-    member: Member,
+    /// The rendezvous of the hosts.
+    pub member: Member,
     shared: Arc<Shared>,
     /// The number of common captures; see [`Rank::next_capture`].
     captures: AtomicU64,
@@ -145,11 +146,6 @@ impl Rank {
         shared.devices.iter().try_for_each(|device| device.load_kernels("exchange"))?;
         let members = Member::group(world, limit, Some(Arc::clone(&shared) as _));
         Ok(members.map(|member| Self { member, shared: Arc::clone(&shared), captures: AtomicU64::new(0) }).collect())
-    }
-
-    /// Returns the rendezvous of the hosts.
-    pub fn member(&self) -> &Member {
-        &self.member
     }
 
     /// Returns the addresses of the flags of all ranks.
@@ -246,7 +242,7 @@ impl Shared {
         self.mailbox.word(0).store(1, Ordering::Release);
         let start = Instant::now();
         for (rank, device) in self.devices.iter().enumerate() {
-            while !device.is_idle(device.stream())? {
+            while !device.is_idle(device.stream)? {
                 if start.elapsed() > self.limit {
                     let what = format!("the GPU of rank {rank} is still busy with an image that failed");
                     return Err(Error::new(what).hint("start again, or leave this GPU out"));
@@ -261,13 +257,13 @@ impl Shared {
     fn clear(&self) -> Result<()> {
         for (device, counters) in self.devices.iter().zip(&self.counters) {
             {
-                let _submission = device.submit(device.stream())?;
+                let _submission = device.submit(device.stream)?;
                 // SAFETY: the buffer has the bytes.
-                unsafe { result::memset_d8_async(counters.address(), 0, counters.bytes(), device.stream().raw()) }
+                unsafe { result::memset_d8_async(counters.address(), 0, counters.bytes(), device.stream.raw()) }
                     .map_err(|e| failed("cannot clear GPU memory", e))?;
             }
             // Other ranks write there as soon as they know that it is cleared.
-            Event::new(device, device.stream())?.wait()?;
+            Event::new(device, device.stream)?.wait()?;
         }
         self.host.iter().for_each(|host| host.flags.clear());
         self.mailbox.clear();

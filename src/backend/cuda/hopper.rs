@@ -151,7 +151,7 @@ impl Cuda {
     pub(super) fn hopper_form(&self, choice: Choice) -> Result<Option<&'static str>> {
         let bf16 = self.element() == Element::Bf16;
         let built = kernels::fatbin(choice.file, self.element()).is_some();
-        let here = bf16 && built && self.device().capability() == HOPPER;
+        let here = bf16 && built && self.device().capability == HOPPER;
         match choice.wish(env::var_os(choice.variable).as_deref())? {
             Some(BASE) => Ok(None),
             Some(form) if !here => {

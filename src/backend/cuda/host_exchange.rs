@@ -81,7 +81,7 @@ impl Cuda {
         sent: Vec<Vec<RowChunk>>,
         place: impl FnOnce(&[Vec<RowChunk>]) -> Result<Placed<T>>,
     ) -> Result<T> {
-        let own = rank.member().rank();
+        let own = rank.member.rank();
         let Packed { sent, copies, address, bytes } = link.staging_buffer(own).pack(self.device(), sent, own)?;
         let lanes = (rank.blocks_at_once() / BLOCKS_OF_A_LANE).clamp(1, MAX_LANES);
         let windows = bytes.div_ceil(WINDOW_BYTES);
@@ -91,7 +91,7 @@ impl Cuda {
         }
         let sent = sent.into_iter().map(|parcel| (address, windows as u32, parcel)).collect();
         let (mut staging_buffers, mut given) = (StagingBuffers::default(), Vec::new());
-        for (rank, (address, windows, parcel)) in rank.member().exchange(op, sent)?.into_iter().enumerate() {
+        for (rank, (address, windows, parcel)) in rank.member.exchange(op, sent)?.into_iter().enumerate() {
             (staging_buffers.addresses[rank], staging_buffers.windows[rank]) = (address, windows);
             given.push(parcel);
         }
@@ -117,7 +117,7 @@ impl Cuda {
         };
         parameters.sent[..sent.len()].copy_from_slice(sent);
         parameters.read[..read.len()].copy_from_slice(read);
-        let own: usize = read.iter().filter(|copy| copy.rank() == rank.member().rank()).map(RowCopy::units).sum();
+        let own: usize = read.iter().filter(|copy| copy.rank() == rank.member.rank()).map(RowCopy::units).sum();
         let rest = rank.blocks_at_once().saturating_sub(2 * lanes).max(1);
         let blocks = 2 * lanes + own.div_ceil(THREADS * UNROLL).clamp(1, rest);
         let mut arguments = [std::ptr::from_mut(&mut parameters).cast::<c_void>()];

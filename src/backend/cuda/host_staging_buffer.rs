@@ -2,9 +2,9 @@
 //! read.
 
 use std::ffi::c_void;
-use std::sync::{Mutex, PoisonError};
 
 use cudarc::driver::{result, sys};
+use parking_lot::Mutex;
 
 use super::device::Device;
 use super::driver::failed;
@@ -90,7 +90,7 @@ impl HostStagingBuffer {
     /// Returns the address of memory for `bytes` bytes.
     fn room(&self, device: &Device, bytes: usize) -> Result<u64> {
         // A panic leaves only complete blocks.
-        let mut blocks = self.blocks.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut blocks = self.blocks.lock();
         if let Some(block) = blocks.last().filter(|block| block.bytes() >= bytes) {
             return Ok(block.address());
         }

@@ -35,7 +35,7 @@ impl Device {
             device: self,
             function,
             name,
-            stream: self.stream(),
+            stream: self.stream,
             shared_bytes: 0,
             all_at_once: false,
             arguments: [0; MAX_ARGUMENTS],
@@ -240,7 +240,7 @@ impl Launch<'_> {
         unsafe { sys::cuLaunchKernelEx(&config, self.function.raw(), arguments, std::ptr::null_mut()) }
             .result()
             .map_err(|e| failed(&format!("cannot launch kernel `{}`", self.name), e))?;
-        self.device.counters().launches.add(1);
+        self.device.counters.launches.add(1);
         Ok(())
     }
 }

@@ -15,7 +15,7 @@ impl Cuda {
         match storage {
             Storage::Native => Ok(merged),
             Storage::Fp8 | Storage::Int8 | Storage::W4a8 => {
-                self.0.uploader.quantized(self.device(), self.device().stream(), &merged, storage)
+                self.0.uploader.quantized(self.device(), self.device().stream, &merged, storage)
             }
         }
     }

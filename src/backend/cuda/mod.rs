@@ -70,8 +70,10 @@ mod weight_source;
 
 use std::ffi::OsStr;
 use std::sync::atomic::AtomicUsize;
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock};
 use std::thread;
+
+use parking_lot::Mutex;
 
 pub use block_stream::BlockStream;
 pub use buffer::Buffer;
@@ -150,7 +152,7 @@ impl Arithmetic {
     fn attention_on(self, device: &Device) -> AttentionPrecision {
         self.attention.unwrap_or_else(|| match self.products {
             Precision::Fp8 if attention_e4m3::check(device).is_ok() => AttentionPrecision::Fp8,
-            Precision::Fp8 | Precision::Int8 | Precision::W4a8 if attention_int8::is_faster(device.capability()) => {
+            Precision::Fp8 | Precision::Int8 | Precision::W4a8 if attention_int8::is_faster(device.capability) => {
                 AttentionPrecision::Int8
             }
             _ => AttentionPrecision::Bf16,
@@ -310,7 +312,7 @@ impl Cuda {
     ///
     /// Errors if they were ended.
     fn check_group(&self, what: &str) -> Result<()> {
-        self.group_rank().map_or(Ok(()), |rank| rank.member().check(what))
+        self.group_rank().map_or(Ok(()), |rank| rank.member.check(what))
     }
 
     fn device(&self) -> &Arc<Device> {
@@ -327,7 +329,7 @@ impl Cuda {
         if let Some(gemm) = self.0.gemm.get() {
             return Ok(gemm);
         }
-        let _opening = self.0.opening_gemm.lock().unwrap_or_else(PoisonError::into_inner);
+        let _opening = self.0.opening_gemm.lock();
         if let Some(gemm) = self.0.gemm.get() {
             return Ok(gemm);
         }

@@ -39,13 +39,13 @@ impl Device {
         if self.is_same_gpu(peer) {
             return Ok(Reach::Open);
         }
-        let (own, other) = (self.handle(), peer.handle());
+        let (own, other) = (self.handle, peer.handle);
         if !can_reach(own, other)? {
             return Ok(Reach::Closed);
         }
         self.make_current()?;
         // SAFETY: this device's context is current, and the other one is retained until its device is dropped.
-        match unsafe { sys::cuCtxEnablePeerAccess(peer.context(), 0) } {
+        match unsafe { sys::cuCtxEnablePeerAccess(peer.context, 0) } {
             sys::CUresult::CUDA_SUCCESS | sys::CUresult::CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED => {}
             e => {
                 let what = format!("GPU {own} cannot access the memory of GPU {other}");
@@ -53,7 +53,7 @@ impl Device {
             }
         }
         // The access rights of a context don't include memory of pools.
-        if let Some(Err(error)) = peer.pools().map(|pools| pools.share_with(own)) {
+        if let Some(Err(error)) = peer.pools.as_ref().map(|pools| pools.share_with(own)) {
             return Ok(Reach::Refused(error.what().to_string()));
         }
         let carries = self.reads_what_is_in(peer)?;
@@ -64,7 +64,7 @@ impl Device {
     /// writes there.
     fn reads_what_is_in(self: &Arc<Self>, peer: &Arc<Self>) -> Result<bool> {
         let memory = |device: &Arc<Self>| {
-            Buffer::on_stream(device, device.download_stream(), BufferKind::Byte, CHECKED_BYTES)
+            Buffer::on_stream(device, device.download_stream, BufferKind::Byte, CHECKED_BYTES)
                 .and_then(|buffer| device.finish_check("did not allocate memory in time").map(|()| buffer))
         };
         let (ours, theirs) = (memory(self)?, memory(peer)?);
@@ -73,12 +73,12 @@ impl Device {
             from.put(&sent)?;
             to.put(&sent.iter().map(|byte| !byte).collect::<Vec<_>>())?;
             self.make_current()?;
-            let stream = self.download_stream();
+            let stream = self.download_stream;
             // SAFETY: both buffers have this length, and no other work uses them. They are freed behind this copy, or
             // not at all.
             unsafe { result::memcpy_dtod_async(to.address(), from.address(), CHECKED_BYTES, stream.raw()) }
                 .map_err(|e| failed("cannot copy between GPUs", e))?;
-            self.finish_check(&format!("received nothing over its link to GPU {}", peer.handle()))?;
+            self.finish_check(&format!("received nothing over its link to GPU {}", peer.handle))?;
             Ok(to.get()? == sent)
         };
         let carries = crosses(&theirs, &ours).and_then(|read| Ok(read && crosses(&ours, &theirs)?));
@@ -91,7 +91,7 @@ impl Device {
 
     /// Waits for the work that checks a link.
     fn finish_check(self: &Arc<Self>, what: &str) -> Result<()> {
-        let (done, start) = (Event::new(self, self.download_stream())?, Instant::now());
+        let (done, start) = (Event::new(self, self.download_stream)?, Instant::now());
         while !done.is_done()? {
             // It takes microseconds on a working link of an idle GPU.
             if start.elapsed() > LIMIT {
@@ -106,12 +106,12 @@ impl Device {
 
     /// Returns the GPU's name for messages about several GPUs.
     pub fn numbered_name(&self) -> String {
-        format!("GPU {} ({})", self.handle(), self.name())
+        format!("GPU {} ({})", self.handle, self.name())
     }
 
     /// Returns `true` if `other` is another handle to the same GPU.
     pub fn is_same_gpu(&self, other: &Self) -> bool {
-        self.handle() == other.handle()
+        self.handle == other.handle
     }
 }
 
@@ -129,7 +129,7 @@ impl Buffer {
         let device = self.device();
         device.make_current()?;
         // SAFETY: the buffer is as long as `bytes`, which stays until the copy is done.
-        unsafe { result::memcpy_htod_async(self.address(), bytes, device.download_stream().raw()) }
+        unsafe { result::memcpy_htod_async(self.address(), bytes, device.download_stream.raw()) }
             .map_err(|e| failed("cannot copy to the GPU", e))?;
         device.finish_check("did not receive any values")
     }
@@ -140,7 +140,7 @@ impl Buffer {
         device.make_current()?;
         let mut bytes = vec![0; self.bytes()];
         // SAFETY: `bytes` has the buffer's length, and is waited for below.
-        unsafe { result::memcpy_dtoh_async(&mut bytes, self.address(), device.download_stream().raw()) }
+        unsafe { result::memcpy_dtoh_async(&mut bytes, self.address(), device.download_stream.raw()) }
             .map_err(|e| failed("cannot copy from the GPU", e))?;
         let done = device.finish_check("did not return any values");
         if done.is_err() {

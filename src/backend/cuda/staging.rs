@@ -1,9 +1,10 @@
 //! Staging buffers: pinned host memory for transfers between host and device.
 
 use std::collections::VecDeque;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 use cudarc::driver::{result, sys};
+use parking_lot::{Mutex, MutexGuard};
 
 use super::destination::Destination;
 use super::device::{Device, Stream};
@@ -56,7 +57,7 @@ impl StagingBuffer {
         let host = unsafe { std::slice::from_raw_parts(self.host, len) };
         // SAFETY: as above; the caller promises the rest.
         unsafe { to.copy(host, stream) }?;
-        device.counters().copies.add(1);
+        device.counters.copies.add(1);
         self.last_use.record(stream)
     }
 
@@ -73,7 +74,7 @@ impl StagingBuffer {
         // SAFETY: as above; the caller promises the rest.
         unsafe { result::memcpy_dtoh_async(host, from, stream.raw()) }
             .map_err(|e| failed("cannot copy from the GPU", e))?;
-        device.counters().copies.add(1);
+        device.counters.copies.add(1);
         self.last_use.record(stream)
     }
 
@@ -114,9 +115,9 @@ impl StagingBuffers {
 
     /// Returns all of them, allocated on first use.
     pub fn made(&self, device: &Arc<Device>) -> Result<MutexGuard<'_, VecDeque<StagingBuffer>>> {
-        let mut buffers = self.buffers.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut buffers = self.buffers.lock();
         while buffers.len() < self.count {
-            buffers.push_back(StagingBuffer::new(device, device.stream())?);
+            buffers.push_back(StagingBuffer::new(device, device.stream)?);
         }
         Ok(buffers)
     }

@@ -161,7 +161,7 @@ fn decoding_kernel(part: &TensorView) -> Result<Option<(&'static str, Option<Ten
         (Kernel::Codebook(kernel), Scales::Codebook(book)) => {
             let (block, values) = (book.block(), part.elements());
             // Blocks run along the whole tensor, so the first one may begin before the part.
-            let first_value = book.first_value() % block;
+            let first_value = book.first_value % block;
             let blocks = (first_value + values).div_ceil(block);
             let maxima = (0..blocks).map(|index| book.maximum_of((index * block).saturating_sub(first_value)));
             let scales = computed(book.table().iter().copied().chain(maxima).collect())?;
@@ -187,22 +187,22 @@ pub fn e4m3_rows(part: &TensorView) -> Result<Option<TensorView>> {
     {
         return Ok(None);
     }
-    let scales = row_scales(part)?;
-    let of_rows = FileSlice::new(Arc::clone(scales.file()), 0..scales.bytes().len());
-    let (start, scales) = (part.start(), of_rows.map_or(Scales::None, |scales| Scales::Rows(Box::new(scales))));
-    let range = start..start + part.bytes().len();
-    let rows = TensorView::new(Arc::clone(part.file()), range, Format::E4m3Rows, part.shape().to_vec(), scales);
-    rows.map(Some).map_err(wrong)
+    with_row_scales(part, Format::E4m3Rows, &row_scales(part)?).map(Some)
 }
 
 /// Returns a part of 8-bit integers in the layout of int8 matrix multiplications, with a scale for each row. The part
 /// must be a matrix.
 pub fn int8_rows(part: &TensorView) -> Result<TensorView> {
     let scales = computed((0..part.rows()).map(|row| int8::scale_of_row(part, row)).collect())?;
+    with_row_scales(part, part.format(), &scales)
+}
+
+/// Returns the values of a part in `format`, with these scales of its rows.
+fn with_row_scales(part: &TensorView, format: Format, scales: &TensorView) -> Result<TensorView> {
     let of_rows = FileSlice::new(Arc::clone(scales.file()), 0..scales.bytes().len());
     let (start, scales) = (part.start(), of_rows.map_or(Scales::None, |scales| Scales::Rows(Box::new(scales))));
     let range = start..start + part.bytes().len();
-    TensorView::new(Arc::clone(part.file()), range, part.format(), part.shape().to_vec(), scales).map_err(wrong)
+    TensorView::new(Arc::clone(part.file()), range, format, part.shape().to_vec(), scales).map_err(wrong)
 }
 
 /// Returns bytes of a file.

@@ -49,7 +49,7 @@ impl Cuda {
     /// immediately.
     pub(super) fn expect_no_capture(&self, what: &str) -> Result<()> {
         // With a submission no other thread captures.
-        let _submission = self.device().submit(self.device().stream())?;
+        let _submission = self.device().submit(self.device().stream)?;
         if self.device().is_capturing() { Err(Error::new(format!("{what} cannot be captured"))) } else { Ok(()) }
     }
 
@@ -126,12 +126,12 @@ impl Cuda {
             let mut host = vec![T::zeroed(); rows * cols];
             write(0..rows, &mut host);
             if !host.is_empty() {
-                let _submission = device.submit(device.stream())?;
+                let _submission = device.submit(device.stream)?;
                 // SAFETY: the buffer has room for the values; the driver has read pageable memory when the call
                 // returns.
-                let copied = unsafe { result::memcpy_htod_async(buffer.address(), &host, device.stream().raw()) };
+                let copied = unsafe { result::memcpy_htod_async(buffer.address(), &host, device.stream.raw()) };
                 copied.map_err(|e| failed("cannot copy to the GPU", e))?;
-                device.counters().copies.add(1);
+                device.counters.copies.add(1);
             }
             return Ok(buffer);
         }
@@ -145,7 +145,7 @@ impl Cuda {
             write(some, bytemuck::cast_slice_mut(&mut staging.bytes()?[..bytes]));
             let to = Destination::dense(buffer.address() + (first * row_bytes) as u64);
             // SAFETY: the buffer has `rows` rows, and is freed behind work on this stream.
-            unsafe { staging.copy_to(device, bytes, to, device.stream()) }?;
+            unsafe { staging.copy_to(device, bytes, to, device.stream) }?;
         }
         Ok(buffer)
     }
@@ -177,12 +177,12 @@ impl Cuda {
             self.copy_cells(&x, &dense)?;
             dense
         };
-        Ok(Download { values, made: Event::new(self.device(), self.device().stream())? })
+        Ok(Download { values, made: Event::new(self.device(), self.device().stream)? })
     }
 
     /// See [`crate::backend::Memory::take_download`].
     pub(super) fn take_download_op(&self, Download { values, made }: Download) -> Result<Vec<f32>> {
-        let stream = self.device().download_stream();
+        let stream = self.device().download_stream;
         made.make_wait(stream)?;
         // All copies are done when this returns, as in `take_rgb8_op`.
         // SAFETY: the tensor is dense, lives until this returns, and its values take two bytes each.
@@ -208,7 +208,7 @@ impl Cuda {
         self.expect_no_capture("a download")?;
         if stride == cols && rows * cols * size_of::<T>() >= SHORT_BYTES {
             // SAFETY: as the caller promises; a dense matrix is one run of values.
-            return unsafe { self.download_dense(address, rows * cols, self.device().stream()) };
+            return unsafe { self.download_dense(address, rows * cols, self.device().stream) };
         }
         let device = self.device();
         let mut host = vec![T::zeroed(); rows * cols];
@@ -218,23 +218,23 @@ impl Cuda {
         if self.group_rank().is_some() {
             // A copy to unpinned memory waits inside the driver, and other ranks in this GPU's context may need the
             // driver meanwhile to enqueue work that this copy waits for. An event waits outside the driver's lock.
-            Event::new(device, device.stream())?.wait()?;
+            Event::new(device, device.stream)?.wait()?;
         }
         {
-            let _submission = device.submit(device.stream())?;
+            let _submission = device.submit(device.stream)?;
             if stride == cols {
                 // SAFETY: as the caller promises; `host` has this length, and is waited for below.
-                unsafe { result::memcpy_dtoh_async(&mut host, address, device.stream().raw()) }
+                unsafe { result::memcpy_dtoh_async(&mut host, address, device.stream.raw()) }
                     .map_err(|e| failed("cannot copy from the GPU", e))?;
             } else {
                 // SAFETY: as above.
                 unsafe { self.copy_to_host(&mut host, address, [rows, cols], stride) }?;
             }
-            device.counters().copies.add(1);
+            device.counters.copies.add(1);
         }
         // Wait without a submission, which would block other threads.
-        let done = Event::new(device, device.stream()).and_then(|event| event.wait());
-        device.counters().waits.add(1);
+        let done = Event::new(device, device.stream).and_then(|event| event.wait());
+        device.counters.waits.add(1);
         if done.is_err() {
             // On a failed device, the copy may still write there.
             std::mem::forget(std::mem::take(&mut host));
@@ -278,7 +278,7 @@ impl Cuda {
                 enqueue(staging, part(index + ahead))?;
             }
         }
-        device.counters().waits.add(1);
+        device.counters.waits.add(1);
         Ok(host)
     }
 
@@ -290,10 +290,10 @@ impl Cuda {
             return Err(Error::new(format!("bytes {bytes:?} are outside a buffer of {}", buffer.bytes())));
         }
         let device = self.device();
-        let _submission = device.submit(device.stream())?;
+        let _submission = device.submit(device.stream)?;
         let address = buffer.address() + bytes.start as u64;
         // SAFETY: the buffer has the bytes.
-        unsafe { result::memset_d8_async(address, 0, bytes.len(), device.stream().raw()) }
+        unsafe { result::memset_d8_async(address, 0, bytes.len(), device.stream.raw()) }
             .map_err(|e| failed("cannot clear GPU memory", e))
     }
 
@@ -307,12 +307,12 @@ impl Cuda {
         // SAFETY: argument types and order match `to_rgb8` in cuda/transfer.cu; `bytes` has a byte for every cell of x,
         // and one more.
         unsafe { launch.run([values.div_ceil(256).min(1 << 16), 1, 1], [256, 1, 1]) }?;
-        Ok(Rgb8 { bytes, values, made: Event::new(device, device.stream())? })
+        Ok(Rgb8 { bytes, values, made: Event::new(device, device.stream)? })
     }
 
     /// See [`crate::backend::Memory::take_rgb8`].
     pub(super) fn take_rgb8_op(&self, Rgb8 { bytes, values, made }: Rgb8) -> Result<Vec<u8>> {
-        let stream = self.device().download_stream();
+        let stream = self.device().download_stream;
         made.make_wait(stream)?;
         // All copies are done when this returns, so `bytes` may be dropped; its free is ordered only by the compute
         // stream.
@@ -408,9 +408,9 @@ impl Cuda {
             return Ok(());
         }
         let device = self.device();
-        let _submission = device.submit(device.stream())?;
+        let _submission = device.submit(device.stream)?;
         if rows == 1 || (from_stride == cols && to_stride == cols) {
-            let (bytes, stream) = (rows * cols * 2, device.stream().raw());
+            let (bytes, stream) = (rows * cols * 2, device.stream.raw());
             // SAFETY: as the caller promises.
             let copied = unsafe {
                 match place {
@@ -434,7 +434,7 @@ impl Cuda {
             // SAFETY: as the caller promises.
             unsafe { self.copy_2d(&copy) }?;
         }
-        device.counters().launches.add(1);
+        device.counters.launches.add(1);
         Ok(())
     }
 
@@ -443,7 +443,7 @@ impl Cuda {
     /// submission.
     unsafe fn copy_2d(&self, copy: &sys::CUDA_MEMCPY2D) -> Result<()> {
         // SAFETY: as the caller promises.
-        unsafe { sys::cuMemcpy2DAsync_v2(copy, self.device().stream().raw()) }
+        unsafe { sys::cuMemcpy2DAsync_v2(copy, self.device().stream.raw()) }
             .result()
             .map_err(|e| failed("cannot copy GPU memory", e))
     }

@@ -8,7 +8,7 @@ use crate::error::Result;
 impl Cuda {
     /// See [`crate::backend::WeightStore::copy_weights_from`].
     pub(super) fn copy_weights_from_op(&self, other: &Self) -> Result<bool> {
-        let alike = |cuda: &Self| (cuda.element(), cuda.device().capability(), cuda.0.products);
+        let alike = |cuda: &Self| (cuda.element(), cuda.device().capability, cuda.0.products);
         let may = !self.is_same_device(other) && alike(self) == alike(other) && Link::wished()?.is_none();
         if !may {
             return Ok(false);

@@ -4,7 +4,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use crate::program::{Run, names, project};
+use crate::program::{Folder, Run, names, project};
 use crate::scripts::gpu_bundle::folders;
 use crate::scripts::{folder, program_that, write};
 
@@ -18,7 +18,7 @@ for name in "stages/1024x1024 0" "stages/edit-512x512+1 1" "stages/edit-1024x102
 done"#;
 
 pub struct Machine {
-    folder: tempfile::TempDir,
+    folder: Folder,
 }
 
 /// The result of sections.
@@ -52,11 +52,11 @@ impl Machine {
     }
 
     pub fn path(&self, name: &str) -> PathBuf {
-        self.folder.path().join(name)
+        self.folder.join(name)
     }
 
     pub fn program(&self, name: &str, does: &str) {
-        fs::rename(program_that(self.folder.path(), does), self.path(name)).expect("a temporary folder is writable");
+        fs::rename(program_that(&self.folder, does), self.path(name)).expect("a temporary folder is writable");
     }
 
     /// Makes nvidia-smi print this.

@@ -84,7 +84,6 @@ mod tests {
         }
     }
 
-    #[cfg(unix)]
     #[test]
     fn every_shell_reads_a_word_as_it_is() {
         use std::os::unix::ffi::OsStrExt;

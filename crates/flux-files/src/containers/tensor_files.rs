@@ -3,7 +3,8 @@
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::iter::Sum;
 use std::path::Path;
-use std::sync::{Mutex, PoisonError};
+
+use parking_lot::Mutex;
 
 use crate::catalog::names::{FusedRows, LayerMap, Names};
 use crate::containers::container::Container;
@@ -133,6 +134,17 @@ impl TensorFiles {
         self.quantized.as_ref().map_or(Ok(()), Safetensors::check_length)
     }
 
+    /// Errors with the name of a tensor that does not hold plain floats.
+    pub fn check_floats(&self) -> Result<()> {
+        for (file, name) in self.files.iter().flat_map(|file| file.names().map(move |name| (file, name))) {
+            let format = file.tensor(name)?.format();
+            if !format.is_float() {
+                return Err(Error::new(format!("tensor `{name}` is in {format}, expected floats of 16 or 32 bits")));
+            }
+        }
+        Ok(())
+    }
+
     /// Errors with the name of a tensor that holds values that are not finite. Reads all files.
     pub fn check_finite(&self) -> Result<()> {
         self.files.iter().try_for_each(Container::check_finite)
@@ -146,7 +158,7 @@ impl TensorFiles {
     /// Returns the tensors that have not been requested from [`TensorFiles::get`] or [`TensorFiles::parts`], sorted by
     /// their names in the files.
     pub fn unread(&self) -> Vec<Unread<'_>> {
-        let read = self.read.lock().unwrap_or_else(PoisonError::into_inner);
+        let read = self.read.lock();
         let layer = |name: &'_ str| name.rsplit_once('.').map(|(layer, _)| layer.to_string());
         let is_read = |(name, _): &(&String, &Vec<TensorLocation>)| read.contains(name.as_str());
         let (found, left): (Vec<_>, Vec<_>) = self.tensors.iter().partition(is_read);
@@ -292,7 +304,7 @@ impl TensorFiles {
             self.files.first().map_or(error.clone(), |file| error.at_path(file.path()))
         };
         let places = self.tensors.get(name).ok_or_else(missing)?;
-        self.read.lock().unwrap_or_else(PoisonError::into_inner).insert(name.to_string());
+        self.read.lock().insert(name.to_string());
         if let Some(view) = self.replaced.get(name) {
             return if view.shape() == shape {
                 Ok(vec![view.clone()])

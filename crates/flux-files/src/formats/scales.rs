@@ -138,14 +138,9 @@ impl BlockScales {
         Ok(Self { scales, layout, rows, first_row: 0, blocks, tensor })
     }
 
-    /// Returns the scales of the whole tensor; the view begins at row [`BlockScales::first_row`].
+    /// Returns the scales of the whole tensor; the view may begin at a later row.
     pub fn bytes(&self) -> &[u8] {
         self.scales.bytes()
-    }
-
-    /// Returns the row of the tensor that is row 0 of the view.
-    pub fn first_row(&self) -> usize {
-        self.first_row
     }
 
     /// Returns the number of blocks per row.
@@ -243,7 +238,7 @@ pub struct Codebook {
     /// Values of the whole tensor.
     values: usize,
     /// The index of the view's first value in the flattened tensor.
-    first_value: usize,
+    pub first_value: usize,
 }
 
 /// Largest magnitudes of blocks.
@@ -302,11 +297,6 @@ impl Codebook {
     /// Returns the number of values per block.
     pub fn block(&self) -> usize {
         self.block
-    }
-
-    /// Returns the index of the view's first value in the flattened tensor.
-    pub fn first_value(&self) -> usize {
-        self.first_value
     }
 
     /// Returns the largest magnitude of the tensor's block that contains value `index` of the view.

@@ -157,7 +157,6 @@ mod tests {
         assert_eq!(write(&folder.path().join("none/file"), b"").unwrap_err().kind(), io::ErrorKind::NotFound);
     }
 
-    #[cfg(unix)]
     #[test]
     fn permissions_are_those_of_any_new_file() {
         use std::os::unix::fs::PermissionsExt;

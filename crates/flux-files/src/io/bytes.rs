@@ -5,8 +5,11 @@
 
 use std::fs::File;
 use std::ops::Range;
+use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::sync::Arc;
+
+use parking_lot::Mutex;
 
 use crate::io::{page_cache, regular};
 use flux_base::error::{Error, Result};
@@ -109,9 +112,7 @@ impl Bytes {
     /// If `out` extends past the end of the bytes.
     pub fn read_at(&self, start: usize, out: &mut [u8]) -> Result<()> {
         let bytes = &self.as_slice()[start..start + out.len()];
-        #[cfg(unix)]
         if let Self::Mapped(Mapped { file, .. }) = self {
-            use std::os::unix::fs::FileExt;
             return file
                 .read_exact_at(out, start as u64)
                 .map_err(|e| Error::new(format!("cannot read the weights: {e}")).hint(CHANGED));
@@ -167,7 +168,8 @@ impl Bytes {
 /// Sharing of files that were read into memory.
 mod reads {
     use std::io::{self, Read};
-    use std::sync::{Mutex, PoisonError, Weak};
+    use std::os::unix::fs::MetadataExt;
+    use std::sync::Weak;
 
     use super::*;
 
@@ -175,24 +177,13 @@ mod reads {
     type Key = (u64, u64, u64, i64, i64);
     static PAGES: Mutex<Vec<(Key, Weak<memmap2::Mmap>)>> = Mutex::new(Vec::new());
 
-    #[cfg(unix)]
-    fn key(found: &std::fs::Metadata) -> Option<Key> {
-        use std::os::unix::fs::MetadataExt;
-        Some((found.dev(), found.ino(), found.len(), found.mtime(), found.mtime_nsec()))
-    }
-
-    #[cfg(not(unix))]
-    fn key(_: &std::fs::Metadata) -> Option<Key> {
-        None
-    }
-
     /// Reads the file, or returns its pages if they are already in use.
     pub(super) fn pages(mut file: File) -> io::Result<Arc<memmap2::Mmap>> {
         let found = file.metadata()?;
-        let mut known = PAGES.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut known = PAGES.lock();
         known.retain(|(_, pages)| pages.strong_count() > 0);
-        let key = key(&found);
-        let shared = known.iter().find(|(other, _)| Some(*other) == key).and_then(|(_, pages)| pages.upgrade());
+        let key = (found.dev(), found.ino(), found.len(), found.mtime(), found.mtime_nsec());
+        let shared = known.iter().find(|(other, _)| *other == key).and_then(|(_, pages)| pages.upgrade());
         if let Some(pages) = shared {
             return Ok(pages);
         }
@@ -200,7 +191,7 @@ mod reads {
         let mut pages = memmap2::MmapMut::map_anon(len)?;
         file.read_exact(&mut pages)?;
         let pages = Arc::new(pages.make_read_only()?);
-        known.extend(key.map(|key| (key, Arc::downgrade(&pages))));
+        known.push((key, Arc::downgrade(&pages)));
         Ok(pages)
     }
 }

@@ -11,7 +11,6 @@ pub mod near;
 pub mod overwrite;
 pub(crate) mod page_cache;
 pub mod partial;
-#[cfg(unix)]
 pub(crate) mod partial_paths;
 pub(crate) mod regular;
 

@@ -94,15 +94,9 @@ fn replace(path: &Path, old: &Metadata, bytes: &[u8]) -> io::Result<bool> {
 }
 
 /// Returns `true` if nothing but the bytes changes when `new` replaces `old`.
-#[cfg(unix)]
 fn can_stand_for(new: &Metadata, old: &Metadata) -> bool {
     use std::os::unix::fs::MetadataExt;
     old.nlink() == 1 && (old.uid(), old.gid()) == (new.uid(), new.gid())
-}
-
-#[cfg(not(unix))]
-fn can_stand_for(_new: &Metadata, _old: &Metadata) -> bool {
-    true
 }
 
 /// Returns `true` if the folder refuses what the file itself may allow. A rename over a mount point fails with
@@ -124,7 +118,7 @@ fn write_into(mut file: File, bytes: &[u8]) -> io::Result<()> {
     })
 }
 
-#[cfg(all(test, unix))]
+#[cfg(test)]
 mod tests {
     use std::fs;
     use std::os::unix::fs::{MetadataExt, PermissionsExt, chown};

@@ -5,7 +5,6 @@ const SAMPLES: usize = 8;
 
 /// Returns `true` if one of a few pages of the mapped `bytes` is not in memory. Returns `false` if the system does not
 /// tell.
-#[cfg(target_os = "linux")]
 #[allow(unsafe_code)]
 pub(super) fn is_cold(bytes: &[u8]) -> bool {
     // SAFETY: a query without precondition; -1 means unknown.
@@ -21,9 +20,4 @@ pub(super) fn is_cold(bytes: &[u8]) -> bool {
         let done = unsafe { libc::mincore(address, page, residency.as_mut_ptr()) };
         done == 0 && residency[0] & 1 == 0
     })
-}
-
-#[cfg(not(target_os = "linux"))]
-pub(super) fn is_cold(_: &[u8]) -> bool {
-    false
 }

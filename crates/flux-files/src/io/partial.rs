@@ -6,15 +6,14 @@
 use std::collections::BTreeSet;
 use std::fs::{self, Metadata, Permissions};
 use std::io;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
-#[cfg(unix)]
 use std::sync::atomic::AtomicU8;
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use tempfile::NamedTempFile;
 
-#[cfg(unix)]
 use crate::io::partial_paths;
 
 const PREFIX: &str = ".flux-";
@@ -31,20 +30,15 @@ struct State {
 
 static STATE: Mutex<State> = Mutex::new(State { partial: BTreeSet::new(), tidied: BTreeSet::new() });
 
-fn state() -> MutexGuard<'static, State> {
-    STATE.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 /// An entry of the list, until the file has its final name or is removed.
 pub(crate) struct Listed {
     path: PathBuf,
-    #[cfg(unix)]
     _entry: partial_paths::Entry,
 }
 
 impl Drop for Listed {
     fn drop(&mut self) {
-        state().partial.remove(&self.path);
+        STATE.lock().partial.remove(&self.path);
     }
 }
 
@@ -52,40 +46,33 @@ impl Drop for Listed {
 pub(crate) fn create(folder: &Path) -> io::Result<(NamedTempFile, Listed)> {
     let mut builder = tempfile::Builder::new();
     builder.prefix(PREFIX).suffix(SUFFIX);
-    #[cfg(unix)]
-    builder.permissions(<Permissions as std::os::unix::fs::PermissionsExt>::from_mode(0o666)); // the umask applies
-    let mut state = state();
+    builder.permissions(Permissions::from_mode(0o666)); // the umask applies
+    let mut state = STATE.lock();
     let file = builder.tempfile_in(folder)?;
     let path = file.path().to_path_buf();
     state.partial.insert(path.clone());
     if state.tidied.insert(folder.to_path_buf()) {
         remove_old(folder, &file.as_file().metadata()?);
     }
-    let listed = Listed {
-        #[cfg(unix)]
-        _entry: partial_paths::insert(&path),
-        path,
-    };
-    Ok((file, listed))
+    Ok((file, Listed { _entry: partial_paths::insert(&path), path }))
 }
 
 /// Calls `each` with the path of every file that is being written, or of the first few: its bytes, which end with a
 /// zero. A signal handler may call it, one at a time: it takes no lock and allocates no memory.
-#[cfg(unix)]
 pub fn for_each_path(each: impl FnMut(&[AtomicU8])) {
     partial_paths::for_each(each);
 }
 
 /// Runs `work` to its end even if a signal ends the program meanwhile.
 pub(crate) fn whole<T>(work: impl FnOnce() -> T) -> T {
-    let _state = state();
+    let _state = STATE.lock();
     work()
 }
 
 /// Removes the files that are being written, and blocks every thread that starts another one. For the end of the
 /// program.
 pub fn remove_all() {
-    let state = state();
+    let state = STATE.lock();
     for path in &state.partial {
         let _ = fs::remove_file(path); // it already has its final name, or cannot be removed
     }
@@ -99,7 +86,8 @@ fn remove_old(folder: &Path, new: &Metadata) {
         let name = entry.file_name();
         let is_ours = name.to_str().is_some_and(|name| name.starts_with(PREFIX) && name.ends_with(SUFFIX));
         // The metadata of an entry does not follow links.
-        if is_ours && entry.metadata().is_ok_and(|found| found.is_file() && same_owner(&found, new) && is_old(&found)) {
+        if is_ours && entry.metadata().is_ok_and(|found| found.is_file() && found.uid() == new.uid() && is_old(&found))
+        {
             let _ = fs::remove_file(entry.path());
         }
     }
@@ -109,18 +97,7 @@ fn is_old(file: &Metadata) -> bool {
     file.modified().is_ok_and(|time| time.elapsed().is_ok_and(|age| age > OLD))
 }
 
-#[cfg(unix)]
-fn same_owner(a: &Metadata, b: &Metadata) -> bool {
-    use std::os::unix::fs::MetadataExt;
-    a.uid() == b.uid()
-}
-
-#[cfg(not(unix))]
-fn same_owner(_a: &Metadata, _b: &Metadata) -> bool {
-    true
-}
-
-#[cfg(all(test, unix))]
+#[cfg(test)]
 mod tests {
     use std::fs::File;
     use std::os::unix::fs::symlink;

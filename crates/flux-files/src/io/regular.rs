@@ -18,7 +18,6 @@ pub fn open(path: &Path, if_missing: &str) -> Result<File> {
     let mut options = OpenOptions::new();
     options.read(true);
     // Opening a pipe would otherwise wait for a writer. The flag has no effect on a regular file.
-    #[cfg(unix)]
     std::os::unix::fs::OpenOptionsExt::custom_flags(&mut options, libc::O_NONBLOCK);
     let opened = options.open(path).and_then(|file| Ok((file.metadata()?.is_file(), file)));
     match opened {
@@ -38,7 +37,6 @@ pub fn open(path: &Path, if_missing: &str) -> Result<File> {
 ///
 /// Errors as the system does, and if `path` is a link, a folder, a pipe, a socket or a device.
 pub fn open_unlinked(path: &Path, options: &mut OpenOptions) -> io::Result<File> {
-    #[cfg(unix)]
     std::os::unix::fs::OpenOptionsExt::custom_flags(options, libc::O_NONBLOCK | libc::O_NOFOLLOW);
     let refused = |kind: &str| io::Error::new(io::ErrorKind::InvalidInput, format!("it is {kind}, not a regular file"));
     // A socket cannot be opened at all, nor can a folder be opened for writing, so the type is checked first.
@@ -130,7 +128,7 @@ fn remedy(error: &io::Error) -> &'static str {
     }
 }
 
-#[cfg(all(test, unix))]
+#[cfg(test)]
 mod tests {
     use std::os::unix::net::UnixListener;
     use std::process::Command;

@@ -25,21 +25,12 @@ enum Entry {
     New(Option<Inode>, OsString),
 }
 
-#[cfg(unix)]
 type Inode = (u64, u64);
-#[cfg(not(unix))]
-type Inode = PathBuf;
 
 /// Returns the identity of an existing file.
-#[cfg(unix)]
 fn inode(path: &Path) -> Option<Inode> {
     use std::os::unix::fs::MetadataExt;
     path.metadata().ok().map(|found| (found.dev(), found.ino()))
-}
-
-#[cfg(not(unix))]
-fn inode(path: &Path) -> Option<Inode> {
-    path.canonicalize().ok()
 }
 
 impl FileId {
@@ -141,7 +132,6 @@ mod tests {
 
     use super::*;
 
-    #[cfg(unix)]
     #[test]
     fn a_file_is_the_same_by_every_name() {
         let folder = tempfile::tempdir().unwrap();

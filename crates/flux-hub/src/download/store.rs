@@ -3,6 +3,7 @@
 use std::ffi::OsString;
 use std::fs::{self, File, OpenOptions};
 use std::io;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::{Duration, SystemTime};
@@ -13,6 +14,8 @@ use flux_base::error::Error;
 use flux_base::stage::CancelFlag;
 use flux_files::digest::sha256;
 use flux_files::{atomic, read_text};
+use rustix::fs::{FlockOperation, OFlags, flock};
+use rustix::io::Errno;
 
 use super::check;
 use super::remote::{RemoteFile, Sum};
@@ -246,7 +249,6 @@ fn link(snapshot: &Path, file: &RemoteFile) -> Result<()> {
 
 /// Creates a link to a path relative to `folder`; without symbolic links in the file system, a hard link or a copy.
 fn make_link(target: &Path, new: &Path, folder: &Path) -> io::Result<()> {
-    #[cfg(unix)]
     if std::os::unix::fs::symlink(target, new).is_ok() {
         return Ok(());
     }
@@ -281,10 +283,7 @@ pub fn damaged_in(snapshot: &Path, shown: &mut Transfers, cancel: &CancelFlag) -
 }
 
 /// Waits until the lock is taken.
-#[cfg(unix)]
 fn held(file: File, what: &str, cancel: &CancelFlag, shown: &mut Transfers) -> Result<Lock> {
-    use rustix::fs::{FlockOperation, flock};
-    use rustix::io::Errno;
     let mut is_told = false;
     loop {
         cancel.check()?;
@@ -304,25 +303,12 @@ fn held(file: File, what: &str, cancel: &CancelFlag, shown: &mut Transfers) -> R
     }
 }
 
-#[cfg(not(unix))]
-fn held(_file: File, _what: &str, _cancel: &CancelFlag, _shown: &mut Transfers) -> Result<Lock> {
-    Ok(Lock(None))
-}
-
 /// Returns the bytes that are free for this user on the disk of a folder, which need not exist.
 pub fn free_bytes(folder: &Path) -> Option<u64> {
-    #[cfg(unix)]
-    {
-        let full = std::path::absolute(folder).ok()?;
-        let there = full.ancestors().find(|path| path.is_dir())?;
-        let disk = rustix::fs::statvfs(there).ok()?;
-        Some(disk.f_bavail.saturating_mul(disk.f_frsize))
-    }
-    #[cfg(not(unix))]
-    {
-        let _ = folder;
-        None
-    }
+    let full = std::path::absolute(folder).ok()?;
+    let there = full.ancestors().find(|path| path.is_dir())?;
+    let disk = rustix::fs::statvfs(there).ok()?;
+    Some(disk.f_bavail.saturating_mul(disk.f_frsize))
 }
 
 /// Creates the folders between `root` and a file below it. None of them may be a link, because the file would be
@@ -373,12 +359,7 @@ fn folders_below(root: &Path, file: &Path) -> impl Iterator<Item = PathBuf> {
 fn open_own(path: &Path) -> io::Result<File> {
     let mut options = OpenOptions::new();
     options.create(true).truncate(false).read(true).write(true);
-    #[cfg(unix)]
-    {
-        use rustix::fs::OFlags;
-        use std::os::unix::fs::OpenOptionsExt;
-        options.custom_flags((OFlags::NOFOLLOW | OFlags::NONBLOCK).bits() as i32);
-    }
+    options.custom_flags((OFlags::NOFOLLOW | OFlags::NONBLOCK).bits() as i32);
     let file = options.open(path)?;
     match file.metadata()?.is_file() {
         true => Ok(file),
@@ -391,8 +372,7 @@ fn open_own(path: &Path) -> io::Result<File> {
 /// Errors as [`open_own`], and if the file has further names, whose bytes would change as well.
 pub fn open_partial(path: &Path) -> Result<File> {
     let file = open_own(path).map_err(|e| unwritable(&e, path))?;
-    #[cfg(unix)]
-    if std::os::unix::fs::MetadataExt::nlink(&file.metadata().map_err(|e| unwritable(&e, path))?) > 1 {
+    if file.metadata().map_err(|e| unwritable(&e, path))?.nlink() > 1 {
         return Err(Error::new("cannot write it: the file has another hard link").at_path(path).hint("remove it"));
     }
     Ok(file)

@@ -140,7 +140,6 @@ fn check_kind(path: &Path) -> Result<()> {
 }
 
 /// Returns the kind of a file that is neither regular nor a folder.
-#[cfg(unix)]
 fn special(kind: fs::FileType) -> &'static str {
     use std::os::unix::fs::FileTypeExt;
     if kind.is_fifo() {
@@ -150,11 +149,6 @@ fn special(kind: fs::FileType) -> &'static str {
     } else {
         "a device"
     }
-}
-
-#[cfg(not(unix))]
-fn special(_kind: fs::FileType) -> &'static str {
-    "a device"
 }
 
 fn no_folder(folder: &Path) -> Error {
@@ -226,7 +220,6 @@ mod tests {
         );
     }
 
-    #[cfg(unix)]
     #[test]
     fn a_link_is_followed_and_kept() {
         let folder = tempfile::tempdir().expect("a temporary folder");

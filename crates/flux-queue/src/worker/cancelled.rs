@@ -1,13 +1,12 @@
 //! Cancelled batches and jobs, as recorded in the store or broadcast to workers.
 
 use std::collections::{HashMap, HashSet};
-use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
 use flux::Result;
 use flux::stage::CancelFlag;
+use parking_lot::Mutex;
 
-use super::locked;
 use crate::message::{JobMessage, unix_time};
 use crate::names;
 use crate::store::Store;
@@ -43,11 +42,11 @@ impl Cancelled {
     pub fn cancel(&self, name: &str) {
         self.know(name, true);
         let is_meant = |job: &JobMessage| job.job == name || job.batch.as_deref() == Some(name);
-        locked(&self.flags).values().filter(|(job, _)| is_meant(job)).for_each(|(_, flag)| flag.cancel());
+        self.flags.lock().values().filter(|(job, _)| is_meant(job)).for_each(|(_, flag)| flag.cancel());
     }
 
     fn know(&self, name: &str, is_cancelled: bool) {
-        let mut known = locked(&self.known);
+        let mut known = self.known.lock();
         if known.len() >= MAX_KNOWN {
             known.retain(|_, known| known.since.elapsed() < KNOWN_FOR);
         }
@@ -56,8 +55,7 @@ impl Cancelled {
 
     /// Returns `true` if a job is cancelled.
     pub async fn has(&self, job: &JobMessage, store: &Store) -> Result<bool> {
-        let known =
-            |name: &str| locked(&self.known).get(name).filter(|known| known.since.elapsed() < KNOWN_FOR).copied();
+        let known = |name: &str| self.known.lock().get(name).filter(|known| known.since.elapsed() < KNOWN_FOR).copied();
         if known(&job.job).is_some_and(|known| known.is_cancelled) {
             return Ok(true);
         }
@@ -79,34 +77,34 @@ impl Cancelled {
 
     /// Returns `true` if the store lists a job as cancelled. One request lists all jobs.
     async fn is_listed(&self, job: &str, store: &Store) -> Result<bool> {
-        if let Some((since, jobs)) = &*locked(&self.listed)
+        if let Some((since, jobs)) = &*self.listed.lock()
             && since.elapsed() < KNOWN_FOR
         {
             return Ok(jobs.contains(job));
         }
         let jobs: HashSet<_> = store.names(names::CANCELLED_JOBS).await?.into_iter().collect();
         let is_cancelled = jobs.contains(job);
-        *locked(&self.listed) = Some((Instant::now(), jobs));
+        *self.listed.lock() = Some((Instant::now(), jobs));
         Ok(is_cancelled)
     }
 
     /// Returns `true` if a job itself, not only its batch, is known to be cancelled.
     pub fn is_named(&self, job: &str) -> bool {
-        locked(&self.known).get(job).is_some_and(|known| known.is_cancelled)
-            || locked(&self.listed).as_ref().is_some_and(|(_, jobs)| jobs.contains(job))
+        self.known.lock().get(job).is_some_and(|known| known.is_cancelled)
+            || self.listed.lock().as_ref().is_some_and(|(_, jobs)| jobs.contains(job))
     }
 
     /// Returns a flag that is set when the job is cancelled. `delivery` is the number of a
     /// [`super::delivery::Delivered`].
     pub fn flag(&self, delivery: u64, job: &JobMessage) -> CancelFlag {
         let flag = CancelFlag::default();
-        locked(&self.flags).insert(delivery, (job.clone(), flag.clone()));
+        self.flags.lock().insert(delivery, (job.clone(), flag.clone()));
         flag
     }
 
     /// Removes the flag of a delivery that has ended.
     pub fn forget(&self, delivery: u64) {
-        locked(&self.flags).remove(&delivery);
+        self.flags.lock().remove(&delivery);
     }
 }
 

@@ -17,7 +17,7 @@ use super::draw::{self, How, Undrawn, public_text};
 use super::events::event;
 use super::trials::Tried;
 use super::turns::{Redelivered, Turn, Turns};
-use super::{Worker, locked, watchdog};
+use super::{Worker, watchdog};
 use crate::broker::{DELIVERY_LIMIT, Link, Outgoing};
 use crate::dead::{ORIGIN, REASON};
 use crate::message::{self, EventMessage, Happened, JobMessage};
@@ -128,9 +128,9 @@ impl Worker {
             return Ok(Answer::Ack);
         }
         // Jobs with equal keys, and repeated deliveries of a job, are generated once.
-        let same = Arc::clone(locked(&self.same).entry(job.key.hash).or_default());
+        let same = Arc::clone(self.same.lock().entry(job.key.hash).or_default());
         let answer = self.work_once(delivered, job, wanted_for, &same).await;
-        let mut all = locked(&self.same);
+        let mut all = self.same.lock();
         // Two references are left: this one and the one in the map.
         if Arc::strong_count(&same) == 2 {
             all.remove(&job.key.hash);

@@ -3,15 +3,15 @@
 use std::collections::HashMap;
 use std::fs;
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, Weak};
+use std::sync::{Arc, Weak};
 
 use bytes::Bytes;
 use flux::engine::{AdapterFile, EmbeddedFiles, Engine};
 use flux::files::adapter::{Adapter, AdapterUse};
 use flux::{Error, Result};
+use parking_lot::Mutex;
 use tempfile::TempDir;
 
-use super::locked;
 use crate::message::{JobMessage, hash_of};
 use crate::names;
 use crate::store::Store;
@@ -112,7 +112,7 @@ impl Spool {
     /// Errors if a file is not an adapter, or is for another model.
     pub fn adapters(&self, engine: &Engine, fetched: &Fetched) -> Result<Vec<AdapterUse>> {
         let open = |(hash, file, used): &(String, Arc<SpooledFile>, AdapterFile)| {
-            let known = locked(&self.open).get(hash).map(|(adapter, _)| Arc::clone(adapter));
+            let known = self.open.lock().get(hash).map(|(adapter, _)| Arc::clone(adapter));
             let adapter = known.map_or_else(|| self.open(engine, hash, file), Ok)?;
             Ok(AdapterUse { adapter, strength: used.strength, blocks: used.blocks.clone() })
         };
@@ -122,7 +122,7 @@ impl Spool {
     /// Returns the file of an adapter, fetching it if needed.
     async fn file(&self, hash: &str, store: &Store) -> Result<Arc<SpooledFile>> {
         let here = |files: &HashMap<String, Weak<SpooledFile>>| files.get(hash).and_then(Weak::upgrade);
-        if let Some(file) = here(&locked(&self.files)) {
+        if let Some(file) = here(&self.files.lock()) {
             return Ok(file);
         }
         let bytes = object(store, hash, MAX_ADAPTER).await?;
@@ -131,7 +131,7 @@ impl Spool {
         let file = Arc::new(SpooledFile(path.clone()));
         let written = tokio::task::spawn_blocking(move || write(&path, &bytes)).await;
         written.map_err(|e| Error::new(e.to_string()))??;
-        let mut files = locked(&self.files);
+        let mut files = self.files.lock();
         files.retain(|_, file| file.strong_count() > 0);
         files.insert(hash.to_string(), Arc::downgrade(&file));
         Ok(file)
@@ -139,7 +139,7 @@ impl Spool {
 
     fn open(&self, engine: &Engine, hash: &str, file: &Arc<SpooledFile>) -> Result<Arc<Adapter>> {
         let adapter = engine.adapter(&file.0)?;
-        let mut open = locked(&self.open);
+        let mut open = self.open.lock();
         if open.len() >= MAX_ADAPTERS
             && let Some(other) = open.keys().next().cloned()
         {

@@ -19,8 +19,8 @@ mod watchdog;
 
 use std::collections::HashMap;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use flux::engine::{Engine, ModelRecipe};
@@ -31,6 +31,7 @@ use futures_util::StreamExt;
 use lapin::options::{BasicCancelOptions, BasicConsumeOptions, BasicQosOptions};
 use lapin::types::FieldTable;
 use lapin::{Channel, Consumer};
+use parking_lot::Mutex;
 use tokio::sync::watch;
 use tokio::task::{JoinSet, LocalSet};
 
@@ -108,10 +109,6 @@ struct Worker {
     was_connected: AtomicBool,
     /// Set at shutdown, when retries stop.
     gives_up: AtomicBool,
-}
-
-fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Returns the description of a model as stored: without name and paths.

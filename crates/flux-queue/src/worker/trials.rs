@@ -4,12 +4,11 @@
 //! an earlier submission of the job, so it is capped by the number of deliveries.
 
 use std::collections::HashMap;
-use std::sync::Mutex;
 use std::time::Duration;
 
 use flux::error::{ErrorKind, Result};
+use parking_lot::Mutex;
 
-use super::locked;
 use crate::store::Store;
 
 /// Attempts after which a job is dead-lettered.
@@ -74,16 +73,16 @@ pub struct Trials(Mutex<HashMap<String, Tried>>);
 
 impl Trials {
     pub fn begin(&self, name: String, before: Tried) {
-        locked(&self.0).insert(name, before);
+        self.0.lock().insert(name, before);
     }
 
     pub fn end(&self, name: &str) {
-        locked(&self.0).remove(name);
+        self.0.lock().remove(name);
     }
 
     /// Reverts the attempts that a worker abandons at shutdown, since they killed nothing.
     pub async fn take_back(&self, store: &Store) {
-        let open = std::mem::take(&mut *locked(&self.0));
+        let open = std::mem::take(&mut *self.0.lock());
         for (name, before) in open {
             let told = async {
                 match before == Tried::default() {

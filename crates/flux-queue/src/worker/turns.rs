@@ -82,19 +82,19 @@ mod tests {
     async fn one_that_ended_a_worker_goes_last_and_alone() {
         let turns = Arc::new(Turns::default());
         let (guilty, innocent) = (turns.redelivered(), turns.redelivered());
-        let order = Arc::new(std::sync::Mutex::new(Vec::new()));
+        let order = Arc::new(parking_lot::Mutex::new(Vec::new()));
         let (of, told) = (Arc::clone(&turns), Arc::clone(&order));
         let last = tokio::spawn(async move {
             let _turn = of.last(Some(guilty)).await;
-            told.lock().unwrap().push("guilty");
+            told.lock().push("guilty");
         });
         let turn = turns.alone().await;
         tokio::time::sleep(ARRIVE_WITHIN * 2).await;
-        order.lock().unwrap().push("innocent");
+        order.lock().push("innocent");
         drop(innocent);
         drop(turn);
         last.await.unwrap();
-        assert_eq!(*order.lock().unwrap(), ["innocent", "guilty"]);
+        assert_eq!(*order.lock(), ["innocent", "guilty"]);
         let _together = (turns.together().await, turns.together().await);
         assert!(tokio::time::timeout(Duration::from_millis(20), turns.alone()).await.is_err());
     }

@@ -2,14 +2,14 @@
 //! the connection stays alive. After the exit, the broker redelivers them to another worker.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use flux::{Error, Result};
+use parking_lot::Mutex;
 use signal_hook::low_level;
 
-use super::locked;
 use flux_runtime::progress::say;
 
 /// The exit code of a worker that stops itself and should be restarted.
@@ -61,7 +61,7 @@ impl Watchdog {
 
     /// Returns a description of the work that exceeds its limit, if any.
     fn hangs(&self, limit: Duration, now: Instant) -> Option<String> {
-        let state = locked(&self.state);
+        let state = self.state.lock();
         let too_long = state.begun.values().find(|(since, _)| now.duration_since(*since) > limit);
         let is_silent = state.given > 0 && now.duration_since(state.moved) > limit.max(SILENCE);
         too_long.map(|(_, job)| format!("job {job}")).or(is_silent.then(|| "the engine".to_string()))
@@ -69,25 +69,25 @@ impl Watchdog {
 
     /// Records that the engine received a job.
     pub fn given(&self) {
-        let mut state = locked(&self.state);
+        let mut state = self.state.lock();
         state.given += 1;
         state.moved = Instant::now();
     }
 
     /// Records that the engine started a job.
     pub fn begun(&self, delivery: u64, job: &str) {
-        locked(&self.state).begun.entry(delivery).or_insert_with(|| (Instant::now(), job.to_string()));
+        self.state.lock().begun.entry(delivery).or_insert_with(|| (Instant::now(), job.to_string()));
         self.moved();
     }
 
     /// Records an event of the engine.
     pub fn moved(&self) {
-        locked(&self.state).moved = Instant::now();
+        self.state.lock().moved = Instant::now();
     }
 
     /// Records that the engine is done with a job.
     pub fn over(&self, delivery: u64) {
-        let mut state = locked(&self.state);
+        let mut state = self.state.lock();
         state.given -= 1;
         state.begun.remove(&delivery);
     }

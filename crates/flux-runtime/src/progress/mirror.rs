@@ -3,11 +3,12 @@
 use std::fs::{self, File};
 use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, OnceLock, PoisonError};
+use std::sync::OnceLock;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use flux_base::error::{escaped, shell_word};
 use flux_base::{Error, Result};
+use parking_lot::Mutex;
 
 /// The format of the time at the start of a log.
 const TIME: &[u8; 20] = b"0000-00-00T00:00:00.";
@@ -65,7 +66,7 @@ pub fn path() -> Option<&'static Path> {
 /// Removes the written lines and closes the log, because the file is also an input or output of the program.
 pub fn withdraw() {
     let Some(log) = LOG.get() else { return };
-    let Some(file) = log.file.lock().unwrap_or_else(PoisonError::into_inner).take() else { return };
+    let Some(file) = log.file.lock().take() else { return };
     // A failure leaves a few lines in the file. The program ends with an error in any case.
     let _ = file.set_len(log.before.unwrap_or(0));
     if log.before.is_none() {
@@ -83,7 +84,7 @@ pub fn write(text: &str) {
     let Some(log) = LOG.get() else { return };
     let lines = stamped(text, SystemTime::now());
     // One write, so that lines of several processes do not mix.
-    if let Some(file) = log.file.lock().unwrap_or_else(PoisonError::into_inner).as_mut() {
+    if let Some(file) = log.file.lock().as_mut() {
         let _ = file.write_all(lines.as_bytes());
     }
 }

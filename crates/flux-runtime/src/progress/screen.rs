@@ -2,9 +2,10 @@
 
 use std::fmt;
 use std::io::{self, Write};
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 use indicatif::TermLike;
+use parking_lot::Mutex;
 use vt100::Parser;
 
 /// An in-memory terminal. Clones share their content.
@@ -21,11 +22,11 @@ impl Screen {
 
     /// Returns the visible text, without trailing white space.
     pub fn contents(&self) -> String {
-        self.parser.lock().unwrap().screen().contents().trim_end().to_string()
+        self.parser.lock().screen().contents().trim_end().to_string()
     }
 
     fn write(&self, text: &str) -> io::Result<()> {
-        self.parser.lock().unwrap().write_all(text.as_bytes())
+        self.parser.lock().write_all(text.as_bytes())
     }
 
     fn move_cursor(&self, n: usize, direction: char) -> io::Result<()> {

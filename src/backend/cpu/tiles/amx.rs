@@ -4,7 +4,6 @@ use super::Offsets;
 use super::tile::{Line, LineTiles, Sums, Tile, Tiles};
 
 /// Returns `true` if this CPU and this kernel permit the tiles. All CPUs that multiply bfloat16 multiply integers.
-#[cfg(target_os = "linux")]
 pub fn available() -> bool {
     use std::sync::OnceLock;
     static AVAILABLE: OnceLock<bool> = OnceLock::new();
@@ -25,12 +24,6 @@ pub fn available() -> bool {
             // SAFETY: this request takes a number, touches no memory of ours, and holds for all threads of the process.
             && unsafe { libc::syscall(libc::SYS_arch_prctl, ARCH_REQ_XCOMP_PERM, XFEATURE_XTILE_DATA) } == 0
     })
-}
-
-/// Returns `true` if this CPU and this kernel permit the tiles.
-#[cfg(not(target_os = "linux"))]
-pub fn available() -> bool {
-    false
 }
 
 /// The tile unit, configured on this thread; it multiplies bfloat16, or integers if `INT8`.

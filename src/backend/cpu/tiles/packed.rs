@@ -1,8 +1,8 @@
 //! Activations, or the weight of a convolution, in tile order.
 
 use std::mem::MaybeUninit;
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
+use parking_lot::{Mutex, MutexGuard};
 use rayon::prelude::*;
 
 use super::super::math;
@@ -209,7 +209,7 @@ impl Drop for Packed {
 /// KiB, which takes longer than packing them.
 fn spare() -> MutexGuard<'static, Vec<MaybeUninit<Tile>>> {
     static SPARE: Mutex<Vec<MaybeUninit<Tile>>> = Mutex::new(Vec::new());
-    SPARE.lock().unwrap_or_else(PoisonError::into_inner)
+    SPARE.lock()
 }
 
 /// Writes 16 rows of 32 values to one tile per term, and leaves the remainders in `values`.

@@ -10,7 +10,7 @@
 //! in the first-level cache, and only the weight comes from the second: 2 KiB in the 64 cycles of four tile
 //! multiplications. All sums of a window stay in tiles to the end.
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use parking_lot::{Mutex, MutexGuard};
 
 use super::tile::{Line, LineTiles, NO_SUMS, NO_TILE, PAIR, Sums, TILE, Tile};
 use super::{Packed, share};
@@ -58,7 +58,7 @@ impl Drop for Lines {
 /// Returns the memory of an earlier multiplication, for the next one.
 fn spare() -> MutexGuard<'static, Vec<Tile>> {
     static SPARE: Mutex<Vec<Tile>> = Mutex::new(Vec::new());
-    SPARE.lock().unwrap_or_else(PoisonError::into_inner)
+    SPARE.lock()
 }
 
 /// The positions of the lines of a window: their distance from the window's own line, for each 32 columns of the weight

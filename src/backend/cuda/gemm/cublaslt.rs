@@ -165,7 +165,7 @@ impl CublasLt {
             )
         };
         enqueued.map_err(|e| Error::new(format!("cuBLASLt failed: {:?} for {product:?}", e.0)))?;
-        self.device.counters().launches.add(1);
+        self.device.counters.launches.add(1);
         Ok(())
     }
 }

@@ -13,10 +13,11 @@ mod tile_counters;
 use std::env;
 use std::ffi::OsStr;
 use std::num::NonZero;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 use cudarc::driver::result;
 use lru::LruCache;
+use parking_lot::Mutex;
 
 use super::buffer::{Buffer, BufferKind};
 use super::capability::HOPPER;
@@ -102,12 +103,12 @@ fn kernels(value: Option<&OsStr>, capability: (i32, i32)) -> Result<Kernels> {
 impl Gemm {
     pub fn new(device: &Arc<Device>, cache: &GemmCache) -> Result<Self> {
         let fast_accumulation = fast_accumulation(env::var_os(FAST_ACCUMULATION_VARIABLE).as_deref())?;
-        let kernels = kernels(env::var_os(VARIABLE).as_deref(), device.capability())?;
+        let kernels = kernels(env::var_os(VARIABLE).as_deref(), device.capability)?;
         let workspace = Buffer::new(device, BufferKind::Byte, GEMM_WORKSPACE_BYTES)?;
         let counters = TileCounters::at(workspace.address() + WORKSPACE_BYTES as u64);
         let cublaslt = CublasLt::open(device)?;
         let (gpu, multiprocessors) = (device.name().to_string(), device.multiprocessors());
-        let (driver, element) = (device.driver(), device.element());
+        let (driver, element) = (device.driver, device.element());
         let machine = Machine { gpu, multiprocessors, driver, cublaslt: cublaslt.version(), element };
         Ok(Self {
             cublaslt,
@@ -136,17 +137,7 @@ impl Gemm {
         if self.kernels == Kernels::Own {
             return Some(format!("`{VARIABLE}=own`: matrix multiplications run without tensor cores, which is slow"));
         }
-        self.choices().note()
-    }
-
-    fn choices(&self) -> MutexGuard<'_, Choices> {
-        // Its methods never leave it inconsistent, so a poisoned lock is usable.
-        self.choices.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn plans(&self) -> MutexGuard<'_, LruCache<Key, Option<Arc<Prepared>>>> {
-        // A plan is inserted whole, so a panic elsewhere leaves nothing inconsistent.
-        self.plans.lock().unwrap_or_else(PoisonError::into_inner)
+        self.choices.lock().note()
     }
 
     /// Enqueues the matrix multiplication on the compute stream.
@@ -164,17 +155,17 @@ impl Gemm {
             return unsafe { self.run_own(product) };
         }
         let key = Key::new(product, self.fast_accumulation);
-        let known = self.plans().get(&key).cloned();
+        let known = self.plans.lock().get(&key).cloned();
         // Neither under the lock nor with a submission, because this takes long, and may wait for the device.
         // SAFETY: as the caller promises.
         let prepared = known.map_or_else(|| unsafe { self.prepare(&key, product) }, Ok)?;
         if let Some(prepared) = prepared {
-            let _submission = self.device.submit(self.device.stream())?;
+            let _submission = self.device.submit(self.device.stream)?;
             let counter = self.device.is_capturing().then(|| self.counters.next(prepared.workspace_bytes)).flatten();
             let workspace = counter.unwrap_or((self.workspace.address(), WORKSPACE_BYTES));
             // SAFETY: as the caller promises; the plan was found under the product's key.
             return unsafe {
-                self.cublaslt.enqueue(&prepared.plan, prepared.algorithm, product, workspace, self.device.stream())
+                self.cublaslt.enqueue(&prepared.plan, prepared.algorithm, product, workspace, self.device.stream)
             };
         }
         if product.scales.is_some() {
@@ -201,7 +192,7 @@ impl Gemm {
         if self.kernels == Kernels::Own {
             return Ok(());
         }
-        let (element, stream) = (self.device.element(), self.device.download_stream());
+        let (element, stream) = (self.device.element(), self.device.download_stream);
         let buffer = |kind, len| Buffer::on_stream(&self.device, stream, kind, len);
         let (x, out) = (buffer(element.kind(), SIDE * SIDE)?, buffer(element.kind(), SIDE * SIDE)?);
         // Without room for another workspace, the first matrix multiplication of an image does this.
@@ -233,7 +224,7 @@ impl Gemm {
             let workspace_bytes = self.cublaslt.workspace_bytes(&plan, algorithm).unwrap_or(WORKSPACE_BYTES);
             Arc::new(Prepared { plan, algorithm, workspace_bytes })
         });
-        self.plans().put(*key, prepared.clone());
+        self.plans.lock().put(*key, prepared.clone());
         Ok(prepared)
     }
 
@@ -244,7 +235,7 @@ impl Gemm {
     /// As for [`Gemm::run`].
     unsafe fn choose(&self, plan: &Plan, key: &Key, product: &Product) -> Result<Option<Algorithm>> {
         let worth_timing = key.is_worth_timing();
-        let kept = if worth_timing { self.choices().get(key) } else { None };
+        let kept = if worth_timing { self.choices.lock().get(key) } else { None };
         if kept.is_some_and(|kept| self.cublaslt.workspace_bytes(plan, kept).is_some()) {
             return Ok(kept);
         }
@@ -255,13 +246,13 @@ impl Gemm {
         }
         let Some(preferred) = self.cublaslt.preferred(&candidates, key) else { return Ok(None) };
         // Captured work doesn't run, so it can't be timed.
-        if !worth_timing || self.device.is_capturing() || !self.choices().keeps() {
+        if !worth_timing || self.device.is_capturing() || !self.choices.lock().keeps() {
             return Ok(Some(*preferred));
         }
         // SAFETY: as the caller promises.
         let fastest = unsafe { self.time(plan, product, &candidates) };
         let chosen = candidates[fastest];
-        self.choices().keep(*key, chosen);
+        self.choices.lock().keep(*key, chosen);
         Ok(Some(chosen))
     }
 
@@ -273,7 +264,7 @@ impl Gemm {
     unsafe fn time(&self, plan: &Plan, product: &Product, candidates: &[Algorithm]) -> usize {
         let kind = if product.out_f32 { BufferKind::F32 } else { self.device.element().kind() };
         let cells = (product.m - 1) * product.out.stride + product.n;
-        let Ok(out) = Buffer::on_stream(&self.device, self.device.stream(), kind, cells) else { return 0 };
+        let Ok(out) = Buffer::on_stream(&self.device, self.device.stream, kind, cells) else { return 0 };
         let trial = Product { out: Matrix { address: out.address(), ..product.out }, ..*product };
         let times_us = |candidate: usize, runs| {
             // SAFETY: as the caller promises; `out` has room for all rows.
@@ -288,7 +279,7 @@ impl Gemm {
     /// # Safety
     /// As for [`Gemm::run`].
     unsafe fn times_us(&self, plan: &Plan, algorithm: Algorithm, product: &Product, runs: usize) -> Result<Vec<f64>> {
-        let (stream, workspace) = (self.device.stream(), self.workspace.address());
+        let (stream, workspace) = (self.device.stream, self.workspace.address());
         let mut events = Vec::new();
         for _ in 0..runs {
             // SAFETY: the workspace has this size, and matrix multiplications use it one after the other on this
@@ -300,7 +291,7 @@ impl Gemm {
             unsafe { self.cublaslt.enqueue(plan, algorithm, product, (workspace, WORKSPACE_BYTES), stream) }?;
             events.push((from, Event::new(&self.device, stream)?));
         }
-        self.device.counters().waits.add(1);
+        self.device.counters.waits.add(1);
         events.last().map_or(Ok(()), |(_, to)| to.wait())?;
         events.iter().map(|(from, to)| Ok(from.elapsed(to)?.as_secs_f64() * 1e6)).collect()
     }

@@ -64,9 +64,9 @@ impl TileCounters {
         if bytes == 0 {
             return Ok(());
         }
-        let _submission = device.submit(device.stream())?;
+        let _submission = device.submit(device.stream)?;
         // SAFETY: the counters have this size; their users are on this stream.
-        unsafe { result::memset_d8_async(self.address, 0, bytes, device.stream().raw()) }
+        unsafe { result::memset_d8_async(self.address, 0, bytes, device.stream.raw()) }
             .map_err(|e| failed("cannot clear GPU memory", e))
     }
 }

@@ -21,11 +21,6 @@ impl Budget {
         Self { used: AtomicU64::new(0), peak: AtomicU64::new(0), outside: AtomicU64::new(0), cap }
     }
 
-    /// Returns the bytes that may be used.
-    pub fn cap(&self) -> u64 {
-        self.cap
-    }
-
     pub fn used(&self) -> u64 {
         self.used.load(Ordering::Relaxed)
     }

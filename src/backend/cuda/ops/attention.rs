@@ -170,7 +170,7 @@ impl Cuda {
         if let Some(form) = hopper.filter(|_| aligned && suits_512(head_dim, layout, mask)) {
             return self.attention_512(q, k, v, layout, form == SINGLE);
         }
-        let Some(base) = Base::find(head_dim, self.element(), self.device().capability()).filter(|_| aligned) else {
+        let Some(base) = Base::find(head_dim, self.element(), self.device().capability).filter(|_| aligned) else {
             if !aligned {
                 self.device().count_composed();
             }

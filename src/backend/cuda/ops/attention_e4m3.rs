@@ -82,7 +82,7 @@ impl Parts {
 /// Errors if a GPU doesn't support attention in e4m3.
 pub fn check(device: &Device) -> Result<()> {
     quantize::check_fp8(device, Field::Attention)?;
-    let (major, minor) = device.capability();
+    let (major, minor) = device.capability;
     if (major, minor) == HOPPER {
         return Ok(());
     }

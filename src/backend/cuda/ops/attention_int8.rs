@@ -23,7 +23,7 @@ const MIN_QUERIES: usize = 512;
 
 /// Errors if a GPU doesn't support attention in int8.
 pub fn check(device: &Device) -> Result<()> {
-    if device.capability() >= (8, 0) {
+    if device.capability >= (8, 0) {
         return Ok(());
     }
     let field = Field::Attention;

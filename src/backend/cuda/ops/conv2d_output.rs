@@ -46,7 +46,7 @@ impl Stage {
 /// The output of a convolution, and the residual that is added to it, which may be the same tensor.
 pub struct Output<'a> {
     out: &'a Tensor<Cuda>,
-    residual: Option<&'a Tensor<Cuda>>,
+    pub residual: Option<&'a Tensor<Cuda>>,
     stage: Stage,
     /// The open rows of an output in host memory, and their place on the device.
     open: Option<(Range<usize>, Matrix)>,
@@ -59,10 +59,6 @@ impl<'a> Output<'a> {
 
     pub fn tensor(&self) -> &'a Tensor<Cuda> {
         self.out
-    }
-
-    pub fn residual(&self) -> Option<&'a Tensor<Cuda>> {
-        self.residual
     }
 
     /// Returns the max rows of pixels of a band, each with `pixels` rows of the output. It limits only bands of an

@@ -184,7 +184,7 @@ impl Cuda {
         call: Call<'_, '_, '_>,
     ) -> Result<ChannelStatistics> {
         let Call { input, weight, bias, activation, output, height, width } = call;
-        let (out, adds) = (output.tensor(), output.residual().is_some());
+        let (out, adds) = (output.tensor(), output.residual.is_some());
         let shape = Shape::find(shapes, self.device().multiprocessors(), height, width, out.cols());
         // Load first: a driver that loads this kernel supports tensor maps too.
         let launch = self.launch(choice.file, shape.name)?.shared(shape.shared_bytes() as u32)?;

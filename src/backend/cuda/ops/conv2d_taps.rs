@@ -128,7 +128,7 @@ impl Cuda {
         let Place { conv, halo: [above, below], first_row, doubled } = *place;
         let x = &part.pixels;
         debug_assert!(all_aligned(&[x]), "checked by `takes`");
-        let form = Form::choose(self.device().capability(), x.cols(), product.n);
+        let form = Form::choose(self.device().capability, x.cols(), product.n);
         let int = |value: usize| launch::int(value, || format!("kernel `{}`", form.kernel));
         let (activates, slopes) = activation_arguments(activation);
         let mut arguments = Arguments {

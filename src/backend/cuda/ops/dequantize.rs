@@ -56,7 +56,7 @@ impl Cuda {
         let padding = (rows.next_multiple_of(PADDING) - rows) * row_bytes;
         let buffer = Buffer::new(device, self.element().kind(), rows.next_multiple_of(PADDING) * weight.cols())?;
         if padding > 0 {
-            let (stream, behind) = (device.stream(), buffer.address() + (rows * row_bytes) as u64);
+            let (stream, behind) = (device.stream, buffer.address() + (rows * row_bytes) as u64);
             let _submission = device.submit(stream)?;
             // SAFETY: the buffer has room for the padding behind its rows.
             unsafe { result::memset_d8_async(behind, 0, padding, stream.raw()) }
@@ -85,6 +85,6 @@ impl Cuda {
     /// Returns `true` if matrix multiplications read e4m3 of files as it is, if not configured otherwise: on GPUs with
     /// e4m3 in cuBLASLt. With mma.sync, e4m3 must be requested.
     pub(crate) fn has_fp8(&self) -> bool {
-        self.device().capability() == HOPPER && quantize::check_fp8(self.device(), Field::Precision).is_ok()
+        self.device().capability == HOPPER && quantize::check_fp8(self.device(), Field::Precision).is_ok()
     }
 }

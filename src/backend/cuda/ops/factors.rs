@@ -26,13 +26,13 @@ impl Cuda {
         }
         if down.weight().quantized_kind().is_none() {
             let (device, ready) = (self.device(), self.ready(down.weight())?);
-            let quantized = self.0.uploader.quantized(device, device.stream(), &ready, Storage::Fp8)?;
+            let quantized = self.0.uploader.quantized(device, device.stream, &ready, Storage::Fp8)?;
             down = down.with_weight(quantized);
         }
         if up.weight().quantized_kind().is_none() && !base.weight().is_streamed() && self.projects_in_one()? {
             let ready = self.ready(up.weight())?;
             let device = self.device();
-            let out = Buffer::for_weights(device, device.stream(), self.element().kind(), values(&ready))?;
+            let out = Buffer::for_weights(device, device.stream, self.element().kind(), values(&ready))?;
             let divided = self.divided(&ready, base.weight(), out)?;
             up = up.with_weight(up.weight().with_divided(divided));
         }

@@ -70,7 +70,7 @@ impl Cuda {
         let launch = self.launch("group_norm", "group_norm_merge")?;
         let launch = launch.address(statistics.partial()).address(statistics.counts());
         let launch = launch.vector(weight).vector(bias).address(coefficients.address());
-        let launch = launch.int(statistics.splits()).int(channels).int(channels / groups).float(eps);
+        let launch = launch.int(statistics.splits).int(channels).int(channels / groups).float(eps);
         // SAFETY: argument types and order match cuda/group_norm.cu; `Tensor::group_norm` checked that groups divide
         // the channels, and weight and bias to be [1, channels]; the statistics are of `channels` channels;
         // `coefficients` has two floats for each channel; the block has the MERGE_THREADS threads that the kernel

@@ -84,7 +84,7 @@ impl Cuda {
         [plain, mlp]: [usize; 2],
     ) -> Result<()> {
         let kind = weight.quantized_kind().unwrap_or(BufferKind::Int8 { group: 1 });
-        let form = Form::choose(kind, self.element(), self.device().capability());
+        let form = Form::choose(kind, self.element(), self.device().capability);
         let launch = self.launch(form.file, form.kernel)?.shared(form.shared_bytes(self.element()) as u32)?;
         let launch = launch.address(x.address()).long(x.stride()).address(x.scales());
         let launch = launch.address(weight.address()).long(weight.stride()).address(weight.scales());

@@ -38,7 +38,7 @@ pub fn check_fp8(device: &Device, field: Field) -> Result<()> {
             field,
         ));
     }
-    check_capability(device.capability(), device.name(), field)
+    check_capability(device.capability, device.name(), field)
 }
 
 /// As [`check_fp8`], for GPUs that compute other values in bf16.

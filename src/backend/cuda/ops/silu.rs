@@ -1,18 +1,10 @@
 //! Launches cuda/silu.cu.
 
-use crate::backend::cuda::{Cuda, Tensor, all_aligned};
+use crate::backend::cuda::{Cuda, Tensor};
 use crate::error::Result;
 
 impl Cuda {
     pub(crate) fn silu_op(&self, x: Tensor<Cuda>) -> Result<Tensor<Cuda>> {
-        let fresh = self.unless_writable(&x)?;
-        let out = fresh.as_ref().unwrap_or(&x);
-        let wide = all_aligned(&[&x, out]);
-        let launch = self.launch("silu", if wide { "silu" } else { "silu_any" })?;
-        let launch = launch.matrix(&x).matrix(out).int(x.rows()).int(x.cols());
-        // SAFETY: argument types and order match `silu` and `silu_any` in cuda/silu.cu; `out` is x, or new
-        // and of its shape. A thread reads a run before it writes it.
-        unsafe { launch.run_rows(x.rows(), x.cols(), wide) }?;
-        Ok(fresh.unwrap_or(x))
+        self.elementwise(["silu", "silu_any"], x, &[], None)
     }
 }

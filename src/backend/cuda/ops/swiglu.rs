@@ -7,7 +7,7 @@ use crate::error::Result;
 impl Cuda {
     pub(crate) fn swiglu_op(&self, gate: Tensor<Cuda>, up: &Tensor<Cuda>) -> Result<Tensor<Cuda>> {
         let fresh = self.unless_writable(&gate)?;
-        self.swiglu_on(self.device().stream(), &gate, up, fresh.as_ref().unwrap_or(&gate))?;
+        self.swiglu_on(self.device().stream, &gate, up, fresh.as_ref().unwrap_or(&gate))?;
         Ok(fresh.unwrap_or(gate))
     }
 

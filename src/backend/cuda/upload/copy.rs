@@ -6,8 +6,10 @@
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError, mpsc};
+use std::sync::{Arc, mpsc};
 use std::thread;
+
+use parking_lot::Mutex;
 
 use super::job::{Conversion, UploadJob, bytes_on_device};
 use super::registered::{CHUNK_BYTES, Chunk, MappedFile, RegisteredFiles};
@@ -88,7 +90,7 @@ impl Copier {
         let waits = cores < MAX_THREADS && pieces.iter().any(CopyChunk::is_cold);
         let threads = (bytes / THREADED_BYTES).clamp(1, if waits { MAX_THREADS } else { cores.min(MAX_THREADS) });
 
-        let mut kept = self.staging.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut kept = self.staging.lock();
         let mut own: Vec<Vec<WeightStaging>> = (0..threads).map(|_| Vec::new()).collect();
         for (i, staging) in kept.drain(..).enumerate() {
             own[i % threads].push(staging);
@@ -188,7 +190,7 @@ impl CopyChunk<'_> {
             // SAFETY: the chunk stays mapped and registered until the copy is done, which `RegisteredFiles` ensures.
             // The job's memory has room for its values, which are not converted if they are in a chunk.
             unsafe { self.job.to.behind(self.bytes.start).copy(bytes, stream) }?;
-            device.counters().copies.add(1);
+            device.counters.copies.add(1);
             return Ok(());
         }
         let conversion = self.job.conversion;

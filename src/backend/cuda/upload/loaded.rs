@@ -3,9 +3,10 @@
 //! NVLink transfers 395 GB/s, a host 55, and conversion, padding and quantization are not repeated.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 
 use cudarc::driver::sys;
+use parking_lot::Mutex;
 
 use super::form::{Form, UploadSource};
 use crate::backend::cuda::buffer::Buffer;
@@ -87,13 +88,9 @@ struct Entry {
 pub struct LoadedWeights(Mutex<HashMap<Origin, Entry>>);
 
 impl LoadedWeights {
-    fn entries(&self) -> MutexGuard<'_, HashMap<Origin, Entry>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Adds weights that are complete after the event `made`.
     pub fn add(&self, weights: Vec<Made>, made: &Arc<Event>) {
-        let mut entries = self.entries();
+        let mut entries = self.0.lock();
         entries.retain(|_, entry| entry.buffer.strong_count() > 0);
         for Made { origin, files, buffer } in weights {
             entries.insert(origin, Entry { buffer: Arc::downgrade(&buffer), made: Arc::clone(made), _files: files });
@@ -102,7 +99,7 @@ impl LoadedWeights {
 
     /// Returns the weight, if it still exists.
     pub fn find(&self, origin: &Origin) -> Option<Found> {
-        let entries = self.entries();
+        let entries = self.0.lock();
         let Entry { buffer, made, .. } = entries.get(origin)?;
         Some(Found { buffer: buffer.upgrade()?, made: Arc::clone(made) })
     }
@@ -150,11 +147,11 @@ impl CopyOfWeight {
         let Found { buffer, made } = &self.from;
         made.make_wait(stream)?;
         let _submission = device.submit(stream)?;
-        let (to, own) = (self.to.address(), device.context());
+        let (to, own) = (self.to.address(), device.context);
         // SAFETY: both buffers live until the copy is done, which `copy_weights` waits for, and `to` is as long as
         // `buffer`. Their contexts live as long as their devices.
         unsafe {
-            sys::cuMemcpyPeerAsync(to, own, buffer.address(), buffer.device().context(), buffer.bytes(), stream.raw())
+            sys::cuMemcpyPeerAsync(to, own, buffer.address(), buffer.device().context, buffer.bytes(), stream.raw())
         }
         .result()
         .map_err(|e| failed(&format!("cannot copy weights from {}", buffer.device().numbered_name()), e))

@@ -14,10 +14,11 @@ mod registered;
 
 use std::mem;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
+use std::sync::{Arc, OnceLock, Weak};
 use std::time::Instant;
 
 use cudarc::driver::result;
+use parking_lot::Mutex;
 
 use super::buffer::{Buffer, BufferKind};
 use super::destination::Destination;
@@ -91,9 +92,9 @@ impl Uploader {
         work: impl FnOnce(&Uploads) -> Result<T>,
         report: &mut dyn FnMut(u64),
     ) -> Result<T> {
-        let uploads = Uploads(Mutex::new(Queue::new(device, device.upload_stream())));
+        let uploads = Uploads(Mutex::new(Queue::new(device, device.upload_stream)));
         let done = work(&uploads)?;
-        self.send_and_join(device, uploads.0.into_inner().unwrap_or_else(PoisonError::into_inner), report)?;
+        self.send_and_join(device, uploads.0.into_inner(), report)?;
         Ok(done)
     }
 
@@ -152,7 +153,7 @@ impl Uploader {
         let whole = match self.find(&origin) {
             Some(found) => self.copy_of(device, found, form, when)?,
             None => {
-                let stream = device.upload_stream();
+                let stream = device.upload_stream;
                 let buffer = Buffer::for_weights(device, stream, device.element().kind(), rows * cols)?;
                 let mut queue = Queue::new(device, stream);
                 for source in sources {
@@ -178,7 +179,7 @@ impl Uploader {
 
     /// Copies a weight of another GPU.
     fn copy_of(&self, device: &Arc<Device>, from: Found, form: Form, when: When<'_>) -> Result<Weight> {
-        let stream = device.upload_stream();
+        let stream = device.upload_stream;
         let to = Arc::new(Buffer::for_copy(device, stream, &from.buffer)?);
         if let Some(source) = self.source.get() {
             source.bytes.fetch_add(to.bytes() as u64, Ordering::Relaxed);
@@ -200,14 +201,14 @@ impl Uploader {
     ) -> Result<()> {
         let Some(buffer) = weight.buffer() else { return Ok(()) };
         let files = views.map(|view| Arc::downgrade(view.file())).collect();
-        let mut queue = Queue::new(device, device.upload_stream());
+        let mut queue = Queue::new(device, device.upload_stream);
         queue.made.push(Made { origin, files, buffer: Arc::clone(buffer) });
         self.enqueue(device, queue, when)
     }
 
     /// Loads a weight in the format of its file.
     fn stored(&self, device: &Arc<Device>, stored: &Arc<Stored>, form: Form, when: When<'_>) -> Result<Weight> {
-        let stream = device.upload_stream();
+        let stream = device.upload_stream;
         let buffer = Buffer::on_stream(device, stream, BufferKind::Byte, stored.bytes())?;
         let mut queue = Queue::new(device, stream);
         push_stored(&mut queue, stored, buffer.address());
@@ -218,7 +219,7 @@ impl Uploader {
     /// Loads a 16-bit matrix with the concatenated rows of the parts; rows and columns are padded with zeros to
     /// multiples of [`PADDING`](super::weight::PADDING).
     fn rows(&self, device: &Arc<Device>, parts: &[TensorView], when: When<'_>) -> Result<Weight> {
-        let (form, stream) = (Form::for_parts(parts, Storage::Native)?, device.upload_stream());
+        let (form, stream) = (Form::for_parts(parts, Storage::Native)?, device.upload_stream);
         let buffer = match when {
             When::With(_) => Buffer::for_weights,
             When::AtOnce => Buffer::on_stream,
@@ -243,7 +244,7 @@ impl Uploader {
         form: Form,
         when: When<'_>,
     ) -> Result<Weight> {
-        let stream = device.upload_stream();
+        let stream = device.upload_stream;
         if let Some(quantized) = quantized_parts(parts) {
             let buffer = quantized_buffer(device, stream, form)?;
             let mut queue = Queue::new(device, stream);
@@ -331,7 +332,7 @@ impl Uploader {
         let start = Instant::now();
         let bytes = self.send(device, queue, &mut |_| {})?;
         if bytes > 0 {
-            let mut rate = self.host_rate.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut rate = self.host_rate.lock();
             *rate = HostRate { bytes: rate.bytes + bytes as u64, time: rate.time + start.elapsed() };
         }
         Ok(())
@@ -339,7 +340,7 @@ impl Uploader {
 
     /// Returns a remark if the host limits the streaming of blocks.
     pub fn slow_host(&self) -> Option<String> {
-        self.host_rate.lock().unwrap_or_else(PoisonError::into_inner).remark()
+        self.host_rate.lock().remark()
     }
 
     /// Loads a convolution weight [out, in, k, k] as [out, k * k * in], columns ordered (ky, kx, in), padded as in
@@ -369,7 +370,7 @@ impl Uploader {
         from: [usize; 3],
         when: When<'_>,
     ) -> Result<Weight> {
-        let stream = device.upload_stream();
+        let stream = device.upload_stream;
         let buffer = Buffer::for_weights(device, stream, device.element().kind(), form.padded_rows() * form.stride())?;
         let (to, mut queue) = (buffer.address(), Queue::new(device, stream));
         queue.push_dense(device, view, CopyTarget { to, from, to_rows: form.rows, stride: form.stride() })?;
@@ -382,7 +383,7 @@ impl Uploader {
     /// Runs the jobs of `queue`, or leaves them to [`Uploader::together`].
     fn enqueue(&self, device: &Arc<Device>, queue: Queue, when: When<'_>) -> Result<()> {
         match when {
-            When::With(Some(Uploads(later))) => later.lock().unwrap_or_else(PoisonError::into_inner).append(queue),
+            When::With(Some(Uploads(later))) => later.lock().append(queue),
             When::With(None) | When::AtOnce => self.send_and_join(device, queue, &mut |_| {})?,
         }
         Ok(())

@@ -9,9 +9,10 @@
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, LazyLock, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+use std::sync::{Arc, LazyLock, OnceLock, Weak};
 
 use cudarc::driver::{result, sys};
+use parking_lot::Mutex;
 
 use crate::backend::cuda::device::Device;
 use crate::backend::cuda::driver::failed;
@@ -72,7 +73,7 @@ impl SharedFile {
 impl MappedFile {
     /// Returns a handle to the shared file.
     fn for_file(file: &Arc<Bytes>) -> Self {
-        let mut shared = shared();
+        let mut shared = SHARED.lock();
         shared.retain(|other| other.strong_count() > 0);
         let known = shared.iter().filter_map(Weak::upgrade).find(|other| Arc::ptr_eq(&other.file, file));
         let shared = known.unwrap_or_else(|| {
@@ -114,10 +115,6 @@ impl MappedFile {
     }
 }
 
-fn shared() -> MutexGuard<'static, Vec<Weak<SharedFile>>> {
-    SHARED.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 /// Pinned bytes of the host's memory, and their max.
 struct Pinned {
     bytes: AtomicUsize,
@@ -156,7 +153,7 @@ impl RegisteredFiles {
 
     /// Returns the mapped files of `views`, each once.
     pub fn mapped_files<'a>(&self, views: impl Iterator<Item = &'a TensorView>) -> Vec<Arc<MappedFile>> {
-        let mut known = self.files.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut known = self.files.lock();
         let mut used: Vec<Arc<MappedFile>> = Vec::new();
         for view in views {
             let least = match **view.file() {
@@ -218,12 +215,12 @@ impl RegisteredFiles {
     /// Releases the files that nothing on this device holds, unless some of them may still be read. A file's
     /// registration ends when all devices have released it.
     pub fn settle(&self) -> Result<()> {
-        let mut files = self.files.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut files = self.files.lock();
         // A thread that enqueues copies holds its files, and so do streamed blocks.
         let is_held = |file: &Arc<MappedFile>| Arc::strong_count(file) > 1;
         if files.iter().all(is_held)
-            || !self.device.is_idle(self.device.upload_stream())?
-            || !self.device.is_idle(self.device.block_stream())?
+            || !self.device.is_idle(self.device.upload_stream)?
+            || !self.device.is_idle(self.device.block_stream)?
         {
             return Ok(());
         }
@@ -236,7 +233,7 @@ impl RegisteredFiles {
 
 /// Drops files that no work on their device reads any more.
 fn give_back(files: Vec<Arc<MappedFile>>) {
-    let _shared = shared();
+    let _shared = SHARED.lock();
     drop(files);
 }
 
@@ -274,10 +271,10 @@ impl Drop for RegisteredFiles {
         if self.device.make_current().is_ok() {
             // SAFETY: the stream lives as long as the device. Errors were reported to callers before; after one,
             // nothing runs any more.
-            let _ = unsafe { result::stream::synchronize(self.device.upload_stream().raw()) };
+            let _ = unsafe { result::stream::synchronize(self.device.upload_stream.raw()) };
             // SAFETY: as above.
-            let _ = unsafe { result::stream::synchronize(self.device.block_stream().raw()) };
-            give_back(std::mem::take(self.files.get_mut().unwrap_or_else(PoisonError::into_inner)));
+            let _ = unsafe { result::stream::synchronize(self.device.block_stream.raw()) };
+            give_back(std::mem::take(self.files.get_mut()));
         }
     }
 }

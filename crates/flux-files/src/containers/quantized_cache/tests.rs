@@ -305,7 +305,6 @@ fn a_file_that_cannot_be_written_is_said_and_costs_nothing() {
     assert_eq!(fs::read_dir(model.path()).unwrap().count(), 2, "no partial file is left");
 }
 
-#[cfg(unix)]
 #[test]
 fn a_pipe_in_its_place_is_refused_and_stays() {
     let model = Model::new();

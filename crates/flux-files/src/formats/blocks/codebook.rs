@@ -12,7 +12,7 @@ pub fn codebook4(bytes: &[u8], book: &Codebook, out: &mut [f32]) {
     let mut start = 0;
     while start < out.len() {
         // Blocks run along the flattened tensor, so a row may start and end inside a block.
-        let end = (start + book.block() - (book.first_value() + start) % book.block()).min(out.len());
+        let end = (start + book.block() - (book.first_value + start) % book.block()).min(out.len());
         let maximum = book.maximum_of(start);
         for (index, out) in (start..).zip(&mut out[start..end]) {
             *out = book.table()[code(index)] * maximum;

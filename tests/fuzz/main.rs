@@ -5,42 +5,28 @@
 //! first, `FLUX_FUZZ_ONLY` the number of a single run, whose folder stays, or the name of a kind, and
 //! `FLUX_FUZZ_PROGRAM` another program than the built one.
 
-#![cfg(unix)]
-
-#[path = "fuzz/cases/mod.rs"]
 mod cases;
-#[path = "fuzz/expect.rs"]
 mod expect;
-#[path = "fuzz/folder.rs"]
 mod folder;
-#[path = "fuzz/formats.rs"]
 mod formats;
-#[path = "fuzz/gguf.rs"]
 mod gguf;
-#[path = "fuzz/inputs.rs"]
 mod inputs;
-#[path = "support/model_copy.rs"]
+#[path = "../support/model_copy.rs"]
 mod model_copy;
-#[path = "fuzz/mutate.rs"]
 mod mutate;
-#[path = "fuzz/pictures/mod.rs"]
 mod pictures;
-#[path = "support/gguf.rs"]
+#[path = "../support/gguf.rs"]
 mod plain_gguf;
-#[path = "support/process.rs"]
+#[path = "../support/process.rs"]
 mod process;
-#[path = "support/program.rs"]
+#[path = "../support/program.rs"]
 mod program;
-#[path = "fuzz/rng.rs"]
 mod rng;
-#[path = "fuzz/run.rs"]
 mod run;
-#[path = "fuzz/sources.rs"]
 mod sources;
+#[path = "../support/mod.rs"]
 mod support;
-#[path = "fuzz/tally.rs"]
 mod tally;
-#[path = "fuzz/tensors.rs"]
 mod tensors;
 
 use std::env;

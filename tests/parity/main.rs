@@ -4,135 +4,78 @@
 //! `FLUX_PARITY_SIZES=small` leaves out the real sizes, and `few` also most of many cases, for compute-sanitizer.
 //! `FLUX_TEST_ROOT` is the project's folder, if it differs from the folder of the build.
 
-#[path = "support/bands.rs"]
+#[path = "../support/bands.rs"]
 mod bands;
-#[path = "support/flux3_base.rs"]
+#[path = "../support/flux3_base.rs"]
 mod flux3_base;
-#[path = "support/ranks.rs"]
+#[path = "../support/ranks.rs"]
 mod ranks;
+#[path = "../support/mod.rs"]
 mod support;
-#[path = "support/tiny_decoder.rs"]
+#[path = "../support/tiny_decoder.rs"]
 mod tiny_decoder;
 
-#[path = "parity/adaln.rs"]
 mod adaln;
-#[path = "parity/adapters.rs"]
 mod adapters;
-#[path = "parity/add.rs"]
 mod add;
-#[path = "parity/attention.rs"]
 mod attention;
-#[path = "parity/attention_e4m3.rs"]
 mod attention_e4m3;
-#[path = "parity/attention_int8.rs"]
 mod attention_int8;
-#[path = "parity/capability.rs"]
 mod capability;
-#[path = "parity/compare.rs"]
 mod compare;
-#[path = "parity/concat.rs"]
 mod concat;
-#[path = "parity/conv2d.rs"]
 mod conv2d;
-#[path = "parity/copies.rs"]
 mod copies;
-#[path = "parity/dense_block.rs"]
 mod dense_block;
-#[path = "parity/dequantize.rs"]
 mod dequantize;
-#[path = "parity/doors.rs"]
 mod doors;
-#[path = "parity/editing.rs"]
 mod editing;
-#[path = "parity/euler_step.rs"]
 mod euler_step;
-#[path = "parity/flux3.rs"]
 mod flux3;
-#[path = "parity/fp8.rs"]
 mod fp8;
-#[path = "parity/fp8_weights.rs"]
 mod fp8_weights;
-#[path = "parity/full_size.rs"]
 mod full_size;
-#[path = "parity/gated_add.rs"]
 mod gated_add;
-#[path = "parity/gated_add_adaln.rs"]
 mod gated_add_adaln;
-#[path = "parity/graph.rs"]
 mod graph;
-#[path = "parity/group_norm.rs"]
 mod group_norm;
-#[path = "parity/guide.rs"]
 mod guide;
-#[path = "parity/half.rs"]
 mod half;
-#[path = "parity/host_memory.rs"]
 mod host_memory;
-#[path = "parity/inpaint_blend.rs"]
 mod inpaint_blend;
-#[path = "parity/int8.rs"]
 mod int8;
-#[path = "parity/layer_norm.rs"]
 mod layer_norm;
-#[path = "parity/leaky_relu.rs"]
 mod leaky_relu;
-#[path = "parity/linear.rs"]
 mod linear;
-#[path = "parity/low_rank.rs"]
 mod low_rank;
-#[path = "parity/meaning.rs"]
 mod meaning;
-#[path = "parity/memory.rs"]
 mod memory;
-#[path = "parity/mul.rs"]
 mod mul;
-#[path = "parity/norm_conv2d.rs"]
 mod norm_conv2d;
-#[path = "parity/parallel.rs"]
 mod parallel;
-#[path = "parity/patchify.rs"]
 mod patchify;
-#[path = "parity/pipeline.rs"]
 mod pipeline;
-#[path = "parity/pixel_shuffle.rs"]
 mod pixel_shuffle;
-#[path = "parity/project.rs"]
 mod project;
-#[path = "parity/project_attention.rs"]
 mod project_attention;
-#[path = "parity/qk_norm_rope.rs"]
 mod qk_norm_rope;
-#[path = "parity/relu.rs"]
 mod relu;
-#[path = "parity/rms_norm.rs"]
 mod rms_norm;
-#[path = "parity/rope.rs"]
 mod rope;
-#[path = "parity/scale_shift.rs"]
 mod scale_shift;
-#[path = "meaning/score.rs"]
+#[path = "../meaning/score.rs"]
 mod score;
-#[path = "parity/selftest.rs"]
 mod selftest;
-#[path = "parity/silu.rs"]
 mod silu;
-#[path = "parity/softcap.rs"]
 mod softcap;
-#[path = "parity/streaming.rs"]
 mod streaming;
-#[path = "parity/swiglu.rs"]
 mod swiglu;
-#[path = "parity/tiny_decoder.rs"]
+#[path = "tiny_decoder.rs"]
 mod tiny_decoder_parity;
-#[path = "parity/transfer.rs"]
 mod transfer;
-#[path = "parity/unpatchify.rs"]
 mod unpatchify;
-#[path = "parity/upsample.rs"]
 mod upsample;
-#[path = "parity/upsample_conv2d.rs"]
 mod upsample_conv2d;
-#[path = "parity/vae_encoder.rs"]
 mod vae_encoder;
 
 use std::path::PathBuf;
