@@ -86,7 +86,7 @@ const COMMON: [&str; 4] = ["error", "memory", "Error", "Result"];
 const ANY: &[&str] = &["*"];
 
 /// A crate and the only places of the library where it may be named. (The CUDA backend has a module `gemm` of its own.)
-const CRATES: [(&str, &[&str]); 11] = [
+const CRATES: [(&str, &[&str]); 10] = [
     ("base64", &["engine/image_recipe.rs"]),
     ("cudarc", &["backend/cuda/"]),
     ("gemm", &["backend/cpu/", "backend/cuda/"]),

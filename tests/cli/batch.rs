@@ -257,7 +257,7 @@ fn one_run_at_a_time_writes_to_a_folder_and_the_rest_is_told_as_not_tried() {
     }
     batch(folder, &["list.txt", "out", "-S", "1"]).fails(1, &["another `flux batch`"]);
     signal(&first, "INT");
-    let Run { code, stderr, .. } = Run::of(first.wait_with_output().unwrap());
+    let Run { code, stderr, .. } = Run::from_output(first.wait_with_output().unwrap());
     let made = manifest(&folder.join("out")).len();
     assert_eq!(code, Some(130), "{stderr}");
     assert!(stderr.contains(&format!("0 failed, {} not tried", 400 - made)), "{stderr}");

@@ -23,7 +23,7 @@ fn ended(home: &Home, hub: &Hub, signal: &str) -> Run {
         thread::sleep(Duration::from_millis(5));
     }
     crate::program::signal(&child, signal);
-    Run::of(child.wait_with_output().expect("it ends"))
+    Run::from_output(child.wait_with_output().expect("it ends"))
 }
 
 #[test]

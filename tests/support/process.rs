@@ -21,7 +21,7 @@ pub struct Run {
 impl Run {
     pub fn new(command: &mut Command) -> Self {
         hear_signals();
-        Self::of(command.output().expect("the program starts"))
+        Self::from_output(command.output().expect("the program starts"))
     }
 
     /// Runs a command with this input.
@@ -31,10 +31,10 @@ impl Run {
         let mut child = command.spawn().expect("the program starts");
         // A program that ends before it has read everything breaks the pipe.
         let _ = child.stdin.take().expect("a pipe").write_all(input);
-        Self::of(child.wait_with_output().expect("it ends"))
+        Self::from_output(child.wait_with_output().expect("it ends"))
     }
 
-    pub fn of(Output { status, stdout, stderr }: Output) -> Self {
+    pub fn from_output(Output { status, stdout, stderr }: Output) -> Self {
         let text = |bytes| String::from_utf8(bytes).expect("UTF-8");
         Self { code: status.code(), stdout: text(stdout), stderr: text(stderr) }
     }
