@@ -302,7 +302,7 @@ fn controls_weights_and_variations_are_fields() {
     assert_eq!(pixels(&edit(json!({"image": [red], "variety": 0}))), one);
     assert_ne!(pixels(&edit(json!({"image": [red], "variety": "1:100:1"}))), one);
     assert_ne!(pixels(&edit(json!({"image": [red], "rng": "portable"}))), one);
-    assert_ne!(pixels(&edit(json!({"image": [red], "schedule": "linear"}))), one);
+    assert_ne!(pixels(&edit(json!({"image": [red], "schedule": "sigmas:0.9"}))), one);
     assert_ne!(pixels(&edit(json!({"image": [red], "max_sequence_length": 16}))), one);
     let part = json!({"image": [red], "strength": 0.5});
     assert_ne!(pixels(&edit(with(part.clone(), json!({"no_self_reference": true})))), pixels(&edit(part.clone())));

@@ -229,7 +229,10 @@ impl Fields {
         let Some(Given { name, value }) = self.take(name) else { return Ok(None) };
         let read = match &value {
             // The text itself may be the value.
-            Value::String(text) => serde_json::from_str(text).or_else(|e| T::deserialize(&value).map_err(|_| e)),
+            Value::String(text) => serde_json::from_str(text).or_else(|e| {
+                let is_json = text.trim_start().starts_with(['[', '{']);
+                T::deserialize(&value).map_err(|own| if is_json { e } else { own })
+            }),
             value => T::deserialize(value),
         };
         read.map(Some).map_err(|e| ApiError::value(name.clone(), format!("`{}`: {e}", shown(&name))))
@@ -370,6 +373,14 @@ mod tests {
 
     fn form(parts: &[(&str, &str)]) -> Result<Fields> {
         Fields::from_form(parts.iter().map(|(name, text)| (name.to_string(), text.to_string())))
+    }
+
+    #[test]
+    fn the_error_of_a_value_is_that_of_its_form() {
+        let wrong = |text: &str| json(&format!(r#"{{"v": {}}}"#, serde_json::json!(text))).value::<Vec<u8>>("v");
+        let is_syntax = |text: &str| wrong(text).unwrap_err().message.contains("line 1");
+        assert!(is_syntax("[1, 2") && is_syntax("[1, \"x\"]") && !is_syntax("even"));
+        assert_eq!(wrong("[1, 2]").unwrap(), Some(vec![1, 2]));
     }
 
     #[test]

@@ -152,8 +152,8 @@ pub async fn submit(app: &Arc<App>, client: &Client, permit: &Arc<Permit>, asked
     Ok(job)
 }
 
-/// Reads the images of a job and queues it, unless it is cancelled first. Other jobs may make some of its images before,
-/// and a language model may rewrite its prompt.
+/// Reads the images of a job and queues it, unless it is cancelled first. Before, other jobs may make some of its
+/// images, and a language model may rewrite its prompt.
 async fn take(
     app: Arc<App>,
     permit: Arc<Permit>,

@@ -3,6 +3,8 @@
 use std::path::PathBuf;
 use std::sync::{Arc, OnceLock};
 
+use flux::engine::boxes::Rectangle;
+use flux::engine::regions::TextRegion;
 use flux::engine::{EmbeddedFiles, EnlargedSize, Recipe};
 use flux::sampler::ScheduleKind;
 use flux::stage::CancelFlag;
@@ -11,8 +13,7 @@ use super::error::{GraphError, Result};
 use super::evaluate::Evaluator;
 use super::graph::{Graph, map_node_error, unsupported};
 use super::images::{Broken, Costs, Maker, MaskPicture, Picture, Upscaler};
-use super::kinds::{Conditioning, Content, Drawing, Drawn, Guider, Image};
-use super::regions;
+use super::kinds::{Conditioning, Content, Drawing, Drawn, Guider, Image, Place, Region};
 use super::table::MAX_IMAGES;
 use crate::http::error::{ApiError, cancelled};
 use crate::jobs::admission::{Estimate, Preparation};
@@ -175,7 +176,7 @@ fn ask(on: &mut Evaluator<'_>, costs: &mut Costs, drawing: &Drawing, is_composit
     let mut files = Files::default();
     let (node, begins_late) = (&on.graph.nodes[drawing.node], drawing.sigmas.first > 0);
     let mut edits_whole = false;
-    let regions = regions::in_recipe(on.graph, &guider.positive.regions, drawing.size(), &mut files)?;
+    let regions = regions(on.graph, &guider.positive.regions, drawing.size(), &mut files)?;
     let mut recipe = Recipe { prompt, regions, negative, guidance, seed: drawing.seed, ..Recipe::default() };
     let mut references = &guider.positive.references[..];
     let tokens = match &latent.content {
@@ -282,7 +283,7 @@ fn sized(recipe: &mut Recipe, size: [u64; 2]) -> usize {
 
 /// The images and masks of a request, by their names in the recipe.
 #[derive(Default)]
-pub struct Files {
+struct Files {
     pictures: Vec<(PathBuf, Arc<Picture>)>,
     /// Masks for images of these sizes.
     masks: Vec<(PathBuf, Arc<MaskPicture>, [u64; 2])>,
@@ -317,7 +318,7 @@ impl Files {
         name
     }
 
-    pub fn add_mask(&mut self, name: PathBuf, mask: &Arc<MaskPicture>, size: [u64; 2]) {
+    fn add_mask(&mut self, name: PathBuf, mask: &Arc<MaskPicture>, size: [u64; 2]) {
         self.reading += read_estimate(size.map(|side| side as usize));
         self.masks.push((name, Arc::clone(mask), size));
     }
@@ -363,6 +364,37 @@ fn make(
         files.insert(name.clone(), mask.to_file(*size, cancel)?.to_vec());
     }
     Ok(())
+}
+
+/// Returns the regions for the recipe of an image of this size, and adds their masks to its files.
+///
+/// Errors if an area is empty.
+fn regions(
+    graph: &Graph,
+    regions: &[Region],
+    size @ [width, height]: [u64; 2],
+    files: &mut Files,
+) -> Result<Vec<TextRegion>> {
+    let read = |(index, Region { node, text, place }): (usize, &Region)| {
+        let prompt = text.to_string();
+        let shares = match place {
+            Place::Mask(mask) => {
+                let name = PathBuf::from(format!("region{}.png", index + 1));
+                files.add_mask(name.clone(), mask, size);
+                return Ok(TextRegion { mask: Some(name), prompt, ..TextRegion::default() });
+            }
+            Place::Shares(sides) => *sides,
+            Place::Pixels([left, top, right, bottom]) => {
+                let (width, height) = (width as f64, height as f64);
+                [left / width, top / height, right / width, bottom / height]
+            }
+        };
+        let [left, top, right, bottom] =
+            shares.map(|share| (share * 1000.0).round_ties_even().clamp(0.0, 1000.0) as u16);
+        let rectangle = map_node_error(&graph.nodes[*node], Rectangle::new([top, left, bottom, right]))?;
+        Ok(TextRegion { rectangle: Some(rectangle), prompt, ..TextRegion::default() })
+    };
+    regions.iter().enumerate().map(read).collect()
 }
 
 fn wrong_guider(graph: &Graph, guider: &Guider, input: &str, details: &str) -> GraphError {

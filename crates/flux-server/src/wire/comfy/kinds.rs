@@ -6,7 +6,6 @@ use flux::engine::boxes::LayoutBox;
 use flux::input;
 
 use super::images::{MaskPicture, Picture, Upscaler};
-use super::regions::Region;
 use super::sigmas::{Sampling, Sigmas};
 use crate::jobs::request::Lora;
 
@@ -136,6 +135,24 @@ pub struct Conditioning {
     pub is_written: bool,
     pub regions: Arc<[Region]>,
     pub references: Arc<[Arc<Picture>]>,
+}
+
+/// A text for a part of the image.
+#[derive(Debug, Clone)]
+pub struct Region {
+    /// The index of the node that sets its place.
+    pub node: usize,
+    pub text: Arc<str>,
+    pub place: Place,
+}
+
+/// A part of the image. Sides are left, top, right and bottom.
+#[derive(Debug, Clone)]
+pub enum Place {
+    Pixels([f64; 4]),
+    /// Shares of width and height.
+    Shares([f64; 4]),
+    Mask(Arc<MaskPicture>),
 }
 
 /// The input or the output of sampling.

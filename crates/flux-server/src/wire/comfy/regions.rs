@@ -1,46 +1,23 @@
 //! Nodes that give parts of the image texts of their own.
 //!
 //! Source: ComfyUI's nodes.py. There, each text has a prediction of its own, and predictions are averaged by their
-//! strengths. Here, all texts are read at once, and each part of the image sees the prompt and the texts of its regions.
+//! strengths. Here, all texts are read at once. Each part of the image sees the prompt and the texts of its regions.
 
-use std::path::PathBuf;
 use std::sync::Arc;
 
-use flux::engine::boxes::Rectangle;
-use flux::engine::regions::TextRegion;
 use flux::pipeline::MAX_REGIONS;
 
 use super::classes::{CONDITIONING, Class, Input, class, hint, link, number, whole};
-use super::drawings::Files;
 use super::error::Result;
 use super::evaluate::Evaluator;
-use super::graph::{Graph, Node, map_node_error, unsupported};
-use super::images::MaskPicture;
-use super::kinds::{Conditioning, Kind, Worth};
+use super::graph::{Node, unsupported};
+use super::kinds::{Conditioning, Kind, Place, Region, Worth};
 
 /// Pixels of an area: default, min and max.
 const LENGTH: [u64; 3] = [64, 1, 16384];
 const PLACE: [u64; 3] = [0, 0, 16384];
 const STRENGTH: Input = number("strength", [1.0, 0.0, 10.0]);
 const TEXT: Input = link("conditioning", Kind::Conditioning);
-
-/// A text for a part of the image.
-#[derive(Debug, Clone)]
-pub struct Region {
-    /// The index of the node that sets its place.
-    node: usize,
-    text: Arc<str>,
-    place: Place,
-}
-
-/// A part of the image. Sides are left, top, right and bottom.
-#[derive(Debug, Clone)]
-enum Place {
-    Pixels([f64; 4]),
-    /// Shares of width and height.
-    Shares([f64; 4]),
-    Mask(Arc<MaskPicture>),
-}
 
 pub const CLASSES: &[Class] = &[
     class(
@@ -151,37 +128,6 @@ fn combined(on: &Evaluator<'_>, node: &Node) -> Result<Conditioning> {
     }
     let (is_written, text) = (first.is_written || second.is_written, first.text.or(second.text));
     Ok(Conditioning { text, is_written, regions, references })
-}
-
-/// Returns the regions for the recipe of an image of this size, and adds their masks to its files.
-///
-/// Errors if an area is empty.
-pub fn in_recipe(
-    graph: &Graph,
-    regions: &[Region],
-    size @ [width, height]: [u64; 2],
-    files: &mut Files,
-) -> Result<Vec<TextRegion>> {
-    let read = |(index, Region { node, text, place }): (usize, &Region)| {
-        let prompt = text.to_string();
-        let shares = match place {
-            Place::Mask(mask) => {
-                let name = PathBuf::from(format!("region{}.png", index + 1));
-                files.add_mask(name.clone(), mask, size);
-                return Ok(TextRegion { mask: Some(name), prompt, ..TextRegion::default() });
-            }
-            Place::Shares(sides) => *sides,
-            Place::Pixels([left, top, right, bottom]) => {
-                let (width, height) = (width as f64, height as f64);
-                [left / width, top / height, right / width, bottom / height]
-            }
-        };
-        let [left, top, right, bottom] =
-            shares.map(|share| (share * 1000.0).round_ties_even().clamp(0.0, 1000.0) as u16);
-        let rectangle = map_node_error(&graph.nodes[*node], Rectangle::new([top, left, bottom, right]))?;
-        Ok(TextRegion { rectangle: Some(rectangle), prompt, ..TextRegion::default() })
-    };
-    regions.iter().enumerate().map(read).collect()
 }
 
 #[cfg(test)]

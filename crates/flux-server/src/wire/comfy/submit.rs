@@ -268,7 +268,8 @@ fn later_files(app: &Arc<App>, client: &Client, awaited: Vec<(PathBuf, Arc<Pictu
     })
 }
 
-/// Follows a prompt once the images of its jobs are read, except those that other jobs make first. If a job is refused, the prompt is removed.
+/// Follows a prompt once the images of its jobs are read, except those that other jobs make first. If a job is refused,
+/// the prompt is removed.
 async fn follow(app: Arc<App>, prompt: Arc<Prompt>, jobs: Vec<Job>, refused: oneshot::Sender<Refused>) {
     for job in jobs.iter().filter(|job| !job.is_later) {
         if let Err(error) = job.record.taken().await {
