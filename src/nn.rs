@@ -194,6 +194,11 @@ impl<B: Backend> Operand<B> {
         self.0.cols()
     }
 
+    /// Returns rows `range` for reading.
+    pub fn row_view(&self, range: Range<usize>) -> Self {
+        Self(self.0.row_view(range))
+    }
+
     /// Splits into the first `rows` rows and the rest.
     pub fn split_rows(self, rows: usize) -> (Self, Self) {
         let (top, bottom) = self.0.split_rows(rows);

@@ -11,7 +11,7 @@ use flux::compare::difference;
 use flux::files::{Format, ModelFiles};
 use flux::model::OpenModel;
 use flux::output::Rgb;
-use flux::pipeline::{Area, Model, RegionPrompt, Request};
+use flux::pipeline::{Area, Change, Model, RegionPrompt, Request};
 use flux::stage::CancelFlag;
 use score::edits::{Edits, expect_edits, expect_nothing};
 use score::{BOUNDS, Meaning, SIZES, expect_meaning, expect_meaning_at_sizes, expect_most};
@@ -84,6 +84,26 @@ fn regions_show_their_texts_in_their_places() {
         let expected = expected.map(|(color, shape, left)| (color.to_string(), shape.to_string(), left));
         assert_eq!(seen, ("light green".to_string(), expected.to_vec()), "seed {seed}");
     }
+}
+
+/// A second pass from 128 to 256 pixels, in four tiles of 192. Its prompt fits in each tile.
+#[test]
+fn a_second_pass_in_tiles_shows_what_its_image_shows() {
+    let (model, meaning) = (default_model(), Meaning::load().every(if takes_long_form() { 3 } else { 12 }));
+    let first = meaning.generate_at(&model, [128, 128]);
+    let edit = |(prompt, image): (&score::Prompt, &Rgb)| {
+        let image = Arc::new(flux::input::resized(image, [256, 256]));
+        let change = Some(Change { image, cells: None, strength: 0.25, is_reference: true });
+        let (tile, text) = (Some(192), format!("{} background", prompt.background));
+        let request = Request { change, tile, steps: Some(4), ..Request::new(text, prompt.seed) };
+        let made = model.generate(&request).unwrap();
+        assert_eq!(made.plan.tiles.map(|tiles| tiles.count([256, 256])), Some(4));
+        Rgb { width: 256, height: 256, bytes: made.rgb }
+    };
+    let second: Vec<_> = meaning.prompts.iter().zip(&first).map(edit).collect();
+    let [first, second] = [first, second].map(|images| meaning.scores(&images));
+    println!("first:  {first}\nsecond: {second}");
+    assert!(first.total() > 0.8 && second.total() >= first.total() - 0.1, "{first}; {second}");
 }
 
 #[test]

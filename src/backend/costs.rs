@@ -52,6 +52,7 @@ pub struct Costs {
     /// Bytes of one activation value.
     pub element_bytes: u64,
     /// The max number of values of a tensor that every op accepts; `u64::MAX` if only memory limits it.
+    /// [`Tensor::project`](crate::tensor::Tensor::project) computes larger projections in pieces.
     pub max_tensor_values: u64,
     /// Storage of the weights of large matrix multiplications; see [`WeightPolicy`](crate::nn::WeightPolicy).
     pub products: Storage,

@@ -3,7 +3,7 @@
 use super::linear::{expect_operand, expect_weight};
 use super::qk_norm_rope::expect_norm;
 use super::rope::expect_rope;
-use super::{Products, QkNorm, QkNormRope, Rope, TokenLayout};
+use super::{Products, QkNorm, QkNormRope, Rope, TokenLayout, project_pieces};
 use crate::backend::Backend;
 use crate::error::Result;
 use crate::nn::{Linear, Operand};
@@ -37,11 +37,17 @@ impl<B: Backend> Tensor<B> {
     /// x [rows, in], weight [3 * heads.dim + 2 * mlp, in] with the rows k, v, q, gate, up in this order; without
     /// `heads` they are gate and up alone. q and mlp are adjacent columns of one buffer.
     ///
+    /// A projection with more values than the device supports is computed in pieces of rows.
+    ///
     /// Errors if the shapes do not fit, the rows without a query exceed those of the first x, or as
     /// [`Tensor::qk_norm_rope`].
     pub fn project(parts: &[(&Operand<B>, &Linear<B>)], heads: Option<&Heads<'_, B>>) -> Result<Projection<B>> {
         expect_parts("project", parts, heads)?;
-        parts[0].0.tensor().backend().project(parts, heads)
+        let backend = parts[0].0.tensor().backend();
+        match project_pieces::rows_of_piece(backend, parts, heads) {
+            Some(rows) => project_pieces::project(backend, parts, heads, rows),
+            None => backend.project(parts, heads),
+        }
     }
 }
 

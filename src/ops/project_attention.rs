@@ -1,6 +1,6 @@
 //! The projection before attention, and attention over its result.
 
-use super::{Heads, Mask, Projection};
+use super::{Heads, Mask, Projection, project_pieces};
 use crate::backend::Backend;
 use crate::error::Result;
 use crate::nn::{Linear, Operand};
@@ -26,7 +26,10 @@ impl<B: Backend> Tensor<B> {
         let (rows, expected) = (parts.iter().map(|(x, _)| x.rows()).sum::<usize>(), heads.layout.rows());
         expect(rows == expected && heads.dim > 0, OP, || format!("{rows} rows and heads of {} do not fit", heads.dim))?;
         let backend = parts[0].0.tensor().backend().clone();
-        backend.project_attention(parts, heads)
+        match project_pieces::rows_of_piece(&backend, &borrowed(&parts), Some(heads)) {
+            Some(_) => attend(Self::project(&borrowed(&parts), Some(heads))?, parts, heads),
+            None => backend.project_attention(parts, heads),
+        }
     }
 }
 
@@ -37,7 +40,14 @@ pub fn borrowed<'a, B: Backend>(parts: &'a [(Operand<B>, &Linear<B>)]) -> Vec<(&
 
 /// Defines `project_attention` by simpler ops.
 pub fn compose<B: Backend>(b: &B, parts: Vec<(Operand<B>, &Linear<B>)>, heads: &Heads<'_, B>) -> Result<Attended<B>> {
-    let Projection { kvq: [k, v, q], mlp } = b.project(&borrowed(&parts), Some(heads))?;
+    attend(b.project(&borrowed(&parts), Some(heads))?, parts, heads)
+}
+
+fn attend<B: Backend>(
+    Projection { kvq: [k, v, q], mlp }: Projection<B>,
+    parts: Vec<(Operand<B>, &Linear<B>)>,
+    heads: &Heads<'_, B>,
+) -> Result<Attended<B>> {
     drop(parts); // frees memory
     let attn = q.attention(&k, &v, heads.norm[0].q.cols(), heads.layout, Mask::None)?;
     Ok(Attended { attn, mlp })

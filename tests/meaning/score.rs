@@ -63,7 +63,7 @@ pub struct Prompt {
     pub prompt: String,
     pub seed: u64,
     kind: Kind,
-    background: String,
+    pub background: String,
     /// The objects in `prompt`, in its order.
     #[serde(default)]
     objects: Vec<Thing>,

@@ -22,7 +22,9 @@ impl Cpu {
         match world {
             0 => Err(Error::usage("a group of 0 devices cannot generate images")),
             1 => Ok(vec![Self::new(precision)]),
-            _ => Ok(Member::group(world, limit, None).map(|m| Self { precision, member: Some(Arc::new(m)) }).collect()),
+            _ => Ok(Member::group(world, limit, None)
+                .map(|m| Self { member: Some(Arc::new(m)), ..Self::new(precision) })
+                .collect()),
         }
     }
 

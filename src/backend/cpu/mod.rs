@@ -59,6 +59,7 @@ pub enum Precision {
 #[derive(Debug, Clone)]
 pub struct Cpu {
     precision: Precision,
+    max_tensor_values: u64,
     /// `None` for a single backend.
     member: Option<Arc<Member>>,
 }
@@ -98,7 +99,13 @@ const TASK_ELEMENTS: usize = 1 << 16;
 impl Cpu {
     /// Creates a backend for all cores, at the given precision.
     pub fn new(precision: Precision) -> Self {
-        Self { precision, member: None }
+        Self { precision, max_tensor_values: u64::MAX, member: None }
+    }
+
+    /// Limits the values of a tensor as GPUs do, see [`Costs::max_tensor_values`]. For tests.
+    #[must_use]
+    pub fn with_max_tensor_values(self, max_tensor_values: u64) -> Self {
+        Self { max_tensor_values, ..self }
     }
 
     /// Returns `true` if this processor multiplies bfloat16 faster than float32.
@@ -256,7 +263,9 @@ impl Device for Cpu {
             Precision::Int8 => Storage::Int8,
             Precision::W4a8 => Storage::W4a8,
         };
-        Costs::host(products, self.world())
+        let mut costs = Costs::host(products, self.world());
+        costs.max_tensor_values = self.max_tensor_values;
+        costs
     }
 
     fn event(&self) -> Result<Instant> {

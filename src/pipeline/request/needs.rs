@@ -26,6 +26,8 @@ pub(crate) struct ActivationCost {
     pub early: u64,
     /// Values of the largest tensor of one evaluation.
     pub largest: u64,
+    /// Values of the largest tensor that is not computed in pieces.
+    pub whole: u64,
     /// The split of a step between devices.
     pub sharing: Sharing,
     /// Number of devices that share the tokens of an evaluation.
@@ -76,6 +78,7 @@ impl ActivationCost {
             step: tokens * token + of_tiles * context * dim * costs.element_bytes,
             early: rows * token + contexts * context * dim * costs.element_bytes,
             largest: tokens * widest(info),
+            whole: tokens * widest_whole(info),
             sharing,
             sharers,
             evaluations: if plan.guided() && sharing == Sharing::Group { 2 } else { 1 },
@@ -126,16 +129,16 @@ impl ActivationCost {
     ///
     /// Errors if the image needs a tensor of more than `limit` values, regardless of memory.
     pub(crate) fn check_largest(&self, limit: u64, info: &ModelInfo, plan: &Plan) -> Result<()> {
-        if self.largest <= limit {
+        if self.whole <= limit {
             return Ok(());
         }
         let (width, height) = (plan.width, plan.height);
         let error = Error::new(format!(
             "a {width} x {height} image needs a tensor of {} values, but this device supports at most {limit}",
-            self.largest
+            self.whole
         ));
         let beside = own(plan.text_tokens, self.sharers) + own(info.reference_tokens(plan), self.sharers);
-        let tokens = (limit / widest(info)).saturating_sub(beside as u64) * self.sharers as u64;
+        let tokens = (limit / widest_whole(info)).saturating_sub(beside as u64) * self.sharers as u64;
         match tokens.isqrt() * info.vae.patch_pixels() as u64 {
             0 => Err(error),
             side => Err(error.hint(format!(
@@ -273,6 +276,13 @@ fn widest(info: &ModelInfo) -> u64 {
     (3 * info.transformer.dim() + 2 * info.transformer.mlp()) as u64
 }
 
+/// Returns the columns of the widest tensor that is not computed in pieces: q, k and v of a double block, or the result
+/// of attention and MLP of a single block.
+fn widest_whole(info: &ModelInfo) -> u64 {
+    let (dim, mlp) = (info.transformer.dim(), info.transformer.mlp());
+    (3 * dim).max(dim + mlp) as u64
+}
+
 #[cfg(test)]
 mod tests {
     use std::sync::Arc;
@@ -287,6 +297,7 @@ mod tests {
         step: 100,
         early: 0,
         largest: 100,
+        whole: 100,
         in_turn: false,
         kept: 0,
         is_alone: false,
@@ -336,7 +347,7 @@ mod tests {
             !two.batched(u64::MAX, 1) && of(1, &guided).batched(u64::MAX, 1) && of(3, &guided).batched(u64::MAX, 1)
         );
         // A size that one device refuses, and the largest size that two devices accept.
-        let limit = alone.largest - 1;
+        let limit = alone.whole - 1;
         assert!(alone.check_largest(limit, &info, &plan).is_err());
         let (beyond, large) = (Plan::with_size(2048, 2048), of(2, &Plan::with_size(2048, 2048)));
         let text = large.check_largest(limit, &info, &beyond).unwrap_err().to_string();
@@ -373,8 +384,8 @@ mod tests {
             (ActivationCost::new(&Costs::host(Storage::Native, 1), &info, &plan), plan)
         };
         let (largest, plan) = of(160);
-        assert!(largest.check_largest(largest.largest, &info, &plan).is_ok());
-        let limit = largest.largest - 1;
+        assert!(largest.check_largest(largest.whole, &info, &plan).is_ok());
+        let limit = largest.whole - 1;
         let error = largest.check_largest(limit, &info, &plan).unwrap_err();
         let text = error.to_string();
         assert_eq!(error.kind(), crate::error::ErrorKind::Failure);
@@ -527,6 +538,24 @@ mod tests {
         assert_eq!(cards(&small, Storage::Int8), [3984, 4432, 4432, 4432]);
         assert_eq!(cards(&large, Storage::Native), [2880, 3840, 3840, 3840]);
         assert_eq!(cards(&large, Storage::Int8), [3184, 3840, 3840, 3840]);
+    }
+
+    #[test]
+    fn a_gpu_projects_the_largest_images_in_pieces() {
+        let (small, large) = (klein(24, [5, 20], [2560, 9728]), klein(32, [8, 24], [4096, 12288]));
+        for (info, [height, width], fits) in
+            [(&small, [4096, 8192], true), (&large, [4096, 4096], true), (&large, [4096, 8192], false)]
+        {
+            let (costs, plan) = (Costs::hopper(), Plan::with_size(width, height));
+            let needs = ActivationCost::new(&costs, info, &plan);
+            assert!(needs.largest > costs.max_tensor_values && needs.wanted(8) == 1);
+            assert_eq!(needs.check_largest(costs.max_tensor_values, info, &plan).is_ok(), fits, "{height} x {width}");
+            let sizes = MemorySizes::new(&costs, info, &plan, true);
+            println!(
+                "{height} x {width}: {:?}",
+                [12, 16, 24, 48].map(|gib| sizes.plan(gib << 30, || u64::MAX, &plan).is_ok())
+            );
+        }
     }
 
     #[test]
