@@ -248,8 +248,7 @@ fn verify_generates_the_image_again() {
 
 #[test]
 fn a_program_without_c2pa_refuses_to_sign_before_it_works() {
-    let folder = folder();
-    let folder = folder.path();
+    let folder = &folder();
     let signed = ["--sign-cert", "chain.pem", "--sign-key", "key.pem"];
     let draw = |flags: &[&str]| draw(folder, &[&["-p", "x", "-o", "out.png", "--json"], flags].concat());
     draw(&signed).fails(2, &["without C2PA", "--features flux-cli/c2pa"]);
