@@ -84,7 +84,6 @@ pub mod patchify;
 pub mod pixel_shuffle;
 pub mod project;
 pub mod project_attention;
-mod project_pieces;
 pub mod qk_norm_rope;
 pub mod relu;
 pub mod rms_norm;

@@ -1,9 +1,11 @@
 //! The projection before attention and inside a gated MLP, with the ops on its columns.
 
+pub(super) mod pieces;
+
 use super::linear::{expect_operand, expect_weight};
 use super::qk_norm_rope::expect_norm;
 use super::rope::expect_rope;
-use super::{Products, QkNorm, QkNormRope, Rope, TokenLayout, project_pieces};
+use super::{Products, QkNorm, QkNormRope, Rope, TokenLayout};
 use crate::backend::Backend;
 use crate::error::Result;
 use crate::nn::{Linear, Operand};
@@ -30,6 +32,11 @@ pub struct Projection<B: Backend> {
     pub mlp: Tensor<B>,
 }
 
+/// Returns the parts as [`Tensor::project`] takes them.
+pub fn borrowed<'a, B: Backend>(parts: &'a [(Operand<B>, &Linear<B>)]) -> Vec<(&'a Operand<B>, &'a Linear<B>)> {
+    parts.iter().map(|(x, weight)| (x, *weight)).collect()
+}
+
 impl<B: Backend> Tensor<B> {
     /// Multiplies each (x, weight), stacks the results, then norms, rotates and activates their columns. The low-rank
     /// factors of a weight count as part of it.
@@ -44,8 +51,8 @@ impl<B: Backend> Tensor<B> {
     pub fn project(parts: &[(&Operand<B>, &Linear<B>)], heads: Option<&Heads<'_, B>>) -> Result<Projection<B>> {
         expect_parts("project", parts, heads)?;
         let backend = parts[0].0.tensor().backend();
-        match project_pieces::rows_of_piece(backend, parts, heads) {
-            Some(rows) => project_pieces::project(backend, parts, heads, rows),
+        match pieces::rows_of_piece(backend, parts, heads) {
+            Some(rows) => pieces::project(backend, parts, heads, rows),
             None => backend.project(parts, heads),
         }
     }

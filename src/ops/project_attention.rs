@@ -1,6 +1,7 @@
 //! The projection before attention, and attention over its result.
 
-use super::{Heads, Mask, Projection, project_pieces};
+use super::project::{borrowed, expect_parts, pieces};
+use super::{Heads, Mask, Projection};
 use crate::backend::Backend;
 use crate::error::Result;
 use crate::nn::{Linear, Operand};
@@ -21,21 +22,16 @@ impl<B: Backend> Tensor<B> {
     /// Errors as both, and if the rows do not match the layout.
     pub fn project_attention(parts: Vec<(Operand<B>, &Linear<B>)>, heads: &Heads<'_, B>) -> Result<Attended<B>> {
         const OP: &str = "project_attention";
-        super::project::expect_parts(OP, &borrowed(&parts), Some(heads))?;
+        expect_parts(OP, &borrowed(&parts), Some(heads))?;
         heads.layout.check(OP)?;
         let (rows, expected) = (parts.iter().map(|(x, _)| x.rows()).sum::<usize>(), heads.layout.rows());
         expect(rows == expected && heads.dim > 0, OP, || format!("{rows} rows and heads of {} do not fit", heads.dim))?;
         let backend = parts[0].0.tensor().backend().clone();
-        match project_pieces::rows_of_piece(&backend, &borrowed(&parts), Some(heads)) {
+        match pieces::rows_of_piece(&backend, &borrowed(&parts), Some(heads)) {
             Some(_) => attend(Self::project(&borrowed(&parts), Some(heads))?, parts, heads),
             None => backend.project_attention(parts, heads),
         }
     }
-}
-
-/// Returns the parts as [`Tensor::project`] takes them.
-pub fn borrowed<'a, B: Backend>(parts: &'a [(Operand<B>, &Linear<B>)]) -> Vec<(&'a Operand<B>, &'a Linear<B>)> {
-    parts.iter().map(|(x, weight)| (x, *weight)).collect()
 }
 
 /// Defines `project_attention` by simpler ops.

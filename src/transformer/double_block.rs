@@ -5,7 +5,7 @@ use super::{DoubleModulation, Keys, Sequence, Stream, TransformerConfig};
 use crate::backend::Backend;
 use crate::error::Result;
 use crate::nn::{Linear, Weights};
-use crate::ops::project_attention::borrowed;
+use crate::ops::project::borrowed;
 use crate::ops::{Heads, QkNorm};
 use crate::tensor::Tensor;
 

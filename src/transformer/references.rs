@@ -14,7 +14,7 @@ use super::regions::Regions;
 use crate::backend::Backend;
 use crate::error::{Error, Result};
 use crate::nn::{Linear, Operand};
-use crate::ops::project_attention::borrowed;
+use crate::ops::project::borrowed;
 use crate::ops::{Attended, Heads, KeyValues, Mask, Projection, Rope, TokenSplit};
 use crate::tensor::Tensor;
 

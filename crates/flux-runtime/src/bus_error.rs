@@ -7,8 +7,8 @@ use flux_files::partial;
 /// Makes the program end with a message and exit code 1 on SIGBUS, in place of a bare "Bus error", and leave no partial
 /// file. The program does this, not the library, because a process has one handler.
 ///
-/// This replaces the handler of Rust's runtime, which detects stack overflows. On Linux they raise SIGSEGV. So the handler
-/// needs no stack of its own, and that of the runtime would be too small: with AMX, the system saves 12 KB of registers.
+/// This replaces the handler of Rust's runtime, which detects stack overflows. On Linux they raise SIGSEGV. So this
+/// handler needs no stack of its own. The runtime's would be too small: with AMX, the system saves 12 KB of registers.
 #[allow(unsafe_code)]
 pub fn explain() {
     // SAFETY: `sigaction` is plain data, for which zeros are valid. The handler has the signature that SA_SIGINFO

@@ -6,8 +6,8 @@ use super::attention_hopper::CHOICE;
 use crate::backend::cuda::{Cuda, Tensor};
 use crate::error::Result;
 use crate::nn::{Linear, Operand};
+use crate::ops::project::borrowed;
 use crate::ops::project::columns;
-use crate::ops::project_attention::borrowed;
 use crate::ops::{Attended, Heads, Mask, Projection};
 
 impl Cuda {

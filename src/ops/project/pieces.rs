@@ -3,11 +3,11 @@
 
 use std::ops::Range;
 
-use super::project_attention::borrowed;
-use super::{Heads, Projection, Rope, TokenLayout};
+use super::{Heads, Projection, borrowed};
 use crate::backend::Backend;
 use crate::error::Result;
 use crate::nn::{Linear, Operand};
+use crate::ops::{Rope, TokenLayout};
 use crate::tensor::Tensor;
 
 /// Pieces have at most this part of the values that the device supports, so that they take little memory beside the
@@ -18,7 +18,7 @@ const ROWS: usize = 128;
 
 /// Returns the number of rows of a piece; `None` if the device supports the whole projection. Plans of images batch
 /// samples only if it does.
-pub(super) fn rows_of_piece<B: Backend>(
+pub(in crate::ops) fn rows_of_piece<B: Backend>(
     b: &B,
     parts: &[(&Operand<B>, &Linear<B>)],
     heads: Option<&Heads<'_, B>>,
