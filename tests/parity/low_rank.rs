@@ -250,12 +250,7 @@ fn launches_of_several_devices_of_one_gpu_end() {
 #[test]
 fn each_kernel_can_be_asked_for() {
     let Some(cuda) = crate::cuda() else { return };
-    for name in [
-        "matches_its_composition",
-        "in_fp8_matches_its_composition",
-        "concat_matches_its_composition",
-        "gives_the_same_bytes_every_time",
-    ] {
+    for name in ["matches_its_composition", "in_fp8_matches_its_composition", "gives_the_same_bytes_every_time"] {
         let test = format!("low_rank::low_rank_{name}");
         check_choices(&cuda, &test, "FLUX_LOW_RANK");
         let (passed, text) = with_variable(&test, "FLUX_LOW_RANK", "sm90-always");
