@@ -68,7 +68,7 @@ takes_value() {
     case "$name" in
         --prompt | --wildcards | --expand-seed | --box | --box-from | --boxes | --region | --negative | --max-sequence-length | --output | --width | --height | --size | --steps | --seed | --count | \
             --guidance | --schedule | --rng | --variation | --variety | --input | --input-weight | --control | --canny | --mask | --strength | --extend | --mask-padding | --feather | \
-            --tile | --tile-overlap | --hires | --hires-size | --hires-upscaler | --hires-strength | --hires-steps | --hires-prompt | \
+            --sign-cert | --sign-key | --tile | --tile-overlap | --hires | --hires-size | --hires-upscaler | --hires-strength | --hires-steps | --hires-prompt | \
             --noise | --latents | --embeddings | --save-latents | --save-embeddings | --dir | --text-encoder | --vae | \
             --tokenizer | --variant | --lora | --quantize | --device | --precision | --attention | --gpu-memory | --threads | --parallel | --progress | --preview-decoder | --server | \
             --upsample-url | --upsample-model | --upsample-system | --upsample-key-file | --upsample-timeout | --upsample-fails | --upsample-extra | \

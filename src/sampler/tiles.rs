@@ -3,6 +3,7 @@
 //! The transformer evaluates each tile as an image of its own. The velocities are averaged, and one Euler step moves
 //! the whole image. So tiles have no order and leave no seams.
 
+use std::iter;
 use std::ops::Range;
 
 use super::Conditioning;
@@ -31,7 +32,7 @@ struct Tile<B: Backend> {
 /// overlap, all in tokens.
 pub fn tile_runs([height, width]: [usize; 2], tile: (usize, usize)) -> Vec<Vec<Range<usize>>> {
     let runs = |columns: Range<usize>, rows: Range<usize>| match columns.len() == width {
-        true => vec![rows.start * width..rows.end * width],
+        true => iter::once(rows.start * width..rows.end * width).collect(),
         false => rows.map(|row| row * width + columns.start..row * width + columns.end).collect(),
     };
     places([width, height], tile).into_iter().map(|place| runs(place.columns, place.rows)).collect()
