@@ -122,6 +122,7 @@ mod tests {
     }
 
     #[test]
+    #[expect(clippy::single_range_in_vec_init, reason = "one run of rows")]
     fn a_tile_as_wide_as_the_image_is_one_run() {
         assert_eq!(tile_runs([20, 6], (8, 4))[1], [24..72]);
         assert_eq!(tile_runs([6, 6], (8, 4)), [[0..36]]);

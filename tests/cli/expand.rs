@@ -37,7 +37,7 @@ fn each_image_has_its_words_and_they_are_what_it_shows() {
     assert!(many.stderr.contains("from `a red heart`") && many.stderr.contains("from `a blue heart`"));
     let mut seen = BTreeSet::new();
     for number in 1..=20 {
-        let file = folder.join(&format!("{number}.png"));
+        let file = folder.join(format!("{number}.png"));
         let (prompt, own) = words(&file);
         assert_eq!(own.as_deref(), Some(template));
         // The average of the red and blue values that are far from grey.

@@ -87,7 +87,7 @@ fn what_no_shape_tells_goes_with_the_file() {
     let model = text(&odd);
     let (expected, expected_info) = (image(&["-d", model]), info(&[model]));
     for ending in ["gguf", "safetensors"] {
-        let [one, two, encoder] = ["one", "two", "encoder"].map(|name| folder.join(&format!("{name}.{ending}")));
+        let [one, two, encoder] = ["one", "two", "encoder"].map(|name| folder.join(format!("{name}.{ending}")));
         convert(&[model, text(&one), "-f", "bf16"]).succeeds();
         // A converted file can be converted again.
         convert(&[text(&one), text(&two), "-f", "bf16"]).succeeds();
@@ -111,7 +111,7 @@ fn what_no_shape_tells_goes_with_the_file() {
         }
     }
     for (kind, word) in [(Kind::Kv, "kv"), (Kind::Distilled, "distilled")] {
-        let (model, file) = (folder.join(word), folder.join(&format!("{word}-one.gguf")));
+        let (model, file) = (folder.join(word), folder.join(format!("{word}-one.gguf")));
         RandomModel { kind, ..strange() }.write(&model).unwrap();
         convert(&[text(&model), text(&file), "-f", "q8_0"]).succeeds();
         let model = text(&model);

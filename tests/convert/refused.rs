@@ -113,7 +113,7 @@ fn weights_that_a_format_does_not_tell_from_zeros_are_named() {
 fn weights_that_are_zeros_by_their_scales_are_named_as_zeros() {
     let folder = folder();
     for (format, ending, _) in FORMATS {
-        let file = folder.join(&format!("{format}.{ending}"));
+        let file = folder.join(format!("{format}.{ending}"));
         convert(&[text(model()), text(&file), "-f", format]).succeeds();
         let name = "single_blocks.0.linear2.weight";
         let mut bytes = fs::read(&file).unwrap();

@@ -88,8 +88,8 @@ fn an_image_that_is_saved_is_the_file_that_the_program_writes() {
     ] {
         draw(&format!("{line} -n {count} -o DIR/program.{ending}"));
         let names = |who: &str| match count {
-            1 => vec![folder.join(&format!("{who}.{ending}"))],
-            count => (7..7 + count).map(|seed| folder.join(&format!("{who}-{seed}.{ending}"))).collect::<Vec<_>>(),
+            1 => vec![folder.join(format!("{who}.{ending}"))],
+            count => (7..7 + count).map(|seed| folder.join(format!("{who}-{seed}.{ending}"))).collect::<Vec<_>>(),
         };
         save(&files, quantize, recipe, &names("library")).unwrap();
         for (written, saved) in names("program").iter().zip(names("library")) {

@@ -118,7 +118,7 @@ fn single_files_by_every_name_draw_the_image_of_the_folder() {
                 .collect(),
         ),
     ] {
-        let file = folder.join(&format!("{name}-base.safetensors"));
+        let file = folder.join(format!("{name}-base.safetensors"));
         write_with(&file, &tensors, &[("config", &config)]);
         let files = with_transformer(file);
         let info = ModelInfo::read(&files).unwrap();

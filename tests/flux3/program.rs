@@ -115,7 +115,7 @@ fn converted_files_draw_the_same_and_quantized_ones_alike() {
     };
     let expected = draw(&["-d", text(&model)]);
     for (format, ending) in [("bf16", "safetensors"), ("bf16", "gguf"), ("q8_0", "gguf"), ("fp8", "safetensors")] {
-        let [transformer, encoder] = ["t", "qwen3vl"].map(|name| folder.join(&format!("{name}-{format}.{ending}")));
+        let [transformer, encoder] = ["t", "qwen3vl"].map(|name| folder.join(format!("{name}-{format}.{ending}")));
         convert(text(&model), &transformer, format, "transformer");
         convert(text(&model), &encoder, format, "text");
         let quantized = |what: &str| match format {
