@@ -105,7 +105,7 @@ fn shells_read_their_scripts() {
 fn there_is_a_page_of_each_command_which_is_the_same_every_time() {
     let (folder, again) = (folder(), folder());
     for folder in [&folder, &again] {
-        Run::new(flux().arg("man").arg(&*folder)).succeeds();
+        Run::new(flux().arg("man").arg(folder)).succeeds();
     }
     let pages = names(&folder);
     for page in ["flux.1", "flux-bench.1", "flux-convert.1", "flux-devices.1", "flux-info.1", "flux-selftest.1"] {
