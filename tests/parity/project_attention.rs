@@ -80,7 +80,7 @@ impl Case {
     /// Attention in float32 of the result of `project` alone.
     fn exact(&self, cuda: &Cuda) -> Vec<f32> {
         let [k, v, mut q] = self.with(cuda, |parts, heads| {
-            let parts = ops::project_attention::borrowed(&parts);
+            let parts = ops::project::borrowed(&parts);
             let Projection { kvq, .. } = Tensor::project(&parts, Some(heads))?;
             Ok(kvq.map(|x| cuda.download(&x).unwrap()))
         });

@@ -3,6 +3,8 @@
 use flux::input::read_bytes;
 use serde_json::json;
 
+use crate::program::takes_long_form;
+
 use super::comfy::{chunks, drawn, drawn_by, files, graph, history, post, upload};
 use super::*;
 
@@ -246,6 +248,9 @@ fn a_second_sampler_edits_the_image_of_the_first() {
 
 #[test]
 fn a_second_sampler_above_a_megapixel_is_a_second_pass_of_the_command_line() {
+    if !takes_long_form() {
+        return; // It takes a minute on two cores.
+    }
     let serving = Serving::start(&[]);
     let sigmas = |side: u64| node("Flux2Scheduler", json!({"steps": 2, "width": side, "height": side}));
     let sampler = |sigmas: Value, latent: Value| {
