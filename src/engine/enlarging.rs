@@ -55,11 +55,6 @@ impl Enlarging {
         Ok(Self { image, alpha, said: said_by(file)?, upscaler, to, tiles: Tiles::Auto, no_recipe: false })
     }
 
-    /// Sets the tiles in which the network enlarges the image.
-    pub fn with_tiles(self, tiles: Tiles) -> Self {
-        Self { tiles, ..self }
-    }
-
     /// Keeps the recipe and the settings of the image out of the result.
     pub fn without_recipe(self) -> Self {
         Self { no_recipe: true, ..self }

@@ -103,7 +103,7 @@ fn low_rank_matches_its_composition() {
     check(&cuda, Product { ranks: [0, 0], ..taken });
 }
 
-/// Returns products of all kinds that the kernel takes, and changes of `taken`, some of which it declines.
+/// Returns one product for each case that the kernel supports, and variants of `taken`, some of which it refuses.
 fn products(taken: Product) -> Vec<Product> {
     let all_rows: &[[usize; 2]] = if crate::few() { &[[37, 130]] } else { &[[37, 130], [0, 300], [512, 1], [129, 0]] };
     let mut products = Vec::new();

@@ -35,11 +35,12 @@ pub const UPSAMPLE: &str = "upsample";
 const MAX_ADAPTERS: usize = 32;
 /// Max images of a request.
 pub const MAX_IMAGES: u64 = 10;
-/// Max pixels of a transition, and around a mask.
+/// Max pixels of a transition.
 const MAX_FEATHER: u64 = 4096;
+/// Max pixels around a mask.
+const MAX_PADDING: u64 = 16384;
 /// Max side of a tile in pixels.
 const MAX_TILE: u64 = 8192;
-const MAX_PADDING: u64 = 16384;
 /// Fields of a recipe that other APIs do not have. So requests of each API can have them under these names.
 pub const OWN: [&str; 17] = [
     "boxes",

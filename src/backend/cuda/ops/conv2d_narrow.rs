@@ -46,7 +46,7 @@ impl NarrowShape {
         shapes.iter().copied().find(|shape| outs <= shape.outs)
     }
 
-    /// Returns the places of a pixel's outputs, each of which has its own weights.
+    /// Returns the number of phases: output pixels of an input pixel, each with its own weights.
     fn places(&self) -> usize {
         if self.taps == 2 { 4 } else { 1 }
     }
