@@ -262,13 +262,11 @@ export async function apart(page, a, b) {
 
 export async function assertAccessible(page, what) {
   await page.evaluate(axe);
-  await page.evaluate(() =>
-    Promise.all(
-      document
-        .getAnimations()
-        .filter((one) => one.effect.getTiming().iterations !== Infinity)
-        .map((one) => one.finished.catch(() => {})),
-    ),
+  // Not by the promise `finished`, which Chromium does not fulfil where it draws no other frame.
+  await page.waitForFunction(() =>
+    document
+      .getAnimations()
+      .every((one) => one.playState === 'finished' || one.effect.getTiming().iterations === Infinity),
   );
   const found = await page.evaluate(async () => {
     const run = await window.axe.run(document, { resultTypes: ['violations'] });

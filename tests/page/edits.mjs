@@ -312,6 +312,7 @@ await check('an image gets a second pass, variety, and a transparent background'
   await page.waitForSelector('#mask-canvas');
   await drag(page, page.locator('#mask-canvas'), [0.2, 0.2], [0.2, 0.8]);
   await page.click('#tool-done');
+  await page.waitForFunction(() => document.querySelector('#hires').disabled);
   for (const name of ['hires', 'transparent'])
     assert((await page.locator(`#${name}`).isDisabled()) && (await why(name)) !== '', `${name} with a mask`);
   await page.click('#editing-end');
