@@ -37,6 +37,8 @@
 
 #[cfg(target_arch = "x86_64")]
 mod amx;
+#[cfg(target_arch = "x86_64")]
+mod blocks;
 mod packed;
 mod portable;
 mod tile;
