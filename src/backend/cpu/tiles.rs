@@ -33,12 +33,14 @@
 //! Convolutions have their own kernel, in which the tiles swap roles: see `windows.rs`.
 
 #![allow(unsafe_code)]
-#![cfg_attr(not(target_arch = "x86_64"), allow(dead_code))]
+#![cfg_attr(not(any(target_arch = "x86_64", target_arch = "aarch64")), allow(dead_code))]
 
 #[cfg(target_arch = "x86_64")]
 mod amx;
-#[cfg(target_arch = "x86_64")]
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 mod blocks;
+#[cfg(target_arch = "aarch64")]
+mod neon;
 mod packed;
 mod portable;
 mod tile;

@@ -4,8 +4,10 @@ use std::sync::OnceLock;
 
 #[cfg(target_arch = "x86_64")]
 use super::amx::{self, Amx};
+#[cfg(target_arch = "aarch64")]
+use super::neon::Sdot;
 use super::portable::Portable;
-#[cfg(target_arch = "x86_64")]
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 use super::tile::is_right;
 #[cfg(target_arch = "x86_64")]
 use super::vectors::{Avx2, Avx512Bf16, Avx512Vnni, AvxVnni, is_amd};
@@ -84,6 +86,8 @@ pub static INT8: &[Int8Unit] = &[
     },
     #[cfg(target_arch = "x86_64")]
     Int8Unit { name: "AVX2", is_available: || Avx2::available() && is_right::<Avx2>(), multiply: multiply_on::<Avx2> },
+    #[cfg(target_arch = "aarch64")]
+    Int8Unit { name: "SDOT", is_available: || Sdot::available() && is_right::<Sdot>(), multiply: multiply_on::<Sdot> },
     Int8Unit { name: "portable", is_available: || true, multiply: multiply_on::<Portable> },
 ];
 
