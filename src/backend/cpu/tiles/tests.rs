@@ -287,7 +287,10 @@ fn instructions_of_this_cpu_pass_the_check_at_the_start() {
         ("AVX2", is_x86_feature_detected!("avx2")),
     ];
     #[cfg(target_arch = "aarch64")]
-    let instructions = [("SDOT", std::arch::is_aarch64_feature_detected!("dotprod"))];
+    let instructions = [
+        ("USMMLA", std::arch::is_aarch64_feature_detected!("i8mm")),
+        ("SDOT", std::arch::is_aarch64_feature_detected!("dotprod")),
+    ];
     #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
     let instructions: [(&str, bool); 0] = [];
     let floats = BF16.iter().filter(|unit| (unit.is_available)()).map(|unit| unit.name);

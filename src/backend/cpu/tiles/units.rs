@@ -5,7 +5,7 @@ use std::sync::OnceLock;
 #[cfg(target_arch = "x86_64")]
 use super::amx::{self, Amx};
 #[cfg(target_arch = "aarch64")]
-use super::neon::Sdot;
+use super::neon::{Sdot, Usmmla};
 use super::portable::Portable;
 #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 use super::tile::is_right;
@@ -86,6 +86,12 @@ pub static INT8: &[Int8Unit] = &[
     },
     #[cfg(target_arch = "x86_64")]
     Int8Unit { name: "AVX2", is_available: || Avx2::available() && is_right::<Avx2>(), multiply: multiply_on::<Avx2> },
+    #[cfg(target_arch = "aarch64")]
+    Int8Unit {
+        name: "USMMLA",
+        is_available: || Usmmla::available() && is_right::<Usmmla>(),
+        multiply: multiply_on::<Usmmla>,
+    },
     #[cfg(target_arch = "aarch64")]
     Int8Unit { name: "SDOT", is_available: || Sdot::available() && is_right::<Sdot>(), multiply: multiply_on::<Sdot> },
     Int8Unit { name: "portable", is_available: || true, multiply: multiply_on::<Portable> },
