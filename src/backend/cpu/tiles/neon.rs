@@ -1,8 +1,8 @@
-//! Tiles in the vector registers of 64-bit Arm: SDOT and USMMLA.
+//! Tiles in the vector registers of 64-bit Arm: SDOT, USMMLA and BFMMLA.
 //!
 //! Rust has no stable intrinsics for these instructions, so they are in assembly; all else is NEON, which every such
 //! CPU has. Tested in an emulator and never timed on hardware. The choices follow the software optimization guides of
-//! Neoverse V1 and N2, where both start as often as a float32 multiply-add: once per cycle and pipe.
+//! Neoverse V1 and N2, where these three start as often as a float32 multiply-add: once per cycle and pipe.
 
 use std::arch::aarch64::*;
 use std::arch::{asm, is_aarch64_feature_detected};
@@ -144,4 +144,10 @@ matrix_unit! {
     /// Integers by products of matrices, unsigned by signed.
     Usmmla, "neon,i8mm", is_aarch64_feature_detected!("i8mm"),
     1 bytes, offset 128, "usmmla {sum:v}.4s, {x:v}.16b, {w:v}.16b"
+}
+
+matrix_unit! {
+    /// bfloat16 by products of matrices. Products, and sums of two, are rounded to odd, and subnormal numbers are zero.
+    Bfmmla, "neon,bf16", is_aarch64_feature_detected!("bf16"),
+    2 bytes, offset 0, "bfmmla {sum:v}.4s, {x:v}.8h, {w:v}.8h"
 }

@@ -288,6 +288,7 @@ fn instructions_of_this_cpu_pass_the_check_at_the_start() {
     ];
     #[cfg(target_arch = "aarch64")]
     let instructions = [
+        ("BFMMLA", std::arch::is_aarch64_feature_detected!("bf16")),
         ("USMMLA", std::arch::is_aarch64_feature_detected!("i8mm")),
         ("SDOT", std::arch::is_aarch64_feature_detected!("dotprod")),
     ];

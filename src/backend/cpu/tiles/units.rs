@@ -5,13 +5,13 @@ use std::sync::OnceLock;
 #[cfg(target_arch = "x86_64")]
 use super::amx::{self, Amx};
 #[cfg(target_arch = "aarch64")]
-use super::neon::{Sdot, Usmmla};
+use super::neon::{Bfmmla, Sdot, Usmmla};
 use super::portable::Portable;
 #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 use super::tile::is_right;
 #[cfg(target_arch = "x86_64")]
 use super::vectors::{Avx2, Avx512Bf16, Avx512Vnni, AvxVnni, is_amd};
-#[cfg(target_arch = "x86_64")]
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 use super::windows;
 use super::windows::MultiplyWindows;
 use super::{Multiply, multiply_on};
@@ -61,6 +61,17 @@ pub static BF16: &[Bf16Unit] = &[
         is_fast: is_amd,
         multiply: multiply_on::<Avx512Bf16>,
         multiply_windows: windows::multiply_on::<Avx512Bf16>,
+    },
+    // On Neoverse V1 and N2 an instruction has four times the products of a float32 multiply-add, and another arranges
+    // operands for each two of them. One term may be faster there, but it was never timed, nor are other CPUs known.
+    #[cfg(target_arch = "aarch64")]
+    Bf16Unit {
+        name: "BFMMLA",
+        is_available: || Bfmmla::available() && is_right::<Bfmmla>(),
+        is_fast_in_terms: false,
+        is_fast: || false,
+        multiply: multiply_on::<Bfmmla>,
+        multiply_windows: windows::multiply_on::<Bfmmla>,
     },
 ];
 
