@@ -62,9 +62,8 @@ fn cores(cpuinfo: &str) -> Option<usize> {
 }
 
 /// Returns the instruction sets of matrix multiplications and sums, which determine the order of rounding.
-#[cfg(target_arch = "x86_64")]
 pub(super) fn instructions() -> Vec<&'static str> {
-    let has_unit = |name| BF16.iter().any(|unit| unit.name == name && (unit.is_available)());
+    #[cfg(target_arch = "x86_64")]
     let found = [
         ("avx2", is_x86_feature_detected!("avx2")),
         ("fma", is_x86_feature_detected!("fma")),
@@ -72,12 +71,21 @@ pub(super) fn instructions() -> Vec<&'static str> {
         ("avx512-bf16", has_unit("AVX512-BF16")),
         ("amx-bf16", has_unit("AMX-BF16")),
     ];
+    #[cfg(target_arch = "aarch64")]
+    let found = [
+        ("neon", true),
+        ("dotprod", std::arch::is_aarch64_feature_detected!("dotprod")),
+        ("i8mm", std::arch::is_aarch64_feature_detected!("i8mm")),
+        ("bf16", has_unit("BFMMLA")),
+    ];
+    #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
+    let found: [(&str, bool); 0] = [];
     found.into_iter().filter(|(_, has)| *has).map(|(name, _)| name).collect()
 }
 
-#[cfg(not(target_arch = "x86_64"))]
-pub(super) fn instructions() -> Vec<&'static str> {
-    Vec::new()
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
+fn has_unit(name: &str) -> bool {
+    BF16.iter().any(|unit| unit.name == name && (unit.is_available)())
 }
 
 #[cfg(test)]

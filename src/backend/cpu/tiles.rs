@@ -19,8 +19,8 @@
 //! A float32 multiplication by the `gemm` crate has an error of 4.2e-7. All errors are root mean square at 3072 columns
 //! against float64, with emulated tiles: `cargo test --release --lib terms_compare -- --nocapture`.
 //!
-//! Integers of X are packed as unsigned bytes, larger by 128, because that is what VNNI multiplies by signed ones.
-//! [`Output`] subtracts 128 times the sum of each row of W.
+//! Integers of X are packed as unsigned bytes, larger by 128, because that is what VNNI and USMMLA multiply by signed
+//! ones. [`Output`] subtracts 128 times the sum of each row of W.
 //!
 //! # Blocking
 //!
@@ -33,10 +33,14 @@
 //! Convolutions have their own kernel, in which the tiles swap roles: see `windows.rs`.
 
 #![allow(unsafe_code)]
-#![cfg_attr(not(target_arch = "x86_64"), allow(dead_code))]
+#![cfg_attr(not(any(target_arch = "x86_64", target_arch = "aarch64")), allow(dead_code))]
 
 #[cfg(target_arch = "x86_64")]
 mod amx;
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
+mod blocks;
+#[cfg(target_arch = "aarch64")]
+mod neon;
 mod packed;
 mod portable;
 mod tile;

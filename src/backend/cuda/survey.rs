@@ -132,7 +132,7 @@ fn facts(number: usize, version: i32) -> Result<GpuFacts> {
     let memory_bytes = unsafe { result::device::total_mem(device) }.ok().map(|bytes| bytes as u64);
     Ok(GpuFacts {
         number,
-        uuid: result::device::get_uuid(device).ok().map(|uuid| hyphened(uuid.bytes.map(|byte| byte as u8))),
+        uuid: result::device::get_uuid(device).ok().map(|uuid| hyphened(bytemuck::cast(uuid.bytes))),
         capability: format!("{major}.{minor}"),
         multiprocessors: properties.multiprocessors,
         memory_bytes,

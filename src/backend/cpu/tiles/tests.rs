@@ -276,6 +276,33 @@ fn units_match_float64() {
     units.iter().for_each(|unit| check_all_cases(unit.multiply));
 }
 
+/// A unit that fails its check at the start is not used, and so not tested above.
+#[test]
+fn instructions_of_this_cpu_pass_the_check_at_the_start() {
+    #[cfg(target_arch = "x86_64")]
+    let instructions = [
+        ("AVX512-BF16", is_x86_feature_detected!("avx512bf16")),
+        ("AVX512-VNNI", is_x86_feature_detected!("avx512vnni")),
+        ("AVX-VNNI", is_x86_feature_detected!("avxvnni")),
+        ("AVX2", is_x86_feature_detected!("avx2")),
+    ];
+    #[cfg(target_arch = "aarch64")]
+    let instructions = [
+        ("BFMMLA", std::arch::is_aarch64_feature_detected!("bf16")),
+        ("USMMLA", std::arch::is_aarch64_feature_detected!("i8mm")),
+        ("SDOT", std::arch::is_aarch64_feature_detected!("dotprod")),
+    ];
+    #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
+    let instructions: [(&str, bool); 0] = [];
+    let floats = BF16.iter().filter(|unit| (unit.is_available)()).map(|unit| unit.name);
+    let integers = INT8.iter().filter(|unit| (unit.is_available)()).map(|unit| unit.name);
+    let available: Vec<_> = floats.chain(integers).collect();
+    println!("{available:?}");
+    for (name, has) in instructions {
+        assert_eq!(available.contains(&name), has, "{name} of {available:?}");
+    }
+}
+
 #[test]
 fn the_check_at_the_start_notices_errors() {
     assert!(tile::is_right::<Emulated>() && tile::is_right::<portable::Portable>());

@@ -4,12 +4,14 @@ use std::sync::OnceLock;
 
 #[cfg(target_arch = "x86_64")]
 use super::amx::{self, Amx};
+#[cfg(target_arch = "aarch64")]
+use super::neon::{Bfmmla, Sdot, Usmmla};
 use super::portable::Portable;
-#[cfg(target_arch = "x86_64")]
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 use super::tile::is_right;
 #[cfg(target_arch = "x86_64")]
 use super::vectors::{Avx2, Avx512Bf16, Avx512Vnni, AvxVnni, is_amd};
-#[cfg(target_arch = "x86_64")]
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 use super::windows;
 use super::windows::MultiplyWindows;
 use super::{Multiply, multiply_on};
@@ -60,6 +62,17 @@ pub static BF16: &[Bf16Unit] = &[
         multiply: multiply_on::<Avx512Bf16>,
         multiply_windows: windows::multiply_on::<Avx512Bf16>,
     },
+    // On Neoverse V1 and N2 an instruction has four times the products of a float32 multiply-add, and another arranges
+    // operands for each two of them. One term may be faster there, but it was never timed, nor are other CPUs known.
+    #[cfg(target_arch = "aarch64")]
+    Bf16Unit {
+        name: "BFMMLA",
+        is_available: || Bfmmla::available() && is_right::<Bfmmla>(),
+        is_fast_in_terms: false,
+        is_fast: || false,
+        multiply: multiply_on::<Bfmmla>,
+        multiply_windows: windows::multiply_on::<Bfmmla>,
+    },
 ];
 
 /// The units for integers, the fastest first; the last is always available.
@@ -84,6 +97,14 @@ pub static INT8: &[Int8Unit] = &[
     },
     #[cfg(target_arch = "x86_64")]
     Int8Unit { name: "AVX2", is_available: || Avx2::available() && is_right::<Avx2>(), multiply: multiply_on::<Avx2> },
+    #[cfg(target_arch = "aarch64")]
+    Int8Unit {
+        name: "USMMLA",
+        is_available: || Usmmla::available() && is_right::<Usmmla>(),
+        multiply: multiply_on::<Usmmla>,
+    },
+    #[cfg(target_arch = "aarch64")]
+    Int8Unit { name: "SDOT", is_available: || Sdot::available() && is_right::<Sdot>(), multiply: multiply_on::<Sdot> },
     Int8Unit { name: "portable", is_available: || true, multiply: multiply_on::<Portable> },
 ];
 
