@@ -12,7 +12,7 @@ use super::tile::{LINE_BYTES, PAIR, Sums, TILE, TILE_BYTES};
 
 unit! {
     /// Integers by dot products, which are signed, so X loses its offset. A block of 4 x 4 has the fewest other vector
-    /// instructions, and takes 21 of 32 registers.
+    /// instructions. All its vectors fit 24 of 32 registers.
     Sdot, "neon,dotprod", is_aarch64_feature_detected!("dotprod"),
     4 x int32x4_t: vld1q_s32 vst1q_s32 vdupq_n_s32,
     1 bytes, offset 0, blocks 4 x 4, 4 x 4,
@@ -33,8 +33,8 @@ unit! {
 /// Defines a unit by its features and its instruction, which multiplies 8 bytes of two rows of X by those of two rows
 /// of W, and adds the products to 2 x 2 sums.
 ///
-/// A block of sums, 8 rows of W by 8 of X, takes 16 of 32 registers, and its operands 8. It has 16 of these
-/// instructions for 8 that arrange operands.
+/// A block of sums is 8 rows of W by 8 of X. All its vectors fit 26 of 32 registers. It has 16 of these instructions
+/// for 8 that arrange operands.
 macro_rules! matrix_unit {
     (
         $(#[$doc:meta])*
