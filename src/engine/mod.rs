@@ -96,7 +96,6 @@ use crate::backend::{Backend, Remark};
 use crate::error::Result;
 use crate::files::adapter::Adapter;
 use crate::files::adapter::AdapterUse;
-use crate::model::read_ahead::ReadAhead;
 use crate::model::{ModelInfo, OpenModel};
 use crate::output::Sign;
 use crate::pipeline::session::shape::Shape;
@@ -119,8 +118,6 @@ pub struct Engine {
     model: Arc<ModelRecipe>,
     digests: Arc<ModelDigests>,
     signer: Option<Arc<dyn Sign>>,
-    /// The reading of weights for the CPU.
-    read_ahead: Option<ReadAhead>,
     times: OpeningTimes,
 }
 
@@ -185,7 +182,6 @@ impl Engine {
             late: Mutex::default(),
             adapters: Vec::new(),
             signer: None,
-            read_ahead: None,
             times: OpeningTimes::default(),
         };
         engine.add(devices)?;

@@ -17,7 +17,6 @@ use super::image_recipe::ModelRecipe;
 use crate::error::{Error, Result};
 use crate::files::ModelFiles;
 use crate::files::adapter::Adapter;
-use crate::model::read_ahead::ReadAhead;
 use crate::model::{ModelInfo, OpenModel};
 use crate::pipeline::{Replicas, Request};
 use crate::stage::CancelFlag;
@@ -55,7 +54,7 @@ impl Engine {
         let opening = thread::Builder::new().spawn({
             let open = if args.without_text_encoder { OpenModel::open_without_text_encoder } else { OpenModel::open };
             let files = Arc::clone(&files);
-            move || timed(|| open(&files).map(|model| (ReadAhead::start(&model.files), model)))
+            move || timed(|| open(&files))
         });
         let opening = opening.map_err(|e| Error::no_thread(&e))?;
         // Opening the model reports errors in the model or the request.
@@ -66,15 +65,13 @@ impl Engine {
             let panicked = || (Err(Error::new("the thread that opens the model panicked")), 0.0);
             opened.get_or_init(|| opening.take().and_then(|thread| thread.join().ok()).unwrap_or_else(panicked))
         };
-        let info = || wait().0.as_ref().ok().map(|(_, model)| &model.info);
+        let info = || wait().0.as_ref().ok().map(|model| &model.info);
         let needs = Needs { first, gains_by_sharing: &gains_by_sharing, model: &info };
         let (devices, device_s) = timed(|| devices::open(args, &needs, observer));
         let (devices, precision) = devices?;
         wait();
         let (model, open_s) = opened.into_inner().unwrap_or_else(|| unreachable!("`wait` has filled it"));
-        let (read_ahead, mut model) = model?;
-        // Threads of a GPU's backend read files themselves.
-        let read_ahead = Some(read_ahead).filter(|_| matches!(devices, Devices::Cpu(_)));
+        let mut model = model?;
         model.notes().iter().for_each(|note| observer.note(note));
         cancel.check()?;
         let adapters = prepare(&mut model, args, observer)?;
@@ -103,7 +100,6 @@ impl Engine {
         engine.digests.prepare(adapters.iter().map(|(_, adapter)| Arc::clone(adapter)).collect());
         engine.adapters = adapters;
         engine.signer = args.signer.clone();
-        engine.read_ahead = read_ahead;
         engine.times = OpeningTimes { device_s, open_s, quantize_s };
         Ok(engine)
     }

@@ -10,7 +10,6 @@ pub(crate) mod info;
 mod left_out;
 pub(crate) mod open;
 pub(crate) mod quantize;
-pub(crate) mod read_ahead;
 pub mod registry;
 
 pub use crate::files::Format as WeightFormat;

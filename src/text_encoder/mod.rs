@@ -30,9 +30,6 @@ use crate::nn::{Blocks, Weights};
 use crate::ops::{Mask, Pairs, Rope, TokenLayout};
 use crate::tensor::Tensor;
 
-/// The table of embeddings.
-pub(crate) const EMBEDDING: &str = "embed_tokens.weight";
-
 /// Qwen3 up to the last layer that is read.
 pub struct TextEncoder<B: Backend> {
     backend: B,
@@ -78,7 +75,7 @@ impl<B: Backend> TextEncoder<B> {
             .at("model_index.json")
             .hint("this is not the index of a klein model: fetch the whole folder again"));
         }
-        let embed_tokens = weights.view(EMBEDDING, &[config.vocab_size, config.hidden_size])?;
+        let embed_tokens = weights.view("embed_tokens.weight", &[config.vocab_size, config.hidden_size])?;
         let layer = |i| Layer::load(&weights.at("layers").at(i).for_block(i), &config);
         let layers = (0..last).map(layer).collect::<Result<_>>()?;
         let (backend, blocks) = (weights.backend().clone(), Arc::clone(weights.blocks()));

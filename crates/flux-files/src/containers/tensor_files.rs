@@ -25,8 +25,8 @@ pub struct TensorFiles {
     layers: &'static LayerMap,
     /// `true` if the files hold other tensors as well.
     is_part: bool,
-    /// The names that have been requested, with their positions in the order of the first requests.
-    read: Mutex<HashMap<String, usize>>,
+    /// The names that have been requested.
+    read: Mutex<HashSet<String>>,
 }
 
 /// A tensor that has not been requested.
@@ -160,7 +160,7 @@ impl TensorFiles {
     pub fn unread(&self) -> Vec<Unread<'_>> {
         let read = self.read.lock();
         let layer = |name: &'_ str| name.rsplit_once('.').map(|(layer, _)| layer.to_string());
-        let is_read = |(name, _): &(&String, &Vec<TensorLocation>)| read.contains_key(name.as_str());
+        let is_read = |(name, _): &(&String, &Vec<TensorLocation>)| read.contains(name.as_str());
         let (found, left): (Vec<_>, Vec<_>) = self.tensors.iter().partition(is_read);
         // Names in the file count as well, because a tensor of unknown name keeps its name in the file.
         let names = found.iter().flat_map(|(name, places)| places.iter().map(|place| &place.key).chain([*name]));
@@ -172,14 +172,6 @@ impl TensorFiles {
             (key.as_str(), Unread { name, key, is_of_layer, path: self.files[*file].path() })
         });
         unread.collect::<BTreeMap<_, _>>().into_values().collect()
-    }
-
-    /// Returns the names of the requested tensors and the pieces stored in the files, in the order of the first requests.
-    pub fn requested(&self) -> Vec<(String, Vec<TensorView>)> {
-        let mut names: Vec<_> = self.read.lock().iter().map(|(name, position)| (*position, name.clone())).collect();
-        names.sort_unstable();
-        let pieces = |name: String| self.parts(&name, &self.shape(&name)?).ok().map(|pieces| (name, pieces));
-        names.into_iter().filter_map(|(_, name)| pieces(name)).collect()
     }
 
     /// Returns the shape of the tensor `name`, if there is one.
@@ -312,10 +304,7 @@ impl TensorFiles {
             self.files.first().map_or(error.clone(), |file| error.at_path(file.path()))
         };
         let places = self.tensors.get(name).ok_or_else(missing)?;
-        let mut read = self.read.lock();
-        let position = read.len();
-        read.entry(name.to_string()).or_insert(position);
-        drop(read);
+        self.read.lock().insert(name.to_string());
         if let Some(view) = self.replaced.get(name) {
             return if view.shape() == shape {
                 Ok(vec![view.clone()])

@@ -129,17 +129,6 @@ impl Bytes {
         }
     }
 
-    /// Asks the system to read the range of a mapped file into memory, if it is cold. The system may read it later, or
-    /// not at all.
-    pub fn read_ahead(&self, range: Range<usize>) {
-        if self.is_cold(range.clone())
-            && let Self::Mapped(Mapped { map, .. }) = self
-        {
-            // Without the advice, the first access reads the range.
-            let _ = map.advise_range(memmap2::Advice::WillNeed, range.start, range.len());
-        }
-    }
-
     /// Returns the current length of the file. It differs from the mapped length if the file was changed.
     ///
     /// Errors if the system does not report the length.
@@ -204,38 +193,5 @@ mod reads {
         let pages = Arc::new(pages.make_read_only()?);
         known.push((key, Arc::downgrade(&pages)));
         Ok(pages)
-    }
-}
-
-#[cfg(all(test, target_os = "linux"))]
-mod tests {
-    use std::os::fd::AsRawFd;
-    use std::thread;
-    use std::time::{Duration, Instant};
-
-    use super::*;
-
-    #[test]
-    #[allow(unsafe_code)]
-    fn a_cold_range_is_read_ahead() {
-        const LEN: usize = 4 << 20;
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("file");
-        std::fs::write(&path, vec![1; LEN]).unwrap();
-        let file = File::open(&path).unwrap();
-        file.sync_all().unwrap();
-        // SAFETY: advice about an open file.
-        let evicted = unsafe { libc::posix_fadvise(file.as_raw_fd(), 0, 0, libc::POSIX_FADV_DONTNEED) };
-        let bytes = Bytes::map(&path).unwrap();
-        if evicted != 0 || !bytes.is_cold(0..LEN) {
-            println!("skipped: this file system keeps its files in memory");
-            return;
-        }
-        bytes.read_ahead(0..LEN);
-        let start = Instant::now();
-        while bytes.is_cold(0..LEN) {
-            assert!(start.elapsed() < Duration::from_secs(20), "the range is still cold");
-            thread::sleep(Duration::from_millis(5));
-        }
     }
 }
