@@ -102,6 +102,12 @@ impl TensorFiles {
             }
         }
         tensors.values_mut().for_each(|places| places.sort_by_key(|place| place.index));
+        // Opening a model reads the first values of each tensor.
+        for place in tensors.values().flatten() {
+            if let Ok(view) = files[place.file].tensor(&place.key) {
+                view.file().read_ahead(view.start());
+            }
+        }
         let (quantized, replaced, read) = (None, HashMap::new(), Mutex::default());
         Ok(Self { files, tensors, quantized, replaced, layers: names.layers, is_part, read })
     }

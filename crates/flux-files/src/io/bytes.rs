@@ -129,6 +129,15 @@ impl Bytes {
         }
     }
 
+    /// Asks the system to read the page of `at` of a mapped file, and does not wait for it. A cold disk reads several
+    /// such pages at once.
+    pub fn read_ahead(&self, at: usize) {
+        if let Self::Mapped(Mapped { map, .. }) = self {
+            // Without the advice, the first access reads the page.
+            let _ = map.advise_range(memmap2::Advice::WillNeed, at, 1);
+        }
+    }
+
     /// Returns the current length of the file. It differs from the mapped length if the file was changed.
     ///
     /// Errors if the system does not report the length.
@@ -193,5 +202,40 @@ mod reads {
         let pages = Arc::new(pages.make_read_only()?);
         known.push((key, Arc::downgrade(&pages)));
         Ok(pages)
+    }
+}
+
+#[cfg(all(test, target_os = "linux"))]
+mod tests {
+    use std::os::fd::AsRawFd;
+    use std::thread;
+    use std::time::{Duration, Instant};
+
+    use super::*;
+
+    #[test]
+    #[allow(unsafe_code)]
+    fn a_cold_page_is_read_ahead() {
+        const LEN: usize = 4 << 20;
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("file");
+        std::fs::write(&path, vec![1; LEN]).unwrap();
+        let file = File::open(&path).unwrap();
+        file.sync_all().unwrap();
+        // SAFETY: advice about an open file.
+        let evicted = unsafe { libc::posix_fadvise(file.as_raw_fd(), 0, 0, libc::POSIX_FADV_DONTNEED) };
+        let bytes = Bytes::map(&path).unwrap();
+        let at = LEN / 2 + 5;
+        let page = at..at + 1;
+        if evicted != 0 || !bytes.is_cold(page.clone()) {
+            println!("skipped: this file system keeps its files in memory");
+            return;
+        }
+        bytes.read_ahead(at);
+        let start = Instant::now();
+        while bytes.is_cold(page.clone()) {
+            assert!(start.elapsed() < Duration::from_secs(20), "the page is still cold");
+            thread::sleep(Duration::from_millis(5));
+        }
     }
 }
