@@ -160,7 +160,7 @@ impl<B: Backend> Device<B> {
 
     /// Enlarges the image of a batch, and sends it.
     fn enlarge(&self, enlarging: &Enlarging, making: &RunningBatch) -> Result<()> {
-        let cancel = making.batch().cancel.clone();
+        let cancel = making.batch.lock().cancel.clone();
         making.start(1, None);
         let (backend, report) = (self.replica.model().backend(), &mut |progress: Progress| making.progress(progress));
         let (file, place) = (enlarging.upscaler.as_ref(), (enlarging.to(), enlarging.tiles()));
@@ -184,7 +184,7 @@ impl<B: Backend> Executor for Device<B> {
     }
 
     fn make(&self, making: &Arc<RunningBatch>) -> Result<()> {
-        let enlarging = making.batch().parts.first().and_then(|part| part.job().enlarging.clone());
+        let enlarging = making.batch.lock().parts.first().and_then(|part| part.job().enlarging.clone());
         match enlarging {
             Some(enlarging) => self.enlarge(&enlarging, making),
             None => passes::run(&self.replica, &self.networks, making),

@@ -99,7 +99,7 @@ impl Pass {
         if making.wants_previews() {
             self.show_steps(&mut session, making, model, report)?;
         }
-        let wants_latents = self.is_last() && making.batch().parts.iter().any(|part| part.job().latents);
+        let wants_latents = self.is_last() && making.batch.lock().parts.iter().any(|part| part.job().latents);
         let mut latents = if wants_latents { session.final_latents(report)? } else { Vec::new() }.into_iter();
         let mut images = Vec::new();
         while let Some(image) = session.decode(report)? {
@@ -163,7 +163,7 @@ impl Pass {
 /// Errors as sessions do, and if an image cannot be enlarged.
 pub(super) fn run<B: Backend>(replica: &Replica<B>, networks: &Networks<B>, making: &Arc<RunningBatch>) -> Result<()> {
     let (requests, reader, cancel) = {
-        let batch = making.batch();
+        let batch = making.batch.lock();
         (batch.requests.clone(), batch.reader.clone(), batch.cancel.clone())
     };
     let hires = requests.first().and_then(|request| request.hires.as_ref());
@@ -213,9 +213,9 @@ pub(super) fn run<B: Backend>(replica: &Replica<B>, networks: &Networks<B>, maki
 /// Sends the text features if a job requests them, and prepares the first pass. Returns the number of images.
 fn start<B: Backend>(session: &mut Session<B>, making: &RunningBatch) -> Result<usize> {
     let report = &mut |progress| making.progress(progress);
-    if making.batch().parts.iter().any(JobShare::wants_embeddings) {
+    if making.batch.lock().parts.iter().any(JobShare::wants_embeddings) {
         let embeddings = session.embeddings()?;
-        let batch = making.batch();
+        let batch = making.batch.lock();
         let parts = batch.parts.iter().filter(|part| part.wants_embeddings());
         parts.for_each(|part| part.send(super::Event::Embeddings(embeddings.clone())));
     }
@@ -247,7 +247,7 @@ fn enlarge<B: Backend>(
     let size = [image.width, image.height];
     let (region, to) = (hires.region(size), hires.output_size(size)?);
     let image = if region.size() == size { image } else { input::cropped(&image, region) };
-    let upscaler = making.batch().job(index).and_then(|job| job.inputs.upscaler.clone());
+    let upscaler = making.batch.lock().job(index).and_then(|job| job.inputs.upscaler.clone());
     let report = &mut |progress| making.progress(progress);
     networks.enlarge(model.backend(), upscaler.as_ref(), &image, (to, Tiles::UpTo(TILE)), report, cancel)
 }

@@ -1,6 +1,8 @@
 //! One model on several devices, or on groups of devices.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
+
+use parking_lot::Mutex;
 
 use crate::backend::Backend;
 use crate::error::{Error, Result};
@@ -114,12 +116,8 @@ impl<B: Backend> Replicas<B> {
         let Some((name, backend)) = group.next() else { return Err(Error::usage("a group has no devices")) };
         let source = self.first.model();
         let replica = Arc::new(Replica::new((name, source.on(backend)?), group, source)?);
-        self.others().push(Arc::clone(&replica));
+        self.others.lock().push(Arc::clone(&replica));
         Ok(replica)
-    }
-
-    fn others(&self) -> MutexGuard<'_, Vec<Arc<Replica<B>>>> {
-        self.others.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Returns the first device, which loads the weights from the files.
@@ -129,7 +127,7 @@ impl<B: Backend> Replicas<B> {
 
     /// Returns all devices.
     pub fn all(&self) -> Vec<Arc<Replica<B>>> {
-        [&self.first].into_iter().chain(&*self.others()).map(Arc::clone).collect()
+        [&self.first].into_iter().chain(&*self.others.lock()).map(Arc::clone).collect()
     }
 
     /// Returns the devices that generate `count` images: at most one device per image.

@@ -1,6 +1,6 @@
 //! Creation of transformers with a session's adapters.
 
-use std::sync::{Arc, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 use crate::backend::{Backend, Storage};
 use crate::error::Result;
@@ -39,7 +39,7 @@ impl<B: Backend> Residency<B> {
         // Makes the memory available to the new set. Later, dropping the graphs of the old set would wait for all of
         // the merging.
         self.forget(self.adapted.pop_if_full().map(|(key, _)| key));
-        let wish = *self.wished_placement();
+        let wish = *self.wished_placement.lock();
         let (of_memory, keeps_originals) = self.placement(base, set, needs);
         // A copy of a streamed weight would take memory that is not available.
         let placement =
@@ -92,15 +92,11 @@ impl<B: Backend> Residency<B> {
         (placement, !is_short(originals))
     }
 
-    fn wished_placement(&self) -> MutexGuard<'_, Option<Placement>> {
-        self.wished_placement.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// See [`Model::place_adapters`](crate::pipeline::Model::place_adapters).
     pub(crate) fn place_adapters(&self, wish: Option<Placement>) {
         // No set is created in the meantime.
         let _loading = self.loading();
-        *self.wished_placement() = wish;
+        *self.wished_placement.lock() = wish;
         while let Some((key, _)) = self.adapted.pop() {
             self.forget(Some(key));
         }

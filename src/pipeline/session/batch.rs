@@ -2,7 +2,7 @@
 
 use std::borrow::Cow;
 use std::ops::Range;
-use std::sync::{Arc, PoisonError};
+use std::sync::Arc;
 
 use crate::backend::{Backend, RepeatedWork};
 use crate::error::{Error, Result};
@@ -100,7 +100,7 @@ impl<B: Backend> Batch<'_, B> {
     pub(super) fn schedule(&self, schedule: &Schedule) -> Result<Arc<Schedules<B>>> {
         let Self { residency, transformer, set, .. } = *self;
         let key = (set.clone(), schedule.sigmas.iter().map(|sigma| sigma.to_bits()).collect());
-        let schedules = || residency.schedules.lock().unwrap_or_else(PoisonError::into_inner);
+        let schedules = || residency.schedules.lock();
         if let Some(found) = schedules().get(&key) {
             return Ok(Arc::clone(found));
         }

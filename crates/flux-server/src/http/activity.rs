@@ -2,13 +2,14 @@
 //! be evicted to make room for others, and has a deadline for its next request.
 
 use std::pin::Pin;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
 use axum::body::{Body, HttpBody};
 use bytes::Bytes;
 use hyper::body::{Frame, SizeHint};
+use parking_lot::Mutex;
 use tokio::sync::Notify;
 
 /// The state of a connection. See the [module](self).
@@ -33,13 +34,9 @@ impl Activity {
         Arc::new(Self { waits: Mutex::new(Waits::Request(Instant::now())), evicted: Notify::new() })
     }
 
-    fn waits(&self) -> MutexGuard<'_, Waits> {
-        self.waits.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Returns the time since which the connection waits for its client.
     pub fn idle_since(&self) -> Option<Instant> {
-        match *self.waits() {
+        match *self.waits.lock() {
             Waits::Request(since) | Waits::Body(since) => Some(since),
             Waits::Server => None,
         }
@@ -54,7 +51,7 @@ impl Activity {
     pub async fn ends(&self, silence: Duration) {
         let is_silent = async {
             loop {
-                let since = match *self.waits() {
+                let since = match *self.waits.lock() {
                     Waits::Request(since) => since,
                     _ => Instant::now(),
                 };
@@ -73,23 +70,23 @@ impl Activity {
 
     /// Records that the head of a request has arrived.
     pub fn begin_answer(&self) {
-        *self.waits() = Waits::Server;
+        *self.waits.lock() = Waits::Server;
     }
 
     /// Records that a response has ended.
     pub fn end_answer(&self) {
-        *self.waits() = Waits::Request(Instant::now());
+        *self.waits.lock() = Waits::Request(Instant::now());
     }
 
     /// Records that bytes were written, for example the buffered rest of a finished response.
     pub fn write(&self) {
-        if let Waits::Request(since) = &mut *self.waits() {
+        if let Waits::Request(since) = &mut *self.waits.lock() {
             *since = Instant::now();
         }
     }
 
     fn read_body(&self, waits: bool) {
-        let mut now = self.waits();
+        let mut now = self.waits.lock();
         *now = match (*now, waits) {
             (Waits::Server, true) => Waits::Body(Instant::now()),
             (Waits::Body(_), false) => Waits::Server,

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::convert::Infallible;
 use std::net::IpAddr;
 use std::pin::pin;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use axum::Router;
@@ -13,6 +13,7 @@ use axum::extract::ConnectInfo;
 use axum::http::{Request, StatusCode};
 use hyper::server::conn::http1;
 use hyper_util::rt::{TokioIo, TokioTimer};
+use parking_lot::Mutex;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::{Notify, mpsc, watch};
 use tokio::time::timeout;
@@ -83,14 +84,10 @@ impl Pool {
         Arc::new(Self { max, table: Mutex::default(), changed: Notify::new() })
     }
 
-    fn table(&self) -> MutexGuard<'_, Table> {
-        self.table.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Counts a connection. If there are too many, evicts the connection that has been idle for the longest: one of
     /// this client, or of the client with the most connections.
     fn admit(self: &Arc<Self>, who: Who, max_of_client: usize) -> Result<Counted, Full> {
-        let mut table = self.table();
+        let mut table = self.table.lock();
         if table.counts.get(&who).is_some_and(|count| *count >= max_of_client) && !table.evict(|other| other == who) {
             return Err(Full::OfClient);
         }
@@ -109,7 +106,7 @@ impl Pool {
 
     /// Evicts the connection that has been idle for the longest. Returns `false` if none is idle.
     fn make_room(&self) -> bool {
-        self.table().evict(|_| true)
+        self.table.lock().evict(|_| true)
     }
 }
 
@@ -145,7 +142,7 @@ pub struct Counted {
 
 impl Drop for Counted {
     fn drop(&mut self) {
-        self.pool.table().remove(self.number);
+        self.pool.table.lock().remove(self.number);
         self.pool.changed.notify_one();
     }
 }

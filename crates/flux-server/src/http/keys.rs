@@ -3,12 +3,13 @@
 //! Only clients have the keys themselves. All hashes are compared, each in constant time.
 
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::Arc;
 use std::time::Instant;
 
 use flux::engine::Priority;
 use flux::files::read_text;
 use flux::{Error, Result};
+use parking_lot::RwLock;
 
 use crate::http::rate::RateLimit;
 
@@ -81,7 +82,7 @@ impl Keys {
     /// Looks up a key by its text.
     pub fn find(&self, text: &str) -> Option<Arc<Key>> {
         let hash = blake3::hash(text.as_bytes());
-        let known = self.known.read().unwrap_or_else(PoisonError::into_inner);
+        let known = self.known.read();
         // All hashes are compared, so that timing does not reveal which one matched.
         known.iter().fold(None, |found, key| if key.hash == hash { Some(Arc::clone(key)) } else { found })
     }
@@ -93,7 +94,7 @@ impl Keys {
     pub fn reload(&self) -> Result<()> {
         let Source::File(path) = &self.source else { return Ok(()) };
         let (keys, now) = (read_file(path)?, Instant::now());
-        let mut known = self.known.write().unwrap_or_else(PoisonError::into_inner);
+        let mut known = self.known.write();
         let keys = keys.into_iter().map(|key| {
             let old = known.iter().find(|old| old.name == key.name);
             match old.or_else(|| known.iter().find(|old| old.hash == key.hash)) {

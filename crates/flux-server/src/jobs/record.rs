@@ -1,12 +1,13 @@
 //! The record of a job: its request, its progress and its results.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
 use bytes::Bytes;
 use flux::error::shortened;
 use flux::pipeline::{Latents, Plan, Transparency};
 use flux::stage::CancelFlag;
+use parking_lot::Mutex;
 use serde::Serialize;
 use serde_json::{Value, json};
 use tokio::sync::watch;
@@ -218,13 +219,9 @@ impl JobRecord {
         })
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Changes the state and notifies watchers, unless the job has ended. Returns `true` if it changed.
     fn change(&self, change: impl FnOnce(&mut State)) -> bool {
-        let mut state = self.state();
+        let mut state = self.state.lock();
         if state.status.is_over() {
             return false;
         }
@@ -247,7 +244,7 @@ impl JobRecord {
 
     /// Returns the plan of the model. Its size is 0 before planning.
     pub fn planned(&self) -> Planned {
-        self.state().plan
+        self.state.lock().plan
     }
 
     /// Returns the time left until the deadline, or `None` without a deadline.
@@ -264,18 +261,18 @@ impl JobRecord {
 
     /// Marks it as queued, after its inputs were read. It may have ended already.
     pub fn take(&self) {
-        self.state().is_taken = true;
+        self.state.lock().is_taken = true;
         self.version.send_modify(|version| *version += 1);
     }
 
     /// Returns `true` if it is queued, or was.
     pub fn is_taken(&self) -> bool {
-        self.state().is_taken
+        self.state.lock().is_taken
     }
 
     /// Returns `true` while its inputs are being read.
     pub fn is_reading(&self) -> bool {
-        let state = self.state();
+        let state = self.state.lock();
         !state.is_taken && !state.status.is_over()
     }
 
@@ -288,13 +285,13 @@ impl JobRecord {
             // Cannot fail, since the sender lives as long as the record.
             let _ = changes.changed().await;
         }
-        let is_taken = self.state().is_taken;
+        let is_taken = self.state.lock().is_taken;
         self.failure().filter(|_| !is_taken).map_or(Ok(()), Err)
     }
 
     /// Returns the error of a job that failed; a cancelled job did not.
     pub fn failure(&self) -> Option<ApiError> {
-        let state = self.state();
+        let state = self.state.lock();
         state.error.clone().filter(|_| state.status == Status::Failed)
     }
 
@@ -348,16 +345,16 @@ impl JobRecord {
 
     /// Stores the final latents for the next image in the chain.
     pub fn keep_latents(&self, latents: Option<Latents>) {
-        self.state().latents = latents;
+        self.state.lock().latents = latents;
     }
 
     /// Takes the latents of [`JobRecord::keep_latents`].
     pub fn take_latents(&self) -> Option<Latents> {
-        self.state().latents.take()
+        self.state.lock().latents.take()
     }
 
     pub fn status(&self) -> Status {
-        self.state().status
+        self.state.lock().status
     }
 
     /// Subscribes to changes.
@@ -376,11 +373,11 @@ impl JobRecord {
 
     /// Returns the events from index `first` on.
     pub fn events_from(&self, first: usize) -> Vec<JobEvent> {
-        self.state().events.get(first..).unwrap_or_default().to_vec()
+        self.state.lock().events.get(first..).unwrap_or_default().to_vec()
     }
 
     pub fn snapshot(&self) -> Snapshot {
-        let state = self.state();
+        let state = self.state.lock();
         let now = Instant::now();
         let started = state.started.or(state.ended).unwrap_or(now);
         Snapshot {
@@ -396,12 +393,12 @@ impl JobRecord {
 
     /// Returns the time at which the job ended.
     pub fn ended(&self) -> Option<Instant> {
-        self.state().ended
+        self.state.lock().ended
     }
 
     /// Returns the bytes that the record keeps.
     pub fn result_bytes(&self) -> usize {
-        let state = self.state();
+        let state = self.state.lock();
         let previews = state.events.iter().map(|event| match event {
             JobEvent::Preview { file, .. } => file.len(),
             _ => 0,
@@ -414,7 +411,7 @@ impl JobRecord {
 
     /// Returns a copy without images and events, for an ended job that is no longer retained.
     pub fn rest(&self) -> Arc<Self> {
-        let state = self.state();
+        let state = self.state.lock();
         let note = (state.status == Status::Done).then(|| "its images are no longer kept".to_string());
         let image = |made: &Made| Made {
             file: Bytes::new(),
@@ -453,7 +450,7 @@ impl JobRecord {
 
     /// Returns the approximate bytes of [`JobRecord::rest`].
     pub fn rest_bytes(&self) -> usize {
-        let notes = self.state().notes.iter().map(String::len).sum::<usize>();
+        let notes = self.state.lock().notes.iter().map(String::len).sum::<usize>();
         REST_BYTES + self.prompt.len() + notes + self.count * REST_IMAGE_BYTES
     }
 }

@@ -11,12 +11,12 @@ use std::collections::{BTreeMap, HashMap};
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
-use std::sync::Mutex;
 
 use flux::engine::{ImageRecipe, Recipe};
 use flux::files::digest::sha256;
 use flux::files::open_unlinked;
 use flux::{Error, Result, input, metadata};
+use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
@@ -260,7 +260,7 @@ impl Manifest {
         };
         let mut line = serde_json::to_vec(entry).map_err(|e| failed(e.to_string()))?;
         line.push(b'\n');
-        let mut file = self.file.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        let mut file = self.file.lock();
         file.as_mut().map_or(Ok(()), |file| file.write_all(&line)).map_err(|e| failed(e.to_string()))
     }
 }

@@ -15,7 +15,7 @@ mod lists;
 mod reading;
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Instant;
 
 use axum::Router;
@@ -25,6 +25,7 @@ use axum::routing::{get, post};
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use bytes::Bytes;
+use parking_lot::Mutex;
 use serde_json::{Map, Value, json};
 
 use crate::http::error::{ApiError, Result};
@@ -48,12 +49,8 @@ struct ClientState {
 }
 
 impl Clients {
-    fn all(&self) -> MutexGuard<'_, HashMap<String, ClientState>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     fn add(&self, client: &str, job: Arc<JobRecord>) {
-        let mut all = self.all();
+        let mut all = self.0.lock();
         // Removes clients without any state.
         all.retain(|_, state| {
             state.jobs.retain(|job| !job.status().is_over());
@@ -64,18 +61,18 @@ impl Clients {
 
     /// Returns the unfinished jobs of a client.
     fn jobs(&self, client: &str) -> Vec<Arc<JobRecord>> {
-        let all = self.all();
+        let all = self.0.lock();
         let jobs = all.get(client).map_or(&[][..], |state| &state.jobs);
         jobs.iter().filter(|job| !job.status().is_over()).cloned().collect()
     }
 
     fn model(&self, client: &str) -> Option<String> {
-        self.all().get(client).and_then(|state| state.model.as_ref().map(|(model, _)| model.clone()))
+        self.0.lock().get(client).and_then(|state| state.model.as_ref().map(|(model, _)| model.clone()))
     }
 
     /// Remembers the choice of a client. If there are too many, the oldest one is dropped.
     fn choose(&self, client: &str, model: String) {
-        let mut all = self.all();
+        let mut all = self.0.lock();
         all.entry(client.to_string()).or_default().model = Some((model, Instant::now()));
         let choices = all.iter().filter_map(|(name, state)| Some((state.model.as_ref()?.1, name)));
         if choices.clone().count() > MAX_CHOICES
@@ -236,7 +233,7 @@ mod tests {
         let clients = Clients::default();
         (0..=MAX_CHOICES).for_each(|client| clients.choose(&client.to_string(), "tiny".to_string()));
         clients.choose("1", "other".to_string());
-        assert_eq!(clients.all().len(), MAX_CHOICES);
+        assert_eq!(clients.0.lock().len(), MAX_CHOICES);
         assert_eq!((clients.model("0"), clients.model("1")), (None, Some("other".to_string())));
     }
 

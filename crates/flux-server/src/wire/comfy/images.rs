@@ -7,8 +7,8 @@ mod mask;
 mod tests;
 
 use std::ptr;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use bytes::Bytes;
 use flux::input::{self, Region};
@@ -16,6 +16,7 @@ use flux::metadata::Metadata;
 use flux::output::{ImageFormat, encode};
 use flux::rgb::Rgb;
 use flux::stage::CancelFlag;
+use parking_lot::Mutex;
 
 pub use costs::Costs;
 pub use mask::{Channel, MaskPicture};
@@ -121,10 +122,6 @@ impl PartialEq for Picture {
         };
         ptr::eq(self, other) || (self.size == other.size && is_same_source())
     }
-}
-
-fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Picture {
@@ -314,7 +311,7 @@ impl Picture {
     ///
     /// Errors if the file cannot be read, or the work is cancelled.
     fn pixels(&self, cancel: &CancelFlag) -> Made<Arc<Rgb>> {
-        let mut kept = locked(&self.pixels);
+        let mut kept = self.pixels.lock();
         let pixels = match &*kept {
             Some(pixels) => Arc::clone(pixels),
             None => Arc::new(self.make(cancel)?),
@@ -369,7 +366,7 @@ impl Picture {
         if let Source::Sent { file, .. } = &self.source {
             return Ok(file.clone());
         }
-        let mut encoded = locked(&self.encoded);
+        let mut encoded = self.encoded.lock();
         if let Some(file) = &*encoded {
             return Ok(file.clone());
         }
