@@ -470,7 +470,7 @@ mod tests {
     use flux::rgb::Rgb;
 
     use super::*;
-    use crate::jobs::request::OWN;
+    use crate::jobs::request::own_names;
 
     #[test]
     fn copies_are_small_enough_for_clients() {
@@ -498,8 +498,8 @@ mod tests {
         let edits = &described.iter().find(|tool| tool.name == "edit_image").unwrap().input_schema["properties"];
         // Each field of a recipe that a client may set, except files of tensors.
         let own = ["prompt", "size", "steps", "seed", "variation", "guidance", "negative_prompt", "strength", "images"];
-        let own = own.iter().chain(&["mask", "mask_padding", "feather", "hires", "loras"]).chain(&OWN);
-        own.for_each(|name| assert!(edits[*name].is_object(), "{name}"));
+        let own = own.into_iter().chain(["mask", "mask_padding", "feather", "hires", "loras"]).chain(own_names());
+        own.for_each(|name| assert!(edits[name].is_object(), "{name}"));
         for tool in described.iter().filter(|tool| !matches!(&*tool.name, "list_models" | "upscale_image")) {
             for name in tool.input_schema["properties"].as_object().unwrap().keys() {
                 if !matches!(&**name, "images" | "mask" | "strength") {
