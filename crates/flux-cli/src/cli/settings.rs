@@ -488,7 +488,6 @@ mod tests {
         assert!(error.contains("longer than 1 MiB") && error.contains(FILE), "{error}");
     }
 
-    #[cfg(unix)]
     #[test]
     fn a_variable_that_is_no_text_is_an_error() {
         use std::os::unix::ffi::OsStringExt;

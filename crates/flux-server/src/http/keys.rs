@@ -2,6 +2,7 @@
 //!
 //! Only clients have the keys themselves. All hashes are compared, each in constant time.
 
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Instant;
@@ -127,15 +128,11 @@ fn check_name(name: &str) -> Result<()> {
 }
 
 fn read_file(path: &Path) -> Result<Vec<Key>> {
-    #[cfg(unix)]
-    {
-        use std::os::unix::fs::PermissionsExt;
-        let mode = path.metadata().map_or(0, |found| found.permissions().mode());
-        if mode & 0o077 != 0 {
-            return Err(Error::usage("other users can read or write the key file")
-                .at_path(path)
-                .hint(format!("`chmod 600 {}`", flux::error::shell_word(path))));
-        }
+    let mode = path.metadata().map_or(0, |found| found.permissions().mode());
+    if mode & 0o077 != 0 {
+        return Err(Error::usage("other users can read or write the key file")
+            .at_path(path)
+            .hint(format!("`chmod 600 {}`", flux::error::shell_word(path))));
     }
     let text = read_text(path, MAX_FILE).map_err(|e| {
         Error::usage(format!("the key file: {}", e.what())).at_path(path).hint("create a line with `flux key NAME`")
@@ -183,7 +180,7 @@ fn read_line(line: &str) -> Result<Key> {
 #[cfg(test)]
 mod tests {
     use std::fs;
-    use std::os::unix::fs::{PermissionsExt, symlink};
+    use std::os::unix::fs::symlink;
 
     use super::*;
 

@@ -292,7 +292,6 @@ fn end_line(file: &mut File) -> io::Result<()> {
 
 /// Errors if a manifest has hard links, because appending would change the other file, too.
 fn check_names(file: &File) -> Result<()> {
-    #[cfg(unix)]
     if file.metadata().is_ok_and(|found| std::os::unix::fs::MetadataExt::nlink(&found) > 1) {
         return Err(Error::new("the manifest has other hard links, which would change with it")
             .hint("replace it with a copy, as with `cp manifest.jsonl copy && mv copy manifest.jsonl`"));
@@ -304,7 +303,6 @@ fn check_names(file: &File) -> Result<()> {
 ///
 /// Errors if another process has locked it. A file system without locks is not an error.
 fn lock(file: &File) -> Result<()> {
-    #[cfg(unix)]
     if rustix::fs::flock(file, rustix::fs::FlockOperation::NonBlockingLockExclusive)
         == Err(rustix::io::Errno::WOULDBLOCK)
     {
@@ -471,7 +469,6 @@ mod tests {
         assert_eq!(found(&whole(folder.path()), "a.png", "key"), "same");
     }
 
-    #[cfg(unix)]
     #[test]
     fn a_manifest_is_a_regular_file_of_this_program_that_one_process_writes() {
         let folder = tempfile::tempdir().unwrap();
