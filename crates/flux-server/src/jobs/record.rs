@@ -323,21 +323,19 @@ impl JobRecord {
 
     /// Fails the job and cancels its remaining images. Returns `true` if it had not ended.
     pub fn fail(&self, error: ApiError) -> bool {
-        let changed = self.change(|state| {
-            state.status = Status::Failed;
-            state.error = Some(error.clone());
-            state.events.push(JobEvent::Failed(error));
-        });
-        self.cancel.cancel();
-        changed
+        self.stop(Status::Failed, error.clone(), JobEvent::Failed(error))
     }
 
     /// Cancels the job. Returns `true` if it had not ended.
     pub fn cancel(&self) -> bool {
+        self.stop(Status::Cancelled, cancelled(), JobEvent::Cancelled)
+    }
+
+    fn stop(&self, status: Status, error: ApiError, event: JobEvent) -> bool {
         let changed = self.change(|state| {
-            state.status = Status::Cancelled;
-            state.error = Some(cancelled());
-            state.events.push(JobEvent::Cancelled);
+            state.status = status;
+            state.error = Some(error);
+            state.events.push(event);
         });
         self.cancel.cancel();
         changed

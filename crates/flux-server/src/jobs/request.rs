@@ -92,24 +92,6 @@ pub struct Encoding {
     pub quality: Option<u8>,
 }
 
-impl Encoding {
-    pub fn name(self) -> &'static str {
-        match self.format {
-            ImageFormat::Png => "png",
-            ImageFormat::Jpeg => "jpeg",
-            ImageFormat::Webp => "webp",
-        }
-    }
-
-    pub fn media_type(self) -> &'static str {
-        match self.format {
-            ImageFormat::Png => "image/png",
-            ImageFormat::Jpeg => "image/jpeg",
-            ImageFormat::Webp => "image/webp",
-        }
-    }
-}
-
 /// The steps to preview.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Previews {

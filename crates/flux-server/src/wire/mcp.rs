@@ -222,7 +222,7 @@ impl Tools {
             };
             content.push(ContentBlock::text(format!("{origin}, {}{prompt}{notes}", link.uri)));
             images.push(made.add_revised_prompt(json!({
-                "uri": link.uri, "name": link.name, "mime_type": job.encoding.media_type(), "bytes": made.file.len(),
+                "uri": link.uri, "name": link.name, "mime_type": job.encoding.format.media_type(), "bytes": made.file.len(),
                 "width": made.width, "height": made.height, "seed": made.seed, "model": job.model,
             })));
             content.push(ContentBlock::resource_link(link));
@@ -290,7 +290,7 @@ impl Tools {
     fn keep(&self, job: &JobRecord, made: &Made, context: &RequestContext<RoleServer>) -> Result<Resource> {
         let (name, uri, path) = match &self.folder {
             Some(folder) => {
-                let name = format!("flux-{}-{}.{}", made.seed, &job.id[..8], job.encoding.name());
+                let name = format!("flux-{}-{}.{}", made.seed, &job.id[..8], job.encoding.format.name());
                 let path = folder.join(&name);
                 flux::files::atomic::write(&path, &made.file)
                     .map_err(|e| ApiError::internal(format!("cannot write the image: {e}")))?;
@@ -298,7 +298,11 @@ impl Tools {
                 (name, format!("file://{}", path.display()), Some(path))
             }
             None => {
-                let name = self.app.store.add_file(made.file.clone(), job.encoding.name(), job.encoding.media_type());
+                let name = self.app.store.add_file(
+                    made.file.clone(),
+                    job.encoding.format.name(),
+                    job.encoding.format.media_type(),
+                );
                 let address = context.extensions.get::<Parts>().and_then(|parts| parts.extensions.get::<Address>());
                 (name.clone(), address.cloned().unwrap_or_default().url(&format!("/v1/files/{name}")), None)
             }
@@ -308,13 +312,13 @@ impl Tools {
             caller: Self::caller(context),
             name: name.clone(),
             uri: uri.clone(),
-            media_type: job.encoding.media_type(),
+            media_type: job.encoding.format.media_type(),
             size: made.file.len(),
             description: format!("{}x{}, seed {}: {prompt}", made.width, made.height, made.seed),
             recipe: made.recipe.to_string(),
             path,
         });
-        Ok(Resource::new(uri, name).with_mime_type(job.encoding.media_type()).with_size(made.file.len() as u64))
+        Ok(Resource::new(uri, name).with_mime_type(job.encoding.format.media_type()).with_size(made.file.len() as u64))
     }
 
     fn about(&self) -> About {

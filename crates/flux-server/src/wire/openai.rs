@@ -72,7 +72,7 @@ fn client_timeout(headers: &HeaderMap) -> Option<Duration> {
 
 /// Returns the fields that all responses share.
 fn common(job: &JobRecord, snapshot: &Snapshot) -> Map<String, Value> {
-    let all = [("output_format", job.encoding.name().into()), ("size", Value::from(snapshot.size()))];
+    let all = [("output_format", job.encoding.format.name().into()), ("size", Value::from(snapshot.size()))];
     let generated =
         [("quality", "high".into()), ("background", if job.is_transparent { "transparent" } else { "opaque" }.into())];
     let generated = generated.into_iter().filter(|_| !job.is_enlarging);
@@ -114,7 +114,7 @@ fn file_url(app: &App, job: &JobRecord, made: &Made, address: &Address) -> Strin
     if let Some(url) = &made.url {
         return url.clone();
     }
-    let name = app.store.add_file(made.file.clone(), job.encoding.name(), job.encoding.media_type());
+    let name = app.store.add_file(made.file.clone(), job.encoding.format.name(), job.encoding.format.media_type());
     address.url(&format!("/v1/files/{name}"))
 }
 

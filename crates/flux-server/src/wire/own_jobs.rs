@@ -162,7 +162,7 @@ pub async fn result(FromClient(app, client): FromClient, Path(id): Path<String>)
         })
         .collect();
     let details = openai::details(&job, &snapshot);
-    let format = job.encoding.name();
+    let format = job.encoding.format.name();
     Ok(answer::pieces(files.json(
         &json!({"id": job.id, "output_format": format, "data": images, "usage": snapshot.usage(), "flux": details}),
     )))
@@ -174,7 +174,7 @@ pub async fn image(FromClient(app, client): FromClient, Path((id, image)): Path<
     let images = job.snapshot().images;
     let made = image.parse().ok().and_then(|image: usize| images.get(image)?.as_ref());
     let made = made.ok_or_else(|| ApiError::not_found("the image does not exist or is not generated yet"))?;
-    Ok(answer::bytes(made.file.clone(), job.encoding.media_type()))
+    Ok(answer::bytes(made.file.clone(), job.encoding.format.media_type()))
 }
 
 /// Streams the events of a job, from the start or after the last event that the client saw.
@@ -240,7 +240,7 @@ fn event_json(app: &App, job: &JobRecord, event: &JobEvent) -> (&'static str, Pi
         JobEvent::Preview { image, step, steps, file, .. } => (
             "preview",
             json!({"type": "preview", "image": image, "step": step, "steps": steps,
-                "output_format": job.encoding.name(), "b64_json": files.base64(file)}),
+                "output_format": job.encoding.format.name(), "b64_json": files.base64(file)}),
         ),
         JobEvent::Image { image } => {
             ("image", json!({"type": "image", "image": image, "url": format!("/v1/jobs/{}/images/{image}", job.id)}))

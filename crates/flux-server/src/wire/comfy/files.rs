@@ -102,11 +102,7 @@ fn find(app: &App, client: &Client, place: &Place) -> Option<Bytes> {
 }
 
 fn media_type(bytes: &[u8]) -> &'static str {
-    match bytes {
-        [0xff, 0xd8, ..] => "image/jpeg",
-        [b'R', b'I', b'F', b'F', ..] => "image/webp",
-        _ => "image/png",
-    }
+    ImageFormat::from_magic(bytes).unwrap_or(ImageFormat::Png).media_type()
 }
 
 /// Returns an image, possibly converted for a preview.
