@@ -9,7 +9,7 @@ use crate::pipeline::request::needs::ActivationCost;
 use crate::pipeline::residency::Residency;
 use crate::pipeline::residency::adapted_cache::Adapted;
 use crate::pipeline::residency::placement::Placement;
-use crate::pipeline::residency::timings::Clock;
+use crate::pipeline::residency::timings::{Clock, Span};
 use crate::stage::Caller;
 use crate::transformer::Transformer;
 
@@ -45,10 +45,10 @@ impl<B: Backend> Residency<B> {
         let placement =
             if base.block_weights().are_streamed() { Placement::Unmerged } else { wish.unwrap_or(of_memory) };
         let mut layers = base.layers().adapted(set.uses())?;
-        clock.factors_loaded()?;
+        clock.end(Span::Factors)?;
         if placement == Placement::Merged {
             layers = layers.merged(keeps_originals)?;
-            clock.merged()?;
+            clock.end(Span::Merge)?;
         }
         layers = layers.into_unmerged()?;
         let beside = layers.low_ranks();

@@ -52,7 +52,7 @@ use crate::pipeline::residency::prepared::{Prepared, claim};
 use crate::pipeline::residency::prompt_cache::PromptCache;
 use crate::pipeline::residency::slot::Slot;
 use crate::pipeline::residency::steps::{BatchShape, Schedules, Steps};
-use crate::pipeline::residency::timings::Clock;
+use crate::pipeline::residency::timings::{Clock, Span};
 use crate::stage::{Caller, CancelFlag};
 use crate::text_encoder::TextEncoder;
 use crate::transformer::Transformer;
@@ -272,7 +272,7 @@ impl<B: Backend> Residency<B> {
         self.make_room(wanted.bytes, wanted.component);
         let loaded = prefetch::load(wanted.elements, caller, |report| load(&self.loader, report))?;
         let loaded = slot.put(loaded);
-        clock.loaded()?;
+        clock.end(Span::Load)?;
         Ok(loaded)
     }
 
@@ -395,7 +395,7 @@ impl<B: Backend> Residency<B> {
             taken
         };
         match taken {
-            Some(Ok(())) => clock.loaded(),
+            Some(Ok(())) => clock.end(Span::Load).map(drop),
             Some(Err(error)) if error.kind() == ErrorKind::Cancelled => Err(error),
             // Components that did not all fit may fit after making room. Other errors repeat when the component is
             // loaded.

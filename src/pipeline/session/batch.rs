@@ -13,7 +13,7 @@ use crate::pipeline::residency::Residency;
 use crate::pipeline::residency::loads::Component;
 use crate::pipeline::residency::prepared::Prepared;
 use crate::pipeline::residency::steps::{BatchShape, Schedules, Steps};
-use crate::pipeline::residency::timings::Clock;
+use crate::pipeline::residency::timings::{Clock, Span};
 use crate::pipeline::session::agreement::{self, BeforeSteps};
 use crate::pipeline::session::contexts::{FirstTexts, References, Texts, Turn};
 use crate::pipeline::session::early_results::EarlyResults;
@@ -76,7 +76,7 @@ impl<B: Backend> Batch<'_, B> {
                 let embedded = self.embed_references(latents)?;
                 cached = Some(make_reference_cache(residency, transformer, first, &embedded, prepared)?);
             }
-            clock.references_cached()?;
+            clock.end(Span::References)?;
         }
         match found.filter(|_| agreed.has_batch) {
             Some(found) => Ok(found),
