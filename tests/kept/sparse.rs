@@ -2,14 +2,13 @@
 
 use std::sync::Arc;
 
-use flux::backend::cpu::{Cpu, Precision};
 use flux::error::ErrorKind;
 use flux::files::ModelFiles;
-use flux::pipeline::{Change, Model, Request};
+use flux::pipeline::{Change, Request};
 use flux::rgb::Rgb;
 
 use super::{apart, drawn, model};
-use crate::support::{preset, root};
+use crate::support::{load, preset, root};
 
 const SIDE: usize = 256;
 const CELLS: usize = SIDE / 16;
@@ -138,7 +137,7 @@ fn what_cannot_be_sparse_is_refused_and_says_why() {
     }
     let flux3 = ModelFiles::open(&root().join("tests/golden/flux3/model")).expect("the golden model");
     for (files, why) in [(preset("kv"), "cached keys"), (preset("base"), "with guidance"), (flux3, "early blocks")] {
-        let other = Model::load(Cpu::new(Precision::F32), &files).expect("a model of the tests");
+        let other = load(&files);
         let error = other.plan(&Request { sparse: true, ..masked.clone() }).unwrap_err().to_string();
         assert!(error.contains(why), "{error}");
     }
