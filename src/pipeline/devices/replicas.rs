@@ -22,7 +22,7 @@ use crate::pipeline::session::shared_text::{HostPrompts, SharedText};
 /// The first device loads the weights from the files. The others copy weights from the first device if they are
 /// linked to it and compute alike; otherwise they load them from the same memory pages. Each device plans its own
 /// memory. Devices of one kind give the same bytes as a single one of them that makes the same batches; an image that
-/// is alone in its batch equals the image of [`Model::generate`].
+/// is alone in its batch equals the image of [`Model::generate`]. Clones share the devices.
 ///
 /// ```no_run
 /// use flux::backend::cuda::Cuda;
@@ -40,19 +40,12 @@ use crate::pipeline::session::shared_text::{HostPrompts, SharedText};
 /// assert_eq!((images.len(), images[7].plan.seed), (8, 49));
 /// # Ok::<(), flux::Error>(())
 /// ```
+#[derive(Clone)]
 pub struct Replicas<B: Backend> {
     first: Arc<Replica<B>>,
     others: Arc<Mutex<Vec<Arc<Replica<B>>>>>,
     /// The text features that one device computes for the others.
     prompts: Arc<HostPrompts>,
-}
-
-/// Clones share the devices.
-impl<B: Backend> Clone for Replicas<B> {
-    fn clone(&self) -> Self {
-        let Self { first, others, prompts } = self;
-        Self { first: Arc::clone(first), others: Arc::clone(others), prompts: Arc::clone(prompts) }
-    }
 }
 
 /// One of several devices with the same model, or a group that generates each image together.

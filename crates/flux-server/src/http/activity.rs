@@ -6,8 +6,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
-use axum::body::{Body, HttpBody};
-use bytes::Bytes;
+use axum::body::HttpBody;
 use hyper::body::{Frame, SizeHint};
 use parking_lot::Mutex;
 use tokio::sync::Notify;
@@ -124,28 +123,5 @@ impl<B: HttpBody + Unpin> HttpBody for Received<B> {
 impl<B> Drop for Received<B> {
     fn drop(&mut self) {
         self.activity.read_body(false);
-    }
-}
-
-/// The body of a response, with a value that is dropped together with it.
-pub struct Answered<T> {
-    pub body: Body,
-    pub _with: T,
-}
-
-impl<T: Unpin> HttpBody for Answered<T> {
-    type Data = Bytes;
-    type Error = axum::Error;
-
-    fn poll_frame(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
-        Pin::new(&mut self.get_mut().body).poll_frame(context)
-    }
-
-    fn is_end_stream(&self) -> bool {
-        self.body.is_end_stream()
-    }
-
-    fn size_hint(&self) -> SizeHint {
-        self.body.size_hint()
     }
 }

@@ -11,6 +11,7 @@ use axum::Router;
 use axum::body::Body;
 use axum::extract::ConnectInfo;
 use axum::http::{Request, StatusCode};
+use http_body_util::BodyExt;
 use hyper::server::conn::http1;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use parking_lot::Mutex;
@@ -21,7 +22,7 @@ use tokio_rustls::TlsAcceptor;
 use tokio_util::either::Either;
 use tower::ServiceExt;
 
-use crate::http::activity::{Activity, Answered, Received};
+use crate::http::activity::{Activity, Received};
 use crate::http::config::Config;
 use crate::http::patient::Patient;
 use crate::http::sockets::{Listener, Peer, Stream, network, readable};
@@ -321,7 +322,12 @@ async fn answer<S: AsyncRead + AsyncWrite + Unpin + Send + 'static>(
         async move {
             let response = answer.await?;
             answering.is_taken_over = response.status() == StatusCode::SWITCHING_PROTOCOLS;
-            Ok::<_, Infallible>(response.map(|body| Body::new(Answered { body, _with: answering })))
+            // The body drops it at its end.
+            let keep = move |error: axum::Error| {
+                let _held = &answering;
+                error
+            };
+            Ok::<_, Infallible>(response.map(|body| Body::new(body.map_err(keep))))
         }
     });
     let mut connection = pin!(
