@@ -72,7 +72,7 @@ pub struct Picture {
 }
 
 /// The source of an image's pixels.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 enum Source {
     /// A file, with the index of the node and the input that name it.
     Sent {
@@ -168,18 +168,20 @@ impl Picture {
 
     /// Returns a copy with a generated image as its source.
     pub fn with_file(&self, file: Bytes) -> Arc<Self> {
-        let source = match &self.source {
-            Source::Scaled { from, scale, changes } => {
-                Source::Scaled { from: from.with_file(file), scale: *scale, changes: *changes }
+        match &self.source {
+            Source::Scaled { from, .. } | Source::Enlarged { from, .. } => self.with_base(from.with_file(file)),
+            Source::Sent { .. } | Source::Generated(_) => {
+                Self::new(Source::Sent { file, origin: (0, String::new()) }, self.size)
             }
-            Source::Enlarged { from, upscaler, node, changes } => Source::Enlarged {
-                from: from.with_file(file),
-                upscaler: upscaler.clone(),
-                node: *node,
-                changes: *changes,
-            },
-            Source::Sent { .. } | Source::Generated(_) => Source::Sent { file, origin: (0, String::new()) },
-        };
+        }
+    }
+
+    /// Returns a copy with the same change of another image.
+    fn with_base(&self, base: Arc<Self>) -> Arc<Self> {
+        let mut source = self.source.clone();
+        if let Source::Scaled { from, .. } | Source::Enlarged { from, .. } = &mut source {
+            *from = base;
+        }
         Self::new(source, self.size)
     }
 
@@ -260,17 +262,10 @@ impl Picture {
                 Some(file) => Source::Sent { file: file.clone(), origin: (0, String::new()) },
                 None => Source::Generated((*node, false)),
             },
-            Source::Enlarged { from, upscaler, node, changes } => Source::Enlarged {
-                from: from.with_first_enlarged(file),
-                upscaler: upscaler.clone(),
-                node: *node,
-                changes: *changes,
-            },
-            Source::Scaled { from, scale, changes } => {
-                Source::Scaled { from: from.with_first_enlarged(file), scale: *scale, changes: *changes }
+            Source::Scaled { from, .. } | Source::Enlarged { from, .. } => {
+                return self.with_base(from.with_first_enlarged(file));
             }
-            Source::Sent { file, origin } => Source::Sent { file: file.clone(), origin: origin.clone() },
-            Source::Generated(maker) => Source::Generated(*maker),
+            Source::Sent { .. } | Source::Generated(_) => self.source.clone(),
         };
         Self::new(source, self.size)
     }
